@@ -1,0 +1,119 @@
+//! Backends: a [`Backend`] turns a plan and a checkpoint into a [`Program`]; a program computes one step at a time.
+//!
+//! Almost all unsafe code of the project is in this crate. It knows nothing of text, requests or sampling.
+
+pub mod batch;
+pub mod cpu;
+pub mod reference;
+
+use std::sync::Arc;
+
+use checkpoint::Checkpoint;
+use model::plan::Plan;
+
+pub use batch::{Batch, Chunk, PAGE};
+
+/// Something that can run plans.
+pub trait Backend {
+    /// Name for people and for `--backend`.
+    fn name(&self) -> &'static str;
+
+    /// Binds a plan to its weights and allocates everything a step needs.
+    fn compile(&self, plan: &Plan, weights: Arc<Checkpoint>, limits: Limits) -> Result<Box<dyn Program>, CompileError>;
+}
+
+/// What a program must be able to hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Most tokens in a step.
+    pub max_tokens: usize,
+    /// Most rows whose logits a step returns.
+    pub max_outputs: usize,
+    /// Pages of [`PAGE`] positions in the cache, over all sequences.
+    pub n_pages: usize,
+    /// Most positions a sequence may have.
+    pub max_positions: usize,
+}
+
+/// A compiled plan with its weights, buffers and cache.
+///
+/// A step allocates nothing. A step that returns an error has changed nothing that a later step can see,
+/// except cache positions that the failed batch itself was to write.
+pub trait Program: Send {
+    /// What it was compiled for.
+    fn limits(&self) -> Limits;
+
+    /// Vocabulary size, the width of a logits row.
+    fn n_vocab(&self) -> usize;
+
+    /// Runs a step: appends the batch's tokens to the cache and returns the logits of the asked rows.
+    fn step(&mut self, batch: &Batch) -> Result<Output<'_>, StepError>;
+}
+
+/// What a step returns.
+#[derive(Clone, Copy, Debug)]
+pub struct Output<'a> {
+    /// `[R, n_vocab]`, in the order of [`Batch::rows`].
+    pub logits: &'a [f32],
+    /// Sequences whose numbers broke down; the others are whole.
+    pub faults: &'a [Fault],
+}
+
+/// A sequence that cannot go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("sequence {chunk}: router of layer {layer} saw NaN at token {token} of the step")]
+pub struct Fault {
+    /// Index into [`Batch::chunks`].
+    pub chunk: u32,
+    /// Layer whose router saw NaN.
+    pub layer: u32,
+    /// Index of the token in the step.
+    pub token: u32,
+}
+
+/// Why a plan could not be compiled.
+#[derive(Debug, thiserror::Error)]
+pub enum CompileError {
+    /// A tensor that the plan names is not in the checkpoint, or is not what the plan says.
+    #[error("compile plan: tensor {name}: {why}")]
+    Tensor {
+        /// Its name.
+        name: String,
+        /// What disagrees.
+        why: String,
+    },
+    /// Memory that the limits ask for cannot be had.
+    #[error("compile plan: {what} needs {bytes} bytes, which could not be allocated; lower the context or the batch")]
+    Memory {
+        /// What for.
+        what: &'static str,
+        /// How much.
+        bytes: usize,
+    },
+    /// This backend lacks something the plan needs.
+    #[error("compile plan: backend {backend} cannot {what}")]
+    Unsupported {
+        /// Backend.
+        backend: &'static str,
+        /// What is missing.
+        what: String,
+    },
+}
+
+/// Why a batch was refused; nothing was computed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StepError {
+    /// Token id outside the vocabulary.
+    #[error("run step: token {token} has id {id}, the vocabulary has {n_vocab}")]
+    TokenId {
+        /// Index of the token in the step.
+        token: usize,
+        /// Its id.
+        id: u32,
+        /// Vocabulary size.
+        n_vocab: usize,
+    },
+    /// The batch does not fit the limits or contradicts itself.
+    #[error("run step: {0}")]
+    Batch(String),
+}

@@ -1,0 +1,1 @@
+//! The reference interpreter: plans in plain f32, from dequantised weights.

@@ -1,0 +1,1 @@
+//! Continuous batching over paged KV with a prefix cache.

@@ -1,0 +1,280 @@
+//! The plan: a closed list of operations (`Op`) over weights and virtual buffers.
+//!
+//! An architecture writes a plan once per model; passes fuse it; backends compile it. Dimensions are fixed numbers,
+//! except the number of rows of a buffer, which is [`Rows`]. A plan holds no pointers and no device state, so that it can
+//! be printed, compared with a snapshot and validated without weights.
+
+use quant::WeightType;
+
+/// Index into [`Plan::bufs`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Buf(pub u32);
+
+/// Index into [`Plan::weights`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Weight(pub u32);
+
+/// Index into [`Plan::caches`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Cache(pub u32);
+
+/// Index into [`Plan::ropes`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Rope(pub u32);
+
+/// How many rows a buffer has in a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rows {
+    /// One per token of the step, `T`.
+    Tokens,
+    /// One per (token, expert slot) pair, `T · n_used`; row `t · n_used + s`.
+    Slots(usize),
+    /// One per row whose logits are asked for, `R`.
+    Outputs,
+}
+
+/// Element type of a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Elem {
+    /// Activations.
+    F32,
+    /// Expert ids.
+    U32,
+}
+
+/// A virtual buffer `[rows, width]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BufDecl {
+    /// Name for people, e.g. `q.3`.
+    pub name: String,
+    /// Number of rows.
+    pub rows: Rows,
+    /// Elements in a row.
+    pub width: usize,
+    /// Element type.
+    pub elem: Elem,
+}
+
+/// A tensor the plan reads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WeightDecl {
+    /// Name in the checkpoint.
+    pub name: String,
+    /// Type in the checkpoint.
+    pub dtype: WeightType,
+    /// Shape, slowest axis first.
+    pub shape: Vec<usize>,
+}
+
+/// A paged key-value cache, one per attention layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheDecl {
+    /// Key-value heads.
+    pub n_kv: usize,
+    /// Width of a key head.
+    pub d_k: usize,
+    /// Width of a value head.
+    pub d_v: usize,
+}
+
+/// Which dimensions of a head are rotated together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopePairing {
+    /// `(i, i + rotary/2)`: GPT-NeoX, Qwen, HF Llama.
+    Half,
+    /// `(2i, 2i + 1)`: GGUF files of arch `llama`, whose q and k rows are permuted for it.
+    Interleaved,
+}
+
+/// A rotary embedding: the angle of pair `i` at position `p` is `p · inv_freq[i]`.
+///
+/// All scaling variants (linear, Llama 3, YaRN) end in the table and the factor, so that a backend knows one form.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeDecl {
+    /// Inverse frequencies, `[rotary / 2]`.
+    pub inv_freq: Vec<f64>,
+    /// Factor on cosine and sine (YaRN's attention factor; 1 otherwise).
+    pub factor: f32,
+    /// Pairing.
+    pub pairing: RopePairing,
+}
+
+/// Gated activation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gate {
+    /// `silu(g) · u`.
+    Silu,
+    /// `gelu_tanh(g) · u`.
+    GeluTanh,
+}
+
+/// How a router turns logits into experts and their weights.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Router {
+    /// softmax over all experts, best `k`, then renormalised to sum 1 when `renormalise` (Qwen3-MoE, Mixtral), times `scale`.
+    Softmax {
+        /// Divide the chosen weights by their sum.
+        renormalise: bool,
+        /// Factor on the final weights.
+        scale: f32,
+    },
+}
+
+/// One operation. Field names: `x` is the input, `out` the output; shapes are in the comments.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Op {
+    /// `out[t,:] = dequant(table[id[t],:]) · scale`.
+    Embed {
+        table: Weight, // [n_vocab, d_model]
+        scale: f32,
+        out: Buf, // [T, d_model]
+    },
+    /// `out[t,n] = Σ_k w[n,k]·x[t,k] (+ bias[n])` for every part; parts share the input, so it is quantised once.
+    Linear {
+        x: Buf, // [T, k]
+        parts: Vec<LinearPart>,
+    },
+    /// `out = act(x·gateᵀ) ⊙ (x·upᵀ)`: the fused form of two linears and a gated activation.
+    GatedLinear {
+        x: Buf,       // [T, k]
+        gate: Weight, // [n, k]
+        up: Weight,   // [n, k]
+        act: Gate,
+        out: Buf, // [T, n]
+    },
+    /// `x += residual` when there is one, then `out = x · rsqrt(mean(x²) + eps) · w`.
+    RmsNorm {
+        x: Buf,                // [T, d], updated in place when there is a residual
+        residual: Option<Buf>, // [T, d]
+        w: Weight,             // [d]
+        eps: f32,
+        out: Buf, // [T, d]
+    },
+    /// `rms_norm` of each head's slice, in place.
+    HeadNorm {
+        x: Buf,            // [T, n_head · d_head]
+        w: Option<Weight>, // [d_head]
+        eps: f32,
+        n_head: usize,
+        d_head: usize,
+    },
+    /// Rotary embedding of each head's first `rotary` dims, in place.
+    Rope {
+        x: Buf, // [T, n_head · d_head]
+        rope: Rope,
+        n_head: usize,
+        d_head: usize,
+    },
+    /// `out = act(gate) ⊙ up`.
+    GatedAct {
+        gate: Buf, // [T, n]
+        up: Buf,   // [T, n]
+        act: Gate,
+        out: Buf, // [T, n]
+    },
+    /// `x += y`, in place.
+    Add {
+        x: Buf, // [T, d]
+        y: Buf, // [T, d]
+    },
+    /// Writes the step's keys and values into the paged cache.
+    KvAppend {
+        cache: Cache,
+        k: Buf, // [T, n_kv · d_k]
+        v: Buf, // [T, n_kv · d_v]
+    },
+    /// Causal attention over the cache: `out = softmax(q·kᵀ·scale)·v`, grouped heads.
+    Attention {
+        cache: Cache,
+        q: Buf, // [T, n_head · d_k]
+        n_head: usize,
+        scale: f32,
+        /// Sees only the last `window` positions, itself included.
+        window: Option<usize>,
+        /// `softcap · tanh(s / softcap)` on the scores.
+        softcap: Option<f32>,
+        out: Buf, // [T, n_head · d_v]
+    },
+    /// Chooses `n_used` experts per token, best first, ties to the lower id, and their weights.
+    Route {
+        logits: Buf, // [T, n_expert]
+        router: Router,
+        n_used: usize,
+        ids: Buf,     // u32 [T, n_used]
+        weights: Buf, // [T, n_used]
+    },
+    /// For every (token, slot): `y = (act(x·gateᵀ) ⊙ (x·upᵀ))·downᵀ` with that expert's weights.
+    Experts {
+        x: Buf,       // [T, d_model]
+        ids: Buf,     // u32 [T, n_used]
+        gate: Weight, // [n_expert, d_ff, d_model]
+        up: Weight,   // [n_expert, d_ff, d_model]
+        down: Weight, // [n_expert, d_model, d_ff]
+        act: Gate,
+        hidden: Buf, // [T · n_used, d_ff], scratch
+        out: Buf,    // [T · n_used, d_model]
+    },
+    /// `x[t] += Σ_s weights[t,s] · y[t,s]`, slots in order; with `norm` it also emits the next `rms_norm`.
+    Combine {
+        x: Buf,       // [T, d_model], updated in place
+        y: Buf,       // [T · n_used, d_model]
+        weights: Buf, // [T, n_used]
+        norm: Option<Norm>,
+    },
+    /// Copies the rows whose logits are asked for: `out[r] = x[row[r]]`.
+    Select {
+        x: Buf,   // [T, d]
+        out: Buf, // [R, d]
+    },
+    /// `x = x · scale`, in place.
+    Scale { x: Buf, scale: f32 },
+    /// `x = cap · tanh(x / cap)`, in place.
+    Softcap { x: Buf, cap: f32 },
+}
+
+/// One matrix of a [`Op::Linear`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinearPart {
+    /// `[n, k]`.
+    pub w: Weight,
+    /// `[n]`, f32.
+    pub bias: Option<Weight>,
+    /// `[T, n]`.
+    pub out: Buf,
+}
+
+/// The norm that a fused op emits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Norm {
+    /// `[d]`.
+    pub w: Weight,
+    /// Added to the mean square.
+    pub eps: f32,
+    /// `[T, d]`.
+    pub out: Buf,
+}
+
+/// What a model computes in a step: from token ids to the logits of the asked rows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// Architecture, e.g. `qwen3moe`.
+    pub arch: String,
+    /// Vocabulary size: ids at or above it are refused.
+    pub n_vocab: usize,
+    /// Width of the residual stream.
+    pub d_model: usize,
+    /// Positions the model was trained for.
+    pub n_ctx_train: usize,
+    /// Tensors.
+    pub weights: Vec<WeightDecl>,
+    /// Virtual buffers.
+    pub bufs: Vec<BufDecl>,
+    /// Caches, one per attention layer.
+    pub caches: Vec<CacheDecl>,
+    /// Rotary embeddings.
+    pub ropes: Vec<RopeDecl>,
+    /// Operations in order.
+    pub ops: Vec<Op>,
+    /// Where the logits end up, `[R, n_vocab]`.
+    pub logits: Buf,
+}

@@ -1,0 +1,40 @@
+//! Weight types: block layouts, decode, encode, and the scalar dot product that every kernel must equal.
+//!
+//! This crate is the oracle. It has no unsafe code, does no IO, and knows nothing of tensors, files or devices:
+//! a row of weights is a byte slice, a row of activations is an [`act::ActRow`].
+//!
+//! # The CPU law, in one place
+//! * Weights of 32-block types meet activations of [`act::ActKind::Block32`]: 16-bit integers with one f32 scale per
+//!   32 values. Weights of 256-block types meet [`act::ActKind::Block256`]: 8-bit integers, a 4-bit integer sub-scale
+//!   per 32 values and one f32 scale per 256 values. F32, F16 and BF16 weights meet plain f32 activations.
+//! * Inside a block (super-block) the dot product is exact in `i32`. Between blocks, in block order, the
+//!   f32 accumulator takes one fused multiply-add: `acc = fma(d_w * d_x, isum as f32, acc)`; types with a minimum take
+//!   a second one right after it: `acc = fma(-(m_w * d_x), msum as f32, acc)` (or `+` where the format adds it).
+//! * f32 dots use 16 virtual lanes: element `i` goes to lane `i % 16` by fused multiply-add, in order of `i`;
+//!   the lanes are summed by the fixed tree of [`dot::tree_sum`].
+#![forbid(unsafe_code)]
+
+pub mod act;
+pub mod dot;
+
+/// A weight type. The names are GGUF's, in lower case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[allow(missing_docs, non_camel_case_types)]
+pub enum WeightType {
+    F32,
+    F16,
+    BF16,
+    Q4_0,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    Q8_0,
+    Q2_K,
+    Q3_K,
+    Q4_K,
+    Q5_K,
+    Q6_K,
+    IQ4_NL,
+    IQ4_XS,
+    MXFP4,
+}
