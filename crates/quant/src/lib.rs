@@ -3,6 +3,9 @@
 //! This crate is the oracle. It has no unsafe code, does no IO, and knows nothing of tensors, files or devices:
 //! a row of weights is a byte slice, a row of activations is an [`act::ActRow`].
 //!
+//! Where things are: the table of types and one file per family in [`types`]; the two integer forms that every block
+//! unpacks to in [`block`]; what is computed from them in [`decode`], [`dot`] and [`act`].
+//!
 //! # The CPU law, in one place
 //! * Weights of 32-block types meet activations of [`act::ActKind::Block32`]: 16-bit integers with one f32 scale per
 //!   32 values. Weights of 256-block types meet [`act::ActKind::Block256`]: 8-bit integers, a 4-bit integer sub-scale
@@ -15,26 +18,10 @@
 #![forbid(unsafe_code)]
 
 pub mod act;
+pub mod block;
+pub mod decode;
 pub mod dot;
+pub mod types;
 
-/// A weight type. The names are GGUF's, in lower case.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[allow(missing_docs, non_camel_case_types)]
-pub enum WeightType {
-    F32,
-    F16,
-    BF16,
-    Q4_0,
-    Q4_1,
-    Q5_0,
-    Q5_1,
-    Q8_0,
-    Q2_K,
-    Q3_K,
-    Q4_K,
-    Q5_K,
-    Q6_K,
-    IQ4_NL,
-    IQ4_XS,
-    MXFP4,
-}
+pub use decode::decode_row;
+pub use types::WeightType;

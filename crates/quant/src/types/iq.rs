@@ -1,0 +1,67 @@
+//! IQ4_NL, IQ4_XS, MXFP4: four-bit codes that index a table of integers.
+
+use super::f16_at;
+use super::legacy::nibble;
+use crate::block::{Ints32, Ints256};
+
+/// What the sixteen codes of IQ4_NL and IQ4_XS stand for: dense near zero, as weights are.
+pub const IQ4_VALUES: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+
+/// Twice what the sixteen e2m1 codes of MXFP4 stand for (OCP Microscaling Formats 1.0), so that they are integers.
+/// Code 8 is minus zero there and zero here.
+pub const E2M1_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// `x = d·table[q]`.
+/// ```text
+/// 0    2                 18
+/// | d  | qs (16 bytes)   |    nibbles as in Q4_0
+/// ```
+pub fn unpack_iq4_nl(b: &[u8; 18]) -> Ints32 {
+    let d = f16_at(b, 0);
+    Ints32 { q: std::array::from_fn(|i| IQ4_VALUES[nibble(&b[2..], i) as usize]), d, m: 0.0 }
+}
+
+/// `x = (d·(sc[j] - 32))·table[q]`, sc in 0..=63 per 32 values.
+/// ```text
+/// 0    2              4              8           136
+/// | d  | scales_h u16 | scales_l [4] | qs [128]  |
+/// ```
+/// Scale `j`: low four bits are half `j % 2` of `scales_l[j / 2]`, high two are bits `2j, 2j + 1` of `scales_h`.
+/// `qs`: 16 bytes per 32 values, nibbles as in Q4_0.
+pub fn unpack_iq4_xs(b: &[u8; 136]) -> Ints256 {
+    let scales_h = u16::from_le_bytes([b[2], b[3]]);
+    let (scales_l, qs) = (&b[4..8], &b[8..]);
+    Ints256 {
+        q: std::array::from_fn(|i| IQ4_VALUES[nibble(&qs[i / 32 * 16..], i % 32) as usize]),
+        sc: std::array::from_fn(|g| {
+            let j = g / 2;
+            let low = scales_l[j / 2] >> (4 * (j % 2)) & 15;
+            let high = (scales_h >> (2 * j) & 3) as u8;
+            (high << 4 | low) as i8 - 32
+        }),
+        mins: [0; 16],
+        d: f16_at(b, 0),
+        dmin: 0.0,
+    }
+}
+
+/// `x = (2^(e - 127) / 2)·doubled[q]`.
+/// ```text
+/// 0   1                 17
+/// | e | qs (16 bytes)   |    nibbles as in Q4_0
+/// ```
+pub fn unpack_mxfp4(b: &[u8; 17]) -> Ints32 {
+    let q = std::array::from_fn(|i| E2M1_DOUBLED[nibble(&b[1..], i) as usize]);
+    Ints32 { q, d: e8m0_half(b[0]), m: 0.0 }
+}
+
+/// Half of the e8m0 number `2^(e - 127)`: `2^(e - 128)`.
+///
+/// The halves of the two smallest, `e = 0` and `e = 1`, are subnormal in f32 and exact. `e = 255` is NaN in the OCP
+/// text; GGUF files read it as the next power of two, and so does this.
+pub fn e8m0_half(e: u8) -> f32 {
+    f32::from_bits(match e {
+        0 | 1 => 0x0020_0000 << e,
+        _ => u32::from(e - 1) << 23,
+    })
+}

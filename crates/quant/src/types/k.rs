@@ -1,0 +1,129 @@
+//! Q2_K, Q3_K, Q4_K, Q5_K, Q6_K: super-blocks of 256 values with integer sub-scales.
+//!
+//! Numbering in this file: value `i` of 256; `g = i / 16` and `j = i / 32` are its 16-group and 32-group.
+//! Two-bit fields always lie so: a half of 128 values takes 32 bytes, and value `32·s + l` of the half is
+//! bits `2s, 2s + 1` of byte `l`. Kernels thus get 32 values of one group from one load and one shift.
+
+use super::f16_at;
+use crate::block::Ints256;
+
+/// `x = (d·sc[g])·q - dmin·m[g]`, q in 0..=3, sc and m in 0..=15.
+/// ```text
+/// 0                 16                80   82     84
+/// | scales (m << 4 | sc) [16] | qs [64] | d  | dmin |
+/// ```
+pub fn unpack_q2_k(b: &[u8; 84]) -> Ints256 {
+    let (scales, qs) = (&b[..16], &b[16..80]);
+    Ints256 {
+        q: std::array::from_fn(|i| two_bits(qs, i)),
+        sc: std::array::from_fn(|g| (scales[g] & 15) as i8),
+        mins: std::array::from_fn(|g| scales[g] >> 4),
+        d: f16_at(b, 80),
+        dmin: f16_at(b, 82),
+    }
+}
+
+/// `x = (d·(sc[g] - 32))·q`, q in -4..=3 (two low bits, less 4 when the bit in `hmask` is *clear*), sc in 0..=63.
+/// ```text
+/// 0            32        96            108  110
+/// | hmask [32] | qs [64] | scales [12] | d  |
+/// ```
+/// `hmask`: bit `j` of byte `i % 32`. `scales`: 16 six-bit numbers; group `g`'s low four bits are the low (g < 8) or
+/// high half of byte `g % 8`, its two high bits are bits `2·(g / 4)` of byte `8 + g % 4`.
+pub fn unpack_q3_k(b: &[u8; 110]) -> Ints256 {
+    let (hmask, qs, scales) = (&b[..32], &b[32..96], &b[96..108]);
+    Ints256 {
+        q: std::array::from_fn(|i| two_bits(qs, i) - if hmask[i % 32] >> (i / 32) & 1 == 1 { 0 } else { 4 }),
+        sc: std::array::from_fn(|g| {
+            let low = scales[g % 8] >> (4 * (g / 8)) & 15;
+            let high = scales[8 + g % 4] >> (2 * (g / 4)) & 3;
+            (high << 4 | low) as i8 - 32
+        }),
+        mins: [0; 16],
+        d: f16_at(b, 108),
+        dmin: 0.0,
+    }
+}
+
+/// `x = (d·sc[j])·q - dmin·m[j]`, q in 0..=15, sc and m in 0..=63.
+/// ```text
+/// 0    2      4             16          144
+/// | d  | dmin | scales [12] | qs [128]  |
+/// ```
+/// `scales`: see [`scale_min`]. `qs`: 64 values take 32 bytes, the low halves are the first 32 values.
+pub fn unpack_q4_k(b: &[u8; 144]) -> Ints256 {
+    let (scales, qs) = (arr12(&b[4..16]), &b[16..]);
+    Ints256 {
+        q: std::array::from_fn(|i| four_bits(qs, i)),
+        sc: std::array::from_fn(|g| scale_min(scales, g / 2).0 as i8),
+        mins: std::array::from_fn(|g| scale_min(scales, g / 2).1),
+        d: f16_at(b, 0),
+        dmin: f16_at(b, 2),
+    }
+}
+
+/// `x = (d·sc[j])·q - dmin·m[j]`, q in 0..=31, sc and m in 0..=63: Q4_K with a fifth bit.
+/// ```text
+/// 0    2      4             16        48          176
+/// | d  | dmin | scales [12] | qh [32] | qs [128]  |
+/// ```
+/// `qh`: bit `j` of byte `i % 32` is bit 4 of value `i`.
+pub fn unpack_q5_k(b: &[u8; 176]) -> Ints256 {
+    let (scales, qh, qs) = (arr12(&b[4..16]), &b[16..48], &b[48..]);
+    Ints256 {
+        q: std::array::from_fn(|i| four_bits(qs, i) | ((qh[i % 32] >> (i / 32) & 1) << 4) as i8),
+        sc: std::array::from_fn(|g| scale_min(scales, g / 2).0 as i8),
+        mins: std::array::from_fn(|g| scale_min(scales, g / 2).1),
+        d: f16_at(b, 0),
+        dmin: f16_at(b, 2),
+    }
+}
+
+/// `x = (d·sc[g])·(q - 32)`, q in 0..=63, sc in -128..=127.
+/// ```text
+/// 0          128       192                  208  210
+/// | ql [128] | qh [64] | scales [16] signed | d  |
+/// ```
+/// `ql`: a half of 128 values takes 64 bytes, the low nibbles are its first 64 values. `qh`: two-bit fields.
+pub fn unpack_q6_k(b: &[u8; 210]) -> Ints256 {
+    let (ql, qh, scales) = (&b[..128], &b[128..192], &b[192..208]);
+    Ints256 {
+        q: std::array::from_fn(|i| {
+            let (h, r) = (i / 128, i % 128);
+            let low = (ql[64 * h + r % 64] >> (4 * (r / 64)) & 15) as i8;
+            (low | two_bits(qh, i) << 4) - 32
+        }),
+        sc: std::array::from_fn(|g| scales[g] as i8),
+        mins: [0; 16],
+        d: f16_at(b, 208),
+        dmin: 0.0,
+    }
+}
+
+/// Scale and minimum of 32-group `j` of Q4_K and Q5_K: sixteen six-bit numbers in twelve bytes.
+/// ```text
+/// byte 0..4    S4hh S0.....   low six bits: scale j = 0..4;    top two: bits 4, 5 of scale j = 4..8
+/// byte 4..8    M4hh M0.....   low six bits: minimum j = 0..4;  top two: bits 4, 5 of minimum j = 4..8
+/// byte 8..12   M4ll S4ll      low nibble: scale j = 4..8;      high nibble: minimum j = 4..8
+/// ```
+pub fn scale_min(s: &[u8; 12], j: usize) -> (u8, u8) {
+    if j < 4 {
+        (s[j] & 63, s[j + 4] & 63)
+    } else {
+        (s[j + 4] & 15 | s[j - 4] >> 6 << 4, s[j + 4] >> 4 | s[j] >> 6 << 4)
+    }
+}
+
+fn two_bits(qs: &[u8], i: usize) -> i8 {
+    let (h, s, l) = (i / 128, i % 128 / 32, i % 32);
+    (qs[32 * h + l] >> (2 * s) & 3) as i8
+}
+
+fn four_bits(qs: &[u8], i: usize) -> i8 {
+    let (c, s, l) = (i / 64, i % 64 / 32, i % 32);
+    (qs[32 * c + l] >> (4 * s) & 15) as i8
+}
+
+fn arr12(b: &[u8]) -> &[u8; 12] {
+    b.try_into().expect("twelve bytes of scales")
+}
