@@ -1,1 +1,5 @@
 //! The CPU backend.
+
+pub mod isa;
+pub mod lanes;
+pub mod math;
