@@ -1,0 +1,65 @@
+//! The one error of this crate, and how names out of files are made fit to print.
+
+use std::io;
+
+/// Why a model file cannot be opened, read or written. The text continues the words "failed to".
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum Error {
+    /// The operating system refused.
+    #[error("open {file}: {source}")]
+    Io { file: String, source: io::Error },
+    /// The file as a whole is not one we read.
+    #[error("open {file}: {what}")]
+    File { file: String, what: String },
+    /// A metadata entry of the file is broken.
+    #[error("open {file}: key {key}: {what}")]
+    Key { file: String, key: String, what: String },
+    /// A tensor's entry is broken or contradicts the file's length.
+    #[error("open {file}: tensor {tensor}: {what}")]
+    Tensor { file: String, tensor: String, what: String },
+    /// The file is sound, but lacks a key that the model needs.
+    #[error("read {file}: key {key}: missing, {wanted} wanted")]
+    Missing { file: String, key: String, wanted: &'static str },
+    /// The file is sound, but a key holds something other than what the model needs.
+    #[error("read {file}: key {key}: found {found}, {wanted} wanted")]
+    WrongType { file: String, key: String, wanted: &'static str, found: String },
+    /// What a writer was given does not make a valid file.
+    #[error("write GGUF: {what}")]
+    Unwritable { what: String },
+    /// The sink of a writer refused.
+    #[error("write GGUF: {source}")]
+    Write { source: io::Error },
+}
+
+impl Error {
+    pub(crate) fn file(file: &str, what: impl Into<String>) -> Self {
+        Self::File { file: file.into(), what: what.into() }
+    }
+
+    pub(crate) fn key(file: &str, key: &str, what: impl Into<String>) -> Self {
+        Self::Key { file: file.into(), key: printable(key.as_bytes()), what: what.into() }
+    }
+
+    pub(crate) fn tensor(file: &str, tensor: &str, what: impl Into<String>) -> Self {
+        Self::Tensor { file: file.into(), tensor: printable(tensor.as_bytes()), what: what.into() }
+    }
+}
+
+/// Text out of a file, for a message: escaped where it would steer a terminal, and cut to a line.
+pub(crate) fn printable(bytes: &[u8]) -> String {
+    const LIMIT: usize = 80;
+    let head = &bytes[..bytes.len().min(4 * LIMIT)];
+    let text = String::from_utf8_lossy(head);
+    let mut out = String::new();
+    for c in text.chars().take(LIMIT) {
+        match c.is_control() {
+            true => out.extend(c.escape_default()),
+            false => out.push(c),
+        }
+    }
+    if head.len() < bytes.len() || text.chars().nth(LIMIT).is_some() {
+        out.push('…');
+    }
+    out
+}

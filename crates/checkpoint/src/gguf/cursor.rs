@@ -1,0 +1,75 @@
+//! Reads little-endian fields off the front of untrusted bytes. Knows nothing of GGUF.
+
+/// What a read that fails says, without the name of the file.
+pub(super) type Parsed<T> = Result<T, String>;
+
+/// A position in bytes that are checked before every step.
+pub(super) struct Cursor<'a> {
+    bytes: &'a [u8],
+    pos: usize,
+}
+
+impl<'a> Cursor<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, pos: 0 }
+    }
+
+    /// Bytes taken so far.
+    pub(super) fn pos(&self) -> usize {
+        self.pos
+    }
+
+    fn left(&self) -> usize {
+        self.bytes.len() - self.pos
+    }
+
+    /// Takes `len` bytes; `what` names them in the error.
+    pub(super) fn take(&mut self, len: usize, what: &str) -> Parsed<&'a [u8]> {
+        if len > self.left() {
+            return Err(format!("{what} at byte {} needs {len} bytes, {} are left in the file", self.pos, self.left()));
+        }
+        let taken = &self.bytes[self.pos..self.pos + len];
+        self.pos += len;
+        Ok(taken)
+    }
+
+    fn array<const N: usize>(&mut self, what: &str) -> Parsed<[u8; N]> {
+        let mut out = [0; N];
+        out.copy_from_slice(self.take(N, what)?);
+        Ok(out)
+    }
+
+    pub(super) fn u32(&mut self, what: &str) -> Parsed<u32> {
+        self.array(what).map(u32::from_le_bytes)
+    }
+
+    pub(super) fn u64(&mut self, what: &str) -> Parsed<u64> {
+        self.array(what).map(u64::from_le_bytes)
+    }
+
+    /// Reads the count of things that take at least `min_bytes` each, and refuses it when that many cannot follow.
+    pub(super) fn count(&mut self, what: &str, min_bytes: usize) -> Parsed<usize> {
+        let count = self.u64(what)?;
+        self.fits(count, min_bytes).ok_or_else(|| {
+            format!(
+                "{what} is {count}, of at least {min_bytes} bytes each, but {} bytes are left in the file",
+                self.left()
+            )
+        })
+    }
+
+    fn fits(&self, count: u64, min_bytes: usize) -> Option<usize> {
+        let count = usize::try_from(count).ok()?;
+        (count.checked_mul(min_bytes)? <= self.left()).then_some(count)
+    }
+
+    /// Takes a text: its length as u64, then its bytes.
+    pub(super) fn text(&mut self, what: &str) -> Parsed<&'a [u8]> {
+        let start = self.pos;
+        let len = self.u64(what)?;
+        match self.fits(len, 1) {
+            Some(len) => self.take(len, what),
+            None => Err(format!("{what} at byte {start} is {len} bytes long, {} are left in the file", self.left())),
+        }
+    }
+}

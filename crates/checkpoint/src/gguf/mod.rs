@@ -1,0 +1,56 @@
+//! GGUF, versions 2 and 3, little endian.
+//!
+//! Layout (<https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>): magic, version, count of tensors, count of
+//! keys; the keys with their values; name, shape, type and offset of each tensor; padding; the tensors' bytes. Shapes
+//! are stored fastest axis first, offsets count from the end of the padding.
+
+mod cursor;
+mod read;
+mod split;
+
+use std::path::{Path, PathBuf};
+
+use crate::map::Bytes;
+use crate::{Checkpoint, Error, File};
+
+const MAGIC: [u8; 4] = *b"GGUF";
+/// Key that sets the alignment of tensor offsets, a u32.
+const ALIGNMENT_KEY: &str = "general.alignment";
+const DEFAULT_ALIGNMENT: usize = 32;
+/// Alignments that are accepted, all powers of two.
+const ALIGNMENTS: std::ops::RangeInclusive<usize> = 8..=1 << 20;
+/// Longest key, in bytes.
+const MAX_KEY: usize = 65535;
+/// Longest tensor name, in bytes.
+const MAX_NAME: usize = 64;
+/// Most axes of a tensor.
+const MAX_AXES: usize = 4;
+/// How deep arrays may nest; an array of numbers has depth 1.
+const MAX_DEPTH: usize = 4;
+
+/// Opens a file, and with it all other parts when it is one of a split model.
+pub(crate) fn open(path: &Path) -> Result<Checkpoint, Error> {
+    let name = path.display().to_string();
+    match split::Place::of(path) {
+        Some(place) if place.count > 1 => split::open(name, path, &place),
+        _ => {
+            let bytes = map(path)?;
+            from_file(name, path.into(), bytes)
+        }
+    }
+}
+
+/// Opens a model that is one piece of memory.
+pub(crate) fn from_bytes(name: &str, bytes: Bytes) -> Result<Checkpoint, Error> {
+    from_file(name.into(), name.into(), bytes)
+}
+
+fn from_file(name: String, path: PathBuf, bytes: Bytes) -> Result<Checkpoint, Error> {
+    let part = read::header(&name, &bytes, 0)?;
+    split::check_whole(&name, &part.meta)?;
+    Checkpoint::assemble(name, vec![File { path, bytes }], part.meta, part.tensors)
+}
+
+fn map(path: &Path) -> Result<Bytes, Error> {
+    Bytes::map(path).map_err(|source| Error::Io { file: path.display().to_string(), source })
+}

@@ -1,0 +1,274 @@
+//! Reads and validates the header of one GGUF file. Touches no byte behind the header, and knows nothing of splits or
+//! of what keys and tensors mean.
+
+use quant::WeightType;
+
+use super::cursor::{Cursor, Parsed};
+use super::{ALIGNMENT_KEY, ALIGNMENTS, DEFAULT_ALIGNMENT, MAGIC, MAX_AXES, MAX_DEPTH, MAX_KEY, MAX_NAME};
+use crate::error::printable;
+use crate::map::{Bytes, Slice};
+use crate::value::{Kind, Numbers, Strings, Text, Value};
+use crate::{Error, Metadata, TensorInfo};
+
+/// What one file holds.
+pub(super) struct Part {
+    pub meta: Metadata,
+    pub tensors: Vec<TensorInfo>,
+}
+
+/// Least bytes of a key with its value: length of the key, one letter, kind, one byte.
+const MIN_ENTRY: usize = 8 + 1 + 4 + 1;
+/// Least bytes of a tensor's entry: length of the name, one letter, count of axes, one axis, type, offset.
+const MIN_TENSOR: usize = 8 + 1 + 4 + 8 + 4 + 8;
+
+/// Reads the header of `bytes`. `file` names the file in errors, `file_idx` is what its tensors say of it.
+pub(super) fn header(file: &str, bytes: &Bytes, file_idx: usize) -> Result<Part, Error> {
+    let bad = |what: String| Error::file(file, what);
+    let mut cur = Cursor::new(bytes);
+    preamble(&mut cur).map_err(bad)?;
+    let n_tensor = cur.count("count of tensors", MIN_TENSOR).map_err(bad)?;
+    let n_key = cur.count("count of keys", MIN_ENTRY).map_err(bad)?;
+
+    let mut entries = Vec::new();
+    for i in 0..n_key {
+        let key = key(&mut cur).map_err(|what| bad(format!("key {i} of {n_key}: {what}")))?;
+        let value = value(&mut cur, bytes).map_err(|what| Error::key(file, &key, what))?;
+        entries.push((key, value));
+    }
+    let meta = Metadata::new(file, entries)?;
+    let alignment = alignment(file, &meta)?;
+
+    let mut tensors = Vec::new();
+    for i in 0..n_tensor {
+        let name = name(&mut cur).map_err(|what| bad(format!("tensor {i} of {n_tensor}: {what}")))?;
+        let at = |what| Error::tensor(file, &name, what);
+        let (shape, dtype, len) = layout(&mut cur).map_err(at)?;
+        let offset = cur.u64("offset").map_err(at)?;
+        let offset = usize::try_from(offset).ok().filter(|offset| offset % alignment == 0);
+        let offset = offset.ok_or_else(|| at(format!("offset is not a multiple of the alignment {alignment}")))?;
+        tensors.push(TensorInfo { name, shape, dtype, file: file_idx, offset, len });
+    }
+    place(file, bytes.len(), cur.pos(), alignment, &mut tensors)?;
+    Ok(Part { meta, tensors })
+}
+
+fn preamble(cur: &mut Cursor) -> Parsed<()> {
+    let magic = cur.take(4, "magic")?;
+    if magic != MAGIC {
+        return Err(format!("begins with \"{}\", a GGUF file begins with \"GGUF\"", printable(magic)));
+    }
+    match cur.u32("version")? {
+        2 | 3 => Ok(()),
+        version if matches!(version.swap_bytes(), 1..=0xffff) => {
+            Err(format!("big-endian GGUF version {}: only little endian is read", version.swap_bytes()))
+        }
+        version => Err(format!("GGUF version {version}: versions 2 and 3 are read")),
+    }
+}
+
+fn key(cur: &mut Cursor) -> Parsed<String> {
+    let key = cur.text("key")?;
+    if key.is_empty() || key.len() > MAX_KEY {
+        return Err(format!("key is {} bytes long, 1 to {MAX_KEY} are allowed", key.len()));
+    }
+    utf8(key, "key")
+}
+
+fn name(cur: &mut Cursor) -> Parsed<String> {
+    let name = cur.text("name")?;
+    if name.is_empty() || name.len() > MAX_NAME {
+        return Err(format!("name \"{}\" is {} bytes long, 1 to {MAX_NAME} are allowed", printable(name), name.len()));
+    }
+    utf8(name, "name")
+}
+
+fn utf8(bytes: &[u8], what: &str) -> Parsed<String> {
+    let text = std::str::from_utf8(bytes).map_err(|_| format!("{what} \"{}\" is not UTF-8", printable(bytes)))?;
+    Ok(text.into())
+}
+
+fn kind(cur: &mut Cursor, what: &str) -> Parsed<Kind> {
+    let id = cur.u32(what)?;
+    Kind::from_id(id).ok_or_else(|| format!("{what} is {id}, known are 0 to {}", Kind::ALL.len() - 1))
+}
+
+fn value(cur: &mut Cursor, bytes: &Bytes) -> Parsed<Value> {
+    match kind(cur, "value kind")? {
+        Kind::Array => array(cur, bytes, 1),
+        Kind::Str => {
+            let len = cur.text("text")?.len();
+            Ok(Value::Str(Text(Slice::new(bytes, cur.pos() - len..cur.pos()))))
+        }
+        scalar => {
+            let encoded = cur.take(scalar.min_bytes(), scalar.name())?;
+            if scalar == Kind::Bool {
+                check_bools(encoded)?;
+            }
+            Value::decode(scalar, encoded).ok_or_else(|| format!("{} is not a scalar", scalar.name()))
+        }
+    }
+}
+
+fn array(cur: &mut Cursor, bytes: &Bytes, depth: usize) -> Parsed<Value> {
+    if depth > MAX_DEPTH {
+        return Err(format!("arrays nest more than {MAX_DEPTH} deep"));
+    }
+    let element = kind(cur, "element kind")?;
+    let len = cur.count("array length", element.min_bytes())?;
+    match element {
+        Kind::Array => (0..len).map(|_| array(cur, bytes, depth + 1)).collect::<Parsed<_>>().map(Value::Nested),
+        Kind::Str => strings(cur, bytes, len).map(Value::Strings),
+        number => {
+            // No overflow: `count` has multiplied the same numbers.
+            let encoded = cur.take(len * number.min_bytes(), "array")?;
+            if number == Kind::Bool {
+                check_bools(encoded)?;
+            }
+            let data = Slice::new(bytes, cur.pos() - encoded.len()..cur.pos());
+            Ok(Value::Numbers(Numbers::new(number, data)))
+        }
+    }
+}
+
+fn strings(cur: &mut Cursor, bytes: &Bytes, len: usize) -> Parsed<Strings> {
+    let begin = cur.pos();
+    // At most as many bytes as the texts' lengths take in the file: `count` has seen that those are there.
+    let mut starts = Vec::with_capacity(len + 1);
+    for _ in 0..len {
+        let text = cur.text("text")?;
+        starts.push(cur.pos() - text.len() - begin);
+    }
+    starts.push(cur.pos() - begin + 8);
+    Ok(Strings::new(Slice::new(bytes, begin..cur.pos()), starts))
+}
+
+fn check_bools(encoded: &[u8]) -> Parsed<()> {
+    match encoded.iter().find(|&&b| b > 1) {
+        Some(b) => Err(format!("bool is {b}, 0 or 1 wanted")),
+        None => Ok(()),
+    }
+}
+
+fn alignment(file: &str, meta: &Metadata) -> Result<usize, Error> {
+    let Some(value) = meta.get(ALIGNMENT_KEY) else { return Ok(DEFAULT_ALIGNMENT) };
+    let alignment = if let Value::U32(v) = value { usize::try_from(*v).ok() } else { None };
+    alignment.filter(|v| v.is_power_of_two() && ALIGNMENTS.contains(v)).ok_or_else(|| {
+        let (least, most) = (ALIGNMENTS.start(), ALIGNMENTS.end());
+        Error::key(
+            file,
+            ALIGNMENT_KEY,
+            format!("found {}, a u32 power of two from {least} to {most} wanted", value.describe()),
+        )
+    })
+}
+
+/// Reads axes and type of a tensor: shape (slowest axis first), type, length in bytes.
+fn layout(cur: &mut Cursor) -> Parsed<(Vec<usize>, WeightType, usize)> {
+    let n_axis = cur.u32("count of axes")? as usize;
+    if !(1..=MAX_AXES).contains(&n_axis) {
+        return Err(format!("has {n_axis} axes, 1 to {MAX_AXES} are allowed"));
+    }
+    let mut axes = [0; MAX_AXES]; // fastest first, as in the file
+    for axis in &mut axes[..n_axis] {
+        *axis = cur.u64("axis")?;
+    }
+    axes[..n_axis].reverse();
+    let axes = &axes[..n_axis];
+    let dtype = weight_type(cur.u32("tensor type")?)?;
+    if axes.contains(&0) {
+        return Err(format!("shape {axes:?} has an axis of length 0"));
+    }
+    let (shape, len) =
+        size(axes, dtype).ok_or_else(|| format!("shape {axes:?} has too many elements for {}", dtype.name()))??;
+    Ok((shape, dtype, len))
+}
+
+/// Shape and length in bytes; `None` where they overflow.
+fn size(axes: &[u64], dtype: WeightType) -> Option<Parsed<(Vec<usize>, usize)>> {
+    let shape = axes.iter().map(|&axis| usize::try_from(axis).ok()).collect::<Option<Vec<_>>>()?;
+    let (row, outer) = shape.split_last()?;
+    if row % dtype.block_len() != 0 {
+        let (block_len, name) = (dtype.block_len(), dtype.name());
+        return Some(Err(format!("row of {row} values does not divide into {name} blocks of {block_len}")));
+    }
+    let n_row = outer.iter().try_fold(1usize, |n, &axis| n.checked_mul(axis))?;
+    n_row.checked_mul(*row)?;
+    let len = n_row.checked_mul(dtype.row_bytes(*row)?)?;
+    Some(Ok((shape, len)))
+}
+
+fn weight_type(id: u32) -> Parsed<WeightType> {
+    WeightType::from_ggml_id(id).ok_or_else(|| match FOREIGN_TYPES.iter().find(|(foreign, _)| *foreign == id) {
+        Some((_, name)) => format!("type {name} ({id}) is not supported"),
+        None => format!("type {id} is unknown"),
+    })
+}
+
+/// Types that GGUF files may hold and this engine does not compute with, for the message.
+const FOREIGN_TYPES: [(u32, &str); 27] = [
+    (4, "Q4_2 (removed from GGUF)"),
+    (5, "Q4_3 (removed from GGUF)"),
+    (9, "Q8_1"),
+    (15, "Q8_K"),
+    (16, "IQ2_XXS"),
+    (17, "IQ2_XS"),
+    (18, "IQ3_XXS"),
+    (19, "IQ1_S"),
+    (21, "IQ3_S"),
+    (22, "IQ2_S"),
+    (24, "I8"),
+    (25, "I16"),
+    (26, "I32"),
+    (27, "I64"),
+    (28, "F64"),
+    (29, "IQ1_M"),
+    (31, "Q4_0_4_4 (removed from GGUF)"),
+    (32, "Q4_0_4_8 (removed from GGUF)"),
+    (33, "Q4_0_8_8 (removed from GGUF)"),
+    (34, "TQ1_0"),
+    (35, "TQ2_0"),
+    (36, "IQ4_NL_4_4 (removed from GGUF)"),
+    (37, "IQ4_NL_4_8 (removed from GGUF)"),
+    (38, "IQ4_NL_8_8 (removed from GGUF)"),
+    (40, "NVFP4"),
+    (41, "Q1_0"),
+    (42, "Q2_0"),
+];
+
+/// Turns offsets in the data section into offsets in the file, and checks that each tensor lies inside the file and
+/// on no other tensor.
+fn place(
+    file: &str,
+    file_bytes: usize,
+    header_bytes: usize,
+    alignment: usize,
+    tensors: &mut [TensorInfo],
+) -> Result<(), Error> {
+    // No overflow: the header lies in memory, and the alignment is at most 1 MiB.
+    let data = header_bytes.next_multiple_of(alignment);
+    for tensor in tensors.iter_mut() {
+        let held = tensor.offset.checked_add(data).and_then(|begin| Some((begin, file_bytes.checked_sub(begin)?)));
+        match held {
+            Some((begin, held)) if held >= tensor.len => tensor.offset = begin,
+            _ => {
+                let (held, dtype) = (held.map_or(0, |(_, held)| held), tensor.dtype.name());
+                let (shape, len) = (&tensor.shape, tensor.len);
+                let what = format!("file holds {held} bytes, {dtype} {shape:?} needs {len}");
+                return Err(Error::tensor(file, &tensor.name, what));
+            }
+        }
+    }
+    let mut by_offset: Vec<&TensorInfo> = tensors.iter().collect();
+    by_offset.sort_unstable_by_key(|tensor| tensor.offset);
+    for pair in by_offset.windows(2) {
+        if pair[0].offset + pair[0].len > pair[1].offset {
+            let (first, second) = (&pair[0].name, &pair[1].name);
+            return Err(Error::tensor(
+                file,
+                second,
+                format!("shares bytes with tensor {}", printable(first.as_bytes())),
+            ));
+        }
+    }
+    Ok(())
+}

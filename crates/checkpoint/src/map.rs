@@ -1,0 +1,84 @@
+//! Bytes that live as long as someone looks at them: a mapped file, the program's own data, or a buffer.
+//!
+//! The only file of this crate with unsafe code. It knows nothing of what the bytes mean.
+#![allow(unsafe_code)]
+
+use std::fs;
+use std::io;
+use std::ops::{Deref, Range};
+use std::path::Path;
+use std::sync::Arc;
+
+use memmap2::Mmap;
+
+/// Shared read-only bytes; cloning copies no data.
+#[derive(Clone)]
+pub(crate) enum Bytes {
+    Mapped(Arc<Mmap>),
+    Static(&'static [u8]),
+    Owned(Arc<[u8]>),
+}
+
+impl Bytes {
+    /// Maps a regular file. Reads nothing yet.
+    pub(crate) fn map(path: &Path) -> io::Result<Self> {
+        // Asked before opening, because opening a pipe waits for a writer.
+        if !fs::metadata(path)?.is_file() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+        }
+        let file = fs::File::open(path)?;
+        // SAFETY: the map is private and read-only, and only ever seen as `&[u8]`, for which every bit pattern is
+        // valid. Its bytes must not change while it lives: this process never writes to a model file, and whoever
+        // replaces one under a running engine is told (see `Checkpoint`) that the process may be stopped for it. No
+        // length or offset is read from the map twice, so a change cannot turn a checked bound into a wrong one.
+        let map = unsafe { Mmap::map(&file)? };
+        Ok(Self::Mapped(Arc::new(map)))
+    }
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Mapped(map) => map,
+            Self::Static(bytes) => bytes,
+            Self::Owned(bytes) => bytes,
+        }
+    }
+}
+
+impl std::fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} bytes", self.len())
+    }
+}
+
+/// A range of [`Bytes`] that keeps them alive.
+#[derive(Clone)]
+pub(crate) struct Slice {
+    bytes: Bytes,
+    range: Range<usize>,
+}
+
+impl Slice {
+    /// `range` lies inside `bytes`: the cursor that made it has taken these bytes.
+    pub(crate) fn new(bytes: &Bytes, range: Range<usize>) -> Self {
+        debug_assert!(range.start <= range.end && range.end <= bytes.len());
+        Self { bytes: bytes.clone(), range }
+    }
+
+    /// A slice of its own.
+    pub(crate) fn owned(bytes: Vec<u8>) -> Self {
+        let range = 0..bytes.len();
+        Self { bytes: Bytes::Owned(bytes.into()), range }
+    }
+}
+
+impl Deref for Slice {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[self.range.clone()]
+    }
+}

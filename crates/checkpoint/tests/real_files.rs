@@ -1,0 +1,79 @@
+//! Files that other programs wrote: the embedded model, and the golden fixtures where they are present.
+
+#![allow(clippy::unwrap_used)] // a test may panic in its helpers too
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use checkpoint::{Checkpoint, Kind, Value};
+use quant::WeightType;
+
+fn at(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+/// Each tensor must have the bytes its shape needs, and be found by its name.
+fn check_tensors(model: &Checkpoint) {
+    for tensor in model.tensors() {
+        let (row, outer) = tensor.shape.split_last().unwrap();
+        let len = tensor.dtype.row_bytes(*row).unwrap() * outer.iter().product::<usize>();
+        assert_eq!((tensor.len, model.bytes(tensor).len()), (len, len), "{}", tensor.name);
+        assert_eq!(model.tensor(&tensor.name), Some(tensor));
+    }
+}
+
+#[test]
+fn embedded_model() {
+    let model = checkpoint::open(&at("../../models/fable-29m-a10m-q4_k_m.gguf")).unwrap();
+    let meta = model.meta();
+    assert_eq!(meta.str("general.architecture").unwrap(), "qwen3moe");
+    assert_eq!(meta.u32("qwen3moe.embedding_length").unwrap(), 256);
+    assert!(!meta.bool("tokenizer.ggml.add_bos_token").unwrap());
+    assert!(meta.f32("qwen3moe.rope.freq_base").unwrap() >= 10_000.0);
+
+    let tokens = meta.strings("tokenizer.ggml.tokens").unwrap();
+    assert_eq!((tokens.len(), tokens.iter().len()), (8192, 8192));
+    assert_eq!(meta.i32s("tokenizer.ggml.token_type").unwrap().len(), 8192);
+    assert_eq!(meta.strings("tokenizer.ggml.merges").unwrap().len(), 7933);
+    assert!(tokens.iter().all(|token| !token.is_empty()));
+
+    assert_eq!(model.tensors().len(), 98);
+    for (name, shape, dtype) in [
+        ("output_norm.weight", vec![256], WeightType::F32),
+        ("token_embd.weight", vec![8192, 256], WeightType::Q6_K),
+        ("blk.0.attn_k.weight", vec![128, 256], WeightType::Q4_K),
+    ] {
+        let tensor = model.tensor(name).unwrap();
+        assert_eq!((&tensor.shape, tensor.dtype), (&shape, dtype), "{name}");
+    }
+    check_tensors(&model);
+    assert!(model.data_bytes() < model.files()[0].size());
+}
+
+#[test]
+fn golden_fixtures() {
+    let folder = at("../../../shared/fixtures/models");
+    let Ok(models) = fs::read_dir(&folder) else {
+        println!("skipped: no fixtures at {}", folder.display());
+        return;
+    };
+    let mut n_file = 0;
+    for model in models {
+        for file in fs::read_dir(model.unwrap().path()).unwrap() {
+            let path = file.unwrap().path();
+            if path.extension().is_none_or(|extension| extension != "gguf") {
+                continue;
+            }
+            n_file += 1;
+            let model = checkpoint::open(&path).unwrap();
+            assert!(!model.tensors().is_empty(), "{}", path.display());
+            check_tensors(&model);
+            let arch = model.meta().str("general.architecture").unwrap();
+            let d_model = model.meta().u32(&format!("{arch}.embedding_length")).unwrap() as usize;
+            assert_eq!(model.tensor("token_embd.weight").unwrap().shape[1], d_model);
+            let tokens = model.meta().get("tokenizer.ggml.tokens").map(Value::kind);
+            assert_eq!(tokens, Some(Kind::Array));
+        }
+    }
+    assert!(n_file > 20, "{n_file} files");
+}
