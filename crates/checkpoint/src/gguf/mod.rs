@@ -7,6 +7,9 @@
 mod cursor;
 mod read;
 mod split;
+mod write;
+
+pub use write::Writer;
 
 use std::path::{Path, PathBuf};
 
