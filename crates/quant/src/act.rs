@@ -1,6 +1,33 @@
 //! Activations as the dot products read them: quantised once per row by one defined rule.
 //!
-//! Rows are structures of arrays so that kernels load full vectors and broadcast scales.
+//! Rows are structures of arrays so that kernels load full vectors and broadcast scales. Knows nothing of weights.
+//!
+//! # The rule, which every instruction set must reproduce to the bit
+//! Every step is one f32 operation in the written order; nothing is fused or reassociated. `amax` is the integer maximum
+//! of `x.to_bits() & 0x7fff_ffff`, read as f32 again: for finite numbers that is the largest magnitude, inf and NaN
+//! are above all of them, so one maximum both measures and checks. `rte` rounds to the nearest integer, ties to even.
+//!
+//! A block ([`ActKind::Block32`], 32 values):
+//! ```text
+//! amax not finite:  d = NaN, q = 0, sum = 0       amax < 1e-30:  d = 0, q = 0, sum = 0
+//! d = amax / 32767      inv = 32767 / amax      q = clamp(rte(x · inv), -32767, 32767)      sum = Σ q
+//! ```
+//! A super-block ([`ActKind::Block256`], 256 values in sub-blocks j of 32):
+//! ```text
+//! amax over all 256;  not finite:  d = NaN, u = 1, q = 0, sums = 0       amax < 1e-30:  d = 0, u = 1, q = 0, sums = 0
+//! ratio = 15 / amax     u[j] = clamp(ceil(amax[j] · ratio), 1, 15)       d = amax / 1905
+//! inv[j] = 1 / (d · u[j])     q = clamp(rte(x · inv[j]), -127, 127)      sums[g] = u[g / 2] · Σ q over 16 values
+//! ```
+//! A value that is not finite thus makes every dot product with its block NaN; it never becomes a number.
+//!
+//! Why 1e-30: no scale may be subnormal (hardware may flush it) or infinite. With `1e-30 <= amax < 3.41e38`:
+//! * `d = amax / 32767` lies in `3.0e-35 ..= 1.1e34`, `inv` in `9.6e-35 ..= 3.3e34`;
+//! * `ratio` lies in `4.4e-38 ..= 1.5e31`, `d = amax / 1905` in `5.2e-34 ..= 1.8e35`, `d · u` in `5.2e-34 ..= 2.7e36`,
+//!   `inv[j]` in `3.7e-37 ..= 2.0e33`;
+//!
+//! all within the normal numbers, `1.18e-38 ..= 3.40e38`. `x · inv` is at most 32767 or 127 but for roundings, since
+//! `|x| <= amax[j] <= u[j] · amax / 15 · (1 + 2⁻²²)`; the clamp takes those. A product that is itself subnormal
+//! rounds to q = 0 with or without flushing, and so does a subnormal `x`; a subnormal `amax[j]` gives u = 1 either way.
 
 /// How a weight type wants its activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -11,6 +38,17 @@ pub enum ActKind {
     Block32,
     /// 8-bit integers, a 4-bit sub-scale per 32 values, one f32 scale per 256 values, u-scaled sums per 16 values.
     Block256,
+}
+
+impl ActKind {
+    /// Values a block: 1, 32 or 256.
+    pub fn block_len(self) -> usize {
+        match self {
+            ActKind::F32 => 1,
+            ActKind::Block32 => 32,
+            ActKind::Block256 => 256,
+        }
+    }
 }
 
 /// One row of activations, `n` values, in the form of its [`ActKind`].
@@ -49,4 +87,226 @@ pub struct Act256<'a> {
     pub d: &'a [f32],
     /// `u · Σ q` over each 16 values, `[n/16]` (at most 15·16·127 = 30480, so i16 holds it).
     pub sums: &'a [i16],
+}
+
+/// The parts of one or more whole rows, to be written by a quantiser. Shapes as in [`ActRow`].
+#[derive(Debug)]
+#[allow(missing_docs)]
+pub enum ActRowMut<'a> {
+    F32(&'a mut [f32]),
+    Block32 { q: &'a mut [i16], d: &'a mut [f32], sums: &'a mut [i32] },
+    Block256 { q: &'a mut [i8], u: &'a mut [u8], d: &'a mut [f32], sums: &'a mut [i16] },
+}
+
+/// Below this largest magnitude a block is zero; the module's text proves that it keeps all scales normal.
+pub const AMAX_MIN: f32 = 1e-30;
+
+/// The largest magnitude of `x`, by the integer maximum that sees NaN and inf.
+pub fn amax(x: &[f32]) -> f32 {
+    f32::from_bits(x.iter().map(|x| x.to_bits() & 0x7fff_ffff).max().unwrap_or(0))
+}
+
+/// Quantises `x`, any number of 32-blocks, into the parts of [`Act32`].
+///
+/// # Panics
+/// When the lengths are not `n`, `n`, `n/32`, `n/32` with 32 dividing `n`.
+pub fn quantise32(x: &[f32], q: &mut [i16], d: &mut [f32], sums: &mut [i32]) {
+    let n = x.len();
+    assert!(n.is_multiple_of(32) && (q.len(), d.len(), sums.len()) == (n, n / 32, n / 32), "parts of {n} values");
+    for (b, (x, q)) in x.as_chunks::<32>().0.iter().zip(q.as_chunks_mut::<32>().0).enumerate() {
+        let amax = amax(x);
+        (d[b], sums[b]) = (empty_scale(amax), 0);
+        q.fill(0);
+        if is_empty(amax) {
+            continue;
+        }
+        d[b] = amax / 32767.0;
+        let inv = 32767.0 / amax;
+        for i in 0..32 {
+            q[i] = (x[i] * inv).round_ties_even().clamp(-32767.0, 32767.0) as i16;
+            sums[b] += i32::from(q[i]);
+        }
+    }
+}
+
+/// Quantises `x`, any number of 256-blocks, into the parts of [`Act256`].
+///
+/// # Panics
+/// When the lengths are not `n`, `n`, `n/32`, `n/256`, `n/16` with 256 dividing `n`.
+pub fn quantise256(x: &[f32], q: &mut [i8], u: &mut [u8], d: &mut [f32], sums: &mut [i16]) {
+    let n = x.len();
+    assert!(n.is_multiple_of(256) && q.len() == n, "{} places for {n} values", q.len());
+    assert_eq!((u.len(), d.len(), sums.len()), (n / 32, n / 256, n / 16), "parts of {n} values");
+    let parts = q.as_chunks_mut::<256>().0.iter_mut().zip(u.as_chunks_mut::<8>().0);
+    let parts = parts.zip(d).zip(sums.as_chunks_mut::<16>().0);
+    for (x, (((q, u), d), sums)) in x.as_chunks::<256>().0.iter().zip(parts) {
+        super_block(x, q, u, d, sums);
+    }
+}
+
+fn super_block(x: &[f32; 256], q: &mut [i8; 256], u: &mut [u8; 8], d: &mut f32, sums: &mut [i16; 16]) {
+    let amax_all = amax(x);
+    (*q, *u, *d, *sums) = ([0; 256], [1; 8], empty_scale(amax_all), [0; 16]);
+    if is_empty(amax_all) {
+        return;
+    }
+    *d = amax_all / 1905.0; // 127 · 15
+    let ratio = 15.0 / amax_all;
+    for j in 0..8 {
+        let sub = 32 * j..32 * j + 32;
+        let uj = (amax(&x[sub.clone()]) * ratio).ceil().clamp(1.0, 15.0);
+        let inv = 1.0 / (*d * uj);
+        u[j] = uj as u8;
+        for i in sub {
+            q[i] = (x[i] * inv).round_ties_even().clamp(-127.0, 127.0) as i8;
+            sums[i / 16] += i16::from(q[i]);
+        }
+        sums[2 * j] *= i16::from(u[j]);
+        sums[2 * j + 1] *= i16::from(u[j]);
+    }
+}
+
+/// Whether a block of this `amax` carries no integers.
+fn is_empty(amax: f32) -> bool {
+    !amax.is_finite() || amax < AMAX_MIN
+}
+
+/// The scale of a block without integers.
+fn empty_scale(amax: f32) -> f32 {
+    if amax.is_finite() { 0.0 } else { f32::NAN }
+}
+
+/// Owned activations: `rows` rows of `n` values, allocated once for the largest shape.
+///
+/// The parts of consecutive rows follow each other, so any run of rows is itself a long row.
+#[derive(Debug)]
+pub struct ActBuf {
+    kind: ActKind,
+    rows: usize,
+    n: usize,
+    max_values: usize,
+    x: Vec<f32>,      // [max_values], F32
+    q16: Vec<i16>,    // [max_values], Block32
+    q8: Vec<i8>,      // [max_values], Block256
+    u: Vec<u8>,       // [max_values/32], Block256
+    d: Vec<f32>,      // [max_values/block_len]
+    sums32: Vec<i32>, // [max_values/32], Block32
+    sums16: Vec<i16>, // [max_values/16], Block256
+}
+
+impl ActBuf {
+    /// Room for `rows · n` values, with that shape at first. All parts are zero.
+    ///
+    /// # Panics
+    /// When blocks of `kind` do not divide `n`: a program is compiled with types that fit its rows.
+    pub fn new(kind: ActKind, rows: usize, n: usize) -> Self {
+        let max = rows * n;
+        let of = |k: ActKind, len: usize| if k == kind { len } else { 0 };
+        let mut buf = Self {
+            kind,
+            rows: 0,
+            n: 0,
+            max_values: max,
+            x: vec![0.0; of(ActKind::F32, max)],
+            q16: vec![0; of(ActKind::Block32, max)],
+            q8: vec![0; of(ActKind::Block256, max)],
+            u: vec![0; of(ActKind::Block256, max / 32)],
+            d: vec![0.0; of(ActKind::Block32, max / 32) + of(ActKind::Block256, max / 256)],
+            sums32: vec![0; of(ActKind::Block32, max / 32)],
+            sums16: vec![0; of(ActKind::Block256, max / 16)],
+        };
+        buf.set_shape(rows, n);
+        buf
+    }
+
+    /// Takes another shape within the allocation. What the rows held is then meaningless.
+    ///
+    /// # Panics
+    /// When `rows · n` is more than was allocated, or blocks do not divide `n`.
+    pub fn set_shape(&mut self, rows: usize, n: usize) {
+        assert!(rows * n <= self.max_values, "[{rows}, {n}] activations in room for {}", self.max_values);
+        assert!(n.is_multiple_of(self.kind.block_len()), "blocks of {:?} do not divide a row of {n}", self.kind);
+        (self.rows, self.n) = (rows, n);
+    }
+
+    /// The form of the rows.
+    pub fn kind(&self) -> ActKind {
+        self.kind
+    }
+
+    /// Rows of the present shape.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Values a row of the present shape.
+    pub fn n(&self) -> usize {
+        self.n
+    }
+
+    /// Row `i`.
+    ///
+    /// # Panics
+    /// When there is no row `i`.
+    pub fn row(&self, i: usize) -> ActRow<'_> {
+        assert!(i < self.rows, "row {i} of {}", self.rows);
+        let part = |values: usize| i * self.n / values..(i + 1) * self.n / values;
+        match self.kind {
+            ActKind::F32 => ActRow::F32(&self.x[part(1)]),
+            ActKind::Block32 => {
+                ActRow::Block32(Act32 { q: &self.q16[part(1)], d: &self.d[part(32)], sums: &self.sums32[part(32)] })
+            }
+            ActKind::Block256 => ActRow::Block256(Act256 {
+                q: &self.q8[part(1)],
+                u: &self.u[part(32)],
+                d: &self.d[part(256)],
+                sums: &self.sums16[part(16)],
+            }),
+        }
+    }
+
+    /// Row `i`, to be written.
+    ///
+    /// # Panics
+    /// When there is no row `i`.
+    pub fn row_mut(&mut self, i: usize) -> ActRowMut<'_> {
+        assert!(i < self.rows, "row {i} of {}", self.rows);
+        self.values_mut(i * self.n, (i + 1) * self.n)
+    }
+
+    /// All rows as one long row, to be written: for quantisers that cut the work themselves.
+    pub fn all_mut(&mut self) -> ActRowMut<'_> {
+        self.values_mut(0, self.rows * self.n)
+    }
+
+    fn values_mut(&mut self, from: usize, to: usize) -> ActRowMut<'_> {
+        let part = |values: usize| from / values..to / values;
+        match self.kind {
+            ActKind::F32 => ActRowMut::F32(&mut self.x[part(1)]),
+            ActKind::Block32 => ActRowMut::Block32 {
+                q: &mut self.q16[part(1)],
+                d: &mut self.d[part(32)],
+                sums: &mut self.sums32[part(32)],
+            },
+            ActKind::Block256 => ActRowMut::Block256 {
+                q: &mut self.q8[part(1)],
+                u: &mut self.u[part(32)],
+                d: &mut self.d[part(256)],
+                sums: &mut self.sums16[part(16)],
+            },
+        }
+    }
+
+    /// Fills row `i` from `x[n]` by the scalar rule.
+    ///
+    /// # Panics
+    /// When there is no row `i` or `x` is not `n` long.
+    pub fn quantise_row(&mut self, i: usize, x: &[f32]) {
+        assert_eq!(x.len(), self.n, "values of a row");
+        match self.row_mut(i) {
+            ActRowMut::F32(to) => to.copy_from_slice(x),
+            ActRowMut::Block32 { q, d, sums } => quantise32(x, q, d, sums),
+            ActRowMut::Block256 { q, u, d, sums } => quantise256(x, q, u, d, sums),
+        }
+    }
 }

@@ -1,4 +1,111 @@
 //! The scalar dot products: the reference of the CPU law.
+//!
+//! # Where each type's sub-scales go, and why i32 cannot overflow
+//! A 32-block gives `isum = Σ q_w·q_x` with `|q_x| <= 32767`; a super-block gives
+//! `isum = Σ_j u_j · Σ_{g in j} sc_g · Σ_{i in g} q_w·q_x` with `|q_x| <= 127` and `u <= 15`, and where there is a minimum
+//! `msum = Σ_g mins_g · sums_g` with `|sums_g| <= 30480`. Weight sub-scales and activation sub-scales are thus integers
+//! inside `isum`; only `d_w·d_x` and `dmin·d_x` are floats. The bound of `|isum|`, for every bit pattern of the weights:
+//!
+//! | type | q_w | sc | bound of isum | mins | bound of msum |
+//! |---|---|---|---|---|---|
+//! | Q4_0 | -8..=7 | | 32·8·32767 = 8.4e6 | | |
+//! | Q4_1 | 0..=15 | | 32·15·32767 = 1.6e7 | | Σ q_x: 1.0e6 |
+//! | Q5_0 | -16..=15 | | 32·16·32767 = 1.7e7 | | |
+//! | Q5_1 | 0..=31 | | 32·31·32767 = 3.3e7 | | Σ q_x: 1.0e6 |
+//! | Q8_0 | -128..=127 | | 32·128·32767 = 1.3e8 | | |
+//! | IQ4_NL | -127..=113 | | 32·127·32767 = 1.3e8 | | |
+//! | MXFP4 | -12..=12 | | 32·12·32767 = 1.3e7 | | |
+//! | Q2_K | 0..=3 | 0..=15 | 256·3·15·1905 = 2.2e7 | 0..=15 | 16·15·30480 = 7.3e6 |
+//! | Q3_K | -4..=3 | -32..=31 | 256·4·32·1905 = 6.2e7 | | |
+//! | Q4_K | 0..=15 | 0..=63 | 256·15·63·1905 = 4.6e8 | 0..=63 | 16·63·30480 = 3.1e7 |
+//! | Q5_K | 0..=31 | 0..=63 | 256·31·63·1905 = 9.5e8 | 0..=63 | 3.1e7 |
+//! | Q6_K | -32..=31 | -128..=127 | 256·32·128·1905 = 1 997 537 280 | | |
+//! | IQ4_XS | -127..=113 | -32..=31 | 256·127·32·1905 = 1 981 931 520 | | |
+//!
+//! `i32` holds 2 147 483 647. Since these bound the sum of magnitudes, any order of summation is safe. A kernel that
+//! keeps the offset apart (`Σ q·q_x - 8·Σ q_x`) computes the same integer; should its halves overflow (Q6_K with
+//! q in 0..=63 may), wrapping addition still ends at the right number.
+//!
+//! `isum as f32` rounds to nearest even, as `cvtdq2ps` does. The result is the f32 accumulator after the last block.
+
+use crate::act::{Act32, Act256, ActRow};
+use crate::block::{Ints32, Ints256};
+use crate::types::{Codec, WeightType};
+
+/// The dot product of a row of weights and a row of activations of the same length, by the law of the crate.
+///
+/// # Panics
+/// When the activations are not of the kind `t.act()`, or the rows differ in length.
+pub fn dot_row(t: WeightType, w: &[u8], x: ActRow<'_>) -> f32 {
+    let n = match x {
+        ActRow::F32(x) => x.len(),
+        ActRow::Block32(x) => x.q.len(),
+        ActRow::Block256(x) => x.q.len(),
+    };
+    assert_eq!(Some(w.len()), t.row_bytes(n), "bytes of a {t} row of {n} values");
+    match (t.codec(), x) {
+        (Codec::Float { load, .. }, ActRow::F32(x)) => dot_float(w.chunks_exact(t.block_bytes()).map(load), x),
+        (Codec::Small { unpack, has_min, .. }, ActRow::Block32(x)) => {
+            dot_small(w.chunks_exact(t.block_bytes()).map(unpack), *has_min, x)
+        }
+        (Codec::Super { unpack, has_min, .. }, ActRow::Block256(x)) => {
+            dot_super(w.chunks_exact(t.block_bytes()).map(unpack), *has_min, x)
+        }
+        _ => panic!("{t} weights meet {:?} activations", t.act()),
+    }
+}
+
+/// Element `i` goes to lane `i % 16`; a tail fills the lanes it has.
+fn dot_float(w: impl Iterator<Item = f32>, x: &[f32]) -> f32 {
+    let mut lanes = [0.0f32; 16];
+    for (i, (w, &x)) in w.zip(x).enumerate() {
+        lanes[i % 16] = w.mul_add(x, lanes[i % 16]);
+    }
+    tree_sum(&lanes)
+}
+
+fn dot_small(w: impl Iterator<Item = Ints32>, has_min: bool, x: Act32<'_>) -> f32 {
+    let mut acc = 0.0f32;
+    for (b, (w, q)) in w.zip(x.q.as_chunks().0).enumerate() {
+        acc = (w.d * x.d[b]).mul_add(isum32(&w.q, q) as f32, acc);
+        if has_min {
+            acc = (w.m * x.d[b]).mul_add(x.sums[b] as f32, acc);
+        }
+    }
+    acc
+}
+
+fn dot_super(w: impl Iterator<Item = Ints256>, has_min: bool, x: Act256<'_>) -> f32 {
+    let (q, u, sums) = (x.q.as_chunks().0, x.u.as_chunks().0, x.sums.as_chunks().0);
+    let mut acc = 0.0f32;
+    for (b, w) in w.enumerate() {
+        acc = (w.d * x.d[b]).mul_add(isum256(&w, &q[b], &u[b]) as f32, acc);
+        if has_min {
+            acc = (-(w.dmin * x.d[b])).mul_add(msum256(&w.mins, &sums[b]) as f32, acc);
+        }
+    }
+    acc
+}
+
+/// `Σ q_w·q_x`.
+fn isum32(w: &[i8; 32], x: &[i16; 32]) -> i32 {
+    w.iter().zip(x).map(|(&w, &x)| i32::from(w) * i32::from(x)).sum()
+}
+
+/// `Σ_j u_j · Σ_{g in j} sc_g · Σ q_w·q_x`.
+fn isum256(w: &Ints256, x: &[i8; 256], u: &[u8; 8]) -> i32 {
+    let mut isum = 0;
+    for (g, (w16, x16)) in w.q.as_chunks::<16>().0.iter().zip(x.as_chunks::<16>().0).enumerate() {
+        let group: i32 = w16.iter().zip(x16).map(|(&w, &x)| i32::from(w) * i32::from(x)).sum();
+        isum += i32::from(u[g / 2]) * i32::from(w.sc[g]) * group;
+    }
+    isum
+}
+
+/// `Σ_g mins_g · sums_g`.
+fn msum256(mins: &[u8; 16], sums: &[i16; 16]) -> i32 {
+    mins.iter().zip(sums).map(|(&m, &s)| i32::from(m) * i32::from(s)).sum()
+}
 
 /// Sums 16 lanes by the fixed tree: lane `i` takes lane `i + 8`, then `i + 4`, `i + 2`, `i + 1`.
 ///
@@ -11,4 +118,97 @@ pub fn tree_sum(lanes: &[f32; 16]) -> f32 {
         }
     }
     s[0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::act::ActKind;
+
+    /// Largest |q|, |sc| and mins of each type that has integers, as the module's table says.
+    const BOUNDS: [(WeightType, i32, i32, i32); 13] = [
+        (WeightType::Q4_0, 8, 1, 0),
+        (WeightType::Q4_1, 15, 1, 0),
+        (WeightType::Q5_0, 16, 1, 0),
+        (WeightType::Q5_1, 31, 1, 0),
+        (WeightType::Q8_0, 128, 1, 0),
+        (WeightType::IQ4_NL, 127, 1, 0),
+        (WeightType::MXFP4, 12, 1, 0),
+        (WeightType::Q2_K, 3, 15, 15),
+        (WeightType::Q3_K, 4, 32, 0),
+        (WeightType::Q4_K, 15, 63, 63),
+        (WeightType::Q5_K, 31, 63, 63),
+        (WeightType::Q6_K, 32, 128, 0),
+        (WeightType::IQ4_XS, 127, 32, 0),
+    ];
+
+    /// Bytes from a small generator, with runs of the extreme bytes among them.
+    fn bytes(n: usize, seed: u32) -> Vec<u8> {
+        let mut s = seed.wrapping_mul(2_654_435_761) | 1;
+        let mut next = || {
+            s = s.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (s >> 24) as u8
+        };
+        match seed {
+            0..=7 => vec![[0, 0xff, 0x80, 0x7f, 0x0f, 0xf0, 0x3f, 0xc0][seed as usize]; n],
+            _ => (0..n).map(|_| next()).collect(),
+        }
+    }
+
+    #[test]
+    fn no_bit_pattern_leaves_the_bounds_and_each_bound_is_met() {
+        for (t, q, sc, mins) in BOUNDS {
+            let mut most = (0, 0, 0);
+            let mut see = |q: &[i8], sc: &[i8], mins: &[u8]| {
+                let max = |v: &[i8]| v.iter().map(|&v| i32::from(v).abs()).max().unwrap_or(1);
+                most.0 = most.0.max(max(q));
+                most.1 = most.1.max(max(sc));
+                most.2 = most.2.max(mins.iter().map(|&m| i32::from(m)).max().unwrap_or(0));
+            };
+            for seed in 0..200 {
+                let b = bytes(t.block_bytes(), seed);
+                match t.codec() {
+                    Codec::Small { unpack, .. } => see(&unpack(&b).q, &[], &[]),
+                    Codec::Super { unpack, .. } => see(&unpack(&b).q, &unpack(&b).sc, &unpack(&b).mins),
+                    Codec::Float { .. } => unreachable!("no floats in the table"),
+                }
+            }
+            assert_eq!(most, (q, sc, mins), "{t}");
+            let of = if t.act() == ActKind::Block32 { 32 * 32767 } else { 256 * 127 * 15 };
+            assert!(i64::from(of) * i64::from(q) * i64::from(sc) <= i64::from(i32::MAX), "{t}");
+        }
+    }
+
+    /// The sums at their bounds, where overflow would panic: the tests are built with overflow checks.
+    #[test]
+    fn extremes_do_not_overflow() {
+        for (t, q, sc, mins) in BOUNDS {
+            for sign in [-1, 1] {
+                if t.act() == ActKind::Block32 {
+                    let w = [(-q).max(-128) as i8; 32];
+                    let want = i64::from(sign * -q) * 32 * 32767;
+                    assert_eq!(i64::from(isum32(&w, &[(sign * 32767) as i16; 32])), want, "{t}");
+                } else {
+                    let (q8, sc8) = (-q as i8, -sc as i8);
+                    let w = Ints256 { q: [q8; 256], sc: [sc8; 16], mins: [mins as u8; 16], d: 1.0, dmin: 1.0 };
+                    let want = i64::from(sign * q * sc) * 256 * 127 * 15;
+                    assert_eq!(i64::from(isum256(&w, &[(sign * 127) as i8; 256], &[15; 8])), want, "{t}");
+                    let want = i64::from(sign * mins) * 16 * 30480;
+                    assert_eq!(i64::from(msum256(&w.mins, &[(sign * 30480) as i16; 16])), want, "{t}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn tree_sum_adds_in_its_order() {
+        let lanes: [f32; 16] = std::array::from_fn(|i| 1.0 / (3 * i + 1) as f32);
+        let s = |i: usize| lanes[i] + lanes[i + 8];
+        let t = |i: usize| s(i) + s(i + 4);
+        assert_eq!(tree_sum(&lanes).to_bits(), ((t(0) + t(2)) + (t(1) + t(3))).to_bits());
+        // Lanes 0 and 8 meet first; from left to right the ones before lane 8 would be lost in 1e8.
+        let mut lanes = [1.0; 16];
+        (lanes[0], lanes[8]) = (1e8, -1e8);
+        assert_eq!(tree_sum(&lanes), 14.0);
+    }
 }
