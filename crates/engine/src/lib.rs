@@ -5,3 +5,5 @@ pub mod sampler;
 pub mod scheduler;
 pub mod template;
 pub mod tokenizer;
+
+pub use scheduler::{Engine, Error, Event, EventKind, Events, FinishReason, Options, Request, RequestId, Stats, Usage};

@@ -1,1 +1,430 @@
-//! Continuous batching over paged KV with a prefix cache.
+//! Continuous batching over a paged cache with shared prefixes: the engine's synchronous core.
+//!
+//! [`Engine::step`] makes one step of the model for whoever needs one: the next token of every running request first, then
+//! chunks of prompts, as many tokens as the program takes. One thread, no network, no waiting: requests and events are
+//! values, and who calls decides when.
+//!
+//! # The law
+//! The tokens of a request depend on its prompt, its parameters and the model alone: not on what else is in the batch, how
+//! its prompt is cut into chunks, what the prefix cache holds, or how often it lost its pages. The program's side of that is
+//! the CPU law; this side is that a sequence's tokens, sampler and text never learn of the schedule.
+//!
+//! # Pages
+//! A sequence takes pages as it grows. When none is left, the lowest in rank (lower priority, then later submission)
+//! that is not yet part of the step gives its pages up, waits at the front, and is computed again, mostly from the prefix
+//! cache. Only full pages are shared and nobody writes to a full page, so nothing is ever copied.
+//!
+//! A request is admitted when there are pages for its whole prompt beyond what running prompts still need. The highest in
+//! rank can always take pages from everyone else, and the context is never longer than the cache: so every step that
+//! finds work computes something, and every request ends.
+
+mod pages;
+mod request;
+mod seam;
+mod sequence;
+mod stop;
+mod vocabulary;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use backend::{Batch, PAGE, Program, StepError};
+
+pub use pages::PageCounts;
+pub use request::{Error, Event, EventKind, Events, FinishReason, Logprobs, Request, RequestId, Timings, Usage};
+pub use seam::{SamplerError, SamplerParams};
+pub use stop::{MAX_STOP_BYTES, MAX_STOP_STRINGS};
+pub use vocabulary::{TextStream, Vocabulary};
+
+use pages::PagePool;
+use sequence::Sequence;
+
+/// Most log-probabilities a request may ask for per token.
+pub const MAX_LOGPROBS: usize = 128;
+
+/// How an engine schedules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Most tokens of one prompt in a step. Below the program's limit, several prompts progress in a step.
+    pub chunk: usize,
+    /// Most requests that run at a time; the program's limits on tokens and outputs bound it too.
+    pub max_running: usize,
+    /// Keep full pages and share them between requests that begin alike.
+    pub prefix_cache: bool,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { chunk: usize::MAX, max_running: usize::MAX, prefix_cache: true }
+    }
+}
+
+/// What an engine is busy with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Requests that hold pages or get them in the next steps.
+    pub running: usize,
+    /// Requests that wait for admission.
+    pub waiting: usize,
+    /// The cache.
+    pub pages: PageCounts,
+    /// Steps computed.
+    pub steps: u64,
+    /// Tokens computed, in prompts and answers.
+    pub tokens: u64,
+    /// Times that a request gave its pages to others.
+    pub preemptions: u64,
+}
+
+/// A program with the requests that it serves.
+pub struct Engine {
+    program: Box<dyn Program>,
+    vocabulary: Arc<dyn Vocabulary>,
+    options: Options,
+    /// Most tokens of a step.
+    budget: usize,
+    /// Most tokens of a sequence.
+    context: usize,
+    n_vocab: usize,
+    pool: PagePool,
+    batch: Batch,
+    /// Both in order of rank, highest first.
+    running: Vec<Sequence>,
+    waiting: VecDeque<Sequence>,
+    /// Cancelled requests whose event the next step delivers.
+    cancelled: Vec<(RequestId, Usage)>,
+    next_id: u64,
+    steps: u64,
+    tokens: u64,
+    preemptions: u64,
+}
+
+impl Engine {
+    /// An engine over a compiled program. The whole cache of the program is the engine's.
+    pub fn new(program: Box<dyn Program>, vocabulary: Arc<dyn Vocabulary>, options: Options) -> Result<Engine, Error> {
+        let limits = program.limits();
+        let n_vocab = program.n_vocab();
+        for (what, value) in [
+            ("most tokens of a step", limits.max_tokens),
+            ("most outputs of a step", limits.max_outputs),
+            ("pages of the cache", limits.n_pages),
+            ("the context", limits.max_positions),
+            ("the vocabulary", n_vocab),
+            ("chunk", options.chunk),
+            ("most running requests", options.max_running),
+        ] {
+            if value == 0 {
+                return Err(Error::Limit { what, value });
+            }
+        }
+        let max_running = options.max_running.min(limits.max_tokens).min(limits.max_outputs);
+        Ok(Engine {
+            program,
+            vocabulary,
+            options: Options { max_running, ..options },
+            budget: limits.max_tokens,
+            context: limits.max_positions.min(limits.n_pages.saturating_mul(PAGE)),
+            n_vocab,
+            pool: PagePool::new(limits.n_pages),
+            batch: Batch {
+                tokens: Vec::with_capacity(limits.max_tokens),
+                chunks: Vec::with_capacity(max_running),
+                pages: Vec::with_capacity(limits.n_pages),
+                rows: Vec::with_capacity(max_running),
+            },
+            running: Vec::with_capacity(max_running),
+            waiting: VecDeque::new(),
+            cancelled: Vec::new(),
+            next_id: 0,
+            steps: 0,
+            tokens: 0,
+            preemptions: 0,
+        })
+    }
+
+    /// Most tokens that a prompt and its answer have together.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// What the engine is busy with.
+    pub fn stats(&self) -> Stats {
+        Stats {
+            running: self.running.len(),
+            waiting: self.waiting.len(),
+            pages: self.pool.counts(),
+            steps: self.steps,
+            tokens: self.tokens,
+            preemptions: self.preemptions,
+        }
+    }
+
+    /// Whether a step has something to do or to report.
+    pub fn has_work(&self) -> bool {
+        !(self.running.is_empty() && self.waiting.is_empty() && self.cancelled.is_empty())
+    }
+
+    /// Accepts a request, or says what is wrong with it. Nothing is computed yet.
+    pub fn submit(&mut self, request: Request) -> Result<RequestId, Error> {
+        self.check(&request)?;
+        let id = RequestId(self.next_id);
+        let sequence = Sequence::new(id, request, self.vocabulary.clone(), self.context)?;
+        self.next_id += 1;
+        self.enqueue(sequence);
+        Ok(id)
+    }
+
+    /// Ends a request and frees its pages; the next step reports it as done. False when no such request is under way.
+    pub fn cancel(&mut self, id: RequestId) -> bool {
+        let sequence = if let Some(i) = self.running.iter().position(|s| s.id == id) {
+            Some(self.running.remove(i))
+        } else {
+            self.waiting.iter().position(|s| s.id == id).and_then(|i| self.waiting.remove(i))
+        };
+        let Some(mut sequence) = sequence else { return false };
+        sequence.release(&mut self.pool);
+        self.cancelled.push((id, sequence.usage()));
+        true
+    }
+
+    /// Forgets every cached prefix that no running request uses.
+    pub fn clear_cache(&mut self) {
+        self.pool.clear_cached();
+    }
+
+    /// Makes one step and appends what happened to `events`. Returns whether there is more to do.
+    ///
+    /// An error is the program's refusal of the whole batch: nothing was computed, no request ended, no page is lost.
+    pub fn step(&mut self, events: &mut Events) -> Result<bool, Error> {
+        for (id, usage) in self.cancelled.drain(..) {
+            events.done(id, FinishReason::Cancelled, usage);
+        }
+        self.plan();
+        if !self.fill_batch() {
+            return match self.has_work() {
+                true => Err(Error::Stalled {
+                    running: self.running.len(),
+                    waiting: self.waiting.len(),
+                    n_pages: self.pool.counts().total,
+                }),
+                false => Ok(false),
+            };
+        }
+        match self.compute(events) {
+            Ok(()) => {}
+            Err(Error::Step(StepError::TokenId { token, id, n_vocab })) => {
+                self.refuse_token(token, Error::Step(StepError::TokenId { token, id, n_vocab }), events)?;
+            }
+            Err(error) => {
+                self.unplan();
+                return Err(error);
+            }
+        }
+        Ok(self.has_work())
+    }
+
+    /// Counts all pages again, the slow way, and says what does not add up: for tests and bug reports.
+    pub fn audit(&self) -> Result<(), String> {
+        self.pool.audit()?;
+        let mut users = vec![0; self.pool.counts().total];
+        self.running.iter().try_for_each(|s| s.audit(&mut users))?;
+        let before_waiting = users.clone();
+        self.waiting.iter().try_for_each(|s| s.audit(&mut users))?;
+        if users != before_waiting {
+            return Err("a waiting request holds pages".into());
+        }
+        for (page, &n) in users.iter().enumerate() {
+            if self.pool.refs(page as u32) != n {
+                return Err(format!("page {page} counts {} users, it has {n}", self.pool.refs(page as u32)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Everything about a request that needs no more than the limits to be judged.
+    fn check(&self, request: &Request) -> Result<(), Error> {
+        let n_vocab = self.n_vocab;
+        let n_tokens = request.tokens.len();
+        if n_tokens == 0 {
+            return Err(Error::EmptyPrompt);
+        }
+        if n_tokens >= self.context {
+            return Err(Error::PromptTooLong {
+                n_tokens,
+                needed: n_tokens + 1,
+                pages_needed: (n_tokens + 1).div_ceil(PAGE),
+                context: self.context,
+                n_pages: self.pool.counts().total,
+            });
+        }
+        for (what, ids) in [("prompt token", &request.tokens), ("stop token", &request.stop_tokens)] {
+            if let Some(index) = ids.iter().position(|&id| id as usize >= n_vocab) {
+                return Err(Error::TokenId { what, index, id: ids[index], n_vocab });
+            }
+        }
+        match request.logprobs {
+            Some(asked) if asked > MAX_LOGPROBS => Err(Error::Logprobs { asked, limit: MAX_LOGPROBS }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Puts a sequence into its place among the waiting ones.
+    fn enqueue(&mut self, sequence: Sequence) {
+        let at = self.waiting.partition_point(|s| ranks_before(s, &sequence));
+        self.waiting.insert(at, sequence);
+    }
+
+    /// Decides how many tokens of which sequences the step computes, and gives them pages.
+    fn plan(&mut self) {
+        let mut budget = self.budget;
+        let mut i = 0;
+        while i < self.running.len() && budget > 0 {
+            if self.running[i].remaining() == 1 {
+                budget -= self.plan_chunk(i, 1);
+            }
+            i += 1;
+        }
+        let mut i = 0;
+        while i < self.running.len() && budget > 0 {
+            if self.running[i].planned == 0 {
+                budget -= self.plan_chunk(i, budget);
+            }
+            i += 1;
+        }
+        while budget > 0 && self.running.len() < self.options.max_running {
+            let Some(i) = self.admit() else { break };
+            budget -= self.plan_chunk(i, budget);
+        }
+    }
+
+    /// Plans up to `budget` tokens of a sequence that is not in the step yet; returns how many.
+    ///
+    /// Where pages lack, sequences of lower rank that are not in the step lose theirs. A sequence that gets none that way
+    /// keeps what it has and waits: those above it go on, and end, or come back for its pages.
+    fn plan_chunk(&mut self, i: usize, budget: usize) -> usize {
+        if self.options.prefix_cache {
+            self.running[i].adopt(&mut self.pool);
+        }
+        let want = self.running[i].remaining().min(self.options.chunk).min(budget);
+        loop {
+            let planned = self.running[i].extend(want, &mut self.pool);
+            self.running[i].planned = planned;
+            if planned > 0 {
+                return planned;
+            }
+            let Some(victim) = (i + 1..self.running.len()).rev().find(|&j| self.running[j].planned == 0) else {
+                return 0;
+            };
+            let mut sequence = self.running.remove(victim);
+            sequence.preempt(&mut self.pool);
+            self.preemptions += 1;
+            self.enqueue(sequence);
+        }
+    }
+
+    /// Moves the first waiting sequence to the running ones when there are pages for all its tokens; returns its index.
+    fn admit(&mut self) -> Option<usize> {
+        let sequence = self.waiting.front_mut()?;
+        if self.options.prefix_cache {
+            sequence.adopt(&mut self.pool);
+        }
+        let reserved: usize = self.running.iter().map(Sequence::outstanding).sum();
+        // A page more for each running sequence, so that the newcomer is not preempted at once.
+        let needed = reserved + sequence.outstanding() + self.running.len();
+        if !self.running.is_empty() && needed > self.pool.available() {
+            sequence.unadopt(&mut self.pool);
+            return None;
+        }
+        let mut sequence = self.waiting.pop_front()?;
+        sequence.admit();
+        let at = self.running.partition_point(|s| ranks_before(s, &sequence));
+        self.running.insert(at, sequence);
+        Some(at)
+    }
+
+    /// Writes the planned chunks into the batch, in the order of the running sequences; false when there are none.
+    fn fill_batch(&mut self) -> bool {
+        self.batch.clear();
+        for sequence in self.running.iter().filter(|s| s.planned > 0) {
+            let (tokens, pos, pages, wants_logits) = sequence.chunk();
+            self.batch.push(tokens, pos, pages, wants_logits.then_some(tokens.len() - 1));
+        }
+        !self.batch.chunks.is_empty()
+    }
+
+    /// Runs the batch and gives every sequence its row. An error means that nothing was changed.
+    fn compute(&mut self, events: &mut Events) -> Result<(), Error> {
+        let Engine { program, batch, running, pool, vocabulary, n_vocab, options, .. } = self;
+        let output = program.step(batch)?;
+        let expected = batch.rows.len() * *n_vocab;
+        if output.logits.len() != expected {
+            return Err(Error::Logits { got: output.logits.len(), expected });
+        }
+        self.steps += 1;
+        self.tokens += batch.tokens.len() as u64;
+        let now = Instant::now();
+        let mut rows = output.logits.chunks_exact(*n_vocab);
+        let mut chunk = 0;
+        running.retain_mut(|sequence| {
+            if sequence.planned == 0 {
+                return true;
+            }
+            let row = sequence.wants_logits().then(|| rows.next()).flatten();
+            let fault = output.faults.iter().find(|f| f.chunk == chunk);
+            let first = batch.chunks[chunk as usize];
+            chunk += 1;
+            let outcome = match (fault, row) {
+                (Some(fault), _) => Err(Error::Fault {
+                    position: (first.pos + fault.token.saturating_sub(first.first)) as usize,
+                    layer: fault.layer,
+                }),
+                (None, row) => {
+                    sequence.computed(pool, options.prefix_cache);
+                    match row {
+                        Some(logits) => sequence.sample(logits, &**vocabulary, now, events),
+                        None => Ok(sequence.is_prompt_only().then_some(FinishReason::Length)),
+                    }
+                }
+            };
+            match outcome {
+                Ok(None) => return true,
+                Ok(Some(reason)) => {
+                    sequence.release(pool);
+                    events.done(sequence.id, reason, sequence.usage());
+                }
+                Err(error) => {
+                    sequence.discard(pool);
+                    events.failed(sequence.id, error);
+                }
+            }
+            false
+        });
+        Ok(())
+    }
+
+    /// Ends the request whose token the program refused; the others stay as they were before the step.
+    fn refuse_token(&mut self, token: usize, error: Error, events: &mut Events) -> Result<(), Error> {
+        let chunk = self.batch.chunks.iter().position(|c| (token as u32).wrapping_sub(c.first) < c.len);
+        let culprit = chunk.and_then(|n| {
+            let planned = self.running.iter().enumerate().filter(|(_, s)| s.planned > 0);
+            planned.map(|(i, _)| i).nth(n)
+        });
+        self.unplan();
+        let Some(i) = culprit else { return Err(error) };
+        let mut sequence = self.running.remove(i);
+        sequence.discard(&mut self.pool);
+        events.failed(sequence.id, error);
+        Ok(())
+    }
+
+    /// Takes a plan back that was not computed.
+    fn unplan(&mut self) {
+        self.running.iter_mut().for_each(|s| s.unplan(&mut self.pool));
+    }
+}
+
+/// Whether `a` is admitted before `b` and preempted after it.
+fn ranks_before(a: &Sequence, b: &Sequence) -> bool {
+    (b.priority, a.id) < (a.priority, b.id)
+}

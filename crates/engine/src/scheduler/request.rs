@@ -1,0 +1,321 @@
+//! What goes into the engine and what comes out of it: values, no behaviour.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use backend::StepError;
+
+use super::seam::{SamplerError, SamplerParams};
+
+/// Names a request for as long as its engine lives; later requests have greater ids.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RequestId(pub u64);
+
+/// A prompt and how to go on from it.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The prompt, at least one token and fewer than the context holds.
+    pub tokens: Vec<u32>,
+    /// Most tokens to generate. With 0 the prompt is computed, and kept in the prefix cache, and nothing follows.
+    pub max_new_tokens: usize,
+    /// How tokens are chosen.
+    pub sampling: SamplerParams,
+    /// Texts that end the answer, at most [`super::MAX_STOP_STRINGS`] of at most [`super::MAX_STOP_BYTES`] bytes.
+    pub stop_strings: Vec<String>,
+    /// The stop string that ended the answer is part of its text.
+    pub include_stop_string: bool,
+    /// Tokens that end the answer, beside the vocabulary's own ends of generation.
+    pub stop_tokens: Vec<u32>,
+    /// The vocabulary's own ends of generation do not end the answer.
+    pub ignore_eos: bool,
+    /// Report each token's log-probability, and this many of the most likely tokens.
+    pub logprobs: Option<usize>,
+    /// Higher ones are admitted first and preempted last.
+    pub priority: i32,
+    /// Requests share cached prefixes only with requests of the same salt.
+    pub cache_salt: u64,
+}
+
+impl Request {
+    /// A request with the defaults: default sampling, no stop strings, no limit but the context.
+    pub fn new(tokens: Vec<u32>) -> Request {
+        Request {
+            tokens,
+            max_new_tokens: usize::MAX,
+            sampling: SamplerParams::default(),
+            stop_strings: Vec::new(),
+            include_stop_string: false,
+            stop_tokens: Vec::new(),
+            ignore_eos: false,
+            logprobs: None,
+            priority: 0,
+            cache_salt: 0,
+        }
+    }
+}
+
+/// Something that happened to a request. A request ends with exactly one `Done` or `Failed`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Event<'a> {
+    /// To which request.
+    pub id: RequestId,
+    /// What.
+    pub kind: EventKind<'a>,
+}
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum EventKind<'a> {
+    /// A token was generated; a token that ends the answer is reported too.
+    Token {
+        /// Its id.
+        token: u32,
+        /// The text that is certain now: whole characters, never a part of a stop string. It may be empty, and it may
+        /// hold what earlier tokens held back. All texts of a request, joined, are its answer.
+        text: &'a str,
+        /// Set when the request asked for it.
+        logprobs: Option<Logprobs<'a>>,
+    },
+    /// The request is finished.
+    Done {
+        /// Why.
+        reason: FinishReason,
+        /// What it took.
+        usage: Usage,
+    },
+    /// The request cannot go on; others are not touched.
+    Failed(&'a Error),
+}
+
+/// Natural logarithms of probabilities that the model, before sampling, gave to tokens.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Logprobs<'a> {
+    /// Of the generated token.
+    pub token: f32,
+    /// The most likely tokens, best first.
+    pub top: &'a [(u32, f32)],
+}
+
+/// Why a request finished.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// The last token is an end of generation or one of the request's stop tokens.
+    Stop,
+    /// The text reached the request's stop string of this index.
+    StopString(usize),
+    /// `max_new_tokens` are generated.
+    Length,
+    /// Prompt and answer fill the context.
+    ContextFull,
+    /// [`super::Engine::cancel`] was called. Text that was held back is dropped.
+    Cancelled,
+}
+
+/// What a request took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Those of them that the prefix cache had.
+    pub cached_tokens: usize,
+    /// Tokens generated, a stop token included.
+    pub generated: usize,
+    /// How often it had to give its pages to others.
+    pub preemptions: usize,
+    /// Where the time went.
+    pub timings: Timings,
+}
+
+/// Where a request's time went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Timings {
+    /// From submission to the first step it was part of.
+    pub queued: Duration,
+    /// From there to the first token.
+    pub prompt: Duration,
+    /// From the first token to the last.
+    pub decode: Duration,
+}
+
+/// Events with their texts side by side, so that a step writes them without allocating. [`Events::clear`] keeps the
+/// memory.
+#[derive(Clone, Debug, Default)]
+pub struct Events {
+    list: Vec<(RequestId, Stored)>,
+    text: String,
+    top: Vec<(u32, f32)>,
+}
+
+#[derive(Clone, Debug)]
+enum Stored {
+    Token { token: u32, text: Range<usize>, logprob: Option<f32>, top: Range<usize> },
+    Done { reason: FinishReason, usage: Usage },
+    Failed(Error),
+}
+
+impl Events {
+    /// No events.
+    pub fn new() -> Events {
+        Events::default()
+    }
+
+    /// Forgets the events and keeps their memory.
+    pub fn clear(&mut self) {
+        self.list.clear();
+        self.text.clear();
+        self.top.clear();
+    }
+
+    /// Number of events.
+    pub fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    /// Whether nothing happened.
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// The events in the order in which they happened.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = Event<'_>> {
+        self.list.iter().map(|(id, stored)| {
+            let kind = match stored {
+                Stored::Token { token, text, logprob, top } => EventKind::Token {
+                    token: *token,
+                    text: &self.text[text.clone()],
+                    logprobs: logprob.map(|token| Logprobs { token, top: &self.top[top.clone()] }),
+                },
+                Stored::Done { reason, usage } => EventKind::Done { reason: *reason, usage: *usage },
+                Stored::Failed(error) => EventKind::Failed(error),
+            };
+            Event { id: *id, kind }
+        })
+    }
+
+    /// Opens a token event: its text and top tokens are appended to the buffers before [`TokenEvent::close`].
+    pub(super) fn token(&mut self) -> TokenEvent<'_> {
+        TokenEvent { text_start: self.text.len(), top_start: self.top.len(), events: self }
+    }
+
+    pub(super) fn done(&mut self, id: RequestId, reason: FinishReason, usage: Usage) {
+        self.list.push((id, Stored::Done { reason, usage }));
+    }
+
+    pub(super) fn failed(&mut self, id: RequestId, error: Error) {
+        self.list.push((id, Stored::Failed(error)));
+    }
+}
+
+/// A token event that is being written.
+pub(super) struct TokenEvent<'a> {
+    events: &'a mut Events,
+    text_start: usize,
+    top_start: usize,
+}
+
+impl TokenEvent<'_> {
+    /// Where its text goes.
+    pub fn text(&mut self) -> &mut String {
+        &mut self.events.text
+    }
+
+    /// Where the most likely tokens go.
+    pub fn top(&mut self) -> &mut Vec<(u32, f32)> {
+        &mut self.events.top
+    }
+
+    /// Adds the event.
+    pub fn close(self, id: RequestId, token: u32, logprob: Option<f32>) {
+        let Events { list, text, top } = self.events;
+        let (text, top) = (self.text_start..text.len(), self.top_start..top.len());
+        list.push((id, Stored::Token { token, text, logprob, top }));
+    }
+}
+
+/// Why a request was refused or failed, or a step could not be run.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Error {
+    /// The engine's own limits make no sense.
+    #[error("start engine: {what} is {value}, it must be at least 1")]
+    Limit {
+        /// Which.
+        what: &'static str,
+        /// What it is.
+        value: usize,
+    },
+    /// Nothing to go on from.
+    #[error("submit request: the prompt is empty")]
+    EmptyPrompt,
+    /// The prompt leaves no room for an answer, and never will.
+    #[error(
+        "submit request: the prompt has {n_tokens} tokens and needs a context of {needed} ({pages_needed} pages of \
+         cache); the context is {context} ({n_pages} pages)"
+    )]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        n_tokens: usize,
+        /// The smallest context that works.
+        needed: usize,
+        /// Its pages.
+        pages_needed: usize,
+        /// The engine's context: positions of a sequence, or of the whole cache where that is less.
+        context: usize,
+        /// Pages of the engine's cache.
+        n_pages: usize,
+    },
+    /// A token id outside the vocabulary.
+    #[error("submit request: {what} {index} has id {id}, the vocabulary has {n_vocab}")]
+    TokenId {
+        /// `prompt token` or `stop token`.
+        what: &'static str,
+        /// Which.
+        index: usize,
+        /// Its id.
+        id: u32,
+        /// Size of the vocabulary.
+        n_vocab: usize,
+    },
+    /// A stop string that cannot be watched for.
+    #[error("submit request: {0}")]
+    StopStrings(String),
+    /// More log-probabilities than tokens.
+    #[error("submit request: logprobs is {asked}, the limit is {limit}")]
+    Logprobs {
+        /// How many were asked for.
+        asked: usize,
+        /// [`super::MAX_LOGPROBS`].
+        limit: usize,
+    },
+    /// The sampler refused a parameter, or the logits.
+    #[error("{0}")]
+    Sampler(#[from] SamplerError),
+    /// The model's numbers broke down.
+    #[error("compute position {position}: the router of layer {layer} saw NaN")]
+    Fault {
+        /// Position in the request's sequence.
+        position: usize,
+        /// Layer whose router saw it.
+        layer: u32,
+    },
+    /// The program refused the step.
+    #[error("{0}")]
+    Step(#[from] StepError),
+    /// The program returned something else than the rows that were asked for.
+    #[error("run step: the program returned {got} logits, {expected} were asked for")]
+    Logits {
+        /// Numbers returned.
+        got: usize,
+        /// Numbers expected.
+        expected: usize,
+    },
+    /// No sequence could get a page.
+    #[error("run step: none of {running} running and {waiting} waiting requests could take a page of {n_pages}")]
+    Stalled {
+        /// Running requests.
+        running: usize,
+        /// Waiting requests.
+        waiting: usize,
+        /// Pages of the cache.
+        n_pages: usize,
+    },
+}

@@ -1,0 +1,24 @@
+//! What the scheduler asks of a tokenizer. The real one answers in text; tests bring vocabularies of their own.
+
+use std::sync::Arc;
+
+/// Ids and their text.
+pub trait Vocabulary: Send + Sync {
+    /// Number of ids that have a text; a program's logits may be wider, where a model is padded.
+    fn n_vocab(&self) -> usize;
+
+    /// Whether a model says with this token that it is finished.
+    fn is_end_of_generation(&self, id: u32) -> bool;
+
+    /// Starts the text of an answer.
+    fn text(self: Arc<Self>) -> Box<dyn TextStream>;
+}
+
+/// The text of one answer, token after token.
+pub trait TextStream: Send {
+    /// Appends the characters that are complete with this token; the first bytes of a character wait for the rest.
+    fn push(&mut self, id: u32, out: &mut String);
+
+    /// Appends what still waits: bytes that never became a character become U+FFFD.
+    fn finish(&mut self, out: &mut String);
+}

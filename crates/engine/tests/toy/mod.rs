@@ -1,0 +1,250 @@
+//! A program and a vocabulary that show every mistake of a scheduler as wrong text.
+//!
+//! The program keeps the tokens themselves in its cache, in the pages it is told to use, and its logits are a hash of
+//! everything it reads back through the page table. A wrong page, a stale page, a wrong position or a swapped row gives
+//! other tokens.
+#![allow(dead_code)] // Each test file uses its part.
+
+use std::sync::Arc;
+
+use backend::{Batch, Fault, Limits, Output, PAGE, Program, StepError};
+use engine::scheduler::{Engine, Events, Options, TextStream, Vocabulary};
+
+/// The vocabulary's texts. Several are parts of characters, and many join to stop strings.
+pub const PIECES: &[&[u8]] = &[
+    b"",
+    b"a",
+    b"b",
+    b"ab",
+    b"ba",
+    b"aab",
+    b" ",
+    b"\n",
+    b"\n\n",
+    b"END",
+    b"E",
+    b"N",
+    b"D",
+    b"\xc3",
+    b"\xa9",
+    b"\xc3\xa9",
+    b"\xe6",
+    b"\x97",
+    b"\xa5",
+    b"\xf0\x9f",
+    b"\x98\x80",
+    b"\xff",
+    b"c",
+    b"abc",
+    b"the",
+    b"x\xc3",
+    b"\xa9y",
+    b"bE",
+];
+/// Ends of generation.
+pub const EOS: u32 = 0;
+/// Width of the logits; the ids beyond the pieces have no text.
+pub const N_VOCAB: usize = PIECES.len() + 2;
+
+/// Mixes a number into a hash (splitmix64's finaliser).
+pub fn mix(h: u64, x: u64) -> u64 {
+    let mut z = (h ^ x.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// The logits after a sequence of `(token, position)` as they were found.
+pub fn logits(found: impl Iterator<Item = (u32, u32)>, out: &mut [f32]) {
+    let h = found.fold(1, |h, (token, pos)| mix(mix(h, token as u64), pos as u64));
+    for (id, logit) in out.iter_mut().enumerate() {
+        *logit = (mix(h, id as u64) >> 40) as f32 / (1u64 << 24) as f32 * 8.0 - 4.0;
+    }
+    // Answers of some length.
+    out[EOS as usize] -= 2.0;
+}
+
+/// What goes wrong on purpose.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Trouble {
+    /// A chunk that holds this token is reported as a fault.
+    pub fault: Option<u32>,
+    /// A batch that holds this token is refused by its id.
+    pub refuse: Option<u32>,
+    /// The logits after this token are NaN.
+    pub nan: Option<u32>,
+    /// Every so many steps a batch is refused as a whole, after its own positions were overwritten.
+    pub fail_every: Option<u64>,
+    /// Every so many steps there are too few logits.
+    pub short_every: Option<u64>,
+}
+
+pub struct Toy {
+    limits: Limits,
+    trouble: Trouble,
+    /// `[n_pages · PAGE]`, token and position.
+    cache: Vec<(u32, u32)>,
+    logits: Vec<f32>,
+    faults: Vec<Fault>,
+    steps: u64,
+}
+
+impl Toy {
+    pub fn new(limits: Limits, trouble: Trouble) -> Toy {
+        Toy {
+            limits,
+            trouble,
+            cache: vec![(u32::MAX, u32::MAX); limits.n_pages * PAGE],
+            logits: Vec::with_capacity(limits.max_outputs * N_VOCAB),
+            faults: Vec::with_capacity(limits.max_tokens),
+            steps: 0,
+        }
+    }
+
+    /// Nobody may read a page in the step that someone else writes it.
+    fn check_writers(batch: &Batch) {
+        for (i, a) in batch.chunks.iter().enumerate() {
+            let written = a.pos as usize / PAGE..(a.pos + a.len).div_ceil(PAGE as u32) as usize;
+            for page in &batch.pages[a.first_page as usize..][written] {
+                for (j, b) in batch.chunks.iter().enumerate() {
+                    let table = &batch.pages[b.first_page as usize..][..b.n_pages as usize];
+                    assert!(i == j || !table.contains(page), "chunk {i} writes page {page}, chunk {j} has it");
+                }
+            }
+        }
+    }
+}
+
+impl Program for Toy {
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn n_vocab(&self) -> usize {
+        N_VOCAB
+    }
+
+    fn step(&mut self, batch: &Batch) -> Result<Output<'_>, StepError> {
+        batch.check(self.limits, N_VOCAB)?;
+        Toy::check_writers(batch);
+        self.steps += 1;
+        let every = |n: Option<u64>, steps: u64| n.is_some_and(|n| steps % n == 0);
+        if let Some(token) = batch.tokens.iter().position(|&id| Some(id) == self.trouble.refuse) {
+            return Err(StepError::TokenId { token, id: batch.tokens[token], n_vocab: N_VOCAB });
+        }
+        let fail = every(self.trouble.fail_every, self.steps);
+        self.logits.clear();
+        self.faults.clear();
+        let mut rows = batch.rows.iter().peekable();
+        for chunk in &batch.chunks {
+            for i in 0..chunk.len {
+                let pos = chunk.pos + i;
+                let page = batch.pages[chunk.first_page as usize + pos as usize / PAGE] as usize;
+                let token = if fail { u32::MAX } else { batch.tokens[(chunk.first + i) as usize] };
+                self.cache[page * PAGE + pos as usize % PAGE] = (token, pos);
+            }
+        }
+        if fail {
+            return Err(StepError::Batch("trouble".into()));
+        }
+        for (index, chunk) in batch.chunks.iter().enumerate() {
+            for i in 0..chunk.len {
+                let token = chunk.first + i;
+                if Some(batch.tokens[token as usize]) == self.trouble.fault {
+                    self.faults.push(Fault { chunk: index as u32, layer: 3, token });
+                }
+                if rows.next_if_eq(&&token).is_none() {
+                    continue;
+                }
+                let table = &batch.pages[chunk.first_page as usize..];
+                let cache = &self.cache;
+                let found = (0..=(chunk.pos + i) as usize).map(|p| cache[table[p / PAGE] as usize * PAGE + p % PAGE]);
+                let start = self.logits.len();
+                self.logits.resize(start + N_VOCAB, 0.0);
+                logits(found, &mut self.logits[start..]);
+                if Some(batch.tokens[token as usize]) == self.trouble.nan {
+                    self.logits[start..].fill(f32::NAN);
+                }
+            }
+        }
+        if every(self.trouble.short_every, self.steps) {
+            self.logits.pop();
+        }
+        Ok(Output { logits: &self.logits, faults: &self.faults })
+    }
+}
+
+/// [`PIECES`] as a vocabulary.
+pub struct Pieces;
+
+impl Vocabulary for Pieces {
+    fn n_vocab(&self) -> usize {
+        PIECES.len()
+    }
+
+    fn is_end_of_generation(&self, id: u32) -> bool {
+        id == EOS
+    }
+
+    fn text(self: Arc<Self>) -> Box<dyn TextStream> {
+        Box::new(Utf8(Vec::with_capacity(64)))
+    }
+}
+
+/// Bytes that are not a whole character yet.
+struct Utf8(Vec<u8>);
+
+impl TextStream for Utf8 {
+    fn push(&mut self, id: u32, out: &mut String) {
+        self.0.extend_from_slice(PIECES.get(id as usize).copied().unwrap_or_default());
+        loop {
+            match std::str::from_utf8(&self.0) {
+                Ok(text) => {
+                    out.push_str(text);
+                    self.0.clear();
+                    return;
+                }
+                Err(error) => {
+                    let valid = error.valid_up_to();
+                    out.push_str(std::str::from_utf8(&self.0[..valid]).unwrap());
+                    let bad = error.error_len();
+                    self.0.drain(..valid + bad.unwrap_or(0));
+                    match bad {
+                        Some(_) => out.push('\u{fffd}'),
+                        None => return,
+                    }
+                }
+            }
+        }
+    }
+
+    fn finish(&mut self, out: &mut String) {
+        if !self.0.is_empty() {
+            out.push('\u{fffd}');
+            self.0.clear();
+        }
+    }
+}
+
+/// An engine over a toy.
+pub fn engine(limits: Limits, options: Options, trouble: Trouble) -> Engine {
+    Engine::new(Box::new(Toy::new(limits, trouble)), Arc::new(Pieces), options).unwrap()
+}
+
+/// Limits with room for everything.
+pub fn roomy() -> Limits {
+    Limits { max_tokens: 512, max_outputs: 16, n_pages: 64, max_positions: 1024 }
+}
+
+/// Steps until nothing is left, and audits after every step; returns all events.
+pub fn drain(engine: &mut Engine) -> Events {
+    let mut events = Events::new();
+    for _ in 0..100_000 {
+        let more = engine.step(&mut events).unwrap();
+        engine.audit().unwrap();
+        if !more {
+            return events;
+        }
+    }
+    panic!("the requests do not end: {:?}", engine.stats());
+}
