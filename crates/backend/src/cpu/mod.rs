@@ -1,5 +1,6 @@
 //! The CPU backend.
 
 pub mod isa;
+pub mod kernels;
 pub mod lanes;
 pub mod math;

@@ -1,0 +1,163 @@
+//! Quantised activations of one step, shared by all workers.
+//!
+//! One allocation made at the start is cut anew for every shape. Next to the form that [`quant::act`] defines, a row has
+//! a *wide* form for the panel kernels: `u·q` (or `q`) as i16, where the values of every group of four stand in the order
+//! 0, 2, 1, 3. In that order the even and odd bytes of a 32-bit word of weights become pairs without a shuffle.
+
+use quant::act::{Act32, Act256, ActKind, ActRow};
+
+const ALIGN: usize = 64;
+
+/// Activation rows `[rows, k]` in the form of one [`ActKind`], written by [`super::Kernels::quantise`].
+#[derive(Debug)]
+pub struct ActsShared {
+    /// Whole memory; `Line` only gives it the alignment of a cache line.
+    mem: Vec<Line>,
+    base: *mut u8,
+    kind: ActKind,
+    rows: usize,
+    k: usize,
+    /// Byte offsets of the sections in `mem`.
+    q: usize,
+    u: usize,
+    d: usize,
+    sums: usize,
+    wide: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+struct Line([u8; ALIGN]);
+
+// SAFETY: `base` points into `mem`, which moves with the struct and is never reallocated. Shared writes go through
+// `row_mut`, whose callers promise that no two of them touch the same row at once.
+unsafe impl Send for ActsShared {}
+// SAFETY: as above.
+unsafe impl Sync for ActsShared {}
+
+/// Where the parts of one row lie; which of them mean something depends on the [`ActKind`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RowPtr {
+    /// `f32 [k]`, `i16 [k]` or `i8 [k]`.
+    pub q: *mut u8,
+    /// `u8 [k/32]`, 256-blocks only.
+    pub u: *mut u8,
+    /// `f32 [k/32]` or `f32 [k/256]`.
+    pub d: *mut f32,
+    /// `i32 [k/32]` or `i16 [k/16]`.
+    pub sums: *mut u8,
+    /// `i16 [k]` in panel order.
+    pub wide: *mut i16,
+}
+
+fn up(n: usize) -> usize {
+    n.next_multiple_of(ALIGN)
+}
+
+/// Byte sizes of the sections q, u, d, sums, wide.
+fn sections(kind: ActKind, rows: usize, k: usize) -> [usize; 5] {
+    match kind {
+        ActKind::F32 => [up(rows * k * 4), 0, 0, 0, 0],
+        ActKind::Block32 => [up(rows * k * 2), 0, up(rows * k / 8), up(rows * k / 8), up(rows * k * 2)],
+        ActKind::Block256 => [up(rows * k), up(rows * k / 32), up(rows * k / 64), up(rows * k / 8), up(rows * k * 2)],
+    }
+}
+
+impl ActsShared {
+    /// Memory for up to `rows` rows of up to `k` values of any kind.
+    pub fn new(rows: usize, k: usize) -> ActsShared {
+        let kinds = [ActKind::F32, ActKind::Block32, ActKind::Block256];
+        let bytes = kinds.map(|kind| sections(kind, rows, k).iter().sum::<usize>()).into_iter().max().unwrap_or(0);
+        let mut mem = vec![Line([0; ALIGN]); bytes / ALIGN + 1];
+        let base = mem.as_mut_ptr().cast();
+        ActsShared { mem, base, kind: ActKind::F32, rows: 0, k: 0, q: 0, u: 0, d: 0, sums: 0, wide: 0 }
+    }
+
+    /// Cuts the memory for `rows` rows of `k` values; what was in it is lost. Allocates nothing.
+    ///
+    /// # Panics
+    /// When the shape exceeds what [`ActsShared::new`] was told, or `k` is not a multiple of the kind's block.
+    pub fn reshape(&mut self, kind: ActKind, rows: usize, k: usize) {
+        let block = match kind {
+            ActKind::F32 => 1,
+            ActKind::Block32 => 32,
+            ActKind::Block256 => 256,
+        };
+        assert!(k.is_multiple_of(block), "row of {k} values is not a multiple of {block}");
+        let size = sections(kind, rows, k);
+        let total: usize = size.iter().sum();
+        assert!(total <= self.mem.len() * ALIGN, "{rows} rows of {k} values need {total} bytes of activations");
+        (self.kind, self.rows, self.k) = (kind, rows, k);
+        self.q = 0;
+        self.u = self.q + size[0];
+        self.d = self.u + size[1];
+        self.sums = self.d + size[2];
+        self.wide = self.sums + size[3];
+    }
+
+    /// The kind it was last cut for.
+    pub fn kind(&self) -> ActKind {
+        self.kind
+    }
+
+    /// Number of rows it was last cut for.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Values in a row.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    /// Pointers of row `r`.
+    pub(super) fn row_ptr(&self, r: usize) -> RowPtr {
+        assert!(r < self.rows, "activation row {r} of {}", self.rows);
+        let (q_bytes, d_block, sum_bytes) = match self.kind {
+            ActKind::F32 => (4, 1, 0),
+            ActKind::Block32 => (2, 32, self.k / 32 * 4),
+            ActKind::Block256 => (1, 256, self.k / 16 * 2),
+        };
+        // SAFETY: `reshape` made every section large enough for `rows` rows, and `r` is one of them.
+        unsafe {
+            RowPtr {
+                q: self.base.add(self.q + r * self.k * q_bytes),
+                u: self.base.add(self.u + r * (self.k / 32) * usize::from(self.kind == ActKind::Block256)),
+                d: if self.kind == ActKind::F32 {
+                    std::ptr::null_mut()
+                } else {
+                    self.base.add(self.d + r * (self.k / d_block) * 4).cast()
+                },
+                sums: self.base.add(self.sums + r * sum_bytes),
+                wide: if self.kind == ActKind::F32 {
+                    std::ptr::null_mut()
+                } else {
+                    self.base.add(self.wide + r * self.k * 2).cast()
+                },
+            }
+        }
+    }
+
+    /// Row `r` as the scalar reference reads it.
+    pub fn row(&self, r: usize) -> ActRow<'_> {
+        let (p, k) = (self.row_ptr(r), self.k);
+        // SAFETY: the sections hold these many initialised values (the memory starts as zeros and only numbers are
+        // written), aligned by `up`; who writes rows while they are read breaks the promise made to `quantise`.
+        unsafe {
+            match self.kind {
+                ActKind::F32 => ActRow::F32(std::slice::from_raw_parts(p.q.cast(), k)),
+                ActKind::Block32 => ActRow::Block32(Act32 {
+                    q: std::slice::from_raw_parts(p.q.cast(), k),
+                    d: std::slice::from_raw_parts(p.d, k / 32),
+                    sums: std::slice::from_raw_parts(p.sums.cast(), k / 32),
+                }),
+                ActKind::Block256 => ActRow::Block256(Act256 {
+                    q: std::slice::from_raw_parts(p.q.cast(), k),
+                    u: std::slice::from_raw_parts(p.u, k / 32),
+                    d: std::slice::from_raw_parts(p.d, k / 256),
+                    sums: std::slice::from_raw_parts(p.sums.cast(), k / 16),
+                }),
+            }
+        }
+    }
+}

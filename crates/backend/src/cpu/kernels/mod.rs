@@ -1,0 +1,333 @@
+//! Matrix products: quantised or float weights times activations, one column or many.
+//!
+//! Every function here gives, bit for bit, what [`quant::dot::dot_row`] gives (the CPU law in [`quant`]); which one runs
+//! is chosen from the table in [`variants`] when [`Kernels`] is made. Work is done in tiles of 16 rows: one column goes
+//! through a matrix-vector kernel, more columns through an integer panel ([`panel`]) that is unpacked once for all of
+//! them. Knows nothing of ops, plans or threads: callers cut the rows and hand every worker its own [`Scratch`].
+
+mod acts;
+mod float;
+mod panel;
+mod scalar;
+mod variants;
+
+use std::ops::Range;
+
+use model::plan::Gate;
+use quant::WeightType;
+use quant::act::ActKind;
+
+use super::isa::Isa;
+pub use acts::ActsShared;
+use acts::RowPtr;
+use panel::{CHUNK, Panel, ROWS};
+use variants::{Many, Variant};
+
+/// Columns that share one unpacked panel: their part of the activations stays in the second-level cache.
+const COLS: usize = 96;
+
+/// Weights `[n, k]`, rows of `dtype.row_bytes(k)` bytes one after the other.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix<'a> {
+    /// Type.
+    pub dtype: WeightType,
+    /// Rows (outputs).
+    pub n: usize,
+    /// Values in a row (inputs).
+    pub k: usize,
+    /// The rows.
+    pub bytes: &'a [u8],
+}
+
+/// A column of a product: which activation row it reads and which output row it writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Col {
+    /// Row of the activations.
+    pub act: u32,
+    /// Row of the output.
+    pub out: u32,
+}
+
+/// Output `[rows, stride]` that several workers write at once.
+#[derive(Clone, Copy, Debug)]
+pub struct OutPtr {
+    ptr: *mut f32,
+    rows: usize,
+    stride: usize,
+}
+
+// SAFETY: whoever makes one promises that concurrent products write disjoint elements.
+unsafe impl Send for OutPtr {}
+// SAFETY: as above.
+unsafe impl Sync for OutPtr {}
+
+impl OutPtr {
+    /// An output of `rows` rows, `stride` values apart.
+    ///
+    /// # Safety
+    /// `ptr` is writable for `rows · stride` values as long as products write to it, nobody else reads or writes the
+    /// elements meanwhile, and products that run at once write different rows of their weights or different columns.
+    pub unsafe fn new(ptr: *mut f32, rows: usize, stride: usize) -> OutPtr {
+        OutPtr { ptr, rows, stride }
+    }
+}
+
+/// What a worker needs to itself; allocated once.
+#[derive(Debug)]
+pub struct Scratch {
+    panel: Box<Panel>,
+    /// Results of a tile, `[COLS][ROWS]`; the second is for the other half of a gated product.
+    acc: Box<[[f32; ROWS]; COLS]>,
+    acc2: Box<[[f32; ROWS]; COLS]>,
+    cols: Box<[ColPtr; COLS]>,
+    /// Weights of four rows as f32.
+    floats: Vec<f32>,
+}
+
+impl Scratch {
+    /// Scratch for rows of up to `max_k` values.
+    pub fn new(max_k: usize) -> Scratch {
+        Scratch {
+            panel: Panel::new(),
+            acc: Box::new([[0.0; ROWS]; COLS]),
+            acc2: Box::new([[0.0; ROWS]; COLS]),
+            cols: Box::new([ColPtr::NULL; COLS]),
+            floats: vec![0.0; variants::FLOAT_ROWS * max_k],
+        }
+    }
+}
+
+/// The activations of one column as the kernels read them.
+#[derive(Clone, Copy, Debug)]
+struct ColPtr {
+    row: RowPtr,
+    /// Index of the row.
+    act: usize,
+}
+
+impl ColPtr {
+    const NULL: ColPtr = ColPtr {
+        row: RowPtr {
+            q: std::ptr::null_mut(),
+            u: std::ptr::null_mut(),
+            d: std::ptr::null_mut(),
+            sums: std::ptr::null_mut(),
+            wide: std::ptr::null_mut(),
+        },
+        act: 0,
+    };
+}
+
+// SAFETY: the pointers in a scratch are set anew by every call that reads them.
+unsafe impl Send for Scratch {}
+
+/// Consecutive rows of a matrix, at most [`ROWS`].
+#[derive(Clone, Copy, Debug)]
+struct RowSet {
+    dtype: WeightType,
+    base: *const u8,
+    row_bytes: usize,
+    n: usize,
+    k: usize,
+}
+
+impl RowSet {
+    /// Row `r`, or the last row when there are fewer: tiles are always full, and what is too much is not stored.
+    fn row(&self, r: usize) -> *const u8 {
+        // SAFETY: rows up to `n` lie inside the matrix.
+        unsafe { self.base.add(r.min(self.n - 1) * self.row_bytes) }
+    }
+}
+
+/// The kernels of one instruction set.
+#[derive(Clone, Debug)]
+pub struct Kernels {
+    isa: Isa,
+    table: Vec<Variant>,
+    quantise: variants::QuantiseFns,
+}
+
+impl Kernels {
+    /// Chooses the kernels.
+    ///
+    /// # Panics
+    /// When the machine lacks `isa`; [`Isa::check`] turns that into an error beforehand.
+    pub fn new(isa: Isa) -> Kernels {
+        assert!(isa.available(), "the machine has no {isa}");
+        Kernels {
+            isa,
+            table: WeightType::ALL.iter().map(|&t| variants::variant(t, isa)).collect(),
+            quantise: variants::quantise(isa),
+        }
+    }
+
+    /// The instruction set they are written for.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// Writes rows `rows` of `x` `[_, k]` into the same rows of `acts`, in the form `acts` was cut for.
+    ///
+    /// # Safety
+    /// No other thread reads or writes these rows of `acts` meanwhile.
+    ///
+    /// # Panics
+    /// When `k` is not that of `acts`, or `rows` ends past `x` or `acts`.
+    pub unsafe fn quantise(&self, x: &[f32], k: usize, rows: Range<usize>, acts: &ActsShared) {
+        assert_eq!(k, acts.k(), "activations are cut for other rows");
+        assert!(rows.end <= acts.rows() && rows.end * k <= x.len(), "rows {rows:?} of {} activations", acts.rows());
+        let quantise = match acts.kind() {
+            ActKind::F32 => self.quantise.float,
+            ActKind::Block32 => self.quantise.block32,
+            ActKind::Block256 => self.quantise.block256,
+        };
+        for r in rows {
+            // SAFETY: the row of `acts` is this thread's by the contract and as long as the slice of `x`.
+            unsafe { quantise(&x[r * k..(r + 1) * k], &acts.row_ptr(r)) };
+        }
+    }
+
+    /// `y[col.out][r] = w[r]·acts[col.act]` for every `r` of `rows` and every column.
+    ///
+    /// # Panics
+    /// When shapes disagree: row length, kind of activations, length of `w.bytes`, a column or row out of range.
+    pub fn matmul(
+        &self,
+        w: &Matrix,
+        rows: Range<usize>,
+        acts: &ActsShared,
+        cols: &[Col],
+        y: OutPtr,
+        scratch: &mut Scratch,
+    ) {
+        check(w, &rows, acts, cols, &y);
+        for cols in cols.chunks(COLS) {
+            set_cols(cols, acts, scratch);
+            for first in rows.clone().step_by(ROWS) {
+                let set = row_set(w, first, rows.end);
+                self.tile(&set, acts, cols.len(), scratch);
+                store(&scratch.acc[..cols.len()], cols, first, set.n, y);
+            }
+        }
+    }
+
+    /// Gate and up at once: `y[col.out][r] = act(gate[r]·x) · (up[r]·x)`.
+    ///
+    /// # Panics
+    /// As [`Kernels::matmul`], for both matrices.
+    pub fn matmul_gated(
+        &self,
+        gate: &Matrix,
+        up: &Matrix,
+        rows: Range<usize>,
+        acts: &ActsShared,
+        cols: &[Col],
+        act: Gate,
+        y: OutPtr,
+        scratch: &mut Scratch,
+    ) {
+        check(gate, &rows, acts, cols, &y);
+        check(up, &rows, acts, cols, &y);
+        for cols in cols.chunks(COLS) {
+            set_cols(cols, acts, scratch);
+            for first in rows.clone().step_by(ROWS) {
+                let set = row_set(gate, first, rows.end);
+                self.tile(&set, acts, cols.len(), scratch);
+                std::mem::swap(&mut scratch.acc, &mut scratch.acc2);
+                self.tile(&row_set(up, first, rows.end), acts, cols.len(), scratch);
+                variants::gate(self.isa, act, &scratch.acc2[..cols.len()], &mut scratch.acc[..cols.len()]);
+                store(&scratch.acc[..cols.len()], cols, first, set.n, y);
+            }
+        }
+    }
+
+    /// Rows that one chunk of work should have: whole tiles, small enough that every worker gets several, large enough
+    /// that claiming one costs nothing beside it.
+    pub fn row_chunk(&self, dtype: WeightType, k: usize, n: usize, cols: usize, workers: usize) -> usize {
+        // About 64 kB of weights for one column; with more columns a tile is worth more.
+        let row = dtype.row_bytes(k).unwrap_or(k).max(1);
+        let by_bytes = (65536 / row / cols.max(1)).max(1);
+        let by_share = n.div_ceil(4 * workers.max(1)).max(1);
+        by_bytes.min(by_share).next_multiple_of(ROWS)
+    }
+
+    /// Computes 16 rows by up to [`COLS`] columns into `scratch.acc`.
+    fn tile(&self, set: &RowSet, acts: &ActsShared, n_cols: usize, scratch: &mut Scratch) {
+        let variant = &self.table[set.dtype as usize];
+        let (cols, acc) = (&scratch.cols[..n_cols], &mut scratch.acc[..n_cols]);
+        match variant.many {
+            Many::Panel { unpack, tile, from } if n_cols >= from => {
+                let (block, bytes) = (set.dtype.block_len(), set.dtype.block_bytes());
+                for a in acc.iter_mut() {
+                    *a = [0.0; ROWS];
+                }
+                for chunk in (0..set.k).step_by(CHUNK) {
+                    let blocks = (set.k - chunk).min(CHUNK) / block;
+                    let at: [*const u8; ROWS] = std::array::from_fn(|r| {
+                        // SAFETY: the chunk begins inside the row.
+                        unsafe { set.row(r).add(chunk / block * bytes) }
+                    });
+                    // SAFETY: the rows have these blocks from here on; `new` checked the instruction set; the columns'
+                    // rows have k values, of which chunk .. chunk + blocks·block are read.
+                    unsafe {
+                        unpack(&at, blocks, &mut scratch.panel);
+                        tile(&scratch.panel, blocks, chunk, cols, acc);
+                    }
+                }
+            }
+            // SAFETY: `check` compared the shapes, `new` the instruction set; `floats` is long enough by the assertion.
+            Many::Float(many) if n_cols > 1 => {
+                assert!(scratch.floats.len() >= variants::FLOAT_ROWS * set.k, "scratch is for shorter rows");
+                unsafe { many(set, cols, acc, &mut scratch.floats) }
+            }
+            _ => {
+                for (col, acc) in cols.iter().zip(acc) {
+                    // SAFETY: as above.
+                    unsafe { (variant.one)(set, acts, col, acc) }
+                }
+            }
+        }
+    }
+}
+
+/// Everything that raw pointers rely on, once a call.
+fn check(w: &Matrix, rows: &Range<usize>, acts: &ActsShared, cols: &[Col], y: &OutPtr) {
+    let need = w.dtype.row_bytes(w.k).and_then(|row| row.checked_mul(w.n));
+    assert!(
+        need.is_some_and(|need| need <= w.bytes.len()),
+        "{} [{}, {}] in {} bytes",
+        w.dtype,
+        w.n,
+        w.k,
+        w.bytes.len()
+    );
+    assert!(acts.kind() == w.dtype.act() && acts.k() == w.k, "activations are not for {} rows of {}", w.dtype, w.k);
+    assert!(rows.end <= w.n && rows.end <= y.stride, "rows {rows:?} of {} into outputs of {}", w.n, y.stride);
+    for c in cols {
+        assert!((c.act as usize) < acts.rows() && (c.out as usize) < y.rows, "column {c:?} is out of range");
+    }
+}
+
+fn set_cols(cols: &[Col], acts: &ActsShared, scratch: &mut Scratch) {
+    for (p, c) in scratch.cols.iter_mut().zip(cols) {
+        *p = ColPtr { row: acts.row_ptr(c.act as usize), act: c.act as usize };
+    }
+}
+
+fn row_set(w: &Matrix, first: usize, end: usize) -> RowSet {
+    // `check` saw that the product does not overflow and that the type divides the row.
+    let row_bytes = w.dtype.row_bytes(w.k).unwrap_or(0);
+    let base = w.bytes[first * row_bytes..].as_ptr();
+    RowSet { dtype: w.dtype, base, row_bytes, n: (end - first).min(ROWS), k: w.k }
+}
+
+/// Writes the first `n` rows of a tile's columns.
+fn store(acc: &[[f32; ROWS]], cols: &[Col], first: usize, n: usize, y: OutPtr) {
+    for (a, c) in acc.iter().zip(cols) {
+        // SAFETY: `check` saw that the column and the rows lie inside; `OutPtr::new` was promised that they are ours.
+        unsafe {
+            let out = y.ptr.add(c.out as usize * y.stride + first);
+            std::ptr::copy_nonoverlapping(a.as_ptr(), out, n);
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! The table of kernels: weight type × operation × instruction set -> function.
+//!
+//! A new kernel is a function in its family's file and a line here.
+
+use model::plan::Gate;
+use quant::WeightType;
+use quant::act::ActKind;
+
+use crate::cpu::isa::{Isa, on_isa};
+use crate::cpu::lanes::Lanes;
+use crate::cpu::math::gated;
+
+use super::acts::RowPtr;
+use super::panel::{self, Panel, ROWS, UnpackFn};
+use super::{ActsShared, ColPtr, RowSet, float, scalar};
+
+pub(super) use super::float::FLOAT_ROWS;
+
+/// One column: writes the dot products of the set's rows; what stands behind the last row is meaningless.
+///
+/// # Safety
+/// The set's rows are readable, `col` is a row of `acts`, both have k values of kinds that fit each other, and the
+/// machine has the instruction set that the function is written for.
+pub(super) type OneFn = unsafe fn(set: &RowSet, acts: &ActsShared, col: &ColPtr, out: &mut [f32; ROWS]);
+
+/// Columns of a panel: adds to `acc` the products of `blocks` blocks, which begin at value `chunk` of the row.
+///
+/// # Safety
+/// Every column has the blocks, `acc` is as long as `cols`, and the machine has the instruction set.
+pub(super) type TileFn =
+    unsafe fn(panel: &Panel, blocks: usize, chunk: usize, cols: &[ColPtr], acc: &mut [[f32; ROWS]]);
+
+/// Many columns of float weights; `floats` has room for [`FLOAT_ROWS`] rows.
+///
+/// # Safety
+/// As [`OneFn`], for every column.
+pub(super) type FloatFn = unsafe fn(set: &RowSet, cols: &[ColPtr], acc: &mut [[f32; ROWS]], floats: &mut [f32]);
+
+/// Quantises a row.
+///
+/// # Safety
+/// `row` points to sections for `x.len()` values that nobody else reads or writes, and the machine has the instruction set.
+pub(super) type QuantiseFn = unsafe fn(x: &[f32], row: &RowPtr);
+
+/// What more than one column goes through.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Many {
+    /// Integer panel, from `from` columns on; fewer go one by one.
+    Panel { unpack: UnpackFn, tile: TileFn, from: usize },
+    /// Lanes of f32.
+    Float(FloatFn),
+}
+
+/// The kernels of a weight type.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Variant {
+    pub one: OneFn,
+    pub many: Many,
+}
+
+/// The quantisers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct QuantiseFns {
+    pub float: QuantiseFn,
+    pub block32: QuantiseFn,
+    pub block256: QuantiseFn,
+}
+
+/// The row of the table for `t` on `isa`.
+pub(super) fn variant(t: WeightType, isa: Isa) -> Variant {
+    if t.act() == ActKind::F32 {
+        return float_variant(t, isa);
+    }
+    Variant { one: scalar::one, many: Many::Panel { unpack: panel::plain(t), tile: scalar::tile_fn(t), from: 4 } }
+}
+
+fn float_variant(t: WeightType, isa: Isa) -> Variant {
+    macro_rules! on {
+        ($isa:path) => {
+            match t {
+                WeightType::F32 => Variant {
+                    one: |set, _, col, out| float::one_f32($isa, set, col, out),
+                    many: Many::Float(|set, cols, acc, floats| float::many_f32($isa, set, cols, acc, floats)),
+                },
+                WeightType::F16 => Variant {
+                    one: |set, _, col, out| float::one_f16($isa, set, col, out),
+                    many: Many::Float(|set, cols, acc, floats| float::many_f16($isa, set, cols, acc, floats)),
+                },
+                _ => Variant {
+                    one: |set, _, col, out| float::one_bf16($isa, set, col, out),
+                    many: Many::Float(|set, cols, acc, floats| float::many_bf16($isa, set, cols, acc, floats)),
+                },
+            }
+        };
+    }
+    match isa {
+        Isa::Scalar => on!(Isa::Scalar),
+        Isa::Avx2 => on!(Isa::Avx2),
+        Isa::Avx512 => on!(Isa::Avx512),
+    }
+}
+
+/// The quantisers of `isa`.
+pub(super) fn quantise(isa: Isa) -> QuantiseFns {
+    let _ = isa;
+    QuantiseFns { float: scalar::float, block32: scalar::block32, block256: scalar::block256 }
+}
+
+#[inline(always)]
+fn gate_lanes<L: Lanes>(act: Gate, g: &[[f32; ROWS]], u: &mut [[f32; ROWS]]) {
+    for (g, u) in g.iter().zip(u) {
+        // SAFETY: both arrays have 16 values.
+        unsafe { gated(act, L::load(g.as_ptr()), L::load(u.as_ptr())).store(u.as_mut_ptr()) }
+    }
+}
+
+on_isa! {
+    /// `u = act(g) ⊙ u`, for the columns of a tile.
+    pub(super) fn gate(act: Gate, g: &[[f32; ROWS]], u: &mut [[f32; ROWS]]) = gate_lanes
+}

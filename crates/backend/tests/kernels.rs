@@ -1,0 +1,258 @@
+//! Matrix products and quantisers of every instruction set against the scalar reference, bit for bit.
+
+use backend::cpu::isa::Isa;
+use backend::cpu::kernels::{ActsShared, Col, Kernels, Matrix, OutPtr, Scratch};
+use backend::cpu::math;
+use model::plan::Gate;
+use quant::WeightType;
+use quant::act::{ActKind, ActRow};
+use quant::dot::dot_row;
+
+const ROWS: [usize; 7] = [1, 2, 3, 5, 8, 17, 64];
+const COLS: [usize; 13] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 33, 64];
+const MAX: usize = 64;
+
+/// Row lengths of each block length, a last panel that is not full among them.
+const LENGTHS: [(usize, &[usize]); 3] =
+    [(1, &[1, 16, 40, 768, 2048]), (32, &[32, 64, 704, 2048]), (256, &[256, 768, 2048])];
+
+/// Bytes of a block that hold f16 scales.
+const SCALES: [(WeightType, &[usize]); 12] = [
+    (WeightType::Q4_0, &[0]),
+    (WeightType::Q4_1, &[0, 2]),
+    (WeightType::Q5_0, &[0]),
+    (WeightType::Q5_1, &[0, 2]),
+    (WeightType::Q8_0, &[0]),
+    (WeightType::Q2_K, &[80, 82]),
+    (WeightType::Q3_K, &[108]),
+    (WeightType::Q4_K, &[0, 2]),
+    (WeightType::Q5_K, &[0, 2]),
+    (WeightType::Q6_K, &[208]),
+    (WeightType::IQ4_NL, &[0]),
+    (WeightType::IQ4_XS, &[0]),
+];
+
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 ^ self.0 >> 29).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 16
+    }
+
+    /// About normal, standard deviation 1.
+    fn value(&mut self) -> f32 {
+        (0..4).map(|_| (self.next() % 65536) as f32 / 65536.0 - 0.5).sum::<f32>() * 1.7
+    }
+}
+
+/// Random rows; some blocks hold the extremes of their integers, some rows are zero.
+fn weights(t: WeightType, n: usize, k: usize) -> Vec<u8> {
+    let mut rng = Rng(t as u64 * 1000 + k as u64);
+    let (size, row) = (t.block_bytes(), t.row_bytes(k).unwrap());
+    let mut bytes: Vec<u8> = (0..n * row).map(|_| rng.next() as u8).collect();
+    for (i, block) in bytes.chunks_exact_mut(size).enumerate() {
+        match i % 7 {
+            3 => block.fill(0xff),
+            4 => block.fill(0x80),
+            5 => block.fill(0),
+            _ => {}
+        }
+        match t {
+            WeightType::F32 => block.copy_from_slice(&rng.value().to_le_bytes()),
+            WeightType::F16 => block.copy_from_slice(&half::f16::from_f32(rng.value()).to_le_bytes()),
+            WeightType::BF16 => block.copy_from_slice(&half::bf16::from_f32(rng.value()).to_le_bytes()),
+            WeightType::MXFP4 => block[0] = if i % 5 == 0 { (i / 5 % 3) as u8 } else { 110 + (rng.next() % 30) as u8 },
+            _ => {
+                let (_, at) = SCALES.iter().find(|s| s.0 == t).unwrap();
+                for &at in *at {
+                    let scale = if i % 11 == 0 { f32::from_bits(0x3380_0000) } else { rng.value() * 0.1 };
+                    block[at..at + 2].copy_from_slice(&half::f16::from_f32(scale).to_le_bytes());
+                }
+            }
+        }
+    }
+    bytes[row * (n / 3)..][..row].fill(0);
+    bytes
+}
+
+/// Random activations with outliers, a zero row, tiny and huge rows, and rows with NaN and inf.
+fn activations(rows: usize, k: usize) -> Vec<f32> {
+    let mut rng = Rng(k as u64 + 7);
+    let mut x: Vec<f32> = (0..rows * k).map(|_| rng.value()).collect();
+    for (r, x) in x.chunks_exact_mut(k).enumerate() {
+        match r % 16 {
+            3 => x.fill(0.0),
+            4 => x[k / 2] = 1e6,
+            5 => x.iter_mut().for_each(|x| *x *= 1e-30),
+            6 => x.iter_mut().for_each(|x| *x *= 1e-42),
+            7 => x.iter_mut().for_each(|x| *x *= 1e30),
+            8 => x.fill(-3.25),
+            9 => x[k - 1] = f32::NAN,
+            10 => x[0] = f32::NEG_INFINITY,
+            11 => x.iter_mut().enumerate().for_each(|(i, x)| *x = if i % 3 == 0 { f32::MAX } else { -f32::MAX }),
+            12 => x.iter_mut().enumerate().for_each(|(i, x)| *x *= f32::powi(0.5, (i / 32 % 40) as i32)),
+            13 => x.iter_mut().enumerate().for_each(|(i, x)| *x = ((i % 255) as f32 - 127.0) / 2.0),
+            _ => {}
+        }
+    }
+    x
+}
+
+fn isas() -> Vec<Isa> {
+    for isa in Isa::ALL.into_iter().filter(|isa| !isa.available()) {
+        println!("skipped {isa}: the machine lacks it");
+    }
+    Isa::ALL.into_iter().filter(|isa| isa.available()).collect()
+}
+
+fn same(a: f32, b: f32) -> bool {
+    a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
+}
+
+fn quantised(kernels: &Kernels, kind: ActKind, x: &[f32], k: usize) -> ActsShared {
+    let rows = x.len() / k;
+    let mut acts = ActsShared::new(rows, k);
+    acts.reshape(kind, rows, k);
+    // SAFETY: no other thread knows them.
+    unsafe { kernels.quantise(x, k, 0..rows, &acts) };
+    acts
+}
+
+/// Activation row of column `c`: neither the column itself nor monotone.
+fn act_of(c: usize) -> usize {
+    c * 37 % MAX
+}
+
+/// Shapes that the slow scalar kernels also go through.
+fn skip(isa: Isa, n: usize, cols: usize) -> bool {
+    isa == Isa::Scalar && !(matches!(n, 1 | 17) && matches!(cols, 1 | 2 | 5))
+}
+
+#[test]
+fn products_equal_the_scalar_dot() {
+    let isas = isas();
+    for t in WeightType::ALL {
+        let (_, lengths) = LENGTHS.iter().find(|l| l.0 == t.block_len()).unwrap();
+        for &k in *lengths {
+            let (w, x) = (weights(t, MAX, k), activations(MAX, k));
+            let acts = quantised(&Kernels::new(Isa::Scalar), t.act(), &x, k);
+            let row = t.row_bytes(k).unwrap();
+            let want: Vec<f32> =
+                (0..MAX * MAX).map(|i| dot_row(t, &w[i % MAX * row..][..row], acts.row(act_of(i / MAX)))).collect(); // [column, row]
+            for &isa in &isas {
+                let kernels = Kernels::new(isa);
+                let mut scratch = Scratch::new(k);
+                for (n, n_cols) in ROWS.into_iter().flat_map(|n| COLS.map(|c| (n, c))).filter(|s| !skip(isa, s.0, s.1))
+                {
+                    let matrix = Matrix { dtype: t, n: MAX, k, bytes: &w };
+                    // Columns go to scattered output rows; rows from 1 on where there is space, so that tiles begin anywhere.
+                    let out_of = |c: usize| (n_cols - 1 - c) * 2;
+                    let cols: Vec<Col> =
+                        (0..n_cols).map(|c| Col { act: act_of(c) as u32, out: out_of(c) as u32 }).collect();
+                    let first = usize::from(n < MAX);
+                    let mut y = vec![-7.5f32; 2 * n_cols * MAX];
+                    // SAFETY: `y` has these rows and only this thread uses it.
+                    let out = unsafe { OutPtr::new(y.as_mut_ptr(), 2 * n_cols, MAX) };
+                    kernels.matmul(&matrix, first..first + n, &acts, &cols, out, &mut scratch);
+                    for c in 0..n_cols {
+                        for r in 0..MAX {
+                            let got = y[out_of(c) * MAX + r];
+                            let want = if (first..first + n).contains(&r) { want[c * MAX + r] } else { -7.5 };
+                            assert!(
+                                same(got, want),
+                                "{t} {isa} k {k} n {n} cols {n_cols}: row {r} column {c}: {got} {want}"
+                            );
+                        }
+                        assert!(y[(out_of(c) + 1) * MAX..][..MAX].iter().all(|&y| y == -7.5), "row between outputs");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn gated_products_equal_their_parts() {
+    for t in [WeightType::Q4_K, WeightType::Q8_0, WeightType::BF16] {
+        for isa in isas() {
+            let (k, n) = (768, 40);
+            let (wg, mut wu, x) = (weights(t, n, k), weights(t, n, k), activations(MAX, k));
+            let row = t.row_bytes(k).unwrap();
+            wu.rotate_left(5 * row);
+            let kernels = Kernels::new(isa);
+            let acts = quantised(&kernels, t.act(), &x, k);
+            let mut scratch = Scratch::new(k);
+            for (act, n_cols) in [(Gate::Silu, 1), (Gate::GeluTanh, 1), (Gate::Silu, 9), (Gate::GeluTanh, 64)] {
+                let cols: Vec<Col> = (0..n_cols).map(|c| Col { act: act_of(c) as u32, out: c as u32 }).collect();
+                let mut y = vec![0.0f32; n_cols * n];
+                // SAFETY: `y` has these rows and only this thread uses it.
+                let out = unsafe { OutPtr::new(y.as_mut_ptr(), n_cols, n) };
+                let (gate, up) = (Matrix { dtype: t, n, k, bytes: &wg }, Matrix { dtype: t, n, k, bytes: &wu });
+                kernels.matmul_gated(&gate, &up, 0..n, &acts, &cols, act, out, &mut scratch);
+                for (i, got) in y.iter().enumerate() {
+                    let (c, r) = (i / n, i % n);
+                    let x = acts.row(act_of(c));
+                    let (g, u) = (dot_row(t, &wg[r * row..][..row], x), dot_row(t, &wu[r * row..][..row], x));
+                    let want = math::gated(act, g, u);
+                    assert!(same(*got, want), "{t} {isa} {act:?} column {c} row {r}: {got} {want}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn quantisers_are_equal_on_every_instruction_set() {
+    for kind in [ActKind::F32, ActKind::Block32, ActKind::Block256] {
+        let k = 768;
+        let mut x = activations(MAX, k);
+        // Values next to halves of a step, where rounding decides.
+        for i in 0..k {
+            x[k + i] = ((i % 97) as f32 + 0.5) / 127.0;
+            x[2 * k + i] = f32::from_bits(0x0da2_4260 - 128 + (i as u32 % 256)); // about 1e-30
+        }
+        x[k] = 1.0;
+        let want = quantised(&Kernels::new(Isa::Scalar), kind, &x, k);
+        for isa in isas() {
+            let got = quantised(&Kernels::new(isa), kind, &x, k);
+            for r in 0..MAX {
+                match (got.row(r), want.row(r)) {
+                    (ActRow::F32(a), ActRow::F32(b)) => assert!(a.iter().zip(b).all(|(a, b)| same(*a, *b))),
+                    (ActRow::Block32(a), ActRow::Block32(b)) => {
+                        assert_eq!((a.q, a.sums), (b.q, b.sums), "{isa} row {r}");
+                        assert!(a.d.iter().zip(b.d).all(|(a, b)| same(*a, *b)), "{isa} row {r}");
+                    }
+                    (ActRow::Block256(a), ActRow::Block256(b)) => {
+                        assert_eq!((a.q, a.u, a.sums), (b.q, b.u, b.sums), "{isa} row {r}");
+                        assert!(a.d.iter().zip(b.d).all(|(a, b)| same(*a, *b)), "{isa} row {r}: {:?} {:?}", a.d, b.d);
+                    }
+                    _ => panic!("kinds differ"),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "in 10 bytes")]
+fn short_weights_are_refused() {
+    let kernels = Kernels::new(Isa::Scalar);
+    let acts = quantised(&kernels, ActKind::Block32, &[1.0; 32], 32);
+    let mut y = [0.0f32; 1];
+    // SAFETY: `y` has this row.
+    let out = unsafe { OutPtr::new(y.as_mut_ptr(), 1, 1) };
+    let w = Matrix { dtype: WeightType::Q8_0, n: 1, k: 32, bytes: &[0; 10] };
+    kernels.matmul(&w, 0..1, &acts, &[Col { act: 0, out: 0 }], out, &mut Scratch::new(32));
+}
+
+#[test]
+fn chunks_are_whole_tiles() {
+    let kernels = Kernels::new(Isa::Scalar);
+    for (t, k, n, cols, workers) in
+        [(WeightType::Q4_K, 2048, 768, 1, 2), (WeightType::Q8_0, 704, 5, 64, 8), (WeightType::F32, 0, 0, 0, 0)]
+    {
+        let chunk = kernels.row_chunk(t, k, n, cols, workers);
+        assert!(chunk >= 16 && chunk.is_multiple_of(16), "{t}: {chunk}");
+    }
+}
