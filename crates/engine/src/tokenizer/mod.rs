@@ -1,1 +1,214 @@
 //! Text to token ids and back.
+//!
+//! A [`Tokenizer`] is made from a model file's metadata alone. It must give exactly the ids that the model was trained
+//! on, and llama.cpp's for the same file are the witness in the tests. It knows nothing of chats or templates: a
+//! prompt arrives as text, and what in it may be a control token the caller says ([`Encode::parse_special`]).
+
+mod bpe;
+mod detokenize;
+mod load;
+mod merge;
+mod pretokenize;
+mod special;
+mod spm;
+mod vocab;
+
+pub use detokenize::{Decode, Detokenizer};
+pub use vocab::TokenKind;
+
+use bpe::Bpe;
+use special::{Part, Specials};
+use spm::Spm;
+use vocab::Vocab;
+
+/// How SentencePiece vocabularies write a space.
+const SPACE: &str = "▁";
+
+/// Why a vocabulary cannot be used. Messages continue "failed to".
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // The messages say what each is.
+pub enum Error {
+    #[error(transparent)]
+    Metadata(#[from] checkpoint::Error),
+    #[error("use tokenizer.ggml.model {found:?}: known are gpt2, gemma4, llama")]
+    Model { found: String },
+    #[error("use tokenizer.ggml.pre {found:?}: known are {known}")]
+    Pre { found: String, known: String },
+    #[error("compile the pre-tokenizer {name}")]
+    Pattern { name: String, source: Box<regex::Error> },
+    #[error("use {key}: it has {found} values for {n_vocab} tokens")]
+    Count { key: &'static str, found: usize, n_vocab: usize },
+    #[error("use tokenizer.ggml.tokens: it holds {n_vocab} tokens, from 1 to {most} can be used")]
+    NoTokens { n_vocab: usize, most: usize },
+    #[error("use tokenizer.ggml.tokens: the tokens are longer than 4 GiB together")]
+    TooLong,
+    #[error("use tokenizer.ggml.tokens: {token} is both token {first} and token {second}")]
+    Duplicate { token: String, first: u32, second: u32 },
+    #[error("use tokenizer.ggml.token_type: token {id} is of type {found}, known are 0 to 6")]
+    Kind { id: u32, found: i32 },
+    #[error("use token {id}, {token}: a byte token is written <0x00> to <0xFF>")]
+    ByteToken { id: u32, token: String },
+    #[error("use tokenizer.ggml.scores: the score of token {id} is not a number")]
+    Score { id: u32 },
+    #[error("use tokenizer.ggml.merges: merge {rank}, {merge}, {why}")]
+    Merge { rank: usize, merge: String, why: String },
+    #[error("use {key}: it is {id}, the vocabulary has {n_vocab} tokens")]
+    Id { key: &'static str, id: u32, n_vocab: usize },
+    #[error("use {flag}: it is true, but {key} is missing")]
+    MissingId { flag: &'static str, key: &'static str },
+}
+
+/// How a text becomes tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Encode {
+    /// Put BOS before and EOS after where the model wants them.
+    pub add_special: bool,
+    /// Take the names of control tokens in the text (`<|im_end|>`) for the tokens. For text that a template wrote;
+    /// text of a user may name them without meaning them.
+    pub parse_special: bool,
+}
+
+/// The rules by which text without special strings is cut.
+enum Algorithm {
+    Bpe(Bpe),
+    Spm(Spm),
+}
+
+/// Tokens that have a role; `None` where the model has none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Roles {
+    bos: Option<u32>,
+    eos: Option<u32>,
+    eot: Option<u32>,
+    eom: Option<u32>,
+    pad: Option<u32>,
+    unknown: Option<u32>,
+    ends: Vec<u32>, // sorted: every token that ends a generation
+}
+
+/// A model's tokenizer. Immutable, so one serves any number of threads.
+pub struct Tokenizer {
+    vocab: Vocab,
+    algorithm: Algorithm,
+    specials: Specials,
+    roles: Roles,
+    add_bos: bool,
+    add_eos: bool,
+    add_space_prefix: bool,
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tokenizer")
+            .field("n_vocab", &self.n_vocab())
+            .field("roles", &self.roles)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Tokenizer {
+    /// The tokens of a text.
+    pub fn encode(&self, text: &str, how: Encode) -> Vec<u32> {
+        let mut ids = Vec::with_capacity(text.len() / 3 + 2);
+        self.encode_into(text, how, &mut ids);
+        ids
+    }
+
+    /// Appends the tokens of a text. No text is refused.
+    pub fn encode_into(&self, text: &str, how: Encode, ids: &mut Vec<u32>) {
+        ids.extend(self.roles.bos.filter(|_| how.add_special && self.add_bos));
+        // A SentencePiece text starts with a space, and so does one that follows a special token.
+        let mut prefix = self.add_space_prefix;
+        for part in self.specials.partition(text, how.parse_special) {
+            match part {
+                Part::Token(id) => {
+                    ids.push(id);
+                    prefix = self.add_space_prefix;
+                }
+                Part::Text(range) => {
+                    match &self.algorithm {
+                        Algorithm::Bpe(bpe) => bpe.encode(&self.vocab, &text[range], ids),
+                        Algorithm::Spm(spm) => spm.encode(&self.vocab, &text[range], prefix, ids),
+                    }
+                    prefix = false;
+                }
+            }
+        }
+        ids.extend(self.roles.eos.filter(|_| how.add_special && self.add_eos));
+    }
+
+    /// The bytes a token stands for, its name for a control token; `None` past the vocabulary.
+    pub fn token_bytes(&self, id: u32) -> Option<&[u8]> {
+        self.vocab.piece(id)
+    }
+
+    /// The token whose text in the file is this one: `<|im_end|>`, or `Ġthe` in a byte-level vocabulary.
+    pub fn token_to_id(&self, text: &str) -> Option<u32> {
+        self.vocab.id(text.as_bytes())
+    }
+
+    /// What a token is; `None` past the vocabulary.
+    pub fn kind(&self, id: u32) -> Option<TokenKind> {
+        self.vocab.kind(id)
+    }
+
+    /// Whether a token carries no text of its own: control and unknown tokens.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.kind(id).is_some_and(TokenKind::is_special)
+    }
+
+    /// Whether an answer ends with this token: end of text, of turn, of message, or a token of a well-known such name.
+    pub fn is_end_of_generation(&self, id: u32) -> bool {
+        self.roles.ends.binary_search(&id).is_ok()
+    }
+
+    /// All tokens that end an answer, in rising order.
+    pub fn ends_of_generation(&self) -> &[u32] {
+        &self.roles.ends
+    }
+
+    /// Count of tokens; ids are below it.
+    pub fn n_vocab(&self) -> usize {
+        self.vocab.len()
+    }
+
+    /// Begin of text.
+    pub fn bos(&self) -> Option<u32> {
+        self.roles.bos
+    }
+
+    /// End of text.
+    pub fn eos(&self) -> Option<u32> {
+        self.roles.eos
+    }
+
+    /// End of turn.
+    pub fn eot(&self) -> Option<u32> {
+        self.roles.eot
+    }
+
+    /// End of message: the model wants a tool's answer before it goes on.
+    pub fn eom(&self) -> Option<u32> {
+        self.roles.eom
+    }
+
+    /// Padding.
+    pub fn pad(&self) -> Option<u32> {
+        self.roles.pad
+    }
+
+    /// Stands for what no token covers.
+    pub fn unknown(&self) -> Option<u32> {
+        self.roles.unknown
+    }
+
+    /// Whether [`Encode::add_special`] puts BOS before a text.
+    pub fn adds_bos(&self) -> bool {
+        self.add_bos
+    }
+
+    /// Whether [`Encode::add_special`] puts EOS after a text.
+    pub fn adds_eos(&self) -> bool {
+        self.add_eos
+    }
+}

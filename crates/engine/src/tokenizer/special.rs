@@ -1,0 +1,124 @@
+//! Finding the strings of control and user-defined tokens in a text.
+//!
+//! A longer string wins over a shorter one wherever they overlap, even one that starts earlier; that is llama.cpp's
+//! order and the files are made for it. Knows nothing of what becomes of the text between.
+
+use std::ops::Range;
+
+use super::vocab::{TokenKind, Vocab};
+
+/// A part of a text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Bytes of the text that hold no special string.
+    Text(Range<usize>),
+    /// A special string, as its token.
+    Token(u32),
+}
+
+/// A token that is looked for.
+struct Special {
+    id: u32,
+    text: Vec<u8>,
+    user_defined: bool, // looked for even where special strings are plain text
+    strips_right: bool, // swallows the blanks that follow
+}
+
+/// The special strings of a vocabulary, sorted by text.
+pub struct Specials {
+    sorted: Vec<Special>,
+    first: Box<[bool; 256]>, // whether a string starts with this byte
+}
+
+impl Specials {
+    /// Control, unknown and user-defined tokens; `strips_right` tells which swallow the blanks after them.
+    pub fn new(vocab: &Vocab, strips_right: impl Fn(&[u8]) -> bool) -> Self {
+        let mut first = Box::new([false; 256]);
+        let mut sorted = Vec::new();
+        for id in 0..vocab.len() as u32 {
+            let user_defined = match vocab.kind(id) {
+                Some(TokenKind::UserDefined) => true,
+                Some(TokenKind::Control | TokenKind::Unknown) => false,
+                _ => continue,
+            };
+            // A string that is no text can stand in none.
+            let Some(text) = vocab.text(id).filter(|text| str::from_utf8(text).is_ok_and(|text| !text.is_empty()))
+            else {
+                continue;
+            };
+            first[text[0] as usize] = true;
+            sorted.push(Special { id, text: text.to_vec(), user_defined, strips_right: strips_right(text) });
+        }
+        sorted.sort_unstable_by(|a, b| a.text.cmp(&b.text));
+        Self { sorted, first }
+    }
+
+    /// Cuts a text at its special strings; `parse` takes control tokens for what they are, too.
+    pub fn partition(&self, text: &str, parse: bool) -> Vec<Part> {
+        let mut parts = Vec::new();
+        if text.is_empty() {
+            return parts;
+        }
+        parts.push(Part::Text(0..text.len()));
+        for special in self.present(text, parse) {
+            let cut = parts.into_iter().flat_map(|part| match part {
+                Part::Text(range) => special.cut(text, range),
+                token => vec![token],
+            });
+            parts = cut.collect();
+        }
+        parts
+    }
+
+    /// The strings that stand anywhere in the text, longest first.
+    fn present(&self, text: &str, parse: bool) -> Vec<&Special> {
+        let mut seen = vec![false; self.sorted.len()];
+        let bytes = text.as_bytes();
+        for start in (0..bytes.len()).filter(|&i| self.first[bytes[i] as usize]) {
+            // The strings that share the first `depth` bytes with the text from here stand side by side.
+            let mut range = 0..self.sorted.len();
+            for (depth, &byte) in bytes[start..].iter().enumerate() {
+                let same = &self.sorted[range.clone()];
+                let lo = same.partition_point(|s| s.text.get(depth) < Some(&byte));
+                let hi = same.partition_point(|s| s.text.get(depth) <= Some(&byte));
+                range = range.start + lo..range.start + hi;
+                if range.is_empty() {
+                    break;
+                }
+                if self.sorted[range.start].text.len() == depth + 1 {
+                    seen[range.start] = true;
+                }
+            }
+        }
+        let mut present: Vec<_> = self.sorted.iter().zip(seen).filter(|(_, seen)| *seen).map(|(s, _)| s).collect();
+        present.retain(|special| parse || special.user_defined);
+        present.sort_by_key(|special| (std::cmp::Reverse(special.text.len()), special.id));
+        present
+    }
+}
+
+impl Special {
+    /// Cuts one stretch of the text at every place where the string stands, from the left.
+    fn cut(&self, text: &str, range: Range<usize>) -> Vec<Part> {
+        let mut parts = Vec::new();
+        let mut rest = range.clone();
+        // Both are UTF-8, so a match begins and ends at character boundaries.
+        let pattern = str::from_utf8(&self.text).unwrap_or_default();
+        for (at, _) in text[range.clone()].match_indices(pattern) {
+            let at = range.start + at;
+            if at > rest.start {
+                parts.push(Part::Text(rest.start..at));
+            }
+            parts.push(Part::Token(self.id));
+            rest.start = at + pattern.len();
+            if self.strips_right {
+                let blank = |b: &u8| b.is_ascii_whitespace() || *b == 0x0B;
+                rest.start += text.as_bytes()[rest.clone()].iter().take_while(|b| blank(b)).count();
+            }
+        }
+        if !rest.is_empty() {
+            parts.push(Part::Text(rest));
+        }
+        parts
+    }
+}
