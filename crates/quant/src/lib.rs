@@ -4,7 +4,7 @@
 //! a row of weights is a byte slice, a row of activations is an [`act::ActRow`].
 //!
 //! Where things are: the table of types and one file per family in [`types`]; the two integer forms that every block
-//! unpacks to in [`block`]; what is computed from them in [`decode`], [`dot`] and [`panel`]; activations in [`act`].
+//! unpacks to in [`block`]; what is computed from them in [`decode`], [`encode`], [`dot`] and [`panel`]; activations in [`act`].
 //!
 //! # The CPU law, in one place
 //! * Weights of 32-block types meet activations of [`act::ActKind::Block32`]: 16-bit integers with one f32 scale per
@@ -21,8 +21,10 @@ pub mod act;
 pub mod block;
 pub mod decode;
 pub mod dot;
+pub mod encode;
 pub mod panel;
 pub mod types;
 
 pub use decode::decode_row;
+pub use encode::encode_row;
 pub use types::WeightType;

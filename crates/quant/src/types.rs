@@ -9,6 +9,8 @@ use std::fmt;
 
 use crate::act::ActKind;
 use crate::block::{Ints32, Ints256};
+use Levels::{PowerOfTwo, Range, Table};
+use WeightType as T;
 
 /// A weight type. The names are GGUF's, in lower case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -32,14 +34,31 @@ pub enum WeightType {
     MXFP4,
 }
 
-/// How the bytes of a block become numbers.
+/// How the bytes of a block become numbers, and how an encoder chooses them.
 pub(crate) enum Codec {
     /// One value a block.
-    Float { load: fn(&[u8]) -> f32 },
+    Float { load: fn(&[u8]) -> f32, store: fn(f32, &mut [u8]) },
     /// 32 values a block; `has_min`: the format adds `m`.
-    Small { unpack: fn(&[u8]) -> Ints32, has_min: bool },
+    Small { unpack: fn(&[u8]) -> Ints32, pack: fn(&Ints32, &mut [u8]), levels: Levels, has_min: bool },
     /// 256 values a block; `has_min`: the format subtracts `dmin·mins`.
-    Super { unpack: fn(&[u8]) -> Ints256, has_min: bool },
+    Super { unpack: fn(&[u8]) -> Ints256, pack: fn(&Ints256, &mut [u8]), levels: Levels, sub: Sub, has_min: bool },
+}
+
+/// The integers that a value can become.
+pub(crate) enum Levels {
+    /// Every integer from the first to the second.
+    Range(i8, i8),
+    /// The values of a table.
+    Table(&'static [i8; 16]),
+    /// The values of a table, and the scale is e8m0.
+    PowerOfTwo(&'static [i8; 16]),
+}
+
+/// The integer sub-scales of a super-block: one per `len` values, in `lo..=hi`. Minimums are in `0..=hi`.
+pub(crate) struct Sub {
+    pub len: usize,
+    pub lo: i8,
+    pub hi: i8,
 }
 
 struct Row {
@@ -51,52 +70,45 @@ struct Row {
     codec: Codec,
 }
 
-const fn float(ty: WeightType, name: &'static str, ggml_id: u32, block_bytes: usize, load: fn(&[u8]) -> f32) -> Row {
-    Row { ty, name, ggml_id, block_len: 1, block_bytes, codec: Codec::Float { load } }
+/// Makes a codec's slices of one block into the typed arrays of the format's own functions.
+macro_rules! codec {
+    (Float, $load:path, $store:path) => {
+        Codec::Float { load: |b| $load(arr(b)), store: |x, b| b.copy_from_slice(&$store(x)) }
+    };
+    ($shape:ident, $unpack:path, $pack:path, $($choice:tt)*) => {
+        Codec::$shape { unpack: |b| $unpack(arr(b)), pack: |w, b| b.copy_from_slice(&$pack(w)), $($choice)* }
+    };
 }
 
-const fn small(
-    ty: WeightType,
-    name: &'static str,
-    ggml_id: u32,
-    block_bytes: usize,
-    has_min: bool,
-    unpack: fn(&[u8]) -> Ints32,
-) -> Row {
-    Row { ty, name, ggml_id, block_len: 32, block_bytes, codec: Codec::Small { unpack, has_min } }
-}
-
-const fn superb(
-    ty: WeightType,
-    name: &'static str,
-    ggml_id: u32,
-    block_bytes: usize,
-    has_min: bool,
-    unpack: fn(&[u8]) -> Ints256,
-) -> Row {
-    Row { ty, name, ggml_id, block_len: 256, block_bytes, codec: Codec::Super { unpack, has_min } }
+const fn row(ty: WeightType, name: &'static str, ggml_id: u32, block_bytes: usize, codec: Codec) -> Row {
+    let block_len = match codec {
+        Codec::Float { .. } => 1,
+        Codec::Small { .. } => 32,
+        Codec::Super { .. } => 256,
+    };
+    Row { ty, name, ggml_id, block_len, block_bytes, codec }
 }
 
 /// One row a type, in the order of the enum.
 #[rustfmt::skip]
 static TABLE: [Row; 16] = [
-    //     type                name    id  bytes  min
-    float(WeightType::F32,    "f32",     0,   4,        |b| float::load_f32(arr(b))),
-    float(WeightType::F16,    "f16",     1,   2,        |b| float::load_f16(arr(b))),
-    float(WeightType::BF16,   "bf16",   30,   2,        |b| float::load_bf16(arr(b))),
-    small(WeightType::Q4_0,   "q4_0",    2,  18, false, |b| legacy::unpack_q4_0(arr(b))),
-    small(WeightType::Q4_1,   "q4_1",    3,  20, true,  |b| legacy::unpack_q4_1(arr(b))),
-    small(WeightType::Q5_0,   "q5_0",    6,  22, false, |b| legacy::unpack_q5_0(arr(b))),
-    small(WeightType::Q5_1,   "q5_1",    7,  24, true,  |b| legacy::unpack_q5_1(arr(b))),
-    small(WeightType::Q8_0,   "q8_0",    8,  34, false, |b| legacy::unpack_q8_0(arr(b))),
-    superb(WeightType::Q2_K,  "q2_k",   10,  84, true,  |b| k::unpack_q2_k(arr(b))),
-    superb(WeightType::Q3_K,  "q3_k",   11, 110, false, |b| k::unpack_q3_k(arr(b))),
-    superb(WeightType::Q4_K,  "q4_k",   12, 144, true,  |b| k::unpack_q4_k(arr(b))),
-    superb(WeightType::Q5_K,  "q5_k",   13, 176, true,  |b| k::unpack_q5_k(arr(b))),
-    superb(WeightType::Q6_K,  "q6_k",   14, 210, false, |b| k::unpack_q6_k(arr(b))),
-    small(WeightType::IQ4_NL, "iq4_nl", 20,  18, false, |b| iq::unpack_iq4_nl(arr(b))),
-    superb(WeightType::IQ4_XS, "iq4_xs", 23, 136, false, |b| iq::unpack_iq4_xs(arr(b))),
-    small(WeightType::MXFP4,  "mxfp4",  39,  17, false, |b| iq::unpack_mxfp4(arr(b))),
+    //  type       name     id bytes
+    row(T::F32,    "f32",    0,   4, codec!(Float, float::load_f32, float::store_f32)),
+    row(T::F16,    "f16",    1,   2, codec!(Float, float::load_f16, float::store_f16)),
+    row(T::BF16,   "bf16",  30,   2, codec!(Float, float::load_bf16, float::store_bf16)),
+    row(T::Q4_0,   "q4_0",   2,  18, codec!(Small, legacy::unpack_q4_0, legacy::pack_q4_0, levels: Range(-8, 7), has_min: false)),
+    row(T::Q4_1,   "q4_1",   3,  20, codec!(Small, legacy::unpack_q4_1, legacy::pack_q4_1, levels: Range(0, 15), has_min: true)),
+    row(T::Q5_0,   "q5_0",   6,  22, codec!(Small, legacy::unpack_q5_0, legacy::pack_q5_0, levels: Range(-16, 15), has_min: false)),
+    row(T::Q5_1,   "q5_1",   7,  24, codec!(Small, legacy::unpack_q5_1, legacy::pack_q5_1, levels: Range(0, 31), has_min: true)),
+    row(T::Q8_0,   "q8_0",   8,  34, codec!(Small, legacy::unpack_q8_0, legacy::pack_q8_0, levels: Range(-127, 127), has_min: false)),
+    row(T::Q2_K,   "q2_k",  10,  84, codec!(Super, k::unpack_q2_k, k::pack_q2_k, levels: Range(0, 3), sub: Sub { len: 16, lo: 0, hi: 15 }, has_min: true)),
+    row(T::Q3_K,   "q3_k",  11, 110, codec!(Super, k::unpack_q3_k, k::pack_q3_k, levels: Range(-4, 3), sub: Sub { len: 16, lo: -32, hi: 31 }, has_min: false)),
+    row(T::Q4_K,   "q4_k",  12, 144, codec!(Super, k::unpack_q4_k, k::pack_q4_k, levels: Range(0, 15), sub: Sub { len: 32, lo: 0, hi: 63 }, has_min: true)),
+    row(T::Q5_K,   "q5_k",  13, 176, codec!(Super, k::unpack_q5_k, k::pack_q5_k, levels: Range(0, 31), sub: Sub { len: 32, lo: 0, hi: 63 }, has_min: true)),
+    row(T::Q6_K,   "q6_k",  14, 210, codec!(Super, k::unpack_q6_k, k::pack_q6_k, levels: Range(-32, 31), sub: Sub { len: 16, lo: -128, hi: 127 }, has_min: false)),
+    row(T::IQ4_NL, "iq4_nl", 20, 18, codec!(Small, iq::unpack_iq4_nl, iq::pack_iq4_nl, levels: Table(&iq::IQ4_VALUES), has_min: false)),
+    row(T::IQ4_XS, "iq4_xs", 23, 136, codec!(Super, iq::unpack_iq4_xs, iq::pack_iq4_xs, levels: Table(&iq::IQ4_VALUES), sub: Sub { len: 32, lo: -32, hi: 31 }, has_min: false)),
+    row(T::MXFP4,  "mxfp4", 39,  17, codec!(Small, iq::unpack_mxfp4, iq::pack_mxfp4, levels: PowerOfTwo(&iq::E2M1_DOUBLED), has_min: false)),
 ];
 
 impl WeightType {
@@ -193,6 +205,11 @@ fn arr<const N: usize>(bytes: &[u8]) -> &[u8; N] {
 /// The f16 at `b[at..at + 2]`, exactly.
 fn f16_at(b: &[u8], at: usize) -> f32 {
     half::f16::from_le_bytes([b[at], b[at + 1]]).to_f32()
+}
+
+/// Puts the f16 `d` at `b[at..at + 2]`; a `d` that no f16 equals is rounded.
+fn put_f16(b: &mut [u8], at: usize, d: f32) {
+    b[at..at + 2].copy_from_slice(&half::f16::from_f32(d).to_le_bytes());
 }
 
 #[cfg(test)]

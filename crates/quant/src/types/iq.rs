@@ -1,7 +1,7 @@
 //! IQ4_NL, IQ4_XS, MXFP4: four-bit codes that index a table of integers.
 
-use super::f16_at;
-use super::legacy::nibble;
+use super::legacy::{nibble, put_nibbles};
+use super::{f16_at, put_f16};
 use crate::block::{Ints32, Ints256};
 
 /// What the sixteen codes of IQ4_NL and IQ4_XS stand for: dense near zero, as weights are.
@@ -64,4 +64,44 @@ pub fn e8m0_half(e: u8) -> f32 {
         0 | 1 => 0x0020_0000 << e,
         _ => u32::from(e - 1) << 23,
     })
+}
+
+/// The inverse of [`unpack_iq4_nl`].
+pub fn pack_iq4_nl(w: &Ints32) -> [u8; 18] {
+    let mut b = [0; 18];
+    put_f16(&mut b, 0, w.d);
+    put_nibbles(&mut b[2..], |i| code(&IQ4_VALUES, w.q[i]));
+    b
+}
+
+/// The inverse of [`unpack_iq4_xs`].
+pub fn pack_iq4_xs(w: &Ints256) -> [u8; 136] {
+    let mut b = [0; 136];
+    let mut scales_h = 0u16;
+    put_f16(&mut b, 0, w.d);
+    for j in 0..8 {
+        let sc = (w.sc[2 * j] + 32) as u8;
+        scales_h |= u16::from(sc >> 4) << (2 * j);
+        b[4 + j / 2] |= (sc & 15) << (4 * (j % 2));
+        put_nibbles(&mut b[8 + 16 * j..24 + 16 * j], |i| code(&IQ4_VALUES, w.q[32 * j + i]));
+    }
+    b[2..4].copy_from_slice(&scales_h.to_le_bytes());
+    b
+}
+
+/// The inverse of [`unpack_mxfp4`], for a `d` that is an e8m0 half; zeros get code 0.
+pub fn pack_mxfp4(w: &Ints32) -> [u8; 17] {
+    let mut b = [0; 17];
+    // The exponent field of 2^(e - 128) is e - 1, and 0 for both subnormals: of those, the larger is e = 1.
+    b[0] = match w.d.to_bits() {
+        0x0020_0000 => 0,
+        bits => (bits >> 23) as u8 + 1,
+    };
+    put_nibbles(&mut b[1..], |i| code(&E2M1_DOUBLED, w.q[i]));
+    b
+}
+
+/// The first code that stands for `value`; 0 when none does.
+fn code(table: &[i8; 16], value: i8) -> i8 {
+    table.iter().position(|&v| v == value).unwrap_or(0) as i8
 }

@@ -4,7 +4,7 @@
 //! Two-bit fields always lie so: a half of 128 values takes 32 bytes, and value `32·s + l` of the half is
 //! bits `2s, 2s + 1` of byte `l`. Kernels thus get 32 values of one group from one load and one shift.
 
-use super::f16_at;
+use super::{f16_at, put_f16};
 use crate::block::Ints256;
 
 /// `x = (d·sc[g])·q - dmin·m[g]`, q in 0..=3, sc and m in 0..=15.
@@ -100,6 +100,73 @@ pub fn unpack_q6_k(b: &[u8; 210]) -> Ints256 {
     }
 }
 
+/// The inverse of [`unpack_q2_k`].
+pub fn pack_q2_k(w: &Ints256) -> [u8; 84] {
+    let mut b = [0; 84];
+    for g in 0..16 {
+        b[g] = w.mins[g] << 4 | w.sc[g] as u8;
+    }
+    put_two_bits(&mut b[16..80], |i| w.q[i]);
+    put_f16(&mut b, 80, w.d);
+    put_f16(&mut b, 82, w.dmin);
+    b
+}
+
+/// The inverse of [`unpack_q3_k`].
+pub fn pack_q3_k(w: &Ints256) -> [u8; 110] {
+    let mut b = [0; 110];
+    for i in 0..256 {
+        b[i % 32] |= u8::from(w.q[i] >= 0) << (i / 32);
+    }
+    // q and q + 4 have the same low two bits.
+    put_two_bits(&mut b[32..96], |i| w.q[i]);
+    for g in 0..16 {
+        let sc = (w.sc[g] + 32) as u8;
+        b[96 + g % 8] |= (sc & 15) << (4 * (g / 8));
+        b[104 + g % 4] |= (sc >> 4) << (2 * (g / 4));
+    }
+    put_f16(&mut b, 108, w.d);
+    b
+}
+
+/// The inverse of [`unpack_q4_k`].
+pub fn pack_q4_k(w: &Ints256) -> [u8; 144] {
+    let mut b = [0; 144];
+    put_f16(&mut b, 0, w.d);
+    put_f16(&mut b, 2, w.dmin);
+    b[4..16].copy_from_slice(&pack_scale_min(w));
+    put_four_bits(&mut b[16..], |i| w.q[i]);
+    b
+}
+
+/// The inverse of [`unpack_q5_k`].
+pub fn pack_q5_k(w: &Ints256) -> [u8; 176] {
+    let mut b = [0; 176];
+    put_f16(&mut b, 0, w.d);
+    put_f16(&mut b, 2, w.dmin);
+    b[4..16].copy_from_slice(&pack_scale_min(w));
+    for i in 0..256 {
+        b[16 + i % 32] |= (w.q[i] as u8 >> 4) << (i / 32);
+    }
+    put_four_bits(&mut b[48..], |i| w.q[i]);
+    b
+}
+
+/// The inverse of [`unpack_q6_k`].
+pub fn pack_q6_k(w: &Ints256) -> [u8; 210] {
+    let mut b = [0; 210];
+    for i in 0..256 {
+        let (h, r) = (i / 128, i % 128);
+        b[64 * h + r % 64] |= ((w.q[i] + 32) as u8 & 15) << (4 * (r / 64));
+    }
+    put_two_bits(&mut b[128..192], |i| (w.q[i] + 32) >> 4);
+    for g in 0..16 {
+        b[192 + g] = w.sc[g] as u8;
+    }
+    put_f16(&mut b, 208, w.d);
+    b
+}
+
 /// Scale and minimum of 32-group `j` of Q4_K and Q5_K: sixteen six-bit numbers in twelve bytes.
 /// ```text
 /// byte 0..4    S4hh S0.....   low six bits: scale j = 0..4;    top two: bits 4, 5 of scale j = 4..8
@@ -114,6 +181,22 @@ pub fn scale_min(s: &[u8; 12], j: usize) -> (u8, u8) {
     }
 }
 
+/// The inverse of [`scale_min`], from the first of each two 16-groups.
+fn pack_scale_min(w: &Ints256) -> [u8; 12] {
+    let mut s = [0; 12];
+    for j in 0..4 {
+        s[j] = w.sc[2 * j] as u8;
+        s[j + 4] = w.mins[2 * j];
+    }
+    for j in 4..8 {
+        let (sc, m) = (w.sc[2 * j] as u8, w.mins[2 * j]);
+        s[j + 4] = m << 4 | sc & 15;
+        s[j - 4] |= sc >> 4 << 6;
+        s[j] |= m >> 4 << 6;
+    }
+    s
+}
+
 fn two_bits(qs: &[u8], i: usize) -> i8 {
     let (h, s, l) = (i / 128, i % 128 / 32, i % 32);
     (qs[32 * h + l] >> (2 * s) & 3) as i8
@@ -122,6 +205,20 @@ fn two_bits(qs: &[u8], i: usize) -> i8 {
 fn four_bits(qs: &[u8], i: usize) -> i8 {
     let (c, s, l) = (i / 64, i % 64 / 32, i % 32);
     (qs[32 * c + l] >> (4 * s) & 15) as i8
+}
+
+fn put_two_bits(qs: &mut [u8], q: impl Fn(usize) -> i8) {
+    for i in 0..256 {
+        let (h, s, l) = (i / 128, i % 128 / 32, i % 32);
+        qs[32 * h + l] |= (q(i) as u8 & 3) << (2 * s);
+    }
+}
+
+fn put_four_bits(qs: &mut [u8], q: impl Fn(usize) -> i8) {
+    for i in 0..256 {
+        let (c, s, l) = (i / 64, i % 64 / 32, i % 32);
+        qs[32 * c + l] |= (q(i) as u8 & 15) << (4 * s);
+    }
 }
 
 fn arr12(b: &[u8]) -> &[u8; 12] {

@@ -3,7 +3,7 @@
 //! Nibbles: byte `i` of `qs` holds value `i` in its low half and value `i + 16` in its high half.
 //! Fifth bits: bit `i` of the little-endian word `qh` is bit 4 of value `i`.
 
-use super::f16_at;
+use super::{f16_at, put_f16};
 use crate::block::Ints32;
 
 /// `x = d·(q - 8)`, q in 0..=15.
@@ -54,9 +54,69 @@ pub fn unpack_q8_0(b: &[u8; 34]) -> Ints32 {
     Ints32 { q: std::array::from_fn(|i| b[2 + i] as i8), d: f16_at(b, 0), m: 0.0 }
 }
 
+/// The inverse of [`unpack_q4_0`].
+pub fn pack_q4_0(w: &Ints32) -> [u8; 18] {
+    let mut b = [0; 18];
+    put_f16(&mut b, 0, w.d);
+    put_nibbles(&mut b[2..], |i| w.q[i] + 8);
+    b
+}
+
+/// The inverse of [`unpack_q4_1`].
+pub fn pack_q4_1(w: &Ints32) -> [u8; 20] {
+    let mut b = [0; 20];
+    put_f16(&mut b, 0, w.d);
+    put_f16(&mut b, 2, w.m);
+    put_nibbles(&mut b[4..], |i| w.q[i]);
+    b
+}
+
+/// The inverse of [`unpack_q5_0`].
+pub fn pack_q5_0(w: &Ints32) -> [u8; 22] {
+    let mut b = [0; 22];
+    put_f16(&mut b, 0, w.d);
+    put_fifths(&mut b[2..6], |i| w.q[i] + 16);
+    put_nibbles(&mut b[6..], |i| w.q[i] + 16);
+    b
+}
+
+/// The inverse of [`unpack_q5_1`].
+pub fn pack_q5_1(w: &Ints32) -> [u8; 24] {
+    let mut b = [0; 24];
+    put_f16(&mut b, 0, w.d);
+    put_f16(&mut b, 2, w.m);
+    put_fifths(&mut b[4..8], |i| w.q[i]);
+    put_nibbles(&mut b[8..], |i| w.q[i]);
+    b
+}
+
+/// The inverse of [`unpack_q8_0`].
+pub fn pack_q8_0(w: &Ints32) -> [u8; 34] {
+    let mut b = [0; 34];
+    put_f16(&mut b, 0, w.d);
+    for i in 0..32 {
+        b[2 + i] = w.q[i] as u8;
+    }
+    b
+}
+
 /// Value `i` of 32 nibbles in 16 bytes, `0..=15`.
 pub(super) fn nibble(qs: &[u8], i: usize) -> i8 {
     (qs[i % 16] >> (4 * (i / 16)) & 15) as i8
+}
+
+/// Writes the low four bits of 32 values into 16 zero bytes.
+pub(super) fn put_nibbles(qs: &mut [u8], q: impl Fn(usize) -> i8) {
+    for i in 0..32 {
+        qs[i % 16] |= (q(i) as u8 & 15) << (4 * (i / 16));
+    }
+}
+
+/// Writes bit 4 of 32 values into 4 zero bytes.
+fn put_fifths(qh: &mut [u8], q: impl Fn(usize) -> i8) {
+    for i in 0..32 {
+        qh[i / 8] |= (q(i) as u8 >> 4 & 1) << (i % 8);
+    }
 }
 
 /// Bit `i` of `qh`, at the place of bit 4.
