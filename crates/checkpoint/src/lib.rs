@@ -48,7 +48,7 @@ pub struct File {
 }
 
 impl File {
-    /// The path it was opened at; for bytes built into the program, their name.
+    /// The path it was opened at; for a model in memory, its name.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -80,9 +80,16 @@ pub fn open(path: &Path) -> Result<Checkpoint, Error> {
     gguf::open(path)
 }
 
-/// Opens a model that is built into the program; `name` stands for it in errors. Fails as [`open`] does.
+/// Opens a model that is built into the program; `name` stands for it in errors. Fails as [`open`] does, and when the
+/// bytes do not begin at a multiple of 64: tensors must lie as aligned as in a mapped file.
 pub fn from_static(name: &str, bytes: &'static [u8]) -> Result<Checkpoint, Error> {
     gguf::from_bytes(name, Bytes::Static(bytes))
+}
+
+/// Opens a model that was made in memory, by [`gguf::Writer`] say; `name` stands for it in errors. Fails as [`open`]
+/// does.
+pub fn from_bytes(name: &str, bytes: Vec<u8>) -> Result<Checkpoint, Error> {
+    gguf::from_bytes(name, Bytes::owned(bytes))
 }
 
 impl Checkpoint {
@@ -105,7 +112,7 @@ impl Checkpoint {
         Ok(Self { name, files, meta, tensors, by_name })
     }
 
-    /// What the model is called in messages: the path it was opened at, or the name given to [`from_static`].
+    /// What the model is called in messages: the path it was opened at, or the name it was given.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -115,7 +122,7 @@ impl Checkpoint {
         &self.files
     }
 
-    /// The path of the first file; for a model built into the program, its name.
+    /// The path of the first file; for a model in memory, its name.
     pub fn path(&self) -> &Path {
         self.files[0].path()
     }
@@ -135,7 +142,8 @@ impl Checkpoint {
         self.by_name.get(name).map(|&i| &self.tensors[i])
     }
 
-    /// The bytes of one of this checkpoint's tensors: rows of `dtype.row_bytes(last axis)`, last axis fastest.
+    /// The bytes of one of this checkpoint's tensors: rows of `dtype.row_bytes(last axis)`, last axis fastest. They
+    /// begin at an address that is a multiple of 8 at least, of 32 in a usual file.
     ///
     /// # Panics
     /// When `tensor` comes from elsewhere and does not lie inside these files.

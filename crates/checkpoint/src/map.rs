@@ -16,8 +16,12 @@ use memmap2::Mmap;
 pub(crate) enum Bytes {
     Mapped(Arc<Mmap>),
     Static(&'static [u8]),
-    Owned(Arc<[u8]>),
+    /// Without the first few bytes, see [`Bytes::owned`].
+    Owned(Arc<Vec<u8>>, usize),
 }
+
+/// Every model file begins at a multiple of this many bytes, so that tensors lie as aligned as their offsets say.
+pub(crate) const BASE_ALIGNMENT: usize = 64;
 
 impl Bytes {
     /// Maps a regular file. Reads nothing yet.
@@ -34,6 +38,20 @@ impl Bytes {
         let map = unsafe { Mmap::map(&file)? };
         Ok(Self::Mapped(Arc::new(map)))
     }
+
+    /// A buffer, moved until it is aligned as a mapped file would be.
+    pub(crate) fn owned(mut bytes: Vec<u8>) -> Self {
+        if bytes.as_ptr().addr().is_multiple_of(BASE_ALIGNMENT) {
+            return Self::Owned(Arc::new(bytes), 0);
+        }
+        let len = bytes.len();
+        bytes.reserve_exact(BASE_ALIGNMENT); // may move the buffer, so the address is looked at again
+        let addr = bytes.as_ptr().addr();
+        let skip = addr.next_multiple_of(BASE_ALIGNMENT) - addr;
+        bytes.resize(len + skip, 0);
+        bytes.copy_within(..len, skip);
+        Self::Owned(Arc::new(bytes), skip)
+    }
 }
 
 impl Deref for Bytes {
@@ -43,7 +61,7 @@ impl Deref for Bytes {
         match self {
             Self::Mapped(map) => map,
             Self::Static(bytes) => bytes,
-            Self::Owned(bytes) => bytes,
+            Self::Owned(bytes, skip) => &bytes[*skip..],
         }
     }
 }
@@ -71,7 +89,7 @@ impl Slice {
     /// A slice of its own.
     pub(crate) fn owned(bytes: Vec<u8>) -> Self {
         let range = 0..bytes.len();
-        Self { bytes: Bytes::Owned(bytes.into()), range }
+        Self { bytes: Bytes::Owned(Arc::new(bytes), 0), range }
     }
 }
 

@@ -63,13 +63,26 @@ impl<'a> Cursor<'a> {
         (count.checked_mul(min_bytes)? <= self.left()).then_some(count)
     }
 
-    /// Takes a text: its length as u64, then its bytes.
+    /// Takes a text: its length as u64, then its bytes. A vocabulary has some 300,000 of them, so what an error says is
+    /// worked out elsewhere.
+    #[inline]
     pub(super) fn text(&mut self, what: &str) -> Parsed<&'a [u8]> {
+        if let Some((len, rest)) = self.bytes[self.pos..].split_first_chunk()
+            && let Ok(len) = usize::try_from(u64::from_le_bytes(*len))
+            && let Some(text) = rest.get(..len)
+        {
+            self.pos += 8 + len;
+            return Ok(text);
+        }
+        Err(self.short_text(what))
+    }
+
+    #[cold]
+    fn short_text(&mut self, what: &str) -> String {
         let start = self.pos;
-        let len = self.u64(what)?;
-        match self.fits(len, 1) {
-            Some(len) => self.take(len, what),
-            None => Err(format!("{what} at byte {start} is {len} bytes long, {} are left in the file", self.left())),
+        match self.u64(what) {
+            Ok(len) => format!("{what} at byte {start} is {len} bytes long, {} are left in the file", self.left()),
+            Err(what) => what,
         }
     }
 }

@@ -13,7 +13,7 @@ pub use write::Writer;
 
 use std::path::{Path, PathBuf};
 
-use crate::map::Bytes;
+use crate::map::{BASE_ALIGNMENT, Bytes};
 use crate::{Checkpoint, Error, File};
 
 const MAGIC: [u8; 4] = *b"GGUF";
@@ -45,6 +45,9 @@ pub(crate) fn open(path: &Path) -> Result<Checkpoint, Error> {
 
 /// Opens a model that is one piece of memory.
 pub(crate) fn from_bytes(name: &str, bytes: Bytes) -> Result<Checkpoint, Error> {
+    if !bytes.as_ptr().addr().is_multiple_of(BASE_ALIGNMENT) {
+        return Err(Error::file(name, format!("begins at an address that is no multiple of {BASE_ALIGNMENT}")));
+    }
     from_file(name.into(), name.into(), bytes)
 }
 
