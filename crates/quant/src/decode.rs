@@ -11,11 +11,7 @@ pub fn decode_row(t: WeightType, bytes: &[u8], out: &mut [f32]) {
     assert_eq!(Some(bytes.len()), t.row_bytes(out.len()), "bytes of a {t} row of {} values", out.len());
     let blocks = bytes.chunks_exact(t.block_bytes());
     match t.codec() {
-        Codec::Float { load, .. } => {
-            for (b, x) in blocks.zip(out) {
-                *x = load(b);
-            }
-        }
+        Codec::Float { load, .. } => load(bytes, out),
         Codec::Small { unpack, has_min, .. } => {
             for (b, x) in blocks.zip(out.as_chunks_mut().0) {
                 decode32(&unpack(b), *has_min, x);

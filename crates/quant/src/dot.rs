@@ -44,7 +44,7 @@ pub fn dot_row(t: WeightType, w: &[u8], x: ActRow<'_>) -> f32 {
     };
     assert_eq!(Some(w.len()), t.row_bytes(n), "bytes of a {t} row of {n} values");
     match (t.codec(), x) {
-        (Codec::Float { load, .. }, ActRow::F32(x)) => dot_float(w.chunks_exact(t.block_bytes()).map(load), x),
+        (Codec::Float { load, .. }, ActRow::F32(x)) => dot_float(w, t.block_bytes(), *load, x),
         (Codec::Small { unpack, has_min, .. }, ActRow::Block32(x)) => {
             dot_small(w.chunks_exact(t.block_bytes()).map(unpack), *has_min, x)
         }
@@ -56,10 +56,13 @@ pub fn dot_row(t: WeightType, w: &[u8], x: ActRow<'_>) -> f32 {
 }
 
 /// Element `i` goes to lane `i % 16`; a tail fills the lanes it has.
-fn dot_float(w: impl Iterator<Item = f32>, x: &[f32]) -> f32 {
-    let mut lanes = [0.0f32; 16];
-    for (i, (w, &x)) in w.zip(x).enumerate() {
-        lanes[i % 16] = w.mul_add(x, lanes[i % 16]);
+fn dot_float(w: &[u8], value_bytes: usize, load: fn(&[u8], &mut [f32]), x: &[f32]) -> f32 {
+    let (mut lanes, mut w16) = ([0.0f32; 16], [0.0f32; 16]);
+    for (w, x) in w.chunks(16 * value_bytes).zip(x.chunks(16)) {
+        load(w, &mut w16);
+        for i in 0..x.len() {
+            lanes[i] = w16[i].mul_add(x[i], lanes[i]);
+        }
     }
     tree_sum(&lanes)
 }

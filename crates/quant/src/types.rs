@@ -1,4 +1,4 @@
-//! The table of weight types. A new type is a variant, a row of [`TABLE`] and its block in a family's file.
+//! The table of weight types. A new type is a variant, a row of `TABLE` and its block in a family's file.
 
 pub mod float;
 pub mod iq;
@@ -36,8 +36,8 @@ pub enum WeightType {
 
 /// How the bytes of a block become numbers, and how an encoder chooses them.
 pub(crate) enum Codec {
-    /// One value a block.
-    Float { load: fn(&[u8]) -> f32, store: fn(f32, &mut [u8]) },
+    /// One value a block; both take any number of values.
+    Float { load: fn(&[u8], &mut [f32]), store: fn(&[f32], &mut [u8]) },
     /// 32 values a block; `has_min`: the format adds `m`.
     Small { unpack: fn(&[u8]) -> Ints32, pack: fn(&Ints32, &mut [u8]), levels: Levels, has_min: bool },
     /// 256 values a block; `has_min`: the format subtracts `dmin·mins`.
@@ -73,7 +73,10 @@ struct Row {
 /// Makes a codec's slices of one block into the typed arrays of the format's own functions.
 macro_rules! codec {
     (Float, $load:path, $store:path) => {
-        Codec::Float { load: |b| $load(arr(b)), store: |x, b| b.copy_from_slice(&$store(x)) }
+        Codec::Float {
+            load: |b, x| b.as_chunks().0.iter().zip(x).for_each(|(b, x)| *x = $load(b)),
+            store: |x, b| b.as_chunks_mut().0.iter_mut().zip(x).for_each(|(b, &x)| *b = $store(x)),
+        }
     };
     ($shape:ident, $unpack:path, $pack:path, $($choice:tt)*) => {
         Codec::$shape { unpack: |b| $unpack(arr(b)), pack: |w, b| b.copy_from_slice(&$pack(w)), $($choice)* }
@@ -204,7 +207,7 @@ fn arr<const N: usize>(bytes: &[u8]) -> &[u8; N] {
 
 /// The f16 at `b[at..at + 2]`, exactly.
 fn f16_at(b: &[u8], at: usize) -> f32 {
-    half::f16::from_le_bytes([b[at], b[at + 1]]).to_f32()
+    half::f16::from_le_bytes([b[at], b[at + 1]]).to_f32_const()
 }
 
 /// Puts the f16 `d` at `b[at..at + 2]`; a `d` that no f16 equals is rounded.
