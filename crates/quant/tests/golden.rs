@@ -1,5 +1,7 @@
-//! Decoding against gguf-py, block by block, bit for bit. `tools/golden_blocks.py` makes the file.
+//! Decoding against gguf-py and quantised activations against numpy, bit for bit.
+//! `tools/golden_blocks.py` and `tools/golden_acts.py` make the files.
 
+use quant::act::{quantise32, quantise256};
 use quant::{WeightType, decode_row};
 
 const GOLDEN: &[u8] = include_bytes!("data/golden_blocks.bin");
@@ -38,4 +40,40 @@ fn every_type_decodes_as_gguf_py_does() {
     }
     seen.sort();
     assert_eq!(seen, WeightType::ALL);
+}
+
+#[test]
+fn activations_are_quantised_as_the_rule_says() {
+    let mut rest: &[u8] = include_bytes!("data/golden_acts.bin");
+    let mut row = 0;
+    while !rest.is_empty() {
+        let mut floats = |n: usize| -> Vec<f32> {
+            take(&mut rest, 4 * n).as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+        };
+        let x = floats(256);
+        let (mut q, mut d, mut sums) = (vec![0i16; 256], vec![0f32; 8], vec![0i32; 8]);
+        quantise32(&x, &mut q, &mut d, &mut sums);
+        let q: Vec<u8> = q.iter().flat_map(|q| q.to_le_bytes()).collect();
+        let sums: Vec<u8> = sums.iter().flat_map(|s| s.to_le_bytes()).collect();
+        assert_eq!(q, take(&mut rest, 512), "q of the 32-blocks of row {row}");
+        same_scales(&d, take(&mut rest, 32), row);
+        assert_eq!(sums, take(&mut rest, 32), "sums of the 32-blocks of row {row}");
+
+        let (mut q, mut u, mut d, mut sums) = (vec![0i8; 256], vec![0u8; 8], vec![0f32; 1], vec![0i16; 16]);
+        quantise256(&x, &mut q, &mut u, &mut d, &mut sums);
+        let q: Vec<u8> = q.iter().map(|&q| q as u8).collect();
+        let sums: Vec<u8> = sums.iter().flat_map(|s| s.to_le_bytes()).collect();
+        assert_eq!(q, take(&mut rest, 256), "q of the super-block of row {row}");
+        assert_eq!(u, take(&mut rest, 8), "sub-scales of row {row}");
+        same_scales(&d, take(&mut rest, 4), row);
+        assert_eq!(sums, take(&mut rest, 32), "sums of the super-block of row {row}");
+        row += 1;
+    }
+    assert_eq!(row, 25);
+}
+
+/// Equal bits; the NaN of a broken block is the one of [`f32::NAN`].
+fn same_scales(got: &[f32], want: &[u8], row: usize) {
+    let got: Vec<u8> = got.iter().flat_map(|d| d.to_le_bytes()).collect();
+    assert_eq!(got, want, "scales of row {row}");
 }
