@@ -49,7 +49,7 @@ impl Rng {
 /// Random rows; some blocks hold the extremes of their integers, some rows are zero.
 fn weights(t: WeightType, n: usize, k: usize) -> Vec<u8> {
     let mut rng = Rng(t as u64 * 1000 + k as u64);
-    let (size, row) = (t.block_bytes(), t.row_bytes(k).unwrap());
+    let (size, row) = (t.block_bytes(), t.row_bytes(k).expect("blocks divide the row"));
     let mut bytes: Vec<u8> = (0..n * row).map(|_| rng.next() as u8).collect();
     for (i, block) in bytes.chunks_exact_mut(size).enumerate() {
         match i % 7 {
@@ -64,7 +64,7 @@ fn weights(t: WeightType, n: usize, k: usize) -> Vec<u8> {
             WeightType::BF16 => block.copy_from_slice(&half::bf16::from_f32(rng.value()).to_le_bytes()),
             WeightType::MXFP4 => block[0] = if i % 5 == 0 { (i / 5 % 3) as u8 } else { 110 + (rng.next() % 30) as u8 },
             _ => {
-                let (_, at) = SCALES.iter().find(|s| s.0 == t).unwrap();
+                let (_, at) = SCALES.iter().find(|s| s.0 == t).expect("every quantised type has scales");
                 for &at in *at {
                     let scale = if i % 11 == 0 { f32::from_bits(0x3380_0000) } else { rng.value() * 0.1 };
                     block[at..at + 2].copy_from_slice(&half::f16::from_f32(scale).to_le_bytes());
@@ -133,11 +133,11 @@ fn skip(isa: Isa, n: usize, cols: usize) -> bool {
 fn products_equal_the_scalar_dot() {
     let isas = isas();
     for t in WeightType::ALL {
-        let (_, lengths) = LENGTHS.iter().find(|l| l.0 == t.block_len()).unwrap();
+        let (_, lengths) = LENGTHS.iter().find(|l| l.0 == t.block_len()).expect("a known block length");
         for &k in *lengths {
             let (w, x) = (weights(t, MAX, k), activations(MAX, k));
             let acts = quantised(&Kernels::new(Isa::Scalar), t.act(), &x, k);
-            let row = t.row_bytes(k).unwrap();
+            let row = t.row_bytes(k).expect("blocks divide the row");
             let want: Vec<f32> =
                 (0..MAX * MAX).map(|i| dot_row(t, &w[i % MAX * row..][..row], acts.row(act_of(i / MAX)))).collect(); // [column, row]
             for &isa in &isas {
@@ -178,7 +178,7 @@ fn gated_products_equal_their_parts() {
         for isa in isas() {
             let (k, n) = (768, 40);
             let (wg, mut wu, x) = (weights(t, n, k), weights(t, n, k), activations(MAX, k));
-            let row = t.row_bytes(k).unwrap();
+            let row = t.row_bytes(k).expect("blocks divide the row");
             wu.rotate_left(5 * row);
             let kernels = Kernels::new(isa);
             let acts = quantised(&kernels, t.act(), &x, k);

@@ -6,6 +6,8 @@
 //! them. Knows nothing of ops, plans or threads: callers cut the rows and hand every worker its own [`Scratch`].
 
 mod acts;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
 mod float;
 mod panel;
 mod scalar;
@@ -278,6 +280,7 @@ impl Kernels {
             // SAFETY: `check` compared the shapes, `new` the instruction set; `floats` is long enough by the assertion.
             Many::Float(many) if n_cols > 1 => {
                 assert!(scratch.floats.len() >= variants::FLOAT_ROWS * set.k, "scratch is for shorter rows");
+                // SAFETY: as said above.
                 unsafe { many(set, cols, acc, &mut scratch.floats) }
             }
             _ => {

@@ -71,7 +71,26 @@ pub(super) fn variant(t: WeightType, isa: Isa) -> Variant {
     if t.act() == ActKind::F32 {
         return float_variant(t, isa);
     }
-    Variant { one: scalar::one, many: Many::Panel { unpack: panel::plain(t), tile: scalar::tile_fn(t), from: 4 } }
+    match isa {
+        Isa::Scalar => Variant {
+            one: scalar::one,
+            many: Many::Panel { unpack: panel::plain(t), tile: scalar::tile_fn(t), from: 4 },
+        },
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 | Isa::Avx512 => {
+            use super::avx2;
+            let unpack = avx2::unpack(t);
+            Variant {
+                one: avx2::one(t).unwrap_or(scalar::one),
+                many: Many::Panel { unpack, tile: avx2::tile(t), from: 2 },
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        _ => Variant {
+            one: scalar::one,
+            many: Many::Panel { unpack: panel::plain(t), tile: scalar::tile_fn(t), from: 4 },
+        },
+    }
 }
 
 fn float_variant(t: WeightType, isa: Isa) -> Variant {
@@ -102,8 +121,16 @@ fn float_variant(t: WeightType, isa: Isa) -> Variant {
 
 /// The quantisers of `isa`.
 pub(super) fn quantise(isa: Isa) -> QuantiseFns {
-    let _ = isa;
-    QuantiseFns { float: scalar::float, block32: scalar::block32, block256: scalar::block256 }
+    let plain = QuantiseFns { float: scalar::float, block32: scalar::block32, block256: scalar::block256 };
+    match isa {
+        Isa::Scalar => plain,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 | Isa::Avx512 => {
+            QuantiseFns { block32: super::avx2::quantise::block32, block256: super::avx2::quantise::block256, ..plain }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        _ => plain,
+    }
 }
 
 #[inline(always)]

@@ -1,0 +1,253 @@
+//! Super-block formats: how their bytes become eight groups of 32 bytes, sub-scales and minimums. The layouts are drawn
+//! in [`quant::types::k`] and [`quant::types::iq`].
+
+use std::arch::x86_64::*;
+
+use quant::types::iq::IQ4_VALUES;
+
+use super::{both, load128, load256};
+
+/// A super-block format. `p` always points to a block, all of which is readable; the machine has AVX2, FMA and F16C.
+#[allow(clippy::missing_safety_doc)]
+pub(in super::super) trait Large {
+    /// Bytes of a block.
+    const BYTES: usize;
+    /// Where the f16 scale lies.
+    const D: usize;
+    /// Where the f16 scale of the minimums lies, when there is one.
+    const DMIN: Option<usize>;
+    /// The groups hold no negative number.
+    const UNSIGNED: bool;
+    /// What the integers of [`Large::groups`] have too much; 0 when they are signed.
+    const OFFSET: i16 = 0;
+    /// The integers of the block in order, plus [`Large::OFFSET`].
+    unsafe fn groups(p: *const u8) -> [__m256i; 8];
+    /// The sub-scales of the sixteen 16-groups, signed bytes.
+    unsafe fn scales(p: *const u8) -> __m128i;
+    /// The minimums of the sixteen 16-groups, unsigned bytes.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn mins(p: *const u8) -> __m128i {
+        let _ = p;
+        _mm_setzero_si128()
+    }
+}
+
+pub(in super::super) struct Q2K;
+pub(in super::super) struct Q3K;
+pub(in super::super) struct Q4K;
+pub(in super::super) struct Q5K;
+pub(in super::super) struct Q6K;
+pub(in super::super) struct Iq4Xs;
+
+macro_rules! shr {
+    ($v:expr, $n:literal, $mask:expr) => {
+        _mm256_and_si256(_mm256_srli_epi16::<$n>($v), _mm256_set1_epi8($mask))
+    };
+}
+macro_rules! shl {
+    ($v:expr, $n:literal, $mask:expr) => {
+        _mm256_and_si256(_mm256_slli_epi16::<$n>($v), _mm256_set1_epi8($mask))
+    };
+}
+
+/// Two-bit fields: 32 bytes hold four groups.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn two_bits(p: *const u8) -> [__m256i; 8] {
+    // SAFETY: the caller's promise: 64 bytes.
+    let (a, b) = unsafe { (load256(p), load256(p.add(32))) };
+    [
+        shr!(a, 0, 3),
+        shr!(a, 2, 3),
+        shr!(a, 4, 3),
+        shr!(a, 6, 3),
+        shr!(b, 0, 3),
+        shr!(b, 2, 3),
+        shr!(b, 4, 3),
+        shr!(b, 6, 3),
+    ]
+}
+
+/// Four-bit fields: 32 bytes hold two groups.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn four_bits(p: *const u8) -> [__m256i; 8] {
+    // SAFETY: the caller's promise: 128 bytes.
+    let v: [__m256i; 4] = std::array::from_fn(|i| unsafe { load256(p.add(32 * i)) });
+    [
+        shr!(v[0], 0, 15),
+        shr!(v[0], 4, 15),
+        shr!(v[1], 0, 15),
+        shr!(v[1], 4, 15),
+        shr!(v[2], 0, 15),
+        shr!(v[2], 4, 15),
+        shr!(v[3], 0, 15),
+        shr!(v[3], 4, 15),
+    ]
+}
+
+/// Scales and minimums of Q4_K and Q5_K: words `[scales 0..4, scales 4..8, minimums 0..4, minimums 4..8]` from the
+/// twelve bytes that follow `d` and `dmin` at `p`.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn scale_min(p: *const u8) -> __m128i {
+    // SAFETY: the caller's promise: 16 bytes.
+    let head = unsafe { load128(p) };
+    // Words of `head`: 1 is bytes 0..4 of the scales, 2 is 4..8, 3 is 8..12.
+    let low = _mm_srlv_epi32(_mm_shuffle_epi32::<0xed>(head), _mm_setr_epi32(0, 0, 0, 4));
+    let low = _mm_and_si128(low, _mm_setr_epi32(0x3f3f_3f3f, 0x0f0f_0f0f, 0x3f3f_3f3f, 0x0f0f_0f0f));
+    let top = _mm_srli_epi32::<2>(_mm_shuffle_epi32::<0xa5>(head));
+    _mm_or_si128(low, _mm_and_si128(top, _mm_setr_epi32(0, 0x3030_3030, 0, 0x3030_3030)))
+}
+
+/// One format: its block, and the expressions for its parts.
+macro_rules! large {
+    ($t:ident, $bytes:literal, d $d:literal, $dmin:expr, unsigned $unsigned:literal, offset $offset:literal,
+     groups |$p:ident| $groups:expr, scales |$p2:ident| $scales:expr $(, mins |$p3:ident| $mins:expr)?) => {
+        impl Large for $t {
+            const BYTES: usize = $bytes;
+            const D: usize = $d;
+            const DMIN: Option<usize> = $dmin;
+            const UNSIGNED: bool = $unsigned;
+            const OFFSET: i16 = $offset;
+            #[inline]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            unsafe fn groups($p: *const u8) -> [__m256i; 8] {
+                // SAFETY: the promise of the trait: the whole block is readable.
+                unsafe { $groups }
+            }
+            #[inline]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            unsafe fn scales($p2: *const u8) -> __m128i {
+                // SAFETY: as above.
+                unsafe { $scales }
+            }
+            $(
+                #[inline]
+                #[target_feature(enable = "avx2,fma,f16c")]
+                unsafe fn mins($p3: *const u8) -> __m128i {
+                    // SAFETY: as above.
+                    unsafe { $mins }
+                }
+            )?
+        }
+    };
+}
+
+/// Every byte of the lower eight twice.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn twice_low(x: __m128i) -> __m128i {
+    _mm_unpacklo_epi8(x, x)
+}
+
+/// Every byte of the upper eight twice.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn twice_high(x: __m128i) -> __m128i {
+    _mm_unpackhi_epi8(x, x)
+}
+
+large!(
+    Q2K, 84, d 80, Some(82), unsigned true, offset 0,
+    groups |p| two_bits(p.add(16)),
+    scales |p| _mm_and_si128(load128(p), _mm_set1_epi8(15)),
+    mins |p| _mm_and_si128(_mm_srli_epi16::<4>(load128(p)), _mm_set1_epi8(15))
+);
+
+large!(
+    Q3K, 110, d 108, None, unsigned true, offset 4,
+    groups |p| {
+        let (q, h) = (two_bits(p.add(32)), load256(p));
+        [
+            _mm256_or_si256(q[0], shl!(h, 2, 4)),
+            _mm256_or_si256(q[1], shl!(h, 1, 4)),
+            _mm256_or_si256(q[2], shl!(h, 0, 4)),
+            _mm256_or_si256(q[3], shr!(h, 1, 4)),
+            _mm256_or_si256(q[4], shr!(h, 2, 4)),
+            _mm256_or_si256(q[5], shr!(h, 3, 4)),
+            _mm256_or_si256(q[6], shr!(h, 4, 4)),
+            _mm256_or_si256(q[7], shr!(h, 5, 4)),
+        ]
+    },
+    scales |p| {
+        // Sixteen low halves from eight bytes; two high bits each from four bytes.
+        let low = super::load64(p.add(96));
+        let low = _mm_and_si128(_mm_unpacklo_epi64(low, _mm_srli_epi16::<4>(low)), _mm_set1_epi8(15));
+        let high = _mm_set1_epi32(p.add(104).cast::<i32>().read_unaligned());
+        let high = _mm_srlv_epi32(high, _mm_setr_epi32(0, 2, 4, 6));
+        let high = _mm_slli_epi16::<4>(_mm_and_si128(high, _mm_set1_epi8(3)));
+        _mm_sub_epi8(_mm_or_si128(low, high), _mm_set1_epi8(32))
+    }
+);
+
+large!(
+    Q4K, 144, d 0, Some(2), unsigned true, offset 0,
+    groups |p| four_bits(p.add(16)),
+    scales |p| twice_low(scale_min(p)),
+    mins |p| twice_high(scale_min(p))
+);
+
+large!(
+    Q5K, 176, d 0, Some(2), unsigned true, offset 0,
+    groups |p| {
+        let (q, h) = (four_bits(p.add(48)), load256(p.add(16)));
+        [
+            _mm256_or_si256(q[0], shl!(h, 4, 16)),
+            _mm256_or_si256(q[1], shl!(h, 3, 16)),
+            _mm256_or_si256(q[2], shl!(h, 2, 16)),
+            _mm256_or_si256(q[3], shl!(h, 1, 16)),
+            _mm256_or_si256(q[4], shl!(h, 0, 16)),
+            _mm256_or_si256(q[5], shr!(h, 1, 16)),
+            _mm256_or_si256(q[6], shr!(h, 2, 16)),
+            _mm256_or_si256(q[7], shr!(h, 3, 16)),
+        ]
+    },
+    scales |p| twice_low(scale_min(p)),
+    mins |p| twice_high(scale_min(p))
+);
+
+large!(
+    Q6K, 210, d 208, None, unsigned true, offset 32,
+    groups |p| {
+        let (a, b, c, d) = (load256(p), load256(p.add(32)), load256(p.add(64)), load256(p.add(96)));
+        let (g, h) = (load256(p.add(128)), load256(p.add(160)));
+        [
+            _mm256_or_si256(shr!(a, 0, 15), shl!(g, 4, 48)),
+            _mm256_or_si256(shr!(b, 0, 15), shl!(g, 2, 48)),
+            _mm256_or_si256(shr!(a, 4, 15), shl!(g, 0, 48)),
+            _mm256_or_si256(shr!(b, 4, 15), shr!(g, 2, 48)),
+            _mm256_or_si256(shr!(c, 0, 15), shl!(h, 4, 48)),
+            _mm256_or_si256(shr!(d, 0, 15), shl!(h, 2, 48)),
+            _mm256_or_si256(shr!(c, 4, 15), shl!(h, 0, 48)),
+            _mm256_or_si256(shr!(d, 4, 15), shr!(h, 2, 48)),
+        ]
+    },
+    scales |p| load128(p.add(192))
+);
+
+large!(
+    Iq4Xs, 136, d 0, None, unsigned false, offset 0,
+    groups |p| {
+        let values = both(load128(IQ4_VALUES.as_ptr().cast()));
+        std::array::from_fn(|j| {
+            let v = load128(p.add(8 + 16 * j));
+            let v = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(v), _mm_srli_epi16::<4>(v));
+            _mm256_shuffle_epi8(values, _mm256_and_si256(v, _mm256_set1_epi8(15)))
+        })
+    },
+    scales |p| {
+        // Eight low halves from four bytes, high bits from sixteen bits; every scale stands for two 16-groups.
+        let word = p.add(4).cast::<u32>().read_unaligned();
+        let low = _mm_unpacklo_epi8(_mm_cvtsi32_si128(word as i32), _mm_cvtsi32_si128((word >> 4) as i32));
+        let low = _mm_and_si128(low, _mm_set1_epi8(15));
+        let high = u64::from(p.add(2).cast::<u16>().read_unaligned());
+        // Bits 2j, 2j + 1 move to bits 4, 5 of byte j.
+        let high = (high & 0xff) | (high & 0xff00) << 24;
+        let high = (high & 0x0000_000f_0000_000f) | (high & 0x0000_00f0_0000_00f0) << 12;
+        let high = (high & 0x0003_0003_0003_0003) | (high & 0x000c_000c_000c_000c) << 6;
+        let sc = _mm_sub_epi8(_mm_or_si128(low, _mm_cvtsi64_si128((high << 4) as i64)), _mm_set1_epi8(32));
+        twice_low(sc)
+    }
+);

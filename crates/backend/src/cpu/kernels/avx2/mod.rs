@@ -1,0 +1,128 @@
+//! Kernels for AVX2 with FMA and F16C.
+//!
+//! A format is described once, in [`small`] (32-blocks) or [`large`] (super-blocks): how a block's bytes become signed
+//! bytes, scales and minimums. The matrix-vector kernels ([`vec`]) and the panel unpackers ([`unpack`]) are generic over
+//! that; [`tile`] multiplies panels and knows no format.
+
+pub(super) mod large;
+pub(super) mod quantise;
+pub(super) mod small;
+mod tile;
+mod unpack;
+mod vec;
+
+use std::arch::x86_64::*;
+
+pub(super) use tile::tile;
+pub(super) use unpack::unpack;
+pub(super) use vec::one;
+
+/// Adds up the lanes of four vectors: lane `i` of the result is the sum of vector `i`.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn hsum4(a: [__m256i; 4]) -> __m128i {
+    let t = _mm256_hadd_epi32(_mm256_hadd_epi32(a[0], a[1]), _mm256_hadd_epi32(a[2], a[3]));
+    _mm_add_epi32(_mm256_castsi256_si128(t), _mm256_extracti128_si256::<1>(t))
+}
+
+/// Adds up the lanes of eight vectors: lane `i` of the result is the sum of vector `i`.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn hsum8(a: [__m256i; 8]) -> __m256i {
+    let lo = _mm256_hadd_epi32(_mm256_hadd_epi32(a[0], a[1]), _mm256_hadd_epi32(a[2], a[3]));
+    let hi = _mm256_hadd_epi32(_mm256_hadd_epi32(a[4], a[5]), _mm256_hadd_epi32(a[6], a[7]));
+    _mm256_add_epi32(_mm256_permute2x128_si256::<0x20>(lo, hi), _mm256_permute2x128_si256::<0x31>(lo, hi))
+}
+
+/// Transposes 8 rows of 8 words of 32 bits.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn transpose8(r: [__m256i; 8]) -> [__m256i; 8] {
+    let t0 = _mm256_unpacklo_epi32(r[0], r[1]);
+    let t1 = _mm256_unpackhi_epi32(r[0], r[1]);
+    let t2 = _mm256_unpacklo_epi32(r[2], r[3]);
+    let t3 = _mm256_unpackhi_epi32(r[2], r[3]);
+    let t4 = _mm256_unpacklo_epi32(r[4], r[5]);
+    let t5 = _mm256_unpackhi_epi32(r[4], r[5]);
+    let t6 = _mm256_unpacklo_epi32(r[6], r[7]);
+    let t7 = _mm256_unpackhi_epi32(r[6], r[7]);
+    let u0 = _mm256_unpacklo_epi64(t0, t2);
+    let u1 = _mm256_unpackhi_epi64(t0, t2);
+    let u2 = _mm256_unpacklo_epi64(t1, t3);
+    let u3 = _mm256_unpackhi_epi64(t1, t3);
+    let u4 = _mm256_unpacklo_epi64(t4, t6);
+    let u5 = _mm256_unpackhi_epi64(t4, t6);
+    let u6 = _mm256_unpacklo_epi64(t5, t7);
+    let u7 = _mm256_unpackhi_epi64(t5, t7);
+    [
+        _mm256_permute2x128_si256::<0x20>(u0, u4),
+        _mm256_permute2x128_si256::<0x20>(u1, u5),
+        _mm256_permute2x128_si256::<0x20>(u2, u6),
+        _mm256_permute2x128_si256::<0x20>(u3, u7),
+        _mm256_permute2x128_si256::<0x31>(u0, u4),
+        _mm256_permute2x128_si256::<0x31>(u1, u5),
+        _mm256_permute2x128_si256::<0x31>(u2, u6),
+        _mm256_permute2x128_si256::<0x31>(u3, u7),
+    ]
+}
+
+/// The same 128 bits in both halves.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn both(x: __m128i) -> __m256i {
+    _mm256_broadcastsi128_si256(x)
+}
+
+/// # Safety
+/// `p` is readable for 32 bytes.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) unsafe fn load256(p: *const u8) -> __m256i {
+    // SAFETY: the caller's promise; no alignment is asked for.
+    unsafe { _mm256_loadu_si256(p.cast()) }
+}
+
+/// # Safety
+/// `p` is readable for 16 bytes.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) unsafe fn load128(p: *const u8) -> __m128i {
+    // SAFETY: the caller's promise; no alignment is asked for.
+    unsafe { _mm_loadu_si128(p.cast()) }
+}
+
+/// # Safety
+/// `p` is readable for 8 bytes.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) unsafe fn load64(p: *const u8) -> __m128i {
+    // SAFETY: the caller's promise; no alignment is asked for.
+    unsafe { _mm_loadl_epi64(p.cast()) }
+}
+
+/// The f16 at byte `at` of each of four blocks, as f32.
+///
+/// # Safety
+/// The two bytes are readable in every block.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+pub(super) unsafe fn halves4(p: &[*const u8], at: usize) -> __m128 {
+    // SAFETY: the caller's promise.
+    let h = |i: usize| u64::from(unsafe { p[i].add(at).cast::<u16>().read_unaligned() });
+    let bits = h(0) | h(1) << 16 | h(2) << 32 | h(3) << 48;
+    _mm_cvtph_ps(_mm_cvtsi64_si128(bits as i64))
+}
+
+/// The f16 at byte `at` of each of eight blocks, as f32.
+///
+/// # Safety
+/// The two bytes are readable in every block.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+pub(super) unsafe fn halves8(p: &[*const u8; 8], at: usize) -> __m256 {
+    // SAFETY: the caller's promise.
+    let h = |i: usize| u64::from(unsafe { p[i].add(at).cast::<u16>().read_unaligned() });
+    let lo = h(0) | h(1) << 16 | h(2) << 32 | h(3) << 48;
+    let hi = h(4) | h(5) << 16 | h(6) << 32 | h(7) << 48;
+    _mm256_cvtph_ps(_mm_set_epi64x(hi as i64, lo as i64))
+}

@@ -1,0 +1,161 @@
+//! Activation quantisers; the rule is in [`quant::act`], operation by operation.
+
+use std::arch::x86_64::*;
+
+use quant::act::AMAX_MIN;
+
+use super::super::acts::RowPtr;
+
+/// Magnitudes as integers, whose maximum also sees NaN and inf.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn magnitude(x: __m256) -> __m256i {
+    _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fff_ffff))
+}
+
+/// The largest of eight integers, read as f32.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn largest(x: __m256i) -> f32 {
+    let m = _mm_max_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256::<1>(x));
+    let m = _mm_max_epi32(m, _mm_shuffle_epi32::<0x4e>(m));
+    let m = _mm_max_epi32(m, _mm_shuffle_epi32::<0xb1>(m));
+    f32::from_bits(_mm_cvtsi128_si32(m) as u32)
+}
+
+/// # Safety
+/// `x` is readable for 32 values.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn load32(x: *const f32) -> [__m256; 4] {
+    // SAFETY: the caller's promise.
+    std::array::from_fn(|i| unsafe { _mm256_loadu_ps(x.add(8 * i)) })
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn amax32(x: &[__m256; 4]) -> __m256i {
+    let m = x.map(|x| magnitude(x));
+    _mm256_max_epi32(_mm256_max_epi32(m[0], m[1]), _mm256_max_epi32(m[2], m[3]))
+}
+
+/// `clamp(rte(x · inv), -limit, limit)` as i32. Conversion rounds to nearest even; a finite product lies near the limit at
+/// most, so that it never overflows.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn round(x: __m256, inv: __m256, limit: i32) -> __m256i {
+    let q = _mm256_cvtps_epi32(_mm256_mul_ps(x, inv));
+    _mm256_max_epi32(_mm256_min_epi32(q, _mm256_set1_epi32(limit)), _mm256_set1_epi32(-limit))
+}
+
+/// Order 0, 2, 1, 3 in every group of four i16.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn wide_order(x: __m256i) -> __m256i {
+    let order = _mm256_setr_epi8(
+        0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15, 0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15,
+    );
+    _mm256_shuffle_epi8(x, order)
+}
+
+/// Two vectors of i32 to one of i16, in order.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn narrow(a: __m256i, b: __m256i) -> __m256i {
+    _mm256_permute4x64_epi64::<0xd8>(_mm256_packs_epi32(a, b))
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn hsum(x: __m256i) -> i32 {
+    let s = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256::<1>(x));
+    let s = _mm_add_epi32(s, _mm_shuffle_epi32::<0x4e>(s));
+    _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32::<0xb1>(s)))
+}
+
+fn empty(amax: f32) -> Option<f32> {
+    if !amax.is_finite() {
+        Some(f32::NAN)
+    } else if amax < AMAX_MIN {
+        Some(0.0)
+    } else {
+        None
+    }
+}
+
+/// Quantises to 32-blocks and writes the wide form.
+///
+/// # Safety
+/// See [`super::super::variants::QuantiseFn`].
+#[target_feature(enable = "avx2,fma")]
+pub(in super::super) unsafe fn block32(x: &[f32], row: &RowPtr) {
+    for b in 0..x.len() / 32 {
+        // SAFETY: the row has sections for x.len() values, of which this is block b.
+        unsafe {
+            let v = load32(x.as_ptr().add(32 * b));
+            let amax = largest(amax32(&v));
+            let (q, wide) = (row.q.add(64 * b).cast::<__m256i>(), row.wide.add(32 * b).cast::<__m256i>());
+            let (d, sum) = (row.d.add(b), row.sums.cast::<i32>().add(b));
+            if let Some(scale) = empty(amax) {
+                (*d, *sum) = (scale, 0);
+                for p in [q, q.add(1), wide, wide.add(1)] {
+                    _mm256_storeu_si256(p, _mm256_setzero_si256());
+                }
+                continue;
+            }
+            let inv = _mm256_set1_ps(32767.0 / amax);
+            let r = v.map(|v| round(v, inv, 32767));
+            *d = amax / 32767.0;
+            *sum = hsum(_mm256_add_epi32(_mm256_add_epi32(r[0], r[1]), _mm256_add_epi32(r[2], r[3])));
+            for (i, n) in [narrow(r[0], r[1]), narrow(r[2], r[3])].into_iter().enumerate() {
+                _mm256_storeu_si256(q.add(i), n);
+                _mm256_storeu_si256(wide.add(i), wide_order(n));
+            }
+        }
+    }
+}
+
+/// Quantises to 256-blocks and writes the wide form.
+///
+/// # Safety
+/// See [`super::super::variants::QuantiseFn`].
+#[target_feature(enable = "avx2,fma")]
+pub(in super::super) unsafe fn block256(x: &[f32], row: &RowPtr) {
+    for b in 0..x.len() / 256 {
+        // SAFETY: the row has sections for x.len() values, of which this is super-block b.
+        unsafe {
+            let x = x.as_ptr().add(256 * b);
+            let groups: [__m256i; 8] = std::array::from_fn(|j| amax32(&load32(x.add(32 * j))));
+            let all = groups.into_iter().reduce(|a, b| _mm256_max_epi32(a, b)).unwrap_or(_mm256_setzero_si256());
+            let amax = largest(all);
+            let (q, wide) = (row.q.add(256 * b), row.wide.add(256 * b));
+            let (u, d, sums) = (row.u.add(8 * b), row.d.add(b), row.sums.cast::<i16>().add(16 * b));
+            if let Some(scale) = empty(amax) {
+                *d = scale;
+                q.write_bytes(0, 256);
+                wide.write_bytes(0, 256);
+                sums.write_bytes(0, 16);
+                u.write_bytes(1, 8);
+                continue;
+            }
+            let scale = amax / 1905.0;
+            let ratio = 15.0 / amax;
+            *d = scale;
+            for j in 0..8 {
+                let uj = (largest(groups[j]) * ratio).ceil().clamp(1.0, 15.0);
+                let inv = _mm256_set1_ps(1.0 / (scale * uj));
+                *u.add(j) = uj as u8;
+                let r = load32(x.add(32 * j)).map(|v| round(v, inv, 127));
+                let (a, b) = (narrow(r[0], r[1]), narrow(r[2], r[3]));
+                let u16 = _mm256_set1_epi16(uj as i16);
+                let bytes = _mm256_permute4x64_epi64::<0xd8>(_mm256_packs_epi16(a, b));
+                _mm256_storeu_si256(q.add(32 * j).cast(), bytes);
+                let (ua, ub) = (_mm256_mullo_epi16(a, u16), _mm256_mullo_epi16(b, u16));
+                _mm256_storeu_si256(wide.add(32 * j).cast(), wide_order(ua));
+                _mm256_storeu_si256(wide.add(32 * j + 16).cast(), wide_order(ub));
+                *sums.add(2 * j) = hsum(_mm256_madd_epi16(a, u16)) as i16;
+                *sums.add(2 * j + 1) = hsum(_mm256_madd_epi16(b, u16)) as i16;
+            }
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! Panel unpackers: 16 rows of any quantised format to `[pair][row][2]` integers with the sub-scales multiplied in.
+//!
+//! Rows are transposed as words of four bytes, which is half the shuffles of transposing pairs of i16; even and odd bytes
+//! of a word then become the two pairs.
+
+use std::arch::x86_64::*;
+
+use quant::WeightType;
+
+use super::super::panel::{Panel, ROWS, UnpackFn};
+use super::large::{Iq4Xs, Large, Q2K, Q3K, Q4K, Q5K, Q6K};
+use super::small::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Small};
+use super::{halves8, transpose8};
+
+/// The unpacker of a type.
+pub(in super::super) fn unpack(t: WeightType) -> UnpackFn {
+    match t {
+        WeightType::Q4_0 => small::<Q4_0>,
+        WeightType::Q4_1 => small::<Q4_1>,
+        WeightType::Q5_0 => small::<Q5_0>,
+        WeightType::Q5_1 => small::<Q5_1>,
+        WeightType::Q8_0 => small::<Q8_0>,
+        WeightType::IQ4_NL => small::<Iq4Nl>,
+        WeightType::MXFP4 => small::<Mxfp4>,
+        WeightType::Q2_K => large::<Q2K>,
+        WeightType::Q3_K => large::<Q3K>,
+        WeightType::Q4_K => large::<Q4K>,
+        WeightType::Q5_K => large::<Q5K>,
+        WeightType::Q6_K => large::<Q6K>,
+        WeightType::IQ4_XS => large::<Iq4Xs>,
+        WeightType::F32 | WeightType::F16 | WeightType::BF16 => unreachable!("floats have no integer panel"),
+    }
+}
+
+/// Even bytes of every 16 bits, with their sign.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn even(x: __m256i) -> __m256i {
+    _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(x))
+}
+
+/// Odd bytes of every 16 bits, with their sign.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn odd(x: __m256i) -> __m256i {
+    _mm256_srai_epi16::<8>(x)
+}
+
+/// Where pair `pair` of the eight rows from `r` on lies.
+///
+/// # Safety
+/// The pair is one of the panel's.
+#[inline]
+unsafe fn at(panel: &mut Panel, pair: usize, r: usize) -> *mut __m256i {
+    // SAFETY: the caller's promise.
+    unsafe { panel.w.as_mut_ptr().add((pair * ROWS + r) * 2).cast() }
+}
+
+/// # Safety
+/// See [`UnpackFn`]; the rows are of type `T`.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn small<T: Small>(rows: &[*const u8; ROWS], blocks: usize, panel: &mut Panel) {
+    for r in [0, 8] {
+        for b in 0..blocks {
+            // SAFETY: the rows have `blocks` blocks, at most eight, as the panel has pairs and scales for.
+            unsafe {
+                let p: [*const u8; 8] = std::array::from_fn(|i| rows[r + i].add(b * T::BYTES));
+                let words = transpose8(p.map(|p| T::bytes(p)));
+                for (i, w) in words.into_iter().enumerate() {
+                    _mm256_store_si256(at(panel, 16 * b + 2 * i, r), even(w));
+                    _mm256_store_si256(at(panel, 16 * b + 2 * i + 1, r), odd(w));
+                }
+                _mm256_storeu_ps(panel.d[b].as_mut_ptr().add(r), T::scales(&p));
+                if let Some(m) = T::MIN {
+                    _mm256_storeu_ps(panel.m[b].as_mut_ptr().add(r), halves8(&p, m));
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
+/// See [`UnpackFn`]; the rows are of type `T`.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn large<T: Large>(rows: &[*const u8; ROWS], _blocks: usize, panel: &mut Panel) {
+    for r in [0, 8] {
+        // SAFETY: every row has a block of type T; the panel has 128 pairs, eight of which are pairs of minimums.
+        unsafe {
+            let p: [*const u8; 8] = std::array::from_fn(|i| rows[r + i]);
+            // Words 0..4 of a row are its scales, 4..8 its minimums.
+            let heads = transpose8(p.map(|p| _mm256_set_m128i(T::mins(p), T::scales(p))));
+            // Sub-scale of each 16-group, twice in the row's word.
+            let mut scales = [_mm256_setzero_si256(); 16];
+            for g in 0..16 {
+                let byte = (g % 4) as i32;
+                let pick = _mm256_set1_epi32(0x0080_0080 | byte << 8 | byte << 24);
+                // The byte stands in the upper half of both i16; shifting it down gives it its sign.
+                let pick = _mm256_add_epi32(pick, word_base());
+                scales[g] = _mm256_srai_epi16::<8>(_mm256_shuffle_epi8(heads[g / 4], pick));
+            }
+            let groups: [[__m256i; 8]; 8] = std::array::from_fn(|i| T::groups(p[i]));
+            for j in 0..8 {
+                let words = transpose8(std::array::from_fn(|i| groups[i][j]));
+                for (i, w) in words.into_iter().enumerate() {
+                    let (mut lo, mut hi) = (even(w), odd(w));
+                    if T::OFFSET != 0 {
+                        let off = _mm256_set1_epi16(T::OFFSET);
+                        (lo, hi) = (_mm256_sub_epi16(lo, off), _mm256_sub_epi16(hi, off));
+                    }
+                    let s = scales[2 * j + i / 4];
+                    _mm256_store_si256(at(panel, 16 * j + 2 * i, r), _mm256_mullo_epi16(lo, s));
+                    _mm256_store_si256(at(panel, 16 * j + 2 * i + 1, r), _mm256_mullo_epi16(hi, s));
+                }
+            }
+            _mm256_storeu_ps(panel.d[0].as_mut_ptr().add(r), halves8(&p, T::D));
+            if let Some(m) = T::DMIN {
+                let m = _mm256_xor_ps(halves8(&p, m), _mm256_set1_ps(-0.0));
+                _mm256_storeu_ps(panel.m[0].as_mut_ptr().add(r), m);
+                for g in 0..8 {
+                    let byte = (g % 2 * 2) as i32;
+                    let pick = _mm256_set1_epi32(0x8000_8000u32 as i32 | byte | (byte + 1) << 16);
+                    let pick = _mm256_add_epi32(pick, word_base_low());
+                    let pair = _mm256_shuffle_epi8(heads[4 + g / 2], pick);
+                    _mm256_storeu_si256(panel.mins[g].as_mut_ptr().add(r).cast(), pair);
+                }
+            }
+        }
+    }
+}
+
+/// Four times the index of a word in its half, in bytes 1 and 3 of the word.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn word_base() -> __m256i {
+    let b = |i: i32| i << 10 | i << 26;
+    _mm256_setr_epi32(b(0), b(1), b(2), b(3), b(0), b(1), b(2), b(3))
+}
+
+/// Four times the index of a word in its half, in bytes 0 and 2 of the word.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn word_base_low() -> __m256i {
+    let b = |i: i32| i << 2 | i << 18;
+    _mm256_setr_epi32(b(0), b(1), b(2), b(3), b(0), b(1), b(2), b(3))
+}

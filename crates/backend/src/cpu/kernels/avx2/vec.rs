@@ -1,0 +1,144 @@
+//! Matrix-vector products: up to 16 rows times one column.
+//!
+//! Rows are taken four or eight at a time, so that the horizontal sums are shared and a lane of the f32 accumulator is a
+//! row: the law wants one multiply-add a block and row, in the order of blocks.
+
+use std::arch::x86_64::*;
+
+use quant::WeightType;
+
+use super::super::panel::ROWS;
+use super::super::variants::OneFn;
+use super::super::{ActsShared, ColPtr, RowSet};
+use super::large::{Iq4Xs, Large, Q2K, Q3K, Q4K, Q5K, Q6K};
+use super::small::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Small};
+use super::{both, halves4, halves8, hsum4, hsum8, load64, load256};
+
+/// The one-column kernel of a type.
+pub(in super::super) fn one(t: WeightType) -> Option<OneFn> {
+    Some(match t {
+        WeightType::Q4_0 => small::<Q4_0>,
+        WeightType::Q4_1 => small::<Q4_1>,
+        WeightType::Q5_0 => small::<Q5_0>,
+        WeightType::Q5_1 => small::<Q5_1>,
+        WeightType::Q8_0 => small::<Q8_0>,
+        WeightType::IQ4_NL => small::<Iq4Nl>,
+        WeightType::MXFP4 => small::<Mxfp4>,
+        WeightType::Q2_K => large::<Q2K>,
+        WeightType::Q3_K => large::<Q3K>,
+        WeightType::Q4_K => large::<Q4K>,
+        WeightType::Q5_K => large::<Q5K>,
+        WeightType::Q6_K => large::<Q6K>,
+        WeightType::IQ4_XS => large::<Iq4Xs>,
+        WeightType::F32 | WeightType::F16 | WeightType::BF16 => return None,
+    })
+}
+
+/// # Safety
+/// See [`OneFn`]; the set is of type `T`.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn small<T: Small>(set: &RowSet, _acts: &ActsShared, col: &ColPtr, out: &mut [f32; ROWS]) {
+    for first in (0..set.n).step_by(8) {
+        let mut p: [*const u8; 8] = std::array::from_fn(|i| set.row(first + i));
+        let mut acc = _mm256_setzero_ps();
+        for b in 0..set.k / 32 {
+            // SAFETY: block b lies inside every row and the column; the last `add` ends at most at the row's end.
+            unsafe {
+                let x = col.row.q.add(64 * b);
+                let x = [load256(x), load256(x.add(32))];
+                let mut isum = hsum8(std::array::from_fn(|i| T::dot(p[i], x)));
+                let d = _mm256_broadcast_ss(&*col.row.d.add(b));
+                let sum = _mm256_set1_epi32(*col.row.sums.cast::<i32>().add(b));
+                if T::OFFSET != 0 {
+                    isum = _mm256_sub_epi32(isum, _mm256_mullo_epi32(sum, _mm256_set1_epi32(T::OFFSET)));
+                }
+                acc = _mm256_fmadd_ps(_mm256_mul_ps(T::scales(&p), d), _mm256_cvtepi32_ps(isum), acc);
+                if let Some(at) = T::MIN {
+                    acc = _mm256_fmadd_ps(_mm256_mul_ps(halves8(&p, at), d), _mm256_cvtepi32_ps(sum), acc);
+                }
+                p = p.map(|p| p.add(T::BYTES));
+            }
+        }
+        // SAFETY: `out` has ROWS places, `first` is 0 or 8.
+        unsafe { _mm256_storeu_ps(out.as_mut_ptr().add(first), acc) };
+    }
+}
+
+/// A super-block of activations.
+#[derive(Clone, Copy)]
+struct X {
+    /// 256 bytes.
+    q: *const u8,
+    /// Sub-scales, i16, the same in both halves.
+    u: __m256i,
+    /// Sums of the sixteen 16-groups.
+    sums: __m256i,
+}
+
+/// Broadcasts word `j` of each half to the whole half.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn word(s: __m256i, j: usize) -> __m256i {
+    _mm256_shuffle_epi8(s, _mm256_set1_epi16((j * 0x0202 + 0x0100) as i16))
+}
+
+/// Integer dot product and minimums of a super-block, each in eight partial sums.
+///
+/// # Safety
+/// `p` points to a block of type `T`, `x` to activations; the machine has the features.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn block<T: Large>(p: *const u8, x: &X) -> (__m256i, __m256i) {
+    // SAFETY: the caller's promise.
+    let (groups, scales, mins) = unsafe { (T::groups(p), T::scales(p), T::mins(p)) };
+    // Even 16-groups to the low half, odd ones to the high half, as the 16-groups lie in a 32-group's register.
+    let order = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+    let s = _mm256_mullo_epi16(_mm256_cvtepi8_epi16(_mm_shuffle_epi8(scales, order)), x.u);
+    let mut acc = _mm256_setzero_si256();
+    if T::OFFSET != 0 {
+        let off = _mm256_mullo_epi16(_mm256_cvtepi8_epi16(scales), _mm256_set1_epi16(-T::OFFSET));
+        acc = _mm256_madd_epi16(off, x.sums);
+    }
+    for j in 0..8 {
+        // SAFETY: x holds 256 bytes.
+        let q = unsafe { load256(x.q.add(32 * j)) };
+        let pairs = if T::UNSIGNED {
+            _mm256_maddubs_epi16(groups[j], q)
+        } else {
+            _mm256_maddubs_epi16(_mm256_abs_epi8(groups[j]), _mm256_sign_epi8(q, groups[j]))
+        };
+        acc = _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, word(s, j)));
+    }
+    (acc, _mm256_madd_epi16(_mm256_cvtepu8_epi16(mins), x.sums))
+}
+
+/// # Safety
+/// See [`OneFn`]; the set is of type `T`.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn large<T: Large>(set: &RowSet, _acts: &ActsShared, col: &ColPtr, out: &mut [f32; ROWS]) {
+    for first in (0..set.n).step_by(4) {
+        let mut p: [*const u8; 4] = std::array::from_fn(|i| set.row(first + i));
+        let mut acc = _mm_setzero_ps();
+        for b in 0..set.k / 256 {
+            // SAFETY: block b lies inside every row and the column; the last `add` ends at most at the row's end.
+            unsafe {
+                let x = X {
+                    q: col.row.q.add(256 * b),
+                    u: both(_mm_cvtepu8_epi16(load64(col.row.u.add(8 * b)))),
+                    sums: load256(col.row.sums.add(32 * b)),
+                };
+                let sums: [(__m256i, __m256i); 4] = std::array::from_fn(|i| block::<T>(p[i], &x));
+                let d = _mm_broadcast_ss(&*col.row.d.add(b));
+                let isum = _mm_cvtepi32_ps(hsum4(sums.map(|s| s.0)));
+                acc = _mm_fmadd_ps(_mm_mul_ps(halves4(&p, T::D), d), isum, acc);
+                if let Some(at) = T::DMIN {
+                    let msum = _mm_cvtepi32_ps(hsum4(sums.map(|s| s.1)));
+                    acc = _mm_fnmadd_ps(_mm_mul_ps(halves4(&p, at), d), msum, acc);
+                }
+                p = p.map(|p| p.add(T::BYTES));
+            }
+        }
+        // SAFETY: `out` has ROWS places, `first` is at most 12.
+        unsafe { _mm_storeu_ps(out.as_mut_ptr().add(first), acc) };
+    }
+}
