@@ -4,6 +4,13 @@
 //! except the number of rows of a buffer, which is [`Rows`]. A plan holds no pointers and no device state, so that it can
 //! be printed, compared with a snapshot and validated without weights.
 
+pub mod build;
+pub mod cost;
+pub mod memory;
+pub mod passes;
+mod print;
+pub mod validate;
+
 use quant::WeightType;
 
 /// Index into [`Plan::bufs`].
@@ -121,6 +128,7 @@ pub enum Router {
 }
 
 /// One operation. Field names: `x` is the input, `out` the output; shapes are in the comments.
+#[allow(missing_docs)]
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
     /// `out[t,:] = dequant(table[id[t],:]) · scale`.
@@ -254,6 +262,127 @@ pub struct Norm {
     pub out: Buf,
 }
 
+/// What an op does with a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Reads it.
+    Read,
+    /// Writes all of it, whatever it held.
+    Write,
+    /// Reads it and writes it in place.
+    Update,
+}
+
+impl Op {
+    /// Its name, as everywhere: the plan's printed form, kernels, tests, traces.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Op::Embed { .. } => "embed",
+            Op::Linear { .. } => "linear",
+            Op::GatedLinear { .. } => "gated_linear",
+            Op::RmsNorm { .. } => "rms_norm",
+            Op::HeadNorm { .. } => "head_norm",
+            Op::Rope { .. } => "rope",
+            Op::GatedAct { .. } => "gated_act",
+            Op::Add { .. } => "add",
+            Op::KvAppend { .. } => "kv_append",
+            Op::Attention { .. } => "attention",
+            Op::Route { .. } => "route",
+            Op::Experts { .. } => "experts",
+            Op::Combine { .. } => "combine",
+            Op::Select { .. } => "select",
+            Op::Scale { .. } => "scale",
+            Op::Softcap { .. } => "softcap",
+        }
+    }
+
+    /// Calls `f` with every buffer of the op and what the op does with it. The one place that knows who reads and who
+    /// writes: the validator, the memory planner and the passes ask here.
+    pub fn for_each_buf_mut(&mut self, mut f: impl FnMut(&mut Buf, Access)) {
+        use Access::{Read, Update, Write};
+        match self {
+            Op::Embed { out, .. } => f(out, Write),
+            Op::Linear { x, parts } => {
+                f(x, Read);
+                parts.iter_mut().for_each(|part| f(&mut part.out, Write));
+            }
+            Op::GatedLinear { x, out, .. } | Op::Select { x, out } => {
+                f(x, Read);
+                f(out, Write);
+            }
+            Op::RmsNorm { x, residual, out, .. } => {
+                f(x, if residual.is_some() { Update } else { Read });
+                residual.iter_mut().for_each(|r| f(r, Read));
+                f(out, Write);
+            }
+            Op::HeadNorm { x, .. } | Op::Rope { x, .. } | Op::Scale { x, .. } | Op::Softcap { x, .. } => f(x, Update),
+            Op::GatedAct { gate, up, out, .. } => {
+                f(gate, Read);
+                f(up, Read);
+                f(out, Write);
+            }
+            Op::Add { x, y } => {
+                f(x, Update);
+                f(y, Read);
+            }
+            Op::KvAppend { k, v, .. } => {
+                f(k, Read);
+                f(v, Read);
+            }
+            Op::Attention { q, out, .. } => {
+                f(q, Read);
+                f(out, Write);
+            }
+            Op::Route { logits, ids, weights, .. } => {
+                f(logits, Read);
+                f(ids, Write);
+                f(weights, Write);
+            }
+            Op::Experts { x, ids, hidden, out, .. } => {
+                f(x, Read);
+                f(ids, Read);
+                f(hidden, Write);
+                f(out, Write);
+            }
+            Op::Combine { x, y, weights, norm } => {
+                f(x, Update);
+                f(y, Read);
+                f(weights, Read);
+                norm.iter_mut().for_each(|norm| f(&mut norm.out, Write));
+            }
+        }
+    }
+
+    /// Every buffer of the op and what the op does with it, in the order of its fields.
+    pub fn bufs(&self) -> Vec<(Buf, Access)> {
+        let mut out = Vec::new();
+        self.clone().for_each_buf_mut(|buf, access| out.push((*buf, access)));
+        out
+    }
+
+    /// Every weight of the op, in the order of its fields.
+    pub fn weights(&self) -> Vec<Weight> {
+        match self {
+            Op::Embed { table, .. } => vec![*table],
+            Op::Linear { parts, .. } => parts.iter().flat_map(|part| [Some(part.w), part.bias]).flatten().collect(),
+            Op::GatedLinear { gate, up, .. } => vec![*gate, *up],
+            Op::RmsNorm { w, .. } => vec![*w],
+            Op::HeadNorm { w, .. } => w.iter().copied().collect(),
+            Op::Experts { gate, up, down, .. } => vec![*gate, *up, *down],
+            Op::Combine { norm, .. } => norm.iter().map(|norm| norm.w).collect(),
+            Op::Rope { .. }
+            | Op::GatedAct { .. }
+            | Op::Add { .. }
+            | Op::KvAppend { .. }
+            | Op::Attention { .. }
+            | Op::Route { .. }
+            | Op::Select { .. }
+            | Op::Scale { .. }
+            | Op::Softcap { .. } => Vec::new(),
+        }
+    }
+}
+
 /// What a model computes in a step: from token ids to the logits of the asked rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
@@ -275,6 +404,31 @@ pub struct Plan {
     pub ropes: Vec<RopeDecl>,
     /// Operations in order.
     pub ops: Vec<Op>,
+    /// The layer each op belongs to, as long as `ops`; `None` before the first layer and after the last.
+    /// For messages, faults and the printed form; nothing is computed from it.
+    pub layers: Vec<Option<u32>>,
     /// Where the logits end up, `[R, n_vocab]`.
     pub logits: Buf,
+}
+
+impl Plan {
+    /// Declaration of a buffer of this plan.
+    pub fn buf(&self, buf: Buf) -> &BufDecl {
+        &self.bufs[buf.0 as usize]
+    }
+
+    /// Declaration of a weight of this plan.
+    pub fn weight(&self, weight: Weight) -> &WeightDecl {
+        &self.weights[weight.0 as usize]
+    }
+
+    /// Declaration of a cache of this plan.
+    pub fn cache(&self, cache: Cache) -> &CacheDecl {
+        &self.caches[cache.0 as usize]
+    }
+
+    /// Declaration of a rotary embedding of this plan.
+    pub fn rope(&self, rope: Rope) -> &RopeDecl {
+        &self.ropes[rope.0 as usize]
+    }
 }

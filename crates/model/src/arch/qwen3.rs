@@ -1,0 +1,28 @@
+//! Qwen3, dense (0.6B to 32B): QK-norm, half-split rope.
+
+use checkpoint::Checkpoint;
+
+use super::keys::Keys;
+use super::parts::{self, Attention};
+use crate::Error;
+use crate::plan::build::Builder;
+use crate::plan::{Plan, RopePairing};
+
+const ARCH: &str = "qwen3";
+
+pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
+    let keys = Keys::new(checkpoint, ARCH);
+    let dims = keys.dims()?;
+    let d_ff = keys.d_ff()?;
+    let rope = keys.rope(&dims, RopePairing::Half)?;
+
+    let mut b = Builder::new(checkpoint, ARCH, dims.n_vocab, dims.d_model, dims.n_ctx_train);
+    let how = Attention { rope: b.rope(rope), qk_norm: true, scale: 1.0 / (dims.d_k as f32).sqrt() };
+    let x = parts::embed(&mut b, &dims)?;
+    for layer in 0..dims.n_layer {
+        b.layer(Some(layer as u32));
+        parts::attention(&mut b, &dims, how, layer, x)?;
+        parts::feed_forward(&mut b, &dims, d_ff, layer, x)?;
+    }
+    parts::head(b, &dims, x)
+}

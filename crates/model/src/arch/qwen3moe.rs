@@ -1,0 +1,31 @@
+//! Qwen3-MoE (Qwen3-30B-A3B, 235B-A22B, Coder): QK-norm, half-split rope, softmax router renormalised over the chosen.
+
+use checkpoint::Checkpoint;
+
+use super::keys::Keys;
+use super::parts::{self, Attention};
+use crate::Error;
+use crate::plan::build::Builder;
+use crate::plan::{Plan, RopePairing};
+
+const ARCH: &str = "qwen3moe";
+
+pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
+    let keys = Keys::new(checkpoint, ARCH);
+    let dims = keys.dims()?;
+    let Some(n_expert) = keys.n_expert()? else {
+        return Err(keys.error("expert_count", "is missing or 0, 1 or more wanted".into()));
+    };
+    let moe = keys.moe(n_expert)?;
+    let rope = keys.rope(&dims, RopePairing::Half)?;
+
+    let mut b = Builder::new(checkpoint, ARCH, dims.n_vocab, dims.d_model, dims.n_ctx_train);
+    let how = Attention { rope: b.rope(rope), qk_norm: true, scale: 1.0 / (dims.d_k as f32).sqrt() };
+    let x = parts::embed(&mut b, &dims)?;
+    for layer in 0..dims.n_layer {
+        b.layer(Some(layer as u32));
+        parts::attention(&mut b, &dims, how, layer, x)?;
+        parts::experts(&mut b, &dims, &moe, layer, x)?;
+    }
+    parts::head(b, &dims, x)
+}

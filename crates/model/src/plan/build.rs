@@ -1,0 +1,162 @@
+//! Writes plans: ops in order, weights looked up in a checkpoint and checked, buffers named by layer.
+//!
+//! Knows the checkpoint's header, and nothing of any architecture.
+
+use std::collections::HashMap;
+
+use checkpoint::Checkpoint;
+use quant::WeightType;
+
+use super::{
+    Buf, BufDecl, Cache, CacheDecl, Elem, LinearPart, Op, Plan, Rope, RopeDecl, Rows, Weight, WeightDecl, validate,
+};
+use crate::Error;
+use crate::error::printable;
+
+/// A plan in the making.
+pub struct Builder<'a> {
+    checkpoint: &'a Checkpoint,
+    plan: Plan,
+    layer: Option<u32>,
+    by_name: HashMap<String, Weight>,
+}
+
+impl<'a> Builder<'a> {
+    /// An empty plan over the tensors of a checkpoint.
+    pub fn new(checkpoint: &'a Checkpoint, arch: &str, n_vocab: usize, d_model: usize, n_ctx_train: usize) -> Self {
+        let plan = Plan {
+            arch: arch.into(),
+            n_vocab,
+            d_model,
+            n_ctx_train,
+            weights: Vec::new(),
+            bufs: Vec::new(),
+            caches: Vec::new(),
+            ropes: Vec::new(),
+            ops: Vec::new(),
+            layers: Vec::new(),
+            logits: Buf(u32::MAX),
+        };
+        Self { checkpoint, plan, layer: None, by_name: HashMap::new() }
+    }
+
+    /// What follows belongs to this layer; `None` is before the first or after the last.
+    pub fn layer(&mut self, layer: Option<u32>) -> &mut Self {
+        self.layer = layer;
+        self
+    }
+
+    /// Whether the checkpoint has a tensor of this name.
+    pub fn has(&self, name: &str) -> bool {
+        self.checkpoint.tensor(name).is_some()
+    }
+
+    /// A tensor of any type with this shape. The same name gives the same weight again.
+    ///
+    /// Axes of length 1 in front are taken as they come: some writers drop them.
+    pub fn weight(&mut self, name: &str, shape: &[usize]) -> Result<Weight, Error> {
+        let Some(info) = self.checkpoint.tensor(name) else {
+            return Err(self.tensor_error(name, format!("is missing, {shape:?} wanted")));
+        };
+        if squeeze(&info.shape) != squeeze(shape) {
+            return Err(self.tensor_error(name, format!("has shape {:?}, {shape:?} wanted", info.shape)));
+        }
+        if let Some(&weight) = self.by_name.get(name) {
+            return Ok(weight);
+        }
+        let weight = Weight(self.plan.weights.len() as u32);
+        self.plan.weights.push(WeightDecl { name: name.into(), dtype: info.dtype, shape: shape.into() });
+        self.by_name.insert(name.into(), weight);
+        Ok(weight)
+    }
+
+    /// A vector `[n]` of f32: norms and biases are always stored so.
+    pub fn vector(&mut self, name: &str, n: usize) -> Result<Weight, Error> {
+        let weight = self.weight(name, &[n])?;
+        match self.plan.weight(weight).dtype {
+            WeightType::F32 => Ok(weight),
+            other => Err(self.tensor_error(name, format!("has type {other}, f32 wanted"))),
+        }
+    }
+
+    /// A vector that the checkpoint need not have.
+    pub fn opt_vector(&mut self, name: &str, n: usize) -> Result<Option<Weight>, Error> {
+        self.has(name).then(|| self.vector(name, n)).transpose()
+    }
+
+    /// A buffer of activations; inside a layer `.LAYER` is appended to its name.
+    pub fn buf(&mut self, name: &str, rows: Rows, width: usize) -> Buf {
+        self.declare(name, rows, width, Elem::F32)
+    }
+
+    /// A buffer of expert ids.
+    pub fn ids(&mut self, name: &str, rows: Rows, width: usize) -> Buf {
+        self.declare(name, rows, width, Elem::U32)
+    }
+
+    fn declare(&mut self, name: &str, rows: Rows, width: usize, elem: Elem) -> Buf {
+        let name = match self.layer {
+            Some(layer) => format!("{name}.{layer}"),
+            None => name.into(),
+        };
+        self.plan.bufs.push(BufDecl { name, rows, width, elem });
+        Buf(self.plan.bufs.len() as u32 - 1)
+    }
+
+    /// A cache for one attention layer.
+    pub fn cache(&mut self, cache: CacheDecl) -> Cache {
+        self.plan.caches.push(cache);
+        Cache(self.plan.caches.len() as u32 - 1)
+    }
+
+    /// A rotary embedding, which layers may share.
+    pub fn rope(&mut self, rope: RopeDecl) -> Rope {
+        self.plan.ropes.push(rope);
+        Rope(self.plan.ropes.len() as u32 - 1)
+    }
+
+    /// Appends an op.
+    pub fn push(&mut self, op: Op) {
+        self.plan.ops.push(op);
+        self.plan.layers.push(self.layer);
+    }
+
+    /// Appends `out = x·wᵀ (+ bias)` and returns the buffer `out`, which has the rows of `x`.
+    pub fn linear(&mut self, x: Buf, w: Weight, bias: Option<Weight>, out: &str) -> Buf {
+        let n = self.plan.weight(w).shape[0];
+        let out = self.buf(out, self.plan.buf(x).rows, n);
+        self.push(Op::Linear { x, parts: vec![LinearPart { w, bias, out }] });
+        out
+    }
+
+    /// Appends `out = norm(x)` and returns the buffer `out`, which has the shape of `x`.
+    pub fn rms_norm(&mut self, x: Buf, w: Weight, eps: f32, out: &str) -> Buf {
+        let BufDecl { rows, width, .. } = *self.plan.buf(x);
+        let out = self.buf(out, rows, width);
+        self.push(Op::RmsNorm { x, residual: None, w, eps, out });
+        out
+    }
+
+    /// Ends the plan. Fails when it breaks a rule, or when the checkpoint has a tensor that the plan does not read and
+    /// `ignored` does not excuse: a tensor without a use means that the model computes something else.
+    pub fn finish(mut self, logits: Buf, ignored: impl Fn(&str) -> bool) -> Result<Plan, Error> {
+        self.plan.logits = logits;
+        let unused =
+            self.checkpoint.tensors().iter().find(|t| !self.by_name.contains_key(&t.name) && !ignored(&t.name));
+        if let Some(info) = unused {
+            let what = format!("{} {:?} is in the file, {} has no use for it", info.dtype, info.shape, self.plan.arch);
+            return Err(self.tensor_error(&info.name, what));
+        }
+        validate::validate(&self.plan)?;
+        Ok(self.plan)
+    }
+
+    fn tensor_error(&self, name: &str, what: String) -> Error {
+        Error::Tensor { file: self.checkpoint.name().into(), tensor: printable(name), what }
+    }
+}
+
+fn squeeze(shape: &[usize]) -> &[usize] {
+    let ones = shape.iter().take_while(|&&axis| axis == 1).count();
+    &shape[ones.min(shape.len().saturating_sub(1))..]
+}

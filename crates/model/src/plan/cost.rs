@@ -1,0 +1,150 @@
+//! What a plan costs in memory traffic and space: bytes of weights by kind, bytes per decoded token, bytes of cache.
+//!
+//! Kinds follow from what the ops do with a weight, never from its name.
+
+use super::{Op, Plan, Weight, WeightDecl};
+
+/// What a weight is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Kind {
+    /// The table of embeddings; when the output matrix is the same tensor, that too.
+    Embed,
+    /// Projections into and out of attention, and norms of heads.
+    Attention,
+    /// Dense feed-forward projections.
+    FeedForward,
+    /// Routers.
+    Router,
+    /// Stacked experts.
+    Experts,
+    /// The output matrix, when it is a tensor of its own.
+    Output,
+    /// Norms over the residual stream.
+    Norm,
+}
+
+impl Kind {
+    /// All kinds, in printing order.
+    pub const ALL: [Self; 7] =
+        [Self::Embed, Self::Attention, Self::FeedForward, Self::Router, Self::Experts, Self::Output, Self::Norm];
+
+    /// Name for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Embed => "embed",
+            Self::Attention => "attention",
+            Self::FeedForward => "feed-forward",
+            Self::Router => "router",
+            Self::Experts => "experts",
+            Self::Output => "output",
+            Self::Norm => "norm",
+        }
+    }
+}
+
+impl WeightDecl {
+    /// Bytes of the whole tensor. 0 for a shape that blocks do not divide, which no valid plan has.
+    pub fn bytes(&self) -> usize {
+        let Some((&row, outer)) = self.shape.split_last() else { return 0 };
+        outer.iter().fold(self.dtype.row_bytes(row).unwrap_or(0), |n, &axis| n.saturating_mul(axis))
+    }
+
+    /// Number of values.
+    pub fn n_values(&self) -> usize {
+        self.shape.iter().fold(1, |n, &axis| n.saturating_mul(axis))
+    }
+}
+
+impl Plan {
+    /// The kind of each weight, `[weights]`.
+    pub fn kinds(&self) -> Vec<Kind> {
+        let mut kinds = vec![Kind::Norm; self.weights.len()];
+        let mut attention_bufs = Vec::new(); // what attention reads or writes
+        let mut routed_bufs = Vec::new();
+        for op in &self.ops {
+            match op {
+                Op::KvAppend { k, v, .. } => attention_bufs.extend([*k, *v]),
+                Op::Attention { q, out, .. } => attention_bufs.extend([*q, *out]),
+                Op::Route { logits, .. } => routed_bufs.push(*logits),
+                _ => {}
+            }
+        }
+        attention_bufs.sort_unstable();
+        routed_bufs.sort_unstable();
+        let mut set = |w: Weight, kind| kinds[w.0 as usize] = kind;
+        for op in &self.ops {
+            match op {
+                Op::Linear { x, parts } => {
+                    let reads_attention = attention_bufs.binary_search(x).is_ok();
+                    for part in parts {
+                        let kind = if part.out == self.logits {
+                            Kind::Output
+                        } else if reads_attention || attention_bufs.binary_search(&part.out).is_ok() {
+                            Kind::Attention
+                        } else if routed_bufs.binary_search(&part.out).is_ok() {
+                            Kind::Router
+                        } else {
+                            Kind::FeedForward
+                        };
+                        set(part.w, kind);
+                        part.bias.iter().for_each(|&bias| set(bias, kind));
+                    }
+                }
+                Op::HeadNorm { w: Some(w), .. } => set(*w, Kind::Attention),
+                Op::GatedLinear { gate, up, .. } => [*gate, *up].into_iter().for_each(|w| set(w, Kind::FeedForward)),
+                Op::Experts { gate, up, down, .. } => {
+                    [*gate, *up, *down].into_iter().for_each(|w| set(w, Kind::Experts))
+                }
+                _ => {}
+            }
+        }
+        // Last, so that a tied table counts as what it is first of all.
+        for op in &self.ops {
+            if let Op::Embed { table, .. } = op {
+                set(*table, Kind::Embed);
+            }
+        }
+        kinds
+    }
+
+    /// Bytes of all weights by kind, in the order of [`Kind::ALL`], kinds without weights left out.
+    pub fn weight_bytes(&self) -> Vec<(Kind, usize)> {
+        let kinds = self.kinds();
+        let of = |kind| self.weights.iter().zip(&kinds).filter(|&(_, &k)| k == kind).map(|(w, _)| w.bytes()).sum();
+        Kind::ALL.into_iter().map(|kind| (kind, of(kind))).filter(|&(_, bytes)| bytes > 0).collect()
+    }
+
+    /// Bytes of weights that decoding one token reads: of the experts those it uses, of the embeddings one row.
+    pub fn bytes_per_token(&self) -> usize {
+        self.ops
+            .iter()
+            .map(|op| self.active(op, WeightDecl::bytes, |w| w.dtype.row_bytes(w.shape[1]).unwrap_or(0)))
+            .sum()
+    }
+
+    /// Parameters that decoding one token uses, counted as [`Plan::bytes_per_token`] counts.
+    pub fn active_params(&self) -> usize {
+        self.ops.iter().map(|op| self.active(op, WeightDecl::n_values, |w| w.shape[1])).sum()
+    }
+
+    /// All parameters.
+    pub fn n_params(&self) -> usize {
+        self.weights.iter().map(WeightDecl::n_values).sum()
+    }
+
+    /// Bytes that one position takes in all caches, with `elem_bytes` bytes a number (2 for f16, 4 for f32).
+    pub fn kv_bytes_per_position(&self, elem_bytes: usize) -> usize {
+        self.caches.iter().map(|c| c.n_kv * (c.d_k + c.d_v) * elem_bytes).sum()
+    }
+
+    fn active(&self, op: &Op, all: impl Fn(&WeightDecl) -> usize, row: impl Fn(&WeightDecl) -> usize) -> usize {
+        match op {
+            Op::Embed { table, .. } => row(self.weight(*table)),
+            Op::Experts { ids, gate, up, down, .. } => {
+                let n_used = self.buf(*ids).width;
+                [gate, up, down].map(|&w| all(self.weight(w)) / self.weight(w).shape[0] * n_used).iter().sum()
+            }
+            other => other.weights().into_iter().map(|w| all(self.weight(w))).sum(),
+        }
+    }
+}

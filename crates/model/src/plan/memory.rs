@@ -1,0 +1,162 @@
+//! Where buffers lie: buffers that are never alive at the same time share memory.
+//!
+//! Sizes are known from the limits of a step, so that one arena is allocated once. Knows no device.
+
+use super::{Elem, Plan, Rows};
+
+/// Alignment of every buffer, in bytes: a cache line, and the widest vector.
+pub const ALIGN: usize = 64;
+
+/// An arena for the buffers of a plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// First byte of each buffer, `[bufs]`, a multiple of [`ALIGN`].
+    pub offset: Vec<usize>,
+    /// Length of each buffer in bytes at the limits of a step, `[bufs]`.
+    pub len: Vec<usize>,
+    /// Length of the arena in bytes. Sums saturate: limits that cannot be make an arena that cannot be allocated.
+    pub bytes: usize,
+}
+
+/// First and last op that names a buffer, as indices into `ops`; `None` when none does. The logits live to the end.
+pub fn lifetimes(plan: &Plan) -> Vec<Option<(usize, usize)>> {
+    let mut lives = vec![None; plan.bufs.len()];
+    for (i, op) in plan.ops.iter().enumerate() {
+        for (buf, _) in op.bufs() {
+            let life = &mut lives[buf.0 as usize];
+            *life = Some((life.map_or(i, |(first, _): (usize, usize)| first), i));
+        }
+    }
+    if let Some(Some((_, last))) = lives.get_mut(plan.logits.0 as usize) {
+        *last = plan.ops.len();
+    }
+    lives
+}
+
+/// Places the buffers of a plan for steps of at most `max_tokens` tokens and `max_outputs` rows of logits.
+///
+/// Largest first, each at the lowest gap among those that live beside it (Pisarchyk and Lee, arXiv 2001.03288).
+pub fn place(plan: &Plan, max_tokens: usize, max_outputs: usize) -> Placement {
+    let len: Vec<usize> = plan
+        .bufs
+        .iter()
+        .map(|buf| {
+            let rows = match buf.rows {
+                Rows::Tokens => max_tokens,
+                Rows::Slots(n_used) => max_tokens.saturating_mul(n_used),
+                Rows::Outputs => max_outputs,
+            };
+            let elem_bytes = match buf.elem {
+                Elem::F32 | Elem::U32 => 4,
+            };
+            rows.saturating_mul(buf.width).saturating_mul(elem_bytes)
+        })
+        .collect();
+    let lives = lifetimes(plan);
+
+    let mut order: Vec<usize> = (0..len.len()).filter(|&i| lives[i].is_some()).collect();
+    order.sort_by_key(|&i| (std::cmp::Reverse(len[i]), i));
+    let mut offset = vec![0; len.len()];
+    let mut bytes = 0;
+    let mut placed: Vec<usize> = Vec::with_capacity(order.len()); // by offset
+    for i in order {
+        let mut at = 0usize;
+        for &j in placed.iter().filter(|&&j| overlap(lives[i], lives[j])) {
+            if at.saturating_add(len[i]) <= offset[j] {
+                break;
+            }
+            at = at.max(align(offset[j].saturating_add(len[j])));
+        }
+        offset[i] = at;
+        bytes = bytes.max(align(at.saturating_add(len[i])));
+        placed.insert(placed.partition_point(|&j| offset[j] <= at), i);
+    }
+    Placement { offset, len, bytes }
+}
+
+fn overlap(a: Option<(usize, usize)>, b: Option<(usize, usize)>) -> bool {
+    matches!((a, b), (Some(a), Some(b)) if a.0 <= b.1 && b.0 <= a.1)
+}
+
+fn align(n: usize) -> usize {
+    n.checked_next_multiple_of(ALIGN).unwrap_or(usize::MAX)
+}
+
+/// What [`place`] without sharing would need, in bytes: for printing what sharing saves.
+pub fn unshared_bytes(placement: &Placement) -> usize {
+    placement.len.iter().fold(0, |sum, &len| align(len).saturating_add(sum))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::{Buf, BufDecl, Op};
+    use super::*;
+
+    /// A plan of copies: op `i` reads and writes the buffers of `uses[i]`. Only lifetimes and sizes matter here.
+    fn plan(widths: &[usize], uses: &[(usize, usize)]) -> Plan {
+        let rows = [Rows::Tokens, Rows::Slots(3), Rows::Outputs];
+        let bufs = widths.iter().enumerate().map(|(i, &width)| BufDecl {
+            name: format!("b{i}"),
+            rows: rows[i % 3],
+            width,
+            elem: Elem::F32,
+        });
+        let buf = |i: usize| Buf((i % widths.len()) as u32);
+        let ops: Vec<Op> = uses.iter().map(|&(x, y)| Op::Add { x: buf(x), y: buf(y) }).collect();
+        Plan {
+            arch: "test".into(),
+            n_vocab: 1,
+            d_model: 1,
+            n_ctx_train: 1,
+            weights: Vec::new(),
+            bufs: bufs.collect(),
+            caches: Vec::new(),
+            ropes: Vec::new(),
+            layers: vec![None; ops.len()],
+            ops,
+            logits: Buf(0),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn buffers_that_live_together_lie_apart(
+            widths in prop::collection::vec(1usize..200, 1..40),
+            uses in prop::collection::vec((0usize..40, 0usize..40), 1..60),
+            max_tokens in 0usize..9,
+            max_outputs in 0usize..9,
+        ) {
+            let plan = plan(&widths, &uses);
+            let placement = place(&plan, max_tokens, max_outputs);
+            let lives = lifetimes(&plan);
+            for i in 0..widths.len() {
+                let end = placement.offset[i] + placement.len[i];
+                prop_assert!(placement.offset[i].is_multiple_of(ALIGN));
+                prop_assert!(lives[i].is_none() || end <= placement.bytes);
+                for j in 0..i {
+                    let apart = end <= placement.offset[j]
+                        || placement.offset[j] + placement.len[j] <= placement.offset[i]
+                        || placement.len[i] == 0 || placement.len[j] == 0;
+                    prop_assert!(apart || !overlap(lives[i], lives[j]), "{i} and {j}");
+                }
+            }
+            prop_assert!(placement.bytes <= unshared_bytes(&placement));
+        }
+    }
+
+    #[test]
+    fn a_chain_needs_two_buffers_at_a_time() {
+        let mut plan = plan(&[16; 30], &(0..28).map(|i| (i + 1, i + 2)).collect::<Vec<_>>());
+        plan.bufs.iter_mut().for_each(|buf| buf.rows = Rows::Tokens);
+        let placement = place(&plan, 4, 4);
+        assert_eq!(placement.bytes, 2 * 16 * 4 * 4);
+    }
+
+    #[test]
+    fn limits_that_cannot_be_saturate() {
+        let plan = plan(&[16, 16], &[(0, 1)]);
+        assert_eq!(place(&plan, usize::MAX, usize::MAX).bytes, usize::MAX);
+    }
+}

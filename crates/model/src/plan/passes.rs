@@ -1,0 +1,114 @@
+//! Fusion: rewrites of neighbouring ops into one that does the same with fewer trips over memory.
+//!
+//! Architectures write plain ops; a pass finds a pattern of ops that stand next to each other. The numbers stay the
+//! same to the bit on a backend that computes both forms with the same rules.
+
+use super::{Access, Buf, Norm, Op, Plan};
+
+/// All passes, in the order they need.
+pub fn fuse(plan: &mut Plan) {
+    gate_linears(plan);
+    join_linears(plan);
+    norm_after_add(plan);
+    norm_after_combine(plan);
+    drop_unused_buffers(plan);
+}
+
+/// `gate = linear x; up = linear x; out = gated_act gate, up` becomes `out = gated_linear x`, when nothing else reads
+/// the two and neither has a bias.
+pub fn gate_linears(plan: &mut Plan) {
+    rewrite::<3>(plan, |plan, ops| {
+        let [Op::Linear { x, parts: gate }, Op::Linear { x: x2, parts: up }, Op::GatedAct { gate: g, up: u, act, out }] =
+            ops
+        else {
+            return None;
+        };
+        let ([gate], [up]) = (gate.as_slice(), up.as_slice()) else { return None };
+        let private = |buf: Buf| n_uses(plan, buf) == 2;
+        let plain = gate.bias.is_none() && up.bias.is_none();
+        let chained = x == x2 && gate.out == *g && up.out == *u && g != u && private(*g) && private(*u);
+        (plain && chained).then(|| vec![Op::GatedLinear { x: *x, gate: gate.w, up: up.w, act: *act, out: *out }])
+    });
+}
+
+/// Linears that share their input become one with several parts, so that the input is quantised once.
+pub fn join_linears(plan: &mut Plan) {
+    rewrite::<2>(plan, |_, ops| {
+        let [Op::Linear { x, parts }, Op::Linear { x: x2, parts: more }] = ops else { return None };
+        let rewritten = parts.iter().any(|a| a.out == *x || more.iter().any(|b| a.out == b.out));
+        (x == x2 && !rewritten).then(|| vec![Op::Linear { x: *x, parts: [parts.as_slice(), more].concat() }])
+    });
+}
+
+/// `add x, y; out = rms_norm x` becomes `rms_norm` with a residual.
+pub fn norm_after_add(plan: &mut Plan) {
+    rewrite::<2>(plan, |_, ops| match ops {
+        [Op::Add { x, y }, Op::RmsNorm { x: x2, residual: None, w, eps, out }] if x == x2 && out != y => {
+            Some(vec![Op::RmsNorm { x: *x, residual: Some(*y), w: *w, eps: *eps, out: *out }])
+        }
+        _ => None,
+    });
+}
+
+/// `combine x, ..; out = rms_norm x` becomes `combine` with a norm.
+pub fn norm_after_combine(plan: &mut Plan) {
+    rewrite::<2>(plan, |_, ops| match ops {
+        [Op::Combine { x, y, weights, norm: None }, Op::RmsNorm { x: x2, residual: None, w, eps, out }]
+            if x == x2 && out != y && out != weights =>
+        {
+            let norm = Some(Norm { w: *w, eps: *eps, out: *out });
+            Some(vec![Op::Combine { x: *x, y: *y, weights: *weights, norm }])
+        }
+        _ => None,
+    });
+}
+
+/// Drops buffers that no op names, and renumbers the rest.
+pub fn drop_unused_buffers(plan: &mut Plan) {
+    let mut used = vec![false; plan.bufs.len()];
+    used[plan.logits.0 as usize] = true;
+    for (buf, _) in plan.ops.iter().flat_map(Op::bufs) {
+        used[buf.0 as usize] = true;
+    }
+    let mut kept = 0;
+    let new: Vec<Buf> = used
+        .iter()
+        .map(|&used| {
+            let buf = Buf(kept);
+            kept += u32::from(used);
+            buf
+        })
+        .collect();
+    let mut i = 0;
+    plan.bufs.retain(|_| {
+        i += 1;
+        used[i - 1]
+    });
+    for op in &mut plan.ops {
+        op.for_each_buf_mut(|buf, _| *buf = new[buf.0 as usize]);
+    }
+    plan.logits = new[plan.logits.0 as usize];
+}
+
+/// Replaces every run of `N` ops that `rule` takes, again and again from where it stood: what comes out may match with
+/// what follows. A fused op belongs to the layer of the first it replaces.
+fn rewrite<const N: usize>(plan: &mut Plan, rule: impl Fn(&Plan, &[Op; N]) -> Option<Vec<Op>>) {
+    let mut at = 0;
+    while let Some(run) = plan.ops.get(at..at + N).and_then(<[Op]>::first_chunk) {
+        match rule(plan, run) {
+            Some(new) => {
+                let layer = plan.layers[at];
+                plan.layers.splice(at..at + N, new.iter().map(|_| layer));
+                plan.ops.splice(at..at + N, new);
+            }
+            None => at += 1,
+        }
+    }
+}
+
+/// How many times ops name a buffer; a write and a read make two.
+fn n_uses(plan: &Plan, buf: Buf) -> usize {
+    let uses = plan.ops.iter().flat_map(Op::bufs).filter(|&(b, _)| b == buf);
+    uses.map(|(_, access)| if access == Access::Update { 2 } else { 1 }).sum::<usize>()
+        + usize::from(plan.logits == buf)
+}

@@ -1,0 +1,228 @@
+//! The printed form of a plan: one line an op (one more for each further part of a linear), layers that repeat an
+//! earlier one folded. Stable, so that snapshots of it can be reviewed.
+
+use std::fmt;
+use std::ops::Range;
+
+use super::{Buf, Cache, Elem, Gate, Op, Plan, RopePairing, Router, Rows, Weight};
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Plan { arch, n_vocab, d_model, n_ctx_train, ops, bufs, weights, .. } = self;
+        writeln!(f, "{arch}: n_vocab {n_vocab}, d_model {d_model}, n_ctx_train {n_ctx_train}")?;
+        writeln!(f, "{} ops, {} buffers, {} weights", ops.len(), bufs.len(), weights.len())?;
+        for (i, rope) in self.ropes.iter().enumerate() {
+            let pairing = match rope.pairing {
+                RopePairing::Half => "half",
+                RopePairing::Interleaved => "interleaved",
+            };
+            let (n, first, last) = (rope.inv_freq.len(), rope.inv_freq.first(), rope.inv_freq.last());
+            let (first, last) = (first.copied().unwrap_or_default(), last.copied().unwrap_or_default());
+            writeln!(f, "rope {i}: {pairing}, {n} pairs, inv_freq {first:.6e} .. {last:.6e}, factor {}", rope.factor)?;
+        }
+        for (first, last, cache) in runs(&self.caches) {
+            let (n_kv, d_k, d_v) = (cache.n_kv, cache.d_k, cache.d_v);
+            writeln!(f, "cache {}: {n_kv} heads, k {d_k}, v {d_v}", span(first, last))?;
+        }
+        let sections = self.sections();
+        let mut texts: Vec<(u32, String)> = Vec::new(); // layers printed in full, with names relative to the layer
+        let mut folded: Option<(u32, u32, u32)> = None; // first, last, and the layer they are as
+        for (layer, ops) in sections {
+            let Some(layer) = layer else {
+                unfold(f, &mut folded)?;
+                writeln!(f, "{}", self.text(ops, None).trim_end())?;
+                continue;
+            };
+            let text = self.text(ops.clone(), Some(layer));
+            match (texts.iter().find(|(_, t)| *t == text), &mut folded) {
+                (Some(&(same, _)), Some((_, last, as_))) if *as_ == same => *last = layer,
+                (Some(&(same, _)), _) => {
+                    unfold(f, &mut folded)?;
+                    folded = Some((layer, layer, same));
+                }
+                (None, _) => {
+                    unfold(f, &mut folded)?;
+                    texts.push((layer, text));
+                    writeln!(f, "layer {layer}:")?;
+                    self.text(ops, None).lines().try_for_each(|line| writeln!(f, "  {line}"))?;
+                }
+            }
+        }
+        unfold(f, &mut folded)
+    }
+}
+
+fn unfold(f: &mut fmt::Formatter<'_>, folded: &mut Option<(u32, u32, u32)>) -> fmt::Result {
+    match folded.take() {
+        Some((first, last, same)) if first == last => writeln!(f, "layer {first} as layer {same}"),
+        Some((first, last, same)) => writeln!(f, "layers {first} to {last} as layer {same}"),
+        None => Ok(()),
+    }
+}
+
+fn span(first: usize, last: usize) -> String {
+    if first == last { first.to_string() } else { format!("{first} to {last}") }
+}
+
+/// Runs of equal values: first and last index, and the value.
+fn runs<T: PartialEq + Copy>(values: &[T]) -> Vec<(usize, usize, T)> {
+    let mut out: Vec<(usize, usize, T)> = Vec::new();
+    for (i, &value) in values.iter().enumerate() {
+        match out.last_mut() {
+            Some((_, last, v)) if *v == value => *last = i,
+            _ => out.push((i, i, value)),
+        }
+    }
+    out
+}
+
+impl Plan {
+    /// Runs of ops of one layer.
+    fn sections(&self) -> Vec<(Option<u32>, Range<usize>)> {
+        runs(&self.layers).into_iter().map(|(first, last, layer)| (layer, first..last + 1)).collect()
+    }
+
+    fn text(&self, ops: Range<usize>, relative_to: Option<u32>) -> String {
+        let printer = Printer { plan: self, relative_to };
+        self.ops[ops].iter().map(|op| printer.op(op)).collect()
+    }
+}
+
+/// Prints ops, with layer numbers as they are or as distances from a layer (to compare layers).
+struct Printer<'a> {
+    plan: &'a Plan,
+    relative_to: Option<u32>,
+}
+
+impl Printer<'_> {
+    fn op(&self, op: &Op) -> String {
+        let name = op.name();
+        let line = |out: &str, rest: String| format!("{name:<13}{out} = {rest}\n");
+        let update = |x: &str, rest: String| format!("{name:<13}{x} {rest}\n");
+        match *op {
+            Op::Embed { table, scale, out } => line(&self.decl(out), format!("{}[id]{}", self.w(table), times(scale))),
+            Op::Linear { x, ref parts } => {
+                let mut text = String::new();
+                for (i, part) in parts.iter().enumerate() {
+                    let bias = part.bias.map_or(String::new(), |b| format!(" + {}", self.w(b)));
+                    let name = if i == 0 { name } else { "" };
+                    let (out, x, w) = (self.decl(part.out), self.name(x), self.w(part.w));
+                    text += &format!("{name:<13}{out} = {x} · {w}{bias}\n");
+                }
+                text
+            }
+            Op::GatedLinear { x, gate, up, act, out } => {
+                let (x, gate, up) = (self.name(x), self.w(gate), self.w(up));
+                line(&self.decl(out), format!("{}({x} · {gate}) ⊙ ({x} · {up})", gate_name(act)))
+            }
+            Op::RmsNorm { x, residual, w, eps, out } => {
+                let x = self.name(x);
+                let x = residual.map_or(x.clone(), |r| format!("{x} += {}", self.name(r)));
+                line(&self.decl(out), format!("norm({x}) ⊙ {}, eps {eps:e}", self.w(w)))
+            }
+            Op::HeadNorm { x, w, eps, n_head, d_head } => {
+                let w = w.map_or(String::new(), |w| format!(" ⊙ {}", self.w(w)));
+                update(&self.name(x), format!("= norm of {n_head} heads of {d_head}{w}, eps {eps:e}"))
+            }
+            Op::Rope { x, rope, n_head, d_head } => {
+                update(&self.name(x), format!("= rope {} of {n_head} heads of {d_head}", rope.0))
+            }
+            Op::GatedAct { gate, up, act, out } => {
+                line(&self.decl(out), format!("{}({}) ⊙ {}", gate_name(act), self.name(gate), self.name(up)))
+            }
+            Op::Add { x, y } => update(&self.name(x), format!("+= {}", self.name(y))),
+            Op::KvAppend { cache, k, v } => {
+                update(&self.cache_name(cache), format!("← {}, {}", self.name(k), self.name(v)))
+            }
+            Op::Attention { cache, q, n_head, scale, window, softcap, out } => {
+                let mut rest =
+                    format!("{} over {}, {n_head} heads, scale {scale}", self.name(q), self.cache_name(cache));
+                rest += &window.map_or(String::new(), |n| format!(", window {n}"));
+                rest += &softcap.map_or(String::new(), |cap| format!(", softcap {cap}"));
+                line(&self.decl(out), rest)
+            }
+            Op::Route { logits, router, n_used, ids, weights } => {
+                let Router::Softmax { renormalise, scale } = router;
+                let renormalised = if renormalise { ", renormalised" } else { "" };
+                let of = self.plan.buf(logits).width;
+                let outs = format!("{}, {}", self.decl(ids), self.decl(weights));
+                line(
+                    &outs,
+                    format!("softmax({}) best {n_used} of {of}{renormalised}{}", self.name(logits), times(scale)),
+                )
+            }
+            Op::Experts { x, ids, gate, up, down, act, hidden, out } => {
+                let (x, ids, hidden) = (self.name(x), self.name(ids), self.decl(hidden));
+                let (gate, up, down) = (self.w(gate), self.w(up), self.w(down));
+                let act = gate_name(act);
+                line(
+                    &self.decl(out),
+                    format!("({act}({x} · {gate}) ⊙ ({x} · {up})) · {down}, by {ids}, scratch {hidden}"),
+                )
+            }
+            Op::Combine { x, y, weights, norm } => {
+                let sum = format!("+= {} · {}", self.name(weights), self.name(y));
+                let norm = norm.map_or(String::new(), |n| {
+                    format!("; {} = norm ⊙ {}, eps {:e}", self.decl(n.out), self.w(n.w), n.eps)
+                });
+                update(&self.name(x), sum + &norm)
+            }
+            Op::Select { x, out } => line(&self.decl(out), format!("{}[rows]", self.name(x))),
+            Op::Scale { x, scale } => update(&self.name(x), format!("*= {scale}")),
+            Op::Softcap { x, cap } => update(&self.name(x), format!("= softcap {cap}")),
+        }
+    }
+
+    /// A buffer where it is written: name and shape.
+    fn decl(&self, buf: Buf) -> String {
+        let decl = self.plan.buf(buf);
+        let rows = match decl.rows {
+            Rows::Tokens => "T".into(),
+            Rows::Slots(n) => format!("T·{n}"),
+            Rows::Outputs => "R".into(),
+        };
+        let elem = if decl.elem == Elem::U32 { " u32" } else { "" };
+        format!("{}{elem}[{rows}, {}]", self.name(buf), decl.width)
+    }
+
+    fn name(&self, buf: Buf) -> String {
+        let name = &self.plan.buf(buf).name;
+        match name.rsplit_once('.').and_then(|(stem, n)| Some((stem, n.parse().ok()?))) {
+            Some((stem, layer)) => format!("{stem}.{}", self.layer(layer)),
+            None => name.clone(),
+        }
+    }
+
+    /// A weight: name, type and shape.
+    fn w(&self, w: Weight) -> String {
+        let decl = self.plan.weight(w);
+        let numbered = decl.name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
+        let name = match numbered.and_then(|(n, rest)| Some((n.parse().ok()?, rest))) {
+            Some((layer, rest)) => format!("blk.{}.{rest}", self.layer(layer)),
+            None => decl.name.clone(),
+        };
+        format!("{name} {}{:?}", decl.dtype, decl.shape)
+    }
+
+    fn cache_name(&self, cache: Cache) -> String {
+        format!("cache.{}", self.layer(cache.0))
+    }
+
+    fn layer(&self, layer: u32) -> String {
+        match self.relative_to {
+            Some(base) => format!("{:+}", i64::from(layer) - i64::from(base)),
+            None => layer.to_string(),
+        }
+    }
+}
+
+fn gate_name(gate: Gate) -> &'static str {
+    match gate {
+        Gate::Silu => "silu",
+        Gate::GeluTanh => "gelu_tanh",
+    }
+}
+
+fn times(scale: f32) -> String {
+    if scale == 1.0 { String::new() } else { format!(" · {scale}") }
+}

@@ -1,0 +1,313 @@
+//! The rules of every op: shapes, types, aliasing, order. A backend that is given a valid plan checks none of them again.
+
+use super::{Access, Buf, Elem, Norm, Op, Plan, Router, Rows, Weight};
+use crate::Error;
+
+/// Most experts a router may choose from.
+pub const MAX_EXPERTS: usize = 1024;
+/// Most experts a token may use.
+pub const MAX_USED: usize = 32;
+
+type Check = Result<(), String>;
+
+/// Checks a plan against the rules of its ops; the error names the op and the numbers that disagree.
+pub fn validate(plan: &Plan) -> Result<(), Error> {
+    let v = Validator { plan };
+    v.declarations().map_err(Error::Plan)?;
+    let mut state = State {
+        written: vec![false; plan.bufs.len()],
+        appended: vec![false; plan.caches.len()],
+        routed: vec![None; plan.bufs.len()],
+    };
+    for (i, op) in plan.ops.iter().enumerate() {
+        let rules = v.indices(op).and_then(|()| v.order(op, &mut state)).and_then(|()| v.shapes(op, &mut state));
+        rules.map_err(|what| Error::Op { op: i, name: op.name(), what })?;
+    }
+    v.logits(&state).map_err(Error::Plan)
+}
+
+/// What the ops so far have done.
+struct State {
+    written: Vec<bool>,         // [bufs]
+    appended: Vec<bool>,        // [caches]
+    routed: Vec<Option<usize>>, // [bufs]: ids below this number of experts
+}
+
+struct Validator<'a> {
+    plan: &'a Plan,
+}
+
+fn ensure(holds: bool, what: impl FnOnce() -> String) -> Check {
+    if holds { Ok(()) } else { Err(what()) }
+}
+
+fn same(what: &str, found: usize, wanted: usize) -> Check {
+    ensure(found == wanted, || format!("{what} is {found}, {wanted} wanted"))
+}
+
+impl Validator<'_> {
+    fn declarations(&self) -> Check {
+        let plan = self.plan;
+        same("number of layer marks", plan.layers.len(), plan.ops.len())?;
+        ensure(plan.n_vocab > 0 && plan.d_model > 0 && plan.n_ctx_train > 0, || {
+            let (v, d, n) = (plan.n_vocab, plan.d_model, plan.n_ctx_train);
+            format!("n_vocab {v}, d_model {d}, n_ctx_train {n}: none may be 0")
+        })?;
+        for buf in &plan.bufs {
+            ensure(buf.width > 0, || format!("buffer {} has width 0", buf.name))?;
+            if let Rows::Slots(n) = buf.rows {
+                ensure((1..=MAX_USED).contains(&n), || {
+                    format!("buffer {} has {n} slots, 1 to {MAX_USED} allowed", buf.name)
+                })?;
+            }
+        }
+        for w in &plan.weights {
+            let bytes = w.shape.split_last().and_then(|(&row, outer)| {
+                outer.iter().try_fold(w.dtype.row_bytes(row)?, |n, &axis| n.checked_mul(axis))
+            });
+            ensure(bytes.is_some_and(|n| n > 0), || {
+                let block = w.dtype.block_len();
+                format!("weight {}: {} {:?} cannot be: rows are whole blocks of {block}", w.name, w.dtype, w.shape)
+            })?;
+        }
+        for (i, c) in plan.caches.iter().enumerate() {
+            ensure(c.n_kv > 0 && c.d_k > 0 && c.d_v > 0, || format!("cache {i}: {c:?} has a dimension of 0"))?;
+        }
+        for (i, r) in plan.ropes.iter().enumerate() {
+            ensure(!r.inv_freq.is_empty() && r.factor.is_finite(), || {
+                format!("rope {i} has {} frequencies and factor {}", r.inv_freq.len(), r.factor)
+            })?;
+            let bad = r.inv_freq.iter().find(|f| !f.is_finite());
+            ensure(bad.is_none(), || format!("rope {i} has a frequency {bad:?}"))?;
+        }
+        Ok(())
+    }
+
+    /// Every index points into its table, so that what follows may use them.
+    fn indices(&self, op: &Op) -> Check {
+        let inside = |what: &str, i: u32, n: usize| ensure((i as usize) < n, || format!("{what} {i} of {n}"));
+        for (buf, _) in op.bufs() {
+            inside("buffer", buf.0, self.plan.bufs.len())?;
+        }
+        for w in op.weights() {
+            inside("weight", w.0, self.plan.weights.len())?;
+        }
+        match op {
+            Op::Rope { rope, .. } => inside("rope", rope.0, self.plan.ropes.len()),
+            Op::KvAppend { cache, .. } | Op::Attention { cache, .. } => {
+                inside("cache", cache.0, self.plan.caches.len())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Buffers are written before they are read, and what an op writes it names only once.
+    fn order(&self, op: &Op, state: &mut State) -> Check {
+        let bufs = op.bufs();
+        for (i, &(buf, access)) in bufs.iter().enumerate() {
+            let name = &self.plan.buf(buf).name;
+            let written = &mut state.written[buf.0 as usize];
+            ensure(access == Access::Write || *written, || format!("reads {name}, which no op has written"))?;
+            let alias = access != Access::Read && bufs.iter().enumerate().any(|(j, &(b, _))| i != j && b == buf);
+            ensure(!alias, || format!("writes {name} and names it twice"))?;
+        }
+        for (buf, access) in bufs {
+            if access != Access::Read {
+                state.written[buf.0 as usize] = true;
+                state.routed[buf.0 as usize] = None;
+            }
+        }
+        Ok(())
+    }
+
+    fn shapes(&self, op: &Op, state: &mut State) -> Check {
+        let plan = self.plan;
+        let width = |buf: Buf| plan.buf(buf).width;
+        match *op {
+            Op::Embed { table, scale, out } => {
+                finite("scale", scale)?;
+                self.floats(out, Rows::Tokens, plan.d_model)?;
+                self.shape("table", table, &[plan.n_vocab, plan.d_model])
+            }
+            Op::Linear { x, ref parts } => {
+                ensure(!parts.is_empty(), || "has no parts".into())?;
+                let rows = self.free_rows(x)?;
+                for part in parts {
+                    self.floats(part.out, rows, width(part.out))?;
+                    self.shape("w", part.w, &[width(part.out), width(x)])?;
+                    part.bias.map_or(Ok(()), |bias| self.f32_vector("bias", bias, width(part.out)))?;
+                }
+                Ok(())
+            }
+            Op::GatedLinear { x, gate, up, out, .. } => {
+                let rows = self.free_rows(x)?;
+                self.floats(out, rows, width(out))?;
+                self.shape("gate", gate, &[width(out), width(x)])?;
+                self.shape("up", up, &[width(out), width(x)])
+            }
+            Op::RmsNorm { x, residual, w, eps, out } => {
+                let rows = self.free_rows(x)?;
+                residual.map_or(Ok(()), |residual| self.floats(residual, rows, width(x)))?;
+                self.norm(Norm { w, eps, out }, rows, width(x))
+            }
+            Op::HeadNorm { x, w, eps, n_head, d_head } => {
+                epsilon(eps)?;
+                self.heads(x, n_head, d_head)?;
+                w.map_or(Ok(()), |w| self.f32_vector("w", w, d_head))
+            }
+            Op::Rope { x, rope, n_head, d_head } => {
+                self.heads(x, n_head, d_head)?;
+                let rotary = 2 * plan.rope(rope).inv_freq.len();
+                ensure(rotary <= d_head, || format!("rotates {rotary} dims of heads of {d_head}"))
+            }
+            Op::GatedAct { gate, up, out, .. } => {
+                let rows = self.free_rows(gate)?;
+                self.floats(up, rows, width(gate))?;
+                self.floats(out, rows, width(gate))
+            }
+            Op::Add { x, y } => {
+                let rows = self.free_rows(x)?;
+                self.floats(y, rows, width(x))
+            }
+            Op::KvAppend { cache, k, v } => {
+                let c = plan.cache(cache);
+                ensure(!state.appended[cache.0 as usize], || format!("cache {} is appended to twice", cache.0))?;
+                state.appended[cache.0 as usize] = true;
+                self.floats(k, Rows::Tokens, c.n_kv * c.d_k)?;
+                self.floats(v, Rows::Tokens, c.n_kv * c.d_v)
+            }
+            Op::Attention { cache, q, n_head, scale, window, softcap, out } => {
+                let c = plan.cache(cache);
+                let read_early = !state.appended[cache.0 as usize];
+                ensure(!read_early, || format!("reads cache {}, which this step has not appended to", cache.0))?;
+                ensure(n_head > 0 && n_head.is_multiple_of(c.n_kv), || {
+                    format!("{n_head} heads cannot share {} key-value heads", c.n_kv)
+                })?;
+                finite("scale", scale)?;
+                ensure(window != Some(0), || "window is 0".into())?;
+                softcap.map_or(Ok(()), |cap| positive("softcap", cap))?;
+                self.floats(q, Rows::Tokens, n_head * c.d_k)?;
+                self.floats(out, Rows::Tokens, n_head * c.d_v)
+            }
+            Op::Route { logits, router, n_used, ids, weights } => {
+                let n_expert = width(logits);
+                ensure(n_expert <= MAX_EXPERTS, || format!("{n_expert} experts, at most {MAX_EXPERTS} allowed"))?;
+                ensure((1..=MAX_USED.min(n_expert)).contains(&n_used), || {
+                    format!("uses {n_used} of {n_expert} experts, 1 to {} allowed", MAX_USED.min(n_expert))
+                })?;
+                let Router::Softmax { scale, .. } = router;
+                finite("scale", scale)?;
+                self.floats(logits, Rows::Tokens, n_expert)?;
+                self.buffer(ids, Rows::Tokens, n_used, Elem::U32)?;
+                self.floats(weights, Rows::Tokens, n_used)?;
+                state.routed[ids.0 as usize] = Some(n_expert);
+                Ok(())
+            }
+            Op::Experts { x, ids, gate, up, down, hidden, out, .. } => {
+                let &[n_expert, d_ff, d_in] = plan.weight(gate).shape.as_slice() else {
+                    return Err(format!("gate has shape {:?}, three axes wanted", plan.weight(gate).shape));
+                };
+                let n_used = width(ids);
+                self.buffer(ids, Rows::Tokens, n_used, Elem::U32)?;
+                ensure(state.routed[ids.0 as usize] == Some(n_expert), || {
+                    let routed = state.routed[ids.0 as usize];
+                    format!("has {n_expert} experts, the ids were routed over {routed:?}")
+                })?;
+                self.floats(x, Rows::Tokens, d_in)?;
+                self.shape("up", up, &[n_expert, d_ff, d_in])?;
+                self.shape("down", down, &[n_expert, width(out), d_ff])?;
+                self.floats(hidden, Rows::Slots(n_used), d_ff)?;
+                self.floats(out, Rows::Slots(n_used), width(out))
+            }
+            Op::Combine { x, y, weights, norm } => {
+                let n_used = width(weights);
+                self.floats(x, Rows::Tokens, width(x))?;
+                self.floats(y, Rows::Slots(n_used), width(x))?;
+                self.floats(weights, Rows::Tokens, n_used)?;
+                norm.map_or(Ok(()), |norm| self.norm(norm, Rows::Tokens, width(x)))
+            }
+            Op::Select { x, out } => {
+                self.floats(x, Rows::Tokens, width(x))?;
+                self.floats(out, Rows::Outputs, width(x))
+            }
+            Op::Scale { x, scale } => {
+                finite("scale", scale)?;
+                self.free_rows(x).map(drop)
+            }
+            Op::Softcap { x, cap } => {
+                positive("cap", cap)?;
+                self.free_rows(x).map(drop)
+            }
+        }
+    }
+
+    fn logits(&self, state: &State) -> Check {
+        let logits = self.plan.logits;
+        let known = (logits.0 as usize) < self.plan.bufs.len();
+        ensure(known, || format!("logits are buffer {} of {}", logits.0, self.plan.bufs.len()))?;
+        ensure(state.written[logits.0 as usize], || "no op writes the logits".into())?;
+        self.floats(logits, Rows::Outputs, self.plan.n_vocab)
+    }
+
+    fn buffer(&self, buf: Buf, rows: Rows, width: usize, elem: Elem) -> Check {
+        let found = self.plan.buf(buf);
+        ensure((found.rows, found.width, found.elem) == (rows, width, elem), || {
+            let (fr, fw, fe) = (found.rows, found.width, found.elem);
+            format!("{} is {fe:?} [{fr:?}, {fw}], {elem:?} [{rows:?}, {width}] wanted", found.name)
+        })
+    }
+
+    fn floats(&self, buf: Buf, rows: Rows, width: usize) -> Check {
+        self.buffer(buf, rows, width, Elem::F32)
+    }
+
+    /// The rows of an f32 buffer that may have any.
+    fn free_rows(&self, buf: Buf) -> Result<Rows, String> {
+        let found = self.plan.buf(buf);
+        ensure(found.elem == Elem::F32, || format!("{} holds ids, numbers wanted", found.name))?;
+        Ok(found.rows)
+    }
+
+    fn heads(&self, x: Buf, n_head: usize, d_head: usize) -> Check {
+        ensure(n_head > 0 && d_head > 0, || format!("{n_head} heads of {d_head}"))?;
+        let wanted = n_head.checked_mul(d_head);
+        ensure(wanted == Some(self.plan.buf(x).width), || {
+            let buf = self.plan.buf(x);
+            format!("{} has width {}, {n_head} heads of {d_head} wanted", buf.name, buf.width)
+        })?;
+        self.floats(x, Rows::Tokens, n_head * d_head)
+    }
+
+    fn norm(&self, norm: Norm, rows: Rows, d: usize) -> Check {
+        epsilon(norm.eps)?;
+        self.f32_vector("w", norm.w, d)?;
+        self.floats(norm.out, rows, d)
+    }
+
+    fn shape(&self, what: &str, w: Weight, wanted: &[usize]) -> Check {
+        let found = self.plan.weight(w);
+        ensure(found.shape == wanted, || {
+            format!("{what} {} has shape {:?}, {wanted:?} wanted", found.name, found.shape)
+        })
+    }
+
+    fn f32_vector(&self, what: &str, w: Weight, n: usize) -> Check {
+        self.shape(what, w, &[n])?;
+        let found = self.plan.weight(w);
+        ensure(found.dtype == quant::WeightType::F32, || {
+            format!("{what} {} is {}, f32 wanted", found.name, found.dtype)
+        })
+    }
+}
+
+fn finite(what: &str, x: f32) -> Check {
+    ensure(x.is_finite(), || format!("{what} is {x}"))
+}
+
+fn positive(what: &str, x: f32) -> Check {
+    ensure(x.is_finite() && x > 0.0, || format!("{what} is {x}, more than 0 wanted"))
+}
+
+fn epsilon(eps: f32) -> Check {
+    ensure(eps.is_finite() && eps >= 0.0, || format!("eps is {eps}, 0 or more wanted"))
+}

@@ -1,0 +1,133 @@
+//! Rotary frequencies: from the keys of a scaling rule to the table and factor of a [`RopeDecl`].
+//!
+//! All in f64; positions and heads are the backend's. Sources: RoFormer (arXiv 2104.09864), linear interpolation
+//! (arXiv 2306.15595), YaRN (arXiv 2309.00071). Llama 3's rule comes as divisors in the file.
+
+use std::f64::consts::PI;
+
+use crate::plan::{RopeDecl, RopePairing};
+
+/// How a model was stretched past the context it was first trained for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Scaling {
+    /// Not at all.
+    None,
+    /// All positions divided by `factor`.
+    Linear {
+        /// At least 1 in practice, anything positive is computed.
+        factor: f64,
+    },
+    /// Slow dimensions interpolated, fast ones left, a ramp between them.
+    Yarn(Yarn),
+}
+
+/// Parameters of YaRN.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Yarn {
+    /// New context over old.
+    pub factor: f64,
+    /// Context before stretching.
+    pub n_ctx_orig: usize,
+    /// Dimensions that turn more often than this over the old context are left as they are.
+    pub beta_fast: f64,
+    /// Dimensions that turn less often than this are interpolated in full.
+    pub beta_slow: f64,
+    /// Share of the ramp that is applied; 1 in the paper.
+    pub ext_factor: f64,
+    /// Factor on top of the paper's `0.1·ln(factor) + 1`.
+    pub attn_factor: f64,
+    /// `mscale_all_dim` of DeepSeek's variant: its share of the factor is taken back; 0 for none.
+    pub log_multiplier: f64,
+}
+
+/// The table for `rotary` dims over `base`; `divisors` (`[rotary / 2]`, Llama 3) divide the frequencies.
+pub fn table(rotary: usize, base: f64, divisors: Option<&[f32]>, scaling: Scaling, pairing: RopePairing) -> RopeDecl {
+    let plain = (0..rotary / 2).map(|i| {
+        let divisor = divisors.map_or(1.0, |d| f64::from(d[i]));
+        base.powf(-2.0 * i as f64 / rotary as f64) / divisor
+    });
+    let (inv_freq, factor) = match scaling {
+        Scaling::None => (plain.collect(), 1.0),
+        Scaling::Linear { factor } => (plain.map(|f| f / factor).collect(), 1.0),
+        Scaling::Yarn(yarn) => (yarn.stretch(plain, rotary, base), yarn.attention_factor()),
+    };
+    RopeDecl { inv_freq, factor: factor as f32, pairing }
+}
+
+impl Yarn {
+    fn stretch(&self, plain: impl Iterator<Item = f64>, rotary: usize, base: f64) -> Vec<f64> {
+        // The pair that makes `turns` turns over the old context.
+        let pair = |turns: f64| rotary as f64 * (self.n_ctx_orig as f64 / (turns * 2.0 * PI)).ln() / (2.0 * base.ln());
+        let low = pair(self.beta_fast).floor().max(0.0);
+        let high = pair(self.beta_slow).ceil().min(rotary as f64 - 1.0);
+        let kept = |i: usize| 1.0 - ((i as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
+        plain
+            .enumerate()
+            .map(|(i, f)| {
+                let keep = kept(i) * self.ext_factor;
+                f / self.factor * (1.0 - keep) + f * keep
+            })
+            .collect()
+    }
+
+    fn attention_factor(&self) -> f64 {
+        let mscale = |multiplier: f64| if self.factor <= 1.0 { 1.0 } else { 0.1 * multiplier * self.factor.ln() + 1.0 };
+        let taken_back = if self.log_multiplier == 0.0 { 1.0 } else { mscale(self.log_multiplier) };
+        // Without extrapolation YaRN is linear interpolation, and the factor goes with it.
+        let own = if self.ext_factor == 0.0 { 1.0 } else { mscale(1.0) / taken_back };
+        own * self.attn_factor
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn yarn() -> Yarn {
+        Yarn {
+            factor: 4.0,
+            n_ctx_orig: 4096,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            ext_factor: 1.0,
+            attn_factor: 1.0,
+            log_multiplier: 0.0,
+        }
+    }
+
+    fn close(a: &[f64], b: &[f64]) {
+        assert_eq!(a.len(), b.len());
+        for (a, b) in a.iter().zip(b) {
+            assert!((a - b).abs() <= 1e-12 * b.abs(), "{a} {b}");
+        }
+    }
+
+    #[test]
+    fn plain_linear_and_divided() {
+        let at = |divisors, scaling| table(8, 10000.0, divisors, scaling, RopePairing::Half).inv_freq;
+        close(&at(None, Scaling::None), &[1.0, 0.1, 0.01, 0.001]);
+        close(&at(None, Scaling::Linear { factor: 4.0 }), &[0.25, 0.025, 0.0025, 0.00025]);
+        close(&at(Some(&[1.0, 1.0, 4.0, 8.0]), Scaling::None), &[1.0, 0.1, 0.0025, 0.000125]);
+    }
+
+    /// By hand from the paper's equations 22 to 24, with bounds rounded outwards as its authors' code does.
+    #[test]
+    fn yarn_ramps_between_fast_and_slow_dims() {
+        let rope = table(16, 10000.0, None, Scaling::Yarn(yarn()), RopePairing::Half);
+        // low = floor(16·ln(4096/(64π))/(2·ln 10000)) = 2, high = ceil(16·ln(4096/2π)/(2·ln 10000)) = 6.
+        let plain: Vec<f64> = (0..8).map(|i| 10f64.powf(-0.5 * i as f64)).collect();
+        let kept = [1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0];
+        let wanted: Vec<f64> = plain.iter().zip(kept).map(|(f, k)| f * k + f / 4.0 * (1.0 - k)).collect();
+        close(&rope.inv_freq, &wanted);
+        assert!((f64::from(rope.factor) - (0.1 * 4f64.ln() + 1.0)).abs() < 1e-7);
+    }
+
+    #[test]
+    fn yarn_without_extrapolation_is_linear() {
+        let flat = Yarn { ext_factor: 0.0, attn_factor: 1.5, ..yarn() };
+        let rope = table(16, 10000.0, None, Scaling::Yarn(flat), RopePairing::Half);
+        let linear = table(16, 10000.0, None, Scaling::Linear { factor: 4.0 }, RopePairing::Half);
+        close(&rope.inv_freq, &linear.inv_freq);
+        assert_eq!(rope.factor, 1.5);
+    }
+}

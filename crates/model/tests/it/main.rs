@@ -1,0 +1,6 @@
+//! Tests over headers made here.
+#![allow(clippy::unwrap_used)]
+
+mod header;
+mod plans;
+mod refusals;
