@@ -23,7 +23,7 @@ fn load(dir: &Path, name: &str) -> Tokenizer {
     let file = std::fs::File::open(dir.join(format!("ggml-vocab-{name}.gguf.gz"))).unwrap();
     let mut bytes = Vec::new();
     flate2::read::GzDecoder::new(file).read_to_end(&mut bytes).unwrap();
-    let checkpoint = checkpoint::from_static(name, bytes.leak()).unwrap();
+    let checkpoint = checkpoint::from_bytes(name, bytes).unwrap();
     let start = Instant::now();
     let tokenizer = Tokenizer::from_metadata(checkpoint.meta()).unwrap();
     println!("{name}: {} tokens, loaded in {:.1} ms", tokenizer.n_vocab(), start.elapsed().as_secs_f64() * 1e3);

@@ -184,3 +184,18 @@ pub fn char_byte(c: char) -> Option<u8> {
         _ => return None,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_and_their_characters_are_one_to_one() {
+        for byte in 0..=255u8 {
+            assert_eq!(char_byte(byte_char(byte)), Some(byte));
+        }
+        let known = [(b' ', 'Ġ'), (b'\n', 'Ċ'), (b'a', 'a'), (0x7F, 'ġ'), (0xA0, 'ł'), (0xAD, 'Ń'), (0xFF, 'ÿ')];
+        assert_eq!(known.map(|(byte, _)| byte_char(byte)), known.map(|(_, c)| c));
+        assert_eq!([' ', '\u{ad}', 'ń', '中'].map(char_byte), [None; 4]);
+    }
+}

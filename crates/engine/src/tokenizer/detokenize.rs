@@ -3,7 +3,10 @@
 //! The bytes of a character may be spread over tokens, so an unfinished tail waits for the next one. What can never
 //! become a character is U+FFFD at once, exactly as [`String::from_utf8_lossy`] has it for the whole.
 
-use super::{Tokenizer, vocab::TokenKind};
+use std::sync::Arc;
+
+use super::{TokenKind, Tokenizer};
+use crate::scheduler::{TextStream, Vocabulary};
 
 /// How tokens become text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,62 +24,58 @@ pub struct Detokenizer {
     how: Decode,
     at_start: bool,   // no text has come yet
     pending: Vec<u8>, // at most three bytes between tokens: the start of a character
-    out: String,
 }
 
 impl Detokenizer {
     /// A stream at its start.
     pub fn new(how: Decode) -> Self {
-        Self { how, at_start: !how.continues, pending: Vec::new(), out: String::new() }
+        Self { how, at_start: !how.continues, pending: Vec::new() }
     }
 
-    /// The characters that the token completes; often one word, sometimes none. An id past the vocabulary is no text.
-    pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> &str {
-        self.out.clear();
+    /// Appends the characters that the token completes; often one word, sometimes none. An id past the vocabulary is
+    /// no text.
+    pub fn push(&mut self, tokenizer: &Tokenizer, id: u32, out: &mut String) {
         let bytes = tokenizer.shown(id, self.how.skip_special, self.at_start);
         self.at_start &= bytes.is_empty();
         self.pending.extend_from_slice(bytes);
-        let mut rest = self.pending.as_slice();
+        let mut done = 0;
         loop {
-            match str::from_utf8(rest) {
-                Ok(text) => {
-                    self.out.push_str(text);
-                    rest = &[];
-                    break;
-                }
-                Err(error) => {
-                    let (text, tail) = rest.split_at(error.valid_up_to());
-                    self.out.push_str(str::from_utf8(text).unwrap_or_default());
-                    rest = tail;
-                    let Some(n_bad) = error.error_len() else { break };
-                    self.out.push(char::REPLACEMENT_CHARACTER);
-                    rest = &rest[n_bad..];
-                }
-            }
+            let rest = &self.pending[done..];
+            let Err(error) = str::from_utf8(rest).map(|text| out.push_str(text)) else {
+                return self.pending.clear();
+            };
+            out.push_str(str::from_utf8(&rest[..error.valid_up_to()]).unwrap_or_default());
+            done += error.valid_up_to();
+            let Some(n_bad) = error.error_len() else { break };
+            out.push(char::REPLACEMENT_CHARACTER);
+            done += n_bad;
         }
-        let done = self.pending.len() - rest.len();
         self.pending.drain(..done);
-        &self.out
     }
 
-    /// Ends the stream: a character that never got its last bytes is U+FFFD.
-    pub fn finish(&mut self) -> &str {
-        self.out.clear();
+    /// Ends the stream: a character that never got its last bytes is U+FFFD. What comes after is a new one.
+    pub fn finish(&mut self, out: &mut String) {
         if !self.pending.is_empty() {
-            self.out.push(char::REPLACEMENT_CHARACTER);
+            out.push(char::REPLACEMENT_CHARACTER);
         }
-        self.pending.clear();
-        self.at_start = !self.how.continues;
-        &self.out
+        *self = Self::new(self.how);
     }
 }
 
 impl Tokenizer {
-    /// The text of a whole sequence of tokens; bytes that are no UTF-8 become U+FFFD.
-    pub fn decode(&self, ids: &[u32], how: Decode) -> String {
+    /// The text of a whole sequence of tokens, names of control tokens included; what is no UTF-8 becomes U+FFFD.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        self.decode_as(ids, Decode::default())
+    }
+
+    /// The text of a whole sequence of tokens; what is no UTF-8 becomes U+FFFD.
+    pub fn decode_as(&self, ids: &[u32], how: Decode) -> String {
         let mut bytes = Vec::new();
+        let mut at_start = !how.continues;
         for &id in ids {
-            bytes.extend_from_slice(self.shown(id, how.skip_special, bytes.is_empty() && !how.continues));
+            let shown = self.shown(id, how.skip_special, at_start);
+            at_start &= shown.is_empty();
+            bytes.extend_from_slice(shown);
         }
         String::from_utf8_lossy(&bytes).into_owned()
     }
@@ -90,5 +89,36 @@ impl Tokenizer {
             None => &[],
         };
         if at_start && self.add_space_prefix { bytes.strip_prefix(b" ").unwrap_or(bytes) } else { bytes }
+    }
+}
+
+/// An answer as the scheduler streams it.
+struct Answer {
+    tokenizer: Arc<Tokenizer>,
+    text: Detokenizer,
+}
+
+impl TextStream for Answer {
+    fn push(&mut self, id: u32, out: &mut String) {
+        self.text.push(&self.tokenizer, id, out);
+    }
+
+    fn finish(&mut self, out: &mut String) {
+        self.text.finish(out);
+    }
+}
+
+impl Vocabulary for Tokenizer {
+    fn n_vocab(&self) -> usize {
+        self.n_vocab()
+    }
+
+    fn is_end_of_generation(&self, id: u32) -> bool {
+        self.is_end_of_generation(id)
+    }
+
+    /// Control tokens stay out of the text, and the text goes on from the prompt's.
+    fn text(self: Arc<Self>) -> Box<dyn TextStream> {
+        Box::new(Answer { tokenizer: self, text: Detokenizer::new(Decode { skip_special: true, continues: true }) })
     }
 }

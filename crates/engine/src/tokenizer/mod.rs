@@ -203,12 +203,12 @@ impl Tokenizer {
     }
 
     /// Whether [`Encode::add_special`] puts BOS before a text.
-    pub fn adds_bos(&self) -> bool {
+    pub fn add_bos(&self) -> bool {
         self.add_bos
     }
 
     /// Whether [`Encode::add_special`] puts EOS after a text.
-    pub fn adds_eos(&self) -> bool {
+    pub fn add_eos(&self) -> bool {
         self.add_eos
     }
 }

@@ -175,3 +175,38 @@ impl Blanks {
         if gives_back && rest > start && end < text.len() { rest } else { end }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_those_of_the_models_own_patterns() {
+        let rows: serde_json::Value = serde_json::from_str(include_str!("../../tests/data/words.json")).unwrap();
+        let mut wrong = String::new();
+        let mut cutter: Option<(String, PreTokenizer)> = None;
+        for row in rows.as_array().unwrap() {
+            let name = row["pre"].as_str().unwrap();
+            let expected: Vec<&str> = row["words"].as_array().unwrap().iter().map(|w| w.as_str().unwrap()).collect();
+            let (_, pre) = match cutter.take() {
+                Some(same) if same.0 == name => cutter.insert(same),
+                _ => cutter.insert((name.into(), PreTokenizer::new(name).unwrap())),
+            };
+            let mut found = Vec::new();
+            pre.split(&expected.concat(), &mut |word| found.push(word.to_string()));
+            if found != expected {
+                wrong += &format!("{name}:\n  found    {found:?}\n  expected {expected:?}\n");
+            }
+        }
+        assert!(wrong.is_empty(), "{wrong}");
+    }
+
+    #[test]
+    fn every_name_compiles_and_stands_once() {
+        let names: Vec<_> = TABLE.iter().flat_map(|row| row.names).collect();
+        for name in &names {
+            assert!(PreTokenizer::new(name).is_ok(), "{name}");
+            assert_eq!(names.iter().filter(|other| other == &name).count(), 1, "{name}");
+        }
+    }
+}

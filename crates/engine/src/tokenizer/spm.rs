@@ -45,7 +45,9 @@ impl Spm {
             written.push_str(run);
         }
         let mut merger = Merger::default();
-        words(&written).for_each(|word| self.word(vocab, &mut merger, word.as_bytes(), word, out));
+        for word in vocab.words(&written).flat_map(words) {
+            self.word(vocab, &mut merger, word.as_bytes(), word, out);
+        }
     }
 
     fn word(&self, vocab: &Vocab, merger: &mut Merger, bytes: &[u8], word: &str, out: &mut Vec<u32>) {

@@ -3,8 +3,8 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-use super::Error;
 use super::merge::NONE;
+use super::{Error, SPACE};
 
 /// What a token is, with GGUF's numbers (`tokenizer.ggml.token_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +69,7 @@ pub struct Vocab {
     slots: Vec<(u32, u32)>, // tag of the hash and id; a power of two of them, at least half empty
     seed: u64,
     max_len: usize,
+    joins: Box<[bool; 256]>, // whether a token has a `▁` inside it right after this byte
 }
 
 impl Vocab {
@@ -88,6 +89,7 @@ impl Vocab {
             // A file must not be able to choose strings that all fall into one place of the table.
             seed: RandomState::new().build_hasher().finish(),
             max_len: 0,
+            joins: joins(tokens),
         };
         for (id, token) in tokens.iter().enumerate() {
             let id = id as u32;
@@ -115,6 +117,20 @@ impl Vocab {
     /// Length of the longest token's text, in bytes.
     pub fn max_len(&self) -> usize {
         self.max_len
+    }
+
+    /// Cuts a text whose spaces are written `▁` before the spaces of each word, save where a token may reach across.
+    /// A word at a time, the merge loop stays in cache.
+    pub fn words<'t>(&self, text: &'t str) -> impl Iterator<Item = &'t str> {
+        let mut spaces = text.match_indices(SPACE).map(|(at, _)| at);
+        let mut start = 0;
+        std::iter::from_fn(move || {
+            let cuts = |&at: &usize| at > start && !self.joins[text.as_bytes()[at - 1] as usize];
+            let end = spaces.by_ref().find(cuts).unwrap_or(text.len());
+            let word = &text[start..end];
+            start = end;
+            (!word.is_empty()).then_some(word)
+        })
     }
 
     /// The token with this text in the file's own writing.
@@ -160,6 +176,19 @@ impl Vocab {
             }
         }
     }
+}
+
+/// The bytes after which a `▁` stands inside a token. Its own last byte is always one, so runs of spaces stay whole.
+fn joins(tokens: &[&[u8]]) -> Box<[bool; 256]> {
+    let space = SPACE.as_bytes();
+    let mut joins = Box::new([false; 256]);
+    joins[space[space.len() - 1] as usize] = true;
+    for token in tokens {
+        for at in (1..token.len()).filter(|&at| token[at] == space[0] && token[at..].starts_with(space)) {
+            joins[token[at - 1] as usize] = true;
+        }
+    }
+    joins
 }
 
 /// One step of the hash: the two halves of a 128-bit product folded together.
