@@ -1,66 +1,26 @@
 //! The scheduler's promises, one by one, on a toy program.
+#![allow(clippy::unwrap_used)] // Helpers of tests may fail loudly, as the tests themselves.
 
 mod toy;
 
-use engine::scheduler::{
-    Engine, Error, EventKind, Events, FinishReason, Options, Request, RequestId, SamplerParams, Usage,
-};
+use backend::{Limits, PAGE};
+use engine::scheduler::{Engine, Error, Events, FinishReason, MAX_LOGPROBS, Options, Request};
 use toy::*;
 
-/// What a request came to.
-#[derive(Clone, Debug, Default, PartialEq)]
-struct Answer {
-    tokens: Vec<u32>,
-    text: String,
-    end: Option<Result<FinishReason, Error>>,
-    usage: Usage,
-}
-
-fn answer(events: &Events, id: RequestId) -> Answer {
-    let mut answer = Answer::default();
-    for event in events.iter().filter(|e| e.id == id) {
-        assert_eq!(answer.end, None, "request {} goes on after its end", id.0);
-        match event.kind {
-            EventKind::Token { token, text, .. } => {
-                answer.tokens.push(token);
-                answer.text.push_str(text);
-            }
-            EventKind::Done { reason, usage } => {
-                answer.end = Some(Ok(reason));
-                answer.usage = usage;
-            }
-            EventKind::Failed(error) => answer.end = Some(Err(error.clone())),
-        }
-    }
-    answer
-}
-
-fn run(engine: &mut Engine, request: Request) -> Answer {
-    let id = engine.submit(request).unwrap();
-    answer(&drain(engine), id)
-}
-
-/// A prompt of `n` tokens that differs from those of other seeds everywhere.
-fn prompt(seed: u64, n: usize) -> Vec<u32> {
-    (0..n as u64).map(|i| (mix(seed, i) % (N_VOCAB as u64 - 1)) as u32 + 1).collect()
-}
-
-fn request(seed: u64, n: usize, max_new: usize) -> Request {
-    let sampling = SamplerParams { temperature: 1.0, seed, ..Default::default() };
-    Request { max_new_tokens: max_new, sampling, ..Request::new(prompt(seed, n)) }
-}
-
+/// A request that only its length ends.
 fn long(seed: u64, n: usize, max_new: usize) -> Request {
-    Request { ignore_eos: true, ..request(seed, n, max_new) }
+    Request { ignore_eos: true, ..request(prompt(seed, n), seed, max_new) }
 }
 
-/// The engine's first step's logits are those of the prompt, so greedy tokens follow by hand.
+fn calm(limits: Limits) -> Engine {
+    engine(limits, Options::default(), Trouble::default())
+}
+
 #[test]
 fn greedy_tokens_are_the_programs_own() {
     for n in [1, 31, 32, 33, 64, 100] {
-        let mut engine = engine(roomy(), Options::default(), Trouble::default());
-        let greedy = SamplerParams { temperature: 0.0, ..Default::default() };
-        let got = run(&mut engine, Request { sampling: greedy, ..long(5, n, 40) });
+        let greedy = Request { sampling: sampling(0.0, 0), ..long(5, n, 40) };
+        let (got, usage) = run(&mut calm(roomy()), greedy);
         let mut tokens = prompt(5, n);
         for _ in 0..40 {
             let mut row = [0.0; N_VOCAB];
@@ -70,6 +30,311 @@ fn greedy_tokens_are_the_programs_own() {
         }
         assert_eq!(got.tokens, tokens[n..], "prompt of {n}");
         assert_eq!(got.end, Some(Ok(FinishReason::Length)));
-        assert_eq!((got.usage.prompt_tokens, got.usage.generated, got.usage.cached_tokens), (n, 40, 0));
+        assert_eq!((usage.prompt_tokens, usage.generated, usage.cached_tokens), (n, 40, 0));
+    }
+}
+
+#[test]
+fn the_door_names_what_is_wrong() {
+    let limits = Limits { n_pages: 3, ..roomy() };
+    let n_vocab = N_VOCAB as u32;
+    let base = || Request::new(prompt(1, 10));
+    let cases = [
+        (Request::new(vec![]), "the prompt is empty"),
+        (
+            Request::new(prompt(1, 96)),
+            "the prompt has 96 tokens and needs a context of 97 (4 pages of cache); the context is 96 (3 pages)",
+        ),
+        (Request::new(vec![1, n_vocab]), "prompt token 1 has id 30, the vocabulary has 30"),
+        (Request { stop_tokens: vec![n_vocab + 7], ..base() }, "stop token 0 has id 37, the vocabulary has 30"),
+        (Request { stop_strings: vec![String::new()], ..base() }, "stop string 0 is empty"),
+        (Request { logprobs: Some(MAX_LOGPROBS + 1), ..base() }, "logprobs is 129, the limit is 128"),
+        (Request { sampling: sampling(f32::NAN, 0), ..base() }, "temperature is NaN"),
+    ];
+    let mut engine = calm(limits);
+    for (request, expected) in cases {
+        let error = engine.submit(request).unwrap_err().to_string();
+        assert!(error.starts_with("submit request: ") && error.contains(expected), "{error}\n{expected}");
+    }
+    assert!(!engine.has_work());
+    assert!(!engine.step(&mut Events::new()).unwrap());
+}
+
+#[test]
+fn answers_end_for_the_right_reason() {
+    let tokens = prompt(2, 20);
+    let free = run(&mut calm(roomy()), Request { ignore_eos: true, ..request(tokens.clone(), 9, 60) }).0;
+    let cut = free.text.char_indices().nth(8).unwrap().0;
+    let stop: String = free.text[cut..].chars().take(4).collect();
+    let at = free.text.find(&stop).unwrap();
+    let cases = [
+        (Request { max_new_tokens: 0, ..request(tokens.clone(), 9, 0) }, FinishReason::Length, ""),
+        (
+            Request {
+                stop_strings: vec!["@".into(), stop.clone()],
+                ignore_eos: true,
+                ..request(tokens.clone(), 9, 60)
+            },
+            FinishReason::StopString(1),
+            &free.text[..at],
+        ),
+        (
+            Request {
+                stop_strings: vec![stop.clone()],
+                include_stop_string: true,
+                ignore_eos: true,
+                ..request(tokens.clone(), 9, 60)
+            },
+            FinishReason::StopString(0),
+            &free.text[..at + stop.len()],
+        ),
+        (Request { ignore_eos: true, ..request(tokens.clone(), 9, 60) }, FinishReason::Length, &free.text),
+    ];
+    for (request, reason, text) in cases {
+        let got = run(&mut calm(roomy()), request).0;
+        assert_eq!((got.end, got.text.as_str()), (Some(Ok(reason)), text));
+    }
+
+    // A stop token is reported, and is not text.
+    let which = free.tokens[10];
+    let n = free.tokens.iter().position(|&t| t == which).unwrap() + 1;
+    let stopped = Request { stop_tokens: vec![which], ignore_eos: true, ..request(tokens.clone(), 9, 60) };
+    let got = run(&mut calm(roomy()), stopped).0;
+    assert_eq!((got.end, &got.tokens[..]), (Some(Ok(FinishReason::Stop)), &free.tokens[..n]));
+
+    // Prompt and answer fill the context, and not one token more.
+    for (max_positions, n_pages) in [(50, 64), (1024, 2)] {
+        let context = max_positions.min(n_pages * PAGE);
+        let mut engine = calm(Limits { max_positions, n_pages, ..roomy() });
+        let got = run(&mut engine, Request { ignore_eos: true, ..request(tokens.clone(), 9, usize::MAX) }).0;
+        assert_eq!((got.end, got.tokens.len()), (Some(Ok(FinishReason::ContextFull)), context - 20));
+    }
+}
+
+#[test]
+fn prefixes_are_shared_and_leave_a_token_to_compute() {
+    let cases = [
+        // prompt before, prompt now, tokens found
+        (prompt(1, 100), prompt(1, 100), 96),
+        (prompt(1, 96), prompt(1, 96), 64),
+        (prompt(1, 97), prompt(1, 97), 96),
+        (prompt(1, 31), prompt(1, 31), 0),
+        (prompt(1, 100), [prompt(1, 70), prompt(2, 30)].concat(), 64),
+        (prompt(1, 100), prompt(2, 100), 0),
+    ];
+    for (before, now, found) in cases {
+        let mut engine = calm(roomy());
+        run(&mut engine, request(before, 1, 1));
+        let expected = run(&mut calm(roomy()), request(now.clone(), 3, 20)).0;
+        let (got, usage) = run(&mut engine, request(now, 3, 20));
+        assert_eq!((got, usage.cached_tokens), (expected, found));
+    }
+}
+
+#[test]
+fn a_chats_next_turn_finds_the_answer_before() {
+    let off = Options { prefix_cache: false, ..Options::default() };
+    let mut without = engine(roomy(), off, Trouble::default());
+    let mut engine = calm(roomy());
+    let first = run(&mut engine, long(4, 40, 60)).0;
+    let next = [prompt(4, 40), first.tokens, prompt(5, 10)].concat();
+    // 40 + 60 tokens, the last of which was never computed: three full pages.
+    assert_eq!(run(&mut engine, request(next.clone(), 5, 5)).1.cached_tokens, 96);
+    // Another salt shares nothing.
+    let salted = Request { cache_salt: 1, ..request(next.clone(), 5, 5) };
+    assert_eq!(run(&mut engine, salted).1.cached_tokens, 0);
+    engine.clear_cache();
+    assert_eq!(run(&mut engine, request(next.clone(), 5, 5)).1.cached_tokens, 0);
+
+    for _ in 0..2 {
+        assert_eq!(run(&mut without, request(next.clone(), 5, 5)).1.cached_tokens, 0);
+        assert_eq!(without.stats().pages.free, without.stats().pages.total);
+    }
+}
+
+/// Two equal prompts at once: the second one waits for its turn and then finds the first one's pages.
+#[test]
+fn prompts_under_way_are_shared() {
+    let mut engine = calm(Limits { max_tokens: 64, ..roomy() });
+    let ids = [1, 2].map(|seed| engine.submit(request(prompt(7, 320), seed, 8)).unwrap());
+    let events = drain(&mut engine);
+    let usage = ids.map(|id| answer(&events, id).1);
+    assert_eq!(usage[0].cached_tokens, 0);
+    assert!(usage[1].cached_tokens >= 256, "{usage:?}");
+    assert!(engine.stats().tokens < 320 + 64 + 16, "{:?}", engine.stats());
+}
+
+#[test]
+fn decoding_goes_on_while_prompts_are_computed() {
+    let mut engine = calm(Limits { max_tokens: 16, ..roomy() });
+    let talker = engine.submit(long(1, 4, 30)).unwrap();
+    let mut events = Events::new();
+    engine.step(&mut events).unwrap();
+    engine.submit(long(2, 300, 1)).unwrap();
+    for _ in 0..15 {
+        events.clear();
+        engine.step(&mut events).unwrap();
+        assert_eq!(events.iter().map(|e| e.id).collect::<Vec<_>>(), [talker]);
+    }
+    // 1 + 15 tokens a step: the long prompt used what was left of every step.
+    assert_eq!(engine.stats().tokens, 4 + 15 * 16);
+}
+
+/// Recomputation finds the request's own pages, so that a preemption costs little more than what lies in the last one.
+#[test]
+fn a_preempted_request_finds_its_own_pages() {
+    let mut engine = calm(Limits { n_pages: 11, ..roomy() });
+    // By the time the second one needs 8 pages, the first one has 4.
+    let ids = [engine.submit(long(1, 40, 100)).unwrap(), engine.submit(long(2, 180, 60)).unwrap()];
+    let events = drain(&mut engine);
+    let usage = ids.map(|id| answer(&events, id).1);
+    assert_eq!((usage[0].preemptions, usage[1].preemptions), (0, 1));
+    let needed = 40 + 99 + 180 + 59;
+    assert!(engine.stats().tokens <= needed + 2 * PAGE as u64, "{} of {needed}", engine.stats().tokens);
+}
+
+/// A short prompt behind a long one gets its share when a chunk is smaller than a step.
+#[test]
+fn a_long_prompt_does_not_hold_up_a_short_one() {
+    for (chunk, steps) in [(usize::MAX, 11), (32, 1)] {
+        let options = Options { chunk, ..Options::default() };
+        let mut engine = engine(Limits { max_tokens: 64, ..roomy() }, options, Trouble::default());
+        engine.submit(long(1, 640, 1)).unwrap();
+        let short = engine.submit(long(2, 20, 1)).unwrap();
+        let mut events = Events::new();
+        let mut n = 0;
+        while answer(&events, short).0.end.is_none() {
+            engine.step(&mut events).unwrap();
+            n += 1;
+        }
+        assert_eq!(n, steps, "chunk {chunk}");
+    }
+}
+
+#[test]
+fn the_lowest_in_rank_is_preempted_and_answers_as_if_alone() {
+    let small = Limits { n_pages: 8, ..roomy() };
+    for priority in [0, 1] {
+        let mut engine = calm(small);
+        let requests = [0, 0, priority].map(|priority| Request { priority, ..long(11, 40, 100) });
+        let requests: Vec<Request> = requests
+            .into_iter()
+            .enumerate()
+            .map(|(i, r)| Request { sampling: sampling(1.0, i as u64), tokens: prompt(i as u64, 40), ..r })
+            .collect();
+        let ids: Vec<_> = requests.iter().map(|r| engine.submit(r.clone()).unwrap()).collect();
+        let events = drain(&mut engine);
+        let answers: Vec<_> = ids.iter().map(|&id| answer(&events, id)).collect();
+        for (request, (got, _)) in requests.iter().zip(&answers) {
+            assert_eq!(*got, run(&mut calm(roomy()), request.clone()).0);
+        }
+        let preempted: Vec<bool> = answers.iter().map(|a| a.1.preemptions > 0).collect();
+        // The first in rank never gives way.
+        assert!(!preempted[if priority == 1 { 2 } else { 0 }], "{preempted:?}");
+        assert!(preempted.contains(&true) && engine.stats().preemptions > 0);
+    }
+}
+
+#[test]
+fn cancel_frees_the_pages_in_the_same_call() {
+    let options = Options { prefix_cache: false, max_running: 1, ..Options::default() };
+    let mut engine = engine(roomy(), options, Trouble::default());
+    let ids = [1, 2].map(|seed| engine.submit(long(seed, 100, 50)).unwrap());
+    let mut events = Events::new();
+    for _ in 0..5 {
+        engine.step(&mut events).unwrap();
+    }
+    assert_eq!((engine.stats().pages.used, engine.stats().waiting), (4, 1));
+    assert!(engine.cancel(ids[0]));
+    assert_eq!((engine.stats().pages.used, engine.stats().running), (0, 0));
+    assert!(!engine.cancel(ids[0]));
+    assert!(engine.cancel(ids[1]));
+    assert!(engine.has_work());
+    assert!(!engine.step(&mut events).unwrap());
+    for (id, generated) in ids.into_iter().zip([5, 0]) {
+        let (got, usage) = answer(&events, id);
+        assert_eq!(
+            (got.end, usage.generated, got.tokens.len()),
+            (Some(Ok(FinishReason::Cancelled)), generated, generated)
+        );
+    }
+    engine.audit().unwrap();
+}
+
+#[test]
+fn trouble_ends_the_request_it_belongs_to() {
+    let limits = Limits { max_tokens: 32, ..roomy() };
+    let bad = 9;
+    let cases = [
+        (Trouble { fault: Some(bad), ..Trouble::default() }, "compute position 50: the router of layer 3 saw NaN"),
+        (
+            Trouble { refuse: Some(bad), ..Trouble::default() },
+            "compute position 50: token id 9 is outside the program's vocabulary of 30",
+        ),
+        (Trouble { nan: Some(bad), ..Trouble::default() }, "NaN"),
+    ];
+    for (trouble, expected) in cases {
+        let clean = |seed, n| prompt(seed, n).into_iter().map(|t| if t == bad { 1 } else { t }).collect::<Vec<_>>();
+        let mut engine = engine(limits, Options::default(), trouble);
+        let ids = [
+            engine.submit(request(clean(1, 60), 1, 1)).unwrap(),
+            engine.submit(request([clean(1, 50), vec![bad]].concat(), 2, 10)).unwrap(),
+            engine.submit(request(clean(3, 60), 3, 1)).unwrap(),
+        ];
+        let events = drain(&mut engine);
+        let ends = ids.map(|id| answer(&events, id).0.end.unwrap());
+        assert!(ends[0].is_ok() && ends[2].is_ok(), "{ends:?}");
+        let error = ends[1].clone().unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+        assert_eq!(engine.stats().pages.used, 0);
+
+        // Nothing of what failed is found again.
+        engine.clear_cache();
+        run(&mut engine, request([clean(1, 50), vec![bad]].concat(), 2, 10));
+        assert_eq!(engine.stats().pages.free, engine.stats().pages.total);
+    }
+}
+
+#[test]
+fn a_refused_step_loses_nothing() {
+    let cases = [
+        (
+            Trouble { fail_every: Some(3), ..Trouble::default() },
+            Error::Step(backend::StepError::Batch("trouble".into())),
+        ),
+        (Trouble { short_every: Some(3), ..Trouble::default() }, Error::Logits { got: N_VOCAB - 1, expected: N_VOCAB }),
+    ];
+    for (trouble, expected) in cases {
+        let mut engine = engine(Limits { max_tokens: 40, ..roomy() }, Options::default(), trouble);
+        let id = engine.submit(long(8, 50, 30)).unwrap();
+        let (mut events, mut n_errors) = (Events::new(), 0);
+        loop {
+            match engine.step(&mut events) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => {
+                    assert_eq!(error, expected);
+                    n_errors += 1;
+                }
+            }
+            engine.audit().unwrap();
+        }
+        assert!(n_errors >= 10);
+        assert_eq!(answer(&events, id).0, run(&mut calm(roomy()), long(8, 50, 30)).0);
+    }
+}
+
+#[test]
+fn an_engine_without_room_does_not_start() {
+    let cases = [
+        (Limits { max_tokens: 0, ..roomy() }, Options::default(), "most tokens of a step is 0"),
+        (Limits { n_pages: 0, ..roomy() }, Options::default(), "pages of the cache is 0"),
+        (roomy(), Options { chunk: 0, ..Options::default() }, "chunk is 0"),
+        (roomy(), Options { max_running: 0, ..Options::default() }, "most running requests is 0"),
+    ];
+    for (limits, options, expected) in cases {
+        let program = Box::new(Toy::new(limits, Trouble::default()));
+        let error = Engine::new(program, std::sync::Arc::new(Pieces), options).err().unwrap().to_string();
+        assert!(error.contains(expected), "{error}");
     }
 }

@@ -214,7 +214,7 @@ impl Engine {
         match self.compute(events) {
             Ok(()) => {}
             Err(Error::Step(StepError::TokenId { token, id, n_vocab })) => {
-                self.refuse_token(token, Error::Step(StepError::TokenId { token, id, n_vocab }), events)?;
+                self.refuse(token, id, n_vocab, events)?;
             }
             Err(error) => {
                 self.unplan();
@@ -324,6 +324,8 @@ impl Engine {
     }
 
     /// Moves the first waiting sequence to the running ones when there are pages for all its tokens; returns its index.
+    ///
+    /// With nothing running there always are: then no page is in use, and no sequence is longer than the cache.
     fn admit(&mut self) -> Option<usize> {
         let sequence = self.waiting.front_mut()?;
         if self.options.prefix_cache {
@@ -332,7 +334,7 @@ impl Engine {
         let reserved: usize = self.running.iter().map(Sequence::outstanding).sum();
         // A page more for each running sequence, so that the newcomer is not preempted at once.
         let needed = reserved + sequence.outstanding() + self.running.len();
-        if !self.running.is_empty() && needed > self.pool.available() {
+        if needed > self.pool.available() {
             sequence.unadopt(&mut self.pool);
             return None;
         }
@@ -404,17 +406,18 @@ impl Engine {
     }
 
     /// Ends the request whose token the program refused; the others stay as they were before the step.
-    fn refuse_token(&mut self, token: usize, error: Error, events: &mut Events) -> Result<(), Error> {
-        let chunk = self.batch.chunks.iter().position(|c| (token as u32).wrapping_sub(c.first) < c.len);
-        let culprit = chunk.and_then(|n| {
-            let planned = self.running.iter().enumerate().filter(|(_, s)| s.planned > 0);
-            planned.map(|(i, _)| i).nth(n)
-        });
+    fn refuse(&mut self, token: usize, id: u32, n_vocab: usize, events: &mut Events) -> Result<(), Error> {
+        let chunk = self.batch.chunks.iter().position(|c| (c.first..c.first + c.len).contains(&(token as u32)));
+        let planned = self.running.iter().enumerate().filter(|(_, s)| s.planned > 0);
+        let culprit = chunk.and_then(|chunk| Some((self.batch.chunks[chunk], planned.map(|(i, _)| i).nth(chunk)?)));
         self.unplan();
-        let Some(i) = culprit else { return Err(error) };
+        let Some((chunk, i)) = culprit else {
+            return Err(Error::Step(StepError::TokenId { token, id, n_vocab }));
+        };
         let mut sequence = self.running.remove(i);
         sequence.discard(&mut self.pool);
-        events.failed(sequence.id, error);
+        let position = chunk.pos as usize + token - chunk.first as usize;
+        events.failed(sequence.id, Error::Refused { position, id, n_vocab });
         Ok(())
     }
 

@@ -297,6 +297,16 @@ pub enum Error {
         /// Layer whose router saw it.
         layer: u32,
     },
+    /// The program refused a token.
+    #[error("compute position {position}: token id {id} is outside the program's vocabulary of {n_vocab}")]
+    Refused {
+        /// Position in the request's sequence.
+        position: usize,
+        /// The token's id.
+        id: u32,
+        /// Size of the vocabulary.
+        n_vocab: usize,
+    },
     /// The program refused the step.
     #[error("{0}")]
     Step(#[from] StepError),

@@ -63,9 +63,15 @@ impl Sampler {
 
     pub fn logprobs(&self, logits: &[f32], n: usize, out: &mut Vec<(u32, f32)>) -> Result<(), SamplerError> {
         let sum = log_sum_exp(logits);
-        let mut order: Vec<u32> = (0..logits.len() as u32).collect();
-        order.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]));
-        out.extend(order.iter().take(n).map(|&i| (i, logits[i as usize] - sum)));
+        let start = out.len();
+        for (i, &logit) in logits.iter().enumerate() {
+            let logprob = logit - sum;
+            let at = start + out[start..].partition_point(|&(_, better)| better >= logprob);
+            if at < start + n {
+                out.truncate(start + n - 1);
+                out.insert(at, (i as u32, logprob));
+            }
+        }
         Ok(())
     }
 

@@ -4,11 +4,15 @@
 //! everything it reads back through the page table. A wrong page, a stale page, a wrong position or a swapped row gives
 //! other tokens.
 #![allow(dead_code)] // Each test file uses its part.
+#![allow(clippy::unwrap_used)] // A test's helper may fail loudly, as the test itself.
 
 use std::sync::Arc;
 
 use backend::{Batch, Fault, Limits, Output, PAGE, Program, StepError};
-use engine::scheduler::{Engine, Events, Options, TextStream, Vocabulary};
+use engine::scheduler::{
+    Engine, Error, EventKind, Events, FinishReason, Options, Request, RequestId, SamplerParams, TextStream, Usage,
+    Vocabulary,
+};
 
 /// The vocabulary's texts. Several are parts of characters, and many join to stop strings.
 pub const PIECES: &[&[u8]] = &[
@@ -128,7 +132,7 @@ impl Program for Toy {
         batch.check(self.limits, N_VOCAB)?;
         Toy::check_writers(batch);
         self.steps += 1;
-        let every = |n: Option<u64>, steps: u64| n.is_some_and(|n| steps % n == 0);
+        let every = |n: Option<u64>, steps: u64| n.is_some_and(|n| steps.is_multiple_of(n));
         if let Some(token) = batch.tokens.iter().position(|&id| Some(id) == self.trouble.refuse) {
             return Err(StepError::TokenId { token, id: batch.tokens[token], n_vocab: N_VOCAB });
         }
@@ -247,4 +251,57 @@ pub fn drain(engine: &mut Engine) -> Events {
         }
     }
     panic!("the requests do not end: {:?}", engine.stats());
+}
+
+/// What a request came to.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Answer {
+    pub tokens: Vec<u32>,
+    pub text: String,
+    /// Bits of the log-probabilities, so that they compare exactly.
+    pub logprobs: Vec<(u32, Vec<(u32, u32)>)>,
+    pub end: Option<Result<FinishReason, Error>>,
+}
+
+/// Gathers a request's events; it must not go on after its end.
+pub fn answer(events: &Events, id: RequestId) -> (Answer, Usage) {
+    let (mut answer, mut used) = (Answer::default(), Usage::default());
+    for event in events.iter().filter(|e| e.id == id) {
+        assert_eq!(answer.end, None, "request {} goes on after its end", id.0);
+        match event.kind {
+            EventKind::Token { token, text, logprobs } => {
+                answer.tokens.push(token);
+                answer.text.push_str(text);
+                answer.logprobs.extend(
+                    logprobs.map(|l| (l.token.to_bits(), l.top.iter().map(|&(id, p)| (id, p.to_bits())).collect())),
+                );
+            }
+            EventKind::Done { reason, usage } => {
+                answer.end = Some(Ok(reason));
+                used = usage;
+            }
+            EventKind::Failed(error) => answer.end = Some(Err(error.clone())),
+        }
+    }
+    (answer, used)
+}
+
+/// Submits a request and steps until nothing is left.
+pub fn run(engine: &mut Engine, request: Request) -> (Answer, Usage) {
+    let id = engine.submit(request).unwrap();
+    answer(&drain(engine), id)
+}
+
+/// A prompt of `n` tokens that differs from those of other seeds everywhere, without ends of generation.
+pub fn prompt(seed: u64, n: usize) -> Vec<u32> {
+    (0..n as u64).map(|i| (mix(seed, i) % (N_VOCAB as u64 - 1)) as u32 + 1).collect()
+}
+
+/// A request at temperature 1.
+pub fn request(tokens: Vec<u32>, seed: u64, max_new: usize) -> Request {
+    Request { max_new_tokens: max_new, sampling: sampling(1.0, seed), ..Request::new(tokens) }
+}
+
+pub fn sampling(temperature: f32, seed: u64) -> SamplerParams {
+    SamplerParams { temperature, seed }
 }

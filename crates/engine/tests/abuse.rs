@@ -1,0 +1,184 @@
+//! Hours of abuse in miniature: random requests, cancels and failures through engines with hardly any pages.
+//!
+//! Whatever happens, no page is lost, every request ends once, and its text is the text it gets alone.
+#![allow(clippy::unwrap_used)] // Helpers of tests may fail loudly, as the tests themselves.
+
+mod toy;
+
+use backend::{Limits, PAGE};
+use engine::scheduler::{Engine, Events, FinishReason, Options, Request, RequestId};
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+use toy::*;
+
+#[derive(Clone, Debug)]
+enum Action {
+    Submit(Request),
+    /// The n-th request so far, modulo their number, whether or not it has ended.
+    Cancel(usize),
+    Step(usize),
+    ClearCache,
+}
+
+fn any_request() -> impl Strategy<Value = Request> {
+    let stops = prop::sample::select(vec!["END", "ab", "\n\n", "é", "aaba", "bE", "日", "the", "\u{fffd}", "ba a"]);
+    let shape = (0..3u64, 0..140usize, 0..50usize, 0..70usize, any::<u64>());
+    let ends = (vec(stops, 0..3), any::<bool>(), vec(0..N_VOCAB as u32, 0..2), any::<bool>());
+    let rest = (prop::sample::select(vec![0.0, 0.7, 1.5]), option::of(0..4usize), -1..2i32, 0..2u64);
+    (shape, ends, rest).prop_map(
+        |((base, shared, own, max_new, seed), ends, (temperature, logprobs, priority, salt))| {
+            // The first part is common to all requests of a base, the second one is the request's own.
+            // One base repeats a single page, so that only its place tells one page from the next.
+            let period = if base == 0 { PAGE } else { usize::MAX };
+            let mut tokens: Vec<u32> = prompt(base, shared.min(period)).into_iter().cycle().take(shared).collect();
+            tokens.extend(prompt(seed, own.max(1)));
+            let (stop_strings, include_stop_string, stop_tokens, ignore_eos) = ends;
+            Request {
+                stop_strings: stop_strings.into_iter().map(String::from).collect(),
+                include_stop_string,
+                stop_tokens,
+                ignore_eos,
+                logprobs,
+                priority,
+                cache_salt: salt,
+                sampling: sampling(temperature, seed),
+                ..request(tokens, seed, max_new)
+            }
+        },
+    )
+}
+
+fn any_action() -> impl Strategy<Value = Action> {
+    prop_oneof![
+        6 => any_request().prop_map(Action::Submit),
+        2 => any::<usize>().prop_map(Action::Cancel),
+        8 => (1..12usize).prop_map(Action::Step),
+        1 => Just(Action::ClearCache),
+    ]
+}
+
+fn any_limits() -> impl Strategy<Value = Limits> {
+    let tokens = prop_oneof![1..8usize, 8..100usize];
+    (tokens, 1..7usize, 1..16usize, 40..300usize).prop_map(|(max_tokens, max_outputs, n_pages, max_positions)| Limits {
+        max_tokens,
+        max_outputs,
+        n_pages,
+        max_positions,
+    })
+}
+
+fn any_options() -> impl Strategy<Value = Options> {
+    (prop_oneof![1..40usize, Just(usize::MAX)], 1..7usize, prop::bool::weighted(0.85))
+        .prop_map(|(chunk, max_running, prefix_cache)| Options { chunk, max_running, prefix_cache })
+}
+
+fn any_trouble() -> impl Strategy<Value = Trouble> {
+    let token = || option::weighted(0.15, 1..N_VOCAB as u32);
+    (token(), token(), token(), option::weighted(0.2, 2..9u64), option::weighted(0.2, 2..9u64)).prop_map(
+        // A refusal comes before its whole chunk, a fault after it: with both, the chunk size would decide which.
+        |(fault, refuse, nan, fail_every, short_every)| Trouble {
+            fault: fault.filter(|_| refuse.is_none()),
+            refuse,
+            nan,
+            fail_every,
+            short_every,
+        },
+    )
+}
+
+/// What the request comes to with nobody beside it, its prompt in one piece, no cache and pages without end.
+fn alone(request: Request, context: usize, trouble: Trouble) -> Answer {
+    let limits = Limits { max_positions: context, ..roomy() };
+    let options = Options { prefix_cache: false, ..Options::default() };
+    let trouble = Trouble { fail_every: None, short_every: None, ..trouble };
+    run(&mut engine(limits, options, trouble), request).0
+}
+
+/// The text of an answer's tokens, made from all of them at once.
+fn text_by_hand(request: &Request, answer: &Answer) -> String {
+    let is_stop = |id: &u32| request.stop_tokens.contains(id) || (*id == EOS && !request.ignore_eos);
+    let n_text = answer.tokens.len() - answer.tokens.last().is_some_and(is_stop) as usize;
+    let pieces = answer.tokens[..n_text].iter().map(|&id| PIECES.get(id as usize).copied().unwrap_or_default());
+    let text = String::from_utf8_lossy(&pieces.collect::<Vec<_>>().concat()).into_owned();
+    let found = request.stop_strings.iter().enumerate().filter_map(|(i, stop)| {
+        let start = text.find(stop)?;
+        Some((start + stop.len(), start, i))
+    });
+    match (found.min(), &answer.end) {
+        (Some((end, start, i)), Some(Ok(FinishReason::StopString(which)))) => {
+            assert_eq!(request.stop_strings[i], request.stop_strings[*which]);
+            text[..if request.include_stop_string { end } else { start }].into()
+        }
+        (None, _) => text,
+        (found, end) => panic!("{found:?} is a stop string's, but the answer ends with {end:?}: {text:?}"),
+    }
+}
+
+/// One step, with the books checked after it; whether there is more to do.
+fn step(engine: &mut Engine, events: &mut Events) -> bool {
+    // A refused batch is an error of the step; the requests go on with the next one.
+    let more = engine.step(events).unwrap_or(true);
+    engine.audit().unwrap();
+    let pages = engine.stats().pages;
+    assert_eq!(pages.free + pages.cached + pages.used, pages.total);
+    more
+}
+
+fn abuse(limits: Limits, options: Options, trouble: Trouble, actions: Vec<Action>) {
+    let mut engine = engine(limits, options, trouble);
+    let (mut events, mut requests) = (Events::new(), Vec::<(RequestId, Request, bool)>::new());
+    for action in actions {
+        match action {
+            Action::Submit(request) => match engine.submit(request.clone()) {
+                Ok(id) => requests.push((id, request, false)),
+                Err(error) => assert!(request.tokens.len() >= engine.context(), "{error}"),
+            },
+            Action::Cancel(n) => {
+                let n = n % requests.len().max(1);
+                if let Some((id, _, cancelled)) = requests.get_mut(n) {
+                    let ended = answer(&events, *id).0.end.is_some();
+                    assert_eq!(engine.cancel(*id), !ended && !*cancelled);
+                    *cancelled |= !ended;
+                    engine.audit().unwrap();
+                }
+            }
+            Action::Step(n) => (0..n).for_each(|_| _ = step(&mut engine, &mut events)),
+            Action::ClearCache => engine.clear_cache(),
+        }
+    }
+    let mut n_steps = 0;
+    while step(&mut engine, &mut events) {
+        n_steps += 1;
+        assert!(n_steps < 50_000, "the requests do not end: {:?}", engine.stats());
+    }
+    assert_eq!(engine.stats().pages.used, 0);
+    for (id, request, cancelled) in requests {
+        let got = answer(&events, id).0;
+        if matches!(got.end, Some(Ok(reason)) if reason != FinishReason::Cancelled) {
+            assert_eq!(got.text, text_by_hand(&request, &got));
+        }
+        let expected = alone(request, engine.context(), trouble);
+        if cancelled {
+            assert_eq!(got.end, Some(Ok(FinishReason::Cancelled)));
+            assert!(expected.tokens.starts_with(&got.tokens) && expected.text.starts_with(&got.text));
+            assert!(expected.logprobs.starts_with(&got.logprobs));
+        } else {
+            assert_eq!(got, expected);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 5_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_lost_page_and_no_wrong_text(
+        limits in any_limits(),
+        options in any_options(),
+        trouble in any_trouble(),
+        actions in vec(any_action(), 1..40),
+    ) {
+        abuse(limits, options, trouble, actions);
+    }
+}
