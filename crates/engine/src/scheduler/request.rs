@@ -6,6 +6,7 @@ use std::time::Duration;
 use backend::StepError;
 
 use super::seam::{SamplerError, SamplerParams};
+use crate::tokenizer::Decode;
 
 /// Names a request for as long as its engine lives; later requests have greater ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -28,6 +29,8 @@ pub struct Request {
     pub stop_tokens: Vec<u32>,
     /// The vocabulary's own ends of generation do not end the answer.
     pub ignore_eos: bool,
+    /// How tokens become text; by default special tokens are left out, and the text goes on from the prompt's.
+    pub decode: Decode,
     /// Report each token's log-probability, and this many of the most likely tokens.
     pub logprobs: Option<usize>,
     /// Higher ones are admitted first and preempted last.
@@ -47,6 +50,7 @@ impl Request {
             include_stop_string: false,
             stop_tokens: Vec::new(),
             ignore_eos: false,
+            decode: Decode { skip_special: true, continues: true },
             logprobs: None,
             priority: 0,
             cache_salt: 0,

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::tokenizer::{Decode, Detokenizer, Tokenizer};
+
 /// Ids and their text.
 pub trait Vocabulary: Send + Sync {
     /// Number of ids that have a text; a program's logits may be wider, where a model is padded.
@@ -11,7 +13,7 @@ pub trait Vocabulary: Send + Sync {
     fn is_end_of_generation(&self, id: u32) -> bool;
 
     /// Starts the text of an answer.
-    fn text(self: Arc<Self>) -> Box<dyn TextStream>;
+    fn text(self: Arc<Self>, how: Decode) -> Box<dyn TextStream>;
 }
 
 /// The text of one answer, token after token.
@@ -21,4 +23,34 @@ pub trait TextStream: Send {
 
     /// Appends what still waits: bytes that never became a character become U+FFFD.
     fn finish(&mut self, out: &mut String);
+}
+
+impl Vocabulary for Tokenizer {
+    fn n_vocab(&self) -> usize {
+        self.n_vocab()
+    }
+
+    fn is_end_of_generation(&self, id: u32) -> bool {
+        self.is_end_of_generation(id)
+    }
+
+    fn text(self: Arc<Self>, how: Decode) -> Box<dyn TextStream> {
+        Box::new(Stream { tokenizer: self, detokenizer: Detokenizer::new(how) })
+    }
+}
+
+/// A detokenizer with the tokenizer it belongs to.
+struct Stream {
+    tokenizer: Arc<Tokenizer>,
+    detokenizer: Detokenizer,
+}
+
+impl TextStream for Stream {
+    fn push(&mut self, id: u32, out: &mut String) {
+        out.push_str(self.detokenizer.push(&self.tokenizer, id));
+    }
+
+    fn finish(&mut self, out: &mut String) {
+        out.push_str(self.detokenizer.finish());
+    }
 }

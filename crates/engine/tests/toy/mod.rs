@@ -13,6 +13,7 @@ use engine::scheduler::{
     Engine, Error, EventKind, Events, FinishReason, Options, Request, RequestId, SamplerParams, TextStream, Usage,
     Vocabulary,
 };
+use engine::tokenizer::Decode;
 
 /// The vocabulary's texts. Several are parts of characters, and many join to stop strings.
 pub const PIECES: &[&[u8]] = &[
@@ -190,7 +191,7 @@ impl Vocabulary for Pieces {
         id == EOS
     }
 
-    fn text(self: Arc<Self>) -> Box<dyn TextStream> {
+    fn text(self: Arc<Self>, _: Decode) -> Box<dyn TextStream> {
         Box::new(Utf8(Vec::with_capacity(64)))
     }
 }
