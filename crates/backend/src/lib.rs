@@ -74,6 +74,9 @@ pub struct Fault {
 /// Why a plan could not be compiled.
 #[derive(Debug, thiserror::Error)]
 pub enum CompileError {
+    /// The plan breaks a rule of an op.
+    #[error(transparent)]
+    Plan(#[from] model::Error),
     /// A tensor that the plan names is not in the checkpoint, or is not what the plan says.
     #[error("compile plan: tensor {name}: {why}")]
     Tensor {

@@ -1,1 +1,236 @@
 //! The reference interpreter: plans in plain f32, from dequantised weights.
+//!
+//! It is the definition of each op, to be read beside `model::plan::Op`, and the oracle of every backend's tests. Sums
+//! run in f64 and round to f32 once; activations are f32 between ops. Unlike a backend for use it allocates in a step,
+//! decodes weights again each time, and knows nothing of threads, tiles or instruction sets.
+
+mod kv;
+mod ops;
+
+use std::sync::Arc;
+
+use checkpoint::Checkpoint;
+use model::plan::{Buf, Elem, LinearPart, Norm, Op, Plan, Rows, Weight, validate};
+
+use crate::{Backend, Batch, CompileError, Fault, Limits, Output, Program, StepError};
+use kv::Kv;
+use ops::Matrix;
+
+/// The backend.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Reference;
+
+impl Backend for Reference {
+    fn name(&self) -> &'static str {
+        "reference"
+    }
+
+    fn compile(&self, plan: &Plan, weights: Arc<Checkpoint>, limits: Limits) -> Result<Box<dyn Program>, CompileError> {
+        validate::validate(plan)?;
+        for decl in &plan.weights {
+            let error = |why| CompileError::Tensor { name: decl.name.clone(), why };
+            let Some(info) = weights.tensor(&decl.name) else { return Err(error("is missing".into())) };
+            if info.dtype != decl.dtype || info.len != decl.bytes() {
+                let (found, wanted) = ((info.dtype, &info.shape), (decl.dtype, &decl.shape));
+                return Err(error(format!("is {} {:?}, {} {:?} wanted", found.0, found.1, wanted.0, wanted.1)));
+            }
+        }
+        let kv = plan.caches.iter().map(|cache| Kv::new(*cache, limits.n_pages)).collect::<Result<_, _>>()?;
+        let values = plan.bufs.iter().map(|_| Values::default()).collect();
+        Ok(Box::new(Interpreter { plan: plan.clone(), weights, limits, kv, values, faults: Vec::new() }))
+    }
+}
+
+/// What a buffer holds: numbers or ids.
+#[derive(Clone, Default)]
+struct Values {
+    floats: Vec<f32>,
+    ids: Vec<u32>,
+}
+
+struct Interpreter {
+    plan: Plan,
+    weights: Arc<Checkpoint>,
+    limits: Limits,
+    kv: Vec<Kv>,         // [caches]
+    values: Vec<Values>, // [bufs]
+    faults: Vec<Fault>,
+}
+
+impl Program for Interpreter {
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn n_vocab(&self) -> usize {
+        self.plan.n_vocab
+    }
+
+    fn step(&mut self, batch: &Batch) -> Result<Output<'_>, StepError> {
+        batch.check(self.limits, self.plan.n_vocab)?;
+        self.faults.clear();
+        self.poison(batch);
+        for i in 0..self.plan.ops.len() {
+            let op = self.plan.ops[i].clone();
+            self.run(&op, self.plan.layers[i].unwrap_or(0), batch);
+        }
+        let logits = &self.values[self.plan.logits.0 as usize].floats;
+        Ok(Output { logits, faults: &self.faults })
+    }
+}
+
+impl Interpreter {
+    /// Gives every buffer its size for this step and fills it with NaN: what is read unwritten shows in the logits.
+    fn poison(&mut self, batch: &Batch) {
+        for (decl, values) in self.plan.bufs.iter().zip(&mut self.values) {
+            let n_rows = match decl.rows {
+                Rows::Tokens => batch.tokens.len(),
+                Rows::Slots(n_used) => batch.tokens.len() * n_used,
+                Rows::Outputs => batch.rows.len(),
+            };
+            values.floats.clear();
+            values.ids.clear();
+            match decl.elem {
+                Elem::F32 => values.floats.resize(n_rows * decl.width, f32::NAN),
+                Elem::U32 => values.ids.resize(n_rows * decl.width, u32::MAX),
+            }
+        }
+    }
+
+    fn floats(&self, buf: Buf) -> &[f32] {
+        &self.values[buf.0 as usize].floats
+    }
+
+    fn floats_mut(&mut self, buf: Buf) -> &mut Vec<f32> {
+        &mut self.values[buf.0 as usize].floats
+    }
+
+    fn width(&self, buf: Buf) -> usize {
+        self.plan.buf(buf).width
+    }
+
+    /// A weight as a matrix of all its rows, or as one slab of a stack of matrices.
+    fn matrix(&self, w: Weight) -> Matrix<'_> {
+        let decl = self.plan.weight(w);
+        let info = self.weights.tensor(&decl.name).expect("compile has looked every weight up");
+        let n_cols = decl.shape[decl.shape.len() - 1];
+        Matrix { dtype: decl.dtype, bytes: self.weights.bytes(info), n_cols }
+    }
+
+    fn vector(&self, w: Weight) -> Vec<f32> {
+        self.matrix(w).row(0)
+    }
+
+    fn norm(&mut self, x: Buf, norm: Norm) {
+        *self.floats_mut(norm.out) = ops::rms_norm(self.floats(x), &self.vector(norm.w), norm.eps);
+    }
+
+    fn run(&mut self, op: &Op, layer: u32, batch: &Batch) {
+        match *op {
+            Op::Embed { table, scale, out } => {
+                let table = self.matrix(table);
+                let rows = batch.tokens.iter().flat_map(|&id| table.row(id as usize));
+                *self.floats_mut(out) = rows.map(|v| v * scale).collect();
+            }
+            Op::Linear { x, ref parts } => {
+                for &LinearPart { w, bias, out } in parts {
+                    let mut y = ops::linear(self.matrix(w), self.floats(x));
+                    if let Some(bias) = bias {
+                        ops::add_to_rows(&mut y, &self.vector(bias));
+                    }
+                    *self.floats_mut(out) = y;
+                }
+            }
+            Op::GatedLinear { x, gate, up, act, out } => {
+                let gate = ops::linear(self.matrix(gate), self.floats(x));
+                let up = ops::linear(self.matrix(up), self.floats(x));
+                *self.floats_mut(out) = ops::gated_act(&gate, &up, act);
+            }
+            Op::RmsNorm { x, residual, w, eps, out } => {
+                if let Some(residual) = residual {
+                    self.add(x, residual);
+                }
+                self.norm(x, Norm { w, eps, out });
+            }
+            Op::HeadNorm { x, w, eps, d_head, .. } => {
+                let w = w.map_or(vec![1.0; d_head], |w| self.vector(w));
+                *self.floats_mut(x) = ops::rms_norm(self.floats(x), &w, eps);
+            }
+            Op::Rope { x, rope, d_head, .. } => {
+                let rope = self.plan.rope(rope).clone();
+                let width = self.width(x);
+                for (row, pos) in self.floats_mut(x).chunks_exact_mut(width).zip(positions(batch)) {
+                    row.chunks_exact_mut(d_head).for_each(|head| ops::rope(head, &rope, pos));
+                }
+            }
+            Op::GatedAct { gate, up, act, out } => {
+                *self.floats_mut(out) = ops::gated_act(self.floats(gate), self.floats(up), act);
+            }
+            Op::Add { x, y } => self.add(x, y),
+            Op::KvAppend { cache, k, v } => {
+                let (k, v) = (self.floats(k).to_vec(), self.floats(v).to_vec());
+                self.kv[cache.0 as usize].append(batch, &k, &v);
+            }
+            Op::Attention { cache, q, n_head, scale, window, softcap, out } => {
+                let rule = kv::Scores { n_head, scale, window, softcap };
+                *self.floats_mut(out) = self.kv[cache.0 as usize].attention(batch, self.floats(q), rule);
+            }
+            Op::Route { logits, router, n_used, ids, weights } => {
+                let n_expert = self.width(logits);
+                let (mut chosen, mut shares) = (Vec::new(), Vec::new());
+                for (token, row) in self.floats(logits).to_vec().chunks_exact(n_expert).enumerate() {
+                    let routed = ops::route(row, router, n_used);
+                    if routed.is_none() {
+                        self.fault(batch, token, layer);
+                    }
+                    // A row without an answer takes the first experts, so that ids stay ids; its sequence is lost.
+                    let (ids, weights) =
+                        routed.unwrap_or_else(|| ((0..n_used as u32).collect(), vec![f32::NAN; n_used]));
+                    chosen.extend(ids);
+                    shares.extend(weights);
+                }
+                self.values[ids.0 as usize].ids = chosen;
+                *self.floats_mut(weights) = shares;
+            }
+            Op::Experts { x, ids, gate, up, down, act, hidden, out } => {
+                let (n_used, d_ff) = (self.width(ids), self.width(hidden));
+                let ids = &self.values[ids.0 as usize].ids;
+                let weights = [gate, up, down].map(|w| self.matrix(w));
+                *self.floats_mut(out) = ops::experts(self.floats(x), ids, n_used, weights, d_ff, self.width(out), act);
+            }
+            Op::Combine { x, y, weights, norm } => {
+                let (n_used, d) = (self.width(weights), self.width(x));
+                *self.floats_mut(x) = ops::combine(self.floats(x), self.floats(y), self.floats(weights), n_used, d);
+                if let Some(norm) = norm {
+                    self.norm(x, norm);
+                }
+            }
+            Op::Select { x, out } => {
+                let d = self.width(x);
+                let rows = batch.rows.iter().flat_map(|&row| &self.floats(x)[row as usize * d..][..d]);
+                *self.floats_mut(out) = rows.copied().collect();
+            }
+            Op::Scale { x, scale } => self.floats_mut(x).iter_mut().for_each(|v| *v *= scale),
+            Op::Softcap { x, cap } => self.floats_mut(x).iter_mut().for_each(|v| *v = ops::softcap(*v, cap)),
+        }
+    }
+
+    fn add(&mut self, x: Buf, y: Buf) {
+        let sum = self.floats(x).iter().zip(self.floats(y)).map(|(x, y)| x + y).collect();
+        *self.floats_mut(x) = sum;
+    }
+
+    /// Reports a sequence once, at the first layer and token that broke down.
+    fn fault(&mut self, batch: &Batch, token: usize, layer: u32) {
+        let token = token as u32;
+        let chunk = batch.chunks.partition_point(|c| c.first + c.len <= token) as u32;
+        if self.faults.iter().all(|fault| fault.chunk != chunk) {
+            self.faults.push(Fault { chunk, layer, token });
+        }
+    }
+}
+
+/// Position of every token of the step.
+fn positions(batch: &Batch) -> impl Iterator<Item = usize> + '_ {
+    batch.chunks.iter().flat_map(|c| (c.pos..c.pos + c.len).map(|pos| pos as usize))
+}

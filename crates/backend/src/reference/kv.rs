@@ -1,0 +1,90 @@
+//! The paged cache and attention over it. Position `p` of a sequence lies in page `p / PAGE` of its table.
+
+use model::plan::CacheDecl;
+
+use super::ops::softcap;
+use crate::{Batch, Chunk, CompileError, PAGE};
+
+/// Keys and values of one layer, f32.
+pub struct Kv {
+    decl: CacheDecl,
+    k: Vec<f32>, // [n_pages, PAGE, n_kv, d_k]
+    v: Vec<f32>, // [n_pages, PAGE, n_kv, d_v]
+}
+
+/// How scores are made.
+pub struct Scores {
+    pub n_head: usize,
+    pub scale: f32,
+    pub window: Option<usize>,
+    pub softcap: Option<f32>,
+}
+
+impl Kv {
+    pub fn new(decl: CacheDecl, n_pages: usize) -> Result<Self, CompileError> {
+        let room = |d: usize| -> Result<Vec<f32>, CompileError> {
+            let n = n_pages.saturating_mul(PAGE).saturating_mul(decl.n_kv * d);
+            let mut values = Vec::new();
+            let error = CompileError::Memory { what: "the cache of a layer", bytes: n.saturating_mul(4) };
+            values.try_reserve_exact(n).map_err(|_| error)?;
+            values.resize(n, f32::NAN);
+            Ok(values)
+        };
+        Ok(Self { decl, k: room(decl.d_k)?, v: room(decl.d_v)? })
+    }
+
+    /// Writes the keys `[T, n_kv · d_k]` and values `[T, n_kv · d_v]` of the step's tokens at their positions.
+    pub fn append(&mut self, batch: &Batch, k: &[f32], v: &[f32]) {
+        let (k_row, v_row) = (self.decl.n_kv * self.decl.d_k, self.decl.n_kv * self.decl.d_v);
+        for (chunk, token, pos) in tokens(batch) {
+            let slot = slot(batch, chunk, pos);
+            self.k[slot * k_row..][..k_row].copy_from_slice(&k[token * k_row..][..k_row]);
+            self.v[slot * v_row..][..v_row].copy_from_slice(&v[token * v_row..][..v_row]);
+        }
+    }
+
+    /// `softmax(q·kᵀ·scale)·v` over the positions each token sees; `[T, n_head · d_v]`.
+    pub fn attention(&self, batch: &Batch, q: &[f32], how: Scores) -> Vec<f32> {
+        let CacheDecl { n_kv, d_k, d_v } = self.decl;
+        let mut out = Vec::with_capacity(batch.tokens.len() * how.n_head * d_v);
+        for (chunk, token, pos) in tokens(batch) {
+            let first = how.window.map_or(0, |window| (pos + 1).saturating_sub(window));
+            let slots: Vec<usize> = (first..=pos).map(|p| slot(batch, chunk, p)).collect();
+            for head in 0..how.n_head {
+                let kv_head = head / (how.n_head / n_kv);
+                let q = &q[(token * how.n_head + head) * d_k..][..d_k];
+                let scores: Vec<f64> = slots
+                    .iter()
+                    .map(|slot| {
+                        let k = &self.k[(slot * n_kv + kv_head) * d_k..][..d_k];
+                        let dot: f64 = q.iter().zip(k).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum();
+                        let score = dot * f64::from(how.scale);
+                        how.softcap.map_or(score, |cap| f64::from(softcap(score as f32, cap)))
+                    })
+                    .collect();
+                let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let shares: Vec<f64> = scores.iter().map(|s| libm::exp(s - max)).collect();
+                let total: f64 = shares.iter().sum();
+                for i in 0..d_v {
+                    let v = |slot: usize| f64::from(self.v[(slot * n_kv + kv_head) * d_v + i]);
+                    let sum: f64 = slots.iter().zip(&shares).map(|(&slot, share)| share * v(slot)).sum();
+                    out.push((sum / total) as f32);
+                }
+            }
+        }
+        out
+    }
+}
+
+/// Chunk, index in the step and position of every token of the step.
+fn tokens(batch: &Batch) -> impl Iterator<Item = (&Chunk, usize, usize)> {
+    batch.chunks.iter().flat_map(|chunk| {
+        (0..chunk.len as usize).map(move |i| (chunk, chunk.first as usize + i, chunk.pos as usize + i))
+    })
+}
+
+/// Where a position of a sequence lies in the cache.
+fn slot(batch: &Batch, chunk: &Chunk, pos: usize) -> usize {
+    let page = batch.pages[chunk.first_page as usize + pos / PAGE] as usize;
+    page * PAGE + pos % PAGE
+}

@@ -1,0 +1,204 @@
+//! The ops that see rows of numbers alone, each as its formula. Rows lie one after the other.
+
+use std::cmp::Ordering;
+
+use model::plan::{Gate, RopeDecl, RopePairing, Router};
+use quant::WeightType;
+
+/// Encoded rows, one after the other.
+#[derive(Clone, Copy)]
+pub struct Matrix<'a> {
+    pub dtype: WeightType,
+    pub bytes: &'a [u8],
+    pub n_cols: usize,
+}
+
+impl<'a> Matrix<'a> {
+    fn row_bytes(&self) -> usize {
+        self.dtype.row_bytes(self.n_cols).expect("the plan's shapes were validated")
+    }
+
+    fn n_rows(&self) -> usize {
+        self.bytes.len() / self.row_bytes()
+    }
+
+    /// A row, decoded.
+    pub fn row(&self, i: usize) -> Vec<f32> {
+        let mut out = vec![0.0; self.n_cols];
+        let n = self.row_bytes();
+        quant::decode_row(self.dtype, &self.bytes[i * n..][..n], &mut out);
+        out
+    }
+
+    /// Matrix `i` of a stack of matrices with `n_rows` rows each.
+    fn slab(self, i: usize, n_rows: usize) -> Self {
+        let n = n_rows * self.row_bytes();
+        Self { bytes: &self.bytes[i * n..][..n], ..self }
+    }
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
+}
+
+/// `y[t, n] = Σ_k w[n, k]·x[t, k]`.
+pub fn linear(w: Matrix, x: &[f32]) -> Vec<f32> {
+    let (n, k) = (w.n_rows(), w.n_cols);
+    let mut y = vec![0.0; x.len() / k * n];
+    for i in 0..n {
+        let row = w.row(i);
+        for (t, x) in x.chunks_exact(k).enumerate() {
+            y[t * n + i] = dot(&row, x) as f32;
+        }
+    }
+    y
+}
+
+/// `y[t, :] += bias`.
+pub fn add_to_rows(y: &mut [f32], bias: &[f32]) {
+    for row in y.chunks_exact_mut(bias.len()) {
+        row.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
+    }
+}
+
+/// `x · rsqrt(mean(x²) + eps) · w`, for every row as long as `w`.
+pub fn rms_norm(x: &[f32], w: &[f32], eps: f32) -> Vec<f32> {
+    let rows = x.chunks_exact(w.len()).flat_map(|x| {
+        let mean = dot(x, x) / w.len() as f64;
+        let r = 1.0 / (mean + f64::from(eps)).sqrt();
+        x.iter().zip(w).map(move |(&x, &w)| (f64::from(x) * r * f64::from(w)) as f32)
+    });
+    rows.collect()
+}
+
+/// `act(gate) ⊙ up`.
+pub fn gated_act(gate: &[f32], up: &[f32], act: Gate) -> Vec<f32> {
+    let apply = |g: f64| match act {
+        Gate::Silu => g / (1.0 + libm::exp(-g)),
+        Gate::GeluTanh => {
+            let inner = (2.0 / std::f64::consts::PI).sqrt() * (g + 0.044715 * g * g * g);
+            0.5 * g * (1.0 + libm::tanh(inner))
+        }
+    };
+    gate.iter().zip(up).map(|(&g, &u)| (apply(f64::from(g)) * f64::from(u)) as f32).collect()
+}
+
+/// Rotates pair `i` of a head by `pos · inv_freq[i]`; dims behind the last pair stay. `libm` reduces the angle.
+pub fn rope(head: &mut [f32], rope: &RopeDecl, pos: usize) {
+    let half = rope.inv_freq.len();
+    for (i, freq) in rope.inv_freq.iter().enumerate() {
+        let (sin, cos) = libm::sincos(pos as f64 * freq);
+        let factor = f64::from(rope.factor);
+        let (a, b) = match rope.pairing {
+            RopePairing::Half => (i, i + half),
+            RopePairing::Interleaved => (2 * i, 2 * i + 1),
+        };
+        let (x, y) = (f64::from(head[a]), f64::from(head[b]));
+        head[a] = ((x * cos - y * sin) * factor) as f32;
+        head[b] = ((x * sin + y * cos) * factor) as f32;
+    }
+}
+
+/// The experts of a token and their weights, best first, ties to the lower id. `None` when the row has no answer: a NaN
+/// or +∞ among the logits, or nothing but −∞.
+pub fn route(logits: &[f32], router: Router, n_used: usize) -> Option<(Vec<u32>, Vec<f32>)> {
+    let Router::Softmax { renormalise, scale } = router;
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    if !max.is_finite() || logits.iter().any(|l| l.is_nan()) {
+        return None;
+    }
+    let share: Vec<f64> = logits.iter().map(|&l| libm::exp(f64::from(l) - f64::from(max))).collect();
+    let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
+    // A stable sort by the logits: shares that round to the same number still keep the order of their logits.
+    ids.sort_by(|&a, &b| logits[b as usize].partial_cmp(&logits[a as usize]).unwrap_or(Ordering::Equal));
+    ids.truncate(n_used);
+    let chosen = ids.iter().map(|&id| share[id as usize]);
+    let total: f64 = if renormalise { chosen.clone().sum() } else { share.iter().sum() };
+    let weights = chosen.map(|s| (s / total * f64::from(scale)) as f32).collect();
+    Some((ids, weights))
+}
+
+/// For every (token, slot): `(act(x·gateᵀ) ⊙ (x·upᵀ))·downᵀ` with that slot's expert; `y` is `[T · n_used, d_out]`.
+pub fn experts(
+    x: &[f32],
+    ids: &[u32],
+    n_used: usize,
+    [gate, up, down]: [Matrix; 3],
+    d_ff: usize,
+    d_out: usize,
+    act: Gate,
+) -> Vec<f32> {
+    let d_in = gate.n_cols;
+    let mut y = vec![f32::NAN; ids.len() * d_out];
+    let n_expert = gate.n_rows() / d_ff;
+    for expert in 0..n_expert {
+        let pairs: Vec<usize> = (0..ids.len()).filter(|&pair| ids[pair] as usize == expert).collect();
+        let x: Vec<f32> = pairs.iter().flat_map(|&pair| &x[pair / n_used * d_in..][..d_in]).copied().collect();
+        let hidden = gated_act(&linear(gate.slab(expert, d_ff), &x), &linear(up.slab(expert, d_ff), &x), act);
+        let rows = linear(down.slab(expert, d_out), &hidden);
+        for (&pair, row) in pairs.iter().zip(rows.chunks_exact(d_out)) {
+            y[pair * d_out..][..d_out].copy_from_slice(row);
+        }
+    }
+    y
+}
+
+/// `x[t] + Σ_s weights[t, s]·y[t, s]`, slots in order.
+pub fn combine(x: &[f32], y: &[f32], weights: &[f32], n_used: usize, d: usize) -> Vec<f32> {
+    let sum = |t: usize, i: usize| {
+        let slots = (t * n_used..(t + 1) * n_used).map(|s| f64::from(weights[s]) * f64::from(y[s * d + i]));
+        (f64::from(x[t * d + i]) + slots.sum::<f64>()) as f32
+    };
+    (0..x.len()).map(|at| sum(at / d, at % d)).collect()
+}
+
+/// `cap · tanh(x / cap)`.
+pub fn softcap(x: f32, cap: f32) -> f32 {
+    (f64::from(cap) * libm::tanh(f64::from(x) / f64::from(cap))) as f32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn softmax(renormalise: bool) -> Router {
+        Router::Softmax { renormalise, scale: 1.0 }
+    }
+
+    #[test]
+    fn routing() {
+        let (nan, inf) = (f32::NAN, f32::INFINITY);
+        for (logits, n_used, wanted) in [
+            (&[0.0, 2.0, 1.0, 2.0][..], 3, Some(&[1, 3, 2][..])),
+            (&[-0.0, 0.0, -0.0], 2, Some(&[0, 1])),
+            (&[5.0; 4], 2, Some(&[0, 1])),
+            (&[1.0, -inf, 0.0], 2, Some(&[0, 2])),
+            (&[1.0, nan, 0.0], 2, None),
+            (&[1.0, inf, 0.0], 2, None),
+            (&[-inf, -inf], 1, None),
+        ] {
+            let routed = route(logits, softmax(true), n_used);
+            assert_eq!(routed.as_ref().map(|(ids, _)| ids.as_slice()), wanted, "{logits:?}");
+            if let Some((_, weights)) = routed {
+                assert!((weights.iter().sum::<f32>() - 1.0).abs() < 1e-6, "{logits:?}: {weights:?}");
+            }
+        }
+        let (_, weights) = route(&[0.0, 0.0, 0.0, 0.0], softmax(false), 2).unwrap();
+        assert_eq!(weights, [0.25, 0.25]);
+    }
+
+    #[test]
+    fn rope_keeps_its_angle_at_far_positions() {
+        let decl = |pairing| RopeDecl { inv_freq: vec![1.0, 0.5], factor: 2.0, pairing };
+        for (pos, sin1, cos1) in [(0, 0.0, 1.0), (262_144, -0.084_107_03, -0.996_456_7)] {
+            let mut half = [1.0, 0.0, 0.0, 0.0, 7.0];
+            rope(&mut half, &decl(RopePairing::Half), pos);
+            let mut inter = [1.0, 0.0, 0.0, 0.0, 7.0];
+            rope(&mut inter, &decl(RopePairing::Interleaved), pos);
+            let (sin, cos): (f32, f32) = (half[2] / 2.0, half[0] / 2.0);
+            assert!((sin * sin + cos * cos - 1.0).abs() < 1e-6);
+            assert_eq!((inter[0], inter[1], inter[4]), (half[0], half[2], 7.0));
+            assert!((sin - sin1).abs() < 1e-6 && (cos - cos1).abs() < 1e-6, "{pos}: {sin} {cos}");
+        }
+    }
+}
