@@ -272,7 +272,7 @@ impl Kernels {
                     // SAFETY: the rows have these blocks from here on; `new` checked the instruction set; the columns'
                     // rows have k values, of which chunk .. chunk + blocks·block are read.
                     unsafe {
-                        unpack(&at, blocks, &mut scratch.panel);
+                        unpack(&at, blocks, ROWS * set.row_bytes, &mut scratch.panel);
                         tile(&scratch.panel, blocks, chunk, cols, acc);
                     }
                 }

@@ -33,11 +33,12 @@ impl Panel {
 }
 
 /// Unpacks `blocks` blocks (at most eight 32-blocks or one super-block) of 16 rows; `rows` point at the first of them.
+/// The rows that come after these lie `next` bytes on and may be asked for ahead.
 ///
 /// # Safety
 /// Every pointer of `rows` is readable for `blocks` blocks of the function's type, and the machine has the
 /// instruction set that the function is written for.
-pub(super) type UnpackFn = unsafe fn(rows: &[*const u8; ROWS], blocks: usize, panel: &mut Panel);
+pub(super) type UnpackFn = unsafe fn(rows: &[*const u8; ROWS], blocks: usize, next: usize, panel: &mut Panel);
 
 /// Index in [`Panel::w`] of value `i` of row `r`.
 fn at(i: usize, r: usize) -> usize {
@@ -48,19 +49,19 @@ fn at(i: usize, r: usize) -> usize {
 /// Unpacks through the reference decoders; for the types without a kernel of their own.
 pub(super) fn plain(t: WeightType) -> UnpackFn {
     match t {
-        WeightType::Q4_0 => |r, n, p| small(r, n, p, legacy::unpack_q4_0),
-        WeightType::Q4_1 => |r, n, p| small(r, n, p, legacy::unpack_q4_1),
-        WeightType::Q5_0 => |r, n, p| small(r, n, p, legacy::unpack_q5_0),
-        WeightType::Q5_1 => |r, n, p| small(r, n, p, legacy::unpack_q5_1),
-        WeightType::Q8_0 => |r, n, p| small(r, n, p, legacy::unpack_q8_0),
-        WeightType::IQ4_NL => |r, n, p| small(r, n, p, iq::unpack_iq4_nl),
-        WeightType::MXFP4 => |r, n, p| small(r, n, p, iq::unpack_mxfp4),
-        WeightType::Q2_K => |r, _, p| large(r, p, k::unpack_q2_k),
-        WeightType::Q3_K => |r, _, p| large(r, p, k::unpack_q3_k),
-        WeightType::Q4_K => |r, _, p| large(r, p, k::unpack_q4_k),
-        WeightType::Q5_K => |r, _, p| large(r, p, k::unpack_q5_k),
-        WeightType::Q6_K => |r, _, p| large(r, p, k::unpack_q6_k),
-        WeightType::IQ4_XS => |r, _, p| large(r, p, iq::unpack_iq4_xs),
+        WeightType::Q4_0 => |r, n, _, p| small(r, n, p, legacy::unpack_q4_0),
+        WeightType::Q4_1 => |r, n, _, p| small(r, n, p, legacy::unpack_q4_1),
+        WeightType::Q5_0 => |r, n, _, p| small(r, n, p, legacy::unpack_q5_0),
+        WeightType::Q5_1 => |r, n, _, p| small(r, n, p, legacy::unpack_q5_1),
+        WeightType::Q8_0 => |r, n, _, p| small(r, n, p, legacy::unpack_q8_0),
+        WeightType::IQ4_NL => |r, n, _, p| small(r, n, p, iq::unpack_iq4_nl),
+        WeightType::MXFP4 => |r, n, _, p| small(r, n, p, iq::unpack_mxfp4),
+        WeightType::Q2_K => |r, _, _, p| large(r, p, k::unpack_q2_k),
+        WeightType::Q3_K => |r, _, _, p| large(r, p, k::unpack_q3_k),
+        WeightType::Q4_K => |r, _, _, p| large(r, p, k::unpack_q4_k),
+        WeightType::Q5_K => |r, _, _, p| large(r, p, k::unpack_q5_k),
+        WeightType::Q6_K => |r, _, _, p| large(r, p, k::unpack_q6_k),
+        WeightType::IQ4_XS => |r, _, _, p| large(r, p, iq::unpack_iq4_xs),
         WeightType::F32 | WeightType::F16 | WeightType::BF16 => unreachable!("floats have no integer panel"),
     }
 }

@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use quant::types::iq::IQ4_VALUES;
 
-use super::{both, load128, load256};
+use super::{array, both, load128, load256};
 
 /// A super-block format. `p` always points to a block, all of which is readable; the machine has AVX2, FMA and F16C.
 #[allow(clippy::missing_safety_doc)]
@@ -74,7 +74,7 @@ unsafe fn two_bits(p: *const u8) -> [__m256i; 8] {
 #[target_feature(enable = "avx2")]
 unsafe fn four_bits(p: *const u8) -> [__m256i; 8] {
     // SAFETY: the caller's promise: 128 bytes.
-    let v: [__m256i; 4] = std::array::from_fn(|i| unsafe { load256(p.add(32 * i)) });
+    let v = unsafe { array!(4, |i| load256(p.add(32 * i))) };
     [
         shr!(v[0], 0, 15),
         shr!(v[0], 4, 15),
@@ -231,7 +231,7 @@ large!(
     Iq4Xs, 136, d 0, None, unsigned false, offset 0,
     groups |p| {
         let values = both(load128(IQ4_VALUES.as_ptr().cast()));
-        std::array::from_fn(|j| {
+        array!(8, |j| {
             let v = load128(p.add(8 + 16 * j));
             let v = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(v), _mm_srli_epi16::<4>(v));
             _mm256_shuffle_epi8(values, _mm256_and_si256(v, _mm256_set1_epi8(15)))

@@ -13,6 +13,16 @@ mod vec;
 
 use std::arch::x86_64::*;
 
+/// An array written out element by element. `std::array::from_fn` is compiled without the target features, so that a
+/// closure which has them becomes a call, and its vectors go through memory.
+macro_rules! array {
+    (2, |$i:ident| $e:expr) => { array!(@ $i, $e, 0 1) };
+    (4, |$i:ident| $e:expr) => { array!(@ $i, $e, 0 1 2 3) };
+    (8, |$i:ident| $e:expr) => { array!(@ $i, $e, 0 1 2 3 4 5 6 7) };
+    (@ $i:ident, $e:expr, $($n:literal)*) => { [$({ let $i: usize = $n; $e }),*] };
+}
+use array;
+
 pub(super) use tile::tile;
 pub(super) use unpack::unpack;
 pub(super) use vec::one;
@@ -71,6 +81,19 @@ pub(super) fn transpose8(r: [__m256i; 8]) -> [__m256i; 8] {
 #[target_feature(enable = "avx2")]
 pub(super) fn both(x: __m128i) -> __m256i {
     _mm256_broadcastsi128_si256(x)
+}
+
+/// How far ahead the matrix-vector kernels ask for weights. They walk several rows at once, which the hardware's own
+/// prefetchers take for short streams that end; the bytes of those rows together are one long stream.
+pub(super) const AHEAD: usize = 8192;
+
+/// Asks for `bytes` bytes at `p`, which need not exist.
+#[inline(always)]
+pub(super) fn prefetch(p: *const u8, bytes: usize) {
+    for line in 0..bytes.div_ceil(64) {
+        // SAFETY: a prefetch never faults, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.wrapping_add(64 * line).cast()) }
+    }
 }
 
 /// # Safety

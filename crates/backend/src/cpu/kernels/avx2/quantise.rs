@@ -5,6 +5,7 @@ use std::arch::x86_64::*;
 use quant::act::AMAX_MIN;
 
 use super::super::acts::RowPtr;
+use super::array;
 
 /// Magnitudes as integers, whose maximum also sees NaN and inf.
 #[inline]
@@ -29,13 +30,13 @@ fn largest(x: __m256i) -> f32 {
 #[target_feature(enable = "avx2,fma")]
 unsafe fn load32(x: *const f32) -> [__m256; 4] {
     // SAFETY: the caller's promise.
-    std::array::from_fn(|i| unsafe { _mm256_loadu_ps(x.add(8 * i)) })
+    unsafe { array!(4, |i| _mm256_loadu_ps(x.add(8 * i))) }
 }
 
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn amax32(x: &[__m256; 4]) -> __m256i {
-    let m = x.map(|x| magnitude(x));
+    let m = array!(4, |i| magnitude(x[i]));
     _mm256_max_epi32(_mm256_max_epi32(m[0], m[1]), _mm256_max_epi32(m[2], m[3]))
 }
 
@@ -104,7 +105,7 @@ pub(in super::super) unsafe fn block32(x: &[f32], row: &RowPtr) {
                 continue;
             }
             let inv = _mm256_set1_ps(32767.0 / amax);
-            let r = v.map(|v| round(v, inv, 32767));
+            let r = array!(4, |i| round(v[i], inv, 32767));
             *d = amax / 32767.0;
             *sum = hsum(_mm256_add_epi32(_mm256_add_epi32(r[0], r[1]), _mm256_add_epi32(r[2], r[3])));
             for (i, n) in [narrow(r[0], r[1]), narrow(r[2], r[3])].into_iter().enumerate() {
@@ -125,8 +126,11 @@ pub(in super::super) unsafe fn block256(x: &[f32], row: &RowPtr) {
         // SAFETY: the row has sections for x.len() values, of which this is super-block b.
         unsafe {
             let x = x.as_ptr().add(256 * b);
-            let groups: [__m256i; 8] = std::array::from_fn(|j| amax32(&load32(x.add(32 * j))));
-            let all = groups.into_iter().reduce(|a, b| _mm256_max_epi32(a, b)).unwrap_or(_mm256_setzero_si256());
+            let groups = array!(8, |j| amax32(&load32(x.add(32 * j))));
+            let mut all = groups[0];
+            for group in groups {
+                all = _mm256_max_epi32(all, group);
+            }
             let amax = largest(all);
             let (q, wide) = (row.q.add(256 * b), row.wide.add(256 * b));
             let (u, d, sums) = (row.u.add(8 * b), row.d.add(b), row.sums.cast::<i16>().add(16 * b));
@@ -145,7 +149,8 @@ pub(in super::super) unsafe fn block256(x: &[f32], row: &RowPtr) {
                 let uj = (largest(groups[j]) * ratio).ceil().clamp(1.0, 15.0);
                 let inv = _mm256_set1_ps(1.0 / (scale * uj));
                 *u.add(j) = uj as u8;
-                let r = load32(x.add(32 * j)).map(|v| round(v, inv, 127));
+                let v = load32(x.add(32 * j));
+                let r = array!(4, |i| round(v[i], inv, 127));
                 let (a, b) = (narrow(r[0], r[1]), narrow(r[2], r[3]));
                 let u16 = _mm256_set1_epi16(uj as i16);
                 let bytes = _mm256_permute4x64_epi64::<0xd8>(_mm256_packs_epi16(a, b));

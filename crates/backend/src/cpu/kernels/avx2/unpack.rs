@@ -10,7 +10,7 @@ use quant::WeightType;
 use super::super::panel::{Panel, ROWS, UnpackFn};
 use super::large::{Iq4Xs, Large, Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::small::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Small};
-use super::{halves8, transpose8};
+use super::{array, halves8, prefetch, transpose8};
 
 /// The unpacker of a type.
 pub(in super::super) fn unpack(t: WeightType) -> UnpackFn {
@@ -59,13 +59,16 @@ unsafe fn at(panel: &mut Panel, pair: usize, r: usize) -> *mut __m256i {
 /// # Safety
 /// See [`UnpackFn`]; the rows are of type `T`.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn small<T: Small>(rows: &[*const u8; ROWS], blocks: usize, panel: &mut Panel) {
+unsafe fn small<T: Small>(rows: &[*const u8; ROWS], blocks: usize, next: usize, panel: &mut Panel) {
+    for row in rows {
+        prefetch(row.wrapping_add(next), blocks * T::BYTES);
+    }
     for r in [0, 8] {
         for b in 0..blocks {
             // SAFETY: the rows have `blocks` blocks, at most eight, as the panel has pairs and scales for.
             unsafe {
                 let p: [*const u8; 8] = std::array::from_fn(|i| rows[r + i].add(b * T::BYTES));
-                let words = transpose8(p.map(|p| T::bytes(p)));
+                let words = transpose8(array!(8, |i| T::bytes(p[i])));
                 for (i, w) in words.into_iter().enumerate() {
                     _mm256_store_si256(at(panel, 16 * b + 2 * i, r), even(w));
                     _mm256_store_si256(at(panel, 16 * b + 2 * i + 1, r), odd(w));
@@ -82,13 +85,16 @@ unsafe fn small<T: Small>(rows: &[*const u8; ROWS], blocks: usize, panel: &mut P
 /// # Safety
 /// See [`UnpackFn`]; the rows are of type `T`.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn large<T: Large>(rows: &[*const u8; ROWS], _blocks: usize, panel: &mut Panel) {
+unsafe fn large<T: Large>(rows: &[*const u8; ROWS], _blocks: usize, next: usize, panel: &mut Panel) {
+    for row in rows {
+        prefetch(row.wrapping_add(next), T::BYTES);
+    }
     for r in [0, 8] {
         // SAFETY: every row has a block of type T; the panel has 128 pairs, eight of which are pairs of minimums.
         unsafe {
             let p: [*const u8; 8] = std::array::from_fn(|i| rows[r + i]);
             // Words 0..4 of a row are its scales, 4..8 its minimums.
-            let heads = transpose8(p.map(|p| _mm256_set_m128i(T::mins(p), T::scales(p))));
+            let heads = transpose8(array!(8, |i| _mm256_set_m128i(T::mins(p[i]), T::scales(p[i]))));
             // Sub-scale of each 16-group, twice in the row's word.
             let mut scales = [_mm256_setzero_si256(); 16];
             for g in 0..16 {
@@ -98,9 +104,9 @@ unsafe fn large<T: Large>(rows: &[*const u8; ROWS], _blocks: usize, panel: &mut 
                 let pick = _mm256_add_epi32(pick, word_base());
                 scales[g] = _mm256_srai_epi16::<8>(_mm256_shuffle_epi8(heads[g / 4], pick));
             }
-            let groups: [[__m256i; 8]; 8] = std::array::from_fn(|i| T::groups(p[i]));
+            let groups = array!(8, |i| T::groups(p[i]));
             for j in 0..8 {
-                let words = transpose8(std::array::from_fn(|i| groups[i][j]));
+                let words = transpose8(array!(8, |i| groups[i][j]));
                 for (i, w) in words.into_iter().enumerate() {
                     let (mut lo, mut hi) = (even(w), odd(w));
                     if T::OFFSET != 0 {

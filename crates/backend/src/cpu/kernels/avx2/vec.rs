@@ -12,7 +12,7 @@ use super::super::variants::OneFn;
 use super::super::{ActsShared, ColPtr, RowSet};
 use super::large::{Iq4Xs, Large, Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::small::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Small};
-use super::{both, halves4, halves8, hsum4, hsum8, load64, load256};
+use super::{AHEAD, array, both, halves4, halves8, hsum4, hsum8, load64, load256, prefetch};
 
 /// The one-column kernel of a type.
 pub(in super::super) fn one(t: WeightType) -> Option<OneFn> {
@@ -41,12 +41,16 @@ unsafe fn small<T: Small>(set: &RowSet, _acts: &ActsShared, col: &ColPtr, out: &
     for first in (0..set.n).step_by(8) {
         let mut p: [*const u8; 8] = std::array::from_fn(|i| set.row(first + i));
         let mut acc = _mm256_setzero_ps();
+        let ahead = p[0].wrapping_add(AHEAD.max(8 * set.row_bytes));
         for b in 0..set.k / 32 {
+            if b % 4 == 0 {
+                prefetch(ahead.wrapping_add(8 * T::BYTES * b), 32 * T::BYTES);
+            }
             // SAFETY: block b lies inside every row and the column; the last `add` ends at most at the row's end.
             unsafe {
                 let x = col.row.q.add(64 * b);
                 let x = [load256(x), load256(x.add(32))];
-                let mut isum = hsum8(std::array::from_fn(|i| T::dot(p[i], x)));
+                let mut isum = hsum8(array!(8, |i| T::dot(p[i], x)));
                 let d = _mm256_broadcast_ss(&*col.row.d.add(b));
                 let sum = _mm256_set1_epi32(*col.row.sums.cast::<i32>().add(b));
                 if T::OFFSET != 0 {
@@ -119,7 +123,9 @@ unsafe fn large<T: Large>(set: &RowSet, _acts: &ActsShared, col: &ColPtr, out: &
     for first in (0..set.n).step_by(4) {
         let mut p: [*const u8; 4] = std::array::from_fn(|i| set.row(first + i));
         let mut acc = _mm_setzero_ps();
+        let ahead = p[0].wrapping_add(AHEAD.max(4 * set.row_bytes));
         for b in 0..set.k / 256 {
+            prefetch(ahead.wrapping_add(4 * T::BYTES * b), 4 * T::BYTES);
             // SAFETY: block b lies inside every row and the column; the last `add` ends at most at the row's end.
             unsafe {
                 let x = X {
@@ -127,12 +133,12 @@ unsafe fn large<T: Large>(set: &RowSet, _acts: &ActsShared, col: &ColPtr, out: &
                     u: both(_mm_cvtepu8_epi16(load64(col.row.u.add(8 * b)))),
                     sums: load256(col.row.sums.add(32 * b)),
                 };
-                let sums: [(__m256i, __m256i); 4] = std::array::from_fn(|i| block::<T>(p[i], &x));
+                let sums = array!(4, |i| block::<T>(p[i], &x));
                 let d = _mm_broadcast_ss(&*col.row.d.add(b));
-                let isum = _mm_cvtepi32_ps(hsum4(sums.map(|s| s.0)));
+                let isum = _mm_cvtepi32_ps(hsum4(array!(4, |i| sums[i].0)));
                 acc = _mm_fmadd_ps(_mm_mul_ps(halves4(&p, T::D), d), isum, acc);
                 if let Some(at) = T::DMIN {
-                    let msum = _mm_cvtepi32_ps(hsum4(sums.map(|s| s.1)));
+                    let msum = _mm_cvtepi32_ps(hsum4(array!(4, |i| sums[i].1)));
                     acc = _mm_fnmadd_ps(_mm_mul_ps(halves4(&p, at), d), msum, acc);
                 }
                 p = p.map(|p| p.add(T::BYTES));

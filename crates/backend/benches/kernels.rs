@@ -1,0 +1,88 @@
+//! Matrix products alone: weight type × columns × instruction set, on one thread.
+//!
+//! `cargo bench -p backend --bench kernels -- [types] [columns] [isas]`, each a list with commas or `-` for all.
+//! Weights rotate over 256 MB, more than any cache, so that one column measures memory too. A figure is the fastest
+//! tenth of the products, as other programs may disturb the rest: GB/s are bytes of weights, GMAC/s multiply-adds.
+
+use std::time::Instant;
+
+use backend::cpu::isa::Isa;
+use backend::cpu::kernels::{ActsShared, Col, Kernels, Matrix, OutPtr, Scratch};
+use quant::WeightType;
+
+const TOTAL_BYTES: usize = 256 << 20;
+const K: usize = 2048;
+const N: usize = 768;
+const COLS: [usize; 10] = [1, 2, 3, 4, 6, 8, 16, 32, 64, 96];
+const RUNS: usize = 2;
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
+    let chosen = |i: usize, name: &str| {
+        args.get(i).is_none_or(|list| list == "-" || list.split(',').any(|x| x.eq_ignore_ascii_case(name)))
+    };
+    println!("{:8} {:7} {:>5} {:>9} {:>9} {:>10}", "type", "isa", "cols", "us", "GB/s", "GMAC/s");
+    for t in WeightType::ALL.into_iter().filter(|t| chosen(0, t.name())) {
+        let bytes = random(t);
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.available() && chosen(2, isa.name())) {
+            for n_cols in COLS.into_iter().filter(|c| chosen(1, &c.to_string())) {
+                measure(t, &bytes, isa, n_cols);
+            }
+        }
+    }
+}
+
+/// Random rows whose scales are small finite numbers: every byte keeps f16 exponents below the top.
+fn random(t: WeightType) -> Vec<u8> {
+    let mut s = 1u64;
+    let mut next = || {
+        s = s.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (s >> 33) as u8 & 0xbf
+    };
+    let size = t.row_bytes(K).map_or(0, |row| row * N);
+    let mut bytes: Vec<u8> = (0..size).map(|_| next()).collect();
+    bytes.reserve_exact(TOTAL_BYTES);
+    while bytes.len() + size <= TOTAL_BYTES {
+        bytes.extend_from_within(..size);
+    }
+    bytes
+}
+
+fn measure(t: WeightType, bytes: &[u8], isa: Isa, n_cols: usize) {
+    let kernels = Kernels::new(isa);
+    let x: Vec<f32> = (0..n_cols * K).map(|i| ((i * 37 % 101) as f32 - 50.0) / 17.0).collect();
+    let mut acts = ActsShared::new(n_cols, K);
+    acts.reshape(t.act(), n_cols, K);
+    // SAFETY: there is one thread.
+    unsafe { kernels.quantise(&x, K, 0..n_cols, &acts) };
+    let cols: Vec<Col> = (0..n_cols as u32).map(|c| Col { act: c, out: c }).collect();
+    let mut y = vec![0.0f32; n_cols * N];
+    // SAFETY: `y` outlives the products and there is one thread.
+    let out = unsafe { OutPtr::new(y.as_mut_ptr(), n_cols, N) };
+    let mut scratch = Scratch::new(K);
+    let size = t.row_bytes(K).map_or(0, |row| row * N);
+    let matrices: Vec<Matrix> = bytes.chunks_exact(size).map(|bytes| Matrix { dtype: t, n: N, k: K, bytes }).collect();
+    // Enough work for some 30 ms at 50 GMAC/s, and all matrices when there is one column.
+    let rounds = (1_000_000_000 / (K * N * n_cols)).max(4).max(if n_cols == 1 { matrices.len() } else { 0 });
+    let rounds = if isa == Isa::Scalar { 4 } else { rounds };
+    let chunk = kernels.row_chunk(t, K, N, n_cols, 1);
+    let mut times = Vec::with_capacity(rounds * RUNS);
+    for w in matrices.iter().cycle().take(rounds * RUNS) {
+        let start = Instant::now();
+        for first in (0..N).step_by(chunk) {
+            kernels.matmul(w, first..(first + chunk).min(N), &acts, &cols, out, &mut scratch);
+        }
+        times.push(start.elapsed().as_secs_f64());
+    }
+    times.sort_by(f64::total_cmp);
+    let best = times[times.len() / 10];
+    std::hint::black_box(&y);
+    println!(
+        "{:8} {:7} {n_cols:5} {:9.1} {:9.2} {:10.2}",
+        t.name(),
+        isa.name(),
+        best * 1e6,
+        size as f64 / best / 1e9,
+        (K * N * n_cols) as f64 / best / 1e9
+    );
+}
