@@ -47,10 +47,10 @@ struct Stream {
 
 impl TextStream for Stream {
     fn push(&mut self, id: u32, out: &mut String) {
-        out.push_str(self.detokenizer.push(&self.tokenizer, id));
+        self.detokenizer.push(&self.tokenizer, id, out);
     }
 
     fn finish(&mut self, out: &mut String) {
-        out.push_str(self.detokenizer.finish());
+        self.detokenizer.finish(out);
     }
 }

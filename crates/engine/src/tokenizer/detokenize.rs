@@ -3,10 +3,7 @@
 //! The bytes of a character may be spread over tokens, so an unfinished tail waits for the next one. What can never
 //! become a character is U+FFFD at once, exactly as [`String::from_utf8_lossy`] has it for the whole.
 
-use std::sync::Arc;
-
 use super::{TokenKind, Tokenizer};
-use crate::scheduler::{TextStream, Vocabulary};
 
 /// How tokens become text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -89,36 +86,5 @@ impl Tokenizer {
             None => &[],
         };
         if at_start && self.add_space_prefix { bytes.strip_prefix(b" ").unwrap_or(bytes) } else { bytes }
-    }
-}
-
-/// An answer as the scheduler streams it.
-struct Answer {
-    tokenizer: Arc<Tokenizer>,
-    text: Detokenizer,
-}
-
-impl TextStream for Answer {
-    fn push(&mut self, id: u32, out: &mut String) {
-        self.text.push(&self.tokenizer, id, out);
-    }
-
-    fn finish(&mut self, out: &mut String) {
-        self.text.finish(out);
-    }
-}
-
-impl Vocabulary for Tokenizer {
-    fn n_vocab(&self) -> usize {
-        self.n_vocab()
-    }
-
-    fn is_end_of_generation(&self, id: u32) -> bool {
-        self.is_end_of_generation(id)
-    }
-
-    /// Control tokens stay out of the text, and the text goes on from the prompt's.
-    fn text(self: Arc<Self>) -> Box<dyn TextStream> {
-        Box::new(Answer { tokenizer: self, text: Detokenizer::new(Decode { skip_special: true, continues: true }) })
     }
 }
