@@ -4,11 +4,12 @@
 #![allow(clippy::unwrap_used)] // In a test, a panic is the report.
 
 use std::path::Path;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
 use checkpoint::Value;
 use checkpoint::gguf::Writer;
+use engine::scheduler::Vocabulary;
 use engine::tokenizer::{Decode, Detokenizer, Encode, TokenKind, Tokenizer};
 use proptest::prelude::*;
 
@@ -149,6 +150,22 @@ proptest! {
             prop_assert_eq!(text, tokenizer.decode_as(&ids, how));
         }
     }
+}
+
+#[test]
+fn the_scheduler_sees_text_without_control_tokens() {
+    let spm: Arc<dyn Vocabulary> = Arc::new(tokenizer(include_bytes!("data/spm.gguf").to_vec()).unwrap());
+    assert_eq!(spm.n_vocab(), SPM.n_vocab());
+    assert!(spm.is_end_of_generation(SPM.eos().unwrap()) && !spm.is_end_of_generation(SPM.bos().unwrap()));
+    let mut ids = SPM.encode("é", Encode { add_special: true, parse_special: false });
+    ids.push(SPM.eos().unwrap());
+    let (mut stream, mut text) = (Arc::clone(&spm).text(), String::new());
+    for id in ids {
+        stream.push(id, &mut text);
+    }
+    stream.finish(&mut text);
+    // The answer goes on from the prompt, so its first space is its own.
+    assert_eq!(text, " é");
 }
 
 #[test]

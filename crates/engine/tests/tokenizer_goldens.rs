@@ -48,6 +48,26 @@ fn ids(value: &serde_json::Value) -> Option<Vec<u32>> {
 }
 
 #[test]
+fn generation_ends_where_the_models_end_it() {
+    let Some(dir) = fixtures() else { return };
+    let expected: &[(&str, &[&str])] = &[
+        ("gpt-2", &["<|endoftext|>"]),
+        ("llama-bpe", &["<|end_of_text|>", "<|eot_id|>"]),
+        // Its `</s>` is a piece of HTML.
+        ("qwen2", &["<|endoftext|>", "<|im_end|>"]),
+        ("deepseek-coder", &["<｜end▁of▁sentence｜>"]),
+        ("llama-spm", &["</s>"]),
+        ("gemma-4", &["<eos>", "<|tool_response>", "<turn|>"]),
+    ];
+    for (name, names) in expected {
+        let tokenizer = load(&dir, name);
+        let ends = tokenizer.ends_of_generation().iter();
+        let found: Vec<_> = ends.map(|&id| str::from_utf8(tokenizer.token_bytes(id).unwrap()).unwrap()).collect();
+        assert_eq!(&found, names, "{name}");
+    }
+}
+
+#[test]
 fn ids_are_llama_cpps() {
     let Some(dir) = fixtures() else { return };
     let mut differences = Differences::default();

@@ -26,7 +26,8 @@ pub struct Detokenizer {
 impl Detokenizer {
     /// A stream at its start.
     pub fn new(how: Decode) -> Self {
-        Self { how, at_start: !how.continues, pending: Vec::new() }
+        // Room for the longest tokens of today's vocabularies, so that a stream allocates once.
+        Self { how, at_start: !how.continues, pending: Vec::with_capacity(256) }
     }
 
     /// Appends the characters that the token completes; often one word, sometimes none. An id past the vocabulary is
@@ -55,7 +56,8 @@ impl Detokenizer {
         if !self.pending.is_empty() {
             out.push(char::REPLACEMENT_CHARACTER);
         }
-        *self = Self::new(self.how);
+        self.pending.clear();
+        self.at_start = !self.how.continues;
     }
 }
 

@@ -44,7 +44,6 @@ const END_NAMES: &[&str] = &[
     "<|calls|>",
     "<end_of_turn>",
     "<|endoftext|>",
-    "</s>",
     "<|eom_id|>",
     "<EOT>",
     "_<EOT>",
@@ -169,7 +168,7 @@ impl Tokenizer {
         let space_prefix = meta.opt_bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
         let strips_right = strips_right(meta)?;
         Ok(Self {
-            specials: Specials::new(&vocab, strips_right),
+            specials: Specials::new(&vocab, also_special(&vocab), strips_right),
             add_bos: says_bos.unwrap_or(bos_by_default),
             add_eos: says_eos.unwrap_or(false),
             add_space_prefix: space_prefix && model == Model::SentencePiece,
@@ -269,6 +268,8 @@ fn roles(meta: &Metadata, model: Model, vocab: &mut Vocab) -> Result<Roles, Erro
         roles.ends.extend(id.filter(|_| *ends));
     }
     roles.ends.extend(END_NAMES.iter().filter_map(|name| by_name(&[name])));
+    // To a byte-level vocabulary `</s>` may be a piece of HTML, so here the file's word counts.
+    roles.ends.extend(vocab.id(b"</s>").filter(|&id| vocab.kind(id) == Some(TokenKind::Control)));
     roles.ends.extend([roles.eos, roles.eot, roles.eom].into_iter().flatten());
     roles.ends.sort_unstable();
     roles.ends.dedup();
@@ -276,16 +277,18 @@ fn roles(meta: &Metadata, model: Model, vocab: &mut Vocab) -> Result<Roles, Erro
     let has = |names: &[&str]| names.iter().any(|name| vocab.id(name.as_bytes()).is_some());
     // Where messages end with a call or a return, `<|end|>` only ends one of several messages of an answer.
     let calls = has(&["<|call|>", "<|calls|>"]) && has(&["<|return|>", "<|flush|>"]);
-    // In these vocabularies `</s>` is a piece of HTML.
-    let html = has(&["<|tool_response>", "<|plamo:eos|>"]);
-    let demoted = [(calls, "<|end|>", TokenKind::UserDefined), (html, "</s>", TokenKind::Normal)];
-    for (_, name, kind) in demoted.into_iter().filter(|(is_so, ..)| *is_so) {
-        if let Some(id) = vocab.id(name.as_bytes()) {
-            roles.ends.retain(|&end| end != id);
-            vocab.set_kind(id, kind);
-        }
+    if let Some(id) = vocab.id(b"<|end|>").filter(|_| calls) {
+        roles.ends.retain(|&end| end != id);
+        vocab.set_kind(id, TokenKind::UserDefined);
     }
     Ok(roles)
+}
+
+/// `</s>` is taken for the token in a template's text, even where the file calls it a piece of text; but not in the two
+/// families whose tokenizers are known to do otherwise.
+fn also_special(vocab: &Vocab) -> Option<u32> {
+    let otherwise = ["<|tool_response>", "<|plamo:eos|>"].iter().any(|name| vocab.id(name.as_bytes()).is_some());
+    vocab.id(b"</s>").filter(|_| !otherwise)
 }
 
 /// Which special tokens swallow the blanks after them. Files do not say; Phi-3's do.

@@ -31,14 +31,16 @@ pub struct Specials {
 }
 
 impl Specials {
-    /// Control, unknown and user-defined tokens; `strips_right` tells which swallow the blanks after them.
-    pub fn new(vocab: &Vocab, strips_right: impl Fn(&[u8]) -> bool) -> Self {
+    /// Control, unknown and user-defined tokens, and `also`, which is looked for as if it were a control token;
+    /// `strips_right` tells which swallow the blanks after them.
+    pub fn new(vocab: &Vocab, also: Option<u32>, strips_right: impl Fn(&[u8]) -> bool) -> Self {
         let mut first = Box::new([false; 256]);
         let mut sorted = Vec::new();
         for id in 0..vocab.len() as u32 {
             let user_defined = match vocab.kind(id) {
                 Some(TokenKind::UserDefined) => true,
                 Some(TokenKind::Control | TokenKind::Unknown) => false,
+                _ if also == Some(id) => false,
                 _ => continue,
             };
             // A string that is no text can stand in none.
