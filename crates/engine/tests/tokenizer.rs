@@ -159,7 +159,7 @@ fn the_scheduler_sees_text_without_control_tokens() {
     assert!(spm.is_end_of_generation(SPM.eos().unwrap()) && !spm.is_end_of_generation(SPM.bos().unwrap()));
     let mut ids = SPM.encode("é", Encode { add_special: true, parse_special: false });
     ids.push(SPM.eos().unwrap());
-    let (mut stream, mut text) = (Arc::clone(&spm).text(), String::new());
+    let (mut stream, mut text) = (Arc::clone(&spm).text(Decode { skip_special: true, continues: true }), String::new());
     for id in ids {
         stream.push(id, &mut text);
     }
