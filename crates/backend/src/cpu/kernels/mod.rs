@@ -8,6 +8,8 @@
 mod acts;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod float;
 mod panel;
 mod scalar;

@@ -13,6 +13,8 @@ use crate::cpu::math::gated;
 use super::acts::RowPtr;
 use super::panel::{self, Panel, ROWS, UnpackFn};
 use super::{ActsShared, ColPtr, RowSet, float, scalar};
+#[cfg(target_arch = "x86_64")]
+use super::{avx2, avx512};
 
 pub(super) use super::float::FLOAT_ROWS;
 
@@ -77,14 +79,14 @@ pub(super) fn variant(t: WeightType, isa: Isa) -> Variant {
             many: Many::Panel { unpack: panel::plain(t), tile: scalar::tile_fn(t), from: 4 },
         },
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 | Isa::Avx512 => {
-            use super::avx2;
-            let unpack = avx2::unpack(t);
-            Variant {
-                one: avx2::one(t).unwrap_or(scalar::one),
-                many: Many::Panel { unpack, tile: avx2::tile(t), from: 2 },
-            }
+        Isa::Avx2 => {
+            Variant { one: avx2::one(t), many: Many::Panel { unpack: avx2::unpack(t), tile: avx2::tile(t), from: 2 } }
         }
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => Variant {
+            one: avx2::one_avx512(t),
+            many: Many::Panel { unpack: avx2::unpack(t), tile: avx512::tile(t), from: 2 },
+        },
         #[cfg(not(target_arch = "x86_64"))]
         _ => Variant {
             one: scalar::one,
@@ -126,7 +128,7 @@ pub(super) fn quantise(isa: Isa) -> QuantiseFns {
         Isa::Scalar => plain,
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 | Isa::Avx512 => {
-            QuantiseFns { block32: super::avx2::quantise::block32, block256: super::avx2::quantise::block256, ..plain }
+            QuantiseFns { block32: avx2::quantise::block32, block256: avx2::quantise::block256, ..plain }
         }
         #[cfg(not(target_arch = "x86_64"))]
         _ => plain,

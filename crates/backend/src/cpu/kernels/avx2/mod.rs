@@ -25,7 +25,7 @@ use array;
 
 pub(super) use tile::tile;
 pub(super) use unpack::unpack;
-pub(super) use vec::one;
+pub(super) use vec::{one, one_avx512};
 
 /// Adds up the lanes of four vectors: lane `i` of the result is the sum of vector `i`.
 #[inline]

@@ -14,33 +14,59 @@ use super::large::{Iq4Xs, Large, Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::small::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Small};
 use super::{AHEAD, array, both, halves4, halves8, hsum4, hsum8, load64, load256, prefetch};
 
-/// The one-column kernel of a type.
-pub(in super::super) fn one(t: WeightType) -> Option<OneFn> {
-    Some(match t {
-        WeightType::Q4_0 => small::<Q4_0>,
-        WeightType::Q4_1 => small::<Q4_1>,
-        WeightType::Q5_0 => small::<Q5_0>,
-        WeightType::Q5_1 => small::<Q5_1>,
-        WeightType::Q8_0 => small::<Q8_0>,
-        WeightType::IQ4_NL => small::<Iq4Nl>,
-        WeightType::MXFP4 => small::<Mxfp4>,
-        WeightType::Q2_K => large::<Q2K>,
-        WeightType::Q3_K => large::<Q3K>,
-        WeightType::Q4_K => large::<Q4K>,
-        WeightType::Q5_K => large::<Q5K>,
-        WeightType::Q6_K => large::<Q6K>,
-        WeightType::IQ4_XS => large::<Iq4Xs>,
-        WeightType::F32 | WeightType::F16 | WeightType::BF16 => return None,
-    })
+/// The kernels of one instruction set: the same source, compiled with its features. With VNNI the compiler turns a
+/// product of pairs and an addition into `vpdpwssd`.
+macro_rules! kernels {
+    ($one:ident, $small:ident, $large:ident, $features:literal) => {
+        /// The one-column kernel of a type.
+        pub(in super::super) fn $one(t: WeightType) -> OneFn {
+            match t {
+                WeightType::Q4_0 => $small::<Q4_0>,
+                WeightType::Q4_1 => $small::<Q4_1>,
+                WeightType::Q5_0 => $small::<Q5_0>,
+                WeightType::Q5_1 => $small::<Q5_1>,
+                WeightType::Q8_0 => $small::<Q8_0>,
+                WeightType::IQ4_NL => $small::<Iq4Nl>,
+                WeightType::MXFP4 => $small::<Mxfp4>,
+                WeightType::Q2_K => $large::<Q2K>,
+                WeightType::Q3_K => $large::<Q3K>,
+                WeightType::Q4_K => $large::<Q4K>,
+                WeightType::Q5_K => $large::<Q5K>,
+                WeightType::Q6_K => $large::<Q6K>,
+                WeightType::IQ4_XS => $large::<Iq4Xs>,
+                WeightType::F32 | WeightType::F16 | WeightType::BF16 => unreachable!("floats have their own kernels"),
+            }
+        }
+
+        /// # Safety
+        /// See [`OneFn`]; the set is of type `T`.
+        #[target_feature(enable = $features)]
+        unsafe fn $small<T: Small>(set: &RowSet, _acts: &ActsShared, col: &ColPtr, out: &mut [f32; ROWS]) {
+            // SAFETY: the caller's promise.
+            unsafe { small::<T>(set, col, out) }
+        }
+
+        /// # Safety
+        /// See [`OneFn`]; the set is of type `T`.
+        #[target_feature(enable = $features)]
+        unsafe fn $large<T: Large>(set: &RowSet, _acts: &ActsShared, col: &ColPtr, out: &mut [f32; ROWS]) {
+            // SAFETY: the caller's promise.
+            unsafe { large::<T>(set, col, out) }
+        }
+    };
 }
+
+kernels!(one, small_avx2, large_avx2, "avx2,fma,f16c");
+kernels!(one_avx512, small_avx512, large_avx512, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni");
 
 /// # Safety
 /// See [`OneFn`]; the set is of type `T`.
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn small<T: Small>(set: &RowSet, _acts: &ActsShared, col: &ColPtr, out: &mut [f32; ROWS]) {
+#[inline(always)]
+unsafe fn small<T: Small>(set: &RowSet, col: &ColPtr, out: &mut [f32; ROWS]) {
     for first in (0..set.n).step_by(8) {
         let mut p: [*const u8; 8] = std::array::from_fn(|i| set.row(first + i));
-        let mut acc = _mm256_setzero_ps();
+        // SAFETY: the machine has the instructions, as below.
+        let mut acc = unsafe { _mm256_setzero_ps() };
         let ahead = p[0].wrapping_add(AHEAD.max(8 * set.row_bytes));
         for b in 0..set.k / 32 {
             if b % 4 == 0 {
@@ -118,11 +144,12 @@ unsafe fn block<T: Large>(p: *const u8, x: &X) -> (__m256i, __m256i) {
 
 /// # Safety
 /// See [`OneFn`]; the set is of type `T`.
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn large<T: Large>(set: &RowSet, _acts: &ActsShared, col: &ColPtr, out: &mut [f32; ROWS]) {
+#[inline(always)]
+unsafe fn large<T: Large>(set: &RowSet, col: &ColPtr, out: &mut [f32; ROWS]) {
     for first in (0..set.n).step_by(4) {
         let mut p: [*const u8; 4] = std::array::from_fn(|i| set.row(first + i));
-        let mut acc = _mm_setzero_ps();
+        // SAFETY: the machine has the instructions, as below.
+        let mut acc = unsafe { _mm_setzero_ps() };
         let ahead = p[0].wrapping_add(AHEAD.max(4 * set.row_bytes));
         for b in 0..set.k / 256 {
             prefetch(ahead.wrapping_add(4 * T::BYTES * b), 4 * T::BYTES);
