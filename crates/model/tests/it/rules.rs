@@ -1,0 +1,85 @@
+//! The validator's rules: every case breaks one thing of a good plan, and the error names the op and the numbers.
+
+use crate::header::Header;
+use model::plan::{Buf, Cache, Op, Plan, Rope, Rows, Weight, validate::validate};
+
+/// Applies `spoil` to the first op of that name.
+fn op(plan: &mut Plan, name: &str, spoil: impl FnOnce(&mut Op)) {
+    spoil(plan.ops.iter_mut().find(|op| op.name() == name).unwrap());
+}
+
+/// Declares the first buffer of that name anew.
+fn buf<'a>(plan: &'a mut Plan, name: &str) -> &'a mut model::plan::BufDecl {
+    plan.bufs.iter_mut().find(|buf| buf.name == name).unwrap()
+}
+
+fn find(plan: &Plan, name: &str) -> Buf {
+    Buf(plan.bufs.iter().position(|buf| buf.name == name).unwrap() as u32)
+}
+
+struct Case(fn(&mut Plan), &'static str);
+
+#[rustfmt::skip]
+const CASES: &[Case] = &[
+    Case(|p| p.layers.truncate(3), "number of layer marks is 3"),
+    Case(|p| p.n_vocab = 0, "n_vocab 0, d_model 256, n_ctx_train 4096: none may be 0"),
+    Case(|p| p.n_vocab = 97, "op 0 (embed): table token_embd.weight has shape [96, 256], [97, 256] wanted"),
+    Case(|p| p.weights[0].shape = vec![96, 100], "token_embd.weight: q4_k [96, 100] cannot be: rows are whole blocks of 256"),
+    Case(|p| p.weights[0].shape = vec![usize::MAX, 256], "token_embd.weight: q4_k [18446744073709551615, 256] cannot be"),
+    Case(|p| p.caches[0].d_k = 0, "cache 0"),
+    Case(|p| p.ropes[0].inv_freq[3] = f64::NAN, "rope 0 has a frequency Some(NaN)"),
+    Case(|p| p.ropes[0].inv_freq = vec![1.0; 17], "(rope): rotates 34 dims of heads of 32"),
+    Case(|p| p.logits = Buf(999), "logits are buffer 999 of"),
+    Case(|p| p.logits = find(p, "x"), "x is F32 [Tokens, 256], F32 [Outputs, 96] wanted"),
+    Case(|p| { p.ops.pop(); p.layers.pop(); }, "no op writes the logits"),
+    Case(|p| { p.ops.remove(0); p.layers.remove(0); }, "op 0 (rms_norm): reads x, which no op has written"),
+    Case(|p| { let x = find(p, "h.0"); op(p, "linear", |o| if let Op::Linear { parts, .. } = o { parts[0].out = x }) },
+        "(linear): writes h.0 and names it twice"),
+    Case(|p| op(p, "linear", |o| if let Op::Linear { parts, .. } = o { parts.clear() }), "(linear): has no parts"),
+    Case(|p| op(p, "linear", |o| if let Op::Linear { parts, .. } = o { parts[0].w = Weight(999) }), "weight 999 of"),
+    Case(|p| op(p, "linear", |o| if let Op::Linear { parts, .. } = o { parts.swap(0, 1); parts[0].out = parts[1].out }),
+        "names it twice"),
+    Case(|p| op(p, "embed", |o| if let Op::Embed { out, .. } = o { *out = Buf(999) }), "op 0 (embed): buffer 999 of"),
+    Case(|p| op(p, "rope", |o| if let Op::Rope { rope, .. } = o { *rope = Rope(1) }), "(rope): rope 1 of 1"),
+    Case(|p| op(p, "rope", |o| if let Op::Rope { n_head, .. } = o { *n_head = 5 }), "q.0 has width 128, 5 heads of 32 wanted"),
+    Case(|p| op(p, "rms_norm", |o| if let Op::RmsNorm { eps, .. } = o { *eps = -1.0 }), "eps is -1, 0 or more wanted"),
+    Case(|p| op(p, "rms_norm", |o| if let Op::RmsNorm { w, .. } = o { *w = Weight(0) }), "[256] wanted"),
+    Case(|p| op(p, "kv_append", |o| if let Op::KvAppend { cache, .. } = o { *cache = Cache(1) }),
+        "(attention): reads cache 0, which this step has not appended to"),
+    Case(|p| op(p, "attention", |o| if let Op::Attention { n_head, .. } = o { *n_head = 3 }),
+        "3 heads cannot share 2 key-value heads"),
+    Case(|p| op(p, "attention", |o| if let Op::Attention { window, .. } = o { *window = Some(0) }), "window is 0"),
+    Case(|p| op(p, "attention", |o| if let Op::Attention { softcap, .. } = o { *softcap = Some(-1.0) }), "softcap is -1"),
+    Case(|p| op(p, "attention", |o| if let Op::Attention { scale, .. } = o { *scale = f32::NAN }), "scale is NaN"),
+    Case(|p| op(p, "route", |o| if let Op::Route { n_used, .. } = o { *n_used = 9 }), "uses 9 of 8 experts, 1 to 8 allowed"),
+    Case(|p| op(p, "route", |o| if let Op::Route { n_used, .. } = o { *n_used = 0 }), "uses 0 of 8 experts, 1 to 8 allowed"),
+    Case(|p| {
+        let i = p.weights.iter().position(|w| w.name == "blk.0.ffn_gate_inp.weight").unwrap();
+        p.weights[i].shape = vec![1025, 256];
+        buf(p, "router.0").width = 1025;
+    }, "1025 experts, at most 1024 allowed"),
+    Case(|p| buf(p, "y.0").rows = Rows::Slots(33), "buffer y.0 has 33 slots, 1 to 32 allowed"),
+    Case(|p| buf(p, "y.0").rows = Rows::Slots(3), "y.0 is F32 [Slots(3), 256], F32 [Slots(2), 256] wanted"),
+    Case(|p| buf(p, "k.0").width = 0, "buffer k.0 has width 0"),
+    Case(|p| op(p, "experts", |o| if let Op::Experts { gate, down, .. } = o { *gate = Weight(0); *down = Weight(0) }),
+        "gate has shape [96, 256], three axes wanted"),
+    Case(|p| {
+        let i = p.weights.iter().position(|w| w.name == "blk.0.ffn_gate_exps.weight").unwrap();
+        p.weights[i].shape = vec![7, 256, 256];
+    }, "has 7 experts, the ids were routed over Some(8)"),
+    Case(|p| op(p, "combine", |o| if let Op::Combine { norm: Some(n), .. } = o { n.eps = f32::INFINITY }), "eps is inf"),
+];
+
+#[test]
+fn a_broken_plan_is_refused() {
+    let good = model::build(&Header::qwen3moe(2).open()).unwrap();
+    for (i, Case(spoil, wanted)) in CASES.iter().enumerate() {
+        let mut plan = good.clone();
+        spoil(&mut plan);
+        let error = match validate(&plan) {
+            Ok(()) => panic!("case {i}: no error, {wanted:?} wanted"),
+            Err(error) => error.to_string(),
+        };
+        assert!(error.contains(wanted), "case {i}: {error:?}, {wanted:?} wanted");
+    }
+}
