@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use backend::reference::Reference;
-use backend::{Backend, Batch, Limits, PAGE, Program};
+use backend::{Backend, Batch, Fault, Limits, PAGE, Program};
 use checkpoint::Checkpoint;
+use model::plan::Plan;
 use safetensors::{Dtype, SafeTensors};
 
 /// A backend and the most that its logits may be off.
@@ -47,32 +48,40 @@ impl Golden {
     }
 }
 
-/// A model compiled for one sequence.
+/// A compiled model with room for two sequences, each with its own pages.
 struct Session {
     program: Box<dyn Program>,
-    pages: Vec<u32>,
-    n_past: usize,
+    pages: [Vec<u32>; 2],
+    n_past: [usize; 2],
 }
 
 impl Session {
-    fn new(backend: &dyn Backend, checkpoint: Checkpoint, max_positions: usize) -> Self {
-        let plan = model::build(&checkpoint).unwrap();
+    fn new(backend: &dyn Backend, plan: &Plan, checkpoint: Checkpoint, max_positions: usize) -> Self {
         // Pages in an order that a table read the wrong way round would not survive.
-        let n_pages = max_positions.div_ceil(PAGE);
-        let pages = (0..n_pages as u32).rev().collect();
-        let limits = Limits { max_tokens: max_positions, max_outputs: max_positions, n_pages, max_positions };
-        let program = backend.compile(&plan, Arc::new(checkpoint), limits).unwrap();
-        Self { program, pages, n_past: 0 }
+        let n_pages = 2 * max_positions.div_ceil(PAGE) as u32;
+        let pages = [0, 1].map(|first| (first..n_pages).step_by(2).rev().collect());
+        let n = 2 * max_positions;
+        let limits = Limits { max_tokens: n, max_outputs: n, n_pages: n_pages as usize, max_positions };
+        let program = backend.compile(plan, Arc::new(checkpoint), limits).unwrap();
+        Self { program, pages, n_past: [0; 2] }
     }
 
-    /// Appends tokens and returns the logits of all of them.
-    fn step(&mut self, tokens: &[u32]) -> Vec<f32> {
+    /// Appends tokens to the two sequences (none, to leave one out) and returns the logits of all of them, and faults.
+    fn step_both(&mut self, tokens: [&[u32]; 2]) -> (Vec<f32>, Vec<Fault>) {
         let mut batch = Batch::default();
-        batch.push(tokens, self.n_past, &self.pages, 0..tokens.len());
-        self.n_past += tokens.len();
+        for (i, tokens) in tokens.into_iter().enumerate().filter(|(_, tokens)| !tokens.is_empty()) {
+            batch.push(tokens, self.n_past[i], &self.pages[i], 0..tokens.len());
+            self.n_past[i] += tokens.len();
+        }
         let out = self.program.step(&batch).unwrap();
-        assert_eq!(out.faults, []);
-        out.logits.to_vec()
+        (out.logits.to_vec(), out.faults.to_vec())
+    }
+
+    /// Appends tokens to the first sequence and returns the logits of all of them.
+    fn step(&mut self, tokens: &[u32]) -> Vec<f32> {
+        let (logits, faults) = self.step_both([tokens, &[]]);
+        assert_eq!(faults, []);
+        logits
     }
 }
 
@@ -119,11 +128,13 @@ fn check(folder: &Path) {
             };
             let exact = golden.f32s(&array);
             let open = || checkpoint::open(&folder.join(format!("model-{ty}.gguf"))).unwrap();
-            let mut session = Session::new(*backend, open(), tokens.len() + 16);
+            let plan = model::build(&open()).unwrap();
+            let mut session = Session::new(*backend, &plan, open(), tokens.len() + 16);
             let logits = session.step(&tokens);
             let error = relative_rms(&logits, &exact);
             println!("{name:<10} {ty:<8} {:<10} {error:.2e} (at most {tolerance:.0e})", backend.name());
             assert!(error <= *tolerance, "{name} {ty} {}: {error:e} > {tolerance:e}", backend.name());
+            cut_and_crowded(*backend, &plan, open(), &tokens, &logits);
 
             if ty == "bf16" {
                 let n_vocab = session.program.n_vocab();
@@ -139,6 +150,21 @@ fn check(folder: &Path) {
     }
 }
 
+/// The same bits, however the prompt is cut into steps and whatever runs beside it.
+fn cut_and_crowded(backend: &dyn Backend, plan: &Plan, checkpoint: Checkpoint, tokens: &[u32], whole: &[f32]) {
+    let mut session = Session::new(backend, plan, checkpoint, tokens.len());
+    let mut logits = Vec::new();
+    for (i, chunk) in tokens.chunks(7).enumerate() {
+        let beside = &tokens[..(3 * i) % 5];
+        let beside = if session.n_past[1] + beside.len() > tokens.len() { &[] } else { beside };
+        let (both, faults) = session.step_both([chunk, beside]);
+        assert_eq!(faults, []);
+        logits.extend_from_slice(&both[..chunk.len() * plan.n_vocab]);
+    }
+    let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    assert!(bits(&logits) == bits(whole), "{} in chunks of 7 gives other bits than whole", backend.name());
+}
+
 fn manifest_dir() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
@@ -151,4 +177,49 @@ fn shared_fixtures() {
         return;
     }
     MODELS.iter().for_each(|name| check(&root.join(name)));
+}
+
+/// Tiny models in git, made by `tools/make_tiny_models.py`: Llama 3 scaling and biases, YaRN, experts, Mixtral.
+#[test]
+fn tiny_models() {
+    ["llama", "qwen3", "qwen3moe", "mixtral"]
+        .iter()
+        .for_each(|name| check(&manifest_dir().join("tests/data").join(name)));
+}
+
+/// Fusing changes no bit of what the reference computes.
+#[test]
+fn fused_plans_compute_the_same() {
+    for name in ["llama", "qwen3", "qwen3moe", "mixtral"] {
+        let folder = manifest_dir().join("tests/data").join(name);
+        let tokens = Golden(std::fs::read(folder.join("golden.safetensors")).unwrap()).u32s("tokens");
+        let open = || checkpoint::open(&folder.join("model-bf16.gguf")).unwrap();
+        let (plain, fused) = (model::arch::build(&open()).unwrap(), model::build(&open()).unwrap());
+        assert!(fused.ops.len() < plain.ops.len(), "{name}");
+        let [plain, fused] =
+            [plain, fused].map(|plan| Session::new(&Reference, &plan, open(), tokens.len()).step(&tokens));
+        assert!(plain.iter().all(|x| x.is_finite()) && plain == fused, "{name}");
+    }
+}
+
+/// A token whose embedding is NaN loses its own sequence and no other.
+#[test]
+fn a_nan_at_the_router_is_the_fault_of_its_sequence() {
+    const BAD: u32 = 5;
+    let path = manifest_dir().join("tests/data/qwen3moe/model-bf16.gguf");
+    let clean = checkpoint::open(&path).unwrap();
+    let plan = model::build(&clean).unwrap();
+    let table = clean.tensor("token_embd.weight").unwrap();
+    let mut bytes = std::fs::read(&path).unwrap();
+    let row = 2 * plan.d_model; // bf16
+    bytes[table.offset + BAD as usize * row..][..row].fill(0xFF);
+    for Tolerance { backend, .. } in BACKENDS {
+        let broken = checkpoint::from_bytes("broken", bytes.clone()).unwrap();
+        let mut session = Session::new(*backend, &plan, broken, 64);
+        let (good, bad) = ([1, 2, 3, 4], [6, 7, BAD, 8]);
+        let (logits, faults) = session.step_both([&good, &bad]);
+        assert_eq!(faults, [Fault { chunk: 1, layer: 0, token: 6 }], "{}", backend.name());
+        let alone = Session::new(*backend, &plan, checkpoint::open(&path).unwrap(), 64).step(&good);
+        assert_eq!(logits[..alone.len()], alone, "{}", backend.name());
+    }
 }
