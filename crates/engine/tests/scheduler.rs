@@ -338,3 +338,12 @@ fn an_engine_without_room_does_not_start() {
         assert!(error.contains(expected), "{error}");
     }
 }
+
+/// An engine may live on a thread of its own.
+#[test]
+fn an_engine_can_be_sent() {
+    let mut engine = calm(roomy());
+    let expected = run(&mut calm(roomy()), long(1, 20, 20)).0;
+    let got = std::thread::spawn(move || run(&mut engine, long(1, 20, 20)).0).join().unwrap();
+    assert_eq!(got, expected);
+}

@@ -1,0 +1,77 @@
+//! The law on real programs: a request's tokens are the same alone and in any company.
+#![allow(clippy::unwrap_used)] // Helpers of tests may fail loudly, as the tests themselves.
+
+mod toy;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use backend::{Backend, Limits, reference::Reference};
+use checkpoint::Checkpoint;
+use engine::scheduler::{Engine, Options, Request};
+use engine::tokenizer::Tokenizer;
+use toy::{answer, drain, mix, run, sampling};
+
+struct Model {
+    checkpoint: Arc<Checkpoint>,
+    tokenizer: Arc<Tokenizer>,
+}
+
+impl Model {
+    /// None, with a word about it, when the fixtures are not beside the project.
+    fn open(path: &str) -> Option<Model> {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path);
+        if !path.exists() {
+            println!("skipped: {} is not there", path.display());
+            return None;
+        }
+        let checkpoint = Arc::new(checkpoint::open(&path).unwrap());
+        let tokenizer = Arc::new(Tokenizer::from_metadata(checkpoint.meta()).unwrap());
+        Some(Model { checkpoint, tokenizer })
+    }
+
+    fn engine(&self, backend: &dyn Backend, limits: Limits, options: Options) -> Engine {
+        let plan = model::arch::build(&self.checkpoint).unwrap();
+        let program = backend.compile(&plan, self.checkpoint.clone(), limits).unwrap();
+        Engine::new(program, self.tokenizer.clone(), options).unwrap()
+    }
+
+    /// `shared` tokens that others have too, then `own` ones.
+    fn request(&self, shared: usize, own: usize, temperature: f32, max_new_tokens: usize) -> Request {
+        let n_vocab = self.tokenizer.n_vocab() as u64;
+        let ids = |seed: u64, n: usize| (0..n as u64).map(move |i| (mix(seed, i) % n_vocab) as u32);
+        let tokens = ids(0, shared).chain(ids(own as u64, own)).collect();
+        Request {
+            max_new_tokens,
+            sampling: sampling(temperature, own as u64),
+            ignore_eos: true,
+            logprobs: Some(2),
+            ..Request::new(tokens)
+        }
+    }
+}
+
+#[test]
+fn company_changes_nothing() {
+    let programs: [(&dyn Backend, &str); 1] = [(&Reference, "../shared/fixtures/models/qwen3moe/model-q4_k_m.gguf")];
+    for (backend, path) in programs {
+        let Some(model) = Model::open(path) else { continue };
+        let shapes = [(0, 1, 0.0, 70), (0, 20, 0.7, 60), (70, 9, 0.8, 12), (70, 5, 0.0, 6)];
+        let requests = shapes.map(|(shared, own, temperature, n)| model.request(shared, own, temperature, n));
+        let roomy = Limits { max_tokens: 128, max_outputs: 8, n_pages: 16, max_positions: 160 };
+        let options = Options { prefix_cache: false, ..Options::default() };
+        let alone = requests.clone().map(|r| run(&mut model.engine(backend, roomy, options), r).0);
+        // Everything twice, in chunks that fit no page, with pages for less than half of it.
+        let tight = Limits { max_tokens: 23, n_pages: 5, ..roomy };
+        let mut engine = model.engine(backend, tight, Options { chunk: 13, ..Options::default() });
+        let ids: Vec<_> = requests.iter().chain(&requests).map(|r| engine.submit(r.clone()).unwrap()).collect();
+        let events = drain(&mut engine);
+        let mut n_cached = 0;
+        for (i, &id) in ids.iter().enumerate() {
+            let (got, usage) = answer(&events, id);
+            assert_eq!(got, alone[i % alone.len()], "{} {path} request {i}", backend.name());
+            n_cached += usage.cached_tokens;
+        }
+        assert!(n_cached > 0 && engine.stats().preemptions > 0, "{n_cached} cached, {:?}", engine.stats());
+    }
+}
