@@ -107,6 +107,16 @@ impl Header {
         Self::base("llama", n_layer).experts("llama", n_layer)
     }
 
+    /// The architecture it names.
+    pub fn arch(&self) -> &str {
+        self.keys.iter().find_map(|(_, value)| if let Value::Str(text) = value { text.as_str() } else { None }).unwrap()
+    }
+
+    /// Names of its keys.
+    pub fn keys(&self) -> impl Iterator<Item = String> {
+        self.keys.iter().map(|(key, _)| key.clone()).collect::<Vec<_>>().into_iter()
+    }
+
     /// Sets a key, or replaces it.
     pub fn set(&mut self, key: &str, value: impl Into<Value>) -> &mut Self {
         self.keys.retain(|(k, _)| k != key);

@@ -91,3 +91,43 @@ fn a_bad_header_is_an_error_that_names_it() {
         assert!(error.contains(wanted), "case {i}: {error:?}, {wanted:?} wanted");
     }
 }
+
+/// Whatever a key holds, the answer is a plan or an error that names the file or the plan, never a panic.
+#[test]
+fn no_value_of_a_key_brings_it_down() {
+    const OPTIONAL: &[&str] = &[
+        "vocab_size",
+        "attention.scale",
+        "expert_weights_norm",
+        "expert_weights_scale",
+        "expert_gating_func",
+        "rope.dimension_count",
+        "rope.scale_linear",
+        "rope.scaling.factor",
+        "rope.scaling.attn_factor",
+        "rope.scaling.original_context_length",
+        "rope.scaling.yarn_beta_fast",
+        "rope.scaling.yarn_beta_slow",
+        "rope.scaling.yarn_ext_factor",
+        "rope.scaling.yarn_log_multiplier",
+    ];
+    let values = || -> Vec<Value> {
+        let ints = [0, 1, 2, 3, 7, 64, 4096, u64::from(u32::MAX), u64::MAX].map(Value::U64);
+        let floats = [0.0, 1e-45, 1.0, 3.0, -1.0, f32::MAX, f32::INFINITY, f32::NAN].map(Value::F32);
+        ints.into_iter().chain(floats).chain([Value::I32(-1), Value::Bool(false), "yarn".into()]).collect()
+    };
+    for make in [moe, llama, mixtral] {
+        let arch = make().arch().to_string();
+        let keys = make().keys().chain(OPTIONAL.iter().map(|key| format!("{arch}.{key}"))).collect::<Vec<_>>();
+        for key in keys {
+            for (scaling, value) in values().into_iter().flat_map(|v| [("none", v.clone()), ("yarn", v)]) {
+                let mut header = make();
+                header.set(&format!("{arch}.rope.scaling.type"), scaling).set(&key, value);
+                if let Err(error) = model::build(&header.open()) {
+                    let error = error.to_string();
+                    assert!(error.contains("tiny.gguf") || error.starts_with("validate plan"), "{key}: {error}");
+                }
+            }
+        }
+    }
+}
