@@ -328,13 +328,16 @@ impl Engine {
     /// With nothing running there always are: then no page is in use, and no sequence is longer than the cache.
     fn admit(&mut self) -> Option<usize> {
         let sequence = self.waiting.front_mut()?;
+        // What running prompts still need, and a page more for each, so that the newcomer is not preempted at once.
+        let reserved = self.running.iter().map(Sequence::outstanding).sum::<usize>() + self.running.len();
+        // Its last token is in a page of its own: without that one it is not worth looking for the others.
+        if reserved + 1 > self.pool.available() {
+            return None;
+        }
         if self.options.prefix_cache {
             sequence.adopt(&mut self.pool);
         }
-        let reserved: usize = self.running.iter().map(Sequence::outstanding).sum();
-        // A page more for each running sequence, so that the newcomer is not preempted at once.
-        let needed = reserved + sequence.outstanding() + self.running.len();
-        if needed > self.pool.available() {
+        if reserved + sequence.outstanding() > self.pool.available() {
             sequence.unadopt(&mut self.pool);
             return None;
         }
