@@ -4,3 +4,4 @@ pub mod isa;
 pub mod kernels;
 pub mod lanes;
 pub mod math;
+pub mod pool;

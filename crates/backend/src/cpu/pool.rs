@@ -1,0 +1,299 @@
+//! The thread pool: one parallel region at a time, its chunks claimed from an atomic, the caller working too.
+//!
+//! Nobody waits for a thread that has not started a chunk. A thread that loses its core holds the others up for its own
+//! chunk and no longer, so the pool slows down gently when other programs use the cores. Waiting spins briefly (the
+//! regions of a step follow each other within microseconds) and then sleeps. It knows nothing of what the chunks compute.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+/// Pauses before a waiting thread sleeps: 30 to 100 µs, some times the gap between two regions of a step.
+const SPINS: u32 = 2000;
+
+/// A fixed set of threads.
+pub struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+    regions: u64,
+}
+
+/// A value on cache lines of its own.
+#[repr(align(128))]
+struct Alone<T>(T);
+
+/// What the threads share. The job's fields change only while no chunk is claimed and unfinished.
+struct Shared {
+    /// Generation of the job in the upper half, the next chunk to claim in the lower.
+    ticket: Alone<AtomicU64>,
+    /// Chunks finished.
+    done: Alone<AtomicU32>,
+    /// Number of chunks.
+    n_chunks: AtomicU32,
+    /// The closure, type erased, and the function that knows its type.
+    closure: AtomicPtr<()>,
+    call: AtomicPtr<()>,
+    /// Workers that sleep or are about to.
+    sleepers: AtomicUsize,
+    caller_sleeps: AtomicBool,
+    stop: AtomicBool,
+    panicked: AtomicBool,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+    lock: Mutex<()>,
+    work: Condvar,
+    finished: Condvar,
+}
+
+/// The lower half of a ticket that no count of chunks makes claimable.
+const CLOSED: u64 = u32::MAX as u64;
+
+type Call = unsafe fn(*const (), usize, usize);
+
+/// Calls the closure of type `F` behind `closure`.
+///
+/// # Safety
+/// `closure` points to a live `F`.
+unsafe fn call<F: Fn(usize, usize) + Sync>(closure: *const (), worker: usize, chunk: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { (*closure.cast::<F>())(worker, chunk) }
+}
+
+impl Pool {
+    /// Starts `threads - 1` workers; the caller of [`Pool::run`] is the last thread. Where the system refuses a thread,
+    /// the pool has fewer: see [`Pool::threads`].
+    pub fn new(threads: usize) -> Pool {
+        let shared = Arc::new(Shared {
+            ticket: Alone(AtomicU64::new(0)),
+            done: Alone(AtomicU32::new(0)),
+            n_chunks: AtomicU32::new(0),
+            closure: AtomicPtr::new(std::ptr::null_mut()),
+            call: AtomicPtr::new(std::ptr::null_mut()),
+            sleepers: AtomicUsize::new(0),
+            caller_sleeps: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            panicked: AtomicBool::new(false),
+            panic: Mutex::new(None),
+            lock: Mutex::new(()),
+            work: Condvar::new(),
+            finished: Condvar::new(),
+        });
+        let mut workers = Vec::new();
+        for worker in 1..threads {
+            let shared = shared.clone();
+            let spawned =
+                std::thread::Builder::new().name(format!("cpu-{worker}")).spawn(move || shared.worker_loop(worker));
+            match spawned {
+                Ok(handle) => workers.push(handle),
+                Err(_) => break,
+            }
+        }
+        Pool { shared, workers, regions: 0 }
+    }
+
+    /// Number of threads, the caller included. Worker indices are below it.
+    pub fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Parallel regions so far, for tests and traces; those that ran on the caller alone are not counted.
+    pub fn regions(&self) -> u64 {
+        self.regions
+    }
+
+    /// Runs `f(worker, chunk)` for every chunk below `n_chunks`, each once, and returns when all are done.
+    ///
+    /// Two chunks that run at the same time have different workers. A panic in a chunk becomes a panic of the caller
+    /// after the last chunk; chunks that were not begun by then may be skipped.
+    pub fn run<F: Fn(usize, usize) + Sync>(&mut self, n_chunks: usize, f: &F) {
+        if n_chunks <= 1 || self.workers.is_empty() {
+            return (0..n_chunks).for_each(|chunk| f(0, chunk));
+        }
+        assert!(n_chunks < u32::MAX as usize, "a parallel region has at most 2^32 - 2 chunks");
+        self.regions += 1;
+        let s = &*self.shared;
+        // Close the old ticket before its fields change: a larger count would make it claimable again. Who reads a new
+        // field (release, acquire) has the closed ticket behind it and cannot claim by the old one.
+        let generation = (s.ticket.0.load(Relaxed) >> 32).wrapping_add(1);
+        s.ticket.0.store(generation << 32 | CLOSED, SeqCst);
+        s.closure.store(std::ptr::from_ref(f).cast_mut().cast(), Release);
+        s.call.store(call::<F> as Call as *mut (), Release);
+        s.n_chunks.store(n_chunks as u32, Release);
+        s.done.0.store(0, Relaxed);
+        s.ticket.0.store(generation << 32, SeqCst);
+        if s.sleepers.load(SeqCst) > 0 {
+            let _guard = s.locked();
+            s.work.notify_all();
+        }
+        while s.work_once(0) {}
+        s.wait_until_done(n_chunks as u32);
+        if s.panicked.swap(false, Relaxed) {
+            let payload = s.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
+            resume_unwind(payload.unwrap_or_else(|| Box::new("a chunk of a parallel region panicked")));
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, SeqCst);
+        {
+            let _guard = self.shared.locked();
+            self.shared.work.notify_all();
+        }
+        for worker in self.workers.drain(..) {
+            // A worker's loop catches the panics of chunks, so there is nothing to pass on.
+            let _ = worker.join();
+        }
+    }
+}
+
+impl Shared {
+    fn locked(&self) -> MutexGuard<'_, ()> {
+        self.lock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a chunk seems to be left; a stale answer is put right by the ticket.
+    fn has_work(&self) -> bool {
+        let ticket = self.ticket.0.load(SeqCst);
+        (ticket as u32) < self.n_chunks.load(Relaxed)
+    }
+
+    /// Claims and runs one chunk; false when none is left.
+    fn work_once(&self, worker: usize) -> bool {
+        let mut ticket = self.ticket.0.load(Acquire);
+        let (n_chunks, closure, call) = loop {
+            let job = (self.n_chunks.load(Acquire), self.closure.load(Acquire), self.call.load(Acquire));
+            if ticket as u32 >= job.0 {
+                return false;
+            }
+            // Success proves that the ticket's job had an unclaimed chunk at that moment, so that its fields were not
+            // being replaced while they were read above.
+            match self.ticket.0.compare_exchange_weak(ticket, ticket + 1, AcqRel, Acquire) {
+                Ok(_) => break job,
+                Err(now) => ticket = now,
+            }
+        };
+        let chunk = ticket as u32 as usize;
+        if !self.panicked.load(Relaxed) {
+            let result = catch_unwind(AssertUnwindSafe(|| {
+                // SAFETY: `run` stored a function pointer of this type together with the closure it is for, and does
+                // not return before this claimed chunk is counted as done, so the closure lives.
+                unsafe { std::mem::transmute::<*mut (), Call>(call)(closure, worker, chunk) }
+            }));
+            if let Err(payload) = result {
+                *self.panic.lock().unwrap_or_else(PoisonError::into_inner) = Some(payload);
+                self.panicked.store(true, Relaxed);
+            }
+        }
+        if self.done.0.fetch_add(1, SeqCst) + 1 == n_chunks && self.caller_sleeps.load(SeqCst) {
+            let _guard = self.locked();
+            self.finished.notify_one();
+        }
+        true
+    }
+
+    fn wait_until_done(&self, n_chunks: u32) {
+        for _ in 0..SPINS {
+            if self.done.0.load(Acquire) == n_chunks {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        let mut guard = self.locked();
+        self.caller_sleeps.store(true, SeqCst);
+        while self.done.0.load(SeqCst) != n_chunks {
+            guard = self.finished.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
+        self.caller_sleeps.store(false, SeqCst);
+    }
+
+    fn worker_loop(&self, worker: usize) {
+        let mut spins = 0;
+        while !self.stop.load(Relaxed) {
+            if self.work_once(worker) {
+                spins = 0;
+            } else if spins < SPINS {
+                spins += 1;
+                std::hint::spin_loop();
+            } else {
+                spins = 0;
+                let mut guard = self.locked();
+                self.sleepers.fetch_add(1, SeqCst);
+                while !self.has_work() && !self.stop.load(SeqCst) {
+                    guard = self.work.wait(guard).unwrap_or_else(PoisonError::into_inner);
+                }
+                self.sleepers.fetch_sub(1, SeqCst);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn every_chunk_runs_once_whatever_the_sizes() {
+        for threads in [1, 2, 3, 5] {
+            let mut pool = Pool::new(threads);
+            let counts: Vec<AtomicU32> = (0..257).map(|_| AtomicU32::new(0)).collect();
+            let mut expected = vec![0u32; 257];
+            for round in 0..3000usize {
+                let n = round * 7 % 258;
+                pool.run(n, &|worker, chunk| {
+                    assert!(worker < threads);
+                    counts[chunk].fetch_add(1, Relaxed);
+                });
+                expected[..n].iter_mut().for_each(|e| *e += 1);
+                if round % 1000 == 0 {
+                    // Long enough for the workers to fall asleep.
+                    std::thread::sleep(Duration::from_millis(3));
+                }
+            }
+            assert_eq!(counts.iter().map(|c| c.load(Relaxed)).collect::<Vec<_>>(), expected);
+            assert_eq!(pool.regions() > 0, threads > 1);
+        }
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
+        let mut pool = Pool::new(3);
+        for bad in 0..20usize {
+            let result = catch_unwind(AssertUnwindSafe(|| {
+                pool.run(20, &|_, chunk| {
+                    if chunk == bad {
+                        panic!("chunk {chunk}");
+                    }
+                })
+            }));
+            let payload = result.unwrap_err();
+            assert_eq!(payload.downcast_ref::<String>().unwrap(), &format!("chunk {bad}"));
+            let sum = AtomicUsize::new(0);
+            pool.run(20, &|_, chunk| {
+                sum.fetch_add(chunk, Relaxed);
+            });
+            assert_eq!(sum.into_inner(), 190);
+        }
+    }
+
+    #[test]
+    fn a_slow_thread_holds_up_its_own_chunk_only() {
+        let mut pool = Pool::new(4);
+        let slow = Duration::from_millis(50);
+        let start = Instant::now();
+        let done = AtomicUsize::new(0);
+        pool.run(64, &|_, chunk| {
+            // One chunk stands for a thread that lost its core; the other 63 are left to the others.
+            if chunk == 0 {
+                std::thread::sleep(slow);
+            }
+            done.fetch_add(1, Relaxed);
+        });
+        let took = start.elapsed();
+        assert_eq!(done.into_inner(), 64);
+        assert!(took < slow * 4, "{took:?} for one chunk of {slow:?}");
+    }
+}
