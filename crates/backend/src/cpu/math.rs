@@ -85,6 +85,19 @@ on_isa! {
     pub fn gated_slice(act: Gate, gate: &[f32], up: &[f32], out: &mut [f32]) = gated_lanes
 }
 
+#[inline(always)]
+fn gate_in_place_lanes<L: Lanes>(act: Gate, gate: &mut [f32], up: &[f32]) {
+    assert!(gate.len() == up.len());
+    for i in (0..up.len()).step_by(16) {
+        gated(act, L::load_at(gate, i, 0.0), L::load_at(up, i, 0.0)).store_at(gate, i);
+    }
+}
+
+on_isa! {
+    /// `gate = act(gate) ⊙ up`, slices of one length.
+    pub fn gate_in_place(act: Gate, gate: &mut [f32], up: &[f32]) = gate_in_place_lanes
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

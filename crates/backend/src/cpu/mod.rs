@@ -1,7 +1,61 @@
-//! The CPU backend.
+//! The CPU backend: an op loop on a thread pool, kernels for every instruction set, a paged key-value cache.
+//!
+//! It obeys the CPU law (see [`quant`]): the logits are the same bits whatever the instruction set, the number of threads,
+//! the batch, and the way a prompt was cut into chunks.
 
+mod compile;
 pub mod isa;
 pub mod kernels;
 pub mod lanes;
 pub mod math;
+mod mem;
+mod ops;
 pub mod pool;
+mod program;
+
+use std::sync::Arc;
+
+use checkpoint::Checkpoint;
+use model::plan::Plan;
+
+pub use isa::{Isa, IsaError};
+
+use crate::{Backend, CompileError, Limits, Program};
+
+/// Elements of the key-value cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheType {
+    /// Half precision, the default.
+    F16,
+    /// Single precision, twice the memory.
+    F32,
+}
+
+/// The CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cpu {
+    /// Instruction set of the kernels.
+    pub isa: Isa,
+    /// Threads, the caller's included.
+    pub threads: usize,
+    /// Elements of the cache.
+    pub cache: CacheType,
+}
+
+impl Default for Cpu {
+    /// The best instruction set, a thread for every core the process may use, an f16 cache.
+    fn default() -> Cpu {
+        let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+        Cpu { isa: Isa::best(), threads, cache: CacheType::F16 }
+    }
+}
+
+impl Backend for Cpu {
+    fn name(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn compile(&self, plan: &Plan, weights: Arc<Checkpoint>, limits: Limits) -> Result<Box<dyn Program>, CompileError> {
+        Ok(Box::new(compile::compile(self, plan, weights, limits)?))
+    }
+}

@@ -1,0 +1,304 @@
+//! From a plan to a program: resolves buffers to places in an arena and weights to bytes of the checkpoint, and allocates
+//! everything a step needs.
+
+use std::sync::Arc;
+
+use checkpoint::Checkpoint;
+use model::plan::{Buf, Cache, Norm, Op, Plan, Rows, Weight, memory, validate};
+use quant::WeightType;
+
+use super::kernels::{ActsShared, Col, Kernels, Scratch};
+use super::mem::{Arena, PerWorker, View};
+use super::ops::attention::{AttentionScratch, AttentionStep, SplitStates, UNIT_ROWS};
+use super::ops::experts::{ExpertLists, ExpertMats};
+use super::ops::kv_append::CacheView;
+use super::ops::rope::RopeTable;
+use super::pool::Pool;
+use super::program::{CpuProgram, Mat, NormStep, OpStep, PartStep, StepTokens, Worker};
+use super::{CacheType, Cpu};
+use crate::{CompileError, Limits};
+
+/// Compiles `plan`; see [`crate::Backend::compile`].
+pub fn compile(cpu: &Cpu, plan: &Plan, weights: Arc<Checkpoint>, limits: Limits) -> Result<CpuProgram, CompileError> {
+    let unsupported = |what: String| CompileError::Unsupported { backend: "cpu", what };
+    let isa = cpu.isa.check().map_err(|e| unsupported(format!("run on {}: {e}", cpu.isa)))?;
+    validate::validate(plan).map_err(|e| unsupported(format!("run this plan: {e}")))?;
+    if limits.max_tokens == 0 || limits.max_tokens > u32::MAX as usize / 64 {
+        return Err(unsupported(format!("run steps of {} tokens", limits.max_tokens)));
+    }
+
+    let needs = Needs::of(plan, limits);
+    let half = cpu.cache == CacheType::F16;
+    let placement = memory::place(plan, limits.max_tokens, limits.max_outputs);
+    let bufs = Arena::new("step buffers", placement.bytes)?;
+    let spare = Arena::new("step buffers", needs.spare.saturating_mul(4))?;
+    let (cache_arena, caches) = caches(plan, limits, half)?;
+
+    let lower = Lower { plan, weights: &weights, bufs: &bufs, placement: &placement, spare: &spare };
+    let ops = (0..plan.ops.len()).map(|i| lower.op(i)).collect::<Result<Vec<_>, _>>()?;
+    let logits = lower.view(plan.logits);
+
+    let pool = Pool::new(cpu.threads.max(1));
+    let unit_rows = needs.tile_tokens * needs.group;
+    let max_rows = limits.max_tokens.max(limits.max_outputs) as u32;
+    Ok(CpuProgram {
+        ops,
+        caches,
+        ropes: plan.ropes.iter().map(|decl| RopeTable::new(decl, limits.max_tokens)).collect(),
+        logits,
+        n_vocab: plan.n_vocab,
+        limits,
+        kernels: Kernels::new(isa),
+        step: StepTokens::new(limits.max_tokens, needs.tile_tokens),
+        acts: needs.acts.map(|n| ActsShared::new(1, n.next_multiple_of(256) + 1024)),
+        cols: (0..max_rows).map(|r| Col { act: r, out: r }).collect(),
+        workers: PerWorker::new(pool.threads(), || Worker {
+            kernel: Scratch::new(needs.max_k),
+            attention: AttentionScratch::new(unit_rows, needs.d_k, needs.d_v),
+        }),
+        lists: ExpertLists::new(needs.n_expert, needs.pairs),
+        split: SplitStates::new(pool.threads(), unit_rows, needs.d_v),
+        faults: Vec::with_capacity(limits.max_tokens),
+        pool,
+        arenas: [bufs, spare, cache_arena],
+        weights,
+    })
+}
+
+/// Sizes over all ops.
+struct Needs {
+    /// Values of quantised inputs by kind.
+    acts: [usize; 3],
+    max_k: usize,
+    n_expert: usize,
+    pairs: usize,
+    /// Values of the spare buffer.
+    spare: usize,
+    /// Most query heads of a kv head.
+    group: usize,
+    d_k: usize,
+    d_v: usize,
+    tile_tokens: usize,
+}
+
+impl Needs {
+    fn of(plan: &Plan, limits: Limits) -> Needs {
+        let mut n = Needs {
+            acts: [0; 3],
+            max_k: 0,
+            n_expert: 0,
+            pairs: 0,
+            spare: 0,
+            group: 1,
+            d_k: plan.caches.iter().map(|c| c.d_k).max().unwrap_or(0),
+            d_v: plan.caches.iter().map(|c| c.d_v).max().unwrap_or(0),
+            tile_tokens: 1,
+        };
+        let rows = |buf: Buf| match plan.buf(buf).rows {
+            Rows::Tokens => limits.max_tokens,
+            Rows::Slots(n) => limits.max_tokens * n,
+            Rows::Outputs => limits.max_outputs,
+        };
+        for op in &plan.ops {
+            match op {
+                Op::Linear { x, parts } => parts.iter().for_each(|part| n.input(plan, *x, rows(*x), part.w)),
+                Op::GatedLinear { x, gate, up, out, .. } => {
+                    n.input(plan, *x, rows(*x), *gate);
+                    n.input(plan, *x, rows(*x), *up);
+                    if needs_spare(plan, *gate, *up) {
+                        n.spare = n.spare.max(rows(*out) * plan.buf(*out).width);
+                    }
+                }
+                Op::Experts { x, gate, up, down, hidden, .. } => {
+                    n.input(plan, *x, rows(*x), *gate);
+                    n.input(plan, *x, rows(*x), *up);
+                    n.input(plan, *hidden, rows(*hidden), *down);
+                    n.n_expert = n.n_expert.max(plan.weight(*gate).shape[0]);
+                    n.pairs = n.pairs.max(rows(*hidden));
+                    if needs_spare(plan, *gate, *up) {
+                        n.spare = n.spare.max(rows(*hidden) * plan.buf(*hidden).width);
+                    }
+                }
+                Op::Attention { cache, n_head, .. } => n.group = n.group.max(n_head / plan.cache(*cache).n_kv),
+                _ => {}
+            }
+        }
+        n.tile_tokens = (UNIT_ROWS / n.group).max(1);
+        n
+    }
+
+    fn input(&mut self, plan: &Plan, x: Buf, rows: usize, w: Weight) {
+        let values = &mut self.acts[super::ops::linear::kind_index(plan.weight(w).dtype.act())];
+        *values = (*values).max(rows * plan.buf(x).width);
+        self.max_k = self.max_k.max(plan.buf(x).width);
+    }
+}
+
+/// Gate and up that want different kinds of activations cannot share a kernel.
+fn needs_spare(plan: &Plan, gate: Weight, up: Weight) -> bool {
+    plan.weight(gate).dtype.act() != plan.weight(up).dtype.act()
+}
+
+/// The pages of all layers: `[layers][n_pages][n_kv]` tiles.
+fn caches(plan: &Plan, limits: Limits, half: bool) -> Result<(Arena, Vec<CacheView>), CompileError> {
+    let what = "the key-value cache";
+    let layer = |decl| CacheView::page_bytes(decl, half)?.checked_mul(limits.n_pages)?.checked_next_multiple_of(64);
+    let layers: Option<Vec<usize>> = plan.caches.iter().map(layer).collect();
+    let total = layers.as_ref().and_then(|layers| layers.iter().try_fold(0usize, |sum, &n| sum.checked_add(n)));
+    let (Some(layers), Some(total)) = (layers, total) else {
+        return Err(CompileError::Memory { what, bytes: usize::MAX });
+    };
+    let arena = Arena::new(what, total)?;
+    let mut at = 0;
+    let views = plan.caches.iter().zip(layers).map(|(decl, bytes)| {
+        at += bytes;
+        // SAFETY: the arena is zeroed, holds all layers one after the other, and lives as long as the program.
+        unsafe { CacheView::new(arena.ptr().add(at - bytes), decl, half) }
+    });
+    let views = views.collect();
+    Ok((arena, views))
+}
+
+/// Resolves the parts of ops.
+struct Lower<'a> {
+    plan: &'a Plan,
+    weights: &'a Checkpoint,
+    bufs: &'a Arena,
+    placement: &'a memory::Placement,
+    spare: &'a Arena,
+}
+
+impl Lower<'_> {
+    fn view(&self, buf: Buf) -> View {
+        let decl = self.plan.buf(buf);
+        // SAFETY: the planner gave the buffer its place and length for the limits; the program keeps the arena.
+        unsafe { View::new(self.bufs.ptr().add(self.placement.offset[buf.0 as usize]).cast(), decl.rows, decl.width) }
+    }
+
+    /// The spare buffer in the shape of `like`, when gate and up need it.
+    fn spare(&self, gate: Weight, up: Weight, like: Buf) -> Option<View> {
+        let decl = self.plan.buf(like);
+        // SAFETY: `Needs` made the arena long enough for every buffer that asks; the program keeps it.
+        needs_spare(self.plan, gate, up).then(|| unsafe { View::new(self.spare.ptr().cast(), decl.rows, decl.width) })
+    }
+
+    /// Bytes of a tensor that is what the plan says.
+    fn bytes(&self, w: Weight) -> Result<&[u8], CompileError> {
+        let decl = self.plan.weight(w);
+        let error = |why: String| CompileError::Tensor { name: decl.name.clone(), why };
+        let tensor = self.weights.tensor(&decl.name).ok_or_else(|| error("the checkpoint lacks it".into()))?;
+        if tensor.dtype != decl.dtype || tensor.shape != decl.shape {
+            return Err(error(format!(
+                "the plan wants {} {:?}, the checkpoint has {} {:?}",
+                decl.dtype, decl.shape, tensor.dtype, tensor.shape
+            )));
+        }
+        Ok(self.weights.bytes(tensor))
+    }
+
+    fn mat(&self, w: Weight) -> Result<Mat, CompileError> {
+        let decl = self.plan.weight(w);
+        let bytes = self.bytes(w)?;
+        let error = |why: String| CompileError::Tensor { name: decl.name.clone(), why };
+        let shape = match *decl.shape {
+            [n, k] => [1, n, k],
+            [n_stack, n, k] => [n_stack, n, k],
+            _ => return Err(error(format!("shape {:?} is no matrix and no stack of matrices", decl.shape))),
+        };
+        let row_bytes = decl.dtype.row_bytes(shape[2]).ok_or_else(|| error("rows are not whole blocks".into()))?;
+        if row_bytes.checked_mul(shape[0] * shape[1]) != Some(bytes.len()) {
+            return Err(error(format!("{} bytes, {} rows of {row_bytes} wanted", bytes.len(), shape[0] * shape[1])));
+        }
+        // SAFETY: the length was just compared; the program keeps the checkpoint.
+        Ok(unsafe { Mat::new(decl.dtype, shape, row_bytes, bytes) })
+    }
+
+    /// A small vector as f32, whatever its type.
+    fn vector(&self, w: Weight) -> Result<Vec<f32>, CompileError> {
+        let decl = self.plan.weight(w);
+        let bytes = self.bytes(w)?;
+        let n = decl.shape.iter().product();
+        if decl.dtype != WeightType::F32 && decl.shape.len() != 1 {
+            let why = format!("{} {:?} is no vector", decl.dtype, decl.shape);
+            return Err(CompileError::Tensor { name: decl.name.clone(), why });
+        }
+        let mut out = vec![0.0; n];
+        quant::decode_row(decl.dtype, bytes, &mut out);
+        Ok(out)
+    }
+
+    fn norm(&self, norm: &Norm) -> Result<NormStep, CompileError> {
+        Ok(NormStep { w: self.vector(norm.w)?, eps: norm.eps, out: self.view(norm.out) })
+    }
+
+    fn cache(&self, cache: Cache) -> usize {
+        cache.0 as usize
+    }
+
+    fn op(&self, i: usize) -> Result<OpStep, CompileError> {
+        let view = |buf| self.view(buf);
+        Ok(match self.plan.ops[i] {
+            Op::Embed { table, scale, out } => OpStep::Embed { table: self.mat(table)?, scale, out: view(out) },
+            Op::Linear { x, ref parts } => {
+                let part = |part: &model::plan::LinearPart| {
+                    let bias = part.bias.map(|bias| self.vector(bias)).transpose()?;
+                    Ok(PartStep { w: self.mat(part.w)?, bias, out: view(part.out) })
+                };
+                OpStep::Linear { x: view(x), parts: parts.iter().map(part).collect::<Result<_, CompileError>>()? }
+            }
+            Op::GatedLinear { x, gate, up, act, out } => OpStep::GatedLinear {
+                x: view(x),
+                gate: self.mat(gate)?,
+                up: self.mat(up)?,
+                act,
+                out: view(out),
+                spare: self.spare(gate, up, out),
+            },
+            Op::RmsNorm { x, residual, w, eps, out } => {
+                OpStep::RmsNorm { x: view(x), residual: residual.map(view), w: self.vector(w)?, eps, out: view(out) }
+            }
+            Op::HeadNorm { x, w, eps, d_head, .. } => {
+                OpStep::HeadNorm { x: view(x), w: w.map(|w| self.vector(w)).transpose()?, eps, d_head }
+            }
+            Op::Rope { x, rope, d_head, .. } => OpStep::Rope { x: view(x), rope: rope.0 as usize, d_head },
+            Op::GatedAct { gate, up, act, out } => {
+                OpStep::GatedAct { gate: view(gate), up: view(up), act, out: view(out) }
+            }
+            Op::Add { x, y } => OpStep::Add { x: view(x), y: view(y) },
+            Op::KvAppend { cache, k, v } => OpStep::KvAppend { cache: self.cache(cache), k: view(k), v: view(v) },
+            Op::Attention { cache, q, n_head, scale, window, softcap, out } => OpStep::Attention(AttentionStep {
+                cache: self.cache(cache),
+                q: view(q),
+                out: view(out),
+                n_head,
+                scale,
+                window,
+                softcap,
+            }),
+            Op::Route { logits, router, ids, weights, .. } => OpStep::Route {
+                logits: view(logits),
+                router,
+                ids: view(ids),
+                weights: view(weights),
+                layer: self.plan.layers[i].unwrap_or(0),
+            },
+            Op::Experts { x, ids, gate, up, down, act, hidden, out } => OpStep::Experts {
+                x: view(x),
+                ids: view(ids),
+                mats: ExpertMats { gate: self.mat(gate)?, up: self.mat(up)?, down: self.mat(down)?, act },
+                hidden: view(hidden),
+                out: view(out),
+                spare: self.spare(gate, up, hidden),
+            },
+            Op::Combine { x, y, weights, ref norm } => OpStep::Combine {
+                x: view(x),
+                y: view(y),
+                weights: view(weights),
+                norm: norm.as_ref().map(|norm| self.norm(norm)).transpose()?,
+            },
+            Op::Select { x, out } => OpStep::Select { x: view(x), out: view(out) },
+            Op::Scale { x, scale } => OpStep::Scale { x: view(x), scale },
+            Op::Softcap { x, cap } => OpStep::Softcap { x: view(x), cap },
+        })
+    }
+}

@@ -1,0 +1,158 @@
+//! Memory that a program owns, and the views through which workers write disjoint rows of it.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::cell::UnsafeCell;
+use std::ops::Range;
+use std::ptr::NonNull;
+
+use model::plan::Rows;
+
+use super::pool::Pool;
+use crate::CompileError;
+
+/// Zeroed memory on cache-line bounds. Large pieces come untouched from the system, which zeroes pages at first use.
+pub struct Arena {
+    ptr: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: an Arena is plain owned memory.
+unsafe impl Send for Arena {}
+// SAFETY: shared access goes through raw pointers, whose users promise disjointness.
+unsafe impl Sync for Arena {}
+
+impl Arena {
+    /// `bytes` zero bytes for `what`, or the error that says they cannot be had.
+    pub fn new(what: &'static str, bytes: usize) -> Result<Arena, CompileError> {
+        let error = CompileError::Memory { what, bytes };
+        let Ok(layout) = Layout::from_size_align(bytes.max(64), 64) else { return Err(error) };
+        // SAFETY: the layout's size is not zero.
+        let Some(ptr) = NonNull::new(unsafe { alloc_zeroed(layout) }) else { return Err(error) };
+        Ok(Arena { ptr, layout })
+    }
+
+    /// First byte.
+    pub fn ptr(&self) -> *mut u8 {
+        self.ptr.as_ptr()
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout.
+        unsafe { dealloc(self.ptr.as_ptr(), self.layout) }
+    }
+}
+
+/// A buffer of the plan in the arena: `[rows, width]` of 4-byte elements.
+#[derive(Clone, Copy, Debug)]
+pub struct View {
+    ptr: *mut f32,
+    pub rows: Rows,
+    pub width: usize,
+}
+
+// SAFETY: a View is an address; each access states its own promise.
+unsafe impl Send for View {}
+// SAFETY: as above.
+unsafe impl Sync for View {}
+
+impl View {
+    /// # Safety
+    /// `ptr` points to the buffer's memory, long enough for the limits of the program, for as long as the view is used.
+    pub unsafe fn new(ptr: *mut f32, rows: Rows, width: usize) -> View {
+        View { ptr, rows, width }
+    }
+
+    /// The first `rows` rows, for reading.
+    ///
+    /// # Safety
+    /// `rows` is within the limits, and nobody writes them while the slice lives.
+    pub unsafe fn read<'a>(&self, rows: usize) -> &'a [f32] {
+        // SAFETY: the caller's promise; the memory starts zeroed, so it is initialised.
+        unsafe { std::slice::from_raw_parts(self.ptr, rows * self.width) }
+    }
+
+    /// Row `r`, for reading.
+    ///
+    /// # Safety
+    /// As [`View::read`].
+    pub unsafe fn row<'a>(&self, r: usize) -> &'a [f32] {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.ptr.add(r * self.width), self.width) }
+    }
+
+    /// Row `r`, for writing.
+    ///
+    /// # Safety
+    /// `r` is within the limits, and nobody else reads or writes the row while the slice lives.
+    pub unsafe fn row_mut<'a>(&self, r: usize) -> &'a mut [f32] {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.add(r * self.width), self.width) }
+    }
+
+    /// Elements `range` of row `r`, for writing.
+    ///
+    /// # Safety
+    /// As [`View::row_mut`], for these elements; `range` is within the width.
+    pub unsafe fn part_mut<'a>(&self, r: usize, range: Range<usize>) -> &'a mut [f32] {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.add(r * self.width + range.start), range.len()) }
+    }
+
+    /// Row `r` of a buffer of expert ids, for writing.
+    ///
+    /// # Safety
+    /// As [`View::row_mut`].
+    pub unsafe fn ids_mut<'a>(&self, r: usize) -> &'a mut [u32] {
+        // SAFETY: the caller's promise; every bit pattern is a u32.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.add(r * self.width).cast(), self.width) }
+    }
+
+    /// The first `rows` rows of a buffer of expert ids.
+    ///
+    /// # Safety
+    /// As [`View::read`].
+    pub unsafe fn ids<'a>(&self, rows: usize) -> &'a [u32] {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.ptr.cast(), rows * self.width) }
+    }
+
+    /// First element.
+    pub fn ptr(&self) -> *mut f32 {
+        self.ptr
+    }
+}
+
+/// One value for each worker.
+pub struct PerWorker<T>(Vec<UnsafeCell<T>>);
+
+// SAFETY: a worker index is used by one thread at a time (see `get`).
+unsafe impl<T: Send> Sync for PerWorker<T> {}
+
+impl<T> PerWorker<T> {
+    /// `make()` for each of `workers`.
+    pub fn new(workers: usize, mut make: impl FnMut() -> T) -> PerWorker<T> {
+        PerWorker((0..workers).map(|_| UnsafeCell::new(make())).collect())
+    }
+
+    /// The value of `worker`.
+    ///
+    /// # Safety
+    /// Called inside a chunk with the chunk's own worker index, and the reference does not outlive the chunk.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn get(&self, worker: usize) -> &mut T {
+        // SAFETY: chunks that run at once have different workers (`Pool::run`).
+        unsafe { &mut *self.0[worker].get() }
+    }
+}
+
+/// Elements of work below which waking another thread costs more than it saves.
+const GRAIN: usize = 16 << 10;
+
+/// Runs `f(worker, rows)` over ranges that cover `0..n_rows`, cut so that a range has at least [`GRAIN`] elements of work.
+pub fn over_rows(pool: &mut Pool, n_rows: usize, row_work: usize, f: impl Fn(usize, Range<usize>) + Sync) {
+    let by_work = n_rows.saturating_mul(row_work) / GRAIN;
+    let n_chunks = by_work.min(4 * pool.threads()).min(n_rows).max(usize::from(n_rows > 0));
+    pool.run(n_chunks, &|worker, i| f(worker, i * n_rows / n_chunks..(i + 1) * n_rows / n_chunks));
+}

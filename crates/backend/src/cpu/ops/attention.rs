@@ -1,0 +1,501 @@
+//! `attention`: causal softmax(q·kᵀ·scale)·v over the paged cache, grouped heads.
+//!
+//! The law: a tile is a page (32 positions), a segment is 16 pages by absolute position. Inside a segment an online softmax
+//! walks the tiles in order; segments merge in order. Prefill and decode, split or not, do exactly this for each query, so
+//! the bits depend on nothing but the query and the cache.
+//!
+//! A unit of work is a kv head and a few tokens of one sequence: all their query heads share the loads of keys and values.
+//! Few units over long contexts are split into segments, which are kept apart and merged in a second region.
+
+use std::ops::Range;
+
+use super::super::isa::on_isa;
+use super::super::lanes::{Float, Lanes};
+use super::super::math;
+use super::super::mem::View;
+use super::super::program::{QueryTile, Run};
+use super::elementwise::capped;
+use super::kv_append::{CacheElem, CacheView};
+use crate::{Batch, PAGE};
+
+/// Pages of a segment.
+pub const SEGMENT: usize = 16;
+/// Most query rows (tokens · heads of a group) of a unit, unless one token has more.
+pub const UNIT_ROWS: usize = 64;
+/// From this many query rows on, f16 tiles are unpacked to f32 first.
+const UNPACK_ROWS: usize = 8;
+
+/// What does not change from step to step.
+pub struct AttentionStep {
+    pub cache: usize,
+    pub q: View,
+    pub out: View,
+    pub n_head: usize,
+    pub scale: f32,
+    pub window: Option<usize>,
+    pub softcap: Option<f32>,
+}
+
+/// Softmax state of query rows: running maximum, sum and weighted values. Each row is `2 + d_v` numbers, padded.
+#[derive(Clone, Copy)]
+struct State {
+    ptr: *mut f32,
+    stride: usize,
+}
+
+impl State {
+    /// Numbers of a row: values on whole lanes, then 16 for m and l.
+    fn stride(d_v: usize) -> usize {
+        d_v.next_multiple_of(16) + 16
+    }
+
+    /// # Safety
+    /// Row `r` exists.
+    #[inline(always)]
+    unsafe fn o(self, r: usize) -> *mut f32 {
+        // SAFETY: the caller's promise.
+        unsafe { self.ptr.add(r * self.stride) }
+    }
+
+    /// Maximum and sum.
+    ///
+    /// # Safety
+    /// Row `r` exists and nobody else uses it.
+    #[inline(always)]
+    unsafe fn ml<'a>(self, r: usize) -> &'a mut [f32; 2] {
+        // SAFETY: the caller's promise; the last 16 numbers of a row.
+        unsafe { &mut *self.ptr.add((r + 1) * self.stride - 16).cast() }
+    }
+
+    /// Rows from `r` on.
+    ///
+    /// # Safety
+    /// Row `r` exists.
+    unsafe fn at(self, r: usize) -> State {
+        // SAFETY: the caller's promise.
+        State { ptr: unsafe { self.ptr.add(r * self.stride) }, stride: self.stride }
+    }
+
+    /// # Safety
+    /// `rows` rows exist and nobody else uses them.
+    unsafe fn reset(self, rows: usize) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            std::slice::from_raw_parts_mut(self.ptr, rows * self.stride).fill(0.0);
+            for r in 0..rows {
+                self.ml(r)[0] = f32::NEG_INFINITY;
+            }
+        }
+    }
+}
+
+/// A worker's memory for attention.
+pub struct AttentionScratch {
+    q: Vec<f32>,       // [rows, d_k]
+    segment: Vec<f32>, // [rows, stride]
+    total: Vec<f32>,   // [rows, stride]
+    tile: Vec<f32>,    // [d_k][PAGE], then [PAGE][d_v]: a tile in f32
+    valid: Vec<(u8, u8)>,
+}
+
+impl AttentionScratch {
+    /// For units of up to `rows` query rows.
+    pub fn new(rows: usize, d_k: usize, d_v: usize) -> AttentionScratch {
+        let stride = State::stride(d_v);
+        AttentionScratch {
+            q: vec![0.0; rows * d_k],
+            segment: vec![0.0; rows * stride],
+            total: vec![0.0; rows * stride],
+            tile: vec![0.0; PAGE * (d_k + stride)],
+            valid: vec![(0, 0); rows],
+        }
+    }
+}
+
+/// States of split units, in slots of `unit_rows` rows; allocated once.
+pub struct SplitStates {
+    partial: Vec<f32>,
+    total: Vec<f32>,
+    /// Most units that are split, and slots for their segments.
+    max_units: usize,
+}
+
+impl SplitStates {
+    /// For a pool of `threads`: more units than `4 · threads` are not split.
+    pub fn new(threads: usize, unit_rows: usize, d_v: usize) -> SplitStates {
+        let max_units = if threads > 1 { 4 * threads } else { 0 };
+        let len = max_units * unit_rows * State::stride(d_v);
+        // Eight segments a unit at the limit; fewer units take more segments in a round.
+        SplitStates { partial: vec![0.0; 8 * len], total: vec![0.0; len], max_units }
+    }
+}
+
+/// One unit: the rows are tokens, and for each token the heads of the group.
+#[derive(Clone, Copy)]
+struct Unit<'a> {
+    step: &'a AttentionStep,
+    cache: &'a CacheView,
+    batch: &'a Batch,
+    tile: QueryTile,
+    head: usize,
+    group: usize,
+}
+
+impl Unit<'_> {
+    fn rows(&self) -> usize {
+        self.tile.len as usize * self.group
+    }
+
+    /// Positions that row `r` sees.
+    fn sees(&self, r: usize) -> Range<usize> {
+        let end = self.tile.pos as usize + r / self.group + 1;
+        self.step.window.map_or(0, |w| end.saturating_sub(w))..end
+    }
+
+    /// Segments that any row sees.
+    fn segments(&self) -> Range<usize> {
+        let (first, last) = (self.sees(0), self.sees(self.rows() - 1));
+        first.start / (SEGMENT * PAGE)..last.end.div_ceil(SEGMENT * PAGE)
+    }
+
+    /// Copies the query rows into `q` `[rows, d_k]`.
+    fn gather(&self, q: &mut [f32]) {
+        let d = self.cache.d_k;
+        for (r, row) in q.chunks_exact_mut(d).take(self.rows()).enumerate() {
+            let (token, head) = (self.tile.first as usize + r / self.group, self.head * self.group + r % self.group);
+            // SAFETY: nobody writes q during this op.
+            row.copy_from_slice(unsafe { &self.step.q.row(token)[head * d..(head + 1) * d] });
+        }
+    }
+
+    /// Writes `o / l` of every row.
+    fn finish(&self, total: State) {
+        let d = self.cache.d_v;
+        for r in 0..self.rows() {
+            let (token, head) = (self.tile.first as usize + r / self.group, self.head * self.group + r % self.group);
+            // SAFETY: the unit alone writes these heads of these tokens, and alone uses its state.
+            unsafe {
+                let out = self.step.out.part_mut(token, head * d..(head + 1) * d);
+                let o = std::slice::from_raw_parts(total.o(r), d);
+                let l = total.ml(r)[1];
+                out.iter_mut().zip(o).for_each(|(out, o)| *out = o / l);
+            }
+        }
+    }
+}
+
+/// One tile against the rows of a unit.
+#[derive(Clone, Copy)]
+struct Tile<E> {
+    k: *const E,
+    v: *const E,
+    d_k: usize,
+    v_stride: usize,
+    q: *const f32,
+    state: State,
+    scale: f32,
+    softcap: Option<f32>,
+}
+
+/// Runs the op.
+pub fn attention(run: &mut Run, step: &AttentionStep, cache: &CacheView) {
+    if cache.half { attend::<u16>(run, step, cache) } else { attend::<f32>(run, step, cache) }
+}
+
+fn attend<E: CacheElem>(run: &mut Run, step: &AttentionStep, cache: &CacheView) {
+    let (isa, batch, workers, tiles) = (run.isa, run.batch, run.workers, &run.step.tiles);
+    let group = step.n_head / cache.n_kv;
+    let n_units = tiles.len() * cache.n_kv;
+    // The last tiles of a chunk see most; they go first.
+    let unit = |i: usize| {
+        let tile = tiles[tiles.len() - 1 - i / cache.n_kv];
+        Unit { step, cache, batch, tile, head: i % cache.n_kv, group }
+    };
+    let n_segments = (0..n_units).step_by(cache.n_kv).map(|i| unit(i).segments().end).max().unwrap_or(0);
+    let first_segment = (0..n_units).step_by(cache.n_kv).map(|i| unit(i).segments().start).min().unwrap_or(0);
+    let stride = State::stride(cache.d_v);
+    let wide = n_segments - first_segment > 1;
+    if !wide || n_units > run.split.max_units {
+        run.pool.run(n_units, &|worker, i| {
+            // SAFETY: the worker index is ours.
+            let scratch = unsafe { &mut workers.get(worker).attention };
+            let unit = unit(i);
+            unit.gather(&mut scratch.q);
+            let total = State { ptr: scratch.total.as_mut_ptr(), stride };
+            let segment = State { ptr: scratch.segment.as_mut_ptr(), stride };
+            // SAFETY: both states are this worker's and long enough for a unit; the segments are the unit's own.
+            unsafe {
+                total.reset(unit.rows());
+                for s in unit.segments() {
+                    segment_of::<E>(isa, &unit, s, segment, scratch.q.as_ptr(), &mut scratch.tile, &mut scratch.valid);
+                    merge(isa, total, segment, unit.rows(), cache.v_stride());
+                }
+            }
+            unit.finish(total);
+        });
+        return;
+    }
+
+    let unit_rows = run.step.tile_tokens * group;
+    let per_unit = run.split.partial.len() / (n_units * unit_rows * stride);
+    let partial = Shared(State { ptr: run.split.partial.as_mut_ptr(), stride });
+    let total = Shared(State { ptr: run.split.total.as_mut_ptr(), stride });
+    for round in (first_segment..n_segments).step_by(per_unit) {
+        let width = per_unit.min(n_segments - round);
+        run.pool.run(n_units * width, &|worker, i| {
+            let (unit, s) = (unit(i / width), round + i % width);
+            if !unit.segments().contains(&s) {
+                return;
+            }
+            // SAFETY: the worker index is ours; slot i is this chunk's alone.
+            unsafe {
+                let scratch = &mut workers.get(worker).attention;
+                unit.gather(&mut scratch.q);
+                let state = partial.get().at(i * unit_rows);
+                segment_of::<E>(isa, &unit, s, state, scratch.q.as_ptr(), &mut scratch.tile, &mut scratch.valid);
+            }
+        });
+        run.pool.run(n_units, &|_, i| {
+            let unit = unit(i);
+            // SAFETY: the slots of unit i are this chunk's alone.
+            unsafe {
+                let total = total.get().at(i * unit_rows);
+                if round == first_segment {
+                    total.reset(unit.rows());
+                }
+                for s in unit.segments().filter(|s| (round..round + width).contains(s)) {
+                    let state = partial.get().at((i * width + s - round) * unit_rows);
+                    merge(isa, total, state, unit.rows(), cache.v_stride());
+                }
+                if round + width == n_segments {
+                    unit.finish(total);
+                }
+            }
+        });
+    }
+}
+
+/// A state that workers share, each its own rows.
+#[derive(Clone, Copy)]
+struct Shared(State);
+
+// SAFETY: an address; each access states its own promise.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    fn get(&self) -> State {
+        self.0
+    }
+}
+
+/// Attends over one segment into `state`, from nothing.
+///
+/// # Safety
+/// `state` has the unit's rows and is this worker's, as are the other arguments.
+unsafe fn segment_of<E: CacheElem>(
+    isa: super::super::isa::Isa,
+    unit: &Unit,
+    segment: usize,
+    state: State,
+    q: *const f32,
+    unpacked: &mut [f32],
+    valid: &mut [(u8, u8)],
+) {
+    let rows = unit.rows();
+    let (d_k, v_stride) = (unit.cache.d_k, unit.cache.v_stride());
+    // SAFETY: the caller's promise.
+    unsafe { state.reset(rows) };
+    let pages = &unit.batch.pages[unit.batch.chunks[unit.tile.chunk as usize].first_page as usize..];
+    let (first, last) = (unit.sees(0).start, unit.sees(rows - 1).end);
+    let from = (first / PAGE).max(segment * SEGMENT);
+    let to = last.div_ceil(PAGE).min((segment + 1) * SEGMENT);
+    for page in from..to {
+        for (r, valid) in valid[..rows].iter_mut().enumerate() {
+            let sees = unit.sees(r);
+            let inside = |p: usize| p.saturating_sub(page * PAGE).min(PAGE) as u8;
+            *valid = (inside(sees.start), inside(sees.end));
+        }
+        // SAFETY: `Batch::check` saw the pages of the chunk's positions; the tile holds keys, then values.
+        let (k, v) = unsafe {
+            let k = unit.cache.tile::<E>(pages[page], unit.head).cast_const();
+            (k, k.add(PAGE * d_k))
+        };
+        let (scale, softcap) = (unit.step.scale, unit.step.softcap);
+        if unit.cache.half && rows >= UNPACK_ROWS {
+            let written = (last - page * PAGE).min(PAGE);
+            unpack::<E>(isa, k, PAGE * d_k + written * v_stride, unpacked);
+            let k = unpacked.as_ptr();
+            // SAFETY: the values follow the keys as in the cache.
+            let v = unsafe { k.add(PAGE * d_k) };
+            tile_on::<f32>(isa, &Tile { k, v, d_k, v_stride, q, state, scale, softcap }, &valid[..rows]);
+        } else {
+            tile_on::<E>(isa, &Tile { k, v, d_k, v_stride, q, state, scale, softcap }, &valid[..rows]);
+        }
+    }
+}
+
+on_isa! { fn unpack<E: CacheElem>(from: *const E, n: usize, to: &mut [f32]) = unpack_lanes }
+on_isa! { fn tile_on<E: CacheElem>(tile: &Tile<E>, valid: &[(u8, u8)]) = tile_lanes }
+on_isa! { fn merge(total: State, segment: State, rows: usize, v_stride: usize) = merge_lanes }
+
+/// `n` elements, whole lanes, to f32.
+#[inline(always)]
+fn unpack_lanes<L: Lanes, E: CacheElem>(from: *const E, n: usize, to: &mut [f32]) {
+    for i in (0..n).step_by(16) {
+        // SAFETY: the tile has `n` elements, and PAGE and value rows are whole lanes.
+        unsafe { E::load::<L>(from.add(i)) }.store_at(to, i);
+    }
+}
+
+/// All rows of a unit against a tile: rows that see the same positions in blocks of four.
+#[inline(always)]
+fn tile_lanes<L: Lanes, E: CacheElem>(tile: &Tile<E>, valid: &[(u8, u8)]) {
+    let mut r = 0;
+    while r < valid.len() {
+        let (lo, hi) = valid[r];
+        if lo >= hi {
+            r += 1;
+        } else if valid[r..].len() >= 4 && valid[r + 1..r + 4].iter().all(|&v| v == (lo, hi)) {
+            block::<L, E, 4, 1>(tile, r, lo.into(), hi.into());
+            r += 4;
+        } else {
+            block::<L, E, 1, 4>(tile, r, lo.into(), hi.into());
+            r += 1;
+        }
+    }
+}
+
+/// Rows `r..r + Q` against positions `lo..hi` of a tile; the values are taken `C` lanes at a time.
+#[inline(always)]
+fn block<L: Lanes, E: CacheElem, const Q: usize, const C: usize>(tile: &Tile<E>, r: usize, lo: usize, hi: usize) {
+    let mut p = [[0.0f32; PAGE]; Q];
+    let mut corr = [0.0f32; Q];
+    let s = scores::<L, E, Q>(tile, r, lo, hi);
+    for i in 0..Q {
+        // SAFETY: the state's rows are this worker's.
+        let [m, l] = unsafe { tile.state.ml(r + i) };
+        let new_m = Float::max(*m, s[i][0].max(s[i][1]).tree_max());
+        corr[i] = math::exp(*m - new_m);
+        let shift = L::splat(new_m);
+        let (p0, p1) = (math::exp(s[i][0].sub(shift)), math::exp(s[i][1].sub(shift)));
+        *l = l.mul_add(corr[i], p0.add(p1).tree_sum());
+        *m = new_m;
+        p0.store_at(&mut p[i], 0);
+        p1.store_at(&mut p[i], 16);
+    }
+    let mut c = 0;
+    while c + 16 * C <= tile.v_stride {
+        values::<L, E, Q, C>(tile, r, c, lo, hi, &p, &corr);
+        c += 16 * C;
+    }
+    while c < tile.v_stride {
+        values::<L, E, Q, 1>(tile, r, c, lo, hi, &p, &corr);
+        c += 16;
+    }
+}
+
+/// Scores of 32 positions for `Q` rows; those outside `lo..hi` are -inf.
+#[inline(always)]
+fn scores<L: Lanes, E: CacheElem, const Q: usize>(tile: &Tile<E>, r: usize, lo: usize, hi: usize) -> [[L; 2]; Q] {
+    let none = L::splat(f32::NEG_INFINITY);
+    let mut out = [[none; 2]; Q];
+    if Q == 1 {
+        // Both halves at once keep enough sums in flight.
+        let mut sum = [L::splat(0.0); 2];
+        for d in 0..tile.d_k {
+            // SAFETY: keys are [d_k][PAGE]; q is [rows, d_k].
+            unsafe {
+                let q = L::splat(*tile.q.add(r * tile.d_k + d));
+                sum[0] = q.fma(E::load(tile.k.add(d * PAGE)), sum[0]);
+                sum[1] = q.fma(E::load(tile.k.add(d * PAGE + 16)), sum[1]);
+            }
+        }
+        out[0] = sum;
+    } else {
+        for h in 0..2 {
+            let mut sum = [L::splat(0.0); Q];
+            for d in 0..tile.d_k {
+                // SAFETY: as above.
+                unsafe {
+                    let k: L = E::load(tile.k.add(d * PAGE + 16 * h));
+                    for i in 0..Q {
+                        sum[i] = L::splat(*tile.q.add((r + i) * tile.d_k + d)).fma(k, sum[i]);
+                    }
+                }
+            }
+            for i in 0..Q {
+                out[i][h] = sum[i];
+            }
+        }
+    }
+    for i in 0..Q {
+        for h in 0..2 {
+            let mut s = out[i][h].mul(L::splat(tile.scale));
+            if let Some(cap) = tile.softcap {
+                s = capped(s, cap);
+            }
+            let at = L::iota().add(L::splat(16.0 * h as f32));
+            s = at.select_lt(L::splat(hi as f32), s, none);
+            out[i][h] = at.select_lt(L::splat(lo as f32), none, s);
+        }
+    }
+    out
+}
+
+/// `o = o · corr + Σ p · v` over positions `lo..hi`, for `C` lanes of values from `c` on.
+#[inline(always)]
+fn values<L: Lanes, E: CacheElem, const Q: usize, const C: usize>(
+    tile: &Tile<E>,
+    r: usize,
+    c: usize,
+    lo: usize,
+    hi: usize,
+    p: &[[f32; PAGE]; Q],
+    corr: &[f32; Q],
+) {
+    let mut o = [[L::splat(0.0); C]; Q];
+    // SAFETY: values are [PAGE][v_stride], the state's rows at least v_stride long, and both this worker's to use.
+    unsafe {
+        for i in 0..Q {
+            for j in 0..C {
+                o[i][j] = L::load(tile.state.o(r + i).add(c + 16 * j)).mul(L::splat(corr[i]));
+            }
+        }
+        for pos in lo..hi {
+            for j in 0..C {
+                let v: L = E::load(tile.v.add(pos * tile.v_stride + c + 16 * j));
+                for i in 0..Q {
+                    o[i][j] = L::splat(p[i][pos]).fma(v, o[i][j]);
+                }
+            }
+        }
+        for i in 0..Q {
+            for j in 0..C {
+                o[i][j].store(tile.state.o(r + i).add(c + 16 * j));
+            }
+        }
+    }
+}
+
+/// Merges a segment into the total of what came before it. A segment that a row does not see changes nothing.
+#[inline(always)]
+fn merge_lanes<L: Lanes>(total: State, segment: State, rows: usize, v_stride: usize) {
+    for r in 0..rows {
+        // SAFETY: both states have these rows and are this worker's.
+        unsafe {
+            let ([tm, tl], [sm, sl]) = (total.ml(r), segment.ml(r));
+            if *sl == 0.0 {
+                continue;
+            }
+            let (m, first) = (Float::max(*tm, *sm), *tl == 0.0);
+            let (a, b) = (math::exp(*tm - m), math::exp(*sm - m));
+            *tl = if first { *sl } else { tl.mul_add(a, *sl * b) };
+            *tm = if first { *sm } else { m };
+            for c in (0..v_stride).step_by(16) {
+                let (t, s) = (L::load(total.o(r).add(c)), L::load(segment.o(r).add(c)));
+                let o = if first { s } else { t.fma(L::splat(a), s.mul(L::splat(b))) };
+                o.store(total.o(r).add(c));
+            }
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! `gated_act`, `add`, `scale`, `softcap`: one element at a time, so that no order of sums matters.
+
+use model::plan::Gate;
+
+use super::super::isa::on_isa;
+use super::super::lanes::{Float, Lanes};
+use super::super::math;
+use super::super::mem::{View, over_rows};
+use super::super::program::Run;
+
+/// `out = act(gate) ⊙ up`.
+pub fn gated_act(run: &mut Run, gate: View, up: View, act: Gate, out: View) {
+    let isa = run.isa;
+    over_rows(run.pool, run.step.rows(out.rows), 4 * out.width, |_, rows| {
+        for r in rows {
+            // SAFETY: rows are disjoint between chunks; the validator keeps `out` apart from the inputs.
+            unsafe { math::gated_slice(isa, act, gate.row(r), up.row(r), out.row_mut(r)) };
+        }
+    });
+}
+
+/// `x += y`.
+pub fn add(run: &mut Run, x: View, y: View) {
+    over_rows(run.pool, run.step.rows(x.rows), x.width, |_, rows| {
+        for r in rows {
+            // SAFETY: rows are disjoint between chunks; x and y are different buffers.
+            let (x, y) = unsafe { (x.row_mut(r), y.row(r)) };
+            x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
+        }
+    });
+}
+
+/// `x = x · scale`.
+pub fn scale(run: &mut Run, x: View, scale: f32) {
+    over_rows(run.pool, run.step.rows(x.rows), x.width, |_, rows| {
+        for r in rows {
+            // SAFETY: rows are disjoint between chunks.
+            unsafe { x.row_mut(r) }.iter_mut().for_each(|v| *v *= scale);
+        }
+    });
+}
+
+/// `x = cap · tanh(x / cap)`.
+pub fn softcap(run: &mut Run, x: View, cap: f32) {
+    let isa = run.isa;
+    over_rows(run.pool, run.step.rows(x.rows), 4 * x.width, |_, rows| {
+        for r in rows {
+            // SAFETY: rows are disjoint between chunks.
+            softcap_row(isa, unsafe { x.row_mut(r) }, cap);
+        }
+    });
+}
+
+on_isa! { fn softcap_row(x: &mut [f32], cap: f32) = softcap_lanes }
+
+#[inline(always)]
+fn softcap_lanes<L: Lanes>(x: &mut [f32], cap: f32) {
+    for i in (0..x.len()).step_by(16) {
+        capped(L::load_at(x, i, 0.0), cap).store_at(x, i);
+    }
+}
+
+/// `cap · tanh(s / cap)`.
+#[inline(always)]
+pub fn capped<F: Float>(s: F, cap: f32) -> F {
+    math::tanh(s.div(F::splat(cap))).mul(F::splat(cap))
+}

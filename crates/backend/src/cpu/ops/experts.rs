@@ -1,0 +1,159 @@
+//! `experts`: every (token, slot) pair through the expert that was chosen for it.
+//!
+//! Pairs are sorted into one list per expert, so that an expert's rows are read once for all its pairs; one token and many
+//! go the same way. Three regions: gate and up with the activation, quantisation of what they give, down.
+
+use std::ops::Range;
+
+use model::plan::Gate;
+
+use super::super::kernels::{Col, OutPtr};
+use super::super::math;
+use super::super::mem::View;
+use super::super::program::{Mat, Run};
+use super::linear::{kind_index, quantise_for};
+
+/// The lists of a step's pairs; allocated once.
+pub struct ExpertLists {
+    /// First pair of each expert in `inputs`, `[n_expert + 1]`.
+    first: Vec<u32>,
+    /// Experts that have pairs.
+    active: Vec<u32>,
+    /// Pairs by expert, in the order of tokens: reads the token's row, writes the pair's.
+    inputs: Vec<Col>,
+    /// The same pairs: reads the pair's row, writes it.
+    pairs: Vec<Col>,
+}
+
+impl ExpertLists {
+    /// Lists for up to `n_expert` experts and `max_pairs` pairs.
+    pub fn new(n_expert: usize, max_pairs: usize) -> ExpertLists {
+        ExpertLists {
+            first: vec![0; n_expert + 1],
+            active: Vec::with_capacity(n_expert),
+            inputs: vec![Col { act: 0, out: 0 }; max_pairs],
+            pairs: vec![Col { act: 0, out: 0 }; max_pairs],
+        }
+    }
+
+    /// Sorts pairs by expert; `ids` `[T, n_used]` are below `n_expert`.
+    fn fill(&mut self, ids: &[u32], n_used: usize, n_expert: usize) {
+        let first = &mut self.first[..=n_expert];
+        first.fill(0);
+        ids.iter().for_each(|&id| first[id as usize] += 1);
+        // From counts to the end of each list, then back to its beginning while the lists fill from behind.
+        let mut end = 0;
+        self.active.clear();
+        for e in 0..n_expert {
+            if first[e] > 0 {
+                self.active.push(e as u32);
+            }
+            end += first[e];
+            first[e] = end;
+        }
+        first[n_expert] = end;
+        for (pair, &id) in ids.iter().enumerate().rev() {
+            let at = &mut first[id as usize];
+            *at -= 1;
+            self.inputs[*at as usize] = Col { act: (pair / n_used) as u32, out: pair as u32 };
+            self.pairs[*at as usize] = Col { act: pair as u32, out: pair as u32 };
+        }
+    }
+
+    /// The pairs of `expert`.
+    fn of(&self, expert: usize) -> Range<usize> {
+        self.first[expert] as usize..self.first[expert + 1] as usize
+    }
+}
+
+/// Weights of the experts of a layer.
+pub struct ExpertMats {
+    pub gate: Mat,
+    pub up: Mat,
+    pub down: Mat,
+    pub act: Gate,
+}
+
+/// `out[pair] = down·(act(gate·x) ⊙ up·x)`. Gate and up that want different kinds of activations go through `spare`.
+pub fn experts(run: &mut Run, x: View, ids: View, mats: &ExpertMats, hidden: View, out: View, spare: Option<View>) {
+    let tokens = run.step.rows(x.rows);
+    let n_used = ids.width;
+    let n_pairs = tokens * n_used;
+    let (gate, up, down, act) = (&mats.gate, &mats.up, &mats.down, mats.act);
+    // SAFETY: nobody writes the ids during this op.
+    run.lists.fill(unsafe { ids.ids(tokens) }, n_used, gate.n_stack);
+    quantise_for(run, [gate, up].into_iter(), x, tokens);
+    let threads = run.pool.threads();
+    let n_active = run.lists.active.len();
+    let cols_each = n_pairs.div_ceil(n_active.max(1));
+
+    let (kernels, isa) = (run.kernels, run.isa);
+    {
+        let (lists, acts, workers) = (&*run.lists, &*run.acts, run.workers);
+        let chunk = kernels.row_chunk(gate.dtype, gate.k, gate.n, 2 * cols_each, threads);
+        let n_chunks = gate.n.div_ceil(chunk);
+        run.pool.run(n_active * n_chunks, &|worker, i| {
+            let expert = lists.active[i / n_chunks] as usize;
+            let range = i % n_chunks * chunk..((i % n_chunks + 1) * chunk).min(gate.n);
+            let cols = &lists.inputs[lists.of(expert)];
+            // SAFETY: the worker index is ours; chunks write different columns or different pairs of the output.
+            let (worker, y) = unsafe { (workers.get(worker), OutPtr::new(hidden.ptr(), n_pairs, gate.n)) };
+            let (g, u) = (gate.matrix(expert), up.matrix(expert));
+            let acts_of = |w: &Mat| &acts[kind_index(w.dtype.act())];
+            let Some(spare) = spare else {
+                return kernels.matmul_gated(&g, &u, range, acts_of(gate), cols, act, y, &mut worker.kernel);
+            };
+            // SAFETY: as above.
+            let y2 = unsafe { OutPtr::new(spare.ptr(), n_pairs, gate.n) };
+            kernels.matmul(&g, range.clone(), acts_of(gate), cols, y, &mut worker.kernel);
+            kernels.matmul(&u, range.clone(), acts_of(up), cols, y2, &mut worker.kernel);
+            for col in cols {
+                let r = col.out as usize;
+                // SAFETY: these elements are this chunk's in both buffers.
+                let (g, u) = unsafe { (hidden.part_mut(r, range.clone()), spare.part_mut(r, range.clone())) };
+                math::gate_in_place(isa, act, g, u);
+            }
+        });
+    }
+
+    quantise_for(run, [down].into_iter(), hidden, n_pairs);
+
+    let (lists, acts, workers) = (&*run.lists, &run.acts[kind_index(down.dtype.act())], run.workers);
+    let chunk = kernels.row_chunk(down.dtype, down.k, down.n, cols_each, threads);
+    let n_chunks = down.n.div_ceil(chunk);
+    run.pool.run(n_active * n_chunks, &|worker, i| {
+        let expert = lists.active[i / n_chunks] as usize;
+        let range = i % n_chunks * chunk..((i % n_chunks + 1) * chunk).min(down.n);
+        // SAFETY: the worker index is ours; chunks write different columns or different pairs of the output.
+        let (worker, y) = unsafe { (workers.get(worker), OutPtr::new(out.ptr(), n_pairs, down.n)) };
+        let cols = &lists.pairs[lists.of(expert)];
+        kernels.matmul(&down.matrix(expert), range, acts, cols, y, &mut worker.kernel);
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_hold_every_pair_once_in_order() {
+        let mut lists = ExpertLists::new(7, 12);
+        for (ids, n_used, n_expert) in
+            [(&[3u32, 0, 0, 3, 6, 5][..], 2, 7), (&[1, 0][..], 2, 2), (&[4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4][..], 1, 5)]
+        {
+            lists.fill(ids, n_used, n_expert);
+            let mut seen = 0;
+            for e in 0..n_expert {
+                let want: Vec<u32> = (0..ids.len() as u32).filter(|&p| ids[p as usize] == e as u32).collect();
+                let range = lists.of(e);
+                assert_eq!(lists.pairs[range.clone()].iter().map(|c| c.act).collect::<Vec<_>>(), want);
+                for col in &lists.inputs[range] {
+                    assert_eq!((col.act, col.out), (col.out / n_used as u32, col.out));
+                    seen += 1;
+                }
+                assert_eq!(lists.active.contains(&(e as u32)), !want.is_empty());
+            }
+            assert_eq!(seen, ids.len());
+        }
+    }
+}

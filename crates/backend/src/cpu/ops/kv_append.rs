@@ -1,0 +1,159 @@
+//! `kv_append`: writes the step's keys and values into the paged cache.
+//!
+//! A page of a layer holds one tile for each kv head: keys `[d_k][32]`, so that the scores of 32 positions are lanes, then
+//! values `[32][d_v]` with rows padded to whole lanes (the pad stays zero).
+
+use model::plan::CacheDecl;
+
+use super::super::isa::on_isa;
+use super::super::lanes::Lanes;
+use super::super::mem::{View, over_rows};
+use super::super::program::Run;
+use crate::PAGE;
+
+/// Element of a cache.
+pub trait CacheElem: Copy + Send + Sync + 'static {
+    /// Reads 16 values.
+    ///
+    /// # Safety
+    /// `p` points to 16 readable elements.
+    unsafe fn load<L: Lanes>(p: *const Self) -> L;
+    /// Writes 16 values.
+    ///
+    /// # Safety
+    /// `p` points to 16 writable elements.
+    unsafe fn store<L: Lanes>(v: L, p: *mut Self);
+    /// Zero.
+    const ZERO: Self;
+}
+
+impl CacheElem for f32 {
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(p: *const f32) -> L {
+        // SAFETY: the caller's promise.
+        unsafe { L::load(p) }
+    }
+    #[inline(always)]
+    unsafe fn store<L: Lanes>(v: L, p: *mut f32) {
+        // SAFETY: the caller's promise.
+        unsafe { v.store(p) }
+    }
+    const ZERO: f32 = 0.0;
+}
+
+/// f16 as bits.
+impl CacheElem for u16 {
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(p: *const u16) -> L {
+        // SAFETY: the caller's promise.
+        unsafe { L::load_f16(p) }
+    }
+    #[inline(always)]
+    unsafe fn store<L: Lanes>(v: L, p: *mut u16) {
+        // Values past the range of f16 become its largest: infinity would turn a whole softmax into NaN. NaN passes.
+        let v = L::splat(-65504.0).max(L::splat(65504.0).min(v));
+        // SAFETY: the caller's promise.
+        unsafe { v.store_f16(p) }
+    }
+    const ZERO: u16 = 0;
+}
+
+/// One layer's cache.
+pub struct CacheView {
+    ptr: *mut u8,
+    /// Kv heads.
+    pub n_kv: usize,
+    /// Width of a key head.
+    pub d_k: usize,
+    /// Width of a value head.
+    pub d_v: usize,
+    /// Elements are f16, otherwise f32.
+    pub half: bool,
+}
+
+// SAFETY: an address; each access states its own promise.
+unsafe impl Send for CacheView {}
+// SAFETY: as above.
+unsafe impl Sync for CacheView {}
+
+impl CacheView {
+    /// Bytes of a page of this layer, or none when the number does not exist.
+    pub fn page_bytes(decl: &CacheDecl, half: bool) -> Option<usize> {
+        let tile = decl.d_v.checked_next_multiple_of(16)?.checked_add(decl.d_k)?.checked_mul(PAGE)?;
+        tile.checked_mul(decl.n_kv)?.checked_mul(if half { 2 } else { 4 })
+    }
+
+    /// # Safety
+    /// `ptr` points to [`CacheView::page_bytes`] zeroed bytes for every page of the limits, as long as the view is used.
+    pub unsafe fn new(ptr: *mut u8, decl: &CacheDecl, half: bool) -> CacheView {
+        CacheView { ptr, n_kv: decl.n_kv, d_k: decl.d_k, d_v: decl.d_v, half }
+    }
+
+    /// Value rows are this far apart.
+    pub fn v_stride(&self) -> usize {
+        self.d_v.next_multiple_of(16)
+    }
+
+    /// First element of the keys of a tile; its values follow `PAGE · d_k` elements later.
+    ///
+    /// # Safety
+    /// `page` and `head` are in range and `E` is the element type.
+    pub unsafe fn tile<E: CacheElem>(&self, page: u32, head: usize) -> *mut E {
+        let tile = PAGE * (self.d_k + self.v_stride());
+        // SAFETY: the caller's promise.
+        unsafe { self.ptr.cast::<E>().add((page as usize * self.n_kv + head) * tile) }
+    }
+}
+
+/// Writes `k` `[T, n_kv·d_k]` and `v` `[T, n_kv·d_v]` at the step's positions.
+pub fn kv_append(run: &mut Run, cache: &CacheView, k: View, v: View) {
+    if cache.half { append::<u16>(run, cache, k, v) } else { append::<f32>(run, cache, k, v) }
+}
+
+fn append<E: CacheElem>(run: &mut Run, cache: &CacheView, k: View, v: View) {
+    let (isa, step, batch) = (run.isa, run.step, run.batch);
+    over_rows(run.pool, step.pos.len(), 4 * k.width + v.width, |_, rows| {
+        for t in rows {
+            let chunk = &batch.chunks[step.chunk_of[t] as usize];
+            let pos = step.pos[t] as usize;
+            let page = batch.pages[chunk.first_page as usize + pos / PAGE];
+            for h in 0..cache.n_kv {
+                // SAFETY: `Batch::check` saw the page; a token writes only its own position, so no two chunks meet.
+                unsafe {
+                    let tile = cache.tile::<E>(page, h);
+                    let k = &k.row(t)[h * cache.d_k..(h + 1) * cache.d_k];
+                    let v = &v.row(t)[h * cache.d_v..(h + 1) * cache.d_v];
+                    write_k::<E>(isa, k, tile.add(pos % PAGE));
+                    write_v::<E>(isa, v, tile.add(PAGE * cache.d_k + pos % PAGE * cache.v_stride()));
+                }
+            }
+        }
+    });
+}
+
+on_isa! { fn write_k<E: CacheElem>(k: &[f32], out: *mut E) = write_k_lanes }
+on_isa! { fn write_v<E: CacheElem>(v: &[f32], out: *mut E) = write_v_lanes }
+
+/// Writes a key head down a column of its tile.
+#[inline(always)]
+fn write_k_lanes<L: Lanes, E: CacheElem>(k: &[f32], out: *mut E) {
+    let mut part = [E::ZERO; 16];
+    for i in (0..k.len()).step_by(16) {
+        // SAFETY: the array has 16 elements; the column has one element every PAGE for each of the key's.
+        unsafe {
+            E::store(L::load_at(k, i, 0.0), part.as_mut_ptr());
+            for (j, &e) in part[..(k.len() - i).min(16)].iter().enumerate() {
+                *out.add((i + j) * PAGE) = e;
+            }
+        }
+    }
+}
+
+/// Writes a value head and zeros up to whole lanes.
+#[inline(always)]
+fn write_v_lanes<L: Lanes, E: CacheElem>(v: &[f32], out: *mut E) {
+    for i in (0..v.len()).step_by(16) {
+        // SAFETY: value rows are whole lanes long.
+        unsafe { E::store(L::load_at(v, i, 0.0), out.add(i)) };
+    }
+}

@@ -1,0 +1,15 @@
+//! The ops of the CPU backend, one file each (or a family that shares its loop).
+//!
+//! A function here runs one op of the plan as one or a few parallel regions. Shapes were checked by the plan's validator
+//! and the batch by `Batch::check`, so nothing is checked again.
+
+pub mod attention;
+pub mod combine;
+pub mod elementwise;
+pub mod embed;
+pub mod experts;
+pub mod kv_append;
+pub mod linear;
+pub mod norm;
+pub mod rope;
+pub mod route;

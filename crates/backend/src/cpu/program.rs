@@ -1,0 +1,289 @@
+//! A compiled plan: the op loop.
+//!
+//! A step checks the batch, lays out its tokens once, and runs the ops one after the other, each as one or a few parallel
+//! regions. Everything it needs was allocated when the plan was compiled.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use checkpoint::Checkpoint;
+use model::plan::{Gate, Router, Rows};
+use quant::WeightType;
+
+use super::isa::Isa;
+use super::kernels::{ActsShared, Col, Kernels, Matrix, Scratch};
+use super::mem::{Arena, PerWorker, View};
+use super::ops::attention::{AttentionScratch, AttentionStep, SplitStates};
+use super::ops::experts::{ExpertLists, ExpertMats};
+use super::ops::kv_append::CacheView;
+use super::ops::rope::RopeTable;
+use super::ops::{attention, combine, elementwise, embed, experts, kv_append, linear, norm, rope, route};
+use super::pool::Pool;
+use crate::{Batch, Fault, Limits, Output, Program, StepError};
+
+/// A stack of matrices in the checkpoint, `[n_stack, n, k]`; a plain matrix is a stack of one.
+pub struct Mat {
+    pub dtype: WeightType,
+    pub n_stack: usize,
+    pub n: usize,
+    pub k: usize,
+    pub row_bytes: usize,
+    bytes: *const [u8],
+}
+
+// SAFETY: read-only bytes of the checkpoint, which the program keeps alive.
+unsafe impl Send for Mat {}
+// SAFETY: as above.
+unsafe impl Sync for Mat {}
+
+impl Mat {
+    /// # Safety
+    /// `bytes` are `n_stack · n` rows of `row_bytes` and outlive the matrix.
+    pub unsafe fn new(dtype: WeightType, [n_stack, n, k]: [usize; 3], row_bytes: usize, bytes: &[u8]) -> Mat {
+        Mat { dtype, n_stack, n, k, row_bytes, bytes }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: the promise made to `new`.
+        unsafe { &*self.bytes }
+    }
+
+    /// Matrix `i` of the stack.
+    pub fn matrix(&self, i: usize) -> Matrix<'_> {
+        let len = self.n * self.row_bytes;
+        Matrix { dtype: self.dtype, n: self.n, k: self.k, bytes: &self.bytes()[i * len..(i + 1) * len] }
+    }
+
+    /// Bytes of row `i`.
+    pub fn row(&self, i: usize) -> &[u8] {
+        &self.bytes()[i * self.row_bytes..(i + 1) * self.row_bytes]
+    }
+}
+
+/// One matrix of a linear.
+pub struct PartStep {
+    pub w: Mat,
+    pub bias: Option<Vec<f32>>,
+    pub out: View,
+}
+
+/// The norm that a fused op emits.
+pub struct NormStep {
+    pub w: Vec<f32>,
+    pub eps: f32,
+    pub out: View,
+}
+
+/// An op of the plan with its buffers and weights resolved.
+pub enum OpStep {
+    Embed { table: Mat, scale: f32, out: View },
+    Linear { x: View, parts: Vec<PartStep> },
+    GatedLinear { x: View, gate: Mat, up: Mat, act: Gate, out: View, spare: Option<View> },
+    RmsNorm { x: View, residual: Option<View>, w: Vec<f32>, eps: f32, out: View },
+    HeadNorm { x: View, w: Option<Vec<f32>>, eps: f32, d_head: usize },
+    Rope { x: View, rope: usize, d_head: usize },
+    GatedAct { gate: View, up: View, act: Gate, out: View },
+    Add { x: View, y: View },
+    KvAppend { cache: usize, k: View, v: View },
+    Attention(AttentionStep),
+    Route { logits: View, router: Router, ids: View, weights: View, layer: u32 },
+    Experts { x: View, ids: View, mats: ExpertMats, hidden: View, out: View, spare: Option<View> },
+    Combine { x: View, y: View, weights: View, norm: Option<NormStep> },
+    Select { x: View, out: View },
+    Scale { x: View, scale: f32 },
+    Softcap { x: View, cap: f32 },
+}
+
+/// Consecutive tokens of a chunk that attention takes together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueryTile {
+    /// Index of the first token in the step.
+    pub first: u32,
+    /// Number of tokens.
+    pub len: u32,
+    /// Position of the first token.
+    pub pos: u32,
+    /// Index of the chunk.
+    pub chunk: u32,
+}
+
+/// The tokens of a step, laid out once for all ops.
+pub struct StepTokens {
+    /// Position of each token.
+    pub pos: Vec<u32>,
+    /// Chunk of each token.
+    pub chunk_of: Vec<u32>,
+    /// Query tiles in order.
+    pub tiles: Vec<QueryTile>,
+    /// Most tokens of a query tile.
+    pub tile_tokens: usize,
+    /// First layer whose router saw no softmax in a token's row, `u32::MAX` when none did.
+    pub fault_layer: Vec<AtomicU32>,
+    n_outputs: usize,
+}
+
+impl StepTokens {
+    /// For steps of up to `max_tokens` tokens.
+    pub fn new(max_tokens: usize, tile_tokens: usize) -> StepTokens {
+        StepTokens {
+            pos: Vec::with_capacity(max_tokens),
+            chunk_of: Vec::with_capacity(max_tokens),
+            tiles: Vec::with_capacity(max_tokens),
+            tile_tokens,
+            fault_layer: (0..max_tokens).map(|_| AtomicU32::new(u32::MAX)).collect(),
+            n_outputs: 0,
+        }
+    }
+
+    fn fill(&mut self, batch: &Batch) {
+        self.pos.clear();
+        self.chunk_of.clear();
+        self.tiles.clear();
+        self.n_outputs = batch.rows.len();
+        for (i, c) in batch.chunks.iter().enumerate() {
+            self.pos.extend(c.pos..c.pos + c.len);
+            self.chunk_of.extend((0..c.len).map(|_| i as u32));
+            for first in (0..c.len).step_by(self.tile_tokens) {
+                let len = (c.len - first).min(self.tile_tokens as u32);
+                self.tiles.push(QueryTile { first: c.first + first, len, pos: c.pos + first, chunk: i as u32 });
+            }
+        }
+        self.fault_layer[..self.pos.len()].iter().for_each(|f| f.store(u32::MAX, Relaxed));
+    }
+
+    /// Number of rows that a buffer has in this step.
+    pub fn rows(&self, rows: Rows) -> usize {
+        match rows {
+            Rows::Tokens => self.pos.len(),
+            Rows::Slots(n) => self.pos.len() * n,
+            Rows::Outputs => self.n_outputs,
+        }
+    }
+}
+
+/// What a worker has to itself.
+pub struct Worker {
+    pub kernel: Scratch,
+    pub attention: AttentionScratch,
+}
+
+/// What ops see of a program while it runs.
+pub struct Run<'a> {
+    pub pool: &'a mut Pool,
+    pub isa: Isa,
+    pub kernels: &'a Kernels,
+    pub batch: &'a Batch,
+    pub step: &'a StepTokens,
+    /// Quantised inputs by kind.
+    pub acts: &'a mut [ActsShared; 3],
+    /// Columns `r -> r`.
+    pub cols: &'a [Col],
+    pub workers: &'a PerWorker<Worker>,
+    pub lists: &'a mut ExpertLists,
+    pub split: &'a mut SplitStates,
+}
+
+/// A plan compiled for the CPU. Fields drop in order: what points into the arenas and the checkpoint goes first.
+pub struct CpuProgram {
+    pub ops: Vec<OpStep>,
+    pub caches: Vec<CacheView>,
+    pub ropes: Vec<RopeTable>,
+    pub logits: View,
+    pub n_vocab: usize,
+    pub limits: Limits,
+    pub pool: Pool,
+    pub kernels: Kernels,
+    pub step: StepTokens,
+    pub acts: [ActsShared; 3],
+    pub cols: Vec<Col>,
+    pub workers: PerWorker<Worker>,
+    pub lists: ExpertLists,
+    pub split: SplitStates,
+    pub faults: Vec<Fault>,
+    /// Memory of the buffers, the spare buffer and the cache, which views point into.
+    pub arenas: [Arena; 3],
+    /// Bytes of the weights, which matrices point into.
+    pub weights: Arc<Checkpoint>,
+}
+
+impl Program for CpuProgram {
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn n_vocab(&self) -> usize {
+        self.n_vocab
+    }
+
+    fn step(&mut self, batch: &Batch) -> Result<Output<'_>, StepError> {
+        batch.check(self.limits, self.n_vocab)?;
+        self.step.fill(batch);
+        for rope in &mut self.ropes {
+            rope.fill(&mut self.pool, &self.step.pos);
+        }
+        let mut run = Run {
+            pool: &mut self.pool,
+            isa: self.kernels.isa(),
+            kernels: &self.kernels,
+            batch,
+            step: &self.step,
+            acts: &mut self.acts,
+            cols: &self.cols,
+            workers: &self.workers,
+            lists: &mut self.lists,
+            split: &mut self.split,
+        };
+        for op in &self.ops {
+            run.op(op, &self.caches, &self.ropes);
+        }
+        self.collect_faults(batch);
+        // SAFETY: the ops are done; the logits stay until the next step, which borrows the program.
+        let logits = unsafe { self.logits.read(batch.rows.len()) };
+        Ok(Output { logits, faults: &self.faults })
+    }
+}
+
+impl CpuProgram {
+    /// One fault a chunk: its first token's.
+    fn collect_faults(&mut self, batch: &Batch) {
+        self.faults.clear();
+        for (chunk, c) in batch.chunks.iter().enumerate() {
+            for token in c.first..c.first + c.len {
+                let layer = self.step.fault_layer[token as usize].load(Relaxed);
+                if layer != u32::MAX {
+                    self.faults.push(Fault { chunk: chunk as u32, layer, token });
+                    break;
+                }
+            }
+        }
+    }
+}
+
+impl Run<'_> {
+    fn op(&mut self, op: &OpStep, caches: &[CacheView], ropes: &[RopeTable]) {
+        match *op {
+            OpStep::Embed { ref table, scale, out } => embed::embed(self, table, scale, out),
+            OpStep::Linear { x, ref parts } => linear::linear(self, x, parts),
+            OpStep::GatedLinear { x, ref gate, ref up, act, out, spare } => {
+                linear::gated_linear(self, x, gate, up, act, out, spare)
+            }
+            OpStep::RmsNorm { x, residual, ref w, eps, out } => norm::rms_norm(self, x, residual, w, eps, out),
+            OpStep::HeadNorm { x, ref w, eps, d_head } => norm::head_norm(self, x, w.as_deref(), eps, d_head),
+            OpStep::Rope { x, rope: table, d_head } => rope::rope(self, x, &ropes[table], d_head),
+            OpStep::GatedAct { gate, up, act, out } => elementwise::gated_act(self, gate, up, act, out),
+            OpStep::Add { x, y } => elementwise::add(self, x, y),
+            OpStep::KvAppend { cache, k, v } => kv_append::kv_append(self, &caches[cache], k, v),
+            OpStep::Attention(ref step) => attention::attention(self, step, &caches[step.cache]),
+            OpStep::Route { logits, router, ids, weights, layer } => {
+                route::route(self, logits, router, ids, weights, layer)
+            }
+            OpStep::Experts { x, ids, ref mats, hidden, out, spare } => {
+                experts::experts(self, x, ids, mats, hidden, out, spare)
+            }
+            OpStep::Combine { x, y, weights, ref norm } => combine::combine(self, x, y, weights, norm.as_ref()),
+            OpStep::Select { x, out } => embed::select(self, x, out),
+            OpStep::Scale { x, scale } => elementwise::scale(self, x, scale),
+            OpStep::Softcap { x, cap } => elementwise::softcap(self, x, cap),
+        }
+    }
+}
