@@ -22,7 +22,7 @@ use crate::{CompileError, Limits};
 pub fn compile(cpu: &Cpu, plan: &Plan, weights: Arc<Checkpoint>, limits: Limits) -> Result<CpuProgram, CompileError> {
     let unsupported = |what: String| CompileError::Unsupported { backend: "cpu", what };
     let isa = cpu.isa.check().map_err(|e| unsupported(format!("run on {}: {e}", cpu.isa)))?;
-    validate::validate(plan).map_err(|e| unsupported(format!("run this plan: {e}")))?;
+    validate::validate(plan)?;
     if limits.max_tokens == 0 || limits.max_tokens > u32::MAX as usize / 64 {
         return Err(unsupported(format!("run steps of {} tokens", limits.max_tokens)));
     }
@@ -60,8 +60,8 @@ pub fn compile(cpu: &Cpu, plan: &Plan, weights: Arc<Checkpoint>, limits: Limits)
         split: SplitStates::new(pool.threads(), unit_rows, needs.d_v),
         faults: Vec::with_capacity(limits.max_tokens),
         pool,
-        arenas: [bufs, spare, cache_arena],
-        weights,
+        _arenas: [bufs, spare, cache_arena],
+        _weights: weights,
     })
 }
 

@@ -201,9 +201,9 @@ pub struct CpuProgram {
     pub split: SplitStates,
     pub faults: Vec<Fault>,
     /// Memory of the buffers, the spare buffer and the cache, which views point into.
-    pub arenas: [Arena; 3],
+    pub _arenas: [Arena; 3],
     /// Bytes of the weights, which matrices point into.
-    pub weights: Arc<Checkpoint>,
+    pub _weights: Arc<Checkpoint>,
 }
 
 impl Program for CpuProgram {
