@@ -1,1 +1,313 @@
-//! Chat templates.
+//! Chat templates: from a list of messages to the text of a prompt. Knows nothing of tokens.
+//!
+//! A template is a jinja program out of a model file, so it is untrusted: it runs with limits on its source, its instructions,
+//! the memory it builds, its nesting and its time ([`bounds`]), and a template that exceeds one ends in an error.
+//! It runs on a thread of its own with a wide stack, because values and syntax trees nest.
+
+mod bounds;
+mod env;
+mod fold;
+mod python;
+
+use std::collections::BTreeMap;
+
+use minijinja::machinery::{CodeGenerator, Instructions, eval, make_string_output, parse};
+use minijinja::value::Serde;
+use minijinja::{AutoEscape, ErrorKind, Value};
+
+pub use bounds::{MAX_BUILT_BYTES, MAX_DEPTH, MAX_FUEL, MAX_OUTPUT_BYTES, MAX_SOURCE_BYTES, MAX_TIME};
+pub use jiff::civil::DateTime;
+
+/// Stack of the rendering thread, in bytes. Only what is used of it becomes real memory.
+const STACK_BYTES: usize = 512 << 20;
+
+/// Why a template could not be read or rendered. Continues "failed to".
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// The template is too long to be read.
+    #[error("read the chat template: it has {bytes} bytes, at most {MAX_SOURCE_BYTES} are allowed")]
+    TooLong {
+        /// Length of the source in bytes.
+        bytes: usize,
+    },
+    /// The template is not valid jinja.
+    #[error("read the chat template: line {line}: {message}")]
+    Syntax {
+        /// Line in the template, from 1; 0 where it is not known.
+        line: usize,
+        /// What the parser says.
+        message: String,
+    },
+    /// The template refused these messages with `raise_exception`.
+    #[error("render the chat template: line {line}: the template says: {message}")]
+    Raised {
+        /// Line in the template, from 1; 0 where it is not known.
+        line: usize,
+        /// The template's own words.
+        message: String,
+    },
+    /// The template ran into one of its limits.
+    #[error("render the chat template: line {line}: {message}")]
+    Limit {
+        /// Line in the template, from 1; 0 where it is not known.
+        line: usize,
+        /// Which limit.
+        message: String,
+    },
+    /// The template failed in another way, mostly because the messages do not have the form it expects.
+    #[error("render the chat template: line {line}: {message}")]
+    Failed {
+        /// Line in the template, from 1; 0 where it is not known.
+        line: usize,
+        /// What went wrong.
+        message: String,
+    },
+    /// A name among the extra variables is not an identifier.
+    #[error("render the chat template: extra variable {name:?} is not a name")]
+    Variable {
+        /// The name.
+        name: String,
+    },
+    /// The rendering thread could not be started or ended in a panic.
+    #[error("render the chat template: {message}")]
+    Thread {
+        /// What happened.
+        message: String,
+    },
+}
+
+/// One message with plain text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Message {
+    /// "system", "user", "assistant", "tool" or what else the template knows.
+    pub role: String,
+    /// The text.
+    pub content: String,
+}
+
+impl Message {
+    /// A message from a role and a text.
+    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Message {
+        Message { role: role.into(), content: content.into() }
+    }
+
+    /// Messages in the JSON form that [`Chat`] takes.
+    pub fn to_json(messages: &[Message]) -> serde_json::Value {
+        messages.iter().map(|m| serde_json::json!({"role": m.role, "content": m.content})).collect()
+    }
+}
+
+/// What is rendered.
+#[derive(Debug, Clone, Copy)]
+pub struct Chat<'a> {
+    /// A list of `{"role": .., "content": .., ..}`, as in the chat completions API.
+    pub messages: &'a serde_json::Value,
+    /// A list of tool definitions.
+    pub tools: Option<&'a serde_json::Value>,
+    /// Whether the prompt ends with the opening of an assistant's turn.
+    pub add_generation_prompt: bool,
+    /// Further variables, e.g. `enable_thinking`.
+    pub kwargs: Option<&'a serde_json::Map<String, serde_json::Value>>,
+    /// What `strftime_now` calls now; the system's local time when absent.
+    pub now: Option<DateTime>,
+}
+
+impl<'a> Chat<'a> {
+    /// These messages, no tools, ending in the opening of an assistant's turn.
+    pub fn new(messages: &'a serde_json::Value) -> Chat<'a> {
+        Chat { messages, tools: None, add_generation_prompt: true, kwargs: None, now: None }
+    }
+}
+
+/// A chat template that is known to be valid jinja.
+#[derive(Debug, Clone)]
+pub struct ChatTemplate {
+    source: String,
+    bos: String,
+    eos: String,
+}
+
+impl ChatTemplate {
+    /// Reads a template. `bos` and `eos` are the texts of the tokens that begin and end a sequence (may be empty).
+    ///
+    /// # Errors
+    /// [`Error::TooLong`], [`Error::Syntax`].
+    pub fn new(source: &str, bos: &str, eos: &str) -> Result<ChatTemplate, Error> {
+        if source.len() > MAX_SOURCE_BYTES {
+            return Err(Error::TooLong { bytes: source.len() });
+        }
+        let source = plain_generation_tags(source);
+        on_wide_stack(|| {
+            bounds::start(None);
+            let done = compile(&source).map(drop);
+            let (_, limit) = bounds::finish();
+            done.map_err(|e| match (report(&e, None, limit), &e) {
+                (Error::Failed { line, message } | Error::Limit { line, message }, _) => {
+                    Error::Syntax { line, message }
+                }
+                (other, _) => other,
+            })
+        })?;
+        Ok(ChatTemplate { source, bos: bos.to_owned(), eos: eos.to_owned() })
+    }
+
+    /// The prompt of a chat.
+    ///
+    /// # Errors
+    /// [`Error::Raised`] when the template refuses the messages, [`Error::Limit`] when it does not end or builds too much,
+    /// [`Error::Failed`] when the messages do not have the form that the template expects.
+    pub fn render(&self, chat: &Chat<'_>) -> Result<String, Error> {
+        let is_name = |s: &str| {
+            !s.is_empty() && s.chars().all(|c| c == '_' || c.is_alphanumeric()) && !s.starts_with(char::is_numeric)
+        };
+        for name in chat.kwargs.iter().flat_map(|k| k.keys()) {
+            if !is_name(name) {
+                return Err(Error::Variable { name: name.clone() });
+            }
+        }
+        on_wide_stack(|| {
+            bounds::start(chat.now);
+            let done = self.run(chat);
+            let (raised, limit) = bounds::finish();
+            done.map_err(|e| report(&e, raised, limit))
+        })
+    }
+
+    fn run(&self, chat: &Chat<'_>) -> Result<String, minijinja::Error> {
+        let env = env::environment()?;
+        let (instructions, blocks) = compile(&self.source)?;
+        let mut root: BTreeMap<&str, Value> = BTreeMap::new();
+        root.insert("bos_token", Value::from(self.bos.as_str()));
+        root.insert("eos_token", Value::from(self.eos.as_str()));
+        root.insert("messages", value(chat.messages));
+        root.insert("tools", chat.tools.map_or(Value::from(()), value));
+        root.insert("documents", Value::from(()));
+        root.insert("add_generation_prompt", Value::from(chat.add_generation_prompt));
+        for (name, extra) in chat.kwargs.into_iter().flatten() {
+            root.insert(name, value(extra));
+        }
+        let mut text = String::new();
+        let root = Value::from_pairs(root);
+        eval(&env, &instructions, root, &blocks, &mut make_string_output(&mut text), AutoEscape::None)?;
+        Ok(text)
+    }
+}
+
+/// JSON as the template sees it; mappings keep their order.
+fn value(json: &serde_json::Value) -> Value {
+    Value::from(Serde(json))
+}
+
+type Compiled<'a> = (Instructions<'a>, BTreeMap<&'a str, Instructions<'a>>);
+
+/// Parses, compiles and rewrites a template.
+fn compile(source: &str) -> Result<Compiled<'_>, minijinja::Error> {
+    let tree = parse(source, "chat template", env::syntax()?)?;
+    fold::check(std::slice::from_ref(&tree), 0)?;
+    let mut code = CodeGenerator::new("chat template", source);
+    code.compile_stmt(&tree);
+    let (main, blocks) = code.finish();
+    let blocks = blocks.iter().map(|(name, code)| (*name, bounds::rewrite(code))).collect();
+    Ok((bounds::rewrite(&main), blocks))
+}
+
+/// Runs on a thread whose stack outlasts every nesting that the limits let through.
+fn on_wide_stack<T: Send>(f: impl FnOnce() -> Result<T, Error> + Send) -> Result<T, Error> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("template".into()).stack_size(STACK_BYTES).spawn_scoped(scope, f);
+        match thread.map(|t| t.join()) {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) => Err(Error::Thread { message: "the template engine failed".into() }),
+            Err(e) => Err(Error::Thread { message: format!("start a thread: {e}") }),
+        }
+    })
+}
+
+/// Turns the engine's error into ours, with the innermost line that is known.
+fn report(error: &minijinja::Error, raised: Option<String>, limit: Option<String>) -> Error {
+    let mut line = error.line().unwrap_or(0);
+    let mut innermost = error;
+    let mut source = std::error::Error::source(error);
+    while let Some(inner) = source {
+        if let Some(e) = inner.downcast_ref::<minijinja::Error>() {
+            line = e.line().unwrap_or(line);
+            innermost = e;
+        }
+        source = inner.source();
+    }
+    if let Some(message) = raised {
+        return Error::Raised { line, message };
+    }
+    if let Some(message) = limit {
+        return Error::Limit { line, message };
+    }
+    let message = innermost.detail().map_or_else(|| innermost.kind().to_string(), str::to_owned);
+    match innermost.kind() {
+        ErrorKind::OutOfFuel => {
+            Error::Limit { line, message: format!("the template runs for more than {MAX_FUEL} instructions") }
+        }
+        _ if message.contains("recursion limit") => {
+            Error::Limit { line, message: "the template calls itself too deeply".into() }
+        }
+        ErrorKind::InvalidOperation => Error::Failed { line, message },
+        kind => Error::Failed {
+            line,
+            message: if innermost.detail().is_some() { format!("{kind}: {message}") } else { message },
+        },
+    }
+}
+
+/// Replaces the `{% generation %}` tag of transformers (it marks the assistant's tokens for training, and writes its body as it
+/// stands) by a condition that always holds, keeping whitespace marks and lines. Comments, strings and raw blocks stay as they are.
+fn plain_generation_tags(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    let mut raw = false;
+    let opening = |s: &str| s.as_bytes().windows(2).position(|w| w[0] == b'{' && b"%{#".contains(&w[1]));
+    while let Some(at) = opening(rest) {
+        let (before, tag) = rest.split_at(at + 2);
+        out.push_str(before);
+        let close = match &before[at..] {
+            "{#" => tag.find("#}"),
+            "{{" if raw => Some(0),
+            "{{" => end_of_tag(tag, "}}"),
+            _ => end_of_tag(tag, "%}"),
+        };
+        let (inside, after) = tag.split_at(close.unwrap_or(tag.len()));
+        rest = after;
+        if !before.ends_with("{%") {
+            out.push_str(inside);
+            continue;
+        }
+        let name = inside.trim_matches(|c: char| c.is_whitespace() || c == '-' || c == '+');
+        raw = if raw { name != "endraw" } else { name == "raw" };
+        match name {
+            "generation" if !raw => out.push_str(&inside.replace(name, "if true")),
+            "endgeneration" if !raw => out.push_str(&inside.replace(name, "endif")),
+            _ => out.push_str(inside),
+        }
+    }
+    out.push_str(rest);
+    out
+}
+
+/// Where a tag ends, strings in it skipped.
+fn end_of_tag(tag: &str, end: &str) -> Option<usize> {
+    let mut quote = None;
+    let mut escaped = false;
+    for (at, c) in tag.char_indices() {
+        match quote {
+            Some(_) if escaped => escaped = false,
+            Some(_) if c == '\\' => escaped = true,
+            Some(q) if c == q => quote = None,
+            Some(_) => {}
+            None if tag[at..].starts_with(end) => return Some(at),
+            None if c == '\'' || c == '"' => quote = Some(c),
+            None => {}
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests;
