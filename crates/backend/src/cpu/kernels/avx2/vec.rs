@@ -17,7 +17,7 @@ use super::{AHEAD, array, both, halves4, halves8, hsum4, hsum8, load64, load256,
 /// The kernels of one instruction set: the same source, compiled with its features. With VNNI the compiler turns a
 /// product of pairs and an addition into `vpdpwssd`.
 macro_rules! kernels {
-    ($one:ident, $small:ident, $large:ident, $features:literal) => {
+    ($one:ident, $small:ident, $large:ident, $features:literal, $vnni:literal) => {
         /// The one-column kernel of a type.
         pub(in super::super) fn $one(t: WeightType) -> OneFn {
             match t {
@@ -51,13 +51,13 @@ macro_rules! kernels {
         #[target_feature(enable = $features)]
         unsafe fn $large<T: Large>(set: &RowSet, _acts: &ActsShared, col: &ColPtr, out: &mut [f32; ROWS]) {
             // SAFETY: the caller's promise.
-            unsafe { large::<T>(set, col, out) }
+            unsafe { large::<T, $vnni>(set, col, out) }
         }
     };
 }
 
-kernels!(one, small_avx2, large_avx2, "avx2,fma,f16c");
-kernels!(one_avx512, small_avx512, large_avx512, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni");
+kernels!(one, small_avx2, large_avx2, "avx2,fma,f16c", false);
+kernels!(one_avx512, small_avx512, large_avx512, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni", true);
 
 /// # Safety
 /// See [`OneFn`]; the set is of type `T`.
@@ -103,49 +103,58 @@ struct X {
     u: __m256i,
     /// Sums of the sixteen 16-groups.
     sums: __m256i,
+    /// [`WORDS`].
+    words: &'static [[u16; 16]; 8],
 }
 
-/// Broadcasts word `j` of each half to the whole half.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn word(s: __m256i, j: usize) -> __m256i {
-    _mm256_shuffle_epi8(s, _mm256_set1_epi16((j * 0x0202 + 0x0100) as i16))
+/// Shuffles that broadcast word `j` of each half to the whole half.
+static WORDS: [[u16; 16]; 8] =
+    [[0x0100; 16], [0x0302; 16], [0x0504; 16], [0x0706; 16], [0x0908; 16], [0x0b0a; 16], [0x0d0c; 16], [0x0f0e; 16]];
+
+/// `acc + Σ` of the products of pairs.
+#[inline(always)]
+unsafe fn add_pairs<const VNNI: bool>(acc: __m256i, a: __m256i, b: __m256i) -> __m256i {
+    // SAFETY: the machine has VNNI where the caller says so, and AVX2 always.
+    unsafe { if VNNI { _mm256_dpwssd_epi32(acc, a, b) } else { _mm256_add_epi32(acc, _mm256_madd_epi16(a, b)) } }
 }
 
 /// Integer dot product and minimums of a super-block, each in eight partial sums.
 ///
 /// # Safety
 /// `p` points to a block of type `T`, `x` to activations; the machine has the features.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn block<T: Large>(p: *const u8, x: &X) -> (__m256i, __m256i) {
-    // SAFETY: the caller's promise.
-    let (groups, scales, mins) = unsafe { (T::groups(p), T::scales(p), T::mins(p)) };
-    // Even 16-groups to the low half, odd ones to the high half, as the 16-groups lie in a 32-group's register.
-    let order = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
-    let s = _mm256_mullo_epi16(_mm256_cvtepi8_epi16(_mm_shuffle_epi8(scales, order)), x.u);
-    let mut acc = _mm256_setzero_si256();
-    if T::OFFSET != 0 {
-        let off = _mm256_mullo_epi16(_mm256_cvtepi8_epi16(scales), _mm256_set1_epi16(-T::OFFSET));
-        acc = _mm256_madd_epi16(off, x.sums);
+#[inline(always)]
+unsafe fn block<T: Large, const VNNI: bool>(p: *const u8, x: &X) -> (__m256i, __m256i) {
+    // SAFETY: the caller's promise; x holds 256 bytes.
+    unsafe {
+        let (groups, scales, mins) = (T::groups(p), T::scales(p), T::mins(p));
+        // Even 16-groups to the low half, odd ones to the high half, as the 16-groups lie in a 32-group's register.
+        let order = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+        let s = _mm256_mullo_epi16(_mm256_cvtepi8_epi16(_mm_shuffle_epi8(scales, order)), x.u);
+        let mut acc = _mm256_setzero_si256();
+        if T::OFFSET != 0 {
+            let off = _mm256_mullo_epi16(_mm256_cvtepi8_epi16(scales), _mm256_set1_epi16(-T::OFFSET));
+            acc = _mm256_madd_epi16(off, x.sums);
+        }
+        for j in 0..8 {
+            let q = load256(x.q.add(32 * j));
+            let pairs = if T::UNSIGNED {
+                _mm256_maddubs_epi16(groups[j], q)
+            } else {
+                _mm256_maddubs_epi16(_mm256_abs_epi8(groups[j]), _mm256_sign_epi8(q, groups[j]))
+            };
+            let scale = _mm256_shuffle_epi8(s, load256(x.words[j].as_ptr().cast()));
+            acc = add_pairs::<VNNI>(acc, pairs, scale);
+        }
+        (acc, _mm256_madd_epi16(_mm256_cvtepu8_epi16(mins), x.sums))
     }
-    for j in 0..8 {
-        // SAFETY: x holds 256 bytes.
-        let q = unsafe { load256(x.q.add(32 * j)) };
-        let pairs = if T::UNSIGNED {
-            _mm256_maddubs_epi16(groups[j], q)
-        } else {
-            _mm256_maddubs_epi16(_mm256_abs_epi8(groups[j]), _mm256_sign_epi8(q, groups[j]))
-        };
-        acc = _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, word(s, j)));
-    }
-    (acc, _mm256_madd_epi16(_mm256_cvtepu8_epi16(mins), x.sums))
 }
 
 /// # Safety
 /// See [`OneFn`]; the set is of type `T`.
 #[inline(always)]
-unsafe fn large<T: Large>(set: &RowSet, col: &ColPtr, out: &mut [f32; ROWS]) {
+unsafe fn large<T: Large, const VNNI: bool>(set: &RowSet, col: &ColPtr, out: &mut [f32; ROWS]) {
+    // Hidden from the compiler, which would make two shuffles of one whose pattern it knows.
+    let words = std::hint::black_box(&WORDS);
     for first in (0..set.n).step_by(4) {
         let mut p: [*const u8; 4] = std::array::from_fn(|i| set.row(first + i));
         // SAFETY: the machine has the instructions, as below.
@@ -159,8 +168,9 @@ unsafe fn large<T: Large>(set: &RowSet, col: &ColPtr, out: &mut [f32; ROWS]) {
                     q: col.row.q.add(256 * b),
                     u: both(_mm_cvtepu8_epi16(load64(col.row.u.add(8 * b)))),
                     sums: load256(col.row.sums.add(32 * b)),
+                    words,
                 };
-                let sums = array!(4, |i| block::<T>(p[i], &x));
+                let sums = array!(4, |i| block::<T, VNNI>(p[i], &x));
                 let d = _mm_broadcast_ss(&*col.row.d.add(b));
                 let isum = _mm_cvtepi32_ps(hsum4(array!(4, |i| sums[i].0)));
                 acc = _mm_fmadd_ps(_mm_mul_ps(halves4(&p, T::D), d), isum, acc);
