@@ -7,7 +7,7 @@ use crate::cpu::isa::on_isa;
 use crate::cpu::lanes::Lanes;
 
 use super::panel::ROWS;
-use super::{ColPtr, RowSet};
+use super::{AHEAD, ColPtr, RowSet, prefetch};
 
 /// Rows that the many-column kernels hold as f32 at a time.
 pub(super) const FLOAT_ROWS: usize = 2;
@@ -62,7 +62,10 @@ impl Weights for BF16 {
     unsafe fn load<L: Lanes>(p: *const u8) -> L {
         // SAFETY: the caller's promise.
         let bits = unsafe { p.cast::<[u16; 16]>().read_unaligned() };
-        let wide = bits.map(|b| f32::from_bits(u32::from(b) << 16));
+        let mut wide = [0.0f32; 16];
+        for i in 0..16 {
+            wide[i] = f32::from_bits(u32::from(bits[i]) << 16);
+        }
         // SAFETY: the array has 16 values.
         unsafe { L::load(wide.as_ptr()) }
     }
@@ -79,14 +82,21 @@ unsafe fn dots<L: Lanes, W: Weights, const R: usize, const C: usize>(
     w: [*const u8; R],
     x: [*const f32; C],
     k: usize,
+    ahead: Option<*const u8>,
 ) -> [[f32; C]; R] {
     let mut acc = [[L::splat(0.0); C]; R];
     let full = k / 16 * 16;
     let mut i = 0;
     while i < full {
+        if let Some(ahead) = ahead {
+            prefetch(ahead.wrapping_add(R * i * W::BYTES), R * 16 * W::BYTES);
+        }
         // SAFETY: i + 16 <= k.
         unsafe {
-            let xs: [L; C] = std::array::from_fn(|c| L::load(x[c].add(i)));
+            let mut xs = [L::splat(0.0); C];
+            for c in 0..C {
+                xs[c] = L::load(x[c].add(i));
+            }
             for r in 0..R {
                 let wr: L = W::load(w[r].add(i * W::BYTES));
                 for c in 0..C {
@@ -118,9 +128,10 @@ unsafe fn dots<L: Lanes, W: Weights, const R: usize, const C: usize>(
 #[inline(always)]
 unsafe fn one<L: Lanes, W: Weights>(set: &RowSet, col: &ColPtr, out: &mut [f32; ROWS]) {
     for r in (0..set.n).step_by(4) {
-        let rows = std::array::from_fn(|i| set.row(r + i));
+        let rows: [*const u8; 4] = std::array::from_fn(|i| set.row(r + i));
+        let ahead = rows[0].wrapping_add(AHEAD.max(4 * set.row_bytes));
         // SAFETY: the caller's promise about rows and column.
-        let y = unsafe { dots::<L, W, 4, 1>(rows, [col.row.q.cast()], set.k) };
+        let y = unsafe { dots::<L, W, 4, 1>(rows, [col.row.q.cast()], set.k, Some(ahead)) };
         for i in 0..4 {
             out[r + i] = y[i][0];
         }
@@ -130,23 +141,16 @@ unsafe fn one<L: Lanes, W: Weights>(set: &RowSet, col: &ColPtr, out: &mut [f32; 
 #[inline(always)]
 unsafe fn many<L: Lanes, W: Weights>(set: &RowSet, cols: &[ColPtr], acc: &mut [[f32; ROWS]], floats: &mut [f32]) {
     for r in (0..set.n).step_by(FLOAT_ROWS) {
-        let rows: [*const u8; FLOAT_ROWS] = std::array::from_fn(|i| {
-            let row = set.row(r + i);
-            if W::BYTES == 4 {
-                return row;
+        let mut rows = [std::ptr::null(); FLOAT_ROWS];
+        for i in 0..FLOAT_ROWS {
+            rows[i] = set.row(r + i);
+            if W::BYTES != 4 {
+                let wide = &mut floats[i * set.k..][..set.k];
+                // SAFETY: the row has k weights.
+                unsafe { widen::<L, W>(rows[i], wide) };
+                rows[i] = wide.as_ptr().cast();
             }
-            let wide = floats[i * set.k..][..set.k].as_mut_ptr();
-            // SAFETY: the row has k weights and `wide` room for them.
-            unsafe {
-                for j in (0..set.k / 16 * 16).step_by(16) {
-                    W::load::<L>(row.add(j * W::BYTES)).store(wide.add(j));
-                }
-                for j in set.k / 16 * 16..set.k {
-                    *wide.add(j) = W::get(row.add(j * W::BYTES));
-                }
-            }
-            wide.cast()
-        });
+        }
         let mut c = 0;
         while c < cols.len() {
             let n = (cols.len() - c).min(FLOAT_COLS);
@@ -163,6 +167,22 @@ unsafe fn many<L: Lanes, W: Weights>(set: &RowSet, cols: &[ColPtr], acc: &mut [[
     }
 }
 
+/// # Safety
+/// `row` is readable for as many weights as `wide` is long.
+#[inline(always)]
+unsafe fn widen<L: Lanes, W: Weights>(row: *const u8, wide: &mut [f32]) {
+    let full = wide.len() / 16 * 16;
+    // SAFETY: the caller's promise; every index is below the length.
+    unsafe {
+        for i in (0..full).step_by(16) {
+            W::load::<L>(row.add(i * W::BYTES)).store(wide.as_mut_ptr().add(i));
+        }
+        for i in full..wide.len() {
+            wide[i] = W::get(row.add(i * W::BYTES));
+        }
+    }
+}
+
 #[inline(always)]
 unsafe fn group<L: Lanes, const C: usize>(
     rows: [*const u8; FLOAT_ROWS],
@@ -173,7 +193,7 @@ unsafe fn group<L: Lanes, const C: usize>(
 ) {
     let x: [*const f32; C] = std::array::from_fn(|c| cols[c].row.q.cast_const().cast());
     // SAFETY: the caller's promise.
-    let y = unsafe { dots::<L, F32, FLOAT_ROWS, C>(rows, x, k) };
+    let y = unsafe { dots::<L, F32, FLOAT_ROWS, C>(rows, x, k, None) };
     for c in 0..C {
         for i in 0..FLOAT_ROWS {
             acc[c][r + i] = y[i][c];

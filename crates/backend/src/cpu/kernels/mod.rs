@@ -295,6 +295,23 @@ impl Kernels {
     }
 }
 
+/// How far ahead the matrix-vector kernels ask for weights. They walk several rows at once, which the hardware's own
+/// prefetchers take for short streams that end; the bytes of those rows together are one long stream.
+const AHEAD: usize = 8192;
+
+/// Asks for `bytes` bytes at `p`, which need not exist.
+#[inline(always)]
+fn prefetch(p: *const u8, bytes: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for line in 0..bytes.div_ceil(64) {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: a prefetch never faults, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.wrapping_add(64 * line).cast()) }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (p, bytes);
+}
+
 /// Everything that raw pointers rely on, once a call.
 fn check(w: &Matrix, rows: &Range<usize>, acts: &ActsShared, cols: &[Col], y: &OutPtr) {
     let need = w.dtype.row_bytes(w.k).and_then(|row| row.checked_mul(w.n));

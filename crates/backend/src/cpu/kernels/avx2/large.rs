@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use quant::types::iq::IQ4_VALUES;
 
-use super::{array, both, load128, load256};
+use super::{both, load128, load256};
 
 /// A super-block format. `p` always points to a block, all of which is readable; the machine has AVX2, FMA and F16C.
 #[allow(clippy::missing_safety_doc)]
@@ -20,8 +20,9 @@ pub(in super::super) trait Large {
     const UNSIGNED: bool;
     /// What the integers of [`Large::groups`] have too much; 0 when they are signed.
     const OFFSET: i16 = 0;
-    /// The integers of the block in order, plus [`Large::OFFSET`].
-    unsafe fn groups(p: *const u8) -> [__m256i; 8];
+    /// The integers of 32-group `j`, plus [`Large::OFFSET`]. Group by group, so that few registers are in use at once;
+    /// `j` is known to the compiler, and loads that groups share are done once.
+    unsafe fn group(p: *const u8, j: usize) -> __m256i;
     /// The sub-scales of the sixteen 16-groups, signed bytes.
     unsafe fn scales(p: *const u8) -> __m128i;
     /// The minimums of the sixteen 16-groups, unsigned bytes.
@@ -54,37 +55,24 @@ macro_rules! shl {
 /// Two-bit fields: 32 bytes hold four groups.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn two_bits(p: *const u8) -> [__m256i; 8] {
+unsafe fn two_bits(p: *const u8, j: usize) -> __m256i {
     // SAFETY: the caller's promise: 64 bytes.
-    let (a, b) = unsafe { (load256(p), load256(p.add(32))) };
-    [
-        shr!(a, 0, 3),
-        shr!(a, 2, 3),
-        shr!(a, 4, 3),
-        shr!(a, 6, 3),
-        shr!(b, 0, 3),
-        shr!(b, 2, 3),
-        shr!(b, 4, 3),
-        shr!(b, 6, 3),
-    ]
+    let v = unsafe { load256(p.add(j / 4 * 32)) };
+    match j % 4 {
+        0 => shr!(v, 0, 3),
+        1 => shr!(v, 2, 3),
+        2 => shr!(v, 4, 3),
+        _ => shr!(v, 6, 3),
+    }
 }
 
 /// Four-bit fields: 32 bytes hold two groups.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn four_bits(p: *const u8) -> [__m256i; 8] {
+unsafe fn four_bits(p: *const u8, j: usize) -> __m256i {
     // SAFETY: the caller's promise: 128 bytes.
-    let v = unsafe { array!(4, |i| load256(p.add(32 * i))) };
-    [
-        shr!(v[0], 0, 15),
-        shr!(v[0], 4, 15),
-        shr!(v[1], 0, 15),
-        shr!(v[1], 4, 15),
-        shr!(v[2], 0, 15),
-        shr!(v[2], 4, 15),
-        shr!(v[3], 0, 15),
-        shr!(v[3], 4, 15),
-    ]
+    let v = unsafe { load256(p.add(j / 2 * 32)) };
+    if j % 2 == 0 { shr!(v, 0, 15) } else { shr!(v, 4, 15) }
 }
 
 /// Scales and minimums of Q4_K and Q5_K: words `[scales 0..4, scales 4..8, minimums 0..4, minimums 4..8]` from the
@@ -104,7 +92,7 @@ unsafe fn scale_min(p: *const u8) -> __m128i {
 /// One format: its block, and the expressions for its parts.
 macro_rules! large {
     ($t:ident, $bytes:literal, d $d:literal, $dmin:expr, unsigned $unsigned:literal, offset $offset:literal,
-     groups |$p:ident| $groups:expr, scales |$p2:ident| $scales:expr $(, mins |$p3:ident| $mins:expr)?) => {
+     group |$p:ident, $j:ident| $group:expr, scales |$p2:ident| $scales:expr $(, mins |$p3:ident| $mins:expr)?) => {
         impl Large for $t {
             const BYTES: usize = $bytes;
             const D: usize = $d;
@@ -113,9 +101,9 @@ macro_rules! large {
             const OFFSET: i16 = $offset;
             #[inline]
             #[target_feature(enable = "avx2,fma,f16c")]
-            unsafe fn groups($p: *const u8) -> [__m256i; 8] {
+            unsafe fn group($p: *const u8, $j: usize) -> __m256i {
                 // SAFETY: the promise of the trait: the whole block is readable.
-                unsafe { $groups }
+                unsafe { $group }
             }
             #[inline]
             #[target_feature(enable = "avx2,fma,f16c")]
@@ -151,25 +139,26 @@ fn twice_high(x: __m128i) -> __m128i {
 
 large!(
     Q2K, 84, d 80, Some(82), unsigned true, offset 0,
-    groups |p| two_bits(p.add(16)),
+    group |p, j| two_bits(p.add(16), j),
     scales |p| _mm_and_si128(load128(p), _mm_set1_epi8(15)),
     mins |p| _mm_and_si128(_mm_srli_epi16::<4>(load128(p)), _mm_set1_epi8(15))
 );
 
 large!(
     Q3K, 110, d 108, None, unsigned true, offset 4,
-    groups |p| {
-        let (q, h) = (two_bits(p.add(32)), load256(p));
-        [
-            _mm256_or_si256(q[0], shl!(h, 2, 4)),
-            _mm256_or_si256(q[1], shl!(h, 1, 4)),
-            _mm256_or_si256(q[2], shl!(h, 0, 4)),
-            _mm256_or_si256(q[3], shr!(h, 1, 4)),
-            _mm256_or_si256(q[4], shr!(h, 2, 4)),
-            _mm256_or_si256(q[5], shr!(h, 3, 4)),
-            _mm256_or_si256(q[6], shr!(h, 4, 4)),
-            _mm256_or_si256(q[7], shr!(h, 5, 4)),
-        ]
+    group |p, j| {
+        let (q, h) = (two_bits(p.add(32), j), load256(p));
+        let bit = match j {
+            0 => shl!(h, 2, 4),
+            1 => shl!(h, 1, 4),
+            2 => shl!(h, 0, 4),
+            3 => shr!(h, 1, 4),
+            4 => shr!(h, 2, 4),
+            5 => shr!(h, 3, 4),
+            6 => shr!(h, 4, 4),
+            _ => shr!(h, 5, 4),
+        };
+        _mm256_or_si256(q, bit)
     },
     scales |p| {
         // Sixteen low halves from eight bytes; two high bits each from four bytes.
@@ -184,25 +173,26 @@ large!(
 
 large!(
     Q4K, 144, d 0, Some(2), unsigned true, offset 0,
-    groups |p| four_bits(p.add(16)),
+    group |p, j| four_bits(p.add(16), j),
     scales |p| twice_low(scale_min(p)),
     mins |p| twice_high(scale_min(p))
 );
 
 large!(
     Q5K, 176, d 0, Some(2), unsigned true, offset 0,
-    groups |p| {
-        let (q, h) = (four_bits(p.add(48)), load256(p.add(16)));
-        [
-            _mm256_or_si256(q[0], shl!(h, 4, 16)),
-            _mm256_or_si256(q[1], shl!(h, 3, 16)),
-            _mm256_or_si256(q[2], shl!(h, 2, 16)),
-            _mm256_or_si256(q[3], shl!(h, 1, 16)),
-            _mm256_or_si256(q[4], shl!(h, 0, 16)),
-            _mm256_or_si256(q[5], shr!(h, 1, 16)),
-            _mm256_or_si256(q[6], shr!(h, 2, 16)),
-            _mm256_or_si256(q[7], shr!(h, 3, 16)),
-        ]
+    group |p, j| {
+        let (q, h) = (four_bits(p.add(48), j), load256(p.add(16)));
+        let bit = match j {
+            0 => shl!(h, 4, 16),
+            1 => shl!(h, 3, 16),
+            2 => shl!(h, 2, 16),
+            3 => shl!(h, 1, 16),
+            4 => shl!(h, 0, 16),
+            5 => shr!(h, 1, 16),
+            6 => shr!(h, 2, 16),
+            _ => shr!(h, 3, 16),
+        };
+        _mm256_or_si256(q, bit)
     },
     scales |p| twice_low(scale_min(p)),
     mins |p| twice_high(scale_min(p))
@@ -210,32 +200,28 @@ large!(
 
 large!(
     Q6K, 210, d 208, None, unsigned true, offset 32,
-    groups |p| {
-        let (a, b, c, d) = (load256(p), load256(p.add(32)), load256(p.add(64)), load256(p.add(96)));
-        let (g, h) = (load256(p.add(128)), load256(p.add(160)));
-        [
-            _mm256_or_si256(shr!(a, 0, 15), shl!(g, 4, 48)),
-            _mm256_or_si256(shr!(b, 0, 15), shl!(g, 2, 48)),
-            _mm256_or_si256(shr!(a, 4, 15), shl!(g, 0, 48)),
-            _mm256_or_si256(shr!(b, 4, 15), shr!(g, 2, 48)),
-            _mm256_or_si256(shr!(c, 0, 15), shl!(h, 4, 48)),
-            _mm256_or_si256(shr!(d, 0, 15), shl!(h, 2, 48)),
-            _mm256_or_si256(shr!(c, 4, 15), shl!(h, 0, 48)),
-            _mm256_or_si256(shr!(d, 4, 15), shr!(h, 2, 48)),
-        ]
+    group |p, j| {
+        let low = load256(p.add(64 * (j / 4) + 32 * (j % 2)));
+        let high = load256(p.add(128 + 32 * (j / 4)));
+        let low = if j % 4 < 2 { shr!(low, 0, 15) } else { shr!(low, 4, 15) };
+        let high = match j % 4 {
+            0 => shl!(high, 4, 48),
+            1 => shl!(high, 2, 48),
+            2 => shl!(high, 0, 48),
+            _ => shr!(high, 2, 48),
+        };
+        _mm256_or_si256(low, high)
     },
     scales |p| load128(p.add(192))
 );
 
 large!(
     Iq4Xs, 136, d 0, None, unsigned false, offset 0,
-    groups |p| {
+    group |p, j| {
         let values = both(load128(IQ4_VALUES.as_ptr().cast()));
-        array!(8, |j| {
-            let v = load128(p.add(8 + 16 * j));
-            let v = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(v), _mm_srli_epi16::<4>(v));
-            _mm256_shuffle_epi8(values, _mm256_and_si256(v, _mm256_set1_epi8(15)))
-        })
+        let v = load128(p.add(8 + 16 * j));
+        let v = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(v), _mm_srli_epi16::<4>(v));
+        _mm256_shuffle_epi8(values, _mm256_and_si256(v, _mm256_set1_epi8(15)))
     },
     scales |p| {
         // Eight low halves from four bytes, high bits from sixteen bits; every scale stands for two 16-groups.

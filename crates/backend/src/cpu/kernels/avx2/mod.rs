@@ -83,19 +83,6 @@ pub(super) fn both(x: __m128i) -> __m256i {
     _mm256_broadcastsi128_si256(x)
 }
 
-/// How far ahead the matrix-vector kernels ask for weights. They walk several rows at once, which the hardware's own
-/// prefetchers take for short streams that end; the bytes of those rows together are one long stream.
-pub(super) const AHEAD: usize = 8192;
-
-/// Asks for `bytes` bytes at `p`, which need not exist.
-#[inline(always)]
-pub(super) fn prefetch(p: *const u8, bytes: usize) {
-    for line in 0..bytes.div_ceil(64) {
-        // SAFETY: a prefetch never faults, whatever the address.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.wrapping_add(64 * line).cast()) }
-    }
-}
-
 /// # Safety
 /// `p` is readable for 32 bytes.
 #[inline]

@@ -8,9 +8,10 @@ use std::arch::x86_64::*;
 use quant::WeightType;
 
 use super::super::panel::{Panel, ROWS, UnpackFn};
+use super::super::prefetch;
 use super::large::{Iq4Xs, Large, Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::small::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Small};
-use super::{array, halves8, prefetch, transpose8};
+use super::{array, halves8, transpose8};
 
 /// The unpacker of a type.
 pub(in super::super) fn unpack(t: WeightType) -> UnpackFn {
@@ -104,9 +105,8 @@ unsafe fn large<T: Large>(rows: &[*const u8; ROWS], _blocks: usize, next: usize,
                 let pick = _mm256_add_epi32(pick, word_base());
                 scales[g] = _mm256_srai_epi16::<8>(_mm256_shuffle_epi8(heads[g / 4], pick));
             }
-            let groups = array!(8, |i| T::groups(p[i]));
             for j in 0..8 {
-                let words = transpose8(array!(8, |i| groups[i][j]));
+                let words = transpose8(array!(8, |i| T::group(p[i], j)));
                 for (i, w) in words.into_iter().enumerate() {
                     let (mut lo, mut hi) = (even(w), odd(w));
                     if T::OFFSET != 0 {

@@ -9,10 +9,10 @@ use quant::WeightType;
 
 use super::super::panel::ROWS;
 use super::super::variants::OneFn;
-use super::super::{ActsShared, ColPtr, RowSet};
+use super::super::{AHEAD, ActsShared, ColPtr, RowSet, prefetch};
 use super::large::{Iq4Xs, Large, Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::small::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Small};
-use super::{AHEAD, array, both, halves4, halves8, hsum4, hsum8, load64, load256, prefetch};
+use super::{array, both, halves4, halves8, hsum4, hsum8, load64, load256};
 
 /// The kernels of one instruction set: the same source, compiled with its features. With VNNI the compiler turns a
 /// product of pairs and an addition into `vpdpwssd`.
@@ -126,7 +126,7 @@ unsafe fn add_pairs<const VNNI: bool>(acc: __m256i, a: __m256i, b: __m256i) -> _
 unsafe fn block<T: Large, const VNNI: bool>(p: *const u8, x: &X) -> (__m256i, __m256i) {
     // SAFETY: the caller's promise; x holds 256 bytes.
     unsafe {
-        let (groups, scales, mins) = (T::groups(p), T::scales(p), T::mins(p));
+        let (scales, mins) = (T::scales(p), T::mins(p));
         // Even 16-groups to the low half, odd ones to the high half, as the 16-groups lie in a 32-group's register.
         let order = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
         let s = _mm256_mullo_epi16(_mm256_cvtepi8_epi16(_mm_shuffle_epi8(scales, order)), x.u);
@@ -135,16 +135,21 @@ unsafe fn block<T: Large, const VNNI: bool>(p: *const u8, x: &X) -> (__m256i, __
             let off = _mm256_mullo_epi16(_mm256_cvtepi8_epi16(scales), _mm256_set1_epi16(-T::OFFSET));
             acc = _mm256_madd_epi16(off, x.sums);
         }
-        for j in 0..8 {
-            let q = load256(x.q.add(32 * j));
-            let pairs = if T::UNSIGNED {
-                _mm256_maddubs_epi16(groups[j], q)
-            } else {
-                _mm256_maddubs_epi16(_mm256_abs_epi8(groups[j]), _mm256_sign_epi8(q, groups[j]))
+        macro_rules! groups {
+            ($($j:literal)*) => {
+                $(
+                    let (group, q) = (T::group(p, $j), load256(x.q.add(32 * $j)));
+                    let pairs = if T::UNSIGNED {
+                        _mm256_maddubs_epi16(group, q)
+                    } else {
+                        _mm256_maddubs_epi16(_mm256_abs_epi8(group), _mm256_sign_epi8(q, group))
+                    };
+                    let scale = _mm256_shuffle_epi8(s, load256(x.words[$j].as_ptr().cast()));
+                    acc = add_pairs::<VNNI>(acc, pairs, scale);
+                )*
             };
-            let scale = _mm256_shuffle_epi8(s, load256(x.words[j].as_ptr().cast()));
-            acc = add_pairs::<VNNI>(acc, pairs, scale);
         }
+        groups!(0 1 2 3 4 5 6 7);
         (acc, _mm256_madd_epi16(_mm256_cvtepu8_epi16(mins), x.sums))
     }
 }
