@@ -1,0 +1,236 @@
+//! A random model of one layer that holds every op, in any shape, for the tests of the CPU backend.
+#![allow(clippy::unwrap_used, dead_code)]
+
+use std::sync::Arc;
+
+use backend::{Backend, Batch, Limits, PAGE, Program};
+use checkpoint::Checkpoint;
+use checkpoint::gguf::Writer;
+use model::plan::*;
+use quant::WeightType;
+
+/// What the model looks like.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    pub d_model: usize,
+    pub n_head: usize,
+    pub n_kv: usize,
+    pub d_k: usize,
+    pub d_v: usize,
+    pub pairing: RopePairing,
+    pub window: Option<usize>,
+    pub softcap: Option<f32>,
+    pub act: Gate,
+    pub n_expert: usize,
+    pub n_used: usize,
+    pub d_ff: usize,
+    /// Types of q, k, gate, up, down, in turn.
+    pub types: [WeightType; 5],
+    pub fused: bool,
+}
+
+pub const N_VOCAB: usize = 97;
+
+/// Small, whole lanes.
+pub const PLAIN: Shape = Shape {
+    d_model: 64,
+    n_head: 4,
+    n_kv: 2,
+    d_k: 64,
+    d_v: 64,
+    pairing: RopePairing::Half,
+    window: None,
+    softcap: None,
+    act: Gate::Silu,
+    n_expert: 8,
+    n_used: 2,
+    d_ff: 96,
+    types: [WeightType::F32; 5],
+    fused: true,
+};
+
+/// A fixed stream of numbers in -1..1.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn bits(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33
+    }
+
+    pub fn float(&mut self) -> f32 {
+        self.bits() as f32 / (1u64 << 30) as f32 - 1.0
+    }
+}
+
+struct Maker {
+    plan: Plan,
+    writer: Writer<'static>,
+    random: Random,
+}
+
+impl Maker {
+    fn weight(&mut self, shape: &[usize], dtype: WeightType) -> Weight {
+        let name = format!("w{}", self.plan.weights.len());
+        let k = *shape.last().unwrap();
+        let rows: usize = shape[..shape.len() - 1].iter().product();
+        let row_bytes = dtype.row_bytes(k).unwrap();
+        let mut bytes = vec![0; rows * row_bytes];
+        let size = if shape.len() == 1 { 1.0 } else { (3.0 / k as f32).sqrt() };
+        for row in bytes.chunks_exact_mut(row_bytes) {
+            let x: Vec<f32> = (0..k).map(|_| self.random.float() * size).collect();
+            quant::encode_row(dtype, &x, row);
+        }
+        self.writer.tensor(&name, shape, dtype, bytes);
+        self.plan.weights.push(WeightDecl { name, dtype, shape: shape.to_vec() });
+        Weight(self.plan.weights.len() as u32 - 1)
+    }
+
+    fn buf(&mut self, rows: Rows, width: usize) -> Buf {
+        self.typed(rows, width, Elem::F32)
+    }
+
+    fn typed(&mut self, rows: Rows, width: usize, elem: Elem) -> Buf {
+        self.plan.bufs.push(BufDecl { name: format!("b{}", self.plan.bufs.len()), rows, width, elem });
+        Buf(self.plan.bufs.len() as u32 - 1)
+    }
+
+    fn op(&mut self, op: Op) {
+        self.plan.ops.push(op);
+        self.plan.layers.push(Some(0));
+    }
+
+    fn linear(&mut self, x: Buf, rows: Rows, n: usize, dtype: WeightType, bias: bool) -> Buf {
+        let k = self.plan.buf(x).width;
+        let w = self.weight(&[n, k], dtype);
+        let bias = bias.then(|| self.weight(&[n], WeightType::F32));
+        let out = self.buf(rows, n);
+        self.op(Op::Linear { x, parts: vec![LinearPart { w, bias, out }] });
+        out
+    }
+}
+
+/// Makes the model.
+pub fn model(s: Shape) -> (Plan, Arc<Checkpoint>) {
+    let plan = Plan {
+        arch: "random".into(),
+        n_vocab: N_VOCAB,
+        d_model: s.d_model,
+        n_ctx_train: 1 << 20,
+        weights: Vec::new(),
+        bufs: Vec::new(),
+        caches: vec![CacheDecl { n_kv: s.n_kv, d_k: s.d_k, d_v: s.d_v }],
+        ropes: vec![RopeDecl {
+            inv_freq: (0..s.d_k / 2 - 3).map(|i| 10_000f64.powf(-2.0 * i as f64 / s.d_k as f64)).collect(),
+            factor: 1.1,
+            pairing: s.pairing,
+        }],
+        ops: Vec::new(),
+        layers: Vec::new(),
+        logits: Buf(0),
+    };
+    let mut m = Maker { plan, writer: Writer::new(), random: Random(0x9e37_79b9_7f4a_7c15) };
+    let (t, d, eps) = (Rows::Tokens, s.d_model, 1e-6);
+    let [tq, tk, tg, tu, td] = s.types;
+
+    let x = m.buf(t, d);
+    let table = m.weight(&[N_VOCAB, d], WeightType::BF16);
+    m.op(Op::Embed { table, scale: 1.5, out: x });
+    let h = m.buf(t, d);
+    let w = m.weight(&[d], WeightType::F32);
+    m.op(Op::RmsNorm { x, residual: None, w, eps, out: h });
+    let q = m.linear(h, t, s.n_head * s.d_k, tq, true);
+    let k = m.linear(h, t, s.n_kv * s.d_k, tk, false);
+    let v = m.linear(h, t, s.n_kv * s.d_v, tq, false);
+    let w = m.weight(&[s.d_k], WeightType::F32);
+    for (x, n_head, w) in [(q, s.n_head, Some(w)), (k, s.n_kv, None)] {
+        m.op(Op::HeadNorm { x, w, eps, n_head, d_head: s.d_k });
+        m.op(Op::Rope { x, rope: Rope(0), n_head, d_head: s.d_k });
+    }
+    m.op(Op::KvAppend { cache: Cache(0), k, v });
+    let o = m.buf(t, s.n_head * s.d_v);
+    let (scale, window, softcap) = (3.0 / (s.d_k as f32).sqrt(), s.window, s.softcap);
+    m.op(Op::Attention { cache: Cache(0), q, n_head: s.n_head, scale, window, softcap, out: o });
+    let y = m.linear(o, t, d, tk, false);
+    m.op(Op::Add { x, y });
+    let h = m.buf(t, d);
+    let w = m.weight(&[d], WeightType::F32);
+    m.op(Op::RmsNorm { x, residual: None, w, eps, out: h });
+
+    let router = m.linear(h, t, s.n_expert, WeightType::F32, false);
+    let ids = m.typed(t, s.n_used, Elem::U32);
+    let weights = m.buf(t, s.n_used);
+    let kind = Router::Softmax { renormalise: s.fused, scale: 1.25 };
+    m.op(Op::Route { logits: router, router: kind, n_used: s.n_used, ids, weights });
+    let [gate, up] = [tg, tu].map(|ty| m.weight(&[s.n_expert, s.d_ff, d], ty));
+    let down = m.weight(&[s.n_expert, d, s.d_ff], td);
+    let (hidden, out) = (m.buf(Rows::Slots(s.n_used), s.d_ff), m.buf(Rows::Slots(s.n_used), d));
+    m.op(Op::Experts { x: h, ids, gate, up, down, act: s.act, hidden, out });
+    m.op(Op::Combine { x, y: out, weights, norm: None });
+    let h = m.buf(t, d);
+    let w = m.weight(&[d], WeightType::F32);
+    m.op(Op::RmsNorm { x, residual: None, w, eps, out: h });
+
+    let gate = m.linear(h, t, s.d_ff, tg, false);
+    let up = m.linear(h, t, s.d_ff, tu, false);
+    let out = m.buf(t, s.d_ff);
+    m.op(Op::GatedAct { gate, up, act: s.act, out });
+    let y = m.linear(out, t, d, td, true);
+    m.op(Op::Scale { x: y, scale: 0.7 });
+    m.op(Op::Add { x, y });
+    let picked = m.buf(Rows::Outputs, d);
+    m.op(Op::Select { x, out: picked });
+    let normed = m.buf(Rows::Outputs, d);
+    let w = m.weight(&[d], WeightType::F32);
+    m.op(Op::RmsNorm { x: picked, residual: None, w, eps, out: normed });
+    m.plan.logits = m.linear(normed, Rows::Outputs, N_VOCAB, WeightType::F16, false);
+    m.op(Op::Softcap { x: m.plan.logits, cap: 5.0 });
+
+    let mut bytes = Vec::new();
+    m.writer.write(&mut bytes).unwrap();
+    let mut plan = m.plan;
+    if s.fused {
+        passes::fuse(&mut plan);
+    }
+    (plan, Arc::new(checkpoint::from_bytes("random", bytes).unwrap()))
+}
+
+/// Up to three sequences in one program, each with pages that lie about.
+pub struct Session {
+    pub program: Box<dyn Program>,
+    pages: Vec<Vec<u32>>,
+    pub n_past: [usize; 3],
+    pub batch: Batch,
+}
+
+impl Session {
+    pub fn new(backend: &dyn Backend, (plan, weights): &(Plan, Arc<Checkpoint>), max_positions: usize) -> Session {
+        let each = max_positions.div_ceil(PAGE) as u32;
+        let n_pages = 3 * each as usize;
+        let max_tokens = max_positions.min(2000);
+        let limits = Limits { max_tokens, max_outputs: max_tokens, n_pages, max_positions };
+        let program = backend.compile(plan, weights.clone(), limits).unwrap();
+        let pages = (0..3).map(|s| (0..each).rev().map(|p| 3 * p + s).collect()).collect();
+        Session { program, pages, n_past: [0; 3], batch: Batch::default() }
+    }
+
+    /// Runs one step of `(sequence, tokens)` and returns the logits of all tokens.
+    pub fn step(&mut self, parts: &[(usize, &[u32])]) -> &[f32] {
+        self.batch.clear();
+        for &(s, tokens) in parts {
+            self.batch.push(tokens, self.n_past[s], &self.pages[s], 0..tokens.len());
+            self.n_past[s] += tokens.len();
+        }
+        let out = self.program.step(&self.batch).unwrap();
+        assert!(out.faults.is_empty());
+        out.logits
+    }
+}
+
+/// Tokens of a prompt.
+pub fn tokens(n: usize, seed: u64) -> Vec<u32> {
+    let mut random = Random(seed * 0x1234_5677 + 1);
+    (0..n).map(|_| (random.bits() % N_VOCAB as u64) as u32).collect()
+}

@@ -1,0 +1,135 @@
+//! The CPU backend against the reference, and against itself: the same bits whatever the instruction set, the number of
+//! threads, the cut of the prompt and the company in the batch.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use backend::cpu::{CacheType, Cpu, Isa};
+use backend::reference::Reference;
+use common::{N_VOCAB, PLAIN, Session, Shape, model, tokens};
+use model::plan::{Gate, RopePairing};
+use quant::WeightType::*;
+
+/// Shapes that differ from each other in every field.
+const SHAPES: [Shape; 5] = [
+    PLAIN,
+    Shape { n_head: 8, n_kv: 1, d_k: 128, d_v: 128, pairing: RopePairing::Interleaved, fused: false, ..PLAIN },
+    Shape { n_head: 3, n_kv: 3, d_k: 80, d_v: 80, window: Some(40), act: Gate::GeluTanh, n_used: 8, ..PLAIN },
+    Shape { d_model: 52, n_head: 10, n_kv: 2, d_k: 20, d_v: 24, softcap: Some(4.0), n_expert: 19, d_ff: 33, ..PLAIN },
+    Shape { n_head: 6, n_kv: 2, window: Some(513), types: [F32, BF16, F16, F32, BF16], n_used: 1, ..PLAIN },
+];
+
+/// Quantised types: of one kind, of both kinds beside each other, and gate and up of unlike kinds.
+const QUANTISED: [Shape; 3] = [
+    Shape { types: [Q8_0, Q4_0, Q4_1, Q5_0, Q8_0], ..PLAIN },
+    Shape { d_model: 256, d_ff: 256, types: [Q4_K, Q6_K, Q4_K, Q4_K, Q6_K], ..PLAIN },
+    Shape { d_model: 256, d_ff: 256, types: [Q4_K, Q8_0, Q4_K, Q8_0, Q5_K], ..PLAIN },
+];
+
+fn cpu(isa: Isa, threads: usize, cache: CacheType) -> Cpu {
+    Cpu { isa, threads, cache }
+}
+
+fn isas() -> impl Iterator<Item = Isa> {
+    Isa::ALL.into_iter().filter(|isa| isa.available())
+}
+
+fn same(found: &[f32], wanted: &[f32], what: &str) {
+    assert_eq!(found.len(), wanted.len(), "{what}");
+    if let Some(i) = (0..found.len()).find(|&i| found[i].to_bits() != wanted[i].to_bits()) {
+        panic!("{what}: row {} column {}: {} and {}", i / N_VOCAB, i % N_VOCAB, found[i], wanted[i]);
+    }
+}
+
+#[test]
+fn every_op_agrees_with_the_reference() {
+    for shape in SHAPES {
+        let model = model(shape);
+        for n in [1, 2, 3, 31, 32, 33, 100] {
+            let prompts: Vec<Vec<u32>> = (0..3).map(|s| tokens(n + 5 * s, s as u64)).collect();
+            let parts: Vec<(usize, &[u32])> = prompts.iter().enumerate().map(|(s, t)| (s, &t[..])).collect();
+            let mut exact = Session::new(&Reference, &model, 400);
+            let exact = exact.step(&parts);
+            let mut found = Session::new(&cpu(Isa::best(), 2, CacheType::F32), &model, 400);
+            let found = found.step(&parts);
+            let error = exact.iter().zip(found).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>();
+            let size = exact.iter().map(|a| f64::from(*a).powi(2)).sum::<f64>();
+            assert!((error / size).sqrt() < 2e-5, "{n} tokens of {shape:?}: {:e}", (error / size).sqrt());
+        }
+    }
+}
+
+#[test]
+fn instruction_sets_threads_chunks_and_company_change_no_bit() {
+    for (shape, cache) in SHAPES.iter().chain(&QUANTISED).zip([CacheType::F16, CacheType::F32].into_iter().cycle()) {
+        let model = model(*shape);
+        let prompt = tokens(70, 9);
+        let mut whole = Session::new(&cpu(Isa::Scalar, 1, cache), &model, 128);
+        let whole = whole.step(&[(0, &prompt)]).to_vec();
+        for isa in isas() {
+            for (threads, chunks) in [(1, &[70][..]), (2, &[1, 30, 1, 1, 37]), (3, &[33, 32, 5])] {
+                let mut session = Session::new(&cpu(isa, threads, cache), &model, 128);
+                let (mut at, mut logits) = (0, Vec::new());
+                for (i, &n) in chunks.iter().enumerate() {
+                    let others = [tokens(1 + i * 7, 1), tokens(3, 2)];
+                    let own = (0, &prompt[at..at + n]);
+                    let first = session.step(&[(1, &others[0]), own, (2, &others[1])]);
+                    let skip = others[0].len() * N_VOCAB;
+                    logits.extend_from_slice(&first[skip..skip + n * N_VOCAB]);
+                    at += n;
+                }
+                same(&logits, &whole, &format!("{isa}, {threads} threads, chunks {chunks:?}, {shape:?}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn segments_merge_alike_in_prefill_and_decode() {
+    for (shape, cache) in [(SHAPES[0], CacheType::F16), (SHAPES[3], CacheType::F32), (SHAPES[4], CacheType::F16)] {
+        let model = model(shape);
+        let prompt = tokens(1030, 4);
+        let mut whole = Session::new(&cpu(Isa::best(), 1, cache), &model, 1056);
+        let whole = whole.step(&[(0, &prompt)]).to_vec();
+        for threads in [2, 3] {
+            let mut session = Session::new(&cpu(Isa::best(), threads, cache), &model, 1056);
+            let mut at = 0;
+            for n in [511, 1, 1, 1, 510, 1, 1, 4] {
+                let logits = session.step(&[(0, &prompt[at..at + n])]);
+                same(logits, &whole[at * N_VOCAB..(at + n) * N_VOCAB], &format!("{threads} threads, token {at}"));
+                at += n;
+            }
+        }
+    }
+}
+
+#[test]
+fn contexts_longer_than_a_round_of_segments_give_the_same_bits() {
+    let model = model(Shape { n_head: 8, n_kv: 4, ..PLAIN });
+    let run = |isa, threads| {
+        let mut session = Session::new(&cpu(isa, threads, CacheType::F16), &model, 21_000);
+        session.step(&[(0, &tokens(300, 3))]);
+        // What lies between is a cache of zeros.
+        session.n_past[0] = 20_000;
+        session.step(&[(0, &tokens(3, 5)), (1, &tokens(2, 6))]).to_vec()
+    };
+    let wanted = run(Isa::best(), 1);
+    assert!(wanted.iter().all(|x| x.is_finite()));
+    for threads in [2, 3] {
+        same(&run(Isa::best(), threads), &wanted, &format!("{threads} threads"));
+    }
+}
+
+#[test]
+fn what_lies_in_unwritten_positions_is_never_seen() {
+    let model = model(PLAIN);
+    let prompt = tokens(40, 7);
+    let backend = cpu(Isa::best(), 1, CacheType::F16);
+    let mut fresh = Session::new(&backend, &model, 64);
+    let wanted = fresh.step(&[(0, &prompt)]).to_vec();
+    // The same pages, used before by a longer sequence.
+    let mut used = Session::new(&backend, &model, 64);
+    used.step(&[(0, &tokens(64, 8))]);
+    used.n_past[0] = 0;
+    same(used.step(&[(0, &prompt)]), &wanted, "pages used before");
+}
