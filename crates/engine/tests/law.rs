@@ -6,6 +6,7 @@ mod toy;
 use std::path::Path;
 use std::sync::Arc;
 
+use backend::cpu::{CacheType, Cpu};
 use backend::{Backend, Limits, reference::Reference};
 use checkpoint::Checkpoint;
 use engine::scheduler::{Engine, Options, Request};
@@ -53,7 +54,13 @@ impl Model {
 
 #[test]
 fn company_changes_nothing() {
-    let programs: [(&dyn Backend, &str); 1] = [(&Reference, "../shared/fixtures/models/qwen3moe/model-q4_k_m.gguf")];
+    let cpu = |threads, cache| Cpu { threads, cache, ..Cpu::default() };
+    let embedded = "models/fable-29m-a10m-q4_k_m.gguf";
+    let programs: [(&dyn Backend, &str); 3] = [
+        (&cpu(1, CacheType::F16), embedded),
+        (&cpu(2, CacheType::F32), embedded),
+        (&Reference, "../shared/fixtures/models/qwen3moe/model-q4_k_m.gguf"),
+    ];
     for (backend, path) in programs {
         let Some(model) = Model::open(path) else { continue };
         let shapes = [(0, 1, 0.0, 70), (0, 20, 0.7, 60), (70, 9, 0.8, 12), (70, 5, 0.0, 6)];
