@@ -9,8 +9,10 @@ use crate::cpu::lanes::Lanes;
 use super::panel::ROWS;
 use super::{AHEAD, ColPtr, RowSet, prefetch};
 
-/// Rows that the many-column kernels hold as f32 at a time.
-pub(super) const FLOAT_ROWS: usize = 2;
+/// Rows that the many-column kernels hold as f32 at a time: a tile.
+pub(super) const FLOAT_ROWS: usize = ROWS;
+/// Rows and columns whose sums are in registers at a time: 12 of AVX2's 16.
+const PAIR: usize = 2;
 const FLOAT_COLS: usize = 3;
 
 /// How 16 weights become f32.
@@ -140,30 +142,35 @@ unsafe fn one<L: Lanes, W: Weights>(set: &RowSet, col: &ColPtr, out: &mut [f32; 
 
 #[inline(always)]
 unsafe fn many<L: Lanes, W: Weights>(set: &RowSet, cols: &[ColPtr], acc: &mut [[f32; ROWS]], floats: &mut [f32]) {
-    for r in (0..set.n).step_by(FLOAT_ROWS) {
-        let mut rows = [std::ptr::null(); FLOAT_ROWS];
-        for i in 0..FLOAT_ROWS {
-            rows[i] = set.row(r + i);
-            if W::BYTES != 4 {
-                let wide = &mut floats[i * set.k..][..set.k];
-                // SAFETY: the row has k weights.
-                unsafe { widen::<L, W>(rows[i], wide) };
-                rows[i] = wide.as_ptr().cast();
-            }
+    let mut rows = [std::ptr::null(); ROWS];
+    for r in 0..ROWS {
+        rows[r] = set.row(r);
+        if W::BYTES != 4 && r < set.n {
+            let wide = &mut floats[r * set.k..][..set.k];
+            // SAFETY: the row has k weights.
+            unsafe { widen::<L, W>(rows[r], wide) };
         }
-        let mut c = 0;
-        while c < cols.len() {
-            let n = (cols.len() - c).min(FLOAT_COLS);
+    }
+    if W::BYTES != 4 {
+        for r in 0..ROWS {
+            rows[r] = floats[r.min(set.n - 1) * set.k..].as_ptr().cast();
+        }
+    }
+    // Columns outside: three of them stay in the first-level cache while all rows pass.
+    let mut c = 0;
+    while c < cols.len() {
+        let n = (cols.len() - c).min(FLOAT_COLS);
+        for r in (0..set.n).step_by(PAIR) {
             // SAFETY: the caller's promise about rows and columns; widened rows have k values.
             unsafe {
                 match n {
-                    1 => group::<L, 1>(rows, &cols[c..], set.k, &mut acc[c..], r),
-                    2 => group::<L, 2>(rows, &cols[c..], set.k, &mut acc[c..], r),
-                    _ => group::<L, 3>(rows, &cols[c..], set.k, &mut acc[c..], r),
+                    1 => group::<L, 1>([rows[r], rows[r + 1]], &cols[c..], set.k, &mut acc[c..], r),
+                    2 => group::<L, 2>([rows[r], rows[r + 1]], &cols[c..], set.k, &mut acc[c..], r),
+                    _ => group::<L, 3>([rows[r], rows[r + 1]], &cols[c..], set.k, &mut acc[c..], r),
                 }
             }
-            c += n;
         }
+        c += n;
     }
 }
 
@@ -185,7 +192,7 @@ unsafe fn widen<L: Lanes, W: Weights>(row: *const u8, wide: &mut [f32]) {
 
 #[inline(always)]
 unsafe fn group<L: Lanes, const C: usize>(
-    rows: [*const u8; FLOAT_ROWS],
+    rows: [*const u8; PAIR],
     cols: &[ColPtr],
     k: usize,
     acc: &mut [[f32; ROWS]],
@@ -193,9 +200,9 @@ unsafe fn group<L: Lanes, const C: usize>(
 ) {
     let x: [*const f32; C] = std::array::from_fn(|c| cols[c].row.q.cast_const().cast());
     // SAFETY: the caller's promise.
-    let y = unsafe { dots::<L, F32, FLOAT_ROWS, C>(rows, x, k, None) };
+    let y = unsafe { dots::<L, F32, PAIR, C>(rows, x, k, None) };
     for c in 0..C {
-        for i in 0..FLOAT_ROWS {
+        for i in 0..PAIR {
             acc[c][r + i] = y[i][c];
         }
     }

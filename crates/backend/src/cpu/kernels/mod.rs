@@ -84,7 +84,7 @@ pub struct Scratch {
     acc: Box<[[f32; ROWS]; COLS]>,
     acc2: Box<[[f32; ROWS]; COLS]>,
     cols: Box<[ColPtr; COLS]>,
-    /// Weights of four rows as f32.
+    /// Weights of a tile as f32.
     floats: Vec<f32>,
 }
 
@@ -280,7 +280,7 @@ impl Kernels {
                 }
             }
             // SAFETY: `check` compared the shapes, `new` the instruction set; `floats` is long enough by the assertion.
-            Many::Float(many) if n_cols > 1 => {
+            Many::Float(many) if n_cols >= variants::FLOAT_FROM => {
                 assert!(scratch.floats.len() >= variants::FLOAT_ROWS * set.k, "scratch is for shorter rows");
                 // SAFETY: as said above.
                 unsafe { many(set, cols, acc, &mut scratch.floats) }

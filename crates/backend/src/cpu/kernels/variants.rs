@@ -96,6 +96,9 @@ pub(super) fn variant(t: WeightType, isa: Isa) -> Variant {
     }
 }
 
+/// Columns from which widening float rows costs less than a matrix-vector product for each column.
+pub(super) const FLOAT_FROM: usize = 4;
+
 /// Columns from which unpacking a panel costs less than a matrix-vector product for each column (measured on Zen 4).
 fn panel_from(t: WeightType) -> usize {
     if t.act() == ActKind::Block32 { 3 } else { 4 }

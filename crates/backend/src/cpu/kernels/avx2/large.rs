@@ -72,7 +72,7 @@ unsafe fn two_bits(p: *const u8, j: usize) -> __m256i {
 unsafe fn four_bits(p: *const u8, j: usize) -> __m256i {
     // SAFETY: the caller's promise: 128 bytes.
     let v = unsafe { load256(p.add(j / 2 * 32)) };
-    if j % 2 == 0 { shr!(v, 0, 15) } else { shr!(v, 4, 15) }
+    if j.is_multiple_of(2) { shr!(v, 0, 15) } else { shr!(v, 4, 15) }
 }
 
 /// Scales and minimums of Q4_K and Q5_K: words `[scales 0..4, scales 4..8, minimums 0..4, minimums 4..8]` from the
