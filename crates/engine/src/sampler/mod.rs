@@ -1,1 +1,375 @@
-//! From logits to a token.
+//! From logits to a token. Knows no text and no model: rows of numbers and token ids only.
+//!
+//! The chain and the meaning of its parameters are those llama.cpp made common, so that settings carry over. All arithmetic is
+//! f64 with the exponential and logarithm of `libm`, and the random numbers are PCG32: the same seed and the same logits give the
+//! same tokens on every platform. After warm-up nothing is allocated per token.
+
+mod dry;
+mod mirostat;
+mod random;
+mod stages;
+
+use random::Pcg32;
+use stages::Candidates;
+
+/// A step of the chain. Steps whose parameter switches them off cost nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// Repetition (CTRL, Keskar et al. 2019, arXiv:1909.05858), frequency and presence penalties.
+    Penalties,
+    /// "Don't repeat yourself": a penalty growing with the length of the repetition (p-e-w, text-generation-webui #5677).
+    Dry,
+    /// Keeps logits within n standard deviations of the best (Tang et al. 2024, arXiv:2411.07641).
+    TopNSigma,
+    /// Keeps the k best (Fan et al. 2018, arXiv:1805.04833).
+    TopK,
+    /// Locally typical sampling (Meister et al. 2022, arXiv:2202.00666).
+    Typical,
+    /// Nucleus sampling (Holtzman et al. 2019, arXiv:1904.09751).
+    TopP,
+    /// Keeps what has at least a share of the best probability (Nguyen et al. 2024, arXiv:2407.01082).
+    MinP,
+    /// "Exclude top choices": drops all but the last of the likely ones, now and then (p-e-w, text-generation-webui #6335).
+    Xtc,
+    /// Temperature, fixed or by entropy.
+    Temperature,
+}
+
+/// The usual order.
+pub const DEFAULT_CHAIN: [Stage; 9] = [
+    Stage::Penalties,
+    Stage::Dry,
+    Stage::TopNSigma,
+    Stage::TopK,
+    Stage::Typical,
+    Stage::TopP,
+    Stage::MinP,
+    Stage::Xtc,
+    Stage::Temperature,
+];
+
+/// Mirostat (Basu et al. 2020, arXiv:2007.14966): holds the surprise of the text near a target. It takes the place of the chain:
+/// only logit bias and temperature come before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mirostat {
+    /// Not used.
+    #[default]
+    Off,
+    /// With the estimate of the Zipf exponent.
+    V1,
+    /// By cutting off what is more surprising than the running bound.
+    V2,
+}
+
+/// How tokens are chosen.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SamplerParams {
+    /// Start of the random numbers.
+    pub seed: u64,
+    /// At or below 0 the most likely token is taken, after logit bias, penalties and dry; ties go to the lower id.
+    pub temperature: f32,
+    /// How far the temperature moves with the entropy, each way; 0: not at all.
+    pub dynatemp_range: f32,
+    /// Power of the normalised entropy.
+    pub dynatemp_exponent: f32,
+    /// 0: off.
+    pub top_k: usize,
+    /// 1: off.
+    pub top_p: f32,
+    /// 0: off.
+    pub min_p: f32,
+    /// 1: off.
+    pub typical_p: f32,
+    /// At or below 0: off.
+    pub top_n_sigma: f32,
+    /// Chance that xtc acts on a token; 0: off.
+    pub xtc_probability: f32,
+    /// Probability from which a token counts as a top choice; above 0.5: off.
+    pub xtc_threshold: f32,
+    /// Every truncating step keeps at least so many candidates.
+    pub min_keep: usize,
+    /// How many of the last tokens the penalties look at; 0: off.
+    pub penalty_last_n: usize,
+    /// Divides (or, below 0, multiplies) the logits of seen tokens; 1: off.
+    pub penalty_repeat: f32,
+    /// Subtracted per occurrence; 0: off.
+    pub penalty_frequency: f32,
+    /// Subtracted once; 0: off.
+    pub penalty_presence: f32,
+    /// Size of the dry penalty; 0: off.
+    pub dry_multiplier: f32,
+    /// Growth of the dry penalty per repeated token; below 1: off.
+    pub dry_base: f32,
+    /// Repetitions shorter than this are free.
+    pub dry_allowed_length: usize,
+    /// How many of the last tokens dry looks at; 0: off.
+    pub dry_last_n: usize,
+    /// Token sequences across which dry sees no repetition, e.g. the tokens of "\n".
+    pub dry_breakers: Vec<Vec<u32>>,
+    /// Added to the logits of these tokens before everything else; minus infinity forbids a token.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Whether and which mirostat.
+    pub mirostat: Mirostat,
+    /// Target surprise in bits.
+    pub mirostat_tau: f32,
+    /// Learning rate.
+    pub mirostat_eta: f32,
+    /// The steps, in order.
+    pub chain: Vec<Stage>,
+}
+
+impl Default for SamplerParams {
+    fn default() -> SamplerParams {
+        SamplerParams {
+            seed: 0,
+            temperature: 0.8,
+            dynatemp_range: 0.0,
+            dynatemp_exponent: 1.0,
+            top_k: 40,
+            top_p: 0.95,
+            min_p: 0.05,
+            typical_p: 1.0,
+            top_n_sigma: -1.0,
+            xtc_probability: 0.0,
+            xtc_threshold: 0.1,
+            min_keep: 0,
+            penalty_last_n: 64,
+            penalty_repeat: 1.0,
+            penalty_frequency: 0.0,
+            penalty_presence: 0.0,
+            dry_multiplier: 0.0,
+            dry_base: 1.75,
+            dry_allowed_length: 2,
+            dry_last_n: 64,
+            dry_breakers: Vec::new(),
+            logit_bias: Vec::new(),
+            mirostat: Mirostat::Off,
+            mirostat_tau: 5.0,
+            mirostat_eta: 0.1,
+            chain: DEFAULT_CHAIN.to_vec(),
+        }
+    }
+}
+
+impl SamplerParams {
+    /// Always the most likely token.
+    pub fn greedy() -> SamplerParams {
+        SamplerParams { temperature: 0.0, ..SamplerParams::default() }
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        const ANY: (f32, f32) = (-f32::MAX, f32::MAX);
+        let ranges = [
+            ("temperature", self.temperature, ANY),
+            ("dynatemp_range", self.dynatemp_range, (0.0, f32::MAX)),
+            ("dynatemp_exponent", self.dynatemp_exponent, (0.0, f32::MAX)),
+            ("top_p", self.top_p, (0.0, 1.0)),
+            ("min_p", self.min_p, (0.0, 1.0)),
+            ("typical_p", self.typical_p, (0.0, 1.0)),
+            ("top_n_sigma", self.top_n_sigma, ANY),
+            ("xtc_probability", self.xtc_probability, (0.0, 1.0)),
+            ("xtc_threshold", self.xtc_threshold, (0.0, 1.0)),
+            ("penalty_repeat", self.penalty_repeat, (f32::MIN_POSITIVE, f32::MAX)),
+            ("penalty_frequency", self.penalty_frequency, ANY),
+            ("penalty_presence", self.penalty_presence, ANY),
+            ("dry_multiplier", self.dry_multiplier, (0.0, f32::MAX)),
+            ("dry_base", self.dry_base, (0.0, f32::MAX)),
+            ("mirostat_tau", self.mirostat_tau, (0.0, f32::MAX)),
+            ("mirostat_eta", self.mirostat_eta, (0.0, 1.0)),
+        ];
+        for (name, value, (low, high)) in ranges {
+            if !(low..=high).contains(&value) {
+                return Err(Error::Param { name, value, low, high });
+            }
+        }
+        match self.logit_bias.iter().find(|(_, b)| b.is_nan() || *b == f32::INFINITY) {
+            Some(&(token, value)) => Err(Error::Bias { token, value }),
+            None => Ok(()),
+        }
+    }
+
+    fn penalises(&self) -> bool {
+        self.penalty_last_n > 0
+            && (self.penalty_repeat != 1.0 || self.penalty_frequency != 0.0 || self.penalty_presence != 0.0)
+    }
+
+    fn dries(&self) -> bool {
+        self.dry_multiplier > 0.0 && self.dry_base >= 1.0 && self.dry_last_n > 0
+    }
+}
+
+/// Why no token could be chosen. Continues "failed to".
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+pub enum Error {
+    /// A parameter is out of its range or not a number.
+    #[error("set up the sampler: {name} is {value}, it must lie between {low:e} and {high:e}")]
+    Param {
+        /// Its name.
+        name: &'static str,
+        /// Its value.
+        value: f32,
+        /// The smallest allowed.
+        low: f32,
+        /// The largest allowed.
+        high: f32,
+    },
+    /// A logit bias is NaN or infinite upwards.
+    #[error("set up the sampler: the logit bias of token {token} is {value}, it must be a number or minus infinity")]
+    Bias {
+        /// The token.
+        token: u32,
+        /// Its bias.
+        value: f32,
+    },
+    /// The model gave NaN or plus infinity.
+    #[error("sample a token: the logit of token {token} is {value}")]
+    Logit {
+        /// The token.
+        token: u32,
+        /// Its logit.
+        value: f32,
+    },
+    /// Nothing is left: every token is forbidden, or there are none.
+    #[error("sample a token: none of the {n_vocab} tokens is allowed")]
+    Nothing {
+        /// Length of the row.
+        n_vocab: usize,
+    },
+}
+
+/// A chosen token.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sampled {
+    /// Its id.
+    pub token: u32,
+    /// Natural logarithm of the probability that the model gave it, before any step of the chain.
+    pub logprob: f32,
+}
+
+/// Chooses the tokens of one text. It remembers what was accepted.
+#[derive(Debug, Clone)]
+pub struct Sampler {
+    params: SamplerParams,
+    /// The steps that do something.
+    chain: Vec<Stage>,
+    random: Pcg32,
+    /// The last tokens: at least as many as any step looks at, when there were so many.
+    history: Vec<u32>,
+    window: usize,
+    candidates: Candidates,
+    dry: dry::Dry,
+    mu: f64,
+}
+
+impl Sampler {
+    /// A sampler with nothing accepted yet.
+    ///
+    /// # Errors
+    /// [`Error::Param`] or [`Error::Bias`] with the name of what is out of range.
+    pub fn new(params: SamplerParams) -> Result<Sampler, Error> {
+        params.check()?;
+        let p = &params;
+        let mut window = 0;
+        let chain: Vec<Stage> = match p.mirostat {
+            Mirostat::Off => p.chain.clone(),
+            _ => vec![Stage::Temperature],
+        };
+        let chain: Vec<Stage> = chain.into_iter().filter(|s| stages::acts(*s, p)).collect();
+        for stage in &chain {
+            match stage {
+                Stage::Penalties => window = window.max(p.penalty_last_n),
+                Stage::Dry => window = window.max(p.dry_last_n),
+                _ => {}
+            }
+        }
+        Ok(Sampler {
+            chain,
+            random: Pcg32::new(p.seed),
+            history: Vec::new(),
+            window,
+            candidates: Candidates::default(),
+            dry: dry::Dry::new(&p.dry_breakers),
+            mu: 2.0 * f64::from(p.mirostat_tau),
+            params,
+        })
+    }
+
+    /// Tells the sampler that a token became part of the text: of the prompt, or one it chose.
+    pub fn accept(&mut self, token: u32) {
+        if self.window == 0 {
+            return;
+        }
+        // Twice the window is held, so that the older half leaves in one move and seldom.
+        if self.history.len() >= self.window.saturating_mul(2) {
+            self.history.drain(..self.history.len() - self.window + 1);
+        }
+        self.history.push(token);
+    }
+
+    /// Chooses a token from one row of logits, [n_vocab]. Does not accept it.
+    ///
+    /// # Errors
+    /// [`Error::Logit`] for a row with NaN or plus infinity, [`Error::Nothing`] when no token is allowed.
+    pub fn sample(&mut self, logits: &[f32]) -> Result<Sampled, Error> {
+        let (max, max_at) = stages::argmax(logits)?;
+        let greedy = self.params.temperature <= 0.0;
+        let changes =
+            !self.params.logit_bias.is_empty() || self.chain.iter().any(|s| matches!(s, Stage::Penalties | Stage::Dry));
+        let token = if greedy && !changes { max_at } else { self.choose(logits, greedy)? };
+        Ok(Sampled { token, logprob: logprob(logits[token as usize], max, logits) })
+    }
+
+    fn choose(&mut self, logits: &[f32], greedy: bool) -> Result<u32, Error> {
+        let Sampler { params: p, candidates: c, .. } = self;
+        c.load(logits, &p.logit_bias);
+        if c.is_empty() {
+            return Err(Error::Nothing { n_vocab: logits.len() });
+        }
+        for i in 0..self.chain.len() {
+            let tail = |n: usize| &self.history[self.history.len().saturating_sub(n)..];
+            match self.chain[i] {
+                Stage::Penalties => c.penalties(p, tail(p.penalty_last_n)),
+                Stage::Dry => self.dry.apply(c, p, tail(p.dry_last_n)),
+                _ if greedy => {}
+                Stage::TopNSigma => c.top_n_sigma(p),
+                Stage::TopK => c.top_k(p.top_k.max(p.min_keep)),
+                Stage::Typical => c.typical(p),
+                Stage::TopP => c.top_p(p),
+                Stage::MinP => c.min_p(p),
+                Stage::Xtc => c.xtc(p, &mut self.random),
+                Stage::Temperature => c.temperature(p),
+            }
+        }
+        if greedy {
+            return Ok(c.best());
+        }
+        match p.mirostat {
+            Mirostat::Off => Ok(c.draw(&mut self.random).0),
+            Mirostat::V1 => Ok(mirostat::v1(c, p, &mut self.mu, logits.len(), &mut self.random)),
+            Mirostat::V2 => Ok(mirostat::v2(c, p, &mut self.mu, &mut self.random)),
+        }
+    }
+
+    /// Appends the `n` most likely tokens of the unmodified row with the logarithms of their probabilities, best first.
+    ///
+    /// # Errors
+    /// [`Error::Logit`], [`Error::Nothing`].
+    pub fn logprobs(&mut self, logits: &[f32], n: usize, out: &mut Vec<(u32, f32)>) -> Result<(), Error> {
+        let (max, _) = stages::argmax(logits)?;
+        if n == 0 {
+            return Ok(());
+        }
+        self.candidates.load(logits, &[]);
+        self.candidates.top_k(n);
+        let sum = stages::log_sum_exp(max, logits);
+        out.extend(self.candidates.iter().map(|c| (c.id, (c.logit - sum) as f32)));
+        Ok(())
+    }
+}
+
+fn logprob(logit: f32, max: f32, logits: &[f32]) -> f32 {
+    (f64::from(logit) - stages::log_sum_exp(max, logits)) as f32
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,377 @@
+//! The candidates for the next token, and the steps that reweigh and drop them. Each step is short; its paper stands at
+//! [`super::Stage`].
+
+use std::cmp::Ordering;
+use std::ops::Deref;
+
+use super::random::Pcg32;
+use super::{Error, SamplerParams, Stage};
+
+/// A token that may still be chosen.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Candidate {
+    /// Token id.
+    pub id: u32,
+    /// Its logit; finite.
+    pub logit: f64,
+}
+
+/// How the candidates lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Order {
+    #[default]
+    ById,
+    BestFirst,
+}
+
+/// What is left of the vocabulary, with buffers that are reused from token to token. Never empty once loaded with a candidate.
+#[derive(Debug, Clone, Default)]
+pub struct Candidates {
+    all: Vec<Candidate>,
+    order: Order,
+    p: Vec<f64>,
+    scratch: Vec<(f64, Candidate)>,
+    seen: Vec<u32>,
+    counts: Vec<(u32, usize)>,
+}
+
+impl Deref for Candidates {
+    type Target = [Candidate];
+
+    fn deref(&self) -> &[Candidate] {
+        &self.all
+    }
+}
+
+/// Whether a step does anything with these parameters.
+pub fn acts(stage: Stage, p: &SamplerParams) -> bool {
+    match stage {
+        Stage::Penalties => p.penalises(),
+        Stage::Dry => p.dries(),
+        Stage::TopNSigma => p.top_n_sigma > 0.0,
+        Stage::TopK => p.top_k > 0,
+        Stage::Typical => p.typical_p < 1.0,
+        Stage::TopP => p.top_p < 1.0,
+        Stage::MinP => p.min_p > 0.0,
+        Stage::Xtc => p.xtc_probability > 0.0 && p.xtc_threshold <= 0.5,
+        Stage::Temperature => p.temperature != 1.0 || p.dynatemp_range > 0.0,
+    }
+}
+
+/// The largest logit and its token, the lower id at a tie.
+///
+/// # Errors
+/// The row holds NaN or plus infinity, or nothing but minus infinity.
+pub fn argmax(logits: &[f32]) -> Result<(f32, u32), Error> {
+    // Lanes without branches run at memory speed; the place is looked for afterwards.
+    const LANES: usize = 16;
+    let (mut max, mut bad) = ([f32::NEG_INFINITY; LANES], [false; LANES]);
+    let chunks = logits.chunks_exact(LANES);
+    let rest = chunks.remainder();
+    let mut take = |lane: usize, l: f32| {
+        max[lane] = if l > max[lane] { l } else { max[lane] };
+        // True for NaN as well.
+        bad[lane] |= l.partial_cmp(&f32::INFINITY) != Some(Ordering::Less);
+    };
+    for chunk in chunks {
+        for lane in 0..LANES {
+            take(lane, chunk[lane]);
+        }
+    }
+    for (lane, &l) in rest.iter().enumerate() {
+        take(lane, l);
+    }
+    if bad.contains(&true)
+        && let Some(i) = logits.iter().position(|&l| l.is_nan() || l == f32::INFINITY)
+    {
+        return Err(Error::Logit { token: i as u32, value: logits[i] });
+    }
+    let max = max.into_iter().fold(f32::NEG_INFINITY, f32::max);
+    match logits.iter().position(|&l| l == max) {
+        Some(i) if max > f32::NEG_INFINITY => Ok((max, i as u32)),
+        _ => Err(Error::Nothing { n_vocab: logits.len() }),
+    }
+}
+
+/// ln of the sum of the exponentials of a row whose maximum is known.
+pub fn log_sum_exp(max: f32, logits: &[f32]) -> f64 {
+    const LANES: usize = 8;
+    let mut sums = [0.0f64; LANES];
+    let chunks = logits.chunks_exact(LANES);
+    let rest = chunks.remainder();
+    for chunk in chunks {
+        for (sum, &l) in sums.iter_mut().zip(chunk) {
+            *sum += f64::from(exp_below_zero(l - max));
+        }
+    }
+    let tail: f64 = rest.iter().map(|&l| f64::from(exp_below_zero(l - max))).sum();
+    f64::from(max) + libm::log(sums.iter().sum::<f64>() + tail)
+}
+
+/// exp(x) for x <= 0 with a relative error below 3e-7, 0 below -87. Additions and multiplications only, so that the compiler can
+/// use vector instructions and the bits are the same everywhere. Range reduction by multiples of ln 2 after Cody and Waite 1980.
+fn exp_below_zero(x: f32) -> f32 {
+    let clamped = if x > -87.0 { x } else { -87.0 };
+    let shifted = clamped * std::f32::consts::LOG2_E + 12_582_912.0; // rounds to a whole number in the low bits
+    let n = shifted - 12_582_912.0;
+    let r = (clamped - n * 0.693_359_4) - n * -2.121_944_4e-4;
+    let poly = 1.0 + r * (1.0 + r * (0.5 + r * (1.0 / 6.0 + r * (1.0 / 24.0 + r * (1.0 / 120.0 + r * (1.0 / 720.0))))));
+    // The low bits of `shifted` are n; moved into the exponent they make 2^n.
+    let scale = f32::from_bits(shifted.to_bits().wrapping_add(127) << 23);
+    if x > -87.0 { poly * scale } else { 0.0 }
+}
+
+fn best_first(a: &Candidate, b: &Candidate) -> Ordering {
+    b.logit.partial_cmp(&a.logit).unwrap_or(Ordering::Equal).then(a.id.cmp(&b.id))
+}
+
+impl Candidates {
+    /// Takes a row, without what is impossible in it or forbidden by the bias.
+    pub fn load(&mut self, logits: &[f32], bias: &[(u32, f32)]) {
+        let row = logits.iter().enumerate();
+        self.all.clear();
+        self.all.extend(row.map(|(id, &l)| Candidate { id: id as u32, logit: f64::from(l) }));
+        self.order = Order::ById;
+        for &(id, bias) in bias {
+            if let Some(c) = self.all.get_mut(id as usize) {
+                c.logit += f64::from(bias);
+            }
+        }
+        self.all.retain(|c| c.logit > f64::NEG_INFINITY);
+    }
+
+    /// The best candidate's token.
+    pub fn best(&self) -> u32 {
+        self.all.iter().min_by(|a, b| best_first(a, b)).map_or(0, |c| c.id)
+    }
+
+    /// Changes the logits of listed tokens; `list` is sorted by token and names each once.
+    pub fn change(&mut self, list: &[(u32, usize)], f: impl Fn(f64, usize) -> f64) {
+        for &(id, n) in list {
+            let at = match self.order {
+                Order::ById => self.all.binary_search_by_key(&id, |c| c.id).ok(),
+                Order::BestFirst => self.all.iter().position(|c| c.id == id),
+            };
+            if let Some(at) = at {
+                self.all[at].logit = f(self.all[at].logit, n);
+            }
+        }
+        if self.order == Order::BestFirst {
+            self.all.sort_unstable_by(best_first);
+        }
+    }
+
+    /// Repetition, frequency and presence penalties for the tokens of `window`.
+    pub fn penalties(&mut self, p: &SamplerParams, window: &[u32]) {
+        self.seen.clear();
+        self.seen.extend(window);
+        self.seen.sort_unstable();
+        self.counts.clear();
+        self.counts.extend(self.seen.chunk_by(|a, b| a == b).map(|run| (run[0], run.len())));
+        let (repeat, each, once) =
+            (f64::from(p.penalty_repeat), f64::from(p.penalty_frequency), f64::from(p.penalty_presence));
+        let counts = std::mem::take(&mut self.counts);
+        self.change(&counts, |logit, n| {
+            let logit = if logit <= 0.0 { logit * repeat } else { logit / repeat };
+            logit - n as f64 * each - once
+        });
+        self.counts = counts;
+    }
+
+    /// Puts the `n` best first, in order, and leaves the others behind them in no order. `n` is at most the length.
+    fn sort_best(&mut self, n: usize) {
+        if n < self.all.len() {
+            self.all.select_nth_unstable_by(n, best_first);
+        }
+        self.all[..n].sort_unstable_by(best_first);
+    }
+
+    /// Orders all candidates, best first.
+    pub fn sort_all(&mut self) {
+        if self.order != Order::BestFirst {
+            self.sort_best(self.all.len());
+            self.order = Order::BestFirst;
+        }
+    }
+
+    /// Keeps the `k` best, at least one.
+    pub fn top_k(&mut self, k: usize) {
+        let k = k.clamp(1, self.all.len().max(1));
+        if self.order == Order::BestFirst {
+            self.all.truncate(k);
+            return;
+        }
+        // One pass: what beats the k-th best so far moves to the front; a front of 2k is cut back to k.
+        let room = k.saturating_mul(2).max(k + 64);
+        let (mut n, mut bound) = (0, f64::NEG_INFINITY);
+        for i in 0..self.all.len() {
+            let c = self.all[i];
+            // Equal logits come in the order of their ids, so a later one never displaces an earlier one.
+            if c.logit > bound || n < k {
+                self.all[n] = c;
+                n += 1;
+                if n == room {
+                    self.all[..n].select_nth_unstable_by(k - 1, best_first);
+                    bound = self.all[k - 1].logit;
+                    n = k;
+                }
+            }
+        }
+        self.all.truncate(n);
+        self.sort_best(k.min(n));
+        self.all.truncate(k);
+        self.order = Order::BestFirst;
+    }
+
+    /// Fills `self.p` with exp(logit - max) and returns the sum.
+    fn weigh(&mut self) -> f64 {
+        let max = self.max();
+        self.p.clear();
+        self.p.extend(self.all.iter().map(|c| libm::exp(c.logit - max)));
+        self.p.iter().sum()
+    }
+
+    fn max(&self) -> f64 {
+        match self.order {
+            Order::BestFirst => self.all[0].logit,
+            Order::ById => self.all.iter().fold(f64::NEG_INFINITY, |m, c| if c.logit > m { c.logit } else { m }),
+        }
+    }
+
+    /// Keeps logits at or above max - n * standard deviation.
+    pub fn top_n_sigma(&mut self, p: &SamplerParams) {
+        let n = self.all.len() as f64;
+        let mean = self.all.iter().map(|c| c.logit).sum::<f64>() / n;
+        let variance = self.all.iter().map(|c| (c.logit - mean) * (c.logit - mean)).sum::<f64>() / n;
+        let bound = self.max() - f64::from(p.top_n_sigma) * variance.sqrt();
+        self.keep_from(bound, p.min_keep);
+    }
+
+    /// Keeps logits at or above `bound`, and the best `least` in any case.
+    fn keep_from(&mut self, bound: f64, least: usize) {
+        if least > 1 && self.all.iter().filter(|c| c.logit >= bound).count() < least {
+            self.top_k(least);
+        } else {
+            self.all.retain(|c| c.logit >= bound);
+        }
+    }
+
+    /// Keeps probabilities of at least `min_p` times the best.
+    pub fn min_p(&mut self, p: &SamplerParams) {
+        self.keep_from(self.max() + libm::log(f64::from(p.min_p)), p.min_keep);
+    }
+
+    /// Keeps the fewest of the best whose probabilities add up to `top_p`.
+    pub fn top_p(&mut self, p: &SamplerParams) {
+        let target = f64::from(p.top_p) * self.weigh();
+        let max = self.max();
+        // The nucleus is mostly small: order a few, and more only while they do not suffice.
+        let mut ordered = if self.order == Order::BestFirst { self.all.len() } else { 0 };
+        let mut sum = 0.0;
+        let mut keep = 0;
+        while keep < self.all.len() {
+            if keep == ordered {
+                ordered = ordered.saturating_mul(8).max(256).min(self.all.len());
+                self.sort_best(ordered);
+            }
+            sum += libm::exp(self.all[keep].logit - max);
+            keep += 1;
+            if sum >= target && keep >= p.min_keep {
+                break;
+            }
+        }
+        self.all.truncate(keep);
+        self.order = Order::BestFirst;
+    }
+
+    /// Keeps those whose surprise is nearest to the expected one, until their probabilities add up to more than `typical_p`.
+    pub fn typical(&mut self, p: &SamplerParams) {
+        self.sort_all();
+        let log_sum = libm::log(self.weigh());
+        let max = self.max();
+        let surprise = |c: &Candidate| log_sum - (c.logit - max);
+        let entropy: f64 = self.all.iter().map(|c| libm::exp(-surprise(c)) * surprise(c)).sum();
+        self.scratch.clear();
+        self.scratch.extend(self.all.iter().map(|c| ((surprise(c) - entropy).abs(), *c)));
+        self.scratch.sort_unstable_by(|a, b| {
+            a.0.partial_cmp(&b.0).unwrap_or(Ordering::Equal).then_with(|| best_first(&a.1, &b.1))
+        });
+        let mut sum = 0.0;
+        let mut keep = 0;
+        for (_, c) in &self.scratch {
+            sum += libm::exp(-surprise(c));
+            keep += 1;
+            if sum > f64::from(p.typical_p) && keep >= p.min_keep {
+                break;
+            }
+        }
+        self.all.clear();
+        self.all.extend(self.scratch[..keep].iter().map(|(_, c)| *c));
+        self.all.sort_unstable_by(best_first);
+    }
+
+    /// With the chance given, drops all candidates above the threshold but the least likely of them.
+    pub fn xtc(&mut self, p: &SamplerParams, random: &mut Pcg32) {
+        if self.all.len() < 2 || random.uniform() >= f64::from(p.xtc_probability) {
+            return;
+        }
+        self.sort_all();
+        let bound = f64::from(p.xtc_threshold) * self.weigh();
+        let likely = self.p.iter().take_while(|p| **p >= bound).count();
+        let drop = likely.saturating_sub(1);
+        if drop > 0 && self.all.len() - drop >= p.min_keep {
+            self.all.drain(..drop);
+        }
+    }
+
+    /// Divides the logits by the temperature: fixed, or between temperature - range and temperature + range by the entropy
+    /// relative to the largest possible (the "dynamic temperature" of kalomaze, koboldcpp).
+    pub fn temperature(&mut self, p: &SamplerParams) {
+        let (mut t, range) = (f64::from(p.temperature), f64::from(p.dynatemp_range));
+        if range > 0.0 {
+            if self.all.len() < 2 {
+                return;
+            }
+            let sum = self.weigh();
+            let surprise = |w: f64| if w > 0.0 { w / sum * libm::log(sum / w) } else { 0.0 };
+            let entropy: f64 = self.p.iter().map(|w| surprise(*w)).sum();
+            let (low, high) = ((t - range).max(0.0), t + range);
+            let share = (entropy / libm::log(self.all.len() as f64)).clamp(0.0, 1.0);
+            t = low + (high - low) * libm::pow(share, f64::from(p.dynatemp_exponent));
+        }
+        if t <= 0.0 {
+            return self.top_k(1);
+        }
+        // Distances to the best are divided, not the logits: a tiny temperature then makes no infinity of the best.
+        let max = self.max();
+        for c in &mut self.all {
+            c.logit = (c.logit - max) / t;
+        }
+        self.all.retain(|c| c.logit > f64::NEG_INFINITY);
+    }
+
+    /// Keeps those whose surprise in bits is at most `mu`, and the best in any case. The candidates are best first.
+    pub fn keep_surprise_below(&mut self, mu: f64) {
+        let log_sum = libm::log2(self.weigh());
+        let keep = self.p.iter().take_while(|w| log_sum - libm::log2(**w) <= mu).count();
+        self.all.truncate(keep.max(1));
+    }
+
+    /// Draws one by its probability; the token and that probability.
+    pub fn draw(&mut self, random: &mut Pcg32) -> (u32, f64) {
+        let sum = self.weigh();
+        let target = random.uniform() * sum;
+        let mut run = 0.0;
+        let mut at = 0;
+        for (i, w) in self.p.iter().enumerate() {
+            if *w > 0.0 {
+                run += w;
+                at = i;
+                if run > target {
+                    break;
+                }
+            }
+        }
+        (self.all[at].id, self.p[at] / sum)
+    }
+}
