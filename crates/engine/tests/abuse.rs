@@ -6,6 +6,7 @@
 mod toy;
 
 use backend::{Limits, PAGE};
+use engine::sampler::SamplerParams;
 use engine::scheduler::{Engine, Events, FinishReason, Options, Request, RequestId};
 use proptest::collection::vec;
 use proptest::option;
@@ -14,7 +15,7 @@ use toy::*;
 
 #[derive(Clone, Debug)]
 enum Action {
-    Submit(Request),
+    Submit(Box<Request>),
     /// The n-th request so far, modulo their number, whether or not it has ended.
     Cancel(usize),
     Step(usize),
@@ -42,7 +43,12 @@ fn any_request() -> impl Strategy<Value = Request> {
                 logprobs,
                 priority,
                 cache_salt: salt,
-                sampling: sampling(temperature, seed),
+                sampling: SamplerParams {
+                    // Steps that remember the text, so that a lost or doubled token shows.
+                    penalty_repeat: 1.2,
+                    dry_multiplier: if seed % 2 == 0 { 0.8 } else { 0.0 },
+                    ..sampling(temperature, seed)
+                },
                 ..request(tokens, seed, max_new)
             }
         },
@@ -51,7 +57,7 @@ fn any_request() -> impl Strategy<Value = Request> {
 
 fn any_action() -> impl Strategy<Value = Action> {
     prop_oneof![
-        6 => any_request().prop_map(Action::Submit),
+        6 => any_request().prop_map(|request| Action::Submit(Box::new(request))),
         2 => any::<usize>().prop_map(Action::Cancel),
         8 => (1..12usize).prop_map(Action::Step),
         1 => Just(Action::ClearCache),
@@ -130,8 +136,8 @@ fn abuse(limits: Limits, options: Options, trouble: Trouble, actions: Vec<Action
     let (mut events, mut requests) = (Events::new(), Vec::<(RequestId, Request, bool)>::new());
     for action in actions {
         match action {
-            Action::Submit(request) => match engine.submit(request.clone()) {
-                Ok(id) => requests.push((id, request, false)),
+            Action::Submit(request) => match engine.submit(Request::clone(&request)) {
+                Ok(id) => requests.push((id, *request, false)),
                 Err(error) => assert!(request.tokens.len() >= engine.context(), "{error}"),
             },
             Action::Cancel(n) => {

@@ -4,6 +4,7 @@
 mod toy;
 
 use backend::{Limits, PAGE};
+use engine::sampler::SamplerParams;
 use engine::scheduler::{Engine, Error, Events, FinishReason, MAX_LOGPROBS, Options, Request};
 use toy::*;
 
@@ -50,11 +51,15 @@ fn the_door_names_what_is_wrong() {
         (Request { stop_strings: vec![String::new()], ..base() }, "stop string 0 is empty"),
         (Request { logprobs: Some(MAX_LOGPROBS + 1), ..base() }, "logprobs is 129, the limit is 128"),
         (Request { sampling: sampling(f32::NAN, 0), ..base() }, "temperature is NaN"),
+        (
+            Request { sampling: SamplerParams { logit_bias: vec![(2, 1.0), (30, 1.0)], ..sampling(0.0, 0) }, ..base() },
+            "logit bias 1 has id 30, the vocabulary has 30",
+        ),
     ];
     let mut engine = calm(limits);
     for (request, expected) in cases {
         let error = engine.submit(request).unwrap_err().to_string();
-        assert!(error.starts_with("submit request: ") && error.contains(expected), "{error}\n{expected}");
+        assert!(error.contains(expected), "{error}\n{expected}");
     }
     assert!(!engine.has_work());
     assert!(!engine.step(&mut Events::new()).unwrap());
@@ -284,7 +289,7 @@ fn trouble_ends_the_request_it_belongs_to() {
         let events = drain(&mut engine);
         let ends = ids.map(|id| answer(&events, id).0.end.unwrap());
         assert!(ends[0].is_ok() && ends[2].is_ok(), "{ends:?}");
-        let error = ends[1].clone().unwrap_err().to_string();
+        let error = ends[1].clone().unwrap_err();
         assert!(error.contains(expected), "{error}");
         assert_eq!(engine.stats().pages.used, 0);
 

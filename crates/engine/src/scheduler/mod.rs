@@ -20,7 +20,6 @@
 
 mod pages;
 mod request;
-mod seam;
 mod sequence;
 mod stop;
 mod vocabulary;
@@ -33,7 +32,6 @@ use backend::{Batch, PAGE, Program, StepError};
 
 pub use pages::PageCounts;
 pub use request::{Error, Event, EventKind, Events, FinishReason, Logprobs, Request, RequestId, Timings, Usage};
-pub use seam::{SamplerError, SamplerParams};
 pub use stop::{MAX_STOP_BYTES, MAX_STOP_STRINGS};
 pub use vocabulary::{TextStream, Vocabulary};
 
@@ -258,11 +256,11 @@ impl Engine {
                 n_pages: self.pool.counts().total,
             });
         }
-        for (what, ids) in [("prompt token", &request.tokens), ("stop token", &request.stop_tokens)] {
-            if let Some(index) = ids.iter().position(|&id| id as usize >= n_vocab) {
-                return Err(Error::TokenId { what, index, id: ids[index], n_vocab });
-            }
-        }
+        let biased = request.sampling.logit_bias.iter().map(|&(id, _)| id);
+        let (prompt, stops) = (request.tokens.iter().copied(), request.stop_tokens.iter().copied());
+        check_ids("prompt token", prompt, n_vocab)?;
+        check_ids("stop token", stops, n_vocab)?;
+        check_ids("logit bias", biased, n_vocab)?;
         match request.logprobs {
             Some(asked) if asked > MAX_LOGPROBS => Err(Error::Logprobs { asked, limit: MAX_LOGPROBS }),
             _ => Ok(()),
@@ -427,6 +425,15 @@ impl Engine {
     /// Takes a plan back that was not computed.
     fn unplan(&mut self) {
         self.running.iter_mut().for_each(|s| s.unplan(&mut self.pool));
+    }
+}
+
+/// Refuses ids outside the vocabulary.
+fn check_ids(what: &'static str, ids: impl Iterator<Item = u32>, n_vocab: usize) -> Result<(), Error> {
+    let mut ids = ids.zip(0..);
+    match ids.find(|&(id, _)| id as usize >= n_vocab) {
+        Some((id, index)) => Err(Error::TokenId { what, index, id, n_vocab }),
+        None => Ok(()),
     }
 }
 

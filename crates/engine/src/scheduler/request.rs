@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use backend::StepError;
 
-use super::seam::{SamplerError, SamplerParams};
+use crate::sampler::{self, SamplerParams};
 use crate::tokenizer::Decode;
 
 /// Names a request for as long as its engine lives; later requests have greater ids.
@@ -270,7 +270,7 @@ pub enum Error {
     /// A token id outside the vocabulary.
     #[error("submit request: {what} {index} has id {id}, the vocabulary has {n_vocab}")]
     TokenId {
-        /// `prompt token` or `stop token`.
+        /// `prompt token`, `stop token` or `logit bias`.
         what: &'static str,
         /// Which.
         index: usize,
@@ -292,7 +292,7 @@ pub enum Error {
     },
     /// The sampler refused a parameter, or the logits.
     #[error("{0}")]
-    Sampler(#[from] SamplerError),
+    Sampler(#[from] sampler::Error),
     /// The model's numbers broke down.
     #[error("compute position {position}: the router of layer {layer} saw NaN")]
     Fault {

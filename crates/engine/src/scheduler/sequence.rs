@@ -8,9 +8,9 @@ use backend::PAGE;
 
 use super::pages::{PagePool, Parent};
 use super::request::{Error, Events, FinishReason, Request, RequestId, Timings, Usage};
-use super::seam::Sampler;
 use super::stop::StopMatcher;
 use super::vocabulary::{TextStream, Vocabulary};
+use crate::sampler::Sampler;
 
 /// A request that was accepted.
 ///

@@ -9,9 +9,9 @@
 use std::sync::Arc;
 
 use backend::{Batch, Fault, Limits, Output, PAGE, Program, StepError};
+use engine::sampler::SamplerParams;
 use engine::scheduler::{
-    Engine, Error, EventKind, Events, FinishReason, Options, Request, RequestId, SamplerParams, TextStream, Usage,
-    Vocabulary,
+    Engine, EventKind, Events, FinishReason, Options, Request, RequestId, TextStream, Usage, Vocabulary,
 };
 use engine::tokenizer::Decode;
 
@@ -261,7 +261,8 @@ pub struct Answer {
     pub text: String,
     /// Bits of the log-probabilities, so that they compare exactly.
     pub logprobs: Vec<(u32, Vec<(u32, u32)>)>,
-    pub end: Option<Result<FinishReason, Error>>,
+    /// Why it ended; of an error the words, since an error that holds NaN equals nothing.
+    pub end: Option<Result<FinishReason, String>>,
 }
 
 /// Gathers a request's events; it must not go on after its end.
@@ -281,7 +282,7 @@ pub fn answer(events: &Events, id: RequestId) -> (Answer, Usage) {
                 answer.end = Some(Ok(reason));
                 used = usage;
             }
-            EventKind::Failed(error) => answer.end = Some(Err(error.clone())),
+            EventKind::Failed(error) => answer.end = Some(Err(error.to_string())),
         }
     }
     (answer, used)
@@ -304,5 +305,5 @@ pub fn request(tokens: Vec<u32>, seed: u64, max_new: usize) -> Request {
 }
 
 pub fn sampling(temperature: f32, seed: u64) -> SamplerParams {
-    SamplerParams { temperature, seed }
+    SamplerParams { temperature, seed, top_k: 0, top_p: 1.0, min_p: 0.0, ..SamplerParams::default() }
 }
