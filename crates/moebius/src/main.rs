@@ -1,2 +1,49 @@
-//! The command line.
-fn main() {}
+//! The command line: arguments in, text out. The only crate that knows terminals, files named by a user and the clock.
+
+mod answer;
+mod args;
+mod commands;
+mod compare;
+mod embedded;
+mod load;
+mod machine;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Cli, Command};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let result = match &cli.command {
+        Command::Run(args) => commands::run::run(args),
+        Command::Chat(args) => commands::chat::run(args),
+        Command::Bench(args) => commands::bench::run(args),
+        Command::Inspect(args) => commands::inspect::run(args),
+        Command::Plan(args) => commands::plan::run(args),
+        Command::Logits(args) => commands::logits::run(args),
+        Command::Tokenize(args) => commands::tokenize::run(args),
+        Command::Render(args) => commands::render::run(args),
+        Command::Perplexity(args) => commands::perplexity::run(args),
+        Command::Completions { shell } => {
+            commands::completions::run(*shell);
+            Ok(())
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        // A reader that has seen enough (`moebius .. | head`) is not an error.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("moebius: failed to {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .any(|cause| cause.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe))
+}

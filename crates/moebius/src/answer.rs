@@ -1,0 +1,118 @@
+//! One answer: a request through the engine, its text handed on as it comes, Ctrl-C as a cancel.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Result, anyhow};
+use engine::scheduler::{Engine, EventKind, Events, FinishReason, Request, Usage};
+
+/// Set by Ctrl-C, cleared when an answer starts.
+#[derive(Clone, Debug)]
+pub struct Interrupt(Arc<AtomicBool>);
+
+impl Interrupt {
+    /// Takes Ctrl-C over: from now on it stops an answer and not the program. A second one, when nobody has reacted to the
+    /// first, ends the program, so that it can always be left.
+    pub fn install() -> Result<Interrupt> {
+        let flag = Arc::new(AtomicBool::new(false));
+        let handler = Arc::clone(&flag);
+        ctrlc::set_handler(move || {
+            if handler.swap(true, Ordering::Relaxed) {
+                std::process::exit(130);
+            }
+        })?;
+        Ok(Interrupt(flag))
+    }
+
+    /// Whether Ctrl-C came since the last [`Interrupt::clear`].
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Forgets it.
+    pub fn clear(&self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+}
+
+/// How an answer ended.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// Its text.
+    pub text: String,
+    /// Why it ended.
+    pub reason: FinishReason,
+    /// What it took.
+    pub usage: Usage,
+}
+
+/// Runs one request to its end; `on_text` gets the text piece by piece.
+pub fn generate(
+    engine: &mut Engine,
+    request: Request,
+    interrupt: &Interrupt,
+    mut on_text: impl FnMut(&str) -> Result<()>,
+) -> Result<Answer> {
+    interrupt.clear();
+    let id = engine.submit(request)?;
+    let mut events = Events::new();
+    let mut text = String::new();
+    loop {
+        if interrupt.is_set() {
+            engine.cancel(id);
+        }
+        events.clear();
+        let more = match engine.step(&mut events) {
+            Ok(more) => more,
+            Err(error) => {
+                // The request is still alive after a failed step; the next answer should not meet it.
+                engine.cancel(id);
+                return Err(error.into());
+            }
+        };
+        for event in events.iter().filter(|event| event.id == id) {
+            match event.kind {
+                EventKind::Token { text: piece, .. } => {
+                    text.push_str(piece);
+                    on_text(piece)?;
+                }
+                EventKind::Done { reason, usage } => return Ok(Answer { text, reason, usage }),
+                EventKind::Failed(error) => return Err(error.clone().into()),
+            }
+        }
+        if !more && events.is_empty() {
+            return Err(anyhow!("finish the answer: the engine has no work left and reported no end"));
+        }
+    }
+}
+
+/// The line on stderr after an answer: `prompt 12 tok (8 cached) 340 tok/s · 57 tok 122 tok/s · first text 12 ms`.
+pub fn summary(usage: &Usage, reason: FinishReason) -> String {
+    let computed = usage.prompt_tokens - usage.cached_tokens;
+    let cached = match usage.cached_tokens {
+        0 => String::new(),
+        n => format!(" ({n} cached)"),
+    };
+    let why = match reason {
+        FinishReason::Stop | FinishReason::StopString(_) => "",
+        FinishReason::Length => " · stopped at the token limit (-n)",
+        FinishReason::ContextFull => " · the context is full (--ctx)",
+        FinishReason::Cancelled => " · stopped",
+    };
+    // The first token comes out of the prompt's last step: the decode time covers the others.
+    let decoded = usage.generated.saturating_sub(1);
+    format!(
+        "prompt {} tok{cached} {} · answer {} tok {} · first token {:.0} ms{why}",
+        usage.prompt_tokens,
+        rate(computed, usage.timings.prompt),
+        usage.generated,
+        rate(decoded, usage.timings.decode),
+        (usage.timings.queued + usage.timings.prompt).as_secs_f64() * 1e3,
+    )
+}
+
+fn rate(tokens: usize, time: Duration) -> String {
+    let seconds = time.as_secs_f64();
+    if tokens == 0 || seconds == 0.0 { "-".into() } else { format!("{:.1} tok/s", tokens as f64 / seconds) }
+}

@@ -1,0 +1,385 @@
+//! The table of flags: help, completions and parsing all come from here.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Runs mixture-of-experts language models on the machine you have.
+#[derive(Debug, Parser)]
+#[command(name = "moebius", version, max_term_width = 100, arg_required_else_help = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Answer one prompt; text streams to stdout
+    Run(RunArgs),
+    /// Talk with the model: history, /reset /system /save /regen /quit
+    Chat(ChatArgs),
+    /// Measure prompt and decode speed, in llama-bench's rows
+    Bench(BenchArgs),
+    /// Say what a model file holds, without reading its weights
+    Inspect(InspectArgs),
+    /// Print what the engine will compute, what lives where, and the memory it needs
+    Plan(PlanArgs),
+    /// Write the logits of a token sequence, or compare them with golden ones
+    Logits(LogitsArgs),
+    /// Turn text from stdin (or a file) into token ids
+    Tokenize(TokenizeArgs),
+    /// Show what the model's chat template makes of messages
+    Render(RenderArgs),
+    /// Measure perplexity on a text, by llama-perplexity's method
+    Perplexity(PerplexityArgs),
+    /// Print a completion script for a shell
+    Completions {
+        /// Shell to complete for
+        shell: clap_complete::Shell,
+    },
+}
+
+/// Which model, and where it came from.
+#[derive(Debug, Clone, Args)]
+pub struct ModelArgs {
+    /// GGUF file (any part of a split one); the embedded model when left out
+    #[arg(short, long, value_name = "FILE")]
+    pub model: Option<PathBuf>,
+}
+
+/// How the model is run.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Engine")]
+pub struct EngineArgs {
+    /// Threads; all cores when left out
+    #[arg(short, long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Context in tokens; what the model was trained for, at most 8192 and what memory holds, when left out
+    #[arg(short, long, value_name = "N")]
+    pub ctx: Option<usize>,
+    /// What computes
+    #[arg(long, value_enum, default_value_t = BackendKind::Cpu)]
+    pub backend: BackendKind,
+    /// Instruction set of the CPU backend; the best one present when left out
+    #[arg(long, value_enum)]
+    pub isa: Option<IsaArg>,
+    /// Element type of the KV cache (the reference backend always keeps f32)
+    #[arg(long, value_enum, default_value_t = CacheArg::F16)]
+    pub cache_type: CacheArg,
+    /// Most tokens computed in one step
+    #[arg(short, long, value_name = "N", default_value_t = 512)]
+    pub batch: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum BackendKind {
+    /// The plan interpreter in plain f32 on dequantised weights: slow, the definition of right
+    Reference,
+    /// The CPU kernels
+    Cpu,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum IsaArg {
+    Scalar,
+    Avx2,
+    Avx512,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum CacheArg {
+    F16,
+    F32,
+}
+
+/// How tokens are chosen. What is left out takes the model's own default.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Sampling")]
+pub struct SamplingArgs {
+    /// 0 always takes the likeliest token
+    #[arg(long, visible_alias = "temp", value_name = "T")]
+    pub temperature: Option<f32>,
+    /// Width of the dynamic temperature range, 0 is off
+    #[arg(long, value_name = "R")]
+    pub dynatemp_range: Option<f32>,
+    /// Exponent of the dynamic temperature
+    #[arg(long, value_name = "E")]
+    pub dynatemp_exponent: Option<f32>,
+    /// Keep the K likeliest tokens, 0 keeps all
+    #[arg(long, value_name = "K")]
+    pub top_k: Option<usize>,
+    /// Keep the likeliest tokens that reach probability P together
+    #[arg(long, value_name = "P")]
+    pub top_p: Option<f32>,
+    /// Drop tokens below P times the likeliest one's probability
+    #[arg(long, value_name = "P")]
+    pub min_p: Option<f32>,
+    /// Locally typical sampling, 1 is off
+    #[arg(long, value_name = "P")]
+    pub typical: Option<f32>,
+    /// Keep logits within N standard deviations of the best, off below 0
+    #[arg(long, value_name = "N")]
+    pub top_n_sigma: Option<f32>,
+    /// Probability of excluding top choices
+    #[arg(long, value_name = "P")]
+    pub xtc_probability: Option<f32>,
+    /// Threshold above which a token counts as a top choice
+    #[arg(long, value_name = "P")]
+    pub xtc_threshold: Option<f32>,
+    /// Divide the logits of repeated tokens by this, 1 is off
+    #[arg(long, value_name = "F")]
+    pub repeat_penalty: Option<f32>,
+    /// How many of the last tokens the penalties look at
+    #[arg(long, value_name = "N")]
+    pub repeat_last_n: Option<usize>,
+    /// Subtracted once per earlier occurrence
+    #[arg(long, value_name = "F")]
+    pub frequency_penalty: Option<f32>,
+    /// Subtracted once when the token occurred
+    #[arg(long, value_name = "F")]
+    pub presence_penalty: Option<f32>,
+    /// DRY: strength of the penalty on repeated sequences, 0 is off
+    #[arg(long, value_name = "F")]
+    pub dry_multiplier: Option<f32>,
+    /// DRY: base of the growth with length
+    #[arg(long, value_name = "F")]
+    pub dry_base: Option<f32>,
+    /// DRY: longest repetition that is free
+    #[arg(long, value_name = "N")]
+    pub dry_allowed_length: Option<usize>,
+    /// Mirostat version, 0 is off
+    #[arg(long, value_name = "0|1|2", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=2))]
+    pub mirostat: u8,
+    /// Mirostat's target surprise, in bits
+    #[arg(long, value_name = "TAU")]
+    pub mirostat_tau: Option<f32>,
+    /// Mirostat's learning rate
+    #[arg(long, value_name = "ETA")]
+    pub mirostat_eta: Option<f32>,
+    /// Add BIAS to the logit of token ID; may be given several times
+    #[arg(long, value_name = "ID=BIAS", value_parser = parse_bias)]
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Same seed, same text; taken from the clock when left out
+    #[arg(short, long, value_name = "N")]
+    pub seed: Option<u64>,
+}
+
+fn parse_bias(text: &str) -> Result<(u32, f32), String> {
+    let (id, bias) = text.split_once('=').ok_or("expected ID=BIAS, for example 1024=-5")?;
+    let id = id.trim().parse().map_err(|e| format!("token id {id:?}: {e}"))?;
+    let bias = bias.trim().parse().map_err(|e| format!("bias {bias:?}: {e}"))?;
+    Ok((id, bias))
+}
+
+#[derive(Debug, Args)]
+#[command(allow_negative_numbers = true)]
+pub struct RunArgs {
+    /// Prompt; stdin when left out and stdin is not a terminal
+    #[arg(value_name = "PROMPT")]
+    pub text: Option<String>,
+    /// The prompt again, for those who like flags
+    #[arg(short, long, value_name = "PROMPT", conflicts_with = "text")]
+    pub prompt: Option<String>,
+    /// Read the prompt from a file
+    #[arg(short, long, value_name = "FILE", conflicts_with_all = ["text", "prompt"])]
+    pub file: Option<PathBuf>,
+    /// System message (chat prompts only)
+    #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
+    pub system: Option<String>,
+    /// Give the prompt to the model as it is, without the chat template
+    #[arg(long)]
+    pub raw: bool,
+    /// Most tokens to generate; until the model ends or the context is full when left out
+    #[arg(short, long, value_name = "N")]
+    pub n_predict: Option<usize>,
+    /// Stop before this text; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
+    /// Go on past the model's end-of-text token
+    #[arg(long)]
+    pub ignore_eos: bool,
+    /// Do not print the summary line
+    #[arg(short, long)]
+    pub quiet: bool,
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(allow_negative_numbers = true)]
+pub struct ChatArgs {
+    /// System message
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// Most tokens of an answer
+    #[arg(short, long, value_name = "N")]
+    pub n_predict: Option<usize>,
+    /// Do not print the summary line after each answer
+    #[arg(short, long)]
+    pub quiet: bool,
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum BenchFormat {
+    Md,
+    Json,
+    Jsonl,
+    Csv,
+}
+
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Prompt lengths to measure, 0 for none
+    #[arg(short = 'p', long, value_name = "N,..", value_delimiter = ',', default_values_t = [512])]
+    pub n_prompt: Vec<usize>,
+    /// Numbers of decoded tokens to measure, 0 for none
+    #[arg(short, long, value_name = "N,..", value_delimiter = ',', default_values_t = [128])]
+    pub n_gen: Vec<usize>,
+    /// Tokens already in the context
+    #[arg(short, long, value_name = "N,..", value_delimiter = ',', default_values_t = [0])]
+    pub depth: Vec<usize>,
+    /// Numbers of threads to measure with; all cores when left out
+    #[arg(short, long, value_name = "N,..", value_delimiter = ',')]
+    pub threads: Vec<usize>,
+    /// Repetitions
+    #[arg(short, long, value_name = "N", default_value_t = 5)]
+    pub repetitions: usize,
+    /// Form of the table
+    #[arg(short, long, value_enum, default_value_t = BenchFormat::Md)]
+    pub output: BenchFormat,
+    /// Instruction set; the best one present when left out
+    #[arg(long, value_enum)]
+    pub isa: Option<IsaArg>,
+    /// Element type of the KV cache
+    #[arg(long, value_enum, default_value_t = CacheArg::F16)]
+    pub cache_type: CacheArg,
+    /// Most tokens computed in one step
+    #[arg(short, long, value_name = "N", default_value_t = 512)]
+    pub batch: usize,
+}
+
+#[derive(Debug, Args)]
+pub struct InspectArgs {
+    /// GGUF file; the embedded model when left out
+    #[arg(value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// List every tensor
+    #[arg(long)]
+    pub tensors: bool,
+    /// List all metadata
+    #[arg(long)]
+    pub metadata: bool,
+    /// Machine-readable
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+    /// Print the plan as the architecture wrote it, before fusion
+    #[arg(long)]
+    pub unfused: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct LogitsArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Token ids
+    #[arg(
+        long,
+        value_name = "ID,..",
+        value_delimiter = ',',
+        required_unless_present = "golden",
+        conflicts_with = "golden"
+    )]
+    pub tokens: Vec<u32>,
+    /// Write the logits of every position here, safetensors, array `logits` [n, vocab] f32
+    #[arg(short, long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Compare with the arrays of this safetensors file (tokens, logits, greedy)
+    #[arg(long, value_name = "FILE")]
+    pub golden: Option<PathBuf>,
+    /// Array of the golden file to compare with
+    #[arg(long, value_name = "NAME", default_value = "logits", requires = "golden")]
+    pub array: String,
+    /// Machine-readable
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct TokenizeArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Read the text from a file
+    #[arg(short, long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// Print a JSON array of ids
+    #[arg(long)]
+    pub json: bool,
+    /// Add the tokens the model wants at the start and the end
+    #[arg(long)]
+    pub add_special: bool,
+    /// Read the names of special tokens in the text as those tokens
+    #[arg(long)]
+    pub parse_special: bool,
+    /// Turn ids on stdin (separated by spaces, commas or lines) back into text
+    #[arg(long)]
+    pub decode: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct RenderArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Template to use instead of the model's
+    #[arg(long, value_name = "FILE")]
+    pub template: Option<PathBuf>,
+    /// JSON: an array of messages, or an object with messages, tools, add_generation_prompt, kwargs, bos_token, eos_token, now; - is stdin
+    #[arg(long, value_name = "FILE")]
+    pub messages: PathBuf,
+    /// Do not add the opening of an answer
+    #[arg(long)]
+    pub no_generation_prompt: bool,
+    /// Print {"text": ..} or {"error": ..}
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct PerplexityArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Text
+    #[arg(short, long, value_name = "FILE")]
+    pub file: PathBuf,
+    /// Stop after this many windows
+    #[arg(long, value_name = "N")]
+    pub chunks: Option<usize>,
+    /// Machine-readable
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}

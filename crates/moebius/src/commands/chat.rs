@@ -1,0 +1,211 @@
+//! `moebius chat`: a conversation at the terminal (or from a pipe, one message a line).
+
+use std::io::{IsTerminal, Write};
+
+use anyhow::{Context, Result, bail};
+use engine::scheduler::{FinishReason, Request};
+use rustyline::error::ReadlineError;
+use serde_json::{Value, json};
+
+use crate::answer::{Interrupt, generate, summary};
+use crate::args::ChatArgs;
+use crate::load::{self, Session};
+
+const HELP: &str = "\
+/reset          forget the conversation (the system message stays)
+/system TEXT    set the system message and forget the conversation; without TEXT remove it
+/regen          answer the last message again
+/save FILE      write the conversation as JSON messages
+/help           this list
+/quit           leave (so does Ctrl-D)
+Ctrl-C stops an answer. A line that ends in \\ goes on in the next one.";
+
+pub fn run(args: &ChatArgs) -> Result<()> {
+    let model = load::open(args.model.model.as_deref())?;
+    let terminal = std::io::stdin().is_terminal();
+    if model.embedded && !args.quiet {
+        eprintln!("no -m: talking with the embedded {}, a tiny story and small-talk model", crate::embedded::NAME);
+    }
+    let mut chat =
+        Chat { session: load::start(model, &args.engine)?, history: Vec::new(), system: args.system.clone() };
+    if chat.session.template.is_none() {
+        bail!("chat: the model has no chat template; use `moebius run --raw`");
+    }
+    let interrupt = Interrupt::install()?;
+    let mut editor = rustyline::DefaultEditor::new().context("open the terminal")?;
+    if terminal && !args.quiet {
+        eprintln!("/help lists the commands");
+    }
+    loop {
+        let line = match read_message(&mut editor, if terminal { "> " } else { "" }) {
+            Ok(line) => line,
+            Err(ReadlineError::Interrupted) => continue,
+            Err(ReadlineError::Eof) => return Ok(()),
+            Err(error) => return Err(error).context("read a line"),
+        };
+        let line = line.trim();
+        if line.is_empty() {
+            continue;
+        }
+        // History is a convenience: a line that cannot be remembered is still answered.
+        let _ = editor.add_history_entry(line);
+        match Action::parse(line) {
+            Ok(Action::Quit) => return Ok(()),
+            Ok(action) => {
+                if let Err(error) = chat.act(action, args, &interrupt) {
+                    eprintln!("failed to {error:#}");
+                }
+            }
+            Err(problem) => eprintln!("{problem}"),
+        }
+    }
+}
+
+/// A message, joined from lines that end in a backslash.
+fn read_message(editor: &mut rustyline::DefaultEditor, prompt: &str) -> rustyline::Result<String> {
+    let mut message = editor.readline(prompt)?;
+    while message.ends_with('\\') {
+        message.pop();
+        message.push('\n');
+        message.push_str(&editor.readline(if prompt.is_empty() { "" } else { ". " })?);
+    }
+    Ok(message)
+}
+
+/// What a line asks for.
+#[derive(Debug, PartialEq, Eq)]
+enum Action<'a> {
+    Say(&'a str),
+    Reset,
+    System(&'a str),
+    Regenerate,
+    Save(&'a str),
+    Help,
+    Quit,
+}
+
+impl<'a> Action<'a> {
+    fn parse(line: &'a str) -> Result<Action<'a>, String> {
+        let (word, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+        Ok(match word {
+            "/reset" => Action::Reset,
+            "/system" => Action::System(rest.trim()),
+            "/regen" => Action::Regenerate,
+            "/save" if rest.trim().is_empty() => return Err("/save needs a file name".into()),
+            "/save" => Action::Save(rest.trim()),
+            "/help" => Action::Help,
+            "/quit" | "/exit" => Action::Quit,
+            _ if word.starts_with('/') && !word[1..].contains('/') => {
+                return Err(format!("{word} is not a command; /help lists them"));
+            }
+            _ => Action::Say(line),
+        })
+    }
+}
+
+struct Chat {
+    session: Session,
+    /// User and assistant messages in turn.
+    history: Vec<Value>,
+    system: Option<String>,
+}
+
+impl Chat {
+    fn act(&mut self, action: Action<'_>, args: &ChatArgs, interrupt: &Interrupt) -> Result<()> {
+        match action {
+            Action::Say(text) => {
+                self.history.push(json!({"role": "user", "content": text}));
+                self.answer_or_take_back(args, interrupt)
+            }
+            Action::Regenerate => {
+                if self.history.last().is_some_and(|message| message["role"] == "assistant") {
+                    self.history.pop();
+                }
+                if self.history.is_empty() {
+                    bail!("answer again: nothing has been said yet");
+                }
+                self.answer(args, interrupt)
+            }
+            Action::Reset => {
+                self.history.clear();
+                eprintln!("the conversation is empty");
+                Ok(())
+            }
+            Action::System(text) => {
+                self.system = (!text.is_empty()).then(|| text.to_string());
+                self.history.clear();
+                eprintln!("{}", if self.system.is_some() { "system message set" } else { "system message removed" });
+                Ok(())
+            }
+            Action::Save(path) => {
+                let text = serde_json::to_string_pretty(&self.messages())?;
+                std::fs::write(path, text + "\n").with_context(|| format!("write {path}"))?;
+                eprintln!("wrote {path}");
+                Ok(())
+            }
+            Action::Help => {
+                eprintln!("{HELP}");
+                Ok(())
+            }
+            Action::Quit => Ok(()),
+        }
+    }
+
+    /// A message that could not be answered does not stay in the conversation.
+    fn answer_or_take_back(&mut self, args: &ChatArgs, interrupt: &Interrupt) -> Result<()> {
+        let result = self.answer(args, interrupt);
+        if result.is_err() {
+            self.history.pop();
+        }
+        result
+    }
+
+    fn messages(&self) -> Vec<Value> {
+        let system = self.system.iter().map(|text| json!({"role": "system", "content": text}));
+        system.chain(self.history.iter().cloned()).collect()
+    }
+
+    fn answer(&mut self, args: &ChatArgs, interrupt: &Interrupt) -> Result<()> {
+        let mut request = Request::new(self.session.encode_chat(self.messages())?);
+        request.max_new_tokens = args.n_predict.unwrap_or(usize::MAX);
+        request.sampling = self.session.sampling(&args.sampling)?;
+        let mut out = std::io::stdout().lock();
+        let answer = generate(&mut self.session.engine, request, interrupt, |piece| {
+            out.write_all(piece.as_bytes())?;
+            Ok(out.flush()?)
+        })?;
+        writeln!(out)?;
+        interrupt.clear();
+        if !args.quiet {
+            eprintln!("{}", summary(&answer.usage, answer.reason));
+        }
+        if answer.reason == FinishReason::ContextFull {
+            eprintln!("the conversation no longer fits the context: /reset, or start with a larger --ctx");
+        }
+        self.history.push(json!({"role": "assistant", "content": answer.text}));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_become_actions() {
+        let cases = [
+            ("hello", Ok(Action::Say("hello"))),
+            ("/reset", Ok(Action::Reset)),
+            ("/system  Be brief. ", Ok(Action::System("Be brief."))),
+            ("/system", Ok(Action::System(""))),
+            ("/save a b.json", Ok(Action::Save("a b.json"))),
+            ("/usr/bin is a folder", Ok(Action::Say("/usr/bin is a folder"))),
+            ("/quit", Ok(Action::Quit)),
+        ];
+        for (line, action) in cases {
+            assert_eq!(Action::parse(line), action, "{line}");
+        }
+        assert!(Action::parse("/save").is_err());
+        assert!(Action::parse("/frobnicate now").is_err());
+    }
+}

@@ -1,0 +1,171 @@
+//! `moebius inspect`: what a model file holds. Reads the header, never the weights.
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+use checkpoint::{Checkpoint, TensorInfo, Value};
+use serde_json::{Map, json};
+
+use crate::args::InspectArgs;
+use crate::{embedded, load, machine};
+
+pub fn run(args: &InspectArgs) -> Result<()> {
+    let path = args.file.as_deref().or(args.model.model.as_deref());
+    let checkpoint = embedded::open(path)?;
+    let report = report(&checkpoint);
+    if args.json {
+        let mut report = report;
+        if args.metadata {
+            let all = checkpoint.meta().iter().map(|(key, value)| (key.to_string(), json!(describe(value))));
+            report.insert("metadata".into(), all.collect::<Map<_, _>>().into());
+        }
+        if args.tensors {
+            report.insert("tensors".into(), checkpoint.tensors().iter().map(tensor_json).collect());
+        }
+        println!("{}", serde_json::to_string_pretty(&report)?);
+        return Ok(());
+    }
+    for (key, value) in &report {
+        match value {
+            serde_json::Value::Object(map) => {
+                println!("{key}");
+                for (key, value) in map {
+                    println!("  {key:<24} {}", plain(value));
+                }
+            }
+            value => println!("{key:<26} {}", plain(value)),
+        }
+    }
+    if args.metadata {
+        println!("metadata");
+        for (key, value) in checkpoint.meta().iter() {
+            println!("  {key:<44} {}", describe(value));
+        }
+    }
+    if args.tensors {
+        println!("tensors");
+        for t in checkpoint.tensors() {
+            println!(
+                "  {:<40} {:<8} {:<24} {}",
+                t.name,
+                t.dtype.name(),
+                format!("{:?}", t.shape),
+                machine::bytes(t.len as u64)
+            );
+        }
+    }
+    Ok(())
+}
+
+fn report(checkpoint: &Checkpoint) -> Map<String, serde_json::Value> {
+    let meta = checkpoint.meta();
+    let text = |key: &str| meta.opt_str(key).ok().flatten().map(str::to_string);
+    let arch = text("general.architecture").unwrap_or_else(|| "(none)".into());
+    let mut out = Map::new();
+    out.insert("file".into(), json!(checkpoint.name()));
+    out.insert("name".into(), json!(text("general.name")));
+    out.insert("architecture".into(), json!(arch));
+    // A file that cannot run is still worth looking into, so the reason stands beside the rest.
+    let runs = match model::arch::build(checkpoint) {
+        Ok(_) => "yes".to_string(),
+        Err(error) => format!("no: {error}"),
+    };
+    out.insert("runs".into(), json!(runs));
+    out.insert("parameters".into(), json!(load::n_params(checkpoint)));
+    out.insert("weights".into(), json!(machine::bytes(checkpoint.data_bytes() as u64)));
+    out.insert("files".into(), json!(checkpoint.files().len()));
+
+    let prefix = format!("{arch}.");
+    let dims = meta.iter().filter_map(|(key, value)| Some((key.strip_prefix(&prefix)?.to_string(), scalar(value))));
+    out.insert("dimensions".into(), dims.collect::<Map<_, _>>().into());
+    out.insert("weight types".into(), mix(checkpoint, |t| t.dtype.name().to_string()));
+    out.insert("size by kind".into(), mix(checkpoint, kind));
+    out.insert("tokenizer".into(), tokenizer(checkpoint));
+    let template = text("tokenizer.chat_template");
+    out.insert(
+        "chat template".into(),
+        json!(template.map_or("none".into(), |t| format!("{} characters", t.chars().count()))),
+    );
+    out
+}
+
+/// Tensors and bytes by a name.
+fn mix(checkpoint: &Checkpoint, name: impl Fn(&TensorInfo) -> String) -> serde_json::Value {
+    let mut sums: BTreeMap<String, (usize, u64)> = BTreeMap::new();
+    for tensor in checkpoint.tensors() {
+        let entry = sums.entry(name(tensor)).or_default();
+        entry.0 += 1;
+        entry.1 += tensor.len as u64;
+    }
+    let mut sums: Vec<_> = sums.into_iter().collect();
+    sums.sort_by_key(|(_, (_, bytes))| std::cmp::Reverse(*bytes));
+    let text =
+        sums.into_iter().map(|(name, (n, bytes))| (name, json!(format!("{} in {n} tensors", machine::bytes(bytes)))));
+    text.collect::<Map<_, _>>().into()
+}
+
+/// What a tensor is for, by the names GGUF uses.
+fn kind(tensor: &TensorInfo) -> String {
+    let name = &tensor.name;
+    let kind = match () {
+        () if name.contains("_exps.") => "experts",
+        () if name.contains("ffn_gate_inp") => "routers",
+        () if name.contains("norm") => "norms",
+        () if name.contains("attn") => "attention",
+        () if name.contains("ffn") => "dense mlp",
+        () if name.starts_with("token_embd") => "embedding",
+        () if name.starts_with("output") => "output",
+        () => "other",
+    };
+    kind.to_string()
+}
+
+fn tokenizer(checkpoint: &Checkpoint) -> serde_json::Value {
+    let meta = checkpoint.meta();
+    let mut out = Map::new();
+    for key in ["model", "pre", "bos_token_id", "eos_token_id", "eot_token_id", "padding_token_id", "add_bos_token"] {
+        if let Some(value) = meta.get(&format!("tokenizer.ggml.{key}")) {
+            out.insert(key.into(), scalar(value));
+        }
+    }
+    if let Ok(Some(tokens)) = meta.opt_strings("tokenizer.ggml.tokens") {
+        out.insert("tokens".into(), json!(tokens.len()));
+    }
+    if let Ok(Some(merges)) = meta.opt_strings("tokenizer.ggml.merges") {
+        out.insert("merges".into(), json!(merges.len()));
+    }
+    out.into()
+}
+
+fn scalar(value: &Value) -> serde_json::Value {
+    match value {
+        Value::Bool(v) => json!(v),
+        Value::Str(text) => json!(text.as_str()),
+        Value::F32(_) | Value::F64(_) => json!(value.to_f32()),
+        _ => value.to_int().and_then(|v| i64::try_from(v).ok()).map_or_else(|| json!(describe(value)), |v| json!(v)),
+    }
+}
+
+/// One line for any value.
+fn describe(value: &Value) -> String {
+    let text = match value {
+        Value::Str(text) => format!("{:?}", text.as_str().unwrap_or("(not UTF-8)")),
+        Value::Bool(v) => v.to_string(),
+        Value::F32(v) => v.to_string(),
+        Value::F64(v) => v.to_string(),
+        _ => value.to_int().map_or_else(|| value.describe(), |v| v.to_string()),
+    };
+    if text.chars().count() <= 100 { text } else { format!("{}…", text.chars().take(99).collect::<String>()) }
+}
+
+fn plain(value: &serde_json::Value) -> String {
+    match value {
+        serde_json::Value::String(text) => text.clone(),
+        serde_json::Value::Null => "-".into(),
+        value => value.to_string(),
+    }
+}
+
+fn tensor_json(t: &TensorInfo) -> serde_json::Value {
+    json!({"name": t.name, "type": t.dtype.name(), "shape": t.shape, "file": t.file, "offset": t.offset, "bytes": t.len})
+}

@@ -1,0 +1,138 @@
+//! `moebius logits`: the logits of a token sequence, written to a file or compared with golden ones.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+
+use crate::args::LogitsArgs;
+use crate::compare::{self, Agreement};
+use crate::load::{self, Sequence};
+
+pub fn run(args: &LogitsArgs) -> Result<()> {
+    let model = load::open(args.model.model.as_deref())?;
+    let golden = args.golden.as_deref().map(|path| Golden::read(path, &args.array)).transpose()?;
+    let tokens = golden.as_ref().map_or(&args.tokens, |golden| &golden.tokens);
+    ensure!(!tokens.is_empty(), "compute logits: no tokens were given");
+    let greedy = golden.as_ref().map_or(&[][..], |golden| &golden.greedy);
+
+    let mut sequence = Sequence::start(&model, &args.engine, tokens.len() + greedy.len())?;
+    let n_vocab = sequence.n_vocab();
+    let mut logits = Vec::with_capacity(tokens.len() * n_vocab);
+    sequence.feed(tokens, |_, row| {
+        logits.extend_from_slice(row);
+        Ok(())
+    })?;
+    if let Some(out) = &args.out {
+        write(out, tokens, &logits, n_vocab)?;
+    }
+    let Some(golden) = &golden else {
+        if args.out.is_none() {
+            print_last(&logits, n_vocab, args.json)?;
+        }
+        return Ok(());
+    };
+    ensure!(
+        golden.logits.len() == logits.len(),
+        "compare with {}: it holds {} numbers, {} tokens of a vocabulary of {n_vocab} make {}",
+        args.array,
+        golden.logits.len(),
+        tokens.len(),
+        logits.len()
+    );
+    let mut agreement = compare::logits(&logits, &golden.logits, n_vocab);
+    if !greedy.is_empty() {
+        agreement.greedy_agree = Some(follow(&mut sequence, &logits[logits.len() - n_vocab..], greedy)?);
+    }
+    print(&agreement, args.json)
+}
+
+/// Share of the golden greedy continuation that ours follows from its start.
+fn follow(sequence: &mut Sequence, last: &[f32], greedy: &[u32]) -> Result<f64> {
+    let mut next = compare::argmax(last) as u32;
+    let mut same = 0;
+    while same < greedy.len() && next == greedy[same] {
+        same += 1;
+        if same < greedy.len() {
+            sequence.feed(&[next], |_, row| {
+                next = compare::argmax(row) as u32;
+                Ok(())
+            })?;
+        }
+    }
+    Ok(same as f64 / greedy.len() as f64)
+}
+
+fn print(agreement: &Agreement, json: bool) -> Result<()> {
+    if json {
+        println!("{}", serde_json::to_string(agreement)?);
+        return Ok(());
+    }
+    println!("positions       {}", agreement.positions);
+    println!("rms error / std {:.3e}", agreement.rms_over_std);
+    println!("argmax agree    {:.4}", agreement.argmax_agree);
+    println!("KL mean, max    {:.3e} {:.3e}", agreement.kl_mean, agreement.kl_max);
+    if let Some(greedy) = agreement.greedy_agree {
+        println!("greedy agree    {greedy:.4}");
+    }
+    Ok(())
+}
+
+/// With neither a file nor golden logits: the best ten tokens after the sequence.
+fn print_last(logits: &[f32], n_vocab: usize, json: bool) -> Result<()> {
+    let row = &logits[logits.len() - n_vocab..];
+    let mut order: Vec<usize> = (0..n_vocab).collect();
+    order.sort_by(|&a, &b| row[b].total_cmp(&row[a]).then(a.cmp(&b)));
+    order.truncate(10);
+    if json {
+        let top: Vec<_> = order.iter().map(|&id| serde_json::json!({"id": id, "logit": row[id]})).collect();
+        println!("{}", serde_json::to_string(&top)?);
+    } else {
+        for id in order {
+            println!("{id:>8}  {:.5}", row[id]);
+        }
+    }
+    Ok(())
+}
+
+fn write(path: &Path, tokens: &[u32], logits: &[f32], n_vocab: usize) -> Result<()> {
+    let ids: Vec<i32> = tokens.iter().map(|&t| t as i32).collect();
+    let views: HashMap<&str, TensorView<'_>> = HashMap::from([
+        ("tokens", TensorView::new(Dtype::I32, vec![ids.len()], bytemuck::cast_slice(&ids))?),
+        ("logits", TensorView::new(Dtype::F32, vec![tokens.len(), n_vocab], bytemuck::cast_slice(logits))?),
+    ]);
+    safetensors::serialize_to_file(views, None, path).with_context(|| format!("write {}", path.display()))
+}
+
+/// The arrays of a golden file that matter here.
+struct Golden {
+    tokens: Vec<u32>,
+    logits: Vec<f32>,
+    /// Greedy continuation; only beside the array `logits`, whose continuation it is.
+    greedy: Vec<u32>,
+}
+
+impl Golden {
+    fn read(path: &Path, array: &str) -> Result<Golden> {
+        let bytes = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
+        let file = SafeTensors::deserialize(&bytes).with_context(|| format!("read {}", path.display()))?;
+        let names = || file.names().iter().map(|n| n.to_string()).collect::<Vec<_>>().join(", ");
+        let ids = |name: &str| -> Result<Vec<u32>> {
+            let view = file.tensor(name).with_context(|| format!("find array {name} among {}", names()))?;
+            if view.dtype() != Dtype::I32 {
+                bail!("read array {name}: it is {:?}, expected I32", view.dtype());
+            }
+            let (words, _) = view.data().as_chunks::<4>();
+            words.iter().map(|w| u32::try_from(i32::from_le_bytes(*w)).context("read a negative token id")).collect()
+        };
+        let view = file.tensor(array).with_context(|| format!("find array {array} among {}", names()))?;
+        if view.dtype() != Dtype::F32 {
+            bail!("read array {array}: it is {:?}, expected F32", view.dtype());
+        }
+        let (words, _) = view.data().as_chunks::<4>();
+        let logits = words.iter().map(|w| f32::from_le_bytes(*w)).collect();
+        let greedy = if array == "logits" && file.tensor("greedy").is_ok() { ids("greedy")? } else { Vec::new() };
+        Ok(Golden { tokens: ids("tokens")?, logits, greedy })
+    }
+}

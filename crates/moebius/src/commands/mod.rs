@@ -1,0 +1,12 @@
+//! One file a command.
+
+pub mod bench;
+pub mod chat;
+pub mod completions;
+pub mod inspect;
+pub mod logits;
+pub mod perplexity;
+pub mod plan;
+pub mod render;
+pub mod run;
+pub mod tokenize;

@@ -1,0 +1,74 @@
+//! `moebius perplexity`: how surprised the model is by a text.
+//!
+//! The method is llama-perplexity's, so that figures compare: the text's tokens are cut into windows of `ctx` (512 when
+//! left out); each window is computed from an empty cache; the tokens of its second half are scored, given everything before
+//! them in the window; a begin-of-text token, where the model wants one, takes the place of each window's first token. The
+//! error is the standard error of the mean negative log-likelihood, carried over to the perplexity.
+
+use anyhow::{Context, Result, ensure};
+use engine::tokenizer::{Encode, Tokenizer};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::json;
+use std::io::IsTerminal;
+
+use crate::args::PerplexityArgs;
+use crate::compare;
+use crate::load::{self, Sequence};
+
+pub fn run(args: &PerplexityArgs) -> Result<()> {
+    let model = load::open(args.model.model.as_deref())?;
+    let tokenizer = Tokenizer::from_metadata(model.checkpoint.meta())?;
+    let text = std::fs::read_to_string(&args.file).with_context(|| format!("read {}", args.file.display()))?;
+    let tokens = tokenizer.encode(&text, Encode { add_special: true, parse_special: false });
+    let n_ctx = args.engine.ctx.unwrap_or(512);
+    ensure!(n_ctx >= 4, "measure perplexity: a context of {n_ctx} is too short, use at least 4");
+    ensure!(
+        tokens.len() >= 2 * n_ctx,
+        "measure perplexity: the text has {} tokens, the method needs at least two windows of {n_ctx} (--ctx makes them shorter)",
+        tokens.len()
+    );
+    let n_windows = (tokens.len() / n_ctx).min(args.chunks.unwrap_or(usize::MAX));
+    let bos = tokenizer.bos().filter(|_| tokenizer.add_bos());
+
+    let mut sequence = Sequence::start(&model, &args.engine, n_ctx)?;
+    let bar = ProgressBar::with_draw_target(Some(n_windows as u64), target());
+    bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} windows, {eta} left, perplexity {msg}")?);
+    let mut nlls = Vec::with_capacity(n_windows * (n_ctx / 2));
+    let mut window = Vec::with_capacity(n_ctx);
+    for i in 0..n_windows {
+        window.clear();
+        window.extend_from_slice(&tokens[i * n_ctx..(i + 1) * n_ctx]);
+        if let Some(bos) = bos {
+            window[0] = bos;
+        }
+        sequence.rewind();
+        // The last position's logits foretell a token of the next window: they are not scored.
+        sequence.feed_from(&window, n_ctx / 2, |position, row| {
+            if position + 1 < n_ctx {
+                nlls.push(compare::nll(row, window[position + 1]));
+            }
+            Ok(())
+        })?;
+        bar.set_message(format!("{:.4}", compare::mean_and_deviation(&nlls).0.exp()));
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+
+    let (mean, deviation) = compare::mean_and_deviation(&nlls);
+    let perplexity = mean.exp();
+    let error = perplexity * deviation / (nlls.len() as f64).sqrt();
+    if args.json {
+        let result = json!({
+            "perplexity": perplexity, "error": error, "nll": mean,
+            "tokens": nlls.len(), "windows": n_windows, "ctx": n_ctx,
+        });
+        println!("{result}");
+    } else {
+        println!("perplexity {perplexity:.4} +/- {error:.5} ({} tokens in {n_windows} windows of {n_ctx})", nlls.len());
+    }
+    Ok(())
+}
+
+fn target() -> ProgressDrawTarget {
+    if std::io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() }
+}

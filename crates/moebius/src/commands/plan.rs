@@ -1,0 +1,41 @@
+//! `moebius plan`: what the engine will compute, what lives where, and the memory it needs.
+
+use anyhow::Result;
+
+use crate::args::PlanArgs;
+use crate::load::{self, EngineSetup};
+use crate::machine::bytes;
+
+pub fn run(args: &PlanArgs) -> Result<()> {
+    let model = load::open(args.model.model.as_deref())?;
+    let setup = EngineSetup::from(&args.engine);
+    let positions = setup.context(&model.plan)?;
+    let limits = setup.limits(positions, 1)?;
+    let mut plan = model.plan.clone();
+    if !args.unfused {
+        model::plan::passes::fuse(&mut plan);
+    }
+    println!("{plan}");
+
+    let cache = setup.cache_bytes_per_position(&plan);
+    let buffers = model::plan::memory::place(&plan, limits.max_tokens, limits.max_outputs).bytes as u64;
+    let weights = model.checkpoint.data_bytes() as u64;
+    println!("weights by kind");
+    for (kind, n) in plan.weight_bytes() {
+        println!("  {:<12} {:>10}", kind.name(), bytes(n as u64));
+    }
+    println!("memory");
+    println!("  weights      {:>10}  mapped from {}, read when touched", bytes(weights), model.checkpoint.name());
+    println!(
+        "  cache        {:>10}  {} for each of {positions} positions",
+        bytes(cache * positions as u64),
+        bytes(cache)
+    );
+    println!("  buffers      {:>10}  for {} tokens in a step", bytes(buffers), limits.max_tokens);
+    println!("  together     {:>10}", bytes(weights + cache * positions as u64 + buffers));
+    if let Some(free) = crate::machine::free_memory() {
+        println!("  free now     {:>10}", bytes(free as u64));
+    }
+    println!("a decoded token reads {} of weights", bytes(plan.bytes_per_token() as u64));
+    Ok(())
+}

@@ -1,0 +1,337 @@
+//! From a file name to something that runs: checkpoint, plan, program, engine.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use backend::cpu::{CacheType, Cpu, Isa};
+use backend::reference::Reference;
+use backend::{Backend, Batch, Limits, PAGE, Program};
+use checkpoint::Checkpoint;
+use engine::sampler::{Mirostat, SamplerParams};
+use engine::scheduler::{Engine, Options};
+use engine::template::{Chat, ChatTemplate};
+use engine::tokenizer::{Encode, Tokenizer};
+use model::plan::Plan;
+use serde_json::Value;
+
+use crate::args::{BackendKind, CacheArg, EngineArgs, IsaArg, SamplingArgs};
+use crate::{embedded, machine};
+
+/// Context when neither the user nor the model asks for less.
+const DEFAULT_CTX: usize = 8192;
+
+/// An open model: its header, and what it computes.
+pub struct Model {
+    pub checkpoint: Arc<Checkpoint>,
+    pub plan: Plan,
+    pub embedded: bool,
+}
+
+/// Opens the file named, or the embedded model. Reads headers only.
+pub fn open(path: Option<&Path>) -> Result<Model> {
+    let checkpoint = Arc::new(embedded::open(path)?);
+    let plan = model::arch::build(&checkpoint)?;
+    Ok(Model { checkpoint, plan, embedded: path.is_none() })
+}
+
+/// What decides how a model runs.
+#[derive(Clone, Debug)]
+pub struct EngineSetup {
+    pub threads: Option<usize>,
+    pub ctx: Option<usize>,
+    pub backend: BackendKind,
+    pub isa: Option<IsaArg>,
+    pub cache_type: CacheArg,
+    pub batch: usize,
+    pub prefix_cache: bool,
+}
+
+impl Default for EngineSetup {
+    fn default() -> Self {
+        EngineSetup {
+            threads: None,
+            ctx: None,
+            backend: BackendKind::Cpu,
+            isa: None,
+            cache_type: CacheArg::F16,
+            batch: 512,
+            prefix_cache: true,
+        }
+    }
+}
+
+impl From<&EngineArgs> for EngineSetup {
+    fn from(args: &EngineArgs) -> Self {
+        EngineSetup {
+            threads: args.threads,
+            ctx: args.ctx,
+            backend: args.backend,
+            isa: args.isa,
+            cache_type: args.cache_type,
+            batch: args.batch,
+            prefix_cache: true,
+        }
+    }
+}
+
+impl EngineSetup {
+    /// The backend and the name that tables show for it.
+    fn backend(&self) -> Result<(Box<dyn Backend>, String)> {
+        if self.backend == BackendKind::Reference {
+            return Ok((Box::new(Reference), "reference".into()));
+        }
+        let isa = match self.isa {
+            None => Isa::best(),
+            Some(IsaArg::Scalar) => Isa::Scalar.check()?,
+            Some(IsaArg::Avx2) => Isa::Avx2.check()?,
+            Some(IsaArg::Avx512) => Isa::Avx512.check()?,
+        };
+        let threads = self.threads.unwrap_or_else(machine::cores);
+        ensure!((1..=1024).contains(&threads), "start {threads} threads: use 1 to 1024");
+        let cache = match self.cache_type {
+            CacheArg::F16 => CacheType::F16,
+            CacheArg::F32 => CacheType::F32,
+        };
+        Ok((Box::new(Cpu { isa, threads, cache }), format!("CPU {}", isa.name())))
+    }
+
+    /// Bytes of cache for one position.
+    pub fn cache_bytes_per_position(&self, plan: &Plan) -> u64 {
+        let element = match (self.backend, self.cache_type) {
+            (BackendKind::Cpu, CacheArg::F16) => 2,
+            _ => 4,
+        };
+        plan.kv_bytes_per_position(element) as u64
+    }
+
+    /// Positions a sequence may have: what was asked for, or what model, habit and memory allow.
+    pub fn context(&self, plan: &Plan) -> Result<usize> {
+        if let Some(ctx) = self.ctx {
+            ensure!((1..=1 << 20).contains(&ctx), "use a context of {ctx}: it must be 1 to {}", 1 << 20);
+            return Ok(ctx);
+        }
+        let habit = plan.n_ctx_train.clamp(PAGE, DEFAULT_CTX);
+        let Some(free) = machine::free_memory() else { return Ok(habit) };
+        // The cache may take a quarter of what is free: the weights want the rest.
+        let fits = (free as u64 / 4 / self.cache_bytes_per_position(plan).max(1)) as usize;
+        Ok(habit.min(fits.max(PAGE)))
+    }
+
+    /// Limits for one sequence of `positions`.
+    pub fn limits(&self, positions: usize, max_outputs: usize) -> Result<Limits> {
+        ensure!((1..=65536).contains(&self.batch), "use a batch of {}: it must be 1 to 65536", self.batch);
+        let max_tokens = self.batch.min(positions.max(1));
+        Ok(Limits {
+            max_tokens,
+            max_outputs: max_outputs.min(max_tokens),
+            n_pages: positions.div_ceil(PAGE),
+            max_positions: positions,
+        })
+    }
+}
+
+/// A model behind an engine, ready for requests.
+pub struct Session {
+    pub engine: Engine,
+    pub tokenizer: Arc<Tokenizer>,
+    pub template: Option<ChatTemplate>,
+    pub backend: String,
+    pub description: String,
+    pub n_vocab: usize,
+    pub n_params: u64,
+    pub size_bytes: u64,
+    pub weight_bytes_per_token: u64,
+    pub cache_bytes_per_position: u64,
+    embedded: bool,
+}
+
+/// Starts an engine for one conversation at a time.
+pub fn start(model: Model, args: &EngineArgs) -> Result<Session> {
+    start_with(model, &EngineSetup::from(args))
+}
+
+/// Starts an engine for one conversation at a time.
+pub fn start_with(model: Model, setup: &EngineSetup) -> Result<Session> {
+    let Model { checkpoint, plan, embedded } = model;
+    let tokenizer = Arc::new(Tokenizer::from_metadata(checkpoint.meta())?);
+    let template = template(&checkpoint, &tokenizer)?;
+    let positions = setup.context(&plan)?;
+    let (backend, backend_name) = setup.backend()?;
+    let program = backend.compile(&plan, Arc::clone(&checkpoint), setup.limits(positions, 1)?)?;
+    let options = Options { prefix_cache: setup.prefix_cache, ..Options::default() };
+    Ok(Session {
+        engine: Engine::new(program, tokenizer.clone(), options)?,
+        template,
+        backend: backend_name,
+        description: describe(&checkpoint, &plan),
+        n_vocab: plan.n_vocab,
+        n_params: n_params(&checkpoint),
+        size_bytes: checkpoint.data_bytes() as u64,
+        weight_bytes_per_token: plan.bytes_per_token() as u64,
+        cache_bytes_per_position: setup.cache_bytes_per_position(&plan),
+        embedded,
+        tokenizer,
+    })
+}
+
+impl Session {
+    /// Tokens of a prompt taken as it is; names of special tokens in it count as those tokens.
+    pub fn encode_raw(&self, prompt: &str) -> Vec<u32> {
+        self.tokenizer.encode(prompt, Encode { add_special: true, parse_special: true })
+    }
+
+    /// Tokens of a conversation, the opening of the answer behind it.
+    pub fn encode_chat(&self, messages: Vec<Value>) -> Result<Vec<u32>> {
+        let template = self.template.as_ref().context("render the conversation: the model has no chat template")?;
+        let messages = Value::Array(messages);
+        let text = template.render(&Chat::new(&messages))?;
+        let mut tokens = self.tokenizer.encode(&text, Encode { add_special: true, parse_special: true });
+        // Templates that write the begin-of-text token themselves would get it twice.
+        if let Some(bos) = self.tokenizer.bos()
+            && tokens.starts_with(&[bos, bos])
+        {
+            tokens.remove(0);
+        }
+        Ok(tokens)
+    }
+
+    /// The sampling asked for, over the model's defaults.
+    pub fn sampling(&self, args: &SamplingArgs) -> Result<SamplerParams> {
+        let mut params = SamplerParams::default();
+        // DRY may repeat across the usual breaks between sentences and fields.
+        params.dry_breakers =
+            ["\n", ":", "\"", "*"].map(|text| self.tokenizer.encode(text, Encode::default())).to_vec();
+        if self.embedded {
+            // What its card recommends.
+            (params.temperature, params.top_p, params.min_p, params.top_k) = (0.7, 0.9, 0.05, 0);
+        }
+        apply(args, &mut params);
+        params.seed = args.seed.unwrap_or_else(clock_seed);
+        Ok(params)
+    }
+}
+
+/// A seed from the clock, for text that differs from run to run.
+fn clock_seed() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    now.as_nanos() as u64
+}
+
+/// Puts what the user asked for over the defaults.
+fn apply(args: &SamplingArgs, params: &mut SamplerParams) {
+    macro_rules! set {
+        ($($field:ident = $arg:ident),* $(,)?) => { $(if let Some(value) = args.$arg { params.$field = value; })* };
+    }
+    set!(
+        temperature = temperature,
+        dynatemp_range = dynatemp_range,
+        dynatemp_exponent = dynatemp_exponent,
+        top_k = top_k,
+        top_p = top_p,
+        min_p = min_p,
+        typical_p = typical,
+        top_n_sigma = top_n_sigma,
+        xtc_probability = xtc_probability,
+        xtc_threshold = xtc_threshold,
+        penalty_repeat = repeat_penalty,
+        penalty_last_n = repeat_last_n,
+        penalty_frequency = frequency_penalty,
+        penalty_presence = presence_penalty,
+        dry_multiplier = dry_multiplier,
+        dry_base = dry_base,
+        dry_allowed_length = dry_allowed_length,
+        mirostat_tau = mirostat_tau,
+        mirostat_eta = mirostat_eta,
+    );
+    params.mirostat = match args.mirostat {
+        0 => Mirostat::Off,
+        1 => Mirostat::V1,
+        _ => Mirostat::V2,
+    };
+    params.logit_bias.extend_from_slice(&args.logit_bias);
+}
+
+/// The model's own chat template, if it has one.
+pub fn template(checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>> {
+    let Some(source) = checkpoint.meta().opt_str("tokenizer.chat_template")? else { return Ok(None) };
+    let token = |id: Option<u32>| {
+        let bytes = id.and_then(|id| tokenizer.token_bytes(id)).unwrap_or_default();
+        String::from_utf8_lossy(bytes).into_owned()
+    };
+    Ok(Some(ChatTemplate::new(source, &token(tokenizer.bos()), &token(tokenizer.eos()))?))
+}
+
+/// Parameters of all tensors.
+pub fn n_params(checkpoint: &Checkpoint) -> u64 {
+    checkpoint.tensors().iter().map(|t| t.shape.iter().map(|&d| d as u64).product::<u64>()).sum()
+}
+
+/// `qwen3moe 28.87 M q4_k`-like: architecture and the weight type most bytes are in.
+fn describe(checkpoint: &Checkpoint, plan: &Plan) -> String {
+    let mut bytes = std::collections::BTreeMap::new();
+    for tensor in checkpoint.tensors() {
+        *bytes.entry(tensor.dtype).or_insert(0usize) += tensor.len;
+    }
+    let most = bytes.iter().max_by_key(|(_, bytes)| **bytes).map_or("", |(dtype, _)| dtype.name());
+    format!("{} {most}", plan.arch)
+}
+
+/// One sequence fed to a program token by token, for commands that want logits and not text.
+pub struct Sequence {
+    program: Box<dyn Program>,
+    batch: Batch,
+    pages: Vec<u32>,
+    position: usize,
+}
+
+impl Sequence {
+    /// Compiles the model for a sequence of at most `positions`.
+    pub fn start(model: &Model, args: &EngineArgs, positions: usize) -> Result<Sequence> {
+        let setup = EngineSetup::from(args);
+        let (backend, _) = setup.backend()?;
+        let limits = setup.limits(positions, usize::MAX)?;
+        let program = backend.compile(&model.plan, Arc::clone(&model.checkpoint), limits)?;
+        Ok(Sequence { program, batch: Batch::default(), pages: (0..limits.n_pages as u32).collect(), position: 0 })
+    }
+
+    /// Width of a logits row.
+    pub fn n_vocab(&self) -> usize {
+        self.program.n_vocab()
+    }
+
+    /// Starts over; what the cache holds is overwritten.
+    pub fn rewind(&mut self) {
+        self.position = 0;
+    }
+
+    /// Computes `tokens` after what was fed before; `each` gets every position's logits.
+    pub fn feed(&mut self, tokens: &[u32], each: impl FnMut(usize, &[f32]) -> Result<()>) -> Result<()> {
+        self.feed_from(tokens, self.position, each)
+    }
+
+    /// The same, with logits only from position `from` on.
+    pub fn feed_from(
+        &mut self,
+        tokens: &[u32],
+        from: usize,
+        mut each: impl FnMut(usize, &[f32]) -> Result<()>,
+    ) -> Result<()> {
+        let n_vocab = self.n_vocab();
+        for chunk in tokens.chunks(self.program.limits().max_tokens) {
+            let start = self.position;
+            let skip = from.saturating_sub(start).min(chunk.len());
+            self.batch.clear();
+            self.batch.push(chunk, start, &self.pages, skip..chunk.len());
+            let output = self.program.step(&self.batch)?;
+            if let Some(fault) = output.faults.first() {
+                return Err((*fault).into());
+            }
+            for (i, row) in output.logits.chunks_exact(n_vocab).enumerate() {
+                each(start + skip + i, row)?;
+            }
+            self.position += chunk.len();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,247 @@
+//! The command line end to end, on the embedded model: what a user types and what comes back.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+const STORY: &str = "Tell me a story about a fox who lost his hat";
+
+/// Runs `moebius` with `args`, `stdin` on its standard input.
+fn moebius(args: &[&str], stdin: &str) -> Output {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_moebius"))
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("start moebius");
+    // A program that fails early closes its end: what it says is what the test looks at.
+    let _ = child.stdin.take().expect("stdin").write_all(stdin.as_bytes());
+    child.wait_with_output().expect("wait for moebius")
+}
+
+fn stdout(args: &[&str], stdin: &str) -> String {
+    let output = moebius(args, stdin);
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "moebius {args:?} failed\n{err}");
+    out.into_owned()
+}
+
+fn json(args: &[&str], stdin: &str) -> serde_json::Value {
+    let text = stdout(args, stdin);
+    serde_json::from_str(&text).unwrap_or_else(|e| panic!("moebius {args:?}: {e}\n{text}"))
+}
+
+#[test]
+fn the_first_command_tells_a_story() {
+    let output = moebius(&["run", STORY, "--seed", "1", "-n", "60"], "");
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{err}");
+    assert!(out.to_lowercase().contains("fox"), "{out}");
+    assert!(out.split_whitespace().count() > 20, "{out}");
+    assert!(err.contains("embedded") && err.contains("tok/s"), "{err}");
+}
+
+/// Every line is another way to compute the same thing.
+#[test]
+fn the_same_text_whatever_computes_it() {
+    let base = ["run", STORY, "-q", "--seed", "7", "-n", "24"];
+    let expected = stdout(&base, "");
+    let ways: &[&[&str]] =
+        &[&["-t", "1"], &["-t", "3"], &["-b", "5"], &["--isa", "scalar"], &["--isa", "avx2"], &["--isa", "avx512"]];
+    for way in ways {
+        let output = moebius(&[&base[..], way].concat(), "");
+        let err = String::from_utf8_lossy(&output.stderr);
+        if way[0] == "--isa" && !output.status.success() && err.contains(way[1]) {
+            println!("skipped {way:?}: {err}");
+            continue;
+        }
+        assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{way:?}: {err}");
+    }
+}
+
+#[test]
+fn prompts_come_from_argument_flag_file_and_stdin() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let file = folder.path().join("prompt.txt");
+    std::fs::write(&file, STORY).expect("write");
+    let file = file.to_str().expect("path");
+    let tail = ["-q", "--temp", "0", "-n", "8"];
+    let expected = stdout(&[&["run", STORY], &tail[..]].concat(), "");
+    for (source, stdin) in [(&["-p", STORY][..], ""), (&["-f", file][..], ""), (&[][..], STORY)] {
+        assert_eq!(stdout(&[&["run"], source, &tail[..]].concat(), stdin), expected, "{source:?}");
+    }
+}
+
+#[test]
+fn stop_strings_and_limits_end_an_answer() {
+    let long = stdout(&["run", STORY, "-q", "--temp", "0", "-n", "40"], "");
+    let stop = long.split_whitespace().nth(6).expect("a seventh word");
+    let cut = stdout(&["run", STORY, "-q", "--temp", "0", "-n", "40", "--stop", stop], "");
+    assert!(!cut.contains(stop) && long.starts_with(cut.trim_end()), "{cut:?} of {long:?}");
+}
+
+#[test]
+fn a_chat_remembers_regenerates_and_saves() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let file = folder.path().join("chat.json");
+    let hello = "Hello! ".repeat(40);
+    let script = format!("{hello}\n/regen\nWhat is a fox?\n/save {}\n/nonsense\n/quit\n", file.display());
+    let output = moebius(&["chat", "--temp", "0", "-n", "12"], &script);
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{err}");
+    assert!(err.contains("cached") && err.contains("/nonsense is not a command"), "{err}");
+    let saved: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).expect("saved")).expect("JSON");
+    let roles: Vec<_> = saved.as_array().expect("array").iter().map(|m| m["role"].as_str().expect("role")).collect();
+    assert_eq!(roles, ["user", "assistant", "user", "assistant"]);
+    let lines: Vec<_> = std::str::from_utf8(&output.stdout).expect("UTF-8").lines().collect();
+    assert_eq!(lines[0], lines[1], "a greedy answer regenerates to itself");
+}
+
+#[test]
+fn text_survives_tokens() {
+    let text = "Grüße, 世界! 🦊 The fox said: \"1234 hats.\"\n\n  and left";
+    let ids = stdout(&["tokenize", "--json"], text);
+    assert_eq!(stdout(&["tokenize", "--decode"], &ids), text);
+}
+
+#[test]
+fn logits_are_written_and_compare_with_themselves() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let file = folder.path().join("golden.safetensors");
+    let file = file.to_str().expect("path");
+    let ids = stdout(&["tokenize", "--json"], "Once upon a time there was a small fox who lived by a river.");
+    let ids = ids.trim().trim_matches(['[', ']']);
+    stdout(&["logits", "--tokens", ids, "-o", file], "");
+    let same = json(&["logits", "--golden", file, "--json", "-t", "1", "-b", "2"], "");
+    assert_eq!((same["rms_over_std"].as_f64(), same["argmax_agree"].as_f64()), (Some(0.0), Some(1.0)), "{same}");
+    let reference = json(&["logits", "--golden", file, "--json", "--backend", "reference"], "");
+    let rms = reference["rms_over_std"].as_f64().expect("a number");
+    assert!(rms > 0.0 && rms < 0.05, "{reference}");
+}
+
+#[test]
+fn files_can_be_looked_into() {
+    let report = json(&["inspect", "--json", "--tensors", "--metadata"], "");
+    assert_eq!(report["architecture"], "qwen3moe");
+    assert_eq!(report["runs"], "yes");
+    assert_eq!(report["dimensions"]["expert_count"], 16);
+    assert!(report["tensors"].as_array().expect("tensors").len() > 50);
+    let plan = stdout(&["plan", "--ctx", "512"], "");
+    for part in ["qwen3moe", "experts", "attention", "cache", "for each of 512 positions"] {
+        assert!(plan.contains(part), "{part} in\n{plan}");
+    }
+}
+
+#[test]
+fn templates_render() {
+    let messages = r#"[{"role": "user", "content": "Hi"}]"#;
+    let text = stdout(&["render", "--messages", "-"], messages);
+    assert_eq!(text, "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+    let object = format!(r#"{{"messages": {messages}, "add_generation_prompt": false}}"#);
+    let rendered = json(&["render", "--messages", "-", "--json"], &object);
+    assert_eq!(rendered["text"], "<|im_start|>user\nHi<|im_end|>\n");
+}
+
+#[test]
+fn the_bench_prints_its_rows_in_every_form() {
+    for form in ["md", "json", "jsonl", "csv"] {
+        let text = stdout(&["bench", "-p", "16", "-n", "4", "-d", "0,8", "-r", "2", "-t", "1", "-o", form], "");
+        for test in ["pp16", "tg4", "pp16 @ d8", "tg4 @ d8"] {
+            assert!(text.contains(test), "{test} in {form}:\n{text}");
+        }
+    }
+    let rows = stdout(&["bench", "-p", "0", "-n", "8", "-r", "2", "-t", "1", "-o", "jsonl"], "");
+    let row: serde_json::Value = serde_json::from_str(rows.trim()).expect("one row");
+    assert!(row["tokens_per_second"].as_f64().expect("speed") > 0.0);
+    assert!(row["bytes_per_token"].as_u64().expect("bytes") > 1_000_000);
+}
+
+#[test]
+fn perplexity_of_its_own_stories_is_low() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let file = folder.path().join("text.txt");
+    let story = |seed: &str| stdout(&["run", STORY, "-q", "-n", "120", "--seed", seed], "");
+    std::fs::write(&file, story("1") + &story("2")).expect("write");
+    let file = file.to_str().expect("path");
+    let result = json(&["perplexity", "-f", file, "--ctx", "32", "--json"], "");
+    let perplexity = result["perplexity"].as_f64().expect("a number");
+    assert!((1.0..10.0).contains(&perplexity) && result["error"].as_f64().expect("error") > 0.0, "{result}");
+}
+
+#[test]
+fn mistakes_are_named() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let junk = folder.path().join("junk.gguf");
+    std::fs::write(&junk, b"GGUF\x03\0\0\0 and then nothing sensible follows here").expect("write");
+    let junk = junk.to_str().expect("path");
+    let cases: &[(&[&str], &str)] = &[
+        (&["run", "-m", "no-such-file.gguf", "hi"], "no-such-file.gguf"),
+        (&["run", "-m", junk, "hi"], "junk.gguf"),
+        (&["inspect", junk], "junk.gguf"),
+        (&["run", "hi", "--top-p", "-1"], "top_p"),
+        (&["run", "hi", "--threads", "0"], "threads"),
+        (&["run", "hi", "--ctx", "0"], "context"),
+        (&["logits", "--tokens", "9999"], "9999"),
+        (&["logits", "--golden", junk], "junk.gguf"),
+        (&["run", "hi", "--logit-bias", "five"], "ID=BIAS"),
+        (&["run", &"hat ".repeat(5000), "--ctx", "256"], "256"),
+        (&["render", "--messages", "no-such.json"], "no-such.json"),
+        (&["perplexity", "-f", "no-such.txt"], "no-such.txt"),
+    ];
+    for (args, part) in cases {
+        let output = moebius(args, "");
+        let err = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && err.contains(part), "{:?}: {err}", &args[..2]);
+        assert!(!err.contains("panicked"), "{err}");
+    }
+}
+
+#[test]
+fn completions_know_the_commands() {
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(stdout(&["completions", shell], "").contains("perplexity"), "{shell}");
+    }
+}
+
+/// The real SmolLM2 when `tools/fetch_smollm2.sh` has fetched it: greedy tokens follow the exact ones up to the first
+/// step whose margin is below 0.05.
+#[test]
+fn smollm2_follows_the_exact_greedy_path() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let model = root.join("target/models/SmolLM2-135M-Instruct.Q4_1.gguf");
+    let golden = root.join("../shared/fixtures/golden_smollm2.json");
+    if !model.exists() || !golden.exists() {
+        println!("skipped: needs {} (tools/fetch_smollm2.sh) and {}", model.display(), golden.display());
+        return;
+    }
+    let golden: serde_json::Value = serde_json::from_slice(&std::fs::read(golden).expect("read")).expect("JSON");
+    let folder = tempfile::tempdir().expect("temporary folder");
+    for prompt in golden["prompts"].as_array().expect("prompts") {
+        let numbers = |value: &serde_json::Value| -> Vec<f64> {
+            value.as_array().expect("array").iter().map(|v| v.as_f64().expect("number")).collect()
+        };
+        let (ids, greedy) = (numbers(&prompt["ids"]), numbers(&prompt["exact"]["greedy"]));
+        let margins = numbers(&prompt["exact"]["margins"]);
+        let sure = margins.iter().position(|&m| m < 0.05).unwrap_or(margins.len());
+        // One forward pass over prompt and exact continuation tells every greedy choice along the exact path.
+        let tokens: Vec<String> = ids.iter().chain(&greedy).map(|id| id.to_string()).collect();
+        let out = folder.path().join("logits.safetensors");
+        let args = ["logits", "-m", model.to_str().expect("path"), "--tokens", &tokens.join(","), "-o"];
+        stdout(&[&args[..], &[out.to_str().expect("path")]].concat(), "");
+        let bytes = std::fs::read(&out).expect("read");
+        let file = safetensors::SafeTensors::deserialize(&bytes).expect("safetensors");
+        let view = file.tensor("logits").expect("logits");
+        let n_vocab = view.shape()[1];
+        let value = |row: usize, id: usize| {
+            let at = 4 * (row * n_vocab + id);
+            f32::from_le_bytes(view.data()[at..at + 4].try_into().expect("four bytes"))
+        };
+        for step in 0..sure {
+            let row = ids.len() - 1 + step;
+            let best = (0..n_vocab).fold(0, |best, id| if value(row, id) > value(row, best) { id } else { best });
+            assert_eq!(best, greedy[step] as usize, "{}: step {step} of {sure}", prompt["prompt"]);
+        }
+        println!("{}: {sure} of {} steps, all equal", prompt["prompt"], greedy.len());
+    }
+}
