@@ -1,0 +1,142 @@
+//! The CPU law at the engine's level, on the embedded model: a request gives the same tokens alone and beside others,
+//! whatever the threads, the instruction set, the chunks its prompt is cut into, prefix hits and preemptions.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use backend::cpu::{CacheType, Cpu, Isa};
+use backend::{Backend, Limits, PAGE};
+use engine::sampler::SamplerParams;
+use engine::scheduler::{Engine, EventKind, Events, Options, Request, RequestId};
+use engine::tokenizer::{Encode, Tokenizer};
+
+/// How the requests are computed.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    isa: Isa,
+    threads: usize,
+    max_tokens: usize,
+    n_pages: usize,
+    prefix_cache: bool,
+    together: bool,
+}
+
+struct Bed {
+    checkpoint: Arc<checkpoint::Checkpoint>,
+    tokenizer: Arc<Tokenizer>,
+}
+
+impl Bed {
+    fn new() -> Bed {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/fable-29m-a10m-q4_k_m.gguf");
+        let checkpoint = Arc::new(checkpoint::open(&path).expect("the embedded model opens"));
+        let tokenizer = Arc::new(Tokenizer::from_metadata(checkpoint.meta()).expect("its tokenizer"));
+        Bed { checkpoint, tokenizer }
+    }
+
+    /// Eight requests of unlike length and sampling; some begin alike for more than a page.
+    fn requests(&self) -> Vec<Request> {
+        let shared = "Once upon a time there was a small fox who lived at the edge of a large wood. ".repeat(3);
+        let prompts = [
+            "Tell me a story".to_string(),
+            format!("{shared}One day he lost his hat"),
+            format!("{shared}One day he found a boat"),
+            shared.clone(),
+            "Hi".to_string(),
+            "What is the sun? ".repeat(20),
+            "The little bird said".to_string(),
+            format!("{shared}{shared}And then"),
+        ];
+        let request = |(i, prompt): (usize, &String)| {
+            let ids = self.tokenizer.encode(prompt, Encode { add_special: true, parse_special: false });
+            let mut request = Request::new(ids);
+            request.max_new_tokens = 10 + 4 * i;
+            request.ignore_eos = true;
+            request.sampling = match i % 3 {
+                0 => SamplerParams::greedy(),
+                _ => SamplerParams { seed: i as u64, temperature: 0.9, ..SamplerParams::default() },
+            };
+            request
+        };
+        prompts.iter().enumerate().map(request).collect()
+    }
+
+    fn engine(&self, way: Way) -> Engine {
+        let plan = model::arch::build(&self.checkpoint).expect("a plan");
+        let limits = Limits {
+            max_tokens: way.max_tokens,
+            max_outputs: way.max_tokens.min(8),
+            n_pages: way.n_pages,
+            max_positions: way.n_pages.min(32) * PAGE,
+        };
+        let cpu = Cpu { isa: way.isa, threads: way.threads, cache: CacheType::F16 };
+        let program = cpu.compile(&plan, Arc::clone(&self.checkpoint), limits).expect("a program");
+        let options = Options { prefix_cache: way.prefix_cache, ..Options::default() };
+        let tokenizer: Arc<Tokenizer> = Arc::clone(&self.tokenizer);
+        Engine::new(program, tokenizer, options).expect("an engine")
+    }
+
+    /// The tokens of every request.
+    fn tokens(&self, way: Way) -> Vec<Vec<u32>> {
+        let mut engine = self.engine(way);
+        let mut out = BTreeMap::new();
+        let mut ids = Vec::new();
+        for request in self.requests() {
+            ids.push(engine.submit(request).expect("submit"));
+            if !way.together {
+                drain(&mut engine, &mut out);
+            }
+        }
+        drain(&mut engine, &mut out);
+        ids.iter().map(|id| out.remove(id).unwrap_or_default()).collect()
+    }
+}
+
+fn drain(engine: &mut Engine, out: &mut BTreeMap<RequestId, Vec<u32>>) {
+    let mut events = Events::new();
+    loop {
+        events.clear();
+        let more = engine.step(&mut events).expect("step");
+        for event in events.iter() {
+            match event.kind {
+                EventKind::Token { token, .. } => out.entry(event.id).or_default().push(token),
+                EventKind::Failed(error) => panic!("{error}"),
+                EventKind::Done { .. } => {}
+            }
+        }
+        if !more {
+            return;
+        }
+    }
+}
+
+#[test]
+fn the_same_tokens_whatever_computes_them() {
+    let bed = Bed::new();
+    let base =
+        Way { isa: Isa::best(), threads: 1, max_tokens: 512, n_pages: 256, prefix_cache: false, together: false };
+    let expected = bed.tokens(base);
+    for (i, tokens) in expected.iter().enumerate() {
+        assert_eq!(tokens.len(), 10 + 4 * i, "request {i} ends at its limit");
+    }
+    let mut ways = vec![
+        Way { threads: 2, ..base },
+        Way { together: true, ..base },
+        Way { together: true, threads: 2, prefix_cache: true, ..base },
+        Way { prefix_cache: true, ..base },
+        Way { max_tokens: 16, together: true, threads: 2, ..base },
+        Way { max_tokens: 7, prefix_cache: true, ..base },
+        // Too few pages for all: sequences give theirs up and are computed again.
+        Way { n_pages: 9, together: true, threads: 2, prefix_cache: true, ..base },
+    ];
+    for isa in [Isa::Scalar, Isa::Avx2, Isa::Avx512] {
+        match isa.check() {
+            Ok(isa) => ways.push(Way { isa, together: true, max_tokens: 64, ..base }),
+            Err(error) => println!("skipped {}: {error}", isa.name()),
+        }
+    }
+    for way in ways {
+        assert_eq!(bed.tokens(way), expected, "{way:?}");
+    }
+}
