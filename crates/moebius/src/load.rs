@@ -198,10 +198,9 @@ impl Session {
 
     /// The sampling asked for, over the model's defaults.
     pub fn sampling(&self, args: &SamplingArgs) -> Result<SamplerParams> {
-        let mut params = SamplerParams::default();
         // DRY may repeat across the usual breaks between sentences and fields.
-        params.dry_breakers =
-            ["\n", ":", "\"", "*"].map(|text| self.tokenizer.encode(text, Encode::default())).to_vec();
+        let breakers = ["\n", ":", "\"", "*"].map(|text| self.tokenizer.encode(text, Encode::default()));
+        let mut params = SamplerParams { dry_breakers: breakers.to_vec(), ..SamplerParams::default() };
         if self.embedded {
             // What its card recommends.
             (params.temperature, params.top_p, params.min_p, params.top_k) = (0.7, 0.9, 0.05, 0);
