@@ -306,7 +306,7 @@ impl Sampler {
         self.history.push(token);
     }
 
-    /// Chooses a token from one row of logits, [n_vocab]. Does not accept it.
+    /// Chooses a token from one row of logits, `[n_vocab]`. Does not accept it.
     ///
     /// # Errors
     /// [`Error::Logit`] for a row with NaN or plus infinity, [`Error::Nothing`] when no token is allowed.

@@ -18,7 +18,7 @@ pub(in super::super) trait Large {
     const DMIN: Option<usize>;
     /// The groups hold no negative number.
     const UNSIGNED: bool;
-    /// What the integers of [`Large::groups`] have too much; 0 when they are signed.
+    /// What the integers of [`Large::group`] have too much; 0 when they are signed.
     const OFFSET: i16 = 0;
     /// The integers of 32-group `j`, plus [`Large::OFFSET`]. Group by group, so that few registers are in use at once;
     /// `j` is known to the compiler, and loads that groups share are done once.

@@ -1,8 +1,8 @@
 //! Kernels for AVX2 with FMA and F16C.
 //!
 //! A format is described once, in [`small`] (32-blocks) or [`large`] (super-blocks): how a block's bytes become signed
-//! bytes, scales and minimums. The matrix-vector kernels ([`vec`]) and the panel unpackers ([`unpack`]) are generic over
-//! that; [`tile`] multiplies panels and knows no format.
+//! bytes, scales and minimums. The matrix-vector kernels ([`mod@vec`]) and the panel unpackers ([`mod@unpack`]) are generic over
+//! that; [`mod@tile`] multiplies panels and knows no format.
 
 pub(super) mod large;
 pub(super) mod quantise;
