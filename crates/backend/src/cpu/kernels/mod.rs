@@ -248,9 +248,11 @@ impl Kernels {
     /// Rows that one chunk of work should have: whole tiles, small enough that every worker gets several, large enough
     /// that claiming one costs nothing beside it.
     pub fn row_chunk(&self, dtype: WeightType, k: usize, n: usize, cols: usize, workers: usize) -> usize {
-        // About 64 kB of weights for one column; with more columns a tile is worth more.
+        // About 256 kB of weights for one column; with more columns a tile is worth more. What is asked for ahead past
+        // the end of a chunk is another worker's, and its first lines were not asked for: with 64 kB two threads reach
+        // 76% of the bandwidth, with 256 kB 92% (AMD EPYC 9004, 2 cores, [151936, 2048] q6_k).
         let row = dtype.row_bytes(k).unwrap_or(k).max(1);
-        let by_bytes = (65536 / row / cols.max(1)).max(1);
+        let by_bytes = (262_144 / row / cols.max(1)).max(1);
         let by_share = n.div_ceil(4 * workers.max(1)).max(1);
         by_bytes.min(by_share).next_multiple_of(ROWS)
     }
@@ -297,16 +299,16 @@ impl Kernels {
 
 /// How far ahead the matrix-vector kernels ask for weights. They walk several rows at once, which the hardware's own
 /// prefetchers take for short streams that end; the bytes of those rows together are one long stream.
-const AHEAD: usize = 8192;
+const AHEAD: usize = 4096;
 
 /// Asks for `bytes` bytes at `p`, which need not exist.
 #[inline(always)]
 fn prefetch(p: *const u8, bytes: usize) {
     #[cfg(target_arch = "x86_64")]
     for line in 0..bytes.div_ceil(64) {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         // SAFETY: a prefetch never faults, whatever the address.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.wrapping_add(64 * line).cast()) }
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(64 * line).cast()) }
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = (p, bytes);
