@@ -118,6 +118,15 @@ unsafe fn add_pairs<const VNNI: bool>(acc: __m256i, a: __m256i, b: __m256i) -> _
     unsafe { if VNNI { _mm256_dpwssd_epi32(acc, a, b) } else { _mm256_add_epi32(acc, _mm256_madd_epi16(a, b)) } }
 }
 
+/// The same pointer, but the compiler cannot know it. Loads through it stay operands of the instructions that use them:
+/// loads that several rows share would be done once, and with sixteen registers that means once into a spill slot.
+#[inline(always)]
+fn opaque(mut p: *const u8) -> *const u8 {
+    // SAFETY: no instruction is emitted.
+    unsafe { std::arch::asm!("/* {0} */", inout(reg) p, options(nomem, nostack, preserves_flags)) };
+    p
+}
+
 /// Integer dot product and minimums of a super-block, each in eight partial sums.
 ///
 /// # Safety
@@ -126,7 +135,7 @@ unsafe fn add_pairs<const VNNI: bool>(acc: __m256i, a: __m256i, b: __m256i) -> _
 unsafe fn block<T: Large, const VNNI: bool>(p: *const u8, x: &X) -> (__m256i, __m256i) {
     // SAFETY: the caller's promise; x holds 256 bytes.
     unsafe {
-        let (scales, mins) = (T::scales(p), T::mins(p));
+        let (scales, mins, xq) = (T::scales(p), T::mins(p), opaque(x.q));
         // Even 16-groups to the low half, odd ones to the high half, as the 16-groups lie in a 32-group's register.
         let order = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
         let s = _mm256_mullo_epi16(_mm256_cvtepi8_epi16(_mm_shuffle_epi8(scales, order)), x.u);
@@ -138,7 +147,7 @@ unsafe fn block<T: Large, const VNNI: bool>(p: *const u8, x: &X) -> (__m256i, __
         macro_rules! groups {
             ($($j:literal)*) => {
                 $(
-                    let (group, q) = (T::group(p, $j), load256(x.q.add(32 * $j)));
+                    let (group, q) = (T::group(p, $j), load256(xq.add(32 * $j)));
                     let pairs = if T::UNSIGNED {
                         _mm256_maddubs_epi16(group, q)
                     } else {
