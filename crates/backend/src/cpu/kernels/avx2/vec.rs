@@ -121,6 +121,7 @@ unsafe fn add_pairs<const VNNI: bool>(acc: __m256i, a: __m256i, b: __m256i) -> _
 /// The same pointer, but the compiler cannot know it. Loads through it stay operands of the instructions that use them:
 /// loads that several rows share would be done once, and with sixteen registers that means once into a spill slot.
 #[inline(always)]
+#[allow(clippy::pointers_in_nomem_asm_block)] // The block is empty: it reads and writes nothing.
 fn opaque(mut p: *const u8) -> *const u8 {
     // SAFETY: no instruction is emitted.
     unsafe { std::arch::asm!("/* {0} */", inout(reg) p, options(nomem, nostack, preserves_flags)) };
