@@ -237,15 +237,6 @@ pub enum Error {
     },
 }
 
-/// A chosen token.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Sampled {
-    /// Its id.
-    pub token: u32,
-    /// Natural logarithm of the probability that the model gave it, before any step of the chain.
-    pub logprob: f32,
-}
-
 /// Chooses the tokens of one text. It remembers what was accepted.
 #[derive(Debug, Clone)]
 pub struct Sampler {
@@ -310,13 +301,12 @@ impl Sampler {
     ///
     /// # Errors
     /// [`Error::Logit`] for a row with NaN or plus infinity, [`Error::Nothing`] when no token is allowed.
-    pub fn sample(&mut self, logits: &[f32]) -> Result<Sampled, Error> {
-        let (max, max_at) = stages::argmax(logits)?;
+    pub fn sample(&mut self, logits: &[f32]) -> Result<u32, Error> {
+        let (_, best) = stages::argmax(logits)?;
         let greedy = self.params.temperature <= 0.0;
         let changes =
             !self.params.logit_bias.is_empty() || self.chain.iter().any(|s| matches!(s, Stage::Penalties | Stage::Dry));
-        let token = if greedy && !changes { max_at } else { self.choose(logits, greedy)? };
-        Ok(Sampled { token, logprob: logprob(logits[token as usize], max, logits) })
+        if greedy && !changes { Ok(best) } else { self.choose(logits, greedy) }
     }
 
     fn choose(&mut self, logits: &[f32], greedy: bool) -> Result<u32, Error> {
@@ -350,25 +340,24 @@ impl Sampler {
         }
     }
 
-    /// Appends the `n` most likely tokens of the unmodified row with the logarithms of their probabilities, best first.
+    /// Natural logarithm of the probability that the model gave to `token`, before any step of the chain; appends the `n`
+    /// most likely tokens with theirs, best first. A pass over the row of its own: for those who ask.
     ///
     /// # Errors
     /// [`Error::Logit`], [`Error::Nothing`].
-    pub fn logprobs(&mut self, logits: &[f32], n: usize, out: &mut Vec<(u32, f32)>) -> Result<(), Error> {
+    ///
+    /// # Panics
+    /// When the row has no such token.
+    pub fn logprobs(&mut self, logits: &[f32], token: u32, n: usize, out: &mut Vec<(u32, f32)>) -> Result<f32, Error> {
         let (max, _) = stages::argmax(logits)?;
-        if n == 0 {
-            return Ok(());
-        }
-        self.candidates.load(logits, &[]);
-        self.candidates.top_k(n);
         let sum = stages::log_sum_exp(max, logits);
-        out.extend(self.candidates.iter().map(|c| (c.id, (c.logit - sum) as f32)));
-        Ok(())
+        if n > 0 {
+            self.candidates.load(logits, &[]);
+            self.candidates.top_k(n);
+            out.extend(self.candidates.iter().map(|c| (c.id, (c.logit - sum) as f32)));
+        }
+        Ok((f64::from(logits[token as usize]) - sum) as f32)
     }
-}
-
-fn logprob(logit: f32, max: f32, logits: &[f32]) -> f32 {
-    (f64::from(logit) - stages::log_sum_exp(max, logits)) as f32
 }
 
 #[cfg(test)]

@@ -63,32 +63,40 @@ pub fn acts(stage: Stage, p: &SamplerParams) -> bool {
 /// # Errors
 /// The row holds NaN or plus infinity, or nothing but minus infinity.
 pub fn argmax(logits: &[f32]) -> Result<(f32, u32), Error> {
-    // Lanes without branches run at memory speed; the place is looked for afterwards.
+    // One pass at memory speed: lanes without branches over blocks, and only the best block is looked through for the place.
     const LANES: usize = 16;
-    let (mut max, mut bad) = ([f32::NEG_INFINITY; LANES], [false; LANES]);
-    let chunks = logits.chunks_exact(LANES);
-    let rest = chunks.remainder();
-    let mut take = |lane: usize, l: f32| {
-        max[lane] = if l > max[lane] { l } else { max[lane] };
-        // True for NaN as well.
-        bad[lane] |= l.partial_cmp(&f32::INFINITY) != Some(Ordering::Less);
-    };
-    for chunk in chunks {
-        for lane in 0..LANES {
-            take(lane, chunk[lane]);
+    const BLOCK: usize = 64 * LANES;
+    let mut bad = [false; LANES];
+    let (mut best, mut best_block) = (f32::NEG_INFINITY, 0);
+    for (i, block) in logits.chunks(BLOCK).enumerate() {
+        let mut max = [f32::NEG_INFINITY; LANES];
+        let mut take = |lane: usize, l: f32| {
+            max[lane] = if l > max[lane] { l } else { max[lane] };
+            // True for NaN as well.
+            bad[lane] |= l.partial_cmp(&f32::INFINITY) != Some(Ordering::Less);
+        };
+        let chunks = block.chunks_exact(LANES);
+        let rest = chunks.remainder();
+        for chunk in chunks {
+            for lane in 0..LANES {
+                take(lane, chunk[lane]);
+            }
         }
-    }
-    for (lane, &l) in rest.iter().enumerate() {
-        take(lane, l);
+        for (lane, &l) in rest.iter().enumerate() {
+            take(lane, l);
+        }
+        let max = max.into_iter().fold(f32::NEG_INFINITY, f32::max);
+        if max > best {
+            (best, best_block) = (max, i * BLOCK);
+        }
     }
     if bad.contains(&true)
         && let Some(i) = logits.iter().position(|&l| l.is_nan() || l == f32::INFINITY)
     {
         return Err(Error::Logit { token: i as u32, value: logits[i] });
     }
-    let max = max.into_iter().fold(f32::NEG_INFINITY, f32::max);
-    match logits.iter().position(|&l| l == max) {
-        Some(i) if max > f32::NEG_INFINITY => Ok((max, i as u32)),
+    match logits[best_block..].iter().position(|&l| l == best) {
+        Some(i) if best > f32::NEG_INFINITY => Ok((best, (best_block + i) as u32)),
         _ => Err(Error::Nothing { n_vocab: logits.len() }),
     }
 }

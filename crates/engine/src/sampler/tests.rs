@@ -244,7 +244,7 @@ fn bad_rows_are_errors() {
         assert_eq!(s.sample(&[0.0, 1.0, inf]), Err(Error::Logit { token: 2, value: inf }));
         assert_eq!(s.sample(&[-inf, -inf]), Err(Error::Nothing { n_vocab: 2 }));
         assert_eq!(s.sample(&[]), Err(Error::Nothing { n_vocab: 0 }));
-        assert_eq!(s.sample(&[-inf, 0.0]), Ok(Sampled { token: 1, logprob: 0.0 }));
+        assert_eq!(s.sample(&[-inf, 0.0]), Ok(1));
     }
     let bias = vec![(0, -inf), (1, -inf), (7, 1.0)];
     let mut s = Sampler::new(SamplerParams { logit_bias: bias, ..SamplerParams::default() }).unwrap();
@@ -252,15 +252,31 @@ fn bad_rows_are_errors() {
 }
 
 #[test]
+fn the_best_is_found_wherever_it_stands() {
+    let mut s = Sampler::new(SamplerParams::greedy()).unwrap();
+    for n in [1, 15, 16, 17, 1023, 1024, 1025, 5000] {
+        for at in [0, 1, n / 3, n / 2, n - 1] {
+            let mut row: Vec<f32> = (0..n).map(|i| -((i * 7 % 31) as f32) - 1.0).collect();
+            row[at % n] = 0.0;
+            assert_eq!(s.sample(&row), Ok((at % n) as u32), "{n}");
+            row[n - 1] = 0.0;
+            assert_eq!(s.sample(&row), Ok((at % n) as u32), "{n}, a tie");
+            row[at % n] = f32::NAN;
+            assert!(matches!(s.sample(&row), Err(Error::Logit { token, .. }) if token as usize == at % n), "{n}");
+        }
+    }
+}
+
+#[test]
 fn greedy_takes_the_best_and_the_lower_id_at_a_tie() {
     let mut s = Sampler::new(SamplerParams::greedy()).unwrap();
-    assert_eq!(s.sample(&[1.0, 3.0, 3.0, 2.0]).unwrap().token, 1);
+    assert_eq!(s.sample(&[1.0, 3.0, 3.0, 2.0]).unwrap(), 1);
     let p = SamplerParams { penalty_repeat: 2.0, ..SamplerParams::greedy() };
     let mut s = Sampler::new(p).unwrap();
     s.accept(1);
-    assert_eq!(s.sample(&[1.0, 3.0, 3.0, 2.0]).unwrap().token, 2);
+    assert_eq!(s.sample(&[1.0, 3.0, 3.0, 2.0]).unwrap(), 2);
     let p = SamplerParams { logit_bias: vec![(3, 5.0)], ..SamplerParams::greedy() };
-    assert_eq!(Sampler::new(p).unwrap().sample(&[1.0, 3.0, 3.0, 2.0]).unwrap().token, 3);
+    assert_eq!(Sampler::new(p).unwrap().sample(&[1.0, 3.0, 3.0, 2.0]).unwrap(), 3);
 }
 
 /// The numbers of PCG32's reference algorithm for seed 42 on its default stream, computed apart from this code in Python.
@@ -276,7 +292,7 @@ fn random_numbers_are_those_of_pcg32() {
 fn seeds_reproduce() {
     let tokens = |seed| -> Vec<u32> {
         let mut s = Sampler::new(SamplerParams { seed, ..SamplerParams::default() }).unwrap();
-        (0..200).map(|i| s.sample(&row(500, 8.0, i)).unwrap().token).collect()
+        (0..200).map(|i| s.sample(&row(500, 8.0, i)).unwrap()).collect()
     };
     assert_eq!(tokens(7), tokens(7));
     assert_ne!(tokens(7), tokens(8));
@@ -288,16 +304,16 @@ fn logprobs_are_of_the_unmodified_row() {
     let all = softmax(&logits.iter().enumerate().map(|(i, l)| (i as u32, f64::from(*l))).collect::<Vec<_>>());
     let mut s = Sampler::new(SamplerParams { logit_bias: vec![(all[0].0, -100.0)], ..params() }).unwrap();
     let mut out = vec![(0, 0.0)];
-    s.logprobs(&logits, 20, &mut out).unwrap();
+    let one = s.sample(&logits).unwrap();
+    let logprob = s.logprobs(&logits, one, 20, &mut out).unwrap();
     assert_eq!(out.len(), 21);
     for (got, want) in out[1..].iter().zip(&all) {
         assert_eq!(got.0, want.0);
         assert!((f64::from(got.1) - want.1.ln()).abs() < 1e-5, "{got:?} {want:?}");
     }
-    let one = s.sample(&logits).unwrap();
-    let want = all.iter().find(|c| c.0 == one.token).unwrap().1.ln();
-    assert!((f64::from(one.logprob) - want).abs() < 1e-5);
-    s.logprobs(&logits, 100_000, &mut out).unwrap();
+    let want = all.iter().find(|c| c.0 == one).unwrap().1.ln();
+    assert!((f64::from(logprob) - want).abs() < 1e-5);
+    s.logprobs(&logits, one, 100_000, &mut out).unwrap();
     assert_eq!(out.len(), 21 + 5000);
 }
 
@@ -309,7 +325,7 @@ fn draws_follow_the_probabilities() {
     let n = 40_000;
     let mut counts = [0.0f64; 8];
     for _ in 0..n {
-        counts[s.sample(&logits).unwrap().token as usize] += 1.0;
+        counts[s.sample(&logits).unwrap() as usize] += 1.0;
     }
     assert_eq!(counts[6], 0.0);
     let chi: f64 = p
@@ -332,7 +348,7 @@ fn mirostat_holds_its_target() {
             let mut s = Sampler::new(p).unwrap();
             let (mut sum, mut n) = (0.0, 0.0);
             for step in 0..3000 {
-                let token = s.sample(&logits).unwrap().token;
+                let token = s.sample(&logits).unwrap();
                 if step < 500 {
                     continue;
                 }
@@ -411,11 +427,11 @@ proptest! {
         let mut s = Sampler::new(p).unwrap();
         for _ in 0..8 {
             match s.sample(&logits) {
-                Ok(got) => {
-                    let token = got.token as usize;
-                    prop_assert!(token != 2 && logits[token] > f32::NEG_INFINITY);
-                    prop_assert!(got.logprob <= 1e-3 && !got.logprob.is_nan());
-                    s.accept(got.token);
+                Ok(token) => {
+                    prop_assert!(token != 2 && logits[token as usize] > f32::NEG_INFINITY);
+                    let logprob = s.logprobs(&logits, token, 0, &mut Vec::new()).unwrap();
+                    prop_assert!(logprob <= 1e-3 && !logprob.is_nan());
+                    s.accept(token);
                 }
                 Err(_) => {
                     let bad = logits.iter().any(|l| l.is_nan() || *l == f32::INFINITY);

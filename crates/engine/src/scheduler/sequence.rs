@@ -214,11 +214,8 @@ impl Sequence {
         events: &mut Events,
     ) -> Result<Option<FinishReason>, Error> {
         let mut event = events.token();
-        let sampled = self.sampler.sample(logits)?;
-        let token = sampled.token;
-        if let Some(n) = self.logprobs {
-            self.sampler.logprobs(logits, n, event.top())?;
-        }
+        let token = self.sampler.sample(logits)?;
+        let logprob = self.logprobs.map(|n| self.sampler.logprobs(logits, token, n, event.top())).transpose()?;
         self.sampler.accept(token);
         self.tokens.push(token);
         self.first_token.get_or_insert(now);
@@ -245,7 +242,7 @@ impl Sequence {
                 None => self.stop.flush(event.text()),
             }
         }
-        event.close(self.id, token, self.logprobs.map(|_| sampled.logprob));
+        event.close(self.id, token, logprob);
         Ok(reason)
     }
 
