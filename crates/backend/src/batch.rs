@@ -57,9 +57,30 @@ impl Batch {
         self.rows.extend(rows.into_iter().map(|r| first + r as u32));
     }
 
-    /// Checks the batch against itself and the limits, once, before any backend computes.
-    ///
-    /// Two chunks must not write the same page; this checks every page id and every count.
+    /// The pages that a chunk writes, in order; the chunk's table is known to lie in the batch.
+    fn written(&self, c: &Chunk) -> &[u32] {
+        let (first, end) = (c.pos as usize / PAGE, (c.pos as usize + c.len as usize).div_ceil(PAGE));
+        &self.pages[c.first_page as usize..][first..end]
+    }
+
+    /// The first page that is written at two places of the step, and by which chunks. Pairs are compared as they are:
+    /// a step writes a page for each sequence and each 32 tokens, which are few.
+    fn written_twice(&self) -> Option<(u32, usize, usize)> {
+        for (i, c) in self.chunks.iter().enumerate() {
+            let mine = self.written(c);
+            for (n, page) in mine.iter().enumerate() {
+                let others = self.chunks[i + 1..].iter().position(|other| self.written(other).contains(page));
+                let other = if mine[n + 1..].contains(page) { Some(i) } else { others.map(|j| i + 1 + j) };
+                if let Some(other) = other {
+                    return Some((*page, i, other));
+                }
+            }
+        }
+        None
+    }
+
+    /// Checks the batch against itself and the limits, once, before any backend computes. Allocates nothing when all is
+    /// well.
     pub fn check(&self, limits: Limits, n_vocab: usize) -> Result<(), StepError> {
         let bad = |why: String| Err(StepError::Batch(why));
         if self.tokens.is_empty() {
@@ -108,6 +129,48 @@ impl Batch {
         if self.rows.windows(2).any(|w| w[0] >= w[1]) || self.rows.last().is_some_and(|&r| r as usize >= next) {
             return bad("the rows whose logits are asked for are not ascending token indices".into());
         }
+        // Positions of two sequences in one page would race, and each would read the other's.
+        if let Some((page, a, b)) = self.written_twice() {
+            return bad(format!("page {page} is written at two places, by chunks {a} and {b}"));
+        }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits { max_tokens: 200, max_outputs: 4, n_pages: 16, max_positions: 400 };
+
+    /// Chunks as (tokens, position, pages).
+    fn check(chunks: &[(usize, usize, &[u32])]) -> Result<(), StepError> {
+        let mut batch = Batch::default();
+        chunks.iter().for_each(|&(n, pos, pages)| batch.push(&vec![0; n], pos, pages, []));
+        batch.check(LIMITS, 1)
+    }
+
+    #[test]
+    fn a_page_is_written_at_one_place() {
+        let ok: &[&[(usize, usize, &[u32])]] = &[
+            &[(1, 0, &[3]), (1, 0, &[4])],
+            // What is read only may be shared, and what comes after the written pages is not touched.
+            &[(1, 32, &[3, 4]), (1, 32, &[3, 5]), (40, 64, &[3, 3, 6, 7])],
+            &[(32, 0, &[1, 2]), (32, 0, &[2, 1])],
+            &[(64, 32, &[9, 8, 7, 7])],
+        ];
+        let twice: &[(&[(usize, usize, &[u32])], &str)] = &[
+            (&[(1, 0, &[3]), (1, 0, &[3])], "page 3 is written at two places, by chunks 0 and 1"),
+            (&[(1, 0, &[3]), (1, 5, &[4]), (1, 40, &[5, 4])], "page 4 is written at two places, by chunks 1 and 2"),
+            (&[(33, 0, &[6, 7]), (100, 0, &[1, 2, 3, 7])], "page 7 is written at two places, by chunks 0 and 1"),
+            (&[(64, 0, &[3, 3])], "page 3 is written at two places, by chunks 0 and 0"),
+            (&[(1, 0, &[0]), (70, 40, &[9, 5, 6, 5])], "page 5 is written at two places, by chunks 1 and 1"),
+        ];
+        for chunks in ok {
+            assert_eq!(check(chunks), Ok(()), "{chunks:?}");
+        }
+        for (chunks, why) in twice {
+            assert_eq!(check(chunks), Err(StepError::Batch(why.to_string())), "{chunks:?}");
+        }
     }
 }
