@@ -51,7 +51,7 @@ fn random(t: WeightType) -> Vec<u8> {
 fn measure(t: WeightType, bytes: &[u8], isa: Isa, n_cols: usize) {
     let kernels = Kernels::new(isa);
     let x: Vec<f32> = (0..n_cols * K).map(|i| ((i * 37 % 101) as f32 - 50.0) / 17.0).collect();
-    let mut acts = ActsShared::new(n_cols, K);
+    let mut acts = ActsShared::new(n_cols, K).expect("memory");
     acts.reshape(t.act(), n_cols, K);
     // SAFETY: there is one thread.
     unsafe { kernels.quantise(&x, K, 0..n_cols, &acts) };
@@ -59,7 +59,7 @@ fn measure(t: WeightType, bytes: &[u8], isa: Isa, n_cols: usize) {
     let mut y = vec![0.0f32; n_cols * N];
     // SAFETY: `y` outlives the products and there is one thread.
     let out = unsafe { OutPtr::new(y.as_mut_ptr(), n_cols, N) };
-    let mut scratch = Scratch::new(K);
+    let mut scratch = Scratch::new(K).expect("memory");
     let size = t.row_bytes(K).map_or(0, |row| row * N);
     let matrices: Vec<Matrix> = bytes.chunks_exact(size).map(|bytes| Matrix { dtype: t, n: N, k: K, bytes }).collect();
     // Enough work for some 30 ms at 50 GMAC/s, and all matrices when there is one column.

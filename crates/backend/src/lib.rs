@@ -93,6 +93,16 @@ pub enum CompileError {
         /// How much.
         bytes: usize,
     },
+    /// The system does not give as many threads as were asked for.
+    #[error("compile plan: start {threads} threads: the system gave {started}: {source}; ask for fewer")]
+    Threads {
+        /// Asked for, the caller's own included.
+        threads: usize,
+        /// How many there are, the caller's own included.
+        started: usize,
+        /// What the system says.
+        source: std::io::Error,
+    },
     /// This backend lacks something the plan needs.
     #[error("compile plan: backend {backend} cannot {what}")]
     Unsupported {

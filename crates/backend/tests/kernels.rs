@@ -112,7 +112,7 @@ fn same(a: f32, b: f32) -> bool {
 
 fn quantised(kernels: &Kernels, kind: ActKind, x: &[f32], k: usize) -> ActsShared {
     let rows = x.len() / k;
-    let mut acts = ActsShared::new(rows, k);
+    let mut acts = ActsShared::new(rows, k).expect("memory");
     acts.reshape(kind, rows, k);
     // SAFETY: no other thread knows them.
     unsafe { kernels.quantise(x, k, 0..rows, &acts) };
@@ -142,7 +142,7 @@ fn products_equal_the_scalar_dot() {
                 (0..MAX * MAX).map(|i| dot_row(t, &w[i % MAX * row..][..row], acts.row(act_of(i / MAX)))).collect(); // [column, row]
             for &isa in &isas {
                 let kernels = Kernels::new(isa);
-                let mut scratch = Scratch::new(k);
+                let mut scratch = Scratch::new(k).expect("memory");
                 for (n, n_cols) in ROWS.into_iter().flat_map(|n| COLS.map(|c| (n, c))).filter(|s| !skip(isa, s.0, s.1))
                 {
                     let matrix = Matrix { dtype: t, n: MAX, k, bytes: &w };
@@ -182,7 +182,7 @@ fn gated_products_equal_their_parts() {
             wu.rotate_left(5 * row);
             let kernels = Kernels::new(isa);
             let acts = quantised(&kernels, t.act(), &x, k);
-            let mut scratch = Scratch::new(k);
+            let mut scratch = Scratch::new(k).expect("memory");
             for (act, n_cols) in [(Gate::Silu, 1), (Gate::GeluTanh, 1), (Gate::Silu, 9), (Gate::GeluTanh, 64)] {
                 let cols: Vec<Col> = (0..n_cols).map(|c| Col { act: act_of(c) as u32, out: c as u32 }).collect();
                 let mut y = vec![0.0f32; n_cols * n];
@@ -243,7 +243,7 @@ fn short_weights_are_refused() {
     // SAFETY: `y` has this row.
     let out = unsafe { OutPtr::new(y.as_mut_ptr(), 1, 1) };
     let w = Matrix { dtype: WeightType::Q8_0, n: 1, k: 32, bytes: &[0; 10] };
-    kernels.matmul(&w, 0..1, &acts, &[Col { act: 0, out: 0 }], out, &mut Scratch::new(32));
+    kernels.matmul(&w, 0..1, &acts, &[Col { act: 0, out: 0 }], out, &mut Scratch::new(32).expect("memory"));
 }
 
 #[test]

@@ -38,26 +38,26 @@ pub fn compile(cpu: &Cpu, plan: &Plan, weights: Arc<Checkpoint>, limits: Limits)
     let ops = (0..plan.ops.len()).map(|i| lower.op(i)).collect::<Result<Vec<_>, _>>()?;
     let logits = lower.view(plan.logits);
 
-    let pool = Pool::new(cpu.threads.max(1));
+    let pool = Pool::new(cpu.threads.max(1))?;
     let unit_rows = needs.tile_tokens * needs.group;
     let max_rows = limits.max_tokens.max(limits.max_outputs) as u32;
     Ok(CpuProgram {
         ops,
         caches,
-        ropes: plan.ropes.iter().map(|decl| RopeTable::new(decl, limits.max_tokens)).collect(),
+        ropes: plan.ropes.iter().map(|decl| RopeTable::new(decl, limits.max_tokens)).collect::<Result<_, _>>()?,
         logits,
         n_vocab: plan.n_vocab,
         limits,
         kernels: Kernels::new(isa),
         step: StepTokens::new(limits.max_tokens, needs.tile_tokens),
-        acts: needs.acts.map(|n| ActsShared::new(1, n.next_multiple_of(256) + 1024)),
+        acts: needs.acts()?,
         cols: (0..max_rows).map(|r| Col { act: r, out: r }).collect(),
-        workers: PerWorker::new(pool.threads(), || Worker {
-            kernel: Scratch::new(needs.max_k),
-            attention: AttentionScratch::new(unit_rows, needs.d_k, needs.d_v),
-        }),
+        workers: PerWorker::new(pool.threads(), || {
+            let attention = AttentionScratch::new(unit_rows, needs.d_k, needs.d_v)?;
+            Ok::<_, CompileError>(Worker { kernel: Scratch::new(needs.max_k)?, attention })
+        })?,
         lists: ExpertLists::new(needs.n_expert, needs.pairs),
-        split: SplitStates::new(pool.threads(), unit_rows, needs.d_v),
+        split: SplitStates::new(pool.threads(), unit_rows, needs.d_v)?,
         faults: Vec::with_capacity(limits.max_tokens),
         pool,
         _arenas: [bufs, spare, cache_arena],
@@ -125,6 +125,11 @@ impl Needs {
         }
         n.tile_tokens = (UNIT_ROWS / n.group).max(1);
         n
+    }
+
+    fn acts(&self) -> Result<[ActsShared; 3], CompileError> {
+        let acts = |n: usize| ActsShared::new(1, n.next_multiple_of(256) + 1024);
+        Ok([acts(self.acts[0])?, acts(self.acts[1])?, acts(self.acts[2])?])
     }
 
     fn input(&mut self, plan: &Plan, x: Buf, rows: usize, w: Weight) {

@@ -44,6 +44,31 @@ impl Drop for Arena {
     }
 }
 
+/// Numbers of which all bits 0 is a value.
+///
+/// # Safety
+/// Zero bytes are a valid value of the type, and it needs no drop.
+pub unsafe trait Zero: Copy {}
+
+// SAFETY: a number.
+unsafe impl Zero for f32 {}
+// SAFETY: two numbers.
+unsafe impl Zero for (u8, u8) {}
+
+/// `n` zeros for `what`, or the error that says they cannot be had. Sizes that a model file decides come from here:
+/// `vec![0.0; n]` would end the process instead. Untouched as an [`Arena`] is.
+pub fn zeroed<T: Zero>(what: &'static str, n: usize) -> Result<Vec<T>, CompileError> {
+    let error = || CompileError::Memory { what, bytes: n.saturating_mul(size_of::<T>()) };
+    let layout = Layout::array::<T>(n).map_err(|_| error())?;
+    if layout.size() == 0 {
+        return Ok(Vec::new());
+    }
+    // SAFETY: the layout's size is not zero.
+    let ptr = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(error)?;
+    // SAFETY: allocated as a Vec of `n` does it, and zeros are values.
+    Ok(unsafe { Vec::from_raw_parts(ptr.as_ptr().cast(), n, n) })
+}
+
 /// A buffer of the plan in the arena: `[rows, width]` of 4-byte elements.
 #[derive(Clone, Copy, Debug)]
 pub struct View {
@@ -131,9 +156,9 @@ pub struct PerWorker<T>(Vec<UnsafeCell<T>>);
 unsafe impl<T: Send> Sync for PerWorker<T> {}
 
 impl<T> PerWorker<T> {
-    /// `make()` for each of `workers`.
-    pub fn new(workers: usize, mut make: impl FnMut() -> T) -> PerWorker<T> {
-        PerWorker((0..workers).map(|_| UnsafeCell::new(make())).collect())
+    /// `make()` for each of `workers`, or its error.
+    pub fn new<E>(workers: usize, mut make: impl FnMut() -> Result<T, E>) -> Result<PerWorker<T>, E> {
+        Ok(PerWorker((0..workers).map(|_| make().map(UnsafeCell::new)).collect::<Result<_, E>>()?))
     }
 
     /// The value of `worker`.

@@ -8,7 +8,9 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
+
+use crate::CompileError;
 
 /// Pauses before a waiting thread sleeps: 30 to 100 µs, some times the gap between two regions of a step.
 const SPINS: u32 = 2000;
@@ -61,9 +63,15 @@ unsafe fn call<F: Fn(usize, usize) + Sync>(closure: *const (), worker: usize, ch
 }
 
 impl Pool {
-    /// Starts `threads - 1` workers; the caller of [`Pool::run`] is the last thread. Where the system refuses a thread,
-    /// the pool has fewer: see [`Pool::threads`].
-    pub fn new(threads: usize) -> Pool {
+    /// Starts `threads - 1` workers; the caller of [`Pool::run`] is the last thread.
+    ///
+    /// # Errors
+    /// [`CompileError::Threads`] when the system refuses one: slower than what was asked for would pass for a slow model.
+    pub fn new(threads: usize) -> Result<Pool, CompileError> {
+        Pool::start(threads, |worker| Builder::new().name(format!("cpu-{worker}")))
+    }
+
+    fn start(threads: usize, builder: impl Fn(usize) -> Builder) -> Result<Pool, CompileError> {
         let shared = Arc::new(Shared {
             ticket: Alone(AtomicU64::new(0)),
             done: Alone(AtomicU32::new(0)),
@@ -79,17 +87,13 @@ impl Pool {
             work: Condvar::new(),
             finished: Condvar::new(),
         });
-        let mut workers = Vec::new();
+        let mut pool = Pool { shared, workers: Vec::new(), regions: 0 };
         for worker in 1..threads {
-            let shared = shared.clone();
-            let spawned =
-                std::thread::Builder::new().name(format!("cpu-{worker}")).spawn(move || shared.worker_loop(worker));
-            match spawned {
-                Ok(handle) => workers.push(handle),
-                Err(_) => break,
-            }
+            let shared = pool.shared.clone();
+            let spawned = builder(worker).spawn(move || shared.worker_loop(worker));
+            pool.workers.push(spawned.map_err(|source| CompileError::Threads { threads, started: worker, source })?);
         }
-        Pool { shared, workers, regions: 0 }
+        Ok(pool)
     }
 
     /// Number of threads, the caller included. Worker indices are below it.
@@ -238,7 +242,7 @@ mod tests {
     #[test]
     fn every_chunk_runs_once_whatever_the_sizes() {
         for threads in [1, 2, 3, 5] {
-            let mut pool = Pool::new(threads);
+            let mut pool = Pool::new(threads).unwrap();
             let counts: Vec<AtomicU32> = (0..257).map(|_| AtomicU32::new(0)).collect();
             let mut expected = vec![0u32; 257];
             for round in 0..3000usize {
@@ -259,8 +263,16 @@ mod tests {
     }
 
     #[test]
+    fn a_thread_that_cannot_start_is_an_error() {
+        // The third thread wants a stack that no machine has.
+        let result = Pool::start(4, |worker| Builder::new().stack_size(if worker == 2 { 1 << 60 } else { 1 << 20 }));
+        let error = result.err().unwrap().to_string();
+        assert!(error.starts_with("compile plan: start 4 threads: the system gave 2"), "{error}");
+    }
+
+    #[test]
     fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
-        let mut pool = Pool::new(3);
+        let mut pool = Pool::new(3).unwrap();
         for bad in 0..20usize {
             let result = catch_unwind(AssertUnwindSafe(|| {
                 pool.run(20, &|_, chunk| {
@@ -281,7 +293,7 @@ mod tests {
 
     #[test]
     fn a_slow_thread_holds_up_its_own_chunk_only() {
-        let mut pool = Pool::new(4);
+        let mut pool = Pool::new(4).unwrap();
         let slow = Duration::from_millis(50);
         let start = Instant::now();
         let done = AtomicUsize::new(0);

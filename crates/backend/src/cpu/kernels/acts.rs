@@ -6,6 +6,9 @@
 
 use quant::act::{Act32, Act256, ActKind, ActRow};
 
+use super::super::mem::{Zero, zeroed};
+use crate::CompileError;
+
 const ALIGN: usize = 64;
 
 /// Activation rows `[rows, k]` in the form of one [`ActKind`], written by [`super::Kernels::quantise`].
@@ -28,6 +31,9 @@ pub struct ActsShared {
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 struct Line([u8; ALIGN]);
+
+// SAFETY: bytes.
+unsafe impl Zero for Line {}
 
 // SAFETY: `base` points into `mem`, which moves with the struct and is never reallocated. Shared writes go through
 // `row_mut`, whose callers promise that no two of them touch the same row at once.
@@ -65,12 +71,12 @@ fn sections(kind: ActKind, rows: usize, k: usize) -> [usize; 5] {
 
 impl ActsShared {
     /// Memory for up to `rows` rows of up to `k` values of any kind.
-    pub fn new(rows: usize, k: usize) -> ActsShared {
+    pub fn new(rows: usize, k: usize) -> Result<ActsShared, CompileError> {
         let kinds = [ActKind::F32, ActKind::Block32, ActKind::Block256];
         let bytes = kinds.map(|kind| sections(kind, rows, k).iter().sum::<usize>()).into_iter().max().unwrap_or(0);
-        let mut mem = vec![Line([0; ALIGN]); bytes / ALIGN + 1];
+        let mut mem = zeroed::<Line>("activations", bytes / ALIGN + 1)?;
         let base = mem.as_mut_ptr().cast();
-        ActsShared { mem, base, kind: ActKind::F32, rows: 0, k: 0, q: 0, u: 0, d: 0, sums: 0, wide: 0 }
+        Ok(ActsShared { mem, base, kind: ActKind::F32, rows: 0, k: 0, q: 0, u: 0, d: 0, sums: 0, wide: 0 })
     }
 
     /// Cuts the memory for `rows` rows of `k` values; what was in it is lost. Allocates nothing.

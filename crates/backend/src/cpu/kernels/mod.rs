@@ -22,6 +22,8 @@ use quant::WeightType;
 use quant::act::ActKind;
 
 use super::isa::Isa;
+use super::mem::zeroed;
+use crate::CompileError;
 pub use acts::ActsShared;
 use acts::RowPtr;
 use panel::{CHUNK, Panel, ROWS};
@@ -90,14 +92,14 @@ pub struct Scratch {
 
 impl Scratch {
     /// Scratch for rows of up to `max_k` values.
-    pub fn new(max_k: usize) -> Scratch {
-        Scratch {
+    pub fn new(max_k: usize) -> Result<Scratch, CompileError> {
+        Ok(Scratch {
             panel: Panel::new(),
             acc: Box::new([[0.0; ROWS]; COLS]),
             acc2: Box::new([[0.0; ROWS]; COLS]),
             cols: Box::new([ColPtr::NULL; COLS]),
-            floats: vec![0.0; variants::FLOAT_ROWS * max_k],
-        }
+            floats: zeroed("weights of a tile", variants::FLOAT_ROWS.saturating_mul(max_k))?,
+        })
     }
 }
 

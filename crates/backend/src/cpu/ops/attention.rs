@@ -12,11 +12,11 @@ use std::ops::Range;
 use super::super::isa::on_isa;
 use super::super::lanes::{Float, Lanes};
 use super::super::math;
-use super::super::mem::View;
+use super::super::mem::{View, zeroed};
 use super::super::program::{QueryTile, Run};
 use super::elementwise::capped;
 use super::kv_append::{CacheElem, CacheView};
-use crate::{Batch, PAGE};
+use crate::{Batch, CompileError, PAGE};
 
 /// Pages of a segment.
 pub const SEGMENT: usize = 16;
@@ -24,6 +24,9 @@ pub const SEGMENT: usize = 16;
 pub const UNIT_ROWS: usize = 64;
 /// From this many query rows on, f16 tiles are unpacked to f32 first.
 const UNPACK_ROWS: usize = 8;
+
+/// What the memory of this op is called in errors.
+const WHAT: &str = "attention";
 
 /// What does not change from step to step.
 pub struct AttentionStep {
@@ -100,15 +103,15 @@ pub struct AttentionScratch {
 
 impl AttentionScratch {
     /// For units of up to `rows` query rows.
-    pub fn new(rows: usize, d_k: usize, d_v: usize) -> AttentionScratch {
+    pub fn new(rows: usize, d_k: usize, d_v: usize) -> Result<AttentionScratch, CompileError> {
         let stride = State::stride(d_v);
-        AttentionScratch {
-            q: vec![0.0; rows * d_k],
-            segment: vec![0.0; rows * stride],
-            total: vec![0.0; rows * stride],
-            tile: vec![0.0; PAGE * (d_k + stride)],
-            valid: vec![(0, 0); rows],
-        }
+        Ok(AttentionScratch {
+            q: zeroed(WHAT, rows.saturating_mul(d_k))?,
+            segment: zeroed(WHAT, rows.saturating_mul(stride))?,
+            total: zeroed(WHAT, rows.saturating_mul(stride))?,
+            tile: zeroed(WHAT, PAGE.saturating_mul(d_k + stride))?,
+            valid: zeroed(WHAT, rows)?,
+        })
     }
 }
 
@@ -122,11 +125,11 @@ pub struct SplitStates {
 
 impl SplitStates {
     /// For a pool of `threads`: more units than `4 · threads` are not split.
-    pub fn new(threads: usize, unit_rows: usize, d_v: usize) -> SplitStates {
+    pub fn new(threads: usize, unit_rows: usize, d_v: usize) -> Result<SplitStates, CompileError> {
         let max_units = if threads > 1 { 4 * threads } else { 0 };
-        let len = max_units * unit_rows * State::stride(d_v);
+        let len = (max_units * unit_rows).saturating_mul(State::stride(d_v));
         // Eight segments a unit at the limit; fewer units take more segments in a round.
-        SplitStates { partial: vec![0.0; 8 * len], total: vec![0.0; len], max_units }
+        Ok(SplitStates { partial: zeroed(WHAT, len.saturating_mul(8))?, total: zeroed(WHAT, len)?, max_units })
     }
 }
 

@@ -5,9 +5,10 @@
 
 use model::plan::{RopeDecl, RopePairing, Rows};
 
-use super::super::mem::{View, over_rows};
+use super::super::mem::{View, over_rows, zeroed};
 use super::super::pool::Pool;
 use super::super::program::Run;
+use crate::CompileError;
 
 /// Cosines and sines of the step's tokens for one rotary embedding.
 pub struct RopeTable {
@@ -19,13 +20,13 @@ pub struct RopeTable {
 
 impl RopeTable {
     /// A table for steps of up to `max_tokens` tokens.
-    pub fn new(decl: &RopeDecl, max_tokens: usize) -> RopeTable {
-        RopeTable {
+    pub fn new(decl: &RopeDecl, max_tokens: usize) -> Result<RopeTable, CompileError> {
+        Ok(RopeTable {
             inv_freq: decl.inv_freq.clone(),
             factor: f64::from(decl.factor),
             pairing: decl.pairing,
-            rows: vec![0.0; max_tokens * 2 * decl.inv_freq.len()],
-        }
+            rows: zeroed("rotary angles", max_tokens.saturating_mul(2 * decl.inv_freq.len()))?,
+        })
     }
 
     /// Fills the rows of tokens at positions `pos`.
