@@ -218,7 +218,7 @@ fn tiny_models() {
         .for_each(|name| check(&manifest_dir().join("tests/data").join(name)));
 }
 
-/// Tiny models in git that hold every weight type between them, made by `tools/make_type_models.py`. Beside each stands
+/// Tiny models in git that hold every weight type between them, made by `tools/make_tiny_models.py`. Beside each stands
 /// the most that the CPU may be off: bf16's tolerance where blocks of 32 meet 16-bit activations, half of llama.cpp's
 /// error on the same file where super-blocks meet 8-bit ones. No greedy margin in these files is below 0.1.
 #[test]
