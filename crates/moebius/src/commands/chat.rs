@@ -26,8 +26,12 @@ pub fn run(args: &ChatArgs) -> Result<()> {
     if model.embedded && !args.quiet {
         eprintln!("no -m: talking with the embedded {}, a tiny story and small-talk model", crate::embedded::NAME);
     }
-    let mut chat =
-        Chat { session: load::start(model, &args.engine)?, history: Vec::new(), system: args.system.clone() };
+    let mut chat = Chat {
+        session: load::start(model, &args.engine)?,
+        history: Vec::new(),
+        system: args.system.clone(),
+        n_again: 0,
+    };
     if chat.session.template.is_none() {
         bail!("chat: the model has no chat template; use `moebius run --raw`");
     }
@@ -108,6 +112,8 @@ struct Chat {
     /// User and assistant messages in turn.
     history: Vec<Value>,
     system: Option<String>,
+    /// Answers asked for again: a fixed seed should not tell them the same.
+    n_again: u64,
 }
 
 impl Chat {
@@ -124,6 +130,7 @@ impl Chat {
                 if self.history.is_empty() {
                     bail!("answer again: nothing has been said yet");
                 }
+                self.n_again += 1;
                 self.answer(args, interrupt)
             }
             Action::Reset => {
@@ -169,6 +176,7 @@ impl Chat {
         let mut request = Request::new(self.session.encode_chat(self.messages())?);
         request.max_new_tokens = args.n_predict.unwrap_or(usize::MAX);
         request.sampling = self.session.sampling(&args.sampling)?;
+        request.sampling.seed = request.sampling.seed.wrapping_add(self.n_again);
         let mut out = std::io::stdout().lock();
         let answer = generate(&mut self.session.engine, request, interrupt, |piece| {
             out.write_all(piece.as_bytes())?;
