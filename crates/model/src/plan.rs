@@ -38,6 +38,37 @@ pub enum Rows {
     Slots(usize),
     /// One per row whose logits are asked for, `R`.
     Outputs,
+    /// One per (asked row, expert slot) pair, `R · n_used`.
+    OutputSlots(usize),
+}
+
+impl Rows {
+    /// Number of rows in a step of so many tokens and asked rows; saturates.
+    pub fn count(self, n_tokens: usize, n_outputs: usize) -> usize {
+        match self {
+            Rows::Tokens => n_tokens,
+            Rows::Slots(n_used) => n_tokens.saturating_mul(n_used),
+            Rows::Outputs => n_outputs,
+            Rows::OutputSlots(n_used) => n_outputs.saturating_mul(n_used),
+        }
+    }
+
+    /// The rows of the expert slots of these rows; `None` for rows that are slots already.
+    pub fn slots(self, n_used: usize) -> Option<Rows> {
+        match self {
+            Rows::Tokens => Some(Rows::Slots(n_used)),
+            Rows::Outputs => Some(Rows::OutputSlots(n_used)),
+            Rows::Slots(_) | Rows::OutputSlots(_) => None,
+        }
+    }
+
+    /// The same for the asked rows only.
+    pub fn of_outputs(self) -> Rows {
+        match self {
+            Rows::Tokens | Rows::Outputs => Rows::Outputs,
+            Rows::Slots(n_used) | Rows::OutputSlots(n_used) => Rows::OutputSlots(n_used),
+        }
+    }
 }
 
 /// Element type of a buffer.

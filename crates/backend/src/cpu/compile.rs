@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use checkpoint::Checkpoint;
-use model::plan::{Buf, Cache, Norm, Op, Plan, Rows, Weight, memory, validate};
+use model::plan::{Buf, Cache, Norm, Op, Plan, Weight, memory, validate};
 use quant::WeightType;
 
 use super::kernels::{ActsShared, Col, Kernels, Scratch};
@@ -94,11 +94,7 @@ impl Needs {
             d_v: plan.caches.iter().map(|c| c.d_v).max().unwrap_or(0),
             tile_tokens: 1,
         };
-        let rows = |buf: Buf| match plan.buf(buf).rows {
-            Rows::Tokens => limits.max_tokens,
-            Rows::Slots(n) => limits.max_tokens * n,
-            Rows::Outputs => limits.max_outputs,
-        };
+        let rows = |buf: Buf| plan.buf(buf).rows.count(limits.max_tokens, limits.max_outputs);
         for op in &plan.ops {
             match op {
                 Op::Linear { x, parts } => parts.iter().for_each(|part| n.input(plan, *x, rows(*x), part.w)),

@@ -153,11 +153,7 @@ impl StepTokens {
 
     /// Number of rows that a buffer has in this step.
     pub fn rows(&self, rows: Rows) -> usize {
-        match rows {
-            Rows::Tokens => self.pos.len(),
-            Rows::Slots(n) => self.pos.len() * n,
-            Rows::Outputs => self.n_outputs,
-        }
+        rows.count(self.pos.len(), self.n_outputs)
     }
 }
 

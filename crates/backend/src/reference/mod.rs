@@ -83,11 +83,7 @@ impl Interpreter {
     /// Gives every buffer its size for this step and fills it with NaN: what is read unwritten shows in the logits.
     fn poison(&mut self, batch: &Batch) {
         for (decl, values) in self.plan.bufs.iter().zip(&mut self.values) {
-            let n_rows = match decl.rows {
-                Rows::Tokens => batch.tokens.len(),
-                Rows::Slots(n_used) => batch.tokens.len() * n_used,
-                Rows::Outputs => batch.rows.len(),
-            };
+            let n_rows = decl.rows.count(batch.tokens.len(), batch.rows.len());
             values.floats.clear();
             values.ids.clear();
             match decl.elem {
@@ -178,9 +174,11 @@ impl Interpreter {
             Op::Route { logits, router, n_used, ids, weights } => {
                 let n_expert = self.width(logits);
                 let (mut chosen, mut shares) = (Vec::new(), Vec::new());
-                for (token, row) in self.floats(logits).to_vec().chunks_exact(n_expert).enumerate() {
+                let of_outputs = self.plan.buf(logits).rows == Rows::Outputs;
+                for (i, row) in self.floats(logits).to_vec().chunks_exact(n_expert).enumerate() {
                     let routed = ops::route(row, router, n_used);
                     if routed.is_none() {
+                        let token = if of_outputs { batch.rows[i] as usize } else { i };
                         self.fault(batch, token, layer);
                     }
                     // A row without an answer takes the first experts, so that ids stay ids; its sequence is lost.

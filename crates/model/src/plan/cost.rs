@@ -65,6 +65,7 @@ impl Plan {
             match op {
                 Op::KvAppend { k, v, .. } => attention_bufs.extend([*k, *v]),
                 Op::Attention { q, out, .. } => attention_bufs.extend([*q, *out]),
+                Op::Select { x, out } if attention_bufs.contains(x) => attention_bufs.push(*out),
                 Op::Route { logits, .. } => routed_bufs.push(*logits),
                 _ => {}
             }

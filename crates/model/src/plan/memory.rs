@@ -2,7 +2,7 @@
 //!
 //! Sizes are known from the limits of a step, so that one arena is allocated once. Knows no device.
 
-use super::{Elem, Plan, Rows};
+use super::{Elem, Plan};
 
 /// Alignment of every buffer, in bytes: a cache line, and the widest vector.
 pub const ALIGN: usize = 64;
@@ -41,11 +41,7 @@ pub fn place(plan: &Plan, max_tokens: usize, max_outputs: usize) -> Placement {
         .bufs
         .iter()
         .map(|buf| {
-            let rows = match buf.rows {
-                Rows::Tokens => max_tokens,
-                Rows::Slots(n_used) => max_tokens.saturating_mul(n_used),
-                Rows::Outputs => max_outputs,
-            };
+            let rows = buf.rows.count(max_tokens, max_outputs);
             let elem_bytes = match buf.elem {
                 Elem::F32 | Elem::U32 => 4,
             };
@@ -91,7 +87,7 @@ pub fn unshared_bytes(placement: &Placement) -> usize {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::{Buf, BufDecl, Op};
+    use super::super::{Buf, BufDecl, Op, Rows};
     use super::*;
 
     /// A plan of copies: op `i` reads and writes the buffers of `uses[i]`. Only lifetimes and sizes matter here.

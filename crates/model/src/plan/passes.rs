@@ -3,15 +3,67 @@
 //! Architectures write plain ops; a pass finds a pattern of ops that stand next to each other. The numbers stay the
 //! same to the bit on a backend that computes both forms with the same rules.
 
-use super::{Access, Buf, Norm, Op, Plan};
+use super::{Access, Buf, Elem, Norm, Op, Plan, Rows};
 
 /// All passes, in the order they need.
 pub fn fuse(plan: &mut Plan) {
+    select_early(plan);
     gate_linears(plan);
     join_linears(plan);
     norm_after_add(plan);
     norm_after_combine(plan);
     drop_unused_buffers(plan);
+}
+
+/// Moves `select` up to the last attention. Behind it every row goes its own way, so only the rows whose logits are asked
+/// for need the rest of the last layer: of a long prompt, one.
+pub fn select_early(plan: &mut Plan) {
+    let Some(first) = plan.ops.iter().rposition(|op| matches!(op, Op::Attention { .. })).map(|i| i + 1) else { return };
+    let Some(last) = plan.ops.iter().position(|op| matches!(op, Op::Select { .. })) else { return };
+    let Op::Select { x, out } = plan.ops[last] else { return };
+    let between = first..last.max(first);
+    let of_tokens =
+        |op: &Op| matches!(op, Op::Embed { .. } | Op::KvAppend { .. } | Op::HeadNorm { .. } | Op::Rope { .. });
+    if plan.ops[between.clone()].iter().any(of_tokens) {
+        return;
+    }
+    // Every buffer of these ops gets a twin with a row for each asked row; those that come with a value are selected.
+    let mut twins: Vec<(Buf, Buf)> = Vec::new();
+    let mut selects = Vec::new();
+    for (buf, access) in plan.ops[between.clone()].iter().flat_map(Op::bufs).collect::<Vec<_>>() {
+        if twins.iter().any(|&(old, _)| old == buf) {
+            continue;
+        }
+        let new = Buf((plan.bufs.len() + twins.len()) as u32);
+        if access != Access::Write {
+            let decl = plan.buf(buf);
+            if (decl.rows, decl.elem) != (Rows::Tokens, Elem::F32) {
+                return;
+            }
+            selects.push(Op::Select { x: buf, out: new });
+        }
+        twins.push((buf, new));
+    }
+    let twin = |buf: Buf| twins.iter().find(|&&(old, _)| old == buf).map(|&(_, new)| new);
+    let later_reads = plan.ops[last + 1..].iter().flat_map(Op::bufs).any(|(buf, _)| twin(buf).is_some());
+    let (Some(selected), false) = (twin(x), later_reads) else { return };
+    for &(old, _) in &twins {
+        let mut decl = plan.buf(old).clone();
+        decl.rows = decl.rows.of_outputs();
+        decl.name.push_str(".asked");
+        plan.bufs.push(decl);
+    }
+    for op in &mut plan.ops[between] {
+        op.for_each_buf_mut(|buf, _| *buf = twin(*buf).unwrap_or(*buf));
+    }
+    for op in &mut plan.ops[last..] {
+        op.for_each_buf_mut(|buf, _| *buf = if *buf == out { selected } else { *buf });
+    }
+    plan.ops.remove(last);
+    plan.layers.remove(last);
+    let layer = plan.layers[first - 1];
+    plan.layers.splice(first..first, selects.iter().map(|_| layer));
+    plan.ops.splice(first..first, selects);
 }
 
 /// `gate = linear x; up = linear x; out = gated_act gate, up` becomes `out = gated_linear x`, when nothing else reads

@@ -180,6 +180,7 @@ impl Printer<'_> {
             Rows::Tokens => "T".into(),
             Rows::Slots(n) => format!("T·{n}"),
             Rows::Outputs => "R".into(),
+            Rows::OutputSlots(n) => format!("R·{n}"),
         };
         let elem = if decl.elem == Elem::U32 { " u32" } else { "" };
         format!("{}{elem}[{rows}, {}]", self.name(buf), decl.width)

@@ -55,7 +55,7 @@ impl Validator<'_> {
         })?;
         for buf in &plan.bufs {
             ensure(buf.width > 0, || format!("buffer {} has width 0", buf.name))?;
-            if let Rows::Slots(n) = buf.rows {
+            if let Rows::Slots(n) | Rows::OutputSlots(n) = buf.rows {
                 ensure((1..=MAX_USED).contains(&n), || {
                     format!("buffer {} has {n} slots, 1 to {MAX_USED} allowed", buf.name)
                 })?;
@@ -197,9 +197,10 @@ impl Validator<'_> {
                 })?;
                 let Router::Softmax { scale, .. } = router;
                 finite("scale", scale)?;
-                self.floats(logits, Rows::Tokens, n_expert)?;
-                self.buffer(ids, Rows::Tokens, n_used, Elem::U32)?;
-                self.floats(weights, Rows::Tokens, n_used)?;
+                let rows = self.rows_with_slots(logits, n_used)?.0;
+                self.floats(logits, rows, n_expert)?;
+                self.buffer(ids, rows, n_used, Elem::U32)?;
+                self.floats(weights, rows, n_used)?;
                 state.routed[ids.0 as usize] = Some(n_expert);
                 Ok(())
             }
@@ -208,23 +209,24 @@ impl Validator<'_> {
                     return Err(format!("gate has shape {:?}, three axes wanted", plan.weight(gate).shape));
                 };
                 let n_used = width(ids);
-                self.buffer(ids, Rows::Tokens, n_used, Elem::U32)?;
+                let (rows, slots) = self.rows_with_slots(x, n_used)?;
+                self.buffer(ids, rows, n_used, Elem::U32)?;
                 ensure(state.routed[ids.0 as usize] == Some(n_expert), || {
                     let routed = state.routed[ids.0 as usize];
                     format!("has {n_expert} experts, the ids were routed over {routed:?}")
                 })?;
-                self.floats(x, Rows::Tokens, d_in)?;
+                self.floats(x, rows, d_in)?;
                 self.shape("up", up, &[n_expert, d_ff, d_in])?;
                 self.shape("down", down, &[n_expert, width(out), d_ff])?;
-                self.floats(hidden, Rows::Slots(n_used), d_ff)?;
-                self.floats(out, Rows::Slots(n_used), width(out))
+                self.floats(hidden, slots, d_ff)?;
+                self.floats(out, slots, width(out))
             }
             Op::Combine { x, y, weights, norm } => {
                 let n_used = width(weights);
-                self.floats(x, Rows::Tokens, width(x))?;
-                self.floats(y, Rows::Slots(n_used), width(x))?;
-                self.floats(weights, Rows::Tokens, n_used)?;
-                norm.map_or(Ok(()), |norm| self.norm(norm, Rows::Tokens, width(x)))
+                let (rows, slots) = self.rows_with_slots(x, n_used)?;
+                self.floats(y, slots, width(x))?;
+                self.floats(weights, rows, n_used)?;
+                norm.map_or(Ok(()), |norm| self.norm(norm, rows, width(x)))
             }
             Op::Select { x, out } => {
                 self.floats(x, Rows::Tokens, width(x))?;
@@ -266,6 +268,15 @@ impl Validator<'_> {
         let found = self.plan.buf(buf);
         ensure(found.elem == Elem::F32, || format!("{} holds ids, numbers wanted", found.name))?;
         Ok(found.rows)
+    }
+
+    /// The rows of an f32 buffer that may be tokens or asked rows, and those of their expert slots.
+    fn rows_with_slots(&self, buf: Buf, n_used: usize) -> Result<(Rows, Rows), String> {
+        let rows = self.free_rows(buf)?;
+        let slots = rows.slots(n_used);
+        slots
+            .map(|slots| (rows, slots))
+            .ok_or_else(|| format!("{} has rows {rows:?}, tokens or outputs wanted", self.plan.buf(buf).name))
     }
 
     fn heads(&self, x: Buf, n_head: usize, d_head: usize) -> Check {

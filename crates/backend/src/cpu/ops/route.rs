@@ -2,8 +2,8 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use model::plan::Router;
 use model::plan::validate::{MAX_EXPERTS, MAX_USED};
+use model::plan::{Router, Rows};
 
 use super::super::isa::on_isa;
 use super::super::lanes::Lanes;
@@ -15,6 +15,7 @@ use super::super::program::Run;
 /// `0..n_used` and weights 0, so that what follows stays in range and adds nothing.
 pub fn route(run: &mut Run, logits: View, router: Router, ids: View, weights: View, layer: u32) {
     let (isa, faults) = (run.isa, &run.step.fault_layer);
+    let asked = (logits.rows == Rows::Outputs).then_some(&run.batch.rows);
     over_rows(run.pool, run.step.rows(logits.rows), 16 * logits.width, |_, rows| {
         for t in rows {
             // SAFETY: rows are disjoint between chunks; the validator keeps the buffers of an op apart.
@@ -23,7 +24,8 @@ pub fn route(run: &mut Run, logits: View, router: Router, ids: View, weights: Vi
             let mut exps = [0.0; MAX_EXPERTS];
             let sum = softmax_parts(isa, x, &mut exps[..x.len()]);
             if !sum.is_finite() {
-                faults[t].fetch_min(layer, Relaxed);
+                let token = asked.map_or(t, |rows| rows[t] as usize);
+                faults[token].fetch_min(layer, Relaxed);
                 ids.iter_mut().enumerate().for_each(|(i, id)| *id = i as u32);
                 weights.fill(0.0);
                 continue;
