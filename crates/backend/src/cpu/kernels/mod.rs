@@ -301,7 +301,7 @@ impl Kernels {
 
 /// How far ahead the matrix-vector kernels ask for weights. They walk several rows at once, which the hardware's own
 /// prefetchers take for short streams that end; the bytes of those rows together are one long stream.
-const AHEAD: usize = 4096;
+const AHEAD: usize = 6656;
 
 /// Asks for `bytes` bytes at `p`, which need not exist.
 #[inline(always)]
