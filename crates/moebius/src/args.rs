@@ -47,6 +47,20 @@ pub struct ModelArgs {
     pub model: Option<PathBuf>,
 }
 
+/// How a step is computed.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct StepArgs {
+    /// Instruction set of the CPU backend; the best one present when left out
+    #[arg(long, value_enum)]
+    pub isa: Option<IsaArg>,
+    /// Element type of the KV cache (the reference backend always keeps f32)
+    #[arg(long, value_enum, default_value_t = CacheArg::F16)]
+    pub cache_type: CacheArg,
+    /// Most tokens computed in one step
+    #[arg(short, long, value_name = "N", default_value_t = 512)]
+    pub batch: usize,
+}
+
 /// How the model is run.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Engine")]
@@ -60,15 +74,8 @@ pub struct EngineArgs {
     /// What computes
     #[arg(long, value_enum, default_value_t = BackendKind::Cpu)]
     pub backend: BackendKind,
-    /// Instruction set of the CPU backend; the best one present when left out
-    #[arg(long, value_enum)]
-    pub isa: Option<IsaArg>,
-    /// Element type of the KV cache (the reference backend always keeps f32)
-    #[arg(long, value_enum, default_value_t = CacheArg::F16)]
-    pub cache_type: CacheArg,
-    /// Most tokens computed in one step
-    #[arg(short, long, value_name = "N", default_value_t = 512)]
-    pub batch: usize,
+    #[command(flatten)]
+    pub step: StepArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -259,15 +266,8 @@ pub struct BenchArgs {
     /// Form of the table
     #[arg(short, long, value_enum, default_value_t = BenchFormat::Md)]
     pub output: BenchFormat,
-    /// Instruction set; the best one present when left out
-    #[arg(long, value_enum)]
-    pub isa: Option<IsaArg>,
-    /// Element type of the KV cache
-    #[arg(long, value_enum, default_value_t = CacheArg::F16)]
-    pub cache_type: CacheArg,
-    /// Most tokens computed in one step
-    #[arg(short, long, value_name = "N", default_value_t = 512)]
-    pub batch: usize,
+    #[command(flatten)]
+    pub step: StepArgs,
 }
 
 #[derive(Debug, Args)]

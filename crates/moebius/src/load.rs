@@ -15,7 +15,7 @@ use engine::tokenizer::{Encode, Tokenizer};
 use model::plan::Plan;
 use serde_json::Value;
 
-use crate::args::{BackendKind, CacheArg, EngineArgs, IsaArg, SamplingArgs};
+use crate::args::{BackendKind, CacheArg, EngineArgs, IsaArg, SamplingArgs, StepArgs};
 use crate::{embedded, machine};
 
 /// Context when neither the user nor the model asks for less.
@@ -41,37 +41,13 @@ pub struct EngineSetup {
     pub threads: Option<usize>,
     pub ctx: Option<usize>,
     pub backend: BackendKind,
-    pub isa: Option<IsaArg>,
-    pub cache_type: CacheArg,
-    pub batch: usize,
+    pub step: StepArgs,
     pub prefix_cache: bool,
-}
-
-impl Default for EngineSetup {
-    fn default() -> Self {
-        EngineSetup {
-            threads: None,
-            ctx: None,
-            backend: BackendKind::Cpu,
-            isa: None,
-            cache_type: CacheArg::F16,
-            batch: 512,
-            prefix_cache: true,
-        }
-    }
 }
 
 impl From<&EngineArgs> for EngineSetup {
     fn from(args: &EngineArgs) -> Self {
-        EngineSetup {
-            threads: args.threads,
-            ctx: args.ctx,
-            backend: args.backend,
-            isa: args.isa,
-            cache_type: args.cache_type,
-            batch: args.batch,
-            prefix_cache: true,
-        }
+        EngineSetup { threads: args.threads, ctx: args.ctx, backend: args.backend, step: args.step, prefix_cache: true }
     }
 }
 
@@ -81,7 +57,7 @@ impl EngineSetup {
         if self.backend == BackendKind::Reference {
             return Ok((Box::new(Reference), "reference".into()));
         }
-        let isa = match self.isa {
+        let isa = match self.step.isa {
             None => Isa::best(),
             Some(IsaArg::Scalar) => Isa::Scalar.check()?,
             Some(IsaArg::Avx2) => Isa::Avx2.check()?,
@@ -89,7 +65,7 @@ impl EngineSetup {
         };
         let threads = self.threads.unwrap_or_else(machine::cores);
         ensure!((1..=1024).contains(&threads), "start {threads} threads: use 1 to 1024");
-        let cache = match self.cache_type {
+        let cache = match self.step.cache_type {
             CacheArg::F16 => CacheType::F16,
             CacheArg::F32 => CacheType::F32,
         };
@@ -98,7 +74,7 @@ impl EngineSetup {
 
     /// Bytes of cache for one position.
     pub fn cache_bytes_per_position(&self, plan: &Plan) -> u64 {
-        let element = match (self.backend, self.cache_type) {
+        let element = match (self.backend, self.step.cache_type) {
             (BackendKind::Cpu, CacheArg::F16) => 2,
             _ => 4,
         };
@@ -120,8 +96,8 @@ impl EngineSetup {
 
     /// Limits for one sequence of `positions`.
     pub fn limits(&self, positions: usize, max_outputs: usize) -> Result<Limits> {
-        ensure!((1..=65536).contains(&self.batch), "use a batch of {}: it must be 1 to 65536", self.batch);
-        let max_tokens = self.batch.min(positions.max(1));
+        ensure!((1..=65536).contains(&self.step.batch), "use a batch of {}: it must be 1 to 65536", self.step.batch);
+        let max_tokens = self.step.batch.min(positions.max(1));
         Ok(Limits {
             max_tokens,
             max_outputs: max_outputs.min(max_tokens),
@@ -266,7 +242,7 @@ pub fn n_params(checkpoint: &Checkpoint) -> u64 {
     checkpoint.tensors().iter().map(|t| t.shape.iter().map(|&d| d as u64).product::<u64>()).sum()
 }
 
-/// `qwen3moe 28.87 M q4_k`-like: architecture and the weight type most bytes are in.
+/// `qwen3moe q4_k`-like: architecture and the weight type most bytes are in.
 fn describe(checkpoint: &Checkpoint, plan: &Plan) -> String {
     let mut bytes = std::collections::BTreeMap::new();
     for tensor in checkpoint.tensors() {

@@ -1,6 +1,9 @@
-//! What the machine has: cores, free memory, peak memory of this process, read bandwidth.
+//! What the machine has: cores, free memory, peak memory of this process, read bandwidth, a terminal to show progress on.
 
+use std::io::IsTerminal;
 use std::time::Instant;
+
+use indicatif::{ProgressBar, ProgressDrawTarget};
 
 /// Cores this process may use.
 pub fn cores() -> usize {
@@ -59,6 +62,15 @@ fn sum(words: &[u64]) -> u64 {
         }
     }
     acc.iter().chain(rest).fold(0, |a, b| a.wrapping_add(*b))
+}
+
+/// Progress of long work, on a terminal only; a bar of `len` steps, or a spinner.
+pub fn progress(len: Option<u64>) -> ProgressBar {
+    let terminal = std::io::stderr().is_terminal();
+    ProgressBar::with_draw_target(
+        len,
+        if terminal { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() },
+    )
 }
 
 /// `1.9 GB`-like text for a number of bytes (powers of ten, as bandwidth and disks are counted).

@@ -2,17 +2,15 @@
 //!
 //! Every figure comes through the engine, as a user's request would: random tokens, greedy, no prefix cache between repetitions.
 
-use std::io::IsTerminal;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use engine::sampler::SamplerParams;
 use engine::scheduler::{Request, Usage};
-use indicatif::{ProgressBar, ProgressDrawTarget};
 use serde::Serialize;
 
 use crate::answer::{Interrupt, generate};
-use crate::args::{BenchArgs, BenchFormat};
+use crate::args::{BackendKind, BenchArgs, BenchFormat};
 use crate::compare::mean_and_deviation;
 use crate::load::{self, EngineSetup, Session};
 use crate::machine;
@@ -48,12 +46,7 @@ struct Row {
 pub fn run(args: &BenchArgs) -> Result<()> {
     ensure!(args.repetitions > 0, "bench: 0 repetitions measure nothing");
     let threads = if args.threads.is_empty() { vec![machine::cores()] } else { args.threads.clone() };
-    let bar = if std::io::stderr().is_terminal() { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
-    bar.set_draw_target(if std::io::stderr().is_terminal() {
-        ProgressDrawTarget::stderr()
-    } else {
-        ProgressDrawTarget::hidden()
-    });
+    let bar = machine::progress(None);
     let interrupt = Interrupt::install()?;
     let mut table = Table::new(args.output);
     for &threads in &threads {
@@ -70,11 +63,9 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         let setup = EngineSetup {
             threads: Some(threads),
             ctx: Some(longest + deepest + 2),
-            isa: args.isa,
-            cache_type: args.cache_type,
-            batch: args.batch,
+            backend: BackendKind::Cpu,
+            step: args.step,
             prefix_cache: false,
-            ..EngineSetup::default()
         };
         let mut session = load::start_with(model, &setup)?;
         let load_ms = start.elapsed().as_secs_f64() * 1e3;

@@ -7,13 +7,13 @@
 
 use anyhow::{Context, Result, ensure};
 use engine::tokenizer::{Encode, Tokenizer};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::ProgressStyle;
 use serde_json::json;
-use std::io::IsTerminal;
 
 use crate::args::PerplexityArgs;
 use crate::compare;
 use crate::load::{self, Sequence};
+use crate::machine;
 
 pub fn run(args: &PerplexityArgs) -> Result<()> {
     let model = load::open(args.model.model.as_deref())?;
@@ -31,7 +31,7 @@ pub fn run(args: &PerplexityArgs) -> Result<()> {
     let bos = tokenizer.bos().filter(|_| tokenizer.add_bos());
 
     let mut sequence = Sequence::start(&model, &args.engine, n_ctx)?;
-    let bar = ProgressBar::with_draw_target(Some(n_windows as u64), target());
+    let bar = machine::progress(Some(n_windows as u64));
     bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} windows, {eta} left, perplexity {msg}")?);
     let mut nlls = Vec::with_capacity(n_windows * (n_ctx / 2));
     let mut window = Vec::with_capacity(n_ctx);
@@ -67,8 +67,4 @@ pub fn run(args: &PerplexityArgs) -> Result<()> {
         println!("perplexity {perplexity:.4} +/- {error:.5} ({} tokens in {n_windows} windows of {n_ctx})", nlls.len());
     }
     Ok(())
-}
-
-fn target() -> ProgressDrawTarget {
-    if std::io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() }
 }
