@@ -5,6 +5,7 @@
 pub mod batch;
 pub mod cpu;
 pub mod reference;
+mod weights;
 
 use std::sync::Arc;
 

@@ -96,12 +96,57 @@ pub struct BufDecl {
 /// A tensor the plan reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WeightDecl {
-    /// Name in the checkpoint.
+    /// Name for people, GGUF's wherever the numbers lie: e.g. `blk.3.ffn_up_exps.weight`.
     pub name: String,
     /// Type in the checkpoint.
     pub dtype: WeightType,
     /// Shape, slowest axis first.
     pub shape: Vec<usize>,
+    /// Where its rows lie.
+    pub source: Source,
+    /// What the numbers become when a backend reads them.
+    pub read: Read,
+}
+
+/// Where the rows of a weight lie in the checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A tensor with as many values, by its name in the checkpoint.
+    Tensor(String),
+    /// One piece of a tensor for each matrix of a stack (one in all for a plain matrix): files that keep every expert
+    /// in a tensor of its own, or two matrices in one tensor.
+    Slabs(Vec<Slab>),
+}
+
+/// Consecutive rows of a tensor: one matrix of a weight.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slab {
+    /// Name in the checkpoint.
+    pub tensor: String,
+    /// First row, counted over all axes but the last.
+    pub first_row: usize,
+}
+
+/// What a backend makes of the stored numbers of a vector. Matrices are always [`Read::Plain`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Read {
+    /// `w`.
+    Plain,
+    /// `1 + w`: norms that are stored centred on zero.
+    OnePlus,
+    /// `-exp(w)`: decay rates that are stored as logarithms.
+    NegExp,
+}
+
+impl Read {
+    /// Applies it to decoded numbers, in place.
+    pub fn apply(self, values: &mut [f32]) {
+        match self {
+            Read::Plain => {}
+            Read::OnePlus => values.iter_mut().for_each(|v| *v += 1.0),
+            Read::NegExp => values.iter_mut().for_each(|v| *v = -libm::exp(f64::from(*v)) as f32),
+        }
+    }
 }
 
 /// A paged key-value cache, one per attention layer.

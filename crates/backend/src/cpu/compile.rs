@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use checkpoint::Checkpoint;
 use model::plan::{Buf, Cache, Norm, Op, Plan, Weight, memory, validate};
-use quant::WeightType;
 
 use super::kernels::{ActsShared, Col, Kernels, Scratch};
 use super::mem::{Arena, PerWorker, View};
@@ -16,7 +15,7 @@ use super::ops::rope::RopeTable;
 use super::pool::Pool;
 use super::program::{CpuProgram, Mat, NormStep, OpStep, PartStep, StepTokens, Worker};
 use super::{CacheType, Cpu};
-use crate::{CompileError, Limits};
+use crate::{CompileError, Limits, weights};
 
 /// Compiles `plan`; see [`crate::Backend::compile`].
 pub fn compile(cpu: &Cpu, plan: &Plan, weights: Arc<Checkpoint>, limits: Limits) -> Result<CpuProgram, CompileError> {
@@ -183,49 +182,22 @@ impl Lower<'_> {
         needs_spare(self.plan, gate, up).then(|| unsafe { View::new(self.spare.ptr().cast(), decl.rows, decl.width) })
     }
 
-    /// Bytes of a tensor that is what the plan says.
-    fn bytes(&self, w: Weight) -> Result<&[u8], CompileError> {
-        let decl = self.plan.weight(w);
-        let error = |why: String| CompileError::Tensor { name: decl.name.clone(), why };
-        let tensor = self.weights.tensor(&decl.name).ok_or_else(|| error("the checkpoint lacks it".into()))?;
-        if tensor.dtype != decl.dtype || tensor.shape != decl.shape {
-            return Err(error(format!(
-                "the plan wants {} {:?}, the checkpoint has {} {:?}",
-                decl.dtype, decl.shape, tensor.dtype, tensor.shape
-            )));
-        }
-        Ok(self.weights.bytes(tensor))
-    }
-
     fn mat(&self, w: Weight) -> Result<Mat, CompileError> {
         let decl = self.plan.weight(w);
-        let bytes = self.bytes(w)?;
         let error = |why: String| CompileError::Tensor { name: decl.name.clone(), why };
-        let shape = match *decl.shape {
-            [n, k] => [1, n, k],
-            [n_stack, n, k] => [n_stack, n, k],
+        let (n, k) = match *decl.shape {
+            [n, k] | [_, n, k] => (n, k),
             _ => return Err(error(format!("shape {:?} is no matrix and no stack of matrices", decl.shape))),
         };
-        let row_bytes = decl.dtype.row_bytes(shape[2]).ok_or_else(|| error("rows are not whole blocks".into()))?;
-        if row_bytes.checked_mul(shape[0] * shape[1]) != Some(bytes.len()) {
-            return Err(error(format!("{} bytes, {} rows of {row_bytes} wanted", bytes.len(), shape[0] * shape[1])));
-        }
-        // SAFETY: the length was just compared; the program keeps the checkpoint.
-        Ok(unsafe { Mat::new(decl.dtype, shape, row_bytes, bytes) })
+        let row_bytes = decl.dtype.row_bytes(k).ok_or_else(|| error("rows are not whole blocks".into()))?;
+        let slabs = weights::matrices(self.weights, decl)?;
+        // SAFETY: `matrices` gives slabs of `n` rows each; the program keeps the checkpoint.
+        Ok(unsafe { Mat::new(decl.dtype, n, k, row_bytes, &slabs) })
     }
 
     /// A small vector as f32, whatever its type.
     fn vector(&self, w: Weight) -> Result<Vec<f32>, CompileError> {
-        let decl = self.plan.weight(w);
-        let bytes = self.bytes(w)?;
-        let n = decl.shape.iter().product();
-        if decl.dtype != WeightType::F32 && decl.shape.len() != 1 {
-            let why = format!("{} {:?} is no vector", decl.dtype, decl.shape);
-            return Err(CompileError::Tensor { name: decl.name.clone(), why });
-        }
-        let mut out = vec![0.0; n];
-        quant::decode_row(decl.dtype, bytes, &mut out);
-        Ok(out)
+        weights::vector(self.weights, self.plan.weight(w))
     }
 
     fn norm(&self, norm: &Norm) -> Result<NormStep, CompileError> {

@@ -21,14 +21,13 @@ use super::ops::{attention, combine, elementwise, embed, experts, kv_append, lin
 use super::pool::Pool;
 use crate::{Batch, Fault, Limits, Output, Program, StepError};
 
-/// A stack of matrices in the checkpoint, `[n_stack, n, k]`; a plain matrix is a stack of one.
+/// A stack of matrices in the checkpoint, each `[n, k]`, wherever each lies; a plain matrix is a stack of one.
 pub struct Mat {
     pub dtype: WeightType,
-    pub n_stack: usize,
     pub n: usize,
     pub k: usize,
     pub row_bytes: usize,
-    bytes: *const [u8],
+    slabs: Vec<*const [u8]>, // [n_stack]
 }
 
 // SAFETY: read-only bytes of the checkpoint, which the program keeps alive.
@@ -38,25 +37,25 @@ unsafe impl Sync for Mat {}
 
 impl Mat {
     /// # Safety
-    /// `bytes` are `n_stack · n` rows of `row_bytes` and outlive the matrix.
-    pub unsafe fn new(dtype: WeightType, [n_stack, n, k]: [usize; 3], row_bytes: usize, bytes: &[u8]) -> Mat {
-        Mat { dtype, n_stack, n, k, row_bytes, bytes }
+    /// Every slab is `n` rows of `row_bytes` and outlives the matrix.
+    pub unsafe fn new(dtype: WeightType, n: usize, k: usize, row_bytes: usize, slabs: &[&[u8]]) -> Mat {
+        Mat { dtype, n, k, row_bytes, slabs: slabs.iter().map(|&slab| slab as *const [u8]).collect() }
     }
 
-    fn bytes(&self) -> &[u8] {
-        // SAFETY: the promise made to `new`.
-        unsafe { &*self.bytes }
+    /// Number of matrices.
+    pub fn n_stack(&self) -> usize {
+        self.slabs.len()
     }
 
     /// Matrix `i` of the stack.
     pub fn matrix(&self, i: usize) -> Matrix<'_> {
-        let len = self.n * self.row_bytes;
-        Matrix { dtype: self.dtype, n: self.n, k: self.k, bytes: &self.bytes()[i * len..(i + 1) * len] }
+        // SAFETY: the promise made to `new`.
+        Matrix { dtype: self.dtype, n: self.n, k: self.k, bytes: unsafe { &*self.slabs[i] } }
     }
 
-    /// Bytes of row `i`.
+    /// Bytes of row `i` of a plain matrix.
     pub fn row(&self, i: usize) -> &[u8] {
-        &self.bytes()[i * self.row_bytes..(i + 1) * self.row_bytes]
+        &self.matrix(0).bytes[i * self.row_bytes..(i + 1) * self.row_bytes]
     }
 }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use checkpoint::Checkpoint;
 use model::plan::{Buf, Elem, LinearPart, Norm, Op, Plan, Rows, Weight, validate};
 
-use crate::{Backend, Batch, CompileError, Fault, Limits, Output, Program, StepError};
+use crate::{Backend, Batch, CompileError, Fault, Limits, Output, Program, StepError, weights};
 use kv::Kv;
 use ops::Matrix;
 
@@ -25,19 +25,17 @@ impl Backend for Reference {
         "reference"
     }
 
-    fn compile(&self, plan: &Plan, weights: Arc<Checkpoint>, limits: Limits) -> Result<Box<dyn Program>, CompileError> {
+    fn compile(
+        &self,
+        plan: &Plan,
+        checkpoint: Arc<Checkpoint>,
+        limits: Limits,
+    ) -> Result<Box<dyn Program>, CompileError> {
         validate::validate(plan)?;
-        for decl in &plan.weights {
-            let error = |why| CompileError::Tensor { name: decl.name.clone(), why };
-            let Some(info) = weights.tensor(&decl.name) else { return Err(error("is missing".into())) };
-            if info.dtype != decl.dtype || info.len != decl.bytes() {
-                let (found, wanted) = ((info.dtype, &info.shape), (decl.dtype, &decl.shape));
-                return Err(error(format!("is {} {:?}, {} {:?} wanted", found.0, found.1, wanted.0, wanted.1)));
-            }
-        }
+        plan.weights.iter().try_for_each(|decl| weights::slabs(&checkpoint, decl).map(drop))?;
         let kv = plan.caches.iter().map(|cache| Kv::new(*cache, limits.n_pages)).collect::<Result<_, _>>()?;
         let values = plan.bufs.iter().map(|_| Values::default()).collect();
-        Ok(Box::new(Interpreter { plan: plan.clone(), weights, limits, kv, values, faults: Vec::new() }))
+        Ok(Box::new(Interpreter { plan: plan.clone(), checkpoint, limits, kv, values, faults: Vec::new() }))
     }
 }
 
@@ -50,7 +48,7 @@ struct Values {
 
 struct Interpreter {
     plan: Plan,
-    weights: Arc<Checkpoint>,
+    checkpoint: Arc<Checkpoint>,
     limits: Limits,
     kv: Vec<Kv>,         // [caches]
     values: Vec<Values>, // [bufs]
@@ -105,16 +103,20 @@ impl Interpreter {
         self.plan.buf(buf).width
     }
 
-    /// A weight as a matrix of all its rows, or as one slab of a stack of matrices.
-    fn matrix(&self, w: Weight) -> Matrix<'_> {
+    /// The matrices of a stack.
+    fn stack(&self, w: Weight) -> Vec<Matrix<'_>> {
         let decl = self.plan.weight(w);
-        let info = self.weights.tensor(&decl.name).expect("compile has looked every weight up");
+        let slabs = weights::matrices(&self.checkpoint, decl).expect("compile has looked every weight up");
         let n_cols = decl.shape[decl.shape.len() - 1];
-        Matrix { dtype: decl.dtype, bytes: self.weights.bytes(info), n_cols }
+        slabs.into_iter().map(|bytes| Matrix { dtype: decl.dtype, bytes, n_cols }).collect()
+    }
+
+    fn matrix(&self, w: Weight) -> Matrix<'_> {
+        self.stack(w)[0]
     }
 
     fn vector(&self, w: Weight) -> Vec<f32> {
-        self.matrix(w).row(0)
+        weights::vector(&self.checkpoint, self.plan.weight(w)).expect("compile has looked every weight up")
     }
 
     fn norm(&mut self, x: Buf, norm: Norm) {
@@ -190,11 +192,11 @@ impl Interpreter {
                 self.values[ids.0 as usize].ids = chosen;
                 *self.floats_mut(weights) = shares;
             }
-            Op::Experts { x, ids, gate, up, down, act, hidden, out } => {
-                let (n_used, d_ff) = (self.width(ids), self.width(hidden));
+            Op::Experts { x, ids, gate, up, down, act, out, .. } => {
+                let n_used = self.width(ids);
                 let ids = &self.values[ids.0 as usize].ids;
-                let weights = [gate, up, down].map(|w| self.matrix(w));
-                *self.floats_mut(out) = ops::experts(self.floats(x), ids, n_used, weights, d_ff, self.width(out), act);
+                let weights = [gate, up, down].map(|w| self.stack(w));
+                *self.floats_mut(out) = ops::experts(self.floats(x), ids, n_used, &weights, self.width(out), act);
             }
             Op::Combine { x, y, weights, norm } => {
                 let (n_used, d) = (self.width(weights), self.width(x));

@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use model::plan::{Gate, RopeDecl, RopePairing, Router};
 use quant::WeightType;
 
-/// Encoded rows, one after the other.
+/// Encoded rows of a matrix, one after the other.
 #[derive(Clone, Copy)]
 pub struct Matrix<'a> {
     pub dtype: WeightType,
@@ -28,12 +28,6 @@ impl<'a> Matrix<'a> {
         let n = self.row_bytes();
         quant::decode_row(self.dtype, &self.bytes[i * n..][..n], &mut out);
         out
-    }
-
-    /// Matrix `i` of a stack of matrices with `n_rows` rows each.
-    fn slab(self, i: usize, n_rows: usize) -> Self {
-        let n = n_rows * self.row_bytes();
-        Self { bytes: &self.bytes[i * n..][..n], ..self }
     }
 }
 
@@ -123,19 +117,17 @@ pub fn experts(
     x: &[f32],
     ids: &[u32],
     n_used: usize,
-    [gate, up, down]: [Matrix; 3],
-    d_ff: usize,
+    [gate, up, down]: &[Vec<Matrix>; 3],
     d_out: usize,
     act: Gate,
 ) -> Vec<f32> {
-    let d_in = gate.n_cols;
+    let d_in = gate[0].n_cols;
     let mut y = vec![f32::NAN; ids.len() * d_out];
-    let n_expert = gate.n_rows() / d_ff;
-    for expert in 0..n_expert {
+    for expert in 0..gate.len() {
         let pairs: Vec<usize> = (0..ids.len()).filter(|&pair| ids[pair] as usize == expert).collect();
         let x: Vec<f32> = pairs.iter().flat_map(|&pair| &x[pair / n_used * d_in..][..d_in]).copied().collect();
-        let hidden = gated_act(&linear(gate.slab(expert, d_ff), &x), &linear(up.slab(expert, d_ff), &x), act);
-        let rows = linear(down.slab(expert, d_out), &hidden);
+        let hidden = gated_act(&linear(gate[expert], &x), &linear(up[expert], &x), act);
+        let rows = linear(down[expert], &hidden);
         for (&pair, row) in pairs.iter().zip(rows.chunks_exact(d_out)) {
             y[pair * d_out..][..d_out].copy_from_slice(row);
         }

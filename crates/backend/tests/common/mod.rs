@@ -84,7 +84,13 @@ impl Maker {
             quant::encode_row(dtype, &x, row);
         }
         self.writer.tensor(&name, shape, dtype, bytes);
-        self.plan.weights.push(WeightDecl { name, dtype, shape: shape.to_vec() });
+        self.plan.weights.push(WeightDecl {
+            source: Source::Tensor(name.clone()),
+            name,
+            dtype,
+            shape: shape.to_vec(),
+            read: Read::Plain,
+        });
         Weight(self.plan.weights.len() as u32 - 1)
     }
 

@@ -8,7 +8,8 @@ use checkpoint::Checkpoint;
 use quant::WeightType;
 
 use super::{
-    Buf, BufDecl, Cache, CacheDecl, Elem, LinearPart, Op, Plan, Rope, RopeDecl, Rows, Weight, WeightDecl, validate,
+    Buf, BufDecl, Cache, CacheDecl, Elem, LinearPart, Op, Plan, Read, Rope, RopeDecl, Rows, Source, Weight, WeightDecl,
+    validate,
 };
 use crate::Error;
 use crate::error::printable;
@@ -65,7 +66,13 @@ impl<'a> Builder<'a> {
             return Ok(weight);
         }
         let weight = Weight(self.plan.weights.len() as u32);
-        self.plan.weights.push(WeightDecl { name: name.into(), dtype: info.dtype, shape: shape.into() });
+        self.plan.weights.push(WeightDecl {
+            name: name.into(),
+            dtype: info.dtype,
+            shape: shape.into(),
+            source: Source::Tensor(name.into()),
+            read: Read::Plain,
+        });
         self.by_name.insert(name.into(), weight);
         Ok(weight)
     }

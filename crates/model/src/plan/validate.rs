@@ -135,7 +135,7 @@ impl Validator<'_> {
                 for part in parts {
                     self.floats(part.out, rows, width(part.out))?;
                     self.shape("w", part.w, &[width(part.out), width(x)])?;
-                    part.bias.map_or(Ok(()), |bias| self.f32_vector("bias", bias, width(part.out)))?;
+                    part.bias.map_or(Ok(()), |bias| self.vector("bias", bias, width(part.out)))?;
                 }
                 Ok(())
             }
@@ -153,7 +153,7 @@ impl Validator<'_> {
             Op::HeadNorm { x, w, eps, n_head, d_head } => {
                 epsilon(eps)?;
                 self.heads(x, n_head, d_head)?;
-                w.map_or(Ok(()), |w| self.f32_vector("w", w, d_head))
+                w.map_or(Ok(()), |w| self.vector("w", w, d_head))
             }
             Op::Rope { x, rope, n_head, d_head } => {
                 self.heads(x, n_head, d_head)?;
@@ -291,7 +291,7 @@ impl Validator<'_> {
 
     fn norm(&self, norm: Norm, rows: Rows, d: usize) -> Check {
         epsilon(norm.eps)?;
-        self.f32_vector("w", norm.w, d)?;
+        self.vector("w", norm.w, d)?;
         self.floats(norm.out, rows, d)
     }
 
@@ -302,11 +302,12 @@ impl Validator<'_> {
         })
     }
 
-    fn f32_vector(&self, what: &str, w: Weight, n: usize) -> Check {
+    /// A vector of plain numbers: norms and biases are never quantised.
+    fn vector(&self, what: &str, w: Weight, n: usize) -> Check {
         self.shape(what, w, &[n])?;
         let found = self.plan.weight(w);
-        ensure(found.dtype == quant::WeightType::F32, || {
-            format!("{what} {} is {}, f32 wanted", found.name, found.dtype)
+        ensure(found.dtype.act() == quant::act::ActKind::F32, || {
+            format!("{what} {} is {}, f32, f16 or bf16 wanted", found.name, found.dtype)
         })
     }
 }

@@ -81,7 +81,7 @@ pub fn experts(run: &mut Run, x: View, ids: View, mats: &ExpertMats, hidden: Vie
     let n_pairs = tokens * n_used;
     let (gate, up, down, act) = (&mats.gate, &mats.up, &mats.down, mats.act);
     // SAFETY: nobody writes the ids during this op.
-    run.lists.fill(unsafe { ids.ids(tokens) }, n_used, gate.n_stack);
+    run.lists.fill(unsafe { ids.ids(tokens) }, n_used, gate.n_stack());
     quantise_for(run, [gate, up].into_iter(), x, tokens);
     let threads = run.pool.threads();
     let n_active = run.lists.active.len();
