@@ -31,6 +31,18 @@ pub struct Chunk {
     pub first_page: u32,
     /// Number of pages, at least enough for `pos + len` positions.
     pub n_pages: u32,
+    /// Slot of the sequence's recurrent state, which stands at `pos` and is moved past the chunk; a chunk at position 0
+    /// starts from zeros, whatever the slot held. Means nothing where the plan has no states.
+    pub state: u32,
+}
+
+/// Where the memory of a sequence lies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tables<'a> {
+    /// Pages of its positions, in order.
+    pub pages: &'a [u32],
+    /// Slot of its recurrent state.
+    pub state: u32,
 }
 
 impl Batch {
@@ -42,8 +54,9 @@ impl Batch {
         self.rows.clear();
     }
 
-    /// Adds a chunk of a sequence with its page table; `rows` are the wanted logits as offsets into the chunk.
-    pub fn push(&mut self, tokens: &[u32], pos: usize, pages: &[u32], rows: impl IntoIterator<Item = usize>) {
+    /// Adds a chunk of a sequence with its memory; `rows` are the wanted logits as offsets into the chunk.
+    pub fn push(&mut self, tokens: &[u32], pos: usize, tables: Tables<'_>, rows: impl IntoIterator<Item = usize>) {
+        let Tables { pages, state } = tables;
         let first = self.tokens.len() as u32;
         self.chunks.push(Chunk {
             first,
@@ -51,6 +64,7 @@ impl Batch {
             pos: pos as u32,
             first_page: self.pages.len() as u32,
             n_pages: pages.len() as u32,
+            state,
         });
         self.tokens.extend_from_slice(tokens);
         self.pages.extend_from_slice(pages);
@@ -121,6 +135,14 @@ impl Batch {
             if let Some(&page) = table.iter().find(|&&p| p as usize >= limits.n_pages) {
                 return bad(format!("chunk {i} names page {page}, the cache has {}", limits.n_pages));
             }
+            if limits.n_states > 0 {
+                if c.state as usize >= limits.n_states {
+                    return bad(format!("chunk {i} names state {}, there are {}", c.state, limits.n_states));
+                }
+                if let Some(other) = self.chunks[..i].iter().position(|other| other.state == c.state) {
+                    return bad(format!("chunks {other} and {i} both move state {} on", c.state));
+                }
+            }
             next += c.len as usize;
         }
         if next != self.tokens.len() {
@@ -141,13 +163,34 @@ impl Batch {
 mod tests {
     use super::*;
 
-    const LIMITS: Limits = Limits { max_tokens: 200, max_outputs: 4, n_pages: 16, max_positions: 400 };
+    const LIMITS: Limits = Limits { max_tokens: 200, max_outputs: 4, n_pages: 16, max_positions: 400, n_states: 0 };
 
     /// Chunks as (tokens, position, pages).
     fn check(chunks: &[(usize, usize, &[u32])]) -> Result<(), StepError> {
         let mut batch = Batch::default();
-        chunks.iter().for_each(|&(n, pos, pages)| batch.push(&vec![0; n], pos, pages, []));
+        for &(n, pos, pages) in chunks {
+            batch.push(&vec![0; n], pos, Tables { pages, ..Tables::default() }, []);
+        }
         batch.check(LIMITS, 1)
+    }
+
+    #[test]
+    fn a_state_belongs_to_one_chunk() {
+        let cases: &[(usize, &[u32], Option<&str>)] = &[
+            (3, &[2, 0, 1], None),
+            (3, &[2, 3], Some("chunk 1 names state 3, there are 3")),
+            (3, &[1, 0, 1], Some("chunks 0 and 2 both move state 1 on")),
+            // Without states the slots mean nothing.
+            (0, &[7, 7], None),
+        ];
+        for &(n_states, slots, why) in cases {
+            let mut batch = Batch::default();
+            for (i, &state) in slots.iter().enumerate() {
+                batch.push(&[0], 0, Tables { pages: &[i as u32], state }, []);
+            }
+            let expected = why.map_or(Ok(()), |why| Err(StepError::Batch(why.into())));
+            assert_eq!(batch.check(Limits { n_states, ..LIMITS }, 1), expected, "{slots:?} of {n_states}");
+        }
     }
 
     #[test]

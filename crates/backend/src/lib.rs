@@ -12,7 +12,7 @@ use std::sync::Arc;
 use checkpoint::Checkpoint;
 use model::plan::Plan;
 
-pub use batch::{Batch, Chunk, PAGE};
+pub use batch::{Batch, Chunk, PAGE, Tables};
 
 /// Something that can run plans.
 pub trait Backend {
@@ -24,7 +24,7 @@ pub trait Backend {
 }
 
 /// What a program must be able to hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     /// Most tokens in a step.
     pub max_tokens: usize,
@@ -34,12 +34,25 @@ pub struct Limits {
     pub n_pages: usize,
     /// Most positions a sequence may have.
     pub max_positions: usize,
+    /// Slots for recurrent states: of running sequences and of checkpoints. A program whose plan has no states says 0.
+    pub n_states: usize,
+}
+
+impl Limits {
+    /// The limits as they hold for `plan`: nothing is set aside that it does not use, and what it uses is there.
+    fn of(self, plan: &Plan) -> Result<Limits, CompileError> {
+        match (plan.states.is_empty(), self.n_states) {
+            (false, 0) => Err(CompileError::Limit { what: "slots for recurrent states", value: 0 }),
+            (false, n_states) => Ok(Limits { n_states, ..self }),
+            (true, _) => Ok(Limits { n_states: 0, ..self }),
+        }
+    }
 }
 
 /// A compiled plan with its weights, buffers and cache.
 ///
 /// A step allocates nothing. A step that returns an error has changed nothing that a later step can see,
-/// except cache positions that the failed batch itself was to write.
+/// except cache positions that the failed batch itself was to write; recurrent states stand where they stood.
 pub trait Program: Send {
     /// What it was compiled for.
     fn limits(&self) -> Limits;
@@ -49,6 +62,10 @@ pub trait Program: Send {
 
     /// Runs a step: appends the batch's tokens to the cache and returns the logits of the asked rows.
     fn step(&mut self, batch: &Batch) -> Result<Output<'_>, StepError>;
+
+    /// Copies all recurrent states of a slot to another: a checkpoint is made, or gone back to. Both slots are below
+    /// [`Limits::n_states`]; anything else is a mistake of the caller, and panics.
+    fn copy_state(&mut self, from: u32, to: u32);
 }
 
 /// What a step returns.
@@ -85,6 +102,14 @@ pub enum CompileError {
         name: String,
         /// What disagrees.
         why: String,
+    },
+    /// The plan needs more than the limits give.
+    #[error("compile plan: {what}: the limits have {value}, the plan needs at least 1")]
+    Limit {
+        /// Of what.
+        what: &'static str,
+        /// What the limits say.
+        value: usize,
     },
     /// Memory that the limits ask for cannot be had.
     #[error("compile plan: {what} needs {bytes} bytes, which could not be allocated; lower the context or the batch")]

@@ -75,6 +75,7 @@ impl Bed {
             max_outputs: way.max_tokens.min(8),
             n_pages: way.n_pages,
             max_positions: way.n_pages.min(32) * PAGE,
+            ..Limits::default()
         };
         let cpu = Cpu { isa: way.isa, threads: way.threads, cache: CacheType::F16 };
         let program = cpu.compile(&plan, Arc::clone(&self.checkpoint), limits).expect("a program");

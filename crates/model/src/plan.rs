@@ -25,6 +25,10 @@ pub struct Weight(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Cache(pub u32);
 
+/// Index into [`Plan::states`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct State(pub u32);
+
 /// Index into [`Plan::ropes`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Rope(pub u32);
@@ -158,6 +162,17 @@ pub struct CacheDecl {
     pub d_k: usize,
     /// Width of a value head.
     pub d_v: usize,
+}
+
+/// Recurrent state of one op: what it carries from a sequence's positions so far to the next, of a size that does not grow.
+///
+/// It is zero before position 0. A step moves it past the chunk's tokens, so that it stands for all positions computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateDecl {
+    /// What it holds, for people: `conv`, `delta`.
+    pub what: &'static str,
+    /// Numbers (f32) for each sequence.
+    pub n: usize,
 }
 
 /// Which dimensions of a head are rotated together.
@@ -436,6 +451,28 @@ impl Op {
         out
     }
 
+    /// The recurrent state that the op reads and moves on. Such an op mixes the rows of a sequence, as attention does.
+    pub fn state(&self) -> Option<State> {
+        match self {
+            Op::Embed { .. }
+            | Op::Linear { .. }
+            | Op::GatedLinear { .. }
+            | Op::RmsNorm { .. }
+            | Op::HeadNorm { .. }
+            | Op::Rope { .. }
+            | Op::GatedAct { .. }
+            | Op::Add { .. }
+            | Op::KvAppend { .. }
+            | Op::Attention { .. }
+            | Op::Route { .. }
+            | Op::Experts { .. }
+            | Op::Combine { .. }
+            | Op::Select { .. }
+            | Op::Scale { .. }
+            | Op::Softcap { .. } => None,
+        }
+    }
+
     /// Every weight of the op, in the order of its fields.
     pub fn weights(&self) -> Vec<Weight> {
         match self {
@@ -476,6 +513,8 @@ pub struct Plan {
     pub bufs: Vec<BufDecl>,
     /// Caches, one per attention layer.
     pub caches: Vec<CacheDecl>,
+    /// Recurrent states, each of one op.
+    pub states: Vec<StateDecl>,
     /// Rotary embeddings.
     pub ropes: Vec<RopeDecl>,
     /// Operations in order.
@@ -501,6 +540,11 @@ impl Plan {
     /// Declaration of a cache of this plan.
     pub fn cache(&self, cache: Cache) -> &CacheDecl {
         &self.caches[cache.0 as usize]
+    }
+
+    /// Declaration of a recurrent state of this plan.
+    pub fn state(&self, state: State) -> &StateDecl {
+        &self.states[state.0 as usize]
     }
 
     /// Declaration of a rotary embedding of this plan.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use backend::cpu::{CacheType, Cpu, Isa};
 use backend::reference::Reference;
-use backend::{Backend, Batch, Limits, PAGE, Program};
+use backend::{Backend, Batch, Limits, PAGE, Program, Tables};
 use checkpoint::Checkpoint;
 use engine::sampler::{Mirostat, SamplerParams};
 use engine::scheduler::{Engine, Options};
@@ -95,7 +95,7 @@ impl EngineSetup {
     }
 
     /// Limits for one sequence of `positions`.
-    pub fn limits(&self, positions: usize, max_outputs: usize) -> Result<Limits> {
+    pub fn limits(&self, plan: &Plan, positions: usize, max_outputs: usize) -> Result<Limits> {
         ensure!((1..=65536).contains(&self.step.batch), "use a batch of {}: it must be 1 to 65536", self.step.batch);
         let max_tokens = self.step.batch.min(positions.max(1));
         Ok(Limits {
@@ -103,6 +103,7 @@ impl EngineSetup {
             max_outputs: max_outputs.min(max_tokens),
             n_pages: positions.div_ceil(PAGE),
             max_positions: positions,
+            n_states: usize::from(!plan.states.is_empty()),
         })
     }
 }
@@ -134,7 +135,7 @@ pub fn start_with(model: Model, setup: &EngineSetup) -> Result<Session> {
     let template = template(&checkpoint, &tokenizer)?;
     let positions = setup.context(&plan)?;
     let (backend, backend_name) = setup.backend()?;
-    let program = backend.compile(&plan, Arc::clone(&checkpoint), setup.limits(positions, 1)?)?;
+    let program = backend.compile(&plan, Arc::clone(&checkpoint), setup.limits(&plan, positions, 1)?)?;
     let options = Options { prefix_cache: setup.prefix_cache, ..Options::default() };
     Ok(Session {
         engine: Engine::new(program, tokenizer.clone(), options)?,
@@ -265,7 +266,7 @@ impl Sequence {
     pub fn start(model: &Model, args: &EngineArgs, positions: usize) -> Result<Sequence> {
         let setup = EngineSetup::from(args);
         let (backend, _) = setup.backend()?;
-        let limits = setup.limits(positions, usize::MAX)?;
+        let limits = setup.limits(&model.plan, positions, usize::MAX)?;
         let program = backend.compile(&model.plan, Arc::clone(&model.checkpoint), limits)?;
         Ok(Sequence { program, batch: Batch::default(), pages: (0..limits.n_pages as u32).collect(), position: 0 })
     }
@@ -297,7 +298,8 @@ impl Sequence {
             let start = self.position;
             let skip = from.saturating_sub(start).min(chunk.len());
             self.batch.clear();
-            self.batch.push(chunk, start, &self.pages, skip..chunk.len());
+            let tables = Tables { pages: &self.pages, ..Tables::default() };
+            self.batch.push(chunk, start, tables, skip..chunk.len());
             let output = self.program.step(&self.batch)?;
             if let Some(fault) = output.faults.first() {
                 return Err((*fault).into());

@@ -14,6 +14,7 @@ use super::ops::kv_append::CacheView;
 use super::ops::rope::RopeTable;
 use super::pool::Pool;
 use super::program::{CpuProgram, Mat, NormStep, OpStep, PartStep, StepTokens, Worker};
+use super::states::States;
 use super::{CacheType, Cpu};
 use crate::{CompileError, Limits, weights};
 
@@ -22,6 +23,7 @@ pub fn compile(cpu: &Cpu, plan: &Plan, weights: Arc<Checkpoint>, limits: Limits)
     let unsupported = |what: String| CompileError::Unsupported { backend: "cpu", what };
     let isa = cpu.isa.check().map_err(|e| unsupported(format!("run on {}: {e}", cpu.isa)))?;
     validate::validate(plan)?;
+    let limits = limits.of(plan)?;
     if limits.max_tokens == 0 || limits.max_tokens > u32::MAX as usize / 64 {
         return Err(unsupported(format!("run steps of {} tokens", limits.max_tokens)));
     }
@@ -32,6 +34,7 @@ pub fn compile(cpu: &Cpu, plan: &Plan, weights: Arc<Checkpoint>, limits: Limits)
     let bufs = Arena::new("step buffers", placement.bytes)?;
     let spare = Arena::new("step buffers", needs.spare.saturating_mul(4))?;
     let (cache_arena, caches) = caches(plan, limits, half)?;
+    let states = States::new(&plan.states, limits.n_states)?;
 
     let lower = Lower { plan, weights: &weights, bufs: &bufs, placement: &placement, spare: &spare };
     let ops = (0..plan.ops.len()).map(|i| lower.op(i)).collect::<Result<Vec<_>, _>>()?;
@@ -43,6 +46,7 @@ pub fn compile(cpu: &Cpu, plan: &Plan, weights: Arc<Checkpoint>, limits: Limits)
     Ok(CpuProgram {
         ops,
         caches,
+        states,
         ropes: plan.ropes.iter().map(|decl| RopeTable::new(decl, limits.max_tokens)).collect::<Result<_, _>>()?,
         logits,
         n_vocab: plan.n_vocab,

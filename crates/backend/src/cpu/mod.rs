@@ -12,6 +12,7 @@ mod mem;
 mod ops;
 pub mod pool;
 mod program;
+mod states;
 
 use std::sync::Arc;
 

@@ -19,6 +19,7 @@ use super::ops::kv_append::CacheView;
 use super::ops::rope::RopeTable;
 use super::ops::{attention, combine, elementwise, embed, experts, kv_append, linear, norm, rope, route};
 use super::pool::Pool;
+use super::states::States;
 use crate::{Batch, Fault, Limits, Output, Program, StepError};
 
 /// A stack of matrices in the checkpoint, each `[n, k]`, wherever each lies; a plain matrix is a stack of one.
@@ -182,6 +183,7 @@ pub struct Run<'a> {
 pub struct CpuProgram {
     pub ops: Vec<OpStep>,
     pub caches: Vec<CacheView>,
+    pub states: States,
     pub ropes: Vec<RopeTable>,
     pub logits: View,
     pub n_vocab: usize,
@@ -213,6 +215,7 @@ impl Program for CpuProgram {
     fn step(&mut self, batch: &Batch) -> Result<Output<'_>, StepError> {
         batch.check(self.limits, self.n_vocab)?;
         self.step.fill(batch);
+        self.states.start(&mut self.pool, batch);
         for rope in &mut self.ropes {
             rope.fill(&mut self.pool, &self.step.pos);
         }
@@ -235,6 +238,10 @@ impl Program for CpuProgram {
         // SAFETY: the ops are done; the logits stay until the next step, which borrows the program.
         let logits = unsafe { self.logits.read(batch.rows.len()) };
         Ok(Output { logits, faults: &self.faults })
+    }
+
+    fn copy_state(&mut self, from: u32, to: u32) {
+        self.states.copy(&mut self.pool, from, to);
     }
 }
 

@@ -10,7 +10,7 @@ mod ops;
 use std::sync::Arc;
 
 use checkpoint::Checkpoint;
-use model::plan::{Buf, Elem, LinearPart, Norm, Op, Plan, Rows, Weight, validate};
+use model::plan::{Buf, Elem, LinearPart, Norm, Op, Plan, Rows, State, Weight, validate};
 
 use crate::{Backend, Batch, CompileError, Fault, Limits, Output, Program, StepError, weights};
 use kv::Kv;
@@ -32,11 +32,23 @@ impl Backend for Reference {
         limits: Limits,
     ) -> Result<Box<dyn Program>, CompileError> {
         validate::validate(plan)?;
+        let limits = limits.of(plan)?;
         plan.weights.iter().try_for_each(|decl| weights::slabs(&checkpoint, decl).map(drop))?;
         let kv = plan.caches.iter().map(|cache| Kv::new(*cache, limits.n_pages)).collect::<Result<_, _>>()?;
+        let states = plan.states.iter().map(|state| room(state.n, limits.n_states)).collect::<Result<_, _>>()?;
         let values = plan.bufs.iter().map(|_| Values::default()).collect();
-        Ok(Box::new(Interpreter { plan: plan.clone(), checkpoint, limits, kv, values, faults: Vec::new() }))
+        Ok(Box::new(Interpreter { plan: plan.clone(), checkpoint, limits, kv, states, values, faults: Vec::new() }))
     }
+}
+
+/// One recurrent state in all slots, `[n_states, n]`.
+fn room(n: usize, n_states: usize) -> Result<Vec<f32>, CompileError> {
+    let n = n.saturating_mul(n_states);
+    let mut values = Vec::new();
+    let error = CompileError::Memory { what: "recurrent states", bytes: n.saturating_mul(4) };
+    values.try_reserve_exact(n).map_err(|_| error)?;
+    values.resize(n, f32::NAN);
+    Ok(values)
 }
 
 /// What a buffer holds: numbers or ids.
@@ -50,8 +62,9 @@ struct Interpreter {
     plan: Plan,
     checkpoint: Arc<Checkpoint>,
     limits: Limits,
-    kv: Vec<Kv>,         // [caches]
-    values: Vec<Values>, // [bufs]
+    kv: Vec<Kv>,           // [caches]
+    states: Vec<Vec<f32>>, // [states][n_states, n]
+    values: Vec<Values>,   // [bufs]
     faults: Vec<Fault>,
 }
 
@@ -68,12 +81,22 @@ impl Program for Interpreter {
         batch.check(self.limits, self.plan.n_vocab)?;
         self.faults.clear();
         self.poison(batch);
+        for chunk in batch.chunks.iter().filter(|chunk| chunk.pos == 0) {
+            (0..self.states.len()).for_each(|i| self.state(State(i as u32), chunk.state).fill(0.0));
+        }
         for i in 0..self.plan.ops.len() {
             let op = self.plan.ops[i].clone();
             self.run(&op, self.plan.layers[i].unwrap_or(0), batch);
         }
         let logits = &self.values[self.plan.logits.0 as usize].floats;
         Ok(Output { logits, faults: &self.faults })
+    }
+
+    fn copy_state(&mut self, from: u32, to: u32) {
+        for (state, decl) in self.states.iter_mut().zip(&self.plan.states) {
+            let from = from as usize * decl.n;
+            state.copy_within(from..from + decl.n, to as usize * decl.n);
+        }
     }
 }
 
@@ -97,6 +120,12 @@ impl Interpreter {
 
     fn floats_mut(&mut self, buf: Buf) -> &mut Vec<f32> {
         &mut self.values[buf.0 as usize].floats
+    }
+
+    /// The numbers of a recurrent state in a slot, `[n]`.
+    fn state(&mut self, state: State, slot: u32) -> &mut [f32] {
+        let n = self.plan.state(state).n;
+        &mut self.states[state.0 as usize][slot as usize * n..][..n]
     }
 
     fn width(&self, buf: Buf) -> usize {

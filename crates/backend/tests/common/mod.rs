@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use backend::{Backend, Batch, Limits, PAGE, Program};
+use backend::{Backend, Batch, Limits, PAGE, Program, Tables};
 use checkpoint::Checkpoint;
 use checkpoint::gguf::Writer;
 use model::plan::*;
@@ -128,6 +128,7 @@ pub fn model(s: Shape) -> (Plan, Arc<Checkpoint>) {
         weights: Vec::new(),
         bufs: Vec::new(),
         caches: vec![CacheDecl { n_kv: s.n_kv, d_k: s.d_k, d_v: s.d_v }],
+        states: Vec::new(),
         ropes: vec![RopeDecl {
             inv_freq: (0..s.d_k / 2 - 3).map(|i| 10_000f64.powf(-2.0 * i as f64 / s.d_k as f64)).collect(),
             factor: 1.1,
@@ -216,7 +217,7 @@ impl Session {
         let each = max_positions.div_ceil(PAGE) as u32;
         let n_pages = 3 * each as usize;
         let max_tokens = max_positions.min(2000);
-        let limits = Limits { max_tokens, max_outputs: max_tokens, n_pages, max_positions };
+        let limits = Limits { max_tokens, max_outputs: max_tokens, n_pages, max_positions, n_states: 3 };
         let program = backend.compile(plan, weights.clone(), limits).unwrap();
         let pages = (0..3).map(|s| (0..each).rev().map(|p| 3 * p + s).collect()).collect();
         Session { program, pages, n_past: [0; 3], batch: Batch::default() }
@@ -226,7 +227,8 @@ impl Session {
     pub fn step(&mut self, parts: &[(usize, &[u32])]) -> &[f32] {
         self.batch.clear();
         for &(s, tokens) in parts {
-            self.batch.push(tokens, self.n_past[s], &self.pages[s], 0..tokens.len());
+            let tables = Tables { pages: &self.pages[s], state: s as u32 };
+            self.batch.push(tokens, self.n_past[s], tables, 0..tokens.len());
             self.n_past[s] += tokens.len();
         }
         let out = self.program.step(&self.batch).unwrap();

@@ -28,7 +28,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use backend::{Batch, PAGE, Program, StepError};
+use backend::{Batch, PAGE, Program, StepError, Tables};
 
 pub use pages::PageCounts;
 pub use request::{Error, Event, EventKind, Events, FinishReason, Logprobs, Request, RequestId, Timings, Usage};
@@ -351,7 +351,8 @@ impl Engine {
         self.batch.clear();
         for sequence in self.running.iter().filter(|s| s.planned > 0) {
             let (tokens, pos, pages, wants_logits) = sequence.chunk();
-            self.batch.push(tokens, pos, pages, wants_logits.then_some(tokens.len() - 1));
+            let tables = Tables { pages, ..Tables::default() };
+            self.batch.push(tokens, pos, tables, wants_logits.then_some(tokens.len() - 1));
         }
         !self.batch.chunks.is_empty()
     }

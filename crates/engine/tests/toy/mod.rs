@@ -177,6 +177,10 @@ impl Program for Toy {
         }
         Ok(Output { logits: &self.logits, faults: &self.faults })
     }
+
+    fn copy_state(&mut self, from: u32, to: u32) {
+        panic!("a program without states was told to copy {from} to {to}");
+    }
 }
 
 /// [`PIECES`] as a vocabulary.
@@ -238,7 +242,7 @@ pub fn engine(limits: Limits, options: Options, trouble: Trouble) -> Engine {
 
 /// Limits with room for everything.
 pub fn roomy() -> Limits {
-    Limits { max_tokens: 512, max_outputs: 16, n_pages: 64, max_positions: 1024 }
+    Limits { max_tokens: 512, max_outputs: 16, n_pages: 64, max_positions: 1024, n_states: 0 }
 }
 
 /// Steps until nothing is left, and audits after every step; returns all events.

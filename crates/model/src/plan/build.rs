@@ -8,8 +8,8 @@ use checkpoint::Checkpoint;
 use quant::WeightType;
 
 use super::{
-    Buf, BufDecl, Cache, CacheDecl, Elem, LinearPart, Op, Plan, Read, Rope, RopeDecl, Rows, Source, Weight, WeightDecl,
-    validate,
+    Buf, BufDecl, Cache, CacheDecl, Elem, LinearPart, Op, Plan, Read, Rope, RopeDecl, Rows, Source, State, StateDecl,
+    Weight, WeightDecl, validate,
 };
 use crate::Error;
 use crate::error::printable;
@@ -33,6 +33,7 @@ impl<'a> Builder<'a> {
             weights: Vec::new(),
             bufs: Vec::new(),
             caches: Vec::new(),
+            states: Vec::new(),
             ropes: Vec::new(),
             ops: Vec::new(),
             layers: Vec::new(),
@@ -114,6 +115,12 @@ impl<'a> Builder<'a> {
     pub fn cache(&mut self, cache: CacheDecl) -> Cache {
         self.plan.caches.push(cache);
         Cache(self.plan.caches.len() as u32 - 1)
+    }
+
+    /// Recurrent state for one op.
+    pub fn state(&mut self, state: StateDecl) -> State {
+        self.plan.states.push(state);
+        State(self.plan.states.len() as u32 - 1)
     }
 
     /// A rotary embedding, which layers may share.

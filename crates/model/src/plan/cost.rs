@@ -138,6 +138,11 @@ impl Plan {
         self.caches.iter().map(|c| c.n_kv * (c.d_k + c.d_v) * elem_bytes).sum()
     }
 
+    /// Bytes of recurrent state for each sequence, and for each checkpoint of one.
+    pub fn state_bytes(&self) -> usize {
+        self.states.iter().fold(0, |sum: usize, s| sum.saturating_add(s.n.saturating_mul(4)))
+    }
+
     fn active(&self, op: &Op, all: impl Fn(&WeightDecl) -> usize, row: impl Fn(&WeightDecl) -> usize) -> usize {
         match op {
             Op::Embed { table, .. } => row(self.weight(*table)),

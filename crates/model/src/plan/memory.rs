@@ -109,6 +109,7 @@ mod tests {
             weights: Vec::new(),
             bufs: bufs.collect(),
             caches: Vec::new(),
+            states: Vec::new(),
             ropes: Vec::new(),
             layers: vec![None; ops.len()],
             ops,

@@ -15,10 +15,11 @@ pub fn fuse(plan: &mut Plan) {
     drop_unused_buffers(plan);
 }
 
-/// Moves `select` up to the last attention. Behind it every row goes its own way, so only the rows whose logits are asked
-/// for need the rest of the last layer: of a long prompt, one.
+/// Moves `select` up to the last attention or recurrence. Behind it every row goes its own way, so only the rows whose
+/// logits are asked for need the rest of the last layer: of a long prompt, one.
 pub fn select_early(plan: &mut Plan) {
-    let Some(first) = plan.ops.iter().rposition(|op| matches!(op, Op::Attention { .. })).map(|i| i + 1) else { return };
+    let mixes = |op: &Op| matches!(op, Op::Attention { .. }) || op.state().is_some();
+    let Some(first) = plan.ops.iter().rposition(mixes).map(|i| i + 1) else { return };
     let Some(last) = plan.ops.iter().position(|op| matches!(op, Op::Select { .. })) else { return };
     let Op::Select { x, out } = plan.ops[last] else { return };
     let between = first..last.max(first);

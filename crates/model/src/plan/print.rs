@@ -24,6 +24,12 @@ impl fmt::Display for Plan {
             let (n_kv, d_k, d_v) = (cache.n_kv, cache.d_k, cache.d_v);
             writeln!(f, "cache {}: {n_kv} heads, k {d_k}, v {d_v}", span(first, last))?;
         }
+        for (i, state) in self.states.iter().enumerate() {
+            if !self.states[..i].contains(state) {
+                let n = self.states.iter().filter(|s| *s == state).count();
+                writeln!(f, "state {}: {n} of {} numbers", state.what, state.n)?;
+            }
+        }
         let sections = self.sections();
         let mut texts: Vec<(u32, String)> = Vec::new(); // layers printed in full, with names relative to the layer
         let mut folded: Option<(u32, u32, u32)> = None; // first, last, and the layer they are as

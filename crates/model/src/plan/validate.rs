@@ -17,19 +17,21 @@ pub fn validate(plan: &Plan) -> Result<(), Error> {
     let mut state = State {
         written: vec![false; plan.bufs.len()],
         appended: vec![false; plan.caches.len()],
+        moved: vec![false; plan.states.len()],
         routed: vec![None; plan.bufs.len()],
     };
     for (i, op) in plan.ops.iter().enumerate() {
         let rules = v.indices(op).and_then(|()| v.order(op, &mut state)).and_then(|()| v.shapes(op, &mut state));
         rules.map_err(|what| Error::Op { op: i, name: op.name(), what })?;
     }
-    v.logits(&state).map_err(Error::Plan)
+    v.states(&state).and_then(|()| v.logits(&state)).map_err(Error::Plan)
 }
 
 /// What the ops so far have done.
 struct State {
     written: Vec<bool>,         // [bufs]
     appended: Vec<bool>,        // [caches]
+    moved: Vec<bool>,           // [states]
     routed: Vec<Option<usize>>, // [bufs]: ids below this number of experts
 }
 
@@ -73,6 +75,9 @@ impl Validator<'_> {
         for (i, c) in plan.caches.iter().enumerate() {
             ensure(c.n_kv > 0 && c.d_k > 0 && c.d_v > 0, || format!("cache {i}: {c:?} has a dimension of 0"))?;
         }
+        for (i, s) in plan.states.iter().enumerate() {
+            ensure(s.n > 0, || format!("state {i} ({}) has no numbers", s.what))?;
+        }
         for (i, r) in plan.ropes.iter().enumerate() {
             ensure(!r.inv_freq.is_empty() && r.factor.is_finite(), || {
                 format!("rope {i} has {} frequencies and factor {}", r.inv_freq.len(), r.factor)
@@ -92,6 +97,9 @@ impl Validator<'_> {
         for w in op.weights() {
             inside("weight", w.0, self.plan.weights.len())?;
         }
+        if let Some(state) = op.state() {
+            inside("state", state.0, self.plan.states.len())?;
+        }
         match op {
             Op::Rope { rope, .. } => inside("rope", rope.0, self.plan.ropes.len()),
             Op::KvAppend { cache, .. } | Op::Attention { cache, .. } => {
@@ -110,6 +118,11 @@ impl Validator<'_> {
             ensure(access == Access::Write || *written, || format!("reads {name}, which no op has written"))?;
             let alias = access != Access::Read && bufs.iter().enumerate().any(|(j, &(b, _))| i != j && b == buf);
             ensure(!alias, || format!("writes {name} and names it twice"))?;
+        }
+        if let Some(at) = op.state() {
+            let moved = &mut state.moved[at.0 as usize];
+            ensure(!*moved, || format!("moves state {} on, which an op before has moved", at.0))?;
+            *moved = true;
         }
         for (buf, access) in bufs {
             if access != Access::Read {
@@ -241,6 +254,12 @@ impl Validator<'_> {
                 self.free_rows(x).map(drop)
             }
         }
+    }
+
+    /// A state that no op moves on would be memory for nothing.
+    fn states(&self, state: &State) -> Check {
+        let unused = state.moved.iter().position(|&moved| !moved);
+        unused.map_or(Ok(()), |i| Err(format!("no op uses state {i} ({})", self.plan.states[i].what)))
     }
 
     fn logits(&self, state: &State) -> Check {

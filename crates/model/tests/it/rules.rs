@@ -1,7 +1,7 @@
 //! The validator's rules: every case breaks one thing of a good plan, and the error names the op and the numbers.
 
 use crate::header::Header;
-use model::plan::{Buf, Cache, Op, Plan, Rope, Rows, Weight, validate::validate};
+use model::plan::{Buf, Cache, Op, Plan, Rope, Rows, StateDecl, Weight, validate::validate};
 
 /// Applies `spoil` to the first op of that name.
 fn op(plan: &mut Plan, name: &str, spoil: impl FnOnce(&mut Op)) {
@@ -27,6 +27,8 @@ const CASES: &[Case] = &[
     Case(|p| p.weights[0].shape = vec![96, 100], "token_embd.weight: q4_k [96, 100] cannot be: rows are whole blocks of 256"),
     Case(|p| p.weights[0].shape = vec![usize::MAX, 256], "token_embd.weight: q4_k [18446744073709551615, 256] cannot be"),
     Case(|p| p.caches[0].d_k = 0, "cache 0"),
+    Case(|p| p.states.push(StateDecl { what: "delta", n: 0 }), "state 0 (delta) has no numbers"),
+    Case(|p| p.states.push(StateDecl { what: "delta", n: 9 }), "no op uses state 0 (delta)"),
     Case(|p| p.ropes[0].inv_freq[3] = f64::NAN, "rope 0 has a frequency Some(NaN)"),
     Case(|p| p.ropes[0].inv_freq = vec![1.0; 17], "(rope): rotates 34 dims of heads of 32"),
     Case(|p| p.logits = Buf(999), "logits are buffer 999 of"),

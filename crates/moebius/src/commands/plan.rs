@@ -10,7 +10,7 @@ pub fn run(args: &PlanArgs) -> Result<()> {
     let model = load::open(args.model.model.as_deref())?;
     let setup = EngineSetup::from(&args.engine);
     let positions = setup.context(&model.plan)?;
-    let limits = setup.limits(positions, 1)?;
+    let limits = setup.limits(&model.plan, positions, 1)?;
     let mut plan = model.plan.clone();
     if !args.unfused {
         model::plan::passes::fuse(&mut plan);

@@ -1,0 +1,147 @@
+//! Recurrent states: slots of memory that ops read and move on, cleared at a sequence's start, copied for checkpoints.
+//!
+//! A slot holds all states of the plan one after the other, so that a checkpoint is one copy. What the numbers mean is the
+//! ops' own affair.
+
+use model::plan::StateDecl;
+
+use super::mem::Arena;
+use super::pool::Pool;
+use crate::{Batch, CompileError};
+
+/// All slots of a program.
+pub struct States {
+    /// Each state of the plan, in all slots.
+    pub views: Vec<StateView>,
+    n_slots: usize,
+    /// Memory that the views point into.
+    _arena: Arena,
+}
+
+/// One state of the plan in all slots.
+#[derive(Clone, Copy, Debug)]
+pub struct StateView {
+    ptr: *mut u8,
+    slot_bytes: usize,
+    n: usize,
+}
+
+// SAFETY: an address; each access states its own promise.
+unsafe impl Send for StateView {}
+// SAFETY: as above.
+unsafe impl Sync for StateView {}
+
+impl States {
+    /// Memory for `n_slots` slots, and where each state lies in it.
+    pub fn new(decls: &[StateDecl], n_slots: usize) -> Result<States, CompileError> {
+        let what = "recurrent states";
+        let (mut slot_bytes, mut first) = (Some(0usize), Vec::with_capacity(decls.len()));
+        for decl in decls {
+            first.push(slot_bytes.unwrap_or(0));
+            let bytes = decl.n.checked_mul(4).and_then(|n| n.checked_next_multiple_of(64));
+            slot_bytes = slot_bytes.and_then(|at| at.checked_add(bytes?));
+        }
+        let total = slot_bytes.and_then(|bytes| bytes.checked_mul(n_slots));
+        let (Some(slot_bytes), Some(total)) = (slot_bytes, total) else {
+            return Err(CompileError::Memory { what, bytes: usize::MAX });
+        };
+        let arena = Arena::new(what, total)?;
+        let view = |(decl, at): (&StateDecl, usize)| {
+            // SAFETY: the first slot holds all states; where there is no slot, no view is ever read.
+            let ptr = unsafe { arena.ptr().add(if n_slots > 0 { at } else { 0 }) };
+            StateView { ptr, slot_bytes, n: decl.n }
+        };
+        Ok(States { views: decls.iter().zip(first).map(view).collect(), n_slots, _arena: arena })
+    }
+
+    /// Clears the states of the sequences that start in this step.
+    pub fn start(&mut self, pool: &mut Pool, batch: &Batch) {
+        if self.views.is_empty() {
+            return;
+        }
+        for chunk in batch.chunks.iter().filter(|chunk| chunk.pos == 0) {
+            self.check(chunk.state);
+            let views = &self.views;
+            // SAFETY: the slot was checked, and each state is one chunk's.
+            pool.run(views.len(), &|_, i| unsafe { views[i].of(chunk.state) }.fill(0.0));
+        }
+    }
+
+    /// Copies a slot to another. Panics where there is no such slot.
+    pub fn copy(&mut self, pool: &mut Pool, from: u32, to: u32) {
+        self.check(from);
+        self.check(to);
+        if from != to {
+            let views = &self.views;
+            // SAFETY: the slots were checked and are two, and each state is one chunk's.
+            pool.run(views.len(), &|_, i| unsafe { views[i].of(to).copy_from_slice(views[i].of(from)) });
+        }
+    }
+
+    fn check(&self, slot: u32) {
+        assert!((slot as usize) < self.n_slots, "state {slot} of {}", self.n_slots);
+    }
+}
+
+impl StateView {
+    /// The state of a slot.
+    ///
+    /// # Safety
+    /// The slot is one of the program's, and nobody else reads or writes this state of it while the slice lives.
+    pub unsafe fn of<'a>(&self, slot: u32) -> &'a mut [f32] {
+        // SAFETY: the caller's promise; the memory starts zeroed, so it is initialised.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.add(slot as usize * self.slot_bytes).cast(), self.n) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Tables;
+
+    #[test]
+    fn slots_are_apart_and_start_from_zeros() {
+        let decls = [(5, "a"), (200_000, "b"), (16, "c")].map(|(n, what)| StateDecl { what, n });
+        let mut pool = Pool::new(2).unwrap();
+        let mut states = States::new(&decls, 3).unwrap();
+        let views = states.views.clone();
+        let value = |slot: u32, state: usize, i: usize| (slot as usize * 1_000_000 + state * 300_000 + i) as f32;
+        let fill = |slot: u32| {
+            for (state, view) in views.iter().enumerate() {
+                // SAFETY: the slot exists, and the test is alone.
+                unsafe { view.of(slot) }.iter_mut().enumerate().for_each(|(i, x)| *x = value(slot, state, i));
+            }
+        };
+        // `of[slot]` is the slot whose numbers are in it, `None` for zeros.
+        let check = |of: [Option<u32>; 3]| {
+            for (slot, of) in (0..).zip(of) {
+                for (state, view) in views.iter().enumerate() {
+                    // SAFETY: as above.
+                    let found = unsafe { view.of(slot) };
+                    assert_eq!(found.len(), decls[state].n);
+                    let wanted = |i| of.map_or(0.0, |of| value(of, state, i));
+                    assert!(found.iter().enumerate().all(|(i, &x)| x == wanted(i)), "slot {slot} state {state}");
+                }
+            }
+        };
+        check([None; 3]);
+        (0..3).for_each(fill);
+        check([Some(0), Some(1), Some(2)]);
+        states.copy(&mut pool, 2, 0);
+        states.copy(&mut pool, 1, 1);
+        check([Some(2), Some(1), Some(2)]);
+        let mut batch = Batch::default();
+        batch.push(&[0], 0, Tables { state: 1, ..Tables::default() }, []);
+        batch.push(&[0], 7, Tables { state: 2, ..Tables::default() }, []);
+        states.start(&mut pool, &batch);
+        check([Some(2), None, Some(2)]);
+    }
+
+    #[test]
+    fn memory_that_cannot_be_is_an_error() {
+        for (n, n_slots) in [(usize::MAX / 4, 2), (usize::MAX, 1), (1 << 40, 1 << 30)] {
+            let error = States::new(&[StateDecl { what: "a", n }], n_slots).err();
+            assert!(matches!(error, Some(CompileError::Memory { what: "recurrent states", .. })), "{n} {n_slots}");
+        }
+    }
+}
