@@ -198,12 +198,19 @@ pub struct RopeDecl {
 }
 
 /// Gated activation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Gate {
     /// `silu(g) · u`.
     Silu,
     /// `gelu_tanh(g) · u`.
     GeluTanh,
+    /// `g' · σ(alpha · g') · (u' + 1)` with `g' = min(g, limit)` and `u' = clamp(u, -limit, limit)` (gpt-oss).
+    ClampedSwiglu {
+        /// Factor inside the sigmoid.
+        alpha: f32,
+        /// Where gate and up are cut off.
+        limit: f32,
+    },
 }
 
 /// How a router turns logits into experts and their weights.
@@ -292,6 +299,8 @@ pub enum Op {
         window: Option<usize>,
         /// `softcap · tanh(s / softcap)` on the scores.
         softcap: Option<f32>,
+        /// `[n_head]` scores that join each softmax's denominator and have no value (gpt-oss).
+        sinks: Option<Weight>,
         out: Buf, // [T, n_head · d_v]
     },
     /// Chooses `n_used` experts per token, best first, ties to the lower id, and their weights.
@@ -302,20 +311,24 @@ pub enum Op {
         ids: Buf,     // u32 [T, n_used]
         weights: Buf, // [T, n_used]
     },
-    /// For every (token, slot): `y = (act(x·gateᵀ) ⊙ (x·upᵀ))·downᵀ` with that expert's weights.
+    /// For every (token, slot): `y = (act(x·gateᵀ) ⊙ (x·upᵀ))·downᵀ` with that expert's weights, each of the three
+    /// products plus its bias where there are biases.
     Experts {
         x: Buf,       // [T, d_model]
         ids: Buf,     // u32 [T, n_used]
         gate: Weight, // [n_expert, d_ff, d_model]
         up: Weight,   // [n_expert, d_ff, d_model]
         down: Weight, // [n_expert, d_model, d_ff]
+        biases: Option<ExpertBiases>,
         act: Gate,
         hidden: Buf, // [T · n_used, d_ff], scratch
         out: Buf,    // [T · n_used, d_model]
     },
     /// `x[t] += Σ_s weights[t,s] · y[t,s]`, slots in order; with `norm` it also emits the next `rms_norm`.
     Combine {
-        x: Buf,       // [T, d_model], updated in place
+        x: Buf, // [T, d_model], updated in place
+        /// Without it the sum is written to `x`, whatever that held.
+        add: bool,
         y: Buf,       // [T · n_used, d_model]
         weights: Buf, // [T, n_used]
         norm: Option<Norm>,
@@ -327,6 +340,11 @@ pub enum Op {
     },
     /// `x = x · scale`, in place.
     Scale { x: Buf, scale: f32 },
+    /// `x = x · w[0]`, in place: the scale of a layer's output that was learnt (Gemma 4).
+    ScaleBy {
+        x: Buf,
+        w: Weight, // [1]
+    },
     /// `x = cap · tanh(x / cap)`, in place.
     Softcap { x: Buf, cap: f32 },
 }
@@ -340,6 +358,17 @@ pub struct LinearPart {
     pub bias: Option<Weight>,
     /// `[T, n]`.
     pub out: Buf,
+}
+
+/// What every expert's products are added to; f32, f16 or bf16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertBiases {
+    /// `[n_expert, d_ff]`.
+    pub gate: Weight,
+    /// `[n_expert, d_ff]`.
+    pub up: Weight,
+    /// `[n_expert, d_model]`.
+    pub down: Weight,
 }
 
 /// The norm that a fused op emits.
@@ -383,6 +412,7 @@ impl Op {
             Op::Combine { .. } => "combine",
             Op::Select { .. } => "select",
             Op::Scale { .. } => "scale",
+            Op::ScaleBy { .. } => "scale_by",
             Op::Softcap { .. } => "softcap",
         }
     }
@@ -406,7 +436,11 @@ impl Op {
                 residual.iter_mut().for_each(|r| f(r, Read));
                 f(out, Write);
             }
-            Op::HeadNorm { x, .. } | Op::Rope { x, .. } | Op::Scale { x, .. } | Op::Softcap { x, .. } => f(x, Update),
+            Op::HeadNorm { x, .. }
+            | Op::Rope { x, .. }
+            | Op::Scale { x, .. }
+            | Op::ScaleBy { x, .. }
+            | Op::Softcap { x, .. } => f(x, Update),
             Op::GatedAct { gate, up, out, .. } => {
                 f(gate, Read);
                 f(up, Read);
@@ -435,8 +469,8 @@ impl Op {
                 f(hidden, Write);
                 f(out, Write);
             }
-            Op::Combine { x, y, weights, norm } => {
-                f(x, Update);
+            Op::Combine { x, add, y, weights, norm } => {
+                f(x, if *add { Update } else { Write });
                 f(y, Read);
                 f(weights, Read);
                 norm.iter_mut().for_each(|norm| f(&mut norm.out, Write));
@@ -481,13 +515,17 @@ impl Op {
             Op::GatedLinear { gate, up, .. } => vec![*gate, *up],
             Op::RmsNorm { w, .. } => vec![*w],
             Op::HeadNorm { w, .. } => w.iter().copied().collect(),
-            Op::Experts { gate, up, down, .. } => vec![*gate, *up, *down],
+            Op::Experts { gate, up, down, biases, .. } => {
+                let biases = biases.iter().flat_map(|b| [b.gate, b.up, b.down]);
+                [*gate, *up, *down].into_iter().chain(biases).collect()
+            }
+            Op::Attention { sinks, .. } => sinks.iter().copied().collect(),
+            Op::ScaleBy { w, .. } => vec![*w],
             Op::Combine { norm, .. } => norm.iter().map(|norm| norm.w).collect(),
             Op::Rope { .. }
             | Op::GatedAct { .. }
             | Op::Add { .. }
             | Op::KvAppend { .. }
-            | Op::Attention { .. }
             | Op::Route { .. }
             | Op::Select { .. }
             | Op::Scale { .. }

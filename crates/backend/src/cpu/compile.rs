@@ -243,15 +243,21 @@ impl Lower<'_> {
             }
             Op::Add { x, y } => OpStep::Add { x: view(x), y: view(y) },
             Op::KvAppend { cache, k, v } => OpStep::KvAppend { cache: self.cache(cache), k: view(k), v: view(v) },
-            Op::Attention { cache, q, n_head, scale, window, softcap, out } => OpStep::Attention(AttentionStep {
-                cache: self.cache(cache),
-                q: view(q),
-                out: view(out),
-                n_head,
-                scale,
-                window,
-                softcap,
-            }),
+            Op::Attention { sinks: Some(_), .. } | Op::Experts { biases: Some(_), .. } | Op::ScaleBy { .. } => {
+                let what = format!("run op {}: not on this backend", self.plan.ops[i].name());
+                return Err(CompileError::Unsupported { backend: "cpu", what });
+            }
+            Op::Attention { cache, q, n_head, scale, window, softcap, sinks: None, out } => {
+                OpStep::Attention(AttentionStep {
+                    cache: self.cache(cache),
+                    q: view(q),
+                    out: view(out),
+                    n_head,
+                    scale,
+                    window,
+                    softcap,
+                })
+            }
             Op::Route { logits, router, ids, weights, .. } => OpStep::Route {
                 logits: view(logits),
                 router,
@@ -259,7 +265,7 @@ impl Lower<'_> {
                 weights: view(weights),
                 layer: self.plan.layers[i].unwrap_or(0),
             },
-            Op::Experts { x, ids, gate, up, down, act, hidden, out } => OpStep::Experts {
+            Op::Experts { x, ids, gate, up, down, biases: None, act, hidden, out } => OpStep::Experts {
                 x: view(x),
                 ids: view(ids),
                 mats: ExpertMats { gate: self.mat(gate)?, up: self.mat(up)?, down: self.mat(down)?, act },
@@ -267,8 +273,9 @@ impl Lower<'_> {
                 out: view(out),
                 spare: self.spare(gate, up, hidden),
             },
-            Op::Combine { x, y, weights, ref norm } => OpStep::Combine {
+            Op::Combine { x, add, y, weights, ref norm } => OpStep::Combine {
                 x: view(x),
+                add,
                 y: view(y),
                 weights: view(weights),
                 norm: norm.as_ref().map(|norm| self.norm(norm)).transpose()?,

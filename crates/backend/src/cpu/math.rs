@@ -62,12 +62,23 @@ pub fn gelu_tanh<F: Float>(x: F) -> F {
     x.div(exp(u).add(F::splat(1.0)))
 }
 
+/// `g' · σ(alpha · g') · (u' + 1)`, both cut off at `limit`; NaN in either stays NaN.
+#[inline(always)]
+pub fn clamped_swiglu<F: Float>(g: F, u: F, alpha: f32, limit: f32) -> F {
+    let (low, high) = (F::splat(-limit), F::splat(limit));
+    // `min` and `max` return their second operand when either is NaN.
+    let (g, u) = (high.min(g), low.max(high.min(u)));
+    let e = exp(g.mul(F::splat(-alpha)));
+    g.div(e.add(F::splat(1.0))).mul(u.add(F::splat(1.0)))
+}
+
 /// `act(g) · u` of a gated activation.
 #[inline(always)]
 pub fn gated<F: Float>(act: Gate, g: F, u: F) -> F {
     match act {
         Gate::Silu => silu(g).mul(u),
         Gate::GeluTanh => gelu_tanh(g).mul(u),
+        Gate::ClampedSwiglu { alpha, limit } => clamped_swiglu(g, u, alpha, limit),
     }
 }
 

@@ -88,7 +88,7 @@ pub enum OpStep {
     Attention(AttentionStep),
     Route { logits: View, router: Router, ids: View, weights: View, layer: u32 },
     Experts { x: View, ids: View, mats: ExpertMats, hidden: View, out: View, spare: Option<View> },
-    Combine { x: View, y: View, weights: View, norm: Option<NormStep> },
+    Combine { x: View, add: bool, y: View, weights: View, norm: Option<NormStep> },
     Select { x: View, out: View },
     Scale { x: View, scale: f32 },
     Softcap { x: View, cap: f32 },
@@ -282,7 +282,9 @@ impl Run<'_> {
             OpStep::Experts { x, ids, ref mats, hidden, out, spare } => {
                 experts::experts(self, x, ids, mats, hidden, out, spare)
             }
-            OpStep::Combine { x, y, weights, ref norm } => combine::combine(self, x, y, weights, norm.as_ref()),
+            OpStep::Combine { x, add, y, weights, ref norm } => {
+                combine::combine(self, x, add, y, weights, norm.as_ref())
+            }
             OpStep::Select { x, out } => embed::select(self, x, out),
             OpStep::Scale { x, scale } => elementwise::scale(self, x, scale),
             OpStep::Softcap { x, cap } => elementwise::softcap(self, x, cap),

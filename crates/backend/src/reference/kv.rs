@@ -18,6 +18,8 @@ pub struct Scores {
     pub scale: f32,
     pub window: Option<usize>,
     pub softcap: Option<f32>,
+    /// `[n_head]`.
+    pub sinks: Option<Vec<f32>>,
 }
 
 impl Kv {
@@ -62,9 +64,10 @@ impl Kv {
                         how.softcap.map_or(score, |cap| f64::from(softcap(score as f32, cap)))
                     })
                     .collect();
-                let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let sink = how.sinks.as_ref().map(|sinks| f64::from(sinks[head]));
+                let max = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
                 let shares: Vec<f64> = scores.iter().map(|s| libm::exp(s - max)).collect();
-                let total: f64 = shares.iter().sum();
+                let total = shares.iter().sum::<f64>() + sink.map_or(0.0, |sink| libm::exp(sink - max));
                 for i in 0..d_v {
                     let v = |slot: usize| f64::from(self.v[(slot * n_kv + kv_head) * d_v + i]);
                     let sum: f64 = slots.iter().zip(&shares).map(|(&slot, share)| share * v(slot)).sum();

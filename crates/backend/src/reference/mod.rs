@@ -198,8 +198,9 @@ impl Interpreter {
                 let (k, v) = (self.floats(k).to_vec(), self.floats(v).to_vec());
                 self.kv[cache.0 as usize].append(batch, &k, &v);
             }
-            Op::Attention { cache, q, n_head, scale, window, softcap, out } => {
-                let rule = kv::Scores { n_head, scale, window, softcap };
+            Op::Attention { cache, q, n_head, scale, window, softcap, sinks, out } => {
+                let sinks = sinks.map(|w| self.vector(w));
+                let rule = kv::Scores { n_head, scale, window, softcap, sinks };
                 *self.floats_mut(out) = self.kv[cache.0 as usize].attention(batch, self.floats(q), rule);
             }
             Op::Route { logits, router, n_used, ids, weights } => {
@@ -221,14 +222,19 @@ impl Interpreter {
                 self.values[ids.0 as usize].ids = chosen;
                 *self.floats_mut(weights) = shares;
             }
-            Op::Experts { x, ids, gate, up, down, act, out, .. } => {
+            Op::Experts { x, ids, gate, up, down, biases, act, out, .. } => {
+                let weights = [gate, up, down].map(|w| self.stack(w));
+                let biases = biases.map(|b| [b.gate, b.up, b.down].map(|w| self.vector(w)));
+                let stack = ops::ExpertStack { weights, biases, d_out: self.width(out), act };
                 let n_used = self.width(ids);
                 let ids = &self.values[ids.0 as usize].ids;
-                let weights = [gate, up, down].map(|w| self.stack(w));
-                *self.floats_mut(out) = ops::experts(self.floats(x), ids, n_used, &weights, self.width(out), act);
+                *self.floats_mut(out) = ops::experts(self.floats(x), ids, n_used, &stack);
             }
-            Op::Combine { x, y, weights, norm } => {
+            Op::Combine { x, add, y, weights, norm } => {
                 let (n_used, d) = (self.width(weights), self.width(x));
+                if !add {
+                    self.floats_mut(x).fill(0.0);
+                }
                 *self.floats_mut(x) = ops::combine(self.floats(x), self.floats(y), self.floats(weights), n_used, d);
                 if let Some(norm) = norm {
                     self.norm(x, norm);
@@ -240,6 +246,10 @@ impl Interpreter {
                 *self.floats_mut(out) = rows.copied().collect();
             }
             Op::Scale { x, scale } => self.floats_mut(x).iter_mut().for_each(|v| *v *= scale),
+            Op::ScaleBy { x, w } => {
+                let scale = self.vector(w)[0];
+                self.floats_mut(x).iter_mut().for_each(|v| *v *= scale);
+            }
             Op::Softcap { x, cap } => self.floats_mut(x).iter_mut().for_each(|v| *v = ops::softcap(*v, cap)),
         }
     }

@@ -67,14 +67,20 @@ pub fn rms_norm(x: &[f32], w: &[f32], eps: f32) -> Vec<f32> {
 
 /// `act(gate) ⊙ up`.
 pub fn gated_act(gate: &[f32], up: &[f32], act: Gate) -> Vec<f32> {
-    let apply = |g: f64| match act {
-        Gate::Silu => g / (1.0 + libm::exp(-g)),
+    let apply = |g: f64, u: f64| match act {
+        Gate::Silu => g / (1.0 + libm::exp(-g)) * u,
         Gate::GeluTanh => {
             let inner = (2.0 / std::f64::consts::PI).sqrt() * (g + 0.044715 * g * g * g);
-            0.5 * g * (1.0 + libm::tanh(inner))
+            0.5 * g * (1.0 + libm::tanh(inner)) * u
+        }
+        Gate::ClampedSwiglu { alpha, limit } => {
+            let limit = f64::from(limit);
+            // Comparisons and not `min` and `max`, which would lose a NaN.
+            let g = if g > limit { limit } else { g };
+            g / (1.0 + libm::exp(-f64::from(alpha) * g)) * (u.clamp(-limit, limit) + 1.0)
         }
     };
-    gate.iter().zip(up).map(|(&g, &u)| (apply(f64::from(g)) * f64::from(u)) as f32).collect()
+    gate.iter().zip(up).map(|(&g, &u)| apply(f64::from(g), f64::from(u)) as f32).collect()
 }
 
 /// Rotates pair `i` of a head by `pos · inv_freq[i]`; dims behind the last pair stay. `libm` reduces the angle.
@@ -112,22 +118,33 @@ pub fn route(logits: &[f32], router: Router, n_used: usize) -> Option<(Vec<u32>,
     Some((ids, weights))
 }
 
+/// The experts of a layer: gate, up and down, a matrix an expert, and their biases, one row after the other.
+pub struct ExpertStack<'a> {
+    pub weights: [Vec<Matrix<'a>>; 3],
+    pub biases: Option<[Vec<f32>; 3]>,
+    pub d_out: usize,
+    pub act: Gate,
+}
+
 /// For every (token, slot): `(act(x·gateᵀ) ⊙ (x·upᵀ))·downᵀ` with that slot's expert; `y` is `[T · n_used, d_out]`.
-pub fn experts(
-    x: &[f32],
-    ids: &[u32],
-    n_used: usize,
-    [gate, up, down]: &[Vec<Matrix>; 3],
-    d_out: usize,
-    act: Gate,
-) -> Vec<f32> {
-    let d_in = gate[0].n_cols;
+pub fn experts(x: &[f32], ids: &[u32], n_used: usize, stack: &ExpertStack) -> Vec<f32> {
+    let &ExpertStack { ref weights, ref biases, d_out, act } = stack;
+    let d_in = weights[0][0].n_cols;
+    // Product `i` of the three, with one expert's weights.
+    let product = |i: usize, expert: usize, x: &[f32]| {
+        let w = weights[i][expert];
+        let mut y = linear(w, x);
+        if let Some(biases) = biases {
+            add_to_rows(&mut y, &biases[i][expert * w.n_rows()..][..w.n_rows()]);
+        }
+        y
+    };
     let mut y = vec![f32::NAN; ids.len() * d_out];
-    for expert in 0..gate.len() {
+    for expert in 0..weights[0].len() {
         let pairs: Vec<usize> = (0..ids.len()).filter(|&pair| ids[pair] as usize == expert).collect();
         let x: Vec<f32> = pairs.iter().flat_map(|&pair| &x[pair / n_used * d_in..][..d_in]).copied().collect();
-        let hidden = gated_act(&linear(gate[expert], &x), &linear(up[expert], &x), act);
-        let rows = linear(down[expert], &hidden);
+        let hidden = gated_act(&product(0, expert, &x), &product(1, expert, &x), act);
+        let rows = product(2, expert, &hidden);
         for (&pair, row) in pairs.iter().zip(rows.chunks_exact(d_out)) {
             y[pair * d_out..][..d_out].copy_from_slice(row);
         }
@@ -177,6 +194,18 @@ mod tests {
         }
         let (_, weights) = route(&[0.0, 0.0, 0.0, 0.0], softmax(false), 2).unwrap();
         assert_eq!(weights, [0.25, 0.25]);
+    }
+
+    /// Numbers by hand from gpt-oss's own code.
+    #[test]
+    fn clamped_swiglu() {
+        let act = Gate::ClampedSwiglu { alpha: 1.702, limit: 7.0 };
+        let cases = [(1.0, 2.0, 2.537_387_3), (9.0, -9.0, -41.999_718), (-9.0, 9.0, -1.602_542_4e-5), (0.0, 5.0, 0.0)];
+        for (g, u, wanted) in cases {
+            let found = gated_act(&[g], &[u], act)[0];
+            assert!((found - wanted).abs() <= 1e-5 * wanted.abs(), "{g} {u}: {found}, {wanted} wanted");
+        }
+        assert!(gated_act(&[f32::NAN, 1.0], &[1.0, f32::NAN], act).iter().all(|y| y.is_nan()));
     }
 
     #[test]

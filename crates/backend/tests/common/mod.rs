@@ -159,7 +159,7 @@ pub fn model(s: Shape) -> (Plan, Arc<Checkpoint>) {
     m.op(Op::KvAppend { cache: Cache(0), k, v });
     let o = m.buf(t, s.n_head * s.d_v);
     let (scale, window, softcap) = (3.0 / (s.d_k as f32).sqrt(), s.window, s.softcap);
-    m.op(Op::Attention { cache: Cache(0), q, n_head: s.n_head, scale, window, softcap, out: o });
+    m.op(Op::Attention { cache: Cache(0), q, n_head: s.n_head, scale, window, softcap, sinks: None, out: o });
     let y = m.linear(o, t, d, tk, false);
     m.op(Op::Add { x, y });
     let h = m.buf(t, d);
@@ -174,8 +174,8 @@ pub fn model(s: Shape) -> (Plan, Arc<Checkpoint>) {
     let [gate, up] = [tg, tu].map(|ty| m.weight(&[s.n_expert, s.d_ff, d], ty));
     let down = m.weight(&[s.n_expert, d, s.d_ff], td);
     let (hidden, out) = (m.buf(Rows::Slots(s.n_used), s.d_ff), m.buf(Rows::Slots(s.n_used), d));
-    m.op(Op::Experts { x: h, ids, gate, up, down, act: s.act, hidden, out });
-    m.op(Op::Combine { x, y: out, weights, norm: None });
+    m.op(Op::Experts { x: h, ids, gate, up, down, biases: None, act: s.act, hidden, out });
+    m.op(Op::Combine { x, add: true, y: out, weights, norm: None });
     let h = m.buf(t, d);
     let w = m.weight(&[d], WeightType::F32);
     m.op(Op::RmsNorm { x, residual: None, w, eps, out: h });

@@ -48,7 +48,7 @@ pub(super) fn attention(b: &mut Builder, dims: &Dims, how: Attention, layer: usi
     let cache = b.cache(CacheDecl { n_kv, d_k, d_v });
     b.push(Op::KvAppend { cache, k, v });
     let a = b.buf("a", Rows::Tokens, n_head * d_v);
-    b.push(Op::Attention { cache, q, n_head, scale: how.scale, window: None, softcap: None, out: a });
+    b.push(Op::Attention { cache, q, n_head, scale: how.scale, window: None, softcap: None, sinks: None, out: a });
     let o = linear(b, layer, "attn_output", a, [d_model, n_head * d_v], "o")?;
     b.push(Op::Add { x, y: o });
     Ok(())
@@ -83,8 +83,8 @@ pub(super) fn experts(b: &mut Builder, dims: &Dims, moe: &MoeDims, layer: usize,
     let down = stack("ffn_down_exps", d_model, d_ff)?;
     let hidden = b.buf("hidden", Rows::Slots(n_used), d_ff);
     let y = b.buf("y", Rows::Slots(n_used), d_model);
-    b.push(Op::Experts { x: h, ids, gate, up, down, act: Gate::Silu, hidden, out: y });
-    b.push(Op::Combine { x, y, weights, norm: None });
+    b.push(Op::Experts { x: h, ids, gate, up, down, biases: None, act: Gate::Silu, hidden, out: y });
+    b.push(Op::Combine { x, add: true, y, weights, norm: None });
     Ok(())
 }
 

@@ -93,9 +93,8 @@ impl Plan {
                 }
                 Op::HeadNorm { w: Some(w), .. } => set(*w, Kind::Attention),
                 Op::GatedLinear { gate, up, .. } => [*gate, *up].into_iter().for_each(|w| set(w, Kind::FeedForward)),
-                Op::Experts { gate, up, down, .. } => {
-                    [*gate, *up, *down].into_iter().for_each(|w| set(w, Kind::Experts))
-                }
+                Op::Attention { sinks: Some(sinks), .. } => set(*sinks, Kind::Attention),
+                Op::Experts { .. } => op.weights().into_iter().for_each(|w| set(w, Kind::Experts)),
                 _ => {}
             }
         }
@@ -146,9 +145,9 @@ impl Plan {
     fn active(&self, op: &Op, all: impl Fn(&WeightDecl) -> usize, row: impl Fn(&WeightDecl) -> usize) -> usize {
         match op {
             Op::Embed { table, .. } => row(self.weight(*table)),
-            Op::Experts { ids, gate, up, down, .. } => {
+            Op::Experts { ids, .. } => {
                 let n_used = self.buf(*ids).width;
-                [gate, up, down].map(|&w| all(self.weight(w)) / self.weight(w).shape[0] * n_used).iter().sum()
+                op.weights().into_iter().map(|w| all(self.weight(w)) / self.weight(w).shape[0] * n_used).sum()
             }
             other => other.weights().into_iter().map(|w| all(self.weight(w))).sum(),
         }

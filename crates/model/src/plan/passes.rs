@@ -106,11 +106,11 @@ pub fn norm_after_add(plan: &mut Plan) {
 /// `combine x, ..; out = rms_norm x` becomes `combine` with a norm.
 pub fn norm_after_combine(plan: &mut Plan) {
     rewrite::<2>(plan, |_, ops| match ops {
-        [Op::Combine { x, y, weights, norm: None }, Op::RmsNorm { x: x2, residual: None, w, eps, out }]
+        [Op::Combine { x, add, y, weights, norm: None }, Op::RmsNorm { x: x2, residual: None, w, eps, out }]
             if x == x2 && out != y && out != weights =>
         {
             let norm = Some(Norm { w: *w, eps: *eps, out: *out });
-            Some(vec![Op::Combine { x: *x, y: *y, weights: *weights, norm }])
+            Some(vec![Op::Combine { x: *x, add: *add, y: *y, weights: *weights, norm }])
         }
         _ => None,
     });

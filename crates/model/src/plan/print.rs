@@ -140,11 +140,12 @@ impl Printer<'_> {
             Op::KvAppend { cache, k, v } => {
                 update(&self.cache_name(cache), format!("← {}, {}", self.name(k), self.name(v)))
             }
-            Op::Attention { cache, q, n_head, scale, window, softcap, out } => {
+            Op::Attention { cache, q, n_head, scale, window, softcap, sinks, out } => {
                 let mut rest =
                     format!("{} over {}, {n_head} heads, scale {scale}", self.name(q), self.cache_name(cache));
                 rest += &window.map_or(String::new(), |n| format!(", window {n}"));
                 rest += &softcap.map_or(String::new(), |cap| format!(", softcap {cap}"));
+                rest += &sinks.map_or(String::new(), |w| format!(", sinks {}", self.w(w)));
                 line(&self.decl(out), rest)
             }
             Op::Route { logits, router, n_used, ids, weights } => {
@@ -157,24 +158,31 @@ impl Printer<'_> {
                     format!("softmax({}) best {n_used} of {of}{renormalised}{}", self.name(logits), times(scale)),
                 )
             }
-            Op::Experts { x, ids, gate, up, down, act, hidden, out } => {
+            Op::Experts { x, ids, gate, up, down, biases, act, hidden, out } => {
                 let (x, ids, hidden) = (self.name(x), self.name(ids), self.decl(hidden));
-                let (gate, up, down) = (self.w(gate), self.w(up), self.w(down));
+                let biased = |w, bias: Option<Weight>| {
+                    self.w(w) + &bias.map_or(String::new(), |bias| format!(" + {}", self.w(bias)))
+                };
+                let gate = biased(gate, biases.map(|b| b.gate));
+                let up = biased(up, biases.map(|b| b.up));
+                let down = biased(down, biases.map(|b| b.down));
                 let act = gate_name(act);
                 line(
                     &self.decl(out),
                     format!("({act}({x} · {gate}) ⊙ ({x} · {up})) · {down}, by {ids}, scratch {hidden}"),
                 )
             }
-            Op::Combine { x, y, weights, norm } => {
-                let sum = format!("+= {} · {}", self.name(weights), self.name(y));
+            Op::Combine { x, add, y, weights, norm } => {
+                let sum = format!("{} {} · {}", if add { "+=" } else { "=" }, self.name(weights), self.name(y));
                 let norm = norm.map_or(String::new(), |n| {
                     format!("; {} = norm ⊙ {}, eps {:e}", self.decl(n.out), self.w(n.w), n.eps)
                 });
-                update(&self.name(x), sum + &norm)
+                let x = if add { self.name(x) } else { self.decl(x) };
+                update(&x, sum + &norm)
             }
             Op::Select { x, out } => line(&self.decl(out), format!("{}[rows]", self.name(x))),
             Op::Scale { x, scale } => update(&self.name(x), format!("*= {scale}")),
+            Op::ScaleBy { x, w } => update(&self.name(x), format!("*= {}", self.w(w))),
             Op::Softcap { x, cap } => update(&self.name(x), format!("= softcap {cap}")),
         }
     }
@@ -223,10 +231,11 @@ impl Printer<'_> {
     }
 }
 
-fn gate_name(gate: Gate) -> &'static str {
+fn gate_name(gate: Gate) -> String {
     match gate {
-        Gate::Silu => "silu",
-        Gate::GeluTanh => "gelu_tanh",
+        Gate::Silu => "silu".into(),
+        Gate::GeluTanh => "gelu_tanh".into(),
+        Gate::ClampedSwiglu { alpha, limit } => format!("clamped_swiglu[{alpha}, {limit}]"),
     }
 }
 

@@ -1,6 +1,6 @@
 //! The rules of every op: shapes, types, aliasing, order. A backend that is given a valid plan checks none of them again.
 
-use super::{Access, Buf, Elem, Norm, Op, Plan, Router, Rows, Weight};
+use super::{Access, Buf, Elem, Gate, Norm, Op, Plan, Router, Rows, Weight};
 use crate::Error;
 
 /// Most experts a router may choose from.
@@ -152,7 +152,8 @@ impl Validator<'_> {
                 }
                 Ok(())
             }
-            Op::GatedLinear { x, gate, up, out, .. } => {
+            Op::GatedLinear { x, gate, up, act, out } => {
+                activation(act)?;
                 let rows = self.free_rows(x)?;
                 self.floats(out, rows, width(out))?;
                 self.shape("gate", gate, &[width(out), width(x)])?;
@@ -173,7 +174,8 @@ impl Validator<'_> {
                 let rotary = 2 * plan.rope(rope).inv_freq.len();
                 ensure(rotary <= d_head, || format!("rotates {rotary} dims of heads of {d_head}"))
             }
-            Op::GatedAct { gate, up, out, .. } => {
+            Op::GatedAct { gate, up, act, out } => {
+                activation(act)?;
                 let rows = self.free_rows(gate)?;
                 self.floats(up, rows, width(gate))?;
                 self.floats(out, rows, width(gate))
@@ -189,7 +191,7 @@ impl Validator<'_> {
                 self.floats(k, Rows::Tokens, c.n_kv * c.d_k)?;
                 self.floats(v, Rows::Tokens, c.n_kv * c.d_v)
             }
-            Op::Attention { cache, q, n_head, scale, window, softcap, out } => {
+            Op::Attention { cache, q, n_head, scale, window, softcap, sinks, out } => {
                 let c = plan.cache(cache);
                 let read_early = !state.appended[cache.0 as usize];
                 ensure(!read_early, || format!("reads cache {}, which this step has not appended to", cache.0))?;
@@ -199,6 +201,7 @@ impl Validator<'_> {
                 finite("scale", scale)?;
                 ensure(window != Some(0), || "window is 0".into())?;
                 softcap.map_or(Ok(()), |cap| positive("softcap", cap))?;
+                sinks.map_or(Ok(()), |sinks| self.vector("sinks", sinks, n_head))?;
                 self.floats(q, Rows::Tokens, n_head * c.d_k)?;
                 self.floats(out, Rows::Tokens, n_head * c.d_v)
             }
@@ -217,7 +220,8 @@ impl Validator<'_> {
                 state.routed[ids.0 as usize] = Some(n_expert);
                 Ok(())
             }
-            Op::Experts { x, ids, gate, up, down, hidden, out, .. } => {
+            Op::Experts { x, ids, gate, up, down, biases, act, hidden, out } => {
+                activation(act)?;
                 let &[n_expert, d_ff, d_in] = plan.weight(gate).shape.as_slice() else {
                     return Err(format!("gate has shape {:?}, three axes wanted", plan.weight(gate).shape));
                 };
@@ -231,10 +235,15 @@ impl Validator<'_> {
                 self.floats(x, rows, d_in)?;
                 self.shape("up", up, &[n_expert, d_ff, d_in])?;
                 self.shape("down", down, &[n_expert, width(out), d_ff])?;
+                if let Some(biases) = biases {
+                    self.numbers("gate bias", biases.gate, &[n_expert, d_ff])?;
+                    self.numbers("up bias", biases.up, &[n_expert, d_ff])?;
+                    self.numbers("down bias", biases.down, &[n_expert, width(out)])?;
+                }
                 self.floats(hidden, slots, d_ff)?;
                 self.floats(out, slots, width(out))
             }
-            Op::Combine { x, y, weights, norm } => {
+            Op::Combine { x, y, weights, norm, .. } => {
                 let n_used = width(weights);
                 let (rows, slots) = self.rows_with_slots(x, n_used)?;
                 self.floats(y, slots, width(x))?;
@@ -247,6 +256,10 @@ impl Validator<'_> {
             }
             Op::Scale { x, scale } => {
                 finite("scale", scale)?;
+                self.free_rows(x).map(drop)
+            }
+            Op::ScaleBy { x, w } => {
+                self.vector("w", w, 1)?;
                 self.free_rows(x).map(drop)
             }
             Op::Softcap { x, cap } => {
@@ -323,11 +336,23 @@ impl Validator<'_> {
 
     /// A vector of plain numbers: norms and biases are never quantised.
     fn vector(&self, what: &str, w: Weight, n: usize) -> Check {
-        self.shape(what, w, &[n])?;
+        self.numbers(what, w, &[n])
+    }
+
+    /// Plain numbers in any shape.
+    fn numbers(&self, what: &str, w: Weight, shape: &[usize]) -> Check {
+        self.shape(what, w, shape)?;
         let found = self.plan.weight(w);
         ensure(found.dtype.act() == quant::act::ActKind::F32, || {
             format!("{what} {} is {}, f32, f16 or bf16 wanted", found.name, found.dtype)
         })
+    }
+}
+
+fn activation(act: Gate) -> Check {
+    match act {
+        Gate::Silu | Gate::GeluTanh => Ok(()),
+        Gate::ClampedSwiglu { alpha, limit } => finite("alpha", alpha).and_then(|()| positive("limit", limit)),
     }
 }
 

@@ -1,7 +1,7 @@
 //! The validator's rules: every case breaks one thing of a good plan, and the error names the op and the numbers.
 
 use crate::header::Header;
-use model::plan::{Buf, Cache, Op, Plan, Rope, Rows, StateDecl, Weight, validate::validate};
+use model::plan::{Buf, Cache, ExpertBiases, Gate, Op, Plan, Rope, Rows, StateDecl, Weight, validate::validate};
 
 /// Applies `spoil` to the first op of that name.
 fn op(plan: &mut Plan, name: &str, spoil: impl FnOnce(&mut Op)) {
@@ -53,6 +53,15 @@ const CASES: &[Case] = &[
     Case(|p| op(p, "attention", |o| if let Op::Attention { window, .. } = o { *window = Some(0) }), "window is 0"),
     Case(|p| op(p, "attention", |o| if let Op::Attention { softcap, .. } = o { *softcap = Some(-1.0) }), "softcap is -1"),
     Case(|p| op(p, "attention", |o| if let Op::Attention { scale, .. } = o { *scale = f32::NAN }), "scale is NaN"),
+    Case(|p| op(p, "attention", |o| if let Op::Attention { sinks, .. } = o { *sinks = Some(Weight(0)) }),
+        "sinks token_embd.weight has shape [96, 256], [4] wanted"),
+    Case(|p| op(p, "experts", |o| if let Op::Experts { act, .. } = o { *act = Gate::ClampedSwiglu { alpha: 1.0, limit: 0.0 } }),
+        "limit is 0, more than 0 wanted"),
+    Case(|p| op(p, "experts", |o| if let Op::Experts { biases, .. } = o {
+            *biases = Some(ExpertBiases { gate: Weight(0), up: Weight(0), down: Weight(0) })
+        }), "gate bias token_embd.weight has shape [96, 256], [8, 256] wanted"),
+    Case(|p| op(p, "combine", |o| { let Op::Combine { x, .. } = *o else { return }; *o = Op::ScaleBy { x, w: Weight(0) } }),
+        "w token_embd.weight has shape [96, 256], [1] wanted"),
     Case(|p| op(p, "route", |o| if let Op::Route { n_used, .. } = o { *n_used = 9 }), "uses 9 of 8 experts, 1 to 8 allowed"),
     Case(|p| op(p, "route", |o| if let Op::Route { n_used, .. } = o { *n_used = 0 }), "uses 0 of 8 experts, 1 to 8 allowed"),
     Case(|p| {

@@ -6,8 +6,9 @@ use super::super::mem::{View, over_rows};
 use super::super::program::{NormStep, Run};
 use super::norm::norm_row;
 
-/// `x[t] += Σ_s weights[t,s] · y[t,s]`, slots in order. A slot of weight 0 contributes nothing, whatever it holds.
-pub fn combine(run: &mut Run, x: View, y: View, weights: View, norm: Option<&NormStep>) {
+/// `x[t] += Σ_s weights[t,s] · y[t,s]`, slots in order, or from zeros without `add`. A slot of weight 0 contributes
+/// nothing, whatever it holds.
+pub fn combine(run: &mut Run, x: View, add: bool, y: View, weights: View, norm: Option<&NormStep>) {
     let isa = run.isa;
     let n_used = weights.width;
     over_rows(run.pool, run.step.rows(x.rows), (n_used + 2) * x.width, |_, rows| {
@@ -15,6 +16,9 @@ pub fn combine(run: &mut Run, x: View, y: View, weights: View, norm: Option<&Nor
             // SAFETY: rows are disjoint between chunks; the validator keeps the buffers of an op apart.
             unsafe {
                 let row = x.row_mut(t);
+                if !add {
+                    row.fill(0.0);
+                }
                 for (s, &w) in weights.row(t).iter().enumerate() {
                     if w != 0.0 {
                         axpy(isa, w, y.row(t * n_used + s), row);
