@@ -22,7 +22,7 @@ fn main() {
         args.get(i).is_none_or(|list| list == "-" || list.split(',').any(|x| x.eq_ignore_ascii_case(name)))
     };
     println!("{:8} {:7} {:>5} {:>9} {:>9} {:>10}", "type", "isa", "cols", "us", "GB/s", "GMAC/s");
-    for t in WeightType::ALL.into_iter().filter(|t| chosen(0, t.name())) {
+    for t in WeightType::GGUF.into_iter().filter(|t| chosen(0, t.name())) {
         let bytes = random(t);
         for isa in Isa::ALL.into_iter().filter(|isa| isa.available() && chosen(2, isa.name())) {
             for n_cols in COLS.into_iter().filter(|c| chosen(1, &c.to_string())) {

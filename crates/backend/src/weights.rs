@@ -11,6 +11,9 @@ use crate::CompileError;
 pub(crate) fn slabs<'a>(checkpoint: &'a Checkpoint, decl: &WeightDecl) -> Result<Vec<&'a [u8]>, CompileError> {
     let error = |why: String| CompileError::Tensor { name: decl.name.clone(), why };
     let Some((&k, outer)) = decl.shape.split_last() else { return Err(error("has no axes".into())) };
+    if decl.dtype.ggml_id().is_none() {
+        return Err(error(format!("is {}, which is not on this backend", decl.dtype)));
+    }
     let n_stack = if outer.len() > 1 { outer[0] } else { 1 };
     let n_rows = outer.iter().product::<usize>() / n_stack.max(1); // of one matrix
     let row_bytes = decl.dtype.row_bytes(k).ok_or_else(|| error("rows are not whole blocks".into()))?;

@@ -219,7 +219,7 @@ impl Tensor {
             5 => drop(self.shape.pop()),
             6 => self.shape.iter_mut().take(1).for_each(|n| *n += 1),
             7 => self.shape.iter_mut().take(1).for_each(|n| *n /= 2),
-            8 => self.dtype = WeightType::ALL[word as usize % WeightType::ALL.len()],
+            8 => self.dtype = WeightType::GGUF[word as usize % WeightType::GGUF.len()],
             _ => return fill(&mut self.bytes, self.dtype, how, word),
         }
         if let Some(row) = self.shape.last().and_then(|&row| self.dtype.row_bytes(row)) {
@@ -456,7 +456,7 @@ fn dims() -> impl Strategy<Value = Dims> {
     let others = (width(), width(), 1usize..20, 1usize..33, select(vec![0.0f32, 1e-6, 1.0, 1e-38]));
     let rest = (
         select(vec![1.5f32, 1e4, 1e30]),
-        vec(select(WeightType::ALL.to_vec()), 12),
+        vec(select(WeightType::GGUF.to_vec()), 12),
         vec(any::<u8>(), 12),
         any::<u64>(),
     );

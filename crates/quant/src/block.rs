@@ -4,10 +4,12 @@
 //! alike. Knows no format.
 
 /// A block of 32 values: `x[i] = d·q[i]`, or `d·q[i] + m` where the format has a minimum.
+///
+/// `Q` is i8, or u8 for affine types, which have integers up to 255.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Ints32 {
+pub struct Ints32<Q = i8> {
     /// The integers, with the format's offset taken off (or its table looked up).
-    pub q: [i8; 32],
+    pub q: [Q; 32],
     /// The scale.
     pub d: f32,
     /// The minimum, added. Zero where the format has none.

@@ -14,7 +14,8 @@
 //! | Q5_1 | 0..=31 | | 32·31·32767 = 3.3e7 | | Σ q_x: 1.0e6 |
 //! | Q8_0 | -128..=127 | | 32·128·32767 = 1.3e8 | | |
 //! | IQ4_NL | -127..=113 | | 32·127·32767 = 1.3e8 | | |
-//! | MXFP4 | -12..=12 | | 32·12·32767 = 1.3e7 | | |
+//! | MXFP4, planar too | -12..=12 | | 32·12·32767 = 1.3e7 | | |
+//! | affine, b bits | 0..=2^b - 1 | | 32·255·32767 = 2.7e8 | | Σ q_x: 1.0e6 |
 //! | Q2_K | 0..=3 | 0..=15 | 256·3·15·1905 = 2.2e7 | 0..=15 | 16·15·30480 = 7.3e6 |
 //! | Q3_K | -4..=3 | -32..=31 | 256·4·32·1905 = 6.2e7 | | |
 //! | Q4_K | 0..=15 | 0..=63 | 256·15·63·1905 = 4.6e8 | 0..=63 | 16·63·30480 = 3.1e7 |
@@ -30,26 +31,32 @@
 
 use crate::act::{Act32, Act256, ActRow};
 use crate::block::{Ints32, Ints256};
-use crate::types::{Codec, WeightType};
+use crate::planes::Planes;
+use crate::types::{Codec, WeightType, planar};
 
 /// The dot product of a row of weights and a row of activations of the same length, by the law of the crate.
 ///
 /// # Panics
 /// When the activations are not of the kind `t.act()`, or the rows differ in length.
-pub fn dot_row(t: WeightType, w: &[u8], x: ActRow<'_>) -> f32 {
+pub fn dot_row<'a>(t: WeightType, w: impl Into<Planes<'a>>, x: ActRow<'_>) -> f32 {
+    let w = w.into();
     let n = match x {
         ActRow::F32(x) => x.len(),
         ActRow::Block32(x) => x.q.len(),
         ActRow::Block256(x) => x.q.len(),
     };
-    assert_eq!(Some(w.len()), t.row_bytes(n), "bytes of a {t} row of {n} values");
+    assert_eq!(Some(w.len()), t.plane_bytes(n), "bytes of a {t} row of {n} values");
     match (t.codec(), x) {
-        (Codec::Float { load, .. }, ActRow::F32(x)) => dot_float(w, t.block_bytes(), *load, x),
+        (Codec::Float { load, .. }, ActRow::F32(x)) => dot_float(w.q, t.block_bytes(), load, x),
         (Codec::Small { unpack, has_min, .. }, ActRow::Block32(x)) => {
-            dot_small(w.chunks_exact(t.block_bytes()).map(unpack), *has_min, x)
+            dot_small(w.q.chunks_exact(t.block_bytes()).map(unpack), has_min, x)
         }
+        (Codec::Mxfp4Planar, ActRow::Block32(x)) => {
+            dot_small((0..n / 32).map(|b| planar::unpack_mxfp4(w, b)), false, x)
+        }
+        (Codec::Affine(a), ActRow::Block32(x)) => dot_small((0..n / 32).map(|b| a.unpack(w, b)), true, x),
         (Codec::Super { unpack, has_min, .. }, ActRow::Block256(x)) => {
-            dot_super(w.chunks_exact(t.block_bytes()).map(unpack), *has_min, x)
+            dot_super(w.q.chunks_exact(t.block_bytes()).map(unpack), has_min, x)
         }
         _ => panic!("{t} weights meet {:?} activations", t.act()),
     }
@@ -67,7 +74,7 @@ fn dot_float(w: &[u8], value_bytes: usize, load: fn(&[u8], &mut [f32]), x: &[f32
     tree_sum(&lanes)
 }
 
-fn dot_small(w: impl Iterator<Item = Ints32>, has_min: bool, x: Act32<'_>) -> f32 {
+fn dot_small<Q: Copy + Into<i32>>(w: impl Iterator<Item = Ints32<Q>>, has_min: bool, x: Act32<'_>) -> f32 {
     let mut acc = 0.0f32;
     for (b, (w, q)) in w.zip(x.q.as_chunks().0).enumerate() {
         acc = (w.d * x.d[b]).mul_add(isum32(&w.q, q) as f32, acc);
@@ -91,8 +98,8 @@ fn dot_super(w: impl Iterator<Item = Ints256>, has_min: bool, x: Act256<'_>) -> 
 }
 
 /// `Σ q_w·q_x`.
-fn isum32(w: &[i8; 32], x: &[i16; 32]) -> i32 {
-    w.iter().zip(x).map(|(&w, &x)| i32::from(w) * i32::from(x)).sum()
+fn isum32<Q: Copy + Into<i32>>(w: &[Q; 32], x: &[i16; 32]) -> i32 {
+    w.iter().zip(x).map(|(&w, &x)| w.into() * i32::from(x)).sum()
 }
 
 /// `Σ_j u_j · Σ_{g in j} sc_g · Σ q_w·q_x`.
@@ -173,7 +180,7 @@ mod tests {
                 match t.codec() {
                     Codec::Small { unpack, .. } => see(&unpack(&b).q, &[], &[]),
                     Codec::Super { unpack, .. } => see(&unpack(&b).q, &unpack(&b).sc, &unpack(&b).mins),
-                    Codec::Float { .. } => unreachable!("no floats in the table"),
+                    _ => unreachable!("neither floats nor planar types in the table"),
                 }
             }
             assert_eq!(most, (q, sc, mins), "{t}");
@@ -200,6 +207,13 @@ mod tests {
                     assert_eq!(i64::from(msum256(&w.mins, &[(sign * 30480) as i16; 16])), want, "{t}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn extremes_of_affine_types_do_not_overflow() {
+        for x in [i16::MAX, -i16::MAX] {
+            assert_eq!(i64::from(isum32(&[255u8; 32], &[x; 32])), 32 * 255 * i64::from(x));
         }
     }
 

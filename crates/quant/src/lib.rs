@@ -1,10 +1,11 @@
 //! Weight types: block layouts, decode, encode, and the scalar dot product that every kernel must equal.
 //!
 //! This crate is the oracle. It has no unsafe code, does no IO, and knows nothing of tensors, files or devices:
-//! a row of weights is a byte slice, a row of activations is an [`act::ActRow`].
+//! a row of weights is a byte slice ([`Planes`] of them for the types of MLX files), a row of activations is an
+//! [`act::ActRow`].
 //!
 //! Where things are: the table of types and one file per family in [`types`]; the two integer forms that every block
-//! unpacks to in [`block`]; what is computed from them in [`decode`], [`encode`], [`dot`] and [`panel`]; activations in [`act`].
+//! unpacks to in [`block`]; the slices of a row in [`planes`]; what is computed from them in [`decode`], [`encode`], [`dot`] and [`panel`]; activations in [`act`].
 //!
 //! # The CPU law, in one place
 //! * Weights of 32-block types meet activations of [`act::ActKind::Block32`]: 16-bit integers with one f32 scale per
@@ -13,6 +14,9 @@
 //! * Inside a block (super-block) the dot product is exact in `i32`. Between blocks, in block order, the
 //!   f32 accumulator takes one fused multiply-add: `acc = fma(d_w * d_x, isum as f32, acc)`; types with a minimum take
 //!   a second one right after it: `acc = fma(-(m_w * d_x), msum as f32, acc)` (or `+` where the format adds it).
+//! * Affine types are 32-block types whatever their group: every 32 values take
+//!   `acc = fma(scale * d_x, isum as f32, acc)`, then `acc = fma(bias * d_x, xsum as f32, acc)`, with `isum = Σ q_w·q_x`,
+//!   `xsum = Σ q_x` and the scale and bias of the group that they lie in, as f32.
 //! * f32 dots use 16 virtual lanes: element `i` goes to lane `i % 16` by fused multiply-add, in order of `i`;
 //!   the lanes are summed by the fixed tree of [`dot::tree_sum`].
 #![forbid(unsafe_code)]
@@ -23,8 +27,11 @@ pub mod decode;
 pub mod dot;
 pub mod encode;
 pub mod panel;
+pub mod planes;
 pub mod types;
 
 pub use decode::decode_row;
 pub use encode::encode_row;
+pub use planes::{PlaneBytes, Planes, PlanesBuf, PlanesMut};
 pub use types::WeightType;
+pub use types::planar::{Affine, ScaleType};

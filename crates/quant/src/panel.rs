@@ -6,9 +6,12 @@
 //!
 //! `|w16| <= 4096` (Q6_K: 128·32), so i16 holds it; bounds of the sums are in [`crate::dot`].
 
-use crate::types::{Codec, WeightType};
+use crate::act::ActKind;
+use crate::block::Ints32;
+use crate::planes::Planes;
+use crate::types::{Codec, WeightType, planar};
 
-/// One row of `n` weights, to be written. `B` is the type's block length, 32 or 256.
+/// One row of `n` weights, to be written. `B` is the block length of the type's activations, 32 or 256.
 #[derive(Debug)]
 pub struct PanelRow<'a> {
     /// `[n]`: 32-blocks: `q - offset` (or the table's value); super-blocks: that times the integer sub-scale.
@@ -26,31 +29,35 @@ pub struct PanelRow<'a> {
 ///
 /// # Panics
 /// When a length is not the one that [`PanelRow`] gives, or `t` is a float type, which has no integers.
-pub fn unpack(t: WeightType, bytes: &[u8], row: PanelRow<'_>) {
+pub fn unpack<'a>(t: WeightType, bytes: impl Into<Planes<'a>>, row: PanelRow<'_>) {
+    let bytes = bytes.into();
     let PanelRow { w16, d, m, mins } = row;
-    let (n, n_blocks) = (w16.len(), w16.len() / t.block_len());
-    assert_eq!(Some(bytes.len()), t.row_bytes(n), "bytes of a {t} row of {n} values");
+    let (n, n_blocks) = (w16.len(), w16.len() / t.act().block_len());
+    assert_eq!(Some(bytes.len()), t.plane_bytes(n), "bytes of a {t} row of {n} values");
     assert_eq!((d.len(), m.len()), (n_blocks, n_blocks), "scales of a {t} row of {n} values");
-    let blocks = bytes.chunks_exact(t.block_bytes()).zip(d).zip(m);
+    let blocks = bytes.q.chunks_exact(t.block_bytes());
+    let n_mins = if t.act() == ActKind::Block256 { n / 16 } else { 0 };
+    assert_eq!(mins.len(), n_mins, "minimums of a {t} row of {n} values");
     match t.codec() {
         Codec::Float { .. } => panic!("{t} has no integers"),
-        Codec::Small { unpack, .. } => {
-            assert!(mins.is_empty(), "{t} has no minimums per 16 values");
-            for (((b, d), m), w16) in blocks.zip(w16.as_chunks_mut::<32>().0) {
-                let w = unpack(b);
-                *w16 = w.q.map(i16::from);
-                (*d, *m) = (w.d, w.m);
-            }
-        }
+        Codec::Small { unpack, .. } => small(blocks.map(unpack), w16, d, m),
+        Codec::Mxfp4Planar => small((0..n_blocks).map(|b| planar::unpack_mxfp4(bytes, b)), w16, d, m),
+        Codec::Affine(a) => small((0..n_blocks).map(|b| a.unpack(bytes, b)), w16, d, m),
         Codec::Super { unpack, .. } => {
-            assert_eq!(mins.len(), n / 16, "minimums of a {t} row of {n} values");
             let parts = w16.as_chunks_mut::<256>().0.iter_mut().zip(mins.as_chunks_mut::<16>().0);
-            for (((b, d), m), (w16, mins)) in blocks.zip(parts) {
+            for (((b, d), m), (w16, mins)) in blocks.zip(d).zip(m).zip(parts) {
                 let w = unpack(b);
                 *w16 = std::array::from_fn(|i| i16::from(w.sc[i / 16]) * i16::from(w.q[i]));
                 *mins = w.mins.map(i16::from);
                 (*d, *m) = (w.d, w.dmin);
             }
         }
+    }
+}
+
+fn small<Q: Into<i16>>(blocks: impl Iterator<Item = Ints32<Q>>, w16: &mut [i16], d: &mut [f32], m: &mut [f32]) {
+    for (((w, d), m), w16) in blocks.zip(d).zip(m).zip(w16.as_chunks_mut::<32>().0) {
+        *w16 = w.q.map(Into::into);
+        (*d, *m) = (w.d, w.m);
     }
 }

@@ -4,15 +4,18 @@ pub mod float;
 pub mod iq;
 pub mod k;
 pub mod legacy;
+pub mod planar;
 
 use std::fmt;
 
 use crate::act::ActKind;
 use crate::block::{Ints32, Ints256};
+use crate::planes::PlaneBytes;
 use Levels::{PowerOfTwo, Range, Table};
 use WeightType as T;
+use planar::Affine;
 
-/// A weight type. The names are GGUF's, in lower case.
+/// A weight type. The names of GGUF's types are GGUF's, in lower case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(missing_docs, non_camel_case_types)]
 pub enum WeightType {
@@ -32,9 +35,14 @@ pub enum WeightType {
     IQ4_NL,
     IQ4_XS,
     MXFP4,
+    /// MXFP4 as MLX files and the original gpt-oss hold it: codes in one plane, scales in another.
+    MXFP4_PLANAR,
+    /// The affine types of MLX files.
+    Affine(Affine),
 }
 
 /// How the bytes of a block become numbers, and how an encoder chooses them.
+#[derive(Clone, Copy)]
 pub(crate) enum Codec {
     /// One value a block; both take any number of values.
     Float { load: fn(&[u8], &mut [f32]), store: fn(&[f32], &mut [u8]) },
@@ -42,12 +50,17 @@ pub(crate) enum Codec {
     Small { unpack: fn(&[u8]) -> Ints32, pack: fn(&Ints32, &mut [u8]), levels: Levels, has_min: bool },
     /// 256 values a block; `has_min`: the format subtracts `dmin·mins`.
     Super { unpack: fn(&[u8]) -> Ints256, pack: fn(&Ints256, &mut [u8]), levels: Levels, sub: Sub, has_min: bool },
+    /// MXFP4 in planes.
+    Mxfp4Planar,
+    /// Groups in planes.
+    Affine(Affine),
 }
 
 /// The integers that a value can become.
+#[derive(Clone, Copy)]
 pub(crate) enum Levels {
     /// Every integer from the first to the second.
-    Range(i8, i8),
+    Range(i16, i16),
     /// The values of a table.
     Table(&'static [i8; 16]),
     /// The values of a table, and the scale is e8m0.
@@ -55,6 +68,7 @@ pub(crate) enum Levels {
 }
 
 /// The integer sub-scales of a super-block: one per `len` values, in `lo..=hi`. Minimums are in `0..=hi`.
+#[derive(Clone, Copy)]
 pub(crate) struct Sub {
     pub len: usize,
     pub lo: i8,
@@ -88,11 +102,12 @@ const fn row(ty: WeightType, name: &'static str, ggml_id: u32, block_bytes: usiz
         Codec::Float { .. } => 1,
         Codec::Small { .. } => 32,
         Codec::Super { .. } => 256,
+        Codec::Mxfp4Planar | Codec::Affine(_) => panic!("planar types have no row"),
     };
     Row { ty, name, ggml_id, block_len, block_bytes, codec }
 }
 
-/// One row a type, in the order of the enum.
+/// One row a type of GGUF files, in the order of the enum.
 #[rustfmt::skip]
 static TABLE: [Row; 16] = [
     //  type       name     id bytes
@@ -115,8 +130,8 @@ static TABLE: [Row; 16] = [
 ];
 
 impl WeightType {
-    /// Every type, in the order of the table.
-    pub const ALL: [Self; 16] = [
+    /// The types that GGUF files can hold, in the order of the table.
+    pub const GGUF: [Self; TABLE.len()] = [
         Self::F32,
         Self::F16,
         Self::BF16,
@@ -135,6 +150,45 @@ impl WeightType {
         Self::MXFP4,
     ];
 
+    /// Every type: those of GGUF files, then those of MLX files.
+    pub const ALL: [Self; Self::GGUF.len() + 1 + Affine::COUNT] = {
+        let mut all = [Self::MXFP4_PLANAR; _];
+        let mut i = 0;
+        while i < all.len() {
+            if i < Self::GGUF.len() {
+                all[i] = Self::GGUF[i];
+            } else if i > Self::GGUF.len() {
+                all[i] = Self::Affine(Affine::nth(i - Self::GGUF.len() - 1));
+            }
+            i += 1;
+        }
+        all
+    };
+
+    /// Its place in [`WeightType::ALL`].
+    pub fn index(self) -> usize {
+        match self {
+            Self::F32 => 0,
+            Self::F16 => 1,
+            Self::BF16 => 2,
+            Self::Q4_0 => 3,
+            Self::Q4_1 => 4,
+            Self::Q5_0 => 5,
+            Self::Q5_1 => 6,
+            Self::Q8_0 => 7,
+            Self::Q2_K => 8,
+            Self::Q3_K => 9,
+            Self::Q4_K => 10,
+            Self::Q5_K => 11,
+            Self::Q6_K => 12,
+            Self::IQ4_NL => 13,
+            Self::IQ4_XS => 14,
+            Self::MXFP4 => 15,
+            Self::MXFP4_PLANAR => 16,
+            Self::Affine(a) => 17 + a.place(),
+        }
+    }
+
     /// The type with this number in a GGUF tensor header; `None` when it is not one of ours.
     pub fn from_ggml_id(id: u32) -> Option<Self> {
         TABLE.iter().find(|r| r.ggml_id == id).map(|r| r.ty)
@@ -142,55 +196,84 @@ impl WeightType {
 
     /// The type of this name, in lower or upper case.
     pub fn from_name(name: &str) -> Option<Self> {
-        TABLE.iter().find(|r| r.name.eq_ignore_ascii_case(name)).map(|r| r.ty)
+        Self::ALL.into_iter().find(|t| t.name().eq_ignore_ascii_case(name))
     }
 
-    /// Its number in a GGUF tensor header.
-    pub fn ggml_id(self) -> u32 {
-        self.entry().ggml_id
+    /// Its number in a GGUF tensor header; `None` for a planar type, which a GGUF file cannot hold.
+    pub fn ggml_id(self) -> Option<u32> {
+        self.entry().map(|row| row.ggml_id)
     }
 
     /// Its name, lower case.
     pub fn name(self) -> &'static str {
-        self.entry().name
+        match self {
+            Self::Affine(a) => a.name(),
+            _ => self.entry().map_or("mxfp4_planar", |row| row.name),
+        }
     }
 
-    /// Values a block: 1, 32 or 256.
+    /// Values that a row is a multiple of: a block (1, 32 or 256), or a group of an affine type.
     pub fn block_len(self) -> usize {
-        self.entry().block_len
+        match self {
+            Self::Affine(a) => a.group(),
+            _ => self.entry().map_or(32, |row| row.block_len),
+        }
     }
 
-    /// Bytes a block.
+    /// Bytes a block, in plane `q`.
     pub fn block_bytes(self) -> usize {
-        self.entry().block_bytes
+        self.block_planes().q
     }
 
-    /// Bytes of a row of `n` values; `None` when blocks do not divide it or the number does not fit.
+    fn block_planes(self) -> PlaneBytes {
+        match self {
+            Self::Affine(a) => a.group_bytes(),
+            _ => {
+                self.entry().map_or(planar::MXFP4_BYTES, |row| PlaneBytes { q: row.block_bytes, ..Default::default() })
+            }
+        }
+    }
+
+    /// Bytes of a row of `n` values in plane `q`, which is all of it but for planar types; `None` when blocks (or groups)
+    /// do not divide it or the number does not fit.
     pub fn row_bytes(self, n: usize) -> Option<usize> {
-        let row = self.entry();
-        n.is_multiple_of(row.block_len).then(|| (n / row.block_len).checked_mul(row.block_bytes))?
+        Some(self.plane_bytes(n)?.q)
+    }
+
+    /// Bytes of a row of `n` values in every plane; `None` when blocks (or groups) do not divide it or their sum does not
+    /// fit.
+    pub fn plane_bytes(self, n: usize) -> Option<PlaneBytes> {
+        n.is_multiple_of(self.block_len()).then(|| self.block_planes().times(n / self.block_len()))?
     }
 
     /// The form of the activations it meets.
     pub fn act(self) -> ActKind {
         match self.codec() {
             Codec::Float { .. } => ActKind::F32,
-            Codec::Small { .. } => ActKind::Block32,
+            Codec::Small { .. } | Codec::Mxfp4Planar | Codec::Affine(_) => ActKind::Block32,
             Codec::Super { .. } => ActKind::Block256,
         }
     }
 
     /// Whether its blocks carry a minimum, so that a dot product takes the second multiply-add.
     pub fn has_min(self) -> bool {
-        matches!(self.codec(), Codec::Small { has_min: true, .. } | Codec::Super { has_min: true, .. })
+        match self.codec() {
+            Codec::Small { has_min, .. } | Codec::Super { has_min, .. } => has_min,
+            Codec::Affine(_) => true,
+            Codec::Float { .. } | Codec::Mxfp4Planar => false,
+        }
     }
 
-    pub(crate) fn codec(self) -> &'static Codec {
-        &self.entry().codec
+    pub(crate) fn codec(self) -> Codec {
+        match self {
+            Self::Affine(a) => Codec::Affine(a),
+            _ => self.entry().map_or(Codec::Mxfp4Planar, |row| row.codec),
+        }
     }
 
-    fn entry(self) -> &'static Row {
-        &TABLE[self as usize]
+    /// Its row of the table; planar types have none.
+    fn entry(self) -> Option<&'static Row> {
+        TABLE.get(self.index())
     }
 }
 
@@ -217,15 +300,17 @@ fn put_f16(b: &mut [u8], at: usize, d: f32) {
 
 #[cfg(test)]
 mod tests {
+    use super::planar::ScaleType;
     use super::*;
 
     #[test]
     fn the_table_is_in_the_order_of_the_enum() {
         for (i, t) in WeightType::ALL.into_iter().enumerate() {
-            assert_eq!(t as usize, i);
-            assert_eq!(TABLE[i].ty, t);
-            assert_eq!(WeightType::from_ggml_id(t.ggml_id()), Some(t));
+            assert_eq!(t.index(), i);
             assert_eq!(WeightType::from_name(t.name()), Some(t));
+            if let Some(id) = t.ggml_id() {
+                assert_eq!((TABLE[i].ty, WeightType::from_ggml_id(id)), (t, Some(t)));
+            }
         }
         assert_eq!(WeightType::from_ggml_id(4), None);
     }
@@ -241,6 +326,17 @@ mod tests {
             (WeightType::MXFP4, 0, Some(0)),
         ] {
             assert_eq!(t.row_bytes(n), bytes, "{t} {n}");
+        }
+        let planes = |bits, group, scales, n| WeightType::Affine(Affine::new(bits, group, scales)?).plane_bytes(n);
+        for (planes, want) in [
+            (planes(4, 64, ScaleType::BF16, 704), Some((352, 22, 22))),
+            (planes(3, 128, ScaleType::F32, 256), Some((96, 8, 8))),
+            (planes(8, 128, ScaleType::F16, 192), None),
+            (planes(8, 32, ScaleType::F16, usize::MAX / 32 * 32), None),
+            (WeightType::MXFP4_PLANAR.plane_bytes(96), Some((48, 3, 0))),
+            (WeightType::MXFP4_PLANAR.plane_bytes(48), None),
+        ] {
+            assert_eq!(planes.map(|p| (p.q, p.scales, p.biases)), want);
         }
     }
 }

@@ -4,11 +4,27 @@ use proptest::prelude::*;
 use quant::act::{ActBuf, ActKind, ActRow};
 use quant::dot::dot_row;
 use quant::panel::{PanelRow, unpack};
-use quant::{WeightType, decode_row};
+use quant::{Planes, PlanesBuf, ScaleType, WeightType, decode_row};
 
-/// A row of `n` weights of random bits whose f16 (or e8m0) scales are small numbers.
-fn weights(t: WeightType, n: usize, next: &mut impl FnMut() -> u32) -> Vec<u8> {
-    let mut row: Vec<u8> = (0..t.row_bytes(n).expect("whole blocks")).map(|_| (next() >> 24) as u8).collect();
+/// A row of `n` weights of random bits whose scales are small numbers.
+fn weights(t: WeightType, n: usize, next: &mut impl FnMut() -> u32) -> PlanesBuf {
+    let mut row = PlanesBuf::new(t.plane_bytes(n).expect("whole blocks"));
+    for byte in [&mut row.q, &mut row.scales, &mut row.biases].into_iter().flatten() {
+        *byte = (next() >> 24) as u8;
+    }
+    if let WeightType::Affine(a) = t {
+        // An exponent near 2^-3, sign and mantissa random, as below.
+        for plane in [&mut row.scales, &mut row.biases] {
+            for top in plane.iter_mut().skip(a.scales().bytes() - 1).step_by(a.scales().bytes()) {
+                *top = if a.scales() == ScaleType::F16 { *top & 0x83 | 0x30 } else { *top & 0x80 | 0x3e };
+            }
+        }
+        return row;
+    }
+    if t == WeightType::MXFP4_PLANAR {
+        row.scales.iter_mut().for_each(|e| *e = 120 + *e % 4);
+        return row;
+    }
     let scales: &[usize] = match t {
         WeightType::Q2_K => &[80, 82],
         WeightType::Q3_K => &[108],
@@ -16,7 +32,7 @@ fn weights(t: WeightType, n: usize, next: &mut impl FnMut() -> u32) -> Vec<u8> {
         WeightType::Q4_1 | WeightType::Q5_1 | WeightType::Q4_K | WeightType::Q5_K => &[0, 2],
         _ => &[0],
     };
-    for block in row.chunks_exact_mut(t.block_bytes()) {
+    for block in row.q.chunks_exact_mut(t.block_bytes()) {
         match t {
             // An exponent near one; sign and mantissa stay random.
             WeightType::F32 => block[3] = block[3] & 0x80 | 0x3e,
@@ -56,7 +72,7 @@ fn dot_is_as_near_to_f64_as_the_activations_are() {
             let mut next = generator(seed);
             let (w, x) = (weights(t, n, &mut next), values(n, &mut next));
             let mut decoded = vec![0.0; n];
-            decode_row(t, &w, &mut decoded);
+            decode_row(t, w.get(), &mut decoded);
             let buf = act(t.act(), &x);
 
             // Half a step of the activation's grid for each value; then every f32 operation of the sum may err by
@@ -74,22 +90,21 @@ fn dot_is_as_near_to_f64_as_the_activations_are() {
                 variance += (w * step(i)).powi(2) / 12.0;
                 magnitude += w.abs() * x.abs();
             }
-            let n_ops = if t.act() == ActKind::F32 { n / 16 + 4 } else { 5 * n / t.block_len() };
+            let n_ops = if t.act() == ActKind::F32 { n / 16 + 4 } else { 5 * n / t.act().block_len() };
             // Weights and minimums cancel in the decoded values; the terms themselves are larger by at most this.
             let cancel = if t.has_min() { 64.0 } else { 1.0 };
             let rounding = (n_ops + 8) as f64 * 2f64.powi(-24) * magnitude * cancel;
             // The bound is for errors that all point one way; these do not, so eight deviations hold as well.
             let bound = bound.min(8.0 * variance.sqrt()) + rounding;
-            let got = f64::from(dot_row(t, &w, buf.row(0)));
+            let got = f64::from(dot_row(t, w.get(), buf.row(0)));
             assert!((got - want).abs() <= bound, "{t} {n}: {got} is not {want} within {bound}");
         }
     }
 }
 
 /// The law once more, written over the panel's integers.
-fn dot_through_panel(t: WeightType, w: &[u8], x: ActRow<'_>) -> f32 {
-    let n = w.len() / t.block_bytes() * t.block_len();
-    let n_blocks = n / t.block_len();
+fn dot_through_panel(t: WeightType, w: Planes<'_>, n: usize, x: ActRow<'_>) -> f32 {
+    let n_blocks = n / t.act().block_len();
     let (mut w16, mut d, mut m) = (vec![0; n], vec![0.0; n_blocks], vec![0.0; n_blocks]);
     let mut mins = vec![0; if t.act() == ActKind::Block256 { n / 16 } else { 0 }];
     unpack(t, w, PanelRow { w16: &mut w16, d: &mut d, m: &mut m, mins: &mut mins });
@@ -121,7 +136,7 @@ fn the_panel_gives_the_same_bits() {
             let mut next = generator(seed);
             let (w, x) = (weights(t, n, &mut next), values(n, &mut next));
             let buf = act(t.act(), &x);
-            let (row, panel) = (dot_row(t, &w, buf.row(0)), dot_through_panel(t, &w, buf.row(0)));
+            let (row, panel) = (dot_row(t, w.get(), buf.row(0)), dot_through_panel(t, w.get(), n, buf.row(0)));
             assert_eq!(row.to_bits(), panel.to_bits(), "{t} {n}");
             assert!(row.is_finite() && row != 0.0, "{t} {n}: {row}");
         }
@@ -239,9 +254,9 @@ proptest! {
         let finite = x.iter().all(|x| x.is_finite());
         for t in WeightType::ALL.into_iter().filter(|t| t.act() != ActKind::F32) {
             let w = weights(t, x.len(), &mut generator(seed));
-            let y = dot_row(t, &w, act(t.act(), &x).row(0));
+            let y = dot_row(t, w.get(), act(t.act(), &x).row(0));
             prop_assert!(finite || y.is_nan(), "{}: {}", t, y);
-            let zero = dot_row(t, &w, act(t.act(), &vec![-0.0; x.len()]).row(0));
+            let zero = dot_row(t, w.get(), act(t.act(), &vec![-0.0; x.len()]).row(0));
             prop_assert_eq!(zero, 0.0, "{}", t);
         }
     }

@@ -106,7 +106,8 @@ impl<'a> Writer<'a> {
             for &axis in tensor.shape.iter().rev() {
                 out.extend((axis as u64).to_le_bytes());
             }
-            out.extend(tensor.dtype.ggml_id().to_le_bytes());
+            let id = tensor.dtype.ggml_id().expect("`check` refuses the types that GGUF has no number for");
+            out.extend(id.to_le_bytes());
             out.extend((offset as u64).to_le_bytes());
             offset = (offset + tensor.bytes.len()).next_multiple_of(self.alignment);
         }
@@ -166,6 +167,9 @@ impl Tensor<'_> {
         }
         if shape.is_empty() || shape.len() > MAX_AXES || shape.contains(&0) {
             return Err(format!("shape {shape:?}: 1 to {MAX_AXES} axes wanted, none of length 0"));
+        }
+        if dtype.ggml_id().is_none() {
+            return Err(format!("GGUF has no type {dtype}"));
         }
         let (row, outer) = (shape[shape.len() - 1], &shape[..shape.len() - 1]);
         let len = dtype.row_bytes(row).and_then(|bytes| outer.iter().try_fold(bytes, |n, &axis| n.checked_mul(axis)));

@@ -2,6 +2,8 @@
 //!
 //! Kinds follow from what the ops do with a weight, never from its name.
 
+use quant::{PlaneBytes, WeightType};
+
 use super::{Op, Plan, Weight, WeightDecl};
 
 /// What a weight is for.
@@ -42,11 +44,16 @@ impl Kind {
     }
 }
 
+/// Bytes of a row in all its planes.
+fn total_row_bytes(dtype: WeightType, n: usize) -> usize {
+    dtype.plane_bytes(n).map_or(0, PlaneBytes::total)
+}
+
 impl WeightDecl {
-    /// Bytes of the whole tensor. 0 for a shape that blocks do not divide, which no valid plan has.
+    /// Bytes of the whole tensor in all its planes. 0 for a shape that blocks do not divide, which no valid plan has.
     pub fn bytes(&self) -> usize {
         let Some((&row, outer)) = self.shape.split_last() else { return 0 };
-        outer.iter().fold(self.dtype.row_bytes(row).unwrap_or(0), |n, &axis| n.saturating_mul(axis))
+        outer.iter().fold(total_row_bytes(self.dtype, row), |n, &axis| n.saturating_mul(axis))
     }
 
     /// Number of values.
@@ -116,10 +123,7 @@ impl Plan {
 
     /// Bytes of weights that decoding one token reads: of the experts those it uses, of the embeddings one row.
     pub fn bytes_per_token(&self) -> usize {
-        self.ops
-            .iter()
-            .map(|op| self.active(op, WeightDecl::bytes, |w| w.dtype.row_bytes(w.shape[1]).unwrap_or(0)))
-            .sum()
+        self.ops.iter().map(|op| self.active(op, WeightDecl::bytes, |w| total_row_bytes(w.dtype, w.shape[1]))).sum()
     }
 
     /// Parameters that decoding one token uses, counted as [`Plan::bytes_per_token`] counts.

@@ -65,7 +65,7 @@ impl Validator<'_> {
         }
         for w in &plan.weights {
             let bytes = w.shape.split_last().and_then(|(&row, outer)| {
-                outer.iter().try_fold(w.dtype.row_bytes(row)?, |n, &axis| n.checked_mul(axis))
+                outer.iter().try_fold(w.dtype.plane_bytes(row)?.total(), |n, &axis| n.checked_mul(axis))
             });
             ensure(bytes.is_some_and(|n| n > 0), || {
                 let block = w.dtype.block_len();

@@ -66,6 +66,15 @@ pub fn e8m0_half(e: u8) -> f32 {
     })
 }
 
+/// The inverse of [`e8m0_half`], for a `d` that it gives.
+pub(super) fn e8m0_of_half(d: f32) -> u8 {
+    // The exponent field of 2^(e - 128) is e - 1, and 0 for both subnormals: of those, the larger is e = 1.
+    match d.to_bits() {
+        0x0020_0000 => 0,
+        bits => (bits >> 23) as u8 + 1,
+    }
+}
+
 /// The inverse of [`unpack_iq4_nl`].
 pub fn pack_iq4_nl(w: &Ints32) -> [u8; 18] {
     let mut b = [0; 18];
@@ -92,16 +101,12 @@ pub fn pack_iq4_xs(w: &Ints256) -> [u8; 136] {
 /// The inverse of [`unpack_mxfp4`], for a `d` that is an e8m0 half; zeros get code 0.
 pub fn pack_mxfp4(w: &Ints32) -> [u8; 17] {
     let mut b = [0; 17];
-    // The exponent field of 2^(e - 128) is e - 1, and 0 for both subnormals: of those, the larger is e = 1.
-    b[0] = match w.d.to_bits() {
-        0x0020_0000 => 0,
-        bits => (bits >> 23) as u8 + 1,
-    };
+    b[0] = e8m0_of_half(w.d);
     put_nibbles(&mut b[1..], |i| code(&E2M1_DOUBLED, w.q[i]));
     b
 }
 
 /// The first code that stands for `value`; 0 when none does.
-fn code(table: &[i8; 16], value: i8) -> i8 {
+pub(super) fn code(table: &[i8; 16], value: i8) -> i8 {
     table.iter().position(|&v| v == value).unwrap_or(0) as i8
 }

@@ -162,7 +162,7 @@ impl Kernels {
         assert!(isa.available(), "the machine has no {isa}");
         Kernels {
             isa,
-            table: WeightType::ALL.iter().map(|&t| variants::variant(t, isa)).collect(),
+            table: WeightType::GGUF.iter().map(|&t| variants::variant(t, isa)).collect(),
             quantise: variants::quantise(isa),
         }
     }
@@ -261,7 +261,7 @@ impl Kernels {
 
     /// Computes 16 rows by up to [`COLS`] columns into `scratch.acc`.
     fn tile(&self, set: &RowSet, acts: &ActsShared, n_cols: usize, scratch: &mut Scratch) {
-        let variant = &self.table[set.dtype as usize];
+        let variant = &self.table[set.dtype.index()];
         let (cols, acc) = (&scratch.cols[..n_cols], &mut scratch.acc[..n_cols]);
         match variant.many {
             Many::Panel { unpack, tile, from } if n_cols >= from => {
