@@ -503,6 +503,7 @@ impl Op {
             | Op::Combine { .. }
             | Op::Select { .. }
             | Op::Scale { .. }
+            | Op::ScaleBy { .. }
             | Op::Softcap { .. } => None,
         }
     }
