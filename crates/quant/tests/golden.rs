@@ -1,8 +1,8 @@
-//! Decoding against gguf-py and quantised activations against numpy, bit for bit.
-//! `tools/golden_blocks.py` and `tools/golden_acts.py` make the files.
+//! Decoding against gguf-py and MLX and quantised activations against numpy, bit for bit.
+//! `tools/golden_blocks.py`, `tools/golden_affine.py` and `tools/golden_acts.py` make the files.
 
 use quant::act::{quantise32, quantise256};
-use quant::{WeightType, decode_row};
+use quant::{Affine, Planes, ScaleType, WeightType, decode_row};
 
 const GOLDEN: &[u8] = include_bytes!("data/golden_blocks.bin");
 
@@ -30,16 +30,44 @@ fn every_type_decodes_as_gguf_py_does() {
 
         let mut got = vec![0.0f32; n];
         decode_row(t, bytes, &mut got);
-        for (i, (got, want)) in got.iter().zip(want).enumerate() {
-            let want = f32::from_le_bytes(*want);
-            // Which NaN an operation makes is the machine's choice; that it is one is not.
-            let same = got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan();
-            assert!(same, "{t} block {} value {}: {got} is not {want}", i / t.block_len(), i % t.block_len());
-        }
+        same_values(t, &got, want);
         seen.push(t);
     }
     seen.sort();
     assert_eq!(seen, WeightType::GGUF);
+}
+
+#[test]
+fn every_planar_type_decodes_as_mlx_does() {
+    let mut rest: &[u8] = include_bytes!("data/golden_affine.bin");
+    let mut seen = Vec::new();
+    while !rest.is_empty() {
+        let [bits, group, scales, n] = [(); 4].map(|()| take_u32(&mut rest) as usize);
+        let t = match [ScaleType::F16, ScaleType::BF16, ScaleType::F32].get(scales) {
+            Some(&scales) => WeightType::Affine(Affine::new(bits, group, scales).unwrap()),
+            None => WeightType::MXFP4_PLANAR,
+        };
+        let bytes = t.plane_bytes(n).unwrap();
+        let [q, scales, biases] = [bytes.q, bytes.scales, bytes.biases].map(|n| take(&mut rest, n));
+        let mut got = vec![0.0f32; n];
+        decode_row(t, Planes { q, scales, biases }, &mut got);
+        same_values(t, &got, take(&mut rest, 4 * n).as_chunks().0);
+        seen.push(t);
+    }
+    seen.sort();
+    seen.dedup();
+    let mut planar: Vec<WeightType> = WeightType::ALL.into_iter().filter(|t| t.ggml_id().is_none()).collect();
+    planar.sort();
+    assert_eq!(seen, planar);
+}
+
+fn same_values(t: WeightType, got: &[f32], want: &[[u8; 4]]) {
+    for (i, (got, want)) in got.iter().zip(want).enumerate() {
+        let want = f32::from_le_bytes(*want);
+        // Which NaN an operation makes is the machine's choice; that it is one is not.
+        let same = got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan();
+        assert!(same, "{t} block {} value {}: {got} is not {want}", i / t.block_len(), i % t.block_len());
+    }
 }
 
 #[test]
