@@ -6,6 +6,7 @@
 
 pub mod arch;
 mod error;
+pub mod names;
 pub mod plan;
 pub mod rope;
 

@@ -122,6 +122,17 @@ pub enum Source {
     Slabs(Vec<Slab>),
 }
 
+impl Source {
+    /// Names of the tensors that hold it, in order.
+    pub fn tensors(&self) -> impl Iterator<Item = &str> {
+        let (one, many) = match self {
+            Source::Tensor(name) => (Some(name), [].as_slice()),
+            Source::Slabs(slabs) => (None, slabs.as_slice()),
+        };
+        one.into_iter().chain(many.iter().map(|slab| &slab.tensor)).map(String::as_str)
+    }
+}
+
 /// Consecutive rows of a tensor: one matrix of a weight.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slab {

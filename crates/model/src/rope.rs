@@ -19,6 +19,18 @@ pub enum Scaling {
     },
     /// Slow dimensions interpolated, fast ones left, a ramp between them.
     Yarn(Yarn),
+    /// Llama 3.1's rule: wavelengths above `n_ctx_orig / low` interpolated, below `n_ctx_orig / high` left, a ramp in the
+    /// inverse of the wavelength between them.
+    Llama3 {
+        /// New context over old.
+        factor: f64,
+        /// Turns over the old context below which a dimension is interpolated in full.
+        low: f64,
+        /// Turns over the old context above which a dimension is left.
+        high: f64,
+        /// Context before stretching.
+        n_ctx_orig: usize,
+    },
 }
 
 /// Parameters of YaRN.
@@ -36,8 +48,12 @@ pub struct Yarn {
     pub ext_factor: f64,
     /// Factor on top of the paper's `0.1·ln(factor) + 1`.
     pub attn_factor: f64,
+    /// Multiplies the logarithm in the paper's factor; 1 there, DeepSeek's `mscale`.
+    pub mscale: f64,
     /// `mscale_all_dim` of DeepSeek's variant: its share of the factor is taken back; 0 for none.
     pub log_multiplier: f64,
+    /// The factor on cosine and sine, where the model states it instead of the rule.
+    pub attention_factor: Option<f64>,
 }
 
 /// The table for `rotary` dims over `base`; `divisors` (`[rotary / 2]`, Llama 3) divide the frequencies.
@@ -50,6 +66,14 @@ pub fn table(rotary: usize, base: f64, divisors: Option<&[f32]>, scaling: Scalin
         Scaling::None => (plain.collect(), 1.0),
         Scaling::Linear { factor } => (plain.map(|f| f / factor).collect(), 1.0),
         Scaling::Yarn(yarn) => (yarn.stretch(plain, rotary, base), yarn.attention_factor()),
+        Scaling::Llama3 { factor, low, high, n_ctx_orig } => {
+            let stretch = |f: f64| {
+                let turns = n_ctx_orig as f64 * f / (2.0 * PI);
+                let keep = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+                f * keep + f / factor * (1.0 - keep)
+            };
+            (plain.map(stretch).collect(), 1.0)
+        }
     };
     RopeDecl { inv_freq, factor: factor as f32, pairing }
 }
@@ -71,10 +95,13 @@ impl Yarn {
     }
 
     fn attention_factor(&self) -> f64 {
+        if let Some(factor) = self.attention_factor {
+            return factor;
+        }
         let mscale = |multiplier: f64| if self.factor <= 1.0 { 1.0 } else { 0.1 * multiplier * self.factor.ln() + 1.0 };
         let taken_back = if self.log_multiplier == 0.0 { 1.0 } else { mscale(self.log_multiplier) };
         // Without extrapolation YaRN is linear interpolation, and the factor goes with it.
-        let own = if self.ext_factor == 0.0 { 1.0 } else { mscale(1.0) / taken_back };
+        let own = if self.ext_factor == 0.0 { 1.0 } else { mscale(self.mscale) / taken_back };
         own * self.attn_factor
     }
 }
@@ -91,7 +118,9 @@ mod tests {
             beta_slow: 1.0,
             ext_factor: 1.0,
             attn_factor: 1.0,
+            mscale: 1.0,
             log_multiplier: 0.0,
+            attention_factor: None,
         }
     }
 

@@ -1,23 +1,78 @@
 //! The keys of an architecture, read with bounds: what leaves this file is safe to multiply and allocate.
+//!
+//! A quantity is a [`Key`], which knows GGUF's name and config.json's names for it, so that an architecture reads both kinds
+//! of file with the same lines.
 
 use checkpoint::{Checkpoint, Metadata};
 
+use super::parts::ROPE_FREQS;
 use crate::Error;
+use crate::names::{Alias, Names};
 use crate::plan::{RopeDecl, RopePairing};
 use crate::rope::{self, Scaling, Yarn};
 
-const MAX_LAYERS: usize = 1024;
-const MAX_WIDTH: usize = 1 << 20; // d_model, d_ff
-const MAX_HEADS: usize = 1 << 12;
-const MAX_HEAD_WIDTH: usize = 1 << 12;
-const MAX_CONTEXT: usize = 1 << 24;
-const MAX_EXPERTS: usize = crate::plan::validate::MAX_EXPERTS;
-const MAX_USED: usize = crate::plan::validate::MAX_USED;
+pub(super) const MAX_LAYERS: usize = 1024;
+pub(super) const MAX_WIDTH: usize = 1 << 20; // d_model, d_ff
+pub(super) const MAX_HEADS: usize = 1 << 12;
+pub(super) const MAX_HEAD_WIDTH: usize = 1 << 12;
+pub(super) const MAX_CONTEXT: usize = 1 << 24;
+pub(super) const MAX_EXPERTS: usize = crate::plan::validate::MAX_EXPERTS;
+pub(super) const MAX_USED: usize = crate::plan::validate::MAX_USED;
 
-/// Keys under the prefix of an architecture.
+/// A quantity, by the names that files give it.
+#[derive(Clone, Copy)]
+pub(super) struct Key {
+    /// GGUF's name behind the prefix of the architecture; empty when GGUF has none.
+    pub gguf: &'static str,
+    /// config.json's names, most usual first.
+    pub folder: &'static [&'static str],
+}
+
+/// A [`Key`] on one line.
+pub(super) const fn key(gguf: &'static str, folder: &'static [&'static str]) -> Key {
+    Key { gguf, folder }
+}
+
+pub(super) const N_LAYER: Key = key("block_count", &["num_hidden_layers"]);
+pub(super) const N_CTX_TRAIN: Key = key("context_length", &["max_position_embeddings"]);
+pub(super) const D_MODEL: Key = key("embedding_length", &["hidden_size"]);
+pub(super) const N_VOCAB: Key = key("vocab_size", &["vocab_size"]);
+pub(super) const N_HEAD: Key = key("attention.head_count", &["num_attention_heads"]);
+pub(super) const N_KV: Key = key("attention.head_count_kv", &["num_key_value_heads"]);
+pub(super) const D_K: Key = key("attention.key_length", &["head_dim"]);
+pub(super) const D_V: Key = key("attention.value_length", &["head_dim"]);
+pub(super) const EPS: Key = key("attention.layer_norm_rms_epsilon", &["rms_norm_eps"]);
+pub(super) const ATTENTION_SCALE: Key = key("attention.scale", &[]);
+pub(super) const D_FF: Key = key("feed_forward_length", &["intermediate_size"]);
+pub(super) const N_EXPERT: Key = key("expert_count", &["num_experts", "num_local_experts", "n_routed_experts"]);
+pub(super) const N_USED: Key = key("expert_used_count", &["num_experts_per_tok", "top_k_experts"]);
+pub(super) const D_FF_EXPERT: Key = key("expert_feed_forward_length", &["moe_intermediate_size"]);
+pub(super) const EXPERT_SCALE: Key = key("expert_weights_scale", &["routed_scaling_factor"]);
+pub(super) const EXPERT_NORM: Key = key("expert_weights_norm", &["norm_topk_prob"]);
+pub(super) const EXPERT_GATING: Key = key("expert_gating_func", &[]);
+pub(super) const ROTARY: Key = key("rope.dimension_count", &[]);
+const ROTARY_SHARE: Key = key("", &["partial_rotary_factor"]);
+const ROPE_BASE: Key = key("rope.freq_base", &["rope_theta"]);
+const SCALING: Key = key("rope.scaling.type", &["rope_type", "type"]);
+const FACTOR: Key = key("rope.scaling.factor", &["factor"]);
+const FACTOR_LINEAR: Key = key("rope.scale_linear", &[]);
+const N_CTX_ORIG: Key = key("rope.scaling.original_context_length", &["original_max_position_embeddings"]);
+const BETA_FAST: Key = key("rope.scaling.yarn_beta_fast", &["beta_fast"]);
+const BETA_SLOW: Key = key("rope.scaling.yarn_beta_slow", &["beta_slow"]);
+const EXT_FACTOR: Key = key("rope.scaling.yarn_ext_factor", &[]);
+const ATTN_FACTOR: Key = key("rope.scaling.attn_factor", &[]);
+const ATTENTION_FACTOR: Key = key("", &["attention_factor"]);
+const LOG_MULTIPLIER: Key = key("rope.scaling.yarn_log_multiplier", &["mscale_all_dim"]);
+const MSCALE: Key = key("", &["mscale"]);
+const LOW_FREQ: Key = key("", &["low_freq_factor"]);
+const HIGH_FREQ: Key = key("", &["high_freq_factor"]);
+
+/// The keys of a checkpoint.
+#[derive(Clone, Copy)]
 pub(super) struct Keys<'a> {
-    checkpoint: &'a Checkpoint,
-    arch: &'static str,
+    names: Names<'a>,
+    /// GGUF's architecture, the prefix of its keys; `None` for a folder.
+    gguf: Option<&'a str>,
 }
 
 /// Dimensions that every transformer here has.
@@ -43,206 +98,342 @@ pub(super) struct MoeDims {
 }
 
 impl<'a> Keys<'a> {
-    pub fn new(checkpoint: &'a Checkpoint, arch: &'static str) -> Self {
-        Self { checkpoint, arch }
+    /// The keys of a checkpoint, and its tensors under GGUF's names; `aliases` are the architecture's own.
+    pub fn new(checkpoint: &'a Checkpoint, aliases: &'static [Alias]) -> Self {
+        let gguf = checkpoint.meta().opt_str("general.architecture").ok().flatten();
+        Self { names: Names::new(checkpoint, aliases), gguf }
+    }
+
+    /// The tensors.
+    pub fn names(&self) -> Names<'a> {
+        self.names
+    }
+
+    /// Whether the checkpoint is a folder with a config.json.
+    pub fn is_folder(&self) -> bool {
+        self.gguf.is_none()
     }
 
     fn meta(&self) -> &'a Metadata {
-        self.checkpoint.meta()
+        self.names.checkpoint().meta()
     }
 
-    fn name(&self, key: &str) -> String {
-        format!("{}.{key}", self.arch)
+    /// The key's name in this file: of several names the one that is there, else the first. `None` where this kind of file
+    /// has no such key.
+    pub fn name(&self, key: Key) -> Option<String> {
+        self.name_in(&[""], key)
     }
 
-    pub fn error(&self, key: &str, what: String) -> Error {
-        Error::Key { file: self.checkpoint.name().into(), key: self.name(key), what }
+    /// As [`Keys::name`], in a folder behind one of these prefixes, tried in turn.
+    fn name_in(&self, sections: &[&str], key: Key) -> Option<String> {
+        if let Some(arch) = self.gguf {
+            return (!key.gguf.is_empty()).then(|| format!("{arch}.{}", key.gguf));
+        }
+        let mut names =
+            sections.iter().flat_map(|section| key.folder.iter().map(move |name| format!("{section}{name}")));
+        let first = names.clone().next();
+        names.find(|name| self.meta().get(name).is_some()).or(first)
+    }
+
+    /// An error about a key.
+    pub fn error(&self, key: Key, what: String) -> Error {
+        self.error_at(self.name(key).unwrap_or_else(|| key.gguf.into()), what)
+    }
+
+    fn error_at(&self, key: String, what: String) -> Error {
+        Error::Key { file: self.names.checkpoint().name().into(), key, what }
     }
 
     /// A count from 1 to `max`.
-    pub fn count(&self, key: &str, max: usize) -> Result<usize, Error> {
-        self.in_range(key, self.meta().u64(&self.name(key))?, max)
+    pub fn count(&self, key: Key, max: usize) -> Result<usize, Error> {
+        let name = self.name(key).unwrap_or_else(|| key.gguf.into());
+        self.in_range(&name, self.meta().u64(&name)?, max)
     }
 
     /// A count from 1 to `max`, or nothing.
-    pub fn opt_count(&self, key: &str, max: usize) -> Result<Option<usize>, Error> {
-        self.meta().opt_u64(&self.name(key))?.map(|n| self.in_range(key, n, max)).transpose()
+    pub fn opt_count(&self, key: Key, max: usize) -> Result<Option<usize>, Error> {
+        let Some(name) = self.name(key) else { return Ok(None) };
+        self.meta().opt_u64(&name)?.map(|n| self.in_range(&name, n, max)).transpose()
     }
 
-    fn in_range(&self, key: &str, n: u64, max: usize) -> Result<usize, Error> {
-        match usize::try_from(n) {
-            Ok(n) if (1..=max).contains(&n) => Ok(n),
-            _ => Err(self.error(key, format!("is {n}, 1 to {max} wanted"))),
+    /// A count from 0 to `max`, 0 when absent.
+    pub fn count_or_zero(&self, key: Key, max: usize) -> Result<usize, Error> {
+        let Some(name) = self.name(key) else { return Ok(0) };
+        match self.meta().opt_u64(&name)? {
+            None | Some(0) => Ok(0),
+            Some(n) => self.in_range(&name, n, max),
         }
     }
 
+    fn in_range(&self, name: &str, n: u64, max: usize) -> Result<usize, Error> {
+        match usize::try_from(n) {
+            Ok(n) if (1..=max).contains(&n) => Ok(n),
+            _ => Err(self.error_at(name.into(), format!("is {n}, 1 to {max} wanted"))),
+        }
+    }
+
+    /// A flag, or nothing.
+    pub fn opt_bool(&self, key: Key) -> Result<Option<bool>, Error> {
+        let Some(name) = self.name(key) else { return Ok(None) };
+        Ok(self.meta().opt_bool(&name)?)
+    }
+
     /// A number above 0, or nothing.
-    pub fn opt_positive(&self, key: &str) -> Result<Option<f64>, Error> {
-        let Some(x) = self.meta().opt_f32(&self.name(key))? else { return Ok(None) };
-        match x > 0.0 {
-            true => Ok(Some(f64::from(x))),
-            false => Err(self.error(key, format!("is {x}, more than 0 wanted"))),
+    pub fn opt_positive(&self, key: Key) -> Result<Option<f64>, Error> {
+        self.name(key).map_or(Ok(None), |name| self.opt_positive_at(&name))
+    }
+
+    fn opt_positive_at(&self, name: &str) -> Result<Option<f64>, Error> {
+        match self.number(name)? {
+            Some(x) if x <= 0.0 => Err(self.error_at(name.into(), format!("is {x}, more than 0 wanted"))),
+            x => Ok(x),
         }
     }
 
     /// A number that is 0 or more, with a default.
-    fn not_negative(&self, key: &str, default: f64) -> Result<f64, Error> {
-        match self.meta().opt_f32(&self.name(key))? {
-            Some(x) if x < 0.0 => Err(self.error(key, format!("is {x}, 0 or more wanted"))),
-            Some(x) => Ok(f64::from(x)),
-            None => Ok(default),
+    pub fn not_negative(&self, key: Key, default: f64) -> Result<f64, Error> {
+        self.name(key).map_or(Ok(default), |name| self.not_negative_at(&name, default))
+    }
+
+    fn not_negative_at(&self, name: &str, default: f64) -> Result<f64, Error> {
+        match self.number(name)? {
+            Some(x) if x < 0.0 => Err(self.error_at(name.into(), format!("is {x}, 0 or more wanted"))),
+            x => Ok(x.unwrap_or(default)),
         }
     }
 
+    /// A finite number. JSON writes whole numbers as integers.
+    fn number(&self, name: &str) -> Result<Option<f64>, Error> {
+        if self.is_folder()
+            && let Ok(n) = self.meta().opt_i32(name)
+        {
+            return Ok(n.map(f64::from));
+        }
+        Ok(self.meta().opt_f32(name)?.map(f64::from))
+    }
+
+    /// The dimensions of a plain transformer.
     pub fn dims(&self) -> Result<Dims, Error> {
-        let d_model = self.count("embedding_length", MAX_WIDTH)?;
-        let n_head = self.count("attention.head_count", MAX_HEADS)?;
-        let n_kv = self.opt_count("attention.head_count_kv", MAX_HEADS)?.unwrap_or(n_head);
+        let d_model = self.count(D_MODEL, MAX_WIDTH)?;
+        let n_head = self.count(N_HEAD, MAX_HEADS)?;
+        let n_kv = self.opt_count(N_KV, MAX_HEADS)?.unwrap_or(n_head);
         if !n_head.is_multiple_of(n_kv) {
-            let what = format!("is {n_kv}, which does not divide {} {n_head}", self.name("attention.head_count"));
-            return Err(self.error("attention.head_count_kv", what));
+            let heads = self.name(N_HEAD).unwrap_or_default();
+            return Err(self.error(N_KV, format!("is {n_kv}, which does not divide {heads} {n_head}")));
         }
         let d_head = |key| match self.opt_count(key, MAX_HEAD_WIDTH)? {
             Some(d) => Ok(d),
             None if d_model.is_multiple_of(n_head) && d_model / n_head <= MAX_HEAD_WIDTH => Ok(d_model / n_head),
             None => Err(self.error(key, format!("is missing, and {n_head} heads cannot share a width of {d_model}"))),
         };
-        let eps_key = "attention.layer_norm_rms_epsilon";
-        let eps = self.meta().f32(&self.name(eps_key))?;
-        if !(0.0..=1.0).contains(&eps) {
-            return Err(self.error(eps_key, format!("is {eps}, 0 to 1 wanted")));
-        }
         Ok(Dims {
-            n_layer: self.count("block_count", MAX_LAYERS)?,
+            n_layer: self.count(N_LAYER, MAX_LAYERS)?,
             n_vocab: self.n_vocab()?,
-            n_ctx_train: self.count("context_length", MAX_CONTEXT)?,
+            n_ctx_train: self.count(N_CTX_TRAIN, MAX_CONTEXT)?,
             d_model,
             n_head,
             n_kv,
-            d_k: d_head("attention.key_length")?,
-            d_v: d_head("attention.value_length")?,
-            eps,
+            d_k: d_head(D_K)?,
+            d_v: d_head(D_V)?,
+            eps: self.eps(EPS)?,
         })
     }
 
+    /// What a norm adds to the mean square.
+    pub fn eps(&self, key: Key) -> Result<f32, Error> {
+        let name = self.name(key).unwrap_or_default();
+        let eps = self.meta().f32(&name)?;
+        match (0.0..=1.0).contains(&eps) {
+            true => Ok(eps),
+            false => Err(self.error_at(name, format!("is {eps}, 0 to 1 wanted"))),
+        }
+    }
+
     /// The vocabulary is as large as the table of embeddings; a key that says otherwise is an error.
-    fn n_vocab(&self) -> Result<usize, Error> {
-        let table = self.checkpoint.tensor("token_embd.weight").map(|t| (t.shape.as_slice(), t.shape.len()));
-        let Some((&[n_vocab, _], _)) = table else {
-            let file = self.checkpoint.name().into();
-            let what = match table {
-                Some((shape, _)) => format!("has shape {shape:?}, two axes wanted"),
-                None => "is missing".into(),
-            };
-            return Err(Error::Tensor { file, tensor: "token_embd.weight".into(), what });
+    pub fn n_vocab(&self) -> Result<usize, Error> {
+        const NAME: &str = "token_embd.weight";
+        let Some(table) = self.names.tensor(NAME) else { return Err(self.names.error(NAME, "is missing".into())) };
+        let &[n_vocab, _] = table.shape.as_slice() else {
+            return Err(self.names.error(NAME, format!("has shape {:?}, two axes wanted", table.shape)));
         };
         if n_vocab > u32::MAX as usize / 2 {
-            let file = self.checkpoint.name().into();
-            let what = format!("has {n_vocab} rows, at most {} wanted", u32::MAX / 2);
-            return Err(Error::Tensor { file, tensor: "token_embd.weight".into(), what });
+            return Err(self.names.error(NAME, format!("has {n_vocab} rows, at most {} wanted", u32::MAX / 2)));
         }
-        match self.opt_count("vocab_size", usize::MAX)? {
-            Some(n) if n != n_vocab => {
-                Err(self.error("vocab_size", format!("is {n}, token_embd.weight has {n_vocab} rows")))
-            }
+        match self.opt_count(N_VOCAB, usize::MAX)? {
+            Some(n) if n != n_vocab => Err(self.error(N_VOCAB, format!("is {n}, {} has {n_vocab} rows", table.name))),
             _ => Ok(n_vocab),
         }
     }
 
+    /// Width of a dense feed-forward layer.
     pub fn d_ff(&self) -> Result<usize, Error> {
-        self.count("feed_forward_length", MAX_WIDTH)
+        self.count(D_FF, MAX_WIDTH)
     }
 
     /// `None` when the model has no experts.
     pub fn n_expert(&self) -> Result<Option<usize>, Error> {
-        match self.meta().opt_u64(&self.name("expert_count"))? {
-            None | Some(0) => Ok(None),
-            Some(n) => self.in_range("expert_count", n, MAX_EXPERTS).map(Some),
-        }
+        Ok(Some(self.count_or_zero(N_EXPERT, MAX_EXPERTS)?).filter(|&n| n > 0))
     }
 
-    pub fn moe(&self, n_expert: usize) -> Result<MoeDims, Error> {
-        let n_used = self.count("expert_used_count", MAX_USED)?;
+    /// Experts, of a model that must have them.
+    pub fn some_experts(&self) -> Result<usize, Error> {
+        self.n_expert()?.ok_or_else(|| self.error(N_EXPERT, "is missing or 0, 1 or more wanted".into()))
+    }
+
+    /// How many of so many experts a token uses.
+    pub fn n_used(&self, n_expert: usize) -> Result<usize, Error> {
+        let n_used = self.count(N_USED, MAX_USED)?;
         if n_used > n_expert {
-            let what = format!("is {n_used}, {} is {n_expert}", self.name("expert_count"));
-            return Err(self.error("expert_used_count", what));
+            let experts = self.name(N_EXPERT).unwrap_or_default();
+            return Err(self.error(N_USED, format!("is {n_used}, {experts} is {n_expert}")));
         }
+        Ok(n_used)
+    }
+
+    /// Experts behind a softmax router. `renormalise` is the rule of the original model code where the file says nothing.
+    pub fn moe(&self, n_expert: usize, renormalise: bool) -> Result<MoeDims, Error> {
+        let n_used = self.n_used(n_expert)?;
         // Absent and 0 both mean 1, as other readers of these files take it.
-        let scale = self.not_negative("expert_weights_scale", 1.0)? as f32;
+        let scale = self.not_negative(EXPERT_SCALE, 1.0)? as f32;
         // The number of the gating function in files: 1 is softmax over all experts.
-        let gating = self.meta().opt_u32(&self.name("expert_gating_func"))?;
-        if gating.is_some_and(|g| g > 1) {
-            let what = format!("is {}, 1 (softmax) wanted", gating.unwrap_or_default());
-            return Err(self.error("expert_gating_func", what));
+        let gating = self.name(EXPERT_GATING).map_or(Ok(None), |name| self.meta().opt_u32(&name))?;
+        if let Some(gating @ 2..) = gating {
+            return Err(self.error(EXPERT_GATING, format!("is {gating}, 1 (softmax) wanted")));
         }
         Ok(MoeDims {
             n_expert,
             n_used,
-            d_ff: match self.opt_count("expert_feed_forward_length", MAX_WIDTH)? {
+            d_ff: match self.opt_count(D_FF_EXPERT, MAX_WIDTH)? {
                 Some(d_ff) => d_ff,
                 None => self.d_ff()?,
             },
-            renormalise: self.meta().opt_bool(&self.name("expert_weights_norm"))?.unwrap_or(true),
+            renormalise: self.opt_bool(EXPERT_NORM)?.unwrap_or(renormalise),
             scale: if scale == 0.0 { 1.0 } else { scale },
         })
     }
 
-    /// The rotary embedding of the file: base, scaling rule, and the divisors in `rope_freqs.weight`.
-    pub fn rope(&self, dims: &Dims, pairing: RopePairing) -> Result<RopeDecl, Error> {
-        let rotary = self.opt_count("rope.dimension_count", MAX_HEAD_WIDTH)?.unwrap_or(dims.d_k);
-        if rotary > dims.d_k || !rotary.is_multiple_of(2) {
-            let what = format!("is {rotary}, an even number up to the head width {} wanted", dims.d_k);
-            return Err(self.error("rope.dimension_count", what));
-        }
-        let base = self.opt_positive("rope.freq_base")?.unwrap_or(10000.0);
+    /// The rotary embedding of heads `d_head` wide: base, scaling rule, and the divisors in `rope_freqs.weight`.
+    pub fn rope(&self, d_head: usize, pairing: RopePairing) -> Result<RopeDecl, Error> {
+        self.rope_of(None, d_head, pairing)
+    }
+
+    /// As [`Keys::rope`]; `layers` is the type of layers that have their own entry in config.json's `rope_parameters`.
+    pub fn rope_of(&self, layers: Option<&str>, d_head: usize, pairing: RopePairing) -> Result<RopeDecl, Error> {
+        let own = layers.map(|layers| format!("rope_parameters.{layers}.")).unwrap_or_default();
+        let sections: &[&str] = &[&own, "rope_parameters.", "rope_scaling.", ""];
+        let sections = if own.is_empty() { &sections[1..] } else { sections };
+        let keys = RopeKeys { keys: *self, sections };
+        let rotary = keys.rotary(d_head)?;
+        let base = keys.opt_positive(ROPE_BASE)?.unwrap_or(10000.0);
         if base <= 1.0 {
-            return Err(self.error("rope.freq_base", format!("is {base}, more than 1 wanted")));
+            return Err(keys.error(ROPE_BASE, format!("is {base}, more than 1 wanted")));
         }
-        let scaling = self.scaling(dims.n_ctx_train)?;
+        let scaling = keys.scaling()?;
         let divisors = self.rope_divisors(rotary)?;
         Ok(rope::table(rotary, base, divisors.as_deref(), scaling, pairing))
     }
 
-    fn scaling(&self, n_ctx_train: usize) -> Result<Scaling, Error> {
+    /// `rope_freqs.weight`, `[rotary / 2]` f32: the one tensor whose numbers the plan itself needs.
+    fn rope_divisors(&self, rotary: usize) -> Result<Option<Vec<f32>>, Error> {
+        let checkpoint = self.names.checkpoint();
+        let Some(info) = checkpoint.tensor(ROPE_FREQS) else { return Ok(None) };
+        if info.dtype != quant::WeightType::F32 || info.shape != [rotary / 2] {
+            let what = format!("is {} {:?}, f32 [{}] wanted", info.dtype, info.shape, rotary / 2);
+            return Err(self.names.error(ROPE_FREQS, what));
+        }
+        let mut divisors = vec![0.0; rotary / 2];
+        quant::decode_row(info.dtype, checkpoint.bytes(info), &mut divisors);
+        match divisors.iter().find(|&&d| !(d.is_finite() && d > 0.0)) {
+            Some(d) => Err(self.names.error(ROPE_FREQS, format!("divides a frequency by {d}, more than 0 wanted"))),
+            None => Ok(Some(divisors)),
+        }
+    }
+}
+
+/// The keys of one rotary embedding, which config.json keeps in one of several sections.
+struct RopeKeys<'a> {
+    keys: Keys<'a>,
+    sections: &'a [&'a str],
+}
+
+impl RopeKeys<'_> {
+    fn name(&self, key: Key) -> Option<String> {
+        self.keys.name_in(self.sections, key)
+    }
+
+    fn error(&self, key: Key, what: String) -> Error {
+        self.keys.error_at(self.name(key).unwrap_or_default(), what)
+    }
+
+    fn opt_positive(&self, key: Key) -> Result<Option<f64>, Error> {
+        self.name(key).map_or(Ok(None), |name| self.keys.opt_positive_at(&name))
+    }
+
+    fn not_negative(&self, key: Key, default: f64) -> Result<f64, Error> {
+        self.name(key).map_or(Ok(default), |name| self.keys.not_negative_at(&name, default))
+    }
+
+    /// How many dims of a head are rotated: a number in GGUF, a share in config.json.
+    fn rotary(&self, d_head: usize) -> Result<usize, Error> {
+        let (key, rotary) = match self.opt_positive(ROTARY_SHARE)? {
+            Some(share) => (ROTARY_SHARE, (share * d_head as f64) as usize),
+            None => (ROTARY, self.keys.opt_count(ROTARY, MAX_HEAD_WIDTH)?.unwrap_or(d_head)),
+        };
+        if rotary == 0 || rotary > d_head || !rotary.is_multiple_of(2) {
+            let what = format!("is {rotary}, an even number up to the head width {d_head} wanted");
+            return Err(self.error(key, what));
+        }
+        Ok(rotary)
+    }
+
+    fn scaling(&self) -> Result<Scaling, Error> {
         // 0 stands for "none" in some files, and an older key says the same as the newer.
-        let factor = match self.not_negative("rope.scaling.factor", 0.0)? {
-            0.0 => self.not_negative("rope.scale_linear", 0.0)?,
+        let factor = match self.not_negative(FACTOR, 0.0)? {
+            0.0 => self.not_negative(FACTOR_LINEAR, 0.0)?,
             factor => factor,
         };
         let factor = if factor == 0.0 { 1.0 } else { factor };
-        match self.meta().opt_str(&self.name("rope.scaling.type"))? {
-            Some("none") => Ok(Scaling::None),
+        let kind = match self.name(SCALING) {
+            Some(name) => self.keys.meta().opt_str(&name)?,
+            None => None,
+        };
+        match kind {
+            // mrope is how images are placed: text stands at the same position in every section.
+            Some("none" | "default" | "mrope") => Ok(Scaling::None),
             None | Some("linear") => Ok(if factor == 1.0 { Scaling::None } else { Scaling::Linear { factor } }),
-            Some("yarn") => Ok(Scaling::Yarn(Yarn {
+            Some("yarn") => Ok(Scaling::Yarn(self.yarn(factor)?)),
+            Some("llama3") => Ok(Scaling::Llama3 {
                 factor,
-                n_ctx_orig: self.opt_count("rope.scaling.original_context_length", MAX_CONTEXT)?.unwrap_or(n_ctx_train),
-                beta_fast: self.opt_positive("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
-                beta_slow: self.opt_positive("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
-                ext_factor: self.not_negative("rope.scaling.yarn_ext_factor", 1.0)?,
-                attn_factor: self.opt_positive("rope.scaling.attn_factor")?.unwrap_or(1.0),
-                log_multiplier: self.not_negative("rope.scaling.yarn_log_multiplier", 0.0)?,
-            })),
+                low: self.opt_positive(LOW_FREQ)?.unwrap_or(1.0),
+                high: self.opt_positive(HIGH_FREQ)?.unwrap_or(4.0),
+                n_ctx_orig: self.n_ctx_orig()?,
+            }),
             Some(other) => {
                 let what = format!("is {}, one of none, linear, yarn wanted", crate::error::printable(other));
-                Err(self.error("rope.scaling.type", what))
+                Err(self.error(SCALING, what))
             }
         }
     }
 
-    /// `rope_freqs.weight`, `[rotary / 2]` f32: the one tensor whose numbers the plan itself needs.
-    fn rope_divisors(&self, rotary: usize) -> Result<Option<Vec<f32>>, Error> {
-        const NAME: &str = super::parts::ROPE_FREQS;
-        let Some(info) = self.checkpoint.tensor(NAME) else { return Ok(None) };
-        let error = |what| Error::Tensor { file: self.checkpoint.name().into(), tensor: NAME.into(), what };
-        if info.dtype != quant::WeightType::F32 || info.shape != [rotary / 2] {
-            let what = format!("is {} {:?}, f32 [{}] wanted", info.dtype, info.shape, rotary / 2);
-            return Err(error(what));
+    fn n_ctx_orig(&self) -> Result<usize, Error> {
+        let Some(name) = self.name(N_CTX_ORIG) else { return self.keys.count(N_CTX_TRAIN, MAX_CONTEXT) };
+        match self.keys.meta().opt_u64(&name)? {
+            Some(n) => self.keys.in_range(&name, n, MAX_CONTEXT),
+            None => self.keys.count(N_CTX_TRAIN, MAX_CONTEXT),
         }
-        let mut divisors = vec![0.0; rotary / 2];
-        quant::decode_row(info.dtype, self.checkpoint.bytes(info), &mut divisors);
-        match divisors.iter().find(|&&d| !(d.is_finite() && d > 0.0)) {
-            Some(d) => Err(error(format!("divides a frequency by {d}, more than 0 wanted"))),
-            None => Ok(Some(divisors)),
-        }
+    }
+
+    fn yarn(&self, factor: f64) -> Result<Yarn, Error> {
+        Ok(Yarn {
+            factor,
+            n_ctx_orig: self.n_ctx_orig()?,
+            beta_fast: self.opt_positive(BETA_FAST)?.unwrap_or(32.0),
+            beta_slow: self.opt_positive(BETA_SLOW)?.unwrap_or(1.0),
+            ext_factor: self.not_negative(EXT_FACTOR, 1.0)?,
+            attn_factor: self.opt_positive(ATTN_FACTOR)?.unwrap_or(1.0),
+            mscale: self.opt_positive(MSCALE)?.unwrap_or(1.0),
+            log_multiplier: self.not_negative(LOG_MULTIPLIER, 0.0)?,
+            attention_factor: self.opt_positive(ATTENTION_FACTOR)?,
+        })
     }
 }

@@ -1,20 +1,29 @@
-//! Llama and what shares its shape (Mistral, SmolLM, Mixtral): interleaved rope, biases and experts where the file has
-//! them. Converters permute the rows of q and k, so that the pairs of a head stand next to each other.
+//! Llama and what shares its shape (Mistral, SmolLM, Mixtral): biases and experts where the file has them. Converters to GGUF
+//! permute the rows of q and k, so that the pairs of a head stand next to each other; folders keep the halves of a head.
 
 use checkpoint::Checkpoint;
 
-use super::keys::Keys;
+use super::keys::{ATTENTION_SCALE, Keys};
 use super::parts::{self, Attention};
 use crate::Error;
+use crate::names::Alias;
 use crate::plan::build::Builder;
 use crate::plan::{Plan, RopePairing};
 
 const ARCH: &str = "llama";
 
+/// Mixtral's modules.
+const ALIASES: &[Alias] = &[
+    ("ffn_gate_inp", &["block_sparse_moe.gate"]),
+    ("ffn_gate_exps", &["block_sparse_moe.switch_mlp.gate_proj", "block_sparse_moe.experts.*.w1"]),
+    ("ffn_up_exps", &["block_sparse_moe.switch_mlp.up_proj", "block_sparse_moe.experts.*.w3"]),
+    ("ffn_down_exps", &["block_sparse_moe.switch_mlp.down_proj", "block_sparse_moe.experts.*.w2"]),
+];
+
 pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
-    let keys = Keys::new(checkpoint, ARCH);
+    let keys = Keys::new(checkpoint, ALIASES);
     let dims = keys.dims()?;
-    let moe = keys.n_expert()?.map(|n_expert| keys.moe(n_expert)).transpose()?;
+    let moe = keys.n_expert()?.map(|n_expert| keys.moe(n_expert, true)).transpose()?;
     if moe.is_some() && checkpoint.tensor("blk.0.ffn_gate.0.weight").is_some() {
         return Err(Error::Tensor {
             file: checkpoint.name().into(),
@@ -25,10 +34,11 @@ pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
         });
     }
     let d_ff = if moe.is_none() { keys.d_ff()? } else { 0 };
-    let rope = keys.rope(&dims, RopePairing::Interleaved)?;
-    let scale = keys.opt_positive("attention.scale")?.map(|scale| scale as f32);
+    let pairing = if keys.is_folder() { RopePairing::Half } else { RopePairing::Interleaved };
+    let rope = keys.rope(dims.d_k, pairing)?;
+    let scale = keys.opt_positive(ATTENTION_SCALE)?.map(|scale| scale as f32);
 
-    let mut b = Builder::new(checkpoint, ARCH, dims.n_vocab, dims.d_model, dims.n_ctx_train);
+    let mut b = Builder::new(keys.names(), ARCH, dims.n_vocab, dims.d_model, dims.n_ctx_train);
     let scale = scale.unwrap_or(1.0 / (dims.d_k as f32).sqrt());
     let how = Attention { rope: b.rope(rope), qk_norm: false, scale };
     let x = parts::embed(&mut b, &dims)?;

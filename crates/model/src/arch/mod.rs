@@ -15,21 +15,43 @@ use crate::Error;
 use crate::error::printable;
 use crate::plan::Plan;
 
+/// The key of a GGUF file's architecture; folders lack it and have `model_type`.
+const ARCHITECTURE: &str = "general.architecture";
+
 /// What turns a checkpoint's header into plain ops.
 pub type Build = fn(&Checkpoint) -> Result<Plan, Error>;
 
-/// Architectures by the name that GGUF files carry.
-pub const ARCHS: &[(&str, Build)] = &[("llama", llama::build), ("qwen3", qwen3::build), ("qwen3moe", qwen3moe::build)];
+/// An architecture: the names that files give it, and its code.
+pub struct Arch {
+    /// `general.architecture` of GGUF files.
+    pub gguf: &'static [&'static str],
+    /// `model_type` of config.json.
+    pub folder: &'static [&'static str],
+    /// Its code.
+    pub build: Build,
+}
+
+/// All architectures.
+#[rustfmt::skip]
+pub const ARCHS: &[Arch] = &[
+    Arch { gguf: &["llama"],    folder: &["llama", "mistral", "mixtral"], build: llama::build },
+    Arch { gguf: &["qwen3"],    folder: &["qwen3"],                       build: qwen3::build },
+    Arch { gguf: &["qwen3moe"], folder: &["qwen3_moe"],                   build: qwen3moe::build },
+];
 
 /// Builds the plain plan of a checkpoint, unfused and validated. Fails as [`crate::build`] does.
 pub fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
-    let arch = checkpoint.meta().str("general.architecture")?;
-    match ARCHS.iter().find(|(name, _)| *name == arch) {
-        Some((_, build)) => build(checkpoint),
+    let meta = checkpoint.meta();
+    let (name, names): (_, fn(&Arch) -> &'static [&'static str]) = match meta.opt_str("model_type")? {
+        Some(model_type) if meta.get(ARCHITECTURE).is_none() => (model_type, |arch| arch.folder),
+        _ => (meta.str(ARCHITECTURE)?, |arch| arch.gguf),
+    };
+    match ARCHS.iter().find(|arch| names(arch).contains(&name)) {
+        Some(arch) => (arch.build)(checkpoint),
         None => Err(Error::Architecture {
             file: checkpoint.name().into(),
-            arch: printable(arch),
-            supported: ARCHS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", "),
+            arch: printable(name),
+            supported: ARCHS.iter().flat_map(|arch| names(arch)).copied().collect::<Vec<_>>().join(", "),
         }),
     }
 }

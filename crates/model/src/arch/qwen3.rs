@@ -11,12 +11,12 @@ use crate::plan::{Plan, RopePairing};
 const ARCH: &str = "qwen3";
 
 pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
-    let keys = Keys::new(checkpoint, ARCH);
+    let keys = Keys::new(checkpoint, &[]);
     let dims = keys.dims()?;
     let d_ff = keys.d_ff()?;
-    let rope = keys.rope(&dims, RopePairing::Half)?;
+    let rope = keys.rope(dims.d_k, RopePairing::Half)?;
 
-    let mut b = Builder::new(checkpoint, ARCH, dims.n_vocab, dims.d_model, dims.n_ctx_train);
+    let mut b = Builder::new(keys.names(), ARCH, dims.n_vocab, dims.d_model, dims.n_ctx_train);
     let how = Attention { rope: b.rope(rope), qk_norm: true, scale: 1.0 / (dims.d_k as f32).sqrt() };
     let x = parts::embed(&mut b, &dims)?;
     for layer in 0..dims.n_layer {

@@ -11,15 +11,12 @@ use crate::plan::{Plan, RopePairing};
 const ARCH: &str = "qwen3moe";
 
 pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
-    let keys = Keys::new(checkpoint, ARCH);
+    let keys = Keys::new(checkpoint, &[]);
     let dims = keys.dims()?;
-    let Some(n_expert) = keys.n_expert()? else {
-        return Err(keys.error("expert_count", "is missing or 0, 1 or more wanted".into()));
-    };
-    let moe = keys.moe(n_expert)?;
-    let rope = keys.rope(&dims, RopePairing::Half)?;
+    let moe = keys.moe(keys.some_experts()?, true)?;
+    let rope = keys.rope(dims.d_k, RopePairing::Half)?;
 
-    let mut b = Builder::new(checkpoint, ARCH, dims.n_vocab, dims.d_model, dims.n_ctx_train);
+    let mut b = Builder::new(keys.names(), ARCH, dims.n_vocab, dims.d_model, dims.n_ctx_train);
     let how = Attention { rope: b.rope(rope), qk_norm: true, scale: 1.0 / (dims.d_k as f32).sqrt() };
     let x = parts::embed(&mut b, &dims)?;
     for layer in 0..dims.n_layer {

@@ -2,21 +2,20 @@
 //!
 //! Knows the checkpoint's header, and nothing of any architecture.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
-use checkpoint::Checkpoint;
-use quant::WeightType;
+use quant::act::ActKind;
 
 use super::{
-    Buf, BufDecl, Cache, CacheDecl, Elem, LinearPart, Op, Plan, Read, Rope, RopeDecl, Rows, Source, State, StateDecl,
-    Weight, WeightDecl, validate,
+    Buf, BufDecl, Cache, CacheDecl, Elem, LinearPart, Op, Plan, Read, Rope, RopeDecl, Rows, State, StateDecl, Weight,
+    WeightDecl, validate,
 };
 use crate::Error;
-use crate::error::printable;
+use crate::names::{Found, Names};
 
 /// A plan in the making.
 pub struct Builder<'a> {
-    checkpoint: &'a Checkpoint,
+    names: Names<'a>,
     plan: Plan,
     layer: Option<u32>,
     by_name: HashMap<String, Weight>,
@@ -24,7 +23,7 @@ pub struct Builder<'a> {
 
 impl<'a> Builder<'a> {
     /// An empty plan over the tensors of a checkpoint.
-    pub fn new(checkpoint: &'a Checkpoint, arch: &str, n_vocab: usize, d_model: usize, n_ctx_train: usize) -> Self {
+    pub fn new(names: Names<'a>, arch: &str, n_vocab: usize, d_model: usize, n_ctx_train: usize) -> Self {
         let plan = Plan {
             arch: arch.into(),
             n_vocab,
@@ -39,7 +38,7 @@ impl<'a> Builder<'a> {
             layers: Vec::new(),
             logits: Buf(u32::MAX),
         };
-        Self { checkpoint, plan, layer: None, by_name: HashMap::new() }
+        Self { names, plan, layer: None, by_name: HashMap::new() }
     }
 
     /// What follows belongs to this layer; `None` is before the first or after the last.
@@ -48,43 +47,41 @@ impl<'a> Builder<'a> {
         self
     }
 
-    /// Whether the checkpoint has a tensor of this name.
+    /// Whether the checkpoint has a tensor for this name of GGUF's.
     pub fn has(&self, name: &str) -> bool {
-        self.checkpoint.tensor(name).is_some()
+        self.names.has(name)
     }
 
-    /// A tensor of any type with this shape. The same name gives the same weight again.
+    /// A tensor of any type with this shape, by GGUF's name. The same name gives the same weight again.
     ///
-    /// Axes of length 1 in front are taken as they come: some writers drop them.
+    /// Axes of length 1 are taken as they come: some writers drop them.
     pub fn weight(&mut self, name: &str, shape: &[usize]) -> Result<Weight, Error> {
-        let Some(info) = self.checkpoint.tensor(name) else {
-            return Err(self.tensor_error(name, format!("is missing, {shape:?} wanted")));
-        };
-        if squeeze(&info.shape) != squeeze(shape) {
-            return Err(self.tensor_error(name, format!("has shape {:?}, {shape:?} wanted", info.shape)));
-        }
-        if let Some(&weight) = self.by_name.get(name) {
-            return Ok(weight);
+        let Found { dtype, source } = self.names.find(name, shape)?;
+        Ok(self.declare_weight(WeightDecl { name: name.into(), dtype, shape: shape.into(), source, read: Read::Plain }))
+    }
+
+    fn declare_weight(&mut self, decl: WeightDecl) -> Weight {
+        if let Some(&weight) = self.by_name.get(&decl.name) {
+            return weight;
         }
         let weight = Weight(self.plan.weights.len() as u32);
-        self.plan.weights.push(WeightDecl {
-            name: name.into(),
-            dtype: info.dtype,
-            shape: shape.into(),
-            source: Source::Tensor(name.into()),
-            read: Read::Plain,
-        });
-        self.by_name.insert(name.into(), weight);
-        Ok(weight)
+        self.by_name.insert(decl.name.clone(), weight);
+        self.plan.weights.push(decl);
+        weight
     }
 
-    /// A vector `[n]` of f32: norms and biases are always stored so.
+    /// A vector `[n]` of plain numbers: norms and biases are never quantised.
     pub fn vector(&mut self, name: &str, n: usize) -> Result<Weight, Error> {
-        let weight = self.weight(name, &[n])?;
-        match self.plan.weight(weight).dtype {
-            WeightType::F32 => Ok(weight),
-            other => Err(self.tensor_error(name, format!("has type {other}, f32 wanted"))),
+        self.vector_read(name, n, Read::Plain)
+    }
+
+    /// A vector `[n]` whose numbers are changed as they are read.
+    pub fn vector_read(&mut self, name: &str, n: usize, read: Read) -> Result<Weight, Error> {
+        let Found { dtype, source } = self.names.find(name, &[n])?;
+        if dtype.act() != ActKind::F32 {
+            return Err(self.names.error(name, format!("has type {dtype}, f32, f16 or bf16 wanted")));
         }
+        Ok(self.declare_weight(WeightDecl { name: name.into(), dtype, shape: vec![n], source, read }))
     }
 
     /// A vector that the checkpoint need not have.
@@ -155,22 +152,13 @@ impl<'a> Builder<'a> {
     /// `ignored` does not excuse: a tensor without a use means that the model computes something else.
     pub fn finish(mut self, logits: Buf, ignored: impl Fn(&str) -> bool) -> Result<Plan, Error> {
         self.plan.logits = logits;
-        let unused =
-            self.checkpoint.tensors().iter().find(|t| !self.by_name.contains_key(&t.name) && !ignored(&t.name));
-        if let Some(info) = unused {
+        let used: HashSet<&str> = self.plan.weights.iter().flat_map(|decl| decl.source.tensors()).collect();
+        let excused = |name: &str| used.contains(name) || Names::is_other_modality(name) || ignored(name);
+        if let Some(info) = self.names.checkpoint().tensors().iter().find(|t| !excused(&t.name)) {
             let what = format!("{} {:?} is in the file, {} has no use for it", info.dtype, info.shape, self.plan.arch);
-            return Err(self.tensor_error(&info.name, what));
+            return Err(self.names.error(&info.name, what));
         }
         validate::validate(&self.plan)?;
         Ok(self.plan)
     }
-
-    fn tensor_error(&self, name: &str, what: String) -> Error {
-        Error::Tensor { file: self.checkpoint.name().into(), tensor: printable(name), what }
-    }
-}
-
-fn squeeze(shape: &[usize]) -> &[usize] {
-    let ones = shape.iter().take_while(|&&axis| axis == 1).count();
-    &shape[ones.min(shape.len().saturating_sub(1))..]
 }

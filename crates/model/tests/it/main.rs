@@ -3,6 +3,7 @@
 
 mod costs;
 mod header;
+mod names;
 mod plans;
 mod refusals;
 mod rules;

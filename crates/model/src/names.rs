@@ -1,0 +1,258 @@
+//! Where a tensor lies: architectures call tensors by GGUF's names, and this file finds them in any kind of file.
+//!
+//! GGUF files are looked up as they are. Folders (MLX, HF safetensors) name the modules of the original model code; a table
+//! of aliases, one for all architectures and one of the architecture's own, says which module is meant, and whether the
+//! rows stand in one tensor, in one for each expert, or fused with others. Knows no architecture and no key.
+
+use checkpoint::{Checkpoint, TensorInfo};
+
+use crate::Error;
+use crate::error::printable;
+use crate::plan::{Slab, Source};
+use quant::WeightType;
+
+/// GGUF's name of a tensor inside its layer, and the names that folders have for it, most usual first.
+///
+/// GGUF's name comes without `.weight` or `.bias`, which is then the same in the folder; or with it, and then the folder's
+/// name is complete. In the names of folders
+/// * `*` stands for the number of the expert: the stack is made of one tensor each;
+/// * `[0/2]` at the end means that every matrix of the tensor holds two matrices one above the other, and the first is
+///   meant;
+/// * `=` in front means that the name is of GGUF's form after all, for what converters have fused.
+pub type Alias = (&'static str, &'static [&'static str]);
+
+/// What most model code agrees on.
+const COMMON: &[Alias] = &[
+    ("token_embd", &["embed_tokens"]),
+    ("output_norm", &["norm"]),
+    ("output", &["lm_head"]),
+    ("attn_norm", &["input_layernorm"]),
+    ("attn_q", &["self_attn.q_proj"]),
+    ("attn_k", &["self_attn.k_proj"]),
+    ("attn_v", &["self_attn.v_proj"]),
+    ("attn_output", &["self_attn.o_proj"]),
+    ("attn_q_norm", &["self_attn.q_norm"]),
+    ("attn_k_norm", &["self_attn.k_norm"]),
+    ("ffn_norm", &["post_attention_layernorm"]),
+    ("ffn_gate", &["mlp.gate_proj"]),
+    ("ffn_up", &["mlp.up_proj"]),
+    ("ffn_down", &["mlp.down_proj"]),
+    ("ffn_gate_inp", &["mlp.gate"]),
+    ("exp_probs_b.bias", &["mlp.gate.e_score_correction_bias"]),
+    (
+        "ffn_gate_exps",
+        &[
+            "=ffn_gate_up_exps[0/2]",
+            "mlp.switch_mlp.gate_proj",
+            "mlp.experts.*.gate_proj",
+            "mlp.experts.gate_up_proj[0/2]",
+            "mlp.switch_mlp.gate_up_proj[0/2]",
+        ],
+    ),
+    (
+        "ffn_up_exps",
+        &[
+            "=ffn_gate_up_exps[1/2]",
+            "mlp.switch_mlp.up_proj",
+            "mlp.experts.*.up_proj",
+            "mlp.experts.gate_up_proj[1/2]",
+            "mlp.switch_mlp.gate_up_proj[1/2]",
+        ],
+    ),
+    ("ffn_down_exps", &["mlp.switch_mlp.down_proj", "mlp.experts.*.down_proj", "mlp.experts.down_proj"]),
+    ("ffn_gate_shexp", &["mlp.shared_expert.gate_proj", "mlp.shared_experts.gate_proj"]),
+    ("ffn_up_shexp", &["mlp.shared_expert.up_proj", "mlp.shared_experts.up_proj"]),
+    ("ffn_down_shexp", &["mlp.shared_expert.down_proj", "mlp.shared_experts.down_proj"]),
+    ("ffn_gate_inp_shexp", &["mlp.shared_expert_gate"]),
+];
+
+/// In front of the modules of the text model.
+const ROOTS: &[&str] = &["model.", "language_model.model.", "model.language_model.", "language_model.", ""];
+
+/// Parts of names of what a text model has no use for: towers for images and sound, and layers that predict further tokens.
+const OTHER_MODALITIES: &[&str] = &[
+    "visual.",
+    "vision_tower.",
+    "vision_model.",
+    "multi_modal_projector.",
+    "embed_vision.",
+    "audio_tower.",
+    "embed_audio.",
+];
+
+/// The tensors of a checkpoint under GGUF's names.
+#[derive(Clone, Copy)]
+pub struct Names<'a> {
+    checkpoint: &'a Checkpoint,
+    own: &'static [Alias],
+}
+
+/// A weight, found.
+pub struct Found {
+    /// Its type, of all slabs.
+    pub dtype: WeightType,
+    /// Where its rows lie.
+    pub source: Source,
+}
+
+/// One way to find a weight: a tensor, or one an expert, or a piece of one.
+struct Place {
+    /// Name of the tensor, `*` for the expert.
+    tensor: String,
+    /// `(i, n)`: piece `i` of `n`.
+    piece: (usize, usize),
+}
+
+impl<'a> Names<'a> {
+    /// The tensors of a checkpoint; `own` aliases go before the common ones.
+    pub fn new(checkpoint: &'a Checkpoint, own: &'static [Alias]) -> Self {
+        Self { checkpoint, own }
+    }
+
+    /// The checkpoint.
+    pub fn checkpoint(&self) -> &'a Checkpoint {
+        self.checkpoint
+    }
+
+    /// Whether the checkpoint has a tensor for this name.
+    pub fn has(&self, name: &str) -> bool {
+        self.place(name).is_some()
+    }
+
+    /// The tensor that alone stands for this name; `None` as well where it is made of several.
+    pub fn tensor(&self, name: &str) -> Option<&'a TensorInfo> {
+        let place = self.place(name)?;
+        if place.piece == (0, 1) { self.checkpoint.tensor(&place.tensor) } else { None }
+    }
+
+    /// Finds the rows of a weight of this shape; what is not there, or has another shape, is an error.
+    ///
+    /// Axes of length 1 are taken as they come: some writers drop them.
+    pub fn find(&self, name: &str, shape: &[usize]) -> Result<Found, Error> {
+        let Some(place) = self.place(name) else {
+            return Err(self.error(name, format!("is missing, {shape:?} wanted")));
+        };
+        if place.tensor.contains('*') {
+            return self.per_expert(&place, shape);
+        }
+        let info = self.whole(&place.tensor, &place.fused(shape))?;
+        let (i, n) = place.piece;
+        let source = match (n, shape) {
+            (1, _) => Source::Tensor(place.tensor),
+            (_, &[.., rows, _]) => {
+                let n_stack = if shape.len() == 3 { shape[0] } else { 1 };
+                let slab = |s: usize| Slab { tensor: place.tensor.clone(), first_row: (s * n + i) * rows };
+                Source::Slabs((0..n_stack).map(slab).collect())
+            }
+            _ => return Err(self.error(&place.tensor, format!("is no part of a matrix {shape:?}"))),
+        };
+        Ok(Found { dtype: info.dtype, source })
+    }
+
+    /// A stack of experts that have a tensor each, all of one type.
+    fn per_expert(&self, place: &Place, shape: &[usize]) -> Result<Found, Error> {
+        let &[n_expert, n, k] = shape else {
+            return Err(self.error(&place.tensor, format!("is no stack of experts {shape:?}")));
+        };
+        let mut dtype = None;
+        let slab = |expert: usize| {
+            let tensor = place.tensor.replace('*', &expert.to_string());
+            let info = self.whole(&tensor, &[n, k])?;
+            let first = *dtype.get_or_insert(info.dtype);
+            if info.dtype != first {
+                return Err(self.error(&tensor, format!("has type {}, expert 0 has {first}", info.dtype)));
+            }
+            Ok(Slab { tensor, first_row: 0 })
+        };
+        let slabs = (0..n_expert).map(slab).collect::<Result<Vec<_>, _>>()?;
+        match dtype {
+            Some(dtype) => Ok(Found { dtype, source: Source::Slabs(slabs) }),
+            None => Err(self.error(&place.tensor, "is a stack of no experts".into())),
+        }
+    }
+
+    /// A tensor of this shape.
+    fn whole(&self, tensor: &str, shape: &[usize]) -> Result<&'a TensorInfo, Error> {
+        match self.checkpoint.tensor(tensor) {
+            None => Err(self.error(tensor, format!("is missing, {shape:?} wanted"))),
+            Some(info) if !squeeze(&info.shape).eq(squeeze(shape)) => {
+                Err(self.error(tensor, format!("has shape {:?}, {shape:?} wanted", info.shape)))
+            }
+            Some(info) => Ok(info),
+        }
+    }
+
+    /// The first place in the checkpoint that a name may mean.
+    fn place(&self, name: &str) -> Option<Place> {
+        let is_there = |place: &Place| self.checkpoint.tensor(&place.tensor.replace('*', "0")).is_some();
+        if self.checkpoint.tensor(name).is_some() {
+            return Some(Place { tensor: name.into(), piece: (0, 1) });
+        }
+        let (layer, rest) = match name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
+            Some((layer, rest)) => (Some(layer), rest),
+            None => (None, name),
+        };
+        let (stem, suffix) = rest.rsplit_once('.').unwrap_or((rest, ""));
+        for &(of, aliases) in self.own.iter().chain(COMMON) {
+            let suffixes: &[&str] = match () {
+                () if of == rest => &[""],
+                // Stacks of experts in HF files are parameters of their module, not modules with a weight.
+                () if of == stem && suffix == "weight" => &["weight", ""],
+                () if of == stem => &[suffix],
+                () => continue,
+            };
+            for (alias, suffix) in aliases.iter().flat_map(|&alias| suffixes.iter().map(move |&s| (alias, s))) {
+                if let Some(place) = Place::all(alias, layer, suffix).find(is_there) {
+                    return Some(place);
+                }
+            }
+        }
+        None
+    }
+
+    /// Whether no text model of any architecture has a use for this tensor.
+    pub fn is_other_modality(name: &str) -> bool {
+        name.starts_with("mtp.")
+            || name.contains(".mtp.")
+            || name.ends_with("rotary_emb.inv_freq")
+            || OTHER_MODALITIES.iter().any(|part| name.contains(part))
+    }
+
+    /// An error about a tensor of this checkpoint.
+    pub fn error(&self, tensor: &str, what: String) -> Error {
+        Error::Tensor { file: self.checkpoint.name().into(), tensor: printable(tensor), what }
+    }
+}
+
+impl Place {
+    /// The places an alias stands for in files of all kinds.
+    fn all<'s>(alias: &'s str, layer: Option<&'s str>, suffix: &'s str) -> impl Iterator<Item = Place> + 's {
+        let (module, piece) = match alias.strip_suffix(']').and_then(|a| a.split_once('[')) {
+            Some((module, "0/2")) => (module, (0, 2)),
+            Some((module, _)) => (module, (1, 2)),
+            None => (alias, (0, 1)),
+        };
+        let end = if suffix.is_empty() { String::new() } else { format!(".{suffix}") };
+        let gguf = module.strip_prefix('=').map(|module| match layer {
+            Some(layer) => format!("blk.{layer}.{module}{end}"),
+            None => format!("{module}{end}"),
+        });
+        let layer = layer.map(|layer| format!("layers.{layer}.")).unwrap_or_default();
+        let is_gguf = gguf.is_some();
+        let folder = ROOTS.iter().filter(move |_| !is_gguf).map(move |root| format!("{root}{layer}{module}{end}"));
+        gguf.into_iter().chain(folder).map(move |tensor| Place { tensor, piece })
+    }
+
+    /// The shape of the tensor that holds a matrix or stack of this shape as one of its pieces.
+    fn fused(&self, shape: &[usize]) -> Vec<usize> {
+        let mut shape = shape.to_vec();
+        if let [.., rows, _] = shape.as_mut_slice() {
+            *rows *= self.piece.1;
+        }
+        shape
+    }
+}
+
+fn squeeze(shape: &[usize]) -> impl Iterator<Item = &usize> {
+    shape.iter().filter(|&&axis| axis != 1)
+}
