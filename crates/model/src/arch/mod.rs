@@ -51,7 +51,7 @@ pub fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
         None => Err(Error::Architecture {
             file: checkpoint.name().into(),
             arch: printable(name),
-            supported: ARCHS.iter().flat_map(|arch| names(arch)).copied().collect::<Vec<_>>().join(", "),
+            supported: ARCHS.iter().flat_map(names).copied().collect::<Vec<_>>().join(", "),
         }),
     }
 }
