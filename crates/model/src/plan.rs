@@ -173,6 +173,9 @@ pub struct CacheDecl {
     pub d_k: usize,
     /// Width of a value head.
     pub d_v: usize,
+    /// The values are the first `d_v` numbers of the keys and are stored once, as part of them: the latent cache of
+    /// multi-head latent attention (DeepSeek-V2, arXiv 2405.04434).
+    pub v_in_k: bool,
 }
 
 /// Recurrent state of one op: what it carries from a sequence's positions so far to the next, of a size that does not grow.
@@ -224,16 +227,63 @@ pub enum Gate {
     },
 }
 
-/// How a router turns logits into experts and their weights.
+/// How a router turns logits into experts and their weights: choices that do not depend on each other.
+///
+/// Every expert has a score; the best `n_used` by score plus bias, among the groups that are open, are chosen; their
+/// weights come from the scores without the bias.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Router {
-    /// softmax over all experts, best `k`, then renormalised to sum 1 when `renormalise` (Qwen3-MoE, Mixtral), times `scale`.
-    Softmax {
-        /// Divide the chosen weights by their sum.
-        renormalise: bool,
-        /// Factor on the final weights.
-        scale: f32,
-    },
+pub struct Router {
+    /// From logits to scores.
+    pub score: Score,
+    /// `[n_expert]`, f32: added to the scores for choosing only (DeepSeek-V3, GLM-4.5).
+    pub bias: Option<Weight>,
+    /// Only experts of the best groups may be chosen; the others stand at -inf.
+    pub groups: Option<Groups>,
+    /// Divide the chosen weights by their sum plus this number, the epsilon of the original code (0 where it has none).
+    pub renormalise: Option<f32>,
+    /// Factor on the final weights.
+    pub scale: f32,
+    /// `[n_expert]`, f32: factor on the final weight of each expert (Gemma 4).
+    pub expert_scale: Option<Weight>,
+}
+
+/// From router logits to scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Score {
+    /// Softmax over all experts (Qwen3-MoE, Mixtral, DeepSeek-V2).
+    Softmax,
+    /// Each expert by itself (DeepSeek-V3, GLM-4.5).
+    Sigmoid,
+    /// The logits themselves; the weights are the softmax over the chosen ones (gpt-oss).
+    Raw,
+}
+
+/// Experts in groups of equal size, of which the best are open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Groups {
+    /// Number of groups; group `g` holds the experts from `g · n_expert / n_group` on.
+    pub n_group: usize,
+    /// Groups that are open.
+    pub n_used: usize,
+    /// What a group is worth.
+    pub score: GroupScore,
+}
+
+/// What a group is worth; scores count with their bias.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupScore {
+    /// Its best expert (DeepSeek-V2).
+    Max,
+    /// The sum of its two best experts (DeepSeek-V3).
+    TopTwo,
+}
+
+impl Router {
+    /// Softmax over all experts, times `scale`; divided by the sum of the chosen when `renormalise`.
+    pub fn softmax(renormalise: bool, scale: f32) -> Self {
+        let renormalise = renormalise.then_some(0.0);
+        Self { score: Score::Softmax, bias: None, groups: None, renormalise, scale, expert_scale: None }
+    }
 }
 
 /// One operation. Field names: `x` is the input, `out` the output; shapes are in the comments.
@@ -282,6 +332,25 @@ pub enum Op {
         n_head: usize,
         d_head: usize,
     },
+    /// Takes every head's row apart: part `i` gets the next `parts[i].0` numbers of each head.
+    SplitHeads {
+        x: Buf, // [T, n_head · Σ width]
+        n_head: usize,
+        parts: Vec<(usize, Buf)>, // width, [T, n_head · width]
+    },
+    /// Puts every head's row together, the inverse of `SplitHeads`.
+    JoinHeads {
+        parts: Vec<(usize, Buf)>, // width, [T, n_head · width]
+        n_head: usize,
+        out: Buf, // [T, n_head · Σ width]
+    },
+    /// One matrix a head: `out[t,h,n] = Σ_k w[h,n,k]·x[t,h,k]`; transposed, the matrices lie as `w[h,k,n]`.
+    HeadLinear {
+        x: Buf,    // [T, n_head · k]
+        w: Weight, // [n_head, n, k], transposed [n_head, k, n]
+        transposed: bool,
+        out: Buf, // [T, n_head · n]
+    },
     /// `out = act(gate) ⊙ up`.
     GatedAct {
         gate: Buf, // [T, n]
@@ -297,8 +366,8 @@ pub enum Op {
     /// Writes the step's keys and values into the paged cache.
     KvAppend {
         cache: Cache,
-        k: Buf, // [T, n_kv · d_k]
-        v: Buf, // [T, n_kv · d_v]
+        k: Buf,         // [T, n_kv · d_k]
+        v: Option<Buf>, // [T, n_kv · d_v]; none when the cache finds values in the keys
     },
     /// Causal attention over the cache: `out = softmax(q·kᵀ·scale)·v`, grouped heads.
     Attention {
@@ -414,6 +483,9 @@ impl Op {
             Op::RmsNorm { .. } => "rms_norm",
             Op::HeadNorm { .. } => "head_norm",
             Op::Rope { .. } => "rope",
+            Op::SplitHeads { .. } => "split_heads",
+            Op::JoinHeads { .. } => "join_heads",
+            Op::HeadLinear { .. } => "head_linear",
             Op::GatedAct { .. } => "gated_act",
             Op::Add { .. } => "add",
             Op::KvAppend { .. } => "kv_append",
@@ -438,7 +510,7 @@ impl Op {
                 f(x, Read);
                 parts.iter_mut().for_each(|part| f(&mut part.out, Write));
             }
-            Op::GatedLinear { x, out, .. } | Op::Select { x, out } => {
+            Op::GatedLinear { x, out, .. } | Op::HeadLinear { x, out, .. } | Op::Select { x, out } => {
                 f(x, Read);
                 f(out, Write);
             }
@@ -452,6 +524,14 @@ impl Op {
             | Op::Scale { x, .. }
             | Op::ScaleBy { x, .. }
             | Op::Softcap { x, .. } => f(x, Update),
+            Op::SplitHeads { x, parts, .. } => {
+                f(x, Read);
+                parts.iter_mut().for_each(|(_, part)| f(part, Write));
+            }
+            Op::JoinHeads { parts, out, .. } => {
+                parts.iter_mut().for_each(|(_, part)| f(part, Read));
+                f(out, Write);
+            }
             Op::GatedAct { gate, up, out, .. } => {
                 f(gate, Read);
                 f(up, Read);
@@ -463,7 +543,7 @@ impl Op {
             }
             Op::KvAppend { k, v, .. } => {
                 f(k, Read);
-                f(v, Read);
+                v.iter_mut().for_each(|v| f(v, Read));
             }
             Op::Attention { q, out, .. } => {
                 f(q, Read);
@@ -505,6 +585,9 @@ impl Op {
             | Op::RmsNorm { .. }
             | Op::HeadNorm { .. }
             | Op::Rope { .. }
+            | Op::SplitHeads { .. }
+            | Op::JoinHeads { .. }
+            | Op::HeadLinear { .. }
             | Op::GatedAct { .. }
             | Op::Add { .. }
             | Op::KvAppend { .. }
@@ -527,6 +610,8 @@ impl Op {
             Op::GatedLinear { gate, up, .. } => vec![*gate, *up],
             Op::RmsNorm { w, .. } => vec![*w],
             Op::HeadNorm { w, .. } => w.iter().copied().collect(),
+            Op::HeadLinear { w, .. } => vec![*w],
+            Op::Route { router, .. } => [router.bias, router.expert_scale].into_iter().flatten().collect(),
             Op::Experts { gate, up, down, biases, .. } => {
                 let biases = biases.iter().flat_map(|b| [b.gate, b.up, b.down]);
                 [*gate, *up, *down].into_iter().chain(biases).collect()
@@ -535,10 +620,11 @@ impl Op {
             Op::ScaleBy { w, .. } => vec![*w],
             Op::Combine { norm, .. } => norm.iter().map(|norm| norm.w).collect(),
             Op::Rope { .. }
+            | Op::SplitHeads { .. }
+            | Op::JoinHeads { .. }
             | Op::GatedAct { .. }
             | Op::Add { .. }
             | Op::KvAppend { .. }
-            | Op::Route { .. }
             | Op::Select { .. }
             | Op::Scale { .. }
             | Op::Softcap { .. } => Vec::new(),

@@ -12,6 +12,7 @@ use super::ops::attention::{AttentionScratch, AttentionStep, SplitStates, UNIT_R
 use super::ops::experts::{ExpertLists, ExpertMats};
 use super::ops::kv_append::CacheView;
 use super::ops::rope::RopeTable;
+use super::ops::route::RouterStep;
 use super::pool::Pool;
 use super::program::{CpuProgram, Mat, NormStep, OpStep, PartStep, StepTokens, Worker};
 use super::states::States;
@@ -212,6 +213,13 @@ impl Lower<'_> {
         cache.0 as usize
     }
 
+    fn unsupported(&self, i: usize) -> CompileError {
+        CompileError::Unsupported {
+            backend: "cpu",
+            what: format!("run op {}: not on this backend", self.plan.ops[i].name()),
+        }
+    }
+
     fn op(&self, i: usize) -> Result<OpStep, CompileError> {
         let view = |buf| self.view(buf);
         Ok(match self.plan.ops[i] {
@@ -238,15 +246,18 @@ impl Lower<'_> {
                 OpStep::HeadNorm { x: view(x), w: w.map(|w| self.vector(w)).transpose()?, eps, d_head }
             }
             Op::Rope { x, rope, d_head, .. } => OpStep::Rope { x: view(x), rope: rope.0 as usize, d_head },
+            Op::SplitHeads { .. } | Op::JoinHeads { .. } | Op::HeadLinear { .. } => return Err(self.unsupported(i)),
             Op::GatedAct { gate, up, act, out } => {
                 OpStep::GatedAct { gate: view(gate), up: view(up), act, out: view(out) }
             }
             Op::Add { x, y } => OpStep::Add { x: view(x), y: view(y) },
-            Op::KvAppend { cache, k, v } => OpStep::KvAppend { cache: self.cache(cache), k: view(k), v: view(v) },
-            Op::Attention { sinks: Some(_), .. } | Op::Experts { biases: Some(_), .. } | Op::ScaleBy { .. } => {
-                let what = format!("run op {}: not on this backend", self.plan.ops[i].name());
-                return Err(CompileError::Unsupported { backend: "cpu", what });
+            Op::KvAppend { cache, k, v: Some(v) } => {
+                OpStep::KvAppend { cache: self.cache(cache), k: view(k), v: view(v) }
             }
+            Op::KvAppend { v: None, .. }
+            | Op::Attention { sinks: Some(_), .. }
+            | Op::Experts { biases: Some(_), .. }
+            | Op::ScaleBy { .. } => return Err(self.unsupported(i)),
             Op::Attention { cache, q, n_head, scale, window, softcap, sinks: None, out } => {
                 OpStep::Attention(AttentionStep {
                     cache: self.cache(cache),
@@ -260,7 +271,11 @@ impl Lower<'_> {
             }
             Op::Route { logits, router, ids, weights, .. } => OpStep::Route {
                 logits: view(logits),
-                router,
+                router: RouterStep::new(
+                    router,
+                    router.bias.map(|w| self.vector(w)).transpose()?,
+                    router.expert_scale.map(|w| self.vector(w)).transpose()?,
+                ),
                 ids: view(ids),
                 weights: view(weights),
                 layer: self.plan.layers[i].unwrap_or(0),

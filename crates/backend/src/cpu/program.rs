@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use checkpoint::Checkpoint;
-use model::plan::{Gate, Router, Rows};
+use model::plan::{Gate, Rows};
 use quant::WeightType;
 
 use super::isa::Isa;
@@ -17,6 +17,7 @@ use super::ops::attention::{AttentionScratch, AttentionStep, SplitStates};
 use super::ops::experts::{ExpertLists, ExpertMats};
 use super::ops::kv_append::CacheView;
 use super::ops::rope::RopeTable;
+use super::ops::route::RouterStep;
 use super::ops::{attention, combine, elementwise, embed, experts, kv_append, linear, norm, rope, route};
 use super::pool::Pool;
 use super::states::States;
@@ -86,7 +87,7 @@ pub enum OpStep {
     Add { x: View, y: View },
     KvAppend { cache: usize, k: View, v: View },
     Attention(AttentionStep),
-    Route { logits: View, router: Router, ids: View, weights: View, layer: u32 },
+    Route { logits: View, router: RouterStep, ids: View, weights: View, layer: u32 },
     Experts { x: View, ids: View, mats: ExpertMats, hidden: View, out: View, spare: Option<View> },
     Combine { x: View, add: bool, y: View, weights: View, norm: Option<NormStep> },
     Select { x: View, out: View },
@@ -276,7 +277,7 @@ impl Run<'_> {
             OpStep::Add { x, y } => elementwise::add(self, x, y),
             OpStep::KvAppend { cache, k, v } => kv_append::kv_append(self, &caches[cache], k, v),
             OpStep::Attention(ref step) => attention::attention(self, step, &caches[step.cache]),
-            OpStep::Route { logits, router, ids, weights, layer } => {
+            OpStep::Route { logits, ref router, ids, weights, layer } => {
                 route::route(self, logits, router, ids, weights, layer)
             }
             OpStep::Experts { x, ids, ref mats, hidden, out, spare } => {

@@ -9,7 +9,7 @@ use crate::{Batch, Chunk, CompileError, PAGE};
 pub struct Kv {
     decl: CacheDecl,
     k: Vec<f32>, // [n_pages, PAGE, n_kv, d_k]
-    v: Vec<f32>, // [n_pages, PAGE, n_kv, d_v]
+    v: Vec<f32>, // [n_pages, PAGE, n_kv, d_v]; empty when values are a part of the keys
 }
 
 /// How scores are made.
@@ -32,22 +32,25 @@ impl Kv {
             values.resize(n, f32::NAN);
             Ok(values)
         };
-        Ok(Self { decl, k: room(decl.d_k)?, v: room(decl.d_v)? })
+        Ok(Self { decl, k: room(decl.d_k)?, v: room(if decl.v_in_k { 0 } else { decl.d_v })? })
     }
 
     /// Writes the keys `[T, n_kv · d_k]` and values `[T, n_kv · d_v]` of the step's tokens at their positions.
-    pub fn append(&mut self, batch: &Batch, k: &[f32], v: &[f32]) {
+    pub fn append(&mut self, batch: &Batch, k: &[f32], v: Option<&[f32]>) {
         let (k_row, v_row) = (self.decl.n_kv * self.decl.d_k, self.decl.n_kv * self.decl.d_v);
         for (chunk, token, pos) in tokens(batch) {
             let slot = slot(batch, chunk, pos);
             self.k[slot * k_row..][..k_row].copy_from_slice(&k[token * k_row..][..k_row]);
-            self.v[slot * v_row..][..v_row].copy_from_slice(&v[token * v_row..][..v_row]);
+            if let Some(v) = v {
+                self.v[slot * v_row..][..v_row].copy_from_slice(&v[token * v_row..][..v_row]);
+            }
         }
     }
 
     /// `softmax(q·kᵀ·scale)·v` over the positions each token sees; `[T, n_head · d_v]`.
     pub fn attention(&self, batch: &Batch, q: &[f32], how: Scores) -> Vec<f32> {
-        let CacheDecl { n_kv, d_k, d_v } = self.decl;
+        let CacheDecl { n_kv, d_k, d_v, v_in_k } = self.decl;
+        let (values, v_stride) = if v_in_k { (&self.k, d_k) } else { (&self.v, d_v) };
         let mut out = Vec::with_capacity(batch.tokens.len() * how.n_head * d_v);
         for (chunk, token, pos) in tokens(batch) {
             let first = how.window.map_or(0, |window| (pos + 1).saturating_sub(window));
@@ -69,7 +72,7 @@ impl Kv {
                 let shares: Vec<f64> = scores.iter().map(|s| libm::exp(s - max)).collect();
                 let total = shares.iter().sum::<f64>() + sink.map_or(0.0, |sink| libm::exp(sink - max));
                 for i in 0..d_v {
-                    let v = |slot: usize| f64::from(self.v[(slot * n_kv + kv_head) * d_v + i]);
+                    let v = |slot: usize| f64::from(values[(slot * n_kv + kv_head) * v_stride + i]);
                     let sum: f64 = slots.iter().zip(&shares).map(|(&slot, share)| share * v(slot)).sum();
                     out.push((sum / total) as f32);
                 }

@@ -190,13 +190,36 @@ impl Interpreter {
                     row.chunks_exact_mut(d_head).for_each(|head| ops::rope(head, &rope, pos));
                 }
             }
+            Op::SplitHeads { x, n_head, ref parts } => {
+                let d_head = self.width(x) / n_head;
+                let mut first = 0;
+                for &(width, part) in parts {
+                    let heads = self.floats(x).chunks_exact(d_head);
+                    *self.floats_mut(part) = heads.flat_map(|head| &head[first..first + width]).copied().collect();
+                    first += width;
+                }
+            }
+            Op::JoinHeads { ref parts, n_head, out } => {
+                let d_head = self.width(out) / n_head;
+                let mut first = 0;
+                for &(width, part) in parts {
+                    let part = self.floats(part).to_vec();
+                    let heads = self.floats_mut(out).chunks_exact_mut(d_head);
+                    let parts = part.chunks_exact(width);
+                    heads.zip(parts).for_each(|(head, part)| head[first..first + width].copy_from_slice(part));
+                    first += width;
+                }
+            }
+            Op::HeadLinear { x, w, transposed, out } => {
+                *self.floats_mut(out) = ops::head_linear(self.floats(x), &self.stack(w), transposed, self.width(out));
+            }
             Op::GatedAct { gate, up, act, out } => {
                 *self.floats_mut(out) = ops::gated_act(self.floats(gate), self.floats(up), act);
             }
             Op::Add { x, y } => self.add(x, y),
             Op::KvAppend { cache, k, v } => {
-                let (k, v) = (self.floats(k).to_vec(), self.floats(v).to_vec());
-                self.kv[cache.0 as usize].append(batch, &k, &v);
+                let (k, v) = (self.floats(k).to_vec(), v.map(|v| self.floats(v).to_vec()));
+                self.kv[cache.0 as usize].append(batch, &k, v.as_deref());
             }
             Op::Attention { cache, q, n_head, scale, window, softcap, sinks, out } => {
                 let sinks = sinks.map(|w| self.vector(w));
@@ -206,9 +229,10 @@ impl Interpreter {
             Op::Route { logits, router, n_used, ids, weights } => {
                 let n_expert = self.width(logits);
                 let (mut chosen, mut shares) = (Vec::new(), Vec::new());
+                let [bias, expert_scale] = [router.bias, router.expert_scale].map(|w| w.map(|w| self.vector(w)));
                 let of_outputs = self.plan.buf(logits).rows == Rows::Outputs;
                 for (i, row) in self.floats(logits).to_vec().chunks_exact(n_expert).enumerate() {
-                    let routed = ops::route(row, router, n_used);
+                    let routed = ops::route(row, &router, bias.as_deref(), expert_scale.as_deref(), n_used);
                     if routed.is_none() {
                         let token = if of_outputs { batch.rows[i] as usize } else { i };
                         self.fault(batch, token, layer);

@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use model::plan::{Gate, RopeDecl, RopePairing, Router};
+use model::plan::{Gate, GroupScore, RopeDecl, RopePairing, Router, Score};
 use quant::WeightType;
 
 /// Encoded rows of a matrix, one after the other.
@@ -43,6 +43,23 @@ pub fn linear(w: Matrix, x: &[f32]) -> Vec<f32> {
         let row = w.row(i);
         for (t, x) in x.chunks_exact(k).enumerate() {
             y[t * n + i] = dot(&row, x) as f32;
+        }
+    }
+    y
+}
+
+/// `y[t, h, n] = Σ_k w[h][n, k]·x[t, h, k]`, transposed `Σ_k w[h][k, n]·x[t, h, k]`; rows of `y` are `width` long.
+pub fn head_linear(x: &[f32], w: &[Matrix], transposed: bool, width: usize) -> Vec<f32> {
+    let n = width / w.len();
+    let k = if transposed { w[0].n_rows() } else { w[0].n_cols };
+    let mut y = vec![0.0; x.len() / k * n];
+    for (h, w) in w.iter().enumerate() {
+        let rows: Vec<Vec<f32>> = (0..w.n_rows()).map(|i| w.row(i)).collect();
+        for (x, y) in x.chunks_exact(k).zip(y.chunks_exact_mut(n)).skip(h).step_by(width / n) {
+            for (i, y) in y.iter_mut().enumerate() {
+                let column = || rows.iter().map(|row| row[i]).collect::<Vec<_>>();
+                *y = if transposed { dot(&column(), x) } else { dot(&rows[i], x) } as f32;
+            }
         }
     }
     y
@@ -100,22 +117,82 @@ pub fn rope(head: &mut [f32], rope: &RopeDecl, pos: usize) {
 }
 
 /// The experts of a token and their weights, best first, ties to the lower id. `None` when the row has no answer: a NaN
-/// or +∞ among the logits, or nothing but −∞.
-pub fn route(logits: &[f32], router: Router, n_used: usize) -> Option<(Vec<u32>, Vec<f32>)> {
-    let Router::Softmax { renormalise, scale } = router;
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    if !max.is_finite() || logits.iter().any(|l| l.is_nan()) {
+/// among the logits, no finite softmax, no finite weights.
+pub fn route(
+    logits: &[f32],
+    router: &Router,
+    bias: Option<&[f32]>,
+    expert_scale: Option<&[f32]>,
+    n_used: usize,
+) -> Option<(Vec<u32>, Vec<f32>)> {
+    let scores: Vec<f64> = match router.score {
+        Score::Softmax => softmax(logits)?,
+        Score::Sigmoid => logits.iter().map(|&l| 1.0 / (1.0 + libm::exp(-f64::from(l)))).collect(),
+        Score::Raw => logits.iter().map(|&l| f64::from(l)).collect(),
+    };
+    let mut choice = choice(logits, &scores, router, bias);
+    if choice.iter().any(|c| c.is_nan()) {
         return None;
     }
-    let share: Vec<f64> = logits.iter().map(|&l| libm::exp(f64::from(l) - f64::from(max))).collect();
-    let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
-    // A stable sort by the logits: shares that round to the same number still keep the order of their logits.
-    ids.sort_by(|&a, &b| logits[b as usize].partial_cmp(&logits[a as usize]).unwrap_or(Ordering::Equal));
-    ids.truncate(n_used);
-    let chosen = ids.iter().map(|&id| share[id as usize]);
-    let total: f64 = if renormalise { chosen.clone().sum() } else { share.iter().sum() };
-    let weights = chosen.map(|s| (s / total * f64::from(scale)) as f32).collect();
-    Some((ids, weights))
+    if let Some(groups) = router.groups {
+        let size = logits.len() / groups.n_group;
+        let worth: Vec<f32> = choice.chunks_exact(size).map(|group| worth(group, groups.score)).collect();
+        let open = best(&worth, groups.n_used);
+        for group in (0..groups.n_group).filter(|&g| !open.contains(&(g as u32))) {
+            choice[group * size..][..size].fill(f32::NEG_INFINITY);
+        }
+    }
+    let ids = best(&choice, n_used);
+    let mut weights: Vec<f64> = ids.iter().map(|&id| scores[id as usize]).collect();
+    if router.score == Score::Raw {
+        weights = softmax(&weights.iter().map(|&w| w as f32).collect::<Vec<_>>())?;
+    }
+    let total = router.renormalise.map_or(1.0, |eps| weights.iter().sum::<f64>() + f64::from(eps));
+    let weights: Vec<f32> = weights
+        .iter()
+        .zip(&ids)
+        .map(|(w, &id)| {
+            let own = expert_scale.map_or(1.0, |scale| f64::from(scale[id as usize]));
+            (w / total * f64::from(router.scale) * own) as f32
+        })
+        .collect();
+    weights.iter().all(|w| w.is_finite()).then_some((ids, weights))
+}
+
+/// What experts are chosen by: scores plus bias, in the f32 of the original code. Without a bias the logits order experts
+/// as their scores do, also where scores round to the same number.
+fn choice(logits: &[f32], scores: &[f64], router: &Router, bias: Option<&[f32]>) -> Vec<f32> {
+    let sums = matches!(router.groups, Some(groups) if groups.score == GroupScore::TopTwo);
+    match bias {
+        None if !sums => logits.to_vec(),
+        None => scores.iter().map(|&s| s as f32).collect(),
+        Some(bias) => scores.iter().zip(bias).map(|(&s, b)| s as f32 + b).collect(),
+    }
+}
+
+/// What a group of experts is worth.
+fn worth(group: &[f32], score: GroupScore) -> f32 {
+    let best = best(group, if score == GroupScore::Max { 1 } else { 2 });
+    best.iter().map(|&i| group[i as usize]).sum()
+}
+
+/// Indices of the `n` largest, largest first, ties to the lower index.
+fn best(x: &[f32], n: usize) -> Vec<u32> {
+    let mut ids: Vec<u32> = (0..x.len() as u32).collect();
+    ids.sort_by(|&a, &b| x[b as usize].partial_cmp(&x[a as usize]).unwrap_or(Ordering::Equal)); // stable
+    ids.truncate(n);
+    ids
+}
+
+/// `None` when it is not finite.
+fn softmax(x: &[f32]) -> Option<Vec<f64>> {
+    let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    if !max.is_finite() || x.iter().any(|x| x.is_nan()) {
+        return None;
+    }
+    let shares: Vec<f64> = x.iter().map(|&x| libm::exp(f64::from(x) - f64::from(max))).collect();
+    let total: f64 = shares.iter().sum();
+    Some(shares.iter().map(|s| s / total).collect())
 }
 
 /// The experts of a layer: gate, up and down, a matrix an expert, and their biases, one row after the other.
@@ -170,10 +247,6 @@ pub fn softcap(x: f32, cap: f32) -> f32 {
 mod tests {
     use super::*;
 
-    fn softmax(renormalise: bool) -> Router {
-        Router::Softmax { renormalise, scale: 1.0 }
-    }
-
     #[test]
     fn routing() {
         let (nan, inf) = (f32::NAN, f32::INFINITY);
@@ -186,13 +259,13 @@ mod tests {
             (&[1.0, inf, 0.0], 2, None),
             (&[-inf, -inf], 1, None),
         ] {
-            let routed = route(logits, softmax(true), n_used);
+            let routed = route(logits, &Router::softmax(true, 1.0), None, None, n_used);
             assert_eq!(routed.as_ref().map(|(ids, _)| ids.as_slice()), wanted, "{logits:?}");
             if let Some((_, weights)) = routed {
                 assert!((weights.iter().sum::<f32>() - 1.0).abs() < 1e-6, "{logits:?}: {weights:?}");
             }
         }
-        let (_, weights) = route(&[0.0, 0.0, 0.0, 0.0], softmax(false), 2).unwrap();
+        let (_, weights) = route(&[0.0, 0.0, 0.0, 0.0], &Router::softmax(false, 1.0), None, None, 2).unwrap();
         assert_eq!(weights, [0.25, 0.25]);
     }
 

@@ -127,7 +127,7 @@ pub fn model(s: Shape) -> (Plan, Arc<Checkpoint>) {
         n_ctx_train: 1 << 20,
         weights: Vec::new(),
         bufs: Vec::new(),
-        caches: vec![CacheDecl { n_kv: s.n_kv, d_k: s.d_k, d_v: s.d_v }],
+        caches: vec![CacheDecl { n_kv: s.n_kv, d_k: s.d_k, d_v: s.d_v, v_in_k: false }],
         states: Vec::new(),
         ropes: vec![RopeDecl {
             inv_freq: (0..s.d_k / 2 - 3).map(|i| 10_000f64.powf(-2.0 * i as f64 / s.d_k as f64)).collect(),
@@ -156,7 +156,7 @@ pub fn model(s: Shape) -> (Plan, Arc<Checkpoint>) {
         m.op(Op::HeadNorm { x, w, eps, n_head, d_head: s.d_k });
         m.op(Op::Rope { x, rope: Rope(0), n_head, d_head: s.d_k });
     }
-    m.op(Op::KvAppend { cache: Cache(0), k, v });
+    m.op(Op::KvAppend { cache: Cache(0), k, v: Some(v) });
     let o = m.buf(t, s.n_head * s.d_v);
     let (scale, window, softcap) = (3.0 / (s.d_k as f32).sqrt(), s.window, s.softcap);
     m.op(Op::Attention { cache: Cache(0), q, n_head: s.n_head, scale, window, softcap, sinks: None, out: o });
@@ -169,7 +169,7 @@ pub fn model(s: Shape) -> (Plan, Arc<Checkpoint>) {
     let router = m.linear(h, t, s.n_expert, WeightType::F32, false);
     let ids = m.typed(t, s.n_used, Elem::U32);
     let weights = m.buf(t, s.n_used);
-    let kind = Router::Softmax { renormalise: s.fused, scale: 1.25 };
+    let kind = Router::softmax(s.fused, 1.25);
     m.op(Op::Route { logits: router, router: kind, n_used: s.n_used, ids, weights });
     let [gate, up] = [tg, tu].map(|ty| m.weight(&[s.n_expert, s.d_ff, d], ty));
     let down = m.weight(&[s.n_expert, d, s.d_ff], td);

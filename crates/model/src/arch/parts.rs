@@ -45,8 +45,8 @@ pub(super) fn attention(b: &mut Builder, dims: &Dims, how: Attention, layer: usi
     for (x, n_head) in [(q, n_head), (k, n_kv)] {
         b.push(Op::Rope { x, rope: how.rope, n_head, d_head: d_k });
     }
-    let cache = b.cache(CacheDecl { n_kv, d_k, d_v });
-    b.push(Op::KvAppend { cache, k, v });
+    let cache = b.cache(CacheDecl { n_kv, d_k, d_v, v_in_k: false });
+    b.push(Op::KvAppend { cache, k, v: Some(v) });
     let a = b.buf("a", Rows::Tokens, n_head * d_v);
     b.push(Op::Attention { cache, q, n_head, scale: how.scale, window: None, softcap: None, sinks: None, out: a });
     let o = linear(b, layer, "attn_output", a, [d_model, n_head * d_v], "o")?;
@@ -76,7 +76,7 @@ pub(super) fn experts(b: &mut Builder, dims: &Dims, moe: &MoeDims, layer: usize,
     let logits = linear(b, layer, "ffn_gate_inp", h, [n_expert, d_model], "router")?;
     let ids = b.ids("ids", Rows::Tokens, n_used);
     let weights = b.buf("weights", Rows::Tokens, n_used);
-    b.push(Op::Route { logits, router: Router::Softmax { renormalise, scale }, n_used, ids, weights });
+    b.push(Op::Route { logits, router: Router::softmax(renormalise, scale), n_used, ids, weights });
     let mut stack = |name: &str, n, k| b.weight(&format!("blk.{layer}.{name}.weight"), &[n_expert, n, k]);
     let gate = stack("ffn_gate_exps", d_ff, d_model)?;
     let up = stack("ffn_up_exps", d_ff, d_model)?;

@@ -2,9 +2,11 @@
 //!
 //! Kinds follow from what the ops do with a weight, never from its name.
 
+use std::collections::HashSet;
+
 use quant::{PlaneBytes, WeightType};
 
-use super::{Op, Plan, Weight, WeightDecl};
+use super::{Buf, Op, Plan, Weight, WeightDecl};
 
 /// What a weight is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -66,28 +68,22 @@ impl Plan {
     /// The kind of each weight, `[weights]`.
     pub fn kinds(&self) -> Vec<Kind> {
         let mut kinds = vec![Kind::Norm; self.weights.len()];
-        let mut attention_bufs = Vec::new(); // what attention reads or writes
+        let (feeds, fed) = (self.feeds_attention(), self.fed_by_attention());
         let mut routed_bufs = Vec::new();
         for op in &self.ops {
-            match op {
-                Op::KvAppend { k, v, .. } => attention_bufs.extend([*k, *v]),
-                Op::Attention { q, out, .. } => attention_bufs.extend([*q, *out]),
-                Op::Select { x, out } if attention_bufs.contains(x) => attention_bufs.push(*out),
-                Op::Route { logits, .. } => routed_bufs.push(*logits),
-                _ => {}
+            if let Op::Route { logits, .. } = op {
+                routed_bufs.push(*logits);
             }
         }
-        attention_bufs.sort_unstable();
         routed_bufs.sort_unstable();
         let mut set = |w: Weight, kind| kinds[w.0 as usize] = kind;
         for op in &self.ops {
             match op {
                 Op::Linear { x, parts } => {
-                    let reads_attention = attention_bufs.binary_search(x).is_ok();
                     for part in parts {
                         let kind = if part.out == self.logits {
                             Kind::Output
-                        } else if reads_attention || attention_bufs.binary_search(&part.out).is_ok() {
+                        } else if fed.contains(x) || feeds.contains(&part.out) {
                             Kind::Attention
                         } else if routed_bufs.binary_search(&part.out).is_ok() {
                             Kind::Router
@@ -98,7 +94,8 @@ impl Plan {
                         part.bias.iter().for_each(|&bias| set(bias, kind));
                     }
                 }
-                Op::HeadNorm { w: Some(w), .. } => set(*w, Kind::Attention),
+                Op::HeadNorm { w: Some(w), .. } | Op::HeadLinear { w, .. } => set(*w, Kind::Attention),
+                Op::RmsNorm { x, w, .. } if feeds.contains(x) => set(*w, Kind::Attention),
                 Op::GatedLinear { gate, up, .. } => [*gate, *up].into_iter().for_each(|w| set(w, Kind::FeedForward)),
                 Op::Attention { sinks: Some(sinks), .. } => set(*sinks, Kind::Attention),
                 Op::Experts { .. } => op.weights().into_iter().for_each(|w| set(w, Kind::Experts)),
@@ -112,6 +109,53 @@ impl Plan {
             }
         }
         kinds
+    }
+
+    /// Buffers on the way into attention, back to the projections out of the residual stream.
+    fn feeds_attention(&self) -> HashSet<Buf> {
+        let mut feeds = HashSet::new();
+        // The last writer of a buffer comes first here, so that one pass is enough.
+        for op in self.ops.iter().rev() {
+            match op {
+                Op::KvAppend { k, v, .. } => feeds.extend([Some(*k), *v].into_iter().flatten()),
+                Op::Attention { q, .. } => feeds.extend([*q]),
+                Op::Linear { x, parts } if parts.iter().any(|part| feeds.contains(&part.out)) => feeds.extend([*x]),
+                Op::SplitHeads { x, parts, .. } if parts.iter().any(|(_, part)| feeds.contains(part)) => {
+                    feeds.extend([*x]);
+                }
+                Op::JoinHeads { parts, out, .. } if feeds.contains(out) => {
+                    feeds.extend(parts.iter().map(|(_, part)| *part));
+                }
+                Op::HeadLinear { x, out, .. } if feeds.contains(out) => feeds.extend([*x]),
+                Op::RmsNorm { x, residual: None, out, .. } if feeds.contains(out) && !self.is_stream(*x) => {
+                    feeds.extend([*x]);
+                }
+                _ => {}
+            }
+        }
+        feeds
+    }
+
+    /// Buffers on the way out of attention, up to the projection into the residual stream.
+    fn fed_by_attention(&self) -> HashSet<Buf> {
+        let mut fed = HashSet::new();
+        for op in &self.ops {
+            match op {
+                Op::Attention { out, .. } => fed.extend([*out]),
+                Op::Select { x, out } | Op::HeadLinear { x, out, .. } if fed.contains(x) => fed.extend([*out]),
+                _ => {}
+            }
+        }
+        fed
+    }
+
+    /// Whether a buffer is (part of) the residual stream: embeddings, and what ops add to.
+    fn is_stream(&self, buf: Buf) -> bool {
+        self.ops.iter().any(|op| match op {
+            Op::Embed { out, .. } => *out == buf,
+            Op::Add { x, .. } | Op::Combine { x, .. } | Op::RmsNorm { x, residual: Some(_), .. } => *x == buf,
+            _ => false,
+        })
     }
 
     /// Bytes of all weights by kind, in the order of [`Kind::ALL`], kinds without weights left out.
@@ -138,7 +182,7 @@ impl Plan {
 
     /// Bytes that one position takes in all caches, with `elem_bytes` bytes a number (2 for f16, 4 for f32).
     pub fn kv_bytes_per_position(&self, elem_bytes: usize) -> usize {
-        self.caches.iter().map(|c| c.n_kv * (c.d_k + c.d_v) * elem_bytes).sum()
+        self.caches.iter().map(|c| c.n_kv * (c.d_k + if c.v_in_k { 0 } else { c.d_v }) * elem_bytes).sum()
     }
 
     /// Bytes of recurrent state for each sequence, and for each checkpoint of one.

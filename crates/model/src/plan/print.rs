@@ -4,7 +4,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use super::{Buf, Cache, Elem, Gate, Op, Plan, RopePairing, Router, Rows, Weight};
+use super::{Buf, Cache, Elem, Gate, GroupScore, Op, Plan, RopePairing, Router, Rows, Score, Weight};
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -22,7 +22,8 @@ impl fmt::Display for Plan {
         }
         for (first, last, cache) in runs(&self.caches) {
             let (n_kv, d_k, d_v) = (cache.n_kv, cache.d_k, cache.d_v);
-            writeln!(f, "cache {}: {n_kv} heads, k {d_k}, v {d_v}", span(first, last))?;
+            let v = if cache.v_in_k { format!("the first {d_v} of k") } else { d_v.to_string() };
+            writeln!(f, "cache {}: {n_kv} heads, k {d_k}, v {v}", span(first, last))?;
         }
         for (i, state) in self.states.iter().enumerate() {
             if !self.states[..i].contains(state) {
@@ -133,12 +134,25 @@ impl Printer<'_> {
             Op::Rope { x, rope, n_head, d_head } => {
                 update(&self.name(x), format!("= rope {} of {n_head} heads of {d_head}", rope.0))
             }
+            Op::SplitHeads { x, n_head, ref parts } => {
+                let parts: Vec<String> = parts.iter().map(|&(_, part)| self.decl(part)).collect();
+                line(&parts.join(", "), format!("parts of {n_head} heads of {}", self.name(x)))
+            }
+            Op::JoinHeads { ref parts, n_head, out } => {
+                let parts: Vec<String> = parts.iter().map(|&(_, part)| self.name(part)).collect();
+                line(&self.decl(out), format!("{n_head} heads of {}", parts.join(" ‖ ")))
+            }
+            Op::HeadLinear { x, w, transposed, out } => {
+                let transposed = if transposed { "ᵀ" } else { "" };
+                line(&self.decl(out), format!("{} · {}{transposed} by head", self.name(x), self.w(w)))
+            }
             Op::GatedAct { gate, up, act, out } => {
                 line(&self.decl(out), format!("{}({}) ⊙ {}", gate_name(act), self.name(gate), self.name(up)))
             }
             Op::Add { x, y } => update(&self.name(x), format!("+= {}", self.name(y))),
             Op::KvAppend { cache, k, v } => {
-                update(&self.cache_name(cache), format!("← {}, {}", self.name(k), self.name(v)))
+                let v = v.map_or(String::new(), |v| format!(", {}", self.name(v)));
+                update(&self.cache_name(cache), format!("← {}{v}", self.name(k)))
             }
             Op::Attention { cache, q, n_head, scale, window, softcap, sinks, out } => {
                 let mut rest =
@@ -149,14 +163,8 @@ impl Printer<'_> {
                 line(&self.decl(out), rest)
             }
             Op::Route { logits, router, n_used, ids, weights } => {
-                let Router::Softmax { renormalise, scale } = router;
-                let renormalised = if renormalise { ", renormalised" } else { "" };
-                let of = self.plan.buf(logits).width;
                 let outs = format!("{}, {}", self.decl(ids), self.decl(weights));
-                line(
-                    &outs,
-                    format!("softmax({}) best {n_used} of {of}{renormalised}{}", self.name(logits), times(scale)),
-                )
+                line(&outs, self.router(router, logits, n_used))
             }
             Op::Experts { x, ids, gate, up, down, biases, act, hidden, out } => {
                 let (x, ids, hidden) = (self.name(x), self.name(ids), self.decl(hidden));
@@ -185,6 +193,29 @@ impl Printer<'_> {
             Op::ScaleBy { x, w } => update(&self.name(x), format!("*= {}", self.w(w))),
             Op::Softcap { x, cap } => update(&self.name(x), format!("= softcap {cap}")),
         }
+    }
+
+    fn router(&self, router: Router, logits: Buf, n_used: usize) -> String {
+        let (x, n_expert) = (self.name(logits), self.plan.buf(logits).width);
+        let score = match router.score {
+            Score::Softmax => format!("softmax({x})"),
+            Score::Sigmoid => format!("σ({x})"),
+            Score::Raw => x,
+        };
+        let mut text = format!("{score} best {n_used} of {n_expert}");
+        text += &router.bias.map_or(String::new(), |w| format!(" by + {}", self.w(w)));
+        if let Some(groups) = router.groups {
+            let by = match groups.score {
+                GroupScore::Max => "best",
+                GroupScore::TopTwo => "two best",
+            };
+            text += &format!(" in {} of {} groups by their {by}", groups.n_used, groups.n_group);
+        }
+        text += if router.score == Score::Raw { ", softmax" } else { "" };
+        text += if router.renormalise.is_some() { ", renormalised" } else { "" };
+        text += &times(router.scale);
+        text += &router.expert_scale.map_or(String::new(), |w| format!(" · {}", self.w(w)));
+        text
     }
 
     /// A buffer where it is written: name and shape.

@@ -1,6 +1,6 @@
 //! The rules of every op: shapes, types, aliasing, order. A backend that is given a valid plan checks none of them again.
 
-use super::{Access, Buf, Elem, Gate, Norm, Op, Plan, Router, Rows, Weight};
+use super::{Access, Buf, Elem, Gate, GroupScore, Norm, Op, Plan, Router, Rows, Weight};
 use crate::Error;
 
 /// Most experts a router may choose from.
@@ -74,6 +74,9 @@ impl Validator<'_> {
         }
         for (i, c) in plan.caches.iter().enumerate() {
             ensure(c.n_kv > 0 && c.d_k > 0 && c.d_v > 0, || format!("cache {i}: {c:?} has a dimension of 0"))?;
+            ensure(!c.v_in_k || c.d_v <= c.d_k, || {
+                format!("cache {i}: values of {} cannot be a part of keys of {}", c.d_v, c.d_k)
+            })?;
         }
         for (i, s) in plan.states.iter().enumerate() {
             ensure(s.n > 0, || format!("state {i} ({}) has no numbers", s.what))?;
@@ -174,6 +177,25 @@ impl Validator<'_> {
                 let rotary = 2 * plan.rope(rope).inv_freq.len();
                 ensure(rotary <= d_head, || format!("rotates {rotary} dims of heads of {d_head}"))
             }
+            Op::SplitHeads { x, n_head, ref parts } | Op::JoinHeads { out: x, n_head, ref parts } => {
+                let rows = self.free_rows(x)?;
+                let mut d_head = 0usize;
+                for &(width, part) in parts {
+                    ensure(width > 0, || format!("a part of 0 numbers in {}", plan.buf(part).name))?;
+                    self.floats(part, rows, n_head.saturating_mul(width))?;
+                    d_head = d_head.saturating_add(width);
+                }
+                self.floats(x, rows, n_head.saturating_mul(d_head))
+            }
+            Op::HeadLinear { x, w, transposed, out } => {
+                let &[n_head, rows, cols] = plan.weight(w).shape.as_slice() else {
+                    return Err(format!("w has shape {:?}, three axes wanted", plan.weight(w).shape));
+                };
+                let (n, k) = if transposed { (cols, rows) } else { (rows, cols) };
+                let rows = self.free_rows(x)?;
+                self.floats(x, rows, n_head.saturating_mul(k))?;
+                self.floats(out, rows, n_head.saturating_mul(n))
+            }
             Op::GatedAct { gate, up, act, out } => {
                 activation(act)?;
                 let rows = self.free_rows(gate)?;
@@ -189,7 +211,12 @@ impl Validator<'_> {
                 ensure(!state.appended[cache.0 as usize], || format!("cache {} is appended to twice", cache.0))?;
                 state.appended[cache.0 as usize] = true;
                 self.floats(k, Rows::Tokens, c.n_kv * c.d_k)?;
-                self.floats(v, Rows::Tokens, c.n_kv * c.d_v)
+                match (v, c.v_in_k) {
+                    (Some(v), false) => self.floats(v, Rows::Tokens, c.n_kv * c.d_v),
+                    (None, true) => Ok(()),
+                    (Some(_), true) => Err(format!("gives values to cache {}, which has them in its keys", cache.0)),
+                    (None, false) => Err(format!("gives no values to cache {}", cache.0)),
+                }
             }
             Op::Attention { cache, q, n_head, scale, window, softcap, sinks, out } => {
                 let c = plan.cache(cache);
@@ -211,8 +238,7 @@ impl Validator<'_> {
                 ensure((1..=MAX_USED.min(n_expert)).contains(&n_used), || {
                     format!("uses {n_used} of {n_expert} experts, 1 to {} allowed", MAX_USED.min(n_expert))
                 })?;
-                let Router::Softmax { scale, .. } = router;
-                finite("scale", scale)?;
+                self.router(router, n_expert, n_used)?;
                 let rows = self.rows_with_slots(logits, n_used)?.0;
                 self.floats(logits, rows, n_expert)?;
                 self.buffer(ids, rows, n_used, Elem::U32)?;
@@ -273,6 +299,28 @@ impl Validator<'_> {
     fn states(&self, state: &State) -> Check {
         let unused = state.moved.iter().position(|&moved| !moved);
         unused.map_or(Ok(()), |i| Err(format!("no op uses state {i} ({})", self.plan.states[i].what)))
+    }
+
+    fn router(&self, router: Router, n_expert: usize, n_used: usize) -> Check {
+        finite("scale", router.scale)?;
+        router.renormalise.map_or(Ok(()), epsilon)?;
+        router.bias.map_or(Ok(()), |w| self.vector("bias", w, n_expert))?;
+        router.expert_scale.map_or(Ok(()), |w| self.vector("expert_scale", w, n_expert))?;
+        let Some(groups) = router.groups else { return Ok(()) };
+        let n_group = groups.n_group;
+        ensure(n_group > 0 && n_expert.is_multiple_of(n_group), || {
+            format!("{n_expert} experts cannot be {n_group} groups of equal size")
+        })?;
+        ensure((1..=MAX_USED.min(n_group)).contains(&groups.n_used), || {
+            format!("uses {} of {n_group} groups, 1 to {} allowed", groups.n_used, MAX_USED.min(n_group))
+        })?;
+        let size = n_expert / n_group;
+        ensure(groups.score == GroupScore::Max || size >= 2, || {
+            format!("{n_group} groups of {size} experts have no two best")
+        })?;
+        ensure(n_used <= groups.n_used * size, || {
+            format!("uses {n_used} experts of {} groups of {size}", groups.n_used)
+        })
     }
 
     fn logits(&self, state: &State) -> Check {

@@ -1,7 +1,11 @@
 //! The validator's rules: every case breaks one thing of a good plan, and the error names the op and the numbers.
 
 use crate::header::Header;
-use model::plan::{Buf, Cache, ExpertBiases, Gate, Op, Plan, Rope, Rows, StateDecl, Weight, validate::validate};
+use model::plan::GroupScore::{Max, TopTwo};
+use model::plan::{
+    Buf, Cache, ExpertBiases, Gate, GroupScore, Groups, Op, Plan, Rope, Router, Rows, StateDecl, Weight,
+    validate::validate,
+};
 
 /// Applies `spoil` to the first op of that name.
 fn op(plan: &mut Plan, name: &str, spoil: impl FnOnce(&mut Op)) {
@@ -15,6 +19,34 @@ fn buf<'a>(plan: &'a mut Plan, name: &str) -> &'a mut model::plan::BufDecl {
 
 fn find(plan: &Plan, name: &str) -> Buf {
     Buf(plan.bufs.iter().position(|buf| buf.name == name).unwrap() as u32)
+}
+
+/// Changes the first router.
+fn router(plan: &mut Plan, spoil: impl FnOnce(&mut Router)) {
+    op(plan, "route", |op| {
+        if let Op::Route { router, .. } = op {
+            spoil(router)
+        }
+    });
+}
+
+fn groups(plan: &mut Plan, n_group: usize, n_used: usize, score: GroupScore) {
+    router(plan, |r| r.groups = Some(Groups { n_group, n_used, score }));
+}
+
+/// Puts an op in front of the first `kv_append`.
+fn insert(plan: &mut Plan, make: impl FnOnce(&Plan) -> Op) {
+    let (at, op) = (plan.ops.iter().position(|op| op.name() == "kv_append").unwrap(), make(plan));
+    plan.ops.insert(at, op);
+    plan.layers.insert(at, Some(0));
+}
+
+/// Takes q.0 apart into parts of these widths.
+fn split(plan: &mut Plan, n_head: usize, parts: Vec<(usize, &str)>) {
+    insert(plan, |p| {
+        let parts = parts.into_iter().map(|(width, name)| (width, find(p, name))).collect();
+        Op::SplitHeads { x: find(p, "q.0"), n_head, parts }
+    });
 }
 
 struct Case(fn(&mut Plan), &'static str);
@@ -64,6 +96,29 @@ const CASES: &[Case] = &[
         "w token_embd.weight has shape [96, 256], [1] wanted"),
     Case(|p| op(p, "route", |o| if let Op::Route { n_used, .. } = o { *n_used = 9 }), "uses 9 of 8 experts, 1 to 8 allowed"),
     Case(|p| op(p, "route", |o| if let Op::Route { n_used, .. } = o { *n_used = 0 }), "uses 0 of 8 experts, 1 to 8 allowed"),
+    Case(|p| router(p, |r| r.scale = f32::NAN), "(route): scale is NaN"),
+    Case(|p| router(p, |r| r.renormalise = Some(-1.0)), "(route): eps is -1"),
+    Case(|p| router(p, |r| r.bias = Some(Weight(0))), "(route): bias token_embd.weight has shape [96, 256], [8] wanted"),
+    Case(|p| router(p, |r| r.expert_scale = Some(Weight(999))), "(route): weight 999 of"),
+    Case(|p| groups(p, 3, 1, Max), "8 experts cannot be 3 groups of equal size"),
+    Case(|p| groups(p, 0, 1, Max), "8 experts cannot be 0 groups of equal size"),
+    Case(|p| groups(p, 4, 5, Max), "uses 5 of 4 groups, 1 to 4 allowed"),
+    Case(|p| groups(p, 4, 0, Max), "uses 0 of 4 groups, 1 to 4 allowed"),
+    Case(|p| groups(p, 8, 4, TopTwo), "8 groups of 1 experts have no two best"),
+    Case(|p| groups(p, 8, 1, Max), "uses 2 experts of 1 groups of 1"),
+    Case(|p| split(p, 4, vec![(16, "k.0"), (32, "v.0")]), "(split_heads): v.0 is F32 [Tokens, 64], F32 [Tokens, 128]"),
+    Case(|p| split(p, 2, vec![(32, "k.0")]), "(split_heads): q.0 is F32 [Tokens, 128], F32 [Tokens, 64] wanted"),
+    Case(|p| split(p, 2, vec![(32, "k.0"), (32, "k.0")]), "(split_heads): writes k.0 and names it twice"),
+    Case(|p| split(p, usize::MAX, vec![(32, "k.0")]), "(split_heads): k.0 is F32"),
+    Case(|p| insert(p, |p| Op::HeadLinear { x: find(p, "q.0"), w: Weight(0), transposed: false, out: find(p, "k.0") }),
+        "(head_linear): w has shape [96, 256], three axes wanted"),
+    Case(|p| insert(p, |p| {
+        let w = Weight(p.weights.iter().position(|w| w.name == "blk.0.ffn_gate_exps.weight").unwrap() as u32);
+        Op::HeadLinear { x: find(p, "q.0"), w, transposed: true, out: find(p, "k.0") }
+    }), "(head_linear): q.0 is F32 [Tokens, 128], F32 [Tokens, 2048] wanted"),
+    Case(|p| p.caches[0].v_in_k = true, "(kv_append): gives values to cache 0, which has them in its keys"),
+    Case(|p| op(p, "kv_append", |o| if let Op::KvAppend { v, .. } = o { *v = None }), "gives no values to cache 0"),
+    Case(|p| { p.caches[0].v_in_k = true; p.caches[0].d_v = 33 }, "cache 0: values of 33 cannot be a part of keys of 32"),
     Case(|p| {
         let i = p.weights.iter().position(|w| w.name == "blk.0.ffn_gate_inp.weight").unwrap();
         p.weights[i].shape = vec![1025, 256];

@@ -3,41 +3,127 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use model::plan::validate::{MAX_EXPERTS, MAX_USED};
-use model::plan::{Router, Rows};
+use model::plan::{GroupScore, Groups, Router, Rows, Score};
 
-use super::super::isa::on_isa;
+use super::super::isa::{Isa, on_isa};
 use super::super::lanes::Lanes;
 use super::super::math;
 use super::super::mem::{View, over_rows};
 use super::super::program::Run;
 
-/// Chooses experts for every token. A row whose softmax is not finite is marked as a fault of `layer`, gets the ids
-/// `0..n_used` and weights 0, so that what follows stays in range and adds nothing.
-pub fn route(run: &mut Run, logits: View, router: Router, ids: View, weights: View, layer: u32) {
+/// A router with its vectors at hand.
+pub struct RouterStep {
+    router: Router,
+    bias: Option<Vec<f32>>,         // [n_expert]
+    expert_scale: Option<Vec<f32>>, // [n_expert]
+}
+
+impl RouterStep {
+    /// `bias` and `expert_scale` are the router's weights.
+    pub fn new(router: Router, bias: Option<Vec<f32>>, expert_scale: Option<Vec<f32>>) -> RouterStep {
+        RouterStep { router, bias, expert_scale }
+    }
+}
+
+/// Chooses experts for every token. A row that has no answer is marked as a fault of `layer`, gets the ids `0..n_used` and
+/// weights 0, so that what follows stays in range and adds nothing.
+pub fn route(run: &mut Run, logits: View, how: &RouterStep, ids: View, weights: View, layer: u32) {
     let (isa, faults) = (run.isa, &run.step.fault_layer);
     let asked = (logits.rows == Rows::Outputs).then_some(&run.batch.rows);
     over_rows(run.pool, run.step.rows(logits.rows), 16 * logits.width, |_, rows| {
         for t in rows {
             // SAFETY: rows are disjoint between chunks; the validator keeps the buffers of an op apart.
             let (x, ids, weights) = unsafe { (logits.row(t), ids.ids_mut(t), weights.row_mut(t)) };
-            let Router::Softmax { renormalise, scale } = router;
-            let mut exps = [0.0; MAX_EXPERTS];
-            let sum = softmax_parts(isa, x, &mut exps[..x.len()]);
-            if !sum.is_finite() {
+            if !route_row(isa, x, how, ids, weights) {
                 let token = asked.map_or(t, |rows| rows[t] as usize);
                 faults[token].fetch_min(layer, Relaxed);
                 ids.iter_mut().enumerate().for_each(|(i, id)| *id = i as u32);
                 weights.fill(0.0);
-                continue;
             }
-            best(x, ids);
-            for (w, &id) in weights.iter_mut().zip(&*ids) {
-                *w = exps[id as usize] / sum;
-            }
-            let total = if renormalise { weights.iter().fold(0.0, |sum, w| sum + w) } else { 1.0 };
-            weights.iter_mut().for_each(|w| *w = *w / total * scale);
         }
     });
+}
+
+/// The experts of one row of logits, best first, and their weights; false when it has no answer: a NaN, no finite softmax,
+/// no finite weights.
+fn route_row(isa: Isa, x: &[f32], how: &RouterStep, ids: &mut [u32], weights: &mut [f32]) -> bool {
+    let router = &how.router;
+    let mut scores = [0.0; MAX_EXPERTS];
+    let scores = &mut scores[..x.len()];
+    // Softmax is divided by its sum only where that is asked for.
+    let sum = match router.score {
+        Score::Softmax => softmax_parts(isa, x, scores),
+        Score::Sigmoid => {
+            sigmoids(isa, x, scores);
+            1.0
+        }
+        Score::Raw => {
+            scores.copy_from_slice(x);
+            1.0
+        }
+    };
+    if !sum.is_finite() {
+        return false;
+    }
+    // Without a bias the logits order experts as their scores do, also where scores round to the same number.
+    let sums = matches!(router.groups, Some(Groups { score: GroupScore::TopTwo, .. }));
+    let mut choice = [0.0; MAX_EXPERTS];
+    let choice = &mut choice[..x.len()];
+    match &how.bias {
+        None if !sums => choice.copy_from_slice(x),
+        None => choice.iter_mut().zip(&*scores).for_each(|(c, s)| *c = s / sum),
+        Some(bias) => choice.iter_mut().zip(&*scores).zip(bias).for_each(|((c, s), b)| *c = s / sum + b),
+    }
+    if choice.iter().any(|c| c.is_nan()) {
+        return false;
+    }
+    if let Some(groups) = router.groups {
+        close_groups(choice, groups);
+    }
+    best(choice, ids);
+    for (w, &id) in weights.iter_mut().zip(&*ids) {
+        *w = scores[id as usize] / sum;
+    }
+    if router.score == Score::Raw {
+        let mut exps = [0.0; MAX_USED];
+        let sum = softmax_parts(isa, weights, &mut exps[..weights.len()]);
+        weights.iter_mut().zip(exps).for_each(|(w, e)| *w = e / sum);
+    }
+    let total = router.renormalise.map_or(1.0, |eps| weights.iter().fold(0.0, |sum, w| sum + w) + eps);
+    for (w, &id) in weights.iter_mut().zip(&*ids) {
+        *w = *w / total * router.scale;
+        if let Some(scale) = &how.expert_scale {
+            *w *= scale[id as usize];
+        }
+    }
+    weights.iter().all(|w| w.is_finite())
+}
+
+/// Sets the experts of all but the best groups to -inf.
+fn close_groups(choice: &mut [f32], groups: Groups) {
+    let size = choice.len() / groups.n_group;
+    let mut worth = [0.0; MAX_EXPERTS];
+    for (worth, group) in worth.iter_mut().zip(choice.chunks_exact(size)) {
+        let mut top = [0; 2];
+        *worth = match groups.score {
+            GroupScore::Max => {
+                best(group, &mut top[..1]);
+                group[top[0] as usize]
+            }
+            GroupScore::TopTwo => {
+                best(group, &mut top);
+                group[top[0] as usize] + group[top[1] as usize]
+            }
+        };
+    }
+    let mut open = [0; MAX_USED];
+    let open = &mut open[..groups.n_used];
+    best(&worth[..groups.n_group], open);
+    for (g, group) in choice.chunks_exact_mut(size).enumerate() {
+        if !open.contains(&(g as u32)) {
+            group.fill(f32::NEG_INFINITY);
+        }
+    }
 }
 
 /// The ids of the largest values, best first, ties to the lower id. `x` holds no NaN and at least as many values.
@@ -56,6 +142,16 @@ fn best(x: &[f32], ids: &mut [u32]) {
         }
         (top[at], ids[at]) = (v, id as u32);
         n = (n + 1).min(k);
+    }
+}
+
+on_isa! { fn sigmoids(x: &[f32], out: &mut [f32]) = sigmoid_lanes }
+
+#[inline(always)]
+fn sigmoid_lanes<L: Lanes>(x: &[f32], out: &mut [f32]) {
+    let (zero, one) = (L::splat(0.0), L::splat(1.0));
+    for i in (0..x.len()).step_by(16) {
+        one.div(math::exp(zero.sub(L::load_at(x, i, 0.0))).add(one)).store_at(out, i);
     }
 }
 
@@ -83,7 +179,6 @@ fn softmax_parts_lanes<L: Lanes>(x: &[f32], exps: &mut [f32]) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::isa::Isa;
 
     #[test]
     fn the_best_come_first_and_ties_go_to_the_lower_id() {
