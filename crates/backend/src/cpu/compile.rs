@@ -180,6 +180,11 @@ impl Lower<'_> {
         unsafe { View::new(self.bufs.ptr().add(self.placement.offset[buf.0 as usize]).cast(), decl.rows, decl.width) }
     }
 
+    /// Parts of heads: width and buffer.
+    fn parts(&self, parts: &[(usize, Buf)]) -> Vec<(usize, View)> {
+        parts.iter().map(|&(width, part)| (width, self.view(part))).collect()
+    }
+
     /// The spare buffer in the shape of `like`, when gate and up need it.
     fn spare(&self, gate: Weight, up: Weight, like: Buf) -> Option<View> {
         let decl = self.plan.buf(like);
@@ -246,7 +251,9 @@ impl Lower<'_> {
                 OpStep::HeadNorm { x: view(x), w: w.map(|w| self.vector(w)).transpose()?, eps, d_head }
             }
             Op::Rope { x, rope, d_head, .. } => OpStep::Rope { x: view(x), rope: rope.0 as usize, d_head },
-            Op::SplitHeads { .. } | Op::JoinHeads { .. } | Op::HeadLinear { .. } => return Err(self.unsupported(i)),
+            Op::SplitHeads { x, ref parts, .. } => OpStep::SplitHeads { x: view(x), parts: self.parts(parts) },
+            Op::JoinHeads { ref parts, out, .. } => OpStep::JoinHeads { parts: self.parts(parts), out: view(out) },
+            Op::HeadLinear { .. } => return Err(self.unsupported(i)),
             Op::GatedAct { gate, up, act, out } => {
                 OpStep::GatedAct { gate: view(gate), up: view(up), act, out: view(out) }
             }

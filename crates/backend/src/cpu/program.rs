@@ -18,7 +18,7 @@ use super::ops::experts::{ExpertLists, ExpertMats};
 use super::ops::kv_append::CacheView;
 use super::ops::rope::RopeTable;
 use super::ops::route::RouterStep;
-use super::ops::{attention, combine, elementwise, embed, experts, kv_append, linear, norm, rope, route};
+use super::ops::{attention, combine, elementwise, embed, experts, heads, kv_append, linear, norm, rope, route};
 use super::pool::Pool;
 use super::states::States;
 use crate::{Batch, Fault, Limits, Output, Program, StepError};
@@ -83,6 +83,8 @@ pub enum OpStep {
     RmsNorm { x: View, residual: Option<View>, w: Vec<f32>, eps: f32, out: View },
     HeadNorm { x: View, w: Option<Vec<f32>>, eps: f32, d_head: usize },
     Rope { x: View, rope: usize, d_head: usize },
+    SplitHeads { x: View, parts: Vec<(usize, View)> },
+    JoinHeads { parts: Vec<(usize, View)>, out: View },
     GatedAct { gate: View, up: View, act: Gate, out: View },
     Add { x: View, y: View },
     KvAppend { cache: usize, k: View, v: View },
@@ -273,6 +275,8 @@ impl Run<'_> {
             OpStep::RmsNorm { x, residual, ref w, eps, out } => norm::rms_norm(self, x, residual, w, eps, out),
             OpStep::HeadNorm { x, ref w, eps, d_head } => norm::head_norm(self, x, w.as_deref(), eps, d_head),
             OpStep::Rope { x, rope: table, d_head } => rope::rope(self, x, &ropes[table], d_head),
+            OpStep::SplitHeads { x, ref parts } => heads::split_heads(self, x, parts),
+            OpStep::JoinHeads { ref parts, out } => heads::join_heads(self, parts, out),
             OpStep::GatedAct { gate, up, act, out } => elementwise::gated_act(self, gate, up, act, out),
             OpStep::Add { x, y } => elementwise::add(self, x, y),
             OpStep::KvAppend { cache, k, v } => kv_append::kv_append(self, &caches[cache], k, v),

@@ -8,6 +8,7 @@ pub mod combine;
 pub mod elementwise;
 pub mod embed;
 pub mod experts;
+pub mod heads;
 pub mod kv_append;
 pub mod linear;
 pub mod norm;
