@@ -425,6 +425,29 @@ pub enum Op {
         x: Buf,
         w: Weight, // [1]
     },
+    /// `x = x ⊙ σ(gate)`, in place; a gate one number wide holds for its whole row.
+    SigmoidGate {
+        x: Buf,    // [T, d]
+        gate: Buf, // [T, d] or [T, 1]
+    },
+    /// The gates of a gated delta rule: `g = exp(a_log · softplus(a + dt_bias))`, `beta = σ(b)`.
+    DecayBeta {
+        a: Buf,          // [T, n]
+        b: Buf,          // [T, n]
+        a_log: Weight,   // [n], -exp of what models call A_log
+        dt_bias: Weight, // [n]
+        g_out: Buf,      // [T, n], 0 to 1
+        beta_out: Buf,   // [T, n]
+    },
+    /// `x = rms_norm(x) ⊙ w ⊙ silu(gate)` of each head's slice, in place.
+    GatedNorm {
+        x: Buf,    // [T, n_head · d_head]
+        gate: Buf, // [T, n_head · d_head]
+        w: Weight, // [d_head]
+        eps: f32,
+        n_head: usize,
+        d_head: usize,
+    },
     /// `x = cap · tanh(x / cap)`, in place.
     Softcap { x: Buf, cap: f32 },
 }
@@ -496,6 +519,9 @@ impl Op {
             Op::Select { .. } => "select",
             Op::Scale { .. } => "scale",
             Op::ScaleBy { .. } => "scale_by",
+            Op::SigmoidGate { .. } => "sigmoid_gate",
+            Op::DecayBeta { .. } => "decay_beta",
+            Op::GatedNorm { .. } => "gated_norm",
             Op::Softcap { .. } => "softcap",
         }
     }
@@ -540,6 +566,16 @@ impl Op {
             Op::Add { x, y } => {
                 f(x, Update);
                 f(y, Read);
+            }
+            Op::SigmoidGate { x, gate } | Op::GatedNorm { x, gate, .. } => {
+                f(x, Update);
+                f(gate, Read);
+            }
+            Op::DecayBeta { a, b, g_out, beta_out, .. } => {
+                f(a, Read);
+                f(b, Read);
+                f(g_out, Write);
+                f(beta_out, Write);
             }
             Op::KvAppend { k, v, .. } => {
                 f(k, Read);
@@ -598,6 +634,9 @@ impl Op {
             | Op::Select { .. }
             | Op::Scale { .. }
             | Op::ScaleBy { .. }
+            | Op::SigmoidGate { .. }
+            | Op::DecayBeta { .. }
+            | Op::GatedNorm { .. }
             | Op::Softcap { .. } => None,
         }
     }
@@ -608,7 +647,8 @@ impl Op {
             Op::Embed { table, .. } => vec![*table],
             Op::Linear { parts, .. } => parts.iter().flat_map(|part| [Some(part.w), part.bias]).flatten().collect(),
             Op::GatedLinear { gate, up, .. } => vec![*gate, *up],
-            Op::RmsNorm { w, .. } => vec![*w],
+            Op::RmsNorm { w, .. } | Op::GatedNorm { w, .. } => vec![*w],
+            Op::DecayBeta { a_log, dt_bias, .. } => vec![*a_log, *dt_bias],
             Op::HeadNorm { w, .. } => w.iter().copied().collect(),
             Op::HeadLinear { w, .. } => vec![*w],
             Op::Route { router, .. } => [router.bias, router.expert_scale].into_iter().flatten().collect(),
@@ -627,6 +667,7 @@ impl Op {
             | Op::KvAppend { .. }
             | Op::Select { .. }
             | Op::Scale { .. }
+            | Op::SigmoidGate { .. }
             | Op::Softcap { .. } => Vec::new(),
         }
     }

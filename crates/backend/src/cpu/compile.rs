@@ -9,6 +9,7 @@ use model::plan::{Buf, Cache, Norm, Op, Plan, Weight, memory, validate};
 use super::kernels::{ActsShared, Col, Kernels, Scratch};
 use super::mem::{Arena, PerWorker, View};
 use super::ops::attention::{AttentionScratch, AttentionStep, SplitStates, UNIT_ROWS};
+use super::ops::decay_beta::DecayBetaStep;
 use super::ops::experts::{ExpertLists, ExpertMats};
 use super::ops::kv_append::CacheView;
 use super::ops::rope::RopeTable;
@@ -304,6 +305,18 @@ impl Lower<'_> {
             },
             Op::Select { x, out } => OpStep::Select { x: view(x), out: view(out) },
             Op::Scale { x, scale } => OpStep::Scale { x: view(x), scale },
+            Op::SigmoidGate { x, gate } => OpStep::SigmoidGate { x: view(x), gate: view(gate) },
+            Op::DecayBeta { a, b, a_log, dt_bias, g_out, beta_out } => OpStep::DecayBeta(DecayBetaStep {
+                a: view(a),
+                b: view(b),
+                a_log: self.vector(a_log)?,
+                dt_bias: self.vector(dt_bias)?,
+                g_out: view(g_out),
+                beta_out: view(beta_out),
+            }),
+            Op::GatedNorm { x, gate, w, eps, .. } => {
+                OpStep::GatedNorm { x: view(x), gate: view(gate), w: self.vector(w)?, eps }
+            }
             Op::Softcap { x, cap } => OpStep::Softcap { x: view(x), cap },
         })
     }

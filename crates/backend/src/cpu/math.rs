@@ -1,6 +1,6 @@
-//! exp, tanh, silu and gelu for every instruction set: one source over [`Float`], so that all give the same bits.
+//! exp, tanh, sigmoid, softplus, silu and gelu for every instruction set: one source over [`Float`], so that all give the same bits.
 //!
-//! Accuracy (tests): exp within 1.5 units in the last place, tanh within 3, silu within 4, gelu within 12 on
+//! Accuracy (tests): exp within 1.5 units in the last place, tanh and sigmoid within 3, softplus and silu within 4, gelu within 12 on
 //! |x| < 2 (its argument carries one rounding into the exponent); infinities and NaN as IEEE says.
 
 use super::isa::on_isa;
@@ -43,6 +43,27 @@ pub fn tanh<F: Float>(x: F) -> F {
     }
     let small = q.fma(z.mul(a), a);
     a.select_lt(F::splat(0.625), small, large).copysign(x)
+}
+
+/// `σ(x) = 1 / (1 + e^-x)`; below about -88.7 it is 0.
+#[inline(always)]
+pub fn sigmoid<F: Float>(x: F) -> F {
+    let e = exp(F::splat(0.0).sub(x));
+    F::splat(1.0).div(e.add(F::splat(1.0)))
+}
+
+/// `ln(1 + e^x)`, as `max(x, 0) + ln(1 + e^-|x|)`, so that nothing overflows.
+#[inline(always)]
+pub fn softplus<F: Float>(x: F) -> F {
+    let u = exp(F::splat(0.0).sub(x.abs()));
+    // ln(1 + u) = 2 artanh(s) with s = u / (2 + u) <= 1/3: the series in s², of which the first term left out is below 2^-26.
+    let s = u.div(u.add(F::splat(2.0)));
+    let z = s.mul(s);
+    let mut q = F::splat(1.0 / 13.0);
+    for c in [1.0 / 11.0, 1.0 / 9.0, 1.0 / 7.0, 1.0 / 5.0, 1.0 / 3.0, 1.0] {
+        q = q.fma(z, F::splat(c));
+    }
+    q.fma(s.add(s), x.max(F::splat(0.0)))
 }
 
 /// `x · σ(x) = x / (1 + e^-x)`. At -inf it is NaN, as the formula has it; below about -88.7 it is -0.
@@ -129,6 +150,16 @@ mod tests {
             silu(L::load_at(x, i, 0.0)).store_at(x, i);
         }
     }
+    fn sigmoid_lanes<L: Lanes>(x: &mut [f32]) {
+        for i in (0..x.len()).step_by(16) {
+            sigmoid(L::load_at(x, i, 0.0)).store_at(x, i);
+        }
+    }
+    fn softplus_lanes<L: Lanes>(x: &mut [f32]) {
+        for i in (0..x.len()).step_by(16) {
+            softplus(L::load_at(x, i, 0.0)).store_at(x, i);
+        }
+    }
     fn gelu_lanes<L: Lanes>(x: &mut [f32]) {
         for i in (0..x.len()).step_by(16) {
             gelu_tanh(L::load_at(x, i, 0.0)).store_at(x, i);
@@ -137,6 +168,8 @@ mod tests {
     on_isa! { fn exp_on(x: &mut [f32]) = exp_lanes }
     on_isa! { fn tanh_on(x: &mut [f32]) = tanh_lanes }
     on_isa! { fn silu_on(x: &mut [f32]) = silu_lanes }
+    on_isa! { fn sigmoid_on(x: &mut [f32]) = sigmoid_lanes }
+    on_isa! { fn softplus_on(x: &mut [f32]) = softplus_lanes }
     on_isa! { fn gelu_on(x: &mut [f32]) = gelu_lanes }
 
     /// Every 9973rd f32 bit pattern, all special values among them, and a fine grid around zero.
@@ -163,10 +196,13 @@ mod tests {
     #[test]
     fn functions_are_accurate_and_equal_on_every_instruction_set() {
         type OnIsa = fn(Isa, &mut [f32]);
-        // Past these limits silu underflows early (its denominator is infinite) and gelu's argument carries its rounding.
-        let cases: [(&str, OnIsa, fn(f32) -> f32, fn(f64) -> f64, f64, f64); 4] = [
+        // Past these limits silu and sigmoid underflow early (their denominator is infinite) and gelu's argument carries
+        // its rounding.
+        let cases: [(&str, OnIsa, fn(f32) -> f32, fn(f64) -> f64, f64, f64); 6] = [
             ("exp", exp_on, exp::<f32>, f64::exp, f64::INFINITY, 1.5),
             ("tanh", tanh_on, tanh::<f32>, f64::tanh, f64::INFINITY, 3.0),
+            ("sigmoid", sigmoid_on, sigmoid::<f32>, |x| 1.0 / (1.0 + (-x).exp()), 80.0, 3.0),
+            ("softplus", softplus_on, softplus::<f32>, |x| x.max(0.0) + (-x.abs()).exp().ln_1p(), f64::INFINITY, 4.0),
             ("silu", silu_on, silu::<f32>, |x| x / (1.0 + (-x).exp()), 80.0, 4.0),
             (
                 "gelu_tanh",
@@ -218,6 +254,8 @@ mod tests {
             [1.0, -1.0, 1.0, 0x8000_0000u32 as f32]
         );
         assert_eq!([silu(inf), silu(-1000.0f32), gelu_tanh(inf), gelu_tanh(-1e20f32)], [inf, 0.0, inf, 0.0]);
+        assert_eq!([sigmoid(inf), sigmoid(-inf), softplus(inf), softplus(-inf)], [1.0, 0.0, inf, 0.0]);
+        assert!(sigmoid(f32::NAN).is_nan() && softplus(f32::NAN).is_nan());
         assert!(silu(-inf).is_nan() && gelu_tanh(f32::NAN).is_nan() && exp(f32::NAN).is_nan());
     }
 }

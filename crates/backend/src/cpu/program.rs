@@ -14,11 +14,14 @@ use super::isa::Isa;
 use super::kernels::{ActsShared, Col, Kernels, Matrix, Scratch};
 use super::mem::{Arena, PerWorker, View};
 use super::ops::attention::{AttentionScratch, AttentionStep, SplitStates};
+use super::ops::decay_beta::DecayBetaStep;
 use super::ops::experts::{ExpertLists, ExpertMats};
 use super::ops::kv_append::CacheView;
 use super::ops::rope::RopeTable;
 use super::ops::route::RouterStep;
-use super::ops::{attention, combine, elementwise, embed, experts, heads, kv_append, linear, norm, rope, route};
+use super::ops::{
+    attention, combine, decay_beta, elementwise, embed, experts, heads, kv_append, linear, norm, rope, route,
+};
 use super::pool::Pool;
 use super::states::States;
 use crate::{Batch, Fault, Limits, Output, Program, StepError};
@@ -95,6 +98,9 @@ pub enum OpStep {
     Select { x: View, out: View },
     Scale { x: View, scale: f32 },
     Softcap { x: View, cap: f32 },
+    SigmoidGate { x: View, gate: View },
+    DecayBeta(DecayBetaStep),
+    GatedNorm { x: View, gate: View, w: Vec<f32>, eps: f32 },
 }
 
 /// Consecutive tokens of a chunk that attention takes together.
@@ -293,6 +299,9 @@ impl Run<'_> {
             OpStep::Select { x, out } => embed::select(self, x, out),
             OpStep::Scale { x, scale } => elementwise::scale(self, x, scale),
             OpStep::Softcap { x, cap } => elementwise::softcap(self, x, cap),
+            OpStep::SigmoidGate { x, gate } => elementwise::sigmoid_gate(self, x, gate),
+            OpStep::DecayBeta(ref step) => decay_beta::decay_beta(self, step),
+            OpStep::GatedNorm { x, gate, ref w, eps } => norm::gated_norm(self, x, gate, w, eps),
         }
     }
 }

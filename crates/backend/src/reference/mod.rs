@@ -4,6 +4,7 @@
 //! run in f64 and round to f32 once; activations are f32 between ops. Unlike a backend for use it allocates in a step,
 //! decodes weights again each time, and knows nothing of threads, tiles or instruction sets.
 
+mod delta;
 mod kv;
 mod ops;
 
@@ -273,6 +274,19 @@ impl Interpreter {
             Op::ScaleBy { x, w } => {
                 let scale = self.vector(w)[0];
                 self.floats_mut(x).iter_mut().for_each(|v| *v *= scale);
+            }
+            Op::SigmoidGate { x, gate } => {
+                let (gate_width, d) = (self.width(gate), self.width(x));
+                *self.floats_mut(x) = ops::sigmoid_gate(self.floats(x), self.floats(gate), gate_width, d);
+            }
+            Op::DecayBeta { a, b, a_log, dt_bias, g_out, beta_out } => {
+                let (a_log, dt_bias) = (self.vector(a_log), self.vector(dt_bias));
+                let (g, beta) = delta::decay_beta(self.floats(a), self.floats(b), &a_log, &dt_bias);
+                *self.floats_mut(g_out) = g;
+                *self.floats_mut(beta_out) = beta;
+            }
+            Op::GatedNorm { x, gate, w, eps, .. } => {
+                *self.floats_mut(x) = delta::gated_norm(self.floats(x), self.floats(gate), &self.vector(w), eps);
             }
             Op::Softcap { x, cap } => self.floats_mut(x).iter_mut().for_each(|v| *v = ops::softcap(*v, cap)),
         }

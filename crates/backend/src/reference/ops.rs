@@ -238,6 +238,17 @@ pub fn combine(x: &[f32], y: &[f32], weights: &[f32], n_used: usize, d: usize) -
     (0..x.len()).map(|at| sum(at / d, at % d)).collect()
 }
 
+/// `σ(x)`.
+pub fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + libm::exp(-x))
+}
+
+/// `x ⊙ σ(gate)`; a gate one number wide holds for a row of `x`, `[rows, d]`.
+pub fn sigmoid_gate(x: &[f32], gate: &[f32], gate_width: usize, d: usize) -> Vec<f32> {
+    let gate_of = |i: usize| if gate_width == 1 { gate[i / d] } else { gate[i] };
+    (0..x.len()).map(|i| (f64::from(x[i]) * sigmoid(f64::from(gate_of(i)))) as f32).collect()
+}
+
 /// `cap · tanh(x / cap)`.
 pub fn softcap(x: f32, cap: f32) -> f32 {
     (f64::from(cap) * libm::tanh(f64::from(x) / f64::from(cap))) as f32

@@ -160,6 +160,8 @@ pub fn model(s: Shape) -> (Plan, Arc<Checkpoint>) {
     let o = m.buf(t, s.n_head * s.d_v);
     let (scale, window, softcap) = (3.0 / (s.d_k as f32).sqrt(), s.window, s.softcap);
     m.op(Op::Attention { cache: Cache(0), q, n_head: s.n_head, scale, window, softcap, sinks: None, out: o });
+    let gate = m.linear(h, t, s.n_head * s.d_v, tk, false);
+    m.op(Op::SigmoidGate { x: o, gate });
     let y = m.linear(o, t, d, tk, false);
     m.op(Op::Add { x, y });
     let h = m.buf(t, d);
@@ -186,6 +188,8 @@ pub fn model(s: Shape) -> (Plan, Arc<Checkpoint>) {
     m.op(Op::GatedAct { gate, up, act: s.act, out });
     let y = m.linear(out, t, d, td, true);
     m.op(Op::Scale { x: y, scale: 0.7 });
+    let gate = m.linear(h, t, 1, WeightType::F32, false);
+    m.op(Op::SigmoidGate { x: y, gate });
     m.op(Op::Add { x, y });
     let picked = m.buf(Rows::Outputs, d);
     m.op(Op::Select { x, out: picked });

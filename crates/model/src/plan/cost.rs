@@ -13,7 +13,7 @@ use super::{Buf, Op, Plan, Weight, WeightDecl};
 pub enum Kind {
     /// The table of embeddings; when the output matrix is the same tensor, that too.
     Embed,
-    /// Projections into and out of attention, and norms of heads.
+    /// Projections into and out of attention of any kind, and what else belongs to it.
     Attention,
     /// Dense feed-forward projections.
     FeedForward,
@@ -68,7 +68,8 @@ impl Plan {
     /// The kind of each weight, `[weights]`.
     pub fn kinds(&self) -> Vec<Kind> {
         let mut kinds = vec![Kind::Norm; self.weights.len()];
-        let (feeds, fed) = (self.feeds_attention(), self.fed_by_attention());
+        let fed = self.fed_by_attention();
+        let feeds = self.feeds_attention(&fed);
         let mut routed_bufs = Vec::new();
         for op in &self.ops {
             if let Op::Route { logits, .. } = op {
@@ -94,7 +95,12 @@ impl Plan {
                         part.bias.iter().for_each(|&bias| set(bias, kind));
                     }
                 }
-                Op::HeadNorm { w: Some(w), .. } | Op::HeadLinear { w, .. } => set(*w, Kind::Attention),
+                Op::HeadNorm { w: Some(w), .. } | Op::HeadLinear { w, .. } | Op::GatedNorm { w, .. } => {
+                    set(*w, Kind::Attention)
+                }
+                Op::DecayBeta { a_log, dt_bias, .. } => {
+                    [*a_log, *dt_bias].into_iter().for_each(|w| set(w, Kind::Attention))
+                }
                 Op::RmsNorm { x, w, .. } if feeds.contains(x) => set(*w, Kind::Attention),
                 Op::GatedLinear { gate, up, .. } => [*gate, *up].into_iter().for_each(|w| set(w, Kind::FeedForward)),
                 Op::Attention { sinks: Some(sinks), .. } => set(*sinks, Kind::Attention),
@@ -111,14 +117,17 @@ impl Plan {
         kinds
     }
 
-    /// Buffers on the way into attention, back to the projections out of the residual stream.
-    fn feeds_attention(&self) -> HashSet<Buf> {
+    /// Buffers on the way into attention, its gates among them, back to the projections out of the residual stream.
+    fn feeds_attention(&self, fed: &HashSet<Buf>) -> HashSet<Buf> {
         let mut feeds = HashSet::new();
         // The last writer of a buffer comes first here, so that one pass is enough.
         for op in self.ops.iter().rev() {
             match op {
                 Op::KvAppend { k, v, .. } => feeds.extend([Some(*k), *v].into_iter().flatten()),
                 Op::Attention { q, .. } => feeds.extend([*q]),
+                Op::SigmoidGate { x, gate } if fed.contains(x) => feeds.extend([*gate]),
+                Op::GatedNorm { gate, .. } => feeds.extend([*gate]),
+                Op::DecayBeta { a, b, .. } => feeds.extend([*a, *b]),
                 Op::Linear { x, parts } if parts.iter().any(|part| feeds.contains(&part.out)) => feeds.extend([*x]),
                 Op::SplitHeads { x, parts, .. } if parts.iter().any(|(_, part)| feeds.contains(part)) => {
                     feeds.extend([*x]);

@@ -191,6 +191,16 @@ impl Printer<'_> {
             Op::Select { x, out } => line(&self.decl(out), format!("{}[rows]", self.name(x))),
             Op::Scale { x, scale } => update(&self.name(x), format!("*= {scale}")),
             Op::ScaleBy { x, w } => update(&self.name(x), format!("*= {}", self.w(w))),
+            Op::SigmoidGate { x, gate } => update(&self.name(x), format!("⊙= σ({})", self.name(gate))),
+            Op::DecayBeta { a, b, a_log, dt_bias, g_out, beta_out } => {
+                let (a, b) = (self.name(a), self.name(b));
+                let outs = format!("{}, {}", self.decl(g_out), self.decl(beta_out));
+                line(&outs, format!("exp({} ⊙ softplus({a} + {})), σ({b})", self.w(a_log), self.w(dt_bias)))
+            }
+            Op::GatedNorm { x, gate, w, eps, n_head, d_head } => {
+                let (w, gate) = (self.w(w), self.name(gate));
+                update(&self.name(x), format!("= norm of {n_head} heads of {d_head} ⊙ {w} ⊙ silu({gate}), eps {eps:e}"))
+            }
             Op::Softcap { x, cap } => update(&self.name(x), format!("= softcap {cap}")),
         }
     }

@@ -288,6 +288,23 @@ impl Validator<'_> {
                 self.vector("w", w, 1)?;
                 self.free_rows(x).map(drop)
             }
+            Op::SigmoidGate { x, gate } => {
+                let rows = self.free_rows(x)?;
+                self.floats(gate, rows, if width(gate) == 1 { 1 } else { width(x) })
+            }
+            Op::DecayBeta { a, b, a_log, dt_bias, g_out, beta_out } => {
+                let (rows, n) = (self.free_rows(a)?, width(a));
+                [b, g_out, beta_out].into_iter().try_for_each(|buf| self.floats(buf, rows, n))?;
+                self.vector("a_log", a_log, n)?;
+                self.vector("dt_bias", dt_bias, n)
+            }
+            Op::GatedNorm { x, gate, w, eps, n_head, d_head } => {
+                epsilon(eps)?;
+                let rows = self.free_rows(x)?;
+                self.head_width(x, n_head, d_head)?;
+                self.floats(gate, rows, width(x))?;
+                self.vector("w", w, d_head)
+            }
             Op::Softcap { x, cap } => {
                 positive("cap", cap)?;
                 self.free_rows(x).map(drop)
@@ -360,13 +377,18 @@ impl Validator<'_> {
     }
 
     fn heads(&self, x: Buf, n_head: usize, d_head: usize) -> Check {
+        self.head_width(x, n_head, d_head)?;
+        self.floats(x, Rows::Tokens, n_head * d_head)
+    }
+
+    /// A row holds so many heads.
+    fn head_width(&self, x: Buf, n_head: usize, d_head: usize) -> Check {
         ensure(n_head > 0 && d_head > 0, || format!("{n_head} heads of {d_head}"))?;
         let wanted = n_head.checked_mul(d_head);
         ensure(wanted == Some(self.plan.buf(x).width), || {
             let buf = self.plan.buf(x);
             format!("{} has width {}, {n_head} heads of {d_head} wanted", buf.name, buf.width)
-        })?;
-        self.floats(x, Rows::Tokens, n_head * d_head)
+        })
     }
 
     fn norm(&self, norm: Norm, rows: Rows, d: usize) -> Check {

@@ -1,4 +1,4 @@
-//! `gated_act`, `add`, `scale`, `softcap`: one element at a time, so that no order of sums matters.
+//! `gated_act`, `add`, `scale`, `softcap`, `sigmoid_gate`: one element at a time, so that no order of sums matters.
 
 use model::plan::Gate;
 
@@ -49,6 +49,33 @@ pub fn softcap(run: &mut Run, x: View, cap: f32) {
             softcap_row(isa, unsafe { x.row_mut(r) }, cap);
         }
     });
+}
+
+/// `x = x ⊙ σ(gate)`; a gate one number wide holds for its row.
+pub fn sigmoid_gate(run: &mut Run, x: View, gate: View) {
+    let isa = run.isa;
+    over_rows(run.pool, run.step.rows(x.rows), 4 * x.width, |_, rows| {
+        for r in rows {
+            // SAFETY: rows are disjoint between chunks; x and gate are different buffers.
+            let (x, gate) = unsafe { (x.row_mut(r), gate.row(r)) };
+            match gate {
+                &[gate] => {
+                    let gate = math::sigmoid(gate);
+                    x.iter_mut().for_each(|v| *v *= gate);
+                }
+                gate => sigmoid_gate_row(isa, x, gate),
+            }
+        }
+    });
+}
+
+on_isa! { fn sigmoid_gate_row(x: &mut [f32], gate: &[f32]) = sigmoid_gate_lanes }
+
+#[inline(always)]
+fn sigmoid_gate_lanes<L: Lanes>(x: &mut [f32], gate: &[f32]) {
+    for i in (0..x.len()).step_by(16) {
+        L::load_at(x, i, 0.0).mul(math::sigmoid(L::load_at(gate, i, 0.0))).store_at(x, i);
+    }
 }
 
 on_isa! { fn softcap_row(x: &mut [f32], cap: f32) = softcap_lanes }

@@ -5,6 +5,7 @@
 
 pub mod attention;
 pub mod combine;
+pub mod decay_beta;
 pub mod elementwise;
 pub mod embed;
 pub mod experts;

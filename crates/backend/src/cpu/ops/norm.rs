@@ -1,7 +1,8 @@
-//! `rms_norm` and `head_norm`: `x · rsqrt(mean(x²) + eps) · w`, the sum of squares on 16 lanes.
+//! `rms_norm`, `head_norm` and `gated_norm`: `x · rsqrt(mean(x²) + eps) · w`, the sum of squares on 16 lanes.
 
 use super::super::isa::on_isa;
 use super::super::lanes::Lanes;
+use super::super::math;
 use super::super::mem::{View, over_rows};
 use super::super::program::Run;
 
@@ -32,10 +33,24 @@ pub fn head_norm(run: &mut Run, x: View, w: Option<&[f32]>, eps: f32, d_head: us
     });
 }
 
+/// `x = norm(x) ⊙ silu(gate)` of each head's slice, in place.
+pub fn gated_norm(run: &mut Run, x: View, gate: View, w: &[f32], eps: f32) {
+    let isa = run.isa;
+    over_rows(run.pool, run.step.rows(x.rows), 4 * x.width, |_, rows| {
+        for r in rows {
+            // SAFETY: rows are disjoint between chunks; x and gate are different buffers.
+            let (x, gate) = unsafe { (x.row_mut(r), gate.row(r)) };
+            let heads = x.chunks_exact_mut(w.len()).zip(gate.chunks_exact(w.len()));
+            heads.for_each(|(head, gate)| gated_norm_head(isa, head, gate, w, eps));
+        }
+    });
+}
+
 on_isa! {
     /// `out = x · rsqrt(mean(x²) + eps) · w` of one row.
     pub fn norm_row(x: &[f32], w: &[f32], eps: f32, out: &mut [f32]) = norm_lanes
 }
+on_isa! { fn gated_norm_head(x: &mut [f32], gate: &[f32], w: &[f32], eps: f32) = gated_norm_lanes }
 on_isa! { fn norm_in_place(x: &mut [f32], w: Option<&[f32]>, eps: f32) = norm_in_place_lanes }
 
 #[inline(always)]
@@ -63,5 +78,14 @@ fn norm_in_place_lanes<L: Lanes>(x: &mut [f32], w: Option<&[f32]>, eps: f32) {
         let v = L::load_at(x, i, 0.0).mul(inv);
         let v = if let Some(w) = w { v.mul(L::load_at(w, i, 0.0)) } else { v };
         v.store_at(x, i);
+    }
+}
+
+#[inline(always)]
+fn gated_norm_lanes<L: Lanes>(x: &mut [f32], gate: &[f32], w: &[f32], eps: f32) {
+    let inv = L::splat(rsqrt_mean_square::<L>(x, eps));
+    for i in (0..x.len()).step_by(16) {
+        let normed = L::load_at(x, i, 0.0).mul(inv).mul(L::load_at(w, i, 0.0));
+        normed.mul(math::silu(L::load_at(gate, i, 0.0))).store_at(x, i);
     }
 }

@@ -1,0 +1,49 @@
+//! `decay_beta`: the gates of a gated delta rule, one head a lane.
+
+use super::super::isa::on_isa;
+use super::super::lanes::Lanes;
+use super::super::math;
+use super::super::mem::{View, over_rows};
+use super::super::program::Run;
+
+/// What the op reads and writes.
+pub struct DecayBetaStep {
+    pub a: View,
+    pub b: View,
+    pub a_log: Vec<f32>,   // [n], -exp of A_log
+    pub dt_bias: Vec<f32>, // [n]
+    pub g_out: View,
+    pub beta_out: View,
+}
+
+/// `g = exp(a_log · softplus(a + dt_bias))`, `beta = σ(b)`.
+pub fn decay_beta(run: &mut Run, s: &DecayBetaStep) {
+    let isa = run.isa;
+    over_rows(run.pool, run.step.rows(s.a.rows), 16 * s.a.width, |_, rows| {
+        for r in rows {
+            // SAFETY: rows are disjoint between chunks; the validator keeps the outputs apart from the inputs.
+            unsafe {
+                decay_row(isa, s.a.row(r), &s.a_log, &s.dt_bias, s.g_out.row_mut(r));
+                beta_row(isa, s.b.row(r), s.beta_out.row_mut(r));
+            }
+        }
+    });
+}
+
+on_isa! { fn decay_row(a: &[f32], a_log: &[f32], dt_bias: &[f32], g: &mut [f32]) = decay_lanes }
+on_isa! { fn beta_row(b: &[f32], beta: &mut [f32]) = beta_lanes }
+
+#[inline(always)]
+fn decay_lanes<L: Lanes>(a: &[f32], a_log: &[f32], dt_bias: &[f32], g: &mut [f32]) {
+    for i in (0..a.len()).step_by(16) {
+        let x = L::load_at(a, i, 0.0).add(L::load_at(dt_bias, i, 0.0));
+        math::exp(L::load_at(a_log, i, 0.0).mul(math::softplus(x))).store_at(g, i);
+    }
+}
+
+#[inline(always)]
+fn beta_lanes<L: Lanes>(b: &[f32], beta: &mut [f32]) {
+    for i in (0..b.len()).step_by(16) {
+        math::sigmoid(L::load_at(b, i, 0.0)).store_at(beta, i);
+    }
+}
