@@ -159,13 +159,14 @@ fn the_scheduler_sees_text_without_control_tokens() {
     assert!(spm.is_end_of_generation(SPM.eos().unwrap()) && !spm.is_end_of_generation(SPM.bos().unwrap()));
     let mut ids = SPM.encode("é", Encode { add_special: true, parse_special: false });
     ids.push(SPM.eos().unwrap());
-    let (mut stream, mut text) = (Arc::clone(&spm).text(Decode { skip_special: true, continues: true }), String::new());
-    for id in ids {
-        stream.push(id, &mut text);
-    }
-    stream.finish(&mut text);
     // The answer goes on from the prompt, so its first space is its own.
-    assert_eq!(text, " é");
+    for (shown, expected) in [(vec![], " é"), (vec![SPM.eos().unwrap()], " é</s>")] {
+        let how = Decode { skip_special: true, continues: true };
+        let (mut stream, mut text) = (Arc::clone(&spm).text(how, &shown), String::new());
+        ids.iter().for_each(|&id| stream.push(id, &mut text));
+        stream.finish(&mut text);
+        assert_eq!(text, expected);
+    }
 }
 
 #[test]

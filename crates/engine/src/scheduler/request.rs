@@ -31,6 +31,9 @@ pub struct Request {
     pub ignore_eos: bool,
     /// How tokens become text; by default special tokens are left out, and the text goes on from the prompt's.
     pub decode: Decode,
+    /// Special tokens whose names are part of the text even where others are left out: the marks of a format
+    /// ([`crate::formats::Format::shown`]).
+    pub shown: Vec<u32>,
     /// Report each token's log-probability, and this many of the most likely tokens.
     pub logprobs: Option<usize>,
     /// Higher ones are admitted first and preempted last.
@@ -51,6 +54,7 @@ impl Request {
             stop_tokens: Vec::new(),
             ignore_eos: false,
             decode: Decode { skip_special: true, continues: true },
+            shown: Vec::new(),
             logprobs: None,
             priority: 0,
             cache_salt: 0,

@@ -80,7 +80,7 @@ impl Sequence {
             chain: root,
             root,
             sampler,
-            text: vocabulary.text(request.decode),
+            text: vocabulary.text(request.decode, &request.shown),
             stop,
             stop_tokens: request.stop_tokens,
             ignore_eos: request.ignore_eos,

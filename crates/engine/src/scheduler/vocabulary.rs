@@ -12,8 +12,9 @@ pub trait Vocabulary: Send + Sync {
     /// Whether a model says with this token that it is finished.
     fn is_end_of_generation(&self, id: u32) -> bool;
 
-    /// Starts the text of an answer.
-    fn text(self: Arc<Self>, how: Decode) -> Box<dyn TextStream>;
+    /// Starts the text of an answer. The names of the special tokens `shown` are part of it, even where `how` leaves out
+    /// the others'.
+    fn text(self: Arc<Self>, how: Decode, shown: &[u32]) -> Box<dyn TextStream>;
 }
 
 /// The text of one answer, token after token.
@@ -34,8 +35,8 @@ impl Vocabulary for Tokenizer {
         self.is_end_of_generation(id)
     }
 
-    fn text(self: Arc<Self>, how: Decode) -> Box<dyn TextStream> {
-        Box::new(Stream { tokenizer: self, detokenizer: Detokenizer::new(how) })
+    fn text(self: Arc<Self>, how: Decode, shown: &[u32]) -> Box<dyn TextStream> {
+        Box::new(Stream { tokenizer: self, detokenizer: Detokenizer::showing(how, shown) })
     }
 }
 

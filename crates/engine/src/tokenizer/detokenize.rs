@@ -19,21 +19,28 @@ pub struct Decode {
 #[derive(Clone, Debug)]
 pub struct Detokenizer {
     how: Decode,
-    at_start: bool,   // no text has come yet
-    pending: Vec<u8>, // at most three bytes between tokens: the start of a character
+    shown: Box<[u32]>, // special tokens that are not left out
+    at_start: bool,    // no text has come yet
+    pending: Vec<u8>,  // at most three bytes between tokens: the start of a character
 }
 
 impl Detokenizer {
     /// A stream at its start.
     pub fn new(how: Decode) -> Self {
+        Self::showing(how, &[])
+    }
+
+    /// A stream at its start, with the names of these special tokens in its text whatever `how` says.
+    pub fn showing(how: Decode, shown: &[u32]) -> Self {
         // Room for the longest tokens of today's vocabularies, so that a stream allocates once.
-        Self { how, at_start: !how.continues, pending: Vec::with_capacity(256) }
+        Self { how, shown: shown.into(), at_start: !how.continues, pending: Vec::with_capacity(256) }
     }
 
     /// Appends the characters that the token completes; often one word, sometimes none. An id past the vocabulary is
     /// no text.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32, out: &mut String) {
-        let bytes = tokenizer.shown(id, self.how.skip_special, self.at_start);
+        let skip_special = self.how.skip_special && !self.shown.contains(&id);
+        let bytes = tokenizer.shown(id, skip_special, self.at_start);
         self.at_start &= bytes.is_empty();
         self.pending.extend_from_slice(bytes);
         let mut done = 0;

@@ -195,7 +195,7 @@ impl Vocabulary for Pieces {
         id == EOS
     }
 
-    fn text(self: Arc<Self>, _: Decode) -> Box<dyn TextStream> {
+    fn text(self: Arc<Self>, _: Decode, _: &[u32]) -> Box<dyn TextStream> {
         Box::new(Utf8(Vec::with_capacity(64)))
     }
 }

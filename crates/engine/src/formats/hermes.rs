@@ -1,0 +1,151 @@
+//! Calls as JSON between `<tool_call>` marks: Hermes, Qwen 2.5 and 3, and many that learnt from them.
+//!
+//! `<tool_call>\n{"name": "f", "arguments": {..}}\n</tool_call>`, one pair of marks a call.
+
+use serde_json::Value;
+
+use super::Calls;
+use super::json::{Cursor, Halt, Scan, Scanned};
+use super::parser::{Reader, Sink, Turn};
+
+pub(super) const OPEN: &str = "<tool_call>";
+pub(super) const CLOSE: &str = "</tool_call>";
+
+pub(super) static CALLS: Calls =
+    Calls { name: "hermes", opens: &[OPEN], marks: &[CLOSE], reader: |_| Box::new(Hermes::new()) };
+
+pub(super) struct Hermes {
+    object: JsonCall,
+    closing: bool,
+}
+
+impl Hermes {
+    fn new() -> Hermes {
+        Hermes { object: JsonCall::new(), closing: false }
+    }
+}
+
+impl Reader for Hermes {
+    fn read(&mut self, text: &str, last: bool, sink: &mut Sink) -> Turn {
+        if !self.closing {
+            return match self.object.read(text, sink) {
+                Turn::Done(n) => {
+                    self.closing = true;
+                    Turn::Took(n)
+                }
+                turn => turn,
+            };
+        }
+        let mut cursor = Cursor::new(text);
+        match cursor.blanks().expect(CLOSE) {
+            Ok(c) => Turn::Done(c.at()),
+            Err(Halt::More) if !last => Turn::More,
+            // The call is whole; a mark that is missing changes nothing.
+            Err(_) => Turn::Done(0),
+        }
+    }
+}
+
+/// A call as one JSON object: `{"name": .., "arguments": {..}}`, `parameters` for `arguments` in Llama's words.
+///
+/// In the usual order the arguments stream; in any other order the call comes when the object is whole.
+pub(super) struct JsonCall(Stage);
+
+enum Stage {
+    Head,
+    /// Inside the arguments.
+    Arguments(Scan),
+    /// Behind the arguments, inside the object.
+    Tail(Scan),
+}
+
+impl JsonCall {
+    pub fn new() -> JsonCall {
+        JsonCall(Stage::Head)
+    }
+
+    /// As [`Reader::read`]; done behind the object.
+    pub fn read(&mut self, text: &str, sink: &mut Sink) -> Turn {
+        match &mut self.0 {
+            Stage::Head => match head(text) {
+                Ok((name, n)) => {
+                    sink.start(&name, None);
+                    self.0 = Stage::Arguments(Scan::new());
+                    Turn::Took(n)
+                }
+                Err(Halt::More) => Turn::More,
+                Err(Halt::Not) => whole(text, sink),
+            },
+            Stage::Arguments(scan) => match scan.push(text) {
+                Scanned::More => {
+                    sink.arguments(text);
+                    Turn::Took(text.len())
+                }
+                Scanned::End(n) => {
+                    sink.arguments(&text[..n]);
+                    self.0 = Stage::Tail(Scan::behind_value());
+                    Turn::Took(n)
+                }
+                Scanned::Bad(0) => Turn::Broken,
+                Scanned::Bad(n) => {
+                    sink.arguments(&text[..n]);
+                    Turn::Took(n)
+                }
+            },
+            Stage::Tail(scan) => match scan.push(text) {
+                Scanned::More => Turn::Took(text.len()),
+                Scanned::End(n) => {
+                    sink.end();
+                    Turn::Done(n)
+                }
+                Scanned::Bad(0) => Turn::Broken,
+                Scanned::Bad(n) => Turn::Took(n),
+            },
+        }
+    }
+}
+
+/// The name, and where the arguments begin.
+fn head(text: &str) -> Result<(String, usize), Halt> {
+    let mut c = Cursor::new(text);
+    c.blanks().expect("{")?.blanks().expect("\"name\"")?.blanks().expect(":")?;
+    let name = c.blanks().string()?;
+    c.blanks().expect(",")?.blanks().expect_any(&["\"arguments\"", "\"parameters\""])?.blanks().expect(":")?;
+    let at = c.blanks().at();
+    c.expect("{")?;
+    Ok((name, at))
+}
+
+/// A call whose object is read as a whole.
+fn whole(text: &str, sink: &mut Sink) -> Turn {
+    let start = text.len() - text.trim_start().len();
+    match Scan::new().push(&text[start..]) {
+        Scanned::More => Turn::More,
+        Scanned::Bad(_) => Turn::Broken,
+        Scanned::End(n) => {
+            let object: Value = serde_json::from_str(&text[start..start + n]).unwrap_or_default();
+            match call(&object) {
+                Some((name, arguments)) => {
+                    let id = object.get("id").and_then(Value::as_str);
+                    sink.start(name, id);
+                    sink.arguments(&arguments);
+                    sink.end();
+                    Turn::Done(start + n)
+                }
+                None => Turn::Broken,
+            }
+        }
+    }
+}
+
+/// Name and arguments of a call; arguments may be an object or, as in the API, its text.
+pub(super) fn call(object: &Value) -> Option<(&str, String)> {
+    let name = object.get("name")?.as_str()?;
+    let arguments = match object.get("arguments").or(object.get("parameters")) {
+        None | Some(Value::Null) => "{}".to_owned(),
+        Some(Value::String(text)) => serde_json::from_str::<Value>(text).ok().filter(Value::is_object)?.to_string(),
+        Some(value) if value.is_object() => value.to_string(),
+        Some(_) => return None,
+    };
+    Some((name, arguments))
+}

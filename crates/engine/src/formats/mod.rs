@@ -1,0 +1,138 @@
+//! Reasoning and tool calls in what a model writes: every family marks them in its own way, and each way is a [`Format`].
+//!
+//! A format is chosen from the chat template's text ([`Format::detect`]). Its [`Parser`] takes the text of an answer as it
+//! comes, cut anywhere, and gives [`Event`]s: the thought, the answer, the calls. Text in, structure out: nothing here knows
+//! HTTP, an API's JSON, or the engine's requests.
+//!
+//! Many marks are special tokens, whose names an answer's text leaves out: a request whose text goes to a parser lists
+//! [`Format::shown`] as [`shown`](crate::Request::shown).
+
+mod hermes;
+mod json;
+mod parser;
+mod tools;
+
+#[cfg(test)]
+mod tests;
+
+use crate::tokenizer::Tokenizer;
+
+pub use parser::{Hold, Parser};
+pub use tools::Tool;
+
+use parser::Reader;
+
+/// A part of an answer. Texts and JSON come in pieces; pieces of the same part, joined, are the part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// More of the thought before the answer.
+    Reasoning(String),
+    /// More of the answer.
+    Content(String),
+    /// A call begins.
+    ToolCallStart {
+        /// Which call of this answer, from 0.
+        index: usize,
+        /// Its id: the model's own where the format has one, else a new one of the form that the model's template takes.
+        id: String,
+        /// Name of the tool.
+        name: String,
+    },
+    /// More of a call's arguments, a JSON object.
+    ToolCallArguments {
+        /// Which call.
+        index: usize,
+        /// The next characters of the object.
+        json: String,
+    },
+    /// A call has ended.
+    ToolCallEnd {
+        /// Which call.
+        index: usize,
+        /// Its arguments are a whole JSON object. False when the text broke off or went wrong; never with [`Hold::Call`].
+        complete: bool,
+    },
+}
+
+/// The texts around a thought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Thought {
+    /// Opens it; often the prompt holds it already.
+    pub open: &'static str,
+    /// Closes it.
+    pub close: &'static str,
+}
+
+/// The marks of most models that think.
+const THINK: Thought = Thought { open: "<think>", close: "</think>" };
+
+/// How calls are written.
+struct Calls {
+    name: &'static str,
+    /// Texts that open calls wherever they stand in an answer.
+    opens: &'static [&'static str],
+    /// All texts that the reader looks for.
+    marks: &'static [&'static str],
+    /// Makes the reader of what follows one of `opens`.
+    reader: fn(&[Tool]) -> Box<dyn Reader>,
+}
+
+/// How a model marks its thoughts and its calls.
+#[derive(Clone, Copy)]
+pub struct Format {
+    thought: Option<Thought>,
+    calls: Option<&'static Calls>,
+}
+
+impl std::fmt::Debug for Format {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Format({})", self.name())
+    }
+}
+
+/// What a template says about its calls: the first row with a text that stands in it.
+const CALLS: &[(&str, &Calls)] = &[("<tool_call>", &hermes::CALLS)];
+
+impl Format {
+    /// Neither thoughts nor calls: all is content.
+    pub const PLAIN: Format = Format { thought: None, calls: None };
+
+    /// The format that a chat template was written for.
+    pub fn detect(template: &str) -> Format {
+        let calls = CALLS.iter().find(|(text, _)| template.contains(text)).map(|(_, calls)| *calls);
+        let thought = template.contains(THINK.close).then_some(THINK);
+        Format { thought, calls }
+    }
+
+    /// Its name: of its calls, and `+think` when it has thoughts.
+    pub fn name(&self) -> String {
+        let calls = self.calls.map_or("plain", |c| c.name);
+        if self.thought.is_some() { format!("{calls}+think") } else { calls.to_owned() }
+    }
+
+    /// Whether it can write calls.
+    pub fn has_calls(&self) -> bool {
+        self.calls.is_some()
+    }
+
+    /// The marks of its thoughts.
+    pub fn thought(&self) -> Option<Thought> {
+        self.thought
+    }
+
+    /// Whether a rendered prompt ends inside an open thought, so that the answer begins with it.
+    pub fn opens_thought(&self, prompt: &str) -> bool {
+        self.thought.is_some_and(|t| prompt.trim_end().ends_with(t.open))
+    }
+
+    /// The special tokens of a vocabulary whose names a parser must see.
+    pub fn shown(&self, tokenizer: &Tokenizer) -> Vec<u32> {
+        let thought = self.thought.iter().flat_map(|t| [t.open, t.close]);
+        let calls = self.calls.iter().flat_map(|c| c.opens.iter().chain(c.marks).copied());
+        let ids = thought.chain(calls).filter_map(|mark| tokenizer.token_to_id(mark));
+        let mut ids: Vec<u32> = ids.filter(|&id| tokenizer.is_special(id)).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        ids
+    }
+}

@@ -1,0 +1,339 @@
+//! The parser that all formats share: text until a mark, thoughts, and what is held back while a mark may be on its way.
+
+use super::{Event, Format, Thought, Tool};
+
+/// What a parser keeps to itself until it is certain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Hold {
+    /// A call up to its name; its arguments stream. Where they go wrong later, the call ends as not complete.
+    #[default]
+    Head,
+    /// A call as a whole. One that goes wrong is content, to the last character.
+    Call,
+}
+
+/// What became of a stretch of text that a [`Reader`] was given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// So many bytes are read; go on with the rest.
+    Took(usize),
+    /// More text is needed.
+    More,
+    /// So many bytes are read, and with them the calls end.
+    Done(usize),
+    /// This is no call.
+    Broken,
+}
+
+/// Reads calls behind the mark that opens them.
+pub(super) trait Reader: Send {
+    /// Reads from the front of `text`; `last` when nothing follows it. What it decides must depend on the text alone, not
+    /// on where it is cut.
+    fn read(&mut self, text: &str, last: bool, sink: &mut Sink) -> Turn;
+}
+
+/// Where a reader puts what it finds.
+pub(super) struct Sink {
+    events: Vec<Event>,
+    hold: Hold,
+    /// Events of the call under way that are held back.
+    held: Vec<Event>,
+    /// Whether a call is under way.
+    open: bool,
+    n_calls: usize,
+    n_whole: usize,
+    seed: u64,
+}
+
+impl Sink {
+    /// A call begins; `id` where the model gave one.
+    pub fn start(&mut self, name: &str, id: Option<&str>) {
+        let index = self.n_calls;
+        let id = id.map_or_else(|| new_id(self.seed, index), str::to_owned);
+        self.open = true;
+        self.n_calls += 1;
+        self.push(Event::ToolCallStart { index, id, name: name.to_owned() });
+    }
+
+    /// More of its arguments.
+    pub fn arguments(&mut self, json: &str) {
+        if !json.is_empty() {
+            self.push(Event::ToolCallArguments { index: self.n_calls - 1, json: json.to_owned() });
+        }
+    }
+
+    /// It is whole.
+    pub fn end(&mut self) {
+        self.push(Event::ToolCallEnd { index: self.n_calls - 1, complete: true });
+        self.events.append(&mut self.held);
+        self.open = false;
+        self.n_whole += 1;
+    }
+
+    pub fn content(&mut self, text: &str) {
+        if !text.is_empty() {
+            self.events.push(Event::Content(text.to_owned()));
+        }
+    }
+
+    pub fn reasoning(&mut self, text: &str) {
+        if !text.is_empty() {
+            self.events.push(Event::Reasoning(text.to_owned()));
+        }
+    }
+
+    fn push(&mut self, event: Event) {
+        match self.hold {
+            Hold::Head => self.events.push(event),
+            Hold::Call => self.held.push(event),
+        }
+    }
+
+    /// The call under way went wrong. `raw` is its text up to here.
+    fn broken(&mut self, raw: &str) {
+        if !self.open {
+            self.content(raw);
+            return;
+        }
+        self.open = false;
+        match self.hold {
+            Hold::Head => self.events.push(Event::ToolCallEnd { index: self.n_calls - 1, complete: false }),
+            Hold::Call => {
+                self.held.clear();
+                self.n_calls -= 1;
+                self.content(raw);
+            }
+        }
+    }
+}
+
+enum State {
+    /// Before anything but blanks: a thought may open here.
+    Start,
+    Thought {
+        marks: Thought,
+        begun: bool,
+    },
+    /// In the answer. `fresh`: right behind a thought or a call, where blanks are no content.
+    Content {
+        fresh: bool,
+    },
+    /// In calls, with their text since the last whole one.
+    Calls {
+        reader: Box<dyn Reader>,
+        raw: String,
+    },
+}
+
+/// Takes an answer's text in pieces and gives its parts.
+///
+/// The parts depend on the text alone, not on how it is cut. A text without marks is content, character by character.
+/// Blanks between content, thoughts and calls belong to none of them.
+pub struct Parser {
+    format: Format,
+    tools: Vec<Tool>,
+    state: State,
+    /// Text that is not understood yet.
+    text: String,
+    sink: Sink,
+}
+
+impl Parser {
+    /// A parser at the start of an answer.
+    ///
+    /// `opened`: the prompt ends inside a thought ([`Format::opens_thought`]). Calls are looked for when there are `tools`.
+    /// `seed` makes the ids of calls: take a new one for every answer.
+    pub fn new(format: Format, tools: &[Tool], opened: bool, hold: Hold, seed: u64) -> Parser {
+        let state = match format.thought {
+            Some(marks) if opened => State::Thought { marks, begun: false },
+            _ => State::Start,
+        };
+        let sink = Sink { events: Vec::new(), hold, held: Vec::new(), open: false, n_calls: 0, n_whole: 0, seed };
+        Parser { format, tools: tools.to_vec(), state, text: String::new(), sink }
+    }
+
+    /// Takes more text and appends the parts that are certain now.
+    pub fn push(&mut self, text: &str, events: &mut Vec<Event>) {
+        self.text.push_str(text);
+        self.run(false);
+        events.append(&mut self.sink.events);
+    }
+
+    /// Ends the text and appends what was held back. The parser is at the start of the answer's rest then: of nothing.
+    pub fn finish(&mut self, events: &mut Vec<Event>) {
+        self.run(true);
+        events.append(&mut self.sink.events);
+    }
+
+    /// Number of calls found up to now.
+    pub fn n_calls(&self) -> usize {
+        self.sink.n_calls
+    }
+
+    /// The parts of a whole text.
+    pub fn parse(mut self, text: &str) -> Vec<Event> {
+        let mut events = Vec::new();
+        self.push(text, &mut events);
+        self.finish(&mut events);
+        events
+    }
+
+    fn run(&mut self, last: bool) {
+        let text = std::mem::take(&mut self.text);
+        let mut rest = text.as_str();
+        while let Some(n) = self.step(rest, last) {
+            rest = &rest[n..];
+        }
+        self.text.push_str(rest);
+    }
+
+    /// Reads from the front of `text`: how far, or None when more is needed or nothing is left.
+    fn step(&mut self, text: &str, last: bool) -> Option<usize> {
+        match &mut self.state {
+            State::Start => self.start(text, last),
+            &mut State::Thought { marks, begun: false } => self.thought_start(text, marks, last),
+            &mut State::Thought { marks, begun: true } => self.thought(text, marks, last),
+            State::Content { fresh: true } => self.content_start(text, last),
+            State::Content { fresh: false } => self.content(text, last),
+            State::Calls { reader, raw } => {
+                let n_whole = self.sink.n_whole;
+                match reader.read(text, last, &mut self.sink) {
+                    Turn::Took(n) if !text.is_empty() => {
+                        raw.push_str(&text[..n]);
+                        if n_whole != self.sink.n_whole {
+                            raw.clear();
+                        }
+                        return Some(n);
+                    }
+                    Turn::Took(_) | Turn::More if !last => return None,
+                    Turn::Done(n) => {
+                        self.state = State::Content { fresh: true };
+                        return Some(n);
+                    }
+                    _ => self.sink.broken(raw),
+                }
+                self.state = State::Content { fresh: false };
+                Some(0)
+            }
+        }
+    }
+
+    /// A thought opens here, or the answer begins.
+    fn start(&mut self, text: &str, last: bool) -> Option<usize> {
+        let visible = text.trim_start();
+        match self.format.thought {
+            Some(marks) if visible.starts_with(marks.open) => {
+                self.state = State::Thought { marks, begun: false };
+                Some(text.len() - visible.len() + marks.open.len())
+            }
+            Some(marks) if marks.open.starts_with(visible) && !last => None,
+            _ => {
+                self.state = State::Content { fresh: false };
+                Some(0)
+            }
+        }
+    }
+
+    /// Blanks at the start of a thought are not part of it; nor is a second opening mark, behind the prompt's own.
+    fn thought_start(&mut self, text: &str, marks: Thought, last: bool) -> Option<usize> {
+        let visible = text.trim_start();
+        if marks.open.starts_with(visible) && visible != marks.open && !last {
+            return None;
+        }
+        let n_blanks = text.len() - visible.len();
+        if visible.starts_with(marks.open) {
+            return Some(n_blanks + marks.open.len());
+        }
+        self.state = State::Thought { marks, begun: true };
+        Some(n_blanks)
+    }
+
+    fn thought(&mut self, text: &str, marks: Thought, last: bool) -> Option<usize> {
+        match find(text, &[marks.close]) {
+            Found::Mark { at, mark } => {
+                self.sink.reasoning(text[..at].trim_end());
+                self.state = State::Content { fresh: true };
+                Some(at + mark.len())
+            }
+            Found::Held(at) => {
+                let shown = if last { text.len() } else { text[..at].trim_end().len() };
+                self.sink.reasoning(&text[..shown]);
+                (shown > 0).then_some(shown)
+            }
+        }
+    }
+
+    /// Right behind a thought or a call: blanks are no content.
+    fn content_start(&mut self, text: &str, last: bool) -> Option<usize> {
+        let visible = text.trim_start();
+        if visible.is_empty() && !last {
+            return None;
+        }
+        self.state = State::Content { fresh: false };
+        Some(text.len() - visible.len())
+    }
+
+    fn content(&mut self, text: &str, last: bool) -> Option<usize> {
+        let calls = self.format.calls.filter(|_| !self.tools.is_empty());
+        let Some(calls) = calls else {
+            self.sink.content(text);
+            return (!text.is_empty()).then_some(text.len());
+        };
+        match find(text, calls.opens) {
+            Found::Mark { at, mark } => {
+                let shown = text[..at].trim_end().len();
+                self.sink.content(&text[..shown]);
+                let raw = text[shown..at + mark.len()].to_owned();
+                self.state = State::Calls { reader: (calls.reader)(&self.tools), raw };
+                Some(at + mark.len())
+            }
+            Found::Held(at) => {
+                let shown = if last { text.len() } else { text[..at].trim_end().len() };
+                self.sink.content(&text[..shown]);
+                (shown > 0).then_some(shown)
+            }
+        }
+    }
+}
+
+/// What a search for marks found.
+enum Found {
+    Mark {
+        at: usize,
+        mark: &'static str,
+    },
+    /// No mark; from here on the text may be the beginning of one.
+    Held(usize),
+}
+
+/// The mark that stands first; of several at one place the longest.
+fn find(text: &str, marks: &[&'static str]) -> Found {
+    let found = marks.iter().filter_map(|mark| Some((text.find(mark)?, mark)));
+    match found.min_by_key(|(at, mark)| (*at, std::cmp::Reverse(mark.len()))) {
+        Some((at, mark)) => Found::Mark { at, mark },
+        None => Found::Held(text.len() - held(text, marks)),
+    }
+}
+
+/// Length of the longest end of the text that begins a mark.
+fn held(text: &str, marks: &[&'static str]) -> usize {
+    let ends = |mark: &&'static str| {
+        let longest = (mark.len() - 1).min(text.len());
+        (1..=longest).rev().find(|&n| text.as_bytes().ends_with(&mark.as_bytes()[..n])).unwrap_or(0)
+    };
+    marks.iter().map(ends).max().unwrap_or(0)
+}
+
+/// An id that no other call of this or another answer has.
+fn new_id(seed: u64, index: usize) -> String {
+    const LETTERS: &[u8; 62] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
+    let mut state = seed ^ (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let letter = |_| {
+        // splitmix64
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        LETTERS[((z ^ (z >> 31)) % 62) as usize] as char
+    };
+    "call_".chars().chain((0..24).map(letter)).collect()
+}
