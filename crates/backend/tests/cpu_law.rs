@@ -6,24 +6,38 @@ mod common;
 
 use backend::cpu::{CacheType, Cpu, Isa};
 use backend::reference::Reference;
-use common::{N_VOCAB, PLAIN, Session, Shape, model, tokens};
+use common::{BAD, N_VOCAB, PLAIN, Session, Shape, model, tokens};
 use model::plan::{Gate, RopePairing};
 use quant::WeightType::*;
 
+const CLAMPED: Gate = Gate::ClampedSwiglu { alpha: 1.702, limit: 1.0 };
+
 /// Shapes that differ from each other in every field.
-const SHAPES: [Shape; 5] = [
+const SHAPES: [Shape; 7] = [
     PLAIN,
     Shape { n_head: 8, n_kv: 1, d_k: 128, d_v: 128, pairing: RopePairing::Interleaved, fused: false, ..PLAIN },
     Shape { n_head: 3, n_kv: 3, d_k: 80, d_v: 80, window: Some(40), act: Gate::GeluTanh, n_used: 8, ..PLAIN },
     Shape { d_model: 52, n_head: 10, n_kv: 2, d_k: 20, d_v: 24, softcap: Some(4.0), n_expert: 19, d_ff: 33, ..PLAIN },
     Shape { n_head: 6, n_kv: 2, window: Some(513), types: [F32, BF16, F16, F32, BF16], n_used: 1, ..PLAIN },
+    Shape {
+        n_head: 5,
+        n_kv: 1,
+        d_k: 256,
+        d_v: 256,
+        window: Some(16),
+        sinks: true,
+        biases: true,
+        act: CLAMPED,
+        ..PLAIN
+    },
+    Shape { n_head: 2, n_kv: 1, d_k: 512, d_v: 512, sinks: true, act: Gate::GeluTanh, fused: false, ..PLAIN },
 ];
 
 /// Quantised types: of one kind, of both kinds beside each other, and gate and up of unlike kinds.
 const QUANTISED: [Shape; 3] = [
     Shape { types: [Q8_0, Q4_0, Q4_1, Q5_0, Q8_0], ..PLAIN },
     Shape { d_model: 256, d_ff: 256, types: [Q4_K, Q6_K, Q4_K, Q4_K, Q6_K], ..PLAIN },
-    Shape { d_model: 256, d_ff: 256, types: [Q4_K, Q8_0, Q4_K, Q8_0, Q5_K], ..PLAIN },
+    Shape { d_model: 256, d_ff: 256, types: [Q4_K, Q8_0, Q4_K, Q8_0, Q5_K], biases: true, act: CLAMPED, ..PLAIN },
 ];
 
 fn cpu(isa: Isa, threads: usize, cache: CacheType) -> Cpu {
@@ -86,7 +100,8 @@ fn instruction_sets_threads_chunks_and_company_change_no_bit() {
 
 #[test]
 fn segments_merge_alike_in_prefill_and_decode() {
-    for (shape, cache) in [(SHAPES[0], CacheType::F16), (SHAPES[3], CacheType::F32), (SHAPES[4], CacheType::F16)] {
+    let of = |i: usize, cache| (SHAPES[i], cache);
+    for (shape, cache) in [of(0, CacheType::F16), of(3, CacheType::F32), of(4, CacheType::F16), of(6, CacheType::F32)] {
         let model = model(shape);
         let prompt = tokens(1030, 4);
         let mut whole = Session::new(&cpu(Isa::best(), 1, cache), &model, 1056);
@@ -117,6 +132,49 @@ fn contexts_longer_than_a_round_of_segments_give_the_same_bits() {
     assert!(wanted.iter().all(|x| x.is_finite()));
     for threads in [2, 3] {
         same(&run(Isa::best(), threads), &wanted, &format!("{threads} threads"));
+    }
+}
+
+/// Windows whose edges lie on, before and behind the edges of pages and segments.
+#[test]
+fn windows_end_where_the_reference_ends_them() {
+    let prompt = tokens(580, 3);
+    for window in [1, 15, 16, 31, 32, 33, 64, 511, 512, 513, 579] {
+        let model = model(Shape { n_head: 2, n_kv: 1, window: Some(window), sinks: window % 2 == 1, ..PLAIN });
+        let mut exact = Session::new(&Reference, &model, 608);
+        let mut found = Session::new(&cpu(Isa::best(), 2, CacheType::F32), &model, 608);
+        let mut at = 0;
+        for n in [31, 1, 1, 480, 1, 60, 1, 5] {
+            let part = &[(0, &prompt[at..at + n])];
+            let (exact, found) = (exact.step(part), found.step(part));
+            let error = exact.iter().zip(found).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>();
+            let size = exact.iter().map(|a| f64::from(*a).powi(2)).sum::<f64>();
+            assert!((error / size).sqrt() < 2e-5, "window {window}, tokens {at}..{}", at + n);
+            at += n;
+        }
+    }
+}
+
+/// A page of NaN where the window does not reach leaves no trace, which it would if it were read.
+#[test]
+fn pages_outside_the_window_are_not_read() {
+    for (window, past, first_seen) in [(16, 100, 2), (32, 96, 2), (33, 96, 1), (513, 1100, 18)] {
+        let model = model(Shape { window: Some(window), sinks: true, ..PLAIN });
+        for (threads, cache, n) in [(1, CacheType::F16, 1), (2, CacheType::F32, 1), (2, CacheType::F16, 21)] {
+            let run = |spoil: bool| {
+                let mut session = Session::new(&cpu(Isa::best(), threads, cache), &model, 1152);
+                session.step(&[(0, &tokens(past, 1))]);
+                session.step_with_faults(&[(1, &[BAD; 32])]);
+                if spoil {
+                    let bad = session.pages[1][0];
+                    session.pages[0][..first_seen].fill(bad);
+                }
+                session.step(&[(0, &tokens(n, 2))]).to_vec()
+            };
+            let (clean, spoilt) = (run(false), run(true));
+            assert!(clean.iter().all(|x| x.is_finite()));
+            same(&spoilt, &clean, &format!("window {window} at {past}, {threads} threads"));
+        }
     }
 }
 

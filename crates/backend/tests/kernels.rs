@@ -1,7 +1,7 @@
 //! Matrix products and quantisers of every instruction set against the scalar reference, bit for bit.
 
 use backend::cpu::isa::Isa;
-use backend::cpu::kernels::{ActsShared, Col, Kernels, Matrix, OutPtr, Scratch};
+use backend::cpu::kernels::{ActsShared, Col, Gated, Kernels, Matrix, OutPtr, Scratch};
 use backend::cpu::math;
 use model::plan::Gate;
 use quant::WeightType;
@@ -183,17 +183,28 @@ fn gated_products_equal_their_parts() {
             let kernels = Kernels::new(isa);
             let acts = quantised(&kernels, t.act(), &x, k);
             let mut scratch = Scratch::new(k).expect("memory");
-            for (act, n_cols) in [(Gate::Silu, 1), (Gate::GeluTanh, 1), (Gate::Silu, 9), (Gate::GeluTanh, 64)] {
+            let clamped = Gate::ClampedSwiglu { alpha: 1.702, limit: 7.0 };
+            let bias: Vec<f32> = x[..2 * n].iter().map(|x| 3.0 * x).collect();
+            for (act, n_cols, biases) in [
+                (Gate::Silu, 1, None),
+                (Gate::GeluTanh, 1, None),
+                (Gate::Silu, 9, None),
+                (Gate::GeluTanh, 64, None),
+                (clamped, 1, Some([&bias[..n], &bias[n..]])),
+                (clamped, 11, Some([&bias[n..], &bias[..n]])),
+            ] {
                 let cols: Vec<Col> = (0..n_cols).map(|c| Col { act: act_of(c) as u32, out: c as u32 }).collect();
                 let mut y = vec![0.0f32; n_cols * n];
                 // SAFETY: `y` has these rows and only this thread uses it.
                 let out = unsafe { OutPtr::new(y.as_mut_ptr(), n_cols, n) };
                 let (gate, up) = (Matrix { dtype: t, n, k, bytes: &wg }, Matrix { dtype: t, n, k, bytes: &wu });
-                kernels.matmul_gated(&gate, &up, 0..n, &acts, &cols, act, out, &mut scratch);
+                let w = Gated { gate, up, act, biases };
+                kernels.matmul_gated(&w, 0..n, &acts, &cols, out, &mut scratch);
                 for (i, got) in y.iter().enumerate() {
                     let (c, r) = (i / n, i % n);
                     let x = acts.row(act_of(c));
                     let (g, u) = (dot_row(t, &wg[r * row..][..row], x), dot_row(t, &wu[r * row..][..row], x));
+                    let (g, u) = biases.map_or((g, u), |[gate, up]| (g + gate[r], u + up[r]));
                     let want = math::gated(act, g, u);
                     assert!(same(*got, want), "{t} {isa} {act:?} column {c} row {r}: {got} {want}");
                 }

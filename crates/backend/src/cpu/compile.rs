@@ -262,11 +262,8 @@ impl Lower<'_> {
             Op::KvAppend { cache, k, v: Some(v) } => {
                 OpStep::KvAppend { cache: self.cache(cache), k: view(k), v: view(v) }
             }
-            Op::KvAppend { v: None, .. }
-            | Op::Attention { sinks: Some(_), .. }
-            | Op::Experts { biases: Some(_), .. }
-            | Op::ScaleBy { .. } => return Err(self.unsupported(i)),
-            Op::Attention { cache, q, n_head, scale, window, softcap, sinks: None, out } => {
+            Op::KvAppend { v: None, .. } => return Err(self.unsupported(i)),
+            Op::Attention { cache, q, n_head, scale, window, softcap, sinks, out } => {
                 OpStep::Attention(AttentionStep {
                     cache: self.cache(cache),
                     q: view(q),
@@ -275,6 +272,7 @@ impl Lower<'_> {
                     scale,
                     window,
                     softcap,
+                    sinks: sinks.map(|w| self.vector(w)).transpose()?,
                 })
             }
             Op::Route { logits, router, ids, weights, .. } => OpStep::Route {
@@ -288,10 +286,19 @@ impl Lower<'_> {
                 weights: view(weights),
                 layer: self.plan.layers[i].unwrap_or(0),
             },
-            Op::Experts { x, ids, gate, up, down, biases: None, act, hidden, out } => OpStep::Experts {
+            Op::Experts { x, ids, gate, up, down, biases, act, hidden, out } => OpStep::Experts {
                 x: view(x),
                 ids: view(ids),
-                mats: ExpertMats { gate: self.mat(gate)?, up: self.mat(up)?, down: self.mat(down)?, act },
+                mats: ExpertMats {
+                    gate: self.mat(gate)?,
+                    up: self.mat(up)?,
+                    down: self.mat(down)?,
+                    biases: match biases {
+                        Some(b) => Some([self.vector(b.gate)?, self.vector(b.up)?, self.vector(b.down)?]),
+                        None => None,
+                    },
+                    act,
+                },
                 hidden: view(hidden),
                 out: view(out),
                 spare: self.spare(gate, up, hidden),
@@ -305,6 +312,7 @@ impl Lower<'_> {
             },
             Op::Select { x, out } => OpStep::Select { x: view(x), out: view(out) },
             Op::Scale { x, scale } => OpStep::Scale { x: view(x), scale },
+            Op::ScaleBy { x, w } => OpStep::Scale { x: view(x), scale: self.vector(w)?[0] },
             Op::SigmoidGate { x, gate } => OpStep::SigmoidGate { x: view(x), gate: view(gate) },
             Op::DecayBeta { a, b, a_log, dt_bias, g_out, beta_out } => OpStep::DecayBeta(DecayBetaStep {
                 a: view(a),

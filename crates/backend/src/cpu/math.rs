@@ -245,6 +245,28 @@ mod tests {
         }
     }
 
+    /// As a function of the gate; the gate's product with alpha carries one rounding into the exponent.
+    #[test]
+    fn clamped_swiglu_is_accurate_and_equal_on_every_instruction_set() {
+        let act = Gate::ClampedSwiglu { alpha: 1.702, limit: 7.0 };
+        let g: Vec<f32> = (-60_000..60_000).map(|i| i as f32 * 1.7e-4).collect();
+        let u: Vec<f32> = g.iter().rev().map(|g| 0.9 * g).collect();
+        let mut scalar = vec![0.0; g.len()];
+        gated_slice(Isa::Scalar, act, &g, &u, &mut scalar);
+        for i in 0..g.len() {
+            let (x, y) = (f64::from(g[i]).min(7.0), f64::from(u[i]).clamp(-7.0, 7.0) + 1.0);
+            // The sum with 1 is exact to half a unit of the larger term.
+            let exact = x / (1.0 + (-1.702f32 as f64 * x).exp()) * y;
+            let unit = f64::from(f32::EPSILON) * (exact.abs() + (exact / y).abs());
+            assert!((f64::from(scalar[i]) - exact).abs() <= 12.0 * unit, "{} {}: {} {exact}", g[i], u[i], scalar[i]);
+        }
+        for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+            let mut y = vec![0.0; g.len()];
+            gated_slice(isa, act, &g, &u, &mut y);
+            assert!(y.iter().zip(&scalar).all(|(a, b)| a.to_bits() == b.to_bits()), "{isa}");
+        }
+    }
+
     #[test]
     fn large_arguments_end_as_ieee_says() {
         let inf = f32::INFINITY;
@@ -256,6 +278,9 @@ mod tests {
         assert_eq!([silu(inf), silu(-1000.0f32), gelu_tanh(inf), gelu_tanh(-1e20f32)], [inf, 0.0, inf, 0.0]);
         assert_eq!([sigmoid(inf), sigmoid(-inf), softplus(inf), softplus(-inf)], [1.0, 0.0, inf, 0.0]);
         assert!(sigmoid(f32::NAN).is_nan() && softplus(f32::NAN).is_nan());
+        let clamped = |g: f32, u: f32| clamped_swiglu(g, u, 1.702, 7.0);
+        assert_eq!([clamped(inf, inf), clamped(0.0, -inf), clamped(-1000.0, 1.0)], [clamped(7.0, 7.0), 0.0, 0.0]);
+        assert!(clamped(f32::NAN, 1.0).is_nan() && clamped(1.0, f32::NAN).is_nan());
         assert!(silu(-inf).is_nan() && gelu_tanh(f32::NAN).is_nan() && exp(f32::NAN).is_nan());
     }
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use backend::{Backend, Batch, Limits, PAGE, Program, Tables};
+use backend::{Backend, Batch, Limits, Output, PAGE, Program, Tables};
 use checkpoint::Checkpoint;
 use checkpoint::gguf::Writer;
 use model::plan::*;
@@ -20,7 +20,10 @@ pub struct Shape {
     pub pairing: RopePairing,
     pub window: Option<usize>,
     pub softcap: Option<f32>,
+    pub sinks: bool,
     pub act: Gate,
+    /// Of the experts.
+    pub biases: bool,
     pub n_expert: usize,
     pub n_used: usize,
     pub d_ff: usize,
@@ -30,6 +33,9 @@ pub struct Shape {
 }
 
 pub const N_VOCAB: usize = 97;
+
+/// A token whose embedding is NaN; [`tokens`] never draws it.
+pub const BAD: u32 = N_VOCAB as u32 - 1;
 
 /// Small, whole lanes.
 pub const PLAIN: Shape = Shape {
@@ -41,7 +47,9 @@ pub const PLAIN: Shape = Shape {
     pairing: RopePairing::Half,
     window: None,
     softcap: None,
+    sinks: false,
     act: Gate::Silu,
+    biases: false,
     n_expert: 8,
     n_used: 2,
     d_ff: 96,
@@ -82,6 +90,9 @@ impl Maker {
         for row in bytes.chunks_exact_mut(row_bytes) {
             let x: Vec<f32> = (0..k).map(|_| self.random.float() * size).collect();
             quant::encode_row(dtype, &x, row);
+        }
+        if self.plan.weights.is_empty() {
+            bytes[BAD as usize * row_bytes..][..row_bytes].fill(0xff); // the table of embeddings, in bf16
         }
         self.writer.tensor(&name, shape, dtype, bytes);
         self.plan.weights.push(WeightDecl {
@@ -158,8 +169,9 @@ pub fn model(s: Shape) -> (Plan, Arc<Checkpoint>) {
     }
     m.op(Op::KvAppend { cache: Cache(0), k, v: Some(v) });
     let o = m.buf(t, s.n_head * s.d_v);
+    let sinks = s.sinks.then(|| m.weight(&[s.n_head], WeightType::F32));
     let (scale, window, softcap) = (3.0 / (s.d_k as f32).sqrt(), s.window, s.softcap);
-    m.op(Op::Attention { cache: Cache(0), q, n_head: s.n_head, scale, window, softcap, sinks: None, out: o });
+    m.op(Op::Attention { cache: Cache(0), q, n_head: s.n_head, scale, window, softcap, sinks, out: o });
     let gate = m.linear(h, t, s.n_head * s.d_v, tk, false);
     m.op(Op::SigmoidGate { x: o, gate });
     let y = m.linear(o, t, d, tk, false);
@@ -175,9 +187,22 @@ pub fn model(s: Shape) -> (Plan, Arc<Checkpoint>) {
     m.op(Op::Route { logits: router, router: kind, n_used: s.n_used, ids, weights });
     let [gate, up] = [tg, tu].map(|ty| m.weight(&[s.n_expert, s.d_ff, d], ty));
     let down = m.weight(&[s.n_expert, d, s.d_ff], td);
+    let biases = s.biases.then(|| ExpertBiases {
+        gate: m.weight(&[s.n_expert, s.d_ff], WeightType::BF16),
+        up: m.weight(&[s.n_expert, s.d_ff], WeightType::F32),
+        down: m.weight(&[s.n_expert, d], WeightType::F16),
+    });
     let (hidden, out) = (m.buf(Rows::Slots(s.n_used), s.d_ff), m.buf(Rows::Slots(s.n_used), d));
-    m.op(Op::Experts { x: h, ids, gate, up, down, biases: None, act: s.act, hidden, out });
-    m.op(Op::Combine { x, add: true, y: out, weights, norm: None });
+    m.op(Op::Experts { x: h, ids, gate, up, down, biases, act: s.act, hidden, out });
+    if s.fused {
+        m.op(Op::Combine { x, add: true, y: out, weights, norm: None });
+    } else {
+        let sum = m.buf(t, d);
+        m.op(Op::Combine { x: sum, add: false, y: out, weights, norm: None });
+        let w = m.weight(&[1], WeightType::F32);
+        m.op(Op::ScaleBy { x: sum, w });
+        m.op(Op::Add { x, y: sum });
+    }
     let h = m.buf(t, d);
     let w = m.weight(&[d], WeightType::F32);
     m.op(Op::RmsNorm { x, residual: None, w, eps, out: h });
@@ -211,7 +236,7 @@ pub fn model(s: Shape) -> (Plan, Arc<Checkpoint>) {
 /// Up to three sequences in one program, each with pages that lie about.
 pub struct Session {
     pub program: Box<dyn Program>,
-    pages: Vec<Vec<u32>>,
+    pub pages: Vec<Vec<u32>>,
     pub n_past: [usize; 3],
     pub batch: Batch,
 }
@@ -229,20 +254,25 @@ impl Session {
 
     /// Runs one step of `(sequence, tokens)` and returns the logits of all tokens.
     pub fn step(&mut self, parts: &[(usize, &[u32])]) -> &[f32] {
+        let out = self.step_with_faults(parts);
+        assert!(out.faults.is_empty());
+        out.logits
+    }
+
+    /// The same, whatever sequences break down.
+    pub fn step_with_faults(&mut self, parts: &[(usize, &[u32])]) -> Output<'_> {
         self.batch.clear();
         for &(s, tokens) in parts {
             let tables = Tables { pages: &self.pages[s], state: s as u32 };
             self.batch.push(tokens, self.n_past[s], tables, 0..tokens.len());
             self.n_past[s] += tokens.len();
         }
-        let out = self.program.step(&self.batch).unwrap();
-        assert!(out.faults.is_empty());
-        out.logits
+        self.program.step(&self.batch).unwrap()
     }
 }
 
 /// Tokens of a prompt.
 pub fn tokens(n: usize, seed: u64) -> Vec<u32> {
     let mut random = Random(seed * 0x1234_5677 + 1);
-    (0..n).map(|_| (random.bits() % N_VOCAB as u64) as u32).collect()
+    (0..n).map(|_| (random.bits() % u64::from(BAD)) as u32).collect()
 }

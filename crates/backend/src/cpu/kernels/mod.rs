@@ -45,6 +45,19 @@ pub struct Matrix<'a> {
     pub bytes: &'a [u8],
 }
 
+/// Gate and up of a gated activation, matrices of one shape that want one kind of activations.
+#[derive(Clone, Copy)]
+pub struct Gated<'a> {
+    /// Goes through the activation.
+    pub gate: Matrix<'a>,
+    /// Is multiplied with what comes out.
+    pub up: Matrix<'a>,
+    /// The activation.
+    pub act: Gate,
+    /// Of gate and up, `[n]` each.
+    pub biases: Option<[&'a [f32]; 2]>,
+}
+
 /// A column of a product: which activation row it reads and which output row it writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Col {
@@ -217,21 +230,20 @@ impl Kernels {
         }
     }
 
-    /// Gate and up at once: `y[col.out][r] = act(gate[r]·x) · (up[r]·x)`.
+    /// Gate and up at once: `y[col.out][r] = act(gate[r]·x) · (up[r]·x)`, each product plus its bias where there are biases.
     ///
     /// # Panics
-    /// As [`Kernels::matmul`], for both matrices.
+    /// As [`Kernels::matmul`], for both matrices; when biases are shorter than the matrices.
     pub fn matmul_gated(
         &self,
-        gate: &Matrix,
-        up: &Matrix,
+        w: &Gated,
         rows: Range<usize>,
         acts: &ActsShared,
         cols: &[Col],
-        act: Gate,
         y: OutPtr,
         scratch: &mut Scratch,
     ) {
+        let Gated { gate, up, act, biases } = w;
         check(gate, &rows, acts, cols, &y);
         check(up, &rows, acts, cols, &y);
         for cols in cols.chunks(COLS) {
@@ -241,7 +253,11 @@ impl Kernels {
                 self.tile(&set, acts, cols.len(), scratch);
                 std::mem::swap(&mut scratch.acc, &mut scratch.acc2);
                 self.tile(&row_set(up, first, rows.end), acts, cols.len(), scratch);
-                variants::gate(self.isa, act, &scratch.acc2[..cols.len()], &mut scratch.acc[..cols.len()]);
+                if let Some([gate, up]) = biases {
+                    add_bias(&mut scratch.acc2[..cols.len()], &gate[first..first + set.n]);
+                    add_bias(&mut scratch.acc[..cols.len()], &up[first..first + set.n]);
+                }
+                variants::gate(self.isa, *act, &scratch.acc2[..cols.len()], &mut scratch.acc[..cols.len()]);
                 store(&scratch.acc[..cols.len()], cols, first, set.n, y);
             }
         }
@@ -347,6 +363,13 @@ fn row_set(w: &Matrix, first: usize, end: usize) -> RowSet {
     let row_bytes = w.dtype.row_bytes(w.k).unwrap_or(0);
     let base = w.bytes[first * row_bytes..].as_ptr();
     RowSet { dtype: w.dtype, base, row_bytes, n: (end - first).min(ROWS), k: w.k }
+}
+
+/// Adds a bias to the first rows of a tile's columns.
+fn add_bias(acc: &mut [[f32; ROWS]], bias: &[f32]) {
+    for col in acc {
+        col.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
+    }
 }
 
 /// Writes the first `n` rows of a tile's columns.

@@ -1,7 +1,7 @@
 //! `attention`: causal softmax(q·kᵀ·scale)·v over the paged cache, grouped heads.
 //!
 //! The law: a tile is a page (32 positions), a segment is 16 pages by absolute position. Inside a segment an online softmax
-//! walks the tiles in order; segments merge in order. Prefill and decode, split or not, do exactly this for each query, so
+//! walks the tiles in order; segments merge in order, sinks before the first. Prefill and decode, split or not, do exactly this for each query, so
 //! the bits depend on nothing but the query and the cache.
 //!
 //! A unit of work is a kv head and a few tokens of one sequence: all their query heads share the loads of keys and values.
@@ -37,6 +37,8 @@ pub struct AttentionStep {
     pub scale: f32,
     pub window: Option<usize>,
     pub softcap: Option<f32>,
+    /// `[n_head]`.
+    pub sinks: Option<Vec<f32>>,
 }
 
 /// Softmax state of query rows: running maximum, sum and weighted values. Each row is `2 + d_v` numbers, padded.
@@ -171,6 +173,21 @@ impl Unit<'_> {
         }
     }
 
+    /// Sets `total` to what comes before the first segment: nothing, or the sinks, each a position without a value.
+    ///
+    /// # Safety
+    /// `total` has the unit's rows and nobody else uses them.
+    unsafe fn start(&self, total: State) {
+        // SAFETY: the caller's promise.
+        unsafe { total.reset(self.rows()) };
+        if let Some(sinks) = &self.step.sinks {
+            for r in 0..self.rows() {
+                // SAFETY: as above.
+                unsafe { *total.ml(r) = [sinks[self.head * self.group + r % self.group], 1.0] };
+            }
+        }
+    }
+
     /// Writes `o / l` of every row.
     fn finish(&self, total: State) {
         let d = self.cache.d_v;
@@ -228,7 +245,7 @@ fn attend<E: CacheElem>(run: &mut Run, step: &AttentionStep, cache: &CacheView) 
             let segment = State { ptr: scratch.segment.as_mut_ptr(), stride };
             // SAFETY: both states are this worker's and long enough for a unit; the segments are the unit's own.
             unsafe {
-                total.reset(unit.rows());
+                unit.start(total);
                 for s in unit.segments() {
                     segment_of::<E>(isa, &unit, s, segment, scratch.q.as_ptr(), &mut scratch.tile, &mut scratch.valid);
                     merge(isa, total, segment, unit.rows(), cache.v_stride());
@@ -264,7 +281,7 @@ fn attend<E: CacheElem>(run: &mut Run, step: &AttentionStep, cache: &CacheView) 
             unsafe {
                 let total = total.get().at(i * unit_rows);
                 if round == first_segment {
-                    total.reset(unit.rows());
+                    unit.start(total);
                 }
                 for s in unit.segments().filter(|s| (round..round + width).contains(s)) {
                     let state = partial.get().at((i * width + s - round) * unit_rows);

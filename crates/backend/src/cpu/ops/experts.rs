@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use model::plan::Gate;
 
-use super::super::kernels::{Col, OutPtr};
+use super::super::kernels::{Col, Gated, OutPtr};
 use super::super::math;
 use super::super::mem::View;
 use super::super::program::{Mat, Run};
@@ -71,10 +71,20 @@ pub struct ExpertMats {
     pub gate: Mat,
     pub up: Mat,
     pub down: Mat,
+    /// Of gate, up and down, `[n_expert, n]` each.
+    pub biases: Option<[Vec<f32>; 3]>,
     pub act: Gate,
 }
 
-/// `out[pair] = down·(act(gate·x) ⊙ up·x)`. Gate and up that want different kinds of activations go through `spare`.
+impl ExpertMats {
+    /// The biases of an expert for gate and up.
+    fn gate_biases(&self, expert: usize) -> Option<[&[f32]; 2]> {
+        let rows = expert * self.gate.n..(expert + 1) * self.gate.n;
+        self.biases.as_ref().map(|[gate, up, _]| [&gate[rows.clone()], &up[rows]])
+    }
+}
+
+/// `out[pair] = down·(act(gate·x) ⊙ up·x)`, each product plus its bias where there are biases. Gate and up that want different kinds of activations go through `spare`.
 pub fn experts(run: &mut Run, x: View, ids: View, mats: &ExpertMats, hidden: View, out: View, spare: Option<View>) {
     let tokens = run.step.rows(x.rows);
     let n_used = ids.width;
@@ -100,8 +110,10 @@ pub fn experts(run: &mut Run, x: View, ids: View, mats: &ExpertMats, hidden: Vie
             let (worker, y) = unsafe { (workers.get(worker), OutPtr::new(hidden.ptr(), n_pairs, gate.n)) };
             let (g, u) = (gate.matrix(expert), up.matrix(expert));
             let acts_of = |w: &Mat| &acts[kind_index(w.dtype.act())];
+            let biases = mats.gate_biases(expert);
             let Some(spare) = spare else {
-                return kernels.matmul_gated(&g, &u, range, acts_of(gate), cols, act, y, &mut worker.kernel);
+                let w = Gated { gate: g, up: u, act, biases };
+                return kernels.matmul_gated(&w, range, acts_of(gate), cols, y, &mut worker.kernel);
             };
             // SAFETY: as above.
             let y2 = unsafe { OutPtr::new(spare.ptr(), n_pairs, gate.n) };
@@ -111,6 +123,10 @@ pub fn experts(run: &mut Run, x: View, ids: View, mats: &ExpertMats, hidden: Vie
                 let r = col.out as usize;
                 // SAFETY: these elements are this chunk's in both buffers.
                 let (g, u) = unsafe { (hidden.part_mut(r, range.clone()), spare.part_mut(r, range.clone())) };
+                if let Some([gate, up]) = biases {
+                    add(g, &gate[range.clone()]);
+                    add(u, &up[range.clone()]);
+                }
                 math::gate_in_place(isa, act, g, u);
             }
         });
@@ -127,8 +143,19 @@ pub fn experts(run: &mut Run, x: View, ids: View, mats: &ExpertMats, hidden: Vie
         // SAFETY: the worker index is ours; chunks write different columns or different pairs of the output.
         let (worker, y) = unsafe { (workers.get(worker), OutPtr::new(out.ptr(), n_pairs, down.n)) };
         let cols = &lists.pairs[lists.of(expert)];
-        kernels.matmul(&down.matrix(expert), range, acts, cols, y, &mut worker.kernel);
+        kernels.matmul(&down.matrix(expert), range.clone(), acts, cols, y, &mut worker.kernel);
+        if let Some([.., bias]) = &mats.biases {
+            for col in cols {
+                // SAFETY: these elements are this chunk's.
+                let y = unsafe { out.part_mut(col.out as usize, range.clone()) };
+                add(y, &bias[expert * down.n..][range.clone()]);
+            }
+        }
     });
+}
+
+fn add(y: &mut [f32], bias: &[f32]) {
+    y.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
 }
 
 #[cfg(test)]

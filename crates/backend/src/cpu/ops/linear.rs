@@ -4,7 +4,7 @@
 use model::plan::Gate;
 use quant::act::ActKind;
 
-use super::super::kernels::{ActsShared, OutPtr};
+use super::super::kernels::{ActsShared, Gated, OutPtr};
 use super::super::math;
 use super::super::mem::{View, over_rows};
 use super::super::program::{Mat, PartStep, Run};
@@ -93,7 +93,8 @@ pub fn gated_linear(run: &mut Run, x: View, gate: &Mat, up: &Mat, act: Gate, out
         let (g, u) = (gate.matrix(0), up.matrix(0));
         let acts_of = |w: &Mat| &acts[kind_index(w.dtype.act())];
         let Some(spare) = spare else {
-            return kernels.matmul_gated(&g, &u, range, acts_of(gate), cols, act, y, &mut worker.kernel);
+            let w = Gated { gate: g, up: u, act, biases: None };
+            return kernels.matmul_gated(&w, range, acts_of(gate), cols, y, &mut worker.kernel);
         };
         // SAFETY: as above.
         let y2 = unsafe { OutPtr::new(spare.ptr(), rows, gate.n) };
