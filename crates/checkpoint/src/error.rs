@@ -18,6 +18,9 @@ pub enum Error {
     /// A tensor's entry is broken or contradicts the file's length.
     #[error("open {file}: tensor {tensor}: {what}")]
     Tensor { file: String, tensor: String, what: String },
+    /// The file is sound, but the tensor asked for is of a kind that nobody here computes with.
+    #[error("read {file}: tensor {tensor}: {why}")]
+    Unreadable { file: String, tensor: String, why: String },
     /// The file is sound, but lacks a key that the model needs.
     #[error("read {file}: key {key}: missing, {wanted} wanted")]
     Missing { file: String, key: String, wanted: &'static str },

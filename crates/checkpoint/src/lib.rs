@@ -1,11 +1,13 @@
 //! Model files: one [`Checkpoint`] whatever the file kind, headers read and validated, weights mapped and untouched.
 //!
-//! Files are hostile input: every length, offset, type and count is checked against the bytes that are there before
+//! A checkpoint is a GGUF file (or the parts of one) or a folder of `config.json` and safetensors files, as Hugging Face
+//! and MLX write them. Files are hostile input: every length, offset, type and count is checked against the bytes that are there before
 //! it is used. What a header makes this crate allocate is bounded by a small multiple of the header's own size, so a
 //! file that lies about its counts costs nothing. This crate knows nothing of what a tensor is for.
 #![deny(unsafe_code)]
 
 mod error;
+mod folder;
 pub mod gguf;
 mod map;
 mod meta;
@@ -17,18 +19,19 @@ use std::path::{Path, PathBuf};
 
 pub use error::Error;
 pub use meta::Metadata;
-pub use value::{Kind, Numbers, Strings, Text, Value};
+pub use value::{Numbers, Strings, Text, Value, ValueKind};
 
+use error::printable;
 use map::Bytes;
 use quant::WeightType;
 
 /// Where a tensor lies, as the header says and the checks have proved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
-    /// Name in the file, e.g. `blk.0.attn_q.weight`; 1 to 64 bytes.
+    /// Name in the file, e.g. `blk.0.attn_q.weight`; 1 to 64 bytes in GGUF, to 256 in a folder.
     pub name: String,
     /// Shape, slowest axis first (GGUF stores it the other way round); 1 to 4 axes, none of them 0. Axes of length 1
-    /// stand as they do in the file.
+    /// stand as they do in the file. Of packed weights, the shape of the values and not of the words.
     pub shape: Vec<usize>,
     /// Weight type.
     pub dtype: WeightType,
@@ -36,8 +39,69 @@ pub struct TensorInfo {
     pub file: usize,
     /// First byte in that file.
     pub offset: usize,
-    /// Length in bytes; always `rows · dtype.row_bytes(last axis)`.
+    /// Length in bytes; always `rows · dtype.row_bytes(last axis)`. Planes of scales and biases come on top.
     pub len: usize,
+    /// Where the scales of a type in planes lie.
+    pub scales: Option<Extent>,
+    /// Where the biases of such a type lie, when it has some.
+    pub biases: Option<Extent>,
+}
+
+impl TensorInfo {
+    /// Length of all its planes, in bytes.
+    pub fn total_bytes(&self) -> usize {
+        // No overflow: the planes do not overlap, and all files are mapped at the same time.
+        let planes = [&self.scales, &self.biases].into_iter().flatten();
+        self.len + planes.map(|plane| plane.len).sum::<usize>()
+    }
+}
+
+/// A plane of a tensor: it may lie in another file than the rest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Which of the checkpoint's files.
+    pub file: usize,
+    /// First byte in that file.
+    pub offset: usize,
+    /// Length in bytes.
+    pub len: usize,
+}
+
+/// A tensor of the file that nobody here can compute with: that is an error for whoever wants it, and for nobody else.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unreadable {
+    /// Name in the file.
+    pub name: String,
+    /// Type, as the file's format calls it.
+    pub dtype: String,
+    /// Shape, slowest axis first, as far as it is known.
+    pub shape: Vec<usize>,
+    /// Which of the checkpoint's files.
+    pub file: usize,
+    /// Why, in words that follow the tensor's name.
+    pub why: String,
+}
+
+/// What kind of files a checkpoint was opened from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A GGUF file, or the parts of one.
+    Gguf,
+    /// A folder that MLX wrote, quantised or not.
+    Mlx,
+    /// A folder of safetensors files as Hugging Face's libraries write them.
+    Hf,
+}
+
+impl Kind {
+    /// Its name, for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Gguf => "GGUF",
+            Self::Mlx => "MLX folder",
+            Self::Hf => "safetensors folder",
+        }
+    }
 }
 
 /// One file of a checkpoint, mapped.
@@ -66,18 +130,33 @@ impl File {
 #[derive(Debug)]
 pub struct Checkpoint {
     name: String,
+    kind: Kind,
     files: Vec<File>,
     meta: Metadata,
     tensors: Vec<TensorInfo>,
-    by_name: HashMap<String, usize>,
+    unreadable: Vec<Unreadable>,
+    by_name: HashMap<String, Place>,
+    folder: Option<folder::Folder>,
 }
 
-/// Opens a model file. Any one part of a split model (`NAME-00001-of-00003.gguf`) opens the whole model.
+/// Where the tensor of a name stands in the lists.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    Tensor(usize),
+    Unreadable(usize),
+}
+
+/// Opens a model: a GGUF file, or a folder of `config.json` and safetensors files. Any one part of a split GGUF model
+/// (`NAME-00001-of-00003.gguf`) opens the whole model, and so do `config.json`, the safetensors files and their index for
+/// the folder they stand in.
 ///
-/// Reads headers only, whatever the size of the weights. Fails with [`Error`] when the file cannot be read or anything
+/// Reads headers only, whatever the size of the weights. Fails with [`Error`] when a file cannot be read or anything
 /// in its header contradicts itself or the file's length.
 pub fn open(path: &Path) -> Result<Checkpoint, Error> {
-    gguf::open(path)
+    match folder::of(path) {
+        Some(folder) => folder::open(folder),
+        None => gguf::open(path),
+    }
 }
 
 /// Opens a model that is built into the program; `name` stands for it in errors. Fails as [`open`] does, and when the
@@ -92,24 +171,43 @@ pub fn from_bytes(name: &str, bytes: Vec<u8>) -> Result<Checkpoint, Error> {
     gguf::from_bytes(name, Bytes::owned(bytes))
 }
 
+/// Opens a model folder that was made in memory, from the names and bytes of its files; `name` stands for the folder in
+/// errors. Fails as [`open`] does.
+pub fn from_files(name: &str, files: Vec<(&str, Vec<u8>)>) -> Result<Checkpoint, Error> {
+    folder::from_files(name, files)
+}
+
 impl Checkpoint {
     /// Puts the parts of a model together; `files` and `tensors` come checked, each tensor inside its file.
-    fn assemble(name: String, files: Vec<File>, meta: Metadata, tensors: Vec<TensorInfo>) -> Result<Self, Error> {
-        let mut by_name = HashMap::with_capacity(tensors.len());
-        for (i, tensor) in tensors.iter().enumerate() {
-            match by_name.entry(tensor.name.clone()) {
-                Entry::Vacant(slot) => slot.insert(i),
+    fn assemble(
+        name: String,
+        kind: Kind,
+        files: Vec<File>,
+        meta: Metadata,
+        tensors: Vec<TensorInfo>,
+        unreadable: Vec<Unreadable>,
+        folder: Option<folder::Folder>,
+    ) -> Result<Self, Error> {
+        let mut by_name = HashMap::with_capacity(tensors.len() + unreadable.len());
+        let places = tensors.iter().enumerate().map(|(i, t)| (&t.name, t.file, Place::Tensor(i)));
+        let others = unreadable.iter().enumerate().map(|(i, t)| (&t.name, t.file, Place::Unreadable(i)));
+        for (tensor, here, place) in places.chain(others) {
+            match by_name.entry(tensor.clone()) {
+                Entry::Vacant(slot) => slot.insert(place),
                 Entry::Occupied(first) => {
-                    let (here, there) = (tensor.file, tensors[*first.get()].file);
+                    let there = match *first.get() {
+                        Place::Tensor(i) => tensors[i].file,
+                        Place::Unreadable(i) => unreadable[i].file,
+                    };
                     let what = match here == there {
                         true => "stands twice in the file".to_string(),
                         false => format!("stands in {} too", files[there].path.display()),
                     };
-                    return Err(Error::tensor(&files[here].path.to_string_lossy(), &tensor.name, what));
+                    return Err(Error::tensor(&files[here].path.to_string_lossy(), tensor, what));
                 }
             };
         }
-        Ok(Self { name, files, meta, tensors, by_name })
+        Ok(Self { name, kind, files, meta, tensors, unreadable, by_name, folder })
     }
 
     /// What the model is called in messages: the path it was opened at, or the name it was given.
@@ -117,7 +215,12 @@ impl Checkpoint {
         &self.name
     }
 
-    /// The files, in the order that [`TensorInfo::file`] counts.
+    /// What kind of files it was opened from.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// The files that hold tensors, in the order that [`TensorInfo::file`] counts.
     pub fn files(&self) -> &[File] {
         &self.files
     }
@@ -127,23 +230,58 @@ impl Checkpoint {
         self.files[0].path()
     }
 
-    /// Metadata: of a split model, that of its first part.
+    /// Metadata: of a split model, that of its first part; of a folder, `config.json` with the keys of inner objects
+    /// joined by dots (`rope_parameters.rope_theta`), `null` being absent. What stands in `text_config` stands at the top
+    /// level as well, unless something of that name is there.
     pub fn meta(&self) -> &Metadata {
         &self.meta
     }
 
-    /// All tensors, in file order.
+    /// All tensors that can be read, in file order.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.tensors
     }
 
-    /// The tensor of that name.
-    pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
-        self.by_name.get(name).map(|&i| &self.tensors[i])
+    /// The tensors that cannot be read, in file order: integers, types that this engine does not know, and the like.
+    pub fn unreadable(&self) -> &[Unreadable] {
+        &self.unreadable
     }
 
-    /// The bytes of one of this checkpoint's tensors: rows of `dtype.row_bytes(last axis)`, last axis fastest. They
-    /// begin at an address that is a multiple of 8 at least, of 32 in a usual file.
+    /// The tensor of that name, if it can be read.
+    pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
+        self.find(name).ok().flatten()
+    }
+
+    /// The tensor of that name; `None` when there is none, an error when there is one that cannot be read.
+    pub fn find(&self, name: &str) -> Result<Option<&TensorInfo>, Error> {
+        match self.by_name.get(name) {
+            None => Ok(None),
+            Some(&Place::Tensor(i)) => Ok(Some(&self.tensors[i])),
+            Some(&Place::Unreadable(i)) => {
+                let Unreadable { name, file, why, .. } = &self.unreadable[i];
+                let file = self.files[*file].path.to_string_lossy();
+                Err(Error::Unreadable { file: file.into(), tensor: printable(name.as_bytes()), why: why.clone() })
+            }
+        }
+    }
+
+    /// A text that stands beside the weights in a folder, `tokenizer.json` say, whole; `None` when there is none, as there
+    /// never is with GGUF, whose texts are in the metadata. `name` is a file's name and no path. Fails when the file
+    /// cannot be read, is larger than 256 MiB or is not UTF-8.
+    pub fn side_file(&self, name: &str) -> Result<Option<SideFile>, Error> {
+        let Some(folder) = &self.folder else { return Ok(None) };
+        let Some(bytes) = folder::side_file(folder, name)? else { return Ok(None) };
+        match std::str::from_utf8(&bytes) {
+            Ok(_) => Ok(Some(SideFile { name: folder.name(name), text: Text(bytes) })),
+            Err(error) => Err(Error::file(&folder.name(name), format!("is not UTF-8 at byte {}", error.valid_up_to()))),
+        }
+    }
+
+    /// The bytes of one of this checkpoint's tensors: rows of `dtype.row_bytes(last axis)`, last axis fastest; of a type
+    /// in planes, the plane of packed values.
+    ///
+    /// They begin at any address: at a multiple of 8 (of 32 usually) in GGUF files, but anywhere in safetensors files,
+    /// whose header MLX does not pad. Whoever reads numbers wider than a byte reads them unaligned.
     ///
     /// # Panics
     /// When `tensor` comes from elsewhere and does not lie inside these files.
@@ -151,9 +289,29 @@ impl Checkpoint {
         &self.files[tensor.file].bytes[tensor.offset..][..tensor.len]
     }
 
-    /// Length of all tensors together, in bytes.
+    /// Length of all tensors that can be read together, in bytes.
     pub fn data_bytes(&self) -> usize {
         // No overflow: the tensors of a file do not overlap, and all files are mapped at the same time.
-        self.tensors.iter().map(|tensor| tensor.len).sum()
+        self.tensors.iter().map(TensorInfo::total_bytes).sum()
+    }
+}
+
+/// A text of a model folder.
+#[derive(Clone, Debug)]
+pub struct SideFile {
+    name: String,
+    text: Text,
+}
+
+impl SideFile {
+    /// The path, for messages.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The text.
+    pub fn text(&self) -> &str {
+        // `side_file` has looked at every byte.
+        self.text.as_str().unwrap_or_default()
     }
 }

@@ -26,6 +26,11 @@ impl Metadata {
         Ok(Self { file: file.into(), entries, by_key })
     }
 
+    /// The file that the keys come from, as errors name it.
+    pub fn file(&self) -> &str {
+        &self.file
+    }
+
     /// Keys and values in file order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &Value)> + '_ {
         self.entries.iter().map(|(key, value)| (key.as_str(), value))
@@ -88,16 +93,16 @@ getters! {
     i32 opt_i32 i32, "i32", int;
     /// An integer of any width that fits u64.
     u64 opt_u64 u64, "u64", int;
-    /// A finite f32, or an f64 rounded to one.
-    f32 opt_f32 f32, "finite f32", |value| value.to_f32().filter(|v| v.is_finite());
+    /// A finite number: an f32, or an f64 or an integer rounded to one.
+    f32 opt_f32 f32, "finite f32", |value| value.to_number().filter(|v| v.is_finite());
     /// A bool.
     bool opt_bool bool, "bool", |value| if let Value::Bool(v) = value { Some(*v) } else { None };
     /// A text that is UTF-8.
     str opt_str &str, "UTF-8 str", |value| if let Value::Str(text) = value { text.as_str() } else { None };
     /// An array of texts, which need not be UTF-8.
     strings opt_strings &Strings, "array of str", |value| if let Value::Strings(v) = value { Some(v) } else { None };
-    /// An array of f32, or of f64 rounded to f32. The numbers may be infinite or NaN.
-    f32s opt_f32s Vec<f32>, "array of f32", |value| elements(value, Value::to_f32);
+    /// An array of f32, or of f64 or integers rounded to f32. The numbers may be infinite or NaN.
+    f32s opt_f32s Vec<f32>, "array of f32", |value| elements(value, Value::to_number);
     /// An array of integers of any width that all fit i32.
     i32s opt_i32s Vec<i32>, "array of i32", |value| elements(value, int);
     /// An array of integers of any width that all fit u32.

@@ -12,7 +12,7 @@ use crate::map::Slice;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 #[allow(missing_docs)]
-pub enum Kind {
+pub enum ValueKind {
     U8 = 0,
     I8 = 1,
     U16 = 2,
@@ -28,7 +28,7 @@ pub enum Kind {
     F64 = 12,
 }
 
-impl Kind {
+impl ValueKind {
     /// All kinds, in the order of their numbers.
     pub const ALL: [Self; 13] = [
         Self::U8,
@@ -107,22 +107,22 @@ pub enum Value {
 }
 
 impl Value {
-    /// What the value is; every array is [`Kind::Array`].
-    pub fn kind(&self) -> Kind {
+    /// What the value is; every array is [`ValueKind::Array`].
+    pub fn kind(&self) -> ValueKind {
         match self {
-            Self::U8(_) => Kind::U8,
-            Self::I8(_) => Kind::I8,
-            Self::U16(_) => Kind::U16,
-            Self::I16(_) => Kind::I16,
-            Self::U32(_) => Kind::U32,
-            Self::I32(_) => Kind::I32,
-            Self::F32(_) => Kind::F32,
-            Self::Bool(_) => Kind::Bool,
-            Self::Str(_) => Kind::Str,
-            Self::U64(_) => Kind::U64,
-            Self::I64(_) => Kind::I64,
-            Self::F64(_) => Kind::F64,
-            Self::Numbers(_) | Self::Strings(_) | Self::Nested(_) => Kind::Array,
+            Self::U8(_) => ValueKind::U8,
+            Self::I8(_) => ValueKind::I8,
+            Self::U16(_) => ValueKind::U16,
+            Self::I16(_) => ValueKind::I16,
+            Self::U32(_) => ValueKind::U32,
+            Self::I32(_) => ValueKind::I32,
+            Self::F32(_) => ValueKind::F32,
+            Self::Bool(_) => ValueKind::Bool,
+            Self::Str(_) => ValueKind::Str,
+            Self::U64(_) => ValueKind::U64,
+            Self::I64(_) => ValueKind::I64,
+            Self::F64(_) => ValueKind::F64,
+            Self::Numbers(_) | Self::Strings(_) | Self::Nested(_) => ValueKind::Array,
         }
     }
 
@@ -150,6 +150,12 @@ impl Value {
         }
     }
 
+    /// The value as a number, rounded to f32; `None` for bools, texts and arrays. JSON writes `1` and `1.0` as it likes,
+    /// so whoever wants a float takes an integer too.
+    pub fn to_number(&self) -> Option<f32> {
+        self.to_f32().or_else(|| self.to_int().map(|v| v as f32))
+    }
+
     /// The value in a few words, for messages: `u32 7`, `str "gpt2"`, `array of 8192 str`.
     pub fn describe(&self) -> String {
         match self {
@@ -162,20 +168,20 @@ impl Value {
     }
 
     /// A number or bool from its encoding; `bytes` holds exactly one, and bools were checked to be 0 or 1.
-    pub(crate) fn decode(kind: Kind, bytes: &[u8]) -> Option<Self> {
+    pub(crate) fn decode(kind: ValueKind, bytes: &[u8]) -> Option<Self> {
         Some(match kind {
-            Kind::U8 => Self::U8(*bytes.first()?),
-            Kind::I8 => Self::I8(i8::from_le_bytes(bytes.try_into().ok()?)),
-            Kind::U16 => Self::U16(u16::from_le_bytes(bytes.try_into().ok()?)),
-            Kind::I16 => Self::I16(i16::from_le_bytes(bytes.try_into().ok()?)),
-            Kind::U32 => Self::U32(u32::from_le_bytes(bytes.try_into().ok()?)),
-            Kind::I32 => Self::I32(i32::from_le_bytes(bytes.try_into().ok()?)),
-            Kind::F32 => Self::F32(f32::from_le_bytes(bytes.try_into().ok()?)),
-            Kind::Bool => Self::Bool(*bytes.first()? != 0),
-            Kind::U64 => Self::U64(u64::from_le_bytes(bytes.try_into().ok()?)),
-            Kind::I64 => Self::I64(i64::from_le_bytes(bytes.try_into().ok()?)),
-            Kind::F64 => Self::F64(f64::from_le_bytes(bytes.try_into().ok()?)),
-            Kind::Str | Kind::Array => return None,
+            ValueKind::U8 => Self::U8(*bytes.first()?),
+            ValueKind::I8 => Self::I8(i8::from_le_bytes(bytes.try_into().ok()?)),
+            ValueKind::U16 => Self::U16(u16::from_le_bytes(bytes.try_into().ok()?)),
+            ValueKind::I16 => Self::I16(i16::from_le_bytes(bytes.try_into().ok()?)),
+            ValueKind::U32 => Self::U32(u32::from_le_bytes(bytes.try_into().ok()?)),
+            ValueKind::I32 => Self::I32(i32::from_le_bytes(bytes.try_into().ok()?)),
+            ValueKind::F32 => Self::F32(f32::from_le_bytes(bytes.try_into().ok()?)),
+            ValueKind::Bool => Self::Bool(*bytes.first()? != 0),
+            ValueKind::U64 => Self::U64(u64::from_le_bytes(bytes.try_into().ok()?)),
+            ValueKind::I64 => Self::I64(i64::from_le_bytes(bytes.try_into().ok()?)),
+            ValueKind::F64 => Self::F64(f64::from_le_bytes(bytes.try_into().ok()?)),
+            ValueKind::Str | ValueKind::Array => return None,
         })
     }
 }
@@ -252,18 +258,18 @@ impl PartialEq for Text {
 /// An array of numbers or bools, decoded when asked.
 #[derive(Clone)]
 pub struct Numbers {
-    element: Kind,
+    element: ValueKind,
     data: Slice, // len · element.min_bytes(), little endian
 }
 
 impl Numbers {
     /// `element` is neither `Str` nor `Array`, `data` holds whole elements, and bools are 0 or 1.
-    pub(crate) fn new(element: Kind, data: Slice) -> Self {
+    pub(crate) fn new(element: ValueKind, data: Slice) -> Self {
         Self { element, data }
     }
 
     /// What each element is.
-    pub fn element(&self) -> Kind {
+    pub fn element(&self) -> ValueKind {
         self.element
     }
 
@@ -395,7 +401,7 @@ impl From<bool> for Value {
 
 impl From<Vec<bool>> for Value {
     fn from(v: Vec<bool>) -> Self {
-        Self::Numbers(Numbers::new(Kind::Bool, Slice::owned(v.into_iter().map(u8::from).collect())))
+        Self::Numbers(Numbers::new(ValueKind::Bool, Slice::owned(v.into_iter().map(u8::from).collect())))
     }
 }
 
@@ -422,7 +428,7 @@ macro_rules! from_numbers {
         impl From<Vec<$number>> for Value {
             fn from(v: Vec<$number>) -> Self {
                 let data = v.iter().flat_map(|v| v.to_le_bytes()).collect();
-                Self::Numbers(Numbers::new(Kind::$kind, Slice::owned(data)))
+                Self::Numbers(Numbers::new(ValueKind::$kind, Slice::owned(data)))
             }
         }
     )+};

@@ -1,9 +1,11 @@
-//! The quick form of the fuzz target `fuzz/fuzz_targets/open.rs`: any bytes opened as a model, and a valid file changed
-//! in any way, end in a model or an error.
+//! The quick form of the fuzz targets in `fuzz/fuzz_targets`: any bytes opened as a model, and a valid file or folder
+//! changed in any way, end in a model or an error.
 
 mod exercise;
+mod exercise_folder;
 
 use exercise::{exercise, valid};
+use exercise_folder::{CONFIG, HEADER, exercise_folder};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -36,6 +38,15 @@ fn changed(file: &[u8], changes: &[Change]) -> Vec<u8> {
     file
 }
 
+fn changes() -> impl Strategy<Value = Vec<Change>> {
+    vec((any::<usize>(), any::<u8>(), prop_oneof![word(), text_word()]), 0..3)
+}
+
+/// Eight bytes that a JSON text may hold.
+fn text_word() -> impl Strategy<Value = u64> {
+    "[-0-9{}\\[\\]\",:a-z]{8}".prop_map(|text| text.bytes().fold(0, |word, byte| word << 8 | u64::from(byte)))
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(4000))]
 
@@ -49,5 +60,14 @@ proptest! {
     #[test]
     fn changed_file(changes in vec((any::<usize>(), any::<u8>(), word()), 1..6)) {
         exercise(changed(&valid(), &changes));
+    }
+
+    #[test]
+    fn changed_folder(in_config in changes(), in_header in changes(), in_index in changes(), resized in 0u8..4) {
+        let header = changed(HEADER.as_bytes(), &in_header);
+        // Mostly the length that the header has, so that what is inside is looked at.
+        let len = header.len() as u64 + u64::from(resized == 0);
+        let index = changed(br#"{"weight_map":{"a.weight":"model-1.safetensors"}}"#, &in_index);
+        exercise_folder(changed(CONFIG.as_bytes(), &in_config), len, header, index);
     }
 }

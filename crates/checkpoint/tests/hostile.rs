@@ -150,6 +150,7 @@ fn bad_files() {
         (Raw::head(1, 0).tensor(b"\xc3(", &[4], F32, 0).data(64), "tensor 0 of 1: name \"\u{fffd}(\" is not UTF-8"),
         (Raw::head(1, 0).u64(u64::MAX).data(64), "tensor 0 of 1: name at byte 24 is 18446744073709551615 bytes"),
         (Raw::head(2, 0).tensor("a", &[4], F32, 0).tensor("a", &[4], F32, 32).data(64), "tensor a: stands twice"),
+        (Raw::head(2, 0).tensor("a", &[4], 26, 0).tensor("a", &[4], F32, 32).data(64), "tensor a: stands twice"),
         (one(&[], F32, 0), "tensor a: has 0 axes, 1 to 4 are allowed"),
         (one(&[1, 1, 1, 1, 1], F32, 0), "tensor a: has 5 axes, 1 to 4 are allowed"),
         (one(&[4, 0], F32, 0), "tensor a: shape [0, 4] has an axis of length 0"),
@@ -157,11 +158,6 @@ fn bad_files() {
         (one(&[1 << 32, 1 << 32], F32, 0), "has too many elements for f32"),
         (one(&[1 << 20, 1 << 20, 1 << 20, 16], F32, 0), "has too many elements for f32"),
         (one(&[1 << 62], F32, 0), "has too many elements for f32"),
-        (one(&[4], 16, 0), "tensor a: type IQ2_XXS (16) is not supported"),
-        (one(&[4], 34, 0), "tensor a: type TQ1_0 (34) is not supported"),
-        (one(&[4], 26, 0), "tensor a: type I32 (26) is not supported"),
-        (one(&[4], 4, 0), "tensor a: type Q4_2 (removed from GGUF) (4) is not supported"),
-        (one(&[4], 99, 0), "tensor a: type 99 is unknown"),
         (one(&[100], Q4_K, 0), "tensor a: row of 100 values does not divide into q4_k blocks of 256"),
         // Places of tensors.
         (one(&[4], F32, 16), "tensor a: offset is not a multiple of the alignment 32"),
@@ -182,6 +178,26 @@ fn bad_files() {
         let found = checkpoint::from_bytes("bad.gguf", raw.0).map(|_| ()).unwrap_err().to_string();
         assert!(found.contains(wanted), "case {i}:\n found {found}\nwanted {wanted}");
         assert!(found.contains("bad.gguf: "), "case {i}: {found}");
+    }
+}
+
+/// A tensor of a type that nobody computes with costs only those who ask for it.
+#[test]
+fn unreadable_tensors() {
+    for (dtype, wanted) in [
+        (16, "read odd.gguf: tensor a: type IQ2_XXS (16) is not supported"),
+        (34, "read odd.gguf: tensor a: type TQ1_0 (34) is not supported"),
+        (26, "read odd.gguf: tensor a: type I32 (26) is not supported"),
+        (28, "read odd.gguf: tensor a: type F64 (28) is not supported"),
+        (4, "read odd.gguf: tensor a: type Q4_2 (removed from GGUF) (4) is not supported"),
+        (99, "read odd.gguf: tensor a: type 99 is unknown"),
+    ] {
+        let raw = Raw::head(2, 0).tensor("a", &[7], dtype, 0).tensor("b", &[8], F32, 32).data(64);
+        let model = checkpoint::from_bytes("odd.gguf", raw.0).unwrap();
+        assert_eq!((model.tensors().len(), model.tensors()[0].name.as_str()), (1, "b"));
+        assert_eq!((model.unreadable()[0].name.as_str(), &model.unreadable()[0].shape[..]), ("a", &[7][..]));
+        assert_eq!(model.find("a").unwrap_err().to_string(), wanted);
+        assert_eq!((model.tensor("a"), model.find("c").unwrap()), (None, None));
     }
 }
 
@@ -223,9 +239,11 @@ fn static_bytes_must_be_aligned() {
 fn not_files() {
     let folder = tempfile::tempdir().unwrap();
     let missing = folder.path().join("missing.gguf");
-    for (path, wanted) in [(folder.path(), ": not a regular file"), (missing.as_path(), "missing.gguf: No such file")] {
+    for (path, wanted) in
+        [(folder.path(), ": is a folder without config.json"), (missing.as_path(), "missing.gguf: No such file")]
+    {
         let error = checkpoint::open(path).unwrap_err();
-        assert!(matches!(error, Error::Io { .. }));
+        assert!(matches!(error, Error::Io { .. } | Error::File { .. }));
         assert!(error.to_string().contains(wanted), "{error}");
     }
     let empty = folder.path().join("empty.gguf");

@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use checkpoint::{Checkpoint, Kind, Value};
+use checkpoint::{Checkpoint, Value, ValueKind};
 use quant::WeightType;
 
 fn at(path: &str) -> PathBuf {
@@ -72,7 +72,7 @@ fn golden_fixtures() {
             let d_model = model.meta().u32(&format!("{arch}.embedding_length")).unwrap() as usize;
             assert_eq!(model.tensor("token_embd.weight").unwrap().shape[1], d_model);
             let tokens = model.meta().get("tokenizer.ggml.tokens").map(Value::kind);
-            assert_eq!(tokens, Some(Kind::Array));
+            assert_eq!(tokens, Some(ValueKind::Array));
         }
     }
     assert!(n_file > 20, "{n_file} files");

@@ -186,7 +186,7 @@ fn getters() {
         (meta.u32("f32").err(), "read made: key f32: found f32 0.5, u32 wanted"),
         (meta.u32("bool").err(), "read made: key bool: found bool true, u32 wanted"),
         (meta.f32("nan").err(), "read made: key nan: found f32 NaN, finite f32 wanted"),
-        (meta.f32("u8").err(), "read made: key u8: found u8 7, finite f32 wanted"),
+        (meta.f32("bool").err(), "read made: key bool: found bool true, finite f32 wanted"),
         (meta.bool("u8").err(), "read made: key u8: found u8 7, bool wanted"),
         (meta.str("raw").err(), "read made: key raw: found str \"\u{fffd}\", UTF-8 str wanted"),
         (meta.str("strs").err(), "read made: key strs: found array of 2 str, UTF-8 str wanted"),

@@ -14,7 +14,7 @@ pub use write::Writer;
 use std::path::{Path, PathBuf};
 
 use crate::map::{BASE_ALIGNMENT, Bytes};
-use crate::{Checkpoint, Error, File};
+use crate::{Checkpoint, Error, File, Kind};
 
 const MAGIC: [u8; 4] = *b"GGUF";
 /// Key that sets the alignment of tensor offsets, a u32.
@@ -54,7 +54,8 @@ pub(crate) fn from_bytes(name: &str, bytes: Bytes) -> Result<Checkpoint, Error> 
 fn from_file(name: String, path: PathBuf, bytes: Bytes) -> Result<Checkpoint, Error> {
     let part = read::header(&name, &bytes, 0)?;
     split::check_whole(&name, &part.meta)?;
-    Checkpoint::assemble(name, vec![File { path, bytes }], part.meta, part.tensors)
+    let read::Part { meta, tensors, unreadable } = part;
+    Checkpoint::assemble(name, Kind::Gguf, vec![File { path, bytes }], meta, tensors, unreadable, None)
 }
 
 fn map(path: &Path) -> Result<Bytes, Error> {

@@ -7,13 +7,14 @@ use super::cursor::{Cursor, Parsed};
 use super::{ALIGNMENT_KEY, ALIGNMENTS, DEFAULT_ALIGNMENT, MAGIC, MAX_AXES, MAX_DEPTH, MAX_KEY, MAX_NAME};
 use crate::error::printable;
 use crate::map::{Bytes, Slice};
-use crate::value::{Kind, Numbers, Strings, Text, Value};
-use crate::{Error, Metadata, TensorInfo};
+use crate::value::{Numbers, Strings, Text, Value, ValueKind};
+use crate::{Error, Metadata, TensorInfo, Unreadable};
 
 /// What one file holds.
 pub(super) struct Part {
     pub meta: Metadata,
     pub tensors: Vec<TensorInfo>,
+    pub unreadable: Vec<Unreadable>,
 }
 
 /// Least bytes of a key with its value: length of the key, one letter, kind, one byte.
@@ -38,18 +39,25 @@ pub(super) fn header(file: &str, bytes: &Bytes, file_idx: usize) -> Result<Part,
     let meta = Metadata::new(file, entries)?;
     let alignment = alignment(file, &meta)?;
 
-    let mut tensors = Vec::new();
+    let (mut tensors, mut unreadable) = (Vec::new(), Vec::new());
     for i in 0..n_tensor {
         let name = name(&mut cur).map_err(|what| bad(format!("tensor {i} of {n_tensor}: {what}")))?;
         let at = |what| Error::tensor(file, &name, what);
-        let (shape, dtype, len) = layout(&mut cur).map_err(at)?;
+        let (axes, type_id) = layout(&mut cur).map_err(at)?;
         let offset = cur.u64("offset").map_err(at)?;
+        let Some(dtype) = WeightType::from_ggml_id(type_id) else {
+            // How long it is, nobody knows; so nobody may ask for its bytes.
+            unreadable.push(foreign(name, &axes, type_id, file_idx));
+            continue;
+        };
+        let (shape, len) = size(&axes, dtype).map_err(at)?;
         let offset = usize::try_from(offset).ok().filter(|offset| offset % alignment == 0);
         let offset = offset.ok_or_else(|| at(format!("offset is not a multiple of the alignment {alignment}")))?;
-        tensors.push(TensorInfo { name, shape, dtype, file: file_idx, offset, len });
+        let (scales, biases) = (None, None);
+        tensors.push(TensorInfo { name, shape, dtype, file: file_idx, offset, len, scales, biases });
     }
     place(file, bytes.len(), cur.pos(), alignment, &mut tensors)?;
-    Ok(Part { meta, tensors })
+    Ok(Part { meta, tensors, unreadable })
 }
 
 fn preamble(cur: &mut Cursor) -> Parsed<()> {
@@ -87,21 +95,21 @@ fn utf8(bytes: &[u8], what: &str) -> Parsed<String> {
     Ok(text.into())
 }
 
-fn kind(cur: &mut Cursor, what: &str) -> Parsed<Kind> {
+fn kind(cur: &mut Cursor, what: &str) -> Parsed<ValueKind> {
     let id = cur.u32(what)?;
-    Kind::from_id(id).ok_or_else(|| format!("{what} is {id}, known are 0 to {}", Kind::ALL.len() - 1))
+    ValueKind::from_id(id).ok_or_else(|| format!("{what} is {id}, known are 0 to {}", ValueKind::ALL.len() - 1))
 }
 
 fn value(cur: &mut Cursor, bytes: &Bytes) -> Parsed<Value> {
     match kind(cur, "value kind")? {
-        Kind::Array => array(cur, bytes, 1),
-        Kind::Str => {
+        ValueKind::Array => array(cur, bytes, 1),
+        ValueKind::Str => {
             let len = cur.text("text")?.len();
             Ok(Value::Str(Text(Slice::new(bytes, cur.pos() - len..cur.pos()))))
         }
         scalar => {
             let encoded = cur.take(scalar.min_bytes(), scalar.name())?;
-            if scalar == Kind::Bool {
+            if scalar == ValueKind::Bool {
                 check_bools(encoded)?;
             }
             Value::decode(scalar, encoded).ok_or_else(|| format!("{} is not a scalar", scalar.name()))
@@ -116,12 +124,12 @@ fn array(cur: &mut Cursor, bytes: &Bytes, depth: usize) -> Parsed<Value> {
     let element = kind(cur, "element kind")?;
     let len = cur.count("array length", element.min_bytes())?;
     match element {
-        Kind::Array => (0..len).map(|_| array(cur, bytes, depth + 1)).collect::<Parsed<_>>().map(Value::Nested),
-        Kind::Str => strings(cur, bytes, len).map(Value::Strings),
+        ValueKind::Array => (0..len).map(|_| array(cur, bytes, depth + 1)).collect::<Parsed<_>>().map(Value::Nested),
+        ValueKind::Str => strings(cur, bytes, len).map(Value::Strings),
         number => {
             // No overflow: `count` has multiplied the same numbers.
             let encoded = cur.take(len * number.min_bytes(), "array")?;
-            if number == Kind::Bool {
+            if number == ValueKind::Bool {
                 check_bools(encoded)?;
             }
             let data = Slice::new(bytes, cur.pos() - encoded.len()..cur.pos());
@@ -162,46 +170,46 @@ fn alignment(file: &str, meta: &Metadata) -> Result<usize, Error> {
     })
 }
 
-/// Reads axes and type of a tensor: shape (slowest axis first), type, length in bytes.
-fn layout(cur: &mut Cursor) -> Parsed<(Vec<usize>, WeightType, usize)> {
+/// Reads axes (slowest first) and type number of a tensor.
+fn layout(cur: &mut Cursor) -> Parsed<(Vec<u64>, u32)> {
     let n_axis = cur.u32("count of axes")? as usize;
     if !(1..=MAX_AXES).contains(&n_axis) {
         return Err(format!("has {n_axis} axes, 1 to {MAX_AXES} are allowed"));
     }
-    let mut axes = [0; MAX_AXES]; // fastest first, as in the file
-    for axis in &mut axes[..n_axis] {
+    let mut axes = vec![0; n_axis];
+    for axis in axes.iter_mut().rev() {
         *axis = cur.u64("axis")?;
     }
-    axes[..n_axis].reverse();
-    let axes = &axes[..n_axis];
-    let dtype = weight_type(cur.u32("tensor type")?)?;
-    if axes.contains(&0) {
-        return Err(format!("shape {axes:?} has an axis of length 0"));
+    let type_id = cur.u32("tensor type")?;
+    match axes.contains(&0) {
+        true => Err(format!("shape {axes:?} has an axis of length 0")),
+        false => Ok((axes, type_id)),
     }
-    let (shape, len) =
-        size(axes, dtype).ok_or_else(|| format!("shape {axes:?} has too many elements for {}", dtype.name()))??;
-    Ok((shape, dtype, len))
 }
 
-/// Shape and length in bytes; `None` where they overflow.
-fn size(axes: &[u64], dtype: WeightType) -> Option<Parsed<(Vec<usize>, usize)>> {
-    let shape = axes.iter().map(|&axis| usize::try_from(axis).ok()).collect::<Option<Vec<_>>>()?;
-    let (row, outer) = shape.split_last()?;
+/// Shape and length in bytes of a tensor.
+fn size(axes: &[u64], dtype: WeightType) -> Parsed<(Vec<usize>, usize)> {
+    let many = || format!("shape {axes:?} has too many elements for {}", dtype.name());
+    let shape = axes.iter().map(|&axis| usize::try_from(axis).ok()).collect::<Option<Vec<_>>>().ok_or_else(many)?;
+    let (row, outer) = shape.split_last().ok_or_else(many)?;
     if row % dtype.block_len() != 0 {
         let (block_len, name) = (dtype.block_len(), dtype.name());
-        return Some(Err(format!("row of {row} values does not divide into {name} blocks of {block_len}")));
+        return Err(format!("row of {row} values does not divide into {name} blocks of {block_len}"));
     }
-    let n_row = outer.iter().try_fold(1usize, |n, &axis| n.checked_mul(axis))?;
-    n_row.checked_mul(*row)?;
-    let len = n_row.checked_mul(dtype.row_bytes(*row)?)?;
-    Some(Ok((shape, len)))
+    let n_row = outer.iter().try_fold(1usize, |n, &axis| n.checked_mul(axis)).ok_or_else(many)?;
+    n_row.checked_mul(*row).ok_or_else(many)?;
+    let len = dtype.row_bytes(*row).and_then(|row_bytes| n_row.checked_mul(row_bytes)).ok_or_else(many)?;
+    Ok((shape, len))
 }
 
-fn weight_type(id: u32) -> Parsed<WeightType> {
-    WeightType::from_ggml_id(id).ok_or_else(|| match FOREIGN_TYPES.iter().find(|(foreign, _)| *foreign == id) {
-        Some((_, name)) => format!("type {name} ({id}) is not supported"),
-        None => format!("type {id} is unknown"),
-    })
+/// A tensor of a type that this engine does not compute with.
+fn foreign(name: String, axes: &[u64], type_id: u32, file: usize) -> Unreadable {
+    let (dtype, why) = match FOREIGN_TYPES.iter().find(|(foreign, _)| *foreign == type_id) {
+        Some((_, dtype)) => (dtype.to_string(), format!("type {dtype} ({type_id}) is not supported")),
+        None => (format!("type {type_id}"), format!("type {type_id} is unknown")),
+    };
+    let shape = axes.iter().map(|&axis| usize::try_from(axis).unwrap_or(usize::MAX)).collect();
+    Unreadable { name, dtype, shape, file, why }
 }
 
 /// Types that GGUF files may hold and this engine does not compute with, for the message.

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use super::{map, read};
-use crate::{Checkpoint, Error, File, Metadata};
+use crate::{Checkpoint, Error, File, Kind, Metadata};
 
 const NO_KEY: &str = "split.no";
 const COUNT_KEY: &str = "split.count";
@@ -43,7 +43,7 @@ pub(super) fn open(name: String, path: &Path, place: &Place) -> Result<Checkpoin
         let what = format!("the name says part {} of {}", place.no, place.count);
         return Err(Error::file(&name, what));
     }
-    let (mut files, mut tensors, mut meta) = (Vec::new(), Vec::new(), None);
+    let (mut files, mut tensors, mut unreadable, mut meta) = (Vec::new(), Vec::new(), Vec::new(), None);
     let mut n_tensor = None;
     for no in 1..=place.count {
         let path = place.sibling(path, no);
@@ -60,18 +60,20 @@ pub(super) fn open(name: String, path: &Path, place: &Place) -> Result<Checkpoin
         }
         n_tensor = n_tensor.or(said);
         tensors.extend(part.tensors);
+        unreadable.extend(part.unreadable);
         meta.get_or_insert(part.meta);
         files.push(File { path, bytes });
     }
+    let held = tensors.len() + unreadable.len();
     if let Some(said) = n_tensor
-        && said != tensors.len() as u64
+        && said != held as u64
     {
-        let what = format!("{TENSORS_KEY} is {said}, the {} parts hold {}", place.count, tensors.len());
+        let what = format!("{TENSORS_KEY} is {said}, the {} parts hold {held}", place.count);
         return Err(Error::file(&name, what));
     }
     // The loop ran at least once: `place.no` lies in `1..=place.count`.
     let meta = meta.ok_or_else(|| Error::file(&name, "has no part"))?;
-    Checkpoint::assemble(name, files, meta, tensors)
+    Checkpoint::assemble(name, Kind::Gguf, files, meta, tensors, unreadable, None)
 }
 
 /// Checks what a part says of itself against its name.
@@ -81,7 +83,7 @@ fn check_part(file: &str, meta: &Metadata, no: u32, count: u32) -> Result<(), Er
         let what = format!("the name says part {no} of {count}, but {NO_KEY} or {COUNT_KEY} is missing in the file");
         return Err(Error::file(file, what));
     };
-    match said_no.checked_add(1) == Some(no.into()) && said_count == count.into() {
+    match said_no.checked_add(1) == Some(u64::from(no)) && said_count == u64::from(count) {
         true => Ok(()),
         false => Err(Error::file(
             file,

@@ -8,7 +8,7 @@ use quant::WeightType;
 
 use super::{ALIGNMENT_KEY, ALIGNMENTS, DEFAULT_ALIGNMENT, MAGIC, MAX_AXES, MAX_DEPTH, MAX_KEY, MAX_NAME};
 use crate::error::printable;
-use crate::value::{Kind, Value};
+use crate::value::{Value, ValueKind};
 use crate::{Error, Strings};
 
 /// Collects metadata and tensors, then writes a GGUF file in one pass.
@@ -201,7 +201,7 @@ fn text(out: &mut Vec<u8>, text: &[u8]) {
     out.extend(text);
 }
 
-fn array_head(out: &mut Vec<u8>, element: Kind, len: usize) {
+fn array_head(out: &mut Vec<u8>, element: ValueKind, len: usize) {
     out.extend((element as u32).to_le_bytes());
     out.extend((len as u64).to_le_bytes());
 }
@@ -226,11 +226,11 @@ fn payload(out: &mut Vec<u8>, value: &Value) {
             out.extend(array.encoded());
         }
         Value::Strings(array) => {
-            array_head(out, Kind::Str, Strings::len(array));
+            array_head(out, ValueKind::Str, Strings::len(array));
             out.extend(array.encoded());
         }
         Value::Nested(items) => {
-            array_head(out, Kind::Array, items.len());
+            array_head(out, ValueKind::Array, items.len());
             items.iter().for_each(|item| payload(out, item));
         }
     }

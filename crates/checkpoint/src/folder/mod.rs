@@ -1,0 +1,152 @@
+//! Model folders: `config.json` and safetensors files, as Hugging Face and MLX write them.
+//!
+//! The weights are in `model.safetensors`, or in the files that `model.safetensors.index.json` names. Tensors keep the
+//! names they have there; a quantised weight and its planes of scales and biases become one tensor. Texts that stand
+//! beside the weights are read when someone asks for them. Knows the shapes of folders, and nothing of what a tensor is for.
+
+mod config;
+mod quantised;
+mod safetensors;
+mod source;
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use crate::error::printable;
+use crate::map::{Bytes, Slice};
+use crate::{Checkpoint, Error, File, Kind};
+
+use safetensors::Entry;
+pub(crate) use source::Folder;
+
+const CONFIG: &str = "config.json";
+const WEIGHTS: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+/// Most files of one model.
+const MAX_SHARDS: usize = 4096;
+
+/// The folder that a path means: itself, or the one that a file of a model folder stands in; `None` for other files.
+pub(crate) fn of(path: &Path) -> Option<PathBuf> {
+    if path.is_dir() {
+        return Some(path.into());
+    }
+    let name = path.file_name()?.to_str()?;
+    let shard = name.starts_with("model") && name.ends_with(".safetensors");
+    (name == CONFIG || name == INDEX || shard).then(|| match path.parent() {
+        Some(parent) if parent != Path::new("") => parent.into(),
+        _ => PathBuf::from("."),
+    })
+}
+
+/// Opens a folder on disk.
+pub(crate) fn open(folder: PathBuf) -> Result<Checkpoint, Error> {
+    let name = folder.display().to_string();
+    read(name, Folder::Disk(folder))
+}
+
+/// Opens buffers that stand for the files of a folder.
+pub(crate) fn from_files(name: &str, files: Vec<(&str, Vec<u8>)>) -> Result<Checkpoint, Error> {
+    let files = files.into_iter().map(|(name, bytes)| (name.to_string(), Bytes::owned(bytes))).collect();
+    read(name.into(), Folder::Memory(name.into(), files))
+}
+
+fn read(name: String, folder: Folder) -> Result<Checkpoint, Error> {
+    let Some(text) = folder.text(CONFIG)? else {
+        return Err(Error::file(&name, format!("is a folder without {CONFIG}")));
+    };
+    let meta = config::metadata(&folder.name(CONFIG), &text)?;
+    let shards = shards(&name, &folder)?;
+    let formats = shards.formats.iter();
+    let written_by_mlx = formats.flatten().any(|format| format == "mlx");
+    let kind = match written_by_mlx || meta.iter().any(|(key, _)| key.starts_with(quantised::PREFIX)) {
+        true => Kind::Mlx,
+        false => Kind::Hf,
+    };
+    let path = |file: usize| shards.files[file].path().to_string_lossy().into_owned();
+    let (tensors, unreadable) = quantised::join(&meta, shards.entries, path)?;
+    Checkpoint::assemble(name, kind, shards.files, meta, tensors, unreadable, Some(folder))
+}
+
+/// The weights' files, open.
+struct Shards {
+    files: Vec<File>,
+    formats: Vec<Option<String>>,
+    entries: Vec<Entry>,
+}
+
+fn shards(name: &str, folder: &Folder) -> Result<Shards, Error> {
+    let mut shards = Shards { files: Vec::new(), formats: Vec::new(), entries: Vec::new() };
+    if let Some(bytes) = folder.map(WEIGHTS)? {
+        shards.add(folder, WEIGHTS, bytes)?;
+        return Ok(shards);
+    }
+    let index_name = folder.name(INDEX);
+    let Some(text) = folder.text(INDEX)? else {
+        return Err(Error::file(name, format!("has neither {WEIGHTS} nor {INDEX}")));
+    };
+    let index = safetensors::index(&index_name, &text)?;
+    let mut files: Vec<&str> = index.iter().map(|(_, file)| file.as_str()).collect();
+    files.sort_unstable();
+    files.dedup();
+    if files.is_empty() || files.len() > MAX_SHARDS {
+        let what = format!("names {} files, 1 to {MAX_SHARDS} are allowed", files.len());
+        return Err(Error::file(&index_name, what));
+    }
+    for file in &files {
+        let shown = printable(file.as_bytes());
+        if !is_plain(file) {
+            return Err(Error::file(&index_name, format!("file {shown} is not the name of a file in the folder")));
+        }
+        let Some(bytes) = folder.map(file)? else {
+            return Err(Error::file(&index_name, format!("file {shown} is missing in the folder")));
+        };
+        shards.add(folder, file, bytes)?;
+    }
+    check_index(&index_name, &index, &files, &shards.entries)?;
+    Ok(shards)
+}
+
+impl Shards {
+    fn add(&mut self, folder: &Folder, file: &str, bytes: Bytes) -> Result<(), Error> {
+        let header = safetensors::header(&folder.name(file), &bytes, self.files.len())?;
+        self.files.push(File { path: folder.path(file), bytes });
+        self.formats.push(header.format);
+        self.entries.extend(header.entries);
+        Ok(())
+    }
+}
+
+/// Checks that every tensor of the index lies in the file it says.
+fn check_index(name: &str, index: &[(String, String)], files: &[&str], entries: &[Entry]) -> Result<(), Error> {
+    let held: HashMap<(&str, usize), ()> = entries.iter().map(|e| ((e.name.as_str(), e.file), ())).collect();
+    for (tensor, file) in index {
+        let at = files.binary_search(&file.as_str()).unwrap_or(files.len());
+        if !held.contains_key(&(tensor.as_str(), at)) {
+            return Err(Error::tensor(name, tensor, format!("is missing in {}", printable(file.as_bytes()))));
+        }
+    }
+    Ok(())
+}
+
+/// Whether a text is the name of a file in the folder, and no path to another.
+fn is_plain(name: &str) -> bool {
+    !matches!(name, "" | "." | "..") && !name.contains(['/', '\\', '\0', ':'])
+}
+
+/// A text of the folder; `None` when there is none of that name.
+pub(crate) fn side_file(folder: &Folder, name: &str) -> Result<Option<Slice>, Error> {
+    match is_plain(name) {
+        true => folder.text(name),
+        false => Err(Error::file(&folder.name(name), "is not the name of a file in the folder")),
+    }
+}
+
+/// What is wrong with a JSON text, in a line.
+fn json_error(error: &serde_json::Error) -> String {
+    const LIMIT: usize = 200;
+    let text = error.to_string();
+    match text.char_indices().nth(LIMIT) {
+        Some((end, _)) => format!("{}… at line {} column {}", &text[..end], error.line(), error.column()),
+        None => text,
+    }
+}

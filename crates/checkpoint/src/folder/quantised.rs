@@ -1,0 +1,240 @@
+//! Joins what lies apart in safetensors files: a weight of packed words and its planes of scales and biases become one
+//! tensor.
+//!
+//! MLX stores a quantised `X.weight` as u32 words, the rows' values packed from the lowest bit on, beside `X.scales` and,
+//! in its affine mode, `X.biases`; `quantization` in the config says bits, group and mode, for all or for module `X`.
+//! Models published in MXFP4 store `X_blocks`, 16 bytes a group of 32 values, beside `X_scales`: the same planes. Knows
+//! which tensors can be read, and nothing of what they are for.
+
+use std::collections::HashMap;
+
+use quant::WeightType;
+
+use super::safetensors::Entry;
+use crate::error::printable;
+use crate::value::Value;
+use crate::{Error, Extent, Metadata, TensorInfo, Unreadable};
+
+/// Keys of the config that say how weights are quantised.
+pub(super) const PREFIX: &str = "quantization.";
+/// Most axes of a tensor that can be read.
+const MAX_AXES: usize = 4;
+
+/// Most bits of a packed value, far beyond those in use.
+const MAX_BITS: usize = 16;
+
+/// Tensors from the entries of all files, in their order; `path` names the files in errors.
+pub(super) fn join(
+    meta: &Metadata,
+    entries: Vec<Entry>,
+    path: impl Fn(usize) -> String,
+) -> Result<(Vec<TensorInfo>, Vec<Unreadable>), Error> {
+    let by_name: HashMap<&str, usize> = entries.iter().enumerate().map(|(i, e)| (e.name.as_str(), i)).collect();
+    let mut found = Vec::with_capacity(entries.len());
+    let mut taken = vec![false; entries.len()];
+    for entry in &entries {
+        let Some(parts) = Parts::of(entry, |name| by_name.get(name.as_str()).copied()) else {
+            found.push(plain(entry));
+            continue;
+        };
+        taken[parts.scales] = true;
+        parts.biases.into_iter().for_each(|i| taken[i] = true);
+        let scheme = parts.scheme(meta)?;
+        let joined = parts.join(entry, &entries, &scheme);
+        found.push(joined.map_err(|what| Error::tensor(&path(entry.file), &entry.name, what))?);
+    }
+    let (mut tensors, mut unreadable) = (Vec::new(), Vec::new());
+    for (found, taken) in found.into_iter().zip(taken) {
+        match found {
+            _ if taken => (),
+            Found::Tensor(tensor) => tensors.push(tensor),
+            Found::Unreadable(other) => unreadable.push(other),
+        }
+    }
+    Ok((tensors, unreadable))
+}
+
+/// What an entry turns out to be.
+enum Found {
+    Tensor(TensorInfo),
+    Unreadable(Unreadable),
+}
+
+/// A tensor that stands alone.
+fn plain(entry: &Entry) -> Found {
+    let dtype = match entry.dtype.as_str() {
+        "F32" => Some(WeightType::F32),
+        "F16" => Some(WeightType::F16),
+        "BF16" => Some(WeightType::BF16),
+        _ => None,
+    };
+    let shape = &entry.shape;
+    let why = match dtype {
+        None => format!("type {} is not supported", printable(entry.dtype.as_bytes())),
+        Some(_) if !readable(shape) => {
+            format!("shape {shape:?} is not supported: 1 to {MAX_AXES} axes, none of them 0")
+        }
+        Some(dtype) => {
+            return Found::Tensor(TensorInfo {
+                name: entry.name.clone(),
+                shape: shape.clone(),
+                dtype,
+                file: entry.file,
+                offset: entry.offset,
+                len: entry.len,
+                scales: None,
+                biases: None,
+            });
+        }
+    };
+    let dtype = printable(entry.dtype.as_bytes());
+    Found::Unreadable(Unreadable { name: entry.name.clone(), dtype, shape: shape.clone(), file: entry.file, why })
+}
+
+fn readable(shape: &[usize]) -> bool {
+    (1..=MAX_AXES).contains(&shape.len()) && !shape.contains(&0)
+}
+
+/// How a weight is quantised.
+struct Scheme {
+    bits: usize,
+    group: usize,
+    mode: String,
+}
+
+/// Which entries make up one weight.
+struct Parts<'a> {
+    module: &'a str,
+    packing: Packing,
+    scales: usize,
+    biases: Option<usize>,
+}
+
+/// The two ways in which weights are stored in parts.
+#[derive(Clone, Copy)]
+enum Packing {
+    /// `X.weight` u32 `[.., words]`, `X.scales` `[.., groups]`, maybe `X.biases`.
+    Words,
+    /// `X_blocks` u8 `[.., groups, 16]`, `X_scales` u8 `[.., groups]`.
+    Blocks,
+}
+
+impl<'a> Parts<'a> {
+    /// `None` for a tensor that stands alone.
+    fn of(entry: &'a Entry, find: impl Fn(String) -> Option<usize>) -> Option<Self> {
+        match entry.dtype.as_str() {
+            "U32" => {
+                let module = entry.name.strip_suffix(".weight")?;
+                let (scales, biases) = (find(format!("{module}.scales"))?, find(format!("{module}.biases")));
+                Some(Self { module, packing: Packing::Words, scales, biases })
+            }
+            "U8" => {
+                let module = entry.name.strip_suffix("_blocks")?;
+                let scales = find(format!("{module}_scales"))?;
+                Some(Self { module, packing: Packing::Blocks, scales, biases: None })
+            }
+            _ => None,
+        }
+    }
+
+    /// What the config says of the weight. An object for the module stands for itself: what it leaves out is MLX's default
+    /// and not what holds for other modules.
+    fn scheme(&self, meta: &Metadata) -> Result<Scheme, Error> {
+        if let Packing::Blocks = self.packing {
+            return Ok(Scheme { bits: 4, group: 32, mode: "mxfp4".into() });
+        }
+        let key = format!("{PREFIX}{}", self.module);
+        if let Some(Value::Bool(false)) = meta.get(&key) {
+            let what = format!("is false, tensor {}.scales says otherwise", printable(self.module.as_bytes()));
+            return Err(Error::key(meta.file(), &key, what));
+        }
+        let own = |key: &str| meta.get(&format!("{PREFIX}{key}")).is_some();
+        let inner = self.module.split_once('.').map_or(self.module, |(_, rest)| rest);
+        // The config may know the module under the name that it has in the text model, or in the whole.
+        let names = [self.module.to_string(), inner.to_string(), format!("language_model.{}", self.module)];
+        let fields = ["bits", "group_size", "mode"];
+        let named = names.into_iter().find(|name| fields.iter().any(|field| own(&format!("{name}.{field}"))));
+        let count = |key: String| Ok(meta.opt_u32(&key)?.map(|n| n as usize));
+        let (bits, group, mode) = match &named {
+            Some(name) => {
+                let key = |field: &str| format!("{PREFIX}{name}.{field}");
+                (count(key("bits"))?, count(key("group_size"))?, meta.opt_str(&key("mode"))?)
+            }
+            None => {
+                let key = |field: &str| format!("{PREFIX}{field}");
+                let (bits, group) = (meta.u32(&key("bits"))?, meta.u32(&key("group_size"))?);
+                (Some(bits as usize), Some(group as usize), meta.opt_str(&key("mode"))?)
+            }
+        };
+        let mode = mode.unwrap_or("affine").to_string();
+        let group = group.unwrap_or(if mode == "affine" { 64 } else { 32 });
+        Ok(Scheme { bits: bits.unwrap_or(4), group, mode })
+    }
+
+    /// The weight of which `entry` is the packed values. Parts that contradict each other or the scheme are an error, a
+    /// scheme that nobody here can run is not.
+    fn join(&self, entry: &Entry, entries: &[Entry], scheme: &Scheme) -> Result<Found, String> {
+        let scales = &entries[self.scales];
+        let biases = self.biases.map(|i| &entries[i]);
+        let shape = self.shape(entry, scales, scheme)?;
+        if let Some(biases) = biases
+            && (&biases.dtype, &biases.shape) != (&scales.dtype, &scales.shape)
+        {
+            let (of_biases, of_scales) = (described(biases), described(scales));
+            return Err(format!("biases are {of_biases}, scales {of_scales}"));
+        }
+        let name = match self.packing {
+            Packing::Words => entry.name.clone(),
+            Packing::Blocks => self.module.to_string(),
+        };
+        let Some(dtype) = scheme.weight_type(scales, biases.is_some()).filter(|_| readable(&shape)) else {
+            let Scheme { bits, group, mode } = scheme;
+            let dtype = format!("{} of {bits} bits in groups of {group}", printable(mode.as_bytes()));
+            let why =
+                format!("{dtype}, {} scales, shape {shape:?}, is not supported", printable(scales.dtype.as_bytes()));
+            return Ok(Found::Unreadable(Unreadable { name, dtype, shape, file: entry.file, why }));
+        };
+        let extent = |entry: &Entry| Extent { file: entry.file, offset: entry.offset, len: entry.len };
+        let (file, offset, len) = (entry.file, entry.offset, entry.len);
+        let (scales, biases) = (Some(extent(scales)), biases.map(extent));
+        Ok(Found::Tensor(TensorInfo { name, shape, dtype, file, offset, len, scales, biases }))
+    }
+
+    /// Shape of the weight; the packed values, the bits and the scales must agree on its columns.
+    fn shape(&self, entry: &Entry, scales: &Entry, scheme: &Scheme) -> Result<Vec<usize>, String> {
+        let &Scheme { bits, group, .. } = scheme;
+        let odd = || format!("is {}, scales are {}", described(entry), described(scales));
+        let (outer, columns) = match (self.packing, entry.shape.as_slice()) {
+            (Packing::Words, [outer @ .., words]) => {
+                let total = words.checked_mul(32).filter(|total| (1..=MAX_BITS).contains(&bits) && total % bits == 0);
+                let total = total.ok_or_else(|| format!("rows of {words} u32 are no whole number of {bits} bits"))?;
+                (outer, total / bits)
+            }
+            (Packing::Blocks, [outer @ .., groups, 16]) => (outer, groups.checked_mul(32).ok_or_else(odd)?),
+            _ => return Err(odd()),
+        };
+        match scales.shape.split_last() {
+            Some((&groups, rest)) if rest == outer => match groups.checked_mul(group) {
+                Some(scaled) if scaled == columns => Ok([outer, &[columns]].concat()),
+                _ => Err(format!(
+                    "{bits} bits make {columns} columns of {}, scales {:?} in groups of {group} make {}",
+                    described(entry),
+                    scales.shape,
+                    groups.saturating_mul(group)
+                )),
+            },
+            _ => Err(odd()),
+        }
+    }
+}
+
+impl Scheme {
+    /// `None` when no weight type is like it.
+    fn weight_type(&self, _scales: &Entry, _biases: bool) -> Option<WeightType> {
+        None
+    }
+}
+
+fn described(entry: &Entry) -> String {
+    format!("{} {:?}", printable(entry.dtype.as_bytes()), entry.shape)
+}

@@ -1,0 +1,75 @@
+//! Where the files of a model folder come from: a folder on disk, or buffers in memory that stand for one.
+//!
+//! Knows file names and sizes, and nothing of what is in the files.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use crate::Error;
+use crate::map::{Bytes, Slice};
+
+/// Largest file that is read as text; the largest `tokenizer.json` in use have some 35 MB.
+const MAX_TEXT: usize = 256 << 20;
+
+/// A model folder.
+#[derive(Debug)]
+pub(crate) enum Folder {
+    Disk(PathBuf),
+    /// The folder's name in messages, and its files.
+    Memory(PathBuf, HashMap<String, Bytes>),
+}
+
+impl Folder {
+    /// The path of one of its files, which need not exist.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        let (Self::Disk(folder) | Self::Memory(folder, _)) = self;
+        folder.join(name)
+    }
+
+    /// What messages call one of its files.
+    pub(crate) fn name(&self, name: &str) -> String {
+        self.path(name).display().to_string()
+    }
+
+    /// A file, mapped; `None` when there is none of that name.
+    pub(crate) fn map(&self, name: &str) -> Result<Option<Bytes>, Error> {
+        match self {
+            Self::Memory(_, files) => Ok(files.get(name).cloned()),
+            Self::Disk(_) => self.found(name, Bytes::map(&self.path(name))),
+        }
+    }
+
+    /// A file of text, read whole; `None` when there is none of that name. Read and not mapped, so that nobody can change
+    /// a text under its parser.
+    pub(crate) fn text(&self, name: &str) -> Result<Option<Slice>, Error> {
+        match self {
+            Self::Memory(_, files) => Ok(files.get(name).map(|bytes| Slice::new(bytes, 0..bytes.len()))),
+            Self::Disk(_) => Ok(self.found(name, read(&self.path(name)))?.map(Slice::owned)),
+        }
+    }
+
+    fn found<T>(&self, name: &str, result: io::Result<T>) -> Result<Option<T>, Error> {
+        match result {
+            Ok(found) => Ok(Some(found)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(Error::Io { file: self.name(name), source }),
+        }
+    }
+}
+
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidInput, what);
+    // Asked before opening, because opening a pipe waits for a writer.
+    if !fs::metadata(path)?.is_file() {
+        return Err(invalid("not a regular file".into()));
+    }
+    let mut bytes = Vec::new();
+    // One byte more than allowed, so that a file that grows meanwhile is seen too.
+    fs::File::open(path)?.take(MAX_TEXT as u64 + 1).read_to_end(&mut bytes)?;
+    match bytes.len() > MAX_TEXT {
+        true => Err(invalid(format!("holds more than {MAX_TEXT} bytes of text"))),
+        false => Ok(bytes),
+    }
+}
