@@ -23,7 +23,7 @@ pub use value::{Numbers, Strings, Text, Value, ValueKind};
 
 use error::printable;
 use map::Bytes;
-use quant::WeightType;
+use quant::{Planes, WeightType};
 
 /// Where a tensor lies, as the header says and the checks have proved.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -265,6 +265,11 @@ impl Checkpoint {
         }
     }
 
+    /// Whether there is a tensor of that name, readable or not.
+    pub fn has(&self, name: &str) -> bool {
+        self.by_name.contains_key(name)
+    }
+
     /// A text that stands beside the weights in a folder, `tokenizer.json` say, whole; `None` when there is none, as there
     /// never is with GGUF, whose texts are in the metadata. `name` is a file's name and no path. Fails when the file
     /// cannot be read, is larger than 256 MiB or is not UTF-8.
@@ -287,6 +292,18 @@ impl Checkpoint {
     /// When `tensor` comes from elsewhere and does not lie inside these files.
     pub fn bytes(&self, tensor: &TensorInfo) -> &[u8] {
         &self.files[tensor.file].bytes[tensor.offset..][..tensor.len]
+    }
+
+    /// All planes of one of this checkpoint's tensors, each as [`Checkpoint::bytes`] says: rows one after the other.
+    ///
+    /// # Panics
+    /// When `tensor` comes from elsewhere and does not lie inside these files.
+    pub fn planes(&self, tensor: &TensorInfo) -> Planes<'_> {
+        let plane = |extent: &Option<Extent>| match extent {
+            Some(Extent { file, offset, len }) => &self.files[*file].bytes[*offset..][..*len],
+            None => &[],
+        };
+        Planes { q: self.bytes(tensor), scales: plane(&tensor.scales), biases: plane(&tensor.biases) }
     }
 
     /// Length of all tensors that can be read together, in bytes.

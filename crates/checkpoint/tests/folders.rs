@@ -9,6 +9,7 @@ use std::path::Path;
 
 use checkpoint::{Checkpoint, Kind, Value};
 use exercise_folder::{safetensors, sized};
+use quant::{Affine, ScaleType, WeightType};
 
 /// A folder of one file of weights with this header, `n` bytes of data behind it.
 fn weights(header: &str, n: usize) -> Result<Checkpoint, checkpoint::Error> {
@@ -288,4 +289,211 @@ fn paths_that_mean_a_folder() {
     fs::remove_file(at("model-00001-of-00001.safetensors")).unwrap();
     assert!(message(checkpoint::open(folder.path())).ends_with("is missing in the folder"));
     assert!(Path::new("config.json").parent().is_some_and(|parent| parent == Path::new("")));
+}
+
+/// One weight in parts: `w` words a row, two rows.
+fn packed(w: usize, scales: (&str, &str, usize), biases: Option<(&str, &str, usize)>) -> (String, usize) {
+    let mut n = 8 * w;
+    let mut header = format!(r#"{{"m.x.weight":{{"dtype":"U32","shape":[2,{w}],"data_offsets":[0,{n}]}}"#);
+    let mut add = |name: &str, (dtype, shape, len): (&str, &str, usize)| {
+        let part = format!(r#","m.x.{name}":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[{n},{}]}}"#, n + len);
+        header += &part;
+        n += len;
+    };
+    add("scales", scales);
+    biases.into_iter().for_each(|biases| add("biases", biases));
+    (header + "}", n)
+}
+
+#[test]
+fn quantised() {
+    let affine = |bits, group, scales| WeightType::Affine(Affine::new(bits, group, scales).unwrap());
+    let bf16 = |groups: usize| ("BF16", if groups == 1 { "[2,1]" } else { "[2,2]" }, 4 * groups);
+    let all = r#""bits": 4, "group_size": 64"#;
+    // Words a row, scales, biases, what the config says, type and columns.
+    for (w, scales, biases, said, wanted) in [
+        (8, bf16(1), Some(bf16(1)), all, (affine(4, 64, ScaleType::BF16), 64)),
+        (
+            16,
+            bf16(2),
+            Some(bf16(2)),
+            r#""bits": 4, "group_size": 64, "mode": "affine""#,
+            (affine(4, 64, ScaleType::BF16), 128),
+        ),
+        (16, bf16(2), Some(bf16(2)), r#""bits": 8, "group_size": 32"#, (affine(8, 32, ScaleType::BF16), 64)),
+        (
+            12,
+            ("F16", "[2,1]", 4),
+            Some(("F16", "[2,1]", 4)),
+            r#""bits": 3, "group_size": 128"#,
+            (affine(3, 128, ScaleType::F16), 128),
+        ),
+        (
+            12,
+            ("F32", "[2,2]", 16),
+            Some(("F32", "[2,2]", 16)),
+            r#""bits": 6, "group_size": 32"#,
+            (affine(6, 32, ScaleType::F32), 64),
+        ),
+        (
+            8,
+            ("U8", "[2,2]", 4),
+            None,
+            r#""bits": 4, "group_size": 32, "mode": "mxfp4""#,
+            (WeightType::MXFP4_PLANAR, 64),
+        ),
+        // What holds for the module goes before what holds for all, and stands for itself.
+        (
+            16,
+            bf16(1),
+            Some(bf16(1)),
+            r#""bits": 4, "group_size": 64, "m.x": {"bits": 8}"#,
+            (affine(8, 64, ScaleType::BF16), 64),
+        ),
+        (
+            8,
+            bf16(1),
+            Some(bf16(1)),
+            r#""bits": 4, "group_size": 32, "mode": "mxfp4", "m.x": {"group_size": 64}"#,
+            (affine(4, 64, ScaleType::BF16), 64),
+        ),
+        (
+            16,
+            bf16(1),
+            Some(bf16(1)),
+            r#""bits": 4, "group_size": 64, "x": {"bits": 8}"#,
+            (affine(8, 64, ScaleType::BF16), 64),
+        ),
+        (
+            16,
+            bf16(1),
+            Some(bf16(1)),
+            r#""bits": 4, "group_size": 64, "language_model.m.x": {"bits": 8}"#,
+            (affine(8, 64, ScaleType::BF16), 64),
+        ),
+        (
+            8,
+            bf16(1),
+            Some(bf16(1)),
+            r#""bits": 4, "group_size": 64, "m.x": true"#,
+            (affine(4, 64, ScaleType::BF16), 64),
+        ),
+        (
+            8,
+            bf16(1),
+            Some(bf16(1)),
+            r#""bits": 4, "group_size": 64, "m.y": false"#,
+            (affine(4, 64, ScaleType::BF16), 64),
+        ),
+    ] {
+        let (header, n) = packed(w, scales, biases);
+        let model = folder(&format!(r#"{{"quantization": {{{said}}}}}"#), &header, n)
+            .map_err(|e| format!("{said}: {e}"))
+            .unwrap();
+        let tensor = model.tensor("m.x.weight").unwrap();
+        assert_eq!((model.kind(), model.tensors().len(), model.unreadable().len()), (Kind::Mlx, 1, 0));
+        assert_eq!((tensor.dtype, &tensor.shape[..], model.data_bytes()), (wanted.0, &[2, wanted.1][..], n), "{said}");
+        assert_eq!(model.planes(tensor).len(), tensor.dtype.plane_bytes(wanted.1).unwrap().times(2).unwrap());
+    }
+}
+
+#[test]
+fn blocks_of_mxfp4() {
+    let header = r#"{"g_blocks":{"dtype":"U8","shape":[2,3,2,16],"data_offsets":[0,192]},"g_scales":{"dtype":"U8","shape":[2,3,2],"data_offsets":[192,204]}}"#;
+    let model = weights(header, 204).unwrap();
+    let tensor = model.tensor("g").unwrap();
+    assert_eq!((model.kind(), tensor.dtype, &tensor.shape[..]), (Kind::Hf, WeightType::MXFP4_PLANAR, &[2, 3, 64][..]));
+    assert_eq!((model.planes(tensor).q.len(), model.planes(tensor).scales.len()), (192, 12));
+    let short = header.replace("[2,3,2],\"data_offsets\":[192,204]", "[2,3,1],\"data_offsets\":[192,198]");
+    assert!(message(weights(&short, 204)).contains(
+        "tensor g_blocks: 4 bits make 64 columns of U8 [2, 3, 2, 16], scales [2, 3, 1] in groups of 32 make 32"
+    ));
+}
+
+#[test]
+fn parts_that_do_not_fit() {
+    let bf16 = ("BF16", "[2,1]", 4);
+    let all = r#""bits": 4, "group_size": 64"#;
+    for (w, scales, biases, said, wanted) in [
+        (
+            8,
+            bf16,
+            Some(bf16),
+            r#""bits": 8, "group_size": 64"#,
+            "open here/model.safetensors: tensor m.x.weight: 8 bits make 32 columns of U32 [2, 8], scales [2, 1] in groups of 64 make 64",
+        ),
+        (
+            8,
+            bf16,
+            Some(bf16),
+            r#""bits": 4, "group_size": 32"#,
+            "4 bits make 64 columns of U32 [2, 8], scales [2, 1] in groups of 32 make 32",
+        ),
+        (8, bf16, Some(bf16), r#""bits": 4, "group_size": 4294967295"#, "in groups of 4294967295 make 4294967295"),
+        (8, bf16, Some(bf16), r#""bits": 0, "group_size": 64"#, "rows of 8 u32 are no whole number of 0 bits"),
+        (8, bf16, Some(bf16), r#""bits": 3, "group_size": 64"#, "rows of 8 u32 are no whole number of 3 bits"),
+        (8, bf16, Some(bf16), r#""bits": 64, "group_size": 64"#, "rows of 8 u32 are no whole number of 64 bits"),
+        (8, ("BF16", "[1,2]", 4), Some(bf16), all, "tensor m.x.weight: is U32 [2, 8], scales are BF16 [1, 2]"),
+        (
+            8,
+            ("BF16", "[1,1]", 2),
+            Some(("BF16", "[1,1]", 2)),
+            all,
+            "tensor m.x.weight: is U32 [2, 8], scales are BF16 [1, 1]",
+        ),
+        (8, ("BF16", "[]", 2), Some(("BF16", "[]", 2)), all, "tensor m.x.weight: is U32 [2, 8], scales are BF16 []"),
+        (8, bf16, Some(("F16", "[2,1]", 4)), all, "tensor m.x.weight: biases are F16 [2, 1], scales BF16 [2, 1]"),
+        (8, bf16, Some(bf16), "", "read here/config.json: key quantization.bits: missing, u32 wanted"),
+        (
+            8,
+            bf16,
+            Some(bf16),
+            r#""bits": "4""#,
+            "read here/config.json: key quantization.bits: found str \"4\", u32 wanted",
+        ),
+        (
+            8,
+            bf16,
+            Some(bf16),
+            r#""bits": 4"#,
+            "read here/config.json: key quantization.group_size: missing, u32 wanted",
+        ),
+        (
+            8,
+            bf16,
+            Some(bf16),
+            r#""m.x": {"bits": -1}"#,
+            "read here/config.json: key quantization.m.x.bits: found i64 -1, u32 wanted",
+        ),
+        (
+            8,
+            bf16,
+            Some(bf16),
+            r#""bits": 4, "m.x": false"#,
+            "open here/config.json: key quantization.m.x: is false, tensor m.x.scales says otherwise",
+        ),
+    ] {
+        let (header, n) = packed(w, scales, biases);
+        let found = message(folder(&format!(r#"{{"quantization": {{{said}}}}}"#), &header, n));
+        assert!(found.contains(wanted), "found {found}\nwanted {wanted}");
+    }
+    // Sound, but of no type that can be run: no fault of the file's.
+    for (w, scales, biases, said, wanted) in [
+        (8, bf16, None, all, "affine of 4 bits in groups of 64, BF16 scales, shape [2, 64], is not supported"),
+        (14, bf16, Some(bf16), r#""bits": 7, "group_size": 64"#, "affine of 7 bits in groups of 64"),
+        (
+            8,
+            ("U8", "[2,4]", 8),
+            None,
+            r#""bits": 4, "group_size": 16, "mode": "nvfp4""#,
+            "nvfp4 of 4 bits in groups of 16, U8 scales",
+        ),
+        (8, ("I64", "[2,1]", 16), Some(("I64", "[2,1]", 16)), all, "affine of 4 bits in groups of 64, I64 scales"),
+    ] {
+        let (header, n) = packed(w, scales, biases);
+        let model = folder(&format!(r#"{{"quantization": {{{said}}}}}"#), &header, n).unwrap();
+        let found = model.find("m.x.weight").unwrap_err().to_string();
+        assert!(found.contains(wanted), "found {found}\nwanted {wanted}");
+        assert_eq!((model.tensors().len(), model.unreadable().len()), (0, 1));
+    }
 }

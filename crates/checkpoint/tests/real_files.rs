@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use checkpoint::{Checkpoint, Value, ValueKind};
+use checkpoint::{Checkpoint, Kind, Value, ValueKind};
 use quant::WeightType;
 
 fn at(path: &str) -> PathBuf {
@@ -76,4 +76,41 @@ fn golden_fixtures() {
         }
     }
     assert!(n_file > 20, "{n_file} files");
+}
+
+/// The folders that MLX wrote: every tensor can be read, and the embedding is the one of the GGUF file but for rounding.
+#[test]
+fn mlx_fixtures() {
+    let fixtures = at("../../../shared/fixtures/models");
+    let Ok(models) = fs::read_dir(&fixtures) else {
+        println!("skipped: no fixtures at {}", fixtures.display());
+        return;
+    };
+    let mut n_folder = 0;
+    for folder in models.map(|model| model.unwrap().path()) {
+        if !folder.join("mlx-mixed48").exists() {
+            continue;
+        }
+        n_folder += 1;
+        let model = checkpoint::open(&folder.join("mlx-mixed48")).unwrap();
+        assert_eq!((model.kind(), model.unreadable()), (Kind::Mlx, &[][..]));
+        let table = model.tensors().iter().find(|t| t.name.ends_with("embed_tokens.weight")).unwrap();
+        let d_model = model.meta().u32("hidden_size").unwrap() as usize;
+        assert_eq!(table.shape, [model.meta().u32("vocab_size").unwrap() as usize, d_model], "{}", folder.display());
+        assert!(model.side_file("tokenizer.json").unwrap().is_some());
+
+        let gguf = checkpoint::open(&folder.join("model-bf16.gguf")).unwrap();
+        let exact = gguf.tensor("token_embd.weight").unwrap();
+        let (mut a, mut b) = (vec![0.0; d_model], vec![0.0; d_model]);
+        let (mut error, mut size) = (0.0, 0.0);
+        for i in 0..table.shape[0] {
+            let row = |dtype: WeightType| dtype.plane_bytes(d_model).unwrap();
+            quant::decode_row(table.dtype, model.planes(table).row(row(table.dtype), i), &mut a);
+            quant::decode_row(exact.dtype, gguf.planes(exact).row(row(exact.dtype), i), &mut b);
+            error += a.iter().zip(&b).map(|(a, b)| (a - b).powi(2)).sum::<f32>();
+            size += b.iter().map(|b| b * b).sum::<f32>();
+        }
+        assert!((error / size).sqrt() < 0.01, "{}: {}", folder.display(), (error / size).sqrt());
+    }
+    assert!(n_folder > 5, "{n_folder} folders");
 }

@@ -173,7 +173,7 @@ impl<'a> Names<'a> {
 
     /// A tensor of this shape.
     fn whole(&self, tensor: &str, shape: &[usize]) -> Result<&'a TensorInfo, Error> {
-        match self.checkpoint.tensor(tensor) {
+        match self.checkpoint.find(tensor)? {
             None => Err(self.error(tensor, format!("is missing, {shape:?} wanted"))),
             Some(info) if !squeeze(&info.shape).eq(squeeze(shape)) => {
                 Err(self.error(tensor, format!("has shape {:?}, {shape:?} wanted", info.shape)))
@@ -184,8 +184,9 @@ impl<'a> Names<'a> {
 
     /// The first place in the checkpoint that a name may mean.
     fn place(&self, name: &str) -> Option<Place> {
-        let is_there = |place: &Place| self.checkpoint.tensor(&place.tensor.replace('*', "0")).is_some();
-        if self.checkpoint.tensor(name).is_some() {
+        let is_there = |place: &Place| self.checkpoint.has(&place.tensor.replace('*', "0"));
+        // A tensor that is there and cannot be read is found too, so that whoever wants it hears of it.
+        if self.checkpoint.has(name) {
             return Some(Place { tensor: name.into(), piece: (0, 1) });
         }
         let (layer, rest) = match name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {

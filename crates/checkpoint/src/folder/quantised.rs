@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 
-use quant::WeightType;
+use quant::{Affine, ScaleType, WeightType};
 
 use super::safetensors::Entry;
 use crate::error::printable;
@@ -230,8 +230,14 @@ impl<'a> Parts<'a> {
 
 impl Scheme {
     /// `None` when no weight type is like it.
-    fn weight_type(&self, _scales: &Entry, _biases: bool) -> Option<WeightType> {
-        None
+    fn weight_type(&self, scales: &Entry, biases: bool) -> Option<WeightType> {
+        match (self.mode.as_str(), scales.dtype.as_str(), biases) {
+            ("affine", "F16", true) => Affine::new(self.bits, self.group, ScaleType::F16).map(WeightType::Affine),
+            ("affine", "BF16", true) => Affine::new(self.bits, self.group, ScaleType::BF16).map(WeightType::Affine),
+            ("affine", "F32", true) => Affine::new(self.bits, self.group, ScaleType::F32).map(WeightType::Affine),
+            ("mxfp4", "U8", false) if (self.bits, self.group) == (4, 32) => Some(WeightType::MXFP4_PLANAR),
+            _ => None,
+        }
     }
 }
 

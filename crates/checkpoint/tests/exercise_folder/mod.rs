@@ -48,7 +48,11 @@ pub fn exercise_folder(config: Vec<u8>, len: u64, header: Vec<u8>, index: Vec<u8
         for tensor in model.tensors() {
             let row = tensor.shape.last().unwrap();
             let rows = tensor.shape.iter().product::<usize>() / row;
-            assert_eq!(tensor.dtype.row_bytes(*row).unwrap() * rows, model.bytes(tensor).len());
+            let each = tensor.dtype.plane_bytes(*row).unwrap();
+            assert_eq!(
+                (each.times(rows).unwrap(), each.total() * rows),
+                (model.planes(tensor).len(), tensor.total_bytes())
+            );
         }
         for other in model.unreadable() {
             assert!(model.find(&other.name).is_err() && model.tensor(&other.name).is_none());
