@@ -211,6 +211,40 @@ pub struct RopeDecl {
     pub pairing: RopePairing,
 }
 
+/// Heads of a delta rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeltaHeads {
+    /// Heads of q and k.
+    pub n_k_head: usize,
+    /// Heads of v, of the gates and of the output; a multiple of `n_k_head`.
+    pub n_v_head: usize,
+    /// Width of a head of q and k.
+    pub d_k: usize,
+    /// Width of a head of v.
+    pub d_v: usize,
+    /// Which heads of v share a head of k.
+    pub sharing: Sharing,
+}
+
+/// Which heads of v share a head of k.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sharing {
+    /// Neighbours: `h` has `h / (n_v_head / n_k_head)`. The original order.
+    Grouped,
+    /// Every `n_k_head`-th: `h` has `h % n_k_head`. The order of GGUF files of Qwen3.5, whose v heads are sorted anew.
+    Tiled,
+}
+
+impl DeltaHeads {
+    /// The head of k that goes with a head of v.
+    pub fn k_head(&self, v_head: usize) -> usize {
+        match self.sharing {
+            Sharing::Grouped => v_head / (self.n_v_head / self.n_k_head),
+            Sharing::Tiled => v_head % self.n_k_head,
+        }
+    }
+}
+
 /// Gated activation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Gate {
@@ -383,6 +417,26 @@ pub enum Op {
         sinks: Option<Weight>,
         out: Buf, // [T, n_head · d_v]
     },
+    /// Depthwise causal convolution, then silu: `out[t,c] = silu(Σ_j w[c,j] · x[t - (width - 1) + j, c])`. Positions before
+    /// the chunk come out of the state, which holds the sequence's last `width - 1` rows of `x`.
+    CausalConv {
+        x: Buf,    // [T, d]
+        w: Weight, // [d, width]
+        state: State,
+        out: Buf, // [T, d]
+    },
+    /// The gated delta rule (arXiv 2412.06464), for every head of v and its head of k, one position after the other:
+    /// `S = g·S; S += k ⊗ beta·(v - Sᵀk); out = Sᵀq`. The state holds `S`, `n_v_head · d_k · d_v` numbers.
+    DeltaNet {
+        q: Buf,    // [T, n_k_head · d_k]
+        k: Buf,    // [T, n_k_head · d_k]
+        v: Buf,    // [T, n_v_head · d_v]
+        g: Buf,    // [T, n_v_head]
+        beta: Buf, // [T, n_v_head]
+        state: State,
+        heads: DeltaHeads,
+        out: Buf, // [T, n_v_head · d_v]
+    },
     /// Chooses `n_used` experts per token, best first, ties to the lower id, and their weights.
     Route {
         logits: Buf, // [T, n_expert]
@@ -513,6 +567,8 @@ impl Op {
             Op::Add { .. } => "add",
             Op::KvAppend { .. } => "kv_append",
             Op::Attention { .. } => "attention",
+            Op::CausalConv { .. } => "causal_conv",
+            Op::DeltaNet { .. } => "delta_net",
             Op::Route { .. } => "route",
             Op::Experts { .. } => "experts",
             Op::Combine { .. } => "combine",
@@ -585,6 +641,14 @@ impl Op {
                 f(q, Read);
                 f(out, Write);
             }
+            Op::CausalConv { x, out, .. } => {
+                f(x, Read);
+                f(out, Write);
+            }
+            Op::DeltaNet { q, k, v, g, beta, out, .. } => {
+                [q, k, v, g, beta].into_iter().for_each(|buf| f(buf, Read));
+                f(out, Write);
+            }
             Op::Route { logits, ids, weights, .. } => {
                 f(logits, Read);
                 f(ids, Write);
@@ -615,6 +679,7 @@ impl Op {
     /// The recurrent state that the op reads and moves on. Such an op mixes the rows of a sequence, as attention does.
     pub fn state(&self) -> Option<State> {
         match self {
+            Op::CausalConv { state, .. } | Op::DeltaNet { state, .. } => Some(*state),
             Op::Embed { .. }
             | Op::Linear { .. }
             | Op::GatedLinear { .. }
@@ -647,7 +712,7 @@ impl Op {
             Op::Embed { table, .. } => vec![*table],
             Op::Linear { parts, .. } => parts.iter().flat_map(|part| [Some(part.w), part.bias]).flatten().collect(),
             Op::GatedLinear { gate, up, .. } => vec![*gate, *up],
-            Op::RmsNorm { w, .. } | Op::GatedNorm { w, .. } => vec![*w],
+            Op::RmsNorm { w, .. } | Op::GatedNorm { w, .. } | Op::CausalConv { w, .. } => vec![*w],
             Op::DecayBeta { a_log, dt_bias, .. } => vec![*a_log, *dt_bias],
             Op::HeadNorm { w, .. } => w.iter().copied().collect(),
             Op::HeadLinear { w, .. } => vec![*w],
@@ -667,6 +732,7 @@ impl Op {
             | Op::KvAppend { .. }
             | Op::Select { .. }
             | Op::Scale { .. }
+            | Op::DeltaNet { .. }
             | Op::SigmoidGate { .. }
             | Op::Softcap { .. } => Vec::new(),
         }

@@ -313,6 +313,10 @@ impl Lower<'_> {
             Op::Select { x, out } => OpStep::Select { x: view(x), out: view(out) },
             Op::Scale { x, scale } => OpStep::Scale { x: view(x), scale },
             Op::ScaleBy { x, w } => OpStep::Scale { x: view(x), scale: self.vector(w)?[0] },
+            Op::CausalConv { .. } | Op::DeltaNet { .. } => {
+                let what = format!("run op {}: not on this backend", self.plan.ops[i].name());
+                return Err(CompileError::Unsupported { backend: "cpu", what });
+            }
             Op::SigmoidGate { x, gate } => OpStep::SigmoidGate { x: view(x), gate: view(gate) },
             Op::DecayBeta { a, b, a_log, dt_bias, g_out, beta_out } => OpStep::DecayBeta(DecayBetaStep {
                 a: view(a),

@@ -1,7 +1,30 @@
-//! Gated DeltaNet (Yang, Kautz, Hatamizadeh: "Gated Delta Networks", arXiv 2412.06464): its gates and its norm, each as
-//! its formula. Rows lie one after the other.
+//! Gated DeltaNet (Yang, Kautz, Hatamizadeh: "Gated Delta Networks", arXiv 2412.06464), op by op in the order of a layer.
+//! Rows lie one after the other.
+//!
+//! The reference computes the delta rule step by step: a state of f32 between any two positions makes the numbers
+//! independent of how a prompt is cut. The tests hold it to the chunked form, which backends that live on matrix products
+//! take, and which agrees within rounding.
+
+use std::ops::Range;
+
+use model::plan::DeltaHeads;
 
 use super::ops;
+
+/// `silu(Σ_j w[c, j] · x[t - (width - 1) + j, c])` for the rows `[n, d]` of a chunk; `w` is `[d, width]`. The state
+/// `[width - 1, d]` holds the rows before the chunk, and afterwards the last of those with the chunk's.
+pub fn causal_conv(x: &[f32], w: &[f32], d: usize, state: &mut [f32]) -> Vec<f32> {
+    let width = w.len() / d;
+    let rows = [&*state, x].concat();
+    let y = (0..x.len()).map(|i| {
+        let taps = (0..width).map(|j| f64::from(w[i % d * width + j]) * f64::from(rows[i + j * d]));
+        let sum: f64 = taps.sum();
+        (sum * ops::sigmoid(sum)) as f32
+    });
+    let y = y.collect();
+    state.copy_from_slice(&rows[x.len()..]);
+    y
+}
 
 /// `exp(a_log · softplus(a + dt_bias))` and `σ(b)`, for rows as long as `a_log`.
 pub fn decay_beta(a: &[f32], b: &[f32], a_log: &[f32], dt_bias: &[f32]) -> (Vec<f32>, Vec<f32>) {
@@ -21,9 +44,206 @@ pub fn gated_norm(x: &[f32], gate: &[f32], w: &[f32], eps: f32) -> Vec<f32> {
     normed.iter().zip(gate).map(|(&x, &g)| (f64::from(x) * silu(f64::from(g))) as f32).collect()
 }
 
+/// What the delta rule reads, for consecutive positions of a sequence.
+#[derive(Clone, Copy)]
+pub struct Rows<'a> {
+    heads: DeltaHeads,
+    q: &'a [f32],    // [n, n_k_head, d_k]
+    k: &'a [f32],    // [n, n_k_head, d_k]
+    v: &'a [f32],    // [n, n_v_head, d_v]
+    g: &'a [f32],    // [n, n_v_head]
+    beta: &'a [f32], // [n, n_v_head]
+}
+
+impl<'a> Rows<'a> {
+    /// q, k, v, g and beta, as long as each other.
+    pub fn new(heads: DeltaHeads, [q, k, v, g, beta]: [&'a [f32]; 5]) -> Self {
+        Self { heads, q, k, v, g, beta }
+    }
+
+    /// Some of the positions.
+    pub fn range(self, at: Range<usize>) -> Self {
+        let DeltaHeads { n_k_head, n_v_head, d_k, d_v, .. } = self.heads;
+        let part = |x: &'a [f32], row: usize| &x[at.start * row..at.end * row];
+        let (k_row, v_row) = (n_k_head * d_k, n_v_head * d_v);
+        let (q, k, v) = (part(self.q, k_row), part(self.k, k_row), part(self.v, v_row));
+        Self { heads: self.heads, q, k, v, g: part(self.g, n_v_head), beta: part(self.beta, n_v_head) }
+    }
+
+    /// q and k, `[d_k]`, and v, `[d_v]`, of a head of v at position `t`.
+    fn qkv(&self, t: usize, head: usize) -> [&'a [f32]; 3] {
+        let DeltaHeads { n_k_head, n_v_head, d_k, d_v, .. } = self.heads;
+        let k_at = (t * n_k_head + self.heads.k_head(head)) * d_k;
+        [&self.q[k_at..][..d_k], &self.k[k_at..][..d_k], &self.v[(t * n_v_head + head) * d_v..][..d_v]]
+    }
+
+    /// Decay and rate of a head of v at position `t`.
+    fn gates(&self, t: usize, head: usize) -> [f64; 2] {
+        let at = t * self.heads.n_v_head + head;
+        [f64::from(self.g[at]), f64::from(self.beta[at])]
+    }
+
+    fn n(&self) -> usize {
+        self.g.len() / self.heads.n_v_head
+    }
+}
+
+/// `Sᵀx` of a state `[d_k, d_v]`.
+fn read(state: &[f32], x: &[f32], d_v: usize) -> Vec<f64> {
+    let column = |i: usize| (0..x.len()).map(|j| f64::from(state[j * d_v + i]) * f64::from(x[j])).sum();
+    (0..d_v).map(column).collect()
+}
+
+/// `S = g·S; S += k ⊗ beta·(v - Sᵀk); out = Sᵀq`, position after position; out is `[n, n_v_head, d_v]`, the state
+/// `[n_v_head, d_k, d_v]`.
+pub fn delta_net(rows: Rows, state: &mut [f32]) -> Vec<f32> {
+    let DeltaHeads { n_v_head, d_k, d_v, .. } = rows.heads;
+    let mut out = Vec::with_capacity(rows.v.len());
+    for t in 0..rows.n() {
+        for (head, state) in state.chunks_exact_mut(d_k * d_v).enumerate().take(n_v_head) {
+            let ([q, k, v], [g, beta]) = (rows.qkv(t, head), rows.gates(t, head));
+            let known = read(state, k, d_v);
+            let delta: Vec<f64> = v.iter().zip(&known).map(|(&v, known)| beta * (f64::from(v) - g * known)).collect();
+            for (i, s) in state.iter_mut().enumerate() {
+                *s = (g * f64::from(*s) + f64::from(k[i / d_v]) * delta[i % d_v]) as f32;
+            }
+            out.extend(read(state, q, d_v).into_iter().map(|y| y as f32));
+        }
+    }
+    out
+}
+
+/// The same for a chunk at once. With `Γ[t, j]` the product of the decays after `j` up to `t` and `S` the state before the
+/// chunk, what position `t` writes is `delta[t] = beta[t]·(v[t] - Γ[t]·Sᵀk[t] - Σ_{j<t} Γ[t, j]·(k[j]·k[t])·delta[j])`:
+/// a triangular system, solved forwards. Decays are multiplied and never divided, so that they may be 0.
+#[cfg(test)]
+fn chunked(rows: Rows, state: &mut [f32]) -> Vec<f32> {
+    let DeltaHeads { n_v_head, d_k, d_v, .. } = rows.heads;
+    let n = rows.n();
+    let dot = |a: &[f32], b: &[f32]| -> f64 { a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum() };
+    let mut out = vec![0.0; n * n_v_head * d_v];
+    for (head, state) in state.chunks_exact_mut(d_k * d_v).enumerate() {
+        // From the start of the chunk (column 0), and from behind each position.
+        let decay = |t: usize, first: usize| (first..=t).map(|m| rows.gates(m, head)[0]).product::<f64>();
+        let mut deltas: Vec<Vec<f64>> = Vec::with_capacity(n);
+        for t in 0..n {
+            let ([q, k, v], [_, beta]) = (rows.qkv(t, head), rows.gates(t, head));
+            let old = decay(t, 0);
+            let mut delta: Vec<f64> =
+                v.iter().zip(read(state, k, d_v)).map(|(&v, known)| beta * (f64::from(v) - old * known)).collect();
+            let mut y: Vec<f64> = read(state, q, d_v).into_iter().map(|y| old * y).collect();
+            for (j, earlier) in deltas.iter().enumerate() {
+                let (kj, decay) = (rows.qkv(j, head)[1], decay(t, j + 1));
+                let (by_k, by_q) = (beta * decay * dot(kj, k), decay * dot(kj, q));
+                delta.iter_mut().zip(earlier).for_each(|(d, e)| *d -= by_k * e);
+                y.iter_mut().zip(earlier).for_each(|(y, e)| *y += by_q * e);
+            }
+            let own = dot(k, q);
+            let out = &mut out[(t * n_v_head + head) * d_v..][..d_v];
+            out.iter_mut().zip(y.iter().zip(&delta)).for_each(|(o, (y, d))| *o = (y + own * d) as f32);
+            deltas.push(delta);
+        }
+        let decays: Vec<f64> = (0..=n).map(|first| if n == 0 { 1.0 } else { decay(n - 1, first) }).collect();
+        for (i, s) in state.iter_mut().enumerate() {
+            let new = (0..n).map(|t| decays[t + 1] * f64::from(rows.qkv(t, head)[1][i / d_v]) * deltas[t][i % d_v]);
+            *s = (decays[0] * f64::from(*s) + new.sum::<f64>()) as f32;
+        }
+    }
+    out
+}
+
 #[cfg(test)]
 mod tests {
+    use model::plan::Sharing;
+
     use super::*;
+
+    /// A fixed stream of numbers in -1..1.
+    fn random(n: usize, seed: u64) -> Vec<f32> {
+        let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let mut next = || {
+            x ^= x << 13;
+            x ^= x >> 7;
+            x ^= x << 17;
+            (x.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 40) as f32 / (1u32 << 23) as f32 - 1.0
+        };
+        (0..n).map(|_| next()).collect()
+    }
+
+    /// q, k, v, g and beta as a layer makes them: keys of length 1, gates between 0 and 1, some decays 0 and some 1.
+    fn inputs(heads: DeltaHeads, n: usize) -> [Vec<f32>; 5] {
+        let DeltaHeads { n_k_head, n_v_head, d_k, d_v, .. } = heads;
+        let mut qk = [1, 2].map(|seed| random(n * n_k_head * d_k, seed));
+        for head in qk.iter_mut().flat_map(|x| x.chunks_exact_mut(d_k)) {
+            let len = head.iter().map(|x| x * x).sum::<f32>().sqrt();
+            head.iter_mut().for_each(|x| *x /= len);
+        }
+        let mut g: Vec<f32> = random(n * n_v_head, 4).iter().map(|x| (2.0 * x - 2.0).exp()).collect();
+        (0..g.len()).filter(|i| i % 29 == 13).for_each(|i| g[i] = 0.0);
+        (0..g.len()).filter(|i| i % 7 < 3).for_each(|i| g[i] = 1.0);
+        let beta = random(n * n_v_head, 5).iter().map(|x| 0.5 + 0.5 * x).collect();
+        let [q, k] = qk;
+        [q, k, random(n * n_v_head * d_v, 3), g, beta]
+    }
+
+    fn relative(found: &[f32], wanted: &[f32]) -> f64 {
+        let error: f64 = found.iter().zip(wanted).map(|(&a, &b)| (f64::from(a) - f64::from(b)).powi(2)).sum();
+        let size: f64 = wanted.iter().map(|&b| f64::from(b).powi(2)).sum();
+        (error / size).sqrt()
+    }
+
+    #[test]
+    fn steps_and_chunks_agree_at_every_length() {
+        let heads = |n_k_head, n_v_head, d_k, d_v, sharing| DeltaHeads { n_k_head, n_v_head, d_k, d_v, sharing };
+        for heads in [
+            heads(1, 2, 8, 12, Sharing::Grouped),
+            heads(2, 4, 12, 5, Sharing::Tiled),
+            heads(3, 3, 4, 4, Sharing::Tiled),
+        ] {
+            let inputs = inputs(heads, 200);
+            let rows = Rows::new(heads, inputs.each_ref().map(Vec::as_slice));
+            let n_state = heads.n_v_head * heads.d_k * heads.d_v;
+            let before = random(n_state, 6);
+            for n in 1..=200 {
+                let (mut steps, mut chunks) = (before.clone(), before.clone());
+                let wanted = delta_net(rows.range(0..n), &mut steps);
+                let found: Vec<f32> =
+                    (0..n).step_by(64).flat_map(|t| chunked(rows.range(t..n.min(t + 64)), &mut chunks)).collect();
+                let errors = [relative(&found, &wanted), relative(&chunks, &steps)];
+                assert!(errors.iter().all(|&e| e < 1e-6), "{n} positions of {heads:?}: {errors:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_chunk_of_no_decay_and_full_rate_stores_what_it_is_told() {
+        // Keys at right angles: each stores its value, and the query reads it back.
+        let heads = DeltaHeads { n_k_head: 1, n_v_head: 2, d_k: 2, d_v: 1, sharing: Sharing::Grouped };
+        let (k, v) = ([1.0, 0.0, 0.0, 1.0], [5.0, 6.0, 7.0, 8.0]);
+        let q = [1.0, 0.0, 1.0, 1.0];
+        for form in [delta_net, chunked] {
+            let mut state = [9.0, 0.0, 9.0, 1.0];
+            let y = form(Rows::new(heads, [&q, &k, &v, &[1.0; 4], &[1.0; 4]]), &mut state);
+            assert_eq!((y.as_slice(), state), (&[5.0, 6.0, 12.0, 14.0][..], [5.0, 7.0, 6.0, 8.0]));
+        }
+    }
+
+    #[test]
+    fn a_convolution_crosses_chunks_of_any_length() {
+        let (d, width, n) = (5, 4, 23);
+        let (x, w) = (random(n * d, 1), random(d * width, 2));
+        let mut state = vec![0.0; (width - 1) * d];
+        let whole = causal_conv(&x, &w, d, &mut state);
+        assert_eq!(state, x[(n - 3) * d..]);
+        // By hand: position 1 of channel 2 sees positions 0 and 1.
+        let sum = w[2 * width + 2] * x[2] + w[2 * width + 3] * x[d + 2];
+        assert!((whole[d + 2] - sum / (1.0 + (-sum).exp())).abs() < 1e-6);
+        for len in [1, 2, 3, 4, 7] {
+            let mut state = vec![0.0; (width - 1) * d];
+            let parts: Vec<f32> = x.chunks(len * d).flat_map(|x| causal_conv(x, &w, d, &mut state)).collect();
+            assert_eq!(parts, whole, "{len} positions a chunk");
+        }
+    }
 
     #[test]
     fn gates_hold_at_their_ends() {

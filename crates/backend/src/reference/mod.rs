@@ -275,6 +275,25 @@ impl Interpreter {
                 let scale = self.vector(w)[0];
                 self.floats_mut(x).iter_mut().for_each(|v| *v *= scale);
             }
+            Op::CausalConv { x, w, state, out } => {
+                let (w, x, d) = (self.vector(w), self.floats(x).to_vec(), self.width(x));
+                let mut y = Vec::with_capacity(x.len());
+                for c in &batch.chunks {
+                    let x = &x[c.first as usize * d..][..c.len as usize * d];
+                    y.extend(delta::causal_conv(x, &w, d, self.state(state, c.state)));
+                }
+                *self.floats_mut(out) = y;
+            }
+            Op::DeltaNet { q, k, v, g, beta, state, heads, out } => {
+                let inputs = [q, k, v, g, beta].map(|buf| self.floats(buf).to_vec());
+                let rows = delta::Rows::new(heads, inputs.each_ref().map(Vec::as_slice));
+                let mut y = Vec::with_capacity(inputs[2].len());
+                for c in &batch.chunks {
+                    let rows = rows.range(c.first as usize..(c.first + c.len) as usize);
+                    y.extend(delta::delta_net(rows, self.state(state, c.state)));
+                }
+                *self.floats_mut(out) = y;
+            }
             Op::SigmoidGate { x, gate } => {
                 let (gate_width, d) = (self.width(gate), self.width(x));
                 *self.floats_mut(x) = ops::sigmoid_gate(self.floats(x), self.floats(gate), gate_width, d);

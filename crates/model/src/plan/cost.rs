@@ -95,9 +95,10 @@ impl Plan {
                         part.bias.iter().for_each(|&bias| set(bias, kind));
                     }
                 }
-                Op::HeadNorm { w: Some(w), .. } | Op::HeadLinear { w, .. } | Op::GatedNorm { w, .. } => {
-                    set(*w, Kind::Attention)
-                }
+                Op::HeadNorm { w: Some(w), .. }
+                | Op::HeadLinear { w, .. }
+                | Op::GatedNorm { w, .. }
+                | Op::CausalConv { w, .. } => set(*w, Kind::Attention),
                 Op::DecayBeta { a_log, dt_bias, .. } => {
                     [*a_log, *dt_bias].into_iter().for_each(|w| set(w, Kind::Attention))
                 }
@@ -126,6 +127,8 @@ impl Plan {
                 Op::KvAppend { k, v, .. } => feeds.extend([Some(*k), *v].into_iter().flatten()),
                 Op::Attention { q, .. } => feeds.extend([*q]),
                 Op::SigmoidGate { x, gate } if fed.contains(x) => feeds.extend([*gate]),
+                Op::DeltaNet { q, k, v, .. } => feeds.extend([*q, *k, *v]),
+                Op::CausalConv { x, out, .. } if feeds.contains(out) => feeds.extend([*x]),
                 Op::GatedNorm { gate, .. } => feeds.extend([*gate]),
                 Op::DecayBeta { a, b, .. } => feeds.extend([*a, *b]),
                 Op::Linear { x, parts } if parts.iter().any(|part| feeds.contains(&part.out)) => feeds.extend([*x]),
@@ -150,7 +153,7 @@ impl Plan {
         let mut fed = HashSet::new();
         for op in &self.ops {
             match op {
-                Op::Attention { out, .. } => fed.extend([*out]),
+                Op::Attention { out, .. } | Op::DeltaNet { out, .. } => fed.extend([*out]),
                 Op::Select { x, out } | Op::HeadLinear { x, out, .. } if fed.contains(x) => fed.extend([*out]),
                 _ => {}
             }

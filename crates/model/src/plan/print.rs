@@ -4,7 +4,9 @@
 use std::fmt;
 use std::ops::Range;
 
-use super::{Buf, Cache, Elem, Gate, GroupScore, Op, Plan, RopePairing, Router, Rows, Score, Weight};
+use super::{
+    Buf, Cache, DeltaHeads, Elem, Gate, GroupScore, Op, Plan, RopePairing, Router, Rows, Score, Sharing, Weight,
+};
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -191,6 +193,19 @@ impl Printer<'_> {
             Op::Select { x, out } => line(&self.decl(out), format!("{}[rows]", self.name(x))),
             Op::Scale { x, scale } => update(&self.name(x), format!("*= {scale}")),
             Op::ScaleBy { x, w } => update(&self.name(x), format!("*= {}", self.w(w))),
+            Op::CausalConv { x, w, out, .. } => {
+                line(&self.decl(out), format!("silu({} * {})", self.name(x), self.w(w)))
+            }
+            Op::DeltaNet { q, k, v, g, beta, heads, out, .. } => {
+                let DeltaHeads { n_k_head, n_v_head, d_k, d_v, sharing } = heads;
+                let sharing = match sharing {
+                    Sharing::Grouped => "grouped",
+                    Sharing::Tiled => "tiled",
+                };
+                let [q, k, v, g, beta] = [q, k, v, g, beta].map(|buf| self.name(buf));
+                let heads = format!("{n_v_head} heads of {d_k} by {d_v} on {n_k_head}, {sharing}");
+                line(&self.decl(out), format!("delta rule of {q}, {k}, {v}, decay {g}, rate {beta}, {heads}"))
+            }
             Op::SigmoidGate { x, gate } => update(&self.name(x), format!("⊙= σ({})", self.name(gate))),
             Op::DecayBeta { a, b, a_log, dt_bias, g_out, beta_out } => {
                 let (a, b) = (self.name(a), self.name(b));

@@ -1,6 +1,6 @@
 //! The rules of every op: shapes, types, aliasing, order. A backend that is given a valid plan checks none of them again.
 
-use super::{Access, Buf, Elem, Gate, GroupScore, Norm, Op, Plan, Router, Rows, Weight};
+use super::{Access, Buf, DeltaHeads, Elem, Gate, GroupScore, Norm, Op, Plan, Router, Rows, Weight};
 use crate::Error;
 
 /// Most experts a router may choose from.
@@ -288,6 +288,27 @@ impl Validator<'_> {
                 self.vector("w", w, 1)?;
                 self.free_rows(x).map(drop)
             }
+            Op::CausalConv { x, w, state: moved, out } => {
+                let d = width(x);
+                let &[_, taps] = plan.weight(w).shape.as_slice() else {
+                    return Err(format!("w has shape {:?}, two axes wanted", plan.weight(w).shape));
+                };
+                ensure(taps > 1, || format!("w is {taps} wide, 2 or more wanted"))?;
+                self.numbers("w", w, &[d, taps])?;
+                self.floats(x, Rows::Tokens, d)?;
+                self.floats(out, Rows::Tokens, d)?;
+                self.state_len(moved, [taps - 1, d, 1])
+            }
+            Op::DeltaNet { q, k, v, g, beta, state: moved, heads, out } => {
+                let DeltaHeads { n_k_head, n_v_head, d_k, d_v, .. } = heads;
+                ensure(n_k_head > 0 && n_v_head > 0 && n_v_head.is_multiple_of(n_k_head), || {
+                    format!("{n_v_head} heads of v cannot share {n_k_head} of k")
+                })?;
+                [q, k].into_iter().try_for_each(|buf| self.heads(buf, n_k_head, d_k))?;
+                [v, out].into_iter().try_for_each(|buf| self.heads(buf, n_v_head, d_v))?;
+                [g, beta].into_iter().try_for_each(|buf| self.floats(buf, Rows::Tokens, n_v_head))?;
+                self.state_len(moved, [n_v_head, d_k, d_v])
+            }
             Op::SigmoidGate { x, gate } => {
                 let rows = self.free_rows(x)?;
                 self.floats(gate, rows, if width(gate) == 1 { 1 } else { width(x) })
@@ -337,6 +358,15 @@ impl Validator<'_> {
         })?;
         ensure(n_used <= groups.n_used * size, || {
             format!("uses {n_used} experts of {} groups of {size}", groups.n_used)
+        })
+    }
+
+    /// The state of an op has as many numbers as these axes.
+    fn state_len(&self, state: super::State, axes: [usize; 3]) -> Check {
+        let found = self.plan.state(state);
+        let wanted = axes.iter().try_fold(1usize, |n, &axis| n.checked_mul(axis));
+        ensure(wanted == Some(found.n), || {
+            format!("state {} ({}) has {} numbers, {axes:?} wanted", state.0, found.what, found.n)
         })
     }
 
