@@ -1,6 +1,6 @@
 //! What a step computes: any mix of prefill chunks and decode tokens of several sequences.
 
-use crate::{Limits, StepError};
+use crate::{Kinds, Limits, StepError};
 
 /// Positions in a cache page. Attention's tiles are pages, so this number is part of the CPU law.
 pub const PAGE: usize = 32;
@@ -14,6 +14,8 @@ pub struct Batch {
     pub chunks: Vec<Chunk>,
     /// Page tables of the chunks, one after the other.
     pub pages: Vec<u32>,
+    /// Tables of window pages of the chunks, one after the other.
+    pub window_pages: Vec<u32>,
     /// Tokens (indices into `tokens`, strictly ascending) whose logits are wanted, `[R]`.
     pub rows: Vec<u32>,
 }
@@ -31,6 +33,13 @@ pub struct Chunk {
     pub first_page: u32,
     /// Number of pages, at least enough for `pos + len` positions.
     pub n_pages: u32,
+    /// Index of the sequence's first window page in [`Batch::window_pages`]; these three mean nothing where no cache of the
+    /// plan keeps a window. Position `p` lies in page `window_pages[first_window_page + p / PAGE - first_window_block]`.
+    pub first_window_page: u32,
+    /// Number of window pages, from the first position that the chunk's first token looks at to the chunk's end.
+    pub n_window_pages: u32,
+    /// Block (of [`PAGE`] positions) of the first window page; earlier positions are gone.
+    pub first_window_block: u32,
     /// Slot of the sequence's recurrent state, which stands at `pos` and is moved past the chunk; a chunk at position 0
     /// starts from zeros, whatever the slot held. Means nothing where the plan has no states.
     pub state: u32,
@@ -41,6 +50,10 @@ pub struct Chunk {
 pub struct Tables<'a> {
     /// Pages of its positions, in order.
     pub pages: &'a [u32],
+    /// Window pages, in order.
+    pub window_pages: &'a [u32],
+    /// Block of the first window page.
+    pub first_window_block: usize,
     /// Slot of its recurrent state.
     pub state: u32,
 }
@@ -51,12 +64,13 @@ impl Batch {
         self.tokens.clear();
         self.chunks.clear();
         self.pages.clear();
+        self.window_pages.clear();
         self.rows.clear();
     }
 
     /// Adds a chunk of a sequence with its memory; `rows` are the wanted logits as offsets into the chunk.
     pub fn push(&mut self, tokens: &[u32], pos: usize, tables: Tables<'_>, rows: impl IntoIterator<Item = usize>) {
-        let Tables { pages, state } = tables;
+        let Tables { pages, window_pages, first_window_block, state } = tables;
         let first = self.tokens.len() as u32;
         self.chunks.push(Chunk {
             first,
@@ -64,26 +78,45 @@ impl Batch {
             pos: pos as u32,
             first_page: self.pages.len() as u32,
             n_pages: pages.len() as u32,
+            first_window_page: self.window_pages.len() as u32,
+            n_window_pages: window_pages.len() as u32,
+            first_window_block: first_window_block as u32,
             state,
         });
         self.tokens.extend_from_slice(tokens);
         self.pages.extend_from_slice(pages);
+        self.window_pages.extend_from_slice(window_pages);
         self.rows.extend(rows.into_iter().map(|r| first + r as u32));
     }
 
-    /// The pages that a chunk writes, in order; the chunk's table is known to lie in the batch.
-    fn written(&self, c: &Chunk) -> &[u32] {
+    /// The page that holds a block of the chunk's sequence, in the caches that keep a window or in the others. The batch is
+    /// checked, and the chunk's tokens look at the block.
+    pub fn page(&self, c: &Chunk, windowed: bool, block: usize) -> u32 {
+        if windowed {
+            self.window_pages[c.first_window_page as usize + block - c.first_window_block as usize]
+        } else {
+            self.pages[c.first_page as usize + block]
+        }
+    }
+
+    /// The pages that a chunk writes, in order; the chunk's tables are known to lie in the batch.
+    fn written(&self, c: &Chunk, windowed: bool) -> &[u32] {
         let (first, end) = (c.pos as usize / PAGE, (c.pos as usize + c.len as usize).div_ceil(PAGE));
-        &self.pages[c.first_page as usize..][first..end]
+        if windowed {
+            let block = c.first_window_block as usize;
+            &self.window_pages[c.first_window_page as usize..][first - block..end - block]
+        } else {
+            &self.pages[c.first_page as usize..][first..end]
+        }
     }
 
     /// The first page that is written at two places of the step, and by which chunks. Pairs are compared as they are:
     /// a step writes a page for each sequence and each 32 tokens, which are few.
-    fn written_twice(&self) -> Option<(u32, usize, usize)> {
+    fn written_twice(&self, windowed: bool) -> Option<(u32, usize, usize)> {
         for (i, c) in self.chunks.iter().enumerate() {
-            let mine = self.written(c);
+            let mine = self.written(c, windowed);
             for (n, page) in mine.iter().enumerate() {
-                let others = self.chunks[i + 1..].iter().position(|other| self.written(other).contains(page));
+                let others = self.chunks[i + 1..].iter().position(|other| self.written(other, windowed).contains(page));
                 let other = if mine[n + 1..].contains(page) { Some(i) } else { others.map(|j| i + 1 + j) };
                 if let Some(other) = other {
                     return Some((*page, i, other));
@@ -95,7 +128,7 @@ impl Batch {
 
     /// Checks the batch against itself and the limits, once, before any backend computes. Allocates nothing when all is
     /// well.
-    pub fn check(&self, limits: Limits, n_vocab: usize) -> Result<(), StepError> {
+    pub fn check(&self, limits: Limits, kinds: Kinds, n_vocab: usize) -> Result<(), StepError> {
         let bad = |why: String| Err(StepError::Batch(why));
         if self.tokens.is_empty() {
             return bad("the batch is empty".into());
@@ -135,14 +168,8 @@ impl Batch {
             if let Some(&page) = table.iter().find(|&&p| p as usize >= limits.n_pages) {
                 return bad(format!("chunk {i} names page {page}, the cache has {}", limits.n_pages));
             }
-            if limits.n_states > 0 {
-                if c.state as usize >= limits.n_states {
-                    return bad(format!("chunk {i} names state {}, there are {}", c.state, limits.n_states));
-                }
-                if let Some(other) = self.chunks[..i].iter().position(|other| other.state == c.state) {
-                    return bad(format!("chunks {other} and {i} both move state {} on", c.state));
-                }
-            }
+            self.check_window(i, c, limits, kinds)?;
+            self.check_state(i, c, limits, kinds)?;
             next += c.len as usize;
         }
         if next != self.tokens.len() {
@@ -152,10 +179,51 @@ impl Batch {
             return bad("the rows whose logits are asked for are not ascending token indices".into());
         }
         // Positions of two sequences in one page would race, and each would read the other's.
-        if let Some((page, a, b)) = self.written_twice() {
+        if let Some((page, a, b)) = self.written_twice(false) {
             return bad(format!("page {page} is written at two places, by chunks {a} and {b}"));
         }
-        Ok(())
+        match kinds.window.and_then(|_| self.written_twice(true)) {
+            Some((page, a, b)) => bad(format!("window page {page} is written at two places, by chunks {a} and {b}")),
+            None => Ok(()),
+        }
+    }
+
+    /// The chunk's window pages cover what its tokens look at.
+    fn check_window(&self, i: usize, c: &Chunk, limits: Limits, kinds: Kinds) -> Result<(), StepError> {
+        let bad = |why: String| Err(StepError::Batch(why));
+        if kinds.window.is_none() {
+            return Ok(());
+        }
+        let (first, n) = (c.first_window_block as usize, c.n_window_pages as usize);
+        let needed = kinds.first_window_block(c.pos as usize)..(c.pos as usize + c.len as usize).div_ceil(PAGE);
+        if first > needed.start || first + n < needed.end {
+            return bad(format!("chunk {i} needs window pages of blocks {needed:?}, it has {:?}", first..first + n));
+        }
+        let Some(table) = self.window_pages.get(c.first_window_page as usize..c.first_window_page as usize + n) else {
+            return bad(format!(
+                "chunk {i}'s window table ends past the {} window pages of the batch",
+                self.window_pages.len()
+            ));
+        };
+        match table.iter().find(|&&p| p as usize >= limits.n_window_pages) {
+            Some(page) => bad(format!("chunk {i} names window page {page}, there are {}", limits.n_window_pages)),
+            None => Ok(()),
+        }
+    }
+
+    /// The chunk's state is a slot that no chunk before it has.
+    fn check_state(&self, i: usize, c: &Chunk, limits: Limits, kinds: Kinds) -> Result<(), StepError> {
+        if !kinds.state {
+            return Ok(());
+        }
+        if c.state as usize >= limits.n_states {
+            let why = format!("chunk {i} names state {}, there are {}", c.state, limits.n_states);
+            return Err(StepError::Batch(why));
+        }
+        match self.chunks[..i].iter().position(|other| other.state == c.state) {
+            Some(other) => Err(StepError::Batch(format!("chunks {other} and {i} both move state {} on", c.state))),
+            None => Ok(()),
+        }
     }
 }
 
@@ -163,7 +231,8 @@ impl Batch {
 mod tests {
     use super::*;
 
-    const LIMITS: Limits = Limits { max_tokens: 200, max_outputs: 4, n_pages: 16, max_positions: 400, n_states: 0 };
+    const LIMITS: Limits =
+        Limits { max_tokens: 200, max_outputs: 4, n_pages: 16, max_positions: 400, n_window_pages: 9, n_states: 3 };
 
     /// Chunks as (tokens, position, pages).
     fn check(chunks: &[(usize, usize, &[u32])]) -> Result<(), StepError> {
@@ -171,25 +240,62 @@ mod tests {
         for &(n, pos, pages) in chunks {
             batch.push(&vec![0; n], pos, Tables { pages, ..Tables::default() }, []);
         }
-        batch.check(LIMITS, 1)
+        batch.check(LIMITS, Kinds::default(), 1)
     }
 
     #[test]
     fn a_state_belongs_to_one_chunk() {
-        let cases: &[(usize, &[u32], Option<&str>)] = &[
-            (3, &[2, 0, 1], None),
-            (3, &[2, 3], Some("chunk 1 names state 3, there are 3")),
-            (3, &[1, 0, 1], Some("chunks 0 and 2 both move state 1 on")),
+        let cases: &[(bool, &[u32], Option<&str>)] = &[
+            (true, &[2, 0, 1], None),
+            (true, &[2, 3], Some("chunk 1 names state 3, there are 3")),
+            (true, &[1, 0, 1], Some("chunks 0 and 2 both move state 1 on")),
             // Without states the slots mean nothing.
-            (0, &[7, 7], None),
+            (false, &[7, 7], None),
         ];
-        for &(n_states, slots, why) in cases {
+        for &(state, slots, why) in cases {
             let mut batch = Batch::default();
             for (i, &state) in slots.iter().enumerate() {
-                batch.push(&[0], 0, Tables { pages: &[i as u32], state }, []);
+                batch.push(&[0], 0, Tables { pages: &[i as u32], state, ..Tables::default() }, []);
             }
             let expected = why.map_or(Ok(()), |why| Err(StepError::Batch(why.into())));
-            assert_eq!(batch.check(Limits { n_states, ..LIMITS }, 1), expected, "{slots:?} of {n_states}");
+            let kinds = Kinds { state, ..Kinds::default() };
+            assert_eq!(batch.check(LIMITS, kinds, 1), expected, "{slots:?}");
+        }
+    }
+
+    #[test]
+    fn window_pages_cover_what_the_chunk_looks_at() {
+        // Two chunks as (tokens, position, first block, window pages), and what is wrong with the second.
+        type Part<'a> = (usize, usize, usize, &'a [u32]);
+        let cases: &[(Part, Option<&str>)] = &[
+            ((1, 0, 0, &[0]), None),
+            ((64, 0, 0, &[0, 1]), None),
+            // With a window of 40, position 71 looks at 32 and those after it; position 70 at 31.
+            ((1, 71, 1, &[0, 1]), None),
+            ((1, 71, 0, &[5, 0, 1]), None),
+            ((1, 71, 1, &[0, 1, 2, 3]), None),
+            ((1, 70, 1, &[0, 1]), Some("chunk 1 needs window pages of blocks 0..3, it has 1..3")),
+            ((60, 71, 1, &[0, 1, 2]), Some("chunk 1 needs window pages of blocks 1..5, it has 1..4")),
+            ((1, 71, 3, &[0]), Some("chunk 1 needs window pages of blocks 1..3, it has 3..4")),
+            ((1, 71, 1, &[0, 9]), Some("chunk 1 names window page 9, there are 9")),
+            // The first chunk only reads page 8, and writes page 7.
+            ((1, 71, 1, &[8, 1]), None),
+            ((1, 71, 1, &[0, 7]), Some("window page 7 is written at two places, by chunks 0 and 1")),
+            ((64, 0, 0, &[3, 3]), Some("window page 3 is written at two places, by chunks 1 and 1")),
+        ];
+        for (second, why) in cases {
+            let mut batch = Batch::default();
+            for (i, &(n, pos, first_window_block, window_pages)) in
+                [(1, 71, 1, &[8, 7][..]), *second].iter().enumerate()
+            {
+                let pages: Vec<u32> = (0..8).map(|p| 8 * i as u32 + p).collect();
+                let tables = Tables { pages: &pages, window_pages, first_window_block, ..Tables::default() };
+                batch.push(&vec![0; n], pos, tables, []);
+            }
+            let expected = why.map_or(Ok(()), |why| Err(StepError::Batch(why.into())));
+            let kinds = Kinds { window: Some(40), ..Kinds::default() };
+            assert_eq!(batch.check(LIMITS, kinds, 1), expected, "{second:?}");
+            assert_eq!(batch.check(LIMITS, Kinds::default(), 1), Ok(()), "{second:?}");
         }
     }
 

@@ -30,21 +30,52 @@ pub struct Limits {
     pub max_tokens: usize,
     /// Most rows whose logits a step returns.
     pub max_outputs: usize,
-    /// Pages of [`PAGE`] positions in the cache, over all sequences.
+    /// Pages of [`PAGE`] positions in the caches that keep every position, over all sequences.
     pub n_pages: usize,
     /// Most positions a sequence may have.
     pub max_positions: usize,
-    /// Slots for recurrent states: of running sequences and of checkpoints. A program whose plan has no states says 0.
+    /// Pages of [`PAGE`] positions in the caches that keep a window, over all sequences.
+    pub n_window_pages: usize,
+    /// Slots for recurrent states, of running sequences and of checkpoints.
     pub n_states: usize,
 }
 
-impl Limits {
-    /// The limits as they hold for `plan`: nothing is set aside that it does not use, and what it uses is there.
-    fn of(self, plan: &Plan) -> Result<Limits, CompileError> {
-        match (plan.states.is_empty(), self.n_states) {
-            (false, 0) => Err(CompileError::Limit { what: "slots for recurrent states", value: 0 }),
-            (false, n_states) => Ok(Limits { n_states, ..self }),
-            (true, _) => Ok(Limits { n_states: 0, ..self }),
+/// Which kinds of memory a sequence of a plan takes, beside the pages that hold all its positions.
+///
+/// Those every sequence has; where no layer keeps all positions, they are numbers only and take no memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Kinds {
+    /// Layers that keep a window, of at most so many positions: window pages.
+    pub window: Option<usize>,
+    /// Recurrent state: a slot.
+    pub state: bool,
+}
+
+impl Kinds {
+    /// What sequences of `plan` take.
+    pub fn of(plan: &Plan) -> Kinds {
+        Kinds { window: plan.window(), state: !plan.states.is_empty() }
+    }
+
+    /// First block (of [`PAGE`] positions) that a token at `pos` may look at in the layers with a window.
+    pub fn first_window_block(self, pos: usize) -> usize {
+        self.window.map_or(0, |window| (pos + 1).saturating_sub(window) / PAGE)
+    }
+
+    /// Most window pages that a sequence needs at once when it goes on token by token: what any position looks at.
+    pub fn window_blocks(self) -> usize {
+        self.window.map_or(0, |window| (window - 1).div_ceil(PAGE) + 1)
+    }
+
+    /// Whether limits leave room for one sequence.
+    fn check(self, limits: Limits) -> Result<(), CompileError> {
+        let least = [
+            ("window pages", limits.n_window_pages, self.window_blocks().min(limits.max_positions.div_ceil(PAGE))),
+            ("slots for recurrent states", limits.n_states, usize::from(self.state)),
+        ];
+        match least.into_iter().find(|(_, value, least)| value < least) {
+            Some((what, value, least)) => Err(CompileError::Limit { what, value, least }),
+            None => Ok(()),
         }
     }
 }
@@ -56,6 +87,9 @@ impl Limits {
 pub trait Program: Send {
     /// What it was compiled for.
     fn limits(&self) -> Limits;
+
+    /// What memory a sequence takes.
+    fn kinds(&self) -> Kinds;
 
     /// Vocabulary size, the width of a logits row.
     fn n_vocab(&self) -> usize;
@@ -104,12 +138,14 @@ pub enum CompileError {
         why: String,
     },
     /// The plan needs more than the limits give.
-    #[error("compile plan: {what}: the limits have {value}, the plan needs at least 1")]
+    #[error("compile plan: {what}: the limits have {value}, one sequence needs {least}")]
     Limit {
         /// Of what.
         what: &'static str,
         /// What the limits say.
         value: usize,
+        /// The smallest number that works.
+        least: usize,
     },
     /// Memory that the limits ask for cannot be had.
     #[error("compile plan: {what} needs {bytes} bytes, which could not be allocated; lower the context or the batch")]

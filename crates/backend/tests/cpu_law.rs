@@ -4,6 +4,7 @@
 
 mod common;
 
+use backend::Backend;
 use backend::cpu::{CacheType, Cpu, Isa};
 use backend::reference::Reference;
 use common::{BAD, N_VOCAB, PLAIN, Session, Shape, model, tokens};
@@ -190,4 +191,29 @@ fn what_lies_in_unwritten_positions_is_never_seen() {
     used.step(&[(0, &tokens(64, 8))]);
     used.n_past[0] = 0;
     same(used.step(&[(0, &prompt)]), &wanted, "pages used before");
+}
+
+/// A cache that keeps its window only, in pages that are used again and again, gives the bits of one that keeps everything.
+#[test]
+fn windows_forget_nothing_that_is_seen() {
+    for (shape, cache) in [(SHAPES[2], CacheType::F16), (SHAPES[2], CacheType::F32), (SHAPES[4], CacheType::F16)] {
+        let (keeps, forgets) = (model(shape), model(Shape { forgets: true, ..shape }));
+        let prompt = tokens(700, 11);
+        let backends: [&dyn Backend; 2] = [&cpu(Isa::best(), 2, cache), &Reference];
+        for backend in &backends[..if cache == CacheType::F32 { 2 } else { 1 }] {
+            let mut whole = Session::new(*backend, &keeps, 704);
+            let whole = whole.step(&[(0, &prompt)]).to_vec();
+            let mut session = Session::with(*backend, &forgets, 704, 64 + 20);
+            let mut at = 0;
+            for n in [64, 64, 64, 1, 1, 62, 7, 33, 64, 31, 64, 60, 1, 1, 1, 1, 64, 64, 50, 3] {
+                let others = [tokens(1 + n % 11, 1), tokens(9, 2)];
+                let logits = session.step(&[(1, &others[0]), (0, &prompt[at..at + n]), (2, &others[1])]);
+                let skip = others[0].len() * N_VOCAB;
+                let what = format!("{}, token {at}, {shape:?}", backend.name());
+                same(&logits[skip..skip + n * N_VOCAB], &whole[at * N_VOCAB..(at + n) * N_VOCAB], &what);
+                at += n;
+            }
+            assert_eq!(at, prompt.len());
+        }
+    }
 }

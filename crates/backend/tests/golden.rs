@@ -78,7 +78,14 @@ impl Session {
         let n_pages = 2 * max_positions.div_ceil(PAGE) as u32;
         let pages = [0, 1].map(|first| (first..n_pages).step_by(2).rev().collect());
         let n = 2 * max_positions;
-        let limits = Limits { max_tokens: n, max_outputs: n, n_pages: n_pages as usize, max_positions, n_states: 2 };
+        let limits = Limits {
+            max_tokens: n,
+            max_outputs: n,
+            n_pages: n_pages as usize,
+            max_positions,
+            n_window_pages: n_pages as usize,
+            n_states: 2,
+        };
         let program = backend.compile(plan, Arc::new(checkpoint), limits).unwrap();
         Self { program, pages, n_past: [0; 2] }
     }
@@ -87,7 +94,8 @@ impl Session {
     fn step_both(&mut self, tokens: [&[u32]; 2]) -> (Vec<f32>, Vec<Fault>) {
         let mut batch = Batch::default();
         for (i, tokens) in tokens.into_iter().enumerate().filter(|(_, tokens)| !tokens.is_empty()) {
-            let tables = Tables { pages: &self.pages[i], state: i as u32 };
+            let pages = &self.pages[i];
+            let tables = Tables { pages, window_pages: pages, state: i as u32, ..Tables::default() };
             batch.push(tokens, self.n_past[i], tables, 0..tokens.len());
             self.n_past[i] += tokens.len();
         }

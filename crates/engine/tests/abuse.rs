@@ -71,7 +71,7 @@ fn any_limits() -> impl Strategy<Value = Limits> {
         max_outputs,
         n_pages,
         max_positions,
-        n_states: 0,
+        ..Limits::default()
     })
 }
 

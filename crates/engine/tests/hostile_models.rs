@@ -60,7 +60,8 @@ enum Came {
 }
 
 const PROMPT: [u32; 5] = [3, 1, 4, 1, 5];
-const LIMITS: Limits = Limits { max_tokens: 5, max_outputs: 2, n_pages: 2, max_positions: 40, n_states: 2 };
+const LIMITS: Limits =
+    Limits { max_tokens: 5, max_outputs: 2, n_pages: 2, max_positions: 40, n_window_pages: 2, n_states: 2 };
 
 /// The whole road.
 fn survive(bytes: Vec<u8>) -> Came {
@@ -117,7 +118,12 @@ fn steps(scalar: &mut dyn Program, best: &mut dyn Program) -> bool {
     let mut batch = Batch::default();
     for (tokens, pos) in [(&PROMPT[..], 0), (&PROMPT[..1], PROMPT.len())] {
         batch.clear();
-        batch.push(tokens, pos, Tables { pages: &[1, 0], state: 1 }, [tokens.len() - 1]);
+        batch.push(
+            tokens,
+            pos,
+            Tables { pages: &[1, 0], window_pages: &[0, 1], first_window_block: 0, state: 1 },
+            [tokens.len() - 1],
+        );
         let (a, b) = (scalar.step(&batch).unwrap(), best.step(&batch).unwrap());
         assert_eq!(a.faults, b.faults);
         let same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();

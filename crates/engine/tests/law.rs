@@ -65,7 +65,7 @@ fn company_changes_nothing() {
         let Some(model) = Model::open(path) else { continue };
         let shapes = [(0, 1, 0.0, 70), (0, 20, 0.7, 60), (70, 9, 0.8, 12), (70, 5, 0.0, 6)];
         let requests = shapes.map(|(shared, own, temperature, n)| model.request(shared, own, temperature, n));
-        let roomy = Limits { max_tokens: 128, max_outputs: 8, n_pages: 16, max_positions: 160, n_states: 0 };
+        let roomy = Limits { max_tokens: 128, max_outputs: 8, n_pages: 16, max_positions: 160, ..Limits::default() };
         let options = Options { prefix_cache: false, ..Options::default() };
         let alone = requests.clone().map(|r| run(&mut model.engine(backend, roomy, options), r).0);
         // Everything twice, in chunks that fit no page, with pages for less than half of it.

@@ -176,6 +176,9 @@ pub struct CacheDecl {
     /// The values are the first `d_v` numbers of the keys and are stored once, as part of them: the latent cache of
     /// multi-head latent attention (DeepSeek-V2, arXiv 2405.04434).
     pub v_in_k: bool,
+    /// Only the last `window` positions are ever looked at: a cache of sliding-window attention, which keeps no others. Its
+    /// pages are counted apart from those that hold all positions.
+    pub window: Option<usize>,
 }
 
 /// Recurrent state of one op: what it carries from a sequence's positions so far to the next, of a size that does not grow.

@@ -103,6 +103,7 @@ impl EngineSetup {
             max_outputs: max_outputs.min(max_tokens),
             n_pages: positions.div_ceil(PAGE),
             max_positions: positions,
+            n_window_pages: positions.div_ceil(PAGE),
             n_states: usize::from(!plan.states.is_empty()),
         })
     }
@@ -298,7 +299,7 @@ impl Sequence {
             let start = self.position;
             let skip = from.saturating_sub(start).min(chunk.len());
             self.batch.clear();
-            let tables = Tables { pages: &self.pages, ..Tables::default() };
+            let tables = Tables { pages: &self.pages, window_pages: &self.pages, ..Tables::default() };
             self.batch.push(chunk, start, tables, skip..chunk.len());
             let output = self.program.step(&self.batch)?;
             if let Some(fault) = output.faults.first() {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use checkpoint::Checkpoint;
-use model::plan::{Buf, Cache, Norm, Op, Plan, Weight, memory, validate};
+use model::plan::{Buf, Cache, CacheDecl, Norm, Op, Plan, Weight, memory, validate};
 
 use super::kernels::{ActsShared, Col, Kernels, Scratch};
 use super::mem::{Arena, PerWorker, View};
@@ -18,14 +18,15 @@ use super::pool::Pool;
 use super::program::{CpuProgram, Mat, NormStep, OpStep, PartStep, StepTokens, Worker};
 use super::states::States;
 use super::{CacheType, Cpu};
-use crate::{CompileError, Limits, weights};
+use crate::{CompileError, Kinds, Limits, weights};
 
 /// Compiles `plan`; see [`crate::Backend::compile`].
 pub fn compile(cpu: &Cpu, plan: &Plan, weights: Arc<Checkpoint>, limits: Limits) -> Result<CpuProgram, CompileError> {
     let unsupported = |what: String| CompileError::Unsupported { backend: "cpu", what };
     let isa = cpu.isa.check().map_err(|e| unsupported(format!("run on {}: {e}", cpu.isa)))?;
     validate::validate(plan)?;
-    let limits = limits.of(plan)?;
+    let kinds = Kinds::of(plan);
+    kinds.check(limits)?;
     if limits.max_tokens == 0 || limits.max_tokens > u32::MAX as usize / 64 {
         return Err(unsupported(format!("run steps of {} tokens", limits.max_tokens)));
     }
@@ -53,6 +54,7 @@ pub fn compile(cpu: &Cpu, plan: &Plan, weights: Arc<Checkpoint>, limits: Limits)
         logits,
         n_vocab: plan.n_vocab,
         limits,
+        kinds,
         kernels: Kernels::new(isa),
         step: StepTokens::new(limits.max_tokens, needs.tile_tokens),
         acts: needs.acts()?,
@@ -148,7 +150,10 @@ fn needs_spare(plan: &Plan, gate: Weight, up: Weight) -> bool {
 /// The pages of all layers: `[layers][n_pages][n_kv]` tiles.
 fn caches(plan: &Plan, limits: Limits, half: bool) -> Result<(Arena, Vec<CacheView>), CompileError> {
     let what = "the key-value cache";
-    let layer = |decl| CacheView::page_bytes(decl, half)?.checked_mul(limits.n_pages)?.checked_next_multiple_of(64);
+    let layer = |decl: &CacheDecl| {
+        let n_pages = if decl.window.is_some() { limits.n_window_pages } else { limits.n_pages };
+        CacheView::page_bytes(decl, half)?.checked_mul(n_pages)?.checked_next_multiple_of(64)
+    };
     let layers: Option<Vec<usize>> = plan.caches.iter().map(layer).collect();
     let total = layers.as_ref().and_then(|layers| layers.iter().try_fold(0usize, |sum, &n| sum.checked_add(n)));
     let (Some(layers), Some(total)) = (layers, total) else {

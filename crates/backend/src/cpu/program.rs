@@ -24,7 +24,7 @@ use super::ops::{
 };
 use super::pool::Pool;
 use super::states::States;
-use crate::{Batch, Fault, Limits, Output, Program, StepError};
+use crate::{Batch, Fault, Kinds, Limits, Output, Program, StepError};
 
 /// A stack of matrices in the checkpoint, each `[n, k]`, wherever each lies; a plain matrix is a stack of one.
 pub struct Mat {
@@ -197,6 +197,7 @@ pub struct CpuProgram {
     pub logits: View,
     pub n_vocab: usize,
     pub limits: Limits,
+    pub kinds: Kinds,
     pub pool: Pool,
     pub kernels: Kernels,
     pub step: StepTokens,
@@ -217,12 +218,16 @@ impl Program for CpuProgram {
         self.limits
     }
 
+    fn kinds(&self) -> Kinds {
+        self.kinds
+    }
+
     fn n_vocab(&self) -> usize {
         self.n_vocab
     }
 
     fn step(&mut self, batch: &Batch) -> Result<Output<'_>, StepError> {
-        batch.check(self.limits, self.n_vocab)?;
+        batch.check(self.limits, self.kinds, self.n_vocab)?;
         self.step.fill(batch);
         self.states.start(&mut self.pool, batch);
         for rope in &mut self.ropes {

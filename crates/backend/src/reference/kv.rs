@@ -1,9 +1,9 @@
-//! The paged cache and attention over it. Position `p` of a sequence lies in page `p / PAGE` of its table.
+//! The paged cache and attention over it. A page is found by its block of positions in the sequence's table.
 
 use model::plan::CacheDecl;
 
 use super::ops::softcap;
-use crate::{Batch, Chunk, CompileError, PAGE};
+use crate::{Batch, Chunk, CompileError, Limits, PAGE};
 
 /// Keys and values of one layer, f32.
 pub struct Kv {
@@ -23,7 +23,8 @@ pub struct Scores {
 }
 
 impl Kv {
-    pub fn new(decl: CacheDecl, n_pages: usize) -> Result<Self, CompileError> {
+    pub fn new(decl: CacheDecl, limits: Limits) -> Result<Self, CompileError> {
+        let n_pages = if decl.window.is_some() { limits.n_window_pages } else { limits.n_pages };
         let room = |d: usize| -> Result<Vec<f32>, CompileError> {
             let n = n_pages.saturating_mul(PAGE).saturating_mul(decl.n_kv * d);
             let mut values = Vec::new();
@@ -39,7 +40,7 @@ impl Kv {
     pub fn append(&mut self, batch: &Batch, k: &[f32], v: Option<&[f32]>) {
         let (k_row, v_row) = (self.decl.n_kv * self.decl.d_k, self.decl.n_kv * self.decl.d_v);
         for (chunk, token, pos) in tokens(batch) {
-            let slot = slot(batch, chunk, pos);
+            let slot = self.slot(batch, chunk, pos);
             self.k[slot * k_row..][..k_row].copy_from_slice(&k[token * k_row..][..k_row]);
             if let Some(v) = v {
                 self.v[slot * v_row..][..v_row].copy_from_slice(&v[token * v_row..][..v_row]);
@@ -49,12 +50,12 @@ impl Kv {
 
     /// `softmax(q·kᵀ·scale)·v` over the positions each token sees; `[T, n_head · d_v]`.
     pub fn attention(&self, batch: &Batch, q: &[f32], how: Scores) -> Vec<f32> {
-        let CacheDecl { n_kv, d_k, d_v, v_in_k } = self.decl;
+        let CacheDecl { n_kv, d_k, d_v, v_in_k, .. } = self.decl;
         let (values, v_stride) = if v_in_k { (&self.k, d_k) } else { (&self.v, d_v) };
         let mut out = Vec::with_capacity(batch.tokens.len() * how.n_head * d_v);
         for (chunk, token, pos) in tokens(batch) {
             let first = how.window.map_or(0, |window| (pos + 1).saturating_sub(window));
-            let slots: Vec<usize> = (first..=pos).map(|p| slot(batch, chunk, p)).collect();
+            let slots: Vec<usize> = (first..=pos).map(|p| self.slot(batch, chunk, p)).collect();
             for head in 0..how.n_head {
                 let kv_head = head / (how.n_head / n_kv);
                 let q = &q[(token * how.n_head + head) * d_k..][..d_k];
@@ -80,6 +81,11 @@ impl Kv {
         }
         out
     }
+
+    /// Where a position of a sequence lies.
+    fn slot(&self, batch: &Batch, chunk: &Chunk, pos: usize) -> usize {
+        batch.page(chunk, self.decl.window.is_some(), pos / PAGE) as usize * PAGE + pos % PAGE
+    }
 }
 
 /// Chunk, index in the step and position of every token of the step.
@@ -87,10 +93,4 @@ fn tokens(batch: &Batch) -> impl Iterator<Item = (&Chunk, usize, usize)> {
     batch.chunks.iter().flat_map(|chunk| {
         (0..chunk.len as usize).map(move |i| (chunk, chunk.first as usize + i, chunk.pos as usize + i))
     })
-}
-
-/// Where a position of a sequence lies in the cache.
-fn slot(batch: &Batch, chunk: &Chunk, pos: usize) -> usize {
-    let page = batch.pages[chunk.first_page as usize + pos / PAGE] as usize;
-    page * PAGE + pos % PAGE
 }

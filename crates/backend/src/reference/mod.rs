@@ -13,7 +13,7 @@ use std::sync::Arc;
 use checkpoint::Checkpoint;
 use model::plan::{Buf, Elem, LinearPart, Norm, Op, Plan, Rows, State, Weight, validate};
 
-use crate::{Backend, Batch, CompileError, Fault, Limits, Output, Program, StepError, weights};
+use crate::{Backend, Batch, CompileError, Fault, Kinds, Limits, Output, Program, StepError, weights};
 use kv::Kv;
 use ops::Matrix;
 
@@ -33,9 +33,9 @@ impl Backend for Reference {
         limits: Limits,
     ) -> Result<Box<dyn Program>, CompileError> {
         validate::validate(plan)?;
-        let limits = limits.of(plan)?;
+        Kinds::of(plan).check(limits)?;
         plan.weights.iter().try_for_each(|decl| weights::slabs(&checkpoint, decl).map(drop))?;
-        let kv = plan.caches.iter().map(|cache| Kv::new(*cache, limits.n_pages)).collect::<Result<_, _>>()?;
+        let kv = plan.caches.iter().map(|cache| Kv::new(*cache, limits)).collect::<Result<_, _>>()?;
         let states = plan.states.iter().map(|state| room(state.n, limits.n_states)).collect::<Result<_, _>>()?;
         let values = plan.bufs.iter().map(|_| Values::default()).collect();
         Ok(Box::new(Interpreter { plan: plan.clone(), checkpoint, limits, kv, states, values, faults: Vec::new() }))
@@ -74,12 +74,16 @@ impl Program for Interpreter {
         self.limits
     }
 
+    fn kinds(&self) -> Kinds {
+        Kinds::of(&self.plan)
+    }
+
     fn n_vocab(&self) -> usize {
         self.plan.n_vocab
     }
 
     fn step(&mut self, batch: &Batch) -> Result<Output<'_>, StepError> {
-        batch.check(self.limits, self.plan.n_vocab)?;
+        batch.check(self.limits, self.kinds(), self.plan.n_vocab)?;
         self.faults.clear();
         self.poison(batch);
         for chunk in batch.chunks.iter().filter(|chunk| chunk.pos == 0) {

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use backend::{Backend, Batch, Limits, Output, PAGE, Program, Tables};
+use backend::{Backend, Batch, Kinds, Limits, Output, PAGE, Program, Tables};
 use checkpoint::Checkpoint;
 use checkpoint::gguf::Writer;
 use model::plan::*;
@@ -19,6 +19,8 @@ pub struct Shape {
     pub d_v: usize,
     pub pairing: RopePairing,
     pub window: Option<usize>,
+    /// The cache keeps the window only.
+    pub forgets: bool,
     pub softcap: Option<f32>,
     pub sinks: bool,
     pub act: Gate,
@@ -46,6 +48,7 @@ pub const PLAIN: Shape = Shape {
     d_v: 64,
     pairing: RopePairing::Half,
     window: None,
+    forgets: false,
     softcap: None,
     sinks: false,
     act: Gate::Silu,
@@ -138,7 +141,13 @@ pub fn model(s: Shape) -> (Plan, Arc<Checkpoint>) {
         n_ctx_train: 1 << 20,
         weights: Vec::new(),
         bufs: Vec::new(),
-        caches: vec![CacheDecl { n_kv: s.n_kv, d_k: s.d_k, d_v: s.d_v, v_in_k: false }],
+        caches: vec![CacheDecl {
+            n_kv: s.n_kv,
+            d_k: s.d_k,
+            d_v: s.d_v,
+            v_in_k: false,
+            window: s.window.filter(|_| s.forgets),
+        }],
         states: Vec::new(),
         ropes: vec![RopeDecl {
             inv_freq: (0..s.d_k / 2 - 3).map(|i| 10_000f64.powf(-2.0 * i as f64 / s.d_k as f64)).collect(),
@@ -237,19 +246,37 @@ pub fn model(s: Shape) -> (Plan, Arc<Checkpoint>) {
 pub struct Session {
     pub program: Box<dyn Program>,
     pub pages: Vec<Vec<u32>>,
+    ring: usize,
+    window_pages: Vec<u32>,
     pub n_past: [usize; 3],
     pub batch: Batch,
 }
 
 impl Session {
-    pub fn new(backend: &dyn Backend, (plan, weights): &(Plan, Arc<Checkpoint>), max_positions: usize) -> Session {
+    pub fn new(backend: &dyn Backend, model: &(Plan, Arc<Checkpoint>), max_positions: usize) -> Session {
+        Session::with(backend, model, max_positions, max_positions.min(2000))
+    }
+
+    /// With window pages for steps of at most `max_tokens`: each sequence has a ring of them, which it goes round and round.
+    pub fn with(
+        backend: &dyn Backend,
+        (plan, weights): &(Plan, Arc<Checkpoint>),
+        max_positions: usize,
+        max_tokens: usize,
+    ) -> Session {
         let each = max_positions.div_ceil(PAGE) as u32;
-        let n_pages = 3 * each as usize;
-        let max_tokens = max_positions.min(2000);
-        let limits = Limits { max_tokens, max_outputs: max_tokens, n_pages, max_positions, n_states: 3 };
+        let ring = Kinds::of(plan).window_blocks() + max_tokens.div_ceil(PAGE);
+        let limits = Limits {
+            max_tokens,
+            max_outputs: max_tokens,
+            n_pages: 3 * each as usize,
+            max_positions,
+            n_window_pages: 3 * ring,
+            n_states: 3,
+        };
         let program = backend.compile(plan, weights.clone(), limits).unwrap();
         let pages = (0..3).map(|s| (0..each).rev().map(|p| 3 * p + s).collect()).collect();
-        Session { program, pages, n_past: [0; 3], batch: Batch::default() }
+        Session { program, pages, ring, window_pages: Vec::new(), n_past: [0; 3], batch: Batch::default() }
     }
 
     /// Runs one step of `(sequence, tokens)` and returns the logits of all tokens.
@@ -263,8 +290,14 @@ impl Session {
     pub fn step_with_faults(&mut self, parts: &[(usize, &[u32])]) -> Output<'_> {
         self.batch.clear();
         for &(s, tokens) in parts {
-            let tables = Tables { pages: &self.pages[s], state: s as u32 };
-            self.batch.push(tokens, self.n_past[s], tables, 0..tokens.len());
+            let pos = self.n_past[s];
+            let first_window_block = self.program.kinds().first_window_block(pos);
+            self.window_pages.clear();
+            let blocks = first_window_block..(pos + tokens.len()).div_ceil(PAGE);
+            self.window_pages.extend(blocks.map(|block| (3 * (block % self.ring) + s) as u32));
+            let (pages, window_pages) = (&self.pages[s][..], &self.window_pages[..]);
+            let tables = Tables { pages, window_pages, first_window_block, state: s as u32 };
+            self.batch.push(tokens, pos, tables, 0..tokens.len());
             self.n_past[s] += tokens.len();
         }
         self.program.step(&self.batch).unwrap()

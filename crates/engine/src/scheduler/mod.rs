@@ -130,6 +130,7 @@ impl Engine {
                 chunks: Vec::with_capacity(max_running),
                 pages: Vec::with_capacity(limits.n_pages),
                 rows: Vec::with_capacity(max_running),
+                window_pages: Vec::new(),
             },
             running: Vec::with_capacity(max_running),
             waiting: VecDeque::new(),

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use backend::{Batch, Fault, Limits, Output, PAGE, Program, StepError};
+use backend::{Batch, Fault, Kinds, Limits, Output, PAGE, Program, StepError};
 use engine::sampler::SamplerParams;
 use engine::scheduler::{
     Engine, EventKind, Events, FinishReason, Options, Request, RequestId, TextStream, Usage, Vocabulary,
@@ -125,12 +125,16 @@ impl Program for Toy {
         self.limits
     }
 
+    fn kinds(&self) -> Kinds {
+        Kinds::default()
+    }
+
     fn n_vocab(&self) -> usize {
         N_VOCAB
     }
 
     fn step(&mut self, batch: &Batch) -> Result<Output<'_>, StepError> {
-        batch.check(self.limits, N_VOCAB)?;
+        batch.check(self.limits, self.kinds(), N_VOCAB)?;
         Toy::check_writers(batch);
         self.steps += 1;
         let every = |n: Option<u64>, steps: u64| n.is_some_and(|n| steps.is_multiple_of(n));
@@ -242,7 +246,7 @@ pub fn engine(limits: Limits, options: Options, trouble: Trouble) -> Engine {
 
 /// Limits with room for everything.
 pub fn roomy() -> Limits {
-    Limits { max_tokens: 512, max_outputs: 16, n_pages: 64, max_positions: 1024, n_states: 0 }
+    Limits { max_tokens: 512, max_outputs: 16, n_pages: 64, max_positions: 1024, ..Limits::default() }
 }
 
 /// Steps until nothing is left, and audits after every step; returns all events.

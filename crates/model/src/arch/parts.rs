@@ -45,7 +45,7 @@ pub(super) fn attention(b: &mut Builder, dims: &Dims, how: Attention, layer: usi
     for (x, n_head) in [(q, n_head), (k, n_kv)] {
         b.push(Op::Rope { x, rope: how.rope, n_head, d_head: d_k });
     }
-    let cache = b.cache(CacheDecl { n_kv, d_k, d_v, v_in_k: false });
+    let cache = b.cache(CacheDecl { n_kv, d_k, d_v, v_in_k: false, window: None });
     b.push(Op::KvAppend { cache, k, v: Some(v) });
     let a = b.buf("a", Rows::Tokens, n_head * d_v);
     b.push(Op::Attention { cache, q, n_head, scale: how.scale, window: None, softcap: None, sinks: None, out: a });

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 
 use quant::{PlaneBytes, WeightType};
 
-use super::{Buf, Op, Plan, Weight, WeightDecl};
+use super::{Buf, CacheDecl, Op, Plan, Weight, WeightDecl};
 
 /// What a weight is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -61,6 +61,13 @@ impl WeightDecl {
     /// Number of values.
     pub fn n_values(&self) -> usize {
         self.shape.iter().fold(1, |n, &axis| n.saturating_mul(axis))
+    }
+}
+
+impl CacheDecl {
+    /// Numbers that one position takes.
+    pub fn numbers(&self) -> usize {
+        self.n_kv * (self.d_k + if self.v_in_k { 0 } else { self.d_v })
     }
 }
 
@@ -192,9 +199,20 @@ impl Plan {
         self.weights.iter().map(WeightDecl::n_values).sum()
     }
 
-    /// Bytes that one position takes in all caches, with `elem_bytes` bytes a number (2 for f16, 4 for f32).
+    /// Bytes that one position takes in all caches that keep every position, with `elem_bytes` bytes a number (2 for f16,
+    /// 4 for f32).
     pub fn kv_bytes_per_position(&self, elem_bytes: usize) -> usize {
-        self.caches.iter().map(|c| c.n_kv * (c.d_k + if c.v_in_k { 0 } else { c.d_v }) * elem_bytes).sum()
+        self.caches.iter().filter(|c| c.window.is_none()).map(|c| c.numbers() * elem_bytes).sum()
+    }
+
+    /// The same for the caches that keep a window.
+    pub fn window_bytes_per_position(&self, elem_bytes: usize) -> usize {
+        self.caches.iter().filter(|c| c.window.is_some()).map(|c| c.numbers() * elem_bytes).sum()
+    }
+
+    /// The widest window of the caches that keep one.
+    pub fn window(&self) -> Option<usize> {
+        self.caches.iter().filter_map(|c| c.window).max()
     }
 
     /// Bytes of recurrent state for each sequence, and for each checkpoint of one.

@@ -25,7 +25,8 @@ impl fmt::Display for Plan {
         for (first, last, cache) in runs(&self.caches) {
             let (n_kv, d_k, d_v) = (cache.n_kv, cache.d_k, cache.d_v);
             let v = if cache.v_in_k { format!("the first {d_v} of k") } else { d_v.to_string() };
-            writeln!(f, "cache {}: {n_kv} heads, k {d_k}, v {v}", span(first, last))?;
+            let window = cache.window.map_or(String::new(), |window| format!(", keeps {window}"));
+            writeln!(f, "cache {}: {n_kv} heads, k {d_k}, v {v}{window}", span(first, last))?;
         }
         for (i, state) in self.states.iter().enumerate() {
             if !self.states[..i].contains(state) {

@@ -73,7 +73,9 @@ impl Validator<'_> {
             })?;
         }
         for (i, c) in plan.caches.iter().enumerate() {
-            ensure(c.n_kv > 0 && c.d_k > 0 && c.d_v > 0, || format!("cache {i}: {c:?} has a dimension of 0"))?;
+            ensure(c.n_kv > 0 && c.d_k > 0 && c.d_v > 0 && c.window != Some(0), || {
+                format!("cache {i}: {c:?} has a dimension of 0")
+            })?;
             ensure(!c.v_in_k || c.d_v <= c.d_k, || {
                 format!("cache {i}: values of {} cannot be a part of keys of {}", c.d_v, c.d_k)
             })?;
@@ -227,6 +229,9 @@ impl Validator<'_> {
                 })?;
                 finite("scale", scale)?;
                 ensure(window != Some(0), || "window is 0".into())?;
+                ensure(c.window.is_none_or(|kept| window.is_some_and(|seen| seen <= kept)), || {
+                    format!("sees a window of {window:?} positions, cache {} keeps {:?}", cache.0, c.window)
+                })?;
                 softcap.map_or(Ok(()), |cap| positive("softcap", cap))?;
                 sinks.map_or(Ok(()), |sinks| self.vector("sinks", sinks, n_head))?;
                 self.floats(q, Rows::Tokens, n_head * c.d_k)?;

@@ -59,6 +59,8 @@ const CASES: &[Case] = &[
     Case(|p| p.weights[0].shape = vec![96, 100], "token_embd.weight: q4_k [96, 100] cannot be: rows are whole blocks of 256"),
     Case(|p| p.weights[0].shape = vec![usize::MAX, 256], "token_embd.weight: q4_k [18446744073709551615, 256] cannot be"),
     Case(|p| p.caches[0].d_k = 0, "cache 0"),
+    Case(|p| p.caches[0].window = Some(0), "cache 0"),
+    Case(|p| p.caches[0].window = Some(9), "(attention): sees a window of None positions, cache 0 keeps Some(9)"),
     Case(|p| p.states.push(StateDecl { what: "delta", n: 0 }), "state 0 (delta) has no numbers"),
     Case(|p| p.states.push(StateDecl { what: "delta", n: 9 }), "no op uses state 0 (delta)"),
     Case(|p| p.ropes[0].inv_freq[3] = f64::NAN, "rope 0 has a frequency Some(NaN)"),

@@ -325,7 +325,7 @@ unsafe fn segment_of<E: CacheElem>(
     let (d_k, v_stride) = (unit.cache.d_k, unit.cache.v_stride());
     // SAFETY: the caller's promise.
     unsafe { state.reset(rows) };
-    let pages = &unit.batch.pages[unit.batch.chunks[unit.tile.chunk as usize].first_page as usize..];
+    let chunk = &unit.batch.chunks[unit.tile.chunk as usize];
     let (first, last) = (unit.sees(0).start, unit.sees(rows - 1).end);
     let from = (first / PAGE).max(segment * SEGMENT);
     let to = last.div_ceil(PAGE).min((segment + 1) * SEGMENT);
@@ -337,7 +337,8 @@ unsafe fn segment_of<E: CacheElem>(
         }
         // SAFETY: `Batch::check` saw the pages of the chunk's positions; the tile holds keys, then values.
         let (k, v) = unsafe {
-            let k = unit.cache.tile::<E>(pages[page], unit.head).cast_const();
+            let page = unit.batch.page(chunk, unit.cache.windowed, page);
+            let k = unit.cache.tile::<E>(page, unit.head).cast_const();
             (k, k.add(PAGE * d_k))
         };
         let (scale, softcap) = (unit.step.scale, unit.step.softcap);

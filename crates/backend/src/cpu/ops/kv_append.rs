@@ -67,6 +67,8 @@ pub struct CacheView {
     pub d_k: usize,
     /// Width of a value head.
     pub d_v: usize,
+    /// Its pages are window pages.
+    pub windowed: bool,
     /// Elements are f16, otherwise f32.
     pub half: bool,
 }
@@ -86,7 +88,7 @@ impl CacheView {
     /// # Safety
     /// `ptr` points to [`CacheView::page_bytes`] zeroed bytes for every page of the limits, as long as the view is used.
     pub unsafe fn new(ptr: *mut u8, decl: &CacheDecl, half: bool) -> CacheView {
-        CacheView { ptr, n_kv: decl.n_kv, d_k: decl.d_k, d_v: decl.d_v, half }
+        CacheView { ptr, n_kv: decl.n_kv, d_k: decl.d_k, d_v: decl.d_v, windowed: decl.window.is_some(), half }
     }
 
     /// Value rows are this far apart.
@@ -116,7 +118,7 @@ fn append<E: CacheElem>(run: &mut Run, cache: &CacheView, k: View, v: View) {
         for t in rows {
             let chunk = &batch.chunks[step.chunk_of[t] as usize];
             let pos = step.pos[t] as usize;
-            let page = batch.pages[chunk.first_page as usize + pos / PAGE];
+            let page = batch.page(chunk, cache.windowed, pos / PAGE);
             for h in 0..cache.n_kv {
                 // SAFETY: `Batch::check` saw the page; a token writes only its own position, so no two chunks meet.
                 unsafe {
