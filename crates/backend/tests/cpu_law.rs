@@ -8,7 +8,7 @@ use backend::Backend;
 use backend::cpu::{CacheType, Cpu, Isa};
 use backend::reference::Reference;
 use common::{BAD, N_VOCAB, PLAIN, Session, Shape, model, tokens};
-use model::plan::{Gate, RopePairing};
+use model::plan::{DeltaHeads, Gate, RopePairing, Sharing};
 use quant::WeightType::*;
 
 const CLAMPED: Gate = Gate::ClampedSwiglu { alpha: 1.702, limit: 1.0 };
@@ -41,6 +41,24 @@ const QUANTISED: [Shape; 3] = [
     Shape { d_model: 256, d_ff: 256, types: [Q4_K, Q8_0, Q4_K, Q8_0, Q5_K], biases: true, act: CLAMPED, ..PLAIN },
 ];
 
+/// A delta rule before attention: heads in one block of 32 columns and in odd pieces, both ways to share keys.
+const DELTA: [Shape; 4] = [
+    Shape { delta: Some((4, heads(2, 4, 128, 128, Sharing::Grouped))), ..PLAIN },
+    Shape { delta: Some((2, heads(3, 3, 20, 24, Sharing::Tiled))), fused: false, ..PLAIN },
+    Shape { delta: Some((5, heads(2, 6, 7, 57, Sharing::Tiled))), ..PLAIN },
+    Shape {
+        d_model: 256,
+        delta: Some((3, heads(1, 4, 64, 64, Sharing::Grouped))),
+        types: [Q4_K; 5],
+        d_ff: 256,
+        ..PLAIN
+    },
+];
+
+const fn heads(n_k_head: usize, n_v_head: usize, d_k: usize, d_v: usize, sharing: Sharing) -> DeltaHeads {
+    DeltaHeads { n_k_head, n_v_head, d_k, d_v, sharing }
+}
+
 fn cpu(isa: Isa, threads: usize, cache: CacheType) -> Cpu {
     Cpu { isa, threads, cache }
 }
@@ -58,7 +76,7 @@ fn same(found: &[f32], wanted: &[f32], what: &str) {
 
 #[test]
 fn every_op_agrees_with_the_reference() {
-    for shape in SHAPES {
+    for shape in SHAPES.into_iter().chain(DELTA.into_iter().take(3)) {
         let model = model(shape);
         for n in [1, 2, 3, 31, 32, 33, 100] {
             let prompts: Vec<Vec<u32>> = (0..3).map(|s| tokens(n + 5 * s, s as u64)).collect();
@@ -76,7 +94,9 @@ fn every_op_agrees_with_the_reference() {
 
 #[test]
 fn instruction_sets_threads_chunks_and_company_change_no_bit() {
-    for (shape, cache) in SHAPES.iter().chain(&QUANTISED).zip([CacheType::F16, CacheType::F32].into_iter().cycle()) {
+    for (shape, cache) in
+        SHAPES.iter().chain(&QUANTISED).chain(&DELTA).zip([CacheType::F16, CacheType::F32].into_iter().cycle())
+    {
         let model = model(*shape);
         let prompt = tokens(70, 9);
         let mut whole = Session::new(&cpu(Isa::Scalar, 1, cache), &model, 128);
@@ -181,16 +201,18 @@ fn pages_outside_the_window_are_not_read() {
 
 #[test]
 fn what_lies_in_unwritten_positions_is_never_seen() {
-    let model = model(PLAIN);
-    let prompt = tokens(40, 7);
-    let backend = cpu(Isa::best(), 1, CacheType::F16);
-    let mut fresh = Session::new(&backend, &model, 64);
-    let wanted = fresh.step(&[(0, &prompt)]).to_vec();
-    // The same pages, used before by a longer sequence.
-    let mut used = Session::new(&backend, &model, 64);
-    used.step(&[(0, &tokens(64, 8))]);
-    used.n_past[0] = 0;
-    same(used.step(&[(0, &prompt)]), &wanted, "pages used before");
+    for shape in [PLAIN, DELTA[0]] {
+        let model = model(shape);
+        let prompt = tokens(40, 7);
+        let backend = cpu(Isa::best(), 1, CacheType::F16);
+        let mut fresh = Session::new(&backend, &model, 64);
+        let wanted = fresh.step(&[(0, &prompt)]).to_vec();
+        // The same pages and the same state, used before by a longer sequence.
+        let mut used = Session::new(&backend, &model, 64);
+        used.step(&[(0, &tokens(64, 8))]);
+        used.n_past[0] = 0;
+        same(used.step(&[(0, &prompt)]), &wanted, "memory used before");
+    }
 }
 
 /// A cache that keeps its window only, in pages that are used again and again, gives the bits of one that keeps everything.

@@ -9,7 +9,9 @@ use model::plan::{Buf, Cache, CacheDecl, Norm, Op, Plan, Weight, memory, validat
 use super::kernels::{ActsShared, Col, Kernels, Scratch};
 use super::mem::{Arena, PerWorker, View};
 use super::ops::attention::{AttentionScratch, AttentionStep, SplitStates, UNIT_ROWS};
+use super::ops::causal_conv::CausalConvStep;
 use super::ops::decay_beta::DecayBetaStep;
+use super::ops::delta_net::DeltaNetStep;
 use super::ops::experts::{ExpertLists, ExpertMats};
 use super::ops::kv_append::CacheView;
 use super::ops::rope::RopeTable;
@@ -39,7 +41,7 @@ pub fn compile(cpu: &Cpu, plan: &Plan, weights: Arc<Checkpoint>, limits: Limits)
     let (cache_arena, caches) = caches(plan, limits, half)?;
     let states = States::new(&plan.states, limits.n_states)?;
 
-    let lower = Lower { plan, weights: &weights, bufs: &bufs, placement: &placement, spare: &spare };
+    let lower = Lower { plan, weights: &weights, bufs: &bufs, placement: &placement, spare: &spare, states: &states };
     let ops = (0..plan.ops.len()).map(|i| lower.op(i)).collect::<Result<Vec<_>, _>>()?;
     let logits = lower.view(plan.logits);
 
@@ -177,6 +179,7 @@ struct Lower<'a> {
     bufs: &'a Arena,
     placement: &'a memory::Placement,
     spare: &'a Arena,
+    states: &'a States,
 }
 
 impl Lower<'_> {
@@ -318,10 +321,20 @@ impl Lower<'_> {
             Op::Select { x, out } => OpStep::Select { x: view(x), out: view(out) },
             Op::Scale { x, scale } => OpStep::Scale { x: view(x), scale },
             Op::ScaleBy { x, w } => OpStep::Scale { x: view(x), scale: self.vector(w)?[0] },
-            Op::CausalConv { .. } | Op::DeltaNet { .. } => {
-                let what = format!("run op {}: not on this backend", self.plan.ops[i].name());
-                return Err(CompileError::Unsupported { backend: "cpu", what });
+            Op::CausalConv { x, w, state, out } => {
+                let state = self.states.views[state.0 as usize];
+                OpStep::CausalConv(CausalConvStep::new(view(x), &self.vector(w)?, state, view(out)))
             }
+            Op::DeltaNet { q, k, v, g, beta, state, heads, out } => OpStep::DeltaNet(DeltaNetStep {
+                q: view(q),
+                k: view(k),
+                v: view(v),
+                g: view(g),
+                beta: view(beta),
+                state: self.states.views[state.0 as usize],
+                heads,
+                out: view(out),
+            }),
             Op::SigmoidGate { x, gate } => OpStep::SigmoidGate { x: view(x), gate: view(gate) },
             Op::DecayBeta { a, b, a_log, dt_bias, g_out, beta_out } => OpStep::DecayBeta(DecayBetaStep {
                 a: view(a),

@@ -175,9 +175,13 @@ impl<T> PerWorker<T> {
 /// Elements of work below which waking another thread costs more than it saves.
 const GRAIN: usize = 16 << 10;
 
+/// How many pieces so many elements of work are worth cutting into: at least 1, and no more than keep the threads even.
+pub fn pieces(pool: &Pool, work: usize) -> usize {
+    (work / GRAIN).clamp(1, 4 * pool.threads())
+}
+
 /// Runs `f(worker, rows)` over ranges that cover `0..n_rows`, cut so that a range has at least [`GRAIN`] elements of work.
 pub fn over_rows(pool: &mut Pool, n_rows: usize, row_work: usize, f: impl Fn(usize, Range<usize>) + Sync) {
-    let by_work = n_rows.saturating_mul(row_work) / GRAIN;
-    let n_chunks = by_work.min(4 * pool.threads()).min(n_rows).max(usize::from(n_rows > 0));
+    let n_chunks = pieces(pool, n_rows.saturating_mul(row_work)).min(n_rows);
     pool.run(n_chunks, &|worker, i| f(worker, i * n_rows / n_chunks..(i + 1) * n_rows / n_chunks));
 }

@@ -14,13 +14,16 @@ use super::isa::Isa;
 use super::kernels::{ActsShared, Col, Kernels, Matrix, Scratch};
 use super::mem::{Arena, PerWorker, View};
 use super::ops::attention::{AttentionScratch, AttentionStep, SplitStates};
+use super::ops::causal_conv::CausalConvStep;
 use super::ops::decay_beta::DecayBetaStep;
+use super::ops::delta_net::DeltaNetStep;
 use super::ops::experts::{ExpertLists, ExpertMats};
 use super::ops::kv_append::CacheView;
 use super::ops::rope::RopeTable;
 use super::ops::route::RouterStep;
 use super::ops::{
-    attention, combine, decay_beta, elementwise, embed, experts, heads, kv_append, linear, norm, rope, route,
+    attention, causal_conv, combine, decay_beta, delta_net, elementwise, embed, experts, heads, kv_append, linear,
+    norm, rope, route,
 };
 use super::pool::Pool;
 use super::states::States;
@@ -92,6 +95,8 @@ pub enum OpStep {
     Add { x: View, y: View },
     KvAppend { cache: usize, k: View, v: View },
     Attention(AttentionStep),
+    CausalConv(CausalConvStep),
+    DeltaNet(DeltaNetStep),
     Route { logits: View, router: RouterStep, ids: View, weights: View, layer: u32 },
     Experts { x: View, ids: View, mats: ExpertMats, hidden: View, out: View, spare: Option<View> },
     Combine { x: View, add: bool, y: View, weights: View, norm: Option<NormStep> },
@@ -292,6 +297,8 @@ impl Run<'_> {
             OpStep::Add { x, y } => elementwise::add(self, x, y),
             OpStep::KvAppend { cache, k, v } => kv_append::kv_append(self, &caches[cache], k, v),
             OpStep::Attention(ref step) => attention::attention(self, step, &caches[step.cache]),
+            OpStep::CausalConv(ref step) => causal_conv::causal_conv(self, step),
+            OpStep::DeltaNet(ref step) => delta_net::delta_net(self, step),
             OpStep::Route { logits, ref router, ids, weights, layer } => {
                 route::route(self, logits, router, ids, weights, layer)
             }

@@ -3,6 +3,8 @@
 //! A slot holds all states of the plan one after the other, so that a checkpoint is one copy. What the numbers mean is the
 //! ops' own affair.
 
+use std::ops::Range;
+
 use model::plan::StateDecl;
 
 use super::mem::Arena;
@@ -84,6 +86,18 @@ impl States {
 }
 
 impl StateView {
+    /// Some of the numbers of a slot's state.
+    ///
+    /// # Safety
+    /// As [`StateView::of`], for these numbers; `range` is within the state.
+    pub unsafe fn part<'a>(&self, slot: u32, range: Range<usize>) -> &'a mut [f32] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let state = self.ptr.add(slot as usize * self.slot_bytes).cast::<f32>();
+            std::slice::from_raw_parts_mut(state.add(range.start), range.len())
+        }
+    }
+
     /// The state of a slot.
     ///
     /// # Safety

@@ -31,6 +31,8 @@ pub struct Shape {
     pub d_ff: usize,
     /// Types of q, k, gate, up, down, in turn.
     pub types: [WeightType; 5],
+    /// Width of the convolution and heads of a delta rule, in a layer before attention.
+    pub delta: Option<(usize, DeltaHeads)>,
     pub fused: bool,
 }
 
@@ -57,6 +59,7 @@ pub const PLAIN: Shape = Shape {
     n_used: 2,
     d_ff: 96,
     types: [WeightType::F32; 5],
+    delta: None,
     fused: true,
 };
 
@@ -132,6 +135,47 @@ impl Maker {
     }
 }
 
+impl Maker {
+    /// `x += gated_delta_net(norm(x))`, from q, k and v that go through one convolution.
+    fn delta_net(&mut self, x: Buf, s: Shape, width: usize, heads: DeltaHeads) {
+        let DeltaHeads { n_k_head, n_v_head, d_k, d_v, .. } = heads;
+        let (t, [tq, tk, ..], eps) = (Rows::Tokens, s.types, 1e-6);
+        let (k_row, v_row) = (n_k_head * d_k, n_v_head * d_v);
+        let h = self.buf(t, s.d_model);
+        let w = self.weight(&[s.d_model], WeightType::F32);
+        self.op(Op::RmsNorm { x, residual: None, w, eps, out: h });
+        let mixed = self.linear(h, t, 2 * k_row + v_row, tq, false);
+        let z = self.linear(h, t, v_row, tk, false);
+        let [a, b] = [0, 1].map(|_| self.linear(h, t, n_v_head, WeightType::F32, false));
+        let w = self.weight(&[2 * k_row + v_row, width], WeightType::BF16);
+        let out = self.buf(t, 2 * k_row + v_row);
+        let state = self.state("conv", (width - 1) * (2 * k_row + v_row));
+        self.op(Op::CausalConv { x: mixed, w, state, out });
+        let [q, k, v] = [k_row, k_row, v_row].map(|width| self.buf(t, width));
+        self.op(Op::SplitHeads { x: out, n_head: 1, parts: vec![(k_row, q), (k_row, k), (v_row, v)] });
+        for x in [q, k] {
+            self.op(Op::HeadNorm { x, w: None, eps, n_head: n_k_head, d_head: d_k });
+            self.op(Op::Scale { x, scale: 1.0 / (d_k as f32).sqrt() });
+        }
+        let [g, beta] = [0, 1].map(|_| self.buf(t, n_v_head));
+        let (a_log, dt_bias) = (self.weight(&[n_v_head], WeightType::F32), self.weight(&[n_v_head], WeightType::BF16));
+        self.plan.weights[a_log.0 as usize].read = Read::NegExp;
+        self.op(Op::DecayBeta { a, b, a_log, dt_bias, g_out: g, beta_out: beta });
+        let out = self.buf(t, v_row);
+        let state = self.state("delta", n_v_head * d_k * d_v);
+        self.op(Op::DeltaNet { q, k, v, g, beta, state, heads, out });
+        let w = self.weight(&[d_v], WeightType::F16);
+        self.op(Op::GatedNorm { x: out, gate: z, w, eps, n_head: n_v_head, d_head: d_v });
+        let y = self.linear(out, t, s.d_model, tk, false);
+        self.op(Op::Add { x, y });
+    }
+
+    fn state(&mut self, what: &'static str, n: usize) -> State {
+        self.plan.states.push(StateDecl { what, n });
+        State(self.plan.states.len() as u32 - 1)
+    }
+}
+
 /// Makes the model.
 pub fn model(s: Shape) -> (Plan, Arc<Checkpoint>) {
     let plan = Plan {
@@ -165,6 +209,9 @@ pub fn model(s: Shape) -> (Plan, Arc<Checkpoint>) {
     let x = m.buf(t, d);
     let table = m.weight(&[N_VOCAB, d], WeightType::BF16);
     m.op(Op::Embed { table, scale: 1.5, out: x });
+    if let Some((width, heads)) = s.delta {
+        m.delta_net(x, s, width, heads);
+    }
     let h = m.buf(t, d);
     let w = m.weight(&[d], WeightType::F32);
     m.op(Op::RmsNorm { x, residual: None, w, eps, out: h });

@@ -4,8 +4,10 @@
 //! and the batch by `Batch::check`, so nothing is checked again.
 
 pub mod attention;
+pub mod causal_conv;
 pub mod combine;
 pub mod decay_beta;
+pub mod delta_net;
 pub mod elementwise;
 pub mod embed;
 pub mod experts;
