@@ -1,6 +1,7 @@
 //! Matrix products alone: weight type × columns × instruction set, on one thread.
 //!
-//! `cargo bench -p backend --bench kernels -- [types] [columns] [isas]`, each a list with commas or `-` for all.
+//! `cargo bench -p backend --bench kernels -- [types] [columns] [isas]`, each a list with commas or `-` for all (of the
+//! affine types those with groups of 64 and bf16 scales).
 //! Weights rotate over 256 MB, more than any cache, so that one column measures memory too. A figure is the fastest
 //! tenth of the products, as other programs may disturb the rest: GB/s are bytes of weights, GMAC/s multiply-adds.
 
@@ -8,7 +9,7 @@ use std::time::Instant;
 
 use backend::cpu::isa::Isa;
 use backend::cpu::kernels::{ActsShared, Col, Kernels, Matrix, OutPtr, Scratch};
-use quant::WeightType;
+use quant::{Planes, PlanesBuf, ScaleType, WeightType};
 
 const TOTAL_BYTES: usize = 256 << 20;
 const K: usize = 2048;
@@ -21,34 +22,41 @@ fn main() {
     let chosen = |i: usize, name: &str| {
         args.get(i).is_none_or(|list| list == "-" || list.split(',').any(|x| x.eq_ignore_ascii_case(name)))
     };
-    println!("{:8} {:7} {:>5} {:>9} {:>9} {:>10}", "type", "isa", "cols", "us", "GB/s", "GMAC/s");
-    for t in WeightType::GGUF.into_iter().filter(|t| chosen(0, t.name())) {
-        let bytes = random(t);
+    println!("{:15} {:7} {:>5} {:>9} {:>9} {:>10}", "type", "isa", "cols", "us", "GB/s", "GMAC/s");
+    let all = args.first().is_none_or(|list| list == "-");
+    let usual = |t: &WeightType| match t {
+        WeightType::Affine(a) => a.group() == 64 && a.scales() == ScaleType::BF16,
+        _ => true,
+    };
+    for t in WeightType::ALL.into_iter().filter(|t| if all { usual(t) } else { chosen(0, t.name()) }) {
+        let rows = random(t);
         for isa in Isa::ALL.into_iter().filter(|isa| isa.available() && chosen(2, isa.name())) {
             for n_cols in COLS.into_iter().filter(|c| chosen(1, &c.to_string())) {
-                measure(t, &bytes, isa, n_cols);
+                measure(t, rows.get(), isa, n_cols);
             }
         }
     }
 }
 
 /// Random rows whose scales are small finite numbers: every byte keeps f16 exponents below the top.
-fn random(t: WeightType) -> Vec<u8> {
+fn random(t: WeightType) -> PlanesBuf {
     let mut s = 1u64;
     let mut next = || {
         s = s.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         (s >> 33) as u8 & 0xbf
     };
-    let size = t.row_bytes(K).map_or(0, |row| row * N);
-    let mut bytes: Vec<u8> = (0..size).map(|_| next()).collect();
-    bytes.reserve_exact(TOTAL_BYTES);
-    while bytes.len() + size <= TOTAL_BYTES {
-        bytes.extend_from_within(..size);
-    }
-    bytes
+    let size = t.plane_bytes(K).and_then(|row| row.times(N)).unwrap_or_default();
+    let mut plane = |size: usize, copies: usize| {
+        let mut bytes: Vec<u8> = (0..size).map(|_| next()).collect();
+        bytes.reserve_exact(size * copies);
+        (1..copies).for_each(|_| bytes.extend_from_within(..size));
+        bytes
+    };
+    let copies = TOTAL_BYTES / size.total().max(1);
+    PlanesBuf { q: plane(size.q, copies), scales: plane(size.scales, copies), biases: plane(size.biases, copies) }
 }
 
-fn measure(t: WeightType, bytes: &[u8], isa: Isa, n_cols: usize) {
+fn measure(t: WeightType, all: Planes, isa: Isa, n_cols: usize) {
     let kernels = Kernels::new(isa);
     let x: Vec<f32> = (0..n_cols * K).map(|i| ((i * 37 % 101) as f32 - 50.0) / 17.0).collect();
     let mut acts = ActsShared::new(n_cols, K).expect("memory");
@@ -60,8 +68,9 @@ fn measure(t: WeightType, bytes: &[u8], isa: Isa, n_cols: usize) {
     // SAFETY: `y` outlives the products and there is one thread.
     let out = unsafe { OutPtr::new(y.as_mut_ptr(), n_cols, N) };
     let mut scratch = Scratch::new(K).expect("memory");
-    let size = t.row_bytes(K).map_or(0, |row| row * N);
-    let matrices: Vec<Matrix> = bytes.chunks_exact(size).map(|bytes| Matrix { dtype: t, n: N, k: K, bytes }).collect();
+    let size = t.plane_bytes(K).and_then(|row| row.times(N)).unwrap_or_default();
+    let matrices = 0..all.q.len() / size.q;
+    let matrices: Vec<Matrix> = matrices.map(|i| Matrix { dtype: t, n: N, k: K, planes: all.row(size, i) }).collect();
     // Enough work for some 30 ms at 50 GMAC/s, and all matrices when there is one column.
     let rounds = (1_000_000_000 / (K * N * n_cols)).max(4).max(if n_cols == 1 { matrices.len() } else { 0 });
     let rounds = if isa == Isa::Scalar { 4 } else { rounds };
@@ -78,11 +87,11 @@ fn measure(t: WeightType, bytes: &[u8], isa: Isa, n_cols: usize) {
     let best = times[times.len() / 10];
     std::hint::black_box(&y);
     println!(
-        "{:8} {:7} {n_cols:5} {:9.1} {:9.2} {:10.2}",
+        "{:15} {:7} {n_cols:5} {:9.1} {:9.2} {:10.2}",
         t.name(),
         isa.name(),
         best * 1e6,
-        size as f64 / best / 1e9,
+        size.total() as f64 / best / 1e9,
         (K * N * n_cols) as f64 / best / 1e9
     );
 }

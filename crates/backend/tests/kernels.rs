@@ -4,9 +4,9 @@ use backend::cpu::isa::Isa;
 use backend::cpu::kernels::{ActsShared, Col, Gated, Kernels, Matrix, OutPtr, Scratch};
 use backend::cpu::math;
 use model::plan::Gate;
-use quant::WeightType;
 use quant::act::{ActKind, ActRow};
 use quant::dot::dot_row;
+use quant::{Affine, PlanesBuf, ScaleType, WeightType};
 
 const ROWS: [usize; 7] = [1, 2, 3, 5, 8, 17, 64];
 const COLS: [usize; 13] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 33, 64];
@@ -15,6 +15,8 @@ const MAX: usize = 64;
 /// Row lengths of each block length, a last panel that is not full among them.
 const LENGTHS: [(usize, &[usize]); 3] =
     [(1, &[1, 16, 40, 768, 2048]), (32, &[32, 64, 704, 2048]), (256, &[256, 768, 2048])];
+/// Row lengths of planar types by group: one group, and more than eight of them, whose scales are read together.
+const PLANAR_LENGTHS: [(usize, &[usize]); 3] = [(32, &[32, 352]), (64, &[64, 704]), (128, &[128, 1152])];
 
 /// Bytes of a block that hold f16 scales.
 const SCALES: [(WeightType, &[usize]); 12] = [
@@ -47,10 +49,11 @@ impl Rng {
 }
 
 /// Random rows; some blocks hold the extremes of their integers, some rows are zero.
-fn weights(t: WeightType, n: usize, k: usize) -> Vec<u8> {
+fn weights(t: WeightType, n: usize, k: usize) -> PlanesBuf {
     let mut rng = Rng(t.index() as u64 * 1000 + k as u64);
     let (size, row) = (t.block_bytes(), t.row_bytes(k).expect("blocks divide the row"));
     let mut bytes: Vec<u8> = (0..n * row).map(|_| rng.next() as u8).collect();
+    let n_scales = n * k / t.block_len();
     for (i, block) in bytes.chunks_exact_mut(size).enumerate() {
         match i % 7 {
             3 => block.fill(0xff),
@@ -62,6 +65,7 @@ fn weights(t: WeightType, n: usize, k: usize) -> Vec<u8> {
             WeightType::F32 => block.copy_from_slice(&rng.value().to_le_bytes()),
             WeightType::F16 => block.copy_from_slice(&half::f16::from_f32(rng.value()).to_le_bytes()),
             WeightType::BF16 => block.copy_from_slice(&half::bf16::from_f32(rng.value()).to_le_bytes()),
+            WeightType::Affine(_) | WeightType::MXFP4_PLANAR => {}
             WeightType::MXFP4 => block[0] = if i % 5 == 0 { (i / 5 % 3) as u8 } else { 110 + (rng.next() % 30) as u8 },
             _ => {
                 let (_, at) = SCALES.iter().find(|s| s.0 == t).expect("every quantised type has scales");
@@ -73,7 +77,26 @@ fn weights(t: WeightType, n: usize, k: usize) -> Vec<u8> {
         }
     }
     bytes[row * (n / 3)..][..row].fill(0);
-    bytes
+    let (scales, biases) = match t {
+        WeightType::Affine(a) => {
+            [(); 2].map(|()| (0..n_scales).flat_map(|_| number(a, rng.value() * 0.1)).collect()).into()
+        }
+        WeightType::MXFP4_PLANAR => {
+            let scale = |i| if i % 5 == 0 { (i / 5 % 3) as u8 } else { 110 + (rng.next() % 30) as u8 };
+            ((0..n_scales).map(scale).collect(), Vec::new())
+        }
+        _ => (Vec::new(), Vec::new()),
+    };
+    PlanesBuf { q: bytes, scales, biases }
+}
+
+/// `x` in the type of the scales of `a`.
+fn number(a: Affine, x: f32) -> Vec<u8> {
+    match a.scales() {
+        ScaleType::F16 => half::f16::from_f32(x).to_le_bytes().to_vec(),
+        ScaleType::BF16 => half::bf16::from_f32(x).to_le_bytes().to_vec(),
+        ScaleType::F32 => x.to_le_bytes().to_vec(),
+    }
 }
 
 /// Random activations with outliers, a zero row, tiny and huge rows, and rows with NaN and inf.
@@ -132,20 +155,21 @@ fn skip(isa: Isa, n: usize, cols: usize) -> bool {
 #[test]
 fn products_equal_the_scalar_dot() {
     let isas = isas();
-    for t in WeightType::GGUF {
-        let (_, lengths) = LENGTHS.iter().find(|l| l.0 == t.block_len()).expect("a known block length");
+    for t in WeightType::ALL {
+        let lengths = if t.ggml_id().is_some() { LENGTHS } else { PLANAR_LENGTHS };
+        let (_, lengths) = lengths.iter().find(|l| l.0 == t.block_len()).expect("a known block length");
         for &k in *lengths {
             let (w, x) = (weights(t, MAX, k), activations(MAX, k));
             let acts = quantised(&Kernels::new(Isa::Scalar), t.act(), &x, k);
-            let row = t.row_bytes(k).expect("blocks divide the row");
+            let row = t.plane_bytes(k).expect("blocks divide the row");
             let want: Vec<f32> =
-                (0..MAX * MAX).map(|i| dot_row(t, &w[i % MAX * row..][..row], acts.row(act_of(i / MAX)))).collect(); // [column, row]
+                (0..MAX * MAX).map(|i| dot_row(t, w.get().row(row, i % MAX), acts.row(act_of(i / MAX)))).collect(); // [column, row]
             for &isa in &isas {
                 let kernels = Kernels::new(isa);
                 let mut scratch = Scratch::new(k).expect("memory");
                 for (n, n_cols) in ROWS.into_iter().flat_map(|n| COLS.map(|c| (n, c))).filter(|s| !skip(isa, s.0, s.1))
                 {
-                    let matrix = Matrix { dtype: t, n: MAX, k, bytes: &w };
+                    let matrix = Matrix { dtype: t, n: MAX, k, planes: w.get() };
                     // Columns go to scattered output rows; rows from 1 on where there is space, so that tiles begin anywhere.
                     let out_of = |c: usize| (n_cols - 1 - c) * 2;
                     let cols: Vec<Col> =
@@ -174,12 +198,14 @@ fn products_equal_the_scalar_dot() {
 
 #[test]
 fn gated_products_equal_their_parts() {
-    for t in [WeightType::Q4_K, WeightType::Q8_0, WeightType::BF16] {
+    let affine = Affine::new(4, 64, ScaleType::BF16).expect("a type of MLX");
+    for t in [WeightType::Q4_K, WeightType::Q8_0, WeightType::BF16, WeightType::Affine(affine)] {
         for isa in isas() {
             let (k, n) = (768, 40);
             let (wg, mut wu, x) = (weights(t, n, k), weights(t, n, k), activations(MAX, k));
-            let row = t.row_bytes(k).expect("blocks divide the row");
-            wu.rotate_left(5 * row);
+            let row = t.plane_bytes(k).expect("blocks divide the row");
+            wu.q.rotate_left(5 * row.q);
+            wu.biases.rotate_left(5 * row.biases);
             let kernels = Kernels::new(isa);
             let acts = quantised(&kernels, t.act(), &x, k);
             let mut scratch = Scratch::new(k).expect("memory");
@@ -197,13 +223,14 @@ fn gated_products_equal_their_parts() {
                 let mut y = vec![0.0f32; n_cols * n];
                 // SAFETY: `y` has these rows and only this thread uses it.
                 let out = unsafe { OutPtr::new(y.as_mut_ptr(), n_cols, n) };
-                let (gate, up) = (Matrix { dtype: t, n, k, bytes: &wg }, Matrix { dtype: t, n, k, bytes: &wu });
+                let (gate, up) =
+                    (Matrix { dtype: t, n, k, planes: wg.get() }, Matrix { dtype: t, n, k, planes: wu.get() });
                 let w = Gated { gate, up, act, biases };
                 kernels.matmul_gated(&w, 0..n, &acts, &cols, out, &mut scratch);
                 for (i, got) in y.iter().enumerate() {
                     let (c, r) = (i / n, i % n);
                     let x = acts.row(act_of(c));
-                    let (g, u) = (dot_row(t, &wg[r * row..][..row], x), dot_row(t, &wu[r * row..][..row], x));
+                    let (g, u) = (dot_row(t, wg.get().row(row, r), x), dot_row(t, wu.get().row(row, r), x));
                     let (g, u) = biases.map_or((g, u), |[gate, up]| (g + gate[r], u + up[r]));
                     let want = math::gated(act, g, u);
                     assert!(same(*got, want), "{t} {isa} {act:?} column {c} row {r}: {got} {want}");
@@ -246,14 +273,14 @@ fn quantisers_are_equal_on_every_instruction_set() {
 }
 
 #[test]
-#[should_panic(expected = "in 10 bytes")]
+#[should_panic(expected = "q8_0 [1, 32] in PlaneBytes { q: 10,")]
 fn short_weights_are_refused() {
     let kernels = Kernels::new(Isa::Scalar);
     let acts = quantised(&kernels, ActKind::Block32, &[1.0; 32], 32);
     let mut y = [0.0f32; 1];
     // SAFETY: `y` has this row.
     let out = unsafe { OutPtr::new(y.as_mut_ptr(), 1, 1) };
-    let w = Matrix { dtype: WeightType::Q8_0, n: 1, k: 32, bytes: &[0; 10] };
+    let w = Matrix { dtype: WeightType::Q8_0, n: 1, k: 32, planes: [0u8; 10].as_slice().into() };
     kernels.matmul(&w, 0..1, &acts, &[Col { act: 0, out: 0 }], out, &mut Scratch::new(32).expect("memory"));
 }
 

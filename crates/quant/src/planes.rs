@@ -60,6 +60,14 @@ impl<'a> Planes<'a> {
         }
     }
 
+    /// As [`Planes::rows`]; `None` when they end past a plane.
+    pub fn get(self, each: PlaneBytes, rows: Range<usize>) -> Option<Self> {
+        let end = each.times(rows.end)?;
+        let len = self.len();
+        let fits = rows.start <= rows.end && end.q <= len.q && end.scales <= len.scales && end.biases <= len.biases;
+        fits.then(|| self.rows(each, rows))
+    }
+
     /// Row `i` of these, which are `each` long.
     ///
     /// # Panics

@@ -208,10 +208,9 @@ impl Lower<'_> {
             [n, k] | [_, n, k] => (n, k),
             _ => return Err(error(format!("shape {:?} is no matrix and no stack of matrices", decl.shape))),
         };
-        let row_bytes = decl.dtype.row_bytes(k).ok_or_else(|| error("rows are not whole blocks".into()))?;
         let slabs = weights::matrices(self.weights, decl)?;
-        // SAFETY: `matrices` gives slabs of `n` rows each; the program keeps the checkpoint.
-        Ok(unsafe { Mat::new(decl.dtype, n, k, row_bytes, &slabs) })
+        // SAFETY: `matrices` gives slabs of `n` rows of whole blocks each; the program keeps the checkpoint.
+        Ok(unsafe { Mat::new(decl.dtype, n, k, &slabs) })
     }
 
     /// A small vector as f32, whatever its type.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use checkpoint::Checkpoint;
 use model::plan::{Gate, Rows};
-use quant::WeightType;
+use quant::{Planes, WeightType};
 
 use super::isa::Isa;
 use super::kernels::{ActsShared, Col, Kernels, Matrix, Scratch};
@@ -34,8 +34,14 @@ pub struct Mat {
     pub dtype: WeightType,
     pub n: usize,
     pub k: usize,
-    pub row_bytes: usize,
-    slabs: Vec<*const [u8]>, // [n_stack]
+    slabs: Vec<Slab>, // [n_stack]
+}
+
+/// The planes of one matrix.
+struct Slab {
+    q: *const [u8],
+    scales: *const [u8],
+    biases: *const [u8],
 }
 
 // SAFETY: read-only bytes of the checkpoint, which the program keeps alive.
@@ -45,9 +51,10 @@ unsafe impl Sync for Mat {}
 
 impl Mat {
     /// # Safety
-    /// Every slab is `n` rows of `row_bytes` and outlives the matrix.
-    pub unsafe fn new(dtype: WeightType, n: usize, k: usize, row_bytes: usize, slabs: &[&[u8]]) -> Mat {
-        Mat { dtype, n, k, row_bytes, slabs: slabs.iter().map(|&slab| slab as *const [u8]).collect() }
+    /// Every slab is `n` rows of `k` values, which whole blocks make, and outlives the matrix.
+    pub unsafe fn new(dtype: WeightType, n: usize, k: usize, slabs: &[Planes]) -> Mat {
+        let slab = |s: &Planes| Slab { q: s.q, scales: s.scales, biases: s.biases };
+        Mat { dtype, n, k, slabs: slabs.iter().map(slab).collect() }
     }
 
     /// Number of matrices.
@@ -57,13 +64,16 @@ impl Mat {
 
     /// Matrix `i` of the stack.
     pub fn matrix(&self, i: usize) -> Matrix<'_> {
+        let slab = &self.slabs[i];
         // SAFETY: the promise made to `new`.
-        Matrix { dtype: self.dtype, n: self.n, k: self.k, bytes: unsafe { &*self.slabs[i] } }
+        let planes = unsafe { Planes { q: &*slab.q, scales: &*slab.scales, biases: &*slab.biases } };
+        Matrix { dtype: self.dtype, n: self.n, k: self.k, planes }
     }
 
-    /// Bytes of row `i` of a plain matrix.
-    pub fn row(&self, i: usize) -> &[u8] {
-        &self.matrix(0).bytes[i * self.row_bytes..(i + 1) * self.row_bytes]
+    /// Row `i` of a plain matrix.
+    pub fn row(&self, i: usize) -> Planes<'_> {
+        let row_bytes = self.dtype.plane_bytes(self.k).expect("`new` was promised whole blocks");
+        self.matrix(0).planes.row(row_bytes, i)
     }
 }
 

@@ -142,7 +142,7 @@ impl Interpreter {
         let decl = self.plan.weight(w);
         let slabs = weights::matrices(&self.checkpoint, decl).expect("compile has looked every weight up");
         let n_cols = decl.shape[decl.shape.len() - 1];
-        slabs.into_iter().map(|bytes| Matrix { dtype: decl.dtype, bytes, n_cols }).collect()
+        slabs.into_iter().map(|planes| Matrix { dtype: decl.dtype, planes, n_cols }).collect()
     }
 
     fn matrix(&self, w: Weight) -> Matrix<'_> {

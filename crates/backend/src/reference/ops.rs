@@ -3,30 +3,29 @@
 use std::cmp::Ordering;
 
 use model::plan::{Gate, GroupScore, RopeDecl, RopePairing, Router, Score};
-use quant::WeightType;
+use quant::{PlaneBytes, Planes, WeightType};
 
 /// Encoded rows of a matrix, one after the other.
 #[derive(Clone, Copy)]
 pub struct Matrix<'a> {
     pub dtype: WeightType,
-    pub bytes: &'a [u8],
+    pub planes: Planes<'a>,
     pub n_cols: usize,
 }
 
 impl<'a> Matrix<'a> {
-    fn row_bytes(&self) -> usize {
-        self.dtype.row_bytes(self.n_cols).expect("the plan's shapes were validated")
+    fn row_bytes(&self) -> PlaneBytes {
+        self.dtype.plane_bytes(self.n_cols).expect("the plan's shapes were validated")
     }
 
     fn n_rows(&self) -> usize {
-        self.bytes.len() / self.row_bytes()
+        self.planes.q.len() / self.row_bytes().q
     }
 
     /// A row, decoded.
     pub fn row(&self, i: usize) -> Vec<f32> {
         let mut out = vec![0.0; self.n_cols];
-        let n = self.row_bytes();
-        quant::decode_row(self.dtype, &self.bytes[i * n..][..n], &mut out);
+        quant::decode_row(self.dtype, self.planes.row(self.row_bytes(), i), &mut out);
         out
     }
 }

@@ -124,7 +124,7 @@ impl Affine {
     }
 
     /// Block `b` of a row: 32 values, with the scale and bias of their group.
-    pub(crate) fn unpack(self, row: Planes<'_>, b: usize) -> Ints32<u8> {
+    pub fn unpack(self, row: Planes<'_>, b: usize) -> Ints32<u8> {
         let (bits, g) = (self.bits(), 32 * b / self.group());
         let q = &row.q[4 * bits * b..][..4 * bits];
         Ints32 {
@@ -135,7 +135,7 @@ impl Affine {
     }
 
     /// The inverse of [`Affine::unpack`]; blocks of a group carry the same scale and bias.
-    pub(crate) fn pack(self, w: &Ints32<u8>, row: &mut PlanesMut<'_>, b: usize) {
+    pub fn pack(self, w: &Ints32<u8>, row: &mut PlanesMut<'_>, b: usize) {
         let (bits, g) = (self.bits(), 32 * b / self.group());
         put_fields(&mut row.q[4 * bits * b..][..4 * bits], bits, |i| w.q[i]);
         self.scales.put(row.scales, g, w.d);
@@ -148,14 +148,14 @@ pub(super) const MXFP4_BYTES: PlaneBytes = PlaneBytes { q: 16, scales: 1, biases
 
 /// Block `b` of a row of planar MXFP4: `x = (2^(e - 127) / 2)·doubled[q]`, codes of 4 bits in order, `e` a byte of the
 /// plane of scales.
-pub(crate) fn unpack_mxfp4(row: Planes<'_>, b: usize) -> Ints32 {
+pub fn unpack_mxfp4(row: Planes<'_>, b: usize) -> Ints32 {
     let q = &row.q[16 * b..][..16];
     let q = std::array::from_fn(|i| E2M1_DOUBLED[usize::from(field(q, 4 * i, 4))]);
     Ints32 { q, d: e8m0_half(row.scales[b]), m: 0.0 }
 }
 
 /// The inverse of [`unpack_mxfp4`], for a `d` that is an e8m0 half; zeros get code 0.
-pub(crate) fn pack_mxfp4(w: &Ints32, row: &mut PlanesMut<'_>, b: usize) {
+pub fn pack_mxfp4(w: &Ints32, row: &mut PlanesMut<'_>, b: usize) {
     put_fields(&mut row.q[16 * b..][..16], 4, |i| code(&E2M1_DOUBLED, w.q[i]) as u8);
     row.scales[b] = e8m0_of_half(w.d);
 }

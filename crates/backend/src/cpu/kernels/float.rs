@@ -131,7 +131,7 @@ unsafe fn dots<L: Lanes, W: Weights, const R: usize, const C: usize>(
 unsafe fn one<L: Lanes, W: Weights>(set: &RowSet, col: &ColPtr, out: &mut [f32; ROWS]) {
     for r in (0..set.n).step_by(4) {
         let rows: [*const u8; 4] = std::array::from_fn(|i| set.row(r + i));
-        let ahead = rows[0].wrapping_add(AHEAD.max(4 * set.row_bytes));
+        let ahead = rows[0].wrapping_add(AHEAD.max(4 * set.bytes.q));
         // SAFETY: the caller's promise about rows and column.
         let y = unsafe { dots::<L, W, 4, 1>(rows, [col.row.q.cast()], set.k, Some(ahead)) };
         for i in 0..4 {

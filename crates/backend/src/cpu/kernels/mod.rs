@@ -18,8 +18,8 @@ mod variants;
 use std::ops::Range;
 
 use model::plan::Gate;
-use quant::WeightType;
 use quant::act::ActKind;
+use quant::{PlaneBytes, Planes, WeightType};
 
 use super::isa::Isa;
 use super::mem::zeroed;
@@ -32,7 +32,7 @@ use variants::{Many, Variant};
 /// Columns that share one unpacked panel: their part of the activations stays in the second-level cache.
 const COLS: usize = 96;
 
-/// Weights `[n, k]`, rows of `dtype.row_bytes(k)` bytes one after the other.
+/// Weights `[n, k]`, rows of `dtype.plane_bytes(k)` bytes one after the other in every plane.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a> {
     /// Type.
@@ -42,7 +42,7 @@ pub struct Matrix<'a> {
     /// Values in a row (inputs).
     pub k: usize,
     /// The rows.
-    pub bytes: &'a [u8],
+    pub planes: Planes<'a>,
 }
 
 /// Gate and up of a gated activation, matrices of one shape that want one kind of activations.
@@ -142,19 +142,33 @@ unsafe impl Send for Scratch {}
 
 /// Consecutive rows of a matrix, at most [`ROWS`].
 #[derive(Clone, Copy, Debug)]
-struct RowSet {
+struct RowSet<'a> {
     dtype: WeightType,
-    base: *const u8,
-    row_bytes: usize,
+    planes: Planes<'a>,
+    /// Bytes of a row.
+    bytes: PlaneBytes,
     n: usize,
     k: usize,
 }
 
-impl RowSet {
-    /// Row `r`, or the last row when there are fewer: tiles are always full, and what is too much is not stored.
+impl RowSet<'_> {
+    /// Row `r` of plane `q`, or the last row when there are fewer: tiles are always full, and what is too much is not
+    /// stored.
     fn row(&self, r: usize) -> *const u8 {
         // SAFETY: rows up to `n` lie inside the matrix.
-        unsafe { self.base.add(r.min(self.n - 1) * self.row_bytes) }
+        unsafe { self.planes.q.as_ptr().add(r.min(self.n - 1) * self.bytes.q) }
+    }
+
+    /// As [`RowSet::row`], of the plane of scales.
+    fn scales(&self, r: usize) -> *const u8 {
+        // SAFETY: as above.
+        unsafe { self.planes.scales.as_ptr().add(r.min(self.n - 1) * self.bytes.scales) }
+    }
+
+    /// As [`RowSet::row`], of the plane of biases.
+    fn biases(&self, r: usize) -> *const u8 {
+        // SAFETY: as above.
+        unsafe { self.planes.biases.as_ptr().add(r.min(self.n - 1) * self.bytes.biases) }
     }
 }
 
@@ -175,7 +189,7 @@ impl Kernels {
         assert!(isa.available(), "the machine has no {isa}");
         Kernels {
             isa,
-            table: WeightType::GGUF.iter().map(|&t| variants::variant(t, isa)).collect(),
+            table: WeightType::ALL.iter().map(|&t| variants::variant(t, isa)).collect(),
             quantise: variants::quantise(isa),
         }
     }
@@ -209,7 +223,7 @@ impl Kernels {
     /// `y[col.out][r] = w[r]·acts[col.act]` for every `r` of `rows` and every column.
     ///
     /// # Panics
-    /// When shapes disagree: row length, kind of activations, length of `w.bytes`, a column or row out of range.
+    /// When shapes disagree: row length, kind of activations, lengths of `w.planes`, a column or row out of range.
     pub fn matmul(
         &self,
         w: &Matrix,
@@ -269,7 +283,7 @@ impl Kernels {
         // About 256 kB of weights for one column; with more columns a tile is worth more. What is asked for ahead past
         // the end of a chunk is another worker's, and its first lines were not asked for: with 64 kB two threads reached
         // 76% of the bandwidth, with 256 kB 92%, at a prefetch 8 kB ahead (AMD EPYC 9004, 2 cores, [151936, 2048] q6_k).
-        let row = dtype.row_bytes(k).unwrap_or(k).max(1);
+        let row = dtype.plane_bytes(k).map_or(k, PlaneBytes::total).max(1);
         let by_bytes = (262_144 / row / cols.max(1)).max(1);
         let by_share = n.div_ceil(4 * workers.max(1)).max(1);
         by_bytes.min(by_share).next_multiple_of(ROWS)
@@ -281,20 +295,16 @@ impl Kernels {
         let (cols, acc) = (&scratch.cols[..n_cols], &mut scratch.acc[..n_cols]);
         match variant.many {
             Many::Panel { unpack, tile, from } if n_cols >= from => {
-                let (block, bytes) = (set.dtype.block_len(), set.dtype.block_bytes());
+                let block = set.dtype.act().block_len();
                 for a in acc.iter_mut() {
                     *a = [0.0; ROWS];
                 }
                 for chunk in (0..set.k).step_by(CHUNK) {
                     let blocks = (set.k - chunk).min(CHUNK) / block;
-                    let at: [*const u8; ROWS] = std::array::from_fn(|r| {
-                        // SAFETY: the chunk begins inside the row.
-                        unsafe { set.row(r).add(chunk / block * bytes) }
-                    });
-                    // SAFETY: the rows have these blocks from here on; `new` checked the instruction set; the columns'
+                    // SAFETY: the rows have these blocks; `new` checked the instruction set; the columns'
                     // rows have k values, of which chunk .. chunk + blocks·block are read.
                     unsafe {
-                        unpack(&at, blocks, ROWS * set.row_bytes, &mut scratch.panel);
+                        unpack(set, chunk, blocks, &mut scratch.panel);
                         tile(&scratch.panel, blocks, chunk, cols, acc);
                     }
                 }
@@ -336,14 +346,14 @@ fn prefetch(p: *const u8, bytes: usize) {
 
 /// Everything that raw pointers rely on, once a call.
 fn check(w: &Matrix, rows: &Range<usize>, acts: &ActsShared, cols: &[Col], y: &OutPtr) {
-    let need = w.dtype.row_bytes(w.k).and_then(|row| row.checked_mul(w.n));
+    let need = w.dtype.plane_bytes(w.k).and_then(|row| row.times(w.n));
+    let held = w.planes.len();
     assert!(
-        need.is_some_and(|need| need <= w.bytes.len()),
-        "{} [{}, {}] in {} bytes",
+        need.is_some_and(|n| n.q <= held.q && n.scales <= held.scales && n.biases <= held.biases),
+        "{} [{}, {}] in {held:?}",
         w.dtype,
         w.n,
         w.k,
-        w.bytes.len()
     );
     assert!(acts.kind() == w.dtype.act() && acts.k() == w.k, "activations are not for {} rows of {}", w.dtype, w.k);
     assert!(rows.end <= w.n && rows.end <= y.stride, "rows {rows:?} of {} into outputs of {}", w.n, y.stride);
@@ -358,11 +368,11 @@ fn set_cols(cols: &[Col], acts: &ActsShared, scratch: &mut Scratch) {
     }
 }
 
-fn row_set(w: &Matrix, first: usize, end: usize) -> RowSet {
+fn row_set<'a>(w: &Matrix<'a>, first: usize, end: usize) -> RowSet<'a> {
     // `check` saw that the product does not overflow and that the type divides the row.
-    let row_bytes = w.dtype.row_bytes(w.k).unwrap_or(0);
-    let base = w.bytes[first * row_bytes..].as_ptr();
-    RowSet { dtype: w.dtype, base, row_bytes, n: (end - first).min(ROWS), k: w.k }
+    let bytes = w.dtype.plane_bytes(w.k).unwrap_or_default();
+    let n = (end - first).min(ROWS);
+    RowSet { dtype: w.dtype, planes: w.planes.rows(bytes, first..first + n), bytes, n, k: w.k }
 }
 
 /// Adds a bias to the first rows of a tile's columns.

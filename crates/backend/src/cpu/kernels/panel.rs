@@ -3,9 +3,11 @@
 //! Sub-scales are folded into the integers (`q·sc` fits i16 for every type), so from here on all types of one block
 //! length are alike and one micro-kernel an instruction set serves them all.
 
-use quant::WeightType;
 use quant::block::{Ints32, Ints256};
-use quant::types::{iq, k, legacy};
+use quant::types::{iq, k, legacy, planar};
+use quant::{Planes, WeightType};
+
+use super::RowSet;
 
 /// Rows of a tile: lanes of the micro-kernels.
 pub(super) const ROWS: usize = 16;
@@ -32,13 +34,13 @@ impl Panel {
     }
 }
 
-/// Unpacks `blocks` blocks (at most eight 32-blocks or one super-block) of 16 rows; `rows` point at the first of them.
-/// The rows that come after these lie `next` bytes on and may be asked for ahead.
+/// Unpacks `blocks` blocks (at most eight 32-blocks or one super-block) of 16 rows from value `chunk` on, a multiple of
+/// [`CHUNK`].
 ///
 /// # Safety
-/// Every pointer of `rows` is readable for `blocks` blocks of the function's type, and the machine has the
-/// instruction set that the function is written for.
-pub(super) type UnpackFn = unsafe fn(rows: &[*const u8; ROWS], blocks: usize, next: usize, panel: &mut Panel);
+/// The rows are readable and have these blocks of the function's type, and the machine has the instruction set that the
+/// function is written for.
+pub(super) type UnpackFn = unsafe fn(set: &RowSet, chunk: usize, blocks: usize, panel: &mut Panel);
 
 /// Index in [`Panel::w`] of value `i` of row `r`.
 fn at(i: usize, r: usize) -> usize {
@@ -49,41 +51,57 @@ fn at(i: usize, r: usize) -> usize {
 /// Unpacks through the reference decoders; for the types without a kernel of their own.
 pub(super) fn plain(t: WeightType) -> UnpackFn {
     match t {
-        WeightType::Q4_0 => |r, n, _, p| small(r, n, p, legacy::unpack_q4_0),
-        WeightType::Q4_1 => |r, n, _, p| small(r, n, p, legacy::unpack_q4_1),
-        WeightType::Q5_0 => |r, n, _, p| small(r, n, p, legacy::unpack_q5_0),
-        WeightType::Q5_1 => |r, n, _, p| small(r, n, p, legacy::unpack_q5_1),
-        WeightType::Q8_0 => |r, n, _, p| small(r, n, p, legacy::unpack_q8_0),
-        WeightType::IQ4_NL => |r, n, _, p| small(r, n, p, iq::unpack_iq4_nl),
-        WeightType::MXFP4 => |r, n, _, p| small(r, n, p, iq::unpack_mxfp4),
-        WeightType::Q2_K => |r, _, _, p| large(r, p, k::unpack_q2_k),
-        WeightType::Q3_K => |r, _, _, p| large(r, p, k::unpack_q3_k),
-        WeightType::Q4_K => |r, _, _, p| large(r, p, k::unpack_q4_k),
-        WeightType::Q5_K => |r, _, _, p| large(r, p, k::unpack_q5_k),
-        WeightType::Q6_K => |r, _, _, p| large(r, p, k::unpack_q6_k),
-        WeightType::IQ4_XS => |r, _, _, p| large(r, p, iq::unpack_iq4_xs),
-        _ => unreachable!("floats have no integer panel, planar types none yet"),
+        WeightType::Q4_0 => |s, c, n, p| small(s, c, n, p, legacy::unpack_q4_0),
+        WeightType::Q4_1 => |s, c, n, p| small(s, c, n, p, legacy::unpack_q4_1),
+        WeightType::Q5_0 => |s, c, n, p| small(s, c, n, p, legacy::unpack_q5_0),
+        WeightType::Q5_1 => |s, c, n, p| small(s, c, n, p, legacy::unpack_q5_1),
+        WeightType::Q8_0 => |s, c, n, p| small(s, c, n, p, legacy::unpack_q8_0),
+        WeightType::IQ4_NL => |s, c, n, p| small(s, c, n, p, iq::unpack_iq4_nl),
+        WeightType::MXFP4 => |s, c, n, p| small(s, c, n, p, iq::unpack_mxfp4),
+        WeightType::Q2_K => |s, c, _, p| large(s, c, p, k::unpack_q2_k),
+        WeightType::Q3_K => |s, c, _, p| large(s, c, p, k::unpack_q3_k),
+        WeightType::Q4_K => |s, c, _, p| large(s, c, p, k::unpack_q4_k),
+        WeightType::Q5_K => |s, c, _, p| large(s, c, p, k::unpack_q5_k),
+        WeightType::Q6_K => |s, c, _, p| large(s, c, p, k::unpack_q6_k),
+        WeightType::IQ4_XS => |s, c, _, p| large(s, c, p, iq::unpack_iq4_xs),
+        WeightType::MXFP4_PLANAR => |s, c, n, p| blocks32(s, c, n, p, planar::unpack_mxfp4),
+        WeightType::Affine(_) => |s, c, n, p| {
+            let WeightType::Affine(a) = s.dtype else { unreachable!("the table gave this function to affine types") };
+            blocks32(s, c, n, p, |row, b| a.unpack(row, b));
+        },
+        WeightType::F32 | WeightType::F16 | WeightType::BF16 => unreachable!("floats have no integer panel"),
     }
 }
 
-fn small<const N: usize>(rows: &[*const u8; ROWS], blocks: usize, panel: &mut Panel, unpack: fn(&[u8; N]) -> Ints32) {
-    for (r, &row) in rows.iter().enumerate() {
+fn small<const N: usize>(set: &RowSet, chunk: usize, blocks: usize, panel: &mut Panel, f: fn(&[u8; N]) -> Ints32) {
+    blocks32(set, chunk, blocks, panel, |row, b| f(&row.q.as_chunks().0[b]));
+}
+
+/// Blocks of 32 values; `unpack` is given a row and the index of a block in it.
+fn blocks32<Q: Copy + Into<i16>>(
+    set: &RowSet,
+    chunk: usize,
+    blocks: usize,
+    panel: &mut Panel,
+    unpack: impl Fn(Planes<'_>, usize) -> Ints32<Q>,
+) {
+    for r in 0..ROWS {
+        let row = set.planes.row(set.bytes, r.min(set.n - 1));
         for b in 0..blocks {
-            // SAFETY: `UnpackFn`: the row has `blocks` blocks of N bytes.
-            let ints = unpack(unsafe { &*row.add(b * N).cast::<[u8; N]>() });
+            let ints = unpack(row, chunk / 32 + b);
             panel.d[b][r] = ints.d;
             panel.m[b][r] = ints.m;
             for (i, &q) in ints.q.iter().enumerate() {
-                panel.w[at(32 * b + i, r)] = i16::from(q);
+                panel.w[at(32 * b + i, r)] = q.into();
             }
         }
     }
 }
 
-fn large<const N: usize>(rows: &[*const u8; ROWS], panel: &mut Panel, unpack: fn(&[u8; N]) -> Ints256) {
-    for (r, &row) in rows.iter().enumerate() {
-        // SAFETY: `UnpackFn`: the row has a super-block of N bytes.
-        let ints = unpack(unsafe { &*row.cast::<[u8; N]>() });
+fn large<const N: usize>(set: &RowSet, chunk: usize, panel: &mut Panel, unpack: fn(&[u8; N]) -> Ints256) {
+    for r in 0..ROWS {
+        let row = set.planes.row(set.bytes, r.min(set.n - 1));
+        let ints = unpack(&row.q.as_chunks().0[chunk / 256]);
         panel.d[0][r] = ints.d;
         panel.m[0][r] = -ints.dmin;
         for (i, &q) in ints.q.iter().enumerate() {

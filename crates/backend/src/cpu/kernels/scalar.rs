@@ -17,9 +17,7 @@ use super::{ActsShared, ColPtr, RowSet};
 pub(super) unsafe fn one(set: &RowSet, acts: &ActsShared, col: &ColPtr, out: &mut [f32; ROWS]) {
     let x = acts.row(col.act);
     for (r, out) in out.iter_mut().enumerate().take(set.n) {
-        // SAFETY: rows of the set are `row_bytes` long.
-        let w = unsafe { std::slice::from_raw_parts(set.row(r), set.row_bytes) };
-        *out = dot_row(set.dtype, w, x);
+        *out = dot_row(set.dtype, set.planes.row(set.bytes, r), x);
     }
 }
 
@@ -78,7 +76,7 @@ enum Sums<'a> {
 
 /// The tile function of a type.
 pub(super) fn tile_fn(t: WeightType) -> TileFn {
-    match (t.block_len(), t.has_min()) {
+    match (t.act().block_len(), t.has_min()) {
         // SAFETY: the contract of `TileFn` is that of `tile`.
         (32, false) => |p, b, at, cols, acc| unsafe { tile(p, b, 32, at, cols, acc, false) },
         // SAFETY: as above.

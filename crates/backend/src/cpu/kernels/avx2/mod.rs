@@ -2,9 +2,10 @@
 //!
 //! A format is described once, in [`small`] (32-blocks) or [`large`] (super-blocks): how a block's bytes become signed
 //! bytes, scales and minimums. The matrix-vector kernels ([`mod@vec`]) and the panel unpackers ([`mod@unpack`]) are generic over
-//! that; [`mod@tile`] multiplies panels and knows no format.
+//! that; types in planes have both in [`mod@planar`]; [`mod@tile`] multiplies panels and knows no format.
 
 pub(super) mod large;
+mod planar;
 pub(super) mod quantise;
 pub(super) mod small;
 mod tile;

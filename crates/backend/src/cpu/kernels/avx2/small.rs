@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use quant::types::iq::{E2M1_DOUBLED, IQ4_VALUES};
 
-use super::{both, halves8, load64, load128, load256};
+use super::{both, halves8, load128, load256};
 
 /// A 32-block format. `p` always points to a block, all of which is readable; the machine has AVX2, FMA and F16C.
 #[allow(clippy::missing_safety_doc)]
@@ -140,13 +140,18 @@ small!(
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn scales(p: &[*const u8; 8]) -> __m256 {
         // SAFETY: the promise of the trait.
-        let e = u64::from_le_bytes(std::array::from_fn(|i| unsafe { *p[i] }));
-        // SAFETY: the word has 8 bytes.
-        let e = _mm256_cvtepu8_epi32(unsafe { load64(e.to_le_bytes().as_ptr()) });
-        // 2^(e - 128): a power of two from e = 2 on, subnormal below.
-        let one = _mm256_set1_epi32(1);
-        let normal = _mm256_slli_epi32::<23>(_mm256_sub_epi32(e, one));
-        let tiny = _mm256_sllv_epi32(_mm256_set1_epi32(0x0020_0000), e);
-        _mm256_castsi256_ps(_mm256_blendv_epi8(tiny, normal, _mm256_cmpgt_epi32(e, one)))
+        e8m0_halves(u64::from_le_bytes(std::array::from_fn(|i| unsafe { *p[i] })))
     }
 );
+
+/// [`quant::types::iq::e8m0_half`] of eight bytes.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn e8m0_halves(e: u64) -> __m256 {
+    let e = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(e as i64));
+    // 2^(e - 128): a power of two from e = 2 on, subnormal below.
+    let one = _mm256_set1_epi32(1);
+    let normal = _mm256_slli_epi32::<23>(_mm256_sub_epi32(e, one));
+    let tiny = _mm256_sllv_epi32(_mm256_set1_epi32(0x0020_0000), e);
+    _mm256_castsi256_ps(_mm256_blendv_epi8(tiny, normal, _mm256_cmpgt_epi32(e, one)))
+}

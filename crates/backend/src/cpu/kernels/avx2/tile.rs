@@ -19,7 +19,7 @@ const LARGE: u8 = 2;
 
 /// The tile function of a type.
 pub(in super::super) fn tile(t: WeightType) -> TileFn {
-    match (t.block_len(), t.has_min()) {
+    match (t.act().block_len(), t.has_min()) {
         (32, false) => columns::<16, NONE>,
         (32, true) => columns::<16, SMALL>,
         (_, false) => columns::<128, NONE>,

@@ -8,10 +8,10 @@ use std::arch::x86_64::*;
 use quant::WeightType;
 
 use super::super::panel::{Panel, ROWS, UnpackFn};
-use super::super::prefetch;
+use super::super::{RowSet, prefetch};
 use super::large::{Iq4Xs, Large, Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::small::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Small};
-use super::{array, halves8, transpose8};
+use super::{array, halves8, planar, transpose8};
 
 /// The unpacker of a type.
 pub(in super::super) fn unpack(t: WeightType) -> UnpackFn {
@@ -29,7 +29,8 @@ pub(in super::super) fn unpack(t: WeightType) -> UnpackFn {
         WeightType::Q5_K => large::<Q5K>,
         WeightType::Q6_K => large::<Q6K>,
         WeightType::IQ4_XS => large::<Iq4Xs>,
-        _ => unreachable!("floats have no integer panel, planar types none yet"),
+        WeightType::MXFP4_PLANAR | WeightType::Affine(_) => planar::unpack(t),
+        WeightType::F32 | WeightType::F16 | WeightType::BF16 => unreachable!("floats have no integer panel"),
     }
 }
 
@@ -52,7 +53,7 @@ fn odd(x: __m256i) -> __m256i {
 /// # Safety
 /// The pair is one of the panel's.
 #[inline]
-unsafe fn at(panel: &mut Panel, pair: usize, r: usize) -> *mut __m256i {
+pub(super) unsafe fn at(panel: &mut Panel, pair: usize, r: usize) -> *mut __m256i {
     // SAFETY: the caller's promise.
     unsafe { panel.w.as_mut_ptr().add((pair * ROWS + r) * 2).cast() }
 }
@@ -60,9 +61,10 @@ unsafe fn at(panel: &mut Panel, pair: usize, r: usize) -> *mut __m256i {
 /// # Safety
 /// See [`UnpackFn`]; the rows are of type `T`.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn small<T: Small>(rows: &[*const u8; ROWS], blocks: usize, next: usize, panel: &mut Panel) {
+unsafe fn small<T: Small>(set: &RowSet, chunk: usize, blocks: usize, panel: &mut Panel) {
+    let rows: [*const u8; ROWS] = std::array::from_fn(|r| set.row(r).wrapping_add(chunk / 32 * T::BYTES));
     for row in rows {
-        prefetch(row.wrapping_add(next), blocks * T::BYTES);
+        prefetch(row.wrapping_add(ROWS * set.bytes.q), blocks * T::BYTES);
     }
     for r in [0, 8] {
         for b in 0..blocks {
@@ -86,9 +88,10 @@ unsafe fn small<T: Small>(rows: &[*const u8; ROWS], blocks: usize, next: usize, 
 /// # Safety
 /// See [`UnpackFn`]; the rows are of type `T`.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn large<T: Large>(rows: &[*const u8; ROWS], _blocks: usize, next: usize, panel: &mut Panel) {
+unsafe fn large<T: Large>(set: &RowSet, chunk: usize, _blocks: usize, panel: &mut Panel) {
+    let rows: [*const u8; ROWS] = std::array::from_fn(|r| set.row(r).wrapping_add(chunk / 256 * T::BYTES));
     for row in rows {
-        prefetch(row.wrapping_add(next), T::BYTES);
+        prefetch(row.wrapping_add(ROWS * set.bytes.q), T::BYTES);
     }
     for r in [0, 8] {
         // SAFETY: every row has a block of type T; the panel has 128 pairs, eight of which are pairs of minimums.

@@ -12,12 +12,12 @@ use super::super::variants::OneFn;
 use super::super::{AHEAD, ActsShared, ColPtr, RowSet, prefetch};
 use super::large::{Iq4Xs, Large, Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::small::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Small};
-use super::{array, both, halves4, halves8, hsum4, hsum8, load64, load256};
+use super::{array, both, halves4, halves8, hsum4, hsum8, load64, load256, planar};
 
 /// The kernels of one instruction set: the same source, compiled with its features. With VNNI the compiler turns a
 /// product of pairs and an addition into `vpdpwssd`.
 macro_rules! kernels {
-    ($one:ident, $small:ident, $large:ident, $features:literal, $vnni:literal) => {
+    ($one:ident, $small:ident, $large:ident, $planar:path, $features:literal, $vnni:literal) => {
         /// The one-column kernel of a type.
         pub(in super::super) fn $one(t: WeightType) -> OneFn {
             match t {
@@ -34,7 +34,8 @@ macro_rules! kernels {
                 WeightType::Q5_K => $large::<Q5K>,
                 WeightType::Q6_K => $large::<Q6K>,
                 WeightType::IQ4_XS => $large::<Iq4Xs>,
-                _ => unreachable!("floats have their own kernels, planar types none yet"),
+                WeightType::MXFP4_PLANAR | WeightType::Affine(_) => $planar(t),
+                WeightType::F32 | WeightType::F16 | WeightType::BF16 => unreachable!("floats have their own kernels"),
             }
         }
 
@@ -56,8 +57,15 @@ macro_rules! kernels {
     };
 }
 
-kernels!(one, small_avx2, large_avx2, "avx2,fma,f16c", false);
-kernels!(one_avx512, small_avx512, large_avx512, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni", true);
+kernels!(one, small_avx2, large_avx2, planar::one, "avx2,fma,f16c", false);
+kernels!(
+    one_avx512,
+    small_avx512,
+    large_avx512,
+    planar::one_avx512,
+    "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni",
+    true
+);
 
 /// # Safety
 /// See [`OneFn`]; the set is of type `T`.
@@ -67,7 +75,7 @@ unsafe fn small<T: Small>(set: &RowSet, col: &ColPtr, out: &mut [f32; ROWS]) {
         let mut p: [*const u8; 8] = std::array::from_fn(|i| set.row(first + i));
         // SAFETY: the machine has the instructions, as below.
         let mut acc = unsafe { _mm256_setzero_ps() };
-        let ahead = p[0].wrapping_add(AHEAD.max(8 * set.row_bytes));
+        let ahead = p[0].wrapping_add(AHEAD.max(8 * set.bytes.q));
         for b in 0..set.k / 32 {
             if b % 4 == 0 {
                 prefetch(ahead.wrapping_add(8 * T::BYTES * b), 32 * T::BYTES);
@@ -174,7 +182,7 @@ unsafe fn large<T: Large, const VNNI: bool>(set: &RowSet, col: &ColPtr, out: &mu
         let mut p: [*const u8; 4] = std::array::from_fn(|i| set.row(first + i));
         // SAFETY: the machine has the instructions, as below.
         let mut acc = unsafe { _mm_setzero_ps() };
-        let ahead = p[0].wrapping_add(AHEAD.max(4 * set.row_bytes));
+        let ahead = p[0].wrapping_add(AHEAD.max(4 * set.bytes.q));
         for b in 0..set.k / 256 {
             prefetch(ahead.wrapping_add(4 * T::BYTES * b), 4 * T::BYTES);
             // SAFETY: block b lies inside every row and the column; the last `add` ends at most at the row's end.

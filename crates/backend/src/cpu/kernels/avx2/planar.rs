@@ -1,0 +1,479 @@
+//! The types of MLX files, whose scales and biases lie in planes of their own; the layouts are told in
+//! [`quant::types::planar`].
+//!
+//! 32 values make a pair of registers: even values and odd ones, as 16-bit integers. Scales of eight groups of eight rows
+//! are read and transposed together, since a row's scales follow each other.
+
+use std::arch::x86_64::*;
+
+use quant::types::iq::E2M1_DOUBLED;
+use quant::{ScaleType, WeightType};
+
+use super::super::panel::{Panel, ROWS, UnpackFn};
+use super::super::variants::OneFn;
+use super::super::{AHEAD, ActsShared, ColPtr, RowSet, prefetch};
+use super::unpack::at;
+use super::{array, hsum8, load64, load128, load256, transpose8};
+
+/// How 32 values lie in plane `q`. `p` always points to them, `4·BITS` readable bytes; the machine has AVX2.
+#[allow(clippy::missing_safety_doc)]
+trait Ints {
+    /// Bits a value.
+    const BITS: usize;
+    /// The integers are bytes with a sign.
+    const SIGNED: bool = false;
+    /// Values 0, 2 .. 30 and values 1, 3 .. 31.
+    unsafe fn pairs(p: *const u8) -> [__m256i; 2];
+}
+
+struct Bits<const B: usize>;
+struct Fp4;
+
+impl Ints for Bits<8> {
+    const BITS: usize = 8;
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn pairs(p: *const u8) -> [__m256i; 2] {
+        // SAFETY: the promise of the trait: 32 bytes.
+        let v = unsafe { load256(p) };
+        [_mm256_and_si256(v, _mm256_set1_epi16(0xff)), _mm256_srli_epi16::<8>(v)]
+    }
+}
+
+impl Ints for Bits<4> {
+    const BITS: usize = 4;
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn pairs(p: *const u8) -> [__m256i; 2] {
+        // SAFETY: the promise of the trait: 16 bytes.
+        let v = _mm256_cvtepu8_epi16(unsafe { load128(p) });
+        [_mm256_and_si256(v, _mm256_set1_epi16(15)), _mm256_srli_epi16::<4>(v)]
+    }
+}
+
+impl Ints for Fp4 {
+    const BITS: usize = 4;
+    const SIGNED: bool = true;
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn pairs(p: *const u8) -> [__m256i; 2] {
+        // SAFETY: the promise of the trait: 16 bytes; so has the table.
+        let (v, values) = unsafe { (load128(p), load128(E2M1_DOUBLED.as_ptr().cast())) };
+        let code = |v| _mm256_cvtepi8_epi16(_mm_shuffle_epi8(values, _mm_and_si128(v, _mm_set1_epi8(15))));
+        [code(v), code(_mm_srli_epi16::<4>(v))]
+    }
+}
+
+/// How values of 2, 3, 5 and 6 bits come out of their stream: two neighbours lie in two bytes, which go to the 16-bit
+/// lane of the pair and are shifted left, each by its own number of bits, so that they end at the same bit of the lane.
+struct Stream {
+    /// Which bytes go to the lane, `[half][byte]`.
+    bytes: [[u8; 16]; 2],
+    /// What shifts the lane left, `[half][lane]`.
+    shift: [[i16; 8]; 2],
+}
+
+impl Stream {
+    /// Bits of the lane below the pair.
+    const fn low(bits: usize) -> usize {
+        match bits {
+            3 | 5 => 6,
+            _ => 4,
+        }
+    }
+
+    /// Where the bytes of the upper half are loaded from; both halves have all their bytes in the load.
+    const fn upper(bits: usize) -> usize {
+        match bits {
+            2 => 0,
+            6 => 8,
+            _ => 4,
+        }
+    }
+
+    const fn new(bits: usize) -> Self {
+        let mut s = Self { bytes: [[0x80; 16]; 2], shift: [[1; 8]; 2] };
+        let mut lane = 0;
+        while lane < 16 {
+            let (bit, half, at) = (2 * bits * lane, lane / 8, lane % 8);
+            let byte = bit / 8 - half * Self::upper(bits);
+            s.bytes[half][2 * at] = byte as u8;
+            if bit % 8 + 2 * bits > 8 {
+                s.bytes[half][2 * at + 1] = byte as u8 + 1;
+            }
+            s.shift[half][at] = 1 << (Self::low(bits) - bit % 8);
+            lane += 1;
+        }
+        s
+    }
+}
+
+/// # Safety
+/// The machine has AVX2.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn stream<const B: usize, const LOW: i32, const HIGH: i32>(v: __m256i, s: &Stream) -> [__m256i; 2] {
+    // SAFETY: both tables have 32 bytes.
+    let (bytes, shift) = unsafe { (load256(s.bytes.as_ptr().cast()), load256(s.shift.as_ptr().cast())) };
+    let t = _mm256_mullo_epi16(_mm256_shuffle_epi8(v, bytes), shift);
+    let mask = _mm256_set1_epi16((1 << B) - 1);
+    [_mm256_and_si256(_mm256_srli_epi16::<LOW>(t), mask), _mm256_and_si256(_mm256_srli_epi16::<HIGH>(t), mask)]
+}
+
+macro_rules! stream {
+    ($bits:literal, $low:literal, $high:literal, |$p:ident| $load:expr) => {
+        impl Ints for Bits<$bits> {
+            const BITS: usize = $bits;
+            #[inline]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            unsafe fn pairs($p: *const u8) -> [__m256i; 2] {
+                const { assert!(Stream::low($bits) == $low && $low + $bits == $high) };
+                static STREAM: Stream = Stream::new($bits);
+                // SAFETY: the promise of the trait; no load ends past the bytes of the values.
+                unsafe { stream::<$bits, $low, $high>($load, &STREAM) }
+            }
+        }
+    };
+}
+
+stream!(2, 4, 6, |p| _mm256_set1_epi64x(p.cast::<i64>().read_unaligned()));
+stream!(3, 6, 9, |p| _mm256_set_m128i(load64(p.add(4)), load64(p)));
+stream!(5, 6, 11, |p| _mm256_set_m128i(load128(p.add(4)), load128(p)));
+stream!(6, 4, 10, |p| _mm256_set_m128i(load128(p.add(8)), load128(p)));
+
+/// How numbers lie in the planes of scales and biases.
+#[allow(clippy::missing_safety_doc)]
+trait Scale {
+    /// Bytes of a number.
+    const BYTES: usize;
+    /// The number at each of eight places, which are readable for it.
+    unsafe fn one(p: &[*const u8; 8]) -> __m256;
+    /// Numbers 0 .. 8 at each of eight places, which are readable for them: `[number]`, a lane a place.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn eight(p: &[*const u8; 8]) -> [__m256; 8] {
+        // SAFETY: the promise of the trait.
+        unsafe { array!(8, |i| Self::one(&p.map(|p| p.wrapping_add(i * Self::BYTES)))) }
+    }
+}
+
+struct F16;
+struct BF16;
+struct F32;
+struct E8m0;
+
+/// The 16 bits at each of eight places.
+///
+/// # Safety
+/// They are readable.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn words(p: &[*const u8; 8]) -> __m128i {
+    // SAFETY: the caller's promise.
+    let h = |i: usize| u64::from(unsafe { p[i].cast::<u16>().read_unaligned() });
+    let lo = h(0) | h(1) << 16 | h(2) << 32 | h(3) << 48;
+    let hi = h(4) | h(5) << 16 | h(6) << 32 | h(7) << 48;
+    _mm_set_epi64x(hi as i64, lo as i64)
+}
+
+/// Transposes the eight words of 16 bits at each of eight places.
+///
+/// # Safety
+/// They are readable.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn transposed_words(p: &[*const u8; 8]) -> [__m128i; 8] {
+    // SAFETY: the caller's promise.
+    let r = unsafe { array!(8, |i| load128(p[i])) };
+    let (a0, a1) = (_mm_unpacklo_epi16(r[0], r[1]), _mm_unpackhi_epi16(r[0], r[1]));
+    let (a2, a3) = (_mm_unpacklo_epi16(r[2], r[3]), _mm_unpackhi_epi16(r[2], r[3]));
+    let (a4, a5) = (_mm_unpacklo_epi16(r[4], r[5]), _mm_unpackhi_epi16(r[4], r[5]));
+    let (a6, a7) = (_mm_unpacklo_epi16(r[6], r[7]), _mm_unpackhi_epi16(r[6], r[7]));
+    let (b0, b1) = (_mm_unpacklo_epi32(a0, a2), _mm_unpackhi_epi32(a0, a2));
+    let (b2, b3) = (_mm_unpacklo_epi32(a1, a3), _mm_unpackhi_epi32(a1, a3));
+    let (b4, b5) = (_mm_unpacklo_epi32(a4, a6), _mm_unpackhi_epi32(a4, a6));
+    let (b6, b7) = (_mm_unpacklo_epi32(a5, a7), _mm_unpackhi_epi32(a5, a7));
+    [
+        _mm_unpacklo_epi64(b0, b4),
+        _mm_unpackhi_epi64(b0, b4),
+        _mm_unpacklo_epi64(b1, b5),
+        _mm_unpackhi_epi64(b1, b5),
+        _mm_unpacklo_epi64(b2, b6),
+        _mm_unpackhi_epi64(b2, b6),
+        _mm_unpacklo_epi64(b3, b7),
+        _mm_unpackhi_epi64(b3, b7),
+    ]
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn bf16(x: __m128i) -> __m256 {
+    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(x)))
+}
+
+impl Scale for F16 {
+    const BYTES: usize = 2;
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn one(p: &[*const u8; 8]) -> __m256 {
+        // SAFETY: the promise of the trait.
+        _mm256_cvtph_ps(unsafe { words(p) })
+    }
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn eight(p: &[*const u8; 8]) -> [__m256; 8] {
+        // SAFETY: the promise of the trait.
+        let t = unsafe { transposed_words(p) };
+        array!(8, |i| _mm256_cvtph_ps(t[i]))
+    }
+}
+
+impl Scale for BF16 {
+    const BYTES: usize = 2;
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn one(p: &[*const u8; 8]) -> __m256 {
+        // SAFETY: the promise of the trait.
+        bf16(unsafe { words(p) })
+    }
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn eight(p: &[*const u8; 8]) -> [__m256; 8] {
+        // SAFETY: the promise of the trait.
+        let t = unsafe { transposed_words(p) };
+        array!(8, |i| bf16(t[i]))
+    }
+}
+
+impl Scale for F32 {
+    const BYTES: usize = 4;
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn one(p: &[*const u8; 8]) -> __m256 {
+        // SAFETY: the promise of the trait.
+        let x = |i: usize| unsafe { p[i].cast::<f32>().read_unaligned() };
+        _mm256_setr_ps(x(0), x(1), x(2), x(3), x(4), x(5), x(6), x(7))
+    }
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn eight(p: &[*const u8; 8]) -> [__m256; 8] {
+        // SAFETY: the promise of the trait.
+        let t = transpose8(unsafe { array!(8, |i| load256(p[i])) });
+        array!(8, |i| _mm256_castsi256_ps(t[i]))
+    }
+}
+
+impl Scale for E8m0 {
+    const BYTES: usize = 1;
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn one(p: &[*const u8; 8]) -> __m256 {
+        // SAFETY: the promise of the trait.
+        let e = u64::from_le_bytes(p.map(|p| unsafe { *p }));
+        super::small::e8m0_halves(e)
+    }
+}
+
+/// Eight rows of a set, from plane to plane.
+#[derive(Clone, Copy)]
+struct Rows8 {
+    q: [*const u8; 8],
+    scales: [*const u8; 8],
+    biases: [*const u8; 8],
+}
+
+impl Rows8 {
+    fn new(set: &RowSet, first: usize) -> Self {
+        Self {
+            q: std::array::from_fn(|i| set.row(first + i)),
+            scales: std::array::from_fn(|i| set.scales(first + i)),
+            biases: std::array::from_fn(|i| set.biases(first + i)),
+        }
+    }
+
+    /// Scales and biases of `n` groups (at most eight) from `group` on, `[group]`, a lane a row.
+    ///
+    /// # Safety
+    /// The rows have these groups; the machine has AVX2 and F16C.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn groups<S: Scale, const MIN: bool>(&self, group: usize, n: usize) -> [[__m256; 8]; 2] {
+        let from = |plane: &[*const u8; 8], group: usize| plane.map(|p| p.wrapping_add(group * S::BYTES));
+        let mut out = [[_mm256_setzero_ps(); 8]; 2];
+        // SAFETY: the caller's promise.
+        unsafe {
+            if n == 8 {
+                out[0] = S::eight(&from(&self.scales, group));
+                if MIN {
+                    out[1] = S::eight(&from(&self.biases, group));
+                }
+                return out;
+            }
+            for g in 0..n {
+                out[0][g] = S::one(&from(&self.scales, group + g));
+                if MIN {
+                    out[1][g] = S::one(&from(&self.biases, group + g));
+                }
+            }
+        }
+        out
+    }
+}
+
+/// # Safety
+/// See [`OneFn`]; the set's integers are `Q`, its scales `S`, and it has biases where `MIN`.
+#[inline(always)]
+unsafe fn column<Q: Ints, S: Scale, const MIN: bool>(set: &RowSet, col: &ColPtr, out: &mut [f32; ROWS]) {
+    let bytes = 4 * Q::BITS;
+    let per_group = set.dtype.block_len() / 32;
+    let n_blocks = set.k / 32;
+    for first in (0..set.n).step_by(8) {
+        let rows = Rows8::new(set, first);
+        for plane in [(rows.scales[0], set.bytes.scales), (rows.biases[0], set.bytes.biases)] {
+            prefetch(plane.0.wrapping_add(8 * plane.1), 8 * plane.1);
+        }
+        let ahead = rows.q[0].wrapping_add(AHEAD.max(8 * set.bytes.q));
+        let mut p = rows.q;
+        // SAFETY: the machine has the instructions, as below.
+        let mut acc = unsafe { _mm256_setzero_ps() };
+        for begin in (0..n_blocks).step_by(8 * per_group) {
+            let end = (begin + 8 * per_group).min(n_blocks);
+            // SAFETY: the groups of the blocks lie inside every row.
+            let [d8, m8] = unsafe { rows.groups::<S, MIN>(begin / per_group, (end - begin) / per_group) };
+            for b in begin..end {
+                prefetch(ahead.wrapping_add(8 * bytes * b), 8 * bytes);
+                // SAFETY: block b lies inside every row and the column; the last `add` ends at most at the row's end.
+                unsafe {
+                    let x = split(col.row.wide.add(32 * b).cast());
+                    let isum = hsum8(array!(8, |i| {
+                        let w = Q::pairs(p[i]);
+                        _mm256_add_epi32(_mm256_madd_epi16(w[0], x[0]), _mm256_madd_epi16(w[1], x[1]))
+                    }));
+                    let dx = _mm256_broadcast_ss(&*col.row.d.add(b));
+                    let g = (b - begin) / per_group;
+                    acc = _mm256_fmadd_ps(_mm256_mul_ps(d8[g], dx), _mm256_cvtepi32_ps(isum), acc);
+                    if MIN {
+                        let sum = _mm256_cvtepi32_ps(_mm256_set1_epi32(*col.row.sums.cast::<i32>().add(b)));
+                        acc = _mm256_fmadd_ps(_mm256_mul_ps(m8[g], dx), sum, acc);
+                    }
+                    p = p.map(|p| p.add(bytes));
+                }
+            }
+        }
+        // SAFETY: `out` has ROWS places, `first` is 0 or 8.
+        unsafe { _mm256_storeu_ps(out.as_mut_ptr().add(first), acc) };
+    }
+}
+
+/// Even and odd values of a block of activations from their wide form, in which four values stand as 0, 2, 1, 3.
+///
+/// # Safety
+/// `wide` is readable for 32 values; the machine has AVX2.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn split(wide: *const u8) -> [__m256i; 2] {
+    // SAFETY: the caller's promise.
+    let (a, b) = unsafe { (load256(wide), load256(wide.add(32))) };
+    let (a, b) = (_mm256_castsi256_ps(a), _mm256_castsi256_ps(b));
+    let even = _mm256_castps_si256(_mm256_shuffle_ps::<0x88>(a, b));
+    let odd = _mm256_castps_si256(_mm256_shuffle_ps::<0xdd>(a, b));
+    [_mm256_permute4x64_epi64::<0xd8>(even), _mm256_permute4x64_epi64::<0xd8>(odd)]
+}
+
+/// # Safety
+/// See [`UnpackFn`]; the set's integers are `Q`, its scales `S`, and it has biases where `MIN`.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn panel<Q: Ints, S: Scale, const MIN: bool>(set: &RowSet, chunk: usize, blocks: usize, panel: &mut Panel) {
+    let (bytes, group) = (4 * Q::BITS, set.dtype.block_len());
+    for r in [0, 8] {
+        let rows = Rows8::new(set, r);
+        for row in rows.q {
+            prefetch(row.wrapping_add(chunk / 32 * bytes + ROWS * set.bytes.q), blocks * bytes);
+        }
+        // SAFETY: the rows have the blocks and their groups, the panel has pairs and scales for eight blocks.
+        unsafe {
+            let [d8, m8] = rows.groups::<S, MIN>(chunk / group, 32 * blocks / group);
+            for b in 0..blocks {
+                let p = rows.q.map(|p| p.add((chunk / 32 + b) * bytes));
+                let in_order = array!(8, |i| {
+                    let [even, odd] = Q::pairs(p[i]);
+                    let even = if Q::SIGNED { _mm256_and_si256(even, _mm256_set1_epi16(0xff)) } else { even };
+                    _mm256_or_si256(even, _mm256_slli_epi16::<8>(odd))
+                });
+                for (i, w) in transpose8(in_order).into_iter().enumerate() {
+                    let [even, odd] = if Q::SIGNED {
+                        [_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(w)), _mm256_srai_epi16::<8>(w)]
+                    } else {
+                        [_mm256_and_si256(w, _mm256_set1_epi16(0xff)), _mm256_srli_epi16::<8>(w)]
+                    };
+                    _mm256_store_si256(at(panel, 16 * b + 2 * i, r), even);
+                    _mm256_store_si256(at(panel, 16 * b + 2 * i + 1, r), odd);
+                }
+                let g = 32 * b / group;
+                _mm256_storeu_ps(panel.d[b].as_mut_ptr().add(r), d8[g]);
+                if MIN {
+                    _mm256_storeu_ps(panel.m[b].as_mut_ptr().add(r), m8[g]);
+                }
+            }
+        }
+    }
+}
+
+/// The function of a type among the instances of `$f`.
+macro_rules! of_type {
+    ($t:expr, $f:ident) => {
+        match $t {
+            WeightType::Affine(a) => {
+                macro_rules! bits {
+                    ($s:ident) => {
+                        match a.bits() {
+                            2 => $f::<Bits<2>, $s, true>,
+                            3 => $f::<Bits<3>, $s, true>,
+                            4 => $f::<Bits<4>, $s, true>,
+                            5 => $f::<Bits<5>, $s, true>,
+                            6 => $f::<Bits<6>, $s, true>,
+                            _ => $f::<Bits<8>, $s, true>,
+                        }
+                    };
+                }
+                match a.scales() {
+                    ScaleType::F16 => bits!(F16),
+                    ScaleType::BF16 => bits!(BF16),
+                    ScaleType::F32 => bits!(F32),
+                }
+            }
+            _ => $f::<Fp4, E8m0, false>,
+        }
+    };
+}
+
+/// The unpacker of a type.
+pub(super) fn unpack(t: WeightType) -> UnpackFn {
+    of_type!(t, panel)
+}
+
+/// The kernels of one instruction set: the same source, compiled with its features.
+macro_rules! kernels {
+    ($one:ident, $column:ident, $features:literal) => {
+        /// The one-column kernel of a type.
+        pub(super) fn $one(t: WeightType) -> OneFn {
+            of_type!(t, $column)
+        }
+
+        /// # Safety
+        /// See [`column`].
+        #[target_feature(enable = $features)]
+        unsafe fn $column<Q: Ints, S: Scale, const MIN: bool>(
+            set: &RowSet,
+            _acts: &ActsShared,
+            col: &ColPtr,
+            out: &mut [f32; ROWS],
+        ) {
+            // SAFETY: the caller's promise.
+            unsafe { column::<Q, S, MIN>(set, col, out) }
+        }
+    };
+}
+
+kernels!(one, column_avx2, "avx2,fma,f16c");
+kernels!(one_avx512, column_avx512, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni");
