@@ -5,6 +5,7 @@
 pub mod batch;
 pub mod cpu;
 pub mod reference;
+mod routing;
 mod weights;
 
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use checkpoint::Checkpoint;
 use model::plan::Plan;
 
 pub use batch::{Batch, Chunk, PAGE, Tables};
+pub use routing::RouterInfo;
 
 /// Something that can run plans.
 pub trait Backend {
@@ -100,6 +102,16 @@ pub trait Program: Send {
     /// Copies all recurrent states of a slot to another: a checkpoint is made, or gone back to. Both slots are below
     /// [`Limits::n_states`]; anything else is a mistake of the caller, and panics.
     fn copy_state(&mut self, from: u32, to: u32);
+
+    /// The routers of the plan, in order of layers; none where no layer has experts.
+    fn routers(&self) -> &[RouterInfo] {
+        &[]
+    }
+
+    /// Whether steps from now on report what the routers chose; they do not at first. The numbers stay the same.
+    fn trace_routing(&mut self, is_on: bool) {
+        let _ = is_on;
+    }
 }
 
 /// What a step returns.
@@ -109,6 +121,9 @@ pub struct Output<'a> {
     pub logits: &'a [f32],
     /// Sequences whose numbers broke down; the others are whole.
     pub faults: &'a [Fault],
+    /// Experts that were chosen for the tokens of the asked rows, `[R, Σ n_used]`: for every router of
+    /// [`Program::routers`] its ids, best first. `None` unless [`Program::trace_routing`] asked for it.
+    pub routing: Option<&'a [u16]>,
 }
 
 /// A sequence that cannot go on.

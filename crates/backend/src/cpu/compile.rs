@@ -20,6 +20,7 @@ use super::pool::Pool;
 use super::program::{CpuProgram, Mat, NormStep, OpStep, PartStep, StepTokens, Worker};
 use super::states::States;
 use super::{CacheType, Cpu};
+use crate::routing::RoutingTrace;
 use crate::{CompileError, Kinds, Limits, weights};
 
 /// Compiles `plan`; see [`crate::Backend::compile`].
@@ -67,6 +68,7 @@ pub fn compile(cpu: &Cpu, plan: &Plan, weights: Arc<Checkpoint>, limits: Limits)
         })?,
         lists: ExpertLists::new(needs.n_expert, needs.pairs),
         split: SplitStates::new(pool.threads(), unit_rows, needs.d_v)?,
+        routing: RoutingTrace::new(plan),
         faults: Vec::with_capacity(limits.max_tokens),
         pool,
         _arenas: [bufs, spare, cache_arena],

@@ -27,7 +27,8 @@ use super::ops::{
 };
 use super::pool::Pool;
 use super::states::States;
-use crate::{Batch, Fault, Kinds, Limits, Output, Program, StepError};
+use crate::routing::RoutingTrace;
+use crate::{Batch, Fault, Kinds, Limits, Output, Program, RouterInfo, StepError};
 
 /// A stack of matrices in the checkpoint, each `[n, k]`, wherever each lies; a plain matrix is a stack of one.
 pub struct Mat {
@@ -201,6 +202,7 @@ pub struct Run<'a> {
     pub workers: &'a PerWorker<Worker>,
     pub lists: &'a mut ExpertLists,
     pub split: &'a mut SplitStates,
+    pub routing: &'a mut RoutingTrace,
 }
 
 /// A plan compiled for the CPU. Fields drop in order: what points into the arenas and the checkpoint goes first.
@@ -221,6 +223,7 @@ pub struct CpuProgram {
     pub workers: PerWorker<Worker>,
     pub lists: ExpertLists,
     pub split: SplitStates,
+    pub routing: RoutingTrace,
     pub faults: Vec<Fault>,
     /// Memory of the buffers, the spare buffer and the cache, which views point into.
     pub _arenas: [Arena; 3],
@@ -245,6 +248,7 @@ impl Program for CpuProgram {
         batch.check(self.limits, self.kinds, self.n_vocab)?;
         self.step.fill(batch);
         self.states.start(&mut self.pool, batch);
+        self.routing.start(batch);
         for rope in &mut self.ropes {
             rope.fill(&mut self.pool, &self.step.pos);
         }
@@ -259,6 +263,7 @@ impl Program for CpuProgram {
             workers: &self.workers,
             lists: &mut self.lists,
             split: &mut self.split,
+            routing: &mut self.routing,
         };
         for op in &self.ops {
             run.op(op, &self.caches, &self.ropes);
@@ -266,7 +271,15 @@ impl Program for CpuProgram {
         self.collect_faults(batch);
         // SAFETY: the ops are done; the logits stay until the next step, which borrows the program.
         let logits = unsafe { self.logits.read(batch.rows.len()) };
-        Ok(Output { logits, faults: &self.faults })
+        Ok(Output { logits, faults: &self.faults, routing: self.routing.ids() })
+    }
+
+    fn routers(&self) -> &[RouterInfo] {
+        self.routing.routers()
+    }
+
+    fn trace_routing(&mut self, is_on: bool) {
+        self.routing.turn(is_on, self.limits.max_outputs);
     }
 
     fn copy_state(&mut self, from: u32, to: u32) {
@@ -310,7 +323,10 @@ impl Run<'_> {
             OpStep::CausalConv(ref step) => causal_conv::causal_conv(self, step),
             OpStep::DeltaNet(ref step) => delta_net::delta_net(self, step),
             OpStep::Route { logits, ref router, ids, weights, layer } => {
-                route::route(self, logits, router, ids, weights, layer)
+                route::route(self, logits, router, ids, weights, layer);
+                // SAFETY: the op is done, and no other runs meanwhile.
+                let chosen = unsafe { ids.ids(self.step.rows(ids.rows)) };
+                self.routing.record(ids.rows, chosen, self.batch);
             }
             OpStep::Experts { x, ids, ref mats, hidden, out, spare } => {
                 experts::experts(self, x, ids, mats, hidden, out, spare)

@@ -13,7 +13,8 @@ use std::sync::Arc;
 use checkpoint::Checkpoint;
 use model::plan::{Buf, Elem, LinearPart, Norm, Op, Plan, Rows, State, Weight, validate};
 
-use crate::{Backend, Batch, CompileError, Fault, Kinds, Limits, Output, Program, StepError, weights};
+use crate::routing::RoutingTrace;
+use crate::{Backend, Batch, CompileError, Fault, Kinds, Limits, Output, Program, RouterInfo, StepError, weights};
 use kv::Kv;
 use ops::Matrix;
 
@@ -38,7 +39,16 @@ impl Backend for Reference {
         let kv = plan.caches.iter().map(|cache| Kv::new(*cache, limits)).collect::<Result<_, _>>()?;
         let states = plan.states.iter().map(|state| room(state.n, limits.n_states)).collect::<Result<_, _>>()?;
         let values = plan.bufs.iter().map(|_| Values::default()).collect();
-        Ok(Box::new(Interpreter { plan: plan.clone(), checkpoint, limits, kv, states, values, faults: Vec::new() }))
+        Ok(Box::new(Interpreter {
+            plan: plan.clone(),
+            checkpoint,
+            limits,
+            kv,
+            states,
+            values,
+            faults: Vec::new(),
+            routing: RoutingTrace::new(plan),
+        }))
     }
 }
 
@@ -67,6 +77,7 @@ struct Interpreter {
     states: Vec<Vec<f32>>, // [states][n_states, n]
     values: Vec<Values>,   // [bufs]
     faults: Vec<Fault>,
+    routing: RoutingTrace,
 }
 
 impl Program for Interpreter {
@@ -85,6 +96,7 @@ impl Program for Interpreter {
     fn step(&mut self, batch: &Batch) -> Result<Output<'_>, StepError> {
         batch.check(self.limits, self.kinds(), self.plan.n_vocab)?;
         self.faults.clear();
+        self.routing.start(batch);
         self.poison(batch);
         for chunk in batch.chunks.iter().filter(|chunk| chunk.pos == 0) {
             (0..self.states.len()).for_each(|i| self.state(State(i as u32), chunk.state).fill(0.0));
@@ -94,7 +106,15 @@ impl Program for Interpreter {
             self.run(&op, self.plan.layers[i].unwrap_or(0), batch);
         }
         let logits = &self.values[self.plan.logits.0 as usize].floats;
-        Ok(Output { logits, faults: &self.faults })
+        Ok(Output { logits, faults: &self.faults, routing: self.routing.ids() })
+    }
+
+    fn routers(&self) -> &[RouterInfo] {
+        self.routing.routers()
+    }
+
+    fn trace_routing(&mut self, is_on: bool) {
+        self.routing.turn(is_on, self.limits.max_outputs);
     }
 
     fn copy_state(&mut self, from: u32, to: u32) {
@@ -248,6 +268,7 @@ impl Interpreter {
                     chosen.extend(ids);
                     shares.extend(weights);
                 }
+                self.routing.record(self.plan.buf(ids).rows, &chosen, batch);
                 self.values[ids.0 as usize].ids = chosen;
                 *self.floats_mut(weights) = shares;
             }

@@ -179,7 +179,7 @@ impl Program for Toy {
         if every(self.trouble.short_every, self.steps) {
             self.logits.pop();
         }
-        Ok(Output { logits: &self.logits, faults: &self.faults })
+        Ok(Output { logits: &self.logits, faults: &self.faults, routing: None })
     }
 
     fn copy_state(&mut self, from: u32, to: u32) {

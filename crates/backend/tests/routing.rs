@@ -1,0 +1,47 @@
+//! What a program reports of its routers: the same from every backend, whatever rows are asked for, and nothing unasked.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use backend::cpu::{CacheType, Cpu, Isa};
+use backend::reference::Reference;
+use backend::{Backend, RouterInfo};
+use common::{PLAIN, Session, Shape, model, tokens};
+
+#[test]
+fn chosen_experts_are_reported_row_by_row() {
+    let cpu = Cpu { isa: Isa::best(), threads: 2, cache: CacheType::F32 };
+    let backends: [&dyn Backend; 2] = [&Reference, &cpu];
+    for shape in [PLAIN, Shape { fused: false, n_expert: 19, n_used: 8, ..PLAIN }] {
+        let model = model(shape);
+        let (a, b) = (tokens(40, 1), tokens(7, 2));
+        let mut seen: Vec<Vec<u16>> = Vec::new();
+        for backend in backends {
+            let mut session = Session::new(backend, &model, 100);
+            let routers = session.program.routers().to_vec();
+            assert!(!routers.is_empty());
+            for RouterInfo { n_expert, n_used, .. } in &routers {
+                assert_eq!((*n_expert, *n_used), (shape.n_expert, shape.n_used));
+            }
+            let width: usize = routers.iter().map(|r| r.n_used).sum();
+            session.program.trace_routing(true);
+            session.step(&[(0, &a), (1, &b)]);
+            // The same step once more, with fewer rows asked for.
+            let all = session.program.step(&session.batch).unwrap().routing.unwrap().to_vec();
+            assert_eq!(all.len(), 47 * width);
+            session.batch.rows = vec![3, 39, 46];
+            let some = session.program.step(&session.batch).unwrap().routing.unwrap().to_vec();
+            let rows: Vec<u16> = [3, 39, 46].iter().flat_map(|r| &all[r * width..][..width]).copied().collect();
+            assert_eq!(some, rows);
+            for ids in all.chunks_exact(shape.n_used) {
+                assert!(
+                    ids.iter().enumerate().all(|(i, id)| (*id as usize) < shape.n_expert && !ids[..i].contains(id))
+                );
+            }
+            session.program.trace_routing(false);
+            assert_eq!(session.program.step(&session.batch).unwrap().routing, None);
+            seen.push(all);
+        }
+        assert_eq!(seen[0], seen[1], "{shape:?}");
+    }
+}
