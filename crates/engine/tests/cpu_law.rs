@@ -59,6 +59,7 @@ impl Bed {
             let mut request = Request::new(ids);
             request.max_new_tokens = NEW_TOKENS[i];
             request.ignore_eos = true;
+            request.routing = i % 2 == 0;
             request.sampling = match i % 3 {
                 0 => SamplerParams::greedy(),
                 _ => SamplerParams { seed: i as u64, temperature: 0.9, ..SamplerParams::default() },
@@ -84,8 +85,8 @@ impl Bed {
         Engine::new(program, tokenizer, options).expect("an engine")
     }
 
-    /// The tokens of every request.
-    fn tokens(&self, way: Way) -> Vec<Vec<u32>> {
+    /// The tokens of every request, and the experts that were chosen for them where it asks.
+    fn tokens(&self, way: Way) -> Vec<Answer> {
         let mut engine = self.engine(way);
         let mut out = BTreeMap::new();
         let mut ids = Vec::new();
@@ -102,14 +103,21 @@ impl Bed {
     }
 }
 
-fn drain(engine: &mut Engine, out: &mut BTreeMap<RequestId, Vec<u32>>) {
+/// What comes back: tokens, and experts of those tokens.
+type Answer = (Vec<u32>, Vec<u16>);
+
+fn drain(engine: &mut Engine, out: &mut BTreeMap<RequestId, Answer>) {
     let mut events = Events::new();
     loop {
         events.clear();
         let more = engine.step(&mut events).expect("step");
         for event in events.iter() {
             match event.kind {
-                EventKind::Token { token, .. } => out.entry(event.id).or_default().push(token),
+                EventKind::Token { token, routing, .. } => {
+                    let (tokens, experts) = out.entry(event.id).or_default();
+                    tokens.push(token);
+                    experts.extend(routing.unwrap_or_default());
+                }
                 EventKind::Failed(error) => panic!("{error}"),
                 EventKind::Done { .. } => {}
             }
@@ -126,8 +134,11 @@ fn the_same_tokens_whatever_computes_them() {
     let base =
         Way { isa: Isa::best(), threads: 1, max_tokens: 512, n_pages: 256, prefix_cache: false, together: false };
     let expected = bed.tokens(base);
-    for (i, tokens) in expected.iter().enumerate() {
+    let width: usize = bed.engine(base).routers().iter().map(|router| router.n_used).sum();
+    assert!(width > 0, "the embedded model has experts");
+    for (i, (tokens, experts)) in expected.iter().enumerate() {
         assert_eq!(tokens.len(), NEW_TOKENS[i], "request {i} ends at its limit");
+        assert_eq!(experts.len(), if i % 2 == 0 { tokens.len() * width } else { 0 }, "request {i}");
     }
     let mut ways = vec![
         Way { threads: 2, ..base },

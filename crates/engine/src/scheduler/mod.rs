@@ -28,7 +28,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use backend::{Batch, PAGE, Program, StepError, Tables};
+use backend::{Batch, PAGE, Program, RouterInfo, StepError, Tables};
 
 pub use pages::PageCounts;
 pub use request::{Error, Event, EventKind, Events, FinishReason, Logprobs, Request, RequestId, Timings, Usage};
@@ -85,6 +85,8 @@ pub struct Engine {
     /// Most tokens of a sequence.
     context: usize,
     n_vocab: usize,
+    /// Whether the program reports its routing.
+    is_tracing: bool,
     pool: PagePool,
     batch: Batch,
     /// Both in order of rank, highest first.
@@ -124,6 +126,7 @@ impl Engine {
             budget: limits.max_tokens,
             context: limits.max_positions.min(limits.n_pages.saturating_mul(PAGE)),
             n_vocab,
+            is_tracing: false,
             pool: PagePool::new(limits.n_pages),
             batch: Batch {
                 tokens: Vec::with_capacity(limits.max_tokens),
@@ -145,6 +148,11 @@ impl Engine {
     /// Most tokens that a prompt and its answer have together.
     pub fn context(&self) -> usize {
         self.context
+    }
+
+    /// The routers of the model, in order of layers; none where no layer has experts.
+    pub fn routers(&self) -> &[RouterInfo] {
+        self.program.routers()
     }
 
     /// What the engine is busy with.
@@ -360,7 +368,13 @@ impl Engine {
 
     /// Runs the batch and gives every sequence its row. An error means that nothing was changed.
     fn compute(&mut self, events: &mut Events) -> Result<(), Error> {
-        let Engine { program, batch, running, pool, vocabulary, n_vocab, options, .. } = self;
+        let Engine { program, batch, running, pool, vocabulary, n_vocab, options, is_tracing, .. } = self;
+        let traces = running.iter().any(|s| s.planned > 0 && s.routing);
+        if traces != *is_tracing {
+            program.trace_routing(traces);
+            *is_tracing = traces;
+        }
+        let width = program.routers().iter().map(|router| router.n_used).sum::<usize>().max(1);
         let output = program.step(batch)?;
         let expected = batch.rows.len() * *n_vocab;
         if output.logits.len() != expected {
@@ -370,12 +384,14 @@ impl Engine {
         self.tokens += batch.tokens.len() as u64;
         let now = Instant::now();
         let mut rows = output.logits.chunks_exact(*n_vocab);
+        let mut routing = output.routing.map(|ids| ids.chunks_exact(width));
         let mut chunk = 0;
         running.retain_mut(|sequence| {
             if sequence.planned == 0 {
                 return true;
             }
             let row = sequence.wants_logits().then(|| rows.next()).flatten();
+            let chosen = row.and_then(|_| routing.as_mut()?.next());
             let fault = output.faults.iter().find(|f| f.chunk == chunk);
             let first = batch.chunks[chunk as usize];
             chunk += 1;
@@ -387,7 +403,7 @@ impl Engine {
                 (None, row) => {
                     sequence.computed(pool, options.prefix_cache);
                     match row {
-                        Some(logits) => sequence.sample(logits, &**vocabulary, now, events),
+                        Some(logits) => sequence.sample(logits, chosen, &**vocabulary, now, events),
                         None => Ok(sequence.is_prompt_only().then_some(FinishReason::Length)),
                     }
                 }

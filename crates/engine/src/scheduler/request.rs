@@ -36,6 +36,8 @@ pub struct Request {
     pub shown: Vec<u32>,
     /// Report each token's log-probability, and this many of the most likely tokens.
     pub logprobs: Option<usize>,
+    /// Report which experts the model chose for each token.
+    pub routing: bool,
     /// Higher ones are admitted first and preempted last.
     pub priority: i32,
     /// Requests share cached prefixes only with requests of the same salt.
@@ -56,6 +58,7 @@ impl Request {
             decode: Decode { skip_special: true, continues: true },
             shown: Vec::new(),
             logprobs: None,
+            routing: false,
             priority: 0,
             cache_salt: 0,
         }
@@ -83,6 +86,9 @@ pub enum EventKind<'a> {
         text: &'a str,
         /// Set when the request asked for it.
         logprobs: Option<Logprobs<'a>>,
+        /// The experts that worked on the position before the token, whose output it was chosen from: for every router
+        /// of [`super::Engine::routers`] its ids, best first. Set when the request asked for it.
+        routing: Option<&'a [u16]>,
     },
     /// The request is finished.
     Done {
@@ -152,11 +158,12 @@ pub struct Events {
     list: Vec<(RequestId, Stored)>,
     text: String,
     top: Vec<(u32, f32)>,
+    routing: Vec<u16>,
 }
 
 #[derive(Clone, Debug)]
 enum Stored {
-    Token { token: u32, text: Range<usize>, logprob: Option<f32>, top: Range<usize> },
+    Token { token: u32, text: Range<usize>, logprob: Option<f32>, top: Range<usize>, routing: Option<Range<usize>> },
     Done { reason: FinishReason, usage: Usage },
     Failed(Error),
 }
@@ -172,6 +179,7 @@ impl Events {
         self.list.clear();
         self.text.clear();
         self.top.clear();
+        self.routing.clear();
     }
 
     /// Number of events.
@@ -188,10 +196,11 @@ impl Events {
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Event<'_>> {
         self.list.iter().map(|(id, stored)| {
             let kind = match stored {
-                Stored::Token { token, text, logprob, top } => EventKind::Token {
+                Stored::Token { token, text, logprob, top, routing } => EventKind::Token {
                     token: *token,
                     text: &self.text[text.clone()],
                     logprobs: logprob.map(|token| Logprobs { token, top: &self.top[top.clone()] }),
+                    routing: routing.clone().map(|ids| &self.routing[ids]),
                 },
                 Stored::Done { reason, usage } => EventKind::Done { reason: *reason, usage: *usage },
                 Stored::Failed(error) => EventKind::Failed(error),
@@ -233,10 +242,14 @@ impl TokenEvent<'_> {
     }
 
     /// Adds the event.
-    pub fn close(self, id: RequestId, token: u32, logprob: Option<f32>) {
-        let Events { list, text, top } = self.events;
+    pub fn close(self, id: RequestId, token: u32, logprob: Option<f32>, routing: Option<&[u16]>) {
+        let Events { list, text, top, routing: chosen } = self.events;
         let (text, top) = (self.text_start..text.len(), self.top_start..top.len());
-        list.push((id, Stored::Token { token, text, logprob, top }));
+        let routing = routing.map(|ids| {
+            chosen.extend_from_slice(ids);
+            chosen.len() - ids.len()..chosen.len()
+        });
+        list.push((id, Stored::Token { token, text, logprob, top, routing }));
     }
 }
 

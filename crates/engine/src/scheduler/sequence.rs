@@ -41,6 +41,8 @@ pub(super) struct Sequence {
     stop_tokens: Vec<u32>,
     ignore_eos: bool,
     logprobs: Option<usize>,
+    /// Whether it asks which experts were chosen.
+    pub routing: bool,
     cached: usize,
     preemptions: usize,
     submitted: Instant,
@@ -85,6 +87,7 @@ impl Sequence {
             stop_tokens: request.stop_tokens,
             ignore_eos: request.ignore_eos,
             logprobs: request.logprobs,
+            routing: request.routing,
             cached: 0,
             preemptions: 0,
             submitted: Instant::now(),
@@ -204,11 +207,12 @@ impl Sequence {
         self.release(pool);
     }
 
-    /// Chooses the next token from the last position's logits, `[n_vocab]`, and reports it. Returns why the request is
-    /// finished when it is.
+    /// Chooses the next token from the last position's logits, `[n_vocab]`, and reports it with the experts that made
+    /// them. Returns why the request is finished when it is.
     pub fn sample(
         &mut self,
         logits: &[f32],
+        routing: Option<&[u16]>,
         vocabulary: &dyn Vocabulary,
         now: Instant,
         events: &mut Events,
@@ -242,7 +246,7 @@ impl Sequence {
                 None => self.stop.flush(event.text()),
             }
         }
-        event.close(self.id, token, logprob);
+        event.close(self.id, token, logprob, routing.filter(|_| self.routing));
         Ok(reason)
     }
 

@@ -279,7 +279,7 @@ pub fn answer(events: &Events, id: RequestId) -> (Answer, Usage) {
     for event in events.iter().filter(|e| e.id == id) {
         assert_eq!(answer.end, None, "request {} goes on after its end", id.0);
         match event.kind {
-            EventKind::Token { token, text, logprobs } => {
+            EventKind::Token { token, text, logprobs, .. } => {
                 answer.tokens.push(token);
                 answer.text.push_str(text);
                 answer.logprobs.extend(
