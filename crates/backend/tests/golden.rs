@@ -1,7 +1,8 @@
 //! Whole models against golden logits: every backend, every file, one table of tolerances.
 //!
-//! A model is a folder with `model-TYPE.gguf` files and `golden.safetensors`: `tokens` [n], `logits` [n, n_vocab] for
-//! the bf16 file, `logits_TYPE` for the others, `greedy` [16] after the prompt on bf16. The error is the RMS of the
+//! A model is a folder with `model-TYPE.gguf` files, perhaps an MLX folder `mlx-TYPE`, and `golden.safetensors`: `tokens`
+//! [n], `logits` [n, n_vocab] for the bf16 file, `logits_TYPE` for the others, `logits_mlx` for the MLX folder, `greedy`
+//! [16] after the prompt on bf16. The error is the RMS of the
 //! difference over the standard deviation of the exact logits. `tests/data/README.md` lists the files in git.
 #![allow(clippy::unwrap_used)]
 
@@ -135,17 +136,20 @@ fn relative_rms(found: &[f32], exact: &[f32]) -> f64 {
     (error / variance).sqrt()
 }
 
-/// Types of the `model-TYPE.gguf` files of a folder.
-fn types(folder: &Path) -> Vec<String> {
-    let mut types: Vec<String> = std::fs::read_dir(folder)
+/// The model files of a folder and their types; that of an MLX folder is `mlx`.
+fn files(folder: &Path) -> Vec<(String, PathBuf)> {
+    let mut files: Vec<(String, PathBuf)> = std::fs::read_dir(folder)
         .unwrap()
         .filter_map(|entry| {
-            let name = entry.unwrap().file_name().into_string().unwrap();
-            Some(name.strip_prefix("model-")?.strip_suffix(".gguf")?.to_string())
+            let entry = entry.unwrap();
+            let name = entry.file_name().into_string().unwrap();
+            let gguf = name.strip_prefix("model-").and_then(|name| name.strip_suffix(".gguf"));
+            let ty = gguf.or(name.starts_with("mlx-").then_some("mlx"))?;
+            Some((ty.to_string(), entry.path()))
         })
         .collect();
-    types.sort();
-    types
+    files.sort();
+    files
 }
 
 /// What a folder's card says of llama.cpp on a quantised file.
@@ -159,22 +163,24 @@ fn llama_cpp_error(folder: &Path, ty: &str) -> f64 {
     card["agreement"][&key]["rel_rms"].as_f64().unwrap_or_else(|| panic!("{} has no {key}", folder.display()))
 }
 
-/// Runs every file of a folder on every backend.
+/// Runs every model file of a folder on every backend.
 fn check(folder: &Path) {
     let golden = Golden(std::fs::read(folder.join("golden.safetensors")).unwrap());
     let tokens = golden.u32s("tokens");
     let name = folder.file_name().unwrap().to_string_lossy();
-    let types = types(folder);
-    assert!(types.contains(&"bf16".to_string()), "{name}: {types:?}");
+    let files = files(folder);
+    assert!(files.iter().any(|(ty, _)| ty == "bf16"), "{name}: {files:?}");
     for Tolerance { backend, bf16, quantised } in backends() {
-        for ty in &types {
+        for (ty, path) in &files {
             let (array, tolerance) = match (ty.as_str(), &quantised) {
                 ("bf16", _) => ("logits".to_string(), bf16),
+                // Affine weights meet 16-bit activations.
+                ("mlx", Quantised::LlamaCpp) => ("logits_mlx".to_string(), bf16),
                 (_, Quantised::AtMost(most)) => (format!("logits_{ty}"), *most),
                 (_, Quantised::LlamaCpp) => (format!("logits_{ty}"), llama_cpp_error(folder, ty)),
             };
             let exact = golden.f32s(&array);
-            let open = || checkpoint::open(&folder.join(format!("model-{ty}.gguf"))).unwrap();
+            let open = || checkpoint::open(path).unwrap();
             let plan = model::build(&open()).unwrap();
             let mut session = Session::new(backend, &plan, open(), tokens.len() + 16);
             let logits = session.step(&tokens);
