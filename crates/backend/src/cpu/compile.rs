@@ -47,7 +47,7 @@ pub fn compile(cpu: &Cpu, plan: &Plan, weights: Arc<Checkpoint>, limits: Limits)
     let logits = lower.view(plan.logits);
 
     let pool = Pool::new(cpu.threads.max(1))?;
-    let unit_rows = needs.tile_tokens * needs.group;
+    let unit_rows = needs.tile_tokens * needs.group.min(UNIT_ROWS);
     let max_rows = limits.max_tokens.max(limits.max_outputs) as u32;
     Ok(CpuProgram {
         ops,
@@ -268,10 +268,7 @@ impl Lower<'_> {
                 OpStep::GatedAct { gate: view(gate), up: view(up), act, out: view(out) }
             }
             Op::Add { x, y } => OpStep::Add { x: view(x), y: view(y) },
-            Op::KvAppend { cache, k, v: Some(v) } => {
-                OpStep::KvAppend { cache: self.cache(cache), k: view(k), v: view(v) }
-            }
-            Op::KvAppend { v: None, .. } => return Err(self.unsupported(i)),
+            Op::KvAppend { cache, k, v } => OpStep::KvAppend { cache: self.cache(cache), k: view(k), v: v.map(view) },
             Op::Attention { cache, q, n_head, scale, window, softcap, sinks, out } => {
                 OpStep::Attention(AttentionStep {
                     cache: self.cache(cache),

@@ -104,7 +104,7 @@ pub enum OpStep {
     JoinHeads { parts: Vec<(usize, View)>, out: View },
     GatedAct { gate: View, up: View, act: Gate, out: View },
     Add { x: View, y: View },
-    KvAppend { cache: usize, k: View, v: View },
+    KvAppend { cache: usize, k: View, v: Option<View> },
     Attention(AttentionStep),
     CausalConv(CausalConvStep),
     DeltaNet(DeltaNetStep),

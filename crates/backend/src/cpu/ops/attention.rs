@@ -4,8 +4,10 @@
 //! walks the tiles in order; segments merge in order, sinks before the first. Prefill and decode, split or not, do exactly this for each query, so
 //! the bits depend on nothing but the query and the cache.
 //!
-//! A unit of work is a kv head and a few tokens of one sequence: all their query heads share the loads of keys and values.
-//! Few units over long contexts are split into segments, which are kept apart and merged in a second region.
+//! A unit of work is a kv head, some of its query heads and a few tokens of one sequence: they share the loads of keys and
+//! values. Few units over long contexts are split into segments, which are kept apart and merged in a second region.
+//!
+//! A tile of a latent cache holds rows of positions: its scores are dot products on 16 lanes and the fixed tree.
 
 use std::ops::Range;
 
@@ -20,8 +22,10 @@ use crate::{Batch, CompileError, PAGE};
 
 /// Pages of a segment.
 pub const SEGMENT: usize = 16;
-/// Most query rows (tokens · heads of a group) of a unit, unless one token has more.
+/// Most query rows (tokens · heads) of a unit.
 pub const UNIT_ROWS: usize = 64;
+/// Heads below which a unit is not cut further for want of units: fewer would share too little.
+const UNIT_HEADS: usize = 8;
 /// From this many query rows on, f16 tiles are unpacked to f32 first.
 const UNPACK_ROWS: usize = 8;
 
@@ -96,10 +100,10 @@ impl State {
 
 /// A worker's memory for attention.
 pub struct AttentionScratch {
-    q: Vec<f32>,       // [rows, d_k]
+    q: Vec<f32>,       // [rows, d_k], rows on whole lanes
     segment: Vec<f32>, // [rows, stride]
     total: Vec<f32>,   // [rows, stride]
-    tile: Vec<f32>,    // [d_k][PAGE], then [PAGE][d_v]: a tile in f32
+    tile: Vec<f32>,    // a tile in f32, as it lies in the cache
     valid: Vec<(u8, u8)>,
 }
 
@@ -108,7 +112,7 @@ impl AttentionScratch {
     pub fn new(rows: usize, d_k: usize, d_v: usize) -> Result<AttentionScratch, CompileError> {
         let stride = State::stride(d_v);
         Ok(AttentionScratch {
-            q: zeroed(WHAT, rows.saturating_mul(d_k))?,
+            q: zeroed(WHAT, rows.saturating_mul(q_stride(d_k)))?,
             segment: zeroed(WHAT, rows.saturating_mul(stride))?,
             total: zeroed(WHAT, rows.saturating_mul(stride))?,
             tile: zeroed(WHAT, PAGE.saturating_mul(d_k + stride))?,
@@ -135,25 +139,32 @@ impl SplitStates {
     }
 }
 
-/// One unit: the rows are tokens, and for each token the heads of the group.
+/// Query rows are this far apart.
+fn q_stride(d_k: usize) -> usize {
+    d_k.next_multiple_of(16)
+}
+
+/// One unit: the rows are tokens, and for each token the unit's heads.
 #[derive(Clone, Copy)]
 struct Unit<'a> {
     step: &'a AttentionStep,
     cache: &'a CacheView,
     batch: &'a Batch,
     tile: QueryTile,
+    kv_head: usize,
+    /// First query head and number of heads.
     head: usize,
-    group: usize,
+    n_head: usize,
 }
 
 impl Unit<'_> {
     fn rows(&self) -> usize {
-        self.tile.len as usize * self.group
+        self.tile.len as usize * self.n_head
     }
 
     /// Positions that row `r` sees.
     fn sees(&self, r: usize) -> Range<usize> {
-        let end = self.tile.pos as usize + r / self.group + 1;
+        let end = self.tile.pos as usize + r / self.n_head + 1;
         self.step.window.map_or(0, |w| end.saturating_sub(w))..end
     }
 
@@ -163,13 +174,18 @@ impl Unit<'_> {
         first.start / (SEGMENT * PAGE)..last.end.div_ceil(SEGMENT * PAGE)
     }
 
-    /// Copies the query rows into `q` `[rows, d_k]`.
+    fn token_and_head(&self, r: usize) -> (usize, usize) {
+        (self.tile.first as usize + r / self.n_head, self.head + r % self.n_head)
+    }
+
+    /// Copies the query rows into `q`, with zeros up to whole lanes.
     fn gather(&self, q: &mut [f32]) {
         let d = self.cache.d_k;
-        for (r, row) in q.chunks_exact_mut(d).take(self.rows()).enumerate() {
-            let (token, head) = (self.tile.first as usize + r / self.group, self.head * self.group + r % self.group);
+        for (r, row) in q.chunks_exact_mut(q_stride(d)).take(self.rows()).enumerate() {
+            let (token, head) = self.token_and_head(r);
             // SAFETY: nobody writes q during this op.
-            row.copy_from_slice(unsafe { &self.step.q.row(token)[head * d..(head + 1) * d] });
+            row[..d].copy_from_slice(unsafe { &self.step.q.row(token)[head * d..(head + 1) * d] });
+            row[d..].fill(0.0);
         }
     }
 
@@ -183,7 +199,7 @@ impl Unit<'_> {
         if let Some(sinks) = &self.step.sinks {
             for r in 0..self.rows() {
                 // SAFETY: as above.
-                unsafe { *total.ml(r) = [sinks[self.head * self.group + r % self.group], 1.0] };
+                unsafe { *total.ml(r) = [sinks[self.token_and_head(r).1], 1.0] };
             }
         }
     }
@@ -192,7 +208,7 @@ impl Unit<'_> {
     fn finish(&self, total: State) {
         let d = self.cache.d_v;
         for r in 0..self.rows() {
-            let (token, head) = (self.tile.first as usize + r / self.group, self.head * self.group + r % self.group);
+            let (token, head) = self.token_and_head(r);
             // SAFETY: the unit alone writes these heads of these tokens, and alone uses its state.
             unsafe {
                 let out = self.step.out.part_mut(token, head * d..(head + 1) * d);
@@ -210,8 +226,12 @@ struct Tile<E> {
     k: *const E,
     v: *const E,
     d_k: usize,
+    v_width: usize,
     v_stride: usize,
+    /// Keys are rows like the values, not columns.
+    latent: bool,
     q: *const f32,
+    q_stride: usize,
     state: State,
     scale: f32,
     softcap: Option<f32>,
@@ -225,16 +245,25 @@ pub fn attention(run: &mut Run, step: &AttentionStep, cache: &CacheView) {
 fn attend<E: CacheElem>(run: &mut Run, step: &AttentionStep, cache: &CacheView) {
     let (isa, batch, workers, tiles) = (run.isa, run.batch, run.workers, &run.step.tiles);
     let group = step.n_head / cache.n_kv;
-    let n_units = tiles.len() * cache.n_kv;
-    // The last tiles of a chunk see most; they go first.
-    let unit = |i: usize| {
-        let tile = tiles[tiles.len() - 1 - i / cache.n_kv];
-        Unit { step, cache, batch, tile, head: i % cache.n_kv, group }
+    let unit_of = |tile: QueryTile, head: usize, n_head: usize| {
+        let kv_head = head / group;
+        Unit { step, cache, batch, tile, kv_head, head, n_head: n_head.min((kv_head + 1) * group - head) }
     };
-    let n_segments = (0..n_units).step_by(cache.n_kv).map(|i| unit(i).segments().end).max().unwrap_or(0);
-    let first_segment = (0..n_units).step_by(cache.n_kv).map(|i| unit(i).segments().start).min().unwrap_or(0);
+    let seen = |tile: &QueryTile| unit_of(*tile, 0, 1).segments();
+    let n_segments = tiles.iter().map(|tile| seen(tile).end).max().unwrap_or(0);
+    let first_segment = tiles.iter().map(|tile| seen(tile).start).min().unwrap_or(0);
     let stride = State::stride(cache.d_v);
     let wide = n_segments - first_segment > 1;
+    let n_segments_apart = if wide { n_segments - first_segment } else { 1 };
+    let heads = unit_heads(group, tiles.len() * cache.n_kv * n_segments_apart, run.pool.threads());
+    let parts = group.div_ceil(heads);
+    let each = cache.n_kv * parts;
+    let n_units = tiles.len() * each;
+    // The last tiles of a chunk see most; they go first.
+    let unit = |i: usize| {
+        let (tile, i) = (tiles[tiles.len() - 1 - i / each], i % each);
+        unit_of(tile, i / parts * group + i % parts * heads, heads)
+    };
     if !wide || n_units > run.split.max_units {
         run.pool.run(n_units, &|worker, i| {
             // SAFETY: the worker index is ours.
@@ -248,7 +277,7 @@ fn attend<E: CacheElem>(run: &mut Run, step: &AttentionStep, cache: &CacheView) 
                 unit.start(total);
                 for s in unit.segments() {
                     segment_of::<E>(isa, &unit, s, segment, scratch.q.as_ptr(), &mut scratch.tile, &mut scratch.valid);
-                    merge(isa, total, segment, unit.rows(), cache.v_stride());
+                    merge(isa, total, segment, unit.rows(), cache.v_width());
                 }
             }
             unit.finish(total);
@@ -256,7 +285,7 @@ fn attend<E: CacheElem>(run: &mut Run, step: &AttentionStep, cache: &CacheView) 
         return;
     }
 
-    let unit_rows = run.step.tile_tokens * group;
+    let unit_rows = run.step.tile_tokens * heads;
     let per_unit = run.split.partial.len() / (n_units * unit_rows * stride);
     let partial = Shared(State { ptr: run.split.partial.as_mut_ptr(), stride });
     let total = Shared(State { ptr: run.split.total.as_mut_ptr(), stride });
@@ -285,7 +314,7 @@ fn attend<E: CacheElem>(run: &mut Run, step: &AttentionStep, cache: &CacheView) 
                 }
                 for s in unit.segments().filter(|s| (round..round + width).contains(s)) {
                     let state = partial.get().at((i * width + s - round) * unit_rows);
-                    merge(isa, total, state, unit.rows(), cache.v_stride());
+                    merge(isa, total, state, unit.rows(), cache.v_width());
                 }
                 if round + width == n_segments {
                     unit.finish(total);
@@ -293,6 +322,15 @@ fn attend<E: CacheElem>(run: &mut Run, step: &AttentionStep, cache: &CacheView) 
             }
         });
     }
+}
+
+/// Heads of a unit: all of a kv head as long as a unit may have them and every thread gets work.
+fn unit_heads(group: usize, n_units: usize, threads: usize) -> usize {
+    let mut heads = group.min(UNIT_ROWS);
+    while heads >= 2 * UNIT_HEADS && n_units * group.div_ceil(heads) < threads {
+        heads = heads.div_ceil(2).next_multiple_of(4);
+    }
+    heads
 }
 
 /// A state that workers share, each its own rows.
@@ -321,8 +359,7 @@ unsafe fn segment_of<E: CacheElem>(
     unpacked: &mut [f32],
     valid: &mut [(u8, u8)],
 ) {
-    let rows = unit.rows();
-    let (d_k, v_stride) = (unit.cache.d_k, unit.cache.v_stride());
+    let (rows, cache) = (unit.rows(), unit.cache);
     // SAFETY: the caller's promise.
     unsafe { state.reset(rows) };
     let chunk = &unit.batch.chunks[unit.tile.chunk as usize];
@@ -335,29 +372,42 @@ unsafe fn segment_of<E: CacheElem>(
             let inside = |p: usize| p.saturating_sub(page * PAGE).min(PAGE) as u8;
             *valid = (inside(sees.start), inside(sees.end));
         }
-        // SAFETY: `Batch::check` saw the pages of the chunk's positions; the tile holds keys, then values.
-        let (k, v) = unsafe {
-            let page = unit.batch.page(chunk, unit.cache.windowed, page);
-            let k = unit.cache.tile::<E>(page, unit.head).cast_const();
-            (k, k.add(PAGE * d_k))
-        };
-        let (scale, softcap) = (unit.step.scale, unit.step.softcap);
-        if unit.cache.half && rows >= UNPACK_ROWS {
+        // SAFETY: `Batch::check` saw the pages of the chunk's positions.
+        let k = unsafe { cache.tile::<E>(unit.batch.page(chunk, cache.windowed, page), unit.kv_head).cast_const() };
+        if cache.half && rows >= UNPACK_ROWS {
             let written = (last - page * PAGE).min(PAGE);
-            unpack::<E>(isa, k, PAGE * d_k + written * v_stride, unpacked);
-            let k = unpacked.as_ptr();
-            // SAFETY: the values follow the keys as in the cache.
-            let v = unsafe { k.add(PAGE * d_k) };
-            tile_on::<f32>(isa, &Tile { k, v, d_k, v_stride, q, state, scale, softcap }, &valid[..rows]);
+            unpack::<E>(isa, k, cache.v_first() + written * cache.v_stride(), unpacked);
+            tile_on::<f32>(isa, &Tile::new(unit, unpacked.as_ptr(), q, state), &valid[..rows]);
         } else {
-            tile_on::<E>(isa, &Tile { k, v, d_k, v_stride, q, state, scale, softcap }, &valid[..rows]);
+            tile_on::<E>(isa, &Tile::new(unit, k, q, state), &valid[..rows]);
+        }
+    }
+}
+
+impl<E> Tile<E> {
+    /// The tile of `unit`'s cache that begins at `k`.
+    fn new(unit: &Unit, k: *const E, q: *const f32, state: State) -> Tile<E> {
+        let cache = unit.cache;
+        Tile {
+            k,
+            // SAFETY: the values lie in the tile.
+            v: unsafe { k.add(cache.v_first()) },
+            d_k: cache.d_k,
+            v_width: cache.v_width(),
+            v_stride: cache.v_stride(),
+            latent: cache.latent,
+            q,
+            q_stride: q_stride(cache.d_k),
+            state,
+            scale: unit.step.scale,
+            softcap: unit.step.softcap,
         }
     }
 }
 
 on_isa! { fn unpack<E: CacheElem>(from: *const E, n: usize, to: &mut [f32]) = unpack_lanes }
 on_isa! { fn tile_on<E: CacheElem>(tile: &Tile<E>, valid: &[(u8, u8)]) = tile_lanes }
-on_isa! { fn merge(total: State, segment: State, rows: usize, v_stride: usize) = merge_lanes }
+on_isa! { fn merge(total: State, segment: State, rows: usize, v_width: usize) = merge_lanes }
 
 /// `n` elements, whole lanes, to f32.
 #[inline(always)]
@@ -391,7 +441,8 @@ fn tile_lanes<L: Lanes, E: CacheElem>(tile: &Tile<E>, valid: &[(u8, u8)]) {
 fn block<L: Lanes, E: CacheElem, const Q: usize, const C: usize>(tile: &Tile<E>, r: usize, lo: usize, hi: usize) {
     let mut p = [[0.0f32; PAGE]; Q];
     let mut corr = [0.0f32; Q];
-    let s = scores::<L, E, Q>(tile, r, lo, hi);
+    let s = if tile.latent { row_dots::<L, E, Q>(tile, r, lo, hi) } else { column_dots::<L, E, Q>(tile, r) };
+    let s = scores::<L, E, Q>(tile, s, lo, hi);
     for i in 0..Q {
         // SAFETY: the state's rows are this worker's.
         let [m, l] = unsafe { tile.state.ml(r + i) };
@@ -405,28 +456,27 @@ fn block<L: Lanes, E: CacheElem, const Q: usize, const C: usize>(tile: &Tile<E>,
         p1.store_at(&mut p[i], 16);
     }
     let mut c = 0;
-    while c + 16 * C <= tile.v_stride {
+    while c + 16 * C <= tile.v_width {
         values::<L, E, Q, C>(tile, r, c, lo, hi, &p, &corr);
         c += 16 * C;
     }
-    while c < tile.v_stride {
+    while c < tile.v_width {
         values::<L, E, Q, 1>(tile, r, c, lo, hi, &p, &corr);
         c += 16;
     }
 }
 
-/// Scores of 32 positions for `Q` rows; those outside `lo..hi` are -inf.
+/// `q·k` of 32 positions for `Q` rows, where positions are lanes.
 #[inline(always)]
-fn scores<L: Lanes, E: CacheElem, const Q: usize>(tile: &Tile<E>, r: usize, lo: usize, hi: usize) -> [[L; 2]; Q] {
-    let none = L::splat(f32::NEG_INFINITY);
-    let mut out = [[none; 2]; Q];
+fn column_dots<L: Lanes, E: CacheElem, const Q: usize>(tile: &Tile<E>, r: usize) -> [[L; 2]; Q] {
+    let mut out = [[L::splat(0.0); 2]; Q];
     if Q == 1 {
         // Both halves at once keep enough sums in flight.
         let mut sum = [L::splat(0.0); 2];
         for d in 0..tile.d_k {
-            // SAFETY: keys are [d_k][PAGE]; q is [rows, d_k].
+            // SAFETY: keys are [d_k][PAGE]; q has the unit's rows.
             unsafe {
-                let q = L::splat(*tile.q.add(r * tile.d_k + d));
+                let q = L::splat(*tile.q.add(r * tile.q_stride + d));
                 sum[0] = q.fma(E::load(tile.k.add(d * PAGE)), sum[0]);
                 sum[1] = q.fma(E::load(tile.k.add(d * PAGE + 16)), sum[1]);
             }
@@ -440,7 +490,7 @@ fn scores<L: Lanes, E: CacheElem, const Q: usize>(tile: &Tile<E>, r: usize, lo: 
                 unsafe {
                     let k: L = E::load(tile.k.add(d * PAGE + 16 * h));
                     for i in 0..Q {
-                        sum[i] = L::splat(*tile.q.add((r + i) * tile.d_k + d)).fma(k, sum[i]);
+                        sum[i] = L::splat(*tile.q.add((r + i) * tile.q_stride + d)).fma(k, sum[i]);
                     }
                 }
             }
@@ -449,6 +499,58 @@ fn scores<L: Lanes, E: CacheElem, const Q: usize>(tile: &Tile<E>, r: usize, lo: 
             }
         }
     }
+    out
+}
+
+/// `q·k` of the positions `lo..hi` for `Q` rows, where each position is a row; the others are 0.
+#[inline(always)]
+fn row_dots<L: Lanes, E: CacheElem, const Q: usize>(tile: &Tile<E>, r: usize, lo: usize, hi: usize) -> [[L; 2]; Q] {
+    let mut dots = [[0.0f32; PAGE]; Q];
+    // Two rows and two positions at a time: every load serves two multiply-adds.
+    for pos in (lo / 2 * 2..hi).step_by(2) {
+        for i in (0..Q).step_by(2) {
+            if i + 1 < Q {
+                let [a, b] = dots_of::<L, E, 2>(tile, r + i, pos);
+                (dots[i][pos], dots[i][pos + 1]) = (a[0], a[1]);
+                (dots[i + 1][pos], dots[i + 1][pos + 1]) = (b[0], b[1]);
+            } else {
+                let [a] = dots_of::<L, E, 1>(tile, r + i, pos);
+                (dots[i][pos], dots[i][pos + 1]) = (a[0], a[1]);
+            }
+        }
+    }
+    std::array::from_fn(|i| [L::load_at(&dots[i], 0, 0.0), L::load_at(&dots[i], 16, 0.0)])
+}
+
+/// `q·k` of the positions `pos` and `pos + 1` for `Q` rows.
+#[inline(always)]
+fn dots_of<L: Lanes, E: CacheElem, const Q: usize>(tile: &Tile<E>, r: usize, pos: usize) -> [[f32; 2]; Q] {
+    let mut sum = [[L::splat(0.0); 2]; Q];
+    for d in (0..tile.q_stride).step_by(16) {
+        // SAFETY: keys are [PAGE][v_stride] with rows on whole lanes, as are the rows of q; a page has an even length.
+        unsafe {
+            let k: [L; 2] = std::array::from_fn(|j| E::load(tile.k.add((pos + j) * tile.v_stride + d)));
+            for i in 0..Q {
+                let q = L::load(tile.q.add((r + i) * tile.q_stride + d));
+                for j in 0..2 {
+                    sum[i][j] = q.fma(k[j], sum[i][j]);
+                }
+            }
+        }
+    }
+    sum.map(|sum| sum.map(L::tree_sum))
+}
+
+/// Scores from dot products: scaled and capped; those outside `lo..hi` are -inf.
+#[inline(always)]
+fn scores<L: Lanes, E: CacheElem, const Q: usize>(
+    tile: &Tile<E>,
+    dots: [[L; 2]; Q],
+    lo: usize,
+    hi: usize,
+) -> [[L; 2]; Q] {
+    let none = L::splat(f32::NEG_INFINITY);
+    let mut out = dots;
     for i in 0..Q {
         for h in 0..2 {
             let mut s = out[i][h].mul(L::splat(tile.scale));
@@ -500,7 +602,7 @@ fn values<L: Lanes, E: CacheElem, const Q: usize, const C: usize>(
 
 /// Merges a segment into the total of what came before it. A segment that a row does not see changes nothing.
 #[inline(always)]
-fn merge_lanes<L: Lanes>(total: State, segment: State, rows: usize, v_stride: usize) {
+fn merge_lanes<L: Lanes>(total: State, segment: State, rows: usize, v_width: usize) {
     for r in 0..rows {
         // SAFETY: both states have these rows and are this worker's.
         unsafe {
@@ -512,7 +614,7 @@ fn merge_lanes<L: Lanes>(total: State, segment: State, rows: usize, v_stride: us
             let (a, b) = (math::exp(*tm - m), math::exp(*sm - m));
             *tl = if first { *sl } else { tl.mul_add(a, *sl * b) };
             *tm = if first { *sm } else { m };
-            for c in (0..v_stride).step_by(16) {
+            for c in (0..v_width).step_by(16) {
                 let (t, s) = (L::load(total.o(r).add(c)), L::load(segment.o(r).add(c)));
                 let o = if first { s } else { t.fma(L::splat(a), s.mul(L::splat(b))) };
                 o.store(total.o(r).add(c));

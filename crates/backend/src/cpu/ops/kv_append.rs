@@ -2,6 +2,9 @@
 //!
 //! A page of a layer holds one tile for each kv head: keys `[d_k][32]`, so that the scores of 32 positions are lanes, then
 //! values `[32][d_v]` with rows padded to whole lanes (the pad stays zero).
+//!
+//! A latent cache, whose values are a part of its keys, holds one copy of both: keys `[32][d_k]` with padded rows. Sums over
+//! positions then find values as rows, and scores are dot products of rows.
 
 use model::plan::CacheDecl;
 
@@ -69,6 +72,8 @@ pub struct CacheView {
     pub d_v: usize,
     /// Its pages are window pages.
     pub windowed: bool,
+    /// Values are the first `d_v` numbers of the keys.
+    pub latent: bool,
     /// Elements are f16, otherwise f32.
     pub half: bool,
 }
@@ -81,40 +86,55 @@ unsafe impl Sync for CacheView {}
 impl CacheView {
     /// Bytes of a page of this layer, or none when the number does not exist.
     pub fn page_bytes(decl: &CacheDecl, half: bool) -> Option<usize> {
-        let tile = decl.d_v.checked_next_multiple_of(16)?.checked_add(decl.d_k)?.checked_mul(PAGE)?;
+        let position = match decl.v_in_k {
+            true => decl.d_k.checked_next_multiple_of(16)?,
+            false => decl.d_v.checked_next_multiple_of(16)?.checked_add(decl.d_k)?,
+        };
+        let tile = position.checked_mul(PAGE)?;
         tile.checked_mul(decl.n_kv)?.checked_mul(if half { 2 } else { 4 })
     }
 
     /// # Safety
     /// `ptr` points to [`CacheView::page_bytes`] zeroed bytes for every page of the limits, as long as the view is used.
     pub unsafe fn new(ptr: *mut u8, decl: &CacheDecl, half: bool) -> CacheView {
-        CacheView { ptr, n_kv: decl.n_kv, d_k: decl.d_k, d_v: decl.d_v, windowed: decl.window.is_some(), half }
+        let (n_kv, d_k, d_v, windowed, latent) = (decl.n_kv, decl.d_k, decl.d_v, decl.window.is_some(), decl.v_in_k);
+        CacheView { ptr, n_kv, d_k, d_v, windowed, latent, half }
+    }
+
+    /// Numbers of a value row, padded.
+    pub fn v_width(&self) -> usize {
+        self.d_v.next_multiple_of(16)
     }
 
     /// Value rows are this far apart.
     pub fn v_stride(&self) -> usize {
-        self.d_v.next_multiple_of(16)
+        if self.latent { self.d_k.next_multiple_of(16) } else { self.v_width() }
     }
 
-    /// First element of the keys of a tile; its values follow `PAGE · d_k` elements later.
+    /// First element of the values of a tile, after that of its keys.
+    pub fn v_first(&self) -> usize {
+        if self.latent { 0 } else { PAGE * self.d_k }
+    }
+
+    /// First element of the keys of a tile.
     ///
     /// # Safety
     /// `page` and `head` are in range and `E` is the element type.
     pub unsafe fn tile<E: CacheElem>(&self, page: u32, head: usize) -> *mut E {
-        let tile = PAGE * (self.d_k + self.v_stride());
+        let tile = self.v_first() + PAGE * self.v_stride();
         // SAFETY: the caller's promise.
         unsafe { self.ptr.cast::<E>().add((page as usize * self.n_kv + head) * tile) }
     }
 }
 
-/// Writes `k` `[T, n_kv·d_k]` and `v` `[T, n_kv·d_v]` at the step's positions.
-pub fn kv_append(run: &mut Run, cache: &CacheView, k: View, v: View) {
+/// Writes `k` `[T, n_kv·d_k]` and `v` `[T, n_kv·d_v]` at the step's positions; a latent cache takes no `v`.
+pub fn kv_append(run: &mut Run, cache: &CacheView, k: View, v: Option<View>) {
     if cache.half { append::<u16>(run, cache, k, v) } else { append::<f32>(run, cache, k, v) }
 }
 
-fn append<E: CacheElem>(run: &mut Run, cache: &CacheView, k: View, v: View) {
+fn append<E: CacheElem>(run: &mut Run, cache: &CacheView, k: View, v: Option<View>) {
     let (isa, step, batch) = (run.isa, run.step, run.batch);
-    over_rows(run.pool, step.pos.len(), 4 * k.width + v.width, |_, rows| {
+    over_rows(run.pool, step.pos.len(), 4 * k.width + v.map_or(0, |v| v.width), |_, rows| {
         for t in rows {
             let chunk = &batch.chunks[step.chunk_of[t] as usize];
             let pos = step.pos[t] as usize;
@@ -124,9 +144,14 @@ fn append<E: CacheElem>(run: &mut Run, cache: &CacheView, k: View, v: View) {
                 unsafe {
                     let tile = cache.tile::<E>(page, h);
                     let k = &k.row(t)[h * cache.d_k..(h + 1) * cache.d_k];
-                    let v = &v.row(t)[h * cache.d_v..(h + 1) * cache.d_v];
-                    write_k::<E>(isa, k, tile.add(pos % PAGE));
-                    write_v::<E>(isa, v, tile.add(PAGE * cache.d_k + pos % PAGE * cache.v_stride()));
+                    let row = tile.add(cache.v_first() + pos % PAGE * cache.v_stride());
+                    match v {
+                        Some(v) => {
+                            write_k::<E>(isa, k, tile.add(pos % PAGE));
+                            write_row::<E>(isa, &v.row(t)[h * cache.d_v..(h + 1) * cache.d_v], row);
+                        }
+                        None => write_row::<E>(isa, k, row),
+                    }
                 }
             }
         }
@@ -134,7 +159,7 @@ fn append<E: CacheElem>(run: &mut Run, cache: &CacheView, k: View, v: View) {
 }
 
 on_isa! { fn write_k<E: CacheElem>(k: &[f32], out: *mut E) = write_k_lanes }
-on_isa! { fn write_v<E: CacheElem>(v: &[f32], out: *mut E) = write_v_lanes }
+on_isa! { fn write_row<E: CacheElem>(x: &[f32], out: *mut E) = write_row_lanes }
 
 /// Writes a key head down a column of its tile.
 #[inline(always)]
@@ -151,11 +176,11 @@ fn write_k_lanes<L: Lanes, E: CacheElem>(k: &[f32], out: *mut E) {
     }
 }
 
-/// Writes a value head and zeros up to whole lanes.
+/// Writes a head and zeros up to whole lanes.
 #[inline(always)]
-fn write_v_lanes<L: Lanes, E: CacheElem>(v: &[f32], out: *mut E) {
-    for i in (0..v.len()).step_by(16) {
-        // SAFETY: value rows are whole lanes long.
-        unsafe { E::store(L::load_at(v, i, 0.0), out.add(i)) };
+fn write_row_lanes<L: Lanes, E: CacheElem>(x: &[f32], out: *mut E) {
+    for i in (0..x.len()).step_by(16) {
+        // SAFETY: rows are whole lanes long.
+        unsafe { E::store(L::load_at(x, i, 0.0), out.add(i)) };
     }
 }
