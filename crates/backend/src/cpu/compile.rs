@@ -7,12 +7,13 @@ use checkpoint::Checkpoint;
 use model::plan::{Buf, Cache, CacheDecl, Norm, Op, Plan, Weight, memory, validate};
 
 use super::kernels::{ActsShared, Col, Kernels, Scratch};
-use super::mem::{Arena, PerWorker, View};
+use super::mem::{Arena, PerWorker, View, zeroed};
 use super::ops::attention::{AttentionScratch, AttentionStep, SplitStates, UNIT_ROWS};
 use super::ops::causal_conv::CausalConvStep;
 use super::ops::decay_beta::DecayBetaStep;
 use super::ops::delta_net::DeltaNetStep;
 use super::ops::experts::{ExpertLists, ExpertMats};
+use super::ops::head_linear;
 use super::ops::kv_append::CacheView;
 use super::ops::rope::RopeTable;
 use super::ops::route::RouterStep;
@@ -61,10 +62,12 @@ pub fn compile(cpu: &Cpu, plan: &Plan, weights: Arc<Checkpoint>, limits: Limits)
         kernels: Kernels::new(isa),
         step: StepTokens::new(limits.max_tokens, needs.tile_tokens),
         acts: needs.acts()?,
+        head_cols: zeroed("columns of heads", needs.head_cols)?,
         cols: (0..max_rows).map(|r| Col { act: r, out: r }).collect(),
         workers: PerWorker::new(pool.threads(), || {
             let attention = AttentionScratch::new(unit_rows, needs.d_k, needs.d_v)?;
-            Ok::<_, CompileError>(Worker { kernel: Scratch::new(needs.max_k)?, attention })
+            let rows = zeroed("rows of a head", head_linear::ROWS.saturating_mul(head_linear::stride(needs.head_row)))?;
+            Ok::<_, CompileError>(Worker { kernel: Scratch::new(needs.max_k)?, attention, rows })
         })?,
         lists: ExpertLists::new(needs.n_expert, needs.pairs),
         split: SplitStates::new(pool.threads(), unit_rows, needs.d_v)?,
@@ -85,6 +88,10 @@ struct Needs {
     pairs: usize,
     /// Values of the spare buffer.
     spare: usize,
+    /// Columns of all heads of a `head_linear`.
+    head_cols: usize,
+    /// Longest row of a transposed one.
+    head_row: usize,
     /// Most query heads of a kv head.
     group: usize,
     d_k: usize,
@@ -100,6 +107,8 @@ impl Needs {
             n_expert: 0,
             pairs: 0,
             spare: 0,
+            head_cols: 0,
+            head_row: 0,
             group: 1,
             d_k: plan.caches.iter().map(|c| c.d_k).max().unwrap_or(0),
             d_v: plan.caches.iter().map(|c| c.d_v).max().unwrap_or(0),
@@ -125,6 +134,13 @@ impl Needs {
                     if needs_spare(plan, *gate, *up) {
                         n.spare = n.spare.max(rows(*hidden) * plan.buf(*hidden).width);
                     }
+                }
+                Op::HeadLinear { w, transposed: true, .. } => {
+                    n.head_row = n.head_row.max(plan.weight(*w).shape[2]);
+                }
+                Op::HeadLinear { x, w, transposed: false, .. } => {
+                    n.input(plan, *x, rows(*x), *w);
+                    n.head_cols = n.head_cols.max(rows(*x).saturating_mul(plan.weight(*w).shape[0]));
                 }
                 Op::Attention { cache, n_head, .. } => n.group = n.group.max(n_head / plan.cache(*cache).n_kv),
                 _ => {}
@@ -228,13 +244,6 @@ impl Lower<'_> {
         cache.0 as usize
     }
 
-    fn unsupported(&self, i: usize) -> CompileError {
-        CompileError::Unsupported {
-            backend: "cpu",
-            what: format!("run op {}: not on this backend", self.plan.ops[i].name()),
-        }
-    }
-
     fn op(&self, i: usize) -> Result<OpStep, CompileError> {
         let view = |buf| self.view(buf);
         Ok(match self.plan.ops[i] {
@@ -263,7 +272,9 @@ impl Lower<'_> {
             Op::Rope { x, rope, d_head, .. } => OpStep::Rope { x: view(x), rope: rope.0 as usize, d_head },
             Op::SplitHeads { x, ref parts, .. } => OpStep::SplitHeads { x: view(x), parts: self.parts(parts) },
             Op::JoinHeads { ref parts, out, .. } => OpStep::JoinHeads { parts: self.parts(parts), out: view(out) },
-            Op::HeadLinear { .. } => return Err(self.unsupported(i)),
+            Op::HeadLinear { x, w, transposed, out } => {
+                OpStep::HeadLinear { x: view(x), w: self.mat(w)?, transposed, out: view(out) }
+            }
             Op::GatedAct { gate, up, act, out } => {
                 OpStep::GatedAct { gate: view(gate), up: view(up), act, out: view(out) }
             }

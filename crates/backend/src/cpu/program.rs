@@ -22,8 +22,8 @@ use super::ops::kv_append::CacheView;
 use super::ops::rope::RopeTable;
 use super::ops::route::RouterStep;
 use super::ops::{
-    attention, causal_conv, combine, decay_beta, delta_net, elementwise, embed, experts, heads, kv_append, linear,
-    norm, rope, route,
+    attention, causal_conv, combine, decay_beta, delta_net, elementwise, embed, experts, head_linear, heads, kv_append,
+    linear, norm, rope, route,
 };
 use super::pool::Pool;
 use super::states::States;
@@ -73,8 +73,13 @@ impl Mat {
 
     /// Row `i` of a plain matrix.
     pub fn row(&self, i: usize) -> Planes<'_> {
+        self.row_of(0, i)
+    }
+
+    /// Row `i` of matrix `stack`.
+    pub fn row_of(&self, stack: usize, i: usize) -> Planes<'_> {
         let row_bytes = self.dtype.plane_bytes(self.k).expect("`new` was promised whole blocks");
-        self.matrix(0).planes.row(row_bytes, i)
+        self.matrix(stack).planes.row(row_bytes, i)
     }
 }
 
@@ -102,6 +107,7 @@ pub enum OpStep {
     Rope { x: View, rope: usize, d_head: usize },
     SplitHeads { x: View, parts: Vec<(usize, View)> },
     JoinHeads { parts: Vec<(usize, View)>, out: View },
+    HeadLinear { x: View, w: Mat, transposed: bool, out: View },
     GatedAct { gate: View, up: View, act: Gate, out: View },
     Add { x: View, y: View },
     KvAppend { cache: usize, k: View, v: Option<View> },
@@ -186,6 +192,8 @@ impl StepTokens {
 pub struct Worker {
     pub kernel: Scratch,
     pub attention: AttentionScratch,
+    /// Decoded rows of a transposed head.
+    pub rows: Vec<f32>,
 }
 
 /// What ops see of a program while it runs.
@@ -199,6 +207,8 @@ pub struct Run<'a> {
     pub acts: &'a mut [ActsShared; 3],
     /// Columns `r -> r`.
     pub cols: &'a [Col],
+    /// Room for the columns of every head.
+    pub head_cols: &'a mut [Col],
     pub workers: &'a PerWorker<Worker>,
     pub lists: &'a mut ExpertLists,
     pub split: &'a mut SplitStates,
@@ -220,6 +230,7 @@ pub struct CpuProgram {
     pub step: StepTokens,
     pub acts: [ActsShared; 3],
     pub cols: Vec<Col>,
+    pub head_cols: Vec<Col>,
     pub workers: PerWorker<Worker>,
     pub lists: ExpertLists,
     pub split: SplitStates,
@@ -260,6 +271,7 @@ impl Program for CpuProgram {
             step: &self.step,
             acts: &mut self.acts,
             cols: &self.cols,
+            head_cols: &mut self.head_cols,
             workers: &self.workers,
             lists: &mut self.lists,
             split: &mut self.split,
@@ -316,6 +328,10 @@ impl Run<'_> {
             OpStep::Rope { x, rope: table, d_head } => rope::rope(self, x, &ropes[table], d_head),
             OpStep::SplitHeads { x, ref parts } => heads::split_heads(self, x, parts),
             OpStep::JoinHeads { ref parts, out } => heads::join_heads(self, parts, out),
+            OpStep::HeadLinear { x, ref w, transposed: false, out } => head_linear::head_linear(self, x, w, out),
+            OpStep::HeadLinear { x, ref w, transposed: true, out } => {
+                head_linear::head_linear_transposed(self, x, w, out)
+            }
             OpStep::GatedAct { gate, up, act, out } => elementwise::gated_act(self, gate, up, act, out),
             OpStep::Add { x, y } => elementwise::add(self, x, y),
             OpStep::KvAppend { cache, k, v } => kv_append::kv_append(self, &caches[cache], k, v),

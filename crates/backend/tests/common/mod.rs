@@ -79,14 +79,15 @@ impl Random {
     }
 }
 
-struct Maker {
-    plan: Plan,
-    writer: Writer<'static>,
-    random: Random,
+/// Writes a plan and its random weights side by side.
+pub struct Maker {
+    pub plan: Plan,
+    pub writer: Writer<'static>,
+    pub random: Random,
 }
 
 impl Maker {
-    fn weight(&mut self, shape: &[usize], dtype: WeightType) -> Weight {
+    pub fn weight(&mut self, shape: &[usize], dtype: WeightType) -> Weight {
         let name = format!("w{}", self.plan.weights.len());
         let k = *shape.last().unwrap();
         let rows: usize = shape[..shape.len() - 1].iter().product();
@@ -111,27 +112,38 @@ impl Maker {
         Weight(self.plan.weights.len() as u32 - 1)
     }
 
-    fn buf(&mut self, rows: Rows, width: usize) -> Buf {
+    pub fn buf(&mut self, rows: Rows, width: usize) -> Buf {
         self.typed(rows, width, Elem::F32)
     }
 
-    fn typed(&mut self, rows: Rows, width: usize, elem: Elem) -> Buf {
+    pub fn typed(&mut self, rows: Rows, width: usize, elem: Elem) -> Buf {
         self.plan.bufs.push(BufDecl { name: format!("b{}", self.plan.bufs.len()), rows, width, elem });
         Buf(self.plan.bufs.len() as u32 - 1)
     }
 
-    fn op(&mut self, op: Op) {
+    pub fn op(&mut self, op: Op) {
         self.plan.ops.push(op);
         self.plan.layers.push(Some(0));
     }
 
-    fn linear(&mut self, x: Buf, rows: Rows, n: usize, dtype: WeightType, bias: bool) -> Buf {
+    pub fn linear(&mut self, x: Buf, rows: Rows, n: usize, dtype: WeightType, bias: bool) -> Buf {
         let k = self.plan.buf(x).width;
         let w = self.weight(&[n, k], dtype);
         let bias = bias.then(|| self.weight(&[n], WeightType::F32));
         let out = self.buf(rows, n);
         self.op(Op::Linear { x, parts: vec![LinearPart { w, bias, out }] });
         out
+    }
+
+    /// The plan, fused or as it was written, and the weights.
+    pub fn finish(self, fused: bool) -> (Plan, Arc<Checkpoint>) {
+        let mut bytes = Vec::new();
+        self.writer.write(&mut bytes).unwrap();
+        let mut plan = self.plan;
+        if fused {
+            passes::fuse(&mut plan);
+        }
+        (plan, Arc::new(checkpoint::from_bytes("random", bytes).unwrap()))
     }
 }
 
@@ -280,13 +292,7 @@ pub fn model(s: Shape) -> (Plan, Arc<Checkpoint>) {
     m.plan.logits = m.linear(normed, Rows::Outputs, N_VOCAB, WeightType::F16, false);
     m.op(Op::Softcap { x: m.plan.logits, cap: 5.0 });
 
-    let mut bytes = Vec::new();
-    m.writer.write(&mut bytes).unwrap();
-    let mut plan = m.plan;
-    if s.fused {
-        passes::fuse(&mut plan);
-    }
-    (plan, Arc::new(checkpoint::from_bytes("random", bytes).unwrap()))
+    m.finish(s.fused)
 }
 
 /// Up to three sequences in one program, each with pages that lie about.

@@ -22,7 +22,7 @@ use quant::act::ActKind;
 use quant::{PlaneBytes, Planes, WeightType};
 
 use super::isa::Isa;
-use super::mem::zeroed;
+use super::mem::{Zero, zeroed};
 use crate::CompileError;
 pub use acts::ActsShared;
 use acts::RowPtr;
@@ -66,6 +66,9 @@ pub struct Col {
     /// Row of the output.
     pub out: u32,
 }
+
+// SAFETY: two numbers.
+unsafe impl Zero for Col {}
 
 /// Output `[rows, stride]` that several workers write at once.
 #[derive(Clone, Copy, Debug)]
