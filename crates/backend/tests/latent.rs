@@ -56,8 +56,8 @@ const EPS: f32 = 1e-6;
 fn model(s: Shape, form: Form) -> (Plan, Arc<Checkpoint>) {
     let (n_head, d_k) = (s.n_head, s.d_latent + s.d_pe);
     let cache = match form {
-        Form::Expanded => CacheDecl { n_kv: n_head, d_k: s.d_nope + s.d_pe, d_v: s.d_v, v_in_k: false },
-        _ => CacheDecl { n_kv: 1, d_k, d_v: s.d_latent, v_in_k: true },
+        Form::Expanded => CacheDecl { n_kv: n_head, d_k: s.d_nope + s.d_pe, d_v: s.d_v, v_in_k: false, window: None },
+        _ => CacheDecl { n_kv: 1, d_k, d_v: s.d_latent, v_in_k: true, window: None },
     };
     let plan = Plan {
         arch: "random".into(),
