@@ -1,9 +1,9 @@
 //! Whole models against golden logits: every backend, every file, one table of tolerances.
 //!
-//! A model is a folder with `model-TYPE.gguf` files, perhaps an MLX folder `mlx-TYPE`, and `golden.safetensors`: `tokens`
-//! [n], `logits` [n, n_vocab] for the bf16 file, `logits_TYPE` for the others, `logits_mlx` for the MLX folder, `greedy`
-//! [16] after the prompt on bf16. The error is the RMS of the
-//! difference over the standard deviation of the exact logits. `tests/data/README.md` lists the files in git.
+//! A model is a folder with `model-TYPE.gguf` files, perhaps `mlx-NAME` and `hf` folders, and `golden.safetensors`: `tokens`
+//! [n], `logits` [n, n_vocab] for the bf16 file and the `hf` folder, `logits_TYPE` and `logits_mlx` for the others,
+//! `greedy` [16] after the prompt on bf16. The error is the RMS of the difference over the standard deviation of the
+//! exact logits. `tests/data/README.md` lists the files in git.
 #![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
@@ -136,20 +136,39 @@ fn relative_rms(found: &[f32], exact: &[f32]) -> f64 {
     (error / variance).sqrt()
 }
 
-/// The model files of a folder and their types; that of an MLX folder is `mlx`.
-fn files(folder: &Path) -> Vec<(String, PathBuf)> {
-    let mut files: Vec<(String, PathBuf)> = std::fs::read_dir(folder)
-        .unwrap()
-        .filter_map(|entry| {
-            let entry = entry.unwrap();
-            let name = entry.file_name().into_string().unwrap();
-            let gguf = name.strip_prefix("model-").and_then(|name| name.strip_suffix(".gguf"));
-            let ty = gguf.or(name.starts_with("mlx-").then_some("mlx"))?;
-            Some((ty.to_string(), entry.path()))
-        })
-        .collect();
-    files.sort();
-    files
+/// One of the files of a folder.
+struct File {
+    path: PathBuf,
+    /// What it is called in the test's output: its type, `mlx` or `hf`.
+    label: String,
+    /// The array of exact logits.
+    array: String,
+}
+
+impl File {
+    /// The files of a folder: `model-TYPE.gguf`, `mlx-NAME/`, `hf/`.
+    fn all(folder: &Path) -> Vec<File> {
+        let file = |entry: std::io::Result<std::fs::DirEntry>| {
+            let path = entry.unwrap().path();
+            let name = path.file_name()?.to_str()?;
+            let label = match name.strip_prefix("model-").and_then(|name| name.strip_suffix(".gguf")) {
+                Some(ty) => ty.to_string(),
+                None if name.starts_with("mlx-") => "mlx".into(),
+                None if name == "hf" => "hf".into(),
+                None => return None,
+            };
+            let is_exact = matches!(&*label, "bf16" | "hf");
+            let array = if is_exact { "logits".into() } else { format!("logits_{label}") };
+            Some(File { path, label, array })
+        };
+        let mut files: Vec<File> = std::fs::read_dir(folder).unwrap().filter_map(file).collect();
+        files.sort_by(|a, b| a.path.cmp(&b.path));
+        files
+    }
+
+    fn open(&self) -> Checkpoint {
+        checkpoint::open(&self.path).unwrap()
+    }
 }
 
 /// What a folder's card says of llama.cpp on a quantised file.
@@ -163,34 +182,34 @@ fn llama_cpp_error(folder: &Path, ty: &str) -> f64 {
     card["agreement"][&key]["rel_rms"].as_f64().unwrap_or_else(|| panic!("{} has no {key}", folder.display()))
 }
 
-/// Runs every model file of a folder on every backend.
+/// Runs every file of a folder on every backend.
 fn check(folder: &Path) {
     let golden = Golden(std::fs::read(folder.join("golden.safetensors")).unwrap());
     let tokens = golden.u32s("tokens");
     let name = folder.file_name().unwrap().to_string_lossy();
-    let files = files(folder);
-    assert!(files.iter().any(|(ty, _)| ty == "bf16"), "{name}: {files:?}");
+    let files = File::all(folder);
+    assert!(files.iter().any(|file| file.label == "bf16"), "{name} has no bf16 file");
     for Tolerance { backend, bf16, quantised } in backends() {
-        for (ty, path) in &files {
-            let (array, tolerance) = match (ty.as_str(), &quantised) {
-                ("bf16", _) => ("logits".to_string(), bf16),
-                // Affine weights meet 16-bit activations.
-                ("mlx", Quantised::LlamaCpp) => ("logits_mlx".to_string(), bf16),
-                (_, Quantised::AtMost(most)) => (format!("logits_{ty}"), *most),
-                (_, Quantised::LlamaCpp) => (format!("logits_{ty}"), llama_cpp_error(folder, ty)),
+        for file in &files {
+            let File { label, array, .. } = file;
+            let tolerance = match (array.as_str(), &quantised) {
+                ("logits", _) => bf16,
+                (_, Quantised::AtMost(most)) => *most,
+                // Affine types meet 16-bit activations.
+                ("logits_mlx", Quantised::LlamaCpp) => bf16,
+                (_, Quantised::LlamaCpp) => llama_cpp_error(folder, label),
             };
-            let exact = golden.f32s(&array);
-            let open = || checkpoint::open(path).unwrap();
-            let plan = model::build(&open()).unwrap();
-            let mut session = Session::new(backend, &plan, open(), tokens.len() + 16);
+            let exact = golden.f32s(array);
+            let plan = model::build(&file.open()).unwrap();
+            let mut session = Session::new(backend, &plan, file.open(), tokens.len() + 16);
             let logits = session.step(&tokens);
             let error = relative_rms(&logits, &exact);
-            println!("{name:<10} {ty:<8} {:<10} {error:.2e} (at most {tolerance:.2e})", backend.name());
-            assert!(error <= tolerance, "{name} {ty} {}: {error:e} > {tolerance:e}", backend.name());
-            cut_and_crowded(backend, &plan, open(), &tokens, &logits);
+            println!("{name:<10} {label:<8} {:<10} {error:.2e} (at most {tolerance:.2e})", backend.name());
+            assert!(error <= tolerance, "{name} {label} {}: {error:e} > {tolerance:e}", backend.name());
+            cut_and_crowded(backend, &plan, file.open(), &tokens, &logits);
 
-            if ty == "bf16" {
-                assert_eq!(session.greedy(&logits, 16), golden.u32s("greedy"), "{name} {}", backend.name());
+            if array == "logits" {
+                assert_eq!(session.greedy(&logits, 16), golden.u32s("greedy"), "{name} {label} {}", backend.name());
             }
         }
     }
