@@ -18,6 +18,8 @@ pub enum Command {
     Run(RunArgs),
     /// Talk with the model: history, /reset /system /save /regen /quit
     Chat(ChatArgs),
+    /// Serve the model to many: the APIs of OpenAI and Anthropic over HTTP
+    Serve(ServeArgs),
     /// Measure prompt and decode speed, in llama-bench's rows
     Bench(BenchArgs),
     /// Say what a model file holds, without reading its weights
@@ -228,6 +230,66 @@ pub struct ChatArgs {
     /// Do not print the summary line after each answer
     #[arg(short, long)]
     pub quiet: bool,
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// Lines for people
+    Text,
+    /// One JSON object a line
+    Json,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogLevel {
+    Error,
+    Warn,
+    Info,
+    Debug,
+}
+
+#[derive(Debug, Args)]
+#[command(allow_negative_numbers = true)]
+pub struct ServeArgs {
+    /// Address to listen on; another than a loopback one lets others in
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    pub host: std::net::IpAddr,
+    /// Port; 0 takes a free one
+    #[arg(long, value_name = "N", default_value_t = 8080)]
+    pub port: u16,
+    /// File with the keys that clients must bring, one a line; anyone may ask when left out
+    #[arg(long, value_name = "FILE")]
+    pub api_key_file: Option<PathBuf>,
+    /// Answers computed at a time
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub parallel: u16,
+    /// Answers that may wait beyond those; more are refused with 429
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub max_queue: u16,
+    /// Positions of the cache that all answers share; every answer's whole context where memory allows, when left out
+    #[arg(long, value_name = "N")]
+    pub cache_tokens: Option<usize>,
+    /// Name of the model in answers; the file's when left out
+    #[arg(long, value_name = "NAME")]
+    pub alias: Option<String>,
+    /// Let pages from this origin call the server (* is any); may be given several times
+    #[arg(long, value_name = "ORIGIN")]
+    pub cors: Vec<String>,
+    /// Seconds that running answers get to finish when the server is told to stop
+    #[arg(long, value_name = "N", default_value_t = 30)]
+    pub drain_seconds: u64,
+    /// Form of the log on stderr
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+    /// What the log leaves out
+    #[arg(long, value_enum, default_value_t = LogLevel::Info)]
+    pub log_level: LogLevel,
     #[command(flatten)]
     pub model: ModelArgs,
     #[command(flatten)]

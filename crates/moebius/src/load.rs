@@ -8,6 +8,7 @@ use backend::cpu::{CacheType, Cpu, Isa};
 use backend::reference::Reference;
 use backend::{Backend, Batch, Limits, PAGE, Program, Tables};
 use checkpoint::Checkpoint;
+use engine::formats::Format;
 use engine::sampler::{Mirostat, SamplerParams};
 use engine::scheduler::{Engine, Options};
 use engine::template::{Chat, ChatTemplate};
@@ -43,11 +44,23 @@ pub struct EngineSetup {
     pub backend: BackendKind,
     pub step: StepArgs,
     pub prefix_cache: bool,
+    /// Most sequences computed at a time.
+    pub sequences: usize,
+    /// Positions of the cache over all of them; what `sequences` need and memory holds when `None`.
+    pub cache_tokens: Option<usize>,
 }
 
 impl From<&EngineArgs> for EngineSetup {
     fn from(args: &EngineArgs) -> Self {
-        EngineSetup { threads: args.threads, ctx: args.ctx, backend: args.backend, step: args.step, prefix_cache: true }
+        EngineSetup {
+            threads: args.threads,
+            ctx: args.ctx,
+            backend: args.backend,
+            step: args.step,
+            prefix_cache: true,
+            sequences: 1,
+            cache_tokens: None,
+        }
     }
 }
 
@@ -88,10 +101,25 @@ impl EngineSetup {
             return Ok(ctx);
         }
         let habit = plan.n_ctx_train.clamp(PAGE, DEFAULT_CTX);
-        let Some(free) = machine::free_memory() else { return Ok(habit) };
-        // The cache may take a quarter of what is free: the weights want the rest.
-        let fits = (free as u64 / 4 / self.cache_bytes_per_position(plan).max(1)) as usize;
-        Ok(habit.min(fits.max(PAGE)))
+        Ok(habit.min(self.positions_that_fit(plan).max(PAGE)))
+    }
+
+    /// Positions for which the cache may take memory: a quarter of what is free, since the weights want the rest.
+    fn positions_that_fit(&self, plan: &Plan) -> usize {
+        let fits = |free: usize| (free as u64 / 4 / self.cache_bytes_per_position(plan).max(1)) as usize;
+        machine::free_memory().map_or(usize::MAX, fits)
+    }
+
+    /// Limits for an engine whose sequences have up to `positions`.
+    pub fn engine_limits(&self, plan: &Plan, positions: usize) -> Result<Limits> {
+        let one = self.limits(plan, positions, self.sequences)?;
+        let shared = match self.cache_tokens {
+            Some(n) => n.min(1 << 31),
+            None => positions.saturating_mul(self.sequences).min(self.positions_that_fit(plan)),
+        };
+        // A single sequence must always fit: what the engine promises rests on it.
+        let n_pages = shared.div_ceil(PAGE).max(one.n_pages);
+        Ok(Limits { n_pages, n_states: one.n_states * self.sequences, ..one })
     }
 
     /// Limits for one sequence of `positions`.
@@ -114,6 +142,8 @@ pub struct Session {
     pub engine: Engine,
     pub tokenizer: Arc<Tokenizer>,
     pub template: Option<ChatTemplate>,
+    /// How the model marks thoughts and calls, by its template.
+    pub format: Format,
     pub backend: String,
     pub description: String,
     pub n_vocab: usize,
@@ -129,18 +159,20 @@ pub fn start(model: Model, args: &EngineArgs) -> Result<Session> {
     start_with(model, &EngineSetup::from(args))
 }
 
-/// Starts an engine for one conversation at a time.
+/// Starts an engine.
 pub fn start_with(model: Model, setup: &EngineSetup) -> Result<Session> {
     let Model { checkpoint, plan, embedded } = model;
     let tokenizer = Arc::new(Tokenizer::from_metadata(checkpoint.meta())?);
     let template = template(&checkpoint, &tokenizer)?;
+    let format = checkpoint.meta().opt_str("tokenizer.chat_template")?.map_or(Format::PLAIN, Format::detect);
     let positions = setup.context(&plan)?;
     let (backend, backend_name) = setup.backend()?;
-    let program = backend.compile(&plan, Arc::clone(&checkpoint), setup.limits(&plan, positions, 1)?)?;
-    let options = Options { prefix_cache: setup.prefix_cache, ..Options::default() };
+    let program = backend.compile(&plan, Arc::clone(&checkpoint), setup.engine_limits(&plan, positions)?)?;
+    let options = Options { prefix_cache: setup.prefix_cache, max_running: setup.sequences, ..Options::default() };
     Ok(Session {
         engine: Engine::new(program, tokenizer.clone(), options)?,
         template,
+        format,
         backend: backend_name,
         description: describe(&checkpoint, &plan),
         n_vocab: plan.n_vocab,
@@ -174,8 +206,8 @@ impl Session {
         Ok(tokens)
     }
 
-    /// The sampling asked for, over the model's defaults.
-    pub fn sampling(&self, args: &SamplingArgs) -> Result<SamplerParams> {
+    /// The model's own sampling.
+    pub fn default_sampling(&self) -> SamplerParams {
         // DRY may repeat across the usual breaks between sentences and fields.
         let breakers = ["\n", ":", "\"", "*"].map(|text| self.tokenizer.encode(text, Encode::default()));
         let mut params = SamplerParams { dry_breakers: breakers.to_vec(), ..SamplerParams::default() };
@@ -183,6 +215,12 @@ impl Session {
             // What its card recommends.
             (params.temperature, params.top_p, params.min_p, params.top_k) = (0.7, 0.9, 0.05, 0);
         }
+        params
+    }
+
+    /// The sampling asked for, over the model's defaults.
+    pub fn sampling(&self, args: &SamplingArgs) -> Result<SamplerParams> {
+        let mut params = self.default_sampling();
         apply(args, &mut params);
         params.seed = args.seed.unwrap_or_else(clock_seed);
         Ok(params)

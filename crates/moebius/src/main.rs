@@ -7,6 +7,7 @@ mod compare;
 mod embedded;
 mod load;
 mod machine;
+mod serve;
 
 use std::process::ExitCode;
 
@@ -19,6 +20,7 @@ fn main() -> ExitCode {
     let result = match &cli.command {
         Command::Run(args) => commands::run::run(args),
         Command::Chat(args) => commands::chat::run(args),
+        Command::Serve(args) => serve::run(args),
         Command::Bench(args) => commands::bench::run(args),
         Command::Inspect(args) => commands::inspect::run(args),
         Command::Plan(args) => commands::plan::run(args),

@@ -66,6 +66,8 @@ pub fn run(args: &BenchArgs) -> Result<()> {
             backend: BackendKind::Cpu,
             step: args.step,
             prefix_cache: false,
+            sequences: 1,
+            cache_tokens: None,
         };
         let mut session = load::start_with(model, &setup)?;
         let load_ms = start.elapsed().as_secs_f64() * 1e3;

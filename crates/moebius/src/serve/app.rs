@@ -1,0 +1,255 @@
+//! What all routes share: the model's text side, the way to the engine, limits and keys.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum::http::{HeaderMap, StatusCode, header};
+use engine::formats::Format;
+use engine::sampler::SamplerParams;
+use engine::scheduler::{Error, Request};
+use engine::template::ChatTemplate;
+use engine::tokenizer::{Encode, Tokenizer};
+use subtle::{Choice, ConstantTimeEq};
+use tokio::sync::Semaphore;
+
+use super::error::ApiError;
+use super::limits::MAX_BODIES_BYTES;
+use super::metrics::Metrics;
+use super::worker::{Refusal, Run, Worker};
+
+/// The state of the server.
+pub struct App {
+    pub worker: Worker,
+    pub metrics: Arc<Metrics>,
+    pub tokenizer: Arc<Tokenizer>,
+    pub template: Option<ChatTemplate>,
+    /// How the model marks thoughts and calls.
+    pub format: Format,
+    pub model: ModelInfo,
+    /// The model's own sampling.
+    pub sampling: SamplerParams,
+    pub keys: Keys,
+    /// Kibibytes of bodies that may still be read.
+    pub bodies: Arc<Semaphore>,
+    /// Templates and tokenizers run on few threads: they must not take the engine's cores.
+    heavy: Semaphore,
+    draining: AtomicBool,
+}
+
+/// What `/v1/models` says.
+#[derive(Clone, Debug)]
+pub struct ModelInfo {
+    pub id: String,
+    pub description: String,
+    pub created: u64,
+    pub n_params: u64,
+    pub size_bytes: u64,
+    pub n_vocab: usize,
+}
+
+impl App {
+    pub fn new(
+        worker: Worker,
+        metrics: Arc<Metrics>,
+        tokenizer: Arc<Tokenizer>,
+        template: Option<ChatTemplate>,
+        format: Format,
+        model: ModelInfo,
+        sampling: SamplerParams,
+        keys: Keys,
+    ) -> App {
+        App {
+            worker,
+            metrics,
+            tokenizer,
+            template,
+            format,
+            model,
+            sampling,
+            keys,
+            bodies: Arc::new(Semaphore::new(MAX_BODIES_BYTES >> 10)),
+            heavy: Semaphore::new(2),
+            draining: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether new requests are turned away.
+    pub fn draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    /// From now on new requests are turned away.
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+
+    /// Work that takes a while and waits for nothing, off the threads that serve connections.
+    pub async fn heavy<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let _permit = self.heavy.acquire().await.map_err(|_| ApiError::stopping())?;
+        match tokio::task::spawn_blocking(work).await {
+            Ok(result) => result,
+            Err(error) => Err(ApiError::internal(format!("prepare the request: {error}"))),
+        }
+    }
+
+    /// A request with the model's defaults and a seed of its own.
+    pub fn request(&self, tokens: Vec<u32>) -> Request {
+        let mut request = Request::new(tokens);
+        request.sampling = self.sampling.clone();
+        request.sampling.seed = random();
+        request
+    }
+
+    /// Hands sequences to the engine.
+    pub async fn submit(&self, requests: Vec<Request>) -> Result<Run, ApiError> {
+        if self.draining() {
+            return Err(ApiError::stopping());
+        }
+        self.worker.submit(requests).await.map_err(|refusal| match refusal {
+            Refusal::Full { retry_after } => {
+                self.metrics.refused.add(1);
+                ApiError::busy("as many requests as allowed are waiting; try again later", retry_after)
+            }
+            Refusal::Stopped => ApiError::stopping(),
+            Refusal::Invalid(error) => invalid(&error),
+        })
+    }
+
+    /// Tokens of text that a template or a client wrote for the model as it stands.
+    pub fn encode_prompt(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
+        let mut tokens = tokenizer.encode(text, Encode { add_special: true, parse_special: true });
+        // Templates that write the begin-of-text token themselves would get it twice.
+        if let Some(bos) = tokenizer.bos()
+            && tokens.starts_with(&[bos, bos])
+        {
+            tokens.remove(0);
+        }
+        tokens
+    }
+}
+
+/// What the engine says about a request, as the client's fault.
+fn invalid(error: &Error) -> ApiError {
+    let text = error.to_string();
+    let message = text.strip_prefix("submit request: ").unwrap_or(&text);
+    let code = matches!(error, Error::PromptTooLong { .. }).then_some("context_length_exceeded");
+    ApiError { code, ..ApiError::bad(message) }
+}
+
+/// The keys that open the server; none: it is open.
+#[derive(Clone, Debug, Default)]
+pub struct Keys(Vec<PaddedKey>);
+
+/// Longest key in bytes.
+pub const MAX_KEY_BYTES: usize = 512;
+
+/// A key and its length, so that a comparison takes as long whatever is compared.
+#[derive(Clone, Debug)]
+struct PaddedKey([u8; MAX_KEY_BYTES], u64);
+
+impl PaddedKey {
+    fn new(key: &str) -> Option<PaddedKey> {
+        let mut padded = [0; MAX_KEY_BYTES];
+        padded.get_mut(..key.len())?.copy_from_slice(key.as_bytes());
+        Some(PaddedKey(padded, key.len() as u64))
+    }
+}
+
+impl Keys {
+    /// One key a line; empty lines and those that begin with `#` are left out.
+    pub fn parse(text: &str) -> Result<Keys, String> {
+        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+        let keys: Option<Vec<_>> = lines.map(PaddedKey::new).collect();
+        match keys {
+            Some(keys) if keys.is_empty() => Err("it holds no key".into()),
+            Some(keys) => Ok(Keys(keys)),
+            None => Err(format!("a key has at most {MAX_KEY_BYTES} bytes")),
+        }
+    }
+
+    /// Whether anyone may ask.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether the request brings one of the keys, as a bearer token or as `x-api-key`.
+    pub fn check(&self, headers: &HeaderMap) -> Result<(), ApiError> {
+        if self.0.is_empty() {
+            return Ok(());
+        }
+        let bearer = |value: &str| {
+            let (scheme, key) = value.split_once(' ')?;
+            scheme.eq_ignore_ascii_case("bearer").then(|| key.trim().to_string())
+        };
+        let header = |name| headers.get(name).and_then(|value| value.to_str().ok());
+        let given = header(header::AUTHORIZATION).and_then(bearer);
+        let given = given.or_else(|| header(header::HeaderName::from_static("x-api-key")).map(String::from));
+        let given = given.as_deref().and_then(PaddedKey::new);
+        let matches = given.is_some_and(|given| {
+            let equal = |key: &PaddedKey| key.0[..].ct_eq(&given.0[..]) & key.1.ct_eq(&given.1);
+            self.0.iter().fold(Choice::from(0), |any, key| any | equal(key)).into()
+        });
+        if matches {
+            return Ok(());
+        }
+        Err(ApiError {
+            code: Some("invalid_api_key"),
+            ..ApiError::new(
+                StatusCode::UNAUTHORIZED,
+                "a key is needed: send it as `Authorization: Bearer KEY` or as `x-api-key: KEY`",
+            )
+        })
+    }
+}
+
+/// A number that nobody needs to guess twice: ids and seeds, no secrets.
+pub fn random() -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    // Every state of the standard library's hasher has fresh keys.
+    std::hash::RandomState::new().build_hasher().finish()
+}
+
+/// An id with a prefix, as the APIs have them.
+pub fn id(prefix: &str) -> String {
+    format!("{prefix}{:016x}{:08x}", random(), random() as u32)
+}
+
+/// Seconds since 1970.
+pub fn unix_time() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_open_and_nothing_else_does() {
+        let keys = Keys::parse("# ours\nalpha\n\n beta \n").unwrap();
+        let cases = [
+            (Some(("authorization", "Bearer alpha")), true),
+            (Some(("authorization", "bearer beta")), true),
+            (Some(("x-api-key", "beta")), true),
+            (Some(("authorization", "Bearer alph")), false),
+            (Some(("authorization", "Bearer alpha\u{0}")), false),
+            (Some(("authorization", "Basic alpha")), false),
+            (Some(("x-api-key", "")), false),
+            (None, false),
+        ];
+        for (given, opens) in cases {
+            let mut headers = HeaderMap::new();
+            if let Some((name, value)) = given {
+                let Ok(value) = value.parse() else { continue };
+                headers.insert(header::HeaderName::from_static(name), value);
+            }
+            assert_eq!(keys.check(&headers).is_ok(), opens, "{given:?}");
+        }
+        assert!(Keys::default().check(&HeaderMap::new()).is_ok());
+        assert!(Keys::parse("# nothing\n").is_err());
+        assert!(Keys::parse(&"x".repeat(MAX_KEY_BYTES + 1)).is_err());
+    }
+}

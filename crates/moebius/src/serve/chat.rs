@@ -1,0 +1,251 @@
+//! `/v1/chat/completions`: OpenAI's conversations.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use engine::formats::Event;
+use engine::tokenizer::Tokenizer;
+use serde_json::{Value, json};
+
+use super::app::{self, App};
+use super::conversation::{self, Conversation};
+use super::error::{ApiError, Style};
+use super::fields::{Field, Kind, Object, Read, field};
+use super::generate::{Collected, Finish, Generation, Job, Logprob, Parsing, Step, Totals, token_text};
+use super::limits::{MAX_CHOICES, MAX_MESSAGES, MAX_TOOLS, MAX_TOP_LOGPROBS};
+use super::routes::{Answer, Input};
+use super::sampling;
+use super::sse::{self, Frames, Wire};
+
+/// What the route takes beside the sampling.
+pub const FIELDS: &[Field] = &[
+    field("messages", Kind::List(&Kind::Object, MAX_MESSAGES), "the conversation"),
+    field("model", Kind::Text, "any name; the one model answers"),
+    field("stream", Kind::Bool, "send the answer as it comes"),
+    field("stream_options", Kind::Object, "include_usage: a last event with the usage"),
+    field("n", Kind::Int(1, MAX_CHOICES as i128), "how many answers; answer i has seed + i"),
+    field("max_completion_tokens", Kind::Int(1, 1 << 31), "most tokens of an answer"),
+    field("max_tokens", Kind::Int(1, 1 << 31), "the older name of max_completion_tokens"),
+    field("stop", sampling::STOP, "texts that end the answer"),
+    field("logprobs", Kind::Bool, "report the tokens' log-probabilities"),
+    field("top_logprobs", Kind::Int(0, MAX_TOP_LOGPROBS as i128), "and so many alternatives"),
+    field("tools", Kind::List(&Kind::Object, MAX_TOOLS), "functions that the model may call"),
+    field("tool_choice", Kind::Either(&[Kind::Word(&["none", "auto", "required"]), Kind::Object]), "whether it does"),
+    field("parallel_tool_calls", Kind::Bool, "whether it may call several"),
+    field("response_format", Kind::Object, "the form of the answer"),
+    field("reasoning_effort", Kind::Text, "handed to the template"),
+    field("chat_template_kwargs", Kind::Object, "further variables of the template, such as enable_thinking"),
+    field("continue_final_message", Kind::Bool, "the last message is the beginning of the answer"),
+    field("user", Kind::Text, "not used"),
+];
+
+/// The handler.
+pub async fn handle(app: Arc<App>, input: Input) -> Answer {
+    let Input { body, request_id, .. } = input;
+    let (conversation, parsing) = conversation_of(&app, &body)?;
+    let stops = sampling::stops(&body, "stop")?;
+    let prompt = conversation.render(&app).await?;
+    let parsing = Parsing { opened: parsing.format.opens_thought(&prompt.text), ..parsing };
+    let mut request = app.request(prompt.tokens);
+    sampling::apply(&body, &mut request, &app.tokenizer)?;
+    request.stop_strings = stops;
+    if let Some(n) = body.size("max_completion_tokens").or(body.size("max_tokens")) {
+        request.max_new_tokens = n;
+    }
+    let top = body.size("top_logprobs");
+    request.logprobs = match (body.flag("logprobs").unwrap_or(false), top) {
+        (true, top) => Some(top.unwrap_or(0)),
+        (false, Some(1..)) => return Err(ApiError::field("top_logprobs", "needs `logprobs` to be true")),
+        (false, _) => None,
+    };
+    request.shown = parsing.format.shown(&app.tokenizer);
+    let job = Job { requests: vec![request], n: body.size("n").unwrap_or(1), parsing };
+    let generation = Generation::start(&app, request_id.clone(), job).await?;
+    let head = Head {
+        id: app::id("chatcmpl-"),
+        created: app::unix_time(),
+        model: app.model.id.clone(),
+        tokenizer: app.tokenizer.clone(),
+        request_id,
+    };
+    if body.flag("stream").unwrap_or(false) {
+        let usage = body.object("stream_options").and_then(|o| o.flag("include_usage")).unwrap_or(false);
+        return Ok(sse::respond(generation, Stream { head, usage, n: body.size("n").unwrap_or(1) }));
+    }
+    let (answers, totals) = generation.collect().await?;
+    Ok(whole(&head, answers, &totals))
+}
+
+/// The conversation of a body, and how to read the answer.
+fn conversation_of(app: &App, body: &Object) -> Result<(Conversation, Parsing), ApiError> {
+    let mut conversation = Conversation {
+        messages: conversation::messages(body.list("messages").map_or(&[][..], Vec::as_slice))?,
+        tools: conversation::tools(body.list("tools").map_or(&[][..], Vec::as_slice))?,
+        kwargs: body.object("chat_template_kwargs").cloned().unwrap_or_default(),
+        ..Conversation::default()
+    };
+    if let Some(effort) = body.value("reasoning_effort") {
+        conversation.kwargs.entry("reasoning_effort").or_insert_with(|| effort.clone());
+    }
+    if body.flag("continue_final_message").unwrap_or(false) {
+        conversation.continue_last()?;
+    }
+    if body.text("tool_choice") == Some("none") {
+        conversation.tools.clear();
+    }
+    let parsing = Parsing { format: app.format, tools: conversation.tool_list(), opened: false };
+    Ok((conversation, parsing))
+}
+
+/// What all events and answers of a request begin with.
+struct Head {
+    id: String,
+    created: u64,
+    model: String,
+    tokenizer: Arc<Tokenizer>,
+    request_id: String,
+}
+
+impl Head {
+    fn object(&self, kind: &str, choices: Vec<Value>) -> Object {
+        let mut object = Object::new();
+        object.insert("id".into(), self.id.as_str().into());
+        object.insert("object".into(), kind.into());
+        object.insert("created".into(), self.created.into());
+        object.insert("model".into(), self.model.as_str().into());
+        object.insert("system_fingerprint".into(), concat!("moebius-", env!("CARGO_PKG_VERSION")).into());
+        object.insert("choices".into(), choices.into());
+        object
+    }
+
+    fn logprobs(&self, logprobs: &[Logprob]) -> Value {
+        let content: Vec<Value> = logprobs.iter().map(|l| openai_logprob(&self.tokenizer, l)).collect();
+        json!({"content": content, "refusal": null})
+    }
+}
+
+/// A token as the chat API reports it.
+pub fn openai_logprob(tokenizer: &Tokenizer, logprob: &Logprob) -> Value {
+    let entry = |token: u32, value: f32| {
+        let (text, bytes) = token_text(tokenizer, token);
+        json!({"token": text, "logprob": finite(value), "bytes": bytes})
+    };
+    let mut value = entry(logprob.token, logprob.values.token);
+    value["top_logprobs"] = logprob.values.top.iter().map(|&(token, value)| entry(token, value)).collect();
+    value
+}
+
+/// A forbidden token has a probability of zero, whose logarithm JSON cannot write.
+pub fn finite(logprob: f32) -> f32 {
+    logprob.max(-9999.0)
+}
+
+fn finish_reason(finish: Option<&Finish>) -> &'static str {
+    match finish {
+        Some(Finish::Length) => "length",
+        Some(Finish::ToolCalls) => "tool_calls",
+        Some(Finish::Stop | Finish::StopString(_)) | None => "stop",
+    }
+}
+
+/// The answer in one piece.
+fn whole(head: &Head, answers: Vec<Collected>, totals: &Totals) -> Response {
+    let choices = answers.into_iter().enumerate().map(|(index, answer)| {
+        let mut message = Object::new();
+        message.insert("role".into(), "assistant".into());
+        let content = if answer.content.is_empty() && !answer.calls.is_empty() { Value::Null } else { answer.content.into() };
+        message.insert("content".into(), content);
+        message.insert("refusal".into(), Value::Null);
+        if !answer.reasoning.is_empty() {
+            message.insert("reasoning_content".into(), answer.reasoning.into());
+        }
+        if !answer.calls.is_empty() {
+            let call = |call: super::generate::Call| {
+                json!({"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}})
+            };
+            message.insert("tool_calls".into(), answer.calls.into_iter().map(call).collect());
+        }
+        let logprobs = if answer.logprobs.is_empty() { Value::Null } else { head.logprobs(&answer.logprobs) };
+        json!({
+            "index": index,
+            "message": message,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason(answer.finish.as_ref()),
+        })
+    });
+    let mut object = head.object("chat.completion", choices.collect());
+    object.insert("usage".into(), totals.openai());
+    object.insert("timings".into(), totals.timings());
+    Json(Value::Object(object)).into_response()
+}
+
+/// The answer as it comes.
+struct Stream {
+    head: Head,
+    usage: bool,
+    n: usize,
+}
+
+impl Stream {
+    fn chunk(&self, index: usize, delta: Value, logprobs: Value, finish: Value, out: &mut Frames) {
+        let choice = json!({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish});
+        let mut object = self.head.object("chat.completion.chunk", vec![choice]);
+        if self.usage {
+            object.insert("usage".into(), Value::Null);
+        }
+        out.data(&object.into());
+    }
+}
+
+impl Wire for Stream {
+    fn open(&mut self, out: &mut Frames) {
+        for index in 0..self.n {
+            let delta = json!({"role": "assistant", "content": "", "refusal": null});
+            self.chunk(index, delta, Value::Null, Value::Null, out);
+        }
+    }
+
+    fn step(&mut self, step: Step, out: &mut Frames) {
+        let mut logprobs = if step.logprobs.is_empty() { Value::Null } else { self.head.logprobs(&step.logprobs) };
+        let mut wrote = false;
+        for event in step.events {
+            let delta = match event {
+                Event::Content(text) => json!({"content": text}),
+                Event::Reasoning(text) => json!({"reasoning_content": text}),
+                Event::ToolCallStart { index, id, name } => {
+                    let function = json!({"name": name, "arguments": ""});
+                    json!({"tool_calls": [{"index": index, "id": id, "type": "function", "function": function}]})
+                }
+                Event::ToolCallArguments { index, json } => {
+                    json!({"tool_calls": [{"index": index, "function": {"arguments": json}}]})
+                }
+                Event::ToolCallEnd { .. } => continue,
+            };
+            self.chunk(step.index, delta, logprobs.take(), Value::Null, out);
+            wrote = true;
+        }
+        // A token whose text is held back still has its number.
+        if !wrote && !logprobs.is_null() {
+            self.chunk(step.index, json!({}), logprobs, Value::Null, out);
+        }
+        if let Some(finish) = &step.finish {
+            self.chunk(step.index, json!({}), Value::Null, finish_reason(Some(finish)).into(), out);
+        }
+    }
+
+    fn close(&mut self, totals: &Totals, out: &mut Frames) {
+        if self.usage {
+            let mut object = self.head.object("chat.completion.chunk", Vec::new());
+            object.insert("usage".into(), totals.openai());
+            object.insert("timings".into(), totals.timings());
+            out.data(&object.into());
+        }
+        out.done();
+    }
+
+    fn fail(&mut self, error: &ApiError, out: &mut Frames) {
+        out.data(&error.json(Style::OpenAi, &self.head.request_id));
+        out.done();
+    }
+}

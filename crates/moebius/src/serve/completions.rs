@@ -1,0 +1,232 @@
+//! `/v1/completions`: OpenAI's older API, a text that goes on.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::response::IntoResponse;
+use engine::formats::Event;
+use engine::tokenizer::{Encode, Tokenizer};
+use serde_json::{Value, json};
+
+use super::app::{self, App};
+use super::chat::finite;
+use super::error::{ApiError, Style};
+use super::fields::{Field, Kind, Object, Read, field};
+use super::generate::{Finish, Generation, Job, Logprob, Parsing, Step, Totals, token_text};
+use super::limits::{MAX_CHOICES, MAX_INPUTS, MAX_TOP_LOGPROBS};
+use super::routes::{Answer, Input};
+use super::sampling;
+use super::sse::{self, Frames, Wire};
+
+/// Tokens in place of text.
+const IDS: Kind = Kind::List(&Kind::Int(0, u32::MAX as i128), 1 << 20);
+const PROMPT: Kind =
+    Kind::Either(&[Kind::Text, IDS, Kind::List(&Kind::Text, MAX_INPUTS), Kind::List(&IDS, MAX_INPUTS)]);
+
+/// What the route takes beside the sampling.
+pub const FIELDS: &[Field] = &[
+    field("prompt", PROMPT, "a text, tokens, or a list of either"),
+    field("model", Kind::Text, "any name; the one model answers"),
+    field("stream", Kind::Bool, "send the text as it comes"),
+    field("stream_options", Kind::Object, "include_usage: a last event with the usage"),
+    field("n", Kind::Int(1, MAX_CHOICES as i128), "how many texts for each prompt; text i has seed + i"),
+    field("best_of", Kind::Int(1, MAX_CHOICES as i128), "as n; choosing among more is not offered"),
+    field("max_tokens", Kind::Int(0, 1 << 31), "most tokens of a text; 16 when absent"),
+    field("stop", sampling::STOP, "texts that end it"),
+    field("logprobs", Kind::Int(0, MAX_TOP_LOGPROBS as i128), "report so many alternatives for each token"),
+    field("echo", Kind::Bool, "the prompt comes before the text"),
+    field("suffix", Kind::Text, "not offered"),
+    field("user", Kind::Text, "not used"),
+];
+
+/// The handler.
+pub async fn handle(app: Arc<App>, input: Input) -> Answer {
+    let Input { body, request_id, .. } = input;
+    let n = body.size("n").unwrap_or(1);
+    if body.size("best_of").is_some_and(|best_of| best_of != n) {
+        return Err(ApiError::field("best_of", "must be equal to `n`: choosing among more is not offered"));
+    }
+    if body.text("suffix").is_some_and(|suffix| !suffix.is_empty()) {
+        return Err(ApiError::field("suffix", "is not offered: the text can only go on"));
+    }
+    let echo = body.flag("echo").unwrap_or(false);
+    let logprobs = body.size("logprobs");
+    if echo && logprobs.is_some() {
+        return Err(ApiError::field("logprobs", "cannot be had for the prompt: leave out `echo`"));
+    }
+    let stops = sampling::stops(&body, "stop")?;
+    let prompts = prompts(&app, body.value("prompt").unwrap_or(&Value::Null)).await?;
+    if prompts.len() * n > MAX_INPUTS {
+        return Err(ApiError::field(
+            "n",
+            format!("times the prompts is {}, the limit is {MAX_INPUTS}", prompts.len() * n),
+        ));
+    }
+    let echoed: Vec<String> =
+        prompts.iter().map(|p| if echo { app.tokenizer.decode(p) } else { String::new() }).collect();
+    let mut requests = Vec::with_capacity(prompts.len());
+    for tokens in prompts {
+        let mut request = app.request(tokens);
+        sampling::apply(&body, &mut request, &app.tokenizer)?;
+        request.stop_strings = stops.clone();
+        request.max_new_tokens = body.size("max_tokens").unwrap_or(16);
+        request.logprobs = logprobs;
+        requests.push(request);
+    }
+    let generation =
+        Generation::start(&app, request_id.clone(), Job { requests, n, parsing: Parsing::plain() }).await?;
+    let head = Head {
+        id: app::id("cmpl-"),
+        created: app::unix_time(),
+        model: app.model.id.clone(),
+        tokenizer: app.tokenizer.clone(),
+        request_id,
+        echoed,
+        n,
+    };
+    if body.flag("stream").unwrap_or(false) {
+        let usage = body.object("stream_options").and_then(|o| o.flag("include_usage")).unwrap_or(false);
+        return Ok(sse::respond(generation, Stream { offsets: vec![0; head.echoed.len() * n], head, usage }));
+    }
+    let (answers, totals) = generation.collect().await?;
+    let choices = answers.into_iter().enumerate().map(|(index, answer)| {
+        let text = format!("{}{}", head.echoed[index / n], answer.content);
+        let logprobs = if logprobs.is_some() { head.logprobs(&answer.logprobs, &mut 0) } else { Value::Null };
+        json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason(answer.finish.as_ref())})
+    });
+    let mut object = head.object(choices.collect());
+    object.insert("usage".into(), totals.openai());
+    object.insert("timings".into(), totals.timings());
+    Ok(Json(Value::Object(object)).into_response())
+}
+
+/// The tokens of all prompts.
+async fn prompts(app: &App, prompt: &Value) -> Result<Vec<Vec<u32>>, ApiError> {
+    let list = match prompt {
+        Value::Array(items) if !items.first().is_none_or(Value::is_number) => items.clone(),
+        one => vec![one.clone()],
+    };
+    let tokenizer = app.tokenizer.clone();
+    app.heavy(move || list.iter().enumerate().map(|(i, prompt)| tokens_of(&tokenizer, i, prompt)).collect()).await
+}
+
+/// Tokens of one text or list of ids.
+pub fn tokens_of(tokenizer: &Tokenizer, i: usize, prompt: &Value) -> Result<Vec<u32>, ApiError> {
+    let tokens: Vec<u32> = match prompt {
+        Value::String(text) => tokenizer.encode(text, Encode { add_special: true, parse_special: true }),
+        Value::Array(ids) => ids.iter().filter_map(|id| id.as_f64().map(|id| id as u32)).collect(),
+        _ => Vec::new(),
+    };
+    // A model that begins texts with a token can go on from nothing.
+    match tokenizer.bos() {
+        _ if !tokens.is_empty() => Ok(tokens),
+        Some(bos) => Ok(vec![bos]),
+        None => Err(ApiError::bad(format!("prompt {i} is empty"))),
+    }
+}
+
+struct Head {
+    id: String,
+    created: u64,
+    model: String,
+    tokenizer: Arc<Tokenizer>,
+    request_id: String,
+    echoed: Vec<String>,
+    n: usize,
+}
+
+impl Head {
+    fn object(&self, choices: Vec<Value>) -> Object {
+        let mut object = Object::new();
+        object.insert("id".into(), self.id.as_str().into());
+        object.insert("object".into(), "text_completion".into());
+        object.insert("created".into(), self.created.into());
+        object.insert("model".into(), self.model.as_str().into());
+        object.insert("system_fingerprint".into(), concat!("moebius-", env!("CARGO_PKG_VERSION")).into());
+        object.insert("choices".into(), choices.into());
+        object
+    }
+
+    /// The older form: lists side by side. `offset` counts the characters up to here.
+    fn logprobs(&self, logprobs: &[Logprob], offset: &mut usize) -> Value {
+        let (mut tokens, mut values, mut tops, mut offsets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for logprob in logprobs {
+            let (text, _) = token_text(&self.tokenizer, logprob.token);
+            offsets.push(*offset);
+            *offset += text.chars().count();
+            tokens.push(text);
+            values.push(finite(logprob.values.token));
+            let top = logprob.values.top.iter();
+            let top = top.map(|&(token, value)| (token_text(&self.tokenizer, token).0, json!(finite(value))));
+            tops.push(Value::Object(top.collect()));
+        }
+        json!({"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets})
+    }
+}
+
+fn finish_reason(finish: Option<&Finish>) -> &'static str {
+    if finish == Some(&Finish::Length) { "length" } else { "stop" }
+}
+
+/// The texts as they come.
+struct Stream {
+    head: Head,
+    usage: bool,
+    /// Characters of each text with log-probabilities up to here.
+    offsets: Vec<usize>,
+}
+
+impl Stream {
+    fn chunk(&self, index: usize, text: &str, logprobs: Value, finish: Value, out: &mut Frames) {
+        let choice = json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish});
+        let mut object = self.head.object(vec![choice]);
+        if self.usage {
+            object.insert("usage".into(), Value::Null);
+        }
+        out.data(&object.into());
+    }
+}
+
+impl Wire for Stream {
+    fn open(&mut self, out: &mut Frames) {
+        for index in 0..self.offsets.len() {
+            let text = &self.head.echoed[index / self.head.n];
+            if !text.is_empty() {
+                self.chunk(index, text, Value::Null, Value::Null, out);
+            }
+        }
+    }
+
+    fn step(&mut self, step: Step, out: &mut Frames) {
+        let text: String = step
+            .events
+            .iter()
+            .filter_map(|e| if let Event::Content(t) = e { Some(t.as_str()) } else { None })
+            .collect();
+        let logprobs = match step.logprobs.as_slice() {
+            [] => Value::Null,
+            some => self.head.logprobs(some, &mut self.offsets[step.index]),
+        };
+        if !text.is_empty() || !logprobs.is_null() {
+            self.chunk(step.index, &text, logprobs, Value::Null, out);
+        }
+        if let Some(finish) = &step.finish {
+            self.chunk(step.index, "", Value::Null, finish_reason(Some(finish)).into(), out);
+        }
+    }
+
+    fn close(&mut self, totals: &Totals, out: &mut Frames) {
+        if self.usage {
+            let mut object = self.head.object(Vec::new());
+            object.insert("usage".into(), totals.openai());
+            object.insert("timings".into(), totals.timings());
+            out.data(&object.into());
+        }
+        out.done();
+    }
+
+    fn fail(&mut self, error: &ApiError, out: &mut Frames) {
+        out.data(&error.json(Style::OpenAi, &self.head.request_id));
+        out.done();
+    }
+}

@@ -1,0 +1,223 @@
+//! Request bodies: one table a route says which fields it knows, of which type and range. Checking and `/openapi.json`
+//! read the same tables. Unknown fields are nobody's business; `null` counts as absent.
+
+use serde_json::{Map, Value, json};
+
+use super::error::ApiError;
+
+/// A JSON object.
+pub type Object = Map<String, Value>;
+
+/// A field that a route knows.
+#[derive(Clone, Copy, Debug)]
+pub struct Field {
+    pub name: &'static str,
+    pub kind: Kind,
+    pub about: &'static str,
+}
+
+/// What a field may be.
+#[derive(Clone, Copy, Debug)]
+pub enum Kind {
+    Bool,
+    /// A whole number in this range.
+    Int(i128, i128),
+    /// A number in this range.
+    Number(f64, f64),
+    /// A text.
+    Text,
+    /// One of these words.
+    Word(&'static [&'static str]),
+    /// At most so many of a kind.
+    List(&'static Kind, usize),
+    /// An object, which its route looks into.
+    Object,
+    /// Any of these kinds.
+    Either(&'static [Kind]),
+}
+
+/// A field of a table.
+pub const fn field(name: &'static str, kind: Kind, about: &'static str) -> Field {
+    Field { name, kind, about }
+}
+
+/// Checks what the tables know of in a body.
+pub fn check(body: &Object, tables: &[&[Field]]) -> Result<(), ApiError> {
+    for field in tables.iter().copied().flatten() {
+        if let Some(value) = body.get(field.name).filter(|value| !value.is_null()) {
+            field.kind.check(field.name, value)?;
+        }
+    }
+    Ok(())
+}
+
+impl Kind {
+    /// Says by name what is wrong with a value.
+    pub fn check(&self, name: &str, value: &Value) -> Result<(), ApiError> {
+        if let Kind::List(inner, most) = self
+            && let Value::Array(items) = value
+        {
+            if items.len() > *most {
+                return Err(ApiError::field(name, format!("has {} entries, at most {most} are allowed", items.len())));
+            }
+            return items.iter().enumerate().try_for_each(|(i, item)| inner.check(&format!("{name}[{i}]"), item));
+        }
+        if let Kind::Either(kinds) = self {
+            // The kind of the same JSON type knows best what is wrong.
+            return match kinds.iter().find(|kind| kind.is_like(value)) {
+                Some(kind) => kind.check(name, value),
+                None => Err(ApiError::field(name, format!("must be {self}, it is {}", show(value)))),
+            };
+        }
+        let fits = match self {
+            Kind::Bool => value.is_boolean(),
+            Kind::Int(low, high) => whole(value).is_some_and(|n| (*low..=*high).contains(&n)),
+            Kind::Number(low, high) => value.as_f64().is_some_and(|x| (*low..=*high).contains(&x)),
+            Kind::Text => value.is_string(),
+            Kind::Word(words) => value.as_str().is_some_and(|word| words.contains(&word)),
+            Kind::Object => value.is_object(),
+            Kind::List(..) | Kind::Either(_) => false,
+        };
+        if fits { Ok(()) } else { Err(ApiError::field(name, format!("must be {self}, it is {}", show(value)))) }
+    }
+
+    fn is_like(&self, value: &Value) -> bool {
+        match self {
+            Kind::Bool => value.is_boolean(),
+            Kind::Int(..) | Kind::Number(..) => value.is_number(),
+            Kind::Text | Kind::Word(_) => value.is_string(),
+            Kind::List(inner, _) => value.as_array().is_some_and(|items| items.iter().all(|item| inner.is_like(item))),
+            Kind::Object => value.is_object(),
+            Kind::Either(kinds) => kinds.iter().any(|kind| kind.is_like(value)),
+        }
+    }
+
+    /// Its JSON schema.
+    pub fn schema(&self) -> Value {
+        match self {
+            Kind::Bool => json!({"type": "boolean"}),
+            Kind::Int(low, high) => {
+                let number = |n: i128| i64::try_from(n).map_or_else(|_| json!(n as f64), |n| json!(n));
+                json!({"type": "integer", "minimum": number(*low), "maximum": number(*high)})
+            }
+            Kind::Number(low, high) => json!({"type": "number", "minimum": low, "maximum": high}),
+            Kind::Text => json!({"type": "string"}),
+            Kind::Word(words) => json!({"type": "string", "enum": words}),
+            Kind::List(inner, most) => json!({"type": "array", "items": inner.schema(), "maxItems": most}),
+            Kind::Object => json!({"type": "object", "additionalProperties": true}),
+            Kind::Either(kinds) => json!({"oneOf": kinds.iter().map(Kind::schema).collect::<Vec<_>>()}),
+        }
+    }
+}
+
+impl std::fmt::Display for Kind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Kind::Bool => write!(f, "true or false"),
+            Kind::Int(low, high) => write!(f, "a whole number from {low} to {high}"),
+            Kind::Number(low, high) if *high >= f64::from(f32::MAX) && *low <= -f64::from(f32::MAX) => {
+                write!(f, "a number")
+            }
+            Kind::Number(low, high) if *high >= f64::from(f32::MAX) => write!(f, "a number of at least {low}"),
+            Kind::Number(low, high) => write!(f, "a number from {low} to {high}"),
+            Kind::Text => write!(f, "a string"),
+            Kind::Word(words) => write!(f, "one of {}", words.join(", ")),
+            Kind::List(inner, _) => write!(f, "a list, each entry {inner}"),
+            Kind::Object => write!(f, "an object"),
+            Kind::Either(kinds) => kinds
+                .iter()
+                .enumerate()
+                .try_for_each(|(i, kind)| write!(f, "{}{kind}", if i > 0 { " or " } else { "" })),
+        }
+    }
+}
+
+/// A number without a fraction, also where it is written with one (`5.0`).
+fn whole(value: &Value) -> Option<i128> {
+    let number = value.as_number()?;
+    number.as_i128().or_else(|| number.as_f64().filter(|x| x.fract() == 0.0 && x.abs() < 1e15).map(|x| x as i128))
+}
+
+/// A value for a message: short, whatever it is.
+fn show(value: &Value) -> String {
+    match value {
+        Value::Array(items) => format!("a list of {}", items.len()),
+        Value::Object(_) => "an object".into(),
+        Value::String(text) if text.len() > 40 => format!("a string of {} bytes", text.len()),
+        other => other.to_string(),
+    }
+}
+
+/// Reading fields that were checked: a field of another kind reads as absent.
+pub trait Read {
+    fn value(&self, name: &str) -> Option<&Value>;
+
+    fn flag(&self, name: &str) -> Option<bool> {
+        self.value(name)?.as_bool()
+    }
+
+    fn int(&self, name: &str) -> Option<i128> {
+        whole(self.value(name)?)
+    }
+
+    fn size(&self, name: &str) -> Option<usize> {
+        self.int(name).map(|n| n.clamp(0, usize::MAX as i128) as usize)
+    }
+
+    fn number(&self, name: &str) -> Option<f32> {
+        self.value(name)?.as_f64().map(|x| x as f32)
+    }
+
+    fn text(&self, name: &str) -> Option<&str> {
+        self.value(name)?.as_str()
+    }
+
+    fn list(&self, name: &str) -> Option<&Vec<Value>> {
+        self.value(name)?.as_array()
+    }
+
+    fn object(&self, name: &str) -> Option<&Object> {
+        self.value(name)?.as_object()
+    }
+}
+
+impl Read for Object {
+    fn value(&self, name: &str) -> Option<&Value> {
+        self.get(name).filter(|value| !value.is_null())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wrong_values_are_refused_by_name() {
+        const TABLE: &[Field] = &[
+            field("n", Kind::Int(1, 8), ""),
+            field("t", Kind::Number(0.0, 2.0), ""),
+            field("stop", Kind::Either(&[Kind::Text, Kind::List(&Kind::Text, 2)]), ""),
+            field("mode", Kind::Word(&["a", "b"]), ""),
+            field("on", Kind::Bool, ""),
+        ];
+        let cases = [
+            (json!({"n": 1, "t": 2, "stop": "x", "mode": "b", "on": false, "else": {"n": "?"}}), None),
+            (json!({"n": 8.0, "t": null, "stop": ["x", "y"]}), None),
+            (json!({"n": 0}), Some("`n` must be a whole number from 1 to 8, it is 0")),
+            (json!({"n": 1.5}), Some("`n` must be a whole number from 1 to 8, it is 1.5")),
+            (json!({"n": u64::MAX}), Some("`n` must be a whole number from 1 to 8, it is 18446744073709551615")),
+            (json!({"n": -1e300}), Some("`n` must be a whole number from 1 to 8, it is -1e+300")),
+            (json!({"n": "1"}), Some("`n` must be a whole number from 1 to 8, it is \"1\"")),
+            (json!({"t": "NaN"}), Some("`t` must be a number from 0 to 2, it is \"NaN\"")),
+            (json!({"t": -0.1}), Some("`t` must be a number from 0 to 2, it is -0.1")),
+            (json!({"stop": ["x", "y", "z"]}), Some("`stop` has 3 entries, at most 2 are allowed")),
+            (json!({"stop": 5}), Some("`stop` must be a string or a list, each entry a string, it is 5")),
+            (json!({"mode": "c"}), Some("`mode` must be one of a, b, it is \"c\"")),
+            (json!({"on": 1}), Some("`on` must be true or false, it is 1")),
+        ];
+        for (body, expected) in cases {
+            let result = check(body.as_object().unwrap(), &[TABLE]);
+            assert_eq!(result.err().map(|e| e.message).as_deref(), expected, "{body}");
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! Answers under way, for all APIs alike: sequences in the engine, their text split into thought, answer and calls, their
+//! ends counted. Knows no API's JSON but the two extensions that all share.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use engine::formats::{Event, Format, Hold, Parser, Tool};
+use engine::scheduler::{FinishReason, Request, Usage};
+use engine::tokenizer::Tokenizer;
+use serde_json::{Value, json};
+
+use super::app::{self, App};
+use super::error::ApiError;
+use super::worker::{Run, TokenLogprobs, Update};
+
+/// What to generate.
+pub struct Job {
+    /// One a prompt.
+    pub requests: Vec<Request>,
+    /// Answers for each of them.
+    pub n: usize,
+    pub parsing: Parsing,
+}
+
+/// How an answer's text is split.
+#[derive(Clone)]
+pub struct Parsing {
+    pub format: Format,
+    /// Calls are looked for when there are some.
+    pub tools: Vec<Tool>,
+    /// The prompt ends inside a thought.
+    pub opened: bool,
+}
+
+impl Parsing {
+    /// All is content.
+    pub fn plain() -> Parsing {
+        Parsing { format: Format::PLAIN, tools: Vec::new(), opened: false }
+    }
+}
+
+/// Why an answer ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// The model ended it.
+    Stop,
+    /// This stop string did.
+    StopString(String),
+    /// A limit did.
+    Length,
+    /// It calls tools.
+    ToolCalls,
+}
+
+/// A token with its log-probability.
+#[derive(Clone, Debug)]
+pub struct Logprob {
+    pub token: u32,
+    pub values: TokenLogprobs,
+}
+
+/// What one update of the engine means for one answer.
+#[derive(Debug)]
+pub struct Step {
+    /// Which answer: prompt · n + choice.
+    pub index: usize,
+    pub events: Vec<Event>,
+    pub logprobs: Vec<Logprob>,
+    pub finish: Option<Finish>,
+}
+
+/// One answer on its way.
+struct Choice {
+    parser: Parser,
+    in_thought: bool,
+    called: bool,
+    ignore_eos: bool,
+    stops: Vec<String>,
+}
+
+/// What all answers of a request took together.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Totals {
+    pub prompt: usize,
+    pub cached: usize,
+    pub generated: usize,
+    pub reasoning: usize,
+    pub preemptions: usize,
+    queued: Duration,
+    prompt_time: Duration,
+    decode_time: Duration,
+}
+
+/// The answers of a request. Dropping it cancels what is not complete.
+pub struct Generation {
+    run: Run,
+    tokenizer: Arc<Tokenizer>,
+    choices: Vec<Choice>,
+    n: usize,
+    request_id: String,
+    start: Instant,
+    pub totals: Totals,
+    n_open: usize,
+}
+
+impl Generation {
+    /// Hands the job to the engine; the first error comes before any token.
+    pub async fn start(app: &App, request_id: String, job: Job) -> Result<Generation, ApiError> {
+        let Job { requests, n, parsing } = job;
+        let mut all = Vec::with_capacity(requests.len() * n);
+        for request in &requests {
+            for i in 0..n as u64 {
+                let mut request = request.clone();
+                request.sampling.seed = request.sampling.seed.wrapping_add(i);
+                all.push(request);
+            }
+        }
+        let choice = |request: &Request| Choice {
+            parser: Parser::new(parsing.format, &parsing.tools, parsing.opened, Hold::Head, app::random()),
+            in_thought: parsing.opened,
+            called: false,
+            ignore_eos: request.ignore_eos,
+            stops: request.stop_strings.clone(),
+        };
+        let choices: Vec<Choice> = all.iter().map(choice).collect();
+        let n_open = choices.len();
+        let run = app.submit(all).await?;
+        Ok(Generation {
+            run,
+            tokenizer: app.tokenizer.clone(),
+            choices,
+            n,
+            request_id,
+            start: Instant::now(),
+            totals: Totals::default(),
+            n_open,
+        })
+    }
+
+    /// The next thing that happened; `None` when all answers are complete.
+    pub async fn next(&mut self) -> Option<Result<Step, ApiError>> {
+        let (index, update) = self.run.next().await?;
+        Some(self.take(index, update))
+    }
+
+    fn take(&mut self, index: usize, update: Update) -> Result<Step, ApiError> {
+        let choice = &mut self.choices[index];
+        let mut step = Step { index, events: Vec::new(), logprobs: Vec::new(), finish: None };
+        match update {
+            Update::Token { token, text, logprobs } => {
+                choice.parser.push(&text, &mut step.events);
+                let is_end = !choice.ignore_eos && self.tokenizer.is_end_of_generation(token);
+                // The end is no part of the text, nor are its numbers.
+                step.logprobs.extend(logprobs.filter(|_| !is_end).map(|values| Logprob { token, values }));
+                choice.look(&step.events);
+                self.totals.reasoning += usize::from(choice.in_thought);
+            }
+            Update::Done { reason, usage } => {
+                choice.parser.finish(&mut step.events);
+                choice.look(&step.events);
+                let finish = match reason {
+                    _ if choice.called => Finish::ToolCalls,
+                    FinishReason::Stop => Finish::Stop,
+                    FinishReason::StopString(i) => {
+                        choice.stops.get(i).map_or(Finish::Stop, |stop| Finish::StopString(stop.clone()))
+                    }
+                    FinishReason::Length | FinishReason::ContextFull => Finish::Length,
+                    FinishReason::Cancelled => return Err(ApiError::stopping()),
+                };
+                step.finish = Some(finish);
+                self.n_open -= 1;
+                self.totals.add(&usage, index.is_multiple_of(self.n));
+            }
+            Update::Failed(message) => return Err(ApiError::internal(message)),
+        }
+        Ok(step)
+    }
+
+    /// All answers, when they are complete.
+    pub async fn collect(mut self) -> Result<(Vec<Collected>, Totals), ApiError> {
+        let mut answers = vec![Collected::default(); self.choices.len()];
+        while let Some(step) = self.next().await {
+            let step = step?;
+            answers[step.index].add(step);
+        }
+        Ok((answers, self.totals))
+    }
+}
+
+impl Choice {
+    /// Notes what the events say about the rest.
+    fn look(&mut self, events: &[Event]) {
+        for event in events {
+            match event {
+                Event::Reasoning(_) => self.in_thought = true,
+                Event::Content(_) => self.in_thought = false,
+                Event::ToolCallStart { .. } => (self.in_thought, self.called) = (false, true),
+                Event::ToolCallArguments { .. } | Event::ToolCallEnd { .. } => {}
+            }
+        }
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        let Totals { prompt, cached, generated, preemptions, .. } = self.totals;
+        let ms = self.start.elapsed().as_secs_f64() * 1e3;
+        let cancelled = self.n_open;
+        tracing::info!(request = %self.request_id, prompt, cached, generated, preemptions, cancelled, ms, "finished");
+    }
+}
+
+impl Totals {
+    fn add(&mut self, usage: &Usage, first_of_prompt: bool) {
+        if first_of_prompt {
+            self.prompt += usage.prompt_tokens;
+            self.cached += usage.cached_tokens;
+        }
+        self.generated += usage.generated;
+        self.preemptions += usage.preemptions;
+        self.queued = self.queued.max(usage.timings.queued);
+        self.prompt_time = self.prompt_time.max(usage.timings.prompt);
+        self.decode_time = self.decode_time.max(usage.timings.decode);
+    }
+
+    /// OpenAI's usage.
+    pub fn openai(&self) -> Value {
+        json!({
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.generated,
+            "total_tokens": self.prompt + self.generated,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning},
+        })
+    }
+
+    /// Where the time went, in llama-server's names.
+    pub fn timings(&self) -> Value {
+        let ms = |time: Duration| (time.as_secs_f64() * 1e6).round() / 1e3;
+        let rate = |n: usize, time: Duration| match time.as_secs_f64() {
+            seconds if seconds > 0.0 => (n as f64 / seconds * 10.0).round() / 10.0,
+            _ => 0.0,
+        };
+        let computed = self.prompt - self.cached;
+        json!({
+            "queued_ms": ms(self.queued),
+            "cache_n": self.cached,
+            "prompt_n": computed,
+            "prompt_ms": ms(self.prompt_time),
+            "prompt_per_second": rate(computed, self.prompt_time),
+            "predicted_n": self.generated,
+            "predicted_ms": ms(self.decode_time),
+            // The first token comes out of the prompt's last step.
+            "predicted_per_second": rate(self.generated.saturating_sub(1), self.decode_time),
+        })
+    }
+}
+
+/// A whole answer.
+#[derive(Clone, Debug, Default)]
+pub struct Collected {
+    pub content: String,
+    pub reasoning: String,
+    pub calls: Vec<Call>,
+    pub logprobs: Vec<Logprob>,
+    pub finish: Option<Finish>,
+}
+
+/// A whole call.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Call {
+    pub id: String,
+    pub name: String,
+    /// JSON.
+    pub arguments: String,
+}
+
+impl Collected {
+    fn add(&mut self, step: Step) {
+        for event in step.events {
+            match event {
+                Event::Content(text) => self.content.push_str(&text),
+                Event::Reasoning(text) => self.reasoning.push_str(&text),
+                Event::ToolCallStart { id, name, .. } => {
+                    self.calls.push(Call { id, name, arguments: String::new() });
+                }
+                Event::ToolCallArguments { index, json } => {
+                    if let Some(call) = self.calls.get_mut(index) {
+                        call.arguments.push_str(&json);
+                    }
+                }
+                Event::ToolCallEnd { .. } => {}
+            }
+        }
+        self.logprobs.extend(step.logprobs);
+        self.finish = step.finish.or(self.finish.take());
+    }
+}
+
+/// A token's text for logprobs; a part of a character shows as U+FFFD beside its bytes.
+pub fn token_text(tokenizer: &Tokenizer, token: u32) -> (String, Vec<u8>) {
+    let bytes = tokenizer.token_bytes(token).unwrap_or_default().to_vec();
+    (String::from_utf8_lossy(&bytes).into_owned(), bytes)
+}

@@ -1,0 +1,37 @@
+//! The numbers past which a request is refused, and what decides them.
+
+use std::time::Duration;
+
+/// Longest body of a request in bytes.
+pub const MAX_BODY_BYTES: usize = 8 << 20;
+/// Bodies being read or worked on, in bytes over all requests.
+pub const MAX_BODIES_BYTES: usize = 256 << 20;
+/// Time for a body to arrive.
+pub const BODY_TIME: Duration = Duration::from_secs(60);
+/// Time for the head of a request to arrive.
+pub const HEAD_TIME: Duration = Duration::from_secs(20);
+/// Longest head of a request in bytes.
+pub const MAX_HEAD_BYTES: usize = 64 << 10;
+/// Most header fields.
+pub const MAX_HEADERS: usize = 100;
+/// Time a client may leave its answer unread while the line is full.
+pub const WRITE_TIME: Duration = Duration::from_secs(120);
+/// Most open connections; further ones wait to be accepted.
+pub const MAX_CONNECTIONS: usize = 2048;
+/// A stream that has nothing to say for this long says so, so that proxies keep it.
+pub const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+/// Most messages of a conversation.
+pub const MAX_MESSAGES: usize = 4096;
+/// Most parts of one message.
+pub const MAX_PARTS: usize = 1024;
+/// Most tools of a request, and most calls in one message.
+pub const MAX_TOOLS: usize = 128;
+/// Most choices of a request.
+pub const MAX_CHOICES: usize = 32;
+/// Most prompts or inputs of a request.
+pub const MAX_INPUTS: usize = 256;
+/// Most tokens with a bias.
+pub const MAX_BIASES: usize = 1024;
+/// Most alternatives reported for a token.
+pub const MAX_TOP_LOGPROBS: usize = 20;

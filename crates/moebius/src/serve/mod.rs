@@ -1,0 +1,250 @@
+//! `moebius serve`: one model for many clients, over the APIs of OpenAI and Anthropic. The only place that knows networks.
+//!
+//! A request passes its route's table ([`routes`], [`fields`]), becomes a prompt ([`conversation`]) and a [`generate::Job`], and runs on
+//! the engine's thread ([`worker`]); what comes back is written in the API's own words, whole or as a stream ([`sse`]).
+
+mod app;
+mod chat;
+mod completions;
+mod conversation;
+mod error;
+mod fields;
+mod generate;
+mod http;
+mod info;
+mod limits;
+mod metrics;
+mod openapi;
+mod routes;
+mod sampling;
+mod sse;
+mod text;
+mod worker;
+
+#[cfg(test)]
+mod tests;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use axum::Router;
+use axum::http::{HeaderValue, Method};
+use engine::sampler::SamplerParams;
+use tokio::net::TcpListener;
+use tokio::sync::{oneshot, watch};
+use tower_http::cors::{AllowOrigin, Any, CorsLayer};
+
+use crate::args::{LogFormat, LogLevel, ServeArgs};
+use crate::load::{self, EngineSetup, Session};
+use crate::machine::bytes;
+
+use app::{App, Keys, ModelInfo};
+use metrics::Metrics;
+use worker::Worker;
+
+pub fn run(args: &ServeArgs) -> Result<()> {
+    start_log(args);
+    let keys = match &args.api_key_file {
+        None => Keys::default(),
+        Some(path) => {
+            let text = std::fs::read_to_string(path).with_context(|| format!("read keys from {}", path.display()))?;
+            Keys::parse(&text).map_err(|why| anyhow!("read keys from {}: {why}", path.display()))?
+        }
+    };
+    let cors = cors(&args.cors)?;
+    let model = load::open(args.model.model.as_deref())?;
+    let setup = EngineSetup {
+        sequences: usize::from(args.parallel),
+        cache_tokens: args.cache_tokens,
+        ..EngineSetup::from(&args.engine)
+    };
+    let id = args.alias.clone().unwrap_or_else(|| model_name(args.model.model.as_deref()));
+    let session = load::start_with(model, &setup)?;
+    let summary = summary(&session, &setup);
+    let sampling = session.sampling(&args.sampling)?;
+    let limits = Places { parallel: usize::from(args.parallel), queue: usize::from(args.max_queue) };
+    let Started { app, thread, ended } = start(session, id, sampling, keys, limits)?;
+
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .max_blocking_threads(8)
+        .enable_all()
+        .build()
+        .context("start the server's threads")?;
+    let address = std::net::SocketAddr::new(args.host, args.port);
+    let result = runtime.block_on(async {
+        let listener = TcpListener::bind(address).await.with_context(|| format!("listen on {address}"))?;
+        let address = listener.local_addr().context("listen")?;
+        announce(address, &app, &summary);
+        let router = match cors {
+            Some(cors) => routes::router(app.clone()).layer(cors),
+            None => routes::router(app.clone()),
+        };
+        serve_until_told(listener, router, &app, ended, Duration::from_secs(args.drain_seconds)).await
+    });
+    app.worker.stop();
+    if thread.join().is_err() {
+        bail!("serve: the engine's thread failed");
+    }
+    // Connections that outlive the time they were given are cut off here.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    result
+}
+
+/// How many answers there may be at a time.
+#[derive(Clone, Copy, Debug)]
+struct Places {
+    /// Computed.
+    parallel: usize,
+    /// Waiting beyond those.
+    queue: usize,
+}
+
+/// A server without its network.
+struct Started {
+    app: Arc<App>,
+    thread: JoinHandle<()>,
+    /// Hears when the engine's thread has ended.
+    ended: oneshot::Receiver<()>,
+}
+
+fn start(session: Session, id: String, sampling: SamplerParams, keys: Keys, places: Places) -> Result<Started> {
+    let model = ModelInfo {
+        id,
+        description: session.description,
+        created: app::unix_time(),
+        n_params: session.n_params,
+        size_bytes: session.size_bytes,
+        n_vocab: session.n_vocab,
+    };
+    let Session { engine, tokenizer, template, format, .. } = session;
+    let metrics = Arc::new(Metrics::default());
+    let (worker, thread, ended) =
+        Worker::start(engine, places.parallel, places.queue, metrics.clone()).context("start the engine's thread")?;
+    let app = Arc::new(App::new(worker, metrics, tokenizer, template, format, model, sampling, keys));
+    Ok(Started { app, thread, ended })
+}
+
+/// Serves until a signal comes or the engine's thread ends; then lets what runs finish, within `patience`.
+async fn serve_until_told(
+    listener: TcpListener,
+    router: Router,
+    app: &Arc<App>,
+    ended: oneshot::Receiver<()>,
+    patience: Duration,
+) -> Result<()> {
+    let (stop, stopped) = watch::channel(false);
+    let server = tokio::spawn(http::serve(listener, router, stopped));
+    let result = tokio::select! {
+        told = told_to_stop() => told.context("listen for signals"),
+        _ = ended => Err(anyhow!("serve: the engine's thread has ended")),
+    };
+    app.drain();
+    // The receiver lives in the server's task; without one nothing needs telling.
+    let _ = stop.send(true);
+    tracing::info!(seconds = patience.as_secs(), running = app.worker.stats().running, "stopping");
+    tokio::select! {
+        _ = server => {}
+        () = tokio::time::sleep(patience) => tracing::warn!("time is up; what still runs is cut off"),
+        again = told_to_stop() => {
+            again.context("listen for signals")?;
+            tracing::warn!("told again; what still runs is cut off");
+        }
+    }
+    result
+}
+
+/// Returns at Ctrl-C, or when the system asks.
+async fn told_to_stop() -> std::io::Result<()> {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        let mut terminate = signal(SignalKind::terminate())?;
+        tokio::select! {
+            _ = terminate.recv() => Ok(()),
+            interrupted = tokio::signal::ctrl_c() => interrupted,
+        }
+    }
+    #[cfg(not(unix))]
+    tokio::signal::ctrl_c().await
+}
+
+fn start_log(args: &ServeArgs) {
+    let level = match args.log_level {
+        LogLevel::Error => tracing::Level::ERROR,
+        LogLevel::Warn => tracing::Level::WARN,
+        LogLevel::Info => tracing::Level::INFO,
+        LogLevel::Debug => tracing::Level::DEBUG,
+    };
+    let log = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_target(false);
+    // A second log in one process is refused; the first one is as good.
+    let _ = match args.log_format {
+        LogFormat::Text => log.with_ansi(false).try_init(),
+        LogFormat::Json => log.json().flatten_event(true).try_init(),
+    };
+}
+
+/// The name that answers carry: the file's, without its folder and ending.
+fn model_name(path: Option<&Path>) -> String {
+    let stem = path.and_then(|path| path.file_stem()).map(|stem| stem.to_string_lossy().into_owned());
+    stem.unwrap_or_else(|| "fable-29m-a10m".into())
+}
+
+/// Cross-origin rules; none when nobody asked for any.
+fn cors(origins: &[String]) -> Result<Option<CorsLayer>> {
+    if origins.is_empty() {
+        return Ok(None);
+    }
+    let allowed = if origins.iter().any(|origin| origin == "*") {
+        AllowOrigin::any()
+    } else {
+        let value = |origin: &String| HeaderValue::from_str(origin).with_context(|| format!("allow origin {origin:?}"));
+        AllowOrigin::list(origins.iter().map(value).collect::<Result<Vec<_>>>()?)
+    };
+    let layer = CorsLayer::new().allow_origin(allowed).allow_methods([Method::GET, Method::POST]).allow_headers(Any);
+    Ok(Some(layer))
+}
+
+/// What runs and what it needs, in a few lines.
+fn summary(session: &Session, setup: &EngineSetup) -> String {
+    let pages = session.engine.stats().pages.total;
+    let positions = pages * backend::PAGE;
+    format!(
+        "{} · {} parameters · {} of weights · {}\ncontext {} · {} answers at a time · cache of {positions} positions, {}",
+        session.description,
+        si(session.n_params),
+        bytes(session.size_bytes),
+        session.backend,
+        session.engine.context(),
+        setup.sequences,
+        bytes(session.cache_bytes_per_position * positions as u64),
+    )
+}
+
+/// `30.5 B`-like text for a number of parameters.
+fn si(n: u64) -> String {
+    match n {
+        1_000_000_000.. => format!("{:.1} B", n as f64 / 1e9),
+        1_000_000.. => format!("{:.1} M", n as f64 / 1e6),
+        _ => n.to_string(),
+    }
+}
+
+fn announce(address: std::net::SocketAddr, app: &App, summary: &str) {
+    // A reader that is gone is no reason to stop.
+    let _ = std::io::Write::write_all(
+        &mut std::io::stdout(),
+        format!(
+            "serving {} on http://{address}\n{summary}\n\n  curl http://{address}/v1/chat/completions -H 'Content-Type: application/json' \
+             -d '{{\"messages\": [{{\"role\": \"user\", \"content\": \"Tell me a story about a fox\"}}]}}'\n\n",
+            app.model.id
+        )
+        .as_bytes(),
+    );
+    if !address.ip().is_loopback() && app.keys.is_empty() {
+        tracing::warn!(%address, "listening beyond this machine without --api-key-file: anyone may ask");
+    }
+}

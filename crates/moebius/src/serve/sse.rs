@@ -1,0 +1,104 @@
+//! Server-sent events: a generation written piece by piece in an API's own words ([`Wire`]).
+
+use std::convert::Infallible;
+
+use axum::body::Body;
+use axum::http::{HeaderValue, header};
+use axum::response::Response;
+use futures_util::stream;
+use serde_json::Value;
+
+use super::error::ApiError;
+use super::generate::{Generation, Step, Totals};
+use super::limits::KEEP_ALIVE;
+
+/// How an API writes a stream.
+pub trait Wire: Send + 'static {
+    /// Before the first token.
+    fn open(&mut self, out: &mut Frames);
+    /// Something happened to an answer.
+    fn step(&mut self, step: Step, out: &mut Frames);
+    /// All answers are complete.
+    fn close(&mut self, totals: &Totals, out: &mut Frames);
+    /// It cannot go on.
+    fn fail(&mut self, error: &ApiError, out: &mut Frames);
+    /// Nothing happened for a while.
+    fn idle(&mut self, out: &mut Frames) {
+        out.comment("still here");
+    }
+}
+
+/// Events as they go over the line.
+#[derive(Debug, Default)]
+pub struct Frames(String);
+
+impl Frames {
+    /// An event without a name.
+    pub fn data(&mut self, value: &Value) {
+        self.0.push_str("data: ");
+        self.0.push_str(&value.to_string());
+        self.0.push_str("\n\n");
+    }
+
+    /// An event with a name.
+    pub fn event(&mut self, name: &str, value: &Value) {
+        self.0.push_str("event: ");
+        self.0.push_str(name);
+        self.0.push('\n');
+        self.data(value);
+    }
+
+    /// OpenAI's end.
+    pub fn done(&mut self) {
+        self.0.push_str("data: [DONE]\n\n");
+    }
+
+    fn comment(&mut self, text: &str) {
+        self.0.push_str(": ");
+        self.0.push_str(text);
+        self.0.push_str("\n\n");
+    }
+}
+
+enum Phase {
+    Opening,
+    Running,
+    Ended,
+}
+
+/// The answer that streams a generation. When the client goes away its body is dropped, and the generation with it.
+pub fn respond(generation: Generation, wire: impl Wire) -> Response {
+    let state = (generation, wire, Phase::Opening);
+    let body = stream::unfold(state, |(mut generation, mut wire, mut phase)| async move {
+        let mut out = Frames::default();
+        while out.0.is_empty() {
+            match phase {
+                Phase::Opening => {
+                    wire.open(&mut out);
+                    phase = Phase::Running;
+                }
+                Phase::Running => match tokio::time::timeout(KEEP_ALIVE, generation.next()).await {
+                    Err(_) => wire.idle(&mut out),
+                    Ok(Some(Ok(step))) => wire.step(step, &mut out),
+                    Ok(Some(Err(error))) => {
+                        wire.fail(&error, &mut out);
+                        phase = Phase::Ended;
+                    }
+                    Ok(None) => {
+                        wire.close(&generation.totals, &mut out);
+                        phase = Phase::Ended;
+                    }
+                },
+                Phase::Ended => return None,
+            }
+        }
+        Some((Ok::<_, Infallible>(out.0), (generation, wire, phase)))
+    });
+    let mut response = Response::new(Body::from_stream(body));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    // Asks nginx not to collect the stream.
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}

@@ -1,0 +1,157 @@
+//! The router in process, on the embedded model: what clients send and what comes back, without a network.
+
+mod abuse;
+mod chat;
+mod load;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, BodyDataStream};
+use axum::http::{HeaderMap, Request, StatusCode};
+use engine::scheduler::Stats;
+use futures_util::StreamExt;
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+use super::app::{App, Keys};
+use super::{Places, Started, routes};
+use crate::args::{BackendKind, CacheArg, StepArgs};
+use crate::load::{EngineSetup, open, start_with};
+
+/// A server and its engine; both end with it.
+pub struct Server {
+    pub router: Router,
+    app: Arc<App>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Server {
+    pub fn start(parallel: usize, queue: usize) -> Server {
+        Server::with_keys(parallel, queue, Keys::default())
+    }
+
+    pub fn with_keys(parallel: usize, queue: usize, keys: Keys) -> Server {
+        let step = StepArgs { isa: None, cache_type: CacheArg::F16, batch: 256 };
+        let setup = EngineSetup {
+            threads: Some(1),
+            ctx: Some(512),
+            backend: BackendKind::Cpu,
+            step,
+            prefix_cache: true,
+            sequences: parallel,
+            cache_tokens: Some(2048),
+        };
+        let session = start_with(open(None).expect("embedded model"), &setup).expect("engine");
+        let sampling = session.default_sampling();
+        let places = Places { parallel, queue };
+        let Started { app, thread, .. } =
+            super::start(session, "fable".into(), sampling, keys, places).expect("server");
+        Server { router: routes::router(app.clone()), app, thread: Some(thread) }
+    }
+
+    /// Sends a request as it is.
+    pub async fn send(&self, request: Request<Body>) -> Reply {
+        let response = self.router.clone().oneshot(request).await.expect("infallible");
+        let (head, body) = response.into_parts();
+        Reply { status: head.status, headers: head.headers, body: body.into_data_stream() }
+    }
+
+    /// Posts JSON.
+    pub async fn post(&self, path: &str, body: &Value) -> Reply {
+        let request = Request::post(path).header("content-type", "application/json");
+        self.send(request.body(Body::from(body.to_string())).expect("request")).await
+    }
+
+    /// Posts JSON and expects success.
+    pub async fn ask(&self, path: &str, body: &Value) -> Value {
+        let (status, value) = self.post(path, body).await.json().await;
+        assert_eq!(status, StatusCode::OK, "{path} {body}: {value}");
+        value
+    }
+
+    pub async fn get(&self, path: &str) -> Reply {
+        self.send(Request::get(path).body(Body::empty()).expect("request")).await
+    }
+
+    /// The engine's books, when nothing runs any more; cancelled requests get a few steps to leave.
+    pub async fn idle(&self) -> Stats {
+        for _ in 0..3000 {
+            let stats = self.app.worker.audit().await.expect("the books add up");
+            if stats.running == 0 && stats.waiting == 0 && stats.pages.used == 0 {
+                return stats;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("still busy: {:?}", self.app.worker.stats());
+    }
+
+    /// The engine's books now.
+    pub async fn stats(&self) -> Stats {
+        self.app.worker.audit().await.expect("the books add up")
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.app.worker.stop();
+        let ended = self.thread.take().map(|thread| thread.join());
+        if !std::thread::panicking() {
+            assert!(ended.is_none_or(|ended| ended.is_ok()), "the engine's thread panicked");
+        }
+    }
+}
+
+/// An answer whose body may still be coming.
+pub struct Reply {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    body: BodyDataStream,
+}
+
+impl Reply {
+    /// The rest of the body.
+    pub async fn text(mut self) -> String {
+        let mut bytes = Vec::new();
+        while let Some(piece) = self.body.next().await {
+            bytes.extend_from_slice(&piece.expect("body"));
+        }
+        String::from_utf8(bytes).expect("text")
+    }
+
+    pub async fn json(self) -> (StatusCode, Value) {
+        let status = self.status;
+        let text = self.text().await;
+        (status, serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}")))
+    }
+
+    /// Waits for one more piece of the body.
+    pub async fn piece(&mut self) -> Option<String> {
+        let piece = self.body.next().await?.expect("body");
+        Some(String::from_utf8(piece.to_vec()).expect("text"))
+    }
+
+    /// The data of all events, `[DONE]` as a string.
+    pub async fn events(self) -> Vec<Value> {
+        let text = self.text().await;
+        let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
+        data.map(|data| serde_json::from_str(data).unwrap_or_else(|_| json!(data))).collect()
+    }
+}
+
+/// A conversation of one message, with more fields.
+pub fn chat(text: &str, more: Value) -> Value {
+    let mut body = json!({"messages": [{"role": "user", "content": text}], "max_tokens": 24, "seed": 7});
+    for (name, value) in more.as_object().expect("fields") {
+        body[name] = value.clone();
+    }
+    body
+}
+
+/// The text of the deltas of a stream's choice.
+pub fn joined(events: &[Value], index: usize) -> String {
+    let choices = events.iter().flat_map(|event| event["choices"].as_array().cloned().unwrap_or_default());
+    let mine = choices.filter(|choice| choice["index"] == index);
+    mine.filter_map(|c| c["delta"]["content"].as_str().or(c["text"].as_str()).map(String::from)).collect()
+}

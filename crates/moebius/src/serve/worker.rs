@@ -1,0 +1,368 @@
+//! The engine's thread: it alone owns the [`Engine`], takes commands between steps and hands every event to the channel of
+//! its request. Knows no HTTP and no JSON.
+//!
+//! A channel has room for everything its request can produce, so that sending never waits: a slow reader costs the bytes of
+//! its own answer and holds up nobody. Whoever drops a [`Run`] cancels it, and the engine frees its pages before
+//! its next step.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, mpsc as std_mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use engine::scheduler::{Engine, Error, EventKind, Events, FinishReason, PageCounts, Request, RequestId, Stats, Usage};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+
+use super::metrics::Metrics;
+
+/// What happened to one sequence of a [`Run`].
+#[derive(Clone, Debug)]
+pub enum Update {
+    /// A token, and the text that is certain with it.
+    Token { token: u32, text: String, logprobs: Option<TokenLogprobs> },
+    /// It is complete.
+    Done { reason: FinishReason, usage: Usage },
+    /// It cannot go on.
+    Failed(String),
+}
+
+/// Log-probabilities of a token and of the likeliest ones in its place.
+#[derive(Clone, Debug)]
+pub struct TokenLogprobs {
+    pub token: f32,
+    pub top: Vec<(u32, f32)>,
+}
+
+/// Why requests were not taken.
+#[derive(Debug)]
+pub enum Refusal {
+    /// As many as may wait are waiting; try again after so many seconds.
+    Full { retry_after: u64 },
+    /// Something is wrong with the request.
+    Invalid(Error),
+    /// The engine takes no more requests.
+    Stopped,
+}
+
+enum Command {
+    Submit {
+        requests: Vec<Request>,
+        updates: mpsc::Sender<(usize, Update)>,
+        reply: oneshot::Sender<Result<Vec<RequestId>, Error>>,
+    },
+    Cancel(Vec<RequestId>),
+    /// Drop all cached prefixes; tests count pages after it.
+    #[cfg(test)]
+    Audit(oneshot::Sender<Result<Stats, String>>),
+    Stop,
+}
+
+/// The way to the engine's thread.
+#[derive(Clone)]
+pub struct Worker {
+    commands: std_mpsc::Sender<Command>,
+    slots: Arc<Semaphore>,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    stats: Mutex<Stats>,
+    /// Smoothed time a sequence spends in the engine, for the advice in a refusal.
+    typical: Mutex<Duration>,
+    max_running: usize,
+    context: usize,
+    alive: AtomicBool,
+}
+
+/// Tells the rest of the server that the engine's thread ended, however it ended.
+struct Ending {
+    shared: Arc<Shared>,
+    ended: Option<oneshot::Sender<()>>,
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.shared.alive.store(false, Ordering::Release);
+        self.ended.take().map(|ended| ended.send(()));
+    }
+}
+
+impl Worker {
+    /// Starts the thread. `max_running` sequences are computed at a time, `max_waiting` more wait. The receiver hears when
+    /// the thread has ended.
+    pub fn start(
+        engine: Engine,
+        max_running: usize,
+        max_waiting: usize,
+        metrics: Arc<Metrics>,
+    ) -> std::io::Result<(Worker, JoinHandle<()>, oneshot::Receiver<()>)> {
+        let (commands, inbox) = std_mpsc::channel();
+        let shared = Arc::new(Shared {
+            stats: Mutex::new(engine.stats()),
+            typical: Mutex::new(Duration::from_secs(1)),
+            max_running,
+            context: engine.context(),
+            alive: AtomicBool::new(true),
+        });
+        let (ended, has_ended) = oneshot::channel();
+        let ending = Ending { shared: shared.clone(), ended: Some(ended) };
+        let thread = std::thread::Builder::new().name("engine".into()).spawn(move || {
+            Thread { engine, open: Vec::new(), inbox, metrics, ending }.run();
+        })?;
+        let slots = Arc::new(Semaphore::new(max_running.saturating_add(max_waiting).min(Semaphore::MAX_PERMITS)));
+        Ok((Worker { commands, slots, shared }, thread, has_ended))
+    }
+
+    /// Hands sequences to the engine, all or none.
+    pub async fn submit(&self, requests: Vec<Request>) -> Result<Run, Refusal> {
+        let n = requests.len();
+        let slots = self.slots.clone().try_acquire_many_owned(n as u32);
+        let slots = slots.map_err(|_| Refusal::Full { retry_after: self.retry_after() })?;
+        // One event a token, and its end.
+        let room = |r: &Request| {
+            let context = self.shared.context;
+            r.max_new_tokens.min(context.saturating_sub(r.tokens.len())) + 2
+        };
+        let (updates, receiver) = mpsc::channel(requests.iter().map(room).sum::<usize>().max(1));
+        let (reply, answer) = oneshot::channel();
+        self.commands.send(Command::Submit { requests, updates, reply }).map_err(|_| Refusal::Stopped)?;
+        // When nobody waits for the answer any more, the engine's thread sees a closed channel and cancels.
+        let ids = answer.await.map_err(|_| Refusal::Stopped)?.map_err(Refusal::Invalid)?;
+        let open = vec![true; ids.len()];
+        Ok(Run { ids, open, updates: receiver, commands: self.commands.clone(), _slots: slots })
+    }
+
+    /// What the engine was busy with after its last step.
+    pub fn stats(&self) -> Stats {
+        *lock(&self.shared.stats)
+    }
+
+    /// Most tokens of a prompt and its answer.
+    pub fn context(&self) -> usize {
+        self.shared.context
+    }
+
+    /// Whether the thread lives.
+    pub fn alive(&self) -> bool {
+        self.shared.alive.load(Ordering::Acquire)
+    }
+
+    /// Ends the thread; what runs is cut off.
+    pub fn stop(&self) {
+        // A thread that ended already needs no telling.
+        let _ = self.commands.send(Command::Stop);
+    }
+
+    /// Stats and the outcome of the engine's audit.
+    #[cfg(test)]
+    pub async fn audit(&self) -> Result<Stats, String> {
+        let (reply, answer) = oneshot::channel();
+        self.commands.send(Command::Audit(reply)).map_err(|_| "the engine's thread is gone")?;
+        answer.await.map_err(|_| "the engine's thread is gone")?
+    }
+
+    /// Seconds until a place is likely free: those who wait, at the pace of those who ran.
+    fn retry_after(&self) -> u64 {
+        let waiting = self.stats().waiting;
+        let rounds = waiting / self.shared.max_running.max(1) + 1;
+        let seconds = lock(&self.shared.typical).as_secs_f64() * rounds as f64;
+        seconds.ceil().clamp(1.0, 60.0) as u64
+    }
+}
+
+/// Sequences under way. Dropping it cancels those that are not complete.
+pub struct Run {
+    ids: Vec<RequestId>,
+    open: Vec<bool>,
+    updates: mpsc::Receiver<(usize, Update)>,
+    commands: std_mpsc::Sender<Command>,
+    _slots: OwnedSemaphorePermit,
+}
+
+impl Run {
+    /// The next thing that happened, with the sequence it happened to; `None` when all are complete. Safe to drop half way.
+    pub async fn next(&mut self) -> Option<(usize, Update)> {
+        if !self.open.contains(&true) {
+            return None;
+        }
+        match self.updates.recv().await {
+            Some((i, update)) => {
+                if matches!(update, Update::Done { .. } | Update::Failed(_)) {
+                    self.open[i] = false;
+                }
+                Some((i, update))
+            }
+            None => {
+                let i = self.open.iter().position(|&open| open)?;
+                self.open[i] = false;
+                Some((i, Update::Failed("run the request: the engine has stopped".into())))
+            }
+        }
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let ids: Vec<_> = self.ids.iter().zip(&self.open).filter(|(_, open)| **open).map(|(id, _)| *id).collect();
+        if !ids.is_empty() {
+            // A thread that has ended holds no pages either.
+            let _ = self.commands.send(Command::Cancel(ids));
+        }
+    }
+}
+
+/// A sequence in the engine and where its events go.
+struct Open {
+    id: RequestId,
+    index: usize,
+    updates: mpsc::Sender<(usize, Update)>,
+    started: Instant,
+    last_token: Option<Instant>,
+}
+
+struct Thread {
+    engine: Engine,
+    /// In order of their ids.
+    open: Vec<Open>,
+    inbox: std_mpsc::Receiver<Command>,
+    metrics: Arc<Metrics>,
+    ending: Ending,
+}
+
+impl Thread {
+    fn run(mut self) {
+        let mut events = Events::new();
+        loop {
+            if !self.engine.has_work() {
+                let Ok(command) = self.inbox.recv() else { return };
+                if !self.take(command) {
+                    return;
+                }
+            }
+            while let Ok(command) = self.inbox.try_recv() {
+                if !self.take(command) {
+                    return;
+                }
+            }
+            if self.engine.has_work() {
+                self.step(&mut events);
+            }
+            self.publish();
+        }
+    }
+
+    /// Does what a command says; false when it says stop.
+    fn take(&mut self, command: Command) -> bool {
+        match command {
+            Command::Submit { requests, updates, reply } => self.submit(requests, updates, reply),
+            Command::Cancel(ids) => ids.into_iter().for_each(|id| self.cancel(id)),
+            #[cfg(test)]
+            Command::Audit(reply) => {
+                let _ = reply.send(self.engine.audit().map(|()| self.engine.stats()));
+            }
+            Command::Stop => return false,
+        }
+        true
+    }
+
+    fn submit(
+        &mut self,
+        requests: Vec<Request>,
+        updates: mpsc::Sender<(usize, Update)>,
+        reply: oneshot::Sender<Result<Vec<RequestId>, Error>>,
+    ) {
+        let started = Instant::now();
+        let mut ids = Vec::with_capacity(requests.len());
+        for (index, request) in requests.into_iter().enumerate() {
+            match self.engine.submit(request) {
+                Ok(id) => {
+                    ids.push(id);
+                    self.open.push(Open { id, index, updates: updates.clone(), started, last_token: None });
+                }
+                Err(error) => {
+                    ids.into_iter().for_each(|id| self.cancel(id));
+                    let _ = reply.send(Err(error));
+                    return;
+                }
+            }
+        }
+        if let Err(Ok(ids)) = reply.send(Ok(ids)) {
+            ids.into_iter().for_each(|id| self.cancel(id));
+        }
+    }
+
+    fn cancel(&mut self, id: RequestId) {
+        if self.engine.cancel(id) {
+            self.metrics.cancelled.add(1);
+        }
+        if let Ok(i) = self.open.binary_search_by_key(&id, |open| open.id) {
+            self.open.remove(i);
+        }
+    }
+
+    fn step(&mut self, events: &mut Events) {
+        let start = Instant::now();
+        events.clear();
+        if let Err(error) = self.engine.step(events) {
+            // A refused batch would be refused again: those who were part of it cannot go on.
+            tracing::error!(%error, "a step failed; all requests end");
+            for open in std::mem::take(&mut self.open) {
+                self.engine.cancel(open.id);
+                let _ = open.updates.try_send((open.index, Update::Failed(error.to_string())));
+            }
+            return;
+        }
+        let now = Instant::now();
+        self.metrics.step_seconds.observe(now - start);
+        for event in events.iter() {
+            let Ok(i) = self.open.binary_search_by_key(&event.id, |open| open.id) else { continue };
+            let open = &mut self.open[i];
+            let update = match event.kind {
+                EventKind::Token { token, text, logprobs, .. } => {
+                    match open.last_token.replace(now) {
+                        None => self.metrics.first_token_seconds.observe(now - open.started),
+                        Some(last) => self.metrics.between_tokens_seconds.observe(now - last),
+                    }
+                    let logprobs = logprobs.map(|l| TokenLogprobs { token: l.token, top: l.top.to_vec() });
+                    Update::Token { token, text: text.to_string(), logprobs }
+                }
+                EventKind::Done { reason, usage } => {
+                    self.metrics.prompt_tokens.add(usage.prompt_tokens as u64);
+                    self.metrics.cached_tokens.add(usage.cached_tokens as u64);
+                    self.metrics.generated_tokens.add(usage.generated as u64);
+                    let mut typical = lock(&self.ending.shared.typical);
+                    *typical = typical.mul_f64(0.9) + (now - open.started).mul_f64(0.1);
+                    Update::Done { reason, usage }
+                }
+                EventKind::Failed(error) => {
+                    self.metrics.failed.add(1);
+                    tracing::warn!(%error, "a request failed");
+                    Update::Failed(error.to_string())
+                }
+            };
+            let ends = matches!(update, Update::Done { .. } | Update::Failed(_));
+            // The room is enough for all events, so an error means that nobody listens any more.
+            let gone = open.updates.try_send((open.index, update)).is_err();
+            if ends {
+                self.open.remove(i);
+            } else if gone {
+                let id = open.id;
+                self.cancel(id);
+            }
+        }
+    }
+
+    fn publish(&self) {
+        *lock(&self.ending.shared.stats) = self.engine.stats();
+    }
+}
+
+/// Pages in use, as a share of all.
+pub fn usage_share(pages: PageCounts) -> f64 {
+    if pages.total == 0 { 0.0 } else { pages.used as f64 / pages.total as f64 }
+}
+
+/// The lock guards plain numbers: a panic elsewhere has not broken them.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
