@@ -12,11 +12,14 @@ use super::app::{self, App};
 use super::conversation::{self, Conversation};
 use super::error::{ApiError, Style};
 use super::fields::{Field, Kind, Object, Read, field};
-use super::generate::{Collected, Finish, Generation, Job, Logprob, Parsing, Step, Totals, token_text};
+use super::generate::{Collected, Finish, Generation, Job, Logprob, Step, Totals, token_text};
 use super::limits::{MAX_CHOICES, MAX_MESSAGES, MAX_TOOLS, MAX_TOP_LOGPROBS};
+use super::parts::Part;
+use super::prepare::{Wanted, prepare};
 use super::routes::{Answer, Input};
 use super::sampling;
 use super::sse::{self, Frames, Wire};
+use super::tools;
 
 /// What the route takes beside the sampling.
 pub const FIELDS: &[Field] = &[
@@ -43,12 +46,10 @@ pub const FIELDS: &[Field] = &[
 /// The handler.
 pub async fn handle(app: Arc<App>, input: Input) -> Answer {
     let Input { body, request_id, .. } = input;
-    let (conversation, parsing) = conversation_of(&app, &body)?;
+    let stream = body.flag("stream").unwrap_or(false);
+    let (conversation, wanted) = conversation_of(&body)?;
     let stops = sampling::stops(&body, "stop")?;
-    let prompt = conversation.render(&app).await?;
-    let parsing = Parsing { opened: parsing.format.opens_thought(&prompt.text), ..parsing };
-    let mut request = app.request(prompt.tokens);
-    sampling::apply(&body, &mut request, &app.tokenizer)?;
+    let (mut request, parsing) = prepare(&app, conversation, wanted, &body, stream).await?;
     request.stop_strings = stops;
     if let Some(n) = body.size("max_completion_tokens").or(body.size("max_tokens")) {
         request.max_new_tokens = n;
@@ -59,7 +60,6 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
         (false, Some(1..)) => return Err(ApiError::field("top_logprobs", "needs `logprobs` to be true")),
         (false, _) => None,
     };
-    request.shown = parsing.format.shown(&app.tokenizer);
     let job = Job { requests: vec![request], n: body.size("n").unwrap_or(1), parsing };
     let generation = Generation::start(&app, request_id.clone(), job).await?;
     let head = Head {
@@ -69,7 +69,7 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
         tokenizer: app.tokenizer.clone(),
         request_id,
     };
-    if body.flag("stream").unwrap_or(false) {
+    if stream {
         let usage = body.object("stream_options").and_then(|o| o.flag("include_usage")).unwrap_or(false);
         return Ok(sse::respond(generation, Stream { head, usage, n: body.size("n").unwrap_or(1) }));
     }
@@ -77,11 +77,11 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
     Ok(whole(&head, answers, &totals))
 }
 
-/// The conversation of a body, and how to read the answer.
-fn conversation_of(app: &App, body: &Object) -> Result<(Conversation, Parsing), ApiError> {
+/// The conversation of a body, and what is wanted of the answer.
+fn conversation_of(body: &Object) -> Result<(Conversation, Wanted), ApiError> {
     let mut conversation = Conversation {
         messages: conversation::messages(body.list("messages").map_or(&[][..], Vec::as_slice))?,
-        tools: conversation::tools(body.list("tools").map_or(&[][..], Vec::as_slice))?,
+        tools: tools::definitions(body.list("tools").map_or(&[][..], Vec::as_slice))?,
         kwargs: body.object("chat_template_kwargs").cloned().unwrap_or_default(),
         ..Conversation::default()
     };
@@ -91,11 +91,8 @@ fn conversation_of(app: &App, body: &Object) -> Result<(Conversation, Parsing), 
     if body.flag("continue_final_message").unwrap_or(false) {
         conversation.continue_last()?;
     }
-    if body.text("tool_choice") == Some("none") {
-        conversation.tools.clear();
-    }
-    let parsing = Parsing { format: app.format, tools: conversation.tool_list(), opened: false };
-    Ok((conversation, parsing))
+    let choice = tools::openai_choice(body.value("tool_choice"))?;
+    Ok((conversation, Wanted { choice }))
 }
 
 /// What all events and answers of a request begin with.
@@ -152,19 +149,28 @@ fn finish_reason(finish: Option<&Finish>) -> &'static str {
 /// The answer in one piece.
 fn whole(head: &Head, answers: Vec<Collected>, totals: &Totals) -> Response {
     let choices = answers.into_iter().enumerate().map(|(index, answer)| {
+        let (mut thought, mut calls) = (String::new(), Vec::new());
+        for part in answer.parts.list() {
+            match part {
+                Part::Reasoning(text) => thought.push_str(text),
+                Part::Text(_) => {}
+                Part::Call(call) => {
+                    let function = json!({"name": call.name, "arguments": call.arguments});
+                    calls.push(json!({"id": call.id, "type": "function", "function": function}));
+                }
+            }
+        }
+        let content = answer.content();
         let mut message = Object::new();
         message.insert("role".into(), "assistant".into());
-        let content = if answer.content.is_empty() && !answer.calls.is_empty() { Value::Null } else { answer.content.into() };
-        message.insert("content".into(), content);
+        let silent = content.is_empty() && !calls.is_empty();
+        message.insert("content".into(), if silent { Value::Null } else { content.into() });
         message.insert("refusal".into(), Value::Null);
-        if !answer.reasoning.is_empty() {
-            message.insert("reasoning_content".into(), answer.reasoning.into());
+        if !thought.is_empty() {
+            message.insert("reasoning_content".into(), thought.into());
         }
-        if !answer.calls.is_empty() {
-            let call = |call: super::generate::Call| {
-                json!({"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}})
-            };
-            message.insert("tool_calls".into(), answer.calls.into_iter().map(call).collect());
+        if !calls.is_empty() {
+            message.insert("tool_calls".into(), calls.into());
         }
         let logprobs = if answer.logprobs.is_empty() { Value::Null } else { head.logprobs(&answer.logprobs) };
         json!({

@@ -90,7 +90,7 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
     }
     let (answers, totals) = generation.collect().await?;
     let choices = answers.into_iter().enumerate().map(|(index, answer)| {
-        let text = format!("{}{}", head.echoed[index / n], answer.content);
+        let text = format!("{}{}", head.echoed[index / n], answer.content());
         let logprobs = if logprobs.is_some() { head.logprobs(&answer.logprobs, &mut 0) } else { Value::Null };
         json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason(answer.finish.as_ref())})
     });

@@ -144,31 +144,6 @@ pub fn arguments(text: &str) -> Value {
     }
 }
 
-/// Checks tool definitions in OpenAI's form.
-pub fn tools(list: &[Value]) -> Result<Vec<Value>, ApiError> {
-    for (i, tool) in list.iter().enumerate() {
-        let at = format!("tools[{i}]");
-        let kind = tool.get("type").and_then(Value::as_str).unwrap_or("function");
-        if kind != "function" {
-            let kind: String = kind.chars().take(40).collect();
-            return Err(ApiError::field(format!("{at}.type"), format!("is {kind:?}: only functions can be called")));
-        }
-        let function = tool.get("function").and_then(Value::as_object);
-        let function = function.ok_or_else(|| ApiError::field(format!("{at}.function"), "must be an object"))?;
-        let name =
-            function.text("name").ok_or_else(|| ApiError::field(format!("{at}.function.name"), "must be a string"))?;
-        if name.is_empty() || name.len() > 256 {
-            return Err(ApiError::field(format!("{at}.function.name"), "must have 1 to 256 bytes"));
-        }
-        for (field, kind) in [("description", Kind::Text), ("parameters", Kind::Object), ("strict", Kind::Bool)] {
-            if let Some(value) = function.value(field) {
-                kind.check(&format!("{at}.function.{field}"), value)?;
-            }
-        }
-    }
-    Ok(list.to_vec())
-}
-
 impl Conversation {
     /// Makes the last message, which must be the assistant's, the beginning of the answer.
     pub fn continue_last(&mut self) -> Result<(), ApiError> {

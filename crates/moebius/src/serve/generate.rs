@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::app::{self, App};
 use super::error::ApiError;
+use super::parts::{Part, Parts};
 use super::worker::{Run, TokenLogprobs, Update};
 
 /// What to generate.
@@ -30,12 +31,13 @@ pub struct Parsing {
     pub tools: Vec<Tool>,
     /// The prompt ends inside a thought.
     pub opened: bool,
+    pub hold: Hold,
 }
 
 impl Parsing {
     /// All is content.
     pub fn plain() -> Parsing {
-        Parsing { format: Format::PLAIN, tools: Vec::new(), opened: false }
+        Parsing { format: Format::PLAIN, tools: Vec::new(), opened: false, hold: Hold::Head }
     }
 }
 
@@ -116,7 +118,7 @@ impl Generation {
             }
         }
         let choice = |request: &Request| Choice {
-            parser: Parser::new(parsing.format, &parsing.tools, parsing.opened, Hold::Head, app::random()),
+            parser: Parser::new(parsing.format, &parsing.tools, parsing.opened, parsing.hold, app::random()),
             in_thought: parsing.opened,
             called: false,
             ignore_eos: request.ignore_eos,
@@ -259,41 +261,25 @@ impl Totals {
 /// A whole answer.
 #[derive(Clone, Debug, Default)]
 pub struct Collected {
-    pub content: String,
-    pub reasoning: String,
-    pub calls: Vec<Call>,
+    pub parts: Parts,
     pub logprobs: Vec<Logprob>,
     pub finish: Option<Finish>,
 }
 
-/// A whole call.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Call {
-    pub id: String,
-    pub name: String,
-    /// JSON.
-    pub arguments: String,
-}
-
 impl Collected {
     fn add(&mut self, step: Step) {
-        for event in step.events {
-            match event {
-                Event::Content(text) => self.content.push_str(&text),
-                Event::Reasoning(text) => self.reasoning.push_str(&text),
-                Event::ToolCallStart { id, name, .. } => {
-                    self.calls.push(Call { id, name, arguments: String::new() });
-                }
-                Event::ToolCallArguments { index, json } => {
-                    if let Some(call) = self.calls.get_mut(index) {
-                        call.arguments.push_str(&json);
-                    }
-                }
-                Event::ToolCallEnd { .. } => {}
-            }
-        }
+        step.events.into_iter().for_each(|event| self.parts.take(event, |_, _, _| ()));
         self.logprobs.extend(step.logprobs);
         self.finish = step.finish.or(self.finish.take());
+    }
+
+    /// All its text.
+    pub fn content(&self) -> String {
+        self.parts
+            .list()
+            .iter()
+            .filter_map(|part| if let Part::Text(t) = part { Some(t.as_str()) } else { None })
+            .collect()
     }
 }
 

@@ -3,6 +3,7 @@
 //! A request passes its route's table ([`routes`], [`fields`]), becomes a prompt ([`conversation`]) and a [`generate::Job`], and runs on
 //! the engine's thread ([`worker`]); what comes back is written in the API's own words, whole or as a stream ([`sse`]).
 
+mod anthropic;
 mod app;
 mod chat;
 mod completions;
@@ -15,10 +16,14 @@ mod info;
 mod limits;
 mod metrics;
 mod openapi;
+mod parts;
+mod prepare;
+mod responses;
 mod routes;
 mod sampling;
 mod sse;
 mod text;
+mod tools;
 mod worker;
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use super::app::{self, App};
 use super::error::{ApiError, Style};
 use super::fields::{self, Field, Object, Read};
 use super::limits::{BODY_TIME, MAX_BODY_BYTES};
-use super::{chat, completions, info, sampling, text};
+use super::{anthropic, chat, completions, info, responses, sampling, text};
 
 /// What a handler gets.
 pub struct Input {
@@ -94,6 +94,30 @@ pub const ROUTES: &[Route] = &[
         &[completions::FIELDS, sampling::FIELDS],
         &["prompt"],
         handler!(completions::handle),
+    ),
+    post(
+        "/v1/responses",
+        Style::OpenAi,
+        "An answer in a conversation (OpenAI's newer form); nothing is stored",
+        &[responses::FIELDS, sampling::FIELDS],
+        &["input"],
+        handler!(responses::handle),
+    ),
+    post(
+        "/v1/messages",
+        Style::Anthropic,
+        "An answer in a conversation (Anthropic)",
+        &[anthropic::CONVERSATION, anthropic::FIELDS, sampling::FIELDS],
+        &["messages", "max_tokens"],
+        handler!(anthropic::handle),
+    ),
+    post(
+        "/v1/messages/count_tokens",
+        Style::Anthropic,
+        "How many tokens a conversation has (Anthropic)",
+        &[anthropic::CONVERSATION],
+        &["messages"],
+        handler!(anthropic::count_tokens),
     ),
     get("/v1/models", false, "The model that is served", handler!(info::models)),
     get("/v1/models/{*id}", false, "One model", handler!(info::model)),

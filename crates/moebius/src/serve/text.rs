@@ -13,6 +13,7 @@ use super::fields::{Field, Kind, Read, field};
 use super::generate::token_text;
 use super::limits::{MAX_MESSAGES, MAX_TOOLS};
 use super::routes::{Answer, Input};
+use super::tools;
 
 /// What `/tokenize` takes.
 pub const TOKENIZE: &[Field] = &[
@@ -64,7 +65,7 @@ pub async fn apply_template(app: Arc<App>, input: Input) -> Answer {
     let body = input.body;
     let conversation = Conversation {
         messages: conversation::messages(body.list("messages").map_or(&[][..], Vec::as_slice))?,
-        tools: conversation::tools(body.list("tools").map_or(&[][..], Vec::as_slice))?,
+        tools: tools::definitions(body.list("tools").map_or(&[][..], Vec::as_slice))?,
         kwargs: body.object("chat_template_kwargs").cloned().unwrap_or_default(),
         no_generation_prompt: !body.flag("add_generation_prompt").unwrap_or(true),
         prefill: None,

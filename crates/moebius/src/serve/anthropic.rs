@@ -1,0 +1,342 @@
+//! `/v1/messages` and `/v1/messages/count_tokens`: Anthropic's conversations.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::response::IntoResponse;
+use serde_json::{Value, json};
+
+use super::app::{self, App};
+use super::conversation::{self, Conversation};
+use super::error::{ApiError, Style};
+use super::fields::{Field, Kind, Object, Read, field};
+use super::generate::{Finish, Generation, Job, Step, Totals};
+use super::limits::{MAX_MESSAGES, MAX_PARTS, MAX_TOOLS};
+use super::parts::{Change, Part, Parts};
+use super::prepare::{Wanted, prepare};
+use super::routes::{Answer, Input};
+use super::sampling;
+use super::sse::{self, Frames, Wire};
+use super::tools::{self, ToolChoice};
+
+const TEXT_OR_BLOCKS: Kind = Kind::Either(&[Kind::Text, Kind::List(&Kind::Object, MAX_PARTS)]);
+
+/// What both routes take.
+pub const CONVERSATION: &[Field] = &[
+    field("messages", Kind::List(&Kind::Object, MAX_MESSAGES), "the conversation, by user and assistant"),
+    field("model", Kind::Text, "any name; the one model answers"),
+    field("system", TEXT_OR_BLOCKS, "the system prompt"),
+    field("tools", Kind::List(&Kind::Object, MAX_TOOLS), "tools that the model may call"),
+    field("tool_choice", Kind::Object, "whether it does: auto, any, tool, none"),
+    field("thinking", Kind::Object, "enabled or disabled, for models whose template knows the difference"),
+];
+
+/// What `/v1/messages` takes beside the conversation and the sampling.
+pub const FIELDS: &[Field] = &[
+    field("max_tokens", Kind::Int(1, 1 << 31), "most tokens of the answer"),
+    field("stream", Kind::Bool, "send the answer as it comes"),
+    field("stop_sequences", sampling::STOP, "texts that end the answer"),
+    field("metadata", Kind::Object, "not used"),
+];
+
+/// `/v1/messages`.
+pub async fn handle(app: Arc<App>, input: Input) -> Answer {
+    let Input { body, request_id, .. } = input;
+    let (conversation, choice) = conversation_of(&body)?;
+    let stops = sampling::stops(&body, "stop_sequences")?;
+    let stream = body.flag("stream").unwrap_or(false);
+    let (mut request, parsing) = prepare(&app, conversation, Wanted { choice }, &body, stream).await?;
+    request.stop_strings = stops;
+    request.max_new_tokens = body.size("max_tokens").unwrap_or(usize::MAX);
+    let head = Head {
+        id: app::id("msg_"),
+        model: app.model.id.clone(),
+        n_prompt: request.tokens.len(),
+        request_id: request_id.clone(),
+    };
+    let generation = Generation::start(&app, request_id, Job { requests: vec![request], n: 1, parsing }).await?;
+    if stream {
+        return Ok(sse::respond(generation, Stream { head, parts: Parts::default(), finish: None }));
+    }
+    let (answers, totals) = generation.collect().await?;
+    let answer = answers.into_iter().next().unwrap_or_default();
+    let content = answer.parts.list().iter().map(block).collect();
+    let mut message = head.message(content, usage(&totals));
+    let (reason, sequence) = stop_reason(answer.finish.as_ref());
+    message["stop_reason"] = reason;
+    message["stop_sequence"] = sequence;
+    message["timings"] = totals.timings();
+    Ok(Json(message).into_response())
+}
+
+/// `/v1/messages/count_tokens`.
+pub async fn count_tokens(app: Arc<App>, input: Input) -> Answer {
+    let (conversation, _) = conversation_of(&input.body)?;
+    let prompt = conversation.render(&app).await?;
+    Ok(Json(json!({"input_tokens": prompt.tokens.len()})).into_response())
+}
+
+/// The conversation of a body, in the form of the templates.
+fn conversation_of(body: &Object) -> Result<(Conversation, ToolChoice), ApiError> {
+    let mut out = Conversation::default();
+    if let Some(system) = body.value("system") {
+        out.messages.push(json!({"role": "system", "content": conversation::text_of("system", system)?}));
+    }
+    let list = body.list("messages").map_or(&[][..], Vec::as_slice);
+    if list.is_empty() {
+        return Err(ApiError::field("messages", "is empty"));
+    }
+    for (i, message) in list.iter().enumerate() {
+        let at = format!("messages[{i}]");
+        let content = message.get("content").filter(|content| !content.is_null());
+        let content = content.ok_or_else(|| ApiError::field(format!("{at}.content"), "is missing"))?;
+        match message["role"].as_str() {
+            Some("user") => user(&at, content, &mut out.messages)?,
+            Some("assistant") => out.messages.push(assistant(&at, content)?),
+            Some("system") => {
+                let text = conversation::text_of(&format!("{at}.content"), content)?;
+                out.messages.push(json!({"role": "system", "content": text}));
+            }
+            _ => return Err(ApiError::field(format!("{at}.role"), "must be one of user, assistant")),
+        }
+    }
+    // The beginning of an answer: the model goes on from it.
+    let last = out.messages.last();
+    if last.is_some_and(|m| m["role"] == "assistant" && m.get("tool_calls").is_none()) {
+        out.continue_last()?;
+    }
+    let list = body.list("tools").map_or(&[][..], Vec::as_slice);
+    out.tools = list.iter().enumerate().map(|(i, tool)| tool_of(i, tool)).collect::<Result<_, _>>()?;
+    match body.object("thinking").and_then(|thinking| thinking.text("type")) {
+        Some("disabled") => drop(out.kwargs.insert("enable_thinking".into(), false.into())),
+        Some(_) => drop(out.kwargs.insert("enable_thinking".into(), true.into())),
+        None => {}
+    }
+    let choice = match body.object("tool_choice") {
+        None => ToolChoice::default(),
+        Some(choice) => tools::anthropic_choice(choice)?,
+    };
+    Ok((out, choice))
+}
+
+/// Blocks of a message, each with its place.
+fn blocks<'a>(at: &str, content: &'a Value) -> Result<Vec<(String, &'a str, &'a Object)>, ApiError> {
+    Kind::List(&Kind::Object, MAX_PARTS).check(&format!("{at}.content"), content)?;
+    let list = content.as_array().into_iter().flatten().filter_map(Value::as_object).enumerate();
+    list.map(|(i, block)| {
+        let at = format!("{at}.content[{i}]");
+        let kind = block.text("type").ok_or_else(|| ApiError::field(format!("{at}.type"), "must be a string"))?;
+        Ok((at, kind, block))
+    })
+    .collect()
+}
+
+fn text<'a>(at: &str, block: &'a Object, name: &str) -> Result<&'a str, ApiError> {
+    block.text(name).ok_or_else(|| ApiError::field(format!("{at}.{name}"), "must be a string"))
+}
+
+/// A user's message: results of tools become messages of their own, in front of what the user says.
+fn user(at: &str, content: &Value, out: &mut Vec<Value>) -> Result<(), ApiError> {
+    if let Value::String(text) = content {
+        out.push(json!({"role": "user", "content": text}));
+        return Ok(());
+    }
+    let mut said = Vec::new();
+    for (at, kind, block) in blocks(at, content)? {
+        match kind {
+            "text" => said.push(text(&at, block, "text")?),
+            "tool_result" => {
+                let id = text(&at, block, "tool_use_id")?;
+                let result = match block.value("content") {
+                    None => String::new(),
+                    Some(content) => conversation::text_of(&format!("{at}.content"), content)?,
+                };
+                let result = if block.flag("is_error").unwrap_or(false) { format!("Error: {result}") } else { result };
+                out.push(json!({"role": "tool", "tool_call_id": id, "content": result}));
+            }
+            other => return Err(conversation::no_such_part(&at, other)),
+        }
+    }
+    if !said.is_empty() {
+        out.push(json!({"role": "user", "content": said.join("\n")}));
+    }
+    Ok(())
+}
+
+/// An earlier answer.
+fn assistant(at: &str, content: &Value) -> Result<Value, ApiError> {
+    if let Value::String(text) = content {
+        return Ok(json!({"role": "assistant", "content": text}));
+    }
+    let (mut said, mut thought, mut calls) = (Vec::new(), Vec::new(), Vec::new());
+    for (at, kind, block) in blocks(at, content)? {
+        match kind {
+            "text" => said.push(text(&at, block, "text")?),
+            "thinking" => thought.push(text(&at, block, "thinking")?),
+            "redacted_thinking" => {}
+            "tool_use" => {
+                let (id, name) = (text(&at, block, "id")?, text(&at, block, "name")?);
+                let input = block.value("input").cloned().unwrap_or_else(|| json!({}));
+                Kind::Object.check(&format!("{at}.input"), &input)?;
+                calls.push(json!({"id": id, "type": "function", "function": {"name": name, "arguments": input}}));
+            }
+            other => return Err(conversation::no_such_part(&at, other)),
+        }
+    }
+    let mut message = json!({"role": "assistant", "content": said.join("\n")});
+    if !thought.is_empty() {
+        message["reasoning_content"] = thought.join("\n").into();
+    }
+    if !calls.is_empty() {
+        message["tool_calls"] = calls.into();
+    }
+    Ok(message)
+}
+
+/// A tool's definition in OpenAI's form.
+fn tool_of(i: usize, tool: &Value) -> Result<Value, ApiError> {
+    let at = format!("tools[{i}]");
+    let kind = tool["type"].as_str().unwrap_or("custom");
+    if kind != "custom" {
+        let kind: String = kind.chars().take(40).collect();
+        return Err(ApiError::field(
+            format!("{at}.type"),
+            format!("is {kind:?}: only tools of your own can be called"),
+        ));
+    }
+    let schema = tool.get("input_schema").cloned().unwrap_or_else(|| json!({"type": "object"}));
+    let mut function = json!({"name": tool["name"], "parameters": schema});
+    if let Some(about) = tool.get("description").filter(|about| !about.is_null()) {
+        function["description"] = about.clone();
+    }
+    let tool = json!({"type": "function", "function": function});
+    tools::check(&at, &tool, "")?;
+    Ok(tool)
+}
+
+/// What the answer's events share.
+struct Head {
+    id: String,
+    model: String,
+    n_prompt: usize,
+    request_id: String,
+}
+
+impl Head {
+    fn message(&self, content: Vec<Value>, usage: Value) -> Value {
+        json!({
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": content,
+            "stop_reason": null,
+            "stop_sequence": null,
+            "usage": usage,
+        })
+    }
+}
+
+/// Anthropic counts cached tokens beside the others, not among them.
+fn usage(totals: &Totals) -> Value {
+    json!({
+        "input_tokens": totals.prompt - totals.cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": totals.cached,
+        "output_tokens": totals.generated,
+    })
+}
+
+fn stop_reason(finish: Option<&Finish>) -> (Value, Value) {
+    match finish {
+        Some(Finish::StopString(text)) => (json!("stop_sequence"), json!(text)),
+        Some(Finish::Length) => (json!("max_tokens"), Value::Null),
+        Some(Finish::ToolCalls) => (json!("tool_use"), Value::Null),
+        Some(Finish::Stop) | None => (json!("end_turn"), Value::Null),
+    }
+}
+
+/// A part as a block.
+fn block(part: &Part) -> Value {
+    match part {
+        Part::Reasoning(text) => json!({"type": "thinking", "thinking": text, "signature": ""}),
+        Part::Text(text) => json!({"type": "text", "text": text}),
+        Part::Call(call) => {
+            let input = serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
+            json!({"type": "tool_use", "id": call.id, "name": call.name, "input": input})
+        }
+    }
+}
+
+/// The answer as it comes.
+struct Stream {
+    head: Head,
+    parts: Parts,
+    finish: Option<Finish>,
+}
+
+/// Writes a part's change.
+fn change(out: &mut Frames, index: usize, change: Change<'_>, part: &Part) {
+    let delta = |out: &mut Frames, delta: Value| {
+        out.event("content_block_delta", &json!({"type": "content_block_delta", "index": index, "delta": delta}));
+    };
+    match (change, part) {
+        (Change::Opened, part) => {
+            let block = json!({"type": "content_block_start", "index": index, "content_block": block(part)});
+            out.event("content_block_start", &block);
+        }
+        (Change::Grew(more), Part::Reasoning(_)) => delta(out, json!({"type": "thinking_delta", "thinking": more})),
+        (Change::Grew(more), Part::Text(_)) => delta(out, json!({"type": "text_delta", "text": more})),
+        (Change::Grew(more), Part::Call(_)) => delta(out, json!({"type": "input_json_delta", "partial_json": more})),
+        (Change::Closed, part) => {
+            if matches!(part, Part::Reasoning(_)) {
+                delta(out, json!({"type": "signature_delta", "signature": ""}));
+            }
+            out.event("content_block_stop", &json!({"type": "content_block_stop", "index": index}));
+        }
+    }
+}
+
+impl Wire for Stream {
+    fn open(&mut self, out: &mut Frames) {
+        // What the cache had is known when the prompt is computed; the last event says it.
+        let usage = json!({
+            "input_tokens": self.head.n_prompt,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 0,
+            "output_tokens": 0,
+        });
+        let message = self.head.message(Vec::new(), usage);
+        out.event("message_start", &json!({"type": "message_start", "message": message}));
+    }
+
+    fn step(&mut self, step: Step, out: &mut Frames) {
+        for event in step.events {
+            self.parts.take(event, |i, c, part| change(out, i, c, part));
+        }
+        self.finish = step.finish.or(self.finish.take());
+    }
+
+    fn close(&mut self, totals: &Totals, out: &mut Frames) {
+        self.parts.close(|i, c, part| change(out, i, c, part));
+        let (reason, sequence) = stop_reason(self.finish.as_ref());
+        out.event(
+            "message_delta",
+            &json!({
+                "type": "message_delta",
+                "delta": {"stop_reason": reason, "stop_sequence": sequence},
+                "usage": usage(totals),
+                "timings": totals.timings(),
+            }),
+        );
+        out.event("message_stop", &json!({"type": "message_stop"}));
+    }
+
+    fn fail(&mut self, error: &ApiError, out: &mut Frames) {
+        out.event("error", &error.json(Style::Anthropic, &self.head.request_id));
+    }
+
+    fn idle(&mut self, out: &mut Frames) {
+        out.event("ping", &json!({"type": "ping"}));
+    }
+}
