@@ -44,7 +44,7 @@ fn backends() -> [Tolerance; 2] {
 }
 
 /// Architectures whose fixtures are run.
-const MODELS: &[&str] = &["llama", "qwen3", "qwen3moe"];
+const MODELS: &[&str] = &["llama", "qwen3", "qwen3moe", "qwen3next", "qwen35moe"];
 
 /// Arrays of a golden file.
 struct Golden(Vec<u8>);

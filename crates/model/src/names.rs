@@ -219,6 +219,13 @@ impl<'a> Names<'a> {
             || OTHER_MODALITIES.iter().any(|part| name.contains(part))
     }
 
+    /// The layer that a tensor of any kind of file belongs to.
+    pub fn layer(name: &str) -> Option<usize> {
+        let mut parts = name.split('.');
+        parts.find(|&part| part == "blk" || part == "layers")?;
+        parts.next()?.parse().ok()
+    }
+
     /// An error about a tensor of this checkpoint.
     pub fn error(&self, tensor: &str, what: String) -> Error {
         Error::Tensor { file: self.checkpoint.name().into(), tensor: printable(tensor), what }

@@ -3,11 +3,14 @@
 //! An architecture reads its keys, looks up its tensors and writes plain ops; fusing is the passes' work. It knows no
 //! device, and nothing of what its tensors hold.
 
+mod gated_delta;
 mod keys;
 mod llama;
 mod parts;
 mod qwen3;
+mod qwen35;
 mod qwen3moe;
+mod qwen3next;
 
 use checkpoint::Checkpoint;
 
@@ -37,6 +40,9 @@ pub const ARCHS: &[Arch] = &[
     Arch { gguf: &["llama"],    folder: &["llama", "mistral", "mixtral"], build: llama::build },
     Arch { gguf: &["qwen3"],    folder: &["qwen3"],                       build: qwen3::build },
     Arch { gguf: &["qwen3moe"], folder: &["qwen3_moe"],                   build: qwen3moe::build },
+    Arch { gguf: &["qwen3next"], folder: &["qwen3_next"],                 build: qwen3next::build },
+    Arch { gguf: &["qwen35"],   folder: &["qwen3_5", "qwen3_5_text"],     build: qwen35::build_dense },
+    Arch { gguf: &["qwen35moe"], folder: &["qwen3_5_moe", "qwen3_5_moe_text"], build: qwen35::build_moe },
 ];
 
 /// Builds the plain plan of a checkpoint, unfused and validated. Fails as [`crate::build`] does.

@@ -5,7 +5,7 @@
 use super::keys::{Dims, MoeDims};
 use crate::Error;
 use crate::plan::build::Builder;
-use crate::plan::{Buf, CacheDecl, Gate, Op, Plan, Rope, Router, Rows, Weight};
+use crate::plan::{Buf, CacheDecl, Gate, Op, Plan, Read, Rope, Router, Rows, Weight};
 
 /// Divisors of the rotary frequencies; they are in the rope's table already when ops run.
 pub(super) const ROPE_FREQS: &str = "rope_freqs.weight";
@@ -88,17 +88,34 @@ pub(super) fn experts(b: &mut Builder, dims: &Dims, moe: &MoeDims, layer: usize,
     Ok(())
 }
 
+/// How the logits come out of the residual stream.
+#[derive(Clone, Copy)]
+pub(super) struct Head {
+    /// How the last norm is stored.
+    pub norm: Read,
+    /// `softcap · tanh(logit / softcap)`.
+    pub softcap: Option<f32>,
+}
+
 /// Logits of the asked rows; a file without `output.weight` uses the table of embeddings again.
-pub(super) fn head(mut b: Builder, dims: &Dims, x: Buf) -> Result<Plan, Error> {
+pub(super) fn head(b: Builder, dims: &Dims, x: Buf) -> Result<Plan, Error> {
+    head_with(b, dims, Head { norm: Read::Plain, softcap: None }, x)
+}
+
+/// As [`head`], with what differs.
+pub(super) fn head_with(mut b: Builder, dims: &Dims, how: Head, x: Buf) -> Result<Plan, Error> {
     b.layer(None);
     let last = b.buf("last", Rows::Outputs, dims.d_model);
     b.push(Op::Select { x, out: last });
-    let norm = b.vector("output_norm.weight", dims.d_model)?;
+    let norm = b.vector_read("output_norm.weight", dims.d_model, how.norm)?;
     let h = b.rms_norm(last, norm, dims.eps, "final");
     let output = if b.has("output.weight") { "output.weight" } else { "token_embd.weight" };
     let w = b.weight(output, &[dims.n_vocab, dims.d_model])?;
     let bias = b.opt_vector("output.bias", dims.n_vocab)?;
     let logits = b.linear(h, w, bias, "logits");
+    if let Some(cap) = how.softcap {
+        b.push(Op::Softcap { x: logits, cap });
+    }
     // Older converters also wrote each layer's rotary table, which the keys give as well.
     b.finish(logits, |name| {
         name == ROPE_FREQS || name.ends_with(".attn_rot_embd") || name.ends_with(".rot_embd.weight")
@@ -106,7 +123,14 @@ pub(super) fn head(mut b: Builder, dims: &Dims, x: Buf) -> Result<Plan, Error> {
 }
 
 /// `out = x·wᵀ` with `blk.LAYER.NAME.weight` of shape `[n, k]`, and its bias where the file has one.
-fn linear(b: &mut Builder, layer: usize, name: &str, x: Buf, shape: [usize; 2], out: &str) -> Result<Buf, Error> {
+pub(super) fn linear(
+    b: &mut Builder,
+    layer: usize,
+    name: &str,
+    x: Buf,
+    shape: [usize; 2],
+    out: &str,
+) -> Result<Buf, Error> {
     let w: Weight = b.weight(&format!("blk.{layer}.{name}.weight"), &shape)?;
     let bias = b.opt_vector(&format!("blk.{layer}.{name}.bias"), shape[0])?;
     Ok(b.linear(x, w, bias, out))

@@ -18,6 +18,7 @@ pub struct Builder<'a> {
     names: Names<'a>,
     plan: Plan,
     layer: Option<u32>,
+    n_layer: Option<usize>,
     by_name: HashMap<String, Weight>,
 }
 
@@ -38,12 +39,18 @@ impl<'a> Builder<'a> {
             layers: Vec::new(),
             logits: Buf(u32::MAX),
         };
-        Self { names, plan, layer: None, by_name: HashMap::new() }
+        Self { names, plan, layer: None, n_layer: None, by_name: HashMap::new() }
     }
 
     /// What follows belongs to this layer; `None` is before the first or after the last.
     pub fn layer(&mut self, layer: Option<u32>) -> &mut Self {
         self.layer = layer;
+        self
+    }
+
+    /// Tensors of this layer and those behind it need no use: files keep layers there that predict further tokens.
+    pub fn skip_layers_from(&mut self, n_layer: usize) -> &mut Self {
+        self.n_layer = Some(n_layer);
         self
     }
 
@@ -153,7 +160,9 @@ impl<'a> Builder<'a> {
     pub fn finish(mut self, logits: Buf, ignored: impl Fn(&str) -> bool) -> Result<Plan, Error> {
         self.plan.logits = logits;
         let used: HashSet<&str> = self.plan.weights.iter().flat_map(|decl| decl.source.tensors()).collect();
-        let excused = |name: &str| used.contains(name) || Names::is_other_modality(name) || ignored(name);
+        let skipped = |name: &str| self.n_layer.zip(Names::layer(name)).is_some_and(|(n, layer)| layer >= n);
+        let excused =
+            |name: &str| used.contains(name) || Names::is_other_modality(name) || skipped(name) || ignored(name);
         if let Some(info) = self.names.checkpoint().tensors().iter().find(|t| !excused(&t.name)) {
             let what = format!("{} {:?} is in the file, {} has no use for it", info.dtype, info.shape, self.plan.arch);
             return Err(self.names.error(&info.name, what));
