@@ -14,6 +14,7 @@ else as a random valid block (random codes and scales, the f16 factor set so tha
 
 These versions give the same bytes again.
 """
+import copy
 import math
 import os
 import pathlib
@@ -215,6 +216,12 @@ def write_arch(path, name, model, dtype):
     finish(w)
 
 
+def write_folder(folder, model):
+    """The model as its publishers would store it: config.json and bf16 safetensors."""
+    copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
+    (folder / "generation_config.json").unlink()
+
+
 def dequantised(model, dtype):
     """Rounds the weights in place as the file does. Rows are rounded one by one, so their order does not matter."""
     with torch.no_grad():
@@ -233,6 +240,7 @@ def build_archs():
         golden = {"tokens": tokens.astype(np.int32), "logits": run(model, tokens)}
         golden["greedy"], margins = go_on(model, tokens)
         write_arch(folder / "model-bf16.gguf", name, model, T.BF16)
+        write_folder(folder / "hf", model)
         kind = dtype.name.lower()
         write_arch(folder / f"model-{kind}.gguf", name, model, dtype)
         dequantised(model, dtype)
