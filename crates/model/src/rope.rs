@@ -1,7 +1,7 @@
 //! Rotary frequencies: from the keys of a scaling rule to the table and factor of a [`RopeDecl`].
 //!
 //! All in f64; positions and heads are the backend's. Sources: RoFormer (arXiv 2104.09864), linear interpolation
-//! (arXiv 2306.15595), YaRN (arXiv 2309.00071). Llama 3's rule comes as divisors in the file.
+//! (arXiv 2306.15595), YaRN (arXiv 2309.00071), Gemma 4's own code. Llama 3's rule comes as divisors in GGUF files.
 
 use std::f64::consts::PI;
 
@@ -19,6 +19,13 @@ pub enum Scaling {
     },
     /// Slow dimensions interpolated, fast ones left, a ramp between them.
     Yarn(Yarn),
+    /// The first pairs turn as in a head that turns whole, the others stand still (Gemma 4).
+    Proportional {
+        /// How many pairs turn.
+        n_turning: usize,
+        /// Positions are divided by it.
+        factor: f64,
+    },
     /// Llama 3.1's rule: wavelengths above `n_ctx_orig / low` interpolated, below `n_ctx_orig / high` left, a ramp in the
     /// inverse of the wavelength between them.
     Llama3 {
@@ -44,6 +51,8 @@ pub struct Yarn {
     pub beta_fast: f64,
     /// Dimensions that turn less often than this are interpolated in full.
     pub beta_slow: f64,
+    /// Whether the ends of the ramp are rounded outwards to whole pairs, as the paper's authors do. gpt-oss does not.
+    pub truncate: bool,
     /// Share of the ramp that is applied; 1 in the paper.
     pub ext_factor: f64,
     /// Factor on top of the paper's `0.1·ln(factor) + 1`.
@@ -65,6 +74,9 @@ pub fn table(rotary: usize, base: f64, divisors: Option<&[f32]>, scaling: Scalin
     let (inv_freq, factor) = match scaling {
         Scaling::None => (plain.collect(), 1.0),
         Scaling::Linear { factor } => (plain.map(|f| f / factor).collect(), 1.0),
+        Scaling::Proportional { n_turning, factor } => {
+            (plain.enumerate().map(|(i, f)| if i < n_turning { f / factor } else { 0.0 }).collect(), 1.0)
+        }
         Scaling::Yarn(yarn) => (yarn.stretch(plain, rotary, base), yarn.attention_factor()),
         Scaling::Llama3 { factor, low, high, n_ctx_orig } => {
             let stretch = |f: f64| {
@@ -82,8 +94,9 @@ impl Yarn {
     fn stretch(&self, plain: impl Iterator<Item = f64>, rotary: usize, base: f64) -> Vec<f64> {
         // The pair that makes `turns` turns over the old context.
         let pair = |turns: f64| rotary as f64 * (self.n_ctx_orig as f64 / (turns * 2.0 * PI)).ln() / (2.0 * base.ln());
-        let low = pair(self.beta_fast).floor().max(0.0);
-        let high = pair(self.beta_slow).ceil().min(rotary as f64 - 1.0);
+        let (low, high) = (pair(self.beta_fast), pair(self.beta_slow));
+        let (low, high) = if self.truncate { (low.floor(), high.ceil()) } else { (low, high) };
+        let (low, high) = (low.max(0.0), high.min(rotary as f64 - 1.0));
         let kept = |i: usize| 1.0 - ((i as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
         plain
             .enumerate()
@@ -116,6 +129,7 @@ mod tests {
             n_ctx_orig: 4096,
             beta_fast: 32.0,
             beta_slow: 1.0,
+            truncate: true,
             ext_factor: 1.0,
             attn_factor: 1.0,
             mscale: 1.0,
@@ -137,6 +151,7 @@ mod tests {
         close(&at(None, Scaling::None), &[1.0, 0.1, 0.01, 0.001]);
         close(&at(None, Scaling::Linear { factor: 4.0 }), &[0.25, 0.025, 0.0025, 0.00025]);
         close(&at(Some(&[1.0, 1.0, 4.0, 8.0]), Scaling::None), &[1.0, 0.1, 0.0025, 0.000125]);
+        close(&at(None, Scaling::Proportional { n_turning: 2, factor: 2.0 }), &[0.5, 0.05, 0.0, 0.0]);
     }
 
     /// By hand from the paper's equations 22 to 24, with bounds rounded outwards as its authors' code does.
@@ -149,6 +164,19 @@ mod tests {
         let wanted: Vec<f64> = plain.iter().zip(kept).map(|(f, k)| f * k + f / 4.0 * (1.0 - k)).collect();
         close(&rope.inv_freq, &wanted);
         assert!((f64::from(rope.factor) - (0.1 * 4f64.ln() + 1.0)).abs() < 1e-7);
+    }
+
+    /// The same ramp with its ends where they fall: 16·ln(4096/(64π))/(2·ln 10000) = 2.618.. and 5.628...
+    #[test]
+    fn yarn_may_keep_the_ends_of_its_ramp() {
+        let rope = table(16, 10000.0, None, Scaling::Yarn(Yarn { truncate: false, ..yarn() }), RopePairing::Half);
+        let pair = |turns: f64| 16.0 * (4096.0 / (turns * 2.0 * PI)).ln() / (2.0 * 10000f64.ln());
+        let (low, high) = (pair(32.0), pair(1.0));
+        assert!((low - 2.618).abs() < 1e-3 && (high - 5.628).abs() < 1e-3, "{low} {high}");
+        let kept = |i: usize| 1.0 - ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+        let plain: Vec<f64> = (0..8).map(|i| 10f64.powf(-0.5 * i as f64)).collect();
+        let wanted: Vec<f64> = plain.iter().enumerate().map(|(i, f)| f * kept(i) + f / 4.0 * (1.0 - kept(i))).collect();
+        close(&rope.inv_freq, &wanted);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! A quantity is a [`Key`], which knows GGUF's name and config.json's names for it, so that an architecture reads both kinds
 //! of file with the same lines.
 
-use checkpoint::{Checkpoint, Metadata};
+use checkpoint::{Checkpoint, Metadata, Value};
 
 use super::parts::ROPE_FREQS;
 use crate::Error;
@@ -64,6 +64,9 @@ const ATTN_FACTOR: Key = key("rope.scaling.attn_factor", &[]);
 const ATTENTION_FACTOR: Key = key("", &["attention_factor"]);
 const LOG_MULTIPLIER: Key = key("rope.scaling.yarn_log_multiplier", &["mscale_all_dim"]);
 const MSCALE: Key = key("", &["mscale"]);
+const TRUNCATE: Key = key("", &["truncate"]);
+const ROPE_BASE_WINDOWED: Key = key("rope.freq_base_swa", &["rope_local_base_freq"]);
+const ROTARY_WINDOWED: Key = key("rope.dimension_count_swa", &[]);
 const LOW_FREQ: Key = key("", &["low_freq_factor"]);
 const HIGH_FREQ: Key = key("", &["high_freq_factor"]);
 
@@ -114,7 +117,8 @@ impl<'a> Keys<'a> {
         self.gguf.is_none()
     }
 
-    fn meta(&self) -> &'a Metadata {
+    /// The metadata, for keys of no usual form.
+    pub fn meta(&self) -> &'a Metadata {
         self.names.checkpoint().meta()
     }
 
@@ -170,6 +174,19 @@ impl<'a> Keys<'a> {
             Ok(n) if (1..=max).contains(&n) => Ok(n),
             _ => Err(self.error_at(name.into(), format!("is {n}, 1 to {max} wanted"))),
         }
+    }
+
+    /// Counts from 1 to `max`, one a layer; a file may give one for all.
+    pub fn counts(&self, key: Key, n_layer: usize, max: usize) -> Result<Vec<usize>, Error> {
+        let name = self.name(key).unwrap_or_else(|| key.gguf.into());
+        if !matches!(self.meta().get(&name), Some(Value::Numbers(_))) {
+            return Ok(vec![self.count(key, max)?; n_layer]);
+        }
+        let counts = self.meta().u32s(&name)?;
+        if counts.len() != n_layer {
+            return Err(self.error_at(name, format!("has {} numbers, the model has {n_layer} layers", counts.len())));
+        }
+        counts.into_iter().map(|n| self.in_range(&name, n.into(), max)).collect()
     }
 
     /// A flag, or nothing.
@@ -270,6 +287,14 @@ impl<'a> Keys<'a> {
         self.count(D_FF, MAX_WIDTH)
     }
 
+    /// Width of an expert, which files without experts of two kinds may give as that of a dense layer.
+    pub fn d_ff_expert(&self) -> Result<usize, Error> {
+        match self.opt_count(D_FF_EXPERT, MAX_WIDTH)? {
+            Some(d_ff) => Ok(d_ff),
+            None => self.d_ff(),
+        }
+    }
+
     /// `None` when the model has no experts.
     pub fn n_expert(&self) -> Result<Option<usize>, Error> {
         Ok(Some(self.count_or_zero(N_EXPERT, MAX_EXPERTS)?).filter(|&n| n > 0))
@@ -303,10 +328,7 @@ impl<'a> Keys<'a> {
         Ok(MoeDims {
             n_expert,
             n_used,
-            d_ff: match self.opt_count(D_FF_EXPERT, MAX_WIDTH)? {
-                Some(d_ff) => d_ff,
-                None => self.d_ff()?,
-            },
+            d_ff: self.d_ff_expert()?,
             renormalise: self.opt_bool(EXPERT_NORM)?.unwrap_or(renormalise),
             scale: if scale == 0.0 { 1.0 } else { scale },
         })
@@ -323,14 +345,31 @@ impl<'a> Keys<'a> {
         let sections: &[&str] = &[&own, "rope_parameters.", "rope_scaling.", ""];
         let sections = if own.is_empty() { &sections[1..] } else { sections };
         let keys = RopeKeys { keys: *self, sections };
-        let rotary = keys.rotary(d_head)?;
-        let base = keys.opt_positive(ROPE_BASE)?.unwrap_or(10000.0);
-        if base <= 1.0 {
-            return Err(keys.error(ROPE_BASE, format!("is {base}, more than 1 wanted")));
-        }
-        let scaling = keys.scaling()?;
+        let scaling = keys.scaling(d_head)?;
+        let rotary = match scaling {
+            Scaling::Proportional { .. } => d_head,
+            _ => keys.rotary(ROTARY, d_head)?,
+        };
+        let base = keys.base(ROPE_BASE)?.unwrap_or(10000.0);
         let divisors = self.rope_divisors(rotary)?;
         Ok(rope::table(rotary, base, divisors.as_deref(), scaling, pairing))
+    }
+
+    /// The rotary embedding of layers that see a window, where it is another than that of the rest (Gemma): its own base,
+    /// and of the scaling only what stands in its own entry of config.json.
+    pub fn rope_windowed(&self, d_head: usize, pairing: RopePairing) -> Result<RopeDecl, Error> {
+        let keys = RopeKeys { keys: *self, sections: &["rope_parameters.sliding_attention."] };
+        let whole = RopeKeys { keys: *self, sections: &[""] };
+        let rotary = keys.rotary(ROTARY_WINDOWED, d_head)?;
+        let (own, scaling) = match self.is_folder() {
+            true => (keys.base(ROPE_BASE)?, keys.scaling(d_head)?),
+            false => (None, Scaling::None),
+        };
+        let base = match own {
+            Some(base) => base,
+            None => whole.base(ROPE_BASE_WINDOWED)?.unwrap_or(10000.0),
+        };
+        Ok(rope::table(rotary, base, None, scaling, pairing))
     }
 
     /// `rope_freqs.weight`, `[rotary / 2]` f32: the one tensor whose numbers the plan itself needs.
@@ -373,11 +412,19 @@ impl RopeKeys<'_> {
         self.name(key).map_or(Ok(default), |name| self.keys.not_negative_at(&name, default))
     }
 
+    /// What the angles' speed falls off by; more than 1.
+    fn base(&self, key: Key) -> Result<Option<f64>, Error> {
+        match self.opt_positive(key)? {
+            Some(base) if base <= 1.0 => Err(self.error(key, format!("is {base}, more than 1 wanted"))),
+            base => Ok(base),
+        }
+    }
+
     /// How many dims of a head are rotated: a number in GGUF, a share in config.json.
-    fn rotary(&self, d_head: usize) -> Result<usize, Error> {
+    fn rotary(&self, count: Key, d_head: usize) -> Result<usize, Error> {
         let (key, rotary) = match self.opt_positive(ROTARY_SHARE)? {
             Some(share) => (ROTARY_SHARE, (share * d_head as f64) as usize),
-            None => (ROTARY, self.keys.opt_count(ROTARY, MAX_HEAD_WIDTH)?.unwrap_or(d_head)),
+            None => (count, self.keys.opt_count(count, MAX_HEAD_WIDTH)?.unwrap_or(d_head)),
         };
         if rotary == 0 || rotary > d_head || !rotary.is_multiple_of(2) {
             let what = format!("is {rotary}, an even number up to the head width {d_head} wanted");
@@ -386,7 +433,7 @@ impl RopeKeys<'_> {
         Ok(rotary)
     }
 
-    fn scaling(&self) -> Result<Scaling, Error> {
+    fn scaling(&self, d_head: usize) -> Result<Scaling, Error> {
         // 0 stands for "none" in some files, and an older key says the same as the newer.
         let factor = match self.not_negative(FACTOR, 0.0)? {
             0.0 => self.not_negative(FACTOR_LINEAR, 0.0)?,
@@ -401,6 +448,10 @@ impl RopeKeys<'_> {
             // mrope is how images are placed: text stands at the same position in every section.
             Some("none" | "default" | "mrope") => Ok(Scaling::None),
             None | Some("linear") => Ok(if factor == 1.0 { Scaling::None } else { Scaling::Linear { factor } }),
+            Some("proportional") => {
+                let share = self.opt_positive(ROTARY_SHARE)?.unwrap_or(1.0);
+                Ok(Scaling::Proportional { n_turning: (share * d_head as f64) as usize / 2, factor })
+            }
             Some("yarn") => Ok(Scaling::Yarn(self.yarn(factor)?)),
             Some("llama3") => Ok(Scaling::Llama3 {
                 factor,
@@ -429,6 +480,8 @@ impl RopeKeys<'_> {
             n_ctx_orig: self.n_ctx_orig()?,
             beta_fast: self.opt_positive(BETA_FAST)?.unwrap_or(32.0),
             beta_slow: self.opt_positive(BETA_SLOW)?.unwrap_or(1.0),
+            // GGUF has no key for it, and its writers' own code truncates.
+            truncate: self.name(TRUNCATE).map_or(Ok(None), |name| self.keys.meta().opt_bool(&name))?.unwrap_or(true),
             ext_factor: self.not_negative(EXT_FACTOR, 1.0)?,
             attn_factor: self.opt_positive(ATTN_FACTOR)?.unwrap_or(1.0),
             mscale: self.opt_positive(MSCALE)?.unwrap_or(1.0),

@@ -5,6 +5,7 @@ use checkpoint::Checkpoint;
 
 use super::keys::{ATTENTION_SCALE, Keys};
 use super::parts::{self, Attention};
+use super::windows::{Unnamed, windows};
 use crate::Error;
 use crate::names::Alias;
 use crate::plan::build::Builder;
@@ -36,14 +37,16 @@ pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
     let d_ff = if moe.is_none() { keys.d_ff()? } else { 0 };
     let pairing = if keys.is_folder() { RopePairing::Half } else { RopePairing::Interleaved };
     let rope = keys.rope(dims.d_k, pairing)?;
+    let windows = windows(&keys, dims.n_layer, Unnamed::All)?;
     let scale = keys.opt_positive(ATTENTION_SCALE)?.map(|scale| scale as f32);
 
     let mut b = Builder::new(keys.names(), ARCH, dims.n_vocab, dims.d_model, dims.n_ctx_train);
     let scale = scale.unwrap_or(1.0 / (dims.d_k as f32).sqrt());
-    let how = Attention { rope: b.rope(rope), qk_norm: false, scale };
+    let rope = b.rope(rope);
     let x = parts::embed(&mut b, &dims)?;
     for layer in 0..dims.n_layer {
         b.layer(Some(layer as u32));
+        let how = Attention { rope, qk_norm: false, scale, window: windows[layer], sinks: false };
         parts::attention(&mut b, &dims, how, layer, x)?;
         match &moe {
             Some(moe) => parts::experts(&mut b, &dims, moe, layer, x)?,

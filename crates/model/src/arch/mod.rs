@@ -4,13 +4,18 @@
 //! device, and nothing of what its tensors hold.
 
 mod gated_delta;
+mod gemma3;
+mod gemma4;
+mod gptoss;
 mod keys;
 mod llama;
 mod parts;
+mod qwen2;
 mod qwen3;
 mod qwen35;
 mod qwen3moe;
 mod qwen3next;
+mod windows;
 
 use checkpoint::Checkpoint;
 
@@ -38,6 +43,10 @@ pub struct Arch {
 #[rustfmt::skip]
 pub const ARCHS: &[Arch] = &[
     Arch { gguf: &["llama"],    folder: &["llama", "mistral", "mixtral"], build: llama::build },
+    Arch { gguf: &["gemma3"],   folder: &["gemma3", "gemma3_text"],       build: gemma3::build },
+    Arch { gguf: &["gemma4"],   folder: &["gemma4", "gemma4_text"],       build: gemma4::build },
+    Arch { gguf: &["gpt-oss"],  folder: &["gpt_oss"],                     build: gptoss::build },
+    Arch { gguf: &["qwen2"],    folder: &["qwen2"],                       build: qwen2::build },
     Arch { gguf: &["qwen3"],    folder: &["qwen3"],                       build: qwen3::build },
     Arch { gguf: &["qwen3moe"], folder: &["qwen3_moe"],                   build: qwen3moe::build },
     Arch { gguf: &["qwen3next"], folder: &["qwen3_next"],                 build: qwen3next::build },

@@ -5,7 +5,7 @@
 use super::keys::{Dims, MoeDims};
 use crate::Error;
 use crate::plan::build::Builder;
-use crate::plan::{Buf, CacheDecl, Gate, Op, Plan, Read, Rope, Router, Rows, Weight};
+use crate::plan::{Buf, CacheDecl, ExpertBiases, Gate, Op, Plan, Read, Rope, Router, Rows, Weight};
 
 /// Divisors of the rotary frequencies; they are in the rope's table already when ops run.
 pub(super) const ROPE_FREQS: &str = "rope_freqs.weight";
@@ -18,13 +18,32 @@ pub(super) struct Attention {
     pub qk_norm: bool,
     /// Factor on the scores.
     pub scale: f32,
+    /// Sees only the last so many positions, itself included.
+    pub window: Option<usize>,
+    /// Whether every head has a score that nothing is behind (gpt-oss).
+    pub sinks: bool,
+}
+
+/// The experts of a layer, apart from what chooses them.
+#[derive(Clone, Copy)]
+pub(super) struct Stack {
+    pub n_expert: usize,
+    pub d_ff: usize,
+    pub act: Gate,
+    /// Whether every product has a bias.
+    pub biases: bool,
 }
 
 /// `x = table[id]`.
 pub(super) fn embed(b: &mut Builder, dims: &Dims) -> Result<Buf, Error> {
+    embed_scaled(b, dims, 1.0)
+}
+
+/// `x = table[id] · scale`.
+pub(super) fn embed_scaled(b: &mut Builder, dims: &Dims, scale: f32) -> Result<Buf, Error> {
     let table = b.weight("token_embd.weight", &[dims.n_vocab, dims.d_model])?;
     let x = b.buf("x", Rows::Tokens, dims.d_model);
-    b.push(Op::Embed { table, scale: 1.0, out: x });
+    b.push(Op::Embed { table, scale, out: x });
     Ok(x)
 }
 
@@ -45,10 +64,15 @@ pub(super) fn attention(b: &mut Builder, dims: &Dims, how: Attention, layer: usi
     for (x, n_head) in [(q, n_head), (k, n_kv)] {
         b.push(Op::Rope { x, rope: how.rope, n_head, d_head: d_k });
     }
-    let cache = b.cache(CacheDecl { n_kv, d_k, d_v, v_in_k: false, window: None });
+    let cache = b.cache(CacheDecl { n_kv, d_k, d_v, v_in_k: false, window: how.window });
     b.push(Op::KvAppend { cache, k, v: Some(v) });
+    let sinks = match how.sinks {
+        true => Some(b.vector(&format!("blk.{layer}.attn_sinks.weight"), n_head)?),
+        false => None,
+    };
     let a = b.buf("a", Rows::Tokens, n_head * d_v);
-    b.push(Op::Attention { cache, q, n_head, scale: how.scale, window: None, softcap: None, sinks: None, out: a });
+    let Attention { scale, window, .. } = how;
+    b.push(Op::Attention { cache, q, n_head, scale, window, softcap: None, sinks, out: a });
     let o = linear(b, layer, "attn_output", a, [d_model, n_head * d_v], "o")?;
     b.push(Op::Add { x, y: o });
     Ok(())
@@ -58,13 +82,25 @@ pub(super) fn attention(b: &mut Builder, dims: &Dims, how: Attention, layer: usi
 pub(super) fn feed_forward(b: &mut Builder, dims: &Dims, d_ff: usize, layer: usize, x: Buf) -> Result<(), Error> {
     let norm = b.vector(&format!("blk.{layer}.ffn_norm.weight"), dims.d_model)?;
     let h = b.rms_norm(x, norm, dims.eps, "f");
-    let gate = linear(b, layer, "ffn_gate", h, [d_ff, dims.d_model], "gate")?;
-    let up = linear(b, layer, "ffn_up", h, [d_ff, dims.d_model], "up")?;
-    let act = b.buf("act", Rows::Tokens, d_ff);
-    b.push(Op::GatedAct { gate, up, act: Gate::Silu, out: act });
-    let y = linear(b, layer, "ffn_down", act, [dims.d_model, d_ff], "y")?;
+    let y = mlp(b, dims, (d_ff, Gate::Silu), layer, h, "y")?;
     b.push(Op::Add { x, y });
     Ok(())
+}
+
+/// `out = down(act(gate(h)) ⊙ up(h))`.
+pub(super) fn mlp(
+    b: &mut Builder,
+    dims: &Dims,
+    (d_ff, act): (usize, Gate),
+    layer: usize,
+    h: Buf,
+    out: &str,
+) -> Result<Buf, Error> {
+    let gate = linear(b, layer, "ffn_gate", h, [d_ff, dims.d_model], "gate")?;
+    let up = linear(b, layer, "ffn_up", h, [d_ff, dims.d_model], "up")?;
+    let hidden = b.buf("act", Rows::Tokens, d_ff);
+    b.push(Op::GatedAct { gate, up, act, out: hidden });
+    linear(b, layer, "ffn_down", hidden, [dims.d_model, d_ff], out)
 }
 
 /// `x += Σ experts(norm(x))`.
@@ -77,15 +113,39 @@ pub(super) fn experts(b: &mut Builder, dims: &Dims, moe: &MoeDims, layer: usize,
     let ids = b.ids("ids", Rows::Tokens, n_used);
     let weights = b.buf("weights", Rows::Tokens, n_used);
     b.push(Op::Route { logits, router: Router::softmax(renormalise, scale), n_used, ids, weights });
-    let mut stack = |name: &str, n, k| b.weight(&format!("blk.{layer}.{name}.weight"), &[n_expert, n, k]);
-    let gate = stack("ffn_gate_exps", d_ff, d_model)?;
-    let up = stack("ffn_up_exps", d_ff, d_model)?;
-    let down = stack("ffn_down_exps", d_model, d_ff)?;
-    let hidden = b.buf("hidden", Rows::Slots(n_used), d_ff);
-    let y = b.buf("y", Rows::Slots(n_used), d_model);
-    b.push(Op::Experts { x: h, ids, gate, up, down, biases: None, act: Gate::Silu, hidden, out: y });
+    let how = Stack { n_expert, d_ff, act: Gate::Silu, biases: false };
+    let y = stack(b, dims, how, layer, h, (ids, n_used))?;
     b.push(Op::Combine { x, add: true, y, weights, norm: None });
     Ok(())
+}
+
+/// `y[t, s] = expert ids[t, s] of h[t]`, for `n_used` experts a token.
+pub(super) fn stack(
+    b: &mut Builder,
+    dims: &Dims,
+    how: Stack,
+    layer: usize,
+    h: Buf,
+    (ids, n_used): (Buf, usize),
+) -> Result<Buf, Error> {
+    let Stack { n_expert, d_ff, act, biases } = how;
+    let d_model = dims.d_model;
+    let mut weight = |name: &str, shape: &[usize]| b.weight(&format!("blk.{layer}.{name}"), shape);
+    let gate = weight("ffn_gate_exps.weight", &[n_expert, d_ff, d_model])?;
+    let up = weight("ffn_up_exps.weight", &[n_expert, d_ff, d_model])?;
+    let down = weight("ffn_down_exps.weight", &[n_expert, d_model, d_ff])?;
+    let biases = match biases {
+        true => Some(ExpertBiases {
+            gate: weight("ffn_gate_exps.bias", &[n_expert, d_ff])?,
+            up: weight("ffn_up_exps.bias", &[n_expert, d_ff])?,
+            down: weight("ffn_down_exps.bias", &[n_expert, d_model])?,
+        }),
+        false => None,
+    };
+    let hidden = b.buf("hidden", Rows::Slots(n_used), d_ff);
+    let y = b.buf("y", Rows::Slots(n_used), d_model);
+    b.push(Op::Experts { x: h, ids, gate, up, down, biases, act, hidden, out: y });
+    Ok(y)
 }
 
 /// How the logits come out of the residual stream.

@@ -1,0 +1,121 @@
+//! Gemma 3, text (270M to 27B): norms before and after attention and feed-forward, five layers with a window for each
+//! without, two rotary bases, a scaled embedding.
+//!
+//! Folders store the norms centred on zero; converters to GGUF add the 1.
+
+use checkpoint::Checkpoint;
+
+use super::keys::{Dims, Key, Keys, key};
+use super::parts::{self, Head};
+use super::windows::{Unnamed, windows};
+use crate::Error;
+use crate::names::Alias;
+use crate::plan::build::Builder;
+use crate::plan::{Buf, CacheDecl, Gate, Op, Plan, Read, Rope, RopePairing, Rows};
+
+const ARCH: &str = "gemma3";
+
+const SCALE_WIDTH: Key = key("", &["query_pre_attn_scalar"]);
+const SOFTCAP: Key = key("attn_logit_softcapping", &["attn_logit_softcapping"]);
+pub(super) const FINAL_SOFTCAP: Key = key("final_logit_softcapping", &["final_logit_softcapping"]);
+
+const ALIASES: &[Alias] = &[
+    ("post_attention_norm", &["post_attention_layernorm"]),
+    ("ffn_norm", &["pre_feedforward_layernorm"]),
+    ("post_ffw_norm", &["post_feedforward_layernorm"]),
+];
+
+/// What a layer's attention needs.
+struct Attention {
+    rope: Rope,
+    scale: f32,
+    window: Option<usize>,
+    softcap: Option<f32>,
+}
+
+/// How the norms are stored.
+struct Norms {
+    read: Read,
+    eps: f32,
+}
+
+impl Norms {
+    /// `norm(x)` with `blk.LAYER.NAME.weight`.
+    fn row(&self, b: &mut Builder, layer: usize, name: &str, x: Buf, d: usize, out: &str) -> Result<Buf, Error> {
+        let w = b.vector_read(&format!("blk.{layer}.{name}.weight"), d, self.read)?;
+        Ok(b.rms_norm(x, w, self.eps, out))
+    }
+
+    /// The same of every head, in place.
+    fn heads(
+        &self,
+        b: &mut Builder,
+        layer: usize,
+        name: &str,
+        x: Buf,
+        (n_head, d_head): (usize, usize),
+    ) -> Result<(), Error> {
+        let w = b.vector_read(&format!("blk.{layer}.{name}.weight"), d_head, self.read)?;
+        b.push(Op::HeadNorm { x, w: Some(w), eps: self.eps, n_head, d_head });
+        Ok(())
+    }
+}
+
+pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
+    let keys = Keys::new(checkpoint, ALIASES);
+    let dims = keys.dims()?;
+    let d_ff = keys.d_ff()?;
+    let windows = windows(&keys, dims.n_layer, Unnamed::ButEvery(6))?;
+    let rope = keys.rope_of(Some("full_attention"), dims.d_k, RopePairing::Half)?;
+    let rope_windowed = keys.rope_windowed(dims.d_k, RopePairing::Half)?;
+    let scale_width = match keys.opt_positive(SCALE_WIDTH)? {
+        Some(width) => width,
+        // GGUF does not say. The scores of 27B, known by its layers, are scaled as if heads shared the width of the model.
+        None if dims.n_layer == 62 => (dims.d_model / dims.n_head) as f64,
+        None => dims.d_k as f64,
+    };
+    let (softcap, final_softcap) = (keys.opt_positive(SOFTCAP)?, keys.opt_positive(FINAL_SOFTCAP)?);
+    let norms = Norms { read: if keys.is_folder() { Read::OnePlus } else { Read::Plain }, eps: dims.eps };
+
+    let mut b = Builder::new(keys.names(), ARCH, dims.n_vocab, dims.d_model, dims.n_ctx_train);
+    let (rope, rope_windowed) = (b.rope(rope), b.rope(rope_windowed));
+    let x = parts::embed_scaled(&mut b, &dims, (dims.d_model as f32).sqrt())?;
+    for (layer, window) in windows.into_iter().enumerate() {
+        b.layer(Some(layer as u32));
+        let how = Attention {
+            rope: if window.is_some() { rope_windowed } else { rope },
+            scale: 1.0 / scale_width.sqrt() as f32,
+            window,
+            softcap: softcap.map(|cap| cap as f32),
+        };
+        attention(&mut b, &dims, &norms, how, layer, x)?;
+        let h = norms.row(&mut b, layer, "ffn_norm", x, dims.d_model, "f")?;
+        let y = parts::mlp(&mut b, &dims, (d_ff, Gate::GeluTanh), layer, h, "y")?;
+        let y = norms.row(&mut b, layer, "post_ffw_norm", y, dims.d_model, "y_normed")?;
+        b.push(Op::Add { x, y });
+    }
+    parts::head_with(b, &dims, Head { norm: norms.read, softcap: final_softcap.map(|cap| cap as f32) }, x)
+}
+
+/// `x += norm(attention(norm(x)))`.
+fn attention(b: &mut Builder, dims: &Dims, norms: &Norms, how: Attention, layer: usize, x: Buf) -> Result<(), Error> {
+    let Dims { d_model, n_head, n_kv, d_k, d_v, .. } = *dims;
+    let h = norms.row(b, layer, "attn_norm", x, d_model, "h")?;
+    let q = parts::linear(b, layer, "attn_q", h, [n_head * d_k, d_model], "q")?;
+    let k = parts::linear(b, layer, "attn_k", h, [n_kv * d_k, d_model], "k")?;
+    let v = parts::linear(b, layer, "attn_v", h, [n_kv * d_v, d_model], "v")?;
+    norms.heads(b, layer, "attn_q_norm", q, (n_head, d_k))?;
+    norms.heads(b, layer, "attn_k_norm", k, (n_kv, d_k))?;
+    for (x, n_head) in [(q, n_head), (k, n_kv)] {
+        b.push(Op::Rope { x, rope: how.rope, n_head, d_head: d_k });
+    }
+    let cache = b.cache(CacheDecl { n_kv, d_k, d_v, v_in_k: false, window: how.window });
+    b.push(Op::KvAppend { cache, k, v: Some(v) });
+    let a = b.buf("a", Rows::Tokens, n_head * d_v);
+    let Attention { scale, window, softcap, .. } = how;
+    b.push(Op::Attention { cache, q, n_head, scale, window, softcap, sinks: None, out: a });
+    let o = parts::linear(b, layer, "attn_output", a, [d_model, n_head * d_v], "o")?;
+    let o = norms.row(b, layer, "post_attention_norm", o, d_model, "o_normed")?;
+    b.push(Op::Add { x, y: o });
+    Ok(())
+}

@@ -1,0 +1,228 @@
+//! Gemma 4, text (26B-A4B, 31B): layers with a window and layers without differ in head width, key-value heads and rope;
+//! every layer has a dense feed-forward, and beside it experts with norms and a router of their own where the model has
+//! experts.
+//!
+//! Values are normalised without weights, and are the raw keys where a layer has no projection for them. The small models
+//! (E2B, E4B) add an embedding for each layer and share caches between layers; they are refused.
+
+use checkpoint::Checkpoint;
+
+use super::gemma3::FINAL_SOFTCAP;
+use super::keys::{
+    D_MODEL, Dims, EPS, Key, Keys, MAX_CONTEXT, MAX_HEAD_WIDTH, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, N_CTX_TRAIN, N_HEAD,
+    N_KV, N_LAYER, key,
+};
+use super::parts::{self, Head, Stack};
+use super::windows::{Unnamed, windows};
+use crate::Error;
+use crate::names::Alias;
+use crate::plan::build::Builder;
+use crate::plan::{Buf, CacheDecl, Gate, Op, Plan, Read, Rope, RopePairing, Router, Rows};
+
+const ARCH: &str = "gemma4";
+
+const D_HEAD: Key = key("attention.key_length", &["global_head_dim", "head_dim"]);
+const D_HEAD_WINDOWED: Key = key("attention.key_length_swa", &["head_dim"]);
+const N_KV_FULL: Key = key("", &["num_global_key_value_heads", "num_key_value_heads"]);
+/// Without it the key above holds for no layer.
+const K_IS_V: Key = key("", &["attention_k_eq_v"]);
+const HAS_EXPERTS: Key = key("", &["enable_moe_block"]);
+const PER_LAYER_INPUT: Key = key("embedding_length_per_layer_input", &["hidden_size_per_layer_input"]);
+const SHARED_KV: Key = key("attention.shared_kv_layers", &["num_kv_shared_layers"]);
+
+const ALIASES: &[Alias] = &[
+    ("post_attention_norm", &["post_attention_layernorm"]),
+    ("ffn_norm", &["pre_feedforward_layernorm"]),
+    ("post_ffw_norm", &["post_feedforward_layernorm"]),
+    ("post_ffw_norm_1", &["post_feedforward_layernorm_1"]),
+    ("pre_ffw_norm_2", &["pre_feedforward_layernorm_2"]),
+    ("post_ffw_norm_2", &["post_feedforward_layernorm_2"]),
+    ("layer_output_scale.weight", &["layer_scalar"]),
+    ("ffn_gate_inp", &["router.proj"]),
+    ("ffn_gate_inp.scale", &["router.scale"]),
+    ("ffn_down_exps.scale", &["router.per_expert_scale"]),
+    ("ffn_gate_exps", &["experts.switch_glu.gate_proj", "experts.gate_up_proj[0/2]"]),
+    ("ffn_up_exps", &["experts.switch_glu.up_proj", "experts.gate_up_proj[1/2]"]),
+    ("ffn_down_exps", &["experts.switch_glu.down_proj", "experts.down_proj"]),
+];
+
+/// A layer's attention: heads of the model, key-value heads and width of its own.
+#[derive(Clone, Copy)]
+struct Attention {
+    n_head: usize,
+    n_kv: usize,
+    d_head: usize,
+    rope: Rope,
+    window: Option<usize>,
+}
+
+/// The experts beside the dense feed-forward.
+#[derive(Clone, Copy)]
+struct Experts {
+    stack: Stack,
+    n_used: usize,
+}
+
+pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
+    let keys = Keys::new(checkpoint, ALIASES);
+    for key in [PER_LAYER_INPUT, SHARED_KV] {
+        let n = keys.count_or_zero(key, usize::MAX)?;
+        if n > 0 {
+            return Err(
+                keys.error(key, format!("is {n}, 0 wanted: the small Gemma 4 models (E2B, E4B) are not supported"))
+            );
+        }
+    }
+    let dims = dims(&keys)?;
+    let windows = windows(&keys, dims.n_layer, Unnamed::ButEvery(6))?;
+    let n_kv = n_kv(&keys, &dims, &windows)?;
+    let d_windowed = keys.opt_count(D_HEAD_WINDOWED, MAX_HEAD_WIDTH)?.unwrap_or(dims.d_k);
+    let rope = keys.rope_of(Some("full_attention"), dims.d_k, RopePairing::Half)?;
+    let rope_windowed = keys.rope_windowed(d_windowed, RopePairing::Half)?;
+    let experts = experts(&keys)?;
+    let d_ff = keys.d_ff()?;
+    let softcap = keys.opt_positive(FINAL_SOFTCAP)?.map(|cap| cap as f32);
+
+    let mut b = Builder::new(keys.names(), ARCH, dims.n_vocab, dims.d_model, dims.n_ctx_train);
+    let (rope, rope_windowed) = (b.rope(rope), b.rope(rope_windowed));
+    let x = parts::embed_scaled(&mut b, &dims, (dims.d_model as f32).sqrt())?;
+    for (layer, (window, n_kv)) in windows.into_iter().zip(n_kv).enumerate() {
+        b.layer(Some(layer as u32));
+        let (rope, d_head) = if window.is_some() { (rope_windowed, d_windowed) } else { (rope, dims.d_k) };
+        let how = Attention { n_head: dims.n_head, n_kv, d_head, rope, window };
+        attention(&mut b, &dims, how, layer, x)?;
+        feed_forward(&mut b, &dims, d_ff, experts, layer, x)?;
+        if b.has(&format!("blk.{layer}.layer_output_scale.weight")) {
+            let w = b.vector(&format!("blk.{layer}.layer_output_scale.weight"), 1)?;
+            b.push(Op::ScaleBy { x, w });
+        }
+    }
+    parts::head_with(b, &dims, Head { norm: Read::Plain, softcap }, x)
+}
+
+/// The dimensions of the model; head widths and key-value heads are those of layers without a window.
+fn dims(keys: &Keys) -> Result<Dims, Error> {
+    let d_head = keys.count(D_HEAD, MAX_HEAD_WIDTH)?;
+    Ok(Dims {
+        n_layer: keys.count(N_LAYER, MAX_LAYERS)?,
+        n_vocab: keys.n_vocab()?,
+        n_ctx_train: keys.count(N_CTX_TRAIN, MAX_CONTEXT)?,
+        d_model: keys.count(D_MODEL, MAX_WIDTH)?,
+        n_head: keys.count(N_HEAD, MAX_HEADS)?,
+        n_kv: 1,
+        d_k: d_head,
+        d_v: d_head,
+        eps: keys.eps(EPS)?,
+    })
+}
+
+/// Key-value heads of every layer: GGUF lists them, config.json has a number for each kind of layer.
+fn n_kv(keys: &Keys, dims: &Dims, windows: &[Option<usize>]) -> Result<Vec<usize>, Error> {
+    let n_kv = match keys.is_folder() {
+        false => keys.counts(N_KV, dims.n_layer, MAX_HEADS)?,
+        true => {
+            let windowed = keys.count(N_KV, MAX_HEADS)?;
+            let own = keys.opt_bool(K_IS_V)?.unwrap_or(true);
+            let full = if own { keys.count(N_KV_FULL, MAX_HEADS)? } else { windowed };
+            windows.iter().map(|window| if window.is_some() { windowed } else { full }).collect()
+        }
+    };
+    match n_kv.iter().find(|&&n| !dims.n_head.is_multiple_of(n)) {
+        Some(n) => Err(keys.error(N_KV, format!("is {n}, which does not divide {} heads", dims.n_head))),
+        None => Ok(n_kv),
+    }
+}
+
+fn experts(keys: &Keys) -> Result<Option<Experts>, Error> {
+    if keys.opt_bool(HAS_EXPERTS)? == Some(false) {
+        return Ok(None);
+    }
+    let Some(n_expert) = keys.n_expert()? else { return Ok(None) };
+    let stack = Stack { n_expert, d_ff: keys.d_ff_expert()?, act: Gate::GeluTanh, biases: false };
+    Ok(Some(Experts { stack, n_used: keys.n_used(n_expert)? }))
+}
+
+/// `norm(x)` with `blk.LAYER.NAME`.
+fn norm(b: &mut Builder, dims: &Dims, layer: usize, name: &str, x: Buf, out: &str) -> Result<Buf, Error> {
+    let w = b.vector(&format!("blk.{layer}.{name}"), dims.d_model)?;
+    Ok(b.rms_norm(x, w, dims.eps, out))
+}
+
+/// `x += norm(attention(norm(x)))`; the scores are not scaled, q and k are normalised instead.
+fn attention(b: &mut Builder, dims: &Dims, how: Attention, layer: usize, x: Buf) -> Result<(), Error> {
+    let Attention { n_head, n_kv, d_head, rope, window } = how;
+    let d_model = dims.d_model;
+    let h = norm(b, dims, layer, "attn_norm.weight", x, "h")?;
+    let q = parts::linear(b, layer, "attn_q", h, [n_head * d_head, d_model], "q")?;
+    let k = parts::linear(b, layer, "attn_k", h, [n_kv * d_head, d_model], "k")?;
+    let v = match b.has(&format!("blk.{layer}.attn_v.weight")) {
+        true => parts::linear(b, layer, "attn_v", h, [n_kv * d_head, d_model], "v")?,
+        // The keys as they are before their own norm and rotation.
+        false => {
+            let v = b.buf("v", Rows::Tokens, n_kv * d_head);
+            b.push(Op::SplitHeads { x: k, n_head: n_kv, parts: vec![(d_head, v)] });
+            v
+        }
+    };
+    for (x, name, n_head) in [(q, Some("attn_q_norm"), n_head), (k, Some("attn_k_norm"), n_kv), (v, None, n_kv)] {
+        let w = name.map(|name| b.vector(&format!("blk.{layer}.{name}.weight"), d_head)).transpose()?;
+        b.push(Op::HeadNorm { x, w, eps: dims.eps, n_head, d_head });
+    }
+    for (x, n_head) in [(q, n_head), (k, n_kv)] {
+        b.push(Op::Rope { x, rope, n_head, d_head });
+    }
+    let cache = b.cache(CacheDecl { n_kv, d_k: d_head, d_v: d_head, v_in_k: false, window });
+    b.push(Op::KvAppend { cache, k, v: Some(v) });
+    let a = b.buf("a", Rows::Tokens, n_head * d_head);
+    b.push(Op::Attention { cache, q, n_head, scale: 1.0, window, softcap: None, sinks: None, out: a });
+    let o = parts::linear(b, layer, "attn_output", a, [d_model, n_head * d_head], "o")?;
+    let o = norm(b, dims, layer, "post_attention_norm.weight", o, "o_normed")?;
+    b.push(Op::Add { x, y: o });
+    Ok(())
+}
+
+/// `x += norm(norm(mlp(norm(x))) + norm(experts(norm(x))))`; without experts `x += norm(mlp(norm(x)))`.
+fn feed_forward(
+    b: &mut Builder,
+    dims: &Dims,
+    d_ff: usize,
+    experts: Option<Experts>,
+    layer: usize,
+    x: Buf,
+) -> Result<(), Error> {
+    let h = norm(b, dims, layer, "ffn_norm.weight", x, "f")?;
+    let mut y = parts::mlp(b, dims, (d_ff, Gate::GeluTanh), layer, h, "mlp")?;
+    if let Some(experts) = experts {
+        y = norm(b, dims, layer, "post_ffw_norm_1.weight", y, "mlp_normed")?;
+        let routed = routed(b, dims, experts, layer, x)?;
+        b.push(Op::Add { x: y, y: routed });
+    }
+    let y = norm(b, dims, layer, "post_ffw_norm.weight", y, "y_normed")?;
+    b.push(Op::Add { x, y });
+    Ok(())
+}
+
+/// `norm(Σ experts(norm(x)))`, by a router over a norm of its own of `x`.
+fn routed(
+    b: &mut Builder,
+    dims: &Dims,
+    Experts { stack, n_used }: Experts,
+    layer: usize,
+    x: Buf,
+) -> Result<Buf, Error> {
+    let (n_expert, d_model) = (stack.n_expert, dims.d_model);
+    // The router's own scale is the weight of its norm; the constant factor goes over the few logits.
+    let h = norm(b, dims, layer, "ffn_gate_inp.scale", x, "r")?;
+    let logits = parts::linear(b, layer, "ffn_gate_inp", h, [n_expert, d_model], "router")?;
+    b.push(Op::Scale { x: logits, scale: 1.0 / (d_model as f32).sqrt() });
+    let ids = b.ids("ids", Rows::Tokens, n_used);
+    let weights = b.buf("weights", Rows::Tokens, n_used);
+    let expert_scale = Some(b.vector(&format!("blk.{layer}.ffn_down_exps.scale"), n_expert)?);
+    let router = Router { expert_scale, ..Router::softmax(true, 1.0) };
+    b.push(Op::Route { logits, router, n_used, ids, weights });
+    let h = norm(b, dims, layer, "pre_ffw_norm_2.weight", x, "e")?;
+    let y = parts::stack(b, dims, stack, layer, h, (ids, n_used))?;
+    let sum = b.buf("sum", Rows::Tokens, d_model);
+    b.push(Op::Combine { x: sum, add: false, y, weights, norm: None });
+    norm(b, dims, layer, "post_ffw_norm_2.weight", sum, "sum_normed")
+}
