@@ -93,7 +93,11 @@ impl Plan {
     }
 
     fn text(&self, ops: Range<usize>, relative_to: Option<u32>) -> String {
-        let printer = Printer { plan: self, relative_to };
+        let caches = self.ops[ops.clone()].iter().filter_map(|op| match op {
+            Op::KvAppend { cache, .. } | Op::Attention { cache, .. } => Some(cache.0),
+            _ => None,
+        });
+        let printer = Printer { plan: self, relative_to, first_cache: caches.min().unwrap_or(0) };
         self.ops[ops].iter().map(|op| printer.op(op)).collect()
     }
 }
@@ -102,6 +106,8 @@ impl Plan {
 struct Printer<'a> {
     plan: &'a Plan,
     relative_to: Option<u32>,
+    /// Of the ops' caches, which are counted from it where layers are compared: not every layer has one.
+    first_cache: u32,
 }
 
 impl Printer<'_> {
@@ -277,7 +283,10 @@ impl Printer<'_> {
     }
 
     fn cache_name(&self, cache: Cache) -> String {
-        format!("cache.{}", self.layer(cache.0))
+        match self.relative_to {
+            Some(_) => format!("cache.{:+}", cache.0 - self.first_cache),
+            None => format!("cache.{}", cache.0),
+        }
     }
 
     fn layer(&self, layer: u32) -> String {

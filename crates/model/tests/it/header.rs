@@ -18,9 +18,13 @@ pub const N_KV: usize = 2;
 pub const D_HEAD: usize = 32;
 
 impl Header {
+    /// Names its architecture and has nothing else.
+    pub fn empty(arch: &str) -> Self {
+        Self { keys: vec![("general.architecture".into(), arch.into())], tensors: Vec::new() }
+    }
+
     fn base(arch: &str, n_layer: u32) -> Self {
-        let mut h = Self { keys: Vec::new(), tensors: Vec::new() };
-        h.keys.push(("general.architecture".into(), arch.into()));
+        let mut h = Self::empty(arch);
         for (key, n) in [
             ("block_count", n_layer),
             ("context_length", 4096),
@@ -141,6 +145,46 @@ impl Header {
     pub fn drop_tensor(&mut self, name: &str) -> &mut Self {
         self.tensors.retain(|(n, ..)| n != name);
         self
+    }
+
+    /// Opens a file of the header and as much hole behind it as the weights would take, whatever their size. `None` where
+    /// the system has no such files.
+    pub fn open_hollow(&self, name: &str) -> Option<Checkpoint> {
+        let mut file = b"GGUF".to_vec();
+        file.extend(3u32.to_le_bytes());
+        file.extend((self.tensors.len() as u64).to_le_bytes());
+        file.extend((self.keys.len() as u64).to_le_bytes());
+        let text = |file: &mut Vec<u8>, text: &str| {
+            file.extend((text.len() as u64).to_le_bytes());
+            file.extend(text.as_bytes());
+        };
+        for (key, value) in &self.keys {
+            text(&mut file, key);
+            file.extend((value.kind() as u32).to_le_bytes());
+            match value {
+                Value::U32(n) => file.extend(n.to_le_bytes()),
+                Value::F32(x) => file.extend(x.to_le_bytes()),
+                Value::Str(s) => text(&mut file, s.as_str().unwrap()),
+                other => panic!("{key}: {other:?}"),
+            }
+        }
+        let mut offset = 0;
+        for (name, shape, dtype) in &self.tensors {
+            text(&mut file, name);
+            file.extend((shape.len() as u32).to_le_bytes());
+            shape.iter().rev().for_each(|&axis| file.extend((axis as u64).to_le_bytes()));
+            file.extend(dtype.ggml_id().unwrap().to_le_bytes());
+            file.extend((offset as u64).to_le_bytes());
+            let rows: usize = shape[..shape.len() - 1].iter().product();
+            offset += (rows * dtype.row_bytes(*shape.last().unwrap()).unwrap()).next_multiple_of(32);
+        }
+        let path = std::env::temp_dir().join(format!("moebius-{}-{name}.gguf", std::process::id()));
+        std::fs::write(&path, &file).unwrap();
+        let length = file.len().next_multiple_of(32) + offset;
+        let hollow = std::fs::File::options().write(true).open(&path).and_then(|file| file.set_len(length as u64));
+        let checkpoint = hollow.is_ok().then(|| checkpoint::open(&path).unwrap());
+        std::fs::remove_file(&path).unwrap();
+        checkpoint
     }
 
     /// Writes the file and opens it.

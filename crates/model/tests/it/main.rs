@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod costs;
+mod gated_delta;
 mod header;
 mod names;
 mod plans;
