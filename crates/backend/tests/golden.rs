@@ -49,7 +49,8 @@ fn backends() -> [Tolerance; 2] {
 }
 
 /// Architectures whose fixtures are run.
-const MODELS: &[&str] = &["gemma4moe", "gptoss", "llama", "qwen3", "qwen3moe", "qwen3next", "qwen35moe"];
+const MODELS: &[&str] =
+    &["deepseekv3", "gemma4moe", "glm4moe", "gptoss", "llama", "qwen3", "qwen3moe", "qwen3next", "qwen35moe"];
 
 /// Arrays of a golden file.
 struct Golden(Vec<u8>);

@@ -107,14 +107,24 @@ impl Yarn {
             .collect()
     }
 
+    /// `0.1 · multiplier · ln(factor) + 1`, the paper's factor for a multiplier of 1.
+    fn magnitude(&self, multiplier: f64) -> f64 {
+        if self.factor <= 1.0 { 1.0 } else { 0.1 * multiplier * self.factor.ln() + 1.0 }
+    }
+
+    /// What DeepSeek's variant multiplies the scores of whole heads with: the share of the factor that cosine and sine of
+    /// the rotated dims give back, once for the query and once for the key.
+    pub fn score_factor(&self) -> f64 {
+        self.magnitude(self.log_multiplier).powi(2)
+    }
+
     fn attention_factor(&self) -> f64 {
         if let Some(factor) = self.attention_factor {
             return factor;
         }
-        let mscale = |multiplier: f64| if self.factor <= 1.0 { 1.0 } else { 0.1 * multiplier * self.factor.ln() + 1.0 };
-        let taken_back = if self.log_multiplier == 0.0 { 1.0 } else { mscale(self.log_multiplier) };
         // Without extrapolation YaRN is linear interpolation, and the factor goes with it.
-        let own = if self.ext_factor == 0.0 { 1.0 } else { mscale(self.mscale) / taken_back };
+        let stretched = self.magnitude(self.mscale) / self.magnitude(self.log_multiplier);
+        let own = if self.ext_factor == 0.0 { 1.0 } else { stretched };
         own * self.attn_factor
     }
 }

@@ -70,6 +70,9 @@ const ROTARY_WINDOWED: Key = key("rope.dimension_count_swa", &[]);
 const LOW_FREQ: Key = key("", &["low_freq_factor"]);
 const HIGH_FREQ: Key = key("", &["high_freq_factor"]);
 
+/// Where config.json keeps the keys of the one rotary embedding of a model, first places first.
+const ROPE_SECTIONS: &[&str] = &["rope_parameters.", "rope_scaling.", ""];
+
 /// The keys of a checkpoint.
 #[derive(Clone, Copy)]
 pub(super) struct Keys<'a> {
@@ -187,6 +190,17 @@ impl<'a> Keys<'a> {
             return Err(self.error_at(name, format!("has {} numbers, the model has {n_layer} layers", counts.len())));
         }
         counts.into_iter().map(|n| self.in_range(&name, n.into(), max)).collect()
+    }
+
+    /// Whether the file has this key, by its name in the file.
+    pub fn has(&self, name: &str) -> bool {
+        self.meta().get(name).is_some()
+    }
+
+    /// A text, or nothing.
+    pub fn opt_str(&self, key: Key) -> Result<Option<&'a str>, Error> {
+        let Some(name) = self.name(key) else { return Ok(None) };
+        Ok(self.meta().opt_str(&name)?)
     }
 
     /// A flag, or nothing.
@@ -345,7 +359,20 @@ impl<'a> Keys<'a> {
         let sections: &[&str] = &[&own, "rope_parameters.", "rope_scaling.", ""];
         let sections = if own.is_empty() { &sections[1..] } else { sections };
         let keys = RopeKeys { keys: *self, sections };
-        let scaling = keys.scaling(d_head)?;
+        self.table(&keys, d_head, pairing, keys.scaling(d_head)?)
+    }
+
+    /// The scaling rule of the one rotary embedding of a model, over heads `d_head` wide.
+    pub fn scaling(&self, d_head: usize) -> Result<Scaling, Error> {
+        RopeKeys { keys: *self, sections: ROPE_SECTIONS }.scaling(d_head)
+    }
+
+    /// As [`Keys::rope`], with another scaling rule than the file's keys say by themselves.
+    pub fn rope_scaled(&self, d_head: usize, pairing: RopePairing, scaling: Scaling) -> Result<RopeDecl, Error> {
+        self.table(&RopeKeys { keys: *self, sections: ROPE_SECTIONS }, d_head, pairing, scaling)
+    }
+
+    fn table(&self, keys: &RopeKeys, d_head: usize, pairing: RopePairing, scaling: Scaling) -> Result<RopeDecl, Error> {
         let rotary = match scaling {
             Scaling::Proportional { .. } => d_head,
             _ => keys.rotary(ROTARY, d_head)?,

@@ -3,9 +3,11 @@
 //! An architecture reads its keys, looks up its tensors and writes plain ops; fusing is the passes' work. It knows no
 //! device, and nothing of what its tensors hold.
 
+mod deepseek2;
 mod gated_delta;
 mod gemma3;
 mod gemma4;
+mod glm4moe;
 mod gptoss;
 mod keys;
 mod llama;
@@ -15,6 +17,7 @@ mod qwen3;
 mod qwen35;
 mod qwen3moe;
 mod qwen3next;
+mod shared_moe;
 mod windows;
 
 use checkpoint::Checkpoint;
@@ -52,6 +55,9 @@ pub const ARCHS: &[Arch] = &[
     Arch { gguf: &["qwen3next"], folder: &["qwen3_next"],                 build: qwen3next::build },
     Arch { gguf: &["qwen35"],   folder: &["qwen3_5", "qwen3_5_text"],     build: qwen35::build_dense },
     Arch { gguf: &["qwen35moe"], folder: &["qwen3_5_moe", "qwen3_5_moe_text"], build: qwen35::build_moe },
+    Arch { gguf: &["deepseek2"], folder: &["deepseek_v3", "kimi_k2"],     build: deepseek2::build_v3 },
+    Arch { gguf: &[],           folder: &["deepseek_v2"],                 build: deepseek2::build_v2 },
+    Arch { gguf: &["glm4moe"],  folder: &["glm4_moe"],                    build: glm4moe::build },
 ];
 
 /// Builds the plain plan of a checkpoint, unfused and validated. Fails as [`crate::build`] does.

@@ -7,8 +7,8 @@ use std::collections::{HashMap, HashSet};
 use quant::act::ActKind;
 
 use super::{
-    Buf, BufDecl, Cache, CacheDecl, Elem, LinearPart, Op, Plan, Read, Rope, RopeDecl, Rows, State, StateDecl, Weight,
-    WeightDecl, validate,
+    Buf, BufDecl, Cache, CacheDecl, Elem, LinearPart, Op, Plan, Read, Rope, RopeDecl, Rows, Slab, Source, State,
+    StateDecl, Weight, WeightDecl, validate,
 };
 use crate::Error;
 use crate::names::{Found, Names};
@@ -65,6 +65,28 @@ impl<'a> Builder<'a> {
     pub fn weight(&mut self, name: &str, shape: &[usize]) -> Result<Weight, Error> {
         let Found { dtype, source } = self.names.find(name, shape)?;
         Ok(self.declare_weight(WeightDecl { name: name.into(), dtype, shape: shape.into(), source, read: Read::Plain }))
+    }
+
+    /// One of the matrices that a tensor holds for each head, one above the other: `[n_head, rows[part], k]`.
+    ///
+    /// The tensor's shape is `[n_head · Σ rows, k]`.
+    pub fn head_rows(
+        &mut self,
+        name: &str,
+        n_head: usize,
+        rows: &[usize],
+        part: usize,
+        k: usize,
+    ) -> Result<Weight, Error> {
+        let (each, before) = (rows.iter().sum::<usize>(), rows[..part].iter().sum::<usize>());
+        let Found { dtype, source } = self.names.find(name, &[n_head * each, k])?;
+        let Source::Tensor(tensor) = source else {
+            return Err(self.names.error(name, "is made of several tensors, one wanted".into()));
+        };
+        let slab = |head| Slab { tensor: tensor.clone(), first_row: head * each + before };
+        let source = Source::Slabs((0..n_head).map(slab).collect());
+        let (name, shape) = (format!("{name}[{part}/{}]", rows.len()), vec![n_head, rows[part], k]);
+        Ok(self.declare_weight(WeightDecl { name, dtype, shape, source, read: Read::Plain }))
     }
 
     fn declare_weight(&mut self, decl: WeightDecl) -> Weight {

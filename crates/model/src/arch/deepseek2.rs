@@ -1,0 +1,211 @@
+//! DeepSeek-V2 (and Lite), V3, R1, V3.1, and what shares their shape: Cogito-V2, Kimi-K2, Moonlight.
+//!
+//! Multi-head latent attention in its absorbed form (arXiv 2405.04434): the cache holds a latent and one rotated key a
+//! position. A head's key is `W_uk·latent`, so its score is `(W_ukᵀ·q)·latent`; its value is `W_uv·latent`, which is taken
+//! after the sum over positions.
+
+use checkpoint::Checkpoint;
+
+use super::keys::{
+    D_K, D_MODEL, D_V, Dims, EPS, Key, Keys, MAX_CONTEXT, MAX_HEAD_WIDTH, MAX_HEADS, MAX_LAYERS, MAX_WIDTH,
+    N_CTX_TRAIN, N_HEAD, N_LAYER, key,
+};
+use super::parts;
+use super::shared_moe::{Defaults, SharedMoe, trunk};
+use crate::Error;
+use crate::names::Alias;
+use crate::plan::build::Builder;
+use crate::plan::{Buf, CacheDecl, Op, Plan, Rope, RopePairing, Rows, Score, Weight};
+use crate::rope::Scaling;
+
+const ARCH: &str = "deepseek2";
+
+const ALIASES: &[Alias] = &[
+    ("attn_q_a", &["self_attn.q_a_proj"]),
+    ("attn_q_a_norm", &["self_attn.q_a_layernorm"]),
+    ("attn_q_b", &["self_attn.q_b_proj"]),
+    ("attn_kv_a_mqa", &["self_attn.kv_a_proj_with_mqa"]),
+    ("attn_kv_a_norm", &["self_attn.kv_a_layernorm"]),
+    ("attn_kv_b", &["self_attn.kv_b_proj"]),
+    ("attn_k_b", &["self_attn.embed_q"]),
+    ("attn_v_b", &["self_attn.unembed_out"]),
+];
+
+const D_Q_LATENT: Key = key("attention.q_lora_rank", &["q_lora_rank"]);
+const D_LATENT: Key = key("attention.kv_lora_rank", &["kv_lora_rank"]);
+const D_K_HEAD: Key = key("attention.key_length_mla", &[]);
+const D_V_HEAD: Key = key("attention.value_length_mla", &["v_head_dim"]);
+const D_NOPE: Key = key("", &["qk_nope_head_dim"]);
+const D_PE: Key = key("rope.dimension_count", &["qk_rope_head_dim"]);
+const INTERLEAVE: Key = key("", &["rope_interleave"]);
+const TEMPERATURE: Key = key("attention.temperature_scale", &[]);
+
+/// The original code builds the norms of the latents without the model's epsilon.
+const LATENT_EPS: f32 = 1e-6;
+
+/// DeepSeek-V2.
+pub(super) fn build_v2(checkpoint: &Checkpoint) -> Result<Plan, Error> {
+    build(checkpoint, Defaults { score: Score::Softmax, renormalise: false, n_dense: 0 })
+}
+
+/// DeepSeek-V3 and what came after it, and GGUF files of both.
+pub(super) fn build_v3(checkpoint: &Checkpoint) -> Result<Plan, Error> {
+    // A bias for choosing came with sigmoid scores; old GGUF files of V2 say nothing.
+    let keys = Keys::new(checkpoint, ALIASES);
+    let n_layer = keys.count(N_LAYER, MAX_LAYERS)?;
+    let has_bias = keys.names().has(&format!("blk.{}.exp_probs_b.bias", n_layer - 1));
+    let score = if keys.is_folder() || has_bias { Score::Sigmoid } else { Score::Softmax };
+    build(checkpoint, Defaults { score, renormalise: true, n_dense: 3 })
+}
+
+/// Widths of latent attention.
+struct Latent {
+    /// Of the query's latent; `None` when queries come straight from the residual stream.
+    d_q: Option<usize>,
+    d_latent: usize,
+    /// Of the part of a head's key that is not rotated, and of the one that is.
+    d_nope: usize,
+    d_pe: usize,
+    /// Of a head's value.
+    d_v: usize,
+    rope: Rope,
+    scale: f32,
+}
+
+fn build(checkpoint: &Checkpoint, defaults: Defaults) -> Result<Plan, Error> {
+    let keys = Keys::new(checkpoint, ALIASES);
+    if let Some(scale) = keys.opt_positive(TEMPERATURE)? {
+        return Err(keys.error(TEMPERATURE, format!("is {scale}: scores that grow with the position are not known")));
+    }
+    let (d_nope, d_pe, d_v) = head_widths(keys)?;
+    let d_latent = keys.count(D_LATENT, MAX_HEAD_WIDTH)?;
+    let dims = Dims {
+        n_layer: trunk(keys, keys.count(N_LAYER, MAX_LAYERS)?)?,
+        n_vocab: keys.n_vocab()?,
+        n_ctx_train: keys.count(N_CTX_TRAIN, MAX_CONTEXT)?,
+        d_model: keys.count(D_MODEL, MAX_WIDTH)?,
+        n_head: keys.count(N_HEAD, MAX_HEADS)?,
+        n_kv: 1,
+        d_k: d_latent + d_pe,
+        d_v: d_latent,
+        eps: keys.eps(EPS)?,
+    };
+    let moe = SharedMoe::new(keys, defaults)?;
+    let d_q = Some(keys.count_or_zero(D_Q_LATENT, MAX_WIDTH)?).filter(|&d| d > 0);
+    let scaling = scaling(keys, d_pe)?;
+    let pairing = match keys.opt_bool(INTERLEAVE)? {
+        Some(false) => RopePairing::Half,
+        _ => RopePairing::Interleaved,
+    };
+    let rope = keys.rope_scaled(d_pe, pairing, scaling)?;
+    let stretched = if let Scaling::Yarn(yarn) = scaling { yarn.score_factor() } else { 1.0 };
+    let scale = (stretched / ((d_nope + d_pe) as f64).sqrt()) as f32;
+
+    let mut b = Builder::new(keys.names(), ARCH, dims.n_vocab, dims.d_model, dims.n_ctx_train);
+    b.skip_layers_from(dims.n_layer);
+    let how = Latent { d_q, d_latent, d_nope, d_pe, d_v, rope: b.rope(rope), scale };
+    let x = parts::embed(&mut b, &dims)?;
+    for layer in 0..dims.n_layer {
+        b.layer(Some(layer as u32));
+        attention(&mut b, &dims, &how, layer, x)?;
+        moe.layer(&mut b, &dims, layer, x)?;
+    }
+    parts::head(b, &dims, x)
+}
+
+/// Widths of a head: key without and with rotation, value. GGUF files from before the latent cache have them as those of
+/// plain heads.
+fn head_widths(keys: Keys) -> Result<(usize, usize, usize), Error> {
+    let d_pe = keys.count(D_PE, MAX_HEAD_WIDTH)?;
+    if keys.is_folder() {
+        return Ok((keys.count(D_NOPE, MAX_HEAD_WIDTH)?, d_pe, keys.count(D_V_HEAD, MAX_HEAD_WIDTH)?));
+    }
+    let count = |key, plain| match keys.opt_count(key, MAX_HEAD_WIDTH)? {
+        Some(d) => Ok(d),
+        None => keys.count(plain, MAX_HEAD_WIDTH),
+    };
+    let (d_k, d_v) = (count(D_K_HEAD, D_K)?, count(D_V_HEAD, D_V)?);
+    match d_k.checked_sub(d_pe) {
+        Some(d_nope) if d_nope > 0 => Ok((d_nope, d_pe, d_v)),
+        _ => Err(keys.error(D_PE, format!("is {d_pe} of heads of {d_k}"))),
+    }
+}
+
+/// The file's scaling rule as the original code has it.
+fn scaling(keys: Keys, d_pe: usize) -> Result<Scaling, Error> {
+    Ok(match keys.scaling(d_pe)? {
+        Scaling::Yarn(mut yarn) if !keys.is_folder() => {
+            // Files of this architecture hold a tenth of mscale_all_dim, and no mscale: the models have them equal.
+            yarn.log_multiplier = f64::from(yarn.log_multiplier as f32 / 0.1);
+            yarn.mscale = if yarn.log_multiplier == 0.0 { 1.0 } else { yarn.log_multiplier };
+            Scaling::Yarn(yarn)
+        }
+        scaling => scaling,
+    })
+}
+
+/// `x += attention(norm(x))`.
+fn attention(b: &mut Builder, dims: &Dims, how: &Latent, layer: usize, x: Buf) -> Result<(), Error> {
+    let Dims { d_model, n_head, d_k, eps, .. } = *dims;
+    let Latent { d_latent, d_nope, d_pe, d_v, rope, scale, .. } = *how;
+    let t = Rows::Tokens;
+    let norm = b.vector(&format!("blk.{layer}.attn_norm.weight"), d_model)?;
+    let h = b.rms_norm(x, norm, eps, "h");
+
+    let q = query(b, dims, how, layer, h)?;
+    let (q_nope, q_pe) = (b.buf("q_nope", t, n_head * d_nope), b.buf("q_pe", t, n_head * d_pe));
+    b.push(Op::SplitHeads { x: q, n_head, parts: vec![(d_nope, q_nope), (d_pe, q_pe)] });
+
+    let kv = parts::linear(b, layer, "attn_kv_a_mqa", h, [d_k, d_model], "kv")?;
+    let (c, k_pe) = (b.buf("c", t, d_latent), b.buf("k_pe", t, d_pe));
+    b.push(Op::SplitHeads { x: kv, n_head: 1, parts: vec![(d_latent, c), (d_pe, k_pe)] });
+    let norm = b.vector(&format!("blk.{layer}.attn_kv_a_norm.weight"), d_latent)?;
+    let c = b.rms_norm(c, norm, LATENT_EPS, "latent");
+
+    b.push(Op::Rope { x: q_pe, rope, n_head, d_head: d_pe });
+    b.push(Op::Rope { x: k_pe, rope, n_head: 1, d_head: d_pe });
+    let (w_uk, transposed, w_uv) = head_matrices(b, dims, how, layer)?;
+    let q_latent = b.buf("q_latent", t, n_head * d_latent);
+    b.push(Op::HeadLinear { x: q_nope, w: w_uk, transposed, out: q_latent });
+    let (q, k) = (b.buf("qs", t, n_head * d_k), b.buf("k", t, d_k));
+    b.push(Op::JoinHeads { parts: vec![(d_latent, q_latent), (d_pe, q_pe)], n_head, out: q });
+    b.push(Op::JoinHeads { parts: vec![(d_latent, c), (d_pe, k_pe)], n_head: 1, out: k });
+
+    let cache = b.cache(CacheDecl { n_kv: 1, d_k, d_v: d_latent, v_in_k: true, window: None });
+    b.push(Op::KvAppend { cache, k, v: None });
+    let o_latent = b.buf("o_latent", t, n_head * d_latent);
+    b.push(Op::Attention { cache, q, n_head, scale, window: None, softcap: None, sinks: None, out: o_latent });
+    let a = b.buf("a", t, n_head * d_v);
+    b.push(Op::HeadLinear { x: o_latent, w: w_uv, transposed: false, out: a });
+    let y = parts::linear(b, layer, "attn_output", a, [d_model, n_head * d_v], "o")?;
+    b.push(Op::Add { x, y });
+    Ok(())
+}
+
+/// Queries of all heads, by way of a latent in the larger models.
+fn query(b: &mut Builder, dims: &Dims, how: &Latent, layer: usize, h: Buf) -> Result<Buf, Error> {
+    let width = dims.n_head * (how.d_nope + how.d_pe);
+    let Some(d_q) = how.d_q else {
+        return parts::linear(b, layer, "attn_q", h, [width, dims.d_model], "q");
+    };
+    let q_a = parts::linear(b, layer, "attn_q_a", h, [d_q, dims.d_model], "q_a")?;
+    let norm = b.vector(&format!("blk.{layer}.attn_q_a_norm.weight"), d_q)?;
+    let q_a = b.rms_norm(q_a, norm, LATENT_EPS, "q_norm");
+    parts::linear(b, layer, "attn_q_b", q_a, [width, d_q], "q")
+}
+
+/// `W_uk`, whether it is stored the other way round, and `W_uv`: in tensors of their own, or head by head in one.
+fn head_matrices(b: &mut Builder, dims: &Dims, how: &Latent, layer: usize) -> Result<(Weight, bool, Weight), Error> {
+    let Latent { d_latent, d_nope, d_v, .. } = *how;
+    let n_head = dims.n_head;
+    let whole = format!("blk.{layer}.attn_kv_b.weight");
+    if !b.has(&whole) {
+        let w_uk = b.weight(&format!("blk.{layer}.attn_k_b.weight"), &[n_head, d_latent, d_nope])?;
+        let w_uv = b.weight(&format!("blk.{layer}.attn_v_b.weight"), &[n_head, d_v, d_latent])?;
+        return Ok((w_uk, false, w_uv));
+    }
+    let rows = [d_nope, d_v];
+    let w_uk = b.head_rows(&whole, n_head, &rows, 0, d_latent)?;
+    let w_uv = b.head_rows(&whole, n_head, &rows, 1, d_latent)?;
+    Ok((w_uk, true, w_uv))
+}
