@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod formats;
+pub mod grammar;
 pub mod sampler;
 pub mod scheduler;
 pub mod template;

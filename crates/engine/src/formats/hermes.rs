@@ -12,7 +12,7 @@ pub(super) const OPEN: &str = "<tool_call>";
 pub(super) const CLOSE: &str = "</tool_call>";
 
 pub(super) static CALLS: Calls =
-    Calls { name: "hermes", opens: &[OPEN], marks: &[CLOSE], reader: |_| Box::new(Hermes::new()) };
+    Calls { name: "hermes", opens: &[OPEN], starts: &[], marks: &[CLOSE], reader: |_, _| Box::new(Hermes::new()) };
 
 pub(super) struct Hermes {
     object: JsonCall,
@@ -76,21 +76,12 @@ impl JsonCall {
                 Err(Halt::More) => Turn::More,
                 Err(Halt::Not) => whole(text, sink),
             },
-            Stage::Arguments(scan) => match scan.push(text) {
-                Scanned::More => {
-                    sink.arguments(text);
-                    Turn::Took(text.len())
-                }
-                Scanned::End(n) => {
-                    sink.arguments(&text[..n]);
+            Stage::Arguments(scan) => match scan.arguments(text, sink) {
+                Turn::Done(n) => {
                     self.0 = Stage::Tail(Scan::behind_value());
                     Turn::Took(n)
                 }
-                Scanned::Bad(0) => Turn::Broken,
-                Scanned::Bad(n) => {
-                    sink.arguments(&text[..n]);
-                    Turn::Took(n)
-                }
+                turn => turn,
             },
             Stage::Tail(scan) => match scan.push(text) {
                 Scanned::More => Turn::Took(text.len()),

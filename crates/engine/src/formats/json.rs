@@ -1,5 +1,7 @@
 //! JSON as it comes: whether what came is the beginning of an object, and where the object ends.
 
+use super::parser::{Sink, Turn};
+
 /// Deepest nesting of a call's arguments.
 const MAX_DEPTH: usize = 128;
 
@@ -89,6 +91,23 @@ impl Scan {
             }
         }
         Scanned::More
+    }
+
+    /// Goes on with more of a call's arguments, which are this object; done behind it.
+    pub fn arguments(&mut self, text: &str, sink: &mut Sink) -> Turn {
+        let n_blanks = text.len() - text.trim_start().len();
+        if self.expect == Expect::Open && n_blanks > 0 {
+            return Turn::Took(n_blanks);
+        }
+        let (n, turn) = match self.push(text) {
+            Scanned::More if text.is_empty() => (0, Turn::More),
+            Scanned::Bad(0) => (0, Turn::Broken),
+            Scanned::More => (text.len(), Turn::Took(text.len())),
+            Scanned::Bad(n) => (n, Turn::Took(n)),
+            Scanned::End(n) => (n, Turn::Done(n)),
+        };
+        sink.arguments(&text[..n]);
+        turn
     }
 
     /// Takes a byte; false when it cannot stand here.
@@ -243,6 +262,43 @@ impl<'a> Cursor<'a> {
             }
         }
         Err(halt)
+    }
+
+    /// Reads up to this text and past it; returns what stands before it.
+    pub fn until(&mut self, end: &str) -> Result<&'a str, Halt> {
+        let found = self.rest().find(end).ok_or(Halt::More)?;
+        let before = &self.rest()[..found];
+        self.at += found + end.len();
+        Ok(before)
+    }
+
+    /// As [`Cursor::until`], where none of `stops` may stand before.
+    pub fn until_within(&mut self, end: &str, stops: &[char]) -> Result<&'a str, Halt> {
+        let rest = self.rest();
+        match (rest.find(end), rest.find(stops)) {
+            (Some(found), Some(stop)) if stop < found => Err(Halt::Not),
+            (Some(_), _) => self.until(end),
+            // The stop may be where the end begins.
+            (None, Some(stop)) if !end.starts_with(&rest[stop..]) => Err(Halt::Not),
+            (None, _) => Err(Halt::More),
+        }
+    }
+
+    /// Reads up to one of these characters; returns what stands before it, without the blanks at its end.
+    pub fn bare(&mut self, stops: &[char]) -> Result<&'a str, Halt> {
+        let found = self.rest().find(stops).ok_or(Halt::More)?;
+        let bare = self.rest()[..found].trim_end();
+        self.at += found;
+        if bare.is_empty() { Err(Halt::Not) } else { Ok(bare) }
+    }
+
+    /// Whether this text stands here, and reads it then.
+    pub fn have(&mut self, text: &str) -> Result<bool, Halt> {
+        match self.expect(text) {
+            Ok(_) => Ok(true),
+            Err(Halt::Not) => Ok(false),
+            Err(Halt::More) => Err(Halt::More),
+        }
     }
 
     /// Reads a JSON string.

@@ -7,10 +7,17 @@
 //! Many marks are special tokens, whose names an answer's text leaves out: a request whose text goes to a parser lists
 //! [`Format::shown`] as [`shown`](crate::Request::shown).
 
+mod deepseek;
+mod gemma;
+mod glm;
+mod harmony;
 mod hermes;
 mod json;
+mod llama;
+mod mistral;
 mod parser;
 mod tools;
+mod xml;
 
 #[cfg(test)]
 mod tests;
@@ -59,22 +66,39 @@ pub enum Event {
 pub struct Thought {
     /// Opens it; often the prompt holds it already.
     pub open: &'static str,
+    /// Stands behind `open` and is not part of the thought.
+    label: &'static str,
     /// Closes it.
     pub close: &'static str,
 }
 
 /// The marks of most models that think.
-const THINK: Thought = Thought { open: "<think>", close: "</think>" };
+const THINK: Thought = Thought { open: "<think>", label: "", close: "</think>" };
+/// Thoughts that are not [`THINK`]: a text that their templates hold, and their marks.
+const THOUGHTS: &[(&str, Thought)] = &[
+    ("<|channel>thought", Thought { open: "<|channel>", label: "thought", close: "<channel|>" }),
+    ("[THINK]", Thought { open: "[THINK]", label: "", close: "[/THINK]" }),
+    (THINK.close, THINK),
+];
 
 /// How calls are written.
 struct Calls {
     name: &'static str,
     /// Texts that open calls wherever they stand in an answer.
     opens: &'static [&'static str],
+    /// Texts that open calls at the very start of an answer; they belong to the call.
+    starts: &'static [&'static str],
     /// All texts that the reader looks for.
     marks: &'static [&'static str],
-    /// Makes the reader of what follows one of `opens`.
-    reader: fn(&[Tool]) -> Box<dyn Reader>,
+    /// Makes the reader of what follows one of `opens`, which is handed in; with no `opens` and no `starts`, of whole answers.
+    reader: fn(&str, &[Tool]) -> Box<dyn Reader>,
+}
+
+impl Calls {
+    /// Whether calls are not marked in an answer, but the answer is read as a whole.
+    fn reads_all(&self) -> bool {
+        self.opens.is_empty() && self.starts.is_empty()
+    }
 }
 
 /// How a model marks its thoughts and its calls.
@@ -91,7 +115,17 @@ impl std::fmt::Debug for Format {
 }
 
 /// What a template says about its calls: the first row with a text that stands in it.
-const CALLS: &[(&str, &Calls)] = &[("<tool_call>", &hermes::CALLS)];
+const CALLS: &[(&str, &Calls)] = &[
+    ("<|channel|>analysis", &harmony::CALLS),
+    ("<|tool_call>call:", &gemma::CALLS),
+    ("<|tool_calls_section_begin|>", &deepseek::KIMI_CALLS),
+    ("<｜tool▁calls▁begin｜>", &deepseek::DEEPSEEK_CALLS),
+    ("[TOOL_CALLS]", &mistral::CALLS),
+    ("<arg_key>", &glm::CALLS),
+    ("<function=", &xml::CALLS),
+    ("<tool_call>", &hermes::CALLS),
+    ("<|python_tag|>", &llama::CALLS),
+];
 
 impl Format {
     /// Neither thoughts nor calls: all is content.
@@ -100,7 +134,9 @@ impl Format {
     /// The format that a chat template was written for.
     pub fn detect(template: &str) -> Format {
         let calls = CALLS.iter().find(|(text, _)| template.contains(text)).map(|(_, calls)| *calls);
-        let thought = template.contains(THINK.close).then_some(THINK);
+        let thought = THOUGHTS.iter().find(|(text, _)| template.contains(text)).map(|(_, thought)| *thought);
+        // Where the whole answer is in messages, a thought is one of them.
+        let thought = thought.filter(|_| calls.is_none_or(|c| !c.reads_all()));
         Format { thought, calls }
     }
 
@@ -129,10 +165,11 @@ impl Format {
     pub fn shown(&self, tokenizer: &Tokenizer) -> Vec<u32> {
         let thought = self.thought.iter().flat_map(|t| [t.open, t.close]);
         let calls = self.calls.iter().flat_map(|c| c.opens.iter().chain(c.marks).copied());
-        let ids = thought.chain(calls).filter_map(|mark| tokenizer.token_to_id(mark));
-        let mut ids: Vec<u32> = ids.filter(|&id| tokenizer.is_special(id)).collect();
-        ids.sort_unstable();
-        ids.dedup();
-        ids
+        let marks: Vec<&str> = thought.chain(calls).collect();
+        let is_mark = |&id: &u32| {
+            let name = tokenizer.token_bytes(id).filter(|name| !name.is_empty() && tokenizer.is_special(id));
+            name.is_some_and(|name| marks.iter().any(|mark| mark.as_bytes().windows(name.len()).any(|w| w == name)))
+        };
+        (0..tokenizer.n_vocab() as u32).filter(is_mark).collect()
     }
 }

@@ -1,6 +1,7 @@
 //! The parser that all formats share: text until a mark, thoughts, and what is held back while a mark may be on its way.
 
-use super::{Event, Format, Thought, Tool};
+use super::json::Halt;
+use super::{Calls, Event, Format, Thought, Tool};
 
 /// What a parser keeps to itself until it is certain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,6 +31,22 @@ pub(super) trait Reader: Send {
     /// Reads from the front of `text`; `last` when nothing follows it. What it decides must depend on the text alone, not
     /// on where it is cut.
     fn read(&mut self, text: &str, last: bool, sink: &mut Sink) -> Turn;
+
+    /// After [`Turn::Broken`]: whether the reader reads on.
+    fn recover(&mut self) -> bool {
+        false
+    }
+}
+
+impl Turn {
+    /// The turn after an attempt that may have been halted.
+    pub fn of(outcome: Result<Turn, Halt>) -> Turn {
+        match outcome {
+            Ok(turn) => turn,
+            Err(Halt::More) => Turn::More,
+            Err(Halt::Not) => Turn::Broken,
+        }
+    }
 }
 
 /// Where a reader puts what it finds.
@@ -41,7 +58,8 @@ pub(super) struct Sink {
     /// Whether a call is under way.
     open: bool,
     n_calls: usize,
-    n_whole: usize,
+    /// Counts what is settled: its text is not that of a call that may still go wrong.
+    n_settled: usize,
     seed: u64,
 }
 
@@ -67,18 +85,30 @@ impl Sink {
         self.push(Event::ToolCallEnd { index: self.n_calls - 1, complete: true });
         self.events.append(&mut self.held);
         self.open = false;
-        self.n_whole += 1;
+        self.settle();
+    }
+
+    /// What was read up to here is no part of a call to come.
+    pub fn settle(&mut self) {
+        self.n_settled += 1;
+    }
+
+    /// Calls up to now, the one under way among them.
+    pub fn n_calls(&self) -> usize {
+        self.n_calls
     }
 
     pub fn content(&mut self, text: &str) {
         if !text.is_empty() {
             self.events.push(Event::Content(text.to_owned()));
+            self.settle();
         }
     }
 
     pub fn reasoning(&mut self, text: &str) {
         if !text.is_empty() {
             self.events.push(Event::Reasoning(text.to_owned()));
+            self.settle();
         }
     }
 
@@ -146,9 +176,12 @@ impl Parser {
     pub fn new(format: Format, tools: &[Tool], opened: bool, hold: Hold, seed: u64) -> Parser {
         let state = match format.thought {
             Some(marks) if opened => State::Thought { marks, begun: false },
-            _ => State::Start,
+            _ => match format.calls.filter(|calls| calls.reads_all()) {
+                Some(calls) => State::Calls { reader: (calls.reader)("", tools), raw: String::new() },
+                None => State::Start,
+            },
         };
-        let sink = Sink { events: Vec::new(), hold, held: Vec::new(), open: false, n_calls: 0, n_whole: 0, seed };
+        let sink = Sink { events: Vec::new(), hold, held: Vec::new(), open: false, n_calls: 0, n_settled: 0, seed };
         Parser { format, tools: tools.to_vec(), state, text: String::new(), sink }
     }
 
@@ -181,7 +214,10 @@ impl Parser {
     fn run(&mut self, last: bool) {
         let text = std::mem::take(&mut self.text);
         let mut rest = text.as_str();
+        let mut n_idle = 0;
         while let Some(n) = self.step(rest, last) {
+            n_idle = if n > 0 { 0 } else { n_idle + 1 };
+            debug_assert!(n_idle < 8, "the parser turns in a circle before {rest:?}");
             rest = &rest[n..];
         }
         self.text.push_str(rest);
@@ -196,11 +232,11 @@ impl Parser {
             State::Content { fresh: true } => self.content_start(text, last),
             State::Content { fresh: false } => self.content(text, last),
             State::Calls { reader, raw } => {
-                let n_whole = self.sink.n_whole;
+                let n_settled = self.sink.n_settled;
                 match reader.read(text, last, &mut self.sink) {
                     Turn::Took(n) if !text.is_empty() => {
                         raw.push_str(&text[..n]);
-                        if n_whole != self.sink.n_whole {
+                        if n_settled != self.sink.n_settled {
                             raw.clear();
                         }
                         return Some(n);
@@ -210,7 +246,13 @@ impl Parser {
                         self.state = State::Content { fresh: true };
                         return Some(n);
                     }
-                    _ => self.sink.broken(raw),
+                    turn => {
+                        self.sink.broken(raw);
+                        raw.clear();
+                        if turn == Turn::Broken && reader.recover() {
+                            return Some(0);
+                        }
+                    }
                 }
                 self.state = State::Content { fresh: false };
                 Some(0)
@@ -227,6 +269,12 @@ impl Parser {
                 Some(text.len() - visible.len() + marks.open.len())
             }
             Some(marks) if marks.open.starts_with(visible) && !last => None,
+            _ if self.call_starts(visible) => {
+                let n = text.len() - visible.len();
+                self.open_calls("", text[..n].to_owned());
+                Some(n)
+            }
+            _ if visible.is_empty() && self.may_start_calls() && !last => None,
             _ => {
                 self.state = State::Content { fresh: false };
                 Some(0)
@@ -234,15 +282,38 @@ impl Parser {
         }
     }
 
+    /// The way to write calls, where there is something to call.
+    fn call_format(&self) -> Option<&'static Calls> {
+        self.format.calls.filter(|_| !self.tools.is_empty())
+    }
+
+    /// Whether a call may begin an answer without a mark.
+    fn may_start_calls(&self) -> bool {
+        self.call_format().is_some_and(|calls| !calls.starts.is_empty())
+    }
+
+    /// Whether the answer, which begins like this, begins with a call.
+    fn call_starts(&self, visible: &str) -> bool {
+        self.call_format().is_some_and(|calls| calls.starts.iter().any(|start| visible.starts_with(start)))
+    }
+
+    fn open_calls(&mut self, mark: &str, raw: String) {
+        if let Some(calls) = self.format.calls {
+            self.state = State::Calls { reader: (calls.reader)(mark, &self.tools), raw };
+        }
+    }
+
     /// Blanks at the start of a thought are not part of it; nor is a second opening mark, behind the prompt's own.
     fn thought_start(&mut self, text: &str, marks: Thought, last: bool) -> Option<usize> {
         let visible = text.trim_start();
-        if marks.open.starts_with(visible) && visible != marks.open && !last {
-            return None;
-        }
         let n_blanks = text.len() - visible.len();
-        if visible.starts_with(marks.open) {
-            return Some(n_blanks + marks.open.len());
+        for mark in [marks.open, marks.label] {
+            if mark.starts_with(visible) && visible != mark && !last {
+                return None;
+            }
+            if visible.starts_with(mark) && !mark.is_empty() {
+                return Some(n_blanks + mark.len());
+            }
         }
         self.state = State::Thought { marks, begun: true };
         Some(n_blanks)
@@ -269,13 +340,16 @@ impl Parser {
         if visible.is_empty() && !last {
             return None;
         }
-        self.state = State::Content { fresh: false };
-        Some(text.len() - visible.len())
+        let n = text.len() - visible.len();
+        match self.call_starts(visible) && self.sink.n_calls == 0 {
+            true => self.open_calls("", text[..n].to_owned()),
+            false => self.state = State::Content { fresh: false },
+        }
+        Some(n)
     }
 
     fn content(&mut self, text: &str, last: bool) -> Option<usize> {
-        let calls = self.format.calls.filter(|_| !self.tools.is_empty());
-        let Some(calls) = calls else {
+        let Some(calls) = self.call_format() else {
             self.sink.content(text);
             return (!text.is_empty()).then_some(text.len());
         };
@@ -283,8 +357,7 @@ impl Parser {
             Found::Mark { at, mark } => {
                 let shown = text[..at].trim_end().len();
                 self.sink.content(&text[..shown]);
-                let raw = text[shown..at + mark.len()].to_owned();
-                self.state = State::Calls { reader: (calls.reader)(&self.tools), raw };
+                self.open_calls(mark, text[shown..at + mark.len()].to_owned());
                 Some(at + mark.len())
             }
             Found::Held(at) => {
@@ -304,6 +377,16 @@ enum Found {
     },
     /// No mark; from here on the text may be the beginning of one.
     Held(usize),
+}
+
+/// Text before the first of these marks: its length, and where the mark ends when it is there. An end of the text that may
+/// begin a mark, and the blanks before that, are left for later, unless this is the last of it.
+pub(super) fn until_mark(text: &str, marks: &[&'static str], last: bool) -> (usize, Option<usize>) {
+    match find(text, marks) {
+        Found::Mark { at, mark } => (at, Some(at + mark.len())),
+        Found::Held(_) if last => (text.len(), None),
+        Found::Held(at) => (at, None),
+    }
 }
 
 /// The mark that stands first; of several at one place the longest.

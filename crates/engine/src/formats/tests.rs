@@ -58,7 +58,16 @@ fn in_pieces(format: Format, opened: bool, hold: Hold, text: &str, cuts: u64) ->
 /// and with whole calls held back where that differs.
 struct Case(&'static str, bool, &'static str, &'static str, Option<&'static str>);
 
+// Words of templates that say which format it is.
 const HERMES: &str = "<tool_call> <think></think>";
+const XML: &str = "<tool_call> <function= <think></think>";
+const GLM: &str = "<tool_call> <arg_key> <think></think>";
+const DEEPSEEK: &str = "<｜tool▁calls▁begin｜> </think>";
+const KIMI: &str = "<|tool_calls_section_begin|>";
+const MISTRAL: &str = "[TOOL_CALLS] [THINK]";
+const LLAMA: &str = "<|python_tag|>";
+const GEMMA: &str = "<|tool_call>call: <|channel>thought";
+const HARMONY: &str = "<|channel|>analysis";
 
 const CASES: &[Case] = &[
     Case(HERMES, false, "plain <b>text</b>\n", r#"C"plain <b>text</b>\n""#, None),
@@ -107,6 +116,125 @@ const CASES: &[Case] = &[
         r#"0:f({"a": 1)!"#,
         Some(r#"C"<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1""#),
     ),
+    Case(
+        XML,
+        true,
+        "so</think>\n\n<tool_call>\n<function=weather>\n<parameter=city>\nNew\n \"York\"\n</parameter>\n<parameter=days>\n3\n\
+         </parameter>\n<parameter=wide>\nTrue\n</parameter>\n<parameter=where>\n{\"a\": [1]}\n</parameter>\n</function>\n\
+         </tool_call>",
+        r#"R"so" 0:weather({"city": "New\n \"York\"", "days": 3, "wide": true, "where": {"a":[1]}})"#,
+        None,
+    ),
+    Case(
+        XML,
+        false,
+        "<function=f>\n</function>\n<function=f><parameter=x>1</parameter><parameter=y>one</parameter></function>",
+        r#"0:f({}) 1:f({"x": 1, "y": "one"})"#,
+        None,
+    ),
+    Case(XML, false, "use <function=a\n> or <function", r#"C"use <function=a\n> or <function""#, None),
+    Case(
+        XML,
+        false,
+        "<tool_call>\n<function=f>\n<parameter=city>\nRome",
+        r#"0:f({)! C"\n<parameter=city>\nRome""#,
+        Some(r#"C"<tool_call>\n<function=f>\n<parameter=city>\nRome""#),
+    ),
+    Case(
+        GLM,
+        false,
+        "\n<think>hm</think>\nI look.\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Rome\n</arg_value>\n\
+         <arg_key>days</arg_key>\n<arg_value>2</arg_value>\n<arg_key>share</arg_key><arg_value>2</arg_value></tool_call>\n\
+         <tool_call>f</tool_call>",
+        r#"R"hm" C"I look." 0:weather({"city": "Rome\n", "days": 2, "share": 2}) 1:f({})"#,
+        None,
+    ),
+    Case(GLM, false, "<tool_call>a b\nc</tool_call>", r#"C"<tool_call>a b\nc</tool_call>""#, None),
+    Case(
+        DEEPSEEK,
+        true,
+        "hm\n</think>\n\nI look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{\"city\": \
+         \"Rome\"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{}\n```<｜tool▁call▁end｜>\
+         <｜tool▁calls▁end｜>",
+        r#"R"hm" C"I look." 0:weather({"city": "Rome"}) 1:f({})"#,
+        None,
+    ),
+    Case(
+        DEEPSEEK,
+        false,
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{\"city\": \"Rome\"}<｜tool▁call▁end｜>\
+         <｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        r#"0:weather({"city": "Rome"}) 1:f({})"#,
+        None,
+    ),
+    Case(
+        DEEPSEEK,
+        false,
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁call▁begin｜>f",
+        r#"0:f({}) C"<｜tool▁call▁begin｜>f""#,
+        None,
+    ),
+    Case(
+        KIMI,
+        false,
+        "I look.<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{\"city\": \
+         \"Rome\"}<|tool_call_end|><|tool_call_begin|>functions.f:1<|tool_call_argument_begin|>{}<|tool_call_end|>\
+         <|tool_calls_section_end|>",
+        r#"C"I look." 0:weather({"city": "Rome"}) 1:f({})"#,
+        None,
+    ),
+    Case(
+        MISTRAL,
+        false,
+        "[THINK]hm[/THINK]I look.[TOOL_CALLS]weather[CALL_ID]abc123def[ARGS]{\"city\": \"Rome\"}[TOOL_CALLS]f[ARGS]{}",
+        r#"R"hm" C"I look." 0:weather({"city": "Rome"}) 1:f({})"#,
+        None,
+    ),
+    Case(
+        MISTRAL,
+        false,
+        "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {\"a\": [1]}, \"id\": \"x\"}, {\"name\": \"f\", \"arguments\": {}}]",
+        r#"0:f({"a": [1]}) 1:f({})"#,
+        None,
+    ),
+    Case(MISTRAL, false, "[TOOL_CALLS] {none}", r#"C"[TOOL_CALLS] {none}""#, None),
+    Case(
+        LLAMA,
+        false,
+        "\n{\"name\": \"weather\", \"parameters\": {\"city\": \"Rome\"}}; {\"name\": \"f\", \"parameters\": {}}",
+        r#"0:weather({"city": "Rome"}) 1:f({})"#,
+        None,
+    ),
+    Case(LLAMA, false, "<|python_tag|>{\"type\": \"function\", \"name\": \"f\", \"parameters\": {}}", "0:f({})", None),
+    Case(LLAMA, false, "{\"answer\": 42}", r#"C"{\"answer\": 42}""#, None),
+    Case(LLAMA, false, "A brace: {\"name\": \"f\"}", r#"C"A brace: {\"name\": \"f\"}""#, None),
+    Case(
+        GEMMA,
+        false,
+        "<|channel>thought\nhm\n<channel|><|tool_call>call:weather{city:<|\"|>Ro\"me<|\"|>,days:3,wide:true,where:{a:[1,<|\"|>x<|\"|>],\
+         b:{}}}<tool_call|><|tool_call>call:f{}<tool_call|>",
+        r#"R"hm" 0:weather({"city":"Ro\"me","days":3,"wide":true,"where":{"a":[1,"x"],"b":{}}}) 1:f({})"#,
+        None,
+    ),
+    Case(GEMMA, false, "<|tool_call>call:f{a<tool_call|>", r#"C"<|tool_call>call:f{a<tool_call|>""#, None),
+    Case(
+        HARMONY,
+        false,
+        "<|channel|>analysis<|message|>hm <b><|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|><|start|>assistant\
+         <|channel|>commentary to=functions.weather <|constrain|>json<|message|>{\"city\": \"Rome\"}<|call|>",
+        r#"R"hm <b>" C"I look." 0:weather({"city": "Rome"})"#,
+        None,
+    ),
+    Case(HARMONY, false, " to=functions.f<|channel|>commentary json<|message|>{}", "0:f({})", None),
+    Case(HARMONY, false, "<|channel|>final<|message|>It is so.\n", r#"C"It is so.\n""#, None),
+    Case(HARMONY, false, "plain <|chan", r#"C"plain <|chan""#, None),
+    Case(
+        HARMONY,
+        false,
+        "<|channel|>commentary to=functions.f<|message|>no<|end|><|start|>assistant<|channel|>final<|message|>x",
+        r#"0:f()! C"nox""#,
+        Some(r#"C"<|channel|>commentary to=functions.f<|message|>nox""#),
+    ),
 ];
 
 #[test]
@@ -123,6 +251,8 @@ fn texts_come_apart_at_their_marks() {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(3000))]
+
     /// Fragments of all marks and of JSON, in any order and cut anywhere.
     #[test]
     fn parts_depend_on_the_text_alone(
@@ -136,8 +266,10 @@ proptest! {
         let hold = if whole { Hold::Call } else { Hold::Head };
         let mut text = String::new();
         for (from, start, len) in picks {
-            let source = if start % 3 == 0 { CASES[case].2 } else { CASES[from].2 };
-            text.extend(source.chars().skip(start % source.len()).take(len));
+            // Often this case's own text, and often from its start or to its end.
+            let source = if start % 3 > 0 { CASES[case].2 } else { CASES[from].2 };
+            let start = if len % 2 == 0 { 0 } else { start % source.len() };
+            text.extend(source.chars().skip(start).take(if len % 3 > 0 { usize::MAX } else { len * 4 }));
         }
         let at_once = merged(in_pieces(format, opened, hold, &text, 0));
         prop_assert_eq!(&merged(in_pieces(format, opened, hold, &text, cuts)), &at_once);
@@ -150,8 +282,8 @@ proptest! {
     }
 
     #[test]
-    fn a_text_without_marks_is_content(text in "[a-z{}\"\\[\\] \n<>é/|]*", cuts: u64) {
-        prop_assume!(!text.contains("<t"));
+    fn a_text_without_marks_is_content(text in "[a-z{}\"\\[\\] \n>é/|]*", cuts: u64) {
+        prop_assume!(!text.trim_start().starts_with("{"));
         for case in CASES {
             let format = Format::detect(case.0);
             let events = merged(in_pieces(format, false, Hold::Head, &text, cuts));

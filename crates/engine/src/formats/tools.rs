@@ -2,6 +2,8 @@
 
 use serde_json::Value;
 
+use super::parser::Sink;
+
 /// A tool that a model may call.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tool {
@@ -18,5 +20,82 @@ impl Tool {
         let function = definition.get("function").unwrap_or(definition);
         let name = function.get("name")?.as_str()?.to_owned();
         Some(Tool { name, parameters: function.get("parameters").cloned().unwrap_or(Value::Null) })
+    }
+}
+
+/// The arguments of a call that a format writes one by one as text, on their way to JSON.
+pub(super) struct Arguments {
+    /// Schemas by name; null when nothing is said.
+    properties: Value,
+    n: usize,
+}
+
+impl Arguments {
+    /// Begins a call of this tool.
+    pub fn start(name: &str, tools: &[Tool], sink: &mut Sink) -> Arguments {
+        let tool = tools.iter().find(|tool| tool.name == name);
+        sink.start(name, None);
+        sink.arguments("{");
+        Arguments { properties: tool.map(|t| t.parameters["properties"].clone()).unwrap_or_default(), n: 0 }
+    }
+
+    /// One argument.
+    pub fn text(&mut self, key: &str, text: &str, sink: &mut Sink) {
+        let comma = if self.n > 0 { ", " } else { "" };
+        let value = typed(text, self.properties.get(key));
+        sink.arguments(&format!("{comma}{}: {value}", Value::from(key)));
+        self.n += 1;
+    }
+
+    /// The call is whole.
+    pub fn end(&self, sink: &mut Sink) {
+        sink.arguments("}");
+        sink.end();
+    }
+}
+
+/// The value that a text stands for where the schema says its type: itself for a string, else JSON, or Python's words
+/// for it. Where nothing is said, what is a number, a boolean, a list or an object is one. What fits no type is a string.
+fn typed(text: &str, schema: Option<&Value>) -> Value {
+    let python = match text.trim() {
+        "True" => "true",
+        "False" => "false",
+        "None" => "null",
+        other => other,
+    };
+    let json = serde_json::from_str::<Value>(python).ok();
+    let mut types = Vec::new();
+    schema.into_iter().for_each(|schema| gather_types(schema, 0, &mut types));
+    match json {
+        Some(value) if types.is_empty() && !value.is_string() => value,
+        Some(value) if types.contains(&type_of(&value)) && (value.is_null() || !types.contains(&"string")) => value,
+        Some(value) if value.is_number() && types.contains(&"number") && !types.contains(&"string") => value,
+        _ => Value::from(text),
+    }
+}
+
+/// The types that a schema allows, as far as it says so plainly.
+fn gather_types<'a>(schema: &'a Value, depth: usize, types: &mut Vec<&'a str>) {
+    match &schema["type"] {
+        Value::String(name) => types.push(name),
+        Value::Array(names) => types.extend(names.iter().filter_map(Value::as_str)),
+        _ => {}
+    }
+    types.extend(schema["enum"].as_array().into_iter().flatten().chain(schema.get("const")).map(|v| type_of(v)));
+    for of in ["anyOf", "oneOf"] {
+        let options = schema[of].as_array().into_iter().flatten();
+        options.filter(|_| depth < 8).for_each(|option| gather_types(option, depth + 1, types));
+    }
+}
+
+fn type_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(n) if n.is_f64() => "number",
+        Value::Number(_) => "integer",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
     }
 }

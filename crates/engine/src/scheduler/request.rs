@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use backend::StepError;
 
+use crate::grammar::{self, Constraint};
 use crate::sampler::{self, SamplerParams};
 use crate::tokenizer::Decode;
 
@@ -21,6 +22,8 @@ pub struct Request {
     pub max_new_tokens: usize,
     /// How tokens are chosen.
     pub sampling: SamplerParams,
+    /// What the answer must look like.
+    pub constraint: Option<Constraint>,
     /// Texts that end the answer, at most [`super::MAX_STOP_STRINGS`] of at most [`super::MAX_STOP_BYTES`] bytes.
     pub stop_strings: Vec<String>,
     /// The stop string that ended the answer is part of its text.
@@ -51,6 +54,7 @@ impl Request {
             tokens,
             max_new_tokens: usize::MAX,
             sampling: SamplerParams::default(),
+            constraint: None,
             stop_strings: Vec::new(),
             include_stop_string: false,
             stop_tokens: Vec::new(),
@@ -113,7 +117,8 @@ pub struct Logprobs<'a> {
 /// Why a request finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// The last token is an end of generation or one of the request's stop tokens.
+    /// The last token is an end of generation or one of the request's stop tokens, or the request's grammar allows nothing
+    /// more.
     Stop,
     /// The text reached the request's stop string of this index.
     StopString(usize),
@@ -310,6 +315,9 @@ pub enum Error {
     /// The sampler refused a parameter, or the logits.
     #[error("{0}")]
     Sampler(#[from] sampler::Error),
+    /// The answer could not be held to its grammar.
+    #[error("{0}")]
+    Grammar(#[from] grammar::Error),
     /// The model's numbers broke down.
     #[error("compute position {position}: the router of layer {layer} saw NaN")]
     Fault {

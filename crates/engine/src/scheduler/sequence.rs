@@ -10,12 +10,13 @@ use super::pages::{PagePool, Parent};
 use super::request::{Error, Events, FinishReason, Request, RequestId, Timings, Usage};
 use super::stop::StopMatcher;
 use super::vocabulary::{TextStream, Vocabulary};
+use crate::grammar::Guard;
 use crate::sampler::Sampler;
 
 /// A request that was accepted.
 ///
 /// Between steps `pages` are exactly the pages that `computed` positions need, and the first `n_registered` of them
-/// can be found in the prefix cache. Everything that decides about the text (`tokens`, `sampler`, `text`, `stop`) stays as
+/// can be found in the prefix cache. Everything that decides about the text (`tokens`, `sampler`, `guard`, `text`, `stop`) stays as
 /// it is when the pages are taken away.
 pub(super) struct Sequence {
     pub id: RequestId,
@@ -36,6 +37,7 @@ pub(super) struct Sequence {
     chain: Parent,
     root: Parent,
     sampler: Sampler,
+    guard: Option<Box<Guard>>,
     text: Box<dyn TextStream>,
     stop: StopMatcher,
     stop_tokens: Vec<u32>,
@@ -62,6 +64,7 @@ impl Sequence {
         let stop = StopMatcher::new(request.stop_strings, request.include_stop_string)?;
         let mut sampler = Sampler::new(request.sampling)?;
         request.tokens.iter().for_each(|&token| sampler.accept(token));
+        let guard = request.constraint.map(Guard::new).transpose()?.map(Box::new);
         let n_prompt = request.tokens.len();
         let max_tokens = n_prompt.saturating_add(request.max_new_tokens).min(context);
         // The answer's room is taken now, so that decoding allocates nothing.
@@ -82,6 +85,7 @@ impl Sequence {
             chain: root,
             root,
             sampler,
+            guard,
             text: vocabulary.text(request.decode, &request.shown),
             stop,
             stop_tokens: request.stop_tokens,
@@ -218,14 +222,22 @@ impl Sequence {
         events: &mut Events,
     ) -> Result<Option<FinishReason>, Error> {
         let mut event = events.token();
-        let token = self.sampler.sample(logits)?;
+        let allowed = match &mut self.guard {
+            Some(guard) => guard.mask(logits)?,
+            None => logits,
+        };
+        let token = self.sampler.sample(allowed)?;
         let logprob = self.logprobs.map(|n| self.sampler.logprobs(logits, token, n, event.top())).transpose()?;
         self.sampler.accept(token);
+        let is_finished = match &mut self.guard {
+            Some(guard) => guard.accept(token)?,
+            None => false,
+        };
         self.tokens.push(token);
         self.first_token.get_or_insert(now);
         self.last_token = Some(now);
 
-        let is_end = !self.ignore_eos && vocabulary.is_end_of_generation(token);
+        let is_end = (!self.ignore_eos || is_finished) && vocabulary.is_end_of_generation(token);
         let is_stop = is_end || self.stop_tokens.contains(&token);
         let mut which = None;
         if !is_stop {
@@ -234,7 +246,7 @@ impl Sequence {
         }
         let mut reason = match which {
             Some(which) => Some(FinishReason::StopString(which)),
-            None if is_stop => Some(FinishReason::Stop),
+            None if is_stop || is_finished => Some(FinishReason::Stop),
             None if self.tokens.len() < self.max_tokens => None,
             None if self.tokens.len() - self.n_prompt == self.max_new => Some(FinishReason::Length),
             None => Some(FinishReason::ContextFull),

@@ -207,6 +207,11 @@ impl Tokenizer {
         self.add_bos
     }
 
+    /// Whether a text gets a space before its first word.
+    pub fn add_space_prefix(&self) -> bool {
+        self.add_space_prefix
+    }
+
     /// Whether [`Encode::add_special`] puts EOS after a text.
     pub fn add_eos(&self) -> bool {
         self.add_eos

@@ -1,0 +1,46 @@
+//! Calls of Llama 3: the whole answer is one object `{"name": .., "parameters": {..}}`, or several with `;` between,
+//! sometimes behind `<|python_tag|>`.
+
+use super::Calls;
+use super::hermes::JsonCall;
+use super::json::{Cursor, Halt};
+use super::parser::{Reader, Sink, Turn};
+
+const TAG: &str = "<|python_tag|>";
+
+pub(super) static CALLS: Calls = Calls {
+    name: "llama",
+    opens: &[TAG],
+    starts: &["{"],
+    marks: &[],
+    reader: |_, _| Box::new(Llama { call: JsonCall::new(), between: false }),
+};
+
+struct Llama {
+    call: JsonCall,
+    /// Behind a call.
+    between: bool,
+}
+
+impl Reader for Llama {
+    fn read(&mut self, text: &str, last: bool, sink: &mut Sink) -> Turn {
+        if !self.between {
+            return match self.call.read(text, sink) {
+                Turn::Done(n) => {
+                    self.between = true;
+                    Turn::Took(n)
+                }
+                turn => turn,
+            };
+        }
+        let mut c = Cursor::new(text);
+        match c.blanks().expect(";") {
+            Ok(_) => {
+                (self.call, self.between) = (JsonCall::new(), false);
+                Turn::Took(c.at())
+            }
+            Err(Halt::More) if !last => Turn::More,
+            Err(_) => Turn::Done(0),
+        }
+    }
+}

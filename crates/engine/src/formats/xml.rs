@@ -1,0 +1,95 @@
+//! Calls of Qwen3-Coder and Qwen 3.5 and later: `<function=name>`, `<parameter=key>` lines, each with its end, in `<tool_call>`.
+//!
+//! A value is a string as it stands between its lines, or JSON, as the tool's schema says. The outer marks are
+//! sometimes forgotten.
+
+use super::json::{Cursor, Halt};
+use super::parser::{Reader, Sink, Turn};
+use super::tools::{Arguments, Tool};
+use super::{Calls, hermes};
+
+pub(super) static CALLS: Calls = Calls {
+    name: "qwen-xml",
+    opens: &[hermes::OPEN, FUNCTION],
+    starts: &[],
+    marks: &[hermes::CLOSE],
+    reader: |mark, tools| {
+        Box::new(Xml {
+            tools: tools.to_vec(),
+            wrapped: mark == hermes::OPEN,
+            named: mark == FUNCTION,
+            stage: Stage::Name,
+        })
+    },
+};
+
+const FUNCTION: &str = "<function=";
+const FUNCTION_END: &str = "</function>";
+const PARAMETER: &str = "<parameter=";
+const PARAMETER_END: &str = "</parameter>";
+
+struct Xml {
+    tools: Vec<Tool>,
+    /// The call stands in `<tool_call>`.
+    wrapped: bool,
+    /// `<function=` is read already.
+    named: bool,
+    stage: Stage,
+}
+
+enum Stage {
+    Name,
+    Parameters(Arguments),
+    /// Behind the function.
+    Close,
+}
+
+impl Reader for Xml {
+    fn read(&mut self, text: &str, last: bool, sink: &mut Sink) -> Turn {
+        let mut c = Cursor::new(text);
+        let outcome = match &mut self.stage {
+            Stage::Name => name(&mut c, self.named).map(|name| {
+                self.stage = Stage::Parameters(Arguments::start(name, &self.tools, sink));
+                Turn::Took(c.at())
+            }),
+            Stage::Parameters(arguments) => match parameter(&mut c) {
+                Ok(Some((key, value))) => {
+                    arguments.text(key, value, sink);
+                    Ok(Turn::Took(c.at()))
+                }
+                Ok(None) => {
+                    arguments.end(sink);
+                    self.stage = Stage::Close;
+                    Ok(Turn::Took(c.at()))
+                }
+                Err(halt) => Err(halt),
+            },
+            Stage::Close if !self.wrapped => return Turn::Done(0),
+            Stage::Close => match c.blanks().expect(hermes::CLOSE) {
+                Err(Halt::More) if !last => Err(Halt::More),
+                Err(_) => return Turn::Done(0),
+                Ok(c) => return Turn::Done(c.at()),
+            },
+        };
+        Turn::of(outcome)
+    }
+}
+
+fn name<'a>(c: &mut Cursor<'a>, named: bool) -> Result<&'a str, Halt> {
+    if !named {
+        c.blanks().expect(FUNCTION)?;
+    }
+    let name = c.until_within(">", &['<', '\n'])?.trim();
+    if name.is_empty() { Err(Halt::Not) } else { Ok(name) }
+}
+
+/// A key with its value, or the end of the function.
+fn parameter<'a>(c: &mut Cursor<'a>) -> Result<Option<(&'a str, &'a str)>, Halt> {
+    if c.blanks().have(FUNCTION_END)? {
+        return Ok(None);
+    }
+    let key = c.expect(PARAMETER)?.until_within(">", &['<', '\n'])?.trim();
+    let value = c.until(PARAMETER_END)?;
+    let value = value.strip_prefix('\n').unwrap_or(value);
+    Ok(Some((key, value.strip_suffix('\n').unwrap_or(value))))
+}

@@ -1,0 +1,194 @@
+//! A constraint at work in one sequence: what the next token may be, from the tokens up to now.
+//! It knows no batch, no model and no sampler.
+
+use std::sync::mpsc::{Receiver, sync_channel};
+
+use llguidance::Matcher;
+use llguidance::toktrie::{SimpleVob, TokTrie};
+
+use super::{Constraint, Error, FreeThought, Job, Mask, first_line, vocabulary};
+
+/// Holds one answer to its constraint. It belongs to the sequence, and stays when the sequence loses its pages.
+pub(crate) struct Guard {
+    constraint: Constraint,
+    state: State,
+    /// The last bytes of the text, as many as a mark may begin in.
+    tail: Vec<u8>,
+    /// The logits with what is forbidden at minus infinity, `[n_vocab]`.
+    row: Vec<f32>,
+}
+
+enum State {
+    /// In a thought: free, but not to end.
+    Thought,
+    /// Before a trigger: free.
+    Free,
+    /// Under the grammar, with the mask of the next token on its way. `open`: instead of it, a thought may open.
+    Waiting { mask: Receiver<Mask>, open: Option<u32> },
+    /// Under the grammar, about to get a token.
+    Ready { matcher: Box<Matcher>, open: Option<u32> },
+    /// Nothing can follow.
+    Finished,
+}
+
+impl Guard {
+    /// A guard at the start of an answer; the first mask is begun.
+    pub fn new(constraint: Constraint) -> Result<Guard, Error> {
+        let mut guard = Guard { constraint, state: State::Free, tail: Vec::new(), row: Vec::new() };
+        let opened = guard.constraint.thought.as_ref().is_some_and(|t| t.opened);
+        guard.state = match (opened, guard.constraint.triggers.is_empty()) {
+            (true, _) => State::Thought,
+            (false, false) => State::Free,
+            (false, true) => {
+                let open = guard.constraint.thought.as_ref();
+                let open = open.and_then(|t| vocabulary::token(guard.trie(), &t.open));
+                guard.ask(Box::new(guard.constraint.grammar.matcher()), open)?
+            }
+        };
+        Ok(guard)
+    }
+
+    /// The logits that the next token may be chosen from.
+    pub fn mask<'a>(&'a mut self, logits: &'a [f32]) -> Result<&'a [f32], Error> {
+        match std::mem::replace(&mut self.state, State::Finished) {
+            State::Waiting { mask, open } => {
+                let broken = || Error::Broken("the thread that computes masks has ended".into());
+                let (matcher, mask) = mask.recv().map_err(|_| broken())?;
+                let mask = mask.map_err(Error::Broken)?;
+                self.state = State::Ready { matcher, open };
+                forbid(&mut self.row, logits, |id| !(allows(&mask, id) || open == Some(id)));
+                Ok(&self.row)
+            }
+            State::Thought if self.constraint.triggers.is_empty() => {
+                self.state = State::Thought;
+                let ends = self.constraint.grammar.compiled.vocabulary.tok_trie().eos_tokens();
+                forbid(&mut self.row, logits, |id| ends.contains(&id));
+                Ok(&self.row)
+            }
+            state => {
+                self.state = state;
+                Ok(logits)
+            }
+        }
+    }
+
+    /// Takes the chosen token. Returns whether nothing can follow; else the next mask is begun.
+    pub fn accept(&mut self, token: u32) -> Result<bool, Error> {
+        match std::mem::replace(&mut self.state, State::Finished) {
+            State::Ready { open: Some(open), .. } if open == token => self.state = State::Thought,
+            State::Ready { mut matcher, .. } => {
+                matcher.consume_token(token).map_err(|e| Error::Broken(first_line(&e)))?;
+                self.go_on(matcher)?;
+            }
+            State::Thought => {
+                let close = self.constraint.thought.as_ref().map(|t| t.close.clone());
+                self.state = State::Thought;
+                self.push(token);
+                if let Some(end) = self.find(close.as_deref().into_iter()).map(|(end, _)| end) {
+                    self.tail.drain(..end);
+                    self.constraint.thought = None;
+                    self.state = State::Free;
+                    match self.constraint.triggers.is_empty() {
+                        true => self.begin()?,
+                        false => self.watch()?,
+                    }
+                }
+            }
+            State::Free => {
+                self.state = State::Free;
+                self.push(token);
+                self.watch()?;
+            }
+            state => self.state = state,
+        }
+        Ok(matches!(self.state, State::Finished))
+    }
+
+    /// Looks for a trigger, or for a thought that opens before one.
+    fn watch(&mut self) -> Result<(), Error> {
+        let open = self.constraint.thought.as_ref().map(|t| t.open.as_str());
+        let triggers = self.constraint.triggers.iter().map(String::as_str);
+        match self.find(open.into_iter().chain(triggers)) {
+            Some((end, 0)) if open.is_some() => {
+                self.tail.drain(..end);
+                self.state = State::Thought;
+                Ok(())
+            }
+            Some((end, _)) => {
+                self.tail.drain(..end);
+                self.begin()
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Starts the grammar with what stands behind the mark in the mark's last token.
+    fn begin(&mut self) -> Result<(), Error> {
+        let mut matcher = Box::new(self.constraint.grammar.matcher());
+        let rest = std::mem::take(&mut self.tail);
+        let tokens = self.trie().greedy_tokenize(&rest);
+        let n = matcher.try_consume_tokens(&tokens).map_err(|e| Error::Broken(first_line(&e)))?;
+        if n == tokens.len() {
+            return self.go_on(matcher);
+        }
+        if self.constraint.triggers.is_empty() {
+            let rest = String::from_utf8_lossy(&rest).into_owned();
+            return Err(Error::Broken(format!(
+                "the thought's end runs on as {rest:?}, which the grammar does not allow"
+            )));
+        }
+        // What the model began is not what the trigger stands for: it is text.
+        self.state = State::Free;
+        Ok(())
+    }
+
+    fn go_on(&mut self, matcher: Box<Matcher>) -> Result<(), Error> {
+        self.state = match matcher.stop_reason() {
+            llguidance::api::StopReason::NotStopped => self.ask(matcher, None)?,
+            reason if reason.is_ok() => State::Finished,
+            reason => return Err(Error::Broken(matcher.get_error().unwrap_or_else(|| reason.to_string()))),
+        };
+        Ok(())
+    }
+
+    /// Sends the matcher away for the next mask.
+    fn ask(&self, matcher: Box<Matcher>, open: Option<u32>) -> Result<State, Error> {
+        let (reply, mask) = sync_channel(1);
+        let sent = self.constraint.grammar.work.send(Job { matcher, reply });
+        sent.map_err(|_| Error::Broken("the threads that compute masks have ended".into()))?;
+        Ok(State::Waiting { mask, open })
+    }
+
+    fn trie(&self) -> &TokTrie {
+        self.constraint.grammar.compiled.vocabulary.tok_trie()
+    }
+
+    /// Appends a token's bytes to the tail, and drops what no mark can begin in any more.
+    fn push(&mut self, token: u32) {
+        let Constraint { grammar, thought, triggers } = &self.constraint;
+        let longest = thought.iter().flat_map(|FreeThought { open, close, .. }| [open, close]).chain(triggers);
+        let longest = longest.map(String::len).max().unwrap_or(0);
+        self.tail.drain(..self.tail.len().saturating_sub(longest));
+        self.tail.extend_from_slice(vocabulary::text(grammar.compiled.vocabulary.tok_trie(), token));
+    }
+
+    /// The mark that ends first in the tail: its end, and which.
+    fn find<'a>(&self, marks: impl Iterator<Item = &'a str>) -> Option<(usize, usize)> {
+        let end = |mark: &str| self.tail.windows(mark.len().max(1)).position(|w| w == mark.as_bytes());
+        marks.enumerate().filter_map(|(i, mark)| Some((end(mark)? + mark.len(), i))).min()
+    }
+}
+
+fn allows(mask: &SimpleVob, id: u32) -> bool {
+    (id as usize) < mask.len() && mask.is_allowed(id)
+}
+
+/// The logits with the forbidden ones at minus infinity. What is not a number stays, so that the sampler sees it.
+fn forbid(row: &mut Vec<f32>, logits: &[f32], forbidden: impl Fn(u32) -> bool) {
+    row.clear();
+    let masked = |(id, &logit): (usize, &f32)| match forbidden(id as u32) && !logit.is_nan() {
+        true => f32::NEG_INFINITY,
+        false => logit,
+    };
+    row.extend(logits.iter().enumerate().map(masked));
+}

@@ -1,0 +1,351 @@
+//! Structured output: an answer that keeps to a JSON schema, a regular expression or a grammar, token by token.
+//!
+//! [`Grammars`] compiles a [`Rule`] for one vocabulary before a request is accepted, so that what cannot be met is refused
+//! before any token. A [`Constraint`] in a request says where in the answer the grammar holds. The engine then forbids, before
+//! each token is chosen, every token that the grammar does not allow; when nothing can follow, the answer ends. An answer is
+//! never free where the grammar was to hold: what goes wrong on the way ends the request with an error.
+//!
+//! The grammars are llguidance's: an Earley parser over lexemes that are derivatives of regular expressions, walked along a
+//! trie of the vocabulary. The set of allowed tokens is computed on threads of its own while the model computes the logits;
+//! it depends on the grammar and the tokens alone, and so does the answer.
+
+mod guard;
+mod vocabulary;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::mpsc::{Sender, SyncSender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
+use llguidance::toktrie::{InferenceCapabilities, SimpleVob, TokEnv};
+use llguidance::{Matcher, ParserFactory};
+use serde_json::Value;
+
+use crate::tokenizer::Tokenizer;
+
+pub(crate) use guard::Guard;
+
+/// Longest rule in bytes; of a schema its compact JSON.
+pub const MAX_RULE_BYTES: usize = 256 << 10;
+/// How deep a schema, or the brackets of a regular expression or grammar, may nest.
+pub const MAX_RULE_DEPTH: usize = 64;
+/// Most properties of an object, most schemas of an `anyOf` and the like, and most `|` of a grammar: each is a row of the
+/// parser's table at once, which llguidance bounds at four times as many.
+pub const MAX_RULE_WIDTH: usize = 500;
+/// Stack of the thread that compiles. Only what is used of it becomes real memory.
+const STACK_BYTES: usize = 256 << 20;
+/// Blanks between the parts of a JSON text: enough for a line and its indentation, and no place to loop for ever.
+const JSON_BLANKS: &str = r"[ \t\n\r]{1,48}";
+
+/// What a text must look like.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Rule {
+    /// A JSON object.
+    JsonObject,
+    /// JSON that satisfies this schema (draft 2020-12); properties come in the schema's order.
+    JsonSchema(Value),
+    /// All of it matches this regular expression (the `regex` crate's syntax, no look-around).
+    Regex(String),
+    /// A grammar in llguidance's variant of Lark's syntax, whose first rule is `start`.
+    Lark(String),
+}
+
+/// What may stand before the text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Lead {
+    /// Nothing.
+    #[default]
+    None,
+    /// A few blanks, as models put them between a thought and the answer.
+    Blanks,
+}
+
+/// Why a grammar cannot be used, or an answer could not go on. Continues "failed to".
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// The rule is too long to be compiled.
+    #[error("compile the grammar: it has {bytes} bytes, at most {MAX_RULE_BYTES} are allowed")]
+    TooLong {
+        /// Its length.
+        bytes: usize,
+    },
+    /// The rule nests too deeply.
+    #[error("compile the grammar: it nests deeper than {MAX_RULE_DEPTH} levels")]
+    TooDeep,
+    /// The rule has too many choices at one place.
+    #[error("compile the grammar: {what} are {width}, at most {MAX_RULE_WIDTH} are allowed")]
+    TooWide {
+        /// What there is too much of.
+        what: &'static str,
+        /// How many.
+        width: usize,
+    },
+    /// The rule is not valid, asks for what is not supported, is too large, or cannot be met.
+    #[error("compile the grammar: {0}")]
+    Rule(String),
+    /// The rule is valid, and no text satisfies it.
+    #[error("compile the grammar: no text satisfies it: {0}")]
+    Unsatisfiable(String),
+    /// The vocabulary cannot be used for grammars, or its threads cannot be started.
+    #[error("set up grammars: {0}")]
+    Setup(String),
+    /// The grammar became too complex on the way, or the thought ran on into what it does not allow.
+    #[error("hold an answer to its grammar: {0}")]
+    Broken(String),
+}
+
+/// Compiles rules for one vocabulary. Made once a model: building its trie takes a while for a large vocabulary.
+pub struct Grammars {
+    factory: ParserFactory,
+    vocabulary: TokEnv,
+    work: Sender<Job>,
+}
+
+/// A mask to be computed.
+struct Job {
+    matcher: Box<Matcher>,
+    reply: SyncSender<Mask>,
+}
+
+/// The matcher comes back with the tokens that it allows, or why there are none.
+type Mask = (Box<Matcher>, Result<SimpleVob, String>);
+
+impl Grammars {
+    /// Grammars over a tokenizer's vocabulary; masks are computed on `n_threads` threads of their own (at least one).
+    ///
+    /// # Errors
+    /// [`Error::Setup`].
+    pub fn new(tokenizer: Arc<Tokenizer>, n_threads: usize) -> Result<Grammars, Error> {
+        let setup = |e: &dyn std::fmt::Display| Error::Setup(e.to_string());
+        let vocabulary = vocabulary::environment(tokenizer);
+        let slices = llguidance::earley::SlicedBiasComputer::general_slices();
+        let mut factory = ParserFactory::new(&vocabulary, InferenceCapabilities::default(), &slices)
+            .map_err(|e| setup(&first_line(&e)))?;
+        factory.quiet();
+        let limits = factory.limits_mut();
+        limits.verbose_errors = false;
+        // A state takes one to two kB: at most some hundred MB a request.
+        limits.max_lexer_states = 100_000;
+        let (work, jobs) = channel::<Job>();
+        let jobs = Arc::new(Mutex::new(jobs));
+        for i in 0..n_threads.max(1) {
+            let jobs = jobs.clone();
+            let run = move || {
+                loop {
+                    let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                    let Ok(Job { mut matcher, reply }) = job else { return };
+                    let mask = matcher.compute_mask().map_err(|e| first_line(&e));
+                    // Nobody waits for the mask of a request that ended.
+                    let _ = reply.send((matcher, mask));
+                }
+            };
+            std::thread::Builder::new().name(format!("mask {i}")).spawn(run).map_err(|e| setup(&e))?;
+        }
+        Ok(Grammars { factory, vocabulary, work })
+    }
+
+    /// Compiles a rule. Bounded, but not short for a large one: tens of milliseconds.
+    ///
+    /// # Errors
+    /// [`Error::TooLong`], [`Error::TooDeep`], [`Error::Rule`] with what cannot be met, [`Error::Unsatisfiable`].
+    pub fn compile(&self, rule: &Rule, lead: Lead) -> Result<Grammar, Error> {
+        let grammar = top(source(rule)?, lead);
+        // Schemas and syntax trees nest, and their destructors do.
+        let matcher = std::thread::scope(|scope| {
+            let compile = || self.matcher(grammar);
+            match std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, compile).map(|t| t.join()) {
+                Ok(Ok(matcher)) => matcher,
+                Ok(Err(_)) => Err(Error::Rule("the compiler failed".into())),
+                Err(e) => Err(Error::Setup(format!("start a thread: {e}"))),
+            }
+        })?;
+        let compiled = Compiled { matcher: Mutex::new(matcher), vocabulary: self.vocabulary.clone() };
+        Ok(Grammar { compiled: Arc::new(compiled), work: self.work.clone() })
+    }
+
+    fn matcher(&self, grammar: TopLevelGrammar) -> Result<Matcher, Error> {
+        let parser = self.factory.create_parser(grammar).map_err(|e| match first_line(&e) {
+            why if why.starts_with("Unsatisfiable") => Error::Unsatisfiable(why),
+            why => Error::Rule(why),
+        })?;
+        let matcher = Matcher::new(Ok(parser));
+        // The first mask finds what cannot begin at all. It is computed on a copy: how a matcher got its caches must not matter.
+        matcher.deep_clone().compute_mask().map_err(|e| match first_line(&e) {
+            why if why.starts_with("NoExtension") => Error::Unsatisfiable("no token can begin one".into()),
+            why => Error::Rule(why),
+        })?;
+        match matcher.get_error() {
+            Some(why) => Err(Error::Rule(why)),
+            None => Ok(matcher),
+        }
+    }
+}
+
+/// A compiled rule. Cheap to clone; serves any number of requests.
+#[derive(Clone)]
+pub struct Grammar {
+    compiled: Arc<Compiled>,
+    work: Sender<Job>,
+}
+
+struct Compiled {
+    matcher: Mutex<Matcher>,
+    vocabulary: TokEnv,
+}
+
+impl Grammar {
+    /// A matcher at the start, with caches of its own.
+    fn matcher(&self) -> Matcher {
+        self.compiled.matcher.lock().unwrap_or_else(PoisonError::into_inner).deep_clone()
+    }
+}
+
+impl std::fmt::Debug for Grammar {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Grammar")
+    }
+}
+
+/// Where in an answer a grammar holds.
+#[derive(Clone, Debug)]
+pub struct Constraint {
+    /// The grammar. It must be compiled for the vocabulary of the engine's model.
+    pub grammar: Grammar,
+    /// A thought that may stand before it, in which everything is allowed but the end of the answer.
+    pub thought: Option<FreeThought>,
+    /// Where the answer comes under the grammar. Empty: at once, or behind the thought. Else behind the first of these texts
+    /// that the model writes; until then it writes what it likes and may end.
+    pub triggers: Vec<String>,
+}
+
+impl Constraint {
+    /// The whole answer keeps to the grammar.
+    pub fn new(grammar: Grammar) -> Constraint {
+        Constraint { grammar, thought: None, triggers: Vec::new() }
+    }
+}
+
+/// A thought before a constrained answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FreeThought {
+    /// Opens it. Where the model is to open it, and not the prompt, this must be one token of the vocabulary; else the
+    /// answer comes without a thought.
+    pub open: String,
+    /// Closes it.
+    pub close: String,
+    /// The prompt ends inside the thought.
+    pub opened: bool,
+}
+
+/// Checks a rule's size and depth; returns it in llguidance's form.
+fn source(rule: &Rule) -> Result<GrammarWithLexer, Error> {
+    let check = |bytes: usize, deep: bool, (what, width): (&'static str, usize)| match (bytes, deep, width) {
+        (bytes, ..) if bytes > MAX_RULE_BYTES => Err(Error::TooLong { bytes }),
+        (_, true, _) => Err(Error::TooDeep),
+        (_, _, width) if width > MAX_RULE_WIDTH => Err(Error::TooWide { what, width }),
+        _ => Ok(()),
+    };
+    match rule {
+        Rule::JsonObject => Ok(GrammarWithLexer::from_json_schema(json_schema(&serde_json::json!({"type": "object"})))),
+        Rule::JsonSchema(schema) => {
+            let (depth, width) = json_extent(schema);
+            check(if depth > MAX_RULE_DEPTH { 0 } else { schema.to_string().len() }, depth > MAX_RULE_DEPTH, width)?;
+            if !(schema.is_object() || schema.is_boolean()) {
+                return Err(Error::Rule(format!("a schema is an object, true or false, not {schema}")));
+            }
+            Ok(GrammarWithLexer::from_json_schema(json_schema(schema)))
+        }
+        Rule::Regex(text) => {
+            check(text.len(), bracket_depth(text) > MAX_RULE_DEPTH, ("", 0))?;
+            Ok(GrammarWithLexer::from_regex(text))
+        }
+        Rule::Lark(text) => {
+            let width = text.bytes().filter(|&b| b == b'|').count();
+            check(text.len(), bracket_depth(text) > MAX_RULE_DEPTH, ("its choices", width))?;
+            Ok(GrammarWithLexer::from_lark(text.clone()))
+        }
+    }
+}
+
+/// A schema with the blanks that are allowed between its parts. The schema's own word about them is llguidance's extension
+/// and could switch checks off.
+pub(crate) fn json_schema(schema: &Value) -> Value {
+    let mut schema = match schema {
+        Value::Bool(true) => serde_json::json!({}),
+        Value::Bool(false) => serde_json::json!({"enum": []}),
+        other => other.clone(),
+    };
+    if let Value::Object(keys) = &mut schema {
+        keys.insert("x-guidance".into(), serde_json::json!({"whitespace_pattern": JSON_BLANKS}));
+    }
+    schema
+}
+
+/// The grammar, with a rule above it that lets the lead through.
+fn top(mut body: GrammarWithLexer, lead: Lead) -> TopLevelGrammar {
+    let mut grammars = Vec::new();
+    if lead == Lead::Blanks {
+        let mut above = GrammarWithLexer::from_lark("start: LEAD? @body\nLEAD: /[ \\t\\n\\r]{1,4}/".into());
+        above.name = Some("answer".into());
+        body.name = Some("body".into());
+        grammars.push(above);
+    }
+    grammars.push(body);
+    TopLevelGrammar { grammars, max_tokens: None }
+}
+
+/// Nesting of a schema, and what is widest in it. serde_json's reader bounds the depth of what comes out of a text; a value
+/// made by hand may be deeper, and what is too deep is not looked through to its end.
+fn json_extent(schema: &Value) -> (usize, (&'static str, usize)) {
+    let mut level: Vec<&Value> = vec![schema];
+    let (mut depth, mut widest) = (0, ("", 0));
+    while !level.is_empty() && depth <= MAX_RULE_DEPTH {
+        depth += 1;
+        let mut next = Vec::new();
+        for value in level {
+            match value {
+                Value::Array(items) => next.extend(items),
+                Value::Object(keys) => {
+                    next.extend(keys.values());
+                    for what in ["properties", "anyOf", "oneOf", "allOf", "prefixItems"] {
+                        let inner = keys.get(what);
+                        let width = inner.map_or(0, |v| {
+                            v.as_object().map_or(0, |o| o.len()).max(v.as_array().map_or(0, |a| a.len()))
+                        });
+                        if width > widest.1 {
+                            widest = (what, width);
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        level = next;
+    }
+    (depth, widest)
+}
+
+/// Nesting of brackets, in strings and classes too: a bound that errs on the safe side.
+fn bracket_depth(text: &str) -> usize {
+    let (mut depth, mut deepest, mut escaped) = (0usize, 0, false);
+    for byte in text.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = true,
+            b'(' | b'[' | b'{' => depth += 1,
+            b')' | b']' | b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        deepest = deepest.max(depth);
+    }
+    deepest
+}
+
+/// The words of an error without what llguidance appends for itself.
+fn first_line(error: &impl std::fmt::Display) -> String {
+    let text = error.to_string();
+    let text = text.split("\n<").next().unwrap_or_default().trim();
+    text.chars().take(500).collect()
+}

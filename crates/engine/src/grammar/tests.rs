@@ -1,0 +1,281 @@
+use std::path::Path;
+use std::sync::LazyLock;
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+use crate::sampler::{Sampler, SamplerParams};
+use crate::tokenizer::Decode;
+
+/// The embedded model's vocabulary.
+static FABLE: LazyLock<(Arc<Tokenizer>, Grammars)> = LazyLock::new(|| {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/fable-29m-a10m-q4_k_m.gguf");
+    let checkpoint = checkpoint::open(&path).unwrap();
+    let tokenizer = Arc::new(Tokenizer::from_metadata(checkpoint.meta()).unwrap());
+    let grammars = Grammars::new(tokenizer.clone(), 1).unwrap();
+    (tokenizer, grammars)
+});
+
+fn compile(rule: Rule, lead: Lead) -> Result<Grammar, Error> {
+    FABLE.1.compile(&rule, lead)
+}
+
+fn schema(schema: Value) -> Rule {
+    Rule::JsonSchema(schema)
+}
+
+/// Logits from a hash of the seed and the position; ends are likelier than others.
+fn logits(seed: u64, pos: u64) -> Vec<f32> {
+    let mut logits = vec![0.0; FABLE.0.n_vocab()];
+    let mut state = seed ^ pos.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    for logit in &mut logits {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        *logit = (state >> 40) as f32 / (1u64 << 24) as f32 * 4.0;
+    }
+    for &end in FABLE.0.ends_of_generation() {
+        logits[end as usize] += 3.0;
+    }
+    logits
+}
+
+/// What a model of random logits writes under a constraint, `forced` tokens first, and whether it came to its end.
+fn answer(constraint: Constraint, forced: &[u32], seed: u64, most: u64) -> Result<(String, bool), Error> {
+    let mut guard = Guard::new(constraint)?;
+    let params = SamplerParams { seed, temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, ..SamplerParams::default() };
+    let mut sampler = Sampler::new(params).unwrap();
+    let mut ids = Vec::new();
+    for pos in 0..most {
+        let logits = logits(seed, pos);
+        let row = guard.mask(&logits)?;
+        let token = match forced.get(pos as usize) {
+            Some(&token) if row[token as usize].is_finite() => token,
+            Some(&token) => return Err(Error::Broken(format!("token {token} is forbidden"))),
+            None => sampler.sample(row).unwrap(),
+        };
+        let finished = guard.accept(token)?;
+        if FABLE.0.is_end_of_generation(token) {
+            return Ok((text(&ids), true));
+        }
+        ids.push(token);
+        if finished {
+            return Ok((text(&ids), true));
+        }
+    }
+    Ok((text(&ids), false))
+}
+
+fn text(ids: &[u32]) -> String {
+    FABLE.0.decode_as(ids, Decode { skip_special: false, continues: true })
+}
+
+/// Whether a value satisfies a schema of the keywords that the tests use.
+fn satisfies(value: &Value, schema: &Value) -> bool {
+    let number = |key: &str| schema[key].as_f64();
+    let count = |key: &str| schema[key].as_u64().map(|n| n as usize);
+    let within = |n: usize, low: &str, high: &str| {
+        count(low).is_none_or(|low| n >= low) && count(high).is_none_or(|high| n <= high)
+    };
+    if let Some(options) = schema["anyOf"].as_array() {
+        return options.iter().any(|option| satisfies(value, option));
+    }
+    if let Some(options) = schema["enum"].as_array() {
+        return options.contains(value);
+    }
+    match schema["type"].as_str().unwrap() {
+        "null" => value.is_null(),
+        "boolean" => value.is_boolean(),
+        "integer" | "number" => value.as_f64().is_some_and(|n| {
+            let whole = schema["type"] == "number" || n.fract() == 0.0;
+            whole && number("minimum").is_none_or(|low| n >= low) && number("maximum").is_none_or(|high| n <= high)
+        }),
+        "string" => value.as_str().is_some_and(|s| {
+            let pattern = schema["pattern"].as_str().map(|p| regex::Regex::new(p).unwrap());
+            within(s.chars().count(), "minLength", "maxLength") && pattern.is_none_or(|p| p.is_match(s))
+        }),
+        "array" => value.as_array().is_some_and(|items| {
+            within(items.len(), "minItems", "maxItems") && items.iter().all(|item| satisfies(item, &schema["items"]))
+        }),
+        _ => value.as_object().is_some_and(|object| {
+            let required = schema["required"].as_array().unwrap();
+            object.iter().all(|(key, v)| schema["properties"].get(key).is_some_and(|s| satisfies(v, s)))
+                && required.iter().all(|key| object.contains_key(key.as_str().unwrap()))
+        }),
+    }
+}
+
+fn any_schema() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(json!({"type": "null"})),
+        Just(json!({"type": "boolean"})),
+        (-500i64..500, 0i64..1000).prop_map(|(low, n)| json!({"type": "integer", "minimum": low, "maximum": low + n})),
+        (0usize..4, 0usize..6).prop_map(|(low, n)| json!({"type": "string", "minLength": low, "maxLength": low + n})),
+        Just(json!({"type": "string", "pattern": "^[a-f]{2,5}(-[0-9]+)?x$", "maxLength": 12})),
+        Just(json!({"enum": ["red", "gr\"een", 7, null, "ünö"]})),
+    ];
+    leaf.prop_recursive(3, 12, 4, |inner| {
+        prop_oneof![
+            (inner.clone(), 0usize..3, 0usize..3).prop_map(|(items, low, n)| {
+                json!({"type": "array", "items": items, "minItems": low, "maxItems": low + n})
+            }),
+            prop::collection::vec(inner.clone(), 1..3).prop_map(|options| json!({"anyOf": options})),
+            prop::collection::vec((inner, any::<bool>()), 0..4).prop_map(|properties| {
+                let names = ["a", "name", "a b", "ß\\"];
+                let required: Vec<_> = names.iter().zip(&properties).filter(|(_, p)| p.1).map(|(n, _)| n).collect();
+                let properties: serde_json::Map<_, _> =
+                    names.iter().zip(&properties).map(|(n, (s, _))| (n.to_string(), s.clone())).collect();
+                json!({"type": "object", "properties": properties, "required": required, "additionalProperties": false})
+            }),
+        ]
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn what_is_written_satisfies_its_schema(shape in any_schema(), seed: u64) {
+        let grammar = compile(schema(shape.clone()), Lead::None).unwrap();
+        let (text, ended) = answer(Constraint::new(grammar), &[], seed, 600).unwrap();
+        match serde_json::from_str::<Value>(&text) {
+            Ok(value) => prop_assert!(satisfies(&value, &shape), "{text} for {shape}"),
+            // Blanks may go on for long, never past their bound; a random model does not always come to the end.
+            Err(_) => prop_assert!(!ended, "{text} for {shape}"),
+        }
+    }
+
+    #[test]
+    fn what_is_written_matches_its_expression(which in 0..EXPRESSIONS.len(), seed: u64) {
+        let grammar = compile(Rule::Regex(EXPRESSIONS[which].into()), Lead::None).unwrap();
+        let (text, ended) = answer(Constraint::new(grammar), &[], seed, 300).unwrap();
+        let whole = regex::Regex::new(&format!("^(?:{})$", EXPRESSIONS[which])).unwrap();
+        prop_assert!(ended && whole.is_match(&text), "{text:?}");
+    }
+}
+
+const EXPRESSIONS: &[&str] =
+    &["[0-9]{4}-[01][0-9]-[0-3][0-9]", "yes|no|may ?be", "(é|日本|🦊){1,4}!", "[^a-z]{3,7}", "a{0}|(?i:Ok)"];
+
+#[test]
+fn a_finished_grammar_ends_the_answer() {
+    let cases = [
+        (schema(json!({"const": {"a": [1, "x"]}})), r#"{"a":[1,"x"]}"#),
+        (Rule::Regex("ab+c".into()), "abc"),
+        (Rule::Lark("start: \"a\" b\nb: \"(\" b \")\" | \"x\"".into()), "a((x))"),
+    ];
+    for (rule, expected) in cases {
+        let forced = FABLE.0.encode(expected, Default::default());
+        let grammar = compile(rule, Lead::None).unwrap();
+        assert_eq!(answer(Constraint::new(grammar), &forced, 1, 60).unwrap(), (expected.to_owned(), true));
+    }
+}
+
+#[test]
+fn what_cannot_be_met_is_refused_by_name() {
+    let deep = (0..80).fold(json!({"type": "null"}), |inner, _| json!({"type": "array", "items": inner}));
+    let cases: Vec<(Rule, &str)> = vec![
+        (schema(json!({"type": "integer", "minimum": 5, "maximum": 4})), "no text satisfies it"),
+        (schema(json!({"type": "string", "minLength": 3, "maxLength": 2})), "minLength"),
+        (schema(json!({"enum": []})), "no text satisfies it"),
+        (schema(json!(false)), "no text satisfies it"),
+        (schema(json!({"type": "strange"})), "strange"),
+        (schema(json!(7)), "a schema is an object, true or false, not 7"),
+        (schema(json!({"not": {"type": "string"}})), "not"),
+        (schema(json!({"$ref": "https://example.org/x.json"})), "$ref"),
+        (schema(json!({"$ref": "#/nowhere"})), "nowhere"),
+        (schema(json!({"type": "string", "pattern": "(?=a)b"})), "look-around"),
+        (schema(deep), "nests deeper than 64"),
+        (schema(json!({"description": "x".repeat(300_000)})), "at most 262144"),
+        (Rule::Regex("a(".into()), "regex parse error"),
+        (Rule::Regex("(".repeat(100_000)), "nests deeper"),
+        (Rule::Lark("start: nothing".into()), "nothing"),
+        (Rule::Lark("start: <|nope|>".into()), "<|nope|>"),
+        (Rule::Lark(String::new()), "start"),
+    ];
+    for (rule, expected) in cases {
+        let shown: String = format!("{rule:?}").chars().take(100).collect();
+        match compile(rule, Lead::None) {
+            Ok(_) => panic!("{shown} was accepted"),
+            Err(error) => assert!(error.to_string().contains(expected), "{shown}: {error}"),
+        }
+    }
+}
+
+/// Rules whose size or shape is out of proportion are compiled and can be followed, or refused; in either case soon.
+#[test]
+fn hostile_rules_end() {
+    let many = |n: usize, value: &dyn Fn(usize) -> Value| -> Value { (0..n).map(value).collect() };
+    let properties = |n: usize| -> Value {
+        (0..n).map(|i| (format!("p{i}"), json!({"type": "string"}))).collect::<serde_json::Map<_, _>>().into()
+    };
+    let one = |i: usize, value: Value| json!({"type": "object", "properties": {format!("k{i}"): value}});
+    let nulls =
+        json!({"type": "array", "items": {"type": "null"}, "minItems": 1_000_000_000, "maxItems": 2_000_000_000});
+    let lists = json!({"type": "array", "items": {"type": "string"}, "maxItems": 100_000});
+    let cycle = json!({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"});
+    let product = json!({"allOf": many(400, &|i| json!({"anyOf": many(4, &|j| one(i, json!({"const": j})))}))});
+    let cases: Vec<(Rule, &str)> = vec![
+        // rule, and the error; none when it can be followed
+        (schema(nulls), ""),
+        (schema(json!({"type": "array", "items": lists, "maxItems": 100_000})), ""),
+        (schema(json!({"type": "string", "minLength": 1_000_000_000, "maxLength": 2_000_000_000})), ""),
+        (schema(json!({"type": "string", "pattern": "((a{0,1000}){0,1000}){0,1000}$"})), ""),
+        (schema(json!({"type": "object", "properties": properties(400)})), ""),
+        (schema(json!({"type": "object", "properties": properties(5000)})), "properties are 5000, at most 500"),
+        (schema(json!({"anyOf": many(2000, &|i| one(i, json!({"type": "number"})))})), "anyOf are 2000, at most 500"),
+        (schema(product), "schema too large"),
+        (schema(json!({"enum": many(10_000, &|i| json!(format!("value {i}")))})), ""),
+        (schema(cycle), "no text satisfies it"),
+        (schema(json!({"type": "number", "minimum": -1e308, "maximum": 1e308, "multipleOf": 1e-300})), "digits"),
+        (
+            schema(
+                json!({"type": "object", "patternProperties": {"^(a|b)*c(a|b){12}$": {}, "^(a|b)*d(a|b){12}$": {}}}),
+            ),
+            "",
+        ),
+        (Rule::Regex("(a|b)*c(a|b){30}".into()), ""),
+        (Rule::Regex("[a-z]{1,1000000}[0-9]{1,1000000}".into()), ""),
+        (Rule::Regex(r"\w+\s".repeat(1000)), ""),
+        (Rule::Lark(format!("start: {}", "\"a\" | ".repeat(20_000) + "\"a\"")), "choices are 20000, at most 500"),
+        (Rule::Lark("start: a{1,100000}\na: b{1,100000}\nb: \"x\"{1,100000}".into()), ""),
+    ];
+    for (rule, expected) in cases {
+        let shown: String = format!("{rule:?}").chars().take(100).collect();
+        let outcome = compile(rule, Lead::None).and_then(|grammar| answer(Constraint::new(grammar), &[], 3, 20));
+        match (expected, outcome.map(|(text, _)| text.len())) {
+            ("", Ok(n)) => assert!(n > 0, "{shown}"),
+            (expected, Err(error)) if !expected.is_empty() => {
+                assert!(error.to_string().contains(expected), "{shown}: {error}");
+            }
+            (expected, outcome) => panic!("{shown}: {outcome:?}, not {expected:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_constraint_begins_behind_the_thought_or_a_trigger() {
+    let thought = |opened| Some(FreeThought { open: "<b>".into(), close: "</b>".into(), opened });
+    let compiled = |lead| compile(schema(json!({"enum": ["yes", "no"]})), lead).unwrap();
+    let cases: &[(Option<FreeThought>, &[&str], &str, &str, bool)] = &[
+        // thought, triggers, what is forced, a text that begins the answer, whether it comes under the grammar
+        (thought(true), &[], "why {not} \"</b> \n\"no", "why {not} \"</b> \n\"no\"", true),
+        (thought(true), &["call:"], "call:x </b> ah call:\"y", "call:x </b> ah call:\"yes\"", true),
+        (None, &["call:", "do:"], "so: do:\"n", "so: do:\"no\"", true),
+        (None, &["call:"], "so it is", "so it is", false),
+    ];
+    for (thought, triggers, forced, expected, held) in cases {
+        let constraint = Constraint {
+            grammar: compiled(Lead::Blanks),
+            thought: thought.clone(),
+            triggers: triggers.iter().map(|t| t.to_string()).collect(),
+        };
+        let forced = FABLE.0.encode(forced, Default::default());
+        let (text, ended) = answer(constraint, &forced, 5, 60).unwrap();
+        assert!(text.starts_with(expected), "{text:?} for {expected:?}");
+        assert!(!held || ended && text == *expected, "{text:?} for {expected:?}");
+    }
+    // In a thought nothing ends the answer.
+    let constraint = Constraint { thought: thought(true), ..Constraint::new(compiled(Lead::Blanks)) };
+    let end = FABLE.0.ends_of_generation()[0];
+    assert!(answer(constraint, &[end], 5, 60).unwrap_err().to_string().contains("forbidden"));
+}
