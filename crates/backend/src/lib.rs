@@ -5,6 +5,9 @@
 pub mod batch;
 pub mod cpu;
 pub mod reference;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod router_cases;
 mod routing;
 mod weights;
 

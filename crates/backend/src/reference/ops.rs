@@ -292,6 +292,16 @@ mod tests {
     }
 
     #[test]
+    fn routers_choose_what_the_original_code_chooses() {
+        crate::router_cases::check(1e-6, &mut |x, router, bias, scale, ids, weights| {
+            let Some((found, shares)) = route(x, router, bias, scale, ids.len()) else { return false };
+            ids.copy_from_slice(&found);
+            weights.copy_from_slice(&shares);
+            true
+        });
+    }
+
+    #[test]
     fn rope_keeps_its_angle_at_far_positions() {
         let decl = |pairing| RopeDecl { inv_freq: vec![1.0, 0.5], factor: 2.0, pairing };
         for (pos, sin1, cos1) in [(0, 0.0, 1.0), (262_144, -0.084_107_03, -0.996_456_7)] {

@@ -191,6 +191,52 @@ mod tests {
     }
 
     #[test]
+    fn routers_choose_what_the_original_code_chooses() {
+        let mut step: Option<RouterStep> = None;
+        crate::router_cases::check(1e-6, &mut |x, router, bias, scale, ids, weights| {
+            if step.as_ref().is_none_or(|step| step.router != *router) {
+                step = Some(RouterStep::new(*router, bias.map(<[f32]>::to_vec), scale.map(<[f32]>::to_vec)));
+            }
+            step.as_ref().is_some_and(|step| route_row(Isa::best(), x, step, ids, weights))
+        });
+    }
+
+    /// Instruction sets agree to the bit, and rows without an answer are faults, whatever the choices.
+    #[test]
+    fn every_router_gives_the_same_bits_and_sees_nan() {
+        let v3 = Router { score: Score::Sigmoid, renormalise: Some(1e-20), ..Router::softmax(false, 2.5) };
+        let groups = |score| Some(Groups { n_group: 5, n_used: 2, score });
+        let raw = Router { score: Score::Raw, ..Router::softmax(false, 1.0) };
+        let biased = (0..35).map(|i| (i % 4) as f32 / 8.0 - 0.2).collect::<Vec<_>>();
+        for router in [
+            Router::softmax(true, 1.0),
+            raw,
+            v3,
+            Router { groups: groups(GroupScore::Max), ..Router::softmax(false, 1.0) },
+            Router { groups: groups(GroupScore::TopTwo), ..v3 },
+        ] {
+            for bias in [None, Some(biased.clone())] {
+                let step = RouterStep::new(router, bias, Some(biased.clone()));
+                let x: Vec<f32> = (0..35).map(|i| ((i * 7919) % 41) as f32 / 8.0 - 2.0).collect();
+                let on = |isa, x: &[f32]| {
+                    let (mut ids, mut weights) = ([0; 6], [0.0; 6]);
+                    route_row(isa, x, &step, &mut ids, &mut weights).then(|| (ids, weights.map(f32::to_bits)))
+                };
+                let wanted = on(Isa::Scalar, &x);
+                assert!(wanted.is_some_and(|(ids, _)| (1..6).all(|i| !ids[..i].contains(&ids[i]))), "{router:?}");
+                for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+                    assert_eq!(on(isa, &x), wanted, "{router:?} on {isa}");
+                    for at in [0, 17, 34] {
+                        let mut bad = x.clone();
+                        bad[at] = f32::NAN;
+                        assert_eq!(on(isa, &bad), None, "{router:?} on {isa}, NaN at {at}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
     fn rows_that_have_no_softmax_are_seen() {
         let (nan, inf) = (f32::NAN, f32::INFINITY);
         for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
