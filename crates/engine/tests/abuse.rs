@@ -5,7 +5,7 @@
 
 mod toy;
 
-use backend::{Limits, PAGE};
+use backend::{Kinds, Limits, PAGE};
 use engine::sampler::SamplerParams;
 use engine::scheduler::{Engine, Events, FinishReason, Options, Request, RequestId};
 use proptest::collection::vec;
@@ -64,15 +64,24 @@ fn any_action() -> impl Strategy<Value = Action> {
     ]
 }
 
+fn any_kinds() -> impl Strategy<Value = Kinds> {
+    let window = prop_oneof![Just(None), (1..120usize).prop_map(Some)];
+    (window, any::<bool>()).prop_map(|(window, state)| Kinds { window, state })
+}
+
+/// Window pages and states are as few as one sequence needs, or some more.
 fn any_limits() -> impl Strategy<Value = Limits> {
     let tokens = prop_oneof![1..8usize, 8..100usize];
-    (tokens, 1..7usize, 1..16usize, 40..300usize).prop_map(|(max_tokens, max_outputs, n_pages, max_positions)| Limits {
-        max_tokens,
-        max_outputs,
-        n_pages,
-        max_positions,
-        ..Limits::default()
-    })
+    (tokens, 1..7usize, 1..16usize, 40..300usize, 0..9usize, 1..12usize).prop_map(
+        |(max_tokens, max_outputs, n_pages, max_positions, n_window_pages, n_states)| Limits {
+            max_tokens,
+            max_outputs,
+            n_pages,
+            max_positions,
+            n_window_pages,
+            n_states,
+        },
+    )
 }
 
 fn any_options() -> impl Strategy<Value = Options> {
@@ -95,11 +104,11 @@ fn any_trouble() -> impl Strategy<Value = Trouble> {
 }
 
 /// What the request comes to with nobody beside it, its prompt in one piece, no cache and pages without end.
-fn alone(request: Request, context: usize, trouble: Trouble) -> Answer {
+fn alone(request: Request, context: usize, kinds: Kinds, trouble: Trouble) -> Answer {
     let limits = Limits { max_positions: context, ..roomy() };
     let options = Options { prefix_cache: false, ..Options::default() };
     let trouble = Trouble { fail_every: None, short_every: None, ..trouble };
-    run(&mut engine(limits, options, trouble), request).0
+    run(&mut engine_of(kinds, limits, options, trouble), request).0
 }
 
 /// The text of an answer's tokens, made from all of them at once.
@@ -127,13 +136,21 @@ fn step(engine: &mut Engine, events: &mut Events) -> bool {
     // A refused batch is an error of the step; the requests go on with the next one.
     let more = engine.step(events).unwrap_or(true);
     engine.audit().unwrap();
-    let pages = engine.stats().pages;
-    assert_eq!(pages.free + pages.cached + pages.used, pages.total);
+    let stats = engine.stats();
+    for counts in [stats.pages, stats.window_pages, stats.states] {
+        assert_eq!(counts.free + counts.cached + counts.used, counts.total);
+    }
     more
 }
 
-fn abuse(limits: Limits, options: Options, trouble: Trouble, actions: Vec<Action>) {
-    let mut engine = engine(limits, options, trouble);
+fn abuse(kinds: Kinds, limits: Limits, options: Options, trouble: Trouble, actions: Vec<Action>) {
+    let context = limits.max_positions.min(limits.n_pages * PAGE);
+    let n_window_pages = kinds.window_blocks().min(context.div_ceil(PAGE)) + limits.n_window_pages;
+    // A step that moved the states and then failed sends their sequences back to a checkpoint; with steps of a few tokens
+    // that fail again and again they would never get past it.
+    let short_every = trouble.short_every.filter(|_| !kinds.state);
+    let trouble = Trouble { short_every, ..trouble };
+    let mut engine = engine_of(kinds, Limits { n_window_pages, ..limits }, options, trouble);
     let (mut events, mut requests) = (Events::new(), Vec::<(RequestId, Request, bool)>::new());
     for action in actions {
         match action {
@@ -159,13 +176,14 @@ fn abuse(limits: Limits, options: Options, trouble: Trouble, actions: Vec<Action
         n_steps += 1;
         assert!(n_steps < 50_000, "the requests do not end: {:?}", engine.stats());
     }
-    assert_eq!(engine.stats().pages.used, 0);
+    let stats = engine.stats();
+    assert_eq!((stats.pages.used, stats.window_pages.used, stats.states.used), (0, 0, 0));
     for (id, request, cancelled) in requests {
         let got = answer(&events, id).0;
         if matches!(got.end, Some(Ok(reason)) if reason != FinishReason::Cancelled) {
             assert_eq!(got.text, text_by_hand(&request, &got));
         }
-        let expected = alone(request, engine.context(), trouble);
+        let expected = alone(request, engine.context(), kinds, trouble);
         if cancelled {
             assert_eq!(got.end, Some(Ok(FinishReason::Cancelled)));
             assert!(expected.tokens.starts_with(&got.tokens) && expected.text.starts_with(&got.text));
@@ -181,11 +199,12 @@ proptest! {
 
     #[test]
     fn no_lost_page_and_no_wrong_text(
+        kinds in any_kinds(),
         limits in any_limits(),
         options in any_options(),
         trouble in any_trouble(),
         actions in vec(any_action(), 1..40),
     ) {
-        abuse(limits, options, trouble, actions);
+        abuse(kinds, limits, options, trouble, actions);
     }
 }

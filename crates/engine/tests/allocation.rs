@@ -41,8 +41,9 @@ static ALLOCATOR: Counting = Counting;
 #[test]
 fn decoding_allocates_nothing() {
     let cases = [("greedy", 0.0, None), ("at temperature 1", 1.0, None), ("with log-probabilities", 1.0, Some(3))];
-    for (name, temperature, logprobs) in cases {
-        let mut engine = engine(roomy(), Options::default(), Trouble::default());
+    let cases = KINDS.into_iter().flat_map(|kinds| cases.map(|case| (kinds, case)));
+    for (kinds, (name, temperature, logprobs)) in cases {
+        let mut engine = engine_of(kinds, roomy(), Options::default(), Trouble::default());
         for seed in 0..8 {
             let request = Request {
                 ignore_eos: true,
@@ -66,6 +67,6 @@ fn decoding_allocates_nothing() {
             assert!(engine.step(&mut events).unwrap());
             assert_eq!(events.len(), 8);
         }
-        assert_eq!(COUNT.get() - before, 0, "{name}");
+        assert_eq!(COUNT.get() - before, 0, "{name}, {kinds:?}");
     }
 }

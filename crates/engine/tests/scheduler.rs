@@ -3,7 +3,7 @@
 
 mod toy;
 
-use backend::{Limits, PAGE};
+use backend::{Kinds, Limits, PAGE};
 use engine::sampler::SamplerParams;
 use engine::scheduler::{Engine, Error, Events, FinishReason, MAX_LOGPROBS, Options, Request};
 use toy::*;
@@ -14,22 +14,26 @@ fn long(seed: u64, n: usize, max_new: usize) -> Request {
 }
 
 fn calm(limits: Limits) -> Engine {
-    engine(limits, Options::default(), Trouble::default())
+    calm_of(Kinds::default(), limits)
+}
+
+fn calm_of(kinds: Kinds, limits: Limits) -> Engine {
+    engine_of(kinds, limits, Options::default(), Trouble::default())
 }
 
 #[test]
 fn greedy_tokens_are_the_programs_own() {
-    for n in [1, 31, 32, 33, 64, 100] {
+    for (kinds, n) in KINDS.into_iter().flat_map(|kinds| [1, 31, 32, 33, 64, 100].map(|n| (kinds, n))) {
         let greedy = Request { sampling: sampling(0.0, 0), ..long(5, n, 40) };
-        let (got, usage) = run(&mut calm(roomy()), greedy);
+        let (got, usage) = run(&mut calm_of(kinds, roomy()), greedy);
         let mut tokens = prompt(5, n);
         for _ in 0..40 {
             let mut row = [0.0; N_VOCAB];
-            logits(tokens.iter().enumerate().map(|(p, &t)| (t, p as u32)), &mut row);
+            logits(kinds, &tokens, &mut row);
             let best = (0..N_VOCAB).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap();
             tokens.push(best as u32);
         }
-        assert_eq!(got.tokens, tokens[n..], "prompt of {n}");
+        assert_eq!(got.tokens, tokens[n..], "prompt of {n}, {kinds:?}");
         assert_eq!(got.end, Some(Ok(FinishReason::Length)));
         assert_eq!((usage.prompt_tokens, usage.generated, usage.cached_tokens), (n, 40, 0));
     }
@@ -338,7 +342,7 @@ fn an_engine_without_room_does_not_start() {
         (roomy(), Options { max_running: 0, ..Options::default() }, "most running requests is 0"),
     ];
     for (limits, options, expected) in cases {
-        let program = Box::new(Toy::new(limits, Trouble::default()));
+        let program = Box::new(Toy::new(limits, Kinds::default(), Trouble::default()));
         let error = Engine::new(program, std::sync::Arc::new(Pieces), options).err().unwrap().to_string();
         assert!(error.contains(expected), "{error}");
     }

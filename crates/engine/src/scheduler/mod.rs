@@ -9,33 +9,39 @@
 //! its prompt is cut into chunks, what the prefix cache holds, or how often it lost its pages. The program's side of that is
 //! the CPU law; this side is that a sequence's tokens, sampler and text never learn of the schedule.
 //!
-//! # Pages
-//! A sequence takes pages as it grows. When none is left, the lowest in rank (lower priority, then later submission)
+//! # Memory
+//! A sequence takes pages as it grows, window pages that it gives back as its window moves on, and a slot of recurrent state,
+//! as the model needs them. When none is left, the lowest in rank (lower priority, then later submission)
 //! that is not yet part of the step gives its pages up, waits at the front, and is computed again, mostly from the prefix
-//! cache. Only full pages are shared and nobody writes to a full page, so nothing is ever copied.
+//! cache. Only full pages are shared and nobody writes to a full page, so no page is ever copied. States are: a
+//! checkpoint is a copy of a state at a page boundary, hung on the page that ends there.
 //!
 //! A request is admitted when there are pages for its whole prompt beyond what running prompts still need. The highest in
 //! rank can always take pages from everyone else, and the context is never longer than the cache: so every step that
 //! finds work computes something, and every request ends.
 
+mod checkpoints;
+mod memory;
 mod pages;
 mod request;
+mod ring;
 mod sequence;
 mod stop;
 mod vocabulary;
+mod windows;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use backend::{Batch, PAGE, Program, RouterInfo, StepError, Tables};
+use backend::{Batch, Kinds, PAGE, Program, RouterInfo, StepError};
 
 pub use pages::PageCounts;
 pub use request::{Error, Event, EventKind, Events, FinishReason, Logprobs, Request, RequestId, Timings, Usage};
 pub use stop::{MAX_STOP_BYTES, MAX_STOP_STRINGS};
 pub use vocabulary::{TextStream, Vocabulary};
 
-use pages::PagePool;
+use memory::Memory;
 use sequence::Sequence;
 
 /// Most log-probabilities a request may ask for per token.
@@ -67,6 +73,10 @@ pub struct Stats {
     pub waiting: usize,
     /// The cache.
     pub pages: PageCounts,
+    /// The part of the cache that layers with a window have to themselves.
+    pub window_pages: PageCounts,
+    /// Slots of recurrent state; `cached` are the checkpoints.
+    pub states: PageCounts,
     /// Steps computed.
     pub steps: u64,
     /// Tokens computed, in prompts and answers.
@@ -87,7 +97,8 @@ pub struct Engine {
     n_vocab: usize,
     /// Whether the program reports its routing.
     is_tracing: bool,
-    pool: PagePool,
+    kinds: Kinds,
+    memory: Memory,
     batch: Batch,
     /// Both in order of rank, highest first.
     running: Vec<Sequence>,
@@ -104,36 +115,41 @@ impl Engine {
     /// An engine over a compiled program. The whole cache of the program is the engine's.
     pub fn new(program: Box<dyn Program>, vocabulary: Arc<dyn Vocabulary>, options: Options) -> Result<Engine, Error> {
         let limits = program.limits();
-        let n_vocab = program.n_vocab();
-        for (what, value) in [
-            ("most tokens of a step", limits.max_tokens),
-            ("most outputs of a step", limits.max_outputs),
-            ("pages of the cache", limits.n_pages),
-            ("the context", limits.max_positions),
-            ("the vocabulary", n_vocab),
-            ("chunk", options.chunk),
-            ("most running requests", options.max_running),
+        let (n_vocab, kinds) = (program.n_vocab(), program.kinds());
+        let context = limits.max_positions.min(limits.n_pages.saturating_mul(PAGE));
+        for (what, value, least) in [
+            ("most tokens of a step", limits.max_tokens, 1),
+            ("most outputs of a step", limits.max_outputs, 1),
+            ("pages of the cache", limits.n_pages, 1),
+            ("window pages", limits.n_window_pages, kinds.window_blocks().min(context.div_ceil(PAGE))),
+            ("slots of recurrent state", limits.n_states, usize::from(kinds.state)),
+            ("the context", limits.max_positions, 1),
+            ("the vocabulary", n_vocab, 1),
+            ("chunk", options.chunk, 1),
+            ("most running requests", options.max_running, 1),
         ] {
-            if value == 0 {
-                return Err(Error::Limit { what, value });
+            if value < least {
+                return Err(Error::Limit { what, value, least });
             }
         }
-        let max_running = options.max_running.min(limits.max_tokens).min(limits.max_outputs);
+        let slots = if kinds.state { limits.n_states } else { usize::MAX };
+        let max_running = options.max_running.min(limits.max_tokens).min(limits.max_outputs).min(slots);
         Ok(Engine {
             program,
             vocabulary,
             options: Options { max_running, ..options },
             budget: limits.max_tokens,
-            context: limits.max_positions.min(limits.n_pages.saturating_mul(PAGE)),
+            context,
             n_vocab,
             is_tracing: false,
-            pool: PagePool::new(limits.n_pages),
+            kinds,
+            memory: Memory::new(limits, kinds, max_running, context),
             batch: Batch {
                 tokens: Vec::with_capacity(limits.max_tokens),
                 chunks: Vec::with_capacity(max_running),
                 pages: Vec::with_capacity(limits.n_pages),
                 rows: Vec::with_capacity(max_running),
-                window_pages: Vec::new(),
+                window_pages: Vec::with_capacity(if kinds.window.is_some() { limits.n_window_pages } else { 0 }),
             },
             running: Vec::with_capacity(max_running),
             waiting: VecDeque::new(),
@@ -160,7 +176,9 @@ impl Engine {
         Stats {
             running: self.running.len(),
             waiting: self.waiting.len(),
-            pages: self.pool.counts(),
+            pages: self.memory.pages(),
+            window_pages: self.memory.window_pages(),
+            states: self.memory.slots(),
             steps: self.steps,
             tokens: self.tokens,
             preemptions: self.preemptions,
@@ -176,7 +194,7 @@ impl Engine {
     pub fn submit(&mut self, request: Request) -> Result<RequestId, Error> {
         self.check(&request)?;
         let id = RequestId(self.next_id);
-        let sequence = Sequence::new(id, request, self.vocabulary.clone(), self.context)?;
+        let sequence = Sequence::new(id, request, self.vocabulary.clone(), self.context, &self.memory)?;
         self.next_id += 1;
         self.enqueue(sequence);
         Ok(id)
@@ -190,14 +208,14 @@ impl Engine {
             self.waiting.iter().position(|s| s.id == id).and_then(|i| self.waiting.remove(i))
         };
         let Some(mut sequence) = sequence else { return false };
-        sequence.release(&mut self.pool);
+        sequence.release(&mut self.memory);
         self.cancelled.push((id, sequence.usage()));
         true
     }
 
     /// Forgets every cached prefix that no running request uses.
     pub fn clear_cache(&mut self) {
-        self.pool.clear_cached();
+        self.memory.clear_cached();
     }
 
     /// Makes one step and appends what happened to `events`. Returns whether there is more to do.
@@ -213,7 +231,7 @@ impl Engine {
                 true => Err(Error::Stalled {
                     running: self.running.len(),
                     waiting: self.waiting.len(),
-                    n_pages: self.pool.counts().total,
+                    n_pages: self.memory.pages().total,
                 }),
                 false => Ok(false),
             };
@@ -224,29 +242,20 @@ impl Engine {
                 self.refuse(token, id, n_vocab, events)?;
             }
             Err(error) => {
-                self.unplan();
+                self.abandon(&error);
                 return Err(error);
             }
         }
         Ok(self.has_work())
     }
 
-    /// Counts all pages again, the slow way, and says what does not add up: for tests and bug reports.
+    /// Counts all memory again, the slow way, and says what does not add up: for tests and bug reports.
     pub fn audit(&self) -> Result<(), String> {
-        self.pool.audit()?;
-        let mut users = vec![0; self.pool.counts().total];
-        self.running.iter().try_for_each(|s| s.audit(&mut users))?;
-        let before_waiting = users.clone();
-        self.waiting.iter().try_for_each(|s| s.audit(&mut users))?;
-        if users != before_waiting {
-            return Err("a waiting request holds pages".into());
+        self.running.iter().try_for_each(Sequence::audit)?;
+        if self.waiting.iter().any(|s| !s.held.is_empty()) {
+            return Err("a waiting request holds memory".into());
         }
-        for (page, &n) in users.iter().enumerate() {
-            if self.pool.refs(page as u32) != n {
-                return Err(format!("page {page} counts {} users, it has {n}", self.pool.refs(page as u32)));
-            }
-        }
-        Ok(())
+        self.memory.audit(self.running.iter().map(|s| &s.held))
     }
 
     /// Everything about a request that needs no more than the limits to be judged.
@@ -262,7 +271,7 @@ impl Engine {
                 needed: n_tokens + 1,
                 pages_needed: (n_tokens + 1).div_ceil(PAGE),
                 context: self.context,
-                n_pages: self.pool.counts().total,
+                n_pages: self.memory.pages().total,
             });
         }
         let biased = request.sampling.logit_bias.iter().map(|&(id, _)| id);
@@ -311,12 +320,21 @@ impl Engine {
     /// keeps what it has and waits: those above it go on, and end, or come back for its pages.
     fn plan_chunk(&mut self, i: usize, budget: usize) -> usize {
         if self.options.prefix_cache {
-            self.running[i].adopt(&mut self.pool);
+            self.running[i].adopt(&mut self.memory);
+            self.restore(i);
         }
-        let want = self.running[i].remaining().min(self.options.chunk).min(budget);
+        let sequence = &self.running[i];
+        let mut want = sequence.remaining().min(self.options.chunk).min(budget);
+        // A copy of the state is made where the chunk ends.
+        if self.kinds.state
+            && self.options.prefix_cache
+            && let Some(cut) = sequence.held.next_cut()
+        {
+            want = want.min(cut - sequence.held.computed);
+        }
         loop {
-            let planned = self.running[i].extend(want, &mut self.pool);
-            self.running[i].planned = planned;
+            self.running[i].plan(want, &mut self.memory);
+            let planned = self.running[i].planned;
             if planned > 0 {
                 return planned;
             }
@@ -324,7 +342,7 @@ impl Engine {
                 return 0;
             };
             let mut sequence = self.running.remove(victim);
-            sequence.preempt(&mut self.pool);
+            sequence.preempt(&mut self.memory);
             self.preemptions += 1;
             self.enqueue(sequence);
         }
@@ -334,41 +352,52 @@ impl Engine {
     ///
     /// With nothing running there always are: then no page is in use, and no sequence is longer than the cache.
     fn admit(&mut self) -> Option<usize> {
+        let (memory, running) = (&mut self.memory, &self.running);
         let sequence = self.waiting.front_mut()?;
         // What running prompts still need, and a page more for each, so that the newcomer is not preempted at once.
-        let reserved = self.running.iter().map(Sequence::outstanding).sum::<usize>() + self.running.len();
+        let reserved = running.iter().map(|s| s.outstanding(memory)).sum::<usize>() + running.len();
+        let reserved_window = running.iter().map(|s| s.outstanding_window(memory)).sum::<usize>();
         // Its last token is in a page of its own: without that one it is not worth looking for the others.
-        if reserved + 1 > self.pool.available() {
+        if reserved + 1 > memory.available() {
             return None;
         }
         if self.options.prefix_cache {
-            sequence.adopt(&mut self.pool);
+            sequence.adopt(memory);
         }
-        if reserved + sequence.outstanding() > self.pool.available() {
-            sequence.unadopt(&mut self.pool);
+        if reserved + sequence.outstanding(memory) > memory.available()
+            || reserved_window + sequence.outstanding_window(memory) > memory.available_window()
+        {
+            sequence.unadopt(memory);
             return None;
         }
         let mut sequence = self.waiting.pop_front()?;
-        sequence.admit();
+        sequence.admit(&mut self.memory);
         let at = self.running.partition_point(|s| ranks_before(s, &sequence));
         self.running.insert(at, sequence);
+        self.restore(at);
         Some(at)
+    }
+
+    /// Brings the state of a sequence to where it goes on, after it has adopted a prefix.
+    fn restore(&mut self, i: usize) {
+        if let Some((from, to)) = self.running[i].held.take_restore() {
+            self.program.copy_state(from, to);
+        }
     }
 
     /// Writes the planned chunks into the batch, in the order of the running sequences; false when there are none.
     fn fill_batch(&mut self) -> bool {
         self.batch.clear();
         for sequence in self.running.iter().filter(|s| s.planned > 0) {
-            let (tokens, pos, pages, wants_logits) = sequence.chunk();
-            let tables = Tables { pages, ..Tables::default() };
-            self.batch.push(tokens, pos, tables, wants_logits.then_some(tokens.len() - 1));
+            let (tokens, pos, tables) = sequence.chunk();
+            self.batch.push(tokens, pos, tables, sequence.wants_logits().then_some(tokens.len() - 1));
         }
         !self.batch.chunks.is_empty()
     }
 
     /// Runs the batch and gives every sequence its row. An error means that nothing was changed.
     fn compute(&mut self, events: &mut Events) -> Result<(), Error> {
-        let Engine { program, batch, running, pool, vocabulary, n_vocab, options, is_tracing, .. } = self;
+        let Engine { program, batch, running, memory, vocabulary, n_vocab, options, is_tracing, .. } = self;
         let traces = running.iter().any(|s| s.planned > 0 && s.routing);
         if traces != *is_tracing {
             program.trace_routing(traces);
@@ -401,7 +430,7 @@ impl Engine {
                     layer: fault.layer,
                 }),
                 (None, row) => {
-                    sequence.computed(pool, options.prefix_cache);
+                    sequence.computed(memory, options.prefix_cache);
                     match row {
                         Some(logits) => sequence.sample(logits, chosen, &**vocabulary, now, events),
                         None => Ok(sequence.is_prompt_only().then_some(FinishReason::Length)),
@@ -411,16 +440,17 @@ impl Engine {
             match outcome {
                 Ok(None) => return true,
                 Ok(Some(reason)) => {
-                    sequence.release(pool);
+                    sequence.release(memory);
                     events.done(sequence.id, reason, sequence.usage());
                 }
                 Err(error) => {
-                    sequence.discard(pool);
+                    sequence.discard(memory);
                     events.failed(sequence.id, error);
                 }
             }
             false
         });
+        memory.copies().for_each(|(from, to)| program.copy_state(from, to));
         Ok(())
     }
 
@@ -434,7 +464,7 @@ impl Engine {
             return Err(Error::Step(StepError::TokenId { token, id, n_vocab }));
         };
         let mut sequence = self.running.remove(i);
-        sequence.discard(&mut self.pool);
+        sequence.discard(&mut self.memory);
         let position = chunk.pos as usize + token - chunk.first as usize;
         events.failed(sequence.id, Error::Refused { position, id, n_vocab });
         Ok(())
@@ -442,7 +472,22 @@ impl Engine {
 
     /// Takes a plan back that was not computed.
     fn unplan(&mut self) {
-        self.running.iter_mut().for_each(|s| s.unplan(&mut self.pool));
+        self.running.iter_mut().for_each(|s| s.unplan(&mut self.memory));
+    }
+
+    /// Takes a plan back whose step ended with an error.
+    fn abandon(&mut self, error: &Error) {
+        // Logits that are not those asked for come from a step that was made: its states have moved on, and nobody knows
+        // where to. Their sequences go back to their checkpoints.
+        if self.kinds.state && matches!(error, Error::Logits { .. }) {
+            while let Some(i) = self.running.iter().position(|s| s.planned > 0) {
+                let mut sequence = self.running.remove(i);
+                sequence.preempt(&mut self.memory);
+                self.preemptions += 1;
+                self.enqueue(sequence);
+            }
+        }
+        self.unplan();
     }
 }
 

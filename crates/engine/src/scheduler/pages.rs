@@ -6,10 +6,17 @@
 //! full. A lookup that hits therefore holds exactly the asked tokens after exactly the asked prefix; there is no hash
 //! whose collision could give wrong text. Nodes are numbered once and never again, so that a page whose parent was
 //! evicted is not found under the parent's successor.
+//!
+//! A registered page may have other memory of its block attached to it, which this file only remembers the numbers of.
 
 use std::collections::HashMap;
 
 use backend::PAGE;
+
+use super::ring::Ring;
+
+/// No page, no checkpoint.
+pub(super) const NONE: u32 = u32::MAX;
 
 /// What stands before a page: nothing, or another registered page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -40,6 +47,20 @@ pub struct PageCounts {
     pub used: usize,
 }
 
+/// What else is kept of a registered page's block, or [`NONE`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Attached {
+    /// The window page of the same positions.
+    pub window: u32,
+    /// The checkpoint at the block's end.
+    pub checkpoint: u32,
+}
+
+impl Attached {
+    /// Nothing.
+    pub const NOTHING: Attached = Attached { window: NONE, checkpoint: NONE };
+}
+
 /// One page's books.
 #[derive(Clone, Copy, Debug)]
 struct Page {
@@ -47,18 +68,19 @@ struct Page {
     refs: u32,
     /// Set when it is registered: its key and its node.
     registered: Option<(Key, u64)>,
-    /// Neighbours in the ring of cached pages; meaningless outside of it.
-    older: u32,
-    newer: u32,
+    /// Of a registered page: the page before it (while that one's node is the key's parent), or [`NONE`].
+    parent: u32,
+    /// Of a registered page: how many registered pages stand right behind it.
+    n_children: u32,
+    attached: Attached,
 }
 
 /// Pages with reference counts, a free list, and a ring of cached pages in order of last use.
 #[derive(Debug)]
 pub(crate) struct PagePool {
-    /// `[n_pages + 1]`; the last one is the ring's anchor: its `newer` is the oldest page, its `older` the newest.
-    pages: Vec<Page>,
+    pages: Vec<Page>, // [n_pages]
     free: Vec<u32>,
-    n_cached: usize,
+    cached: Ring,
     index: HashMap<Key, u32>,
     next_node: u64,
 }
@@ -66,12 +88,12 @@ pub(crate) struct PagePool {
 impl PagePool {
     /// A pool of free pages. Everything it will ever need is allocated here.
     pub fn new(n_pages: usize) -> PagePool {
-        let anchor = n_pages as u32;
+        let page = Page { refs: 0, registered: None, parent: NONE, n_children: 0, attached: Attached::NOTHING };
         PagePool {
-            pages: vec![Page { refs: 0, registered: None, older: anchor, newer: anchor }; n_pages + 1],
+            pages: vec![page; n_pages],
             // Low numbers first, so that small runs touch little memory.
-            free: (0..anchor).rev().collect(),
-            n_cached: 0,
+            free: (0..n_pages as u32).rev().collect(),
+            cached: Ring::new(n_pages),
             // Twice the entries: then removed ones are cleaned up in place and the table never grows.
             index: HashMap::with_capacity(2 * n_pages),
             next_node: 0,
@@ -80,14 +102,14 @@ impl PagePool {
 
     /// How many pages are in which state.
     pub fn counts(&self) -> PageCounts {
-        let total = self.pages.len() - 1;
-        let (free, cached) = (self.free.len(), self.n_cached);
+        let total = self.pages.len();
+        let (free, cached) = (self.free.len(), self.cached.len());
         PageCounts { total, free, cached, used: total - free - cached }
     }
 
     /// Pages that [`PagePool::alloc`] can still give.
     pub fn available(&self) -> usize {
-        self.free.len() + self.n_cached
+        self.free.len() + self.cached.len()
     }
 
     /// Sequences that use a page.
@@ -95,20 +117,19 @@ impl PagePool {
         self.pages[page as usize].refs
     }
 
-    /// Takes a page to write into: a free one, else the cached one that was not used for longest.
-    pub fn alloc(&mut self) -> Option<u32> {
-        let page = match self.free.pop() {
-            Some(page) => page,
-            None if self.n_cached > 0 => {
-                let oldest = self.pages[self.anchor()].newer;
-                self.unlink(oldest);
-                self.unregister(oldest);
-                oldest
+    /// Takes a page to write into: a free one, else the cached one that was not used for longest; with it comes what was
+    /// attached to that one.
+    pub fn alloc(&mut self) -> Option<(u32, Attached)> {
+        let (page, attached) = match self.free.pop() {
+            Some(page) => (page, Attached::NOTHING),
+            None => {
+                let oldest = self.cached.oldest()?;
+                self.cached.remove(oldest);
+                (oldest, self.unregister(oldest))
             }
-            None => return None,
         };
         self.pages[page as usize].refs = 1;
-        Some(page)
+        Some((page, attached))
     }
 
     /// Finds the page that holds `tokens` (of length [`PAGE`]) after `parent`, with its node.
@@ -120,7 +141,7 @@ impl PagePool {
     /// Takes a page that [`PagePool::lookup`] found, to read it.
     pub fn share(&mut self, page: u32) {
         if self.pages[page as usize].refs == 0 {
-            self.unlink(page);
+            self.cached.remove(page);
         }
         self.pages[page as usize].refs += 1;
     }
@@ -135,15 +156,16 @@ impl PagePool {
             return;
         }
         if p.registered.is_some() {
-            self.link_newest(page);
+            self.cached.push(page);
         } else {
             self.free.push(page);
         }
     }
 
-    /// Makes a full page findable. Where another page holds the same already, the caller's page is released
-    /// and the other one shared instead. Returns the page the caller now holds and its node.
-    pub fn register(&mut self, page: u32, parent: Parent, tokens: &[u32]) -> (u32, u64) {
+    /// Makes a full page findable behind `parent`, which is `before`, if that is a page. Where another page holds the same
+    /// already, the caller's page is released and the other one shared instead. Returns the page the caller now holds and
+    /// its node.
+    pub fn register(&mut self, page: u32, parent: Parent, before: Option<u32>, tokens: &[u32]) -> (u32, u64) {
         if let Some((same, node)) = self.lookup(parent, tokens) {
             if same != page {
                 self.share(same);
@@ -155,32 +177,48 @@ impl PagePool {
         self.next_node += 1;
         if let Some(key) = key(parent, tokens) {
             self.index.insert(key, page);
-            self.pages[page as usize].registered = Some((key, node));
+            let before = before.filter(|&before| self.is_node(before, parent));
+            before.iter().for_each(|&before| self.pages[before as usize].n_children += 1);
+            let p = &mut self.pages[page as usize];
+            (p.registered, p.parent, p.n_children) = (Some((key, node)), before.unwrap_or(NONE), 0);
         }
         (page, node)
     }
 
-    /// Makes a page's content unfindable; who uses it goes on.
-    pub fn forget(&mut self, page: u32) {
-        let cached = self.pages[page as usize].refs == 0 && self.pages[page as usize].registered.is_some();
-        self.unregister(page);
-        if cached {
-            self.unlink(page);
-            self.free.push(page);
-        }
+    /// What is attached to a registered page.
+    pub fn attached(&self, page: u32) -> Attached {
+        self.pages[page as usize].attached
     }
 
-    /// Makes every cached page free.
-    pub fn clear_cached(&mut self) {
-        while self.n_cached > 0 {
-            self.forget(self.pages[self.anchor()].newer);
+    /// The same, to be changed.
+    pub fn attached_mut(&mut self, page: u32) -> &mut Attached {
+        &mut self.pages[page as usize].attached
+    }
+
+    /// Whether sequences go on from here in several ways.
+    pub fn is_branch(&self, page: u32) -> bool {
+        self.pages[page as usize].n_children > 1
+    }
+
+    /// Makes a page's content unfindable; who uses it goes on. Returns what was attached to it.
+    pub fn forget(&mut self, page: u32) -> Attached {
+        let cached = self.pages[page as usize].refs == 0 && self.pages[page as usize].registered.is_some();
+        let attached = self.unregister(page);
+        if cached {
+            self.cached.remove(page);
+            self.free.push(page);
         }
+        attached
+    }
+
+    /// The cached page that was not used for longest.
+    pub fn oldest_cached(&self) -> Option<u32> {
+        self.cached.oldest()
     }
 
     /// Counts everything again, the slow way, and says what does not add up.
     pub fn audit(&self) -> Result<(), String> {
-        let n_pages = self.pages.len() - 1;
-        let mut state = vec!["lost"; n_pages];
+        let mut state = vec!["lost"; self.pages.len()];
         for &page in &self.free {
             let p = &self.pages[page as usize];
             if state[page as usize] != "lost" || p.refs != 0 || p.registered.is_some() {
@@ -191,20 +229,18 @@ impl PagePool {
             }
             state[page as usize] = "free";
         }
-        let (mut page, mut n_cached) = (self.pages[self.anchor()].newer, 0);
-        while page as usize != self.anchor() {
+        for page in self.cached.iter() {
             let p = &self.pages[page as usize];
             if state[page as usize] != "lost" || p.refs != 0 || p.registered.is_none() {
                 return Err(format!("page {page} is cached, but {} with {} users", state[page as usize], p.refs));
             }
             state[page as usize] = "cached";
-            n_cached += 1;
-            page = p.newer;
         }
-        if n_cached != self.n_cached {
-            return Err(format!("{n_cached} pages are cached, the count says {}", self.n_cached));
+        let n_cached = state.iter().filter(|&&s| s == "cached").count();
+        if n_cached != self.cached.len() {
+            return Err(format!("{n_cached} pages are cached, the count says {}", self.cached.len()));
         }
-        for (page, p) in self.pages[..n_pages].iter().enumerate() {
+        for (page, p) in self.pages.iter().enumerate() {
             if state[page] == "lost" && p.refs == 0 {
                 return Err(format!("page {page} is lost"));
             }
@@ -212,6 +248,16 @@ impl PagePool {
                 && self.index.get(key) != Some(&(page as u32))
             {
                 return Err(format!("page {page} is registered and cannot be found"));
+            }
+            if p.registered.is_none() && p.attached != Attached::NOTHING {
+                return Err(format!("page {page} is not registered and has {:?}", p.attached));
+            }
+            let is_child = |c: &&Page| {
+                c.registered.is_some_and(|(key, _)| c.parent == page as u32 && self.is_node(page as u32, key.parent))
+            };
+            let n_children = self.pages.iter().filter(is_child).count();
+            if p.registered.is_some() && p.n_children as usize != n_children {
+                return Err(format!("page {page} has {n_children} children, it counts {}", p.n_children));
             }
         }
         let n_registered = self.pages.iter().filter(|p| p.registered.is_some()).count();
@@ -221,31 +267,22 @@ impl PagePool {
         Ok(())
     }
 
-    fn anchor(&self) -> usize {
-        self.pages.len() - 1
+    fn is_node(&self, page: u32, parent: Parent) -> bool {
+        let registered = self.pages.get(page as usize).and_then(|p| p.registered);
+        registered.is_some_and(|(_, node)| parent == Parent::Node(node))
     }
 
-    fn unregister(&mut self, page: u32) {
-        if let Some((key, _)) = self.pages[page as usize].registered.take() {
+    fn unregister(&mut self, page: u32) -> Attached {
+        let p = &mut self.pages[page as usize];
+        let attached = std::mem::replace(&mut p.attached, Attached::NOTHING);
+        if let Some((key, _)) = p.registered.take() {
+            let parent = p.parent;
             self.index.remove(&key);
+            if self.is_node(parent, key.parent) {
+                self.pages[parent as usize].n_children -= 1;
+            }
         }
-    }
-
-    fn link_newest(&mut self, page: u32) {
-        let anchor = self.anchor();
-        let newest = self.pages[anchor].older;
-        self.pages[page as usize].older = newest;
-        self.pages[page as usize].newer = anchor as u32;
-        self.pages[newest as usize].newer = page;
-        self.pages[anchor].older = page;
-        self.n_cached += 1;
-    }
-
-    fn unlink(&mut self, page: u32) {
-        let Page { older, newer, .. } = self.pages[page as usize];
-        self.pages[older as usize].newer = newer;
-        self.pages[newer as usize].older = older;
-        self.n_cached -= 1;
+        attached
     }
 }
 
@@ -265,10 +302,10 @@ mod tests {
     #[test]
     fn least_recently_released_page_is_evicted_first() {
         let mut pool = PagePool::new(3);
-        let pages: Vec<u32> = (0..3).map(|_| pool.alloc().unwrap()).collect();
+        let pages: Vec<u32> = (0..3).map(|_| pool.alloc().unwrap().0).collect();
         assert_eq!(pool.alloc(), None);
         for (i, &page) in pages.iter().enumerate() {
-            assert_eq!(pool.register(page, Parent::Root(0), &full(i as u32)).0, page);
+            assert_eq!(pool.register(page, Parent::Root(0), None, &full(i as u32)).0, page);
         }
         for i in [1, 0, 2] {
             pool.release(pages[i]);
@@ -279,7 +316,7 @@ mod tests {
         pool.release(hit);
         for expected in [0, 2, 1] {
             assert!(pool.lookup(Parent::Root(0), &full(expected as u32)).is_some());
-            assert_eq!(pool.alloc(), Some(pages[expected]));
+            assert_eq!(pool.alloc().map(|(page, _)| page), Some(pages[expected]));
             assert!(pool.lookup(Parent::Root(0), &full(expected as u32)).is_none());
             pool.audit().unwrap();
         }
@@ -289,9 +326,9 @@ mod tests {
     #[test]
     fn a_page_is_found_only_after_its_own_prefix() {
         let mut pool = PagePool::new(4);
-        let (a, b) = (pool.alloc().unwrap(), pool.alloc().unwrap());
-        let (_, node) = pool.register(a, Parent::Root(7), &full(1));
-        pool.register(b, Parent::Node(node), &full(2));
+        let (a, b) = (pool.alloc().unwrap().0, pool.alloc().unwrap().0);
+        let (_, node) = pool.register(a, Parent::Root(7), None, &full(1));
+        pool.register(b, Parent::Node(node), Some(a), &full(2));
         let cases = [
             (Parent::Root(7), full(1), Some(a)),
             (Parent::Node(node), full(2), Some(b)),
@@ -305,23 +342,47 @@ mod tests {
         }
         // The parent is registered anew: the child must not be found below the new node.
         pool.forget(a);
-        let (_, again) = pool.register(a, Parent::Root(7), &full(1));
+        let (_, again) = pool.register(a, Parent::Root(7), None, &full(1));
         assert_eq!(pool.lookup(Parent::Node(again), &full(2)), None);
+        pool.audit().unwrap();
+    }
+
+    #[test]
+    fn children_are_counted_and_what_is_attached_comes_back() {
+        let mut pool = PagePool::new(3);
+        let [a, b, c] = [0; 3].map(|_| pool.alloc().unwrap().0);
+        let (_, node) = pool.register(a, Parent::Root(0), None, &full(1));
+        pool.register(b, Parent::Node(node), Some(a), &full(2));
+        assert!(!pool.is_branch(a));
+        pool.register(c, Parent::Node(node), Some(a), &full(3));
+        assert!(pool.is_branch(a) && !pool.is_branch(b));
+        *pool.attached_mut(b) = Attached { window: 7, checkpoint: 9 };
+        pool.audit().unwrap();
+        [c, b, a].iter().for_each(|&page| pool.release(page));
+        assert_eq!(pool.alloc(), Some((c, Attached::NOTHING)));
+        assert!(!pool.is_branch(a));
+        // The parent goes first and comes again: the child is not counted as the new node's.
+        assert_eq!(pool.forget(a), Attached::NOTHING);
+        let a = pool.alloc().unwrap().0;
+        pool.register(a, Parent::Root(0), None, &full(1));
+        pool.audit().unwrap();
+        assert_eq!(pool.alloc(), Some((b, Attached { window: 7, checkpoint: 9 })));
         pool.audit().unwrap();
     }
 
     #[test]
     fn equal_pages_become_one() {
         let mut pool = PagePool::new(2);
-        let (a, b) = (pool.alloc().unwrap(), pool.alloc().unwrap());
-        assert_eq!(pool.register(a, Parent::Root(0), &full(1)), (a, 0));
-        assert_eq!(pool.register(b, Parent::Root(0), &full(1)), (a, 0));
+        let (a, b) = (pool.alloc().unwrap().0, pool.alloc().unwrap().0);
+        assert_eq!(pool.register(a, Parent::Root(0), None, &full(1)), (a, 0));
+        assert_eq!(pool.register(b, Parent::Root(0), None, &full(1)), (a, 0));
         assert_eq!(pool.refs(a), 2);
         assert_eq!(pool.counts(), PageCounts { total: 2, free: 1, cached: 0, used: 1 });
         pool.release(a);
         pool.release(a);
         assert_eq!(pool.counts(), PageCounts { total: 2, free: 1, cached: 1, used: 0 });
-        pool.clear_cached();
+        assert_eq!(pool.oldest_cached(), Some(a));
+        pool.forget(a);
         assert_eq!(pool.counts(), PageCounts { total: 2, free: 2, cached: 0, used: 0 });
         pool.audit().unwrap();
     }

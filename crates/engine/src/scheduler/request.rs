@@ -262,12 +262,14 @@ impl TokenEvent<'_> {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Error {
     /// The engine's own limits make no sense.
-    #[error("start engine: {what} is {value}, it must be at least 1")]
+    #[error("start engine: {what} is {value}, it must be at least {least}")]
     Limit {
         /// Which.
         what: &'static str,
         /// What it is.
         value: usize,
+        /// The smallest that works.
+        least: usize,
     },
     /// Nothing to go on from.
     #[error("submit request: the prompt is empty")]

@@ -1,12 +1,12 @@
-//! One request on its way: its tokens, the pages that hold them, its sampler and its text.
+//! One request on its way: its tokens, the memory it holds, its sampler and its text.
 //! It knows nothing of other sequences.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use backend::PAGE;
+use backend::Tables;
 
-use super::pages::{PagePool, Parent};
+use super::memory::{Held, Memory};
 use super::request::{Error, Events, FinishReason, Request, RequestId, Timings, Usage};
 use super::stop::StopMatcher;
 use super::vocabulary::{TextStream, Vocabulary};
@@ -15,9 +15,8 @@ use crate::sampler::Sampler;
 
 /// A request that was accepted.
 ///
-/// Between steps `pages` are exactly the pages that `computed` positions need, and the first `n_registered` of them
-/// can be found in the prefix cache. Everything that decides about the text (`tokens`, `sampler`, `guard`, `text`, `stop`) stays as
-/// it is when the pages are taken away.
+/// Everything that decides about the text (`tokens`, `sampler`, `guard`, `text`, `stop`) stays as it is when the memory is
+/// taken away.
 pub(super) struct Sequence {
     pub id: RequestId,
     pub priority: i32,
@@ -29,13 +28,8 @@ pub(super) struct Sequence {
     max_new: usize,
     /// Most tokens it may have, by `max_new` or by the context.
     max_tokens: usize,
-    /// Positions in the cache.
-    computed: usize,
-    pages: Vec<u32>,
-    n_registered: usize,
-    /// The last registered page.
-    chain: Parent,
-    root: Parent,
+    /// Its pages, window pages and state.
+    pub held: Held,
     sampler: Sampler,
     guard: Option<Box<Guard>>,
     text: Box<dyn TextStream>,
@@ -60,6 +54,7 @@ impl Sequence {
         request: Request,
         vocabulary: Arc<dyn Vocabulary>,
         context: usize,
+        memory: &Memory,
     ) -> Result<Sequence, Error> {
         let stop = StopMatcher::new(request.stop_strings, request.include_stop_string)?;
         let mut sampler = Sampler::new(request.sampling)?;
@@ -70,7 +65,6 @@ impl Sequence {
         // The answer's room is taken now, so that decoding allocates nothing.
         let mut tokens = request.tokens;
         tokens.reserve_exact(max_tokens - n_prompt);
-        let root = Parent::Root(request.cache_salt);
         Ok(Sequence {
             id,
             priority: request.priority,
@@ -79,11 +73,7 @@ impl Sequence {
             n_prompt,
             max_new: request.max_new_tokens,
             max_tokens,
-            computed: 0,
-            pages: Vec::with_capacity(max_tokens.div_ceil(PAGE)),
-            n_registered: 0,
-            chain: root,
-            root,
+            held: memory.hold(request.cache_salt, max_tokens),
             sampler,
             guard,
             text: vocabulary.text(request.decode, &request.shown),
@@ -103,52 +93,44 @@ impl Sequence {
 
     /// Tokens whose positions are not in the cache yet, at least 1.
     pub fn remaining(&self) -> usize {
-        self.tokens.len() - self.computed
+        self.tokens.len() - self.held.computed
     }
 
     /// Pages that the remaining tokens need beyond those it has.
-    pub fn outstanding(&self) -> usize {
-        self.tokens.len().div_ceil(PAGE).saturating_sub(self.pages.len())
+    pub fn outstanding(&self, memory: &Memory) -> usize {
+        memory.outstanding(&self.held, self.tokens.len())
     }
 
-    /// Marks that it is in a step from now on.
-    pub fn admit(&mut self) {
+    /// Window pages that it will need at a time beyond those it has.
+    pub fn outstanding_window(&self, memory: &Memory) -> usize {
+        memory.outstanding_window(&self.held, self.max_tokens)
+    }
+
+    /// It runs from now on.
+    pub fn admit(&mut self, memory: &mut Memory) {
+        memory.admit(&mut self.held);
         self.admitted.get_or_insert_with(Instant::now);
     }
 
-    /// Shares the cached pages that go on where the computed positions end. The last token is never among them: its
-    /// logits are wanted.
-    pub fn adopt(&mut self, pool: &mut PagePool) {
-        while self.n_registered == self.pages.len() && self.computed == self.pages.len() * PAGE {
-            let end = self.computed + PAGE;
-            if end >= self.tokens.len() {
-                return;
-            }
-            let Some((page, node)) = pool.lookup(self.chain, &self.tokens[self.computed..end]) else { return };
-            pool.share(page);
-            self.pages.push(page);
-            self.n_registered += 1;
-            self.chain = Parent::Node(node);
-            self.computed = end;
-            if self.preemptions == 0 && end <= self.n_prompt {
-                self.cached += PAGE;
-            }
+    /// Goes on from the cached prefix, where that reaches beyond the computed positions.
+    pub fn adopt(&mut self, memory: &mut Memory) {
+        let saved = memory.adopt(&mut self.held, &self.tokens);
+        if self.preemptions == 0 {
+            self.cached += saved.min(self.n_prompt.saturating_sub(self.held.computed - saved));
         }
     }
 
-    /// Takes pages for up to `want` more tokens; returns for how many there was room.
-    pub fn extend(&mut self, want: usize, pool: &mut PagePool) -> usize {
-        while self.pages.len() * PAGE < self.computed + want {
-            let Some(page) = pool.alloc() else { break };
-            self.pages.push(page);
-        }
-        want.min(self.pages.len() * PAGE - self.computed)
+    /// Takes pages for up to `want` more tokens, and plans those for which there was room.
+    pub fn plan(&mut self, want: usize, memory: &mut Memory) {
+        self.planned = memory.extend(&mut self.held, want);
     }
 
-    /// The planned tokens, the position of the first, the page table, and whether the last one's logits are wanted.
-    pub fn chunk(&self) -> (&[u32], usize, &[u32], bool) {
-        let end = self.computed + self.planned;
-        (&self.tokens[self.computed..end], self.computed, &self.pages, self.wants_logits())
+    /// The planned tokens and where their memory lies.
+    pub fn chunk(&self) -> (&[u32], usize, Tables<'_>) {
+        let (start, end) = (self.held.computed, self.held.computed + self.planned);
+        let (window_pages, first_window_block) = self.held.window_pages();
+        let tables = Tables { pages: self.held.pages(), window_pages, first_window_block, state: self.held.slot() };
+        (&self.tokens[start..end], start, tables)
     }
 
     /// Whether the planned tokens end with the last one, and an answer is asked for.
@@ -157,58 +139,46 @@ impl Sequence {
     }
 
     /// Takes back what was planned, after a step that computed nothing.
-    pub fn unplan(&mut self, pool: &mut PagePool) {
+    pub fn unplan(&mut self, memory: &mut Memory) {
         self.planned = 0;
-        while self.pages.len() > self.computed.div_ceil(PAGE) {
-            self.pages.pop().into_iter().for_each(|page| pool.release(page));
-        }
+        memory.unplan(&mut self.held);
     }
 
     /// The planned tokens are in the cache. Full pages become findable when `cache` says so.
-    pub fn computed(&mut self, pool: &mut PagePool, cache: bool) {
-        self.computed += self.planned;
+    pub fn computed(&mut self, memory: &mut Memory, cache: bool) {
+        memory.advance(&mut self.held, &self.tokens, self.planned, cache);
         self.planned = 0;
-        while cache && (self.n_registered + 1) * PAGE <= self.computed {
-            let i = self.n_registered;
-            let tokens = &self.tokens[i * PAGE..(i + 1) * PAGE];
-            let (page, node) = pool.register(self.pages[i], self.chain, tokens);
-            self.pages[i] = page;
-            self.chain = Parent::Node(node);
-            self.n_registered += 1;
-        }
     }
 
     /// Whether everything is computed and no answer is asked for.
     pub fn is_prompt_only(&self) -> bool {
-        self.computed == self.tokens.len() && self.max_new == 0
+        self.held.computed == self.tokens.len() && self.max_new == 0
     }
 
-    /// Gives all pages back; the sequence starts again from its first token, and finds what is still cached.
-    pub fn release(&mut self, pool: &mut PagePool) {
-        while let Some(page) = self.pages.pop() {
-            pool.release(page);
-        }
-        (self.computed, self.planned, self.n_registered, self.chain) = (0, 0, 0, self.root);
+    /// Gives all memory back; the sequence starts again from its first token, and finds what is still cached.
+    pub fn release(&mut self, memory: &mut Memory) {
+        self.planned = 0;
+        memory.release(&mut self.held);
     }
 
     /// As [`Sequence::release`], after a look for shared pages that did not lead to admission.
-    pub fn unadopt(&mut self, pool: &mut PagePool) {
-        self.release(pool);
+    pub fn unadopt(&mut self, memory: &mut Memory) {
+        self.release(memory);
         if self.preemptions == 0 {
             self.cached = 0;
         }
     }
 
     /// As [`Sequence::release`], to make room for others.
-    pub fn preempt(&mut self, pool: &mut PagePool) {
-        self.release(pool);
+    pub fn preempt(&mut self, memory: &mut Memory) {
+        self.release(memory);
         self.preemptions += 1;
     }
 
     /// As [`Sequence::release`]; nothing that was computed for it will be found again.
-    pub fn discard(&mut self, pool: &mut PagePool) {
-        self.pages.iter().for_each(|&page| pool.forget(page));
-        self.release(pool);
+    pub fn discard(&mut self, memory: &mut Memory) {
+        memory.forget(&self.held);
+        self.release(memory);
     }
 
     /// Chooses the next token from the last position's logits, `[n_vocab]`, and reports it with the experts that made
@@ -281,20 +251,12 @@ impl Sequence {
         }
     }
 
-    /// Counts its pages in `users`, `[n_pages]`, and says what does not add up.
-    pub fn audit(&self, users: &mut [u32]) -> Result<(), String> {
-        let Sequence { id, computed, pages, n_registered, tokens, planned, .. } = self;
-        if *planned != 0 || *computed >= tokens.len() {
-            return Err(format!("request {}: {computed} of {} computed, {planned} planned", id.0, tokens.len()));
+    /// Says what does not add up between steps; the memory is counted elsewhere.
+    pub fn audit(&self) -> Result<(), String> {
+        let Sequence { id, held, tokens, planned, .. } = self;
+        match *planned != 0 || held.computed >= tokens.len() {
+            true => Err(format!("request {}: {} of {} computed, {planned} planned", id.0, held.computed, tokens.len())),
+            false => Ok(()),
         }
-        if pages.len() != computed.div_ceil(PAGE) || *n_registered > computed / PAGE {
-            return Err(format!(
-                "request {}: {computed} positions in {} pages, {n_registered} of them registered",
-                id.0,
-                pages.len()
-            ));
-        }
-        pages.iter().for_each(|&page| users[page as usize] += 1);
-        Ok(())
     }
 }

@@ -1,14 +1,14 @@
 //! A program and a vocabulary that show every mistake of a scheduler as wrong text.
 //!
 //! The program keeps the tokens themselves in its cache, in the pages it is told to use, and its logits are a hash of
-//! everything it reads back through the page table. A wrong page, a stale page, a wrong position or a swapped row gives
-//! other tokens.
+//! everything it reads back through the page tables and of its recurrent state. A wrong page, a stale page, a wrong position,
+//! a state that missed a token or saw one twice, or a swapped row gives other tokens.
 #![allow(dead_code)] // Each test file uses its part.
 #![allow(clippy::unwrap_used)] // A test's helper may fail loudly, as the test itself.
 
 use std::sync::Arc;
 
-use backend::{Batch, Fault, Kinds, Limits, Output, PAGE, Program, StepError};
+use backend::{Batch, Chunk, Fault, Kinds, Limits, Output, PAGE, Program, StepError};
 use engine::sampler::SamplerParams;
 use engine::scheduler::{
     Engine, EventKind, Events, FinishReason, Options, Request, RequestId, TextStream, Usage, Vocabulary,
@@ -59,14 +59,46 @@ pub fn mix(h: u64, x: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The logits after a sequence of `(token, position)` as they were found.
-pub fn logits(found: impl Iterator<Item = (u32, u32)>, out: &mut [f32]) {
-    let h = found.fold(1, |h, (token, pos)| mix(mix(h, token as u64), pos as u64));
+/// Every mix of memories: none but pages, state, windows narrower and wider than a page, both.
+pub const KINDS: [Kinds; 6] = [
+    Kinds { window: None, state: false },
+    Kinds { window: None, state: true },
+    Kinds { window: Some(1), state: false },
+    Kinds { window: Some(40), state: false },
+    Kinds { window: Some(33), state: true },
+    Kinds { window: Some(100), state: true },
+];
+
+/// Moves a state past a token.
+fn recur(state: u64, token: u32, pos: usize) -> u64 {
+    mix(mix(state ^ 0x55, token.into()), pos as u64)
+}
+
+/// The state before the first token.
+const START: u64 = 17;
+
+/// The logits after a sequence of `(token, position)` as they were found: all of them, those of the window, and the state.
+fn logits_of(
+    found: impl Iterator<Item = (u32, u32)>,
+    window: impl Iterator<Item = (u32, u32)>,
+    state: u64,
+    out: &mut [f32],
+) {
+    let hash = |h, (token, pos): (u32, u32)| mix(mix(h, token as u64), pos as u64);
+    let h = mix(window.fold(found.fold(1, hash), hash), state);
     for (id, logit) in out.iter_mut().enumerate() {
         *logit = (mix(h, id as u64) >> 40) as f32 / (1u64 << 24) as f32 * 8.0 - 4.0;
     }
     // Answers of some length.
     out[EOS as usize] -= 2.0;
+}
+
+/// The logits after `tokens`.
+pub fn logits(kinds: Kinds, tokens: &[u32], out: &mut [f32]) {
+    let found = || tokens.iter().zip(0..).map(|(&token, pos)| (token, pos));
+    let n_seen = kinds.window.map_or(0, |window| window.min(tokens.len()));
+    let state = tokens.iter().enumerate().fold(START, |state, (pos, &token)| recur(state, token, pos));
+    logits_of(found(), found().skip(tokens.len() - n_seen), if kinds.state { state } else { 0 }, out);
 }
 
 /// What goes wrong on purpose.
@@ -86,20 +118,28 @@ pub struct Trouble {
 
 pub struct Toy {
     limits: Limits,
+    kinds: Kinds,
     trouble: Trouble,
     /// `[n_pages · PAGE]`, token and position.
     cache: Vec<(u32, u32)>,
+    /// `[n_window_pages · PAGE]`, the same.
+    window_cache: Vec<(u32, u32)>,
+    /// `[n_states]`, with the position where each stands.
+    states: Vec<(u64, usize)>,
     logits: Vec<f32>,
     faults: Vec<Fault>,
     steps: u64,
 }
 
 impl Toy {
-    pub fn new(limits: Limits, trouble: Trouble) -> Toy {
+    pub fn new(limits: Limits, kinds: Kinds, trouble: Trouble) -> Toy {
         Toy {
             limits,
+            kinds,
             trouble,
             cache: vec![(u32::MAX, u32::MAX); limits.n_pages * PAGE],
+            window_cache: vec![(u32::MAX, u32::MAX); limits.n_window_pages * PAGE],
+            states: vec![(u64::MAX, usize::MAX); limits.n_states],
             logits: Vec::with_capacity(limits.max_outputs * N_VOCAB),
             faults: Vec::with_capacity(limits.max_tokens),
             steps: 0,
@@ -107,13 +147,19 @@ impl Toy {
     }
 
     /// Nobody may read a page in the step that someone else writes it.
-    fn check_writers(batch: &Batch) {
-        for (i, a) in batch.chunks.iter().enumerate() {
-            let written = a.pos as usize / PAGE..(a.pos + a.len).div_ceil(PAGE as u32) as usize;
-            for page in &batch.pages[a.first_page as usize..][written] {
-                for (j, b) in batch.chunks.iter().enumerate() {
-                    let table = &batch.pages[b.first_page as usize..][..b.n_pages as usize];
-                    assert!(i == j || !table.contains(page), "chunk {i} writes page {page}, chunk {j} has it");
+    fn check_writers(batch: &Batch, kinds: Kinds) {
+        let has = |chunk: &Chunk, windowed: bool| match windowed {
+            false => &batch.pages[chunk.first_page as usize..][..chunk.n_pages as usize],
+            true => &batch.window_pages[chunk.first_window_page as usize..][..chunk.n_window_pages as usize],
+        };
+        for windowed in if kinds.window.is_some() { &[false, true][..] } else { &[false] } {
+            for (i, a) in batch.chunks.iter().enumerate() {
+                for block in a.pos as usize / PAGE..(a.pos + a.len).div_ceil(PAGE as u32) as usize {
+                    let page = batch.page(a, *windowed, block);
+                    for (j, b) in batch.chunks.iter().enumerate() {
+                        let shared = i != j && has(b, *windowed).contains(&page);
+                        assert!(!shared, "chunk {i} writes page {page}, chunk {j} has it (windowed: {windowed})");
+                    }
                 }
             }
         }
@@ -126,7 +172,7 @@ impl Program for Toy {
     }
 
     fn kinds(&self) -> Kinds {
-        Kinds::default()
+        self.kinds
     }
 
     fn n_vocab(&self) -> usize {
@@ -135,7 +181,7 @@ impl Program for Toy {
 
     fn step(&mut self, batch: &Batch) -> Result<Output<'_>, StepError> {
         batch.check(self.limits, self.kinds(), N_VOCAB)?;
-        Toy::check_writers(batch);
+        Toy::check_writers(batch, self.kinds);
         self.steps += 1;
         let every = |n: Option<u64>, steps: u64| n.is_some_and(|n| steps.is_multiple_of(n));
         if let Some(token) = batch.tokens.iter().position(|&id| Some(id) == self.trouble.refuse) {
@@ -148,29 +194,48 @@ impl Program for Toy {
         for chunk in &batch.chunks {
             for i in 0..chunk.len {
                 let pos = chunk.pos + i;
-                let page = batch.pages[chunk.first_page as usize + pos as usize / PAGE] as usize;
+                let at = |windowed| {
+                    let page = batch.page(chunk, windowed, pos as usize / PAGE);
+                    page as usize * PAGE + pos as usize % PAGE
+                };
                 let token = if fail { u32::MAX } else { batch.tokens[(chunk.first + i) as usize] };
-                self.cache[page * PAGE + pos as usize % PAGE] = (token, pos);
+                self.cache[at(false)] = (token, pos);
+                if self.kinds.window.is_some() {
+                    self.window_cache[at(true)] = (token, pos);
+                }
             }
         }
         if fail {
             return Err(StepError::Batch("trouble".into()));
         }
         for (index, chunk) in batch.chunks.iter().enumerate() {
+            let mut state = 0;
+            if self.kinds.state {
+                let (found, at) = if chunk.pos == 0 { (START, 0) } else { self.states[chunk.state as usize] };
+                assert_eq!(at, chunk.pos as usize, "the state of chunk {index} stands elsewhere");
+                state = found;
+            }
             for i in 0..chunk.len {
                 let token = chunk.first + i;
+                if self.kinds.state {
+                    let end = (chunk.pos + i) as usize;
+                    state = recur(state, batch.tokens[token as usize], end);
+                    self.states[chunk.state as usize] = (state, end + 1);
+                }
                 if Some(batch.tokens[token as usize]) == self.trouble.fault {
                     self.faults.push(Fault { chunk: index as u32, layer: 3, token });
                 }
                 if rows.next_if_eq(&&token).is_none() {
                     continue;
                 }
-                let table = &batch.pages[chunk.first_page as usize..];
-                let cache = &self.cache;
-                let found = (0..=(chunk.pos + i) as usize).map(|p| cache[table[p / PAGE] as usize * PAGE + p % PAGE]);
+                let (cache, window_cache, last) = (&self.cache, &self.window_cache, (chunk.pos + i) as usize);
+                let at = |windowed, p| batch.page(chunk, windowed, p / PAGE) as usize * PAGE + p % PAGE;
+                let found = (0..=last).map(|p| cache[at(false, p)]);
+                let seen = self.kinds.window.map_or(last + 1, |window| (last + 1).saturating_sub(window));
+                let window = (seen..=last).map(|p| window_cache[at(true, p)]);
                 let start = self.logits.len();
                 self.logits.resize(start + N_VOCAB, 0.0);
-                logits(found, &mut self.logits[start..]);
+                logits_of(found, window, state, &mut self.logits[start..]);
                 if Some(batch.tokens[token as usize]) == self.trouble.nan {
                     self.logits[start..].fill(f32::NAN);
                 }
@@ -183,7 +248,8 @@ impl Program for Toy {
     }
 
     fn copy_state(&mut self, from: u32, to: u32) {
-        panic!("a program without states was told to copy {from} to {to}");
+        assert!(self.kinds.state);
+        self.states[to as usize] = self.states[from as usize];
     }
 }
 
@@ -239,14 +305,19 @@ impl TextStream for Utf8 {
     }
 }
 
-/// An engine over a toy.
+/// An engine over a toy that has pages only.
 pub fn engine(limits: Limits, options: Options, trouble: Trouble) -> Engine {
-    Engine::new(Box::new(Toy::new(limits, trouble)), Arc::new(Pieces), options).unwrap()
+    engine_of(Kinds::default(), limits, options, trouble)
+}
+
+/// An engine over a toy.
+pub fn engine_of(kinds: Kinds, limits: Limits, options: Options, trouble: Trouble) -> Engine {
+    Engine::new(Box::new(Toy::new(limits, kinds, trouble)), Arc::new(Pieces), options).unwrap()
 }
 
 /// Limits with room for everything.
 pub fn roomy() -> Limits {
-    Limits { max_tokens: 512, max_outputs: 16, n_pages: 64, max_positions: 1024, ..Limits::default() }
+    Limits { max_tokens: 512, max_outputs: 16, n_pages: 64, max_positions: 1024, n_window_pages: 64, n_states: 32 }
 }
 
 /// Steps until nothing is left, and audits after every step; returns all events.
