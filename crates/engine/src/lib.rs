@@ -1,6 +1,7 @@
 //! Tokens in, text out: tokenizer, chat template, sampler, scheduler. One thread, no network; requests and events are values.
 #![forbid(unsafe_code)]
 
+pub mod folder;
 pub mod formats;
 pub mod grammar;
 pub mod sampler;

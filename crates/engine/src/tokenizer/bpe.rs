@@ -7,18 +7,29 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
+use super::Error;
 use super::merge::{Join, Merger, NONE, words};
-use super::pretokenize::PreTokenizer;
+use super::pretokenize::{PreTokenizer, Whole};
 use super::vocab::{SPREAD, Vocab, fold, show};
-use super::{Error, SPACE};
 
 /// What the smallest units of a word are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Units {
     /// Bytes, each written as the character that GPT-2 gave it.
     Bytes,
-    /// Characters, with `<0xNN>` tokens for those that have no token; spaces are written `▁`.
+    /// Characters, with `<0xNN>` tokens for those that have no token.
     Chars,
+}
+
+/// What becomes of characters that no token covers, in vocabularies of characters.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Uncovered {
+    /// Where not all bytes of a character have a `<0xNN>` token.
+    pub unknown: Option<u32>,
+    /// Several side by side are one unknown token.
+    pub fused: bool,
+    /// Byte tokens are not asked for.
+    pub no_bytes: bool,
 }
 
 /// A BPE vocabulary's merges and rules.
@@ -27,29 +38,48 @@ pub struct Bpe {
     pre: PreTokenizer,
     merges: Merges,
     byte_tokens: Box<[u32; 256]>, // NONE for a byte that no token covers
+    uncovered: Uncovered,
+}
+
+/// The two sides of a merge written "left right", where the left side may itself start with a space.
+pub fn two_sides(merge: &[u8]) -> Option<(&[u8], &[u8])> {
+    let space = merge.iter().skip(1).position(|&b| b == b' ')? + 1;
+    Some((&merge[..space], &merge[space + 1..]))
 }
 
 impl Bpe {
-    /// Reads `merges` ("left right", best first) against the vocabulary.
-    pub fn new(vocab: &Vocab, units: Units, pre: PreTokenizer, merges: &[&[u8]]) -> Result<Self, Error> {
+    /// Reads `merges` (left and right side, best first) against the vocabulary.
+    pub fn new(
+        vocab: &Vocab,
+        units: Units,
+        pre: PreTokenizer,
+        merges: &[(&[u8], &[u8])],
+        uncovered: Uncovered,
+    ) -> Result<Self, Error> {
         let mut byte_tokens = Box::new([NONE; 256]);
         for byte in 0..=255u8 {
             let token = match units {
                 Units::Bytes => vocab.id(byte_char(byte).encode_utf8(&mut [0; 4]).as_bytes()),
+                Units::Chars if uncovered.no_bytes => None,
                 Units::Chars => vocab.byte_token(byte),
             };
             byte_tokens[byte as usize] = token.unwrap_or(NONE);
         }
-        Ok(Self { units, pre, merges: Merges::new(vocab, merges)?, byte_tokens })
+        Ok(Self { units, pre, merges: Merges::new(vocab, merges)?, byte_tokens, uncovered })
     }
 
     /// Appends the tokens of a text without special strings in it.
     pub fn encode(&self, vocab: &Vocab, text: &str, out: &mut Vec<u32>) {
         let mut merger = Merger::default();
         let mut written = String::new();
+        let is_whole = |word: &str| match self.pre.whole {
+            Whole::No => false,
+            Whole::Any => true,
+            Whole::LineEnds => word.starts_with('\n'),
+        };
         match self.units {
             Units::Bytes => self.pre.split(text, &mut |word| {
-                if self.pre.ignore_merges {
+                if is_whole(word) {
                     written.clear();
                     written.extend(word.bytes().map(byte_char));
                     if let Some(id) = vocab.id(written.as_bytes()) {
@@ -58,13 +88,13 @@ impl Bpe {
                 }
                 words(word).for_each(|word| self.bytes(&mut merger, word.as_bytes(), out));
             }),
-            // Merges never cross a line end, and a run of line ends that is a token is taken whole.
-            Units::Chars => self.pre.split(&text.replace(' ', SPACE), &mut |word| match vocab
-                .id(word.as_bytes())
-                .filter(|_| word.starts_with('\n'))
-            {
-                Some(id) => out.push(id),
-                None => words(word).for_each(|word| self.chars(vocab, &mut merger, word, out)),
+            Units::Chars => self.pre.split(text, &mut |word| {
+                if let Some(id) = vocab.id(word.as_bytes()).filter(|_| is_whole(word)) {
+                    return out.push(id);
+                }
+                let mut fusing = false;
+                let parts = vocab.words(word).flat_map(words);
+                parts.for_each(|word| self.chars(vocab, &mut merger, word, &mut fusing, out));
             }),
         }
     }
@@ -79,7 +109,8 @@ impl Bpe {
         );
     }
 
-    fn chars(&self, vocab: &Vocab, merger: &mut Merger, word: &str, out: &mut Vec<u32>) {
+    /// `fusing`: the last character before the word was an unknown one.
+    fn chars(&self, vocab: &Vocab, merger: &mut Merger, word: &str, fusing: &mut bool, out: &mut Vec<u32>) {
         merger.clear();
         for c in word.chars() {
             let id = vocab.id(c.encode_utf8(&mut [0; 4]).as_bytes());
@@ -87,12 +118,20 @@ impl Bpe {
         }
         merger.run(
             |left, right| self.merges.get(left.id, right.id),
-            |symbol| match symbol.id {
-                NONE => {
-                    let bytes = &word.as_bytes()[symbol.start as usize..][..symbol.len as usize];
-                    out.extend(bytes.iter().map(|&b| self.byte_tokens[b as usize]).filter(|&id| id != NONE));
+            |symbol| {
+                let fused = std::mem::take(fusing) && self.uncovered.fused;
+                if symbol.id != NONE {
+                    return out.push(symbol.id);
                 }
-                id => out.push(id),
+                let bytes = &word.as_bytes()[symbol.start as usize..][..symbol.len as usize];
+                let tokens = || bytes.iter().map(|&b| self.byte_tokens[b as usize]);
+                match self.uncovered.unknown.filter(|_| tokens().any(|id| id == NONE)) {
+                    None => out.extend(tokens().filter(|&id| id != NONE)),
+                    Some(id) => {
+                        *fusing = true;
+                        out.extend((!fused).then_some(id));
+                    }
+                }
             },
         );
     }
@@ -113,17 +152,13 @@ struct Merge {
 }
 
 impl Merges {
-    fn new(vocab: &Vocab, merges: &[&[u8]]) -> Result<Self, Error> {
+    fn new(vocab: &Vocab, merges: &[(&[u8], &[u8])]) -> Result<Self, Error> {
         let empty = Merge { left: NONE, right: NONE, rank: 0, id: NONE };
         let slots = vec![empty; (merges.len() * 2).next_power_of_two().max(2)];
         let mut table = Self { slots, seed: RandomState::new().build_hasher().finish() };
         let mut joined = Vec::new();
-        for (rank, merge) in merges.iter().enumerate() {
-            let bad = |why| Error::Merge { rank, merge: show(merge), why };
-            // The left side may itself start with a space.
-            let space =
-                merge.iter().skip(1).position(|&b| b == b' ').ok_or_else(|| bad("has no two sides".into()))? + 1;
-            let (left, right) = (&merge[..space], &merge[space + 1..]);
+        for (rank, &(left, right)) in merges.iter().enumerate() {
+            let bad = |why| Error::Merge { rank, merge: show(&[left, b" ", right].concat()), why };
             joined.clear();
             joined.extend_from_slice(left);
             joined.extend_from_slice(right);

@@ -40,8 +40,7 @@ impl Detokenizer {
     /// no text.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32, out: &mut String) {
         let skip_special = self.how.skip_special && !self.shown.contains(&id);
-        let bytes = tokenizer.shown(id, skip_special, self.at_start);
-        self.at_start &= bytes.is_empty();
+        let bytes = tokenizer.shown(id, skip_special, &mut self.at_start);
         self.pending.extend_from_slice(bytes);
         let mut done = 0;
         loop {
@@ -79,21 +78,20 @@ impl Tokenizer {
         let mut bytes = Vec::new();
         let mut at_start = !how.continues;
         for &id in ids {
-            let shown = self.shown(id, how.skip_special, at_start);
-            at_start &= shown.is_empty();
-            bytes.extend_from_slice(shown);
+            bytes.extend_from_slice(self.shown(id, how.skip_special, &mut at_start));
         }
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// The bytes that a token shows at this place of a text.
-    fn shown(&self, id: u32, skip_special: bool, at_start: bool) -> &[u8] {
+    /// The bytes that a token shows at this place of a text; `at_start` until one has shown some.
+    fn shown(&self, id: u32, skip_special: bool, at_start: &mut bool) -> &[u8] {
         use TokenKind::*;
         let bytes = match self.kind(id) {
             Some(Control | Unknown | Unused) if skip_special => &[],
             Some(_) => self.token_bytes(id).unwrap_or_default(),
             None => &[],
         };
-        if at_start && self.add_space_prefix { bytes.strip_prefix(b" ").unwrap_or(bytes) } else { bytes }
+        let first = std::mem::replace(at_start, *at_start && bytes.is_empty());
+        if first && self.strips_space { bytes.strip_prefix(b" ").unwrap_or(bytes) } else { bytes }
     }
 }

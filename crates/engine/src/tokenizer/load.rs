@@ -1,14 +1,15 @@
 //! A tokenizer out of a model file's metadata: every array against the number of tokens, every id against the
 //! vocabulary, and the well-known names that say what files leave out.
 
-use checkpoint::Metadata;
+use checkpoint::{Metadata, Strings};
 
-use super::bpe::{Bpe, Units, char_byte};
+use super::bpe::{Bpe, Uncovered, Units, char_byte, two_sides};
+use super::normalize::{Normalizer, Step};
 use super::pretokenize::PreTokenizer;
 use super::special::Specials;
 use super::spm::Spm;
 use super::vocab::{TokenKind, Vocab, show};
-use super::{Algorithm, Error, Roles, SPACE, Tokenizer};
+use super::{Algorithm, Error, Roles, SPACE, Tokenizer, roles};
 
 /// Both a `tokenizer.ggml.model` and a `tokenizer.ggml.pre`.
 const GEMMA4: &str = "gemma4";
@@ -18,102 +19,23 @@ const BOS: &str = "tokenizer.ggml.bos_token_id";
 const EOS: &str = "tokenizer.ggml.eos_token_id";
 const UNKNOWN: &str = "tokenizer.ggml.unknown_token_id";
 
-/// Names of a turn's last token, in order of preference where the file names none.
-const EOT_NAMES: &[&str] = &[
-    "<|eot_id|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<end_of_turn>",
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "<EOT>",
-    "_<EOT>",
-    "[EOT]",
-    "<｜end▁of▁sentence｜>",
-    "<end_of_utterance>",
-];
-
-/// Names that end a generation wherever they stand in a vocabulary.
-const END_NAMES: &[&str] = &[
-    "<|eot_id|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<|return|>",
-    "<|call|>",
-    "<|flush|>",
-    "<|calls|>",
-    "<end_of_turn>",
-    "<|endoftext|>",
-    "<|eom_id|>",
-    "<EOT>",
-    "_<EOT>",
-    "[EOT]",
-    "[EOS]",
-    "<|end_of_text|>",
-    "<end_of_utterance>",
-    "<eos>",
-    "<turn|>",
-    "<|tool_response>",
-    "<｜end▁of▁sentence｜>",
-    "[e~[",
-];
-
-/// Roles of code models: the key that names the token, the names it goes by otherwise, and whether it ends a
-/// generation. Files often leave these as plain text, which they must not be.
-const FILL_IN: &[(&str, &[&str], bool)] = &[
-    (
-        "tokenizer.ggml.fim_pre_token_id",
-        &[
-            "<|fim_prefix|>",
-            "<fim-prefix>",
-            "<fim_prefix>",
-            "<｜fim▁begin｜>",
-            "<PRE>",
-            "▁<PRE>",
-            "<|code_prefix|>",
-            "<|prefix|>",
-        ],
-        false,
-    ),
-    (
-        "tokenizer.ggml.fim_suf_token_id",
-        &[
-            "<|fim_suffix|>",
-            "<fim-suffix>",
-            "<fim_suffix>",
-            "<｜fim▁hole｜>",
-            "<SUF>",
-            "▁<SUF>",
-            "<|code_suffix|>",
-            "<|suffix|>",
-        ],
-        false,
-    ),
-    (
-        "tokenizer.ggml.fim_mid_token_id",
-        &[
-            "<|fim_middle|>",
-            "<fim-middle>",
-            "<fim_middle>",
-            "<｜fim▁end｜>",
-            "<MID>",
-            "▁<MID>",
-            "<|code_middle|>",
-            "<|middle|>",
-        ],
-        false,
-    ),
-    ("tokenizer.ggml.fim_pad_token_id", &["<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"], true),
-    ("tokenizer.ggml.fim_rep_token_id", &["<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"], true),
-    ("tokenizer.ggml.fim_sep_token_id", &["<|file_sep|>"], true),
-];
-
 /// The three families of vocabularies that are read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Model {
     ByteLevel,
     Gemma4,
     SentencePiece,
+}
+
+/// How the texts of a vocabulary stand for bytes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Writing {
+    /// A character for each byte, as GPT-2 has it.
+    Bytes,
+    /// As they are, but for `▁`, which is a space.
+    Spaces,
+    /// As they are.
+    Plain,
 }
 
 impl Tokenizer {
@@ -140,7 +62,8 @@ impl Tokenizer {
             return Err(Error::NoTokens { n_vocab, most });
         }
         let kinds = kinds(meta, n_vocab)?;
-        let mut vocab = Vocab::new(&tokens, kinds, |id, text, kind, out| piece(model, id, text, kind, out))?;
+        let writing = if model == Model::ByteLevel { Writing::Bytes } else { Writing::Spaces };
+        let mut vocab = Vocab::new(&tokens, kinds, |id, text, kind, out| piece(writing, id, text, kind, out))?;
         let roles = roles(meta, model, &mut vocab)?;
 
         let (algorithm, bos_by_default) = match model {
@@ -150,11 +73,11 @@ impl Tokenizer {
                 (Algorithm::Spm(Spm::new(&vocab, &scores, roles.unknown)?), true)
             }
             Model::ByteLevel | Model::Gemma4 => {
-                let merges: Vec<&[u8]> = meta.strings("tokenizer.ggml.merges")?.iter().collect();
+                let merges = merges(meta.strings("tokenizer.ggml.merges")?)?;
                 let units = if model == Model::Gemma4 { Units::Chars } else { Units::Bytes };
                 let pre = PreTokenizer::new(if model == Model::Gemma4 { GEMMA4 } else { pre })?;
                 let add_bos = pre.add_bos;
-                (Algorithm::Bpe(Bpe::new(&vocab, units, pre, &merges)?), add_bos)
+                (Algorithm::Bpe(Bpe::new(&vocab, units, pre, &merges, Uncovered::default())?), add_bos)
             }
         };
         // Gemma 4 speaks nonsense without its BOS, and there are files that say to leave it out.
@@ -167,16 +90,30 @@ impl Tokenizer {
         }
         let space_prefix = meta.opt_bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
         let strips_right = strips_right(meta)?;
+        let add_space_prefix = space_prefix && model == Model::SentencePiece;
+        let spaces = || Step::ReplaceText(" ".into(), SPACE.into());
         Ok(Self {
             specials: Specials::new(&vocab, also_special(&vocab), strips_right),
-            add_bos: says_bos.unwrap_or(bos_by_default),
-            add_eos: says_eos.unwrap_or(false),
-            add_space_prefix: space_prefix && model == Model::SentencePiece,
+            before: roles.bos.filter(|_| says_bos.unwrap_or(bos_by_default)).into_iter().collect(),
+            after: roles.eos.filter(|_| says_eos.unwrap_or(false)).into_iter().collect(),
+            normalizer: Normalizer((model == Model::Gemma4).then(spaces).into_iter().collect()),
+            normalized: None,
+            add_space_prefix,
+            strips_space: add_space_prefix,
             vocab,
             algorithm,
             roles,
         })
     }
+}
+
+/// Left and right sides.
+fn merges(texts: &Strings) -> Result<Vec<(&[u8], &[u8])>, Error> {
+    let sides = texts.iter().enumerate().map(|(rank, merge)| {
+        let bad = || Error::Merge { rank, merge: show(merge), why: "has no two sides".into() };
+        two_sides(merge).ok_or_else(bad)
+    });
+    sides.collect()
 }
 
 fn same_count(key: &'static str, found: usize, n_vocab: usize) -> Result<(), Error> {
@@ -192,11 +129,8 @@ fn kinds(meta: &Metadata, n_vocab: usize) -> Result<Vec<TokenKind>, Error> {
 }
 
 /// Appends the bytes that a token stands for.
-fn piece(model: Model, id: u32, text: &[u8], kind: TokenKind, out: &mut Vec<u8>) -> Result<(), Error> {
-    match (kind, model) {
-        (TokenKind::Control | TokenKind::Unknown, _) | (TokenKind::UserDefined, Model::ByteLevel) => {
-            out.extend_from_slice(text);
-        }
+pub fn piece(writing: Writing, id: u32, text: &[u8], kind: TokenKind, out: &mut Vec<u8>) -> Result<(), Error> {
+    match (kind, writing) {
         (TokenKind::Byte, _) => {
             let byte = text.strip_prefix(b"<0x").and_then(|rest| rest.strip_suffix(b">")).filter(|hex| hex.len() == 2);
             // `from_str_radix` takes a sign, which two hexadecimal digits do not have.
@@ -205,7 +139,12 @@ fn piece(model: Model, id: u32, text: &[u8], kind: TokenKind, out: &mut Vec<u8>)
             let byte = digits.and_then(|hex| u8::from_str_radix(hex, 16).ok());
             out.push(byte.ok_or_else(|| Error::ByteToken { id, token: show(text) })?);
         }
-        (_, Model::ByteLevel) => {
+        (TokenKind::Control | TokenKind::Unknown, _)
+        | (TokenKind::UserDefined, Writing::Bytes)
+        | (_, Writing::Plain) => {
+            out.extend_from_slice(text);
+        }
+        (_, Writing::Bytes) => {
             let start = out.len();
             // A text with a character that stands for no byte is an added token's and stands for itself.
             let bytes = str::from_utf8(text).ok().and_then(|text| {
@@ -219,7 +158,7 @@ fn piece(model: Model, id: u32, text: &[u8], kind: TokenKind, out: &mut Vec<u8>)
                 out.extend_from_slice(text);
             }
         }
-        (_, Model::Gemma4 | Model::SentencePiece) => {
+        (_, Writing::Spaces) => {
             let mut rest = text;
             while let Some((&byte, tail)) = rest.split_first() {
                 if let Some(tail) = rest.strip_prefix(SPACE.as_bytes()) {
@@ -235,8 +174,7 @@ fn piece(model: Model, id: u32, text: &[u8], kind: TokenKind, out: &mut Vec<u8>)
     Ok(())
 }
 
-/// The roles the file gives, then those that well-known names give; tokens found by name become control tokens, as
-/// files often call them plain text.
+/// The roles the file gives, then those that well-known names give.
 fn roles(meta: &Metadata, model: Model, vocab: &mut Vocab) -> Result<Roles, Error> {
     let n_vocab = vocab.len();
     let role = |key: &'static str| match meta.opt_u32(key)? {
@@ -256,31 +194,7 @@ fn roles(meta: &Metadata, model: Model, vocab: &mut Vocab) -> Result<Roles, Erro
         pad: role("tokenizer.ggml.padding_token_id")?,
         ends: Vec::new(),
     };
-    let mut by_name = |names: &[&str]| {
-        let id = names.iter().find_map(|name| vocab.id(name.as_bytes()))?;
-        vocab.set_kind(id, TokenKind::Control);
-        Some(id)
-    };
-    roles.eot = roles.eot.or_else(|| by_name(EOT_NAMES));
-    roles.eom = roles.eom.or_else(|| by_name(&["<|eom_id|>"]));
-    for (key, names, ends) in FILL_IN {
-        let id = role(key)?.or_else(|| by_name(names));
-        roles.ends.extend(id.filter(|_| *ends));
-    }
-    roles.ends.extend(END_NAMES.iter().filter_map(|name| by_name(&[name])));
-    // To a byte-level vocabulary `</s>` may be a piece of HTML, so here the file's word counts.
-    roles.ends.extend(vocab.id(b"</s>").filter(|&id| vocab.kind(id) == Some(TokenKind::Control)));
-    roles.ends.extend([roles.eos, roles.eot, roles.eom].into_iter().flatten());
-    roles.ends.sort_unstable();
-    roles.ends.dedup();
-
-    let has = |names: &[&str]| names.iter().any(|name| vocab.id(name.as_bytes()).is_some());
-    // Where messages end with a call or a return, `<|end|>` only ends one of several messages of an answer.
-    let calls = has(&["<|call|>", "<|calls|>"]) && has(&["<|return|>", "<|flush|>"]);
-    if let Some(id) = vocab.id(b"<|end|>").filter(|_| calls) {
-        roles.ends.retain(|&end| end != id);
-        vocab.set_kind(id, TokenKind::UserDefined);
-    }
+    roles::complete(&mut roles, vocab, role)?;
     Ok(roles)
 }
 

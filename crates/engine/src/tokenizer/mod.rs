@@ -1,14 +1,18 @@
 //! Text to token ids and back.
 //!
-//! A [`Tokenizer`] is made from a model file's metadata alone. It must give exactly the ids that the model was trained
-//! on, and llama.cpp's for the same file are the witness in the tests. It knows nothing of chats or templates: a
+//! A [`Tokenizer`] is made from a model's files alone: a GGUF file's metadata, or the `tokenizer.json` of a folder. It must
+//! give exactly the ids that the model was trained on; llama.cpp and Hugging Face's tokenizers are the witnesses in the
+//! tests. It knows nothing of chats or templates: a
 //! prompt arrives as text, and what in it may be a control token the caller says ([`Encode::parse_special`]).
 
 mod bpe;
 mod detokenize;
+mod json;
 mod load;
 mod merge;
+mod normalize;
 mod pretokenize;
+mod roles;
 mod special;
 mod spm;
 mod vocab;
@@ -16,7 +20,10 @@ mod vocab;
 pub use detokenize::{Decode, Detokenizer};
 pub use vocab::TokenKind;
 
+use checkpoint::{Checkpoint, Kind};
+
 use bpe::Bpe;
+use normalize::Normalizer;
 use special::{Part, Specials};
 use spm::Spm;
 use vocab::Vocab;
@@ -30,6 +37,8 @@ const SPACE: &str = "▁";
 pub enum Error {
     #[error(transparent)]
     Metadata(#[from] checkpoint::Error),
+    #[error(transparent)]
+    Folder(#[from] crate::folder::Error),
     #[error("use tokenizer.ggml.model {found:?}: known are gpt2, gemma4, llama")]
     Model { found: String },
     #[error("use tokenizer.ggml.pre {found:?}: known are {known}")]
@@ -54,6 +63,10 @@ pub enum Error {
     Merge { rank: usize, merge: String, why: String },
     #[error("use {key}: it is {id}, the vocabulary has {n_vocab} tokens")]
     Id { key: &'static str, id: u32, n_vocab: usize },
+    #[error("use {file}: {what}")]
+    Json { file: String, what: String },
+    #[error("find the tokenizer of {folder}: it has no tokenizer.json{instead}")]
+    NoFile { folder: String, instead: &'static str },
     #[error("use {flag}: it is true, but {key} is missing")]
     MissingId { flag: &'static str, key: &'static str },
 }
@@ -92,9 +105,12 @@ pub struct Tokenizer {
     algorithm: Algorithm,
     specials: Specials,
     roles: Roles,
-    add_bos: bool,
-    add_eos: bool,
-    add_space_prefix: bool,
+    normalizer: Normalizer,
+    normalized: Option<Specials>, // strings that are looked for after the normalizer
+    before: Vec<u32>,             // what `add_special` puts before a text
+    after: Vec<u32>,              // and behind it
+    add_space_prefix: bool,       // a text begins with a space that `spm` adds
+    strips_space: bool,           // the first space of a text is not shown
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -107,6 +123,16 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
+    /// Reads the tokenizer of a model, whatever kind of files it is in: [`Tokenizer::from_metadata`] of a GGUF file,
+    /// `tokenizer.json` of a folder with what `tokenizer_config.json`, `generation_config.json` and `config.json` say of its
+    /// tokens. Fails when a file cannot be read, or lies, or asks for what is not known; the error names the thing.
+    pub fn load(checkpoint: &Checkpoint) -> Result<Self, Error> {
+        match checkpoint.kind() {
+            Kind::Gguf => Self::from_metadata(checkpoint.meta()),
+            Kind::Mlx | Kind::Hf => json::load(checkpoint),
+        }
+    }
+
     /// The tokens of a text.
     pub fn encode(&self, text: &str, how: Encode) -> Vec<u32> {
         let mut ids = Vec::with_capacity(text.len() / 3 + 2);
@@ -116,9 +142,12 @@ impl Tokenizer {
 
     /// Appends the tokens of a text. No text is refused.
     pub fn encode_into(&self, text: &str, how: Encode, ids: &mut Vec<u32>) {
-        ids.extend(self.roles.bos.filter(|_| how.add_special && self.add_bos));
+        if how.add_special {
+            ids.extend_from_slice(&self.before);
+        }
         // A SentencePiece text starts with a space, and so does one that follows a special token.
         let mut prefix = self.add_space_prefix;
+        let mut first = true;
         for part in self.specials.partition(text, how.parse_special) {
             match part {
                 Part::Token(id) => {
@@ -127,14 +156,29 @@ impl Tokenizer {
                 }
                 Part::Text(range) => {
                     match &self.algorithm {
-                        Algorithm::Bpe(bpe) => bpe.encode(&self.vocab, &text[range], ids),
+                        Algorithm::Bpe(bpe) => self.encode_bpe(bpe, &text[range], first, how, ids),
                         Algorithm::Spm(spm) => spm.encode(&self.vocab, &text[range], prefix, ids),
                     }
                     prefix = false;
                 }
             }
+            first = false;
         }
-        ids.extend(self.roles.eos.filter(|_| how.add_special && self.add_eos));
+        if how.add_special {
+            ids.extend_from_slice(&self.after);
+        }
+    }
+
+    /// A text without the special strings that are looked for as it stands; `first`: it is the beginning of the whole.
+    fn encode_bpe(&self, bpe: &Bpe, text: &str, first: bool, how: Encode, ids: &mut Vec<u32>) {
+        let text = self.normalizer.apply(text, first);
+        let Some(specials) = &self.normalized else { return bpe.encode(&self.vocab, &text, ids) };
+        for part in specials.partition(&text, how.parse_special) {
+            match part {
+                Part::Token(id) => ids.push(id),
+                Part::Text(range) => bpe.encode(&self.vocab, &text[range], ids),
+            }
+        }
     }
 
     /// The bytes a token stands for, its name for a control token; `None` past the vocabulary.
@@ -204,7 +248,7 @@ impl Tokenizer {
 
     /// Whether [`Encode::add_special`] puts BOS before a text.
     pub fn add_bos(&self) -> bool {
-        self.add_bos
+        self.bos().is_some_and(|bos| self.before.contains(&bos))
     }
 
     /// Whether a text gets a space before its first word.
@@ -214,6 +258,6 @@ impl Tokenizer {
 
     /// Whether [`Encode::add_special`] puts EOS after a text.
     pub fn add_eos(&self) -> bool {
-        self.add_eos
+        self.eos().is_some_and(|eos| self.after.contains(&eos))
     }
 }

@@ -1,10 +1,13 @@
-//! Cutting a text into words before BPE joins their bytes: one table of what each `tokenizer.ggml.pre` names.
+//! Cutting a text into words before BPE joins their bytes: one table of what each `tokenizer.ggml.pre` names, and the
+//! splits that a `tokenizer.json` brings along.
 //!
 //! Patterns are those of the models' own tokenizers. The usual ending `\s+(?!\S)|\s+` looks ahead; here it is a plain
-//! `\s+` and a rule that gives the last blank back, so that every pattern is a regular expression in the strict sense
-//! and a text of any shape takes linear time: no backtracking, no limit to run into. Knows nothing of tokens.
+//! `\s+` and a rule that gives the last blank back, so that every pattern is a regular expression in the strict sense:
+//! no backtracking, no limit to run into. Knows nothing of tokens.
 
-use regex::Regex;
+use std::ops::Range;
+
+use regex::{Regex, RegexBuilder};
 
 use super::Error;
 
@@ -17,6 +20,34 @@ enum Blanks {
     GiveBack,
     /// The same, but runs up to a line end are words of their own (`\s*[\r\n]+` comes first in the pattern).
     GiveBackInLine,
+    /// `\s+(?!\S)` in a pattern that nobody here has looked at: the last group of the pattern is the run in question.
+    GiveBackGroup,
+}
+
+/// What becomes of the places that a split finds, in the words of Hugging Face's tokenizers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Behavior {
+    /// Each is a word.
+    Isolated,
+    /// They are left out.
+    Removed,
+    /// Each goes with what stands before it.
+    MergedWithPrevious,
+    /// Each goes with what stands behind it.
+    MergedWithNext,
+    /// Those side by side are one word.
+    Contiguous,
+}
+
+/// Which words are taken whole when they are tokens as they stand, whatever the merges would make of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whole {
+    /// None.
+    No,
+    /// All.
+    Any,
+    /// Those that begin with a line end.
+    LineEnds,
 }
 
 /// One pass: every match is a word, and so is what lies between matches.
@@ -111,11 +142,19 @@ const TABLE: &[Row] = &[
     row(&["gemma4"], &[(r"[^\n]+|\n+", Blanks::Keep)]),
 ];
 
-/// A compiled row of the table.
+/// One pass, compiled.
+pub struct Split {
+    regex: Regex,
+    blanks: Blanks,
+    behavior: Behavior,
+    invert: bool, // what lies between matches is what is found
+}
+
+/// Passes, each of which cuts the words of the one before it.
 pub struct PreTokenizer {
-    passes: Vec<(Regex, Blanks)>,
-    /// A word that is a token as it stands is taken whole, whatever the merges would make of it.
-    pub ignore_merges: bool,
+    passes: Vec<Split>,
+    /// Which words are taken whole.
+    pub whole: Whole,
     /// Whether texts begin with BOS when the file does not say.
     pub add_bos: bool,
 }
@@ -130,30 +169,168 @@ impl PreTokenizer {
         let compile = |&(pattern, blanks): &Pass| {
             let regex =
                 Regex::new(pattern).map_err(|why| Error::Pattern { name: name.into(), source: Box::new(why) })?;
-            Ok((regex, blanks))
+            Ok(Split { regex, blanks, behavior: Behavior::Isolated, invert: false })
         };
-        Ok(Self {
-            passes: row.passes.iter().map(compile).collect::<Result<_, Error>>()?,
-            ignore_merges: row.ignore_merges,
-            add_bos: row.add_bos,
-        })
+        let whole = match row.ignore_merges {
+            _ if row.names == ["gemma4"] => Whole::LineEnds,
+            true => Whole::Any,
+            false => Whole::No,
+        };
+        let passes = row.passes.iter().map(compile).collect::<Result<_, Error>>()?;
+        Ok(Self { passes, whole, add_bos: row.add_bos })
     }
 
-    /// Calls `each` with the words of a text, in order; together they are the text.
+    /// One of passes that a file describes.
+    pub fn of(passes: Vec<Split>, whole: Whole) -> Self {
+        Self { passes, whole, add_bos: false }
+    }
+
+    /// Calls `each` with the words of a text, in order; together they are the text, but for what is removed.
     pub fn split(&self, text: &str, each: &mut dyn FnMut(&str)) {
         split(&self.passes, text, each);
     }
 }
 
-fn split(passes: &[(Regex, Blanks)], text: &str, each: &mut dyn FnMut(&str)) {
-    let Some(((regex, blanks), later)) = passes.split_first() else { return each(text) };
-    let mut done = 0;
-    while let Some(found) = regex.find_at(text, done) {
-        let end = blanks.end(text, found.start(), found.end());
-        if found.start() > done {
-            split(later, &text[done..found.start()], each);
+/// How the usual patterns end: a run of blanks leaves its last one to the word behind it.
+const LOOKAHEAD: &str = r"|\s+(?!\S)|\s+";
+/// Longest pattern of a file, in bytes; those in use have some hundred.
+const MAX_PATTERN: usize = 16 << 10;
+
+impl Split {
+    /// The split of a pattern in the words of Oniguruma, which is what `tokenizer.json` files are written for; `Err` says
+    /// what of it is not supported.
+    pub fn of(pattern: &str, behavior: Behavior, invert: bool) -> Result<Self, String> {
+        if pattern.len() > MAX_PATTERN {
+            return Err(format!("is {} bytes long, at most {MAX_PATTERN} are allowed", pattern.len()));
         }
-        split(later, &text[found.start()..end], each);
+        if let Some(construct) = other_meaning(pattern) {
+            return Err(format!("uses {construct}, which is not supported"));
+        }
+        let (pattern, blanks) = match pattern.strip_suffix(LOOKAHEAD) {
+            Some(head) => (format!(r"{head}|(\s+)"), Blanks::GiveBackGroup),
+            None => (pattern.to_string(), Blanks::Keep),
+        };
+        // Oniguruma's `^` and `$` are those of lines.
+        let regex = RegexBuilder::new(&pattern).multi_line(true).build();
+        let regex = regex.map_err(|error| match error {
+            regex::Error::CompiledTooBig(limit) => format!("is larger than {limit} bytes when compiled"),
+            // The last line says what is wrong, those before it draw where.
+            error => error.to_string().lines().last().unwrap_or_default().trim_start_matches("error: ").to_string(),
+        })?;
+        Ok(Self { regex, blanks, behavior, invert })
+    }
+
+    /// The split at a text.
+    pub fn of_text(text: &str, behavior: Behavior, invert: bool) -> Result<Self, String> {
+        Self::of(&regex::escape(text), behavior, invert)
+    }
+
+    /// The pattern alone; `Err` where it needs the rule of blanks.
+    pub fn into_regex(self) -> Result<Regex, String> {
+        match self.blanks {
+            Blanks::Keep => Ok(self.regex),
+            _ => Err("looks ahead, which is not supported here".into()),
+        }
+    }
+
+    /// GPT-2's words, which `ByteLevel` cuts by itself.
+    pub fn gpt2() -> Result<Self, String> {
+        let regex = Regex::new(GPT2.0).map_err(|error| error.to_string())?;
+        Ok(Self { regex, blanks: GPT2.1, behavior: Behavior::Isolated, invert: false })
+    }
+
+    /// The next place that the pattern finds from `from` on.
+    fn find(&self, text: &str, from: usize) -> Option<(usize, usize)> {
+        let found = self.regex.find_at(text, from)?;
+        Some((found.start(), self.blanks.end(&self.regex, text, found.start(), found.end())))
+    }
+
+    /// Calls `each` with the pieces of a text.
+    fn pieces(&self, text: &str, each: &mut dyn FnMut(&str)) {
+        let mut pieces: Vec<(Range<usize>, bool)> = Vec::new();
+        let (mut done, mut from) = (0, 0);
+        while let Some((start, end)) = self.find(text, from) {
+            if start > done {
+                pieces.push((done..start, self.invert));
+            }
+            if end > start {
+                pieces.push((start..end, !self.invert));
+            }
+            done = end;
+            from = match end > start {
+                true => end,
+                // An empty match moves on by a character.
+                false => match text[end..].chars().next() {
+                    Some(c) => end + c.len_utf8(),
+                    None => break,
+                },
+            };
+        }
+        if done < text.len() {
+            pieces.push((done..text.len(), self.invert));
+        }
+        let joins = |behavior, previous: bool, this: bool| match behavior {
+            Behavior::MergedWithPrevious => this && !previous,
+            Behavior::MergedWithNext => !this && previous,
+            Behavior::Contiguous => this == previous,
+            Behavior::Isolated | Behavior::Removed => false,
+        };
+        let mut i = 0;
+        while let Some((range, found)) = pieces.get(i).cloned() {
+            let (mut end, mut last) = (range.end, found);
+            while let Some((next, found)) = pieces.get(i + 1).filter(|(_, found)| joins(self.behavior, last, *found)) {
+                (end, last) = (next.end, *found);
+                i += 1;
+            }
+            if !(found && self.behavior == Behavior::Removed) {
+                each(&text[range.start..end]);
+            }
+            i += 1;
+        }
+    }
+}
+
+/// What of a pattern means something else, or nothing, to the `regex` crate, which would not say so.
+fn other_meaning(pattern: &str) -> Option<&'static str> {
+    let (mut in_class, mut escaped, mut repeats) = (0, false, false);
+    let bytes = pattern.as_bytes();
+    for (i, &byte) in bytes.iter().enumerate() {
+        let was_repeat = std::mem::take(&mut repeats);
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = true,
+            b'[' => in_class += 1,
+            b']' if in_class > 0 => in_class -= 1,
+            _ if in_class > 0 => (),
+            b'+' if was_repeat => return Some("a possessive repetition"),
+            b'?' if i > 0 && bytes[i - 1] == b'(' => {
+                let flags = bytes[i + 1..].iter().take_while(|b| b.is_ascii_alphabetic() || **b == b'-');
+                if flags.clone().any(|b| matches!(b, b'm' | b's' | b'x' | b'u')) {
+                    return Some("a flag other than i");
+                }
+            }
+            b'?' | b'*' | b'+' => repeats = true,
+            _ => (),
+        }
+    }
+    None
+}
+
+fn split(passes: &[Split], text: &str, each: &mut dyn FnMut(&str)) {
+    let Some((pass, later)) = passes.split_first() else { return each(text) };
+    if pass.behavior != Behavior::Isolated || pass.invert {
+        return pass.pieces(text, &mut |piece| split(later, piece, each));
+    }
+    let mut done = 0;
+    while let Some((start, end)) = pass.find(text, done) {
+        // A pattern of a file may match nothing; there the words are looked for with more care.
+        if start == end {
+            return pass.pieces(&text[done..], &mut |piece| split(later, piece, each));
+        }
+        if start > done {
+            split(later, &text[done..start], each);
+        }
+        split(later, &text[start..end], each);
         done = end;
     }
     if done < text.len() {
@@ -163,17 +340,28 @@ fn split(passes: &[(Regex, Blanks)], text: &str, each: &mut dyn FnMut(&str)) {
 
 impl Blanks {
     /// Where a match that stands from `start` to `end` ends after the rule.
-    fn end(self, text: &str, start: usize, end: usize) -> usize {
+    fn end(self, regex: &Regex, text: &str, start: usize, end: usize) -> usize {
         let Some(last) = text[start..end].chars().next_back() else { return end };
         let gives_back = match self {
             Self::Keep => false,
             Self::GiveBack => last.is_whitespace(),
             Self::GiveBackInLine => last.is_whitespace() && !matches!(last, '\r' | '\n'),
+            Self::GiveBackGroup => {
+                last.is_whitespace()
+                    && text[start..end].chars().all(char::is_whitespace)
+                    && by_group(regex, text, start)
+            }
         };
         let rest = end - last.len_utf8();
-        // Only the alternative `\s+` can end in such a blank, so the whole match is blank.
+        // Only the alternative `\s+` can end in such a blank, or was seen to be the one, so the whole match is blank.
         if gives_back && rest > start && end < text.len() { rest } else { end }
     }
+}
+
+/// Whether the match that starts at `start` is one of the pattern's last group.
+fn by_group(regex: &Regex, text: &str, start: usize) -> bool {
+    let groups = regex.captures_at(text, start);
+    groups.is_some_and(|groups| groups.get(groups.len() - 1).is_some())
 }
 
 #[cfg(test)]

@@ -1,0 +1,187 @@
+//! What a model folder says beside its weights: which tokens begin and end a text, the chat template, and how its makers
+//! sample. Reads `tokenizer_config.json`, `generation_config.json`, `chat_template.jinja` and the tokens of `config.json`;
+//! knows no vocabulary and renders nothing.
+
+use checkpoint::{Checkpoint, SideFile};
+use serde_json::{Map, Value};
+
+/// Largest of these files, in bytes: they hold a template at most.
+const MAX_BYTES: usize = 16 << 20;
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+const GENERATION_CONFIG: &str = "generation_config.json";
+const CHAT_TEMPLATE: &str = "chat_template.jinja";
+
+/// Why one of the files cannot be used. Continues "failed to".
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The file cannot be read.
+    #[error(transparent)]
+    Checkpoint(#[from] checkpoint::Error),
+    /// The file holds what it should not.
+    #[error("use {file}: {what}")]
+    #[allow(missing_docs)]
+    File { file: String, what: String },
+}
+
+/// The values of one file; none where the file is not there.
+struct Config {
+    name: String,
+    values: Map<String, Value>,
+}
+
+impl Config {
+    fn open(checkpoint: &Checkpoint, name: &str) -> Result<Self, Error> {
+        let Some(file) = checkpoint.side_file(name)? else {
+            return Ok(Self { name: name.into(), values: Map::new() });
+        };
+        let text = bounded(&file)?;
+        let values = serde_json::from_str(text)
+            .map_err(|error| Error::File { file: file.name().into(), what: error.to_string() })?;
+        Ok(Self { name: file.name().into(), values })
+    }
+
+    fn error(&self, key: &str, wanted: &str) -> Error {
+        Error::File { file: self.name.clone(), what: format!("{key} is not {wanted}") }
+    }
+
+    fn get(&self, key: &str) -> Option<&Value> {
+        self.values.get(key).filter(|value| !value.is_null())
+    }
+
+    /// A token by its text, which may stand in an object with how it is looked for.
+    fn token(&self, key: &str) -> Result<Option<String>, Error> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text.clone())),
+            Some(value) => match &value["content"] {
+                Value::String(text) => Ok(Some(text.clone())),
+                _ => Err(self.error(key, "a token's text")),
+            },
+        }
+    }
+
+    fn flag(&self, key: &str) -> Result<Option<bool>, Error> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::Bool(flag)) => Ok(Some(*flag)),
+            Some(_) => Err(self.error(key, "true or false")),
+        }
+    }
+
+    /// An id or a list of them.
+    fn ids(&self, key: &str) -> Result<Vec<u32>, Error> {
+        let Some(value) = self.get(key) else { return Ok(Vec::new()) };
+        let ids = match value {
+            Value::Array(ids) => ids.as_slice(),
+            id => std::slice::from_ref(id),
+        };
+        let ids = ids.iter().map(|id| u32::try_from(id.as_u64()?).ok());
+        ids.collect::<Option<_>>().ok_or_else(|| self.error(key, "a token's id or a list of them"))
+    }
+
+    fn number(&self, key: &str) -> Result<Option<f32>, Error> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let number = value.as_f64().map(|v| v as f32).filter(|v| v.is_finite() && *v >= 0.0);
+        number.map(Some).ok_or_else(|| self.error(key, "a number from 0 on"))
+    }
+}
+
+fn bounded(file: &SideFile) -> Result<&str, Error> {
+    let text = file.text();
+    match text.len() > MAX_BYTES {
+        true => Err(Error::File {
+            file: file.name().into(),
+            what: format!("it is {} bytes long, at most {MAX_BYTES} are allowed", text.len()),
+        }),
+        false => Ok(text),
+    }
+}
+
+/// Tokens that have a role, by their texts and ids.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tokens {
+    /// Begin of text.
+    pub bos: Option<String>,
+    /// End of text.
+    pub eos: Option<String>,
+    /// Padding.
+    pub pad: Option<String>,
+    /// What stands for what no token covers.
+    pub unknown: Option<String>,
+    /// Whether a text begins with `bos`, where the file says.
+    pub add_bos: Option<bool>,
+    /// Whether a text ends with `eos`, where the file says.
+    pub add_eos: Option<bool>,
+    /// Ids that end an answer; they may lie past the vocabulary.
+    pub ends: Vec<u32>,
+}
+
+/// The tokens that a folder gives a role.
+pub fn tokens(checkpoint: &Checkpoint) -> Result<Tokens, Error> {
+    let config = Config::open(checkpoint, TOKENIZER_CONFIG)?;
+    let mut ends = Config::open(checkpoint, GENERATION_CONFIG)?.ids("eos_token_id")?;
+    // `config.json` is read already; an id or a list, as in the other file.
+    if let Ok(Some(id)) = checkpoint.meta().opt_u32("eos_token_id") {
+        ends.push(id);
+    } else if let Some(ids) = checkpoint.meta().opt_u32s("eos_token_id")? {
+        ends.extend(ids);
+    }
+    Ok(Tokens {
+        bos: config.token("bos_token")?,
+        eos: config.token("eos_token")?,
+        pad: config.token("pad_token")?,
+        unknown: config.token("unk_token")?,
+        add_bos: config.flag("add_bos_token")?,
+        add_eos: config.flag("add_eos_token")?,
+        ends,
+    })
+}
+
+/// The chat template of a model: a GGUF file's key, or of a folder `chat_template.jinja`, or `chat_template` in
+/// `tokenizer_config.json`, of several that named `default`. `None` where there is none.
+pub fn chat_template(checkpoint: &Checkpoint) -> Result<Option<String>, Error> {
+    if let Some(source) = checkpoint.meta().opt_str("tokenizer.chat_template")? {
+        return Ok(Some(source.into()));
+    }
+    if let Some(file) = checkpoint.side_file(CHAT_TEMPLATE)? {
+        return Ok(Some(bounded(&file)?.into()));
+    }
+    let config = Config::open(checkpoint, TOKENIZER_CONFIG)?;
+    let wanted = || config.error("chat_template", "a text or a list of named texts");
+    match config.get("chat_template") {
+        None => Ok(None),
+        Some(Value::String(source)) => Ok(Some(source.clone())),
+        Some(Value::Array(list)) => {
+            let named = |name: &str| list.iter().find(|one| one["name"] == name);
+            let Some(one) = named("default").or(list.first()) else { return Ok(None) };
+            Ok(Some(one["template"].as_str().ok_or_else(wanted)?.into()))
+        }
+        Some(_) => Err(wanted()),
+    }
+}
+
+/// How the makers of a model sample; what they do not say is `None`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[allow(missing_docs)] // The names are those of the file, and of the sampler.
+pub struct Sampling {
+    pub temperature: Option<f32>,
+    pub top_k: Option<u32>,
+    pub top_p: Option<f32>,
+    pub min_p: Option<f32>,
+    pub repetition_penalty: Option<f32>,
+}
+
+/// What `generation_config.json` says of sampling; nothing for GGUF files, and where the file says not to sample.
+pub fn sampling(checkpoint: &Checkpoint) -> Result<Sampling, Error> {
+    let config = Config::open(checkpoint, GENERATION_CONFIG)?;
+    if config.flag("do_sample")? == Some(false) {
+        return Ok(Sampling { temperature: Some(0.0), ..Sampling::default() });
+    }
+    Ok(Sampling {
+        temperature: config.number("temperature")?,
+        top_k: config.number("top_k")?.map(|k| k as u32),
+        top_p: config.number("top_p")?,
+        min_p: config.number("min_p")?,
+        repetition_penalty: config.number("repetition_penalty")?,
+    })
+}
