@@ -44,8 +44,8 @@ pub enum Command {
 /// Which model, and where it came from.
 #[derive(Debug, Clone, Args)]
 pub struct ModelArgs {
-    /// GGUF file (any part of a split one); the embedded model when left out
-    #[arg(short, long, value_name = "FILE")]
+    /// GGUF file (any part of a split one), or MLX or safetensors folder; the embedded model when left out
+    #[arg(short, long, value_name = "PATH")]
     pub model: Option<PathBuf>,
 }
 
@@ -334,7 +334,7 @@ pub struct BenchArgs {
 
 #[derive(Debug, Args)]
 pub struct InspectArgs {
-    /// GGUF file; the embedded model when left out
+    /// GGUF file, or MLX or safetensors folder; the embedded model when left out
     #[arg(value_name = "FILE")]
     pub file: Option<PathBuf>,
     #[command(flatten)]

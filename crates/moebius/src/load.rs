@@ -8,6 +8,7 @@ use backend::cpu::{CacheType, Cpu, Isa};
 use backend::reference::Reference;
 use backend::{Backend, Batch, Limits, PAGE, Program, Tables};
 use checkpoint::Checkpoint;
+use engine::folder;
 use engine::formats::Format;
 use engine::sampler::{Mirostat, SamplerParams};
 use engine::scheduler::{Engine, Options};
@@ -151,6 +152,7 @@ pub struct Session {
     pub size_bytes: u64,
     pub weight_bytes_per_token: u64,
     pub cache_bytes_per_position: u64,
+    sampling: folder::Sampling,
     embedded: bool,
 }
 
@@ -162,9 +164,10 @@ pub fn start(model: Model, args: &EngineArgs) -> Result<Session> {
 /// Starts an engine.
 pub fn start_with(model: Model, setup: &EngineSetup) -> Result<Session> {
     let Model { checkpoint, plan, embedded } = model;
-    let tokenizer = Arc::new(Tokenizer::from_metadata(checkpoint.meta())?);
+    let tokenizer = Arc::new(Tokenizer::load(&checkpoint)?);
     let template = template(&checkpoint, &tokenizer)?;
-    let format = checkpoint.meta().opt_str("tokenizer.chat_template")?.map_or(Format::PLAIN, Format::detect);
+    let format = folder::chat_template(&checkpoint)?.map_or(Format::PLAIN, |source| Format::detect(&source));
+    let sampling = folder::sampling(&checkpoint)?;
     let positions = setup.context(&plan)?;
     let (backend, backend_name) = setup.backend()?;
     let program = backend.compile(&plan, Arc::clone(&checkpoint), setup.engine_limits(&plan, positions)?)?;
@@ -180,6 +183,7 @@ pub fn start_with(model: Model, setup: &EngineSetup) -> Result<Session> {
         size_bytes: checkpoint.data_bytes() as u64,
         weight_bytes_per_token: plan.bytes_per_token() as u64,
         cache_bytes_per_position: setup.cache_bytes_per_position(&plan),
+        sampling,
         embedded,
         tokenizer,
     })
@@ -215,6 +219,13 @@ impl Session {
             // What its card recommends.
             (params.temperature, params.top_p, params.min_p, params.top_k) = (0.7, 0.9, 0.05, 0);
         }
+        // What its folder recommends.
+        let said = &self.sampling;
+        params.temperature = said.temperature.unwrap_or(params.temperature);
+        params.top_k = said.top_k.map_or(params.top_k, |k| k as usize);
+        params.top_p = said.top_p.unwrap_or(params.top_p);
+        params.min_p = said.min_p.unwrap_or(params.min_p);
+        params.penalty_repeat = said.repetition_penalty.unwrap_or(params.penalty_repeat);
         params
     }
 
@@ -269,12 +280,12 @@ fn apply(args: &SamplingArgs, params: &mut SamplerParams) {
 
 /// The model's own chat template, if it has one.
 pub fn template(checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>> {
-    let Some(source) = checkpoint.meta().opt_str("tokenizer.chat_template")? else { return Ok(None) };
+    let Some(source) = folder::chat_template(checkpoint)? else { return Ok(None) };
     let token = |id: Option<u32>| {
         let bytes = id.and_then(|id| tokenizer.token_bytes(id)).unwrap_or_default();
         String::from_utf8_lossy(bytes).into_owned()
     };
-    Ok(Some(ChatTemplate::new(source, &token(tokenizer.bos()), &token(tokenizer.eos()))?))
+    Ok(Some(ChatTemplate::new(&source, &token(tokenizer.bos()), &token(tokenizer.eos()))?))
 }
 
 /// Parameters of all tensors.
@@ -286,7 +297,7 @@ pub fn n_params(checkpoint: &Checkpoint) -> u64 {
 fn describe(checkpoint: &Checkpoint, plan: &Plan) -> String {
     let mut bytes = std::collections::BTreeMap::new();
     for tensor in checkpoint.tensors() {
-        *bytes.entry(tensor.dtype).or_insert(0usize) += tensor.len;
+        *bytes.entry(tensor.dtype).or_insert(0usize) += tensor.total_bytes();
     }
     let most = bytes.iter().max_by_key(|(_, bytes)| **bytes).map_or("", |(dtype, _)| dtype.name());
     format!("{} {most}", plan.arch)

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use checkpoint::{Checkpoint, TensorInfo, Value};
+use checkpoint::{Checkpoint, Kind, TensorInfo, Unreadable, Value};
+use engine::tokenizer::Tokenizer;
 use serde_json::{Map, json};
 
 use crate::args::InspectArgs;
@@ -21,6 +22,8 @@ pub fn run(args: &InspectArgs) -> Result<()> {
         }
         if args.tensors {
             report.insert("tensors".into(), checkpoint.tensors().iter().map(tensor_json).collect());
+            let other = |t: &Unreadable| json!({"name": t.name, "type": t.dtype, "shape": t.shape, "why": t.why});
+            report.insert("unreadable tensors".into(), checkpoint.unreadable().iter().map(other).collect());
         }
         println!("{}", serde_json::to_string_pretty(&report)?);
         return Ok(());
@@ -50,8 +53,11 @@ pub fn run(args: &InspectArgs) -> Result<()> {
                 t.name,
                 t.dtype.name(),
                 format!("{:?}", t.shape),
-                machine::bytes(t.len as u64)
+                machine::bytes(t.total_bytes() as u64)
             );
+        }
+        for t in checkpoint.unreadable() {
+            println!("  {:<40} {:<8} {:<24} not readable: {}", t.name, t.dtype, format!("{:?}", t.shape), t.why);
         }
     }
     Ok(())
@@ -60,9 +66,10 @@ pub fn run(args: &InspectArgs) -> Result<()> {
 fn report(checkpoint: &Checkpoint) -> Map<String, serde_json::Value> {
     let meta = checkpoint.meta();
     let text = |key: &str| meta.opt_str(key).ok().flatten().map(str::to_string);
-    let arch = text("general.architecture").unwrap_or_else(|| "(none)".into());
+    let arch = text("general.architecture").or_else(|| text("model_type")).unwrap_or_else(|| "(none)".into());
     let mut out = Map::new();
     out.insert("file".into(), json!(checkpoint.name()));
+    out.insert("kind".into(), json!(checkpoint.kind().name()));
     out.insert("name".into(), json!(text("general.name")));
     out.insert("architecture".into(), json!(arch));
     // A file that cannot run is still worth looking into, so the reason stands beside the rest.
@@ -76,16 +83,29 @@ fn report(checkpoint: &Checkpoint) -> Map<String, serde_json::Value> {
     out.insert("files".into(), json!(checkpoint.files().len()));
 
     let prefix = format!("{arch}.");
-    let dims = meta.iter().filter_map(|(key, value)| Some((key.strip_prefix(&prefix)?.to_string(), scalar(value))));
+    let is_gguf = checkpoint.kind() == Kind::Gguf;
+    // Of a folder, the keys that stand at the top level and are numbers.
+    let dims = meta.iter().filter_map(|(key, value)| match is_gguf {
+        true => Some((key.strip_prefix(&prefix)?.to_string(), scalar(value))),
+        false => (!key.contains('.') && value.to_number().is_some()).then(|| (key.to_string(), scalar(value))),
+    });
     out.insert("dimensions".into(), dims.collect::<Map<_, _>>().into());
     out.insert("weight types".into(), mix(checkpoint, |t| t.dtype.name().to_string()));
     out.insert("size by kind".into(), mix(checkpoint, kind));
-    out.insert("tokenizer".into(), tokenizer(checkpoint));
-    let template = text("tokenizer.chat_template");
-    out.insert(
-        "chat template".into(),
-        json!(template.map_or("none".into(), |t| format!("{} characters", t.chars().count()))),
-    );
+    if !checkpoint.unreadable().is_empty() {
+        let mut types: Vec<&str> = checkpoint.unreadable().iter().map(|t| t.dtype.as_str()).collect();
+        let n = types.len();
+        types.sort_unstable();
+        types.dedup();
+        out.insert("not readable".into(), json!(format!("{n} tensors of {}", types.join(", "))));
+    }
+    out.insert("tokenizer".into(), if is_gguf { tokenizer(checkpoint) } else { folder_tokenizer(checkpoint) });
+    let template = match engine::folder::chat_template(checkpoint) {
+        Ok(Some(template)) => format!("{} characters", template.chars().count()),
+        Ok(None) => "none".into(),
+        Err(error) => error.to_string(),
+    };
+    out.insert("chat template".into(), json!(template));
     out
 }
 
@@ -95,7 +115,7 @@ fn mix(checkpoint: &Checkpoint, name: impl Fn(&TensorInfo) -> String) -> serde_j
     for tensor in checkpoint.tensors() {
         let entry = sums.entry(name(tensor)).or_default();
         entry.0 += 1;
-        entry.1 += tensor.len as u64;
+        entry.1 += tensor.total_bytes() as u64;
     }
     let mut sums: Vec<_> = sums.into_iter().collect();
     sums.sort_by_key(|(_, (_, bytes))| std::cmp::Reverse(*bytes));
@@ -104,20 +124,35 @@ fn mix(checkpoint: &Checkpoint, name: impl Fn(&TensorInfo) -> String) -> serde_j
     text.collect::<Map<_, _>>().into()
 }
 
-/// What a tensor is for, by the names GGUF uses.
+/// What a tensor is for, by the names that GGUF files and folders use.
 fn kind(tensor: &TensorInfo) -> String {
-    let name = &tensor.name;
-    let kind = match () {
-        () if name.contains("_exps.") => "experts",
-        () if name.contains("ffn_gate_inp") => "routers",
-        () if name.contains("norm") => "norms",
-        () if name.contains("attn") => "attention",
-        () if name.contains("ffn") => "dense mlp",
-        () if name.starts_with("token_embd") => "embedding",
-        () if name.starts_with("output") => "output",
-        () => "other",
+    const KINDS: [(&str, &[&str]); 7] = [
+        ("experts", &["_exps.", ".experts.", ".switch_mlp.", ".switch_glu."]),
+        ("routers", &["ffn_gate_inp", ".mlp.gate.", ".router."]),
+        ("norms", &["norm"]),
+        ("attention", &["attn"]),
+        ("dense mlp", &["ffn", ".mlp.", "shared_expert"]),
+        ("embedding", &["token_embd", "embed_tokens"]),
+        ("output", &["output", "lm_head"]),
+    ];
+    let kind = KINDS.iter().find(|(_, parts)| parts.iter().any(|part| tensor.name.contains(part)));
+    kind.map_or("other", |(kind, _)| kind).to_string()
+}
+
+fn folder_tokenizer(checkpoint: &Checkpoint) -> serde_json::Value {
+    let tokenizer = match Tokenizer::load(checkpoint) {
+        Ok(tokenizer) => tokenizer,
+        // A folder without one is worth looking into as well.
+        Err(error) => return json!({"model": format!("none: {error}")}),
     };
-    kind.to_string()
+    json!({
+        "tokens": tokenizer.n_vocab(),
+        "bos_token_id": tokenizer.bos(),
+        "eos_token_id": tokenizer.eos(),
+        "padding_token_id": tokenizer.pad(),
+        "ends_of_generation": tokenizer.ends_of_generation(),
+        "add_bos_token": tokenizer.add_bos(),
+    })
 }
 
 fn tokenizer(checkpoint: &Checkpoint) -> serde_json::Value {
@@ -167,5 +202,5 @@ fn plain(value: &serde_json::Value) -> String {
 }
 
 fn tensor_json(t: &TensorInfo) -> serde_json::Value {
-    json!({"name": t.name, "type": t.dtype.name(), "shape": t.shape, "file": t.file, "offset": t.offset, "bytes": t.len})
+    json!({"name": t.name, "type": t.dtype.name(), "shape": t.shape, "file": t.file, "offset": t.offset, "bytes": t.total_bytes()})
 }

@@ -17,7 +17,7 @@ use crate::machine;
 
 pub fn run(args: &PerplexityArgs) -> Result<()> {
     let model = load::open(args.model.model.as_deref())?;
-    let tokenizer = Tokenizer::from_metadata(model.checkpoint.meta())?;
+    let tokenizer = Tokenizer::load(&model.checkpoint)?;
     let text = std::fs::read_to_string(&args.file).with_context(|| format!("read {}", args.file.display()))?;
     let tokens = tokenizer.encode(&text, Encode { add_special: true, parse_special: false });
     let n_ctx = args.engine.ctx.unwrap_or(512);

@@ -39,7 +39,7 @@ pub fn run(args: &RenderArgs) -> Result<()> {
 fn template(args: &RenderArgs, options: &Value) -> Result<ChatTemplate> {
     let Some(path) = &args.template else {
         let checkpoint = embedded::open(args.model.model.as_deref())?;
-        let tokenizer = engine::tokenizer::Tokenizer::from_metadata(checkpoint.meta())?;
+        let tokenizer = engine::tokenizer::Tokenizer::load(&checkpoint)?;
         return load::template(&checkpoint, &tokenizer)?.with_context(|| {
             format!("find a chat template: {} has none; name one with --template", checkpoint.name())
         });

@@ -10,7 +10,7 @@ use crate::embedded;
 
 pub fn run(args: &TokenizeArgs) -> Result<()> {
     let checkpoint = embedded::open(args.model.model.as_deref())?;
-    let tokenizer = Tokenizer::from_metadata(checkpoint.meta())?;
+    let tokenizer = Tokenizer::load(&checkpoint)?;
     let text = match &args.file {
         Some(path) => std::fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?,
         None => {
