@@ -122,6 +122,9 @@ pub trait Program: Send {
 pub struct Output<'a> {
     /// `[R, n_vocab]`, in the order of [`Batch::rows`].
     pub logits: &'a [f32],
+    /// What the logits were made of, `[R, d_model]`: the asked rows behind the last norm ([`Plan::hidden`]). Empty where a
+    /// plan has no such rows.
+    pub hidden: &'a [f32],
     /// Sequences whose numbers broke down; the others are whole.
     pub faults: &'a [Fault],
     /// Experts that were chosen for the tokens of the asked rows, `[R, Σ n_used]`: for every router of

@@ -778,6 +778,15 @@ impl Plan {
         &self.bufs[buf.0 as usize]
     }
 
+    /// What the logits are made of, `[R, d]`: the rows behind the last norm. `None` where no plain matrix makes them.
+    pub fn hidden(&self) -> Option<Buf> {
+        let head = |op: &Op| match op {
+            Op::Linear { x, parts } if parts.iter().any(|part| part.out == self.logits) => Some(*x),
+            _ => None,
+        };
+        self.ops.iter().find_map(head).filter(|&x| self.buf(x).rows == Rows::Outputs)
+    }
+
     /// Declaration of a weight of this plan.
     pub fn weight(&self, weight: Weight) -> &WeightDecl {
         &self.weights[weight.0 as usize]

@@ -46,6 +46,7 @@ pub fn compile(cpu: &Cpu, plan: &Plan, weights: Arc<Checkpoint>, limits: Limits)
     let lower = Lower { plan, weights: &weights, bufs: &bufs, placement: &placement, spare: &spare, states: &states };
     let ops = (0..plan.ops.len()).map(|i| lower.op(i)).collect::<Result<Vec<_>, _>>()?;
     let logits = lower.view(plan.logits);
+    let hidden = plan.hidden().map(|hidden| lower.view(hidden));
 
     let pool = Pool::new(cpu.threads.max(1))?;
     let unit_rows = needs.tile_tokens * needs.group.min(UNIT_ROWS);
@@ -56,6 +57,7 @@ pub fn compile(cpu: &Cpu, plan: &Plan, weights: Arc<Checkpoint>, limits: Limits)
         states,
         ropes: plan.ropes.iter().map(|decl| RopeTable::new(decl, limits.max_tokens)).collect::<Result<_, _>>()?,
         logits,
+        hidden,
         n_vocab: plan.n_vocab,
         limits,
         kinds,

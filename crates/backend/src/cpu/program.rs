@@ -222,6 +222,7 @@ pub struct CpuProgram {
     pub states: States,
     pub ropes: Vec<RopeTable>,
     pub logits: View,
+    pub hidden: Option<View>,
     pub n_vocab: usize,
     pub limits: Limits,
     pub kinds: Kinds,
@@ -283,7 +284,9 @@ impl Program for CpuProgram {
         self.collect_faults(batch);
         // SAFETY: the ops are done; the logits stay until the next step, which borrows the program.
         let logits = unsafe { self.logits.read(batch.rows.len()) };
-        Ok(Output { logits, faults: &self.faults, routing: self.routing.ids() })
+        // SAFETY: as above; the plan's placement keeps these rows to the end as well.
+        let hidden = self.hidden.as_ref().map_or(&[][..], |hidden| unsafe { hidden.read(batch.rows.len()) });
+        Ok(Output { logits, hidden, faults: &self.faults, routing: self.routing.ids() })
     }
 
     fn routers(&self) -> &[RouterInfo] {

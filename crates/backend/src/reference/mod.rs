@@ -106,7 +106,8 @@ impl Program for Interpreter {
             self.run(&op, self.plan.layers[i].unwrap_or(0), batch);
         }
         let logits = &self.values[self.plan.logits.0 as usize].floats;
-        Ok(Output { logits, faults: &self.faults, routing: self.routing.ids() })
+        let hidden = self.plan.hidden().map_or(&[][..], |buf| &self.values[buf.0 as usize].floats);
+        Ok(Output { logits, hidden, faults: &self.faults, routing: self.routing.ids() })
     }
 
     fn routers(&self) -> &[RouterInfo] {

@@ -18,7 +18,8 @@ pub struct Placement {
     pub bytes: usize,
 }
 
-/// First and last op that names a buffer, as indices into `ops`; `None` when none does. The logits live to the end.
+/// First and last op that names a buffer, as indices into `ops`; `None` when none does. The logits and
+/// what they are made of live to the end.
 pub fn lifetimes(plan: &Plan) -> Vec<Option<(usize, usize)>> {
     let mut lives = vec![None; plan.bufs.len()];
     for (i, op) in plan.ops.iter().enumerate() {
@@ -27,8 +28,10 @@ pub fn lifetimes(plan: &Plan) -> Vec<Option<(usize, usize)>> {
             *life = Some((life.map_or(i, |(first, _): (usize, usize)| first), i));
         }
     }
-    if let Some(Some((_, last))) = lives.get_mut(plan.logits.0 as usize) {
-        *last = plan.ops.len();
+    for buf in [Some(plan.logits), plan.hidden()].into_iter().flatten() {
+        if let Some(Some((_, last))) = lives.get_mut(buf.0 as usize) {
+            *last = plan.ops.len();
+        }
     }
     lives
 }
