@@ -26,7 +26,9 @@ struct Way {
 const FEW_PAGES: usize = 16;
 
 /// Length of each answer; the long ones pass the ends of two pages, which is more than admission keeps free for them.
-const NEW_TOKENS: [usize; 8] = [70, 70, 70, 8, 8, 8, 8, 12];
+const NEW_TOKENS: [usize; 9] = [70, 70, 70, 8, 8, 8, 8, 12, 0];
+/// The request that asks for an embedding.
+const EMBEDDED: usize = 8;
 
 struct Bed {
     checkpoint: Arc<checkpoint::Checkpoint>,
@@ -41,7 +43,7 @@ impl Bed {
         Bed { checkpoint, tokenizer }
     }
 
-    /// Eight requests of unlike length and sampling; some begin alike for more than a page.
+    /// Nine requests of unlike length and sampling; some begin alike for more than a page.
     fn requests(&self) -> Vec<Request> {
         let shared = "Once upon a time there was a small fox who lived at the edge of a large wood. ".repeat(3);
         let prompts = [
@@ -53,6 +55,7 @@ impl Bed {
             shared.clone(),
             "What is the sun? ".repeat(12),
             format!("{shared}{shared}And then"),
+            format!("{shared}One day he lost his way"),
         ];
         let request = |(i, prompt): (usize, &String)| {
             let ids = self.tokenizer.encode(prompt, Encode { add_special: true, parse_special: false });
@@ -60,6 +63,7 @@ impl Bed {
             request.max_new_tokens = NEW_TOKENS[i];
             request.ignore_eos = true;
             request.routing = i % 2 == 0;
+            request.embedding = i == EMBEDDED;
             request.sampling = match i % 3 {
                 0 => SamplerParams::greedy(),
                 _ => SamplerParams { seed: i as u64, temperature: 0.9, ..SamplerParams::default() },
@@ -103,8 +107,8 @@ impl Bed {
     }
 }
 
-/// What comes back: tokens, and experts of those tokens.
-type Answer = (Vec<u32>, Vec<u16>);
+/// What comes back: tokens, experts of those tokens, and the bits of an embedding.
+type Answer = (Vec<u32>, Vec<u16>, Vec<u32>);
 
 fn drain(engine: &mut Engine, out: &mut BTreeMap<RequestId, Answer>) {
     let mut events = Events::new();
@@ -114,11 +118,14 @@ fn drain(engine: &mut Engine, out: &mut BTreeMap<RequestId, Answer>) {
         for event in events.iter() {
             match event.kind {
                 EventKind::Token { token, routing, .. } => {
-                    let (tokens, experts) = out.entry(event.id).or_default();
+                    let (tokens, experts, _) = out.entry(event.id).or_default();
                     tokens.push(token);
                     experts.extend(routing.unwrap_or_default());
                 }
                 EventKind::Failed(error) => panic!("{error}"),
+                EventKind::Embedding(row) => {
+                    out.entry(event.id).or_default().2 = row.iter().map(|x| x.to_bits()).collect()
+                }
                 EventKind::Done { .. } => {}
             }
         }
@@ -136,9 +143,10 @@ fn the_same_tokens_whatever_computes_them() {
     let expected = bed.tokens(base);
     let width: usize = bed.engine(base).routers().iter().map(|router| router.n_used).sum();
     assert!(width > 0, "the embedded model has experts");
-    for (i, (tokens, experts)) in expected.iter().enumerate() {
+    for (i, (tokens, experts, embedding)) in expected.iter().enumerate() {
         assert_eq!(tokens.len(), NEW_TOKENS[i], "request {i} ends at its limit");
         assert_eq!(experts.len(), if i % 2 == 0 { tokens.len() * width } else { 0 }, "request {i}");
+        assert_eq!(embedding.len(), if i == EMBEDDED { 256 } else { 0 }, "request {i}");
     }
     let mut ways = vec![
         Way { threads: 2, ..base },

@@ -77,6 +77,7 @@ pub fn generate(
                     text.push_str(piece);
                     on_text(piece)?;
                 }
+                EventKind::Embedding(_) => {}
                 EventKind::Done { reason, usage } => return Ok(Answer { text, reason, usage }),
                 EventKind::Failed(error) => return Err(error.clone().into()),
             }

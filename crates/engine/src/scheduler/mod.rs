@@ -413,6 +413,8 @@ impl Engine {
         self.tokens += batch.tokens.len() as u64;
         let now = Instant::now();
         let mut rows = output.logits.chunks_exact(*n_vocab);
+        let d_hidden = output.hidden.len() / batch.rows.len().max(1);
+        let mut hidden = output.hidden.chunks_exact(d_hidden.max(1));
         let mut routing = output.routing.map(|ids| ids.chunks_exact(width));
         let mut chunk = 0;
         running.retain_mut(|sequence| {
@@ -421,6 +423,7 @@ impl Engine {
             }
             let row = sequence.wants_logits().then(|| rows.next()).flatten();
             let chosen = row.and_then(|_| routing.as_mut()?.next());
+            let made_of = row.and_then(|_| hidden.next());
             let fault = output.faults.iter().find(|f| f.chunk == chunk);
             let first = batch.chunks[chunk as usize];
             chunk += 1;
@@ -432,6 +435,7 @@ impl Engine {
                 (None, row) => {
                     sequence.computed(memory, options.prefix_cache);
                     match row {
+                        Some(_) if sequence.wants_embedding() => sequence.embed(made_of, events),
                         Some(logits) => sequence.sample(logits, chosen, &**vocabulary, now, events),
                         None => Ok(sequence.is_prompt_only().then_some(FinishReason::Length)),
                     }

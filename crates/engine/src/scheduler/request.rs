@@ -41,6 +41,8 @@ pub struct Request {
     pub logprobs: Option<usize>,
     /// Report which experts the model chose for each token.
     pub routing: bool,
+    /// Report what the model makes of the prompt, and generate nothing.
+    pub embedding: bool,
     /// Higher ones are admitted first and preempted last.
     pub priority: i32,
     /// Requests share cached prefixes only with requests of the same salt.
@@ -63,6 +65,7 @@ impl Request {
             shown: Vec::new(),
             logprobs: None,
             routing: false,
+            embedding: false,
             priority: 0,
             cache_salt: 0,
         }
@@ -94,6 +97,8 @@ pub enum EventKind<'a> {
         /// of [`super::Engine::routers`] its ids, best first. Set when the request asked for it.
         routing: Option<&'a [u16]>,
     },
+    /// The hidden state behind the last norm at the prompt's last token, `[d_model]`, when the request asked for it.
+    Embedding(&'a [f32]),
     /// The request is finished.
     Done {
         /// Why.
@@ -164,11 +169,13 @@ pub struct Events {
     text: String,
     top: Vec<(u32, f32)>,
     routing: Vec<u16>,
+    hidden: Vec<f32>,
 }
 
 #[derive(Clone, Debug)]
 enum Stored {
     Token { token: u32, text: Range<usize>, logprob: Option<f32>, top: Range<usize>, routing: Option<Range<usize>> },
+    Embedding(Range<usize>),
     Done { reason: FinishReason, usage: Usage },
     Failed(Error),
 }
@@ -185,6 +192,7 @@ impl Events {
         self.text.clear();
         self.top.clear();
         self.routing.clear();
+        self.hidden.clear();
     }
 
     /// Number of events.
@@ -207,6 +215,7 @@ impl Events {
                     logprobs: logprob.map(|token| Logprobs { token, top: &self.top[top.clone()] }),
                     routing: routing.clone().map(|ids| &self.routing[ids]),
                 },
+                Stored::Embedding(row) => EventKind::Embedding(&self.hidden[row.clone()]),
                 Stored::Done { reason, usage } => EventKind::Done { reason: *reason, usage: *usage },
                 Stored::Failed(error) => EventKind::Failed(error),
             };
@@ -217,6 +226,11 @@ impl Events {
     /// Opens a token event: its text and top tokens are appended to the buffers before [`TokenEvent::close`].
     pub(super) fn token(&mut self) -> TokenEvent<'_> {
         TokenEvent { text_start: self.text.len(), top_start: self.top.len(), events: self }
+    }
+
+    pub(super) fn embedding(&mut self, id: RequestId, row: &[f32]) {
+        self.hidden.extend_from_slice(row);
+        self.list.push((id, Stored::Embedding(self.hidden.len() - row.len()..self.hidden.len())));
     }
 
     pub(super) fn done(&mut self, id: RequestId, reason: FinishReason, usage: Usage) {
@@ -248,7 +262,7 @@ impl TokenEvent<'_> {
 
     /// Adds the event.
     pub fn close(self, id: RequestId, token: u32, logprob: Option<f32>, routing: Option<&[u16]>) {
-        let Events { list, text, top, routing: chosen } = self.events;
+        let Events { list, text, top, routing: chosen, .. } = self.events;
         let (text, top) = (self.text_start..text.len(), self.top_start..top.len());
         let routing = routing.map(|ids| {
             chosen.extend_from_slice(ids);
@@ -328,6 +342,9 @@ pub enum Error {
         /// Layer whose router saw it.
         layer: u32,
     },
+    /// The model's embedding cannot be had.
+    #[error("compute the embedding: {0}")]
+    Embedding(&'static str),
     /// The program refused a token.
     #[error("compute position {position}: token id {id} is outside the program's vocabulary of {n_vocab}")]
     Refused {

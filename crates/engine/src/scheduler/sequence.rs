@@ -39,6 +39,7 @@ pub(super) struct Sequence {
     logprobs: Option<usize>,
     /// Whether it asks which experts were chosen.
     pub routing: bool,
+    embedding: bool,
     cached: usize,
     preemptions: usize,
     submitted: Instant,
@@ -61,7 +62,8 @@ impl Sequence {
         request.tokens.iter().for_each(|&token| sampler.accept(token));
         let guard = request.constraint.map(Guard::new).transpose()?.map(Box::new);
         let n_prompt = request.tokens.len();
-        let max_tokens = n_prompt.saturating_add(request.max_new_tokens).min(context);
+        let max_new = if request.embedding { 0 } else { request.max_new_tokens };
+        let max_tokens = n_prompt.saturating_add(max_new).min(context);
         // The answer's room is taken now, so that decoding allocates nothing.
         let mut tokens = request.tokens;
         tokens.reserve_exact(max_tokens - n_prompt);
@@ -71,7 +73,7 @@ impl Sequence {
             planned: 0,
             tokens,
             n_prompt,
-            max_new: request.max_new_tokens,
+            max_new,
             max_tokens,
             held: memory.hold(request.cache_salt, max_tokens),
             sampler,
@@ -82,6 +84,7 @@ impl Sequence {
             ignore_eos: request.ignore_eos,
             logprobs: request.logprobs,
             routing: request.routing,
+            embedding: request.embedding,
             cached: 0,
             preemptions: 0,
             submitted: Instant::now(),
@@ -133,9 +136,9 @@ impl Sequence {
         (&self.tokens[start..end], start, tables)
     }
 
-    /// Whether the planned tokens end with the last one, and an answer is asked for.
+    /// Whether the planned tokens end with the last one, and an answer or what it would be made of is asked for.
     pub fn wants_logits(&self) -> bool {
-        self.planned == self.remaining() && self.max_new > 0
+        self.planned == self.remaining() && (self.max_new > 0 || self.embedding)
     }
 
     /// Takes back what was planned, after a step that computed nothing.
@@ -153,6 +156,24 @@ impl Sequence {
     /// Whether everything is computed and no answer is asked for.
     pub fn is_prompt_only(&self) -> bool {
         self.held.computed == self.tokens.len() && self.max_new == 0
+    }
+
+    /// Reports the prompt's hidden state, `[d_model]`, where it is asked for instead of an answer. Returns that the request is
+    /// finished.
+    pub fn embed(&self, row: Option<&[f32]>, events: &mut Events) -> Result<Option<FinishReason>, Error> {
+        match row {
+            None => return Err(Error::Embedding("the model's plan has no rows behind a last norm")),
+            Some(row) if !row.iter().all(|x| x.is_finite()) => {
+                return Err(Error::Embedding("it holds NaN or infinity"));
+            }
+            Some(row) => events.embedding(self.id, row),
+        }
+        Ok(Some(FinishReason::Length))
+    }
+
+    /// Whether the prompt's hidden state is asked for.
+    pub fn wants_embedding(&self) -> bool {
+        self.embedding
     }
 
     /// Gives all memory back; the sequence starts again from its first token, and finds what is still cached.

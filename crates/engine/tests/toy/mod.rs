@@ -244,7 +244,7 @@ impl Program for Toy {
         if every(self.trouble.short_every, self.steps) {
             self.logits.pop();
         }
-        Ok(Output { logits: &self.logits, faults: &self.faults, routing: None })
+        Ok(Output { logits: &self.logits, hidden: &[], faults: &self.faults, routing: None })
     }
 
     fn copy_state(&mut self, from: u32, to: u32) {
@@ -361,6 +361,7 @@ pub fn answer(events: &Events, id: RequestId) -> (Answer, Usage) {
                 answer.end = Some(Ok(reason));
                 used = usage;
             }
+            EventKind::Embedding(_) => panic!("the toy has no hidden rows"),
             EventKind::Failed(error) => answer.end = Some(Err(error.to_string())),
         }
     }

@@ -173,6 +173,8 @@ impl Generation {
                 self.n_open -= 1;
                 self.totals.add(&usage, index.is_multiple_of(self.n));
             }
+            // Only asked for where no answer is.
+            Update::Embedding(_) => {}
             Update::Failed(message) => return Err(ApiError::internal(message)),
         }
         Ok(step)

@@ -20,6 +20,8 @@ use super::metrics::Metrics;
 pub enum Update {
     /// A token, and the text that is certain with it.
     Token { token: u32, text: String, logprobs: Option<TokenLogprobs> },
+    /// The hidden state of its prompt.
+    Embedding(Vec<f32>),
     /// It is complete.
     Done { reason: FinishReason, usage: Usage },
     /// It cannot go on.
@@ -326,6 +328,7 @@ impl Thread {
                     let logprobs = logprobs.map(|l| TokenLogprobs { token: l.token, top: l.top.to_vec() });
                     Update::Token { token, text: text.to_string(), logprobs }
                 }
+                EventKind::Embedding(row) => Update::Embedding(row.to_vec()),
                 EventKind::Done { reason, usage } => {
                     self.metrics.prompt_tokens.add(usage.prompt_tokens as u64);
                     self.metrics.cached_tokens.add(usage.cached_tokens as u64);
