@@ -77,7 +77,7 @@ pub async fn count_tokens(app: Arc<App>, input: Input) -> Answer {
 }
 
 /// The conversation of a body, in the form of the templates.
-fn conversation_of(body: &Object) -> Result<(Conversation, ToolChoice), ApiError> {
+pub fn conversation_of(body: &Object) -> Result<(Conversation, ToolChoice), ApiError> {
     let mut out = Conversation::default();
     if let Some(system) = body.value("system") {
         out.messages.push(json!({"role": "system", "content": conversation::text_of("system", system)?}));

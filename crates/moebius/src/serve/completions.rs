@@ -20,7 +20,7 @@ use super::sse::{self, Frames, Wire};
 
 /// Tokens in place of text.
 const IDS: Kind = Kind::List(&Kind::Int(0, u32::MAX as i128), 1 << 20);
-const PROMPT: Kind =
+pub const PROMPT: Kind =
     Kind::Either(&[Kind::Text, IDS, Kind::List(&Kind::Text, MAX_INPUTS), Kind::List(&IDS, MAX_INPUTS)]);
 
 /// What the route takes beside the sampling.
@@ -101,7 +101,7 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
 }
 
 /// The tokens of all prompts.
-async fn prompts(app: &App, prompt: &Value) -> Result<Vec<Vec<u32>>, ApiError> {
+pub async fn prompts(app: &App, prompt: &Value) -> Result<Vec<Vec<u32>>, ApiError> {
     let list = match prompt {
         Value::Array(items) if !items.first().is_none_or(Value::is_number) => items.clone(),
         one => vec![one.clone()],
@@ -111,7 +111,7 @@ async fn prompts(app: &App, prompt: &Value) -> Result<Vec<Vec<u32>>, ApiError> {
 }
 
 /// Tokens of one text or list of ids.
-pub fn tokens_of(tokenizer: &Tokenizer, i: usize, prompt: &Value) -> Result<Vec<u32>, ApiError> {
+fn tokens_of(tokenizer: &Tokenizer, i: usize, prompt: &Value) -> Result<Vec<u32>, ApiError> {
     let tokens: Vec<u32> = match prompt {
         Value::String(text) => tokenizer.encode(text, Encode { add_special: true, parse_special: true }),
         Value::Array(ids) => ids.iter().filter_map(|id| id.as_f64().map(|id| id as u32)).collect(),

@@ -8,6 +8,7 @@ mod app;
 mod chat;
 mod completions;
 mod conversation;
+mod embeddings;
 mod error;
 mod fields;
 mod generate;

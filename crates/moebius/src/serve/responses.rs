@@ -82,7 +82,7 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
 }
 
 /// The conversation of a body, and what is wanted of the answer.
-fn conversation_of(body: &Object) -> Result<(Conversation, Wanted), ApiError> {
+pub fn conversation_of(body: &Object) -> Result<(Conversation, Wanted), ApiError> {
     let mut out = Conversation {
         kwargs: body.object("chat_template_kwargs").cloned().unwrap_or_default(),
         ..Conversation::default()

@@ -19,7 +19,7 @@ use super::app::{self, App};
 use super::error::{ApiError, Style};
 use super::fields::{self, Field, Object, Read};
 use super::limits::{BODY_TIME, MAX_BODY_BYTES};
-use super::{anthropic, chat, completions, info, responses, sampling, text};
+use super::{anthropic, chat, completions, embeddings, info, responses, sampling, text};
 
 /// What a handler gets.
 pub struct Input {
@@ -118,6 +118,14 @@ pub const ROUTES: &[Route] = &[
         &[anthropic::CONVERSATION],
         &["messages"],
         handler!(anthropic::count_tokens),
+    ),
+    post(
+        "/v1/embeddings",
+        Style::OpenAi,
+        "The hidden state behind a text (for models trained for it, its meaning)",
+        &[embeddings::FIELDS],
+        &["input"],
+        handler!(embeddings::handle),
     ),
     get("/v1/models", false, "The model that is served", handler!(info::models)),
     get("/v1/models/{*id}", false, "One model", handler!(info::model)),

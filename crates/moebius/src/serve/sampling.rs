@@ -173,7 +173,7 @@ fn logit_bias(biases: &Object) -> Result<Vec<(u32, f32)>, ApiError> {
 }
 
 /// FNV-1a: the salt only has to tell tenants apart, and two runs of a server need not agree on more.
-fn hash(text: &str) -> u64 {
+pub fn hash(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
 }
 

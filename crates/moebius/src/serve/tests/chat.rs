@@ -144,3 +144,24 @@ async fn the_server_describes_itself() {
         assert_eq!(server.get(path).await.status, status, "{path}");
     }
 }
+
+#[tokio::test]
+async fn embeddings_are_the_same_alone_and_together() {
+    let server = Server::start(4, 16);
+    let path = "/v1/embeddings";
+    let texts = ["a fox", "A fox lost his hat in the wood", "a fox"];
+    let together = server.ask(path, &json!({"input": texts})).await;
+    for (i, text) in texts.iter().enumerate() {
+        let one = server.ask(path, &json!({"input": text})).await;
+        assert_eq!(one["data"][0]["embedding"], together["data"][i]["embedding"], "{text}");
+        let row = one["data"][0]["embedding"].as_array().unwrap();
+        let length: f64 = row.iter().map(|x| x.as_f64().unwrap().powi(2)).sum();
+        assert!(row.len() == 256 && (length - 1.0).abs() < 1e-5, "{length}");
+    }
+    assert_ne!(together["data"][0]["embedding"], together["data"][1]["embedding"]);
+    let short = server.ask(path, &json!({"input": [1, 2, 3], "dimensions": 8, "encoding_format": "base64"})).await;
+    assert_eq!(short["data"][0]["embedding"].as_str().unwrap().len(), (8usize * 4).div_ceil(3) * 4);
+    assert_eq!(short["usage"]["prompt_tokens"], 3);
+    assert_eq!(server.post(path, &json!({"input": "x", "dimensions": 257})).await.status, 400);
+    server.idle().await;
+}

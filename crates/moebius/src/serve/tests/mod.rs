@@ -1,6 +1,7 @@
 //! The router in process, on the embedded model: what clients send and what comes back, without a network.
 
 mod abuse;
+mod apis;
 mod chat;
 mod load;
 

@@ -1,0 +1,134 @@
+//! `/v1/embeddings`: the hidden state of a text's last token. A model that was not trained for it gives vectors too; how much
+//! they say about meaning is another matter, and the answer says so.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::response::IntoResponse;
+use serde_json::{Value, json};
+
+use super::app::App;
+use super::completions::{PROMPT, prompts};
+use super::error::ApiError;
+use super::fields::{Field, Kind, Read, field};
+use super::routes::{Answer, Input};
+use super::worker::Update;
+
+/// What the route takes.
+pub const FIELDS: &[Field] = &[
+    field("input", PROMPT, "a text, tokens, or a list of either"),
+    field("model", Kind::Text, "any name; the one model answers"),
+    field("encoding_format", Kind::Word(&["float", "base64"]), "numbers, or the bytes of little-endian f32"),
+    field("dimensions", Kind::Int(1, 1 << 20), "keep so many of the first numbers, scaled to length 1 again"),
+    field("pooling", Kind::Word(&["last"]), "the last token's state: what a causal model has seen the whole text with"),
+    field("normalize", Kind::Bool, "scale to length 1; true when absent"),
+    field("cache_salt", Kind::Text, "cached prefixes are shared only with requests of the same salt"),
+    field("user", Kind::Text, "not used"),
+];
+
+/// The handler.
+pub async fn handle(app: Arc<App>, input: Input) -> Answer {
+    let body = input.body;
+    let prompts = prompts(&app, body.value("input").unwrap_or(&Value::Null)).await?;
+    let n = prompts.len();
+    let request = |tokens| {
+        let mut request = app.request(tokens);
+        request.embedding = true;
+        request.cache_salt = body.text("cache_salt").map_or(0, super::sampling::hash);
+        request
+    };
+    let mut run = app.submit(prompts.into_iter().map(request).collect()).await?;
+    let mut rows: Vec<Vec<f32>> = vec![Vec::new(); n];
+    let (mut tokens, mut cached) = (0, 0);
+    while let Some((i, update)) = run.next().await {
+        match update {
+            Update::Embedding(row) => rows[i] = row,
+            Update::Done { usage, .. } => {
+                tokens += usage.prompt_tokens;
+                cached += usage.cached_tokens;
+            }
+            Update::Failed(message) => return Err(ApiError::internal(message)),
+            Update::Token { .. } => {}
+        }
+    }
+    if rows.iter().any(Vec::is_empty) {
+        return Err(ApiError::stopping());
+    }
+    let normalize = body.flag("normalize").unwrap_or(true);
+    let dimensions = body.size("dimensions");
+    let base64 = body.text("encoding_format") == Some("base64");
+    let mut data = Vec::with_capacity(n);
+    for (index, mut row) in rows.into_iter().enumerate() {
+        if let Some(kept) = dimensions {
+            if kept > row.len() {
+                return Err(ApiError::field("dimensions", format!("is {kept}, the model has {}", row.len())));
+            }
+            row.truncate(kept);
+        }
+        if normalize || dimensions.is_some() {
+            scale_to_one(&mut row);
+        }
+        let embedding = if base64 { encode(&row).into() } else { json!(row) };
+        data.push(json!({"object": "embedding", "index": index, "embedding": embedding}));
+    }
+    let answer = json!({
+        "object": "list",
+        "data": data,
+        "model": app.model.id,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens, "prompt_tokens_details": {"cached_tokens": cached}},
+        "note": "the hidden state of the last token; only a model trained for embeddings makes similar texts similar vectors",
+    });
+    Ok(Json(answer).into_response())
+}
+
+/// Scales to length 1; nothing to scale stays.
+fn scale_to_one(row: &mut [f32]) {
+    let length = row.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt();
+    if length > 0.0 {
+        row.iter_mut().for_each(|x| *x = (f64::from(*x) / length) as f32);
+    }
+}
+
+/// Base64 (RFC 4648) of the numbers' bytes.
+fn encode(row: &[f32]) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let bytes: Vec<u8> = row.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for three in bytes.chunks(3) {
+        let byte = |i: usize| u32::from(three.get(i).copied().unwrap_or(0));
+        let word = byte(0) << 16 | byte(1) << 8 | byte(2);
+        for i in 0..4 {
+            let letter = LETTERS[(word >> (18 - 6 * i) & 63) as usize];
+            out.push(if i <= three.len() { char::from(letter) } else { '=' });
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_is_rfc_4648s() {
+        // Python: base64.b64encode(struct.pack("<..f", ..))
+        for (row, expected) in [
+            (&[][..], ""),
+            (&[1.0], "AACAPw=="),
+            (&[1.0, -2.5], "AACAPwAAIMA="),
+            (&[0.1, 0.2, 0.3], "zczMPc3MTD6amZk+"),
+        ] {
+            assert_eq!(encode(row), expected);
+        }
+    }
+
+    #[test]
+    fn length_becomes_one() {
+        let mut row = [3.0, -4.0];
+        scale_to_one(&mut row);
+        assert_eq!(row, [0.6, -0.8]);
+        let mut zero = [0.0; 3];
+        scale_to_one(&mut zero);
+        assert_eq!(zero, [0.0; 3]);
+    }
+}

@@ -1,0 +1,251 @@
+#!/usr/bin/env python3
+"""Loads a server with many streaming clients and says how it held up. Needs Python 3.11 and nothing else.
+
+  tools/load_server.py hold --server target/release/moebius [--clients 64] [--seconds 120] [-m MODEL.gguf]
+      Clients ask for answers of mixed lengths, all streamed; some leave half way. Every completed text must be the one that
+      the same request gets alone. Prints a table: requests, tokens per second, time between tokens, memory. Exits with
+      failure when a text differs, a request fails, or pages stay in use.
+
+  tools/load_server.py compare --server target/release/moebius --llama llama-server -m MODEL.gguf [--clients 1,4,16]
+      Tokens per second of both servers for so many clients at a time, in turn, the same requests, greedy, the same lengths.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+
+STORIES = ["a fox who lost his hat", "a small boat", "two birds", "the moon", "an old clock", "a bear in the snow"]
+
+
+def body(seed: int, n_tokens: int, long: bool, greedy: bool) -> dict:
+    text = f"Tell me a story about {STORIES[seed % len(STORIES)]}"
+    if long:
+        text = "Once there was a wood, and in the wood a house. " * 12 + text
+    fields = {"messages": [{"role": "user", "content": text}], "max_tokens": n_tokens, "stream": True, "seed": seed}
+    fields |= {"stream_options": {"include_usage": True}, "ignore_eos": greedy}
+    return fields | ({"temperature": 0} if greedy else {})
+
+
+class Answer:
+    def __init__(self):
+        self.text, self.gaps, self.first, self.tokens, self.finish, self.error = "", [], None, 0, None, None
+
+
+async def ask(port: int, fields: dict, leave_after: int | None = None) -> Answer:
+    """One streamed request over a connection of its own; leaves after so many pieces of text."""
+    answer, start, last = Answer(), time.monotonic(), None
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        data = json.dumps(fields).encode()
+        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        writer.write(f"{head}Connection: close\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+        status = (await reader.readline()).split()
+        if status[1:2] != [b"200"]:
+            answer.error = (await reader.read()).decode(errors="replace")[-300:]
+            return answer
+        pieces = 0
+        while line := await reader.readline():
+            if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+                continue
+            event = json.loads(line[6:])
+            if "error" in event:
+                answer.error = str(event["error"])
+                return answer
+            if event.get("usage"):
+                answer.tokens = event["usage"]["completion_tokens"]
+            for choice in event.get("choices", []):
+                answer.finish = choice.get("finish_reason") or answer.finish
+                if text := choice["delta"].get("content"):
+                    now = time.monotonic()
+                    if last is None:
+                        answer.first = now - start
+                    else:
+                        answer.gaps.append(now - last)
+                    last, answer.text, pieces = now, answer.text + text, pieces + 1
+                    if pieces == leave_after:
+                        return answer
+        if answer.finish is None:
+            answer.error = "the stream ended without an end"
+        return answer
+    finally:
+        writer.close()
+
+
+class Server:
+    """A server process; ready when its health says so."""
+
+    def __init__(self, command: list[str], port: int):
+        self.port = port
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2)
+                return
+            except OSError:
+                if self.process.poll() is not None:
+                    sys.exit(f"{command[0]} ended with {self.process.returncode}")
+                time.sleep(0.1)
+        sys.exit(f"{command[0]} is not ready after a minute")
+
+    def memory_mb(self) -> float:
+        """Resident memory."""
+        with open(f"/proc/{self.process.pid}/status") as status:
+            row = next(row for row in status if row.startswith("VmRSS"))
+        return int(row.split()[1]) / 1000
+
+    def metric(self, name: str) -> float:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics") as reply:
+            rows = reply.read().decode().splitlines()
+        return next(float(row.split()[-1]) for row in rows if row.startswith(name))
+
+    def stop(self):
+        self.process.terminate()
+        self.process.wait(60)
+
+
+def moebius(args, port: int, parallel: int) -> Server:
+    command = [args.server, "serve", "--port", str(port), "--parallel", str(parallel), "--max-queue", "256"]
+    return Server(command + (["-m", args.model] if args.model else []) + ["--ctx", "1024", "--log-level", "error"], port)
+
+
+def share(values: list[float], q: float) -> float:
+    values = sorted(values)
+    return values[min(len(values) - 1, int(q * len(values)))] if values else float("nan")
+
+
+async def hold(args) -> int:
+    server = moebius(args, args.port, 16)
+    kinds = [(seed, [8, 24, 64, 160][seed % 4], seed % 3 == 0) for seed in range(24)]
+    alone = {}
+    for seed, n_tokens, long in kinds:
+        alone[seed] = (await ask(server.port, body(seed, n_tokens, long, False))).text
+    before, memory = server.memory_mb(), []
+    done, left, wrong, failed, gaps, firsts, tokens = 0, 0, 0, [], [], [], 0
+    end = time.monotonic() + args.seconds
+
+    async def client(i: int):
+        nonlocal done, left, wrong, tokens
+        dice = random.Random(i)
+        while time.monotonic() < end:
+            seed, n_tokens, long = dice.choice(kinds)
+            leave = dice.randint(1, max(1, n_tokens // 2)) if dice.random() < 0.2 else None
+            answer = await ask(server.port, body(seed, n_tokens, long, False), leave)
+            if answer.error:
+                failed.append(answer.error)
+            elif answer.finish is None:
+                left += 1
+            else:
+                done += 1
+                tokens += answer.tokens
+                wrong += answer.text != alone[seed]
+                firsts.append(answer.first or 0.0)
+            gaps.extend(answer.gaps)
+
+    async def watch():
+        while time.monotonic() < end:
+            memory.append(server.memory_mb())
+            await asyncio.sleep(1)
+
+    start = time.monotonic()
+    await asyncio.gather(watch(), *(client(i) for i in range(args.clients)))
+    elapsed = time.monotonic() - start
+    for _ in range(100):
+        if (used := server.metric('moebius_kv_pages{state="used"}')) == 0:
+            break
+        await asyncio.sleep(0.1)
+    after = server.memory_mb()
+    server.stop()
+    quarter = len(memory) // 4
+    rows = [
+        ("clients", args.clients),
+        ("seconds", f"{elapsed:.0f}"),
+        ("answers completed", done),
+        ("of them unlike the answer alone", wrong),
+        ("clients that left", left),
+        ("failures", len(failed)),
+        ("tokens per second, completed answers", f"{tokens / elapsed:.0f}"),
+        ("time to first text, median / p99, ms", f"{share(firsts, 0.5) * 1e3:.0f} / {share(firsts, 0.99) * 1e3:.0f}"),
+        ("between texts, median / p99, ms", f"{share(gaps, 0.5) * 1e3:.0f} / {share(gaps, 0.99) * 1e3:.0f}"),
+        ("memory before / first quarter / last quarter / after, MB",
+         f"{before:.0f} / {statistics.mean(memory[:quarter] or memory):.0f} / "
+         f"{statistics.mean(memory[-quarter:] or memory):.0f} / {after:.0f}"),
+        ("pages in use at the end", int(used)),
+    ]
+    print("| | |\n|---|---:|")
+    for name, value in rows:
+        print(f"| {name} | {value} |")
+    for error in failed[:3]:
+        print(error, file=sys.stderr)
+    return int(bool(wrong or failed or used))
+
+
+async def rate(port: int, n: int, n_tokens: int, rounds: int) -> float:
+    """Tokens per second over all of `n` clients that each ask `rounds` times, one after the other."""
+    tokens = 0
+
+    async def client(i: int):
+        nonlocal tokens
+        for round_ in range(rounds):
+            answer = await ask(port, body(i * 100 + round_, n_tokens, False, True))
+            if answer.error:
+                sys.exit(f"failed: {answer.error}")
+            tokens += answer.tokens
+
+    start = time.monotonic()
+    await asyncio.gather(*(client(i) for i in range(n)))
+    return tokens / (time.monotonic() - start)
+
+
+async def compare(args) -> int:
+    counts = [int(n) for n in args.clients_list.split(",")]
+    most, threads = max(counts), str(args.threads)
+    speeds: dict[tuple[str, int], list[float]] = {}
+    for round_ in range(args.rounds):
+        for name in ["moebius", "llama-server"]:
+            if name == "moebius":
+                server = moebius(args, args.port, most)
+            else:
+                command = [args.llama, "-m", args.model, "--port", str(args.port), "-np", str(most), "-t", threads]
+                server = Server(command + ["-c", str(1024 * most), "-cb", "--no-warmup"], args.port)
+            await rate(server.port, 1, 16, 1)
+            for n in counts:
+                speeds.setdefault((name, n), []).append(await rate(server.port, n, args.tokens, 2))
+            server.stop()
+        print(f"round {round_ + 1} of {args.rounds} done", file=sys.stderr)
+    print("| clients | Moebius tok/s | llama-server tok/s | ratio |\n|---:|---:|---:|---:|")
+    for n in counts:
+        ours, theirs = statistics.median(speeds["moebius", n]), statistics.median(speeds["llama-server", n])
+        print(f"| {n} | {ours:.1f} | {theirs:.1f} | {ours / theirs:.2f} |")
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["hold", "compare"])
+    parser.add_argument("--server", required=True, help="the moebius binary")
+    parser.add_argument("--llama", help="the llama-server binary")
+    parser.add_argument("-m", "--model", help="a GGUF file; the embedded model when left out")
+    parser.add_argument("--port", type=int, default=18090)
+    parser.add_argument("--clients", default="64", help="hold: how many; compare: a list")
+    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--tokens", type=int, default=96, help="compare: tokens of an answer")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    if args.what == "hold":
+        args.clients = int(args.clients)
+        return asyncio.run(hold(args))
+    if not (args.llama and args.model):
+        parser.error("compare needs --llama and --model")
+    args.clients_list = args.clients if "," in args.clients else "1,4,16"
+    return asyncio.run(compare(args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
