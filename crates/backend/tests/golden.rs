@@ -301,12 +301,35 @@ fn yarn_without_truncation() {
     }
 }
 
-/// Tiny models in git, made by `tools/make_tiny_models.py`: Llama 3 scaling and biases, YaRN, experts, Mixtral.
+/// Tiny models in git, made by `tools/make_tiny_models.py` and `tools/make_tiny_latent.py`.
+const TINY: &[&str] = &["llama", "qwen3", "qwen3moe", "mixtral", "deepseekv2", "deepseekv3", "glm4moe"];
+
 #[test]
 fn tiny_models() {
-    ["llama", "qwen3", "qwen3moe", "mixtral"]
-        .iter()
-        .for_each(|name| check(&manifest_dir().join("tests/data").join(name)));
+    TINY.iter().for_each(|name| check(&manifest_dir().join("tests/data").join(name)));
+}
+
+/// Every hundredth row of a thousand tokens: several segments of attention, and positions past the context before YaRN.
+#[test]
+fn a_thousand_tokens() {
+    for name in ["deepseekv2", "deepseekv3", "glm4moe"] {
+        let folder = manifest_dir().join("tests/data").join(name);
+        let golden = Golden(std::fs::read(folder.join("golden.safetensors")).unwrap());
+        let (tokens, exact) = (golden.u32s("long_tokens"), golden.f32s("long_logits"));
+        for Tolerance { backend, bf16, .. } in backends() {
+            let open = || checkpoint::open(&folder.join("model-bf16.gguf")).unwrap();
+            let plan = model::build(&open()).unwrap();
+            let mut session = Session::new(backend, &plan, open(), tokens.len());
+            let mut logits = Vec::new();
+            for chunk in tokens.chunks(100) {
+                let all = session.step(chunk);
+                logits.extend_from_slice(&all[all.len() - plan.n_vocab..]);
+            }
+            let error = relative_rms(&logits, &exact);
+            println!("{name:<10} {:<10} {error:.2e} (at most {bf16:.2e})", backend.name());
+            assert!(error <= bf16, "{name} {}: {error:e} > {bf16:e}", backend.name());
+        }
+    }
 }
 
 /// Tiny models in git that hold every weight type between them, made by `tools/make_tiny_models.py`. Beside each stands
@@ -341,7 +364,7 @@ fn every_weight_type() {
 /// Fusing changes no bit of what the reference computes.
 #[test]
 fn fused_plans_compute_the_same() {
-    for name in ["llama", "qwen3", "qwen3moe", "mixtral"] {
+    for name in TINY {
         let folder = manifest_dir().join("tests/data").join(name);
         let tokens = Golden(std::fs::read(folder.join("golden.safetensors")).unwrap()).u32s("tokens");
         let open = || checkpoint::open(&folder.join("model-bf16.gguf")).unwrap();
