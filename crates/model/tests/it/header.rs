@@ -111,6 +111,19 @@ impl Header {
         Self::base("llama", n_layer).experts("llama", n_layer)
     }
 
+    /// The same under the name of another architecture.
+    pub fn rename(mut self, arch: &str) -> Self {
+        let old = format!("{}.", self.arch());
+        for (key, value) in &mut self.keys {
+            match key.strip_prefix(&old) {
+                Some(rest) => *key = format!("{arch}.{rest}"),
+                None if key == "general.architecture" => *value = arch.into(),
+                None => {}
+            }
+        }
+        self
+    }
+
     /// The architecture it names.
     pub fn arch(&self) -> &str {
         self.keys.iter().find_map(|(_, value)| if let Value::Str(text) = value { text.as_str() } else { None }).unwrap()
@@ -165,6 +178,17 @@ impl Header {
                 Value::U32(n) => file.extend(n.to_le_bytes()),
                 Value::F32(x) => file.extend(x.to_le_bytes()),
                 Value::Str(s) => text(&mut file, s.as_str().unwrap()),
+                Value::Numbers(array) => {
+                    file.extend((array.element() as u32).to_le_bytes());
+                    file.extend((array.len() as u64).to_le_bytes());
+                    for element in array.iter() {
+                        match element {
+                            Value::U32(n) => file.extend(n.to_le_bytes()),
+                            Value::Bool(b) => file.push(u8::from(b)),
+                            other => panic!("{key}: {other:?}"),
+                        }
+                    }
+                }
                 other => panic!("{key}: {other:?}"),
             }
         }

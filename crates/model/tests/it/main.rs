@@ -8,3 +8,4 @@ mod names;
 mod plans;
 mod refusals;
 mod rules;
+mod windowed;
