@@ -11,7 +11,7 @@ use super::keys::{
     N_CTX_TRAIN, N_HEAD, N_LAYER, key,
 };
 use super::parts;
-use super::shared_moe::{Defaults, SharedMoe, trunk};
+use super::shared_moe::{Defaults, SharedMoe};
 use crate::Error;
 use crate::names::Alias;
 use crate::plan::build::Builder;
@@ -80,7 +80,7 @@ fn build(checkpoint: &Checkpoint, defaults: Defaults) -> Result<Plan, Error> {
     let (d_nope, d_pe, d_v) = head_widths(keys)?;
     let d_latent = keys.count(D_LATENT, MAX_HEAD_WIDTH)?;
     let dims = Dims {
-        n_layer: trunk(keys, keys.count(N_LAYER, MAX_LAYERS)?)?,
+        n_layer: keys.trunk(keys.count(N_LAYER, MAX_LAYERS)?)?,
         n_vocab: keys.n_vocab()?,
         n_ctx_train: keys.count(N_CTX_TRAIN, MAX_CONTEXT)?,
         d_model: keys.count(D_MODEL, MAX_WIDTH)?,
@@ -152,11 +152,15 @@ fn attention(b: &mut Builder, dims: &Dims, how: &Latent, layer: usize, x: Buf) -
     let norm = b.vector(&format!("blk.{layer}.attn_norm.weight"), d_model)?;
     let h = b.rms_norm(x, norm, eps, "h");
 
-    let q = query(b, dims, how, layer, h)?;
+    // The two projections that read `h` stand beside each other, so that passes join them.
+    let (d_q, name) = how.d_q.map_or((n_head * (d_nope + d_pe), "attn_q"), |d_q| (d_q, "attn_q_a"));
+    let q = parts::linear(b, layer, name, h, [d_q, d_model], "q")?;
+    let kv = parts::linear(b, layer, "attn_kv_a_mqa", h, [d_k, d_model], "kv")?;
+
+    let q = if how.d_q.is_some() { query(b, dims, how, layer, q, d_q)? } else { q };
     let (q_nope, q_pe) = (b.buf("q_nope", t, n_head * d_nope), b.buf("q_pe", t, n_head * d_pe));
     b.push(Op::SplitHeads { x: q, n_head, parts: vec![(d_nope, q_nope), (d_pe, q_pe)] });
 
-    let kv = parts::linear(b, layer, "attn_kv_a_mqa", h, [d_k, d_model], "kv")?;
     let (c, k_pe) = (b.buf("c", t, d_latent), b.buf("k_pe", t, d_pe));
     b.push(Op::SplitHeads { x: kv, n_head: 1, parts: vec![(d_latent, c), (d_pe, k_pe)] });
     let norm = b.vector(&format!("blk.{layer}.attn_kv_a_norm.weight"), d_latent)?;
@@ -182,16 +186,11 @@ fn attention(b: &mut Builder, dims: &Dims, how: &Latent, layer: usize, x: Buf) -
     Ok(())
 }
 
-/// Queries of all heads, by way of a latent in the larger models.
-fn query(b: &mut Builder, dims: &Dims, how: &Latent, layer: usize, h: Buf) -> Result<Buf, Error> {
-    let width = dims.n_head * (how.d_nope + how.d_pe);
-    let Some(d_q) = how.d_q else {
-        return parts::linear(b, layer, "attn_q", h, [width, dims.d_model], "q");
-    };
-    let q_a = parts::linear(b, layer, "attn_q_a", h, [d_q, dims.d_model], "q_a")?;
+/// Queries of all heads from their latent, `d_q` wide.
+fn query(b: &mut Builder, dims: &Dims, how: &Latent, layer: usize, q: Buf, d_q: usize) -> Result<Buf, Error> {
     let norm = b.vector(&format!("blk.{layer}.attn_q_a_norm.weight"), d_q)?;
-    let q_a = b.rms_norm(q_a, norm, LATENT_EPS, "q_norm");
-    parts::linear(b, layer, "attn_q_b", q_a, [width, d_q], "q")
+    let q = b.rms_norm(q, norm, LATENT_EPS, "q_norm");
+    parts::linear(b, layer, "attn_q_b", q, [dims.n_head * (how.d_nope + how.d_pe), d_q], "q_heads")
 }
 
 /// `W_uk`, whether it is stored the other way round, and `W_uv`: in tensors of their own, or head by head in one.

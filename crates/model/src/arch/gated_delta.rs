@@ -7,7 +7,7 @@
 
 use checkpoint::{Checkpoint, Kind};
 
-use super::keys::{D_FF, Dims, Key, Keys, MAX_HEAD_WIDTH, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, MoeDims, key};
+use super::keys::{D_FF, Dims, Key, Keys, MAX_HEAD_WIDTH, MAX_HEADS, MAX_WIDTH, MoeDims, key};
 use super::parts::{self, Head, linear};
 use crate::Error;
 use crate::names::Alias;
@@ -16,7 +16,6 @@ use crate::plan::{
     Buf, CacheDecl, DeltaHeads, Gate, Op, Plan, Read, Rope, RopePairing, Router, Rows, Sharing, StateDecl, Weight,
 };
 
-const N_NEXT: Key = key("nextn_predict_layers", &[]);
 const CONV_WIDTH: Key = key("ssm.conv_kernel", &["linear_conv_kernel_dim"]);
 const DELTA_D_K: Key = key("ssm.state_size", &["linear_key_head_dim"]);
 const DELTA_N_K: Key = key("ssm.group_count", &["linear_num_key_heads"]);
@@ -68,12 +67,7 @@ struct Moe {
 pub(super) fn build(checkpoint: &Checkpoint, arch: &str, gguf: Sharing) -> Result<Plan, Error> {
     let keys = Keys::new(checkpoint, ALIASES);
     let mut dims = keys.dims()?;
-    let n_next = keys.count_or_zero(N_NEXT, MAX_LAYERS)?;
-    if n_next >= dims.n_layer {
-        let what = format!("is {n_next}, the model has {} layers with those", dims.n_layer);
-        return Err(keys.error(N_NEXT, what));
-    }
-    dims.n_layer -= n_next;
+    dims.n_layer = keys.trunk(dims.n_layer)?;
     let moe = match keys.n_expert()? {
         Some(n_expert) => {
             Some(Moe { dims: keys.moe(n_expert, true)?, d_ff_shared: keys.count(D_FF_SHARED, MAX_WIDTH)? })

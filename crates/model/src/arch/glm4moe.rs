@@ -5,7 +5,7 @@ use checkpoint::Checkpoint;
 
 use super::keys::Keys;
 use super::parts::{self, Attention};
-use super::shared_moe::{Defaults, SharedMoe, trunk};
+use super::shared_moe::{Defaults, SharedMoe};
 use crate::Error;
 use crate::names::Alias;
 use crate::plan::build::Builder;
@@ -19,7 +19,7 @@ const ALIASES: &[Alias] = &[("ffn_norm", &["=post_attention_norm"])];
 pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
     let keys = Keys::new(checkpoint, ALIASES);
     let mut dims = keys.dims()?;
-    dims.n_layer = trunk(keys, dims.n_layer)?;
+    dims.n_layer = keys.trunk(dims.n_layer)?;
     let moe = SharedMoe::new(keys, Defaults { score: Score::Sigmoid, renormalise: true, n_dense: 1 })?;
     let rope = keys.rope(dims.d_k, RopePairing::Half)?;
 

@@ -51,6 +51,7 @@ pub(super) const EXPERT_SCALE: Key = key("expert_weights_scale", &["routed_scali
 pub(super) const EXPERT_NORM: Key = key("expert_weights_norm", &["norm_topk_prob"]);
 pub(super) const EXPERT_GATING: Key = key("expert_gating_func", &[]);
 pub(super) const ROTARY: Key = key("rope.dimension_count", &[]);
+const N_NEXT: Key = key("nextn_predict_layers", &[]);
 const ROTARY_SHARE: Key = key("", &["partial_rotary_factor"]);
 const ROPE_BASE: Key = key("rope.freq_base", &["rope_theta"]);
 const SCALING: Key = key("rope.scaling.type", &["rope_type", "type"]);
@@ -268,6 +269,16 @@ impl<'a> Keys<'a> {
             d_v: d_head(D_V)?,
             eps: self.eps(EPS)?,
         })
+    }
+
+    /// Layers of the model itself, of so many in the file: GGUF counts those behind them that predict further tokens,
+    /// config.json does not.
+    pub fn trunk(&self, n_layer: usize) -> Result<usize, Error> {
+        let n_next = self.count_or_zero(N_NEXT, MAX_LAYERS)?;
+        match n_layer.checked_sub(n_next) {
+            Some(trunk) if trunk > 0 => Ok(trunk),
+            _ => Err(self.error(N_NEXT, format!("is {n_next}, the model has {n_layer} layers with those"))),
+        }
     }
 
     /// What a norm adds to the mean square.

@@ -13,8 +13,6 @@ const N_DENSE: Key = key("leading_dense_block_count", &["first_k_dense_replace"]
 const N_SHARED: Key = key("expert_shared_count", &["n_shared_experts"]);
 const N_GROUP: Key = key("expert_group_count", &["n_group"]);
 const N_GROUP_USED: Key = key("expert_group_used_count", &["topk_group"]);
-/// Layers at the end that predict further tokens; GGUF's number of layers holds them, config.json's does not.
-const N_NEXTN: Key = key("nextn_predict_layers", &[]);
 const SCORE: Key = key("", &["scoring_func"]);
 const METHOD: Key = key("", &["topk_method"]);
 
@@ -106,15 +104,6 @@ impl SharedMoe {
         }
         b.push(Op::Combine { x, add: true, y, weights, norm: None });
         Ok(())
-    }
-}
-
-/// Layers of the model itself, of so many in the file.
-pub(super) fn trunk(keys: Keys, n_layer: usize) -> Result<usize, Error> {
-    let n_nextn = keys.count_or_zero(N_NEXTN, MAX_LAYERS)?;
-    match n_layer.checked_sub(n_nextn) {
-        Some(n) if n > 0 => Ok(n),
-        _ => Err(keys.error(N_NEXTN, format!("is {n_nextn} of {n_layer} layers"))),
     }
 }
 

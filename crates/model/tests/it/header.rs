@@ -177,6 +177,7 @@ impl Header {
             match value {
                 Value::U32(n) => file.extend(n.to_le_bytes()),
                 Value::F32(x) => file.extend(x.to_le_bytes()),
+                Value::Bool(b) => file.push(u8::from(*b)),
                 Value::Str(s) => text(&mut file, s.as_str().unwrap()),
                 Value::Numbers(array) => {
                     file.extend((array.element() as u32).to_le_bytes());

@@ -4,6 +4,7 @@
 mod costs;
 mod gated_delta;
 mod header;
+mod latent;
 mod names;
 mod plans;
 mod refusals;
