@@ -160,7 +160,9 @@ impl Shape {
                 ("rope.dimension_count", d_head / 2),
             ]),
         }
-        keys.into_iter().for_each(|(key, n)| drop(h.set(&format!("{arch}.{key}"), n as u32)));
+        for (key, n) in keys {
+            h.set(&format!("{arch}.{key}"), n as u32);
+        }
         let mut floats = vec![
             ("expert_weights_scale", self.scale),
             ("attention.layer_norm_rms_epsilon", 1e-6),
@@ -170,7 +172,9 @@ impl Shape {
             h.set("deepseek2.rope.scaling.type", "yarn");
             floats.extend([("rope.scaling.factor", 40.0), ("rope.scaling.yarn_log_multiplier", 0.1)]);
         }
-        floats.into_iter().for_each(|(key, x)| drop(h.set(&format!("{arch}.{key}"), x)));
+        for (key, x) in floats {
+            h.set(&format!("{arch}.{key}"), x);
+        }
         if self.sigmoid {
             h.set(&format!("{arch}.expert_weights_norm"), true);
         }
@@ -188,7 +192,9 @@ impl Shape {
         let (d, n_head) = (self.d_model, self.n_head);
         let (d_ff, n_dense) = self.dense;
         let (n_expert, _, n_shared, d_expert) = self.experts;
-        let vector = |h: &mut Header, name: &str, n| drop(h.tensor(&format!("blk.{layer}.{name}"), &[n], F32));
+        let vector = |h: &mut Header, name: &str, n| {
+            h.tensor(&format!("blk.{layer}.{name}"), &[n], F32);
+        };
         let tensor = |h: &mut Header, name: &str, shape: &[usize]| {
             // Rows that blocks of 32 do not divide stay bf16.
             let dtype = if shape[shape.len() - 1].is_multiple_of(32) { Q8_0 } else { BF16 };
