@@ -44,7 +44,7 @@ TOP = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "
 
 def original(cls, **settings):
     """The original model code with these settings."""
-    config = getattr(transformers, cls + "Config")(**settings)
+    config = getattr(transformers, cls + ("TextConfig" if cls.startswith("Qwen3_5") else "Config"))(**settings)
     config._attn_implementation = "eager"
     return getattr(transformers, cls + "ForCausalLM")(config).float().eval()
 
@@ -90,6 +90,8 @@ def write_experts(w, c):
         w.add_expert_used_count(c.num_experts_per_tok)
         if hasattr(c, "moe_intermediate_size"):
             w.add_expert_feed_forward_length(c.moe_intermediate_size)
+        if hasattr(c, "shared_expert_intermediate_size"):
+            w.add_expert_shared_feed_forward_length(c.shared_expert_intermediate_size)
 
 
 def finish(w):
@@ -120,7 +122,22 @@ ARCHS = {
     "mixtral": ("Mixtral", "llama", dict(
         tie_word_embeddings=True, num_local_experts=5, num_experts_per_tok=2, intermediate_size=32, sliding_window=None,
         rope_parameters=ROPE("linear", factor=2.0)), T.Q4_1),
+    "qwen3next": ("Qwen3Next", "qwen3next", dict(
+        tie_word_embeddings=False, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, shared_expert_intermediate_size=32,
+        norm_topk_prob=True, layer_types=["linear_attention", "full_attention"], linear_num_key_heads=2, linear_num_value_heads=4,
+        linear_key_head_dim=8, linear_value_head_dim=16, linear_conv_kernel_dim=4,
+        rope_parameters=ROPE("default", partial_rotary_factor=0.25)), T.Q8_0),
+    # Heads of v as wide as a block: the order of heads in GGUF then changes nothing in how columns are rounded.
+    "qwen35": ("Qwen3_5", "qwen35", dict(
+        tie_word_embeddings=True, layer_types=["full_attention", "linear_attention"], linear_num_key_heads=2, linear_num_value_heads=4,
+        linear_key_head_dim=16, linear_value_head_dim=32, linear_conv_kernel_dim=3,
+        rope_parameters=ROPE("default", partial_rotary_factor=0.25, mrope_section=[2, 1, 1], mrope_interleaved=True)), T.Q8_0),
 }
+
+
+def is_centred(name, key):
+    """Norms that the original code keeps as what is added to 1."""
+    return name in ("qwen3next", "qwen35") and key.endswith("norm.weight") and "linear_attn" not in key
 
 
 def make_arch(name, seed):
@@ -137,7 +154,11 @@ def make_arch(name, seed):
             elif "lm_head" in key:
                 p.copy_(r * 3 / p.shape[-1] ** 0.5)
             elif key == "model.norm.weight" and tied:
-                p.copy_((1 + 0.1 * r) * 30 / p.shape[-1] ** 0.5)
+                p.copy_((1 + 0.1 * r) * 30 / p.shape[-1] ** 0.5 - int(is_centred(name, key)))
+            elif key.endswith("A_log"):
+                p.copy_(r)
+            elif is_centred(name, key):
+                p.copy_(0.1 * r)
             elif p.ndim == 1:
                 p.copy_((0.0 if key.endswith("bias") else 1.0) + 0.1 * r)
             elif ".gate.weight" in key:
@@ -160,7 +181,15 @@ def arch_tensors(name, model):
         layer = {k.removeprefix(f"model.layers.{i}."): v for k, v in state.items() if k.startswith(f"model.layers.{i}.")}
         blk = f"blk.{i}."
         out[blk + "attn_norm.weight"] = layer.pop("input_layernorm.weight")
-        out[blk + "ffn_norm.weight"] = layer.pop("post_attention_layernorm.weight")
+        linear = {k.removeprefix("linear_attn."): layer.pop(k) for k in list(layer) if k.startswith("linear_attn.")}
+        out |= {blk + k: v for k, v in delta_tensors(name, c, linear).items()}
+        after = "post_attention_norm" if "layer_types" in ARCHS[name][2] else "ffn_norm"
+        out[f"{blk}{after}.weight"] = layer.pop("post_attention_layernorm.weight")
+        for part in ("gate", "up", "down"):
+            if f"mlp.shared_expert.{part}_proj.weight" in layer:
+                out[f"{blk}ffn_{part}_shexp.weight"] = layer.pop(f"mlp.shared_expert.{part}_proj.weight")
+        if "mlp.shared_expert_gate.weight" in layer:
+            out[blk + "ffn_gate_inp_shexp.weight"] = layer.pop("mlp.shared_expert_gate.weight")[0]
         for key in [k for k in layer if k.startswith("self_attn.")]:
             _, part, kind = key.split(".")
             w = layer.pop(key)
@@ -180,12 +209,46 @@ def arch_tensors(name, model):
             for part in ("gate", "up", "down"):
                 out[f"{blk}ffn_{part}.weight"] = layer.pop(f"mlp.{part}_proj.weight")
         assert not layer, layer.keys()
+    return {k: v + 1 if k.endswith("norm.weight") and name in ("qwen3next", "qwen35") and "ssm" not in k else v for k, v in out.items()}
+
+
+def delta_tensors(name, c, linear):
+    """A gated delta net, from its tensors in the original order. Rows of a fused projection are taken apart; Qwen3.5's heads of
+    v are sorted so that head h goes with head h % n_k of k."""
+    if not linear:
+        return {}
+    n_k, n_v, d_k, d_v = c.linear_num_key_heads, c.linear_num_value_heads, c.linear_key_head_dim, c.linear_value_head_dim
+    tile = name == "qwen35"
+
+    def heads(w, width=1, axis=0):
+        if not tile:
+            return w
+        w = np.moveaxis(w, axis, 0)
+        w = w.reshape(n_k, n_v // n_k, width, *w.shape[1:]).swapaxes(0, 1).reshape(w.shape)
+        return np.moveaxis(w, 0, axis)
+
+    out = {"ssm_a": heads(-np.exp(linear.pop("A_log"))), "ssm_dt.bias": heads(linear.pop("dt_bias")),
+           "ssm_norm.weight": linear.pop("norm.weight"), "ssm_out.weight": heads(linear.pop("out_proj.weight"), d_v, 1)}
+    if name == "qwen3next":
+        rows = linear.pop("in_proj_qkvz.weight").reshape(n_k, -1, c.hidden_size)
+        q, k, v, z = np.split(rows, np.cumsum([d_k, d_k, n_v // n_k * d_v]), axis=1)
+        out["attn_qkv.weight"] = np.concatenate([w.reshape(-1, c.hidden_size) for w in (q, k, v)])
+        out["attn_gate.weight"] = z.reshape(-1, c.hidden_size)
+        out["ssm_ba.weight"] = linear.pop("in_proj_ba.weight")
+    else:
+        qk, v = np.split(linear.pop("in_proj_qkv.weight"), [2 * n_k * d_k])
+        out["attn_qkv.weight"] = np.concatenate([qk, heads(v, d_v)])
+        out["attn_gate.weight"] = heads(linear.pop("in_proj_z.weight"), d_v)
+        out["ssm_alpha.weight"], out["ssm_beta.weight"] = heads(linear.pop("in_proj_a.weight")), heads(linear.pop("in_proj_b.weight"))
+    qk, v = np.split(linear.pop("conv1d.weight")[:, 0], [2 * n_k * d_k])
+    out["ssm_conv1d.weight"] = np.concatenate([qk, heads(v, d_v)])
+    assert not linear, linear.keys()
     return out
 
 
 def is_plain(key, w):
-    """Norms, biases and routers stay f32."""
-    return w.ndim == 1 or "gate_inp" in key or ".gate.weight" in key
+    """Norms, biases, routers and convolutions stay f32."""
+    return w.ndim == 1 or any(part in key for part in ("gate_inp", ".gate.weight", "shared_expert_gate", "conv1d"))
 
 
 def write_arch(path, name, model, dtype):
@@ -196,7 +259,15 @@ def write_arch(path, name, model, dtype):
     w.add_context_length(c.max_position_embeddings)
     w.add_embedding_length(c.hidden_size)
     write_heads(w, c)
-    w.add_rope_dimension_count(c.head_dim)
+    w.add_rope_dimension_count(int(c.head_dim * rope.get("partial_rotary_factor", 1)))
+    if "mrope_section" in rope:
+        w.add_rope_dimension_sections([*rope["mrope_section"], 0])
+    if "linear_num_key_heads" in ARCHS[name][2]:
+        w.add_ssm_conv_kernel(c.linear_conv_kernel_dim)
+        w.add_ssm_state_size(c.linear_key_head_dim)
+        w.add_ssm_group_count(c.linear_num_key_heads)
+        w.add_ssm_time_step_rank(c.linear_num_value_heads)
+        w.add_ssm_inner_size(c.linear_num_value_heads * c.linear_value_head_dim)
     if rope["rope_type"] in ("yarn", "linear"):
         w.add_string(f"{arch}.rope.scaling.type", rope["rope_type"])
         w.add_rope_scaling_factor(rope["factor"])
@@ -239,6 +310,9 @@ def build_archs():
         tokens = np.random.default_rng(seed).integers(0, BASE["vocab_size"], N_TOKENS)
         golden = {"tokens": tokens.astype(np.int32), "logits": run(model, tokens)}
         golden["greedy"], margins = go_on(model, tokens)
+        if "layer_types" in ARCHS[name][2]:
+            far = np.random.default_rng([seed, 1]).integers(0, BASE["vocab_size"], 1000)
+            golden |= {"long_tokens": far.astype(np.int32), "long_logits": np.ascontiguousarray(run(model, far)[99::100])}
         write_arch(folder / "model-bf16.gguf", name, model, T.BF16)
         write_folder(folder / "hf", model)
         kind = dtype.name.lower()

@@ -302,7 +302,8 @@ fn yarn_without_truncation() {
 }
 
 /// Tiny models in git, made by `tools/make_tiny_models.py` and `tools/make_tiny_latent.py`.
-const TINY: &[&str] = &["llama", "qwen3", "qwen3moe", "mixtral", "deepseekv2", "deepseekv3", "glm4moe"];
+const TINY: &[&str] =
+    &["llama", "qwen3", "qwen3moe", "mixtral", "qwen3next", "qwen35", "deepseekv2", "deepseekv3", "glm4moe"];
 
 #[test]
 fn tiny_models() {
@@ -312,7 +313,7 @@ fn tiny_models() {
 /// Every hundredth row of a thousand tokens: several segments of attention, and positions past the context before YaRN.
 #[test]
 fn a_thousand_tokens() {
-    for name in ["deepseekv2", "deepseekv3", "glm4moe"] {
+    for name in ["qwen3next", "qwen35", "deepseekv2", "deepseekv3", "glm4moe"] {
         let folder = manifest_dir().join("tests/data").join(name);
         let golden = Golden(std::fs::read(folder.join("golden.safetensors")).unwrap());
         let (tokens, exact) = (golden.u32s("long_tokens"), golden.f32s("long_logits"));
