@@ -38,22 +38,22 @@ fn main() {
     }
 }
 
-/// Random rows whose scales are small finite numbers: every byte keeps f16 exponents below the top.
+/// Rows of random numbers; a few of them, again and again.
 fn random(t: WeightType) -> PlanesBuf {
+    const UNIQUE: usize = 16;
     let mut s = 1u64;
     let mut next = || {
-        s = s.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (s >> 33) as u8 & 0xbf
+        s = s.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((s >> 33) as u32 as f32 / 2f32.powi(31) - 0.5) * 0.1
     };
-    let size = t.plane_bytes(K).and_then(|row| row.times(N)).unwrap_or_default();
-    let mut plane = |size: usize, copies: usize| {
-        let mut bytes: Vec<u8> = (0..size).map(|_| next()).collect();
-        bytes.reserve_exact(size * copies);
-        (1..copies).for_each(|_| bytes.extend_from_within(..size));
-        bytes
-    };
-    let copies = TOTAL_BYTES / size.total().max(1);
-    PlanesBuf { q: plane(size.q, copies), scales: plane(size.scales, copies), biases: plane(size.biases, copies) }
+    let row = t.plane_bytes(K).unwrap_or_default();
+    let mut few = PlanesBuf::new(row.times(UNIQUE).unwrap_or_default());
+    for i in 0..UNIQUE {
+        let x: Vec<f32> = (0..K).map(|_| next()).collect();
+        quant::encode_row(t, &x, few.get_mut().row_mut(row, i));
+    }
+    let copies = TOTAL_BYTES / (row.total() * UNIQUE);
+    PlanesBuf { q: few.q.repeat(copies), scales: few.scales.repeat(copies), biases: few.biases.repeat(copies) }
 }
 
 fn measure(t: WeightType, all: Planes, isa: Isa, n_cols: usize) {

@@ -347,6 +347,39 @@ fn prefetch(p: *const u8, bytes: usize) {
     let _ = (p, bytes);
 }
 
+/// The bytes of rows that come after those at hand, asked for as one stream.
+#[derive(Clone, Copy, Debug)]
+struct Ahead {
+    from: *const u8,
+    keep: bool,
+}
+
+impl Ahead {
+    /// For a walk over `rows` rows of `row_bytes` bytes at a time, the first of them at `row`.
+    ///
+    /// What is asked for lies in the first cache until the walk is through the rows before it. When both do not fit, it
+    /// is to be found in the second: with the non-temporal hint it would come from memory twice ([768, 2048] q8_0, one
+    /// core of AMD EPYC 9004: 9.4 -> 12.0 GB/s, with the stream no longer in bursts).
+    fn new(row: *const u8, rows: usize, row_bytes: usize) -> Ahead {
+        Ahead { from: row.wrapping_add(AHEAD.max(rows * row_bytes)), keep: 2 * rows * row_bytes > 16 << 10 }
+    }
+
+    /// Asks for `bytes` bytes from `at` on.
+    #[inline(always)]
+    fn ask(self, at: usize, bytes: usize) {
+        let p = self.from.wrapping_add(at);
+        if !self.keep {
+            return prefetch(p, bytes);
+        }
+        #[cfg(target_arch = "x86_64")]
+        for line in 0..bytes.div_ceil(64) {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            // SAFETY: a prefetch never faults, whatever the address.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(64 * line).cast()) }
+        }
+    }
+}
+
 /// Everything that raw pointers rely on, once a call.
 fn check(w: &Matrix, rows: &Range<usize>, acts: &ActsShared, cols: &[Col], y: &OutPtr) {
     let need = w.dtype.plane_bytes(w.k).and_then(|row| row.times(w.n));

@@ -14,6 +14,8 @@ mod vec;
 
 use std::arch::x86_64::*;
 
+use super::panel::ROWS;
+
 /// An array written out element by element. `std::array::from_fn` is compiled without the target features, so that a
 /// closure which has them becomes a call, and its vectors go through memory.
 macro_rules! array {
@@ -28,11 +30,63 @@ pub(super) use tile::tile;
 pub(super) use unpack::unpack;
 pub(super) use vec::{one, one_avx512};
 
+/// The same pointer, but the compiler cannot know it. Loads through it stay operands of the instructions that use them:
+/// loads that several rows share would be done once, and with sixteen registers that means once into a spill slot. Nor
+/// does a pointer for each of several rows run along in a register of its own.
+#[inline(always)]
+#[allow(clippy::pointers_in_nomem_asm_block)] // The block is empty: it reads and writes nothing.
+fn opaque(mut p: *const u8) -> *const u8 {
+    // SAFETY: no instruction is emitted.
+    unsafe { std::arch::asm!("/* {0} */", inout(reg) p, options(nomem, nostack, preserves_flags)) };
+    p
+}
+
+/// The same register, but the compiler cannot know it. It would take what is done to all of it back before the widening
+/// that it came from, and widen each of the results.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn whole(mut v: __m256i) -> __m256i {
+    // SAFETY: no instruction is emitted.
+    unsafe { std::arch::asm!("/* {0} */", inout(ymm_reg) v, options(pure, nomem, nostack, preserves_flags)) };
+    v
+}
+
+/// Eights of a set of `n` rows: the first row and the distance to the next, 1.
+///
+/// The last eight go back when eight do not divide the rows, so that some are computed twice. Fewer than eight rows go
+/// one by one, each in all lanes: distance 0. With equal distances four registers hold the addresses of all rows.
+fn eights(n: usize) -> impl Iterator<Item = (usize, usize)> {
+    let (rows, step) = if n < 8 { (1, 0) } else { (8, 1) };
+    (0..n).step_by(rows).map(move |first| (first.min(n - rows), step))
+}
+
+/// Stores what one of [`eights`] gave.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn put_eight(out: &mut [f32; ROWS], first: usize, step: usize, y: __m256) {
+    match out[first..].first_chunk_mut::<8>() {
+        // SAFETY: the array has eight places.
+        Some(out) if step == 1 => unsafe { _mm256_storeu_ps(out.as_mut_ptr(), y) },
+        _ => out[first] = _mm256_cvtss_f32(y),
+    }
+}
+
+/// Adds up the lanes of the halves of four vectors: lane `i` of each half is the sum of that half of vector `i`.
+///
+/// Two unpackings and an addition, where `vphaddd` takes four micro-operations (Zen 4).
+#[inline]
+#[target_feature(enable = "avx2")]
+fn halves4_sum(a: [__m256i; 4]) -> __m256i {
+    let pair = |a, b| _mm256_add_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+    let (t, u) = (pair(a[0], a[1]), pair(a[2], a[3]));
+    _mm256_add_epi32(_mm256_unpacklo_epi64(t, u), _mm256_unpackhi_epi64(t, u))
+}
+
 /// Adds up the lanes of four vectors: lane `i` of the result is the sum of vector `i`.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) fn hsum4(a: [__m256i; 4]) -> __m128i {
-    let t = _mm256_hadd_epi32(_mm256_hadd_epi32(a[0], a[1]), _mm256_hadd_epi32(a[2], a[3]));
+    let t = halves4_sum(a);
     _mm_add_epi32(_mm256_castsi256_si128(t), _mm256_extracti128_si256::<1>(t))
 }
 
@@ -40,8 +94,8 @@ pub(super) fn hsum4(a: [__m256i; 4]) -> __m128i {
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) fn hsum8(a: [__m256i; 8]) -> __m256i {
-    let lo = _mm256_hadd_epi32(_mm256_hadd_epi32(a[0], a[1]), _mm256_hadd_epi32(a[2], a[3]));
-    let hi = _mm256_hadd_epi32(_mm256_hadd_epi32(a[4], a[5]), _mm256_hadd_epi32(a[6], a[7]));
+    let lo = halves4_sum([a[0], a[1], a[2], a[3]]);
+    let hi = halves4_sum([a[4], a[5], a[6], a[7]]);
     _mm256_add_epi32(_mm256_permute2x128_si256::<0x20>(lo, hi), _mm256_permute2x128_si256::<0x31>(lo, hi))
 }
 

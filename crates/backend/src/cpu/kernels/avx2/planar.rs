@@ -11,9 +11,9 @@ use quant::{ScaleType, WeightType};
 
 use super::super::panel::{Panel, ROWS, UnpackFn};
 use super::super::variants::OneFn;
-use super::super::{AHEAD, ActsShared, ColPtr, RowSet, prefetch};
+use super::super::{ActsShared, Ahead, ColPtr, RowSet, prefetch};
 use super::unpack::at;
-use super::{array, hsum8, load64, load128, load256, transpose8};
+use super::{array, eights, hsum8, load64, load128, load256, opaque, put_eight, transpose8, whole};
 
 /// How 32 values lie in plane `q`. `p` always points to them, `4·BITS` readable bytes; the machine has AVX2.
 #[allow(clippy::missing_safety_doc)]
@@ -46,7 +46,7 @@ impl Ints for Bits<4> {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn pairs(p: *const u8) -> [__m256i; 2] {
         // SAFETY: the promise of the trait: 16 bytes.
-        let v = _mm256_cvtepu8_epi16(unsafe { load128(p) });
+        let v = whole(_mm256_cvtepu8_epi16(unsafe { load128(p) }));
         [_mm256_and_si256(v, _mm256_set1_epi16(15)), _mm256_srli_epi16::<4>(v)]
     }
 }
@@ -274,49 +274,52 @@ impl Scale for E8m0 {
     }
 }
 
-/// Eight rows of a set, from plane to plane.
-#[derive(Clone, Copy)]
-struct Rows8 {
-    q: [*const u8; 8],
-    scales: [*const u8; 8],
-    biases: [*const u8; 8],
+/// Scales and biases of eight groups, `[group]`, a lane a row.
+struct Groups {
+    d: [__m256; 8],
+    m: [__m256; 8],
 }
 
-impl Rows8 {
-    fn new(set: &RowSet, first: usize) -> Self {
-        Self {
-            q: std::array::from_fn(|i| set.row(first + i)),
-            scales: std::array::from_fn(|i| set.scales(first + i)),
-            biases: std::array::from_fn(|i| set.biases(first + i)),
-        }
+impl Groups {
+    /// # Safety
+    /// The machine has AVX.
+    #[inline(always)]
+    unsafe fn new() -> Self {
+        // SAFETY: the caller's promise.
+        let zero = unsafe { [_mm256_setzero_ps(); 8] };
+        Self { d: zero, m: zero }
     }
 
-    /// Scales and biases of `n` groups (at most eight) from `group` on, `[group]`, a lane a row.
+    /// Takes `n` groups (at most eight) from `group` on, of eight rows of scales and biases.
     ///
     /// # Safety
-    /// The rows have these groups; the machine has AVX2 and F16C.
+    /// The rows have these groups; the machine has AVX2, FMA and F16C.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn groups<S: Scale, const MIN: bool>(&self, group: usize, n: usize) -> [[__m256; 8]; 2] {
-        let from = |plane: &[*const u8; 8], group: usize| plane.map(|p| p.wrapping_add(group * S::BYTES));
-        let mut out = [[_mm256_setzero_ps(); 8]; 2];
+    unsafe fn load<S: Scale, const MIN: bool>(
+        &mut self,
+        scales: &[*const u8; 8],
+        biases: &[*const u8; 8],
+        group: usize,
+        n: usize,
+    ) {
+        let from = |plane: &[*const u8; 8], g: usize| plane.map(|p| p.wrapping_add(g * S::BYTES));
         // SAFETY: the caller's promise.
         unsafe {
             if n == 8 {
-                out[0] = S::eight(&from(&self.scales, group));
+                self.d = S::eight(&from(scales, group));
                 if MIN {
-                    out[1] = S::eight(&from(&self.biases, group));
+                    self.m = S::eight(&from(biases, group));
                 }
-                return out;
+                return;
             }
             for g in 0..n {
-                out[0][g] = S::one(&from(&self.scales, group + g));
+                self.d[g] = S::one(&from(scales, group + g));
                 if MIN {
-                    out[1][g] = S::one(&from(&self.biases, group + g));
+                    self.m[g] = S::one(&from(biases, group + g));
                 }
             }
         }
-        out
     }
 }
 
@@ -324,44 +327,59 @@ impl Rows8 {
 /// See [`OneFn`]; the set's integers are `Q`, its scales `S`, and it has biases where `MIN`.
 #[inline(always)]
 unsafe fn column<Q: Ints, S: Scale, const MIN: bool>(set: &RowSet, col: &ColPtr, out: &mut [f32; ROWS]) {
+    for (first, step) in eights(set.n) {
+        // SAFETY: the caller's promise.
+        unsafe { put_eight(out, first, step, eight::<Q, S, MIN>(set, first, step, col)) }
+    }
+}
+
+/// The products of one of [`eights`], a lane a row.
+///
+/// # Safety
+/// See [`column`]; the set has these rows.
+#[inline(always)]
+unsafe fn eight<Q: Ints, S: Scale, const MIN: bool>(set: &RowSet, first: usize, step: usize, col: &ColPtr) -> __m256 {
     let bytes = 4 * Q::BITS;
-    let per_group = set.dtype.block_len() / 32;
-    let n_blocks = set.k / 32;
-    for first in (0..set.n).step_by(8) {
-        let rows = Rows8::new(set, first);
-        for plane in [(rows.scales[0], set.bytes.scales), (rows.biases[0], set.bytes.biases)] {
-            prefetch(plane.0.wrapping_add(8 * plane.1), 8 * plane.1);
-        }
-        let ahead = rows.q[0].wrapping_add(AHEAD.max(8 * set.bytes.q));
-        let mut p = rows.q;
-        // SAFETY: the machine has the instructions, as below.
-        let mut acc = unsafe { _mm256_setzero_ps() };
-        for begin in (0..n_blocks).step_by(8 * per_group) {
-            let end = (begin + 8 * per_group).min(n_blocks);
-            // SAFETY: the groups of the blocks lie inside every row.
-            let [d8, m8] = unsafe { rows.groups::<S, MIN>(begin / per_group, (end - begin) / per_group) };
-            for b in begin..end {
-                prefetch(ahead.wrapping_add(8 * bytes * b), 8 * bytes);
-                // SAFETY: block b lies inside every row and the column; the last `add` ends at most at the row's end.
-                unsafe {
-                    let x = split(col.row.wide.add(32 * b).cast());
-                    let isum = hsum8(array!(8, |i| {
-                        let w = Q::pairs(p[i]);
-                        _mm256_add_epi32(_mm256_madd_epi16(w[0], x[0]), _mm256_madd_epi16(w[1], x[1]))
-                    }));
-                    let dx = _mm256_broadcast_ss(&*col.row.d.add(b));
-                    let g = (b - begin) / per_group;
-                    acc = _mm256_fmadd_ps(_mm256_mul_ps(d8[g], dx), _mm256_cvtepi32_ps(isum), acc);
-                    if MIN {
-                        let sum = _mm256_cvtepi32_ps(_mm256_set1_epi32(*col.row.sums.cast::<i32>().add(b)));
-                        acc = _mm256_fmadd_ps(_mm256_mul_ps(m8[g], dx), sum, acc);
-                    }
-                    p = p.map(|p| p.add(bytes));
+    let n_groups = set.k / set.dtype.block_len();
+    let per_group = set.dtype.block_len() / 32; // blocks
+    let (row, stride) = (set.row(first), step * set.bytes.q);
+    let scales = std::array::from_fn(|i| set.scales(first + i * step));
+    let biases = std::array::from_fn(|i| set.biases(first + i * step));
+    let ahead = Ahead::new(row, 8, set.bytes.q);
+    let mut b = 0;
+    // SAFETY: the caller's promise: groups and blocks lie inside every row and the column.
+    unsafe {
+        let mut acc = _mm256_setzero_ps();
+        let mut groups = Groups::new();
+        for group in 0..n_groups {
+            if group % 8 == 0 {
+                groups.load::<S, MIN>(&scales, &biases, group, (n_groups - group).min(8));
+            }
+            // The planes of the next eight rows, a line at a time: all lines at once hold up the stream of the integers.
+            if group % (64 / (8 * S::BYTES)) == 0 {
+                for (plane, bytes) in [(scales[0], set.bytes.scales), (biases[0], set.bytes.biases)] {
+                    prefetch(plane.wrapping_add(8 * (bytes + group * S::BYTES)), 64);
                 }
             }
+            let (d, m) = (groups.d[group % 8], groups.m[group % 8]);
+            for _ in 0..per_group {
+                ahead.ask(8 * bytes * b, 8 * bytes);
+                let x = split(col.row.wide.add(32 * b).cast());
+                let p = opaque(row.add(bytes * b));
+                let isum = hsum8(array!(8, |r| {
+                    let w = Q::pairs(p.add(r * stride));
+                    _mm256_add_epi32(_mm256_madd_epi16(w[0], x[0]), _mm256_madd_epi16(w[1], x[1]))
+                }));
+                let dx = _mm256_broadcast_ss(&*col.row.d.add(b));
+                acc = _mm256_fmadd_ps(_mm256_mul_ps(d, dx), _mm256_cvtepi32_ps(isum), acc);
+                if MIN {
+                    let sum = _mm256_cvtepi32_ps(_mm256_set1_epi32(*col.row.sums.cast::<i32>().add(b)));
+                    acc = _mm256_fmadd_ps(_mm256_mul_ps(m, dx), sum, acc);
+                }
+                b += 1;
+            }
         }
-        // SAFETY: `out` has ROWS places, `first` is 0 or 8.
-        unsafe { _mm256_storeu_ps(out.as_mut_ptr().add(first), acc) };
+        acc
     }
 }
 
@@ -386,15 +404,18 @@ unsafe fn split(wide: *const u8) -> [__m256i; 2] {
 unsafe fn panel<Q: Ints, S: Scale, const MIN: bool>(set: &RowSet, chunk: usize, blocks: usize, panel: &mut Panel) {
     let (bytes, group) = (4 * Q::BITS, set.dtype.block_len());
     for r in [0, 8] {
-        let rows = Rows8::new(set, r);
-        for row in rows.q {
+        let q: [*const u8; 8] = std::array::from_fn(|i| set.row(r + i));
+        let scales = std::array::from_fn(|i| set.scales(r + i));
+        let biases = std::array::from_fn(|i| set.biases(r + i));
+        for row in q {
             prefetch(row.wrapping_add(chunk / 32 * bytes + ROWS * set.bytes.q), blocks * bytes);
         }
         // SAFETY: the rows have the blocks and their groups, the panel has pairs and scales for eight blocks.
         unsafe {
-            let [d8, m8] = rows.groups::<S, MIN>(chunk / group, 32 * blocks / group);
+            let mut groups = Groups::new();
+            groups.load::<S, MIN>(&scales, &biases, chunk / group, 32 * blocks / group);
             for b in 0..blocks {
-                let p = rows.q.map(|p| p.add((chunk / 32 + b) * bytes));
+                let p = q.map(|p| p.add((chunk / 32 + b) * bytes));
                 let in_order = array!(8, |i| {
                     let [even, odd] = Q::pairs(p[i]);
                     let even = if Q::SIGNED { _mm256_and_si256(even, _mm256_set1_epi16(0xff)) } else { even };
@@ -410,9 +431,9 @@ unsafe fn panel<Q: Ints, S: Scale, const MIN: bool>(set: &RowSet, chunk: usize, 
                     _mm256_store_si256(at(panel, 16 * b + 2 * i + 1, r), odd);
                 }
                 let g = 32 * b / group;
-                _mm256_storeu_ps(panel.d[b].as_mut_ptr().add(r), d8[g]);
+                _mm256_storeu_ps(panel.d[b].as_mut_ptr().add(r), groups.d[g]);
                 if MIN {
-                    _mm256_storeu_ps(panel.m[b].as_mut_ptr().add(r), m8[g]);
+                    _mm256_storeu_ps(panel.m[b].as_mut_ptr().add(r), groups.m[g]);
                 }
             }
         }

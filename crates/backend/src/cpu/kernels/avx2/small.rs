@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use quant::types::iq::{E2M1_DOUBLED, IQ4_VALUES};
 
-use super::{both, halves8, load128, load256};
+use super::{both, halves8, load128, load256, whole};
 
 /// A 32-block format. `p` always points to a block, all of which is readable; the machine has AVX2, FMA and F16C.
 #[allow(clippy::missing_safety_doc)]
@@ -52,7 +52,7 @@ unsafe fn nibbles(p: *const u8) -> __m256i {
 #[target_feature(enable = "avx2")]
 unsafe fn nibble_dot(p: *const u8, x: [__m256i; 2]) -> __m256i {
     // SAFETY: the caller's promise: 16 bytes.
-    let v = _mm256_cvtepu8_epi16(unsafe { load128(p) });
+    let v = whole(_mm256_cvtepu8_epi16(unsafe { load128(p) }));
     let lo = _mm256_and_si256(v, _mm256_set1_epi16(15));
     let hi = _mm256_srli_epi16::<4>(v);
     _mm256_add_epi32(_mm256_madd_epi16(lo, x[0]), _mm256_madd_epi16(hi, x[1]))

@@ -9,10 +9,10 @@ use quant::WeightType;
 
 use super::super::panel::ROWS;
 use super::super::variants::OneFn;
-use super::super::{AHEAD, ActsShared, ColPtr, RowSet, prefetch};
+use super::super::{AHEAD, ActsShared, Ahead, ColPtr, RowSet, prefetch};
 use super::large::{Iq4Xs, Large, Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::small::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Small};
-use super::{array, both, halves4, halves8, hsum4, hsum8, load64, load256, planar};
+use super::{array, both, eights, halves4, halves8, hsum4, hsum8, load64, load256, opaque, planar, put_eight};
 
 /// The kernels of one instruction set: the same source, compiled with its features. With VNNI the compiler turns a
 /// product of pairs and an addition into `vpdpwssd`.
@@ -71,19 +71,18 @@ kernels!(
 /// See [`OneFn`]; the set is of type `T`.
 #[inline(always)]
 unsafe fn small<T: Small>(set: &RowSet, col: &ColPtr, out: &mut [f32; ROWS]) {
-    for first in (0..set.n).step_by(8) {
-        let mut p: [*const u8; 8] = std::array::from_fn(|i| set.row(first + i));
-        // SAFETY: the machine has the instructions, as below.
-        let mut acc = unsafe { _mm256_setzero_ps() };
-        let ahead = p[0].wrapping_add(AHEAD.max(8 * set.bytes.q));
-        for b in 0..set.k / 32 {
-            if b % 4 == 0 {
-                prefetch(ahead.wrapping_add(8 * T::BYTES * b), 32 * T::BYTES);
-            }
-            // SAFETY: block b lies inside every row and the column; the last `add` ends at most at the row's end.
-            unsafe {
+    for (first, step) in eights(set.n) {
+        let (row, stride) = (set.row(first), step * set.bytes.q);
+        let ahead = Ahead::new(row, 8, set.bytes.q);
+        // SAFETY: block b lies inside every row and the column; the machine has the instructions.
+        unsafe {
+            let mut acc = _mm256_setzero_ps();
+            for b in 0..set.k / 32 {
+                ahead.ask(8 * T::BYTES * b, 8 * T::BYTES);
                 let x = col.row.q.add(64 * b);
                 let x = [load256(x), load256(x.add(32))];
+                let p = opaque(row.add(T::BYTES * b));
+                let p = array!(8, |i| p.add(i * stride));
                 let mut isum = hsum8(array!(8, |i| T::dot(p[i], x)));
                 let d = _mm256_broadcast_ss(&*col.row.d.add(b));
                 let sum = _mm256_set1_epi32(*col.row.sums.cast::<i32>().add(b));
@@ -94,11 +93,9 @@ unsafe fn small<T: Small>(set: &RowSet, col: &ColPtr, out: &mut [f32; ROWS]) {
                 if let Some(at) = T::MIN {
                     acc = _mm256_fmadd_ps(_mm256_mul_ps(halves8(&p, at), d), _mm256_cvtepi32_ps(sum), acc);
                 }
-                p = p.map(|p| p.add(T::BYTES));
             }
+            put_eight(out, first, step, acc);
         }
-        // SAFETY: `out` has ROWS places, `first` is 0 or 8.
-        unsafe { _mm256_storeu_ps(out.as_mut_ptr().add(first), acc) };
     }
 }
 
@@ -124,16 +121,6 @@ static WORDS: [[u16; 16]; 8] =
 unsafe fn add_pairs<const VNNI: bool>(acc: __m256i, a: __m256i, b: __m256i) -> __m256i {
     // SAFETY: the machine has VNNI where the caller says so, and AVX2 always.
     unsafe { if VNNI { _mm256_dpwssd_epi32(acc, a, b) } else { _mm256_add_epi32(acc, _mm256_madd_epi16(a, b)) } }
-}
-
-/// The same pointer, but the compiler cannot know it. Loads through it stay operands of the instructions that use them:
-/// loads that several rows share would be done once, and with sixteen registers that means once into a spill slot.
-#[inline(always)]
-#[allow(clippy::pointers_in_nomem_asm_block)] // The block is empty: it reads and writes nothing.
-fn opaque(mut p: *const u8) -> *const u8 {
-    // SAFETY: no instruction is emitted.
-    unsafe { std::arch::asm!("/* {0} */", inout(reg) p, options(nomem, nostack, preserves_flags)) };
-    p
 }
 
 /// Integer dot product and minimums of a super-block, each in eight partial sums.
