@@ -40,6 +40,7 @@ pub const FIELDS: &[Field] = &[
     field("reasoning_effort", Kind::Text, "handed to the template"),
     field("chat_template_kwargs", Kind::Object, "further variables of the template, such as enable_thinking"),
     field("continue_final_message", Kind::Bool, "the last message is the beginning of the answer"),
+    field("routing", Kind::Bool, "report which experts worked on each token, in the order of /v1/routing"),
     field("user", Kind::Text, "not used"),
 ];
 
@@ -54,6 +55,7 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
     if let Some(n) = body.size("max_completion_tokens").or(body.size("max_tokens")) {
         request.max_new_tokens = n;
     }
+    request.routing = body.flag("routing").unwrap_or(false);
     let top = body.size("top_logprobs");
     request.logprobs = match (body.flag("logprobs").unwrap_or(false), top) {
         (true, top) => Some(top.unwrap_or(0)),
@@ -173,12 +175,16 @@ fn whole(head: &Head, answers: Vec<Collected>, totals: &Totals) -> Response {
             message.insert("tool_calls".into(), calls.into());
         }
         let logprobs = if answer.logprobs.is_empty() { Value::Null } else { head.logprobs(&answer.logprobs) };
-        json!({
+        let mut choice = json!({
             "index": index,
             "message": message,
             "logprobs": logprobs,
             "finish_reason": finish_reason(answer.finish.as_ref()),
-        })
+        });
+        if !answer.routing.is_empty() {
+            choice["routing"] = json!(answer.routing);
+        }
+        choice
     });
     let mut object = head.object("chat.completion", choices.collect());
     object.insert("usage".into(), totals.openai());
@@ -215,6 +221,12 @@ impl Wire for Stream {
     fn step(&mut self, step: Step, out: &mut Frames) {
         let mut logprobs = if step.logprobs.is_empty() { Value::Null } else { self.head.logprobs(&step.logprobs) };
         let mut wrote = false;
+        if let Some(ids) = &step.routing {
+            let mut object = self.head.object("chat.completion.chunk", Vec::new());
+            object["choices"] =
+                json!([{"index": step.index, "delta": {}, "logprobs": null, "finish_reason": null, "routing": [ids]}]);
+            out.data(&object.into());
+        }
         for event in step.events {
             let delta = match event {
                 Event::Content(text) => json!({"content": text}),

@@ -68,6 +68,8 @@ pub struct Step {
     pub index: usize,
     pub events: Vec<Event>,
     pub logprobs: Vec<Logprob>,
+    /// The experts of the token, when the request asked for them.
+    pub routing: Option<Box<[u16]>>,
     pub finish: Option<Finish>,
 }
 
@@ -147,9 +149,10 @@ impl Generation {
 
     fn take(&mut self, index: usize, update: Update) -> Result<Step, ApiError> {
         let choice = &mut self.choices[index];
-        let mut step = Step { index, events: Vec::new(), logprobs: Vec::new(), finish: None };
+        let mut step = Step { index, events: Vec::new(), logprobs: Vec::new(), routing: None, finish: None };
         match update {
-            Update::Token { token, text, logprobs } => {
+            Update::Token { token, text, logprobs, routing } => {
+                step.routing = routing;
                 choice.parser.push(&text, &mut step.events);
                 let is_end = !choice.ignore_eos && self.tokenizer.is_end_of_generation(token);
                 // The end is no part of the text, nor are its numbers.
@@ -265,6 +268,8 @@ impl Totals {
 pub struct Collected {
     pub parts: Parts,
     pub logprobs: Vec<Logprob>,
+    /// Experts by token, when asked for.
+    pub routing: Vec<Box<[u16]>>,
     pub finish: Option<Finish>,
 }
 
@@ -272,6 +277,7 @@ impl Collected {
     fn add(&mut self, step: Step) {
         step.events.into_iter().for_each(|event| self.parts.take(event, |_, _, _| ()));
         self.logprobs.extend(step.logprobs);
+        self.routing.extend(step.routing);
         self.finish = step.finish.or(self.finish.take());
     }
 

@@ -85,13 +85,3 @@ pub async fn metrics(app: Arc<App>, _: Input) -> Answer {
 pub async fn openapi(_: Arc<App>, _: Input) -> Answer {
     Ok(Json(openapi::document()).into_response())
 }
-
-pub async fn index(app: Arc<App>, _: Input) -> Answer {
-    let text = format!(
-        "Moebius {} serves {}.\n\nPOST /v1/chat/completions answers in OpenAI's form, POST /v1/messages in Anthropic's; \
-         GET /openapi.json lists everything.\n",
-        env!("CARGO_PKG_VERSION"),
-        app.model.id
-    );
-    Ok(text.into_response())
-}

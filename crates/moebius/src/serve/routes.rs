@@ -19,7 +19,7 @@ use super::app::{self, App};
 use super::error::{ApiError, Style};
 use super::fields::{self, Field, Object, Read};
 use super::limits::{BODY_TIME, MAX_BODY_BYTES};
-use super::{anthropic, chat, completions, embeddings, info, responses, sampling, text};
+use super::{anthropic, chat, completions, embeddings, info, page, responses, routing, sampling, text};
 
 /// What a handler gets.
 pub struct Input {
@@ -139,11 +139,13 @@ pub const ROUTES: &[Route] = &[
         &["messages"],
         handler!(text::apply_template),
     ),
+    get("/v1/routing", false, "Which experts were chosen, layer by layer", handler!(routing::handle)),
     get("/health", true, "Whether the engine lives", handler!(info::health)),
     get("/ready", true, "Whether requests are taken", handler!(info::ready)),
     get("/metrics", false, "Numbers for Prometheus", handler!(info::metrics)),
     get("/openapi.json", true, "This description", handler!(info::openapi)),
-    get("/", true, "What this is", handler!(info::index)),
+    get("/", true, "The page to chat and to look inside", handler!(page::index)),
+    get("/page/{*file}", true, "The page's scripts and styles", handler!(page::part)),
 ];
 
 /// The id of a request, for everything behind the first layer.

@@ -14,12 +14,13 @@ use engine::scheduler::{Engine, Error, EventKind, Events, FinishReason, PageCoun
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use super::metrics::Metrics;
+use super::routing::Routing;
 
 /// What happened to one sequence of a [`Run`].
 #[derive(Clone, Debug)]
 pub enum Update {
     /// A token, and the text that is certain with it.
-    Token { token: u32, text: String, logprobs: Option<TokenLogprobs> },
+    Token { token: u32, text: String, logprobs: Option<TokenLogprobs>, routing: Option<Box<[u16]>> },
     /// The hidden state of its prompt.
     Embedding(Vec<f32>),
     /// It is complete.
@@ -73,6 +74,7 @@ struct Shared {
     typical: Mutex<Duration>,
     max_running: usize,
     context: usize,
+    routing: Routing,
     alive: AtomicBool,
 }
 
@@ -104,6 +106,7 @@ impl Worker {
             typical: Mutex::new(Duration::from_secs(1)),
             max_running,
             context: engine.context(),
+            routing: Routing::new(engine.routers()),
             alive: AtomicBool::new(true),
         });
         let (ended, has_ended) = oneshot::channel();
@@ -137,6 +140,11 @@ impl Worker {
     /// What the engine was busy with after its last step.
     pub fn stats(&self) -> Stats {
         *lock(&self.shared.stats)
+    }
+
+    /// What the routers chose.
+    pub fn routing(&self) -> &Routing {
+        &self.shared.routing
     }
 
     /// Most tokens of a prompt and its answer.
@@ -320,13 +328,14 @@ impl Thread {
             let Ok(i) = self.open.binary_search_by_key(&event.id, |open| open.id) else { continue };
             let open = &mut self.open[i];
             let update = match event.kind {
-                EventKind::Token { token, text, logprobs, .. } => {
+                EventKind::Token { token, text, logprobs, routing } => {
                     match open.last_token.replace(now) {
                         None => self.metrics.first_token_seconds.observe(now - open.started),
                         Some(last) => self.metrics.between_tokens_seconds.observe(now - last),
                     }
                     let logprobs = logprobs.map(|l| TokenLogprobs { token: l.token, top: l.top.to_vec() });
-                    Update::Token { token, text: text.to_string(), logprobs }
+                    routing.into_iter().for_each(|ids| self.ending.shared.routing.count(ids));
+                    Update::Token { token, text: text.to_string(), logprobs, routing: routing.map(Box::from) }
                 }
                 EventKind::Embedding(row) => Update::Embedding(row.to_vec()),
                 EventKind::Done { reason, usage } => {
@@ -366,6 +375,6 @@ pub fn usage_share(pages: PageCounts) -> f64 {
 }
 
 /// The lock guards plain numbers: a panic elsewhere has not broken them.
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+pub fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }

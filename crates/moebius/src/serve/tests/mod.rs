@@ -4,6 +4,7 @@ mod abuse;
 mod apis;
 mod chat;
 mod load;
+mod routing;
 
 use std::sync::Arc;
 use std::time::Duration;

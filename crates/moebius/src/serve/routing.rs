@@ -1,0 +1,61 @@
+//! `/v1/routing`: which experts the model's routers chose, layer by layer, counted over the answers that asked to see it
+//! (`"routing": true` in a chat request, whose events then carry the choices of every token).
+
+use std::sync::{Arc, Mutex};
+
+use axum::Json;
+use axum::response::IntoResponse;
+use backend::RouterInfo;
+use serde_json::{Value, json};
+
+use super::app::App;
+use super::routes::{Answer, Input};
+use super::worker::lock;
+
+/// What the routers chose since the server started.
+#[derive(Debug)]
+pub struct Routing {
+    routers: Vec<RouterInfo>,
+    counted: Mutex<Counted>,
+}
+
+#[derive(Debug, Default)]
+struct Counted {
+    tokens: u64,
+    /// `[routers][n_expert]`.
+    experts: Vec<Vec<u64>>,
+}
+
+impl Routing {
+    /// Nothing yet.
+    pub fn new(routers: &[RouterInfo]) -> Routing {
+        let experts = routers.iter().map(|router| vec![0; router.n_expert]).collect();
+        Routing { routers: routers.to_vec(), counted: Mutex::new(Counted { tokens: 0, experts }) }
+    }
+
+    /// Counts the experts of one token, those of all routers one after the other.
+    pub fn count(&self, ids: &[u16]) {
+        let mut counted = lock(&self.counted);
+        counted.tokens += 1;
+        let mut ids = ids.iter();
+        for (router, experts) in self.routers.iter().zip(&mut counted.experts) {
+            for &id in ids.by_ref().take(router.n_used) {
+                experts.get_mut(usize::from(id)).into_iter().for_each(|n| *n += 1);
+            }
+        }
+    }
+
+    fn json(&self) -> Value {
+        let counted = lock(&self.counted);
+        let routers = self.routers.iter().zip(&counted.experts).map(|(router, counts)| {
+            let RouterInfo { layer, n_expert, n_used } = router;
+            json!({"layer": layer, "n_expert": n_expert, "n_used": n_used, "counts": counts})
+        });
+        json!({"object": "routing", "tokens": counted.tokens, "routers": routers.collect::<Vec<_>>()})
+    }
+}
+
+/// The handler.
+pub async fn handle(app: Arc<App>, _: Input) -> Answer {
+    Ok(Json(app.worker.routing().json()).into_response())
+}
