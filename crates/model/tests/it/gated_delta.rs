@@ -2,6 +2,8 @@
 
 use crate::header::Header;
 use expect_test::expect;
+use model::plan::validate::validate;
+use model::plan::{Buf, DeltaHeads, Op, Plan, State};
 use quant::WeightType::{F32, Q4_K};
 
 /// Dimensions, of which Qwen publishes all in config.json.
@@ -508,5 +510,48 @@ fn contradictions_are_refused() {
         header.set(&format!("qwen35moe.{key}"), value);
         let error = model::build(&header.open()).map(|_| ()).unwrap_err().to_string();
         assert!(error.contains(wanted), "{key} {value}: {error}");
+    }
+}
+
+/// Breaks the first op of that name, in the plain plan of the tiny model.
+struct Broken(&'static str, fn(&mut Plan, usize), &'static str);
+
+#[rustfmt::skip]
+const BROKEN: &[Broken] = &[
+    Broken("causal_conv", |p, i| if let Op::CausalConv { w, .. } = p.ops[i] { p.weights[w.0 as usize].shape = vec![512, 1] }, "w is 1 wide, 2 or more wanted"),
+    Broken("causal_conv", |p, i| if let Op::CausalConv { w, .. } = p.ops[i] { p.weights[w.0 as usize].shape = vec![512] }, "w has shape [512], two axes wanted"),
+    Broken("causal_conv", |p, _| p.states[0].n = 7, "state 0 (conv) has 7 numbers, [3, 512, 1] wanted"),
+    Broken("causal_conv", |p, i| if let Op::CausalConv { state, .. } = &mut p.ops[i] { *state = State(1) }, "state 1 (delta) has 16384 numbers, [3, 512, 1] wanted"),
+    Broken("delta_net", |p, i| if let Op::DeltaNet { state, .. } = &mut p.ops[i] { *state = State(0) }, "moves state 0 on, which an op before has moved"),
+    Broken("delta_net", |p, i| heads(p, i).n_v_head = 3, "3 heads of v cannot share 2 of k"),
+    Broken("delta_net", |p, i| heads(p, i).n_k_head = 0, "4 heads of v cannot share 0 of k"),
+    Broken("delta_net", |p, i| heads(p, i).d_k = 63, "q.0 has width 128, 2 heads of 63 wanted"),
+    Broken("delta_net", |p, i| heads(p, i).d_v = usize::MAX, "v.0 has width 256, 4 heads of 18446744073709551615 wanted"),
+    Broken("decay_beta", |p, i| { let x = find(p, "x"); if let Op::DecayBeta { b, .. } = &mut p.ops[i] { *b = x } }, "x is F32 [Tokens, 256], F32 [Tokens, 4] wanted"),
+    Broken("gated_norm", |p, i| if let Op::GatedNorm { n_head, .. } = &mut p.ops[i] { *n_head = 3 }, "o.0 has width 256, 3 heads of 64 wanted"),
+    Broken("gated_norm", |p, i| if let Op::GatedNorm { eps, .. } = &mut p.ops[i] { *eps = f32::NAN }, "eps is NaN"),
+    Broken("sigmoid_gate", |p, i| { let router = find(p, "router.0"); if let Op::SigmoidGate { gate, .. } = &mut p.ops[i] { *gate = router } }, "router.0 is F32 [Tokens, 8], F32 [Tokens, 256] wanted"),
+];
+
+fn heads(plan: &mut Plan, i: usize) -> &mut DeltaHeads {
+    match &mut plan.ops[i] {
+        Op::DeltaNet { heads, .. } => heads,
+        other => panic!("{}", other.name()),
+    }
+}
+
+fn find(plan: &Plan, name: &str) -> Buf {
+    Buf(plan.bufs.iter().position(|buf| buf.name == name).unwrap() as u32)
+}
+
+#[test]
+fn broken_plans_are_refused() {
+    let good = model::arch::build(&TINY.header().open()).unwrap();
+    for Broken(name, spoil, wanted) in BROKEN {
+        let mut plan = good.clone();
+        let at = plan.ops.iter().position(|op| op.name() == *name).unwrap();
+        spoil(&mut plan, at);
+        let error = validate(&plan).unwrap_err().to_string();
+        assert!(error.contains(wanted), "{name}: {error:?}, {wanted:?} wanted");
     }
 }
