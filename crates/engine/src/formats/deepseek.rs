@@ -5,6 +5,8 @@
 //! - Kimi K2: `<|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{..}`; the head is the call's id.
 
 use super::Calls;
+use super::constrain::Notation;
+use super::history::{self, Habits};
 use super::json::{Cursor, Halt, Scan};
 use super::parser::{Reader, Sink, Turn};
 
@@ -28,7 +30,7 @@ const DEEPSEEK: Marks = Marks {
     id: false,
 };
 
-const KIMI: Marks = Marks {
+const K2: Marks = Marks {
     begin: "<|tool_calls_section_begin|>",
     call: "<|tool_call_begin|>",
     sep: "<|tool_call_argument_begin|>",
@@ -37,20 +39,64 @@ const KIMI: Marks = Marks {
     id: true,
 };
 
-pub(super) static DEEPSEEK_CALLS: Calls = Calls {
-    name: "deepseek",
-    opens: &[DEEPSEEK.begin],
-    starts: &[],
-    marks: &[DEEPSEEK.call, DEEPSEEK.sep, DEEPSEEK.call_end, DEEPSEEK.end],
-    reader: |_, _| Box::new(Section { marks: &DEEPSEEK, stage: Stage::Between }),
-};
+const fn section(name: &'static str, notation: Notation) -> Calls {
+    Calls {
+        name,
+        opens: &[DEEPSEEK.begin],
+        starts: &[],
+        marks: &[DEEPSEEK.call, DEEPSEEK.sep, DEEPSEEK.call_end, DEEPSEEK.end],
+        reader: |_, _| Box::new(Section { marks: &DEEPSEEK, stage: Stage::Between }),
+        notation,
+        habits: Habits { null_content: true, ..history::PLAIN },
+    }
+}
 
-pub(super) static KIMI_CALLS: Calls = Calls {
+pub(super) static V3: Calls = section(
+    "deepseek-v3",
+    Notation {
+        open: DEEPSEEK.begin,
+        head: "",
+        call: |page, tool| {
+            let head = page.say(&format!("<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n", tool.name));
+            format!("{head} {} {}", page.arguments(tool), page.say("\n```<｜tool▁call▁end｜>"))
+        },
+        next: Some("\n"),
+        close: DEEPSEEK.end,
+    },
+);
+
+pub(super) static V3_1: Calls = section(
+    "deepseek-v3.1",
+    Notation {
+        open: DEEPSEEK.begin,
+        head: "",
+        call: |page, tool| {
+            let head = page.say(&format!("<｜tool▁call▁begin｜>{}<｜tool▁sep｜>", tool.name));
+            format!("{head} {} {}", page.arguments(tool), page.say(DEEPSEEK.call_end))
+        },
+        next: Some(""),
+        close: DEEPSEEK.end,
+    },
+);
+
+pub(super) static KIMI: Calls = Calls {
     name: "kimi",
-    opens: &[KIMI.begin],
+    opens: &[K2.begin],
     starts: &[],
-    marks: &[KIMI.call, KIMI.sep, KIMI.call_end, KIMI.end],
-    reader: |_, _| Box::new(Section { marks: &KIMI, stage: Stage::Between }),
+    marks: &[K2.call, K2.sep, K2.call_end, K2.end],
+    reader: |_, _| Box::new(Section { marks: &K2, stage: Stage::Between }),
+    habits: history::PLAIN,
+    notation: Notation {
+        open: K2.begin,
+        head: "",
+        call: |page, tool| {
+            let head = page.say(&format!("<|tool_call_begin|>functions.{}:", tool.name));
+            let (sep, end) = (page.say(K2.sep), page.say(K2.call_end));
+            format!("{head} /[0-9]{{1,3}}/ {sep} {} {end}", page.arguments(tool))
+        },
+        next: Some(""),
+        close: K2.end,
+    },
 };
 
 struct Section {

@@ -2,6 +2,8 @@
 //!
 //! A value is a string as it stands, or JSON, as the tool's schema says.
 
+use super::constrain::Notation;
+use super::history;
 use super::json::{Cursor, Halt};
 use super::parser::{Reader, Sink, Turn};
 use super::tools::{Arguments, Tool};
@@ -13,6 +15,20 @@ pub(super) static CALLS: Calls = Calls {
     starts: &[],
     marks: &[hermes::CLOSE, KEY, KEY_END, VALUE, VALUE_END],
     reader: |_, tools| Box::new(Glm { tools: tools.to_vec(), arguments: None }),
+    habits: history::PLAIN,
+    notation: Notation {
+        open: hermes::OPEN,
+        head: "",
+        call: |page, tool| {
+            let arguments = page.one_by_one(tool, |page, name, schema| {
+                let (key, value) = (page.say(KEY), page.say("</arg_key>\n<arg_value>"));
+                format!("{key} {name} {value} {}", page.bare(schema, "</arg_value>\n"))
+            });
+            format!("{} {arguments} {}", page.say(&format!("{}\n", tool.name)), page.say(hermes::CLOSE))
+        },
+        next: Some("\n<tool_call>"),
+        close: "",
+    },
 };
 
 const KEY: &str = "<arg_key>";

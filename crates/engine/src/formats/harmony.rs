@@ -5,6 +5,8 @@
 //! `<|start|>assistant`, so the first header begins behind it.
 
 use super::Calls;
+use super::constrain::{Notation, Page};
+use super::history::{self, Habits};
 use super::json::Scan;
 use super::parser::{Reader, Sink, Turn, until_mark};
 
@@ -22,7 +24,28 @@ pub(super) static CALLS: Calls = Calls {
     starts: &[],
     marks: &[START, CHANNEL, MESSAGE, CONSTRAIN, ENDS[0], ENDS[1], ENDS[2]],
     reader: |_, _| Box::new(Harmony::Header { first: true }),
+    habits: Habits { one_call: true, thinking: true, ..history::PLAIN },
+    notation: Notation {
+        open: "<|channel|>commentary to=functions.",
+        head: "",
+        call: |page, tool| {
+            let head = page.say(&format!("{} <|constrain|>json<|message|>", tool.name));
+            format!("{head} {}", page.arguments(tool))
+        },
+        // A call ends the answer.
+        next: None,
+        close: "",
+    },
 };
+
+/// The header of the answer itself.
+pub(super) const FINAL: &str = "<|channel|>final<|message|>";
+
+/// A thought before the other messages, for a grammar.
+pub(super) fn write_thought(page: &mut Page<'_>) -> String {
+    let head = page.say("<|channel|>analysis<|message|>");
+    format!("{head} {}", page.text_until("<|end|><|start|>assistant"))
+}
 
 enum Harmony {
     /// Before `<|message|>`.

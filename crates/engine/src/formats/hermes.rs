@@ -4,15 +4,30 @@
 
 use serde_json::Value;
 
-use super::Calls;
+use super::constrain::{Notation, Page};
+use super::history;
 use super::json::{Cursor, Halt, Scan, Scanned};
 use super::parser::{Reader, Sink, Turn};
+use super::{Calls, Tool};
 
 pub(super) const OPEN: &str = "<tool_call>";
 pub(super) const CLOSE: &str = "</tool_call>";
 
-pub(super) static CALLS: Calls =
-    Calls { name: "hermes", opens: &[OPEN], starts: &[], marks: &[CLOSE], reader: |_, _| Box::new(Hermes::new()) };
+pub(super) static CALLS: Calls = Calls {
+    name: "hermes",
+    opens: &[OPEN],
+    starts: &[],
+    marks: &[CLOSE],
+    reader: |_, _| Box::new(Hermes::new()),
+    habits: history::PLAIN,
+    notation: Notation {
+        open: OPEN,
+        head: "",
+        call: |page, tool| write_object(page, tool, "arguments", "\n", "\n</tool_call>"),
+        next: Some("\n<tool_call>"),
+        close: "",
+    },
+};
 
 pub(super) struct Hermes {
     object: JsonCall,
@@ -127,6 +142,12 @@ fn whole(text: &str, sink: &mut Sink) -> Turn {
             }
         }
     }
+}
+
+/// A call as one JSON object, for a grammar.
+pub(super) fn write_object(page: &mut Page<'_>, tool: &Tool, arguments: &str, begin: &str, end: &str) -> String {
+    let head = format!("{begin}{{\"name\": {}, \"{arguments}\": ", Value::from(tool.name.as_str()));
+    format!("{} {} {}", page.say(&head), page.arguments(tool), page.say(&format!("}}{end}")))
 }
 
 /// Name and arguments of a call; arguments may be an object or, as in the API, its text.

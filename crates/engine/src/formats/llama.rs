@@ -1,10 +1,12 @@
 //! Calls of Llama 3: the whole answer is one object `{"name": .., "parameters": {..}}`, or several with `;` between,
 //! sometimes behind `<|python_tag|>`.
 
-use super::Calls;
+use super::constrain::Notation;
 use super::hermes::JsonCall;
+use super::history::{self, Habits};
 use super::json::{Cursor, Halt};
 use super::parser::{Reader, Sink, Turn};
+use super::{Calls, hermes};
 
 const TAG: &str = "<|python_tag|>";
 
@@ -14,6 +16,14 @@ pub(super) static CALLS: Calls = Calls {
     starts: &["{"],
     marks: &[],
     reader: |_, _| Box::new(Llama { call: JsonCall::new(), between: false }),
+    habits: Habits { one_call: true, ..history::PLAIN },
+    notation: Notation {
+        open: "",
+        head: "",
+        call: |page, tool| hermes::write_object(page, tool, "parameters", "", ""),
+        next: Some("; "),
+        close: "",
+    },
 };
 
 struct Llama {

@@ -3,22 +3,64 @@
 //! - New: `[TOOL_CALLS]name[CALL_ID]id[ARGS]{..}`, the id sometimes left out, one mark a call.
 //! - Old: `[TOOL_CALLS][{"name": .., "arguments": {..}, "id": ..}, ..]`, one mark for all.
 
-use super::Calls;
+use super::constrain::Notation;
 use super::hermes::JsonCall;
+use super::history::{self, Habits};
 use super::json::{Cursor, Halt, Scan};
 use super::parser::{Reader, Sink, Turn};
+use super::{Calls, hermes};
 
-pub(super) const OPEN: &str = "[TOOL_CALLS]";
-pub(super) const CALL_ID: &str = "[CALL_ID]";
-pub(super) const ARGS: &str = "[ARGS]";
+const OPEN: &str = "[TOOL_CALLS]";
+const CALL_ID: &str = "[CALL_ID]";
+const ARGS: &str = "[ARGS]";
 
-pub(super) static CALLS: Calls = Calls {
-    name: "mistral",
-    opens: &[OPEN],
-    starts: &[],
-    marks: &[CALL_ID, ARGS],
-    reader: |_, _| Box::new(Mistral::Start),
-};
+const fn calls(name: &'static str, notation: Notation) -> Calls {
+    Calls {
+        name,
+        opens: &[OPEN],
+        starts: &[],
+        marks: &[CALL_ID, ARGS],
+        reader: |_, _| Box::new(Mistral::Start),
+        notation,
+        habits: Habits { short_ids: true, ..history::PLAIN },
+    }
+}
+
+pub(super) static WITH_ID: Calls = calls(
+    "mistral-id",
+    Notation {
+        open: OPEN,
+        head: "",
+        call: |page, tool| {
+            let head = page.say(&format!("{}{CALL_ID}", tool.name));
+            format!("{head} /[a-zA-Z0-9]{{9}}/ {} {}", page.say(ARGS), page.arguments(tool))
+        },
+        next: Some(OPEN),
+        close: "",
+    },
+);
+
+pub(super) static NAMED: Calls = calls(
+    "mistral-args",
+    Notation {
+        open: OPEN,
+        head: "",
+        call: |page, tool| format!("{} {}", page.say(&format!("{}{ARGS}", tool.name)), page.arguments(tool)),
+        next: Some(OPEN),
+        close: "",
+    },
+);
+
+pub(super) static LIST: Calls = calls(
+    "mistral",
+    Notation {
+        open: OPEN,
+        head: "[",
+        call: |page, tool| hermes::write_object(page, tool, "arguments", "", ""),
+        next: Some(", "),
+        close: "]",
+    },
+);
 
 enum Mistral {
     Start,

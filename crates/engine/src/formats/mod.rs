@@ -7,11 +7,13 @@
 //! Many marks are special tokens, whose names an answer's text leaves out: a request whose text goes to a parser lists
 //! [`Format::shown`] as [`shown`](crate::Request::shown).
 
+mod constrain;
 mod deepseek;
 mod gemma;
 mod glm;
 mod harmony;
 mod hermes;
+mod history;
 mod json;
 mod llama;
 mod mistral;
@@ -20,13 +22,20 @@ mod tools;
 mod xml;
 
 #[cfg(test)]
+mod constrain_tests;
+#[cfg(test)]
+mod templates_tests;
+#[cfg(test)]
 mod tests;
 
 use crate::tokenizer::Tokenizer;
 
+pub use constrain::{Ask, Choice};
 pub use parser::{Hold, Parser};
 pub use tools::Tool;
 
+use constrain::Notation;
+use history::Habits;
 use parser::Reader;
 
 /// A part of an answer. Texts and JSON come in pieces; pieces of the same part, joined, are the part.
@@ -92,6 +101,8 @@ struct Calls {
     marks: &'static [&'static str],
     /// Makes the reader of what follows one of `opens`, which is handed in; with no `opens` and no `starts`, of whole answers.
     reader: fn(&str, &[Tool]) -> Box<dyn Reader>,
+    notation: Notation,
+    habits: Habits,
 }
 
 impl Calls {
@@ -114,17 +125,20 @@ impl std::fmt::Debug for Format {
     }
 }
 
-/// What a template says about its calls: the first row with a text that stands in it.
-const CALLS: &[(&str, &Calls)] = &[
-    ("<|channel|>analysis", &harmony::CALLS),
-    ("<|tool_call>call:", &gemma::CALLS),
-    ("<|tool_calls_section_begin|>", &deepseek::KIMI_CALLS),
-    ("<｜tool▁calls▁begin｜>", &deepseek::DEEPSEEK_CALLS),
-    ("[TOOL_CALLS]", &mistral::CALLS),
-    ("<arg_key>", &glm::CALLS),
-    ("<function=", &xml::CALLS),
-    ("<tool_call>", &hermes::CALLS),
-    ("<|python_tag|>", &llama::CALLS),
+/// What a template says about its calls: the first row whose texts stand in it.
+const CALLS: &[(&[&str], &Calls)] = &[
+    (&["<|channel|>analysis"], &harmony::CALLS),
+    (&["<|tool_call>call:"], &gemma::CALLS),
+    (&["<|tool_calls_section_begin|>"], &deepseek::KIMI),
+    (&["<｜tool▁calls▁begin｜>", "```json"], &deepseek::V3),
+    (&["<｜tool▁calls▁begin｜>"], &deepseek::V3_1),
+    (&["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"], &mistral::WITH_ID),
+    (&["[TOOL_CALLS]", "[ARGS]"], &mistral::NAMED),
+    (&["[TOOL_CALLS]"], &mistral::LIST),
+    (&["<arg_key>"], &glm::CALLS),
+    (&["<function="], &xml::CALLS),
+    (&["<tool_call>"], &hermes::CALLS),
+    (&["<|python_tag|>"], &llama::CALLS),
 ];
 
 impl Format {
@@ -133,7 +147,8 @@ impl Format {
 
     /// The format that a chat template was written for.
     pub fn detect(template: &str) -> Format {
-        let calls = CALLS.iter().find(|(text, _)| template.contains(text)).map(|(_, calls)| *calls);
+        let calls =
+            CALLS.iter().find(|(texts, _)| texts.iter().all(|text| template.contains(text))).map(|(_, calls)| *calls);
         let thought = THOUGHTS.iter().find(|(text, _)| template.contains(text)).map(|(_, thought)| *thought);
         // Where the whole answer is in messages, a thought is one of them.
         let thought = thought.filter(|_| calls.is_none_or(|c| !c.reads_all()));
@@ -163,13 +178,17 @@ impl Format {
 
     /// The special tokens of a vocabulary whose names a parser must see.
     pub fn shown(&self, tokenizer: &Tokenizer) -> Vec<u32> {
-        let thought = self.thought.iter().flat_map(|t| [t.open, t.close]);
-        let calls = self.calls.iter().flat_map(|c| c.opens.iter().chain(c.marks).copied());
-        let marks: Vec<&str> = thought.chain(calls).collect();
+        let marks: Vec<&str> = self.marks().collect();
         let is_mark = |&id: &u32| {
             let name = tokenizer.token_bytes(id).filter(|name| !name.is_empty() && tokenizer.is_special(id));
             name.is_some_and(|name| marks.iter().any(|mark| mark.as_bytes().windows(name.len()).any(|w| w == name)))
         };
         (0..tokenizer.n_vocab() as u32).filter(is_mark).collect()
+    }
+
+    /// All texts that it gives a meaning to.
+    fn marks(&self) -> impl Iterator<Item = &'static str> {
+        let thought = self.thought.into_iter().flat_map(|t| [t.open, t.close]);
+        thought.chain(self.calls.into_iter().flat_map(|c| c.opens.iter().chain(c.marks).copied()))
     }
 }

@@ -61,13 +61,14 @@ pub(super) struct Sink {
     /// Counts what is settled: its text is not that of a call that may still go wrong.
     n_settled: usize,
     seed: u64,
+    short_ids: bool,
 }
 
 impl Sink {
     /// A call begins; `id` where the model gave one.
     pub fn start(&mut self, name: &str, id: Option<&str>) {
         let index = self.n_calls;
-        let id = id.map_or_else(|| new_id(self.seed, index), str::to_owned);
+        let id = id.map_or_else(|| new_id(self.seed, index, self.short_ids), str::to_owned);
         self.open = true;
         self.n_calls += 1;
         self.push(Event::ToolCallStart { index, id, name: name.to_owned() });
@@ -181,7 +182,9 @@ impl Parser {
                 None => State::Start,
             },
         };
-        let sink = Sink { events: Vec::new(), hold, held: Vec::new(), open: false, n_calls: 0, n_settled: 0, seed };
+        let short_ids = format.calls.is_some_and(|calls| calls.habits.short_ids);
+        let sink =
+            Sink { events: Vec::new(), hold, held: Vec::new(), open: false, n_calls: 0, n_settled: 0, seed, short_ids };
         Parser { format, tools: tools.to_vec(), state, text: String::new(), sink }
     }
 
@@ -407,8 +410,8 @@ fn held(text: &str, marks: &[&'static str]) -> usize {
     marks.iter().map(ends).max().unwrap_or(0)
 }
 
-/// An id that no other call of this or another answer has.
-fn new_id(seed: u64, index: usize) -> String {
+/// An id that no other call of this or another answer has; `short`: of nine letters and digits.
+pub(super) fn new_id(seed: u64, index: usize, short: bool) -> String {
     const LETTERS: &[u8; 62] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
     let mut state = seed ^ (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let letter = |_| {
@@ -418,5 +421,8 @@ fn new_id(seed: u64, index: usize) -> String {
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         LETTERS[((z ^ (z >> 31)) % 62) as usize] as char
     };
-    "call_".chars().chain((0..24).map(letter)).collect()
+    match short {
+        true => (0..9).map(letter).collect(),
+        false => "call_".chars().chain((0..24).map(letter)).collect(),
+    }
 }

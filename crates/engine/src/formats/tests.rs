@@ -122,7 +122,7 @@ const CASES: &[Case] = &[
         "so</think>\n\n<tool_call>\n<function=weather>\n<parameter=city>\nNew\n \"York\"\n</parameter>\n<parameter=days>\n3\n\
          </parameter>\n<parameter=wide>\nTrue\n</parameter>\n<parameter=where>\n{\"a\": [1]}\n</parameter>\n</function>\n\
          </tool_call>",
-        r#"R"so" 0:weather({"city": "New\n \"York\"", "days": 3, "wide": true, "where": {"a":[1]}})"#,
+        r#"R"so" 0:weather({"city": "New\n \"York\"", "days": 3, "wide": true, "where": {"a": [1]}})"#,
         None,
     ),
     Case(

@@ -54,9 +54,9 @@ impl Arguments {
     }
 }
 
-/// The value that a text stands for where the schema says its type: itself for a string, else JSON, or Python's words
-/// for it. Where nothing is said, what is a number, a boolean, a list or an object is one. What fits no type is a string.
-fn typed(text: &str, schema: Option<&Value>) -> Value {
+/// The JSON that a text stands for where the schema says its type: itself for a string, else JSON as it stands, or Python's
+/// words for it. Where nothing is said, what is a number, a boolean, a list or an object is one. What fits no type is a string.
+fn typed(text: &str, schema: Option<&Value>) -> String {
     let python = match text.trim() {
         "True" => "true",
         "False" => "false",
@@ -66,11 +66,18 @@ fn typed(text: &str, schema: Option<&Value>) -> Value {
     let json = serde_json::from_str::<Value>(python).ok();
     let mut types = Vec::new();
     schema.into_iter().for_each(|schema| gather_types(schema, 0, &mut types));
-    match json {
-        Some(value) if types.is_empty() && !value.is_string() => value,
-        Some(value) if types.contains(&type_of(&value)) && (value.is_null() || !types.contains(&"string")) => value,
-        Some(value) if value.is_number() && types.contains(&"number") && !types.contains(&"string") => value,
-        _ => Value::from(text),
+    let fits = |value: &Value| match value {
+        Value::String(_) => false,
+        _ if types.is_empty() => true,
+        Value::Null => types.contains(&"null"),
+        _ if types.contains(&"string") => false,
+        // A number of more digits than a float has is a float to the reader; the text keeps them.
+        Value::Number(_) => types.contains(&"number") || types.contains(&"integer"),
+        value => types.contains(&type_of(value)),
+    };
+    match json.filter(fits) {
+        Some(_) => python.to_owned(),
+        None => Value::from(text).to_string(),
     }
 }
 

@@ -3,6 +3,8 @@
 //! A value is a string as it stands between its lines, or JSON, as the tool's schema says. The outer marks are
 //! sometimes forgotten.
 
+use super::constrain::Notation;
+use super::history;
 use super::json::{Cursor, Halt};
 use super::parser::{Reader, Sink, Turn};
 use super::tools::{Arguments, Tool};
@@ -20,6 +22,21 @@ pub(super) static CALLS: Calls = Calls {
             named: mark == FUNCTION,
             stage: Stage::Name,
         })
+    },
+    habits: history::PLAIN,
+    notation: Notation {
+        open: hermes::OPEN,
+        head: "",
+        call: |page, tool| {
+            let arguments = page.one_by_one(tool, |page, name, schema| {
+                let (key, value) = (page.say(PARAMETER), page.say(">\n"));
+                format!("{key} {name} {value} {}", page.bare(schema, "\n</parameter>\n"))
+            });
+            let head = page.say(&format!("\n{FUNCTION}{}>\n", tool.name));
+            format!("{head} {arguments} {}", page.say("</function>\n</tool_call>"))
+        },
+        next: Some("\n<tool_call>"),
+        close: "",
     },
 };
 

@@ -13,7 +13,7 @@ mod guard;
 mod vocabulary;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::sync::mpsc::{Sender, SyncSender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -151,7 +151,26 @@ impl Grammars {
     /// # Errors
     /// [`Error::TooLong`], [`Error::TooDeep`], [`Error::Rule`] with what cannot be met, [`Error::Unsatisfiable`].
     pub fn compile(&self, rule: &Rule, lead: Lead) -> Result<Grammar, Error> {
-        let grammar = top(source(rule)?, lead);
+        self.compile_top(top(source(rule)?, lead))
+    }
+
+    /// Compiles a grammar of our own writing, in Lark, whose parts `@p0`, `@p1` and so on are rules.
+    pub(crate) fn compile_parts(&self, lark: String, parts: &[Rule]) -> Result<Grammar, Error> {
+        let mut grammars = vec![GrammarWithLexer { name: Some("answer".into()), ..GrammarWithLexer::from_lark(lark) }];
+        let mut bytes = 0;
+        for (i, part) in parts.iter().enumerate() {
+            let part = source(part)?;
+            bytes += part.json_schema.as_ref().map_or(0, |schema| schema.to_string().len());
+            bytes += part.lark_grammar.as_ref().map_or(0, String::len);
+            grammars.push(GrammarWithLexer { name: Some(format!("p{i}")), ..part });
+        }
+        match bytes {
+            bytes if bytes > MAX_RULE_BYTES => Err(Error::TooLong { bytes }),
+            _ => self.compile_top(TopLevelGrammar { grammars, max_tokens: None }),
+        }
+    }
+
+    fn compile_top(&self, grammar: TopLevelGrammar) -> Result<Grammar, Error> {
         // Schemas and syntax trees nest, and their destructors do.
         let matcher = std::thread::scope(|scope| {
             let compile = || self.matcher(grammar);

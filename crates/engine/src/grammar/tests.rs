@@ -9,7 +9,7 @@ use crate::sampler::{Sampler, SamplerParams};
 use crate::tokenizer::Decode;
 
 /// The embedded model's vocabulary.
-static FABLE: LazyLock<(Arc<Tokenizer>, Grammars)> = LazyLock::new(|| {
+pub(crate) static FABLE: LazyLock<(Arc<Tokenizer>, Grammars)> = LazyLock::new(|| {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/fable-29m-a10m-q4_k_m.gguf");
     let checkpoint = checkpoint::open(&path).unwrap();
     let tokenizer = Arc::new(Tokenizer::from_metadata(checkpoint.meta()).unwrap());
@@ -40,7 +40,7 @@ fn logits(seed: u64, pos: u64) -> Vec<f32> {
 }
 
 /// What a model of random logits writes under a constraint, `forced` tokens first, and whether it came to its end.
-fn answer(constraint: Constraint, forced: &[u32], seed: u64, most: u64) -> Result<(String, bool), Error> {
+pub(crate) fn answer(constraint: Constraint, forced: &[u32], seed: u64, most: u64) -> Result<(String, bool), Error> {
     let mut guard = Guard::new(constraint)?;
     let params = SamplerParams { seed, temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, ..SamplerParams::default() };
     let mut sampler = Sampler::new(params).unwrap();
@@ -70,7 +70,7 @@ fn text(ids: &[u32]) -> String {
 }
 
 /// Whether a value satisfies a schema of the keywords that the tests use.
-fn satisfies(value: &Value, schema: &Value) -> bool {
+pub(crate) fn satisfies(value: &Value, schema: &Value) -> bool {
     let number = |key: &str| schema[key].as_f64();
     let count = |key: &str| schema[key].as_u64().map(|n| n as usize);
     let within = |n: usize, low: &str, high: &str| {

@@ -1,0 +1,182 @@
+//! The formats on real templates: what a template writes of an earlier answer, the parser reads as the same answer.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::template::{Chat, ChatTemplate};
+
+const BOS: &str = "<s>";
+const EOS: &str = "</s>";
+
+/// The format that each template of the fixtures has, and whether an answer may have several calls in its template.
+const TEMPLATES: &[(&str, &str, bool)] = &[
+    ("GLM-4.6", "glm+think", true),
+    ("Mistral-Small-3.2-24B-Instruct-2506", "mistral-id", true),
+    ("Qwen-Qwen3-0.6B", "hermes+think", true),
+    ("Qwen3-Coder", "qwen-xml", true),
+    ("Qwen3.5-4B", "qwen-xml+think", true),
+    ("deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "deepseek-v3+think", true),
+    ("deepseek-ai-DeepSeek-V3.1", "deepseek-v3.1+think", true),
+    ("google-gemma-2-2b-it", "plain", false),
+    ("google-gemma-4-31B-it", "gemma+think", true),
+    ("meta-llama-Llama-3.1-8B-Instruct", "llama", false),
+    ("moonshotai-Kimi-K2", "kimi", true),
+    ("openai-gpt-oss-120b", "harmony", false),
+];
+
+fn definitions() -> Value {
+    let parameters = json!({"type": "object", "properties": {
+        "city": {"type": "string", "description": "where"}, "days": {"type": "integer", "description": "how long"},
+        "where": {"type": "object", "description": "more"},
+    }});
+    let function = |name: &str| json!({"type": "function", "function": {"name": name, "description": "d", "parameters": parameters}});
+    json!([function("weather"), function("now")])
+}
+
+/// Arguments as clients send them, and what of an answer is a call.
+const ARGUMENTS: [&str; 2] =
+    [r#"{"city": "Zürich \"West\"\nline", "days": 2, "where": {"a": [1, true], "b": "x"}}"#, r#"{"days": 3}"#];
+
+fn open(name: &str) -> Option<ChatTemplate> {
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/fixtures/templates").join(format!("{name}.jinja"));
+    match std::fs::read_to_string(&path) {
+        Ok(source) => Some(ChatTemplate::new(&source, BOS, EOS).unwrap()),
+        Err(_) => {
+            println!("skipped: {} is not there", path.display());
+            None
+        }
+    }
+}
+
+fn source(name: &str) -> String {
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/fixtures/templates").join(format!("{name}.jinja"));
+    std::fs::read_to_string(path).unwrap()
+}
+
+fn render(template: &ChatTemplate, format: Format, messages: &[Value], generate: bool) -> String {
+    let messages = Value::Array(format.history(messages));
+    let tools = definitions();
+    let chat = Chat { tools: Some(&tools), add_generation_prompt: generate, ..Chat::new(&messages) };
+    template.render(&chat).unwrap_or_else(|e| panic!("{format:?}: {e}: {messages}"))
+}
+
+/// The call of this number, as a client sends it back.
+fn call(i: usize) -> Value {
+    let name = ["weather", "now"][i];
+    json!({"id": format!("call_{i}"), "type": "function", "function": {"name": name, "arguments": ARGUMENTS[i]}})
+}
+
+#[test]
+fn what_a_template_writes_is_read_back() {
+    let user = json!({"role": "user", "content": [{"type": "text", "text": "What is it like?"}]});
+    for &(name, expected, parallel) in TEMPLATES {
+        let Some(template) = open(name) else { continue };
+        let format = Format::detect(&source(name));
+        assert_eq!(format.name(), expected, "{name}");
+        if !format.has_calls() {
+            continue;
+        }
+        let calls: Vec<Value> = (0..if parallel { 2 } else { 1 }).map(call).collect();
+        let answer = json!({"role": "assistant", "content": null, "tool_calls": calls});
+        let prompt = render(&template, format, std::slice::from_ref(&user), true);
+        let whole = render(&template, format, &[user.clone(), answer], false);
+        // The prompt may open or close a thought that the history does not show: what they share is what counts.
+        let shared = prompt.bytes().zip(whole.bytes()).take_while(|(a, b)| a == b).count();
+        let shared = (0..=shared).rev().find(|&at| whole.is_char_boundary(at)).unwrap();
+        // They may share the beginning of a mark.
+        let shared = whole[..shared].trim_end_matches(['<', '|']).len();
+        let mut text = &whole[shared..];
+        for end in [
+            "<｜end▁of▁sentence｜>",
+            EOS,
+            "<|im_end|>",
+            "<|eot_id|>",
+            "<|call|>",
+            "<|tool_response>",
+            "<｜Assistant｜>",
+        ] {
+            text = text.trim_end().strip_suffix(end).unwrap_or(text);
+        }
+        let tools: Vec<Tool> = definitions().as_array().unwrap().iter().filter_map(Tool::from_json).collect();
+        let events = Parser::new(format, &tools, format.opens_thought(&whole[..shared]), Hold::Call, 3).parse(text);
+        let mut got: Vec<(String, String)> = Vec::new();
+        for event in events {
+            match event {
+                Event::ToolCallStart { name, .. } => got.push((name, String::new())),
+                Event::ToolCallArguments { index, json } => got[index].1.push_str(&json),
+                Event::ToolCallEnd { complete, .. } => assert!(complete),
+                other => assert!(
+                    matches!(&other, Event::Reasoning(t) | Event::Content(t) if t.trim().is_empty()),
+                    "{name}: {other:?} in {text:?}"
+                ),
+            }
+        }
+        assert_eq!(got.len(), calls.len(), "{name}: {text:?}");
+        for (i, (tool, arguments)) in got.iter().enumerate() {
+            let parsed: Value = serde_json::from_str(arguments).unwrap();
+            let sent: Value = serde_json::from_str(ARGUMENTS[i]).unwrap();
+            assert_eq!((tool.as_str(), parsed), (["weather", "now"][i], sent), "{name}: {text:?}");
+        }
+    }
+}
+
+#[test]
+fn histories_with_calls_and_results_render() {
+    let user = |text: &str| json!({"role": "user", "content": text});
+    let result =
+        |i: usize| json!({"role": "tool", "tool_call_id": format!("call_{i}"), "content": format!("result {i}")});
+    let answer = json!({"role": "assistant", "content": "I look.", "reasoning_content": "why", "tool_calls": [call(0), call(1)]});
+    let messages = [
+        json!({"role": "system", "content": "Be kind."}),
+        user("Both?"),
+        answer,
+        result(0),
+        result(1),
+        json!({"role": "assistant", "content": "It is so."}),
+        user("And now?"),
+    ];
+    for &(name, _, _) in TEMPLATES {
+        let Some(template) = open(name) else { continue };
+        let format = Format::detect(&source(name));
+        if !format.has_calls() {
+            continue;
+        }
+        let text = render(&template, format, &messages, true);
+        let mut from = 0;
+        for expected in ["weather", "result 0", "result 1", "It is so.", "And now?"] {
+            // The tools' own definitions come first.
+            let start = if from == 0 { text.find("Both?").unwrap() } else { from };
+            let at = text[start..]
+                .find(expected)
+                .unwrap_or_else(|| panic!("{name}: no {expected:?} in {:?}", &text[start..]));
+            from = start + at;
+        }
+    }
+}
+
+#[test]
+fn histories_take_the_shape_of_their_family() {
+    let calls = json!([call(0), call(1)]);
+    let answer = json!({"role": "assistant", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+        "reasoning_content": "why", "tool_calls": calls});
+    let result = |i: usize| json!({"role": "tool", "tool_call_id": format!("call_{i}"), "content": "r"});
+    let of = |template: &str, messages: &[Value]| Format::detect(template).history(messages);
+    let hermes = of("<tool_call>", std::slice::from_ref(&answer));
+    assert_eq!(hermes[0]["content"], "a\nb");
+    assert_eq!(hermes[0]["tool_calls"][1]["function"]["arguments"], json!({"days": 3}));
+    let silent = of("<｜tool▁calls▁begin｜>", &[json!({"role": "assistant", "tool_calls": calls})]);
+    assert_eq!(silent[0]["content"], Value::Null);
+    let short = of("[TOOL_CALLS]", &[answer.clone(), result(1)]);
+    let id = short[0]["tool_calls"][1]["id"].as_str().unwrap();
+    assert!(id.len() == 9 && short[1]["tool_call_id"] == id && short[0]["tool_calls"][0]["id"] != id, "{short:?}");
+    // Results come in the order of the calls, whatever theirs was.
+    let split = of("<|channel|>analysis", &[answer, result(1), result(0), json!({"role": "user", "content": "x"})]);
+    let roles: Vec<&str> = split.iter().map(|m| m["role"].as_str().unwrap()).collect();
+    assert_eq!(roles, ["assistant", "tool", "assistant", "tool", "user"]);
+    assert_eq!((&split[0]["thinking"], &split[1]["tool_call_id"]), (&json!("why\na\nb"), &json!("call_0")));
+    assert_eq!((split[2].get("thinking"), &split[3]["tool_call_id"]), (None, &json!("call_1")));
+}
