@@ -10,6 +10,7 @@ use backend::reference::Reference;
 use common::{BAD, N_VOCAB, PLAIN, Session, Shape, model, tokens};
 use model::plan::{DeltaHeads, Gate, RopePairing, Sharing};
 use quant::WeightType::*;
+use quant::{ScaleType, WeightType};
 
 const CLAMPED: Gate = Gate::ClampedSwiglu { alpha: 1.702, limit: 1.0 };
 
@@ -40,6 +41,40 @@ const QUANTISED: [Shape; 3] = [
     Shape { d_model: 256, d_ff: 256, types: [Q4_K, Q6_K, Q4_K, Q4_K, Q6_K], ..PLAIN },
     Shape { d_model: 256, d_ff: 256, types: [Q4_K, Q8_0, Q4_K, Q8_0, Q5_K], biases: true, act: CLAMPED, ..PLAIN },
 ];
+
+/// Types of MLX folders: every width, group and type of scales.
+const PLANAR: [Shape; 2] = [
+    Shape {
+        d_model: 128,
+        d_ff: 128,
+        types: [
+            affine(4, 64, ScaleType::BF16),
+            affine(8, 128, ScaleType::F16),
+            affine(3, 32, ScaleType::F32),
+            affine(6, 64, ScaleType::BF16),
+            MXFP4_PLANAR,
+        ],
+        ..PLAIN
+    },
+    Shape {
+        types: [
+            affine(5, 32, ScaleType::F16),
+            affine(2, 64, ScaleType::BF16),
+            affine(8, 64, ScaleType::BF16),
+            affine(4, 64, ScaleType::BF16),
+            affine(4, 32, ScaleType::F16),
+        ],
+        fused: false,
+        ..PLAIN
+    },
+];
+
+const fn affine(bits: usize, group: usize, scales: ScaleType) -> WeightType {
+    match quant::Affine::new(bits, group, scales) {
+        Some(affine) => Affine(affine),
+        None => panic!("no such type"),
+    }
+}
 
 /// A delta rule before attention: heads in one block of 32 columns and in odd pieces, both ways to share keys.
 const DELTA: [Shape; 4] = [
@@ -94,8 +129,12 @@ fn every_op_agrees_with_the_reference() {
 
 #[test]
 fn instruction_sets_threads_chunks_and_company_change_no_bit() {
-    for (shape, cache) in
-        SHAPES.iter().chain(&QUANTISED).chain(&DELTA).zip([CacheType::F16, CacheType::F32].into_iter().cycle())
+    for (shape, cache) in SHAPES
+        .iter()
+        .chain(&QUANTISED)
+        .chain(&PLANAR)
+        .chain(&DELTA)
+        .zip([CacheType::F16, CacheType::F32].into_iter().cycle())
     {
         let model = model(*shape);
         let prompt = tokens(70, 9);

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use backend::cpu::{CacheType, Cpu, Isa};
 use backend::reference::Reference;
 use checkpoint::Checkpoint;
-use checkpoint::gguf::Writer;
 use common::{Maker, N_VOCAB, Random, Session, tokens};
 use model::plan::*;
 use quant::WeightType::{self, *};
@@ -77,7 +76,7 @@ fn model(s: Shape, form: Form) -> (Plan, Arc<Checkpoint>) {
         layers: Vec::new(),
         logits: Buf(0),
     };
-    let mut m = Maker { plan, writer: Writer::new(), random: Random(0x1234_5678_9abc_def1) };
+    let mut m = Maker { plan, tensors: Vec::new(), random: Random(0x1234_5678_9abc_def1) };
     let t = Rows::Tokens;
 
     let x = m.buf(t, D_MODEL);

@@ -7,7 +7,8 @@ use backend::{Backend, Batch, Kinds, Limits, Output, PAGE, Program, Tables};
 use checkpoint::Checkpoint;
 use checkpoint::gguf::Writer;
 use model::plan::*;
-use quant::WeightType;
+use quant::{PlanesBuf, ScaleType, WeightType};
+use safetensors::{Dtype, tensor::TensorView};
 
 /// What the model looks like.
 #[derive(Clone, Copy, Debug)]
@@ -82,26 +83,27 @@ impl Random {
 /// Writes a plan and its random weights side by side.
 pub struct Maker {
     pub plan: Plan,
-    pub writer: Writer<'static>,
+    /// Name, shape, type and rows of each weight.
+    pub tensors: Vec<(String, Vec<usize>, WeightType, PlanesBuf)>,
     pub random: Random,
 }
 
 impl Maker {
     pub fn weight(&mut self, shape: &[usize], dtype: WeightType) -> Weight {
-        let name = format!("w{}", self.plan.weights.len());
+        let name = format!("w{}.weight", self.plan.weights.len());
         let k = *shape.last().unwrap();
         let rows: usize = shape[..shape.len() - 1].iter().product();
-        let row_bytes = dtype.row_bytes(k).unwrap();
-        let mut bytes = vec![0; rows * row_bytes];
+        let row_bytes = dtype.plane_bytes(k).unwrap();
+        let mut planes = PlanesBuf::new(row_bytes.times(rows).unwrap());
         let size = if shape.len() == 1 { 1.0 } else { (3.0 / k as f32).sqrt() };
-        for row in bytes.chunks_exact_mut(row_bytes) {
+        for i in 0..rows {
             let x: Vec<f32> = (0..k).map(|_| self.random.float() * size).collect();
-            quant::encode_row(dtype, &x, row);
+            quant::encode_row(dtype, &x, planes.get_mut().row_mut(row_bytes, i));
         }
         if self.plan.weights.is_empty() {
-            bytes[BAD as usize * row_bytes..][..row_bytes].fill(0xff); // the table of embeddings, in bf16
+            planes.q[BAD as usize * row_bytes.q..][..row_bytes.q].fill(0xff); // the table of embeddings, in bf16
         }
-        self.writer.tensor(&name, shape, dtype, bytes);
+        self.tensors.push((name.clone(), shape.to_vec(), dtype, planes));
         self.plan.weights.push(WeightDecl {
             source: Source::Tensor(name.clone()),
             name,
@@ -137,14 +139,66 @@ impl Maker {
 
     /// The plan, fused or as it was written, and the weights.
     pub fn finish(self, fused: bool) -> (Plan, Arc<Checkpoint>) {
-        let mut bytes = Vec::new();
-        self.writer.write(&mut bytes).unwrap();
         let mut plan = self.plan;
         if fused {
             passes::fuse(&mut plan);
         }
-        (plan, Arc::new(checkpoint::from_bytes("random", bytes).unwrap()))
+        let planar = self.tensors.iter().any(|(_, _, dtype, _)| dtype.ggml_id().is_none());
+        (plan, Arc::new(if planar { folder(&self.tensors) } else { file(&self.tensors) }))
     }
+}
+
+/// A GGUF file of these weights.
+fn file(tensors: &[(String, Vec<usize>, WeightType, PlanesBuf)]) -> Checkpoint {
+    let mut writer = Writer::new();
+    for (name, shape, dtype, planes) in tensors {
+        writer.tensor(name, shape, *dtype, &planes.q);
+    }
+    let mut bytes = Vec::new();
+    writer.write(&mut bytes).unwrap();
+    checkpoint::from_bytes("random", bytes).unwrap()
+}
+
+/// An MLX folder of these weights, which are floats or planar.
+fn folder(tensors: &[(String, Vec<usize>, WeightType, PlanesBuf)]) -> Checkpoint {
+    let (mut parts, mut quantization) = (Vec::new(), serde_json::Map::new());
+    for (name, shape, dtype, planes) in tensors {
+        let module = name.strip_suffix(".weight").unwrap();
+        let k = shape[shape.len() - 1];
+        // Of packed words, what they hold: bits a value, values a group, type of the scales.
+        let (outer, width, (bits, group, scales)) = match dtype {
+            WeightType::Affine(a) => {
+                let scales = match a.scales() {
+                    ScaleType::F16 => Dtype::F16,
+                    ScaleType::BF16 => Dtype::BF16,
+                    ScaleType::F32 => Dtype::F32,
+                };
+                (Dtype::U32, k * a.bits() / 32, (a.bits(), a.group(), scales))
+            }
+            WeightType::MXFP4_PLANAR => (Dtype::U32, k / 8, (4, 32, Dtype::U8)),
+            WeightType::BF16 => (Dtype::BF16, k, (0, 1, Dtype::U8)),
+            WeightType::F16 => (Dtype::F16, k, (0, 1, Dtype::U8)),
+            _ => (Dtype::F32, k, (0, 1, Dtype::U8)),
+        };
+        let last = |n: usize| [&shape[..shape.len() - 1], &[n]].concat();
+        let mut part =
+            |name: String, dtype, n, bytes| parts.push((name, TensorView::new(dtype, last(n), bytes).unwrap()));
+        part(name.clone(), outer, width, &planes.q[..]);
+        if dtype.ggml_id().is_none() {
+            let mode = if planes.biases.is_empty() { "mxfp4" } else { "affine" };
+            let how = serde_json::json!({"bits": bits, "group_size": group, "mode": mode});
+            quantization.insert(module.into(), how);
+            part(format!("{module}.scales"), scales, k / group, &planes.scales[..]);
+        }
+        if !planes.biases.is_empty() {
+            part(format!("{module}.biases"), scales, k / group, &planes.biases[..]);
+        }
+    }
+    quantization.extend([("bits".into(), 4.into()), ("group_size".into(), 64.into())]);
+    let config = serde_json::json!({"model_type": "random", "quantization": quantization});
+    let weights = safetensors::serialize(parts, None).unwrap();
+    let files = vec![("config.json", config.to_string().into_bytes()), ("model.safetensors", weights)];
+    checkpoint::from_files("random", files).unwrap()
 }
 
 impl Maker {
@@ -214,7 +268,7 @@ pub fn model(s: Shape) -> (Plan, Arc<Checkpoint>) {
         layers: Vec::new(),
         logits: Buf(0),
     };
-    let mut m = Maker { plan, writer: Writer::new(), random: Random(0x9e37_79b9_7f4a_7c15) };
+    let mut m = Maker { plan, tensors: Vec::new(), random: Random(0x9e37_79b9_7f4a_7c15) };
     let (t, d, eps) = (Rows::Tokens, s.d_model, 1e-6);
     let [tq, tk, tg, tu, td] = s.types;
 
