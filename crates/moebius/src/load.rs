@@ -18,6 +18,7 @@ use model::plan::Plan;
 use serde_json::Value;
 
 use crate::args::{BackendKind, CacheArg, EngineArgs, IsaArg, SamplingArgs, StepArgs};
+use crate::memory::CacheBytes;
 use crate::{embedded, machine};
 
 /// Context when neither the user nor the model asks for less.
@@ -86,13 +87,13 @@ impl EngineSetup {
         Ok((Box::new(Cpu { isa, threads, cache }), format!("CPU {}", isa.name())))
     }
 
-    /// Bytes of cache for one position.
-    pub fn cache_bytes_per_position(&self, plan: &Plan) -> u64 {
+    /// What the sequences of a model take.
+    pub fn cache_bytes(&self, plan: &Plan) -> CacheBytes {
         let element = match (self.backend, self.step.cache_type) {
             (BackendKind::Cpu, CacheArg::F16) => 2,
             _ => 4,
         };
-        plan.kv_bytes_per_position(element) as u64
+        CacheBytes::of(plan, element)
     }
 
     /// Positions a sequence may have: what was asked for, or what model, habit and memory allow.
@@ -102,12 +103,15 @@ impl EngineSetup {
             return Ok(ctx);
         }
         let habit = plan.n_ctx_train.clamp(PAGE, DEFAULT_CTX);
-        Ok(habit.min(self.positions_that_fit(plan).max(PAGE)))
+        Ok(habit.min(self.positions_that_fit(plan, habit).max(PAGE)))
     }
 
-    /// Positions for which the cache may take memory: a quarter of what is free, since the weights want the rest.
-    fn positions_that_fit(&self, plan: &Plan) -> usize {
-        let fits = |free: usize| (free as u64 / 4 / self.cache_bytes_per_position(plan).max(1)) as usize;
+    /// Positions for which the cache may take memory: a quarter of what is free, since the weights want the rest. What
+    /// sequences of up to `positions` take however long they are goes off first.
+    fn positions_that_fit(&self, plan: &Plan, positions: usize) -> usize {
+        let bytes = self.cache_bytes(plan);
+        let fixed = bytes.fixed(positions).saturating_mul(self.sequences as u64);
+        let fits = |free: usize| ((free as u64 / 4).saturating_sub(fixed) / bytes.position.max(1)) as usize;
         machine::free_memory().map_or(usize::MAX, fits)
     }
 
@@ -116,14 +120,15 @@ impl EngineSetup {
         let one = self.limits(plan, positions, self.sequences)?;
         let shared = match self.cache_tokens {
             Some(n) => n.min(1 << 31),
-            None => positions.saturating_mul(self.sequences).min(self.positions_that_fit(plan)),
+            None => positions.saturating_mul(self.sequences).min(self.positions_that_fit(plan, positions)),
         };
         // A single sequence must always fit: what the engine promises rests on it.
         let n_pages = shared.div_ceil(PAGE).max(one.n_pages);
-        Ok(Limits { n_pages, n_states: one.n_states * self.sequences, ..one })
+        let limits = Limits { n_pages, ..one };
+        Ok(self.cache_bytes(plan).set_aside(self.sequences, positions, machine::free_memory(), limits))
     }
 
-    /// Limits for one sequence of `positions`.
+    /// Limits for one sequence of `positions` without an engine, which keeps all of them.
     pub fn limits(&self, plan: &Plan, positions: usize, max_outputs: usize) -> Result<Limits> {
         ensure!((1..=65536).contains(&self.step.batch), "use a batch of {}: it must be 1 to 65536", self.step.batch);
         let max_tokens = self.step.batch.min(positions.max(1));
@@ -151,7 +156,9 @@ pub struct Session {
     pub n_params: u64,
     pub size_bytes: u64,
     pub weight_bytes_per_token: u64,
-    pub cache_bytes_per_position: u64,
+    /// What its sequences take, and what is set aside for them.
+    pub cache: CacheBytes,
+    pub limits: Limits,
     sampling: folder::Sampling,
     embedded: bool,
 }
@@ -170,7 +177,8 @@ pub fn start_with(model: Model, setup: &EngineSetup) -> Result<Session> {
     let sampling = folder::sampling(&checkpoint)?;
     let positions = setup.context(&plan)?;
     let (backend, backend_name) = setup.backend()?;
-    let program = backend.compile(&plan, Arc::clone(&checkpoint), setup.engine_limits(&plan, positions)?)?;
+    let limits = setup.engine_limits(&plan, positions)?;
+    let program = backend.compile(&plan, Arc::clone(&checkpoint), limits)?;
     let options = Options { prefix_cache: setup.prefix_cache, max_running: setup.sequences, ..Options::default() };
     Ok(Session {
         engine: Engine::new(program, tokenizer.clone(), options)?,
@@ -182,7 +190,8 @@ pub fn start_with(model: Model, setup: &EngineSetup) -> Result<Session> {
         n_params: n_params(&checkpoint),
         size_bytes: checkpoint.data_bytes() as u64,
         weight_bytes_per_token: plan.bytes_per_token() as u64,
-        cache_bytes_per_position: setup.cache_bytes_per_position(&plan),
+        cache: setup.cache_bytes(&plan),
+        limits,
         sampling,
         embedded,
         tokenizer,

@@ -7,6 +7,7 @@ mod compare;
 mod embedded;
 mod load;
 mod machine;
+mod memory;
 mod serve;
 
 use std::process::ExitCode;

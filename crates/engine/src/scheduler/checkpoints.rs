@@ -150,7 +150,7 @@ impl Cuts {
             return None;
         }
         let last = self.last();
-        let regular = (computed / self.spacing + 1) * self.spacing;
+        let regular = (computed + 1).max(self.made + GAP).next_multiple_of(self.spacing);
         let wanted = |&at: &usize| at > computed && at <= last && at >= self.made + GAP;
         [self.branch, regular, last].into_iter().filter(wanted).min()
     }
@@ -186,4 +186,69 @@ pub(super) enum Stay {
     Kept,
     /// It goes, unless somebody went on from it.
     Replaced,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_least_used_goes_first_and_hits_count_as_time() {
+        let mut checkpoints = Checkpoints::new(4, 0);
+        let ids: Vec<u32> = (0..4).map(|page| checkpoints.insert(page).unwrap()).collect();
+        assert_eq!(checkpoints.insert(9), None);
+        assert_eq!(checkpoints.worst(|_| false), Some(ids[0]));
+        // A branch counts as a hit, and a hit as four later uses.
+        assert_eq!(checkpoints.worst(|page| page == 0), Some(ids[1]));
+        checkpoints.hit(ids[1]);
+        checkpoints.touch(ids[0]);
+        assert_eq!(checkpoints.worst(|_| false), Some(ids[2]));
+        // What was hit is not kept for ever.
+        for page in 10..30 {
+            let worst = checkpoints.worst(|_| false).unwrap();
+            checkpoints.remove(worst);
+            checkpoints.insert(page).unwrap();
+        }
+        assert!(checkpoints.iter().all(|(_, c)| c.page >= 10));
+        assert_eq!(checkpoints.iter().count(), 4);
+    }
+
+    #[test]
+    fn prompts_are_cut_where_a_checkpoint_is_worth_it() {
+        // tokens, room, where it goes on, where its path leaves others', cuts
+        let cases: &[(usize, usize, usize, usize, &[usize])] = &[
+            (1, 8, 0, 0, &[]),
+            (64, 8, 0, 0, &[]),
+            (65, 8, 0, 0, &[64]),
+            (1200, 8, 0, 0, &[512, 1024, 1184]),
+            (1200, 8, 0, 320, &[320, 512, 1024, 1184]),
+            (1200, 8, 512, 512, &[1024, 1184]),
+            // Too close behind the one before.
+            (1080, 8, 0, 0, &[512, 1024]),
+            (1200, 8, 0, 480, &[480, 1024, 1184]),
+            // No more than half of the room for one prompt.
+            (8000, 8, 0, 0, &[2048, 4096, 6144, 7968]),
+            (8000, 1, 0, 0, &[7968]),
+            (8000, 0, 0, 0, &[]),
+        ];
+        for &(n_tokens, capacity, at, matched, expected) in cases {
+            let mut cuts = Cuts::new(n_tokens, capacity);
+            cuts.adopted(at, matched);
+            let (mut computed, mut found) = (at, Vec::new());
+            while let Some(next) = cuts.next(computed) {
+                assert!(next > computed && next < n_tokens);
+                assert_eq!(cuts.due(next), Some(Stay::Kept));
+                cuts.made(next);
+                found.push(next);
+                computed = next;
+            }
+            assert_eq!(found, expected, "{n_tokens} tokens, room for {capacity}, from {at}");
+        }
+        // Decoding makes one at each page, which the next replaces, and the regular ones stay.
+        let mut cuts = Cuts::new(100, 8);
+        cuts.made(96);
+        assert_eq!(cuts.due(128), Some(Stay::Replaced));
+        assert_eq!(cuts.due(512), Some(Stay::Kept));
+        assert_eq!(cuts.due(96), None);
+    }
 }

@@ -144,7 +144,7 @@ fn row(s: &Session, test: &Test, threads: usize, bandwidth: f64, load_ms: f64, s
     let (tokens_per_second, deviation) = mean_and_deviation(&samples);
     let bytes_per_token = (test.n_gen > 0).then(|| {
         let context = test.depth as u64 + test.n_gen as u64 / 2;
-        s.weight_bytes_per_token + context * s.cache_bytes_per_position
+        s.weight_bytes_per_token + s.cache.read_per_token(context)
     });
     let rate = bytes_per_token.map(|bytes| bytes as f64 * tokens_per_second);
     Row {

@@ -228,7 +228,7 @@ fn summary(session: &Session, setup: &EngineSetup) -> String {
         session.backend,
         session.engine.context(),
         setup.sequences,
-        bytes(session.cache_bytes_per_position * positions as u64),
+        bytes(session.cache.total(&session.limits)),
     )
 }
 

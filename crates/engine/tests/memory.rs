@@ -1,0 +1,273 @@
+//! Memory beyond pages: how far cached prefixes reach, what sequences hold, and the law on models that have it.
+#![allow(clippy::unwrap_used)] // Helpers of tests may fail loudly, as the tests themselves.
+
+mod toy;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use backend::cpu::{CacheType, Cpu};
+use backend::{Backend, Kinds, Limits, PAGE};
+use engine::scheduler::{Engine, Events, FinishReason, Options, Request, RequestId};
+use engine::tokenizer::Tokenizer;
+use toy::*;
+
+const STATE: Kinds = Kinds { window: None, state: true };
+const WINDOW: Kinds = Kinds { window: Some(40), state: false };
+const BOTH: Kinds = Kinds { window: Some(100), state: true };
+
+/// Room for everything, and long prompts.
+fn wide() -> Limits {
+    Limits { n_pages: 512, n_window_pages: 512, max_positions: 8192, max_outputs: 4, n_states: 20, ..roomy() }
+}
+
+fn calm(kinds: Kinds, limits: Limits) -> Engine {
+    engine_of(kinds, limits, Options::default(), Trouble::default())
+}
+
+/// A request that only its length ends.
+fn long(tokens: Vec<u32>, max_new: usize) -> Request {
+    Request { ignore_eos: true, ..request(tokens, 3, max_new) }
+}
+
+/// Prompts one after the other: how many tokens each finds; the last one answers as if alone.
+#[test]
+fn a_prefix_is_gone_on_from_where_all_memory_is() {
+    let p = |seed, n| prompt(seed, n);
+    let joined = |parts: &[Vec<u32>]| parts.concat();
+    let edited = |at: usize| joined(&[p(1, at), p(2, 1200 - at)]);
+    let states: &[(&[Vec<u32>], &[usize])] = &[
+        // The same prompt again: the last page boundary before its end.
+        (&[p(1, 100), p(1, 100), p(1, 97)], &[0, 96, 96]),
+        // Where the prompt ends a page, the boundary before, and its end for a longer one.
+        (&[p(1, 160), p(1, 160), p(1, 170)], &[0, 128, 160]),
+        // A prompt that would save little is not cut; what comes behind it starts from its end where that is a page's.
+        (&[p(1, 64), p(1, 64), joined(&[p(1, 64), p(2, 9)])], &[0, 0, 64]),
+        // Where prompts part there is a checkpoint from the second one on.
+        (&[joined(&[p(1, 90), p(2, 90)]), joined(&[p(1, 90), p(3, 60)]), joined(&[p(1, 90), p(4, 70)])], &[0, 0, 64]),
+        // An edited middle finds the regular ones.
+        (&[p(1, 1200), edited(1100), edited(500), edited(600)], &[0, 1024, 0, 512]),
+    ];
+    for kinds in [STATE, BOTH] {
+        for (prompts, found) in states {
+            let mut engine = calm(kinds, wide());
+            for (tokens, &found) in prompts.iter().zip(*found) {
+                let (got, usage) = run(&mut engine, request(tokens.clone(), 1, 1));
+                assert_eq!(usage.cached_tokens, found, "{kinds:?}, prompts of {:?}", prompts.iter().map(Vec::len));
+                assert_eq!(got, run(&mut calm(kinds, wide()), request(tokens.clone(), 1, 1)).0);
+            }
+        }
+    }
+    // Window pages are found wherever there are as many as the window needs.
+    let windows: &[(&[Vec<u32>], &[usize])] = &[
+        (&[p(1, 100), p(1, 100), joined(&[p(1, 70), p(2, 40)])], &[0, 96, 64]),
+        (&[p(1, 1200), edited(1100), edited(500), edited(600)], &[0, 1088, 480, 576]),
+    ];
+    for (prompts, found) in windows {
+        let mut engine = calm(WINDOW, wide());
+        for (tokens, &found) in prompts.iter().zip(*found) {
+            let (got, usage) = run(&mut engine, request(tokens.clone(), 1, 1));
+            assert_eq!(usage.cached_tokens, found);
+            assert_eq!(got, run(&mut calm(WINDOW, wide()), request(tokens.clone(), 1, 1)).0);
+        }
+    }
+}
+
+/// A sequence holds its window and what a chunk writes, and no more, however long it gets.
+#[test]
+fn windows_are_given_back() {
+    for (window, least) in [(1, 1), (33, 2), (34, 3), (100, 5)] {
+        let kinds = Kinds { window: Some(window), state: false };
+        // A page more than the window, so that a chunk of a page is always possible.
+        let limits = Limits { max_tokens: PAGE, n_window_pages: least + 1, ..wide() };
+        let mut engine = calm(kinds, limits);
+        let expected = run(&mut calm(kinds, wide()), long(prompt(1, 1500), 100)).0;
+        let id = engine.submit(long(prompt(1, 1500), 100)).unwrap();
+        let mut events = Events::new();
+        while engine.step(&mut events).unwrap() {
+            engine.audit().unwrap();
+            assert!(engine.stats().window_pages.used <= least, "{:?}", engine.stats());
+        }
+        assert_eq!(answer(&events, id).0, expected);
+        // 1,500 tokens in chunks of a page, then 99 tokens.
+        assert!(engine.stats().steps <= 1500_u64.div_ceil(PAGE as u64) + 99 + 1, "{:?}", engine.stats());
+
+        let few = Limits { n_window_pages: least - 1, ..limits };
+        let program = Box::new(Toy::new(few, kinds, Trouble::default()));
+        let error = Engine::new(program, Arc::new(Pieces), Options::default()).err().unwrap().to_string();
+        assert_eq!(error, format!("start engine: window pages is {}, it must be at least {least}", least - 1));
+    }
+}
+
+/// The checkpoints that others went on from outlive those that nobody asked for.
+#[test]
+fn shared_beginnings_are_kept_longest() {
+    for kinds in [STATE, BOTH] {
+        let system = prompt(1, 200);
+        let chat = |seed, n| [system.clone(), prompt(seed, n)].concat();
+        // One running sequence and four checkpoints.
+        let limits = Limits { max_outputs: 1, n_states: 5, ..wide() };
+        let mut engine = calm(kinds, limits);
+        let mut found = Vec::new();
+        for seed in 2..6 {
+            found.push(run(&mut engine, request(chat(seed, 80), seed, 1)).1.cached_tokens);
+            // Strangers, each with a checkpoint of its own.
+            for other in 0..2 {
+                run(&mut engine, request(prompt(seed * 100 + other, 150), 1, 1));
+            }
+        }
+        assert_eq!(found, [0, 0, 192, 192], "{kinds:?}");
+        assert!(engine.stats().states.cached <= 4);
+    }
+}
+
+/// A chat of several turns whose last message is written again: what is computed again lies behind the end of the answer
+/// before it.
+#[test]
+fn an_edited_last_message_computes_only_itself() {
+    for kinds in KINDS {
+        let mut engine = calm(kinds, wide());
+        let mut tokens = prompt(1, 700);
+        for turn in 0..5 {
+            let message = prompt(10 + turn, 90);
+            for (version, message) in [message, prompt(20 + turn, 70)].into_iter().enumerate() {
+                let now = [tokens.clone(), message].concat();
+                let (got, usage) = run(&mut engine, long(now.clone(), 150));
+                assert_eq!(got, run(&mut calm(kinds, wide()), long(now.clone(), 150)).0, "turn {turn}, {kinds:?}");
+                let computed = usage.prompt_tokens - usage.cached_tokens;
+                let own = now.len() - tokens.len();
+                // The first turn's first version meets an empty cache, the second one parts from it where nobody did before.
+                if turn > 0 {
+                    assert!(computed <= own + PAGE, "turn {turn}.{version}: {computed} of {own}, {kinds:?}");
+                }
+                if version == 1 {
+                    tokens = [now, got.tokens].concat();
+                }
+            }
+        }
+        // Written anew, the last answer needs no more than the last page of its prompt.
+        let again = tokens[..tokens.len() - 150].to_vec();
+        let usage = run(&mut engine, long(again, 1)).1;
+        assert!(usage.prompt_tokens - usage.cached_tokens <= PAGE, "{usage:?}, {kinds:?}");
+    }
+}
+
+/// Sequences that lost their memory go on from their checkpoints.
+#[test]
+fn a_preempted_sequence_goes_on_from_a_checkpoint() {
+    for kinds in KINDS {
+        let mut engine = calm(kinds, Limits { n_pages: 11, max_outputs: 4, ..roomy() });
+        let requests = [long(prompt(1, 40), 100), long(prompt(2, 180), 60)];
+        let ids = requests.clone().map(|request| engine.submit(request).unwrap());
+        let events = drain(&mut engine);
+        for (id, request) in ids.into_iter().zip(requests) {
+            assert_eq!(answer(&events, id).0, run(&mut calm(kinds, roomy()), request).0);
+        }
+        assert_eq!(engine.stats().preemptions, 1);
+        // The last pages go first when others need some, and the last checkpoint with them.
+        let (needed, again) = (40 + 99 + 180 + 59, if kinds.state { 4 * PAGE } else { 2 * PAGE });
+        assert!(engine.stats().tokens <= needed + again as u64, "{} of {needed}, {kinds:?}", engine.stats().tokens);
+    }
+}
+
+struct Model {
+    checkpoint: Arc<checkpoint::Checkpoint>,
+    tokenizer: Arc<Tokenizer>,
+}
+
+impl Model {
+    /// None, with a word about it, when the fixtures are not beside the project.
+    fn open(name: &str) -> Option<Model> {
+        let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/fixtures/models");
+        let path = models.join(name).join("model-q4_k_m.gguf");
+        if !path.exists() {
+            println!("skipped: {} is not there", path.display());
+            return None;
+        }
+        let checkpoint = Arc::new(checkpoint::open(&path).unwrap());
+        let tokenizer = Arc::new(Tokenizer::from_metadata(checkpoint.meta()).unwrap());
+        Some(Model { checkpoint, tokenizer })
+    }
+
+    fn engine(&self, limits: Limits, options: Options) -> Engine {
+        let plan = model::arch::build(&self.checkpoint).unwrap();
+        let cpu = Cpu { threads: 2, cache: CacheType::F16, ..Cpu::default() };
+        let program = cpu.compile(&plan, self.checkpoint.clone(), limits).unwrap();
+        Engine::new(program, self.tokenizer.clone(), options).unwrap()
+    }
+
+    /// Requests of three beginnings, some of them one behind another's answer, in unlike lengths and temperatures.
+    fn requests(&self, n: u64) -> Vec<Request> {
+        let n_vocab = self.tokenizer.n_vocab() as u64;
+        let ids = |seed: u64, n: u64| (0..n).map(move |i| (mix(seed, i) % n_vocab) as u32);
+        let request = |seed: u64| {
+            let random = |salt: u64, n: u64| mix(seed + 1000, salt) % n;
+            let tokens = ids(random(1, 3), random(2, 150)).chain(ids(seed, 1 + random(3, 40))).collect();
+            Request {
+                max_new_tokens: 20 + random(4, 80) as usize,
+                sampling: sampling(if seed % 2 == 0 { 0.0 } else { 0.9 }, seed),
+                ignore_eos: true,
+                logprobs: Some(2),
+                ..Request::new(tokens)
+            }
+        };
+        (0..n).map(request).collect()
+    }
+}
+
+/// Random requests with shared beginnings, cancels and preemptions on models with recurrent state and with windows: every one
+/// gets the tokens and log-probabilities it gets in an engine of its own.
+#[test]
+fn models_with_more_than_pages_obey_the_law() {
+    for name in ["qwen35moe", "qwen3next", "gemma4moe", "gptoss"] {
+        let Some(model) = Model::open(name) else { continue };
+        let kinds = Kinds::of(&model::arch::build(&model.checkpoint).unwrap());
+        assert!(kinds.state || kinds.window.is_some(), "{name} has {kinds:?}");
+        let alone = Limits {
+            max_tokens: 300,
+            max_outputs: 4,
+            n_pages: 10,
+            max_positions: 300,
+            n_window_pages: kinds.window_blocks() + 10,
+            n_states: 1,
+        };
+        let options = Options { prefix_cache: false, ..Options::default() };
+        let requests = model.requests(10);
+        let expected: Vec<Answer> =
+            requests.iter().map(|r| run(&mut model.engine(alone, options), r.clone()).0).collect();
+
+        let tight =
+            Limits { max_tokens: 37, n_pages: 10, n_window_pages: kinds.window_blocks() + 8, n_states: 8, ..alone };
+        let options = Options { chunk: 29, ..Options::default() };
+        let mut engine = model.engine(tight, options);
+        let (mut events, mut ids, mut cancelled) = (Events::new(), Vec::<RequestId>::new(), Vec::new());
+        for (i, request) in requests.iter().chain(&requests).enumerate() {
+            ids.push(engine.submit(request.clone()).unwrap());
+            for _ in 0..mix(7, i as u64) % 9 {
+                engine.step(&mut events).unwrap();
+                engine.audit().unwrap();
+            }
+            if i % 7 == 5 && engine.cancel(ids[i - 2]) {
+                cancelled.push(ids[i - 2]);
+            }
+        }
+        while engine.step(&mut events).unwrap() {
+            engine.audit().unwrap();
+        }
+        let mut n_cached = 0;
+        for (i, &id) in ids.iter().enumerate() {
+            let (got, usage) = answer(&events, id);
+            let expected = &expected[i % expected.len()];
+            n_cached += usage.cached_tokens;
+            if cancelled.contains(&id) {
+                assert_eq!(got.end, Some(Ok(FinishReason::Cancelled)));
+                assert!(expected.tokens.starts_with(&got.tokens) && expected.logprobs.starts_with(&got.logprobs));
+            } else {
+                assert_eq!(got, *expected, "{name} request {i}");
+            }
+        }
+        let stats = engine.stats();
+        assert!(n_cached > 200 && stats.preemptions > 0 && !cancelled.is_empty(), "{name}: {n_cached}, {stats:?}");
+        println!("{name} {kinds:?}: {n_cached} tokens cached, {stats:?}");
+    }
+}
