@@ -1,9 +1,10 @@
 //! `delta_net`: the gated delta rule, one position after the other in every step, so that cutting a prompt changes nothing.
 //!
-//! Columns of a head's state are independent of each other and are the lanes; sums over `d_k` are two chains, of the even
-//! and the odd rows. A piece of work is one head of one sequence. It takes 32 columns through all positions of the chunk
-//! before the next 32, so that their state (16 KiB for heads of 128) stays in the first cache; for that, 16 columns
-//! lie together: a head's state is `[d_v / 16][d_k][16]`, columns past the last 16 as `[d_k][d_v % 16]` behind.
+//! Columns of a head's state are independent of each other and are the lanes; sums over `d_k` are four chains, of every
+//! fourth row each, which is what keeps multipliers busy. A piece of work is one head of one sequence. It takes 16 columns
+//! through all positions of the chunk before the next 16, so that their state (8 KiB for heads of 128) stays in the first
+//! cache; for that, 16 columns lie together: a head's state is `[d_v / 16][d_k][16]`, columns past the last 16 as
+//! `[d_k][d_v % 16]` behind.
 
 use model::plan::DeltaHeads;
 
@@ -44,22 +45,50 @@ on_isa! { fn one_head(s: &DeltaNetStep, chunk: Chunk, head: usize, state: &mut [
 fn one_head_lanes<L: Lanes>(s: &DeltaNetStep, chunk: Chunk, head: usize, state: &mut [f32]) {
     let DeltaHeads { d_k, d_v, .. } = s.heads;
     let mut c = 0;
-    while c + 32 <= d_v {
-        columns::<L, 2>(s, chunk, head, c, 16, &mut state[c * d_k..][..32 * d_k]);
-        c += 32;
-    }
-    if c + 16 <= d_v {
-        columns::<L, 1>(s, chunk, head, c, 16, &mut state[c * d_k..][..16 * d_k]);
+    while c + 16 <= d_v {
+        columns::<L, true>(s, chunk, head, c, 16, &mut state[c * d_k..][..16 * d_k]);
         c += 16;
     }
     if c < d_v {
-        columns::<L, 1>(s, chunk, head, c, d_v - c, &mut state[c * d_k..]);
+        columns::<L, false>(s, chunk, head, c, d_v - c, &mut state[c * d_k..]);
     }
 }
 
-/// All positions for the columns from `c` on: `C` blocks of `width` columns, whose states `[d_k][width]` follow each other.
+/// `Σ_i` over the rows of the state, in four chains. A macro, because the body must stand in the caller for its
+/// instruction set to hold.
+macro_rules! sum_rows {
+    ($L:ty, $d_k:expr, |$i:ident, $sum:ident| $body:expr) => {{
+        let mut sums = [<$L>::splat(0.0); 4];
+        let mut first = 0;
+        while first + 4 <= $d_k {
+            sum_rows!(@one sums, 0, first, $i, $sum, $body);
+            sum_rows!(@one sums, 1, first, $i, $sum, $body);
+            sum_rows!(@one sums, 2, first, $i, $sum, $body);
+            sum_rows!(@one sums, 3, first, $i, $sum, $body);
+            first += 4;
+        }
+        if first < $d_k {
+            sum_rows!(@one sums, 0, first, $i, $sum, $body);
+        }
+        if first + 1 < $d_k {
+            sum_rows!(@one sums, 1, first, $i, $sum, $body);
+        }
+        if first + 2 < $d_k {
+            sum_rows!(@one sums, 2, first, $i, $sum, $body);
+        }
+        sums[0].add(sums[2]).add(sums[1].add(sums[3]))
+    }};
+    (@one $sums:ident, $chain:literal, $first:ident, $i:ident, $sum:ident, $body:expr) => {
+        $sums[$chain] = {
+            let ($i, $sum) = ($first + $chain, $sums[$chain]);
+            $body
+        }
+    };
+}
+
+/// All positions for `width` columns from `c` on, whose state is `[d_k][width]`; 16 of them when they are whole lanes.
 #[inline(always)]
-fn columns<L: Lanes, const C: usize>(
+fn columns<L: Lanes, const WHOLE: bool>(
     s: &DeltaNetStep,
     chunk: Chunk,
     head: usize,
@@ -67,65 +96,50 @@ fn columns<L: Lanes, const C: usize>(
     width: usize,
     state: &mut [f32],
 ) {
-    let DeltaHeads { n_v_head, d_k, d_v, .. } = s.heads;
-    assert_eq!(state.len(), C * d_k * width);
+    let DeltaHeads { d_k, d_v, .. } = s.heads;
+    let width = if WHOLE { 16 } else { width };
+    assert_eq!(state.len(), d_k * width);
     let state = state.as_mut_ptr();
-    // SAFETY: `i` is below `d_k` and `j` below `C`: a row of the state, whose length was just compared.
-    let row = |i: usize, j: usize| unsafe { state.add((j * d_k + i) * width) };
     let k_at = s.heads.k_head(head) * d_k;
     for t in chunk.first as usize..(chunk.first + chunk.len) as usize {
-        // SAFETY: rows of the step, which nobody writes during this op.
-        let (q, k, v, at) =
-            unsafe { (&s.q.row(t)[k_at..][..d_k], &s.k.row(t)[k_at..][..d_k], s.v.row(t), t * n_v_head + head) };
-        // SAFETY: as above.
-        let (g, beta) = unsafe { (L::splat(*s.g.ptr().add(at)), L::splat(*s.beta.ptr().add(at))) };
-        let mut known = [[L::splat(0.0); C]; 2];
-        for i in (0..d_k).step_by(2) {
-            for p in 0..2 {
-                if i + p < d_k {
-                    let k = L::splat(k[i + p]);
-                    for j in 0..C {
-                        known[p][j] = load::<L>(row(i + p, j), width).fma(k, known[p][j]);
-                    }
-                }
-            }
-        }
-        let mut delta = [L::splat(0.0); C];
-        for j in 0..C {
-            let known = known[0][j].add(known[1][j]);
-            let v = L::load_at(&v[head * d_v..][..d_v], c + 16 * j, 0.0);
-            delta[j] = v.sub(g.mul(known)).mul(beta);
-        }
-        let mut y = [[L::splat(0.0); C]; 2];
-        for i in (0..d_k).step_by(2) {
-            for p in 0..2 {
-                if i + p < d_k {
-                    let (q, k) = (L::splat(q[i + p]), L::splat(k[i + p]));
-                    for j in 0..C {
-                        let new = delta[j].fma(k, g.mul(load::<L>(row(i + p, j), width)));
-                        store(new, row(i + p, j), width);
-                        y[p][j] = new.fma(q, y[p][j]);
-                    }
-                }
-            }
-        }
-        // SAFETY: these columns of the row are this piece's.
-        let out = unsafe { s.out.part_mut(t, head * d_v + c..head * d_v + c + (C - 1) * 16 + width) };
-        for j in 0..C {
-            y[0][j].add(y[1][j]).store_at(out, 16 * j);
+        // SAFETY: rows of the step, which nobody writes during this op. Every `i` is below `d_k`, the length of q and k and
+        // of the state, whose rows are this piece's; the columns of the output are too.
+        unsafe {
+            let (q, k) = (s.q.row(t)[k_at..][..d_k].as_ptr(), s.k.row(t)[k_at..][..d_k].as_ptr());
+            let (g, beta) = (s.g.row(t)[head], s.beta.row(t)[head]);
+            let g = L::splat(g);
+            let known = sum_rows!(L, d_k, |i, sum| {
+                load::<L, WHOLE>(state.add(i * width), width).fma(L::splat(*k.add(i)), sum)
+            });
+            let v = L::load_at(&s.v.row(t)[head * d_v..][..d_v], c, 0.0);
+            let delta = v.sub(g.mul(known)).mul(L::splat(beta));
+            let y = sum_rows!(L, d_k, |i, sum| {
+                let row = state.add(i * width);
+                let new = delta.fma(L::splat(*k.add(i)), g.mul(load::<L, WHOLE>(row, width)));
+                store::<L, WHOLE>(new, row, width);
+                new.fma(L::splat(*q.add(i)), sum)
+            });
+            y.store_at(s.out.part_mut(t, head * d_v + c..head * d_v + c + width), 0);
         }
     }
 }
 
 /// A row of the state: 16 columns, or fewer and zeros.
+///
+/// # Safety
+/// `p` points to `width` numbers, 16 when `WHOLE`.
 #[inline(always)]
-fn load<L: Lanes>(p: *const f32, width: usize) -> L {
-    // SAFETY: `columns` makes only pointers to rows of `width` numbers.
-    unsafe { if width == 16 { L::load(p) } else { L::load_at(std::slice::from_raw_parts(p, width), 0, 0.0) } }
+unsafe fn load<L: Lanes, const WHOLE: bool>(p: *const f32, width: usize) -> L {
+    // SAFETY: the caller's promise.
+    unsafe { if WHOLE { L::load(p) } else { L::load_at(std::slice::from_raw_parts(p, width), 0, 0.0) } }
 }
 
+/// Writes a row of the state.
+///
+/// # Safety
+/// As [`load`], for writing.
 #[inline(always)]
-fn store<L: Lanes>(x: L, p: *mut f32, width: usize) {
-    // SAFETY: as in `load`; the rows are this piece's.
-    unsafe { if width == 16 { x.store(p) } else { x.store_at(std::slice::from_raw_parts_mut(p, width), 0) } }
+unsafe fn store<L: Lanes, const WHOLE: bool>(x: L, p: *mut f32, width: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { if WHOLE { x.store(p) } else { x.store_at(std::slice::from_raw_parts_mut(p, width), 0) } }
 }
