@@ -1,8 +1,8 @@
 //! `attention`: causal softmax(q·kᵀ·scale)·v over the paged cache, grouped heads.
 //!
 //! The law: a tile is a page (32 positions), a segment is 16 pages by absolute position. Inside a segment an online softmax
-//! walks the tiles in order; segments merge in order, sinks before the first. Prefill and decode, split or not, do exactly this for each query, so
-//! the bits depend on nothing but the query and the cache.
+//! walks the tiles in order; segments merge in order, sinks before the first. Prefill and decode, split or not, do exactly this for each
+//! query, so the bits depend on nothing but the query and the cache.
 //!
 //! A unit of work is a kv head, some of its query heads and a few tokens of one sequence: they share the loads of keys and
 //! values. Few units over long contexts are split into segments, which are kept apart and merged in a second region.
@@ -18,6 +18,7 @@ use super::super::mem::{View, zeroed};
 use super::super::program::{QueryTile, Run};
 use super::elementwise::capped;
 use super::kv_append::{CacheElem, CacheView};
+use super::softmax_state::{Shared, State, merge};
 use crate::{Batch, CompileError, PAGE};
 
 /// Pages of a segment.
@@ -43,59 +44,6 @@ pub struct AttentionStep {
     pub softcap: Option<f32>,
     /// `[n_head]`.
     pub sinks: Option<Vec<f32>>,
-}
-
-/// Softmax state of query rows: running maximum, sum and weighted values. Each row is `2 + d_v` numbers, padded.
-#[derive(Clone, Copy)]
-struct State {
-    ptr: *mut f32,
-    stride: usize,
-}
-
-impl State {
-    /// Numbers of a row: values on whole lanes, then 16 for m and l.
-    fn stride(d_v: usize) -> usize {
-        d_v.next_multiple_of(16) + 16
-    }
-
-    /// # Safety
-    /// Row `r` exists.
-    #[inline(always)]
-    unsafe fn o(self, r: usize) -> *mut f32 {
-        // SAFETY: the caller's promise.
-        unsafe { self.ptr.add(r * self.stride) }
-    }
-
-    /// Maximum and sum.
-    ///
-    /// # Safety
-    /// Row `r` exists and nobody else uses it.
-    #[inline(always)]
-    unsafe fn ml<'a>(self, r: usize) -> &'a mut [f32; 2] {
-        // SAFETY: the caller's promise; the last 16 numbers of a row.
-        unsafe { &mut *self.ptr.add((r + 1) * self.stride - 16).cast() }
-    }
-
-    /// Rows from `r` on.
-    ///
-    /// # Safety
-    /// Row `r` exists.
-    unsafe fn at(self, r: usize) -> State {
-        // SAFETY: the caller's promise.
-        State { ptr: unsafe { self.ptr.add(r * self.stride) }, stride: self.stride }
-    }
-
-    /// # Safety
-    /// `rows` rows exist and nobody else uses them.
-    unsafe fn reset(self, rows: usize) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            std::slice::from_raw_parts_mut(self.ptr, rows * self.stride).fill(0.0);
-            for r in 0..rows {
-                self.ml(r)[0] = f32::NEG_INFINITY;
-            }
-        }
-    }
 }
 
 /// A worker's memory for attention.
@@ -324,26 +272,14 @@ fn attend<E: CacheElem>(run: &mut Run, step: &AttentionStep, cache: &CacheView) 
     }
 }
 
-/// Heads of a unit: all of a kv head as long as a unit may have them and every thread gets work.
+/// Heads of a unit: all of a kv head as long as a unit may have them and every thread gets several units, as they are
+/// unlike: the last segment of a context is seldom whole.
 fn unit_heads(group: usize, n_units: usize, threads: usize) -> usize {
     let mut heads = group.min(UNIT_ROWS);
-    while heads >= 2 * UNIT_HEADS && n_units * group.div_ceil(heads) < threads {
+    while heads >= 2 * UNIT_HEADS && n_units * group.div_ceil(heads) < 4 * threads {
         heads = heads.div_ceil(2).next_multiple_of(4);
     }
     heads
-}
-
-/// A state that workers share, each its own rows.
-#[derive(Clone, Copy)]
-struct Shared(State);
-
-// SAFETY: an address; each access states its own promise.
-unsafe impl Sync for Shared {}
-
-impl Shared {
-    fn get(&self) -> State {
-        self.0
-    }
 }
 
 /// Attends over one segment into `state`, from nothing.
@@ -407,7 +343,6 @@ impl<E> Tile<E> {
 
 on_isa! { fn unpack<E: CacheElem>(from: *const E, n: usize, to: &mut [f32]) = unpack_lanes }
 on_isa! { fn tile_on<E: CacheElem>(tile: &Tile<E>, valid: &[(u8, u8)]) = tile_lanes }
-on_isa! { fn merge(total: State, segment: State, rows: usize, v_width: usize) = merge_lanes }
 
 /// `n` elements, whole lanes, to f32.
 #[inline(always)]
@@ -595,29 +530,6 @@ fn values<L: Lanes, E: CacheElem, const Q: usize, const C: usize>(
         for i in 0..Q {
             for j in 0..C {
                 o[i][j].store(tile.state.o(r + i).add(c + 16 * j));
-            }
-        }
-    }
-}
-
-/// Merges a segment into the total of what came before it. A segment that a row does not see changes nothing.
-#[inline(always)]
-fn merge_lanes<L: Lanes>(total: State, segment: State, rows: usize, v_width: usize) {
-    for r in 0..rows {
-        // SAFETY: both states have these rows and are this worker's.
-        unsafe {
-            let ([tm, tl], [sm, sl]) = (total.ml(r), segment.ml(r));
-            if *sl == 0.0 {
-                continue;
-            }
-            let (m, first) = (Float::max(*tm, *sm), *tl == 0.0);
-            let (a, b) = (math::exp(*tm - m), math::exp(*sm - m));
-            *tl = if first { *sl } else { tl.mul_add(a, *sl * b) };
-            *tm = if first { *sm } else { m };
-            for c in (0..v_width).step_by(16) {
-                let (t, s) = (L::load(total.o(r).add(c)), L::load(segment.o(r).add(c)));
-                let o = if first { s } else { t.fma(L::splat(a), s.mul(L::splat(b))) };
-                o.store(total.o(r).add(c));
             }
         }
     }

@@ -18,3 +18,4 @@ pub mod linear;
 pub mod norm;
 pub mod rope;
 pub mod route;
+mod softmax_state;
