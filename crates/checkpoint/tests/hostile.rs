@@ -2,11 +2,14 @@
 
 #![allow(clippy::unwrap_used)] // a test may panic in its helpers too
 
+mod exercise_folder;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use checkpoint::gguf::Writer;
 use checkpoint::{Error, Value};
+use exercise_folder::{CONFIG, DATA, HEADER, safetensors, sized};
 use quant::WeightType;
 
 /// A file put together byte by byte, wrong wherever a case wants it wrong.
@@ -306,6 +309,50 @@ fn every_header_word_changed() {
             let peak = peak_bytes(|| touch(changed));
             assert!(peak < LIMIT, "bytes {i}.. = {word}: {peak} bytes allocated");
         }
+    }
+}
+
+/// A folder is read through JSON, whose values take more room than their text: still a few times the texts' 1.5 kB.
+#[test]
+fn every_byte_of_a_folder_changed() {
+    let open = |config: &[u8], header: &[u8]| {
+        let weights = safetensors(header.len() as u64, header, DATA);
+        let files = vec![("config.json", config.to_vec()), ("model.safetensors", weights)];
+        checkpoint::from_files("changed", files).map(|model| model.meta().iter().len() + model.tensors().len())
+    };
+    assert!(open(CONFIG.as_bytes(), HEADER.as_bytes()).is_ok());
+    for (text, in_config) in [(CONFIG, true), (HEADER, false)] {
+        for i in 0..text.len() {
+            for byte in *b"\0 \"{}[],:-9e\xff" {
+                let mut changed = text.as_bytes().to_vec();
+                changed[i] = byte;
+                let peak = peak_bytes(|| match in_config {
+                    true => open(&changed, HEADER.as_bytes()),
+                    false => open(CONFIG.as_bytes(), &changed),
+                });
+                assert!(peak < 3 * LIMIT, "byte {i} = {byte}: {peak} bytes allocated");
+            }
+        }
+    }
+}
+
+/// The length of a header may say anything.
+#[test]
+fn every_length_of_a_folders_header() {
+    for len in (0..64).map(|shift| 1 << shift).chain([0, 7, u64::MAX, 99_999_999, 100_000_001]) {
+        let files = vec![("config.json", CONFIG.into()), ("model.safetensors", safetensors(len, HEADER, DATA))];
+        let peak = peak_bytes(|| assert!(checkpoint::from_files("long", files).is_err()));
+        assert!(peak < 3 * LIMIT, "{len}: {peak} bytes allocated");
+    }
+}
+
+/// The last tensor ends with the file, so every byte is missed.
+#[test]
+fn a_folders_file_truncated_at_every_byte() {
+    let whole = sized(HEADER, DATA);
+    for len in 0..=whole.len() {
+        let files = vec![("config.json", CONFIG.into()), ("model.safetensors", whole[..len].to_vec())];
+        assert_eq!(checkpoint::from_files("cut", files).is_err(), len < whole.len(), "{len} of {}", whole.len());
     }
 }
 
