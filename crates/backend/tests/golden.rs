@@ -301,19 +301,24 @@ fn yarn_without_truncation() {
     }
 }
 
-/// Tiny models in git, made by `tools/make_tiny_models.py` and `tools/make_tiny_latent.py`.
-const TINY: &[&str] =
-    &["llama", "qwen3", "qwen3moe", "mixtral", "qwen3next", "qwen35", "deepseekv2", "deepseekv3", "glm4moe"];
+/// Tiny models in git, made by `tools/make_tiny_models.py`.
+const TINY: &[&str] = &["llama", "qwen3", "qwen3moe", "mixtral"];
+
+/// Tiny models in git with answers to a thousand tokens, made by `tools/make_tiny_models.py`, `tools/make_tiny_latent.py` and
+/// `tools/make_tiny_windowed.py`.
+const TINY_LONG: &[&str] =
+    &["qwen3next", "qwen35", "deepseekv2", "deepseekv3", "glm4moe", "gemma3", "gemma4", "gptoss", "qwen2"];
 
 #[test]
 fn tiny_models() {
-    TINY.iter().for_each(|name| check(&manifest_dir().join("tests/data").join(name)));
+    TINY.iter().chain(TINY_LONG).for_each(|name| check(&manifest_dir().join("tests/data").join(name)));
 }
 
-/// Every hundredth row of a thousand tokens: several segments of attention, and positions past the context before YaRN.
+/// Every hundredth row of a thousand tokens: several segments of attention, windows that lie in later ones, and positions
+/// past the context before YaRN.
 #[test]
 fn a_thousand_tokens() {
-    for name in ["qwen3next", "qwen35", "deepseekv2", "deepseekv3", "glm4moe"] {
+    for name in TINY_LONG {
         let folder = manifest_dir().join("tests/data").join(name);
         let golden = Golden(std::fs::read(folder.join("golden.safetensors")).unwrap());
         let (tokens, exact) = (golden.u32s("long_tokens"), golden.f32s("long_logits"));
@@ -365,7 +370,7 @@ fn every_weight_type() {
 /// Fusing changes no bit of what the reference computes.
 #[test]
 fn fused_plans_compute_the_same() {
-    for name in TINY {
+    for name in TINY.iter().chain(TINY_LONG) {
         let folder = manifest_dir().join("tests/data").join(name);
         let tokens = Golden(std::fs::read(folder.join("golden.safetensors")).unwrap()).u32s("tokens");
         let open = || checkpoint::open(&folder.join("model-bf16.gguf")).unwrap();
