@@ -82,6 +82,9 @@ def make(name, seed):
             elif p.ndim == 1 or key.endswith("_bias"):
                 scale = 30 / d**0.5 if key == "model.norm.weight" and tied else d**0.5 if key.endswith("router.scale") else 1.0
                 scale = 0.7 if key.endswith("layer_scalar") else scale
+                if name == "gemma4" and ("q_norm" in key or "k_norm" in key):
+                    # Scores are not scaled: these weights keep them small.
+                    scale = p.shape[0] ** -0.25
                 # Gemma 3 adds the 1 itself.
                 p.copy_((centre + 0.1 * r) * scale - (1.0 if name == "gemma3" and "norm" in key else 0.0))
             elif "router" in key:

@@ -73,8 +73,8 @@ pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
             );
         }
     }
-    let dims = dims(&keys)?;
-    let windows = windows(&keys, dims.n_layer, Unnamed::ButEvery(6))?;
+    let windows = windows(&keys, keys.count(N_LAYER, MAX_LAYERS)?, Unnamed::ButEvery(6))?;
+    let dims = dims(&keys, &windows)?;
     let n_kv = n_kv(&keys, &dims, &windows)?;
     let d_windowed = keys.opt_count(D_HEAD_WINDOWED, MAX_HEAD_WIDTH)?.unwrap_or(dims.d_k);
     let rope = keys.rope_of(Some("full_attention"), dims.d_k, RopePairing::Half)?;
@@ -101,10 +101,13 @@ pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
 }
 
 /// The dimensions of the model; head widths and key-value heads are those of layers without a window.
-fn dims(keys: &Keys) -> Result<Dims, Error> {
-    let d_head = keys.count(D_HEAD, MAX_HEAD_WIDTH)?;
+fn dims(keys: &Keys, windows: &[Option<usize>]) -> Result<Dims, Error> {
+    let d_head = match of_full_layers(keys, windows, "head_dim", MAX_HEAD_WIDTH)? {
+        Some(d_head) => d_head,
+        None => keys.count(D_HEAD, MAX_HEAD_WIDTH)?,
+    };
     Ok(Dims {
-        n_layer: keys.count(N_LAYER, MAX_LAYERS)?,
+        n_layer: windows.len(),
         n_vocab: keys.n_vocab()?,
         n_ctx_train: keys.count(N_CTX_TRAIN, MAX_CONTEXT)?,
         d_model: keys.count(D_MODEL, MAX_WIDTH)?,
@@ -116,6 +119,20 @@ fn dims(keys: &Keys) -> Result<Dims, Error> {
     })
 }
 
+/// What newer folders say of single layers, `per_layer_config.LAYER.KEY`, of those without a window, which must agree.
+fn of_full_layers(keys: &Keys, windows: &[Option<usize>], key: &str, max: usize) -> Result<Option<usize>, Error> {
+    let mut found = None;
+    for layer in (0..windows.len()).filter(|&layer| keys.is_folder() && windows[layer].is_none()) {
+        let name = format!("per_layer_config.{layer}.{key}");
+        let Some(n) = keys.meta().opt_u64(&name)? else { continue };
+        let n = keys.in_range(&name, n, max)?;
+        if *found.get_or_insert(n) != n {
+            return Err(keys.error(D_HEAD, format!("is {n} in layer {layer} by {name}, other layers have another")));
+        }
+    }
+    Ok(found)
+}
+
 /// Key-value heads of every layer: GGUF lists them, config.json has a number for each kind of layer.
 fn n_kv(keys: &Keys, dims: &Dims, windows: &[Option<usize>]) -> Result<Vec<usize>, Error> {
     let n_kv = match keys.is_folder() {
@@ -123,7 +140,11 @@ fn n_kv(keys: &Keys, dims: &Dims, windows: &[Option<usize>]) -> Result<Vec<usize
         true => {
             let windowed = keys.count(N_KV, MAX_HEADS)?;
             let own = keys.opt_bool(K_IS_V)?.unwrap_or(true);
-            let full = if own { keys.count(N_KV_FULL, MAX_HEADS)? } else { windowed };
+            let full = match of_full_layers(keys, windows, "num_key_value_heads", MAX_HEADS)? {
+                Some(full) => full,
+                None if own => keys.count(N_KV_FULL, MAX_HEADS)?,
+                None => windowed,
+            };
             windows.iter().map(|window| if window.is_some() { windowed } else { full }).collect()
         }
     };

@@ -173,7 +173,8 @@ impl<'a> Keys<'a> {
         }
     }
 
-    fn in_range(&self, name: &str, n: u64, max: usize) -> Result<usize, Error> {
+    /// A count of a key in full, from 1 to `max`.
+    pub fn in_range(&self, name: &str, n: u64, max: usize) -> Result<usize, Error> {
         match usize::try_from(n) {
             Ok(n) if (1..=max).contains(&n) => Ok(n),
             _ => Err(self.error_at(name.into(), format!("is {n}, 1 to {max} wanted"))),
