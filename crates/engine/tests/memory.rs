@@ -205,7 +205,7 @@ impl Model {
             let tokens = ids(random(1, 3), random(2, 150)).chain(ids(seed, 1 + random(3, 40))).collect();
             Request {
                 max_new_tokens: 20 + random(4, 80) as usize,
-                sampling: sampling(if seed % 2 == 0 { 0.0 } else { 0.9 }, seed),
+                sampling: sampling(if seed.is_multiple_of(2) { 0.0 } else { 0.9 }, seed),
                 ignore_eos: true,
                 logprobs: Some(2),
                 ..Request::new(tokens)
