@@ -9,7 +9,7 @@ use std::sync::Arc;
 use backend::cpu::{CacheType, Cpu};
 use backend::{Backend, Kinds, Limits, PAGE};
 use engine::scheduler::{Engine, Events, FinishReason, Options, Request, RequestId};
-use engine::tokenizer::Tokenizer;
+use model::plan::{Cache, Op, Plan};
 use toy::*;
 
 const STATE: Kinds = Kinds { window: None, state: true };
@@ -172,33 +172,41 @@ fn a_preempted_sequence_goes_on_from_a_checkpoint() {
 
 struct Model {
     checkpoint: Arc<checkpoint::Checkpoint>,
-    tokenizer: Arc<Tokenizer>,
+    plan: Plan,
 }
 
 impl Model {
-    /// None, with a word about it, when the fixtures are not beside the project.
-    fn open(name: &str) -> Option<Model> {
-        let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/fixtures/models");
-        let path = models.join(name).join("model-q4_k_m.gguf");
+    /// None, with a word about it, when the file is not there. With `window`, all layers but the last keep only that.
+    fn open(path: &str, window: Option<usize>) -> Option<Model> {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path);
         if !path.exists() {
             println!("skipped: {} is not there", path.display());
             return None;
         }
         let checkpoint = Arc::new(checkpoint::open(&path).unwrap());
-        let tokenizer = Arc::new(Tokenizer::from_metadata(checkpoint.meta()).unwrap());
-        Some(Model { checkpoint, tokenizer })
+        let mut plan = model::arch::build(&checkpoint).unwrap();
+        let last = Cache(plan.caches.len() as u32 - 1);
+        for op in plan.ops.iter_mut().filter(|_| window.is_some()) {
+            match op {
+                Op::Attention { cache, window: seen, .. } if *cache != last => *seen = window,
+                _ => {}
+            }
+        }
+        for cache in plan.caches.iter_mut().rev().skip(1).filter(|_| window.is_some()) {
+            cache.window = window;
+        }
+        Some(Model { checkpoint, plan })
     }
 
     fn engine(&self, limits: Limits, options: Options) -> Engine {
-        let plan = model::arch::build(&self.checkpoint).unwrap();
         let cpu = Cpu { threads: 2, cache: CacheType::F16, ..Cpu::default() };
-        let program = cpu.compile(&plan, self.checkpoint.clone(), limits).unwrap();
-        Engine::new(program, self.tokenizer.clone(), options).unwrap()
+        let program = cpu.compile(&self.plan, self.checkpoint.clone(), limits).unwrap();
+        Engine::new(program, Arc::new(Pieces), options).unwrap()
     }
 
     /// Requests of three beginnings, some of them one behind another's answer, in unlike lengths and temperatures.
     fn requests(&self, n: u64) -> Vec<Request> {
-        let n_vocab = self.tokenizer.n_vocab() as u64;
+        let n_vocab = self.plan.n_vocab as u64;
         let ids = |seed: u64, n: u64| (0..n).map(move |i| (mix(seed, i) % n_vocab) as u32);
         let request = |seed: u64| {
             let random = |salt: u64, n: u64| mix(seed + 1000, salt) % n;
@@ -219,9 +227,18 @@ impl Model {
 /// gets the tokens and log-probabilities it gets in an engine of its own.
 #[test]
 fn models_with_more_than_pages_obey_the_law() {
-    for name in ["qwen35moe", "qwen3next", "gemma4moe", "gptoss"] {
-        let Some(model) = Model::open(name) else { continue };
-        let kinds = Kinds::of(&model::arch::build(&model.checkpoint).unwrap());
+    let models = [
+        ("crates/backend/tests/data/qwen3next/model-q8_0.gguf", None),
+        ("crates/backend/tests/data/qwen35/model-bf16.gguf", None),
+        ("crates/backend/tests/data/qwen3moe/model-q4_0.gguf", Some(50)),
+        ("../shared/fixtures/models/qwen35moe/model-q4_k_m.gguf", None),
+        ("../shared/fixtures/models/qwen3next/model-q4_k_m.gguf", None),
+        ("../shared/fixtures/models/gemma4moe/model-q4_k_m.gguf", None),
+        ("../shared/fixtures/models/gptoss/model-q4_k_m.gguf", None),
+    ];
+    for (name, window) in models {
+        let Some(model) = Model::open(name, window) else { continue };
+        let kinds = Kinds::of(&model.plan);
         assert!(kinds.state || kinds.window.is_some(), "{name} has {kinds:?}");
         let alone = Limits {
             max_tokens: 300,
