@@ -7,6 +7,7 @@ tensors, quantised ones in one tensor with the keys of files from before the lat
 
     python tools/make_tiny_latent.py
 """
+import copy
 import json
 
 import gguf
@@ -199,6 +200,46 @@ def write_hf(folder, name, model):
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
+def affine(w):
+    """MLX's 8-bit affine form in groups of 32: words, scales, biases, and the values that they stand for."""
+    groups = w.reshape(*w.shape[:-1], -1, 32)
+    low, high = groups.min(-1), groups.max(-1)
+    half = lambda x: torch.from_numpy(np.ascontiguousarray(x)).to(torch.bfloat16)
+    scales, biases = half(np.maximum(high - low, 1e-6) / 255), half(low)
+    scale, bias = (x.float().numpy()[..., None] for x in (scales, biases))
+    q = np.clip(np.rint((groups - bias) / scale), 0, 255).astype(np.uint8)
+    words = torch.from_numpy(q.reshape(w.shape).view(np.uint32).view(np.int32).copy()).view(torch.uint32)
+    return words, scales, biases, (q.astype(np.float32) * scale + bias).reshape(w.shape)
+
+
+def write_mlx(folder, model):
+    """A folder as mlx-lm writes it, all matrices affine but the router, `kv_b_proj` whole; rounds the model's weights alike."""
+    out = {}
+
+    def put(name, w):
+        *parts, values = affine(w)
+        out.update(zip((f"{name}.weight", f"{name}.scales", f"{name}.biases"), parts))
+        return torch.from_numpy(values)
+
+    with torch.no_grad():
+        for key, p in model.named_parameters():
+            if is_plain(key, p):
+                out[key] = p.to(torch.bfloat16)
+            elif key.endswith(".experts.gate_up_proj"):
+                half, base = p.shape[1] // 2, key.replace(".experts.gate_up_proj", ".switch_mlp.")
+                gate, up = p[:, :half].numpy(), p[:, half:].numpy()
+                p.copy_(torch.cat([put(base + "gate_proj", gate), put(base + "up_proj", up)], 1))
+            else:
+                name = key.replace(".experts.down_proj", ".switch_mlp.down_proj").removesuffix(".weight")
+                p.copy_(put(name, p.numpy()))
+    folder.mkdir(exist_ok=True)
+    save_torch(out, folder / "model.safetensors", metadata={"format": "mlx"})
+    (folder / "model.safetensors").chmod(0o644)
+    config = json.loads((folder.parent / "hf/config.json").read_text())
+    config["quantization"] = {"group_size": 32, "bits": 8, "mode": "affine"}
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
 def main():
     torch.set_num_threads(2)
     for seed, (name, (_, _, _, dtype)) in enumerate(MODELS.items()):
@@ -214,6 +255,10 @@ def main():
         write_hf(folder / "hf", name, model)
         kind = dtype.name.lower()
         write(folder / f"model-{kind}.gguf", name, model, dtype, whole=True)
+        if name == "deepseekv2":
+            rounded = copy.deepcopy(model)
+            write_mlx(folder / "mlx-8bit", rounded)
+            golden["logits_mlx"] = run(rounded, tokens)
         dequantised(model, dtype)
         golden[f"logits_{kind}"] = run(model, tokens)
         save_file(golden, folder / "golden.safetensors")
