@@ -1,7 +1,7 @@
 """Makes the test data of tokenizer.json files: small ones of every kind, and what Hugging Face's tokenizers make of texts.
 
-    pip install tokenizers==0.23.3
-    python tools/tokenizer_json_cases.py                     # writes crates/engine/tests/data/json/*.json
+    pip install tokenizers==0.23.3 tiktoken==0.14.0
+    python tools/tokenizer_json_cases.py                     # writes crates/engine/tests/data/json/*.json and ../tiktoken.json
     python tools/tokenizer_json_cases.py OUT NAME=MODEL.gguf # whole vocabularies (pip install gguf): OUT/NAME.json, not for git
 
 A file holds `tokenizer` (the tokenizer.json), `config` (the tokenizer_config.json) and `cases`: `text`; `ids` with the names
@@ -127,6 +127,44 @@ def write(path, spec, config, texts):
     print(path, path.stat().st_size, "bytes")
 
 
+def ranks():
+    """A small tiktoken.model in the form of Kimi-K2's, and what OpenAI's tiktoken makes of it."""
+    import base64
+    import collections
+    import re
+
+    import tiktoken
+
+    pattern = PATTERNS["kimi-k2"][0]
+    ranks = {bytes([b]): b for b in range(256)}
+    words = [[bytes([b]) for b in word.encode()] for word in re.findall(r" ?\w+|[^\w\s]+|\s+", (ROOT / "LICENSE-APACHE").read_text() + "日本語の文章です。中文字符" * 9)]
+    while len(ranks) < 420:
+        (left, right), _ = collections.Counter(pair for word in words for pair in zip(word, word[1:])).most_common(1)[0]
+        ranks[left + right] = len(ranks)
+        for word in words:
+            i = 0
+            while i + 1 < len(word):
+                if (word[i], word[i + 1]) == (left, right):
+                    word[i : i + 2] = [left + right]
+                i += 1
+    special = {f"<|reserved_token_{i}|>": i for i in range(len(ranks), len(ranks) + 256)}
+    added = {len(ranks): "[BOS]", len(ranks) + 2: "<|im_end|>", len(ranks) + 9: "<|tool_call_begin|>"}
+    for i, text in added.items():
+        del special[f"<|reserved_token_{i}|>"]
+        special[text] = i
+    coder = tiktoken.Encoding("kimi", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
+    rows = [
+        {"text": t, "ids": coder.encode(t, disallowed_special=()), "parsed": coder.encode(t, allowed_special="all")}
+        for t in TEXTS + ["[BOS]a<|im_end|><|reserved_token_421|> [BOS"] + noise(60)
+    ]
+    lines = [base64.b64encode(token).decode() + f" {rank}" for token, rank in sorted(ranks.items(), key=lambda r: r[1])]
+    config = {"bos_token": "[BOS]", "eos_token": "<|im_end|>", "added_tokens_decoder": {str(i): {"content": t, "special": True} for i, t in added.items()}}
+    text = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    path = DATA.parent / "tiktoken.json"
+    path.write_text("{\n" + f'"config": {json.dumps(config)},\n"model": {json.dumps(lines)},\n"cases": [\n{text}\n]' + "\n}\n", encoding="utf-8")
+    print(path, path.stat().st_size, "bytes")
+
+
 def whole(out, name, gguf_file):
     """The tokenizer.json that belongs to a GGUF file's vocabulary, as the models' makers write it."""
     import gguf
@@ -169,3 +207,4 @@ if __name__ == "__main__":
             if name == "qwen2":  # as older files write merges
                 spec["model"]["merges"] = [" ".join(m) for m in spec["model"]["merges"]]
             write(DATA / f"{name}.json", spec, kind.get("config", {}), TEXTS + noise(40))
+        ranks()

@@ -79,6 +79,17 @@ impl Config {
         ids.collect::<Option<_>>().ok_or_else(|| self.error(key, "a token's id or a list of them"))
     }
 
+    fn added(&self) -> Result<Vec<Added>, Error> {
+        const KEY: &str = "added_tokens_decoder";
+        let Some(value) = self.get(KEY) else { return Ok(Vec::new()) };
+        let token = |(id, token): (&String, &Value)| {
+            let special = token["special"].as_bool().unwrap_or(false);
+            Some(Added { id: id.parse().ok()?, text: token["content"].as_str()?.into(), special })
+        };
+        let tokens = value.as_object().and_then(|tokens| tokens.iter().map(token).collect());
+        tokens.ok_or_else(|| self.error(KEY, "an object from ids to tokens"))
+    }
+
     fn number(&self, key: &str) -> Result<Option<f32>, Error> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let number = value.as_f64().map(|v| v as f32).filter(|v| v.is_finite() && *v >= 0.0);
@@ -114,6 +125,17 @@ pub struct Tokens {
     pub add_eos: Option<bool>,
     /// Ids that end an answer; they may lie past the vocabulary.
     pub ends: Vec<u32>,
+    /// What `tokenizer_config.json` says of added tokens; `tokenizer.json` says it too, other files do not.
+    pub added: Vec<Added>,
+}
+
+/// A token that is no part of the model's own vocabulary.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Added {
+    pub id: u32,
+    pub text: String,
+    pub special: bool,
 }
 
 /// The tokens that a folder gives a role.
@@ -134,6 +156,7 @@ pub fn tokens(checkpoint: &Checkpoint) -> Result<Tokens, Error> {
         add_bos: config.flag("add_bos_token")?,
         add_eos: config.flag("add_eos_token")?,
         ends,
+        added: config.added()?,
     })
 }
 

@@ -7,6 +7,7 @@ use std::path::Path;
 use checkpoint::Checkpoint;
 use engine::folder;
 use engine::tokenizer::{Encode, TokenKind, Tokenizer};
+use proptest::prelude::*;
 use serde_json::{Value, json};
 
 const PLAIN: Encode = Encode { add_special: false, parse_special: false };
@@ -66,6 +67,41 @@ fn ids_are_hugging_faces() {
     }
     assert!(wrong.is_empty(), "{wrong}");
     assert!(n > 2000, "{n} comparisons");
+}
+
+#[test]
+fn ranks_are_tiktokens() {
+    let data: Value = serde_json::from_str(include_str!("data/tiktoken.json")).unwrap();
+    let lines: Vec<&str> = data["model"].as_array().unwrap().iter().map(|line| line.as_str().unwrap()).collect();
+    let files =
+        |lines: &[&str]| [("tiktoken.model", lines.join("\n")), ("tokenizer_config.json", data["config"].to_string())];
+    let tokenizer = Tokenizer::load(&open(&files(&lines))).unwrap();
+    assert_eq!(tokenizer.n_vocab(), lines.len() + 256);
+    assert_eq!(tokenizer.eos(), tokenizer.token_to_id("<|im_end|>"));
+    for case in data["cases"].as_array().unwrap() {
+        let text = case["text"].as_str().unwrap();
+        assert_eq!(json!(tokenizer.encode(text, PLAIN)), case["ids"], "{text:?}");
+        assert_eq!(json!(tokenizer.encode(text, PARSED)), case["parsed"], "{text:?}");
+        assert_eq!(tokenizer.decode(&tokenizer.encode(text, PARSED)), text);
+    }
+    let long = format!("{} 0", "QUFB".repeat(400));
+    for (lines, wanted) in [
+        (vec!["YQ== 0", "YQ== 1"], "\"a\" is both token 0 and token 1"),
+        (vec!["YQ== 0", "Yg== 2"], "line 2 has rank 2, 1 comes next"),
+        (vec!["YQ== 0", "YWI= 1"], "token 1, \"ab\", does not split into two better ones"),
+        (vec!["YQ== 0", "YWFh 1"], "token 1, \"aaa\", does not split into two better ones"),
+        (vec!["YQ=== 0"], "is no token in base64 and its rank"),
+        (vec!["Y*== 0"], "is no token in base64 and its rank"),
+        (vec!["YQ== -1"], "is no token in base64 and its rank"),
+        (vec![long.as_str()], "token 0 is 1200 bytes long, 1 to 1024 are allowed"),
+        (vec![""], "it has no tokens"),
+    ] {
+        let found = Tokenizer::load(&open(&files(&lines))).unwrap_err().to_string();
+        assert!(
+            found.starts_with("use here/tiktoken.model: ") && found.contains(wanted),
+            "found {found}\nwanted {wanted}"
+        );
+    }
 }
 
 /// The files that MLX wrote beside its weights.
@@ -274,10 +310,37 @@ fn files_that_lie_are_refused_by_name() {
         );
     }
     let missing = |name: &'static str| Tokenizer::load(&open(&[(name, "x".into())])).unwrap_err().to_string();
-    assert_eq!(missing("other"), "find the tokenizer of here: it has no tokenizer.json");
-    assert_eq!(
-        missing("tiktoken.model"),
-        "find the tokenizer of here: it has no tokenizer.json, and tiktoken.model is not read: convert it"
-    );
+    let none = "find the tokenizer of here: it has neither tokenizer.json nor tiktoken.model";
+    assert_eq!(missing("other"), none);
+    assert_eq!(missing("tokenizer.model"), format!("{none}, and tokenizer.model is not read: convert it"));
+    assert_eq!(missing("tiktoken.model"), "use here/tiktoken.model: line 1, \"x\", is no token in base64 and its rank");
     assert!(missing("tokenizer.json").contains("use here/tokenizer.json: expected value at line 1 column 1"));
 }
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1500))]
+
+    /// A file changed in any way ends in an error or in a tokenizer that takes every text.
+    #[test]
+    fn changed_files(at in any::<prop::sample::Index>(), n in 0usize..12, new in "[-0-9{}\\[\\]\",:a-zA-Z▁Ġ\\\\()+*?]{0,12}", text in ".{0,20}") {
+        let mut file = CHANGED.to_string();
+        let start = file.floor_char_boundary(at.index(file.len() + 1));
+        let end = file.floor_char_boundary((start + n).min(file.len()));
+        file.replace_range(start..end, &new);
+        if let Ok(tokenizer) = Tokenizer::load(&open(&[("tokenizer.json", file)])) {
+            let ids = tokenizer.encode(&text, SPECIAL);
+            prop_assert!(ids.iter().all(|&id| (id as usize) < tokenizer.n_vocab()));
+            tokenizer.decode(&ids);
+        }
+    }
+}
+
+/// A file with a step of every kind.
+const CHANGED: &str = r#"{"added_tokens": [{"id": 6, "content": "<s>", "special": true, "lstrip": true}, {"id": 7, "content": "c a", "normalized": true, "rstrip": true}],
+    "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"Regex": "x+"}, "content": "a"}]},
+    "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": true},
+        {"type": "Split", "pattern": {"Regex": "[^\\s\\p{L}]?\\p{L}+|\\s+(?!\\S)|\\s+"}, "behavior": "MergedWithPrevious", "invert": false},
+        {"type": "Digits", "individual_digits": true}]},
+    "post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}}], "special_tokens": {"<s>": {"ids": [6]}}},
+    "decoder": {"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+    "model": {"type": "BPE", "unk_token": "?", "byte_fallback": true, "fuse_unk": true, "vocab": {"a": 0, "b": 1, "ab": 2, "▁": 3, "<0x41>": 4, "?": 5}, "merges": [["a", "b"]]}}"#;

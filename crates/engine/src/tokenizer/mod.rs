@@ -15,6 +15,7 @@ mod pretokenize;
 mod roles;
 mod special;
 mod spm;
+mod tiktoken;
 mod vocab;
 
 pub use detokenize::{Decode, Detokenizer};
@@ -65,7 +66,7 @@ pub enum Error {
     Id { key: &'static str, id: u32, n_vocab: usize },
     #[error("use {file}: {what}")]
     Json { file: String, what: String },
-    #[error("find the tokenizer of {folder}: it has no tokenizer.json{instead}")]
+    #[error("find the tokenizer of {folder}: it has neither tokenizer.json nor tiktoken.model{instead}")]
     NoFile { folder: String, instead: &'static str },
     #[error("use {flag}: it is true, but {key} is missing")]
     MissingId { flag: &'static str, key: &'static str },
@@ -124,7 +125,7 @@ impl std::fmt::Debug for Tokenizer {
 
 impl Tokenizer {
     /// Reads the tokenizer of a model, whatever kind of files it is in: [`Tokenizer::from_metadata`] of a GGUF file,
-    /// `tokenizer.json` of a folder with what `tokenizer_config.json`, `generation_config.json` and `config.json` say of its
+    /// `tokenizer.json` (or `tiktoken.model`) of a folder with what `tokenizer_config.json`, `generation_config.json` and `config.json` say of its
     /// tokens. Fails when a file cannot be read, or lies, or asks for what is not known; the error names the thing.
     pub fn load(checkpoint: &Checkpoint) -> Result<Self, Error> {
         match checkpoint.kind() {

@@ -15,12 +15,13 @@ use super::normalize::Normalizer;
 use super::pretokenize::{PreTokenizer, Whole};
 use super::special::{Special, Specials};
 use super::vocab::{TokenKind, Vocab, show};
-use super::{Algorithm, Error, Roles, Tokenizer, roles};
+use super::{Algorithm, Error, Roles, Tokenizer, roles, tiktoken};
 use crate::folder;
 use file::{Added, File, Model, Text};
 use steps::{Around, Cuts, Shown};
 
 const TOKENIZER: &str = "tokenizer.json";
+const TIKTOKEN: &str = "tiktoken.model";
 /// Largest `tokenizer.json`, in bytes; Gemma's has 33 MB.
 const MAX_BYTES: usize = 128 << 20;
 /// Ids may have gaps, but there may not be many more ids than tokens.
@@ -28,16 +29,18 @@ const MAX_GAPS: usize = 1 << 16;
 
 /// Reads the tokenizer of a folder.
 pub fn load(checkpoint: &Checkpoint) -> Result<Tokenizer, Error> {
-    let Some(file) = checkpoint.side_file(TOKENIZER)? else {
-        let has = |name| checkpoint.side_file(name).is_ok_and(|file| file.is_some());
-        let instead = match () {
-            () if has("tokenizer.model") => ", and tokenizer.model is not read: convert it",
-            () if has("tiktoken.model") => ", and tiktoken.model is not read: convert it",
-            () => "",
-        };
-        return Err(Error::NoFile { folder: checkpoint.name().into(), instead });
-    };
     let tokens = folder::tokens(checkpoint)?;
+    let (file, read): (_, fn(&SideFile, &folder::Tokens) -> Result<Tokenizer, Error>) =
+        match (checkpoint.side_file(TOKENIZER)?, checkpoint.side_file(TIKTOKEN)?) {
+            (Some(file), _) => (file, read),
+            (None, Some(file)) => (file, tiktoken::read),
+            (None, None) => {
+                // Its bytes are no text, which is an error of its own.
+                let has = checkpoint.side_file("tokenizer.model").map_or(true, |file| file.is_some());
+                let instead = if has { ", and tokenizer.model is not read: convert it" } else { "" };
+                return Err(Error::NoFile { folder: checkpoint.name().into(), instead });
+            }
+        };
     read(&file, &tokens).map_err(|error| match error {
         // Said by code that GGUF's keys share.
         Error::Duplicate { token, first, second } => {
@@ -50,7 +53,7 @@ pub fn load(checkpoint: &Checkpoint) -> Result<Tokenizer, Error> {
 }
 
 /// What is wrong with the file.
-fn bad(file: &SideFile, what: impl Into<String>) -> Error {
+pub fn bad(file: &SideFile, what: impl Into<String>) -> Error {
     Error::Json { file: file.name().into(), what: what.into() }
 }
 
@@ -194,7 +197,7 @@ fn unknown(file: &SideFile, model: &Model, vocab: &Vocab) -> Result<Option<u32>,
     id.map(Some).ok_or_else(|| bad(file, format!("unk_token {} is no token", show(text.0.as_bytes()))))
 }
 
-fn roles_of(file: &SideFile, tokens: &folder::Tokens, vocab: &mut Vocab) -> Result<Roles, Error> {
+pub fn roles_of(file: &SideFile, tokens: &folder::Tokens, vocab: &mut Vocab) -> Result<Roles, Error> {
     let n_vocab = vocab.len();
     let find = |text: &Option<String>| text.as_ref().and_then(|text| vocab.id(text.as_bytes()));
     let mut roles = Roles {
