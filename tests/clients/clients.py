@@ -148,7 +148,7 @@ def openai_many_at_once():
 
 
 def anthropic_messages_and_stream():
-    ask = dict(model=MODEL, max_tokens=32, messages=STORY, temperature=0.0, system="You tell stories.")
+    ask = dict(model=MODEL, max_tokens=32, messages=STORY, system="You tell stories.", extra_body={"temperature": 0})
     whole = ant.messages.create(**ask)
     assert whole.content[0].type == "text" and whole.usage.output_tokens > 0
     assert whole.stop_reason in ("end_turn", "max_tokens")
@@ -177,7 +177,7 @@ def anthropic_tools_round_trip():
 
 def anthropic_errors_are_the_packages_own():
     raises(anthropic.BadRequestError, lambda: ant.messages.create(model=MODEL, max_tokens=8, messages=[]))
-    error = raises(anthropic.BadRequestError, lambda: ant.messages.create(model=MODEL, max_tokens=8, messages=STORY, temperature=-1.0))
+    error = raises(anthropic.BadRequestError, lambda: ant.messages.create(model=MODEL, max_tokens=8, messages=STORY, extra_body={"temperature": -1}))
     assert "temperature" in str(error)
 
 

@@ -7,6 +7,7 @@ mod header;
 mod latent;
 mod names;
 mod plans;
+mod readme;
 mod refusals;
 mod rules;
 mod windowed;
