@@ -67,7 +67,7 @@ fn measure(t: WeightType, all: Planes, isa: Isa, n_cols: usize) {
     let mut y = vec![0.0f32; n_cols * N];
     // SAFETY: `y` outlives the products and there is one thread.
     let out = unsafe { OutPtr::new(y.as_mut_ptr(), n_cols, N) };
-    let mut scratch = Scratch::new(K).expect("memory");
+    let mut scratch = Scratch::default();
     let size = t.plane_bytes(K).and_then(|row| row.times(N)).unwrap_or_default();
     let matrices = 0..all.q.len() / size.q;
     let matrices: Vec<Matrix> = matrices.map(|i| Matrix { dtype: t, n: N, k: K, planes: all.row(size, i) }).collect();

@@ -166,7 +166,7 @@ fn products_equal_the_scalar_dot() {
                 (0..MAX * MAX).map(|i| dot_row(t, w.get().row(row, i % MAX), acts.row(act_of(i / MAX)))).collect(); // [column, row]
             for &isa in &isas {
                 let kernels = Kernels::new(isa);
-                let mut scratch = Scratch::new(k).expect("memory");
+                let mut scratch = Scratch::default();
                 for (n, n_cols) in ROWS.into_iter().flat_map(|n| COLS.map(|c| (n, c))).filter(|s| !skip(isa, s.0, s.1))
                 {
                     let matrix = Matrix { dtype: t, n: MAX, k, planes: w.get() };
@@ -208,7 +208,7 @@ fn gated_products_equal_their_parts() {
             wu.biases.rotate_left(5 * row.biases);
             let kernels = Kernels::new(isa);
             let acts = quantised(&kernels, t.act(), &x, k);
-            let mut scratch = Scratch::new(k).expect("memory");
+            let mut scratch = Scratch::default();
             let clamped = Gate::ClampedSwiglu { alpha: 1.702, limit: 7.0 };
             let bias: Vec<f32> = x[..2 * n].iter().map(|x| 3.0 * x).collect();
             for (act, n_cols, biases) in [
@@ -281,7 +281,7 @@ fn short_weights_are_refused() {
     // SAFETY: `y` has this row.
     let out = unsafe { OutPtr::new(y.as_mut_ptr(), 1, 1) };
     let w = Matrix { dtype: WeightType::Q8_0, n: 1, k: 32, planes: [0u8; 10].as_slice().into() };
-    kernels.matmul(&w, 0..1, &acts, &[Col { act: 0, out: 0 }], out, &mut Scratch::new(32).expect("memory"));
+    kernels.matmul(&w, 0..1, &acts, &[Col { act: 0, out: 0 }], out, &mut Scratch::default());
 }
 
 #[test]

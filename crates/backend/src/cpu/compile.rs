@@ -69,7 +69,7 @@ pub fn compile(cpu: &Cpu, plan: &Plan, weights: Arc<Checkpoint>, limits: Limits)
         workers: PerWorker::new(pool.threads(), || {
             let attention = AttentionScratch::new(unit_rows, needs.d_k, needs.d_v)?;
             let rows = zeroed("rows of a head", head_linear::ROWS.saturating_mul(head_linear::stride(needs.head_row)))?;
-            Ok::<_, CompileError>(Worker { kernel: Scratch::new(needs.max_k)?, attention, rows })
+            Ok::<_, CompileError>(Worker { kernel: Scratch::default(), attention, rows })
         })?,
         lists: ExpertLists::new(needs.n_expert, needs.pairs),
         split: SplitStates::new(pool.threads(), unit_rows, needs.d_v)?,
@@ -85,7 +85,6 @@ pub fn compile(cpu: &Cpu, plan: &Plan, weights: Arc<Checkpoint>, limits: Limits)
 struct Needs {
     /// Values of quantised inputs by kind.
     acts: [usize; 3],
-    max_k: usize,
     n_expert: usize,
     pairs: usize,
     /// Values of the spare buffer.
@@ -105,7 +104,6 @@ impl Needs {
     fn of(plan: &Plan, limits: Limits) -> Needs {
         let mut n = Needs {
             acts: [0; 3],
-            max_k: 0,
             n_expert: 0,
             pairs: 0,
             spare: 0,
@@ -160,7 +158,6 @@ impl Needs {
     fn input(&mut self, plan: &Plan, x: Buf, rows: usize, w: Weight) {
         let values = &mut self.acts[super::ops::linear::kind_index(plan.weight(w).dtype.act())];
         *values = (*values).max(rows * plan.buf(x).width);
-        self.max_k = self.max_k.max(plan.buf(x).width);
     }
 }
 

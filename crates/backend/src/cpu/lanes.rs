@@ -34,8 +34,39 @@ pub trait Float: Copy {
     fn scale2(self, n: Self) -> Self;
 }
 
+/// What one register of a [`Lanes`] holds: kernels whose sums fill the registers walk the parts of the sixteen lanes one
+/// after the other.
+pub trait Part: Copy {
+    /// How many of the lanes.
+    const LEN: usize;
+    /// Reads `LEN` values.
+    ///
+    /// # Safety
+    /// `p` points to as many readable f32 (any alignment).
+    unsafe fn read(p: *const f32) -> Self;
+    /// Reads `LEN` f16 values (bits).
+    ///
+    /// # Safety
+    /// `p` points to as many readable u16 (any alignment).
+    unsafe fn read_f16(p: *const u16) -> Self;
+    /// Reads `LEN` bf16 values (bits).
+    ///
+    /// # Safety
+    /// `p` points to as many readable u16 (any alignment).
+    unsafe fn read_bf16(p: *const u16) -> Self;
+    /// Writes `LEN` values.
+    ///
+    /// # Safety
+    /// `p` points to as many writable f32 (any alignment).
+    unsafe fn write(self, p: *mut f32);
+    /// `self · b + c`, rounded once.
+    fn multiply_add(self, b: Self, c: Self) -> Self;
+}
+
 /// Sixteen lanes with memory access and reductions by the fixed tree.
 pub trait Lanes: Float {
+    /// What a register holds.
+    type Part: Part;
     /// Reads 16 values.
     ///
     /// # Safety
@@ -226,7 +257,37 @@ impl Float for Scalar {
     }
 }
 
+impl Part for Scalar {
+    const LEN: usize = 16;
+    #[inline(always)]
+    unsafe fn read(p: *const f32) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { Self::load(p) }
+    }
+    #[inline(always)]
+    unsafe fn read_f16(p: *const u16) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { Self::load_f16(p) }
+    }
+    #[inline(always)]
+    unsafe fn read_bf16(p: *const u16) -> Self {
+        // SAFETY: the caller's promise.
+        let bits = unsafe { p.cast::<[u16; 16]>().read_unaligned() };
+        Scalar(bits.map(|b| f32::from_bits(u32::from(b) << 16)))
+    }
+    #[inline(always)]
+    unsafe fn write(self, p: *mut f32) {
+        // SAFETY: the caller's promise.
+        unsafe { self.store(p) }
+    }
+    #[inline(always)]
+    fn multiply_add(self, b: Self, c: Self) -> Self {
+        self.fma(b, c)
+    }
+}
+
 impl Lanes for Scalar {
+    type Part = Self;
     #[inline(always)]
     unsafe fn load(p: *const f32) -> Self {
         // SAFETY: the caller's promise; [f32; 16] read without alignment.
@@ -270,7 +331,7 @@ pub use x86::{Avx2, Avx512};
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{Float, Lanes};
+    use super::{Float, Lanes, Part};
     use std::arch::x86_64::*;
 
     /// Two 256-bit registers: lanes 0..8 and 8..16.
@@ -385,7 +446,39 @@ mod x86 {
         }
     }
 
+    /// Eight of the sixteen lanes.
+    #[derive(Clone, Copy, Debug)]
+    pub struct Eight(__m256);
+
+    impl Part for Eight {
+        const LEN: usize = 8;
+        #[inline(always)]
+        unsafe fn read(p: *const f32) -> Self {
+            simd!(Eight(_mm256_loadu_ps(p)))
+        }
+        #[inline(always)]
+        unsafe fn read_f16(p: *const u16) -> Self {
+            simd!(Eight(_mm256_cvtph_ps(_mm_loadu_si128(p.cast()))))
+        }
+        #[inline(always)]
+        unsafe fn read_bf16(p: *const u16) -> Self {
+            simd!({
+                let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+                Eight(_mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide)))
+            })
+        }
+        #[inline(always)]
+        unsafe fn write(self, p: *mut f32) {
+            simd!(_mm256_storeu_ps(p, self.0))
+        }
+        #[inline(always)]
+        fn multiply_add(self, b: Self, c: Self) -> Self {
+            simd!(Eight(_mm256_fmadd_ps(self.0, b.0, c.0)))
+        }
+    }
+
     impl Lanes for Avx2 {
+        type Part = Eight;
         #[inline(always)]
         unsafe fn load(p: *const f32) -> Self {
             simd!(Avx2(_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))))
@@ -473,7 +566,35 @@ mod x86 {
         }
     }
 
+    impl Part for Avx512 {
+        const LEN: usize = 16;
+        #[inline(always)]
+        unsafe fn read(p: *const f32) -> Self {
+            simd!(Avx512(_mm512_loadu_ps(p)))
+        }
+        #[inline(always)]
+        unsafe fn read_f16(p: *const u16) -> Self {
+            simd!(Avx512(_mm512_cvtph_ps(_mm256_loadu_si256(p.cast()))))
+        }
+        #[inline(always)]
+        unsafe fn read_bf16(p: *const u16) -> Self {
+            simd!({
+                let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+                Avx512(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide)))
+            })
+        }
+        #[inline(always)]
+        unsafe fn write(self, p: *mut f32) {
+            simd!(_mm512_storeu_ps(p, self.0))
+        }
+        #[inline(always)]
+        fn multiply_add(self, b: Self, c: Self) -> Self {
+            simd!(Avx512(_mm512_fmadd_ps(self.0, b.0, c.0)))
+        }
+    }
+
     impl Lanes for Avx512 {
+        type Part = Self;
         #[inline(always)]
         unsafe fn load(p: *const f32) -> Self {
             simd!(Avx512(_mm512_loadu_ps(p)))

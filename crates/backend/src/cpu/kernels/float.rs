@@ -1,19 +1,20 @@
 //! F32, F16 and BF16 weights on 16 virtual lanes: one source for every instruction set.
 //!
-//! One column: four rows at a time share the loads of the activations. Many columns: rows are widened to f32 once and
-//! meet the columns in small groups, so that every load serves several multiply-adds.
+//! One column: four rows at a time share the loads of the activations. Many columns: a span of four rows is widened to
+//! f32 once and meets all columns, three at a time and one part of the sixteen lanes after the other, so that the sums
+//! fill the registers and every load serves several multiply-adds.
 
 use crate::cpu::isa::on_isa;
-use crate::cpu::lanes::Lanes;
+use crate::cpu::lanes::{Lanes, Part};
 
 use super::panel::ROWS;
-use super::{AHEAD, ColPtr, RowSet, prefetch};
+use super::{AHEAD, Ahead, COLS, ColPtr, RowSet, prefetch};
 
-/// Rows that the many-column kernels hold as f32 at a time: a tile.
-pub(super) const FLOAT_ROWS: usize = ROWS;
-/// Rows and columns whose sums are in registers at a time: 12 of AVX2's 16.
-const PAIR: usize = 2;
-const FLOAT_COLS: usize = 3;
+/// Rows and columns whose sums are in registers at a time: 12 of AVX2's 16; three hold activations, one a weight.
+const TILE_ROWS: usize = 4;
+const TILE_COLS: usize = 3;
+/// Values of a span; a multiple of 16.
+const SPAN: usize = 512;
 
 /// How 16 weights become f32.
 trait Weights {
@@ -21,6 +22,9 @@ trait Weights {
     /// # Safety
     /// `p` is readable for 16 weights.
     unsafe fn load<L: Lanes>(p: *const u8) -> L;
+    /// # Safety
+    /// `p` is readable for as many weights as the part has lanes.
+    unsafe fn read<P: Part>(p: *const u8) -> P;
     /// # Safety
     /// `p` is readable for one weight.
     unsafe fn get(p: *const u8) -> f32;
@@ -38,6 +42,11 @@ impl Weights for F32 {
         unsafe { L::load(p.cast()) }
     }
     #[inline(always)]
+    unsafe fn read<P: Part>(p: *const u8) -> P {
+        // SAFETY: the caller's promise.
+        unsafe { P::read(p.cast()) }
+    }
+    #[inline(always)]
     unsafe fn get(p: *const u8) -> f32 {
         // SAFETY: the caller's promise.
         unsafe { p.cast::<f32>().read_unaligned() }
@@ -50,6 +59,11 @@ impl Weights for F16 {
     unsafe fn load<L: Lanes>(p: *const u8) -> L {
         // SAFETY: the caller's promise.
         unsafe { L::load_f16(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn read<P: Part>(p: *const u8) -> P {
+        // SAFETY: the caller's promise.
+        unsafe { P::read_f16(p.cast()) }
     }
     #[inline(always)]
     unsafe fn get(p: *const u8) -> f32 {
@@ -72,138 +86,161 @@ impl Weights for BF16 {
         unsafe { L::load(wide.as_ptr()) }
     }
     #[inline(always)]
+    unsafe fn read<P: Part>(p: *const u8) -> P {
+        // SAFETY: the caller's promise.
+        unsafe { P::read_bf16(p.cast()) }
+    }
+    #[inline(always)]
     unsafe fn get(p: *const u8) -> f32 {
         // SAFETY: the caller's promise.
         f32::from_bits(u32::from(unsafe { p.cast::<u16>().read_unaligned() }) << 16)
     }
 }
 
-/// Dot products of R rows of weights with C rows of activations, all of k values.
+/// Puts the tail of a row, what sixteen lanes do not divide, into the lanes it has, and sums all of them.
+///
+/// # Safety
+/// `w` and `x` are readable for `k` values.
 #[inline(always)]
-unsafe fn dots<L: Lanes, W: Weights, const R: usize, const C: usize>(
-    w: [*const u8; R],
-    x: [*const f32; C],
-    k: usize,
-    ahead: Option<*const u8>,
-) -> [[f32; C]; R] {
-    let mut acc = [[L::splat(0.0); C]; R];
+unsafe fn finish<L: Lanes, W: Weights>(mut lanes: [f32; 16], w: *const u8, x: *const f32, k: usize) -> f32 {
     let full = k / 16 * 16;
-    let mut i = 0;
-    while i < full {
-        if let Some(ahead) = ahead {
-            prefetch(ahead.wrapping_add(R * i * W::BYTES), R * 16 * W::BYTES);
-        }
-        // SAFETY: i + 16 <= k.
-        unsafe {
-            let mut xs = [L::splat(0.0); C];
-            for c in 0..C {
-                xs[c] = L::load(x[c].add(i));
-            }
-            for r in 0..R {
-                let wr: L = W::load(w[r].add(i * W::BYTES));
-                for c in 0..C {
-                    acc[r][c] = wr.fma(xs[c], acc[r][c]);
-                }
-            }
-        }
-        i += 16;
+    for i in full..k {
+        // SAFETY: i < k.
+        let (w, x) = unsafe { (W::get(w.add(i * W::BYTES)), *x.add(i)) };
+        lanes[i - full] = w.mul_add(x, lanes[i - full]);
     }
-    let mut out = [[0.0; C]; R];
-    for r in 0..R {
-        for c in 0..C {
-            out[r][c] = if full == k {
-                acc[r][c].tree_sum()
-            } else {
-                let mut lanes = acc[r][c].to_array();
-                for i in full..k {
-                    // SAFETY: i < k.
-                    let (w, x) = unsafe { (W::get(w[r].add(i * W::BYTES)), *x[c].add(i)) };
-                    lanes[i - full] = w.mul_add(x, lanes[i - full]);
-                }
-                quant::dot::tree_sum(&lanes)
-            };
-        }
-    }
-    out
+    // SAFETY: the array has 16 values.
+    unsafe { L::load(lanes.as_ptr()).tree_sum() }
 }
 
 #[inline(always)]
 unsafe fn one<L: Lanes, W: Weights>(set: &RowSet, col: &ColPtr, out: &mut [f32; ROWS]) {
-    for r in (0..set.n).step_by(4) {
-        let rows: [*const u8; 4] = std::array::from_fn(|i| set.row(r + i));
+    let x: *const f32 = col.row.q.cast_const().cast();
+    for first in (0..set.n).step_by(4) {
+        let rows: [*const u8; 4] = std::array::from_fn(|i| set.row(first + i));
         let ahead = rows[0].wrapping_add(AHEAD.max(4 * set.bytes.q));
-        // SAFETY: the caller's promise about rows and column.
-        let y = unsafe { dots::<L, W, 4, 1>(rows, [col.row.q.cast()], set.k, Some(ahead)) };
-        for i in 0..4 {
-            out[r + i] = y[i][0];
+        let mut acc = [L::splat(0.0); 4];
+        for i in (0..set.k / 16 * 16).step_by(16) {
+            prefetch(ahead.wrapping_add(4 * i * W::BYTES), 64 * W::BYTES);
+            // SAFETY: i + 16 <= k.
+            unsafe {
+                let x = L::load(x.add(i));
+                for r in 0..4 {
+                    acc[r] = W::load::<L>(rows[r].add(i * W::BYTES)).fma(x, acc[r]);
+                }
+            }
+        }
+        for r in 0..4 {
+            // SAFETY: the caller's promise about rows and column.
+            out[first + r] = unsafe { finish::<L, W>(acc[r].to_array(), rows[r], x, set.k) };
         }
     }
 }
 
 #[inline(always)]
-unsafe fn many<L: Lanes, W: Weights>(set: &RowSet, cols: &[ColPtr], acc: &mut [[f32; ROWS]], floats: &mut [f32]) {
-    let mut rows = [std::ptr::null(); ROWS];
-    for r in 0..ROWS {
-        rows[r] = set.row(r);
-        if W::BYTES != 4 && r < set.n {
-            let wide = &mut floats[r * set.k..][..set.k];
-            // SAFETY: the row has k weights.
-            unsafe { widen::<L, W>(rows[r], wide) };
+unsafe fn many<L: Lanes, W: Weights>(set: &RowSet, cols: &[ColPtr], acc: &mut [[f32; ROWS]]) {
+    let ahead = Ahead::new(set.row(0), ROWS, set.bytes.q);
+    let full = set.k / 16 * 16;
+    let mut wide = [[0.0f32; SPAN]; TILE_ROWS];
+    let mut sums = [[[0.0f32; 16]; TILE_ROWS]; COLS];
+    for first in (0..set.n).step_by(TILE_ROWS) {
+        let rows: [*const u8; TILE_ROWS] = std::array::from_fn(|i| set.row(first + i));
+        for sums in &mut sums[..cols.len()] {
+            *sums = [[0.0; 16]; TILE_ROWS];
         }
-    }
-    if W::BYTES != 4 {
-        for r in 0..ROWS {
-            rows[r] = floats[r.min(set.n - 1) * set.k..].as_ptr().cast();
-        }
-    }
-    // Columns outside: three of them stay in the first-level cache while all rows pass.
-    let mut c = 0;
-    while c < cols.len() {
-        let n = (cols.len() - c).min(FLOAT_COLS);
-        for r in (0..set.n).step_by(PAIR) {
-            // SAFETY: the caller's promise about rows and columns; widened rows have k values.
-            unsafe {
-                match n {
-                    1 => group::<L, 1>([rows[r], rows[r + 1]], &cols[c..], set.k, &mut acc[c..], r),
-                    2 => group::<L, 2>([rows[r], rows[r + 1]], &cols[c..], set.k, &mut acc[c..], r),
-                    _ => group::<L, 3>([rows[r], rows[r + 1]], &cols[c..], set.k, &mut acc[c..], r),
+        for k in (0..full).step_by(SPAN) {
+            let n = (full - k).min(SPAN);
+            ahead.ask((first * set.k + TILE_ROWS * k) * W::BYTES, TILE_ROWS * n * W::BYTES);
+            for r in 0..TILE_ROWS {
+                // SAFETY: rows have n values from k on, a span has room for them.
+                unsafe { widen::<L::Part, W>(rows[r].add(k * W::BYTES), &mut wide[r][..n]) }
+            }
+            for (cols, sums) in cols.chunks(TILE_COLS).zip(sums.chunks_mut(TILE_COLS)) {
+                // SAFETY: the caller's promise about columns; the spans have n values.
+                unsafe {
+                    match cols.len() {
+                        1 => group::<L, 1>(&wide, cols, k, n, sums),
+                        2 => group::<L, 2>(&wide, cols, k, n, sums),
+                        _ => group::<L, TILE_COLS>(&wide, cols, k, n, sums),
+                    }
                 }
             }
         }
-        c += n;
+        for (c, col) in cols.iter().enumerate() {
+            for r in 0..TILE_ROWS {
+                // SAFETY: the row and the column have k values.
+                acc[c][first + r] =
+                    unsafe { finish::<L, W>(sums[c][r], rows[r], col.row.q.cast_const().cast(), set.k) };
+            }
+        }
     }
 }
 
 /// # Safety
-/// `row` is readable for as many weights as `wide` is long.
+/// `row` is readable for as many weights as `wide` is long, a multiple of 16.
 #[inline(always)]
-unsafe fn widen<L: Lanes, W: Weights>(row: *const u8, wide: &mut [f32]) {
-    let full = wide.len() / 16 * 16;
-    // SAFETY: the caller's promise; every index is below the length.
-    unsafe {
-        for i in (0..full).step_by(16) {
-            W::load::<L>(row.add(i * W::BYTES)).store(wide.as_mut_ptr().add(i));
-        }
-        for i in full..wide.len() {
-            wide[i] = W::get(row.add(i * W::BYTES));
-        }
+unsafe fn widen<P: Part, W: Weights>(row: *const u8, wide: &mut [f32]) {
+    for i in (0..wide.len()).step_by(P::LEN) {
+        // SAFETY: the caller's promise; `i + LEN` is at most the length.
+        unsafe { W::read::<P>(row.add(i * W::BYTES)).write(wide.as_mut_ptr().add(i)) }
     }
 }
 
+/// A span of n values from value k on of four rows and C columns.
+///
+/// # Safety
+/// There are C columns and as many places in `sums`; columns have the values.
 #[inline(always)]
 unsafe fn group<L: Lanes, const C: usize>(
-    rows: [*const u8; PAIR],
+    wide: &[[f32; SPAN]; TILE_ROWS],
     cols: &[ColPtr],
     k: usize,
-    acc: &mut [[f32; ROWS]],
-    r: usize,
+    n: usize,
+    sums: &mut [[[f32; 16]; TILE_ROWS]],
 ) {
-    let x: [*const f32; C] = std::array::from_fn(|c| cols[c].row.q.cast_const().cast());
-    // SAFETY: the caller's promise.
-    let y = unsafe { dots::<L, F32, PAIR, C>(rows, x, k, None) };
-    for c in 0..C {
-        for i in 0..PAIR {
-            acc[c][r + i] = y[i][c];
+    let x: [*const f32; C] = std::array::from_fn(|c| cols[c].row.q.cast_const().cast::<f32>().wrapping_add(k));
+    for part in (0..16).step_by(L::Part::LEN) {
+        // SAFETY: the caller's promise; n is at most a span.
+        unsafe { tile::<L::Part, C>(wide, x, n, part, sums) }
+    }
+}
+
+/// Adds to the lanes from `part` on of `sums` the products of n values, a multiple of 16.
+///
+/// # Safety
+/// Columns are readable for n values, at most a span; `sums` has C columns.
+#[inline(always)]
+unsafe fn tile<P: Part, const C: usize>(
+    wide: &[[f32; SPAN]; TILE_ROWS],
+    x: [*const f32; C],
+    n: usize,
+    part: usize,
+    sums: &mut [[[f32; 16]; TILE_ROWS]],
+) {
+    // SAFETY: `part + P::LEN` is at most 16, `i + 16` at most n.
+    unsafe {
+        let mut acc = [[P::read(sums[0][0].as_ptr()); C]; TILE_ROWS];
+        for r in 0..TILE_ROWS {
+            for c in 0..C {
+                acc[r][c] = P::read(sums[c][r].as_ptr().add(part));
+            }
+        }
+        for i in (part..n).step_by(16) {
+            let mut xs = [acc[0][0]; C];
+            for c in 0..C {
+                xs[c] = P::read(x[c].add(i));
+            }
+            for r in 0..TILE_ROWS {
+                let w = P::read(wide[r].as_ptr().add(i));
+                for c in 0..C {
+                    acc[r][c] = w.multiply_add(xs[c], acc[r][c]);
+                }
+            }
+        }
+        for r in 0..TILE_ROWS {
+            for c in 0..C {
+                acc[r][c].write(sums[c][r].as_mut_ptr().add(part));
+            }
         }
     }
 }
@@ -217,9 +254,9 @@ macro_rules! kernels {
             unsafe { one::<L, $w>(set, col, out) }
         }
         #[inline(always)]
-        fn $many_lanes<L: Lanes>(set: &RowSet, cols: &[ColPtr], acc: &mut [[f32; ROWS]], floats: &mut [f32]) {
+        fn $many_lanes<L: Lanes>(set: &RowSet, cols: &[ColPtr], acc: &mut [[f32; ROWS]]) {
             // SAFETY: as above.
-            unsafe { many::<L, $w>(set, cols, acc, floats) }
+            unsafe { many::<L, $w>(set, cols, acc) }
         }
         on_isa! {
             /// One column.
@@ -227,7 +264,7 @@ macro_rules! kernels {
         }
         on_isa! {
             /// Many columns.
-            pub(super) fn $many(set: &RowSet, cols: &[ColPtr], acc: &mut [[f32; ROWS]], floats: &mut [f32]) = $many_lanes
+            pub(super) fn $many(set: &RowSet, cols: &[ColPtr], acc: &mut [[f32; ROWS]]) = $many_lanes
         }
     };
 }

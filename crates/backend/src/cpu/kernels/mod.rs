@@ -22,8 +22,7 @@ use quant::act::ActKind;
 use quant::{PlaneBytes, Planes, WeightType};
 
 use super::isa::Isa;
-use super::mem::{Zero, zeroed};
-use crate::CompileError;
+use super::mem::Zero;
 pub use acts::ActsShared;
 use acts::RowPtr;
 use panel::{CHUNK, Panel, ROWS};
@@ -102,20 +101,16 @@ pub struct Scratch {
     acc: Box<[[f32; ROWS]; COLS]>,
     acc2: Box<[[f32; ROWS]; COLS]>,
     cols: Box<[ColPtr; COLS]>,
-    /// Weights of a tile as f32.
-    floats: Vec<f32>,
 }
 
-impl Scratch {
-    /// Scratch for rows of up to `max_k` values.
-    pub fn new(max_k: usize) -> Result<Scratch, CompileError> {
-        Ok(Scratch {
+impl Default for Scratch {
+    fn default() -> Scratch {
+        Scratch {
             panel: Panel::new(),
             acc: Box::new([[0.0; ROWS]; COLS]),
             acc2: Box::new([[0.0; ROWS]; COLS]),
             cols: Box::new([ColPtr::NULL; COLS]),
-            floats: zeroed("weights of a tile", variants::FLOAT_ROWS.saturating_mul(max_k))?,
-        })
+        }
     }
 }
 
@@ -312,12 +307,8 @@ impl Kernels {
                     }
                 }
             }
-            // SAFETY: `check` compared the shapes, `new` the instruction set; `floats` is long enough by the assertion.
-            Many::Float(many) if n_cols >= variants::FLOAT_FROM => {
-                assert!(scratch.floats.len() >= variants::FLOAT_ROWS * set.k, "scratch is for shorter rows");
-                // SAFETY: as said above.
-                unsafe { many(set, cols, acc, &mut scratch.floats) }
-            }
+            // SAFETY: `check` compared the shapes, `new` the instruction set.
+            Many::Float(many) if n_cols >= variants::FLOAT_FROM => unsafe { many(set, cols, acc) },
             _ => {
                 for (col, acc) in cols.iter().zip(acc) {
                     // SAFETY: as above.

@@ -16,8 +16,6 @@ use super::{ActsShared, ColPtr, RowSet, float, scalar};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
 
-pub(super) use super::float::FLOAT_ROWS;
-
 /// One column: writes the dot products of the set's rows; what stands behind the last row is meaningless.
 ///
 /// # Safety
@@ -32,11 +30,11 @@ pub(super) type OneFn = unsafe fn(set: &RowSet, acts: &ActsShared, col: &ColPtr,
 pub(super) type TileFn =
     unsafe fn(panel: &Panel, blocks: usize, chunk: usize, cols: &[ColPtr], acc: &mut [[f32; ROWS]]);
 
-/// Many columns of float weights; `floats` has room for [`FLOAT_ROWS`] rows.
+/// Many columns of float weights, at most [`super::COLS`].
 ///
 /// # Safety
 /// As [`OneFn`], for every column.
-pub(super) type FloatFn = unsafe fn(set: &RowSet, cols: &[ColPtr], acc: &mut [[f32; ROWS]], floats: &mut [f32]);
+pub(super) type FloatFn = unsafe fn(set: &RowSet, cols: &[ColPtr], acc: &mut [[f32; ROWS]]);
 
 /// Quantises a row.
 ///
@@ -96,10 +94,8 @@ pub(super) fn variant(t: WeightType, isa: Isa) -> Variant {
     }
 }
 
-/// Columns from which widening float rows costs less than a matrix-vector product for each column.
-///
-/// Below it a tile of rows stays in cache from column to column, and the products run at about 29 GMAC/s on Zen 4.
-pub(super) const FLOAT_FROM: usize = 64;
+/// Columns from which widening float rows costs less than a matrix-vector product for each column (measured on Zen 4).
+pub(super) const FLOAT_FROM: usize = 5;
 
 /// Columns from which unpacking a panel costs less than a matrix-vector product for each column (measured on Zen 4).
 fn panel_from(t: WeightType) -> usize {
@@ -112,15 +108,15 @@ fn float_variant(t: WeightType, isa: Isa) -> Variant {
             match t {
                 WeightType::F32 => Variant {
                     one: |set, _, col, out| float::one_f32($isa, set, col, out),
-                    many: Many::Float(|set, cols, acc, floats| float::many_f32($isa, set, cols, acc, floats)),
+                    many: Many::Float(|set, cols, acc| float::many_f32($isa, set, cols, acc)),
                 },
                 WeightType::F16 => Variant {
                     one: |set, _, col, out| float::one_f16($isa, set, col, out),
-                    many: Many::Float(|set, cols, acc, floats| float::many_f16($isa, set, cols, acc, floats)),
+                    many: Many::Float(|set, cols, acc| float::many_f16($isa, set, cols, acc)),
                 },
                 _ => Variant {
                     one: |set, _, col, out| float::one_bf16($isa, set, col, out),
-                    many: Many::Float(|set, cols, acc, floats| float::many_bf16($isa, set, cols, acc, floats)),
+                    many: Many::Float(|set, cols, acc| float::many_bf16($isa, set, cols, acc)),
                 },
             }
         };
