@@ -133,6 +133,50 @@ fn files_can_be_looked_into() {
     }
 }
 
+/// A folder with a small random model and a tokenizer of single characters, used as any file is.
+#[test]
+fn folders_are_models() {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../backend/tests/data/qwen3moe/hf");
+    let folder = tempfile::tempdir().expect("temporary folder");
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(data.join(name), folder.path().join(name)).expect(name);
+    }
+    let path = folder.path().to_str().expect("UTF-8");
+    let say = |args: &[&str]| String::from_utf8_lossy(&moebius(args, "").stderr).into_owned();
+    let text_of =
+        |path: &str| stdout(&["run", "-m", path, "-q", "--raw", "-n", "8", "--temp", "0", "--ignore-eos", "hello"], "");
+    assert!(say(&["run", "-m", path, "hello"]).contains("it has neither tokenizer.json nor tiktoken.model"));
+
+    // 95 characters, each a token, and the end of a text.
+    let vocab: serde_json::Map<_, _> = (b' '..=b'~')
+        .zip(0u32..)
+        .map(|(c, id)| (if c == b' ' { "Ġ".into() } else { char::from(c).to_string() }, id.into()))
+        .collect();
+    let tokenizer = serde_json::json!({
+        "added_tokens": [{"id": 95, "content": "</s>", "special": true}],
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false}, "decoder": {"type": "ByteLevel"},
+        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+    });
+    std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).expect("tokenizer.json");
+    let text = text_of(path);
+    assert!(!text.is_empty());
+    assert_eq!(text_of(folder.path().join("config.json").to_str().expect("UTF-8")), text);
+    let report = json(&["inspect", path, "--json", "--tensors"], "");
+    assert_eq!((report["kind"].as_str(), report["runs"].as_str()), (Some("safetensors folder"), Some("yes")));
+    assert_eq!(
+        (report["tokenizer"]["tokens"].as_u64(), report["architecture"].as_str()),
+        (Some(96), Some("qwen3_moe"))
+    );
+    assert!(report["tensors"].as_array().is_some_and(|tensors| tensors.len() > 20));
+
+    std::fs::write(folder.path().join("config.json"), r#"{"model_type": "none"}"#).expect("config.json");
+    assert!(say(&["run", "-m", path, "hello"]).contains("none"), "{}", say(&["run", "-m", path, "hello"]));
+    std::fs::remove_file(folder.path().join("model.safetensors")).expect("removed");
+    assert!(
+        say(&["run", "-m", path, "hello"]).contains("has neither model.safetensors nor model.safetensors.index.json")
+    );
+}
+
 #[test]
 fn templates_render() {
     let messages = r#"[{"role": "user", "content": "Hi"}]"#;
