@@ -148,8 +148,9 @@ pub struct Session {
     pub engine: Engine,
     pub tokenizer: Arc<Tokenizer>,
     pub template: Option<ChatTemplate>,
-    /// How the model marks thoughts and calls, by its template.
+    /// How the model marks thoughts and calls: by its template, or as Hermes does where that says nothing of calls.
     pub format: Format,
+    pub template_knows_tools: bool,
     pub backend: String,
     pub description: String,
     pub n_vocab: usize,
@@ -173,7 +174,10 @@ pub fn start_with(model: Model, setup: &EngineSetup) -> Result<Session> {
     let Model { checkpoint, plan, embedded } = model;
     let tokenizer = Arc::new(Tokenizer::load(&checkpoint)?);
     let template = template(&checkpoint, &tokenizer)?;
-    let format = folder::chat_template(&checkpoint)?.map_or(Format::PLAIN, |source| Format::detect(&source));
+    let source = folder::chat_template(&checkpoint)?.unwrap_or_default();
+    let template_knows_tools = Format::detect(&source).has_calls();
+    let format =
+        if template_knows_tools { Format::detect(&source) } else { Format::detect(&format!("{source}<tool_call>")) };
     let sampling = folder::sampling(&checkpoint)?;
     let positions = setup.context(&plan)?;
     let (backend, backend_name) = setup.backend()?;
@@ -184,6 +188,7 @@ pub fn start_with(model: Model, setup: &EngineSetup) -> Result<Session> {
         engine: Engine::new(program, tokenizer.clone(), options)?,
         template,
         format,
+        template_knows_tools,
         backend: backend_name,
         description: describe(&checkpoint, &plan),
         n_vocab: plan.n_vocab,

@@ -17,7 +17,7 @@ use super::prepare::{Wanted, prepare};
 use super::routes::{Answer, Input};
 use super::sampling;
 use super::sse::{self, Frames, Wire};
-use super::tools::{self, ToolChoice};
+use super::{form, tools};
 
 const TEXT_OR_BLOCKS: Kind = Kind::Either(&[Kind::Text, Kind::List(&Kind::Object, MAX_PARTS)]);
 
@@ -36,16 +36,18 @@ pub const FIELDS: &[Field] = &[
     field("max_tokens", Kind::Int(1, 1 << 31), "most tokens of the answer"),
     field("stream", Kind::Bool, "send the answer as it comes"),
     field("stop_sequences", sampling::STOP, "texts that end the answer"),
+    field("output_config", Kind::Object, "format: json_schema with schema, the form of the answer"),
+    field("output_format", Kind::Object, "the older place of the same"),
     field("metadata", Kind::Object, "not used"),
 ];
 
 /// `/v1/messages`.
 pub async fn handle(app: Arc<App>, input: Input) -> Answer {
     let Input { body, request_id, .. } = input;
-    let (conversation, choice) = conversation_of(&body)?;
+    let (conversation, wanted) = conversation_of(&body)?;
     let stops = sampling::stops(&body, "stop_sequences")?;
     let stream = body.flag("stream").unwrap_or(false);
-    let (mut request, parsing) = prepare(&app, conversation, Wanted { choice }, &body, stream).await?;
+    let (mut request, parsing) = prepare(&app, conversation, wanted, &body, stream).await?;
     request.stop_strings = stops;
     request.max_new_tokens = body.size("max_tokens").unwrap_or(usize::MAX);
     let head = Head {
@@ -77,7 +79,7 @@ pub async fn count_tokens(app: Arc<App>, input: Input) -> Answer {
 }
 
 /// The conversation of a body, in the form of the templates.
-pub fn conversation_of(body: &Object) -> Result<(Conversation, ToolChoice), ApiError> {
+pub fn conversation_of(body: &Object) -> Result<(Conversation, Wanted), ApiError> {
     let mut out = Conversation::default();
     if let Some(system) = body.value("system") {
         out.messages.push(json!({"role": "system", "content": conversation::text_of("system", system)?}));
@@ -112,11 +114,12 @@ pub fn conversation_of(body: &Object) -> Result<(Conversation, ToolChoice), ApiE
         Some(_) => drop(out.kwargs.insert("enable_thinking".into(), true.into())),
         None => {}
     }
-    let choice = match body.object("tool_choice") {
-        None => ToolChoice::default(),
-        Some(choice) => tools::anthropic_choice(choice)?,
-    };
-    Ok((out, choice))
+    let mut wanted = Wanted { form: form::of_anthropic(body)?, ..Wanted::default() };
+    if let Some(choice) = body.object("tool_choice") {
+        wanted.choice = tools::anthropic_choice(choice)?;
+        wanted.single = choice.flag("disable_parallel_tool_use").unwrap_or(false);
+    }
+    Ok((out, wanted))
 }
 
 /// Blocks of a message, each with its place.

@@ -1,11 +1,12 @@
 //! What all routes share: the model's text side, the way to the engine, limits and keys.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::http::{HeaderMap, StatusCode, header};
 use engine::formats::Format;
+use engine::grammar::{self, Grammars};
 use engine::sampler::SamplerParams;
 use engine::scheduler::{Error, Request};
 use engine::template::ChatTemplate;
@@ -18,6 +19,9 @@ use super::limits::MAX_BODIES_BYTES;
 use super::metrics::Metrics;
 use super::worker::{Refusal, Run, Worker};
 
+/// Threads that compute which tokens grammars allow, while the model computes.
+const GRAMMAR_THREADS: usize = 2;
+
 /// The state of the server.
 pub struct App {
     pub worker: Worker,
@@ -26,10 +30,14 @@ pub struct App {
     pub template: Option<ChatTemplate>,
     /// How the model marks thoughts and calls.
     pub format: Format,
+    /// The template writes tools; else the server puts them into the messages.
+    pub template_knows_tools: bool,
     pub model: ModelInfo,
     /// The model's own sampling.
     pub sampling: SamplerParams,
     pub keys: Keys,
+    /// Made when the first request asks for one: a large vocabulary takes a while.
+    grammars: OnceLock<Result<Grammars, grammar::Error>>,
     /// Kibibytes of bodies that may still be read.
     pub bodies: Arc<Semaphore>,
     /// Templates and tokenizers run on few threads: they must not take the engine's cores.
@@ -55,6 +63,7 @@ impl App {
         tokenizer: Arc<Tokenizer>,
         template: Option<ChatTemplate>,
         format: Format,
+        template_knows_tools: bool,
         model: ModelInfo,
         sampling: SamplerParams,
         keys: Keys,
@@ -65,9 +74,11 @@ impl App {
             tokenizer,
             template,
             format,
+            template_knows_tools,
             model,
             sampling,
             keys,
+            grammars: OnceLock::new(),
             bodies: Arc::new(Semaphore::new(MAX_BODIES_BYTES >> 10)),
             heavy: Semaphore::new(2),
             draining: AtomicBool::new(false),
@@ -82,6 +93,12 @@ impl App {
     /// From now on new requests are turned away.
     pub fn drain(&self) {
         self.draining.store(true, Ordering::Release);
+    }
+
+    /// What compiles grammars for the model's vocabulary.
+    pub fn grammars(&self) -> Result<&Grammars, grammar::Error> {
+        let made = self.grammars.get_or_init(|| Grammars::new(self.tokenizer.clone(), GRAMMAR_THREADS));
+        made.as_ref().map_err(Clone::clone)
     }
 
     /// Work that takes a while and waits for nothing, off the threads that serve connections.

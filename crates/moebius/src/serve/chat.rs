@@ -19,7 +19,7 @@ use super::prepare::{Wanted, prepare};
 use super::routes::{Answer, Input};
 use super::sampling;
 use super::sse::{self, Frames, Wire};
-use super::tools;
+use super::{form, tools};
 
 /// What the route takes beside the sampling.
 pub const FIELDS: &[Field] = &[
@@ -36,7 +36,6 @@ pub const FIELDS: &[Field] = &[
     field("tools", Kind::List(&Kind::Object, MAX_TOOLS), "functions that the model may call"),
     field("tool_choice", Kind::Either(&[Kind::Word(&["none", "auto", "required"]), Kind::Object]), "whether it does"),
     field("parallel_tool_calls", Kind::Bool, "whether it may call several"),
-    field("response_format", Kind::Object, "the form of the answer"),
     field("reasoning_effort", Kind::Text, "handed to the template"),
     field("chat_template_kwargs", Kind::Object, "further variables of the template, such as enable_thinking"),
     field("continue_final_message", Kind::Bool, "the last message is the beginning of the answer"),
@@ -94,7 +93,8 @@ fn conversation_of(body: &Object) -> Result<(Conversation, Wanted), ApiError> {
         conversation.continue_last()?;
     }
     let choice = tools::openai_choice(body.value("tool_choice"))?;
-    Ok((conversation, Wanted { choice }))
+    let single = body.flag("parallel_tool_calls") == Some(false);
+    Ok((conversation, Wanted { choice, form: form::of(body)?, single }))
 }
 
 /// What all events and answers of a request begin with.

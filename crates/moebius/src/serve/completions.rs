@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::response::IntoResponse;
-use engine::formats::Event;
+use engine::formats::{Event, Format};
 use engine::tokenizer::{Encode, Tokenizer};
 use serde_json::{Value, json};
 
@@ -15,8 +15,8 @@ use super::fields::{Field, Kind, Object, Read, field};
 use super::generate::{Finish, Generation, Job, Logprob, Parsing, Step, Totals, token_text};
 use super::limits::{MAX_CHOICES, MAX_INPUTS, MAX_TOP_LOGPROBS};
 use super::routes::{Answer, Input};
-use super::sampling;
 use super::sse::{self, Frames, Wire};
+use super::{form, sampling};
 
 /// Tokens in place of text.
 const IDS: Kind = Kind::List(&Kind::Int(0, u32::MAX as i128), 1 << 20);
@@ -62,6 +62,10 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
             format!("times the prompts is {}, the limit is {MAX_INPUTS}", prompts.len() * n),
         ));
     }
+    let constraint = match form::of(&body)? {
+        Some(form) => Some(form::constraint(&app, form, Format::PLAIN, false).await?),
+        None => None,
+    };
     let echoed: Vec<String> =
         prompts.iter().map(|p| if echo { app.tokenizer.decode(p) } else { String::new() }).collect();
     let mut requests = Vec::with_capacity(prompts.len());
@@ -70,6 +74,7 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
         sampling::apply(&body, &mut request, &app.tokenizer)?;
         request.stop_strings = stops.clone();
         request.max_new_tokens = body.size("max_tokens").unwrap_or(16);
+        request.constraint = constraint.clone();
         request.logprobs = logprobs;
         requests.push(request);
     }

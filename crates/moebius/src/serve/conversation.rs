@@ -11,6 +11,7 @@ use super::app::App;
 use super::error::ApiError;
 use super::fields::{Kind, Object, Read};
 use super::limits::{MAX_PARTS, MAX_TOOLS};
+use super::tools;
 
 /// What a template is rendered with.
 #[derive(Clone, Debug, Default)]
@@ -167,9 +168,13 @@ impl Conversation {
             return Err(ApiError::bad("the model has no chat template; /v1/completions takes plain prompts"));
         };
         let tokenizer = app.tokenizer.clone();
+        let knows_tools = app.template_knows_tools;
         app.heavy(move || {
-            let messages = Value::Array(self.messages);
-            let tools = Value::Array(self.tools);
+            let (messages, tools) = match knows_tools {
+                true => (self.messages, self.tools),
+                false => (tools::into_text(self.messages, &self.tools), Vec::new()),
+            };
+            let (messages, tools) = (Value::Array(messages), Value::Array(tools));
             let chat = Chat {
                 tools: tools.as_array().is_some_and(|tools| !tools.is_empty()).then_some(&tools),
                 add_generation_prompt: !self.no_generation_prompt,

@@ -11,6 +11,7 @@ mod conversation;
 mod embeddings;
 mod error;
 mod fields;
+mod form;
 mod generate;
 mod http;
 mod info;
@@ -128,11 +129,12 @@ fn start(session: Session, id: String, sampling: SamplerParams, keys: Keys, plac
         size_bytes: session.size_bytes,
         n_vocab: session.n_vocab,
     };
-    let Session { engine, tokenizer, template, format, .. } = session;
+    let Session { engine, tokenizer, template, format, template_knows_tools, .. } = session;
     let metrics = Arc::new(Metrics::default());
     let (worker, thread, ended) =
         Worker::start(engine, places.parallel, places.queue, metrics.clone()).context("start the engine's thread")?;
-    let app = Arc::new(App::new(worker, metrics, tokenizer, template, format, model, sampling, keys));
+    let app =
+        Arc::new(App::new(worker, metrics, tokenizer, template, format, template_knows_tools, model, sampling, keys));
     Ok(Started { app, thread, ended })
 }
 

@@ -9,6 +9,7 @@ use super::app::App;
 use super::conversation::Conversation;
 use super::error::ApiError;
 use super::fields::Object;
+use super::form::{self, Form};
 use super::generate::Parsing;
 use super::sampling;
 use super::tools::ToolChoice;
@@ -17,6 +18,9 @@ use super::tools::ToolChoice;
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
     pub choice: ToolChoice,
+    pub form: Option<Form>,
+    /// At most one call.
+    pub single: bool,
 }
 
 /// The request of a conversation, with the sampling of the body, and how to read its answer.
@@ -37,6 +41,9 @@ pub async fn prepare(
     let opened = format.opens_thought(&prompt.text);
     let mut request = app.request(prompt.tokens);
     sampling::apply(body, &mut request, &app.tokenizer)?;
+    if let Some(form) = wanted.form {
+        request.constraint = Some(form::constraint(app, form, format, opened).await?);
+    }
     request.shown = format.shown(&app.tokenizer);
     // A whole answer shows a call that went wrong as text; a stream has shown its beginning by then.
     let hold = if stream { Hold::Head } else { Hold::Call };

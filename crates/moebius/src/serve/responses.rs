@@ -19,7 +19,7 @@ use super::prepare::{Wanted, prepare};
 use super::routes::{Answer, Input};
 use super::sampling;
 use super::sse::{self, Frames, Wire};
-use super::tools;
+use super::{form, tools};
 
 /// What the route takes beside the sampling.
 pub const FIELDS: &[Field] = &[
@@ -110,7 +110,12 @@ pub fn conversation_of(body: &Object) -> Result<(Conversation, Wanted), ApiError
         out.tools.push(tool);
     }
     let choice = tools::openai_choice(body.value("tool_choice"))?;
-    Ok((out, Wanted { choice }))
+    let format = body.object("text").and_then(|text| text.object("format"));
+    let form = match format {
+        Some(format) => form::of_format(format, format.value("schema"), "text.format")?,
+        None => form::of(body)?,
+    };
+    Ok((out, Wanted { choice, form, single: body.flag("parallel_tool_calls") == Some(false) }))
 }
 
 /// Adds an item of the input to the messages. Calls join the answer that they are part of.

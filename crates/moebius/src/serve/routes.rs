@@ -19,7 +19,7 @@ use super::app::{self, App};
 use super::error::{ApiError, Style};
 use super::fields::{self, Field, Object, Read};
 use super::limits::{BODY_TIME, MAX_BODY_BYTES};
-use super::{anthropic, chat, completions, embeddings, info, page, responses, routing, sampling, text};
+use super::{anthropic, chat, completions, embeddings, form, info, page, responses, routing, sampling, text};
 
 /// What a handler gets.
 pub struct Input {
@@ -83,7 +83,7 @@ pub const ROUTES: &[Route] = &[
         "/v1/chat/completions",
         Style::OpenAi,
         "An answer in a conversation (OpenAI)",
-        &[chat::FIELDS, sampling::FIELDS],
+        &[chat::FIELDS, form::FIELDS, sampling::FIELDS],
         &["messages"],
         handler!(chat::handle),
     ),
@@ -91,7 +91,7 @@ pub const ROUTES: &[Route] = &[
         "/v1/completions",
         Style::OpenAi,
         "A text goes on (OpenAI)",
-        &[completions::FIELDS, sampling::FIELDS],
+        &[completions::FIELDS, form::FIELDS, sampling::FIELDS],
         &["prompt"],
         handler!(completions::handle),
     ),
@@ -99,7 +99,7 @@ pub const ROUTES: &[Route] = &[
         "/v1/responses",
         Style::OpenAi,
         "An answer in a conversation (OpenAI's newer form); nothing is stored",
-        &[responses::FIELDS, sampling::FIELDS],
+        &[responses::FIELDS, form::FIELDS, sampling::FIELDS],
         &["input"],
         handler!(responses::handle),
     ),
@@ -107,7 +107,7 @@ pub const ROUTES: &[Route] = &[
         "/v1/messages",
         Style::Anthropic,
         "An answer in a conversation (Anthropic)",
-        &[anthropic::CONVERSATION, anthropic::FIELDS, sampling::FIELDS],
+        &[anthropic::CONVERSATION, anthropic::FIELDS, form::FIELDS, sampling::FIELDS],
         &["messages", "max_tokens"],
         handler!(anthropic::handle),
     ),

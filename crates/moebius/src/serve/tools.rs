@@ -1,6 +1,6 @@
 //! Tools as clients define and choose them, in the three APIs' words.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::error::ApiError;
 use super::fields::{Kind, Object, Read};
@@ -77,6 +77,46 @@ pub fn anthropic_choice(choice: &Object) -> Result<ToolChoice, ApiError> {
     }
 }
 
+/// Writes tools, calls and their results into the texts of messages, for templates that know none of them: in the form that the
+/// parser of `<tool_call>` reads.
+pub fn into_text(messages: Vec<Value>, tools: &[Value]) -> Vec<Value> {
+    let mut out: Vec<Value> = messages.into_iter().map(message_into_text).collect();
+    if tools.is_empty() {
+        return out;
+    }
+    let list: Vec<String> = tools.iter().map(|tool| tool["function"].to_string()).collect();
+    let about = format!(
+        "You can call tools. To call one, write:\n<tool_call>\n{{\"name\": \"NAME\", \"arguments\": {{..}}}}\n</tool_call>\n\
+         The tools:\n{}",
+        list.join("\n")
+    );
+    match out.first_mut().filter(|first| first["role"] == "system") {
+        Some(system) => system["content"] = format!("{}\n\n{about}", text(system)).into(),
+        None => out.insert(0, json!({"role": "system", "content": about})),
+    }
+    out
+}
+
+fn text(message: &Value) -> &str {
+    message["content"].as_str().unwrap_or_default()
+}
+
+fn message_into_text(message: Value) -> Value {
+    if message["role"] == "tool" {
+        return json!({"role": "user", "content": format!("<tool_response>\n{}\n</tool_response>", text(&message))});
+    }
+    let Some(calls) = message["tool_calls"].as_array() else { return message };
+    let mut said = text(&message).to_string();
+    for call in calls {
+        let (name, arguments) = (&call["function"]["name"], &call["function"]["arguments"]);
+        if !said.is_empty() {
+            said.push('\n');
+        }
+        said.push_str(&format!("<tool_call>\n{{\"name\": {name}, \"arguments\": {arguments}}}\n</tool_call>"));
+    }
+    json!({"role": "assistant", "content": said})
+}
+
 impl ToolChoice {
     /// Whether the tools that a request defines can be chosen so.
     pub fn check(&self, tools: &[Value]) -> Result<(), ApiError> {
@@ -98,7 +138,23 @@ impl ToolChoice {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+
+    #[test]
+    fn templates_without_tools_get_them_as_text() {
+        let tool = json!({"type": "function", "function": {"name": "f"}});
+        let call = json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}});
+        let messages = vec![
+            json!({"role": "system", "content": "s"}),
+            json!({"role": "user", "content": "u"}),
+            json!({"role": "assistant", "content": "a", "tool_calls": [call]}),
+            json!({"role": "tool", "tool_call_id": "1", "content": "r"}),
+        ];
+        let out = into_text(messages.clone(), &[tool]);
+        assert!(text(&out[0]).starts_with("s\n\nYou can") && text(&out[0]).ends_with("{\"name\":\"f\"}"));
+        assert_eq!(text(&out[2]), "a\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\":1}}\n</tool_call>");
+        assert_eq!(out[3], json!({"role": "user", "content": "<tool_response>\nr\n</tool_response>"}));
+        assert_eq!(into_text(messages[..2].to_vec(), &[]), messages[..2]);
+    }
 
     #[test]
     fn choices_are_read_in_all_words() {

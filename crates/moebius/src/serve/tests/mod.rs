@@ -3,6 +3,7 @@
 mod abuse;
 mod apis;
 mod chat;
+mod forms;
 mod load;
 mod routing;
 
