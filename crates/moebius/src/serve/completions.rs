@@ -62,10 +62,8 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
             format!("times the prompts is {}, the limit is {MAX_INPUTS}", prompts.len() * n),
         ));
     }
-    let constraint = match form::of(&body)? {
-        Some(form) => Some(form::constraint(&app, form, Format::PLAIN, false).await?),
-        None => None,
-    };
+    let held = form::Held { form: form::of(&body)?, ..form::Held::default() };
+    let constraint = form::constraint(&app, Format::PLAIN, held).await?;
     let echoed: Vec<String> =
         prompts.iter().map(|p| if echo { app.tokenizer.decode(p) } else { String::new() }).collect();
     let mut requests = Vec::with_capacity(prompts.len());

@@ -168,10 +168,10 @@ impl Conversation {
             return Err(ApiError::bad("the model has no chat template; /v1/completions takes plain prompts"));
         };
         let tokenizer = app.tokenizer.clone();
-        let knows_tools = app.template_knows_tools;
+        let (format, knows_tools) = (app.format, app.template_knows_tools);
         app.heavy(move || {
             let (messages, tools) = match knows_tools {
-                true => (self.messages, self.tools),
+                true => (format.history(&self.messages), self.tools),
                 false => (tools::into_text(self.messages, &self.tools), Vec::new()),
             };
             let (messages, tools) = (Value::Array(messages), Value::Array(tools));

@@ -3,13 +3,14 @@
 
 use std::sync::Arc;
 
-use engine::formats::Format;
-use engine::grammar::{Constraint, Error, FreeThought, Lead, Rule};
+use engine::formats::{Ask, Choice, Format, Tool};
+use engine::grammar::{Constraint, Error, Rule};
 use serde_json::Value;
 
 use super::app::App;
 use super::error::ApiError;
 use super::fields::{Field, Kind, Object, Read, field};
+use super::tools::ToolChoice;
 
 /// What routes take that let a client choose the form.
 pub const FIELDS: &[Field] = &[
@@ -70,17 +71,36 @@ pub fn of_format(format: &Object, schema: Option<&Value>, param: &'static str) -
     Ok(Some(Form { rule, param }))
 }
 
-/// What keeps an answer to a form, a thought in front of it left free. `opened`: the prompt ends inside the thought.
-pub async fn constraint(app: &Arc<App>, form: Form, format: Format, opened: bool) -> Result<Constraint, ApiError> {
-    let Form { rule, param } = form;
-    let thought = format.thought();
-    let lead = if thought.is_some() { Lead::Blanks } else { Lead::None };
+/// What an answer is held to.
+#[derive(Clone, Debug, Default)]
+pub struct Held {
+    pub form: Option<Form>,
+    pub tools: Vec<Tool>,
+    pub choice: ToolChoice,
+    /// At most one call.
+    pub single: bool,
+    /// The prompt ends inside a thought.
+    pub opened: bool,
+}
+
+/// The constraint of an answer, a thought in front of it left free; none where everything is allowed.
+pub async fn constraint(app: &Arc<App>, format: Format, held: Held) -> Result<Option<Constraint>, ApiError> {
+    if held.form.is_none() && held.tools.is_empty() {
+        return Ok(None);
+    }
     let shared = app.clone();
-    let grammar = app.heavy(move || {
-        shared.grammars().and_then(|grammars| grammars.compile(&rule, lead)).map_err(|error| refusal(&error, param))
-    });
-    let thought = thought.map(|marks| FreeThought { open: marks.open.into(), close: marks.close.into(), opened });
-    Ok(Constraint { thought, ..Constraint::new(grammar.await?) })
+    app.heavy(move || {
+        let Held { form, tools, choice, single, opened } = held;
+        let (choice, param) = match &choice {
+            ToolChoice::Auto | ToolChoice::None => (Choice::Auto, form.as_ref().map_or("tools", |form| form.param)),
+            ToolChoice::Required => (Choice::Required, "tools"),
+            ToolChoice::Named(name) => (Choice::Named(name), "tools"),
+        };
+        let ask = Ask { content: form.as_ref().map(|form| &form.rule), tools: &tools, choice, single, opened };
+        let grammars = shared.grammars().map_err(|error| refusal(&error, param))?;
+        format.constraint(&ask, &shared.tokenizer, grammars).map_err(|error| refusal(&error, param))
+    })
+    .await
 }
 
 /// A rule that cannot be used is the client's; a machinery that cannot be set up is ours.

@@ -9,7 +9,7 @@ use super::app::App;
 use super::conversation::Conversation;
 use super::error::ApiError;
 use super::fields::Object;
-use super::form::{self, Form};
+use super::form::{self, Form, Held};
 use super::generate::Parsing;
 use super::sampling;
 use super::tools::ToolChoice;
@@ -41,9 +41,9 @@ pub async fn prepare(
     let opened = format.opens_thought(&prompt.text);
     let mut request = app.request(prompt.tokens);
     sampling::apply(body, &mut request, &app.tokenizer)?;
-    if let Some(form) = wanted.form {
-        request.constraint = Some(form::constraint(app, form, format, opened).await?);
-    }
+    let Wanted { choice, form, single } = wanted;
+    let held = Held { form, tools: tools.clone(), choice, single, opened };
+    request.constraint = form::constraint(app, format, held).await?;
     request.shown = format.shown(&app.tokenizer);
     // A whole answer shows a call that went wrong as text; a stream has shown its beginning by then.
     let hold = if stream { Hold::Head } else { Hold::Call };

@@ -81,3 +81,68 @@ async fn forms_that_cannot_be_met_are_refused() {
     }
     assert_eq!(server.idle().await.tokens, 0);
 }
+
+fn weather() -> Value {
+    json!({"name": "get_weather", "description": "The weather of a city", "parameters": {
+        "type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}})
+}
+
+fn in_schema(arguments: &Value) -> bool {
+    ["Rome", "Oslo"].iter().any(|city| arguments["city"] == *city)
+}
+
+#[tokio::test]
+async fn tools_that_must_be_called_are_called() {
+    let server = Server::start(4, 8);
+    let tools = json!([{"type": "function", "function": weather()},
+        {"type": "function", "function": {"name": "nothing", "parameters": {"type": "object", "properties": {}}}}]);
+    let named = json!({"type": "function", "function": {"name": "get_weather"}});
+    for (choice, name) in [(json!("required"), None), (named, Some("get_weather"))] {
+        let more = json!({"tools": tools, "tool_choice": choice, "parallel_tool_calls": false, "max_tokens": 200});
+        let body = chat("What is the weather in Rome?", more);
+        let answer = server.ask(PATH, &body).await;
+        let choice = &answer["choices"][0];
+        let call = &choice["message"]["tool_calls"][0];
+        assert_eq!(choice["finish_reason"], "tool_calls", "{answer}");
+        assert!(name.is_none_or(|name| call["function"]["name"] == name), "{answer}");
+        let arguments: Value = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
+        assert!(call["function"]["name"] == "nothing" || in_schema(&arguments), "{answer}");
+        let mut streamed = body.clone();
+        streamed["stream"] = json!(true);
+        let events = server.post(PATH, &streamed).await.events().await;
+        let deltas = events.iter().filter_map(|e| e["choices"][0]["delta"]["tool_calls"][0]["function"].as_object());
+        let (mut name, mut text) = (String::new(), String::new());
+        for delta in deltas {
+            name += delta.get("name").and_then(Value::as_str).unwrap_or_default();
+            text += delta["arguments"].as_str().unwrap();
+        }
+        assert_eq!((&json!(name), &json!(text)), (&call["function"]["name"], &call["function"]["arguments"]));
+        // The result goes back, and an answer comes.
+        let mut next = body.clone();
+        next["tool_choice"] = json!("none");
+        next["messages"].as_array_mut().unwrap().extend([
+            choice["message"].clone(),
+            json!({"role": "tool", "tool_call_id": call["id"], "content": "sunny"}),
+        ]);
+        assert_eq!(server.ask(PATH, &next).await["choices"][0]["message"]["tool_calls"], Value::Null);
+    }
+    let mut tool = weather();
+    tool["input_schema"] = tool["parameters"].take();
+    let body = json!({"messages": [{"role": "user", "content": "Weather?"}], "max_tokens": 200, "seed": 1,
+        "tools": [tool], "tool_choice": {"type": "any", "disable_parallel_tool_use": true}});
+    let answer = server.ask("/v1/messages", &body).await;
+    let block = &answer["content"][0];
+    assert_eq!((&answer["stop_reason"], &block["type"]), (&json!("tool_use"), &json!("tool_use")), "{answer}");
+    assert!(in_schema(&block["input"]), "{answer}");
+    let mut tool = weather();
+    tool["type"] = json!("function");
+    let body = json!({"input": "Weather?", "max_output_tokens": 200, "seed": 1, "tools": [tool],
+        "tool_choice": {"type": "function", "name": "get_weather"}, "parallel_tool_calls": false});
+    let answer = server.ask("/v1/responses", &body).await;
+    let item = &answer["output"][0];
+    assert_eq!((&item["type"], &item["name"]), (&json!("function_call"), &json!("get_weather")), "{answer}");
+    assert!(in_schema(&serde_json::from_str(item["arguments"].as_str().unwrap()).unwrap()), "{answer}");
+    let none = chat("x", json!({"tool_choice": "required"}));
+    assert_eq!(server.post(PATH, &none).await.status, 400);
+    server.idle().await;
+}
