@@ -15,6 +15,7 @@ fn schema() -> Value {
     })
 }
 
+/// Between the parts of a JSON text a model may put up to 48 blanks, and this one does: the limits leave room for all of them.
 fn in_form(text: &str) -> bool {
     let value: Value = serde_json::from_str(text).unwrap_or_default();
     ["fox", "bear"].iter().any(|animal| value["animal"] == *animal) && (2..=4).any(|legs| value["legs"] == legs)
@@ -26,7 +27,7 @@ async fn answers_keep_to_their_form() {
     let format = json!({"type": "json_schema", "json_schema": {"name": "animal", "strict": true, "schema": schema()}});
     for seed in 0..3 {
         let body =
-            chat("An animal?", json!({"response_format": format, "max_tokens": 60, "seed": seed, "temperature": 1.5}));
+            chat("An animal?", json!({"response_format": format, "max_tokens": 440, "seed": seed, "temperature": 1.5}));
         let answer = server.ask(PATH, &body).await;
         let text = answer["choices"][0]["message"]["content"].as_str().unwrap().to_string();
         assert!(in_form(&text) && answer["choices"][0]["finish_reason"] == "stop", "{answer}");
@@ -35,10 +36,10 @@ async fn answers_keep_to_their_form() {
         assert_eq!(joined(&server.post(PATH, &streamed).await.events().await, 0), text);
     }
     let form = json!({"type": "json_schema", "name": "animal", "schema": schema()});
-    let body = json!({"input": "An animal?", "text": {"format": form}, "max_output_tokens": 60, "seed": 1});
+    let body = json!({"input": "An animal?", "text": {"format": form}, "max_output_tokens": 440, "seed": 1});
     let answer = server.ask("/v1/responses", &body).await;
     assert!(in_form(answer["output"][0]["content"][0]["text"].as_str().unwrap()), "{answer}");
-    let body = json!({"messages": [{"role": "user", "content": "An animal?"}], "max_tokens": 60, "seed": 1,
+    let body = json!({"messages": [{"role": "user", "content": "An animal?"}], "max_tokens": 440, "seed": 1,
         "output_config": {"format": {"type": "json_schema", "schema": schema()}}});
     let answer = server.ask("/v1/messages", &body).await;
     assert!(in_form(answer["content"][0]["text"].as_str().unwrap()), "{answer}");
@@ -84,7 +85,7 @@ async fn forms_that_cannot_be_met_are_refused() {
 
 fn weather() -> Value {
     json!({"name": "get_weather", "description": "The weather of a city", "parameters": {
-        "type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}})
+        "type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"], "additionalProperties": false}})
 }
 
 fn in_schema(arguments: &Value) -> bool {
@@ -95,10 +96,10 @@ fn in_schema(arguments: &Value) -> bool {
 async fn tools_that_must_be_called_are_called() {
     let server = Server::start(4, 8);
     let tools = json!([{"type": "function", "function": weather()},
-        {"type": "function", "function": {"name": "nothing", "parameters": {"type": "object", "properties": {}}}}]);
+        {"type": "function", "function": {"name": "nothing", "parameters": {"type": "object", "properties": {}, "additionalProperties": false}}}]);
     let named = json!({"type": "function", "function": {"name": "get_weather"}});
     for (choice, name) in [(json!("required"), None), (named, Some("get_weather"))] {
-        let more = json!({"tools": tools, "tool_choice": choice, "parallel_tool_calls": false, "max_tokens": 200});
+        let more = json!({"tools": tools, "tool_choice": choice, "parallel_tool_calls": false, "max_tokens": 300});
         let body = chat("What is the weather in Rome?", more);
         let answer = server.ask(PATH, &body).await;
         let choice = &answer["choices"][0];
@@ -128,7 +129,7 @@ async fn tools_that_must_be_called_are_called() {
     }
     let mut tool = weather();
     tool["input_schema"] = tool["parameters"].take();
-    let body = json!({"messages": [{"role": "user", "content": "Weather?"}], "max_tokens": 200, "seed": 1,
+    let body = json!({"messages": [{"role": "user", "content": "Weather?"}], "max_tokens": 300, "seed": 1,
         "tools": [tool], "tool_choice": {"type": "any", "disable_parallel_tool_use": true}});
     let answer = server.ask("/v1/messages", &body).await;
     let block = &answer["content"][0];
@@ -136,7 +137,7 @@ async fn tools_that_must_be_called_are_called() {
     assert!(in_schema(&block["input"]), "{answer}");
     let mut tool = weather();
     tool["type"] = json!("function");
-    let body = json!({"input": "Weather?", "max_output_tokens": 200, "seed": 1, "tools": [tool],
+    let body = json!({"input": "Weather?", "max_output_tokens": 300, "seed": 1, "tools": [tool],
         "tool_choice": {"type": "function", "name": "get_weather"}, "parallel_tool_calls": false});
     let answer = server.ask("/v1/responses", &body).await;
     let item = &answer["output"][0];
