@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::*;
 use crate::sampler::{Sampler, SamplerParams};
-use crate::tokenizer::Decode;
+use crate::tokenizer::{Decode, Encode};
 
 /// The embedded model's vocabulary.
 pub(crate) static FABLE: LazyLock<(Arc<Tokenizer>, Grammars)> = LazyLock::new(|| {
@@ -26,14 +26,14 @@ fn schema(schema: Value) -> Rule {
 }
 
 /// Logits from a hash of the seed and the position; ends are likelier than others.
-fn logits(seed: u64, pos: u64) -> Vec<f32> {
-    let mut logits = vec![0.0; FABLE.0.n_vocab()];
+fn logits(tokenizer: &Tokenizer, seed: u64, pos: u64) -> Vec<f32> {
+    let mut logits = vec![0.0; tokenizer.n_vocab()];
     let mut state = seed ^ pos.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     for logit in &mut logits {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         *logit = (state >> 40) as f32 / (1u64 << 24) as f32 * 4.0;
     }
-    for &end in FABLE.0.ends_of_generation() {
+    for &end in tokenizer.ends_of_generation() {
         logits[end as usize] += 3.0;
     }
     logits
@@ -41,12 +41,23 @@ fn logits(seed: u64, pos: u64) -> Vec<f32> {
 
 /// What a model of random logits writes under a constraint, `forced` tokens first, and whether it came to its end.
 pub(crate) fn answer(constraint: Constraint, forced: &[u32], seed: u64, most: u64) -> Result<(String, bool), Error> {
+    answer_in(&FABLE.0, constraint, forced, seed, most).map(|(ids, ended)| (text(&ids), ended))
+}
+
+/// As [`answer`], in a vocabulary of its own, as tokens.
+fn answer_in(
+    tokenizer: &Tokenizer,
+    constraint: Constraint,
+    forced: &[u32],
+    seed: u64,
+    most: u64,
+) -> Result<(Vec<u32>, bool), Error> {
     let mut guard = Guard::new(constraint)?;
     let params = SamplerParams { seed, temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, ..SamplerParams::default() };
     let mut sampler = Sampler::new(params).unwrap();
     let mut ids = Vec::new();
     for pos in 0..most {
-        let logits = logits(seed, pos);
+        let logits = logits(tokenizer, seed, pos);
         let row = guard.mask(&logits)?;
         let token = match forced.get(pos as usize) {
             Some(&token) if row[token as usize].is_finite() => token,
@@ -54,15 +65,15 @@ pub(crate) fn answer(constraint: Constraint, forced: &[u32], seed: u64, most: u6
             None => sampler.sample(row).unwrap(),
         };
         let finished = guard.accept(token)?;
-        if FABLE.0.is_end_of_generation(token) {
-            return Ok((text(&ids), true));
+        if tokenizer.is_end_of_generation(token) {
+            return Ok((ids, true));
         }
         ids.push(token);
         if finished {
-            return Ok((text(&ids), true));
+            return Ok((ids, true));
         }
     }
-    Ok((text(&ids), false))
+    Ok((ids, false))
 }
 
 fn text(ids: &[u32]) -> String {
@@ -167,6 +178,19 @@ fn a_finished_grammar_ends_the_answer() {
         let forced = FABLE.0.encode(expected, Default::default());
         let grammar = compile(rule, Lead::None).unwrap();
         assert_eq!(answer(Constraint::new(grammar), &forced, 1, 60).unwrap(), (expected.to_owned(), true));
+    }
+}
+
+#[test]
+fn a_mark_is_its_token_and_not_its_letters() {
+    let encode = |text: &str, parse_special| FABLE.0.encode(text, Encode { parse_special, ..Encode::default() });
+    let text = "a<|im_start|>b";
+    let grammar = |rule: &str| Constraint::new(compile(Rule::Lark(rule.into()), Lead::None).unwrap());
+    let (token, letters) = (grammar("start: \"a\" <|im_start|> \"b\""), grammar("start: \"a<|im_start|>b\""));
+    for (constraint, is_token) in [(token, true), (letters, false)] {
+        let written = answer(constraint.clone(), &encode(text, is_token), 1, 40);
+        assert_eq!(written, Ok((text.to_owned(), true)), "{is_token}");
+        assert!(answer(constraint, &encode(text, !is_token), 1, 40).is_err(), "{is_token}");
     }
 }
 
@@ -278,4 +302,61 @@ fn a_constraint_begins_behind_the_thought_or_a_trigger() {
     let constraint = Constraint { thought: thought(true), ..Constraint::new(compiled(Lead::Blanks)) };
     let end = FABLE.0.ends_of_generation()[0];
     assert!(answer(constraint, &[end], 5, 60).unwrap_err().to_string().contains("forbidden"));
+}
+
+/// Whole vocabularies: byte-level, SentencePiece with byte tokens, and with marks that are special tokens.
+#[test]
+fn real_vocabularies_hold_schemas_and_calls() {
+    use crate::formats::{Ask, Choice, Event, Format, Hold, Parser, Tool};
+    let shape = json!({
+        "type": "object", "required": ["name", "n"], "additionalProperties": false, "properties": {
+            "name": {"type": "string", "pattern": "^[A-Zäé日]{1,9}$"}, "n": {"type": "integer", "minimum": -9, "maximum": 1000},
+        },
+    });
+    let tools = [Tool { name: "find".into(), parameters: shape.clone() }];
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/fixtures/vocab");
+    for (name, template, mark) in [
+        ("qwen2", "<tool_call>", "<tool_call>"),
+        ("llama-spm", "[TOOL_CALLS]", "[TOOL_CALLS]"),
+        ("gemma-4", "<|tool_call>call: <|channel>thought", "<|tool_call>"),
+    ] {
+        let Ok(file) = std::fs::File::open(dir.join(format!("ggml-vocab-{name}.gguf.gz"))) else {
+            println!("skipped: {name} is not in {}", dir.display());
+            continue;
+        };
+        let mut bytes = Vec::new();
+        std::io::Read::read_to_end(&mut flate2::read::GzDecoder::new(file), &mut bytes).unwrap();
+        let tokenizer = Tokenizer::from_metadata(checkpoint::from_bytes(name, bytes).unwrap().meta()).unwrap();
+        let tokenizer = Arc::new(tokenizer);
+        let start = std::time::Instant::now();
+        let grammars = Grammars::new(tokenizer.clone(), 1).unwrap();
+        println!("{name}: {} tokens, trie in {:?}", tokenizer.n_vocab(), start.elapsed());
+        let start = std::time::Instant::now();
+        let grammar = grammars.compile(&schema(shape.clone()), Lead::None).unwrap();
+        println!("{name}: schema compiled in {:?}", start.elapsed());
+        for seed in 0..2 {
+            let start = std::time::Instant::now();
+            let (ids, ended) = answer_in(&tokenizer, Constraint::new(grammar.clone()), &[], seed, 400).unwrap();
+            println!("{name}: {} tokens in {:?}", ids.len(), start.elapsed());
+            let text = tokenizer.decode_as(&ids, Decode { skip_special: true, continues: true });
+            assert!(!ended || satisfies(&serde_json::from_str(&text).unwrap(), &shape), "{name}: {text}");
+        }
+        let format = Format::detect(template);
+        let ask = Ask { tools: &tools, choice: Choice::Required, single: true, ..Ask::default() };
+        let constraint = format.constraint(&ask, &tokenizer, &grammars).unwrap().unwrap();
+        // Where the mark is one token, that token is written, not its letters.
+        let token = tokenizer.token_to_id(mark);
+        assert_eq!(token.is_some(), name == "gemma-4");
+        let (ids, ended) = answer_in(&tokenizer, constraint, &[], 1, 400).unwrap();
+        assert!(token.is_none_or(|id| ids.contains(&id)), "{name}: {ids:?}");
+        // The parser sees what a request shows: special tokens are left out, but for the format's marks.
+        let shown = format.shown(&tokenizer);
+        let how = Decode { skip_special: true, continues: true };
+        let (mut stream, mut text) = (crate::tokenizer::Detokenizer::showing(how, &shown), String::new());
+        ids.iter().for_each(|&id| stream.push(&tokenizer, id, &mut text));
+        stream.finish(&mut text);
+        let events = Parser::new(format, &tools, false, Hold::Call, 1).parse(&text);
+        let whole = events.iter().any(|e| matches!(e, Event::ToolCallEnd { complete: true, .. }));
+        assert!(!ended || whole, "{name}: {text} {events:?}");
+    }
 }
