@@ -1,22 +1,30 @@
 #!/usr/bin/env bash
 # Real clients against the real server: tests/clients/run.sh [path of the program]
-# Needs python3 with venv, node with npm, and Chromium; what comes from the registries goes to target/clients.
+# Needs python3 with venv, node with npm, and Chromium (CHROMIUM names it); what comes from the registries goes to target/clients.
+# Ends with 77 when something it needs is not there or cannot be fetched: then nothing was tested.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 program=${1:-target/debug/moebius}
+export CHROMIUM=${CHROMIUM:-/usr/bin/chromium}
 room=$PWD/target/clients
 mkdir -p "$room"
 
-[ -x "$room/python/bin/python" ] || python3 -m venv "$room/python"
-"$room/python/bin/pip" install --quiet --disable-pip-version-check -r tests/clients/requirements.txt
-cp tests/clients/*.mjs tests/clients/package.json "$room/"
-(cd "$room" && npm install --no-audit --no-fund --no-package-lock --loglevel=error)
+fetch() {
+  for tool in python3 node npm "$CHROMIUM"; do command -v "$tool" || return 1; done
+  [ -x "$room/python/bin/pip" ] || python3 -m venv "$room/python" || return 1
+  "$room/python/bin/pip" install --quiet --disable-pip-version-check -r tests/clients/requirements.txt || return 1
+  cp tests/clients/*.mjs tests/clients/package.json "$room/"
+  (cd "$room" && npm install --no-audit --no-fund --no-package-lock --loglevel=error) || return 1
+  cargo fetch --quiet --locked --manifest-path tests/clients/rust/Cargo.toml
+}
+fetch >"$room/fetch.log" 2>&1 || { tail -n 5 "$room/fetch.log"; echo "skipped: a client or the browser is not to be had"; exit 77; }
 cargo build --quiet --locked --manifest-path tests/clients/rust/Cargo.toml --target-dir "$room/rust"
 
 # Port 0 lets the system choose; the server says which it got.
 "$program" serve --port 0 >"$room/server.out" 2>"$room/server.log" &
 server=$!
 trap 'kill $server 2>/dev/null; wait $server 2>/dev/null || true' EXIT
+address=
 for _ in $(seq 200); do
   address=$(sed -n 's|.* on \(http://[^ ]*\)$|\1|p' "$room/server.out" | head -n 1)
   [ -n "$address" ] && break
@@ -25,7 +33,9 @@ for _ in $(seq 200); do
 done
 [ -n "$address" ] || { echo "the server did not say where it listens"; exit 1; }
 
-"$room/python/bin/python" tests/clients/clients.py "$address"
-(cd "$room" && node clients.mjs "$address")
-"$room/rust/debug/client" "$address"
-(cd "$room" && node page.mjs "$address")
+failed=0
+"$room/python/bin/python" tests/clients/clients.py "$address" || failed=1
+(cd "$room" && node clients.mjs "$address") || failed=1
+"$room/rust/debug/client" "$address" || failed=1
+(cd "$room" && node page.mjs "$address") || failed=1
+exit $failed
