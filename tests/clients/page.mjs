@@ -21,7 +21,8 @@ async function open(options = {}) {
   page.on("console", (message) => message.type() === "error" && page.troubles.push(message.text()));
   page.on("request", (request) => request.url().startsWith(address) || request.url().startsWith("data:") || page.troubles.push(`fetches ${request.url()}`));
   await page.goto(address);
-  await page.getByText(/parameters|q4_k|MoE/i).first().waitFor({ state: "attached" });
+  // The model's name stands in the list once the server has answered.
+  await page.locator("#server").filter({ hasText: "·" }).waitFor({ state: "attached" });
   return page;
 }
 

@@ -8,7 +8,8 @@ export class RoutingView {
     this.canvas = canvas;
     this.body = body;
     this.text = text;
-    this.routers = [];
+    /** Null until the server has said. */
+    this.routers = null;
     this.tokens = 0;
     this.due = false;
     new ResizeObserver(() => this.draw()).observe(canvas);
@@ -25,8 +26,8 @@ export class RoutingView {
 
   clear() {
     this.tokens = 0;
-    this.counts = this.routers.map((router) => new Uint32Array(router.n_expert));
-    this.last = this.routers.map((router) => new Int32Array(router.n_expert).fill(-AFTERGLOW));
+    this.counts = this.routers?.map((router) => new Uint32Array(router.n_expert));
+    this.last = this.routers?.map((router) => new Int32Array(router.n_expert).fill(-AFTERGLOW));
     this.draw();
   }
 
@@ -56,14 +57,15 @@ export class RoutingView {
   }
 
   draw() {
-    const width = this.canvas.clientWidth;
-    if (!width) return;
+    if (!this.routers) return;
+    this.canvas.hidden = !this.routers.length;
     if (!this.routers.length) {
       this.text.textContent = "This model has no experts: every weight works on every token.";
-      this.canvas.hidden = true;
       this.body.replaceChildren();
       return;
     }
+    const width = this.canvas.clientWidth;
+    if (!width) return;
     const n = Math.max(...this.routers.map((router) => router.n_expert));
     const ratio = devicePixelRatio || 1;
     const cell = width / n;
