@@ -37,7 +37,7 @@ pub const MAX_RULE_WIDTH: usize = 500;
 /// Stack of the thread that compiles. Only what is used of it becomes real memory.
 const STACK_BYTES: usize = 256 << 20;
 /// Blanks between the parts of a JSON text: enough for a line and its indentation, and no place to loop for ever.
-const JSON_BLANKS: &str = r"[ \t\n\r]{1,48}";
+const JSON_BLANKS: &str = r"[ \t\n\r]{1,20}";
 
 /// What a text must look like.
 #[derive(Clone, Debug, PartialEq)]
