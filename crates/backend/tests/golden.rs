@@ -32,12 +32,13 @@ enum Quantised {
     AtMost(f64),
     /// As much as llama.cpp is, which quantises activations too; the folder's card has the figure for each file. The
     /// project's own tiny models have none; their types meet 16-bit activations, so that bf16's tolerance holds.
-    ///
-    /// Where there are experts, the eighth of the rows that is furthest off is left out: a router of random weights has near
-    /// ties, and a token that goes to other experts is as far off as any other token. (gemma4moe in q4_k_m: three of 48
-    /// tokens, one of llama.cpp's; the other rows are off by 0.02, llama.cpp's by 0.025.)
     LlamaCpp,
 }
+
+/// Quantised files whose worst eighth of rows the CPU's figure leaves out: a router of random weights has near ties, and a token
+/// that goes to other experts is as far off as any other token. In this file that befalls three of 48 tokens, and one of
+/// llama.cpp's; the other rows are off by 0.02, llama.cpp's by 0.025.
+const FLIPS: &[(&str, &str)] = &[("gemma4moe", "q4_k_m")];
 
 /// The reference, and the CPU on the best instruction set: the others give the same bits (`cpu_law`).
 fn backends() -> [Tolerance; 2] {
@@ -222,9 +223,7 @@ fn check(folder: &Path) {
             let plan = model::build(&file.open()).unwrap();
             let mut session = Session::new(backend, &plan, file.open(), tokens.len() + 16);
             let logits = session.step(&tokens);
-            let may_flip = matches!(quantised, Quantised::LlamaCpp)
-                && !["logits", "logits_mlx"].contains(&array.as_str())
-                && plan.ops.iter().any(|op| matches!(op, Op::Route { .. }));
+            let may_flip = matches!(quantised, Quantised::LlamaCpp) && FLIPS.contains(&(&*name, label.as_str()));
             let n_left_out = if may_flip { tokens.len() / 8 } else { 0 };
             let error = relative_rms_of_rows(&logits, &exact, plan.n_vocab, n_left_out);
             println!("{name:<10} {label:<8} {:<10} {error:.2e} (at most {tolerance:.2e})", backend.name());

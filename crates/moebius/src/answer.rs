@@ -39,8 +39,6 @@ impl Interrupt {
 /// How an answer ended.
 #[derive(Clone, Debug)]
 pub struct Answer {
-    /// Its text.
-    pub text: String,
     /// Why it ended.
     pub reason: FinishReason,
     /// What it took.
@@ -57,7 +55,6 @@ pub fn generate(
     interrupt.clear();
     let id = engine.submit(request)?;
     let mut events = Events::new();
-    let mut text = String::new();
     loop {
         if interrupt.is_set() {
             engine.cancel(id);
@@ -73,12 +70,9 @@ pub fn generate(
         };
         for event in events.iter().filter(|event| event.id == id) {
             match event.kind {
-                EventKind::Token { text: piece, .. } => {
-                    text.push_str(piece);
-                    on_text(piece)?;
-                }
+                EventKind::Token { text, .. } => on_text(text)?,
                 EventKind::Embedding(_) => {}
-                EventKind::Done { reason, usage } => return Ok(Answer { text, reason, usage }),
+                EventKind::Done { reason, usage } => return Ok(Answer { reason, usage }),
                 EventKind::Failed(error) => return Err(error.clone().into()),
             }
         }

@@ -207,7 +207,16 @@ pub struct RunArgs {
     /// Go on past the model's end-of-text token
     #[arg(long)]
     pub ignore_eos: bool,
-    /// Do not print the summary line
+    /// Hold the answer to the JSON schema in this file
+    #[arg(long, value_name = "FILE", group = "form")]
+    pub json_schema: Option<PathBuf>,
+    /// Hold the answer to the grammar in this file (Lark syntax, as llguidance has it)
+    #[arg(long, value_name = "FILE", group = "form")]
+    pub grammar: Option<PathBuf>,
+    /// Hold the answer to a regular expression
+    #[arg(long, value_name = "REGEX", group = "form")]
+    pub regex: Option<String>,
+    /// Do not print the summary line, nor the thought when stdout is no terminal
     #[arg(short, long)]
     pub quiet: bool,
     #[command(flatten)]

@@ -224,6 +224,13 @@ impl Session {
         Ok(tokens)
     }
 
+    /// Whether a prompt ends inside a thought, so that the answer begins with it.
+    pub fn opens_thought(&self, tokens: &[u32]) -> bool {
+        // The mark and the blanks behind it are in the last few.
+        let tail = &tokens[tokens.len().saturating_sub(16)..];
+        self.format.opens_thought(&self.tokenizer.decode(tail))
+    }
+
     /// The model's own sampling.
     pub fn default_sampling(&self) -> SamplerParams {
         // DRY may repeat across the usual breaks between sentences and fields.

@@ -9,6 +9,7 @@ mod load;
 mod machine;
 mod memory;
 mod serve;
+mod show;
 
 use std::process::ExitCode;
 

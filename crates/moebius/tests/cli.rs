@@ -82,6 +82,25 @@ fn stop_strings_and_limits_end_an_answer() {
 }
 
 #[test]
+fn an_answer_keeps_to_its_form() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).expect("write");
+        path.to_str().expect("path").to_owned()
+    };
+    let schema = file("hat.json", r#"{"enum": ["a red hat", "a blue hat"]}"#);
+    let grammar = file("hat.lark", "start: \"a \" /(red|blue)/ \" hat\"");
+    for (form, quote) in
+        [(["--json-schema", &schema], "\""), (["--grammar", &grammar], ""), (["--regex", "a (red|blue) hat"], "")]
+    {
+        let text = stdout(&[&["run", STORY, "-q", "--seed", "3"], &form[..]].concat(), "");
+        let hats = ["red", "blue"].map(|colour| format!("{quote}a {colour} hat{quote}\n"));
+        assert!(hats.contains(&text), "{form:?}: {text:?}");
+    }
+}
+
+#[test]
 fn a_chat_remembers_regenerates_and_saves() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let file = folder.path().join("chat.json");
@@ -225,6 +244,7 @@ fn mistakes_are_named() {
         (&["inspect", junk], "junk.gguf"),
         (&["run", "hi", "--top-p", "-1"], "top_p"),
         (&["run", "hi", "--threads", "0"], "threads"),
+        (&["run", "hi", "--regex", "a("], "compile the grammar"),
         (&["run", "hi", "--ctx", "0"], "context"),
         (&["logits", "--tokens", "9999"], "9999"),
         (&["logits", "--golden", junk], "junk.gguf"),

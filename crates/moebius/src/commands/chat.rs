@@ -1,6 +1,6 @@
 //! `moebius chat`: a conversation at the terminal (or from a pipe, one message a line).
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 
 use anyhow::{Context, Result, bail};
 use engine::scheduler::{FinishReason, Request};
@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use crate::answer::{Interrupt, generate, summary};
 use crate::args::ChatArgs;
 use crate::load::{self, Session};
+use crate::show::Show;
 
 const HELP: &str = "\
 /reset          forget the conversation (the system message stays)
@@ -173,16 +174,16 @@ impl Chat {
     }
 
     fn answer(&mut self, args: &ChatArgs, interrupt: &Interrupt) -> Result<()> {
-        let mut request = Request::new(self.session.encode_chat(self.messages())?);
+        let format = self.session.format;
+        let tokens = self.session.encode_chat(format.history(&self.messages()))?;
+        let mut show = Show::new(format, self.session.opens_thought(&tokens), args.quiet);
+        let mut request = Request::new(tokens);
+        request.shown = format.shown(&self.session.tokenizer);
         request.max_new_tokens = args.n_predict.unwrap_or(usize::MAX);
         request.sampling = self.session.sampling(&args.sampling)?;
         request.sampling.seed = request.sampling.seed.wrapping_add(self.n_again);
-        let mut out = std::io::stdout().lock();
-        let answer = generate(&mut self.session.engine, request, interrupt, |piece| {
-            out.write_all(piece.as_bytes())?;
-            Ok(out.flush()?)
-        })?;
-        writeln!(out)?;
+        let answer = generate(&mut self.session.engine, request, interrupt, |piece| show.push(piece))?;
+        let said = show.finish()?;
         interrupt.clear();
         if !args.quiet {
             eprintln!("{}", summary(&answer.usage, answer.reason));
@@ -190,7 +191,11 @@ impl Chat {
         if answer.reason == FinishReason::ContextFull {
             eprintln!("the conversation no longer fits the context: /reset, or start with a larger --ctx");
         }
-        self.history.push(json!({"role": "assistant", "content": answer.text}));
+        let mut message = json!({"role": "assistant", "content": said.content});
+        if !said.thought.is_empty() {
+            message["reasoning_content"] = said.thought.into();
+        }
+        self.history.push(message);
         Ok(())
     }
 }

@@ -1,13 +1,16 @@
 //! `moebius run`: one prompt, one answer.
 
-use std::io::{IsTerminal, Read, Write};
+use std::io::{IsTerminal, Read};
 
 use anyhow::{Context, Result, bail};
+use engine::formats::{Ask, Format};
+use engine::grammar::{Constraint, Grammars, Rule};
 use engine::scheduler::Request;
 
 use crate::answer::{Interrupt, generate, summary};
 use crate::args::RunArgs;
-use crate::load;
+use crate::load::{self, Session};
+use crate::show::Show;
 
 pub fn run(args: &RunArgs) -> Result<()> {
     let prompt = prompt(args)?;
@@ -16,7 +19,8 @@ pub fn run(args: &RunArgs) -> Result<()> {
         eprintln!("no -m: running the embedded {}, a tiny story and small-talk model", crate::embedded::NAME);
     }
     let mut session = load::start(model, &args.engine)?;
-    let tokens = if args.raw || session.template.is_none() {
+    let raw = args.raw || session.template.is_none();
+    let tokens = if raw {
         session.encode_raw(&prompt)
     } else {
         let mut messages = Vec::new();
@@ -26,28 +30,43 @@ pub fn run(args: &RunArgs) -> Result<()> {
         messages.push(serde_json::json!({"role": "user", "content": prompt}));
         session.encode_chat(messages)?
     };
+    // A raw prompt has no template's marks, and neither has what follows it.
+    let format = if raw { Format::PLAIN } else { session.format };
+    let opened = !raw && session.opens_thought(&tokens);
     let mut request = Request::new(tokens);
+    request.constraint = constraint(args, &session, format, opened)?;
+    request.shown = format.shown(&session.tokenizer);
     request.max_new_tokens = args.n_predict.unwrap_or(usize::MAX);
     request.sampling = session.sampling(&args.sampling)?;
     request.stop_strings = args.stop.clone();
     request.ignore_eos = args.ignore_eos;
 
     let interrupt = Interrupt::install()?;
-    let mut out = std::io::stdout().lock();
-    let answer = generate(&mut session.engine, request, &interrupt, |piece| {
-        if !piece.is_empty() {
-            out.write_all(piece.as_bytes())?;
-            out.flush()?;
-        }
-        Ok(())
-    })?;
-    if !answer.text.ends_with('\n') {
-        writeln!(out)?;
-    }
+    let mut show = Show::new(format, opened, args.quiet);
+    let answer = generate(&mut session.engine, request, &interrupt, |piece| show.push(piece))?;
+    show.finish()?;
     if !args.quiet {
         eprintln!("{}", summary(&answer.usage, answer.reason));
     }
     Ok(())
+}
+
+/// What the answer must look like, where the user says so.
+fn constraint(args: &RunArgs, session: &Session, format: Format, opened: bool) -> Result<Option<Constraint>> {
+    let read =
+        |path: &std::path::Path| std::fs::read_to_string(path).with_context(|| format!("read {}", path.display()));
+    let rule = match (&args.json_schema, &args.grammar, &args.regex) {
+        (Some(path), ..) => {
+            let schema = serde_json::from_str(&read(path)?);
+            Rule::JsonSchema(schema.with_context(|| format!("read the JSON of {}", path.display()))?)
+        }
+        (_, Some(path), _) => Rule::Lark(read(path)?),
+        (.., Some(regex)) => Rule::Regex(regex.clone()),
+        _ => return Ok(None),
+    };
+    let grammars = Grammars::new(session.tokenizer.clone(), 1)?;
+    let ask = Ask { content: Some(&rule), opened, ..Ask::default() };
+    Ok(format.constraint(&ask, &session.tokenizer, &grammars)?)
 }
 
 /// The prompt from where the user put it.
