@@ -13,7 +13,7 @@ use backend::cpu::{CacheType, Cpu, Isa};
 use backend::reference::Reference;
 use backend::{Backend, Batch, Fault, Limits, PAGE, Program, Tables};
 use checkpoint::Checkpoint;
-use model::plan::{Op, Plan, RopePairing};
+use model::plan::{Plan, RopePairing};
 use model::rope::{self, Scaling, Yarn};
 use safetensors::{Dtype, SafeTensors};
 
