@@ -193,13 +193,16 @@ fn query(b: &mut Builder, dims: &Dims, how: &Latent, layer: usize, q: Buf, d_q: 
     parts::linear(b, layer, "attn_q_b", q, [dims.n_head * (how.d_nope + how.d_pe), d_q], "q_heads")
 }
 
-/// `W_uk`, whether it is stored the other way round, and `W_uv`: in tensors of their own, or head by head in one.
+/// `W_uk`, whether it is stored the other way round, and `W_uv`: in tensors of their own, or head by head in one. Some
+/// converters wrote both forms; then the whole one is not read.
 fn head_matrices(b: &mut Builder, dims: &Dims, how: &Latent, layer: usize) -> Result<(Weight, bool, Weight), Error> {
     let Latent { d_latent, d_nope, d_v, .. } = *how;
     let n_head = dims.n_head;
     let whole = format!("blk.{layer}.attn_kv_b.weight");
-    if !b.has(&whole) {
-        let w_uk = b.weight(&format!("blk.{layer}.attn_k_b.weight"), &[n_head, d_latent, d_nope])?;
+    let split = format!("blk.{layer}.attn_k_b.weight");
+    if b.has(&split) || !b.has(&whole) {
+        b.skip(&whole);
+        let w_uk = b.weight(&split, &[n_head, d_latent, d_nope])?;
         let w_uv = b.weight(&format!("blk.{layer}.attn_v_b.weight"), &[n_head, d_v, d_latent])?;
         return Ok((w_uk, false, w_uv));
     }

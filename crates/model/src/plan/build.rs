@@ -20,6 +20,7 @@ pub struct Builder<'a> {
     layer: Option<u32>,
     n_layer: Option<usize>,
     by_name: HashMap<String, Weight>,
+    skipped: HashSet<String>,
 }
 
 impl<'a> Builder<'a> {
@@ -39,7 +40,7 @@ impl<'a> Builder<'a> {
             layers: Vec::new(),
             logits: Buf(u32::MAX),
         };
-        Self { names, plan, layer: None, n_layer: None, by_name: HashMap::new() }
+        Self { names, plan, layer: None, n_layer: None, by_name: HashMap::new(), skipped: HashSet::new() }
     }
 
     /// What follows belongs to this layer; `None` is before the first or after the last.
@@ -51,6 +52,12 @@ impl<'a> Builder<'a> {
     /// Tensors of this layer and those behind it need no use: files keep layers there that predict further tokens.
     pub fn skip_layers_from(&mut self, n_layer: usize) -> &mut Self {
         self.n_layer = Some(n_layer);
+        self
+    }
+
+    /// This tensor needs no use: others hold its numbers.
+    pub fn skip(&mut self, name: &str) -> &mut Self {
+        self.skipped.insert(name.into());
         self
     }
 
@@ -183,6 +190,7 @@ impl<'a> Builder<'a> {
         self.plan.logits = logits;
         let used: HashSet<&str> = self.plan.weights.iter().flat_map(|decl| decl.source.tensors()).collect();
         let skipped = |name: &str| self.n_layer.zip(Names::layer(name)).is_some_and(|(n, layer)| layer >= n);
+        let skipped = |name: &str| skipped(name) || self.skipped.contains(name);
         let excused =
             |name: &str| used.contains(name) || Names::is_other_modality(name) || skipped(name) || ignored(name);
         if let Some(info) = self.names.checkpoint().tensors().iter().find(|t| !excused(&t.name)) {

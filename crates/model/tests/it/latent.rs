@@ -337,6 +337,19 @@ fn legacy(shape: Shape) -> Checkpoint {
     h.open()
 }
 
+/// Some converters wrote the matrices of a head in both forms.
+#[test]
+fn the_whole_matrix_is_not_read_beside_its_parts() {
+    let Attention::Latent([_, d_latent, d_nope, _, d_v]) = TINY_V3.attention else { unreachable!() };
+    let mut h = TINY_V3.header();
+    for layer in 0..TINY_V3.n_layer {
+        let rows = TINY_V3.n_head * (d_nope + d_v);
+        h.tensor(&format!("blk.{layer}.attn_kv_b.weight"), &[rows, d_latent], Q8_0);
+    }
+    let plans = [h.open(), TINY_V3.header().open()].map(|checkpoint| model::build(&checkpoint).unwrap());
+    assert_eq!(plans[0], plans[1]);
+}
+
 fn fused(checkpoint: &Checkpoint, expected: Expect) {
     expected.assert_eq(&model::build(checkpoint).unwrap().to_string());
 }

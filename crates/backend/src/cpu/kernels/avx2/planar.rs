@@ -336,7 +336,7 @@ unsafe fn column<Q: Ints, S: Scale, const MIN: bool>(set: &RowSet, col: &ColPtr,
 /// The products of one of [`eights`], a lane a row.
 ///
 /// # Safety
-/// See [`column`]; the set has these rows.
+/// See [`column()`]; the set has these rows.
 #[inline(always)]
 unsafe fn eight<Q: Ints, S: Scale, const MIN: bool>(set: &RowSet, first: usize, step: usize, col: &ColPtr) -> __m256 {
     let bytes = 4 * Q::BITS;
@@ -482,7 +482,7 @@ macro_rules! kernels {
         }
 
         /// # Safety
-        /// See [`column`].
+        /// See [`column()`].
         #[target_feature(enable = $features)]
         unsafe fn $column<Q: Ints, S: Scale, const MIN: bool>(
             set: &RowSet,
