@@ -383,7 +383,14 @@ impl Session {
         };
         let program = backend.compile(plan, weights.clone(), limits).unwrap();
         let pages = (0..3).map(|s| (0..each).rev().map(|p| 3 * p + s).collect()).collect();
-        Session { program, pages, ring, window_pages: Vec::new(), n_past: [0; 3], batch: Batch::default() }
+        Session {
+            program,
+            pages,
+            ring,
+            window_pages: Vec::with_capacity(each as usize),
+            n_past: [0; 3],
+            batch: Batch::default(),
+        }
     }
 
     /// Runs one step of `(sequence, tokens)` and returns the logits of all tokens.
