@@ -187,8 +187,7 @@ fn whole(head: &Head, answers: Vec<Collected>, totals: &Totals) -> Response {
         choice
     });
     let mut object = head.object("chat.completion", choices.collect());
-    object.insert("usage".into(), totals.openai());
-    object.insert("timings".into(), totals.timings());
+    totals.close(&mut object);
     Json(Value::Object(object)).into_response()
 }
 
@@ -255,8 +254,7 @@ impl Wire for Stream {
     fn close(&mut self, totals: &Totals, out: &mut Frames) {
         if self.usage {
             let mut object = self.head.object("chat.completion.chunk", Vec::new());
-            object.insert("usage".into(), totals.openai());
-            object.insert("timings".into(), totals.timings());
+            totals.close(&mut object);
             out.data(&object.into());
         }
         out.done();

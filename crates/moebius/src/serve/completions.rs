@@ -98,8 +98,7 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
         json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason(answer.finish.as_ref())})
     });
     let mut object = head.object(choices.collect());
-    object.insert("usage".into(), totals.openai());
-    object.insert("timings".into(), totals.timings());
+    totals.close(&mut object);
     Ok(Json(Value::Object(object)).into_response())
 }
 
@@ -221,8 +220,7 @@ impl Wire for Stream {
     fn close(&mut self, totals: &Totals, out: &mut Frames) {
         if self.usage {
             let mut object = self.head.object(Vec::new());
-            object.insert("usage".into(), totals.openai());
-            object.insert("timings".into(), totals.timings());
+            totals.close(&mut object);
             out.data(&object.into());
         }
         out.done();

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::app::{self, App};
 use super::error::ApiError;
+use super::fields::Object;
 use super::parts::{Part, Parts};
 use super::worker::{Run, TokenLogprobs, Update};
 
@@ -230,8 +231,14 @@ impl Totals {
         self.decode_time = self.decode_time.max(usage.timings.decode);
     }
 
+    /// Ends an object of OpenAI's text routes: what the answers took, and where the time went.
+    pub fn close(&self, object: &mut Object) {
+        object.insert("usage".into(), self.openai());
+        object.insert("timings".into(), self.timings());
+    }
+
     /// OpenAI's usage.
-    pub fn openai(&self) -> Value {
+    fn openai(&self) -> Value {
         json!({
             "prompt_tokens": self.prompt,
             "completion_tokens": self.generated,
