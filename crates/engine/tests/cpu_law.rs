@@ -158,7 +158,7 @@ fn the_same_tokens_whatever_computes_them() {
         // Too few pages for all: sequences give theirs up and are computed again.
         Way { n_pages: 6, together: true, threads: 2, prefix_cache: true, ..base },
     ];
-    for isa in [Isa::Scalar, Isa::Avx2, Isa::Avx512] {
+    for isa in Isa::ALL {
         match isa.check() {
             Ok(isa) => ways.push(Way { isa, together: true, max_tokens: 64, ..base }),
             Err(error) => println!("skipped {}: {error}", isa.name()),

@@ -93,6 +93,7 @@ pub enum IsaArg {
     Scalar,
     Avx2,
     Avx512,
+    Neon,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -14,13 +14,15 @@ pub enum Isa {
     Avx2,
     /// x86-64 with AVX-512 F, BW, DQ, VL and VNNI (and all that [`Isa::Avx2`] asks for).
     Avx512,
+    /// aarch64 with NEON and the dot products of bytes that Armv8.4 asks for (`dotprod`).
+    Neon,
 }
 
 /// Why an instruction set cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IsaError {
     /// No such name.
-    #[error("choose instruction set: {0:?} is unknown, the names are scalar, avx2, avx512")]
+    #[error("choose instruction set: {0:?} is unknown, the names are scalar, avx2, avx512, neon")]
     Unknown(String),
     /// The machine does not have it.
     #[error("choose instruction set: this machine lacks {wanted}, the best it has is {best}")]
@@ -33,8 +35,8 @@ pub enum IsaError {
 }
 
 impl Isa {
-    /// All of them, slowest first.
-    pub const ALL: [Isa; 3] = [Isa::Scalar, Isa::Avx2, Isa::Avx512];
+    /// All of them, slowest of a machine first.
+    pub const ALL: [Isa; 4] = [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Neon];
 
     /// Whether this machine has it.
     pub fn available(self) -> bool {
@@ -42,6 +44,7 @@ impl Isa {
             Isa::Scalar => true,
             Isa::Avx2 => has_avx2(),
             Isa::Avx512 => has_avx2() && has_avx512(),
+            Isa::Neon => has_neon(),
         }
     }
 
@@ -61,6 +64,7 @@ impl Isa {
             Isa::Scalar => "scalar",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Neon => "neon",
         }
     }
 }
@@ -107,6 +111,16 @@ fn has_avx512() -> bool {
     false
 }
 
+#[cfg(target_arch = "aarch64")]
+fn has_neon() -> bool {
+    std::arch::is_aarch64_feature_detected!("neon") && std::arch::is_aarch64_feature_detected!("dotprod")
+}
+
+#[cfg(not(target_arch = "aarch64"))]
+fn has_neon() -> bool {
+    false
+}
+
 /// Defines a function that runs a generic kernel (its first type parameter is a [`crate::cpu::lanes::Lanes`]) compiled
 /// for the instruction set given as the first argument.
 ///
@@ -127,6 +141,11 @@ macro_rules! on_isa {
             fn avx512 $(<$t: $bound>)? ($($arg: $ty),*) $(-> $ret)? {
                 $kernel::<$crate::cpu::lanes::Avx512, $($t)?>($($arg),*)
             }
+            #[cfg(target_arch = "aarch64")]
+            #[target_feature(enable = "neon,dotprod")]
+            fn neon $(<$t: $bound>)? ($($arg: $ty),*) $(-> $ret)? {
+                $kernel::<$crate::cpu::lanes::Neon, $($t)?>($($arg),*)
+            }
             match isa {
                 $crate::cpu::isa::Isa::Scalar => $kernel::<$crate::cpu::lanes::Scalar, $($t)?>($($arg),*),
                 // SAFETY: an Isa that reaches a kernel has passed `Isa::check`, so the machine has these instructions.
@@ -135,7 +154,11 @@ macro_rules! on_isa {
                 // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
                 $crate::cpu::isa::Isa::Avx512 => unsafe { avx512 $(::<$t>)? ($($arg),*) },
-                #[cfg(not(target_arch = "x86_64"))]
+                // SAFETY: as above.
+                #[cfg(target_arch = "aarch64")]
+                $crate::cpu::isa::Isa::Neon => unsafe { neon $(::<$t>)? ($($arg),*) },
+                // What another architecture has never passes `Isa::check`.
+                #[allow(unreachable_patterns)]
                 _ => $kernel::<$crate::cpu::lanes::Scalar, $($t)?>($($arg),*),
             }
         }

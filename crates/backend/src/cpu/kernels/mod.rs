@@ -11,6 +11,8 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod float;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod panel;
 mod scalar;
 mod variants;
@@ -323,19 +325,46 @@ impl Kernels {
 /// prefetchers take for short streams that end; the bytes of those rows together are one long stream.
 const AHEAD: usize = 6656;
 
+/// Asks for `bytes` bytes at `p`, which need not exist, for use before long: a line into all levels of cache.
+#[inline(always)]
+fn prefetch_near(p: *const u8, bytes: usize) {
+    for line in 0..bytes.div_ceil(64) {
+        let p = p.wrapping_add(64 * line);
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a prefetch never faults, whatever the address.
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p.cast());
+        }
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: as above.
+        unsafe {
+            std::arch::asm!("prfm pldl1keep, [{0}]", in(reg) p, options(nostack, preserves_flags, readonly));
+        }
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+        let _ = p;
+    }
+}
+
 /// Asks for `bytes` bytes at `p`, which need not exist. Weights are read once a step: the non-temporal hint keeps them from
 /// pushing everything else through the outer caches (decode of Qwen3-30B-A3B's shape, 4 layers: 58.7 -> 62.3 tok/s against
 /// the hint for all levels, 2 cores of AMD EPYC 9004).
 #[inline(always)]
 fn prefetch(p: *const u8, bytes: usize) {
-    #[cfg(target_arch = "x86_64")]
     for line in 0..bytes.div_ceil(64) {
-        use std::arch::x86_64::{_MM_HINT_NTA, _mm_prefetch};
+        let p = p.wrapping_add(64 * line);
+        #[cfg(target_arch = "x86_64")]
         // SAFETY: a prefetch never faults, whatever the address.
-        unsafe { _mm_prefetch::<_MM_HINT_NTA>(p.wrapping_add(64 * line).cast()) }
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_NTA }>(p.cast());
+        }
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: as above.
+        unsafe {
+            std::arch::asm!("prfm pldl1strm, [{0}]", in(reg) p, options(nostack, preserves_flags, readonly));
+        }
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+        let _ = p;
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (p, bytes);
 }
 
 /// The bytes of rows that come after those at hand, asked for as one stream.
@@ -359,15 +388,7 @@ impl Ahead {
     #[inline(always)]
     fn ask(self, at: usize, bytes: usize) {
         let p = self.from.wrapping_add(at);
-        if !self.keep {
-            return prefetch(p, bytes);
-        }
-        #[cfg(target_arch = "x86_64")]
-        for line in 0..bytes.div_ceil(64) {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: a prefetch never faults, whatever the address.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(64 * line).cast()) }
-        }
+        if self.keep { prefetch_near(p, bytes) } else { prefetch(p, bytes) }
     }
 }
 

@@ -11,6 +11,8 @@ use crate::cpu::lanes::Lanes;
 use crate::cpu::math::gated;
 
 use super::acts::RowPtr;
+#[cfg(target_arch = "aarch64")]
+use super::neon;
 use super::panel::{self, Panel, ROWS, UnpackFn};
 use super::{ActsShared, ColPtr, RowSet, float, scalar};
 #[cfg(target_arch = "x86_64")]
@@ -72,10 +74,6 @@ pub(super) fn variant(t: WeightType, isa: Isa) -> Variant {
         return float_variant(t, isa);
     }
     match isa {
-        Isa::Scalar => Variant {
-            one: scalar::one,
-            many: Many::Panel { unpack: panel::plain(t), tile: scalar::tile_fn(t), from: 4 },
-        },
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => Variant {
             one: avx2::one(t),
@@ -86,7 +84,11 @@ pub(super) fn variant(t: WeightType, isa: Isa) -> Variant {
             one: avx2::one_avx512(t),
             many: Many::Panel { unpack: avx2::unpack(t), tile: avx512::tile(t), from: panel_from(t) },
         },
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => Variant {
+            one: neon::one(t),
+            many: Many::Panel { unpack: panel::plain(t), tile: scalar::tile_fn(t), from: 4 },
+        },
         _ => Variant {
             one: scalar::one,
             many: Many::Panel { unpack: panel::plain(t), tile: scalar::tile_fn(t), from: 4 },
@@ -98,6 +100,7 @@ pub(super) fn variant(t: WeightType, isa: Isa) -> Variant {
 pub(super) const FLOAT_FROM: usize = 5;
 
 /// Columns from which unpacking a panel costs less than a matrix-vector product for each column (measured on Zen 4).
+#[cfg(target_arch = "x86_64")]
 fn panel_from(t: WeightType) -> usize {
     if t.act() == ActKind::Block32 { 3 } else { 4 }
 }
@@ -125,6 +128,7 @@ fn float_variant(t: WeightType, isa: Isa) -> Variant {
         Isa::Scalar => on!(Isa::Scalar),
         Isa::Avx2 => on!(Isa::Avx2),
         Isa::Avx512 => on!(Isa::Avx512),
+        Isa::Neon => on!(Isa::Neon),
     }
 }
 
@@ -132,12 +136,12 @@ fn float_variant(t: WeightType, isa: Isa) -> Variant {
 pub(super) fn quantise(isa: Isa) -> QuantiseFns {
     let plain = QuantiseFns { float: scalar::float, block32: scalar::block32, block256: scalar::block256 };
     match isa {
-        Isa::Scalar => plain,
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 | Isa::Avx512 => {
             QuantiseFns { block32: avx2::quantise::block32, block256: avx2::quantise::block256, ..plain }
         }
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon => QuantiseFns { block32: neon::quantise::block32, block256: neon::quantise::block256, ..plain },
         _ => plain,
     }
 }

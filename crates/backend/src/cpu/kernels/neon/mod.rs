@@ -1,0 +1,92 @@
+//! Kernels for NEON with the dot products of bytes (`sdot`).
+//!
+//! A format is described once, in [`large`] (super-blocks): how a block's bytes become registers of signed bytes in the
+//! order of the values, scales and minimums. The matrix-vector kernels ([`mod@vec`]) are generic over that. What has no
+//! kernel here runs the scalar code, which the compiler makes NEON of.
+
+pub(super) mod large;
+pub(super) mod quantise;
+mod vec;
+
+use std::arch::aarch64::*;
+
+/// An array written out element by element. `std::array::from_fn` is compiled without the target features, so that a
+/// closure which has them becomes a call, and its vectors go through memory.
+macro_rules! array {
+    (2, |$i:ident| $e:expr) => { array!(@ $i, $e, 0 1) };
+    (4, |$i:ident| $e:expr) => { array!(@ $i, $e, 0 1 2 3) };
+    (8, |$i:ident| $e:expr) => { array!(@ $i, $e, 0 1 2 3 4 5 6 7) };
+    (@ $i:ident, $e:expr, $($n:literal)*) => { [$({ let $i: usize = $n; $e }),*] };
+}
+use array;
+
+pub(super) use vec::one;
+
+/// `acc` plus the products of bytes, four neighbours to a lane. The intrinsic is not stable in Rust yet.
+#[inline]
+#[target_feature(enable = "neon,dotprod")]
+fn sdot(mut acc: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
+    // SAFETY: one instruction on registers, which the machine has.
+    unsafe {
+        std::arch::asm!(
+            "sdot {0:v}.4s, {1:v}.16b, {2:v}.16b",
+            inout(vreg) acc, in(vreg) a, in(vreg) b,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    acc
+}
+
+/// Adds up the lanes of four vectors: lane `i` of the result is the sum of vector `i`.
+#[inline]
+#[target_feature(enable = "neon")]
+fn hsum4(a: [int32x4_t; 4]) -> int32x4_t {
+    vpaddq_s32(vpaddq_s32(a[0], a[1]), vpaddq_s32(a[2], a[3]))
+}
+
+/// # Safety
+/// `p` is readable for 16 bytes.
+#[inline]
+#[target_feature(enable = "neon")]
+unsafe fn load128(p: *const u8) -> uint8x16_t {
+    // SAFETY: the caller's promise.
+    unsafe { vld1q_u8(p) }
+}
+
+/// # Safety
+/// `p` is readable for eight bytes.
+#[inline]
+unsafe fn word64(p: *const u8) -> u64 {
+    // SAFETY: the caller's promise.
+    unsafe { p.cast::<u64>().read_unaligned() }
+}
+
+/// # Safety
+/// `p` is readable for four bytes.
+#[inline]
+unsafe fn word32(p: *const u8) -> u64 {
+    // SAFETY: the caller's promise.
+    u64::from(unsafe { p.cast::<u32>().read_unaligned() })
+}
+
+/// # Safety
+/// `p` is readable for two bytes.
+#[inline]
+unsafe fn word16(p: *const u8) -> u64 {
+    // SAFETY: the caller's promise.
+    u64::from(unsafe { p.cast::<u16>().read_unaligned() })
+}
+
+/// The f16 at byte `at` of each of four blocks, as f32.
+///
+/// They meet in a general register: loads into lanes would take a vector operation each.
+///
+/// # Safety
+/// The two bytes are readable in every block.
+#[inline]
+#[target_feature(enable = "neon")]
+unsafe fn halves4(p: &[*const u8; 4], at: usize) -> float32x4_t {
+    // SAFETY: the caller's promise.
+    let h = |i: usize| unsafe { word16(p[i].add(at)) };
+    vcvt_f32_f16(vreinterpret_f16_u64(vcreate_u64(h(0) | h(1) << 16 | h(2) << 32 | h(3) << 48)))
+}

@@ -1,0 +1,150 @@
+//! Matrix-vector products: up to 16 rows times one column.
+//!
+//! Rows are taken four at a time, so that the horizontal sums are shared and a lane of the f32 accumulator is a row: the
+//! law wants one multiply-add a block and row, in the order of blocks.
+
+use std::arch::aarch64::*;
+
+use quant::WeightType;
+
+use super::super::panel::ROWS;
+use super::super::variants::OneFn;
+use super::super::{AHEAD, ActsShared, ColPtr, RowSet, prefetch, scalar};
+use super::large::{Iq4Xs, Large, Q2K, Q3K, Q4K, Q5K, Q6K};
+use super::{array, halves4, hsum4, sdot};
+
+/// The one-column kernel of a type.
+pub(in super::super) fn one(t: WeightType) -> OneFn {
+    match t {
+        WeightType::Q2_K => large::<Q2K>,
+        WeightType::Q3_K => large::<Q3K>,
+        WeightType::Q4_K => large::<Q4K>,
+        WeightType::Q5_K => large::<Q5K>,
+        WeightType::Q6_K => large::<Q6K>,
+        WeightType::IQ4_XS => large::<Iq4Xs>,
+        _ => scalar::one,
+    }
+}
+
+/// A super-block of activations. The compiler keeps in registers what fits.
+#[derive(Clone, Copy)]
+struct X {
+    /// 256 bytes.
+    q: *const u8,
+    /// Sub-scales.
+    u: int16x8_t,
+    /// Sums of the sixteen 16-groups.
+    sums: [int16x8_t; 2],
+}
+
+/// Integer dot product and minimums of a super-block, each in four partial sums.
+///
+/// The products of a sub-group end in four lanes, which its scale multiplies by element: one operation, as adding up the
+/// lanes first would take, and no wait for it.
+///
+/// # Safety
+/// `p` points to a block of type `T`, `x` to activations.
+#[inline]
+#[target_feature(enable = "neon,dotprod")]
+unsafe fn block<T: Large>(p: *const u8, x: &X) -> (int32x4_t, int32x4_t) {
+    // SAFETY: the caller's promise; x holds 256 bytes.
+    unsafe {
+        let (scales, mins) = (T::scales(p), T::mins(p));
+        let wide = [vmovl_s8(vget_low_s8(scales)), vmovl_high_s8(scales)];
+        let zero = vdupq_n_s32(0);
+        let (mut acc, mut msum) = (zero, zero);
+        if T::OFFSET != 0 {
+            for i in 0..2 {
+                acc = vmlal_s16(acc, vget_low_s16(wide[i]), vget_low_s16(x.sums[i]));
+                acc = vmlal_high_s16(acc, wide[i], x.sums[i]);
+            }
+            acc = vmulq_n_s32(acc, -T::OFFSET);
+        }
+        macro_rules! load {
+            ($j:literal) => {{
+                let q = x.q.cast::<i8>().add(32 * $j);
+                [vld1q_s8(q), vld1q_s8(q.add(16))]
+            }};
+        }
+        if T::SUB == 32 {
+            let s = vmulq_s16(wide[0], x.u);
+            let s = [vmovl_s16(vget_low_s16(s)), vmovl_high_s16(s)];
+            macro_rules! groups {
+                ($($j:literal)*) => {
+                    $(
+                        let (w, q) = (T::group(p, $j), load!($j));
+                        let dot = sdot(sdot(zero, w[0], q[0]), w[1], q[1]);
+                        acc = vmlaq_laneq_s32::<{ $j % 4 }>(acc, dot, s[$j / 4]);
+                    )*
+                };
+            }
+            groups!(0 1 2 3 4 5 6 7);
+            if T::DMIN.is_some() {
+                let mins = vmovl_u8(vget_low_u8(mins));
+                let mins = [vmovl_u16(vget_low_u16(mins)), vmovl_high_u16(mins)].map(|m| vreinterpretq_s32_u32(m));
+                msum = vmulq_s32(mins[0], vpaddlq_s16(x.sums[0]));
+                msum = vmlaq_s32(msum, mins[1], vpaddlq_s16(x.sums[1]));
+            }
+        } else {
+            let s = [vmulq_s16(wide[0], vzip1q_s16(x.u, x.u)), vmulq_s16(wide[1], vzip2q_s16(x.u, x.u))];
+            let s = [
+                vmovl_s16(vget_low_s16(s[0])),
+                vmovl_high_s16(s[0]),
+                vmovl_s16(vget_low_s16(s[1])),
+                vmovl_high_s16(s[1]),
+            ];
+            macro_rules! groups {
+                ($($j:literal)*) => {
+                    $(
+                        let (w, q) = (T::group(p, $j), load!($j));
+                        acc = vmlaq_laneq_s32::<{ $j % 2 * 2 }>(acc, sdot(zero, w[0], q[0]), s[$j / 2]);
+                        acc = vmlaq_laneq_s32::<{ $j % 2 * 2 + 1 }>(acc, sdot(zero, w[1], q[1]), s[$j / 2]);
+                    )*
+                };
+            }
+            groups!(0 1 2 3 4 5 6 7);
+            if T::DMIN.is_some() {
+                let mins = [vmovl_u8(vget_low_u8(mins)), vmovl_high_u8(mins)].map(|m| vreinterpretq_s16_u16(m));
+                for i in 0..2 {
+                    msum = vmlal_s16(msum, vget_low_s16(mins[i]), vget_low_s16(x.sums[i]));
+                    msum = vmlal_high_s16(msum, mins[i], x.sums[i]);
+                }
+            }
+        }
+        (acc, msum)
+    }
+}
+
+/// # Safety
+/// See [`OneFn`]; the set is of type `T`.
+#[target_feature(enable = "neon,dotprod")]
+unsafe fn large<T: Large>(set: &RowSet, _acts: &ActsShared, col: &ColPtr, out: &mut [f32; ROWS]) {
+    for first in (0..set.n).step_by(4) {
+        let mut p: [*const u8; 4] = std::array::from_fn(|i| set.row(first + i));
+        let mut acc = vdupq_n_f32(0.0);
+        let ahead = p[0].wrapping_add(AHEAD.max(4 * set.bytes.q));
+        for b in 0..set.k / 256 {
+            prefetch(ahead.wrapping_add(4 * T::BYTES * b), 4 * T::BYTES);
+            // SAFETY: block b lies inside every row and the column; the last `add` ends at most at the row's end.
+            unsafe {
+                let sums = col.row.sums.cast::<i16>().add(16 * b);
+                let x = X {
+                    q: col.row.q.add(256 * b),
+                    u: vreinterpretq_s16_u16(vmovl_u8(vld1_u8(col.row.u.add(8 * b)))),
+                    sums: [vld1q_s16(sums), vld1q_s16(sums.add(8))],
+                };
+                let sums = array!(4, |i| block::<T>(p[i], &x));
+                let d = vld1q_dup_f32(col.row.d.add(b));
+                let isum = vcvtq_f32_s32(hsum4(array!(4, |i| sums[i].0)));
+                acc = vfmaq_f32(acc, vmulq_f32(halves4(&p, T::D), d), isum);
+                if let Some(at) = T::DMIN {
+                    let msum = vcvtq_f32_s32(hsum4(array!(4, |i| sums[i].1)));
+                    acc = vfmsq_f32(acc, vmulq_f32(halves4(&p, at), d), msum);
+                }
+                p = p.map(|p| p.add(T::BYTES));
+            }
+        }
+        // SAFETY: `out` has ROWS places, `first` is at most 12.
+        unsafe { vst1q_f32(out.as_mut_ptr().add(first), acc) };
+    }
+}
