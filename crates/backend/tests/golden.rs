@@ -15,6 +15,7 @@ use backend::{Backend, Batch, Fault, Limits, PAGE, Program, Tables};
 use checkpoint::Checkpoint;
 use model::plan::{Plan, RopePairing};
 use model::rope::{self, Scaling, Yarn};
+use quant::act::ActKind;
 use safetensors::{Dtype, SafeTensors};
 
 /// A backend and the most that its logits may be off.
@@ -30,15 +31,24 @@ struct Tolerance {
 enum Quantised {
     /// This much: for backends that compute in f32.
     AtMost(f64),
-    /// As much as llama.cpp is, which quantises activations too; the folder's card has the figure for each file. The
-    /// project's own tiny models have none; their types meet 16-bit activations, so that bf16's tolerance holds.
+    /// As much as llama.cpp is, which quantises activations too; the folder's card has the figure for each file. Where
+    /// there is none, [`BYTES`] for types that meet activations of 8 bits and bf16's tolerance for the others.
     LlamaCpp,
 }
 
+/// The most that 8-bit activations may cost: llama.cpp is off by 0.011 to 0.038 on files of such types.
+const BYTES: f64 = 3e-2;
+
 /// Quantised files whose worst eighth of rows the CPU's figure leaves out: a router of random weights has near ties, and a token
-/// that goes to other experts is as far off as any other token. In this file that befalls three of 48 tokens, and one of
-/// llama.cpp's; the other rows are off by 0.02, llama.cpp's by 0.025.
-const FLIPS: &[(&str, &str)] = &[("gemma4moe", "q4_k_m")];
+/// that goes to other experts is as far off as any other token. In these files that befalls one to three of 40 or 48 tokens
+/// (of llama.cpp's, one in the first file), which are off by up to 0.37; the next row after them is off by 0.01 to 0.06.
+const FLIPS: &[(&str, &str)] = &[
+    ("gemma4moe", "q4_k_m"),
+    ("gemma4moe", "iq4_nl"),
+    ("glm4moe", "q4_0"),
+    ("deepseekv3", "q5_1"),
+    ("gemma4", "q4_1"),
+];
 
 /// The reference, and the CPU on the best instruction set: the others give the same bits (`cpu_law`).
 fn backends() -> [Tolerance; 2] {
@@ -192,14 +202,16 @@ impl File {
 }
 
 /// What a folder's card says of llama.cpp on a quantised file.
-fn llama_cpp_error(folder: &Path, ty: &str) -> f64 {
-    let path = folder.join("card.json");
-    if !path.exists() {
-        return 2e-3;
-    }
-    let card: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+fn llama_cpp_error(folder: &Path, ty: &str) -> Option<f64> {
+    let card = std::fs::read(folder.join("card.json")).ok()?;
+    let card: serde_json::Value = serde_json::from_slice(&card).unwrap();
     let key = format!("llama.cpp on model-{ty}.gguf itself (quantised activations) vs exact {ty} answer");
-    card["agreement"][&key]["rel_rms"].as_f64().unwrap_or_else(|| panic!("{} has no {key}", folder.display()))
+    card["agreement"][&key]["rel_rms"].as_f64()
+}
+
+/// Whether no matrix of a file meets 8-bit activations.
+fn is_wide(checkpoint: &Checkpoint) -> bool {
+    checkpoint.tensors().iter().all(|t| matches!(t.dtype.act(), ActKind::F32 | ActKind::Block32))
 }
 
 /// Runs every file of a folder on every backend.
@@ -215,9 +227,9 @@ fn check(folder: &Path) {
             let tolerance = match (array.as_str(), &quantised) {
                 ("logits", _) => bf16,
                 (_, Quantised::AtMost(most)) => *most,
-                // Affine types meet 16-bit activations.
-                ("logits_mlx", Quantised::LlamaCpp) => bf16,
-                (_, Quantised::LlamaCpp) => llama_cpp_error(folder, label),
+                (_, Quantised::LlamaCpp) => {
+                    llama_cpp_error(folder, label).unwrap_or(if is_wide(&file.open()) { bf16 } else { BYTES })
+                }
             };
             let exact = golden.f32s(array);
             let plan = model::build(&file.open()).unwrap();
@@ -338,14 +350,19 @@ fn a_thousand_tokens() {
 }
 
 /// Tiny models in git that hold every weight type between them, made by `tools/make_tiny_models.py`. Beside each stands
-/// the most that the CPU may be off: bf16's tolerance where blocks of 32 meet 16-bit activations, half of llama.cpp's
-/// error on the same file where super-blocks meet 8-bit ones. No greedy margin in these files is below 0.1.
+/// the most that the CPU may be off: bf16's tolerance for floats, llama.cpp's error on the same file where activations
+/// have 8 bits, half of it where there are super-blocks; and how many of the greedy answers it gives, which are all until a
+/// token goes to other experts. No greedy margin in these files is below 0.1.
 #[test]
 fn every_weight_type() {
     let folder = manifest_dir().join("tests/data/types");
-    let models =
-        [("llama-blocks32", 2e-3), ("qwen3-float", 2e-3), ("qwen3moe-blocks32", 2e-3), ("qwen3moe-blocks256", 1.9e-2)];
-    for (name, cpu) in models {
+    let models = [
+        ("llama-blocks32", 1.1e-2, 16),
+        ("qwen3-float", 2e-3, 16),
+        ("qwen3moe-blocks32", 1.8e-2, 16),
+        ("qwen3moe-blocks256", 1.9e-2, 5),
+    ];
+    for (name, cpu, same) in models {
         let golden = Golden(std::fs::read(folder.join(format!("{name}.golden.safetensors"))).unwrap());
         let tokens = golden.u32s("tokens");
         let open = || checkpoint::open(&folder.join(format!("{name}.gguf"))).unwrap();
@@ -360,7 +377,9 @@ fn every_weight_type() {
             let error = relative_rms(&logits, &golden.f32s("logits"));
             println!("{name:<19} {:<10} {error:.2e} (at most {tolerance:.2e})", backend.name());
             assert!(error <= tolerance, "{name} {}: {error:e} > {tolerance:e}", backend.name());
-            assert_eq!(session.greedy(&logits, 16), golden.u32s("greedy"), "{name} {}", backend.name());
+            let (greedy, want) = (session.greedy(&logits, 16), golden.u32s("greedy"));
+            let same = if matches!(quantised, Quantised::AtMost(_)) { 16 } else { same };
+            assert_eq!(greedy[..same], want[..same], "{name} {}", backend.name());
             cut_and_crowded(backend, &plan, open(), &tokens, &logits);
         }
     }

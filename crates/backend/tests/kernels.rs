@@ -242,7 +242,7 @@ fn gated_products_equal_their_parts() {
 
 #[test]
 fn quantisers_are_equal_on_every_instruction_set() {
-    for kind in [ActKind::F32, ActKind::Block32, ActKind::Block256] {
+    for kind in [ActKind::F32, ActKind::Block32, ActKind::Byte32, ActKind::Block256] {
         let k = 768;
         let mut x = activations(MAX, k);
         // Values next to halves of a step, where rounding decides.
@@ -258,6 +258,10 @@ fn quantisers_are_equal_on_every_instruction_set() {
                 match (got.row(r), want.row(r)) {
                     (ActRow::F32(a), ActRow::F32(b)) => assert!(a.iter().zip(b).all(|(a, b)| same(*a, *b))),
                     (ActRow::Block32(a), ActRow::Block32(b)) => {
+                        assert_eq!((a.q, a.sums), (b.q, b.sums), "{isa} row {r}");
+                        assert!(a.d.iter().zip(b.d).all(|(a, b)| same(*a, *b)), "{isa} row {r}");
+                    }
+                    (ActRow::Byte32(a), ActRow::Byte32(b)) => {
                         assert_eq!((a.q, a.sums), (b.q, b.sums), "{isa} row {r}");
                         assert!(a.d.iter().zip(b.d).all(|(a, b)| same(*a, *b)), "{isa} row {r}");
                     }

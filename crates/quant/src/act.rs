@@ -7,10 +7,10 @@
 //! of `x.to_bits() & 0x7fff_ffff`, read as f32 again: for finite numbers that is the largest magnitude, inf and NaN
 //! are above all of them, so one maximum both measures and checks. `rte` rounds to the nearest integer, ties to even.
 //!
-//! A block ([`ActKind::Block32`], 32 values):
+//! A block ([`ActKind::Block32`] with `most` = 32767, [`ActKind::Byte32`] with `most` = 127; 32 values):
 //! ```text
 //! amax not finite:  d = NaN, q = 0, sum = 0       amax < 1e-30:  d = 0, q = 0, sum = 0
-//! d = amax / 32767      inv = 32767 / amax      q = clamp(rte(x · inv), -32767, 32767)      sum = Σ q
+//! d = amax / most       inv = most / amax       q = clamp(rte(x · inv), -most, most)        sum = Σ q
 //! ```
 //! A super-block ([`ActKind::Block256`], 256 values in sub-blocks j of 32):
 //! ```text
@@ -21,7 +21,8 @@
 //! A value that is not finite thus makes every dot product with its block NaN; it never becomes a number.
 //!
 //! Why 1e-30: no scale may be subnormal (hardware may flush it) or infinite. With `1e-30 <= amax < 3.41e38`:
-//! * `d = amax / 32767` lies in `3.0e-35 ..= 1.1e34`, `inv` in `9.6e-35 ..= 3.3e34`;
+//! * `d = amax / 32767` lies in `3.0e-35 ..= 1.1e34`, its `inv` in `9.6e-35 ..= 3.3e34`;
+//! * `d = amax / 127` lies in `7.8e-33 ..= 2.7e36`, its `inv` in `3.7e-37 ..= 1.3e32`;
 //! * `ratio` lies in `4.4e-38 ..= 1.5e31`, `d = amax / 1905` in `5.2e-34 ..= 1.8e35`, `d · u` in `5.2e-34 ..= 2.7e36`,
 //!   `inv[j]` in `3.7e-37 ..= 2.0e33`;
 //!
@@ -34,8 +35,11 @@
 pub enum ActKind {
     /// Plain f32, for F32, F16 and BF16 weights.
     F32,
-    /// 16-bit integers, one f32 scale and one i32 sum per 32 values.
+    /// 16-bit integers, one f32 scale and one i32 sum per 32 values: for 32-blocks of 8 bits, since activations of 8 bits
+    /// err as much as such weights do.
     Block32,
+    /// 8-bit integers, one f32 scale and one i32 sum per 32 values: for 32-blocks of at most 6 bits.
+    Byte32,
     /// 8-bit integers, a 4-bit sub-scale per 32 values, one f32 scale per 256 values, u-scaled sums per 16 values.
     Block256,
 }
@@ -45,7 +49,7 @@ impl ActKind {
     pub fn block_len(self) -> usize {
         match self {
             ActKind::F32 => 1,
-            ActKind::Block32 => 32,
+            ActKind::Block32 | ActKind::Byte32 => 32,
             ActKind::Block256 => 256,
         }
     }
@@ -56,17 +60,19 @@ impl ActKind {
 pub enum ActRow<'a> {
     /// `x[n]`.
     F32(&'a [f32]),
-    /// 32-blocks.
-    Block32(Act32<'a>),
+    /// 32-blocks of 16-bit integers.
+    Block32(Act32<'a, i16>),
+    /// 32-blocks of 8-bit integers.
+    Byte32(Act32<'a, i8>),
     /// 256-blocks.
     Block256(Act256<'a>),
 }
 
 /// A row of 32-blocks: `x[32·b + i] ≈ d[b] · q[32·b + i]`.
 #[derive(Clone, Copy, Debug)]
-pub struct Act32<'a> {
-    /// Quantised values, `[n]`, in `-32767..=32767`.
-    pub q: &'a [i16],
+pub struct Act32<'a, Q> {
+    /// Quantised values, `[n]`, in `-32767..=32767` or `-127..=127`.
+    pub q: &'a [Q],
     /// Scale of each block, `[n/32]`. NaN when the block held a value that is not finite.
     pub d: &'a [f32],
     /// Sum of `q` over each block, `[n/32]`.
@@ -95,6 +101,7 @@ pub struct Act256<'a> {
 pub enum ActRowMut<'a> {
     F32(&'a mut [f32]),
     Block32 { q: &'a mut [i16], d: &'a mut [f32], sums: &'a mut [i32] },
+    Byte32 { q: &'a mut [i8], d: &'a mut [f32], sums: &'a mut [i32] },
     Block256 { q: &'a mut [i8], u: &'a mut [u8], d: &'a mut [f32], sums: &'a mut [i16] },
 }
 
@@ -106,25 +113,44 @@ pub fn amax(x: &[f32]) -> f32 {
     f32::from_bits(x.iter().map(|x| x.to_bits() & 0x7fff_ffff).max().unwrap_or(0))
 }
 
-/// Quantises `x`, any number of 32-blocks, into the parts of [`Act32`].
+/// Quantises `x`, any number of 32-blocks, into the parts of [`ActKind::Block32`].
 ///
 /// # Panics
 /// When the lengths are not `n`, `n`, `n/32`, `n/32` with 32 dividing `n`.
 pub fn quantise32(x: &[f32], q: &mut [i16], d: &mut [f32], sums: &mut [i32]) {
+    blocks32(x, q, d, sums, 32767.0, |q| q as i16);
+}
+
+/// Quantises `x`, any number of 32-blocks, into the parts of [`ActKind::Byte32`].
+///
+/// # Panics
+/// As [`quantise32`].
+pub fn quantise_byte32(x: &[f32], q: &mut [i8], d: &mut [f32], sums: &mut [i32]) {
+    blocks32(x, q, d, sums, 127.0, |q| q as i8);
+}
+
+fn blocks32<Q: Copy + Default + Into<i32>>(
+    x: &[f32],
+    q: &mut [Q],
+    d: &mut [f32],
+    sums: &mut [i32],
+    most: f32,
+    integer: fn(f32) -> Q,
+) {
     let n = x.len();
     assert!(n.is_multiple_of(32) && (q.len(), d.len(), sums.len()) == (n, n / 32, n / 32), "parts of {n} values");
     for (b, (x, q)) in x.as_chunks::<32>().0.iter().zip(q.as_chunks_mut::<32>().0).enumerate() {
         let amax = amax(x);
         (d[b], sums[b]) = (empty_scale(amax), 0);
-        q.fill(0);
+        q.fill(Q::default());
         if is_empty(amax) {
             continue;
         }
-        d[b] = amax / 32767.0;
-        let inv = 32767.0 / amax;
+        d[b] = amax / most;
+        let inv = most / amax;
         for i in 0..32 {
-            q[i] = (x[i] * inv).round_ties_even().clamp(-32767.0, 32767.0) as i16;
-            sums[b] += i32::from(q[i]);
+            q[i] = integer((x[i] * inv).round_ties_even().clamp(-most, most));
+            sums[b] += q[i].into();
         }
     }
 }
@@ -187,10 +213,10 @@ pub struct ActBuf {
     max_values: usize,
     x: Vec<f32>,      // [max_values], F32
     q16: Vec<i16>,    // [max_values], Block32
-    q8: Vec<i8>,      // [max_values], Block256
+    q8: Vec<i8>,      // [max_values], Byte32 and Block256
     u: Vec<u8>,       // [max_values/32], Block256
     d: Vec<f32>,      // [max_values/block_len]
-    sums32: Vec<i32>, // [max_values/32], Block32
+    sums32: Vec<i32>, // [max_values/32], Block32 and Byte32
     sums16: Vec<i16>, // [max_values/16], Block256
 }
 
@@ -202,6 +228,7 @@ impl ActBuf {
     pub fn new(kind: ActKind, rows: usize, n: usize) -> Self {
         let max = rows * n;
         let of = |k: ActKind, len: usize| if k == kind { len } else { 0 };
+        let blocks32 = of(ActKind::Block32, max / 32) + of(ActKind::Byte32, max / 32);
         let mut buf = Self {
             kind,
             rows: 0,
@@ -209,10 +236,10 @@ impl ActBuf {
             max_values: max,
             x: vec![0.0; of(ActKind::F32, max)],
             q16: vec![0; of(ActKind::Block32, max)],
-            q8: vec![0; of(ActKind::Block256, max)],
+            q8: vec![0; of(ActKind::Byte32, max) + of(ActKind::Block256, max)],
             u: vec![0; of(ActKind::Block256, max / 32)],
-            d: vec![0.0; of(ActKind::Block32, max / 32) + of(ActKind::Block256, max / 256)],
-            sums32: vec![0; of(ActKind::Block32, max / 32)],
+            d: vec![0.0; blocks32 + of(ActKind::Block256, max / 256)],
+            sums32: vec![0; blocks32],
             sums16: vec![0; of(ActKind::Block256, max / 16)],
         };
         buf.set_shape(rows, n);
@@ -256,6 +283,9 @@ impl ActBuf {
             ActKind::Block32 => {
                 ActRow::Block32(Act32 { q: &self.q16[part(1)], d: &self.d[part(32)], sums: &self.sums32[part(32)] })
             }
+            ActKind::Byte32 => {
+                ActRow::Byte32(Act32 { q: &self.q8[part(1)], d: &self.d[part(32)], sums: &self.sums32[part(32)] })
+            }
             ActKind::Block256 => ActRow::Block256(Act256 {
                 q: &self.q8[part(1)],
                 u: &self.u[part(32)],
@@ -288,6 +318,11 @@ impl ActBuf {
                 d: &mut self.d[part(32)],
                 sums: &mut self.sums32[part(32)],
             },
+            ActKind::Byte32 => ActRowMut::Byte32 {
+                q: &mut self.q8[part(1)],
+                d: &mut self.d[part(32)],
+                sums: &mut self.sums32[part(32)],
+            },
             ActKind::Block256 => ActRowMut::Block256 {
                 q: &mut self.q8[part(1)],
                 u: &mut self.u[part(32)],
@@ -306,6 +341,7 @@ impl ActBuf {
         match self.row_mut(i) {
             ActRowMut::F32(to) => to.copy_from_slice(x),
             ActRowMut::Block32 { q, d, sums } => quantise32(x, q, d, sums),
+            ActRowMut::Byte32 { q, d, sums } => quantise_byte32(x, q, d, sums),
             ActRowMut::Block256 { q, u, d, sums } => quantise256(x, q, u, d, sums),
         }
     }

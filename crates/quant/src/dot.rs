@@ -1,21 +1,22 @@
 //! The scalar dot products: the reference of the CPU law.
 //!
 //! # Where each type's sub-scales go, and why i32 cannot overflow
-//! A 32-block gives `isum = Σ q_w·q_x` with `|q_x| <= 32767`; a super-block gives
+//! A 32-block gives `isum = Σ q_w·q_x` with `|q_x| <= 127`, or `|q_x| <= 32767` for 8-bit weights; a super-block gives
 //! `isum = Σ_j u_j · Σ_{g in j} sc_g · Σ_{i in g} q_w·q_x` with `|q_x| <= 127` and `u <= 15`, and where there is a minimum
 //! `msum = Σ_g mins_g · sums_g` with `|sums_g| <= 30480`. Weight sub-scales and activation sub-scales are thus integers
 //! inside `isum`; only `d_w·d_x` and `dmin·d_x` are floats. The bound of `|isum|`, for every bit pattern of the weights:
 //!
 //! | type | q_w | sc | bound of isum | mins | bound of msum |
 //! |---|---|---|---|---|---|
-//! | Q4_0 | -8..=7 | | 32·8·32767 = 8.4e6 | | |
-//! | Q4_1 | 0..=15 | | 32·15·32767 = 1.6e7 | | Σ q_x: 1.0e6 |
-//! | Q5_0 | -16..=15 | | 32·16·32767 = 1.7e7 | | |
-//! | Q5_1 | 0..=31 | | 32·31·32767 = 3.3e7 | | Σ q_x: 1.0e6 |
+//! | Q4_0 | -8..=7 | | 32·8·127 = 32 512 | | |
+//! | Q4_1 | 0..=15 | | 32·15·127 = 60 960 | | Σ q_x: 4064 |
+//! | Q5_0 | -16..=15 | | 32·16·127 = 65 024 | | |
+//! | Q5_1 | 0..=31 | | 32·31·127 = 125 984 | | Σ q_x: 4064 |
+//! | IQ4_NL | -127..=113 | | 32·127·127 = 516 128 | | |
+//! | MXFP4, planar too | -12..=12 | | 32·12·127 = 48 768 | | |
+//! | affine, b <= 6 bits | 0..=2^b - 1 | | 32·63·127 = 256 032 | | Σ q_x: 4064 |
 //! | Q8_0 | -128..=127 | | 32·128·32767 = 1.3e8 | | |
-//! | IQ4_NL | -127..=113 | | 32·127·32767 = 1.3e8 | | |
-//! | MXFP4, planar too | -12..=12 | | 32·12·32767 = 1.3e7 | | |
-//! | affine, b bits | 0..=2^b - 1 | | 32·255·32767 = 2.7e8 | | Σ q_x: 1.0e6 |
+//! | affine, 8 bits | 0..=255 | | 32·255·32767 = 2.7e8 | | Σ q_x: 1.0e6 |
 //! | Q2_K | 0..=3 | 0..=15 | 256·3·15·1905 = 2.2e7 | 0..=15 | 16·15·30480 = 7.3e6 |
 //! | Q3_K | -4..=3 | -32..=31 | 256·4·32·1905 = 6.2e7 | | |
 //! | Q4_K | 0..=15 | 0..=63 | 256·15·63·1905 = 4.6e8 | 0..=63 | 16·63·30480 = 3.1e7 |
@@ -29,7 +30,7 @@
 //!
 //! `isum as f32` rounds to nearest even, as `cvtdq2ps` does. The result is the f32 accumulator after the last block.
 
-use crate::act::{Act32, Act256, ActRow};
+use crate::act::{Act32, Act256, ActKind, ActRow};
 use crate::block::{Ints32, Ints256};
 use crate::planes::Planes;
 use crate::types::{Codec, WeightType, planar};
@@ -43,29 +44,24 @@ pub fn dot_row<'a>(t: WeightType, w: impl Into<Planes<'a>>, x: ActRow<'_>) -> f3
     let n = match x {
         ActRow::F32(x) => x.len(),
         ActRow::Block32(x) => x.q.len(),
+        ActRow::Byte32(x) => x.q.len(),
         ActRow::Block256(x) => x.q.len(),
     };
     assert_eq!(Some(w.len()), t.plane_bytes(n), "bytes of a {t} row of {n} values");
-    match (t.codec(), x) {
-        (Codec::Float { load, .. }, ActRow::F32(x)) => dot_float(w.q, t.block_bytes(), load, x),
-        (Codec::Small { unpack, has_min, .. }, ActRow::Block32(x)) => {
-            dot_small(w.q.chunks_exact(t.block_bytes()).map(unpack), has_min, x)
-        }
-        (Codec::Mxfp4Planar, ActRow::Block32(x)) => {
-            dot_small((0..n / 32).map(|b| planar::unpack_mxfp4(w, b)), false, x)
-        }
-        (Codec::Affine(a), ActRow::Block32(x)) => dot_small((0..n / 32).map(|b| a.unpack(w, b)), true, x),
-        (Codec::Super { unpack, has_min, .. }, ActRow::Block256(x)) => {
-            dot_super(w.q.chunks_exact(t.block_bytes()).map(unpack), has_min, x)
-        }
+    match x {
+        ActRow::F32(x) if t.act() == ActKind::F32 => dot_float(t, w.q, x),
+        ActRow::Block32(x) if t.act() == ActKind::Block32 => dot_blocks32(t, w, x),
+        ActRow::Byte32(x) if t.act() == ActKind::Byte32 => dot_blocks32(t, w, x),
+        ActRow::Block256(x) if t.act() == ActKind::Block256 => dot_super(t, w.q, x),
         _ => panic!("{t} weights meet {:?} activations", t.act()),
     }
 }
 
 /// Element `i` goes to lane `i % 16`; a tail fills the lanes it has.
-fn dot_float(w: &[u8], value_bytes: usize, load: fn(&[u8], &mut [f32]), x: &[f32]) -> f32 {
+fn dot_float(t: WeightType, w: &[u8], x: &[f32]) -> f32 {
+    let Codec::Float { load, .. } = t.codec() else { unreachable!("{t} meets floats") };
     let (mut lanes, mut w16) = ([0.0f32; 16], [0.0f32; 16]);
-    for (w, x) in w.chunks(16 * value_bytes).zip(x.chunks(16)) {
+    for (w, x) in w.chunks(16 * t.block_bytes()).zip(x.chunks(16)) {
         load(w, &mut w16);
         for i in 0..x.len() {
             lanes[i] = w16[i].mul_add(x[i], lanes[i]);
@@ -74,7 +70,21 @@ fn dot_float(w: &[u8], value_bytes: usize, load: fn(&[u8], &mut [f32]), x: &[f32
     tree_sum(&lanes)
 }
 
-fn dot_small<Q: Copy + Into<i32>>(w: impl Iterator<Item = Ints32<Q>>, has_min: bool, x: Act32<'_>) -> f32 {
+fn dot_blocks32<X: Copy + Into<i32>>(t: WeightType, w: Planes<'_>, x: Act32<'_, X>) -> f32 {
+    let blocks = 0..x.q.len() / 32;
+    match t.codec() {
+        Codec::Small { unpack, has_min, .. } => dot_small(w.q.chunks_exact(t.block_bytes()).map(unpack), has_min, x),
+        Codec::Mxfp4Planar => dot_small(blocks.map(|b| planar::unpack_mxfp4(w, b)), false, x),
+        Codec::Affine(a) => dot_small(blocks.map(|b| a.unpack(w, b)), true, x),
+        Codec::Float { .. } | Codec::Super { .. } => unreachable!("{t} has no 32-blocks"),
+    }
+}
+
+fn dot_small<Q: Copy + Into<i32>, X: Copy + Into<i32>>(
+    w: impl Iterator<Item = Ints32<Q>>,
+    has_min: bool,
+    x: Act32<'_, X>,
+) -> f32 {
     let mut acc = 0.0f32;
     for (b, (w, q)) in w.zip(x.q.as_chunks().0).enumerate() {
         acc = (w.d * x.d[b]).mul_add(isum32(&w.q, q) as f32, acc);
@@ -85,10 +95,11 @@ fn dot_small<Q: Copy + Into<i32>>(w: impl Iterator<Item = Ints32<Q>>, has_min: b
     acc
 }
 
-fn dot_super(w: impl Iterator<Item = Ints256>, has_min: bool, x: Act256<'_>) -> f32 {
+fn dot_super(t: WeightType, w: &[u8], x: Act256<'_>) -> f32 {
+    let Codec::Super { unpack, has_min, .. } = t.codec() else { unreachable!("{t} has super-blocks") };
     let (q, u, sums) = (x.q.as_chunks().0, x.u.as_chunks().0, x.sums.as_chunks().0);
     let mut acc = 0.0f32;
-    for (b, w) in w.enumerate() {
+    for (b, w) in w.chunks_exact(t.block_bytes()).map(unpack).enumerate() {
         acc = (w.d * x.d[b]).mul_add(isum256(&w, &q[b], &u[b]) as f32, acc);
         if has_min {
             acc = (-(w.dmin * x.d[b])).mul_add(msum256(&w.mins, &sums[b]) as f32, acc);
@@ -98,8 +109,8 @@ fn dot_super(w: impl Iterator<Item = Ints256>, has_min: bool, x: Act256<'_>) -> 
 }
 
 /// `Σ q_w·q_x`.
-fn isum32<Q: Copy + Into<i32>>(w: &[Q; 32], x: &[i16; 32]) -> i32 {
-    w.iter().zip(x).map(|(&w, &x)| w.into() * i32::from(x)).sum()
+fn isum32<Q: Copy + Into<i32>, X: Copy + Into<i32>>(w: &[Q; 32], x: &[X; 32]) -> i32 {
+    w.iter().zip(x).map(|(&w, &x)| w.into() * x.into()).sum()
 }
 
 /// `Σ_j u_j · Σ_{g in j} sc_g · Σ q_w·q_x`.
@@ -133,7 +144,6 @@ pub fn tree_sum(lanes: &[f32; 16]) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::act::ActKind;
 
     /// Largest |q|, |sc| and mins of each type that has integers, as the module's table says.
     const BOUNDS: [(WeightType, i32, i32, i32); 13] = [
@@ -184,7 +194,11 @@ mod tests {
                 }
             }
             assert_eq!(most, (q, sc, mins), "{t}");
-            let of = if t.act() == ActKind::Block32 { 32 * 32767 } else { 256 * 127 * 15 };
+            let of = match t.act() {
+                ActKind::Block32 => 32 * 32767,
+                ActKind::Byte32 => 32 * 127,
+                _ => 256 * 127 * 15,
+            };
             assert!(i64::from(of) * i64::from(q) * i64::from(sc) <= i64::from(i32::MAX), "{t}");
         }
     }
@@ -194,10 +208,12 @@ mod tests {
     fn extremes_do_not_overflow() {
         for (t, q, sc, mins) in BOUNDS {
             for sign in [-1, 1] {
+                let w = [(-q).max(-128) as i8; 32];
                 if t.act() == ActKind::Block32 {
-                    let w = [(-q).max(-128) as i8; 32];
                     let want = i64::from(sign * -q) * 32 * 32767;
                     assert_eq!(i64::from(isum32(&w, &[(sign * 32767) as i16; 32])), want, "{t}");
+                } else if t.act() == ActKind::Byte32 {
+                    assert_eq!(isum32(&w, &[(sign * 127) as i8; 32]), sign * -q * 32 * 127, "{t}");
                 } else {
                     let (q8, sc8) = (-q as i8, -sc as i8);
                     let w = Ints256 { q: [q8; 256], sc: [sc8; 16], mins: [mins as u8; 16], d: 1.0, dmin: 1.0 };

@@ -8,9 +8,11 @@
 //! unpacks to in [`block`]; the slices of a row in [`planes`]; what is computed from them in [`decode`], [`encode`], [`dot`] and [`panel`]; activations in [`act`].
 //!
 //! # The CPU law, in one place
-//! * Weights of 32-block types meet activations of [`act::ActKind::Block32`]: 16-bit integers with one f32 scale per
-//!   32 values. Weights of 256-block types meet [`act::ActKind::Block256`]: 8-bit integers, a 4-bit integer sub-scale
-//!   per 32 values and one f32 scale per 256 values. F32, F16 and BF16 weights meet plain f32 activations.
+//! * Weights of 32-block types of at most 6 bits meet activations of [`act::ActKind::Byte32`]: 8-bit integers with one
+//!   f32 scale per 32 values. Those of 8 bits meet [`act::ActKind::Block32`]: 16-bit integers with one f32 scale per 32
+//!   values, since 8-bit activations would err as much as the weights do. Weights of 256-block types meet
+//!   [`act::ActKind::Block256`]: 8-bit integers, a 4-bit integer sub-scale per 32 values and one f32 scale per 256
+//!   values. F32, F16 and BF16 weights meet plain f32 activations.
 //! * Inside a block (super-block) the dot product is exact in `i32`. Between blocks, in block order, the
 //!   f32 accumulator takes one fused multiply-add: `acc = fma(d_w * d_x, isum as f32, acc)`; types with a minimum take
 //!   a second one right after it: `acc = fma(-(m_w * d_x), msum as f32, acc)` (or `+` where the format adds it).

@@ -250,7 +250,9 @@ impl WeightType {
     pub fn act(self) -> ActKind {
         match self.codec() {
             Codec::Float { .. } => ActKind::F32,
-            Codec::Small { .. } | Codec::Mxfp4Planar | Codec::Affine(_) => ActKind::Block32,
+            Codec::Small { .. } if self == Self::Q8_0 => ActKind::Block32,
+            Codec::Affine(a) if a.bits() == 8 => ActKind::Block32,
+            Codec::Small { .. } | Codec::Mxfp4Planar | Codec::Affine(_) => ActKind::Byte32,
             Codec::Super { .. } => ActKind::Block256,
         }
     }

@@ -80,6 +80,7 @@ fn dot_is_as_near_to_f64_as_the_activations_are() {
             let step = |i: usize| match buf.row(0) {
                 ActRow::F32(_) => 0.0,
                 ActRow::Block32(a) => f64::from(a.d[i / 32]),
+                ActRow::Byte32(a) => f64::from(a.d[i / 32]),
                 ActRow::Block256(a) => f64::from(a.d[i / 256]) * f64::from(a.u[i / 32]),
             };
             let (mut want, mut bound, mut variance, mut magnitude) = (0.0f64, 0.0f64, 0.0f64, 0.0f64);
@@ -102,6 +103,11 @@ fn dot_is_as_near_to_f64_as_the_activations_are() {
     }
 }
 
+/// `Σ w·x`, one by one.
+fn isum(w: &[i16], x: impl Iterator<Item = i32>) -> i32 {
+    w.iter().zip(x).map(|(&w, x)| i32::from(w) * x).sum()
+}
+
 /// The law once more, written over the panel's integers.
 fn dot_through_panel(t: WeightType, w: Planes<'_>, n: usize, x: ActRow<'_>) -> f32 {
     let n_blocks = n / t.act().block_len();
@@ -113,7 +119,10 @@ fn dot_through_panel(t: WeightType, w: Planes<'_>, n: usize, x: ActRow<'_>) -> f
         let (dx, isum, msum) = match x {
             ActRow::F32(_) => unreachable!("floats have no panel"),
             ActRow::Block32(x) => {
-                (x.d[b], (32 * b..32 * b + 32).map(|i| i32::from(w16[i]) * i32::from(x.q[i])).sum::<i32>(), x.sums[b])
+                (x.d[b], isum(&w16[32 * b..][..32], x.q[32 * b..].iter().map(|&q| q.into())), x.sums[b])
+            }
+            ActRow::Byte32(x) => {
+                (x.d[b], isum(&w16[32 * b..][..32], x.q[32 * b..].iter().map(|&q| q.into())), x.sums[b])
             }
             ActRow::Block256(x) => (
                 x.d[b],
@@ -168,6 +177,12 @@ fn activations_by_hand() {
     assert_eq!((a.q[32], a.sums[1]), (32767, 32767));
     assert_eq!((a.q[64], a.d[2].to_bits(), a.sums[2]), (0, 0, 0), "below 1e-30 a block is zero");
 
+    let buf = act(ActKind::Byte32, &x);
+    let ActRow::Byte32(a) = buf.row(0) else { panic!("asked for 32-blocks of bytes") };
+    assert_eq!((&a.q[..4], a.d[0], a.sums[0]), (&[127, -127, 64, 0][..], 2.0 / 127.0, 64), "63.5 goes to even");
+    assert_eq!((a.q[32], a.sums[1]), (127, 127));
+    assert_eq!((a.q[64], a.d[2].to_bits(), a.sums[2]), (0, 0, 0), "below 1e-30 a block is zero");
+
     let buf = act(ActKind::Block256, &x);
     let ActRow::Block256(a) = buf.row(0) else { panic!("asked for 256-blocks") };
     assert_eq!((a.u, a.d[0]), (&[15, 1, 1, 1, 1, 1, 1, 1][..], 2.0 / 1905.0));
@@ -177,7 +192,7 @@ fn activations_by_hand() {
 
 #[test]
 fn a_buffer_keeps_its_rows_apart() {
-    for kind in [ActKind::F32, ActKind::Block32, ActKind::Block256] {
+    for kind in [ActKind::F32, ActKind::Block32, ActKind::Byte32, ActKind::Block256] {
         let mut next = generator(7);
         let rows: Vec<Vec<f32>> = (0..3).map(|_| values(512, &mut next)).collect();
         let mut buf = ActBuf::new(kind, 6, 256);
@@ -213,7 +228,7 @@ proptest! {
 
     #[test]
     fn quantised_rows_are_near_or_nan(x in any_row()) {
-        for kind in [ActKind::Block32, ActKind::Block256] {
+        for kind in [ActKind::Block32, ActKind::Byte32, ActKind::Block256] {
             let buf = act(kind, &x);
             let len = kind.block_len();
             for (b, x) in x.chunks_exact(len).enumerate() {
@@ -223,6 +238,12 @@ proptest! {
                         let q = &a.q[32 * b..][..32];
                         prop_assert_eq!(a.sums[b], q.iter().map(|&q| i32::from(q)).sum::<i32>());
                         prop_assert!(q.iter().all(|&q| q != i16::MIN));
+                        q.iter().map(|&q| (f64::from(q) * f64::from(a.d[b]), f64::from(a.d[b]))).collect()
+                    }
+                    ActRow::Byte32(a) => {
+                        let q = &a.q[32 * b..][..32];
+                        prop_assert_eq!(a.sums[b], q.iter().map(|&q| i32::from(q)).sum::<i32>());
+                        prop_assert!(q.iter().all(|&q| q != i8::MIN));
                         q.iter().map(|&q| (f64::from(q) * f64::from(a.d[b]), f64::from(a.d[b]))).collect()
                     }
                     ActRow::Block256(a) => {

@@ -15,6 +15,7 @@ use super::ops::delta_net::DeltaNetStep;
 use super::ops::experts::{ExpertLists, ExpertMats};
 use super::ops::head_linear;
 use super::ops::kv_append::CacheView;
+use super::ops::linear::N_KINDS;
 use super::ops::rope::RopeTable;
 use super::ops::route::RouterStep;
 use super::pool::Pool;
@@ -84,7 +85,7 @@ pub fn compile(cpu: &Cpu, plan: &Plan, weights: Arc<Checkpoint>, limits: Limits)
 /// Sizes over all ops.
 struct Needs {
     /// Values of quantised inputs by kind.
-    acts: [usize; 3],
+    acts: [usize; N_KINDS],
     n_expert: usize,
     pairs: usize,
     /// Values of the spare buffer.
@@ -103,7 +104,7 @@ struct Needs {
 impl Needs {
     fn of(plan: &Plan, limits: Limits) -> Needs {
         let mut n = Needs {
-            acts: [0; 3],
+            acts: [0; N_KINDS],
             n_expert: 0,
             pairs: 0,
             spare: 0,
@@ -150,9 +151,9 @@ impl Needs {
         n
     }
 
-    fn acts(&self) -> Result<[ActsShared; 3], CompileError> {
+    fn acts(&self) -> Result<[ActsShared; N_KINDS], CompileError> {
         let acts = |n: usize| ActsShared::new(1, n.next_multiple_of(256) + 1024);
-        Ok([acts(self.acts[0])?, acts(self.acts[1])?, acts(self.acts[2])?])
+        Ok([acts(self.acts[0])?, acts(self.acts[1])?, acts(self.acts[2])?, acts(self.acts[3])?])
     }
 
     fn input(&mut self, plan: &Plan, x: Buf, rows: usize, w: Weight) {

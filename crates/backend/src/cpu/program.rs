@@ -19,6 +19,7 @@ use super::ops::decay_beta::DecayBetaStep;
 use super::ops::delta_net::DeltaNetStep;
 use super::ops::experts::{ExpertLists, ExpertMats};
 use super::ops::kv_append::CacheView;
+use super::ops::linear::N_KINDS;
 use super::ops::rope::RopeTable;
 use super::ops::route::RouterStep;
 use super::ops::{
@@ -204,7 +205,7 @@ pub struct Run<'a> {
     pub batch: &'a Batch,
     pub step: &'a StepTokens,
     /// Quantised inputs by kind.
-    pub acts: &'a mut [ActsShared; 3],
+    pub acts: &'a mut [ActsShared; N_KINDS],
     /// Columns `r -> r`.
     pub cols: &'a [Col],
     /// Room for the columns of every head.
@@ -229,7 +230,7 @@ pub struct CpuProgram {
     pub pool: Pool,
     pub kernels: Kernels,
     pub step: StepTokens,
-    pub acts: [ActsShared; 3],
+    pub acts: [ActsShared; N_KINDS],
     pub cols: Vec<Col>,
     pub head_cols: Vec<Col>,
     pub workers: PerWorker<Worker>,

@@ -46,7 +46,7 @@ unsafe impl Sync for ActsShared {}
 pub(super) struct RowPtr {
     /// `f32 [k]`, `i16 [k]` or `i8 [k]`.
     pub q: *mut u8,
-    /// `u8 [k/32]`, 256-blocks only.
+    /// `u8 [k/32]`, super-blocks only.
     pub u: *mut u8,
     /// `f32 [k/32]` or `f32 [k/256]`.
     pub d: *mut f32,
@@ -65,6 +65,7 @@ fn sections(kind: ActKind, rows: usize, k: usize) -> [usize; 5] {
     match kind {
         ActKind::F32 => [up(rows * k * 4), 0, 0, 0, 0],
         ActKind::Block32 => [up(rows * k * 2), 0, up(rows * k / 8), up(rows * k / 8), up(rows * k * 2)],
+        ActKind::Byte32 => [up(rows * k), 0, up(rows * k / 8), up(rows * k / 8), up(rows * k * 2)],
         ActKind::Block256 => [up(rows * k), up(rows * k / 32), up(rows * k / 64), up(rows * k / 8), up(rows * k * 2)],
     }
 }
@@ -72,7 +73,7 @@ fn sections(kind: ActKind, rows: usize, k: usize) -> [usize; 5] {
 impl ActsShared {
     /// Memory for up to `rows` rows of up to `k` values of any kind.
     pub fn new(rows: usize, k: usize) -> Result<ActsShared, CompileError> {
-        let kinds = [ActKind::F32, ActKind::Block32, ActKind::Block256];
+        let kinds = [ActKind::F32, ActKind::Block32, ActKind::Byte32, ActKind::Block256];
         let bytes = kinds.map(|kind| sections(kind, rows, k).iter().sum::<usize>()).into_iter().max().unwrap_or(0);
         let mut mem = zeroed::<Line>("activations", bytes / ALIGN + 1)?;
         let base = mem.as_mut_ptr().cast();
@@ -84,11 +85,7 @@ impl ActsShared {
     /// # Panics
     /// When the shape exceeds what [`ActsShared::new`] was told, or `k` is not a multiple of the kind's block.
     pub fn reshape(&mut self, kind: ActKind, rows: usize, k: usize) {
-        let block = match kind {
-            ActKind::F32 => 1,
-            ActKind::Block32 => 32,
-            ActKind::Block256 => 256,
-        };
+        let block = kind.block_len();
         assert!(k.is_multiple_of(block), "row of {k} values is not a multiple of {block}");
         let size = sections(kind, rows, k);
         let total: usize = size.iter().sum();
@@ -122,6 +119,7 @@ impl ActsShared {
         let (q_bytes, d_block, sum_bytes) = match self.kind {
             ActKind::F32 => (4, 1, 0),
             ActKind::Block32 => (2, 32, self.k / 32 * 4),
+            ActKind::Byte32 => (1, 32, self.k / 32 * 4),
             ActKind::Block256 => (1, 256, self.k / 16 * 2),
         };
         // SAFETY: `reshape` made every section large enough for `rows` rows, and `r` is one of them.
@@ -153,6 +151,11 @@ impl ActsShared {
             match self.kind {
                 ActKind::F32 => ActRow::F32(std::slice::from_raw_parts(p.q.cast(), k)),
                 ActKind::Block32 => ActRow::Block32(Act32 {
+                    q: std::slice::from_raw_parts(p.q.cast(), k),
+                    d: std::slice::from_raw_parts(p.d, k / 32),
+                    sums: std::slice::from_raw_parts(p.sums.cast(), k / 32),
+                }),
+                ActKind::Byte32 => ActRow::Byte32(Act32 {
                     q: std::slice::from_raw_parts(p.q.cast(), k),
                     d: std::slice::from_raw_parts(p.d, k / 32),
                     sums: std::slice::from_raw_parts(p.sums.cast(), k / 32),

@@ -212,6 +212,7 @@ impl Kernels {
         let quantise = match acts.kind() {
             ActKind::F32 => self.quantise.float,
             ActKind::Block32 => self.quantise.block32,
+            ActKind::Byte32 => self.quantise.byte32,
             ActKind::Block256 => self.quantise.block256,
         };
         for r in rows {

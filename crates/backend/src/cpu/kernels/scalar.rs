@@ -116,6 +116,25 @@ pub(super) unsafe fn block32(x: &[f32], row: &RowPtr) {
     }
 }
 
+/// Quantises to 32-blocks of bytes and writes the wide form.
+///
+/// # Safety
+/// See [`super::variants::QuantiseFn`].
+pub(super) unsafe fn byte32(x: &[f32], row: &RowPtr) {
+    let n = x.len();
+    // SAFETY: as in `block32`.
+    unsafe {
+        let q = std::slice::from_raw_parts_mut(row.q.cast::<i8>(), n);
+        let d = std::slice::from_raw_parts_mut(row.d, n / 32);
+        let sums = std::slice::from_raw_parts_mut(row.sums.cast::<i32>(), n / 32);
+        act::quantise_byte32(x, q, d, sums);
+        let wide = std::slice::from_raw_parts_mut(row.wide, n);
+        for (w, q) in wide.chunks_exact_mut(4).zip(q.chunks_exact(4)) {
+            w.copy_from_slice(&[q[0], q[2], q[1], q[3]].map(i16::from));
+        }
+    }
+}
+
 /// Quantises to 256-blocks and writes the wide form.
 ///
 /// # Safety

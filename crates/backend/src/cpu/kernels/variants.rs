@@ -65,6 +65,7 @@ pub(super) struct Variant {
 pub(super) struct QuantiseFns {
     pub float: QuantiseFn,
     pub block32: QuantiseFn,
+    pub byte32: QuantiseFn,
     pub block256: QuantiseFn,
 }
 
@@ -102,7 +103,7 @@ pub(super) const FLOAT_FROM: usize = 5;
 /// Columns from which unpacking a panel costs less than a matrix-vector product for each column (measured on Zen 4).
 #[cfg(target_arch = "x86_64")]
 fn panel_from(t: WeightType) -> usize {
-    if t.act() == ActKind::Block32 { 3 } else { 4 }
+    if t.act() == ActKind::Block256 { 4 } else { 3 }
 }
 
 fn float_variant(t: WeightType, isa: Isa) -> Variant {
@@ -134,12 +135,20 @@ fn float_variant(t: WeightType, isa: Isa) -> Variant {
 
 /// The quantisers of `isa`.
 pub(super) fn quantise(isa: Isa) -> QuantiseFns {
-    let plain = QuantiseFns { float: scalar::float, block32: scalar::block32, block256: scalar::block256 };
+    let plain = QuantiseFns {
+        float: scalar::float,
+        block32: scalar::block32,
+        byte32: scalar::byte32,
+        block256: scalar::block256,
+    };
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 | Isa::Avx512 => {
-            QuantiseFns { block32: avx2::quantise::block32, block256: avx2::quantise::block256, ..plain }
-        }
+        Isa::Avx2 | Isa::Avx512 => QuantiseFns {
+            block32: avx2::quantise::block32,
+            byte32: avx2::quantise::byte32,
+            block256: avx2::quantise::block256,
+            ..plain
+        },
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => QuantiseFns { block32: neon::quantise::block32, block256: neon::quantise::block256, ..plain },
         _ => plain,

@@ -9,12 +9,16 @@ use super::super::math;
 use super::super::mem::{View, over_rows};
 use super::super::program::{Mat, PartStep, Run};
 
+/// Kinds of activations.
+pub const N_KINDS: usize = 4;
+
 /// Index of a kind in [`Run::acts`].
 pub fn kind_index(kind: ActKind) -> usize {
     match kind {
         ActKind::F32 => 0,
         ActKind::Block32 => 1,
-        ActKind::Block256 => 2,
+        ActKind::Byte32 => 2,
+        ActKind::Block256 => 3,
     }
 }
 
@@ -31,7 +35,7 @@ pub fn quantise(run: &mut Run, kind: ActKind, x: View, rows: usize) {
 
 /// Quantises `x` once for each kind among `weights`.
 pub fn quantise_for<'a>(run: &mut Run, weights: impl Iterator<Item = &'a Mat>, x: View, rows: usize) {
-    let mut done = [false; 3];
+    let mut done = [false; N_KINDS];
     for w in weights {
         let kind = w.dtype.act();
         if !std::mem::replace(&mut done[kind_index(kind)], true) {

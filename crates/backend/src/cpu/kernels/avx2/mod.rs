@@ -8,6 +8,7 @@ pub(super) mod large;
 mod planar;
 pub(super) mod quantise;
 pub(super) mod small;
+mod sums;
 mod tile;
 mod unpack;
 mod vec;

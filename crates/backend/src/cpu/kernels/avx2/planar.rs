@@ -1,19 +1,20 @@
 //! The types of MLX files, whose scales and biases lie in planes of their own; the layouts are told in
 //! [`quant::types::planar`].
 //!
-//! 32 values make a pair of registers: even values and odd ones, as 16-bit integers. Scales of eight groups of eight rows
-//! are read and transposed together, since a row's scales follow each other.
+//! Scales of eight groups of eight rows are read and transposed together, since a row's scales follow each other.
 
 use std::arch::x86_64::*;
 
 use quant::types::iq::E2M1_DOUBLED;
 use quant::{ScaleType, WeightType};
 
+use super::super::acts::RowPtr;
 use super::super::panel::{Panel, ROWS, UnpackFn};
 use super::super::variants::OneFn;
 use super::super::{ActsShared, Ahead, ColPtr, RowSet, prefetch};
+use super::small::{E2M1_RAISED, nibbles_of_two};
 use super::unpack::at;
-use super::{array, eights, hsum8, load64, load128, load256, opaque, put_eight, transpose8, whole};
+use super::{array, both, eights, hsum8, load64, load128, load256, opaque, put_eight, sums, transpose8, whole};
 
 /// How 32 values lie in plane `q`. `p` always points to them, `4·BITS` readable bytes; the machine has AVX2.
 #[allow(clippy::missing_safety_doc)]
@@ -22,8 +23,12 @@ trait Ints {
     const BITS: usize;
     /// The integers are bytes with a sign.
     const SIGNED: bool = false;
-    /// Values 0, 2 .. 30 and values 1, 3 .. 31.
-    unsafe fn pairs(p: *const u8) -> [__m256i; 2];
+    /// What the integers of [`Ints::sums`] have too much.
+    const OFFSET: i32 = 0;
+    /// The integers in order.
+    unsafe fn bytes(p: *const u8) -> __m256i;
+    /// `Σ (q + OFFSET)·x` of eight rows, a lane a row, for block `b` of the column.
+    unsafe fn sums(p: &[*const u8; 8], x: &RowPtr, b: usize) -> __m256i;
 }
 
 struct Bits<const B: usize>;
@@ -33,34 +38,79 @@ impl Ints for Bits<8> {
     const BITS: usize = 8;
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn pairs(p: *const u8) -> [__m256i; 2] {
+    unsafe fn bytes(p: *const u8) -> __m256i {
         // SAFETY: the promise of the trait: 32 bytes.
-        let v = unsafe { load256(p) };
-        [_mm256_and_si256(v, _mm256_set1_epi16(0xff)), _mm256_srli_epi16::<8>(v)]
+        unsafe { load256(p) }
     }
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn sums(p: &[*const u8; 8], x: &RowPtr, b: usize) -> __m256i {
+        // SAFETY: the promise of the trait; the column has the block.
+        unsafe {
+            let x = split(x.wide.add(32 * b).cast());
+            hsum8(array!(8, |r| {
+                let v = load256(p[r]);
+                let (even, odd) = (_mm256_and_si256(v, _mm256_set1_epi16(0xff)), _mm256_srli_epi16::<8>(v));
+                _mm256_add_epi32(_mm256_madd_epi16(even, x[0]), _mm256_madd_epi16(odd, x[1]))
+            }))
+        }
+    }
+}
+
+/// Low and high halves of 16 bytes in turn.
+///
+/// # Safety
+/// They are readable; the machine has AVX2.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn nibbles(p: *const u8) -> __m256i {
+    // SAFETY: the caller's promise.
+    let v = whole(_mm256_cvtepu8_epi16(unsafe { load128(p) }));
+    _mm256_and_si256(_mm256_or_si256(v, _mm256_slli_epi16::<4>(v)), _mm256_set1_epi8(15))
 }
 
 impl Ints for Bits<4> {
     const BITS: usize = 4;
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn pairs(p: *const u8) -> [__m256i; 2] {
+    unsafe fn bytes(p: *const u8) -> __m256i {
         // SAFETY: the promise of the trait: 16 bytes.
-        let v = whole(_mm256_cvtepu8_epi16(unsafe { load128(p) }));
-        [_mm256_and_si256(v, _mm256_set1_epi16(15)), _mm256_srli_epi16::<4>(v)]
+        unsafe { nibbles(p) }
+    }
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn sums(p: &[*const u8; 8], x: &RowPtr, b: usize) -> __m256i {
+        // SAFETY: the promise of the trait; the column has the block.
+        unsafe {
+            let x = sums::even_odd(x.q.add(32 * b));
+            sums::of_halves::<15, false>(array!(4, |i| nibbles_of_two(p[i], p[i + 4])), x)
+        }
     }
 }
 
 impl Ints for Fp4 {
     const BITS: usize = 4;
     const SIGNED: bool = true;
+    const OFFSET: i32 = 12;
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn pairs(p: *const u8) -> [__m256i; 2] {
+    unsafe fn bytes(p: *const u8) -> __m256i {
         // SAFETY: the promise of the trait: 16 bytes; so has the table.
-        let (v, values) = unsafe { (load128(p), load128(E2M1_DOUBLED.as_ptr().cast())) };
-        let code = |v| _mm256_cvtepi8_epi16(_mm_shuffle_epi8(values, _mm_and_si128(v, _mm_set1_epi8(15))));
-        [code(v), code(_mm_srli_epi16::<4>(v))]
+        unsafe { _mm256_shuffle_epi8(both(load128(E2M1_DOUBLED.as_ptr().cast())), nibbles(p)) }
+    }
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn sums(p: &[*const u8; 8], x: &RowPtr, b: usize) -> __m256i {
+        // SAFETY: the promise of the trait; the column has the block, the table 16 bytes.
+        unsafe {
+            let x = sums::even_odd(x.q.add(32 * b));
+            let values = both(load128(E2M1_RAISED.as_ptr().cast()));
+            let two = array!(4, |i| {
+                let codes = nibbles_of_two(p[i], p[i + 4]);
+                array!(2, |h| _mm256_shuffle_epi8(values, codes[h]))
+            });
+            sums::of_halves::<24, false>(two, x)
+        }
     }
 }
 
@@ -108,38 +158,54 @@ impl Stream {
     }
 }
 
-/// # Safety
-/// The machine has AVX2.
+/// The values of a stream as bytes in order.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn stream<const B: usize, const LOW: i32, const HIGH: i32>(v: __m256i, s: &Stream) -> [__m256i; 2] {
+fn stream<const B: usize, const LOW: i32>(v: __m256i, s: &Stream) -> __m256i {
     // SAFETY: both tables have 32 bytes.
     let (bytes, shift) = unsafe { (load256(s.bytes.as_ptr().cast()), load256(s.shift.as_ptr().cast())) };
     let t = _mm256_mullo_epi16(_mm256_shuffle_epi8(v, bytes), shift);
-    let mask = _mm256_set1_epi16((1 << B) - 1);
-    [_mm256_and_si256(_mm256_srli_epi16::<LOW>(t), mask), _mm256_and_si256(_mm256_srli_epi16::<HIGH>(t), mask)]
+    let mask = (1 << B) - 1;
+    let even = _mm256_and_si256(_mm256_srli_epi16::<LOW>(t), _mm256_set1_epi16(mask));
+    // The odd value goes from bit LOW + B to bit 8.
+    let odd = match LOW as usize + B {
+        6 => _mm256_slli_epi16::<2>(t),
+        9 => _mm256_srli_epi16::<1>(t),
+        10 => _mm256_srli_epi16::<2>(t),
+        _ => _mm256_srli_epi16::<3>(t),
+    };
+    _mm256_or_si256(even, _mm256_and_si256(odd, _mm256_set1_epi16(mask << 8)))
 }
 
 macro_rules! stream {
-    ($bits:literal, $low:literal, $high:literal, |$p:ident| $load:expr) => {
+    ($bits:literal, $low:literal, |$p:ident| $load:expr) => {
         impl Ints for Bits<$bits> {
             const BITS: usize = $bits;
             #[inline]
             #[target_feature(enable = "avx2,fma,f16c")]
-            unsafe fn pairs($p: *const u8) -> [__m256i; 2] {
-                const { assert!(Stream::low($bits) == $low && $low + $bits == $high) };
+            unsafe fn bytes($p: *const u8) -> __m256i {
+                const { assert!(Stream::low($bits) == $low) };
                 static STREAM: Stream = Stream::new($bits);
                 // SAFETY: the promise of the trait; no load ends past the bytes of the values.
-                unsafe { stream::<$bits, $low, $high>($load, &STREAM) }
+                stream::<$bits, $low>(unsafe { $load }, &STREAM)
+            }
+            #[inline]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            unsafe fn sums(p: &[*const u8; 8], x: &RowPtr, b: usize) -> __m256i {
+                // SAFETY: the promise of the trait; the column has the block.
+                unsafe {
+                    let x = load256(x.q.add(32 * b));
+                    sums::of_rows::<{ (1 << $bits) - 1 }>(array!(8, |i| Self::bytes(p[i])), x)
+                }
             }
         }
     };
 }
 
-stream!(2, 4, 6, |p| _mm256_set1_epi64x(p.cast::<i64>().read_unaligned()));
-stream!(3, 6, 9, |p| _mm256_set_m128i(load64(p.add(4)), load64(p)));
-stream!(5, 6, 11, |p| _mm256_set_m128i(load128(p.add(4)), load128(p)));
-stream!(6, 4, 10, |p| _mm256_set_m128i(load128(p.add(8)), load128(p)));
+stream!(2, 4, |p| _mm256_set1_epi64x(p.cast::<i64>().read_unaligned()));
+stream!(3, 6, |p| _mm256_set_m128i(load64(p.add(4)), load64(p)));
+stream!(5, 6, |p| _mm256_set_m128i(load128(p.add(4)), load128(p)));
+stream!(6, 4, |p| _mm256_set_m128i(load128(p.add(8)), load128(p)));
 
 /// How numbers lie in the planes of scales and biases.
 #[allow(clippy::missing_safety_doc)]
@@ -364,17 +430,16 @@ unsafe fn eight<Q: Ints, S: Scale, const MIN: bool>(set: &RowSet, first: usize, 
             let (d, m) = (groups.d[group % 8], groups.m[group % 8]);
             for _ in 0..per_group {
                 ahead.ask(8 * bytes * b, 8 * bytes);
-                let x = split(col.row.wide.add(32 * b).cast());
                 let p = opaque(row.add(bytes * b));
-                let isum = hsum8(array!(8, |r| {
-                    let w = Q::pairs(p.add(r * stride));
-                    _mm256_add_epi32(_mm256_madd_epi16(w[0], x[0]), _mm256_madd_epi16(w[1], x[1]))
-                }));
+                let mut isum = Q::sums(&array!(8, |r| p.add(r * stride)), &col.row, b);
                 let dx = _mm256_broadcast_ss(&*col.row.d.add(b));
+                let sum = _mm256_set1_epi32(*col.row.sums.cast::<i32>().add(b));
+                if Q::OFFSET != 0 {
+                    isum = _mm256_sub_epi32(isum, _mm256_mullo_epi32(sum, _mm256_set1_epi32(Q::OFFSET)));
+                }
                 acc = _mm256_fmadd_ps(_mm256_mul_ps(d, dx), _mm256_cvtepi32_ps(isum), acc);
                 if MIN {
-                    let sum = _mm256_cvtepi32_ps(_mm256_set1_epi32(*col.row.sums.cast::<i32>().add(b)));
-                    acc = _mm256_fmadd_ps(_mm256_mul_ps(m, dx), sum, acc);
+                    acc = _mm256_fmadd_ps(_mm256_mul_ps(m, dx), _mm256_cvtepi32_ps(sum), acc);
                 }
                 b += 1;
             }
@@ -416,11 +481,7 @@ unsafe fn panel<Q: Ints, S: Scale, const MIN: bool>(set: &RowSet, chunk: usize, 
             groups.load::<S, MIN>(&scales, &biases, chunk / group, 32 * blocks / group);
             for b in 0..blocks {
                 let p = q.map(|p| p.add((chunk / 32 + b) * bytes));
-                let in_order = array!(8, |i| {
-                    let [even, odd] = Q::pairs(p[i]);
-                    let even = if Q::SIGNED { _mm256_and_si256(even, _mm256_set1_epi16(0xff)) } else { even };
-                    _mm256_or_si256(even, _mm256_slli_epi16::<8>(odd))
-                });
+                let in_order = array!(8, |i| Q::bytes(p[i]));
                 for (i, w) in transpose8(in_order).into_iter().enumerate() {
                     let [even, odd] = if Q::SIGNED {
                         [_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(w)), _mm256_srai_epi16::<8>(w)]

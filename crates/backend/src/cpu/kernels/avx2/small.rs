@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use quant::types::iq::{E2M1_DOUBLED, IQ4_VALUES};
 
-use super::{both, halves8, load128, load256, whole};
+use super::{array, both, halves8, hsum8, load128, load256, sums};
 
 /// A 32-block format. `p` always points to a block, all of which is readable; the machine has AVX2, FMA and F16C.
 #[allow(clippy::missing_safety_doc)]
@@ -14,20 +14,14 @@ pub(in super::super) trait Small {
     const BYTES: usize;
     /// Where the f16 minimum lies, when there is one.
     const MIN: Option<usize>;
-    /// The integers of the block in order, less [`Small::OFFSET`].
+    /// Bytes of a block of activations.
+    const X: usize = 32;
+    /// What the integers of [`Small::sums`] have too much.
+    const OFFSET: i32;
+    /// The integers of the block in order.
     unsafe fn bytes(p: *const u8) -> __m256i;
-    /// What the integers of [`Small::dot`] have too much.
-    const OFFSET: i32 = 0;
-    /// `Σ (q + OFFSET)·x` in eight partial sums; `x` is readable for 32 values.
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn dot(p: *const u8, x: [__m256i; 2]) -> __m256i {
-        // SAFETY: the promise of the trait.
-        let b = unsafe { Self::bytes(p) };
-        let lo = _mm256_cvtepi8_epi16(_mm256_castsi256_si128(b));
-        let hi = _mm256_cvtepi8_epi16(_mm256_extracti128_si256::<1>(b));
-        _mm256_add_epi32(_mm256_madd_epi16(lo, x[0]), _mm256_madd_epi16(hi, x[1]))
-    }
+    /// `Σ (q + OFFSET)·x` of eight blocks, a lane a block; `x` is readable for a block of activations.
+    unsafe fn sums(p: &[*const u8; 8], x: *const u8) -> __m256i;
     /// The scales of eight blocks.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -47,15 +41,14 @@ unsafe fn nibbles(p: *const u8) -> __m256i {
     _mm256_and_si256(v, _mm256_set1_epi8(15))
 }
 
-/// Sums of products of the halves of 16 bytes, which are not moved apart: cheaper than through [`nibbles`].
+/// The low halves of 16 bytes at each of two places, then the high halves.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn nibble_dot(p: *const u8, x: [__m256i; 2]) -> __m256i {
-    // SAFETY: the caller's promise: 16 bytes.
-    let v = whole(_mm256_cvtepu8_epi16(unsafe { load128(p) }));
-    let lo = _mm256_and_si256(v, _mm256_set1_epi16(15));
-    let hi = _mm256_srli_epi16::<4>(v);
-    _mm256_add_epi32(_mm256_madd_epi16(lo, x[0]), _mm256_madd_epi16(hi, x[1]))
+pub(super) unsafe fn nibbles_of_two(p: *const u8, q: *const u8) -> [__m256i; 2] {
+    // SAFETY: the caller's promise: 16 bytes each.
+    let v = unsafe { _mm256_set_m128i(load128(q), load128(p)) };
+    let mask = _mm256_set1_epi8(15);
+    [_mm256_and_si256(v, mask), _mm256_and_si256(_mm256_srli_epi16::<4>(v), mask)]
 }
 
 /// Bit `i` of the word at `p`, at the place of bit 4 of byte `i`.
@@ -70,12 +63,39 @@ unsafe fn fifth(p: *const u8) -> __m256i {
     _mm256_and_si256(set, _mm256_set1_epi8(16))
 }
 
+/// Bits 0 .. 16 of the words at two places, as [`fifth`] has them, then bits 16 .. 32.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn table(values: &[i8; 16], codes: __m256i) -> __m256i {
+unsafe fn fifth_of_two(p: *const u8, q: *const u8) -> [__m256i; 2] {
+    // SAFETY: the caller's promise: 4 bytes each.
+    let word = |p: *const u8| _mm256_set1_epi32(unsafe { p.cast::<i32>().read_unaligned() });
+    let words = _mm256_blend_epi32::<0xf0>(word(p), word(q));
+    let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201u64 as i64);
+    array!(2, |i| {
+        let first = 0x0202_0202_0202_0202 * i as i64;
+        let spread = both(_mm_set_epi64x(first + 0x0101_0101_0101_0101, first));
+        let set = _mm256_cmpeq_epi8(_mm256_and_si256(_mm256_shuffle_epi8(words, spread), bit), bit);
+        _mm256_and_si256(set, _mm256_set1_epi8(16))
+    })
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn table(values: &[i8; 16], codes: __m256i) -> __m256i {
     // SAFETY: the table has 16 bytes.
     _mm256_shuffle_epi8(both(unsafe { load128(values.as_ptr().cast()) }), codes)
 }
+
+/// [`E2M1_DOUBLED`] with 12 added, so that none is negative.
+pub(super) const E2M1_RAISED: [i8; 16] = {
+    let mut t = E2M1_DOUBLED;
+    let mut i = 0;
+    while i < 16 {
+        t[i] += 12;
+        i += 1;
+    }
+    t
+};
 
 pub(in super::super) struct Q4_0;
 pub(in super::super) struct Q4_1;
@@ -85,17 +105,32 @@ pub(in super::super) struct Q8_0;
 pub(in super::super) struct Iq4Nl;
 pub(in super::super) struct Mxfp4;
 
-/// One format: its block, and the expression for its bytes.
+/// One format: its block, the expression for its bytes, and the one for values 0 .. 16 and 16 .. 32 of two blocks: `most`
+/// is the largest of those, which have `offset` too much.
 macro_rules! small {
-    ($t:ident, $bytes:literal, $min:expr, |$p:ident| $e:expr $(, $more:item)*) => {
+    ($t:ident, $bytes:literal, $min:expr, bytes |$p:ident| $e:expr,
+     most $most:literal, signed $signed:literal, offset $offset:literal, two |$a:ident, $b:ident| $two:expr $(, $more:item)*) => {
         impl Small for $t {
             const BYTES: usize = $bytes;
             const MIN: Option<usize> = $min;
+            const OFFSET: i32 = $offset;
             #[inline]
             #[target_feature(enable = "avx2,fma,f16c")]
             unsafe fn bytes($p: *const u8) -> __m256i {
                 // SAFETY: the promise of the trait: the whole block is readable.
                 unsafe { $e }
+            }
+            #[inline]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            unsafe fn sums(p: &[*const u8; 8], x: *const u8) -> __m256i {
+                // SAFETY: the promise of the trait.
+                unsafe {
+                    let two = array!(4, |i| {
+                        let ($a, $b) = (p[i], p[i + 4]);
+                        $two
+                    });
+                    sums::of_halves::<$most, $signed>(two, sums::halves(x))
+                }
             }
             $($more)*
         }
@@ -103,39 +138,40 @@ macro_rules! small {
 }
 
 small!(
-    Q4_0,
-    18,
-    None,
-    |p| _mm256_sub_epi8(nibbles(p.add(2)), _mm256_set1_epi8(8)),
-    const OFFSET: i32 = 8;,
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn dot(p: *const u8, x: [__m256i; 2]) -> __m256i {
-        // SAFETY: the promise of the trait.
-        unsafe { nibble_dot(p.add(2), x) }
+    Q4_0, 18, None, bytes |p| _mm256_sub_epi8(nibbles(p.add(2)), _mm256_set1_epi8(8)),
+    most 15, signed false, offset 8, two |p, q| nibbles_of_two(p.add(2), q.add(2))
+);
+small!(
+    Q4_1, 20, Some(2), bytes |p| nibbles(p.add(4)),
+    most 15, signed false, offset 0, two |p, q| nibbles_of_two(p.add(4), q.add(4))
+);
+small!(
+    Q5_0, 22, None, bytes |p| _mm256_sub_epi8(_mm256_or_si256(nibbles(p.add(6)), fifth(p.add(2))), _mm256_set1_epi8(16)),
+    most 31, signed false, offset 16, two |p, q| {
+        let (low, top) = (nibbles_of_two(p.add(6), q.add(6)), fifth_of_two(p.add(2), q.add(2)));
+        array!(2, |i| _mm256_or_si256(low[i], top[i]))
     }
 );
 small!(
-    Q4_1,
-    20,
-    Some(2),
-    |p| nibbles(p.add(4)),
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn dot(p: *const u8, x: [__m256i; 2]) -> __m256i {
-        // SAFETY: the promise of the trait.
-        unsafe { nibble_dot(p.add(4), x) }
+    Q5_1, 24, Some(2), bytes |p| _mm256_or_si256(nibbles(p.add(8)), fifth(p.add(4))),
+    most 31, signed false, offset 0, two |p, q| {
+        let (low, top) = (nibbles_of_two(p.add(8), q.add(8)), fifth_of_two(p.add(4), q.add(4)));
+        array!(2, |i| _mm256_or_si256(low[i], top[i]))
     }
 );
-small!(Q5_0, 22, None, |p| _mm256_sub_epi8(_mm256_or_si256(nibbles(p.add(6)), fifth(p.add(2))), _mm256_set1_epi8(16)));
-small!(Q5_1, 24, Some(2), |p| _mm256_or_si256(nibbles(p.add(8)), fifth(p.add(4))));
-small!(Q8_0, 34, None, |p| load256(p.add(2)));
-small!(Iq4Nl, 18, None, |p| table(&IQ4_VALUES, nibbles(p.add(2))));
 small!(
-    Mxfp4,
-    17,
-    None,
-    |p| table(&E2M1_DOUBLED, nibbles(p.add(1))),
+    Iq4Nl, 18, None, bytes |p| table(&IQ4_VALUES, nibbles(p.add(2))),
+    most 127, signed true, offset 0, two |p, q| {
+        let codes = nibbles_of_two(p.add(2), q.add(2));
+        array!(2, |i| table(&IQ4_VALUES, codes[i]))
+    }
+);
+small!(
+    Mxfp4, 17, None, bytes |p| table(&E2M1_DOUBLED, nibbles(p.add(1))),
+    most 24, signed false, offset 12, two |p, q| {
+        let codes = nibbles_of_two(p.add(1), q.add(1));
+        array!(2, |i| table(&E2M1_RAISED, codes[i]))
+    },
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn scales(p: &[*const u8; 8]) -> __m256 {
@@ -143,6 +179,33 @@ small!(
         e8m0_halves(u64::from_le_bytes(std::array::from_fn(|i| unsafe { *p[i] })))
     }
 );
+
+impl Small for Q8_0 {
+    const BYTES: usize = 34;
+    const MIN: Option<usize> = None;
+    const X: usize = 64;
+    const OFFSET: i32 = 0;
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn bytes(p: *const u8) -> __m256i {
+        // SAFETY: the promise of the trait.
+        unsafe { load256(p.add(2)) }
+    }
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn sums(p: &[*const u8; 8], x: *const u8) -> __m256i {
+        // SAFETY: the promise of the trait.
+        unsafe {
+            let x = [load256(x), load256(x.add(32))];
+            hsum8(array!(8, |i| {
+                let b = Self::bytes(p[i]);
+                let lo = _mm256_cvtepi8_epi16(_mm256_castsi256_si128(b));
+                let hi = _mm256_cvtepi8_epi16(_mm256_extracti128_si256::<1>(b));
+                _mm256_add_epi32(_mm256_madd_epi16(lo, x[0]), _mm256_madd_epi16(hi, x[1]))
+            }))
+        }
+    }
+}
 
 /// [`quant::types::iq::e8m0_half`] of eight bytes.
 #[inline]

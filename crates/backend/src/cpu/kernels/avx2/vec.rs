@@ -12,7 +12,7 @@ use super::super::variants::OneFn;
 use super::super::{AHEAD, ActsShared, Ahead, ColPtr, RowSet, prefetch};
 use super::large::{Iq4Xs, Large, Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::small::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Small};
-use super::{array, both, eights, halves4, halves8, hsum4, hsum8, load64, load256, opaque, planar, put_eight};
+use super::{array, both, eights, halves4, halves8, hsum4, load64, load256, opaque, planar, put_eight};
 
 /// The kernels of one instruction set: the same source, compiled with its features. With VNNI the compiler turns a
 /// product of pairs and an addition into `vpdpwssd`.
@@ -79,11 +79,9 @@ unsafe fn small<T: Small>(set: &RowSet, col: &ColPtr, out: &mut [f32; ROWS]) {
             let mut acc = _mm256_setzero_ps();
             for b in 0..set.k / 32 {
                 ahead.ask(8 * T::BYTES * b, 8 * T::BYTES);
-                let x = col.row.q.add(64 * b);
-                let x = [load256(x), load256(x.add(32))];
                 let p = opaque(row.add(T::BYTES * b));
                 let p = array!(8, |i| p.add(i * stride));
-                let mut isum = hsum8(array!(8, |i| T::dot(p[i], x)));
+                let mut isum = T::sums(&p, col.row.q.add(T::X * b));
                 let d = _mm256_broadcast_ss(&*col.row.d.add(b));
                 let sum = _mm256_set1_epi32(*col.row.sums.cast::<i32>().add(b));
                 if T::OFFSET != 0 {

@@ -1,0 +1,101 @@
+//! Integer sums of a 32-block: eight rows of bytes times one column of bytes.
+//!
+//! `vpmaddubsw` multiplies unsigned weights with signed activations and adds neighbours in 16 bits. Sums stay 16 bits wide,
+//! and those of several rows go into one register, as long as the largest integer of a type lets them. `MOST` is that
+//! integer; activations are at most 127, so that the sum of `n` products fits when `n · MOST · 127 <= 32767`.
+
+use std::arch::x86_64::*;
+
+use super::{array, both, halves4_sum, load128, load256};
+
+/// Whether the sum of `n` products fits 16 bits.
+const fn fits(n: i32, most: i32) -> bool {
+    n * most * 127 <= i16::MAX as i32
+}
+
+/// Values 0 .. 16 of a block of activations in both halves, and values 16 .. 32.
+///
+/// # Safety
+/// `x` is readable for 32 bytes; the machine has AVX2.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) unsafe fn halves(x: *const u8) -> [__m256i; 2] {
+    // SAFETY: the caller's promise.
+    unsafe { [both(load128(x)), both(load128(x.add(16)))] }
+}
+
+/// Even values of a block of activations in both halves, and odd ones.
+///
+/// # Safety
+/// As [`halves`].
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) unsafe fn even_odd(x: *const u8) -> [__m256i; 2] {
+    let apart = both(_mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
+    // SAFETY: the caller's promise.
+    let x = _mm256_shuffle_epi8(unsafe { load256(x) }, apart);
+    [_mm256_permute4x64_epi64::<0x88>(x), _mm256_permute4x64_epi64::<0xdd>(x)]
+}
+
+/// Products of a pair of registers, added up to 16 bits where four of them fit, else to 32 bits.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn products<const MOST: i32, const SIGNED: bool>(w: [__m256i; 2], x: [__m256i; 2]) -> __m256i {
+    let p = array!(2, |i| if SIGNED {
+        _mm256_maddubs_epi16(_mm256_abs_epi8(w[i]), _mm256_sign_epi8(x[i], w[i]))
+    } else {
+        _mm256_maddubs_epi16(w[i], x[i])
+    });
+    if fits(4, MOST) { _mm256_add_epi16(p[0], p[1]) } else { _mm256_add_epi32(ones(p[0]), ones(p[1])) }
+}
+
+/// Adds neighbours of 16 bits.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn ones(p: __m256i) -> __m256i {
+    _mm256_madd_epi16(p, _mm256_set1_epi16(1))
+}
+
+/// Sums of eight rows, a lane a row. `w(i)` is a pair of registers that have row `i` in their low halves and row `i + 4`
+/// in their high halves, as `x` has the column in both.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn of_halves<const MOST: i32, const SIGNED: bool>(w: [[__m256i; 2]; 4], x: [__m256i; 2]) -> __m256i {
+    let p = array!(4, |i| products::<MOST, SIGNED>(w[i], x));
+    if fits(16, MOST) {
+        let pair = |a, b| _mm256_add_epi16(_mm256_unpacklo_epi16(a, b), _mm256_unpackhi_epi16(a, b));
+        let (t, u) = (pair(p[0], p[1]), pair(p[2], p[3]));
+        // Sums of 16 products: rows 0, 1, 2, 3 and once more in each half.
+        let s = _mm256_add_epi16(_mm256_unpacklo_epi32(t, u), _mm256_unpackhi_epi32(t, u));
+        let beside = both(_mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15));
+        ones(_mm256_shuffle_epi8(s, beside))
+    } else if fits(4, MOST) {
+        halves4_sum(array!(4, |i| ones(p[i])))
+    } else {
+        halves4_sum(p)
+    }
+}
+
+/// Sums of eight rows, a lane a row, each of which has a register of unsigned bytes, all of them in the order of `x`.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn of_rows<const MOST: i32>(w: [__m256i; 8], x: __m256i) -> __m256i {
+    const { assert!(fits(4, MOST)) };
+    let p = array!(8, |i| _mm256_maddubs_epi16(w[i], x));
+    // Four sums of four products of one row, then of the next, in each half.
+    let pair = |a, b| _mm256_add_epi16(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+    let t = array!(4, |i| pair(p[2 * i], p[2 * i + 1]));
+    let word = |a, b, odd| {
+        let (a, b) = (_mm256_castsi256_ps(a), _mm256_castsi256_ps(b));
+        _mm256_castps_si256(if odd { _mm256_shuffle_ps::<0xdd>(a, b) } else { _mm256_shuffle_ps::<0x88>(a, b) })
+    };
+    // Rows 0, 1, 2, 3 in each half, then rows 4, 5, 6, 7.
+    let s = array!(2, |i| if fits(8, MOST) {
+        let (a, b) = (t[2 * i], t[2 * i + 1]);
+        ones(_mm256_add_epi16(word(a, b, false), word(a, b, true)))
+    } else {
+        let (a, b) = (ones(t[2 * i]), ones(t[2 * i + 1]));
+        _mm256_add_epi32(word(a, b, false), word(a, b, true))
+    });
+    _mm256_add_epi32(_mm256_permute2x128_si256::<0x20>(s[0], s[1]), _mm256_permute2x128_si256::<0x31>(s[0], s[1]))
+}
