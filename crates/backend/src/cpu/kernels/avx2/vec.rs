@@ -9,7 +9,7 @@ use quant::WeightType;
 
 use super::super::panel::ROWS;
 use super::super::variants::OneFn;
-use super::super::{AHEAD, ActsShared, Ahead, ColPtr, RowSet, prefetch};
+use super::super::{ActsShared, Ahead, ColPtr, RowSet, Stream};
 use super::large::{Iq4Xs, Large, Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::small::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Small};
 use super::{array, both, eights, halves4, halves8, hsum4, load64, load256, opaque, planar, put_eight};
@@ -163,13 +163,13 @@ unsafe fn block<T: Large, const VNNI: bool>(p: *const u8, x: &X) -> (__m256i, __
 unsafe fn large<T: Large, const VNNI: bool>(set: &RowSet, col: &ColPtr, out: &mut [f32; ROWS]) {
     // Hidden from the compiler, which would make two shuffles of one whose pattern it knows.
     let words = std::hint::black_box(&WORDS);
+    let stream = Stream::new(set, 4);
     for first in (0..set.n).step_by(4) {
         let mut p: [*const u8; 4] = std::array::from_fn(|i| set.row(first + i));
         // SAFETY: the machine has the instructions, as below.
         let mut acc = unsafe { _mm_setzero_ps() };
-        let ahead = p[0].wrapping_add(AHEAD.max(4 * set.bytes.q));
         for b in 0..set.k / 256 {
-            prefetch(ahead.wrapping_add(4 * T::BYTES * b), 4 * T::BYTES);
+            stream.ask(first * set.bytes.q + 4 * T::BYTES * b, 4 * T::BYTES);
             // SAFETY: block b lies inside every row and the column; the last `add` ends at most at the row's end.
             unsafe {
                 let x = X {
