@@ -34,7 +34,7 @@ pub struct Model {
 /// Opens the file named, or the embedded model. Reads headers only.
 pub fn open(path: Option<&Path>) -> Result<Model> {
     let checkpoint = Arc::new(embedded::open(path)?);
-    let plan = model::arch::build(&checkpoint)?;
+    let plan = model::build(&checkpoint)?;
     Ok(Model { checkpoint, plan, embedded: path.is_none() })
 }
 
@@ -382,5 +382,17 @@ impl Sequence {
             self.position += chunk.len();
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_runs_is_the_fused_plan() {
+        let model = open(None).unwrap();
+        let plain = model::arch::build(&model.checkpoint).unwrap();
+        assert!(model.plan.ops.len() < plain.ops.len(), "{} ops of {}", model.plan.ops.len(), plain.ops.len());
     }
 }

@@ -11,10 +11,7 @@ pub fn run(args: &PlanArgs) -> Result<()> {
     let setup = EngineSetup::from(&args.engine);
     let positions = setup.context(&model.plan)?;
     let limits = setup.engine_limits(&model.plan, positions)?;
-    let mut plan = model.plan.clone();
-    if !args.unfused {
-        model::plan::passes::fuse(&mut plan);
-    }
+    let plan = if args.unfused { model::arch::build(&model.checkpoint)? } else { model.plan };
     println!("{plan}");
 
     let cache = setup.cache_bytes(&plan);
