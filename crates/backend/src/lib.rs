@@ -12,6 +12,7 @@ mod routing;
 mod weights;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use checkpoint::Checkpoint;
 use model::plan::Plan;
@@ -115,6 +116,31 @@ pub trait Program: Send {
     fn trace_routing(&mut self, is_on: bool) {
         let _ = is_on;
     }
+
+    /// Whether steps from now on count what their ops take, from zero; they do not at first, and what was counted stays. The numbers stay the same.
+    fn trace_times(&mut self, is_on: bool) {
+        let _ = is_on;
+    }
+
+    /// What was counted, ops that do the same in several layers together; empty where a program cannot tell.
+    fn times(&self) -> &[OpTime] {
+        &[]
+    }
+}
+
+/// What ops of one kind took, in all steps that were traced.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OpTime {
+    /// The op and the weights that it multiplies with; without an op, what a step does around its ops.
+    pub name: String,
+    /// Bytes of weights that they read for one token.
+    pub bytes: usize,
+    /// Parallel regions.
+    pub regions: u64,
+    /// Time in all.
+    pub time: Duration,
+    /// Time outside parallel regions, with one thread at work.
+    pub alone: Duration,
 }
 
 /// What a step returns.

@@ -338,6 +338,9 @@ pub struct BenchArgs {
     /// Form of the table
     #[arg(short, long, value_enum, default_value_t = BenchFormat::Md)]
     pub output: BenchFormat,
+    /// Say where the time of decode goes, op by op
+    #[arg(short, long)]
+    pub verbose: bool,
     #[command(flatten)]
     pub step: StepArgs,
 }

@@ -1,8 +1,9 @@
 //! What the machine has: cores, free memory, peak memory of this process, read bandwidth, a terminal to show progress on.
 
 use std::io::IsTerminal;
-use std::time::Instant;
 
+use anyhow::Result;
+use backend::cpu::read_bandwidth;
 use indicatif::{ProgressBar, ProgressDrawTarget};
 
 /// Cores this process may use.
@@ -16,7 +17,7 @@ pub fn free_memory() -> Option<usize> {
 }
 
 /// Most memory this process has had resident, in bytes, where the system says so.
-pub fn peak_resident() -> Option<usize> {
+fn peak_resident() -> Option<usize> {
     kilobytes("/proc/self/status", "VmHWM:")
 }
 
@@ -33,35 +34,41 @@ pub fn processor() -> String {
     name.map_or_else(|| std::env::consts::ARCH.to_string(), |(_, name)| name.trim().to_string())
 }
 
-/// Read bandwidth of `threads` threads in bytes per second: the best of several passes over a buffer far larger than
-/// any cache, each thread summing its own part.
-pub fn read_bandwidth(threads: usize) -> f64 {
-    const WORDS: usize = 64 << 20; // 512 MiB
-    let buffer: Vec<u64> = vec![1; WORDS];
-    let part = WORDS / threads.max(1);
-    let mut best = f64::INFINITY;
-    for _ in 0..5 {
-        let start = Instant::now();
-        std::thread::scope(|scope| {
-            for words in buffer.chunks(part.max(1)) {
-                scope.spawn(move || std::hint::black_box(sum(words)));
-            }
-        });
-        best = best.min(start.elapsed().as_secs_f64());
-    }
-    (WORDS * 8) as f64 / best
+/// The read bandwidth of the machine, measured again and again, as it changes on shared machines.
+pub struct Bandwidth {
+    threads: usize,
+    samples: Vec<f64>,
+    /// Most memory resident outside the measurements.
+    peak_resident: Option<usize>,
 }
 
-/// Sums with eight independent accumulators, so that loads and not additions are the limit.
-fn sum(words: &[u64]) -> u64 {
-    let mut acc = [0u64; 16];
-    let (chunks, rest) = words.as_chunks::<16>();
-    for chunk in chunks {
-        for i in 0..16 {
-            acc[i] = acc[i].wrapping_add(chunk[i]);
-        }
+impl Bandwidth {
+    /// For so many threads.
+    pub fn new(threads: usize) -> Bandwidth {
+        Bandwidth { threads, samples: Vec::new(), peak_resident: None }
     }
-    acc.iter().chain(rest).fold(0, |a, b| a.wrapping_add(*b))
+
+    /// Measures it once: a tenth of a second.
+    pub fn measure(&mut self) -> Result<()> {
+        self.peak_resident = self.peak_resident();
+        self.samples.push(read_bandwidth(self.threads)?);
+        // The buffer is no part of what the model takes: the peak starts anew where the system lets it.
+        let _ = std::fs::write("/proc/self/clear_refs", "5");
+        Ok(())
+    }
+
+    /// Takes the mean of what was measured, in bytes a second, and keeps the last measurement for the next mean.
+    pub fn take(&mut self) -> f64 {
+        let mean = self.samples.iter().sum::<f64>() / self.samples.len().max(1) as f64;
+        self.samples.drain(..self.samples.len().saturating_sub(1));
+        mean
+    }
+
+    /// Most memory this process has had resident, in bytes, where the system says so, without what measuring takes.
+    pub fn peak_resident(&self) -> Option<usize> {
+        let now = peak_resident();
+        if self.samples.is_empty() { now } else { now.max(self.peak_resident) }
+    }
 }
 
 /// Progress of long work, on a terminal only; a bar of `len` steps, or a spinner.
@@ -103,7 +110,8 @@ mod tests {
     }
 
     #[test]
-    fn the_machine_has_bandwidth() {
-        assert!(read_bandwidth(1) > 1e8);
+    fn bandwidth_is_the_mean_since_it_was_taken() {
+        let mut bandwidth = Bandwidth { samples: vec![1.0, 3.0, 5.0], ..Bandwidth::new(1) };
+        assert_eq!([bandwidth.take(), bandwidth.take()], [3.0, 5.0]);
     }
 }

@@ -21,6 +21,7 @@ use super::ops::route::RouterStep;
 use super::pool::Pool;
 use super::program::{CpuProgram, Mat, NormStep, OpStep, PartStep, StepTokens, Worker};
 use super::states::States;
+use super::times::Times;
 use super::{CacheType, Cpu};
 use crate::routing::RoutingTrace;
 use crate::{CompileError, Kinds, Limits, weights};
@@ -76,6 +77,7 @@ pub fn compile(cpu: &Cpu, plan: &Plan, weights: Arc<Checkpoint>, limits: Limits)
         split: SplitStates::new(pool.threads(), unit_rows, needs.d_v)?,
         routing: RoutingTrace::new(plan),
         faults: Vec::with_capacity(limits.max_tokens),
+        times: Times::new(plan),
         pool,
         _arenas: [bufs, spare, cache_arena],
         _weights: weights,

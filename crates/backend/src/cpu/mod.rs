@@ -3,6 +3,7 @@
 //! It obeys the CPU law (see [`quant`]): the logits are the same bits whatever the instruction set, the number of threads,
 //! the batch, and the way a prompt was cut into chunks.
 
+mod bandwidth;
 mod compile;
 pub mod isa;
 pub mod kernels;
@@ -13,12 +14,14 @@ mod ops;
 pub mod pool;
 mod program;
 mod states;
+mod times;
 
 use std::sync::Arc;
 
 use checkpoint::Checkpoint;
 use model::plan::Plan;
 
+pub use bandwidth::read_bandwidth;
 pub use isa::{Isa, IsaError};
 
 use crate::{Backend, CompileError, Limits, Program};

@@ -9,6 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
 
 use crate::CompileError;
 
@@ -21,6 +22,8 @@ pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     regions: u64,
+    /// Time in them, when somebody wants to know.
+    timed: Option<Duration>,
 }
 
 /// A value on cache lines of its own.
@@ -88,7 +91,7 @@ impl Pool {
             work: Condvar::new(),
             finished: Condvar::new(),
         });
-        let mut pool = Pool { shared, workers: Vec::new(), regions: 0 };
+        let mut pool = Pool { shared, workers: Vec::new(), regions: 0, timed: None };
         for worker in 1..threads {
             let shared = pool.shared.clone();
             let spawned = builder(worker).spawn(move || shared.worker_loop(worker));
@@ -107,6 +110,16 @@ impl Pool {
         self.regions
     }
 
+    /// Whether parallel regions are timed from now on, from zero.
+    pub fn time_regions(&mut self, is_on: bool) {
+        self.timed = is_on.then_some(Duration::ZERO);
+    }
+
+    /// Time in parallel regions since they are timed.
+    pub fn time_in_regions(&self) -> Duration {
+        self.timed.unwrap_or_default()
+    }
+
     /// Runs `f(worker, chunk)` for every chunk below `n_chunks`, each once, and returns when all are done.
     ///
     /// Two chunks that run at the same time have different workers. A panic in a chunk becomes a panic of the caller
@@ -117,6 +130,7 @@ impl Pool {
         }
         assert!(n_chunks < u32::MAX as usize, "a parallel region has at most 2^32 - 2 chunks");
         self.regions += 1;
+        let start = self.timed.is_some().then(Instant::now);
         let s = &*self.shared;
         // Close the old ticket before its fields change: a larger count would make it claimable again. Who reads a new
         // field (release, acquire) has the closed ticket behind it and cannot claim by the old one.
@@ -133,6 +147,9 @@ impl Pool {
         }
         while s.work_once(0) {}
         s.wait_until_done(n_chunks as u32);
+        if let (Some(timed), Some(start)) = (&mut self.timed, start) {
+            *timed += start.elapsed();
+        }
         if s.panicked.swap(false, Relaxed) {
             let payload = s.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
             resume_unwind(payload.unwrap_or_else(|| Box::new("a chunk of a parallel region panicked")));

@@ -28,8 +28,9 @@ use super::ops::{
 };
 use super::pool::Pool;
 use super::states::States;
+use super::times::Times;
 use crate::routing::RoutingTrace;
-use crate::{Batch, Fault, Kinds, Limits, Output, Program, RouterInfo, StepError};
+use crate::{Batch, Fault, Kinds, Limits, OpTime, Output, Program, RouterInfo, StepError};
 
 /// A stack of matrices in the checkpoint, each `[n, k]`, wherever each lies; a plain matrix is a stack of one.
 pub struct Mat {
@@ -238,6 +239,7 @@ pub struct CpuProgram {
     pub split: SplitStates,
     pub routing: RoutingTrace,
     pub faults: Vec<Fault>,
+    pub times: Times,
     /// Memory of the buffers, the spare buffer and the cache, which views point into.
     pub _arenas: [Arena; 3],
     /// Bytes of the weights, which matrices point into.
@@ -259,6 +261,7 @@ impl Program for CpuProgram {
 
     fn step(&mut self, batch: &Batch) -> Result<Output<'_>, StepError> {
         batch.check(self.limits, self.kinds, self.n_vocab)?;
+        self.times.start(&self.pool);
         self.step.fill(batch);
         self.states.start(&mut self.pool, batch);
         self.routing.start(batch);
@@ -279,8 +282,10 @@ impl Program for CpuProgram {
             split: &mut self.split,
             routing: &mut self.routing,
         };
-        for op in &self.ops {
+        self.times.lap(None, run.pool);
+        for (i, op) in self.ops.iter().enumerate() {
             run.op(op, &self.caches, &self.ropes);
+            self.times.lap(Some(i), run.pool);
         }
         self.collect_faults(batch);
         // SAFETY: the ops are done; the logits stay until the next step, which borrows the program.
@@ -296,6 +301,15 @@ impl Program for CpuProgram {
 
     fn trace_routing(&mut self, is_on: bool) {
         self.routing.turn(is_on, self.limits.max_outputs);
+    }
+
+    fn trace_times(&mut self, is_on: bool) {
+        self.pool.time_regions(is_on);
+        self.times.turn(is_on);
+    }
+
+    fn times(&self) -> &[OpTime] {
+        self.times.rows()
     }
 
     fn copy_state(&mut self, from: u32, to: u32) {

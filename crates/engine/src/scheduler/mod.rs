@@ -34,7 +34,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use backend::{Batch, Kinds, PAGE, Program, RouterInfo, StepError};
+use backend::{Batch, Kinds, OpTime, PAGE, Program, RouterInfo, StepError};
 
 pub use pages::PageCounts;
 pub use request::{Error, Event, EventKind, Events, FinishReason, Logprobs, Request, RequestId, Timings, Usage};
@@ -169,6 +169,16 @@ impl Engine {
     /// The routers of the model, in order of layers; none where no layer has experts.
     pub fn routers(&self) -> &[RouterInfo] {
         self.program.routers()
+    }
+
+    /// Whether the program counts what its ops take from now on; see [`Program::trace_times`].
+    pub fn trace_times(&mut self, is_on: bool) {
+        self.program.trace_times(is_on);
+    }
+
+    /// What they took, and in how many parallel regions.
+    pub fn times(&self) -> &[OpTime] {
+        self.program.times()
     }
 
     /// What the engine is busy with.

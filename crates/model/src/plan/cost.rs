@@ -186,7 +186,12 @@ impl Plan {
 
     /// Bytes of weights that decoding one token reads: of the experts those it uses, of the embeddings one row.
     pub fn bytes_per_token(&self) -> usize {
-        self.ops.iter().map(|op| self.active(op, WeightDecl::bytes, |w| total_row_bytes(w.dtype, w.shape[1]))).sum()
+        self.ops.iter().map(|op| self.bytes_of(op)).sum()
+    }
+
+    /// Of those, the bytes that one of the plan's ops reads.
+    pub fn bytes_of(&self, op: &Op) -> usize {
+        self.active(op, WeightDecl::bytes, |w| total_row_bytes(w.dtype, w.shape[1]))
     }
 
     /// Parameters that decoding one token uses, counted as [`Plan::bytes_per_token`] counts.

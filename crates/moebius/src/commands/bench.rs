@@ -13,7 +13,7 @@ use crate::answer::{Interrupt, generate};
 use crate::args::{BackendKind, BenchArgs, BenchFormat};
 use crate::compare::mean_and_deviation;
 use crate::load::{self, EngineSetup, Session};
-use crate::machine;
+use crate::machine::{self, Bandwidth};
 
 /// One line of the table.
 #[derive(Debug, Serialize)]
@@ -36,7 +36,7 @@ struct Row {
     bytes_per_token: Option<u64>,
     /// Decode only: those bytes times the tokens a second.
     gb_per_second: Option<f64>,
-    /// Decode only: share of the read bandwidth of as many threads, measured just before.
+    /// Decode only: share of the read bandwidth of as many threads, measured before and after each repetition.
     bandwidth_share: Option<f64>,
     /// From opening the file to a program that can run.
     load_ms: f64,
@@ -52,9 +52,10 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     for &threads in &threads {
         bar.set_message(format!("measuring the read bandwidth of {threads} threads"));
         bar.tick();
-        let bandwidth = machine::read_bandwidth(threads);
+        let mut bandwidth = Bandwidth::new(threads);
+        bandwidth.measure()?;
         bar.suspend(|| {
-            eprintln!("{}: {threads} threads read {:.1} GB/s", machine::processor(), bandwidth / 1e9);
+            eprintln!("{}: {threads} threads read {:.1} GB/s", machine::processor(), bandwidth.take() / 1e9);
         });
         let longest = args.n_prompt.iter().chain(&args.n_gen).max().copied().unwrap_or(0);
         let deepest = args.depth.iter().max().copied().unwrap_or(0);
@@ -80,14 +81,23 @@ pub fn run(args: &BenchArgs) -> Result<()> {
                 bar.tick();
                 let mut samples = Vec::with_capacity(args.repetitions);
                 test.measure(&mut session, &interrupt)?; // warm-up: touches the weights
+                if n_gen > 0 {
+                    bandwidth.measure()?;
+                }
                 for _ in 0..args.repetitions {
                     samples.push(test.measure(&mut session, &interrupt)?);
                     bar.tick();
                     if interrupt.is_set() {
                         return Ok(());
                     }
+                    if n_gen > 0 {
+                        bandwidth.measure()?;
+                    }
                 }
-                table.print(&row(&session, &test, threads, bandwidth, load_ms, samples))?;
+                table.print(&row(&session, &test, threads, &mut bandwidth, load_ms, samples))?;
+                if args.verbose && n_gen > 0 && depth == 0 {
+                    test.print_times(&mut session, &interrupt)?;
+                }
             }
         }
     }
@@ -127,6 +137,44 @@ impl Test {
         }
     }
 
+    /// Decodes once more with a clock between the ops, and prints what they took.
+    fn print_times(&self, session: &mut Session, interrupt: &Interrupt) -> Result<()> {
+        session.engine.trace_times(true);
+        let usage = self.request(session, interrupt, 1, self.n_gen + 1)?;
+        session.engine.trace_times(false);
+        let steps = usage.generated as f64;
+        let total = (usage.timings.prompt + usage.timings.decode).as_secs_f64();
+        let mut rows = session.engine.times().to_vec();
+        let outside = total - rows.iter().map(|row| row.time.as_secs_f64()).sum::<f64>();
+        rows.sort_by_key(|row| std::cmp::Reverse(row.time));
+        let us = |seconds: f64| format!("{:.1}", seconds / steps * 1e6);
+        eprintln!("{:<50} {:>7} {:>9} {:>6} {:>9} {:>6}", "a token", "regions", "us", "", "us alone", "GB/s");
+        for row in &rows {
+            let time = row.time.as_secs_f64();
+            eprintln!(
+                "{:<50} {:>7.1} {:>9} {:>5.1}% {:>9} {:>6}",
+                row.name,
+                row.regions as f64 / steps,
+                us(time),
+                time / total * 100.0,
+                us(row.alone.as_secs_f64()),
+                if row.bytes > 0 { format!("{:.1}", row.bytes as f64 * steps / time / 1e9) } else { String::new() },
+            );
+        }
+        let alone = rows.iter().map(|row| row.alone.as_secs_f64()).sum::<f64>() + outside;
+        let regions = rows.iter().map(|row| row.regions).sum::<u64>() as f64 / steps;
+        eprintln!(
+            "{:<50} {:>7} {:>9} {:>5.1}% {:>9}",
+            "outside the steps",
+            "",
+            us(outside),
+            outside / total * 100.0,
+            us(outside)
+        );
+        eprintln!("{:<50} {regions:>7.1} {:>9} {:>6} {:>9}", "in all", us(total), "", us(alone));
+        Ok(())
+    }
+
     fn request(&self, session: &mut Session, interrupt: &Interrupt, n_prompt: usize, n_gen: usize) -> Result<Usage> {
         let n_vocab = session.n_vocab as u64;
         // Any fixed scatter of ids does: routing and embedding rows should not repeat.
@@ -140,7 +188,7 @@ impl Test {
     }
 }
 
-fn row(s: &Session, test: &Test, threads: usize, bandwidth: f64, load_ms: f64, samples: Vec<f64>) -> Row {
+fn row(s: &Session, test: &Test, threads: usize, bandwidth: &mut Bandwidth, load_ms: f64, samples: Vec<f64>) -> Row {
     let (tokens_per_second, deviation) = mean_and_deviation(&samples);
     let bytes_per_token = (test.n_gen > 0).then(|| {
         let context = test.depth as u64 + test.n_gen as u64 / 2;
@@ -162,9 +210,9 @@ fn row(s: &Session, test: &Test, threads: usize, bandwidth: f64, load_ms: f64, s
         deviation,
         bytes_per_token,
         gb_per_second: rate.map(|rate| rate / 1e9),
-        bandwidth_share: rate.map(|rate| rate / bandwidth),
+        bandwidth_share: rate.map(|rate| rate / bandwidth.take()),
         load_ms,
-        peak_resident_bytes: machine::peak_resident(),
+        peak_resident_bytes: bandwidth.peak_resident(),
     }
 }
 

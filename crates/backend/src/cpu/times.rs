@@ -1,0 +1,99 @@
+//! Where the time of steps goes, op by op, when somebody wants to know.
+//!
+//! It reads the clock between ops and knows nothing of what they do.
+
+use std::time::{Duration, Instant};
+
+use model::plan::{Op, Plan};
+
+use super::pool::Pool;
+use crate::OpTime;
+
+/// What ops took so far; ops that do the same in several layers share a row.
+pub struct Times {
+    rows: Vec<OpTime>,
+    /// Row of each op, `[n_ops]`.
+    row_of: Vec<usize>,
+    /// Where the last lap ended, while times are counted.
+    last: Option<Lap>,
+    is_on: bool,
+}
+
+/// A moment, and what the pool had counted by then.
+#[derive(Clone, Copy)]
+struct Lap {
+    at: Instant,
+    regions: u64,
+    in_regions: Duration,
+}
+
+impl Lap {
+    fn now(pool: &Pool) -> Lap {
+        Lap { at: Instant::now(), regions: pool.regions(), in_regions: pool.time_in_regions() }
+    }
+}
+
+impl Times {
+    /// Rows for the ops of a plan, and one for what a step does around them.
+    pub fn new(plan: &Plan) -> Times {
+        let mut rows = vec![OpTime { name: "step".into(), ..OpTime::default() }];
+        let row_of = plan.ops.iter().map(|op| {
+            let name = name(plan, op);
+            let row = rows.iter().position(|row| row.name == name).unwrap_or(rows.len());
+            if row == rows.len() {
+                rows.push(OpTime { name, ..OpTime::default() });
+            }
+            rows[row].bytes += plan.bytes_of(op);
+            row
+        });
+        let row_of = row_of.collect();
+        Times { rows, row_of, last: None, is_on: false }
+    }
+
+    /// Starts from zero, or stops and keeps what was counted.
+    pub fn turn(&mut self, is_on: bool) {
+        self.is_on = is_on;
+        for row in self.rows.iter_mut().filter(|_| is_on) {
+            *row = OpTime { name: std::mem::take(&mut row.name), bytes: row.bytes, ..OpTime::default() };
+        }
+    }
+
+    /// A step begins.
+    pub fn start(&mut self, pool: &Pool) {
+        self.last = self.is_on.then(|| Lap::now(pool));
+    }
+
+    /// Op `i` is done, or what comes before the ops.
+    pub fn lap(&mut self, i: Option<usize>, pool: &Pool) {
+        let Some(last) = &mut self.last else { return };
+        let (before, now) = (*last, Lap::now(pool));
+        *last = now;
+        let row = &mut self.rows[i.map_or(0, |i| self.row_of[i])];
+        let time = now.at - before.at;
+        row.time += time;
+        row.regions += now.regions - before.regions;
+        row.alone += time.saturating_sub(now.in_regions - before.in_regions);
+    }
+
+    /// What was counted.
+    pub fn rows(&self) -> &[OpTime] {
+        &self.rows
+    }
+}
+
+/// The op, and what its matrices are called in a layer.
+fn name(plan: &Plan, op: &Op) -> String {
+    let weights = match op {
+        Op::Linear { parts, .. } => parts.iter().map(|part| part.w).collect(),
+        Op::GatedLinear { .. } | Op::Experts { .. } | Op::HeadLinear { .. } => op.weights(),
+        _ => Vec::new(),
+    };
+    let mut name = op.name().to_string();
+    for w in weights {
+        let full = plan.weight(w).name.as_str();
+        let stem = full.strip_suffix(".weight").unwrap_or(full);
+        name.push(' ');
+        name.push_str(stem.rsplit('.').next().unwrap_or(stem));
+    }
+    name
+}
