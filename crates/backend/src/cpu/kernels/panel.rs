@@ -26,11 +26,21 @@ pub(super) struct Panel {
     pub m: [[f32; ROWS]; 8],
     /// Integer minimums of a super-block's 16-groups in pairs, `[8][row][2]`.
     pub mins: [[[i16; 2]; ROWS]; 8],
+    /// What NEON has instead of `w` and `mins`.
+    #[cfg(target_arch = "aarch64")]
+    pub neon: super::neon::Bytes,
 }
 
 impl Panel {
     pub fn new() -> Box<Panel> {
-        Box::new(Panel { w: [0; ROWS * CHUNK], d: [[0.0; ROWS]; 8], m: [[0.0; ROWS]; 8], mins: [[[0; 2]; ROWS]; 8] })
+        Box::new(Panel {
+            w: [0; ROWS * CHUNK],
+            d: [[0.0; ROWS]; 8],
+            m: [[0.0; ROWS]; 8],
+            mins: [[[0; 2]; ROWS]; 8],
+            #[cfg(target_arch = "aarch64")]
+            neon: super::neon::Bytes::ZERO,
+        })
     }
 }
 

@@ -86,10 +86,9 @@ pub(super) fn variant(t: WeightType, isa: Isa) -> Variant {
             many: Many::Panel { unpack: avx2::unpack(t), tile: avx512::tile(t), from: panel_from(t) },
         },
         #[cfg(target_arch = "aarch64")]
-        Isa::Neon => Variant {
-            one: neon::one(t),
-            many: Many::Panel { unpack: panel::plain(t), tile: scalar::tile_fn(t), from: 4 },
-        },
+        Isa::Neon => {
+            Variant { one: neon::one(t), many: Many::Panel { unpack: neon::unpack(t), tile: neon::tile(t), from: 4 } }
+        }
         _ => Variant {
             one: scalar::one,
             many: Many::Panel { unpack: panel::plain(t), tile: scalar::tile_fn(t), from: 4 },
@@ -150,7 +149,12 @@ pub(super) fn quantise(isa: Isa) -> QuantiseFns {
             ..plain
         },
         #[cfg(target_arch = "aarch64")]
-        Isa::Neon => QuantiseFns { block32: neon::quantise::block32, block256: neon::quantise::block256, ..plain },
+        Isa::Neon => QuantiseFns {
+            block32: neon::quantise::block32,
+            byte32: neon::quantise::byte32,
+            block256: neon::quantise::block256,
+            ..plain
+        },
         _ => plain,
     }
 }

@@ -1,11 +1,15 @@
 //! Kernels for NEON with the dot products of bytes (`sdot`).
 //!
-//! A format is described once, in [`large`] (super-blocks): how a block's bytes become registers of signed bytes in the
-//! order of the values, scales and minimums. The matrix-vector kernels ([`mod@vec`]) are generic over that. What has no
-//! kernel here runs the scalar code, which the compiler makes NEON of.
+//! A format is described once, in [`small`] (32-blocks), [`planar`] (32-blocks in planes) or [`large`] (super-blocks): how
+//! its bytes become registers of signed bytes, scales and minimums. The matrix-vector kernels ([`mod@vec`]) and the panel
+//! ([`mod@panel`]) are generic over that; [`mod@tile`] multiplies panels and knows no format.
 
-pub(super) mod large;
+mod large;
+mod panel;
+mod planar;
 pub(super) mod quantise;
+mod small;
+mod tile;
 mod vec;
 
 use std::arch::aarch64::*;
@@ -20,6 +24,8 @@ macro_rules! array {
 }
 use array;
 
+pub(super) use panel::{Bytes, unpack};
+pub(super) use tile::tile;
 pub(super) use vec::one;
 
 /// `acc` plus the products of bytes, four neighbours to a lane. The intrinsic is not stable in Rust yet.
@@ -35,6 +41,22 @@ fn sdot(mut acc: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
         );
     }
     acc
+}
+
+/// Sixteen 16-bit activations as products of bytes take them: `256·high + low + 128`.
+struct Split {
+    high: int8x16_t,
+    low: int8x16_t,
+}
+
+/// # Safety
+/// `x` is readable for 16 values.
+#[inline]
+#[target_feature(enable = "neon")]
+unsafe fn split(x: *const i16) -> Split {
+    // SAFETY: the caller's promise.
+    let x = unsafe { vld2q_s8(x.cast()) };
+    Split { high: x.1, low: veorq_s8(x.0, vdupq_n_s8(-128)) }
 }
 
 /// Adds up the lanes of four vectors: lane `i` of the result is the sum of vector `i`.

@@ -42,16 +42,6 @@ fn round(a: float32x4_t, b: float32x4_t, inv: float32x4_t, limit: i16) -> int16x
     vmaxq_s16(vminq_s16(q, vdupq_n_s16(limit)), vdupq_n_s16(-limit))
 }
 
-/// Order 0, 2, 1, 3 in every group of four i16.
-#[inline]
-#[target_feature(enable = "neon")]
-fn wide_order(x: int16x8_t) -> int16x8_t {
-    const ORDER: [u8; 16] = [0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15];
-    // SAFETY: the table has 16 bytes.
-    let order = unsafe { vld1q_u8(ORDER.as_ptr()) };
-    vreinterpretq_s16_u8(vqtbl1q_u8(vreinterpretq_u8_s16(x), order))
-}
-
 fn empty(amax: f32) -> Option<f32> {
     if !amax.is_finite() {
         Some(f32::NAN)
@@ -62,7 +52,14 @@ fn empty(amax: f32) -> Option<f32> {
     }
 }
 
-/// Quantises to 32-blocks and writes the wide form.
+/// Sixteen bytes of as many small numbers.
+#[inline]
+#[target_feature(enable = "neon")]
+fn bytes(a: int16x8_t, b: int16x8_t) -> int8x16_t {
+    vmovn_high_s16(vmovn_s16(a), b)
+}
+
+/// Quantises to 32-blocks of words.
 ///
 /// # Safety
 /// See [`super::super::variants::QuantiseFn`].
@@ -73,29 +70,55 @@ pub(in super::super) unsafe fn block32(x: &[f32], row: &RowPtr) {
         unsafe {
             let v = load32(x.as_ptr().add(32 * b));
             let amax = largest(amax32(&v));
-            let (q, wide) = (row.q.cast::<i16>().add(32 * b), row.wide.add(32 * b));
+            let q = row.q.cast::<i16>().add(32 * b);
             let (d, sum) = (row.d.add(b), row.sums.cast::<i32>().add(b));
             if let Some(scale) = empty(amax) {
                 (*d, *sum) = (scale, 0);
                 q.write_bytes(0, 32);
-                wide.write_bytes(0, 32);
                 continue;
             }
             let inv = vdupq_n_f32(32767.0 / amax);
             *d = amax / 32767.0;
-            let r = array!(4, |i| round(v[2 * i], v[2 * i + 1], inv, 32767));
             let mut total = vdupq_n_s32(0);
             for i in 0..4 {
-                total = vpadalq_s16(total, r[i]);
-                vst1q_s16(q.add(8 * i), r[i]);
-                vst1q_s16(wide.add(8 * i), wide_order(r[i]));
+                let r = round(v[2 * i], v[2 * i + 1], inv, 32767);
+                total = vpadalq_s16(total, r);
+                vst1q_s16(q.add(8 * i), r);
             }
             *sum = vaddvq_s32(total);
         }
     }
 }
 
-/// Quantises to 256-blocks and writes the wide form.
+/// Quantises to 32-blocks of bytes.
+///
+/// # Safety
+/// See [`super::super::variants::QuantiseFn`].
+#[target_feature(enable = "neon")]
+pub(in super::super) unsafe fn byte32(x: &[f32], row: &RowPtr) {
+    for b in 0..x.len() / 32 {
+        // SAFETY: the row has sections for x.len() values, of which this is block b.
+        unsafe {
+            let v = load32(x.as_ptr().add(32 * b));
+            let amax = largest(amax32(&v));
+            let q = row.q.cast::<i8>().add(32 * b);
+            let (d, sum) = (row.d.add(b), row.sums.cast::<i32>().add(b));
+            if let Some(scale) = empty(amax) {
+                (*d, *sum) = (scale, 0);
+                q.write_bytes(0, 32);
+                continue;
+            }
+            let inv = vdupq_n_f32(127.0 / amax);
+            *d = amax / 127.0;
+            let r = array!(4, |i| round(v[2 * i], v[2 * i + 1], inv, 127));
+            vst1q_s8(q, bytes(r[0], r[1]));
+            vst1q_s8(q.add(16), bytes(r[2], r[3]));
+            *sum = i32::from(vaddvq_s16(vaddq_s16(vaddq_s16(r[0], r[1]), vaddq_s16(r[2], r[3]))));
+        }
+    }
+}
+
+/// Quantises to 256-blocks.
 ///
 /// # Safety
 /// See [`super::super::variants::QuantiseFn`].
@@ -111,12 +134,11 @@ pub(in super::super) unsafe fn block256(x: &[f32], row: &RowPtr) {
                 all = vmaxq_u32(all, group);
             }
             let amax = largest(all);
-            let (q, wide) = (row.q.cast::<i8>().add(256 * b), row.wide.add(256 * b));
+            let q = row.q.cast::<i8>().add(256 * b);
             let (u, d, sums) = (row.u.add(8 * b), row.d.add(b), row.sums.cast::<i16>().add(16 * b));
             if let Some(scale) = empty(amax) {
                 *d = scale;
                 q.write_bytes(0, 256);
-                wide.write_bytes(0, 256);
                 sums.write_bytes(0, 16);
                 u.write_bytes(1, 8);
                 continue;
@@ -129,14 +151,10 @@ pub(in super::super) unsafe fn block256(x: &[f32], row: &RowPtr) {
                 let inv = vdupq_n_f32(1.0 / (scale * uj));
                 *u.add(j) = uj as u8;
                 let v = load32(x.add(32 * j));
-                let r = array!(4, |i| round(v[2 * i], v[2 * i + 1], inv, 127));
                 for i in 0..2 {
-                    let bytes = vcombine_s8(vmovn_s16(r[2 * i]), vmovn_s16(r[2 * i + 1]));
-                    vst1q_s8(q.add(32 * j + 16 * i), bytes);
-                    *sums.add(2 * j + i) = uj as i16 * vaddvq_s16(vaddq_s16(r[2 * i], r[2 * i + 1]));
-                }
-                for i in 0..4 {
-                    vst1q_s16(wide.add(32 * j + 8 * i), wide_order(vmulq_n_s16(r[i], uj as i16)));
+                    let (r, s) = (round(v[4 * i], v[4 * i + 1], inv, 127), round(v[4 * i + 2], v[4 * i + 3], inv, 127));
+                    vst1q_s8(q.add(32 * j + 16 * i), bytes(r, s));
+                    *sums.add(2 * j + i) = uj as i16 * vaddvq_s16(vaddq_s16(r, s));
                 }
             }
         }

@@ -5,24 +5,150 @@
 
 use std::arch::aarch64::*;
 
-use quant::WeightType;
+use quant::{ScaleType, WeightType};
 
 use super::super::panel::ROWS;
 use super::super::variants::OneFn;
-use super::super::{AHEAD, ActsShared, ColPtr, RowSet, prefetch, scalar};
+use super::super::{AHEAD, ActsShared, Ahead, ColPtr, RowSet, prefetch};
 use super::large::{Iq4Xs, Large, Q2K, Q3K, Q4K, Q5K, Q6K};
-use super::{array, halves4, hsum4, sdot};
+use super::planar::{BF16, Bits, E8m0, F16, F32, Fp4, Plane, Scale, of_plane};
+use super::small::{Ints, Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Small};
+use super::{array, halves4, hsum4, sdot, split};
 
 /// The one-column kernel of a type.
 pub(in super::super) fn one(t: WeightType) -> OneFn {
     match t {
+        WeightType::Q4_0 => small::<Q4_0>,
+        WeightType::Q4_1 => small::<Q4_1>,
+        WeightType::Q5_0 => small::<Q5_0>,
+        WeightType::Q5_1 => small::<Q5_1>,
+        WeightType::Q8_0 => small::<Q8_0>,
+        WeightType::IQ4_NL => small::<Iq4Nl>,
+        WeightType::MXFP4 => small::<Mxfp4>,
         WeightType::Q2_K => large::<Q2K>,
         WeightType::Q3_K => large::<Q3K>,
         WeightType::Q4_K => large::<Q4K>,
         WeightType::Q5_K => large::<Q5K>,
         WeightType::Q6_K => large::<Q6K>,
         WeightType::IQ4_XS => large::<Iq4Xs>,
-        _ => scalar::one,
+        WeightType::MXFP4_PLANAR | WeightType::Affine(_) => of_plane!(t, planar),
+        WeightType::F32 | WeightType::F16 | WeightType::BF16 => unreachable!("floats have their own kernels"),
+    }
+}
+
+/// `Σ q·x` of block `b` of a column with 32 integers of each of four rows, a lane a row.
+///
+/// # Safety
+/// `p` points to the integers, the column has the block.
+#[inline]
+#[target_feature(enable = "neon,dotprod")]
+unsafe fn dot4<T: Ints>(p: &[*const u8; 4], col: &ColPtr, b: usize) -> int32x4_t {
+    let zero = vdupq_n_s32(0);
+    // SAFETY: the caller's promise.
+    unsafe {
+        let isum = if T::WORDS {
+            let x = col.row.q.cast::<i16>().add(32 * b);
+            let (x, y, one) = (split(x), split(x.add(16)), vdupq_n_s8(1));
+            hsum4(array!(4, |i| {
+                let w = T::get(p[i]);
+                // 256·Σ q·high + 128·Σ q + Σ q·low, each sum on top of the last.
+                let high = vshlq_n_s32::<1>(sdot(sdot(zero, w[0], x.high), w[1], y.high));
+                let one = vshlq_n_s32::<7>(sdot(sdot(high, w[0], one), w[1], one));
+                sdot(sdot(one, w[0], x.low), w[1], y.low)
+            }))
+        } else {
+            let x = col.row.q.cast::<i8>().add(32 * b);
+            let x = if T::EVEN_ODD {
+                let x = vld2q_s8(x);
+                [x.0, x.1]
+            } else {
+                [vld1q_s8(x), vld1q_s8(x.add(16))]
+            };
+            hsum4(array!(4, |i| {
+                let w = T::get(p[i]);
+                sdot(sdot(zero, w[0], x[0]), w[1], x[1])
+            }))
+        };
+        if T::OFFSET == 0 {
+            return isum;
+        }
+        vsubq_s32(isum, vdupq_n_s32(T::OFFSET * *col.row.sums.cast::<i32>().add(b)))
+    }
+}
+
+/// # Safety
+/// See [`OneFn`]; the set is of type `T`.
+#[target_feature(enable = "neon,dotprod")]
+unsafe fn small<T: Small>(set: &RowSet, _acts: &ActsShared, col: &ColPtr, out: &mut [f32; ROWS]) {
+    for first in (0..set.n).step_by(4) {
+        let mut p: [*const u8; 4] = std::array::from_fn(|i| set.row(first + i));
+        let ahead = Ahead::new(p[0], 4, set.bytes.q);
+        let mut acc = vdupq_n_f32(0.0);
+        for b in 0..set.k / 32 {
+            ahead.ask(4 * T::BYTES * b, 4 * T::BYTES);
+            // SAFETY: block b lies inside every row and the column; the last `add` ends at most at the row's end.
+            unsafe {
+                let isum = dot4::<T>(&p, col, b);
+                let d = vld1q_dup_f32(col.row.d.add(b));
+                acc = vfmaq_f32(acc, vmulq_f32(T::scales(&p), d), vcvtq_f32_s32(isum));
+                if let Some(at) = T::MIN {
+                    let sum = *col.row.sums.cast::<i32>().add(b) as f32;
+                    acc = vfmaq_n_f32(acc, vmulq_f32(halves4(&p, at), d), sum);
+                }
+                p = p.map(|p| p.add(T::BYTES));
+            }
+        }
+        // SAFETY: `out` has ROWS places, `first` is at most 12.
+        unsafe { vst1q_f32(out.as_mut_ptr().add(first), acc) };
+    }
+}
+
+/// # Safety
+/// See [`OneFn`]; the set's integers are `Q`, its scales `S`, and it has biases where `MIN`.
+#[target_feature(enable = "neon,dotprod")]
+unsafe fn planar<Q: Plane, S: Scale, const MIN: bool>(
+    set: &RowSet,
+    _acts: &ActsShared,
+    col: &ColPtr,
+    out: &mut [f32; ROWS],
+) {
+    let per_group = set.dtype.block_len() / 32; // blocks
+    for first in (0..set.n).step_by(4) {
+        let mut p: [*const u8; 4] = std::array::from_fn(|i| set.row(first + i));
+        let mut scales: [*const u8; 4] = std::array::from_fn(|i| set.scales(first + i));
+        let mut biases: [*const u8; 4] = std::array::from_fn(|i| set.biases(first + i));
+        let ahead = Ahead::new(p[0], 4, set.bytes.q);
+        let mut acc = vdupq_n_f32(0.0);
+        for group in 0..set.k / set.dtype.block_len() {
+            // The planes of the next four rows, a line at a time.
+            if group % (64 / (4 * S::BYTES)) == 0 {
+                for (plane, bytes) in [(scales[0], set.bytes.scales), (biases[0], set.bytes.biases)] {
+                    prefetch(plane.wrapping_add(4 * bytes + 3 * group * S::BYTES), 64);
+                }
+            }
+            // SAFETY: groups and blocks lie inside every row and the column; the last `add` ends at most at the row's end.
+            unsafe {
+                let d = S::four(&scales);
+                let m = if MIN { S::four(&biases) } else { d };
+                for b in group * per_group..(group + 1) * per_group {
+                    ahead.ask(4 * Q::BYTES * b, 4 * Q::BYTES);
+                    let isum = dot4::<Q>(&p, col, b);
+                    let dx = vld1q_dup_f32(col.row.d.add(b));
+                    acc = vfmaq_f32(acc, vmulq_f32(d, dx), vcvtq_f32_s32(isum));
+                    if MIN {
+                        let sum = *col.row.sums.cast::<i32>().add(b) as f32;
+                        acc = vfmaq_n_f32(acc, vmulq_f32(m, dx), sum);
+                    }
+                    p = p.map(|p| p.add(Q::BYTES));
+                }
+                scales = scales.map(|p| p.add(S::BYTES));
+                if MIN {
+                    biases = biases.map(|p| p.add(S::BYTES));
+                }
+            }
+        }
+        // SAFETY: as in `small`.
+        unsafe { vst1q_f32(out.as_mut_ptr().add(first), acc) };
     }
 }
 

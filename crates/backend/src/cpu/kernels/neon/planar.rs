@@ -1,0 +1,227 @@
+//! The types of MLX files, whose scales and biases lie in planes of their own; the layouts are told in
+//! [`quant::types::planar`].
+
+use std::arch::aarch64::*;
+
+use quant::types::iq::E2M1_DOUBLED;
+
+use super::small::{Ints, e8m0_halves, look_up, nibbles, signed};
+use super::{halves4, load128, word16, word32};
+
+/// Integers of a plane.
+pub(super) trait Plane: Ints {
+    /// Bytes of 32 of them.
+    const BYTES: usize;
+}
+
+pub(super) struct Bits<const B: usize>;
+pub(super) struct Fp4;
+
+impl Ints for Bits<8> {
+    const WORDS: bool = true;
+    const OFFSET: i32 = -128;
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn get(p: *const u8) -> [int8x16_t; 2] {
+        // SAFETY: the promise of the trait: 32 bytes.
+        let v = unsafe { [load128(p), load128(p.add(16))] };
+        signed(v.map(|v| veorq_u8(v, vdupq_n_u8(0x80))))
+    }
+}
+
+impl Ints for Bits<4> {
+    const EVEN_ODD: bool = true;
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn get(p: *const u8) -> [int8x16_t; 2] {
+        // SAFETY: the promise of the trait: 16 bytes.
+        signed(nibbles(unsafe { load128(p) }))
+    }
+}
+
+impl Ints for Fp4 {
+    const EVEN_ODD: bool = true;
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn get(p: *const u8) -> [int8x16_t; 2] {
+        // SAFETY: the promise of the trait: 16 bytes.
+        look_up(&E2M1_DOUBLED, nibbles(unsafe { load128(p) }))
+    }
+}
+
+impl Plane for Bits<8> {
+    const BYTES: usize = 32;
+}
+impl Plane for Bits<4> {
+    const BYTES: usize = 16;
+}
+impl Plane for Fp4 {
+    const BYTES: usize = 16;
+}
+
+/// How values of 2, 3, 5 and 6 bits come out of their stream: two neighbours lie in two bytes, which go to the 16-bit lane
+/// of the pair and are shifted right, each by its own number of bits.
+struct Stream {
+    /// Which bytes go to the lane, `[half][byte]`; those that are out of range become zeros.
+    bytes: [[u8; 16]; 2],
+    /// What shifts the lane: negative, to the right, `[half][lane]`.
+    shift: [[i16; 8]; 2],
+}
+
+impl Stream {
+    /// Where the bytes of the upper half are loaded from; both halves have all their bytes in the load.
+    const fn upper(bits: usize) -> usize {
+        match bits {
+            2 => 0,
+            6 => 8,
+            _ => 4,
+        }
+    }
+
+    const fn new(bits: usize) -> Self {
+        let mut s = Self { bytes: [[0xff; 16]; 2], shift: [[0; 8]; 2] };
+        let mut lane = 0;
+        while lane < 16 {
+            let (bit, half, at) = (2 * bits * lane, lane / 8, lane % 8);
+            let byte = bit / 8 - half * Self::upper(bits);
+            s.bytes[half][2 * at] = byte as u8;
+            if bit % 8 + 2 * bits > 8 {
+                s.bytes[half][2 * at + 1] = byte as u8 + 1;
+            }
+            s.shift[half][at] = -((bit % 8) as i16);
+            lane += 1;
+        }
+        s
+    }
+}
+
+/// Both halves of 32 values of `B` bits, in order, from the bytes of each.
+#[inline]
+#[target_feature(enable = "neon")]
+fn stream<const B: i32>(v: [uint8x16_t; 2], s: &Stream) -> [int8x16_t; 2] {
+    let half = |i: usize| {
+        // SAFETY: both tables have 16 bytes a half.
+        let (bytes, shift) = unsafe { (vld1q_u8(s.bytes[i].as_ptr()), vld1q_s16(s.shift[i].as_ptr())) };
+        let t = vshlq_u16(vreinterpretq_u16_u8(vqtbl1q_u8(v[i], bytes)), shift);
+        let t = vreinterpretq_u8_u16(vsliq_n_u16::<8>(t, vshrq_n_u16::<B>(t)));
+        vandq_u8(t, vdupq_n_u8((1 << B) - 1))
+    };
+    signed([half(0), half(1)])
+}
+
+/// # Safety
+/// `p` is readable for eight bytes.
+#[inline]
+#[target_feature(enable = "neon")]
+unsafe fn load64(p: *const u8) -> uint8x16_t {
+    // SAFETY: the caller's promise.
+    vcombine_u8(unsafe { vld1_u8(p) }, vdup_n_u8(0))
+}
+
+macro_rules! stream {
+    ($bits:literal, |$p:ident| $load:expr) => {
+        impl Ints for Bits<$bits> {
+            #[inline]
+            #[target_feature(enable = "neon")]
+            unsafe fn get($p: *const u8) -> [int8x16_t; 2] {
+                static STREAM: Stream = Stream::new($bits);
+                // SAFETY: the promise of the trait; no load ends past the bytes of the values.
+                stream::<$bits>(unsafe { $load }, &STREAM)
+            }
+        }
+        impl Plane for Bits<$bits> {
+            const BYTES: usize = 4 * $bits;
+        }
+    };
+}
+
+stream!(2, |p| [load64(p), load64(p)]);
+stream!(3, |p| [load64(p), load64(p.add(Stream::upper(3)))]);
+stream!(5, |p| [load128(p), load128(p.add(Stream::upper(5)))]);
+stream!(6, |p| [load128(p), load128(p.add(Stream::upper(6)))]);
+
+/// How numbers lie in the planes of scales and biases.
+#[allow(clippy::missing_safety_doc)]
+pub(super) trait Scale {
+    /// Bytes of a number.
+    const BYTES: usize;
+    /// The number at each of four places, which are readable for it.
+    unsafe fn four(p: &[*const u8; 4]) -> float32x4_t;
+}
+
+pub(super) struct F16;
+pub(super) struct BF16;
+pub(super) struct F32;
+pub(super) struct E8m0;
+
+impl Scale for F16 {
+    const BYTES: usize = 2;
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn four(p: &[*const u8; 4]) -> float32x4_t {
+        // SAFETY: the promise of the trait.
+        unsafe { halves4(p, 0) }
+    }
+}
+
+impl Scale for BF16 {
+    const BYTES: usize = 2;
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn four(p: &[*const u8; 4]) -> float32x4_t {
+        // SAFETY: the promise of the trait.
+        let h = |i: usize| unsafe { word16(p[i]) };
+        let bits = vcreate_u16(h(0) | h(1) << 16 | h(2) << 32 | h(3) << 48);
+        vreinterpretq_f32_u32(vshll_n_u16::<16>(bits))
+    }
+}
+
+impl Scale for F32 {
+    const BYTES: usize = 4;
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn four(p: &[*const u8; 4]) -> float32x4_t {
+        // SAFETY: the promise of the trait.
+        let w = |i: usize| unsafe { word32(p[i]) };
+        vreinterpretq_f32_u64(vcombine_u64(vcreate_u64(w(0) | w(1) << 32), vcreate_u64(w(2) | w(3) << 32)))
+    }
+}
+
+impl Scale for E8m0 {
+    const BYTES: usize = 1;
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn four(p: &[*const u8; 4]) -> float32x4_t {
+        // SAFETY: the promise of the trait.
+        e8m0_halves(unsafe { [*p[0], *p[1], *p[2], *p[3]] })
+    }
+}
+
+/// The function of a type in planes among the instances of `$f`: integers, scales, whether there are biases.
+macro_rules! of_plane {
+    ($t:expr, $f:ident) => {
+        match $t {
+            WeightType::Affine(a) => {
+                macro_rules! bits {
+                    ($s:ident) => {
+                        match a.bits() {
+                            2 => $f::<Bits<2>, $s, true>,
+                            3 => $f::<Bits<3>, $s, true>,
+                            4 => $f::<Bits<4>, $s, true>,
+                            5 => $f::<Bits<5>, $s, true>,
+                            6 => $f::<Bits<6>, $s, true>,
+                            _ => $f::<Bits<8>, $s, true>,
+                        }
+                    };
+                }
+                match a.scales() {
+                    ScaleType::F16 => bits!(F16),
+                    ScaleType::BF16 => bits!(BF16),
+                    ScaleType::F32 => bits!(F32),
+                }
+            }
+            _ => $f::<Fp4, E8m0, false>,
+        }
+    };
+}
+pub(super) use of_plane;
