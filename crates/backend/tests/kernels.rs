@@ -196,6 +196,55 @@ fn products_equal_the_scalar_dot() {
     }
 }
 
+/// Where the sub-scales of a super-block lie, and its bytes.
+const SUB_SCALES: [(WeightType, std::ops::Range<usize>); 6] = [
+    (WeightType::Q2_K, 0..16),
+    (WeightType::Q3_K, 96..108),
+    (WeightType::Q4_K, 4..16),
+    (WeightType::Q5_K, 4..16),
+    (WeightType::Q6_K, 192..208),
+    (WeightType::IQ4_XS, 2..8),
+];
+
+/// Super-blocks whose weights, sub-scales and activations all are at their bounds, where sums of 16 bits are fullest.
+#[test]
+fn super_blocks_at_their_bounds_equal_the_scalar_dot() {
+    const N: usize = 16;
+    let k = 512;
+    // Activations of the largest magnitude, with each of the signs that four neighbours can have; the last is any row.
+    let mut x: Vec<f32> =
+        (0..16).flat_map(|s| (0..k).map(move |i| if s >> (i % 4) & 1 == 0 { 2.5 } else { -2.5 })).collect();
+    x.extend(&activations(1, k));
+    for (t, scales) in SUB_SCALES {
+        let row = t.plane_bytes(k).expect("blocks divide the row");
+        let (_, halves) = SCALES.iter().find(|s| s.0 == t).expect("every quantised type has scales");
+        let mut w = PlanesBuf::new(row.times(N).expect("small"));
+        for (i, block) in w.q.chunks_exact_mut(t.block_bytes()).enumerate() {
+            block.fill([0x00, 0xff, 0x0f, 0xf0][i % 4]);
+            block[scales.clone()].fill([0x80, 0x7f, 0xff, 0x00, 0x3f, 0xdf, 0x20][i / 4 % 7]);
+            for &at in *halves {
+                block[at..at + 2].copy_from_slice(&half::f16::from_f32(0.37).to_le_bytes());
+            }
+        }
+        for isa in isas() {
+            let kernels = Kernels::new(isa);
+            let acts = quantised(&kernels, t.act(), &x, k);
+            for n_cols in [1, 4, 9, 17] {
+                let cols: Vec<Col> = (0..n_cols as u32).map(|c| Col { act: 16 - c, out: c }).collect();
+                let mut y = vec![0.0f32; n_cols * N];
+                // SAFETY: `y` has these rows and only this thread uses it.
+                let out = unsafe { OutPtr::new(y.as_mut_ptr(), n_cols, N) };
+                let matrix = Matrix { dtype: t, n: N, k, planes: w.get() };
+                kernels.matmul(&matrix, 0..N, &acts, &cols, out, &mut Scratch::default());
+                for (i, &got) in y.iter().enumerate() {
+                    let want = dot_row(t, w.get().row(row, i % N), acts.row(16 - i / N));
+                    assert!(same(got, want), "{t} {isa} row {} column {} of {n_cols}: {got} {want}", i % N, i / N);
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn gated_products_equal_their_parts() {
     let affine = Affine::new(4, 64, ScaleType::BF16).expect("a type of MLX");

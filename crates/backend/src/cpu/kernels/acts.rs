@@ -1,8 +1,9 @@
 //! Quantised activations of one step, shared by all workers.
 //!
 //! One allocation made at the start is cut anew for every shape. Next to the form that [`quant::act`] defines, a row has
-//! a *wide* form for the panel kernels: `u·q` (or `q`) as i16, where the values of every group of four stand in the order
-//! 0, 2, 1, 3. In that order the even and odd bytes of a 32-bit word of weights become pairs without a shuffle.
+//! what panel kernels want, but for those of NEON. Of 32-blocks, a *wide* form: `q` where the values of every group of four stand in the order
+//! 0, 2, 1, 3. In that order the even and odd bytes of a 32-bit word of weights become pairs without a shuffle. Of
+//! 256-blocks, the *start* of every 16-group's sums: what takes an offset of 32 off the weights.
 
 use quant::act::{Act32, Act256, ActKind, ActRow};
 
@@ -25,6 +26,7 @@ pub struct ActsShared {
     u: usize,
     d: usize,
     sums: usize,
+    start: usize,
     wide: usize,
 }
 
@@ -52,7 +54,9 @@ pub(super) struct RowPtr {
     pub d: *mut f32,
     /// `i32 [k/32]` or `i16 [k/16]`.
     pub sums: *mut u8,
-    /// `i16 [k]` in panel order.
+    /// `i16 [k/16][2]`, 256-blocks only: of each 16-group, `-32·Σ q` over values 0 and 1 of every four, and over 2 and 3.
+    pub start: *mut i16,
+    /// `i16 [k]` in panel order, 32-blocks only.
     pub wide: *mut i16,
 }
 
@@ -60,13 +64,14 @@ fn up(n: usize) -> usize {
     n.next_multiple_of(ALIGN)
 }
 
-/// Byte sizes of the sections q, u, d, sums, wide.
-fn sections(kind: ActKind, rows: usize, k: usize) -> [usize; 5] {
+/// Byte sizes of the sections q, u, d, sums, start, wide.
+fn sections(kind: ActKind, rows: usize, k: usize) -> [usize; 6] {
+    let n = rows * k;
     match kind {
-        ActKind::F32 => [up(rows * k * 4), 0, 0, 0, 0],
-        ActKind::Block32 => [up(rows * k * 2), 0, up(rows * k / 8), up(rows * k / 8), up(rows * k * 2)],
-        ActKind::Byte32 => [up(rows * k), 0, up(rows * k / 8), up(rows * k / 8), up(rows * k * 2)],
-        ActKind::Block256 => [up(rows * k), up(rows * k / 32), up(rows * k / 64), up(rows * k / 8), up(rows * k * 2)],
+        ActKind::F32 => [up(n * 4), 0, 0, 0, 0, 0],
+        ActKind::Block32 => [up(n * 2), 0, up(n / 8), up(n / 8), 0, up(n * 2)],
+        ActKind::Byte32 => [up(n), 0, up(n / 8), up(n / 8), 0, up(n * 2)],
+        ActKind::Block256 => [up(n), up(n / 32), up(n / 64), up(n / 8), up(n / 4), 0],
     }
 }
 
@@ -77,7 +82,7 @@ impl ActsShared {
         let bytes = kinds.map(|kind| sections(kind, rows, k).iter().sum::<usize>()).into_iter().max().unwrap_or(0);
         let mut mem = zeroed::<Line>("activations", bytes / ALIGN + 1)?;
         let base = mem.as_mut_ptr().cast();
-        Ok(ActsShared { mem, base, kind: ActKind::F32, rows: 0, k: 0, q: 0, u: 0, d: 0, sums: 0, wide: 0 })
+        Ok(ActsShared { mem, base, kind: ActKind::F32, rows: 0, k: 0, q: 0, u: 0, d: 0, sums: 0, start: 0, wide: 0 })
     }
 
     /// Cuts the memory for `rows` rows of `k` values; what was in it is lost. Allocates nothing.
@@ -95,7 +100,8 @@ impl ActsShared {
         self.u = self.q + size[0];
         self.d = self.u + size[1];
         self.sums = self.d + size[2];
-        self.wide = self.sums + size[3];
+        self.start = self.sums + size[3];
+        self.wide = self.start + size[4];
     }
 
     /// The kind it was last cut for.
@@ -122,6 +128,7 @@ impl ActsShared {
             ActKind::Byte32 => (1, 32, self.k / 32 * 4),
             ActKind::Block256 => (1, 256, self.k / 16 * 2),
         };
+        let only = |has: bool, at: usize| if has { self.base.wrapping_add(at) } else { std::ptr::null_mut() };
         // SAFETY: `reshape` made every section large enough for `rows` rows, and `r` is one of them.
         unsafe {
             RowPtr {
@@ -133,11 +140,8 @@ impl ActsShared {
                     self.base.add(self.d + r * (self.k / d_block) * 4).cast()
                 },
                 sums: self.base.add(self.sums + r * sum_bytes),
-                wide: if self.kind == ActKind::F32 {
-                    std::ptr::null_mut()
-                } else {
-                    self.base.add(self.wide + r * self.k * 2).cast()
-                },
+                start: only(self.kind == ActKind::Block256, self.start + r * self.k / 4).cast(),
+                wide: only(d_block == 32, self.wide + r * self.k * 2).cast(),
             }
         }
     }

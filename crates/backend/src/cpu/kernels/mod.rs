@@ -131,6 +131,7 @@ impl ColPtr {
             u: std::ptr::null_mut(),
             d: std::ptr::null_mut(),
             sums: std::ptr::null_mut(),
+            start: std::ptr::null_mut(),
             wide: std::ptr::null_mut(),
         },
         act: 0,

@@ -6,7 +6,7 @@ use quant::act;
 use quant::dot::dot_row;
 
 use super::acts::RowPtr;
-use super::panel::{Panel, ROWS};
+use super::panel::{CHUNK, Panel, ROWS, byte_at, offset, scale_len};
 use super::variants::TileFn;
 use super::{ActsShared, ColPtr, RowSet};
 
@@ -21,71 +21,79 @@ pub(super) unsafe fn one(set: &RowSet, acts: &ActsShared, col: &ColPtr, out: &mu
     }
 }
 
-/// Panel times columns.
+/// Panel of 16-bit integers times columns.
 ///
 /// # Safety
 /// See [`super::variants::TileFn`].
-pub(super) unsafe fn tile(
-    panel: &Panel,
-    blocks: usize,
-    block_len: usize,
-    chunk: usize,
-    cols: &[ColPtr],
-    acc: &mut [[f32; ROWS]],
-    has_min: bool,
-) {
+unsafe fn small(panel: &Panel, blocks: usize, chunk: usize, cols: &[ColPtr], acc: &mut [[f32; ROWS]], has_min: bool) {
     for (col, acc) in cols.iter().zip(acc) {
-        // SAFETY: the column has the blocks from value `chunk` on.
-        let (x, sums) = unsafe {
-            let x = std::slice::from_raw_parts(col.row.wide.add(chunk), blocks * block_len);
-            let sums = if block_len == 32 {
-                Sums::Small(std::slice::from_raw_parts(col.row.sums.cast::<i32>().add(chunk / 32), blocks))
-            } else {
-                Sums::Large(&*col.row.sums.cast::<i16>().add(chunk / 16).cast::<[i16; 16]>())
-            };
-            (x, sums)
-        };
         for b in 0..blocks {
-            // SAFETY: as above.
-            let dx = unsafe { *col.row.d.add(chunk / block_len + b) };
+            // SAFETY: the column has the blocks from value `chunk` on.
+            let (x, dx, sum) = unsafe {
+                let (block, row) = (chunk / 32 + b, &col.row);
+                let x = std::slice::from_raw_parts(row.wide.add(32 * block), 32);
+                (x, *row.d.add(block), *row.sums.cast::<i32>().add(block))
+            };
             for r in 0..ROWS {
-                let mut isum = 0i32;
-                for i in b * block_len..(b + 1) * block_len {
-                    isum += i32::from(x[i]) * i32::from(panel.w[(i / 2 * ROWS + r) * 2 + i % 2]);
-                }
+                let w = |i: usize| panel.w[((16 * b + i / 2) * ROWS + r) * 2 + i % 2];
+                let isum: i32 = (0..32).map(|i| i32::from(x[i]) * i32::from(w(i))).sum();
                 acc[r] = (panel.d[b][r] * dx).mul_add(isum as f32, acc[r]);
                 if has_min {
-                    let msum = match sums {
-                        Sums::Small(s) => s[b],
-                        Sums::Large(s) => {
-                            (0..16).map(|g| i32::from(s[g]) * i32::from(panel.mins[g / 2][r][g % 2])).sum()
-                        }
-                    };
-                    acc[r] = (panel.m[b][r] * dx).mul_add(msum as f32, acc[r]);
+                    acc[r] = (panel.m[b][r] * dx).mul_add(sum as f32, acc[r]);
                 }
             }
         }
     }
 }
 
-#[derive(Clone, Copy)]
-enum Sums<'a> {
-    Small(&'a [i32]),
-    Large(&'a [i16; 16]),
+/// Panel of bytes times columns.
+///
+/// # Safety
+/// See [`super::variants::TileFn`].
+unsafe fn large(panel: &Panel, chunk: usize, cols: &[ColPtr], acc: &mut [[f32; ROWS]], t: WeightType) {
+    let group = scale_len(t);
+    for (col, acc) in cols.iter().zip(acc) {
+        // SAFETY: the column has the super-block that begins at value `chunk`.
+        let (x, u, sums, dx) = unsafe {
+            let row = &col.row;
+            (
+                &*row.q.add(chunk).cast::<[i8; CHUNK]>(),
+                &*row.u.add(chunk / 32).cast::<[u8; 8]>(),
+                &*row.sums.cast::<i16>().add(chunk / 16).cast::<[i16; 16]>(),
+                *row.d.add(chunk / 256),
+            )
+        };
+        for r in 0..ROWS {
+            let w = |i: usize| i32::from(panel.bytes[byte_at(i, r)]) - i32::from(offset(t));
+            let mut isum = 0;
+            for first in (0..CHUNK).step_by(group) {
+                let sum: i32 = (first..first + group).map(|i| w(i) * i32::from(x[i])).sum();
+                isum += i32::from(u[first / 32]) * i32::from(panel.scales[first / 16][r][0]) * sum;
+            }
+            acc[r] = (panel.d[0][r] * dx).mul_add(isum as f32, acc[r]);
+            if t.has_min() {
+                let msum: i32 = (0..16).map(|g| i32::from(sums[g]) * i32::from(panel.mins[g / 2][r][g % 2])).sum();
+                acc[r] = (panel.m[0][r] * dx).mul_add(msum as f32, acc[r]);
+            }
+        }
+    }
 }
 
 /// The tile function of a type.
 pub(super) fn tile_fn(t: WeightType) -> TileFn {
-    match (t.act().block_len(), t.has_min()) {
-        // SAFETY: the contract of `TileFn` is that of `tile`.
-        (32, false) => |p, b, at, cols, acc| unsafe { tile(p, b, 32, at, cols, acc, false) },
-        // SAFETY: as above.
-        (32, true) => |p, b, at, cols, acc| unsafe { tile(p, b, 32, at, cols, acc, true) },
-        // SAFETY: as above.
-        (_, false) => |p, b, at, cols, acc| unsafe { tile(p, b, 256, at, cols, acc, false) },
-        // SAFETY: as above.
-        (_, true) => |p, b, at, cols, acc| unsafe { tile(p, b, 256, at, cols, acc, true) },
+    macro_rules! large {
+        ($($t:ident)*) => {
+            match t {
+                // SAFETY: the contract of `TileFn` is that of `large`, and that of `small`.
+                $(WeightType::$t => |p, _, at, cols, acc| unsafe { large(p, at, cols, acc, WeightType::$t) },)*
+                // SAFETY: as above.
+                t if t.has_min() => |p, b, at, cols, acc| unsafe { small(p, b, at, cols, acc, true) },
+                // SAFETY: as above.
+                _ => |p, b, at, cols, acc| unsafe { small(p, b, at, cols, acc, false) },
+            }
+        };
     }
+    large!(Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_XS)
 }
 
 /// Copies a row.
@@ -135,7 +143,7 @@ pub(super) unsafe fn byte32(x: &[f32], row: &RowPtr) {
     }
 }
 
-/// Quantises to 256-blocks and writes the wide form.
+/// Quantises to 256-blocks and writes the starts.
 ///
 /// # Safety
 /// See [`super::variants::QuantiseFn`].
@@ -148,10 +156,10 @@ pub(super) unsafe fn block256(x: &[f32], row: &RowPtr) {
         let d = std::slice::from_raw_parts_mut(row.d, n / 256);
         let sums = std::slice::from_raw_parts_mut(row.sums.cast::<i16>(), n / 16);
         act::quantise256(x, q, u, d, sums);
-        let wide = std::slice::from_raw_parts_mut(row.wide, n);
-        for (i, (w, q)) in wide.chunks_exact_mut(4).zip(q.chunks_exact(4)).enumerate() {
-            let u = i16::from(u[i / 8]);
-            w.copy_from_slice(&[q[0], q[2], q[1], q[3]].map(|q| u * i16::from(q)));
+        let start = std::slice::from_raw_parts_mut(row.start, n / 8);
+        for (i, start) in start.iter_mut().enumerate() {
+            let q = &q[i / 2 * 16..][..16];
+            *start = -32 * (0..16).filter(|v| v % 4 / 2 == i % 2).map(|v| i16::from(q[v])).sum::<i16>();
         }
     }
 }

@@ -78,12 +78,12 @@ pub(super) fn variant(t: WeightType, isa: Isa) -> Variant {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => Variant {
             one: avx2::one(t),
-            many: Many::Panel { unpack: avx2::unpack(t), tile: avx2::tile(t), from: panel_from(t) },
+            many: Many::Panel { unpack: avx2::unpack(t), tile: avx2::tile(t), from: PANEL_FROM },
         },
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => Variant {
             one: avx2::one_avx512(t),
-            many: Many::Panel { unpack: avx2::unpack(t), tile: avx512::tile(t), from: panel_from(t) },
+            many: Many::Panel { unpack: avx2::unpack(t), tile: avx512::tile(t), from: PANEL_FROM },
         },
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => {
@@ -101,9 +101,7 @@ pub(super) const FLOAT_FROM: usize = 5;
 
 /// Columns from which unpacking a panel costs less than a matrix-vector product for each column (measured on Zen 4).
 #[cfg(target_arch = "x86_64")]
-fn panel_from(t: WeightType) -> usize {
-    if t.act() == ActKind::Block256 { 4 } else { 3 }
-}
+const PANEL_FROM: usize = 3;
 
 fn float_variant(t: WeightType, isa: Isa) -> Variant {
     macro_rules! on {

@@ -20,6 +20,8 @@ pub(in super::super) trait Large {
     const UNSIGNED: bool;
     /// What the integers of [`Large::group`] have too much; 0 when they are signed.
     const OFFSET: i16 = 0;
+    /// Neighbouring 16-groups share their sub-scale.
+    const WIDE_SCALES: bool;
     /// The integers of 32-group `j`, plus [`Large::OFFSET`]. Group by group, so that few registers are in use at once;
     /// `j` is known to the compiler, and loads that groups share are done once.
     unsafe fn group(p: *const u8, j: usize) -> __m256i;
@@ -91,7 +93,7 @@ unsafe fn scale_min(p: *const u8) -> __m128i {
 
 /// One format: its block, and the expressions for its parts.
 macro_rules! large {
-    ($t:ident, $bytes:literal, d $d:literal, $dmin:expr, unsigned $unsigned:literal, offset $offset:literal,
+    ($t:ident, $bytes:literal, d $d:literal, $dmin:expr, unsigned $unsigned:literal, offset $offset:literal, wide_scales $wide:literal,
      group |$p:ident, $j:ident| $group:expr, scales |$p2:ident| $scales:expr $(, mins |$p3:ident| $mins:expr)?) => {
         impl Large for $t {
             const BYTES: usize = $bytes;
@@ -99,6 +101,7 @@ macro_rules! large {
             const DMIN: Option<usize> = $dmin;
             const UNSIGNED: bool = $unsigned;
             const OFFSET: i16 = $offset;
+            const WIDE_SCALES: bool = $wide;
             #[inline]
             #[target_feature(enable = "avx2,fma,f16c")]
             unsafe fn group($p: *const u8, $j: usize) -> __m256i {
@@ -138,14 +141,14 @@ fn twice_high(x: __m128i) -> __m128i {
 }
 
 large!(
-    Q2K, 84, d 80, Some(82), unsigned true, offset 0,
+    Q2K, 84, d 80, Some(82), unsigned true, offset 0, wide_scales false,
     group |p, j| two_bits(p.add(16), j),
     scales |p| _mm_and_si128(load128(p), _mm_set1_epi8(15)),
     mins |p| _mm_and_si128(_mm_srli_epi16::<4>(load128(p)), _mm_set1_epi8(15))
 );
 
 large!(
-    Q3K, 110, d 108, None, unsigned true, offset 4,
+    Q3K, 110, d 108, None, unsigned true, offset 4, wide_scales false,
     group |p, j| {
         let (q, h) = (two_bits(p.add(32), j), load256(p));
         let bit = match j {
@@ -172,14 +175,14 @@ large!(
 );
 
 large!(
-    Q4K, 144, d 0, Some(2), unsigned true, offset 0,
+    Q4K, 144, d 0, Some(2), unsigned true, offset 0, wide_scales true,
     group |p, j| four_bits(p.add(16), j),
     scales |p| twice_low(scale_min(p)),
     mins |p| twice_high(scale_min(p))
 );
 
 large!(
-    Q5K, 176, d 0, Some(2), unsigned true, offset 0,
+    Q5K, 176, d 0, Some(2), unsigned true, offset 0, wide_scales true,
     group |p, j| {
         let (q, h) = (four_bits(p.add(48), j), load256(p.add(16)));
         let bit = match j {
@@ -199,7 +202,7 @@ large!(
 );
 
 large!(
-    Q6K, 210, d 208, None, unsigned true, offset 32,
+    Q6K, 210, d 208, None, unsigned true, offset 32, wide_scales false,
     group |p, j| {
         let low = load256(p.add(64 * (j / 4) + 32 * (j % 2)));
         let high = load256(p.add(128 + 32 * (j / 4)));
@@ -216,7 +219,7 @@ large!(
 );
 
 large!(
-    Iq4Xs, 136, d 0, None, unsigned false, offset 0,
+    Iq4Xs, 136, d 0, None, unsigned false, offset 0, wide_scales true,
     group |p, j| {
         let values = both(load128(IQ4_VALUES.as_ptr().cast()));
         let v = load128(p.add(8 + 16 * j));

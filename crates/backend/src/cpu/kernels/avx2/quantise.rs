@@ -148,7 +148,7 @@ pub(in super::super) unsafe fn byte32(x: &[f32], row: &RowPtr) {
     }
 }
 
-/// Quantises to 256-blocks and writes the wide form.
+/// Quantises to 256-blocks and writes the starts.
 ///
 /// # Safety
 /// See [`super::super::variants::QuantiseFn`].
@@ -164,12 +164,12 @@ pub(in super::super) unsafe fn block256(x: &[f32], row: &RowPtr) {
                 all = _mm256_max_epi32(all, group);
             }
             let amax = largest(all);
-            let (q, wide) = (row.q.add(256 * b), row.wide.add(256 * b));
+            let (q, start) = (row.q.add(256 * b), row.start.add(32 * b));
             let (u, d, sums) = (row.u.add(8 * b), row.d.add(b), row.sums.cast::<i16>().add(16 * b));
             if let Some(scale) = empty(amax) {
                 *d = scale;
                 q.write_bytes(0, 256);
-                wide.write_bytes(0, 256);
+                start.write_bytes(0, 32);
                 sums.write_bytes(0, 16);
                 u.write_bytes(1, 8);
                 continue;
@@ -184,14 +184,20 @@ pub(in super::super) unsafe fn block256(x: &[f32], row: &RowPtr) {
                 let v = load32(x.add(32 * j));
                 let r = array!(4, |i| round(v[i], inv, 127));
                 let (a, b) = (narrow(r[0], r[1]), narrow(r[2], r[3]));
-                let u16 = _mm256_set1_epi16(uj as i16);
                 let bytes = _mm256_permute4x64_epi64::<0xd8>(_mm256_packs_epi16(a, b));
                 _mm256_storeu_si256(q.add(32 * j).cast(), bytes);
-                let (ua, ub) = (_mm256_mullo_epi16(a, u16), _mm256_mullo_epi16(b, u16));
-                _mm256_storeu_si256(wide.add(32 * j).cast(), wide_order(ua));
-                _mm256_storeu_si256(wide.add(32 * j + 16).cast(), wide_order(ub));
-                *sums.add(2 * j) = hsum(_mm256_madd_epi16(a, u16)) as i16;
-                *sums.add(2 * j + 1) = hsum(_mm256_madd_epi16(b, u16)) as i16;
+                // Every word of a half becomes the two sums of its 16-group: over values 0 and 1 of every four, and over
+                // 2 and 3.
+                let pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
+                let pairs = _mm256_add_epi16(pairs, _mm256_shuffle_epi32::<0x4e>(pairs));
+                let pairs = _mm256_add_epi16(pairs, _mm256_shuffle_epi32::<0xb1>(pairs));
+                let both = _mm256_madd_epi16(pairs, _mm256_set1_epi16(uj as i16));
+                *sums.add(2 * j) = _mm256_extract_epi32::<0>(both) as i16;
+                *sums.add(2 * j + 1) = _mm256_extract_epi32::<4>(both) as i16;
+                let starts = _mm256_sub_epi16(_mm256_setzero_si256(), _mm256_slli_epi16::<5>(pairs));
+                let start = start.add(4 * j).cast::<i32>();
+                start.write_unaligned(_mm256_extract_epi32::<0>(starts));
+                start.add(1).write_unaligned(_mm256_extract_epi32::<4>(starts));
             }
         }
     }

@@ -1,7 +1,7 @@
-//! Panel unpackers: 16 rows of any quantised format to `[pair][row][2]` integers with the sub-scales multiplied in.
+//! Panel unpackers: 16 rows of any quantised format to words of four values, of bytes or of 16-bit integers.
 //!
-//! Rows are transposed as words of four bytes, which is half the shuffles of transposing pairs of i16; even and odd bytes
-//! of a word then become the two pairs.
+//! Rows are transposed as words of four bytes, which is all that super-blocks need. Of 32-blocks even and odd bytes of a
+//! word then become two pairs, which is half the shuffles of transposing pairs of i16.
 
 use std::arch::x86_64::*;
 
@@ -91,7 +91,7 @@ unsafe fn small<T: Small>(set: &RowSet, chunk: usize, blocks: usize, panel: &mut
 unsafe fn large<T: Large>(set: &RowSet, chunk: usize, _blocks: usize, panel: &mut Panel) {
     let rows: [*const u8; ROWS] = std::array::from_fn(|r| set.row(r).wrapping_add(chunk / 256 * T::BYTES));
     for row in rows {
-        prefetch(row.wrapping_add(ROWS * set.bytes.q), T::BYTES);
+        soon(row.wrapping_add(ROWS * set.bytes.q), T::BYTES);
     }
     for r in [0, 8] {
         // SAFETY: every row has a block of type T; the panel has 128 pairs, eight of which are pairs of minimums.
@@ -100,27 +100,29 @@ unsafe fn large<T: Large>(set: &RowSet, chunk: usize, _blocks: usize, panel: &mu
             // Words 0..4 of a row are its scales, 4..8 its minimums.
             let heads = transpose8(array!(8, |i| _mm256_set_m128i(T::mins(p[i]), T::scales(p[i]))));
             // Sub-scale of each 16-group, twice in the row's word.
-            let mut scales = [_mm256_setzero_si256(); 16];
-            for g in 0..16 {
+            for g in (0..16).step_by(if T::WIDE_SCALES { 2 } else { 1 }) {
                 let byte = (g % 4) as i32;
                 let pick = _mm256_set1_epi32(0x0080_0080 | byte << 8 | byte << 24);
                 // The byte stands in the upper half of both i16; shifting it down gives it its sign.
                 let pick = _mm256_add_epi32(pick, word_base());
-                scales[g] = _mm256_srai_epi16::<8>(_mm256_shuffle_epi8(heads[g / 4], pick));
+                let scale = _mm256_srai_epi16::<8>(_mm256_shuffle_epi8(heads[g / 4], pick));
+                _mm256_store_si256(panel.scales[g].as_mut_ptr().add(r).cast(), scale);
             }
-            for j in 0..8 {
-                let words = transpose8(array!(8, |i| T::group(p[i], j)));
-                for (i, w) in words.into_iter().enumerate() {
-                    let (mut lo, mut hi) = (even(w), odd(w));
-                    if T::OFFSET != 0 {
-                        let off = _mm256_set1_epi16(T::OFFSET);
-                        (lo, hi) = (_mm256_sub_epi16(lo, off), _mm256_sub_epi16(hi, off));
-                    }
-                    let s = scales[2 * j + i / 4];
-                    _mm256_store_si256(at(panel, 16 * j + 2 * i, r), _mm256_mullo_epi16(lo, s));
-                    _mm256_store_si256(at(panel, 16 * j + 2 * i + 1, r), _mm256_mullo_epi16(hi, s));
-                }
+            macro_rules! groups {
+                ($($j:literal)*) => {
+                    $(
+                        let words = transpose8(array!(8, |i| T::group(p[i], $j)));
+                        for (i, mut w) in words.into_iter().enumerate() {
+                            if !T::UNSIGNED {
+                                w = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
+                            }
+                            let at = panel.bytes.as_mut_ptr().add(((8 * $j + i) * ROWS + r) * 4);
+                            _mm256_store_si256(at.cast(), w);
+                        }
+                    )*
+                };
             }
+            groups!(0 1 2 3 4 5 6 7);
             _mm256_storeu_ps(panel.d[0].as_mut_ptr().add(r), halves8(&p, T::D));
             if let Some(m) = T::DMIN {
                 let m = _mm256_xor_ps(halves8(&p, m), _mm256_set1_ps(-0.0));
@@ -134,6 +136,16 @@ unsafe fn large<T: Large>(set: &RowSet, chunk: usize, _blocks: usize, panel: &mu
                 }
             }
         }
+    }
+}
+
+/// Asks for `bytes` bytes at `p`, which need not exist, to lie in the second cache: until they are needed all columns go
+/// through the first.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn soon(p: *const u8, bytes: usize) {
+    for line in 0..bytes.div_ceil(64) {
+        _mm_prefetch::<_MM_HINT_T1>(p.wrapping_add(64 * line).cast());
     }
 }
 

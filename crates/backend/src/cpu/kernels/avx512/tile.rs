@@ -1,58 +1,82 @@
-//! The matrix-matrix micro-kernel: a panel of 16 rows, one register a pair, times up to twelve columns.
+//! The micro-kernels: a panel of 16 rows, one register a pair or a word of bytes, times up to twelve columns.
 //!
-//! As in AVX2, but `vpdpwssd` multiplies, adds and broadcasts the activations in one instruction. Even and odd pairs have
-//! their own sums, so that few columns too have enough of them to hide the latency: 24 registers of 32.
+//! As in AVX2, but one instruction multiplies, adds and broadcasts the activations: `vpdpwssd` for pairs of 16-bit integers,
+//! `vpdpbusd` for words of bytes, whose sums have 32 bits. Even and odd registers of the panel have their own sums, so that
+//! few columns too have enough of them to hide the latency: 24 registers of 32.
 
 use std::arch::x86_64::*;
 
 use quant::WeightType;
 
 use super::super::ColPtr;
-use super::super::panel::{Panel, ROWS};
+use super::super::panel::{Panel, ROWS, offset, scale_len};
 use super::super::variants::TileFn;
-
-/// The minimums of a format.
-const NONE: u8 = 0;
-const SMALL: u8 = 1;
-const LARGE: u8 = 2;
 
 /// Most columns of a group.
 const GROUP: usize = 12;
 
 /// The tile function of a type.
 pub(in super::super) fn tile(t: WeightType) -> TileFn {
-    match (t.act().block_len(), t.has_min()) {
-        (32, false) => columns::<16, NONE>,
-        (32, true) => columns::<16, SMALL>,
-        (_, false) => columns::<128, NONE>,
-        (_, true) => columns::<128, LARGE>,
+    macro_rules! large {
+        ($($t:ident)*) => {
+            match t {
+                $(WeightType::$t => large_columns::<
+                    { offset(WeightType::$t) },
+                    { scale_len(WeightType::$t) },
+                    { matches!(WeightType::$t, WeightType::Q2_K | WeightType::Q4_K | WeightType::Q5_K) },
+                >,)*
+                t if t.has_min() => small_columns::<true>,
+                _ => small_columns::<false>,
+            }
+        };
     }
+    large!(Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_XS)
+}
+
+/// Evaluates `$call` for groups of columns, whose number it finds in `$c`.
+macro_rules! groups {
+    ($cols:ident, $acc:ident, $c:ident => $call:expr, $($n:literal)*) => {
+        for ($cols, $acc) in $cols.chunks(GROUP).zip($acc.chunks_mut(GROUP)) {
+            match $cols.len() {
+                $($n => {
+                    const $c: usize = $n;
+                    $call
+                })*
+                _ => {
+                    const $c: usize = GROUP;
+                    $call
+                }
+            }
+        }
+    };
 }
 
 /// # Safety
-/// See [`TileFn`]; blocks have `PAIRS` pairs.
+/// See [`TileFn`]; the type has 32-blocks.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn columns<const PAIRS: usize, const MIN: u8>(
+unsafe fn small_columns<const MIN: bool>(
     panel: &Panel,
     blocks: usize,
     chunk: usize,
     cols: &[ColPtr],
     acc: &mut [[f32; ROWS]],
 ) {
-    for (cols, acc) in cols.chunks(GROUP).zip(acc.chunks_mut(GROUP)) {
-        macro_rules! groups {
-            ($($c:literal)*) => {
-                // SAFETY: the caller's promise, for each of the columns.
-                unsafe {
-                    match cols.len() {
-                        $($c => group::<$c, PAIRS, MIN>(panel, blocks, chunk, cols, acc),)*
-                        _ => group::<GROUP, PAIRS, MIN>(panel, blocks, chunk, cols, acc),
-                    }
-                }
-            };
-        }
-        groups!(1 2 3 4 5 6 7 8 9 10 11);
-    }
+    // SAFETY: the caller's promise, for each of the columns.
+    groups!(cols, acc, C => unsafe { small::<C, MIN>(panel, blocks, chunk, cols, acc) }, 1 2 3 4 5 6 7 8 9 10 11);
+}
+
+/// # Safety
+/// See [`TileFn`]; the panel is one super-block of such a type.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn large_columns<const OFFSET: u8, const SCALE: usize, const MIN: bool>(
+    panel: &Panel,
+    _blocks: usize,
+    chunk: usize,
+    cols: &[ColPtr],
+    acc: &mut [[f32; ROWS]],
+) {
+    // SAFETY: the caller's promise, for each of the columns.
+    groups!(cols, acc, C => unsafe { large::<C, OFFSET, SCALE, MIN>(panel, chunk, cols, acc) }, 1 2 3 4 5 6 7 8 9 10 11);
 }
 
 /// Sums over pairs of the products of C columns with 16 rows.
@@ -80,11 +104,63 @@ unsafe fn pairs<const C: usize>(w: *const __m512i, x: [*const i32; C], n: usize)
     even
 }
 
+/// Sums over `WORDS` words of bytes of the products of C columns with 16 rows, added to `start`.
+///
 /// # Safety
-/// As [`columns`], with C columns.
+/// `w` is readable for `WORDS` words of 16 rows (aligned), every `x` for `WORDS` words; `WORDS` is even.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn group<const C: usize, const PAIRS: usize, const MIN: u8>(
+unsafe fn words<const C: usize, const WORDS: usize>(
+    w: *const __m512i,
+    x: [*const i32; C],
+    start: [__m512i; C],
+) -> [__m512i; C] {
+    let mut even = start;
+    let mut odd = [_mm512_setzero_si512(); C];
+    for i in (0..WORDS).step_by(2) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let (w0, w1) = (_mm512_load_si512(w.add(i)), _mm512_load_si512(w.add(i + 1)));
+            for c in 0..C {
+                even[c] = _mm512_dpbusd_epi32(even[c], w0, _mm512_set1_epi32(x[c].add(i).read_unaligned()));
+                odd[c] = _mm512_dpbusd_epi32(odd[c], w1, _mm512_set1_epi32(x[c].add(i + 1).read_unaligned()));
+            }
+        }
+    }
+    for c in 0..C {
+        even[c] = _mm512_add_epi32(even[c], odd[c]);
+    }
+    even
+}
+
+/// `acc + d·dx·isum`, for C columns.
+///
+/// # Safety
+/// Every column has super-block or block `block`, and `acc` has C columns.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn add<const C: usize>(
+    d: &[f32; ROWS],
+    isum: [__m512i; C],
+    block: usize,
+    cols: &[ColPtr],
+    acc: &mut [[f32; ROWS]],
+) {
+    for c in 0..C {
+        // SAFETY: the caller's promise; both arrays have 16 values.
+        unsafe {
+            let d = _mm512_mul_ps(_mm512_loadu_ps(d.as_ptr()), _mm512_set1_ps(*cols[c].row.d.add(block)));
+            let at = acc[c].as_mut_ptr();
+            _mm512_storeu_ps(at, _mm512_fmadd_ps(d, _mm512_cvtepi32_ps(isum[c]), _mm512_loadu_ps(at)));
+        }
+    }
+}
+
+/// # Safety
+/// As [`small_columns`], with C columns.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn small<const C: usize, const MIN: bool>(
     panel: &Panel,
     blocks: usize,
     chunk: usize,
@@ -92,35 +168,77 @@ unsafe fn group<const C: usize, const PAIRS: usize, const MIN: u8>(
     acc: &mut [[f32; ROWS]],
 ) {
     for b in 0..blocks {
-        let first = chunk + 2 * PAIRS * b;
+        let block = chunk / 32 + b;
         // SAFETY: the panel and the columns have the block; `acc` has C columns.
         unsafe {
             let mut x = [std::ptr::null::<i32>(); C];
             for c in 0..C {
-                x[c] = cols[c].row.wide.add(first).cast_const().cast();
+                x[c] = cols[c].row.wide.add(32 * block).cast_const().cast();
             }
-            let isum = pairs(panel.w.as_ptr().add(2 * ROWS * PAIRS * b).cast(), x, PAIRS);
-            let mut msum = [_mm512_setzero_si512(); C];
-            if MIN == SMALL {
+            let isum = pairs(panel.w.as_ptr().add(32 * ROWS * b).cast(), x, 16);
+            add(&panel.d[b], isum, block, cols, acc);
+            if MIN {
+                let mut sums = [_mm512_setzero_si512(); C];
                 for c in 0..C {
-                    msum[c] = _mm512_set1_epi32(*cols[c].row.sums.cast::<i32>().add(first / 32));
+                    sums[c] = _mm512_set1_epi32(*cols[c].row.sums.cast::<i32>().add(block));
                 }
-            } else if MIN == LARGE {
-                for c in 0..C {
-                    x[c] = cols[c].row.sums.cast::<i16>().add(first / 16).cast_const().cast();
-                }
-                msum = pairs(panel.mins.as_ptr().cast(), x, 8);
+                add(&panel.m[b], sums, block, cols, acc);
             }
-            let (d, m) = (_mm512_load_ps(panel.d[b].as_ptr()), _mm512_load_ps(panel.m[b].as_ptr()));
+        }
+    }
+}
+
+/// # Safety
+/// As [`large_columns`], with C columns.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn large<const C: usize, const OFFSET: u8, const SCALE: usize, const MIN: bool>(
+    panel: &Panel,
+    chunk: usize,
+    cols: &[ColPtr],
+    acc: &mut [[f32; ROWS]],
+) {
+    let zero = [_mm512_setzero_si512(); C];
+    let mut isum = zero;
+    for g in (0..16).step_by(SCALE / 16) {
+        let mut start = zero;
+        let mut x = [std::ptr::null::<i32>(); C];
+        // SAFETY: the panel and the columns have the super-block.
+        unsafe {
             for c in 0..C {
-                let dx = _mm512_set1_ps(*cols[c].row.d.add(first / (2 * PAIRS)));
-                let at = acc[c].as_mut_ptr();
-                let mut y = _mm512_fmadd_ps(_mm512_mul_ps(d, dx), _mm512_cvtepi32_ps(isum[c]), _mm512_loadu_ps(at));
-                if MIN != NONE {
-                    y = _mm512_fmadd_ps(_mm512_mul_ps(m, dx), _mm512_cvtepi32_ps(msum[c]), y);
+                x[c] = cols[c].row.q.add(chunk + 16 * g).cast_const().cast();
+                for g in g..g + SCALE / 16 {
+                    if OFFSET != 0 {
+                        // Both sums of a 16-group are `-32·Σ q`; here the offset is that of the type.
+                        let times =
+                            _mm512_set1_epi16(if OFFSET < 32 { 1 } else { i16::from_ne_bytes([OFFSET / 32, 0]) });
+                        let pair = cols[c].row.start.add(chunk / 8 + 2 * g).cast::<i32>().read_unaligned();
+                        start[c] = _mm512_dpwssd_epi32(start[c], _mm512_set1_epi32(pair), times);
+                    }
                 }
-                _mm512_storeu_ps(at, y);
+                if OFFSET == 4 {
+                    start[c] = _mm512_srai_epi32::<3>(start[c]);
+                }
             }
+            let w = panel.bytes.as_ptr().add(16 * ROWS * g).cast();
+            let sum = if SCALE == 32 { words::<C, 8>(w, x, start) } else { words::<C, 4>(w, x, start) };
+            let scale = _mm512_srai_epi32::<16>(_mm512_load_si512(panel.scales[g].as_ptr().cast()));
+            for c in 0..C {
+                let u = _mm512_set1_epi32(i32::from(*cols[c].row.u.add((chunk + 16 * g) / 32)));
+                isum[c] = _mm512_add_epi32(isum[c], _mm512_mullo_epi32(sum[c], _mm512_mullo_epi32(scale, u)));
+            }
+        }
+    }
+    // SAFETY: as above; `acc` has C columns.
+    unsafe {
+        add(&panel.d[0], isum, chunk / 256, cols, acc);
+        if MIN {
+            let mut sums = [std::ptr::null::<i32>(); C];
+            for c in 0..C {
+                sums[c] = cols[c].row.sums.cast::<i16>().add(chunk / 16).cast_const().cast();
+            }
+            let msum = pairs(panel.mins.as_ptr().cast(), sums, 8);
+            add(&panel.m[0], msum, chunk / 256, cols, acc);
         }
     }
 }
