@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Decode while another program takes one core, beside the same without it: Moebius and llama.cpp in turn.
 # Usage: LLAMA_BENCH=path/to/llama-bench tools/contention.sh MODEL.gguf [ROUNDS] [N_GEN]
-# Both run with all cores. On two cores a fair share under one busy program is 0.75 of the speed: each core's worth of
-# threads keeps one core whole and half of the other.
+# Both run with all cores. With n threads on n cores and one busy program a fair share is n / (n + 1) of the time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 model=${1:?a GGUF file} rounds=${2:-3} n_gen=${3:-32}
