@@ -329,6 +329,9 @@ pub struct BenchArgs {
     /// Tokens already in the context
     #[arg(short, long, value_name = "N,..", value_delimiter = ',', default_values_t = [0])]
     pub depth: Vec<usize>,
+    /// Numbers of sequences that decode together
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_values_t = [1])]
+    pub parallel: Vec<usize>,
     /// Numbers of threads to measure with; all cores when left out
     #[arg(short, long, value_name = "N,..", value_delimiter = ',')]
     pub threads: Vec<usize>,

@@ -1,12 +1,14 @@
 //! `moebius bench`: prompt and decode speed, in llama-bench's rows, with what the memory allows beside them.
 //!
-//! Every figure comes through the engine, as a user's request would: random tokens, greedy, no prefix cache between repetitions.
+//! Every figure comes through the engine, as a user's request would: random tokens, greedy. What stands before the measured
+//! tokens is computed once and found again by the prefix cache; the measured tokens are others in every repetition.
 
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
+use backend::PAGE;
 use engine::sampler::SamplerParams;
-use engine::scheduler::{Request, Usage};
+use engine::scheduler::{EventKind, Events, Request, Usage};
 use serde::Serialize;
 
 use crate::answer::{Interrupt, generate};
@@ -23,20 +25,21 @@ struct Row {
     n_params: u64,
     backend: String,
     threads: usize,
-    /// `pp512`, `tg128`, with `@ d4096` behind them at a depth.
+    /// `pp512`, `tg128`, with `x8` behind them for sequences that decode together, and `@ d4096` at a depth.
     test: String,
     n_prompt: usize,
     n_gen: usize,
     depth: usize,
+    n_parallel: usize,
     /// Tokens a second of each repetition.
     samples: Vec<f64>,
     tokens_per_second: f64,
     deviation: f64,
-    /// Decode only: weights and cache read for one token, at the middle of the measured span.
+    /// Decode of one sequence only: weights and cache read for one token, at the middle of the measured span.
     bytes_per_token: Option<u64>,
-    /// Decode only: those bytes times the tokens a second.
+    /// Likewise: those bytes times the tokens a second.
     gb_per_second: Option<f64>,
-    /// Decode only: share of the read bandwidth of as many threads, measured before and after each repetition.
+    /// Likewise: share of the read bandwidth of as many threads, measured before and after each repetition.
     bandwidth_share: Option<f64>,
     /// From opening the file to a program that can run.
     load_ms: f64,
@@ -45,6 +48,11 @@ struct Row {
 
 pub fn run(args: &BenchArgs) -> Result<()> {
     ensure!(args.repetitions > 0, "bench: 0 repetitions measure nothing");
+    ensure!(
+        args.parallel.iter().all(|n| (1..=args.step.batch).contains(n)),
+        "bench: 1 to {} sequences can decode together",
+        args.step.batch
+    );
     let threads = if args.threads.is_empty() { vec![machine::cores()] } else { args.threads.clone() };
     let bar = machine::progress(None);
     let interrupt = Interrupt::install()?;
@@ -59,33 +67,37 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         });
         let longest = args.n_prompt.iter().chain(&args.n_gen).max().copied().unwrap_or(0);
         let deepest = args.depth.iter().max().copied().unwrap_or(0);
+        let parallel = args.parallel.iter().max().copied().unwrap_or(1);
         let start = Instant::now();
         let model = load::open(args.model.model.as_deref())?;
         let setup = EngineSetup {
             threads: Some(threads),
-            ctx: Some(longest + deepest + 2),
+            ctx: Some(longest + deepest + steps_to_start(parallel, args.step.batch) + 2),
             backend: BackendKind::Cpu,
             step: args.step,
-            prefix_cache: false,
-            sequences: 1,
+            // Off where there is nothing to find again: it makes copies of recurrent states.
+            prefix_cache: deepest > 0,
+            sequences: parallel,
             cache_tokens: None,
         };
-        let mut session = load::start_with(model, &setup)?;
+        let session = load::start_with(model, &setup)?;
         let load_ms = start.elapsed().as_secs_f64() * 1e3;
+        let mut bench = Bench { session, interrupt: &interrupt, unused: DEPTHS };
         for &depth in &args.depth {
-            let prompts = args.n_prompt.iter().filter(|&&n| n > 0).map(|&n| (n, 0));
-            let gens = args.n_gen.iter().filter(|&&n| n > 0).map(|&n| (0, n));
-            for (n_prompt, n_gen) in prompts.chain(gens) {
-                let test = Test { n_prompt, n_gen, depth };
+            let prompts = args.n_prompt.iter().filter(|&&n| n > 0).map(|&n| (n, 0, 1));
+            let gens = args.n_gen.iter().filter(|&&n| n > 0);
+            let gens = gens.flat_map(|&n| args.parallel.iter().map(move |&parallel| (0, n, parallel)));
+            for (n_prompt, n_gen, parallel) in prompts.chain(gens) {
+                let test = Test { n_prompt, n_gen, depth, parallel };
                 bar.set_message(format!("{} with {threads} threads", test.name()));
                 bar.tick();
                 let mut samples = Vec::with_capacity(args.repetitions);
-                test.measure(&mut session, &interrupt)?; // warm-up: touches the weights
+                bench.warm_up(&test)?;
                 if n_gen > 0 {
                     bandwidth.measure()?;
                 }
                 for _ in 0..args.repetitions {
-                    samples.push(test.measure(&mut session, &interrupt)?);
+                    samples.push(bench.measure(&test)?);
                     bar.tick();
                     if interrupt.is_set() {
                         return Ok(());
@@ -94,9 +106,9 @@ pub fn run(args: &BenchArgs) -> Result<()> {
                         bandwidth.measure()?;
                     }
                 }
-                table.print(&row(&session, &test, threads, &mut bandwidth, load_ms, samples))?;
-                if args.verbose && n_gen > 0 && depth == 0 {
-                    test.print_times(&mut session, &interrupt)?;
+                table.print(&row(&bench.session, &test, threads, &mut bandwidth, load_ms, samples))?;
+                if args.verbose && n_gen > 0 && depth == 0 && parallel == 1 {
+                    bench.print_times(n_gen)?;
                 }
             }
         }
@@ -106,45 +118,89 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     Ok(())
 }
 
+/// Steps in which the last of `parallel` sequences has its first token at the latest, when the cache has all but a page of
+/// every prompt.
+fn steps_to_start(parallel: usize, batch: usize) -> usize {
+    (parallel * PAGE).div_ceil(batch.saturating_sub(parallel).max(1))
+}
+
 /// One thing to measure: a prompt or a generation, after `depth` tokens of context.
 struct Test {
     n_prompt: usize,
     n_gen: usize,
     depth: usize,
+    /// Sequences that decode together.
+    parallel: usize,
 }
 
 impl Test {
     fn name(&self) -> String {
-        let name = if self.n_prompt > 0 { format!("pp{}", self.n_prompt) } else { format!("tg{}", self.n_gen) };
-        if self.depth > 0 { format!("{name} @ d{}", self.depth) } else { name }
+        let mut name = if self.n_prompt > 0 { format!("pp{}", self.n_prompt) } else { format!("tg{}", self.n_gen) };
+        if self.parallel > 1 {
+            name += &format!(" x{}", self.parallel);
+        }
+        if self.depth > 0 {
+            name += &format!(" @ d{}", self.depth);
+        }
+        name
+    }
+}
+
+/// Texts below this number are what stands before the measured tokens of each sequence, the same in every repetition.
+const DEPTHS: u64 = 1 << 16;
+
+/// Sequences that take turns do not decode together.
+const TOO_MANY: &str = "bench: memory does not hold the caches of so many sequences";
+
+/// An engine under measurement.
+struct Bench<'a> {
+    session: Session,
+    interrupt: &'a Interrupt,
+    /// Number of the next text that nobody has seen.
+    unused: u64,
+}
+
+impl Bench<'_> {
+    /// Touches the weights and computes what stands before the measured tokens.
+    fn warm_up(&mut self, test: &Test) -> Result<()> {
+        if test.depth > 0 {
+            // By itself, so that the cache can be gone on from where it ends.
+            for sequence in 0..test.parallel as u64 {
+                self.request(self.text(sequence, test.depth), 1)?;
+            }
+        }
+        self.measure(test).map(drop)
     }
 
     /// Tokens a second.
     ///
-    /// A prompt's time runs from its first step to its first token; at a depth, the time of the depth alone is subtracted. A
-    /// generation's time runs from the first token, which comes out of the prompt, to the last: `n_gen` steps.
-    fn measure(&self, session: &mut Session, interrupt: &Interrupt) -> Result<f64> {
-        if self.n_prompt > 0 {
-            let before = match self.depth {
-                0 => 0.0,
-                depth => self.request(session, interrupt, depth, 1)?.timings.prompt.as_secs_f64(),
-            };
-            let usage = self.request(session, interrupt, self.depth + self.n_prompt, 1)?;
-            Ok(self.n_prompt as f64 / (usage.timings.prompt.as_secs_f64() - before))
-        } else {
-            let usage = self.request(session, interrupt, self.depth.max(1), self.n_gen + 1)?;
-            Ok((usage.generated - 1) as f64 / usage.timings.decode.as_secs_f64())
+    /// A prompt's time runs from its first step to its first token. A generation's time runs from the first token, which
+    /// comes out of the prompt, to the last: `n_gen` steps.
+    fn measure(&mut self, test: &Test) -> Result<f64> {
+        if test.n_prompt > 0 {
+            let mut tokens = self.text(0, test.depth);
+            tokens.extend(self.text(self.unused, test.n_prompt));
+            self.unused += 1;
+            let usage = self.request(tokens, 1)?;
+            // What the cache could not give of the depth, less than a page, was computed as well.
+            let computed = usage.prompt_tokens - usage.cached_tokens;
+            return Ok(computed as f64 / usage.timings.prompt.as_secs_f64());
         }
+        if test.parallel > 1 {
+            return self.together(test);
+        }
+        let usage = self.request(self.text(0, test.depth.max(1)), test.n_gen + 1)?;
+        Ok((usage.generated - 1) as f64 / usage.timings.decode.as_secs_f64())
     }
 
     /// Decodes once more with a clock between the ops, and prints what they took.
-    fn print_times(&self, session: &mut Session, interrupt: &Interrupt) -> Result<()> {
-        session.engine.trace_times(true);
-        let usage = self.request(session, interrupt, 1, self.n_gen + 1)?;
-        session.engine.trace_times(false);
+    fn print_times(&mut self, n_gen: usize) -> Result<()> {
+        self.session.engine.trace_times(true);
+        let usage = self.request(self.text(0, 1), n_gen + 1)?;
+        self.session.engine.trace_times(false);
         let steps = usage.generated as f64;
         let total = (usage.timings.prompt + usage.timings.decode).as_secs_f64();
-        let mut rows = session.engine.times().to_vec();
+        let mut rows = self.session.engine.times().to_vec();
         let outside = total - rows.iter().map(|row| row.time.as_secs_f64()).sum::<f64>();
         rows.sort_by_key(|row| std::cmp::Reverse(row.time));
         let us = |seconds: f64| format!("{:.1}", seconds / steps * 1e6);
@@ -175,22 +231,82 @@ impl Test {
         Ok(())
     }
 
-    fn request(&self, session: &mut Session, interrupt: &Interrupt, n_prompt: usize, n_gen: usize) -> Result<Usage> {
-        let n_vocab = session.n_vocab as u64;
-        // Any fixed scatter of ids does: routing and embedding rows should not repeat.
-        let tokens = (0..n_prompt as u64).map(|i| (i.wrapping_mul(2_654_435_761) >> 7) % n_vocab).map(|id| id as u32);
-        let mut request = Request::new(tokens.collect());
-        request.max_new_tokens = n_gen;
-        request.ignore_eos = true;
-        request.sampling = SamplerParams::greedy();
-        let answer = generate(&mut session.engine, request, interrupt, |_| Ok(()))?;
-        Ok(answer.usage)
+    /// Tokens a second of all sequences together, from when the last of them has its first token.
+    fn together(&mut self, test: &Test) -> Result<f64> {
+        let n_gen = test.n_gen + steps_to_start(test.parallel, self.session.limits.max_tokens) + 2;
+        let preemptions = self.session.engine.stats().preemptions;
+        let mut ids = Vec::with_capacity(test.parallel);
+        for i in 0..test.parallel as u64 {
+            let request = request(self.text(i, test.depth.max(1)), n_gen);
+            ids.push(self.session.engine.submit(request)?);
+        }
+        let rate = self.time_steps(test);
+        ids.iter().for_each(|&id| _ = self.session.engine.cancel(id));
+        let mut events = Events::new();
+        while self.session.engine.step(&mut events)? {
+            events.clear();
+        }
+        ensure!(self.session.engine.stats().preemptions == preemptions, TOO_MANY);
+        rate
     }
+
+    fn time_steps(&mut self, test: &Test) -> Result<f64> {
+        let mut events = Events::new();
+        let mut tokens = 0;
+        // As many tokens as sequences in one step: all have begun.
+        while tokens < test.parallel && !self.interrupt.is_set() {
+            tokens = self.step(&mut events)?;
+        }
+        let (start, mut tokens) = (Instant::now(), 0);
+        for _ in 0..test.n_gen {
+            tokens += self.step(&mut events)?;
+            if self.interrupt.is_set() {
+                break;
+            }
+        }
+        Ok(tokens as f64 / start.elapsed().as_secs_f64())
+    }
+
+    /// Makes a step; returns how many tokens came out of it.
+    fn step(&mut self, events: &mut Events) -> Result<usize> {
+        events.clear();
+        // Answers are longer than what is measured: they end early only where they take turns.
+        ensure!(self.session.engine.step(events)?, TOO_MANY);
+        let mut tokens = 0;
+        for event in events.iter() {
+            match event.kind {
+                EventKind::Token { .. } => tokens += 1,
+                EventKind::Failed(error) => return Err(error.clone().into()),
+                EventKind::Done { .. } | EventKind::Embedding(_) => {}
+            }
+        }
+        Ok(tokens)
+    }
+
+    /// Text number `number`: any fixed scatter of ids does, as routing and embedding rows should not repeat.
+    fn text(&self, number: u64, len: usize) -> Vec<u32> {
+        let n_vocab = self.session.n_vocab as u64;
+        let id =
+            |i: u64| (i.wrapping_mul(2_654_435_761).wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a)) >> 7) % n_vocab;
+        (0..len as u64).map(|i| id(i) as u32).collect()
+    }
+
+    fn request(&mut self, tokens: Vec<u32>, n_gen: usize) -> Result<Usage> {
+        Ok(generate(&mut self.session.engine, request(tokens, n_gen), self.interrupt, |_| Ok(()))?.usage)
+    }
+}
+
+fn request(tokens: Vec<u32>, n_gen: usize) -> Request {
+    let mut request = Request::new(tokens);
+    request.max_new_tokens = n_gen;
+    request.ignore_eos = true;
+    request.sampling = SamplerParams::greedy();
+    request
 }
 
 fn row(s: &Session, test: &Test, threads: usize, bandwidth: &mut Bandwidth, load_ms: f64, samples: Vec<f64>) -> Row {
     let (tokens_per_second, deviation) = mean_and_deviation(&samples);
-    let bytes_per_token = (test.n_gen > 0).then(|| {
+    let bytes_per_token = (test.n_gen > 0 && test.parallel == 1).then(|| {
         let context = test.depth as u64 + test.n_gen as u64 / 2;
         s.weight_bytes_per_token + s.cache.read_per_token(context)
     });
@@ -205,6 +321,7 @@ fn row(s: &Session, test: &Test, threads: usize, bandwidth: &mut Bandwidth, load
         n_prompt: test.n_prompt,
         n_gen: test.n_gen,
         depth: test.depth,
+        n_parallel: test.parallel,
         samples,
         tokens_per_second,
         deviation,
@@ -260,7 +377,7 @@ impl Table {
             BenchFormat::Csv => {
                 if first {
                     println!(
-                        "model,size_bytes,n_params,backend,threads,test,n_prompt,n_gen,depth,tokens_per_second,deviation,bytes_per_token,gb_per_second,bandwidth_share,load_ms,peak_resident_bytes"
+                        "model,size_bytes,n_params,backend,threads,test,n_prompt,n_gen,depth,n_parallel,tokens_per_second,deviation,bytes_per_token,gb_per_second,bandwidth_share,load_ms,peak_resident_bytes"
                     );
                 }
                 println!("{}", csv(row));
@@ -307,6 +424,7 @@ fn csv(row: &Row) -> String {
         row.n_prompt.to_string(),
         row.n_gen.to_string(),
         row.depth.to_string(),
+        row.n_parallel.to_string(),
         row.tokens_per_second.to_string(),
         row.deviation.to_string(),
         option(row.bytes_per_token.map(|v| v as f64)),
