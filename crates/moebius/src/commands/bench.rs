@@ -72,7 +72,10 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         let model = load::open(args.model.model.as_deref())?;
         let setup = EngineSetup {
             threads: Some(threads),
-            ctx: Some(longest + deepest + steps_to_start(parallel, args.step.batch) + 2),
+            // Whole pages, and one more: a sequence begins where a page is left beside what it needs.
+            ctx: Some(
+                (longest + deepest + steps_to_start(parallel, args.step.batch) + 2).next_multiple_of(PAGE) + PAGE,
+            ),
             backend: BackendKind::Cpu,
             step: args.step,
             // Off where there is nothing to find again: it makes copies of recurrent states.
