@@ -27,7 +27,8 @@ pub const SEGMENT: usize = 16;
 pub const UNIT_ROWS: usize = 64;
 /// Heads below which a unit is not cut further for want of units: fewer would share too little.
 const UNIT_HEADS: usize = 8;
-/// From this many query rows on, f16 tiles are unpacked to f32 first.
+/// From this many query rows on, f16 tiles of a latent cache are unpacked to f32 first: their scores take every number of a tile
+/// for two rows at a time. Others are unpacked in registers as they are used: a whole tile in f32 would fill the first cache.
 const UNPACK_ROWS: usize = 8;
 
 /// What the memory of this op is called in errors.
@@ -173,6 +174,8 @@ impl Unit<'_> {
 struct Tile<E> {
     k: *const E,
     v: *const E,
+    /// The tile that comes next, or this one.
+    next: *const E,
     d_k: usize,
     v_width: usize,
     v_stride: usize,
@@ -310,12 +313,15 @@ unsafe fn segment_of<E: CacheElem>(
         }
         // SAFETY: `Batch::check` saw the pages of the chunk's positions.
         let k = unsafe { cache.tile::<E>(unit.batch.page(chunk, cache.windowed, page), unit.kv_head).cast_const() };
-        if cache.half && rows >= UNPACK_ROWS {
+        if cache.half && cache.latent && rows >= UNPACK_ROWS {
             let written = (last - page * PAGE).min(PAGE);
             unpack::<E>(isa, k, cache.v_first() + written * cache.v_stride(), unpacked);
             tile_on::<f32>(isa, &Tile::new(unit, unpacked.as_ptr(), q, state), &valid[..rows]);
         } else {
-            tile_on::<E>(isa, &Tile::new(unit, k, q, state), &valid[..rows]);
+            let next = page + usize::from(page + 1 < to);
+            // SAFETY: as above.
+            let next = unsafe { cache.tile::<E>(unit.batch.page(chunk, cache.windowed, next), unit.kv_head) };
+            tile_on::<E>(isa, &Tile { next, ..Tile::new(unit, k, q, state) }, &valid[..rows]);
         }
     }
 }
@@ -328,6 +334,7 @@ impl<E> Tile<E> {
             k,
             // SAFETY: the values lie in the tile.
             v: unsafe { k.add(cache.v_first()) },
+            next: k,
             d_k: cache.d_k,
             v_width: cache.v_width(),
             v_stride: cache.v_stride(),
@@ -353,7 +360,7 @@ fn unpack_lanes<L: Lanes, E: CacheElem>(from: *const E, n: usize, to: &mut [f32]
     }
 }
 
-/// All rows of a unit against a tile: rows that see the same positions in blocks of four.
+/// All rows of a unit against a tile: rows that see the same positions in blocks of up to four.
 #[inline(always)]
 fn tile_lanes<L: Lanes, E: CacheElem>(tile: &Tile<E>, valid: &[(u8, u8)]) {
     let mut r = 0;
@@ -361,13 +368,16 @@ fn tile_lanes<L: Lanes, E: CacheElem>(tile: &Tile<E>, valid: &[(u8, u8)]) {
         let (lo, hi) = valid[r];
         if lo >= hi {
             r += 1;
-        } else if valid[r..].len() >= 4 && valid[r + 1..r + 4].iter().all(|&v| v == (lo, hi)) {
-            block::<L, E, 4, 1>(tile, r, lo.into(), hi.into());
-            r += 4;
-        } else {
-            block::<L, E, 1, 4>(tile, r, lo.into(), hi.into());
-            r += 1;
+            continue;
         }
+        let alike = valid[r..].iter().take(4).take_while(|&&v| v == (lo, hi)).count();
+        match alike {
+            4 => block::<L, E, 4, 1>(tile, r, lo.into(), hi.into()),
+            3 => block::<L, E, 3, 1>(tile, r, lo.into(), hi.into()),
+            2 => block::<L, E, 2, 2>(tile, r, lo.into(), hi.into()),
+            _ => block::<L, E, 1, 4>(tile, r, lo.into(), hi.into()),
+        }
+        r += alike;
     }
 }
 
@@ -401,6 +411,19 @@ fn block<L: Lanes, E: CacheElem, const Q: usize, const C: usize>(tile: &Tile<E>,
     }
 }
 
+/// Asks for the line at `p`, which need not exist, into the second cache: two tiles fill the first.
+#[inline(always)]
+fn fetch<E>(p: *const E) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: a prefetch never faults, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
+}
+
 /// `q·k` of 32 positions for `Q` rows, where positions are lanes.
 #[inline(always)]
 fn column_dots<L: Lanes, E: CacheElem, const Q: usize>(tile: &Tile<E>, r: usize) -> [[L; 2]; Q] {
@@ -418,9 +441,12 @@ fn column_dots<L: Lanes, E: CacheElem, const Q: usize>(tile: &Tile<E>, r: usize)
         }
         out[0] = sum;
     } else {
+        // The first rows ask for the next tile, keys and values, a line at a time.
+        let ahead = if r == 0 { tile.next } else { tile.k };
         for h in 0..2 {
             let mut sum = [L::splat(0.0); Q];
             for d in 0..tile.d_k {
+                fetch(ahead.wrapping_add((h * tile.d_k + d) * PAGE));
                 // SAFETY: as above.
                 unsafe {
                     let k: L = E::load(tile.k.add(d * PAGE + 16 * h));
