@@ -206,24 +206,30 @@ const SUB_SCALES: [(WeightType, std::ops::Range<usize>); 6] = [
     (WeightType::IQ4_XS, 2..8),
 ];
 
-/// Super-blocks whose weights, sub-scales and activations all are at their bounds, where sums of 16 bits are fullest.
+/// Weights, sub-scales and activations that all are at their bounds, where sums of 16 bits are fullest.
 #[test]
-fn super_blocks_at_their_bounds_equal_the_scalar_dot() {
+fn blocks_at_their_bounds_equal_the_scalar_dot() {
     const N: usize = 16;
     let k = 512;
     // Activations of the largest magnitude, with each of the signs that four neighbours can have; the last is any row.
     let mut x: Vec<f32> =
         (0..16).flat_map(|s| (0..k).map(move |i| if s >> (i % 4) & 1 == 0 { 2.5 } else { -2.5 })).collect();
     x.extend(&activations(1, k));
-    for (t, scales) in SUB_SCALES {
+    let types = WeightType::ALL.into_iter().filter(|t| matches!(t.act(), ActKind::Byte32 | ActKind::Block256));
+    for t in types {
         let row = t.plane_bytes(k).expect("blocks divide the row");
-        let (_, halves) = SCALES.iter().find(|s| s.0 == t).expect("every quantised type has scales");
-        let mut w = PlanesBuf::new(row.times(N).expect("small"));
+        let mut w = weights(t, N, k);
         for (i, block) in w.q.chunks_exact_mut(t.block_bytes()).enumerate() {
             block.fill([0x00, 0xff, 0x0f, 0xf0][i % 4]);
-            block[scales.clone()].fill([0x80, 0x7f, 0xff, 0x00, 0x3f, 0xdf, 0x20][i / 4 % 7]);
-            for &at in *halves {
+            if let Some((_, scales)) = SUB_SCALES.into_iter().find(|s| s.0 == t) {
+                block[scales].fill([0x80, 0x7f, 0xff, 0x00, 0x3f, 0xdf, 0x20][i / 4 % 7]);
+            }
+            let halves = SCALES.iter().find(|s| s.0 == t).map_or(&[][..], |s| s.1);
+            for &at in halves {
                 block[at..at + 2].copy_from_slice(&half::f16::from_f32(0.37).to_le_bytes());
+            }
+            if t == WeightType::MXFP4 {
+                block[0] = 125;
             }
         }
         for isa in isas() {

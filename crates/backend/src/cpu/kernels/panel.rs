@@ -1,9 +1,11 @@
 //! The integer panel: 16 rows by up to 256 values of any quantised type, unpacked once and used for all columns.
 //!
-//! It has two forms. Super-blocks are *bytes* with their sub-scales beside them: products of bytes are twice as fast as
-//! any others, and a panel takes half the work to make. 32-blocks, whose activations have 16 bits, are 16-bit integers.
+//! It has two forms. Where activations have 8 bits it is *bytes*, those of super-blocks with their sub-scales beside them:
+//! products of bytes are twice as fast as any others, and a panel takes half the work to make. Where activations have 16
+//! bits it is 16-bit integers.
 //! From here on types of one form are alike, and one micro-kernel of an instruction set serves them all.
 
+use quant::act::ActKind;
 use quant::block::{Ints32, Ints256};
 use quant::types::{iq, k, legacy, planar};
 use quant::{Planes, WeightType};
@@ -62,13 +64,29 @@ impl Panel {
 /// function is written for.
 pub(super) type UnpackFn = unsafe fn(set: &RowSet, chunk: usize, blocks: usize, panel: &mut Panel);
 
-/// What the bytes of a type of super-blocks have too much.
+/// What the bytes of a type have too much.
 pub(super) const fn offset(t: WeightType) -> u8 {
     match t {
+        WeightType::Q4_0 => 8,
+        WeightType::MXFP4 | WeightType::MXFP4_PLANAR => 12,
+        WeightType::Q5_0 => 16,
+        WeightType::IQ4_NL => 128,
         WeightType::Q3_K => 4,
         WeightType::Q6_K => 32,
         WeightType::IQ4_XS => 128,
         _ => 0,
+    }
+}
+
+/// The largest byte of a type of 32-blocks.
+#[cfg(target_arch = "x86_64")]
+pub(super) const fn most(t: WeightType) -> u8 {
+    match t {
+        WeightType::Q4_0 | WeightType::Q4_1 => 15,
+        WeightType::MXFP4 | WeightType::MXFP4_PLANAR => 24,
+        WeightType::Q5_0 | WeightType::Q5_1 => 31,
+        WeightType::Affine(a) => u8::MAX >> (8 - a.bits()),
+        _ => u8::MAX,
     }
 }
 
@@ -125,14 +143,19 @@ fn blocks32<Q: Copy + Into<i16>>(
     panel: &mut Panel,
     unpack: impl Fn(Planes<'_>, usize) -> Ints32<Q>,
 ) {
+    let (is_bytes, offset) = (set.dtype.act() == ActKind::Byte32, i16::from(offset(set.dtype)));
     for r in 0..ROWS {
         let row = set.planes.row(set.bytes, r.min(set.n - 1));
         for b in 0..blocks {
             let ints = unpack(row, chunk / 32 + b);
             panel.d[b][r] = ints.d;
             panel.m[b][r] = ints.m;
-            for (i, &q) in ints.q.iter().enumerate() {
-                panel.w[at(32 * b + i, r)] = q.into();
+            for (i, q) in (32 * b..).zip(ints.q) {
+                if is_bytes {
+                    panel.bytes[byte_at(i, r)] = (q.into() + offset) as u8;
+                } else {
+                    panel.w[at(i, r)] = q.into();
+                }
             }
         }
     }

@@ -2,7 +2,7 @@
 //! column of the types that have no vector kernel.
 
 use quant::WeightType;
-use quant::act;
+use quant::act::{self, ActKind};
 use quant::dot::dot_row;
 
 use super::acts::RowPtr;
@@ -46,7 +46,37 @@ unsafe fn small(panel: &Panel, blocks: usize, chunk: usize, cols: &[ColPtr], acc
     }
 }
 
-/// Panel of bytes times columns.
+/// Panel of bytes with 32-blocks times columns.
+///
+/// # Safety
+/// See [`super::variants::TileFn`].
+unsafe fn bytes<const OFFSET: u8, const MIN: bool>(
+    panel: &Panel,
+    blocks: usize,
+    chunk: usize,
+    cols: &[ColPtr],
+    acc: &mut [[f32; ROWS]],
+) {
+    for (col, acc) in cols.iter().zip(acc) {
+        for b in 0..blocks {
+            // SAFETY: the column has the blocks from value `chunk` on.
+            let (x, dx, sum) = unsafe {
+                let (block, row) = (chunk / 32 + b, &col.row);
+                (&*row.q.add(32 * block).cast::<[i8; 32]>(), *row.d.add(block), *row.sums.cast::<i32>().add(block))
+            };
+            for r in 0..ROWS {
+                let w = |i: usize| i32::from(panel.bytes[byte_at(32 * b + i, r)]) - i32::from(OFFSET);
+                let isum: i32 = (0..32).map(|i| i32::from(x[i]) * w(i)).sum();
+                acc[r] = (panel.d[b][r] * dx).mul_add(isum as f32, acc[r]);
+                if MIN {
+                    acc[r] = (panel.m[b][r] * dx).mul_add(sum as f32, acc[r]);
+                }
+            }
+        }
+    }
+}
+
+/// Panel of super-blocks times columns.
 ///
 /// # Safety
 /// See [`super::variants::TileFn`].
@@ -86,6 +116,13 @@ pub(super) fn tile_fn(t: WeightType) -> TileFn {
             match t {
                 // SAFETY: the contract of `TileFn` is that of `large`, and that of `small`.
                 $(WeightType::$t => |p, _, at, cols, acc| unsafe { large(p, at, cols, acc, WeightType::$t) },)*
+                t if t.act() == ActKind::Byte32 => match offset(t) {
+                    8 => bytes::<8, false>,
+                    12 => bytes::<12, false>,
+                    16 => bytes::<16, false>,
+                    128 => bytes::<128, false>,
+                    _ => bytes::<0, true>,
+                },
                 // SAFETY: as above.
                 t if t.has_min() => |p, b, at, cols, acc| unsafe { small(p, b, at, cols, acc, true) },
                 // SAFETY: as above.
@@ -124,7 +161,7 @@ pub(super) unsafe fn block32(x: &[f32], row: &RowPtr) {
     }
 }
 
-/// Quantises to 32-blocks of bytes and writes the wide form.
+/// Quantises to 32-blocks of bytes.
 ///
 /// # Safety
 /// See [`super::variants::QuantiseFn`].
@@ -136,10 +173,6 @@ pub(super) unsafe fn byte32(x: &[f32], row: &RowPtr) {
         let d = std::slice::from_raw_parts_mut(row.d, n / 32);
         let sums = std::slice::from_raw_parts_mut(row.sums.cast::<i32>(), n / 32);
         act::quantise_byte32(x, q, d, sums);
-        let wide = std::slice::from_raw_parts_mut(row.wide, n);
-        for (w, q) in wide.chunks_exact_mut(4).zip(q.chunks_exact(4)) {
-            w.copy_from_slice(&[q[0], q[2], q[1], q[3]].map(i16::from));
-        }
     }
 }
 

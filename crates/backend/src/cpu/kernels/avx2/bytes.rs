@@ -1,4 +1,4 @@
-//! The micro-kernel of byte panels: 16 rows times up to [`GROUP`] columns.
+//! The micro-kernel of byte panels with super-blocks: 16 rows times up to [`GROUP`] columns.
 //!
 //! Lanes are rows, a word holds four values of one. Four activations are broadcast, `vpmaddubsw` multiplies them with the
 //! words of eight rows, and the pairs of products of a 16-group (a 32-group where they fit) are added up as 16-bit

@@ -2,8 +2,9 @@
 //!
 //! A format is described once, in [`small`] (32-blocks) or [`large`] (super-blocks): how a block's bytes become signed
 //! bytes, scales and minimums. The matrix-vector kernels ([`mod@vec`]) and the panel unpackers ([`mod@unpack`]) are generic over
-//! that; types in planes have both in [`mod@planar`]; [`mod@tile`] and [`mod@bytes`] multiply panels and know no format.
+//! that; types in planes have both in [`mod@planar`]; [`mod@tile`], [`mod@blocks`] and [`mod@bytes`] multiply panels and know no format.
 
+mod blocks;
 mod bytes;
 pub(super) mod large;
 mod planar;

@@ -13,7 +13,7 @@ use super::super::panel::{Panel, ROWS, UnpackFn};
 use super::super::variants::OneFn;
 use super::super::{ActsShared, Ahead, ColPtr, RowSet, prefetch};
 use super::small::{E2M1_RAISED, nibbles_of_two};
-use super::unpack::at;
+use super::unpack::{at, word_at};
 use super::{array, both, eights, hsum8, load64, load128, load256, opaque, put_eight, sums, transpose8, whole};
 
 /// How 32 values lie in plane `q`. `p` always points to them, `4·BITS` readable bytes; the machine has AVX2.
@@ -21,8 +21,6 @@ use super::{array, both, eights, hsum8, load64, load128, load256, opaque, put_ei
 trait Ints {
     /// Bits a value.
     const BITS: usize;
-    /// The integers are bytes with a sign.
-    const SIGNED: bool = false;
     /// What the integers of [`Ints::sums`] have too much.
     const OFFSET: i32 = 0;
     /// The integers in order.
@@ -90,7 +88,6 @@ impl Ints for Bits<4> {
 
 impl Ints for Fp4 {
     const BITS: usize = 4;
-    const SIGNED: bool = true;
     const OFFSET: i32 = 12;
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -483,13 +480,14 @@ unsafe fn panel<Q: Ints, S: Scale, const MIN: bool>(set: &RowSet, chunk: usize, 
                 let p = q.map(|p| p.add((chunk / 32 + b) * bytes));
                 let in_order = array!(8, |i| Q::bytes(p[i]));
                 for (i, w) in transpose8(in_order).into_iter().enumerate() {
-                    let [even, odd] = if Q::SIGNED {
-                        [_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(w)), _mm256_srai_epi16::<8>(w)]
+                    if Q::BITS < 8 {
+                        let w = _mm256_add_epi8(w, _mm256_set1_epi8(Q::OFFSET as i8));
+                        _mm256_store_si256(word_at(panel, 8 * b + i, r), w);
                     } else {
-                        [_mm256_and_si256(w, _mm256_set1_epi16(0xff)), _mm256_srli_epi16::<8>(w)]
-                    };
-                    _mm256_store_si256(at(panel, 16 * b + 2 * i, r), even);
-                    _mm256_store_si256(at(panel, 16 * b + 2 * i + 1, r), odd);
+                        let even = _mm256_and_si256(w, _mm256_set1_epi16(0xff));
+                        _mm256_store_si256(at(panel, 16 * b + 2 * i, r), even);
+                        _mm256_store_si256(at(panel, 16 * b + 2 * i + 1, r), _mm256_srli_epi16::<8>(w));
+                    }
                 }
                 let g = 32 * b / group;
                 _mm256_storeu_ps(panel.d[b].as_mut_ptr().add(r), groups.d[g]);

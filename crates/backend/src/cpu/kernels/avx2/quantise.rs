@@ -116,7 +116,7 @@ pub(in super::super) unsafe fn block32(x: &[f32], row: &RowPtr) {
     }
 }
 
-/// Quantises to 32-blocks of bytes and writes the wide form.
+/// Quantises to 32-blocks of bytes.
 ///
 /// # Safety
 /// See [`super::super::variants::QuantiseFn`].
@@ -127,13 +127,11 @@ pub(in super::super) unsafe fn byte32(x: &[f32], row: &RowPtr) {
         unsafe {
             let v = load32(x.as_ptr().add(32 * b));
             let amax = largest(amax32(&v));
-            let (q, wide) = (row.q.add(32 * b).cast::<__m256i>(), row.wide.add(32 * b).cast::<__m256i>());
+            let q = row.q.add(32 * b).cast::<__m256i>();
             let (d, sum) = (row.d.add(b), row.sums.cast::<i32>().add(b));
             if let Some(scale) = empty(amax) {
                 (*d, *sum) = (scale, 0);
-                for p in [q, wide, wide.add(1)] {
-                    _mm256_storeu_si256(p, _mm256_setzero_si256());
-                }
+                _mm256_storeu_si256(q, _mm256_setzero_si256());
                 continue;
             }
             let inv = _mm256_set1_ps(127.0 / amax);
@@ -142,8 +140,6 @@ pub(in super::super) unsafe fn byte32(x: &[f32], row: &RowPtr) {
             let (a, b) = (narrow(r[0], r[1]), narrow(r[2], r[3]));
             *sum = hsum(_mm256_madd_epi16(_mm256_add_epi16(a, b), _mm256_set1_epi16(1)));
             _mm256_storeu_si256(q, _mm256_permute4x64_epi64::<0xd8>(_mm256_packs_epi16(a, b)));
-            _mm256_storeu_si256(wide, wide_order(a));
-            _mm256_storeu_si256(wide.add(1), wide_order(b));
         }
     }
 }

@@ -63,12 +63,10 @@ fn ones(p: __m256i) -> __m256i {
 pub(super) fn of_halves<const MOST: i32, const SIGNED: bool>(w: [[__m256i; 2]; 4], x: [__m256i; 2]) -> __m256i {
     let p = array!(4, |i| products::<MOST, SIGNED>(w[i], x));
     if fits(16, MOST) {
-        let pair = |a, b| _mm256_add_epi16(_mm256_unpacklo_epi16(a, b), _mm256_unpackhi_epi16(a, b));
+        // Two sums of a row beside each other, then two of the next.
+        let pair = |a, b| _mm256_add_epi16(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
         let (t, u) = (pair(p[0], p[1]), pair(p[2], p[3]));
-        // Sums of 16 products: rows 0, 1, 2, 3 and once more in each half.
-        let s = _mm256_add_epi16(_mm256_unpacklo_epi32(t, u), _mm256_unpackhi_epi32(t, u));
-        let beside = both(_mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15));
-        ones(_mm256_shuffle_epi8(s, beside))
+        ones(_mm256_add_epi16(_mm256_unpacklo_epi64(t, u), _mm256_unpackhi_epi64(t, u)))
     } else if fits(4, MOST) {
         halves4_sum(array!(4, |i| ones(p[i])))
     } else {

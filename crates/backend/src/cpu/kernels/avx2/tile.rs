@@ -7,6 +7,7 @@
 use std::arch::x86_64::*;
 
 use quant::WeightType;
+use quant::act::ActKind;
 
 use super::super::ColPtr;
 use super::super::panel::{Panel, ROWS};
@@ -17,15 +18,16 @@ const PAIRS: usize = 16;
 
 /// The tile function of a type.
 pub(in super::super) fn tile(t: WeightType) -> TileFn {
-    match (t.act().block_len(), t.has_min()) {
-        (32, false) => columns::<false>,
-        (32, true) => columns::<true>,
+    match (t.act(), t.has_min()) {
+        (ActKind::Block32, false) => columns::<false>,
+        (ActKind::Block32, true) => columns::<true>,
+        (ActKind::Byte32, _) => super::blocks::tile(t),
         _ => super::bytes::tile(t),
     }
 }
 
 /// # Safety
-/// See [`TileFn`]; the type has 32-blocks.
+/// See [`TileFn`]; the panel is 32-blocks of 16-bit integers.
 #[target_feature(enable = "avx2,fma")]
 unsafe fn columns<const MIN: bool>(
     panel: &Panel,

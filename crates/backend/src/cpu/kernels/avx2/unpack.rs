@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 
 use quant::WeightType;
 
-use super::super::panel::{Panel, ROWS, UnpackFn};
+use super::super::panel::{Panel, ROWS, UnpackFn, offset};
 use super::super::{RowSet, prefetch};
 use super::large::{Iq4Xs, Large, Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::small::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Small};
@@ -58,6 +58,16 @@ pub(super) unsafe fn at(panel: &mut Panel, pair: usize, r: usize) -> *mut __m256
     unsafe { panel.w.as_mut_ptr().add((pair * ROWS + r) * 2).cast() }
 }
 
+/// Where word `word` of the eight rows from `r` on lies.
+///
+/// # Safety
+/// The word is one of the panel's.
+#[inline]
+pub(super) unsafe fn word_at(panel: &mut Panel, word: usize, r: usize) -> *mut __m256i {
+    // SAFETY: the caller's promise.
+    unsafe { panel.bytes.as_mut_ptr().add((word * ROWS + r) * 4).cast() }
+}
+
 /// # Safety
 /// See [`UnpackFn`]; the rows are of type `T`.
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -73,8 +83,13 @@ unsafe fn small<T: Small>(set: &RowSet, chunk: usize, blocks: usize, panel: &mut
                 let p: [*const u8; 8] = std::array::from_fn(|i| rows[r + i].add(b * T::BYTES));
                 let words = transpose8(array!(8, |i| T::bytes(p[i])));
                 for (i, w) in words.into_iter().enumerate() {
-                    _mm256_store_si256(at(panel, 16 * b + 2 * i, r), even(w));
-                    _mm256_store_si256(at(panel, 16 * b + 2 * i + 1, r), odd(w));
+                    if T::X == 32 {
+                        let w = _mm256_add_epi8(w, _mm256_set1_epi8(offset(set.dtype).cast_signed()));
+                        _mm256_store_si256(word_at(panel, 8 * b + i, r), w);
+                    } else {
+                        _mm256_store_si256(at(panel, 16 * b + 2 * i, r), even(w));
+                        _mm256_store_si256(at(panel, 16 * b + 2 * i + 1, r), odd(w));
+                    }
                 }
                 _mm256_storeu_ps(panel.d[b].as_mut_ptr().add(r), T::scales(&p));
                 if let Some(m) = T::MIN {
@@ -116,8 +131,7 @@ unsafe fn large<T: Large>(set: &RowSet, chunk: usize, _blocks: usize, panel: &mu
                             if !T::UNSIGNED {
                                 w = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
                             }
-                            let at = panel.bytes.as_mut_ptr().add(((8 * $j + i) * ROWS + r) * 4);
-                            _mm256_store_si256(at.cast(), w);
+                            _mm256_store_si256(word_at(panel, 8 * $j + i, r), w);
                         }
                     )*
                 };

@@ -7,6 +7,7 @@
 use std::arch::x86_64::*;
 
 use quant::WeightType;
+use quant::act::ActKind;
 
 use super::super::ColPtr;
 use super::super::panel::{Panel, ROWS, offset, scale_len};
@@ -25,8 +26,15 @@ pub(in super::super) fn tile(t: WeightType) -> TileFn {
                     { scale_len(WeightType::$t) },
                     { matches!(WeightType::$t, WeightType::Q2_K | WeightType::Q4_K | WeightType::Q5_K) },
                 >,)*
-                t if t.has_min() => small_columns::<true>,
-                _ => small_columns::<false>,
+                t if t.act() == ActKind::Byte32 => match offset(t) {
+                    8 => small_columns::<true, 8, false>,
+                    12 => small_columns::<true, 12, false>,
+                    16 => small_columns::<true, 16, false>,
+                    128 => small_columns::<true, 128, false>,
+                    _ => small_columns::<true, 0, true>,
+                },
+                t if t.has_min() => small_columns::<false, 0, true>,
+                _ => small_columns::<false, 0, false>,
             }
         };
     }
@@ -52,9 +60,9 @@ macro_rules! groups {
 }
 
 /// # Safety
-/// See [`TileFn`]; the type has 32-blocks.
+/// See [`TileFn`]; the type has 32-blocks, and `BYTES` says which form the panel has.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn small_columns<const MIN: bool>(
+unsafe fn small_columns<const BYTES: bool, const OFFSET: u8, const MIN: bool>(
     panel: &Panel,
     blocks: usize,
     chunk: usize,
@@ -62,7 +70,7 @@ unsafe fn small_columns<const MIN: bool>(
     acc: &mut [[f32; ROWS]],
 ) {
     // SAFETY: the caller's promise, for each of the columns.
-    groups!(cols, acc, C => unsafe { small::<C, MIN>(panel, blocks, chunk, cols, acc) }, 1 2 3 4 5 6 7 8 9 10 11);
+    groups!(cols, acc, C => unsafe { small::<C, BYTES, OFFSET, MIN>(panel, blocks, chunk, cols, acc) }, 1 2 3 4 5 6 7 8 9 10 11);
 }
 
 /// # Safety
@@ -160,7 +168,7 @@ unsafe fn add<const C: usize>(
 /// As [`small_columns`], with C columns.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn small<const C: usize, const MIN: bool>(
+unsafe fn small<const C: usize, const BYTES: bool, const OFFSET: u8, const MIN: bool>(
     panel: &Panel,
     blocks: usize,
     chunk: usize,
@@ -171,17 +179,26 @@ unsafe fn small<const C: usize, const MIN: bool>(
         let block = chunk / 32 + b;
         // SAFETY: the panel and the columns have the block; `acc` has C columns.
         unsafe {
-            let mut x = [std::ptr::null::<i32>(); C];
+            let (mut x, mut sums) = ([std::ptr::null::<i32>(); C], [_mm512_setzero_si512(); C]);
+            let mut start = sums;
             for c in 0..C {
-                x[c] = cols[c].row.wide.add(32 * block).cast_const().cast();
+                let row = &cols[c].row;
+                let sum = *row.sums.cast::<i32>().add(block);
+                sums[c] = _mm512_set1_epi32(sum);
+                if BYTES {
+                    x[c] = row.q.add(32 * block).cast_const().cast();
+                    start[c] = _mm512_set1_epi32(-i32::from(OFFSET) * sum);
+                } else {
+                    x[c] = row.wide.add(32 * block).cast_const().cast();
+                }
             }
-            let isum = pairs(panel.w.as_ptr().add(32 * ROWS * b).cast(), x, 16);
+            let isum = if BYTES {
+                words::<C, 8>(panel.bytes.as_ptr().add(32 * ROWS * b).cast(), x, start)
+            } else {
+                pairs(panel.w.as_ptr().add(32 * ROWS * b).cast(), x, 16)
+            };
             add(&panel.d[b], isum, block, cols, acc);
             if MIN {
-                let mut sums = [_mm512_setzero_si512(); C];
-                for c in 0..C {
-                    sums[c] = _mm512_set1_epi32(*cols[c].row.sums.cast::<i32>().add(block));
-                }
                 add(&panel.m[b], sums, block, cols, acc);
             }
         }
