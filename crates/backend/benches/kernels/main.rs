@@ -1,0 +1,114 @@
+//! Matrix products alone: weight type × columns × instruction set, on one thread.
+//!
+//! `cargo bench -p backend --bench kernels -- [types] [columns] [isas] [shapes]`, each a list with commas or `-` for all
+//! (of the affine types those with groups of 64 and bf16 scales). Shapes are `ROWSxVALUES`.
+//! Weights rotate over 256 MB, more than any cache, so that one column measures memory too. A figure is the fastest
+//! tenth of the products, as other programs may disturb the rest: GB/s are bytes of weights, GMAC/s multiply-adds, and
+//! `of peak` is their share of what the same multiplications do from registers ([`peak`]).
+
+mod peak;
+
+use std::time::Instant;
+
+use backend::cpu::isa::Isa;
+use backend::cpu::kernels::{ActsShared, Col, Kernels, Matrix, OutPtr, Scratch};
+use quant::act::ActKind;
+use quant::{Planes, PlanesBuf, ScaleType, WeightType};
+
+const TOTAL_BYTES: usize = 256 << 20;
+/// Gate and up, down, and the attention's output of Qwen3-30B-A3B.
+const SHAPES: [(usize, usize); 3] = [(768, 2048), (2048, 768), (2048, 4096)];
+const COLS: [usize; 10] = [1, 2, 3, 4, 6, 8, 16, 32, 64, 96];
+const RUNS: usize = 2;
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
+    let chosen = |i: usize, name: &str| {
+        args.get(i).is_none_or(|list| list == "-" || list.split(',').any(|x| x.eq_ignore_ascii_case(name)))
+    };
+    println!(
+        "{:15} {:11} {:7} {:>5} {:>9} {:>9} {:>10} {:>8}",
+        "type", "shape", "isa", "cols", "us", "GB/s", "GMAC/s", "of peak"
+    );
+    let isas: Vec<Isa> = Isa::ALL.into_iter().filter(|isa| isa.available() && chosen(2, isa.name())).collect();
+    let peaks: Vec<_> = [ActKind::F32, ActKind::Block32, ActKind::Block256]
+        .into_iter()
+        .flat_map(|kind| isas.iter().map(move |&isa| ((kind, isa), peak::peak(kind, isa))))
+        .collect();
+    let peak_of = |key| peaks.iter().find(|(k, _)| *k == key).and_then(|(_, peak)| *peak);
+    let all = args.first().is_none_or(|list| list == "-");
+    let usual = |t: &WeightType| match t {
+        WeightType::Affine(a) => a.group() == 64 && a.scales() == ScaleType::BF16,
+        _ => true,
+    };
+    for t in WeightType::ALL.into_iter().filter(|t| if all { usual(t) } else { chosen(0, t.name()) }) {
+        for (n, k) in SHAPES.into_iter().filter(|(n, k)| chosen(3, &format!("{n}x{k}"))) {
+            let rows = random(t, k);
+            for &isa in &isas {
+                for n_cols in COLS.into_iter().filter(|c| chosen(1, &c.to_string())) {
+                    measure(t, (n, k), rows.get(), isa, n_cols, peak_of((t.act(), isa)));
+                }
+            }
+        }
+    }
+}
+
+/// Rows of random numbers; a few of them, again and again.
+fn random(t: WeightType, k: usize) -> PlanesBuf {
+    const UNIQUE: usize = 16;
+    let mut s = 1u64;
+    let mut next = || {
+        s = s.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((s >> 33) as u32 as f32 / 2f32.powi(31) - 0.5) * 0.1
+    };
+    let row = t.plane_bytes(k).unwrap_or_default();
+    let mut few = PlanesBuf::new(row.times(UNIQUE).unwrap_or_default());
+    for i in 0..UNIQUE {
+        let x: Vec<f32> = (0..k).map(|_| next()).collect();
+        quant::encode_row(t, &x, few.get_mut().row_mut(row, i));
+    }
+    let copies = TOTAL_BYTES / (row.total() * UNIQUE);
+    PlanesBuf { q: few.q.repeat(copies), scales: few.scales.repeat(copies), biases: few.biases.repeat(copies) }
+}
+
+fn measure(t: WeightType, (n, k): (usize, usize), all: Planes, isa: Isa, n_cols: usize, peak: Option<f64>) {
+    let kernels = Kernels::new(isa);
+    let x: Vec<f32> = (0..n_cols * k).map(|i| ((i * 37 % 101) as f32 - 50.0) / 17.0).collect();
+    let mut acts = ActsShared::new(n_cols, k).expect("memory");
+    acts.reshape(t.act(), n_cols, k);
+    // SAFETY: there is one thread.
+    unsafe { kernels.quantise(&x, k, 0..n_cols, &acts) };
+    let cols: Vec<Col> = (0..n_cols as u32).map(|c| Col { act: c, out: c }).collect();
+    let mut y = vec![0.0f32; n_cols * n];
+    // SAFETY: `y` outlives the products and there is one thread.
+    let out = unsafe { OutPtr::new(y.as_mut_ptr(), n_cols, n) };
+    let mut scratch = Scratch::default();
+    let size = t.plane_bytes(k).and_then(|row| row.times(n)).unwrap_or_default();
+    let matrices = 0..all.q.len() / size.q;
+    let matrices: Vec<Matrix> = matrices.map(|i| Matrix { dtype: t, n, k, planes: all.row(size, i) }).collect();
+    // Enough work for some 30 ms at 50 GMAC/s, and all matrices when there is one column.
+    let rounds = (1_000_000_000 / (k * n * n_cols)).max(4).max(if n_cols == 1 { matrices.len() } else { 0 });
+    let rounds = if isa == Isa::Scalar { 4 } else { rounds };
+    let chunk = kernels.row_chunk(t, k, n, n_cols, 1);
+    let mut times = Vec::with_capacity(rounds * RUNS);
+    for w in matrices.iter().cycle().take(rounds * RUNS) {
+        let start = Instant::now();
+        for first in (0..n).step_by(chunk) {
+            kernels.matmul(w, first..(first + chunk).min(n), &acts, &cols, out, &mut scratch);
+        }
+        times.push(start.elapsed().as_secs_f64());
+    }
+    times.sort_by(f64::total_cmp);
+    let best = times[times.len() / 10];
+    std::hint::black_box(&y);
+    let gmacs = (k * n * n_cols) as f64 / best / 1e9;
+    println!(
+        "{:15} {:11} {:7} {n_cols:5} {:9.1} {:9.2} {gmacs:10.2} {:>8}",
+        t.name(),
+        format!("{n}x{k}"),
+        isa.name(),
+        best * 1e6,
+        size.total() as f64 / best / 1e9,
+        peak.map_or(String::new(), |peak| format!("{:.0}%", 100.0 * gmacs / peak))
+    );
+}
