@@ -31,7 +31,7 @@ fn main() {
         "type", "shape", "isa", "cols", "us", "GB/s", "GMAC/s", "of peak"
     );
     let isas: Vec<Isa> = Isa::ALL.into_iter().filter(|isa| isa.available() && chosen(2, isa.name())).collect();
-    let peaks: Vec<_> = [ActKind::F32, ActKind::Block32, ActKind::Block256]
+    let peaks: Vec<_> = [ActKind::F32, ActKind::Block32, ActKind::Byte32, ActKind::Block256]
         .into_iter()
         .flat_map(|kind| isas.iter().map(move |&isa| ((kind, isa), peak::peak(kind, isa))))
         .collect();

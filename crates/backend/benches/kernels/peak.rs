@@ -66,14 +66,32 @@ fn chains(kind: ActKind, isa: Isa) -> Option<Chains> {
         (Isa::Scalar, _) => None,
         (Isa::Avx2, ActKind::F32) => Some((floats, 8)),
         (Isa::Avx2, ActKind::Block32) => Some((words, 16)),
-        (Isa::Avx2, _) => Some((bytes, 32)),
+        (Isa::Avx2, ActKind::Byte32 | ActKind::Block256) => Some((bytes, 32)),
         (_, ActKind::F32) => Some((floats512, 16)),
         (_, ActKind::Block32) => Some((words512, 32)),
-        (_, _) => Some((bytes512, 64)),
+        (_, ActKind::Byte32 | ActKind::Block256) => Some((bytes512, 64)),
     }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(target_arch = "aarch64")]
+fn chains(kind: ActKind, isa: Isa) -> Option<Chains> {
+    macro_rules! arm {
+        ($name:ident, $body:literal) => {
+            chains!($name: $body, "subs {n}, {n}, #1", "b.ne 2b", "v0" "v1" "v2" "v3" "v4" "v5" "v6" "v7" "v8" "v9");
+        };
+    }
+    arm!(bytes, ".arch_extension dotprod\nsdot v\\i\\().4s, v14.16b, v15.16b");
+    arm!(words, "smlal v\\i\\().4s, v14.4h, v15.4h");
+    arm!(floats, "fmla v\\i\\().4s, v14.4s, v15.4s");
+    match (isa, kind) {
+        (Isa::Scalar, _) => None,
+        (_, ActKind::F32) => Some((floats, 4)),
+        (_, ActKind::Block32) => Some((words, 4)),
+        (_, ActKind::Byte32 | ActKind::Block256) => Some((bytes, 16)),
+    }
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn chains(_: ActKind, _: Isa) -> Option<Chains> {
     None
 }
