@@ -2,8 +2,8 @@
 //!
 //! One allocation made at the start is cut anew for every shape. Next to the form that [`quant::act`] defines, a row has
 //! what panel kernels want, but for those of NEON. Of 32-blocks of 16 bits, a *wide* form: `q` where the values of every
-//! group of four stand in the order 0, 2, 1, 3. In that order the even and odd bytes of a 32-bit word of weights become pairs without a shuffle. Of
-//! 256-blocks, the *start* of every 16-group's sums: what takes an offset of 32 off the weights.
+//! group of four stand in the order 0, 2, 1, 3. In that order the even and odd bytes of a 32-bit word of weights become
+//! pairs without a shuffle. Of 256-blocks, the *start* of every 16-group's sums: what takes an offset of 32 off the weights.
 
 use quant::act::{Act32, Act256, ActKind, ActRow};
 

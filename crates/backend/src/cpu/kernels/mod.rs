@@ -288,9 +288,9 @@ impl Kernels {
     /// that claiming one costs nothing beside it.
     pub fn row_chunk(&self, dtype: WeightType, k: usize, n: usize, cols: usize, workers: usize) -> usize {
         // About 1 MB of weights for one column; with more columns a tile is worth more. The first lines of a chunk were not
-        // asked for ahead, so chunks are as long as an even share of the rows allows.
+        // asked for ahead, so chunks are as long as an even share of the rows allows, and four tiles at least.
         let row = dtype.plane_bytes(k).map_or(k, PlaneBytes::total).max(1);
-        let by_bytes = ((1 << 20) / row / cols.max(1)).max(1);
+        let by_bytes = ((1 << 20) / row / cols.max(1)).max(4 * ROWS);
         let by_share = n.div_ceil(4 * workers.max(1)).max(1);
         by_bytes.min(by_share).next_multiple_of(ROWS)
     }

@@ -12,7 +12,7 @@ use quant::WeightType;
 use super::super::ColPtr;
 use super::super::panel::{Panel, ROWS, most, offset};
 use super::super::variants::TileFn;
-use super::opaque;
+use super::{opaque, whole};
 
 /// The tile function of a type of 32-blocks whose panel is bytes.
 pub(super) fn tile(t: WeightType) -> TileFn {
@@ -107,7 +107,7 @@ unsafe fn sums<const C: usize, const R: usize, const WORDS: usize>(w: *const u8,
                 for c in 0..C {
                     let x = _mm256_set1_epi32(x[c].add(i).read_unaligned());
                     for r in 0..R {
-                        pairs[c][r] = _mm256_add_epi16(pairs[c][r], _mm256_maddubs_epi16(word[r], x));
+                        pairs[c][r] = whole(_mm256_add_epi16(pairs[c][r], _mm256_maddubs_epi16(word[r], x)));
                     }
                 }
             }
@@ -140,8 +140,8 @@ unsafe fn by_halves<const C: usize>(w: *const u8, x: [*const i32; C]) -> [__m256
             let (w_low, w_high) = (_mm256_and_si256(w, nibble), _mm256_and_si256(_mm256_srli_epi16::<4>(w), nibble));
             for c in 0..C {
                 let x = _mm256_set1_epi32(x[c].add(i).read_unaligned());
-                low[c] = _mm256_add_epi16(low[c], _mm256_maddubs_epi16(w_low, x));
-                high[c] = _mm256_add_epi16(high[c], _mm256_maddubs_epi16(w_high, x));
+                low[c] = whole(_mm256_add_epi16(low[c], _mm256_maddubs_epi16(w_low, x)));
+                high[c] = whole(_mm256_add_epi16(high[c], _mm256_maddubs_epi16(w_high, x)));
             }
         }
     }

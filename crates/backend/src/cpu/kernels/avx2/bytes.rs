@@ -14,8 +14,8 @@ use quant::WeightType;
 use super::super::ColPtr;
 use super::super::panel::{Panel, ROWS, offset, scale_len};
 use super::super::variants::TileFn;
-use super::opaque;
 use super::tile::pairs;
+use super::{opaque, whole};
 
 /// Most columns of a group.
 const GROUP: usize = 4;
@@ -126,8 +126,8 @@ unsafe fn eight_bits<const C: usize>(
                     (_mm256_and_si256(w, nibble), _mm256_and_si256(_mm256_srli_epi16::<4>(w), nibble));
                 for c in 0..C {
                     let x = _mm256_set1_epi32(x[c].add(i).read_unaligned());
-                    low[c] = _mm256_add_epi16(low[c], _mm256_maddubs_epi16(w_low, x));
-                    high[c] = _mm256_add_epi16(high[c], _mm256_maddubs_epi16(w_high, x));
+                    low[c] = whole(_mm256_add_epi16(low[c], _mm256_maddubs_epi16(w_low, x)));
+                    high[c] = whole(_mm256_add_epi16(high[c], _mm256_maddubs_epi16(w_high, x)));
                 }
             }
             let scale = _mm256_load_si256(scales.add(h));

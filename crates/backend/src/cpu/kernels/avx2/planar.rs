@@ -11,7 +11,7 @@ use quant::{ScaleType, WeightType};
 use super::super::acts::RowPtr;
 use super::super::panel::{Panel, ROWS, UnpackFn};
 use super::super::variants::OneFn;
-use super::super::{ActsShared, Ahead, ColPtr, RowSet, prefetch};
+use super::super::{ActsShared, Ahead, ColPtr, RowSet, prefetch, prefetch_second};
 use super::small::{E2M1_RAISED, nibbles_of_two};
 use super::unpack::{at, word_at};
 use super::{array, both, eights, hsum8, load64, load128, load256, opaque, put_eight, sums, transpose8, whole};
@@ -470,7 +470,7 @@ unsafe fn panel<Q: Ints, S: Scale, const MIN: bool>(set: &RowSet, chunk: usize, 
         let scales = std::array::from_fn(|i| set.scales(r + i));
         let biases = std::array::from_fn(|i| set.biases(r + i));
         for row in q {
-            prefetch(row.wrapping_add(chunk / 32 * bytes + ROWS * set.bytes.q), blocks * bytes);
+            prefetch_second(row.wrapping_add(chunk / 32 * bytes + ROWS * set.bytes.q), blocks * bytes);
         }
         // SAFETY: the rows have the blocks and their groups, the panel has pairs and scales for eight blocks.
         unsafe {

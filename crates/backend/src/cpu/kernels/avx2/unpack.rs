@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 use quant::WeightType;
 
 use super::super::panel::{Panel, ROWS, UnpackFn, offset};
-use super::super::{RowSet, prefetch};
+use super::super::{RowSet, prefetch_second};
 use super::large::{Iq4Xs, Large, Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::small::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Small};
 use super::{array, halves8, planar, transpose8};
@@ -74,7 +74,7 @@ pub(super) unsafe fn word_at(panel: &mut Panel, word: usize, r: usize) -> *mut _
 unsafe fn small<T: Small>(set: &RowSet, chunk: usize, blocks: usize, panel: &mut Panel) {
     let rows: [*const u8; ROWS] = std::array::from_fn(|r| set.row(r).wrapping_add(chunk / 32 * T::BYTES));
     for row in rows {
-        prefetch(row.wrapping_add(ROWS * set.bytes.q), blocks * T::BYTES);
+        prefetch_second(row.wrapping_add(ROWS * set.bytes.q), blocks * T::BYTES);
     }
     for r in [0, 8] {
         for b in 0..blocks {
@@ -106,7 +106,7 @@ unsafe fn small<T: Small>(set: &RowSet, chunk: usize, blocks: usize, panel: &mut
 unsafe fn large<T: Large>(set: &RowSet, chunk: usize, _blocks: usize, panel: &mut Panel) {
     let rows: [*const u8; ROWS] = std::array::from_fn(|r| set.row(r).wrapping_add(chunk / 256 * T::BYTES));
     for row in rows {
-        soon(row.wrapping_add(ROWS * set.bytes.q), T::BYTES);
+        prefetch_second(row.wrapping_add(ROWS * set.bytes.q), T::BYTES);
     }
     for r in [0, 8] {
         // SAFETY: every row has a block of type T; the panel has 128 pairs, eight of which are pairs of minimums.
@@ -150,16 +150,6 @@ unsafe fn large<T: Large>(set: &RowSet, chunk: usize, _blocks: usize, panel: &mu
                 }
             }
         }
-    }
-}
-
-/// Asks for `bytes` bytes at `p`, which need not exist, to lie in the second cache: until they are needed all columns go
-/// through the first.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn soon(p: *const u8, bytes: usize) {
-    for line in 0..bytes.div_ceil(64) {
-        _mm_prefetch::<_MM_HINT_T1>(p.wrapping_add(64 * line).cast());
     }
 }
 
