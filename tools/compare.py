@@ -43,10 +43,10 @@ class Test:
         return name + (f" at depth {self.depth}" if self.depth else "")
 
 
-def output(command):
-    result = subprocess.run([str(c) for c in command], capture_output=True, text=True)
+def output(command, errors=subprocess.PIPE):
+    result = subprocess.run([str(c) for c in command], stdout=subprocess.PIPE, stderr=errors, text=True)
     if result.returncode:
-        sys.exit(f"{' '.join(map(str, command))} failed:\n{result.stdout[-2000:]}{result.stderr[-2000:]}")
+        sys.exit(f"{' '.join(map(str, command))} failed:\n{result.stdout[-2000:]}{(result.stderr or '')[-2000:]}")
     return result.stdout
 
 
@@ -86,7 +86,9 @@ class LlamaCpp:
         command += ["-npl", test.parallel, "-c", test.parallel * (n_prompt + test.n_gen + 1)]
         # Of the settings llama-bench knows, this program has its own words for some, and no word for others.
         command += {("--repack", "0"): ["--no-repack"], ("-rtr", "1"): ["-rtr"]}.get(tuple(setting), [])
-        rows = [line for line in output(command).splitlines() if line.startswith("|") and line.count("|") == 11]
+        # One of the two prints its table to standard error.
+        lines = output(command, errors=subprocess.STDOUT).splitlines()
+        rows = [line for line in lines if line.startswith("|") and line.count("|") == 11]
         return float(rows[-1].split("|")[8])
 
 
