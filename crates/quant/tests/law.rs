@@ -263,7 +263,8 @@ proptest! {
                     prop_assert_eq!(approx.is_nan(), !finite);
                     if finite {
                         let err = (f64::from(x) - approx).abs();
-                        prop_assert!(err <= 0.501 * step + 1e-30, "{} became {}, step {}", x, approx, step);
+                        // Half a step, and the roundings of d, inv and their products with numbers up to 32767.
+                        prop_assert!(err <= 0.507 * step + 1e-30, "{} became {}, step {}", x, approx, step);
                     }
                 }
             }
