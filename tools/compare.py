@@ -7,7 +7,7 @@
     tools/compare.py MODEL.gguf -p 0 -n 32 --parallel 1,8,16   # sequences that decode together
 
 Every round runs every engine once, each with all cores; figures are medians of the rounds. An engine that has settings which
-help some models and hurt others (repacking of weights, flash attention) is measured with each, and ratios are to the better.
+help some models and hurt others (repacking of weights) is measured with each, and ratios are to the better.
 Nothing else should run meanwhile. Engines are found in --llama and --ik (folders with llama-bench and llama-batched-bench; or
 $LLAMA_CPP and $IK_LLAMA_CPP), llama.cpp also where --build puts it. ik_llama.cpp is in no registry: clone and build it
 (cmake -DGGML_NATIVE=ON, targets llama-bench and llama-batched-bench).
@@ -21,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import tarfile
+import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PEERS = ROOT / "target" / "peers"
@@ -44,7 +45,9 @@ class Test:
 
 
 def output(command, errors=subprocess.PIPE):
-    result = subprocess.run([str(c) for c in command], stdout=subprocess.PIPE, stderr=errors, text=True)
+    # Some write a log where they are started.
+    cwd = tempfile.gettempdir()
+    result = subprocess.run([str(c) for c in command], stdout=subprocess.PIPE, stderr=errors, text=True, cwd=cwd)
     if result.returncode:
         sys.exit(f"{' '.join(map(str, command))} failed:\n{result.stdout[-2000:]}{(result.stderr or '')[-2000:]}")
     return result.stdout
@@ -113,9 +116,9 @@ def engines(args):
     found = [Moebius(ROOT / "target" / "release" / "moebius")]
     llama = args.llama or os.environ.get("LLAMA_CPP") or (BUILT if BUILT.exists() else None)
     if llama:
-        found.append(LlamaCpp("llama.cpp", pathlib.Path(llama), [("--repack", "0"), ("--repack", "1")], has_depth=True))
+        found.append(LlamaCpp("llama.cpp", pathlib.Path(llama).resolve(), [("--repack", "0"), ("--repack", "1")], has_depth=True))
     if ik := args.ik or os.environ.get("IK_LLAMA_CPP"):
-        found.append(LlamaCpp("ik_llama.cpp", pathlib.Path(ik), [("-rtr", "0"), ("-rtr", "1")], has_depth=False))
+        found.append(LlamaCpp("ik_llama.cpp", pathlib.Path(ik).resolve(), [("-rtr", "0"), ("-rtr", "1")], has_depth=False))
     if len(found) == 1:
         sys.exit("no other engine: give --llama or --ik, or run with --build first")
     return found
@@ -142,6 +145,7 @@ def main():
         return build()
     if not args.model:
         parser.error("MODEL is missing")
+    args.model = pathlib.Path(args.model).resolve()
     found = engines(args)
     tests = [Test(n, 0, d, 1) for d in args.depth for n in args.n_prompt if n]
     tests += [Test(0, n, d, k) for d in args.depth for n in args.n_gen if n for k in args.parallel]
@@ -158,7 +162,7 @@ def main():
 
 
 def show(tests, found, speeds, args):
-    print(f"{pathlib.Path(args.model).name}, {args.threads} threads, medians of {args.rounds} (lowest to highest), tok/s\n")
+    print(f"{args.model.name}, {args.threads} threads, medians of {args.rounds} (lowest to highest), tok/s\n")
     print("| test | engine | tok/s | | Moebius / it |\n|---|---|---:|---|---:|")
     for test in tests:
         ours = statistics.median(speeds[test, "Moebius", ""])
