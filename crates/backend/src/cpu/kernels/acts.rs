@@ -3,7 +3,8 @@
 //! One allocation made at the start is cut anew for every shape. Next to the form that [`quant::act`] defines, a row has
 //! what panel kernels want, but for those of NEON. Of 32-blocks of 16 bits, a *wide* form: `q` where the values of every
 //! group of four stand in the order 0, 2, 1, 3. In that order the even and odd bytes of a 32-bit word of weights become
-//! pairs without a shuffle. Of 256-blocks, the *start* of every 16-group's sums: what takes an offset of 32 off the weights.
+//! pairs without a shuffle. Of 8 bits, the *start* of every 16-group's sums: what takes an offset of 32 (of 256-blocks) or 16
+//! (of 32-blocks) off the weights.
 
 use quant::act::{Act32, Act256, ActKind, ActRow};
 
@@ -54,7 +55,8 @@ pub(super) struct RowPtr {
     pub d: *mut f32,
     /// `i32 [k/32]` or `i16 [k/16]`.
     pub sums: *mut u8,
-    /// `i16 [k/16][2]`, 256-blocks only: of each 16-group, `-32·Σ q` over values 0 and 1 of every four, and over 2 and 3.
+    /// `i16 [k/16][2]`, 8 bits only: of each 16-group, `Σ q` over values 0 and 1 of every four, and over 2 and 3, times -32
+    /// (256-blocks) or -16 (32-blocks).
     pub start: *mut i16,
     /// `i16 [k]` in panel order, 32-blocks of 16 bits only.
     pub wide: *mut i16,
@@ -70,7 +72,7 @@ fn sections(kind: ActKind, rows: usize, k: usize) -> [usize; 6] {
     match kind {
         ActKind::F32 => [up(n * 4), 0, 0, 0, 0, 0],
         ActKind::Block32 => [up(n * 2), 0, up(n / 8), up(n / 8), 0, up(n * 2)],
-        ActKind::Byte32 => [up(n), 0, up(n / 8), up(n / 8), 0, 0],
+        ActKind::Byte32 => [up(n), 0, up(n / 8), up(n / 8), up(n / 4), 0],
         ActKind::Block256 => [up(n), up(n / 32), up(n / 64), up(n / 8), up(n / 4), 0],
     }
 }
@@ -140,7 +142,8 @@ impl ActsShared {
                     self.base.add(self.d + r * (self.k / d_block) * 4).cast()
                 },
                 sums: self.base.add(self.sums + r * sum_bytes),
-                start: only(self.kind == ActKind::Block256, self.start + r * self.k / 4).cast(),
+                start: only(matches!(self.kind, ActKind::Byte32 | ActKind::Block256), self.start + r * self.k / 4)
+                    .cast(),
                 wide: only(self.kind == ActKind::Block32, self.wide + r * self.k * 2).cast(),
             }
         }

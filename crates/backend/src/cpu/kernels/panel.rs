@@ -67,9 +67,7 @@ pub(super) type UnpackFn = unsafe fn(set: &RowSet, chunk: usize, blocks: usize, 
 /// What the bytes of a type have too much.
 pub(super) const fn offset(t: WeightType) -> u8 {
     match t {
-        WeightType::Q4_0 => 8,
-        WeightType::MXFP4 | WeightType::MXFP4_PLANAR => 12,
-        WeightType::Q5_0 => 16,
+        WeightType::Q4_0 | WeightType::Q5_0 | WeightType::MXFP4 | WeightType::MXFP4_PLANAR => 16,
         WeightType::IQ4_NL => 128,
         WeightType::Q3_K => 4,
         WeightType::Q6_K => 32,
@@ -78,13 +76,12 @@ pub(super) const fn offset(t: WeightType) -> u8 {
     }
 }
 
-/// The largest byte of a type of 32-blocks.
+/// The largest byte of a type of 32-blocks with minimums.
 #[cfg(target_arch = "x86_64")]
 pub(super) const fn most(t: WeightType) -> u8 {
     match t {
-        WeightType::Q4_0 | WeightType::Q4_1 => 15,
-        WeightType::MXFP4 | WeightType::MXFP4_PLANAR => 24,
-        WeightType::Q5_0 | WeightType::Q5_1 => 31,
+        WeightType::Q4_1 => 15,
+        WeightType::Q5_1 => 31,
         WeightType::Affine(a) => u8::MAX >> (8 - a.bits()),
         _ => u8::MAX,
     }

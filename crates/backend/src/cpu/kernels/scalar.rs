@@ -117,8 +117,6 @@ pub(super) fn tile_fn(t: WeightType) -> TileFn {
                 // SAFETY: the contract of `TileFn` is that of `large`, and that of `small`.
                 $(WeightType::$t => |p, _, at, cols, acc| unsafe { large(p, at, cols, acc, WeightType::$t) },)*
                 t if t.act() == ActKind::Byte32 => match offset(t) {
-                    8 => bytes::<8, false>,
-                    12 => bytes::<12, false>,
                     16 => bytes::<16, false>,
                     128 => bytes::<128, false>,
                     _ => bytes::<0, true>,
@@ -161,7 +159,7 @@ pub(super) unsafe fn block32(x: &[f32], row: &RowPtr) {
     }
 }
 
-/// Quantises to 32-blocks of bytes.
+/// Quantises to 32-blocks of bytes and writes the starts.
 ///
 /// # Safety
 /// See [`super::variants::QuantiseFn`].
@@ -173,6 +171,7 @@ pub(super) unsafe fn byte32(x: &[f32], row: &RowPtr) {
         let d = std::slice::from_raw_parts_mut(row.d, n / 32);
         let sums = std::slice::from_raw_parts_mut(row.sums.cast::<i32>(), n / 32);
         act::quantise_byte32(x, q, d, sums);
+        starts(q, -16, std::slice::from_raw_parts_mut(row.start, n / 8));
     }
 }
 
@@ -189,10 +188,14 @@ pub(super) unsafe fn block256(x: &[f32], row: &RowPtr) {
         let d = std::slice::from_raw_parts_mut(row.d, n / 256);
         let sums = std::slice::from_raw_parts_mut(row.sums.cast::<i16>(), n / 16);
         act::quantise256(x, q, u, d, sums);
-        let start = std::slice::from_raw_parts_mut(row.start, n / 8);
-        for (i, start) in start.iter_mut().enumerate() {
-            let q = &q[i / 2 * 16..][..16];
-            *start = -32 * (0..16).filter(|v| v % 4 / 2 == i % 2).map(|v| i16::from(q[v])).sum::<i16>();
-        }
+        starts(q, -32, std::slice::from_raw_parts_mut(row.start, n / 8));
+    }
+}
+
+/// What the sums of 16-groups start from.
+fn starts(q: &[i8], times: i16, start: &mut [i16]) {
+    for (i, start) in start.iter_mut().enumerate() {
+        let q = &q[i / 2 * 16..][..16];
+        *start = times * (0..16).filter(|v| v % 4 / 2 == i % 2).map(|v| i16::from(q[v])).sum::<i16>();
     }
 }

@@ -1,9 +1,12 @@
 //! The micro-kernel of panels of bytes with 32-blocks: 16 rows times up to four columns.
 //!
 //! As that of super-blocks ([`mod@super::bytes`]): lanes are rows, a word holds four values of one, and `vpmaddubsw` multiplies it
-//! with four activations. Every word has two sums of half of the products, which stay 16 bits wide for as many words as
-//! the largest integer of the type lets them; then one multiplication with ones makes them a 32-bit sum. The block's scale
-//! is a float, so that every 32 values cost a conversion and a fused multiply-add.
+//! with four activations. Every word has two sums of half of the products, 16 bits wide, over as many words as the integers
+//! of the type let them hold; then one multiplication with ones makes them a 32-bit sum. The block's scale is a float, so
+//! that every 32 values cost a conversion and a fused multiply-add.
+//!
+//! Integers of five bits have no room for a block without a sign, `16·31·127`, but with one, `16·16·127`. Only where a sum
+//! ends counts, whatever it wraps around on the way: it starts with what takes 16 off every weight.
 
 use std::arch::x86_64::*;
 
@@ -12,44 +15,26 @@ use quant::WeightType;
 use super::super::ColPtr;
 use super::super::panel::{Panel, ROWS, most, offset};
 use super::super::variants::TileFn;
-use super::{opaque, whole};
+use super::in_turn;
 
 /// The tile function of a type of 32-blocks whose panel is bytes.
 pub(super) fn tile(t: WeightType) -> TileFn {
-    macro_rules! types {
-        ($($t:ident)*) => {
-            match t {
-                $(WeightType::$t => columns::<
-                    { words(most(WeightType::$t)) },
-                    { offset(WeightType::$t) },
-                    { matches!(WeightType::$t, WeightType::Q4_1 | WeightType::Q5_1) },
-                >,)*
-                _ => match words(most(t)) {
-                    8 => columns::<8, 0, true>,
-                    4 => columns::<4, 0, true>,
-                    _ => columns::<2, 0, true>,
-                }
-            }
-        };
-    }
-    types!(Q4_0 Q4_1 Q5_0 Q5_1 IQ4_NL MXFP4 MXFP4_PLANAR)
-}
-
-/// Words whose products 16 bits can hold: two of each go to a sum. 0 where not even one can be held.
-const fn words(most: u8) -> usize {
-    match i16::MAX as usize / (2 * 127 * most as usize) {
-        0 => 0,
-        1 => 1,
-        2..4 => 2,
-        4..8 => 4,
-        _ => 8,
+    match (t.has_min(), offset(t), most(t)) {
+        (false, 16, _) => columns::<16, false>,
+        (false, ..) => columns::<128, false>,
+        (true, _, ..16) => columns::<0, true>,
+        (true, _, ..32) => columns::<16, true>,
+        (true, ..) => columns::<32, true>,
     }
 }
 
+/// Sums are those of the bytes less `OFF`: 0 for bytes up to 15, 16 up to 31, 32 up to 63 (then over half a block), 128 for
+/// all others, whose halves go their own ways.
+///
 /// # Safety
 /// See [`TileFn`]; the panel is 32-blocks of such a type.
 #[target_feature(enable = "avx2,fma")]
-unsafe fn columns<const WORDS: usize, const OFFSET: u8, const MIN: bool>(
+unsafe fn columns<const OFF: u8, const MIN: bool>(
     panel: &Panel,
     blocks: usize,
     chunk: usize,
@@ -61,10 +46,10 @@ unsafe fn columns<const WORDS: usize, const OFFSET: u8, const MIN: bool>(
         // SAFETY: the caller's promise, for each of the columns.
         unsafe {
             match cols.len() {
-                1 => group::<1, WORDS, OFFSET, MIN>(panel, blocks, chunk, cols, acc),
-                2 => group::<2, WORDS, OFFSET, MIN>(panel, blocks, chunk, cols, acc),
-                3 => group::<3, WORDS, OFFSET, MIN>(panel, blocks, chunk, cols, acc),
-                _ => group::<4, WORDS, OFFSET, MIN>(panel, blocks, chunk, cols, acc),
+                1 => group::<1, OFF, MIN>(panel, blocks, chunk, cols, acc),
+                2 => group::<2, OFF, MIN>(panel, blocks, chunk, cols, acc),
+                3 => group::<3, OFF, MIN>(panel, blocks, chunk, cols, acc),
+                _ => group::<4, OFF, MIN>(panel, blocks, chunk, cols, acc),
             }
         }
     }
@@ -84,79 +69,97 @@ fn half<const C: usize, const R: usize>(sums: Sums<C, R>, r: usize) -> [__m256i;
     half
 }
 
-/// 32-bit sums over a block.
+/// 16-bit sums over `WORDS` words, added to `start`.
 ///
 /// # Safety
-/// `w` is readable for `R` registers of eight words (aligned), one word two registers after the other, every `x` for
-/// eight words; sums of `WORDS` words fit.
+/// `w` is readable for `R` registers of `WORDS` words (aligned), one word two registers after the other, every `x` for
+/// `WORDS` words.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn sums<const C: usize, const R: usize, const WORDS: usize>(w: *const u8, x: [*const i32; C]) -> Sums<C, R> {
-    let mut isum = [[_mm256_setzero_si256(); R]; C];
-    for first in (0..8).step_by(WORDS) {
-        let mut pairs = [[_mm256_setzero_si256(); R]; C];
-        for i in first..first + WORDS {
-            // SAFETY: the caller's promise. Unless it is hidden where the words come from, the compiler loads all of them
-            // first, into spill slots, and goes column by column.
-            unsafe {
-                let w = opaque(w.add(64 * i));
-                let mut word = [_mm256_setzero_si256(); R];
-                for r in 0..R {
-                    word[r] = _mm256_load_si256(w.add(32 * r).cast());
-                }
-                for c in 0..C {
-                    let x = _mm256_set1_epi32(x[c].add(i).read_unaligned());
-                    for r in 0..R {
-                        pairs[c][r] = whole(_mm256_add_epi16(pairs[c][r], _mm256_maddubs_epi16(word[r], x)));
-                    }
-                }
-            }
-        }
-        for c in 0..C {
+unsafe fn products<const C: usize, const R: usize, const WORDS: usize>(
+    w: *const u8,
+    x: [*const i32; C],
+    start: [__m256i; C],
+) -> Sums<C, R> {
+    let mut sums = [[_mm256_setzero_si256(); R]; C];
+    for c in 0..C {
+        sums[c] = [start[c]; R];
+    }
+    for i in 0..WORDS {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut word = [_mm256_setzero_si256(); R];
             for r in 0..R {
-                let sum = _mm256_madd_epi16(pairs[c][r], _mm256_set1_epi16(1));
-                isum[c][r] = _mm256_add_epi32(isum[c][r], sum);
+                word[r] = _mm256_load_si256(w.add(64 * i + 32 * r).cast());
+            }
+            for c in 0..C {
+                let x = _mm256_set1_epi32(x[c].add(i).read_unaligned());
+                for r in 0..R {
+                    sums[c][r] = in_turn(_mm256_add_epi16(sums[c][r], _mm256_maddubs_epi16(word[r], x)));
+                }
             }
         }
     }
-    isum
+    sums
+}
+
+/// Pairs of 16-bit sums times `scale`, as 32-bit sums.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn widen<const C: usize, const R: usize>(mut sums: Sums<C, R>, scale: i16) -> Sums<C, R> {
+    for c in 0..C {
+        for r in 0..R {
+            sums[c][r] = _mm256_madd_epi16(sums[c][r], _mm256_set1_epi16(scale));
+        }
+    }
+    sums
 }
 
 /// 32-bit sums over a block of bytes that may be 255. Two products of such bytes are too much for 16 bits; the halves of
-/// a byte go their own ways.
+/// a byte go their own ways, `start` with the upper ones.
 ///
 /// # Safety
-/// As [`sums`], with one register.
+/// As [`products`], with one register and eight words.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn by_halves<const C: usize>(w: *const u8, x: [*const i32; C]) -> [__m256i; C] {
+unsafe fn by_halves<const C: usize>(w: *const u8, x: [*const i32; C], start: [__m256i; C]) -> Sums<C, 1> {
     let nibble = _mm256_set1_epi8(15);
-    let mut low = [_mm256_setzero_si256(); C];
+    let mut low = [[_mm256_setzero_si256(); 1]; C];
     let mut high = low;
+    for c in 0..C {
+        high[c] = [start[c]];
+    }
     for i in 0..8 {
         // SAFETY: the caller's promise.
         unsafe {
-            let w = _mm256_load_si256(opaque(w.add(64 * i)).cast());
+            let w = _mm256_load_si256(w.add(64 * i).cast());
             let (w_low, w_high) = (_mm256_and_si256(w, nibble), _mm256_and_si256(_mm256_srli_epi16::<4>(w), nibble));
             for c in 0..C {
                 let x = _mm256_set1_epi32(x[c].add(i).read_unaligned());
-                low[c] = whole(_mm256_add_epi16(low[c], _mm256_maddubs_epi16(w_low, x)));
-                high[c] = whole(_mm256_add_epi16(high[c], _mm256_maddubs_epi16(w_high, x)));
+                low[c][0] = in_turn(_mm256_add_epi16(low[c][0], _mm256_maddubs_epi16(w_low, x)));
+                high[c][0] = in_turn(_mm256_add_epi16(high[c][0], _mm256_maddubs_epi16(w_high, x)));
             }
         }
     }
+    plus(widen(low, 1), widen(high, 16))
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn plus<const C: usize, const R: usize>(mut a: Sums<C, R>, b: Sums<C, R>) -> Sums<C, R> {
     for c in 0..C {
-        let high = _mm256_madd_epi16(high[c], _mm256_set1_epi16(16));
-        low[c] = _mm256_add_epi32(_mm256_madd_epi16(low[c], _mm256_set1_epi16(1)), high);
+        for r in 0..R {
+            a[c][r] = _mm256_add_epi32(a[c][r], b[c][r]);
+        }
     }
-    low
+    a
 }
 
 /// # Safety
 /// As [`columns`], with C columns.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn group<const C: usize, const WORDS: usize, const OFFSET: u8, const MIN: bool>(
+unsafe fn group<const C: usize, const OFF: u8, const MIN: bool>(
     panel: &Panel,
     blocks: usize,
     chunk: usize,
@@ -168,29 +171,54 @@ unsafe fn group<const C: usize, const WORDS: usize, const OFFSET: u8, const MIN:
         // SAFETY: the panel and the columns have the block; `acc` has C columns.
         unsafe {
             let mut x = [std::ptr::null::<i32>(); C];
+            // -16 times the sums of the activations of each half of the block.
+            let mut start = [[_mm256_setzero_si256(); C]; 2];
             for c in 0..C {
-                x[c] = cols.get_unchecked(c).row.q.add(32 * block).cast_const().cast();
+                let row = &cols.get_unchecked(c).row;
+                x[c] = row.q.add(32 * block).cast_const().cast();
+                if OFF != 0 {
+                    let of = row.start.add(4 * block).cast::<i32>();
+                    start[0][c] = _mm256_set1_epi32(of.read_unaligned());
+                    start[1][c] = _mm256_set1_epi32(of.add(1).read_unaligned());
+                }
             }
             let w = panel.bytes.as_ptr().add(32 * ROWS * b);
-            // Sums of 32 bits beside those of 16 leave registers for half of the rows.
-            if WORDS == 8 {
-                let isum = sums::<C, 2, 8>(w, x);
-                for h in 0..2 {
-                    add::<C, OFFSET, MIN>(panel, b, h, half(isum, h), block, cols, acc);
+            if OFF == 128 {
+                // 128 is 8 in the upper halves. Twice as many sums leave registers for half of the rows.
+                let mut start = sum(start);
+                for c in 0..C {
+                    start[c] = _mm256_srai_epi16::<1>(start[c]);
                 }
+                for h in 0..2 {
+                    let isum = by_halves(w.add(32 * h), x, start);
+                    add::<C, OFF, MIN>(panel, b, h, half(isum, 0), block, cols, acc);
+                }
+                continue;
+            }
+            let isum = if OFF == 32 {
+                let first = widen(products::<C, 2, 4>(w, x, sum([start[0]; 2])), 1);
+                for c in 0..C {
+                    x[c] = x[c].add(4);
+                }
+                plus(first, widen(products::<C, 2, 4>(w.add(4 * 64), x, sum([start[1]; 2])), 1))
             } else {
-                for h in 0..2 {
-                    let w = w.add(32 * h);
-                    let isum = match WORDS {
-                        0 => by_halves(w, x),
-                        2 => half(sums::<C, 1, 2>(w, x), 0),
-                        _ => half(sums::<C, 1, 4>(w, x), 0),
-                    };
-                    add::<C, OFFSET, MIN>(panel, b, h, isum, block, cols, acc);
-                }
+                widen(products::<C, 2, 8>(w, x, sum(start)), 1)
+            };
+            for h in 0..2 {
+                add::<C, OFF, MIN>(panel, b, h, half(isum, h), block, cols, acc);
             }
         }
     }
+}
+
+/// Both numbers of every column as one.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn sum<const C: usize>([mut a, b]: [[__m256i; C]; 2]) -> [__m256i; C] {
+    for c in 0..C {
+        a[c] = _mm256_add_epi16(a[c], b[c]);
+    }
+    a
 }
 
 /// Adds the products of block `b` of the panel, which is block `block` of the columns, to the results of half `h` of the rows.
@@ -199,7 +227,7 @@ unsafe fn group<const C: usize, const WORDS: usize, const OFFSET: u8, const MIN:
 /// As [`group`].
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn add<const C: usize, const OFFSET: u8, const MIN: bool>(
+unsafe fn add<const C: usize, const OFF: u8, const MIN: bool>(
     panel: &Panel,
     b: usize,
     h: usize,
@@ -215,15 +243,19 @@ unsafe fn add<const C: usize, const OFFSET: u8, const MIN: bool>(
         for c in 0..C {
             let row = &cols.get_unchecked(c).row;
             let dx = _mm256_broadcast_ss(&*row.d.add(block));
-            let xsum = _mm256_set1_epi32(*row.sums.cast::<i32>().add(block));
             let mut isum = isum[c];
-            if OFFSET != 0 {
-                isum = _mm256_sub_epi32(isum, _mm256_mullo_epi32(xsum, _mm256_set1_epi32(i32::from(OFFSET))));
-            }
             let at = acc.add(ROWS * c + 8 * h);
-            let mut y = _mm256_fmadd_ps(_mm256_mul_ps(d, dx), _mm256_cvtepi32_ps(isum), _mm256_loadu_ps(at));
+            let mut y = _mm256_loadu_ps(at);
             if MIN {
+                let xsum = _mm256_set1_epi32(*row.sums.cast::<i32>().add(block));
+                if OFF != 0 {
+                    // The bytes of a type with minimums are its integers.
+                    isum = _mm256_add_epi32(isum, _mm256_mullo_epi32(xsum, _mm256_set1_epi32(i32::from(OFF))));
+                }
+                y = _mm256_fmadd_ps(_mm256_mul_ps(d, dx), _mm256_cvtepi32_ps(isum), y);
                 y = _mm256_fmadd_ps(_mm256_mul_ps(m, dx), _mm256_cvtepi32_ps(xsum), y);
+            } else {
+                y = _mm256_fmadd_ps(_mm256_mul_ps(d, dx), _mm256_cvtepi32_ps(isum), y);
             }
             _mm256_storeu_ps(at, y);
         }

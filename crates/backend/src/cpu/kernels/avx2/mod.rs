@@ -54,6 +54,16 @@ fn whole(mut v: __m256i) -> __m256i {
     v
 }
 
+/// The same register, where this stands among its like. Left to itself the compiler goes column by column through what it
+/// has unrolled, for which sixteen registers are too few.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn in_turn(mut v: __m256i) -> __m256i {
+    // SAFETY: no instruction is emitted. Not `pure`, so that it keeps its place.
+    unsafe { std::arch::asm!("/* {0} */", inout(ymm_reg) v, options(nomem, nostack, preserves_flags)) };
+    v
+}
+
 /// Eights of a set of `n` rows: the first row and the distance to the next, 1.
 ///
 /// The last eight go back when eight do not divide the rows, so that some are computed twice. Fewer than eight rows go

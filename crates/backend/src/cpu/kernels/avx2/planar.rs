@@ -9,7 +9,7 @@ use quant::types::iq::E2M1_DOUBLED;
 use quant::{ScaleType, WeightType};
 
 use super::super::acts::RowPtr;
-use super::super::panel::{Panel, ROWS, UnpackFn};
+use super::super::panel::{Panel, ROWS, UnpackFn, offset};
 use super::super::variants::OneFn;
 use super::super::{ActsShared, Ahead, ColPtr, RowSet, prefetch, prefetch_second};
 use super::small::{E2M1_RAISED, nibbles_of_two};
@@ -481,7 +481,7 @@ unsafe fn panel<Q: Ints, S: Scale, const MIN: bool>(set: &RowSet, chunk: usize, 
                 let in_order = array!(8, |i| Q::bytes(p[i]));
                 for (i, w) in transpose8(in_order).into_iter().enumerate() {
                     if Q::BITS < 8 {
-                        let w = _mm256_add_epi8(w, _mm256_set1_epi8(Q::OFFSET as i8));
+                        let w = _mm256_add_epi8(w, _mm256_set1_epi8(offset(set.dtype).cast_signed()));
                         _mm256_store_si256(word_at(panel, 8 * b + i, r), w);
                     } else {
                         let even = _mm256_and_si256(w, _mm256_set1_epi16(0xff));

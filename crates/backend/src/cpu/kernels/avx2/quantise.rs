@@ -116,7 +116,32 @@ pub(in super::super) unsafe fn block32(x: &[f32], row: &RowPtr) {
     }
 }
 
-/// Quantises to 32-blocks of bytes.
+/// The two sums of every 16-group: over values 0 and 1 of every four, and over 2 and 3. Every word of a half has them.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn pairs(bytes: __m256i) -> __m256i {
+    let pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
+    let pairs = _mm256_add_epi16(pairs, _mm256_shuffle_epi32::<0x4e>(pairs));
+    _mm256_add_epi16(pairs, _mm256_shuffle_epi32::<0xb1>(pairs))
+}
+
+/// Writes the starts of two 16-groups: [`pairs`] times `-2^LOG`.
+///
+/// # Safety
+/// There is room for four.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn put_starts<const LOG: i32>(to: *mut i16, pairs: __m256i) {
+    let starts = _mm256_sub_epi16(_mm256_setzero_si256(), _mm256_slli_epi16::<LOG>(pairs));
+    let to = to.cast::<i32>();
+    // SAFETY: the caller's promise.
+    unsafe {
+        to.write_unaligned(_mm256_extract_epi32::<0>(starts));
+        to.add(1).write_unaligned(_mm256_extract_epi32::<4>(starts));
+    }
+}
+
+/// Quantises to 32-blocks of bytes and writes the starts.
 ///
 /// # Safety
 /// See [`super::super::variants::QuantiseFn`].
@@ -127,11 +152,12 @@ pub(in super::super) unsafe fn byte32(x: &[f32], row: &RowPtr) {
         unsafe {
             let v = load32(x.as_ptr().add(32 * b));
             let amax = largest(amax32(&v));
-            let q = row.q.add(32 * b).cast::<__m256i>();
+            let (q, start) = (row.q.add(32 * b).cast::<__m256i>(), row.start.add(4 * b));
             let (d, sum) = (row.d.add(b), row.sums.cast::<i32>().add(b));
             if let Some(scale) = empty(amax) {
                 (*d, *sum) = (scale, 0);
                 _mm256_storeu_si256(q, _mm256_setzero_si256());
+                start.write_bytes(0, 4);
                 continue;
             }
             let inv = _mm256_set1_ps(127.0 / amax);
@@ -139,7 +165,9 @@ pub(in super::super) unsafe fn byte32(x: &[f32], row: &RowPtr) {
             *d = amax / 127.0;
             let (a, b) = (narrow(r[0], r[1]), narrow(r[2], r[3]));
             *sum = hsum(_mm256_madd_epi16(_mm256_add_epi16(a, b), _mm256_set1_epi16(1)));
-            _mm256_storeu_si256(q, _mm256_permute4x64_epi64::<0xd8>(_mm256_packs_epi16(a, b)));
+            let bytes = _mm256_permute4x64_epi64::<0xd8>(_mm256_packs_epi16(a, b));
+            _mm256_storeu_si256(q, bytes);
+            put_starts::<4>(start, pairs(bytes));
         }
     }
 }
@@ -182,18 +210,11 @@ pub(in super::super) unsafe fn block256(x: &[f32], row: &RowPtr) {
                 let (a, b) = (narrow(r[0], r[1]), narrow(r[2], r[3]));
                 let bytes = _mm256_permute4x64_epi64::<0xd8>(_mm256_packs_epi16(a, b));
                 _mm256_storeu_si256(q.add(32 * j).cast(), bytes);
-                // Every word of a half becomes the two sums of its 16-group: over values 0 and 1 of every four, and over
-                // 2 and 3.
-                let pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
-                let pairs = _mm256_add_epi16(pairs, _mm256_shuffle_epi32::<0x4e>(pairs));
-                let pairs = _mm256_add_epi16(pairs, _mm256_shuffle_epi32::<0xb1>(pairs));
+                let pairs = pairs(bytes);
                 let both = _mm256_madd_epi16(pairs, _mm256_set1_epi16(uj as i16));
                 *sums.add(2 * j) = _mm256_extract_epi32::<0>(both) as i16;
                 *sums.add(2 * j + 1) = _mm256_extract_epi32::<4>(both) as i16;
-                let starts = _mm256_sub_epi16(_mm256_setzero_si256(), _mm256_slli_epi16::<5>(pairs));
-                let start = start.add(4 * j).cast::<i32>();
-                start.write_unaligned(_mm256_extract_epi32::<0>(starts));
-                start.add(1).write_unaligned(_mm256_extract_epi32::<4>(starts));
+                put_starts::<5>(start.add(4 * j), pairs);
             }
         }
     }

@@ -27,8 +27,6 @@ pub(in super::super) fn tile(t: WeightType) -> TileFn {
                     { matches!(WeightType::$t, WeightType::Q2_K | WeightType::Q4_K | WeightType::Q5_K) },
                 >,)*
                 t if t.act() == ActKind::Byte32 => match offset(t) {
-                    8 => small_columns::<true, 8, false>,
-                    12 => small_columns::<true, 12, false>,
                     16 => small_columns::<true, 16, false>,
                     128 => small_columns::<true, 128, false>,
                     _ => small_columns::<true, 0, true>,
