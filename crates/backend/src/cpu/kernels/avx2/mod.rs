@@ -1,8 +1,9 @@
 //! Kernels for AVX2 with FMA and F16C.
 //!
-//! A format is described once, in [`small`] (32-blocks) or [`large`] (super-blocks): how a block's bytes become signed
-//! bytes, scales and minimums. The matrix-vector kernels ([`mod@vec`]) and the panel unpackers ([`mod@unpack`]) are generic over
-//! that; types in planes have both in [`mod@planar`]; [`mod@tile`], [`mod@blocks`] and [`mod@bytes`] multiply panels and know no format.
+//! How a block's bytes become integers, scales and minimums is told in [`small`] (32-blocks) and [`large`] (super-blocks)
+//! for the matrix-vector kernels ([`mod@vec`]), which go along a row, and in [`words`] for the panel ([`mod@unpack`]), whose
+//! lanes are rows; types in planes have both in [`mod@planar`]. [`mod@tile`], [`mod@blocks`] and [`mod@bytes`] multiply panels
+//! and know no format.
 
 mod blocks;
 mod bytes;
@@ -14,6 +15,7 @@ mod sums;
 mod tile;
 mod unpack;
 mod vec;
+mod words;
 
 use std::arch::x86_64::*;
 

@@ -11,9 +11,9 @@ use quant::{ScaleType, WeightType};
 use super::super::acts::RowPtr;
 use super::super::panel::{Panel, ROWS, UnpackFn, offset};
 use super::super::variants::OneFn;
-use super::super::{ActsShared, Ahead, ColPtr, RowSet, prefetch, prefetch_second};
+use super::super::{ActsShared, Ahead, ColPtr, RowSet, prefetch};
 use super::small::{E2M1_RAISED, nibbles_of_two};
-use super::unpack::{at, word_at};
+use super::unpack::{ask, at, word_at};
 use super::{array, both, eights, hsum8, load64, load128, load256, opaque, put_eight, sums, transpose8, whole};
 
 /// How 32 values lie in plane `q`. `p` always points to them, `4·BITS` readable bytes; the machine has AVX2.
@@ -465,13 +465,11 @@ unsafe fn split(wide: *const u8) -> [__m256i; 2] {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn panel<Q: Ints, S: Scale, const MIN: bool>(set: &RowSet, chunk: usize, blocks: usize, panel: &mut Panel) {
     let (bytes, group) = (4 * Q::BITS, set.dtype.block_len());
+    ask(set, chunk / 32 * bytes, blocks * bytes);
     for r in [0, 8] {
         let q: [*const u8; 8] = std::array::from_fn(|i| set.row(r + i));
         let scales = std::array::from_fn(|i| set.scales(r + i));
         let biases = std::array::from_fn(|i| set.biases(r + i));
-        for row in q {
-            prefetch_second(row.wrapping_add(chunk / 32 * bytes + ROWS * set.bytes.q), blocks * bytes);
-        }
         // SAFETY: the rows have the blocks and their groups, the panel has pairs and scales for eight blocks.
         unsafe {
             let mut groups = Groups::new();

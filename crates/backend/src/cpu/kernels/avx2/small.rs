@@ -1,4 +1,4 @@
-//! 32-block formats: how their bytes become 32 signed bytes, scales and minimums. The layouts are drawn in
+//! 32-block formats: how their bytes become integers, scales and minimums. The layouts are drawn in
 //! [`quant::types::legacy`] and [`quant::types::iq`].
 
 use std::arch::x86_64::*;
@@ -18,8 +18,6 @@ pub(in super::super) trait Small {
     const X: usize = 32;
     /// What the integers of [`Small::sums`] have too much.
     const OFFSET: i32;
-    /// The integers of the block in order.
-    unsafe fn bytes(p: *const u8) -> __m256i;
     /// `Σ (q + OFFSET)·x` of eight blocks, a lane a block; `x` is readable for a block of activations.
     unsafe fn sums(p: &[*const u8; 8], x: *const u8) -> __m256i;
     /// The scales of eight blocks.
@@ -29,16 +27,6 @@ pub(in super::super) trait Small {
         // SAFETY: the promise of the trait.
         unsafe { halves8(p, 0) }
     }
-}
-
-/// The low halves of 16 bytes, then the high halves.
-#[inline]
-#[target_feature(enable = "avx2")]
-unsafe fn nibbles(p: *const u8) -> __m256i {
-    // SAFETY: the caller's promise: 16 bytes.
-    let v = unsafe { load128(p) };
-    let v = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(v), _mm_srli_epi16::<4>(v));
-    _mm256_and_si256(v, _mm256_set1_epi8(15))
 }
 
 /// The low halves of 16 bytes at each of two places, then the high halves.
@@ -51,19 +39,7 @@ pub(super) unsafe fn nibbles_of_two(p: *const u8, q: *const u8) -> [__m256i; 2] 
     [_mm256_and_si256(v, mask), _mm256_and_si256(_mm256_srli_epi16::<4>(v), mask)]
 }
 
-/// Bit `i` of the word at `p`, at the place of bit 4 of byte `i`.
-#[inline]
-#[target_feature(enable = "avx2")]
-unsafe fn fifth(p: *const u8) -> __m256i {
-    // SAFETY: the caller's promise: 4 bytes.
-    let word = _mm256_set1_epi32(unsafe { p.cast::<i32>().read_unaligned() });
-    let spread = _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303);
-    let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201u64 as i64);
-    let set = _mm256_cmpeq_epi8(_mm256_and_si256(_mm256_shuffle_epi8(word, spread), bit), bit);
-    _mm256_and_si256(set, _mm256_set1_epi8(16))
-}
-
-/// Bits 0 .. 16 of the words at two places, as [`fifth`] has them, then bits 16 .. 32.
+/// Bits 0 .. 16 of the words at two places, each at the place of bit 4 of a byte, then bits 16 .. 32.
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn fifth_of_two(p: *const u8, q: *const u8) -> [__m256i; 2] {
@@ -105,21 +81,15 @@ pub(in super::super) struct Q8_0;
 pub(in super::super) struct Iq4Nl;
 pub(in super::super) struct Mxfp4;
 
-/// One format: its block, the expression for its bytes, and the one for values 0 .. 16 and 16 .. 32 of two blocks: `most`
+/// One format: its block, and the expression for values 0 .. 16 and 16 .. 32 of two blocks: `most`
 /// is the largest of those, which have `offset` too much.
 macro_rules! small {
-    ($t:ident, $bytes:literal, $min:expr, bytes |$p:ident| $e:expr,
+    ($t:ident, $bytes:literal, $min:expr,
      most $most:literal, signed $signed:literal, offset $offset:literal, two |$a:ident, $b:ident| $two:expr $(, $more:item)*) => {
         impl Small for $t {
             const BYTES: usize = $bytes;
             const MIN: Option<usize> = $min;
             const OFFSET: i32 = $offset;
-            #[inline]
-            #[target_feature(enable = "avx2,fma,f16c")]
-            unsafe fn bytes($p: *const u8) -> __m256i {
-                // SAFETY: the promise of the trait: the whole block is readable.
-                unsafe { $e }
-            }
             #[inline]
             #[target_feature(enable = "avx2,fma,f16c")]
             unsafe fn sums(p: &[*const u8; 8], x: *const u8) -> __m256i {
@@ -138,36 +108,36 @@ macro_rules! small {
 }
 
 small!(
-    Q4_0, 18, None, bytes |p| _mm256_sub_epi8(nibbles(p.add(2)), _mm256_set1_epi8(8)),
+    Q4_0, 18, None,
     most 15, signed false, offset 8, two |p, q| nibbles_of_two(p.add(2), q.add(2))
 );
 small!(
-    Q4_1, 20, Some(2), bytes |p| nibbles(p.add(4)),
+    Q4_1, 20, Some(2),
     most 15, signed false, offset 0, two |p, q| nibbles_of_two(p.add(4), q.add(4))
 );
 small!(
-    Q5_0, 22, None, bytes |p| _mm256_sub_epi8(_mm256_or_si256(nibbles(p.add(6)), fifth(p.add(2))), _mm256_set1_epi8(16)),
+    Q5_0, 22, None,
     most 31, signed false, offset 16, two |p, q| {
         let (low, top) = (nibbles_of_two(p.add(6), q.add(6)), fifth_of_two(p.add(2), q.add(2)));
         array!(2, |i| _mm256_or_si256(low[i], top[i]))
     }
 );
 small!(
-    Q5_1, 24, Some(2), bytes |p| _mm256_or_si256(nibbles(p.add(8)), fifth(p.add(4))),
+    Q5_1, 24, Some(2),
     most 31, signed false, offset 0, two |p, q| {
         let (low, top) = (nibbles_of_two(p.add(8), q.add(8)), fifth_of_two(p.add(4), q.add(4)));
         array!(2, |i| _mm256_or_si256(low[i], top[i]))
     }
 );
 small!(
-    Iq4Nl, 18, None, bytes |p| table(&IQ4_VALUES, nibbles(p.add(2))),
+    Iq4Nl, 18, None,
     most 127, signed true, offset 0, two |p, q| {
         let codes = nibbles_of_two(p.add(2), q.add(2));
         array!(2, |i| table(&IQ4_VALUES, codes[i]))
     }
 );
 small!(
-    Mxfp4, 17, None, bytes |p| table(&E2M1_DOUBLED, nibbles(p.add(1))),
+    Mxfp4, 17, None,
     most 24, signed false, offset 12, two |p, q| {
         let codes = nibbles_of_two(p.add(1), q.add(1));
         array!(2, |i| table(&E2M1_RAISED, codes[i]))
@@ -187,18 +157,12 @@ impl Small for Q8_0 {
     const OFFSET: i32 = 0;
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn bytes(p: *const u8) -> __m256i {
-        // SAFETY: the promise of the trait.
-        unsafe { load256(p.add(2)) }
-    }
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn sums(p: &[*const u8; 8], x: *const u8) -> __m256i {
         // SAFETY: the promise of the trait.
         unsafe {
             let x = [load256(x), load256(x.add(32))];
             hsum8(array!(8, |i| {
-                let b = Self::bytes(p[i]);
+                let b = load256(p[i].add(2));
                 let lo = _mm256_cvtepi8_epi16(_mm256_castsi256_si128(b));
                 let hi = _mm256_cvtepi8_epi16(_mm256_extracti128_si256::<1>(b));
                 _mm256_add_epi32(_mm256_madd_epi16(lo, x[0]), _mm256_madd_epi16(hi, x[1]))

@@ -12,6 +12,7 @@ use quant::act::ActKind;
 use super::super::ColPtr;
 use super::super::panel::{Panel, ROWS};
 use super::super::variants::TileFn;
+use super::in_turn;
 
 /// Pairs of a block.
 const PAIRS: usize = 16;
@@ -36,7 +37,7 @@ unsafe fn columns<const MIN: bool>(
     cols: &[ColPtr],
     acc: &mut [[f32; ROWS]],
 ) {
-    for (cols, acc) in cols.chunks(6).zip(acc.chunks_mut(6)) {
+    for (cols, acc) in cols.chunks(4).zip(acc.chunks_mut(4)) {
         // SAFETY: the caller's promise, for each of the columns.
         unsafe {
             match cols.len() {
@@ -63,16 +64,23 @@ pub(super) unsafe fn pairs<const C: usize>(
     n: usize,
     sum: &mut [[__m256i; 2]; C],
 ) {
-    for i in 0..n {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let (w0, w1) = (_mm256_load_si256(w.add(2 * i)), _mm256_load_si256(w.add(2 * i + 1)));
-            for c in 0..C {
-                let x = _mm256_set1_epi32(x[c].add(i).read_unaligned());
-                sum[c][0] = _mm256_add_epi32(sum[c][0], _mm256_madd_epi16(w0, x));
-                sum[c][1] = _mm256_add_epi32(sum[c][1], _mm256_madd_epi16(w1, x));
-            }
+    for i in (0..n).step_by(4) {
+        macro_rules! four {
+            ($($j:literal)*) => {
+                $(
+                    // SAFETY: the caller's promise.
+                    unsafe {
+                        let (w0, w1) = (_mm256_load_si256(w.add(2 * (i + $j))), _mm256_load_si256(w.add(2 * (i + $j) + 1)));
+                        for c in 0..C {
+                            let x = _mm256_set1_epi32(x[c].add(i + $j).read_unaligned());
+                            sum[c][0] = in_turn(_mm256_add_epi32(sum[c][0], _mm256_madd_epi16(w0, x)));
+                            sum[c][1] = in_turn(_mm256_add_epi32(sum[c][1], _mm256_madd_epi16(w1, x)));
+                        }
+                    }
+                )*
+            };
         }
+        four!(0 1 2 3);
     }
 }
 

@@ -7,11 +7,12 @@ use std::arch::x86_64::*;
 
 use quant::WeightType;
 
-use super::super::panel::{Panel, ROWS, UnpackFn, offset};
+use super::super::panel::{Panel, ROWS, UnpackFn};
 use super::super::{RowSet, prefetch_second};
-use super::large::{Iq4Xs, Large, Q2K, Q3K, Q4K, Q5K, Q6K};
-use super::small::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Small};
-use super::{array, halves8, planar, transpose8};
+use super::large::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K};
+use super::planar;
+use super::small::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+use super::words::{Heads, SuperWords, Words};
 
 /// The unpacker of a type.
 pub(in super::super) fn unpack(t: WeightType) -> UnpackFn {
@@ -31,6 +32,16 @@ pub(in super::super) fn unpack(t: WeightType) -> UnpackFn {
         WeightType::IQ4_XS => large::<Iq4Xs>,
         WeightType::MXFP4_PLANAR | WeightType::Affine(_) => planar::unpack(t),
         WeightType::F32 | WeightType::F16 | WeightType::BF16 => unreachable!("floats have no integer panel"),
+    }
+}
+
+/// Asks for `bytes` bytes from `at` on of the rows that follow those of the set. Out of line: the compiler would unroll it.
+#[inline(never)]
+pub(super) fn ask(set: &RowSet, at: usize, bytes: usize) {
+    let first = set.planes.q.as_ptr().wrapping_add(ROWS * set.bytes.q + at);
+    for r in 0..ROWS {
+        let row = first.wrapping_add(r * set.bytes.q);
+        prefetch_second(row, bytes);
     }
 }
 
@@ -71,29 +82,26 @@ pub(super) unsafe fn word_at(panel: &mut Panel, word: usize, r: usize) -> *mut _
 /// # Safety
 /// See [`UnpackFn`]; the rows are of type `T`.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn small<T: Small>(set: &RowSet, chunk: usize, blocks: usize, panel: &mut Panel) {
+unsafe fn small<T: Words>(set: &RowSet, chunk: usize, blocks: usize, panel: &mut Panel) {
     let rows: [*const u8; ROWS] = std::array::from_fn(|r| set.row(r).wrapping_add(chunk / 32 * T::BYTES));
-    for row in rows {
-        prefetch_second(row.wrapping_add(ROWS * set.bytes.q), blocks * T::BYTES);
-    }
+    ask(set, chunk / 32 * T::BYTES, blocks * T::BYTES);
     for r in [0, 8] {
         for b in 0..blocks {
             // SAFETY: the rows have `blocks` blocks, at most eight, as the panel has pairs and scales for.
             unsafe {
                 let p: [*const u8; 8] = std::array::from_fn(|i| rows[r + i].add(b * T::BYTES));
-                let words = transpose8(array!(8, |i| T::bytes(p[i])));
+                let (words, [d, m]) = T::block(&p);
                 for (i, w) in words.into_iter().enumerate() {
                     if T::X == 32 {
-                        let w = _mm256_add_epi8(w, _mm256_set1_epi8(offset(set.dtype).cast_signed()));
                         _mm256_store_si256(word_at(panel, 8 * b + i, r), w);
                     } else {
                         _mm256_store_si256(at(panel, 16 * b + 2 * i, r), even(w));
                         _mm256_store_si256(at(panel, 16 * b + 2 * i + 1, r), odd(w));
                     }
                 }
-                _mm256_storeu_ps(panel.d[b].as_mut_ptr().add(r), T::scales(&p));
-                if let Some(m) = T::MIN {
-                    _mm256_storeu_ps(panel.m[b].as_mut_ptr().add(r), halves8(&p, m));
+                _mm256_storeu_ps(panel.d[b].as_mut_ptr().add(r), d);
+                if T::MIN.is_some() {
+                    _mm256_storeu_ps(panel.m[b].as_mut_ptr().add(r), m);
                 }
             }
         }
@@ -103,49 +111,33 @@ unsafe fn small<T: Small>(set: &RowSet, chunk: usize, blocks: usize, panel: &mut
 /// # Safety
 /// See [`UnpackFn`]; the rows are of type `T`.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn large<T: Large>(set: &RowSet, chunk: usize, _blocks: usize, panel: &mut Panel) {
+unsafe fn large<T: SuperWords>(set: &RowSet, chunk: usize, _blocks: usize, panel: &mut Panel) {
     let rows: [*const u8; ROWS] = std::array::from_fn(|r| set.row(r).wrapping_add(chunk / 256 * T::BYTES));
-    for row in rows {
-        prefetch_second(row.wrapping_add(ROWS * set.bytes.q), T::BYTES);
-    }
+    ask(set, chunk / 256 * T::BYTES, T::BYTES);
     for r in [0, 8] {
         // SAFETY: every row has a block of type T; the panel has 128 pairs, eight of which are pairs of minimums.
         unsafe {
             let p: [*const u8; 8] = std::array::from_fn(|i| rows[r + i]);
-            // Words 0..4 of a row are its scales, 4..8 its minimums.
-            let heads = transpose8(array!(8, |i| _mm256_set_m128i(T::mins(p[i]), T::scales(p[i]))));
-            // Sub-scale of each 16-group, twice in the row's word.
+            let Heads { scales, mins, d: [d, m] } = T::heads(&p);
             for g in (0..16).step_by(if T::WIDE_SCALES { 2 } else { 1 }) {
-                let byte = (g % 4) as i32;
-                let pick = _mm256_set1_epi32(0x0080_0080 | byte << 8 | byte << 24);
+                let place = if T::WIDE_SCALES { g / 2 } else { g };
+                let byte = (place % 4) as i32;
                 // The byte stands in the upper half of both i16; shifting it down gives it its sign.
+                let pick = _mm256_set1_epi32(0x0080_0080 | byte << 8 | byte << 24);
                 let pick = _mm256_add_epi32(pick, word_base());
-                let scale = _mm256_srai_epi16::<8>(_mm256_shuffle_epi8(heads[g / 4], pick));
+                let scale = _mm256_srai_epi16::<8>(_mm256_shuffle_epi8(scales[place / 4], pick));
                 _mm256_store_si256(panel.scales[g].as_mut_ptr().add(r).cast(), scale);
             }
-            macro_rules! groups {
-                ($($j:literal)*) => {
-                    $(
-                        let words = transpose8(array!(8, |i| T::group(p[i], $j)));
-                        for (i, mut w) in words.into_iter().enumerate() {
-                            if !T::UNSIGNED {
-                                w = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
-                            }
-                            _mm256_store_si256(word_at(panel, 8 * $j + i, r), w);
-                        }
-                    )*
-                };
-            }
-            groups!(0 1 2 3 4 5 6 7);
-            _mm256_storeu_ps(panel.d[0].as_mut_ptr().add(r), halves8(&p, T::D));
-            if let Some(m) = T::DMIN {
-                let m = _mm256_xor_ps(halves8(&p, m), _mm256_set1_ps(-0.0));
-                _mm256_storeu_ps(panel.m[0].as_mut_ptr().add(r), m);
+            T::groups(&p, word_at(panel, 0, r));
+            _mm256_storeu_ps(panel.d[0].as_mut_ptr().add(r), d);
+            if T::DMIN.is_some() {
+                _mm256_storeu_ps(panel.m[0].as_mut_ptr().add(r), _mm256_xor_ps(m, _mm256_set1_ps(-0.0)));
                 for g in 0..8 {
-                    let byte = (g % 2 * 2) as i32;
-                    let pick = _mm256_set1_epi32(0x8000_8000u32 as i32 | byte | (byte + 1) << 16);
+                    let first = if T::WIDE_SCALES { g } else { 2 * g };
+                    let (a, b) = ((first % 4) as i32, if T::WIDE_SCALES { first % 4 } else { first % 4 + 1 } as i32);
+                    let pick = _mm256_set1_epi32(0x8000_8000u32 as i32 | a | b << 16);
                     let pick = _mm256_add_epi32(pick, word_base_low());
-                    let pair = _mm256_shuffle_epi8(heads[4 + g / 2], pick);
+                    let pair = _mm256_shuffle_epi8(mins[first / 4], pick);
                     _mm256_storeu_si256(panel.mins[g].as_mut_ptr().add(r).cast(), pair);
                 }
             }
