@@ -196,6 +196,33 @@ fn products_equal_the_scalar_dot() {
     }
 }
 
+/// One column alone takes rows in pieces: rows whose blocks eight do not divide, and rows longer than a piece.
+#[test]
+fn long_rows_equal_the_scalar_dot() {
+    const N: usize = 17;
+    for t in WeightType::ALL {
+        for k in [11, 20, 65].map(|blocks| 256 * blocks) {
+            let (w, x) = (weights(t, N, k), activations(1, k));
+            let acts = quantised(&Kernels::new(Isa::Scalar), t.act(), &x, k);
+            let row = t.plane_bytes(k).expect("blocks divide the row");
+            let want: Vec<f32> = (0..N).map(|r| dot_row(t, w.get().row(row, r), acts.row(0))).collect();
+            for isa in isas() {
+                for n in [1, 5, 12, N] {
+                    let mut y = vec![-7.5f32; N];
+                    // SAFETY: `y` is one row and only this thread uses it.
+                    let out = unsafe { OutPtr::new(y.as_mut_ptr(), 1, N) };
+                    let (matrix, mut scratch) = (Matrix { dtype: t, n: N, k, planes: w.get() }, Scratch::default());
+                    Kernels::new(isa).matmul(&matrix, 0..n, &acts, &[Col { act: 0, out: 0 }], out, &mut scratch);
+                    for (r, (got, want)) in y.iter().zip(&want).enumerate() {
+                        let want = if r < n { *want } else { -7.5 };
+                        assert!(same(*got, want), "{t} {isa} k {k} n {n}: row {r}: {got} {want}");
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// Where the sub-scales of a super-block lie, and its bytes.
 const SUB_SCALES: [(WeightType, std::ops::Range<usize>); 6] = [
     (WeightType::Q2_K, 0..16),

@@ -25,8 +25,23 @@ pub(in super::super) trait Large {
     /// The integers of 32-group `j`, plus [`Large::OFFSET`]. Group by group, so that few registers are in use at once;
     /// `j` is known to the compiler, and loads that groups share are done once.
     unsafe fn group(p: *const u8, j: usize) -> __m256i;
+    /// The integers of 32-groups `2·j` and `2·j + 1`: the first halves of both, then the second halves.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn pair(p: *const u8, j: usize) -> [__m256i; 2] {
+        // SAFETY: the promise of the trait.
+        let (a, b) = unsafe { (Self::group(p, 2 * j), Self::group(p, 2 * j + 1)) };
+        [_mm256_permute2x128_si256::<0x20>(a, b), _mm256_permute2x128_si256::<0x31>(a, b)]
+    }
     /// The sub-scales of the sixteen 16-groups, signed bytes.
     unsafe fn scales(p: *const u8) -> __m128i;
+    /// Of two blocks with [`Large::WIDE_SCALES`], the eight sub-scales of each in words, and the eight minimums.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn head_words(p: *const u8, q: *const u8) -> [__m256i; 2] {
+        let _ = (p, q);
+        unreachable!("a type with a sub-scale for every 16-group")
+    }
     /// The minimums of the sixteen 16-groups, unsigned bytes.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -77,24 +92,59 @@ unsafe fn four_bits(p: *const u8, j: usize) -> __m256i {
     if j.is_multiple_of(2) { shr!(v, 0, 15) } else { shr!(v, 4, 15) }
 }
 
-/// Scales and minimums of Q4_K and Q5_K: words `[scales 0..4, scales 4..8, minimums 0..4, minimums 4..8]` from the
-/// twelve bytes that follow `d` and `dmin` at `p`.
+/// Scales and minimums of two blocks of Q4_K or Q5_K, a block a half: words `[scales 0..4, scales 4..8, minimums 0..4, minimums
+/// 4..8]` from the twelve bytes that follow `d` and `dmin`.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn scale_min_of_two(p: *const u8, q: *const u8) -> __m256i {
+    // SAFETY: the caller's promise: 16 bytes each.
+    let head = unsafe { _mm256_set_m128i(load128(q), load128(p)) };
+    // Words of `head`: 1 is bytes 0..4 of the scales, 2 is 4..8, 3 is 8..12.
+    let low = _mm256_srlv_epi32(_mm256_shuffle_epi32::<0xed>(head), both(_mm_setr_epi32(0, 0, 0, 4)));
+    let low = _mm256_and_si256(low, both(_mm_setr_epi32(0x3f3f_3f3f, 0x0f0f_0f0f, 0x3f3f_3f3f, 0x0f0f_0f0f)));
+    let top = _mm256_srli_epi32::<2>(_mm256_shuffle_epi32::<0xa5>(head));
+    _mm256_or_si256(low, _mm256_and_si256(top, both(_mm_setr_epi32(0, 0x3030_3030, 0, 0x3030_3030))))
+}
+
+/// [`scale_min_of_two`] of one block.
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn scale_min(p: *const u8) -> __m128i {
-    // SAFETY: the caller's promise: 16 bytes.
-    let head = unsafe { load128(p) };
-    // Words of `head`: 1 is bytes 0..4 of the scales, 2 is 4..8, 3 is 8..12.
-    let low = _mm_srlv_epi32(_mm_shuffle_epi32::<0xed>(head), _mm_setr_epi32(0, 0, 0, 4));
-    let low = _mm_and_si128(low, _mm_setr_epi32(0x3f3f_3f3f, 0x0f0f_0f0f, 0x3f3f_3f3f, 0x0f0f_0f0f));
-    let top = _mm_srli_epi32::<2>(_mm_shuffle_epi32::<0xa5>(head));
-    _mm_or_si128(low, _mm_and_si128(top, _mm_setr_epi32(0, 0x3030_3030, 0, 0x3030_3030)))
+    // SAFETY: the caller's promise.
+    _mm256_castsi256_si128(unsafe { scale_min_of_two(p, p) })
+}
+
+/// [`Large::head_words`] of Q4_K and Q5_K.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn scale_min_words(p: *const u8, q: *const u8) -> [__m256i; 2] {
+    // SAFETY: the caller's promise.
+    let bytes = unsafe { scale_min_of_two(p, q) };
+    let zero = _mm256_setzero_si256();
+    [_mm256_unpacklo_epi8(bytes, zero), _mm256_unpackhi_epi8(bytes, zero)]
+}
+
+/// The eight sub-scales of a block of IQ4_XS.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn iq4_xs_scales(p: *const u8) -> __m128i {
+    // SAFETY: the caller's promise: a block.
+    let (word, high) = unsafe { (p.add(4).cast::<u32>().read_unaligned(), p.add(2).cast::<u16>().read_unaligned()) };
+    // Eight low halves from four bytes, high bits from sixteen bits.
+    let low = _mm_unpacklo_epi8(_mm_cvtsi32_si128(word as i32), _mm_cvtsi32_si128((word >> 4) as i32));
+    let low = _mm_and_si128(low, _mm_set1_epi8(15));
+    // Bits 2j, 2j + 1 move to bits 4, 5 of byte j.
+    let high = u64::from(high);
+    let high = (high & 0xff) | (high & 0xff00) << 24;
+    let high = (high & 0x0000_000f_0000_000f) | (high & 0x0000_00f0_0000_00f0) << 12;
+    let high = (high & 0x0003_0003_0003_0003) | (high & 0x000c_000c_000c_000c) << 6;
+    _mm_sub_epi8(_mm_or_si128(low, _mm_cvtsi64_si128((high << 4) as i64)), _mm_set1_epi8(32))
 }
 
 /// One format: its block, and the expressions for its parts.
 macro_rules! large {
     ($t:ident, $bytes:literal, d $d:literal, $dmin:expr, unsigned $unsigned:literal, offset $offset:literal, wide_scales $wide:literal,
-     group |$p:ident, $j:ident| $group:expr, scales |$p2:ident| $scales:expr $(, mins |$p3:ident| $mins:expr)?) => {
+     group |$p:ident, $j:ident| $group:expr, scales |$p2:ident| $scales:expr $(, mins |$p3:ident| $mins:expr)? $(; $($more:item)+)?) => {
         impl Large for $t {
             const BYTES: usize = $bytes;
             const D: usize = $d;
@@ -122,6 +172,7 @@ macro_rules! large {
                     unsafe { $mins }
                 }
             )?
+            $($($more)+)?
         }
     };
 }
@@ -178,7 +229,13 @@ large!(
     Q4K, 144, d 0, Some(2), unsigned true, offset 0, wide_scales true,
     group |p, j| four_bits(p.add(16), j),
     scales |p| twice_low(scale_min(p)),
-    mins |p| twice_high(scale_min(p))
+    mins |p| twice_high(scale_min(p));
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn head_words(p: *const u8, q: *const u8) -> [__m256i; 2] {
+        // SAFETY: the promise of the trait.
+        unsafe { scale_min_words(p, q) }
+    }
 );
 
 large!(
@@ -198,7 +255,13 @@ large!(
         _mm256_or_si256(q, bit)
     },
     scales |p| twice_low(scale_min(p)),
-    mins |p| twice_high(scale_min(p))
+    mins |p| twice_high(scale_min(p));
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn head_words(p: *const u8, q: *const u8) -> [__m256i; 2] {
+        // SAFETY: the promise of the trait.
+        unsafe { scale_min_words(p, q) }
+    }
 );
 
 large!(
@@ -226,17 +289,19 @@ large!(
         let v = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(v), _mm_srli_epi16::<4>(v));
         _mm256_shuffle_epi8(values, _mm256_and_si256(v, _mm256_set1_epi8(15)))
     },
-    scales |p| {
-        // Eight low halves from four bytes, high bits from sixteen bits; every scale stands for two 16-groups.
-        let word = p.add(4).cast::<u32>().read_unaligned();
-        let low = _mm_unpacklo_epi8(_mm_cvtsi32_si128(word as i32), _mm_cvtsi32_si128((word >> 4) as i32));
-        let low = _mm_and_si128(low, _mm_set1_epi8(15));
-        let high = u64::from(p.add(2).cast::<u16>().read_unaligned());
-        // Bits 2j, 2j + 1 move to bits 4, 5 of byte j.
-        let high = (high & 0xff) | (high & 0xff00) << 24;
-        let high = (high & 0x0000_000f_0000_000f) | (high & 0x0000_00f0_0000_00f0) << 12;
-        let high = (high & 0x0003_0003_0003_0003) | (high & 0x000c_000c_000c_000c) << 6;
-        let sc = _mm_sub_epi8(_mm_or_si128(low, _mm_cvtsi64_si128((high << 4) as i64)), _mm_set1_epi8(32));
-        twice_low(sc)
+    scales |p| twice_low(iq4_xs_scales(p));
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn pair(p: *const u8, j: usize) -> [__m256i; 2] {
+        // SAFETY: the promise of the trait; so has the table.
+        let (v, values) = unsafe { (load256(p.add(8 + 32 * j)), both(load128(IQ4_VALUES.as_ptr().cast()))) };
+        [_mm256_shuffle_epi8(values, shr!(v, 0, 15)), _mm256_shuffle_epi8(values, shr!(v, 4, 15))]
+    }
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn head_words(p: *const u8, q: *const u8) -> [__m256i; 2] {
+        // SAFETY: the promise of the trait.
+        let scales = unsafe { _mm_unpacklo_epi64(iq4_xs_scales(p), iq4_xs_scales(q)) };
+        [_mm256_cvtepi8_epi16(scales), _mm256_setzero_si256()]
     }
 );

@@ -15,6 +15,7 @@ mod sums;
 mod tile;
 mod unpack;
 mod vec;
+mod walk;
 mod words;
 
 use std::arch::x86_64::*;
@@ -97,14 +98,6 @@ fn halves4_sum(a: [__m256i; 4]) -> __m256i {
     _mm256_add_epi32(_mm256_unpacklo_epi64(t, u), _mm256_unpackhi_epi64(t, u))
 }
 
-/// Adds up the lanes of four vectors: lane `i` of the result is the sum of vector `i`.
-#[inline]
-#[target_feature(enable = "avx2")]
-pub(super) fn hsum4(a: [__m256i; 4]) -> __m128i {
-    let t = halves4_sum(a);
-    _mm_add_epi32(_mm256_castsi256_si128(t), _mm256_extracti128_si256::<1>(t))
-}
-
 /// Adds up the lanes of eight vectors: lane `i` of the result is the sum of vector `i`.
 #[inline]
 #[target_feature(enable = "avx2")]
@@ -146,6 +139,35 @@ pub(super) fn transpose8(r: [__m256i; 8]) -> [__m256i; 8] {
     ]
 }
 
+/// Transposes the eight words of 16 bits at each of eight places.
+///
+/// # Safety
+/// They are readable.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) unsafe fn transposed_words(p: &[*const u8; 8]) -> [__m128i; 8] {
+    // SAFETY: the caller's promise.
+    let r = unsafe { array!(8, |i| load128(p[i])) };
+    let (a0, a1) = (_mm_unpacklo_epi16(r[0], r[1]), _mm_unpackhi_epi16(r[0], r[1]));
+    let (a2, a3) = (_mm_unpacklo_epi16(r[2], r[3]), _mm_unpackhi_epi16(r[2], r[3]));
+    let (a4, a5) = (_mm_unpacklo_epi16(r[4], r[5]), _mm_unpackhi_epi16(r[4], r[5]));
+    let (a6, a7) = (_mm_unpacklo_epi16(r[6], r[7]), _mm_unpackhi_epi16(r[6], r[7]));
+    let (b0, b1) = (_mm_unpacklo_epi32(a0, a2), _mm_unpackhi_epi32(a0, a2));
+    let (b2, b3) = (_mm_unpacklo_epi32(a1, a3), _mm_unpackhi_epi32(a1, a3));
+    let (b4, b5) = (_mm_unpacklo_epi32(a4, a6), _mm_unpackhi_epi32(a4, a6));
+    let (b6, b7) = (_mm_unpacklo_epi32(a5, a7), _mm_unpackhi_epi32(a5, a7));
+    [
+        _mm_unpacklo_epi64(b0, b4),
+        _mm_unpackhi_epi64(b0, b4),
+        _mm_unpacklo_epi64(b1, b5),
+        _mm_unpackhi_epi64(b1, b5),
+        _mm_unpacklo_epi64(b2, b6),
+        _mm_unpackhi_epi64(b2, b6),
+        _mm_unpacklo_epi64(b3, b7),
+        _mm_unpackhi_epi64(b3, b7),
+    ]
+}
+
 /// The same 128 bits in both halves.
 #[inline]
 #[target_feature(enable = "avx2")]
@@ -178,19 +200,6 @@ pub(super) unsafe fn load128(p: *const u8) -> __m128i {
 pub(super) unsafe fn load64(p: *const u8) -> __m128i {
     // SAFETY: the caller's promise; no alignment is asked for.
     unsafe { _mm_loadl_epi64(p.cast()) }
-}
-
-/// The f16 at byte `at` of each of four blocks, as f32.
-///
-/// # Safety
-/// The two bytes are readable in every block.
-#[inline]
-#[target_feature(enable = "avx2,f16c")]
-pub(super) unsafe fn halves4(p: &[*const u8], at: usize) -> __m128 {
-    // SAFETY: the caller's promise.
-    let h = |i: usize| u64::from(unsafe { p[i].add(at).cast::<u16>().read_unaligned() });
-    let bits = h(0) | h(1) << 16 | h(2) << 32 | h(3) << 48;
-    _mm_cvtph_ps(_mm_cvtsi64_si128(bits as i64))
 }
 
 /// The f16 at byte `at` of each of eight blocks, as f32.

@@ -14,7 +14,9 @@ use super::super::variants::OneFn;
 use super::super::{ActsShared, Ahead, ColPtr, RowSet, prefetch};
 use super::small::{E2M1_RAISED, nibbles_of_two};
 use super::unpack::{ask, at, word_at};
-use super::{array, both, eights, hsum8, load64, load128, load256, opaque, put_eight, sums, transpose8, whole};
+use super::{
+    array, both, eights, hsum8, load64, load128, load256, opaque, put_eight, sums, transpose8, transposed_words, whole,
+};
 
 /// How 32 values lie in plane `q`. `p` always points to them, `4·BITS` readable bytes; the machine has AVX2.
 #[allow(clippy::missing_safety_doc)]
@@ -237,35 +239,6 @@ unsafe fn words(p: &[*const u8; 8]) -> __m128i {
     let lo = h(0) | h(1) << 16 | h(2) << 32 | h(3) << 48;
     let hi = h(4) | h(5) << 16 | h(6) << 32 | h(7) << 48;
     _mm_set_epi64x(hi as i64, lo as i64)
-}
-
-/// Transposes the eight words of 16 bits at each of eight places.
-///
-/// # Safety
-/// They are readable.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn transposed_words(p: &[*const u8; 8]) -> [__m128i; 8] {
-    // SAFETY: the caller's promise.
-    let r = unsafe { array!(8, |i| load128(p[i])) };
-    let (a0, a1) = (_mm_unpacklo_epi16(r[0], r[1]), _mm_unpackhi_epi16(r[0], r[1]));
-    let (a2, a3) = (_mm_unpacklo_epi16(r[2], r[3]), _mm_unpackhi_epi16(r[2], r[3]));
-    let (a4, a5) = (_mm_unpacklo_epi16(r[4], r[5]), _mm_unpackhi_epi16(r[4], r[5]));
-    let (a6, a7) = (_mm_unpacklo_epi16(r[6], r[7]), _mm_unpackhi_epi16(r[6], r[7]));
-    let (b0, b1) = (_mm_unpacklo_epi32(a0, a2), _mm_unpackhi_epi32(a0, a2));
-    let (b2, b3) = (_mm_unpacklo_epi32(a1, a3), _mm_unpackhi_epi32(a1, a3));
-    let (b4, b5) = (_mm_unpacklo_epi32(a4, a6), _mm_unpackhi_epi32(a4, a6));
-    let (b6, b7) = (_mm_unpacklo_epi32(a5, a7), _mm_unpackhi_epi32(a5, a7));
-    [
-        _mm_unpacklo_epi64(b0, b4),
-        _mm_unpackhi_epi64(b0, b4),
-        _mm_unpacklo_epi64(b1, b5),
-        _mm_unpackhi_epi64(b1, b5),
-        _mm_unpacklo_epi64(b2, b6),
-        _mm_unpackhi_epi64(b2, b6),
-        _mm_unpacklo_epi64(b3, b7),
-        _mm_unpackhi_epi64(b3, b7),
-    ]
 }
 
 #[inline]

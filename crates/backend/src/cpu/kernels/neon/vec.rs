@@ -9,7 +9,7 @@ use quant::{ScaleType, WeightType};
 
 use super::super::panel::ROWS;
 use super::super::variants::OneFn;
-use super::super::{ActsShared, Ahead, ColPtr, RowSet, Stream, prefetch};
+use super::super::{ActsShared, Ahead, ColPtr, RowSet, Stream, prefetch, prefetch_second};
 use super::large::{Iq4Xs, Large, Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::planar::{BF16, Bits, E8m0, F16, F32, Fp4, Plane, Scale, of_plane};
 use super::small::{Ints, Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Small};
@@ -250,7 +250,7 @@ unsafe fn large<T: Large>(set: &RowSet, _acts: &ActsShared, col: &ColPtr, out: &
         let mut p: [*const u8; 4] = std::array::from_fn(|i| set.row(first + i));
         let mut acc = vdupq_n_f32(0.0);
         for b in 0..set.k / 256 {
-            stream.ask(first * set.bytes.q + 4 * T::BYTES * b, 4 * T::BYTES);
+            prefetch_second(stream.after(first * set.bytes.q + 4 * T::BYTES * b), 4 * T::BYTES);
             // SAFETY: block b lies inside every row and the column; the last `add` ends at most at the row's end.
             unsafe {
                 let sums = col.row.sums.cast::<i16>().add(16 * b);
