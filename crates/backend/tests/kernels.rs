@@ -9,7 +9,8 @@ use quant::dot::dot_row;
 use quant::{Affine, PlanesBuf, ScaleType, WeightType};
 
 const ROWS: [usize; 7] = [1, 2, 3, 5, 8, 17, 64];
-const COLS: [usize; 13] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 33, 64];
+/// Every number of columns that the kernels of an instruction set take at once, alone or behind a whole group.
+const COLS: [usize; 15] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 14, 33, 64];
 const MAX: usize = 64;
 
 /// Row lengths of each block length, a last panel that is not full among them.
