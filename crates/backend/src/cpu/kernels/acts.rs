@@ -1,9 +1,9 @@
 //! Quantised activations of one step, shared by all workers.
 //!
 //! One allocation made at the start is cut anew for every shape. Next to the form that [`quant::act`] defines, a row has
-//! what panel kernels want, but for those of NEON. Of 32-blocks of 16 bits, a *wide* form: `q` where the values of every
-//! group of four stand in the order 0, 2, 1, 3. In that order the even and odd bytes of a 32-bit word of weights become
-//! pairs without a shuffle. Of 8 bits, the *start* of every 16-group's sums: what takes an offset of 32 (of 256-blocks) or 16
+//! what panel kernels want, but for those of NEON. A *wide* form: 16-bit integers where the values of every group of four
+//! stand in the order 0, 2, 1, 3. In that order the even and odd bytes of a 32-bit word of weights become pairs without a
+//! shuffle. Of 8 bits, the *start* of every 16-group's sums: what takes an offset of 32 (of 256-blocks) or 16
 //! (of 32-blocks) off the weights.
 
 use quant::act::{Act32, Act256, ActKind, ActRow};
@@ -58,7 +58,7 @@ pub(super) struct RowPtr {
     /// `i16 [k/16][2]`, 8 bits only: of each 16-group, `Σ q` over values 0 and 1 of every four, and over 2 and 3, times -32
     /// (256-blocks) or -16 (32-blocks).
     pub start: *mut i16,
-    /// `i16 [k]` in panel order, 32-blocks of 16 bits only.
+    /// `i16 [k]` in panel order: `q`, of 256-blocks `u·q`.
     pub wide: *mut i16,
 }
 
@@ -72,8 +72,8 @@ fn sections(kind: ActKind, rows: usize, k: usize) -> [usize; 6] {
     match kind {
         ActKind::F32 => [up(n * 4), 0, 0, 0, 0, 0],
         ActKind::Block32 => [up(n * 2), 0, up(n / 8), up(n / 8), 0, up(n * 2)],
-        ActKind::Byte32 => [up(n), 0, up(n / 8), up(n / 8), up(n / 4), 0],
-        ActKind::Block256 => [up(n), up(n / 32), up(n / 64), up(n / 8), up(n / 4), 0],
+        ActKind::Byte32 => [up(n), 0, up(n / 8), up(n / 8), up(n / 4), up(n * 2)],
+        ActKind::Block256 => [up(n), up(n / 32), up(n / 64), up(n / 8), up(n / 4), up(n * 2)],
     }
 }
 
@@ -144,7 +144,7 @@ impl ActsShared {
                 sums: self.base.add(self.sums + r * sum_bytes),
                 start: only(matches!(self.kind, ActKind::Byte32 | ActKind::Block256), self.start + r * self.k / 4)
                     .cast(),
-                wide: only(self.kind == ActKind::Block32, self.wide + r * self.k * 2).cast(),
+                wide: only(self.kind != ActKind::F32, self.wide + r * self.k * 2).cast(),
             }
         }
     }

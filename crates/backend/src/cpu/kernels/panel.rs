@@ -2,7 +2,7 @@
 //!
 //! It has two forms. Where activations have 8 bits it is *bytes*, those of super-blocks with their sub-scales beside them:
 //! products of bytes are twice as fast as any others, and a panel takes half the work to make. Where activations have 16
-//! bits it is 16-bit integers.
+//! bits it is 16-bit integers, and on AVX2, whose products of bytes have no room for them, where weights have 8.
 //! From here on types of one form are alike, and one micro-kernel of an instruction set serves them all.
 
 use quant::act::ActKind;
@@ -27,7 +27,7 @@ pub(super) struct Panel {
     /// that have one for 32 values ([`scale_len`]) only the even ones are set.
     pub scales: [[[i16; 2]; ROWS]; 16],
     /// `[CHUNK/2][ROWS][2]`: pair `2i` holds values `4i, 4i + 2` of every row, pair `2i + 1` holds `4i + 1, 4i + 3`, the
-    /// order of the wide activations.
+    /// order of the wide activations. Sub-scales of super-blocks are multiplied in.
     pub w: [i16; ROWS * CHUNK],
     /// Scale of each block (one of eight 32-blocks, or the super-block at 0), `[block][row]`.
     pub d: [[f32; ROWS]; 8],

@@ -152,14 +152,18 @@ pub(super) unsafe fn block32(x: &[f32], row: &RowPtr) {
         let d = std::slice::from_raw_parts_mut(row.d, n / 32);
         let sums = std::slice::from_raw_parts_mut(row.sums.cast::<i32>(), n / 32);
         act::quantise32(x, q, d, sums);
-        let wide = std::slice::from_raw_parts_mut(row.wide, n);
-        for (w, q) in wide.chunks_exact_mut(4).zip(q.chunks_exact(4)) {
-            w.copy_from_slice(&[q[0], q[2], q[1], q[3]]);
-        }
+        wide(q, |_| 1, std::slice::from_raw_parts_mut(row.wide, n));
     }
 }
 
-/// Quantises to 32-blocks of bytes and writes the starts.
+/// The wide form of `q`, times what `times` gives for 32 values.
+fn wide<Q: Copy + Into<i16>>(q: &[Q], times: impl Fn(usize) -> i16, to: &mut [i16]) {
+    for (i, (w, q)) in to.chunks_exact_mut(4).zip(q.chunks_exact(4)).enumerate() {
+        w.copy_from_slice(&[q[0], q[2], q[1], q[3]].map(|q| q.into() * times(i / 8)));
+    }
+}
+
+/// Quantises to 32-blocks of bytes and writes the starts and the wide form.
 ///
 /// # Safety
 /// See [`super::variants::QuantiseFn`].
@@ -172,10 +176,11 @@ pub(super) unsafe fn byte32(x: &[f32], row: &RowPtr) {
         let sums = std::slice::from_raw_parts_mut(row.sums.cast::<i32>(), n / 32);
         act::quantise_byte32(x, q, d, sums);
         starts(q, -16, std::slice::from_raw_parts_mut(row.start, n / 8));
+        wide(q, |_| 1, std::slice::from_raw_parts_mut(row.wide, n));
     }
 }
 
-/// Quantises to 256-blocks and writes the starts.
+/// Quantises to 256-blocks and writes the starts and the wide form.
 ///
 /// # Safety
 /// See [`super::variants::QuantiseFn`].
@@ -189,6 +194,7 @@ pub(super) unsafe fn block256(x: &[f32], row: &RowPtr) {
         let sums = std::slice::from_raw_parts_mut(row.sums.cast::<i16>(), n / 16);
         act::quantise256(x, q, u, d, sums);
         starts(q, -32, std::slice::from_raw_parts_mut(row.start, n / 8));
+        wide(q, |j| i16::from(u[j]), std::slice::from_raw_parts_mut(row.wide, n));
     }
 }
 

@@ -78,12 +78,12 @@ pub(super) fn variant(t: WeightType, isa: Isa) -> Variant {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => Variant {
             one: avx2::one(t),
-            many: Many::Panel { unpack: avx2::unpack(t), tile: avx2::tile(t), from: PANEL_FROM },
+            many: Many::Panel { unpack: avx2::unpack::<true>(t), tile: avx2::tile(t), from: PANEL_FROM },
         },
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => Variant {
             one: avx2::one_avx512(t),
-            many: Many::Panel { unpack: avx2::unpack(t), tile: avx512::tile(t), from: PANEL_FROM },
+            many: Many::Panel { unpack: avx2::unpack::<false>(t), tile: avx512::tile(t), from: PANEL_FROM },
         },
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => {

@@ -13,23 +13,21 @@ use std::arch::x86_64::*;
 use quant::WeightType;
 
 use super::super::ColPtr;
-use super::super::panel::{Panel, ROWS, most, offset};
+use super::super::panel::{Panel, ROWS, most};
 use super::super::variants::TileFn;
 use super::in_turn;
 
 /// The tile function of a type of 32-blocks whose panel is bytes.
 pub(super) fn tile(t: WeightType) -> TileFn {
-    match (t.has_min(), offset(t), most(t)) {
-        (false, 16, _) => columns::<16, false>,
-        (false, ..) => columns::<128, false>,
-        (true, _, ..16) => columns::<0, true>,
-        (true, _, ..32) => columns::<16, true>,
-        (true, ..) => columns::<32, true>,
+    match (t.has_min(), most(t)) {
+        (false, _) => columns::<16, false>,
+        (true, ..16) => columns::<0, true>,
+        (true, ..32) => columns::<16, true>,
+        (true, _) => columns::<32, true>,
     }
 }
 
-/// Sums are those of the bytes less `OFF`: 0 for bytes up to 15, 16 up to 31, 32 up to 63 (then over half a block), 128 for
-/// all others, whose halves go their own ways.
+/// Sums are those of the bytes less `OFF`: 0 for bytes up to 15, 16 up to 31, 32 up to 63, then over half a block.
 ///
 /// # Safety
 /// See [`TileFn`]; the panel is 32-blocks of such a type.
@@ -55,13 +53,13 @@ unsafe fn columns<const OFF: u8, const MIN: bool>(
     }
 }
 
-/// `R` registers, eight rows each, of every column.
-type Sums<const C: usize, const R: usize> = [[__m256i; R]; C];
+/// Two registers, eight rows each, of every column.
+type Sums<const C: usize> = [[__m256i; 2]; C];
 
 /// Register `r` of every column.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn half<const C: usize, const R: usize>(sums: Sums<C, R>, r: usize) -> [__m256i; C] {
+fn half<const C: usize>(sums: Sums<C>, r: usize) -> [__m256i; C] {
     let mut half = [_mm256_setzero_si256(); C];
     for c in 0..C {
         half[c] = sums[c][r];
@@ -72,29 +70,28 @@ fn half<const C: usize, const R: usize>(sums: Sums<C, R>, r: usize) -> [__m256i;
 /// 16-bit sums over `WORDS` words, added to `start`.
 ///
 /// # Safety
-/// `w` is readable for `R` registers of `WORDS` words (aligned), one word two registers after the other, every `x` for
-/// `WORDS` words.
+/// `w` is readable for `WORDS` words of 16 rows (aligned), every `x` for `WORDS` words.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn products<const C: usize, const R: usize, const WORDS: usize>(
+unsafe fn products<const C: usize, const WORDS: usize>(
     w: *const u8,
     x: [*const i32; C],
     start: [__m256i; C],
-) -> Sums<C, R> {
-    let mut sums = [[_mm256_setzero_si256(); R]; C];
+) -> Sums<C> {
+    let mut sums = [[_mm256_setzero_si256(); 2]; C];
     for c in 0..C {
-        sums[c] = [start[c]; R];
+        sums[c] = [start[c]; 2];
     }
     for i in 0..WORDS {
         // SAFETY: the caller's promise.
         unsafe {
-            let mut word = [_mm256_setzero_si256(); R];
-            for r in 0..R {
+            let mut word = [_mm256_setzero_si256(); 2];
+            for r in 0..2 {
                 word[r] = _mm256_load_si256(w.add(64 * i + 32 * r).cast());
             }
             for c in 0..C {
                 let x = _mm256_set1_epi32(x[c].add(i).read_unaligned());
-                for r in 0..R {
+                for r in 0..2 {
                     sums[c][r] = in_turn(_mm256_add_epi16(sums[c][r], _mm256_maddubs_epi16(word[r], x)));
                 }
             }
@@ -103,52 +100,23 @@ unsafe fn products<const C: usize, const R: usize, const WORDS: usize>(
     sums
 }
 
-/// Pairs of 16-bit sums times `scale`, as 32-bit sums.
+/// Pairs of 16-bit sums as 32-bit sums.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn widen<const C: usize, const R: usize>(mut sums: Sums<C, R>, scale: i16) -> Sums<C, R> {
+fn widen<const C: usize>(mut sums: Sums<C>) -> Sums<C> {
     for c in 0..C {
-        for r in 0..R {
-            sums[c][r] = _mm256_madd_epi16(sums[c][r], _mm256_set1_epi16(scale));
+        for r in 0..2 {
+            sums[c][r] = _mm256_madd_epi16(sums[c][r], _mm256_set1_epi16(1));
         }
     }
     sums
 }
 
-/// 32-bit sums over a block of bytes that may be 255. Two products of such bytes are too much for 16 bits; the halves of
-/// a byte go their own ways, `start` with the upper ones.
-///
-/// # Safety
-/// As [`products`], with one register and eight words.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn by_halves<const C: usize>(w: *const u8, x: [*const i32; C], start: [__m256i; C]) -> Sums<C, 1> {
-    let nibble = _mm256_set1_epi8(15);
-    let mut low = [[_mm256_setzero_si256(); 1]; C];
-    let mut high = low;
+fn plus<const C: usize>(mut a: Sums<C>, b: Sums<C>) -> Sums<C> {
     for c in 0..C {
-        high[c] = [start[c]];
-    }
-    for i in 0..8 {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let w = _mm256_load_si256(w.add(64 * i).cast());
-            let (w_low, w_high) = (_mm256_and_si256(w, nibble), _mm256_and_si256(_mm256_srli_epi16::<4>(w), nibble));
-            for c in 0..C {
-                let x = _mm256_set1_epi32(x[c].add(i).read_unaligned());
-                low[c][0] = in_turn(_mm256_add_epi16(low[c][0], _mm256_maddubs_epi16(w_low, x)));
-                high[c][0] = in_turn(_mm256_add_epi16(high[c][0], _mm256_maddubs_epi16(w_high, x)));
-            }
-        }
-    }
-    plus(widen(low, 1), widen(high, 16))
-}
-
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-fn plus<const C: usize, const R: usize>(mut a: Sums<C, R>, b: Sums<C, R>) -> Sums<C, R> {
-    for c in 0..C {
-        for r in 0..R {
+        for r in 0..2 {
             a[c][r] = _mm256_add_epi32(a[c][r], b[c][r]);
         }
     }
@@ -183,26 +151,14 @@ unsafe fn group<const C: usize, const OFF: u8, const MIN: bool>(
                 }
             }
             let w = panel.bytes.as_ptr().add(32 * ROWS * b);
-            if OFF == 128 {
-                // 128 is 8 in the upper halves. Twice as many sums leave registers for half of the rows.
-                let mut start = sum(start);
-                for c in 0..C {
-                    start[c] = _mm256_srai_epi16::<1>(start[c]);
-                }
-                for h in 0..2 {
-                    let isum = by_halves(w.add(32 * h), x, start);
-                    add::<C, OFF, MIN>(panel, b, h, half(isum, 0), block, cols, acc);
-                }
-                continue;
-            }
             let isum = if OFF == 32 {
-                let first = widen(products::<C, 2, 4>(w, x, sum([start[0]; 2])), 1);
+                let first = widen(products::<C, 4>(w, x, sum([start[0]; 2])));
                 for c in 0..C {
                     x[c] = x[c].add(4);
                 }
-                plus(first, widen(products::<C, 2, 4>(w.add(4 * 64), x, sum([start[1]; 2])), 1))
+                plus(first, widen(products::<C, 4>(w.add(4 * 64), x, sum([start[1]; 2]))))
             } else {
-                widen(products::<C, 2, 8>(w, x, sum(start)), 1)
+                widen(products::<C, 8>(w, x, sum(start)))
             };
             for h in 0..2 {
                 add::<C, OFF, MIN>(panel, b, h, half(isum, h), block, cols, acc);

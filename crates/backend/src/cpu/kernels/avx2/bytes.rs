@@ -14,8 +14,8 @@ use quant::WeightType;
 use super::super::ColPtr;
 use super::super::panel::{Panel, ROWS, offset, scale_len};
 use super::super::variants::TileFn;
+use super::opaque;
 use super::tile::pairs;
-use super::{opaque, whole};
 
 /// Most columns of a group.
 const GROUP: usize = 4;
@@ -35,7 +35,7 @@ pub(super) fn tile(t: WeightType) -> TileFn {
             }
         };
     }
-    types!(Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_XS)
+    types!(Q2_K Q3_K Q4_K Q5_K Q6_K)
 }
 
 /// Values whose products are added up before the sub-scale. Every word has two sums of half of them: `16·15·127` and
@@ -95,51 +95,6 @@ unsafe fn products<const C: usize, const WORDS: usize>(w: *const __m256i, x: [*c
     }
 }
 
-/// 32-bit sums over a 32-group whose bytes are signed numbers plus 128. Two products of such bytes are too much for 16
-/// bits; the halves of a byte go their own ways.
-///
-/// # Safety
-/// As [`products`], for eight words; `scales` is readable for 16 rows, every `start` for two 16-groups.
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn eight_bits<const C: usize>(
-    w: *const __m256i,
-    x: [*const i32; C],
-    start: [*const i32; C],
-    scales: *const __m256i,
-) -> Sums<C> {
-    let mut sums = [[_mm256_setzero_si256(); 2]; C];
-    let nibble = _mm256_set1_epi8(15);
-    // SAFETY: the caller's promise.
-    unsafe {
-        for h in 0..2 {
-            let mut low = [_mm256_setzero_si256(); C];
-            let mut high = low;
-            for c in 0..C {
-                // Upper halves have 8 too much.
-                let group = |g| _mm256_srai_epi16::<2>(_mm256_set1_epi32(start[c].add(g).read_unaligned()));
-                high[c] = _mm256_add_epi16(group(0), group(1));
-            }
-            for i in 0..8 {
-                let w = _mm256_load_si256(w.add(2 * i + h));
-                let (w_low, w_high) =
-                    (_mm256_and_si256(w, nibble), _mm256_and_si256(_mm256_srli_epi16::<4>(w), nibble));
-                for c in 0..C {
-                    let x = _mm256_set1_epi32(x[c].add(i).read_unaligned());
-                    low[c] = whole(_mm256_add_epi16(low[c], _mm256_maddubs_epi16(w_low, x)));
-                    high[c] = whole(_mm256_add_epi16(high[c], _mm256_maddubs_epi16(w_high, x)));
-                }
-            }
-            let scale = _mm256_load_si256(scales.add(h));
-            let scale_high = _mm256_slli_epi16::<4>(scale);
-            for c in 0..C {
-                sums[c][h] = _mm256_add_epi32(_mm256_madd_epi16(low[c], scale), _mm256_madd_epi16(high[c], scale_high));
-            }
-        }
-    }
-    sums
-}
-
 /// # Safety
 /// As [`columns`], with C columns.
 #[inline]
@@ -168,33 +123,28 @@ unsafe fn group<const C: usize, const OFFSET: u8, const SCALE: usize, const SUM:
         let mut isum = zero;
         for j in 0..8 {
             let mut sum = zero;
-            if OFFSET == 128 {
-                let start = array::from_fn(|c| start[c].add(2 * j));
-                sum = eight_bits(w, x, start, panel.scales[2 * j].as_ptr().cast());
-            } else {
-                for first in (0..32).step_by(SUM) {
-                    let mut pairs = zero;
-                    if OFFSET != 0 {
-                        for c in 0..C {
-                            let mut s = _mm256_set1_epi32(start[c].add(2 * j + first / 16).read_unaligned());
-                            if OFFSET == 4 {
-                                s = _mm256_srai_epi16::<3>(s);
-                            }
-                            pairs[c] = [s; 2];
+            for first in (0..32).step_by(SUM) {
+                let mut pairs = zero;
+                if OFFSET != 0 {
+                    for c in 0..C {
+                        let mut s = _mm256_set1_epi32(start[c].add(2 * j + first / 16).read_unaligned());
+                        if OFFSET == 4 {
+                            s = _mm256_srai_epi16::<3>(s);
                         }
+                        pairs[c] = [s; 2];
                     }
-                    let (w, x) = (w.add(first / 2), array::from_fn(|c| x[c].add(first / 4)));
-                    if SUM == 16 {
-                        products::<C, 4>(w, x, &mut pairs);
-                    } else {
-                        products::<C, 8>(w, x, &mut pairs);
-                    }
-                    let scales = panel.scales[2 * j + if SCALE == 16 { first / 16 } else { 0 }].as_ptr();
-                    for h in 0..2 {
-                        let scale = _mm256_load_si256(scales.cast::<__m256i>().add(h));
-                        for c in 0..C {
-                            sum[c][h] = _mm256_add_epi32(sum[c][h], _mm256_madd_epi16(pairs[c][h], scale));
-                        }
+                }
+                let (w, x) = (w.add(first / 2), array::from_fn(|c| x[c].add(first / 4)));
+                if SUM == 16 {
+                    products::<C, 4>(w, x, &mut pairs);
+                } else {
+                    products::<C, 8>(w, x, &mut pairs);
+                }
+                let scales = panel.scales[2 * j + if SCALE == 16 { first / 16 } else { 0 }].as_ptr();
+                for h in 0..2 {
+                    let scale = _mm256_load_si256(scales.cast::<__m256i>().add(h));
+                    for c in 0..C {
+                        sum[c][h] = _mm256_add_epi32(sum[c][h], _mm256_madd_epi16(pairs[c][h], scale));
                     }
                 }
             }

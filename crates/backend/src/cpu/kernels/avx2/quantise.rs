@@ -108,10 +108,10 @@ pub(in super::super) unsafe fn block32(x: &[f32], row: &RowPtr) {
             let r = array!(4, |i| round(v[i], inv, 32767));
             *d = amax / 32767.0;
             *sum = hsum(_mm256_add_epi32(_mm256_add_epi32(r[0], r[1]), _mm256_add_epi32(r[2], r[3])));
-            for (i, n) in [narrow(r[0], r[1]), narrow(r[2], r[3])].into_iter().enumerate() {
-                _mm256_storeu_si256(q.add(i), n);
-                _mm256_storeu_si256(wide.add(i), wide_order(n));
-            }
+            let (a, b) = (narrow(r[0], r[1]), narrow(r[2], r[3]));
+            _mm256_storeu_si256(q, a);
+            _mm256_storeu_si256(q.add(1), b);
+            put_wide(wide.cast(), a, b);
         }
     }
 }
@@ -141,7 +141,21 @@ unsafe fn put_starts<const LOG: i32>(to: *mut i16, pairs: __m256i) {
     }
 }
 
-/// Quantises to 32-blocks of bytes and writes the starts.
+/// Writes the wide form of 32 values.
+///
+/// # Safety
+/// There is room for them.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn put_wide(to: *mut i16, a: __m256i, b: __m256i) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        _mm256_storeu_si256(to.cast(), wide_order(a));
+        _mm256_storeu_si256(to.add(16).cast(), wide_order(b));
+    }
+}
+
+/// Quantises to 32-blocks of bytes and writes the starts and the wide form.
 ///
 /// # Safety
 /// See [`super::super::variants::QuantiseFn`].
@@ -152,12 +166,13 @@ pub(in super::super) unsafe fn byte32(x: &[f32], row: &RowPtr) {
         unsafe {
             let v = load32(x.as_ptr().add(32 * b));
             let amax = largest(amax32(&v));
-            let (q, start) = (row.q.add(32 * b).cast::<__m256i>(), row.start.add(4 * b));
+            let (q, start, wide) = (row.q.add(32 * b).cast::<__m256i>(), row.start.add(4 * b), row.wide.add(32 * b));
             let (d, sum) = (row.d.add(b), row.sums.cast::<i32>().add(b));
             if let Some(scale) = empty(amax) {
                 (*d, *sum) = (scale, 0);
                 _mm256_storeu_si256(q, _mm256_setzero_si256());
                 start.write_bytes(0, 4);
+                wide.write_bytes(0, 32);
                 continue;
             }
             let inv = _mm256_set1_ps(127.0 / amax);
@@ -168,11 +183,12 @@ pub(in super::super) unsafe fn byte32(x: &[f32], row: &RowPtr) {
             let bytes = _mm256_permute4x64_epi64::<0xd8>(_mm256_packs_epi16(a, b));
             _mm256_storeu_si256(q, bytes);
             put_starts::<4>(start, pairs(bytes));
+            put_wide(wide, a, b);
         }
     }
 }
 
-/// Quantises to 256-blocks and writes the starts.
+/// Quantises to 256-blocks and writes the starts and the wide form.
 ///
 /// # Safety
 /// See [`super::super::variants::QuantiseFn`].
@@ -188,12 +204,13 @@ pub(in super::super) unsafe fn block256(x: &[f32], row: &RowPtr) {
                 all = _mm256_max_epi32(all, group);
             }
             let amax = largest(all);
-            let (q, start) = (row.q.add(256 * b), row.start.add(32 * b));
+            let (q, start, wide) = (row.q.add(256 * b), row.start.add(32 * b), row.wide.add(256 * b));
             let (u, d, sums) = (row.u.add(8 * b), row.d.add(b), row.sums.cast::<i16>().add(16 * b));
             if let Some(scale) = empty(amax) {
                 *d = scale;
                 q.write_bytes(0, 256);
                 start.write_bytes(0, 32);
+                wide.write_bytes(0, 256);
                 sums.write_bytes(0, 16);
                 u.write_bytes(1, 8);
                 continue;
@@ -215,6 +232,8 @@ pub(in super::super) unsafe fn block256(x: &[f32], row: &RowPtr) {
                 *sums.add(2 * j) = _mm256_extract_epi32::<0>(both) as i16;
                 *sums.add(2 * j + 1) = _mm256_extract_epi32::<4>(both) as i16;
                 put_starts::<5>(start.add(4 * j), pairs);
+                let u = _mm256_set1_epi16(uj as i16);
+                put_wide(wide.add(32 * j), _mm256_mullo_epi16(a, u), _mm256_mullo_epi16(b, u));
             }
         }
     }

@@ -1,7 +1,7 @@
-//! The micro-kernel of panels of 16-bit integers: 16 rows times up to six columns.
+//! The micro-kernel of panels of 16-bit integers: 16 rows times up to four columns.
 //!
 //! Lanes are rows. A pair of activations is broadcast, `vpmaddwd` multiplies it with the pair of every row, and the sums
-//! stay in i32 registers over a block: 6 columns × 2 registers, 2 of the panel, 1 broadcast. Zen 4 does two `vpmaddwd`
+//! stay in i32 registers over a block: 4 columns × 2 registers, 2 of the panel, 1 broadcast. Zen 4 does two `vpmaddwd`
 //! and four additions a cycle, so that 32 multiply-adds a cycle are the ceiling.
 
 use std::arch::x86_64::*;
@@ -14,23 +14,21 @@ use super::super::panel::{Panel, ROWS};
 use super::super::variants::TileFn;
 use super::in_turn;
 
-/// Pairs of a block.
-const PAIRS: usize = 16;
-
 /// The tile function of a type.
 pub(in super::super) fn tile(t: WeightType) -> TileFn {
-    match (t.act(), t.has_min()) {
-        (ActKind::Block32, false) => columns::<false>,
-        (ActKind::Block32, true) => columns::<true>,
-        (ActKind::Byte32, _) => super::blocks::tile(t),
+    match (t, t.act(), t.has_min()) {
+        (WeightType::IQ4_NL, ..) | (_, ActKind::Block32, false) => columns::<32, false>,
+        (WeightType::IQ4_XS, ..) => columns::<256, false>,
+        (_, ActKind::Block32, true) => columns::<32, true>,
+        (_, ActKind::Byte32, _) => super::blocks::tile(t),
         _ => super::bytes::tile(t),
     }
 }
 
 /// # Safety
-/// See [`TileFn`]; the panel is 32-blocks of 16-bit integers.
+/// See [`TileFn`]; the panel is 16-bit integers, in blocks of `BLOCK`.
 #[target_feature(enable = "avx2,fma")]
-unsafe fn columns<const MIN: bool>(
+unsafe fn columns<const BLOCK: usize, const MIN: bool>(
     panel: &Panel,
     blocks: usize,
     chunk: usize,
@@ -41,12 +39,10 @@ unsafe fn columns<const MIN: bool>(
         // SAFETY: the caller's promise, for each of the columns.
         unsafe {
             match cols.len() {
-                1 => group::<1, MIN>(panel, blocks, chunk, cols, acc),
-                2 => group::<2, MIN>(panel, blocks, chunk, cols, acc),
-                3 => group::<3, MIN>(panel, blocks, chunk, cols, acc),
-                4 => group::<4, MIN>(panel, blocks, chunk, cols, acc),
-                5 => group::<5, MIN>(panel, blocks, chunk, cols, acc),
-                _ => group::<6, MIN>(panel, blocks, chunk, cols, acc),
+                1 => group::<1, BLOCK, MIN>(panel, blocks, chunk, cols, acc),
+                2 => group::<2, BLOCK, MIN>(panel, blocks, chunk, cols, acc),
+                3 => group::<3, BLOCK, MIN>(panel, blocks, chunk, cols, acc),
+                _ => group::<4, BLOCK, MIN>(panel, blocks, chunk, cols, acc),
             }
         }
     }
@@ -88,7 +84,7 @@ pub(super) unsafe fn pairs<const C: usize>(
 /// As [`columns`], with C columns.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn group<const C: usize, const MIN: bool>(
+unsafe fn group<const C: usize, const BLOCK: usize, const MIN: bool>(
     panel: &Panel,
     blocks: usize,
     chunk: usize,
@@ -96,12 +92,12 @@ unsafe fn group<const C: usize, const MIN: bool>(
     acc: &mut [[f32; ROWS]],
 ) {
     for b in 0..blocks {
-        let block = chunk / 32 + b;
+        let block = chunk / BLOCK + b;
         // SAFETY: the panel and the columns have the block; `acc` has C columns.
         unsafe {
-            let x: [*const i32; C] = std::array::from_fn(|c| cols[c].row.wide.add(32 * block).cast_const().cast());
+            let x: [*const i32; C] = std::array::from_fn(|c| cols[c].row.wide.add(BLOCK * block).cast_const().cast());
             let mut sum = [[_mm256_setzero_si256(); 2]; C];
-            pairs(panel.w.as_ptr().add(2 * ROWS * PAIRS * b).cast(), x, PAIRS, &mut sum);
+            pairs(panel.w.as_ptr().add(ROWS * BLOCK * b).cast(), x, BLOCK / 2, &mut sum);
             for c in 0..C {
                 let dx = _mm256_broadcast_ss(&*cols[c].row.d.add(block));
                 for h in 0..2 {

@@ -14,22 +14,22 @@ use super::planar;
 use super::small::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 use super::words::{Heads, SuperWords, Words};
 
-/// The unpacker of a type.
-pub(in super::super) fn unpack(t: WeightType) -> UnpackFn {
+/// The unpacker of a type; where `WIDE`, bytes up to 255 become 16-bit integers.
+pub(in super::super) fn unpack<const WIDE: bool>(t: WeightType) -> UnpackFn {
     match t {
-        WeightType::Q4_0 => small::<Q4_0>,
-        WeightType::Q4_1 => small::<Q4_1>,
-        WeightType::Q5_0 => small::<Q5_0>,
-        WeightType::Q5_1 => small::<Q5_1>,
-        WeightType::Q8_0 => small::<Q8_0>,
-        WeightType::IQ4_NL => small::<Iq4Nl>,
-        WeightType::MXFP4 => small::<Mxfp4>,
-        WeightType::Q2_K => large::<Q2K>,
-        WeightType::Q3_K => large::<Q3K>,
-        WeightType::Q4_K => large::<Q4K>,
-        WeightType::Q5_K => large::<Q5K>,
-        WeightType::Q6_K => large::<Q6K>,
-        WeightType::IQ4_XS => large::<Iq4Xs>,
+        WeightType::Q4_0 => small::<Q4_0, false>,
+        WeightType::Q4_1 => small::<Q4_1, false>,
+        WeightType::Q5_0 => small::<Q5_0, false>,
+        WeightType::Q5_1 => small::<Q5_1, false>,
+        WeightType::Q8_0 => small::<Q8_0, true>,
+        WeightType::IQ4_NL => small::<Iq4Nl, WIDE>,
+        WeightType::MXFP4 => small::<Mxfp4, false>,
+        WeightType::Q2_K => large::<Q2K, false>,
+        WeightType::Q3_K => large::<Q3K, false>,
+        WeightType::Q4_K => large::<Q4K, false>,
+        WeightType::Q5_K => large::<Q5K, false>,
+        WeightType::Q6_K => large::<Q6K, false>,
+        WeightType::IQ4_XS => large::<Iq4Xs, WIDE>,
         WeightType::MXFP4_PLANAR | WeightType::Affine(_) => planar::unpack(t),
         WeightType::F32 | WeightType::F16 | WeightType::BF16 => unreachable!("floats have no integer panel"),
     }
@@ -50,6 +50,13 @@ pub(super) fn ask(set: &RowSet, at: usize, bytes: usize) {
 #[target_feature(enable = "avx2")]
 fn even(x: __m256i) -> __m256i {
     _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(x))
+}
+
+/// Bytes less 128.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn signed(x: __m256i) -> __m256i {
+    _mm256_xor_si256(x, _mm256_set1_epi8(-128))
 }
 
 /// Odd bytes of every 16 bits, with their sign.
@@ -82,7 +89,7 @@ pub(super) unsafe fn word_at(panel: &mut Panel, word: usize, r: usize) -> *mut _
 /// # Safety
 /// See [`UnpackFn`]; the rows are of type `T`.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn small<T: Words>(set: &RowSet, chunk: usize, blocks: usize, panel: &mut Panel) {
+unsafe fn small<T: Words, const WIDE: bool>(set: &RowSet, chunk: usize, blocks: usize, panel: &mut Panel) {
     let rows: [*const u8; ROWS] = std::array::from_fn(|r| set.row(r).wrapping_add(chunk / 32 * T::BYTES));
     ask(set, chunk / 32 * T::BYTES, blocks * T::BYTES);
     for r in [0, 8] {
@@ -92,9 +99,10 @@ unsafe fn small<T: Words>(set: &RowSet, chunk: usize, blocks: usize, panel: &mut
                 let p: [*const u8; 8] = std::array::from_fn(|i| rows[r + i].add(b * T::BYTES));
                 let (words, [d, m]) = T::block(&p);
                 for (i, w) in words.into_iter().enumerate() {
-                    if T::X == 32 {
+                    if !WIDE {
                         _mm256_store_si256(word_at(panel, 8 * b + i, r), w);
                     } else {
+                        let w = if T::X == 32 { signed(w) } else { w };
                         _mm256_store_si256(at(panel, 16 * b + 2 * i, r), even(w));
                         _mm256_store_si256(at(panel, 16 * b + 2 * i + 1, r), odd(w));
                     }
@@ -111,7 +119,7 @@ unsafe fn small<T: Words>(set: &RowSet, chunk: usize, blocks: usize, panel: &mut
 /// # Safety
 /// See [`UnpackFn`]; the rows are of type `T`.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn large<T: SuperWords>(set: &RowSet, chunk: usize, _blocks: usize, panel: &mut Panel) {
+unsafe fn large<T: SuperWords, const WIDE: bool>(set: &RowSet, chunk: usize, _blocks: usize, panel: &mut Panel) {
     let rows: [*const u8; ROWS] = std::array::from_fn(|r| set.row(r).wrapping_add(chunk / 256 * T::BYTES));
     ask(set, chunk / 256 * T::BYTES, T::BYTES);
     for r in [0, 8] {
@@ -129,6 +137,9 @@ unsafe fn large<T: SuperWords>(set: &RowSet, chunk: usize, _blocks: usize, panel
                 _mm256_store_si256(panel.scales[g].as_mut_ptr().add(r).cast(), scale);
             }
             T::groups(&p, word_at(panel, 0, r));
+            if WIDE {
+                widen(panel, r);
+            }
             _mm256_storeu_ps(panel.d[0].as_mut_ptr().add(r), d);
             if T::DMIN.is_some() {
                 _mm256_storeu_ps(panel.m[0].as_mut_ptr().add(r), _mm256_xor_ps(m, _mm256_set1_ps(-0.0)));
@@ -141,6 +152,27 @@ unsafe fn large<T: SuperWords>(set: &RowSet, chunk: usize, _blocks: usize, panel
                     _mm256_storeu_si256(panel.mins[g].as_mut_ptr().add(r).cast(), pair);
                 }
             }
+        }
+    }
+}
+
+/// Makes 16-bit integers, sub-scales multiplied in, of the words of the eight rows from `r` on, whose bytes have 128 too much.
+///
+/// # Safety
+/// `r` is 0 or 8.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn widen(panel: &mut Panel, r: usize) {
+    for word in 0..64 {
+        // SAFETY: the panel has 64 words of a row, 128 pairs and a sub-scale of each 32-group.
+        unsafe {
+            let scale = _mm256_load_si256(panel.scales[word / 8 * 2].as_ptr().add(r).cast());
+            let scale = _mm256_slli_epi16::<8>(scale);
+            let w = signed(_mm256_load_si256(word_at(panel, word, r)));
+            // Where byte and sub-scale both stand in the upper half, so does their product.
+            let (even, odd) = (_mm256_slli_epi16::<8>(w), _mm256_and_si256(w, _mm256_set1_epi16(-256)));
+            _mm256_store_si256(at(panel, 2 * word, r), _mm256_mulhi_epi16(even, scale));
+            _mm256_store_si256(at(panel, 2 * word + 1, r), _mm256_mulhi_epi16(odd, scale));
         }
     }
 }
