@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# avx512.sh [TEST]...: runs tests of crates/backend on a machine without AVX-512 as on one that has it: in Bochs, which emulates a
+# Tiger Lake, under a kernel of Debian's. Without names it is the test of the kernels: every one against the scalar dot product, bit
+# for bit. Emulation takes minutes where the machine takes a second, so it is run by hand. Needs Rust and Debian or its kin.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+[ $# -gt 0 ] || set -- kernels
+
+as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi; }
+needs=(bochs isolinux syslinux-common xorriso cpio)
+dpkg -s "${needs[@]}" >/dev/null 2>&1 ||
+  { as_root apt-get update && as_root apt-get install -y --no-install-recommends "${needs[@]}"; } >/dev/null
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+root=$work/root
+mkdir -p "$root"/{bin,proc,dev,tmp,t} "$work/iso/isolinux"
+for name; do
+  program=$(CARGO_PROFILE_RELEASE_DEBUG=0 cargo test --locked --release --no-run -p backend --test "$name" 2>&1 |
+    tee /dev/stderr | sed -n 's/^ *Executable .*(\(.*\))$/\1/p')
+  strip -o "$root/t/$name" "$program"
+  ldd "$program" | grep -o '/[^ ]*' | xargs cp -Lu --parents -t "$root"
+done
+cp -r --parents "$PWD/crates/backend/tests/data" "$root"
+
+kernel=$(apt-cache depends linux-image-cloud-amd64 | sed -n 's/^ *Depends: \(linux-image-[0-9].*\)/\1/p' | head -n 1)
+(cd "$work" && apt-get download "$kernel" busybox-static >/dev/null && for deb in *.deb; do dpkg-deb -x "$deb" debian; done)
+cp "$work/debian/bin/busybox" "$root/bin/"
+cp "$work"/debian/boot/vmlinuz-* "$work/iso/vmlinuz"
+cat >"$root/init" <<I
+#!/bin/busybox sh
+/bin/busybox --install -s /bin
+export PATH=/bin
+mount -t proc proc /proc
+mount -t devtmpfs dev /dev
+exec </dev/ttyS0 >/dev/ttyS0 2>&1
+stty -onlcr
+run() { echo "== \$*"; "\$@" || echo "FAILED: status \$?"; }
+run grep -m 1 -o avx512_vnni /proc/cpuinfo
+for name in $*; do run /t/\$name --test-threads 1; done
+echo "== the end"
+sleep 1
+poweroff -f
+I
+chmod +x "$root/init"
+(cd "$root" && find . | cpio -o -H newc --quiet) >"$work/iso/initrd"
+cp /usr/lib/ISOLINUX/isolinux.bin /usr/lib/syslinux/modules/bios/ldlinux.c32 "$work/iso/isolinux/"
+# What is cleared: FSRM (580), since Linux takes ERMS for granted beside it, which it finds switched off here; PKU (515) and the
+# compacted forms of XSAVE (321, 323), whose layout in Bochs 2.7 it refuses, and AVX with them.
+cat >"$work/iso/isolinux/isolinux.cfg" <<'I'
+default linux
+label linux
+ kernel /vmlinuz
+ append initrd=/initrd console=ttyS0 quiet nokaslr mitigations=off tsc=reliable lpj=1000000 nosmp noapic clearcpuid=580,515,323,321
+I
+xorriso -as mkisofs -quiet -o "$work/linux.iso" -b isolinux/isolinux.bin -c isolinux/boot.cat -no-emul-boot -boot-load-size 4 \
+  -boot-info-table "$work/iso" 2>/dev/null
+
+cat >"$work/bochsrc" <<C
+megs: 512
+romimage: file=/usr/share/bochs/BIOS-bochs-latest
+vgaromimage: file=/usr/share/bochs/VGABIOS-lgpl-latest
+cpu: model=tigerlake, ips=100000000
+ata0: enabled=1, ioaddr1=0x1f0, ioaddr2=0x3f0, irq=14
+ata0-master: type=cdrom, path=$work/linux.iso, status=inserted
+boot: cdrom
+com1: enabled=1, mode=file, dev=$work/serial
+display_library: rfb, options="timeout=0"
+log: $work/log
+panic: action=fatal
+clock: sync=none, time0=utc
+C
+echo c >"$work/go" # Debian's Bochs has its debugger, which waits for a command.
+: >"$work/serial"
+tail -f "$work/serial" &
+trap 'kill $! 2>/dev/null; rm -rf "$work"' EXIT
+# The screen is one for VNC, so it gets a network of its own that leads nowhere.
+unshare --map-root-user --net bochs -q -f "$work/bochsrc" -rc "$work/go" </dev/null >"$work/out" 2>&1 || true
+sleep 1
+
+found=$(cat "$work/serial")
+case $found in
+  *FAILED* | *panicked*) echo "something failed"; exit 1 ;;
+  *avx512_vnni*"== the end"*) echo "AVX-512: all passed" ;;
+  *) echo "it did not come to its end"; tail -n 5 "$work/log" "$work/out"; exit 1 ;;
+esac
