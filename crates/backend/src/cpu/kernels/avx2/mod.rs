@@ -47,16 +47,6 @@ fn opaque(mut p: *const u8) -> *const u8 {
     p
 }
 
-/// The same register, but the compiler cannot know it. It would take what is done to all of it back before the widening
-/// that it came from, and widen each of the results.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn whole(mut v: __m256i) -> __m256i {
-    // SAFETY: no instruction is emitted.
-    unsafe { std::arch::asm!("/* {0} */", inout(ymm_reg) v, options(pure, nomem, nostack, preserves_flags)) };
-    v
-}
-
 /// The same register, where this stands among its like. Left to itself the compiler goes column by column through what it
 /// has unrolled, for which sixteen registers are too few.
 #[inline]

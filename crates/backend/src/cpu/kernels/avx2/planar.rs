@@ -5,17 +5,17 @@
 
 use std::arch::x86_64::*;
 
-use quant::types::iq::E2M1_DOUBLED;
 use quant::{ScaleType, WeightType};
 
 use super::super::acts::RowPtr;
-use super::super::panel::{Panel, ROWS, UnpackFn, offset};
+use super::super::panel::{Panel, ROWS, UnpackFn};
 use super::super::variants::OneFn;
 use super::super::{ActsShared, Ahead, ColPtr, RowSet, prefetch};
 use super::small::{E2M1_RAISED, nibbles_of_two};
 use super::unpack::{ask, at, word_at};
+use super::words::{self, table, words4};
 use super::{
-    array, both, eights, hsum8, load64, load128, load256, opaque, put_eight, sums, transpose8, transposed_words, whole,
+    array, both, eights, hsum8, load64, load128, load256, opaque, put_eight, sums, transpose8, transposed_words,
 };
 
 /// How 32 values lie in plane `q`. `p` always points to them, `4·BITS` readable bytes; the machine has AVX2.
@@ -25,8 +25,8 @@ trait Ints {
     const BITS: usize;
     /// What the integers of [`Ints::sums`] have too much.
     const OFFSET: i32 = 0;
-    /// The integers in order.
-    unsafe fn bytes(p: *const u8) -> __m256i;
+    /// The integers of eight rows as words of four, as the panel has them, a lane a row.
+    unsafe fn words(p: &[*const u8; 8]) -> [__m256i; 8];
     /// `Σ (q + OFFSET)·x` of eight rows, a lane a row, for block `b` of the column.
     unsafe fn sums(p: &[*const u8; 8], x: &RowPtr, b: usize) -> __m256i;
 }
@@ -38,9 +38,10 @@ impl Ints for Bits<8> {
     const BITS: usize = 8;
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn bytes(p: *const u8) -> __m256i {
+    unsafe fn words(p: &[*const u8; 8]) -> [__m256i; 8] {
         // SAFETY: the promise of the trait: 32 bytes.
-        unsafe { load256(p) }
+        let (a, b) = unsafe { (words4(p, 0), words4(p, 16)) };
+        [a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]]
     }
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -57,23 +58,29 @@ impl Ints for Bits<8> {
     }
 }
 
-/// Low and high halves of 16 bytes in turn.
+/// Low and high halves of 16 bytes of eight rows in turn.
 ///
 /// # Safety
 /// They are readable; the machine has AVX2.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn nibbles(p: *const u8) -> __m256i {
+unsafe fn nibbles(p: &[*const u8; 8]) -> [__m256i; 8] {
     // SAFETY: the caller's promise.
-    let v = whole(_mm256_cvtepu8_epi16(unsafe { load128(p) }));
-    _mm256_and_si256(_mm256_or_si256(v, _mm256_slli_epi16::<4>(v)), _mm256_set1_epi8(15))
+    let w = unsafe { words4(p, 0) };
+    let lane = both(_mm_setr_epi32(0, 0x0004_0004, 0x0008_0008, 0x000c_000c));
+    array!(8, |i| {
+        // Two bytes become 16 bits each.
+        let two = _mm256_set1_epi32(if i.is_multiple_of(2) { 0x8001_8000u32 } else { 0x8003_8002 }.cast_signed());
+        let v = _mm256_shuffle_epi8(w[i / 2], _mm256_add_epi8(two, lane));
+        _mm256_and_si256(_mm256_or_si256(v, _mm256_slli_epi16::<4>(v)), _mm256_set1_epi8(15))
+    })
 }
 
 impl Ints for Bits<4> {
     const BITS: usize = 4;
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn bytes(p: *const u8) -> __m256i {
+    unsafe fn words(p: &[*const u8; 8]) -> [__m256i; 8] {
         // SAFETY: the promise of the trait: 16 bytes.
         unsafe { nibbles(p) }
     }
@@ -93,9 +100,10 @@ impl Ints for Fp4 {
     const OFFSET: i32 = 12;
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn bytes(p: *const u8) -> __m256i {
-        // SAFETY: the promise of the trait: 16 bytes; so has the table.
-        unsafe { _mm256_shuffle_epi8(both(load128(E2M1_DOUBLED.as_ptr().cast())), nibbles(p)) }
+    unsafe fn words(p: &[*const u8; 8]) -> [__m256i; 8] {
+        // SAFETY: the promise of the trait: 16 bytes.
+        let codes = unsafe { nibbles(p) };
+        array!(8, |i| table(&words::E2M1_RAISED, codes[i]))
     }
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -178,15 +186,28 @@ fn stream<const B: usize, const LOW: i32>(v: __m256i, s: &Stream) -> __m256i {
 
 macro_rules! stream {
     ($bits:literal, $low:literal, |$p:ident| $load:expr) => {
-        impl Ints for Bits<$bits> {
-            const BITS: usize = $bits;
+        impl Bits<$bits> {
+            /// The integers of a row in order.
+            ///
+            /// # Safety
+            /// As in [`Ints`].
             #[inline]
             #[target_feature(enable = "avx2,fma,f16c")]
             unsafe fn bytes($p: *const u8) -> __m256i {
                 const { assert!(Stream::low($bits) == $low) };
                 static STREAM: Stream = Stream::new($bits);
-                // SAFETY: the promise of the trait; no load ends past the bytes of the values.
+                // SAFETY: the caller's promise; no load ends past the bytes of the values.
                 stream::<$bits, $low>(unsafe { $load }, &STREAM)
+            }
+        }
+
+        impl Ints for Bits<$bits> {
+            const BITS: usize = $bits;
+            #[inline]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            unsafe fn words(p: &[*const u8; 8]) -> [__m256i; 8] {
+                // SAFETY: the promise of the trait.
+                transpose8(unsafe { array!(8, |i| Self::bytes(p[i])) })
             }
             #[inline]
             #[target_feature(enable = "avx2,fma,f16c")]
@@ -449,10 +470,8 @@ unsafe fn panel<Q: Ints, S: Scale, const MIN: bool>(set: &RowSet, chunk: usize, 
             groups.load::<S, MIN>(&scales, &biases, chunk / group, 32 * blocks / group);
             for b in 0..blocks {
                 let p = q.map(|p| p.add((chunk / 32 + b) * bytes));
-                let in_order = array!(8, |i| Q::bytes(p[i]));
-                for (i, w) in transpose8(in_order).into_iter().enumerate() {
+                for (i, w) in Q::words(&p).into_iter().enumerate() {
                     if Q::BITS < 8 {
-                        let w = _mm256_add_epi8(w, _mm256_set1_epi8(offset(set.dtype).cast_signed()));
                         _mm256_store_si256(word_at(panel, 8 * b + i, r), w);
                     } else {
                         let even = _mm256_and_si256(w, _mm256_set1_epi16(0xff));

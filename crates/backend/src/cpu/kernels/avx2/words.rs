@@ -82,7 +82,7 @@ fn high(v: __m256i) -> __m256i {
 /// The values of a table.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn table(values: &[i8; 16], codes: __m256i) -> __m256i {
+pub(super) fn table(values: &[i8; 16], codes: __m256i) -> __m256i {
     // SAFETY: the table has 16 bytes.
     _mm256_shuffle_epi8(both(unsafe { load128(values.as_ptr().cast()) }), codes)
 }
@@ -98,7 +98,7 @@ const fn raised(mut values: [i8; 16], by: u8) -> [i8; 16] {
 }
 
 const IQ4_RAISED: [i8; 16] = raised(IQ4_VALUES, offset(WeightType::IQ4_NL));
-const E2M1_RAISED: [i8; 16] = raised(E2M1_DOUBLED, offset(WeightType::MXFP4));
+pub(super) const E2M1_RAISED: [i8; 16] = raised(E2M1_DOUBLED, offset(WeightType::MXFP4));
 
 /// A 32-block format. `p` always points to eight blocks, all of which are readable; the machine has AVX2, FMA and F16C.
 #[allow(clippy::missing_safety_doc)]
