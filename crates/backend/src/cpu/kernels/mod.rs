@@ -399,7 +399,9 @@ const FAR: usize = 16384;
 
 /// The bytes that a worker reads after those at hand, in the order in which it reads them: the rest of a tile, then the
 /// start of the next one, be it of another matrix. They are asked for into the second cache, where they do not push out
-/// what is at hand however far ahead they are.
+/// what is at hand however far ahead they are. That is for kernels that wait for memory: super-blocks, and types of 8 bits ([768, 2048]
+/// q8_0, one core of AMD EPYC 9004: 13.9 -> 23.2 GB/s against [`Ahead`]); those of fewer bits and 32-blocks have more to compute, and
+/// lose a tenth to the second cache's latency.
 #[derive(Clone, Copy, Debug)]
 struct Stream {
     tile: *const u8,

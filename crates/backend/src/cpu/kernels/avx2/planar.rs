@@ -10,7 +10,7 @@ use quant::{ScaleType, WeightType};
 use super::super::acts::RowPtr;
 use super::super::panel::{Panel, ROWS, UnpackFn};
 use super::super::variants::OneFn;
-use super::super::{ActsShared, Ahead, ColPtr, RowSet, prefetch};
+use super::super::{ActsShared, Ahead, ColPtr, RowSet, prefetch, prefetch_second};
 use super::small::{E2M1_RAISED, nibbles_of_two};
 use super::unpack::{ask, at, word_at};
 use super::words::{self, table, words4};
@@ -402,7 +402,7 @@ unsafe fn eight<Q: Ints, S: Scale, const MIN: bool>(set: &RowSet, first: usize, 
     let (row, stride) = (set.row(first), step * set.bytes.q);
     let scales = std::array::from_fn(|i| set.scales(first + i * step));
     let biases = std::array::from_fn(|i| set.biases(first + i * step));
-    let ahead = Ahead::new(row, 8, set.bytes.q);
+    let (ahead, far) = (Ahead::new(row, 8, set.bytes.q), super::super::Stream::new(set, 8));
     let mut b = 0;
     // SAFETY: the caller's promise: groups and blocks lie inside every row and the column.
     unsafe {
@@ -420,7 +420,11 @@ unsafe fn eight<Q: Ints, S: Scale, const MIN: bool>(set: &RowSet, first: usize, 
             }
             let (d, m) = (groups.d[group % 8], groups.m[group % 8]);
             for _ in 0..per_group {
-                ahead.ask(8 * bytes * b, 8 * bytes);
+                if Q::BITS == 8 {
+                    prefetch_second(far.after(first * set.bytes.q + 8 * bytes * b), 8 * bytes);
+                } else {
+                    ahead.ask(8 * bytes * b, 8 * bytes);
+                }
                 let p = opaque(row.add(bytes * b));
                 let mut isum = Q::sums(&array!(8, |r| p.add(r * stride)), &col.row, b);
                 let dx = _mm256_broadcast_ss(&*col.row.d.add(b));

@@ -37,12 +37,13 @@ pub(super) unsafe fn even_odd(x: *const u8) -> [__m256i; 2] {
     [_mm256_permute4x64_epi64::<0x88>(x), _mm256_permute4x64_epi64::<0xdd>(x)]
 }
 
-/// Products of a pair of registers, added up to 16 bits where four of them fit, else to 32 bits.
+/// Products of a pair of registers, added up to 16 bits where four of them fit, else to 32 bits. Signed weights take the sign of
+/// the activations, whose magnitudes serve all rows.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn products<const MOST: i32, const SIGNED: bool>(w: [__m256i; 2], x: [__m256i; 2]) -> __m256i {
     let p = array!(2, |i| if SIGNED {
-        _mm256_maddubs_epi16(_mm256_abs_epi8(w[i]), _mm256_sign_epi8(x[i], w[i]))
+        _mm256_maddubs_epi16(_mm256_abs_epi8(x[i]), _mm256_sign_epi8(w[i], x[i]))
     } else {
         _mm256_maddubs_epi16(w[i], x[i])
     });

@@ -10,7 +10,7 @@ use quant::WeightType;
 
 use super::super::panel::ROWS;
 use super::super::variants::OneFn;
-use super::super::{ActsShared, Ahead, ColPtr, RowSet};
+use super::super::{ActsShared, Ahead, ColPtr, RowSet, Stream, prefetch_second};
 use super::large::{Iq4Xs, Large, Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::small::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Small};
 use super::{array, eights, halves8, opaque, planar, put_eight, walk};
@@ -74,12 +74,16 @@ kernels!(
 unsafe fn small<T: Small>(set: &RowSet, col: &ColPtr, out: &mut [f32; ROWS]) {
     for (first, step) in eights(set.n) {
         let (row, stride) = (set.row(first), step * set.bytes.q);
-        let ahead = Ahead::new(row, 8, set.bytes.q);
+        let (ahead, stream) = (Ahead::new(row, 8, set.bytes.q), Stream::new(set, 8));
         // SAFETY: block b lies inside every row and the column; the machine has the instructions.
         unsafe {
             let mut acc = _mm256_setzero_ps();
             for b in 0..set.k / 32 {
-                ahead.ask(8 * T::BYTES * b, 8 * T::BYTES);
+                if T::X > 32 {
+                    prefetch_second(stream.after(first * set.bytes.q + 8 * T::BYTES * b), 8 * T::BYTES);
+                } else {
+                    ahead.ask(8 * T::BYTES * b, 8 * T::BYTES);
+                }
                 let p = opaque(row.add(T::BYTES * b));
                 let p = array!(8, |i| p.add(i * stride));
                 let mut isum = T::sums(&p, col.row.q.add(T::X * b));
