@@ -21,6 +21,13 @@ fn peak_resident() -> Option<usize> {
     kilobytes("/proc/self/status", "VmHWM:")
 }
 
+/// Bytes of mapped files that are resident, and how many of them lie in pages of 2 MB, where the system says so.
+pub fn mapped() -> Option<(usize, usize)> {
+    let rollup = "/proc/self/smaps_rollup";
+    let files = kilobytes("/proc/self/status", "RssFile:")?;
+    Some((files, kilobytes(rollup, "FilePmdMapped:")?))
+}
+
 fn kilobytes(file: &str, field: &str) -> Option<usize> {
     let text = std::fs::read_to_string(file).ok()?;
     let line = text.lines().find(|l| l.starts_with(field))?;

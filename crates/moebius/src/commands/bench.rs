@@ -231,6 +231,10 @@ impl Bench<'_> {
             us(outside)
         );
         eprintln!("{:<50} {regions:>7.1} {:>9} {:>6} {:>9}", "in all", us(total), "", us(alone));
+        if let Some((files, large)) = machine::mapped() {
+            let [files, large] = [files, large].map(|n| machine::bytes(n as u64));
+            eprintln!("{large} of {files} of mapped files lie in pages of 2 MB");
+        }
         Ok(())
     }
 
