@@ -85,6 +85,8 @@ static TWO_WORDS: Words = {
     Words(words)
 };
 
+/// The products of up to 16 rows with one column.
+///
 /// # Safety
 /// See [`super::super::variants::OneFn`]; the set is of type `T`; the machine has AVX2, FMA and F16C, and VNNI where `VNNI`.
 #[inline(always)]
