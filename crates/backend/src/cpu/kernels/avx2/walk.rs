@@ -187,7 +187,6 @@ unsafe fn walk<T: Large, const VNNI: bool, const WHOLE: bool>(
         let zero = _mm256_setzero_si256();
         let (mut scales, mut isum) = ([zero; 8], [zero; 8]);
         for group in 0..len {
-            let entry = b;
             for i in 0..8 {
                 (at[i], blocks[i]) = (p, b);
                 (&raw mut (*sums).d).cast::<u16>().add(8 * group + i).write(p.add(T::D).cast::<u16>().read_unaligned());
@@ -203,44 +202,8 @@ unsafe fn walk<T: Large, const VNNI: bool, const WHOLE: bool>(
             }
             let ahead = stream.after(at[0].addr() - tile);
 
-            let mut msum = zero;
-            if T::WIDE_SCALES {
-                let mut m = [zero; 4];
-                for i in 0..4 {
-                    let two = |of: *const [Eight; SEGMENT + 8]| load256(of.cast::<Eight>().add(entry + 2 * i).cast());
-                    let [s, min] = T::head_words(at[2 * i], at[2 * i + 1]);
-                    scales[i] = _mm256_mullo_epi16(s, two(&raw const (*column).u));
-                    if T::DMIN.is_some() {
-                        let even = _mm256_madd_epi16(min, two(&raw const (*column).even));
-                        m[i] = _mm256_add_epi32(even, _mm256_madd_epi16(min, two(&raw const (*column).odd)));
-                    }
-                }
-                if T::DMIN.is_some() {
-                    let in_order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-                    msum = _mm256_permutevar8x32_epi32(halves4_sum(m), in_order);
-                }
-            } else {
-                let mut m = [zero; 8];
-                for i in 0..8 {
-                    // Even 16-groups to the low half, odd ones to the high half, as they lie in a 32-group's register.
-                    let order = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
-                    let s = T::scales(at[i]);
-                    let u = both(load128((&raw const (*column).u).cast::<Eight>().add(entry + i).cast()));
-                    scales[i] = _mm256_mullo_epi16(_mm256_cvtepi8_epi16(_mm_shuffle_epi8(s, order)), u);
-                    let x = load256(col.row.sums.add(32 * (start + blocks[i])));
-                    if T::OFFSET != 0 {
-                        let off = _mm256_mullo_epi16(_mm256_cvtepi8_epi16(s), _mm256_set1_epi16(-T::OFFSET));
-                        isum[i] = _mm256_madd_epi16(off, x);
-                    }
-                    if T::DMIN.is_some() {
-                        m[i] = _mm256_madd_epi16(_mm256_cvtepu8_epi16(T::mins(at[i])), x);
-                    }
-                }
-                if T::DMIN.is_some() {
-                    msum = hsum8(m);
-                }
-            }
-
+            let x = col.row.sums.add(32 * start);
+            let msum = heads::<T>(&at, &blocks, column, x, &mut scales, &mut isum);
             let scales = opaque(scales.as_ptr().cast());
             for i in 0..8 {
                 let s = if T::WIDE_SCALES { both(load128(scales.add(16 * i))) } else { load256(scales.add(32 * i)) };
@@ -263,6 +226,59 @@ unsafe fn walk<T: Large, const VNNI: bool, const WHOLE: bool>(
         (&raw mut (*sums).msum).cast::<__m256i>().add(len).write_unaligned(zero);
         (&raw mut (*sums).d).cast::<__m128i>().add(len).write_unaligned(_mm_setzero_si128());
         (&raw mut (*sums).dmin).cast::<__m128i>().add(len).write_unaligned(_mm_setzero_si128());
+    }
+}
+
+/// What stands before the products of the eight blocks `at`, which meet blocks `blocks` of the column with sums `sums`: fills `scales` with
+/// sub-scales of weights times those of activations, two blocks a register where a block has eight, and `isum` with what takes the
+/// offset off the integers where there is one. Returns the products of the minimums, a lane a block.
+///
+/// # Safety
+/// The blocks are of type `T`, and the column has those they meet; the machine has AVX2, FMA and F16C.
+#[inline(always)]
+unsafe fn heads<T: Large>(
+    at: &[*const u8; 8],
+    blocks: &[usize; 8],
+    column: *const Column,
+    sums: *const u8,
+    scales: &mut [__m256i; 8],
+    isum: &mut [__m256i; 8],
+) -> __m256i {
+    // SAFETY: the caller's promise. Behind the last block the column begins anew, so that one load takes two.
+    unsafe {
+        let zero = _mm256_setzero_si256();
+        let of = |what: *const [Eight; SEGMENT + 8], i: usize| what.cast::<Eight>().add(blocks[0] + i).cast::<u8>();
+        if T::WIDE_SCALES {
+            let mut m = [zero; 4];
+            for i in 0..4 {
+                let two = |what| load256(of(what, 2 * i));
+                let [s, min] = T::head_words(at[2 * i], at[2 * i + 1]);
+                scales[i] = _mm256_mullo_epi16(s, two(&raw const (*column).u));
+                if T::DMIN.is_some() {
+                    let even = _mm256_madd_epi16(min, two(&raw const (*column).even));
+                    m[i] = _mm256_add_epi32(even, _mm256_madd_epi16(min, two(&raw const (*column).odd)));
+                }
+            }
+            let in_order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+            return if T::DMIN.is_some() { _mm256_permutevar8x32_epi32(halves4_sum(m), in_order) } else { zero };
+        }
+        let mut m = [zero; 8];
+        for i in 0..8 {
+            // Even 16-groups to the low half, odd ones to the high half, as they lie in a 32-group's register.
+            let order = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+            let s = T::scales(at[i]);
+            let u = both(load128(of(&raw const (*column).u, i)));
+            scales[i] = _mm256_mullo_epi16(_mm256_cvtepi8_epi16(_mm_shuffle_epi8(s, order)), u);
+            let x = load256(sums.add(32 * blocks[i]));
+            if T::OFFSET != 0 {
+                let off = _mm256_mullo_epi16(_mm256_cvtepi8_epi16(s), _mm256_set1_epi16(-T::OFFSET));
+                isum[i] = _mm256_madd_epi16(off, x);
+            }
+            if T::DMIN.is_some() {
+                m[i] = _mm256_madd_epi16(_mm256_cvtepu8_epi16(T::mins(at[i])), x);
+            }
+        }
+        if T::DMIN.is_some() { hsum8(m) } else { zero }
     }
 }
 
