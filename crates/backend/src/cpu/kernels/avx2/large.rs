@@ -5,6 +5,7 @@ use std::arch::x86_64::*;
 
 use quant::types::iq::IQ4_VALUES;
 
+use super::small::table;
 use super::{both, load128, load256};
 
 /// A super-block format. `p` always points to a block, all of which is readable; the machine has AVX2, FMA and F16C.
@@ -22,32 +23,36 @@ pub(in super::super) trait Large {
     const OFFSET: i16 = 0;
     /// Neighbouring 16-groups share their sub-scale.
     const WIDE_SCALES: bool;
-    /// The integers of 32-group `j`, plus [`Large::OFFSET`]. Group by group, so that few registers are in use at once;
-    /// `j` is known to the compiler, and loads that groups share are done once.
-    unsafe fn group(p: *const u8, j: usize) -> __m256i;
-    /// The integers of 32-groups `2·j` and `2·j + 1`: the first halves of both, then the second halves.
+    /// Of types that are [`Large::UNSIGNED`]: the integers of 32-group `j`, plus [`Large::OFFSET`]. Group by group, so that
+    /// few registers are in use at once; `j` is known to the compiler, and loads that groups share are done once.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn group(p: *const u8, j: usize) -> __m256i {
+        unreachable!("block {p:p} is of a signed type, group {j}")
+    }
+    /// Of signed types: the integers of 32-groups `2·j` and `2·j + 1`, the first halves of both, then the second halves.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn pair(p: *const u8, j: usize) -> [__m256i; 2] {
-        // SAFETY: the promise of the trait.
-        let (a, b) = unsafe { (Self::group(p, 2 * j), Self::group(p, 2 * j + 1)) };
-        [_mm256_permute2x128_si256::<0x20>(a, b), _mm256_permute2x128_si256::<0x31>(a, b)]
+        unreachable!("block {p:p} is of an unsigned type, pair {j}")
     }
-    /// The sub-scales of the sixteen 16-groups, signed bytes.
-    unsafe fn scales(p: *const u8) -> __m128i;
     /// Of two blocks with [`Large::WIDE_SCALES`], the eight sub-scales of each in words, and the eight minimums.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn head_words(p: *const u8, q: *const u8) -> [__m256i; 2] {
-        let _ = (p, q);
-        unreachable!("a type with a sub-scale for every 16-group")
+        unreachable!("blocks {p:p} and {q:p} have a sub-scale for every 16-group")
     }
-    /// The minimums of the sixteen 16-groups, unsigned bytes.
+    /// Without, the sub-scales of the sixteen 16-groups, signed bytes.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn scales(p: *const u8) -> __m128i {
+        unreachable!("block {p:p} has a sub-scale for every 32-group")
+    }
+    /// Their minimums where there are any, unsigned bytes.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn mins(p: *const u8) -> __m128i {
-        let _ = p;
-        _mm_setzero_si128()
+        unreachable!("block {p:p} has no minimum for every 16-group")
     }
 }
 
@@ -106,14 +111,6 @@ unsafe fn scale_min_of_two(p: *const u8, q: *const u8) -> __m256i {
     _mm256_or_si256(low, _mm256_and_si256(top, both(_mm_setr_epi32(0, 0x3030_3030, 0, 0x3030_3030))))
 }
 
-/// [`scale_min_of_two`] of one block.
-#[inline]
-#[target_feature(enable = "avx2")]
-unsafe fn scale_min(p: *const u8) -> __m128i {
-    // SAFETY: the caller's promise.
-    _mm256_castsi256_si128(unsafe { scale_min_of_two(p, p) })
-}
-
 /// [`Large::head_words`] of Q4_K and Q5_K.
 #[inline]
 #[target_feature(enable = "avx2")]
@@ -141,10 +138,10 @@ unsafe fn iq4_xs_scales(p: *const u8) -> __m128i {
     _mm_sub_epi8(_mm_or_si128(low, _mm_cvtsi64_si128((high << 4) as i64)), _mm_set1_epi8(32))
 }
 
-/// One format: its block, and the expressions for its parts.
+/// One format: its block, and the expressions for the parts that it has.
 macro_rules! large {
     ($t:ident, $bytes:literal, d $d:literal, $dmin:expr, unsigned $unsigned:literal, offset $offset:literal, wide_scales $wide:literal,
-     group |$p:ident, $j:ident| $group:expr, scales |$p2:ident| $scales:expr $(, mins |$p3:ident| $mins:expr)? $(; $($more:item)+)?) => {
+     $($name:ident |$($arg:ident),+| $e:expr),+) => {
         impl Large for $t {
             const BYTES: usize = $bytes;
             const D: usize = $d;
@@ -152,43 +149,24 @@ macro_rules! large {
             const UNSIGNED: bool = $unsigned;
             const OFFSET: i16 = $offset;
             const WIDE_SCALES: bool = $wide;
-            #[inline]
-            #[target_feature(enable = "avx2,fma,f16c")]
-            unsafe fn group($p: *const u8, $j: usize) -> __m256i {
-                // SAFETY: the promise of the trait: the whole block is readable.
-                unsafe { $group }
-            }
-            #[inline]
-            #[target_feature(enable = "avx2,fma,f16c")]
-            unsafe fn scales($p2: *const u8) -> __m128i {
-                // SAFETY: as above.
-                unsafe { $scales }
-            }
-            $(
-                #[inline]
-                #[target_feature(enable = "avx2,fma,f16c")]
-                unsafe fn mins($p3: *const u8) -> __m128i {
-                    // SAFETY: as above.
-                    unsafe { $mins }
-                }
-            )?
-            $($($more)+)?
+            $(large!(@ $name |$($arg),+| $e);)+
         }
     };
-}
-
-/// Every byte of the lower eight twice.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn twice_low(x: __m128i) -> __m128i {
-    _mm_unpacklo_epi8(x, x)
-}
-
-/// Every byte of the upper eight twice.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn twice_high(x: __m128i) -> __m128i {
-    _mm_unpackhi_epi8(x, x)
+    (@ group |$p:ident, $j:ident| $e:expr) => { large!(@@ group($p: *const u8, $j: usize) -> __m256i, $e); };
+    (@ pair |$p:ident, $j:ident| $e:expr) => { large!(@@ pair($p: *const u8, $j: usize) -> [__m256i; 2], $e); };
+    (@ head_words |$p:ident, $q:ident| $e:expr) => {
+        large!(@@ head_words($p: *const u8, $q: *const u8) -> [__m256i; 2], $e);
+    };
+    (@ scales |$p:ident| $e:expr) => { large!(@@ scales($p: *const u8) -> __m128i, $e); };
+    (@ mins |$p:ident| $e:expr) => { large!(@@ mins($p: *const u8) -> __m128i, $e); };
+    (@@ $name:ident($($arg:ident: $t:ty),+) -> $of:ty, $e:expr) => {
+        #[inline]
+        #[target_feature(enable = "avx2,fma,f16c")]
+        unsafe fn $name($($arg: $t),+) -> $of {
+            // SAFETY: the promise of the trait: whole blocks are readable.
+            unsafe { $e }
+        }
+    };
 }
 
 large!(
@@ -228,14 +206,7 @@ large!(
 large!(
     Q4K, 144, d 0, Some(2), unsigned true, offset 0, wide_scales true,
     group |p, j| four_bits(p.add(16), j),
-    scales |p| twice_low(scale_min(p)),
-    mins |p| twice_high(scale_min(p));
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn head_words(p: *const u8, q: *const u8) -> [__m256i; 2] {
-        // SAFETY: the promise of the trait.
-        unsafe { scale_min_words(p, q) }
-    }
+    head_words |p, q| scale_min_words(p, q)
 );
 
 large!(
@@ -254,14 +225,7 @@ large!(
         };
         _mm256_or_si256(q, bit)
     },
-    scales |p| twice_low(scale_min(p)),
-    mins |p| twice_high(scale_min(p));
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn head_words(p: *const u8, q: *const u8) -> [__m256i; 2] {
-        // SAFETY: the promise of the trait.
-        unsafe { scale_min_words(p, q) }
-    }
+    head_words |p, q| scale_min_words(p, q)
 );
 
 large!(
@@ -283,25 +247,12 @@ large!(
 
 large!(
     Iq4Xs, 136, d 0, None, unsigned false, offset 0, wide_scales true,
-    group |p, j| {
-        let values = both(load128(IQ4_VALUES.as_ptr().cast()));
-        let v = load128(p.add(8 + 16 * j));
-        let v = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(v), _mm_srli_epi16::<4>(v));
-        _mm256_shuffle_epi8(values, _mm256_and_si256(v, _mm256_set1_epi8(15)))
+    pair |p, j| {
+        let v = load256(p.add(8 + 32 * j));
+        [table(&IQ4_VALUES, shr!(v, 0, 15)), table(&IQ4_VALUES, shr!(v, 4, 15))]
     },
-    scales |p| twice_low(iq4_xs_scales(p));
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn pair(p: *const u8, j: usize) -> [__m256i; 2] {
-        // SAFETY: the promise of the trait; so has the table.
-        let (v, values) = unsafe { (load256(p.add(8 + 32 * j)), both(load128(IQ4_VALUES.as_ptr().cast()))) };
-        [_mm256_shuffle_epi8(values, shr!(v, 0, 15)), _mm256_shuffle_epi8(values, shr!(v, 4, 15))]
-    }
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn head_words(p: *const u8, q: *const u8) -> [__m256i; 2] {
-        // SAFETY: the promise of the trait.
-        let scales = unsafe { _mm_unpacklo_epi64(iq4_xs_scales(p), iq4_xs_scales(q)) };
+    head_words |p, q| {
+        let scales = _mm_unpacklo_epi64(iq4_xs_scales(p), iq4_xs_scales(q));
         [_mm256_cvtepi8_epi16(scales), _mm256_setzero_si256()]
     }
 );

@@ -11,9 +11,9 @@ use super::super::acts::RowPtr;
 use super::super::panel::{Panel, ROWS, UnpackFn};
 use super::super::variants::OneFn;
 use super::super::{ActsShared, Ahead, ColPtr, RowSet, prefetch, prefetch_second};
-use super::small::{E2M1_RAISED, nibbles_of_two};
+use super::small::{E2M1_RAISED, nibbles_of_two, table};
 use super::unpack::{ask, at, word_at};
-use super::words::{self, table, words4};
+use super::words::{self, words4};
 use super::{
     array, both, eights, hsum8, load64, load128, load256, opaque, put_eight, sums, transpose8, transposed_words,
 };

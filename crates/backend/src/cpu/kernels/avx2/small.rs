@@ -55,23 +55,26 @@ unsafe fn fifth_of_two(p: *const u8, q: *const u8) -> [__m256i; 2] {
     })
 }
 
+/// The values of a table.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn table(values: &[i8; 16], codes: __m256i) -> __m256i {
+pub(super) fn table(values: &[i8; 16], codes: __m256i) -> __m256i {
     // SAFETY: the table has 16 bytes.
     _mm256_shuffle_epi8(both(unsafe { load128(values.as_ptr().cast()) }), codes)
 }
 
-/// [`E2M1_DOUBLED`] with 12 added, so that none is negative.
-pub(super) const E2M1_RAISED: [i8; 16] = {
-    let mut t = E2M1_DOUBLED;
+/// A table with `by` added.
+pub(super) const fn raised(mut values: [i8; 16], by: u8) -> [i8; 16] {
     let mut i = 0;
     while i < 16 {
-        t[i] += 12;
+        values[i] = values[i].wrapping_add(by.cast_signed());
         i += 1;
     }
-    t
-};
+    values
+}
+
+/// [`E2M1_DOUBLED`] with 12 added, so that none is negative.
+pub(super) const E2M1_RAISED: [i8; 16] = raised(E2M1_DOUBLED, 12);
 
 pub(in super::super) struct Q4_0;
 pub(in super::super) struct Q4_1;

@@ -11,7 +11,7 @@ use quant::types::iq::{E2M1_DOUBLED, IQ4_VALUES};
 
 use super::super::panel::offset;
 use super::large::{Iq4Xs, Large, Q2K, Q3K, Q4K, Q5K, Q6K};
-use super::small::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Small};
+use super::small::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Small, raised, table};
 use super::{array, both, load64, load128};
 
 /// The four words at each of eight places, `[word]`, a lane a place.
@@ -77,24 +77,6 @@ fn low(v: __m256i) -> __m256i {
 #[target_feature(enable = "avx2,fma,f16c")]
 fn high(v: __m256i) -> __m256i {
     low(_mm256_srli_epi16::<4>(v))
-}
-
-/// The values of a table.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn table(values: &[i8; 16], codes: __m256i) -> __m256i {
-    // SAFETY: the table has 16 bytes.
-    _mm256_shuffle_epi8(both(unsafe { load128(values.as_ptr().cast()) }), codes)
-}
-
-/// A table with `by` added.
-const fn raised(mut values: [i8; 16], by: u8) -> [i8; 16] {
-    let mut i = 0;
-    while i < 16 {
-        values[i] = values[i].wrapping_add(by.cast_signed());
-        i += 1;
-    }
-    values
 }
 
 const IQ4_RAISED: [i8; 16] = raised(IQ4_VALUES, offset(WeightType::IQ4_NL));
