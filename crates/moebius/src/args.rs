@@ -94,6 +94,7 @@ pub enum IsaArg {
     Avx2,
     Avx512,
     Neon,
+    I8mm,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -78,6 +78,7 @@ impl EngineSetup {
             Some(IsaArg::Avx2) => Isa::Avx2.check()?,
             Some(IsaArg::Avx512) => Isa::Avx512.check()?,
             Some(IsaArg::Neon) => Isa::Neon.check()?,
+            Some(IsaArg::I8mm) => Isa::I8mm.check()?,
         };
         let threads = self.threads.unwrap_or_else(machine::cores);
         ensure!((1..=1024).contains(&threads), "start {threads} threads: use 1 to 1024");

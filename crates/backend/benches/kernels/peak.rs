@@ -81,12 +81,15 @@ fn chains(kind: ActKind, isa: Isa) -> Option<Chains> {
         };
     }
     arm!(bytes, ".arch_extension dotprod\nsdot v\\i\\().4s, v14.16b, v15.16b");
-    arm!(words, "smlal v\\i\\().4s, v14.4h, v15.4h");
+    arm!(matrices, ".arch_extension i8mm\nsmmla v\\i\\().4s, v14.16b, v15.16b");
     arm!(floats, "fmla v\\i\\().4s, v14.4s, v15.4s");
     match (isa, kind) {
         (Isa::Scalar, _) => None,
         (_, ActKind::F32) => Some((floats, 4)),
-        (_, ActKind::Block32) => Some((words, 4)),
+        // Of 16 bits high and low bytes are multiplied one after the other.
+        (Isa::I8mm, ActKind::Block32) => Some((matrices, 16)),
+        (Isa::I8mm, ActKind::Byte32 | ActKind::Block256) => Some((matrices, 32)),
+        (_, ActKind::Block32) => Some((bytes, 8)),
         (_, ActKind::Byte32 | ActKind::Block256) => Some((bytes, 16)),
     }
 }

@@ -16,13 +16,15 @@ pub enum Isa {
     Avx512,
     /// aarch64 with NEON and the dot products of bytes that Armv8.4 asks for (`dotprod`).
     Neon,
+    /// aarch64 with the matrix products of bytes that Armv8.6 asks for (`i8mm`, and all that [`Isa::Neon`] asks for).
+    I8mm,
 }
 
 /// Why an instruction set cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IsaError {
     /// No such name.
-    #[error("choose instruction set: {0:?} is unknown, the names are scalar, avx2, avx512, neon")]
+    #[error("choose instruction set: {0:?} is unknown, the names are scalar, avx2, avx512, neon, i8mm")]
     Unknown(String),
     /// The machine does not have it.
     #[error("choose instruction set: this machine lacks {wanted}, the best it has is {best}")]
@@ -36,7 +38,7 @@ pub enum IsaError {
 
 impl Isa {
     /// All of them, slowest of a machine first.
-    pub const ALL: [Isa; 4] = [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Neon];
+    pub const ALL: [Isa; 5] = [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Neon, Isa::I8mm];
 
     /// Whether this machine has it.
     pub fn available(self) -> bool {
@@ -45,6 +47,7 @@ impl Isa {
             Isa::Avx2 => has_avx2(),
             Isa::Avx512 => has_avx2() && has_avx512(),
             Isa::Neon => has_neon(),
+            Isa::I8mm => has_neon() && has_i8mm(),
         }
     }
 
@@ -65,6 +68,7 @@ impl Isa {
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
             Isa::Neon => "neon",
+            Isa::I8mm => "i8mm",
         }
     }
 }
@@ -116,8 +120,18 @@ fn has_neon() -> bool {
     std::arch::is_aarch64_feature_detected!("neon") && std::arch::is_aarch64_feature_detected!("dotprod")
 }
 
+#[cfg(target_arch = "aarch64")]
+fn has_i8mm() -> bool {
+    std::arch::is_aarch64_feature_detected!("i8mm")
+}
+
 #[cfg(not(target_arch = "aarch64"))]
 fn has_neon() -> bool {
+    false
+}
+
+#[cfg(not(target_arch = "aarch64"))]
+fn has_i8mm() -> bool {
     false
 }
 
@@ -156,7 +170,7 @@ macro_rules! on_isa {
                 $crate::cpu::isa::Isa::Avx512 => unsafe { avx512 $(::<$t>)? ($($arg),*) },
                 // SAFETY: as above.
                 #[cfg(target_arch = "aarch64")]
-                $crate::cpu::isa::Isa::Neon => unsafe { neon $(::<$t>)? ($($arg),*) },
+                $crate::cpu::isa::Isa::Neon | $crate::cpu::isa::Isa::I8mm => unsafe { neon $(::<$t>)? ($($arg),*) },
                 // What another architecture has never passes `Isa::check`.
                 #[allow(unreachable_patterns)]
                 _ => $kernel::<$crate::cpu::lanes::Scalar, $($t)?>($($arg),*),

@@ -1,12 +1,13 @@
-//! Kernels for NEON with the dot products of bytes (`sdot`).
+//! Kernels for NEON with the dot products of bytes (`sdot`), and their matrix products where the machine has them (`smmla`).
 //!
 //! A format is described once, in [`small`] (32-blocks), [`planar`] (32-blocks in planes) or [`large`] (super-blocks): how
 //! its bytes become registers of signed bytes, scales and minimums. The matrix-vector kernels ([`mod@vec`]) and the panel
-//! ([`mod@panel`]) are generic over that; [`mod@tile`] multiplies panels and knows no format.
+//! ([`mod@panel`]) are generic over that; [`mod@tile`] multiplies panels and knows no format, [`products`] is how it multiplies.
 
 mod large;
 mod panel;
 mod planar;
+mod products;
 pub(super) mod quantise;
 mod small;
 mod tile;
@@ -25,6 +26,7 @@ macro_rules! array {
 use array;
 
 pub(super) use panel::{Bytes, unpack};
+pub(super) use products::{Products, Sdot, Smmla};
 pub(super) use tile::tile;
 pub(super) use vec::one;
 

@@ -8,6 +8,7 @@ use super::super::panel::{CHUNK, Panel, ROWS, UnpackFn};
 use super::super::{RowSet, prefetch};
 use super::large::{Iq4Xs, Large, Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::planar::{BF16, Bits, E8m0, F16, F32, Fp4, Plane, Scale, of_plane};
+use super::products::Products;
 use super::small::{Ints, Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Small};
 use super::{array, halves4, hsum4, sdot};
 
@@ -15,56 +16,75 @@ use super::{array, halves4, hsum4, sdot};
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
 pub(in super::super) struct Bytes {
-    /// `[CHUNK/4][ROWS][4]`: four values of a row make a word, the words of four rows a register.
+    /// `[CHUNK/N][ROWS][N]`: N values of a row make a word ([`Products::WORD`]), the words of some rows a register.
     pub q: [i8; ROWS * CHUNK],
-    /// Of a super-block, sub-scale of each 16-group or 32-group.
-    pub scales: [[i32; ROWS]; 16],
-    /// Of a super-block, minimum of each 16-group or 32-group.
-    pub mins: [[i32; ROWS]; 16],
-    /// Of 32-blocks that meet 16-bit activations, 128 times the sum of each.
+    /// Of a super-block, sub-scale of each 16-group or 32-group, as [`Products::put_scales`] lays them out.
+    pub scales: [[i32; 2 * ROWS]; 16],
+    /// Of a super-block, minimum of each 16-group, `[16/N][ROWS][N]`.
+    pub mins: [i8; ROWS * 16],
+    /// 128 times the sum of the integers that meet those of 16 bits: of each 32-block, or of the minimums. For products that
+    /// are [`Products::LESS`].
     pub sums: [[i32; ROWS]; 8],
 }
 
 impl Bytes {
     pub const ZERO: Bytes =
-        Bytes { q: [0; ROWS * CHUNK], scales: [[0; ROWS]; 16], mins: [[0; ROWS]; 16], sums: [[0; ROWS]; 8] };
+        Bytes { q: [0; ROWS * CHUNK], scales: [[0; 2 * ROWS]; 16], mins: [0; ROWS * 16], sums: [[0; ROWS]; 8] };
 }
 
 /// The unpacker of a type.
-pub(in super::super) fn unpack(t: WeightType) -> UnpackFn {
+pub(in super::super) fn unpack<M: Products>(t: WeightType) -> UnpackFn {
     match t {
-        WeightType::Q4_0 => small::<Q4_0>,
-        WeightType::Q4_1 => small::<Q4_1>,
-        WeightType::Q5_0 => small::<Q5_0>,
-        WeightType::Q5_1 => small::<Q5_1>,
-        WeightType::Q8_0 => small::<Q8_0>,
-        WeightType::IQ4_NL => small::<Iq4Nl>,
-        WeightType::MXFP4 => small::<Mxfp4>,
-        WeightType::Q2_K => large::<Q2K>,
-        WeightType::Q3_K => large::<Q3K>,
-        WeightType::Q4_K => large::<Q4K>,
-        WeightType::Q5_K => large::<Q5K>,
-        WeightType::Q6_K => large::<Q6K>,
-        WeightType::IQ4_XS => large::<Iq4Xs>,
-        WeightType::MXFP4_PLANAR | WeightType::Affine(_) => of_plane!(t, planar),
+        WeightType::Q4_0 => small::<Q4_0, M>,
+        WeightType::Q4_1 => small::<Q4_1, M>,
+        WeightType::Q5_0 => small::<Q5_0, M>,
+        WeightType::Q5_1 => small::<Q5_1, M>,
+        WeightType::Q8_0 => small::<Q8_0, M>,
+        WeightType::IQ4_NL => small::<Iq4Nl, M>,
+        WeightType::MXFP4 => small::<Mxfp4, M>,
+        WeightType::Q2_K => large::<Q2K, M>,
+        WeightType::Q3_K => large::<Q3K, M>,
+        WeightType::Q4_K => large::<Q4K, M>,
+        WeightType::Q5_K => large::<Q5K, M>,
+        WeightType::Q6_K => large::<Q6K, M>,
+        WeightType::IQ4_XS => large::<Iq4Xs, M>,
+        WeightType::MXFP4_PLANAR | WeightType::Affine(_) => of_plane!(t, planar, M),
         WeightType::F32 | WeightType::F16 | WeightType::BF16 => unreachable!("floats have no integer panel"),
     }
 }
 
-/// Stores 32 values of four rows from word `word` and row `r` on.
+/// Stores 16 values of four rows, the rows from `r` on, where 16 values of all rows are to lie.
 #[inline]
 #[target_feature(enable = "neon")]
-fn put(to: &mut Bytes, word: usize, r: usize, w: [[int8x16_t; 2]; 4]) {
-    for half in 0..2 {
-        let w = array!(4, |i| vreinterpretq_s32_s8(w[i][half]));
+fn put<M: Products>(to: &mut [i8], r: usize, w: [int8x16_t; 4]) {
+    let mut store = |word: usize, r: usize, v: int8x16_t| {
+        let at = (word * ROWS + r) * M::WORD;
+        // SAFETY: slicing has checked that there are 16 bytes.
+        unsafe { vst1q_s8(to[at..at + 16].as_mut_ptr(), v) }
+    };
+    if M::WORD == 8 {
+        for i in [0, 2] {
+            let (a, b) = (vreinterpretq_s64_s8(w[i]), vreinterpretq_s64_s8(w[i + 1]));
+            store(0, r + i, vreinterpretq_s8_s64(vzip1q_s64(a, b)));
+            store(1, r + i, vreinterpretq_s8_s64(vzip2q_s64(a, b)));
+        }
+    } else {
+        let w = array!(4, |i| vreinterpretq_s32_s8(w[i]));
         let (a, b) = (vzip1q_s32(w[0], w[2]), vzip2q_s32(w[0], w[2]));
         let (c, d) = (vzip1q_s32(w[1], w[3]), vzip2q_s32(w[1], w[3]));
         let words = [vzip1q_s32(a, c), vzip2q_s32(a, c), vzip1q_s32(b, d), vzip2q_s32(b, d)];
         for (i, w) in words.into_iter().enumerate() {
-            let at = ((word + 4 * half + i) * ROWS + r) * 4;
-            // SAFETY: slicing has checked that there are 16 bytes.
-            unsafe { vst1q_s8(to.q[at..at + 16].as_mut_ptr(), vreinterpretq_s8_s32(w)) }
+            store(i, r, vreinterpretq_s8_s32(w));
         }
+    }
+}
+
+/// Stores 32-group `j` of four rows, the rows from `r` on.
+#[inline]
+#[target_feature(enable = "neon")]
+fn put_group<M: Products>(to: &mut Bytes, j: usize, r: usize, w: [[int8x16_t; 2]; 4]) {
+    for half in 0..2 {
+        put::<M>(&mut to.q[(2 * j + half) * 16 * ROWS..], r, array!(4, |i| w[i][half]));
     }
 }
 
@@ -98,7 +118,7 @@ fn ints(v: int32x4_t) -> [i32; 4] {
 /// `p` points to them.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
-unsafe fn block<T: Ints>(to: &mut Bytes, b: usize, r: usize, p: &[*const u8; 4]) {
+unsafe fn block<T: Ints, M: Products>(to: &mut Bytes, b: usize, r: usize, p: &[*const u8; 4]) {
     let w = array!(4, |i| {
         // SAFETY: the caller's promise.
         let w = unsafe { T::get(p[i]) };
@@ -106,18 +126,18 @@ unsafe fn block<T: Ints>(to: &mut Bytes, b: usize, r: usize, p: &[*const u8; 4])
         // Unsigned bytes keep their offset: they have no other form.
         if T::OFFSET == 0 || T::WORDS { w } else { w.map(|w| vsubq_s8(w, vdupq_n_s8(T::OFFSET as i8))) }
     });
-    if T::WORDS {
+    if T::WORDS && M::LESS {
         let one = vdupq_n_s8(1);
         let sums = hsum4(array!(4, |i| sdot(sdot(vdupq_n_s32(0), w[i][0], one), w[i][1], one)));
         put4(&mut to.sums[b], r, ints(vshlq_n_s32::<7>(sums)));
     }
-    put(to, 8 * b, r, w);
+    put_group::<M>(to, b, r, w);
 }
 
 /// # Safety
 /// See [`UnpackFn`]; the set is of type `T`.
 #[target_feature(enable = "neon,dotprod")]
-unsafe fn small<T: Small>(set: &RowSet, chunk: usize, blocks: usize, panel: &mut Panel) {
+unsafe fn small<T: Small, M: Products>(set: &RowSet, chunk: usize, blocks: usize, panel: &mut Panel) {
     for r in (0..ROWS).step_by(4) {
         let mut p: [*const u8; 4] = std::array::from_fn(|i| set.row(r + i).wrapping_add(chunk / 32 * T::BYTES));
         for row in p {
@@ -126,7 +146,7 @@ unsafe fn small<T: Small>(set: &RowSet, chunk: usize, blocks: usize, panel: &mut
         for b in 0..blocks {
             // SAFETY: the rows have the block; the last `add` ends at most at the row's end.
             unsafe {
-                block::<T>(&mut panel.neon, b, r, &p);
+                block::<T, M>(&mut panel.neon, b, r, &p);
                 put4(&mut panel.d[b], r, floats(T::scales(&p)));
                 if let Some(at) = T::MIN {
                     put4(&mut panel.m[b], r, floats(halves4(&p, at)));
@@ -140,7 +160,12 @@ unsafe fn small<T: Small>(set: &RowSet, chunk: usize, blocks: usize, panel: &mut
 /// # Safety
 /// See [`UnpackFn`]; the set's integers are `Q`, its scales `S`, and it has biases where `MIN`.
 #[target_feature(enable = "neon,dotprod")]
-unsafe fn planar<Q: Plane, S: Scale, const MIN: bool>(set: &RowSet, chunk: usize, blocks: usize, panel: &mut Panel) {
+unsafe fn planar<Q: Plane, S: Scale, const MIN: bool, M: Products>(
+    set: &RowSet,
+    chunk: usize,
+    blocks: usize,
+    panel: &mut Panel,
+) {
     let per_group = set.dtype.block_len() / 32; // blocks
     for r in (0..ROWS).step_by(4) {
         let mut p: [*const u8; 4] = std::array::from_fn(|i| set.row(r + i).wrapping_add(chunk / 32 * Q::BYTES));
@@ -151,7 +176,7 @@ unsafe fn planar<Q: Plane, S: Scale, const MIN: bool>(set: &RowSet, chunk: usize
             let at = (chunk / 32 + b) / per_group * S::BYTES;
             // SAFETY: the rows have the block and its group; the last `add` ends at most at the row's end.
             unsafe {
-                block::<Q>(&mut panel.neon, b, r, &p);
+                block::<Q, M>(&mut panel.neon, b, r, &p);
                 let scales: [*const u8; 4] = std::array::from_fn(|i| set.scales(r + i).add(at));
                 put4(&mut panel.d[b], r, floats(S::four(&scales)));
                 if MIN {
@@ -164,26 +189,31 @@ unsafe fn planar<Q: Plane, S: Scale, const MIN: bool>(set: &RowSet, chunk: usize
     }
 }
 
-/// Widens the first `to.len()` bytes of each of four rows, number `g` of the rows to `to[g][r..r + 4]`.
+/// Widens the first `to.len()` sub-scales of each of four rows, the rows from `r` on.
+///
+/// # Safety
+/// The machine has what `M` asks for.
 #[inline]
-#[target_feature(enable = "neon")]
-fn widen(to: &mut [[i32; ROWS]], r: usize, v: [int8x16_t; 4]) {
+#[target_feature(enable = "neon,dotprod")]
+unsafe fn widen<M: Products>(to: &mut [[i32; 2 * ROWS]], r: usize, v: [int8x16_t; 4]) {
     let (a, b) = (vzip1q_s8(v[0], v[2]), vzip1q_s8(v[1], v[3]));
     let (c, d) = (vzip2q_s8(v[0], v[2]), vzip2q_s8(v[1], v[3]));
     let rows = [vzip1q_s8(a, b), vzip2q_s8(a, b), vzip1q_s8(c, d), vzip2q_s8(c, d)];
     for (to, v) in to.chunks_exact_mut(4).zip(rows) {
         let (low, high) = (vmovl_s8(vget_low_s8(v)), vmovl_high_s8(v));
-        put4(&mut to[0], r, ints(vmovl_s16(vget_low_s16(low))));
-        put4(&mut to[1], r, ints(vmovl_high_s16(low)));
-        put4(&mut to[2], r, ints(vmovl_s16(vget_low_s16(high))));
-        put4(&mut to[3], r, ints(vmovl_high_s16(high)));
+        let numbers =
+            [vmovl_s16(vget_low_s16(low)), vmovl_high_s16(low), vmovl_s16(vget_low_s16(high)), vmovl_high_s16(high)];
+        for (to, numbers) in to.iter_mut().zip(numbers) {
+            // SAFETY: the caller's promise.
+            unsafe { M::put_scales(to, r, numbers) }
+        }
     }
 }
 
 /// # Safety
 /// See [`UnpackFn`]; the set is of type `T`.
 #[target_feature(enable = "neon,dotprod")]
-unsafe fn large<T: Large>(set: &RowSet, chunk: usize, _: usize, panel: &mut Panel) {
+unsafe fn large<T: Large, M: Products>(set: &RowSet, chunk: usize, _: usize, panel: &mut Panel) {
     let (groups, to) = (256 / T::SUB, &mut panel.neon);
     for r in (0..ROWS).step_by(4) {
         let p: [*const u8; 4] = std::array::from_fn(|i| set.row(r + i).wrapping_add(chunk / 256 * T::BYTES));
@@ -199,15 +229,23 @@ unsafe fn large<T: Large>(set: &RowSet, chunk: usize, _: usize, panel: &mut Pane
                             let w = T::group(p[i], $j);
                             if T::OFFSET == 0 { w } else { w.map(|w| vsubq_s8(w, vdupq_n_s8(T::OFFSET as i8))) }
                         });
-                        put(to, 8 * $j, r, w);
+                        put_group::<M>(to, $j, r, w);
                     )*
                 };
             }
             groups!(0 1 2 3 4 5 6 7);
-            widen(&mut to.scales[..groups], r, array!(4, |i| T::scales(p[i])));
+            widen::<M>(&mut to.scales[..groups], r, array!(4, |i| T::scales(p[i])));
             put4(&mut panel.d[0], r, floats(halves4(&p, T::D)));
             if let Some(at) = T::DMIN {
-                widen(&mut to.mins[..groups], r, array!(4, |i| vreinterpretq_s8_u8(T::mins(p[i]))));
+                let mins = array!(4, |i| {
+                    let mins = vreinterpretq_s8_u8(T::mins(p[i]));
+                    if T::SUB == 32 { vzip1q_s8(mins, mins) } else { mins }
+                });
+                put::<M>(&mut to.mins, r, mins);
+                if M::LESS {
+                    let sums = hsum4(array!(4, |i| sdot(vdupq_n_s32(0), mins[i], vdupq_n_s8(1))));
+                    put4(&mut to.sums[0], r, ints(vshlq_n_s32::<7>(sums)));
+                }
                 put4(&mut panel.m[0], r, floats(vnegq_f32(halves4(&p, at))));
             }
         }

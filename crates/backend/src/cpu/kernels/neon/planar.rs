@@ -197,20 +197,20 @@ impl Scale for E8m0 {
     }
 }
 
-/// The function of a type in planes among the instances of `$f`: integers, scales, whether there are biases.
+/// The function of a type in planes among the instances of `$f`: integers, scales, whether there are biases, and `$m`.
 macro_rules! of_plane {
-    ($t:expr, $f:ident) => {
+    ($t:expr, $f:ident $(, $m:ident)?) => {
         match $t {
             WeightType::Affine(a) => {
                 macro_rules! bits {
                     ($s:ident) => {
                         match a.bits() {
-                            2 => $f::<Bits<2>, $s, true>,
-                            3 => $f::<Bits<3>, $s, true>,
-                            4 => $f::<Bits<4>, $s, true>,
-                            5 => $f::<Bits<5>, $s, true>,
-                            6 => $f::<Bits<6>, $s, true>,
-                            _ => $f::<Bits<8>, $s, true>,
+                            2 => $f::<Bits<2>, $s, true $(, $m)?>,
+                            3 => $f::<Bits<3>, $s, true $(, $m)?>,
+                            4 => $f::<Bits<4>, $s, true $(, $m)?>,
+                            5 => $f::<Bits<5>, $s, true $(, $m)?>,
+                            6 => $f::<Bits<6>, $s, true $(, $m)?>,
+                            _ => $f::<Bits<8>, $s, true $(, $m)?>,
                         }
                     };
                 }
@@ -220,7 +220,7 @@ macro_rules! of_plane {
                     ScaleType::F32 => bits!(F32),
                 }
             }
-            _ => $f::<Fp4, E8m0, false>,
+            _ => $f::<Fp4, E8m0, false $(, $m)?>,
         }
     };
 }
