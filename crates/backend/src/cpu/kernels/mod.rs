@@ -411,9 +411,10 @@ struct Stream {
 }
 
 impl Stream {
-    /// For a walk over `set`, `rows` rows at a time.
+    /// For a walk over `set`, `rows` rows at a time; a whole number of them ahead, so that while it takes these rows what it should
+    /// ask for lies on end too.
     fn new(set: &RowSet, rows: usize) -> Stream {
-        let distance = FAR.max(rows * set.bytes.q);
+        let distance = FAR.next_multiple_of((rows * set.bytes.q).max(1));
         Stream { tile: set.row(0), tile_bytes: set.n * set.bytes.q, next: set.next, distance }
     }
 

@@ -11,9 +11,9 @@ use super::super::acts::RowPtr;
 use super::super::panel::{Panel, ROWS, UnpackFn};
 use super::super::variants::OneFn;
 use super::super::{ActsShared, Ahead, ColPtr, RowSet, prefetch, prefetch_second};
-use super::small::{E2M1_RAISED, nibbles_of_two, table};
+use super::small::{E2M1_RAISED, e8m0, e8m0_halves, nibbles_of_two, table};
 use super::unpack::{ask, at, word_at};
-use super::words::{self, words4};
+use super::words::{self, turned, words4};
 use super::{
     array, both, eights, hsum8, load64, load128, load256, opaque, put_eight, sums, transpose8, transposed_words,
 };
@@ -165,12 +165,13 @@ impl Stream {
     }
 }
 
-/// The values of a stream as bytes in order.
+/// The values of the streams in both halves as bytes in order; `half` says which values these are.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn stream<const B: usize, const LOW: i32>(v: __m256i, s: &Stream) -> __m256i {
-    // SAFETY: both tables have 32 bytes.
-    let (bytes, shift) = unsafe { (load256(s.bytes.as_ptr().cast()), load256(s.shift.as_ptr().cast())) };
+fn stream<const B: usize, const LOW: i32>(v: __m256i, s: &Stream, half: usize) -> __m256i {
+    // SAFETY: a half of both tables has 16 bytes.
+    let (bytes, shift) =
+        unsafe { (both(load128(s.bytes[half].as_ptr())), both(load128(s.shift[half].as_ptr().cast()))) };
     let t = _mm256_mullo_epi16(_mm256_shuffle_epi8(v, bytes), shift);
     let mask = (1 << B) - 1;
     let even = _mm256_and_si256(_mm256_srli_epi16::<LOW>(t), _mm256_set1_epi16(mask));
@@ -185,19 +186,23 @@ fn stream<const B: usize, const LOW: i32>(v: __m256i, s: &Stream) -> __m256i {
 }
 
 macro_rules! stream {
-    ($bits:literal, $low:literal, |$p:ident| $load:expr) => {
+    ($bits:literal, $low:literal, $load:path) => {
         impl Bits<$bits> {
-            /// The integers of a row in order.
+            /// Values 0 .. 16 of two rows, then values 16 .. 32.
             ///
             /// # Safety
             /// As in [`Ints`].
             #[inline]
             #[target_feature(enable = "avx2,fma,f16c")]
-            unsafe fn bytes($p: *const u8) -> __m256i {
+            unsafe fn of_two(p: *const u8, q: *const u8) -> [__m256i; 2] {
                 const { assert!(Stream::low($bits) == $low) };
                 static STREAM: Stream = Stream::new($bits);
-                // SAFETY: the caller's promise; no load ends past the bytes of the values.
-                stream::<$bits, $low>(unsafe { $load }, &STREAM)
+                array!(2, |h| {
+                    let at = h * Stream::upper($bits);
+                    // SAFETY: the caller's promise; no load ends past the bytes of the values.
+                    let v = unsafe { _mm256_set_m128i($load(q.add(at)), $load(p.add(at))) };
+                    stream::<$bits, $low>(v, &STREAM, h)
+                })
             }
         }
 
@@ -207,25 +212,28 @@ macro_rules! stream {
             #[target_feature(enable = "avx2,fma,f16c")]
             unsafe fn words(p: &[*const u8; 8]) -> [__m256i; 8] {
                 // SAFETY: the promise of the trait.
-                transpose8(unsafe { array!(8, |i| Self::bytes(p[i])) })
+                let two = unsafe { array!(4, |i| Self::of_two(p[i], p[i + 4])) };
+                let (a, b) = (array!(4, |i| two[i][0]), array!(4, |i| two[i][1]));
+                let (a, b) = (turned(a), turned(b));
+                [a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]]
             }
             #[inline]
             #[target_feature(enable = "avx2,fma,f16c")]
             unsafe fn sums(p: &[*const u8; 8], x: &RowPtr, b: usize) -> __m256i {
                 // SAFETY: the promise of the trait; the column has the block.
                 unsafe {
-                    let x = load256(x.q.add(32 * b));
-                    sums::of_rows::<{ (1 << $bits) - 1 }>(array!(8, |i| Self::bytes(p[i])), x)
+                    let x = sums::halves(x.q.add(32 * b));
+                    sums::of_halves::<{ (1 << $bits) - 1 }, false>(array!(4, |i| Self::of_two(p[i], p[i + 4])), x)
                 }
             }
         }
     };
 }
 
-stream!(2, 4, |p| _mm256_set1_epi64x(p.cast::<i64>().read_unaligned()));
-stream!(3, 6, |p| _mm256_set_m128i(load64(p.add(4)), load64(p)));
-stream!(5, 6, |p| _mm256_set_m128i(load128(p.add(4)), load128(p)));
-stream!(6, 4, |p| _mm256_set_m128i(load128(p.add(8)), load128(p)));
+stream!(2, 4, load64);
+stream!(3, 6, load64);
+stream!(5, 6, load128);
+stream!(6, 4, load128);
 
 /// How numbers lie in the planes of scales and biases.
 #[allow(clippy::missing_safety_doc)]
@@ -326,8 +334,20 @@ impl Scale for E8m0 {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn one(p: &[*const u8; 8]) -> __m256 {
         // SAFETY: the promise of the trait.
-        let e = u64::from_le_bytes(p.map(|p| unsafe { *p }));
-        super::small::e8m0_halves(e)
+        unsafe { e8m0_halves(p) }
+    }
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn eight(p: &[*const u8; 8]) -> [__m256; 8] {
+        // SAFETY: the promise of the trait.
+        let r = unsafe { array!(8, |i| load64(p[i])) };
+        let a = array!(4, |i| _mm_unpacklo_epi8(r[2 * i], r[2 * i + 1]));
+        let (b, c) = (_mm_unpacklo_epi16(a[0], a[1]), _mm_unpackhi_epi16(a[0], a[1]));
+        let (d, e) = (_mm_unpacklo_epi16(a[2], a[3]), _mm_unpackhi_epi16(a[2], a[3]));
+        // Two numbers of all places.
+        let t =
+            [_mm_unpacklo_epi32(b, d), _mm_unpackhi_epi32(b, d), _mm_unpacklo_epi32(c, e), _mm_unpackhi_epi32(c, e)];
+        array!(8, |i| e8m0(if i.is_multiple_of(2) { t[i / 2] } else { _mm_unpackhi_epi64(t[i / 2], t[i / 2]) }))
     }
 }
 
@@ -402,7 +422,8 @@ unsafe fn eight<Q: Ints, S: Scale, const MIN: bool>(set: &RowSet, first: usize, 
     let (row, stride) = (set.row(first), step * set.bytes.q);
     let scales = std::array::from_fn(|i| set.scales(first + i * step));
     let biases = std::array::from_fn(|i| set.biases(first + i * step));
-    let (ahead, far) = (Ahead::new(row, 8, set.bytes.q), super::super::Stream::new(set, 8));
+    let ahead = Ahead::new(row, 8, set.bytes.q);
+    let far = super::super::Stream::new(set, 8).after(first * set.bytes.q);
     let mut b = 0;
     // SAFETY: the caller's promise: groups and blocks lie inside every row and the column.
     unsafe {
@@ -421,7 +442,7 @@ unsafe fn eight<Q: Ints, S: Scale, const MIN: bool>(set: &RowSet, first: usize, 
             let (d, m) = (groups.d[group % 8], groups.m[group % 8]);
             for _ in 0..per_group {
                 if Q::BITS == 8 {
-                    prefetch_second(far.after(first * set.bytes.q + 8 * bytes * b), 8 * bytes);
+                    prefetch_second(far.wrapping_add(8 * bytes * b), 8 * bytes);
                 } else {
                     ahead.ask(8 * bytes * b, 8 * bytes);
                 }

@@ -5,28 +5,31 @@ use std::arch::x86_64::*;
 
 use quant::types::iq::{E2M1_DOUBLED, IQ4_VALUES};
 
-use super::{array, both, halves8, hsum8, load128, load256, sums};
+use super::{array, both, halves8, hsum8, load128, load256, opaque, sums};
+
+/// What eight blocks give with one of a column, a lane a block.
+pub(in super::super) struct Products {
+    /// `Σ (q + OFFSET)·x`.
+    pub isum: __m256i,
+    /// The scales.
+    pub d: __m256,
+    /// The minimums; of formats without, anything.
+    pub m: __m256,
+}
 
 /// A 32-block format. `p` always points to a block, all of which is readable; the machine has AVX2, FMA and F16C.
 #[allow(clippy::missing_safety_doc)]
 pub(in super::super) trait Small {
     /// Bytes of a block.
     const BYTES: usize;
-    /// Where the f16 minimum lies, when there is one.
-    const MIN: Option<usize>;
+    /// Whether there is a minimum.
+    const MIN: bool = false;
     /// Bytes of a block of activations.
     const X: usize = 32;
-    /// What the integers of [`Small::sums`] have too much.
-    const OFFSET: i32;
-    /// `Σ (q + OFFSET)·x` of eight blocks, a lane a block; `x` is readable for a block of activations.
-    unsafe fn sums(p: &[*const u8; 8], x: *const u8) -> __m256i;
-    /// The scales of eight blocks.
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn scales(p: &[*const u8; 8]) -> __m256 {
-        // SAFETY: the promise of the trait.
-        unsafe { halves8(p, 0) }
-    }
+    /// What the integers of [`Products::isum`] have too much.
+    const OFFSET: i32 = 0;
+    /// The products of eight blocks; `x` is readable for a block of activations.
+    unsafe fn products(p: &[*const u8; 8], x: *const u8) -> Products;
 }
 
 /// The low halves of 16 bytes at each of two places, then the high halves.
@@ -39,19 +42,47 @@ pub(super) unsafe fn nibbles_of_two(p: *const u8, q: *const u8) -> [__m256i; 2] 
     [_mm256_and_si256(v, mask), _mm256_and_si256(_mm256_srli_epi16::<4>(v), mask)]
 }
 
-/// Bits 0 .. 16 of the words at two places, each at the place of bit 4 of a byte, then bits 16 .. 32.
+/// The first 16 bytes of blocks `i` and `i + 4`.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn fifth_of_two(p: *const u8, q: *const u8) -> [__m256i; 2] {
-    // SAFETY: the caller's promise: 4 bytes each.
-    let word = |p: *const u8| _mm256_set1_epi32(unsafe { p.cast::<i32>().read_unaligned() });
-    let words = _mm256_blend_epi32::<0xf0>(word(p), word(q));
+unsafe fn heads(p: &[*const u8; 8]) -> [__m256i; 4] {
+    // SAFETY: the caller's promise: 16 bytes each.
+    array!(4, |i| unsafe { _mm256_set_m128i(load128(p[i + 4]), load128(p[i])) })
+}
+
+/// The f16 at the beginning of [`heads`].
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn first_half(h: &[__m256i; 4]) -> __m256 {
+    let two = [_mm256_unpacklo_epi16(h[0], h[1]), _mm256_unpacklo_epi16(h[2], h[3])];
+    let four = _mm256_unpacklo_epi32(two[0], two[1]);
+    _mm256_cvtph_ps(_mm256_castsi256_si128(_mm256_permute4x64_epi64::<0x08>(four)))
+}
+
+/// The two f16 at the beginning of [`heads`].
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn first_two_halves(h: &[__m256i; 4]) -> [__m256; 2] {
+    // Both of blocks 0, 1, 4, 5, then of 2, 3, 6, 7.
+    let both = array!(2, |i| {
+        let words = _mm256_unpacklo_epi32(h[2 * i], h[2 * i + 1]);
+        _mm256_cvtph_ps(_mm256_castsi256_si128(_mm256_permute4x64_epi64::<0x08>(words)))
+    });
+    [_mm256_shuffle_ps::<0x88>(both[0], both[1]), _mm256_shuffle_ps::<0xdd>(both[0], both[1])]
+}
+
+/// The fifth bits of two blocks, at the place of bit 4 of a byte: of values 0 .. 16, then of 16 .. 32. The bits begin at byte `at` of
+/// each half of `head`.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn fifth_of_two(head: __m256i, at: i64) -> [__m256i; 2] {
     let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201u64 as i64);
+    // Stays where the bit is set, for the last of a byte with the other sign, and becomes 0 where it is not.
+    let sixteen = _mm256_set1_epi64x(0xf010_1010_1010_1010u64 as i64);
     array!(2, |i| {
-        let first = 0x0202_0202_0202_0202 * i as i64;
+        let first = 0x0101_0101_0101_0101 * (at + 2 * i as i64);
         let spread = both(_mm_set_epi64x(first + 0x0101_0101_0101_0101, first));
-        let set = _mm256_cmpeq_epi8(_mm256_and_si256(_mm256_shuffle_epi8(words, spread), bit), bit);
-        _mm256_and_si256(set, _mm256_set1_epi8(16))
+        _mm256_sign_epi8(sixteen, _mm256_and_si256(_mm256_shuffle_epi8(head, spread), bit))
     })
 }
 
@@ -84,104 +115,110 @@ pub(in super::super) struct Q8_0;
 pub(in super::super) struct Iq4Nl;
 pub(in super::super) struct Mxfp4;
 
-/// One format: its block, and the expression for values 0 .. 16 and 16 .. 32 of two blocks: `most`
-/// is the largest of those, which have `offset` too much.
+/// One format: its block, what its integers have too much, and the expression for its products.
 macro_rules! small {
-    ($t:ident, $bytes:literal, $min:expr,
-     most $most:literal, signed $signed:literal, offset $offset:literal, two |$a:ident, $b:ident| $two:expr $(, $more:item)*) => {
+    ($t:ident, $bytes:literal, min $min:literal, offset $offset:literal, |$p:ident, $x:ident| $products:expr) => {
         impl Small for $t {
             const BYTES: usize = $bytes;
-            const MIN: Option<usize> = $min;
+            const MIN: bool = $min;
             const OFFSET: i32 = $offset;
             #[inline]
             #[target_feature(enable = "avx2,fma,f16c")]
-            unsafe fn sums(p: &[*const u8; 8], x: *const u8) -> __m256i {
+            unsafe fn products($p: &[*const u8; 8], x: *const u8) -> Products {
                 // SAFETY: the promise of the trait.
                 unsafe {
-                    let two = array!(4, |i| {
-                        let ($a, $b) = (p[i], p[i + 4]);
-                        $two
-                    });
-                    sums::of_halves::<$most, $signed>(two, sums::halves(x))
+                    let $x = sums::halves(x);
+                    let (isum, [d, m]) = $products;
+                    Products { isum, d, m }
                 }
             }
-            $($more)*
         }
     };
 }
 
-small!(
-    Q4_0, 18, None,
-    most 15, signed false, offset 8, two |p, q| nibbles_of_two(p.add(2), q.add(2))
-);
-small!(
-    Q4_1, 20, Some(2),
-    most 15, signed false, offset 0, two |p, q| nibbles_of_two(p.add(4), q.add(4))
-);
-small!(
-    Q5_0, 22, None,
-    most 31, signed false, offset 16, two |p, q| {
-        let (low, top) = (nibbles_of_two(p.add(6), q.add(6)), fifth_of_two(p.add(2), q.add(2)));
-        array!(2, |i| _mm256_or_si256(low[i], top[i]))
-    }
-);
-small!(
-    Q5_1, 24, Some(2),
-    most 31, signed false, offset 0, two |p, q| {
-        let (low, top) = (nibbles_of_two(p.add(8), q.add(8)), fifth_of_two(p.add(4), q.add(4)));
-        array!(2, |i| _mm256_or_si256(low[i], top[i]))
-    }
-);
-small!(
-    Iq4Nl, 18, None,
-    most 127, signed true, offset 0, two |p, q| {
-        let codes = nibbles_of_two(p.add(2), q.add(2));
-        array!(2, |i| table(&IQ4_VALUES, codes[i]))
-    }
-);
-small!(
-    Mxfp4, 17, None,
-    most 24, signed false, offset 12, two |p, q| {
-        let codes = nibbles_of_two(p.add(1), q.add(1));
-        array!(2, |i| table(&E2M1_RAISED, codes[i]))
-    },
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn scales(p: &[*const u8; 8]) -> __m256 {
-        // SAFETY: the promise of the trait.
-        e8m0_halves(u64::from_le_bytes(std::array::from_fn(|i| unsafe { *p[i] })))
-    }
-);
+small!(Q4_0, 18, min false, offset 8, |p, x| {
+    let two = array!(4, |i| nibbles_of_two(p[i].add(2), p[i + 4].add(2)));
+    (sums::of_halves::<15, false>(two, x), [halves8(p, 0); 2])
+});
+small!(Q4_1, 20, min true, offset 0, |p, x| {
+    let two = array!(4, |i| nibbles_of_two(p[i].add(4), p[i + 4].add(4)));
+    (sums::of_halves::<15, false>(two, x), [halves8(p, 0), halves8(p, 2)])
+});
+small!(Q5_0, 22, min false, offset 16, |p, x| {
+    let heads = heads(p);
+    let two = array!(4, |i| {
+        let (low, top) = (nibbles_of_two(p[i].add(6), p[i + 4].add(6)), fifth_of_two(heads[i], 2));
+        array!(2, |h| _mm256_or_si256(low[h], top[h]))
+    });
+    (sums::of_halves::<31, false>(two, x), [first_half(&heads); 2])
+});
+small!(Q5_1, 24, min true, offset 0, |p, x| {
+    let heads = heads(p);
+    let two = array!(4, |i| {
+        let (low, top) = (nibbles_of_two(p[i].add(8), p[i + 4].add(8)), fifth_of_two(heads[i], 4));
+        array!(2, |h| _mm256_or_si256(low[h], top[h]))
+    });
+    (sums::of_halves::<31, false>(two, x), first_two_halves(&heads))
+});
+small!(Iq4Nl, 18, min false, offset 0, |p, x| {
+    let two = array!(4, |i| {
+        let codes = nibbles_of_two(p[i].add(2), p[i + 4].add(2));
+        array!(2, |h| table(&IQ4_VALUES, codes[h]))
+    });
+    (sums::of_halves::<127, true>(two, x), [halves8(p, 0); 2])
+});
+small!(Mxfp4, 17, min false, offset 12, |p, x| {
+    let two = array!(4, |i| {
+        let codes = nibbles_of_two(p[i].add(1), p[i + 4].add(1));
+        array!(2, |h| table(&E2M1_RAISED, codes[h]))
+    });
+    (sums::of_halves::<24, false>(two, x), [e8m0_halves(p); 2])
+});
 
 impl Small for Q8_0 {
     const BYTES: usize = 34;
-    const MIN: Option<usize> = None;
     const X: usize = 64;
-    const OFFSET: i32 = 0;
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn sums(p: &[*const u8; 8], x: *const u8) -> __m256i {
+    unsafe fn products(p: &[*const u8; 8], x: *const u8) -> Products {
         // SAFETY: the promise of the trait.
         unsafe {
             let x = [load256(x), load256(x.add(32))];
-            hsum8(array!(8, |i| {
+            let isum = hsum8(array!(8, |i| {
                 let b = load256(p[i].add(2));
                 let lo = _mm256_cvtepi8_epi16(_mm256_castsi256_si128(b));
                 let hi = _mm256_cvtepi8_epi16(_mm256_extracti128_si256::<1>(b));
                 _mm256_add_epi32(_mm256_madd_epi16(lo, x[0]), _mm256_madd_epi16(hi, x[1]))
-            }))
+            }));
+            let d = halves8(p, 0);
+            Products { isum, d, m: d }
         }
     }
 }
 
-/// [`quant::types::iq::e8m0_half`] of eight bytes.
+/// [`quant::types::iq::e8m0_half`] of the first eight bytes.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(super) fn e8m0_halves(e: u64) -> __m256 {
-    let e = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(e as i64));
-    // 2^(e - 128): a power of two from e = 2 on, subnormal below.
-    let one = _mm256_set1_epi32(1);
-    let normal = _mm256_slli_epi32::<23>(_mm256_sub_epi32(e, one));
-    let tiny = _mm256_sllv_epi32(_mm256_set1_epi32(0x0020_0000), e);
-    _mm256_castsi256_ps(_mm256_blendv_epi8(tiny, normal, _mm256_cmpgt_epi32(e, one)))
+pub(super) fn e8m0(bytes: __m128i) -> __m256 {
+    // 2^(e - 128): a power of two from e = 2 on, subnormal below, where a quarter of the step is as much or more.
+    let up = _mm256_slli_epi32::<23>(_mm256_cvtepu8_epi32(bytes));
+    let normal = _mm256_sub_epi32(up, _mm256_set1_epi32(1 << 23));
+    let tiny = _mm256_add_epi32(_mm256_srli_epi32::<2>(up), _mm256_set1_epi32(1 << 21));
+    _mm256_castsi256_ps(_mm256_max_epi32(normal, tiny))
+}
+
+/// [`e8m0`] of the byte at each of eight places.
+///
+/// # Safety
+/// They are readable.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) unsafe fn e8m0_halves(p: &[*const u8; 8]) -> __m256 {
+    // SAFETY: the caller's promise.
+    let e = |i: usize| u64::from(unsafe { *p[i] });
+    let lo = e(0) | e(1) << 8 | e(2) << 16 | e(3) << 24;
+    let hi = e(4) | e(5) << 8 | e(6) << 16 | e(7) << 24;
+    // Hidden from the compiler, which would insert byte after byte into a vector.
+    let bytes = opaque(std::ptr::without_provenance((lo | hi << 32) as usize)).addr();
+    e8m0(_mm_cvtsi64_si128(bytes as i64))
 }

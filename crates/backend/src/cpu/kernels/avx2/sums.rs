@@ -68,33 +68,13 @@ pub(super) fn of_halves<const MOST: i32, const SIGNED: bool>(w: [[__m256i; 2]; 4
         let pair = |a, b| _mm256_add_epi16(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
         let (t, u) = (pair(p[0], p[1]), pair(p[2], p[3]));
         ones(_mm256_add_epi16(_mm256_unpacklo_epi64(t, u), _mm256_unpackhi_epi64(t, u)))
+    } else if fits(8, MOST) {
+        let pair = |a, b| ones(_mm256_add_epi16(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b)));
+        let (t, u) = (pair(p[0], p[1]), pair(p[2], p[3]));
+        _mm256_add_epi32(_mm256_unpacklo_epi64(t, u), _mm256_unpackhi_epi64(t, u))
     } else if fits(4, MOST) {
         halves4_sum(array!(4, |i| ones(p[i])))
     } else {
         halves4_sum(p)
     }
-}
-
-/// Sums of eight rows, a lane a row, each of which has a register of unsigned bytes, all of them in the order of `x`.
-#[inline]
-#[target_feature(enable = "avx2")]
-pub(super) fn of_rows<const MOST: i32>(w: [__m256i; 8], x: __m256i) -> __m256i {
-    const { assert!(fits(4, MOST)) };
-    let p = array!(8, |i| _mm256_maddubs_epi16(w[i], x));
-    // Four sums of four products of one row, then of the next, in each half.
-    let pair = |a, b| _mm256_add_epi16(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
-    let t = array!(4, |i| pair(p[2 * i], p[2 * i + 1]));
-    let word = |a, b, odd| {
-        let (a, b) = (_mm256_castsi256_ps(a), _mm256_castsi256_ps(b));
-        _mm256_castps_si256(if odd { _mm256_shuffle_ps::<0xdd>(a, b) } else { _mm256_shuffle_ps::<0x88>(a, b) })
-    };
-    // Rows 0, 1, 2, 3 in each half, then rows 4, 5, 6, 7.
-    let s = array!(2, |i| if fits(8, MOST) {
-        let (a, b) = (t[2 * i], t[2 * i + 1]);
-        ones(_mm256_add_epi16(word(a, b, false), word(a, b, true)))
-    } else {
-        let (a, b) = (ones(t[2 * i]), ones(t[2 * i + 1]));
-        _mm256_add_epi32(word(a, b, false), word(a, b, true))
-    });
-    _mm256_add_epi32(_mm256_permute2x128_si256::<0x20>(s[0], s[1]), _mm256_permute2x128_si256::<0x31>(s[0], s[1]))
 }

@@ -108,7 +108,7 @@ unsafe fn small<T: Words, const WIDE: bool>(set: &RowSet, chunk: usize, blocks: 
                     }
                 }
                 _mm256_storeu_ps(panel.d[b].as_mut_ptr().add(r), d);
-                if T::MIN.is_some() {
+                if T::MIN {
                     _mm256_storeu_ps(panel.m[b].as_mut_ptr().add(r), m);
                 }
             }

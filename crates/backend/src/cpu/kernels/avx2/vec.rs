@@ -12,8 +12,8 @@ use super::super::panel::ROWS;
 use super::super::variants::OneFn;
 use super::super::{ActsShared, Ahead, ColPtr, RowSet, Stream, prefetch_second};
 use super::large::{Iq4Xs, Large, Q2K, Q3K, Q4K, Q5K, Q6K};
-use super::small::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Small};
-use super::{array, eights, halves8, opaque, planar, put_eight, walk};
+use super::small::{Iq4Nl, Mxfp4, Products, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Small};
+use super::{array, eights, in_turn, opaque, planar, put_eight, walk};
 
 /// The kernels of one instruction set: the same source, compiled with its features. With VNNI the compiler turns a
 /// product of pairs and an addition into `vpdpwssd`.
@@ -74,27 +74,27 @@ kernels!(
 unsafe fn small<T: Small>(set: &RowSet, col: &ColPtr, out: &mut [f32; ROWS]) {
     for (first, step) in eights(set.n) {
         let (row, stride) = (set.row(first), step * set.bytes.q);
-        let (ahead, stream) = (Ahead::new(row, 8, set.bytes.q), Stream::new(set, 8));
+        let (ahead, far) = (Ahead::new(row, 8, set.bytes.q), Stream::new(set, 8).after(first * set.bytes.q));
         // SAFETY: block b lies inside every row and the column; the machine has the instructions.
         unsafe {
             let mut acc = _mm256_setzero_ps();
             for b in 0..set.k / 32 {
                 if T::X > 32 {
-                    prefetch_second(stream.after(first * set.bytes.q + 8 * T::BYTES * b), 8 * T::BYTES);
+                    prefetch_second(far.wrapping_add(8 * T::BYTES * b), 8 * T::BYTES);
                 } else {
                     ahead.ask(8 * T::BYTES * b, 8 * T::BYTES);
                 }
                 let p = opaque(row.add(T::BYTES * b));
                 let p = array!(8, |i| p.add(i * stride));
-                let mut isum = T::sums(&p, col.row.q.add(T::X * b));
-                let d = _mm256_broadcast_ss(&*col.row.d.add(b));
+                let Products { mut isum, d, m } = T::products(&p, col.row.q.add(T::X * b));
+                let dx = _mm256_broadcast_ss(&*col.row.d.add(b));
                 let sum = _mm256_set1_epi32(*col.row.sums.cast::<i32>().add(b));
                 if T::OFFSET != 0 {
-                    isum = _mm256_sub_epi32(isum, _mm256_mullo_epi32(sum, _mm256_set1_epi32(T::OFFSET)));
+                    isum = _mm256_sub_epi32(isum, _mm256_mullo_epi32(in_turn(sum), _mm256_set1_epi32(T::OFFSET)));
                 }
-                acc = _mm256_fmadd_ps(_mm256_mul_ps(T::scales(&p), d), _mm256_cvtepi32_ps(isum), acc);
-                if let Some(at) = T::MIN {
-                    acc = _mm256_fmadd_ps(_mm256_mul_ps(halves8(&p, at), d), _mm256_cvtepi32_ps(sum), acc);
+                acc = _mm256_fmadd_ps(_mm256_mul_ps(d, dx), _mm256_cvtepi32_ps(isum), acc);
+                if T::MIN {
+                    acc = _mm256_fmadd_ps(_mm256_mul_ps(m, dx), _mm256_cvtepi32_ps(sum), acc);
                 }
             }
             put_eight(out, first, step, acc);

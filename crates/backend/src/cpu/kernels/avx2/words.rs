@@ -11,7 +11,7 @@ use quant::types::iq::{E2M1_DOUBLED, IQ4_VALUES};
 
 use super::super::panel::offset;
 use super::large::{Iq4Xs, Large, Q2K, Q3K, Q4K, Q5K, Q6K};
-use super::small::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Small, raised, table};
+use super::small::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Small, e8m0_halves, raised, table};
 use super::{array, both, load64, load128};
 
 /// The four words at each of eight places, `[word]`, a lane a place.
@@ -22,7 +22,13 @@ use super::{array, both, load64, load128};
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn words4(p: &[*const u8; 8], at: usize) -> [__m256i; 4] {
     // SAFETY: the caller's promise.
-    let t = array!(4, |i| unsafe { _mm256_set_m128i(load128(p[i + 4].add(at)), load128(p[i].add(at))) });
+    turned(array!(4, |i| unsafe { _mm256_set_m128i(load128(p[i + 4].add(at)), load128(p[i].add(at))) }))
+}
+
+/// The words of four registers whose halves are places `i` and `i + 4`, `[word]`, a lane a place.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn turned(t: [__m256i; 4]) -> [__m256i; 4] {
     let (a, b) = (_mm256_unpacklo_epi32(t[0], t[1]), _mm256_unpacklo_epi32(t[2], t[3]));
     let (c, d) = (_mm256_unpackhi_epi32(t[0], t[1]), _mm256_unpackhi_epi32(t[2], t[3]));
     [_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b), _mm256_unpacklo_epi64(c, d), _mm256_unpackhi_epi64(c, d)]
@@ -117,7 +123,7 @@ impl Words for Mxfp4 {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn block(p: &[*const u8; 8]) -> ([__m256i; 8], [__m256; 2]) {
         // SAFETY: the promise of the trait.
-        let (w, scales) = unsafe { (words4(p, 1), Self::scales(p)) };
+        let (w, scales) = unsafe { (words4(p, 1), e8m0_halves(p)) };
         let integers = array!(8, |i| table(&E2M1_RAISED, if i < 4 { low(w[i]) } else { high(w[i - 4]) }));
         (integers, [scales; 2])
     }
