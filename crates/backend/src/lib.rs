@@ -135,6 +135,8 @@ pub struct OpTime {
     pub name: String,
     /// Bytes of weights that they read for one token.
     pub bytes: usize,
+    /// Steps that were traced.
+    pub steps: u64,
     /// Parallel regions.
     pub regions: u64,
     /// Time in all.

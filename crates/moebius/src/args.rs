@@ -342,7 +342,7 @@ pub struct BenchArgs {
     /// Form of the table
     #[arg(short, long, value_enum, default_value_t = BenchFormat::Md)]
     pub output: BenchFormat,
-    /// Say where the time of decode goes, op by op
+    /// Say where the time of a step goes, op by op
     #[arg(short, long)]
     pub verbose: bool,
     #[command(flatten)]

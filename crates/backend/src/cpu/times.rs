@@ -61,6 +61,7 @@ impl Times {
     /// A step begins.
     pub fn start(&mut self, pool: &Pool) {
         self.last = self.is_on.then(|| Lap::now(pool));
+        self.rows.iter_mut().filter(|_| self.is_on).for_each(|row| row.steps += 1);
     }
 
     /// Op `i` is done, or what comes before the ops.

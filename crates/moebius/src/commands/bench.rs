@@ -3,10 +3,10 @@
 //! Every figure comes through the engine, as a user's request would: random tokens, greedy. What stands before the measured
 //! tokens is computed once and found again by the prefix cache; the measured tokens are others in every repetition.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use backend::PAGE;
+use backend::{OpTime, PAGE};
 use engine::sampler::SamplerParams;
 use engine::scheduler::{EventKind, Events, Request, Usage};
 use serde::Serialize;
@@ -85,7 +85,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         };
         let session = load::start_with(model, &setup)?;
         let load_ms = start.elapsed().as_secs_f64() * 1e3;
-        let mut bench = Bench { session, interrupt: &interrupt, unused: DEPTHS };
+        let mut bench = Bench { session, interrupt: &interrupt, unused: DEPTHS, is_traced: false };
         for &depth in &args.depth {
             let prompts = args.n_prompt.iter().filter(|&&n| n > 0).map(|&n| (n, 0, 1));
             let gens = args.n_gen.iter().filter(|&&n| n > 0);
@@ -100,7 +100,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
                     bandwidth.measure()?;
                 }
                 for _ in 0..args.repetitions {
-                    samples.push(bench.measure(&test)?);
+                    samples.push(bench.measure(&test)?.rate());
                     bar.tick();
                     if interrupt.is_set() {
                         return Ok(());
@@ -110,8 +110,8 @@ pub fn run(args: &BenchArgs) -> Result<()> {
                     }
                 }
                 table.print(&row(&bench.session, &test, threads, &mut bandwidth, load_ms, samples))?;
-                if args.verbose && n_gen > 0 && depth == 0 && parallel == 1 {
-                    bench.print_times(n_gen)?;
+                if args.verbose {
+                    bench.print_times(&test)?;
                 }
             }
         }
@@ -137,6 +137,11 @@ struct Test {
 }
 
 impl Test {
+    /// Whether steps are of one token.
+    fn is_single(&self) -> bool {
+        self.n_gen > 0 && self.parallel == 1
+    }
+
     fn name(&self) -> String {
         let mut name = if self.n_prompt > 0 { format!("pp{}", self.n_prompt) } else { format!("tg{}", self.n_gen) };
         if self.parallel > 1 {
@@ -155,12 +160,27 @@ const DEPTHS: u64 = 1 << 16;
 /// Sequences that take turns do not decode together.
 const TOO_MANY: &str = "bench: memory does not hold the caches of so many sequences";
 
+/// What was computed, and how long it took.
+struct Measured {
+    tokens: usize,
+    time: Duration,
+}
+
+impl Measured {
+    /// Tokens a second.
+    fn rate(&self) -> f64 {
+        self.tokens as f64 / self.time.as_secs_f64()
+    }
+}
+
 /// An engine under measurement.
 struct Bench<'a> {
     session: Session,
     interrupt: &'a Interrupt,
     /// Number of the next text that nobody has seen.
     unused: u64,
+    /// Whether the clock runs between the ops of what is measured.
+    is_traced: bool,
 }
 
 impl Bench<'_> {
@@ -175,71 +195,24 @@ impl Bench<'_> {
         self.measure(test).map(drop)
     }
 
-    /// Tokens a second.
-    ///
-    /// A prompt's time runs from its first step to its first token. A generation's time runs from the first token, which
-    /// comes out of the prompt, to the last: `n_gen` steps.
-    fn measure(&mut self, test: &Test) -> Result<f64> {
-        if test.n_prompt > 0 {
-            let mut tokens = self.text(0, test.depth);
-            tokens.extend(self.text(self.unused, test.n_prompt));
-            self.unused += 1;
-            let usage = self.request(tokens, 1)?;
-            // What the cache could not give of the depth, less than a page, was computed as well.
-            let computed = usage.prompt_tokens - usage.cached_tokens;
-            return Ok(computed as f64 / usage.timings.prompt.as_secs_f64());
-        }
-        if test.parallel > 1 {
-            return self.together(test);
-        }
-        let usage = self.request(self.text(0, test.depth.max(1)), test.n_gen + 1)?;
-        Ok((usage.generated - 1) as f64 / usage.timings.decode.as_secs_f64())
+    fn measure(&mut self, test: &Test) -> Result<Measured> {
+        if test.n_prompt > 0 { self.prompt(test) } else { self.decode(test) }
     }
 
-    /// Decodes once more with a clock between the ops, and prints what they took.
-    fn print_times(&mut self, n_gen: usize) -> Result<()> {
-        self.session.engine.trace_times(true);
-        let usage = self.request(self.text(0, 1), n_gen + 1)?;
-        self.session.engine.trace_times(false);
-        let steps = usage.generated as f64;
-        let total = (usage.timings.prompt + usage.timings.decode).as_secs_f64();
-        let mut rows = self.session.engine.times().to_vec();
-        let outside = total - rows.iter().map(|row| row.time.as_secs_f64()).sum::<f64>();
-        rows.sort_by_key(|row| std::cmp::Reverse(row.time));
-        let us = |seconds: f64| format!("{:.1}", seconds / steps * 1e6);
-        eprintln!("{:<50} {:>7} {:>9} {:>6} {:>9} {:>6}", "a token", "regions", "us", "", "us alone", "GB/s");
-        for row in &rows {
-            let time = row.time.as_secs_f64();
-            eprintln!(
-                "{:<50} {:>7.1} {:>9} {:>5.1}% {:>9} {:>6}",
-                row.name,
-                row.regions as f64 / steps,
-                us(time),
-                time / total * 100.0,
-                us(row.alone.as_secs_f64()),
-                if row.bytes > 0 { format!("{:.1}", row.bytes as f64 * steps / time / 1e9) } else { String::new() },
-            );
-        }
-        let alone = rows.iter().map(|row| row.alone.as_secs_f64()).sum::<f64>() + outside;
-        let regions = rows.iter().map(|row| row.regions).sum::<u64>() as f64 / steps;
-        eprintln!(
-            "{:<50} {:>7} {:>9} {:>5.1}% {:>9}",
-            "outside the steps",
-            "",
-            us(outside),
-            outside / total * 100.0,
-            us(outside)
-        );
-        eprintln!("{:<50} {regions:>7.1} {:>9} {:>6} {:>9}", "in all", us(total), "", us(alone));
-        if let Some((files, large)) = machine::mapped() {
-            let [files, large] = [files, large].map(|n| machine::bytes(n as u64));
-            eprintln!("{large} of {files} of mapped files lie in pages of 2 MB");
-        }
-        Ok(())
+    /// A prompt's time runs from its first step to its first token.
+    fn prompt(&mut self, test: &Test) -> Result<Measured> {
+        let mut tokens = self.text(0, test.depth);
+        tokens.extend(self.text(self.unused, test.n_prompt));
+        self.unused += 1;
+        self.session.engine.trace_times(self.is_traced);
+        let usage = self.request(tokens, 1)?;
+        // What the cache could not give of the depth, less than a page, was computed as well.
+        Ok(Measured { tokens: usage.prompt_tokens - usage.cached_tokens, time: usage.timings.prompt })
     }
 
-    /// Tokens a second of all sequences together, from when the last of them has its first token.
-    fn together(&mut self, test: &Test) -> Result<f64> {
+    /// A generation's time runs from when the last of its sequences has its first token, which comes out of the prompt:
+    /// `n_gen` steps.
+    fn decode(&mut self, test: &Test) -> Result<Measured> {
         let n_gen = test.n_gen + steps_to_start(test.parallel, self.session.limits.max_tokens) + 2;
         let preemptions = self.session.engine.stats().preemptions;
         let mut ids = Vec::with_capacity(test.parallel);
@@ -247,23 +220,25 @@ impl Bench<'_> {
             let request = request(self.text(i, test.depth.max(1)), n_gen);
             ids.push(self.session.engine.submit(request)?);
         }
-        let rate = self.time_steps(test);
+        let measured = self.time_steps(test);
+        self.session.engine.trace_times(false);
         ids.iter().for_each(|&id| _ = self.session.engine.cancel(id));
         let mut events = Events::new();
         while self.session.engine.step(&mut events)? {
             events.clear();
         }
         ensure!(self.session.engine.stats().preemptions == preemptions, TOO_MANY);
-        rate
+        measured
     }
 
-    fn time_steps(&mut self, test: &Test) -> Result<f64> {
+    fn time_steps(&mut self, test: &Test) -> Result<Measured> {
         let mut events = Events::new();
         let mut tokens = 0;
         // As many tokens as sequences in one step: all have begun.
         while tokens < test.parallel && !self.interrupt.is_set() {
             tokens = self.step(&mut events)?;
         }
+        self.session.engine.trace_times(self.is_traced);
         let (start, mut tokens) = (Instant::now(), 0);
         for _ in 0..test.n_gen {
             tokens += self.step(&mut events)?;
@@ -271,7 +246,51 @@ impl Bench<'_> {
                 break;
             }
         }
-        Ok(tokens as f64 / start.elapsed().as_secs_f64())
+        Ok(Measured { tokens, time: start.elapsed() })
+    }
+
+    /// Measures once more with a clock between the ops, and prints what they took.
+    fn print_times(&mut self, test: &Test) -> Result<()> {
+        self.is_traced = true;
+        let measured = self.measure(test);
+        self.is_traced = false;
+        self.session.engine.trace_times(false);
+        let total = measured?.time.as_secs_f64();
+        let mut rows = self.session.engine.times().to_vec();
+        let outside = (total - rows.iter().map(|row| row.time.as_secs_f64()).sum::<f64>()).max(0.0);
+        let alone = rows.iter().map(|row| row.alone.as_secs_f64()).sum::<f64>() + outside;
+        let regions = rows.iter().map(|row| row.regions).sum::<u64>();
+        let steps = rows.iter().map(|row| row.steps).max().unwrap_or(0).max(1) as f64;
+        rows.sort_by_key(|row| std::cmp::Reverse(row.time));
+        rows.push(OpTime {
+            name: "outside the steps".into(),
+            time: Duration::from_secs_f64(outside),
+            alone: Duration::from_secs_f64(outside),
+            ..OpTime::default()
+        });
+        let us = |time: f64| format!("{:.1}", time / steps * 1e6);
+        eprintln!("{:<50} {:>7} {:>10} {:>6} {:>9} {:>6}", "a step", "regions", "us", "", "us alone", "GB/s");
+        for row in &rows {
+            let time = row.time.as_secs_f64();
+            // A step of several tokens reads more experts than one token does, by as much as they differ.
+            let rate = row.bytes as f64 * steps / time / 1e9;
+            eprintln!(
+                "{:<50} {:>7.1} {:>10} {:>5.1}% {:>9} {:>6}",
+                row.name,
+                row.regions as f64 / steps,
+                us(time),
+                time / total * 100.0,
+                us(row.alone.as_secs_f64()),
+                if row.bytes > 0 && test.is_single() { format!("{rate:.1}") } else { String::new() },
+            );
+        }
+        let regions = regions as f64 / steps;
+        eprintln!("{:<50} {regions:>7.1} {:>10} {:>6} {:>9}", "in all", us(total), "", us(alone));
+        if let Some((files, large)) = machine::mapped() {
+            let [files, large] = [files, large].map(|n| machine::bytes(n as u64));
+            eprintln!("{large} of {files} of mapped files lie in pages of 2 MB");
+        }
+        Ok(())
     }
 
     /// Makes a step; returns how many tokens came out of it.
@@ -313,7 +332,7 @@ fn request(tokens: Vec<u32>, n_gen: usize) -> Request {
 
 fn row(s: &Session, test: &Test, threads: usize, bandwidth: &mut Bandwidth, load_ms: f64, samples: Vec<f64>) -> Row {
     let (tokens_per_second, deviation) = mean_and_deviation(&samples);
-    let bytes_per_token = (test.n_gen > 0 && test.parallel == 1).then(|| {
+    let bytes_per_token = test.is_single().then(|| {
         let context = test.depth as u64 + test.n_gen as u64 / 2;
         s.weight_bytes_per_token + s.cache.read_per_token(context)
     });
