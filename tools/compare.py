@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Moebius beside llama.cpp and ik_llama.cpp on this machine: one table, measured in turn.
+r"""Moebius beside llama.cpp and ik_llama.cpp on this machine: one table, measured in turn.
 
     tools/compare.py --build                          # downloads llama.cpp (PyPI's llama-cpp-python) and builds it
     tools/compare.py MODEL.gguf                       # prompt 512, decode 64
@@ -11,6 +11,12 @@ help some models and hurt others (repacking of weights) is measured with each, a
 Nothing else should run meanwhile. Engines are found in --llama and --ik (folders with llama-bench and llama-batched-bench; or
 $LLAMA_CPP and $IK_LLAMA_CPP), llama.cpp also where --build puts it. ik_llama.cpp is in no registry: clone and build it
 (cmake -DGGML_NATIVE=ON, targets llama-bench and llama-batched-bench).
+
+Its llama-batched-bench hands token 0 to every sequence, so that all of them choose the same experts and read a few of them; the other
+two programs take random tokens. For a comparison over experts let it do so too, before it is built:
+
+    sed -i 's/batch_add(batch, 0, \(i\|pp + i\), { j }/batch_add(batch, std::rand() % llama_n_vocab(model), \1, { j }/' \
+        examples/batched-bench/batched-bench.cpp
 """
 import argparse
 import dataclasses

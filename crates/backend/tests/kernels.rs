@@ -374,10 +374,14 @@ fn short_weights_are_refused() {
 #[test]
 fn chunks_are_whole_tiles() {
     let kernels = Kernels::new(Isa::Scalar);
-    for (t, k, n, cols, workers) in
-        [(WeightType::Q4_K, 2048, 768, 1, 2), (WeightType::Q8_0, 704, 5, 64, 8), (WeightType::F32, 0, 0, 0, 0)]
-    {
-        let chunk = kernels.row_chunk(t, k, n, cols, workers);
-        assert!(chunk >= 16 && chunk.is_multiple_of(16), "{t}: {chunk}");
+    for (t, k, n, stack, cols, workers) in [
+        (WeightType::Q4_K, 2048, 768, 1, 1, 2),
+        (WeightType::Q8_0, 704, 5, 1, 64, 8),
+        (WeightType::F32, 0, 0, 0, 0, 0),
+        // Where a region has many matrices, a chunk may be all of one, and no more.
+        (WeightType::Q4_K, 2048, 760, 100, 1, 2),
+    ] {
+        let chunk = kernels.row_chunk(t, (n, k), stack, cols, workers);
+        assert!(chunk >= 16 && chunk.is_multiple_of(16) && chunk <= n.next_multiple_of(16).max(16), "{t}: {chunk}");
     }
 }

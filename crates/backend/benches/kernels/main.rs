@@ -100,7 +100,7 @@ fn measure(t: WeightType, (n, k): (usize, usize), all: Planes, isa: Isa, n_cols:
     // Enough work for some 30 ms at 50 GMAC/s, and all matrices when there is one column.
     let rounds = (1_000_000_000 / (k * n * n_cols)).max(4).max(if n_cols == 1 { matrices.len() } else { 0 });
     let rounds = if isa == Isa::Scalar { 4 } else { rounds };
-    let chunk = kernels.row_chunk(t, k, n, n_cols, 1);
+    let chunk = kernels.row_chunk(t, (n, k), 1, n_cols, 1);
     let mut times = Vec::with_capacity(rounds * RUNS);
     for w in matrices.iter().cycle().take(rounds * RUNS) {
         let start = Instant::now();

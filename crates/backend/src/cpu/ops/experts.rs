@@ -100,7 +100,7 @@ pub fn experts(run: &mut Run, x: View, ids: View, mats: &ExpertMats, hidden: Vie
     let (kernels, isa) = (run.kernels, run.isa);
     {
         let (lists, acts, workers) = (&*run.lists, &*run.acts, run.workers);
-        let chunk = kernels.row_chunk(gate.dtype, gate.k, gate.n, 2 * cols_each, threads);
+        let chunk = kernels.row_chunk(gate.dtype, (gate.n, gate.k), n_active, 2 * cols_each, threads);
         let n_chunks = gate.n.div_ceil(chunk);
         run.pool.run(n_active * n_chunks, &|worker, i| {
             let expert = lists.active[i / n_chunks] as usize;
@@ -135,7 +135,7 @@ pub fn experts(run: &mut Run, x: View, ids: View, mats: &ExpertMats, hidden: Vie
     quantise_for(run, [down].into_iter(), hidden, n_pairs);
 
     let (lists, acts, workers) = (&*run.lists, &run.acts[kind_index(down.dtype.act())], run.workers);
-    let chunk = kernels.row_chunk(down.dtype, down.k, down.n, cols_each, threads);
+    let chunk = kernels.row_chunk(down.dtype, (down.n, down.k), n_active, cols_each, threads);
     let n_chunks = down.n.div_ceil(chunk);
     run.pool.run(n_active * n_chunks, &|worker, i| {
         let expert = lists.active[i / n_chunks] as usize;

@@ -54,7 +54,7 @@ pub fn linear(run: &mut Run, x: View, parts: &[PartStep]) {
     let threads = run.pool.threads();
     let (kernels, acts, workers) = (run.kernels, &*run.acts, run.workers);
     let cols = &run.cols[..rows];
-    let chunk_of = |part: &PartStep| kernels.row_chunk(part.w.dtype, part.w.k, part.w.n, rows, threads);
+    let chunk_of = |part: &PartStep| kernels.row_chunk(part.w.dtype, (part.w.n, part.w.k), 1, rows, threads);
     let n_chunks = parts.iter().map(|part| part.w.n.div_ceil(chunk_of(part))).sum();
     run.pool.run(n_chunks, &|worker, mut i| {
         for part in parts {
@@ -89,7 +89,7 @@ pub fn gated_linear(run: &mut Run, x: View, gate: &Mat, up: &Mat, act: Gate, out
     quantise_for(run, [gate, up].into_iter(), x, rows);
     let (kernels, acts, workers, isa) = (run.kernels, &*run.acts, run.workers, run.isa);
     let cols = &run.cols[..rows];
-    let chunk = kernels.row_chunk(gate.dtype, gate.k, gate.n, 2 * rows, run.pool.threads());
+    let chunk = kernels.row_chunk(gate.dtype, (gate.n, gate.k), 1, 2 * rows, run.pool.threads());
     run.pool.run(gate.n.div_ceil(chunk), &|worker, i| {
         let range = i * chunk..((i + 1) * chunk).min(gate.n);
         // SAFETY: the worker index is ours; chunks write different columns of the output.
