@@ -98,10 +98,8 @@ pub(super) fn variant(t: WeightType, isa: Isa) -> Variant {
 
 #[cfg(target_arch = "aarch64")]
 fn neon_variant<M: neon::Products>(t: WeightType) -> Variant {
-    // By instructions, counted under qemu: two columns of super-blocks as a panel are 0.6 to 0.8 of what they are one by one,
-    // of 32-blocks 0.7 to 1.02.
-    let from = if t.act() == ActKind::Block256 { 2 } else { 3 };
-    Variant { one: neon::one(t), many: Many::Panel { unpack: neon::unpack::<M>(t), tile: neon::tile::<M>(t), from } }
+    let many = Many::Panel { unpack: neon::unpack::<M>(t), tile: neon::tile::<M>(t), from: panel_from(t) };
+    Variant { one: neon::one(t), many }
 }
 
 /// Columns from which widening float rows costs less than a matrix-vector product for each column (measured on Zen 4).
@@ -109,7 +107,9 @@ pub(super) const FLOAT_FROM: usize = 5;
 
 /// Columns from which unpacking a panel costs less than a matrix-vector product for each column. [768, 2048] on one core of AMD
 /// EPYC 9004, two columns one by one and through a panel: q4_k 98 and 85 us, q6_k 124 and 111, q4_0 96 and 97, q8_0 124 and 147.
-#[cfg(target_arch = "x86_64")]
+/// On NEON instructions say the same (counted under qemu): two columns of super-blocks as a panel are 0.6 to 0.8 of what they are
+/// one by one, of 32-blocks 0.7 to 1.02.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 fn panel_from(t: WeightType) -> usize {
     if t.act() == ActKind::Block256 { 2 } else { 3 }
 }

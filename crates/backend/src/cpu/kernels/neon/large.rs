@@ -23,6 +23,8 @@ pub(in super::super) trait Large {
     const SUB: usize;
     /// What the integers of [`Large::group`] have too much; 0 when they are signed.
     const OFFSET: i32 = 0;
+    /// 1 or -1 when the integers times sub-scales times this are bytes again, and 0 when they are not.
+    const FOLD: i8 = 0;
     /// The integers of 32-group `j`, plus [`Large::OFFSET`], in order. `j` is known to the compiler, and loads that groups
     /// share are done once.
     unsafe fn group(p: *const u8, j: usize) -> [int8x16_t; 2];
@@ -106,7 +108,7 @@ unsafe fn six_bits(p: *const u8, low: u64) -> u64 {
 /// One format: its block, and the expressions for its parts; `group` is one half of a group.
 macro_rules! large {
     ($t:ident, $bytes:literal, d $d:literal, $dmin:expr, sub $sub:literal, offset $offset:literal,
-     group |$p:ident, $j:ident, $half:ident| $group:expr, scales |$p2:ident| $scales:expr
+     $(fold $fold:literal,)? group |$p:ident, $j:ident, $half:ident| $group:expr, scales |$p2:ident| $scales:expr
      $(, mins |$p3:ident| $mins:expr)?) => {
         impl Large for $t {
             const BYTES: usize = $bytes;
@@ -114,6 +116,7 @@ macro_rules! large {
             const DMIN: Option<usize> = $dmin;
             const SUB: usize = $sub;
             const OFFSET: i32 = $offset;
+            $(const FOLD: i8 = $fold;)?
             #[inline]
             #[target_feature(enable = "neon")]
             unsafe fn group($p: *const u8, $j: usize) -> [int8x16_t; 2] {
@@ -140,7 +143,7 @@ macro_rules! large {
 }
 
 large!(
-    Q2K, 84, d 80, Some(82), sub 16, offset 0,
+    Q2K, 84, d 80, Some(82), sub 16, offset 0, fold 1,
     group |p, j, half| {
         let v = two_bits(p.add(16), j, half);
         if j % 4 == 3 { v } else { vandq_u8(v, vdupq_n_u8(3)) }
@@ -150,7 +153,7 @@ large!(
 );
 
 large!(
-    Q3K, 110, d 108, None, sub 16, offset 4,
+    Q3K, 110, d 108, None, sub 16, offset 4, fold - 1,
     group |p, j, half| {
         let (q, h) = (two_bits(p.add(32), j, half), load128(p.add(16 * half)));
         match j {

@@ -18,7 +18,7 @@ use super::{array, halves4, hsum4, sdot};
 pub(in super::super) struct Bytes {
     /// `[CHUNK/N][ROWS][N]`: N values of a row make a word ([`Products::WORD`]), the words of some rows a register.
     pub q: [i8; ROWS * CHUNK],
-    /// Of a super-block, sub-scale of each 16-group or 32-group, as [`Products::put_scales`] lays them out.
+    /// Of a super-block, sub-scale of each 16-group or 32-group, but for those that [`Large::FOLD`] into the integers, as [`Products::put_scales`] lays them out.
     pub scales: [[i32; 2 * ROWS]; 16],
     /// Of a super-block, minimum of each 16-group, `[16/N][ROWS][N]`.
     pub mins: [i8; ROWS * 16],
@@ -222,19 +222,31 @@ unsafe fn large<T: Large, M: Products>(set: &RowSet, chunk: usize, _: usize, pan
         }
         // SAFETY: the rows have the block.
         unsafe {
+            let scales = array!(4, |i| T::scales(p[i]));
+            let fold = array!(4, |i| if T::FOLD < 0 { vnegq_s8(scales[i]) } else { scales[i] });
             macro_rules! groups {
                 ($($j:literal)*) => {
                     $(
                         let w = array!(4, |i| {
                             let w = T::group(p[i], $j);
-                            if T::OFFSET == 0 { w } else { w.map(|w| vsubq_s8(w, vdupq_n_s8(T::OFFSET as i8))) }
+                            let w = if T::OFFSET == 0 { w } else { w.map(|w| vsubq_s8(w, vdupq_n_s8(T::OFFSET as i8))) };
+                            if T::FOLD == 0 {
+                                w
+                            } else {
+                                [
+                                    vmulq_s8(w[0], vdupq_laneq_s8::<{ 2 * $j }>(fold[i])),
+                                    vmulq_s8(w[1], vdupq_laneq_s8::<{ 2 * $j + 1 }>(fold[i])),
+                                ]
+                            }
                         });
                         put_group::<M>(to, $j, r, w);
                     )*
                 };
             }
             groups!(0 1 2 3 4 5 6 7);
-            widen::<M>(&mut to.scales[..groups], r, array!(4, |i| T::scales(p[i])));
+            if T::FOLD == 0 {
+                widen::<M>(&mut to.scales[..groups], r, scales);
+            }
             put4(&mut panel.d[0], r, floats(halves4(&p, T::D)));
             if let Some(at) = T::DMIN {
                 let mins = array!(4, |i| {

@@ -13,6 +13,7 @@ use super::super::acts::RowPtr;
 use super::super::panel::{Panel, ROWS};
 use super::super::variants::TileFn;
 use super::array;
+use super::large::{Large, Q2K, Q3K};
 use super::products::{COLS, Products, Sums, ZERO};
 
 /// The tile function of a type.
@@ -23,10 +24,11 @@ pub(in super::super) fn tile<M: Products>(t: WeightType) -> TileFn {
         (ActKind::Block32, false) => small::<M, true, false>,
         (ActKind::Block32, true) => small::<M, true, true>,
         (ActKind::Block256, _) => match t {
-            WeightType::Q2_K => large::<M, 16, true>,
-            WeightType::Q3_K | WeightType::Q6_K => large::<M, 16, false>,
-            WeightType::IQ4_XS => large::<M, 32, false>,
-            _ => large::<M, 32, true>,
+            WeightType::Q2_K => large::<M, { Q2K::FOLD }, 16, true>,
+            WeightType::Q3_K => large::<M, { Q3K::FOLD }, 16, false>,
+            WeightType::Q6_K => large::<M, 0, 16, false>,
+            WeightType::IQ4_XS => large::<M, 0, 32, false>,
+            _ => large::<M, 0, 32, true>,
         },
         (ActKind::F32, _) => unreachable!("floats have no integer panel"),
     }
@@ -72,11 +74,11 @@ unsafe fn small<M: Products, const WORDS: bool, const MIN: bool>(
     unsafe { groups(of, panel, blocks, chunk, cols, acc) }
 }
 
-/// `SUB` values share a sub-scale and a minimum.
+/// `SUB` values share a sub-scale, unless those are in the integers already ([`Large::FOLD`]).
 ///
 /// # Safety
 /// See [`TileFn`].
-unsafe fn large<M: Products, const SUB: usize, const MIN: bool>(
+unsafe fn large<M: Products, const FOLD: i8, const SUB: usize, const MIN: bool>(
     panel: &Panel,
     blocks: usize,
     chunk: usize,
@@ -84,10 +86,10 @@ unsafe fn large<M: Products, const SUB: usize, const MIN: bool>(
     acc: &mut [[f32; ROWS]],
 ) {
     let of: [TileFn; COLS] = [
-        large_group::<M, 1, SUB, MIN>,
-        large_group::<M, 2, SUB, MIN>,
-        large_group::<M, 3, SUB, MIN>,
-        large_group::<M, 4, SUB, MIN>,
+        large_group::<M, 1, FOLD, SUB, MIN>,
+        large_group::<M, 2, FOLD, SUB, MIN>,
+        large_group::<M, 3, FOLD, SUB, MIN>,
+        large_group::<M, 4, FOLD, SUB, MIN>,
     ];
     // SAFETY: the caller's promise.
     unsafe { groups(of, panel, blocks, chunk, cols, acc) }
@@ -223,7 +225,7 @@ unsafe fn small_group<M: Products, const C: usize, const WORDS: bool, const MIN:
 /// # Safety
 /// As [`large`], with C columns.
 #[target_feature(enable = "neon,dotprod")]
-unsafe fn large_group<M: Products, const C: usize, const SUB: usize, const MIN: bool>(
+unsafe fn large_group<M: Products, const C: usize, const FOLD: i8, const SUB: usize, const MIN: bool>(
     panel: &Panel,
     _: usize,
     chunk: usize,
@@ -247,14 +249,16 @@ unsafe fn large_group<M: Products, const C: usize, const SUB: usize, const MIN: 
                 let regs = C.next_multiple_of(M::SHARE);
                 let mut dot = ZERO;
                 sixteen(&mut dot, 0);
-                if SUB == 32 {
+                if FOLD != 0 || SUB == 32 {
                     sixteen(&mut dot, 1);
                 }
-                let s = M::scales(&panel.neon.scales[32 * j / SUB], r);
-                for c in 0..regs {
-                    dot[c] = array!(2, |i| vmulq_s32(dot[c][i], s[c % 2][i]));
+                if FOLD == 0 {
+                    let s = M::scales(&panel.neon.scales[32 * j / SUB], r);
+                    for c in 0..regs {
+                        dot[c] = array!(2, |i| vmulq_s32(dot[c][i], s[c % 2][i]));
+                    }
                 }
-                if SUB == 16 {
+                if FOLD == 0 && SUB == 16 {
                     let mut second = ZERO;
                     sixteen(&mut second, 1);
                     let s = M::scales(&panel.neon.scales[2 * j + 1], r);
@@ -267,7 +271,10 @@ unsafe fn large_group<M: Products, const C: usize, const SUB: usize, const MIN: 
                     isum[c] = array!(2, |i| vmlaq_s32(isum[c][i], dot[c][i], u[c]));
                 }
             }
-            let isum = M::to_rows(isum);
+            let mut isum = M::to_rows(isum);
+            if FOLD < 0 {
+                isum = array!(4, |c| array!(2, |i| vnegq_s32(isum[c][i])));
+            }
             let (mut y, d) = (load(acc, r), floats(&panel.d[0], r));
             for c in 0..C {
                 y[c] = add(y[c], d, *x[c].d.add(chunk / 256), isum[c]);
