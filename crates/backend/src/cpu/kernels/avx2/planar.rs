@@ -14,9 +14,7 @@ use super::super::{ActsShared, Ahead, ColPtr, RowSet, prefetch, prefetch_second}
 use super::small::{E2M1_RAISED, e8m0, e8m0_halves, nibbles_of_two, table};
 use super::unpack::{ask, at, word_at};
 use super::words::{self, turned, words4};
-use super::{
-    array, both, eights, hsum8, load64, load128, load256, opaque, put_eight, sums, transpose8, transposed_words,
-};
+use super::{array, both, eights, hsum8, load64, load128, load256, opaque, put_eight, sums, transpose8};
 
 /// How 32 values lie in plane `q`. `p` always points to them, `4·BITS` readable bytes; the machine has AVX2.
 #[allow(clippy::missing_safety_doc)]
@@ -270,6 +268,20 @@ unsafe fn words(p: &[*const u8; 8]) -> __m128i {
     _mm_set_epi64x(hi as i64, lo as i64)
 }
 
+/// Two of the eight words of 16 bits at each of eight places: in each half one and then the other of four places.
+///
+/// # Safety
+/// They are readable.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn two_words(p: &[*const u8; 8]) -> [__m256i; 4] {
+    // SAFETY: the caller's promise.
+    let t = array!(4, |i| unsafe { _mm256_set_m128i(load128(p[i + 4]), load128(p[i])) });
+    let (a, b) = (_mm256_unpacklo_epi16(t[0], t[1]), _mm256_unpackhi_epi16(t[0], t[1]));
+    let (c, d) = (_mm256_unpacklo_epi16(t[2], t[3]), _mm256_unpackhi_epi16(t[2], t[3]));
+    [_mm256_unpacklo_epi32(a, c), _mm256_unpackhi_epi32(a, c), _mm256_unpacklo_epi32(b, d), _mm256_unpackhi_epi32(b, d)]
+}
+
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn bf16(x: __m128i) -> __m256 {
@@ -288,8 +300,13 @@ impl Scale for F16 {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn eight(p: &[*const u8; 8]) -> [__m256; 8] {
         // SAFETY: the promise of the trait.
-        let t = unsafe { transposed_words(p) };
-        array!(8, |i| _mm256_cvtph_ps(t[i]))
+        let t = unsafe { two_words(p) };
+        let t = array!(4, |i| _mm256_permute4x64_epi64::<0xd8>(t[i]));
+        array!(8, |i| _mm256_cvtph_ps(if i.is_multiple_of(2) {
+            _mm256_castsi256_si128(t[i / 2])
+        } else {
+            _mm256_extracti128_si256::<1>(t[i / 2])
+        }))
     }
 }
 
@@ -305,8 +322,12 @@ impl Scale for BF16 {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn eight(p: &[*const u8; 8]) -> [__m256; 8] {
         // SAFETY: the promise of the trait.
-        let t = unsafe { transposed_words(p) };
-        array!(8, |i| bf16(t[i]))
+        let (t, zero) = (unsafe { two_words(p) }, _mm256_setzero_si256());
+        array!(8, |i| _mm256_castsi256_ps(if i.is_multiple_of(2) {
+            _mm256_unpacklo_epi16(zero, t[i / 2])
+        } else {
+            _mm256_unpackhi_epi16(zero, t[i / 2])
+        }))
     }
 }
 
@@ -367,33 +388,26 @@ impl Groups {
         Self { d: zero, m: zero }
     }
 
-    /// Takes `n` groups (at most eight) from `group` on, of eight rows of scales and biases.
+    /// Takes `n` groups (at most eight) of eight rows of scales and biases, the first of which lie at these places.
     ///
     /// # Safety
     /// The rows have these groups; the machine has AVX2, FMA and F16C.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn load<S: Scale, const MIN: bool>(
-        &mut self,
-        scales: &[*const u8; 8],
-        biases: &[*const u8; 8],
-        group: usize,
-        n: usize,
-    ) {
-        let from = |plane: &[*const u8; 8], g: usize| plane.map(|p| p.wrapping_add(g * S::BYTES));
+    unsafe fn load<S: Scale, const MIN: bool>(&mut self, scales: [*const u8; 8], biases: [*const u8; 8], n: usize) {
         // SAFETY: the caller's promise.
         unsafe {
             if n == 8 {
-                self.d = S::eight(&from(scales, group));
+                self.d = S::eight(&scales);
                 if MIN {
-                    self.m = S::eight(&from(biases, group));
+                    self.m = S::eight(&biases);
                 }
                 return;
             }
             for g in 0..n {
-                self.d[g] = S::one(&from(scales, group + g));
+                self.d[g] = S::one(&scales.map(|p| p.wrapping_add(g * S::BYTES)));
                 if MIN {
-                    self.m[g] = S::one(&from(biases, group + g));
+                    self.m[g] = S::one(&biases.map(|p| p.wrapping_add(g * S::BYTES)));
                 }
             }
         }
@@ -404,60 +418,68 @@ impl Groups {
 /// See [`OneFn`]; the set's integers are `Q`, its scales `S`, and it has biases where `MIN`.
 #[inline(always)]
 unsafe fn column<Q: Ints, S: Scale, const MIN: bool>(set: &RowSet, col: &ColPtr, out: &mut [f32; ROWS]) {
+    let group = set.dtype.block_len();
     for (first, step) in eights(set.n) {
         // SAFETY: the caller's promise.
-        unsafe { put_eight(out, first, step, eight::<Q, S, MIN>(set, first, step, col)) }
+        unsafe { put_eight(out, first, step, eight::<Q, S, MIN>(set, first, step, group, col)) }
     }
 }
 
-/// The products of one of [`eights`], a lane a row.
+/// The products of one of [`eights`], a lane a row, in groups of `group` values.
 ///
 /// # Safety
 /// See [`column()`]; the set has these rows.
 #[inline(always)]
-unsafe fn eight<Q: Ints, S: Scale, const MIN: bool>(set: &RowSet, first: usize, step: usize, col: &ColPtr) -> __m256 {
+unsafe fn eight<Q: Ints, S: Scale, const MIN: bool>(
+    set: &RowSet,
+    first: usize,
+    step: usize,
+    group: usize,
+    col: &ColPtr,
+) -> __m256 {
     let bytes = 4 * Q::BITS;
-    let n_groups = set.k / set.dtype.block_len();
-    let per_group = set.dtype.block_len() / 32; // blocks
-    let (row, stride) = (set.row(first), step * set.bytes.q);
-    let scales = std::array::from_fn(|i| set.scales(first + i * step));
-    let biases = std::array::from_fn(|i| set.biases(first + i * step));
+    let (row, scales, biases) = (set.row(first), set.scales(first), set.biases(first));
     let ahead = Ahead::new(row, 8, set.bytes.q);
     let far = super::super::Stream::new(set, 8).after(first * set.bytes.q);
+    let (n_groups, per_group) = (set.k / group, group / 32); // blocks
     let mut b = 0;
     // SAFETY: the caller's promise: groups and blocks lie inside every row and the column.
     unsafe {
+        let rows = |p: *const u8, bytes: usize| array!(8, |r| p.wrapping_add(r * step * bytes));
         let mut acc = _mm256_setzero_ps();
         let mut groups = Groups::new();
-        for group in 0..n_groups {
-            if group % 8 == 0 {
-                groups.load::<S, MIN>(&scales, &biases, group, (n_groups - group).min(8));
-            }
-            // The planes of the next eight rows, a line at a time: all lines at once hold up the stream of the integers.
-            if group % (64 / (8 * S::BYTES)) == 0 {
-                for (plane, bytes) in [(scales[0], set.bytes.scales), (biases[0], set.bytes.biases)] {
-                    prefetch(plane.wrapping_add(8 * (bytes + group * S::BYTES)), 64);
+        for start in (0..n_groups).step_by(8) {
+            let n = (n_groups - start).min(8);
+            // Addresses of the rows anew for every eight groups: sixteen that run along would do so in memory.
+            let (d, m) = (opaque(scales.wrapping_add(start * S::BYTES)), opaque(biases.wrapping_add(start * S::BYTES)));
+            groups.load::<S, MIN>(rows(d, set.bytes.scales), rows(m, set.bytes.biases), n);
+            for g in 0..n {
+                // The planes of the next eight rows, a line at a time: all lines at once hold up the stream of the integers.
+                if g % (64 / (8 * S::BYTES)) == 0 {
+                    for (plane, bytes) in [(scales, set.bytes.scales), (biases, set.bytes.biases)] {
+                        prefetch(plane.wrapping_add(8 * (bytes + (start + g) * S::BYTES)), 64);
+                    }
                 }
-            }
-            let (d, m) = (groups.d[group % 8], groups.m[group % 8]);
-            for _ in 0..per_group {
-                if Q::BITS == 8 {
-                    prefetch_second(far.wrapping_add(8 * bytes * b), 8 * bytes);
-                } else {
-                    ahead.ask(8 * bytes * b, 8 * bytes);
+                let (d, m) = (groups.d[g], groups.m[g]);
+                for _ in 0..per_group {
+                    if Q::BITS == 8 {
+                        prefetch_second(far.wrapping_add(8 * bytes * b), 8 * bytes);
+                    } else {
+                        ahead.ask(8 * bytes * b, 8 * bytes);
+                    }
+                    let p = opaque(row.add(bytes * b));
+                    let mut isum = Q::sums(&rows(p, set.bytes.q), &col.row, b);
+                    let dx = _mm256_broadcast_ss(&*col.row.d.add(b));
+                    let sum = _mm256_set1_epi32(*col.row.sums.cast::<i32>().add(b));
+                    if Q::OFFSET != 0 {
+                        isum = _mm256_sub_epi32(isum, _mm256_mullo_epi32(sum, _mm256_set1_epi32(Q::OFFSET)));
+                    }
+                    acc = _mm256_fmadd_ps(_mm256_mul_ps(d, dx), _mm256_cvtepi32_ps(isum), acc);
+                    if MIN {
+                        acc = _mm256_fmadd_ps(_mm256_mul_ps(m, dx), _mm256_cvtepi32_ps(sum), acc);
+                    }
+                    b += 1;
                 }
-                let p = opaque(row.add(bytes * b));
-                let mut isum = Q::sums(&array!(8, |r| p.add(r * stride)), &col.row, b);
-                let dx = _mm256_broadcast_ss(&*col.row.d.add(b));
-                let sum = _mm256_set1_epi32(*col.row.sums.cast::<i32>().add(b));
-                if Q::OFFSET != 0 {
-                    isum = _mm256_sub_epi32(isum, _mm256_mullo_epi32(sum, _mm256_set1_epi32(Q::OFFSET)));
-                }
-                acc = _mm256_fmadd_ps(_mm256_mul_ps(d, dx), _mm256_cvtepi32_ps(isum), acc);
-                if MIN {
-                    acc = _mm256_fmadd_ps(_mm256_mul_ps(m, dx), _mm256_cvtepi32_ps(sum), acc);
-                }
-                b += 1;
             }
         }
         acc
@@ -487,12 +509,13 @@ unsafe fn panel<Q: Ints, S: Scale, const MIN: bool>(set: &RowSet, chunk: usize, 
     ask(set, chunk / 32 * bytes, blocks * bytes);
     for r in [0, 8] {
         let q: [*const u8; 8] = std::array::from_fn(|i| set.row(r + i));
-        let scales = std::array::from_fn(|i| set.scales(r + i));
-        let biases = std::array::from_fn(|i| set.biases(r + i));
+        let skip = chunk / group * S::BYTES;
+        let scales = std::array::from_fn(|i| set.scales(r + i).wrapping_add(skip));
+        let biases = std::array::from_fn(|i| set.biases(r + i).wrapping_add(skip));
         // SAFETY: the rows have the blocks and their groups, the panel has pairs and scales for eight blocks.
         unsafe {
             let mut groups = Groups::new();
-            groups.load::<S, MIN>(&scales, &biases, chunk / group, 32 * blocks / group);
+            groups.load::<S, MIN>(scales, biases, 32 * blocks / group);
             for b in 0..blocks {
                 let p = q.map(|p| p.add((chunk / 32 + b) * bytes));
                 for (i, w) in Q::words(&p).into_iter().enumerate() {
