@@ -2,7 +2,7 @@
 //!
 //! A format is described once, in [`small`] (32-blocks), [`planar`] (32-blocks in planes) or [`large`] (super-blocks): how
 //! its bytes become registers of signed bytes, scales and minimums. The matrix-vector kernels ([`mod@vec`]) and the panel
-//! ([`mod@panel`]) are generic over that; [`mod@tile`] multiplies panels and knows no format, [`products`] is how it multiplies.
+//! ([`mod@panel`]) are generic over that, and [`types`] is the table for both; [`mod@tile`] multiplies panels, [`products`] is how.
 
 mod large;
 mod panel;
@@ -11,6 +11,7 @@ mod products;
 pub(super) mod quantise;
 mod small;
 mod tile;
+mod types;
 mod vec;
 
 use std::arch::aarch64::*;

@@ -2,14 +2,15 @@
 
 use std::arch::aarch64::*;
 
-use quant::{ScaleType, WeightType};
+use quant::WeightType;
 
 use super::super::panel::{CHUNK, Panel, ROWS, UnpackFn};
 use super::super::{RowSet, prefetch};
-use super::large::{Iq4Xs, Large, Q2K, Q3K, Q4K, Q5K, Q6K};
-use super::planar::{BF16, Bits, E8m0, F16, F32, Fp4, Plane, Scale, of_plane};
+use super::large::Large;
+use super::planar::{Plane, Scale};
 use super::products::Products;
-use super::small::{Ints, Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Small};
+use super::small::{Ints, Small};
+use super::types::of_type;
 use super::{array, halves4, hsum4, sdot};
 
 /// The integers of a panel; its float scales stand beside them in [`Panel`].
@@ -34,23 +35,7 @@ impl Bytes {
 
 /// The unpacker of a type.
 pub(in super::super) fn unpack<M: Products>(t: WeightType) -> UnpackFn {
-    match t {
-        WeightType::Q4_0 => small::<Q4_0, M>,
-        WeightType::Q4_1 => small::<Q4_1, M>,
-        WeightType::Q5_0 => small::<Q5_0, M>,
-        WeightType::Q5_1 => small::<Q5_1, M>,
-        WeightType::Q8_0 => small::<Q8_0, M>,
-        WeightType::IQ4_NL => small::<Iq4Nl, M>,
-        WeightType::MXFP4 => small::<Mxfp4, M>,
-        WeightType::Q2_K => large::<Q2K, M>,
-        WeightType::Q3_K => large::<Q3K, M>,
-        WeightType::Q4_K => large::<Q4K, M>,
-        WeightType::Q5_K => large::<Q5K, M>,
-        WeightType::Q6_K => large::<Q6K, M>,
-        WeightType::IQ4_XS => large::<Iq4Xs, M>,
-        WeightType::MXFP4_PLANAR | WeightType::Affine(_) => of_plane!(t, planar, M),
-        WeightType::F32 | WeightType::F16 | WeightType::BF16 => unreachable!("floats have no integer panel"),
-    }
+    of_type!(t, small, large, planar, M)
 }
 
 /// Stores 16 values of four rows, the rows from `r` on, where 16 values of all rows are to lie.

@@ -196,32 +196,3 @@ impl Scale for E8m0 {
         e8m0_halves(unsafe { [*p[0], *p[1], *p[2], *p[3]] })
     }
 }
-
-/// The function of a type in planes among the instances of `$f`: integers, scales, whether there are biases, and `$m`.
-macro_rules! of_plane {
-    ($t:expr, $f:ident $(, $m:ident)?) => {
-        match $t {
-            WeightType::Affine(a) => {
-                macro_rules! bits {
-                    ($s:ident) => {
-                        match a.bits() {
-                            2 => $f::<Bits<2>, $s, true $(, $m)?>,
-                            3 => $f::<Bits<3>, $s, true $(, $m)?>,
-                            4 => $f::<Bits<4>, $s, true $(, $m)?>,
-                            5 => $f::<Bits<5>, $s, true $(, $m)?>,
-                            6 => $f::<Bits<6>, $s, true $(, $m)?>,
-                            _ => $f::<Bits<8>, $s, true $(, $m)?>,
-                        }
-                    };
-                }
-                match a.scales() {
-                    ScaleType::F16 => bits!(F16),
-                    ScaleType::BF16 => bits!(BF16),
-                    ScaleType::F32 => bits!(F32),
-                }
-            }
-            _ => $f::<Fp4, E8m0, false $(, $m)?>,
-        }
-    };
-}
-pub(super) use of_plane;

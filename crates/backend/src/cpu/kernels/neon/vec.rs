@@ -5,35 +5,20 @@
 
 use std::arch::aarch64::*;
 
-use quant::{ScaleType, WeightType};
+use quant::WeightType;
 
 use super::super::panel::ROWS;
 use super::super::variants::OneFn;
 use super::super::{ActsShared, Ahead, ColPtr, RowSet, Stream, prefetch, prefetch_second};
-use super::large::{Iq4Xs, Large, Q2K, Q3K, Q4K, Q5K, Q6K};
-use super::planar::{BF16, Bits, E8m0, F16, F32, Fp4, Plane, Scale, of_plane};
-use super::small::{Ints, Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Small};
+use super::large::Large;
+use super::planar::{Plane, Scale};
+use super::small::{Ints, Small};
+use super::types::of_type;
 use super::{array, halves4, hsum4, sdot, split};
 
 /// The one-column kernel of a type.
 pub(in super::super) fn one(t: WeightType) -> OneFn {
-    match t {
-        WeightType::Q4_0 => small::<Q4_0>,
-        WeightType::Q4_1 => small::<Q4_1>,
-        WeightType::Q5_0 => small::<Q5_0>,
-        WeightType::Q5_1 => small::<Q5_1>,
-        WeightType::Q8_0 => small::<Q8_0>,
-        WeightType::IQ4_NL => small::<Iq4Nl>,
-        WeightType::MXFP4 => small::<Mxfp4>,
-        WeightType::Q2_K => large::<Q2K>,
-        WeightType::Q3_K => large::<Q3K>,
-        WeightType::Q4_K => large::<Q4K>,
-        WeightType::Q5_K => large::<Q5K>,
-        WeightType::Q6_K => large::<Q6K>,
-        WeightType::IQ4_XS => large::<Iq4Xs>,
-        WeightType::MXFP4_PLANAR | WeightType::Affine(_) => of_plane!(t, planar),
-        WeightType::F32 | WeightType::F16 | WeightType::BF16 => unreachable!("floats have their own kernels"),
-    }
+    of_type!(t, small, large, planar)
 }
 
 /// `Σ q·x` of block `b` of a column with 32 integers of each of four rows, a lane a row.

@@ -1,0 +1,49 @@
+//! The table of types: which format stands for each.
+
+/// The function of a type among the instances of `$small`, `$large` and `$planar`. Their parameters are the format, of planes integers,
+/// scales and whether there are biases; then `$m`.
+macro_rules! of_type {
+    ($t:expr, $small:ident, $large:ident, $planar:ident $(, $m:ident)?) => {{
+        use super::large::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K};
+        use super::planar::{BF16, Bits, E8m0, F16, F32, Fp4};
+        use super::small::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+        use quant::{ScaleType, WeightType};
+        match $t {
+            WeightType::Q4_0 => $small::<Q4_0 $(, $m)?>,
+            WeightType::Q4_1 => $small::<Q4_1 $(, $m)?>,
+            WeightType::Q5_0 => $small::<Q5_0 $(, $m)?>,
+            WeightType::Q5_1 => $small::<Q5_1 $(, $m)?>,
+            WeightType::Q8_0 => $small::<Q8_0 $(, $m)?>,
+            WeightType::IQ4_NL => $small::<Iq4Nl $(, $m)?>,
+            WeightType::MXFP4 => $small::<Mxfp4 $(, $m)?>,
+            WeightType::Q2_K => $large::<Q2K $(, $m)?>,
+            WeightType::Q3_K => $large::<Q3K $(, $m)?>,
+            WeightType::Q4_K => $large::<Q4K $(, $m)?>,
+            WeightType::Q5_K => $large::<Q5K $(, $m)?>,
+            WeightType::Q6_K => $large::<Q6K $(, $m)?>,
+            WeightType::IQ4_XS => $large::<Iq4Xs $(, $m)?>,
+            WeightType::MXFP4_PLANAR => $planar::<Fp4, E8m0, false $(, $m)?>,
+            WeightType::Affine(a) => {
+                macro_rules! bits {
+                    ($s:ident) => {
+                        match a.bits() {
+                            2 => $planar::<Bits<2>, $s, true $(, $m)?>,
+                            3 => $planar::<Bits<3>, $s, true $(, $m)?>,
+                            4 => $planar::<Bits<4>, $s, true $(, $m)?>,
+                            5 => $planar::<Bits<5>, $s, true $(, $m)?>,
+                            6 => $planar::<Bits<6>, $s, true $(, $m)?>,
+                            _ => $planar::<Bits<8>, $s, true $(, $m)?>,
+                        }
+                    };
+                }
+                match a.scales() {
+                    ScaleType::F16 => bits!(F16),
+                    ScaleType::BF16 => bits!(BF16),
+                    ScaleType::F32 => bits!(F32),
+                }
+            }
+            WeightType::F32 | WeightType::F16 | WeightType::BF16 => unreachable!("floats have kernels of their own"),
+        }
+    }};
+}
+pub(super) use of_type;
