@@ -14,7 +14,7 @@ use super::super::{ActsShared, Ahead, ColPtr, RowSet, prefetch, prefetch_second}
 use super::small::{E2M1_RAISED, e8m0, e8m0_halves, nibbles_of_two, table};
 use super::unpack::{ask, at, word_at};
 use super::words::{self, turned, words4};
-use super::{array, both, eights, hsum8, load64, load128, load256, opaque, put_eight, sums, transpose8};
+use super::{array, both, eights, hsum8, in_turn, load64, load128, load256, opaque, put_eight, sums, transpose8};
 
 /// How 32 values lie in plane `q`. `p` always points to them, `4·BITS` readable bytes; the machine has AVX2.
 #[allow(clippy::missing_safety_doc)]
@@ -472,7 +472,7 @@ unsafe fn eight<Q: Ints, S: Scale, const MIN: bool>(
                     let dx = _mm256_broadcast_ss(&*col.row.d.add(b));
                     let sum = _mm256_set1_epi32(*col.row.sums.cast::<i32>().add(b));
                     if Q::OFFSET != 0 {
-                        isum = _mm256_sub_epi32(isum, _mm256_mullo_epi32(sum, _mm256_set1_epi32(Q::OFFSET)));
+                        isum = _mm256_sub_epi32(isum, _mm256_mullo_epi32(in_turn(sum), _mm256_set1_epi32(Q::OFFSET)));
                     }
                     acc = _mm256_fmadd_ps(_mm256_mul_ps(d, dx), _mm256_cvtepi32_ps(isum), acc);
                     if MIN {
