@@ -39,7 +39,8 @@ static ALLOCATOR: Counting = Counting;
 fn steps_allocate_nothing() {
     for types in [[F32; 5], [Q4_K, Q8_0, Q4_K, Q8_0, Q5_K]] {
         let model = model(Shape { d_model: 256, d_ff: 256, types, ..PLAIN });
-        let mut session = Session::new(&Cpu { isa: Isa::best(), threads: 2, cache: CacheType::F16 }, &model, 1024);
+        let mut session =
+            Session::new(&Cpu { isa: Isa::best(), threads: 2, cache: CacheType::F16, ..Cpu::default() }, &model, 1024);
         let prompt = tokens(600, 1);
         // The batch's own vectors grow to their size here; its page tables grow with the positions as well.
         session.batch.pages.reserve(1024);

@@ -5,7 +5,7 @@
 mod common;
 
 use backend::Backend;
-use backend::cpu::{CacheType, Cpu, Isa};
+use backend::cpu::{CacheType, Copied, Cpu, Isa};
 use backend::reference::Reference;
 use common::{BAD, N_VOCAB, PLAIN, Session, Shape, model, tokens};
 use model::plan::{DeltaHeads, Gate, RopePairing, Sharing};
@@ -95,7 +95,9 @@ const fn heads(n_k_head: usize, n_v_head: usize, d_k: usize, d_v: usize, sharing
 }
 
 fn cpu(isa: Isa, threads: usize, cache: CacheType) -> Cpu {
-    Cpu { isa, threads, cache }
+    // Where weights lie makes no difference either.
+    let copied = [Copied::All, Copied::Nothing, Copied::Dense][threads % 3];
+    Cpu { isa, threads, cache, copied }
 }
 
 fn isas() -> impl Iterator<Item = Isa> {

@@ -52,7 +52,8 @@ const FLIPS: &[(&str, &str)] = &[
 
 /// The reference, and the CPU on the best instruction set: the others give the same bits (`cpu_law`).
 fn backends() -> [Tolerance; 2] {
-    let cpu: &'static Cpu = Box::leak(Box::new(Cpu { isa: Isa::best(), threads: 2, cache: CacheType::F16 }));
+    let cpu: &'static Cpu =
+        Box::leak(Box::new(Cpu { isa: Isa::best(), threads: 2, cache: CacheType::F16, ..Cpu::default() }));
     [
         Tolerance { backend: &Reference, bf16: 1e-5, quantised: Quantised::AtMost(1e-4) },
         Tolerance { backend: cpu, bf16: 2e-3, quantised: Quantised::LlamaCpp },

@@ -10,7 +10,7 @@ use common::{PLAIN, Session, Shape, model, tokens};
 
 #[test]
 fn hidden_rows_come_with_their_logits() {
-    let cpu = Cpu { isa: Isa::best(), threads: 2, cache: CacheType::F32 };
+    let cpu = Cpu { isa: Isa::best(), threads: 2, cache: CacheType::F32, ..Cpu::default() };
     let backends: [&dyn Backend; 2] = [&Reference, &cpu];
     for shape in [PLAIN, Shape { fused: false, ..PLAIN }] {
         let model = model(shape);

@@ -180,7 +180,7 @@ fn error(found: &[f32], exact: &[f32]) -> f64 {
 }
 
 fn cpu(isa: Isa, threads: usize, cache: CacheType) -> Cpu {
-    Cpu { isa, threads, cache }
+    Cpu { isa, threads, cache, ..Cpu::default() }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use common::{PLAIN, Session, Shape, model, tokens};
 
 #[test]
 fn chosen_experts_are_reported_row_by_row() {
-    let cpu = Cpu { isa: Isa::best(), threads: 2, cache: CacheType::F32 };
+    let cpu = Cpu { isa: Isa::best(), threads: 2, cache: CacheType::F32, ..Cpu::default() };
     let backends: [&dyn Backend; 2] = [&Reference, &cpu];
     for shape in [PLAIN, Shape { fused: false, n_expert: 19, n_used: 8, ..PLAIN }] {
         let model = model(shape);

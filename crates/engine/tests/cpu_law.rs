@@ -82,7 +82,7 @@ impl Bed {
             max_positions: way.n_pages.min(32) * PAGE,
             ..Limits::default()
         };
-        let cpu = Cpu { isa: way.isa, threads: way.threads, cache: CacheType::F16 };
+        let cpu = Cpu { isa: way.isa, threads: way.threads, cache: CacheType::F16, ..Cpu::default() };
         let program = cpu.compile(&plan, Arc::clone(&self.checkpoint), limits).expect("a program");
         let options = Options { prefix_cache: way.prefix_cache, ..Options::default() };
         let tokenizer: Arc<Tokenizer> = Arc::clone(&self.tokenizer);

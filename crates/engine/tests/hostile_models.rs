@@ -73,7 +73,8 @@ fn survive(bytes: Vec<u8>) -> Came {
     assert!(!plan.to_string().is_empty());
     let _ = (plan.bytes_per_token(), plan.active_params(), plan.n_params(), plan.kv_bytes_per_position(2));
 
-    let compile = |isa, threads, cache| Cpu { isa, threads, cache }.compile(&plan, checkpoint.clone(), LIMITS);
+    let compile =
+        |isa, threads, cache| Cpu { isa, threads, cache, ..Cpu::default() }.compile(&plan, checkpoint.clone(), LIMITS);
     let Ok(mut scalar) = compile(Isa::Scalar, 1, CacheType::F16) else { return Came::NoProgram };
     let mut best = match compile(Isa::best(), 2, CacheType::F16) {
         Ok(best) => best,

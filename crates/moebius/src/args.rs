@@ -58,6 +58,9 @@ pub struct StepArgs {
     /// Element type of the KV cache (the reference backend always keeps f32)
     #[arg(long, value_enum, default_value_t = CacheArg::F16)]
     pub cache_type: CacheArg,
+    /// Weights to copy into memory with pages of 2 MB: those that every token reads where that gains something, or as said
+    #[arg(long, value_enum, default_value_t = CopyArg::Auto)]
+    pub copy_weights: CopyArg,
     /// Most tokens computed in one step
     #[arg(short, long, value_name = "N", default_value_t = 512)]
     pub batch: usize,
@@ -95,6 +98,18 @@ pub enum IsaArg {
     Avx512,
     Neon,
     I8mm,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum CopyArg {
+    /// `dense` where the file is mapped in small pages and memory is free, `none` otherwise
+    Auto,
+    /// Read all weights where they are mapped
+    None,
+    /// Copy what every token reads
+    Dense,
+    /// Copy the experts too
+    All,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use backend::cpu::{CacheType, Cpu, Isa};
+use backend::cpu::{CacheType, Copied, Cpu, Isa};
 use backend::reference::Reference;
 use backend::{Backend, Batch, Limits, PAGE, Program, Tables};
 use checkpoint::Checkpoint;
@@ -15,9 +15,10 @@ use engine::scheduler::{Engine, Options};
 use engine::template::{Chat, ChatTemplate};
 use engine::tokenizer::{Encode, Tokenizer};
 use model::plan::Plan;
+use model::plan::cost::Kind;
 use serde_json::Value;
 
-use crate::args::{BackendKind, CacheArg, EngineArgs, IsaArg, SamplingArgs, StepArgs};
+use crate::args::{BackendKind, CacheArg, CopyArg, EngineArgs, IsaArg, SamplingArgs, StepArgs};
 use crate::memory::CacheBytes;
 use crate::{embedded, machine};
 
@@ -68,7 +69,7 @@ impl From<&EngineArgs> for EngineSetup {
 
 impl EngineSetup {
     /// The backend and the name that tables show for it.
-    fn backend(&self) -> Result<(Box<dyn Backend>, String)> {
+    fn backend(&self, checkpoint: &Checkpoint, plan: &Plan) -> Result<(Box<dyn Backend>, String)> {
         if self.backend == BackendKind::Reference {
             return Ok((Box::new(Reference), "reference".into()));
         }
@@ -86,7 +87,38 @@ impl EngineSetup {
             CacheArg::F16 => CacheType::F16,
             CacheArg::F32 => CacheType::F32,
         };
-        Ok((Box::new(Cpu { isa, threads, cache }), format!("CPU {}", isa.name())))
+        let copied = self.copied(checkpoint, plan)?;
+        Ok((Box::new(Cpu { isa, threads, cache, copied }), format!("CPU {}", isa.name())))
+    }
+
+    /// Weights that are worth the memory of a copy, or what was asked for.
+    fn copied(&self, checkpoint: &Checkpoint, plan: &Plan) -> Result<Copied> {
+        let kinds = plan.weight_bytes();
+        let tied = kinds.iter().all(|&(kind, _)| kind != Kind::Output);
+        let bytes_of = |copied| -> usize {
+            let is_copied = |kind| match kind {
+                Kind::Experts => copied == Copied::All,
+                Kind::Embed => tied,
+                _ => copied != Copied::Nothing,
+            };
+            kinds.iter().filter(|&&(kind, _)| is_copied(kind)).map(|&(_, bytes)| bytes).sum()
+        };
+        let free = machine::free_memory().unwrap_or(usize::MAX);
+        let copied = match self.step.copy_weights {
+            CopyArg::None => return Ok(Copied::Nothing),
+            CopyArg::Dense => Copied::Dense,
+            CopyArg::All => Copied::All,
+            CopyArg::Auto => {
+                // The cache keeps what was copied until something else wants its place.
+                let fits = bytes_of(Copied::Dense).saturating_mul(2) <= free;
+                let is_worth_it = fits && machine::lies_in_small_pages(checkpoint);
+                return Ok(if is_worth_it { Copied::Dense } else { Copied::Nothing });
+            }
+        };
+        let [wanted, free] = [bytes_of(copied), free].map(|n| n as u64);
+        let [w, f] = [wanted, free].map(machine::bytes);
+        ensure!(wanted <= free, "copy {w} of weights (--copy-weights): {f} of memory are free");
+        Ok(copied)
     }
 
     /// What the sequences of a model take.
@@ -182,7 +214,7 @@ pub fn start_with(model: Model, setup: &EngineSetup) -> Result<Session> {
         if template_knows_tools { Format::detect(&source) } else { Format::detect(&format!("{source}<tool_call>")) };
     let sampling = folder::sampling(&checkpoint)?;
     let positions = setup.context(&plan)?;
-    let (backend, backend_name) = setup.backend()?;
+    let (backend, backend_name) = setup.backend(&checkpoint, &plan)?;
     let limits = setup.engine_limits(&plan, positions)?;
     let program = backend.compile(&plan, Arc::clone(&checkpoint), limits)?;
     let options = Options { prefix_cache: setup.prefix_cache, max_running: setup.sequences, ..Options::default() };
@@ -338,7 +370,7 @@ impl Sequence {
     /// Compiles the model for a sequence of at most `positions`.
     pub fn start(model: &Model, args: &EngineArgs, positions: usize) -> Result<Sequence> {
         let setup = EngineSetup::from(args);
-        let (backend, _) = setup.backend()?;
+        let (backend, _) = setup.backend(&model.checkpoint, &model.plan)?;
         let limits = setup.limits(&model.plan, positions, usize::MAX)?;
         let program = backend.compile(&model.plan, Arc::clone(&model.checkpoint), limits)?;
         Ok(Sequence { program, batch: Batch::default(), pages: (0..limits.n_pages as u32).collect(), position: 0 })

@@ -46,11 +46,14 @@ pub fn compile(cpu: &Cpu, plan: &Plan, weights: Arc<Checkpoint>, limits: Limits)
     let states = States::new(&plan.states, limits.n_states)?;
 
     let lower = Lower { plan, weights: &weights, bufs: &bufs, placement: &placement, spare: &spare, states: &states };
-    let ops = (0..plan.ops.len()).map(|i| lower.op(i)).collect::<Result<Vec<_>, _>>()?;
+    let mut ops = (0..plan.ops.len()).map(|i| lower.op(i)).collect::<Result<Vec<_>, _>>()?;
     let logits = lower.view(plan.logits);
     let hidden = plan.hidden().map(|hidden| lower.view(hidden));
 
-    let pool = Pool::new(cpu.threads.max(1))?;
+    let mut pool = Pool::new(cpu.threads.max(1))?;
+    let mut arenas = vec![bufs, spare, cache_arena];
+    // SAFETY: the ops read the checkpoint's bytes, and go into the program with the memory.
+    arenas.extend(unsafe { cpu.copied.copy(&mut ops, &mut pool)? });
     let unit_rows = needs.tile_tokens * needs.group.min(UNIT_ROWS);
     let max_rows = limits.max_tokens.max(limits.max_outputs) as u32;
     Ok(CpuProgram {
@@ -79,7 +82,7 @@ pub fn compile(cpu: &Cpu, plan: &Plan, weights: Arc<Checkpoint>, limits: Limits)
         faults: Vec::with_capacity(limits.max_tokens),
         times: Times::new(plan),
         pool,
-        _arenas: [bufs, spare, cache_arena],
+        _arenas: arenas,
         _weights: weights,
     })
 }

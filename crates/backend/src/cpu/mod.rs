@@ -5,6 +5,7 @@
 
 mod bandwidth;
 mod compile;
+mod copies;
 pub mod isa;
 pub mod kernels;
 pub mod lanes;
@@ -22,6 +23,7 @@ use checkpoint::Checkpoint;
 use model::plan::Plan;
 
 pub use bandwidth::read_bandwidth;
+pub use copies::Copied;
 pub use isa::{Isa, IsaError};
 
 use crate::{Backend, CompileError, Limits, Program};
@@ -44,13 +46,15 @@ pub struct Cpu {
     pub threads: usize,
     /// Elements of the cache.
     pub cache: CacheType,
+    /// Weights that are copied to memory of its own when a program is compiled.
+    pub copied: Copied,
 }
 
 impl Default for Cpu {
-    /// The best instruction set, a thread for every core the process may use, an f16 cache.
+    /// The best instruction set, a thread for every core the process may use, an f16 cache, no copies.
     fn default() -> Cpu {
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-        Cpu { isa: Isa::best(), threads, cache: CacheType::F16 }
+        Cpu { isa: Isa::best(), threads, cache: CacheType::F16, copied: Copied::Nothing }
     }
 }
 

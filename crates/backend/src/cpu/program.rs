@@ -60,6 +60,13 @@ impl Mat {
         Mat { dtype, n, k, slabs: slabs.iter().map(slab).collect() }
     }
 
+    /// Puts what `f` gives in place of every plane.
+    pub fn replace(&mut self, mut f: impl FnMut(*const [u8]) -> *const [u8]) {
+        for slab in &mut self.slabs {
+            *slab = Slab { q: f(slab.q), scales: f(slab.scales), biases: f(slab.biases) };
+        }
+    }
+
     /// Number of matrices.
     pub fn n_stack(&self) -> usize {
         self.slabs.len()
@@ -241,7 +248,7 @@ pub struct CpuProgram {
     pub faults: Vec<Fault>,
     pub times: Times,
     /// Memory of the buffers, the spare buffer and the cache, which views point into.
-    pub _arenas: [Arena; 3],
+    pub _arenas: Vec<Arena>,
     /// Bytes of the weights, which matrices point into.
     pub _weights: Arc<Checkpoint>,
 }

@@ -20,7 +20,7 @@ use tower::ServiceExt;
 
 use super::app::{App, Keys};
 use super::{Places, Started, routes};
-use crate::args::{BackendKind, CacheArg, StepArgs};
+use crate::args::{BackendKind, CacheArg, CopyArg, StepArgs};
 use crate::load::{EngineSetup, open, start_with};
 
 /// A server and its engine; both end with it.
@@ -36,7 +36,7 @@ impl Server {
     }
 
     pub fn with_keys(parallel: usize, queue: usize, keys: Keys) -> Server {
-        let step = StepArgs { isa: None, cache_type: CacheArg::F16, batch: 256 };
+        let step = StepArgs { isa: None, cache_type: CacheArg::F16, copy_weights: CopyArg::Auto, batch: 256 };
         let setup = EngineSetup {
             threads: Some(1),
             ctx: Some(512),
