@@ -99,7 +99,7 @@ impl EngineSetup {
             let is_copied = |kind| match kind {
                 Kind::Experts => copied == Copied::All,
                 Kind::Embed => tied,
-                _ => copied != Copied::Nothing,
+                _ => true,
             };
             kinds.iter().filter(|&&(kind, _)| is_copied(kind)).map(|&(_, bytes)| bytes).sum()
         };

@@ -372,6 +372,7 @@ fn tile_lanes<L: Lanes, E: CacheElem>(tile: &Tile<E>, valid: &[(u8, u8)]) {
             continue;
         }
         let alike = valid[r..].iter().take(9).take_while(|&&v| v == (lo, hi)).count();
+        // Seven and eight make two blocks of nearly one size, not six and a rest that shares little.
         let (n, lo, hi) = (if matches!(alike, 7 | 8) { 4 } else { alike.min(6) }, lo.into(), hi.into());
         match n {
             6 => block::<L, E, 6, 1>(tile, r, lo, hi),
