@@ -108,10 +108,13 @@ pub(super) unsafe fn product<T: Large, const VNNI: bool>(set: &RowSet, col: &Col
                 if n > segment {
                     derive::<T>(column, col, start, len);
                 }
-                if len == n && step == 1 {
-                    walk::<T, VNNI, true>(set, (first, step), col, column, 0, len, sums);
+                let whole = len == n && step == 1;
+                if whole && written_out::<T>() && len.is_multiple_of(8) {
+                    walk::<T, VNNI, true, true>(set, (first, step), col, column, 0, len, sums);
+                } else if whole {
+                    walk::<T, VNNI, true, false>(set, (first, step), col, column, 0, len, sums);
                 } else {
-                    walk::<T, VNNI, false>(set, (first, step), col, column, start, len, sums);
+                    walk::<T, VNNI, false, false>(set, (first, step), col, column, start, len, sums);
                 }
                 acc = add::<T>(sums, len, col.row.d.add(start), acc);
             }
@@ -161,14 +164,21 @@ unsafe fn derive<T: Large>(column: *mut Column, col: &ColPtr, start: usize, len:
     }
 }
 
+/// Whether the products of eight blocks are written out one after the other. With sub-scales broadcast from memory that takes a
+/// twentieth less than a loop over shuffles, which broadcasts alone do not (q4_k and q5_k, AMD EPYC 9004). Longer products, those of
+/// types with sixteen sub-scales or with signs, take as much or more.
+const fn written_out<T: Large>() -> bool {
+    T::UNSIGNED && T::WIDE_SCALES
+}
+
 /// Fills `sums` with those of one of [`eights`] and blocks `start .. start + len`; `WHOLE` when these are all blocks of
-/// eight rows, which lie behind each other.
+/// eight rows, which lie behind each other, `EVEN` when no row ends among eight of them.
 ///
 /// # Safety
 /// The set is of type `T` and has the rows and the blocks, `column` is derived from the same blocks; the machine has the
 /// features.
 #[inline(always)]
-unsafe fn walk<T: Large, const VNNI: bool, const WHOLE: bool>(
+unsafe fn walk<T: Large, const VNNI: bool, const WHOLE: bool, const EVEN: bool>(
     set: &RowSet,
     (first, step): (usize, usize),
     col: &ColPtr,
@@ -187,17 +197,30 @@ unsafe fn walk<T: Large, const VNNI: bool, const WHOLE: bool>(
         let zero = _mm256_setzero_si256();
         let (mut scales, mut isum) = ([zero; 8], [zero; 8]);
         for group in 0..len {
-            for i in 0..8 {
-                (at[i], blocks[i]) = (p, b);
-                (&raw mut (*sums).d).cast::<u16>().add(8 * group + i).write(p.add(T::D).cast::<u16>().read_unaligned());
-                if let Some(dmin) = T::DMIN {
-                    let d = p.add(dmin).cast::<u16>().read_unaligned();
-                    (&raw mut (*sums).dmin).cast::<u16>().add(8 * group + i).write(d);
+            let put = |at: *const u8, to: *mut u16, i| to.add(8 * group + i).write(at.cast::<u16>().read_unaligned());
+            if EVEN {
+                let first = opaque(p);
+                at = array!(8, |i| first.add(T::BYTES * i));
+                blocks = array!(8, |i| b + i);
+                for i in 0..8 {
+                    put(at[i].add(T::D), (&raw mut (*sums).d).cast(), i);
+                    if let Some(dmin) = T::DMIN {
+                        put(at[i].add(dmin), (&raw mut (*sums).dmin).cast(), i);
+                    }
                 }
-                (p, b) = (p.wrapping_add(T::BYTES), if b + 1 == len { 0 } else { b + 1 });
-                if !WHOLE && b == 0 {
-                    row = (row + 1) % 8;
-                    p = from(row);
+                (p, b) = (p.wrapping_add(8 * T::BYTES), if b + 8 == len { 0 } else { b + 8 });
+            } else {
+                for i in 0..8 {
+                    (at[i], blocks[i]) = (p, b);
+                    put(p.add(T::D), (&raw mut (*sums).d).cast(), i);
+                    if let Some(dmin) = T::DMIN {
+                        put(p.add(dmin), (&raw mut (*sums).dmin).cast(), i);
+                    }
+                    (p, b) = (p.wrapping_add(T::BYTES), if b + 1 == len { 0 } else { b + 1 });
+                    if !WHOLE && b == 0 {
+                        row = (row + 1) % 8;
+                        p = from(row);
+                    }
                 }
             }
             let ahead = stream.after(at[0].addr() - tile);
@@ -205,16 +228,34 @@ unsafe fn walk<T: Large, const VNNI: bool, const WHOLE: bool>(
             let x = col.row.sums.add(32 * start);
             let msum = heads::<T>(&at, &blocks, column, x, &mut scales, &mut isum);
             let scales = opaque(scales.as_ptr().cast());
-            for i in 0..8 {
-                let s = if T::WIDE_SCALES { both(load128(scales.add(16 * i))) } else { load256(scales.add(32 * i)) };
-                let p = if WHOLE { at[0].add(T::BYTES * i) } else { at[i] };
-                prefetch_second(ahead.wrapping_add(T::BYTES * i), T::BYTES);
-                isum[i] = if T::UNSIGNED {
-                    let x = col.row.q.add(256 * (start + blocks[i]));
-                    unsigned::<T, VNNI>(p, x, s, if T::OFFSET != 0 { isum[i] } else { zero })
-                } else {
-                    signed::<T, VNNI>(p, (&raw const (*column).signed).cast::<u8>().add(512 * blocks[i]), s)
+            let mut sum = (&raw mut isum).cast::<__m256i>();
+            if written_out::<T>() {
+                // The compiler would keep the eight in registers, and save others for them.
+                sum = opaque(sum.cast_const().cast()).cast_mut().cast();
+            }
+            macro_rules! products {
+                ($($i:expr),*) => {
+                    $(
+                        let i: usize = $i;
+                        let p = if WHOLE { at[0].add(T::BYTES * i) } else { at[i] };
+                        prefetch_second(ahead.wrapping_add(T::BYTES * i), T::BYTES);
+                        *sum.add(i) = if T::UNSIGNED {
+                            let x = col.row.q.add(256 * (start + blocks[i]));
+                            let s = scales.add(if T::WIDE_SCALES { 64 * (i / 2) + 16 * (i % 2) } else { 32 * i });
+                            unsigned::<T, VNNI>(p, x, s, if T::OFFSET != 0 { *sum.add(i) } else { zero })
+                        } else {
+                            let x = (&raw const (*column).signed).cast::<u8>().add(512 * blocks[i]);
+                            signed::<T, VNNI>(p, x, both(load128(scales.add(16 * i))))
+                        };
+                    )*
                 };
+            }
+            if written_out::<T>() {
+                products!(0, 1, 2, 3, 4, 5, 6, 7);
+            } else {
+                for i in 0..8 {
+                    products!(i);
+                }
             }
             (&raw mut (*sums).isum).cast::<__m256i>().add(group).write_unaligned(hsum8(isum));
             if T::DMIN.is_some() {
@@ -230,8 +271,9 @@ unsafe fn walk<T: Large, const VNNI: bool, const WHOLE: bool>(
 }
 
 /// What stands before the products of the eight blocks `at`, which meet blocks `blocks` of the column with sums `sums`: fills `scales` with
-/// sub-scales of weights times those of activations, two blocks a register where a block has eight, and `isum` with what takes the
-/// offset off the integers where there is one. Returns the products of the minimums, a lane a block.
+/// sub-scales of weights times those of activations, where a block has eight of them two blocks to a register (of unsigned types to two,
+/// the first four and the last four, each twice), and `isum` with what takes the offset off the integers where there is one. Returns the
+/// products of the minimums, a lane a block.
 ///
 /// # Safety
 /// The blocks are of type `T`, and the column has those they meet; the machine has AVX2, FMA and F16C.
@@ -253,7 +295,13 @@ unsafe fn heads<T: Large>(
             for i in 0..4 {
                 let two = |what| load256(of(what, 2 * i));
                 let [s, min] = T::head_words(at[2 * i], at[2 * i + 1]);
-                scales[i] = _mm256_mullo_epi16(s, two(&raw const (*column).u));
+                let s = _mm256_mullo_epi16(s, two(&raw const (*column).u));
+                if T::UNSIGNED {
+                    // Each twice, as a product of pairs takes them.
+                    (scales[2 * i], scales[2 * i + 1]) = (_mm256_unpacklo_epi16(s, s), _mm256_unpackhi_epi16(s, s));
+                } else {
+                    scales[i] = s;
+                }
                 if T::DMIN.is_some() {
                     let even = _mm256_madd_epi16(min, two(&raw const (*column).even));
                     m[i] = _mm256_add_epi32(even, _mm256_madd_epi16(min, two(&raw const (*column).odd)));
@@ -322,9 +370,9 @@ unsafe fn add_pairs<const VNNI: bool>(acc: __m256i, a: __m256i, b: __m256i) -> _
 /// `acc` plus the integer dot product of a block of unsigned integers, in eight partial sums.
 ///
 /// # Safety
-/// `p` points to a block of type `T`, `x` to 256 bytes; the machine has the features.
+/// `p` points to a block of type `T`, `x` to 256 bytes, `s` to what [`heads`] made of the block's sub-scales; the machine has the features.
 #[inline(always)]
-unsafe fn unsigned<T: Large, const VNNI: bool>(p: *const u8, x: *const u8, s: __m256i, mut acc: __m256i) -> __m256i {
+unsafe fn unsigned<T: Large, const VNNI: bool>(p: *const u8, x: *const u8, s: *const u8, mut acc: __m256i) -> __m256i {
     // Hidden from the compiler, which would make two shuffles of one whose pattern it knows.
     let (words, x) = (opaque((&raw const WORDS).cast()), opaque(x));
     macro_rules! groups {
@@ -332,8 +380,13 @@ unsafe fn unsigned<T: Large, const VNNI: bool>(p: *const u8, x: *const u8, s: __
             $(
                 // SAFETY: the caller's promise.
                 unsafe {
+                    let scale = if T::WIDE_SCALES {
+                        _mm256_set1_epi32(s.add(32 * ($j / 4) + 4 * ($j % 4)).cast::<i32>().read_unaligned())
+                    } else {
+                        _mm256_shuffle_epi8(load256(s), load256(words.add(32 * $j)))
+                    };
                     let pairs = _mm256_maddubs_epi16(T::group(p, $j), load256(x.add(32 * $j)));
-                    acc = add_pairs::<VNNI>(acc, pairs, _mm256_shuffle_epi8(s, load256(words.add(32 * $j))));
+                    acc = add_pairs::<VNNI>(acc, pairs, scale);
                 }
             )*
         };
