@@ -197,25 +197,24 @@ unsafe fn walk<T: Large, const VNNI: bool, const WHOLE: bool, const EVEN: bool>(
         let zero = _mm256_setzero_si256();
         let (mut scales, mut isum) = ([zero; 8], [zero; 8]);
         for group in 0..len {
-            let put = |at: *const u8, to: *mut u16, i| to.add(8 * group + i).write(at.cast::<u16>().read_unaligned());
+            let put =
+                |to: *mut u16, i, from: *const u8| to.add(8 * group + i).write(from.cast::<u16>().read_unaligned());
+            let keep_scales = |i: usize, block: *const u8| {
+                put((&raw mut (*sums).d).cast(), i, block.add(T::D));
+                if let Some(dmin) = T::DMIN {
+                    put((&raw mut (*sums).dmin).cast(), i, block.add(dmin));
+                }
+            };
             if EVEN {
                 let first = opaque(p);
                 at = array!(8, |i| first.add(T::BYTES * i));
                 blocks = array!(8, |i| b + i);
-                for i in 0..8 {
-                    put(at[i].add(T::D), (&raw mut (*sums).d).cast(), i);
-                    if let Some(dmin) = T::DMIN {
-                        put(at[i].add(dmin), (&raw mut (*sums).dmin).cast(), i);
-                    }
-                }
+                (0..8).for_each(|i| keep_scales(i, at[i]));
                 (p, b) = (p.wrapping_add(8 * T::BYTES), if b + 8 == len { 0 } else { b + 8 });
             } else {
                 for i in 0..8 {
                     (at[i], blocks[i]) = (p, b);
-                    put(p.add(T::D), (&raw mut (*sums).d).cast(), i);
-                    if let Some(dmin) = T::DMIN {
-                        put(p.add(dmin), (&raw mut (*sums).dmin).cast(), i);
-                    }
+                    keep_scales(i, p);
                     (p, b) = (p.wrapping_add(T::BYTES), if b + 1 == len { 0 } else { b + 1 });
                     if !WHOLE && b == 0 {
                         row = (row + 1) % 8;
