@@ -150,6 +150,8 @@ impl Engine {
                 pages: Vec::with_capacity(limits.n_pages),
                 rows: Vec::with_capacity(max_running),
                 window_pages: Vec::with_capacity(if kinds.window.is_some() { limits.n_window_pages } else { 0 }),
+                asks: Vec::with_capacity(max_running),
+                ..Batch::default()
             },
             running: Vec::with_capacity(max_running),
             waiting: VecDeque::new(),

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use backend::{Batch, Chunk, Fault, Kinds, Limits, Output, PAGE, Program, StepError};
+use backend::{Batch, Chunk, Fault, Kinds, Limits, Output, PAGE, Picks, Program, StepError};
 use engine::sampler::SamplerParams;
 use engine::scheduler::{
     Engine, EventKind, Events, FinishReason, Options, Request, RequestId, TextStream, Usage, Vocabulary,
@@ -129,6 +129,10 @@ pub struct Toy {
     logits: Vec<f32>,
     faults: Vec<Fault>,
     steps: u64,
+    /// The submitted step, while it is under way.
+    batch: Batch,
+    is_busy: bool,
+    picks: Picks,
 }
 
 impl Toy {
@@ -143,6 +147,9 @@ impl Toy {
             logits: Vec::with_capacity(limits.max_outputs * N_VOCAB),
             faults: Vec::with_capacity(limits.max_tokens),
             steps: 0,
+            batch: Batch::default(),
+            is_busy: false,
+            picks: Picks::default(),
         }
     }
 
@@ -179,14 +186,22 @@ impl Program for Toy {
         N_VOCAB
     }
 
-    fn step(&mut self, batch: &Batch) -> Result<Output<'_>, StepError> {
+    fn submit(&mut self, batch: &Batch) -> Result<(), StepError> {
         batch.check(self.limits, self.kinds(), N_VOCAB)?;
-        Toy::check_writers(batch, self.kinds);
-        self.steps += 1;
-        let every = |n: Option<u64>, steps: u64| n.is_some_and(|n| steps.is_multiple_of(n));
         if let Some(token) = batch.tokens.iter().position(|&id| Some(id) == self.trouble.refuse) {
             return Err(StepError::TokenId { token, id: batch.tokens[token], n_vocab: N_VOCAB });
         }
+        assert!(!std::mem::replace(&mut self.is_busy, true), "a step is under way");
+        self.batch.copy_from(batch);
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Result<Output<'_>, StepError> {
+        assert!(std::mem::take(&mut self.is_busy), "no step is under way");
+        let batch = &std::mem::take(&mut self.batch);
+        Toy::check_writers(batch, self.kinds);
+        self.steps += 1;
+        let every = |n: Option<u64>, steps: u64| n.is_some_and(|n| steps.is_multiple_of(n));
         let fail = every(self.trouble.fail_every, self.steps);
         self.logits.clear();
         self.faults.clear();
@@ -244,7 +259,8 @@ impl Program for Toy {
         if every(self.trouble.short_every, self.steps) {
             self.logits.pop();
         }
-        Ok(Output { logits: &self.logits, hidden: &[], faults: &self.faults, routing: None })
+        self.picks.fill(batch, &self.logits, N_VOCAB);
+        Ok(Output { logits: &self.logits, picks: &self.picks, hidden: &[], faults: &self.faults, routing: None })
     }
 
     fn copy_state(&mut self, from: u32, to: u32) {
