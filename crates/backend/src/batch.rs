@@ -132,6 +132,20 @@ pub struct Tables<'a> {
 }
 
 impl Batch {
+    /// An empty batch with room for the steps of a program, so that filling it allocates nothing unless sequences share
+    /// pages beyond measure.
+    pub fn with_room(limits: Limits) -> Batch {
+        Batch {
+            tokens: Vec::with_capacity(limits.max_tokens),
+            chunks: Vec::with_capacity(limits.max_tokens),
+            pages: Vec::with_capacity(limits.n_pages),
+            window_pages: Vec::with_capacity(limits.n_window_pages),
+            rows: Vec::with_capacity(limits.max_outputs),
+            asks: Vec::with_capacity(limits.max_outputs),
+            ..Batch::default()
+        }
+    }
+
     /// Empties the batch and keeps its memory.
     pub fn clear(&mut self) {
         self.tokens.clear();

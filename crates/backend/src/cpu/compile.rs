@@ -87,7 +87,7 @@ pub fn compile(
         split: SplitStates::new(pool.threads(), unit_rows, needs.d_v)?,
         routing: RoutingTrace::new(plan),
         faults: Vec::with_capacity(limits.max_tokens),
-        batch: Batch::default(),
+        batch: Batch::with_room(limits),
         picks: Picks::default(),
         times: Times::new(plan),
         pool,
