@@ -6,6 +6,7 @@ pub mod batch;
 pub mod cpu;
 pub mod pick;
 pub mod reference;
+mod rope;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod router_cases;

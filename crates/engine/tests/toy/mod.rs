@@ -242,7 +242,21 @@ impl Program for Toy {
 
     fn wait(&mut self) -> Result<Output<'_>, StepError> {
         assert!(std::mem::take(&mut self.is_busy), "no step is under way");
-        let batch = &std::mem::take(&mut self.batch);
+        let batch = std::mem::take(&mut self.batch);
+        let computed = self.compute(&batch);
+        self.batch = batch;
+        computed?;
+        Ok(Output { logits: &self.logits, picks: &self.picks, hidden: &[], faults: &self.faults, routing: None })
+    }
+
+    fn copy_state(&mut self, from: u32, to: u32) {
+        assert!(self.kinds.state);
+        self.states[to as usize] = self.states[from as usize];
+    }
+}
+
+impl Toy {
+    fn compute(&mut self, batch: &Batch) -> Result<(), StepError> {
         Toy::check_writers(batch, self.kinds);
         self.steps += 1;
         let every = |n: Option<u64>, steps: u64| n.is_some_and(|n| steps.is_multiple_of(n));
@@ -309,12 +323,7 @@ impl Program for Toy {
             self.logits.pop();
             self.picks.clear();
         }
-        Ok(Output { logits: &self.logits, picks: &self.picks, hidden: &[], faults: &self.faults, routing: None })
-    }
-
-    fn copy_state(&mut self, from: u32, to: u32) {
-        assert!(self.kinds.state);
-        self.states[to as usize] = self.states[from as usize];
+        Ok(())
     }
 }
 
