@@ -9,10 +9,11 @@ use quant::{ScaleType, WeightType};
 
 use super::super::acts::RowPtr;
 use super::super::panel::{Panel, ROWS, UnpackFn};
+use super::super::prefetch::{Far, Hint, Near, prefetch};
 use super::super::variants::OneFn;
-use super::super::{ActsShared, Ahead, ColPtr, RowSet, prefetch, prefetch_second};
+use super::super::{ActsShared, ColPtr, RowSet};
 use super::small::{E2M1_RAISED, e8m0, e8m0_halves, nibbles_of_two, table};
-use super::unpack::{ask, at, word_at};
+use super::unpack::{at, prefetch_next_rows, word_at};
 use super::words::{self, turned, words4};
 use super::{array, both, eights, hsum8, in_turn, load64, load128, load256, opaque, put_eight, sums, transpose8};
 
@@ -439,8 +440,7 @@ unsafe fn eight<Q: Ints, S: Scale, const MIN: bool>(
 ) -> __m256 {
     let bytes = 4 * Q::BITS;
     let (row, scales, biases) = (set.row(first), set.scales(first), set.biases(first));
-    let ahead = Ahead::new(row, 8, set.bytes.q);
-    let far = super::super::Stream::new(set, 8).after(first * set.bytes.q);
+    let (near, far) = (Near::new(row, 8, set.bytes.q), Far::new(set, 8).address(first * set.bytes.q));
     let (n_groups, per_group) = (set.k / group, group / 32); // blocks
     let mut b = 0;
     // SAFETY: the caller's promise: groups and blocks lie inside every row and the column.
@@ -457,15 +457,15 @@ unsafe fn eight<Q: Ints, S: Scale, const MIN: bool>(
                 // The planes of the next eight rows, a line at a time: all lines at once hold up the stream of the integers.
                 if g % (64 / (8 * S::BYTES)) == 0 {
                     for (plane, bytes) in [(scales, set.bytes.scales), (biases, set.bytes.biases)] {
-                        prefetch(plane.wrapping_add(8 * (bytes + (start + g) * S::BYTES)), 64);
+                        prefetch(plane.wrapping_add(8 * (bytes + (start + g) * S::BYTES)), 64, Hint::Once);
                     }
                 }
                 let (d, m) = (groups.d[g], groups.m[g]);
                 for _ in 0..per_group {
                     if Q::BITS == 8 {
-                        prefetch_second(far.wrapping_add(8 * bytes * b), 8 * bytes);
+                        prefetch(far.wrapping_add(8 * bytes * b), 8 * bytes, Hint::L2);
                     } else {
-                        ahead.ask(8 * bytes * b, 8 * bytes);
+                        near.prefetch(8 * bytes * b, 8 * bytes);
                     }
                     let p = opaque(row.add(bytes * b));
                     let mut isum = Q::sums(&rows(p, set.bytes.q), &col.row, b);
@@ -506,7 +506,7 @@ unsafe fn split(wide: *const u8) -> [__m256i; 2] {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn panel<Q: Ints, S: Scale, const MIN: bool>(set: &RowSet, chunk: usize, blocks: usize, panel: &mut Panel) {
     let (bytes, group) = (4 * Q::BITS, set.dtype.block_len());
-    ask(set, chunk / 32 * bytes, blocks * bytes);
+    prefetch_next_rows(set, chunk / 32 * bytes, blocks * bytes);
     for r in [0, 8] {
         let q: [*const u8; 8] = std::array::from_fn(|i| set.row(r + i));
         let skip = chunk / group * S::BYTES;

@@ -7,8 +7,9 @@ use std::arch::x86_64::*;
 
 use quant::WeightType;
 
+use super::super::RowSet;
 use super::super::panel::{Panel, ROWS, UnpackFn};
-use super::super::{RowSet, prefetch_second};
+use super::super::prefetch::{Hint, prefetch};
 use super::large::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::planar;
 use super::small::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
@@ -35,13 +36,13 @@ pub(in super::super) fn unpack<const WIDE: bool>(t: WeightType) -> UnpackFn {
     }
 }
 
-/// Asks for `bytes` bytes from `at` on of the rows that follow those of the set. Out of line: the compiler would unroll it.
+/// Prefetches `bytes` bytes from `at` on of the rows that follow those of the set. Out of line: the compiler would unroll it.
 #[inline(never)]
-pub(super) fn ask(set: &RowSet, at: usize, bytes: usize) {
+pub(super) fn prefetch_next_rows(set: &RowSet, at: usize, bytes: usize) {
     let first = set.planes.q.as_ptr().wrapping_add(ROWS * set.bytes.q + at);
     for r in 0..ROWS {
         let row = first.wrapping_add(r * set.bytes.q);
-        prefetch_second(row, bytes);
+        prefetch(row, bytes, Hint::L2);
     }
 }
 
@@ -91,7 +92,7 @@ pub(super) unsafe fn word_at(panel: &mut Panel, word: usize, r: usize) -> *mut _
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn small<T: Words, const WIDE: bool>(set: &RowSet, chunk: usize, blocks: usize, panel: &mut Panel) {
     let rows: [*const u8; ROWS] = std::array::from_fn(|r| set.row(r).wrapping_add(chunk / 32 * T::BYTES));
-    ask(set, chunk / 32 * T::BYTES, blocks * T::BYTES);
+    prefetch_next_rows(set, chunk / 32 * T::BYTES, blocks * T::BYTES);
     for r in [0, 8] {
         for b in 0..blocks {
             // SAFETY: the rows have `blocks` blocks, at most eight, as the panel has pairs and scales for.
@@ -121,7 +122,7 @@ unsafe fn small<T: Words, const WIDE: bool>(set: &RowSet, chunk: usize, blocks: 
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn large<T: SuperWords, const WIDE: bool>(set: &RowSet, chunk: usize, _blocks: usize, panel: &mut Panel) {
     let rows: [*const u8; ROWS] = std::array::from_fn(|r| set.row(r).wrapping_add(chunk / 256 * T::BYTES));
-    ask(set, chunk / 256 * T::BYTES, T::BYTES);
+    prefetch_next_rows(set, chunk / 256 * T::BYTES, T::BYTES);
     for r in [0, 8] {
         // SAFETY: every row has a block of type T; the panel has 128 pairs, eight of which are pairs of minimums.
         unsafe {

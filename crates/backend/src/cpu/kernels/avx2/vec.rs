@@ -9,8 +9,9 @@ use std::arch::x86_64::*;
 use quant::WeightType;
 
 use super::super::panel::ROWS;
+use super::super::prefetch::{Far, Hint, Near, prefetch};
 use super::super::variants::OneFn;
-use super::super::{ActsShared, Ahead, ColPtr, RowSet, Stream, prefetch_second};
+use super::super::{ActsShared, ColPtr, RowSet};
 use super::large::{Iq4Xs, Large, Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::small::{Iq4Nl, Mxfp4, Products, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Small};
 use super::{array, eights, in_turn, opaque, planar, put_eight, walk};
@@ -74,15 +75,15 @@ kernels!(
 unsafe fn small<T: Small>(set: &RowSet, col: &ColPtr, out: &mut [f32; ROWS]) {
     for (first, step) in eights(set.n) {
         let (row, stride) = (set.row(first), step * set.bytes.q);
-        let (ahead, far) = (Ahead::new(row, 8, set.bytes.q), Stream::new(set, 8).after(first * set.bytes.q));
+        let (near, far) = (Near::new(row, 8, set.bytes.q), Far::new(set, 8).address(first * set.bytes.q));
         // SAFETY: block b lies inside every row and the column; the machine has the instructions.
         unsafe {
             let mut acc = _mm256_setzero_ps();
             for b in 0..set.k / 32 {
                 if T::X > 32 {
-                    prefetch_second(far.wrapping_add(8 * T::BYTES * b), 8 * T::BYTES);
+                    prefetch(far.wrapping_add(8 * T::BYTES * b), 8 * T::BYTES, Hint::L2);
                 } else {
-                    ahead.ask(8 * T::BYTES * b, 8 * T::BYTES);
+                    near.prefetch(8 * T::BYTES * b, 8 * T::BYTES);
                 }
                 let p = opaque(row.add(T::BYTES * b));
                 let p = array!(8, |i| p.add(i * stride));

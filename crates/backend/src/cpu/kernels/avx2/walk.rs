@@ -13,7 +13,8 @@ use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
 use super::super::panel::ROWS;
-use super::super::{ColPtr, RowSet, Stream, prefetch_second};
+use super::super::prefetch::{Far, Hint, prefetch};
+use super::super::{ColPtr, RowSet};
 use super::large::Large;
 use super::{
     array, both, eights, halves4_sum, hsum8, load64, load128, load256, opaque, put_eight, transpose8, transposed_words,
@@ -187,7 +188,7 @@ unsafe fn walk<T: Large, const VNNI: bool, const WHOLE: bool, const EVEN: bool>(
     len: usize,
     sums: *mut Sums,
 ) {
-    let (stream, tile) = (Stream::new(set, 1), set.row(0).addr());
+    let (far, tile) = (Far::new(set, 1), set.row(0).addr());
     let from = |r: usize| set.row(first + r * step).wrapping_add(T::BYTES * start);
     let (mut p, mut row, mut b) = (from(0), 0, 0);
     // Where eight blocks lie, and which of the column's they meet.
@@ -222,7 +223,7 @@ unsafe fn walk<T: Large, const VNNI: bool, const WHOLE: bool, const EVEN: bool>(
                     }
                 }
             }
-            let ahead = stream.after(at[0].addr() - tile);
+            let next = far.address(at[0].addr() - tile);
 
             let x = col.row.sums.add(32 * start);
             let msum = heads::<T>(&at, &blocks, column, x, &mut scales, &mut isum);
@@ -237,7 +238,7 @@ unsafe fn walk<T: Large, const VNNI: bool, const WHOLE: bool, const EVEN: bool>(
                     $(
                         let i: usize = $i;
                         let p = if WHOLE { at[0].add(T::BYTES * i) } else { at[i] };
-                        prefetch_second(ahead.wrapping_add(T::BYTES * i), T::BYTES);
+                        prefetch(next.wrapping_add(T::BYTES * i), T::BYTES, Hint::L2);
                         *sum.add(i) = if T::UNSIGNED {
                             let x = col.row.q.add(256 * (start + blocks[i]));
                             let s = scales.add(if T::WIDE_SCALES { 64 * (i / 2) + 16 * (i % 2) } else { 32 * i });
