@@ -16,6 +16,8 @@ mod neon;
 mod panel;
 mod prefetch;
 mod scalar;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod types;
 mod variants;
 
 use std::ops::Range;

@@ -7,11 +7,11 @@ use quant::WeightType;
 use super::super::RowSet;
 use super::super::panel::{CHUNK, Panel, ROWS, UnpackFn};
 use super::super::prefetch::{Hint, prefetch};
+use super::super::types::of_type;
 use super::large::Large;
 use super::planar::{Plane, Scale};
 use super::products::Products;
 use super::small::{Ints, Small};
-use super::types::of_type;
 use super::{array, halves4, hsum4, sdot};
 
 /// The integers of a panel; its float scales stand beside them in [`Panel`].

@@ -9,12 +9,12 @@ use quant::WeightType;
 
 use super::super::panel::ROWS;
 use super::super::prefetch::{Far, Hint, Near, prefetch};
+use super::super::types::of_type;
 use super::super::variants::OneFn;
 use super::super::{ActsShared, ColPtr, RowSet};
 use super::large::Large;
 use super::planar::{Plane, Scale};
 use super::small::{Ints, Small};
-use super::types::of_type;
 use super::{array, halves4, hsum4, sdot, split};
 
 /// The one-column kernel of a type.
