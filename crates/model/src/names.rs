@@ -1,8 +1,9 @@
 //! Where a tensor lies: architectures call tensors by GGUF's names, and this file finds them in any kind of file.
 //!
-//! GGUF files are looked up as they are. Folders (MLX, HF safetensors) name the modules of the original model code; a table
-//! of aliases, one for all architectures and one of the architecture's own, says which module is meant, and whether the
-//! rows stand in one tensor, in one for each expert, or fused with others. Knows no architecture and no key.
+//! GGUF files are looked up as they are. Folders (MLX, HF safetensors) name the modules of the original model code; a
+//! table of aliases, one for all architectures and one of the architecture's own, says which module is meant, and
+//! whether the rows stand in one tensor, in one for each expert, or fused with others. Knows no architecture and no
+//! key.
 
 use checkpoint::{Checkpoint, TensorInfo};
 
@@ -13,8 +14,8 @@ use quant::WeightType;
 
 /// GGUF's name of a tensor inside its layer, and the names that folders have for it, most usual first.
 ///
-/// GGUF's name comes without `.weight` or `.bias`, which is then the same in the folder; or with it, and then the folder's
-/// name is complete. In the names of folders
+/// GGUF's name comes without `.weight` or `.bias`, which is then the same in the folder; or with it, and then the
+/// folder's name is complete. In the names of folders
 /// * `*` stands for the number of the expert: the stack is made of one tensor each;
 /// * `[0/2]` at the end means that every matrix of the tensor holds two matrices one above the other, and the first is
 ///   meant;
@@ -69,7 +70,8 @@ const COMMON: &[Alias] = &[
 /// In front of the modules of the text model.
 const ROOTS: &[&str] = &["model.", "language_model.model.", "model.language_model.", "language_model.", ""];
 
-/// Parts of names of what a text model has no use for: towers for images and sound, and layers that predict further tokens.
+/// Parts of names of what a text model has no use for: towers for images and sound, and layers that predict further
+/// tokens.
 const OTHER_MODALITIES: &[&str] = &[
     "visual.",
     "vision_tower.",

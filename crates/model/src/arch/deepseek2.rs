@@ -1,8 +1,8 @@
 //! DeepSeek-V2 (and Lite), V3, R1, V3.1, and what shares their shape: Cogito-V2, Kimi-K2, Moonlight.
 //!
 //! Multi-head latent attention in its absorbed form (arXiv 2405.04434): the cache holds a latent and one rotated key a
-//! position. A head's key is `W_uk·latent`, so its score is `(W_ukᵀ·q)·latent`; its value is `W_uv·latent`, which is taken
-//! after the sum over positions.
+//! position. A head's key is `W_uk·latent`, so its score is `(W_ukᵀ·q)·latent`; its value is `W_uv·latent`, which is
+//! taken after the sum over positions.
 
 use checkpoint::Checkpoint;
 
@@ -113,8 +113,8 @@ fn build(checkpoint: &Checkpoint, defaults: Defaults) -> Result<Plan, Error> {
     parts::head(b, &dims, x)
 }
 
-/// Widths of a head: key without and with rotation, value. GGUF files from before the latent cache have them as those of
-/// plain heads.
+/// Widths of a head: key without and with rotation, value. GGUF files from before the latent cache have them as those
+/// of plain heads.
 fn head_widths(keys: Keys) -> Result<(usize, usize, usize), Error> {
     let d_pe = keys.count(D_PE, MAX_HEAD_WIDTH)?;
     if keys.is_folder() {

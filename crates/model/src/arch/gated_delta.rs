@@ -1,9 +1,9 @@
-//! What Qwen3-Next and Qwen3.5 share: most layers are gated delta nets, every few are attention behind a gate, and beside
-//! the experts stands one that every token uses as much as it likes.
+//! What Qwen3-Next and Qwen3.5 share: most layers are gated delta nets, every few are attention behind a gate, and
+//! beside the experts stands one that every token uses as much as it likes.
 //!
-//! Files differ in what their projections are fused with, in the order of the heads of v, and in how they store norms and
-//! decay rates. Layers behind the last, which predict further tokens, are left out; so are towers for images: text alone
-//! stands at the same position in every section of its rotary embedding, which makes that the plain one.
+//! Files differ in what their projections are fused with, in the order of the heads of v, and in how they store norms
+//! and decay rates. Layers behind the last, which predict further tokens, are left out; so are towers for images: text
+//! alone stands at the same position in every section of its rotary embedding, which makes that the plain one.
 
 use checkpoint::{Checkpoint, Kind};
 
@@ -170,8 +170,8 @@ impl Model {
         Ok(())
     }
 
-    /// q, k and v side by side, and the output's gate. Where one matrix makes all four, its rows are sorted by the heads of k:
-    /// q, k, then v and gate of the heads that share them.
+    /// q, k and v side by side, and the output's gate. Where one matrix makes all four, its rows are sorted by the
+    /// heads of k: q, k, then v and gate of the heads that share them.
     fn qkvz(&self, b: &mut Builder, layer: usize, h: Buf) -> Result<(Buf, Buf), Error> {
         let DeltaHeads { n_k_head, n_v_head, d_k, d_v, .. } = self.heads;
         let (d_model, k_row, v_row) = (self.dims.d_model, n_k_head * d_k, n_v_head * d_v);

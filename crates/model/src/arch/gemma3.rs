@@ -70,7 +70,8 @@ pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
     let rope_windowed = keys.rope_windowed(dims.d_k, RopePairing::Half)?;
     let scale_width = match keys.opt_positive(SCALE_WIDTH)? {
         Some(width) => width,
-        // GGUF does not say. The scores of 27B, known by its layers, are scaled as if heads shared the width of the model.
+        // GGUF does not say. The scores of 27B, known by its layers, are scaled as if heads shared the width of the
+        // model.
         None if dims.n_layer == 62 => (dims.d_model / dims.n_head) as f64,
         None => dims.d_k as f64,
     };

@@ -1,9 +1,9 @@
-//! Gemma 4, text (26B-A4B, 31B): layers with a window and layers without differ in head width, key-value heads and rope;
-//! every layer has a dense feed-forward, and beside it experts with norms and a router of their own where the model has
-//! experts.
+//! Gemma 4, text (26B-A4B, 31B): layers with a window and layers without differ in head width, key-value heads and
+//! rope; every layer has a dense feed-forward, and beside it experts with norms and a router of their own where the
+//! model has experts.
 //!
-//! Values are normalised without weights, and are the raw keys where a layer has no projection for them. The small models
-//! (E2B, E4B) add an embedding for each layer and share caches between layers; they are refused.
+//! Values are normalised without weights, and are the raw keys where a layer has no projection for them. The small
+//! models (E2B, E4B) add an embedding for each layer and share caches between layers; they are refused.
 
 use checkpoint::Checkpoint;
 

@@ -1,5 +1,5 @@
-//! GLM-4.5 and 4.6, and their Air sizes: biases on q, k and v, QK-norm in the large ones, half of each head rotated, DeepSeek's
-//! mixture with a sigmoid router.
+//! GLM-4.5 and 4.6, and their Air sizes: biases on q, k and v, QK-norm in the large ones, half of each head rotated,
+//! DeepSeek's mixture with a sigmoid router.
 
 use checkpoint::Checkpoint;
 

@@ -1,5 +1,5 @@
-//! gpt-oss (20B, 120B): every second layer sees a window, sinks in every softmax, YaRN, experts with biases behind a clamped
-//! gate, softmax over the chosen experts only.
+//! gpt-oss (20B, 120B): every second layer sees a window, sinks in every softmax, YaRN, experts with biases behind a
+//! clamped gate, softmax over the chosen experts only.
 
 use checkpoint::Checkpoint;
 

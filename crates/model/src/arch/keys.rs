@@ -1,7 +1,7 @@
 //! The keys of an architecture, read with bounds: what leaves this file is safe to multiply and allocate.
 //!
-//! A quantity is a [`Key`], which knows GGUF's name and config.json's names for it, so that an architecture reads both kinds
-//! of file with the same lines.
+//! A quantity is a [`Key`], which knows GGUF's name and config.json's names for it, so that an architecture reads both
+//! kinds of file with the same lines.
 
 use checkpoint::{Checkpoint, Metadata, Value};
 
@@ -126,8 +126,8 @@ impl<'a> Keys<'a> {
         self.names.checkpoint().meta()
     }
 
-    /// The key's name in this file: of several names the one that is there, else the first. `None` where this kind of file
-    /// has no such key.
+    /// The key's name in this file: of several names the one that is there, else the first. `None` where this kind of
+    /// file has no such key.
     pub fn name(&self, key: Key) -> Option<String> {
         self.name_in(&[""], key)
     }
@@ -341,7 +341,8 @@ impl<'a> Keys<'a> {
         Ok(n_used)
     }
 
-    /// Experts behind a softmax router. `renormalise` is the rule of the original model code where the file says nothing.
+    /// Experts behind a softmax router. `renormalise` is the rule of the original model code where the file says
+    /// nothing.
     pub fn moe(&self, n_expert: usize, renormalise: bool) -> Result<MoeDims, Error> {
         let n_used = self.n_used(n_expert)?;
         // Absent and 0 both mean 1, as other readers of these files take it.
@@ -394,8 +395,8 @@ impl<'a> Keys<'a> {
         Ok(rope::table(rotary, base, divisors.as_deref(), scaling, pairing))
     }
 
-    /// The rotary embedding of layers that see a window, where it is another than that of the rest (Gemma): its own base,
-    /// and of the scaling only what stands in its own entry of config.json.
+    /// The rotary embedding of layers that see a window, where it is another than that of the rest (Gemma): its own
+    /// base, and of the scaling only what stands in its own entry of config.json.
     pub fn rope_windowed(&self, d_head: usize, pairing: RopePairing) -> Result<RopeDecl, Error> {
         let keys = RopeKeys { keys: *self, sections: &["rope_parameters.sliding_attention."] };
         let whole = RopeKeys { keys: *self, sections: &[""] };

@@ -1,5 +1,6 @@
-//! Llama and what shares its shape (Mistral, SmolLM, Mixtral): biases and experts where the file has them. Converters to GGUF
-//! permute the rows of q and k, so that the pairs of a head stand next to each other; folders keep the halves of a head.
+//! Llama and what shares its shape (Mistral, SmolLM, Mixtral): biases and experts where the file has them. Converters
+//! to GGUF permute the rows of q and k, so that the pairs of a head stand next to each other; folders keep the halves
+//! of a head.
 
 use checkpoint::Checkpoint;
 

@@ -1,5 +1,5 @@
-//! The mixture of DeepSeek and GLM: routed experts of which some groups may be closed, chosen with a bias, beside shared
-//! experts that every token takes; the first layers are dense.
+//! The mixture of DeepSeek and GLM: routed experts of which some groups may be closed, chosen with a bias, beside
+//! shared experts that every token takes; the first layers are dense.
 
 use super::keys::{
     D_FF_EXPERT, Dims, EXPERT_GATING, EXPERT_NORM, EXPERT_SCALE, Key, Keys, MAX_EXPERTS, MAX_LAYERS, MAX_WIDTH, key,
@@ -126,7 +126,8 @@ fn score(keys: Keys, default: Score) -> Result<Score, Error> {
     }
 }
 
-/// Softmax scores go with DeepSeek-V2's rule, a group is worth its best; sigmoid scores with V3's, the sum of its two best.
+/// Softmax scores go with DeepSeek-V2's rule, a group is worth its best; sigmoid scores with V3's, the sum of its two
+/// best.
 fn groups(keys: Keys, n_expert: usize, score: Score) -> Result<Option<Groups>, Error> {
     let n_group = keys.opt_count(N_GROUP, MAX_EXPERTS)?.unwrap_or(1);
     let greedy = match keys.opt_str(METHOD)? {

@@ -1,7 +1,7 @@
 //! Which layers attend over a sliding window: from the keys of a file to one answer a layer.
 //!
-//! A file that gives a window but not the layers it holds for is read as its architecture says, or refused: a layer that
-//! sees more than it was trained to see computes something else.
+//! A file that gives a window but not the layers it holds for is read as its architecture says, or refused: a layer
+//! that sees more than it was trained to see computes something else.
 
 use checkpoint::Value;
 
