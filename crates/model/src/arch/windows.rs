@@ -70,7 +70,7 @@ fn pattern(keys: &Keys, n_layer: usize) -> Result<Option<Vec<bool>>, Error> {
             })
             .collect::<Result<_, _>>()?,
         Some(Value::Numbers(_)) => meta.bools(&name)?,
-        // One number: every so many layers one sees everything; 0 is none of them.
+        // One number n: every n-th layer sees everything; with 0 none does.
         Some(_) => match keys.count_or_zero(PATTERN, usize::MAX)? {
             0 => vec![true; n_layer],
             n => but_every(n, n_layer),
