@@ -8,8 +8,8 @@ mod compile;
 mod copies;
 pub mod isa;
 pub mod kernels;
-pub mod lanes;
-pub mod math;
+mod lanes;
+mod math;
 mod mem;
 mod ops;
 pub mod pool;
@@ -24,7 +24,7 @@ use model::plan::{ValidPlan, passes};
 
 pub use bandwidth::read_bandwidth;
 pub use copies::Copied;
-pub use isa::{Isa, IsaError};
+pub use isa::{CheckedIsa, Isa, IsaError};
 
 use crate::{Backend, CompileError, Limits, Program};
 

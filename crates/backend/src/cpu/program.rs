@@ -10,7 +10,7 @@ use checkpoint::Checkpoint;
 use model::plan::{Gate, Rows};
 use quant::{Planes, WeightType};
 
-use super::isa::Isa;
+use super::isa::CheckedIsa;
 use super::kernels::{ActsShared, Col, Kernels, Matrix, Scratch};
 use super::mem::{Arena, PerWorker, View};
 use super::ops::attention::{AttentionScratch, AttentionStep, SplitStates};
@@ -208,7 +208,7 @@ pub struct Worker {
 /// What ops see of a program while it runs.
 pub struct Run<'a> {
     pub pool: &'a mut Pool,
-    pub isa: Isa,
+    pub isa: CheckedIsa,
     pub kernels: &'a Kernels,
     pub batch: &'a Batch,
     pub step: &'a StepTokens,
