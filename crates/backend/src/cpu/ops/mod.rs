@@ -4,6 +4,7 @@
 //! and the batch by `Batch::check`, so nothing is checked again.
 
 pub mod attention;
+mod attention_tile;
 pub mod causal_conv;
 pub mod combine;
 pub mod decay_beta;
