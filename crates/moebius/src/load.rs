@@ -14,8 +14,8 @@ use engine::sampler::{Mirostat, SamplerParams};
 use engine::scheduler::{Engine, Options};
 use engine::template::{Chat, ChatTemplate};
 use engine::tokenizer::{Encode, Tokenizer};
-use model::plan::Plan;
 use model::plan::cost::Kind;
+use model::plan::{Plan, ValidPlan};
 use serde_json::Value;
 
 use crate::args::{BackendKind, CacheArg, CopyArg, EngineArgs, IsaArg, SamplingArgs, StepArgs};
@@ -28,7 +28,8 @@ const DEFAULT_CTX: usize = 8192;
 /// An open model: its header, and what it computes.
 pub struct Model {
     pub checkpoint: Arc<Checkpoint>,
-    pub plan: Plan,
+    /// As the architecture wrote it; a backend lowers it.
+    pub plan: ValidPlan,
     pub embedded: bool,
 }
 
@@ -69,7 +70,7 @@ impl From<&EngineArgs> for EngineSetup {
 
 impl EngineSetup {
     /// The backend and the name that tables show for it.
-    fn backend(&self, checkpoint: &Checkpoint, plan: &Plan) -> Result<(Box<dyn Backend>, String)> {
+    pub fn backend(&self, checkpoint: &Checkpoint, plan: &Plan) -> Result<(Box<dyn Backend>, String)> {
         if self.backend == BackendKind::Reference {
             return Ok((Box::new(Reference), "reference".into()));
         }
@@ -216,6 +217,7 @@ pub fn start_with(model: Model, setup: &EngineSetup) -> Result<Session> {
     let positions = setup.context(&plan)?;
     let (backend, backend_name) = setup.backend(&checkpoint, &plan)?;
     let limits = setup.engine_limits(&plan, positions)?;
+    let plan = backend.lower(plan)?;
     let program = backend.compile(&plan, Arc::clone(&checkpoint), limits)?;
     let options = Options { prefix_cache: setup.prefix_cache, max_running: setup.sequences, ..Options::default() };
     Ok(Session {
@@ -372,7 +374,8 @@ impl Sequence {
         let setup = EngineSetup::from(args);
         let (backend, _) = setup.backend(&model.checkpoint, &model.plan)?;
         let limits = setup.limits(&model.plan, positions, usize::MAX)?;
-        let program = backend.compile(&model.plan, Arc::clone(&model.checkpoint), limits)?;
+        let plan = backend.lower(model.plan.clone())?;
+        let program = backend.compile(&plan, Arc::clone(&model.checkpoint), limits)?;
         Ok(Sequence { program, batch: Batch::default(), pages: (0..limits.n_pages as u32).collect(), position: 0 })
     }
 
@@ -423,9 +426,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_runs_is_the_fused_plan() {
-        let model = open(None).unwrap();
-        let plain = model::arch::build(&model.checkpoint).unwrap();
-        assert!(model.plan.ops.len() < plain.ops.len(), "{} ops of {}", model.plan.ops.len(), plain.ops.len());
+    fn what_the_cpu_runs_is_the_fused_plan() {
+        let plain = open(None).unwrap().plan;
+        let fused = Cpu::default().lower(plain.clone()).unwrap();
+        assert!(fused.ops.len() < plain.ops.len(), "{} ops of {}", fused.ops.len(), plain.ops.len());
     }
 }

@@ -24,7 +24,7 @@ use checkpoint::Checkpoint;
 
 use crate::Error;
 use crate::error::printable;
-use crate::plan::Plan;
+use crate::plan::{Plan, ValidPlan};
 
 /// The key of a GGUF file's architecture; folders lack it and have `model_type`.
 const ARCHITECTURE: &str = "general.architecture";
@@ -75,15 +75,15 @@ pub const ARCHS: &[Arch] = &[
         models: "gpt-oss-20B, 120B" },
 ];
 
-/// Builds the plain plan of a checkpoint, unfused and validated. Fails as [`crate::build`] does.
-pub fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
+/// Builds the plan of a checkpoint; see [`crate::build`].
+pub(crate) fn build(checkpoint: &Checkpoint) -> Result<ValidPlan, Error> {
     let meta = checkpoint.meta();
     let (name, names): (_, fn(&Arch) -> &'static [&'static str]) = match meta.opt_str("model_type")? {
         Some(model_type) if meta.get(ARCHITECTURE).is_none() => (model_type, |arch| arch.folder),
         _ => (meta.str(ARCHITECTURE)?, |arch| arch.gguf),
     };
     match ARCHS.iter().find(|arch| names(arch).contains(&name)) {
-        Some(arch) => (arch.build)(checkpoint),
+        Some(arch) => (arch.build)(checkpoint).and_then(ValidPlan::new),
         None => Err(Error::Architecture {
             file: checkpoint.name().into(),
             arch: printable(name),

@@ -241,9 +241,11 @@ struct Thread {
 
 impl Thread {
     fn run(mut self) {
-        let mut events = Events::new();
+        // Of the step before, to be delivered while the next one computes, and of the step that is under way.
+        let (mut before, mut events) = (Events::new(), Events::new());
         loop {
             if !self.engine.has_work() {
+                self.deliver(&mut before);
                 let Ok(command) = self.inbox.recv() else { return };
                 if !self.take(command) {
                     return;
@@ -255,7 +257,8 @@ impl Thread {
                 }
             }
             if self.engine.has_work() {
-                self.step(&mut events);
+                self.step(&mut before, &mut events);
+                std::mem::swap(&mut before, &mut events);
             }
             self.publish();
         }
@@ -310,20 +313,29 @@ impl Thread {
         }
     }
 
-    fn step(&mut self, events: &mut Events) {
+    /// Makes a step, and delivers the events of the step before while it is under way.
+    fn step(&mut self, before: &mut Events, events: &mut Events) {
         let start = Instant::now();
         events.clear();
-        if let Err(error) = self.engine.step(events) {
-            // A refused batch would be refused again: those who were part of it cannot go on.
-            tracing::error!(%error, "a step failed; all requests end");
+        let begun = self.engine.begin(events);
+        self.deliver(before);
+        let step = begun.and_then(|_| self.engine.finish(events));
+        if let Err(error) = step {
+            // A refused batch would be refused again, and nobody knows whose fault it is.
+            tracing::error!(%error, "a step was refused; all requests end");
+            self.deliver(events);
             for open in std::mem::take(&mut self.open) {
                 self.engine.cancel(open.id);
                 let _ = open.updates.try_send((open.index, Update::Failed(error.to_string())));
             }
             return;
         }
+        self.metrics.step_seconds.observe(start.elapsed());
+    }
+
+    /// Sends the events of a step to those who wait for them.
+    fn deliver(&mut self, events: &mut Events) {
         let now = Instant::now();
-        self.metrics.step_seconds.observe(now - start);
         for event in events.iter() {
             let Ok(i) = self.open.binary_search_by_key(&event.id, |open| open.id) else { continue };
             let open = &mut self.open[i];
@@ -362,6 +374,7 @@ impl Thread {
                 self.cancel(id);
             }
         }
+        events.clear();
     }
 
     fn publish(&self) {
