@@ -13,8 +13,8 @@ pub enum Error {
     #[error("read {file}: {source}")]
     Read { file: String, source: io::Error },
     /// A mapped file could not be read where it was used, and was taken for zeros there.
-    #[error("read {file}: {what}; open the model anew")]
-    Lost { file: String, what: String },
+    #[error("read {file} at byte {offset}: {why}")]
+    Lost { file: String, offset: usize, why: String },
     /// The file as a whole is not one we read.
     #[error("open {file}: {what}")]
     File { file: String, what: String },

@@ -162,15 +162,18 @@ impl File {
     }
 
     /// Whether everything that was read from the mapping so far was there; see [`crate::Checkpoint::intact`].
+    ///
+    /// # Errors
+    /// [`Error::Lost`] when it was not.
     pub fn intact(&self) -> Result<(), Error> {
         let Data::Disk { file, identity, map: Some(map) } = &self.data else { return Ok(()) };
         let Some(offset) = map.fault() else { return Ok(()) };
         let size = identity.size;
-        let what = match Identity::of(file) {
-            Ok(now) if now.size < size => format!("it was cut from {size} to {} bytes while it was in use", now.size),
-            _ => format!("the system could not read it at byte {offset} of {size}"),
+        let why = match Identity::of(file) {
+            Ok(now) if now.size < size => format!("the file was cut from {size} to {} bytes while in use", now.size),
+            _ => "the system could not read it".to_string(),
         };
-        Err(Error::Lost { file: self.path.display().to_string(), what })
+        Err(Error::Lost { file: self.path.display().to_string(), offset, why })
     }
 
     /// The first `len` bytes, copied unless they are in memory: more where they are, fewer where the file ends.

@@ -18,6 +18,7 @@ pub mod gguf;
 #[allow(unsafe_code)]
 mod map;
 mod meta;
+mod pages;
 mod value;
 
 use std::collections::HashMap;
@@ -28,6 +29,7 @@ use std::path::Path;
 pub use error::Error;
 pub use file::{File, Identity, Pages, page_bytes};
 pub use meta::Metadata;
+pub use pages::{ResidentFiles, resident_files};
 pub use value::{Numbers, Strings, Text, Value, ValueKind};
 
 use bytes::Bytes;
@@ -360,6 +362,15 @@ impl Checkpoint {
     /// Whether the bytes of all tensors lie in memory or in mapped files: whether [`Checkpoint::planes`] may be called.
     pub fn is_mapped(&self) -> bool {
         self.files.iter().all(|file| file.bytes().is_some())
+    }
+
+    /// Whether the weights are mapped in small pages while memory of this process can be had in pages of 2 MB: copies would
+    /// be read faster. Reads a byte of some large tensors, as only what was read is mapped. `false` where the system does
+    /// not say, and for files that are not mapped.
+    pub fn is_mapped_in_small_pages(&self) -> bool {
+        let is_mapped = self.files.iter().all(|file| file.pages().is_some());
+        is_mapped
+            && pages::are_small(self.tensors.iter().filter_map(|tensor| Some(self.planes_at(&tensor.extents())?.q)))
     }
 
     /// Whether everything that was read from mapped files so far was there.

@@ -175,7 +175,7 @@ fn a_file_cut_while_it_is_mapped() {
     });
     let size = cut.size();
     let wanted = format!(
-        "read {}: it was cut from {size} to {kept} bytes while it was in use; open the model anew",
+        "read {} at byte {kept}: the file was cut from {size} to {kept} bytes while in use",
         cut.path().display()
     );
     assert_eq!(model.intact().unwrap_err().to_string(), wanted);
