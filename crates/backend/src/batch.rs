@@ -146,6 +146,15 @@ impl Batch {
         }
     }
 
+    /// Bytes that [`Batch::with_room`] allocates.
+    pub(crate) fn bytes_of_room(limits: Limits) -> usize {
+        let token = size_of::<u32>() + size_of::<Chunk>();
+        let output = size_of::<u32>() + size_of::<Ask>();
+        let pages = limits.n_pages.saturating_add(limits.n_window_pages).saturating_mul(size_of::<u32>());
+        let rows = limits.max_tokens.saturating_mul(token).saturating_add(limits.max_outputs.saturating_mul(output));
+        pages.saturating_add(rows)
+    }
+
     /// Empties the batch and keeps its memory.
     pub fn clear(&mut self) {
         self.tokens.clear();

@@ -4,8 +4,10 @@
 
 pub mod batch;
 pub mod cpu;
+pub mod footprint;
 pub mod pick;
 pub mod reference;
+pub mod residency;
 mod rope;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
@@ -20,6 +22,7 @@ use checkpoint::Checkpoint;
 use model::plan::{Plan, ValidPlan};
 
 pub use batch::{Ask, Batch, Chunk, Masks, PAGE, Tables};
+pub use footprint::{Footprint, Part};
 pub use pick::{Best, Picks};
 pub use routing::RouterInfo;
 
@@ -34,6 +37,10 @@ pub trait Backend {
     /// # Errors
     /// [`CompileError::Plan`] when a pass breaks a rule of an op.
     fn lower(&self, plan: ValidPlan) -> Result<ValidPlan, CompileError>;
+
+    /// What the program of a plan takes of this backend's memory: what [`Backend::compile`] would allocate, and the weights
+    /// that stay in their files. Allocates nothing.
+    fn footprint(&self, plan: &ValidPlan, limits: Limits) -> Footprint;
 
     /// Binds a plan to its weights and allocates everything a step needs.
     ///
@@ -237,6 +244,9 @@ pub enum CompileError {
         /// What disagrees.
         why: String,
     },
+    /// The checkpoint could not be read.
+    #[error("compile plan: {0}")]
+    Read(#[from] checkpoint::Error),
     /// The plan needs more than the limits give.
     #[error("compile plan: {what}: the limits have {value}, one sequence needs {least}")]
     Limit {
@@ -336,6 +346,16 @@ pub enum Cause {
         /// What the system says.
         why: String,
     },
+}
+
+impl Cause {
+    /// What a mapped file says that could not be read.
+    pub(crate) fn lost(error: checkpoint::Error) -> Cause {
+        match error {
+            checkpoint::Error::Lost { file, offset, why } => Cause::Io { file, offset: offset as u64, why },
+            other => Cause::Io { file: String::new(), offset: 0, why: other.to_string() },
+        }
+    }
 }
 
 /// Some of the chunks of a batch.

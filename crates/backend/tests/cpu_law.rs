@@ -5,8 +5,9 @@
 mod common;
 
 use backend::Backend;
-use backend::cpu::{CacheType, Copied, Cpu, Isa};
+use backend::cpu::{CacheType, Cpu, Isa};
 use backend::reference::Reference;
+use backend::residency::Policy;
 use common::{BAD, N_VOCAB, PLAIN, Session, Shape, model, tokens};
 use model::plan::{DeltaHeads, Gate, RopePairing, Sharing};
 use quant::WeightType::*;
@@ -96,8 +97,8 @@ const fn heads(n_k_head: usize, n_v_head: usize, d_k: usize, d_v: usize, sharing
 
 fn cpu(isa: Isa, threads: usize, cache: CacheType) -> Cpu {
     // Where weights lie makes no difference either.
-    let copied = [Copied::All, Copied::Nothing, Copied::Dense][threads % 3];
-    Cpu { isa, threads, cache, copied }
+    let residency = [Policy::CopyAll, Policy::Mapped, Policy::CopyDense][threads % 3];
+    Cpu { isa, threads, cache, residency }
 }
 
 fn isas() -> impl Iterator<Item = Isa> {

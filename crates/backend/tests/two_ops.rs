@@ -4,7 +4,9 @@
 
 use std::sync::Arc;
 
+use backend::footprint::{Footprint, Part};
 use backend::reference::Reference;
+use backend::residency::Residency;
 use backend::{Ask, Backend, Batch, Chunks, CompileError, Kinds, Limits, Output, Picks, Program, StepError, Tables};
 use checkpoint::Checkpoint;
 use checkpoint::gguf::Writer;
@@ -37,6 +39,17 @@ impl Backend for Lookup {
 
     fn lower(&self, plan: ValidPlan) -> Result<ValidPlan, CompileError> {
         Ok(plan)
+    }
+
+    fn footprint(&self, plan: &ValidPlan, limits: Limits) -> Footprint {
+        let mut sum = Footprint::new("host memory");
+        for (decl, kind) in plan.weights.iter().zip(plan.kinds()) {
+            sum.add(Part::Weights(kind, Residency::Copied), 4 * decl.n_values());
+        }
+        for decl in &plan.bufs {
+            sum.add(Part::Activations, 4 * decl.width * decl.rows.count(limits.max_tokens, limits.max_outputs));
+        }
+        sum
     }
 
     fn compile(

@@ -9,6 +9,12 @@ pub enum Error {
     /// The operating system refused.
     #[error("open {file}: {source}")]
     Io { file: String, source: io::Error },
+    /// The operating system refused to read bytes that were there when the file was opened.
+    #[error("read {file}: {source}")]
+    Read { file: String, source: io::Error },
+    /// A mapped file could not be read where it was used, and was taken for zeros there.
+    #[error("read {file} at byte {offset}: {why}")]
+    Lost { file: String, offset: usize, why: String },
     /// The file as a whole is not one we read.
     #[error("open {file}: {what}")]
     File { file: String, what: String },

@@ -1,12 +1,12 @@
 //! Metadata values: numbers, texts and arrays, kept as the file encodes them.
 //!
-//! Arrays stay where they lie in the mapping; a vocabulary of 150,000 tokens costs one offset a token and no copy.
+//! Arrays stay as they are in the header's bytes; a vocabulary of 150,000 tokens costs one offset a token and no copy.
 //! This file knows the encoding of values, and nothing of keys, headers or what a value is for.
 
 use std::fmt;
 
+use crate::bytes::Slice;
 use crate::error::printable;
-use crate::map::Slice;
 
 /// The kinds of metadata values, with GGUF's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -150,8 +150,8 @@ impl Value {
         }
     }
 
-    /// The value as a number, rounded to f32; `None` for bools, texts and arrays. JSON writes `1` and `1.0` as it likes,
-    /// so whoever wants a float takes an integer too.
+    /// The value as a number, rounded to f32; `None` for bools, texts and arrays. JSON writes `1` and `1.0` as it
+    /// likes, so whoever wants a float takes an integer too.
     pub fn to_number(&self) -> Option<f32> {
         self.to_f32().or_else(|| self.to_int().map(|v| v as f32))
     }

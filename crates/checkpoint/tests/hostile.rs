@@ -254,6 +254,26 @@ fn not_files() {
     assert!(checkpoint::open(&empty).unwrap_err().to_string().contains("magic at byte 0 needs 4 bytes, 0 are left"));
 }
 
+/// A file on disk may be longer than memory without a byte of it being there.
+#[test]
+fn a_header_without_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("hollow.gguf");
+    let cases = [
+        ("text", key("k", STR).u64(1 << 40)),
+        ("numbers", key("k", ARRAY).u32(U8).u64(1 << 40)),
+        ("texts", key("k", ARRAY).u32(STR).u64(1 << 37)),
+    ];
+    for (what, raw) in cases {
+        std::fs::write(&path, &raw.0).unwrap();
+        std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(1 << 41).unwrap();
+        let mut message = String::new();
+        let peak = peak_bytes(|| message = checkpoint::open(&path).unwrap_err().to_string());
+        assert!(message.ends_with("header is longer than 268435456 bytes, which are allowed"), "{what}: {message}");
+        assert!(peak < 1 << 30, "{what}: {peak} bytes allocated");
+    }
+}
+
 /// A valid file with every kind of entry, and the length of its header without the padding.
 fn valid() -> (Vec<u8>, usize) {
     let mut writer = Writer::new();

@@ -61,6 +61,10 @@ pub struct StepArgs {
     /// Weights to copy into memory with pages of 2 MB: those that every token reads where that gains something, or as said
     #[arg(long, value_enum, default_value_t = CopyArg::Auto)]
     pub copy_weights: CopyArg,
+    /// Memory that the whole process stays below, weights included: 12G (powers of ten) or 12GiB (of two). What is free,
+    /// less a margin, when left out; then the system may evict weights
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub memory: Option<usize>,
     /// Most tokens computed in one step
     #[arg(short, long, value_name = "N", default_value_t = 512)]
     pub batch: usize,
@@ -190,6 +194,34 @@ pub struct SamplingArgs {
     pub seed: Option<u64>,
 }
 
+/// A number of bytes: digits, with a fraction where a unit follows.
+fn parse_bytes(text: &str) -> Result<usize, String> {
+    const UNITS: [(&str, u64); 9] = [
+        ("", 1),
+        ("K", 1000),
+        ("M", 1_000_000),
+        ("G", 1_000_000_000),
+        ("T", 1_000_000_000_000),
+        ("KIB", 1 << 10),
+        ("MIB", 1 << 20),
+        ("GIB", 1 << 30),
+        ("TIB", 1 << 40),
+    ];
+    let bad = || format!("{text} is no size, e.g. 12G, 800M or 7.5GiB");
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (digits, unit) = text.split_at(end);
+    let unit = unit.trim().to_ascii_uppercase();
+    // `12GB` is `12G`.
+    let unit = if unit.ends_with("IB") { &unit } else { unit.strip_suffix('B').unwrap_or(&unit) };
+    let (_, factor) = UNITS.into_iter().find(|(name, _)| *name == unit).ok_or_else(bad)?;
+    let bytes = match digits.parse::<u64>() {
+        Ok(n) => n.checked_mul(factor).ok_or_else(bad)?,
+        Err(_) if factor > 1 => (digits.parse::<f64>().map_err(|_| bad())? * factor as f64) as u64,
+        Err(_) => return Err(bad()),
+    };
+    usize::try_from(bytes).map_err(|_| bad())
+}
+
 fn parse_bias(text: &str) -> Result<(u32, f32), String> {
     let (id, bias) = text.split_once('=').ok_or("expected ID=BIAS, for example 1024=-5")?;
     let id = id.trim().parse().map_err(|e| format!("token id {id:?}: {e}"))?;
@@ -292,9 +324,9 @@ pub struct ServeArgs {
     /// File with the keys that clients must bring, one a line; anyone may ask when left out
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
-    /// Answers computed at a time
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub parallel: u16,
+    /// Answers computed at a time; 16, or as many as memory holds, when left out
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub parallel: Option<u16>,
     /// Answers that may wait beyond those; more are refused with 429
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub max_queue: u16,
@@ -476,4 +508,31 @@ pub struct PerplexityArgs {
     pub json: bool,
     #[command(flatten)]
     pub engine: EngineArgs,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        for (text, bytes) in [
+            ("12G", Some(12_000_000_000)),
+            ("12GB", Some(12_000_000_000)),
+            ("800m", Some(800_000_000)),
+            ("7.5GiB", Some(8_053_063_680)),
+            ("64 KiB", Some(65_536)),
+            ("123456", Some(123_456)),
+            ("0", Some(0)),
+            ("", None),
+            ("G", None),
+            ("1.5", None),
+            ("-1G", None),
+            ("12Q", None),
+            ("1..2G", None),
+            ("99999999999T", None),
+        ] {
+            assert_eq!(parse_bytes(text).ok(), bytes, "{text}");
+        }
+    }
 }

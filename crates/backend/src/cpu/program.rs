@@ -30,9 +30,9 @@ use super::pool::Pool;
 use super::states::States;
 use super::times::Times;
 use crate::routing::RoutingTrace;
-use crate::{Batch, Fault, Kinds, Limits, OpTime, Output, Picks, Program, RouterInfo, StepError};
+use crate::{Batch, Cause, Failure, Fault, Kinds, Limits, OpTime, Output, Picks, Program, RouterInfo, StepError};
 
-/// A stack of matrices in the checkpoint, each `[n, k]`, wherever each lies; a plain matrix is a stack of one.
+/// A stack of matrices, each `[n, k]`, wherever each lies; a plain matrix is a stack of one.
 pub struct Mat {
     pub dtype: WeightType,
     pub n: usize,
@@ -47,7 +47,7 @@ struct Slab {
     biases: *const [u8],
 }
 
-// SAFETY: read-only bytes of the checkpoint, which the program keeps alive.
+// SAFETY: read-only bytes of the checkpoint or of copies, which the program keeps alive.
 unsafe impl Send for Mat {}
 // SAFETY: as above.
 unsafe impl Sync for Mat {}
@@ -58,13 +58,6 @@ impl Mat {
     pub unsafe fn new(dtype: WeightType, n: usize, k: usize, slabs: &[Planes]) -> Mat {
         let slab = |s: &Planes| Slab { q: s.q, scales: s.scales, biases: s.biases };
         Mat { dtype, n, k, slabs: slabs.iter().map(slab).collect() }
-    }
-
-    /// Puts what `f` gives in place of every plane.
-    pub fn replace(&mut self, mut f: impl FnMut(*const [u8]) -> *const [u8]) {
-        for slab in &mut self.slabs {
-            *slab = Slab { q: f(slab.q), scales: f(slab.scales), biases: f(slab.biases) };
-        }
     }
 
     /// Number of matrices.
@@ -163,6 +156,11 @@ pub struct StepTokens {
 }
 
 impl StepTokens {
+    /// Bytes that [`StepTokens::new`] allocates.
+    pub fn bytes(max_tokens: usize) -> usize {
+        max_tokens.saturating_mul(2 * size_of::<u32>() + size_of::<QueryTile>() + size_of::<AtomicU32>())
+    }
+
     /// For steps of up to `max_tokens` tokens.
     pub fn new(max_tokens: usize, tile_tokens: usize) -> StepTokens {
         StepTokens {
@@ -253,7 +251,7 @@ pub struct CpuProgram {
     /// Memory of the buffers, the spare buffer and the cache, which views point into.
     pub _arenas: Vec<Arena>,
     /// Bytes of the weights, which matrices point into.
-    pub _weights: Arc<Checkpoint>,
+    pub weights: Arc<Checkpoint>,
 }
 
 impl Program for CpuProgram {
@@ -304,6 +302,8 @@ impl Program for CpuProgram {
             run.op(op, &self.caches, &self.ropes);
             self.times.lap(Some(i), run.pool);
         }
+        // What was computed with zeros in place of weights is nobody's answer.
+        self.weights.intact().map_err(|error| Failure::all(Cause::lost(error)))?;
         collect_faults(&mut self.faults, batch, &self.step);
         // SAFETY: the ops are done; the logits stay until the next step, which borrows the program.
         let logits = unsafe { self.logits.read(batch.rows.len()) };

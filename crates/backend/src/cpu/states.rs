@@ -33,16 +33,27 @@ unsafe impl Send for StateView {}
 // SAFETY: as above.
 unsafe impl Sync for StateView {}
 
+/// Where each state lies in a slot, and the slot's length in bytes; none when the number does not exist.
+fn layout(decls: &[StateDecl]) -> (Vec<usize>, Option<usize>) {
+    let (mut slot_bytes, mut first) = (Some(0usize), Vec::with_capacity(decls.len()));
+    for decl in decls {
+        first.push(slot_bytes.unwrap_or(0));
+        let bytes = decl.n.checked_mul(4).and_then(|n| n.checked_next_multiple_of(64));
+        slot_bytes = slot_bytes.and_then(|at| at.checked_add(bytes?));
+    }
+    (first, slot_bytes)
+}
+
 impl States {
+    /// Bytes that [`States::new`] allocates, or none when the number does not exist.
+    pub fn bytes(decls: &[StateDecl], n_slots: usize) -> Option<usize> {
+        layout(decls).1?.checked_mul(n_slots)
+    }
+
     /// Memory for `n_slots` slots, and where each state lies in it.
     pub fn new(decls: &[StateDecl], n_slots: usize) -> Result<States, CompileError> {
         let what = "recurrent states";
-        let (mut slot_bytes, mut first) = (Some(0usize), Vec::with_capacity(decls.len()));
-        for decl in decls {
-            first.push(slot_bytes.unwrap_or(0));
-            let bytes = decl.n.checked_mul(4).and_then(|n| n.checked_next_multiple_of(64));
-            slot_bytes = slot_bytes.and_then(|at| at.checked_add(bytes?));
-        }
+        let (first, slot_bytes) = layout(decls);
         let total = slot_bytes.and_then(|bytes| bytes.checked_mul(n_slots));
         let (Some(slot_bytes), Some(total)) = (slot_bytes, total) else {
             return Err(CompileError::Memory { what, bytes: usize::MAX });

@@ -13,9 +13,11 @@ use std::sync::Arc;
 use checkpoint::Checkpoint;
 use model::plan::{Access, Buf, Elem, LinearPart, Norm, Op, Rows, State, ValidPlan, Weight};
 
+use crate::residency::Residency;
 use crate::routing::RoutingTrace;
 use crate::{
-    Backend, Batch, CompileError, Fault, Kinds, Limits, Output, Picks, Program, RouterInfo, StepError, weights,
+    Backend, Batch, Cause, CompileError, Failure, Fault, Footprint, Kinds, Limits, Output, PAGE, Part, Picks, Program,
+    RouterInfo, StepError, weights,
 };
 use kv::Kv;
 use ops::Matrix;
@@ -32,6 +34,26 @@ impl Backend for Reference {
     /// As it is written: the definition of an op is its plain form.
     fn lower(&self, plan: ValidPlan) -> Result<ValidPlan, CompileError> {
         Ok(plan)
+    }
+
+    fn footprint(&self, plan: &ValidPlan, limits: Limits) -> Footprint {
+        let mut sum = Footprint::new("host memory");
+        for (decl, kind) in plan.weights.iter().zip(plan.kinds()) {
+            sum.add(Part::Weights(kind, Residency::Mapped), decl.bytes());
+        }
+        for decl in &plan.caches {
+            let (part, n_pages) = match decl.window {
+                Some(_) => (Part::Windows, limits.n_window_pages),
+                None => (Part::Cache, limits.n_pages),
+            };
+            sum.add(part, n_pages.saturating_mul(PAGE).saturating_mul(4 * decl.numbers()));
+        }
+        plan.states.iter().for_each(|s| sum.add(Part::States, s.n.saturating_mul(limits.n_states).saturating_mul(4)));
+        for decl in &plan.bufs {
+            let rows = decl.rows.count(limits.max_tokens, limits.max_outputs);
+            sum.add(Part::Activations, rows.saturating_mul(decl.width).saturating_mul(4));
+        }
+        sum
     }
 
     fn compile(
@@ -123,6 +145,8 @@ impl Program for Interpreter {
             self.run(&op, self.plan.layers[i].unwrap_or(0), &batch);
             self.narrow(&op);
         }
+        // What was computed with zeros in place of weights is nobody's answer.
+        self.checkpoint.intact().map_err(|error| Failure::all(Cause::lost(error)))?;
         let logits = &self.values[self.plan.logits.0 as usize].floats;
         self.picks.fill(&batch, logits, self.plan.n_vocab);
         self.batch = batch;
@@ -203,7 +227,9 @@ impl Interpreter {
     }
 
     fn vector(&self, w: Weight) -> Vec<f32> {
-        weights::vector(&self.checkpoint, self.plan.weight(w)).expect("compile has looked every weight up")
+        let decl = self.plan.weight(w);
+        let slabs = weights::slabs(&self.checkpoint, decl).expect("compile has looked every weight up");
+        weights::decode(decl, &slabs)
     }
 
     fn norm(&mut self, x: Buf, norm: Norm) {

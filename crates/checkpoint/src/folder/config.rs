@@ -1,9 +1,10 @@
 //! `config.json` as [`Metadata`]: objects flattened with dots, as GGUF's keys are written.
 //!
-//! `{"rope_parameters": {"rope_theta": 1e6}}` is the key `rope_parameters.rope_theta`; `null` is no key at all. Arrays of
-//! one kind of scalar are arrays, integers among floats becoming floats; the elements of any other array are keys of
-//! their own, `key.0`, `key.1`. What stands in `text_config` stands at the top level too, unless something of that name is
-//! there already: files of models that see keep the language model's numbers there. Knows no other key.
+//! `{"rope_parameters": {"rope_theta": 1e6}}` is the key `rope_parameters.rope_theta`; `null` is no key at all.
+//! Arrays of one kind of scalar are arrays, integers among floats becoming floats; the elements of any other array
+//! are keys of their own, `key.0`, `key.1`. What stands in `text_config` stands at the top level too, unless
+//! something of that name is there already: files of models that see keep the language model's numbers there. Knows
+//! no other key.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -39,8 +40,8 @@ pub(super) fn metadata(file: &str, text: &[u8]) -> Result<Metadata, Error> {
     Metadata::new(file, entries)
 }
 
-/// Repeats the keys under `text_config` at the top level. A whole object yields to one of its name there, because half of
-/// one `rope_parameters` and half of another are neither.
+/// Repeats the keys under `text_config` at the top level. A whole object yields to one of its name there, because
+/// half of one `rope_parameters` and half of another are neither.
 fn lift_text(entries: &mut Vec<(String, Value)>) {
     let top: HashSet<String> = entries.iter().map(|(key, _)| first(key).to_string()).collect();
     let prefix = format!("{TEXT}.");

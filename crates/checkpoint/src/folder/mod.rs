@@ -1,8 +1,9 @@
 //! Model folders: `config.json` and safetensors files, as Hugging Face and MLX write them.
 //!
-//! The weights are in `model.safetensors`, or in the files that `model.safetensors.index.json` names. Tensors keep the
-//! names they have there; a quantised weight and its planes of scales and biases become one tensor. Texts that stand
-//! beside the weights are read when someone asks for them. Knows the shapes of folders, and nothing of what a tensor is for.
+//! The weights are in `model.safetensors`, or in the files that `model.safetensors.index.json` names. Tensors keep
+//! the names they have there; a quantised weight and its planes of scales and biases become one tensor. Texts that
+//! stand beside the weights are read when someone asks for them. Knows the shapes of folders, and nothing of what a
+//! tensor is for.
 
 mod config;
 mod quantised;
@@ -12,9 +13,9 @@ mod source;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
+use crate::bytes::{Bytes, Slice};
 use crate::error::printable;
-use crate::map::{Bytes, Slice};
-use crate::{Checkpoint, Error, File, Kind};
+use crate::{Checkpoint, Error, File, Kind, Open};
 
 use safetensors::Entry;
 pub(crate) use source::Folder;
@@ -39,18 +40,18 @@ pub(crate) fn of(path: &Path) -> Option<PathBuf> {
 }
 
 /// Opens a folder on disk.
-pub(crate) fn open(folder: PathBuf) -> Result<Checkpoint, Error> {
+pub(crate) fn open(folder: PathBuf, open: Open) -> Result<Checkpoint, Error> {
     let name = folder.display().to_string();
-    read(name, Folder::Disk(folder))
+    read(name, Folder::Disk(folder), open)
 }
 
 /// Opens buffers that stand for the files of a folder.
 pub(crate) fn from_files(name: &str, files: Vec<(&str, Vec<u8>)>) -> Result<Checkpoint, Error> {
-    let files = files.into_iter().map(|(name, bytes)| (name.to_string(), Bytes::owned(bytes))).collect();
-    read(name.into(), Folder::Memory(name.into(), files))
+    let files = files.into_iter().map(|(name, bytes)| (name.to_string(), Bytes::aligned(bytes))).collect();
+    read(name.into(), Folder::Memory(name.into(), files), Open::default())
 }
 
-fn read(name: String, folder: Folder) -> Result<Checkpoint, Error> {
+fn read(name: String, folder: Folder, open: Open) -> Result<Checkpoint, Error> {
     let Some(text) = folder.text(CONFIG)? else {
         return Err(Error::file(&name, format!("is a folder without {CONFIG}")));
     };
@@ -64,7 +65,7 @@ fn read(name: String, folder: Folder) -> Result<Checkpoint, Error> {
     };
     let path = |file: usize| shards.files[file].path().to_string_lossy().into_owned();
     let (tensors, unreadable) = quantised::join(&meta, shards.entries, path)?;
-    Checkpoint::assemble(name, kind, shards.files, meta, tensors, unreadable, Some(folder))
+    Checkpoint::assemble(name, kind, open, shards.files, meta, tensors, unreadable, Some(folder))
 }
 
 /// The weights' files, open.
@@ -76,8 +77,8 @@ struct Shards {
 
 fn shards(name: &str, folder: &Folder) -> Result<Shards, Error> {
     let mut shards = Shards { files: Vec::new(), formats: Vec::new(), entries: Vec::new() };
-    if let Some(bytes) = folder.map(WEIGHTS)? {
-        shards.add(folder, WEIGHTS, bytes)?;
+    if let Some(file) = folder.file(WEIGHTS)? {
+        shards.add(file)?;
         return Ok(shards);
     }
     let index_name = folder.name(INDEX);
@@ -97,19 +98,19 @@ fn shards(name: &str, folder: &Folder) -> Result<Shards, Error> {
         if !is_plain(file) {
             return Err(Error::file(&index_name, format!("file {shown} is not the name of a file in the folder")));
         }
-        let Some(bytes) = folder.map(file)? else {
+        let Some(file) = folder.file(file)? else {
             return Err(Error::file(&index_name, format!("file {shown} is missing in the folder")));
         };
-        shards.add(folder, file, bytes)?;
+        shards.add(file)?;
     }
     check_index(&index_name, &index, &files, &shards.entries)?;
     Ok(shards)
 }
 
 impl Shards {
-    fn add(&mut self, folder: &Folder, file: &str, bytes: Bytes) -> Result<(), Error> {
-        let header = safetensors::header(&folder.name(file), &bytes, self.files.len())?;
-        self.files.push(File { path: folder.path(file), bytes });
+    fn add(&mut self, file: File) -> Result<(), Error> {
+        let header = safetensors::header(&file, self.files.len())?;
+        self.files.push(file);
         self.formats.push(header.format);
         self.entries.extend(header.entries);
         Ok(())

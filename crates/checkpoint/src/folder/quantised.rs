@@ -1,10 +1,10 @@
 //! Joins what lies apart in safetensors files: a weight of packed words and its planes of scales and biases become one
 //! tensor.
 //!
-//! MLX stores a quantised `X.weight` as u32 words, the rows' values packed from the lowest bit on, beside `X.scales` and,
-//! in its affine mode, `X.biases`; `quantization` in the config says bits, group and mode, for all or for module `X`.
-//! Models published in MXFP4 store `X_blocks`, 16 bytes a group of 32 values, beside `X_scales`: the same planes. Knows
-//! which tensors can be read, and nothing of what they are for.
+//! MLX stores a quantised `X.weight` as u32 words, the rows' values packed from the lowest bit on, beside `X.scales`
+//! and, in its affine mode, `X.biases`; `quantization` in the config says bits, group and mode, for all or for module
+//! `X`. Models published in MXFP4 store `X_blocks`, 16 bytes a group of 32 values, beside `X_scales`: the same
+//! planes. Knows which tensors can be read, and nothing of what they are for.
 
 use std::collections::HashMap;
 
@@ -137,8 +137,8 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// What the config says of the weight. An object for the module stands for itself: what it leaves out is MLX's default
-    /// and not what holds for other modules.
+    /// What the config says of the weight. An object for the module stands for itself: what it leaves out is MLX's
+    /// default and not what holds for other modules.
     fn scheme(&self, meta: &Metadata) -> Result<Scheme, Error> {
         if let Packing::Blocks = self.packing {
             return Ok(Scheme { bits: 4, group: 32, mode: "mxfp4".into() });

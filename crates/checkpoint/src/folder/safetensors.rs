@@ -1,10 +1,10 @@
 //! Headers of safetensors files, and the index of a model that is cut into several.
 //!
-//! Layout (<https://github.com/huggingface/safetensors#format>): length of the header as u64, little endian; the header, a
-//! JSON object from names to `{"dtype", "shape", "data_offsets"}`; the tensors' bytes, where offsets count from. Nothing
-//! aligns a tensor: some writers pad the header to 8 bytes, MLX does not. The parser is our own because every error must
-//! name the tensor, a name that stands twice must be one, and a type we cannot run must not be. Knows nothing of what
-//! tensors belong together.
+//! Layout (<https://github.com/huggingface/safetensors#format>): length of the header as u64, little endian; the
+//! header, a JSON object from names to `{"dtype", "shape", "data_offsets"}`; the tensors' bytes, where offsets count
+//! from. Nothing aligns a tensor: some writers pad the header to 8 bytes, MLX does not. The parser is our own because
+//! every error must name the tensor, a name that stands twice must be one, and a type we cannot run must not be.
+//! Knows nothing of what tensors belong together.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -13,8 +13,8 @@ use std::marker::PhantomData;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 
-use crate::Error;
 use crate::error::printable;
+use crate::{Error, File};
 
 /// Longest header, in bytes: the format's own limit.
 const MAX_HEADER: u64 = 100_000_000;
@@ -64,23 +64,29 @@ pub(super) struct Header {
     pub entries: Vec<Entry>,
 }
 
-/// Reads the header of `bytes`. `file` names the file in errors, `file_idx` is what its tensors say of it.
-pub(super) fn header(file: &str, bytes: &[u8], file_idx: usize) -> Result<Header, Error> {
+/// Reads the header of a file; `file_idx` is what its tensors say of it.
+pub(super) fn header(source: &File, file_idx: usize) -> Result<Header, Error> {
+    let file = &*source.path().to_string_lossy();
     let bad = |what: String| Error::file(file, what);
-    let Some((len, rest)) = bytes.split_first_chunk() else {
-        return Err(bad(format!("length of the header needs 8 bytes, the file holds {}", bytes.len())));
+    let mut len = [0; 8];
+    let Some(rest) = source.size().checked_sub(len.len()) else {
+        return Err(bad(format!("length of the header needs 8 bytes, the file holds {}", source.size())));
     };
-    let len = u64::from_le_bytes(*len);
+    source.read_at(0, &mut len)?;
+    let len = u64::from_le_bytes(len);
     if len > MAX_HEADER {
         return Err(bad(format!("header is {len} bytes long, at most {MAX_HEADER} are allowed")));
     }
-    let Some((json, data)) = rest.split_at_checked(len as usize) else {
-        return Err(bad(format!("header is {len} bytes long, {} are left in the file", rest.len())));
+    let len = len as usize; // MAX_HEADER fits
+    let Some(held) = rest.checked_sub(len) else {
+        return Err(bad(format!("header is {len} bytes long, {rest} are left in the file")));
     };
+    let begin = 8 + len;
+    let head = source.head(begin)?;
+    let json = &head[8..begin];
     let raw: Object<RawHeader> =
         serde_json::from_slice(json).map_err(|error| bad(format!("header: {}", super::json_error(&error))))?;
     let RawHeader { format, entries } = raw.0;
-    let begin = bytes.len() - data.len();
     let mut names = HashSet::with_capacity(entries.len());
     for (name, _) in &entries {
         if !names.insert(name.as_str()) {
@@ -88,7 +94,7 @@ pub(super) fn header(file: &str, bytes: &[u8], file_idx: usize) -> Result<Header
         }
     }
     let place = |(name, raw): (String, RawEntry)| {
-        let (shape, offset, len) = place(&raw, data.len()).map_err(|what| Error::tensor(file, &name, what))?;
+        let (shape, offset, len) = place(&raw, held).map_err(|what| Error::tensor(file, &name, what))?;
         Ok(Entry { name, dtype: raw.dtype, shape, file: file_idx, offset: begin + offset, len })
     };
     let entries = entries.into_iter().map(place).collect::<Result<Vec<_>, Error>>()?;
@@ -105,7 +111,7 @@ fn place(raw: &RawEntry, held: usize) -> Result<(Vec<usize>, usize, usize), Stri
     if end > held as u64 {
         return Err(format!("file holds {held} bytes of data, {} {:?} ends at {end}", raw.shown_dtype(), raw.shape));
     }
-    // No overflow from here on: both lie in a file that is mapped.
+    // No overflow from here on: both lie in a file whose size fits.
     let (begin, len) = (begin as usize, (end - begin) as usize);
     if raw.shape.len() > MAX_AXES {
         return Err(format!("has {} axes, at most {MAX_AXES} are allowed", raw.shape.len()));

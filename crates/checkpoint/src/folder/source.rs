@@ -7,8 +7,8 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use crate::Error;
-use crate::map::{Bytes, Slice};
+use crate::bytes::{Bytes, Slice};
+use crate::{Error, File};
 
 /// Largest file that is read as text; the largest `tokenizer.json` in use have some 35 MB.
 const MAX_TEXT: usize = 256 << 20;
@@ -33,16 +33,16 @@ impl Folder {
         self.path(name).display().to_string()
     }
 
-    /// A file, mapped; `None` when there is none of that name.
-    pub(crate) fn map(&self, name: &str) -> Result<Option<Bytes>, Error> {
+    /// A file, open; `None` when there is none of that name.
+    pub(crate) fn file(&self, name: &str) -> Result<Option<File>, Error> {
         match self {
-            Self::Memory(_, files) => Ok(files.get(name).cloned()),
-            Self::Disk(_) => self.found(name, Bytes::map(&self.path(name))),
+            Self::Memory(_, files) => Ok(files.get(name).map(|bytes| File::memory(self.path(name), bytes.clone()))),
+            Self::Disk(_) => self.found(name, File::open(&self.path(name))),
         }
     }
 
-    /// A file of text, read whole; `None` when there is none of that name. Read and not mapped, so that nobody can change
-    /// a text under its parser.
+    /// A file of text, read whole; `None` when there is none of that name. Read and not mapped, so that no
+    /// program can change a text under its parser.
     pub(crate) fn text(&self, name: &str) -> Result<Option<Slice>, Error> {
         match self {
             Self::Memory(_, files) => Ok(files.get(name).map(|bytes| Slice::new(bytes, 0..bytes.len()))),

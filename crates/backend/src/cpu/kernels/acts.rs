@@ -78,11 +78,23 @@ fn sections(kind: ActKind, rows: usize, k: usize) -> [usize; 6] {
 }
 
 impl ActsShared {
-    /// Memory for up to `rows` rows of up to `k` values of any kind.
-    pub fn new(rows: usize, k: usize) -> Result<ActsShared, CompileError> {
+    /// Bytes that [`ActsShared::new`] allocates.
+    pub fn bytes(rows: usize, k: usize) -> usize {
+        // Beyond this no sum of sections is a number.
+        if rows.saturating_mul(k) > usize::MAX / 16 {
+            return usize::MAX;
+        }
         let kinds = [ActKind::F32, ActKind::Block32, ActKind::Byte32, ActKind::Block256];
-        let bytes = kinds.map(|kind| sections(kind, rows, k).iter().sum::<usize>()).into_iter().max().unwrap_or(0);
-        let mut mem = zeroed::<Line>("activations", bytes / ALIGN + 1)?;
+        let most = kinds.map(|kind| sections(kind, rows, k).iter().sum::<usize>()).into_iter().max().unwrap_or(0);
+        (most / ALIGN + 1) * ALIGN
+    }
+
+    /// Memory for up to `rows` rows of up to `k` values of any kind.
+    ///
+    /// # Errors
+    /// There is no such memory.
+    pub fn new(rows: usize, k: usize) -> Result<ActsShared, CompileError> {
+        let mut mem = zeroed::<Line>("activations", ActsShared::bytes(rows, k) / ALIGN)?;
         let base = mem.as_mut_ptr().cast();
         Ok(ActsShared { mem, base, kind: ActKind::F32, rows: 0, k: 0, q: 0, u: 0, d: 0, sums: 0, start: 0, wide: 0 })
     }

@@ -111,6 +111,11 @@ pub struct Scratch {
     cols: Box<[ColPtr; COLS]>,
 }
 
+impl Scratch {
+    /// Bytes that one allocates.
+    pub const BYTES: usize = size_of::<Panel>() + 2 * size_of::<[[f32; ROWS]; COLS]>() + size_of::<[ColPtr; COLS]>();
+}
+
 impl Default for Scratch {
     fn default() -> Scratch {
         Scratch {

@@ -54,6 +54,13 @@ pub struct AttentionScratch {
 }
 
 impl AttentionScratch {
+    /// Bytes that [`AttentionScratch::new`] allocates.
+    pub fn bytes(rows: usize, d_k: usize, d_v: usize) -> usize {
+        let stride = State::stride(d_v);
+        let row = 4 * (q_stride(d_k) + 2 * stride) + size_of::<(u8, u8)>();
+        rows.saturating_mul(row).saturating_add(PAGE.saturating_mul(4 * (d_k + stride)))
+    }
+
     /// For units of up to `rows` query rows.
     pub fn new(rows: usize, d_k: usize, d_v: usize) -> Result<AttentionScratch, CompileError> {
         let stride = State::stride(d_v);
@@ -76,6 +83,12 @@ pub struct SplitStates {
 }
 
 impl SplitStates {
+    /// Bytes that [`SplitStates::new`] allocates.
+    pub fn bytes(threads: usize, unit_rows: usize, d_v: usize) -> usize {
+        let max_units = if threads > 1 { 4 * threads } else { 0 };
+        (max_units * unit_rows).saturating_mul(State::stride(d_v)).saturating_mul(9 * 4)
+    }
+
     /// For a pool of `threads`: more units than `4 · threads` are not split.
     pub fn new(threads: usize, unit_rows: usize, d_v: usize) -> Result<SplitStates, CompileError> {
         let max_units = if threads > 1 { 4 * threads } else { 0 };

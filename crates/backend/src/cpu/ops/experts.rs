@@ -25,6 +25,11 @@ pub struct ExpertLists {
 }
 
 impl ExpertLists {
+    /// Bytes that [`ExpertLists::new`] allocates.
+    pub fn bytes(n_expert: usize, max_pairs: usize) -> usize {
+        (2 * n_expert + 1).saturating_mul(4).saturating_add(max_pairs.saturating_mul(2 * size_of::<Col>()))
+    }
+
     /// Lists for up to `n_expert` experts and `max_pairs` pairs.
     pub fn new(n_expert: usize, max_pairs: usize) -> ExpertLists {
         ExpertLists {
