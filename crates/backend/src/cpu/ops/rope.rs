@@ -1,7 +1,7 @@
 //! `rope`: rotates pairs of each head's first dims by angles that depend on the position.
 //!
-//! Cosines and sines are made once a step for every token: the angle in f64, its sine and cosine by the `libm` crate, so
-//! that they are the same bits on every machine and exact to f32 at any position.
+//! Cosines and sines are computed once per step for every token: the angle in f64, its sine and cosine by the `libm`
+//! crate, so that they are the same bits on every machine and exact to f32 at any position.
 
 use model::plan::{RopeDecl, RopePairing, Rows};
 
