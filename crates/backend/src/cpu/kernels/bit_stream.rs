@@ -1,14 +1,14 @@
 //! How shuffles cut values of 2, 3, 5 and 6 bits out of the stream of a plane ([`quant::types::planar`]), 32 at a time.
 //!
-//! Two neighbours lie in two bytes. A byte shuffle moves these to the 16-bit lane of the pair, and a shift by lane moves the
-//! pair to one place in all lanes. The upper sixteen values are loaded from [`BitStream::upper`] on.
+//! Two neighbours lie in two bytes. A byte shuffle moves these to the 16-bit lane of the pair, and a shift by lane
+//! moves the pair to one place in all lanes. The upper sixteen values are loaded from [`BitStream::upper`] on.
 
 /// The constants of the shuffle and the shift, `[half]`.
 pub(super) struct BitStream {
     /// Byte of the load for each byte of the lanes; 0x80 is out of range and becomes zero.
     pub bytes: [[u8; 16]; 2],
-    /// Of each lane: the factor that shifts it left ([`BitStream::left`]), or the bits by which it is shifted, negative to
-    /// the right ([`BitStream::right`]).
+    /// Of each lane: the factor that shifts it left ([`BitStream::left`]), or the bits by which it is shifted, negative
+    /// to the right ([`BitStream::right`]).
     pub shift: [[i16; 8]; 2],
 }
 

@@ -1,11 +1,11 @@
 //! `attention`: causal softmax(q·kᵀ·scale)·v over the paged cache, grouped heads.
 //!
-//! The law: a tile is a page (32 positions), a segment is 16 pages by absolute position. Inside a segment an online softmax
-//! walks the tiles in order; segments merge in order, sinks before the first. Prefill and decode, split or not, do exactly this for each
-//! query, so the bits depend on nothing but the query and the cache.
+//! The law: a tile is a page (32 positions), a segment is 16 pages by absolute position. Inside a segment an online
+//! softmax walks the tiles in order; segments merge in order, sinks before the first. Prefill and decode, split or not,
+//! do exactly this for each query, so the bits depend on nothing but the query and the cache.
 //!
-//! A unit of work is a kv head, some of its query heads and a few tokens of one sequence: they share the loads of keys and
-//! values. Few units over long contexts are split into segments, which are merged in a second region.
+//! A unit of work is a kv head, some of its query heads and a few tokens of one sequence: they share the loads of keys
+//! and values. Few units over long contexts are split into segments, which are merged in a second region.
 //! [`super::attention_tile`] has the kernels.
 
 use std::ops::Range;
@@ -24,8 +24,8 @@ pub const SEGMENT: usize = 16;
 pub const UNIT_ROWS: usize = 64;
 /// A unit of fewer than twice these heads is not cut further: its parts would share too few loads.
 const UNIT_HEADS: usize = 8;
-/// From this many query rows on, f16 tiles of a latent cache are unpacked to f32 first: their scores read every number of a
-/// tile once for two rows. Others are unpacked in registers: a whole tile in f32 would fill the first cache.
+/// From this many query rows on, f16 tiles of a latent cache are unpacked to f32 first: their scores read every number
+/// of a tile once for two rows. Others are unpacked in registers: a whole tile in f32 would fill the first cache.
 const UNPACK_ROWS: usize = 8;
 
 /// Name of this op's memory in errors.
@@ -146,7 +146,7 @@ impl Unit<'_> {
         let d = self.cache.d_k;
         for (r, row) in q.chunks_exact_mut(q_stride(d)).take(self.rows()).enumerate() {
             let (token, head) = self.token_and_head(r);
-            // SAFETY: nobody writes q during this op.
+            // SAFETY: q is not written during this op.
             row[..d].copy_from_slice(unsafe { &self.step.q.row(token)[head * d..(head + 1) * d] });
             row[d..].fill(0.0);
         }
@@ -155,7 +155,7 @@ impl Unit<'_> {
     /// Sets `total` to the state before the first segment: nothing, or the sinks, each a position without a value.
     ///
     /// # Safety
-    /// `total` has the unit's rows and nobody else uses them.
+    /// `total` has the unit's rows for the caller alone.
     unsafe fn start(&self, total: State) {
         // SAFETY: the caller's promise.
         unsafe { total.reset(self.rows()) };
@@ -305,8 +305,8 @@ fn split_units<E: CacheElem>(run: &mut Run, units: &Units) {
     }
 }
 
-/// Heads of a unit: all of a kv head, up to [`UNIT_ROWS`], as long as every thread gets several units. They differ in work:
-/// the last segment of a context is seldom whole.
+/// Heads of a unit: all of a kv head, up to [`UNIT_ROWS`], as long as every thread gets several units. They differ in
+/// work: the last segment of a context is seldom whole.
 fn unit_heads(group: usize, n_units: usize, threads: usize) -> usize {
     let mut heads = group.min(UNIT_ROWS);
     while heads >= 2 * UNIT_HEADS && n_units * group.div_ceil(heads) < 4 * threads {
@@ -345,7 +345,7 @@ unsafe fn segment_of<E: CacheElem>(
         let k = unsafe { cache.tile::<E>(unit.batch.page(chunk, cache.windowed, page), unit.kv_head).cast_const() };
         if cache.half && cache.latent && rows >= UNPACK_ROWS {
             let written = (last - page * PAGE).min(PAGE);
-            // SAFETY: the tile has these elements, which nobody writes during this op.
+            // SAFETY: the tile has these elements, which are not written during this op.
             let elements = unsafe { std::slice::from_raw_parts(k, cache.v_first() + written * cache.v_stride()) };
             unpack(isa, elements, unpacked);
             // SAFETY: the rows up to the last visible position are unpacked; `q` and `state` by the caller's promise.

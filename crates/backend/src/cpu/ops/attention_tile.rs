@@ -39,8 +39,8 @@ impl<E> Tile<E> {
     /// The tile of `cache` that begins at `k`.
     ///
     /// # Safety
-    /// While the tile is used, its positions up to the last visible one are readable and not written, `q` is readable for
-    /// the query rows, and `state` has these rows for the caller alone.
+    /// While the tile is used, its positions up to the last visible one are readable and not written, `q` is readable
+    /// for the query rows, and `state` has these rows for the caller alone.
     pub unsafe fn new(cache: &CacheView, scoring: Scoring, k: *const E, q: *const f32, state: State) -> Tile<E> {
         Tile {
             k,
@@ -76,8 +76,8 @@ fn unpack_lanes<L: Lanes, E: CacheElem>(from: &[E], to: &mut [f32]) {
     }
 }
 
-/// Rows that see the same positions go in blocks of up to six, whose sums fill AVX2's registers (AMD EPYC 9004: 40.5 GMAC/s;
-/// blocks of four 38.8, registers alone 45.7).
+/// Rows that see the same positions go in blocks of up to six, whose sums fill AVX2's registers (AMD EPYC 9004: 40.5
+/// GMAC/s; blocks of four 38.8, registers alone 45.7).
 #[inline(always)]
 fn tile_lanes<L: Lanes, E: CacheElem>(tile: &Tile<E>, valid: &[(u8, u8)]) {
     let mut r = 0;
@@ -156,8 +156,8 @@ fn column_dots<L: Lanes, E: CacheElem, const Q: usize>(tile: &Tile<E>, r: usize)
         }
         out[0] = sum;
     } else {
-        // The first rows prefetch the next tile, keys and values, a line at a time into the second cache: two tiles fill
-        // the first.
+        // The first rows prefetch the next tile, keys and values, a line at a time into the second cache: two tiles
+        // fill the first.
         let next = if r == 0 { tile.next } else { tile.k };
         for h in 0..2 {
             let mut sum = [L::splat(0.0); Q];

@@ -1,4 +1,4 @@
-//! `causal_conv`: each channel's last few positions weighed and summed, oldest first, then silu. Channels are lanes.
+//! `causal_conv`: a weighted sum of each channel's last few positions, oldest first, then silu. Channels are lanes.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use super::super::program::Run;
 use super::super::states::StateView;
 use crate::Chunk;
 
-/// What the op reads and writes.
+/// The op's buffers and weights.
 pub struct CausalConvStep {
     pub x: View,
     pub w: Vec<f32>,      // [width, d]
@@ -70,7 +70,7 @@ fn channels_lanes<L: Lanes>(s: &CausalConvStep, chunk: Chunk, channels: Range<us
         }
     }
     for i in 0..old {
-        // SAFETY: as above. A short chunk moves rows of the state up; what is read lies behind what is written.
+        // SAFETY: as above. A short chunk moves rows of the state up; the source row lies behind the target.
         let (to, from) =
             unsafe { (s.state.part(chunk.state, i * d + channels.start..i * d + channels.end), row(n + i)) };
         to.copy_from_slice(from);

@@ -1,10 +1,11 @@
-//! `delta_net`: the gated delta rule, one position after the other in every step, so that cutting a prompt changes nothing.
+//! `delta_net`: the gated delta rule, one position after the other in every step, so that cutting a prompt changes
+//! nothing.
 //!
 //! Columns of a head's state are independent of each other and are the lanes; sums over `d_k` are four chains, of every
-//! fourth row each, which is what keeps multipliers busy. A piece of work is one head of one sequence. It takes 16 columns
-//! through all positions of the chunk before the next 16, so that their state (8 KiB for heads of 128) stays in the first
-//! cache; for that, 16 columns lie together: a head's state is `[d_v / 16][d_k][16]`, columns past the last 16 as
-//! `[d_k][d_v % 16]` behind.
+//! fourth row each, which keeps the multipliers busy. A piece of work is one head of one sequence. It takes 16
+//! columns through all positions of the chunk before the next 16, so that their state (8 KiB for heads of 128) stays in
+//! the first cache; for that, 16 columns lie together: a head's state is `[d_v / 16][d_k][16]`, columns past the last
+//! 16 as `[d_k][d_v % 16]` behind.
 
 use model::plan::DeltaHeads;
 
@@ -15,7 +16,7 @@ use super::super::program::Run;
 use super::super::states::StateView;
 use crate::Chunk;
 
-/// What the op reads and writes.
+/// The op's buffers and weights.
 pub struct DeltaNetStep {
     pub q: View,
     pub k: View,
@@ -54,7 +55,7 @@ fn one_head_lanes<L: Lanes>(s: &DeltaNetStep, chunk: Chunk, head: usize, state: 
     }
 }
 
-/// `Σ_i` over the rows of the state, in four chains. A macro, because the body must stand in the caller for its
+/// `Σ_i` over the rows of the state, in four chains. A macro, because the body must be in the caller for its
 /// instruction set to hold.
 macro_rules! sum_rows {
     ($L:ty, $d_k:expr, |$i:ident, $sum:ident| $body:expr) => {{
@@ -102,8 +103,8 @@ fn columns<L: Lanes, const WHOLE: bool>(
     let state = state.as_mut_ptr();
     let k_at = s.heads.k_head(head) * d_k;
     for t in chunk.first as usize..(chunk.first + chunk.len) as usize {
-        // SAFETY: rows of the step, which nobody writes during this op. Every `i` is below `d_k`, the length of q and k and
-        // of the state, whose rows are this piece's; the columns of the output are too.
+        // SAFETY: rows of the step, which are not written during this op. Every `i` is below `d_k`, the length of q and
+        // k and of the state, whose rows are this piece's; the columns of the output are too.
         unsafe {
             let (q, k) = (s.q.row(t)[k_at..][..d_k].as_ptr(), s.k.row(t)[k_at..][..d_k].as_ptr());
             let (g, beta) = (s.g.row(t)[head], s.beta.row(t)[head]);

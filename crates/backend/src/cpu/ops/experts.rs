@@ -1,7 +1,7 @@
 //! `experts`: every (token, slot) pair through its expert.
 //!
-//! Pairs are sorted into one list per expert, so that an expert's rows are read once for all its pairs; one token takes the
-//! same path as many. Three regions: gate and up with the activation, quantisation of the result, down.
+//! Pairs are sorted into one list per expert, so that an expert's rows are read once for all its pairs; one token takes
+//! the same path as many. Three regions: gate and up with the activation, quantisation of the result, down.
 
 use std::ops::Range;
 
@@ -88,8 +88,8 @@ impl ExpertMats {
     }
 }
 
-/// `out[pair] = down·(act(gate·x) ⊙ up·x)`, each product plus its bias where there are biases; with `spare` where gate and up
-/// take different kinds of activations.
+/// `out[pair] = down·(act(gate·x) ⊙ up·x)`, each product plus its bias where there are biases; with `spare` where gate
+/// and up take different kinds of activations.
 pub fn experts(run: &mut Run, x: View, ids: View, mats: &ExpertMats, hidden: View, out: View, spare: Option<View>) {
     let tokens = run.step.rows(x.rows);
     let n_used = ids.width;

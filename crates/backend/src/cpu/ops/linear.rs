@@ -1,5 +1,5 @@
-//! `linear` and `gated_linear`: the input is quantised once for every kind of activation of its weights, then the rows of
-//! all weights are cut into chunks.
+//! `linear` and `gated_linear`: the input is quantised once for every kind of activation of its weights, then the rows
+//! of all weights are cut into chunks.
 
 use std::ops::Range;
 
@@ -100,8 +100,8 @@ pub fn gated_linear(run: &mut Run, x: View, gate: &Mat, up: &Mat, act: Gate, out
     });
 }
 
-/// Rows `range` of gate and up with their activation for every column, into `out` of `n_rows` rows. Where gate and up take
-/// different kinds of activations they are two products, that of up in `spare`.
+/// Rows `range` of gate and up with their activation for every column, into `out` of `n_rows` rows. Where gate and up
+/// take different kinds of activations they are two products, that of up in `spare`.
 ///
 /// # Safety
 /// No other thread reads or writes the elements `range` of the columns' rows of `out` and `spare`.

@@ -1,4 +1,5 @@
-//! The formats of MLX files, whose scales and biases lie in separate planes. [`quant::types::planar`] draws the layouts.
+//! The formats of MLX files, whose scales and biases lie in separate planes. [`quant::types::planar`] draws the
+//! layouts.
 //!
 //! A row's scales are contiguous: those of eight groups of eight rows are loaded and transposed together.
 
@@ -13,7 +14,8 @@ use super::{array, both, hsum8, load64, load128, load256, sums, transpose8};
 /// The layout of 32 integers in plane `q`.
 ///
 /// # Safety
-/// Of every method: `4·BITS` bytes are readable at `p`, the column has the block, and the machine has AVX2, FMA and F16C.
+/// Of every method: `4·BITS` bytes are readable at `p`, the column has the block, and the machine has AVX2, FMA and
+/// F16C.
 pub(super) trait Ints {
     /// Bits of a value.
     const BITS: usize;
@@ -115,8 +117,8 @@ impl Ints for Fp4 {
     }
 }
 
-/// Values 0 .. 16 (`half` 0) or 16 .. 32 of the streams in both halves of `v`, as bytes in order. `LOW` is the bit of a lane
-/// to which its pair is shifted.
+/// Values 0 .. 16 (`half` 0) or 16 .. 32 of the streams in both halves of `v`, as bytes in order. `LOW` is the bit of a
+/// lane to which its pair is shifted.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn stream<const B: usize, const LOW: i32>(v: __m256i, s: &BitStream, half: usize) -> __m256i {
@@ -368,7 +370,8 @@ impl Groups {
     }
 }
 
-/// Even and odd values of a block of activations from their wide form, in which every four values have the order 0, 2, 1, 3.
+/// Even and odd values of a block of activations from their wide form, in which every four values have the order 0, 2,
+/// 1, 3.
 ///
 /// # Safety
 /// `wide` is readable for 32 values; the machine has AVX2.

@@ -1,8 +1,8 @@
 //! Super-block formats: how their bytes become eight groups of 32 bytes, sub-scales and minimums. [`quant::types::k`]
 //! and [`quant::types::iq`] draw the layouts.
 //!
-//! Sub-scales are packed too tightly for vectors of 16 bytes: they are unpacked in general registers, which the products
-//! leave idle.
+//! Sub-scales are packed too tightly for vectors of 16 bytes: they are unpacked in general registers, which the
+//! products leave idle.
 
 use std::arch::aarch64::*;
 
@@ -101,8 +101,8 @@ fn eight(v: u64) -> uint8x16_t {
     vreinterpretq_u8_u64(vsetq_lane_u64::<0>(v, vdupq_n_u64(0)))
 }
 
-/// Eight 6-bit numbers of Q4_K and Q5_K: four in the words at `p`, the lower four bits of the other four in `low`, their
-/// upper two bits above the first four.
+/// Eight 6-bit numbers of Q4_K and Q5_K: four in the words at `p`, the lower four bits of the other four in `low`,
+/// their upper two bits above the first four.
 ///
 /// # Safety
 /// `p` is readable for four bytes.
@@ -237,7 +237,8 @@ large!(
         vqtbl1q_u8(values, if half == 1 { shr!(v, 4) } else { vandq_u8(v, vdupq_n_u8(15)) })
     },
     scales |p| {
-        // Eight low halves from four bytes, high bits from sixteen bits, two a scale: byte j of both comes from bits 4j and 2j.
+        // Eight low halves from four bytes, high bits from sixteen bits, two a scale: byte j of both comes from bits 4j
+        // and 2j.
         let (low, high) = (word32(p.add(4)), word16(p.add(2)));
         let low = (low & 0xffff) | (low & 0xffff_0000) << 16;
         let low = (low & 0x0000_00ff_0000_00ff) | (low & 0x0000_ff00_0000_ff00) << 8;

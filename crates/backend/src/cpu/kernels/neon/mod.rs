@@ -1,9 +1,10 @@
-//! Kernels for NEON with the dot products of bytes (`sdot`), and their matrix products where the machine has them (`smmla`).
+//! Kernels for NEON with the dot products of bytes (`sdot`), and their matrix products where the machine has them
+//! (`smmla`).
 //!
-//! A format is described once, in [`small`] (32-blocks), [`planar`] (32-blocks in planes) or [`large`] (super-blocks): how
-//! its bytes become registers of signed bytes, scales and minimums. The matrix-vector kernels ([`mod@vec`]) and the panel
-//! ([`mod@panel`]) are generic over formats; [`mod@tile`] multiplies panels by the instructions of [`products`]. `types.rs`
-//! beside this module is the table of types.
+//! A format is described once, in [`small`] (32-blocks), [`planar`] (32-blocks in planes) or [`large`] (super-blocks):
+//! how its bytes become registers of signed bytes, scales and minimums. The matrix-vector kernels ([`mod@vec`]) and the
+//! panel ([`mod@panel`]) are generic over formats; [`mod@tile`] multiplies panels by the instructions of [`products`].
+//! `types.rs` beside this module is the table of types.
 
 mod large;
 mod panel;

@@ -20,8 +20,8 @@ use super::{array, halves4, hsum4, sdot};
 pub(in super::super) struct Bytes {
     /// `[CHUNK/N][ROWS][N]`: N values of a row make a word ([`Products::WORD`]), the words of some rows a register.
     pub q: [i8; ROWS * CHUNK],
-    /// Sub-scales of the 16-groups or 32-groups of a super-block, in the layout of [`Products::put_scales`]; unused where
-    /// [`Large::FOLD`] multiplies them into the integers.
+    /// Sub-scales of the 16-groups or 32-groups of a super-block, in the layout of [`Products::put_scales`]; unused
+    /// where [`Large::FOLD`] multiplies them into the integers.
     pub scales: [[i32; 2 * ROWS]; 16],
     /// Of a super-block, minimum of each 16-group, `[16/N][ROWS][N]`.
     pub mins: [i8; ROWS * 16],
@@ -216,7 +216,8 @@ unsafe fn large<T: Large, M: Products>(set: &RowSet, chunk: usize, _: usize, pan
                     $(
                         let w = array!(4, |i| {
                             let w = T::group(p[i], $j);
-                            let w = if T::OFFSET == 0 { w } else { w.map(|w| vsubq_s8(w, vdupq_n_s8(T::OFFSET as i8))) };
+                            let offset = vdupq_n_s8(T::OFFSET as i8);
+                            let w = if T::OFFSET == 0 { w } else { w.map(|w| vsubq_s8(w, offset)) };
                             if T::FOLD == 0 {
                                 w
                             } else {

@@ -1,4 +1,5 @@
-//! The formats of MLX files, whose scales and biases lie in separate planes. [`quant::types::planar`] draws the layouts.
+//! The formats of MLX files, whose scales and biases lie in separate planes. [`quant::types::planar`] draws the
+//! layouts.
 
 use std::arch::aarch64::*;
 

@@ -10,8 +10,8 @@ use super::{halves4, load128, word32};
 /// The layout of 32 integers.
 ///
 /// # Safety
-/// Of its method: `p` points to a readable block of the format (of planes: to the bytes of 32 integers), and the machine has
-/// NEON.
+/// Of its method: `p` points to a readable block of the format (of planes: to the bytes of 32 integers), and the
+/// machine has NEON.
 pub(super) trait Ints {
     /// Activations are 16-bit integers, not bytes.
     const WORDS: bool = false;
@@ -71,8 +71,8 @@ pub(super) fn signed(v: [uint8x16_t; 2]) -> [int8x16_t; 2] {
     [vreinterpretq_s8_u8(v[0]), vreinterpretq_s8_u8(v[1])]
 }
 
-/// Five-bit integers with 16 taken off: where the fifth bit, in the word at `fifth`, is clear, ones fill the bits above the
-/// low four at `p`.
+/// Five-bit integers with 16 taken off: where the fifth bit, in the word at `fifth`, is clear, ones fill the bits above
+/// the low four at `p`.
 ///
 /// # Safety
 /// Sixteen bytes are readable at `p`, four at `fifth`.

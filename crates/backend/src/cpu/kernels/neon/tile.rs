@@ -1,7 +1,7 @@
 //! The matrix-matrix micro-kernels: a panel of 16 rows times up to four columns, eight rows at a time.
 //!
-//! Eight accumulators for four columns, as many for the sums of a sub-group, up to four registers of the panel and as many of
-//! activations leave a quarter of NEON's registers to scales. The instructions are those of [`Products`].
+//! Eight accumulators for four columns, as many for the sums of a sub-group, up to four registers of the panel and as
+//! many of activations leave a quarter of NEON's registers to scales. The instructions are those of [`Products`].
 
 use std::arch::aarch64::*;
 
@@ -147,8 +147,8 @@ fn add(y: [float32x4_t; 2], scale: [float32x4_t; 2], dx: f32, sum: [int32x4_t; 2
     array!(2, |i| vfmaq_f32(y[i], vmulq_n_f32(scale[i], dx), vcvtq_f32_s32(sum[i])))
 }
 
-/// Sums of products of N times 16 bytes with activations of 16 bits, a register four rows of a column; `sums` has 128 times the
-/// sum of the bytes of every row.
+/// Sums of products of N times 16 bytes with activations of 16 bits, a register four rows of a column; `sums` has 128
+/// times the sum of the bytes of every row.
 ///
 /// # Safety
 /// As [`Products::words`]; `r` is 0 or 8.

@@ -1,7 +1,7 @@
 //! Matrix-vector products: up to 16 rows times one column.
 //!
-//! Rows are taken four at a time, so that the horizontal sums are shared and a lane of the f32 accumulator is a row: the
-//! law wants one multiply-add per block and row, in the order of blocks.
+//! Rows are taken four at a time, so that the horizontal sums are shared and a lane of the f32 accumulator is a row:
+//! the law wants one multiply-add per block and row, in the order of blocks.
 
 use std::arch::aarch64::*;
 
@@ -112,7 +112,8 @@ unsafe fn planar<Q: Plane, S: Scale, const MIN: bool>(
                     prefetch(plane.wrapping_add(4 * bytes + 3 * group * S::BYTES), 64, Hint::Once);
                 }
             }
-            // SAFETY: groups and blocks lie inside every row and the column; the last `add` ends at most at the row's end.
+            // SAFETY: groups and blocks lie inside every row and the column; the last `add` ends at most at the row's
+            // end.
             unsafe {
                 let d = S::four(&scales);
                 let m = if MIN { S::four(&biases) } else { d };
@@ -151,8 +152,8 @@ struct X {
 
 /// Integer dot product and minimums of a super-block, each in four partial sums.
 ///
-/// The four lanes of a sub-group's products are multiplied with its scale: one operation, as many as a horizontal sum first
-/// would take, and without its latency.
+/// The four lanes of a sub-group's products are multiplied with its scale: one operation, as many as a horizontal sum
+/// first would take, and without its latency.
 ///
 /// # Safety
 /// `p` points to a block of type `T`, `x` to activations.
