@@ -1,4 +1,4 @@
-//! Finds the rows of a plan's weights in a checkpoint, whatever file they come from. Knows no op and no kernel.
+//! Finds the rows of a plan's weights in a checkpoint of any kind. Knows no op and no kernel.
 
 use checkpoint::{Checkpoint, TensorInfo};
 use model::plan::{Read, Source, WeightDecl};
@@ -8,7 +8,7 @@ use crate::CompileError;
 
 /// The rows of each matrix of a weight, `[n_stack]` times `n` rows; a plain matrix or vector is a stack of one.
 ///
-/// Fails when the checkpoint does not hold what the plan was built from.
+/// Fails when the checkpoint lacks what the plan was built from.
 pub(crate) fn slabs<'a>(checkpoint: &'a Checkpoint, decl: &WeightDecl) -> Result<Vec<Planes<'a>>, CompileError> {
     let error = |why: String| CompileError::Tensor { name: decl.name.clone(), why };
     let Some((&k, outer)) = decl.shape.split_last() else { return Err(error("has no axes".into())) };
@@ -18,7 +18,7 @@ pub(crate) fn slabs<'a>(checkpoint: &'a Checkpoint, decl: &WeightDecl) -> Result
     let rows = |tensor: &str, first: usize, n: usize| {
         let info = checkpoint.tensor(tensor).ok_or_else(|| error(format!("the checkpoint lacks {tensor}")))?;
         let planes = checkpoint.planes(info);
-        // Plain numbers have no blocks: their rows may be cut anew (`[n, 1, k]` for `[n, k]`).
+        // Types without blocks may be reshaped (`[n, 1, k]` for `[n, k]`).
         let same = info.dtype == decl.dtype && (info.shape.last() == Some(&k) || decl.dtype.block_len() == 1);
         match first.checked_add(n).and_then(|end| planes.get(row_bytes, first..end)) {
             Some(rows) if same => Ok((rows, rows.len() == planes.len(), info)),
@@ -55,7 +55,7 @@ pub(crate) fn vector(checkpoint: &Checkpoint, decl: &WeightDecl) -> Result<Vec<f
     Ok(values)
 }
 
-/// The rows of each matrix; see [`slabs`]. Fails as well when the numbers are to be changed, which vectors alone may be.
+/// The rows of each matrix; see [`slabs`]. Fails as well for a transformed read, which only vectors allow.
 pub(crate) fn matrices<'a>(checkpoint: &'a Checkpoint, decl: &WeightDecl) -> Result<Vec<Planes<'a>>, CompileError> {
     match decl.read {
         Read::Plain => slabs(checkpoint, decl),

@@ -1,6 +1,6 @@
-//! Bytes that live as long as someone looks at them: a mapped file, the program's own data, or a buffer.
+//! Reference-counted bytes: a mapped file, the program's own data, or a buffer.
 //!
-//! The only file of this crate with unsafe code. It knows nothing of what the bytes mean.
+//! The only file of this crate with unsafe code. It does not know what the bytes mean.
 #![allow(unsafe_code)]
 
 use std::fs;
@@ -20,27 +20,27 @@ pub(crate) enum Bytes {
     Owned(Arc<Vec<u8>>, usize),
 }
 
-/// Every model file begins at a multiple of this many bytes, so that tensors lie as aligned as their offsets say.
+/// Every model file begins at a multiple of this many bytes, so that tensors are as aligned as their offsets.
 pub(crate) const BASE_ALIGNMENT: usize = 64;
 
 impl Bytes {
     /// Maps a regular file. Reads nothing yet.
     pub(crate) fn map(path: &Path) -> io::Result<Self> {
-        // Asked before opening, because opening a pipe waits for a writer.
+        // Checked before opening, because opening a pipe waits for a writer.
         if !fs::metadata(path)?.is_file() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
         }
         let file = fs::File::open(path)?;
         // SAFETY: the map is private and read-only, and only ever seen as `&[u8]`, for which every bit pattern is
-        // valid. Its bytes must not change while it lives: this process never writes to a model file, and whoever
-        // replaces one under a running engine is told (see `Checkpoint`) that the process may be stopped for it. No
-        // length or offset is read from the map twice, so a change cannot turn a checked bound into a wrong one.
+        // valid. Its bytes must not change while it lives: this process never writes to a model file, and `Checkpoint`
+        // documents that replacing one under a running engine may kill the process. No length or offset is read from
+        // the map twice, so a change cannot invalidate a checked bound.
         let map = unsafe { Mmap::map(&file)? };
         ask_for_large_pages(&map);
         Ok(Self::Mapped(Arc::new(map)))
     }
 
-    /// A buffer, moved until it is aligned as a mapped file would be.
+    /// A buffer, moved until it is as aligned as a mapped file.
     pub(crate) fn owned(mut bytes: Vec<u8>) -> Self {
         if bytes.as_ptr().addr().is_multiple_of(BASE_ALIGNMENT) {
             return Self::Owned(Arc::new(bytes), 0);
@@ -55,14 +55,14 @@ impl Bytes {
     }
 }
 
-/// Asks that what is read from the disk from now on is read and mapped in pages of 2 MB, where kernel and file system can;
-/// what the page cache holds already stays as it is.
+/// Requests pages of 2 MB for what is read from the disk from now on, where kernel and file system support them; pages
+/// already in the page cache stay as they are.
 ///
-/// Weights are streamed, and a stream of small pages waits for translations and for scattered memory: one core read 18 GB/s
-/// from a file in small pages and 28 GB/s from the same file in large ones (AMD EPYC 9004 under KVM, Linux 6.18, ext4).
+/// Weights are streamed, and small pages cost address translations and scattered memory: one core read 18 GB/s from a
+/// file in small pages and 28 GB/s from the same file in large ones (AMD EPYC 9004 under KVM, Linux 6.18, ext4).
 fn ask_for_large_pages(map: &Mmap) {
     #[cfg(target_os = "linux")]
-    // A kernel that refuses leaves small pages, which are right as well.
+    // A kernel that refuses leaves small pages, which work as well.
     let _ = map.advise(memmap2::Advice::HugePage);
     #[cfg(not(target_os = "linux"))]
     let _ = map;
@@ -94,13 +94,13 @@ pub(crate) struct Slice {
 }
 
 impl Slice {
-    /// `range` lies inside `bytes`: the cursor that made it has taken these bytes.
+    /// `range` lies inside `bytes`: the cursor that made it has checked it.
     pub(crate) fn new(bytes: &Bytes, range: Range<usize>) -> Self {
         debug_assert!(range.start <= range.end && range.end <= bytes.len());
         Self { bytes: bytes.clone(), range }
     }
 
-    /// A slice of its own.
+    /// A slice that owns its bytes.
     pub(crate) fn owned(bytes: Vec<u8>) -> Self {
         let range = 0..bytes.len();
         Self { bytes: Bytes::Owned(Arc::new(bytes), 0), range }
