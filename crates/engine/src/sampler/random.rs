@@ -9,7 +9,7 @@ const INCREMENT: u64 = 1_442_695_040_888_963_407;
 pub struct Pcg32(u64);
 
 impl Pcg32 {
-    /// Seeded as the reference implementation seeds.
+    /// Seeded as in the reference implementation.
     pub fn new(seed: u64) -> Pcg32 {
         let mut r = Pcg32(INCREMENT.wrapping_add(seed));
         r.next();
