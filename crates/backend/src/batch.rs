@@ -102,7 +102,8 @@ pub struct Chunk {
     pub len: u32,
     /// Position of the first token; the cache holds all earlier positions of the sequence.
     pub pos: u32,
-    /// Index of the sequence's first page in [`Batch::pages`]. Position `p` lies in page `pages[first_page + p / PAGE]`.
+    /// Index of the sequence's first page in [`Batch::pages`]. Position `p` lies in page
+    /// `pages[first_page + p / PAGE]`.
     pub first_page: u32,
     /// Number of pages, at least enough for `pos + len` positions.
     pub n_pages: u32,

@@ -186,8 +186,8 @@ pub fn log_sum_exp_of(logits: &[f32]) -> f64 {
 }
 
 /// `exp(x)` for `x <= 0` with a relative error below 3e-7, 0 below -87. Additions and multiplications only, so that the
-/// compiler can use vector instructions and the bits are the same everywhere. Range reduction by multiples of ln 2 after
-/// Cody and Waite 1980.
+/// compiler can use vector instructions and the bits are the same everywhere. Range reduction by multiples of ln 2
+/// after Cody and Waite 1980.
 fn exp_below_zero(x: f32) -> f32 {
     let clamped = if x > -87.0 { x } else { -87.0 };
     let shifted = clamped * std::f32::consts::LOG2_E + 12_582_912.0; // rounds to a whole number in the low bits

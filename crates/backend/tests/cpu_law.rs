@@ -256,7 +256,7 @@ fn what_lies_in_unwritten_positions_is_never_seen() {
     }
 }
 
-/// A cache that keeps its window only, in pages that are used again and again, gives the bits of one that keeps everything.
+/// A cache that keeps only its window, in recycled pages, gives the bits of one that keeps everything.
 #[test]
 fn windows_forget_nothing_that_is_seen() {
     for (shape, cache) in [(SHAPES[2], CacheType::F16), (SHAPES[2], CacheType::F32), (SHAPES[4], CacheType::F16)] {

@@ -1,9 +1,9 @@
 //! Whole models against golden logits: every backend, every file, one table of tolerances.
 //!
-//! A model is a folder with `model-TYPE.gguf` files, perhaps `mlx-NAME` and `hf` folders, and `golden.safetensors`: `tokens`
-//! [n], `logits` [n, n_vocab] for the bf16 file and the `hf` folder, `logits_TYPE` and `logits_mlx` for the others,
-//! `greedy` [16] after the prompt on bf16. The error is the RMS of the difference over the standard deviation of the
-//! exact logits. `tests/data/README.md` lists the files in git.
+//! A model is a folder with `model-TYPE.gguf` files, perhaps `mlx-NAME` and `hf` folders, and `golden.safetensors`:
+//! `tokens` [n], `logits` [n, n_vocab] for the bf16 file and the `hf` folder, `logits_TYPE` and `logits_mlx` for the
+//! others, `greedy` [16] after the prompt on bf16. The error is the RMS of the difference over the standard deviation
+//! of the exact logits. `tests/data/README.md` lists the files in git.
 #![allow(clippy::unwrap_used)]
 
 use std::path::{Path, PathBuf};
@@ -39,9 +39,10 @@ enum Quantised {
 /// The most that 8-bit activations may cost: llama.cpp is off by 0.011 to 0.038 on files of such types.
 const BYTES: f64 = 3e-2;
 
-/// Quantised files whose worst eighth of rows the CPU's figure leaves out: a router of random weights has near ties, and a token
-/// that goes to other experts is as far off as any other token. In these files that befalls one to three of 40 or 48 tokens
-/// (of llama.cpp's, one in the first file), which are off by up to 0.37; the next row after them is off by 0.01 to 0.06.
+/// Quantised files whose worst eighth of rows the CPU's figure leaves out: a router of random weights has near ties,
+/// and a token that goes to other experts is as far off as any other token. In these files that befalls one to three of
+/// 40 or 48 tokens (of llama.cpp's, one in the first file), which are off by up to 0.37; the next row after them is off
+/// by 0.01 to 0.06.
 const FLIPS: &[(&str, &str)] = &[
     ("gemma4moe", "q4_k_m"),
     ("gemma4moe", "iq4_nl"),
@@ -322,8 +323,8 @@ fn yarn_without_truncation() {
 /// Tiny models in git, made by `tools/make_tiny_models.py`.
 const TINY: &[&str] = &["llama", "qwen3", "qwen3moe", "mixtral"];
 
-/// Tiny models in git with answers to a thousand tokens, made by `tools/make_tiny_models.py`, `tools/make_tiny_latent.py` and
-/// `tools/make_tiny_windowed.py`.
+/// Tiny models in git with answers to a thousand tokens, made by `tools/make_tiny_models.py`,
+/// `tools/make_tiny_latent.py` and `tools/make_tiny_windowed.py`.
 const TINY_LONG: &[&str] =
     &["qwen3next", "qwen35", "deepseekv2", "deepseekv3", "glm4moe", "gemma3", "gemma4", "gptoss", "qwen2"];
 
@@ -332,8 +333,8 @@ fn tiny_models() {
     TINY.iter().chain(TINY_LONG).for_each(|name| check(&manifest_dir().join("tests/data").join(name)));
 }
 
-/// Every hundredth row of a thousand tokens: several segments of attention, windows that lie in later ones, and positions
-/// past the context before YaRN.
+/// Every hundredth row of a thousand tokens: several segments of attention, windows that lie in later ones, and
+/// positions past the context before YaRN.
 #[test]
 fn a_thousand_tokens() {
     for name in TINY_LONG {
@@ -358,8 +359,8 @@ fn a_thousand_tokens() {
 
 /// Tiny models in git that hold every weight type between them, made by `tools/make_tiny_models.py`. Beside each stands
 /// the most that the CPU may be off: bf16's tolerance for floats, llama.cpp's error on the same file where activations
-/// have 8 bits, half of it where there are super-blocks; and how many of the greedy answers it gives, which are all until a
-/// token goes to other experts. No greedy margin in these files is below 0.1.
+/// have 8 bits, half of it where there are super-blocks; and how many of the greedy answers it gives, which are all
+/// until a token goes to other experts. No greedy margin in these files is below 0.1.
 #[test]
 fn every_weight_type() {
     let folder = manifest_dir().join("tests/data/types");

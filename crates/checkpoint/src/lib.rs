@@ -295,8 +295,8 @@ impl Checkpoint {
         }
     }
 
-    /// The bytes of one of this checkpoint's tensors: rows of `dtype.row_bytes(last axis)`, last axis fastest; of a type
-    /// in planes, the plane of packed values.
+    /// The bytes of one of this checkpoint's tensors: rows of `dtype.row_bytes(last axis)`, last axis fastest; of a
+    /// type in planes, the plane of packed values.
     ///
     /// They begin at any address: at a multiple of 8 (usually 32) in GGUF files, but anywhere in safetensors files,
     /// whose header MLX does not pad. Numbers wider than a byte must be read unaligned.

@@ -1,8 +1,8 @@
 //! The plan: a closed list of operations (`Op`) over weights and virtual buffers.
 //!
 //! An architecture writes a plan once per model; passes fuse it; backends compile it. Dimensions are fixed numbers,
-//! except the number of rows of a buffer, which is [`Rows`]. A plan holds no pointers and no device state, so that it can
-//! be printed, compared with a snapshot and validated without weights.
+//! except the number of rows of a buffer, which is [`Rows`]. A plan holds no pointers and no device state, so that it
+//! can be printed, compared with a snapshot and validated without weights.
 
 pub mod build;
 pub mod cost;

@@ -450,7 +450,8 @@ pub struct RenderArgs {
     /// Template to use instead of the model's
     #[arg(long, value_name = "FILE")]
     pub template: Option<PathBuf>,
-    /// JSON: an array of messages, or an object with messages, tools, add_generation_prompt, kwargs, bos_token, eos_token, now; - is stdin
+    /// JSON: an array of messages, or an object with messages, tools, add_generation_prompt, kwargs, bos_token,
+    /// eos_token, now; - is stdin
     #[arg(long, value_name = "FILE")]
     pub messages: PathBuf,
     /// Do not add the opening of an answer

@@ -1,7 +1,7 @@
 //! Weights in memory of the program's own, for where the file that holds them is mapped in small pages.
 //!
-//! Linux keeps a file in the pages in which it was first cached, and many file systems know small ones only; memory of a
-//! process can be had in pages of 2 MB. Who starts a program says what is worth the memory; this module moves it.
+//! Linux keeps a file in the pages in which it was first cached, and many file systems know small ones only; memory of
+//! a process can be had in pages of 2 MB. Who starts a program says what is worth the memory; this module moves it.
 
 use super::mem::Arena;
 use super::pool::Pool;
@@ -107,7 +107,8 @@ impl Copied {
         });
         pool.run(pieces.len(), &|_, i| {
             let Piece { from, to, len } = pieces[i];
-            // SAFETY: readable by the caller's promise; pieces are disjoint parts of the arena, which nobody else uses yet.
+            // SAFETY: readable by the caller's promise; pieces are disjoint parts of the arena, which nobody else uses
+            // yet.
             unsafe { std::ptr::copy_nonoverlapping(from, to, len) }
         });
         Ok(Some(arena))

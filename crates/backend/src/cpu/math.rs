@@ -1,6 +1,8 @@
-//! exp, tanh, sigmoid, softplus, silu and gelu for every instruction set: one source over [`Float`], so that all give the same bits.
+//! exp, tanh, sigmoid, softplus, silu and gelu for every instruction set: one source over [`Float`], so that all give
+//! the same bits.
 //!
-//! Accuracy (tests): exp within 1.5 units in the last place, tanh and sigmoid within 3, softplus and silu within 4, gelu within 12 on
+//! Accuracy (tests): exp within 1.5 units in the last place, tanh and sigmoid within 3, softplus and silu within 4,
+//! gelu within 12 on
 //! |x| < 2 (its argument carries one rounding into the exponent); infinities and NaN as IEEE says.
 
 use super::isa::on_isa;
@@ -56,7 +58,8 @@ pub fn sigmoid<F: Float>(x: F) -> F {
 #[inline(always)]
 pub fn softplus<F: Float>(x: F) -> F {
     let u = exp(F::splat(0.0).sub(x.abs()));
-    // ln(1 + u) = 2 artanh(s) with s = u / (2 + u) <= 1/3: the series in s², of which the first term left out is below 2^-26.
+    // ln(1 + u) = 2 artanh(s) with s = u / (2 + u) <= 1/3: the series in s², of which the first term left out is below
+    // 2^-26.
     let s = u.div(u.add(F::splat(2.0)));
     let z = s.mul(s);
     let mut q = F::splat(1.0 / 13.0);
@@ -196,8 +199,8 @@ mod tests {
     #[test]
     fn functions_are_accurate_and_equal_on_every_instruction_set() {
         type OnIsa = fn(CheckedIsa, &mut [f32]);
-        // Past these limits silu and sigmoid underflow early (their denominator is infinite) and gelu's argument carries
-        // its rounding.
+        // Past these limits silu and sigmoid underflow early (their denominator is infinite) and gelu's argument
+        // carries its rounding.
         let cases: [(&str, OnIsa, fn(f32) -> f32, fn(f64) -> f64, f64, f64); 6] = [
             ("exp", exp_on, exp::<f32>, f64::exp, f64::INFINITY, 1.5),
             ("tanh", tanh_on, tanh::<f32>, f64::tanh, f64::INFINITY, 3.0),

@@ -11,8 +11,8 @@ use model::plan::Rows;
 use super::pool::Pool;
 use crate::CompileError;
 
-/// Zeroed memory on cache-line bounds. Large pieces come untouched from the system, which zeroes pages at first use; they
-/// ask for pages of 2 MB, since what is streamed from small ones waits for translations.
+/// Zeroed memory on cache-line bounds. Large pieces come untouched from the system, which zeroes pages at first use;
+/// they ask for pages of 2 MB, since what is streamed from small ones waits for translations.
 pub struct Arena(Memory);
 
 enum Memory {
@@ -199,7 +199,8 @@ pub fn pieces(pool: &Pool, work: usize) -> usize {
     (work / GRAIN).clamp(1, 4 * pool.threads())
 }
 
-/// Runs `f(worker, rows)` over ranges that cover `0..n_rows`, cut so that a range has at least [`GRAIN`] elements of work.
+/// Runs `f(worker, rows)` over ranges that cover `0..n_rows`, cut so that a range has at least [`GRAIN`] elements of
+/// work.
 pub fn over_rows(pool: &mut Pool, n_rows: usize, row_work: usize, f: impl Fn(usize, Range<usize>) + Sync) {
     let n_chunks = pieces(pool, n_rows.saturating_mul(row_work)).min(n_rows);
     pool.run(n_chunks, &|worker, i| f(worker, i * n_rows / n_chunks..(i + 1) * n_rows / n_chunks));

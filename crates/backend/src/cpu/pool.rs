@@ -2,12 +2,13 @@
 //!
 //! Nobody waits for a thread that has not started a chunk. A thread that loses its core holds the others up for its own
 //! chunk and no longer, so the pool slows down gently when other programs use the cores. Waiting spins briefly (the
-//! regions of a step follow each other within microseconds) and then sleeps. It knows nothing of what the chunks compute.
+//! regions of a step follow each other within microseconds) and then sleeps. It knows nothing of what the chunks
+//! compute.
 //!
-//! Who goes to sleep says so and then looks once more; who finishes or brings work does so and then looks for sleepers. One
-//! of the two must see the other. A sequentially consistent store before the look would do by the language, but QEMU 7.2
-//! puts no barrier between Arm's `stlr` and `ldar` on x86, and wakeups were lost there: what is looked for is set by a
-//! read-modify-write on all four sides.
+//! Who goes to sleep says so and then looks once more; who finishes or brings work does so and then looks for sleepers.
+//! One of the two must see the other. A sequentially consistent store before the look would do by the language, but
+//! QEMU 7.2 puts no barrier between Arm's `stlr` and `ldar` on x86, and wakeups were lost there: what is looked for is
+//! set by a read-modify-write on all four sides.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -18,8 +19,9 @@ use std::time::{Duration, Instant};
 
 use crate::CompileError;
 
-/// Pauses before a waiting thread sleeps: 150 to 500 µs, longer than the serial parts between two regions of a step. With a
-/// fifth of it the workers slept several times a token, and decode lost 3% (AMD EPYC 9004, 2 cores, Qwen3-30B-A3B's shape).
+/// Pauses before a waiting thread sleeps: 150 to 500 µs, longer than the serial parts between two regions of a step.
+/// With a fifth of it the workers slept several times a token, and decode lost 3% (AMD EPYC 9004, 2 cores,
+/// Qwen3-30B-A3B's shape).
 const SPINS: u32 = 10_000;
 
 /// A fixed set of threads.

@@ -1,5 +1,5 @@
-//! Gated DeltaNet (Yang, Kautz, Hatamizadeh: "Gated Delta Networks", arXiv 2412.06464), op by op in the order of a layer.
-//! Rows lie one after the other.
+//! Gated DeltaNet (Yang, Kautz, Hatamizadeh: "Gated Delta Networks", arXiv 2412.06464), op by op in the order of a
+//! layer. Rows lie one after the other.
 //!
 //! The reference computes the delta rule one position at a time: an f32 state between any two positions makes the
 //! numbers independent of how a prompt is chunked. The tests compare it with the chunked form of backends built on
@@ -113,9 +113,10 @@ pub fn delta_net(rows: Rows, state: &mut [f32]) -> Vec<f32> {
     out
 }
 
-/// The same for a chunk at once. With `Γ[t, j]` the product of the decays after `j` up to `t` and `S` the state before the
-/// chunk, what position `t` writes is `delta[t] = beta[t]·(v[t] - Γ[t]·Sᵀk[t] - Σ_{j<t} Γ[t, j]·(k[j]·k[t])·delta[j])`:
-/// a triangular system, solved forwards. Decays are multiplied and never divided, so that they may be 0.
+/// The same for a chunk at once. With `Γ[t, j]` the product of the decays after `j` up to `t` and `S` the state before
+/// the chunk, what position `t` writes is
+/// `delta[t] = beta[t]·(v[t] - Γ[t]·Sᵀk[t] - Σ_{j<t} Γ[t, j]·(k[j]·k[t])·delta[j])`: a triangular system, solved
+/// forwards. Decays are multiplied and never divided, so that they may be 0.
 #[cfg(test)]
 fn chunked(rows: Rows, state: &mut [f32]) -> Vec<f32> {
     let DeltaHeads { n_v_head, d_k, d_v, .. } = rows.heads;
@@ -248,7 +249,8 @@ mod tests {
     #[test]
     fn gates_hold_at_their_ends() {
         let inf = f32::INFINITY;
-        // (a, dt_bias, a_log, g): a softplus of 0, of ln 2, of its argument, and one that would overflow as ln(1 + e^x).
+        // (a, dt_bias, a_log, g): a softplus of 0, of ln 2, of its argument, and one that would overflow as ln(1 +
+        // e^x).
         for (a, dt_bias, a_log, g) in [
             (-200.0, 0.0, -1.0, 1.0),
             (0.5, -0.5, -1.0, 0.5),

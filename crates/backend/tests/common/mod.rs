@@ -364,7 +364,7 @@ impl Session {
         Session::with(backend, model, max_positions, max_positions.min(2000))
     }
 
-    /// With window pages for steps of at most `max_tokens`: each sequence has a ring of them, which it goes round and round.
+    /// With window pages for steps of at most `max_tokens`: each sequence recycles a ring of them.
     pub fn with(
         backend: &dyn Backend,
         (plan, weights): &(Plan, Arc<Checkpoint>),

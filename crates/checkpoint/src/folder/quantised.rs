@@ -1,10 +1,10 @@
 //! Joins what safetensors files store apart: a weight of packed words and its planes of scales and biases become one
 //! tensor.
 //!
-//! MLX stores a quantised `X.weight` as u32 words, the rows' values packed from the lowest bit on, beside `X.scales` and,
-//! in its affine mode, `X.biases`; `quantization` in the config says bits, group and mode, for all or for module `X`.
-//! Models published in MXFP4 store `X_blocks`, 16 bytes per group of 32 values, beside `X_scales`: the same planes.
-//! Knows which tensors can be read, but not what they are for.
+//! MLX stores a quantised `X.weight` as u32 words, the rows' values packed from the lowest bit on, beside `X.scales`
+//! and, in its affine mode, `X.biases`; `quantization` in the config says bits, group and mode, for all or for module
+//! `X`. Models published in MXFP4 store `X_blocks`, 16 bytes per group of 32 values, beside `X_scales`: the same
+//! planes. Knows which tensors can be read, but not what they are for.
 
 use std::collections::HashMap;
 

@@ -60,7 +60,7 @@ impl Format {
     /// and items elsewhere, but no further keywords.
     ///
     /// # Errors
-    /// As [`Grammars::compile`]; [`Error::Rule`] where a call is required and the format has none, or there is no such tool.
+    /// As [`Grammars::compile`]; [`Error::Rule`] when a required call has no notation in the format, or no such tool.
     pub fn constraint(
         &self,
         ask: &Ask<'_>,

@@ -26,7 +26,7 @@ fn merged(events: Vec<Event>) -> Vec<Event> {
     out
 }
 
-/// `R"..."` for a thought, `C"..."` for content, `name(arguments)` for a call, with `!` behind one that is not complete.
+/// `R"..."` for a thought, `C"..."` for content, `name(arguments)` for a call, with `!` after an incomplete one.
 fn show(events: Vec<Event>) -> String {
     let parts = merged(events).into_iter().map(|event| match event {
         Event::Reasoning(text) => format!("R{text:?} "),

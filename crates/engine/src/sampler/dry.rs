@@ -82,7 +82,7 @@ impl Dry {
         self.breakers.iter().any(|b| b[..] == [token])
     }
 
-    /// The Z function of the window read backwards (Gusfield, "Algorithms on Strings, Trees, and Sequences", 1997, ch. 1).
+    /// The Z function of the reversed window (Gusfield, "Algorithms on Strings, Trees, and Sequences", 1997, ch. 1).
     fn count_repeats(&mut self) {
         let (s, z) = (&self.recent, &mut self.repeats);
         z.clear();

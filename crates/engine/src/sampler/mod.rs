@@ -22,7 +22,7 @@ const MAX_BEST: usize = 2048;
 pub enum Stage {
     /// Repetition (CTRL, Keskar et al. 2019, arXiv:1909.05858), frequency and presence penalties.
     Penalties,
-    /// "Don't repeat yourself": a penalty growing with the length of the repetition (p-e-w, text-generation-webui #5677).
+    /// "Don't repeat yourself": a penalty that grows with a repetition's length (p-e-w, text-generation-webui #5677).
     Dry,
     /// Keeps logits within n standard deviations of the best (Tang et al. 2024, arXiv:2411.07641).
     TopNSigma,

@@ -12,8 +12,8 @@ pub trait Vocabulary: Send + Sync {
     /// Whether this token ends a generation.
     fn is_end_of_generation(&self, id: u32) -> bool;
 
-    /// Starts the text of an answer. It includes the names of the special tokens `shown`, even where `decode` omits those
-    /// of others.
+    /// Starts the text of an answer. It includes the names of the special tokens `shown`, even where `decode` omits
+    /// those of others.
     fn text(self: Arc<Self>, decode: Decode, shown: &[u32]) -> Box<dyn TextStream>;
 }
 

@@ -20,7 +20,7 @@ impl ValidPlan {
     /// Validates a plan.
     ///
     /// # Errors
-    /// [`Error::Op`] names the first op that breaks a rule, [`Error::Plan`] a declaration, with the numbers that disagree.
+    /// [`Error::Op`] names the first op that breaks a rule, [`Error::Plan`] a declaration, with both numbers.
     pub fn new(plan: Plan) -> Result<ValidPlan, Error> {
         validate(&plan)?;
         Ok(ValidPlan(plan))

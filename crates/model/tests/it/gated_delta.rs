@@ -182,8 +182,9 @@ struct Cost {
     sequence: usize,
 }
 
-/// By hand. A position: attention layers · key-value heads · two heads · 2 bytes. A sequence: delta layers · (3 rows of the
-/// convolution + heads · 128 · 128) · 4 bytes. The parameters without those for further tokens; names of models round them.
+/// By hand. A position: attention layers · key-value heads · two heads · 2 bytes. A sequence: delta layers · (3 rows of
+/// the convolution + heads · 128 · 128) · 4 bytes. The parameters without those for further tokens; names of models
+/// round them.
 const COSTS: &[Cost] = &[
     Cost {
         shape: QWEN3_NEXT_80B,

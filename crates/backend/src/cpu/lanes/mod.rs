@@ -1,5 +1,5 @@
-//! Sixteen virtual lanes of f32, the unit of the CPU law: kernels are written once over [`Lanes`] and compiled for every
-//! instruction set, so that equal bits follow from equal source.
+//! Sixteen virtual lanes of f32, the unit of the CPU law: kernels are written once over [`Lanes`] and compiled for
+//! every instruction set, so that equal bits follow from equal source.
 //!
 //! Every method is one IEEE operation per lane (or an exact conversion), the same in all implementations.
 //! Values of the vector types may only be made inside functions that enable their target features (see `on_isa!`).
@@ -44,8 +44,8 @@ pub trait Float: Copy {
     fn scale2(self, n: Self) -> Self;
 }
 
-/// What one register of a [`Lanes`] holds: kernels whose sums fill the registers walk the parts of the sixteen lanes one
-/// after the other.
+/// What one register of a [`Lanes`] holds: kernels whose sums fill the registers walk the parts of the sixteen lanes
+/// one after the other.
 pub trait Part: Copy {
     /// How many of the lanes.
     const LEN: usize;
