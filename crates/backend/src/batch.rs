@@ -246,11 +246,7 @@ impl Batch {
             return bad(format!("the batch has {} tokens, the limit is {}", self.tokens.len(), limits.max_tokens));
         }
         if self.rows.len() > limits.max_outputs {
-            return bad(format!(
-                "the batch requests {} rows, the limit is {}",
-                self.rows.len(),
-                limits.max_outputs
-            ));
+            return bad(format!("the batch requests {} rows, the limit is {}", self.rows.len(), limits.max_outputs));
         }
         if let Some(token) = self.tokens.iter().position(|&id| id as usize >= n_vocab) {
             return Err(StepError::TokenId { token, id: self.tokens[token], n_vocab });

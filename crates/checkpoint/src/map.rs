@@ -46,7 +46,7 @@ impl Bytes {
             return Self::Owned(Arc::new(bytes), 0);
         }
         let len = bytes.len();
-        bytes.reserve_exact(BASE_ALIGNMENT); // may move the buffer, so the address is looked at again
+        bytes.reserve_exact(BASE_ALIGNMENT); // may move the buffer, so the address is read again
         let addr = bytes.as_ptr().addr();
         let skip = addr.next_multiple_of(BASE_ALIGNMENT) - addr;
         bytes.resize(len + skip, 0);

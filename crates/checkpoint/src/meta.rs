@@ -72,13 +72,18 @@ macro_rules! getters {
     ($($(#[$doc:meta])+ $need:ident $opt:ident $type:ty, $wanted:literal, $read:expr;)+) => {
         impl Metadata {$(
             $(#[$doc])+
-            /// A key that is absent or holds anything else is an error.
+            ///
+            /// # Errors
+            /// When the key is absent or holds anything else.
             pub fn $need(&self, key: &str) -> Result<$type, Error> {
                 self.need(key, $wanted, self.$opt(key)?)
             }
 
             $(#[$doc])+
-            /// An absent key is `None`; one that holds anything else is an error.
+            /// `None` when the key is absent.
+            ///
+            /// # Errors
+            /// When the key holds anything else.
             pub fn $opt(&self, key: &str) -> Result<Option<$type>, Error> {
                 self.opt(key, $wanted, $read)
             }

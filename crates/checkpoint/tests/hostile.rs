@@ -152,8 +152,14 @@ fn bad_files() {
         (Raw::head(1, 0).tensor(&long, &[4], F32, 0).data(64), "is 65 bytes long, 1 to 64 are allowed"),
         (Raw::head(1, 0).tensor(b"\xc3(", &[4], F32, 0).data(64), "tensor 0 of 1: name \"\u{fffd}(\" is not UTF-8"),
         (Raw::head(1, 0).u64(u64::MAX).data(64), "tensor 0 of 1: name at byte 24 is 18446744073709551615 bytes"),
-        (Raw::head(2, 0).tensor("a", &[4], F32, 0).tensor("a", &[4], F32, 32).data(64), "tensor a: is in the file twice"),
-        (Raw::head(2, 0).tensor("a", &[4], 26, 0).tensor("a", &[4], F32, 32).data(64), "tensor a: is in the file twice"),
+        (
+            Raw::head(2, 0).tensor("a", &[4], F32, 0).tensor("a", &[4], F32, 32).data(64),
+            "tensor a: is in the file twice",
+        ),
+        (
+            Raw::head(2, 0).tensor("a", &[4], 26, 0).tensor("a", &[4], F32, 32).data(64),
+            "tensor a: is in the file twice",
+        ),
         (one(&[], F32, 0), "tensor a: has 0 axes, 1 to 4 are allowed"),
         (one(&[1, 1, 1, 1, 1], F32, 0), "tensor a: has 5 axes, 1 to 4 are allowed"),
         (one(&[4, 0], F32, 0), "tensor a: shape [0, 4] has an axis of length 0"),
