@@ -1,9 +1,9 @@
 //! Whole models against golden logits: every backend, every file, one table of tolerances.
 //!
-//! A model is a folder with `model-TYPE.gguf` files, perhaps `mlx-NAME` and `hf` folders, and `golden.safetensors`: `tokens`
-//! [n], `logits` [n, n_vocab] for the bf16 file and the `hf` folder, `logits_TYPE` and `logits_mlx` for the others,
-//! `greedy` [16] after the prompt on bf16. The error is the RMS of the difference over the standard deviation of the
-//! exact logits. `tests/data/README.md` lists the files in git.
+//! A model is a folder with `model-TYPE.gguf` files, perhaps `mlx-NAME` and `hf` folders, and `golden.safetensors`:
+//! `tokens` [n], `logits` [n, n_vocab] for the bf16 file and the `hf` folder, `logits_TYPE` and `logits_mlx` for the
+//! others, `greedy` [16] after the prompt on bf16. The error is the RMS of the difference over the standard deviation
+//! of the exact logits. `tests/data/README.md` lists the files in git.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -268,8 +268,8 @@ fn yarn_without_truncation() {
 /// Tiny models in git, made by `tools/make_tiny_models.py`.
 const TINY: &[&str] = &["llama", "qwen3", "qwen3moe", "mixtral"];
 
-/// Tiny models in git with answers to a thousand tokens, made by `tools/make_tiny_models.py`, `tools/make_tiny_latent.py` and
-/// `tools/make_tiny_windowed.py`.
+/// Tiny models in git with answers to a thousand tokens, made by `tools/make_tiny_models.py`,
+/// `tools/make_tiny_latent.py` and `tools/make_tiny_windowed.py`.
 const TINY_LONG: &[&str] =
     &["qwen3next", "qwen35", "deepseekv2", "deepseekv3", "glm4moe", "gemma3", "gemma4", "gptoss", "qwen2"];
 

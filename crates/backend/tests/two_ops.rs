@@ -1,5 +1,5 @@
-//! A backend written by ARCHITECTURE.md alone, section "Backends and steps": it knows three ops and refuses the others by
-//! name. It shows what the contract asks of a backend, and that nothing else is needed.
+//! A backend written by ARCHITECTURE.md alone, section "Backends and steps": it knows three ops and refuses the others
+//! by name. It shows what the contract requires of a backend, and that nothing else is needed.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;

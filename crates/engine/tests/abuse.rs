@@ -148,8 +148,8 @@ fn step(engine: &mut Engine, events: &mut Events) -> bool {
 fn abuse(kinds: Kinds, limits: Limits, options: Options, trouble: Trouble, actions: Vec<Action>) {
     let context = limits.max_positions.min(limits.n_pages * PAGE);
     let n_window_pages = kinds.window_blocks().min(context.div_ceil(PAGE)) + limits.n_window_pages;
-    // A step that moved the states and then failed sends their sequences back to a checkpoint; with steps of a few tokens
-    // that fail again and again they would never get past it.
+    // A step that moved the states and then failed sends their sequences back to a checkpoint; with steps of a few
+    // tokens that fail again and again they would never get past it.
     let short_every = trouble.short_every.filter(|_| !kinds.state);
     let trouble = Trouble { short_every, ..trouble };
     let mut engine = engine_of(kinds, Limits { n_window_pages, ..limits }, options, trouble);

@@ -577,7 +577,7 @@ fn sizes_that_cannot_be() {
             assert!(survive(parts.bytes().unwrap()) <= Came::NoPlan, "{key} {n}");
         }
     }
-    // Many wide heads cost a file little: a block of weights a row. What attention keeps for itself must not grow with them.
+    // Many wide heads cost a file little: a block of weights per row. Attention's scratch must not grow with them.
     let tall = Dims {
         arch: "llama",
         n_layer: 1,

@@ -121,8 +121,8 @@ fn shared_beginnings_are_kept_longest() {
     }
 }
 
-/// A chat of several turns whose last message is written again: what is computed again lies behind the end of the answer
-/// before it.
+/// A chat of several turns whose last message is written again: what is computed again lies behind the end of the
+/// answer before it.
 #[test]
 fn an_edited_last_message_computes_only_itself() {
     for kinds in KINDS {
@@ -136,7 +136,7 @@ fn an_edited_last_message_computes_only_itself() {
                 assert_eq!(got, run(&mut calm(kinds, wide()), long(now.clone(), 150)).0, "turn {turn}, {kinds:?}");
                 let computed = usage.prompt_tokens - usage.cached_tokens;
                 let own = now.len() - tokens.len();
-                // The first turn's first version meets an empty cache, the second one parts from it where nobody did before.
+                // The first turn's first version meets an empty cache, the second one is the first to branch off it.
                 if turn > 0 {
                     assert!(computed <= own + PAGE, "turn {turn}.{version}: {computed} of {own}, {kinds:?}");
                 }
@@ -223,8 +223,8 @@ impl Model {
     }
 }
 
-/// Random requests with shared beginnings, cancels and preemptions on models with recurrent state and with windows: every one
-/// gets the tokens and log-probabilities it gets in an engine of its own.
+/// Random requests with shared beginnings, cancels and preemptions on models with recurrent state and with windows:
+/// every one gets the tokens and log-probabilities it gets alone in an engine.
 #[test]
 fn models_with_more_than_pages_obey_the_law() {
     let models = [

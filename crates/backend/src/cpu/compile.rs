@@ -1,5 +1,5 @@
-//! From a plan to a program: resolves buffers to places in an arena and weights to bytes of the checkpoint, and allocates
-//! everything a step needs.
+//! From a plan to a program: resolves buffers to places in an arena and weights to bytes of the checkpoint, and
+//! allocates everything a step needs.
 
 use std::sync::Arc;
 

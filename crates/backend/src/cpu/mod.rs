@@ -1,7 +1,7 @@
 //! The CPU backend: an op loop on a thread pool, kernels for every instruction set, a paged key-value cache.
 //!
-//! It obeys the CPU law (see [`quant`]): the logits are the same bits whatever the instruction set, the number of threads,
-//! the batch, and the way a prompt was cut into chunks.
+//! It obeys the CPU law (see [`quant`]): the logits are the same bits whatever the instruction set, the number of
+//! threads, the batch, and the way a prompt was cut into chunks.
 
 mod bandwidth;
 mod compile;

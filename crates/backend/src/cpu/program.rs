@@ -1,7 +1,7 @@
 //! A compiled plan: the op loop.
 //!
-//! A step checks the batch, lays out its tokens once, and runs the ops one after the other, each as one or a few parallel
-//! regions. Everything it needs was allocated when the plan was compiled.
+//! A step checks the batch, lays out its tokens once, and runs the ops one after the other, each as one or a few
+//! parallel regions. Everything it needs was allocated when the plan was compiled.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};

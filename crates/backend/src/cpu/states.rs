@@ -1,7 +1,6 @@
-//! Recurrent states: slots of memory that ops read and move on, cleared at a sequence's start, copied for checkpoints.
+//! Recurrent states: slots that ops read and update, cleared at a sequence's start, copied for checkpoints.
 //!
-//! A slot holds all states of the plan one after the other, so that a checkpoint is one copy. What the numbers mean is the
-//! ops' own affair.
+//! A slot holds all states of the plan in order, so that a checkpoint is one copy. Only ops know what the numbers mean.
 
 use std::ops::Range;
 
@@ -28,7 +27,7 @@ pub struct StateView {
     n: usize,
 }
 
-// SAFETY: an address; each access states its own promise.
+// SAFETY: an address; every access states its own conditions.
 unsafe impl Send for StateView {}
 // SAFETY: as above.
 unsafe impl Sync for StateView {}
@@ -75,18 +74,21 @@ impl States {
         for chunk in batch.chunks.iter().filter(|chunk| chunk.pos == 0) {
             self.check(chunk.state);
             let views = &self.views;
-            // SAFETY: the slot was checked, and each state is one chunk's.
+            // SAFETY: the slot was checked, and each task has its own state.
             pool.run(views.len(), &|_, i| unsafe { views[i].of(chunk.state) }.fill(0.0));
         }
     }
 
-    /// Copies a slot to another. Panics where there is no such slot.
+    /// Copies one slot to another.
+    ///
+    /// # Panics
+    /// When a slot does not exist.
     pub fn copy(&mut self, pool: &mut Pool, from: u32, to: u32) {
         self.check(from);
         self.check(to);
         if from != to {
             let views = &self.views;
-            // SAFETY: the slots were checked and are two, and each state is one chunk's.
+            // SAFETY: the slots were checked and differ, and each task has its own state.
             pool.run(views.len(), &|_, i| unsafe { views[i].of(to).copy_from_slice(views[i].of(from)) });
         }
     }
@@ -97,12 +99,12 @@ impl States {
 }
 
 impl StateView {
-    /// Some of the numbers of a slot's state.
+    /// A range of the numbers of a slot's state.
     ///
     /// # Safety
     /// As [`StateView::of`], for these numbers; `range` is within the state.
     pub unsafe fn part<'a>(&self, slot: u32, range: Range<usize>) -> &'a mut [f32] {
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller guarantees.
         unsafe {
             let state = self.ptr.add(slot as usize * self.slot_bytes).cast::<f32>();
             std::slice::from_raw_parts_mut(state.add(range.start), range.len())
@@ -112,9 +114,9 @@ impl StateView {
     /// The state of a slot.
     ///
     /// # Safety
-    /// The slot is one of the program's, and nobody else reads or writes this state of it while the slice lives.
+    /// The slot is one of the program's, and nothing else reads or writes its copy of this state while the slice lives.
     pub unsafe fn of<'a>(&self, slot: u32) -> &'a mut [f32] {
-        // SAFETY: the caller's promise; the memory starts zeroed, so it is initialised.
+        // SAFETY: as the caller guarantees; the memory starts zeroed, so it is initialised.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.add(slot as usize * self.slot_bytes).cast(), self.n) }
     }
 }
@@ -133,7 +135,7 @@ mod tests {
         let value = |slot: u32, state: usize, i: usize| (slot as usize * 1_000_000 + state * 300_000 + i) as f32;
         let fill = |slot: u32| {
             for (state, view) in views.iter().enumerate() {
-                // SAFETY: the slot exists, and the test is alone.
+                // SAFETY: the slot exists, and the test has one thread.
                 unsafe { view.of(slot) }.iter_mut().enumerate().for_each(|(i, x)| *x = value(slot, state, i));
             }
         };

@@ -1,8 +1,8 @@
 //! The reference interpreter: plans in plain f32, from dequantised weights.
 //!
 //! It is the definition of each op, to be read beside `model::plan::Op`, and the oracle of every backend's tests. Sums
-//! run in f64 and round to f32 once; activations are f32 between ops. Unlike a backend for use it allocates in a step,
-//! decodes weights again each time, and knows nothing of threads, tiles or instruction sets.
+//! run in f64 and round to f32 once; activations are f32 between ops. Unlike a production backend it allocates in a
+//! step, decodes weights again each time, and has no threads, tiles or instruction sets.
 
 mod delta;
 mod kv;
@@ -31,7 +31,7 @@ impl Backend for Reference {
         "reference"
     }
 
-    /// As it is written: the definition of an op is its plain form.
+    /// No passes: the plain form of an op is its definition.
     fn lower(&self, plan: ValidPlan) -> Result<ValidPlan, CompileError> {
         Ok(plan)
     }
@@ -92,7 +92,7 @@ fn room(n: usize, n_states: usize) -> Result<Vec<f32>, CompileError> {
     Ok(values)
 }
 
-/// What a buffer holds: numbers or ids.
+/// Contents of a buffer: numbers or ids.
 #[derive(Clone, Default)]
 struct Values {
     floats: Vec<f32>,
@@ -171,7 +171,7 @@ impl Program for Interpreter {
 }
 
 impl Interpreter {
-    /// Gives every buffer its size for this step and fills it with NaN: what is read unwritten shows in the logits.
+    /// Sizes every buffer for this step and fills it with NaN: a read of an unwritten value shows in the logits.
     fn poison(&mut self, batch: &Batch) {
         for (decl, values) in self.plan.bufs.iter().zip(&mut self.values) {
             let n_rows = decl.rows.count(batch.tokens.len(), batch.rows.len());
@@ -184,7 +184,7 @@ impl Interpreter {
         }
     }
 
-    /// Rounds what an op wrote to the elements of its buffer.
+    /// Rounds what an op wrote to the element type of its buffer.
     fn narrow(&mut self, op: &Op) {
         for (buf, _) in op.bufs().into_iter().filter(|(_, access)| *access != Access::Read) {
             let round: fn(f32) -> f32 = match self.plan.buf(buf).elem {
@@ -321,7 +321,8 @@ impl Interpreter {
                         let token = if of_outputs { batch.rows[i] as usize } else { i };
                         self.fault(batch, token, layer);
                     }
-                    // A row without an answer takes the first experts, so that ids stay ids; its sequence is lost.
+                    // A row that cannot be routed takes the first experts, so that ids stay valid; its sequence is
+                    // lost.
                     let (ids, weights) =
                         routed.unwrap_or_else(|| ((0..n_used as u32).collect(), vec![f32::NAN; n_used]));
                     chosen.extend(ids);

@@ -272,8 +272,8 @@ impl<'a> Keys<'a> {
         })
     }
 
-    /// Layers of the model itself. The `n_layer` of GGUF includes those behind them that predict further tokens, that of
-    /// config.json does not.
+    /// Layers of the model itself. The `n_layer` of GGUF includes those behind them that predict further tokens, that
+    /// of config.json does not.
     pub fn trunk(&self, n_layer: usize) -> Result<usize, Error> {
         let n_next = self.count_or_zero(N_NEXT, MAX_LAYERS)?;
         match n_layer.checked_sub(n_next) {
