@@ -104,6 +104,7 @@ impl Session {
             max_positions,
             n_window_pages: n_pages as usize,
             n_states: 2,
+            max_draft: 0,
         };
         let plan = ValidPlan::new(plan.clone()).unwrap();
         let program = backend.compile(&plan, Arc::new(checkpoint), limits).unwrap();

@@ -80,6 +80,7 @@ fn any_limits() -> impl Strategy<Value = Limits> {
             max_positions,
             n_window_pages,
             n_states,
+            max_draft: 0,
         },
     )
 }

@@ -174,6 +174,7 @@ impl EngineSetup {
             max_positions: positions,
             n_window_pages: positions.div_ceil(PAGE),
             n_states: usize::from(!plan.states.is_empty()),
+            max_draft: 0,
         })
     }
 }

@@ -4,14 +4,14 @@
 use std::sync::Arc;
 
 use checkpoint::Checkpoint;
-use model::plan::{Buf, Cache, CacheDecl, Elem, Norm, Op, Plan, ValidPlan, Weight, memory};
+use model::plan::{Buf, Cache, CacheDecl, Elem, Norm, Op, Plan, State, ValidPlan, Weight, memory};
 
 use super::kernels::{ActsShared, Col, Kernels, Scratch};
 use super::mem::{Arena, PerWorker, View, zeroed};
 use super::ops::attention::{AttentionScratch, AttentionStep, SplitStates, UNIT_ROWS};
 use super::ops::causal_conv::CausalConvStep;
 use super::ops::decay_beta::DecayBetaStep;
-use super::ops::delta_net::DeltaNetStep;
+use super::ops::delta_net::{DeltaNetStep, kept_per_draft};
 use super::ops::experts::{ExpertLists, ExpertMats};
 use super::ops::head_linear;
 use super::ops::kv_append::CacheView;
@@ -50,7 +50,7 @@ pub fn compile(
     let bufs = Arena::new("step buffers", placement.bytes)?;
     let spare = Arena::new("step buffers", needs.spare.saturating_mul(4))?;
     let (cache_arena, caches) = caches(plan, limits, half)?;
-    let states = States::new(&plan.states, limits.n_states)?;
+    let states = States::new(&plan.states, &needs.kept, limits.n_states)?;
 
     let lower = Lower { plan, weights: &weights, bufs: &bufs, placement: &placement, spare: &spare, states: &states };
     let mut ops = (0..plan.ops.len()).map(|i| lower.op(i)).collect::<Result<Vec<_>, _>>()?;
@@ -81,7 +81,8 @@ pub fn compile(
         workers: PerWorker::new(pool.threads(), || {
             let attention = AttentionScratch::new(unit_rows, needs.d_k, needs.d_v)?;
             let rows = zeroed("rows of a head", head_linear::ROWS.saturating_mul(head_linear::stride(needs.head_row)))?;
-            Ok::<_, CompileError>(Worker { kernel: Scratch::default(), attention, rows })
+            let tried = zeroed("drafts of a delta net", if limits.max_draft > 0 { needs.d_key * 16 } else { 0 })?;
+            Ok::<_, CompileError>(Worker { kernel: Scratch::default(), attention, rows, tried })
         })?,
         lists: ExpertLists::new(needs.n_expert, needs.pairs),
         split: SplitStates::new(pool.threads(), unit_rows, needs.d_v)?,
@@ -108,6 +109,10 @@ struct Needs {
     head_cols: usize,
     /// Longest row of a transposed one.
     head_row: usize,
+    /// Numbers that each state keeps of a chunk's drafts, `[states]`.
+    kept: Vec<usize>,
+    /// Longest key of a delta net.
+    d_key: usize,
     /// Most query heads of a kv head.
     group: usize,
     d_k: usize,
@@ -124,6 +129,8 @@ impl Needs {
             spare: 0,
             head_cols: 0,
             head_row: 0,
+            kept: vec![0; plan.states.len()],
+            d_key: 0,
             group: 1,
             d_k: plan.caches.iter().map(|c| c.d_k).max().unwrap_or(0),
             d_v: plan.caches.iter().map(|c| c.d_v).max().unwrap_or(0),
@@ -157,6 +164,11 @@ impl Needs {
                     n.input(plan, *x, rows(*x), *w);
                     n.head_cols = n.head_cols.max(rows(*x).saturating_mul(plan.weight(*w).shape[0]));
                 }
+                Op::CausalConv { x, state, .. } => n.keep(*state, plan.buf(*x).width, limits),
+                Op::DeltaNet { state, heads, .. } => {
+                    n.keep(*state, kept_per_draft(*heads), limits);
+                    n.d_key = n.d_key.max(heads.d_k);
+                }
                 Op::Attention { cache, n_head, .. } => n.group = n.group.max(n_head / plan.cache(*cache).n_kv),
                 Op::Embed { .. }
                 | Op::RmsNorm { .. }
@@ -167,8 +179,6 @@ impl Needs {
                 | Op::GatedAct { .. }
                 | Op::Add { .. }
                 | Op::KvAppend { .. }
-                | Op::CausalConv { .. }
-                | Op::DeltaNet { .. }
                 | Op::Route { .. }
                 | Op::Combine { .. }
                 | Op::Select { .. }
@@ -187,6 +197,10 @@ impl Needs {
     fn acts(&self) -> Result<[ActsShared; N_KINDS], CompileError> {
         let acts = |n: usize| ActsShared::new(1, n.next_multiple_of(256) + 1024);
         Ok([acts(self.acts[0])?, acts(self.acts[1])?, acts(self.acts[2])?, acts(self.acts[3])?])
+    }
+
+    fn keep(&mut self, state: State, per_draft: usize, limits: Limits) {
+        self.kept[state.0 as usize] = per_draft.saturating_mul(limits.max_draft);
     }
 
     fn input(&mut self, plan: &Plan, x: Buf, rows: usize, w: Weight) {

@@ -349,6 +349,9 @@ pub fn model(s: Shape) -> (Plan, Arc<Checkpoint>) {
     m.finish(s.fused)
 }
 
+/// Maximum number of drafts in a chunk.
+pub const MAX_DRAFT: usize = 5;
+
 /// Up to three sequences in one program, each with pages that lie about.
 pub struct Session {
     pub program: Box<dyn Program>,
@@ -379,7 +382,8 @@ impl Session {
             n_pages: 3 * each as usize,
             max_positions,
             n_window_pages: 3 * ring,
-            n_states: 3,
+            n_states: 4,
+            max_draft: MAX_DRAFT,
         };
         let plan = ValidPlan::new(plan.clone()).unwrap();
         let program = backend.compile(&plan, weights.clone(), limits).unwrap();
@@ -394,6 +398,26 @@ impl Session {
         }
     }
 
+    /// Runs one step of `(sequence, tokens, drafts)`, commits the drafts that are to be accepted, and returns the logits of all
+    /// tokens and drafts, one sequence after the other.
+    pub fn step_with_drafts(&mut self, parts: &[(usize, &[u32], &[u32])], accepted: &[usize]) -> Vec<f32> {
+        self.batch.clear();
+        for &(s, tokens, drafts) in parts {
+            self.push(s, tokens, tokens.len() + drafts.len());
+            self.batch.push_drafts(drafts);
+        }
+        let out = self.program.step(&self.batch).unwrap();
+        assert!(out.faults.is_empty());
+        let logits = out.logits.to_vec();
+        for (&(s, tokens, drafts), &n) in parts.iter().zip(accepted) {
+            self.n_past[s] += tokens.len() + n;
+            if !drafts.is_empty() {
+                self.program.commit(s as u32, n);
+            }
+        }
+        logits
+    }
+
     /// Runs one step of `(sequence, tokens)` and returns the logits of all tokens.
     pub fn step(&mut self, parts: &[(usize, &[u32])]) -> &[f32] {
         let out = self.step_with_faults(parts);
@@ -405,17 +429,22 @@ impl Session {
     pub fn step_with_faults(&mut self, parts: &[(usize, &[u32])]) -> Output<'_> {
         self.batch.clear();
         for &(s, tokens) in parts {
-            let pos = self.n_past[s];
-            let first_window_block = self.program.kinds().first_window_block(pos);
-            self.window_pages.clear();
-            let blocks = first_window_block..(pos + tokens.len()).div_ceil(PAGE);
-            self.window_pages.extend(blocks.map(|block| (3 * (block % self.ring) + s) as u32));
-            let (pages, window_pages) = (&self.pages[s][..], &self.window_pages[..]);
-            let tables = Tables { pages, window_pages, first_window_block, state: s as u32 };
-            self.batch.push(tokens, pos, tables, 0..tokens.len());
+            self.push(s, tokens, tokens.len());
             self.n_past[s] += tokens.len();
         }
         self.program.step(&self.batch).unwrap()
+    }
+
+    /// Adds a chunk of a sequence with window pages for `n` tokens.
+    fn push(&mut self, s: usize, tokens: &[u32], n: usize) {
+        let pos = self.n_past[s];
+        let first_window_block = self.program.kinds().first_window_block(pos);
+        self.window_pages.clear();
+        let blocks = first_window_block..(pos + n).div_ceil(PAGE);
+        self.window_pages.extend(blocks.map(|block| (3 * (block % self.ring) + s) as u32));
+        let (pages, window_pages) = (&self.pages[s][..], &self.window_pages[..]);
+        let tables = Tables { pages, window_pages, first_window_block, state: s as u32 };
+        self.batch.push(tokens, pos, tables, 0..tokens.len());
     }
 }
 

@@ -382,7 +382,15 @@ pub fn engine_of(kinds: Kinds, limits: Limits, options: Options, trouble: Troubl
 
 /// Limits with room for everything.
 pub fn roomy() -> Limits {
-    Limits { max_tokens: 512, max_outputs: 16, n_pages: 64, max_positions: 1024, n_window_pages: 64, n_states: 32 }
+    Limits {
+        max_tokens: 512,
+        max_outputs: 16,
+        n_pages: 64,
+        max_positions: 1024,
+        n_window_pages: 64,
+        n_states: 32,
+        max_draft: 0,
+    }
 }
 
 /// Steps until nothing is left, and audits after every step; returns all events.
