@@ -116,9 +116,9 @@ pub struct Chunk {
     /// Slot of the sequence's recurrent state, which stands at `pos` and is moved past the chunk; a chunk at position 0
     /// starts from zeros, whatever the slot held. Means nothing where the plan has no states.
     pub state: u32,
-    /// Number of tokens at the chunk's end that are drafts: guesses of what follows, which are computed like all others, but
-    /// leave the state where it stands before them until [`crate::Program::commit`] says how many were right. Fewer than
-    /// `len`, at most [`Limits::max_draft`].
+    /// Number of tokens at the chunk's end that are drafts: guesses of what follows, which are computed like all
+    /// others, but leave the state where it stands before them until [`crate::Program::commit`] says how many were
+    /// right. Fewer than `len`, at most [`Limits::max_draft`].
     pub n_draft: u32,
 }
 

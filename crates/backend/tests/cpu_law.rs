@@ -160,8 +160,8 @@ fn instruction_sets_threads_chunks_and_company_change_no_bit() {
     }
 }
 
-/// Drafts that are right, wrong and right up to a point, in chunks of one token and of many, across the ends of pages and
-/// behind copies of states: whatever was accepted, every row has the bits of a run without drafts.
+/// Drafts that are right, wrong and right up to a point, in chunks of one token and of many, across the ends of pages
+/// and behind copies of states: whatever was accepted, every row has the bits of a run without drafts.
 #[test]
 fn drafts_change_no_bit() {
     let windowed = Shape { forgets: true, ..SHAPES[2] };

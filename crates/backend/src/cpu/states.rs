@@ -1,8 +1,9 @@
 //! Recurrent states: slots of memory that ops read and move on, cleared at a sequence's start, copied for checkpoints.
 //!
-//! A slot holds all states of the plan one after the other, so that a checkpoint is one copy. Behind each state there is room
-//! for what its op keeps of a step's drafts. Accepted drafts are not computed when they are committed: the op does it when it
-//! next reads the state, which costs no pass through memory of its own. What the numbers mean is the ops' own affair.
+//! A slot holds all states of the plan one after the other, so that a checkpoint is one copy. Behind each state there
+//! is room for what its op keeps of a step's drafts. Accepted drafts are not computed when they are committed: the op
+//! does it when it next reads the state, which costs no pass through memory of its own. What the numbers mean is the
+//! ops' own affair.
 
 use std::ops::Range;
 
@@ -39,7 +40,8 @@ unsafe impl Send for StateView {}
 unsafe impl Sync for StateView {}
 
 impl States {
-    /// Memory for `n_slots` slots, and where each state lies in it; `kept` numbers behind each state are for its drafts.
+    /// Memory for `n_slots` slots, and where each state lies in it; `kept` numbers behind each state are for its
+    /// drafts.
     pub fn new(decls: &[StateDecl], kept: &[usize], n_slots: usize) -> Result<States, CompileError> {
         let what = "recurrent states";
         let (mut slot_bytes, mut first) = (Some(0usize), Vec::with_capacity(decls.len()));
@@ -101,7 +103,8 @@ impl States {
         }
     }
 
-    /// Copies a slot to another, with its accepted drafts. Panics where there is no such slot, or it has uncommitted drafts.
+    /// Copies a slot to another, with its accepted drafts. Panics where there is no such slot, or it has uncommitted
+    /// drafts.
     pub fn copy(&mut self, pool: &mut Pool, from: u32, to: u32) {
         let n_slots = self.accepted.len();
         for slot in [from, to] {

@@ -207,8 +207,8 @@ impl Interpreter {
         &mut self.states[state.0 as usize][slot as usize * n..][..n]
     }
 
-    /// Computes a chunk by `step`, which takes some of the step's tokens and moves a state past them. Drafts move a copy, which
-    /// is kept after each of them.
+    /// Computes a chunk by `step`, which takes some of the step's tokens and moves a state past them. Drafts move a
+    /// copy, which is kept after each of them.
     fn over_state(&mut self, state: State, c: &Chunk, step: impl Fn(Range<usize>, &mut [f32]) -> Vec<f32>) -> Vec<f32> {
         let (first, end) = (c.first as usize, (c.first + c.len) as usize);
         let drafts = end - c.n_draft as usize;

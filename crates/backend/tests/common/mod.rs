@@ -398,8 +398,8 @@ impl Session {
         }
     }
 
-    /// Runs one step of `(sequence, tokens, drafts)`, commits the drafts that are to be accepted, and returns the logits of all
-    /// tokens and drafts, one sequence after the other.
+    /// Runs one step of `(sequence, tokens, drafts)`, commits the drafts that are to be accepted, and returns the
+    /// logits of all tokens and drafts, one sequence after the other.
     pub fn step_with_drafts(&mut self, parts: &[(usize, &[u32], &[u32])], accepted: &[usize]) -> Vec<f32> {
         self.batch.clear();
         for &(s, tokens, drafts) in parts {

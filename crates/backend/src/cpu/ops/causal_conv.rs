@@ -50,7 +50,8 @@ fn channels_lanes<L: Lanes>(s: &CausalConvStep, chunk: Chunk, accepted: usize, c
     let part = |row: usize| row * d + channels.start..row * d + channels.end;
     // The state moves past the accepted drafts: up, so what is read lies behind what is written.
     for i in 0..if accepted > 0 { old } else { 0 } {
-        // SAFETY: the chunk's slot is in the batch and has kept this many drafts; these channels are this region's alone.
+        // SAFETY: the chunk's slot is in the batch and has kept this many drafts; these channels are this region's
+        // alone.
         unsafe {
             let from = match (i + accepted).checked_sub(old) {
                 Some(draft) => s.state.kept(chunk.state, part(draft)),

@@ -150,8 +150,9 @@ fn columns<L: Lanes, const WHOLE: bool>(s: &DeltaNetStep, piece: &mut Piece<'_>,
             tried.copy_from_slice(whole);
             state = tried.as_mut_ptr();
         }
-        // SAFETY: rows of the step and accepted drafts of the slot, which nobody writes meanwhile. Every `i` is below `d_k`,
-        // the length of q and k and of the state, whose rows are this piece's; the columns of the output are too.
+        // SAFETY: rows of the step and accepted drafts of the slot, which nobody writes meanwhile. Every `i` is below
+        // `d_k`, the length of q and k and of the state, whose rows are this piece's; the columns of the output are
+        // too.
         unsafe {
             let (k, v, g, beta) = match t.checked_sub(accepted) {
                 None => split(s, s.state.kept(chunk.state, t * n_kept..(t + 1) * n_kept)),
