@@ -118,6 +118,10 @@ pub struct Chunk {
     /// Slot of the sequence's recurrent state. It covers the positions before `pos`; the step advances it past the
     /// chunk. A chunk at position 0 starts from zeros. Ignored where the plan has no states.
     pub state: u32,
+    /// Number of tokens at the chunk's end that are drafts: guesses of what follows, which are computed like all
+    /// others, but leave the state where it stands before them until [`crate::Program::commit`] says how many were
+    /// right. Fewer than `len`, at most [`Limits::max_draft`].
+    pub n_draft: u32,
 }
 
 /// Memory of a sequence.
@@ -197,11 +201,23 @@ impl Batch {
             n_window_pages: window_pages.len() as u32,
             first_window_block: first_window_block as u32,
             state,
+            n_draft: 0,
         });
         self.tokens.extend_from_slice(tokens);
         self.pages.extend_from_slice(pages);
         self.window_pages.extend_from_slice(window_pages);
         self.rows.extend(rows.into_iter().map(|r| first + r as u32));
+        self.asks.resize(self.rows.len(), Ask::Logits);
+    }
+
+    /// Appends drafts to the last chunk, whose pages have room for them. The logits of all their rows are asked for.
+    pub fn push_drafts(&mut self, drafts: &[u32]) {
+        let Some(chunk) = self.chunks.last_mut() else { return };
+        let first = chunk.first + chunk.len;
+        chunk.len += drafts.len() as u32;
+        chunk.n_draft += drafts.len() as u32;
+        self.tokens.extend_from_slice(drafts);
+        self.rows.extend((0..drafts.len() as u32).map(|i| first + i));
         self.asks.resize(self.rows.len(), Ask::Logits);
     }
 
@@ -268,6 +284,10 @@ impl Batch {
                     "chunk {i} starts at token {} with {} tokens, expected start {next}",
                     c.first, c.len
                 ));
+            }
+            if c.n_draft >= c.len || c.n_draft as usize > limits.max_draft {
+                let max = limits.max_draft;
+                return bad(format!("chunk {i} has {} drafts among {} tokens, the limit is {max}", c.n_draft, c.len));
             }
             if end > limits.max_positions {
                 return bad(format!("chunk {i} ends at position {end}, the limit is {}", limits.max_positions));
@@ -373,8 +393,15 @@ impl Batch {
 mod tests {
     use super::*;
 
-    const LIMITS: Limits =
-        Limits { max_tokens: 200, max_outputs: 4, n_pages: 16, max_positions: 400, n_window_pages: 9, n_states: 3 };
+    const LIMITS: Limits = Limits {
+        max_tokens: 200,
+        max_outputs: 4,
+        n_pages: 16,
+        max_positions: 400,
+        n_window_pages: 9,
+        n_states: 3,
+        max_draft: 2,
+    };
 
     /// Chunks as (tokens, position, pages).
     fn check(chunks: &[(usize, usize, &[u32])]) -> Result<(), StepError> {
@@ -402,6 +429,25 @@ mod tests {
             let expected = why.map_or(Ok(()), |why| Err(StepError::Batch(why.into())));
             let kinds = Kinds { state, ..Kinds::default() };
             assert_eq!(batch.check(LIMITS, kinds, 1), expected, "{slots:?}");
+        }
+    }
+
+    #[test]
+    fn drafts_follow_a_token_and_are_few() {
+        let cases: &[(usize, usize, Option<&str>)] = &[
+            (1, 0, None),
+            (1, 2, None),
+            (2, 1, None),
+            (1, 3, Some("chunk 0 has 3 drafts among 4 tokens, the limit is 2")),
+            (0, 1, Some("chunk 0 has 1 drafts among 1 tokens, the limit is 2")),
+        ];
+        for &(n, n_draft, why) in cases {
+            let mut batch = Batch::default();
+            batch.push(&vec![0; n], 0, Tables { pages: &[0], ..Tables::default() }, n.checked_sub(1));
+            batch.push_drafts(&vec![0; n_draft]);
+            assert_eq!(batch.rows.len(), n.min(1) + n_draft);
+            let expected = why.map_or(Ok(()), |why| Err(StepError::Batch(why.into())));
+            assert_eq!(batch.check(LIMITS, Kinds::default(), 1), expected, "{n} tokens, {n_draft} drafts");
         }
     }
 

@@ -5,6 +5,7 @@
 pub mod batch;
 pub mod cpu;
 pub mod footprint;
+mod drafts;
 pub mod pick;
 pub mod reference;
 pub mod residency;
@@ -69,6 +70,9 @@ pub struct Limits {
     pub n_window_pages: usize,
     /// Slots for recurrent states, of running sequences and of checkpoints.
     pub n_states: usize,
+    /// Maximum number of draft tokens in a chunk ([`Chunk::n_draft`]). 0 costs nothing; more make a slot larger where a
+    /// plan has states, and each of the drafts wants a row of `max_outputs`.
+    pub max_draft: usize,
 }
 
 /// The kinds of memory that a sequence of a plan takes, besides the pages that hold all its positions.
@@ -162,6 +166,21 @@ pub trait Program: Send {
     /// # Panics
     /// When a slot is not below [`Limits::n_states`].
     fn copy_state(&mut self, from: u32, to: u32);
+
+    /// Moves the recurrent states of a slot past the first `n_accepted` drafts of its last step, to the bits that a
+    /// step of these tokens without drafts leaves; the other drafts are forgotten. It costs next to nothing: a program
+    /// may do the work as part of the slot's next step.
+    ///
+    /// A step with drafts must be followed by this call, with 0 too, before the slot is read again: a step that goes on
+    /// from it is refused until then. Chunks at position 0 and copies to the slot start it anew and need no call.
+    /// Caches need none either: later steps overwrite the positions of drafts that were not accepted.
+    ///
+    /// # Panics
+    /// When the slot has no uncommitted drafts or fewer than `n_accepted`: a mistake of the caller. So is a call to a
+    /// program that was compiled for no drafts.
+    fn commit(&mut self, slot: u32, n_accepted: usize) {
+        unreachable!("state {slot}: {n_accepted} drafts accepted of a program that takes none");
+    }
 
     /// The routers of the plan, in order of layers; none where no layer has experts.
     fn routers(&self) -> &[RouterInfo] {

@@ -7,6 +7,7 @@ mod common;
 use backend::cpu::{CacheType, Isa};
 use backend::reference::Reference;
 use common::backends::{self, Row, cpu_with, isas};
+use common::session::MAX_DRAFT;
 use common::{BAD, N_VOCAB, PLAIN, Session, Shape, model, tokens};
 use model::plan::{DeltaHeads, Gate, RopePairing, Sharing};
 use quant::WeightType::*;
@@ -199,6 +200,101 @@ fn instruction_sets_and_threads_change_no_bit() {
                 }
                 same(&logits, &whole, &format!("{isa}, {threads} threads, chunks {chunks:?}, {shape:?}"));
             }
+        }
+    }
+}
+
+/// Drafts that are right, wrong and right up to a point, in chunks of one token and of many, across the ends of pages
+/// and behind copies of states: whatever was accepted, every row has the bits of a run without drafts.
+#[test]
+fn drafts_change_no_bit() {
+    let windowed = Shape { forgets: true, ..SHAPES[2] };
+    for (i, shape) in DELTA.into_iter().chain([PLAIN, windowed]).enumerate() {
+        let model = model(shape);
+        let (prompt, other) = (tokens(150, 9), tokens(60, 10));
+        let mut backends: Vec<Box<dyn Backend>> = vec![];
+        for (isa, threads) in isas().zip(1..) {
+            backends.push(Box::new(cpu_with(isa, 1 + (threads + i) % 3, CacheType::F16)));
+        }
+        if i < 2 {
+            backends.push(Box::new(Reference));
+        }
+        for backend in backends {
+            let mut plain = Session::new(&*backend, &model, 160);
+            let whole = plain.step(&[(0, &prompt)]).to_vec();
+            let other_whole = plain.step(&[(1, &other)]).to_vec();
+            let mut session = Session::new(&*backend, &model, 160);
+            let (mut at, mut other_at, mut round) = (0, 0, 0);
+            while at < prompt.len() - 12 {
+                let n = [1, 1, 4, 1, 2, 7][round % 6];
+                let n_draft = [3, 0, MAX_DRAFT, 1, 2][round % 5];
+                let n_right = [0, 2, MAX_DRAFT, 1, 3, 1, 4][round % 7].min(n_draft);
+                // The sampler may stop before a draft that is right.
+                let n_accepted = n_right.saturating_sub(usize::from(round % 4 == 3));
+                let mut drafts = prompt[at + n..at + n + n_draft].to_vec();
+                drafts[n_right..].iter_mut().for_each(|token| *token = (*token + 1) % BAD);
+                let n_other = (other.len() - other_at - 1).min(2);
+                let parts = [
+                    (
+                        1,
+                        &other[other_at..other_at + 1 + n_other / 2],
+                        &other[other_at + 1 + n_other / 2..][..n_other / 2],
+                    ),
+                    (0, &prompt[at..at + n], &drafts[..]),
+                ];
+                let is_with = other_at + 2 < other.len();
+                let parts = if is_with { &parts[..] } else { &parts[1..] };
+                let accepted = if is_with { &[0, n_accepted][..] } else { &[n_accepted] };
+                let logits = session.step_with_drafts(parts, accepted);
+                let what = format!("{}, round {round}, token {at}, {shape:?}", backend.name());
+                let skip = if is_with { (1 + n_other / 2 * 2) * N_VOCAB } else { 0 };
+                if is_with {
+                    same(&logits[..skip], &other_whole[other_at * N_VOCAB..][..skip], &what);
+                    other_at += 1 + n_other / 2;
+                }
+                // Rows up to the last right draft.
+                let n_rows = n + n_right;
+                same(&logits[skip..][..n_rows * N_VOCAB], &whole[at * N_VOCAB..][..n_rows * N_VOCAB], &what);
+                at += n + n_accepted;
+                if shape.delta.is_some() && round % 5 == 2 {
+                    // Away and back: a copy takes the accepted drafts along.
+                    session.program.copy_state(0, 3);
+                    session.program.copy_state(2, 0);
+                    session.program.copy_state(3, 0);
+                }
+                round += 1;
+            }
+            assert!(round > 20 && other_at > 20);
+        }
+    }
+}
+
+#[test]
+fn states_wait_for_their_drafts() {
+    let model = model(DELTA[1]);
+    let backends: [&dyn Backend; 2] = [&cpu_with(Isa::best(), 2, CacheType::F32), &Reference];
+    for backend in backends {
+        let mut session = Session::new(backend, &model, 64);
+        session.batch.clear();
+        let tables = |state| backend::Tables { pages: &[0, 1], state, ..Default::default() };
+        session.batch.push(&[1, 2], 0, tables(1), [1]);
+        session.batch.push_drafts(&[3, 4]);
+        session.program.step(&session.batch).unwrap();
+        session.batch.clear();
+        session.batch.push(&[3], 2, tables(1), [0]);
+        let why = "chunk 0 goes on from state 1, whose drafts are not committed";
+        let refused = session.program.step(&session.batch).err();
+        assert_eq!(refused, Some(backend::StepError::Batch(why.into())), "{}", backend.name());
+        session.program.commit(1, 0);
+        assert!(session.program.step(&session.batch).is_ok());
+        // Nothing waits where a sequence starts anew.
+        for pos in [3, 0, 1] {
+            session.batch.clear();
+            session.batch.push(&[5], pos, tables(1), [0]);
+            if pos == 3 {
+                session.batch.push_drafts(&[6]);
+            }
+            assert!(session.program.step(&session.batch).is_ok(), "{pos}");
         }
     }
 }

@@ -60,8 +60,15 @@ enum Came {
 }
 
 const PROMPT: [u32; 5] = [3, 1, 4, 1, 5];
-const LIMITS: Limits =
-    Limits { max_tokens: 5, max_outputs: 2, n_pages: 2, max_positions: 40, n_window_pages: 2, n_states: 2 };
+const LIMITS: Limits = Limits {
+    max_tokens: 5,
+    max_outputs: 2,
+    n_pages: 2,
+    max_positions: 40,
+    n_window_pages: 2,
+    n_states: 2,
+    max_draft: 0,
+};
 
 /// The whole road.
 fn survive(bytes: Vec<u8>) -> Came {

@@ -7,6 +7,9 @@ use backend::{Backend, Batch, CompileError, Kinds, Limits, Output, PAGE, Program
 use checkpoint::Checkpoint;
 use model::plan::{Plan, ValidPlan};
 
+/// Maximum number of drafts in a chunk.
+pub const MAX_DRAFT: usize = 5;
+
 /// Slots of recurrent state in a session: one a sequence, and spare ones for copies.
 const N_STATES: usize = 5;
 
@@ -53,6 +56,7 @@ impl Session {
             max_positions,
             n_window_pages: 3 * ring,
             n_states: N_STATES,
+            max_draft: MAX_DRAFT,
         };
         let program = backend.compile(&ValidPlan::new(plan.clone())?, weights.clone(), limits)?;
         let pages = (0..3).map(|s| (0..each).rev().map(|p| 3 * p + s).collect()).collect();
@@ -83,18 +87,43 @@ impl Session {
     pub fn step_rows(&mut self, parts: &[(usize, &[u32])], wanted: impl Fn(usize) -> bool) -> Output<'_> {
         self.batch.clear();
         for &(s, tokens) in parts {
-            let pos = self.n_past[s];
-            let first_window_block = self.program.kinds().first_window_block(pos);
-            self.window_pages.clear();
-            let blocks = first_window_block..(pos + tokens.len()).div_ceil(PAGE);
-            self.window_pages.extend(blocks.map(|block| (3 * (block % self.ring) + s) as u32));
-            let (pages, window_pages) = (&self.pages[s][..], &self.window_pages[..]);
-            let tables = Tables { pages, window_pages, first_window_block, state: self.slots[s] };
-            let first = self.batch.tokens.len();
-            self.batch.push(tokens, pos, tables, (0..tokens.len()).filter(|i| wanted(first + i)));
+            self.push(s, tokens, tokens.len(), &wanted);
             self.n_past[s] += tokens.len();
         }
         self.program.step(&self.batch).unwrap()
+    }
+
+    /// Runs one step of `(sequence, tokens, drafts)`, commits the drafts that are to be accepted, and returns the
+    /// logits of all tokens and drafts, one sequence after the other.
+    pub fn step_with_drafts(&mut self, parts: &[(usize, &[u32], &[u32])], accepted: &[usize]) -> Vec<f32> {
+        self.batch.clear();
+        for &(s, tokens, drafts) in parts {
+            self.push(s, tokens, tokens.len() + drafts.len(), &|_| true);
+            self.batch.push_drafts(drafts);
+        }
+        let out = self.program.step(&self.batch).unwrap();
+        assert!(out.faults.is_empty());
+        let logits = out.logits.to_vec();
+        for (&(s, tokens, drafts), &n) in parts.iter().zip(accepted) {
+            self.n_past[s] += tokens.len() + n;
+            if !drafts.is_empty() {
+                self.program.commit(self.slots[s], n);
+            }
+        }
+        logits
+    }
+
+    /// Adds a chunk of a sequence with window pages for `n` tokens.
+    fn push(&mut self, s: usize, tokens: &[u32], n: usize, wanted: &dyn Fn(usize) -> bool) {
+        let pos = self.n_past[s];
+        let first_window_block = self.program.kinds().first_window_block(pos);
+        self.window_pages.clear();
+        let blocks = first_window_block..(pos + n).div_ceil(PAGE);
+        self.window_pages.extend(blocks.map(|block| (3 * (block % self.ring) + s) as u32));
+        let (pages, window_pages) = (&self.pages[s][..], &self.window_pages[..]);
+        let tables = Tables { pages, window_pages, first_window_block, state: self.slots[s] };
+        let first = self.batch.tokens.len();
+        self.batch.push(tokens, pos, tables, (0..tokens.len()).filter(|i| wanted(first + i)));
     }
 }
 

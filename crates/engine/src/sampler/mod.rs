@@ -303,13 +303,20 @@ impl Sampler {
         self.history.push(token);
     }
 
-    /// Number of best logits of the next row that lead to the same choice as the whole row, and to the
-    /// log-probabilities of the `logprobs` best tokens; `None` when the whole row is needed. Appends to `listed`,
-    /// sorted, the further tokens whose logits are needed: those that a bias or a penalty may change.
+    /// Number of best logits of the row behind `drafts`, tokens that may be accepted before it, that lead to the same
+    /// choice as the whole row, and to the log-probabilities of the `logprobs` best tokens; `None` when the whole row is
+    /// needed. Appends to `listed`, sorted, the further tokens whose logits are needed: those that a bias or a penalty
+    /// may change.
     ///
     /// Exact: a listed token is always among the candidates, and enough others are left for [`Stage::TopK`], which
     /// later steps do not see past. Other chains need the whole distribution first.
-    pub fn needs(&self, logprobs: Option<usize>, n_vocab: usize, listed: &mut Vec<u32>) -> Option<usize> {
+    pub fn needs(
+        &self,
+        drafts: &[u32],
+        logprobs: Option<usize>,
+        n_vocab: usize,
+        listed: &mut Vec<u32>,
+    ) -> Option<usize> {
         let p = &self.params;
         let lists = |stage: &Stage| matches!(stage, Stage::Penalties | Stage::Dry);
         let n_kept = match self.chain.iter().find(|stage| !lists(stage)) {
@@ -322,7 +329,8 @@ impl Sampler {
         listed.extend(p.logit_bias.iter().map(|&(id, _)| id));
         for stage in self.chain.iter().filter(|stage| lists(stage)) {
             let last_n = if *stage == Stage::Dry { p.dry_last_n } else { p.penalty_last_n };
-            listed.extend_from_slice(self.tail(last_n));
+            listed.extend_from_slice(self.tail(last_n.saturating_sub(drafts.len())));
+            listed.extend_from_slice(&drafts[drafts.len().saturating_sub(last_n)..]);
         }
         listed[start..].sort_unstable();
         let mut kept = start;

@@ -61,7 +61,7 @@ proptest! {
             let wanted = whole.sample(&logits);
             let mut batch = backend::Batch::default();
             batch.push(&[0], 0, backend::Tables::default(), [0]);
-            let Some(n) = best.needs(logprobs, n_vocab, &mut batch.listed) else { continue };
+            let Some(n) = best.needs(&[], logprobs, n_vocab, &mut batch.listed) else { continue };
             n_best += 1;
             batch.asks[0] = backend::Ask::Best {
                 n: n as u32,
@@ -103,7 +103,7 @@ fn whole_rows_are_asked_for_where_they_matter() {
     ];
     for (params, wanted) in cases {
         let mut listed = vec![9];
-        let found = Sampler::new(params.clone()).unwrap().needs(None, 200_000, &mut listed);
+        let found = Sampler::new(params.clone()).unwrap().needs(&[], None, 200_000, &mut listed);
         assert_eq!(found, wanted, "{params:?}");
         assert_eq!(listed, if wanted == Some(42) { vec![9, 3, 7] } else { vec![9] });
     }
@@ -531,5 +531,24 @@ proptest! {
         (p.top_k, p.min_keep, p.mirostat) = (1, 0, Mirostat::Off);
         let want = Sampler::new(SamplerParams::greedy()).unwrap().sample(&logits);
         prop_assert_eq!(Sampler::new(p).unwrap().sample(&logits), want);
+    }
+}
+
+/// What is asked of a row behind drafts is what would be asked if they were accepted.
+#[test]
+fn drafts_are_listed_as_if_accepted() {
+    for (penalty_last_n, dry_last_n) in [(1, 0), (3, 2), (5, 40), (64, 7)] {
+        let p = SamplerParams { penalty_repeat: 1.3, penalty_last_n, dry_multiplier: 0.5, dry_last_n, ..params() };
+        let mut now = Sampler::new(SamplerParams { top_k: 9, ..p }).unwrap();
+        (0..12).for_each(|i| now.accept(i * 7 % 30));
+        let drafts = [40, 3, 41, 40, 42, 5, 43];
+        let mut later = now.clone();
+        for n in 0..=drafts.len() {
+            let (mut found, mut wanted) = (vec![99], vec![99]);
+            let asked = now.needs(&drafts[..n], None, 1000, &mut found);
+            assert_eq!(asked, later.needs(&[], None, 1000, &mut wanted), "{n} drafts");
+            assert_eq!(found, wanted, "{n} drafts, {penalty_last_n} and {dry_last_n} tokens");
+            drafts[n..].iter().take(1).for_each(|&token| later.accept(token));
+        }
     }
 }
