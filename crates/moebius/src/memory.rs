@@ -19,8 +19,8 @@ const MIN_CHECKPOINTS: usize = 4;
 const MAX_CHECKPOINTS: usize = 64;
 /// The share of the room that checkpoints of one kind may take.
 const CHECKPOINT_SHARE: usize = 16;
-/// What the process takes later on besides the program: pages of its own code, stacks, requests, the engine's tables.
-const LATER_BYTES: usize = 8 << 20;
+/// What the process takes later on besides the program: pages of its own code, stacks, the engine's tables.
+const LATER_BYTES: usize = 4 << 20;
 /// Likewise for each token of the vocabulary: samplers, and the automaton of structured output.
 const LATER_BYTES_PER_TOKEN: usize = 64;
 
@@ -39,11 +39,12 @@ pub enum Budget {
 }
 
 impl Budget {
-    /// The budget of a process that has loaded what it needs besides the program.
-    pub fn new(memory: Option<usize>, plan: &ValidPlan) -> Budget {
+    /// The budget of a process that has loaded what it needs besides the program, and keeps `requests` bytes for what
+    /// comes in.
+    pub fn new(memory: Option<usize>, plan: &ValidPlan, requests: usize) -> Budget {
         match memory {
             Some(bytes) => {
-                let later = LATER_BYTES + plan.n_vocab * LATER_BYTES_PER_TOKEN;
+                let later = LATER_BYTES + plan.n_vocab * LATER_BYTES_PER_TOKEN + requests;
                 Budget::Promise { bytes, overhead: machine::resident_memory().unwrap_or(0).saturating_add(later) }
             }
             // An eighth is left to others.
