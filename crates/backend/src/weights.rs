@@ -1,5 +1,4 @@
-//! Finds the rows of a plan's weights in a checkpoint, whatever file they come from: as extents of files, and as bytes
-//! where those are mapped. Knows no op and no kernel.
+//! Finds the rows of a plan's weights in a checkpoint of any kind. Knows no op and no kernel.
 
 use checkpoint::{Checkpoint, Extents, TensorInfo};
 use model::plan::{Read, Source, WeightDecl};

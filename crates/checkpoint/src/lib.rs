@@ -1,11 +1,9 @@
-//! Model files: one [`Checkpoint`] whatever the file kind, headers read and validated, weights untouched.
+//! Model files: one [`Checkpoint`] for every file kind, headers read and validated, weights mapped and untouched.
 //!
 //! A checkpoint is a GGUF file (or the parts of one) or a folder of `config.json` and safetensors files, as Hugging
-//! Face and MLX write them. Files are hostile input: every length, offset, type and count is checked against the
-//! bytes that are there before it is used. What a header makes this crate allocate is bounded by a small multiple of
-//! the header's own size, so a file that lies about its counts costs nothing. Headers and texts are copied; weights
-//! are mapped ([`Checkpoint::planes`]) or read on demand ([`File::read_at`]). This crate knows nothing of what a
-//! tensor is for.
+//! Face and MLX write them. Files are hostile input: every length, offset, type and count is checked against the bytes
+//! present before it is used. A header makes this crate allocate at most a small multiple of the header's own size, so
+//! false counts cost nothing. This crate does not know what a tensor is for.
 #![deny(unsafe_code)]
 
 mod bytes;
@@ -36,13 +34,13 @@ use bytes::Bytes;
 use error::printable;
 use quant::{PlaneBytes, Planes, WeightType};
 
-/// Where a tensor lies, as the header says and the checks have proved.
+/// Extent of a tensor, as the header states and the checks have proved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
     /// Name in the file, e.g. `blk.0.attn_q.weight`; 1 to 64 bytes in GGUF, to 256 in a folder.
     pub name: String,
     /// Shape, slowest axis first (GGUF stores it the other way round); 1 to 4 axes, none of them 0. Axes of length 1
-    /// stand as they do in the file. Of packed weights, the shape of the values and not of the words.
+    /// are kept as in the file. Of packed weights, the shape of the values, not of the words.
     pub shape: Vec<usize>,
     /// Weight type.
     pub dtype: WeightType,
@@ -50,11 +48,11 @@ pub struct TensorInfo {
     pub file: usize,
     /// First byte in that file.
     pub offset: usize,
-    /// Length in bytes; always `rows · dtype.row_bytes(last axis)`. Planes of scales and biases come on top.
+    /// Length in bytes; always `rows · dtype.row_bytes(last axis)`. Excludes the planes of scales and biases.
     pub len: usize,
-    /// Where the scales of a type in planes lie.
+    /// Extent of the scales of a type in planes.
     pub scales: Option<Extent>,
-    /// Where the biases of such a type lie, when it has some.
+    /// Extent of the biases of such a type, when it has any.
     pub biases: Option<Extent>,
 }
 
@@ -77,7 +75,7 @@ impl TensorInfo {
     }
 }
 
-/// A plane of a tensor: it may lie in another file than the rest.
+/// A plane of a tensor; it may be in another file than the packed values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// Which of the checkpoint's files.
@@ -138,13 +136,13 @@ impl Extents {
 pub struct Unreadable {
     /// Name in the file.
     pub name: String,
-    /// Type, as the file's format calls it.
+    /// Type, as the file's format names it.
     pub dtype: String,
-    /// Shape, slowest axis first, as far as it is known.
+    /// Shape, slowest axis first, as far as known.
     pub shape: Vec<usize>,
     /// Which of the checkpoint's files.
     pub file: usize,
-    /// Why, in words that follow the tensor's name.
+    /// The reason, in words that follow the tensor's name.
     pub why: String,
 }
 
@@ -160,7 +158,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Its name, for people.
+    /// Its name for display.
     pub fn name(self) -> &'static str {
         match self {
             Self::Gguf => "GGUF",
@@ -186,7 +184,7 @@ pub struct Checkpoint {
     folder: Option<folder::Folder>,
 }
 
-/// Where the tensor of a name stands in the lists.
+/// Index of the tensor of a name.
 #[derive(Clone, Copy, Debug)]
 enum Place {
     Tensor(usize),
@@ -215,7 +213,7 @@ impl Default for Open {
 /// Reads headers only, whatever the size of the weights.
 ///
 /// # Errors
-/// A file cannot be read, or anything in its header contradicts itself or the file's length.
+/// When a file cannot be read, or anything in its header contradicts itself or the file's length.
 pub fn open(path: &Path) -> Result<Checkpoint, Error> {
     open_with(path, Open::default())
 }
@@ -231,27 +229,32 @@ pub fn open_with(path: &Path, open: Open) -> Result<Checkpoint, Error> {
     }
 }
 
-/// Opens a model that is built into the program; `name` stands for it in errors. Fails as [`open`] does, and when the
-/// bytes do not begin at a multiple of 64: tensors must lie as aligned as in a mapped file.
+/// Opens a model that is built into the program; `name` is its name in errors.
+///
+/// # Errors
+/// As [`open`], and when the bytes do not begin at a multiple of 64: tensors must be as aligned as in a mapped file.
 pub fn from_static(name: &str, bytes: &'static [u8]) -> Result<Checkpoint, Error> {
     gguf::from_bytes(name, Bytes::Static(bytes))
 }
 
-/// Opens a model that was made in memory, by [`gguf::Writer`] say; `name` stands for it in errors. Fails as [`open`]
-/// does.
+/// Opens a model in memory, from [`gguf::Writer`] say; `name` is its name in errors.
+///
+/// # Errors
+/// As [`open`].
 pub fn from_bytes(name: &str, bytes: Vec<u8>) -> Result<Checkpoint, Error> {
     gguf::from_bytes(name, Bytes::aligned(bytes))
 }
 
-/// Opens a model folder that was made in memory, from the names and bytes of its files; `name` stands for the folder in
-/// errors. Fails as [`open`] does.
+/// Opens a model folder in memory, from the names and bytes of its files; `name` is the folder's name in errors.
+///
+/// # Errors
+/// As [`open`].
 pub fn from_files(name: &str, files: Vec<(&str, Vec<u8>)>) -> Result<Checkpoint, Error> {
     folder::from_files(name, files)
 }
 
 impl Checkpoint {
-    /// Puts the parts of a model together and maps its files if `open` says so; `files` and `tensors` come checked,
-    /// each tensor inside its file.
+    /// Builds a checkpoint; `files` and `tensors` come checked, each tensor inside its file.
     fn assemble(
         name: String,
         kind: Kind,
@@ -287,7 +290,7 @@ impl Checkpoint {
         Ok(Self { name, kind, files, meta, tensors, unreadable, by_name, folder })
     }
 
-    /// What the model is called in messages: the path it was opened at, or the name it was given.
+    /// The model's name in messages: the path it was opened at, or the name it was given.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -297,7 +300,7 @@ impl Checkpoint {
         self.kind
     }
 
-    /// The files that hold tensors, in the order that [`TensorInfo::file`] counts.
+    /// The files that hold tensors, in the order of [`TensorInfo::file`].
     pub fn files(&self) -> &[File] {
         &self.files
     }
@@ -308,8 +311,8 @@ impl Checkpoint {
     }
 
     /// Metadata: of a split model, that of its first part; of a folder, `config.json` with the keys of inner objects
-    /// joined by dots (`rope_parameters.rope_theta`), `null` being absent. What stands in `text_config` stands at the
-    /// top level as well, unless something of that name is there.
+    /// joined by dots (`rope_parameters.rope_theta`), `null` being absent. The keys of `text_config` are at the top
+    /// level as well, unless one of that name exists there.
     pub fn meta(&self) -> &Metadata {
         &self.meta
     }
@@ -324,12 +327,15 @@ impl Checkpoint {
         &self.unreadable
     }
 
-    /// The tensor of that name, if it can be read.
+    /// The tensor of that name, if readable.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         self.find(name).ok().flatten()
     }
 
-    /// The tensor of that name; `None` when there is none, an error when there is one that cannot be read.
+    /// The tensor of that name; `None` when there is none.
+    ///
+    /// # Errors
+    /// When the tensor exists and cannot be read.
     pub fn find(&self, name: &str) -> Result<Option<&TensorInfo>, Error> {
         match self.by_name.get(name) {
             None => Ok(None),
@@ -347,9 +353,11 @@ impl Checkpoint {
         self.by_name.contains_key(name)
     }
 
-    /// A text that stands beside the weights in a folder, `tokenizer.json` say, whole; `None` when there is none, as
-    /// there never is with GGUF, whose texts are in the metadata. `name` is a file's name and no path. Fails when the
-    /// file cannot be read, is larger than 256 MiB or is not UTF-8.
+    /// A text file of a model folder, `tokenizer.json` say; `None` when there is none, and for GGUF, whose texts are in
+    /// the metadata. `name` is a plain file name.
+    ///
+    /// # Errors
+    /// When `name` is a path, or the file cannot be read, is larger than 256 MiB or is not UTF-8.
     pub fn side_file(&self, name: &str) -> Result<Option<SideFile>, Error> {
         let Some(folder) = &self.folder else { return Ok(None) };
         let Some(bytes) = folder::side_file(folder, name)? else { return Ok(None) };
@@ -392,20 +400,20 @@ impl Checkpoint {
     /// The bytes of one of this checkpoint's tensors: rows of `dtype.row_bytes(last axis)`, last axis fastest; of a
     /// type in planes, the plane of packed values.
     ///
-    /// They begin at any address: at a multiple of 8 (of 32 usually) in GGUF files, but anywhere in safetensors files,
-    /// whose header MLX does not pad. Whoever reads numbers wider than a byte reads them unaligned.
+    /// They begin at any address: at a multiple of 8 (usually 32) in GGUF files, but anywhere in safetensors files,
+    /// whose header MLX does not pad. Numbers wider than a byte must be read unaligned.
     ///
     /// # Panics
-    /// When `tensor` comes from elsewhere and does not lie inside these files, or they are not mapped
-    /// ([`Checkpoint::is_mapped`]).
+    /// When `tensor` comes from another checkpoint and does not lie inside these files.
     pub fn bytes(&self, tensor: &TensorInfo) -> &[u8] {
         self.planes(tensor).q
     }
 
-    /// All planes of one of this checkpoint's tensors, each as [`Checkpoint::bytes`] says: rows one after the other.
+    /// All planes of one of this checkpoint's tensors, as [`Checkpoint::bytes`] describes them: rows one after the
+    /// other.
     ///
     /// # Panics
-    /// As [`Checkpoint::bytes`].
+    /// When `tensor` comes from another checkpoint and does not lie inside these files.
     pub fn planes(&self, tensor: &TensorInfo) -> Planes<'_> {
         self.planes_at(&tensor.extents()).expect("the tensor is of this checkpoint, which is mapped")
     }
@@ -438,7 +446,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Length of all tensors that can be read together, in bytes.
+    /// Length of all readable tensors together, in bytes.
     pub fn data_bytes(&self) -> usize {
         // No overflow: the tensors of a file do not overlap, and all files are mapped at the same time.
         self.tensors.iter().map(TensorInfo::total_bytes).sum()
@@ -460,7 +468,7 @@ impl SideFile {
 
     /// The text.
     pub fn text(&self) -> &str {
-        // `side_file` has looked at every byte.
+        // `side_file` has checked it.
         self.text.as_str().unwrap_or_default()
     }
 }

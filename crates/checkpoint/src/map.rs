@@ -63,7 +63,7 @@ impl std::fmt::Debug for Mapping {
 /// 6.18, ext4).
 fn request_large_pages(map: &Mmap) {
     #[cfg(target_os = "linux")]
-    // A kernel that refuses leaves small pages, which are right as well.
+    // A kernel that refuses leaves small pages, which work as well.
     let _ = map.advise(memmap2::Advice::HugePage);
     #[cfg(not(target_os = "linux"))]
     let _ = map;

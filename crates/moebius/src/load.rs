@@ -79,12 +79,13 @@ impl EngineSetup {
         }
         let isa = match self.step.isa {
             None => Isa::best(),
-            Some(IsaArg::Scalar) => Isa::Scalar.check()?,
-            Some(IsaArg::Avx2) => Isa::Avx2.check()?,
-            Some(IsaArg::Avx512) => Isa::Avx512.check()?,
-            Some(IsaArg::Neon) => Isa::Neon.check()?,
-            Some(IsaArg::I8mm) => Isa::I8mm.check()?,
+            Some(IsaArg::Scalar) => Isa::Scalar,
+            Some(IsaArg::Avx2) => Isa::Avx2,
+            Some(IsaArg::Avx512) => Isa::Avx512,
+            Some(IsaArg::Neon) => Isa::Neon,
+            Some(IsaArg::I8mm) => Isa::I8mm,
         };
+        isa.check()?;
         let threads = self.threads.unwrap_or_else(machine::cores);
         ensure!((1..=1024).contains(&threads), "start {threads} threads: use 1 to 1024");
         let cache = match self.step.cache_type {

@@ -1,22 +1,22 @@
-//! What one core can do at best: multiply-adds from registers, by form and instruction set. Shares of these stand beside
-//! the figures of the kernels. No kernel can reach them: weights and activations have to be loaded and unpacked.
+//! What one core can do at best: multiply-adds from registers, by form and instruction set. Shares of these stand
+//! beside the figures of the kernels. No kernel can reach them: weights and activations have to be loaded and unpacked.
 
 use std::time::Instant;
 
-use backend::cpu::isa::Isa;
+use backend::cpu::isa::{CheckedIsa, Isa};
 use quant::act::ActKind;
 
 /// Independent accumulators of a loop: more than latency times instructions a cycle anywhere.
 const CHAINS: usize = 10;
 const ROUNDS: usize = 2_000_000;
 
-/// Multiply-adds a second, in billions, of the instructions that the kernels of `kind` are made of on `isa`; None for plain
-/// Rust, whose instructions are the compiler's choice.
-pub fn peak(kind: ActKind, isa: Isa) -> Option<f64> {
-    let (run, macs) = chains(kind, isa)?;
+/// Multiply-adds a second, in billions, of the instructions that the kernels of `kind` are made of on `isa`; None for
+/// plain Rust, whose instructions are the compiler's choice.
+pub fn peak(kind: ActKind, isa: CheckedIsa) -> Option<f64> {
+    let (run, macs) = chains(kind, isa.isa())?;
     let fastest = (0..5).map(|_| {
         let start = Instant::now();
-        // SAFETY: the caller chose an instruction set that the machine has; the loop touches registers alone.
+        // SAFETY: the machine has the instruction set, as `isa` proves; the loop touches registers alone.
         unsafe { run(ROUNDS) };
         start.elapsed().as_secs_f64()
     });

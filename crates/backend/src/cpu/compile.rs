@@ -1,10 +1,10 @@
-//! From a plan to a program: resolves buffers to places in an arena and weights to bytes of the checkpoint, and allocates
-//! everything a step needs.
+//! From a plan to a program: resolves buffers to places in an arena and weights to bytes of the checkpoint, and
+//! allocates everything a step needs.
 
 use std::sync::Arc;
 
 use checkpoint::Checkpoint;
-use model::plan::{Buf, Cache, CacheDecl, Elem, Norm, Op, Plan, ValidPlan, Weight, memory};
+use model::plan::{Buf, Cache, CacheDecl, Elem, Norm, Op, Plan, State, ValidPlan, Weight, memory};
 
 use super::copies::Matrices;
 use super::kernels::{ActsShared, Col, Kernels, Scratch};
@@ -12,7 +12,7 @@ use super::mem::{Arena, PerWorker, View, zeroed};
 use super::ops::attention::{AttentionScratch, AttentionStep, SplitStates, UNIT_ROWS};
 use super::ops::causal_conv::CausalConvStep;
 use super::ops::decay_beta::DecayBetaStep;
-use super::ops::delta_net::DeltaNetStep;
+use super::ops::delta_net::{DeltaNetStep, kept_per_draft};
 use super::ops::experts::{ExpertLists, ExpertMats};
 use super::ops::head_linear;
 use super::ops::kv_append::CacheView;
@@ -52,7 +52,7 @@ pub fn compile(
     let bufs = Arena::new("step buffers", placement.bytes)?;
     let spare = Arena::new("step buffers", needs.spare.saturating_mul(4))?;
     let (cache_arena, caches) = caches(plan, limits, half)?;
-    let states = States::new(&plan.states, limits.n_states)?;
+    let states = States::new(&plan.states, &needs.kept, limits.n_states)?;
 
     let mut pool = Pool::new(cpu.threads.max(1))?;
     let residencies = Residencies::new(plan, cpu.residency);
@@ -89,7 +89,8 @@ pub fn compile(
         workers: PerWorker::new(pool.threads(), || {
             let attention = AttentionScratch::new(needs.unit_rows(), needs.d_k, needs.d_v)?;
             let rows = zeroed("rows of a head", needs.head_rows())?;
-            Ok::<_, CompileError>(Worker { kernel: Scratch::default(), attention, rows })
+            let tried = zeroed("drafts of a delta net", needs.tried(limits))?;
+            Ok::<_, CompileError>(Worker { kernel: Scratch::default(), attention, rows, tried })
         })?,
         lists: ExpertLists::new(needs.n_expert, needs.pairs),
         split: SplitStates::new(pool.threads(), needs.unit_rows(), needs.d_v)?,
@@ -116,6 +117,10 @@ pub struct Needs {
     pub head_cols: usize,
     /// Longest row of a transposed one.
     head_row: usize,
+    /// Numbers that each state keeps of a chunk's drafts, `[states]`.
+    pub kept: Vec<usize>,
+    /// Longest key of a delta net.
+    d_key: usize,
     /// Most query heads of a kv head.
     group: usize,
     pub d_k: usize,
@@ -132,6 +137,8 @@ impl Needs {
             spare: 0,
             head_cols: 0,
             head_row: 0,
+            kept: vec![0; plan.states.len()],
+            d_key: 0,
             group: 1,
             d_k: plan.caches.iter().map(|c| c.d_k).max().unwrap_or(0),
             d_v: plan.caches.iter().map(|c| c.d_v).max().unwrap_or(0),
@@ -165,6 +172,11 @@ impl Needs {
                     n.input(plan, *x, rows(*x), *w);
                     n.head_cols = n.head_cols.max(rows(*x).saturating_mul(plan.weight(*w).shape[0]));
                 }
+                Op::CausalConv { x, state, .. } => n.keep(*state, plan.buf(*x).width, limits),
+                Op::DeltaNet { state, heads, .. } => {
+                    n.keep(*state, kept_per_draft(*heads), limits);
+                    n.d_key = n.d_key.max(heads.d_k);
+                }
                 Op::Attention { cache, n_head, .. } => n.group = n.group.max(n_head / plan.cache(*cache).n_kv),
                 Op::Embed { .. }
                 | Op::RmsNorm { .. }
@@ -175,8 +187,6 @@ impl Needs {
                 | Op::GatedAct { .. }
                 | Op::Add { .. }
                 | Op::KvAppend { .. }
-                | Op::CausalConv { .. }
-                | Op::DeltaNet { .. }
                 | Op::Route { .. }
                 | Op::Combine { .. }
                 | Op::Select { .. }
@@ -210,6 +220,15 @@ impl Needs {
     fn acts(&self) -> Result<[ActsShared; N_KINDS], CompileError> {
         let acts = |n: usize| ActsShared::new(1, acts_room(n));
         Ok([acts(self.acts[0])?, acts(self.acts[1])?, acts(self.acts[2])?, acts(self.acts[3])?])
+    }
+
+    /// Numbers of the columns that drafts of a delta net advance, for each worker.
+    pub fn tried(&self, limits: Limits) -> usize {
+        if limits.max_draft > 0 { self.d_key.saturating_mul(16) } else { 0 }
+    }
+
+    fn keep(&mut self, state: State, per_draft: usize, limits: Limits) {
+        self.kept[state.0 as usize] = per_draft.saturating_mul(limits.max_draft);
     }
 
     fn input(&mut self, plan: &Plan, x: Buf, rows: usize, w: Weight) {

@@ -28,9 +28,8 @@ pub fn footprint(cpu: &Cpu, plan: &Plan, limits: Limits) -> Footprint {
         let part = if decl.window.is_some() { Part::Windows } else { Part::Cache };
         sum.add(part, compile::cache_bytes(decl, limits, half).unwrap_or(usize::MAX));
     }
-    sum.add(Part::States, States::bytes(&plan.states, limits.n_states).unwrap_or(usize::MAX));
-
     let needs = Needs::of(plan, limits);
+    sum.add(Part::States, States::bytes(&plan.states, &needs.kept, limits.n_states).unwrap_or(usize::MAX));
     sum.add(Part::Activations, memory::place(plan, limits.max_tokens, limits.max_outputs).bytes);
     sum.add(Part::Activations, needs.spare.saturating_mul(4));
     sum.add(Part::Inputs, needs.acts_bytes());
@@ -45,7 +44,8 @@ pub fn footprint(cpu: &Cpu, plan: &Plan, limits: Limits) -> Footprint {
 
     let threads = cpu.threads.max(1);
     let attention = AttentionScratch::bytes(needs.unit_rows(), needs.d_k, needs.d_v);
-    let worker = Scratch::BYTES.saturating_add(attention).saturating_add(needs.head_rows().saturating_mul(4));
+    let numbers = needs.head_rows().saturating_add(needs.tried(limits));
+    let worker = Scratch::BYTES.saturating_add(attention).saturating_add(numbers.saturating_mul(4));
     sum.add(Part::Workers, worker.saturating_mul(threads));
     sum.add(Part::Workers, SplitStates::bytes(threads, needs.unit_rows(), needs.d_v));
     sum

@@ -1,22 +1,24 @@
-//! exp, tanh, sigmoid, softplus, silu and gelu for every instruction set: one source over [`Float`], so that all give the same bits.
+//! exp, tanh, sigmoid, softplus, silu and gelu for every instruction set: one source over [`Float`], so that all have
+//! the same bits.
 //!
-//! Accuracy (tests): exp within 1.5 units in the last place, tanh and sigmoid within 3, softplus and silu within 4, gelu within 12 on
+//! Accuracy (tests): exp within 1.5 units in the last place, tanh and sigmoid within 3, softplus and silu within 4,
+//! gelu within 12 on
 //! |x| < 2 (its argument carries one rounding into the exponent); infinities and NaN as IEEE says.
 
 use super::isa::on_isa;
 use super::lanes::{Float, Lanes};
 use model::plan::Gate;
 
-/// Adding and taking away 1.5 · 2^23 rounds a small f32 to a whole number, ties to even.
+/// Adding and subtracting 1.5 · 2^23 rounds a small f32 to a whole number, ties to even.
 const ROUND: f32 = 12_582_912.0;
 
 /// `e^x`. Below -104 it is 0, above 88.73 infinity, NaN stays NaN; subnormal results are rounded once.
 #[inline(always)]
 pub fn exp<F: Float>(x: F) -> F {
-    // NaN passes both clamps, because they return their second operand then.
+    // NaN passes both clamps: they return their second operand when either is NaN.
     let x = F::splat(-104.0).max(F::splat(89.0).min(x));
     let n = x.fma(F::splat(std::f32::consts::LOG2_E), F::splat(ROUND)).sub(F::splat(ROUND));
-    // ln 2 in two parts: the product with the first is exact inside the fma, the second adds what f32 cut off.
+    // ln 2 in two parts: the product with the first is exact inside the fma, the second adds the bits that f32 cut off.
     let r = n.fma(F::splat(-std::f32::consts::LN_2), x);
     let r = n.fma(F::splat(1.904_654_2e-9), r);
     // Minimax of (e^r - 1 - r) / r² on |r| <= ln 2 / 2.
@@ -56,7 +58,7 @@ pub fn sigmoid<F: Float>(x: F) -> F {
 #[inline(always)]
 pub fn softplus<F: Float>(x: F) -> F {
     let u = exp(F::splat(0.0).sub(x.abs()));
-    // ln(1 + u) = 2 artanh(s) with s = u / (2 + u) <= 1/3: the series in s², of which the first term left out is below 2^-26.
+    // ln(1 + u) = 2 artanh(s) with s = u / (2 + u) <= 1/3: the series in s²; the first omitted term is below 2^-26.
     let s = u.div(u.add(F::splat(2.0)));
     let z = s.mul(s);
     let mut q = F::splat(1.0 / 13.0);
@@ -133,7 +135,7 @@ on_isa! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::isa::Isa;
+    use crate::cpu::isa::CheckedIsa;
 
     fn exp_lanes<L: Lanes>(x: &mut [f32]) {
         for i in (0..x.len()).step_by(16) {
@@ -195,9 +197,9 @@ mod tests {
 
     #[test]
     fn functions_are_accurate_and_equal_on_every_instruction_set() {
-        type OnIsa = fn(Isa, &mut [f32]);
-        // Past these limits silu and sigmoid underflow early (their denominator is infinite) and gelu's argument carries
-        // its rounding.
+        type OnIsa = fn(CheckedIsa, &mut [f32]);
+        // Past these limits silu and sigmoid underflow early (their denominator is infinite) and gelu's argument
+        // carries its rounding.
         let cases: [(&str, OnIsa, fn(f32) -> f32, fn(f64) -> f64, f64, f64); 6] = [
             ("exp", exp_on, exp::<f32>, f64::exp, f64::INFINITY, 1.5),
             ("tanh", tanh_on, tanh::<f32>, f64::tanh, f64::INFINITY, 3.0),
@@ -216,7 +218,7 @@ mod tests {
         let x = inputs();
         for (name, on_isa, one, exact, limit, max_ulps) in cases {
             let mut scalar = x.clone();
-            on_isa(Isa::Scalar, &mut scalar);
+            on_isa(CheckedIsa::SCALAR, &mut scalar);
             let mut worst = (0.0, 0.0);
             for (&x, &y) in x.iter().zip(&scalar) {
                 assert_eq!(one(x).to_bits() & !0x40_0000, y.to_bits() & !0x40_0000, "{name}({x}) of one lane");
@@ -229,7 +231,7 @@ mod tests {
             }
             println!("{name}: {:.2} ulp at {}", worst.0, worst.1);
             assert!(worst.0 <= max_ulps, "{name}({}) is off by {} ulp", worst.1, worst.0);
-            for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+            for isa in CheckedIsa::all() {
                 let mut y = x.clone();
                 on_isa(isa, &mut y);
                 for i in 0..x.len() {
@@ -252,7 +254,7 @@ mod tests {
         let g: Vec<f32> = (-60_000..60_000).map(|i| i as f32 * 1.7e-4).collect();
         let u: Vec<f32> = g.iter().rev().map(|g| 0.9 * g).collect();
         let mut scalar = vec![0.0; g.len()];
-        gated_slice(Isa::Scalar, act, &g, &u, &mut scalar);
+        gated_slice(CheckedIsa::SCALAR, act, &g, &u, &mut scalar);
         for i in 0..g.len() {
             let (x, y) = (f64::from(g[i]).min(7.0), f64::from(u[i]).clamp(-7.0, 7.0) + 1.0);
             // The sum with 1 is exact to half a unit of the larger term.
@@ -260,7 +262,7 @@ mod tests {
             let unit = f64::from(f32::EPSILON) * (exact.abs() + (exact / y).abs());
             assert!((f64::from(scalar[i]) - exact).abs() <= 12.0 * unit, "{} {}: {} {exact}", g[i], u[i], scalar[i]);
         }
-        for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+        for isa in CheckedIsa::all() {
             let mut y = vec![0.0; g.len()];
             gated_slice(isa, act, &g, &u, &mut y);
             assert!(y.iter().zip(&scalar).all(|(a, b)| a.to_bits() == b.to_bits()), "{isa}");

@@ -1,7 +1,7 @@
 //! The CPU backend: an op loop on a thread pool, kernels for every instruction set, a paged key-value cache.
 //!
-//! It obeys the CPU law (see [`quant`]): the logits are the same bits whatever the instruction set, the number of threads,
-//! the batch, and the way a prompt was cut into chunks.
+//! It obeys the CPU law (see [`quant`]): the logits are the same bits whatever the instruction set, the number of
+//! threads, the batch, and the way a prompt was cut into chunks.
 
 mod bandwidth;
 mod compile;
@@ -9,8 +9,8 @@ mod copies;
 mod footprint;
 pub mod isa;
 pub mod kernels;
-pub mod lanes;
-pub mod math;
+mod lanes;
+mod math;
 mod mem;
 mod ops;
 pub mod pool;
@@ -24,7 +24,7 @@ use checkpoint::Checkpoint;
 use model::plan::{ValidPlan, passes};
 
 pub use bandwidth::read_bandwidth;
-pub use isa::{Isa, IsaError};
+pub use isa::{CheckedIsa, Isa, IsaError};
 
 use crate::footprint::Footprint;
 use crate::residency::Policy;

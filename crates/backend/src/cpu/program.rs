@@ -1,7 +1,7 @@
 //! A compiled plan: the op loop.
 //!
-//! A step checks the batch, lays out its tokens once, and runs the ops one after the other, each as one or a few parallel
-//! regions. Everything it needs was allocated when the plan was compiled.
+//! A step checks the batch, lays out its tokens once, and runs the ops one after the other, each as one or a few
+//! parallel regions. Everything it needs was allocated when the plan was compiled.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -10,7 +10,7 @@ use checkpoint::Checkpoint;
 use model::plan::{Gate, Rows};
 use quant::{Planes, WeightType};
 
-use super::isa::Isa;
+use super::isa::CheckedIsa;
 use super::kernels::{ActsShared, Col, Kernels, Matrix, Scratch};
 use super::mem::{Arena, PerWorker, View};
 use super::ops::attention::{AttentionScratch, AttentionStep, SplitStates};
@@ -201,15 +201,19 @@ pub struct Worker {
     pub attention: AttentionScratch,
     /// Decoded rows of a transposed head.
     pub rows: Vec<f32>,
+    /// Columns of a delta net's state that drafts move.
+    pub tried: Vec<f32>,
 }
 
 /// What ops see of a program while it runs.
 pub struct Run<'a> {
     pub pool: &'a mut Pool,
-    pub isa: Isa,
+    pub isa: CheckedIsa,
     pub kernels: &'a Kernels,
     pub batch: &'a Batch,
     pub step: &'a StepTokens,
+    /// Accepted drafts that the state of each slot is still to be moved past.
+    pub accepted: &'a [u32],
     /// Quantised inputs by kind.
     pub acts: &'a mut [ActsShared; N_KINDS],
     /// Columns `r -> r`.
@@ -270,6 +274,7 @@ impl Program for CpuProgram {
     /// The threads compute in [`Program::wait`]: the caller is one of them.
     fn submit(&mut self, batch: &Batch) -> Result<(), StepError> {
         batch.check(self.limits, self.kinds, self.n_vocab)?;
+        self.states.check(batch)?;
         self.batch.copy_from(batch);
         Ok(())
     }
@@ -289,6 +294,7 @@ impl Program for CpuProgram {
             kernels: &self.kernels,
             batch,
             step: &self.step,
+            accepted: &self.states.accepted,
             acts: &mut self.acts,
             cols: &self.cols,
             head_cols: &mut self.head_cols,
@@ -304,6 +310,7 @@ impl Program for CpuProgram {
         }
         // What was computed with zeros in place of weights is nobody's answer.
         self.weights.intact().map_err(|error| Failure::all(Cause::lost(error)))?;
+        self.states.computed(batch);
         collect_faults(&mut self.faults, batch, &self.step);
         // SAFETY: the ops are done; the logits stay until the next step, which borrows the program.
         let logits = unsafe { self.logits.read(batch.rows.len()) };
@@ -332,6 +339,10 @@ impl Program for CpuProgram {
 
     fn copy_state(&mut self, from: u32, to: u32) {
         self.states.copy(&mut self.pool, from, to);
+    }
+
+    fn commit(&mut self, slot: u32, n_accepted: usize) {
+        self.states.commit(slot, n_accepted);
     }
 }
 

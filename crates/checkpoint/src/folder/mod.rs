@@ -1,9 +1,8 @@
 //! Model folders: `config.json` and safetensors files, as Hugging Face and MLX write them.
 //!
-//! The weights are in `model.safetensors`, or in the files that `model.safetensors.index.json` names. Tensors keep
-//! the names they have there; a quantised weight and its planes of scales and biases become one tensor. Texts that
-//! stand beside the weights are read when someone asks for them. Knows the shapes of folders, and nothing of what a
-//! tensor is for.
+//! The weights are in `model.safetensors`, or in the files that `model.safetensors.index.json` names. Tensors keep the
+//! names they have there; a quantised weight and its planes of scales and biases become one tensor. Other texts of the
+//! folder are read on request. Knows the layout of folders, but not what a tensor is for.
 
 mod config;
 mod quantised;
@@ -23,10 +22,10 @@ pub(crate) use source::Folder;
 const CONFIG: &str = "config.json";
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
-/// Most files of one model.
+/// Maximum number of files of a model.
 const MAX_SHARDS: usize = 4096;
 
-/// The folder that a path means: itself, or the one that a file of a model folder stands in; `None` for other files.
+/// The folder of a path: the path itself, or the parent of a file of a model folder; `None` for other files.
 pub(crate) fn of(path: &Path) -> Option<PathBuf> {
     if path.is_dir() {
         return Some(path.into());
@@ -45,7 +44,7 @@ pub(crate) fn open(folder: PathBuf, open: Open) -> Result<Checkpoint, Error> {
     read(name, Folder::Disk(folder), open)
 }
 
-/// Opens buffers that stand for the files of a folder.
+/// Opens buffers as the files of a folder.
 pub(crate) fn from_files(name: &str, files: Vec<(&str, Vec<u8>)>) -> Result<Checkpoint, Error> {
     let files = files.into_iter().map(|(name, bytes)| (name.to_string(), Bytes::aligned(bytes))).collect();
     read(name.into(), Folder::Memory(name.into(), files), Open::default())
@@ -117,7 +116,7 @@ impl Shards {
     }
 }
 
-/// Checks that every tensor of the index lies in the file it says.
+/// Checks that every tensor is in the file that the index names.
 fn check_index(name: &str, index: &[(String, String)], files: &[&str], entries: &[Entry]) -> Result<(), Error> {
     let held: HashMap<(&str, usize), ()> = entries.iter().map(|e| ((e.name.as_str(), e.file), ())).collect();
     for (tensor, file) in index {
@@ -129,12 +128,12 @@ fn check_index(name: &str, index: &[(String, String)], files: &[&str], entries: 
     Ok(())
 }
 
-/// Whether a text is the name of a file in the folder, and no path to another.
+/// Whether `name` is a plain file name, without a path.
 fn is_plain(name: &str) -> bool {
     !matches!(name, "" | "." | "..") && !name.contains(['/', '\\', '\0', ':'])
 }
 
-/// A text of the folder; `None` when there is none of that name.
+/// Reads a text of the folder; `None` when there is no file of that name.
 pub(crate) fn side_file(folder: &Folder, name: &str) -> Result<Option<Slice>, Error> {
     match is_plain(name) {
         true => folder.text(name),
@@ -142,7 +141,7 @@ pub(crate) fn side_file(folder: &Folder, name: &str) -> Result<Option<Slice>, Er
     }
 }
 
-/// What is wrong with a JSON text, in a line.
+/// A JSON error in one line.
 fn json_error(error: &serde_json::Error) -> String {
     const LIMIT: usize = 200;
     let text = error.to_string();

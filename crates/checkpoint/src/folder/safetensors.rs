@@ -2,9 +2,9 @@
 //!
 //! Layout (<https://github.com/huggingface/safetensors#format>): length of the header as u64, little endian; the
 //! header, a JSON object from names to `{"dtype", "shape", "data_offsets"}`; the tensors' bytes, where offsets count
-//! from. Nothing aligns a tensor: some writers pad the header to 8 bytes, MLX does not. The parser is our own because
-//! every error must name the tensor, a name that stands twice must be one, and a type we cannot run must not be.
-//! Knows nothing of what tensors belong together.
+//! from. Tensors are unaligned: some writers pad the header to 8 bytes, MLX does not. A general JSON parser does not
+//! fit: every error must name the tensor, a duplicate name must be an error, and an unsupported type must not be one.
+//! Does not know which tensors belong together.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -18,9 +18,9 @@ use crate::{Error, File};
 
 /// Longest header, in bytes: the format's own limit.
 const MAX_HEADER: u64 = 100_000_000;
-/// Longest tensor name, in bytes.
+/// Maximum length of a tensor name, in bytes.
 const MAX_NAME: usize = 256;
-/// Most axes of a tensor that is listed.
+/// Maximum number of axes of a listed tensor.
 const MAX_AXES: usize = 8;
 
 /// The types of the format and their bits.
@@ -46,7 +46,7 @@ const DTYPES: [(&str, usize); 19] = [
     ("F64", 64),
 ];
 
-/// A tensor as its header says, its place checked against the file, its length against type and shape.
+/// A tensor from the header. Its extent is checked against the file, its length against type and shape.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub name: String,
@@ -90,7 +90,7 @@ pub(super) fn header(source: &File, file_idx: usize) -> Result<Header, Error> {
     let mut names = HashSet::with_capacity(entries.len());
     for (name, _) in &entries {
         if !names.insert(name.as_str()) {
-            return Err(Error::tensor(file, name, "stands twice in the file"));
+            return Err(Error::tensor(file, name, "is in the file twice"));
         }
     }
     let place = |(name, raw): (String, RawEntry)| {
@@ -141,7 +141,7 @@ fn overlaps(file: &str, entries: &[Entry]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Reads an index: which file each tensor lies in, in the order of the text. `file` names the index in errors.
+/// Reads an index: the file of every tensor, in the order of the text. `file` names the index in errors.
 pub(super) fn index(file: &str, text: &[u8]) -> Result<Vec<(String, String)>, Error> {
     let bad = |what: String| Error::file(file, what);
     if text.len() as u64 > MAX_HEADER {
@@ -169,12 +169,12 @@ impl RawEntry {
     }
 }
 
-/// What is made of the keys and values of a JSON object, one after the other.
+/// Builds a result from the keys and values of a JSON object, in order.
 trait Collect: Default {
     fn entry<'de, A: MapAccess<'de>>(&mut self, name: String, map: &mut A) -> Result<(), A::Error>;
 }
 
-/// A JSON object, read without a table of its keys.
+/// A JSON object, read without a map of its keys.
 struct Object<T>(T);
 
 impl<'de, T: Collect> Deserialize<'de> for Object<T> {

@@ -1,6 +1,6 @@
 //! Reads little-endian fields off the front of untrusted bytes. Knows nothing of GGUF.
 
-/// What a read that fails says, without the name of the file.
+/// Result of a read; the error omits the file's name.
 pub(super) type Parsed<T> = Result<T, String>;
 
 /// A position in the first bytes of a file, checked before every step.
@@ -69,7 +69,7 @@ impl<'a> Cursor<'a> {
         self.array(what).map(u64::from_le_bytes)
     }
 
-    /// Reads the count of things that take at least `min_bytes` each, and refuses it when that many cannot follow.
+    /// Reads the count of items of at least `min_bytes` each; fails when the remaining bytes cannot hold that many.
     pub(super) fn count(&mut self, what: &str, min_bytes: usize) -> Parsed<usize> {
         let count = self.u64(what)?;
         self.fits(count, min_bytes).ok_or_else(|| {
@@ -85,8 +85,8 @@ impl<'a> Cursor<'a> {
         (count.checked_mul(min_bytes)? <= self.left()).then_some(count)
     }
 
-    /// Takes a text: its length as u64, then its bytes. A vocabulary has some 300,000 of them, so what an error says is
-    /// worked out elsewhere.
+    /// Reads a text: its length as u64, then its bytes. A vocabulary has some 300,000 of them, so the error is made in
+    /// a separate function.
     #[inline]
     pub(super) fn text(&mut self, what: &str) -> Parsed<&'a [u8]> {
         if let Some((len, rest)) = self.bytes[self.pos..].split_first_chunk()

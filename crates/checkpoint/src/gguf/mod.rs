@@ -22,11 +22,11 @@ const ALIGNMENT_KEY: &str = "general.alignment";
 const DEFAULT_ALIGNMENT: usize = 32;
 /// Alignments that are accepted, all powers of two.
 const ALIGNMENTS: std::ops::RangeInclusive<usize> = 8..=1 << 20;
-/// Longest key, in bytes.
+/// Maximum length of a key, in bytes.
 const MAX_KEY: usize = 65535;
-/// Longest tensor name, in bytes.
+/// Maximum length of a tensor name, in bytes.
 const MAX_NAME: usize = 64;
-/// Most axes of a tensor.
+/// Maximum number of axes of a tensor.
 const MAX_AXES: usize = 4;
 /// Longest header, in bytes; those of the largest vocabularies have some 20 MB.
 const MAX_HEADER: usize = 256 << 20;
@@ -42,7 +42,7 @@ pub(crate) fn open(path: &Path, open: Open) -> Result<Checkpoint, Error> {
     }
 }
 
-/// Opens a model that is one piece of memory.
+/// Opens a model in one piece of memory.
 pub(crate) fn from_bytes(name: &str, bytes: Bytes) -> Result<Checkpoint, Error> {
     if !bytes.as_ptr().addr().is_multiple_of(BASE_ALIGNMENT) {
         return Err(Error::file(name, format!("begins at an address that is no multiple of {BASE_ALIGNMENT}")));

@@ -1,5 +1,5 @@
-//! Reads and validates the header of one GGUF file. Touches no byte behind the header, and knows nothing of splits or
-//! of what keys and tensors mean.
+//! Reads and validates the header of one GGUF file. Touches no byte behind the header, and knows neither splits nor
+//! what keys and tensors mean.
 
 use quant::WeightType;
 
@@ -17,9 +17,9 @@ pub(super) struct Part {
     pub unreadable: Vec<Unreadable>,
 }
 
-/// Least bytes of a key with its value: length of the key, one letter, kind, one byte.
+/// Minimum bytes of a key with its value: length of the key, one letter, kind, one byte.
 const MIN_ENTRY: usize = 8 + 1 + 4 + 1;
-/// Least bytes of a tensor's entry: length of the name, one letter, count of axes, one axis, type, offset.
+/// Minimum bytes of a tensor's entry: length of the name, one letter, count of axes, one axis, type, offset.
 const MIN_TENSOR: usize = 8 + 1 + 4 + 8 + 4 + 8;
 
 /// Bytes that are read of a file at first, and how much more each time that its header is longer.
@@ -71,7 +71,7 @@ fn parse(file: &str, cur: &mut Cursor, bytes: &Bytes, file_idx: usize) -> Result
         let (axes, type_id) = layout(cur).map_err(at)?;
         let offset = cur.u64("offset").map_err(at)?;
         let Some(dtype) = WeightType::from_ggml_id(type_id) else {
-            // How long it is, nobody knows; so nobody may ask for its bytes.
+            // Its length is unknown, so its bytes cannot be read.
             unreadable.push(foreign(name, &axes, type_id, file_idx));
             continue;
         };
@@ -226,7 +226,7 @@ fn size(axes: &[u64], dtype: WeightType) -> Parsed<(Vec<usize>, usize)> {
     Ok((shape, len))
 }
 
-/// A tensor of a type that this engine does not compute with.
+/// A tensor of an unsupported type.
 fn foreign(name: String, axes: &[u64], type_id: u32, file: usize) -> Unreadable {
     let (dtype, why) = match FOREIGN_TYPES.iter().find(|(foreign, _)| *foreign == type_id) {
         Some((_, dtype)) => (dtype.to_string(), format!("type {dtype} ({type_id}) is not supported")),
@@ -236,7 +236,7 @@ fn foreign(name: String, axes: &[u64], type_id: u32, file: usize) -> Unreadable 
     Unreadable { name, dtype, shape, file, why }
 }
 
-/// Types that GGUF files may hold and this engine does not compute with, for the message.
+/// Unsupported types that GGUF files may hold, for the message.
 const FOREIGN_TYPES: [(u32, &str); 27] = [
     (4, "Q4_2 (removed from GGUF)"),
     (5, "Q4_3 (removed from GGUF)"),
@@ -268,7 +268,7 @@ const FOREIGN_TYPES: [(u32, &str); 27] = [
 ];
 
 /// Turns offsets in the data section into offsets in the file, and checks that each tensor lies inside the file and
-/// on no other tensor.
+/// overlaps no other.
 fn place(
     file: &str,
     file_bytes: usize,

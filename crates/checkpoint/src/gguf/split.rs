@@ -1,6 +1,6 @@
 //! Models split over files `NAME-00001-of-0000N.gguf`: finds the other parts and checks that they belong together.
 //!
-//! Each part is a GGUF file of its own with the keys `split.no` (from 0), `split.count` and `split.tensors.count`; the
+//! Each part is a complete GGUF file with the keys `split.no` (from 0), `split.count` and `split.tensors.count`; the
 //! first part holds the model's metadata.
 
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ const NO_KEY: &str = "split.no";
 const COUNT_KEY: &str = "split.count";
 const TENSORS_KEY: &str = "split.tensors.count";
 
-/// What the name of a file says of its place in a split model.
+/// Place of a file in a split model, from its name.
 pub(super) struct Place {
     prefix: String, // the file name up to "-00001-of-00003.gguf"
     no: u32,        // from 1
@@ -20,7 +20,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// `None` when the name is not one of a part.
+    /// `None` for a name without part numbers.
     pub(super) fn of(path: &Path) -> Option<Self> {
         let stem = path.file_name()?.to_str()?.strip_suffix(".gguf")?;
         let (rest, count) = stem.rsplit_once("-of-")?;
@@ -75,7 +75,7 @@ pub(super) fn open(name: String, path: &Path, place: &Place, open: Open) -> Resu
     Checkpoint::assemble(name, Kind::Gguf, open, files, meta, tensors, unreadable, None)
 }
 
-/// Checks what a part says of itself against its name.
+/// Checks the part numbers in the metadata against the name.
 fn check_part(file: &str, meta: &Metadata, no: u32, count: u32) -> Result<(), Error> {
     let (said_no, said_count) = (meta.opt_u64(NO_KEY)?, meta.opt_u64(COUNT_KEY)?);
     let (Some(said_no), Some(said_count)) = (said_no, said_count) else {

@@ -1,20 +1,26 @@
 //! Matrix products: quantised or float weights times activations, one column or many.
 //!
-//! Every function here gives, bit for bit, what [`quant::dot::dot_row`] gives (the CPU law in [`quant`]); which one runs
-//! is chosen from the table in [`variants`] when [`Kernels`] is made. Work is done in tiles of 16 rows: one column goes
-//! through a matrix-vector kernel, more columns through an integer panel ([`panel`]) that is unpacked once for all of
-//! them. Knows nothing of ops, plans or threads: callers cut the rows and hand every worker its own [`Scratch`].
+//! Every function here has, bit for bit, the results of [`quant::dot::dot_row`] (the CPU law in [`quant`]); [`Kernels`]
+//! takes it from the table in [`variants`]. Work is done in tiles of 16 rows: one column goes through a matrix-vector
+//! kernel, more columns through an integer panel ([`panel`]) that is unpacked once for all of them. Of plans it knows
+//! the activation [`Gate`] only, and nothing of ops or threads: callers cut the rows and give every worker a
+//! [`Scratch`].
 
 mod acts;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod bit_stream;
 mod float;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod panel;
+mod prefetch;
 mod scalar;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod types;
 mod variants;
 
 use std::ops::Range;
@@ -23,11 +29,12 @@ use model::plan::Gate;
 use quant::act::ActKind;
 use quant::{PlaneBytes, Planes, WeightType};
 
-use super::isa::Isa;
+use super::isa::CheckedIsa;
 use super::mem::Zero;
 pub use acts::ActsShared;
 use acts::RowPtr;
 use panel::{CHUNK, Panel, ROWS};
+pub(super) use prefetch::{Hint, prefetch};
 use variants::{Many, Variant};
 
 /// Columns that share one unpacked panel: their part of the activations stays in the second-level cache.
@@ -46,12 +53,13 @@ pub struct Matrix<'a> {
     pub planes: Planes<'a>,
 }
 
-/// Gate and up of a gated activation, matrices of one shape that want one kind of activations.
+/// Gate and up of a gated activation: matrices of one shape. [`Kernels::matmul_gated`] needs one kind of activations
+/// for both.
 #[derive(Clone, Copy)]
 pub struct Gated<'a> {
     /// Goes through the activation.
     pub gate: Matrix<'a>,
-    /// Is multiplied with what comes out.
+    /// Is multiplied with the result.
     pub up: Matrix<'a>,
     /// The activation.
     pub act: Gate,
@@ -79,7 +87,7 @@ pub struct OutPtr {
     stride: usize,
 }
 
-// SAFETY: whoever makes one promises that concurrent products write disjoint elements.
+// SAFETY: the caller of `new` promises that concurrent products write disjoint elements.
 unsafe impl Send for OutPtr {}
 // SAFETY: as above.
 unsafe impl Sync for OutPtr {}
@@ -88,18 +96,18 @@ impl OutPtr {
     /// An output of `rows` rows, `stride` values apart.
     ///
     /// # Safety
-    /// `ptr` is writable for `rows · stride` values as long as products write to it, nobody else reads or writes the
-    /// elements meanwhile, and products that run at once write different rows of their weights or different columns.
+    /// `ptr` is writable for `rows · stride` values as long as products write to it, no other code reads or writes the
+    /// elements meanwhile, and concurrent products write different rows of their weights or different columns.
     pub unsafe fn new(ptr: *mut f32, rows: usize, stride: usize) -> OutPtr {
         OutPtr { ptr, rows, stride }
     }
 }
 
-/// What a worker needs to itself; allocated once.
+/// Scratch of a worker; allocated once.
 #[derive(Debug)]
 pub struct Scratch {
     panel: Box<Panel>,
-    /// Results of a tile, `[COLS][ROWS]`; the second is for the other half of a gated product.
+    /// Results of a tile, `[COLS][ROWS]`; `acc2` has those of the gate in a gated product.
     acc: Box<[[f32; ROWS]; COLS]>,
     acc2: Box<[[f32; ROWS]; COLS]>,
     cols: Box<[ColPtr; COLS]>,
@@ -155,12 +163,12 @@ struct RowSet<'a> {
     bytes: PlaneBytes,
     n: usize,
     k: usize,
-    /// What the same worker reads after them; their own start when that is nothing it knows of.
+    /// The bytes that the same worker reads next, to be prefetched; the set's own where they are unknown.
     next: *const u8,
 }
 
 impl RowSet<'_> {
-    /// Row `r` of plane `q`, or the last row when there are fewer: tiles are always full, and what is too much is not
+    /// Row `r` of plane `q`, or the last row when there are fewer: tiles are always full, and surplus rows are not
     /// stored.
     fn row(&self, r: usize) -> *const u8 {
         // SAFETY: rows up to `n` lie inside the matrix.
@@ -183,18 +191,14 @@ impl RowSet<'_> {
 /// The kernels of one instruction set.
 #[derive(Clone, Debug)]
 pub struct Kernels {
-    isa: Isa,
+    isa: CheckedIsa,
     table: Vec<Variant>,
     quantise: variants::QuantiseFns,
 }
 
 impl Kernels {
-    /// Chooses the kernels.
-    ///
-    /// # Panics
-    /// When the machine lacks `isa`; [`Isa::check`] turns that into an error beforehand.
-    pub fn new(isa: Isa) -> Kernels {
-        assert!(isa.available(), "the machine has no {isa}");
+    /// The kernels of `isa`.
+    pub fn new(isa: CheckedIsa) -> Kernels {
         Kernels {
             isa,
             table: WeightType::ALL.iter().map(|&t| variants::variant(t, isa)).collect(),
@@ -203,7 +207,7 @@ impl Kernels {
     }
 
     /// The instruction set they are written for.
-    pub fn isa(&self) -> Isa {
+    pub fn isa(&self) -> CheckedIsa {
         self.isa
     }
 
@@ -253,7 +257,8 @@ impl Kernels {
         }
     }
 
-    /// Gate and up at once: `y[col.out][r] = act(gate[r]·x) · (up[r]·x)`, each product plus its bias where there are biases.
+    /// Gate and up at once: `y[col.out][r] = act(gate[r]·x) · (up[r]·x)`, each product plus its bias where there are
+    /// biases.
     ///
     /// # Panics
     /// As [`Kernels::matmul`], for both matrices; when biases are shorter than the matrices.
@@ -273,7 +278,7 @@ impl Kernels {
             set_cols(cols, acts, scratch);
             for first in rows.clone().step_by(ROWS) {
                 let (gate, up) = (row_set(gate, first, rows.end), row_set(up, first, rows.end));
-                // One stream: the gate's rows, the up projection's, the gate's next.
+                // One stream of prefetches: the gate's rows, those of up, the gate's next.
                 let next_gate = if first + ROWS < rows.end { gate.next } else { up.next };
                 let (set, up) = (RowSet { next: up.row(0), ..gate }, RowSet { next: next_gate, ..up });
                 self.tile(&set, acts, cols.len(), scratch);
@@ -289,8 +294,8 @@ impl Kernels {
         }
     }
 
-    /// Rows that one chunk of work should have: whole tiles, small enough that every worker gets several of the region's
-    /// `stack` matrices `[n, k]`, large enough that what starts anew with a chunk is small beside it.
+    /// Rows of a chunk of work: whole tiles, few enough that every worker gets several chunks of the region's `stack`
+    /// matrices `[n, k]`, and many enough to outweigh the start of a chunk.
     pub fn row_chunk(
         &self,
         dtype: WeightType,
@@ -299,9 +304,9 @@ impl Kernels {
         cols: usize,
         workers: usize,
     ) -> usize {
-        // The first lines of a chunk were not asked for ahead. About 4 MB of weights for one column, and less where a tile is
-        // worth more (Qwen3-30B-A3B's shape, 2 cores of AMD EPYC 9004: 8 sequences that decode together take 66 to 69 ms a step,
-        // with chunks a quarter as long 77 to 79).
+        // The first lines of a chunk are not prefetched. About 4 MB of weights for one column, and less where a tile
+        // takes more work (Qwen3-30B-A3B's shape, 2 cores of AMD EPYC 9004: 8 sequences that decode together take 66 to
+        // 69 ms a step, with chunks a quarter as long 77 to 79).
         let row = dtype.plane_bytes(k).map_or(k, PlaneBytes::total).max(1);
         let by_bytes = ((4 << 20) / row / cols.max(1)).max(4 * ROWS);
         let by_share = (n * stack).div_ceil(4 * workers.max(1)).clamp(1, n.max(1));
@@ -340,133 +345,7 @@ impl Kernels {
     }
 }
 
-/// How far ahead the matrix-vector kernels ask for weights. They walk several rows at once, which the hardware's own
-/// prefetchers take for short streams that end; the bytes of those rows together are one long stream.
-const AHEAD: usize = 6656;
-
-/// Asks for `bytes` bytes at `p`, which need not exist, for use before long: a line into all levels of cache.
-#[inline(always)]
-pub(super) fn prefetch_near(p: *const u8, bytes: usize) {
-    for line in 0..bytes.div_ceil(64) {
-        let p = p.wrapping_add(64 * line);
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: a prefetch never faults, whatever the address.
-        unsafe {
-            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p.cast());
-        }
-        #[cfg(target_arch = "aarch64")]
-        // SAFETY: as above.
-        unsafe {
-            std::arch::asm!("prfm pldl1keep, [{0}]", in(reg) p, options(nostack, preserves_flags, readonly));
-        }
-        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-        let _ = p;
-    }
-}
-
-/// Asks for `bytes` bytes at `p`, which need not exist. Weights are read once a step: the non-temporal hint keeps them from
-/// pushing everything else through the outer caches (decode of Qwen3-30B-A3B's shape, 4 layers: 58.7 -> 62.3 tok/s against
-/// the hint for all levels, 2 cores of AMD EPYC 9004).
-#[inline(always)]
-pub(super) fn prefetch(p: *const u8, bytes: usize) {
-    for line in 0..bytes.div_ceil(64) {
-        let p = p.wrapping_add(64 * line);
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: a prefetch never faults, whatever the address.
-        unsafe {
-            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_NTA }>(p.cast());
-        }
-        #[cfg(target_arch = "aarch64")]
-        // SAFETY: as above.
-        unsafe {
-            std::arch::asm!("prfm pldl1strm, [{0}]", in(reg) p, options(nostack, preserves_flags, readonly));
-        }
-        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-        let _ = p;
-    }
-}
-
-/// The same, into the second cache.
-#[inline(always)]
-fn prefetch_second(p: *const u8, bytes: usize) {
-    for line in 0..bytes.div_ceil(64) {
-        let p = p.wrapping_add(64 * line);
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: a prefetch never faults, whatever the address.
-        unsafe {
-            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(p.cast());
-        }
-        #[cfg(target_arch = "aarch64")]
-        // SAFETY: as above.
-        unsafe {
-            std::arch::asm!("prfm pldl2keep, [{0}]", in(reg) p, options(nostack, preserves_flags, readonly));
-        }
-        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-        let _ = p;
-    }
-}
-
-/// How far ahead super-blocks are asked for; from 12 kB on it makes no difference any more ([768, 2048] q6_k, one core of AMD
-/// EPYC 9004 in a virtual machine: 14.8 GB/s at 4 kB, 18.9 at 9 kB, 20.5 at 12 kB and up to 128 kB).
-const FAR: usize = 16384;
-
-/// The bytes that a worker reads after those at hand, in the order in which it reads them: the rest of a tile, then the
-/// start of the next one, be it of another matrix. They are asked for into the second cache, where they do not push out
-/// what is at hand however far ahead they are. That is for kernels that wait for memory: super-blocks, and types of 8 bits ([768, 2048]
-/// q8_0, one core of AMD EPYC 9004: 13.9 -> 23.2 GB/s against [`Ahead`]); those of fewer bits and 32-blocks have more to compute, and
-/// lose a tenth to the second cache's latency.
-#[derive(Clone, Copy, Debug)]
-struct Stream {
-    tile: *const u8,
-    tile_bytes: usize,
-    next: *const u8,
-    distance: usize,
-}
-
-impl Stream {
-    /// For a walk over `set`, `rows` rows at a time; a whole number of them ahead, so that while it takes these rows what it should
-    /// ask for lies on end too.
-    fn new(set: &RowSet, rows: usize) -> Stream {
-        let distance = FAR.next_multiple_of((rows * set.bytes.q).max(1));
-        Stream { tile: set.row(0), tile_bytes: set.n * set.bytes.q, next: set.next, distance }
-    }
-
-    /// What a walk should ask for that is through the first `at` bytes of its tile; to be asked for a little at a time,
-    /// since a core keeps few requests in flight and waits with the next.
-    #[inline(always)]
-    fn after(&self, at: usize) -> *const u8 {
-        let at = at + self.distance;
-        let (from, at) = if at < self.tile_bytes { (self.tile, at) } else { (self.next, at - self.tile_bytes) };
-        from.wrapping_add(at)
-    }
-}
-
-/// The bytes of rows that come after those at hand, asked for as one stream.
-#[derive(Clone, Copy, Debug)]
-struct Ahead {
-    from: *const u8,
-    keep: bool,
-}
-
-impl Ahead {
-    /// For a walk over `rows` rows of `row_bytes` bytes at a time, the first of them at `row`.
-    ///
-    /// What is asked for lies in the first cache until the walk is through the rows before it. When both do not fit, it
-    /// is to be found in the second: with the non-temporal hint it would come from memory twice ([768, 2048] q8_0, one
-    /// core of AMD EPYC 9004: 9.4 -> 12.0 GB/s, with the stream no longer in bursts).
-    fn new(row: *const u8, rows: usize, row_bytes: usize) -> Ahead {
-        Ahead { from: row.wrapping_add(AHEAD.max(rows * row_bytes)), keep: 2 * rows * row_bytes > 16 << 10 }
-    }
-
-    /// Asks for `bytes` bytes from `at` on.
-    #[inline(always)]
-    fn ask(self, at: usize, bytes: usize) {
-        let p = self.from.wrapping_add(at);
-        if self.keep { prefetch_near(p, bytes) } else { prefetch(p, bytes) }
-    }
-}
-
-/// Everything that raw pointers rely on, once a call.
+/// Checks, once per call, everything that raw pointers rely on.
 fn check(w: &Matrix, rows: &Range<usize>, acts: &ActsShared, cols: &[Col], y: &OutPtr) {
     let need = w.dtype.plane_bytes(w.k).and_then(|row| row.times(w.n));
     let held = w.planes.len();
@@ -494,10 +373,16 @@ fn row_set<'a>(w: &Matrix<'a>, first: usize, end: usize) -> RowSet<'a> {
     // `check` saw that the product does not overflow and that the type divides the row.
     let bytes = w.dtype.plane_bytes(w.k).unwrap_or_default();
     let n = (end - first).min(ROWS);
-    // Past the end of a chunk lies another worker's, which asks for it itself.
+    // The rows past the end of a chunk are another worker's, which prefetches them.
     let next = if first + n < end { first + n } else { first };
     let next = w.planes.q.as_ptr().wrapping_add(next * bytes.q);
     RowSet { dtype: w.dtype, planes: w.planes.rows(bytes, first..first + n), bytes, n, k: w.k, next }
+}
+
+/// `act(g) · u` by the polynomials of the kernels, for tests.
+#[doc(hidden)]
+pub fn gated(act: Gate, g: f32, u: f32) -> f32 {
+    super::math::gated(act, g, u)
 }
 
 /// Adds a bias to the first rows of a tile's columns.

@@ -1,12 +1,11 @@
-//! The table of kernels: weight type × operation × instruction set -> function.
-//!
-//! A new kernel is a function in its family's file and a line here.
+//! The table of kernels: weight type × operation × instruction set -> function. The vector kernels of a weight type
+//! come from the table in [`super::types`].
 
 use model::plan::Gate;
 use quant::WeightType;
 use quant::act::ActKind;
 
-use crate::cpu::isa::{Isa, on_isa};
+use crate::cpu::isa::{CheckedIsa, Isa, on_isa};
 use crate::cpu::lanes::Lanes;
 use crate::cpu::math::gated;
 
@@ -18,7 +17,7 @@ use super::{ActsShared, ColPtr, RowSet, float, scalar};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
 
-/// One column: writes the dot products of the set's rows; what stands behind the last row is meaningless.
+/// One column: writes the dot products of the set's rows; results behind the last row are meaningless.
 ///
 /// # Safety
 /// The set's rows are readable, `col` is a row of `acts`, both have k values of kinds that fit each other, and the
@@ -41,10 +40,11 @@ pub(super) type FloatFn = unsafe fn(set: &RowSet, cols: &[ColPtr], acc: &mut [[f
 /// Quantises a row.
 ///
 /// # Safety
-/// `row` points to sections for `x.len()` values that nobody else reads or writes, and the machine has the instruction set.
+/// `row` points to sections for `x.len()` values that no other code reads or writes, and the machine has the
+/// instruction set.
 pub(super) type QuantiseFn = unsafe fn(x: &[f32], row: &RowPtr);
 
-/// What more than one column goes through.
+/// The kernel for more than one column.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Many {
     /// Integer panel, from `from` columns on; fewer go one by one.
@@ -70,11 +70,11 @@ pub(super) struct QuantiseFns {
 }
 
 /// The row of the table for `t` on `isa`.
-pub(super) fn variant(t: WeightType, isa: Isa) -> Variant {
+pub(super) fn variant(t: WeightType, isa: CheckedIsa) -> Variant {
     if t.act() == ActKind::F32 {
         return float_variant(t, isa);
     }
-    match isa {
+    match isa.isa() {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => Variant {
             one: avx2::one(t),
@@ -105,35 +105,38 @@ fn neon_variant<M: neon::Products>(t: WeightType) -> Variant {
 /// Columns from which widening float rows costs less than a matrix-vector product for each column (measured on Zen 4).
 pub(super) const FLOAT_FROM: usize = 5;
 
-/// Columns from which unpacking a panel costs less than a matrix-vector product for each column. [768, 2048] on one core of AMD
-/// EPYC 9004, two columns one by one and through a panel: q4_k 98 and 85 us, q6_k 124 and 111, q4_0 96 and 97, q8_0 124 and 147.
-/// On NEON instructions say the same (counted under qemu): two columns of super-blocks as a panel are 0.6 to 0.8 of what they are
-/// one by one, of 32-blocks 0.7 to 1.02.
+/// Columns from which unpacking a panel costs less than a matrix-vector product for each column. [768, 2048] on one
+/// core of AMD EPYC 9004, two columns one by one and through a panel: q4_k 98 and 85 us, q6_k 124 and 111, q4_0 96 and
+/// 97, q8_0 124 and 147. On NEON counts of instructions agree (qemu): two columns of super-blocks as a panel take 0.6
+/// to 0.8 of the instructions of one by one, those of 32-blocks 0.7 to 1.02.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 fn panel_from(t: WeightType) -> usize {
     if t.act() == ActKind::Block256 { 2 } else { 3 }
 }
 
-fn float_variant(t: WeightType, isa: Isa) -> Variant {
+fn float_variant(t: WeightType, isa: CheckedIsa) -> Variant {
+    macro_rules! kernels {
+        ($isa:path, $one:ident, $many:ident) => {{
+            // SAFETY: the caller has proved that the machine has `isa`, which is this one.
+            const ISA: CheckedIsa = unsafe { CheckedIsa::assume($isa) };
+            Variant {
+                // SAFETY: the contract of `OneFn`.
+                one: |set, _, col, out| unsafe { float::$one(ISA, set, col, out) },
+                // SAFETY: the contract of `FloatFn`.
+                many: Many::Float(|set, cols, acc| unsafe { float::$many(ISA, set, cols, acc) }),
+            }
+        }};
+    }
     macro_rules! on {
         ($isa:path) => {
             match t {
-                WeightType::F32 => Variant {
-                    one: |set, _, col, out| float::one_f32($isa, set, col, out),
-                    many: Many::Float(|set, cols, acc| float::many_f32($isa, set, cols, acc)),
-                },
-                WeightType::F16 => Variant {
-                    one: |set, _, col, out| float::one_f16($isa, set, col, out),
-                    many: Many::Float(|set, cols, acc| float::many_f16($isa, set, cols, acc)),
-                },
-                _ => Variant {
-                    one: |set, _, col, out| float::one_bf16($isa, set, col, out),
-                    many: Many::Float(|set, cols, acc| float::many_bf16($isa, set, cols, acc)),
-                },
+                WeightType::F32 => kernels!($isa, one_f32, many_f32),
+                WeightType::F16 => kernels!($isa, one_f16, many_f16),
+                _ => kernels!($isa, one_bf16, many_bf16),
             }
         };
     }
-    match isa {
+    match isa.isa() {
         Isa::Scalar => on!(Isa::Scalar),
         Isa::Avx2 => on!(Isa::Avx2),
         Isa::Avx512 => on!(Isa::Avx512),
@@ -142,14 +145,14 @@ fn float_variant(t: WeightType, isa: Isa) -> Variant {
 }
 
 /// The quantisers of `isa`.
-pub(super) fn quantise(isa: Isa) -> QuantiseFns {
+pub(super) fn quantise(isa: CheckedIsa) -> QuantiseFns {
     let plain = QuantiseFns {
         float: scalar::float,
         block32: scalar::block32,
         byte32: scalar::byte32,
         block256: scalar::block256,
     };
-    match isa {
+    match isa.isa() {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 | Isa::Avx512 => QuantiseFns {
             block32: avx2::quantise::block32,
