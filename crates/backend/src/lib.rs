@@ -4,8 +4,8 @@
 
 pub mod batch;
 pub mod cpu;
-pub mod footprint;
 mod drafts;
+pub mod footprint;
 pub mod pick;
 pub mod reference;
 pub mod residency;
