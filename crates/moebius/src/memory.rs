@@ -34,7 +34,8 @@ pub enum Budget {
         /// Of those, what it takes besides the program.
         overhead: usize,
     },
-    /// What is free less a margin, where the system says so. Mapped weights may be more than that: the system evicts them.
+    /// What is free less a margin, where the system says so. Mapped weights may be more than that: the system evicts
+    /// them.
     Free(Option<usize>),
 }
 
@@ -52,7 +53,7 @@ impl Budget {
         }
     }
 
-    /// Bytes that pages and states may take beside a program that takes `base` without them; none where nobody knows.
+    /// Bytes that pages and states may take beside a program that takes `base` without them; none where that is unknown.
     fn room(self, base: &Footprint) -> Option<usize> {
         match self {
             Budget::Promise { bytes, overhead } => Some(bytes.saturating_sub(overhead.saturating_add(base.total()))),
@@ -162,7 +163,7 @@ impl Units {
 
     /// What pages and states of the limits take.
     fn bytes(&self, limits: &Limits) -> usize {
-        // A page's id stands in a table of the program too.
+        // A page's id is in a table of the program too.
         let pages = limits.n_pages.saturating_mul(self.page.saturating_add(4));
         let windows = limits.n_window_pages.saturating_mul(self.window_page.saturating_add(4));
         pages.saturating_add(windows).saturating_add(limits.n_states.saturating_mul(self.state))
