@@ -78,7 +78,8 @@ fn survive(bytes: Vec<u8>) -> Came {
     render(&checkpoint);
     let Ok(plan) = model::build(&checkpoint) else { return Came::NoPlan };
     assert!(!plan.to_string().is_empty());
-    let _ = (plan.bytes_per_token(), plan.active_params(), plan.n_params(), plan.kv_bytes_per_position(2));
+    let _ = (plan.bytes_per_token(), plan.active_params(), plan.n_params());
+    assert!(Cpu::default().footprint(&plan, LIMITS).total() > 0);
 
     let compile =
         |isa, threads, cache| Cpu { isa, threads, cache, ..Cpu::default() }.compile(&plan, checkpoint.clone(), LIMITS);

@@ -51,6 +51,8 @@ pub struct EngineSetup {
     pub fewer_will_do: bool,
     /// Positions of the cache over all of them; what `sequences` need and memory holds when `None`.
     pub cache_tokens: Option<usize>,
+    /// Memory kept for requests and connections, in bytes; counts under `--memory` only.
+    pub requests_bytes: usize,
 }
 
 impl From<&EngineArgs> for EngineSetup {
@@ -64,6 +66,7 @@ impl From<&EngineArgs> for EngineSetup {
             sequences: 1,
             fewer_will_do: false,
             cache_tokens: None,
+            requests_bytes: 0,
         }
     }
 }
@@ -118,7 +121,7 @@ impl EngineSetup {
     pub fn prepare(&self, checkpoint: &Checkpoint, plan: ValidPlan) -> Result<Prepared> {
         let (backend, name) = self.backend(checkpoint, &plan)?;
         let plan = backend.lower(plan)?;
-        let budget = Budget::new(self.step.memory, &plan);
+        let budget = Budget::new(self.step.memory, &plan, self.requests_bytes);
         let fit = memory::fit(&*backend, &plan, &self.wish(), budget)?;
         Ok(Prepared { backend, name, plan, budget, fit })
     }
@@ -335,7 +338,7 @@ impl Sequence {
         let setup = EngineSetup::from(args);
         let (backend, _) = setup.backend(&model.checkpoint, &model.plan)?;
         let plan = backend.lower(model.plan.clone())?;
-        let budget = Budget::new(args.step.memory, &plan);
+        let budget = Budget::new(args.step.memory, &plan, 0);
         let limits = memory::fit_whole(&*backend, &plan, args.step.batch, positions, budget)?;
         let program = backend.compile(&plan, Arc::clone(&model.checkpoint), limits)?;
         Ok(Sequence { program, batch: Batch::default(), pages: (0..limits.n_pages as u32).collect(), position: 0 })

@@ -259,7 +259,7 @@ fn real_shapes_cost_what_they_must() {
         let millions = |n: usize| (n + 500_000) / 1_000_000;
         assert_eq!((millions(plan.n_params()), millions(plan.active_params())), params, "{name}");
         assert_eq!(plan.weight_bytes().iter().map(|(_, bytes)| bytes).sum::<usize>(), bytes, "{name}");
-        assert_eq!((plan.kv_bytes_per_position(2), plan.window_bytes_per_position(2)), position, "{name}");
+        assert_eq!(crate::sequence_bytes(&plan), (position.0, position.1, 0), "{name}");
     }
 }
 

@@ -83,6 +83,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
             sequences: parallel,
             fewer_will_do: false,
             cache_tokens: None,
+            requests_bytes: 0,
         };
         let session = load::start_with(model, &setup)?;
         let load_ms = start.elapsed().as_secs_f64() * 1e3;

@@ -73,6 +73,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         sequences: args.parallel.map_or(DEFAULT_PARALLEL, usize::from),
         fewer_will_do: args.parallel.is_none(),
         cache_tokens: args.cache_tokens,
+        requests_bytes: limits::REQUESTS_BYTES,
         ..EngineSetup::from(&args.engine)
     };
     let id = args.alias.clone().unwrap_or_else(|| model_name(args.model.model.as_deref()));

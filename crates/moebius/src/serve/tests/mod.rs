@@ -47,6 +47,7 @@ impl Server {
             sequences: parallel,
             fewer_will_do: false,
             cache_tokens: Some(2048),
+            requests_bytes: 0,
         };
         let session = start_with(open(None).expect("embedded model"), &setup).expect("engine");
         let sampling = session.default_sampling();
