@@ -1,7 +1,7 @@
-//! Grammars for the parts of an answer: calls as a format writes them, and what the content must look like.
+//! Grammars for the parts of an answer: calls as a format writes them, and the form of the content.
 //!
-//! A grammar is written as one Lark text: marks that are special tokens by their ids, other marks as text, and the schemas of
-//! arguments as grammars of their own.
+//! A grammar is written as one Lark text: marks that are special tokens by their ids, other marks as text, and the
+//! schemas of arguments as separate grammars.
 
 use std::fmt::Write;
 
@@ -23,12 +23,12 @@ pub enum Choice<'a> {
     Named(&'a str),
 }
 
-/// What an answer must keep to.
+/// The constraints of an answer.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Ask<'a> {
-    /// What its content must look like.
+    /// The form of its content.
     pub content: Option<&'a Rule>,
-    /// What it may call.
+    /// The tools it may call.
     pub tools: &'a [Tool],
     /// Whether it calls.
     pub choice: Choice<'a>,
@@ -55,12 +55,13 @@ pub(super) struct Notation {
 impl Format {
     /// The constraint of an answer; none where everything is allowed.
     ///
-    /// Where calls are the model's choice, schemas that cannot be compiled hold a call to its form alone. Formats that write
-    /// arguments without JSON's quotes hold strings to `enum` and `const`, and Gemma's also the rest, to types, properties and
-    /// items; further keywords are not held there.
+    /// Where calls are the model's choice, schemas that cannot be compiled hold a call to its form alone. Formats that
+    /// write arguments without JSON's quotes hold strings to `enum` and `const`, and Gemma's also the rest, to types,
+    /// properties and items; further keywords are not held there.
     ///
     /// # Errors
-    /// As [`Grammars::compile`]; [`Error::Rule`] where a call is required and the format has none, or there is no such tool.
+    /// As [`Grammars::compile`]; [`Error::Rule`] where a call is required and the format has none, or there is no such
+    /// tool.
     pub fn constraint(
         &self,
         ask: &Ask<'_>,
@@ -105,12 +106,12 @@ pub(super) struct Page<'a> {
     /// Rules below `start`.
     rules: String,
     n_rules: usize,
-    /// Grammars of their own, named `p0`, `p1`, ..
+    /// Separate grammars, named `p0`, `p1`, ..
     parts: Vec<Rule>,
 }
 
 impl Page<'_> {
-    /// A text: its marks as the special tokens that they are, the rest as it stands.
+    /// A text: its marks as the special tokens that they are, the rest verbatim.
     pub fn say(&self, text: &str) -> String {
         let marks = self.format.marks().filter(|mark| self.special(mark).is_some());
         let first = marks.filter_map(|mark| Some((text.find(mark)?, mark)));
@@ -129,7 +130,7 @@ impl Page<'_> {
         self.tokenizer.token_to_id(mark).filter(|&id| self.tokenizer.is_special(id))
     }
 
-    /// A rule of its own; returns its name.
+    /// Adds a rule; returns its name.
     pub fn rule(&mut self, options: &str, body: &str) -> String {
         let name = self.next_rule();
         self.n_rules += 1;
@@ -142,7 +143,7 @@ impl Page<'_> {
         format!("r{}", self.n_rules)
     }
 
-    /// A grammar of its own; returns its name.
+    /// Adds a grammar; returns its name.
     pub fn part(&mut self, rule: Rule) -> String {
         self.parts.push(rule);
         format!("@p{}", self.parts.len() - 1)
@@ -185,8 +186,8 @@ impl Page<'_> {
         }
     }
 
-    /// Arguments that are written one by one, in the schema's order. `one` writes an argument of a name, which is Lark, with
-    /// its value.
+    /// Arguments that are written one by one, in the schema's order. `one` writes an argument of a name, which is Lark,
+    /// with its value.
     pub fn one_by_one(&mut self, tool: &Tool, one: impl Fn(&mut Self, &str, &Value) -> String) -> String {
         let Some(properties) = tool.parameters["properties"].as_object().filter(|p| !p.is_empty()) else {
             return match &tool.parameters {
@@ -204,7 +205,7 @@ impl Page<'_> {
         lark
     }
 
-    /// The calls behind what opens them: a rule's name.
+    /// The calls behind their opening mark: a rule's name.
     fn calls(&mut self, calls: &Calls, tools: &[&Tool], single: bool) -> String {
         let Notation { head, call, next, close, .. } = calls.notation;
         let each: Vec<String> = tools.iter().map(|tool| call(self, tool)).collect();
@@ -214,7 +215,7 @@ impl Page<'_> {
         self.rule("", &body)
     }
 
-    /// What follows a trigger. None where the format has no trigger, or not even the form of its calls can be held.
+    /// The text behind a trigger. None where the format has no trigger, or no grammar can hold the form of its calls.
     fn when_called(self, calls: &Calls, tools: &[&Tool], single: bool, with: &Grammars) -> Option<Grammar> {
         if calls.notation.open.is_empty() {
             return None;

@@ -1,4 +1,4 @@
-//! Calls of Gemma 4: `<|tool_call>call:name{key:value, ..}<tool_call|>`, in a notation of its own: strings stand between
+//! Calls of Gemma 4: `<|tool_call>call:name{key:value, ..}<tool_call|>`, in a private notation: strings are between
 //! `<|"|>` marks without escapes, keys are bare.
 
 use std::borrow::Cow;
@@ -190,7 +190,7 @@ fn write_object(
 ) -> String {
     let mut sorted: Vec<(&String, &Value)> = properties.iter().collect();
     sorted.sort_by_key(|(name, _)| *name);
-    // What may follow, from the last on: where nothing stands before it, and where something does, with a comma.
+    // The possible rests, from the last on: without a comma at the beginning, and with one behind another entry.
     let (mut first, mut further) = (page.rule("", "\"\""), page.rule("", "\"\""));
     for (name, schema) in sorted.into_iter().rev() {
         let value = write_value(page, schema, depth + 1);

@@ -1,8 +1,8 @@
 //! The messages of gpt-oss ("harmony"): an answer is a sequence of messages in channels.
 //!
-//! `<|channel|>analysis<|message|>..<|end|><|start|>assistant<|channel|>final<|message|>..`. Analysis is the thought, final the
-//! answer; commentary to `functions.name` is a call, and other commentary is for the reader. The prompt ends with
-//! `<|start|>assistant`, so the first header begins behind it.
+//! `<|channel|>analysis<|message|>..<|end|><|start|>assistant<|channel|>final<|message|>..`. Analysis is the thought,
+//! final the answer; commentary to `functions.name` is a call, and other commentary is for the reader. The prompt ends
+//! with `<|start|>assistant`, so the first header begins behind it.
 
 use super::Calls;
 use super::constrain::{Notation, Page};
@@ -139,11 +139,12 @@ enum Next<'a> {
     Thought,
     Content,
     Call(&'a str),
-    /// No message: what stands here is content.
+    /// No message: the text is content.
     Text,
 }
 
-/// What a header announces, and where its message begins. What is no header is content. None when more is needed.
+/// The kind of message that a header announces, and where the message begins. Text without a header is content. None
+/// when more text is needed.
 fn header(text: &str, first: bool, last: bool) -> Option<(Next<'_>, usize)> {
     let visible = text.trim_start();
     let begins: &[&str] = if first { &[CHANNEL, START, "to="] } else { &[CHANNEL, START] };
@@ -151,7 +152,7 @@ fn header(text: &str, first: bool, last: bool) -> Option<(Next<'_>, usize)> {
         let may_come = begins.iter().any(|b| b.starts_with(visible));
         return (last || !may_come).then_some((Next::Content, 0));
     }
-    // What begins a header and is none must not be looked at as one again.
+    // A beginning that turned out not to be a header must not be read as one again.
     let none = text.len() - visible.len() + 1;
     let end = match text.find(MESSAGE) {
         Some(end) if end <= MAX_HEADER => end,

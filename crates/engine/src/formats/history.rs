@@ -5,16 +5,16 @@ use serde_json::{Map, Value};
 use super::Format;
 use super::parser::new_id;
 
-/// What templates want of messages with calls, beyond what all want.
+/// The form of messages with calls that a template takes, where it differs from others'.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Habits {
     /// A message holds one call at most; its result follows.
     pub one_call: bool,
-    /// A message with calls and no content has null for content: an empty one would be a turn of its own.
+    /// A message with calls and no content has null for content: an empty one would be a separate turn.
     pub null_content: bool,
     /// Ids of calls have nine letters and digits.
     pub short_ids: bool,
-    /// Thoughts are in `thinking`; with calls, they hold what the message said as well.
+    /// Thoughts are in `thinking`; with calls, the message's content is there as well.
     pub thinking: bool,
 }
 
@@ -22,11 +22,11 @@ pub(super) struct Habits {
 pub(super) const PLAIN: Habits = Habits { one_call: false, null_content: false, short_ids: false, thinking: false };
 
 impl Format {
-    /// Messages as chat templates of this format take them, from messages as the chat completions API has them: arguments
-    /// of calls become objects where they are JSON text, lists of text parts become strings, a missing content an empty
-    /// one; messages with several calls, ids and thoughts are brought into the family's own shape.
+    /// Messages as chat templates of this format take them, from messages as the chat completions API has them:
+    /// arguments of calls become objects where they are JSON text, lists of text parts become strings, a missing
+    /// content an empty one; messages with several calls, ids and thoughts are brought into the family's own shape.
     ///
-    /// What is not an object, or has another form than the API's, stays as it is.
+    /// Anything but an object in the API's form stays as it is.
     pub fn history(&self, messages: &[Value]) -> Vec<Value> {
         let habits = self.calls.map_or(PLAIN, |calls| calls.habits);
         let mut out = Vec::with_capacity(messages.len());
@@ -107,7 +107,8 @@ fn thinking(fields: &mut Map<String, Value>, calls: bool) {
     }
 }
 
-/// A message with several calls becomes messages with one, each with its result behind it. `rest` holds what follows, last first.
+/// A message with several calls becomes messages with one, each with its result behind it. `rest` holds the messages
+/// that follow, last first.
 fn split(message: Value, rest: &mut Vec<Value>, out: &mut Vec<Value>) {
     let mut results = Vec::new();
     while let Some(result) = rest.pop_if(|next| next["role"] == "tool") {
@@ -117,7 +118,7 @@ fn split(message: Value, rest: &mut Vec<Value>, out: &mut Vec<Value>) {
     for (i, call) in calls.into_iter().enumerate() {
         let mut one = message.clone();
         if i > 0 {
-            // What it said and thought stands once.
+            // Its content and thoughts are kept once.
             one["content"] = "".into();
             one.as_object_mut().map(|fields| fields.shift_remove("thinking"));
         }

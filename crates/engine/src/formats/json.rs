@@ -1,4 +1,4 @@
-//! JSON as it comes: whether what came is the beginning of an object, and where the object ends.
+//! Incremental JSON: whether a text is the beginning of an object, and where the object ends.
 
 use super::parser::{Sink, Turn};
 
@@ -32,7 +32,7 @@ enum Expect {
         key: bool,
         left: u8,
     },
-    /// Inside `true`, `false` or `null`: what is still to come.
+    /// Inside `true`, `false` or `null`: the rest of it.
     Word(&'static [u8]),
     Number(Digits),
 }
@@ -53,18 +53,18 @@ enum Digits {
 /// How far a text took a scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scanned {
-    /// All of it belongs to the object, which goes on.
+    /// All of it belongs to the object, which is not complete.
     More,
-    /// The object ends after so many bytes.
+    /// The object ends after this number of bytes.
     End(usize),
-    /// The byte at this place cannot stand there; a scan that goes on from it says so again.
+    /// The byte at this index is invalid; a scan that resumes there says so again.
     Bad(usize),
 }
 
 /// Reads one JSON object, byte after byte.
 #[derive(Clone, Debug)]
 pub(super) struct Scan {
-    /// What is open: objects (true) and lists.
+    /// The open objects (true) and lists (false).
     open: Vec<bool>,
     expect: Expect,
 }
@@ -110,7 +110,7 @@ impl Scan {
         turn
     }
 
-    /// Takes a byte; false when it cannot stand here.
+    /// Takes a byte; false when it is invalid here.
     fn byte(&mut self, byte: u8) -> bool {
         use Expect::*;
         if let Number(digits) = self.expect {
@@ -203,12 +203,12 @@ impl Digits {
     }
 }
 
-/// Why a cursor did not get what it looked for.
+/// Why a cursor did not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Halt {
     /// The text ends too early; more of it may bring it.
     More,
-    /// Something else stands there.
+    /// Another text is there.
     Not,
 }
 
@@ -251,7 +251,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Reads the first of these texts that stands here; none is the beginning of another.
+    /// Reads the one of these texts that is here; none is the beginning of another.
     pub fn expect_any(&mut self, expected: &[&str]) -> Result<&mut Self, Halt> {
         let mut halt = Halt::Not;
         for text in expected {
@@ -264,7 +264,7 @@ impl<'a> Cursor<'a> {
         Err(halt)
     }
 
-    /// Reads up to this text and past it; returns what stands before it.
+    /// Reads up to this text and past it; returns the text before it.
     pub fn until(&mut self, end: &str) -> Result<&'a str, Halt> {
         let found = self.rest().find(end).ok_or(Halt::More)?;
         let before = &self.rest()[..found];
@@ -272,7 +272,7 @@ impl<'a> Cursor<'a> {
         Ok(before)
     }
 
-    /// As [`Cursor::until`], where none of `stops` may stand before.
+    /// As [`Cursor::until`], where none of `stops` may come before.
     pub fn until_within(&mut self, end: &str, stops: &[char]) -> Result<&'a str, Halt> {
         let rest = self.rest();
         match (rest.find(end), rest.find(stops)) {
@@ -284,7 +284,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Reads up to one of these characters; returns what stands before it, without the blanks at its end.
+    /// Reads up to one of these characters; returns the text before it, without trailing blanks.
     pub fn bare(&mut self, stops: &[char]) -> Result<&'a str, Halt> {
         let found = self.rest().find(stops).ok_or(Halt::More)?;
         let bare = self.rest()[..found].trim_end();
@@ -292,7 +292,7 @@ impl<'a> Cursor<'a> {
         if bare.is_empty() { Err(Halt::Not) } else { Ok(bare) }
     }
 
-    /// Whether this text stands here, and reads it then.
+    /// Reads this text if it is here; says whether.
     pub fn have(&mut self, text: &str) -> Result<bool, Halt> {
         match self.expect(text) {
             Ok(_) => Ok(true),

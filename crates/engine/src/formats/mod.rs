@@ -1,8 +1,8 @@
-//! Reasoning and tool calls in what a model writes: every family marks them in its own way, and each way is a [`Format`].
+//! Reasoning and tool calls in an answer: families of models mark them differently, and each way is a [`Format`].
 //!
-//! A format is chosen from the chat template's text ([`Format::detect`]). Its [`Parser`] takes the text of an answer as it
-//! comes, cut anywhere, and gives [`Event`]s: the thought, the answer, the calls. Text in, structure out: nothing here knows
-//! HTTP, an API's JSON, or the engine's requests.
+//! A format is chosen from the chat template's text ([`Format::detect`]). Its [`Parser`] takes the text of an answer as
+//! it comes, cut anywhere, and gives [`Event`]s: the thought, the answer, the calls. Text in, structure out: nothing
+//! here knows HTTP, an API's JSON, or the engine's requests.
 //!
 //! Many marks are special tokens, whose names an answer's text leaves out: a request whose text goes to a parser lists
 //! [`Format::shown`] as [`shown`](crate::Request::shown).
@@ -49,7 +49,8 @@ pub enum Event {
     ToolCallStart {
         /// Which call of this answer, from 0.
         index: usize,
-        /// Its id: the model's own where the format has one, else a new one of the form that the model's template takes.
+        /// Its id: the model's own where the format has one, else a new one of the form that the model's template
+        /// takes.
         id: String,
         /// Name of the tool.
         name: String,
@@ -65,7 +66,8 @@ pub enum Event {
     ToolCallEnd {
         /// Which call.
         index: usize,
-        /// Its arguments are a whole JSON object. False when the text broke off or went wrong; never with [`Hold::Call`].
+        /// Its arguments are a whole JSON object. False when the text broke off or went wrong; never with
+        /// [`Hold::Call`].
         complete: bool,
     },
 }
@@ -93,13 +95,14 @@ const THOUGHTS: &[(&str, Thought)] = &[
 /// How calls are written.
 struct Calls {
     name: &'static str,
-    /// Texts that open calls wherever they stand in an answer.
+    /// Texts that open calls anywhere in an answer.
     opens: &'static [&'static str],
     /// Texts that open calls at the very start of an answer; they belong to the call.
     starts: &'static [&'static str],
-    /// All texts that the reader looks for.
+    /// All texts that the reader searches for.
     marks: &'static [&'static str],
-    /// Makes the reader of what follows one of `opens`, which is handed in; with no `opens` and no `starts`, of whole answers.
+    /// Makes the reader of the text behind one of `opens`, its argument; with no `opens` and no `starts`, of whole
+    /// answers.
     reader: fn(&str, &[Tool]) -> Box<dyn Reader>,
     notation: Notation,
     habits: Habits,
@@ -125,7 +128,7 @@ impl std::fmt::Debug for Format {
     }
 }
 
-/// What a template says about its calls: the first row whose texts stand in it.
+/// The format of a template: the first row whose texts it contains.
 const CALLS: &[(&[&str], &Calls)] = &[
     (&["<|channel|>analysis"], &harmony::CALLS),
     (&["<|tool_call>call:"], &gemma::CALLS),

@@ -1,9 +1,9 @@
-//! The parser that all formats share: text until a mark, thoughts, and what is held back while a mark may be on its way.
+//! The parser that all formats share: text until a mark, thoughts, and text held back while it may begin a mark.
 
 use super::json::Halt;
 use super::{Calls, Event, Format, Thought, Tool};
 
-/// What a parser keeps to itself until it is certain.
+/// Text that a parser holds back until it is certain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Hold {
     /// A call up to its name; its arguments stream. Where they go wrong later, the call ends as not complete.
@@ -13,7 +13,7 @@ pub enum Hold {
     Call,
 }
 
-/// What became of a stretch of text that a [`Reader`] was given.
+/// The result of a [`Reader`] on a stretch of text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
     /// So many bytes are read; go on with the rest.
@@ -28,8 +28,8 @@ pub(super) enum Turn {
 
 /// Reads calls behind the mark that opens them.
 pub(super) trait Reader: Send {
-    /// Reads from the front of `text`; `last` when nothing follows it. What it decides must depend on the text alone, not
-    /// on where it is cut.
+    /// Reads from the front of `text`; `last` when nothing follows it. What it decides must depend on the text alone,
+    /// not on where it is cut.
     fn read(&mut self, text: &str, last: bool, sink: &mut Sink) -> Turn;
 
     /// After [`Turn::Broken`]: whether the reader reads on.
@@ -49,7 +49,7 @@ impl Turn {
     }
 }
 
-/// Where a reader puts what it finds.
+/// The output of a reader.
 pub(super) struct Sink {
     events: Vec<Event>,
     hold: Hold,
@@ -89,7 +89,7 @@ impl Sink {
         self.settle();
     }
 
-    /// What was read up to here is no part of a call to come.
+    /// The text up to here is no part of a later call.
     pub fn settle(&mut self) {
         self.n_settled += 1;
     }
@@ -172,8 +172,8 @@ pub struct Parser {
 impl Parser {
     /// A parser at the start of an answer.
     ///
-    /// `opened`: the prompt ends inside a thought ([`Format::opens_thought`]). Calls are looked for when there are `tools`.
-    /// `seed` makes the ids of calls: take a new one for every answer.
+    /// `opened`: the prompt ends inside a thought ([`Format::opens_thought`]). Calls are looked for when there are
+    /// `tools`. `seed` makes the ids of calls: take a new one for every answer.
     pub fn new(format: Format, tools: &[Tool], opened: bool, hold: Hold, seed: u64) -> Parser {
         let state = match format.thought {
             Some(marks) if opened => State::Thought { marks, begun: false },
@@ -372,7 +372,7 @@ impl Parser {
     }
 }
 
-/// What a search for marks found.
+/// The result of a search for marks.
 enum Found {
     Mark {
         at: usize,
@@ -382,8 +382,8 @@ enum Found {
     Held(usize),
 }
 
-/// Text before the first of these marks: its length, and where the mark ends when it is there. An end of the text that may
-/// begin a mark, and the blanks before that, are left for later, unless this is the last of it.
+/// Text before the first of these marks: its length, and where the mark ends when it is there. An end of the text that
+/// may begin a mark, and the blanks before that, are left for later, unless this is the last of it.
 pub(super) fn until_mark(text: &str, marks: &[&'static str], last: bool) -> (usize, Option<usize>) {
     match find(text, marks) {
         Found::Mark { at, mark } => (at, Some(at + mark.len())),
@@ -392,7 +392,7 @@ pub(super) fn until_mark(text: &str, marks: &[&'static str], last: bool) -> (usi
     }
 }
 
-/// The mark that stands first; of several at one place the longest.
+/// The first mark; of several at one place the longest.
 fn find(text: &str, marks: &[&'static str]) -> Found {
     let found = marks.iter().filter_map(|mark| Some((text.find(mark)?, mark)));
     match found.min_by_key(|(at, mark)| (*at, std::cmp::Reverse(mark.len()))) {

@@ -26,7 +26,8 @@ fn merged(events: Vec<Event>) -> Vec<Event> {
     out
 }
 
-/// `R"..."` for a thought, `C"..."` for content, `name(arguments)` for a call, with `!` behind one that is not complete.
+/// `R"..."` for a thought, `C"..."` for content, `name(arguments)` for a call, with `!` behind one that is not
+/// complete.
 fn show(events: Vec<Event>) -> String {
     let parts = merged(events).into_iter().map(|event| match event {
         Event::Reasoning(text) => format!("R{text:?} "),
@@ -54,8 +55,8 @@ fn in_pieces(format: Format, opened: bool, hold: Hold, text: &str, cuts: u64) ->
     events
 }
 
-/// A template's words, whether the prompt opened a thought, the text, and what is in it: with calls held back to their name,
-/// and with whole calls held back where that differs.
+/// A template's words, whether the prompt opened a thought, the text, and what is in it: with calls held back to their
+/// name, and with whole calls held back where that differs.
 struct Case(&'static str, bool, &'static str, &'static str, Option<&'static str>);
 
 // Words of templates that say which format it is.

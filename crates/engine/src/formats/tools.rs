@@ -14,8 +14,8 @@ pub struct Tool {
 }
 
 impl Tool {
-    /// A tool from its definition as templates take it: `{"type": "function", "function": {"name", "parameters"}}`, or the
-    /// inner object alone. None when it has no name.
+    /// A tool from its definition as templates take it: `{"type": "function", "function": {"name", "parameters"}}`, or
+    /// the inner object alone. None when it has no name.
     pub fn from_json(definition: &Value) -> Option<Tool> {
         let function = definition.get("function").unwrap_or(definition);
         let name = function.get("name")?.as_str()?.to_owned();
@@ -54,8 +54,8 @@ impl Arguments {
     }
 }
 
-/// The JSON that a text stands for where the schema says its type: itself for a string, else JSON as it stands, or Python's
-/// words for it. Where nothing is said, what is a number, a boolean, a list or an object is one. What fits no type is a string.
+/// The JSON of a text. With a type in the schema: the text itself for a string, else the text as JSON, or in Python's
+/// words. Without one: a number, boolean, list or object where the text is one. A text of no type is a string.
 fn typed(text: &str, schema: Option<&Value>) -> String {
     let python = match text.trim() {
         "True" => "true",

@@ -1,6 +1,7 @@
-//! Calls of Qwen3-Coder and Qwen 3.5 and later: `<function=name>`, `<parameter=key>` lines, each with its end, in `<tool_call>`.
+//! Calls of Qwen3-Coder and Qwen 3.5 and later: `<function=name>`, `<parameter=key>` lines, each with its end, in
+//! `<tool_call>`.
 //!
-//! A value is a string as it stands between its lines, or JSON, as the tool's schema says. The outer marks are
+//! A value is the text between its lines as a string, or JSON, as the tool's schema says. The outer marks are
 //! sometimes forgotten.
 
 use super::constrain::Notation;
@@ -47,7 +48,7 @@ const PARAMETER_END: &str = "</parameter>";
 
 struct Xml {
     tools: Vec<Tool>,
-    /// The call stands in `<tool_call>`.
+    /// The call is inside `<tool_call>`.
     wrapped: bool,
     /// `<function=` is read already.
     named: bool,
