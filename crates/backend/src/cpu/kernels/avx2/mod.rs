@@ -2,9 +2,9 @@
 //!
 //! A format says how its bytes become integers, scales and minimums: [`small`] (32-blocks), [`large`] (super-blocks)
 //! and [`planar`] (the planes of MLX files). [`mod@vec`] multiplies rows with one column ([`large_vec`] the
-//! super-blocks), [`panel`] unpacks 16 rows ([`panel_words`] says how a format does it), and [`tile`] multiplies panels
-//! with many columns ([`small_tile`] and [`large_tile`] those of bytes). `types.rs` beside this module is the table of
-//! types for all three.
+//! super-blocks), [`panel`] unpacks 16 rows ([`panel_words`] says how a format does it), and [`mod@tile`] multiplies
+//! panels with many columns ([`small_tile`] and [`large_tile`] those of bytes). `types.rs` beside this module is the
+//! table of types for all three.
 
 mod large;
 mod large_tile;
