@@ -270,7 +270,9 @@ fn matcher(
     let matcher = Matcher::new(Ok(parser)).into_cancellable();
     // The first mask is computed on a copy: how a matcher got its caches must not matter.
     let mut copy = matcher.deep_clone();
-    copy.cancellation_handle().into_iter().for_each(|handle| drop(begun.send(handle)));
+    for handle in copy.cancellation_handle() {
+        begun.send(handle).map_err(|_| too_costly(true))?;
+    }
     copy.compute_mask().map_err(|e| match first_line(&e) {
         why if why.starts_with("NoExtension") => Error::Unsatisfiable("no token can begin one".into()),
         why => Error::Rule(why),

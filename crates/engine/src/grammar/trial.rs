@@ -11,7 +11,7 @@ use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{INVALID_TOKEN, TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
 use serde::{Deserialize, Serialize};
 
-use super::{Error, factory, matcher};
+use super::{Error, STACK_BYTES, factory, matcher};
 
 /// Longest list of marks in a message, in bytes.
 const MAX_MARK_BYTES: usize = 1 << 20;
@@ -50,9 +50,14 @@ pub(super) fn message(grammar: &TopLevelGrammar, marks: &[String]) -> Result<Str
 pub fn attempt(message: &str) -> Result<(), Error> {
     let bad = |e: &dyn std::fmt::Display| Error::Setup(format!("read a grammar: {e}"));
     let Message { grammar, marks } = serde_json::from_str(message).map_err(|e| bad(&e))?;
-    let (begun, _handle) = sync_channel(1);
-    let environment: TokEnv = Arc::new(Bytes::new(&marks));
-    matcher(&factory(&environment)?, grammar, &begun).map(drop)
+    let compile = move || {
+        let (begun, _handle) = sync_channel(1);
+        let environment: TokEnv = Arc::new(Bytes::new(&marks));
+        matcher(&factory(&environment)?, grammar, &begun).map(drop)
+    };
+    let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(compile);
+    let thread = thread.map_err(|e| Error::Setup(format!("start a thread: {e}")))?;
+    thread.join().unwrap_or_else(|_| Err(Error::Rule("the compiler failed".into())))
 }
 
 /// A vocabulary of bytes, an end and special tokens.
