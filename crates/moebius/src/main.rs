@@ -10,6 +10,7 @@ mod machine;
 mod memory;
 mod serve;
 mod show;
+mod trial;
 
 use std::process::ExitCode;
 
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
         Command::Tokenize(args) => commands::tokenize::run(args),
         Command::Render(args) => commands::render::run(args),
         Command::Perplexity(args) => commands::perplexity::run(args),
+        Command::TryGrammar => trial::run(),
         Command::Completions { shell } => {
             commands::completions::run(*shell);
             Ok(())

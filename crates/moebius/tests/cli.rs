@@ -310,3 +310,21 @@ fn smollm2_follows_the_exact_greedy_path() {
         println!("{}: {sure} of {} steps, all equal", prompt["prompt"], greedy.len());
     }
 }
+
+/// What a process that tries grammars says, and the schema that took all memory and did not end: here it ends by itself.
+#[test]
+fn costly_grammars_are_ended() {
+    let said = |schema: serde_json::Value| {
+        let message = serde_json::json!({"grammar": {"grammars": [{"json_schema": schema}]}, "marks": ["<|end|>"]});
+        let output = moebius(&["try-grammar"], &message.to_string());
+        String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or_default().to_string()
+    };
+    let pattern = |c: char| serde_json::json!({"type": "string", "pattern": format!(".*{c}.*")});
+    assert_eq!(said(pattern('a')), "ok");
+    assert_eq!(said(serde_json::json!({"type": "integer", "minimum": 5, "maximum": 4})), "unsatisfiable");
+    assert_eq!(said(serde_json::json!({"type": "strange"})), "rule");
+    if cfg!(unix) {
+        let all: Vec<_> = ('a'..='z').map(pattern).collect();
+        assert_eq!(said(serde_json::json!({"allOf": all})), "");
+    }
+}

@@ -65,6 +65,10 @@ fn constraint(args: &RunArgs, session: &Session, format: Format, opened: bool) -
         _ => return Ok(None),
     };
     let grammars = Grammars::new(session.tokenizer.clone(), 1)?;
+    let grammars = match crate::trial::process() {
+        Some(trial) => grammars.with_trial(trial),
+        None => grammars,
+    };
     let ask = Ask { content: Some(&rule), opened, ..Ask::default() };
     Ok(format.constraint(&ask, &session.tokenizer, &grammars)?)
 }

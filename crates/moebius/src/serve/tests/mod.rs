@@ -53,7 +53,7 @@ impl Server {
         let sampling = session.default_sampling();
         let places = Places { parallel, queue };
         let Started { app, thread, .. } =
-            super::start(session, "fable".into(), sampling, keys, places).expect("server");
+            super::start(session, "fable".into(), sampling, keys, places, None).expect("server");
         Server { router: routes::router(app.clone()), app, thread: Some(thread) }
     }
 
