@@ -1,6 +1,9 @@
 //! Tokens in, text out: tokenizer, chat template, sampler, scheduler. One thread, no network; requests and events are values.
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+#[path = "../../../tests/fixtures.rs"]
+mod fixtures;
 pub mod folder;
 pub mod formats;
 pub mod grammar;
