@@ -1,8 +1,8 @@
-//! Fixtures for the tests of every crate. Each test crate includes this file by its path: a crate of its own would be an edge
-//! between crates whose order is strict, and a copy in each would drift.
+//! Fixtures for the tests of every crate. Each test crate includes this file by its path: a crate of its own would be
+//! an edge between crates whose order is strict, and a copy in each would drift.
 //!
-//! A test that finds nothing to test says that it skipped. `MOEBIUS_NO_SKIP=1` makes that a failure; `MOEBIUS_NO_SKIP=all` also
-//! demands the larger fixtures beside the checkout, which only add to what the tree has.
+//! A test that finds nothing to test says that it skipped. `MOEBIUS_NO_SKIP=1` makes that a failure;
+//! `MOEBIUS_NO_SKIP=all` also demands the larger fixtures beside the checkout, which only add to what the tree has.
 #![allow(dead_code)] // Each crate uses a part.
 
 use std::fmt::Display;

@@ -37,7 +37,7 @@ const OWN: &[(&str, bool, &str)] = &[
     ),
     ("llama", false, "{# <|python_tag|> #}EACH{\"name\": \"{{ f.name }}\", \"parameters\": ARGUMENTS}END"),
     ("mistral-id", true, "EACH[TOOL_CALLS]{{ f.name }}[CALL_ID]{{ c.id }}[ARGS]ARGUMENTSEND"),
-    ("mistral-named", true, "EACH[TOOL_CALLS]{{ f.name }}[ARGS]ARGUMENTSEND"),
+    ("mistral-args", true, "EACH[TOOL_CALLS]{{ f.name }}[ARGS]ARGUMENTSEND"),
     (
         "mistral",
         true,
