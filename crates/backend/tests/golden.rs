@@ -14,8 +14,8 @@ use std::sync::Arc;
 use backend::reference::Reference;
 use backend::{Backend, Fault};
 use checkpoint::Checkpoint;
-use common::Session;
 use common::backends::{self, Logits, Quantised, Row};
+use common::{Session, fixtures};
 use model::plan::{Plan, RopePairing, ValidPlan, passes};
 use model::rope::{self, Scaling, Yarn};
 use quant::act::ActKind;
@@ -221,24 +221,18 @@ fn manifest_dir() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
+/// Larger models than those in the tree ([`tiny_models`]), of the same architectures and types.
 #[test]
 fn shared_fixtures() {
-    let root = manifest_dir().join("../../../shared/fixtures/models");
-    if !root.is_dir() {
-        println!("skipped: {} is absent", root.display());
-        return;
-    }
+    let Some(root) = fixtures::more("../shared/fixtures/models") else { return };
     MODELS.iter().for_each(|name| check(&root.join(name)));
 }
 
-/// gpt-oss's published configuration does not round the ends of YaRN's ramp; GGUF files cannot say so.
+/// gpt-oss's published configuration does not round the ends of YaRN's ramp; GGUF files cannot say so. (The
+/// tables themselves are tested in `model::rope`.)
 #[test]
 fn yarn_without_truncation() {
-    let folder = manifest_dir().join("../../../shared/fixtures/models/gptoss");
-    if !folder.is_dir() {
-        println!("skipped: {} is absent", folder.display());
-        return;
-    }
+    let Some(folder) = fixtures::more("../shared/fixtures/models/gptoss") else { return };
     let golden = Golden(std::fs::read(folder.join("golden.safetensors")).unwrap());
     let (tokens, exact) = (golden.u32s("tokens"), golden.f32s("logits_rope_untruncated"));
     let open = || checkpoint::open(&folder.join("model-bf16.gguf")).unwrap();

@@ -3,7 +3,9 @@
 
 mod toy;
 
-use std::path::Path;
+#[path = "../../../tests/fixtures.rs"]
+mod fixtures;
+
 use std::sync::Arc;
 
 use backend::cpu::{CacheType, Cpu};
@@ -177,13 +179,9 @@ struct Model {
 }
 
 impl Model {
-    /// None, with a word about it, when the file is not there. With `window`, all layers but the last keep only that.
+    /// None where a file that adds to those in the tree is absent. With `window`, all layers but the last keep only that.
     fn open(path: &str, window: Option<usize>) -> Option<Model> {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path);
-        if !path.exists() {
-            println!("skipped: {} is not there", path.display());
-            return None;
-        }
+        let path = if path.starts_with("../") { fixtures::more(path)? } else { fixtures::root(path) };
         let checkpoint = Arc::new(checkpoint::open(&path).unwrap());
         let mut plan = model::build(&checkpoint).unwrap().into_plan();
         let last = Cache(plan.caches.len() as u32 - 1);

@@ -1,5 +1,8 @@
 //! The command line end to end, on the embedded model: what a user types and what comes back.
 
+#[path = "../../../tests/fixtures.rs"]
+mod fixtures;
+
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -273,13 +276,8 @@ fn completions_know_the_commands() {
 /// step whose margin is below 0.05.
 #[test]
 fn smollm2_follows_the_exact_greedy_path() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let model = root.join("target/models/SmolLM2-135M-Instruct.Q4_1.gguf");
-    let golden = root.join("../shared/fixtures/golden_smollm2.json");
-    if !model.exists() || !golden.exists() {
-        println!("skipped: needs {} (tools/fetch_smollm2.sh) and {}", model.display(), golden.display());
-        return;
-    }
+    let Some(golden) = fixtures::more("../shared/fixtures/golden_smollm2.json") else { return };
+    let Some(model) = fixtures::more("target/models/SmolLM2-135M-Instruct.Q4_1.gguf") else { return };
     let golden: serde_json::Value = serde_json::from_slice(&std::fs::read(golden).expect("read")).expect("JSON");
     let folder = tempfile::tempdir().expect("temporary folder");
     for prompt in golden["prompts"].as_array().expect("prompts") {

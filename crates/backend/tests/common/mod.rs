@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, dead_code, unused_imports)]
 
 pub mod backends;
+#[path = "../../../../tests/fixtures.rs"]
+pub mod fixtures;
 mod session;
 
 use std::sync::Arc;

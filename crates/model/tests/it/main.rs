@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod costs;
+#[path = "../../../../tests/fixtures.rs"]
+mod fixtures;
 mod gated_delta;
 mod header;
 mod latent;
