@@ -163,7 +163,7 @@ fn relative_rms_of_rows(found: &[f32], exact: &[f32], width: usize, n_left_out: 
     let mut errors: Vec<f64> = rows.map(error).collect();
     errors.sort_by(f64::total_cmp);
     let kept = &errors[..errors.len() - n_left_out];
-    // NaN stands behind all numbers in this order, and counts even where it would be left out.
+    // NaN sorts behind all numbers, and counts even where it would be left out.
     let nan = errors.last().filter(|e| e.is_nan());
     let error = nan.copied().unwrap_or(kept.iter().sum::<f64>() / (kept.len() * width) as f64);
     (error / variance).sqrt()
@@ -357,10 +357,10 @@ fn a_thousand_tokens() {
     }
 }
 
-/// Tiny models in git that hold every weight type between them, made by `tools/make_tiny_models.py`. Beside each stands
-/// the most that the CPU may be off: bf16's tolerance for floats, llama.cpp's error on the same file where activations
-/// have 8 bits, half of it where there are super-blocks; and how many of the greedy answers it gives, which are all
-/// until a token goes to other experts. No greedy margin in these files is below 0.1.
+/// Tiny models in git that together have every weight type, made by `tools/make_tiny_models.py`. With each: the CPU's
+/// maximum error (bf16's tolerance for floats, llama.cpp's error on the same file where activations have 8 bits, half
+/// of it for super-blocks), and the number of greedy answers it reproduces: all until a token goes to other experts. No
+/// greedy margin in these files is below 0.1.
 #[test]
 fn every_weight_type() {
     let folder = manifest_dir().join("tests/data/types");
