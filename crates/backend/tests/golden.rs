@@ -94,7 +94,7 @@ fn relative_rms_of_rows(found: &[f32], exact: &[f32], width: usize, n_left_out: 
     let mut errors: Vec<f64> = rows.map(error).collect();
     errors.sort_by(f64::total_cmp);
     let kept = &errors[..errors.len() - n_left_out];
-    // NaN stands behind all numbers in this order, and counts even where it would be left out.
+    // NaN sorts behind all numbers, and counts even where it would be left out.
     let nan = errors.last().filter(|e| e.is_nan());
     let error = nan.copied().unwrap_or(kept.iter().sum::<f64>() / (kept.len() * width) as f64);
     (error / variance).sqrt()

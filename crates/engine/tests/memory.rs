@@ -102,7 +102,7 @@ fn windows_are_given_back() {
     }
 }
 
-/// The checkpoints that others went on from outlive those that nobody asked for.
+/// Checkpoints that sequences resumed from outlive unused ones.
 #[test]
 fn shared_beginnings_are_kept_longest() {
     for kinds in [STATE, BOTH] {
@@ -114,7 +114,7 @@ fn shared_beginnings_are_kept_longest() {
         let mut found = Vec::new();
         for seed in 2..6 {
             found.push(run(&mut engine, request(chat(seed, 80), seed, 1)).1.cached_tokens);
-            // Strangers, each with a checkpoint of its own.
+            // Unrelated prompts, each with its own checkpoint.
             for other in 0..2 {
                 run(&mut engine, request(prompt(seed * 100 + other, 150), 1, 1));
             }
@@ -155,7 +155,7 @@ fn an_edited_last_message_computes_only_itself() {
     }
 }
 
-/// Sequences that lost their memory go on from their checkpoints.
+/// Sequences that lost their memory resume from their checkpoints.
 #[test]
 fn a_preempted_sequence_goes_on_from_a_checkpoint() {
     for kinds in KINDS {
