@@ -203,8 +203,15 @@ fn model(more: bool) -> (ValidPlan, Arc<Checkpoint>) {
     (ValidPlan::new(plan).unwrap(), Arc::new(checkpoint::from_bytes("two ops", file).unwrap()))
 }
 
-const LIMITS: Limits =
-    Limits { max_tokens: 16, max_outputs: 16, n_pages: 4, max_positions: 64, n_window_pages: 0, n_states: 0 };
+const LIMITS: Limits = Limits {
+    max_tokens: 16,
+    max_outputs: 16,
+    n_pages: 4,
+    max_positions: 64,
+    n_window_pages: 0,
+    n_states: 0,
+    max_draft: 0,
+};
 
 #[test]
 fn a_small_backend_computes_what_the_reference_does() {

@@ -14,7 +14,7 @@ use model::plan::*;
 use quant::{PlanesBuf, ScaleType, WeightType};
 use safetensors::{Dtype, tensor::TensorView};
 
-pub use session::{Sabotage, Session};
+pub use session::{MAX_DRAFT, Sabotage, Session};
 
 /// What the model looks like.
 #[derive(Clone, Copy, Debug)]
