@@ -214,8 +214,8 @@ impl Model {
                 max_new_tokens: 20 + random(4, 80) as usize,
                 sampling: SamplerParams {
                     // Some list the tokens that they penalise, behind each of the drafts too.
-                    top_k: if seed % 3 == 0 { 20 } else { 0 },
-                    penalty_repeat: if seed % 3 == 0 { 1.1 } else { 1.0 },
+                    top_k: if seed.is_multiple_of(3) { 20 } else { 0 },
+                    penalty_repeat: if seed.is_multiple_of(3) { 1.1 } else { 1.0 },
                     ..sampling(if seed.is_multiple_of(2) { 0.0 } else { 0.9 }, seed)
                 },
                 ignore_eos: true,

@@ -371,7 +371,7 @@ impl Drafter for Guesses {
         for i in 0..n {
             let h = mix(self.seed, i as u64 + 2);
             let id = match text.get(i) {
-                Some(&id) if self.wrong == 0 || h % self.wrong > 0 => id,
+                Some(&id) if self.wrong == 0 || !h.is_multiple_of(self.wrong) => id,
                 _ => ((h >> 32) % (self.n_vocab as u64 + 1)) as u32,
             };
             if Some(id) == self.never {
