@@ -270,7 +270,7 @@ fn matcher(
     let matcher = Matcher::new(Ok(parser)).into_cancellable();
     // The first mask is computed on a copy: how a matcher got its caches must not matter.
     let mut copy = matcher.deep_clone();
-    for handle in copy.cancellation_handle() {
+    if let Some(handle) = copy.cancellation_handle() {
         begun.send(handle).map_err(|_| too_costly(true))?;
     }
     copy.compute_mask().map_err(|e| match first_line(&e) {
