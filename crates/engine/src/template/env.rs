@@ -317,8 +317,8 @@ fn texts(env: &mut Environment<'static>) {
     });
     filter(env, &["join"], Little, |value: Value, sep: Option<Value>, kw: Kwargs| {
         let sep = sep.or(kw.get("d")?).map_or(Ok(String::new()), |s| python::to_str(&s))?;
-        let attribute: Option<String> = kw.get("attribute")?;
-        text::join(&sep, &value, attribute.as_deref())
+        let attribute: Option<Value> = kw.get("attribute")?;
+        text::join(&sep, &value, lists::name(attribute.as_ref())?)
     });
     filter(
         env,
@@ -382,19 +382,17 @@ fn sequences(env: &mut Environment<'static>) {
     filter(env, &["slice"], Layer, lists::slice);
     filter(env, &["sum"], Layer, lists::sum);
     filter(env, &["map"], Layer, lists::map);
-    filter(env, &["select"], Layer, |s: &mut State, v: Value, test: Option<String>, args: Rest<ValueOrKwargs>| {
-        lists::select(s, v, None, test, args.into_values(), true)
-    });
-    filter(env, &["reject"], Layer, |s: &mut State, v: Value, test: Option<String>, args: Rest<ValueOrKwargs>| {
-        lists::select(s, v, None, test, args.into_values(), false)
-    });
-    let of = |keep: bool| {
-        move |s: &mut State, v: Value, attribute: String, test: Option<String>, args: Rest<ValueOrKwargs>| {
-            lists::select(s, v, Some(attribute), test, args.into_values(), keep)
-        }
-    };
-    filter(env, &["selectattr"], Layer, of(true));
-    filter(env, &["rejectattr"], Layer, of(false));
+    for (name, keep) in [("select", true), ("reject", false)] {
+        filter(env, &[name], Layer, move |s: &mut State, v: Value, test: Option<Value>, args: Rest<ValueOrKwargs>| {
+            lists::select(s, v, None, test, args.into_values(), keep)
+        });
+    }
+    for (name, keep) in [("selectattr", true), ("rejectattr", false)] {
+        let select = move |s: &mut State, v: Value, path: Value, test: Option<Value>, args: Rest<ValueOrKwargs>| {
+            lists::select(s, v, Some(path), test, args.into_values(), keep)
+        };
+        filter(env, &[name], Layer, select);
+    }
     filter(env, &["sort"], Sort, filters::sort);
     filter(env, &["dictsort"], Sort, filters::dictsort);
     filter(env, &["unique"], Sort, filters::unique);
