@@ -210,42 +210,9 @@ impl Toy {
             }
         }
     }
-}
 
-impl Program for Toy {
-    fn limits(&self) -> Limits {
-        self.limits
-    }
-
-    fn kinds(&self) -> Kinds {
-        self.kinds
-    }
-
-    fn n_vocab(&self) -> usize {
-        N_VOCAB
-    }
-
-    fn submit(&mut self, batch: &Batch) -> Result<(), StepError> {
-        batch.check(self.limits, self.kinds(), N_VOCAB)?;
-        if let Some(token) = batch.tokens.iter().position(|&id| Some(id) == self.trouble.refuse) {
-            return Err(StepError::TokenId { token, id: batch.tokens[token], n_vocab: N_VOCAB });
-        }
-        assert!(!std::mem::replace(&mut self.is_busy, true), "a step is under way");
-        self.batch.copy_from(batch);
-        // Devices may fail before they begin; then nothing is dirty.
-        match self.failure(0x5b) {
-            Some(failure) if failure.dirty == Chunks::NONE => {
-                self.is_busy = false;
-                self.steps += 1;
-                Err(failure.into())
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn wait(&mut self) -> Result<Output<'_>, StepError> {
-        assert!(std::mem::take(&mut self.is_busy), "no step is under way");
-        let batch = &std::mem::take(&mut self.batch);
+    /// Computes the submitted step.
+    fn compute(&mut self, batch: &Batch) -> Result<(), StepError> {
         Toy::check_writers(batch, self.kinds);
         self.steps += 1;
         let every = |n: Option<u64>, steps: u64| n.is_some_and(|n| steps.is_multiple_of(n));
@@ -318,6 +285,48 @@ impl Program for Toy {
             self.logits.pop();
             self.picks.clear();
         }
+        Ok(())
+    }
+}
+
+impl Program for Toy {
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn kinds(&self) -> Kinds {
+        self.kinds
+    }
+
+    fn n_vocab(&self) -> usize {
+        N_VOCAB
+    }
+
+    fn submit(&mut self, batch: &Batch) -> Result<(), StepError> {
+        batch.check(self.limits, self.kinds(), N_VOCAB)?;
+        if let Some(token) = batch.tokens.iter().position(|&id| Some(id) == self.trouble.refuse) {
+            return Err(StepError::TokenId { token, id: batch.tokens[token], n_vocab: N_VOCAB });
+        }
+        assert!(!std::mem::replace(&mut self.is_busy, true), "a step is under way");
+        self.batch.copy_from(batch);
+        // Devices may fail before they begin; then nothing is dirty.
+        match self.failure(0x5b) {
+            Some(failure) if failure.dirty == Chunks::NONE => {
+                self.is_busy = false;
+                self.steps += 1;
+                Err(failure.into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn wait(&mut self) -> Result<Output<'_>, StepError> {
+        assert!(std::mem::take(&mut self.is_busy), "no step is under way");
+        // The batch keeps its memory: a step allocates nothing.
+        let batch = std::mem::take(&mut self.batch);
+        let computed = self.compute(&batch);
+        self.batch = batch;
+        computed?;
         Ok(Output { logits: &self.logits, picks: &self.picks, hidden: &[], faults: &self.faults, routing: None })
     }
 
@@ -362,7 +371,7 @@ impl Drafter for Guesses {
         for i in 0..n {
             let h = mix(self.seed, i as u64 + 2);
             let id = match text.get(i) {
-                Some(&id) if self.wrong == 0 || h % self.wrong > 0 => id,
+                Some(&id) if self.wrong == 0 || !h.is_multiple_of(self.wrong) => id,
                 _ => ((h >> 32) % (self.n_vocab as u64 + 1)) as u32,
             };
             if Some(id) == self.never {
