@@ -148,11 +148,11 @@ impl Toy {
             cache: vec![(u32::MAX, u32::MAX); limits.n_pages * PAGE],
             window_cache: vec![(u32::MAX, u32::MAX); limits.n_window_pages * PAGE],
             states: vec![(u64::MAX, usize::MAX); limits.n_states],
-            tried: vec![Vec::with_capacity(limits.max_draft); limits.n_states],
+            tried: (0..limits.n_states).map(|_| Vec::with_capacity(limits.max_draft)).collect(),
             logits: Vec::with_capacity(limits.max_outputs * N_VOCAB),
             faults: Vec::with_capacity(limits.max_tokens),
             steps: 0,
-            batch: Batch::default(),
+            batch: Batch::with_room(limits),
             is_busy: false,
             picks: Picks::default(),
         }
