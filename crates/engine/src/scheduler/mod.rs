@@ -252,7 +252,10 @@ impl Engine {
     pub fn submit(&mut self, request: Request) -> Result<RequestId, Error> {
         self.check(&request)?;
         let id = RequestId(self.next_id);
-        let sequence = Sequence::new(id, request, self.vocabulary.clone(), self.context, &self.memory)?;
+        let mut sequence = Sequence::new(id, request, self.vocabulary.clone(), self.context, &self.memory)?;
+        if self.drafter.is_some() {
+            sequence.reserve_drafts(self.max_draft);
+        }
         self.next_id += 1;
         self.enqueue(sequence);
         Ok(id)

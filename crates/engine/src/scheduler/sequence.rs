@@ -144,6 +144,11 @@ impl Sequence {
         }
     }
 
+    /// Takes room for so many drafts, so that decoding allocates nothing.
+    pub fn reserve_drafts(&mut self, n: usize) {
+        self.drafts.reserve_exact(n);
+    }
+
     /// Guesses up to `max` of the tokens that follow; returns how many.
     pub fn draft(&mut self, drafter: &mut dyn Drafter, max: usize, n_vocab: usize) -> usize {
         // The last token of an answer is never computed, and the step gives a token more than it has drafts.
