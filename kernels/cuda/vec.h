@@ -1,0 +1,226 @@
+// Products of a matrix with one to eight columns: rows of weights are read once, for all columns.
+//
+// A row belongs to a group of 4 to 32 lanes, which take its units in turn (`quant/unit.h`) and add up their parts by
+// shuffles in a fixed order. Activations lie in shared memory: f32 for float weights; else integers of 8 bits (16 for
+// 8-bit weights) with an f32 scale a run of 16 values, so that a run is four `dp4a`, exact, and two multiply-adds.
+// Rows longer than a chunk of shared memory take several rounds.
+#pragma once
+
+#include "cuda/args.h"
+#include "cuda/common.h"
+#include "quant/unit.h"
+
+enum Form { FORM_F32, FORM_I8, FORM_I16 };
+
+template <class W> struct Vec {
+    static constexpr int FORM = W::IS_FLOAT ? FORM_F32 : W::WIDE ? FORM_I16 : FORM_I8;
+    static constexpr u32 RUN_BYTES = FORM == FORM_I8 ? 24 : FORM == FORM_I16 ? 40 : 64;
+    // Units of a row that a lane has in flight.
+    static constexpr int AHEAD = 2;
+
+    // Runs of 16 values a chunk holds, for so many columns: at most 48 KiB, a multiple of 32.
+    static __device__ constexpr u32 chunk_runs(u32 cols) { return (FORM == FORM_I8 ? 2048 : FORM == FORM_I16 ? 1024 : 512) / cols; }
+};
+
+__device__ __forceinline__ u32 dp4a_signed(u32 w, u32 x, u32 sum) {
+    return (u32)__dp4a((int)w, (int)x, (int)sum);
+}
+__device__ __forceinline__ u32 dp4a_unsigned(u32 w, u32 x, u32 sum) {
+    asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(w), "r"(x));
+    return sum;
+}
+
+// Staged activations of a chunk, `runs` (a multiple of 32) a column.
+template <class W, int COLS> struct Staged {
+    uint4* base;
+    u32 runs;
+
+    // Where a run lies. The bits that neighbouring lanes differ in, in any order of units, choose the bank.
+    static __device__ __forceinline__ u32 slot(u32 run) { return run ^ (run >> 3 & 1) * 3 ^ (run >> 2 & 4); }
+
+    __device__ __forceinline__ uint4* words(u32 plane, u32 col) const { return base + ((u64)plane * COLS + col) * runs; }
+    __device__ __forceinline__ float2* scales(u32 col) const {
+        return (float2*)(base + (Vec<W>::FORM == FORM_I16 ? 2 : 1) * COLS * runs) + col * runs;
+    }
+
+    // Stages values `first ..` of `n_cols` rows of `k`; all threads of the block take part. Columns behind the last, and
+    // values behind the row's end, are zero.
+    __device__ __forceinline__ void fill(const float* x, u64 stride, u32 n_cols, u32 k, u32 first) const {
+        const u32 left = ((k - first + 15) / 16 + 31) / 32 * 32, n = (left < runs ? left : runs) * 4;
+        const bool wide = k % 4 == 0 && stride % 4 == 0;
+        for (u32 col = 0; col < COLS; col++) {
+            const float* row = x + col * stride + first;
+            // `n` is a multiple of 128, so that a warp is here as a whole.
+            for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
+                float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+                if (col < n_cols) {
+                    if (wide && first + 4 * i + 4 <= k) {
+                        const float4 f = *(const float4*)(row + 4 * i);
+                        v[0] = f.x, v[1] = f.y, v[2] = f.z, v[3] = f.w;
+                    } else {
+#pragma unroll
+                        for (int j = 0; j < 4; j++) v[j] = first + 4 * i + j < k ? row[4 * i + j] : 0.0f;
+                    }
+                }
+                put(col, i / 4, i % 4, v);
+            }
+        }
+    }
+
+    // Four values of a run; four neighbouring lanes hold the run.
+    __device__ __forceinline__ void put(u32 col, u32 run, u32 quarter, const float (&v)[4]) const {
+        if constexpr (Vec<W>::FORM == FORM_F32) {
+            ((float4*)base)[((u64)col * 4 + quarter) * runs + slot(run)] = make_float4(v[0], v[1], v[2], v[3]);
+        } else {
+            // The order of bits is that of magnitudes, with NaN above all.
+            u32 top = 0;
+#pragma unroll
+            for (int j = 0; j < 4; j++) top = max(top, __float_as_uint(v[j]) & 0x7fffffffu);
+            top = max(top, __shfl_xor_sync(FULL_MASK, top, 1));
+            top = max(top, __shfl_xor_sync(FULL_MASK, top, 2));
+            const float amax = __uint_as_float(top), levels = Vec<W>::FORM == FORM_I8 ? 127.0f : 16256.0f;
+            const bool is_finite = top < 0x7f800000u;
+            // A run below 1e-30 is zero, since the inverse of its scale could be infinite.
+            const float inverse = is_finite && amax > 1e-30f ? levels / amax : 0.0f;
+            const float d = is_finite ? inverse > 0.0f ? amax / levels : 0.0f : QNAN;
+            int sum = 0;
+            u32 high = 0, low = 0;
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const int q = is_finite ? __float2int_rn(v[j] * inverse) : 0;
+                sum += q;
+                const int upper = Vec<W>::FORM == FORM_I8 ? q : (q + 64) >> 7;
+                high |= (u32)(upper & 255) << (8 * j);
+                low |= (u32)((q - 128 * upper) & 255) << (8 * j);
+            }
+            sum += __shfl_xor_sync(FULL_MASK, sum, 1);
+            sum += __shfl_xor_sync(FULL_MASK, sum, 2);
+            ((u32*)(words(0, col) + slot(run)))[quarter] = high;
+            if (Vec<W>::FORM == FORM_I16) ((u32*)(words(1, col) + slot(run)))[quarter] = low;
+            if (quarter == 0) scales(col)[slot(run)] = make_float2(d, d * (float)sum);
+        }
+    }
+
+    // acc[col] += the products of a unit, whose first run in this chunk is counted from `first_run`.
+    __device__ __forceinline__ void dot(const typename W::Raw& raw, u32 unit, u32 first_run, float (&acc)[COLS]) const {
+#pragma unroll
+        for (int r = 0; r < W::RUNS; r++) {
+            const u32 at = slot(run_index<W>(unit, r) - first_run);
+            if constexpr (Vec<W>::FORM == FORM_F32) {
+                float v[16];
+                decode_run<W>(raw, unit, r, v);
+#pragma unroll
+                for (int col = 0; col < COLS; col++) {
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        const float4 x = ((const float4*)base)[((u64)col * 4 + i) * runs + at];
+                        acc[col] = fmaf(v[4 * i], x.x, acc[col]);
+                        acc[col] = fmaf(v[4 * i + 1], x.y, acc[col]);
+                        acc[col] = fmaf(v[4 * i + 2], x.z, acc[col]);
+                        acc[col] = fmaf(v[4 * i + 3], x.w, acc[col]);
+                    }
+                }
+            } else {
+                u32 w[4];
+                float scale, min;
+                W::run(raw, unit, r, w, scale, min);
+                if (W::OFFSET != 0) min = W::HAS_MIN ? fmaf((float)W::OFFSET, scale, min) : (float)W::OFFSET * scale;
+#pragma unroll
+                for (int col = 0; col < COLS; col++) {
+                    const float2 d = scales(col)[at];
+                    float sum = (float)(int)dots(w, words(0, col)[at]);
+                    if (Vec<W>::FORM == FORM_I16) sum = fmaf(128.0f, sum, (float)(int)dots(w, words(1, col)[at]));
+                    acc[col] = fmaf(scale, d.x * sum, acc[col]);
+                    if (W::OFFSET != 0 || W::HAS_MIN) acc[col] = fmaf(min, d.y, acc[col]);
+                }
+            }
+        }
+    }
+
+    static __device__ __forceinline__ u32 dots(const u32 (&w)[4], uint4 x) {
+        if (W::SIGNED) return dp4a_signed(w[3], x.w, dp4a_signed(w[2], x.z, dp4a_signed(w[1], x.y, dp4a_signed(w[0], x.x, 0))));
+        return dp4a_unsigned(w[3], x.w, dp4a_unsigned(w[2], x.z, dp4a_unsigned(w[1], x.y, dp4a_unsigned(w[0], x.x, 0))));
+    }
+};
+
+// Units `begin`, `begin + step`, .. below `end` of a row, the first few in flight.
+template <class W> struct Stream {
+    typename W::Raw ahead[Vec<W>::AHEAD];
+
+    __device__ __forceinline__ void start(const Row& row, u32 begin, u32 end, u32 step) {
+#pragma unroll
+        for (int i = 0; i < Vec<W>::AHEAD; i++) {
+            if (begin + i * step < end) W::load(row, begin + i * step, ahead[i]);
+        }
+    }
+
+    template <int COLS>
+    __device__ __forceinline__ void dot(const Row& row, u32 begin, u32 end, u32 step, const Staged<W, COLS>& x, u32 first_run,
+                                        float (&acc)[COLS]) {
+        constexpr int AHEAD = Vec<W>::AHEAD;
+        for (u32 unit = begin; unit < end; unit += AHEAD * step) {
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++) {
+                const u32 now = unit + i * step, next = now + AHEAD * step;
+                if (now >= end) continue;
+                const typename W::Raw raw = ahead[i];
+                if (next < end) W::load(row, next, ahead[i]);
+                x.dot(raw, now, first_run, acc);
+            }
+        }
+    }
+};
+
+// Lanes that share a row of so many units: at least two units each where a row has them.
+__device__ __forceinline__ u32 row_lanes(u32 units) {
+    u32 lanes = 32;
+    while (lanes > 4 && units < 2 * lanes) lanes /= 2;
+    return lanes;
+}
+
+// The products of rows `rows(i)`, i < n_rows, with `n_cols` columns; `store(i, col, sum, sum_up)` gets each once.
+// GATED: `rows(i, up)` names two rows, of gate and of up. EARLY: weights are known before the kernels ahead are done; it then
+// waits for them. Blocks take tiles of rows in turn. `shared` holds `chunk_runs` runs a column, or as many as k has, rounded
+// up to 32.
+template <class W, int COLS, bool GATED, bool EARLY, class Rows, class Store>
+__device__ __forceinline__ void vec(const float* x, u64 stride, u32 n_cols, u32 k, u64 n_rows, u32 block, u32 n_blocks,
+                                    uint4* shared, const Rows& rows, const Store& store) {
+    constexpr u32 CHUNK_RUNS = Vec<W>::chunk_runs(COLS), CHUNK_UNITS = CHUNK_RUNS / W::RUNS;
+    const u32 k_runs = ((k + 15) / 16 + 31) / 32 * 32, units = (k + W::UNIT - 1) / W::UNIT;
+    const u32 lanes = row_lanes(units), lane = threadIdx.x % lanes;
+    const u32 tile_rows = blockDim.x / lanes;
+    const Staged<W, COLS> staged = {shared, k_runs < CHUNK_RUNS ? k_runs : CHUNK_RUNS};
+    const bool one_chunk = units <= CHUNK_UNITS;
+    bool is_first = true;
+    for (u64 tile = block; tile * tile_rows < n_rows; tile += n_blocks) {
+        const u64 row_idx = tile * tile_rows + threadIdx.x / lanes, known = row_idx < n_rows ? row_idx : n_rows - 1;
+        const Row row = rows(known, false), row_up = GATED ? rows(known, true) : row;
+        float sum[COLS], sum_up[COLS];
+#pragma unroll
+        for (int col = 0; col < COLS; col++) sum[col] = sum_up[col] = 0.0f;
+        for (u32 first = 0; first < units; first += CHUNK_UNITS) {
+            const u32 end = min(units, first + CHUNK_UNITS), begin = first + lane;
+            Stream<W> stream, stream_up;
+            stream.start(row, begin, end, lanes);
+            if (GATED) stream_up.start(row_up, begin, end, lanes);
+            if (EARLY && is_first) PDL_WAIT();
+            if (is_first || !one_chunk) {
+                if (!is_first) __syncthreads();
+                staged.fill(x, stride, n_cols, k, first * W::UNIT);
+                __syncthreads();
+            }
+            is_first = false;
+            stream.dot(row, begin, end, lanes, staged, first * W::RUNS, sum);
+            if (GATED) stream_up.dot(row_up, begin, end, lanes, staged, first * W::RUNS, sum_up);
+        }
+#pragma unroll
+        for (int col = 0; col < COLS; col++) {
+            for (u32 step = lanes / 2; step > 0; step /= 2) {
+                sum[col] += __shfl_xor_sync(FULL_MASK, sum[col], step);
+                if (GATED) sum_up[col] += __shfl_xor_sync(FULL_MASK, sum_up[col], step);
+            }
+            if (lane == col % lanes && row_idx < n_rows && col < n_cols) store(row_idx, (u32)col, sum[col], sum_up[col]);
+        }
+    }
+    if (EARLY && is_first) PDL_WAIT();
+}
