@@ -10,6 +10,7 @@
 
 #include "cuda/args.h"
 #include "cuda/common.h"
+#include "cuda/mma.h"
 #include "quant/unit.h"
 
 constexpr u32 TILE_WARPS = 8;
@@ -21,21 +22,9 @@ template <class W> struct Tile {
     static __device__ constexpr u32 chunk(u32 cols) { return (cols < 128 ? 16384 / cols : 256) / (SPLIT ? 2 : 1); }
 };
 
-__device__ __forceinline__ u32 bf16_pair(float low, float high) {
-    u32 pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
-}
-
 // What rounding to bf16 left of a pair.
 __device__ __forceinline__ u32 bf16_rest(float low, float high, u32 pair) {
     return bf16_pair(low - __uint_as_float(pair << 16), high - __uint_as_float(pair & 0xffff0000u));
-}
-
-__device__ __forceinline__ void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 // Activations of a chunk, as pieces of 8 values: piece p of column c lies at p * COLS + (c ^ swizzle), so that eight lanes

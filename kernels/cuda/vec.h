@@ -8,6 +8,7 @@
 
 #include "cuda/args.h"
 #include "cuda/common.h"
+#include "cuda/mma.h"
 #include "quant/unit.h"
 
 enum Form { FORM_F32, FORM_I8, FORM_I16 };
@@ -21,14 +22,6 @@ template <class W> struct Vec {
     // Runs of 16 values a chunk holds, for so many columns: at most 48 KiB, a multiple of 32.
     static __device__ constexpr u32 chunk_runs(u32 cols) { return (FORM == FORM_I8 ? 2048 : FORM == FORM_I16 ? 1024 : 512) / cols; }
 };
-
-__device__ __forceinline__ u32 dp4a_signed(u32 w, u32 x, u32 sum) {
-    return (u32)__dp4a((int)w, (int)x, (int)sum);
-}
-__device__ __forceinline__ u32 dp4a_unsigned(u32 w, u32 x, u32 sum) {
-    asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(w), "r"(x));
-    return sum;
-}
 
 // Staged activations of a chunk, `runs` (a multiple of 32) a column.
 template <class W, int COLS> struct Staged {
