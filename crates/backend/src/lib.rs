@@ -4,6 +4,7 @@
 
 pub mod batch;
 pub mod cpu;
+pub mod cuda;
 pub mod reference;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
@@ -240,4 +241,7 @@ pub enum StepError {
     /// The batch does not fit the limits or contradicts itself.
     #[error("run step: {0}")]
     Batch(String),
+    /// The device failed: nothing runs on it any more.
+    #[error("run step: {0}")]
+    Device(String),
 }

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use backend::cpu::{CacheType, Cpu, Isa};
+use backend::cuda::Cuda;
 use backend::reference::Reference;
 use backend::{Backend, Batch, Fault, Limits, PAGE, Program, Tables};
 use checkpoint::Checkpoint;
@@ -25,6 +26,8 @@ struct Tolerance {
     bf16: f64,
     /// For quantised files.
     quantised: Quantised,
+    /// How far the logits of a step may be from those of the same tokens cut into other steps; 0 wants the same bits.
+    cut: f64,
 }
 
 /// The most that logits of a quantised file may be off.
@@ -50,14 +53,27 @@ const FLIPS: &[(&str, &str)] = &[
     ("gemma4", "q4_1"),
 ];
 
-/// The reference, and the CPU on the best instruction set: the others give the same bits (`cpu_law`).
-fn backends() -> [Tolerance; 2] {
+/// The reference, the CPU on the best instruction set (the others give the same bits: `cpu_law`), and a GPU where there is
+/// one.
+fn backends() -> Vec<Tolerance> {
     let cpu: &'static Cpu =
         Box::leak(Box::new(Cpu { isa: Isa::best(), threads: 2, cache: CacheType::F16, ..Cpu::default() }));
-    [
-        Tolerance { backend: &Reference, bf16: 1e-5, quantised: Quantised::AtMost(1e-4) },
-        Tolerance { backend: cpu, bf16: 2e-3, quantised: Quantised::LlamaCpp },
-    ]
+    let mut all = vec![
+        Tolerance { backend: &Reference, bf16: 1e-5, quantised: Quantised::AtMost(1e-4), cut: 0.0 },
+        Tolerance { backend: cpu, bf16: 2e-3, quantised: Quantised::LlamaCpp, cut: 0.0 },
+    ];
+    match backend::cuda::devices() {
+        Ok(found) if found.devices.first().is_some_and(|device| device.unusable.is_none()) => {
+            let cubins = Some(std::env::temp_dir().join("moebius-test-cubins"));
+            let cuda: &'static Cuda = Box::leak(Box::new(Cuda { device: 0, cache: CacheType::F16, cubins }));
+            // Kernels for one row and for many round differently, and 8-bit activations of a near tie may then go to other
+            // experts.
+            all.push(Tolerance { backend: cuda, bf16: 2e-3, quantised: Quantised::LlamaCpp, cut: BYTES });
+        }
+        Ok(found) => println!("skipped cuda: {found:?}"),
+        Err(why) => println!("skipped cuda: {why}"),
+    }
+    all
 }
 
 /// Architectures whose fixtures are run.
@@ -222,7 +238,7 @@ fn check(folder: &Path) {
     let name = folder.file_name().unwrap().to_string_lossy();
     let files = File::all(folder);
     assert!(files.iter().any(|file| file.label == "bf16"), "{name} has no bf16 file");
-    for Tolerance { backend, bf16, quantised } in backends() {
+    for Tolerance { backend, bf16, quantised, cut } in backends() {
         for file in &files {
             let File { label, array, .. } = file;
             let tolerance = match (array.as_str(), &quantised) {
@@ -241,7 +257,7 @@ fn check(folder: &Path) {
             let error = relative_rms_of_rows(&logits, &exact, plan.n_vocab, n_left_out);
             println!("{name:<10} {label:<8} {:<10} {error:.2e} (at most {tolerance:.2e})", backend.name());
             assert!(error <= tolerance, "{name} {label} {}: {error:e} > {tolerance:e}", backend.name());
-            cut_and_crowded(backend, &plan, file.open(), &tokens, &logits);
+            cut_and_crowded(backend, &plan, file.open(), &tokens, &logits, cut);
 
             if array == "logits" {
                 assert_eq!(session.greedy(&logits, 16), golden.u32s("greedy"), "{name} {label} {}", backend.name());
@@ -250,8 +266,15 @@ fn check(folder: &Path) {
     }
 }
 
-/// The same bits, however the prompt is cut into steps and whatever runs beside it.
-fn cut_and_crowded(backend: &dyn Backend, plan: &Plan, checkpoint: Checkpoint, tokens: &[u32], whole: &[f32]) {
+/// The same bits (or as near as `cut` says), however the prompt is cut into steps and whatever runs beside it.
+fn cut_and_crowded(
+    backend: &dyn Backend,
+    plan: &Plan,
+    checkpoint: Checkpoint,
+    tokens: &[u32],
+    whole: &[f32],
+    cut: f64,
+) {
     let mut session = Session::new(backend, plan, checkpoint, tokens.len());
     let mut logits = Vec::new();
     for (i, chunk) in tokens.chunks(7).enumerate() {
@@ -260,6 +283,13 @@ fn cut_and_crowded(backend: &dyn Backend, plan: &Plan, checkpoint: Checkpoint, t
         let (both, faults) = session.step_both([chunk, beside]);
         assert_eq!(faults, []);
         logits.extend_from_slice(&both[..chunk.len() * plan.n_vocab]);
+    }
+    if cut > 0.0 {
+        // A row in eight may have gone to other experts.
+        let error = relative_rms_of_rows(&logits, whole, plan.n_vocab, tokens.len() / 8);
+        println!("  cut and crowded: {error:.2e}");
+        assert!(error <= cut, "{} in chunks of 7 is off by {error:e}, more than {cut:e}", backend.name());
+        return;
     }
     let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     assert!(bits(&logits) == bits(whole), "{} in chunks of 7 gives other bits than whole", backend.name());
@@ -368,7 +398,7 @@ fn every_weight_type() {
         let tokens = golden.u32s("tokens");
         let open = || checkpoint::open(&folder.join(format!("{name}.gguf"))).unwrap();
         let plan = model::build(&open()).unwrap();
-        for Tolerance { backend, bf16, quantised } in backends() {
+        for Tolerance { backend, bf16, quantised, cut } in backends() {
             let tolerance = match quantised {
                 Quantised::AtMost(_) => bf16,
                 Quantised::LlamaCpp => cpu,
@@ -381,7 +411,7 @@ fn every_weight_type() {
             let (greedy, want) = (session.greedy(&logits, 16), golden.u32s("greedy"));
             let same = if matches!(quantised, Quantised::AtMost(_)) { 16 } else { same };
             assert_eq!(greedy[..same], want[..same], "{name} {}", backend.name());
-            cut_and_crowded(backend, &plan, open(), &tokens, &logits);
+            cut_and_crowded(backend, &plan, open(), &tokens, &logits, cut);
         }
     }
 }
@@ -412,13 +442,17 @@ fn a_nan_at_the_router_is_the_fault_of_its_sequence() {
     let mut bytes = std::fs::read(&path).unwrap();
     let row = 2 * plan.d_model; // bf16
     bytes[table.offset + BAD as usize * row..][..row].fill(0xFF);
-    for Tolerance { backend, .. } in backends() {
+    for Tolerance { backend, cut, .. } in backends() {
         let broken = checkpoint::from_bytes("broken", bytes.clone()).unwrap();
         let mut session = Session::new(backend, &plan, broken, 64);
         let (good, bad) = ([1, 2, 3, 4], [6, 7, BAD, 8]);
         let (logits, faults) = session.step_both([&good, &bad]);
         assert_eq!(faults, [Fault { chunk: 1, layer: 0, token: 6 }], "{}", backend.name());
         let alone = Session::new(backend, &plan, checkpoint::open(&path).unwrap(), 64).step(&good);
-        assert_eq!(logits[..alone.len()], alone, "{}", backend.name());
+        if cut > 0.0 {
+            assert!(relative_rms(&logits[..alone.len()], &alone) <= cut, "{}", backend.name());
+        } else {
+            assert_eq!(logits[..alone.len()], alone, "{}", backend.name());
+        }
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use backend::cpu::{CacheType, Copied, Cpu, Isa};
+use backend::cuda::Cuda;
 use backend::reference::Reference;
 use backend::{Backend, Batch, Limits, PAGE, Program, Tables};
 use checkpoint::Checkpoint;
@@ -73,6 +74,14 @@ impl EngineSetup {
         if self.backend == BackendKind::Reference {
             return Ok((Box::new(Reference), "reference".into()));
         }
+        let cache = match self.step.cache_type {
+            CacheArg::F16 => CacheType::F16,
+            CacheArg::F32 => CacheType::F32,
+        };
+        if self.backend == BackendKind::Cuda {
+            let cubins = machine::cache_folder().map(|folder| folder.join("cuda"));
+            return Ok((Box::new(Cuda { device: 0, cache, cubins }), "CUDA".into()));
+        }
         let isa = match self.step.isa {
             None => Isa::best(),
             Some(IsaArg::Scalar) => Isa::Scalar.check()?,
@@ -83,10 +92,6 @@ impl EngineSetup {
         };
         let threads = self.threads.unwrap_or_else(machine::cores);
         ensure!((1..=1024).contains(&threads), "start {threads} threads: use 1 to 1024");
-        let cache = match self.step.cache_type {
-            CacheArg::F16 => CacheType::F16,
-            CacheArg::F32 => CacheType::F32,
-        };
         let copied = self.copied(checkpoint, plan)?;
         Ok((Box::new(Cpu { isa, threads, cache, copied }), format!("CPU {}", isa.name())))
     }
@@ -124,7 +129,7 @@ impl EngineSetup {
     /// What the sequences of a model take.
     pub fn cache_bytes(&self, plan: &Plan) -> CacheBytes {
         let element = match (self.backend, self.step.cache_type) {
-            (BackendKind::Cpu, CacheArg::F16) => 2,
+            (BackendKind::Cpu | BackendKind::Cuda, CacheArg::F16) => 2,
             _ => 4,
         };
         CacheBytes::of(plan, element)

@@ -30,6 +30,7 @@ fn main() -> ExitCode {
         Command::Tokenize(args) => commands::tokenize::run(args),
         Command::Render(args) => commands::render::run(args),
         Command::Perplexity(args) => commands::perplexity::run(args),
+        Command::Devices => commands::devices::run(),
         Command::Completions { shell } => {
             commands::completions::run(*shell);
             Ok(())
