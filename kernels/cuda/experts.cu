@@ -94,8 +94,8 @@ template <int COLS, bool GATED> __device__ __forceinline__ void experts_tile(con
         });
 }
 
-KERNEL __launch_bounds__(256) experts_vec(const __grid_constant__ Experts a) { experts_vec<false>(a); }
-KERNEL __launch_bounds__(256) experts_gated_vec(const __grid_constant__ Experts a) { experts_vec<true>(a); }
+KERNEL __launch_bounds__(256, Vec<WEIGHT>::blocks(1, 1)) experts_vec(const __grid_constant__ Experts a) { experts_vec<false>(a); }
+KERNEL __launch_bounds__(256, Vec<WEIGHT>::blocks(1, 2)) experts_gated_vec(const __grid_constant__ Experts a) { experts_vec<true>(a); }
 
 #define TILE(C) \
     KERNEL __launch_bounds__(256) experts_tile##C(const __grid_constant__ Experts a) { experts_tile<C, false>(a); }

@@ -36,7 +36,7 @@ template <int COLS> __device__ __forceinline__ void gated_tile(const GatedLinear
 }
 
 #define VEC(C) \
-    KERNEL __launch_bounds__(256) gated_linear_vec##C(const __grid_constant__ GatedLinear a) { gated_vec<C>(a); }
+    KERNEL __launch_bounds__(256, Vec<WEIGHT>::blocks(C, 2)) gated_linear_vec##C(const __grid_constant__ GatedLinear a) { gated_vec<C>(a); }
 #define TILE(C) \
     KERNEL __launch_bounds__(256) gated_linear_tile##C(const __grid_constant__ GatedLinear a) { gated_tile<C>(a); }
 VEC(1)

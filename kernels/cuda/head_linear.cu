@@ -37,7 +37,7 @@ template <int COLS> __device__ __forceinline__ void head_tile(const HeadLinear& 
 }
 
 #define VEC(C) \
-    KERNEL __launch_bounds__(256) head_linear_vec##C(const __grid_constant__ HeadLinear a) { head_vec<C>(a); }
+    KERNEL __launch_bounds__(256, Vec<WEIGHT>::blocks(C, 1)) head_linear_vec##C(const __grid_constant__ HeadLinear a) { head_vec<C>(a); }
 #define TILE(C) \
     KERNEL __launch_bounds__(256) head_linear_tile##C(const __grid_constant__ HeadLinear a) { head_tile<C>(a); }
 VEC(1)

@@ -122,7 +122,8 @@ template <class W, int COLS, int MT, bool GATED, bool EARLY, class Rows, class C
 __device__ __forceinline__ void tile(u32 k, u64 n_rows, uint4* shared, const Rows& rows, const Columns& columns,
                                      const Store& store) {
     constexpr int PARTS = GATED ? 2 : 1, NB = COLS / 8;
-    constexpr bool PREFETCH = MT * PARTS * NB <= 8;
+    // The next step's bytes are in flight where there are registers for them.
+    constexpr bool PREFETCH = sizeof(typename W::Raw) / 4 * 2 * MT * PARTS + 4 * MT * PARTS * NB <= 80;
     constexpr u32 CHUNK_UNITS = Tile<W>::chunk(COLS) / W::UNIT, CHUNK_STEPS = CHUNK_UNITS / 4;
     const u32 warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const u32 n_split = tile_split(n_rows, 16 * MT, gridDim.y), split = warp % n_split, groups = TILE_WARPS / n_split;
@@ -138,20 +139,22 @@ __device__ __forceinline__ void tile(u32 k, u64 n_rows, uint4* shared, const Row
         if (GATED) row[PARTS - 1][m / 2][m % 2] = rows(i, true);
     }
     typename W::Raw raw[PARTS][MT][2];
-    const auto load = [&](u32 step) {
-        if (step >= steps) return;
+    const auto load = [&](u32 step, int part, int m) {
         const u32 unit = min(4 * step + t, units - 1);
 #pragma unroll
-        for (int i = 0; i < PARTS * MT * 2; i++) {
-            W::load(row[i / (2 * MT)][i / 2 % MT][i % 2], unit, raw[i / (2 * MT)][i / 2 % MT][i % 2]);
-        }
+        for (int i = 0; i < 2; i++) W::load(row[part][m][i], unit, raw[part][m][i]);
+    };
+    const auto load_all = [&](u32 step) {
+        if (step >= steps) return;
+#pragma unroll
+        for (int i = 0; i < PARTS * MT; i++) load(step, i / MT, i % MT);
     };
     float acc[PARTS][MT][NB][4];
 #pragma unroll
     for (int i = 0; i < PARTS * MT * NB * 4; i++) acc[i / (MT * NB * 4)][i / (NB * 4) % MT][i / 4 % NB][i % 4] = 0.0f;
 
     u32 step = split;
-    if (PREFETCH) load(step);
+    if (PREFETCH) load_all(step);
     if (EARLY) PDL_WAIT();
     for (u32 chunk = 0; chunk * CHUNK_STEPS < steps; chunk++) {
         if (chunk > 0) __syncthreads();
@@ -159,18 +162,20 @@ __device__ __forceinline__ void tile(u32 k, u64 n_rows, uint4* shared, const Row
         __syncthreads();
         const u32 end = min(steps, (chunk + 1) * CHUNK_STEPS);
         for (; step < end; step += n_split) {
-            if (!PREFETCH) load(step);
-            typename W::Raw now[PARTS][MT][2];
-#pragma unroll
-            for (int i = 0; i < PARTS * MT * 2; i++) {
-                now[i / (2 * MT)][i / 2 % MT][i % 2] = raw[i / (2 * MT)][i / 2 % MT][i % 2];
-            }
-            if (PREFETCH) load(step + n_split);
             const u32 unit = 4 * step + t;
+            typename W::Raw now[PARTS][MT][2];
+            if (PREFETCH) {
+#pragma unroll
+                for (int i = 0; i < PARTS * MT * 2; i++) {
+                    now[i / (2 * MT)][i / 2 % MT][i % 2] = raw[i / (2 * MT)][i / 2 % MT][i % 2];
+                }
+                load_all(step + n_split);
+            }
 #pragma unroll
             for (int i = 0; i < PARTS * MT; i++) {
-                tile_step<W, COLS>(now[i / MT][i % MT], unit < units, unit, chunk * CHUNK_UNITS * W::RUNS, panel,
-                                   acc[i / MT][i % MT]);
+                if (!PREFETCH) load(step, i / MT, i % MT);
+                tile_step<W, COLS>(PREFETCH ? now[i / MT][i % MT] : raw[i / MT][i % MT], unit < units, unit,
+                                   chunk * CHUNK_UNITS * W::RUNS, panel, acc[i / MT][i % MT]);
             }
         }
     }

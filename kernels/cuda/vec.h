@@ -16,8 +16,16 @@ enum Form { FORM_F32, FORM_I8, FORM_I16 };
 template <class W> struct Vec {
     static constexpr int FORM = W::IS_FLOAT ? FORM_F32 : W::WIDE ? FORM_I16 : FORM_I8;
     static constexpr u32 RUN_BYTES = FORM == FORM_I8 ? 24 : FORM == FORM_I16 ? 40 : 64;
-    // Units of a row that a lane has in flight.
-    static constexpr int AHEAD = 2;
+    static constexpr int RAW = sizeof(typename W::Raw) / 4;
+
+    // Units of a row that a lane has in flight, of one matrix or of two.
+    static __host__ __device__ constexpr int ahead(int parts) { return RAW * parts > 24 ? 1 : 2; }
+
+    // Blocks of 256 threads that a multiprocessor shall have registers for.
+    static __host__ __device__ constexpr int blocks(int cols, int parts) {
+        const int registers = RAW * parts * ahead(parts) + 2 * cols * parts + (FORM == FORM_I16 ? 56 : 40);
+        return registers <= 64 ? 4 : registers <= 80 ? 3 : registers <= 128 ? 2 : 1;
+    }
 
     // Runs of 16 values a chunk holds, for so many columns: at most 48 KiB, a multiple of 32.
     static __device__ constexpr u32 chunk_runs(u32 cols) { return (FORM == FORM_I8 ? 2048 : FORM == FORM_I16 ? 1024 : 512) / cols; }
@@ -137,12 +145,12 @@ template <class W, int COLS> struct Staged {
 };
 
 // Units `begin`, `begin + step`, .. below `end` of a row, the first few in flight.
-template <class W> struct Stream {
-    typename W::Raw ahead[Vec<W>::AHEAD];
+template <class W, int AHEAD> struct Stream {
+    typename W::Raw ahead[AHEAD];
 
     __device__ __forceinline__ void start(const Row& row, u32 begin, u32 end, u32 step) {
 #pragma unroll
-        for (int i = 0; i < Vec<W>::AHEAD; i++) {
+        for (int i = 0; i < AHEAD; i++) {
             if (begin + i * step < end) W::load(row, begin + i * step, ahead[i]);
         }
     }
@@ -150,7 +158,6 @@ template <class W> struct Stream {
     template <int COLS>
     __device__ __forceinline__ void dot(const Row& row, u32 begin, u32 end, u32 step, const Staged<W, COLS>& x, u32 first_run,
                                         float (&acc)[COLS]) {
-        constexpr int AHEAD = Vec<W>::AHEAD;
         for (u32 unit = begin; unit < end; unit += AHEAD * step) {
 #pragma unroll
             for (int i = 0; i < AHEAD; i++) {
@@ -193,7 +200,7 @@ __device__ __forceinline__ void vec(const float* x, u64 stride, u32 n_cols, u32 
         for (int col = 0; col < COLS; col++) sum[col] = sum_up[col] = 0.0f;
         for (u32 first = 0; first < units; first += CHUNK_UNITS) {
             const u32 end = min(units, first + CHUNK_UNITS), begin = first + lane;
-            Stream<W> stream, stream_up;
+            Stream<W, Vec<W>::ahead(GATED ? 2 : 1)> stream, stream_up;
             stream.start(row, begin, end, lanes);
             if (GATED) stream_up.start(row_up, begin, end, lanes);
             if (EARLY && is_first) PDL_WAIT();
