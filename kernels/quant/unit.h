@@ -31,7 +31,7 @@
 #define QUANT_PTR const device u8*
 #define QUANT_LOCAL thread
 #elif defined(__CUDACC__)
-#define QUANT_FN __device__ __forceinline__
+#define QUANT_FN __host__ __device__ __forceinline__
 #define QUANT_PTR const u8*
 #define QUANT_LOCAL
 #else
@@ -56,7 +56,7 @@ template <class W> QUANT_FN u32 run_index(u32 unit, int r) {
 QUANT_FN float float_of_bits(u32 bits) {
 #if defined(__METAL_VERSION__)
     return as_type<float>(bits);
-#elif defined(__CUDACC__)
+#elif defined(__CUDA_ARCH__)
     return __uint_as_float(bits);
 #else
     float x;
@@ -71,7 +71,7 @@ QUANT_FN float float_of_bf16(u32 bits) { return float_of_bits(bits << 16); }
 QUANT_FN float float_of_f16(u32 bits) {
 #if defined(__METAL_VERSION__)
     return float(as_type<half>((ushort)bits));
-#elif defined(__CUDACC__)
+#elif defined(__CUDA_ARCH__)
     float x;
     asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"((u16)bits));
     return x;
@@ -86,7 +86,7 @@ QUANT_FN float float_of_f16(u32 bits) {
 
 // Bytes of the eight in b:a chosen by the four nibbles of `selector`, each 0..=7.
 QUANT_FN u32 permute(u32 a, u32 b, u32 selector) {
-#if defined(__CUDACC__)
+#if defined(__CUDA_ARCH__)
     return __byte_perm(a, b, selector);
 #else
     const u64 both = (u64)b << 32 | a;
@@ -98,7 +98,7 @@ QUANT_FN u32 permute(u32 a, u32 b, u32 selector) {
 
 // The low word of high:low >> shift, shift 0..=32.
 QUANT_FN u32 funnel(u32 low, u32 high, u32 shift) {
-#if defined(__CUDACC__)
+#if defined(__CUDA_ARCH__)
     return __funnelshift_rc(low, high, shift);
 #else
     return (u32)(((u64)high << 32 | low) >> shift);
@@ -107,7 +107,7 @@ QUANT_FN u32 funnel(u32 low, u32 high, u32 shift) {
 
 // Byte `i` of a word as a float, plus an integer of at most 2^22.
 QUANT_FN float float_of_byte(u32 word, int i, int offset) {
-#if defined(__CUDACC__)
+#if defined(__CUDA_ARCH__)
     // 2^23 + byte, put together from bytes; the difference is exact.
     return __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7440 + i)) - (float)(8388608 - offset);
 #else
@@ -122,7 +122,7 @@ template <int BYTES, int ALIGN> struct Words {
     u32 a[N];
 
     QUANT_FN void load(QUANT_PTR p) {
-#if defined(__CUDACC__)
+#if defined(__CUDA_ARCH__)
         if (ALIGN >= 16 && N % 4 == 0) {
 #pragma unroll
             for (int i = 0; i < N / 4; i++) {
@@ -158,7 +158,7 @@ template <int BYTES, int ALIGN> struct Words {
 
 // Bits by which `Words` of this address lie in the words loaded.
 template <int ALIGN> QUANT_FN u32 misalignment(QUANT_PTR p) {
-#if defined(__CUDACC__)
+#if defined(__CUDA_ARCH__)
     return ALIGN >= 4 ? 0 : 8 * (u32)((u64)p & 3);
 #else
     (void)p;
@@ -208,7 +208,7 @@ QUANT_FN u32 fifth_bits(u32 bits) {
 template <int SIZE> QUANT_FN void load_floats(const QUANT_LOCAL Row& row, u32 unit, QUANT_LOCAL u32* a) {
     const u32 first = 16 * unit;
     QUANT_PTR p = row.q + (u64)first * SIZE;
-#if defined(__CUDACC__)
+#if defined(__CUDA_ARCH__)
     if (first + 16 <= row.n && ((u64)p & 15) == 0) {
 #pragma unroll
         for (int i = 0; i < SIZE; i++) {

@@ -1,5 +1,5 @@
 // Runs CUDA kernels on this machine, one block after the other: every thread is a fiber, which gives way at barriers and
-// at the operations of a warp. Order of threads within a block is ascending or descending (`emulate::descending`).
+// at the operations of a warp. Order of threads within a block is ascending or descending (`descending`).
 #pragma once
 
 #include <ucontext.h>
@@ -27,11 +27,13 @@ inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
 
+template <class T> using Array = std::vector<T>;
+inline bool descending = false;  // the order of threads in a block
+
 namespace emulate {
 constexpr unsigned MAX_THREADS = 1024;
 struct Warp { unsigned arrived = 0, round = 0; unsigned words[2][32][8]; };
 struct Fiber { ucontext_t context; std::vector<char> stack; bool done; dim3 thread; };
-inline bool descending = false;
 inline std::vector<Fiber> fibers;
 inline Warp warps[MAX_THREADS / 32];
 inline ucontext_t scheduler;
@@ -135,3 +137,9 @@ inline float __int_as_float(int x) { return emulate::number(x); }
 inline int __float2int_rn(float x) { return (int)std::nearbyint(x); }
 template <class T> T min(T a, T b) { return a < b ? a : b; }
 template <class T> T max(T a, T b) { return a > b ? a : b; }
+
+extern uint4 shared[];
+template <class Args, class Given> void launch(dim3 grid, unsigned block, unsigned n_shared, void (*kernel)(Args), const Given& args) {
+    memset((void*)shared, 0xff, n_shared);  // NaN, whoever reads what nobody wrote
+    emulate::launch(grid, block, [&] { kernel(args); });
+}

@@ -5,10 +5,10 @@ set -eu
 root=$(cd "$(dirname "$0")/../../.." && pwd)
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
-mkdir -p "$out/src"
+mkdir -p "$out/src/cuda"
 for file in "$root"/kernels/cuda/*.cu; do
     # Shared memory is one block's at a time.
-    sed -e 's/extern __shared__/extern/' -e 's/__shared__/static/' "$file" >"$out/src/${file##*/}"
+    sed -e 's/extern __shared__/extern/' -e 's/__shared__/static/' "$file" >"$out/src/cuda/${file##*/}"
 done
 [ $# -gt 0 ] || set -- f32 f16 bf16 q4_0 q4_1 q5_0 q5_1 q8_0 q2_k q3_k q4_k q5_k q6_k iq4_nl iq4_xs mxfp4 mxfp4_planar \
     affine:2:32:0 affine:3:64:1 affine:4:64:0 affine:5:32:1 affine:6:128:0 affine:8:64:0
@@ -22,7 +22,7 @@ EOF
     esac
     echo "$type"
     # shellcheck disable=SC2086
-    ${CXX:-c++} -std=c++17 -O1 -w -I "$root/tools/cuda/host" -I "$root/kernels" -I "$out/src" $flags \
-        -o "$out/products" "$root/tools/cuda/host/products.cpp"
+    ${CXX:-c++} -std=c++17 -O1 -w -I "$root/tools/cuda/host" -I "$out/src" -I "$root/kernels" $flags \
+        -o "$out/products" "$root/tools/cuda/products.cpp"
     "$out/products"
 done

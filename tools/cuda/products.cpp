@@ -1,22 +1,30 @@
-// The kernels that read weights, emulated on this machine and compared with sums in double of the decoded weights.
-//
-// sh tools/cuda/host/run.sh builds and runs it for every type of weights.
+// The kernels that read weights, for one type, against sums in double of the decoded weights: emulated on this machine
+// (`host/run.sh`), or on a GPU (`products.sh`), which with an argument also measures.
+#ifdef __CUDACC__
+#include "device.h"
+#else
 #include "emulate.h"
+#endif
 
-#include "linear.cu"
+#include "cuda/linear.cu"
 #undef VEC
 #undef TILE
-#include "gated_linear.cu"
+#include "cuda/gated_linear.cu"
 #undef VEC
 #undef TILE
-#include "experts.cu"
+#include "cuda/experts.cu"
 #undef TILE
 #undef GATED_TILE
-#include "embed.cu"
-#include "head_linear.cu"
-#include "expert_lists.cu"
+#include "cuda/embed.cu"
+#include "cuda/expert_lists.cu"
+#include "cuda/head_linear.cu"
 
+#ifndef __CUDACC__
 alignas(16) uint4 shared[65536 / 16];
+#endif
+
+// Shared memory of every launch, the widest tile's.
+const u32 SHARED = 65536;
 
 static u64 seed = 1;
 static double uniform() {
@@ -27,15 +35,15 @@ static float normal() { return (float)(sqrt(-2 * log(1 - uniform())) * cos(6.283
 
 // A stack of encoded rows with random bytes, but finite scales of one size, and the numbers they stand for.
 struct Weights {
-    std::vector<u8> planes[3];
-    std::vector<float> values;
+    Array<u8> planes[3];
+    Array<float> values;
     Matrix matrix;
     Weights(u64 rows, u32 k) : values(rows * k) {
         const u64 blocks = rows * (k / WEIGHT::BLOCK);
         const int bytes[3] = {WEIGHT::BYTES, WEIGHT::SCALE_BYTES, WEIGHT::BIAS_BYTES};
         for (int i = 0; i < 3; i++) {
             planes[i].resize(blocks * bytes[i] + 16);
-            for (u8& b : planes[i]) b = (u8)(uniform() * 256);
+            for (u8& b : planes[i]) b = (u8)(seed = seed * 6364136223846793005ull + 1442695040888963407ull, seed >> 56);
         }
         // Whatever 16 bits a scale may lie in become a number near 1, of any sign, in every 16-bit form; f32 too.
         const auto tame = [](u8* p, int n) {
@@ -94,7 +102,7 @@ const std::vector<std::pair<int, int>> Weights::SCALES =
                            : std::vector<std::pair<int, int>>{{0, 2}};
 
 static int failures = 0;
-static void check(const char* what, const std::vector<float>& got, const std::vector<double>& want, double limit) {
+static void check(const char* what, const Array<float>& got, const std::vector<double>& want, double limit) {
     double error = 0, norm = 0;
     for (size_t i = 0; i < got.size(); i++) {
         error += (got[i] - want[i]) * (got[i] - want[i]);
@@ -105,18 +113,13 @@ static void check(const char* what, const std::vector<float>& got, const std::ve
     failures += !is_good;
     printf("  %-28s %.1e%s\n", what, relative, is_good ? "" : "  TOO FAR");
 }
-static std::vector<float> normals(size_t n) {
-    std::vector<float> x(n);
+static Array<float> normals(size_t n) {
+    Array<float> x(n);
     for (float& v : x) v = normal();
     return x;
 }
 static const double VEC_LIMIT = WEIGHT::IS_FLOAT ? 1e-6 : WEIGHT::WIDE ? 2e-4 : 1e-2;
 static const double TILE_LIMIT = WEIGHT::IS_FLOAT && WEIGHT::BYTES == 4 ? 2e-5 : 4e-3;
-
-template <class F> static void run(dim3 grid, unsigned block, const F& kernel) {
-    memset(shared, 0xff, sizeof shared);  // NaN, whoever reads what nobody wrote
-    emulate::launch(grid, block, kernel);
-}
 
 typedef void (*LinearKernel)(const Linear);
 typedef void (*GatedKernel)(const GatedLinear);
@@ -124,15 +127,15 @@ typedef void (*HeadKernel)(const HeadLinear);
 typedef void (*ExpertsKernel)(const Experts);
 
 static void test_linear(const char* name, LinearKernel kernel, u32 rows, u32 k, std::vector<u64> n, dim3 grid, bool tiled) {
-    const std::vector<float> x = normals((size_t)rows * k);
+    const Array<float> x = normals((size_t)rows * k);
     std::vector<Weights> w;
-    std::vector<std::vector<float>> out;
-    const std::vector<float> bias = normals(1000);
+    std::vector<Array<float>> out;
+    const Array<float> bias = normals(1000);
     Linear a = {x.data(), rows, k, (u32)n.size(), 0, {}};
     for (u64 n : n) w.emplace_back(n, k), out.emplace_back(rows * n, NAN);
     for (size_t i = 0; i < n.size(); i++) a.parts[i] = {w[i].matrix, i % 2 ? bias.data() : nullptr, out[i].data(), n[i]};
-    run(grid, 256, [&] { kernel(a); });
-    std::vector<float> got;
+    launch(grid, 256, SHARED, kernel, a);
+    Array<float> got;
     std::vector<double> want;
     for (size_t i = 0; i < n.size(); i++) {
         got.insert(got.end(), out[i].begin(), out[i].end());
@@ -151,12 +154,12 @@ static double act(u32 kind, double g, double u) {
 }
 
 static void test_gated(const char* name, GatedKernel kernel, u32 rows, u32 k, u32 n, u32 kind, dim3 grid, bool tiled) {
-    std::vector<float> x = normals((size_t)rows * k);
+    Array<float> x = normals((size_t)rows * k);
     const Weights gate(n, k), up(n, k);
     for (float& v : x) v *= gate.inverse(k);
-    std::vector<float> out((size_t)rows * n, NAN);
+    Array<float> out((size_t)rows * n, NAN);
     const GatedLinear a = {x.data(), gate.matrix, up.matrix, out.data(), rows, k, n, kind, 1.702f, 7.0f};
-    run(grid, 256, [&] { kernel(a); });
+    launch(grid, 256, SHARED, kernel, a);
     std::vector<double> want;
     for (u32 t = 0; t < rows; t++) {
         for (u32 i = 0; i < n; i++) want.push_back(act(kind, gate.dot(i, &x[(size_t)t * k], k), up.dot(i, &x[(size_t)t * k], k)));
@@ -167,15 +170,15 @@ static void test_gated(const char* name, GatedKernel kernel, u32 rows, u32 k, u3
 static void test_experts(const char* name, ExpertsKernel kernel, u32 rows, u32 n_used, u32 n_expert, u32 n, u32 k, bool is_gated,
                          bool per_pair, u32 cols, u32 row_blocks) {
     const u32 pairs = rows * n_used;
-    std::vector<float> x = normals((size_t)(per_pair ? pairs : rows) * k);
+    Array<float> x = normals((size_t)(per_pair ? pairs : rows) * k);
     const Weights w((u64)n_expert * n, k), up((u64)n_expert * n, k);
     for (float& v : x) v *= w.inverse(k);
-    const std::vector<float> bias = normals((size_t)n_expert * n), up_bias = normals((size_t)n_expert * n);
-    std::vector<u32> ids, first(n_expert + 1), listed(pairs, ~0u);
+    const Array<float> bias = normals((size_t)n_expert * n), up_bias = normals((size_t)n_expert * n);
+    Array<u32> ids, first(n_expert + 1), listed(pairs, ~0u);
     for (u32 i = 0; i < pairs; i++) ids.push_back((u32)(uniform() * uniform() * n_expert));
-    std::vector<float> out((size_t)pairs * n, NAN);
+    Array<float> out((size_t)pairs * n, NAN);
     const ExpertLists lists = {ids.data(), first.data(), listed.data(), pairs, n_expert};
-    run({(n_expert + 7) / 8, 1, 1}, 256, [&] { expert_lists(lists); });
+    launch({(n_expert + 7) / 8, 1, 1}, 256, SHARED, expert_lists, lists);
     for (u32 e = 0, at = 0; e < n_expert; e++) {
         failures += first[e] != at;
         for (u32 i = 0; i < pairs; i++) {
@@ -186,7 +189,7 @@ static void test_experts(const char* name, ExpertsKernel kernel, u32 rows, u32 n
                        out.data(), cols ? first.data() : nullptr, cols ? listed.data() : nullptr, rows, n_used, n_expert, n, k, per_pair,
                        ACT_SWIGLU, 1.702f, 7.0f, 0};
     const u32 experts = n_expert < pairs ? n_expert : pairs;
-    run(cols ? dim3{(pairs - experts) / cols + experts, row_blocks, 1} : dim3{row_blocks, pairs, 1}, 256, [&] { kernel(a); });
+    launch(cols ? dim3{(pairs - experts) / cols + experts, row_blocks, 1} : dim3{row_blocks, pairs, 1}, 256, SHARED, kernel, a);
     std::vector<double> want;
     for (u32 pair = 0; pair < pairs; pair++) {
         const float* row = &x[(size_t)(per_pair ? pair : pair / n_used) * k];
@@ -200,11 +203,11 @@ static void test_experts(const char* name, ExpertsKernel kernel, u32 rows, u32 n
 }
 
 static void test_heads(const char* name, HeadKernel kernel, u32 rows, u32 heads, u32 n, u32 k, bool transposed, dim3 grid, double limit) {
-    const std::vector<float> x = normals((size_t)rows * heads * k);
+    const Array<float> x = normals((size_t)rows * heads * k);
     const Weights w((u64)heads * (transposed ? k : n), transposed ? n : k);
-    std::vector<float> out((size_t)rows * heads * n, NAN);
+    Array<float> out((size_t)rows * heads * n, NAN);
     const HeadLinear a = {x.data(), w.matrix, out.data(), rows, heads, n, k};
-    run(grid, 256, [&] { kernel(a); });
+    launch(grid, 256, SHARED, kernel, a);
     std::vector<double> want;
     for (u32 t = 0; t < rows * heads; t++) {
         for (u32 i = 0; i < n; i++) {
@@ -219,12 +222,18 @@ static void test_heads(const char* name, HeadKernel kernel, u32 rows, u32 heads,
     check(name, out, want, limit);
 }
 
-int main() {
+#ifdef __CUDACC__
+#include "bench.h"
+#else
+static void bench() {}
+#endif
+
+int main(int argc, char**) {
     const u32 block = WEIGHT::BLOCK;
     // Row lengths: one block, odd numbers of blocks, more than a chunk of shared memory.
     const u32 k1 = block == 1 ? 37 : block, k3 = block == 1 ? 515 : (block < 256 ? 11 : 3) * block, long_k = block == 1 ? 2049 : 4608;
     for (int order = 0; order < 2; order++) {
-        emulate::descending = order;
+        descending = order;
         test_linear("vec1 one block", linear_vec1, 1, k1, {45}, {1, 1, 1}, false);
         test_linear("vec1", linear_vec1, 1, k3, {33, 1, 7, 9}, {2, 1, 1}, false);
         test_linear("vec4, 3 columns", linear_vec4, 3, k3, {19, 3}, {1, 1, 1}, false);
@@ -250,14 +259,15 @@ int main() {
         while (lanes < 32 && lanes < units) lanes *= 2;
         test_heads("head transposed", head_linear_t, 3, 2, k3, 21, true, {(units + lanes - 1) / lanes, 2, (3 + T_ROWS - 1) / T_ROWS}, 1e-6);
         Weights table(7, k3);
-        std::vector<float> out(2 * k3, NAN);
-        const std::vector<u32> ids = {6, 2};
-        run({2, (units + 127) / 128, 1}, 128, [&] { embed(Embed{ids.data(), table.matrix, out.data(), 2, k3, 0.5f, 0}); });
+        Array<float> out(2 * k3, NAN);
+        const Array<u32> ids = {6, 2};
+        launch({2, (units + 127) / 128, 1}, 128, 0, embed, Embed{ids.data(), table.matrix, out.data(), 2, k3, 0.5f, 0});
         std::vector<double> want;
         for (u32 id : ids) {
             for (u32 i = 0; i < k3; i++) want.push_back(0.5 * table.values[(size_t)id * k3 + i]);
         }
         check("embed", out, want, 1e-7);
     }
+    if (failures == 0 && argc > 1) bench();
     return failures != 0;
 }
