@@ -19,6 +19,13 @@ __device__ __forceinline__ u32 bf16_pair(float low, float high) {
     return pair;
 }
 
+// a * b + c of two bf16 numbers each, rounded once.
+__device__ __forceinline__ u32 bf16_fma(u32 a, u32 b, u32 c) {
+    u32 out;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(c));
+    return out;
+}
+
 // c += a * b: a is 16 x 16, row g = lane / 4 in a0 and a2, row g + 8 in a1 and a3; b is 16 x 8, column g in b0 and b1. With
 // t = lane % 4, pairs 2t, 2t + 1 of the 16 lie in a0, a1 and b0, pairs 2t + 8, 2t + 9 in a2, a3 and b1. c0, c1 are row g,
 // c2, c3 row g + 8, columns 2t, 2t + 1.

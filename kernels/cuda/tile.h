@@ -68,6 +68,29 @@ template <class W, int COLS> struct Panel {
     }
 };
 
+// Run `r` of a unit as eight pairs of bf16; zeros where the unit is not there.
+template <class W>
+__device__ __forceinline__ void operands(const typename W::Raw& raw, bool is_there, u32 unit, int r, u32 (&a)[8]) {
+    u32 w[4];
+    float scale, min;
+    W::run(raw, unit, r, w, scale, min);
+    const u32 scales = is_there ? bf16_pair(scale, scale) : 0;
+    const u32 mins = !W::HAS_MIN ? 0x80008000u : is_there ? bf16_pair(min, min) : 0;
+    // Bytes below 128 become bf16 numbers behind a byte 0x43, which stands for 128: the difference is exact.
+    constexpr int OFFSET = W::OFFSET - (W::SIGNED ? 64 : 0) - 128;
+    constexpr u32 MINUS = 0xc300u + (-OFFSET - 128);
+    static_assert(OFFSET <= -128 && OFFSET >= -255, "bf16 has eight bits");
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const u32 bytes = W::SIGNED ? (w[i] ^ 0x80808080u) - 0x40404040u : w[i];
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const u32 pair = permute(bytes, 0x43434343u, j == 0 ? 0x4140 : 0x4342);
+            a[2 * i + j] = bf16_fma(bf16_fma(pair, 0x3f803f80u, MINUS << 16 | MINUS), scales, mins);
+        }
+    }
+}
+
 // acc += the products of the warp's 16 rows over one step: `raw` holds this lane's unit of rows g and g + 8.
 template <class W, int COLS>
 __device__ __forceinline__ void tile_step(const typename W::Raw (&raw)[2], bool is_there, u32 unit, u32 first_run,
@@ -78,6 +101,10 @@ __device__ __forceinline__ void tile_step(const typename W::Raw (&raw)[2], bool 
         u32 a[2][8], rest[2][8];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
+            if constexpr (!W::IS_FLOAT && W::SMALL) {
+                operands<W>(raw[i], is_there, unit, r, a[i]);
+                continue;
+            }
             float v[16];
             decode_run<W>(raw[i], unit, r, v);
 #pragma unroll

@@ -13,7 +13,7 @@
 template <int BITS, int GROUP, int SCALE> struct affine_of {
     enum { BLOCK = GROUP, BYTES = GROUP * BITS / 8, SCALE_BYTES = SCALE == 2 ? 4 : 2, BIAS_BYTES = SCALE_BYTES };
     enum { UNIT = 32, RUNS = 2, PAIRED = 0, IS_FLOAT = 0 };
-    enum { SIGNED = 0, OFFSET = 0, HAS_MIN = 1, WIDE = BITS == 8 };
+    enum { SIGNED = 0, OFFSET = 0, HAS_MIN = 1, WIDE = BITS == 8, SMALL = BITS < 8 };
     enum { ALIGN = BITS == 4 || BITS == 8 ? 16 : BITS % 2 == 0 ? 8 : 4 };
     struct Raw {
         Words<4 * BITS, ALIGN> q;

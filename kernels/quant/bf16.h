@@ -5,7 +5,7 @@
 
 struct bf16 {
     enum { BLOCK = 1, BYTES = 2, SCALE_BYTES = 0, BIAS_BYTES = 0, UNIT = 16, RUNS = 1, PAIRED = 0, IS_FLOAT = 1 };
-    enum { WIDE = 0 };
+    enum { WIDE = 0, SMALL = 0 };
     struct Raw {
         u32 a[8];
     };

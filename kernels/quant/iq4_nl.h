@@ -8,7 +8,7 @@
 struct iq4_nl {
     enum { BLOCK = 32, BYTES = 18, SCALE_BYTES = 0, BIAS_BYTES = 0 };
     enum { UNIT = 32, RUNS = 2, PAIRED = 0, IS_FLOAT = 0 };
-    enum { SIGNED = 1, OFFSET = 0, HAS_MIN = 0, WIDE = 0 };
+    enum { SIGNED = 1, OFFSET = 0, HAS_MIN = 0, WIDE = 0, SMALL = 0 };
     struct Raw {
         Words<18, 2> block;
         u32 shift;

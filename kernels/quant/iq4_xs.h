@@ -10,7 +10,7 @@
 struct iq4_xs {
     enum { BLOCK = 256, BYTES = 136, SCALE_BYTES = 0, BIAS_BYTES = 0 };
     enum { UNIT = 32, RUNS = 2, PAIRED = 0, IS_FLOAT = 0 };
-    enum { SIGNED = 1, OFFSET = 0, HAS_MIN = 0, WIDE = 0 };
+    enum { SIGNED = 1, OFFSET = 0, HAS_MIN = 0, WIDE = 0, SMALL = 0 };
     struct Raw {
         Words<8, 8> head;
         Words<16, 8> qs;

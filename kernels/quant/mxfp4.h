@@ -9,7 +9,7 @@
 struct mxfp4 {
     enum { BLOCK = 32, BYTES = 17, SCALE_BYTES = 0, BIAS_BYTES = 0 };
     enum { UNIT = 32, RUNS = 2, PAIRED = 0, IS_FLOAT = 0 };
-    enum { SIGNED = 1, OFFSET = 0, HAS_MIN = 0, WIDE = 0 };
+    enum { SIGNED = 1, OFFSET = 0, HAS_MIN = 0, WIDE = 0, SMALL = 1 };
     struct Raw {
         Words<17, 1> block;
         u32 shift;

@@ -8,7 +8,7 @@
 struct mxfp4_planar {
     enum { BLOCK = 32, BYTES = 16, SCALE_BYTES = 1, BIAS_BYTES = 0 };
     enum { UNIT = 32, RUNS = 2, PAIRED = 0, IS_FLOAT = 0 };
-    enum { SIGNED = 1, OFFSET = 0, HAS_MIN = 0, WIDE = 0 };
+    enum { SIGNED = 1, OFFSET = 0, HAS_MIN = 0, WIDE = 0, SMALL = 1 };
     struct Raw {
         Words<16, 16> qs;
         u32 e;

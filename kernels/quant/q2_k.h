@@ -9,7 +9,7 @@
 struct q2_k {
     enum { BLOCK = 256, BYTES = 84, SCALE_BYTES = 0, BIAS_BYTES = 0 };
     enum { UNIT = 64, RUNS = 4, PAIRED = 1, IS_FLOAT = 0 };
-    enum { SIGNED = 0, OFFSET = 0, HAS_MIN = 1, WIDE = 0 };
+    enum { SIGNED = 0, OFFSET = 0, HAS_MIN = 1, WIDE = 0, SMALL = 1 };
     struct Raw {
         Words<8, 4> scales;
         Words<16, 4> qs;

@@ -11,7 +11,7 @@
 struct q3_k {
     enum { BLOCK = 256, BYTES = 110, SCALE_BYTES = 0, BIAS_BYTES = 0 };
     enum { UNIT = 64, RUNS = 4, PAIRED = 1, IS_FLOAT = 0 };
-    enum { SIGNED = 0, OFFSET = -4, HAS_MIN = 0, WIDE = 0 };
+    enum { SIGNED = 0, OFFSET = -4, HAS_MIN = 0, WIDE = 0, SMALL = 1 };
     struct Raw {
         Words<16, 2> hmask;
         Words<16, 2> qs;

@@ -10,7 +10,7 @@
 struct q4_k {
     enum { BLOCK = 256, BYTES = 144, SCALE_BYTES = 0, BIAS_BYTES = 0 };
     enum { UNIT = 32, RUNS = 2, PAIRED = 1, IS_FLOAT = 0 };
-    enum { SIGNED = 0, OFFSET = 0, HAS_MIN = 1, WIDE = 0 };
+    enum { SIGNED = 0, OFFSET = 0, HAS_MIN = 1, WIDE = 0, SMALL = 1 };
     struct Raw {
         Words<16, 16> head;
         Words<16, 16> qs;

@@ -9,7 +9,7 @@
 struct q5_0 {
     enum { BLOCK = 32, BYTES = 22, SCALE_BYTES = 0, BIAS_BYTES = 0 };
     enum { UNIT = 32, RUNS = 2, PAIRED = 0, IS_FLOAT = 0 };
-    enum { SIGNED = 0, OFFSET = -16, HAS_MIN = 0, WIDE = 0 };
+    enum { SIGNED = 0, OFFSET = -16, HAS_MIN = 0, WIDE = 0, SMALL = 1 };
     struct Raw {
         Words<22, 2> block;
         u32 shift;

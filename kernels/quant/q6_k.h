@@ -9,7 +9,7 @@
 struct q6_k {
     enum { BLOCK = 256, BYTES = 210, SCALE_BYTES = 0, BIAS_BYTES = 0 };
     enum { UNIT = 64, RUNS = 4, PAIRED = 1, IS_FLOAT = 0 };
-    enum { SIGNED = 0, OFFSET = -32, HAS_MIN = 0, WIDE = 0 };
+    enum { SIGNED = 0, OFFSET = -32, HAS_MIN = 0, WIDE = 0, SMALL = 1 };
     struct Raw {
         Words<16, 2> ql[2];
         Words<16, 2> qh;

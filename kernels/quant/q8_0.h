@@ -7,7 +7,7 @@
 struct q8_0 {
     enum { BLOCK = 32, BYTES = 34, SCALE_BYTES = 0, BIAS_BYTES = 0 };
     enum { UNIT = 32, RUNS = 2, PAIRED = 0, IS_FLOAT = 0 };
-    enum { SIGNED = 1, OFFSET = 0, HAS_MIN = 0, WIDE = 1 };
+    enum { SIGNED = 1, OFFSET = 0, HAS_MIN = 0, WIDE = 1, SMALL = 0 };
     struct Raw {
         Words<34, 2> block;
         u32 shift;

@@ -17,6 +17,7 @@
 //   OFFSET      what is added to every integer: value = scale * (q + OFFSET) (+ min where HAS_MIN)
 //   HAS_MIN     the format adds a minimum
 //   WIDE        8-bit integers, which meet 16-bit activations: those of 8 bits would err more than the weights
+//   SMALL       unsigned integers are below 128, signed ones within 63 of zero
 // It has `struct Raw`, the loaded bytes as they are, and
 //   load(row, unit, raw)                       loads and nothing else, so that several units can be in flight
 //   run(raw, unit, r, w[4], scale, min)        16 integers as four words of bytes, in order

@@ -19,6 +19,14 @@ inline u32 to_bf16(float x) {
 }
 inline u32 bf16_pair(float low, float high) { return to_bf16(low) | to_bf16(high) << 16; }
 
+inline u32 bf16_fma(u32 a, u32 b, u32 c) {
+    const auto half = [&](u32 shift) {
+        const auto value = [&](u32 word) { return (double)emulate::number(word >> shift << 16); };
+        return to_bf16((float)(value(a) * value(b) + value(c)));
+    };
+    return half(0) | half(16) << 16;
+}
+
 inline void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     const auto all = emulate::exchange<6>({a0, a1, a2, a3, b0, b1});
     const u32 g = emulate::now % 32 / 4, t = emulate::now % 4;
