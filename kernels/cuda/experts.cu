@@ -86,7 +86,7 @@ template <int COLS, bool GATED> __device__ __forceinline__ void experts_tile(con
     if (n_cols == 0) return;
     for (u32 col = threadIdx.x; col < n_cols; col += blockDim.x) pairs[col] = a.pairs[begin + col];
     __syncthreads();
-    tile<WEIGHT, COLS, 1, GATED, false>(
+    tile<WEIGHT, COLS, GATED, false>(
         a.k, a.n, shared, [&](u64 i, bool up) { return expert_row(a, expert, i, up); },
         [&](u32 col) { return col < n_cols ? pair_x(a, pairs[col]) : nullptr; },
         [&](u64 i, u32 col, float sum, float up) {
@@ -98,9 +98,9 @@ KERNEL __launch_bounds__(256, Vec<WEIGHT>::blocks(1, 1)) experts_vec(const __gri
 KERNEL __launch_bounds__(256, Vec<WEIGHT>::blocks(1, 2)) experts_gated_vec(const __grid_constant__ Experts a) { experts_vec<true>(a); }
 
 #define TILE(C) \
-    KERNEL __launch_bounds__(256) experts_tile##C(const __grid_constant__ Experts a) { experts_tile<C, false>(a); }
+    KERNEL __launch_bounds__(256, Tile<WEIGHT>::blocks(C, 1)) experts_tile##C(const __grid_constant__ Experts a) { experts_tile<C, false>(a); }
 #define GATED_TILE(C) \
-    KERNEL __launch_bounds__(256) experts_gated_tile##C(const __grid_constant__ Experts a) { experts_tile<C, true>(a); }
+    KERNEL __launch_bounds__(256, Tile<WEIGHT>::blocks(C, 2)) experts_gated_tile##C(const __grid_constant__ Experts a) { experts_tile<C, true>(a); }
 TILE(8)
 TILE(16)
 TILE(32)

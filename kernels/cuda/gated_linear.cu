@@ -27,7 +27,7 @@ template <int COLS> __device__ __forceinline__ void gated_vec(const GatedLinear&
 template <int COLS> __device__ __forceinline__ void gated_tile(const GatedLinear& a) {
     PDL_LAUNCH();
     const u64 first = (u64)blockIdx.x * COLS;
-    tile<WEIGHT, COLS, 1, true, true>(
+    tile<WEIGHT, COLS, true, true>(
         a.k, a.n, shared, [&](u64 i, bool up) { return gated_row(a, i, up); },
         [&](u32 col) { return first + col < a.rows ? a.x + (first + col) * a.k : nullptr; },
         [&](u64 i, u32 col, float gate, float up) {
@@ -38,7 +38,7 @@ template <int COLS> __device__ __forceinline__ void gated_tile(const GatedLinear
 #define VEC(C) \
     KERNEL __launch_bounds__(256, Vec<WEIGHT>::blocks(C, 2)) gated_linear_vec##C(const __grid_constant__ GatedLinear a) { gated_vec<C>(a); }
 #define TILE(C) \
-    KERNEL __launch_bounds__(256) gated_linear_tile##C(const __grid_constant__ GatedLinear a) { gated_tile<C>(a); }
+    KERNEL __launch_bounds__(256, Tile<WEIGHT>::blocks(C, 2)) gated_linear_tile##C(const __grid_constant__ GatedLinear a) { gated_tile<C>(a); }
 VEC(1)
 VEC(2)
 VEC(4)

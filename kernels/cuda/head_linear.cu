@@ -28,7 +28,7 @@ template <int COLS> __device__ __forceinline__ void head_tile(const HeadLinear& 
     PDL_LAUNCH();
     const u32 head = blockIdx.z;
     const u64 first = (u64)blockIdx.x * COLS;
-    tile<WEIGHT, COLS, 1, false, true>(
+    tile<WEIGHT, COLS, false, true>(
         a.k, a.n, shared, [&](u64 i, bool) { return head_row(a, head, i); },
         [&](u32 col) { return first + col < a.rows ? a.x + ((first + col) * a.n_head + head) * a.k : nullptr; },
         [&](u64 i, u32 col, float sum, float) {
@@ -39,7 +39,7 @@ template <int COLS> __device__ __forceinline__ void head_tile(const HeadLinear& 
 #define VEC(C) \
     KERNEL __launch_bounds__(256, Vec<WEIGHT>::blocks(C, 1)) head_linear_vec##C(const __grid_constant__ HeadLinear a) { head_vec<C>(a); }
 #define TILE(C) \
-    KERNEL __launch_bounds__(256) head_linear_tile##C(const __grid_constant__ HeadLinear a) { head_tile<C>(a); }
+    KERNEL __launch_bounds__(256, Tile<WEIGHT>::blocks(C, 1)) head_linear_tile##C(const __grid_constant__ HeadLinear a) { head_tile<C>(a); }
 VEC(1)
 VEC(2)
 VEC(4)

@@ -43,7 +43,7 @@ template <int COLS> __device__ __forceinline__ void linear_vec(const Linear& a) 
 template <int COLS> __device__ __forceinline__ void linear_tile(const Linear& a) {
     PDL_LAUNCH();
     const u64 first = (u64)blockIdx.x * COLS;
-    tile<WEIGHT, COLS, 1, false, true>(
+    tile<WEIGHT, COLS, false, true>(
         a.k, rows_of_parts(a), shared, [&](u64 i, bool) { return linear_row(a, i); },
         [&](u32 col) { return first + col < a.rows ? a.x + (first + col) * a.k : nullptr; },
         [&](u64 i, u32 col, float sum, float) {
@@ -54,7 +54,7 @@ template <int COLS> __device__ __forceinline__ void linear_tile(const Linear& a)
 #define VEC(C) \
     KERNEL __launch_bounds__(256, Vec<WEIGHT>::blocks(C, 1)) linear_vec##C(const __grid_constant__ Linear a) { linear_vec<C>(a); }
 #define TILE(C) \
-    KERNEL __launch_bounds__(256) linear_tile##C(const __grid_constant__ Linear a) { linear_tile<C>(a); }
+    KERNEL __launch_bounds__(256, Tile<WEIGHT>::blocks(C, 1)) linear_tile##C(const __grid_constant__ Linear a) { linear_tile<C>(a); }
 VEC(1)
 VEC(2)
 VEC(4)

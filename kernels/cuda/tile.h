@@ -3,7 +3,7 @@
 // Weights go from memory through registers into the operands, without shared memory: lane (g, t) of a warp loads unit
 // 4s + t of rows g and g + 8, decodes its runs of 16 values and gives four values to each product. The 16 positions of a
 // product are thus four values of four units, in whatever order; activations, bf16 in shared memory, are read in the same
-// order. A warp has 16 * MT rows; where rows are few, `n_split` warps share them and take steps of 4 units in turn, and
+// order. A warp has 16 rows; where rows are few, `n_split` warps share them and take steps of 4 units in turn, and
 // their sums are added in order.
 // F32 weights are split into two bf16 numbers, as are their activations: three products, whose error is about 2^-16.
 #pragma once
@@ -19,7 +19,22 @@ constexpr u32 TILE_WARPS = 8;
 template <class W> struct Tile {
     static constexpr bool SPLIT = W::IS_FLOAT && W::BYTES == 4;
     // Values of a column in shared memory: 32 KiB, for 128 columns 64.
-    static __device__ constexpr u32 chunk(u32 cols) { return (cols < 128 ? 16384 / cols : 256) / (SPLIT ? 2 : 1); }
+    static __host__ __device__ constexpr u32 chunk(u32 cols) {
+        return (cols < 128 ? 16384 / cols : 256) / (SPLIT ? 2 : 1);
+    }
+
+    // Words of the units that a lane loads for a step of `parts` matrices.
+    static __host__ __device__ constexpr int raw(int parts) { return sizeof(typename W::Raw) / 4 * 2 * parts; }
+
+    // Whether there are registers for the next step's bytes too.
+    static __host__ __device__ constexpr bool prefetches(int cols, int parts) {
+        return raw(parts) + cols / 2 * parts <= 80;
+    }
+
+    // Blocks of 256 threads that a multiprocessor shall have registers for.
+    static __host__ __device__ constexpr int blocks(int cols, int parts) {
+        return raw(parts) * (prefetches(cols, parts) ? 2 : 1) + cols / 2 * parts + 64 <= 128 ? 2 : 1;
+    }
 };
 
 // What rounding to bf16 left of a pair.
@@ -136,49 +151,48 @@ __device__ __forceinline__ void tile_step(const typename W::Raw (&raw)[2], bool 
 }
 
 // Warps that share rows: the grid's rows of blocks tell how many row groups a block has (`matmul.rs`).
-__device__ __forceinline__ u32 tile_split(u64 n_rows, u32 group_rows, u32 n_blocks) {
+__device__ __forceinline__ u32 tile_split(u64 n_rows, u32 n_blocks) {
     u32 groups = 1;
-    while (groups < TILE_WARPS && (u64)n_blocks * groups * group_rows < n_rows) groups *= 2;
+    while (groups < TILE_WARPS && (u64)n_blocks * groups * 16 < n_rows) groups *= 2;
     return TILE_WARPS / groups;
 }
 
 // The products of a block's rows of weights with COLS columns. `rows(i, up)`: row i < n_rows of gate (or the only matrix)
-// and of up; `columns(col)`: a column's activations or null; `store(i, col, sum, sum_up)` gets every sum of columns that
-// are there once. EARLY as in `vec`. Blocks of 256 threads; row blocks are blockIdx.y of gridDim.y.
-template <class W, int COLS, int MT, bool GATED, bool EARLY, class Rows, class Columns, class Store>
+// and of up; `columns(col)`: a column's activations or null; `store(i, col, sum, sum_up)` gets every sum, of columns that
+// are not there too. EARLY as in `vec`. Blocks of 256 threads; row blocks are blockIdx.y of gridDim.y.
+template <class W, int COLS, bool GATED, bool EARLY, class Rows, class Columns, class Store>
 __device__ __forceinline__ void tile(u32 k, u64 n_rows, uint4* shared, const Rows& rows, const Columns& columns,
                                      const Store& store) {
     constexpr int PARTS = GATED ? 2 : 1, NB = COLS / 8;
-    // The next step's bytes are in flight where there are registers for them.
-    constexpr bool PREFETCH = sizeof(typename W::Raw) / 4 * 2 * MT * PARTS + 4 * MT * PARTS * NB <= 80;
+    constexpr bool PREFETCH = Tile<W>::prefetches(COLS, PARTS);
     constexpr u32 CHUNK_UNITS = Tile<W>::chunk(COLS) / W::UNIT, CHUNK_STEPS = CHUNK_UNITS / 4;
     const u32 warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    const u32 n_split = tile_split(n_rows, 16 * MT, gridDim.y), split = warp % n_split, groups = TILE_WARPS / n_split;
-    const u64 first_row = ((u64)blockIdx.y * groups + warp / n_split) * (16 * MT);
+    const u32 n_split = tile_split(n_rows, gridDim.y), split = warp % n_split, groups = TILE_WARPS / n_split;
+    const u64 first_row = ((u64)blockIdx.y * groups + warp / n_split) * 16;
     const u32 units = (k + W::UNIT - 1) / W::UNIT, steps = (units + 3) / 4;
     const Panel<W, COLS> panel = {shared};
 
-    Row row[PARTS][MT][2];
+    Row row[PARTS][2];
 #pragma unroll
-    for (int m = 0; m < 2 * MT; m++) {
-        const u64 i = min((unsigned long long)(first_row + 16 * (m / 2) + 8 * (m % 2) + g), (unsigned long long)(n_rows - 1));
-        row[0][m / 2][m % 2] = rows(i, false);
-        if (GATED) row[PARTS - 1][m / 2][m % 2] = rows(i, true);
+    for (int i = 0; i < 2; i++) {
+        const u64 wanted = first_row + 8 * i + g, known = wanted < n_rows ? wanted : n_rows - 1;
+        row[0][i] = rows(known, false);
+        if (GATED) row[PARTS - 1][i] = rows(known, true);
     }
-    typename W::Raw raw[PARTS][MT][2];
-    const auto load = [&](u32 step, int part, int m) {
+    typename W::Raw raw[PARTS][2];
+    const auto load = [&](u32 step, int part) {
         const u32 unit = min(4 * step + t, units - 1);
 #pragma unroll
-        for (int i = 0; i < 2; i++) W::load(row[part][m][i], unit, raw[part][m][i]);
+        for (int i = 0; i < 2; i++) W::load(row[part][i], unit, raw[part][i]);
     };
     const auto load_all = [&](u32 step) {
         if (step >= steps) return;
 #pragma unroll
-        for (int i = 0; i < PARTS * MT; i++) load(step, i / MT, i % MT);
+        for (int part = 0; part < PARTS; part++) load(step, part);
     };
-    float acc[PARTS][MT][NB][4];
+    float acc[PARTS][NB][4];
 #pragma unroll
-    for (int i = 0; i < PARTS * MT * NB * 4; i++) acc[i / (MT * NB * 4)][i / (NB * 4) % MT][i / 4 % NB][i % 4] = 0.0f;
+    for (int i = 0; i < PARTS * NB * 4; i++) acc[i / (NB * 4)][i / 4 % NB][i % 4] = 0.0f;
 
     u32 step = split;
     if (PREFETCH) load_all(step);
@@ -190,52 +204,45 @@ __device__ __forceinline__ void tile(u32 k, u64 n_rows, uint4* shared, const Row
         const u32 end = min(steps, (chunk + 1) * CHUNK_STEPS);
         for (; step < end; step += n_split) {
             const u32 unit = 4 * step + t;
-            typename W::Raw now[PARTS][MT][2];
+            typename W::Raw now[PARTS][2];
             if (PREFETCH) {
 #pragma unroll
-                for (int i = 0; i < PARTS * MT * 2; i++) {
-                    now[i / (2 * MT)][i / 2 % MT][i % 2] = raw[i / (2 * MT)][i / 2 % MT][i % 2];
-                }
+                for (int i = 0; i < PARTS * 2; i++) now[i / 2][i % 2] = raw[i / 2][i % 2];
                 load_all(step + n_split);
             }
 #pragma unroll
-            for (int i = 0; i < PARTS * MT; i++) {
-                if (!PREFETCH) load(step, i / MT, i % MT);
-                tile_step<W, COLS>(PREFETCH ? now[i / MT][i % MT] : raw[i / MT][i % MT], unit < units, unit,
-                                   chunk * CHUNK_UNITS * W::RUNS, panel, acc[i / MT][i % MT]);
+            for (int part = 0; part < PARTS; part++) {
+                if (!PREFETCH) load(step, part);
+                tile_step<W, COLS>(PREFETCH ? now[part] : raw[part], unit < units, unit, chunk * CHUNK_UNITS * W::RUNS,
+                                   panel, acc[part]);
             }
         }
     }
 
     if (n_split > 1) {
         // The first warp of a group adds the sums of the others, in order.
-        constexpr u32 N = PARTS * MT * NB * 4;
-        float* sums = (float*)shared;
+        constexpr u32 N = PARTS * NB * 4;
+        float* mine = (float*)shared + (u64)(warp / n_split) * N * 32 + threadIdx.x % 32;
         for (u32 from = 1; from < n_split; from++) {
             __syncthreads();
-            float* mine = sums + (u64)(warp / n_split) * N * 32 + threadIdx.x % 32;
             if (split == from) {
 #pragma unroll
-                for (int i = 0; i < N; i++) mine[32 * i] = acc[i / (MT * NB * 4)][i / (NB * 4) % MT][i / 4 % NB][i % 4];
+                for (int i = 0; i < N; i++) mine[32 * i] = acc[i / (NB * 4)][i / 4 % NB][i % 4];
             }
             __syncthreads();
             if (split == 0) {
 #pragma unroll
-                for (int i = 0; i < N; i++) acc[i / (MT * NB * 4)][i / (NB * 4) % MT][i / 4 % NB][i % 4] += mine[32 * i];
+                for (int i = 0; i < N; i++) acc[i / (NB * 4)][i / 4 % NB][i % 4] += mine[32 * i];
             }
         }
         if (split != 0) return;
     }
 #pragma unroll
-    for (int m = 0; m < MT; m++) {
+    for (int n = 0; n < NB; n++) {
 #pragma unroll
-        for (int n = 0; n < NB; n++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const u64 at = first_row + 16 * m + 8 * (i / 2) + g;
-                const u32 col = 8 * n + 2 * t + i % 2;
-                if (at < n_rows) store(at, col, acc[0][m][n][i], acc[PARTS - 1][m][n][i]);
-            }
+        for (int i = 0; i < 4; i++) {
+            const u64 at = first_row + 8 * (i / 2) + g;
+            if (at < n_rows) store(at, 8 * n + 2 * t + i % 2, acc[0][n][i], acc[PARTS - 1][n][i]);
         }
     }
 }
