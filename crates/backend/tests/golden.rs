@@ -68,7 +68,7 @@ fn backends() -> Vec<Tolerance> {
             let cuda: &'static Cuda = Box::leak(Box::new(Cuda { device: 0, cache: CacheType::F16, cubins }));
             // Kernels for one row and for many round differently, and 8-bit activations of a near tie may then go to other
             // experts.
-            all.push(Tolerance { backend: cuda, bf16: 2e-3, quantised: Quantised::LlamaCpp, cut: BYTES });
+            all.push(Tolerance { backend: cuda, bf16: 1e-2, quantised: Quantised::LlamaCpp, cut: BYTES });
         }
         Ok(found) => println!("skipped cuda: {found:?}"),
         Err(why) => println!("skipped cuda: {why}"),

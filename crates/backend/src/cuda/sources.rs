@@ -8,6 +8,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("cuda/args.h", include_str!("../../../../kernels/cuda/args.h")),
     ("cuda/common.h", include_str!("../../../../kernels/cuda/common.h")),
     ("cuda/kv.h", include_str!("../../../../kernels/cuda/kv.h")),
+    ("cuda/mma.h", include_str!("../../../../kernels/cuda/mma.h")),
     ("cuda/tile.h", include_str!("../../../../kernels/cuda/tile.h")),
     ("cuda/vec.h", include_str!("../../../../kernels/cuda/vec.h")),
     ("quant/affine.h", include_str!("../../../../kernels/quant/affine.h")),

@@ -59,7 +59,8 @@ impl Weights {
         let [mut at_q, mut at_scales, mut at_biases] = [0; 3];
         let starts =
             [0, lens[0].next_multiple_of(256), (lens[0].next_multiple_of(256) + lens[1]).next_multiple_of(256)];
-        let memory = allocate(&self.context, "weights", starts[2] + lens[2])?;
+        // Kernels read whole words, past the end of a plane where it ends within one.
+        let memory = allocate(&self.context, "weights", starts[2] + lens[2].next_multiple_of(256))?;
         let base = memory.ptr();
         for slab in &slabs {
             for (bytes, start, at) in [
