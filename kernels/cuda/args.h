@@ -235,3 +235,50 @@ struct Select {
     float* out;      // [R, d]
     u32 n_rows, d;
 };
+
+// Heads of q, k or v.
+struct QkvPart {
+    float* x;       // [T, n_head, d_head]
+    const float* w; // [d_head], or null
+    void* cache;    // [n_pages, n_head, PAGE, d_head], or null
+    u32 n_head, d_head, is_normed, is_rotated;
+};
+
+struct Qkv {
+    Step step;
+    QkvPart parts[3];
+    const float* table; // [T, half, 2]
+    u32 rows, n_heads;  // of all parts
+    u32 half, interleaved, windowed;
+    float eps;
+};
+
+// What is asked of a row of logits.
+struct PickAsk {
+    u32 row, n, first_listed, n_listed, log_sum_exp, reserved;
+};
+
+struct PickPart {
+    float top, sum;
+    u32 first_bad, reserved;
+};
+
+struct Picked {
+    double log_sum_exp;
+    u32 n, bad;
+    float bad_value;
+    u32 reserved;
+    u32 ids[64];
+    float values[64];
+};
+
+struct Pick {
+    const float* logits;    // [R, n_vocab]
+    const PickAsk* asks;    // [rows]
+    const u32* listed;
+    PickPart* parts;        // [rows, 64]
+    void* candidates;       // [rows, 64, 64] of value and id
+    Picked* out;            // [rows]
+    float* listed_out;
+    u32 n_vocab, rows;
+};

@@ -16,8 +16,81 @@ pub struct Batch {
     pub pages: Vec<u32>,
     /// Tables of window pages of the chunks, one after the other.
     pub window_pages: Vec<u32>,
-    /// Tokens (indices into `tokens`, strictly ascending) whose logits are wanted, `[R]`.
+    /// Tokens (indices into `tokens`, strictly ascending) whose rows are asked for, `[R]`.
     pub rows: Vec<u32>,
+    /// What is asked of each row, `[R]`.
+    pub asks: Vec<Ask>,
+    /// Tokens whose logits are asked for by [`Ask::Best`], row after row.
+    pub listed: Vec<u32>,
+    /// Bit sets of [`Ask::Best`].
+    pub masks: Masks,
+}
+
+/// What a step returns of a row. The hidden state of a row is returned whatever is asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ask {
+    /// All logits, `[n_vocab]`.
+    #[default]
+    Logits,
+    /// The best logits, found where the row lies, so that a row need not travel: see [`crate::Best`].
+    Best {
+        /// How many, at least 1.
+        n: u32,
+        /// Index into [`Batch::listed`] of the first token whose logit is returned besides: those that the sampler will
+        /// change, by a penalty or a bias.
+        first_listed: u32,
+        /// Number of such tokens.
+        n_listed: u32,
+        /// Index of the bit set of allowed tokens in [`Batch::masks`]; all are allowed without one.
+        mask: Option<u32>,
+        /// Whether the log-sum-exp of the whole row is wanted.
+        log_sum_exp: bool,
+    },
+    /// The hidden state alone.
+    Hidden,
+}
+
+/// Bit sets over the vocabulary: bit `id % 64` of word `id / 64` is set when the token is allowed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Masks {
+    words: Vec<u64>,
+    n_words: usize, // of a set
+    n: usize,
+}
+
+impl Masks {
+    /// Appends a set over `n_vocab` tokens and returns its index; all sets of a batch are over the same vocabulary.
+    pub fn push(&mut self, n_vocab: usize, is_allowed: impl Fn(u32) -> bool) -> u32 {
+        self.n_words = n_vocab.div_ceil(64);
+        let word = |w: usize| {
+            let ids = 64 * w as u32..(64 * (w as u32 + 1)).min(n_vocab as u32);
+            ids.filter(|&id| is_allowed(id)).fold(0u64, |word, id| word | 1 << (id % 64))
+        };
+        self.words.extend((0..self.n_words).map(word));
+        self.n += 1;
+        self.n as u32 - 1
+    }
+
+    /// The words of a set, `[n_vocab / 64]` rounded up.
+    pub fn words(&self, mask: u32) -> &[u64] {
+        &self.words[mask as usize * self.n_words..][..self.n_words]
+    }
+
+    /// Number of sets.
+    pub fn len(&self) -> usize {
+        self.n
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.n == 0
+    }
+
+    /// Forgets all sets and keeps their memory.
+    pub fn clear(&mut self) {
+        self.words.clear();
+        self.n = 0;
+    }
 }
 
 /// Consecutive tokens of one sequence.
@@ -59,6 +132,20 @@ pub struct Tables<'a> {
 }
 
 impl Batch {
+    /// An empty batch with room for the steps of a program, so that filling it allocates nothing unless sequences share
+    /// pages beyond measure.
+    pub fn with_room(limits: Limits) -> Batch {
+        Batch {
+            tokens: Vec::with_capacity(limits.max_tokens),
+            chunks: Vec::with_capacity(limits.max_tokens),
+            pages: Vec::with_capacity(limits.n_pages),
+            window_pages: Vec::with_capacity(limits.n_window_pages),
+            rows: Vec::with_capacity(limits.max_outputs),
+            asks: Vec::with_capacity(limits.max_outputs),
+            ..Batch::default()
+        }
+    }
+
     /// Empties the batch and keeps its memory.
     pub fn clear(&mut self) {
         self.tokens.clear();
@@ -66,9 +153,27 @@ impl Batch {
         self.pages.clear();
         self.window_pages.clear();
         self.rows.clear();
+        self.asks.clear();
+        self.listed.clear();
+        self.masks.clear();
     }
 
-    /// Adds a chunk of a sequence with its memory; `rows` are the wanted logits as offsets into the chunk.
+    /// Takes the contents of another batch, and keeps the memory of this one.
+    pub fn copy_from(&mut self, other: &Batch) {
+        let Batch { tokens, chunks, pages, window_pages, rows, asks, listed, masks } = self;
+        tokens.clone_from(&other.tokens);
+        chunks.clone_from(&other.chunks);
+        pages.clone_from(&other.pages);
+        window_pages.clone_from(&other.window_pages);
+        rows.clone_from(&other.rows);
+        asks.clone_from(&other.asks);
+        listed.clone_from(&other.listed);
+        masks.words.clone_from(&other.masks.words);
+        (masks.n_words, masks.n) = (other.masks.n_words, other.masks.n);
+    }
+
+    /// Adds a chunk of a sequence with its memory; `rows` are the asked rows as offsets into the chunk. Their logits are
+    /// asked for; [`Batch::asks`] may be changed afterwards.
     pub fn push(&mut self, tokens: &[u32], pos: usize, tables: Tables<'_>, rows: impl IntoIterator<Item = usize>) {
         let Tables { pages, window_pages, first_window_block, state } = tables;
         let first = self.tokens.len() as u32;
@@ -87,6 +192,7 @@ impl Batch {
         self.pages.extend_from_slice(pages);
         self.window_pages.extend_from_slice(window_pages);
         self.rows.extend(rows.into_iter().map(|r| first + r as u32));
+        self.asks.resize(self.rows.len(), Ask::Logits);
     }
 
     /// The page that holds a block of the chunk's sequence, in the caches that keep a window or in the others. The batch is
@@ -178,6 +284,7 @@ impl Batch {
         if self.rows.windows(2).any(|w| w[0] >= w[1]) || self.rows.last().is_some_and(|&r| r as usize >= next) {
             return bad("the rows whose logits are asked for are not ascending token indices".into());
         }
+        self.check_asks(n_vocab)?;
         // Positions of two sequences in one page would race, and each would read the other's.
         if let Some((page, a, b)) = self.written_twice(false) {
             return bad(format!("page {page} is written at two places, by chunks {a} and {b}"));
@@ -186,6 +293,33 @@ impl Batch {
             Some((page, a, b)) => bad(format!("window page {page} is written at two places, by chunks {a} and {b}")),
             None => Ok(()),
         }
+    }
+
+    /// What is asked of the rows can be answered.
+    fn check_asks(&self, n_vocab: usize) -> Result<(), StepError> {
+        let bad = |why: String| Err(StepError::Batch(why));
+        if self.asks.len() != self.rows.len() {
+            return bad(format!("{} rows are asked for in {} ways", self.rows.len(), self.asks.len()));
+        }
+        if !self.masks.is_empty() && self.masks.n_words != n_vocab.div_ceil(64) {
+            return bad(format!("masks have {} words, {} wanted", self.masks.n_words, n_vocab.div_ceil(64)));
+        }
+        if let Some(&id) = self.listed.iter().find(|&&id| id as usize >= n_vocab) {
+            return bad(format!("token {id} is listed, the vocabulary has {n_vocab}"));
+        }
+        for (r, ask) in self.asks.iter().enumerate() {
+            let Ask::Best { n, first_listed, n_listed, mask, .. } = *ask else { continue };
+            if n == 0 || n as usize > n_vocab {
+                return bad(format!("row {r} asks for the best {n} of {n_vocab} logits"));
+            }
+            if first_listed as usize + n_listed as usize > self.listed.len() {
+                return bad(format!("row {r} lists tokens past the {} of the batch", self.listed.len()));
+            }
+            if mask.is_some_and(|mask| mask as usize >= self.masks.len()) {
+                return bad(format!("row {r} names mask {mask:?}, there are {}", self.masks.len()));
+            }
+        }
+        Ok(())
     }
 
     /// The chunk's window pages cover what its tokens look at.

@@ -5,7 +5,9 @@
 pub mod batch;
 pub mod cpu;
 pub mod cuda;
+pub mod pick;
 pub mod reference;
+mod rope;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod router_cases;
@@ -16,18 +18,34 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use checkpoint::Checkpoint;
-use model::plan::Plan;
+use model::plan::{Plan, ValidPlan};
 
-pub use batch::{Batch, Chunk, PAGE, Tables};
+pub use batch::{Ask, Batch, Chunk, Masks, PAGE, Tables};
+pub use pick::{Best, Picks};
 pub use routing::RouterInfo;
 
 /// Something that can run plans.
 pub trait Backend {
-    /// Name for people and for `--backend`.
+    /// Its name in messages and tables.
     fn name(&self) -> &'static str;
 
+    /// Rewrites a plan with the passes that pay for this backend. The result is for this backend alone: it may hold fused
+    /// ops and narrower buffers. Without a call of it a plan runs as the architecture wrote it.
+    ///
+    /// # Errors
+    /// [`CompileError::Plan`] when a pass breaks a rule of an op.
+    fn lower(&self, plan: ValidPlan) -> Result<ValidPlan, CompileError>;
+
     /// Binds a plan to its weights and allocates everything a step needs.
-    fn compile(&self, plan: &Plan, weights: Arc<Checkpoint>, limits: Limits) -> Result<Box<dyn Program>, CompileError>;
+    ///
+    /// # Errors
+    /// See [`CompileError`]. Nothing stays allocated.
+    fn compile(
+        &self,
+        plan: &ValidPlan,
+        weights: Arc<Checkpoint>,
+        limits: Limits,
+    ) -> Result<Box<dyn Program>, CompileError>;
 }
 
 /// What a program must be able to hold.
@@ -89,8 +107,13 @@ impl Kinds {
 
 /// A compiled plan with its weights, buffers and cache.
 ///
-/// A step allocates nothing. A step that returns an error has changed nothing that a later step can see,
-/// except cache positions that the failed batch itself was to write; recurrent states stand where they stood.
+/// A step is [`Program::submit`] and [`Program::wait`]: a device computes between the two while the host does something
+/// else. One step is under way at a time. A step allocates nothing.
+///
+/// # Errors of a step
+/// A refused batch ([`StepError::TokenId`], [`StepError::Batch`]) has changed nothing. A failed step
+/// ([`StepError::Failed`]) has written nothing that a later step can see but cache positions of its own chunks, and the
+/// recurrent states of the chunks that it calls dirty.
 pub trait Program: Send {
     /// What it was compiled for.
     fn limits(&self) -> Limits;
@@ -101,8 +124,32 @@ pub trait Program: Send {
     /// Vocabulary size, the width of a logits row.
     fn n_vocab(&self) -> usize;
 
-    /// Runs a step: appends the batch's tokens to the cache and returns the logits of the asked rows.
-    fn step(&mut self, batch: &Batch) -> Result<Output<'_>, StepError>;
+    /// Checks a batch and starts its step. The batch may be changed as soon as the call returns.
+    ///
+    /// # Errors
+    /// A refused batch; then no step is under way. A device may fail here as well.
+    ///
+    /// # Panics
+    /// May panic when a step is under way: a mistake of the caller.
+    fn submit(&mut self, batch: &Batch) -> Result<(), StepError>;
+
+    /// Finishes the step that [`Program::submit`] started: its tokens are in the cache, and the asked rows are returned.
+    ///
+    /// # Errors
+    /// [`StepError::Failed`].
+    ///
+    /// # Panics
+    /// May panic when no step is under way.
+    fn wait(&mut self) -> Result<Output<'_>, StepError>;
+
+    /// [`Program::submit`] and [`Program::wait`].
+    ///
+    /// # Errors
+    /// As those two.
+    fn step(&mut self, batch: &Batch) -> Result<Output<'_>, StepError> {
+        self.submit(batch)?;
+        self.wait()
+    }
 
     /// Copies all recurrent states of a slot to another: a checkpoint is made, or gone back to. Both slots are below
     /// [`Limits::n_states`]; anything else is a mistake of the caller, and panics.
@@ -118,7 +165,8 @@ pub trait Program: Send {
         let _ = is_on;
     }
 
-    /// Whether steps from now on count what their ops take, from zero; they do not at first, and what was counted stays. The numbers stay the same.
+    /// Whether steps from now on count what their ops take, from zero; they do not at first, and what was counted stays.
+    /// The numbers stay the same.
     fn trace_times(&mut self, is_on: bool) {
         let _ = is_on;
     }
@@ -138,19 +186,22 @@ pub struct OpTime {
     pub bytes: usize,
     /// Steps that were traced.
     pub steps: u64,
-    /// Parallel regions.
-    pub regions: u64,
+    /// Pieces of work handed out: parallel regions of a thread pool, kernels launched on a device.
+    pub launches: u64,
     /// Time in all.
     pub time: Duration,
-    /// Time outside parallel regions, with one thread at work.
-    pub alone: Duration,
+    /// Time outside of them, in which one thread works and the rest of the device is idle.
+    pub serial: Duration,
 }
 
 /// What a step returns.
 #[derive(Clone, Copy, Debug)]
 pub struct Output<'a> {
-    /// `[R, n_vocab]`, in the order of [`Batch::rows`].
+    /// `[R, n_vocab]`, in the order of [`Batch::rows`]. A row is there when it was asked for as [`Ask::Logits`]; others may
+    /// hold anything, and the slice ends with the last row that is there.
     pub logits: &'a [f32],
+    /// The rows that were asked for as [`Ask::Best`], by their index in [`Batch::rows`].
+    pub picks: &'a Picks,
     /// What the logits were made of, `[R, d_model]`: the asked rows behind the last norm ([`Plan::hidden`]). Empty where a
     /// plan has no such rows.
     pub hidden: &'a [f32],
@@ -205,15 +256,13 @@ pub enum CompileError {
         /// How much.
         bytes: usize,
     },
-    /// The system does not give as many threads as were asked for.
-    #[error("compile plan: start {threads} threads: the system gave {started}: {source}; ask for fewer")]
-    Threads {
-        /// Asked for, the caller's own included.
-        threads: usize,
-        /// How many there are, the caller's own included.
-        started: usize,
-        /// What the system says.
-        source: std::io::Error,
+    /// What the backend computes with could not be started: threads, a device.
+    #[error("compile plan: start {what}: {why}")]
+    Start {
+        /// What, with its number.
+        what: String,
+        /// What the system says, and what helps.
+        why: String,
     },
     /// This backend lacks something the plan needs.
     #[error("compile plan: backend {backend} cannot {what}")]
@@ -225,10 +274,10 @@ pub enum CompileError {
     },
 }
 
-/// Why a batch was refused; nothing was computed.
+/// Why a step was refused or failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StepError {
-    /// Token id outside the vocabulary.
+    /// Token id outside the vocabulary. Nothing was computed.
     #[error("run step: token {token} has id {id}, the vocabulary has {n_vocab}")]
     TokenId {
         /// Index of the token in the step.
@@ -238,10 +287,76 @@ pub enum StepError {
         /// Vocabulary size.
         n_vocab: usize,
     },
-    /// The batch does not fit the limits or contradicts itself.
+    /// The batch does not fit the limits or contradicts itself. Nothing was computed.
     #[error("run step: {0}")]
     Batch(String),
-    /// The device failed: nothing runs on it any more.
-    #[error("run step: {0}")]
-    Device(String),
+    /// The step began and could not be finished.
+    #[error(transparent)]
+    Failed(#[from] Failure),
+}
+
+/// A step that began and could not be finished.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("run step: {cause}")]
+pub struct Failure {
+    /// What happened.
+    pub cause: Cause,
+    /// Chunks that would fail again: what they need is lost. The others may be tried once more.
+    pub lost: Chunks,
+    /// Chunks whose recurrent states stand neither where they stood nor past the chunk.
+    pub dirty: Chunks,
+}
+
+impl Failure {
+    /// A failure that touches every chunk of the step.
+    pub fn all(cause: Cause) -> Failure {
+        Failure { cause, lost: Chunks::All, dirty: Chunks::All }
+    }
+}
+
+/// What went wrong in a step.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Cause {
+    /// The device failed: a kernel that faulted, memory that ran out, a device that is gone.
+    #[error("{device}: {op}: {why}")]
+    Device {
+        /// The device.
+        device: String,
+        /// The op that was running, as far as it is known.
+        op: String,
+        /// What the driver says.
+        why: String,
+    },
+    /// Bytes of a weight could not be read.
+    #[error("read {file} at byte {offset}: {why}")]
+    Io {
+        /// The file.
+        file: String,
+        /// Offset in the file.
+        offset: u64,
+        /// What the system says.
+        why: String,
+    },
+}
+
+/// Some of the chunks of a batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Chunks {
+    /// Every chunk.
+    All,
+    /// Those at these indices into [`Batch::chunks`]; may be empty.
+    These(Vec<u32>),
+}
+
+impl Chunks {
+    /// No chunk.
+    pub const NONE: Chunks = Chunks::These(Vec::new());
+
+    /// Whether a chunk is one of them.
+    pub fn contains(&self, chunk: u32) -> bool {
+        match self {
+            Chunks::All => true,
+            Chunks::These(these) => these.contains(&chunk),
+        }
+    }
 }

@@ -9,7 +9,7 @@ use backend::cuda::{self, Cuda};
 use backend::reference::Reference;
 use backend::{Backend, Batch, Fault, Limits, PAGE, Tables};
 use common::{BAD, N_VOCAB, PLAIN, Session, Shape, model, tokens};
-use model::plan::{DeltaHeads, Gate, RopePairing, Sharing};
+use model::plan::{DeltaHeads, Gate, RopePairing, Sharing, ValidPlan};
 use quant::WeightType::{self, *};
 use quant::act::ActKind;
 
@@ -18,7 +18,9 @@ fn gpu(cache: CacheType) -> Option<Cuda> {
     let found = cuda::devices();
     match &found {
         Ok(found) if found.devices.first().is_some_and(|device| device.unusable.is_none()) => {
-            Some(Cuda { device: 0, cache, cubins: Some(std::env::temp_dir().join("moebius-test-cubins")) })
+            let cubins = Some(std::env::temp_dir().join("moebius-test-cubins"));
+            let kernels = std::env::var_os("MOEBIUS_KERNELS").map(Into::into);
+            Some(Cuda { device: 0, cache, cubins, kernels })
         }
         _ => {
             println!("skipped: {found:?}");
@@ -228,6 +230,7 @@ fn routing_is_traced() {
 fn what_the_device_cannot_hold_is_an_error_that_says_so() {
     let Some(gpu) = gpu(CacheType::F32) else { return };
     let (plan, weights) = model(PLAIN);
+    let plan = ValidPlan::new(plan).unwrap();
     let limits =
         Limits { max_tokens: 32, max_outputs: 1, n_pages: 1 << 31, max_positions: 64, n_window_pages: 4, n_states: 1 };
     let error = gpu.compile(&plan, weights, limits).map(drop).unwrap_err().to_string();

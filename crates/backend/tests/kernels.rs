@@ -1,8 +1,7 @@
 //! Matrix products and quantisers of every instruction set against the scalar reference, bit for bit.
 
-use backend::cpu::isa::Isa;
-use backend::cpu::kernels::{ActsShared, Col, Gated, Kernels, Matrix, OutPtr, Scratch};
-use backend::cpu::math;
+use backend::cpu::isa::{CheckedIsa, Isa};
+use backend::cpu::kernels::{ActsShared, Col, Gated, Kernels, Matrix, OutPtr, Scratch, gated};
 use model::plan::Gate;
 use quant::act::{ActKind, ActRow};
 use quant::dot::dot_row;
@@ -123,11 +122,11 @@ fn activations(rows: usize, k: usize) -> Vec<f32> {
     x
 }
 
-fn isas() -> Vec<Isa> {
+fn isas() -> Vec<CheckedIsa> {
     for isa in Isa::ALL.into_iter().filter(|isa| !isa.available()) {
         println!("skipped {isa}: the machine lacks it");
     }
-    Isa::ALL.into_iter().filter(|isa| isa.available()).collect()
+    CheckedIsa::all().collect()
 }
 
 fn same(a: f32, b: f32) -> bool {
@@ -149,8 +148,8 @@ fn act_of(c: usize) -> usize {
 }
 
 /// Shapes that the slow scalar kernels also go through.
-fn skip(isa: Isa, n: usize, cols: usize) -> bool {
-    isa == Isa::Scalar && !(matches!(n, 1 | 17) && matches!(cols, 1 | 2 | 5))
+fn skip(isa: CheckedIsa, n: usize, cols: usize) -> bool {
+    isa == CheckedIsa::SCALAR && !(matches!(n, 1 | 17) && matches!(cols, 1 | 2 | 5))
 }
 
 #[test]
@@ -161,7 +160,7 @@ fn products_equal_the_scalar_dot() {
         let (_, lengths) = lengths.iter().find(|l| l.0 == t.block_len()).expect("a known block length");
         for &k in *lengths {
             let (w, x) = (weights(t, MAX, k), activations(MAX, k));
-            let acts = quantised(&Kernels::new(Isa::Scalar), t.act(), &x, k);
+            let acts = quantised(&Kernels::new(CheckedIsa::SCALAR), t.act(), &x, k);
             let row = t.plane_bytes(k).expect("blocks divide the row");
             let want: Vec<f32> =
                 (0..MAX * MAX).map(|i| dot_row(t, w.get().row(row, i % MAX), acts.row(act_of(i / MAX)))).collect(); // [column, row]
@@ -204,7 +203,7 @@ fn long_rows_equal_the_scalar_dot() {
     for t in WeightType::ALL {
         for k in [11, 20, 65].map(|blocks| 256 * blocks) {
             let (w, x) = (weights(t, N, k), activations(1, k));
-            let acts = quantised(&Kernels::new(Isa::Scalar), t.act(), &x, k);
+            let acts = quantised(&Kernels::new(CheckedIsa::SCALAR), t.act(), &x, k);
             let row = t.plane_bytes(k).expect("blocks divide the row");
             let want: Vec<f32> = (0..N).map(|r| dot_row(t, w.get().row(row, r), acts.row(0))).collect();
             for isa in isas() {
@@ -315,7 +314,7 @@ fn gated_products_equal_their_parts() {
                     let x = acts.row(act_of(c));
                     let (g, u) = (dot_row(t, wg.get().row(row, r), x), dot_row(t, wu.get().row(row, r), x));
                     let (g, u) = biases.map_or((g, u), |[gate, up]| (g + gate[r], u + up[r]));
-                    let want = math::gated(act, g, u);
+                    let want = gated(act, g, u);
                     assert!(same(*got, want), "{t} {isa} {act:?} column {c} row {r}: {got} {want}");
                 }
             }
@@ -334,7 +333,7 @@ fn quantisers_are_equal_on_every_instruction_set() {
             x[2 * k + i] = f32::from_bits(0x0da2_4260 - 128 + (i as u32 % 256)); // about 1e-30
         }
         x[k] = 1.0;
-        let want = quantised(&Kernels::new(Isa::Scalar), kind, &x, k);
+        let want = quantised(&Kernels::new(CheckedIsa::SCALAR), kind, &x, k);
         for isa in isas() {
             let got = quantised(&Kernels::new(isa), kind, &x, k);
             for r in 0..MAX {
@@ -362,7 +361,7 @@ fn quantisers_are_equal_on_every_instruction_set() {
 #[test]
 #[should_panic(expected = "q8_0 [1, 32] in PlaneBytes { q: 10,")]
 fn short_weights_are_refused() {
-    let kernels = Kernels::new(Isa::Scalar);
+    let kernels = Kernels::new(CheckedIsa::SCALAR);
     let acts = quantised(&kernels, ActKind::Block32, &[1.0; 32], 32);
     let mut y = [0.0f32; 1];
     // SAFETY: `y` has this row.
@@ -373,7 +372,7 @@ fn short_weights_are_refused() {
 
 #[test]
 fn chunks_are_whole_tiles() {
-    let kernels = Kernels::new(Isa::Scalar);
+    let kernels = Kernels::new(CheckedIsa::SCALAR);
     for (t, k, n, stack, cols, workers) in [
         (WeightType::Q4_K, 2048, 768, 1, 1, 2),
         (WeightType::Q8_0, 704, 5, 1, 64, 8),

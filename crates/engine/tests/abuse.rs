@@ -91,14 +91,16 @@ fn any_options() -> impl Strategy<Value = Options> {
 
 fn any_trouble() -> impl Strategy<Value = Trouble> {
     let token = || option::weighted(0.15, 1..N_VOCAB as u32);
-    (token(), token(), token(), option::weighted(0.2, 2..9u64), option::weighted(0.2, 2..9u64)).prop_map(
+    let every = || option::weighted(0.2, 2..9u64);
+    (token(), token(), token(), every(), every(), option::weighted(0.4, (any::<u64>(), 2..12u64))).prop_map(
         // A refusal comes before its whole chunk, a fault after it: with both, the chunk size would decide which.
-        |(fault, refuse, nan, fail_every, short_every)| Trouble {
+        |(fault, refuse, nan, fail_every, short_every, failures)| Trouble {
             fault: fault.filter(|_| refuse.is_none()),
             refuse,
             nan,
             fail_every,
             short_every,
+            failures,
         },
     )
 }
@@ -107,7 +109,7 @@ fn any_trouble() -> impl Strategy<Value = Trouble> {
 fn alone(request: Request, context: usize, kinds: Kinds, trouble: Trouble) -> Answer {
     let limits = Limits { max_positions: context, ..roomy() };
     let options = Options { prefix_cache: false, ..Options::default() };
-    let trouble = Trouble { fail_every: None, short_every: None, ..trouble };
+    let trouble = Trouble { fail_every: None, short_every: None, failures: None, ..trouble };
     run(&mut engine_of(kinds, limits, options, trouble), request).0
 }
 
@@ -186,6 +188,11 @@ fn abuse(kinds: Kinds, limits: Limits, options: Options, trouble: Trouble, actio
         let expected = alone(request, engine.context(), kinds, trouble);
         if cancelled {
             assert_eq!(got.end, Some(Ok(FinishReason::Cancelled)));
+            assert!(expected.tokens.starts_with(&got.tokens) && expected.text.starts_with(&got.text));
+            assert!(expected.logprobs.starts_with(&got.logprobs));
+        } else if matches!(&got.end, Some(Err(error)) if error.contains("it is a toy")) {
+            // A failed step ended it: what came before is right, and nothing came after.
+            assert!(trouble.failures.is_some());
             assert!(expected.tokens.starts_with(&got.tokens) && expected.text.starts_with(&got.text));
             assert!(expected.logprobs.starts_with(&got.logprobs));
         } else {

@@ -74,7 +74,7 @@ impl Bed {
     }
 
     fn engine(&self, way: Way) -> Engine {
-        let plan = model::arch::build(&self.checkpoint).expect("a plan");
+        let plan = model::build(&self.checkpoint).expect("a plan");
         let limits = Limits {
             max_tokens: way.max_tokens,
             max_outputs: way.max_tokens.min(8),

@@ -21,7 +21,7 @@ fn constraints_hold_and_change_nothing_for_others() {
     let tokenizer = Arc::new(Tokenizer::from_metadata(checkpoint.meta()).unwrap());
     let grammars = Grammars::new(tokenizer.clone(), 2).unwrap();
     let engine = |limits, options| {
-        let plan = model::arch::build(&checkpoint).unwrap();
+        let plan = model::build(&checkpoint).unwrap();
         let program = Cpu { threads: 2, ..Cpu::default() }.compile(&plan, checkpoint.clone(), limits).unwrap();
         Engine::new(program, tokenizer.clone(), options).unwrap()
     };

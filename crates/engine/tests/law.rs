@@ -32,7 +32,7 @@ impl Model {
     }
 
     fn engine(&self, backend: &dyn Backend, limits: Limits, options: Options) -> Engine {
-        let plan = model::arch::build(&self.checkpoint).unwrap();
+        let plan = model::build(&self.checkpoint).unwrap();
         let program = backend.compile(&plan, self.checkpoint.clone(), limits).unwrap();
         Engine::new(program, self.tokenizer.clone(), options).unwrap()
     }

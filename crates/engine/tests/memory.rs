@@ -9,7 +9,7 @@ use std::sync::Arc;
 use backend::cpu::{CacheType, Cpu};
 use backend::{Backend, Kinds, Limits, PAGE};
 use engine::scheduler::{Engine, Events, FinishReason, Options, Request, RequestId};
-use model::plan::{Cache, Op, Plan};
+use model::plan::{Cache, Op, ValidPlan};
 use toy::*;
 
 const STATE: Kinds = Kinds { window: None, state: true };
@@ -172,7 +172,7 @@ fn a_preempted_sequence_goes_on_from_a_checkpoint() {
 
 struct Model {
     checkpoint: Arc<checkpoint::Checkpoint>,
-    plan: Plan,
+    plan: ValidPlan,
 }
 
 impl Model {
@@ -184,7 +184,7 @@ impl Model {
             return None;
         }
         let checkpoint = Arc::new(checkpoint::open(&path).unwrap());
-        let mut plan = model::arch::build(&checkpoint).unwrap();
+        let mut plan = model::build(&checkpoint).unwrap().into_plan();
         let last = Cache(plan.caches.len() as u32 - 1);
         for op in plan.ops.iter_mut().filter(|_| window.is_some()) {
             match op {
@@ -195,7 +195,7 @@ impl Model {
         for cache in plan.caches.iter_mut().rev().skip(1).filter(|_| window.is_some()) {
             cache.window = window;
         }
-        Some(Model { checkpoint, plan })
+        Some(Model { checkpoint, plan: ValidPlan::new(plan).unwrap() })
     }
 
     fn engine(&self, limits: Limits, options: Options) -> Engine {

@@ -1,7 +1,7 @@
 //! Plans: what a model computes, op by op, over named tensors and virtual buffers. No device, no IO.
 //!
-//! [`build`] is the door: a checkpoint's header becomes a fused, validated [`plan::Plan`]. The way there is
-//! [`arch::build`] (one file an architecture, plain ops), then [`plan::passes::fuse`].
+//! [`build`] is the door: a checkpoint's header becomes a [`plan::ValidPlan`] of plain ops, written by the architecture's file
+//! ([`arch`]). Backends lower it with the passes that pay for them ([`plan::passes`]).
 #![forbid(unsafe_code)]
 
 pub mod arch;
@@ -14,13 +14,12 @@ pub use error::Error;
 
 use checkpoint::Checkpoint;
 
-/// Builds the plan that backends run: the architecture's plain ops, fused and validated.
+/// Builds the plan of a checkpoint: the architecture's plain ops, validated and not fused.
 ///
-/// Reads the header only. Fails when the architecture is not supported, or when a key or tensor is missing, absurd or
-/// contradicts another.
-pub fn build(checkpoint: &Checkpoint) -> Result<plan::Plan, Error> {
-    let mut plan = arch::build(checkpoint)?;
-    plan::passes::fuse(&mut plan);
-    plan::validate::validate(&plan)?;
-    Ok(plan)
+/// Reads the header only.
+///
+/// # Errors
+/// When the architecture is not supported, or when a key or tensor is missing, absurd or contradicts another.
+pub fn build(checkpoint: &Checkpoint) -> Result<plan::ValidPlan, Error> {
+    arch::build(checkpoint)
 }

@@ -1,8 +1,9 @@
 //! Where a tensor lies: architectures call tensors by GGUF's names, and this file finds them in any kind of file.
 //!
-//! GGUF files are looked up as they are. Folders (MLX, HF safetensors) name the modules of the original model code; a table
-//! of aliases, one for all architectures and one of the architecture's own, says which module is meant, and whether the
-//! rows stand in one tensor, in one for each expert, or fused with others. Knows no architecture and no key.
+//! GGUF files are looked up as they are. Folders (MLX, HF safetensors) name the modules of the original model code; a
+//! table of aliases, one for all architectures and one of the architecture's own, says which module is meant, and
+//! whether the rows stand in one tensor, in one for each expert, or fused with others. Knows no architecture and no
+//! key.
 
 use checkpoint::{Checkpoint, TensorInfo};
 
@@ -13,9 +14,9 @@ use quant::WeightType;
 
 /// GGUF's name of a tensor inside its layer, and the names that folders have for it, most usual first.
 ///
-/// GGUF's name comes without `.weight` or `.bias`, which is then the same in the folder; or with it, and then the folder's
-/// name is complete. In the names of folders
-/// * `*` stands for the number of the expert: the stack is made of one tensor each;
+/// GGUF's name comes without `.weight` or `.bias`, which is then the same in the folder; or with it, and then the
+/// folder's name is complete. In the names of folders
+/// * `*` is the number of the expert: the stack has one tensor each;
 /// * `[0/2]` at the end means that every matrix of the tensor holds two matrices one above the other, and the first is
 ///   meant;
 /// * `=` in front means that the name is of GGUF's form after all, for what converters have fused.
@@ -69,7 +70,8 @@ const COMMON: &[Alias] = &[
 /// In front of the modules of the text model.
 const ROOTS: &[&str] = &["model.", "language_model.model.", "model.language_model.", "language_model.", ""];
 
-/// Parts of names of what a text model has no use for: towers for images and sound, and layers that predict further tokens.
+/// Parts of names that a text model does not need: towers for images and sound, and layers that predict further
+/// tokens.
 const OTHER_MODALITIES: &[&str] = &[
     "visual.",
     "vision_tower.",
@@ -119,13 +121,13 @@ impl<'a> Names<'a> {
         self.place(name).is_some()
     }
 
-    /// The tensor that alone stands for this name; `None` as well where it is made of several.
+    /// The one tensor of this name; `None` as well where it is made of several.
     pub fn tensor(&self, name: &str) -> Option<&'a TensorInfo> {
         let place = self.place(name)?;
         if place.piece == (0, 1) { self.checkpoint.tensor(&place.tensor) } else { None }
     }
 
-    /// Finds the rows of a weight of this shape; what is not there, or has another shape, is an error.
+    /// Finds the rows of a weight of this shape; a missing tensor or another shape is an error.
     ///
     /// Axes of length 1 are taken as they come: some writers drop them.
     pub fn find(&self, name: &str, shape: &[usize]) -> Result<Found, Error> {
@@ -185,7 +187,7 @@ impl<'a> Names<'a> {
     /// The first place in the checkpoint that a name may mean.
     fn place(&self, name: &str) -> Option<Place> {
         let is_there = |place: &Place| self.checkpoint.has(&place.tensor.replace('*', "0"));
-        // A tensor that is there and cannot be read is found too, so that whoever wants it hears of it.
+        // A tensor of an unsupported type is found too: reading it is the error.
         if self.checkpoint.has(name) {
             return Some(Place { tensor: name.into(), piece: (0, 1) });
         }
@@ -233,7 +235,7 @@ impl<'a> Names<'a> {
 }
 
 impl Place {
-    /// The places an alias stands for in files of all kinds.
+    /// The names that an alias has in files of all kinds.
     fn all<'s>(alias: &'s str, layer: Option<&'s str>, suffix: &'s str) -> impl Iterator<Item = Place> + 's {
         let (module, piece) = match alias.strip_suffix(']').and_then(|a| a.split_once('[')) {
             Some((module, "0/2")) => (module, (0, 2)),

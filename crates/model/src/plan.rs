@@ -13,6 +13,8 @@ pub mod validate;
 
 use quant::WeightType;
 
+pub use validate::ValidPlan;
+
 /// Index into [`Plan::bufs`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Buf(pub u32);
@@ -78,10 +80,29 @@ impl Rows {
 /// Element type of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Elem {
-    /// Activations.
+    /// Activations. Architectures write no others; a backend's passes may narrow them.
     F32,
+    /// Activations in half precision.
+    F16,
+    /// Activations in bfloat16.
+    BF16,
     /// Expert ids.
     U32,
+}
+
+impl Elem {
+    /// Bytes of an element.
+    pub fn bytes(self) -> usize {
+        match self {
+            Elem::F32 | Elem::U32 => 4,
+            Elem::F16 | Elem::BF16 => 2,
+        }
+    }
+
+    /// Whether it holds numbers, and not ids.
+    pub fn is_float(self) -> bool {
+        self != Elem::U32
+    }
 }
 
 /// A virtual buffer `[rows, width]`.

@@ -69,7 +69,7 @@ pub struct Yarn {
 pub fn table(rotary: usize, base: f64, divisors: Option<&[f32]>, scaling: Scaling, pairing: RopePairing) -> RopeDecl {
     let plain = (0..rotary / 2).map(|i| {
         let divisor = divisors.map_or(1.0, |d| f64::from(d[i]));
-        base.powf(-2.0 * i as f64 / rotary as f64) / divisor
+        libm::pow(base, -2.0 * i as f64 / rotary as f64) / divisor
     });
     let (inv_freq, factor) = match scaling {
         Scaling::None => (plain.collect(), 1.0),
@@ -93,7 +93,9 @@ pub fn table(rotary: usize, base: f64, divisors: Option<&[f32]>, scaling: Scalin
 impl Yarn {
     fn stretch(&self, plain: impl Iterator<Item = f64>, rotary: usize, base: f64) -> Vec<f64> {
         // The pair that makes `turns` turns over the old context.
-        let pair = |turns: f64| rotary as f64 * (self.n_ctx_orig as f64 / (turns * 2.0 * PI)).ln() / (2.0 * base.ln());
+        let pair = |turns: f64| {
+            rotary as f64 * libm::log(self.n_ctx_orig as f64 / (turns * 2.0 * PI)) / (2.0 * libm::log(base))
+        };
         let (low, high) = (pair(self.beta_fast), pair(self.beta_slow));
         let (low, high) = if self.truncate { (low.floor(), high.ceil()) } else { (low, high) };
         let (low, high) = (low.max(0.0), high.min(rotary as f64 - 1.0));
@@ -109,7 +111,7 @@ impl Yarn {
 
     /// `0.1 · multiplier · ln(factor) + 1`, the paper's factor for a multiplier of 1.
     fn magnitude(&self, multiplier: f64) -> f64 {
-        if self.factor <= 1.0 { 1.0 } else { 0.1 * multiplier * self.factor.ln() + 1.0 }
+        if self.factor <= 1.0 { 1.0 } else { 0.1 * multiplier * libm::log(self.factor) + 1.0 }
     }
 
     /// What DeepSeek's variant multiplies the scores of whole heads with: the share of the factor that cosine and sine of
@@ -187,6 +189,32 @@ mod tests {
         let plain: Vec<f64> = (0..8).map(|i| 10f64.powf(-0.5 * i as f64)).collect();
         let wanted: Vec<f64> = plain.iter().enumerate().map(|(i, f)| f * kept(i) + f / 4.0 * (1.0 - kept(i))).collect();
         close(&rope.inv_freq, &wanted);
+    }
+
+    /// Frequencies are the same bits on every platform: a last bit of one moves cosines at large positions.
+    #[test]
+    fn frequencies_keep_their_bits() {
+        let bits = |rotary, base, scaling| {
+            let inv_freq = table(rotary, base, None, scaling, RopePairing::Half).inv_freq;
+            inv_freq.iter().fold(0xcbf2_9ce4_8422_2325u64, |hash, f| {
+                f.to_bits().to_le_bytes().iter().fold(hash, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3))
+            })
+        };
+        let found = [
+            bits(128, 1e6, Scaling::None),
+            bits(64, 1e7, Scaling::None),
+            bits(128, 500_000.0, Scaling::Yarn(yarn())),
+            bits(64, 150_000.0, Scaling::Yarn(Yarn { truncate: false, ..yarn() })),
+            bits(256, 1e6, Scaling::Proportional { n_turning: 32, factor: 1.0 }),
+        ];
+        let wanted: [u64; 5] = [
+            0xda2d_1896_f09f_398b,
+            0x9bc3_ff07_5a15_6a76,
+            0x72b2_6e5b_e63c_d117,
+            0x7419_514e_68dc_4833,
+            0xd9cf_c3c7_13bb_665c,
+        ];
+        assert_eq!(found, wanted, "{found:x?}");
     }
 
     #[test]

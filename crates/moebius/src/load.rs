@@ -15,8 +15,8 @@ use engine::sampler::{Mirostat, SamplerParams};
 use engine::scheduler::{Engine, Options};
 use engine::template::{Chat, ChatTemplate};
 use engine::tokenizer::{Encode, Tokenizer};
-use model::plan::Plan;
 use model::plan::cost::Kind;
+use model::plan::{Plan, ValidPlan};
 use serde_json::Value;
 
 use crate::args::{BackendKind, CacheArg, CopyArg, EngineArgs, IsaArg, SamplingArgs, StepArgs};
@@ -29,7 +29,8 @@ const DEFAULT_CTX: usize = 8192;
 /// An open model: its header, and what it computes.
 pub struct Model {
     pub checkpoint: Arc<Checkpoint>,
-    pub plan: Plan,
+    /// As the architecture wrote it; a backend lowers it.
+    pub plan: ValidPlan,
     pub embedded: bool,
 }
 
@@ -70,7 +71,7 @@ impl From<&EngineArgs> for EngineSetup {
 
 impl EngineSetup {
     /// The backend and the name that tables show for it.
-    fn backend(&self, checkpoint: &Checkpoint, plan: &Plan) -> Result<(Box<dyn Backend>, String)> {
+    pub fn backend(&self, checkpoint: &Checkpoint, plan: &Plan) -> Result<(Box<dyn Backend>, String)> {
         if self.backend == BackendKind::Reference {
             return Ok((Box::new(Reference), "reference".into()));
         }
@@ -80,16 +81,17 @@ impl EngineSetup {
         };
         if self.backend == BackendKind::Cuda {
             let cubins = machine::cache_folder().map(|folder| folder.join("cuda"));
-            return Ok((Box::new(Cuda { device: 0, cache, cubins }), "CUDA".into()));
+            return Ok((Box::new(Cuda { device: 0, cache, cubins, kernels: None }), "CUDA".into()));
         }
         let isa = match self.step.isa {
             None => Isa::best(),
-            Some(IsaArg::Scalar) => Isa::Scalar.check()?,
-            Some(IsaArg::Avx2) => Isa::Avx2.check()?,
-            Some(IsaArg::Avx512) => Isa::Avx512.check()?,
-            Some(IsaArg::Neon) => Isa::Neon.check()?,
-            Some(IsaArg::I8mm) => Isa::I8mm.check()?,
+            Some(IsaArg::Scalar) => Isa::Scalar,
+            Some(IsaArg::Avx2) => Isa::Avx2,
+            Some(IsaArg::Avx512) => Isa::Avx512,
+            Some(IsaArg::Neon) => Isa::Neon,
+            Some(IsaArg::I8mm) => Isa::I8mm,
         };
+        isa.check()?;
         let threads = self.threads.unwrap_or_else(machine::cores);
         ensure!((1..=1024).contains(&threads), "start {threads} threads: use 1 to 1024");
         let copied = self.copied(checkpoint, plan)?;
@@ -221,6 +223,7 @@ pub fn start_with(model: Model, setup: &EngineSetup) -> Result<Session> {
     let positions = setup.context(&plan)?;
     let (backend, backend_name) = setup.backend(&checkpoint, &plan)?;
     let limits = setup.engine_limits(&plan, positions)?;
+    let plan = backend.lower(plan)?;
     let program = backend.compile(&plan, Arc::clone(&checkpoint), limits)?;
     let options = Options { prefix_cache: setup.prefix_cache, max_running: setup.sequences, ..Options::default() };
     Ok(Session {
@@ -377,7 +380,8 @@ impl Sequence {
         let setup = EngineSetup::from(args);
         let (backend, _) = setup.backend(&model.checkpoint, &model.plan)?;
         let limits = setup.limits(&model.plan, positions, usize::MAX)?;
-        let program = backend.compile(&model.plan, Arc::clone(&model.checkpoint), limits)?;
+        let plan = backend.lower(model.plan.clone())?;
+        let program = backend.compile(&plan, Arc::clone(&model.checkpoint), limits)?;
         Ok(Sequence { program, batch: Batch::default(), pages: (0..limits.n_pages as u32).collect(), position: 0 })
     }
 
@@ -428,9 +432,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_runs_is_the_fused_plan() {
-        let model = open(None).unwrap();
-        let plain = model::arch::build(&model.checkpoint).unwrap();
-        assert!(model.plan.ops.len() < plain.ops.len(), "{} ops of {}", model.plan.ops.len(), plain.ops.len());
+    fn what_the_cpu_runs_is_the_fused_plan() {
+        let plain = open(None).unwrap().plan;
+        let fused = Cpu::default().lower(plain.clone()).unwrap();
+        assert!(fused.ops.len() < plain.ops.len(), "{} ops of {}", fused.ops.len(), plain.ops.len());
     }
 }

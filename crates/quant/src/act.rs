@@ -3,14 +3,15 @@
 //! Rows are structures of arrays so that kernels load full vectors and broadcast scales. Knows nothing of weights.
 //!
 //! # The rule, which every instruction set must reproduce to the bit
-//! Every step is one f32 operation in the written order; nothing is fused or reassociated. `amax` is the integer maximum
-//! of `x.to_bits() & 0x7fff_ffff`, read as f32 again: for finite numbers that is the largest magnitude, inf and NaN
-//! are above all of them, so one maximum both measures and checks. `rte` rounds to the nearest integer, ties to even.
+//! Every step is one f32 operation in the written order; nothing is fused or reassociated. `amax` is the integer
+//! maximum of `x.to_bits() & 0x7fff_ffff`, read as f32 again: for finite numbers that is the largest magnitude, inf and
+//! NaN are above all of them, so that one maximum measures and checks. `rte` rounds to the nearest integer, ties to
+//! even.
 //!
-//! A block ([`ActKind::Block32`] with `most` = 32767, [`ActKind::Byte32`] with `most` = 127; 32 values):
+//! A block ([`ActKind::Block32`] with `max` = 32767, [`ActKind::Byte32`] with `max` = 127; 32 values):
 //! ```text
 //! amax not finite:  d = NaN, q = 0, sum = 0       amax < 1e-30:  d = 0, q = 0, sum = 0
-//! d = amax / most       inv = most / amax       q = clamp(rte(x · inv), -most, most)        sum = Σ q
+//! d = amax / max        inv = max / amax        q = clamp(rte(x · inv), -max, max)          sum = Σ q
 //! ```
 //! A super-block ([`ActKind::Block256`], 256 values in sub-blocks j of 32):
 //! ```text
@@ -30,13 +31,13 @@
 //! `|x| <= amax[j] <= u[j] · amax / 15 · (1 + 2⁻²²)`; the clamp takes those. A product that is itself subnormal
 //! rounds to q = 0 with or without flushing, and so does a subnormal `x`; a subnormal `amax[j]` gives u = 1 either way.
 
-/// How a weight type wants its activations.
+/// The form of the activations that a weight type is multiplied with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ActKind {
     /// Plain f32, for F32, F16 and BF16 weights.
     F32,
-    /// 16-bit integers, one f32 scale and one i32 sum per 32 values: for 32-blocks of 8 bits, since activations of 8 bits
-    /// err as much as such weights do.
+    /// 16-bit integers, one f32 scale and one i32 sum per 32 values: for 32-blocks of 8 bits, since activations of 8
+    /// bits err as much as such weights do.
     Block32,
     /// 8-bit integers, one f32 scale and one i32 sum per 32 values: for 32-blocks of at most 6 bits.
     Byte32,
@@ -95,16 +96,6 @@ pub struct Act256<'a> {
     pub sums: &'a [i16],
 }
 
-/// The parts of one or more whole rows, to be written by a quantiser. Shapes as in [`ActRow`].
-#[derive(Debug)]
-#[allow(missing_docs)]
-pub enum ActRowMut<'a> {
-    F32(&'a mut [f32]),
-    Block32 { q: &'a mut [i16], d: &'a mut [f32], sums: &'a mut [i32] },
-    Byte32 { q: &'a mut [i8], d: &'a mut [f32], sums: &'a mut [i32] },
-    Block256 { q: &'a mut [i8], u: &'a mut [u8], d: &'a mut [f32], sums: &'a mut [i16] },
-}
-
 /// Below this largest magnitude a block is zero; the module's text proves that it keeps all scales normal.
 pub const AMAX_MIN: f32 = 1e-30;
 
@@ -134,7 +125,7 @@ fn blocks32<Q: Copy + Default + Into<i32>>(
     q: &mut [Q],
     d: &mut [f32],
     sums: &mut [i32],
-    most: f32,
+    max: f32,
     integer: fn(f32) -> Q,
 ) {
     let n = x.len();
@@ -146,10 +137,10 @@ fn blocks32<Q: Copy + Default + Into<i32>>(
         if is_empty(amax) {
             continue;
         }
-        d[b] = amax / most;
-        let inv = most / amax;
+        d[b] = amax / max;
+        let inv = max / amax;
         for i in 0..32 {
-            q[i] = integer((x[i] * inv).round_ties_even().clamp(-most, most));
+            q[i] = integer((x[i] * inv).round_ties_even().clamp(-max, max));
             sums[b] += q[i].into();
         }
     }
@@ -200,149 +191,4 @@ fn is_empty(amax: f32) -> bool {
 /// The scale of a block without integers.
 fn empty_scale(amax: f32) -> f32 {
     if amax.is_finite() { 0.0 } else { f32::NAN }
-}
-
-/// Owned activations: `rows` rows of `n` values, allocated once for the largest shape.
-///
-/// The parts of consecutive rows follow each other, so any run of rows is itself a long row.
-#[derive(Debug)]
-pub struct ActBuf {
-    kind: ActKind,
-    rows: usize,
-    n: usize,
-    max_values: usize,
-    x: Vec<f32>,      // [max_values], F32
-    q16: Vec<i16>,    // [max_values], Block32
-    q8: Vec<i8>,      // [max_values], Byte32 and Block256
-    u: Vec<u8>,       // [max_values/32], Block256
-    d: Vec<f32>,      // [max_values/block_len]
-    sums32: Vec<i32>, // [max_values/32], Block32 and Byte32
-    sums16: Vec<i16>, // [max_values/16], Block256
-}
-
-impl ActBuf {
-    /// Room for `rows · n` values, with that shape at first. All parts are zero.
-    ///
-    /// # Panics
-    /// When blocks of `kind` do not divide `n`: a program is compiled with types that fit its rows.
-    pub fn new(kind: ActKind, rows: usize, n: usize) -> Self {
-        let max = rows * n;
-        let of = |k: ActKind, len: usize| if k == kind { len } else { 0 };
-        let blocks32 = of(ActKind::Block32, max / 32) + of(ActKind::Byte32, max / 32);
-        let mut buf = Self {
-            kind,
-            rows: 0,
-            n: 0,
-            max_values: max,
-            x: vec![0.0; of(ActKind::F32, max)],
-            q16: vec![0; of(ActKind::Block32, max)],
-            q8: vec![0; of(ActKind::Byte32, max) + of(ActKind::Block256, max)],
-            u: vec![0; of(ActKind::Block256, max / 32)],
-            d: vec![0.0; blocks32 + of(ActKind::Block256, max / 256)],
-            sums32: vec![0; blocks32],
-            sums16: vec![0; of(ActKind::Block256, max / 16)],
-        };
-        buf.set_shape(rows, n);
-        buf
-    }
-
-    /// Takes another shape within the allocation. What the rows held is then meaningless.
-    ///
-    /// # Panics
-    /// When `rows · n` is more than was allocated, or blocks do not divide `n`.
-    pub fn set_shape(&mut self, rows: usize, n: usize) {
-        assert!(rows * n <= self.max_values, "[{rows}, {n}] activations in room for {}", self.max_values);
-        assert!(n.is_multiple_of(self.kind.block_len()), "blocks of {:?} do not divide a row of {n}", self.kind);
-        (self.rows, self.n) = (rows, n);
-    }
-
-    /// The form of the rows.
-    pub fn kind(&self) -> ActKind {
-        self.kind
-    }
-
-    /// Rows of the present shape.
-    pub fn rows(&self) -> usize {
-        self.rows
-    }
-
-    /// Values a row of the present shape.
-    pub fn n(&self) -> usize {
-        self.n
-    }
-
-    /// Row `i`.
-    ///
-    /// # Panics
-    /// When there is no row `i`.
-    pub fn row(&self, i: usize) -> ActRow<'_> {
-        assert!(i < self.rows, "row {i} of {}", self.rows);
-        let part = |values: usize| i * self.n / values..(i + 1) * self.n / values;
-        match self.kind {
-            ActKind::F32 => ActRow::F32(&self.x[part(1)]),
-            ActKind::Block32 => {
-                ActRow::Block32(Act32 { q: &self.q16[part(1)], d: &self.d[part(32)], sums: &self.sums32[part(32)] })
-            }
-            ActKind::Byte32 => {
-                ActRow::Byte32(Act32 { q: &self.q8[part(1)], d: &self.d[part(32)], sums: &self.sums32[part(32)] })
-            }
-            ActKind::Block256 => ActRow::Block256(Act256 {
-                q: &self.q8[part(1)],
-                u: &self.u[part(32)],
-                d: &self.d[part(256)],
-                sums: &self.sums16[part(16)],
-            }),
-        }
-    }
-
-    /// Row `i`, to be written.
-    ///
-    /// # Panics
-    /// When there is no row `i`.
-    pub fn row_mut(&mut self, i: usize) -> ActRowMut<'_> {
-        assert!(i < self.rows, "row {i} of {}", self.rows);
-        self.values_mut(i * self.n, (i + 1) * self.n)
-    }
-
-    /// All rows as one long row, to be written: for quantisers that cut the work themselves.
-    pub fn all_mut(&mut self) -> ActRowMut<'_> {
-        self.values_mut(0, self.rows * self.n)
-    }
-
-    fn values_mut(&mut self, from: usize, to: usize) -> ActRowMut<'_> {
-        let part = |values: usize| from / values..to / values;
-        match self.kind {
-            ActKind::F32 => ActRowMut::F32(&mut self.x[part(1)]),
-            ActKind::Block32 => ActRowMut::Block32 {
-                q: &mut self.q16[part(1)],
-                d: &mut self.d[part(32)],
-                sums: &mut self.sums32[part(32)],
-            },
-            ActKind::Byte32 => ActRowMut::Byte32 {
-                q: &mut self.q8[part(1)],
-                d: &mut self.d[part(32)],
-                sums: &mut self.sums32[part(32)],
-            },
-            ActKind::Block256 => ActRowMut::Block256 {
-                q: &mut self.q8[part(1)],
-                u: &mut self.u[part(32)],
-                d: &mut self.d[part(256)],
-                sums: &mut self.sums16[part(16)],
-            },
-        }
-    }
-
-    /// Fills row `i` from `x[n]` by the scalar rule.
-    ///
-    /// # Panics
-    /// When there is no row `i` or `x` is not `n` long.
-    pub fn quantise_row(&mut self, i: usize, x: &[f32]) {
-        assert_eq!(x.len(), self.n, "values of a row");
-        match self.row_mut(i) {
-            ActRowMut::F32(to) => to.copy_from_slice(x),
-            ActRowMut::Block32 { q, d, sums } => quantise32(x, q, d, sums),
-            ActRowMut::Byte32 { q, d, sums } => quantise_byte32(x, q, d, sums),
-            ActRowMut::Block256 { q, u, d, sums } => quantise256(x, q, u, d, sums),
-        }
-    }
 }

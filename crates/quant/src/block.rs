@@ -1,7 +1,7 @@
 //! The two integer forms that every quantised block unpacks to.
 //!
-//! A file of [`crate::types`] says where the bits of a format lie; from here on all formats of one block length are
-//! alike. Knows no format.
+//! The files of [`crate::types`] decode the bits of a format; from here on all formats of one block length are alike.
+//! Knows no format.
 
 /// A block of 32 values: `x[i] = d·q[i]`, or `d·q[i] + m` where the format has a minimum.
 ///

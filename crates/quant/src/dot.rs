@@ -2,9 +2,10 @@
 //!
 //! # Where each type's sub-scales go, and why i32 cannot overflow
 //! A 32-block gives `isum = Σ q_w·q_x` with `|q_x| <= 127`, or `|q_x| <= 32767` for 8-bit weights; a super-block gives
-//! `isum = Σ_j u_j · Σ_{g in j} sc_g · Σ_{i in g} q_w·q_x` with `|q_x| <= 127` and `u <= 15`, and where there is a minimum
-//! `msum = Σ_g mins_g · sums_g` with `|sums_g| <= 30480`. Weight sub-scales and activation sub-scales are thus integers
-//! inside `isum`; only `d_w·d_x` and `dmin·d_x` are floats. The bound of `|isum|`, for every bit pattern of the weights:
+//! `isum = Σ_j u_j · Σ_{g in j} sc_g · Σ_{i in g} q_w·q_x` with `|q_x| <= 127` and `u <= 15`, and where there is a
+//! minimum `msum = Σ_g mins_g · sums_g` with `|sums_g| <= 30480`. Weight sub-scales and activation sub-scales are thus
+//! integers inside `isum`; only `d_w·d_x` and `dmin·d_x` are floats. The bound of `|isum|`, for every bit pattern of
+//! the weights:
 //!
 //! | type | q_w | sc | bound of isum | mins | bound of msum |
 //! |---|---|---|---|---|---|
@@ -178,12 +179,12 @@ mod tests {
     #[test]
     fn no_bit_pattern_leaves_the_bounds_and_each_bound_is_met() {
         for (t, q, sc, mins) in BOUNDS {
-            let mut most = (0, 0, 0);
+            let mut max = (0, 0, 0);
             let mut see = |q: &[i8], sc: &[i8], mins: &[u8]| {
-                let max = |v: &[i8]| v.iter().map(|&v| i32::from(v).abs()).max().unwrap_or(1);
-                most.0 = most.0.max(max(q));
-                most.1 = most.1.max(max(sc));
-                most.2 = most.2.max(mins.iter().map(|&m| i32::from(m)).max().unwrap_or(0));
+                let largest = |v: &[i8]| v.iter().map(|&v| i32::from(v).abs()).max().unwrap_or(1);
+                max.0 = max.0.max(largest(q));
+                max.1 = max.1.max(largest(sc));
+                max.2 = max.2.max(mins.iter().map(|&m| i32::from(m)).max().unwrap_or(0));
             };
             for seed in 0..200 {
                 let b = bytes(t.block_bytes(), seed);
@@ -193,7 +194,7 @@ mod tests {
                     _ => unreachable!("neither floats nor planar types in the table"),
                 }
             }
-            assert_eq!(most, (q, sc, mins), "{t}");
+            assert_eq!(max, (q, sc, mins), "{t}");
             let of = match t.act() {
                 ActKind::Block32 => 32 * 32767,
                 ActKind::Byte32 => 32 * 127,

@@ -1,6 +1,7 @@
 //! From f32 to bytes: a plain encoder per type, which searches a little for the scale with the least squared error.
 //!
-//! It makes test models and small tools; its files are good, but not those of an encoder that knows which weights matter.
+//! It makes test models and small tools; its files are good, but not those of an encoder that knows which weights
+//! matter.
 
 use half::f16;
 
@@ -11,9 +12,10 @@ use crate::types::{Codec, Levels, Sub, WeightType, iq, planar};
 
 /// Encodes a row of weights into `row`.
 ///
-/// F32, F16 and BF16 round each value to the nearest, ties to even, and keep NaN and infinities.
-/// Quantised types take NaN as 0 and an infinity as the largest f32 of its sign; values beyond what an f16 scale reaches
-/// saturate, as do values past 1e38 in affine types, so what they decode to is always finite. Blocks of values below some 1e-7 become zero, as f16 scales do.
+/// F32, F16 and BF16 round each value to the nearest, ties to even, and keep NaN and infinities. Quantised types take
+/// NaN as 0 and an infinity as the largest f32 of its sign; values beyond what an f16 scale reaches saturate, as do
+/// values past 1e38 in affine types, so what they decode to is always finite. Blocks of values below some 1e-7 become
+/// zero, as f16 scales do.
 ///
 /// # Panics
 /// When the planes are not exactly `t.plane_bytes(x.len())` long.
@@ -173,8 +175,8 @@ fn encode256_min(x: &[f32; 256], levels: &Levels, sub: &Sub) -> Ints256 {
 
 /// The scale `d` with the least `Σ (x - d·q)²` among those tried.
 ///
-/// The value of largest magnitude is put on either end of the levels and a little beside it; for the integers that gives,
-/// the best scale is `Σ x·q / Σ q²`, and what it leaves of `Σ x²` is least where `(Σ x·q)² / Σ q²` is largest.
+/// The value of largest magnitude is put on either end of the levels and a little beside it; for the integers that
+/// gives, the best scale is `Σ x·q / Σ q²`, and what it leaves of `Σ x²` is least where `(Σ x·q)² / Σ q²` is largest.
 fn fit(x: &[f32], levels: &Levels) -> f64 {
     let peak = x.iter().copied().fold(0.0f32, |a, x| if x.abs() > a.abs() { x } else { a });
     let mut best = (0.0, 0.0);
@@ -234,8 +236,8 @@ fn fit_min(x: &[f32], levels: &Levels, m_max: f64) -> (f64, f64) {
     best.1
 }
 
-/// The e8m0 half with the least error: that which puts the largest magnitude's power of two on the table's, or the next,
-/// which clips nothing.
+/// The e8m0 half with the least error: that which puts the largest magnitude's power of two on the table's, or the
+/// next, which clips nothing.
 fn power_of_two(x: &[f32; 32], levels: &Levels) -> f32 {
     let exponent = (crate::act::amax(x).to_bits() >> 23) as u8;
     let mut best = (f64::INFINITY, 0.0);

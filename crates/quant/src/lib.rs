@@ -5,7 +5,8 @@
 //! [`act::ActRow`].
 //!
 //! Where things are: the table of types and one file per family in [`types`]; the two integer forms that every block
-//! unpacks to in [`block`]; the slices of a row in [`planes`]; what is computed from them in [`decode`], [`encode`], [`dot`] and [`panel`]; activations in [`act`].
+//! unpacks to in [`block`]; the slices of a row in [`planes`]; what is computed from them in [`decode`], [`encode`] and
+//! [`dot`]; activations in [`act`].
 //!
 //! # The CPU law, in one place
 //! * Weights of 32-block types of at most 6 bits meet activations of [`act::ActKind::Byte32`]: 8-bit integers with one
@@ -17,8 +18,8 @@
 //!   f32 accumulator takes one fused multiply-add: `acc = fma(d_w * d_x, isum as f32, acc)`; types with a minimum take
 //!   a second one right after it: `acc = fma(-(m_w * d_x), msum as f32, acc)` (or `+` where the format adds it).
 //! * Affine types are 32-block types whatever their group: every 32 values take
-//!   `acc = fma(scale * d_x, isum as f32, acc)`, then `acc = fma(bias * d_x, xsum as f32, acc)`, with `isum = Σ q_w·q_x`,
-//!   `xsum = Σ q_x` and the scale and bias of the group that they lie in, as f32.
+//!   `acc = fma(scale * d_x, isum as f32, acc)`, then `acc = fma(bias * d_x, xsum as f32, acc)`, with
+//!   `isum = Σ q_w·q_x`, `xsum = Σ q_x` and the scale and bias of the group that they lie in, as f32.
 //! * f32 dots use 16 virtual lanes: element `i` goes to lane `i % 16` by fused multiply-add, in order of `i`;
 //!   the lanes are summed by the fixed tree of [`dot::tree_sum`].
 #![forbid(unsafe_code)]
@@ -28,7 +29,6 @@ pub mod block;
 pub mod decode;
 pub mod dot;
 pub mod encode;
-pub mod panel;
 pub mod planes;
 pub mod types;
 

@@ -1,4 +1,4 @@
-//! Rows of weights as byte slices, one a plane. Knows no format.
+//! Rows of weights as byte slices, one per plane. Knows no format.
 
 use std::ops::Range;
 
@@ -12,11 +12,11 @@ pub struct Planes<'a> {
     pub q: &'a [u8],
     /// Scales of the groups of a planar type.
     pub scales: &'a [u8],
-    /// What is added to each group, of affine types.
+    /// Biases of the groups of an affine type.
     pub biases: &'a [u8],
 }
 
-/// [`Planes`] to be written.
+/// Mutable [`Planes`].
 #[derive(Debug, Default)]
 #[allow(missing_docs)]
 pub struct PlanesMut<'a> {
@@ -135,7 +135,7 @@ impl<'a> From<&'a mut Vec<u8>> for PlanesMut<'a> {
     }
 }
 
-/// Encoded bytes that own themselves: what encoders and tests fill.
+/// Owned encoded bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct PlanesBuf {
@@ -145,17 +145,17 @@ pub struct PlanesBuf {
 }
 
 impl PlanesBuf {
-    /// Zeros.
+    /// Zero bytes.
     pub fn new(bytes: PlaneBytes) -> Self {
         Self { q: vec![0; bytes.q], scales: vec![0; bytes.scales], biases: vec![0; bytes.biases] }
     }
 
-    /// To be read.
+    /// Borrows them.
     pub fn get(&self) -> Planes<'_> {
         Planes { q: &self.q, scales: &self.scales, biases: &self.biases }
     }
 
-    /// To be written.
+    /// Borrows them mutably.
     pub fn get_mut(&mut self) -> PlanesMut<'_> {
         PlanesMut { q: &mut self.q, scales: &mut self.scales, biases: &mut self.biases }
     }

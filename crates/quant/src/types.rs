@@ -84,7 +84,8 @@ struct Row {
     codec: Codec,
 }
 
-/// Makes a codec's slices of one block into the typed arrays of the format's own functions.
+/// Makes a codec's slices of one block into the typed arrays of the format's own functions. Of a format with integers
+/// then come its levels, of a super-block its sub-scales, and whether it has a minimum.
 macro_rules! codec {
     (Float, $load:path, $store:path) => {
         Codec::Float {
@@ -92,8 +93,22 @@ macro_rules! codec {
             store: |x, b| b.as_chunks_mut().0.iter_mut().zip(x).for_each(|(b, &x)| *b = $store(x)),
         }
     };
-    ($shape:ident, $unpack:path, $pack:path, $($choice:tt)*) => {
-        Codec::$shape { unpack: |b| $unpack(arr(b)), pack: |w, b| b.copy_from_slice(&$pack(w)), $($choice)* }
+    ($unpack:path, $pack:path, $levels:expr, $has_min:literal) => {
+        Codec::Small {
+            unpack: |b| $unpack(arr(b)),
+            pack: |w, b| b.copy_from_slice(&$pack(w)),
+            levels: $levels,
+            has_min: $has_min,
+        }
+    };
+    ($unpack:path, $pack:path, $levels:expr, ($len:literal, $lo:literal, $hi:literal), $has_min:literal) => {
+        Codec::Super {
+            unpack: |b| $unpack(arr(b)),
+            pack: |w, b| b.copy_from_slice(&$pack(w)),
+            levels: $levels,
+            sub: Sub { len: $len, lo: $lo, hi: $hi },
+            has_min: $has_min,
+        }
     };
 }
 
@@ -107,26 +122,27 @@ const fn row(ty: WeightType, name: &'static str, ggml_id: u32, block_bytes: usiz
     Row { ty, name, ggml_id, block_len, block_bytes, codec }
 }
 
-/// One row a type of GGUF files, in the order of the enum.
+/// One row per type of GGUF files, in the order of the enum.
 #[rustfmt::skip]
 static TABLE: [Row; 16] = [
     //  type       name     id bytes
     row(T::F32,    "f32",    0,   4, codec!(Float, float::load_f32, float::store_f32)),
     row(T::F16,    "f16",    1,   2, codec!(Float, float::load_f16, float::store_f16)),
     row(T::BF16,   "bf16",  30,   2, codec!(Float, float::load_bf16, float::store_bf16)),
-    row(T::Q4_0,   "q4_0",   2,  18, codec!(Small, legacy::unpack_q4_0, legacy::pack_q4_0, levels: Range(-8, 7), has_min: false)),
-    row(T::Q4_1,   "q4_1",   3,  20, codec!(Small, legacy::unpack_q4_1, legacy::pack_q4_1, levels: Range(0, 15), has_min: true)),
-    row(T::Q5_0,   "q5_0",   6,  22, codec!(Small, legacy::unpack_q5_0, legacy::pack_q5_0, levels: Range(-16, 15), has_min: false)),
-    row(T::Q5_1,   "q5_1",   7,  24, codec!(Small, legacy::unpack_q5_1, legacy::pack_q5_1, levels: Range(0, 31), has_min: true)),
-    row(T::Q8_0,   "q8_0",   8,  34, codec!(Small, legacy::unpack_q8_0, legacy::pack_q8_0, levels: Range(-127, 127), has_min: false)),
-    row(T::Q2_K,   "q2_k",  10,  84, codec!(Super, k::unpack_q2_k, k::pack_q2_k, levels: Range(0, 3), sub: Sub { len: 16, lo: 0, hi: 15 }, has_min: true)),
-    row(T::Q3_K,   "q3_k",  11, 110, codec!(Super, k::unpack_q3_k, k::pack_q3_k, levels: Range(-4, 3), sub: Sub { len: 16, lo: -32, hi: 31 }, has_min: false)),
-    row(T::Q4_K,   "q4_k",  12, 144, codec!(Super, k::unpack_q4_k, k::pack_q4_k, levels: Range(0, 15), sub: Sub { len: 32, lo: 0, hi: 63 }, has_min: true)),
-    row(T::Q5_K,   "q5_k",  13, 176, codec!(Super, k::unpack_q5_k, k::pack_q5_k, levels: Range(0, 31), sub: Sub { len: 32, lo: 0, hi: 63 }, has_min: true)),
-    row(T::Q6_K,   "q6_k",  14, 210, codec!(Super, k::unpack_q6_k, k::pack_q6_k, levels: Range(-32, 31), sub: Sub { len: 16, lo: -128, hi: 127 }, has_min: false)),
-    row(T::IQ4_NL, "iq4_nl", 20, 18, codec!(Small, iq::unpack_iq4_nl, iq::pack_iq4_nl, levels: Table(&iq::IQ4_VALUES), has_min: false)),
-    row(T::IQ4_XS, "iq4_xs", 23, 136, codec!(Super, iq::unpack_iq4_xs, iq::pack_iq4_xs, levels: Table(&iq::IQ4_VALUES), sub: Sub { len: 32, lo: -32, hi: 31 }, has_min: false)),
-    row(T::MXFP4,  "mxfp4", 39,  17, codec!(Small, iq::unpack_mxfp4, iq::pack_mxfp4, levels: PowerOfTwo(&iq::E2M1_DOUBLED), has_min: false)),
+    row(T::Q4_0,   "q4_0",   2,  18, codec!(legacy::unpack_q4_0, legacy::pack_q4_0, Range(-8, 7), false)),
+    row(T::Q4_1,   "q4_1",   3,  20, codec!(legacy::unpack_q4_1, legacy::pack_q4_1, Range(0, 15), true)),
+    row(T::Q5_0,   "q5_0",   6,  22, codec!(legacy::unpack_q5_0, legacy::pack_q5_0, Range(-16, 15), false)),
+    row(T::Q5_1,   "q5_1",   7,  24, codec!(legacy::unpack_q5_1, legacy::pack_q5_1, Range(0, 31), true)),
+    row(T::Q8_0,   "q8_0",   8,  34, codec!(legacy::unpack_q8_0, legacy::pack_q8_0, Range(-127, 127), false)),
+    row(T::Q2_K,   "q2_k",  10,  84, codec!(k::unpack_q2_k, k::pack_q2_k, Range(0, 3), (16, 0, 15), true)),
+    row(T::Q3_K,   "q3_k",  11, 110, codec!(k::unpack_q3_k, k::pack_q3_k, Range(-4, 3), (16, -32, 31), false)),
+    row(T::Q4_K,   "q4_k",  12, 144, codec!(k::unpack_q4_k, k::pack_q4_k, Range(0, 15), (32, 0, 63), true)),
+    row(T::Q5_K,   "q5_k",  13, 176, codec!(k::unpack_q5_k, k::pack_q5_k, Range(0, 31), (32, 0, 63), true)),
+    row(T::Q6_K,   "q6_k",  14, 210, codec!(k::unpack_q6_k, k::pack_q6_k, Range(-32, 31), (16, -128, 127), false)),
+    row(T::IQ4_NL, "iq4_nl", 20, 18, codec!(iq::unpack_iq4_nl, iq::pack_iq4_nl, Table(&iq::IQ4_VALUES), false)),
+    row(T::IQ4_XS, "iq4_xs", 23, 136, codec!(iq::unpack_iq4_xs, iq::pack_iq4_xs, Table(&iq::IQ4_VALUES),
+        (32, -32, 31), false)),
+    row(T::MXFP4,  "mxfp4", 39,  17, codec!(iq::unpack_mxfp4, iq::pack_mxfp4, PowerOfTwo(&iq::E2M1_DOUBLED), false)),
 ];
 
 impl WeightType {
@@ -165,7 +181,7 @@ impl WeightType {
         all
     };
 
-    /// Its place in [`WeightType::ALL`].
+    /// Its index in [`WeightType::ALL`].
     pub fn index(self) -> usize {
         match self {
             Self::F32 => 0,
@@ -194,11 +210,6 @@ impl WeightType {
         TABLE.iter().find(|r| r.ggml_id == id).map(|r| r.ty)
     }
 
-    /// The type of this name, in lower or upper case.
-    pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|t| t.name().eq_ignore_ascii_case(name))
-    }
-
     /// Its number in a GGUF tensor header; `None` for a planar type, which a GGUF file cannot hold.
     pub fn ggml_id(self) -> Option<u32> {
         self.entry().map(|row| row.ggml_id)
@@ -212,7 +223,7 @@ impl WeightType {
         }
     }
 
-    /// Values that a row is a multiple of: a block (1, 32 or 256), or a group of an affine type.
+    /// Values of a block (1, 32 or 256), or of a group of an affine type; a row is whole blocks.
     pub fn block_len(self) -> usize {
         match self {
             Self::Affine(a) => a.group(),
@@ -220,7 +231,7 @@ impl WeightType {
         }
     }
 
-    /// Bytes a block, in plane `q`.
+    /// Bytes of a block in plane `q`.
     pub fn block_bytes(self) -> usize {
         self.block_planes().q
     }
@@ -234,19 +245,19 @@ impl WeightType {
         }
     }
 
-    /// Bytes of a row of `n` values in plane `q`, which is all of it but for planar types; `None` when blocks (or groups)
-    /// do not divide it or the number does not fit.
+    /// Bytes of a row of `n` values in plane `q`, which is all of it but for planar types; `None` when blocks (or
+    /// groups) do not divide it or the number does not fit.
     pub fn row_bytes(self, n: usize) -> Option<usize> {
         Some(self.plane_bytes(n)?.q)
     }
 
-    /// Bytes of a row of `n` values in every plane; `None` when blocks (or groups) do not divide it or their sum does not
-    /// fit.
+    /// Bytes of a row of `n` values in every plane; `None` when blocks (or groups) do not divide it or their sum does
+    /// not fit.
     pub fn plane_bytes(self, n: usize) -> Option<PlaneBytes> {
         n.is_multiple_of(self.block_len()).then(|| self.block_planes().times(n / self.block_len()))?
     }
 
-    /// The form of the activations it meets.
+    /// The form of the activations it is multiplied with.
     pub fn act(self) -> ActKind {
         match self.codec() {
             Codec::Float { .. } => ActKind::F32,
@@ -285,7 +296,7 @@ impl fmt::Display for WeightType {
     }
 }
 
-/// The bytes of one block; the table's block size and the function's must be one number, which a test checks.
+/// The bytes of one block; a test checks that the block sizes of the table and of the functions agree.
 fn arr<const N: usize>(bytes: &[u8]) -> &[u8; N] {
     bytes.try_into().expect("a block is as long as the table says")
 }
@@ -309,7 +320,6 @@ mod tests {
     fn the_table_is_in_the_order_of_the_enum() {
         for (i, t) in WeightType::ALL.into_iter().enumerate() {
             assert_eq!(t.index(), i);
-            assert_eq!(WeightType::from_name(t.name()), Some(t));
             if let Some(id) = t.ggml_id() {
                 assert_eq!((TABLE[i].ty, WeightType::from_ggml_id(id)), (t, Some(t)));
             }

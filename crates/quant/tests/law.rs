@@ -1,10 +1,9 @@
-//! Dot products by the law: against f64 over decoded weights, through the panel, and over rows that are not numbers.
+//! Dot products by the law: against f64 over decoded weights, and over rows that are not numbers.
 
 use proptest::prelude::*;
-use quant::act::{ActBuf, ActKind, ActRow};
+use quant::act::{Act32, Act256, ActKind, ActRow, quantise_byte32, quantise32, quantise256};
 use quant::dot::dot_row;
-use quant::panel::{PanelRow, unpack};
-use quant::{Planes, PlanesBuf, ScaleType, WeightType, decode_row};
+use quant::{PlanesBuf, ScaleType, WeightType, decode_row};
 
 /// A row of `n` weights of random bits whose scales are small numbers.
 fn weights(t: WeightType, n: usize, next: &mut impl FnMut() -> u32) -> PlanesBuf {
@@ -59,10 +58,52 @@ fn values(n: usize, next: &mut impl FnMut() -> u32) -> Vec<f32> {
     (0..n).map(|i| (next() as i32 as f32) / 2f32.powi(31) * if i % 97 == 5 { 20.0 } else { 1.0 }).collect()
 }
 
-fn act(kind: ActKind, x: &[f32]) -> ActBuf {
-    let mut buf = ActBuf::new(kind, 1, x.len());
-    buf.quantise_row(0, x);
-    buf
+/// A quantised row; the vectors of other kinds are empty.
+#[derive(Default)]
+struct Act {
+    x: Vec<f32>,
+    q16: Vec<i16>,
+    q8: Vec<i8>,
+    u: Vec<u8>,
+    d: Vec<f32>,
+    sums32: Vec<i32>,
+    sums16: Vec<i16>,
+}
+
+impl Act {
+    fn row(&self) -> ActRow<'_> {
+        let Act { x, q16, q8, u, d, sums32, sums16 } = self;
+        if !x.is_empty() {
+            ActRow::F32(x)
+        } else if !q16.is_empty() {
+            ActRow::Block32(Act32 { q: q16, d, sums: sums32 })
+        } else if !sums32.is_empty() {
+            ActRow::Byte32(Act32 { q: q8, d, sums: sums32 })
+        } else {
+            ActRow::Block256(Act256 { q: q8, u, d, sums: sums16 })
+        }
+    }
+}
+
+fn act(kind: ActKind, x: &[f32]) -> Act {
+    let (n, d) = (x.len(), vec![0.0; x.len() / kind.block_len()]);
+    let mut to = Act { d, ..Act::default() };
+    match kind {
+        ActKind::F32 => to.x = x.to_vec(),
+        ActKind::Block32 => {
+            (to.q16, to.sums32) = (vec![0; n], vec![0; n / 32]);
+            quantise32(x, &mut to.q16, &mut to.d, &mut to.sums32);
+        }
+        ActKind::Byte32 => {
+            (to.q8, to.sums32) = (vec![0; n], vec![0; n / 32]);
+            quantise_byte32(x, &mut to.q8, &mut to.d, &mut to.sums32);
+        }
+        ActKind::Block256 => {
+            (to.q8, to.u, to.sums16) = (vec![0; n], vec![0; n / 32], vec![0; n / 16]);
+            quantise256(x, &mut to.q8, &mut to.u, &mut to.d, &mut to.sums16);
+        }
+    }
+    to
 }
 
 #[test]
@@ -77,7 +118,7 @@ fn dot_is_as_near_to_f64_as_the_activations_are() {
 
             // Half a step of the activation's grid for each value; then every f32 operation of the sum may err by
             // 2^-24 of its result, which is at most the sum of magnitudes (twice that where there is a minimum).
-            let step = |i: usize| match buf.row(0) {
+            let step = |i: usize| match buf.row() {
                 ActRow::F32(_) => 0.0,
                 ActRow::Block32(a) => f64::from(a.d[i / 32]),
                 ActRow::Byte32(a) => f64::from(a.d[i / 32]),
@@ -97,57 +138,8 @@ fn dot_is_as_near_to_f64_as_the_activations_are() {
             let rounding = (n_ops + 8) as f64 * 2f64.powi(-24) * magnitude * cancel;
             // The bound is for errors that all point one way; these do not, so eight deviations hold as well.
             let bound = bound.min(8.0 * variance.sqrt()) + rounding;
-            let got = f64::from(dot_row(t, w.get(), buf.row(0)));
+            let got = f64::from(dot_row(t, w.get(), buf.row()));
             assert!((got - want).abs() <= bound, "{t} {n}: {got} is not {want} within {bound}");
-        }
-    }
-}
-
-/// `Σ w·x`, one by one.
-fn isum(w: &[i16], x: impl Iterator<Item = i32>) -> i32 {
-    w.iter().zip(x).map(|(&w, x)| i32::from(w) * x).sum()
-}
-
-/// The law once more, written over the panel's integers.
-fn dot_through_panel(t: WeightType, w: Planes<'_>, n: usize, x: ActRow<'_>) -> f32 {
-    let n_blocks = n / t.act().block_len();
-    let (mut w16, mut d, mut m) = (vec![0; n], vec![0.0; n_blocks], vec![0.0; n_blocks]);
-    let mut mins = vec![0; if t.act() == ActKind::Block256 { n / 16 } else { 0 }];
-    unpack(t, w, PanelRow { w16: &mut w16, d: &mut d, m: &mut m, mins: &mut mins });
-    let mut acc = 0.0f32;
-    for b in 0..n_blocks {
-        let (dx, isum, msum) = match x {
-            ActRow::F32(_) => unreachable!("floats have no panel"),
-            ActRow::Block32(x) => {
-                (x.d[b], isum(&w16[32 * b..][..32], x.q[32 * b..].iter().map(|&q| q.into())), x.sums[b])
-            }
-            ActRow::Byte32(x) => {
-                (x.d[b], isum(&w16[32 * b..][..32], x.q[32 * b..].iter().map(|&q| q.into())), x.sums[b])
-            }
-            ActRow::Block256(x) => (
-                x.d[b],
-                (256 * b..256 * b + 256).map(|i| i32::from(w16[i]) * i32::from(x.u[i / 32]) * i32::from(x.q[i])).sum(),
-                -(16 * b..16 * b + 16).map(|g| i32::from(mins[g]) * i32::from(x.sums[g])).sum::<i32>(),
-            ),
-        };
-        acc = (d[b] * dx).mul_add(isum as f32, acc);
-        if t.has_min() {
-            acc = (m[b] * dx).mul_add(msum as f32, acc);
-        }
-    }
-    acc
-}
-
-#[test]
-fn the_panel_gives_the_same_bits() {
-    for t in WeightType::ALL.into_iter().filter(|t| t.act() != ActKind::F32) {
-        for (seed, n) in [(11, 256), (12, 1024), (13, 4096)] {
-            let mut next = generator(seed);
-            let (w, x) = (weights(t, n, &mut next), values(n, &mut next));
-            let buf = act(t.act(), &x);
-            let (row, panel) = (dot_row(t, w.get(), buf.row(0)), dot_through_panel(t, w.get(), n, buf.row(0)));
-            assert_eq!(row.to_bits(), panel.to_bits(), "{t} {n}");
-            assert!(row.is_finite() && row != 0.0, "{t} {n}: {row}");
         }
     }
 }
@@ -172,36 +164,22 @@ fn activations_by_hand() {
     let mut x = vec![0.0f32; 256];
     (x[0], x[1], x[2], x[32], x[64]) = (2.0, -2.0, 1.0, 0.1, 1e-38);
     let buf = act(ActKind::Block32, &x);
-    let ActRow::Block32(a) = buf.row(0) else { panic!("asked for 32-blocks") };
+    let ActRow::Block32(a) = buf.row() else { panic!("asked for 32-blocks") };
     assert_eq!((&a.q[..4], a.d[0], a.sums[0]), (&[32767, -32767, 16384, 0][..], 2.0 / 32767.0, 16384));
     assert_eq!((a.q[32], a.sums[1]), (32767, 32767));
     assert_eq!((a.q[64], a.d[2].to_bits(), a.sums[2]), (0, 0, 0), "below 1e-30 a block is zero");
 
     let buf = act(ActKind::Byte32, &x);
-    let ActRow::Byte32(a) = buf.row(0) else { panic!("asked for 32-blocks of bytes") };
+    let ActRow::Byte32(a) = buf.row() else { panic!("asked for 32-blocks of bytes") };
     assert_eq!((&a.q[..4], a.d[0], a.sums[0]), (&[127, -127, 64, 0][..], 2.0 / 127.0, 64), "63.5 goes to even");
     assert_eq!((a.q[32], a.sums[1]), (127, 127));
     assert_eq!((a.q[64], a.d[2].to_bits(), a.sums[2]), (0, 0, 0), "below 1e-30 a block is zero");
 
     let buf = act(ActKind::Block256, &x);
-    let ActRow::Block256(a) = buf.row(0) else { panic!("asked for 256-blocks") };
+    let ActRow::Block256(a) = buf.row() else { panic!("asked for 256-blocks") };
     assert_eq!((a.u, a.d[0]), (&[15, 1, 1, 1, 1, 1, 1, 1][..], 2.0 / 1905.0));
     assert_eq!((a.q[0], a.q[1], a.q[2], a.q[32], a.q[64]), (127, -127, 64, 95, 0));
     assert_eq!(a.sums[..4], [15 * 64, 0, 95, 0]);
-}
-
-#[test]
-fn a_buffer_keeps_its_rows_apart() {
-    for kind in [ActKind::F32, ActKind::Block32, ActKind::Byte32, ActKind::Block256] {
-        let mut next = generator(7);
-        let rows: Vec<Vec<f32>> = (0..3).map(|_| values(512, &mut next)).collect();
-        let mut buf = ActBuf::new(kind, 6, 256);
-        buf.set_shape(3, 512);
-        (0..3).rev().for_each(|i| buf.quantise_row(i, &rows[i]));
-        for (i, row) in rows.iter().enumerate() {
-            assert_eq!(format!("{:?}", buf.row(i)), format!("{:?}", act(kind, row).row(0)), "{kind:?} {i}");
-        }
-    }
 }
 
 /// Any f32 at all, with NaN, inf, zeros, subnormals and the ends of the range made frequent.
@@ -232,7 +210,7 @@ proptest! {
             let buf = act(kind, &x);
             let len = kind.block_len();
             for (b, x) in x.chunks_exact(len).enumerate() {
-                let approx: Vec<(f64, f64)> = match buf.row(0) {
+                let approx: Vec<(f64, f64)> = match buf.row() {
                     ActRow::F32(_) => unreachable!("not asked for"),
                     ActRow::Block32(a) => {
                         let q = &a.q[32 * b..][..32];
@@ -276,9 +254,9 @@ proptest! {
         let finite = x.iter().all(|x| x.is_finite());
         for t in WeightType::ALL.into_iter().filter(|t| t.act() != ActKind::F32) {
             let w = weights(t, x.len(), &mut generator(seed));
-            let y = dot_row(t, w.get(), act(t.act(), &x).row(0));
+            let y = dot_row(t, w.get(), act(t.act(), &x).row());
             prop_assert!(finite || y.is_nan(), "{}: {}", t, y);
-            let zero = dot_row(t, w.get(), act(t.act(), &vec![-0.0; x.len()]).row(0));
+            let zero = dot_row(t, w.get(), act(t.act(), &vec![-0.0; x.len()]).row());
             prop_assert_eq!(zero, 0.0, "{}", t);
         }
     }

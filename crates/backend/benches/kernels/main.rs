@@ -11,7 +11,7 @@ mod peak;
 
 use std::time::Instant;
 
-use backend::cpu::isa::Isa;
+use backend::cpu::isa::CheckedIsa;
 use backend::cpu::kernels::{ActsShared, Col, Kernels, Matrix, OutPtr, Scratch};
 use memmap2::MmapMut;
 use quant::act::ActKind;
@@ -32,10 +32,10 @@ fn main() {
         "{:15} {:11} {:7} {:>5} {:>9} {:>9} {:>10} {:>8}",
         "type", "shape", "isa", "cols", "us", "GB/s", "GMAC/s", "of peak"
     );
-    let isas: Vec<Isa> = Isa::ALL.into_iter().filter(|isa| isa.available() && chosen(2, isa.name())).collect();
+    let isas: Vec<CheckedIsa> = CheckedIsa::all().filter(|isa| chosen(2, isa.isa().name())).collect();
     let peaks: Vec<_> = [ActKind::F32, ActKind::Block32, ActKind::Byte32, ActKind::Block256]
         .into_iter()
-        .flat_map(|kind| isas.iter().map(move |&isa| ((kind, isa), peak::peak(kind, isa))))
+        .flat_map(|kind| isas.iter().map(move |&isa| ((kind, isa.isa()), peak::peak(kind, isa))))
         .collect();
     let peak_of = |key| peaks.iter().find(|(k, _)| *k == key).and_then(|(_, peak)| *peak);
     let all = args.first().is_none_or(|list| list == "-");
@@ -49,7 +49,7 @@ fn main() {
             let rows = Planes { q: &q, scales: &scales, biases: &biases };
             for &isa in &isas {
                 for n_cols in COLS.into_iter().filter(|c| chosen(1, &c.to_string())) {
-                    measure(t, (n, k), rows, isa, n_cols, peak_of((t.act(), isa)));
+                    measure(t, (n, k), rows, isa, n_cols, peak_of((t.act(), isa.isa())));
                 }
             }
         }
@@ -82,7 +82,7 @@ fn random(t: WeightType, k: usize) -> [MmapMut; 3] {
     })
 }
 
-fn measure(t: WeightType, (n, k): (usize, usize), all: Planes, isa: Isa, n_cols: usize, peak: Option<f64>) {
+fn measure(t: WeightType, (n, k): (usize, usize), all: Planes, isa: CheckedIsa, n_cols: usize, peak: Option<f64>) {
     let kernels = Kernels::new(isa);
     let x: Vec<f32> = (0..n_cols * k).map(|i| ((i * 37 % 101) as f32 - 50.0) / 17.0).collect();
     let mut acts = ActsShared::new(n_cols, k).expect("memory");
@@ -99,7 +99,7 @@ fn measure(t: WeightType, (n, k): (usize, usize), all: Planes, isa: Isa, n_cols:
     let matrices: Vec<Matrix> = matrices.map(|i| Matrix { dtype: t, n, k, planes: all.row(size, i) }).collect();
     // Enough work for some 30 ms at 50 GMAC/s, and all matrices when there is one column.
     let rounds = (1_000_000_000 / (k * n * n_cols)).max(4).max(if n_cols == 1 { matrices.len() } else { 0 });
-    let rounds = if isa == Isa::Scalar { 4 } else { rounds };
+    let rounds = if isa == CheckedIsa::SCALAR { 4 } else { rounds };
     let chunk = kernels.row_chunk(t, (n, k), 1, n_cols, 1);
     let mut times = Vec::with_capacity(rounds * RUNS);
     for w in matrices.iter().cycle().take(rounds * RUNS) {
@@ -117,7 +117,7 @@ fn measure(t: WeightType, (n, k): (usize, usize), all: Planes, isa: Isa, n_cols:
         "{:15} {:11} {:7} {n_cols:5} {:9.1} {:9.2} {gmacs:10.2} {:>8}",
         t.name(),
         format!("{n}x{k}"),
-        isa.name(),
+        isa.isa().name(),
         time * 1e6,
         size.total() as f64 / time / 1e9,
         peak.map_or(String::new(), |peak| format!("{:.0}%", 100.0 * gmacs / peak))

@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use backend::cpu::isa::Isa;
+use backend::cpu::isa::{CheckedIsa, Isa};
 use quant::act::ActKind;
 
 /// Independent accumulators of a loop: more than latency times instructions a cycle anywhere.
@@ -12,11 +12,11 @@ const ROUNDS: usize = 2_000_000;
 
 /// Multiply-adds a second, in billions, of the instructions that the kernels of `kind` are made of on `isa`; None for plain
 /// Rust, whose instructions are the compiler's choice.
-pub fn peak(kind: ActKind, isa: Isa) -> Option<f64> {
-    let (run, macs) = chains(kind, isa)?;
+pub fn peak(kind: ActKind, isa: CheckedIsa) -> Option<f64> {
+    let (run, macs) = chains(kind, isa.isa())?;
     let fastest = (0..5).map(|_| {
         let start = Instant::now();
-        // SAFETY: the caller chose an instruction set that the machine has; the loop touches registers alone.
+        // SAFETY: the machine has the instruction set, as `isa` proves; the loop touches registers alone.
         unsafe { run(ROUNDS) };
         start.elapsed().as_secs_f64()
     });

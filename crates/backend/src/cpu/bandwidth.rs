@@ -1,13 +1,12 @@
-//! The read bandwidth that this machine has right now, found by the best reader that can be written: what decode is held
-//! against.
+//! Measures the read bandwidth of the machine, the upper bound of decode. Knows nothing of models.
 //!
-//! It knows nothing of models. Whatever helps a stream helps here: large pages, wide loads, the distance and the hint at
-//! which bytes are asked for ahead; the fastest of several ways counts, so that shares of it do not look too good.
+//! Whatever speeds a stream up is used: large pages, wide loads, several prefetch distances and hints. The fastest way
+//! counts, so that shares of it do not look too good.
 
 use std::time::Instant;
 
-use super::isa::{Isa, on_isa};
-use super::kernels::{prefetch, prefetch_near};
+use super::isa::{CheckedIsa, on_isa};
+use super::kernels::{Hint, prefetch};
 use super::lanes::Lanes;
 use super::mem::{Arena, zeroed};
 use super::pool::Pool;
@@ -17,32 +16,39 @@ use crate::CompileError;
 const BYTES: usize = 256 << 20;
 /// Bytes that a thread claims at a time.
 const CHUNK: usize = 2 << 20;
-/// Passes in each way.
+/// Passes of each way.
 const ROUNDS: usize = 3;
 
-/// How far ahead bytes are asked for, and whether past the outer caches; 0 leaves it to the machine.
-const WAYS: [(usize, bool); 6] = [(0, false), (2048, true), (6656, true), (12288, true), (4096, false), (8192, false)];
+/// Prefetch distances in bytes and hints; 0 leaves it to the hardware.
+const WAYS: [(usize, Hint); 6] =
+    [(0, Hint::L1), (2048, Hint::Once), (6656, Hint::Once), (12288, Hint::Once), (4096, Hint::L1), (8192, Hint::L1)];
 
-/// Bytes a second that `threads` threads read together, in the best of several ways, each the best of some passes.
+/// Bytes per second that `threads` threads read together: the fastest pass of the fastest way.
+///
+/// # Errors
+/// [`CompileError::Memory`] when the buffer cannot be allocated, [`CompileError::Threads`] when a thread cannot start.
 pub fn read_bandwidth(threads: usize) -> Result<f64, CompileError> {
     let what = "the buffer that bandwidth is measured on";
     let buffer = Arena::new(what, BYTES)?;
     let sums = zeroed::<f32>(what, BYTES / CHUNK * 16)?;
-    let (isa, mut pool) = (Isa::best(), Pool::new(threads.max(1))?);
-    let whole = Share { data: buffer.ptr(), sums: sums.as_ptr().cast_mut() };
-    let whole = &whole;
-    // Written first: what nobody has written is one page of zeros.
+    let (isa, mut pool) = (CheckedIsa::best(), Pool::new(threads.max(1))?);
+    let whole = &Share { data: buffer.ptr(), sums: sums.as_ptr().cast_mut() };
+    // Written first: untouched memory is one page of zeros.
     pool.run(BYTES / CHUNK, &|_, chunk| {
         // SAFETY: chunks are disjoint parts of the buffer.
         unsafe { whole.data.add(chunk * CHUNK).write_bytes(1, CHUNK) }
     });
     let mut best = f64::INFINITY;
     for _ in 0..ROUNDS {
-        for (ahead, once) in WAYS {
+        for (distance, hint) in WAYS {
             let start = Instant::now();
             pool.run(BYTES / CHUNK, &|_, chunk| {
                 // SAFETY: the buffer holds the chunk, and 16 sums belong to each.
-                unsafe { read(isa, whole.data.add(chunk * CHUNK), ahead, once, whole.sums.add(16 * chunk)) }
+                let (data, sums) = unsafe {
+                    let data = std::slice::from_raw_parts(whole.data.add(chunk * CHUNK), CHUNK);
+                    (data, &mut *whole.sums.add(16 * chunk).cast::<[f32; 16]>())
+                };
+                read(isa, data, distance, hint, sums);
             });
             best = best.min(start.elapsed().as_secs_f64());
         }
@@ -60,24 +66,22 @@ struct Share {
 // SAFETY: chunks are read and written by one thread each.
 unsafe impl Sync for Share {}
 
-on_isa! { fn read(data: *const u8, ahead: usize, once: bool, sums: *mut f32) = read_lanes }
+on_isa! { fn read(data: &[u8], distance: usize, hint: Hint, sums: &mut [f32; 16]) = read_lanes }
 
-/// Adds up the numbers of a chunk, as loads that nobody uses are not done.
+/// Adds up the numbers of a chunk, as the compiler drops loads without a use.
 #[inline(always)]
-fn read_lanes<L: Lanes>(data: *const u8, ahead: usize, once: bool, sums: *mut f32) {
+fn read_lanes<L: Lanes>(data: &[u8], distance: usize, hint: Hint, sums: &mut [f32; 16]) {
     let mut sum = [L::splat(0.0); 4];
-    for at in (0..CHUNK).step_by(256) {
-        if ahead > 0 {
-            let p = data.wrapping_add(at + ahead);
-            if once { prefetch(p, 256) } else { prefetch_near(p, 256) }
+    for data in data.as_chunks::<256>().0 {
+        if distance > 0 {
+            prefetch(data.as_ptr().wrapping_add(distance), 256, hint);
         }
         for (i, sum) in sum.iter_mut().enumerate() {
-            // SAFETY: the chunk holds these 64 bytes, by the promise of who calls.
-            *sum = sum.add(unsafe { L::load(data.add(at + 64 * i).cast()) });
+            // SAFETY: 64 of the 256 bytes.
+            *sum = sum.add(unsafe { L::load(data.as_ptr().add(64 * i).cast()) });
         }
     }
-    // SAFETY: the promise of who calls: the 16 sums are this chunk's.
-    unsafe { sum[0].add(sum[1]).add(sum[2].add(sum[3])).store(sums) }
+    sum[0].add(sum[1]).add(sum[2].add(sum[3])).store_at(sums, 0);
 }
 
 #[cfg(test)]

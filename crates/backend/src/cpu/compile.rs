@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use checkpoint::Checkpoint;
-use model::plan::{Buf, Cache, CacheDecl, Norm, Op, Plan, Weight, memory, validate};
+use model::plan::{Buf, Cache, CacheDecl, Elem, Norm, Op, Plan, ValidPlan, Weight, memory};
 
 use super::kernels::{ActsShared, Col, Kernels, Scratch};
 use super::mem::{Arena, PerWorker, View, zeroed};
@@ -24,13 +24,20 @@ use super::states::States;
 use super::times::Times;
 use super::{CacheType, Cpu};
 use crate::routing::RoutingTrace;
-use crate::{CompileError, Kinds, Limits, weights};
+use crate::{Batch, CompileError, Kinds, Limits, Picks, weights};
 
 /// Compiles `plan`; see [`crate::Backend::compile`].
-pub fn compile(cpu: &Cpu, plan: &Plan, weights: Arc<Checkpoint>, limits: Limits) -> Result<CpuProgram, CompileError> {
+pub fn compile(
+    cpu: &Cpu,
+    plan: &ValidPlan,
+    weights: Arc<Checkpoint>,
+    limits: Limits,
+) -> Result<CpuProgram, CompileError> {
     let unsupported = |what: String| CompileError::Unsupported { backend: "cpu", what };
     let isa = cpu.isa.check().map_err(|e| unsupported(format!("run on {}: {e}", cpu.isa)))?;
-    validate::validate(plan)?;
+    if let Some(buf) = plan.bufs.iter().find(|buf| !matches!(buf.elem, Elem::F32 | Elem::U32)) {
+        return Err(unsupported(format!("keep buffer {} in {:?}", buf.name, buf.elem)));
+    }
     let kinds = Kinds::of(plan);
     kinds.check(limits)?;
     if limits.max_tokens == 0 || limits.max_tokens > u32::MAX as usize / 64 {
@@ -80,6 +87,8 @@ pub fn compile(cpu: &Cpu, plan: &Plan, weights: Arc<Checkpoint>, limits: Limits)
         split: SplitStates::new(pool.threads(), unit_rows, needs.d_v)?,
         routing: RoutingTrace::new(plan),
         faults: Vec::with_capacity(limits.max_tokens),
+        batch: Batch::with_room(limits),
+        picks: Picks::default(),
         times: Times::new(plan),
         pool,
         _arenas: arenas,
@@ -149,7 +158,26 @@ impl Needs {
                     n.head_cols = n.head_cols.max(rows(*x).saturating_mul(plan.weight(*w).shape[0]));
                 }
                 Op::Attention { cache, n_head, .. } => n.group = n.group.max(n_head / plan.cache(*cache).n_kv),
-                _ => {}
+                Op::Embed { .. }
+                | Op::RmsNorm { .. }
+                | Op::HeadNorm { .. }
+                | Op::Rope { .. }
+                | Op::SplitHeads { .. }
+                | Op::JoinHeads { .. }
+                | Op::GatedAct { .. }
+                | Op::Add { .. }
+                | Op::KvAppend { .. }
+                | Op::CausalConv { .. }
+                | Op::DeltaNet { .. }
+                | Op::Route { .. }
+                | Op::Combine { .. }
+                | Op::Select { .. }
+                | Op::Scale { .. }
+                | Op::ScaleBy { .. }
+                | Op::SigmoidGate { .. }
+                | Op::DecayBeta { .. }
+                | Op::GatedNorm { .. }
+                | Op::Softcap { .. } => {}
             }
         }
         n.tile_tokens = (UNIT_ROWS / n.group).max(1);

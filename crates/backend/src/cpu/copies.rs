@@ -43,7 +43,31 @@ impl Copied {
             (_, OpStep::GatedLinear { gate, up, .. }) => vec![gate, up],
             (_, OpStep::HeadLinear { w, .. }) => vec![w],
             (Copied::All, OpStep::Experts { mats, .. }) => vec![&mut mats.gate, &mut mats.up, &mut mats.down],
-            _ => Vec::new(),
+            (Copied::Dense, OpStep::Experts { .. }) => Vec::new(),
+            (_, OpStep::Embed { .. }) => Vec::new(),
+            // Vectors are decoded when a plan is compiled.
+            (
+                _,
+                OpStep::RmsNorm { .. }
+                | OpStep::HeadNorm { .. }
+                | OpStep::Rope { .. }
+                | OpStep::SplitHeads { .. }
+                | OpStep::JoinHeads { .. }
+                | OpStep::GatedAct { .. }
+                | OpStep::Add { .. }
+                | OpStep::KvAppend { .. }
+                | OpStep::Attention(_)
+                | OpStep::CausalConv(_)
+                | OpStep::DeltaNet(_)
+                | OpStep::Route { .. }
+                | OpStep::Combine { .. }
+                | OpStep::Select { .. }
+                | OpStep::Scale { .. }
+                | OpStep::Softcap { .. }
+                | OpStep::SigmoidGate { .. }
+                | OpStep::DecayBeta(_)
+                | OpStep::GatedNorm { .. },
+            ) => Vec::new(),
         }
     }
 

@@ -1,24 +1,30 @@
-//! Which instruction set the kernels use: chosen once, at the start or by hand.
+//! The instruction set of the kernels, chosen once: the best of the machine, or the user's choice.
 //!
 //! Under the CPU law the choice changes speed and never a bit of a result.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// An instruction set that kernels are written for.
+/// The name of an instruction set that kernels are written for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Isa {
     /// Plain Rust; runs on every machine.
     Scalar,
     /// x86-64 with AVX2, FMA, F16C and BMI1/2.
     Avx2,
-    /// x86-64 with AVX-512 F, BW, DQ, VL and VNNI (and all that [`Isa::Avx2`] asks for).
+    /// x86-64 with AVX-512 F, BW, DQ, VL and VNNI, and all of [`Isa::Avx2`].
     Avx512,
-    /// aarch64 with NEON and the dot products of bytes that Armv8.4 asks for (`dotprod`).
+    /// aarch64 with NEON and the dot products of bytes of Armv8.4 (`dotprod`).
     Neon,
-    /// aarch64 with the matrix products of bytes that Armv8.6 asks for (`i8mm`, and all that [`Isa::Neon`] asks for).
+    /// aarch64 with the matrix products of bytes of Armv8.6 (`i8mm`), and all of [`Isa::Neon`].
     I8mm,
 }
+
+/// The proof that this machine has an instruction set: without one no kernel of it runs.
+///
+/// Only [`Isa::check`], [`CheckedIsa::best`] and [`CheckedIsa::all`] make one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CheckedIsa(Isa);
 
 /// Why an instruction set cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -29,9 +35,9 @@ pub enum IsaError {
     /// The machine does not have it.
     #[error("choose instruction set: this machine lacks {wanted}, the best it has is {best}")]
     Absent {
-        /// Asked for.
+        /// The one requested.
         wanted: Isa,
-        /// What [`Isa::best`] says.
+        /// [`Isa::best`] of this machine.
         best: Isa,
     },
 }
@@ -53,15 +59,18 @@ impl Isa {
 
     /// The fastest that this machine has.
     pub fn best() -> Isa {
-        Isa::ALL.into_iter().rev().find(|isa| isa.available()).unwrap_or(Isa::Scalar)
+        CheckedIsa::best().isa()
     }
 
-    /// Itself when the machine has it.
-    pub fn check(self) -> Result<Isa, IsaError> {
-        if self.available() { Ok(self) } else { Err(IsaError::Absent { wanted: self, best: Isa::best() }) }
+    /// The proof that this machine has it.
+    ///
+    /// # Errors
+    /// [`IsaError::Absent`] when it has not.
+    pub fn check(self) -> Result<CheckedIsa, IsaError> {
+        if self.available() { Ok(CheckedIsa(self)) } else { Err(IsaError::Absent { wanted: self, best: Isa::best() }) }
     }
 
-    /// Name for people and for `--isa`.
+    /// Name in tables and for `--isa`.
     pub fn name(self) -> &'static str {
         match self {
             Isa::Scalar => "scalar",
@@ -70,6 +79,40 @@ impl Isa {
             Isa::Neon => "neon",
             Isa::I8mm => "i8mm",
         }
+    }
+}
+
+impl CheckedIsa {
+    /// Plain Rust, which needs no check.
+    pub const SCALAR: CheckedIsa = CheckedIsa(Isa::Scalar);
+
+    /// All that this machine has, slowest first.
+    pub fn all() -> impl DoubleEndedIterator<Item = CheckedIsa> {
+        Isa::ALL.into_iter().filter(|isa| isa.available()).map(CheckedIsa)
+    }
+
+    /// The fastest that this machine has.
+    pub fn best() -> CheckedIsa {
+        CheckedIsa::all().next_back().unwrap_or(CheckedIsa::SCALAR)
+    }
+
+    /// Its name.
+    pub fn isa(self) -> Isa {
+        self.0
+    }
+
+    /// The proof without the check.
+    ///
+    /// # Safety
+    /// The machine has `isa` wherever the proof is used.
+    pub(crate) const unsafe fn assume(isa: Isa) -> CheckedIsa {
+        CheckedIsa(isa)
+    }
+}
+
+impl fmt::Display for CheckedIsa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
     }
 }
 
@@ -135,34 +178,34 @@ fn has_i8mm() -> bool {
     false
 }
 
-/// Defines a function that runs a generic kernel (its first type parameter is a [`crate::cpu::lanes::Lanes`]) compiled
-/// for the instruction set given as the first argument.
-///
-/// The caller keeps one promise: an [`Isa`] that reaches a kernel has passed [`Isa::check`]; `Cpu::compile` and
-/// `Kernels::new` are the doors where that happens.
+/// Defines a function that runs a generic kernel compiled for the instruction set given as the first argument. The first
+/// type parameter of the kernel is a [`crate::cpu::lanes::Lanes`]. Kernels with an unsafe contract make an `unsafe fn`.
 macro_rules! on_isa {
-    ($(#[$meta:meta])* $vis:vis fn $name:ident $(<$t:ident: $bound:path>)? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $kernel:ident) => {
+    ($(#[$meta:meta])* $vis:vis unsafe fn $($rest:tt)*) => { on_isa! { @ [unsafe] $(#[$meta])* $vis fn $($rest)* } };
+    ($(#[$meta:meta])* $vis:vis fn $($rest:tt)*) => { on_isa! { @ [] $(#[$meta])* $vis fn $($rest)* } };
+    (@ [$($unsafe:tt)?] $(#[$meta:meta])* $vis:vis fn $name:ident $(<$t:ident: $bound:path>)?
+     ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $kernel:ident) => {
         $(#[$meta])*
         #[inline]
-        $vis fn $name $(<$t: $bound>)? (isa: $crate::cpu::isa::Isa, $($arg: $ty),*) $(-> $ret)? {
+        $vis $($unsafe)? fn $name $(<$t: $bound>)? (isa: $crate::cpu::isa::CheckedIsa, $($arg: $ty),*) $(-> $ret)? {
+            // SAFETY of the inner functions and blocks: the contract of the kernel is that of this function.
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2")]
-            fn avx2 $(<$t: $bound>)? ($($arg: $ty),*) $(-> $ret)? {
-                $kernel::<$crate::cpu::lanes::Avx2, $($t)?>($($arg),*)
+            $($unsafe)? fn avx2 $(<$t: $bound>)? ($($arg: $ty),*) $(-> $ret)? {
+                $($unsafe)? { $kernel::<$crate::cpu::lanes::Avx2, $($t)?>($($arg),*) }
             }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c,bmi1,bmi2")]
-            fn avx512 $(<$t: $bound>)? ($($arg: $ty),*) $(-> $ret)? {
-                $kernel::<$crate::cpu::lanes::Avx512, $($t)?>($($arg),*)
+            $($unsafe)? fn avx512 $(<$t: $bound>)? ($($arg: $ty),*) $(-> $ret)? {
+                $($unsafe)? { $kernel::<$crate::cpu::lanes::Avx512, $($t)?>($($arg),*) }
             }
             #[cfg(target_arch = "aarch64")]
             #[target_feature(enable = "neon,dotprod")]
-            fn neon $(<$t: $bound>)? ($($arg: $ty),*) $(-> $ret)? {
-                $kernel::<$crate::cpu::lanes::Neon, $($t)?>($($arg),*)
+            $($unsafe)? fn neon $(<$t: $bound>)? ($($arg: $ty),*) $(-> $ret)? {
+                $($unsafe)? { $kernel::<$crate::cpu::lanes::Neon, $($t)?>($($arg),*) }
             }
-            match isa {
-                $crate::cpu::isa::Isa::Scalar => $kernel::<$crate::cpu::lanes::Scalar, $($t)?>($($arg),*),
-                // SAFETY: an Isa that reaches a kernel has passed `Isa::check`, so the machine has these instructions.
+            match isa.isa() {
+                // SAFETY: a `CheckedIsa` proves that the machine has these instructions.
                 #[cfg(target_arch = "x86_64")]
                 $crate::cpu::isa::Isa::Avx2 => unsafe { avx2 $(::<$t>)? ($($arg),*) },
                 // SAFETY: as above.
@@ -171,9 +214,8 @@ macro_rules! on_isa {
                 // SAFETY: as above.
                 #[cfg(target_arch = "aarch64")]
                 $crate::cpu::isa::Isa::Neon | $crate::cpu::isa::Isa::I8mm => unsafe { neon $(::<$t>)? ($($arg),*) },
-                // What another architecture has never passes `Isa::check`.
-                #[allow(unreachable_patterns)]
-                _ => $kernel::<$crate::cpu::lanes::Scalar, $($t)?>($($arg),*),
+                // Scalar; the instruction sets of other architectures never pass the check.
+                _ => $($unsafe)? { $kernel::<$crate::cpu::lanes::Scalar, $($t)?>($($arg),*) },
             }
         }
     };
@@ -188,9 +230,9 @@ mod tests {
     fn names_round_trip_and_the_best_is_available() {
         for isa in Isa::ALL {
             assert_eq!(isa.name().parse::<Isa>().unwrap(), isa);
-            assert_eq!(isa.check().is_ok(), isa.available());
+            assert_eq!(isa.check().is_ok_and(|checked| checked.isa() == isa), isa.available());
         }
-        assert!(Isa::best().available());
+        assert_eq!(CheckedIsa::best(), Isa::best().check().unwrap());
         assert!("neon9".parse::<Isa>().unwrap_err().to_string().contains("neon9"));
     }
 }

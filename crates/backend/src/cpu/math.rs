@@ -133,7 +133,7 @@ on_isa! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::isa::Isa;
+    use crate::cpu::isa::CheckedIsa;
 
     fn exp_lanes<L: Lanes>(x: &mut [f32]) {
         for i in (0..x.len()).step_by(16) {
@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn functions_are_accurate_and_equal_on_every_instruction_set() {
-        type OnIsa = fn(Isa, &mut [f32]);
+        type OnIsa = fn(CheckedIsa, &mut [f32]);
         // Past these limits silu and sigmoid underflow early (their denominator is infinite) and gelu's argument carries
         // its rounding.
         let cases: [(&str, OnIsa, fn(f32) -> f32, fn(f64) -> f64, f64, f64); 6] = [
@@ -216,7 +216,7 @@ mod tests {
         let x = inputs();
         for (name, on_isa, one, exact, limit, max_ulps) in cases {
             let mut scalar = x.clone();
-            on_isa(Isa::Scalar, &mut scalar);
+            on_isa(CheckedIsa::SCALAR, &mut scalar);
             let mut worst = (0.0, 0.0);
             for (&x, &y) in x.iter().zip(&scalar) {
                 assert_eq!(one(x).to_bits() & !0x40_0000, y.to_bits() & !0x40_0000, "{name}({x}) of one lane");
@@ -229,7 +229,7 @@ mod tests {
             }
             println!("{name}: {:.2} ulp at {}", worst.0, worst.1);
             assert!(worst.0 <= max_ulps, "{name}({}) is off by {} ulp", worst.1, worst.0);
-            for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+            for isa in CheckedIsa::all() {
                 let mut y = x.clone();
                 on_isa(isa, &mut y);
                 for i in 0..x.len() {
@@ -252,7 +252,7 @@ mod tests {
         let g: Vec<f32> = (-60_000..60_000).map(|i| i as f32 * 1.7e-4).collect();
         let u: Vec<f32> = g.iter().rev().map(|g| 0.9 * g).collect();
         let mut scalar = vec![0.0; g.len()];
-        gated_slice(Isa::Scalar, act, &g, &u, &mut scalar);
+        gated_slice(CheckedIsa::SCALAR, act, &g, &u, &mut scalar);
         for i in 0..g.len() {
             let (x, y) = (f64::from(g[i]).min(7.0), f64::from(u[i]).clamp(-7.0, 7.0) + 1.0);
             // The sum with 1 is exact to half a unit of the larger term.
@@ -260,7 +260,7 @@ mod tests {
             let unit = f64::from(f32::EPSILON) * (exact.abs() + (exact / y).abs());
             assert!((f64::from(scalar[i]) - exact).abs() <= 12.0 * unit, "{} {}: {} {exact}", g[i], u[i], scalar[i]);
         }
-        for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+        for isa in CheckedIsa::all() {
             let mut y = vec![0.0; g.len()];
             gated_slice(isa, act, &g, &u, &mut y);
             assert!(y.iter().zip(&scalar).all(|(a, b)| a.to_bits() == b.to_bits()), "{isa}");

@@ -8,8 +8,8 @@ mod compile;
 mod copies;
 pub mod isa;
 pub mod kernels;
-pub mod lanes;
-pub mod math;
+mod lanes;
+mod math;
 mod mem;
 mod ops;
 pub mod pool;
@@ -20,11 +20,11 @@ mod times;
 use std::sync::Arc;
 
 use checkpoint::Checkpoint;
-use model::plan::Plan;
+use model::plan::{ValidPlan, passes};
 
 pub use bandwidth::read_bandwidth;
 pub use copies::Copied;
-pub use isa::{Isa, IsaError};
+pub use isa::{CheckedIsa, Isa, IsaError};
 
 use crate::{Backend, CompileError, Limits, Program};
 
@@ -63,7 +63,16 @@ impl Backend for Cpu {
         "cpu"
     }
 
-    fn compile(&self, plan: &Plan, weights: Arc<Checkpoint>, limits: Limits) -> Result<Box<dyn Program>, CompileError> {
+    fn lower(&self, plan: ValidPlan) -> Result<ValidPlan, CompileError> {
+        Ok(plan.rewrite(passes::fuse)?)
+    }
+
+    fn compile(
+        &self,
+        plan: &ValidPlan,
+        weights: Arc<Checkpoint>,
+        limits: Limits,
+    ) -> Result<Box<dyn Program>, CompileError> {
         Ok(Box::new(compile::compile(self, plan, weights, limits)?))
     }
 }

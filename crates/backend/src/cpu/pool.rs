@@ -77,7 +77,7 @@ impl Pool {
     /// Starts `threads - 1` workers; the caller of [`Pool::run`] is the last thread.
     ///
     /// # Errors
-    /// [`CompileError::Threads`] when the system refuses one: slower than what was asked for would pass for a slow model.
+    /// [`CompileError::Start`] when the system refuses one: slower than what was asked for would pass for a slow model.
     pub fn new(threads: usize) -> Result<Pool, CompileError> {
         Pool::start(threads, SPINS, |worker| Builder::new().name(format!("cpu-{worker}")))
     }
@@ -103,7 +103,10 @@ impl Pool {
         for worker in 1..threads {
             let shared = pool.shared.clone();
             let spawned = builder(worker).spawn(move || shared.worker_loop(worker));
-            pool.workers.push(spawned.map_err(|source| CompileError::Threads { threads, started: worker, source })?);
+            pool.workers.push(spawned.map_err(|error| CompileError::Start {
+                what: format!("{threads} threads"),
+                why: format!("the system gave {worker}: {error}; use fewer"),
+            })?);
         }
         Ok(pool)
     }

@@ -10,7 +10,7 @@ use checkpoint::Checkpoint;
 use model::plan::{Gate, Rows};
 use quant::{Planes, WeightType};
 
-use super::isa::Isa;
+use super::isa::CheckedIsa;
 use super::kernels::{ActsShared, Col, Kernels, Matrix, Scratch};
 use super::mem::{Arena, PerWorker, View};
 use super::ops::attention::{AttentionScratch, AttentionStep, SplitStates};
@@ -30,7 +30,7 @@ use super::pool::Pool;
 use super::states::States;
 use super::times::Times;
 use crate::routing::RoutingTrace;
-use crate::{Batch, Fault, Kinds, Limits, OpTime, Output, Program, RouterInfo, StepError};
+use crate::{Batch, Fault, Kinds, Limits, OpTime, Output, Picks, Program, RouterInfo, StepError};
 
 /// A stack of matrices in the checkpoint, each `[n, k]`, wherever each lies; a plain matrix is a stack of one.
 pub struct Mat {
@@ -208,7 +208,7 @@ pub struct Worker {
 /// What ops see of a program while it runs.
 pub struct Run<'a> {
     pub pool: &'a mut Pool,
-    pub isa: Isa,
+    pub isa: CheckedIsa,
     pub kernels: &'a Kernels,
     pub batch: &'a Batch,
     pub step: &'a StepTokens,
@@ -246,6 +246,9 @@ pub struct CpuProgram {
     pub split: SplitStates,
     pub routing: RoutingTrace,
     pub faults: Vec<Fault>,
+    /// The submitted step.
+    pub batch: Batch,
+    pub picks: Picks,
     pub times: Times,
     /// Memory of the buffers, the spare buffer and the cache, which views point into.
     pub _arenas: Vec<Arena>,
@@ -266,8 +269,15 @@ impl Program for CpuProgram {
         self.n_vocab
     }
 
-    fn step(&mut self, batch: &Batch) -> Result<Output<'_>, StepError> {
+    /// The threads compute in [`Program::wait`]: the caller is one of them.
+    fn submit(&mut self, batch: &Batch) -> Result<(), StepError> {
         batch.check(self.limits, self.kinds, self.n_vocab)?;
+        self.batch.copy_from(batch);
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Result<Output<'_>, StepError> {
+        let batch = &self.batch;
         self.times.start(&self.pool);
         self.step.fill(batch);
         self.states.start(&mut self.pool, batch);
@@ -294,12 +304,13 @@ impl Program for CpuProgram {
             run.op(op, &self.caches, &self.ropes);
             self.times.lap(Some(i), run.pool);
         }
-        self.collect_faults(batch);
+        collect_faults(&mut self.faults, batch, &self.step);
         // SAFETY: the ops are done; the logits stay until the next step, which borrows the program.
         let logits = unsafe { self.logits.read(batch.rows.len()) };
         // SAFETY: as above; the plan's placement keeps these rows to the end as well.
         let hidden = self.hidden.as_ref().map_or(&[][..], |hidden| unsafe { hidden.read(batch.rows.len()) });
-        Ok(Output { logits, hidden, faults: &self.faults, routing: self.routing.ids() })
+        self.picks.fill(batch, logits, self.n_vocab);
+        Ok(Output { logits, picks: &self.picks, hidden, faults: &self.faults, routing: self.routing.ids() })
     }
 
     fn routers(&self) -> &[RouterInfo] {
@@ -324,18 +335,15 @@ impl Program for CpuProgram {
     }
 }
 
-impl CpuProgram {
-    /// One fault a chunk: its first token's.
-    fn collect_faults(&mut self, batch: &Batch) {
-        self.faults.clear();
-        for (chunk, c) in batch.chunks.iter().enumerate() {
-            for token in c.first..c.first + c.len {
-                let layer = self.step.fault_layer[token as usize].load(Relaxed);
-                if layer != u32::MAX {
-                    self.faults.push(Fault { chunk: chunk as u32, layer, token });
-                    break;
-                }
-            }
+/// One fault a chunk: its first token's.
+fn collect_faults(faults: &mut Vec<Fault>, batch: &Batch, step: &StepTokens) {
+    faults.clear();
+    for (chunk, c) in batch.chunks.iter().enumerate() {
+        let layer =
+            |token: u32| Some(step.fault_layer[token as usize].load(Relaxed)).filter(|&layer| layer != u32::MAX);
+        let mut tokens = c.first..c.first + c.len;
+        if let Some((token, layer)) = tokens.find_map(|token| Some((token, layer(token)?))) {
+            faults.push(Fault { chunk: chunk as u32, layer, token });
         }
     }
 }

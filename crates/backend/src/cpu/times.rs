@@ -72,8 +72,8 @@ impl Times {
         let row = &mut self.rows[i.map_or(0, |i| self.row_of[i])];
         let time = now.at - before.at;
         row.time += time;
-        row.regions += now.regions - before.regions;
-        row.alone += time.saturating_sub(now.in_regions - before.in_regions);
+        row.launches += now.regions - before.regions;
+        row.serial += time.saturating_sub(now.in_regions - before.in_regions);
     }
 
     /// What was counted.
@@ -87,7 +87,28 @@ fn name(plan: &Plan, op: &Op) -> String {
     let weights = match op {
         Op::Linear { parts, .. } => parts.iter().map(|part| part.w).collect(),
         Op::GatedLinear { .. } | Op::Experts { .. } | Op::HeadLinear { .. } => op.weights(),
-        _ => Vec::new(),
+        // Ops without matrices are one row each.
+        Op::Embed { .. }
+        | Op::RmsNorm { .. }
+        | Op::HeadNorm { .. }
+        | Op::Rope { .. }
+        | Op::SplitHeads { .. }
+        | Op::JoinHeads { .. }
+        | Op::GatedAct { .. }
+        | Op::Add { .. }
+        | Op::KvAppend { .. }
+        | Op::Attention { .. }
+        | Op::CausalConv { .. }
+        | Op::DeltaNet { .. }
+        | Op::Route { .. }
+        | Op::Combine { .. }
+        | Op::Select { .. }
+        | Op::Scale { .. }
+        | Op::ScaleBy { .. }
+        | Op::SigmoidGate { .. }
+        | Op::DecayBeta { .. }
+        | Op::GatedNorm { .. }
+        | Op::Softcap { .. } => Vec::new(),
     };
     let mut name = op.name().to_string();
     for w in weights {

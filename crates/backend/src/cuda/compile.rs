@@ -1,20 +1,21 @@
 //! From a plan to a program: compiles the modules it needs, copies weights to the device and allocates everything a step
 //! needs.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use checkpoint::Checkpoint;
-use model::plan::{CacheDecl, Op, Plan, memory, validate};
+use model::plan::{CacheDecl, Elem, Op, Plan, ValidPlan, memory};
 
 use super::Cuda;
 use super::driver::{self, Context, DriverError, Memory, Module, Pinned, Stream};
 use super::encode::{Kernels, RopeView, Scratch};
+use super::fuse::fuse;
 use super::nodes::{CacheView, Lower, MAX_SPLITS, Modules, Node, StateView, is_interleaved};
 use super::nvrtc::{self, Target};
+use super::pick::Picker;
 use super::program::{CudaProgram, Parts};
-use super::sources::Key;
+use super::sources::{self, Key, Texts};
 use super::tables::Tables;
 use super::upload::Weights;
 use crate::cpu::CacheType;
@@ -56,13 +57,21 @@ pub fn allocate(context: &Arc<Context>, what: &'static str, bytes: usize) -> Res
 }
 
 /// Compiles `plan`; see [`crate::Backend::compile`].
-pub fn compile(cuda: &Cuda, plan: &Plan, checkpoint: &Checkpoint, limits: Limits) -> Result<CudaProgram, CompileError> {
-    let start = |why: String| unsupported(format!("start: {why}"));
+pub fn compile(
+    cuda: &Cuda,
+    plan: &ValidPlan,
+    checkpoint: &Checkpoint,
+    limits: Limits,
+) -> Result<CudaProgram, CompileError> {
+    let start = |why: String| CompileError::Start { what: format!("CUDA device {}", cuda.device), why };
     driver::init().map_err(start)?;
     nvrtc::version().map_err(start)?;
-    validate::validate(plan)?;
+    let plan: &Plan = plan;
     let kinds = Kinds::of(plan);
     kinds.check(limits)?;
+    if let Some(buf) = plan.bufs.iter().find(|buf| !matches!(buf.elem, Elem::F32 | Elem::U32)) {
+        return Err(unsupported(format!("keep {} in {:?}", buf.name, buf.elem)));
+    }
     if limits.max_tokens == 0 || limits.max_tokens > MAX_TOKENS {
         return Err(unsupported(format!("run steps of {} tokens, at most {MAX_TOKENS}", limits.max_tokens)));
     }
@@ -99,6 +108,8 @@ pub fn compile(cuda: &Cuda, plan: &Plan, checkpoint: &Checkpoint, limits: Limits
     for op in &plan.ops {
         nodes.extend(lower.op(op)?);
     }
+    let qkv = lower.modules.id(Key::cached(sources::QKV, is_f16));
+    let nodes = fuse(nodes, qkv);
     let logits = lower.view(plan.logits);
     let hidden = plan.hidden().map(|hidden| lower.view(hidden));
 
@@ -137,7 +148,7 @@ pub fn compile(cuda: &Cuda, plan: &Plan, checkpoint: &Checkpoint, limits: Limits
         memory.push(table);
         ropes.push(view);
     }
-    let kernels = Kernels::new(load(&context, modules.keys(), target, cuda.cubins.as_deref())?);
+    let kernels = Kernels::new(load(&context, modules.keys(), target, cuda)?);
     memory.extend(weights.finish()?);
     stream.wait().failed("initial memory")?;
 
@@ -149,6 +160,7 @@ pub fn compile(cuda: &Cuda, plan: &Plan, checkpoint: &Checkpoint, limits: Limits
         host_logits: pinned(max_outputs.saturating_mul(plan.n_vocab))?,
         host_hidden: pinned(max_outputs.saturating_mul(d_hidden))?,
         host_faults: pinned(max_tokens)?,
+        picker: Picker::new(&context, plan.n_vocab),
         context,
         stream,
         kernels,
@@ -282,12 +294,8 @@ fn states(
 }
 
 /// Compiles and loads modules. The compiler works on several at a time.
-fn load(
-    context: &Arc<Context>,
-    keys: &[Key],
-    target: Target,
-    cache: Option<&Path>,
-) -> Result<Vec<Module>, CompileError> {
+fn load(context: &Arc<Context>, keys: &[Key], target: Target, cuda: &Cuda) -> Result<Vec<Module>, CompileError> {
+    let texts = Texts::new(cuda.kernels.as_deref());
     let next = AtomicUsize::new(0);
     let images: Vec<_> = keys.iter().map(|_| std::sync::Mutex::new(None)).collect();
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(keys.len());
@@ -297,7 +305,7 @@ fn load(
                 let i = next.fetch_add(1, Ordering::Relaxed);
                 keys.get(i).zip(images.get(i))
             } {
-                let compiled = nvrtc::compile(key, target, cache);
+                let compiled = nvrtc::compile(key, &texts, target, cuda.cubins.as_deref());
                 *image.lock().unwrap_or_else(|e| e.into_inner()) = Some(compiled);
             }
         };

@@ -7,7 +7,9 @@ use super::args;
 use super::driver::{DriverError, Function, Geometry, Module, Ptr, Stream};
 use super::launch::Launch;
 use super::matmul;
-use super::nodes::{Act, AttentionNode, ExpertsNode, Mat, ModuleId, Modules, Node, Part, RouteNode, View, is_tiled};
+use super::nodes::{
+    Act, AttentionNode, ExpertsNode, Mat, ModuleId, Modules, Node, Part, QkvNode, RouteNode, View, is_tiled,
+};
 use super::tables::Counts;
 
 /// The modules of a program on the device, and the entry points that were asked for.
@@ -31,6 +33,9 @@ impl Kernels {
         Ok(function)
     }
 }
+
+/// Shares of a row of logits, as `pick.cu` has it.
+pub const PICK_PARTS: usize = 64;
 
 /// A rotary embedding on the device.
 #[derive(Clone, Copy, Debug)]
@@ -240,6 +245,7 @@ impl Encoder<'_> {
                 let launch = Launch { entry: "kv_append", grid: [rows as u32, 1, 1], block: 256, shared: 0 };
                 self.run(module, launch, &args)
             }
+            Node::Qkv(ref node) => self.qkv(node),
             Node::Attention(ref node) => self.attention(node),
             Node::CausalConv { module, x, w, width, state, out } => {
                 let args = args::CausalConv {
@@ -349,6 +355,45 @@ impl Encoder<'_> {
             (args.y, args.out) = (up, out.ptr);
             (args.act, args.a, args.b) = (act.kind, act.alpha, act.limit);
         })
+    }
+
+    fn qkv(&mut self, node: &QkvNode) -> Result<(), DriverError> {
+        let rows = self.counts.tokens;
+        let n_heads: usize = node.parts.iter().map(|part| part.n_head).sum();
+        let rope = node.rope.map(|rope| self.ropes[rope]);
+        let mut args = args::Qkv {
+            step: self.step,
+            table: rope.map_or(0, |rope| rope.table),
+            rows: rows as u32,
+            n_heads: n_heads as u32,
+            half: rope.map_or(0, |rope| rope.half as u32),
+            interleaved: u32::from(rope.is_some_and(|rope| rope.interleaved)),
+            windowed: u32::from(node.windowed),
+            eps: node.eps,
+            ..Default::default()
+        };
+        for (to, part) in args.parts.iter_mut().zip(&node.parts) {
+            *to = args::QkvPart {
+                x: part.x.ptr,
+                w: part.w,
+                cache: part.cache,
+                n_head: part.n_head as u32,
+                d_head: part.d_head as u32,
+                is_normed: u32::from(part.is_normed),
+                is_rotated: u32::from(part.is_rotated),
+            };
+        }
+        self.run(node.module, Launch::each("qkv", rows * n_heads * 32, 128), &args)
+    }
+
+    /// Picks from rows of logits, `asks` in device memory.
+    pub fn pick(&mut self, args: &args::Pick) -> Result<(), DriverError> {
+        let share = (args.n_vocab as usize).div_ceil(PICK_PARTS);
+        let grid = [PICK_PARTS as u32, args.rows, 1];
+        let shared = 4 * share as u32;
+        self.run(Modules::PICK, Launch { entry: "pick_parts", grid, block: 256, shared }, args)?;
+        let grid = [args.rows, 1, 1];
+        self.run(Modules::PICK, Launch { entry: "pick_merge", grid, block: 256, shared: 0 }, args)
     }
 
     fn attention(&mut self, node: &AttentionNode) -> Result<(), DriverError> {

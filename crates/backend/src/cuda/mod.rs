@@ -8,10 +8,12 @@ mod args;
 mod compile;
 mod driver;
 mod encode;
+mod fuse;
 mod launch;
 mod matmul;
 mod nodes;
 mod nvrtc;
+mod pick;
 mod program;
 mod sources;
 mod tables;
@@ -24,7 +26,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use checkpoint::Checkpoint;
-use model::plan::Plan;
+use model::plan::{ValidPlan, passes};
 
 use crate::cpu::CacheType;
 use crate::{Backend, CompileError, Limits, Program};
@@ -38,6 +40,8 @@ pub struct Cuda {
     pub cache: CacheType,
     /// Folder where compiled kernels are kept; without it each program compiles its own.
     pub cubins: Option<PathBuf>,
+    /// Folder of kernel sources that take the place of the embedded ones, for those who work on kernels.
+    pub kernels: Option<PathBuf>,
 }
 
 impl Backend for Cuda {
@@ -45,7 +49,16 @@ impl Backend for Cuda {
         "cuda"
     }
 
-    fn compile(&self, plan: &Plan, weights: Arc<Checkpoint>, limits: Limits) -> Result<Box<dyn Program>, CompileError> {
+    fn lower(&self, plan: ValidPlan) -> Result<ValidPlan, CompileError> {
+        Ok(plan.rewrite(passes::fuse)?)
+    }
+
+    fn compile(
+        &self,
+        plan: &ValidPlan,
+        weights: Arc<Checkpoint>,
+        limits: Limits,
+    ) -> Result<Box<dyn Program>, CompileError> {
         Ok(Box::new(compile::compile(self, plan, &weights, limits)?))
     }
 }

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use checkpoint::Checkpoint;
 use model::plan::{
-    Buf, DeltaHeads, Elem, ExpertBiases, Gate, GroupScore, Norm, Op, Plan, RopePairing, Router, Rows, Score, Sharing,
-    State, Weight, memory::Placement,
+    Buf, DeltaHeads, ExpertBiases, Gate, GroupScore, Norm, Op, Plan, RopePairing, Router, Rows, Score, Sharing, State,
+    Weight, memory::Placement,
 };
 use quant::WeightType;
 
@@ -184,6 +184,7 @@ pub enum Node {
         k: View,
         v: Ptr,
     },
+    Qkv(QkvNode),
     Attention(AttentionNode),
     CausalConv {
         module: ModuleId,
@@ -215,6 +216,32 @@ pub enum Node {
         x: View,
         out: View,
     },
+}
+
+/// Heads of q, k or v: what is done to them, in the order of the fields.
+#[derive(Clone, Copy, Debug)]
+pub struct QkvPartNode {
+    pub x: View,
+    pub n_head: usize,
+    pub d_head: usize,
+    pub is_normed: bool,
+    /// Of the norm; null where it has none.
+    pub w: Ptr,
+    pub is_rotated: bool,
+    /// Where they are stored; null where they are not.
+    pub cache: Ptr,
+}
+
+/// Head norms, ropes and the append of a layer.
+#[derive(Clone, Debug)]
+pub struct QkvNode {
+    pub module: ModuleId,
+    /// Three at most.
+    pub parts: Vec<QkvPartNode>,
+    pub rope: Option<usize>,
+    pub eps: f32,
+    /// The cache keeps a window.
+    pub windowed: bool,
 }
 
 /// Attention over a cache.
@@ -313,11 +340,14 @@ impl Modules {
     pub const ELEMENTWISE: ModuleId = 2;
     pub const COMBINE: ModuleId = 3;
     pub const EXPERT_LISTS: ModuleId = 4;
+    pub const PICK: ModuleId = 5;
 
     /// With the modules that every program needs.
     pub fn new() -> Modules {
         let mut modules = Modules::default();
-        for source in [sources::NORM, sources::ROPE, sources::ELEMENTWISE, sources::COMBINE, sources::EXPERT_LISTS] {
+        for source in
+            [sources::NORM, sources::ROPE, sources::ELEMENTWISE, sources::COMBINE, sources::EXPERT_LISTS, sources::PICK]
+        {
             modules.id(Key::plain(source));
         }
         modules
@@ -356,7 +386,6 @@ impl Lower<'_> {
     /// A buffer.
     pub fn view(&self, buf: Buf) -> View {
         let decl = self.plan.buf(buf);
-        debug_assert!(matches!(decl.elem, Elem::F32 | Elem::U32));
         let ptr = self.arena + self.placement.offset[buf.0 as usize] as Ptr;
         View { ptr, rows: decl.rows, width: decl.width }
     }

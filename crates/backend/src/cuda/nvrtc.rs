@@ -5,7 +5,7 @@ use std::path::Path;
 
 use cudarc::nvrtc::sys;
 
-use super::sources::{HEADERS, Key};
+use super::sources::{Key, Texts};
 
 /// Major and minor version, or why there is none.
 pub fn version() -> Result<(i32, i32), String> {
@@ -84,17 +84,18 @@ pub struct Compiled {
 }
 
 /// Compiles a module, or takes it from `cache`.
-pub fn compile(key: &Key, target: Target, cache: Option<&Path>) -> Result<Compiled, String> {
+pub fn compile(key: &Key, texts: &Texts, target: Target, cache: Option<&Path>) -> Result<Compiled, String> {
     let version = version()?;
     let mut options = vec![target.option(), "-std=c++17".into(), "-default-device".into(), "--ptxas-options=-v".into()];
     options.extend(key.defines.iter().map(|define| format!("-D{define}")));
-    let file = cache.map(|folder| folder.join(format!("{}-{:032x}.cubin", key.file, hash(key, &options, version))));
+    let file =
+        cache.map(|folder| folder.join(format!("{}-{:032x}.cubin", key.file, hash(key, texts, &options, version))));
     if let Some(file) = &file
         && let Some(image) = read_cached(file)
     {
         return Ok(Compiled { image, log: String::new() });
     }
-    let compiled = run(key, &options, target.is_cubin)
+    let compiled = run(key, texts, &options, target.is_cubin)
         .map_err(|why| format!("compile kernels/cuda/{} for {}: {why}", key.file, target.option()))?;
     if let Some(file) = &file {
         // A cache that cannot be written costs time at the next start and nothing else.
@@ -130,10 +131,10 @@ fn fnv(start: u64, bytes: &[u8]) -> u64 {
     bytes.iter().fold(start, |hash, &b| (hash ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
-fn hash(key: &Key, options: &[String], version: (i32, i32)) -> u128 {
+fn hash(key: &Key, texts: &Texts, options: &[String], version: (i32, i32)) -> u128 {
     let half = |start: u64| {
-        let mut hash = fnv(start, key.source.as_bytes());
-        let headers = HEADERS.iter().flat_map(|(name, text)| [name.as_bytes(), text.as_bytes()]);
+        let mut hash = fnv(start, texts.source(key).as_bytes());
+        let headers = texts.headers.iter().flat_map(|(name, text)| [name.as_bytes(), text.as_bytes()]);
         let options = options.iter().map(|option| option.as_bytes());
         for part in headers.chain(options).chain([format!("{version:?}").as_bytes()]) {
             hash = fnv(fnv(hash, &(part.len() as u64).to_le_bytes()), part);
@@ -143,12 +144,12 @@ fn hash(key: &Key, options: &[String], version: (i32, i32)) -> u128 {
     u128::from(half(0xcbf2_9ce4_8422_2325)) << 64 | u128::from(half(0x9e37_79b9_7f4a_7c15))
 }
 
-fn run(key: &Key, options: &[String], is_cubin: bool) -> Result<Compiled, String> {
+fn run(key: &Key, texts: &Texts, options: &[String], is_cubin: bool) -> Result<Compiled, String> {
     let c_string = |text: &str| CString::new(text).map_err(|e| e.to_string());
-    let (source, name) = (c_string(key.source)?, c_string(key.file)?);
+    let (source, name) = (c_string(&texts.source(key))?, c_string(key.file)?);
     let strings = |all: &[&str]| all.iter().map(|text| c_string(text)).collect::<Result<Vec<_>, _>>();
-    let header_names = strings(&HEADERS.iter().map(|(name, _)| *name).collect::<Vec<_>>())?;
-    let header_texts = strings(&HEADERS.iter().map(|(_, text)| *text).collect::<Vec<_>>())?;
+    let header_names = strings(&texts.headers.iter().map(|(name, _)| *name).collect::<Vec<_>>())?;
+    let header_texts = strings(&texts.headers.iter().map(|(_, text)| &**text).collect::<Vec<_>>())?;
     let options = strings(&options.iter().map(String::as_str).collect::<Vec<_>>())?;
     let pointers = |all: &[CString]| all.iter().map(|text| text.as_ptr()).collect::<Vec<*const c_char>>();
     let (names, texts, options) = (pointers(&header_names), pointers(&header_texts), pointers(&options));

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use super::driver::{Context, DriverError, Graph, Memory, Pinned, Stream};
 use super::encode::{Encoder, Kernels, RopeView, Scratch};
 use super::nodes::{MAX_SPLITS, Node, RouteNode, StateView, View};
+use super::pick::Picker;
 use super::tables::{Counts, Tables};
 use crate::routing::RoutingTrace;
-use crate::{Batch, Fault, Kinds, Limits, Output, PAGE, Program, RouterInfo, StepError};
+use crate::{Ask, Batch, Cause, Failure, Fault, Kinds, Limits, Output, PAGE, Picks, Program, RouterInfo, StepError};
 
 /// Most tokens of a step that is captured: above, the device computes longer than the host queues.
 const MAX_CAPTURED: usize = 64;
@@ -35,6 +36,7 @@ pub struct Parts {
     pub limits: Limits,
     pub kinds: Kinds,
     pub routing: RoutingTrace,
+    pub picker: Picker,
     /// Weights, caches, states, buffers and scratch, to be kept.
     pub _memory: Vec<Memory>,
 }
@@ -54,6 +56,9 @@ pub struct CudaProgram {
     graphs: HashMap<GraphKey, Seen>,
     parts: Parts,
     faults: Vec<Fault>,
+    picks: Picks,
+    /// The step under way.
+    batch: Batch,
     /// Ids of all routers while the routing is traced, `[routers][max_tokens · n_used]`.
     trace: Option<(Memory, Pinned)>,
     is_traced: bool,
@@ -69,6 +74,8 @@ impl CudaProgram {
         Ok(CudaProgram {
             graphs: HashMap::new(),
             faults: Vec::with_capacity(parts.limits.max_tokens),
+            picks: Picks::default(),
+            batch: Batch::default(),
             parts,
             trace: None,
             is_traced: false,
@@ -77,8 +84,9 @@ impl CudaProgram {
         })
     }
 
-    /// Queues everything of a step.
-    fn queue(&mut self, batch: &Batch) -> Result<(), DriverError> {
+    /// Queues everything of the step.
+    fn queue(&mut self) -> Result<(), DriverError> {
+        let batch = &self.batch;
         let counts = Counts::of(batch);
         self.parts.context.enter()?;
         if self.parts.tables.fill(batch, &self.parts.stream)? {
@@ -104,13 +112,16 @@ impl CudaProgram {
                 }
             }
         }
+        let args = self.parts.picker.fill(&self.batch, &self.parts.stream, self.parts.logits.ptr)?;
+        if let Some(args) = args {
+            self.encoder(counts, longest, most_pages).pick(&args)?;
+        }
         self.fetch(counts)
     }
 
-    /// Queues the nodes one by one.
-    fn encode(&self, counts: Counts, longest: usize, most_pages: usize) -> Result<(), DriverError> {
+    fn encoder(&self, counts: Counts, longest: usize, most_pages: usize) -> Encoder<'_> {
         let parts = &self.parts;
-        let mut encoder = Encoder {
+        Encoder {
             stream: &parts.stream,
             kernels: &parts.kernels,
             ropes: &parts.ropes,
@@ -122,7 +133,13 @@ impl CudaProgram {
             sms: parts.context.sms,
             early: self.early,
             n_launches: 0,
-        };
+        }
+    }
+
+    /// Queues the nodes one by one.
+    fn encode(&self, counts: Counts, longest: usize, most_pages: usize) -> Result<(), DriverError> {
+        let parts = &self.parts;
+        let mut encoder = self.encoder(counts, longest, most_pages);
         encoder.begin()?;
         for node in &parts.nodes {
             encoder.node(node)?;
@@ -149,9 +166,14 @@ impl CudaProgram {
         // SAFETY: the views lie in the program's arena with at least so many rows; the host reads after it has waited.
         unsafe {
             parts.stream.download(&mut parts.host_faults, 0, faults, 4 * counts.chunks)?;
+            parts.picker.fetch(&parts.stream)?;
+            // Rows travel one by one where others need not: `wanted` says which.
+            let row_bytes = 4 * parts.n_vocab;
+            for row in (0..counts.rows).filter(|&row| parts.picker.is_row_wanted(row)) {
+                let at = row * row_bytes;
+                parts.stream.download(&mut parts.host_logits, at, parts.logits.ptr + at as u64, row_bytes)?;
+            }
             if counts.rows > 0 {
-                let bytes = 4 * counts.rows * parts.n_vocab;
-                parts.stream.download(&mut parts.host_logits, 0, parts.logits.ptr, bytes)?;
                 if let Some(hidden) = parts.hidden {
                     let bytes = 4 * counts.rows * hidden.width;
                     parts.stream.download(&mut parts.host_hidden, 0, hidden.ptr, bytes)?;
@@ -178,9 +200,9 @@ impl CudaProgram {
         }));
     }
 
-    fn read_routing(&mut self, batch: &Batch) {
-        let counts = Counts::of(batch);
-        self.parts.routing.start(batch);
+    fn read_routing(&mut self) {
+        let counts = Counts::of(&self.batch);
+        self.parts.routing.start(&self.batch);
         let Some((_, host)) = &self.trace else { return };
         let ids = host.words::<u32>();
         let places: Vec<_> = self
@@ -193,14 +215,15 @@ impl CudaProgram {
             })
             .collect();
         for (rows, (at, len)) in places {
-            self.parts.routing.record(rows, &ids[at / 4..][..len / 4], batch);
+            self.parts.routing.record(rows, &ids[at / 4..][..len / 4], &self.batch);
         }
     }
 
     fn device_error(&mut self, e: DriverError) -> StepError {
-        let text = format!("{}: {e}", self.parts.context.name);
+        let device = self.parts.context.name.clone();
+        let DriverError { call, why, .. } = e.clone();
         self.broken = Some(e);
-        StepError::Device(text)
+        Failure::all(Cause::Device { device, op: call, why }).into()
     }
 }
 
@@ -217,22 +240,31 @@ impl Program for CudaProgram {
         self.parts.n_vocab
     }
 
-    fn step(&mut self, batch: &Batch) -> Result<Output<'_>, StepError> {
+    fn submit(&mut self, batch: &Batch) -> Result<(), StepError> {
         batch.check(self.parts.limits, self.parts.kinds, self.parts.n_vocab)?;
         if let Some(e) = self.broken.clone() {
             return Err(self.device_error(e));
         }
-        if let Err(e) = self.queue(batch).and_then(|()| self.parts.stream.wait()) {
+        self.batch.copy_from(batch);
+        self.queue().map_err(|e| self.device_error(e))
+    }
+
+    fn wait(&mut self) -> Result<Output<'_>, StepError> {
+        let waited = self.parts.context.enter().and_then(|()| self.parts.stream.wait());
+        if let Err(e) = waited {
             return Err(self.device_error(e));
         }
-        self.read_faults(batch.chunks.len());
+        self.read_faults(self.batch.chunks.len());
         if self.is_traced {
-            self.read_routing(batch);
+            self.read_routing();
         }
-        let n_rows = batch.rows.len();
+        let n_rows = self.batch.rows.len();
         let d_hidden = self.parts.hidden.map_or(0, |hidden| hidden.width);
+        let last = (0..n_rows).rev().find(|&row| matches!(self.batch.asks[row], Ask::Logits));
+        self.parts.picker.read(&self.batch, self.parts.host_logits.words(), &mut self.picks);
         Ok(Output {
-            logits: &self.parts.host_logits.words()[..n_rows * self.parts.n_vocab],
+            logits: &self.parts.host_logits.words()[..last.map_or(0, |row| row + 1) * self.parts.n_vocab],
+            picks: &self.picks,
             hidden: &self.parts.host_hidden.words()[..n_rows * d_hidden],
             faults: &self.faults,
             routing: self.parts.routing.ids(),

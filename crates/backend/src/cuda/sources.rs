@@ -1,5 +1,8 @@
 //! The kernels' sources, embedded, and which module an op needs: a source compiled for a weight type or for dimensions.
 
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+
 use model::plan::CacheDecl;
 use quant::{ScaleType, WeightType};
 
@@ -61,8 +64,35 @@ sources! {
     KV_APPEND = "kv_append.cu";
     LINEAR = "linear.cu";
     NORM = "norm.cu";
+    PICK = "pick.cu";
+    QKV = "qkv.cu";
     ROPE = "rope.cu";
     ROUTE = "route.cu";
+}
+
+/// The texts to compile: the embedded ones, or those of a folder like `kernels`.
+pub struct Texts {
+    folder: Option<PathBuf>,
+    /// Headers by the names that sources include them by.
+    pub headers: Vec<(&'static str, Cow<'static, str>)>,
+}
+
+impl Texts {
+    /// Of a folder, where there is one. A file that it lacks is the embedded one.
+    pub fn new(folder: Option<&Path>) -> Texts {
+        let text = |name: &str, text| match folder.and_then(|folder| std::fs::read_to_string(folder.join(name)).ok()) {
+            Some(own) => Cow::Owned(own),
+            None => Cow::Borrowed(text),
+        };
+        let headers = HEADERS.iter().map(|&(name, embedded)| (name, text(name, embedded))).collect();
+        Texts { folder: folder.map(Path::to_path_buf), headers }
+    }
+
+    /// The source of a module.
+    pub fn source(&self, key: &Key) -> Cow<'static, str> {
+        let own = self.folder.as_ref().and_then(|f| std::fs::read_to_string(f.join("cuda").join(key.file)).ok());
+        own.map_or(Cow::Borrowed(key.source), Cow::Owned)
+    }
 }
 
 /// A module: a source and what it is compiled for.

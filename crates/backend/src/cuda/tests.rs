@@ -9,7 +9,7 @@ use quant::{Affine, ScaleType, WeightType};
 
 use super::args::SIZES;
 use super::nvrtc::{self, Target};
-use super::sources::{self, Key, Source};
+use super::sources::{self, Key, Source, Texts};
 
 /// Whether the compiler is there; says so when it is not.
 fn has_compiler() -> bool {
@@ -25,7 +25,7 @@ fn arguments_are_laid_out_alike() {
         SIZES.iter().map(|(name, bytes)| format!("static_assert(sizeof({name}) == {bytes}, \"{name}\");\n")).collect();
     let source = format!("#include \"cuda/args.h\"\n{asserts}");
     let key = Key { file: "sizes.cu", source: source.leak(), defines: Vec::new() };
-    nvrtc::compile(&key, Target::cubin(90), None).map(drop).unwrap();
+    nvrtc::compile(&key, &Texts::new(None), Target::cubin(90), None).map(drop).unwrap();
 }
 
 /// Sources that are compiled for a weight type.
@@ -34,10 +34,11 @@ const TYPED: [Source; 5] =
 
 /// Modules as models need them: every source, dimensions of published models and odd ones.
 fn modules() -> Vec<Key> {
-    let plain = [sources::NORM, sources::ROPE, sources::ELEMENTWISE, sources::COMBINE, sources::EXPERT_LISTS];
+    let plain =
+        [sources::NORM, sources::ROPE, sources::ELEMENTWISE, sources::COMBINE, sources::EXPERT_LISTS, sources::PICK];
     let mut keys: Vec<Key> = plain.into_iter().map(Key::plain).collect();
     for is_f16 in [true, false] {
-        keys.push(Key::cached(sources::KV_APPEND, is_f16));
+        keys.extend([sources::KV_APPEND, sources::QKV].map(|source| Key::cached(source, is_f16)));
         for (d_k, d_v, v_in_k, heads) in [
             (64, 64, false, 8),
             (128, 128, false, 8),
@@ -95,11 +96,12 @@ fn complaints(key: &Key, log: &str) -> Vec<String> {
 /// Compiles modules on every core; what does not compile or spills is listed.
 fn compile_all(modules: &[(Key, u32)]) -> Vec<String> {
     let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let texts = Texts::new(None);
     std::thread::scope(|scope| {
         for _ in 0..std::thread::available_parallelism().map_or(1, |n| n.get()) {
             scope.spawn(|| {
                 while let Some((key, arch)) = modules.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let found = match nvrtc::compile(key, Target::cubin(*arch), None) {
+                    let found = match nvrtc::compile(key, &texts, Target::cubin(*arch), None) {
                         Ok(compiled) => complaints(key, &compiled.log),
                         Err(why) => vec![why],
                     };

@@ -11,10 +11,12 @@ mod ops;
 use std::sync::Arc;
 
 use checkpoint::Checkpoint;
-use model::plan::{Buf, Elem, LinearPart, Norm, Op, Plan, Rows, State, Weight, validate};
+use model::plan::{Access, Buf, Elem, LinearPart, Norm, Op, Rows, State, ValidPlan, Weight};
 
 use crate::routing::RoutingTrace;
-use crate::{Backend, Batch, CompileError, Fault, Kinds, Limits, Output, Program, RouterInfo, StepError, weights};
+use crate::{
+    Backend, Batch, CompileError, Fault, Kinds, Limits, Output, Picks, Program, RouterInfo, StepError, weights,
+};
 use kv::Kv;
 use ops::Matrix;
 
@@ -27,13 +29,17 @@ impl Backend for Reference {
         "reference"
     }
 
+    /// As it is written: the definition of an op is its plain form.
+    fn lower(&self, plan: ValidPlan) -> Result<ValidPlan, CompileError> {
+        Ok(plan)
+    }
+
     fn compile(
         &self,
-        plan: &Plan,
+        plan: &ValidPlan,
         checkpoint: Arc<Checkpoint>,
         limits: Limits,
     ) -> Result<Box<dyn Program>, CompileError> {
-        validate::validate(plan)?;
         Kinds::of(plan).check(limits)?;
         plan.weights.iter().try_for_each(|decl| weights::slabs(&checkpoint, decl).map(drop))?;
         let kv = plan.caches.iter().map(|cache| Kv::new(*cache, limits)).collect::<Result<_, _>>()?;
@@ -46,6 +52,8 @@ impl Backend for Reference {
             kv,
             states,
             values,
+            batch: Batch::default(),
+            picks: Picks::default(),
             faults: Vec::new(),
             routing: RoutingTrace::new(plan),
         }))
@@ -70,12 +78,15 @@ struct Values {
 }
 
 struct Interpreter {
-    plan: Plan,
+    plan: ValidPlan,
     checkpoint: Arc<Checkpoint>,
     limits: Limits,
     kv: Vec<Kv>,           // [caches]
     states: Vec<Vec<f32>>, // [states][n_states, n]
     values: Vec<Values>,   // [bufs]
+    /// The submitted step.
+    batch: Batch,
+    picks: Picks,
     faults: Vec<Fault>,
     routing: RoutingTrace,
 }
@@ -93,21 +104,30 @@ impl Program for Interpreter {
         self.plan.n_vocab
     }
 
-    fn step(&mut self, batch: &Batch) -> Result<Output<'_>, StepError> {
+    fn submit(&mut self, batch: &Batch) -> Result<(), StepError> {
         batch.check(self.limits, self.kinds(), self.plan.n_vocab)?;
+        self.batch.copy_from(batch);
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Result<Output<'_>, StepError> {
+        let batch = std::mem::take(&mut self.batch);
         self.faults.clear();
-        self.routing.start(batch);
-        self.poison(batch);
+        self.routing.start(&batch);
+        self.poison(&batch);
         for chunk in batch.chunks.iter().filter(|chunk| chunk.pos == 0) {
             (0..self.states.len()).for_each(|i| self.state(State(i as u32), chunk.state).fill(0.0));
         }
         for i in 0..self.plan.ops.len() {
             let op = self.plan.ops[i].clone();
-            self.run(&op, self.plan.layers[i].unwrap_or(0), batch);
+            self.run(&op, self.plan.layers[i].unwrap_or(0), &batch);
+            self.narrow(&op);
         }
         let logits = &self.values[self.plan.logits.0 as usize].floats;
+        self.picks.fill(&batch, logits, self.plan.n_vocab);
+        self.batch = batch;
         let hidden = self.plan.hidden().map_or(&[][..], |buf| &self.values[buf.0 as usize].floats);
-        Ok(Output { logits, hidden, faults: &self.faults, routing: self.routing.ids() })
+        Ok(Output { logits, picks: &self.picks, hidden, faults: &self.faults, routing: self.routing.ids() })
     }
 
     fn routers(&self) -> &[RouterInfo] {
@@ -134,9 +154,21 @@ impl Interpreter {
             values.floats.clear();
             values.ids.clear();
             match decl.elem {
-                Elem::F32 => values.floats.resize(n_rows * decl.width, f32::NAN),
+                Elem::F32 | Elem::F16 | Elem::BF16 => values.floats.resize(n_rows * decl.width, f32::NAN),
                 Elem::U32 => values.ids.resize(n_rows * decl.width, u32::MAX),
             }
+        }
+    }
+
+    /// Rounds what an op wrote to the elements of its buffer.
+    fn narrow(&mut self, op: &Op) {
+        for (buf, _) in op.bufs().into_iter().filter(|(_, access)| *access != Access::Read) {
+            let round: fn(f32) -> f32 = match self.plan.buf(buf).elem {
+                Elem::F32 | Elem::U32 => continue,
+                Elem::F16 => |v| half::f16::from_f32(v).to_f32(),
+                Elem::BF16 => |v| half::bf16::from_f32(v).to_f32(),
+            };
+            self.floats_mut(buf).iter_mut().for_each(|v| *v = round(*v));
         }
     }
 

@@ -381,7 +381,8 @@ impl Session {
             n_window_pages: 3 * ring,
             n_states: 3,
         };
-        let program = backend.compile(plan, weights.clone(), limits).unwrap();
+        let plan = ValidPlan::new(plan.clone()).unwrap();
+        let program = backend.compile(&plan, weights.clone(), limits).unwrap();
         let pages = (0..3).map(|s| (0..each).rev().map(|p| 3 * p + s).collect()).collect();
         Session {
             program,

@@ -48,6 +48,15 @@ impl Guard {
         Ok(guard)
     }
 
+    /// Whether [`Guard::mask`] may forbid something at the next token.
+    pub fn masks(&self) -> bool {
+        match self.state {
+            State::Thought => self.constraint.triggers.is_empty(),
+            State::Waiting { .. } => true,
+            State::Free | State::Ready { .. } | State::Finished => false,
+        }
+    }
+
     /// The logits that the next token may be chosen from.
     pub fn mask<'a>(&'a mut self, logits: &'a [f32]) -> Result<&'a [f32], Error> {
         match std::mem::replace(&mut self.state, State::Finished) {

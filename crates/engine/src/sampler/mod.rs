@@ -9,8 +9,13 @@ mod mirostat;
 mod random;
 mod stages;
 
+use backend::Best;
+use backend::pick::log_sum_exp_of;
 use random::Pcg32;
 use stages::Candidates;
+
+/// Maximum number of best logits that the sampler asks for instead of a row: beyond it the row is cheaper.
+const MAX_BEST: usize = 2048;
 
 /// A step of the chain. Steps whose parameter switches them off cost nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -297,23 +302,97 @@ impl Sampler {
         self.history.push(token);
     }
 
+    /// How many of the best logits of the next row decide as the whole row would, and the log-probabilities of the
+    /// `logprobs` best tokens with them; `None` when the whole row is needed. Appends to `listed` the tokens whose logits are
+    /// needed besides, sorted: those that a bias or a penalty may change.
+    ///
+    /// Exact: a listed token is always among the candidates, and enough others are left for [`Stage::TopK`], behind which
+    /// nothing else is looked at. Other chains look at the whole distribution first.
+    pub fn needs(&self, logprobs: Option<usize>, n_vocab: usize, listed: &mut Vec<u32>) -> Option<usize> {
+        let p = &self.params;
+        let lists = |stage: &Stage| matches!(stage, Stage::Penalties | Stage::Dry);
+        let n_kept = match self.chain.iter().find(|stage| !lists(stage)) {
+            _ if p.mirostat != Mirostat::Off => return None,
+            _ if self.is_greedy() => 1,
+            Some(Stage::TopK) => p.top_k.max(p.min_keep),
+            _ => return None,
+        };
+        let start = listed.len();
+        listed.extend(p.logit_bias.iter().map(|&(id, _)| id));
+        for stage in self.chain.iter().filter(|stage| lists(stage)) {
+            let last_n = if *stage == Stage::Dry { p.dry_last_n } else { p.penalty_last_n };
+            listed.extend_from_slice(self.tail(last_n));
+        }
+        listed[start..].sort_unstable();
+        let mut kept = start;
+        for i in start..listed.len() {
+            if i == start || listed[i] != listed[kept - 1] {
+                listed[kept] = listed[i];
+                kept += 1;
+            }
+        }
+        listed.truncate(kept);
+        let n = n_kept.saturating_add(kept - start).max(logprobs.unwrap_or(0));
+        if n > MAX_BEST.min(n_vocab) {
+            listed.truncate(start);
+            return None;
+        }
+        Some(n)
+    }
+
+    /// The last `n` accepted tokens, as far as they are remembered.
+    fn tail(&self, n: usize) -> &[u32] {
+        &self.history[self.history.len().saturating_sub(n)..]
+    }
+
+    fn is_greedy(&self) -> bool {
+        self.params.temperature <= 0.0
+    }
+
+    /// Whether a token's logit may be changed before anything is chosen.
+    fn changes_logits(&self) -> bool {
+        let changes = |stage: &Stage| matches!(stage, Stage::Penalties | Stage::Dry);
+        !self.params.logit_bias.is_empty() || self.chain.iter().any(changes)
+    }
+
     /// Chooses a token from one row of logits, `[n_vocab]`. Does not accept it.
     ///
     /// # Errors
     /// [`Error::Logit`] for a row with NaN or plus infinity, [`Error::Nothing`] when no token is allowed.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, Error> {
         let (_, best) = stages::argmax(logits)?;
-        let greedy = self.params.temperature <= 0.0;
-        let changes =
-            !self.params.logit_bias.is_empty() || self.chain.iter().any(|s| matches!(s, Stage::Penalties | Stage::Dry));
-        if greedy && !changes { Ok(best) } else { self.choose(logits, greedy) }
+        if self.is_greedy() && !self.changes_logits() {
+            return Ok(best);
+        }
+        self.candidates.load(logits, &self.params.logit_bias);
+        self.choose(logits.len())
     }
 
-    fn choose(&mut self, logits: &[f32], greedy: bool) -> Result<u32, Error> {
+    /// Chooses the token that [`Sampler::sample`] would choose from the whole row. `row` and `listed` are what
+    /// [`Sampler::needs`] asked for before the step, of a vocabulary of `n_vocab`.
+    ///
+    /// # Errors
+    /// As [`Sampler::sample`].
+    pub fn sample_best(&mut self, row: &Best<'_>, listed: &[u32], n_vocab: usize) -> Result<u32, Error> {
+        if let Some((token, value)) = row.bad {
+            return Err(Error::Logit { token, value });
+        }
+        match row.best.first() {
+            None => Err(Error::Nothing { n_vocab }),
+            Some(&(best, _)) if self.is_greedy() && !self.changes_logits() => Ok(best),
+            Some(_) => {
+                self.candidates.load_best(row, listed, &self.params.logit_bias);
+                self.choose(n_vocab)
+            }
+        }
+    }
+
+    /// Chooses among the loaded candidates.
+    fn choose(&mut self, n_vocab: usize) -> Result<u32, Error> {
+        let greedy = self.is_greedy();
         let Sampler { params: p, candidates: c, .. } = self;
-        c.load(logits, &p.logit_bias);
         if c.is_empty() {
-            return Err(Error::Nothing { n_vocab: logits.len() });
+            return Err(Error::Nothing { n_vocab });
         }
         for i in 0..self.chain.len() {
             let tail = |n: usize| &self.history[self.history.len().saturating_sub(n)..];
@@ -335,7 +414,7 @@ impl Sampler {
         }
         match p.mirostat {
             Mirostat::Off => Ok(c.draw(&mut self.random).0),
-            Mirostat::V1 => Ok(mirostat::v1(c, p, &mut self.mu, logits.len(), &mut self.random)),
+            Mirostat::V1 => Ok(mirostat::v1(c, p, &mut self.mu, n_vocab, &mut self.random)),
             Mirostat::V2 => Ok(mirostat::v2(c, p, &mut self.mu, &mut self.random)),
         }
     }
@@ -349,14 +428,36 @@ impl Sampler {
     /// # Panics
     /// When the row has no such token.
     pub fn logprobs(&mut self, logits: &[f32], token: u32, n: usize, out: &mut Vec<(u32, f32)>) -> Result<f32, Error> {
-        let (max, _) = stages::argmax(logits)?;
-        let sum = stages::log_sum_exp(max, logits);
+        stages::argmax(logits)?;
+        let sum = log_sum_exp_of(logits);
         if n > 0 {
             self.candidates.load(logits, &[]);
             self.candidates.top_k(n);
             out.extend(self.candidates.iter().map(|c| (c.id, (c.logit - sum) as f32)));
         }
         Ok((f64::from(logits[token as usize]) - sum) as f32)
+    }
+
+    /// [`Sampler::logprobs`] of a row whose best are at hand, as [`Sampler::needs`] asked for them; `token` was chosen from it.
+    ///
+    /// # Errors
+    /// [`Error::Logit`], [`Error::Nothing`].
+    pub fn logprobs_best(
+        &self,
+        row: &Best<'_>,
+        listed: &[u32],
+        token: u32,
+        n: usize,
+        out: &mut Vec<(u32, f32)>,
+    ) -> Result<f32, Error> {
+        if let Some((token, value)) = row.bad {
+            return Err(Error::Logit { token, value });
+        }
+        let logprob = |logit: f32| (f64::from(logit) - row.log_sum_exp) as f32;
+        out.extend(row.best.iter().take(n).map(|&(id, logit)| (id, logprob(logit))));
+        let among_best = row.best.iter().find(|(id, _)| *id == token).map(|&(_, logit)| logit);
+        let among_listed = || listed.binary_search(&token).ok().map(|i| row.listed[i]);
+        among_best.or_else(among_listed).map(logprob).ok_or(Error::Nothing { n_vocab: row.best.len() })
     }
 }
 

@@ -4,6 +4,8 @@
 use std::cmp::Ordering;
 use std::ops::Deref;
 
+use backend::Best;
+
 use super::random::Pcg32;
 use super::{Error, SamplerParams, Stage};
 
@@ -101,34 +103,6 @@ pub fn argmax(logits: &[f32]) -> Result<(f32, u32), Error> {
     }
 }
 
-/// ln of the sum of the exponentials of a row whose maximum is known.
-pub fn log_sum_exp(max: f32, logits: &[f32]) -> f64 {
-    const LANES: usize = 8;
-    let mut sums = [0.0f64; LANES];
-    let chunks = logits.chunks_exact(LANES);
-    let rest = chunks.remainder();
-    for chunk in chunks {
-        for (sum, &l) in sums.iter_mut().zip(chunk) {
-            *sum += f64::from(exp_below_zero(l - max));
-        }
-    }
-    let tail: f64 = rest.iter().map(|&l| f64::from(exp_below_zero(l - max))).sum();
-    f64::from(max) + libm::log(sums.iter().sum::<f64>() + tail)
-}
-
-/// exp(x) for x <= 0 with a relative error below 3e-7, 0 below -87. Additions and multiplications only, so that the compiler can
-/// use vector instructions and the bits are the same everywhere. Range reduction by multiples of ln 2 after Cody and Waite 1980.
-fn exp_below_zero(x: f32) -> f32 {
-    let clamped = if x > -87.0 { x } else { -87.0 };
-    let shifted = clamped * std::f32::consts::LOG2_E + 12_582_912.0; // rounds to a whole number in the low bits
-    let n = shifted - 12_582_912.0;
-    let r = (clamped - n * 0.693_359_4) - n * -2.121_944_4e-4;
-    let poly = 1.0 + r * (1.0 + r * (0.5 + r * (1.0 / 6.0 + r * (1.0 / 24.0 + r * (1.0 / 120.0 + r * (1.0 / 720.0))))));
-    // The low bits of `shifted` are n; moved into the exponent they make 2^n.
-    let scale = f32::from_bits(shifted.to_bits().wrapping_add(127) << 23);
-    if x > -87.0 { poly * scale } else { 0.0 }
-}
-
 fn best_first(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.partial_cmp(&a.logit).unwrap_or(Ordering::Equal).then(a.id.cmp(&b.id))
 }
@@ -143,6 +117,24 @@ impl Candidates {
         for &(id, bias) in bias {
             if let Some(c) = self.all.get_mut(id as usize) {
                 c.logit += f64::from(bias);
+            }
+        }
+        self.all.retain(|c| c.logit > f64::NEG_INFINITY);
+    }
+
+    /// Takes the best tokens of a row and the listed ones besides, in place of the whole row: see
+    /// [`super::Sampler::needs`]. `listed` is sorted.
+    pub fn load_best(&mut self, row: &Best<'_>, listed: &[u32], bias: &[(u32, f32)]) {
+        self.all.clear();
+        let listed = listed.iter().copied().zip(row.listed.iter().copied());
+        let found = row.best.iter().copied().chain(listed);
+        self.all.extend(found.map(|(id, l)| Candidate { id, logit: f64::from(l) }));
+        self.all.sort_unstable_by_key(|c| c.id);
+        self.all.dedup_by_key(|c| c.id);
+        self.order = Order::ById;
+        for &(id, bias) in bias {
+            if let Ok(at) = self.all.binary_search_by_key(&id, |c| c.id) {
+                self.all[at].logit += f64::from(bias);
             }
         }
         self.all.retain(|c| c.logit > f64::NEG_INFINITY);

@@ -27,6 +27,87 @@ fn softmax(logits: &[(u32, f64)]) -> Vec<(u32, f64)> {
     p
 }
 
+proptest! {
+    /// The best logits and the listed ones decide as the whole row does, token after token, and say the same of it.
+    #[test]
+    fn the_best_logits_choose_the_same_token(
+        seed in any::<u64>(),
+        greedy in any::<bool>(),
+        top_k in 1usize..60,
+        penalties in (prop::bool::ANY, 0.5f32..2.0, -1.0f32..2.0, -1.0f32..2.0, 1usize..80),
+        dry in prop::bool::ANY,
+        min_keep in 0usize..5,
+        bias in prop::collection::vec((0u32..300, prop_oneof![Just(f32::NEG_INFINITY), -9f32..9.0]), 0..6),
+        coarse in prop::bool::ANY,
+        logprobs in prop::option::of(0usize..20),
+    ) {
+        let n_vocab = 300;
+        let (penalises, penalty_repeat, penalty_frequency, penalty_presence, penalty_last_n) = penalties;
+        let mut p = SamplerParams { seed, top_k, min_keep, logit_bias: bias, ..SamplerParams::default() };
+        p.temperature = if greedy { 0.0 } else { 0.9 };
+        (p.dry_multiplier, p.dry_last_n) = (if dry { 0.8 } else { 0.0 }, 40);
+        if penalises {
+            let q = SamplerParams { penalty_repeat, penalty_frequency, penalty_presence, penalty_last_n, ..p };
+            p = q;
+        }
+        let (mut whole, mut best) = (Sampler::new(p.clone()).unwrap(), Sampler::new(p).unwrap());
+        let mut n_best = 0;
+        for step in 0..60 {
+            let mut logits = row(n_vocab, 6.0, seed ^ step);
+            if coarse {
+                logits.iter_mut().for_each(|l| *l = (*l * 2.0).round() / 2.0); // ties
+            }
+            let wanted = whole.sample(&logits);
+            let mut batch = backend::Batch::default();
+            batch.push(&[0], 0, backend::Tables::default(), [0]);
+            let Some(n) = best.needs(logprobs, n_vocab, &mut batch.listed) else { continue };
+            n_best += 1;
+            batch.asks[0] = backend::Ask::Best {
+                n: n as u32,
+                first_listed: 0,
+                n_listed: batch.listed.len() as u32,
+                mask: None,
+                log_sum_exp: logprobs.is_some(),
+            };
+            let mut picks = backend::Picks::default();
+            picks.fill(&batch, &logits, n_vocab);
+            let found = picks.get(0).unwrap();
+            let token = best.sample_best(&found, &batch.listed, n_vocab);
+            prop_assert_eq!(&token, &wanted);
+            let Ok(token) = token else { break };
+            if let Some(n) = logprobs {
+                let (mut of_whole, mut of_best) = (Vec::new(), Vec::new());
+                let a = whole.logprobs(&logits, token, n, &mut of_whole);
+                let b = best.logprobs_best(&found, &batch.listed, token, n, &mut of_best);
+                prop_assert_eq!((a, of_whole), (b, of_best));
+            }
+            whole.accept(token);
+            best.accept(token);
+        }
+        prop_assert!(n_best > 0);
+    }
+}
+
+/// Chains that look at the whole distribution before they cut it ask for whole rows.
+#[test]
+fn whole_rows_are_asked_for_where_they_matter() {
+    let cases = [
+        (SamplerParams::default(), Some(40)),
+        (SamplerParams::greedy(), Some(1)),
+        (SamplerParams { top_k: 0, ..SamplerParams::default() }, None),
+        (SamplerParams { top_n_sigma: 1.0, ..SamplerParams::default() }, None),
+        (SamplerParams { mirostat: Mirostat::V2, ..SamplerParams::default() }, None),
+        (SamplerParams { top_k: 100_000, ..SamplerParams::default() }, None),
+        (SamplerParams { logit_bias: vec![(7, 1.0), (3, 2.0), (7, 1.0)], ..SamplerParams::default() }, Some(42)),
+    ];
+    for (params, wanted) in cases {
+        let mut listed = vec![9];
+        let found = Sampler::new(params.clone()).unwrap().needs(None, 200_000, &mut listed);
+        assert_eq!(found, wanted, "{params:?}");
+        assert_eq!(listed, if wanted == Some(42) { vec![9, 3, 7] } else { vec![9] });
+    }
+}
+
 type Row = Vec<(u32, f64)>;
 
 /// Runs one step and compares what is left, and its logits up to a constant, with the definition.

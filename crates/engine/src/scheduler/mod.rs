@@ -1,8 +1,13 @@
 //! Continuous batching over a paged cache with shared prefixes: the engine's synchronous core.
 //!
-//! [`Engine::step`] makes one step of the model for whoever needs one: the next token of every running request first, then
+//! [`Engine::step`] runs one model step over all runnable sequences: the next token of every running request first, then
 //! chunks of prompts, as many tokens as the program takes. One thread, no network, no waiting: requests and events are
-//! values, and who calls decides when.
+//! values, and the caller decides when. [`Engine::begin`] and [`Engine::finish`] are the halves of a step: between them
+//! a device computes while the caller delivers the events of the step before.
+//!
+//! # Failed steps
+//! A step that fails ([`backend::StepError::Failed`]) ends the requests whose chunks are lost, with the cause. Those whose
+//! recurrent states are dirty roll back to a checkpoint, the others to where they stood; both are computed again.
 //!
 //! # The law
 //! The tokens of a request depend on its prompt, its parameters and the model alone: not on what else is in the batch, how
@@ -34,7 +39,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use backend::{Batch, Kinds, OpTime, PAGE, Program, RouterInfo, StepError};
+use backend::{Ask, Batch, Failure, Kinds, OpTime, Output, PAGE, Program, RouterInfo, StepError};
 
 pub use pages::PageCounts;
 pub use request::{Error, Event, EventKind, Events, FinishReason, Logprobs, Request, RequestId, Timings, Usage};
@@ -42,10 +47,16 @@ pub use stop::{MAX_STOP_BYTES, MAX_STOP_STRINGS};
 pub use vocabulary::{TextStream, Vocabulary};
 
 use memory::Memory;
-use sequence::Sequence;
+use sequence::{Row, Sequence};
 
 /// Most log-probabilities a request may ask for per token.
 pub const MAX_LOGPROBS: usize = 128;
+
+/// Failed steps in a row after which the requests of the step end: what fails again and again is not tried for ever.
+const MAX_FAILURES: usize = 3;
+
+/// Failed steps that may send a request back to a checkpoint between two of its tokens.
+const MAX_ROLLBACKS: usize = 8;
 
 /// How an engine schedules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,6 +117,10 @@ pub struct Engine {
     /// Cancelled requests whose event the next step delivers.
     cancelled: Vec<(RequestId, Usage)>,
     next_id: u64,
+    /// A step is under way.
+    is_busy: bool,
+    /// Failed steps since the last one that was finished.
+    n_failures: usize,
     steps: u64,
     tokens: u64,
     preemptions: u64,
@@ -144,17 +159,13 @@ impl Engine {
             is_tracing: false,
             kinds,
             memory: Memory::new(limits, kinds, max_running, context),
-            batch: Batch {
-                tokens: Vec::with_capacity(limits.max_tokens),
-                chunks: Vec::with_capacity(max_running),
-                pages: Vec::with_capacity(limits.n_pages),
-                rows: Vec::with_capacity(max_running),
-                window_pages: Vec::with_capacity(if kinds.window.is_some() { limits.n_window_pages } else { 0 }),
-            },
+            batch: Batch::with_room(limits),
             running: Vec::with_capacity(max_running),
             waiting: VecDeque::new(),
             cancelled: Vec::new(),
             next_id: 0,
+            is_busy: false,
+            n_failures: 0,
             steps: 0,
             tokens: 0,
             preemptions: 0,
@@ -210,8 +221,13 @@ impl Engine {
         Ok(id)
     }
 
-    /// Ends a request and frees its pages; the next step reports it as done. False when no such request is under way.
+    /// Ends a request and frees its pages; the next step, or the one that is under way, reports it as done. False when no such
+    /// request is under way.
     pub fn cancel(&mut self, id: RequestId) -> bool {
+        // The device works on its memory until the step is finished.
+        if let Some(sequence) = self.running.iter_mut().find(|s| s.id == id && self.is_busy && s.planned > 0) {
+            return !std::mem::replace(&mut sequence.is_cancelled, true);
+        }
         let sequence = if let Some(i) = self.running.iter().position(|s| s.id == id) {
             Some(self.running.remove(i))
         } else {
@@ -228,10 +244,24 @@ impl Engine {
         self.memory.clear_cached();
     }
 
-    /// Makes one step and appends what happened to `events`. Returns whether there is more to do.
+    /// Runs one step and appends what happened to `events`. Returns whether there is more to do.
     ///
-    /// An error is the program's refusal of the whole batch: nothing was computed, no request ended, no page is lost.
+    /// # Errors
+    /// As [`Engine::begin`] and [`Engine::finish`].
     pub fn step(&mut self, events: &mut Events) -> Result<bool, Error> {
+        if self.begin(events)? {
+            self.finish(events)?;
+        }
+        Ok(self.has_work())
+    }
+
+    /// Plans a step and starts it. Returns whether one is under way; [`Engine::finish`] must follow then. Until it has,
+    /// requests may be submitted and cancelled.
+    ///
+    /// # Errors
+    /// The program's refusal of the whole batch, or a cache that no sequence fits: nothing was computed, no request ended, no
+    /// page is lost.
+    pub fn begin(&mut self, events: &mut Events) -> Result<bool, Error> {
         for (id, usage) in self.cancelled.drain(..) {
             events.done(id, FinishReason::Cancelled, usage);
         }
@@ -246,17 +276,60 @@ impl Engine {
                 false => Ok(false),
             };
         }
-        match self.compute(events) {
-            Ok(()) => {}
-            Err(Error::Step(StepError::TokenId { token, id, n_vocab })) => {
-                self.refuse(token, id, n_vocab, events)?;
+        let traces = self.running.iter().any(|s| s.planned > 0 && s.routing);
+        if traces != self.is_tracing {
+            self.program.trace_routing(traces);
+            self.is_tracing = traces;
+        }
+        match self.program.submit(&self.batch) {
+            Ok(()) => {
+                self.is_busy = true;
+                Ok(true)
             }
+            Err(StepError::TokenId { token, id, n_vocab }) => {
+                self.refuse(token, id, n_vocab, events)?;
+                Ok(false)
+            }
+            Err(StepError::Failed(failure)) => {
+                self.roll_back(&failure, events);
+                Ok(false)
+            }
+            Err(error @ StepError::Batch(_)) => {
+                self.unplan();
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Finishes the step that is under way and appends what happened to `events`.
+    ///
+    /// # Errors
+    /// The program returned other rows than were asked for, or refused the batch late: nothing of the step counts, no request
+    /// ended, no page is lost.
+    pub fn finish(&mut self, events: &mut Events) -> Result<(), Error> {
+        if !std::mem::take(&mut self.is_busy) {
+            return Ok(());
+        }
+        match self.compute(events) {
+            Ok(()) => self.n_failures = 0,
+            Err(Error::Step(StepError::TokenId { token, id, n_vocab })) => self.refuse(token, id, n_vocab, events)?,
+            Err(Error::Step(StepError::Failed(failure))) => self.roll_back(&failure, events),
             Err(error) => {
                 self.abandon(&error);
                 return Err(error);
             }
         }
-        Ok(self.has_work())
+        // Those that were cancelled meanwhile and did not end by themselves.
+        while let Some(i) = self.running.iter().position(|s| s.is_cancelled) {
+            let mut sequence = self.running.remove(i);
+            sequence.release(&mut self.memory);
+            events.done(sequence.id, FinishReason::Cancelled, sequence.usage());
+        }
+        while let Some(i) = self.waiting.iter().position(|s| s.is_cancelled) {
+            let Some(sequence) = self.waiting.remove(i) else { break };
+            events.done(sequence.id, FinishReason::Cancelled, sequence.usage());
+        }
+        Ok(())
     }
 
     /// Counts all memory again, the slow way, and says what does not add up: for tests and bug reports.
@@ -397,32 +470,30 @@ impl Engine {
 
     /// Writes the planned chunks into the batch, in the order of the running sequences; false when there are none.
     fn fill_batch(&mut self) -> bool {
-        self.batch.clear();
+        let batch = &mut self.batch;
+        batch.clear();
         for sequence in self.running.iter().filter(|s| s.planned > 0) {
             let (tokens, pos, tables) = sequence.chunk();
-            self.batch.push(tokens, pos, tables, sequence.wants_logits().then_some(tokens.len() - 1));
+            let wants_row = sequence.wants_logits();
+            batch.push(tokens, pos, tables, wants_row.then_some(tokens.len() - 1));
+            if wants_row && let Some(ask) = batch.asks.last_mut() {
+                *ask = sequence.ask(self.n_vocab, &mut batch.listed);
+            }
         }
-        !self.batch.chunks.is_empty()
+        !batch.chunks.is_empty()
     }
 
-    /// Runs the batch and gives every sequence its row. An error means that nothing was changed.
+    /// Waits for the step and gives every sequence its row. An error means that no sequence was changed.
     fn compute(&mut self, events: &mut Events) -> Result<(), Error> {
-        let Engine { program, batch, running, memory, vocabulary, n_vocab, options, is_tracing, .. } = self;
-        let traces = running.iter().any(|s| s.planned > 0 && s.routing);
-        if traces != *is_tracing {
-            program.trace_routing(traces);
-            *is_tracing = traces;
-        }
+        let Engine { program, batch, running, memory, vocabulary, n_vocab, options, .. } = self;
+        let n_vocab = *n_vocab;
         let width = program.routers().iter().map(|router| router.n_used).sum::<usize>().max(1);
-        let output = program.step(batch)?;
-        let expected = batch.rows.len() * *n_vocab;
-        if output.logits.len() != expected {
-            return Err(Error::Logits { got: output.logits.len(), expected });
-        }
+        let output = program.wait()?;
+        check_rows(batch, &output, n_vocab)?;
         self.steps += 1;
         self.tokens += batch.tokens.len() as u64;
         let now = Instant::now();
-        let mut rows = output.logits.chunks_exact(*n_vocab);
+        let mut rows = (0..batch.rows.len()).map(|r| row(batch, &output, n_vocab, r));
         let d_hidden = output.hidden.len() / batch.rows.len().max(1);
         let mut hidden = output.hidden.chunks_exact(d_hidden.max(1));
         let mut routing = output.routing.map(|ids| ids.chunks_exact(width));
@@ -445,8 +516,9 @@ impl Engine {
                 (None, row) => {
                     sequence.computed(memory, options.prefix_cache);
                     match row {
+                        _ if sequence.is_cancelled => Ok(None),
                         Some(_) if sequence.wants_embedding() => sequence.embed(made_of, events),
-                        Some(logits) => sequence.sample(logits, chosen, &**vocabulary, now, events),
+                        Some(row) => sequence.sample(row, chosen, &**vocabulary, n_vocab, now, events),
                         None => Ok(sequence.is_prompt_only().then_some(FinishReason::Length)),
                     }
                 }
@@ -466,6 +538,49 @@ impl Engine {
         });
         memory.copies().for_each(|(from, to)| program.copy_state(from, to));
         Ok(())
+    }
+
+    /// Ends the requests that a failed step has lost, and brings the others back to where they can be computed again.
+    fn roll_back(&mut self, failure: &Failure, events: &mut Events) {
+        self.n_failures += 1;
+        let all_lost = self.n_failures >= MAX_FAILURES;
+        if all_lost {
+            self.n_failures = 0;
+        }
+        let (mut chunk, mut i) = (0, 0);
+        while i < self.running.len() {
+            if self.running[i].planned == 0 {
+                i += 1;
+                continue;
+            }
+            let is_dirty = self.kinds.state && failure.dirty.contains(chunk);
+            let sequence = &mut self.running[i];
+            sequence.rollbacks += usize::from(is_dirty);
+            let is_lost = all_lost || failure.lost.contains(chunk) || sequence.rollbacks > MAX_ROLLBACKS;
+            chunk += 1;
+            if is_lost {
+                let mut sequence = self.running.remove(i);
+                sequence.release(&mut self.memory);
+                if !sequence.is_cancelled {
+                    events.failed(sequence.id, Error::Step(StepError::Failed(failure.clone())));
+                } else {
+                    events.done(sequence.id, FinishReason::Cancelled, sequence.usage());
+                }
+            } else if is_dirty {
+                self.send_to_checkpoint(i);
+            } else {
+                self.running[i].unplan(&mut self.memory);
+                i += 1;
+            }
+        }
+    }
+
+    /// Sends a running sequence back to what the prefix cache has of it: its state is not what its position needs.
+    fn send_to_checkpoint(&mut self, i: usize) {
+        let mut sequence = self.running.remove(i);
+        sequence.preempt(&mut self.memory);
+        self.preemptions += 1;
+        self.enqueue(sequence);
     }
 
     /// Ends the request whose token the program refused; the others stay as they were before the step.
@@ -495,13 +610,37 @@ impl Engine {
         // where to. Their sequences go back to their checkpoints.
         if self.kinds.state && matches!(error, Error::Logits { .. }) {
             while let Some(i) = self.running.iter().position(|s| s.planned > 0) {
-                let mut sequence = self.running.remove(i);
-                sequence.preempt(&mut self.memory);
-                self.preemptions += 1;
-                self.enqueue(sequence);
+                self.send_to_checkpoint(i);
             }
         }
         self.unplan();
+    }
+}
+
+/// A program must return what it was asked for.
+fn check_rows(batch: &Batch, output: &Output<'_>, n_vocab: usize) -> Result<(), Error> {
+    for (r, ask) in batch.asks.iter().enumerate() {
+        let (got, expected) = match ask {
+            Ask::Logits => (output.logits.len(), (r + 1) * n_vocab),
+            Ask::Best { .. } => (usize::from(output.picks.get(r).is_some()), 1),
+            Ask::Hidden => continue,
+        };
+        if got < expected {
+            return Err(Error::Logits { got, expected });
+        }
+    }
+    Ok(())
+}
+
+/// What the step returned of an asked row, which is there.
+fn row<'a>(batch: &'a Batch, output: &Output<'a>, n_vocab: usize, r: usize) -> Row<'a> {
+    match batch.asks[r] {
+        Ask::Logits => Row::Logits(&output.logits[r * n_vocab..][..n_vocab]),
+        Ask::Hidden => Row::Hidden,
+        Ask::Best { first_listed, n_listed, .. } => match output.picks.get(r) {
+            Some(best) => Row::Best(best, &batch.listed[first_listed as usize..][..n_listed as usize]),
+            None => Row::Hidden,
+        },
     }
 }
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use backend::Tables;
+use backend::{Ask, Best, Tables};
 
 use super::memory::{Held, Memory};
 use super::request::{Error, Events, FinishReason, Request, RequestId, Timings, Usage};
@@ -12,6 +12,17 @@ use super::stop::StopMatcher;
 use super::vocabulary::{TextStream, Vocabulary};
 use crate::grammar::Guard;
 use crate::sampler::Sampler;
+
+/// What a step returned of a sequence's last position.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Row<'a> {
+    /// All logits, `[n_vocab]`.
+    Logits(&'a [f32]),
+    /// The best, and the tokens that were listed for it.
+    Best(Best<'a>, &'a [u32]),
+    /// Its hidden state alone.
+    Hidden,
+}
 
 /// A request that was accepted.
 ///
@@ -22,6 +33,10 @@ pub(super) struct Sequence {
     pub priority: i32,
     /// Tokens of this sequence in the step that is being made; 0 when it is not part of it.
     pub planned: usize,
+    /// It was cancelled while a step that it is part of was under way.
+    pub is_cancelled: bool,
+    /// Failed steps since its last token that left its state dirty.
+    pub rollbacks: usize,
     /// Prompt and answer, `[n_prompt + generated]`.
     tokens: Vec<u32>,
     n_prompt: usize,
@@ -71,6 +86,8 @@ impl Sequence {
             id,
             priority: request.priority,
             planned: 0,
+            is_cancelled: false,
+            rollbacks: 0,
             tokens,
             n_prompt,
             max_new,
@@ -141,6 +158,28 @@ impl Sequence {
         self.planned == self.remaining() && (self.max_new > 0 || self.embedding)
     }
 
+    /// What is asked of the last position's row; tokens that belong to it are appended to `listed`.
+    pub fn ask(&self, n_vocab: usize, listed: &mut Vec<u32>) -> Ask {
+        if self.embedding {
+            return Ask::Hidden;
+        }
+        // A mask is not known yet: it is computed while the model computes.
+        if self.guard.as_ref().is_some_and(|guard| guard.masks()) {
+            return Ask::Logits;
+        }
+        let first_listed = listed.len() as u32;
+        match self.sampler.needs(self.logprobs, n_vocab, listed) {
+            None => Ask::Logits,
+            Some(n) => Ask::Best {
+                n: n as u32,
+                first_listed,
+                n_listed: listed.len() as u32 - first_listed,
+                mask: None,
+                log_sum_exp: self.logprobs.is_some(),
+            },
+        }
+    }
+
     /// Takes back what was planned, after a step that computed nothing.
     pub fn unplan(&mut self, memory: &mut Memory) {
         self.planned = 0;
@@ -202,29 +241,42 @@ impl Sequence {
         self.release(memory);
     }
 
-    /// Chooses the next token from the last position's logits, `[n_vocab]`, and reports it with the experts that made
-    /// them. Returns why the request is finished when it is.
+    /// Chooses the next token from the last position's row, and reports it with the experts that made the row. Returns why
+    /// the request is finished when it is. `n_vocab` is the width of a row.
     pub fn sample(
         &mut self,
-        logits: &[f32],
+        row: Row<'_>,
         routing: Option<&[u16]>,
         vocabulary: &dyn Vocabulary,
+        n_vocab: usize,
         now: Instant,
         events: &mut Events,
     ) -> Result<Option<FinishReason>, Error> {
         let mut event = events.token();
-        let allowed = match &mut self.guard {
-            Some(guard) => guard.mask(logits)?,
-            None => logits,
+        let (token, logprob) = match row {
+            Row::Logits(logits) => {
+                let allowed = match &mut self.guard {
+                    Some(guard) => guard.mask(logits)?,
+                    None => logits,
+                };
+                let token = self.sampler.sample(allowed)?;
+                let logprob = |n| self.sampler.logprobs(logits, token, n, event.top());
+                (token, self.logprobs.map(logprob).transpose()?)
+            }
+            Row::Best(best, listed) => {
+                let token = self.sampler.sample_best(&best, listed, n_vocab)?;
+                let logprob = |n| self.sampler.logprobs_best(&best, listed, token, n, event.top());
+                (token, self.logprobs.map(logprob).transpose()?)
+            }
+            Row::Hidden => return Ok(Some(FinishReason::Length)),
         };
-        let token = self.sampler.sample(allowed)?;
-        let logprob = self.logprobs.map(|n| self.sampler.logprobs(logits, token, n, event.top())).transpose()?;
         self.sampler.accept(token);
         let is_finished = match &mut self.guard {
             Some(guard) => guard.accept(token)?,
             None => false,
         };
         self.tokens.push(token);
+        self.rollbacks = 0;
         self.first_token.get_or_insert(now);
         self.last_token = Some(now);
 

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use backend::{Batch, Chunk, Fault, Kinds, Limits, Output, PAGE, Program, StepError};
+use backend::{Batch, Cause, Chunk, Chunks, Failure, Fault, Kinds, Limits, Output, PAGE, Picks, Program, StepError};
 use engine::sampler::SamplerParams;
 use engine::scheduler::{
     Engine, EventKind, Events, FinishReason, Options, Request, RequestId, TextStream, Usage, Vocabulary,
@@ -114,6 +114,8 @@ pub struct Trouble {
     pub fail_every: Option<u64>,
     /// Every so many steps there are too few logits.
     pub short_every: Option<u64>,
+    /// One step in so many fails, half done, by a seed: some chunks are lost, more states are dirty.
+    pub failures: Option<(u64, u64)>,
 }
 
 pub struct Toy {
@@ -129,6 +131,10 @@ pub struct Toy {
     logits: Vec<f32>,
     faults: Vec<Fault>,
     steps: u64,
+    /// The submitted step, while it is under way.
+    batch: Batch,
+    is_busy: bool,
+    picks: Picks,
 }
 
 impl Toy {
@@ -143,6 +149,43 @@ impl Toy {
             logits: Vec::with_capacity(limits.max_outputs * N_VOCAB),
             faults: Vec::with_capacity(limits.max_tokens),
             steps: 0,
+            batch: Batch::default(),
+            is_busy: false,
+            picks: Picks::default(),
+        }
+    }
+
+    /// Whether the step fails, and how.
+    fn failure(&self, salt: u64) -> Option<Failure> {
+        let (seed, every) = self.trouble.failures?;
+        let h = mix(mix(seed, self.steps), salt);
+        let some = |h: u64| match h % 4 {
+            0 => Chunks::NONE,
+            1 => Chunks::All,
+            _ => Chunks::These((0..64).filter(|i| mix(h, *i) & 3 == 0).map(|i| i as u32).collect()),
+        };
+        let why = "it is a toy".to_string();
+        let cause = match h & 256 {
+            0 => Cause::Device { device: "toy".into(), op: "attention".into(), why },
+            _ => Cause::Io { file: "toy.gguf".into(), offset: 4096, why },
+        };
+        h.is_multiple_of(every).then(|| Failure { cause, lost: some(h >> 20), dirty: some(h >> 40) })
+    }
+
+    /// Leaves behind what a failed step may: anything in its own positions, and in dirty states.
+    fn spoil(&mut self, batch: &Batch, failure: &Failure) {
+        for (index, chunk) in (0..).zip(&batch.chunks) {
+            for pos in chunk.pos..chunk.pos + chunk.len {
+                let page = batch.page(chunk, false, pos as usize / PAGE);
+                self.cache[page as usize * PAGE + pos as usize % PAGE] = (u32::MAX, pos);
+                if self.kinds.window.is_some() {
+                    let page = batch.page(chunk, true, pos as usize / PAGE);
+                    self.window_cache[page as usize * PAGE + pos as usize % PAGE] = (u32::MAX, pos);
+                }
+            }
+            if self.kinds.state && failure.dirty.contains(index) {
+                self.states[chunk.state as usize] = (u64::MAX, usize::MAX);
+            }
         }
     }
 
@@ -179,15 +222,49 @@ impl Program for Toy {
         N_VOCAB
     }
 
-    fn step(&mut self, batch: &Batch) -> Result<Output<'_>, StepError> {
+    fn submit(&mut self, batch: &Batch) -> Result<(), StepError> {
         batch.check(self.limits, self.kinds(), N_VOCAB)?;
-        Toy::check_writers(batch, self.kinds);
-        self.steps += 1;
-        let every = |n: Option<u64>, steps: u64| n.is_some_and(|n| steps.is_multiple_of(n));
         if let Some(token) = batch.tokens.iter().position(|&id| Some(id) == self.trouble.refuse) {
             return Err(StepError::TokenId { token, id: batch.tokens[token], n_vocab: N_VOCAB });
         }
+        assert!(!std::mem::replace(&mut self.is_busy, true), "a step is under way");
+        self.batch.copy_from(batch);
+        // Devices may fail before they begin; then nothing is dirty.
+        match self.failure(0x5b) {
+            Some(failure) if failure.dirty == Chunks::NONE => {
+                self.is_busy = false;
+                self.steps += 1;
+                Err(failure.into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn wait(&mut self) -> Result<Output<'_>, StepError> {
+        assert!(std::mem::take(&mut self.is_busy), "no step is under way");
+        let batch = std::mem::take(&mut self.batch);
+        let computed = self.compute(&batch);
+        self.batch = batch;
+        computed?;
+        Ok(Output { logits: &self.logits, picks: &self.picks, hidden: &[], faults: &self.faults, routing: None })
+    }
+
+    fn copy_state(&mut self, from: u32, to: u32) {
+        assert!(self.kinds.state);
+        self.states[to as usize] = self.states[from as usize];
+    }
+}
+
+impl Toy {
+    fn compute(&mut self, batch: &Batch) -> Result<(), StepError> {
+        Toy::check_writers(batch, self.kinds);
+        self.steps += 1;
+        let every = |n: Option<u64>, steps: u64| n.is_some_and(|n| steps.is_multiple_of(n));
         let fail = every(self.trouble.fail_every, self.steps);
+        if let Some(failure) = self.failure(0xfa) {
+            self.spoil(batch, &failure);
+            return Err(failure.into());
+        }
         self.logits.clear();
         self.faults.clear();
         let mut rows = batch.rows.iter().peekable();
@@ -241,15 +318,12 @@ impl Program for Toy {
                 }
             }
         }
+        self.picks.fill(batch, &self.logits, N_VOCAB);
         if every(self.trouble.short_every, self.steps) {
             self.logits.pop();
+            self.picks.clear();
         }
-        Ok(Output { logits: &self.logits, hidden: &[], faults: &self.faults, routing: None })
-    }
-
-    fn copy_state(&mut self, from: u32, to: u32) {
-        assert!(self.kinds.state);
-        self.states[to as usize] = self.states[from as usize];
+        Ok(())
     }
 }
 

@@ -1,8 +1,8 @@
-//! DeepSeek-V2 (and Lite), V3, R1, V3.1, and what shares their shape: Cogito-V2, Kimi-K2, Moonlight.
+//! DeepSeek-V2 (and Lite), V3, R1, V3.1, and models of their shape: Cogito-V2, Kimi-K2, Moonlight.
 //!
 //! Multi-head latent attention in its absorbed form (arXiv 2405.04434): the cache holds a latent and one rotated key a
-//! position. A head's key is `W_uk·latent`, so its score is `(W_ukᵀ·q)·latent`; its value is `W_uv·latent`, which is taken
-//! after the sum over positions.
+//! position. A head's key is `W_uk·latent`, so its score is `(W_ukᵀ·q)·latent`; its value is `W_uv·latent`, which is
+//! taken after the sum over positions.
 
 use checkpoint::Checkpoint;
 
@@ -48,7 +48,7 @@ pub(super) fn build_v2(checkpoint: &Checkpoint) -> Result<Plan, Error> {
     build(checkpoint, Defaults { score: Score::Softmax, renormalise: false, n_dense: 0 })
 }
 
-/// DeepSeek-V3 and what came after it, and GGUF files of both.
+/// DeepSeek-V3 and its successors, and GGUF files of both.
 pub(super) fn build_v3(checkpoint: &Checkpoint) -> Result<Plan, Error> {
     // A bias for choosing came with sigmoid scores; old GGUF files of V2 say nothing.
     let keys = Keys::new(checkpoint, ALIASES);
@@ -103,18 +103,18 @@ fn build(checkpoint: &Checkpoint, defaults: Defaults) -> Result<Plan, Error> {
 
     let mut b = Builder::new(keys.names(), ARCH, dims.n_vocab, dims.d_model, dims.n_ctx_train);
     b.skip_layers_from(dims.n_layer);
-    let how = Latent { d_q, d_latent, d_nope, d_pe, d_v, rope: b.rope(rope), scale };
+    let latent = Latent { d_q, d_latent, d_nope, d_pe, d_v, rope: b.rope(rope), scale };
     let x = parts::embed(&mut b, &dims)?;
     for layer in 0..dims.n_layer {
         b.layer(Some(layer as u32));
-        attention(&mut b, &dims, &how, layer, x)?;
+        attention(&mut b, &dims, &latent, layer, x)?;
         moe.layer(&mut b, &dims, layer, x)?;
     }
     parts::head(b, &dims, x)
 }
 
-/// Widths of a head: key without and with rotation, value. GGUF files from before the latent cache have them as those of
-/// plain heads.
+/// Widths of a head: key without and with rotation, value. GGUF files from before the latent cache have them as those
+/// of plain heads.
 fn head_widths(keys: Keys) -> Result<(usize, usize, usize), Error> {
     let d_pe = keys.count(D_PE, MAX_HEAD_WIDTH)?;
     if keys.is_folder() {
@@ -145,19 +145,19 @@ fn scaling(keys: Keys, d_pe: usize) -> Result<Scaling, Error> {
 }
 
 /// `x += attention(norm(x))`.
-fn attention(b: &mut Builder, dims: &Dims, how: &Latent, layer: usize, x: Buf) -> Result<(), Error> {
+fn attention(b: &mut Builder, dims: &Dims, latent: &Latent, layer: usize, x: Buf) -> Result<(), Error> {
     let Dims { d_model, n_head, d_k, eps, .. } = *dims;
-    let Latent { d_latent, d_nope, d_pe, d_v, rope, scale, .. } = *how;
+    let Latent { d_latent, d_nope, d_pe, d_v, rope, scale, .. } = *latent;
     let t = Rows::Tokens;
     let norm = b.vector(&format!("blk.{layer}.attn_norm.weight"), d_model)?;
     let h = b.rms_norm(x, norm, eps, "h");
 
     // The two projections that read `h` stand beside each other, so that passes join them.
-    let (d_q, name) = how.d_q.map_or((n_head * (d_nope + d_pe), "attn_q"), |d_q| (d_q, "attn_q_a"));
+    let (d_q, name) = latent.d_q.map_or((n_head * (d_nope + d_pe), "attn_q"), |d_q| (d_q, "attn_q_a"));
     let q = parts::linear(b, layer, name, h, [d_q, d_model], "q")?;
     let kv = parts::linear(b, layer, "attn_kv_a_mqa", h, [d_k, d_model], "kv")?;
 
-    let q = if how.d_q.is_some() { query(b, dims, how, layer, q, d_q)? } else { q };
+    let q = if latent.d_q.is_some() { query(b, dims, latent, layer, q, d_q)? } else { q };
     let (q_nope, q_pe) = (b.buf("q_nope", t, n_head * d_nope), b.buf("q_pe", t, n_head * d_pe));
     b.push(Op::SplitHeads { x: q, n_head, parts: vec![(d_nope, q_nope), (d_pe, q_pe)] });
 
@@ -168,7 +168,7 @@ fn attention(b: &mut Builder, dims: &Dims, how: &Latent, layer: usize, x: Buf) -
 
     b.push(Op::Rope { x: q_pe, rope, n_head, d_head: d_pe });
     b.push(Op::Rope { x: k_pe, rope, n_head: 1, d_head: d_pe });
-    let (w_uk, transposed, w_uv) = head_matrices(b, dims, how, layer)?;
+    let (w_uk, transposed, w_uv) = head_matrices(b, dims, latent, layer)?;
     let q_latent = b.buf("q_latent", t, n_head * d_latent);
     b.push(Op::HeadLinear { x: q_nope, w: w_uk, transposed, out: q_latent });
     let (q, k) = (b.buf("qs", t, n_head * d_k), b.buf("k", t, d_k));
@@ -187,16 +187,16 @@ fn attention(b: &mut Builder, dims: &Dims, how: &Latent, layer: usize, x: Buf) -
 }
 
 /// Queries of all heads from their latent, `d_q` wide.
-fn query(b: &mut Builder, dims: &Dims, how: &Latent, layer: usize, q: Buf, d_q: usize) -> Result<Buf, Error> {
+fn query(b: &mut Builder, dims: &Dims, latent: &Latent, layer: usize, q: Buf, d_q: usize) -> Result<Buf, Error> {
     let norm = b.vector(&format!("blk.{layer}.attn_q_a_norm.weight"), d_q)?;
     let q = b.rms_norm(q, norm, LATENT_EPS, "q_norm");
-    parts::linear(b, layer, "attn_q_b", q, [dims.n_head * (how.d_nope + how.d_pe), d_q], "q_heads")
+    parts::linear(b, layer, "attn_q_b", q, [dims.n_head * (latent.d_nope + latent.d_pe), d_q], "q_heads")
 }
 
-/// `W_uk`, whether it is stored the other way round, and `W_uv`: in tensors of their own, or head by head in one. Some
+/// `W_uk`, whether it is stored transposed, and `W_uv`: in two tensors, or head by head in one. Some
 /// converters wrote both forms; then the whole one is not read.
-fn head_matrices(b: &mut Builder, dims: &Dims, how: &Latent, layer: usize) -> Result<(Weight, bool, Weight), Error> {
-    let Latent { d_latent, d_nope, d_v, .. } = *how;
+fn head_matrices(b: &mut Builder, dims: &Dims, latent: &Latent, layer: usize) -> Result<(Weight, bool, Weight), Error> {
+    let Latent { d_latent, d_nope, d_v, .. } = *latent;
     let n_head = dims.n_head;
     let whole = format!("blk.{layer}.attn_kv_b.weight");
     let split = format!("blk.{layer}.attn_k_b.weight");

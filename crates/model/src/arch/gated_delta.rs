@@ -1,19 +1,19 @@
-//! What Qwen3-Next and Qwen3.5 share: most layers are gated delta nets, every few are attention behind a gate, and beside
-//! the experts stands one that every token uses as much as it likes.
+//! The family of Qwen3-Next and Qwen3.5: most layers are gated delta nets, every fourth is attention with an output
+//! gate, and the routed experts have a shared expert beside them, scaled by a learned sigmoid gate.
 //!
-//! Files differ in what their projections are fused with, in the order of the heads of v, and in how they store norms and
-//! decay rates. Layers behind the last, which predict further tokens, are left out; so are towers for images: text alone
-//! stands at the same position in every section of its rotary embedding, which makes that the plain one.
+//! Files differ in the projections that they fuse, in the order of the heads of v, and in how they store norms
+//! and decay rates. Layers behind the last, which predict further tokens, are left out; so are towers for images: text
+//! alone has one position in every section of its rotary embedding, which makes that the plain one.
 
 use checkpoint::{Checkpoint, Kind};
 
 use super::keys::{D_FF, Dims, Key, Keys, MAX_HEAD_WIDTH, MAX_HEADS, MAX_WIDTH, MoeDims, key};
-use super::parts::{self, Head, linear};
+use super::parts::{self, Head, Stack, linear};
 use crate::Error;
 use crate::names::Alias;
 use crate::plan::build::Builder;
 use crate::plan::{
-    Buf, CacheDecl, DeltaHeads, Gate, Op, Plan, Read, Rope, RopePairing, Router, Rows, Sharing, StateDecl, Weight,
+    Buf, CacheDecl, DeltaHeads, Gate, Op, Plan, Read, Rope, RopePairing, Router, Rows, Sharing, StateDecl,
 };
 
 const CONV_WIDTH: Key = key("ssm.conv_kernel", &["linear_conv_kernel_dim"]);
@@ -51,13 +51,13 @@ struct Model {
     conv_width: usize,
     rope: Rope,
     moe: Option<Moe>,
-    /// How norms are stored, but those inside a delta net.
+    /// The stored form of norms, but for those inside a delta net.
     norm: Read,
-    /// How decay rates are stored.
+    /// The stored form of decay rates.
     decay: Read,
 }
 
-/// Experts, and the one for every token.
+/// Routed experts and the shared one.
 struct Moe {
     dims: MoeDims,
     d_ff_shared: usize,
@@ -129,8 +129,7 @@ fn delta_heads(keys: &Keys, sharing: Sharing) -> Result<DeltaHeads, Error> {
 impl Model {
     /// `norm(x)` by `blk.LAYER.NAME.weight`.
     fn norm(&self, b: &mut Builder, layer: usize, name: &str, x: Buf, out: &str) -> Result<Buf, Error> {
-        let w = b.vector_read(&format!("blk.{layer}.{name}.weight"), self.dims.d_model, self.norm)?;
-        Ok(b.rms_norm(x, w, self.dims.eps, out))
+        parts::norm_read(b, &self.dims, self.norm, layer, name, x, out)
     }
 
     /// `x += delta_net(norm(x))`.
@@ -170,8 +169,8 @@ impl Model {
         Ok(())
     }
 
-    /// q, k and v side by side, and the output's gate. Where one matrix makes all four, its rows are sorted by the heads of k:
-    /// q, k, then v and gate of the heads that share them.
+    /// q, k and v side by side, and the output's gate. Where one matrix makes all four, its rows are sorted by the
+    /// heads of k: q, k, then v and gate of the heads that share them.
     fn qkvz(&self, b: &mut Builder, layer: usize, h: Buf) -> Result<(Buf, Buf), Error> {
         let DeltaHeads { n_k_head, n_v_head, d_k, d_v, .. } = self.heads;
         let (d_model, k_row, v_row) = (self.dims.d_model, n_k_head * d_k, n_v_head * d_v);
@@ -189,7 +188,7 @@ impl Model {
         Ok((qkv, z.1))
     }
 
-    /// What the rates and the decays are made of. Where one matrix makes both, its rows are sorted by the heads of k.
+    /// Inputs of the rates and the decays. Where one matrix makes both, its rows are sorted by the heads of k.
     fn rate_and_decay(&self, b: &mut Builder, layer: usize, h: Buf) -> Result<(Buf, Buf), Error> {
         let DeltaHeads { n_k_head, n_v_head, .. } = self.heads;
         let d_model = self.dims.d_model;
@@ -239,13 +238,7 @@ impl Model {
         let ids = b.ids("ids", Rows::Tokens, n_used);
         let weights = b.buf("weights", Rows::Tokens, n_used);
         b.push(Op::Route { logits, router: Router::softmax(renormalise, scale), n_used, ids, weights });
-        let mut stack = |name: &str, n, k| b.weight(&format!("blk.{layer}.{name}.weight"), &[n_expert, n, k]);
-        let gate: Weight = stack("ffn_gate_exps", d_ff, d_model)?;
-        let up = stack("ffn_up_exps", d_ff, d_model)?;
-        let down = stack("ffn_down_exps", d_model, d_ff)?;
-        let hidden = b.buf("hidden", Rows::Slots(n_used), d_ff);
-        let y = b.buf("y", Rows::Slots(n_used), d_model);
-        b.push(Op::Experts { x: h, ids, gate, up, down, biases: None, act: Gate::Silu, hidden, out: y });
+        let y = parts::stack(b, &self.dims, Stack::plain(n_expert, d_ff), layer, h, (ids, n_used))?;
         b.push(Op::Combine { x, add: true, y, weights, norm: None });
         let names = ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"];
         let y = self.mlp(b, layer, names, moe.d_ff_shared, h)?;

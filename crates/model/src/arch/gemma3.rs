@@ -25,40 +25,12 @@ const ALIASES: &[Alias] = &[
     ("post_ffw_norm", &["post_feedforward_layernorm"]),
 ];
 
-/// What a layer's attention needs.
+/// The attention of a layer.
 struct Attention {
     rope: Rope,
     scale: f32,
     window: Option<usize>,
     softcap: Option<f32>,
-}
-
-/// How the norms are stored.
-struct Norms {
-    read: Read,
-    eps: f32,
-}
-
-impl Norms {
-    /// `norm(x)` with `blk.LAYER.NAME.weight`.
-    fn row(&self, b: &mut Builder, layer: usize, name: &str, x: Buf, d: usize, out: &str) -> Result<Buf, Error> {
-        let w = b.vector_read(&format!("blk.{layer}.{name}.weight"), d, self.read)?;
-        Ok(b.rms_norm(x, w, self.eps, out))
-    }
-
-    /// The same of every head, in place.
-    fn heads(
-        &self,
-        b: &mut Builder,
-        layer: usize,
-        name: &str,
-        x: Buf,
-        (n_head, d_head): (usize, usize),
-    ) -> Result<(), Error> {
-        let w = b.vector_read(&format!("blk.{layer}.{name}.weight"), d_head, self.read)?;
-        b.push(Op::HeadNorm { x, w: Some(w), eps: self.eps, n_head, d_head });
-        Ok(())
-    }
 }
 
 pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
@@ -70,52 +42,57 @@ pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
     let rope_windowed = keys.rope_windowed(dims.d_k, RopePairing::Half)?;
     let scale_width = match keys.opt_positive(SCALE_WIDTH)? {
         Some(width) => width,
-        // GGUF does not say. The scores of 27B, known by its layers, are scaled as if heads shared the width of the model.
+        // GGUF has no key for it. In the 27B `query_pre_attn_scalar` is d_model / n_head = 168, not d_k = 128 (its
+        // config.json); the 62 layers tell it from the other sizes, the same guess as llama.cpp's
+        // (src/llama-model.cpp). A model of another depth that was made from the 27B gets a wrong scale here: its
+        // folder has the key.
         None if dims.n_layer == 62 => (dims.d_model / dims.n_head) as f64,
         None => dims.d_k as f64,
     };
     let (softcap, final_softcap) = (keys.opt_positive(SOFTCAP)?, keys.opt_positive(FINAL_SOFTCAP)?);
-    let norms = Norms { read: if keys.is_folder() { Read::OnePlus } else { Read::Plain }, eps: dims.eps };
+    let norm = if keys.is_folder() { Read::OnePlus } else { Read::Plain };
 
     let mut b = Builder::new(keys.names(), ARCH, dims.n_vocab, dims.d_model, dims.n_ctx_train);
     let (rope, rope_windowed) = (b.rope(rope), b.rope(rope_windowed));
     let x = parts::embed_scaled(&mut b, &dims, (dims.d_model as f32).sqrt())?;
     for (layer, window) in windows.into_iter().enumerate() {
         b.layer(Some(layer as u32));
-        let how = Attention {
+        let attn = Attention {
             rope: if window.is_some() { rope_windowed } else { rope },
             scale: 1.0 / scale_width.sqrt() as f32,
             window,
             softcap: softcap.map(|cap| cap as f32),
         };
-        attention(&mut b, &dims, &norms, how, layer, x)?;
-        let h = norms.row(&mut b, layer, "ffn_norm", x, dims.d_model, "f")?;
+        attention(&mut b, &dims, norm, attn, layer, x)?;
+        let h = parts::norm_read(&mut b, &dims, norm, layer, "ffn_norm", x, "f")?;
         let y = parts::mlp(&mut b, &dims, (d_ff, Gate::GeluTanh), layer, h, "y")?;
-        let y = norms.row(&mut b, layer, "post_ffw_norm", y, dims.d_model, "y_normed")?;
+        let y = parts::norm_read(&mut b, &dims, norm, layer, "post_ffw_norm", y, "y_normed")?;
         b.push(Op::Add { x, y });
     }
-    parts::head_with(b, &dims, Head { norm: norms.read, softcap: final_softcap.map(|cap| cap as f32) }, x)
+    parts::head_with(b, &dims, Head { norm, softcap: final_softcap.map(|cap| cap as f32) }, x)
 }
 
 /// `x += norm(attention(norm(x)))`.
-fn attention(b: &mut Builder, dims: &Dims, norms: &Norms, how: Attention, layer: usize, x: Buf) -> Result<(), Error> {
-    let Dims { d_model, n_head, n_kv, d_k, d_v, .. } = *dims;
-    let h = norms.row(b, layer, "attn_norm", x, d_model, "h")?;
+fn attention(b: &mut Builder, dims: &Dims, norm: Read, attn: Attention, layer: usize, x: Buf) -> Result<(), Error> {
+    let Dims { d_model, n_head, n_kv, d_k, d_v, eps, .. } = *dims;
+    let h = parts::norm_read(b, dims, norm, layer, "attn_norm", x, "h")?;
     let q = parts::linear(b, layer, "attn_q", h, [n_head * d_k, d_model], "q")?;
     let k = parts::linear(b, layer, "attn_k", h, [n_kv * d_k, d_model], "k")?;
     let v = parts::linear(b, layer, "attn_v", h, [n_kv * d_v, d_model], "v")?;
-    norms.heads(b, layer, "attn_q_norm", q, (n_head, d_k))?;
-    norms.heads(b, layer, "attn_k_norm", k, (n_kv, d_k))?;
-    for (x, n_head) in [(q, n_head), (k, n_kv)] {
-        b.push(Op::Rope { x, rope: how.rope, n_head, d_head: d_k });
+    for (x, name, n_head) in [(q, "attn_q_norm", n_head), (k, "attn_k_norm", n_kv)] {
+        let w = b.vector_read(&format!("blk.{layer}.{name}.weight"), d_k, norm)?;
+        b.push(Op::HeadNorm { x, w: Some(w), eps, n_head, d_head: d_k });
     }
-    let cache = b.cache(CacheDecl { n_kv, d_k, d_v, v_in_k: false, window: how.window });
+    for (x, n_head) in [(q, n_head), (k, n_kv)] {
+        b.push(Op::Rope { x, rope: attn.rope, n_head, d_head: d_k });
+    }
+    let cache = b.cache(CacheDecl { n_kv, d_k, d_v, v_in_k: false, window: attn.window });
     b.push(Op::KvAppend { cache, k, v: Some(v) });
     let a = b.buf("a", Rows::Tokens, n_head * d_v);
-    let Attention { scale, window, softcap, .. } = how;
+    let Attention { scale, window, softcap, .. } = attn;
     b.push(Op::Attention { cache, q, n_head, scale, window, softcap, sinks: None, out: a });
     let o = parts::linear(b, layer, "attn_output", a, [d_model, n_head * d_v], "o")?;
-    let o = norms.row(b, layer, "post_attention_norm", o, d_model, "o_normed")?;
+    let o = parts::norm_read(b, dims, norm, layer, "post_attention_norm", o, "o_normed")?;
     b.push(Op::Add { x, y: o });
     Ok(())
 }

@@ -1,9 +1,9 @@
-//! Gemma 4, text (26B-A4B, 31B): layers with a window and layers without differ in head width, key-value heads and rope;
-//! every layer has a dense feed-forward, and beside it experts with norms and a router of their own where the model has
-//! experts.
+//! Gemma 4, text (26B-A4B, 31B): layers with a window and layers without differ in head width, key-value heads and
+//! rope; every layer has a dense feed-forward, and beside it experts with separate norms and a router where the
+//! model has experts.
 //!
-//! Values are normalised without weights, and are the raw keys where a layer has no projection for them. The small models
-//! (E2B, E4B) add an embedding for each layer and share caches between layers; they are refused.
+//! Values are normalised without weights, and are the raw keys where a layer has no projection for them. The small
+//! models (E2B, E4B) add an embedding for each layer and share caches between layers; they are refused.
 
 use checkpoint::Checkpoint;
 
@@ -46,7 +46,7 @@ const ALIASES: &[Alias] = &[
     ("ffn_down_exps", &["experts.switch_glu.down_proj", "experts.down_proj"]),
 ];
 
-/// A layer's attention: heads of the model, key-value heads and width of its own.
+/// A layer's attention; key-value heads and head width differ between layers.
 #[derive(Clone, Copy)]
 struct Attention {
     n_head: usize,
@@ -89,8 +89,8 @@ pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
     for (layer, (window, n_kv)) in windows.into_iter().zip(n_kv).enumerate() {
         b.layer(Some(layer as u32));
         let (rope, d_head) = if window.is_some() { (rope_windowed, d_windowed) } else { (rope, dims.d_k) };
-        let how = Attention { n_head: dims.n_head, n_kv, d_head, rope, window };
-        attention(&mut b, &dims, how, layer, x)?;
+        let attn = Attention { n_head: dims.n_head, n_kv, d_head, rope, window };
+        attention(&mut b, &dims, attn, layer, x)?;
         feed_forward(&mut b, &dims, d_ff, experts, layer, x)?;
         if b.has(&format!("blk.{layer}.layer_output_scale.weight")) {
             let w = b.vector(&format!("blk.{layer}.layer_output_scale.weight"), 1)?;
@@ -163,17 +163,11 @@ fn experts(keys: &Keys) -> Result<Option<Experts>, Error> {
     Ok(Some(Experts { stack, n_used: keys.n_used(n_expert)? }))
 }
 
-/// `norm(x)` with `blk.LAYER.NAME`.
-fn norm(b: &mut Builder, dims: &Dims, layer: usize, name: &str, x: Buf, out: &str) -> Result<Buf, Error> {
-    let w = b.vector(&format!("blk.{layer}.{name}"), dims.d_model)?;
-    Ok(b.rms_norm(x, w, dims.eps, out))
-}
-
 /// `x += norm(attention(norm(x)))`; the scores are not scaled, q and k are normalised instead.
-fn attention(b: &mut Builder, dims: &Dims, how: Attention, layer: usize, x: Buf) -> Result<(), Error> {
-    let Attention { n_head, n_kv, d_head, rope, window } = how;
+fn attention(b: &mut Builder, dims: &Dims, attn: Attention, layer: usize, x: Buf) -> Result<(), Error> {
+    let Attention { n_head, n_kv, d_head, rope, window } = attn;
     let d_model = dims.d_model;
-    let h = norm(b, dims, layer, "attn_norm.weight", x, "h")?;
+    let h = parts::norm(b, dims, layer, "attn_norm", x, "h")?;
     let q = parts::linear(b, layer, "attn_q", h, [n_head * d_head, d_model], "q")?;
     let k = parts::linear(b, layer, "attn_k", h, [n_kv * d_head, d_model], "k")?;
     let v = match b.has(&format!("blk.{layer}.attn_v.weight")) {
@@ -197,7 +191,7 @@ fn attention(b: &mut Builder, dims: &Dims, how: Attention, layer: usize, x: Buf)
     let a = b.buf("a", Rows::Tokens, n_head * d_head);
     b.push(Op::Attention { cache, q, n_head, scale: 1.0, window, softcap: None, sinks: None, out: a });
     let o = parts::linear(b, layer, "attn_output", a, [d_model, n_head * d_head], "o")?;
-    let o = norm(b, dims, layer, "post_attention_norm.weight", o, "o_normed")?;
+    let o = parts::norm(b, dims, layer, "post_attention_norm", o, "o_normed")?;
     b.push(Op::Add { x, y: o });
     Ok(())
 }
@@ -211,19 +205,19 @@ fn feed_forward(
     layer: usize,
     x: Buf,
 ) -> Result<(), Error> {
-    let h = norm(b, dims, layer, "ffn_norm.weight", x, "f")?;
+    let h = parts::norm(b, dims, layer, "ffn_norm", x, "f")?;
     let mut y = parts::mlp(b, dims, (d_ff, Gate::GeluTanh), layer, h, "mlp")?;
     if let Some(experts) = experts {
-        y = norm(b, dims, layer, "post_ffw_norm_1.weight", y, "mlp_normed")?;
+        y = parts::norm(b, dims, layer, "post_ffw_norm_1", y, "mlp_normed")?;
         let routed = routed(b, dims, experts, layer, x)?;
         b.push(Op::Add { x: y, y: routed });
     }
-    let y = norm(b, dims, layer, "post_ffw_norm.weight", y, "y_normed")?;
+    let y = parts::norm(b, dims, layer, "post_ffw_norm", y, "y_normed")?;
     b.push(Op::Add { x, y });
     Ok(())
 }
 
-/// `norm(Σ experts(norm(x)))`, by a router over a norm of its own of `x`.
+/// `norm(Σ experts(norm(x)))`, by a router over a separate norm of `x`.
 fn routed(
     b: &mut Builder,
     dims: &Dims,
@@ -233,7 +227,8 @@ fn routed(
 ) -> Result<Buf, Error> {
     let (n_expert, d_model) = (stack.n_expert, dims.d_model);
     // The router's own scale is the weight of its norm; the constant factor goes over the few logits.
-    let h = norm(b, dims, layer, "ffn_gate_inp.scale", x, "r")?;
+    let w = b.vector(&format!("blk.{layer}.ffn_gate_inp.scale"), d_model)?;
+    let h = b.rms_norm(x, w, dims.eps, "r");
     let logits = parts::linear(b, layer, "ffn_gate_inp", h, [n_expert, d_model], "router")?;
     b.push(Op::Scale { x: logits, scale: 1.0 / (d_model as f32).sqrt() });
     let ids = b.ids("ids", Rows::Tokens, n_used);
@@ -241,9 +236,9 @@ fn routed(
     let expert_scale = Some(b.vector(&format!("blk.{layer}.ffn_down_exps.scale"), n_expert)?);
     let router = Router { expert_scale, ..Router::softmax(true, 1.0) };
     b.push(Op::Route { logits, router, n_used, ids, weights });
-    let h = norm(b, dims, layer, "pre_ffw_norm_2.weight", x, "e")?;
+    let h = parts::norm(b, dims, layer, "pre_ffw_norm_2", x, "e")?;
     let y = parts::stack(b, dims, stack, layer, h, (ids, n_used))?;
     let sum = b.buf("sum", Rows::Tokens, d_model);
     b.push(Op::Combine { x: sum, add: false, y, weights, norm: None });
-    norm(b, dims, layer, "post_ffw_norm_2.weight", sum, "sum_normed")
+    parts::norm(b, dims, layer, "post_ffw_norm_2", sum, "sum_normed")
 }

@@ -1,5 +1,5 @@
-//! GLM-4.5 and 4.6, and their Air sizes: biases on q, k and v, QK-norm in the large ones, half of each head rotated, DeepSeek's
-//! mixture with a sigmoid router.
+//! GLM-4.5 and 4.6, and their Air sizes: biases on q, k and v, QK-norm in the large ones, half of each head rotated,
+//! DeepSeek's mixture with a sigmoid router.
 
 use checkpoint::Checkpoint;
 
@@ -31,8 +31,8 @@ pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
         b.layer(Some(layer as u32));
         let qk_norm = b.has(&format!("blk.{layer}.attn_q_norm.weight"));
         let scale = 1.0 / (dims.d_k as f32).sqrt();
-        let how = Attention { rope, qk_norm, scale, window: None, sinks: false };
-        parts::attention(&mut b, &dims, how, layer, x)?;
+        let attn = Attention { rope, qk_norm, scale, window: None, sinks: false };
+        parts::attention(&mut b, &dims, attn, layer, x)?;
         moe.layer(&mut b, &dims, layer, x)?;
     }
     parts::head(b, &dims, x)

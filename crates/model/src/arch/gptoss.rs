@@ -1,5 +1,5 @@
-//! gpt-oss (20B, 120B): every second layer sees a window, sinks in every softmax, YaRN, experts with biases behind a clamped
-//! gate, softmax over the chosen experts only.
+//! gpt-oss (20B, 120B): every second layer sees a window, sinks in every softmax, YaRN, experts with biases behind a
+//! clamped gate, softmax over the chosen experts only.
 
 use checkpoint::Checkpoint;
 
@@ -45,11 +45,10 @@ pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
     let x = parts::embed(&mut b, &dims)?;
     for (layer, window) in windows.into_iter().enumerate() {
         b.layer(Some(layer as u32));
-        let how = Attention { rope, qk_norm: false, scale, window, sinks: true };
-        parts::attention(&mut b, &dims, how, layer, x)?;
+        let attn = Attention { rope, qk_norm: false, scale, window, sinks: true };
+        parts::attention(&mut b, &dims, attn, layer, x)?;
 
-        let norm = b.vector(&format!("blk.{layer}.post_attention_norm.weight"), dims.d_model)?;
-        let h = b.rms_norm(x, norm, dims.eps, "f");
+        let h = parts::norm(&mut b, &dims, layer, "post_attention_norm", x, "f")?;
         let logits = parts::linear(&mut b, layer, "ffn_gate_inp", h, [n_expert, dims.d_model], "router")?;
         let ids = b.ids("ids", Rows::Tokens, n_used);
         let weights = b.buf("weights", Rows::Tokens, n_used);

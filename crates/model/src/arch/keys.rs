@@ -1,7 +1,7 @@
-//! The keys of an architecture, read with bounds: what leaves this file is safe to multiply and allocate.
+//! The keys of an architecture, read with bounds: their values are safe to multiply and allocate.
 //!
-//! A quantity is a [`Key`], which knows GGUF's name and config.json's names for it, so that an architecture reads both kinds
-//! of file with the same lines.
+//! A quantity is a [`Key`], which knows GGUF's name and config.json's names for it, so that an architecture reads both
+//! kinds of file with the same lines.
 
 use checkpoint::{Checkpoint, Metadata, Value};
 
@@ -126,8 +126,8 @@ impl<'a> Keys<'a> {
         self.names.checkpoint().meta()
     }
 
-    /// The key's name in this file: of several names the one that is there, else the first. `None` where this kind of file
-    /// has no such key.
+    /// The key's name in this file: of several names the one that is there, else the first. `None` where this kind of
+    /// file has no such key.
     pub fn name(&self, key: Key) -> Option<String> {
         self.name_in(&[""], key)
     }
@@ -272,7 +272,7 @@ impl<'a> Keys<'a> {
         })
     }
 
-    /// Layers of the model itself, of so many in the file: GGUF counts those behind them that predict further tokens,
+    /// Layers of the model itself. The `n_layer` of GGUF includes those behind them that predict further tokens, that of
     /// config.json does not.
     pub fn trunk(&self, n_layer: usize) -> Result<usize, Error> {
         let n_next = self.count_or_zero(N_NEXT, MAX_LAYERS)?;
@@ -331,7 +331,7 @@ impl<'a> Keys<'a> {
         self.n_expert()?.ok_or_else(|| self.error(N_EXPERT, "is missing or 0, 1 or more wanted".into()))
     }
 
-    /// How many of so many experts a token uses.
+    /// Experts that a token uses, of `n_expert`.
     pub fn n_used(&self, n_expert: usize) -> Result<usize, Error> {
         let n_used = self.count(N_USED, MAX_USED)?;
         if n_used > n_expert {
@@ -341,7 +341,8 @@ impl<'a> Keys<'a> {
         Ok(n_used)
     }
 
-    /// Experts behind a softmax router. `renormalise` is the rule of the original model code where the file says nothing.
+    /// Experts behind a softmax router. `renormalise` is the rule of the original model code where the file says
+    /// nothing.
     pub fn moe(&self, n_expert: usize, renormalise: bool) -> Result<MoeDims, Error> {
         let n_used = self.n_used(n_expert)?;
         // Absent and 0 both mean 1, as other readers of these files take it.
@@ -394,8 +395,8 @@ impl<'a> Keys<'a> {
         Ok(rope::table(rotary, base, divisors.as_deref(), scaling, pairing))
     }
 
-    /// The rotary embedding of layers that see a window, where it is another than that of the rest (Gemma): its own base,
-    /// and of the scaling only what stands in its own entry of config.json.
+    /// The rotary embedding of layers that see a window, where it is another than that of the rest (Gemma): its own
+    /// base, and only the scaling of its own entry in config.json.
     pub fn rope_windowed(&self, d_head: usize, pairing: RopePairing) -> Result<RopeDecl, Error> {
         let keys = RopeKeys { keys: *self, sections: &["rope_parameters.sliding_attention."] };
         let whole = RopeKeys { keys: *self, sections: &[""] };
@@ -473,7 +474,7 @@ impl RopeKeys<'_> {
     }
 
     fn scaling(&self, d_head: usize) -> Result<Scaling, Error> {
-        // 0 stands for "none" in some files, and an older key says the same as the newer.
+        // 0 means "none" in some files, and an older key says the same as the newer.
         let factor = match self.not_negative(FACTOR, 0.0)? {
             0.0 => self.not_negative(FACTOR_LINEAR, 0.0)?,
             factor => factor,
@@ -484,7 +485,7 @@ impl RopeKeys<'_> {
             None => None,
         };
         match kind {
-            // mrope is how images are placed: text stands at the same position in every section.
+            // mrope places images; text has the same position in every section.
             Some("none" | "default" | "mrope") => Ok(Scaling::None),
             None | Some("linear") => Ok(if factor == 1.0 { Scaling::None } else { Scaling::Linear { factor } }),
             Some("proportional") => {

@@ -1,5 +1,6 @@
-//! Llama and what shares its shape (Mistral, SmolLM, Mixtral): biases and experts where the file has them. Converters to GGUF
-//! permute the rows of q and k, so that the pairs of a head stand next to each other; folders keep the halves of a head.
+//! Llama and models of its shape (Mistral, SmolLM, Mixtral): biases and experts where the file has them. Converters
+//! to GGUF permute the rows of q and k, so that the pairs of a head stand next to each other; folders keep the halves
+//! of a head.
 
 use checkpoint::Checkpoint;
 
@@ -46,8 +47,8 @@ pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
     let x = parts::embed(&mut b, &dims)?;
     for layer in 0..dims.n_layer {
         b.layer(Some(layer as u32));
-        let how = Attention { rope, qk_norm: false, scale, window: windows[layer], sinks: false };
-        parts::attention(&mut b, &dims, how, layer, x)?;
+        let attn = Attention { rope, qk_norm: false, scale, window: windows[layer], sinks: false };
+        parts::attention(&mut b, &dims, attn, layer, x)?;
         match &moe {
             Some(moe) => parts::experts(&mut b, &dims, moe, layer, x)?,
             None => parts::feed_forward(&mut b, &dims, d_ff, layer, x)?,

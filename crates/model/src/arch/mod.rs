@@ -1,7 +1,7 @@
-//! Architectures: one file each, found by the name in `general.architecture`.
+//! Architectures: one file each or one for a family, found by the name in `general.architecture`.
 //!
-//! An architecture reads its keys, looks up its tensors and writes plain ops; fusing is the passes' work. It knows no
-//! device, and nothing of what its tensors hold.
+//! An architecture reads its keys, looks up its tensors and writes plain ops; the passes fuse them. It knows no device
+//! and reads no tensor's data.
 
 mod deepseek2;
 mod gated_delta;
@@ -12,10 +12,8 @@ mod gptoss;
 mod keys;
 mod llama;
 mod parts;
-mod qwen2;
-mod qwen3;
+mod qwen;
 mod qwen35;
-mod qwen3moe;
 mod qwen3next;
 mod shared_moe;
 mod windows;
@@ -24,12 +22,12 @@ use checkpoint::Checkpoint;
 
 use crate::Error;
 use crate::error::printable;
-use crate::plan::Plan;
+use crate::plan::{Plan, ValidPlan};
 
 /// The key of a GGUF file's architecture; folders lack it and have `model_type`.
 const ARCHITECTURE: &str = "general.architecture";
 
-/// What turns a checkpoint's header into plain ops.
+/// Turns a checkpoint's header into plain ops.
 pub type Build = fn(&Checkpoint) -> Result<Plan, Error>;
 
 /// An architecture: the names that files give it, and its code.
@@ -49,11 +47,11 @@ pub struct Arch {
 pub const ARCHS: &[Arch] = &[
     Arch { gguf: &["llama"], folder: &["llama", "mistral", "mixtral"], build: llama::build,
         models: "Llama 2 to 3.3, Mistral, Mixtral, SmolLM2" },
-    Arch { gguf: &["qwen2"], folder: &["qwen2"], build: qwen2::build,
+    Arch { gguf: &["qwen2"], folder: &["qwen2"], build: qwen::build_2,
         models: "Qwen2, Qwen2.5, dense" },
-    Arch { gguf: &["qwen3"], folder: &["qwen3"], build: qwen3::build,
+    Arch { gguf: &["qwen3"], folder: &["qwen3"], build: qwen::build_3,
         models: "Qwen3, dense (0.6B to 32B)" },
-    Arch { gguf: &["qwen3moe"], folder: &["qwen3_moe"], build: qwen3moe::build,
+    Arch { gguf: &["qwen3moe"], folder: &["qwen3_moe"], build: qwen::build_3_moe,
         models: "Qwen3-30B-A3B, 235B-A22B, Qwen3-Coder" },
     Arch { gguf: &["qwen3next"], folder: &["qwen3_next"], build: qwen3next::build,
         models: "Qwen3-Next-80B-A3B" },
@@ -75,15 +73,18 @@ pub const ARCHS: &[Arch] = &[
         models: "gpt-oss-20B, 120B" },
 ];
 
-/// Builds the plain plan of a checkpoint, unfused and validated. Fails as [`crate::build`] does.
-pub fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
+/// Builds the plan of a checkpoint.
+///
+/// # Errors
+/// As [`crate::build`].
+pub(crate) fn build(checkpoint: &Checkpoint) -> Result<ValidPlan, Error> {
     let meta = checkpoint.meta();
     let (name, names): (_, fn(&Arch) -> &'static [&'static str]) = match meta.opt_str("model_type")? {
         Some(model_type) if meta.get(ARCHITECTURE).is_none() => (model_type, |arch| arch.folder),
         _ => (meta.str(ARCHITECTURE)?, |arch| arch.gguf),
     };
     match ARCHS.iter().find(|arch| names(arch).contains(&name)) {
-        Some(arch) => (arch.build)(checkpoint),
+        Some(arch) => (arch.build)(checkpoint).and_then(ValidPlan::new),
         None => Err(Error::Architecture {
             file: checkpoint.name().into(),
             arch: printable(name),

@@ -7,31 +7,38 @@ use crate::Error;
 use crate::plan::build::Builder;
 use crate::plan::{Buf, CacheDecl, ExpertBiases, Gate, Op, Plan, Read, Rope, Router, Rows, Weight};
 
-/// Divisors of the rotary frequencies; they are in the rope's table already when ops run.
+/// Divisors of the rotary frequencies, which the rope's table includes.
 pub(super) const ROPE_FREQS: &str = "rope_freqs.weight";
 
-/// What differs between attention layers.
+/// An attention layer.
 #[derive(Clone, Copy)]
 pub(super) struct Attention {
     pub rope: Rope,
-    /// Whether q and k heads are normalised before they are rotated.
+    /// Normalise the heads of q and k before their rotation.
     pub qk_norm: bool,
     /// Factor on the scores.
     pub scale: f32,
-    /// Sees only the last so many positions, itself included.
+    /// Positions that a query sees, the last of which is its own; all of them without a window.
     pub window: Option<usize>,
-    /// Whether every head has a score that nothing is behind (gpt-oss).
+    /// Attention sinks: one extra logit per head, without a value (gpt-oss).
     pub sinks: bool,
 }
 
-/// The experts of a layer, apart from what chooses them.
+/// The experts of a layer, without their router.
 #[derive(Clone, Copy)]
 pub(super) struct Stack {
     pub n_expert: usize,
     pub d_ff: usize,
     pub act: Gate,
-    /// Whether every product has a bias.
+    /// Every product has a bias.
     pub biases: bool,
+}
+
+impl Stack {
+    /// `down(silu(gate(h)) ⊙ up(h))` without biases.
+    pub fn plain(n_expert: usize, d_ff: usize) -> Stack {
+        Stack { n_expert, d_ff, act: Gate::Silu, biases: false }
+    }
 }
 
 /// `x = table[id]`.
@@ -48,30 +55,29 @@ pub(super) fn embed_scaled(b: &mut Builder, dims: &Dims, scale: f32) -> Result<B
 }
 
 /// `x += attention(norm(x))`.
-pub(super) fn attention(b: &mut Builder, dims: &Dims, how: Attention, layer: usize, x: Buf) -> Result<(), Error> {
+pub(super) fn attention(b: &mut Builder, dims: &Dims, attn: Attention, layer: usize, x: Buf) -> Result<(), Error> {
     let Dims { d_model, n_head, n_kv, d_k, d_v, eps, .. } = *dims;
-    let norm = b.vector(&format!("blk.{layer}.attn_norm.weight"), d_model)?;
-    let h = b.rms_norm(x, norm, eps, "h");
+    let h = norm(b, dims, layer, "attn_norm", x, "h")?;
     let q = linear(b, layer, "attn_q", h, [n_head * d_k, d_model], "q")?;
     let k = linear(b, layer, "attn_k", h, [n_kv * d_k, d_model], "k")?;
     let v = linear(b, layer, "attn_v", h, [n_kv * d_v, d_model], "v")?;
-    if how.qk_norm {
+    if attn.qk_norm {
         for (x, name, n_head) in [(q, "attn_q_norm", n_head), (k, "attn_k_norm", n_kv)] {
             let w = b.vector(&format!("blk.{layer}.{name}.weight"), d_k)?;
             b.push(Op::HeadNorm { x, w: Some(w), eps, n_head, d_head: d_k });
         }
     }
     for (x, n_head) in [(q, n_head), (k, n_kv)] {
-        b.push(Op::Rope { x, rope: how.rope, n_head, d_head: d_k });
+        b.push(Op::Rope { x, rope: attn.rope, n_head, d_head: d_k });
     }
-    let cache = b.cache(CacheDecl { n_kv, d_k, d_v, v_in_k: false, window: how.window });
+    let cache = b.cache(CacheDecl { n_kv, d_k, d_v, v_in_k: false, window: attn.window });
     b.push(Op::KvAppend { cache, k, v: Some(v) });
-    let sinks = match how.sinks {
+    let sinks = match attn.sinks {
         true => Some(b.vector(&format!("blk.{layer}.attn_sinks.weight"), n_head)?),
         false => None,
     };
     let a = b.buf("a", Rows::Tokens, n_head * d_v);
-    let Attention { scale, window, .. } = how;
+    let Attention { scale, window, .. } = attn;
     b.push(Op::Attention { cache, q, n_head, scale, window, softcap: None, sinks, out: a });
     let o = linear(b, layer, "attn_output", a, [d_model, n_head * d_v], "o")?;
     b.push(Op::Add { x, y: o });
@@ -80,8 +86,7 @@ pub(super) fn attention(b: &mut Builder, dims: &Dims, how: Attention, layer: usi
 
 /// `x += down(silu(gate(norm(x))) ⊙ up(norm(x)))`.
 pub(super) fn feed_forward(b: &mut Builder, dims: &Dims, d_ff: usize, layer: usize, x: Buf) -> Result<(), Error> {
-    let norm = b.vector(&format!("blk.{layer}.ffn_norm.weight"), dims.d_model)?;
-    let h = b.rms_norm(x, norm, dims.eps, "f");
+    let h = norm(b, dims, layer, "ffn_norm", x, "f")?;
     let y = mlp(b, dims, (d_ff, Gate::Silu), layer, h, "y")?;
     b.push(Op::Add { x, y });
     Ok(())
@@ -106,15 +111,12 @@ pub(super) fn mlp(
 /// `x += Σ experts(norm(x))`.
 pub(super) fn experts(b: &mut Builder, dims: &Dims, moe: &MoeDims, layer: usize, x: Buf) -> Result<(), Error> {
     let MoeDims { n_expert, n_used, d_ff, renormalise, scale } = *moe;
-    let d_model = dims.d_model;
-    let norm = b.vector(&format!("blk.{layer}.ffn_norm.weight"), d_model)?;
-    let h = b.rms_norm(x, norm, dims.eps, "f");
-    let logits = linear(b, layer, "ffn_gate_inp", h, [n_expert, d_model], "router")?;
+    let h = norm(b, dims, layer, "ffn_norm", x, "f")?;
+    let logits = linear(b, layer, "ffn_gate_inp", h, [n_expert, dims.d_model], "router")?;
     let ids = b.ids("ids", Rows::Tokens, n_used);
     let weights = b.buf("weights", Rows::Tokens, n_used);
     b.push(Op::Route { logits, router: Router::softmax(renormalise, scale), n_used, ids, weights });
-    let how = Stack { n_expert, d_ff, act: Gate::Silu, biases: false };
-    let y = stack(b, dims, how, layer, h, (ids, n_used))?;
+    let y = stack(b, dims, Stack::plain(n_expert, d_ff), layer, h, (ids, n_used))?;
     b.push(Op::Combine { x, add: true, y, weights, norm: None });
     Ok(())
 }
@@ -123,12 +125,12 @@ pub(super) fn experts(b: &mut Builder, dims: &Dims, moe: &MoeDims, layer: usize,
 pub(super) fn stack(
     b: &mut Builder,
     dims: &Dims,
-    how: Stack,
+    stack: Stack,
     layer: usize,
     h: Buf,
     (ids, n_used): (Buf, usize),
 ) -> Result<Buf, Error> {
-    let Stack { n_expert, d_ff, act, biases } = how;
+    let Stack { n_expert, d_ff, act, biases } = stack;
     let d_model = dims.d_model;
     let mut weight = |name: &str, shape: &[usize]| b.weight(&format!("blk.{layer}.{name}"), shape);
     let gate = weight("ffn_gate_exps.weight", &[n_expert, d_ff, d_model])?;
@@ -148,38 +150,57 @@ pub(super) fn stack(
     Ok(y)
 }
 
-/// How the logits come out of the residual stream.
+/// The last norm and the logits.
 #[derive(Clone, Copy)]
 pub(super) struct Head {
-    /// How the last norm is stored.
+    /// The stored form of the last norm.
     pub norm: Read,
     /// `softcap · tanh(logit / softcap)`.
     pub softcap: Option<f32>,
 }
 
-/// Logits of the asked rows; a file without `output.weight` uses the table of embeddings again.
+/// Logits of the batch's rows; a file without `output.weight` ties them to the table of embeddings.
 pub(super) fn head(b: Builder, dims: &Dims, x: Buf) -> Result<Plan, Error> {
     head_with(b, dims, Head { norm: Read::Plain, softcap: None }, x)
 }
 
-/// As [`head`], with what differs.
-pub(super) fn head_with(mut b: Builder, dims: &Dims, how: Head, x: Buf) -> Result<Plan, Error> {
+/// As [`head`], with another norm or a softcap.
+pub(super) fn head_with(mut b: Builder, dims: &Dims, head: Head, x: Buf) -> Result<Plan, Error> {
     b.layer(None);
     let last = b.buf("last", Rows::Outputs, dims.d_model);
     b.push(Op::Select { x, out: last });
-    let norm = b.vector_read("output_norm.weight", dims.d_model, how.norm)?;
+    let norm = b.vector_read("output_norm.weight", dims.d_model, head.norm)?;
     let h = b.rms_norm(last, norm, dims.eps, "final");
     let output = if b.has("output.weight") { "output.weight" } else { "token_embd.weight" };
     let w = b.weight(output, &[dims.n_vocab, dims.d_model])?;
     let bias = b.opt_vector("output.bias", dims.n_vocab)?;
     let logits = b.linear(h, w, bias, "logits");
-    if let Some(cap) = how.softcap {
+    if let Some(cap) = head.softcap {
         b.push(Op::Softcap { x: logits, cap });
     }
     // Older converters also wrote each layer's rotary table, which the keys give as well.
     b.finish(logits, |name| {
         name == ROPE_FREQS || name.ends_with(".attn_rot_embd") || name.ends_with(".rot_embd.weight")
     })
+}
+
+/// `norm(x)` by `blk.LAYER.NAME.weight`.
+pub(super) fn norm(b: &mut Builder, dims: &Dims, layer: usize, name: &str, x: Buf, out: &str) -> Result<Buf, Error> {
+    norm_read(b, dims, Read::Plain, layer, name, x, out)
+}
+
+/// As [`norm`], by a vector that is stored in another form.
+pub(super) fn norm_read(
+    b: &mut Builder,
+    dims: &Dims,
+    read: Read,
+    layer: usize,
+    name: &str,
+    x: Buf,
+    out: &str,
+) -> Result<Buf, Error> {
+    let w = b.vector_read(&format!("blk.{layer}.{name}.weight"), dims.d_model, read)?;
+    Ok(b.rms_norm(x, w, dims.eps, out))
 }
 
 /// `out = x·wᵀ` with `blk.LAYER.NAME.weight` of shape `[n, k]`, and its bias where the file has one.

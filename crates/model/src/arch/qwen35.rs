@@ -1,5 +1,5 @@
-//! Qwen3.5 and 3.6, dense and with experts: as Qwen3-Next, with projections apart. Converters to GGUF sort the heads of v
-//! anew, so that heads that share a key no longer stand together.
+//! Qwen3.5 and 3.6, dense and with experts: as Qwen3-Next, with projections apart. Converters to GGUF sort the heads of
+//! v anew, so that heads that share a key no longer stand together.
 
 use checkpoint::Checkpoint;
 

@@ -1,10 +1,10 @@
-//! The mixture of DeepSeek and GLM: routed experts of which some groups may be closed, chosen with a bias, beside shared
-//! experts that every token takes; the first layers are dense.
+//! The mixture of DeepSeek and GLM: routed experts, chosen with a bias and from the best groups only, plus shared
+//! experts for every token; the first layers are dense.
 
 use super::keys::{
     D_FF_EXPERT, Dims, EXPERT_GATING, EXPERT_NORM, EXPERT_SCALE, Key, Keys, MAX_EXPERTS, MAX_LAYERS, MAX_WIDTH, key,
 };
-use super::parts;
+use super::parts::{self, Stack};
 use crate::Error;
 use crate::plan::build::Builder;
 use crate::plan::{Buf, Gate, GroupScore, Groups, Op, Router, Rows, Score};
@@ -16,7 +16,7 @@ const N_GROUP_USED: Key = key("expert_group_used_count", &["topk_group"]);
 const SCORE: Key = key("", &["scoring_func"]);
 const METHOD: Key = key("", &["topk_method"]);
 
-/// What the original code adds to the sum of weights before it divides by it.
+/// Added to the sum of the weights before they are divided by it, as in the original code.
 const SUM_EPS: f32 = 1e-20;
 
 /// Dimensions and rules of the mixture.
@@ -32,11 +32,11 @@ pub(super) struct SharedMoe {
     router: Router,
 }
 
-/// What a model's original code does where a file says nothing.
+/// Values of the model's original code for keys that a file lacks.
 pub(super) struct Defaults {
     pub score: Score,
     pub renormalise: bool,
-    /// In a folder; GGUF files that say nothing of dense layers have none.
+    /// In a folder; GGUF files without the key have no dense layers.
     pub n_dense: usize,
 }
 
@@ -50,7 +50,7 @@ impl SharedMoe {
             _ if keys.is_folder() => defaults.n_dense,
             _ => 0,
         };
-        // Absent and 0 both mean 1, as other readers of these files take it.
+        // Absent and 0 both mean 1, as in other readers of these files.
         let scale = keys.not_negative(EXPERT_SCALE, 1.0)? as f32;
         // GGUF files have the key when it is true.
         let renormalise = keys.opt_bool(EXPERT_NORM)?.unwrap_or(keys.is_folder() && defaults.renormalise);
@@ -80,20 +80,13 @@ impl SharedMoe {
         }
         let Self { n_expert, n_used, d_ff, d_ff_shared, .. } = *self;
         let d_model = dims.d_model;
-        let norm = b.vector(&format!("blk.{layer}.ffn_norm.weight"), d_model)?;
-        let h = b.rms_norm(x, norm, dims.eps, "f");
+        let h = parts::norm(b, dims, layer, "ffn_norm", x, "f")?;
         let logits = parts::linear(b, layer, "ffn_gate_inp", h, [n_expert, d_model], "router")?;
         let bias = b.opt_vector(&format!("blk.{layer}.exp_probs_b.bias"), n_expert)?;
         let ids = b.ids("ids", Rows::Tokens, n_used);
         let weights = b.buf("weights", Rows::Tokens, n_used);
         b.push(Op::Route { logits, router: Router { bias, ..self.router }, n_used, ids, weights });
-        let mut stack = |name: &str, n, k| b.weight(&format!("blk.{layer}.{name}.weight"), &[n_expert, n, k]);
-        let gate = stack("ffn_gate_exps", d_ff, d_model)?;
-        let up = stack("ffn_up_exps", d_ff, d_model)?;
-        let down = stack("ffn_down_exps", d_model, d_ff)?;
-        let hidden = b.buf("hidden", Rows::Slots(n_used), d_ff);
-        let y = b.buf("y", Rows::Slots(n_used), d_model);
-        b.push(Op::Experts { x: h, ids, gate, up, down, biases: None, act: Gate::Silu, hidden, out: y });
+        let y = parts::stack(b, dims, Stack::plain(n_expert, d_ff), layer, h, (ids, n_used))?;
         if d_ff_shared > 0 {
             let gate = parts::linear(b, layer, "ffn_gate_shexp", h, [d_ff_shared, d_model], "gate")?;
             let up = parts::linear(b, layer, "ffn_up_shexp", h, [d_ff_shared, d_model], "up")?;
@@ -126,7 +119,8 @@ fn score(keys: Keys, default: Score) -> Result<Score, Error> {
     }
 }
 
-/// Softmax scores go with DeepSeek-V2's rule, a group is worth its best; sigmoid scores with V3's, the sum of its two best.
+/// Softmax scores go with DeepSeek-V2's rule, a group is worth its best; sigmoid scores with V3's, the sum of its two
+/// best.
 fn groups(keys: Keys, n_expert: usize, score: Score) -> Result<Option<Groups>, Error> {
     let n_group = keys.opt_count(N_GROUP, MAX_EXPERTS)?.unwrap_or(1);
     let greedy = match keys.opt_str(METHOD)? {

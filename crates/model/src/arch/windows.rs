@@ -1,7 +1,7 @@
 //! Which layers attend over a sliding window: from the keys of a file to one answer a layer.
 //!
-//! A file that gives a window but not the layers it holds for is read as its architecture says, or refused: a layer that
-//! sees more than it was trained to see computes something else.
+//! A file that gives a window but not the layers it holds for is read as its architecture says, or refused: a layer
+//! that sees more than it was trained to see computes something else.
 
 use checkpoint::Value;
 
@@ -70,7 +70,7 @@ fn pattern(keys: &Keys, n_layer: usize) -> Result<Option<Vec<bool>>, Error> {
             })
             .collect::<Result<_, _>>()?,
         Some(Value::Numbers(_)) => meta.bools(&name)?,
-        // One number: every so many layers one sees everything; 0 is none of them.
+        // One number n: every n-th layer sees everything; with 0 none does.
         Some(_) => match keys.count_or_zero(PATTERN, usize::MAX)? {
             0 => vec![true; n_layer],
             n => but_every(n, n_layer),

@@ -8,7 +8,7 @@ use quant::act::ActKind;
 
 use super::{
     Buf, BufDecl, Cache, CacheDecl, Elem, LinearPart, Op, Plan, Read, Rope, RopeDecl, Rows, Slab, Source, State,
-    StateDecl, Weight, WeightDecl, validate,
+    StateDecl, Weight, WeightDecl,
 };
 use crate::Error;
 use crate::names::{Found, Names};
@@ -184,7 +184,7 @@ impl<'a> Builder<'a> {
         out
     }
 
-    /// Ends the plan. Fails when it breaks a rule, or when the checkpoint has a tensor that the plan does not read and
+    /// Ends the plan. Fails when the checkpoint has a tensor that the plan does not read and
     /// `ignored` does not excuse: a tensor without a use means that the model computes something else.
     pub fn finish(mut self, logits: Buf, ignored: impl Fn(&str) -> bool) -> Result<Plan, Error> {
         self.plan.logits = logits;
@@ -197,7 +197,6 @@ impl<'a> Builder<'a> {
             let what = format!("{} {:?} is in the file, {} has no use for it", info.dtype, info.shape, self.plan.arch);
             return Err(self.names.error(&info.name, what));
         }
-        validate::validate(&self.plan)?;
         Ok(self.plan)
     }
 }

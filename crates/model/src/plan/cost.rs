@@ -113,7 +113,22 @@ impl Plan {
                 Op::GatedLinear { gate, up, .. } => [*gate, *up].into_iter().for_each(|w| set(w, Kind::FeedForward)),
                 Op::Attention { sinks: Some(sinks), .. } => set(*sinks, Kind::Attention),
                 Op::Experts { .. } => op.weights().into_iter().for_each(|w| set(w, Kind::Experts)),
-                _ => {}
+                Op::Route { .. } => op.weights().into_iter().for_each(|w| set(w, Kind::Router)),
+                // Norms of the residual stream, and scales beside them. The table of embeddings comes below.
+                Op::RmsNorm { .. } | Op::Combine { .. } | Op::ScaleBy { .. } | Op::Embed { .. } => {}
+                Op::HeadNorm { w: None, .. }
+                | Op::Attention { sinks: None, .. }
+                | Op::Rope { .. }
+                | Op::SplitHeads { .. }
+                | Op::JoinHeads { .. }
+                | Op::GatedAct { .. }
+                | Op::Add { .. }
+                | Op::KvAppend { .. }
+                | Op::DeltaNet { .. }
+                | Op::Select { .. }
+                | Op::Scale { .. }
+                | Op::SigmoidGate { .. }
+                | Op::Softcap { .. } => {}
             }
         }
         // Last, so that a tied table counts as what it is first of all.
@@ -149,7 +164,23 @@ impl Plan {
                 Op::RmsNorm { x, residual: None, out, .. } if feeds.contains(out) && !self.is_stream(*x) => {
                     feeds.extend([*x]);
                 }
-                _ => {}
+                // In place, so that the buffer feeds attention already; or not on the way to attention.
+                Op::HeadNorm { .. } | Op::Rope { .. } | Op::Scale { .. } | Op::ScaleBy { .. } | Op::Softcap { .. } => {}
+                Op::SigmoidGate { .. }
+                | Op::CausalConv { .. }
+                | Op::Linear { .. }
+                | Op::SplitHeads { .. }
+                | Op::JoinHeads { .. }
+                | Op::HeadLinear { .. }
+                | Op::RmsNorm { .. }
+                | Op::Embed { .. }
+                | Op::GatedLinear { .. }
+                | Op::GatedAct { .. }
+                | Op::Add { .. }
+                | Op::Route { .. }
+                | Op::Experts { .. }
+                | Op::Combine { .. }
+                | Op::Select { .. } => {}
             }
         }
         feeds
@@ -162,7 +193,27 @@ impl Plan {
             match op {
                 Op::Attention { out, .. } | Op::DeltaNet { out, .. } => fed.extend([*out]),
                 Op::Select { x, out } | Op::HeadLinear { x, out, .. } if fed.contains(x) => fed.extend([*out]),
-                _ => {}
+                // In place, or the end of the way: a projection into the residual stream. Others start no way.
+                Op::SigmoidGate { .. } | Op::GatedNorm { .. } | Op::HeadNorm { .. } | Op::Rope { .. } => {}
+                Op::Select { .. }
+                | Op::HeadLinear { .. }
+                | Op::Embed { .. }
+                | Op::Linear { .. }
+                | Op::GatedLinear { .. }
+                | Op::RmsNorm { .. }
+                | Op::SplitHeads { .. }
+                | Op::JoinHeads { .. }
+                | Op::GatedAct { .. }
+                | Op::Add { .. }
+                | Op::KvAppend { .. }
+                | Op::CausalConv { .. }
+                | Op::Route { .. }
+                | Op::Experts { .. }
+                | Op::Combine { .. }
+                | Op::Scale { .. }
+                | Op::ScaleBy { .. }
+                | Op::DecayBeta { .. }
+                | Op::Softcap { .. } => {}
             }
         }
         fed

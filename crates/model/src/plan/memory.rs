@@ -2,7 +2,7 @@
 //!
 //! Sizes are known from the limits of a step, so that one arena is allocated once. Knows no device.
 
-use super::{Elem, Plan};
+use super::Plan;
 
 /// Alignment of every buffer, in bytes: a cache line, and the widest vector.
 pub const ALIGN: usize = 64;
@@ -45,10 +45,7 @@ pub fn place(plan: &Plan, max_tokens: usize, max_outputs: usize) -> Placement {
         .iter()
         .map(|buf| {
             let rows = buf.rows.count(max_tokens, max_outputs);
-            let elem_bytes = match buf.elem {
-                Elem::F32 | Elem::U32 => 4,
-            };
-            rows.saturating_mul(buf.width).saturating_mul(elem_bytes)
+            rows.saturating_mul(buf.width).saturating_mul(buf.elem.bytes())
         })
         .collect();
     let lives = lifetimes(plan);
@@ -90,7 +87,7 @@ pub fn unshared_bytes(placement: &Placement) -> usize {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::{Buf, BufDecl, Op, Rows};
+    use super::super::{Buf, BufDecl, Elem, Op, Rows};
     use super::*;
 
     /// A plan of copies: op `i` reads and writes the buffers of `uses[i]`. Only lifetimes and sizes matter here.

@@ -3,7 +3,7 @@
 //! Architectures write plain ops; a pass finds a pattern of ops that stand next to each other. The numbers stay the
 //! same to the bit on a backend that computes both forms with the same rules.
 
-use super::{Access, Buf, Elem, Norm, Op, Plan, Rows};
+use super::{Access, Buf, Norm, Op, Plan, Rows};
 
 /// All passes, in the order they need.
 pub fn fuse(plan: &mut Plan) {
@@ -38,7 +38,7 @@ pub fn select_early(plan: &mut Plan) {
         let new = Buf((plan.bufs.len() + twins.len()) as u32);
         if access != Access::Write {
             let decl = plan.buf(buf);
-            if (decl.rows, decl.elem) != (Rows::Tokens, Elem::F32) {
+            if decl.rows != Rows::Tokens || !decl.elem.is_float() {
                 return;
             }
             selects.push(Op::Select { x: buf, out: new });

@@ -259,7 +259,12 @@ impl Printer<'_> {
             Rows::Outputs => "R".into(),
             Rows::OutputSlots(n) => format!("R·{n}"),
         };
-        let elem = if decl.elem == Elem::U32 { " u32" } else { "" };
+        let elem = match decl.elem {
+            Elem::F32 => "",
+            Elem::F16 => " f16",
+            Elem::BF16 => " bf16",
+            Elem::U32 => " u32",
+        };
         format!("{}{elem}[{rows}, {}]", self.name(buf), decl.width)
     }
 

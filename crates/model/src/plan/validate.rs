@@ -1,17 +1,57 @@
 //! The rules of every op: shapes, types, aliasing, order. A backend that is given a valid plan checks none of them again.
 
+use std::ops::Deref;
+
 use super::{Access, Buf, DeltaHeads, Elem, Gate, GroupScore, Norm, Op, Plan, Router, Rows, Weight};
 use crate::Error;
 
-/// Most experts a router may choose from.
+/// Maximum number of experts that a router may choose from.
 pub const MAX_EXPERTS: usize = 1024;
-/// Most experts a token may use.
+/// Maximum number of experts that a token may use.
 pub const MAX_USED: usize = 32;
 
 type Check = Result<(), String>;
 
+/// A plan that keeps the rules of all its ops. Only the validator makes one, so that a backend checks nothing again.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ValidPlan(Plan);
+
+impl ValidPlan {
+    /// Validates a plan.
+    ///
+    /// # Errors
+    /// [`Error::Op`] names the first op that breaks a rule, [`Error::Plan`] a declaration, with the numbers that disagree.
+    pub fn new(plan: Plan) -> Result<ValidPlan, Error> {
+        validate(&plan)?;
+        Ok(ValidPlan(plan))
+    }
+
+    /// Applies passes and validates the result.
+    ///
+    /// # Errors
+    /// As [`ValidPlan::new`], when a pass breaks a rule.
+    pub fn rewrite(self, passes: impl FnOnce(&mut Plan)) -> Result<ValidPlan, Error> {
+        let mut plan = self.0;
+        passes(&mut plan);
+        ValidPlan::new(plan)
+    }
+
+    /// The plan, free to be changed.
+    pub fn into_plan(self) -> Plan {
+        self.0
+    }
+}
+
+impl Deref for ValidPlan {
+    type Target = Plan;
+
+    fn deref(&self) -> &Plan {
+        &self.0
+    }
+}
+
 /// Checks a plan against the rules of its ops; the error names the op and the numbers that disagree.
-pub fn validate(plan: &Plan) -> Result<(), Error> {
+fn validate(plan: &Plan) -> Result<(), Error> {
     let v = Validator { plan };
     v.declarations().map_err(Error::Plan)?;
     let mut state = State {
@@ -110,7 +150,28 @@ impl Validator<'_> {
             Op::KvAppend { cache, .. } | Op::Attention { cache, .. } => {
                 inside("cache", cache.0, self.plan.caches.len())
             }
-            _ => Ok(()),
+            Op::Embed { .. }
+            | Op::Linear { .. }
+            | Op::GatedLinear { .. }
+            | Op::RmsNorm { .. }
+            | Op::HeadNorm { .. }
+            | Op::SplitHeads { .. }
+            | Op::JoinHeads { .. }
+            | Op::HeadLinear { .. }
+            | Op::GatedAct { .. }
+            | Op::Add { .. }
+            | Op::CausalConv { .. }
+            | Op::DeltaNet { .. }
+            | Op::Route { .. }
+            | Op::Experts { .. }
+            | Op::Combine { .. }
+            | Op::Select { .. }
+            | Op::Scale { .. }
+            | Op::ScaleBy { .. }
+            | Op::SigmoidGate { .. }
+            | Op::DecayBeta { .. }
+            | Op::GatedNorm { .. }
+            | Op::Softcap { .. } => Ok(()),
         }
     }
 
@@ -380,7 +441,7 @@ impl Validator<'_> {
         let known = (logits.0 as usize) < self.plan.bufs.len();
         ensure(known, || format!("logits are buffer {} of {}", logits.0, self.plan.bufs.len()))?;
         ensure(state.written[logits.0 as usize], || "no op writes the logits".into())?;
-        self.floats(logits, Rows::Outputs, self.plan.n_vocab)
+        self.buffer(logits, Rows::Outputs, self.plan.n_vocab, Elem::F32)
     }
 
     fn buffer(&self, buf: Buf, rows: Rows, width: usize, elem: Elem) -> Check {
@@ -391,18 +452,20 @@ impl Validator<'_> {
         })
     }
 
+    /// Numbers of any float type: passes of a backend may narrow them.
     fn floats(&self, buf: Buf, rows: Rows, width: usize) -> Check {
-        self.buffer(buf, rows, width, Elem::F32)
+        let elem = self.plan.buf(buf).elem;
+        self.buffer(buf, rows, width, if elem.is_float() { elem } else { Elem::F32 })
     }
 
-    /// The rows of an f32 buffer that may have any.
+    /// The rows of a buffer of numbers that may have any.
     fn free_rows(&self, buf: Buf) -> Result<Rows, String> {
         let found = self.plan.buf(buf);
-        ensure(found.elem == Elem::F32, || format!("{} holds ids, numbers wanted", found.name))?;
+        ensure(found.elem.is_float(), || format!("{} holds ids, numbers wanted", found.name))?;
         Ok(found.rows)
     }
 
-    /// The rows of an f32 buffer that may be tokens or asked rows, and those of their expert slots.
+    /// The rows of a buffer of numbers that may be tokens or asked rows, and those of their expert slots.
     fn rows_with_slots(&self, buf: Buf, n_used: usize) -> Result<(Rows, Rows), String> {
         let rows = self.free_rows(buf)?;
         let slots = rows.slots(n_used);

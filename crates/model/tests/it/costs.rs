@@ -14,7 +14,7 @@ fn bytes_by_kind_and_by_token() {
     let experts = 2 * 3 * 8 * 256 * q4;
     let (router, norm) = (2 * 8 * 256 * 4, 5 * 256 * 4);
 
-    for plan in [model::arch::build, model::build].map(|build| build(&Header::qwen3moe(2).open()).unwrap()) {
+    for plan in [model::build, crate::fused].map(|build| build(&Header::qwen3moe(2).open()).unwrap()) {
         let wanted = [
             (Kind::Embed, 96 * q4),
             (Kind::Attention, attention),
@@ -31,7 +31,7 @@ fn bytes_by_kind_and_by_token() {
 
 #[test]
 fn a_tied_table_counts_once_in_space_and_whole_in_traffic() {
-    let plan = model::build(&Header::qwen3(1).open()).unwrap();
+    let plan = crate::fused(&Header::qwen3(1).open()).unwrap();
     let q4 = WeightType::Q4_K.row_bytes(256).unwrap();
     let all: usize = plan.weight_bytes().iter().map(|(_, bytes)| bytes).sum();
     assert!(plan.weight_bytes().iter().all(|(kind, _)| *kind != Kind::Output));
@@ -44,7 +44,7 @@ fn a_tied_table_counts_once_in_space_and_whole_in_traffic() {
 /// Layers reuse each other's memory: the arena of 6 layers is as large as that of 2.
 #[test]
 fn the_arena_does_not_grow_with_layers() {
-    let arena = |n_layer| place(&model::build(&Header::qwen3moe(n_layer).open()).unwrap(), 64, 4);
+    let arena = |n_layer| place(&crate::fused(&Header::qwen3moe(n_layer).open()).unwrap(), 64, 4);
     assert_eq!(arena(6).bytes, arena(2).bytes);
     assert!(unshared_bytes(&arena(6)) > 4 * arena(6).bytes);
 }

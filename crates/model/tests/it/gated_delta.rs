@@ -2,7 +2,7 @@
 
 use crate::header::Header;
 use expect_test::expect;
-use model::plan::validate::validate;
+use model::plan::ValidPlan;
 use model::plan::{Buf, DeltaHeads, Op, Plan, State};
 use quant::WeightType::{F32, Q4_K};
 
@@ -218,7 +218,7 @@ fn real_shapes_cost_what_they_must() {
             println!("skipped: no file of the size of {} can be made here", shape.arch);
             continue;
         };
-        let plan = model::build(&checkpoint).unwrap();
+        let plan = crate::fused(&checkpoint).unwrap();
         let millions = |n: usize| (n + 500_000) / 1_000_000;
         assert_eq!((millions(plan.n_params()), millions(plan.active_params())), *params, "{}", shape.arch);
         assert_eq!((plan.kv_bytes_per_position(2), plan.state_bytes()), (*position, *sequence), "{}", shape.arch);
@@ -298,7 +298,7 @@ fn plans() {
         select       last[R, 256] = x[rows]
         rms_norm     final[R, 256] = norm(last) ⊙ output_norm.weight f32[256], eps 1e-6
         linear       logits[R, 96] = final · output.weight q4_k[96, 256]
-    "#]].assert_eq(&model::arch::build(&tiny).unwrap().to_string());
+    "#]].assert_eq(&model::build(&tiny).unwrap().to_string());
     expect![[r#"
         qwen35moe: n_vocab 96, d_model 256, n_ctx_train 262144
         164 ops, 172 buffers, 149 weights
@@ -410,7 +410,7 @@ fn plans() {
           sigmoid_gate shared.7.asked ⊙= σ(share.7.asked)
           rms_norm     final[R, 256] = norm(x.asked += shared.7.asked) ⊙ output_norm.weight f32[256], eps 1e-6
         linear       logits[R, 96] = final · output.weight q4_k[96, 256]
-    "#]].assert_eq(&model::build(&tiny).unwrap().to_string());
+    "#]].assert_eq(&crate::fused(&tiny).unwrap().to_string());
     // As in the original files: one projection for q, k, v and the gate, one for rates and decays.
     let next = Shape { arch: "qwen3next", n_layer: 1, n_next: 0, ..TINY };
     let mut header = next.header();
@@ -456,7 +456,7 @@ fn plans() {
         select       last[R, 256] = x[rows]
         rms_norm     final[R, 256] = norm(last) ⊙ output_norm.weight f32[256], eps 1e-6
         linear       logits[R, 96] = final · output.weight q4_k[96, 256]
-    "#]].assert_eq(&model::arch::build(&header.open()).unwrap().to_string());
+    "#]].assert_eq(&model::build(&header.open()).unwrap().to_string());
     let dense = Shape { arch: "qwen35", experts: (0, 0, 512), ..next };
     expect![[r#"
         qwen35: n_vocab 96, d_model 256, n_ctx_train 262144
@@ -489,7 +489,7 @@ fn plans() {
           linear       shared.0.asked[R, 256] = act.0.asked · blk.0.ffn_down.weight q4_k[256, 512]
           rms_norm     final[R, 256] = norm(x.asked += shared.0.asked) ⊙ output_norm.weight f32[256], eps 1e-6
         linear       logits[R, 96] = final · output.weight q4_k[96, 256]
-    "#]].assert_eq(&model::build(&dense.header().open()).unwrap().to_string());
+    "#]].assert_eq(&crate::fused(&dense.header().open()).unwrap().to_string());
 }
 
 #[test]
@@ -508,7 +508,7 @@ fn contradictions_are_refused() {
     for &(key, value, wanted) in cases {
         let mut header = TINY.header();
         header.set(&format!("qwen35moe.{key}"), value);
-        let error = model::build(&header.open()).map(|_| ()).unwrap_err().to_string();
+        let error = crate::fused(&header.open()).map(|_| ()).unwrap_err().to_string();
         assert!(error.contains(wanted), "{key} {value}: {error}");
     }
 }
@@ -546,12 +546,12 @@ fn find(plan: &Plan, name: &str) -> Buf {
 
 #[test]
 fn broken_plans_are_refused() {
-    let good = model::arch::build(&TINY.header().open()).unwrap();
+    let good = model::build(&TINY.header().open()).unwrap();
     for Broken(name, spoil, wanted) in BROKEN {
-        let mut plan = good.clone();
+        let mut plan = good.clone().into_plan();
         let at = plan.ops.iter().position(|op| op.name() == *name).unwrap();
         spoil(&mut plan, at);
-        let error = validate(&plan).unwrap_err().to_string();
+        let error = ValidPlan::new(plan).unwrap_err().to_string();
         assert!(error.contains(wanted), "{name}: {error:?}, {wanted:?} wanted");
     }
 }

@@ -269,7 +269,7 @@ fn real_shapes_cost_what_they_must() {
             println!("skipped: no file of the size of {} can be made here", shape.name);
             continue;
         };
-        let plan = model::build(&checkpoint).unwrap();
+        let plan = crate::fused(&checkpoint).unwrap();
         assert_eq!((plan.n_params(), plan.active_params()), (params, active), "{}", shape.name);
         assert_eq!(plan.kv_bytes_per_position(2), position, "{}", shape.name);
     }
@@ -277,7 +277,7 @@ fn real_shapes_cost_what_they_must() {
 
 #[test]
 fn every_matrix_of_latent_attention_counts_as_attention() {
-    let plan = model::build(&TINY_V2.header().open()).unwrap();
+    let plan = crate::fused(&TINY_V2.header().open()).unwrap();
     let q8 = |values: usize| values / 32 * 34;
     let attention = 2 * (q8(3 * 56 * 128) + q8(96 * 128) + 64 * 4 + q8(128 * 96));
     let matrices = 2 * (3 * 64 * 24 * 2 + q8(3 * 32 * 64)); // rows of 24 are bf16
@@ -346,12 +346,12 @@ fn the_whole_matrix_is_not_read_beside_its_parts() {
         let rows = TINY_V3.n_head * (d_nope + d_v);
         h.tensor(&format!("blk.{layer}.attn_kv_b.weight"), &[rows, d_latent], Q8_0);
     }
-    let plans = [h.open(), TINY_V3.header().open()].map(|checkpoint| model::build(&checkpoint).unwrap());
+    let plans = [h.open(), TINY_V3.header().open()].map(|checkpoint| crate::fused(&checkpoint).unwrap());
     assert_eq!(plans[0], plans[1]);
 }
 
 fn fused(checkpoint: &Checkpoint, expected: Expect) {
-    expected.assert_eq(&model::build(checkpoint).unwrap().to_string());
+    expected.assert_eq(&crate::fused(checkpoint).unwrap().to_string());
 }
 
 #[test]
@@ -419,7 +419,7 @@ fn plans() {
         select       last[R, 128] = x[rows]
         rms_norm     final[R, 128] = norm(last) ⊙ output_norm.weight f32[128], eps 1e-6
         linear       logits[R, 96] = final · output.weight q8_0[96, 128]
-    "#]].assert_eq(&model::arch::build(&TINY_V3.header().open()).unwrap().to_string());
+    "#]].assert_eq(&model::build(&TINY_V3.header().open()).unwrap().to_string());
     fused(
         &TINY_V3.header().open(),
         expect![[r#"
@@ -589,7 +589,7 @@ fn plans() {
 /// The factor on the scores, `mscale² / √(d_nope + d_pe)`, and none on cosine and sine, where both mscales are alike.
 #[test]
 fn yarn_goes_into_the_scores() {
-    let plan = model::build(&TINY_V3.header().open()).unwrap();
+    let plan = crate::fused(&TINY_V3.header().open()).unwrap();
     let scale = plan.ops.iter().find_map(|op| match op {
         model::plan::Op::Attention { scale, .. } => Some(*scale),
         _ => None,
@@ -618,11 +618,11 @@ fn contradictions_are_refused() {
     for &(key, value, wanted) in cases {
         let mut header = TINY_V3.header();
         header.set(&format!("deepseek2.{key}"), value);
-        let error = model::build(&header.open()).map(|_| ()).unwrap_err().to_string();
+        let error = crate::fused(&header.open()).map(|_| ()).unwrap_err().to_string();
         assert!(error.contains(wanted), "{key} {value}: {error}");
     }
     let mut header = TINY_V3.header();
     header.set("deepseek2.attention.temperature_scale", 0.1f32);
-    let error = model::build(&header.open()).map(|_| ()).unwrap_err().to_string();
+    let error = crate::fused(&header.open()).map(|_| ()).unwrap_err().to_string();
     assert!(error.contains("attention.temperature_scale: is 0.1"), "{error}");
 }

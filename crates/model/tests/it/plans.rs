@@ -5,8 +5,8 @@ use checkpoint::Checkpoint;
 use expect_test::{Expect, expect};
 
 fn plain_and_fused(checkpoint: &Checkpoint, plain: Expect, fused: Expect) {
-    plain.assert_eq(&model::arch::build(checkpoint).unwrap().to_string());
-    fused.assert_eq(&model::build(checkpoint).unwrap().to_string());
+    plain.assert_eq(&model::build(checkpoint).unwrap().to_string());
+    fused.assert_eq(&crate::fused(checkpoint).unwrap().to_string());
 }
 
 #[test]

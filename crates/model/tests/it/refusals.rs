@@ -83,9 +83,9 @@ const CASES: &[Case] = &[
 fn a_bad_header_is_an_error_that_names_it() {
     for (i, Case(make, spoil, wanted)) in CASES.iter().enumerate() {
         let mut header = make();
-        model::build(&header.open()).unwrap();
+        crate::fused(&header.open()).unwrap();
         spoil(&mut header);
-        let error = match model::build(&header.open()) {
+        let error = match crate::fused(&header.open()) {
             Ok(_) => panic!("case {i}: no error, {wanted:?} wanted"),
             Err(error) => error.to_string(),
         };
@@ -126,7 +126,7 @@ fn no_value_of_a_key_brings_it_down() {
             for (scaling, value) in values().into_iter().flat_map(|v| [("none", v.clone()), ("yarn", v)]) {
                 let mut header = make();
                 header.set(&format!("{arch}.rope.scaling.type"), scaling).set(&key, value);
-                if let Err(error) = model::build(&header.open()) {
+                if let Err(error) = crate::fused(&header.open()) {
                     let error = error.to_string();
                     assert!(error.contains("tiny.gguf") || error.starts_with("validate plan"), "{key}: {error}");
                 }

@@ -3,8 +3,7 @@
 use crate::header::Header;
 use model::plan::GroupScore::{Max, TopTwo};
 use model::plan::{
-    Buf, Cache, ExpertBiases, Gate, GroupScore, Groups, Op, Plan, Rope, Router, Rows, StateDecl, Weight,
-    validate::validate,
+    Buf, Cache, ExpertBiases, Gate, GroupScore, Groups, Op, Plan, Rope, Router, Rows, StateDecl, ValidPlan, Weight,
 };
 
 /// Applies `spoil` to the first op of that name.
@@ -140,12 +139,12 @@ const CASES: &[Case] = &[
 
 #[test]
 fn a_broken_plan_is_refused() {
-    let good = model::build(&Header::qwen3moe(2).open()).unwrap();
+    let good = crate::fused(&Header::qwen3moe(2).open()).unwrap();
     for (i, Case(spoil, wanted)) in CASES.iter().enumerate() {
-        let mut plan = good.clone();
+        let mut plan = good.clone().into_plan();
         spoil(&mut plan);
-        let error = match validate(&plan) {
-            Ok(()) => panic!("case {i}: no error, {wanted:?} wanted"),
+        let error = match ValidPlan::new(plan) {
+            Ok(_) => panic!("case {i}: no error, {wanted:?} wanted"),
             Err(error) => error.to_string(),
         };
         assert!(error.contains(wanted), "case {i}: {error:?}, {wanted:?} wanted");

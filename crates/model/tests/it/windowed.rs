@@ -255,7 +255,7 @@ fn real_shapes_cost_what_they_must() {
             println!("skipped: no file of the size of {name} can be made here");
             continue;
         };
-        let plan = model::build(&checkpoint).unwrap();
+        let plan = crate::fused(&checkpoint).unwrap();
         let millions = |n: usize| (n + 500_000) / 1_000_000;
         assert_eq!((millions(plan.n_params()), millions(plan.active_params())), params, "{name}");
         assert_eq!(plan.weight_bytes().iter().map(|(_, bytes)| bytes).sum::<usize>(), bytes, "{name}");
@@ -301,7 +301,7 @@ fn layers_see_the_windows_that_the_file_says() {
     for (i, Windows(make, change, wanted)) in WINDOWS.iter().enumerate() {
         let mut header = make();
         change(&mut header);
-        match (model::build(&header.open()), wanted) {
+        match (crate::fused(&header.open()), wanted) {
             (Ok(plan), Ok(layers)) => {
                 let windowed = plan.caches.iter().enumerate().filter(|(_, cache)| cache.window.is_some());
                 let windowed: Vec<u32> = windowed.map(|(layer, _)| layer as u32).collect();
@@ -320,7 +320,7 @@ fn what_is_not_supported_is_refused() {
     let refused = |change: fn(&mut Header), wanted: &str| {
         let mut header = gemma4();
         change(&mut header);
-        let error = model::build(&header.open()).map(|_| ()).unwrap_err().to_string();
+        let error = crate::fused(&header.open()).map(|_| ()).unwrap_err().to_string();
         assert!(error.contains(wanted), "{error}, {wanted} wanted");
     };
     refused(
@@ -356,7 +356,7 @@ fn what_is_not_supported_is_refused() {
 }
 
 fn fused(header: Header, wanted: Expect) {
-    wanted.assert_eq(&model::build(&header.open()).unwrap().to_string());
+    wanted.assert_eq(&crate::fused(&header.open()).unwrap().to_string());
 }
 
 #[test]

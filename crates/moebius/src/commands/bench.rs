@@ -262,34 +262,34 @@ impl Bench<'_> {
         let total = measured?.time.as_secs_f64();
         let mut rows = self.session.engine.times().to_vec();
         let outside = (total - rows.iter().map(|row| row.time.as_secs_f64()).sum::<f64>()).max(0.0);
-        let alone = rows.iter().map(|row| row.alone.as_secs_f64()).sum::<f64>() + outside;
-        let regions = rows.iter().map(|row| row.regions).sum::<u64>();
+        let serial = rows.iter().map(|row| row.serial.as_secs_f64()).sum::<f64>() + outside;
+        let launches = rows.iter().map(|row| row.launches).sum::<u64>();
         let steps = rows.iter().map(|row| row.steps).max().unwrap_or(0).max(1) as f64;
         rows.sort_by_key(|row| std::cmp::Reverse(row.time));
         rows.push(OpTime {
             name: "outside the steps".into(),
             time: Duration::from_secs_f64(outside),
-            alone: Duration::from_secs_f64(outside),
+            serial: Duration::from_secs_f64(outside),
             ..OpTime::default()
         });
         let us = |time: f64| format!("{:.1}", time / steps * 1e6);
-        eprintln!("{:<50} {:>7} {:>10} {:>6} {:>9} {:>6}", "a step", "regions", "us", "", "us alone", "GB/s");
+        eprintln!("{:<50} {:>8} {:>10} {:>6} {:>9} {:>6}", "a step", "launches", "us", "", "us serial", "GB/s");
         for row in &rows {
             let time = row.time.as_secs_f64();
             // A step of several tokens reads more experts than one token does, by as much as they differ.
             let rate = row.bytes as f64 * steps / time / 1e9;
             eprintln!(
-                "{:<50} {:>7.1} {:>10} {:>5.1}% {:>9} {:>6}",
+                "{:<50} {:>8.1} {:>10} {:>5.1}% {:>9} {:>6}",
                 row.name,
-                row.regions as f64 / steps,
+                row.launches as f64 / steps,
                 us(time),
                 time / total * 100.0,
-                us(row.alone.as_secs_f64()),
+                us(row.serial.as_secs_f64()),
                 if row.bytes > 0 && test.is_single() { format!("{rate:.1}") } else { String::new() },
             );
         }
-        let regions = regions as f64 / steps;
-        eprintln!("{:<50} {regions:>7.1} {:>10} {:>6} {:>9}", "in all", us(total), "", us(alone));
+        let launches = launches as f64 / steps;
+        eprintln!("{:<50} {launches:>8.1} {:>10} {:>6} {:>9}", "in all", us(total), "", us(serial));
         if let Some((files, large)) = machine::mapped() {
             let [files, large] = [files, large].map(|n| machine::bytes(n as u64));
             eprintln!("{large} of {files} of mapped files lie in pages of 2 MB");

@@ -73,7 +73,7 @@ fn report(checkpoint: &Checkpoint) -> Map<String, serde_json::Value> {
     out.insert("name".into(), json!(text("general.name")));
     out.insert("architecture".into(), json!(arch));
     // A file that cannot run is still worth looking into, so the reason stands beside the rest.
-    let runs = match model::arch::build(checkpoint) {
+    let runs = match model::build(checkpoint) {
         Ok(_) => "yes".to_string(),
         Err(error) => format!("no: {error}"),
     };

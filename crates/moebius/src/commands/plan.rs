@@ -11,8 +11,9 @@ pub fn run(args: &PlanArgs) -> Result<()> {
     let setup = EngineSetup::from(&args.engine);
     let positions = setup.context(&model.plan)?;
     let limits = setup.engine_limits(&model.plan, positions)?;
-    let plan = if args.unfused { model::arch::build(&model.checkpoint)? } else { model.plan };
-    println!("{plan}");
+    let (backend, _) = setup.backend(&model.checkpoint, &model.plan)?;
+    let plan = if args.unfused { model.plan } else { backend.lower(model.plan)? };
+    println!("{}", *plan);
 
     let cache = setup.cache_bytes(&plan);
     let buffers = model::plan::memory::place(&plan, limits.max_tokens, limits.max_outputs).bytes as u64;

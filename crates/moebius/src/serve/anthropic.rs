@@ -102,7 +102,7 @@ pub fn conversation_of(body: &Object) -> Result<(Conversation, Wanted), ApiError
             _ => return Err(ApiError::field(format!("{at}.role"), "must be one of user, assistant")),
         }
     }
-    // The beginning of an answer: the model goes on from it.
+    // A prefilled answer: the model continues it.
     let last = out.messages.last();
     if last.is_some_and(|m| m["role"] == "assistant" && m.get("tool_calls").is_none()) {
         out.continue_last()?;
@@ -138,7 +138,7 @@ fn text<'a>(at: &str, block: &'a Object, name: &str) -> Result<&'a str, ApiError
     block.text(name).ok_or_else(|| ApiError::field(format!("{at}.{name}"), "must be a string"))
 }
 
-/// A user's message: results of tools become messages of their own, in front of what the user says.
+/// A user's message: results of tools become separate messages, in front of what the user says.
 fn user(at: &str, content: &Value, out: &mut Vec<Value>) -> Result<(), ApiError> {
     if let Value::String(text) = content {
         out.push(json!({"role": "user", "content": text}));

@@ -36,7 +36,7 @@ pub struct App {
     /// The model's own sampling.
     pub sampling: SamplerParams,
     pub keys: Keys,
-    /// Made when the first request asks for one: a large vocabulary takes a while.
+    /// Built at the first request that needs one: a large vocabulary takes a while.
     grammars: OnceLock<Result<Grammars, grammar::Error>>,
     /// Kibibytes of bodies that may still be read.
     pub bodies: Arc<Semaphore>,
@@ -113,7 +113,7 @@ impl App {
         }
     }
 
-    /// A request with the model's defaults and a seed of its own.
+    /// A request with the model's defaults and a fresh seed.
     pub fn request(&self, tokens: Vec<u32>) -> Request {
         let mut request = Request::new(tokens);
         request.sampling = self.sampling.clone();
@@ -136,7 +136,7 @@ impl App {
         })
     }
 
-    /// Tokens of text that a template or a client wrote for the model as it stands.
+    /// Tokens of text that a template or a client wrote for the model, special tokens included.
     pub fn encode_prompt(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
         let mut tokens = tokenizer.encode(text, Encode { add_special: true, parse_special: true });
         // Templates that write the begin-of-text token themselves would get it twice.
@@ -223,7 +223,7 @@ impl Keys {
     }
 }
 
-/// A number that nobody needs to guess twice: ids and seeds, no secrets.
+/// A random u64 for ids and seeds. Not cryptographic.
 pub fn random() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     // Every state of the standard library's hasher has fresh keys.

@@ -1,4 +1,4 @@
-//! `/v1/completions`: OpenAI's older API, a text that goes on.
+//! `/v1/completions`: OpenAI's older API, which continues a text.
 
 use std::sync::Arc;
 
@@ -119,7 +119,7 @@ fn tokens_of(tokenizer: &Tokenizer, i: usize, prompt: &Value) -> Result<Vec<u32>
         Value::Array(ids) => ids.iter().filter_map(|id| id.as_f64().map(|id| id as u32)).collect(),
         _ => Vec::new(),
     };
-    // A model that begins texts with a token can go on from nothing.
+    // A model that begins texts with a token can start from an empty prompt.
     match tokenizer.bos() {
         _ if !tokens.is_empty() => Ok(tokens),
         Some(bos) => Ok(vec![bos]),

@@ -45,7 +45,7 @@ impl ApiError {
         ApiError { param: Some(param), ..ApiError::bad(message) }
     }
 
-    /// 500: nobody's fault but ours.
+    /// 500: a failure of the server.
     pub fn internal(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message)
     }

@@ -1,5 +1,5 @@
 //! Request bodies: one table a route says which fields it knows, of which type and range. Checking and `/openapi.json`
-//! read the same tables. Unknown fields are nobody's business; `null` counts as absent.
+//! read the same tables. Unknown fields are ignored; `null` counts as absent.
 
 use serde_json::{Map, Value, json};
 
@@ -28,7 +28,7 @@ pub enum Kind {
     Text,
     /// One of these words.
     Word(&'static [&'static str]),
-    /// At most so many of a kind.
+    /// Maximum number of items.
     List(&'static Kind, usize),
     /// An object, which its route looks into.
     Object,

@@ -19,14 +19,14 @@ pub const FIELDS: &[Field] = &[
     field("grammar", Kind::Text, "the whole answer keeps to this grammar, in llguidance's variant of Lark"),
 ];
 
-/// A form and the field that asked for it.
+/// A form and the field that requested it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Form {
     pub rule: Rule,
     pub param: &'static str,
 }
 
-/// The form that a body asks for, if any.
+/// The form that a body requests, if any.
 pub fn of(body: &Object) -> Result<Option<Form>, ApiError> {
     let mut forms = Vec::new();
     if let Some(format) = body.object("response_format") {

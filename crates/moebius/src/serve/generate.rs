@@ -69,7 +69,7 @@ pub struct Step {
     pub index: usize,
     pub events: Vec<Event>,
     pub logprobs: Vec<Logprob>,
-    /// The experts of the token, when the request asked for them.
+    /// The experts of the token, when the request wants them.
     pub routing: Option<Box<[u16]>>,
     pub finish: Option<Finish>,
 }
@@ -177,7 +177,7 @@ impl Generation {
                 self.n_open -= 1;
                 self.totals.add(&usage, index.is_multiple_of(self.n));
             }
-            // Only asked for where no answer is.
+            // Only present where there is no answer.
             Update::Embedding(_) => {}
             Update::Failed(message) => return Err(ApiError::internal(message)),
         }
@@ -275,7 +275,7 @@ impl Totals {
 pub struct Collected {
     pub parts: Parts,
     pub logprobs: Vec<Logprob>,
-    /// Experts by token, when asked for.
+    /// Experts by token, when requested.
     pub routing: Vec<Box<[u16]>>,
     pub finish: Option<Finish>,
 }

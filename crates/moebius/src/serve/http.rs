@@ -35,7 +35,7 @@ pub async fn serve(listener: TcpListener, router: Router, mut stop: watch::Recei
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
-                // Out of descriptors, or a client that left before it was let in: others go on.
+                // Out of descriptors, or a client that left before it was let in: others continue.
                 tracing::warn!(%error, "a connection could not be accepted");
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 continue;

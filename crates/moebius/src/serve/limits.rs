@@ -12,26 +12,26 @@ pub const BODY_TIME: Duration = Duration::from_secs(60);
 pub const HEAD_TIME: Duration = Duration::from_secs(20);
 /// Longest head of a request in bytes.
 pub const MAX_HEAD_BYTES: usize = 64 << 10;
-/// Most header fields.
+/// Maximum number of header fields.
 pub const MAX_HEADERS: usize = 100;
 /// Time a client may leave its answer unread while the line is full.
 pub const WRITE_TIME: Duration = Duration::from_secs(120);
-/// Most open connections; further ones wait to be accepted.
+/// Maximum number of open connections; further ones wait to be accepted.
 pub const MAX_CONNECTIONS: usize = 2048;
 /// A stream that has nothing to say for this long says so, so that proxies keep it.
 pub const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// Most messages of a conversation.
+/// Maximum number of messages of a conversation.
 pub const MAX_MESSAGES: usize = 4096;
-/// Most parts of one message.
+/// Maximum number of parts of one message.
 pub const MAX_PARTS: usize = 1024;
-/// Most tools of a request, and most calls in one message.
+/// Maximum number of tools of a request, and most calls in one message.
 pub const MAX_TOOLS: usize = 128;
-/// Most choices of a request.
+/// Maximum number of choices of a request.
 pub const MAX_CHOICES: usize = 32;
-/// Most prompts or inputs of a request.
+/// Maximum number of prompts or inputs of a request.
 pub const MAX_INPUTS: usize = 256;
-/// Most tokens with a bias.
+/// Maximum number of tokens with a bias.
 pub const MAX_BIASES: usize = 1024;
-/// Most alternatives reported for a token.
+/// Maximum number of alternatives reported for a token.
 pub const MAX_TOP_LOGPROBS: usize = 20;

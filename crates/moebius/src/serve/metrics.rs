@@ -1,4 +1,4 @@
-//! Numbers for Prometheus: counters and histograms without locks, written as text when asked for. Own names, and the three
+//! Numbers for Prometheus: counters and histograms without locks, written as text on request. Our names, and the three
 //! of vLLM that autoscalers read.
 
 use std::collections::BTreeMap;

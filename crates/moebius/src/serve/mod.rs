@@ -203,7 +203,7 @@ fn model_name(path: Option<&Path>) -> String {
     stem.unwrap_or_else(|| "fable-29m-a10m".into())
 }
 
-/// Cross-origin rules; none when nobody asked for any.
+/// Cross-origin rules; none unless configured.
 fn cors(origins: &[String]) -> Result<Option<CorsLayer>> {
     if origins.is_empty() {
         return Ok(None);

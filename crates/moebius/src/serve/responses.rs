@@ -271,7 +271,7 @@ impl Output {
 
     fn item(&self, i: usize, status: &str, tokenizer: &Tokenizer) -> Value {
         let list = self.parts.list();
-        // The numbers belong to the text as a whole; they stand with its first part.
+        // The numbers belong to the text as a whole; they are reported with its first part.
         let first = list.iter().position(|part| matches!(part, Part::Text(_))) == Some(i);
         let logprobs = self.logprobs.iter().filter(|_| first).map(|l| openai_logprob(tokenizer, l)).collect();
         item(&self.ids[i], &list[i], status, logprobs)

@@ -20,7 +20,7 @@ pub trait Wire: Send + 'static {
     fn step(&mut self, step: Step, out: &mut Frames);
     /// All answers are complete.
     fn close(&mut self, totals: &Totals, out: &mut Frames);
-    /// It cannot go on.
+    /// It failed.
     fn fail(&mut self, error: &ApiError, out: &mut Frames);
     /// Nothing happened for a while.
     fn idle(&mut self, out: &mut Frames) {

@@ -2,7 +2,7 @@
 //! its request. Knows no HTTP and no JSON.
 //!
 //! A channel has room for everything its request can produce, so that sending never waits: a slow reader costs the bytes of
-//! its own answer and holds up nobody. Whoever drops a [`Run`] cancels it, and the engine frees its pages before
+//! its own answer and delays no other request. Dropping a [`Run`] cancels it, and the engine frees its pages before
 //! its next step.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,7 +25,7 @@ pub enum Update {
     Embedding(Vec<f32>),
     /// It is complete.
     Done { reason: FinishReason, usage: Usage },
-    /// It cannot go on.
+    /// It failed.
     Failed(String),
 }
 
@@ -39,7 +39,7 @@ pub struct TokenLogprobs {
 /// Why requests were not taken.
 #[derive(Debug)]
 pub enum Refusal {
-    /// As many as may wait are waiting; try again after so many seconds.
+    /// The queue is full; retry after this many seconds.
     Full { retry_after: u64 },
     /// Something is wrong with the request.
     Invalid(Error),
@@ -131,7 +131,7 @@ impl Worker {
         let (updates, receiver) = mpsc::channel(requests.iter().map(room).sum::<usize>().max(1));
         let (reply, answer) = oneshot::channel();
         self.commands.send(Command::Submit { requests, updates, reply }).map_err(|_| Refusal::Stopped)?;
-        // When nobody waits for the answer any more, the engine's thread sees a closed channel and cancels.
+        // When the receiver is dropped, the engine's thread sees a closed channel and cancels.
         let ids = answer.await.map_err(|_| Refusal::Stopped)?.map_err(Refusal::Invalid)?;
         let open = vec![true; ids.len()];
         Ok(Run { ids, open, updates: receiver, commands: self.commands.clone(), _slots: slots })
@@ -147,7 +147,7 @@ impl Worker {
         &self.shared.routing
     }
 
-    /// Most tokens of a prompt and its answer.
+    /// Maximum number of tokens of a prompt and its answer.
     pub fn context(&self) -> usize {
         self.shared.context
     }
@@ -171,7 +171,7 @@ impl Worker {
         answer.await.map_err(|_| "the engine's thread is gone")?
     }
 
-    /// Seconds until a place is likely free: those who wait, at the pace of those who ran.
+    /// Estimated seconds until a place is free, from the queue's length and recent requests.
     fn retry_after(&self) -> u64 {
         let waiting = self.stats().waiting;
         let rounds = waiting / self.shared.max_running.max(1) + 1;
@@ -241,9 +241,11 @@ struct Thread {
 
 impl Thread {
     fn run(mut self) {
-        let mut events = Events::new();
+        // Of the step before, to be delivered while the next one computes, and of the step that is under way.
+        let (mut before, mut events) = (Events::new(), Events::new());
         loop {
             if !self.engine.has_work() {
+                self.deliver(&mut before);
                 let Ok(command) = self.inbox.recv() else { return };
                 if !self.take(command) {
                     return;
@@ -255,7 +257,8 @@ impl Thread {
                 }
             }
             if self.engine.has_work() {
-                self.step(&mut events);
+                self.step(&mut before, &mut events);
+                std::mem::swap(&mut before, &mut events);
             }
             self.publish();
         }
@@ -310,20 +313,29 @@ impl Thread {
         }
     }
 
-    fn step(&mut self, events: &mut Events) {
+    /// Makes a step, and delivers the events of the step before while it is under way.
+    fn step(&mut self, before: &mut Events, events: &mut Events) {
         let start = Instant::now();
         events.clear();
-        if let Err(error) = self.engine.step(events) {
-            // A refused batch would be refused again: those who were part of it cannot go on.
-            tracing::error!(%error, "a step failed; all requests end");
+        let begun = self.engine.begin(events);
+        self.deliver(before);
+        let step = begun.and_then(|_| self.engine.finish(events));
+        if let Err(error) = step {
+            // A refused batch would be refused again, and its cause is not known.
+            tracing::error!(%error, "a step was refused; all requests end");
+            self.deliver(events);
             for open in std::mem::take(&mut self.open) {
                 self.engine.cancel(open.id);
                 let _ = open.updates.try_send((open.index, Update::Failed(error.to_string())));
             }
             return;
         }
+        self.metrics.step_seconds.observe(start.elapsed());
+    }
+
+    /// Sends the events of a step to their requests.
+    fn deliver(&mut self, events: &mut Events) {
         let now = Instant::now();
-        self.metrics.step_seconds.observe(now - start);
         for event in events.iter() {
             let Ok(i) = self.open.binary_search_by_key(&event.id, |open| open.id) else { continue };
             let open = &mut self.open[i];
@@ -353,7 +365,7 @@ impl Thread {
                 }
             };
             let ends = matches!(update, Update::Done { .. } | Update::Failed(_));
-            // The room is enough for all events, so an error means that nobody listens any more.
+            // The channel has room for all events, so an error means that the receiver is gone.
             let gone = open.updates.try_send((open.index, update)).is_err();
             if ends {
                 self.open.remove(i);
@@ -362,6 +374,7 @@ impl Thread {
                 self.cancel(id);
             }
         }
+        events.clear();
     }
 
     fn publish(&self) {

@@ -4,10 +4,10 @@ use super::legacy::{nibble, put_nibbles};
 use super::{f16_at, put_f16};
 use crate::block::{Ints32, Ints256};
 
-/// What the sixteen codes of IQ4_NL and IQ4_XS stand for: dense near zero, as weights are.
+/// Values of the sixteen codes of IQ4_NL and IQ4_XS: dense near zero, as weights are.
 pub const IQ4_VALUES: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
-/// Twice what the sixteen e2m1 codes of MXFP4 stand for (OCP Microscaling Formats 1.0), so that they are integers.
+/// Values of the sixteen e2m1 codes of MXFP4 (OCP Microscaling Formats 1.0), doubled so that they are integers.
 /// Code 8 is minus zero there and zero here.
 pub const E2M1_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 

@@ -1,7 +1,7 @@
 //! Q2_K, Q3_K, Q4_K, Q5_K, Q6_K: super-blocks of 256 values with integer sub-scales.
 //!
 //! Numbering in this file: value `i` of 256; `g = i / 16` and `j = i / 32` are its 16-group and 32-group.
-//! Two-bit fields always lie so: a half of 128 values takes 32 bytes, and value `32·s + l` of the half is
+//! Two-bit fields have one layout: a half of 128 values takes 32 bytes, and value `32·s + l` of the half is
 //! bits `2s, 2s + 1` of byte `l`. Kernels thus get 32 values of one group from one load and one shift.
 
 use super::{f16_at, put_f16};

@@ -1,8 +1,8 @@
 //! The types of MLX files, whose rows lie in planes: affine groups of 2, 3, 4, 5, 6 and 8 bits, and MXFP4.
 //!
-//! Plane `q` of a row is a stream of bits in little-endian order: value `i` is bits `i·bits .. (i + 1)·bits`, bit `j` of
-//! the stream being bit `j % 8` of byte `j / 8`. MLX stores it as u32 words, which is the same on disk; values of 3, 5
-//! and 6 bits straddle words. 32 values take `4·bits` bytes, so that every 32-block begins at a whole word.
+//! Plane `q` of a row is a stream of bits in little-endian order: value `i` is bits `i·bits .. (i + 1)·bits`, bit `j`
+//! of the stream being bit `j % 8` of byte `j / 8`. MLX stores it as u32 words, which is the same on disk; values of 3,
+//! 5 and 6 bits straddle words. 32 values take `4·bits` bytes, so that every 32-block begins at a whole word.
 
 use super::float::{load_bf16, load_f16, load_f32, store_bf16, store_f16, store_f32};
 use super::iq::{E2M1_DOUBLED, code, e8m0_half, e8m0_of_half};
@@ -48,15 +48,15 @@ impl ScaleType {
         }
     }
 
-    /// The number of this type next to `x`, as f32; never infinite.
+    /// The number of this type nearest to `x`, as f32; never infinite.
     pub(crate) fn nearest(self, x: f64) -> f32 {
-        let most = match self {
+        let max = match self {
             Self::F16 => 65504.0,
             Self::BF16 => f64::from(f32::from_bits(0x7f7f_0000)),
             Self::F32 => f64::from(f32::MAX),
         };
         let mut bytes = [0; 4];
-        self.put(&mut bytes, 0, x.clamp(-most, most) as f32);
+        self.put(&mut bytes, 0, x.clamp(-max, max) as f32);
         self.get(&bytes, 0)
     }
 }
@@ -69,13 +69,13 @@ pub struct Affine {
     scales: ScaleType,
 }
 
-/// Bits a value that MLX writes.
+/// Bits of a value in files of MLX.
 const BITS: [u8; 6] = [2, 3, 4, 5, 6, 8];
-/// Values a group that MLX writes.
+/// Values of a group in files of MLX.
 const GROUPS: [u8; 3] = [32, 64, 128];
 
 impl Affine {
-    /// How many there are.
+    /// Number of affine types.
     pub(super) const COUNT: usize = BITS.len() * GROUPS.len() * ScaleType::ALL.len();
 
     /// The type of `bits` bits (2, 3, 4, 5, 6 or 8), groups of `group` values (32, 64 or 128) and scales and biases of
@@ -87,12 +87,12 @@ impl Affine {
         }
     }
 
-    /// Bits a value.
+    /// Bits of a value.
     pub const fn bits(self) -> usize {
         self.bits as usize
     }
 
-    /// Values a group, which is what a row is a multiple of.
+    /// Values of a group; a row is whole groups.
     pub const fn group(self) -> usize {
         self.group as usize
     }
@@ -107,7 +107,7 @@ impl Affine {
         Self { bits: BITS[i / 9], group: GROUPS[i / 3 % 3], scales: ScaleType::ALL[i % 3] }
     }
 
-    /// Its place among [`Affine::COUNT`].
+    /// Its index, the inverse of [`Affine::nth`].
     pub(super) fn place(self) -> usize {
         let of = |list: &[u8], x| list.iter().position(|&y| x == y).expect("`new` looked it up in the list");
         of(&BITS, self.bits) * 9 + of(&GROUPS, self.group) * 3 + self.scales as usize
@@ -167,7 +167,7 @@ fn field(stream: &[u8], at: usize, bits: usize) -> u8 {
     (two >> (at % 8)) as u8 & (0xff >> (8 - bits))
 }
 
-/// Writes 32 fields of `bits` bits over whatever the bytes held.
+/// Overwrites the bytes with 32 fields of `bits` bits.
 fn put_fields(stream: &mut [u8], bits: usize, q: impl Fn(usize) -> u8) {
     stream.fill(0);
     for i in 0..32 {
@@ -184,9 +184,15 @@ static NAMES: [&str; Affine::COUNT] = {
     macro_rules! names {
         ($($bits:literal)*) => {
             [$(
-                concat!("affine", $bits, "_g32_f16"), concat!("affine", $bits, "_g32_bf16"), concat!("affine", $bits, "_g32_f32"),
-                concat!("affine", $bits, "_g64_f16"), concat!("affine", $bits, "_g64_bf16"), concat!("affine", $bits, "_g64_f32"),
-                concat!("affine", $bits, "_g128_f16"), concat!("affine", $bits, "_g128_bf16"), concat!("affine", $bits, "_g128_f32"),
+                concat!("affine", $bits, "_g32_f16"),
+                concat!("affine", $bits, "_g32_bf16"),
+                concat!("affine", $bits, "_g32_f32"),
+                concat!("affine", $bits, "_g64_f16"),
+                concat!("affine", $bits, "_g64_bf16"),
+                concat!("affine", $bits, "_g64_f32"),
+                concat!("affine", $bits, "_g128_f16"),
+                concat!("affine", $bits, "_g128_bf16"),
+                concat!("affine", $bits, "_g128_f32"),
             )*]
         };
     }

@@ -8,7 +8,8 @@ use crate::cpu::isa::on_isa;
 use crate::cpu::lanes::{Lanes, Part};
 
 use super::panel::ROWS;
-use super::{AHEAD, Ahead, COLS, ColPtr, RowSet, prefetch};
+use super::prefetch::{Hint, NEAR, Near, prefetch};
+use super::{COLS, ColPtr, RowSet};
 
 /// Rows and columns whose sums are in registers at a time: 12 of AVX2's 16; three hold activations, one a weight.
 const TILE_ROWS: usize = 4;
@@ -118,10 +119,10 @@ unsafe fn one<L: Lanes, W: Weights>(set: &RowSet, col: &ColPtr, out: &mut [f32; 
     let x: *const f32 = col.row.q.cast_const().cast();
     for first in (0..set.n).step_by(4) {
         let rows: [*const u8; 4] = std::array::from_fn(|i| set.row(first + i));
-        let ahead = rows[0].wrapping_add(AHEAD.max(4 * set.bytes.q));
+        let next = rows[0].wrapping_add(NEAR.max(4 * set.bytes.q));
         let mut acc = [L::splat(0.0); 4];
         for i in (0..set.k / 16 * 16).step_by(16) {
-            prefetch(ahead.wrapping_add(4 * i * W::BYTES), 64 * W::BYTES);
+            prefetch(next.wrapping_add(4 * i * W::BYTES), 64 * W::BYTES, Hint::Once);
             // SAFETY: i + 16 <= k.
             unsafe {
                 let x = L::load(x.add(i));
@@ -139,7 +140,7 @@ unsafe fn one<L: Lanes, W: Weights>(set: &RowSet, col: &ColPtr, out: &mut [f32; 
 
 #[inline(always)]
 unsafe fn many<L: Lanes, W: Weights>(set: &RowSet, cols: &[ColPtr], acc: &mut [[f32; ROWS]]) {
-    let ahead = Ahead::new(set.row(0), ROWS, set.bytes.q);
+    let near = Near::new(set.row(0), ROWS, set.bytes.q);
     let full = set.k / 16 * 16;
     let mut wide = [[0.0f32; SPAN]; TILE_ROWS];
     let mut sums = [[[0.0f32; 16]; TILE_ROWS]; COLS];
@@ -150,7 +151,7 @@ unsafe fn many<L: Lanes, W: Weights>(set: &RowSet, cols: &[ColPtr], acc: &mut [[
         }
         for k in (0..full).step_by(SPAN) {
             let n = (full - k).min(SPAN);
-            ahead.ask((first * set.k + TILE_ROWS * k) * W::BYTES, TILE_ROWS * n * W::BYTES);
+            near.prefetch((first * set.k + TILE_ROWS * k) * W::BYTES, TILE_ROWS * n * W::BYTES);
             for r in 0..TILE_ROWS {
                 // SAFETY: rows have n values from k on, a span has room for them.
                 unsafe { widen::<L::Part, W>(rows[r].add(k * W::BYTES), &mut wide[r][..n]) }
@@ -245,26 +246,36 @@ unsafe fn tile<P: Part, const C: usize>(
     }
 }
 
-/// The kernels of one type as plain functions of an instruction set.
+/// The kernels of one type as functions of an instruction set.
 macro_rules! kernels {
     ($w:ident, $one:ident, $many:ident, $one_lanes:ident, $many_lanes:ident) => {
+        /// # Safety
+        /// See [`super::variants::OneFn`]; the set is of the type.
         #[inline(always)]
-        fn $one_lanes<L: Lanes>(set: &RowSet, col: &ColPtr, out: &mut [f32; ROWS]) {
-            // SAFETY: `Kernels` compared the shapes before it made the set and the column.
+        unsafe fn $one_lanes<L: Lanes>(set: &RowSet, col: &ColPtr, out: &mut [f32; ROWS]) {
+            // SAFETY: the caller's promise.
             unsafe { one::<L, $w>(set, col, out) }
         }
+        /// # Safety
+        /// See [`super::variants::FloatFn`]; the set is of the type.
         #[inline(always)]
-        fn $many_lanes<L: Lanes>(set: &RowSet, cols: &[ColPtr], acc: &mut [[f32; ROWS]]) {
-            // SAFETY: as above.
+        unsafe fn $many_lanes<L: Lanes>(set: &RowSet, cols: &[ColPtr], acc: &mut [[f32; ROWS]]) {
+            // SAFETY: the caller's promise.
             unsafe { many::<L, $w>(set, cols, acc) }
         }
         on_isa! {
             /// One column.
-            pub(super) fn $one(set: &RowSet, col: &ColPtr, out: &mut [f32; ROWS]) = $one_lanes
+            ///
+            /// # Safety
+            /// See [`super::variants::OneFn`]; the set is of the type.
+            pub(super) unsafe fn $one(set: &RowSet, col: &ColPtr, out: &mut [f32; ROWS]) = $one_lanes
         }
         on_isa! {
             /// Many columns.
-            pub(super) fn $many(set: &RowSet, cols: &[ColPtr], acc: &mut [[f32; ROWS]]) = $many_lanes
+            ///
+            /// # Safety
+            /// See [`super::variants::FloatFn`]; the set is of the type.
+            pub(super) unsafe fn $many(set: &RowSet, cols: &[ColPtr], acc: &mut [[f32; ROWS]]) = $many_lanes
         }
     };
 }

@@ -14,7 +14,10 @@ mod float;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod panel;
+mod prefetch;
 mod scalar;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod types;
 mod variants;
 
 use std::ops::Range;
@@ -23,11 +26,12 @@ use model::plan::Gate;
 use quant::act::ActKind;
 use quant::{PlaneBytes, Planes, WeightType};
 
-use super::isa::Isa;
+use super::isa::CheckedIsa;
 use super::mem::Zero;
 pub use acts::ActsShared;
 use acts::RowPtr;
 use panel::{CHUNK, Panel, ROWS};
+pub(super) use prefetch::{Hint, prefetch};
 use variants::{Many, Variant};
 
 /// Columns that share one unpacked panel: their part of the activations stays in the second-level cache.
@@ -178,18 +182,14 @@ impl RowSet<'_> {
 /// The kernels of one instruction set.
 #[derive(Clone, Debug)]
 pub struct Kernels {
-    isa: Isa,
+    isa: CheckedIsa,
     table: Vec<Variant>,
     quantise: variants::QuantiseFns,
 }
 
 impl Kernels {
-    /// Chooses the kernels.
-    ///
-    /// # Panics
-    /// When the machine lacks `isa`; [`Isa::check`] turns that into an error beforehand.
-    pub fn new(isa: Isa) -> Kernels {
-        assert!(isa.available(), "the machine has no {isa}");
+    /// The kernels of `isa`.
+    pub fn new(isa: CheckedIsa) -> Kernels {
         Kernels {
             isa,
             table: WeightType::ALL.iter().map(|&t| variants::variant(t, isa)).collect(),
@@ -198,7 +198,7 @@ impl Kernels {
     }
 
     /// The instruction set they are written for.
-    pub fn isa(&self) -> Isa {
+    pub fn isa(&self) -> CheckedIsa {
         self.isa
     }
 
@@ -335,132 +335,6 @@ impl Kernels {
     }
 }
 
-/// How far ahead the matrix-vector kernels ask for weights. They walk several rows at once, which the hardware's own
-/// prefetchers take for short streams that end; the bytes of those rows together are one long stream.
-const AHEAD: usize = 6656;
-
-/// Asks for `bytes` bytes at `p`, which need not exist, for use before long: a line into all levels of cache.
-#[inline(always)]
-pub(super) fn prefetch_near(p: *const u8, bytes: usize) {
-    for line in 0..bytes.div_ceil(64) {
-        let p = p.wrapping_add(64 * line);
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: a prefetch never faults, whatever the address.
-        unsafe {
-            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p.cast());
-        }
-        #[cfg(target_arch = "aarch64")]
-        // SAFETY: as above.
-        unsafe {
-            std::arch::asm!("prfm pldl1keep, [{0}]", in(reg) p, options(nostack, preserves_flags, readonly));
-        }
-        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-        let _ = p;
-    }
-}
-
-/// Asks for `bytes` bytes at `p`, which need not exist. Weights are read once a step: the non-temporal hint keeps them from
-/// pushing everything else through the outer caches (decode of Qwen3-30B-A3B's shape, 4 layers: 58.7 -> 62.3 tok/s against
-/// the hint for all levels, 2 cores of AMD EPYC 9004).
-#[inline(always)]
-pub(super) fn prefetch(p: *const u8, bytes: usize) {
-    for line in 0..bytes.div_ceil(64) {
-        let p = p.wrapping_add(64 * line);
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: a prefetch never faults, whatever the address.
-        unsafe {
-            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_NTA }>(p.cast());
-        }
-        #[cfg(target_arch = "aarch64")]
-        // SAFETY: as above.
-        unsafe {
-            std::arch::asm!("prfm pldl1strm, [{0}]", in(reg) p, options(nostack, preserves_flags, readonly));
-        }
-        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-        let _ = p;
-    }
-}
-
-/// The same, into the second cache.
-#[inline(always)]
-fn prefetch_second(p: *const u8, bytes: usize) {
-    for line in 0..bytes.div_ceil(64) {
-        let p = p.wrapping_add(64 * line);
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: a prefetch never faults, whatever the address.
-        unsafe {
-            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(p.cast());
-        }
-        #[cfg(target_arch = "aarch64")]
-        // SAFETY: as above.
-        unsafe {
-            std::arch::asm!("prfm pldl2keep, [{0}]", in(reg) p, options(nostack, preserves_flags, readonly));
-        }
-        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-        let _ = p;
-    }
-}
-
-/// How far ahead super-blocks are asked for; from 12 kB on it makes no difference any more ([768, 2048] q6_k, one core of AMD
-/// EPYC 9004 in a virtual machine: 14.8 GB/s at 4 kB, 18.9 at 9 kB, 20.5 at 12 kB and up to 128 kB).
-const FAR: usize = 16384;
-
-/// The bytes that a worker reads after those at hand, in the order in which it reads them: the rest of a tile, then the
-/// start of the next one, be it of another matrix. They are asked for into the second cache, where they do not push out
-/// what is at hand however far ahead they are. That is for kernels that wait for memory: super-blocks, and types of 8 bits ([768, 2048]
-/// q8_0, one core of AMD EPYC 9004: 13.9 -> 23.2 GB/s against [`Ahead`]); those of fewer bits and 32-blocks have more to compute, and
-/// lose a tenth to the second cache's latency.
-#[derive(Clone, Copy, Debug)]
-struct Stream {
-    tile: *const u8,
-    tile_bytes: usize,
-    next: *const u8,
-    distance: usize,
-}
-
-impl Stream {
-    /// For a walk over `set`, `rows` rows at a time; a whole number of them ahead, so that while it takes these rows what it should
-    /// ask for lies on end too.
-    fn new(set: &RowSet, rows: usize) -> Stream {
-        let distance = FAR.next_multiple_of((rows * set.bytes.q).max(1));
-        Stream { tile: set.row(0), tile_bytes: set.n * set.bytes.q, next: set.next, distance }
-    }
-
-    /// What a walk should ask for that is through the first `at` bytes of its tile; to be asked for a little at a time,
-    /// since a core keeps few requests in flight and waits with the next.
-    #[inline(always)]
-    fn after(&self, at: usize) -> *const u8 {
-        let at = at + self.distance;
-        let (from, at) = if at < self.tile_bytes { (self.tile, at) } else { (self.next, at - self.tile_bytes) };
-        from.wrapping_add(at)
-    }
-}
-
-/// The bytes of rows that come after those at hand, asked for as one stream.
-#[derive(Clone, Copy, Debug)]
-struct Ahead {
-    from: *const u8,
-    keep: bool,
-}
-
-impl Ahead {
-    /// For a walk over `rows` rows of `row_bytes` bytes at a time, the first of them at `row`.
-    ///
-    /// What is asked for lies in the first cache until the walk is through the rows before it. When both do not fit, it
-    /// is to be found in the second: with the non-temporal hint it would come from memory twice ([768, 2048] q8_0, one
-    /// core of AMD EPYC 9004: 9.4 -> 12.0 GB/s, with the stream no longer in bursts).
-    fn new(row: *const u8, rows: usize, row_bytes: usize) -> Ahead {
-        Ahead { from: row.wrapping_add(AHEAD.max(rows * row_bytes)), keep: 2 * rows * row_bytes > 16 << 10 }
-    }
-
-    /// Asks for `bytes` bytes from `at` on.
-    #[inline(always)]
-    fn ask(self, at: usize, bytes: usize) {
-        let p = self.from.wrapping_add(at);
-        if self.keep { prefetch_near(p, bytes) } else { prefetch(p, bytes) }
-    }
-}
-
 /// Everything that raw pointers rely on, once a call.
 fn check(w: &Matrix, rows: &Range<usize>, acts: &ActsShared, cols: &[Col], y: &OutPtr) {
     let need = w.dtype.plane_bytes(w.k).and_then(|row| row.times(w.n));
@@ -493,6 +367,12 @@ fn row_set<'a>(w: &Matrix<'a>, first: usize, end: usize) -> RowSet<'a> {
     let next = if first + n < end { first + n } else { first };
     let next = w.planes.q.as_ptr().wrapping_add(next * bytes.q);
     RowSet { dtype: w.dtype, planes: w.planes.rows(bytes, first..first + n), bytes, n, k: w.k, next }
+}
+
+/// `act(g) · u` by the polynomials of the kernels, for tests.
+#[doc(hidden)]
+pub fn gated(act: Gate, g: f32, u: f32) -> f32 {
+    super::math::gated(act, g, u)
 }
 
 /// Adds a bias to the first rows of a tile's columns.

@@ -64,7 +64,7 @@ impl Panel {
 /// function is written for.
 pub(super) type UnpackFn = unsafe fn(set: &RowSet, chunk: usize, blocks: usize, panel: &mut Panel);
 
-/// What the bytes of a type have too much.
+/// Offset added to every stored value of a type so that it fits an unsigned byte.
 pub(super) const fn offset(t: WeightType) -> u8 {
     match t {
         WeightType::Q4_0 | WeightType::Q5_0 | WeightType::MXFP4 | WeightType::MXFP4_PLANAR => 16,
@@ -76,9 +76,9 @@ pub(super) const fn offset(t: WeightType) -> u8 {
     }
 }
 
-/// The largest byte of a type of 32-blocks with minimums.
+/// Largest byte in the panel of a type of 32-blocks with minimums.
 #[cfg(target_arch = "x86_64")]
-pub(super) const fn most(t: WeightType) -> u8 {
+pub(super) const fn max_byte(t: WeightType) -> u8 {
     match t {
         WeightType::Q4_1 => 15,
         WeightType::Q5_1 => 31,

@@ -6,7 +6,7 @@ use model::plan::Gate;
 use quant::WeightType;
 use quant::act::ActKind;
 
-use crate::cpu::isa::{Isa, on_isa};
+use crate::cpu::isa::{CheckedIsa, Isa, on_isa};
 use crate::cpu::lanes::Lanes;
 use crate::cpu::math::gated;
 
@@ -70,11 +70,11 @@ pub(super) struct QuantiseFns {
 }
 
 /// The row of the table for `t` on `isa`.
-pub(super) fn variant(t: WeightType, isa: Isa) -> Variant {
+pub(super) fn variant(t: WeightType, isa: CheckedIsa) -> Variant {
     if t.act() == ActKind::F32 {
         return float_variant(t, isa);
     }
-    match isa {
+    match isa.isa() {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => Variant {
             one: avx2::one(t),
@@ -114,26 +114,29 @@ fn panel_from(t: WeightType) -> usize {
     if t.act() == ActKind::Block256 { 2 } else { 3 }
 }
 
-fn float_variant(t: WeightType, isa: Isa) -> Variant {
+fn float_variant(t: WeightType, isa: CheckedIsa) -> Variant {
+    macro_rules! kernels {
+        ($isa:path, $one:ident, $many:ident) => {{
+            // SAFETY: the caller has proved that the machine has `isa`, which is this one.
+            const ISA: CheckedIsa = unsafe { CheckedIsa::assume($isa) };
+            Variant {
+                // SAFETY: the contract of `OneFn`.
+                one: |set, _, col, out| unsafe { float::$one(ISA, set, col, out) },
+                // SAFETY: the contract of `FloatFn`.
+                many: Many::Float(|set, cols, acc| unsafe { float::$many(ISA, set, cols, acc) }),
+            }
+        }};
+    }
     macro_rules! on {
         ($isa:path) => {
             match t {
-                WeightType::F32 => Variant {
-                    one: |set, _, col, out| float::one_f32($isa, set, col, out),
-                    many: Many::Float(|set, cols, acc| float::many_f32($isa, set, cols, acc)),
-                },
-                WeightType::F16 => Variant {
-                    one: |set, _, col, out| float::one_f16($isa, set, col, out),
-                    many: Many::Float(|set, cols, acc| float::many_f16($isa, set, cols, acc)),
-                },
-                _ => Variant {
-                    one: |set, _, col, out| float::one_bf16($isa, set, col, out),
-                    many: Many::Float(|set, cols, acc| float::many_bf16($isa, set, cols, acc)),
-                },
+                WeightType::F32 => kernels!($isa, one_f32, many_f32),
+                WeightType::F16 => kernels!($isa, one_f16, many_f16),
+                _ => kernels!($isa, one_bf16, many_bf16),
             }
         };
     }
-    match isa {
+    match isa.isa() {
         Isa::Scalar => on!(Isa::Scalar),
         Isa::Avx2 => on!(Isa::Avx2),
         Isa::Avx512 => on!(Isa::Avx512),
@@ -142,14 +145,14 @@ fn float_variant(t: WeightType, isa: Isa) -> Variant {
 }
 
 /// The quantisers of `isa`.
-pub(super) fn quantise(isa: Isa) -> QuantiseFns {
+pub(super) fn quantise(isa: CheckedIsa) -> QuantiseFns {
     let plain = QuantiseFns {
         float: scalar::float,
         block32: scalar::block32,
         byte32: scalar::byte32,
         block256: scalar::block256,
     };
-    match isa {
+    match isa.isa() {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 | Isa::Avx512 => QuantiseFns {
             block32: avx2::quantise::block32,

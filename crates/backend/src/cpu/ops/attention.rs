@@ -11,7 +11,8 @@
 
 use std::ops::Range;
 
-use super::super::isa::on_isa;
+use super::super::isa::{CheckedIsa, on_isa};
+use super::super::kernels::{Hint, prefetch};
 use super::super::lanes::{Float, Lanes};
 use super::super::math;
 use super::super::mem::{View, zeroed};
@@ -169,7 +170,7 @@ impl Unit<'_> {
     }
 }
 
-/// One tile against the rows of a unit.
+/// One tile against the rows of a unit. Its pointers are valid by the contract of [`Tile::new`].
 #[derive(Clone, Copy)]
 struct Tile<E> {
     k: *const E,
@@ -290,7 +291,7 @@ fn unit_heads(group: usize, n_units: usize, threads: usize) -> usize {
 /// # Safety
 /// `state` has the unit's rows and is this worker's, as are the other arguments.
 unsafe fn segment_of<E: CacheElem>(
-    isa: super::super::isa::Isa,
+    isa: CheckedIsa,
     unit: &Unit,
     segment: usize,
     state: State,
@@ -315,20 +316,28 @@ unsafe fn segment_of<E: CacheElem>(
         let k = unsafe { cache.tile::<E>(unit.batch.page(chunk, cache.windowed, page), unit.kv_head).cast_const() };
         if cache.half && cache.latent && rows >= UNPACK_ROWS {
             let written = (last - page * PAGE).min(PAGE);
-            unpack::<E>(isa, k, cache.v_first() + written * cache.v_stride(), unpacked);
-            tile_on::<f32>(isa, &Tile::new(unit, unpacked.as_ptr(), q, state), &valid[..rows]);
+            // SAFETY: the tile has these elements, which nobody writes during this op.
+            let elements = unsafe { std::slice::from_raw_parts(k, cache.v_first() + written * cache.v_stride()) };
+            unpack(isa, elements, unpacked);
+            // SAFETY: the rows up to the last visible position are unpacked; `q` and `state` by the caller's promise.
+            tile_on(isa, &unsafe { Tile::new(unit, unpacked.as_ptr(), q, state) }, &valid[..rows]);
         } else {
             let next = page + usize::from(page + 1 < to);
             // SAFETY: as above.
             let next = unsafe { cache.tile::<E>(unit.batch.page(chunk, cache.windowed, next), unit.kv_head) };
-            tile_on::<E>(isa, &Tile { next, ..Tile::new(unit, k, q, state) }, &valid[..rows]);
+            // SAFETY: `k` is the tile of the page; `q` and `state` by the caller's promise.
+            tile_on(isa, &Tile { next, ..unsafe { Tile::new(unit, k, q, state) } }, &valid[..rows]);
         }
     }
 }
 
 impl<E> Tile<E> {
     /// The tile of `unit`'s cache that begins at `k`.
-    fn new(unit: &Unit, k: *const E, q: *const f32, state: State) -> Tile<E> {
+    ///
+    /// # Safety
+    /// While the tile is used, its positions up to the last one that a row of the unit sees are readable and written by
+    /// nobody, `q` is readable for the unit's rows, and `state` has these rows for the caller alone.
+    unsafe fn new(unit: &Unit, k: *const E, q: *const f32, state: State) -> Tile<E> {
         let cache = unit.cache;
         Tile {
             k,
@@ -348,15 +357,15 @@ impl<E> Tile<E> {
     }
 }
 
-on_isa! { fn unpack<E: CacheElem>(from: *const E, n: usize, to: &mut [f32]) = unpack_lanes }
+on_isa! { fn unpack<E: CacheElem>(from: &[E], to: &mut [f32]) = unpack_lanes }
 on_isa! { fn tile_on<E: CacheElem>(tile: &Tile<E>, valid: &[(u8, u8)]) = tile_lanes }
 
-/// `n` elements, whole lanes, to f32.
+/// Elements to f32, whole lanes.
 #[inline(always)]
-fn unpack_lanes<L: Lanes, E: CacheElem>(from: *const E, n: usize, to: &mut [f32]) {
-    for i in (0..n).step_by(16) {
-        // SAFETY: the tile has `n` elements, and PAGE and value rows are whole lanes.
-        unsafe { E::load::<L>(from.add(i)) }.store_at(to, i);
+fn unpack_lanes<L: Lanes, E: CacheElem>(from: &[E], to: &mut [f32]) {
+    for (from, to) in from.as_chunks::<16>().0.iter().zip(to.as_chunks_mut::<16>().0) {
+        // SAFETY: both arrays have 16 elements.
+        unsafe { E::load::<L>(from.as_ptr()).store(to.as_mut_ptr()) };
     }
 }
 
@@ -423,19 +432,6 @@ fn block<L: Lanes, E: CacheElem, const Q: usize, const C: usize>(tile: &Tile<E>,
     }
 }
 
-/// Asks for the line at `p`, which need not exist, into the second cache: two tiles fill the first.
-#[inline(always)]
-fn fetch<E>(p: *const E) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        // SAFETY: a prefetch never faults, whatever the address.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = p;
-}
-
 /// `q·k` of 32 positions for `Q` rows, where positions are lanes.
 #[inline(always)]
 fn column_dots<L: Lanes, E: CacheElem, const Q: usize>(tile: &Tile<E>, r: usize) -> [[L; 2]; Q] {
@@ -453,12 +449,13 @@ fn column_dots<L: Lanes, E: CacheElem, const Q: usize>(tile: &Tile<E>, r: usize)
         }
         out[0] = sum;
     } else {
-        // The first rows ask for the next tile, keys and values, a line at a time.
-        let ahead = if r == 0 { tile.next } else { tile.k };
+        // The first rows prefetch the next tile, keys and values, a line at a time into the second cache: two tiles fill
+        // the first.
+        let next = if r == 0 { tile.next } else { tile.k };
         for h in 0..2 {
             let mut sum = [L::splat(0.0); Q];
             for d in 0..tile.d_k {
-                fetch(ahead.wrapping_add((h * tile.d_k + d) * PAGE));
+                prefetch(next.wrapping_add((h * tile.d_k + d) * PAGE), 64, Hint::L2);
                 // SAFETY: as above.
                 unsafe {
                     let k: L = E::load(tile.k.add(d * PAGE + 16 * h));

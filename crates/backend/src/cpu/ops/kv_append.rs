@@ -145,12 +145,16 @@ fn append<E: CacheElem>(run: &mut Run, cache: &CacheView, k: View, v: Option<Vie
                     let tile = cache.tile::<E>(page, h);
                     let k = &k.row(t)[h * cache.d_k..(h + 1) * cache.d_k];
                     let row = tile.add(cache.v_first() + pos % PAGE * cache.v_stride());
+                    let row = std::slice::from_raw_parts_mut(
+                        row,
+                        if v.is_some() { cache.v_width() } else { cache.v_stride() },
+                    );
                     match v {
                         Some(v) => {
-                            write_k::<E>(isa, k, tile.add(pos % PAGE));
-                            write_row::<E>(isa, &v.row(t)[h * cache.d_v..(h + 1) * cache.d_v], row);
+                            write_k(isa, k, tile.add(pos % PAGE));
+                            write_row(isa, &v.row(t)[h * cache.d_v..(h + 1) * cache.d_v], row);
                         }
-                        None => write_row::<E>(isa, k, row),
+                        None => write_row(isa, k, row),
                     }
                 }
             }
@@ -158,15 +162,25 @@ fn append<E: CacheElem>(run: &mut Run, cache: &CacheView, k: View, v: Option<Vie
     });
 }
 
-on_isa! { fn write_k<E: CacheElem>(k: &[f32], out: *mut E) = write_k_lanes }
-on_isa! { fn write_row<E: CacheElem>(x: &[f32], out: *mut E) = write_row_lanes }
+on_isa! {
+    /// Writes a key head down a column of its tile, which begins at `out`.
+    ///
+    /// # Safety
+    /// Of the tile's `[d_k][PAGE]` keys nobody else reads or writes this column; `k` has `d_k` numbers.
+    unsafe fn write_k<E: CacheElem>(k: &[f32], out: *mut E) = write_k_lanes
+}
+on_isa! {
+    /// Writes a head and zeros to the end of its row, which is whole lanes long.
+    fn write_row<E: CacheElem>(x: &[f32], out: &mut [E]) = write_row_lanes
+}
 
-/// Writes a key head down a column of its tile.
+/// # Safety
+/// See [`write_k`].
 #[inline(always)]
-fn write_k_lanes<L: Lanes, E: CacheElem>(k: &[f32], out: *mut E) {
+unsafe fn write_k_lanes<L: Lanes, E: CacheElem>(k: &[f32], out: *mut E) {
     let mut part = [E::ZERO; 16];
     for i in (0..k.len()).step_by(16) {
-        // SAFETY: the array has 16 elements; the column has one element every PAGE for each of the key's.
+        // SAFETY: the array has 16 elements; the caller's promise: the column has one every PAGE for each of the key's.
         unsafe {
             E::store(L::load_at(k, i, 0.0), part.as_mut_ptr());
             for (j, &e) in part[..(k.len() - i).min(16)].iter().enumerate() {
@@ -176,11 +190,10 @@ fn write_k_lanes<L: Lanes, E: CacheElem>(k: &[f32], out: *mut E) {
     }
 }
 
-/// Writes a head and zeros up to whole lanes.
 #[inline(always)]
-fn write_row_lanes<L: Lanes, E: CacheElem>(x: &[f32], out: *mut E) {
-    for i in (0..x.len()).step_by(16) {
-        // SAFETY: rows are whole lanes long.
-        unsafe { E::store(L::load_at(x, i, 0.0), out.add(i)) };
+fn write_row_lanes<L: Lanes, E: CacheElem>(x: &[f32], out: &mut [E]) {
+    for (i, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+        // SAFETY: the array has 16 elements.
+        unsafe { E::store(L::load_at(x, 16 * i, 0.0), out.as_mut_ptr()) };
     }
 }

@@ -1,7 +1,4 @@
 //! `rope`: rotates pairs of each head's first dims by angles that depend on the position.
-//!
-//! Cosines and sines are made once a step for every token: the angle in f64, its sine and cosine by the `libm` crate, so
-//! that they are the same bits on every machine and exact to f32 at any position.
 
 use model::plan::{RopeDecl, RopePairing, Rows};
 
@@ -9,40 +6,33 @@ use super::super::mem::{View, over_rows, zeroed};
 use super::super::pool::Pool;
 use super::super::program::Run;
 use crate::CompileError;
+use crate::rope::Angles;
 
-/// Cosines and sines of the step's tokens for one rotary embedding.
+/// Cosines and sines of the step's tokens for one rotary embedding, made once a step.
 pub struct RopeTable {
-    inv_freq: Vec<f64>, // [rotary / 2]
-    factor: f64,
-    pairing: RopePairing,
-    rows: Vec<f32>, // [max_tokens, 2, rotary / 2]: cosines, then sines
+    angles: Angles,
+    rows: Vec<f32>, // [max_tokens, 2, n_pairs]: cosines, then sines
 }
 
 impl RopeTable {
     /// A table for steps of up to `max_tokens` tokens.
     pub fn new(decl: &RopeDecl, max_tokens: usize) -> Result<RopeTable, CompileError> {
-        Ok(RopeTable {
-            inv_freq: decl.inv_freq.clone(),
-            factor: f64::from(decl.factor),
-            pairing: decl.pairing,
-            rows: zeroed("rotary angles", max_tokens.saturating_mul(2 * decl.inv_freq.len()))?,
-        })
+        let angles = Angles::new(decl);
+        let rows = zeroed("rotary angles", max_tokens.saturating_mul(2 * angles.n_pairs()))?;
+        Ok(RopeTable { angles, rows })
     }
 
     /// Fills the rows of tokens at positions `pos`.
     pub fn fill(&mut self, pool: &mut Pool, pos: &[u32]) {
-        let half = self.inv_freq.len();
+        let half = self.angles.n_pairs();
         // SAFETY: the rows lie in `self.rows`, which is borrowed for the whole call.
         let table = unsafe { View::new(self.rows.as_mut_ptr(), Rows::Tokens, 2 * half) };
-        let (inv_freq, factor) = (&self.inv_freq, self.factor);
+        let angles = &self.angles;
         over_rows(pool, pos.len(), 64 * half, |_, rows| {
             for t in rows {
                 // SAFETY: rows are disjoint between chunks.
                 let (cos, sin) = unsafe { table.row_mut(t) }.split_at_mut(half);
-                for i in 0..half {
-                    let (s, c) = libm::sincos(f64::from(pos[t]) * inv_freq[i]);
-                    (cos[i], sin[i]) = ((c * factor) as f32, (s * factor) as f32);
-                }
+                angles.fill(pos[t], cos, sin);
             }
         });
     }
@@ -50,13 +40,13 @@ impl RopeTable {
 
 /// Rotates `x` in place.
 pub fn rope(run: &mut Run, x: View, table: &RopeTable, d_head: usize) {
-    let half = table.inv_freq.len();
+    let half = table.angles.n_pairs();
     over_rows(run.pool, run.step.rows(x.rows), 2 * x.width, |_, rows| {
         for t in rows {
             let (cos, sin) = table.rows[t * 2 * half..(t + 1) * 2 * half].split_at(half);
             // SAFETY: rows are disjoint between chunks.
             for head in unsafe { x.row_mut(t) }.chunks_exact_mut(d_head) {
-                match table.pairing {
+                match table.angles.pairing {
                     RopePairing::Half => rotate_half(&mut head[..2 * half], cos, sin),
                     RopePairing::Interleaved => rotate_interleaved(&mut head[..2 * half], cos, sin),
                 }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use model::plan::validate::{MAX_EXPERTS, MAX_USED};
 use model::plan::{GroupScore, Groups, Router, Rows, Score};
 
-use super::super::isa::{Isa, on_isa};
+use super::super::isa::{CheckedIsa, on_isa};
 use super::super::lanes::Lanes;
 use super::super::math;
 use super::super::mem::{View, over_rows};
@@ -46,7 +46,7 @@ pub fn route(run: &mut Run, logits: View, how: &RouterStep, ids: View, weights: 
 
 /// The experts of one row of logits, best first, and their weights; false when it has no answer: a NaN, no finite softmax,
 /// no finite weights.
-fn route_row(isa: Isa, x: &[f32], how: &RouterStep, ids: &mut [u32], weights: &mut [f32]) -> bool {
+fn route_row(isa: CheckedIsa, x: &[f32], how: &RouterStep, ids: &mut [u32], weights: &mut [f32]) -> bool {
     let router = &how.router;
     let mut scores = [0.0; MAX_EXPERTS];
     let scores = &mut scores[..x.len()];
@@ -197,7 +197,7 @@ mod tests {
             if step.as_ref().is_none_or(|step| step.router != *router) {
                 step = Some(RouterStep::new(*router, bias.map(<[f32]>::to_vec), scale.map(<[f32]>::to_vec)));
             }
-            step.as_ref().is_some_and(|step| route_row(Isa::best(), x, step, ids, weights))
+            step.as_ref().is_some_and(|step| route_row(CheckedIsa::best(), x, step, ids, weights))
         });
     }
 
@@ -222,9 +222,9 @@ mod tests {
                     let (mut ids, mut weights) = ([0; 6], [0.0; 6]);
                     route_row(isa, x, &step, &mut ids, &mut weights).then(|| (ids, weights.map(f32::to_bits)))
                 };
-                let wanted = on(Isa::Scalar, &x);
+                let wanted = on(CheckedIsa::SCALAR, &x);
                 assert!(wanted.is_some_and(|(ids, _)| (1..6).all(|i| !ids[..i].contains(&ids[i]))), "{router:?}");
-                for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+                for isa in CheckedIsa::all() {
                     assert_eq!(on(isa, &x), wanted, "{router:?} on {isa}");
                     for at in [0, 17, 34] {
                         let mut bad = x.clone();
@@ -239,7 +239,7 @@ mod tests {
     #[test]
     fn rows_that_have_no_softmax_are_seen() {
         let (nan, inf) = (f32::NAN, f32::INFINITY);
-        for isa in Isa::ALL.into_iter().filter(|isa| isa.available()) {
+        for isa in CheckedIsa::all() {
             for at in 0..20 {
                 for (fill, bad) in [(0.0, nan), (0.0, inf), (-inf, -inf), (-inf, nan)] {
                     let mut x = [fill; 20];

@@ -73,13 +73,20 @@ impl Shared {
     }
 }
 
-on_isa! { pub fn merge(total: State, segment: State, rows: usize, v_width: usize) = merge_lanes }
+on_isa! {
+    /// Merges a segment into the total of the segments before it. A segment that a row does not see changes nothing.
+    ///
+    /// # Safety
+    /// Both states have `rows` rows of values `v_width` wide, and nobody else uses them.
+    pub unsafe fn merge(total: State, segment: State, rows: usize, v_width: usize) = merge_lanes
+}
 
-/// Merges a segment into the total of what came before it. A segment that a row does not see changes nothing.
+/// # Safety
+/// See [`merge`].
 #[inline(always)]
-fn merge_lanes<L: Lanes>(total: State, segment: State, rows: usize, v_width: usize) {
+unsafe fn merge_lanes<L: Lanes>(total: State, segment: State, rows: usize, v_width: usize) {
     for r in 0..rows {
-        // SAFETY: both states have these rows and are this worker's.
+        // SAFETY: the caller's promise.
         unsafe {
             let ([tm, tl], [sm, sl]) = (total.ml(r), segment.ml(r));
             if *sl == 0.0 {

@@ -53,7 +53,7 @@ async fn anthropic_streams_are_whole_messages_in_pieces() {
         assert_eq!(input.as_u64().unwrap() + cached.as_u64().unwrap(), count);
         assert_eq!(of(&events, "message_start")[0]["message"]["usage"]["input_tokens"], count);
     }
-    // The beginning of an answer is gone on from.
+    // A prefilled answer is continued.
     let mut begun = json!({"messages": messages, "max_tokens": 8, "temperature": 0});
     begun["messages"].as_array_mut().unwrap().push(json!({"role": "assistant", "content": "Once upon a"}));
     let text = server.ask("/v1/messages", &begun).await["content"][0]["text"].as_str().unwrap().to_string();

@@ -21,7 +21,7 @@ async fn a_client_that_leaves_frees_its_pages() {
     assert_eq!(server.stats().await.running, 1);
     let steps = server.stats().await.steps;
     drop(reply);
-    // The cancel stands in line before this question, so at most the step under way and the next one come between.
+    // The cancel is queued before this question, so at most the step under way and the next one come between.
     let stats = server.stats().await;
     assert!(stats.running == 0 && stats.pages.used == 0, "{stats:?}");
     assert!(stats.steps <= steps + 2, "{steps} {stats:?}");
@@ -40,7 +40,7 @@ async fn a_slow_reader_holds_up_nobody() {
     let slow = server.post(PATH, &endless(5)).await;
     let answer = server.ask(PATH, &chat("Hello", json!({}))).await;
     assert!(!answer["choices"][0]["message"]["content"].as_str().unwrap().is_empty());
-    // It is computed to its end while nobody reads it.
+    // It is computed to its end although no client reads it.
     server.idle().await;
     let events = slow.events().await;
     assert_eq!(joined(&events, 0), joined(&alone, 0));

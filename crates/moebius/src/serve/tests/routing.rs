@@ -1,4 +1,4 @@
-//! Experts as clients see them: asked for, token by token, and counted.
+//! Experts as clients see them: requested, token by token, and counted.
 
 use serde_json::{Value, json};
 

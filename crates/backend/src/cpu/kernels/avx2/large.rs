@@ -1,30 +1,36 @@
-//! Super-block formats: how their bytes become eight groups of 32 bytes, sub-scales and minimums. The layouts are drawn
-//! in [`quant::types::k`] and [`quant::types::iq`].
+//! Super-block formats: how their bytes become eight groups of 32 bytes, sub-scales and minimums. [`quant::types::k`]
+//! and [`quant::types::iq`] draw the layouts.
 
 use std::arch::x86_64::*;
 
 use quant::types::iq::IQ4_VALUES;
 
-use super::small::table;
+use super::small::look_up;
 use super::{both, load128, load256};
 
-/// A super-block format. `p` always points to a block, all of which is readable; the machine has AVX2, FMA and F16C.
-#[allow(clippy::missing_safety_doc)]
+/// A super-block format.
+///
+/// # Safety
+/// Of every method: `p` and `q` point to readable blocks of the format, and the machine has AVX2, FMA and F16C.
 pub(in super::super) trait Large {
     /// Bytes of a block.
     const BYTES: usize;
-    /// Where the f16 scale lies.
+    /// Byte of the f16 scale.
     const D: usize;
-    /// Where the f16 scale of the minimums lies, when there is one.
+    /// Byte of the f16 scale of the minimums, when there is one.
     const DMIN: Option<usize>;
+    /// Bits of an integer of [`Large::group`], or 8 when integers are signed.
+    const BITS: usize;
     /// The groups hold no negative number.
-    const UNSIGNED: bool;
-    /// What the integers of [`Large::group`] have too much; 0 when they are signed.
+    const UNSIGNED: bool = Self::BITS < 8;
+    /// Offset added to every integer of [`Large::group`], so that none is negative.
     const OFFSET: i16 = 0;
+    /// Offset of the bytes of a panel.
+    const PANEL_OFFSET: i16 = if Self::UNSIGNED { Self::OFFSET } else { 128 };
     /// Neighbouring 16-groups share their sub-scale.
     const WIDE_SCALES: bool;
     /// Of types that are [`Large::UNSIGNED`]: the integers of 32-group `j`, plus [`Large::OFFSET`]. Group by group, so that
-    /// few registers are in use at once; `j` is known to the compiler, and loads that groups share are done once.
+    /// few registers are live at once; `j` is a constant, and the compiler merges loads that groups share.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn group(p: *const u8, j: usize) -> __m256i {
@@ -36,19 +42,19 @@ pub(in super::super) trait Large {
     unsafe fn pair(p: *const u8, j: usize) -> [__m256i; 2] {
         unreachable!("block {p:p} is of an unsigned type, pair {j}")
     }
-    /// Of two blocks with [`Large::WIDE_SCALES`], the eight sub-scales of each in words, and the eight minimums.
+    /// Of two blocks with [`Large::WIDE_SCALES`]: the eight sub-scales of each as 16-bit words, and the eight minimums.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn head_words(p: *const u8, q: *const u8) -> [__m256i; 2] {
+    unsafe fn scale_words(p: *const u8, q: *const u8) -> [__m256i; 2] {
         unreachable!("blocks {p:p} and {q:p} have a sub-scale for every 16-group")
     }
-    /// Without, the sub-scales of the sixteen 16-groups, signed bytes.
+    /// Of types without [`Large::WIDE_SCALES`]: the sub-scales of the sixteen 16-groups, signed bytes.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn scales(p: *const u8) -> __m128i {
         unreachable!("block {p:p} has a sub-scale for every 32-group")
     }
-    /// Their minimums where there are any, unsigned bytes.
+    /// The minimums of the sixteen 16-groups where there are any, unsigned bytes.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn mins(p: *const u8) -> __m128i {
@@ -75,10 +81,13 @@ macro_rules! shl {
 }
 
 /// Two-bit fields: 32 bytes hold four groups.
+///
+/// # Safety
+/// 64 bytes are readable at `p`.
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn two_bits(p: *const u8, j: usize) -> __m256i {
-    // SAFETY: the caller's promise: 64 bytes.
+    // SAFETY: the caller's promise.
     let v = unsafe { load256(p.add(j / 4 * 32)) };
     match j % 4 {
         0 => shr!(v, 0, 3),
@@ -89,20 +98,26 @@ unsafe fn two_bits(p: *const u8, j: usize) -> __m256i {
 }
 
 /// Four-bit fields: 32 bytes hold two groups.
+///
+/// # Safety
+/// 128 bytes are readable at `p`.
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn four_bits(p: *const u8, j: usize) -> __m256i {
-    // SAFETY: the caller's promise: 128 bytes.
+    // SAFETY: the caller's promise.
     let v = unsafe { load256(p.add(j / 2 * 32)) };
     if j.is_multiple_of(2) { shr!(v, 0, 15) } else { shr!(v, 4, 15) }
 }
 
-/// Scales and minimums of two blocks of Q4_K or Q5_K, a block a half: words `[scales 0..4, scales 4..8, minimums 0..4, minimums
-/// 4..8]` from the twelve bytes that follow `d` and `dmin`.
+/// Scales and minimums of two blocks of Q4_K or Q5_K, a block in each half: words `[scales 0..4, scales 4..8, minimums 0..4,
+/// minimums 4..8]` from the twelve bytes that follow `d` and `dmin`.
+///
+/// # Safety
+/// 16 bytes are readable at `p` and at `q`.
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn scale_min_of_two(p: *const u8, q: *const u8) -> __m256i {
-    // SAFETY: the caller's promise: 16 bytes each.
+    // SAFETY: the caller's promise.
     let head = unsafe { _mm256_set_m128i(load128(q), load128(p)) };
     // Words of `head`: 1 is bytes 0..4 of the scales, 2 is 4..8, 3 is 8..12.
     let low = _mm256_srlv_epi32(_mm256_shuffle_epi32::<0xed>(head), both(_mm_setr_epi32(0, 0, 0, 4)));
@@ -111,7 +126,10 @@ unsafe fn scale_min_of_two(p: *const u8, q: *const u8) -> __m256i {
     _mm256_or_si256(low, _mm256_and_si256(top, both(_mm_setr_epi32(0, 0x3030_3030, 0, 0x3030_3030))))
 }
 
-/// [`Large::head_words`] of Q4_K and Q5_K.
+/// [`Large::scale_words`] of Q4_K and Q5_K.
+///
+/// # Safety
+/// 16 bytes are readable at `p` and at `q`.
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn scale_min_words(p: *const u8, q: *const u8) -> [__m256i; 2] {
@@ -122,10 +140,13 @@ unsafe fn scale_min_words(p: *const u8, q: *const u8) -> [__m256i; 2] {
 }
 
 /// The eight sub-scales of a block of IQ4_XS.
+///
+/// # Safety
+/// A block is readable at `p`.
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn iq4_xs_scales(p: *const u8) -> __m128i {
-    // SAFETY: the caller's promise: a block.
+    // SAFETY: the caller's promise.
     let (word, high) = unsafe { (p.add(4).cast::<u32>().read_unaligned(), p.add(2).cast::<u16>().read_unaligned()) };
     // Eight low halves from four bytes, high bits from sixteen bits.
     let low = _mm_unpacklo_epi8(_mm_cvtsi32_si128(word as i32), _mm_cvtsi32_si128((word >> 4) as i32));
@@ -140,13 +161,14 @@ unsafe fn iq4_xs_scales(p: *const u8) -> __m128i {
 
 /// One format: its block, and the expressions for the parts that it has.
 macro_rules! large {
-    ($t:ident, $bytes:literal, d $d:literal, $dmin:expr, unsigned $unsigned:literal, offset $offset:literal, wide_scales $wide:literal,
+    ($t:ident, $bytes:literal, d $d:literal, $dmin:expr,
+     bits $bits:literal, offset $offset:literal, wide_scales $wide:literal,
      $($name:ident |$($arg:ident),+| $e:expr),+) => {
         impl Large for $t {
             const BYTES: usize = $bytes;
             const D: usize = $d;
             const DMIN: Option<usize> = $dmin;
-            const UNSIGNED: bool = $unsigned;
+            const BITS: usize = $bits;
             const OFFSET: i16 = $offset;
             const WIDE_SCALES: bool = $wide;
             $(large!(@ $name |$($arg),+| $e);)+
@@ -154,8 +176,8 @@ macro_rules! large {
     };
     (@ group |$p:ident, $j:ident| $e:expr) => { large!(@@ group($p: *const u8, $j: usize) -> __m256i, $e); };
     (@ pair |$p:ident, $j:ident| $e:expr) => { large!(@@ pair($p: *const u8, $j: usize) -> [__m256i; 2], $e); };
-    (@ head_words |$p:ident, $q:ident| $e:expr) => {
-        large!(@@ head_words($p: *const u8, $q: *const u8) -> [__m256i; 2], $e);
+    (@ scale_words |$p:ident, $q:ident| $e:expr) => {
+        large!(@@ scale_words($p: *const u8, $q: *const u8) -> [__m256i; 2], $e);
     };
     (@ scales |$p:ident| $e:expr) => { large!(@@ scales($p: *const u8) -> __m128i, $e); };
     (@ mins |$p:ident| $e:expr) => { large!(@@ mins($p: *const u8) -> __m128i, $e); };
@@ -170,14 +192,14 @@ macro_rules! large {
 }
 
 large!(
-    Q2K, 84, d 80, Some(82), unsigned true, offset 0, wide_scales false,
+    Q2K, 84, d 80, Some(82), bits 2, offset 0, wide_scales false,
     group |p, j| two_bits(p.add(16), j),
     scales |p| _mm_and_si128(load128(p), _mm_set1_epi8(15)),
     mins |p| _mm_and_si128(_mm_srli_epi16::<4>(load128(p)), _mm_set1_epi8(15))
 );
 
 large!(
-    Q3K, 110, d 108, None, unsigned true, offset 4, wide_scales false,
+    Q3K, 110, d 108, None, bits 3, offset 4, wide_scales false,
     group |p, j| {
         let (q, h) = (two_bits(p.add(32), j), load256(p));
         let bit = match j {
@@ -204,13 +226,13 @@ large!(
 );
 
 large!(
-    Q4K, 144, d 0, Some(2), unsigned true, offset 0, wide_scales true,
+    Q4K, 144, d 0, Some(2), bits 4, offset 0, wide_scales true,
     group |p, j| four_bits(p.add(16), j),
-    head_words |p, q| scale_min_words(p, q)
+    scale_words |p, q| scale_min_words(p, q)
 );
 
 large!(
-    Q5K, 176, d 0, Some(2), unsigned true, offset 0, wide_scales true,
+    Q5K, 176, d 0, Some(2), bits 5, offset 0, wide_scales true,
     group |p, j| {
         let (q, h) = (four_bits(p.add(48), j), load256(p.add(16)));
         let bit = match j {
@@ -225,11 +247,11 @@ large!(
         };
         _mm256_or_si256(q, bit)
     },
-    head_words |p, q| scale_min_words(p, q)
+    scale_words |p, q| scale_min_words(p, q)
 );
 
 large!(
-    Q6K, 210, d 208, None, unsigned true, offset 32, wide_scales false,
+    Q6K, 210, d 208, None, bits 6, offset 32, wide_scales false,
     group |p, j| {
         let low = load256(p.add(64 * (j / 4) + 32 * (j % 2)));
         let high = load256(p.add(128 + 32 * (j / 4)));
@@ -246,12 +268,12 @@ large!(
 );
 
 large!(
-    Iq4Xs, 136, d 0, None, unsigned false, offset 0, wide_scales true,
+    Iq4Xs, 136, d 0, None, bits 8, offset 0, wide_scales true,
     pair |p, j| {
         let v = load256(p.add(8 + 32 * j));
-        [table(&IQ4_VALUES, shr!(v, 0, 15)), table(&IQ4_VALUES, shr!(v, 4, 15))]
+        [look_up(&IQ4_VALUES, shr!(v, 0, 15)), look_up(&IQ4_VALUES, shr!(v, 4, 15))]
     },
-    head_words |p, q| {
+    scale_words |p, q| {
         let scales = _mm_unpacklo_epi64(iq4_xs_scales(p), iq4_xs_scales(q));
         [_mm256_cvtepi8_epi16(scales), _mm256_setzero_si256()]
     }

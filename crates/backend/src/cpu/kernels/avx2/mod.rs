@@ -1,29 +1,36 @@
 //! Kernels for AVX2 with FMA and F16C.
 //!
-//! How a block's bytes become integers, scales and minimums is told in [`small`] (32-blocks) and [`large`] (super-blocks)
-//! for the matrix-vector kernels ([`mod@vec`]), which go along a row, and in [`words`] for the panel ([`mod@unpack`]), whose
-//! lanes are rows; types in planes have both in [`mod@planar`]. [`mod@tile`], [`mod@blocks`] and [`mod@bytes`] multiply panels
-//! and know no format.
+//! A format says how its bytes become integers, scales and minimums: [`small`] (32-blocks), [`large`] (super-blocks) and
+//! [`planar`] (the planes of MLX files). [`mod@vec`] multiplies rows with one column ([`large_vec`] the super-blocks),
+//! [`panel`] unpacks 16 rows ([`panel_words`] says how a format does it), and [`tile`] multiplies panels with many columns
+//! ([`small_tile`] and [`large_tile`] those of bytes). `types.rs` beside this module is the table of types for all three.
 
-mod blocks;
-mod bytes;
-pub(super) mod large;
+mod large;
+mod large_tile;
+mod large_vec;
+mod panel;
+mod panel_words;
 mod planar;
 pub(super) mod quantise;
-pub(super) mod small;
+mod small;
+mod small_tile;
 mod sums;
 mod tile;
-mod unpack;
 mod vec;
-mod walk;
-mod words;
+
+/// The formats under the names of `types.rs`.
+pub(super) mod formats {
+    pub(in super::super) use super::large::{Iq4Xs, Large, Q2K, Q3K, Q4K, Q5K, Q6K};
+    pub(super) use super::planar::{BF16, Bits, E8m0, F16, F32, Fp4};
+    pub(super) use super::small::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+}
 
 use std::arch::x86_64::*;
 
 use super::panel::ROWS;
 
-/// An array written out element by element. `std::array::from_fn` is compiled without the target features, so that a
-/// closure which has them becomes a call, and its vectors go through memory.
+/// An array, element by element. `std::array::from_fn` is compiled without the target features, so that a closure
+/// with them becomes a call, and its vectors go through memory.
 macro_rules! array {
     (2, |$i:ident| $e:expr) => { array!(@ $i, $e, 0 1) };
     (4, |$i:ident| $e:expr) => { array!(@ $i, $e, 0 1 2 3) };
@@ -32,44 +39,44 @@ macro_rules! array {
 }
 use array;
 
+pub(super) use panel::unpack;
 pub(super) use tile::tile;
-pub(super) use unpack::unpack;
 pub(super) use vec::{one, one_avx512};
 
-/// The same pointer, but the compiler cannot know it. Loads through it stay operands of the instructions that use them:
-/// loads that several rows share would be done once, and with sixteen registers that means once into a spill slot. Nor
-/// does a pointer for each of several rows run along in a register of its own.
+/// The same pointer, whose origin the compiler cannot see. Loads through it stay operands of their instructions: shared
+/// loads would be hoisted, and with sixteen registers that means into a spill slot. Nor does the compiler keep a running
+/// pointer for each of several rows.
 #[inline(always)]
 #[allow(clippy::pointers_in_nomem_asm_block)] // The block is empty: it reads and writes nothing.
-fn opaque(mut p: *const u8) -> *const u8 {
+fn hide(mut p: *const u8) -> *const u8 {
     // SAFETY: no instruction is emitted.
     unsafe { std::arch::asm!("/* {0} */", inout(reg) p, options(nomem, nostack, preserves_flags)) };
     p
 }
 
-/// The same register, where this stands among its like. Left to itself the compiler goes column by column through what it
-/// has unrolled, for which sixteen registers are too few.
+/// The same register, computed in source order. The compiler would go column by column through the unrolled code, for
+/// which sixteen registers are too few.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn in_turn(mut v: __m256i) -> __m256i {
-    // SAFETY: no instruction is emitted. Not `pure`, so that it keeps its place.
+fn keep_order(mut v: __m256i) -> __m256i {
+    // SAFETY: no instruction is emitted. Not `pure`, so that it is not moved.
     unsafe { std::arch::asm!("/* {0} */", inout(ymm_reg) v, options(nomem, nostack, preserves_flags)) };
     v
 }
 
-/// Eights of a set of `n` rows: the first row and the distance to the next, 1.
+/// Eight rows at a time of a set of `n`: the first row and the distance to the next, 1.
 ///
-/// The last eight go back when eight do not divide the rows, so that some are computed twice. Fewer than eight rows go
-/// one by one, each in all lanes: distance 0. With equal distances four registers hold the addresses of all rows.
-fn eights(n: usize) -> impl Iterator<Item = (usize, usize)> {
+/// Where eight does not divide `n`, the last octet overlaps the one before. Fewer than eight rows go one by one, each in all
+/// lanes: distance 0. With equal distances four registers hold the addresses of all rows.
+fn row_octets(n: usize) -> impl Iterator<Item = (usize, usize)> {
     let (rows, step) = if n < 8 { (1, 0) } else { (8, 1) };
     (0..n).step_by(rows).map(move |first| (first.min(n - rows), step))
 }
 
-/// Stores what one of [`eights`] gave.
+/// Stores the results of one of [`row_octets`].
 #[inline]
 #[target_feature(enable = "avx2")]
-fn put_eight(out: &mut [f32; ROWS], first: usize, step: usize, y: __m256) {
+fn store_octet(out: &mut [f32; ROWS], first: usize, step: usize, y: __m256) {
     match out[first..].first_chunk_mut::<8>() {
         // SAFETY: the array has eight places.
         Some(out) if step == 1 => unsafe { _mm256_storeu_ps(out.as_mut_ptr(), y) },
@@ -79,10 +86,10 @@ fn put_eight(out: &mut [f32; ROWS], first: usize, step: usize, y: __m256) {
 
 /// Adds up the lanes of the halves of four vectors: lane `i` of each half is the sum of that half of vector `i`.
 ///
-/// Two unpackings and an addition, where `vphaddd` takes four micro-operations (Zen 4).
+/// Two unpacks and an addition; `vphaddd` takes four micro-operations (Zen 4).
 #[inline]
 #[target_feature(enable = "avx2")]
-fn halves4_sum(a: [__m256i; 4]) -> __m256i {
+fn hsum4_halves(a: [__m256i; 4]) -> __m256i {
     let pair = |a, b| _mm256_add_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
     let (t, u) = (pair(a[0], a[1]), pair(a[2], a[3]));
     _mm256_add_epi32(_mm256_unpacklo_epi64(t, u), _mm256_unpackhi_epi64(t, u))
@@ -92,8 +99,8 @@ fn halves4_sum(a: [__m256i; 4]) -> __m256i {
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) fn hsum8(a: [__m256i; 8]) -> __m256i {
-    let lo = halves4_sum([a[0], a[1], a[2], a[3]]);
-    let hi = halves4_sum([a[4], a[5], a[6], a[7]]);
+    let lo = hsum4_halves([a[0], a[1], a[2], a[3]]);
+    let hi = hsum4_halves([a[4], a[5], a[6], a[7]]);
     _mm256_add_epi32(_mm256_permute2x128_si256::<0x20>(lo, hi), _mm256_permute2x128_si256::<0x31>(lo, hi))
 }
 
@@ -129,13 +136,13 @@ pub(super) fn transpose8(r: [__m256i; 8]) -> [__m256i; 8] {
     ]
 }
 
-/// Transposes the eight words of 16 bits at each of eight places.
+/// Loads and transposes eight words of 16 bits at each of eight addresses.
 ///
 /// # Safety
 /// They are readable.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(super) unsafe fn transposed_words(p: &[*const u8; 8]) -> [__m128i; 8] {
+pub(super) unsafe fn load_transposed_words(p: &[*const u8; 8]) -> [__m128i; 8] {
     // SAFETY: the caller's promise.
     let r = unsafe { array!(8, |i| load128(p[i])) };
     let (a0, a1) = (_mm_unpacklo_epi16(r[0], r[1]), _mm_unpackhi_epi16(r[0], r[1]));
@@ -170,7 +177,7 @@ pub(super) fn both(x: __m128i) -> __m256i {
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) unsafe fn load256(p: *const u8) -> __m256i {
-    // SAFETY: the caller's promise; no alignment is asked for.
+    // SAFETY: the caller's promise; unaligned.
     unsafe { _mm256_loadu_si256(p.cast()) }
 }
 
@@ -179,7 +186,7 @@ pub(super) unsafe fn load256(p: *const u8) -> __m256i {
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) unsafe fn load128(p: *const u8) -> __m128i {
-    // SAFETY: the caller's promise; no alignment is asked for.
+    // SAFETY: the caller's promise; unaligned.
     unsafe { _mm_loadu_si128(p.cast()) }
 }
 
@@ -188,7 +195,7 @@ pub(super) unsafe fn load128(p: *const u8) -> __m128i {
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) unsafe fn load64(p: *const u8) -> __m128i {
-    // SAFETY: the caller's promise; no alignment is asked for.
+    // SAFETY: the caller's promise; unaligned.
     unsafe { _mm_loadl_epi64(p.cast()) }
 }
 
@@ -198,7 +205,7 @@ pub(super) unsafe fn load64(p: *const u8) -> __m128i {
 /// The two bytes are readable in every block.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
-pub(super) unsafe fn halves8(p: &[*const u8; 8], at: usize) -> __m256 {
+pub(super) unsafe fn load_f16x8(p: &[*const u8; 8], at: usize) -> __m256 {
     // SAFETY: the caller's promise.
     let h = |i: usize| u64::from(unsafe { p[i].add(at).cast::<u16>().read_unaligned() });
     let lo = h(0) | h(1) << 16 | h(2) << 32 | h(3) << 48;

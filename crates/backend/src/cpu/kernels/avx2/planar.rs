@@ -1,50 +1,45 @@
-//! The types of MLX files, whose scales and biases lie in planes of their own; the layouts are told in
-//! [`quant::types::planar`].
+//! The formats of MLX files, whose scales and biases lie in separate planes. [`quant::types::planar`] draws the layouts.
 //!
-//! Scales of eight groups of eight rows are read and transposed together, since a row's scales follow each other.
+//! A row's scales are contiguous: those of eight groups of eight rows are loaded and transposed together.
 
 use std::arch::x86_64::*;
 
-use quant::{ScaleType, WeightType};
-
 use super::super::acts::RowPtr;
-use super::super::panel::{Panel, ROWS, UnpackFn};
-use super::super::variants::OneFn;
-use super::super::{ActsShared, Ahead, ColPtr, RowSet, prefetch, prefetch_second};
-use super::small::{E2M1_RAISED, e8m0, e8m0_halves, nibbles_of_two, table};
-use super::unpack::{ask, at, word_at};
-use super::words::{self, turned, words4};
-use super::{array, both, eights, hsum8, in_turn, load64, load128, load256, opaque, put_eight, sums, transpose8};
+use super::panel_words::{self, transpose4, words4};
+use super::small::{E2M1_WITH_OFFSET, e8m0, load_e8m0x8, look_up, nibbles_of_two};
+use super::{array, both, hsum8, load64, load128, load256, sums, transpose8};
 
-/// How 32 values lie in plane `q`. `p` always points to them, `4·BITS` readable bytes; the machine has AVX2.
-#[allow(clippy::missing_safety_doc)]
-trait Ints {
-    /// Bits a value.
+/// The layout of 32 integers in plane `q`.
+///
+/// # Safety
+/// Of every method: `4·BITS` bytes are readable at `p`, the column has the block, and the machine has AVX2, FMA and F16C.
+pub(super) trait Ints {
+    /// Bits of a value.
     const BITS: usize;
-    /// What the integers of [`Ints::sums`] have too much.
+    /// Offset added to every integer of [`Ints::sums`], so that none is negative.
     const OFFSET: i32 = 0;
-    /// The integers of eight rows as words of four, as the panel has them, a lane a row.
+    /// The integers of eight rows in the panel's words of four, a lane a row.
     unsafe fn words(p: &[*const u8; 8]) -> [__m256i; 8];
     /// `Σ (q + OFFSET)·x` of eight rows, a lane a row, for block `b` of the column.
     unsafe fn sums(p: &[*const u8; 8], x: &RowPtr, b: usize) -> __m256i;
 }
 
-struct Bits<const B: usize>;
-struct Fp4;
+pub(super) struct Bits<const B: usize>;
+pub(super) struct Fp4;
 
 impl Ints for Bits<8> {
     const BITS: usize = 8;
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn words(p: &[*const u8; 8]) -> [__m256i; 8] {
-        // SAFETY: the promise of the trait: 32 bytes.
+        // SAFETY: the promise of the trait.
         let (a, b) = unsafe { (words4(p, 0), words4(p, 16)) };
         [a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]]
     }
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn sums(p: &[*const u8; 8], x: &RowPtr, b: usize) -> __m256i {
-        // SAFETY: the promise of the trait; the column has the block.
+        // SAFETY: the promise of the trait.
         unsafe {
             let x = split(x.wide.add(32 * b).cast());
             hsum8(array!(8, |r| {
@@ -56,10 +51,10 @@ impl Ints for Bits<8> {
     }
 }
 
-/// Low and high halves of 16 bytes of eight rows in turn.
+/// Low and high nibbles of 16 bytes of eight rows, alternating.
 ///
 /// # Safety
-/// They are readable; the machine has AVX2.
+/// The bytes are readable at every address.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn nibbles(p: &[*const u8; 8]) -> [__m256i; 8] {
@@ -79,13 +74,13 @@ impl Ints for Bits<4> {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn words(p: &[*const u8; 8]) -> [__m256i; 8] {
-        // SAFETY: the promise of the trait: 16 bytes.
+        // SAFETY: the promise of the trait.
         unsafe { nibbles(p) }
     }
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn sums(p: &[*const u8; 8], x: &RowPtr, b: usize) -> __m256i {
-        // SAFETY: the promise of the trait; the column has the block.
+        // SAFETY: the promise of the trait.
         unsafe {
             let x = sums::even_odd(x.q.add(32 * b));
             sums::of_halves::<15, false>(array!(4, |i| nibbles_of_two(p[i], p[i + 4])), x)
@@ -99,17 +94,17 @@ impl Ints for Fp4 {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn words(p: &[*const u8; 8]) -> [__m256i; 8] {
-        // SAFETY: the promise of the trait: 16 bytes.
+        // SAFETY: the promise of the trait.
         let codes = unsafe { nibbles(p) };
-        array!(8, |i| table(&words::E2M1_RAISED, codes[i]))
+        array!(8, |i| look_up(&panel_words::E2M1_WITH_OFFSET, codes[i]))
     }
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn sums(p: &[*const u8; 8], x: &RowPtr, b: usize) -> __m256i {
-        // SAFETY: the promise of the trait; the column has the block, the table 16 bytes.
+        // SAFETY: the promise of the trait; the table has 16 bytes.
         unsafe {
             let x = sums::even_odd(x.q.add(32 * b));
-            let values = both(load128(E2M1_RAISED.as_ptr().cast()));
+            let values = both(load128(E2M1_WITH_OFFSET.as_ptr().cast()));
             let two = array!(4, |i| {
                 let codes = nibbles_of_two(p[i], p[i + 4]);
                 array!(2, |h| _mm256_shuffle_epi8(values, codes[h]))
@@ -212,13 +207,13 @@ macro_rules! stream {
                 // SAFETY: the promise of the trait.
                 let two = unsafe { array!(4, |i| Self::of_two(p[i], p[i + 4])) };
                 let (a, b) = (array!(4, |i| two[i][0]), array!(4, |i| two[i][1]));
-                let (a, b) = (turned(a), turned(b));
+                let (a, b) = (transpose4(a), transpose4(b));
                 [a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]]
             }
             #[inline]
             #[target_feature(enable = "avx2,fma,f16c")]
             unsafe fn sums(p: &[*const u8; 8], x: &RowPtr, b: usize) -> __m256i {
-                // SAFETY: the promise of the trait; the column has the block.
+                // SAFETY: the promise of the trait.
                 unsafe {
                     let x = sums::halves(x.q.add(32 * b));
                     sums::of_halves::<{ (1 << $bits) - 1 }, false>(array!(4, |i| Self::of_two(p[i], p[i + 4])), x)
@@ -233,14 +228,16 @@ stream!(3, 6, load64);
 stream!(5, 6, load128);
 stream!(6, 4, load128);
 
-/// How numbers lie in the planes of scales and biases.
-#[allow(clippy::missing_safety_doc)]
-trait Scale {
+/// The layout of numbers in the planes of scales and biases.
+///
+/// # Safety
+/// Of every method: the numbers are readable at every address, and the machine has AVX2, FMA and F16C.
+pub(super) trait Scale {
     /// Bytes of a number.
     const BYTES: usize;
-    /// The number at each of eight places, which are readable for it.
+    /// The number at each of eight addresses.
     unsafe fn one(p: &[*const u8; 8]) -> __m256;
-    /// Numbers 0 .. 8 at each of eight places, which are readable for them: `[number]`, a lane a place.
+    /// Numbers 0 .. 8 at each of eight addresses: `[number]`, a lane an address.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn eight(p: &[*const u8; 8]) -> [__m256; 8] {
@@ -249,10 +246,10 @@ trait Scale {
     }
 }
 
-struct F16;
-struct BF16;
-struct F32;
-struct E8m0;
+pub(super) struct F16;
+pub(super) struct BF16;
+pub(super) struct F32;
+pub(super) struct E8m0;
 
 /// The 16 bits at each of eight places.
 ///
@@ -355,7 +352,7 @@ impl Scale for E8m0 {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn one(p: &[*const u8; 8]) -> __m256 {
         // SAFETY: the promise of the trait.
-        unsafe { e8m0_halves(p) }
+        unsafe { load_e8m0x8(p) }
     }
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -373,28 +370,28 @@ impl Scale for E8m0 {
 }
 
 /// Scales and biases of eight groups, `[group]`, a lane a row.
-struct Groups {
-    d: [__m256; 8],
-    m: [__m256; 8],
+pub(super) struct Groups {
+    pub d: [__m256; 8],
+    pub m: [__m256; 8],
 }
 
 impl Groups {
     /// # Safety
     /// The machine has AVX.
     #[inline(always)]
-    unsafe fn new() -> Self {
+    pub unsafe fn new() -> Self {
         // SAFETY: the caller's promise.
         let zero = unsafe { [_mm256_setzero_ps(); 8] };
         Self { d: zero, m: zero }
     }
 
-    /// Takes `n` groups (at most eight) of eight rows of scales and biases, the first of which lie at these places.
+    /// Loads `n` groups (at most eight) of eight rows; the first of every row is at these addresses.
     ///
     /// # Safety
     /// The rows have these groups; the machine has AVX2, FMA and F16C.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn load<S: Scale, const MIN: bool>(&mut self, scales: [*const u8; 8], biases: [*const u8; 8], n: usize) {
+    pub unsafe fn load<S: Scale, const MIN: bool>(&mut self, scales: [*const u8; 8], biases: [*const u8; 8], n: usize) {
         // SAFETY: the caller's promise.
         unsafe {
             if n == 8 {
@@ -414,79 +411,7 @@ impl Groups {
     }
 }
 
-/// # Safety
-/// See [`OneFn`]; the set's integers are `Q`, its scales `S`, and it has biases where `MIN`.
-#[inline(always)]
-unsafe fn column<Q: Ints, S: Scale, const MIN: bool>(set: &RowSet, col: &ColPtr, out: &mut [f32; ROWS]) {
-    let group = set.dtype.block_len();
-    for (first, step) in eights(set.n) {
-        // SAFETY: the caller's promise.
-        unsafe { put_eight(out, first, step, eight::<Q, S, MIN>(set, first, step, group, col)) }
-    }
-}
-
-/// The products of one of [`eights`], a lane a row, in groups of `group` values.
-///
-/// # Safety
-/// See [`column()`]; the set has these rows.
-#[inline(always)]
-unsafe fn eight<Q: Ints, S: Scale, const MIN: bool>(
-    set: &RowSet,
-    first: usize,
-    step: usize,
-    group: usize,
-    col: &ColPtr,
-) -> __m256 {
-    let bytes = 4 * Q::BITS;
-    let (row, scales, biases) = (set.row(first), set.scales(first), set.biases(first));
-    let ahead = Ahead::new(row, 8, set.bytes.q);
-    let far = super::super::Stream::new(set, 8).after(first * set.bytes.q);
-    let (n_groups, per_group) = (set.k / group, group / 32); // blocks
-    let mut b = 0;
-    // SAFETY: the caller's promise: groups and blocks lie inside every row and the column.
-    unsafe {
-        let rows = |p: *const u8, bytes: usize| array!(8, |r| p.wrapping_add(r * step * bytes));
-        let mut acc = _mm256_setzero_ps();
-        let mut groups = Groups::new();
-        for start in (0..n_groups).step_by(8) {
-            let n = (n_groups - start).min(8);
-            // Addresses of the rows anew for every eight groups: sixteen that run along would do so in memory.
-            let (d, m) = (opaque(scales.wrapping_add(start * S::BYTES)), opaque(biases.wrapping_add(start * S::BYTES)));
-            groups.load::<S, MIN>(rows(d, set.bytes.scales), rows(m, set.bytes.biases), n);
-            for g in 0..n {
-                // The planes of the next eight rows, a line at a time: all lines at once hold up the stream of the integers.
-                if g % (64 / (8 * S::BYTES)) == 0 {
-                    for (plane, bytes) in [(scales, set.bytes.scales), (biases, set.bytes.biases)] {
-                        prefetch(plane.wrapping_add(8 * (bytes + (start + g) * S::BYTES)), 64);
-                    }
-                }
-                let (d, m) = (groups.d[g], groups.m[g]);
-                for _ in 0..per_group {
-                    if Q::BITS == 8 {
-                        prefetch_second(far.wrapping_add(8 * bytes * b), 8 * bytes);
-                    } else {
-                        ahead.ask(8 * bytes * b, 8 * bytes);
-                    }
-                    let p = opaque(row.add(bytes * b));
-                    let mut isum = Q::sums(&rows(p, set.bytes.q), &col.row, b);
-                    let dx = _mm256_broadcast_ss(&*col.row.d.add(b));
-                    let sum = _mm256_set1_epi32(*col.row.sums.cast::<i32>().add(b));
-                    if Q::OFFSET != 0 {
-                        isum = _mm256_sub_epi32(isum, _mm256_mullo_epi32(in_turn(sum), _mm256_set1_epi32(Q::OFFSET)));
-                    }
-                    acc = _mm256_fmadd_ps(_mm256_mul_ps(d, dx), _mm256_cvtepi32_ps(isum), acc);
-                    if MIN {
-                        acc = _mm256_fmadd_ps(_mm256_mul_ps(m, dx), _mm256_cvtepi32_ps(sum), acc);
-                    }
-                    b += 1;
-                }
-            }
-        }
-        acc
-    }
-}
-
-/// Even and odd values of a block of activations from their wide form, in which four values stand as 0, 2, 1, 3.
+/// Even and odd values of a block of activations from their wide form, in which every four values have the order 0, 2, 1, 3.
 ///
 /// # Safety
 /// `wide` is readable for 32 values; the machine has AVX2.
@@ -500,98 +425,3 @@ unsafe fn split(wide: *const u8) -> [__m256i; 2] {
     let odd = _mm256_castps_si256(_mm256_shuffle_ps::<0xdd>(a, b));
     [_mm256_permute4x64_epi64::<0xd8>(even), _mm256_permute4x64_epi64::<0xd8>(odd)]
 }
-
-/// # Safety
-/// See [`UnpackFn`]; the set's integers are `Q`, its scales `S`, and it has biases where `MIN`.
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn panel<Q: Ints, S: Scale, const MIN: bool>(set: &RowSet, chunk: usize, blocks: usize, panel: &mut Panel) {
-    let (bytes, group) = (4 * Q::BITS, set.dtype.block_len());
-    ask(set, chunk / 32 * bytes, blocks * bytes);
-    for r in [0, 8] {
-        let q: [*const u8; 8] = std::array::from_fn(|i| set.row(r + i));
-        let skip = chunk / group * S::BYTES;
-        let scales = std::array::from_fn(|i| set.scales(r + i).wrapping_add(skip));
-        let biases = std::array::from_fn(|i| set.biases(r + i).wrapping_add(skip));
-        // SAFETY: the rows have the blocks and their groups, the panel has pairs and scales for eight blocks.
-        unsafe {
-            let mut groups = Groups::new();
-            groups.load::<S, MIN>(scales, biases, 32 * blocks / group);
-            for b in 0..blocks {
-                let p = q.map(|p| p.add((chunk / 32 + b) * bytes));
-                for (i, w) in Q::words(&p).into_iter().enumerate() {
-                    if Q::BITS < 8 {
-                        _mm256_store_si256(word_at(panel, 8 * b + i, r), w);
-                    } else {
-                        let even = _mm256_and_si256(w, _mm256_set1_epi16(0xff));
-                        _mm256_store_si256(at(panel, 16 * b + 2 * i, r), even);
-                        _mm256_store_si256(at(panel, 16 * b + 2 * i + 1, r), _mm256_srli_epi16::<8>(w));
-                    }
-                }
-                let g = 32 * b / group;
-                _mm256_storeu_ps(panel.d[b].as_mut_ptr().add(r), groups.d[g]);
-                if MIN {
-                    _mm256_storeu_ps(panel.m[b].as_mut_ptr().add(r), groups.m[g]);
-                }
-            }
-        }
-    }
-}
-
-/// The function of a type among the instances of `$f`.
-macro_rules! of_type {
-    ($t:expr, $f:ident) => {
-        match $t {
-            WeightType::Affine(a) => {
-                macro_rules! bits {
-                    ($s:ident) => {
-                        match a.bits() {
-                            2 => $f::<Bits<2>, $s, true>,
-                            3 => $f::<Bits<3>, $s, true>,
-                            4 => $f::<Bits<4>, $s, true>,
-                            5 => $f::<Bits<5>, $s, true>,
-                            6 => $f::<Bits<6>, $s, true>,
-                            _ => $f::<Bits<8>, $s, true>,
-                        }
-                    };
-                }
-                match a.scales() {
-                    ScaleType::F16 => bits!(F16),
-                    ScaleType::BF16 => bits!(BF16),
-                    ScaleType::F32 => bits!(F32),
-                }
-            }
-            _ => $f::<Fp4, E8m0, false>,
-        }
-    };
-}
-
-/// The unpacker of a type.
-pub(super) fn unpack(t: WeightType) -> UnpackFn {
-    of_type!(t, panel)
-}
-
-/// The kernels of one instruction set: the same source, compiled with its features.
-macro_rules! kernels {
-    ($one:ident, $column:ident, $features:literal) => {
-        /// The one-column kernel of a type.
-        pub(super) fn $one(t: WeightType) -> OneFn {
-            of_type!(t, $column)
-        }
-
-        /// # Safety
-        /// See [`column()`].
-        #[target_feature(enable = $features)]
-        unsafe fn $column<Q: Ints, S: Scale, const MIN: bool>(
-            set: &RowSet,
-            _acts: &ActsShared,
-            col: &ColPtr,
-            out: &mut [f32; ROWS],
-        ) {
-            // SAFETY: the caller's promise.
-            unsafe { column::<Q, S, MIN>(set, col, out) }
-        }
-    };
-}
-
-kernels!(one, column_avx2, "avx2,fma,f16c");
-kernels!(one_avx512, column_avx512, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni");

@@ -1,12 +1,12 @@
 //! Integer sums of a 32-block: eight rows of bytes times one column of bytes.
 //!
 //! `vpmaddubsw` multiplies unsigned weights with signed activations and adds neighbours in 16 bits. Sums stay 16 bits wide,
-//! and those of several rows go into one register, as long as the largest integer of a type lets them. `MOST` is that
-//! integer; activations are at most 127, so that the sum of `n` products fits when `n · MOST · 127 <= 32767`.
+//! and those of several rows go into one register, as long as the largest integer of a type lets them. `MAX` is that
+//! integer; activations are at most 127, so that the sum of `n` products fits when `n · MAX · 127 <= 32767`.
 
 use std::arch::x86_64::*;
 
-use super::{array, both, halves4_sum, load128, load256};
+use super::{array, both, hsum4_halves, load128, load256};
 
 /// Whether the sum of `n` products fits 16 bits.
 const fn fits(n: i32, most: i32) -> bool {
@@ -41,13 +41,13 @@ pub(super) unsafe fn even_odd(x: *const u8) -> [__m256i; 2] {
 /// the activations, whose magnitudes serve all rows.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn products<const MOST: i32, const SIGNED: bool>(w: [__m256i; 2], x: [__m256i; 2]) -> __m256i {
+fn products<const MAX: i32, const SIGNED: bool>(w: [__m256i; 2], x: [__m256i; 2]) -> __m256i {
     let p = array!(2, |i| if SIGNED {
         _mm256_maddubs_epi16(_mm256_abs_epi8(x[i]), _mm256_sign_epi8(w[i], x[i]))
     } else {
         _mm256_maddubs_epi16(w[i], x[i])
     });
-    if fits(4, MOST) { _mm256_add_epi16(p[0], p[1]) } else { _mm256_add_epi32(ones(p[0]), ones(p[1])) }
+    if fits(4, MAX) { _mm256_add_epi16(p[0], p[1]) } else { _mm256_add_epi32(ones(p[0]), ones(p[1])) }
 }
 
 /// Adds neighbours of 16 bits.
@@ -61,20 +61,20 @@ fn ones(p: __m256i) -> __m256i {
 /// in their high halves, as `x` has the column in both.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(super) fn of_halves<const MOST: i32, const SIGNED: bool>(w: [[__m256i; 2]; 4], x: [__m256i; 2]) -> __m256i {
-    let p = array!(4, |i| products::<MOST, SIGNED>(w[i], x));
-    if fits(16, MOST) {
+pub(super) fn of_halves<const MAX: i32, const SIGNED: bool>(w: [[__m256i; 2]; 4], x: [__m256i; 2]) -> __m256i {
+    let p = array!(4, |i| products::<MAX, SIGNED>(w[i], x));
+    if fits(16, MAX) {
         // Two sums of a row beside each other, then two of the next.
         let pair = |a, b| _mm256_add_epi16(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
         let (t, u) = (pair(p[0], p[1]), pair(p[2], p[3]));
         ones(_mm256_add_epi16(_mm256_unpacklo_epi64(t, u), _mm256_unpackhi_epi64(t, u)))
-    } else if fits(8, MOST) {
+    } else if fits(8, MAX) {
         let pair = |a, b| ones(_mm256_add_epi16(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b)));
         let (t, u) = (pair(p[0], p[1]), pair(p[2], p[3]));
         _mm256_add_epi32(_mm256_unpacklo_epi64(t, u), _mm256_unpackhi_epi64(t, u))
-    } else if fits(4, MOST) {
-        halves4_sum(array!(4, |i| ones(p[i])))
+    } else if fits(4, MAX) {
+        hsum4_halves(array!(4, |i| ones(p[i])))
     } else {
-        halves4_sum(p)
+        hsum4_halves(p)
     }
 }

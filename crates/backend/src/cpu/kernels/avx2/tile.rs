@@ -1,8 +1,9 @@
-//! The micro-kernel of panels of 16-bit integers: 16 rows times up to four columns.
+//! Panels times columns, and the micro-kernel of panels of 16-bit integers: 16 rows times up to four columns. Those of bytes
+//! are in [`small_tile`] and [`large_tile`].
 //!
 //! Lanes are rows. A pair of activations is broadcast, `vpmaddwd` multiplies it with the pair of every row, and the sums
 //! stay in i32 registers over a block: 4 columns × 2 registers, 2 of the panel, 1 broadcast. Zen 4 does two `vpmaddwd`
-//! and four additions a cycle, so that 32 multiply-adds a cycle are the ceiling.
+//! and four additions a cycle: the upper bound is 32 multiply-adds a cycle.
 
 use std::arch::x86_64::*;
 
@@ -10,18 +11,22 @@ use quant::WeightType;
 use quant::act::ActKind;
 
 use super::super::ColPtr;
-use super::super::panel::{Panel, ROWS};
+use super::super::panel::{Panel, ROWS, offset};
+use super::super::types::of_super_block;
 use super::super::variants::TileFn;
-use super::in_turn;
+use super::large_tile::columns as super_block;
+use super::{keep_order, small_tile};
 
 /// The tile function of a type.
 pub(in super::super) fn tile(t: WeightType) -> TileFn {
-    match (t, t.act(), t.has_min()) {
-        (WeightType::IQ4_NL, ..) | (_, ActKind::Block32, false) => columns::<32, false>,
-        (WeightType::IQ4_XS, ..) => columns::<256, false>,
-        (_, ActKind::Block32, true) => columns::<32, true>,
-        (_, ActKind::Byte32, _) => super::blocks::tile(t),
-        _ => super::bytes::tile(t),
+    let byte_panel = offset(t) < 128;
+    match (t.act(), t.has_min()) {
+        (ActKind::Byte32, _) if byte_panel => small_tile::tile(t),
+        (ActKind::Block32 | ActKind::Byte32, true) => columns::<32, true>,
+        (ActKind::Block32 | ActKind::Byte32, false) => columns::<32, false>,
+        (ActKind::Block256, _) if byte_panel => of_super_block!(t, super_block),
+        (ActKind::Block256, _) => columns::<256, false>,
+        (ActKind::F32, _) => unreachable!("floats have no integer panel"),
     }
 }
 
@@ -69,8 +74,8 @@ pub(super) unsafe fn pairs<const C: usize>(
                         let (w0, w1) = (_mm256_load_si256(w.add(2 * (i + $j))), _mm256_load_si256(w.add(2 * (i + $j) + 1)));
                         for c in 0..C {
                             let x = _mm256_set1_epi32(x[c].add(i + $j).read_unaligned());
-                            sum[c][0] = in_turn(_mm256_add_epi32(sum[c][0], _mm256_madd_epi16(w0, x)));
-                            sum[c][1] = in_turn(_mm256_add_epi32(sum[c][1], _mm256_madd_epi16(w1, x)));
+                            sum[c][0] = keep_order(_mm256_add_epi32(sum[c][0], _mm256_madd_epi16(w0, x)));
+                            sum[c][1] = keep_order(_mm256_add_epi32(sum[c][1], _mm256_madd_epi16(w1, x)));
                         }
                     }
                 )*

@@ -4,4 +4,6 @@
 
 mod tile;
 
+use super::avx2::formats;
+
 pub(super) use tile::tile;

@@ -10,38 +10,33 @@ use quant::WeightType;
 use quant::act::ActKind;
 
 use super::super::ColPtr;
-use super::super::panel::{Panel, ROWS, offset, scale_len};
+use super::super::panel::{Panel, ROWS, offset};
+use super::super::types::of_super_block;
 use super::super::variants::TileFn;
+use super::formats::Large;
 
-/// Most columns of a group.
+/// Maximum of columns in a group.
 const GROUP: usize = 12;
 
 /// The tile function of a type.
 pub(in super::super) fn tile(t: WeightType) -> TileFn {
-    macro_rules! large {
-        ($($t:ident)*) => {
-            match t {
-                $(WeightType::$t => large_columns::<
-                    { offset(WeightType::$t) },
-                    { scale_len(WeightType::$t) },
-                    { matches!(WeightType::$t, WeightType::Q2_K | WeightType::Q4_K | WeightType::Q5_K) },
-                >,)*
-                t if t.act() == ActKind::Byte32 => match offset(t) {
-                    16 => small_columns::<true, 16, false>,
-                    128 => small_columns::<true, 128, false>,
-                    _ => small_columns::<true, 0, true>,
-                },
-                t if t.has_min() => small_columns::<false, 0, true>,
-                _ => small_columns::<false, 0, false>,
-            }
-        };
+    match (t.act(), offset(t), t.has_min()) {
+        (ActKind::Byte32, 16, _) => small_columns::<true, 16, false>,
+        (ActKind::Byte32, 128, _) => small_columns::<true, 128, false>,
+        (ActKind::Byte32, ..) => small_columns::<true, 0, true>,
+        (ActKind::Block32, _, true) => small_columns::<false, 0, true>,
+        (ActKind::Block32, _, false) => small_columns::<false, 0, false>,
+        (ActKind::Block256, ..) => of_super_block!(t, large_columns),
+        (ActKind::F32, ..) => unreachable!("floats have no integer panel"),
     }
-    large!(Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_XS)
 }
 
 /// Evaluates `$call` for groups of columns, whose number it finds in `$c`.
 macro_rules! groups {
-    ($cols:ident, $acc:ident, $c:ident => $call:expr, $($n:literal)*) => {
+    ($cols:ident, $acc:ident, $c:ident => $call:expr) => {
+        groups!(@ $cols, $acc, $c, $call, 1 2 3 4 5 6 7 8 9 10 11)
+    };
+    (@ $cols:ident, $acc:ident, $c:ident, $call:expr, $($n:literal)*) => {
         for ($cols, $acc) in $cols.chunks(GROUP).zip($acc.chunks_mut(GROUP)) {
             match $cols.len() {
                 $($n => {
@@ -68,13 +63,13 @@ unsafe fn small_columns<const BYTES: bool, const OFFSET: u8, const MIN: bool>(
     acc: &mut [[f32; ROWS]],
 ) {
     // SAFETY: the caller's promise, for each of the columns.
-    groups!(cols, acc, C => unsafe { small::<C, BYTES, OFFSET, MIN>(panel, blocks, chunk, cols, acc) }, 1 2 3 4 5 6 7 8 9 10 11);
+    groups!(cols, acc, C => unsafe { small::<C, BYTES, OFFSET, MIN>(panel, blocks, chunk, cols, acc) });
 }
 
 /// # Safety
 /// See [`TileFn`]; the panel is one super-block of such a type.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn large_columns<const OFFSET: u8, const SCALE: usize, const MIN: bool>(
+unsafe fn large_columns<T: Large>(
     panel: &Panel,
     _blocks: usize,
     chunk: usize,
@@ -82,7 +77,7 @@ unsafe fn large_columns<const OFFSET: u8, const SCALE: usize, const MIN: bool>(
     acc: &mut [[f32; ROWS]],
 ) {
     // SAFETY: the caller's promise, for each of the columns.
-    groups!(cols, acc, C => unsafe { large::<C, OFFSET, SCALE, MIN>(panel, chunk, cols, acc) }, 1 2 3 4 5 6 7 8 9 10 11);
+    groups!(cols, acc, C => unsafe { large::<C, T>(panel, chunk, cols, acc) });
 }
 
 /// Sums over pairs of the products of C columns with 16 rows.
@@ -207,36 +202,31 @@ unsafe fn small<const C: usize, const BYTES: bool, const OFFSET: u8, const MIN: 
 /// As [`large_columns`], with C columns.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn large<const C: usize, const OFFSET: u8, const SCALE: usize, const MIN: bool>(
-    panel: &Panel,
-    chunk: usize,
-    cols: &[ColPtr],
-    acc: &mut [[f32; ROWS]],
-) {
+unsafe fn large<const C: usize, T: Large>(panel: &Panel, chunk: usize, cols: &[ColPtr], acc: &mut [[f32; ROWS]]) {
     let zero = [_mm512_setzero_si512(); C];
+    let groups = if T::WIDE_SCALES { 2 } else { 1 }; // 16-groups of a sub-scale
     let mut isum = zero;
-    for g in (0..16).step_by(SCALE / 16) {
+    for g in (0..16).step_by(groups) {
         let mut start = zero;
         let mut x = [std::ptr::null::<i32>(); C];
         // SAFETY: the panel and the columns have the super-block.
         unsafe {
             for c in 0..C {
                 x[c] = cols[c].row.q.add(chunk + 16 * g).cast_const().cast();
-                for g in g..g + SCALE / 16 {
-                    if OFFSET != 0 {
+                for g in g..g + groups {
+                    if T::PANEL_OFFSET != 0 {
                         // Both sums of a 16-group are `-32·Σ q`; here the offset is that of the type.
-                        let times =
-                            _mm512_set1_epi16(if OFFSET < 32 { 1 } else { i16::from_ne_bytes([OFFSET / 32, 0]) });
+                        let times = _mm512_set1_epi16(if T::PANEL_OFFSET < 32 { 1 } else { T::PANEL_OFFSET / 32 });
                         let pair = cols[c].row.start.add(chunk / 8 + 2 * g).cast::<i32>().read_unaligned();
                         start[c] = _mm512_dpwssd_epi32(start[c], _mm512_set1_epi32(pair), times);
                     }
                 }
-                if OFFSET == 4 {
+                if T::PANEL_OFFSET == 4 {
                     start[c] = _mm512_srai_epi32::<3>(start[c]);
                 }
             }
             let w = panel.bytes.as_ptr().add(16 * ROWS * g).cast();
-            let sum = if SCALE == 32 { words::<C, 8>(w, x, start) } else { words::<C, 4>(w, x, start) };
+            let sum = if T::WIDE_SCALES { words::<C, 8>(w, x, start) } else { words::<C, 4>(w, x, start) };
             let scale = _mm512_srai_epi32::<16>(_mm512_load_si512(panel.scales[g].as_ptr().cast()));
             for c in 0..C {
                 let u = _mm512_set1_epi32(i32::from(*cols[c].row.u.add((chunk + 16 * g) / 32)));
@@ -247,7 +237,7 @@ unsafe fn large<const C: usize, const OFFSET: u8, const SCALE: usize, const MIN:
     // SAFETY: as above; `acc` has C columns.
     unsafe {
         add(&panel.d[0], isum, chunk / 256, cols, acc);
-        if MIN {
+        if T::DMIN.is_some() {
             let mut sums = [std::ptr::null::<i32>(); C];
             for c in 0..C {
                 sums[c] = cols[c].row.sums.cast::<i16>().add(chunk / 16).cast_const().cast();

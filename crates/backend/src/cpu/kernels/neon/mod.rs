@@ -11,8 +11,14 @@ mod products;
 pub(super) mod quantise;
 mod small;
 mod tile;
-mod types;
 mod vec;
+
+/// The formats under the names of `types.rs`.
+mod formats {
+    pub(super) use super::large::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K};
+    pub(super) use super::planar::{BF16, Bits, E8m0, F16, F32, Fp4};
+    pub(super) use super::small::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+}
 
 use std::arch::aarch64::*;
 

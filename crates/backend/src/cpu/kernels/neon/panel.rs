@@ -4,13 +4,14 @@ use std::arch::aarch64::*;
 
 use quant::WeightType;
 
+use super::super::RowSet;
 use super::super::panel::{CHUNK, Panel, ROWS, UnpackFn};
-use super::super::{RowSet, prefetch};
+use super::super::prefetch::{Hint, prefetch};
+use super::super::types::of_type;
 use super::large::Large;
 use super::planar::{Plane, Scale};
 use super::products::Products;
 use super::small::{Ints, Small};
-use super::types::of_type;
 use super::{array, halves4, hsum4, sdot};
 
 /// The integers of a panel; its float scales stand beside them in [`Panel`].
@@ -126,7 +127,7 @@ unsafe fn small<T: Small, M: Products>(set: &RowSet, chunk: usize, blocks: usize
     for r in (0..ROWS).step_by(4) {
         let mut p: [*const u8; 4] = std::array::from_fn(|i| set.row(r + i).wrapping_add(chunk / 32 * T::BYTES));
         for row in p {
-            prefetch(row.wrapping_add(ROWS * set.bytes.q), blocks * T::BYTES);
+            prefetch(row.wrapping_add(ROWS * set.bytes.q), blocks * T::BYTES, Hint::Once);
         }
         for b in 0..blocks {
             // SAFETY: the rows have the block; the last `add` ends at most at the row's end.
@@ -155,7 +156,7 @@ unsafe fn planar<Q: Plane, S: Scale, const MIN: bool, M: Products>(
     for r in (0..ROWS).step_by(4) {
         let mut p: [*const u8; 4] = std::array::from_fn(|i| set.row(r + i).wrapping_add(chunk / 32 * Q::BYTES));
         for row in p {
-            prefetch(row.wrapping_add(ROWS * set.bytes.q), blocks * Q::BYTES);
+            prefetch(row.wrapping_add(ROWS * set.bytes.q), blocks * Q::BYTES, Hint::Once);
         }
         for b in 0..blocks {
             let at = (chunk / 32 + b) / per_group * S::BYTES;
@@ -203,7 +204,7 @@ unsafe fn large<T: Large, M: Products>(set: &RowSet, chunk: usize, _: usize, pan
     for r in (0..ROWS).step_by(4) {
         let p: [*const u8; 4] = std::array::from_fn(|i| set.row(r + i).wrapping_add(chunk / 256 * T::BYTES));
         for row in p {
-            prefetch(row.wrapping_add(ROWS * set.bytes.q), T::BYTES);
+            prefetch(row.wrapping_add(ROWS * set.bytes.q), T::BYTES, Hint::Once);
         }
         // SAFETY: the rows have the block.
         unsafe {

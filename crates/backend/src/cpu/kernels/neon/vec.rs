@@ -8,12 +8,13 @@ use std::arch::aarch64::*;
 use quant::WeightType;
 
 use super::super::panel::ROWS;
+use super::super::prefetch::{Far, Hint, Near, prefetch};
+use super::super::types::of_type;
 use super::super::variants::OneFn;
-use super::super::{ActsShared, Ahead, ColPtr, RowSet, Stream, prefetch, prefetch_second};
+use super::super::{ActsShared, ColPtr, RowSet};
 use super::large::Large;
 use super::planar::{Plane, Scale};
 use super::small::{Ints, Small};
-use super::types::of_type;
 use super::{array, halves4, hsum4, sdot, split};
 
 /// The one-column kernel of a type.
@@ -67,10 +68,10 @@ unsafe fn dot4<T: Ints>(p: &[*const u8; 4], col: &ColPtr, b: usize) -> int32x4_t
 unsafe fn small<T: Small>(set: &RowSet, _acts: &ActsShared, col: &ColPtr, out: &mut [f32; ROWS]) {
     for first in (0..set.n).step_by(4) {
         let mut p: [*const u8; 4] = std::array::from_fn(|i| set.row(first + i));
-        let ahead = Ahead::new(p[0], 4, set.bytes.q);
+        let near = Near::new(p[0], 4, set.bytes.q);
         let mut acc = vdupq_n_f32(0.0);
         for b in 0..set.k / 32 {
-            ahead.ask(4 * T::BYTES * b, 4 * T::BYTES);
+            near.prefetch(4 * T::BYTES * b, 4 * T::BYTES);
             // SAFETY: block b lies inside every row and the column; the last `add` ends at most at the row's end.
             unsafe {
                 let isum = dot4::<T>(&p, col, b);
@@ -102,13 +103,13 @@ unsafe fn planar<Q: Plane, S: Scale, const MIN: bool>(
         let mut p: [*const u8; 4] = std::array::from_fn(|i| set.row(first + i));
         let mut scales: [*const u8; 4] = std::array::from_fn(|i| set.scales(first + i));
         let mut biases: [*const u8; 4] = std::array::from_fn(|i| set.biases(first + i));
-        let ahead = Ahead::new(p[0], 4, set.bytes.q);
+        let near = Near::new(p[0], 4, set.bytes.q);
         let mut acc = vdupq_n_f32(0.0);
         for group in 0..set.k / set.dtype.block_len() {
             // The planes of the next four rows, a line at a time.
             if group % (64 / (4 * S::BYTES)) == 0 {
                 for (plane, bytes) in [(scales[0], set.bytes.scales), (biases[0], set.bytes.biases)] {
-                    prefetch(plane.wrapping_add(4 * bytes + 3 * group * S::BYTES), 64);
+                    prefetch(plane.wrapping_add(4 * bytes + 3 * group * S::BYTES), 64, Hint::Once);
                 }
             }
             // SAFETY: groups and blocks lie inside every row and the column; the last `add` ends at most at the row's end.
@@ -116,7 +117,7 @@ unsafe fn planar<Q: Plane, S: Scale, const MIN: bool>(
                 let d = S::four(&scales);
                 let m = if MIN { S::four(&biases) } else { d };
                 for b in group * per_group..(group + 1) * per_group {
-                    ahead.ask(4 * Q::BYTES * b, 4 * Q::BYTES);
+                    near.prefetch(4 * Q::BYTES * b, 4 * Q::BYTES);
                     let isum = dot4::<Q>(&p, col, b);
                     let dx = vld1q_dup_f32(col.row.d.add(b));
                     acc = vfmaq_f32(acc, vmulq_f32(d, dx), vcvtq_f32_s32(isum));
@@ -230,12 +231,12 @@ unsafe fn block<T: Large>(p: *const u8, x: &X) -> (int32x4_t, int32x4_t) {
 /// See [`OneFn`]; the set is of type `T`.
 #[target_feature(enable = "neon,dotprod")]
 unsafe fn large<T: Large>(set: &RowSet, _acts: &ActsShared, col: &ColPtr, out: &mut [f32; ROWS]) {
-    let stream = Stream::new(set, 4);
+    let far = Far::new(set, 4);
     for first in (0..set.n).step_by(4) {
         let mut p: [*const u8; 4] = std::array::from_fn(|i| set.row(first + i));
         let mut acc = vdupq_n_f32(0.0);
         for b in 0..set.k / 256 {
-            prefetch_second(stream.after(first * set.bytes.q + 4 * T::BYTES * b), 4 * T::BYTES);
+            prefetch(far.address(first * set.bytes.q + 4 * T::BYTES * b), 4 * T::BYTES, Hint::L2);
             // SAFETY: block b lies inside every row and the column; the last `add` ends at most at the row's end.
             unsafe {
                 let sums = col.row.sums.cast::<i16>().add(16 * b);

@@ -1,47 +1,32 @@
-//! Panel unpackers: 16 rows of any quantised format to words of four values, of bytes or of 16-bit integers.
+//! The panel: 16 rows of any quantised format as words of four values, of bytes or of 16-bit integers.
 //!
 //! Rows are transposed as words of four bytes, which is all that super-blocks need. Of 32-blocks even and odd bytes of a
-//! word then become two pairs, which is half the shuffles of transposing pairs of i16.
+//! word then become two pairs: half the shuffles of transposing pairs of i16.
 
 use std::arch::x86_64::*;
 
 use quant::WeightType;
 
+use super::super::RowSet;
 use super::super::panel::{Panel, ROWS, UnpackFn};
-use super::super::{RowSet, prefetch_second};
-use super::large::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K};
-use super::planar;
-use super::small::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
-use super::words::{Heads, SuperWords, Words};
+use super::super::prefetch::{Hint, prefetch};
+use super::super::types::of_type;
+use super::panel_words::{Headers, PanelLarge, PanelSmall};
+use super::planar::{Groups, Ints, Scale};
 
-/// The unpacker of a type; where `WIDE`, bytes up to 255 become 16-bit integers.
-pub(in super::super) fn unpack<const WIDE: bool>(t: WeightType) -> UnpackFn {
-    match t {
-        WeightType::Q4_0 => small::<Q4_0, false>,
-        WeightType::Q4_1 => small::<Q4_1, false>,
-        WeightType::Q5_0 => small::<Q5_0, false>,
-        WeightType::Q5_1 => small::<Q5_1, false>,
-        WeightType::Q8_0 => small::<Q8_0, true>,
-        WeightType::IQ4_NL => small::<Iq4Nl, WIDE>,
-        WeightType::MXFP4 => small::<Mxfp4, false>,
-        WeightType::Q2_K => large::<Q2K, false>,
-        WeightType::Q3_K => large::<Q3K, false>,
-        WeightType::Q4_K => large::<Q4K, false>,
-        WeightType::Q5_K => large::<Q5K, false>,
-        WeightType::Q6_K => large::<Q6K, false>,
-        WeightType::IQ4_XS => large::<Iq4Xs, WIDE>,
-        WeightType::MXFP4_PLANAR | WeightType::Affine(_) => planar::unpack(t),
-        WeightType::F32 | WeightType::F16 | WeightType::BF16 => unreachable!("floats have no integer panel"),
-    }
+/// The unpacker of a type. `PAIRS` says that the products are those of AVX2, which have no room for bytes up to 255: types
+/// with signed integers then have panels of 16-bit integers.
+pub(in super::super) fn unpack<const PAIRS: bool>(t: WeightType) -> UnpackFn {
+    of_type!(t, small, large, planar, PAIRS)
 }
 
-/// Asks for `bytes` bytes from `at` on of the rows that follow those of the set. Out of line: the compiler would unroll it.
+/// Prefetches `bytes` bytes from `at` on of the rows that follow those of the set. Out of line: the compiler would unroll it.
 #[inline(never)]
-pub(super) fn ask(set: &RowSet, at: usize, bytes: usize) {
+fn prefetch_next_rows(set: &RowSet, at: usize, bytes: usize) {
     let first = set.planes.q.as_ptr().wrapping_add(ROWS * set.bytes.q + at);
     for r in 0..ROWS {
         let row = first.wrapping_add(r * set.bytes.q);
-        prefetch_second(row, bytes);
+        prefetch(row, bytes, Hint::L2);
     }
 }
 
@@ -52,7 +37,7 @@ fn even(x: __m256i) -> __m256i {
     _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(x))
 }
 
-/// Bytes less 128.
+/// Takes the offset of 128 off bytes.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn signed(x: __m256i) -> __m256i {
@@ -66,22 +51,22 @@ fn odd(x: __m256i) -> __m256i {
     _mm256_srai_epi16::<8>(x)
 }
 
-/// Where pair `pair` of the eight rows from `r` on lies.
+/// The address of pair `pair` of the eight rows from `r` on.
 ///
 /// # Safety
 /// The pair is one of the panel's.
 #[inline]
-pub(super) unsafe fn at(panel: &mut Panel, pair: usize, r: usize) -> *mut __m256i {
+unsafe fn pair_at(panel: &mut Panel, pair: usize, r: usize) -> *mut __m256i {
     // SAFETY: the caller's promise.
     unsafe { panel.w.as_mut_ptr().add((pair * ROWS + r) * 2).cast() }
 }
 
-/// Where word `word` of the eight rows from `r` on lies.
+/// The address of word `word` of the eight rows from `r` on.
 ///
 /// # Safety
 /// The word is one of the panel's.
 #[inline]
-pub(super) unsafe fn word_at(panel: &mut Panel, word: usize, r: usize) -> *mut __m256i {
+unsafe fn word_at(panel: &mut Panel, word: usize, r: usize) -> *mut __m256i {
     // SAFETY: the caller's promise.
     unsafe { panel.bytes.as_mut_ptr().add((word * ROWS + r) * 4).cast() }
 }
@@ -89,9 +74,9 @@ pub(super) unsafe fn word_at(panel: &mut Panel, word: usize, r: usize) -> *mut _
 /// # Safety
 /// See [`UnpackFn`]; the rows are of type `T`.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn small<T: Words, const WIDE: bool>(set: &RowSet, chunk: usize, blocks: usize, panel: &mut Panel) {
+unsafe fn small<T: PanelSmall, const PAIRS: bool>(set: &RowSet, chunk: usize, blocks: usize, panel: &mut Panel) {
     let rows: [*const u8; ROWS] = std::array::from_fn(|r| set.row(r).wrapping_add(chunk / 32 * T::BYTES));
-    ask(set, chunk / 32 * T::BYTES, blocks * T::BYTES);
+    prefetch_next_rows(set, chunk / 32 * T::BYTES, blocks * T::BYTES);
     for r in [0, 8] {
         for b in 0..blocks {
             // SAFETY: the rows have `blocks` blocks, at most eight, as the panel has pairs and scales for.
@@ -99,12 +84,13 @@ unsafe fn small<T: Words, const WIDE: bool>(set: &RowSet, chunk: usize, blocks: 
                 let p: [*const u8; 8] = std::array::from_fn(|i| rows[r + i].add(b * T::BYTES));
                 let (words, [d, m]) = T::block(&p);
                 for (i, w) in words.into_iter().enumerate() {
-                    if !WIDE {
+                    // 16-bit activations meet 16-bit integers.
+                    if T::X == 32 && !(PAIRS && T::SIGNED) {
                         _mm256_store_si256(word_at(panel, 8 * b + i, r), w);
                     } else {
                         let w = if T::X == 32 { signed(w) } else { w };
-                        _mm256_store_si256(at(panel, 16 * b + 2 * i, r), even(w));
-                        _mm256_store_si256(at(panel, 16 * b + 2 * i + 1, r), odd(w));
+                        _mm256_store_si256(pair_at(panel, 16 * b + 2 * i, r), even(w));
+                        _mm256_store_si256(pair_at(panel, 16 * b + 2 * i + 1, r), odd(w));
                     }
                 }
                 _mm256_storeu_ps(panel.d[b].as_mut_ptr().add(r), d);
@@ -119,25 +105,25 @@ unsafe fn small<T: Words, const WIDE: bool>(set: &RowSet, chunk: usize, blocks: 
 /// # Safety
 /// See [`UnpackFn`]; the rows are of type `T`.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn large<T: SuperWords, const WIDE: bool>(set: &RowSet, chunk: usize, _blocks: usize, panel: &mut Panel) {
+unsafe fn large<T: PanelLarge, const PAIRS: bool>(set: &RowSet, chunk: usize, _blocks: usize, panel: &mut Panel) {
     let rows: [*const u8; ROWS] = std::array::from_fn(|r| set.row(r).wrapping_add(chunk / 256 * T::BYTES));
-    ask(set, chunk / 256 * T::BYTES, T::BYTES);
+    prefetch_next_rows(set, chunk / 256 * T::BYTES, T::BYTES);
     for r in [0, 8] {
         // SAFETY: every row has a block of type T; the panel has 128 pairs, eight of which are pairs of minimums.
         unsafe {
             let p: [*const u8; 8] = std::array::from_fn(|i| rows[r + i]);
-            let Heads { scales, mins, d: [d, m] } = T::heads(&p);
+            let Headers { scales, mins, d: [d, m] } = T::headers(&p);
             for g in (0..16).step_by(if T::WIDE_SCALES { 2 } else { 1 }) {
                 let place = if T::WIDE_SCALES { g / 2 } else { g };
                 let byte = (place % 4) as i32;
-                // The byte stands in the upper half of both i16; shifting it down gives it its sign.
+                // The byte goes to the upper half of both i16; an arithmetic shift extends its sign.
                 let pick = _mm256_set1_epi32(0x0080_0080 | byte << 8 | byte << 24);
                 let pick = _mm256_add_epi32(pick, word_base());
                 let scale = _mm256_srai_epi16::<8>(_mm256_shuffle_epi8(scales[place / 4], pick));
                 _mm256_store_si256(panel.scales[g].as_mut_ptr().add(r).cast(), scale);
             }
             T::groups(&p, word_at(panel, 0, r));
-            if WIDE {
+            if PAIRS && !T::UNSIGNED {
                 widen(panel, r);
             }
             _mm256_storeu_ps(panel.d[0].as_mut_ptr().add(r), d);
@@ -156,7 +142,48 @@ unsafe fn large<T: SuperWords, const WIDE: bool>(set: &RowSet, chunk: usize, _bl
     }
 }
 
-/// Makes 16-bit integers, sub-scales multiplied in, of the words of the eight rows from `r` on, whose bytes have 128 too much.
+/// # Safety
+/// See [`UnpackFn`]; the set's integers are `Q`, its scales `S`, and it has biases where `MIN`.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn planar<Q: Ints, S: Scale, const MIN: bool, const PAIRS: bool>(
+    set: &RowSet,
+    chunk: usize,
+    blocks: usize,
+    panel: &mut Panel,
+) {
+    let (bytes, group) = (4 * Q::BITS, set.dtype.block_len());
+    prefetch_next_rows(set, chunk / 32 * bytes, blocks * bytes);
+    for r in [0, 8] {
+        let q: [*const u8; 8] = std::array::from_fn(|i| set.row(r + i));
+        let skip = chunk / group * S::BYTES;
+        let scales = std::array::from_fn(|i| set.scales(r + i).wrapping_add(skip));
+        let biases = std::array::from_fn(|i| set.biases(r + i).wrapping_add(skip));
+        // SAFETY: the rows have the blocks and their groups, the panel has pairs and scales for eight blocks.
+        unsafe {
+            let mut groups = Groups::new();
+            groups.load::<S, MIN>(scales, biases, 32 * blocks / group);
+            for b in 0..blocks {
+                let p = q.map(|p| p.add((chunk / 32 + b) * bytes));
+                for (i, w) in Q::words(&p).into_iter().enumerate() {
+                    if Q::BITS < 8 {
+                        _mm256_store_si256(word_at(panel, 8 * b + i, r), w);
+                    } else {
+                        let even = _mm256_and_si256(w, _mm256_set1_epi16(0xff));
+                        _mm256_store_si256(pair_at(panel, 16 * b + 2 * i, r), even);
+                        _mm256_store_si256(pair_at(panel, 16 * b + 2 * i + 1, r), _mm256_srli_epi16::<8>(w));
+                    }
+                }
+                let g = 32 * b / group;
+                _mm256_storeu_ps(panel.d[b].as_mut_ptr().add(r), groups.d[g]);
+                if MIN {
+                    _mm256_storeu_ps(panel.m[b].as_mut_ptr().add(r), groups.m[g]);
+                }
+            }
+        }
+    }
+}
+
+/// Turns the words of the eight rows from `r` on, whose bytes have an offset of 128, into 16-bit integers times sub-scales.
 ///
 /// # Safety
 /// `r` is 0 or 8.
@@ -169,10 +196,10 @@ unsafe fn widen(panel: &mut Panel, r: usize) {
             let scale = _mm256_load_si256(panel.scales[word / 8 * 2].as_ptr().add(r).cast());
             let scale = _mm256_slli_epi16::<8>(scale);
             let w = signed(_mm256_load_si256(word_at(panel, word, r)));
-            // Where byte and sub-scale both stand in the upper half, so does their product.
+            // Byte and sub-scale are both in the upper half, and so is their product.
             let (even, odd) = (_mm256_slli_epi16::<8>(w), _mm256_and_si256(w, _mm256_set1_epi16(-256)));
-            _mm256_store_si256(at(panel, 2 * word, r), _mm256_mulhi_epi16(even, scale));
-            _mm256_store_si256(at(panel, 2 * word + 1, r), _mm256_mulhi_epi16(odd, scale));
+            _mm256_store_si256(pair_at(panel, 2 * word, r), _mm256_mulhi_epi16(even, scale));
+            _mm256_store_si256(pair_at(panel, 2 * word + 1, r), _mm256_mulhi_epi16(odd, scale));
         }
     }
 }

@@ -1,12 +1,32 @@
-//! The table of types: which format stands for each.
+//! The table of types of the vector kernels: which format stands for each.
+//!
+//! A format is a type with the traits of an instruction set (`small.rs`, `large.rs` and `planar.rs` of [`super::avx2`] or
+//! `neon`), and a kernel is a function over that trait. Modules that look kernels up have a module `formats` beside them.
 
-/// The function of a type among the instances of `$small`, `$large` and `$planar`. Their parameters are the format, of planes integers,
-/// scales and whether there are biases; then `$m`.
+/// The function of a type of super-blocks among the instances of `$large`.
+macro_rules! of_super_block {
+    ($t:expr, $large:ident $(, $m:ident)?) => {{
+        use super::formats::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K};
+        use quant::WeightType;
+        match $t {
+            WeightType::Q2_K => $large::<Q2K $(, $m)?>,
+            WeightType::Q3_K => $large::<Q3K $(, $m)?>,
+            WeightType::Q4_K => $large::<Q4K $(, $m)?>,
+            WeightType::Q5_K => $large::<Q5K $(, $m)?>,
+            WeightType::Q6_K => $large::<Q6K $(, $m)?>,
+            WeightType::IQ4_XS => $large::<Iq4Xs $(, $m)?>,
+            t => unreachable!("{t} has no super-blocks"),
+        }
+    }};
+}
+pub(super) use of_super_block;
+
+/// The function of a type among the instances of `$small`, `$large` and `$planar`. Their parameters are the format, of
+/// planes its integers, its scales and whether there are biases; then `$m`.
 macro_rules! of_type {
     ($t:expr, $small:ident, $large:ident, $planar:ident $(, $m:ident)?) => {{
-        use super::large::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K};
-        use super::planar::{BF16, Bits, E8m0, F16, F32, Fp4};
-        use super::small::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+        use super::formats::{BF16, Bits, E8m0, F16, F32, Fp4, Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+        use crate::cpu::kernels::types::of_super_block;
         use quant::{ScaleType, WeightType};
         match $t {
             WeightType::Q4_0 => $small::<Q4_0 $(, $m)?>,
@@ -16,12 +36,12 @@ macro_rules! of_type {
             WeightType::Q8_0 => $small::<Q8_0 $(, $m)?>,
             WeightType::IQ4_NL => $small::<Iq4Nl $(, $m)?>,
             WeightType::MXFP4 => $small::<Mxfp4 $(, $m)?>,
-            WeightType::Q2_K => $large::<Q2K $(, $m)?>,
-            WeightType::Q3_K => $large::<Q3K $(, $m)?>,
-            WeightType::Q4_K => $large::<Q4K $(, $m)?>,
-            WeightType::Q5_K => $large::<Q5K $(, $m)?>,
-            WeightType::Q6_K => $large::<Q6K $(, $m)?>,
-            WeightType::IQ4_XS => $large::<Iq4Xs $(, $m)?>,
+            t @ (WeightType::Q2_K
+            | WeightType::Q3_K
+            | WeightType::Q4_K
+            | WeightType::Q5_K
+            | WeightType::Q6_K
+            | WeightType::IQ4_XS) => of_super_block!(t, $large $(, $m)?),
             WeightType::MXFP4_PLANAR => $planar::<Fp4, E8m0, false $(, $m)?>,
             WeightType::Affine(a) => {
                 macro_rules! bits {

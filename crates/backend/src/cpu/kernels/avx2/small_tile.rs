@@ -1,25 +1,25 @@
 //! The micro-kernel of panels of bytes with 32-blocks: 16 rows times up to four columns.
 //!
-//! As that of super-blocks ([`mod@super::bytes`]): lanes are rows, a word holds four values of one, and `vpmaddubsw` multiplies it
-//! with four activations. Every word has two sums of half of the products, 16 bits wide, over as many words as the integers
-//! of the type let them hold; then one multiplication with ones makes them a 32-bit sum. The block's scale is a float, so
+//! As that of super-blocks ([`super::large_tile`]): lanes are rows, a word holds four values of one, and `vpmaddubsw`
+//! multiplies it with four activations. The products of a word make two 16-bit sums, which run over as many words as the
+//! integers of the type allow; one multiplication with ones then makes them a 32-bit sum. The block's scale is a float, so
 //! that every 32 values cost a conversion and a fused multiply-add.
 //!
-//! Integers of five bits have no room for a block without a sign, `16·31·127`, but with one, `16·16·127`. Only where a sum
-//! ends counts, whatever it wraps around on the way: it starts with what takes 16 off every weight.
+//! A block of unsigned five-bit integers would overflow, `16·31·127`, and signed ones do not, `16·16·127`. A sum may wrap on
+//! the way as long as its result fits: it starts from the term that takes 16 off every weight.
 
 use std::arch::x86_64::*;
 
 use quant::WeightType;
 
 use super::super::ColPtr;
-use super::super::panel::{Panel, ROWS, most};
+use super::super::panel::{Panel, ROWS, max_byte};
 use super::super::variants::TileFn;
-use super::in_turn;
+use super::keep_order;
 
 /// The tile function of a type of 32-blocks whose panel is bytes.
 pub(super) fn tile(t: WeightType) -> TileFn {
-    match (t.has_min(), most(t)) {
+    match (t.has_min(), max_byte(t)) {
         (false, _) => columns::<16, false>,
         (true, ..16) => columns::<0, true>,
         (true, ..32) => columns::<16, true>,
@@ -27,7 +27,8 @@ pub(super) fn tile(t: WeightType) -> TileFn {
     }
 }
 
-/// Sums are those of the bytes less `OFF`: 0 for bytes up to 15, 16 up to 31, 32 up to 63, then over half a block.
+/// `OFF` is the offset that the 16-bit sums take off the bytes: 0 for bytes up to 15, 16 up to 31; 32 up to 63, and then a
+/// sum runs over half a block.
 ///
 /// # Safety
 /// See [`TileFn`]; the panel is 32-blocks of such a type.
@@ -92,7 +93,7 @@ unsafe fn products<const C: usize, const WORDS: usize>(
             for c in 0..C {
                 let x = _mm256_set1_epi32(x[c].add(i).read_unaligned());
                 for r in 0..2 {
-                    sums[c][r] = in_turn(_mm256_add_epi16(sums[c][r], _mm256_maddubs_epi16(word[r], x)));
+                    sums[c][r] = keep_order(_mm256_add_epi16(sums[c][r], _mm256_maddubs_epi16(word[r], x)));
                 }
             }
         }

@@ -1,0 +1,230 @@
+//! A backend written by ARCHITECTURE.md alone, section "Backends and steps": it knows three ops and refuses the others by
+//! name. It shows what the contract asks of a backend, and that nothing else is needed.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+
+use backend::reference::Reference;
+use backend::{Ask, Backend, Batch, Chunks, CompileError, Kinds, Limits, Output, Picks, Program, StepError, Tables};
+use checkpoint::Checkpoint;
+use checkpoint::gguf::Writer;
+use model::plan::{Buf, BufDecl, Elem, LinearPart, Op, Plan, Read, Rows, Source, ValidPlan, Weight, WeightDecl};
+use quant::WeightType;
+
+/// Embeddings, the asked rows, and products without a bias.
+struct Lookup;
+
+/// A step of the compiled plan, its weights decoded.
+enum Step {
+    Embed { table: Vec<f32>, out: Buf },
+    Select { x: Buf, out: Buf },
+    Linear { x: Buf, w: Vec<f32>, out: Buf },
+}
+
+struct Compiled {
+    plan: ValidPlan,
+    limits: Limits,
+    steps: Vec<Step>,
+    bufs: Vec<Vec<f32>>,
+    batch: Batch,
+    picks: Picks,
+}
+
+impl Backend for Lookup {
+    fn name(&self) -> &'static str {
+        "lookup"
+    }
+
+    fn lower(&self, plan: ValidPlan) -> Result<ValidPlan, CompileError> {
+        Ok(plan)
+    }
+
+    fn compile(
+        &self,
+        plan: &ValidPlan,
+        weights: Arc<Checkpoint>,
+        limits: Limits,
+    ) -> Result<Box<dyn Program>, CompileError> {
+        let decode = |w: Weight| {
+            let WeightDecl { name, dtype, shape, source, .. } = plan.weight(w);
+            let error = |why: &str| CompileError::Tensor { name: name.clone(), why: why.into() };
+            let Source::Tensor(tensor) = source else { return Err(error("is in pieces")) };
+            let info = weights.tensor(tensor).ok_or_else(|| error("is not in the file"))?;
+            let mut values = vec![0.0; shape.iter().product()];
+            let row_bytes = dtype.plane_bytes(shape[1]).ok_or_else(|| error("has broken rows"))?;
+            for (i, row) in values.chunks_exact_mut(shape[1]).enumerate() {
+                quant::decode_row(*dtype, weights.planes(info).row(row_bytes, i), row);
+            }
+            Ok(values)
+        };
+        let step = |op: &Op| match *op {
+            Op::Embed { table, scale: 1.0, out } => Ok(Step::Embed { table: decode(table)?, out }),
+            Op::Select { x, out } => Ok(Step::Select { x, out }),
+            Op::Linear { x, ref parts } if parts.len() == 1 && parts[0].bias.is_none() => {
+                Ok(Step::Linear { x, w: decode(parts[0].w)?, out: parts[0].out })
+            }
+            ref other => Err(CompileError::Unsupported { backend: "lookup", what: format!("run {}", other.name()) }),
+        };
+        Ok(Box::new(Compiled {
+            steps: plan.ops.iter().map(step).collect::<Result<_, _>>()?,
+            bufs: vec![Vec::new(); plan.bufs.len()],
+            plan: plan.clone(),
+            limits,
+            batch: Batch::with_room(limits),
+            picks: Picks::default(),
+        }))
+    }
+}
+
+impl Program for Compiled {
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn kinds(&self) -> Kinds {
+        Kinds::of(&self.plan)
+    }
+
+    fn n_vocab(&self) -> usize {
+        self.plan.n_vocab
+    }
+
+    fn submit(&mut self, batch: &Batch) -> Result<(), StepError> {
+        batch.check(self.limits, self.kinds(), self.plan.n_vocab)?;
+        self.batch.copy_from(batch);
+        Ok(())
+    }
+
+    fn wait(&mut self) -> Result<Output<'_>, StepError> {
+        for step in &self.steps {
+            let width = |buf: Buf| self.plan.buf(buf).width;
+            let (out, values) = match step {
+                Step::Embed { table, out } => {
+                    let rows =
+                        self.batch.tokens.iter().flat_map(|&id| &table[id as usize * width(*out)..][..width(*out)]);
+                    (out, rows.copied().collect())
+                }
+                Step::Select { x, out } => {
+                    let x = &self.bufs[x.0 as usize];
+                    let rows = self.batch.rows.iter().flat_map(|&r| &x[r as usize * width(*out)..][..width(*out)]);
+                    (out, rows.copied().collect())
+                }
+                Step::Linear { x, w, out } => {
+                    let k = width(*x);
+                    let dot = |(a, b): (&[f32], &[f32])| -> f32 {
+                        a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum::<f64>() as f32
+                    };
+                    let rows = self.bufs[x.0 as usize].chunks_exact(k);
+                    (out, rows.flat_map(|x| w.chunks_exact(k).map(move |w| dot((x, w)))).collect::<Vec<f32>>())
+                }
+            };
+            self.bufs[out.0 as usize] = values;
+        }
+        let logits = &self.bufs[self.plan.logits.0 as usize];
+        self.picks.fill(&self.batch, logits, self.plan.n_vocab);
+        let hidden = self.plan.hidden().map_or(&[][..], |buf| &self.bufs[buf.0 as usize]);
+        Ok(Output { logits, picks: &self.picks, hidden, faults: &[], routing: None })
+    }
+
+    fn copy_state(&mut self, _: u32, _: u32) {
+        unreachable!("plans of these ops have no states");
+    }
+}
+
+const N_VOCAB: usize = 50;
+
+/// `logits = (select (embed ids)) · wᵀ`, with some ops that the backend does not know when `more`.
+fn model(more: bool) -> (ValidPlan, Arc<Checkpoint>) {
+    let (d, types) = (64, [WeightType::F32, WeightType::Q8_0]);
+    let mut writer = Writer::new();
+    let bytes: Vec<Vec<u8>> = types
+        .iter()
+        .enumerate()
+        .map(|(i, &dtype)| {
+            let row_bytes = dtype.plane_bytes(d).unwrap();
+            let mut planes = quant::PlanesBuf::new(row_bytes.times(N_VOCAB).unwrap());
+            for row in 0..N_VOCAB {
+                let x: Vec<f32> = (0..d).map(|j| ((row * 31 + j * 7 + i * 13) % 97) as f32 / 48.0 - 1.0).collect();
+                quant::encode_row(dtype, &x, planes.get_mut().row_mut(row_bytes, row));
+            }
+            planes.q
+        })
+        .collect();
+    let names = ["token_embd.weight", "output.weight"];
+    for i in 0..2 {
+        writer.tensor(names[i], &[N_VOCAB, d], types[i], &bytes[i]);
+    }
+    let mut file = Vec::new();
+    writer.write(&mut file).unwrap();
+    let weight = |i: usize| WeightDecl {
+        name: names[i].into(),
+        dtype: types[i],
+        shape: vec![N_VOCAB, d],
+        source: Source::Tensor(names[i].into()),
+        read: Read::Plain,
+    };
+    let buf = |name: &str, rows, width| BufDecl { name: name.into(), rows, width, elem: Elem::F32 };
+    let [x, asked, logits] = [Buf(0), Buf(1), Buf(2)];
+    let mut ops = vec![
+        Op::Embed { table: Weight(0), scale: 1.0, out: x },
+        Op::Select { x, out: asked },
+        Op::Linear { x: asked, parts: vec![LinearPart { w: Weight(1), bias: None, out: logits }] },
+    ];
+    if more {
+        ops.push(Op::Softcap { x: logits, cap: 3.0 });
+    }
+    let plan = Plan {
+        arch: "test".into(),
+        n_vocab: N_VOCAB,
+        d_model: d,
+        n_ctx_train: 64,
+        weights: vec![weight(0), weight(1)],
+        bufs: vec![buf("x", Rows::Tokens, d), buf("asked", Rows::Outputs, d), buf("logits", Rows::Outputs, N_VOCAB)],
+        caches: Vec::new(),
+        states: Vec::new(),
+        ropes: Vec::new(),
+        layers: vec![None; ops.len()],
+        ops,
+        logits,
+    };
+    (ValidPlan::new(plan).unwrap(), Arc::new(checkpoint::from_bytes("two ops", file).unwrap()))
+}
+
+const LIMITS: Limits =
+    Limits { max_tokens: 16, max_outputs: 16, n_pages: 4, max_positions: 64, n_window_pages: 0, n_states: 0 };
+
+#[test]
+fn a_small_backend_computes_what_the_reference_does() {
+    let (plan, weights) = model(false);
+    let compile = |backend: &dyn Backend| {
+        let plan = backend.lower(plan.clone()).unwrap();
+        backend.compile(&plan, weights.clone(), LIMITS).unwrap()
+    };
+    let (mut exact, mut found) = (compile(&Reference), compile(&Lookup));
+    let mut batch = Batch::default();
+    batch.push(&[3, 49, 0], 0, Tables { pages: &[2], ..Tables::default() }, [0, 2]);
+    batch.push(&[7; 5], 0, Tables { pages: &[0], ..Tables::default() }, 0..5);
+    batch.asks[1] = Ask::Best { n: 4, first_listed: 0, n_listed: 1, mask: None, log_sum_exp: true };
+    batch.asks[2] = Ask::Hidden;
+    batch.listed.push(11);
+    let exact = exact.step(&batch).unwrap();
+    let found = found.step(&batch).unwrap();
+    assert_eq!(found.logits[..N_VOCAB], exact.logits[..N_VOCAB]);
+    assert_eq!(found.logits[3 * N_VOCAB..], exact.logits[3 * N_VOCAB..]);
+    assert_eq!(found.picks.get(1), exact.picks.get(1));
+    assert_eq!(found.picks.get(1).unwrap().best.len(), 4);
+    assert_eq!(found.hidden, exact.hidden);
+}
+
+#[test]
+fn what_it_lacks_is_refused_by_name() {
+    let (plan, weights) = model(true);
+    let error = Lookup.compile(&plan, weights, LIMITS).err().unwrap();
+    assert_eq!(error.to_string(), "compile plan: backend lookup cannot run softcap");
+    let (plan, weights) = model(false);
+    let mut program = Lookup.compile(&plan, weights, LIMITS).unwrap();
+    let mut batch = Batch::default();
+    batch.push(&[50], 0, Tables { pages: &[0], ..Tables::default() }, [0]);
+    assert!(matches!(program.step(&batch), Err(StepError::TokenId { token: 0, id: 50, .. })));
+    assert!(Chunks::All.contains(3) && !Chunks::NONE.contains(0));
+}
