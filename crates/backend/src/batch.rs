@@ -12,41 +12,41 @@ pub struct Batch {
     pub tokens: Vec<u32>,
     /// One per sequence in the step.
     pub chunks: Vec<Chunk>,
-    /// Page tables of the chunks, one after the other.
+    /// Page tables of the chunks, concatenated.
     pub pages: Vec<u32>,
-    /// Tables of window pages of the chunks, one after the other.
+    /// Window page tables of the chunks, concatenated.
     pub window_pages: Vec<u32>,
-    /// Tokens (indices into `tokens`, strictly ascending) whose rows are asked for, `[R]`.
+    /// Tokens (indices into `tokens`, strictly ascending) whose rows the step returns, `[R]`.
     pub rows: Vec<u32>,
-    /// What is asked of each row, `[R]`.
+    /// What the step returns of each row, `[R]`.
     pub asks: Vec<Ask>,
-    /// Tokens whose logits are asked for by [`Ask::Best`], row after row.
+    /// Tokens that [`Ask::Best`] lists, row after row.
     pub listed: Vec<u32>,
     /// Bit sets of [`Ask::Best`].
     pub masks: Masks,
 }
 
-/// What a step returns of a row. The hidden state of a row is returned whatever is asked.
+/// What a step returns of a row, besides its hidden state, which is always returned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ask {
     /// All logits, `[n_vocab]`.
     #[default]
     Logits,
-    /// The best logits, found where the row lies, so that a row need not travel: see [`crate::Best`].
+    /// The best logits, selected on the device so that the row need not be copied: see [`crate::Best`].
     Best {
-        /// How many, at least 1.
+        /// Number of logits, at least 1.
         n: u32,
-        /// Index into [`Batch::listed`] of the first token whose logit is returned besides: those that the sampler will
-        /// change, by a penalty or a bias.
+        /// Index into [`Batch::listed`] of the first token whose logit is returned in any case: the sampler changes
+        /// these by a penalty or a bias.
         first_listed: u32,
         /// Number of such tokens.
         n_listed: u32,
         /// Index of the bit set of allowed tokens in [`Batch::masks`]; all are allowed without one.
         mask: Option<u32>,
-        /// Whether the log-sum-exp of the whole row is wanted.
+        /// Whether to return the log-sum-exp of the whole row.
         log_sum_exp: bool,
     },
-    /// The hidden state alone.
+    /// The hidden state only.
     Hidden,
 }
 
@@ -54,7 +54,7 @@ pub enum Ask {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Masks {
     words: Vec<u64>,
-    n_words: usize, // of a set
+    n_words: usize, // per set
     n: usize,
 }
 
@@ -81,12 +81,12 @@ impl Masks {
         self.n
     }
 
-    /// Whether there is none.
+    /// Whether there are no sets.
     pub fn is_empty(&self) -> bool {
         self.n == 0
     }
 
-    /// Forgets all sets and keeps their memory.
+    /// Removes all sets and keeps their memory.
     pub fn clear(&mut self) {
         self.words.clear();
         self.n = 0;
@@ -100,25 +100,31 @@ pub struct Chunk {
     pub first: u32,
     /// Number of tokens, at least 1.
     pub len: u32,
-    /// Position of the first token; earlier positions of the sequence are in the cache already.
+    /// Position of the first token; the cache holds all earlier positions of the sequence.
     pub pos: u32,
-    /// Index of the sequence's first page in [`Batch::pages`]. Position `p` lies in page `pages[first_page + p / PAGE]`.
+    /// Index of the sequence's first page in [`Batch::pages`]. Position `p` lies in page
+    /// `pages[first_page + p / PAGE]`.
     pub first_page: u32,
     /// Number of pages, at least enough for `pos + len` positions.
     pub n_pages: u32,
-    /// Index of the sequence's first window page in [`Batch::window_pages`]; these three mean nothing where no cache of the
-    /// plan keeps a window. Position `p` lies in page `window_pages[first_window_page + p / PAGE - first_window_block]`.
+    /// Index of the sequence's first window page in [`Batch::window_pages`]. Position `p` lies in page
+    /// `window_pages[first_window_page + p / PAGE - first_window_block]`. The three window fields are ignored where no
+    /// cache of the plan has a window.
     pub first_window_page: u32,
-    /// Number of window pages, from the first position that the chunk's first token looks at to the chunk's end.
+    /// Number of window pages, from the first position that the chunk's first token attends to up to the chunk's end.
     pub n_window_pages: u32,
-    /// Block (of [`PAGE`] positions) of the first window page; earlier positions are gone.
+    /// Block (of [`PAGE`] positions) of the first window page.
     pub first_window_block: u32,
-    /// Slot of the sequence's recurrent state, which stands at `pos` and is moved past the chunk; a chunk at position 0
-    /// starts from zeros, whatever the slot held. Means nothing where the plan has no states.
+    /// Slot of the sequence's recurrent state. It covers the positions before `pos`; the step advances it past the
+    /// chunk. A chunk at position 0 starts from zeros. Ignored where the plan has no states.
     pub state: u32,
+    /// Number of tokens at the chunk's end that are drafts: guesses of what follows, which are computed like all
+    /// others, but leave the state where it stands before them until [`crate::Program::commit`] says how many were
+    /// right. Fewer than `len`, at most [`Limits::max_draft`].
+    pub n_draft: u32,
 }
 
-/// Where the memory of a sequence lies.
+/// Memory of a sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tables<'a> {
     /// Pages of its positions, in order.
@@ -132,8 +138,7 @@ pub struct Tables<'a> {
 }
 
 impl Batch {
-    /// An empty batch with room for the steps of a program, so that filling it allocates nothing unless sequences share
-    /// pages beyond measure.
+    /// An empty batch for steps within these limits. Filling it allocates only when sequences share very many pages.
     pub fn with_room(limits: Limits) -> Batch {
         Batch {
             tokens: Vec::with_capacity(limits.max_tokens),
@@ -144,6 +149,15 @@ impl Batch {
             asks: Vec::with_capacity(limits.max_outputs),
             ..Batch::default()
         }
+    }
+
+    /// Bytes that [`Batch::with_room`] allocates.
+    pub(crate) fn bytes_of_room(limits: Limits) -> usize {
+        let token = size_of::<u32>() + size_of::<Chunk>();
+        let output = size_of::<u32>() + size_of::<Ask>();
+        let pages = limits.n_pages.saturating_add(limits.n_window_pages).saturating_mul(size_of::<u32>());
+        let rows = limits.max_tokens.saturating_mul(token).saturating_add(limits.max_outputs.saturating_mul(output));
+        pages.saturating_add(rows)
     }
 
     /// Empties the batch and keeps its memory.
@@ -158,7 +172,7 @@ impl Batch {
         self.masks.clear();
     }
 
-    /// Takes the contents of another batch, and keeps the memory of this one.
+    /// Copies another batch and keeps the memory of this one.
     pub fn copy_from(&mut self, other: &Batch) {
         let Batch { tokens, chunks, pages, window_pages, rows, asks, listed, masks } = self;
         tokens.clone_from(&other.tokens);
@@ -172,8 +186,8 @@ impl Batch {
         (masks.n_words, masks.n) = (other.masks.n_words, other.masks.n);
     }
 
-    /// Adds a chunk of a sequence with its memory; `rows` are the asked rows as offsets into the chunk. Their logits are
-    /// asked for; [`Batch::asks`] may be changed afterwards.
+    /// Appends a chunk of a sequence with its memory. `rows` are the returned rows as offsets into the chunk; they
+    /// return logits unless the caller changes [`Batch::asks`] afterwards.
     pub fn push(&mut self, tokens: &[u32], pos: usize, tables: Tables<'_>, rows: impl IntoIterator<Item = usize>) {
         let Tables { pages, window_pages, first_window_block, state } = tables;
         let first = self.tokens.len() as u32;
@@ -187,6 +201,7 @@ impl Batch {
             n_window_pages: window_pages.len() as u32,
             first_window_block: first_window_block as u32,
             state,
+            n_draft: 0,
         });
         self.tokens.extend_from_slice(tokens);
         self.pages.extend_from_slice(pages);
@@ -195,8 +210,19 @@ impl Batch {
         self.asks.resize(self.rows.len(), Ask::Logits);
     }
 
-    /// The page that holds a block of the chunk's sequence, in the caches that keep a window or in the others. The batch is
-    /// checked, and the chunk's tokens look at the block.
+    /// Appends drafts to the last chunk, whose pages have room for them. The logits of all their rows are asked for.
+    pub fn push_drafts(&mut self, drafts: &[u32]) {
+        let Some(chunk) = self.chunks.last_mut() else { return };
+        let first = chunk.first + chunk.len;
+        chunk.len += drafts.len() as u32;
+        chunk.n_draft += drafts.len() as u32;
+        self.tokens.extend_from_slice(drafts);
+        self.rows.extend((0..drafts.len() as u32).map(|i| first + i));
+        self.asks.resize(self.rows.len(), Ask::Logits);
+    }
+
+    /// The page of a block of the chunk's sequence, in the caches with a window or in the others. The batch is checked,
+    /// and the chunk's tokens attend to the block.
     pub fn page(&self, c: &Chunk, windowed: bool, block: usize) -> u32 {
         if windowed {
             self.window_pages[c.first_window_page as usize + block - c.first_window_block as usize]
@@ -205,7 +231,7 @@ impl Batch {
         }
     }
 
-    /// The pages that a chunk writes, in order; the chunk's tables are known to lie in the batch.
+    /// The pages that a chunk writes, in order. The chunk's tables lie within the batch.
     fn written(&self, c: &Chunk, windowed: bool) -> &[u32] {
         let (first, end) = (c.pos as usize / PAGE, (c.pos as usize + c.len as usize).div_ceil(PAGE));
         if windowed {
@@ -216,8 +242,8 @@ impl Batch {
         }
     }
 
-    /// The first page that is written at two places of the step, and by which chunks. Pairs are compared as they are:
-    /// a step writes a page for each sequence and each 32 tokens, which are few.
+    /// The first page that the step writes at two places, with the two chunks. All pairs are compared: a step writes
+    /// few pages.
     fn written_twice(&self, windowed: bool) -> Option<(u32, usize, usize)> {
         for (i, c) in self.chunks.iter().enumerate() {
             let mine = self.written(c, windowed);
@@ -232,8 +258,10 @@ impl Batch {
         None
     }
 
-    /// Checks the batch against itself and the limits, once, before any backend computes. Allocates nothing when all is
-    /// well.
+    /// Checks the batch against itself and the limits, once, before a backend computes. Allocates only on failure.
+    ///
+    /// # Errors
+    /// [`StepError::TokenId`] for an id outside the vocabulary, [`StepError::Batch`] for anything else that is invalid.
     pub fn check(&self, limits: Limits, kinds: Kinds, n_vocab: usize) -> Result<(), StepError> {
         let bad = |why: String| Err(StepError::Batch(why));
         if self.tokens.is_empty() {
@@ -243,11 +271,7 @@ impl Batch {
             return bad(format!("the batch has {} tokens, the limit is {}", self.tokens.len(), limits.max_tokens));
         }
         if self.rows.len() > limits.max_outputs {
-            return bad(format!(
-                "the batch asks for {} logits rows, the limit is {}",
-                self.rows.len(),
-                limits.max_outputs
-            ));
+            return bad(format!("the batch requests {} rows, the limit is {}", self.rows.len(), limits.max_outputs));
         }
         if let Some(token) = self.tokens.iter().position(|&id| id as usize >= n_vocab) {
             return Err(StepError::TokenId { token, id: self.tokens[token], n_vocab });
@@ -260,6 +284,10 @@ impl Batch {
                     "chunk {i} starts at token {} with {} tokens, expected start {next}",
                     c.first, c.len
                 ));
+            }
+            if c.n_draft >= c.len || c.n_draft as usize > limits.max_draft {
+                let max = limits.max_draft;
+                return bad(format!("chunk {i} has {} drafts among {} tokens, the limit is {max}", c.n_draft, c.len));
             }
             if end > limits.max_positions {
                 return bad(format!("chunk {i} ends at position {end}, the limit is {}", limits.max_positions));
@@ -282,10 +310,10 @@ impl Batch {
             return bad(format!("the chunks cover {next} of {} tokens", self.tokens.len()));
         }
         if self.rows.windows(2).any(|w| w[0] >= w[1]) || self.rows.last().is_some_and(|&r| r as usize >= next) {
-            return bad("the rows whose logits are asked for are not ascending token indices".into());
+            return bad("the requested rows are not ascending token indices".into());
         }
         self.check_asks(n_vocab)?;
-        // Positions of two sequences in one page would race, and each would read the other's.
+        // Two sequences writing one page would race, and each would attend to the other's positions.
         if let Some((page, a, b)) = self.written_twice(false) {
             return bad(format!("page {page} is written at two places, by chunks {a} and {b}"));
         }
@@ -295,11 +323,11 @@ impl Batch {
         }
     }
 
-    /// What is asked of the rows can be answered.
+    /// Checks that the step can return what the rows request.
     fn check_asks(&self, n_vocab: usize) -> Result<(), StepError> {
         let bad = |why: String| Err(StepError::Batch(why));
         if self.asks.len() != self.rows.len() {
-            return bad(format!("{} rows are asked for in {} ways", self.rows.len(), self.asks.len()));
+            return bad(format!("{} rows have {} requests", self.rows.len(), self.asks.len()));
         }
         if !self.masks.is_empty() && self.masks.n_words != n_vocab.div_ceil(64) {
             return bad(format!("masks have {} words, {} wanted", self.masks.n_words, n_vocab.div_ceil(64)));
@@ -310,7 +338,7 @@ impl Batch {
         for (r, ask) in self.asks.iter().enumerate() {
             let Ask::Best { n, first_listed, n_listed, mask, .. } = *ask else { continue };
             if n == 0 || n as usize > n_vocab {
-                return bad(format!("row {r} asks for the best {n} of {n_vocab} logits"));
+                return bad(format!("row {r} requests the best {n} of {n_vocab} logits"));
             }
             if first_listed as usize + n_listed as usize > self.listed.len() {
                 return bad(format!("row {r} lists tokens past the {} of the batch", self.listed.len()));
@@ -322,7 +350,7 @@ impl Batch {
         Ok(())
     }
 
-    /// The chunk's window pages cover what its tokens look at.
+    /// The chunk's window pages cover all positions that its tokens attend to.
     fn check_window(&self, i: usize, c: &Chunk, limits: Limits, kinds: Kinds) -> Result<(), StepError> {
         let bad = |why: String| Err(StepError::Batch(why));
         if kinds.window.is_none() {
@@ -345,7 +373,7 @@ impl Batch {
         }
     }
 
-    /// The chunk's state is a slot that no chunk before it has.
+    /// No earlier chunk has the chunk's state.
     fn check_state(&self, i: usize, c: &Chunk, limits: Limits, kinds: Kinds) -> Result<(), StepError> {
         if !kinds.state {
             return Ok(());
@@ -355,7 +383,7 @@ impl Batch {
             return Err(StepError::Batch(why));
         }
         match self.chunks[..i].iter().position(|other| other.state == c.state) {
-            Some(other) => Err(StepError::Batch(format!("chunks {other} and {i} both move state {} on", c.state))),
+            Some(other) => Err(StepError::Batch(format!("chunks {other} and {i} both advance state {}", c.state))),
             None => Ok(()),
         }
     }
@@ -365,8 +393,15 @@ impl Batch {
 mod tests {
     use super::*;
 
-    const LIMITS: Limits =
-        Limits { max_tokens: 200, max_outputs: 4, n_pages: 16, max_positions: 400, n_window_pages: 9, n_states: 3 };
+    const LIMITS: Limits = Limits {
+        max_tokens: 200,
+        max_outputs: 4,
+        n_pages: 16,
+        max_positions: 400,
+        n_window_pages: 9,
+        n_states: 3,
+        max_draft: 2,
+    };
 
     /// Chunks as (tokens, position, pages).
     fn check(chunks: &[(usize, usize, &[u32])]) -> Result<(), StepError> {
@@ -382,8 +417,8 @@ mod tests {
         let cases: &[(bool, &[u32], Option<&str>)] = &[
             (true, &[2, 0, 1], None),
             (true, &[2, 3], Some("chunk 1 names state 3, there are 3")),
-            (true, &[1, 0, 1], Some("chunks 0 and 2 both move state 1 on")),
-            // Without states the slots mean nothing.
+            (true, &[1, 0, 1], Some("chunks 0 and 2 both advance state 1")),
+            // Without states the slots are ignored.
             (false, &[7, 7], None),
         ];
         for &(state, slots, why) in cases {
@@ -398,13 +433,32 @@ mod tests {
     }
 
     #[test]
+    fn drafts_follow_a_token_and_are_few() {
+        let cases: &[(usize, usize, Option<&str>)] = &[
+            (1, 0, None),
+            (1, 2, None),
+            (2, 1, None),
+            (1, 3, Some("chunk 0 has 3 drafts among 4 tokens, the limit is 2")),
+            (0, 1, Some("chunk 0 has 1 drafts among 1 tokens, the limit is 2")),
+        ];
+        for &(n, n_draft, why) in cases {
+            let mut batch = Batch::default();
+            batch.push(&vec![0; n], 0, Tables { pages: &[0], ..Tables::default() }, n.checked_sub(1));
+            batch.push_drafts(&vec![0; n_draft]);
+            assert_eq!(batch.rows.len(), n.min(1) + n_draft);
+            let expected = why.map_or(Ok(()), |why| Err(StepError::Batch(why.into())));
+            assert_eq!(batch.check(LIMITS, Kinds::default(), 1), expected, "{n} tokens, {n_draft} drafts");
+        }
+    }
+
+    #[test]
     fn window_pages_cover_what_the_chunk_looks_at() {
         // Two chunks as (tokens, position, first block, window pages), and what is wrong with the second.
         type Part<'a> = (usize, usize, usize, &'a [u32]);
         let cases: &[(Part, Option<&str>)] = &[
             ((1, 0, 0, &[0]), None),
             ((64, 0, 0, &[0, 1]), None),
-            // With a window of 40, position 71 looks at 32 and those after it; position 70 at 31.
+            // With a window of 40, position 71 attends to 32 and later; position 70 to 31 and later.
             ((1, 71, 1, &[0, 1]), None),
             ((1, 71, 0, &[5, 0, 1]), None),
             ((1, 71, 1, &[0, 1, 2, 3]), None),
@@ -437,7 +491,7 @@ mod tests {
     fn a_page_is_written_at_one_place() {
         let ok: &[&[(usize, usize, &[u32])]] = &[
             &[(1, 0, &[3]), (1, 0, &[4])],
-            // What is read only may be shared, and what comes after the written pages is not touched.
+            // Pages that are only read may be shared; pages behind the written ones are not touched.
             &[(1, 32, &[3, 4]), (1, 32, &[3, 5]), (40, 64, &[3, 3, 6, 7])],
             &[(32, 0, &[1, 2]), (32, 0, &[2, 1])],
             &[(64, 32, &[9, 8, 7, 7])],

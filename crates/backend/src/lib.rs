@@ -5,8 +5,11 @@
 pub mod batch;
 pub mod cpu;
 pub mod cuda;
+mod drafts;
+pub mod footprint;
 pub mod pick;
 pub mod reference;
+pub mod residency;
 mod rope;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
@@ -21,6 +24,7 @@ use checkpoint::Checkpoint;
 use model::plan::{Plan, ValidPlan};
 
 pub use batch::{Ask, Batch, Chunk, Masks, PAGE, Tables};
+pub use footprint::{Footprint, Part};
 pub use pick::{Best, Picks};
 pub use routing::RouterInfo;
 
@@ -29,12 +33,16 @@ pub trait Backend {
     /// Its name in messages and tables.
     fn name(&self) -> &'static str;
 
-    /// Rewrites a plan with the passes that pay for this backend. The result is for this backend alone: it may hold fused
-    /// ops and narrower buffers. Without a call of it a plan runs as the architecture wrote it.
+    /// Rewrites a plan with the passes that help this backend. The result is for this backend only: it may hold fused
+    /// ops and narrower buffers. A plan that was not lowered runs as the architecture wrote it.
     ///
     /// # Errors
     /// [`CompileError::Plan`] when a pass breaks a rule of an op.
     fn lower(&self, plan: ValidPlan) -> Result<ValidPlan, CompileError>;
+
+    /// What the program of a plan takes of this backend's memory: what [`Backend::compile`] would allocate, and the weights
+    /// that stay in their files. Allocates nothing.
+    fn footprint(&self, plan: &ValidPlan, limits: Limits) -> Footprint;
 
     /// Binds a plan to its weights and allocates everything a step needs.
     ///
@@ -48,51 +56,54 @@ pub trait Backend {
     ) -> Result<Box<dyn Program>, CompileError>;
 }
 
-/// What a program must be able to hold.
+/// Sizes that a program is compiled for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Most tokens in a step.
+    /// Maximum number of tokens in a step.
     pub max_tokens: usize,
-    /// Most rows whose logits a step returns.
+    /// Maximum number of rows that a step returns.
     pub max_outputs: usize,
     /// Pages of [`PAGE`] positions in the caches that keep every position, over all sequences.
     pub n_pages: usize,
-    /// Most positions a sequence may have.
+    /// Maximum number of positions of a sequence.
     pub max_positions: usize,
     /// Pages of [`PAGE`] positions in the caches that keep a window, over all sequences.
     pub n_window_pages: usize,
     /// Slots for recurrent states, of running sequences and of checkpoints.
     pub n_states: usize,
+    /// Maximum number of draft tokens in a chunk ([`Chunk::n_draft`]). 0 costs nothing; more make a slot larger where a
+    /// plan has states, and each of the drafts wants a row of `max_outputs`.
+    pub max_draft: usize,
 }
 
-/// Which kinds of memory a sequence of a plan takes, beside the pages that hold all its positions.
+/// The kinds of memory that a sequence of a plan takes, besides the pages that hold all its positions.
 ///
-/// Those every sequence has; where no layer keeps all positions, they are numbers only and take no memory.
+/// Every sequence has those pages; where no layer keeps all positions, they are only numbers and take no memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Kinds {
-    /// Layers that keep a window, of at most so many positions: window pages.
+    /// Window pages: the widest window of the layers that keep one, in positions.
     pub window: Option<usize>,
     /// Recurrent state: a slot.
     pub state: bool,
 }
 
 impl Kinds {
-    /// What sequences of `plan` take.
+    /// The kinds that sequences of `plan` take.
     pub fn of(plan: &Plan) -> Kinds {
         Kinds { window: plan.window(), state: !plan.states.is_empty() }
     }
 
-    /// First block (of [`PAGE`] positions) that a token at `pos` may look at in the layers with a window.
+    /// First block (of [`PAGE`] positions) that a token at `pos` attends to in the layers with a window.
     pub fn first_window_block(self, pos: usize) -> usize {
         self.window.map_or(0, |window| (pos + 1).saturating_sub(window) / PAGE)
     }
 
-    /// Most window pages that a sequence needs at once when it goes on token by token: what any position looks at.
+    /// Maximum number of window pages that a sequence needs at once while it decodes one token at a time.
     pub fn window_blocks(self) -> usize {
         self.window.map_or(0, |window| (window - 1).div_ceil(PAGE) + 1)
     }
 
-    /// Whether limits leave room for one sequence.
+    /// Checks that the limits leave room for one sequence.
     fn check(self, limits: Limits) -> Result<(), CompileError> {
         let least = [
             ("window pages", limits.n_window_pages, self.window_blocks().min(limits.max_positions.div_ceil(PAGE))),
@@ -107,18 +118,17 @@ impl Kinds {
 
 /// A compiled plan with its weights, buffers and cache.
 ///
-/// A step is [`Program::submit`] and [`Program::wait`]: a device computes between the two while the host does something
-/// else. One step is under way at a time. A step allocates nothing.
+/// A step is [`Program::submit`] and [`Program::wait`]: between the two, a device computes while the host does other
+/// work. One step is in flight at a time. A step allocates nothing.
 ///
 /// # Errors of a step
-/// A refused batch ([`StepError::TokenId`], [`StepError::Batch`]) has changed nothing. A failed step
-/// ([`StepError::Failed`]) has written nothing that a later step can see but cache positions of its own chunks, and the
-/// recurrent states of the chunks that it calls dirty.
+/// A refused batch ([`StepError::TokenId`], [`StepError::Batch`]) changes nothing. A failed step
+/// ([`StepError::Failed`]) changes only cache positions of its own chunks and the recurrent states of its dirty chunks.
 pub trait Program: Send {
-    /// What it was compiled for.
+    /// The limits it was compiled for.
     fn limits(&self) -> Limits;
 
-    /// What memory a sequence takes.
+    /// The kinds of memory that a sequence takes.
     fn kinds(&self) -> Kinds;
 
     /// Vocabulary size, the width of a logits row.
@@ -127,19 +137,20 @@ pub trait Program: Send {
     /// Checks a batch and starts its step. The batch may be changed as soon as the call returns.
     ///
     /// # Errors
-    /// A refused batch; then no step is under way. A device may fail here as well.
+    /// A refused batch; then no step is in flight. A device may fail here as well.
     ///
     /// # Panics
-    /// May panic when a step is under way: a mistake of the caller.
+    /// May panic when a step is in flight: a mistake of the caller.
     fn submit(&mut self, batch: &Batch) -> Result<(), StepError>;
 
-    /// Finishes the step that [`Program::submit`] started: its tokens are in the cache, and the asked rows are returned.
+    /// Finishes the step that [`Program::submit`] started: its tokens are in the cache, and its output rows are
+    /// returned.
     ///
     /// # Errors
     /// [`StepError::Failed`].
     ///
     /// # Panics
-    /// May panic when no step is under way.
+    /// May panic when no step is in flight.
     fn wait(&mut self) -> Result<Output<'_>, StepError>;
 
     /// [`Program::submit`] and [`Program::wait`].
@@ -151,68 +162,83 @@ pub trait Program: Send {
         self.wait()
     }
 
-    /// Copies all recurrent states of a slot to another: a checkpoint is made, or gone back to. Both slots are below
-    /// [`Limits::n_states`]; anything else is a mistake of the caller, and panics.
+    /// Copies all recurrent states of one slot to another: saves or restores a checkpoint.
+    ///
+    /// # Panics
+    /// When a slot is not below [`Limits::n_states`].
     fn copy_state(&mut self, from: u32, to: u32);
+
+    /// Moves the recurrent states of a slot past the first `n_accepted` drafts of its last step, to the bits that a
+    /// step of these tokens without drafts leaves; the other drafts are forgotten. It costs next to nothing: a program
+    /// may do the work as part of the slot's next step.
+    ///
+    /// A step with drafts must be followed by this call, with 0 too, before the slot is read again: a step that goes on
+    /// from it is refused until then. Chunks at position 0 and copies to the slot start it anew and need no call.
+    /// Caches need none either: later steps overwrite the positions of drafts that were not accepted.
+    ///
+    /// # Panics
+    /// When the slot has no uncommitted drafts or fewer than `n_accepted`: a mistake of the caller. So is a call to a
+    /// program that was compiled for no drafts.
+    fn commit(&mut self, slot: u32, n_accepted: usize) {
+        unreachable!("state {slot}: {n_accepted} drafts accepted of a program that takes none");
+    }
 
     /// The routers of the plan, in order of layers; none where no layer has experts.
     fn routers(&self) -> &[RouterInfo] {
         &[]
     }
 
-    /// Whether steps from now on report what the routers chose; they do not at first. The numbers stay the same.
+    /// Switches reports of the routers' choices on or off from the next step on; off at first. Results do not change.
     fn trace_routing(&mut self, is_on: bool) {
         let _ = is_on;
     }
 
-    /// Whether steps from now on count what their ops take, from zero; they do not at first, and what was counted stays.
-    /// The numbers stay the same.
+    /// Switches timing of ops on, from zero, or off, keeping the counts; off at first. Results do not change.
     fn trace_times(&mut self, is_on: bool) {
         let _ = is_on;
     }
 
-    /// What was counted, ops that do the same in several layers together; empty where a program cannot tell.
+    /// Time per op, summed over layers; empty where a program does not measure.
     fn times(&self) -> &[OpTime] {
         &[]
     }
 }
 
-/// What ops of one kind took, in all steps that were traced.
+/// Time of one kind of op, over all traced steps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OpTime {
-    /// The op and the weights that it multiplies with; without an op, what a step does around its ops.
+    /// The op and the weights it multiplies by, or a name for what a step does around its ops.
     pub name: String,
-    /// Bytes of weights that they read for one token.
+    /// Bytes of weights that it reads per token.
     pub bytes: usize,
-    /// Steps that were traced.
+    /// Number of traced steps.
     pub steps: u64,
-    /// Pieces of work handed out: parallel regions of a thread pool, kernels launched on a device.
+    /// Parallel regions of a thread pool, or kernels launched on a device.
     pub launches: u64,
-    /// Time in all.
+    /// Total time.
     pub time: Duration,
-    /// Time outside of them, in which one thread works and the rest of the device is idle.
+    /// Time outside the launches, while one thread works and the rest of the device is idle.
     pub serial: Duration,
 }
 
-/// What a step returns.
+/// Results of a step.
 #[derive(Clone, Copy, Debug)]
 pub struct Output<'a> {
-    /// `[R, n_vocab]`, in the order of [`Batch::rows`]. A row is there when it was asked for as [`Ask::Logits`]; others may
-    /// hold anything, and the slice ends with the last row that is there.
+    /// `[R, n_vocab]`, in the order of [`Batch::rows`]. Only the rows of [`Ask::Logits`] are defined; the slice ends
+    /// with the last of them.
     pub logits: &'a [f32],
-    /// The rows that were asked for as [`Ask::Best`], by their index in [`Batch::rows`].
+    /// Results of the rows of [`Ask::Best`], by their index in [`Batch::rows`].
     pub picks: &'a Picks,
-    /// What the logits were made of, `[R, d_model]`: the asked rows behind the last norm ([`Plan::hidden`]). Empty where a
-    /// plan has no such rows.
+    /// The output rows behind the last norm ([`Plan::hidden`]), `[R, d_model]`. Empty where a plan has no such rows.
     pub hidden: &'a [f32],
-    /// Sequences whose numbers broke down; the others are whole.
+    /// Sequences whose routers saw NaN; all others are valid.
     pub faults: &'a [Fault],
-    /// Experts that were chosen for the tokens of the asked rows, `[R, Σ n_used]`: for every router of
-    /// [`Program::routers`] its ids, best first. `None` unless [`Program::trace_routing`] asked for it.
+    /// Experts chosen for the tokens of the output rows, `[R, Σ n_used]`: for every router of [`Program::routers`] its
+    /// ids, best first. `None` unless [`Program::trace_routing`] is on.
     pub routing: Option<&'a [u16]>,
 }
 
-/// A sequence that cannot go on.
+/// A sequence that cannot continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("sequence {chunk}: router of layer {layer} saw NaN at token {token} of the step")]
 pub struct Fault {
@@ -238,33 +264,36 @@ pub enum CompileError {
         /// What disagrees.
         why: String,
     },
+    /// The checkpoint could not be read.
+    #[error("compile plan: {0}")]
+    Read(#[from] checkpoint::Error),
     /// The plan needs more than the limits give.
     #[error("compile plan: {what}: the limits have {value}, one sequence needs {least}")]
     Limit {
-        /// Of what.
+        /// The resource.
         what: &'static str,
-        /// What the limits say.
+        /// Its limit.
         value: usize,
-        /// The smallest number that works.
+        /// The smallest limit that works.
         least: usize,
     },
-    /// Memory that the limits ask for cannot be had.
+    /// Memory that the limits require could not be allocated.
     #[error("compile plan: {what} needs {bytes} bytes, which could not be allocated; lower the context or the batch")]
     Memory {
-        /// What for.
+        /// Its purpose.
         what: &'static str,
-        /// How much.
+        /// Its size.
         bytes: usize,
     },
-    /// What the backend computes with could not be started: threads, a device.
+    /// The backend could not start its threads or its device.
     #[error("compile plan: start {what}: {why}")]
     Start {
-        /// What, with its number.
+        /// The thread or device, with its number.
         what: String,
-        /// What the system says, and what helps.
+        /// The system's message, and a remedy.
         why: String,
     },
-    /// This backend lacks something the plan needs.
+    /// This backend lacks something that the plan needs.
     #[error("compile plan: backend {backend} cannot {what}")]
     Unsupported {
         /// Backend.
@@ -290,41 +319,41 @@ pub enum StepError {
     /// The batch does not fit the limits or contradicts itself. Nothing was computed.
     #[error("run step: {0}")]
     Batch(String),
-    /// The step began and could not be finished.
+    /// The step started and could not finish.
     #[error(transparent)]
     Failed(#[from] Failure),
 }
 
-/// A step that began and could not be finished.
+/// A step that started and could not finish.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("run step: {cause}")]
 pub struct Failure {
-    /// What happened.
+    /// The cause.
     pub cause: Cause,
-    /// Chunks that would fail again: what they need is lost. The others may be tried once more.
+    /// Chunks that would fail again because data they need is lost. The others may be retried.
     pub lost: Chunks,
-    /// Chunks whose recurrent states stand neither where they stood nor past the chunk.
+    /// Chunks whose recurrent states are neither those before the step nor those after it.
     pub dirty: Chunks,
 }
 
 impl Failure {
-    /// A failure that touches every chunk of the step.
+    /// A failure of every chunk of the step.
     pub fn all(cause: Cause) -> Failure {
         Failure { cause, lost: Chunks::All, dirty: Chunks::All }
     }
 }
 
-/// What went wrong in a step.
+/// Cause of a failed step.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Cause {
-    /// The device failed: a kernel that faulted, memory that ran out, a device that is gone.
+    /// The device failed: a kernel faulted, memory ran out, the device was lost.
     #[error("{device}: {op}: {why}")]
     Device {
         /// The device.
         device: String,
-        /// The op that was running, as far as it is known.
+        /// The op that was running, where known.
         op: String,
-        /// What the driver says.
+        /// The driver's message.
         why: String,
     },
     /// Bytes of a weight could not be read.
@@ -334,9 +363,19 @@ pub enum Cause {
         file: String,
         /// Offset in the file.
         offset: u64,
-        /// What the system says.
+        /// The system's message.
         why: String,
     },
+}
+
+impl Cause {
+    /// What a mapped file says that could not be read.
+    pub(crate) fn lost(error: checkpoint::Error) -> Cause {
+        match error {
+            checkpoint::Error::Lost { file, offset, why } => Cause::Io { file, offset: offset as u64, why },
+            other => Cause::Io { file: String::new(), offset: 0, why: other.to_string() },
+        }
+    }
 }
 
 /// Some of the chunks of a batch.

@@ -1,26 +1,26 @@
-//! `pick`: the best logits of a row, for samplers that need no more. The host's form, and what devices are tested against.
+//! `pick`: the best logits of a row, for samplers that need no more. Devices are tested against this host version.
 //!
-//! It knows no sampler: which tokens matter besides the best is listed by the caller.
+//! It knows no sampler: the caller lists the tokens that it needs besides the best.
 
 use std::cmp::Ordering;
 
 use crate::{Ask, Batch};
 
-/// What was found in a row that was asked for as [`Ask::Best`].
+/// Result of a row of [`Ask::Best`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Best<'a> {
-    /// The best allowed tokens above minus infinity with their logits, best first, the lower id at a tie; at most as many
-    /// as were asked for.
+    /// The best allowed tokens above minus infinity with their logits, best first, the lower id at a tie; at most as
+    /// many as requested.
     pub best: &'a [(u32, f32)],
     /// The listed tokens' logits, minus infinity where the mask forbids one; `[n_listed]`.
     pub listed: &'a [f32],
-    /// Logarithm of the sum of the exponentials of the whole row, forbidden tokens included; NaN when it was not asked for.
+    /// Logarithm of the sum of the exponentials of the whole row, forbidden tokens included; NaN unless requested.
     pub log_sum_exp: f64,
-    /// The first token whose logit is NaN, or plus infinity and allowed. Then nothing else is said of the row.
+    /// The first token whose logit is NaN, or plus infinity and allowed. Then the other fields are undefined.
     pub bad: Option<(u32, f32)>,
 }
 
-/// What was found in the rows of a step.
+/// Results of the rows of a step.
 #[derive(Clone, Debug, Default)]
 pub struct Picks {
     rows: Vec<Row>,
@@ -28,7 +28,7 @@ pub struct Picks {
     listed: Vec<f32>,
 }
 
-/// Where a row's finds lie.
+/// Where the results of a row lie.
 #[derive(Clone, Copy, Debug)]
 struct Row {
     row: usize,
@@ -41,7 +41,7 @@ struct Row {
 }
 
 impl Picks {
-    /// What was found in the row of this index into [`Batch::rows`]; `None` when it was not asked for as [`Ask::Best`].
+    /// Result of the row at this index of [`Batch::rows`]; `None` unless it is a row of [`Ask::Best`].
     pub fn get(&self, row: usize) -> Option<Best<'_>> {
         let found = &self.rows[self.rows.binary_search_by_key(&row, |found| found.row).ok()?];
         Some(Best {
@@ -52,14 +52,14 @@ impl Picks {
         })
     }
 
-    /// Forgets what was found before.
+    /// Removes all results.
     pub fn clear(&mut self) {
         self.rows.clear();
         self.best.clear();
         self.listed.clear();
     }
 
-    /// Adds what a device found in a row; rows come in ascending order.
+    /// Adds a device's result of a row; rows come in ascending order.
     pub fn push(&mut self, row: usize, found: Best<'_>) {
         let Best { best, listed, log_sum_exp, bad } = found;
         self.rows.push(Row {
@@ -123,10 +123,10 @@ fn order(a: &(u32, f32), b: &(u32, f32)) -> Ordering {
 
 /// Appends the `n` best allowed logits of a row to `out`, and returns the first bad one.
 fn best(logits: &[f32], n: usize, allowed: impl Fn(u32) -> bool, out: &mut Vec<(u32, f32)>) -> Option<(u32, f32)> {
-    // Blocks are compared at memory speed, lanes without branches; few of them hold anything above the bound.
+    // Blocks are compared at memory speed by branch-free lanes; few hold anything above the bound.
     const BLOCK: usize = 512;
     let first = out.len();
-    // A front of `room` is cut back to `n` when it is full.
+    // The candidates are cut back to `n` when there are `room` of them.
     let room = (2 * n).max(n + 64);
     let mut bound = f32::NEG_INFINITY;
     for (b, block) in logits.chunks(BLOCK).enumerate() {
@@ -168,7 +168,7 @@ fn scan(block: &[f32]) -> (f32, bool) {
     let (mut max, mut bad) = ([f32::NEG_INFINITY; LANES], [false; LANES]);
     let mut take = |lane: usize, l: f32| {
         max[lane] = if l > max[lane] { l } else { max[lane] };
-        // True for NaN as well.
+        // True for NaN too.
         bad[lane] |= l.partial_cmp(&f32::INFINITY) != Some(Ordering::Less);
     };
     let (chunks, rest) = block.as_chunks::<LANES>();
@@ -197,8 +197,8 @@ pub fn log_sum_exp_of(logits: &[f32]) -> f64 {
 }
 
 /// `exp(x)` for `x <= 0` with a relative error below 3e-7, 0 below -87. Additions and multiplications only, so that the
-/// compiler can use vector instructions and the bits are the same everywhere. Range reduction by multiples of ln 2 after
-/// Cody and Waite 1980.
+/// compiler can use vector instructions and the bits are the same everywhere. Range reduction by multiples of ln 2
+/// after Cody and Waite 1980.
 fn exp_below_zero(x: f32) -> f32 {
     let clamped = if x > -87.0 { x } else { -87.0 };
     let shifted = clamped * std::f32::consts::LOG2_E + 12_582_912.0; // rounds to a whole number in the low bits
@@ -233,7 +233,7 @@ mod tests {
     }
 
     proptest! {
-        /// As sorting the whole row says, with ties, infinities and masks.
+        /// Compares with a sort of the whole row, with ties, infinities and masks.
         #[test]
         fn the_best_are_the_best(
             seed in prop::collection::vec(-40i32..40, 1..N_VOCAB),
@@ -272,7 +272,7 @@ mod tests {
         let mut row = vec![0.5f32; N_VOCAB];
         (row[700], row[900]) = (f32::INFINITY, f32::NAN);
         assert_eq!(picked(&row, ask(None), &[], None).get(0).unwrap().bad, Some((700, f32::INFINITY)));
-        // A forbidden infinity harms nobody, NaN does.
+        // A forbidden infinity is ignored, NaN is not.
         let mask: Vec<bool> = (0..N_VOCAB).map(|i| i != 700 && i != 900).collect();
         let picks = picked(&row, ask(Some(0)), &[], Some(&mask));
         assert!(matches!(picks.get(0).unwrap().bad, Some((900, l)) if l.is_nan()));

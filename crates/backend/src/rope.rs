@@ -1,5 +1,5 @@
-//! Cosines and sines of rotary embeddings, for every backend: angles in f64, by the `libm` crate, so that they are the same bits
-//! on every machine and exact to f32 at any position. Devices without f64 take the rows from the host.
+//! Cosines and sines of rotary embeddings, for every backend: angles in f64, by the `libm` crate, so that they are the
+//! same bits on every machine and exact to f32 at any position. Devices without f64 take the rows from the host.
 
 use model::plan::{RopeDecl, RopePairing};
 

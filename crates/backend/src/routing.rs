@@ -1,5 +1,5 @@
-//! What the routers of a step chose, for whoever wants to look: the ids that ops leave in their buffers, copied before the
-//! buffers are used again. Knows no backend.
+//! Records the routers' choices while tracing is on: copies the ids from the ops' buffers before they are reused. Knows
+//! no backend.
 
 use model::plan::{Op, Plan, Rows};
 
@@ -10,13 +10,13 @@ use crate::Batch;
 pub struct RouterInfo {
     /// Its layer.
     pub layer: u32,
-    /// Experts it chooses from.
+    /// Number of experts it chooses from.
     pub n_expert: usize,
-    /// Experts it chooses for a token.
+    /// Number of experts it chooses per token.
     pub n_used: usize,
 }
 
-/// The choices of a step, `[R, width]`: for every asked row and every router in order of layers its ids, best first.
+/// The choices of a step, `[R, width]`: for every output row, the ids of every router in order of layers, best first.
 /// `width` is the sum of all `n_used`.
 #[derive(Debug, Default)]
 pub(crate) struct RoutingTrace {
@@ -24,8 +24,8 @@ pub(crate) struct RoutingTrace {
     width: usize,
     is_on: bool,
     n_rows: usize,
-    router: usize, // the next one to be heard
-    at: usize,     // and where its ids go in a row
+    router: usize, // the next one to record
+    at: usize,     // first column of its ids
     ids: Vec<u16>,
 }
 
@@ -48,7 +48,7 @@ impl RoutingTrace {
         &self.routers
     }
 
-    /// Steps with up to `max_outputs` rows are recorded from now on, or none is.
+    /// Records steps with up to `max_outputs` rows from now on, or stops.
     pub fn turn(&mut self, is_on: bool, max_outputs: usize) {
         self.is_on = is_on;
         self.n_rows = 0;
@@ -57,12 +57,12 @@ impl RoutingTrace {
         }
     }
 
-    /// A step begins: the routers will be heard in their order.
+    /// A step begins: the routers are recorded in their order.
     pub fn start(&mut self, batch: &Batch) {
         (self.n_rows, self.router, self.at) = (batch.rows.len(), 0, 0);
     }
 
-    /// Copies what the next router left in its buffer, `[rows, n_used]`.
+    /// Records the ids that the next router wrote, `[rows, n_used]`.
     pub fn record(&mut self, rows: Rows, ids: &[u32], batch: &Batch) {
         if !self.is_on {
             return;
@@ -77,7 +77,7 @@ impl RoutingTrace {
         self.at += n_used;
     }
 
-    /// What was recorded; `None` when nothing is.
+    /// The recorded ids; `None` while recording is off.
     pub fn ids(&self) -> Option<&[u16]> {
         self.is_on.then(|| &self.ids[..self.n_rows * self.width])
     }

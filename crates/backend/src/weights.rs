@@ -1,15 +1,17 @@
-//! Finds the rows of a plan's weights in a checkpoint, whatever file they come from. Knows no op and no kernel.
+//! Finds the rows of a plan's weights in a checkpoint of any kind. Knows no op and no kernel.
 
-use checkpoint::{Checkpoint, TensorInfo};
+use checkpoint::{Checkpoint, Extents, TensorInfo};
 use model::plan::{Read, Source, WeightDecl};
 use quant::Planes;
 
 use crate::CompileError;
 
-/// The rows of each matrix of a weight, `[n_stack]` times `n` rows; a plain matrix or vector is a stack of one.
+/// Where the rows of each matrix of a weight lie in the files, `[n_stack]` times `n` rows; a plain matrix or vector is a
+/// stack of one.
 ///
-/// Fails when the checkpoint does not hold what the plan was built from.
-pub(crate) fn slabs<'a>(checkpoint: &'a Checkpoint, decl: &WeightDecl) -> Result<Vec<Planes<'a>>, CompileError> {
+/// # Errors
+/// The checkpoint does not hold what the plan was built from.
+pub(crate) fn extents(checkpoint: &Checkpoint, decl: &WeightDecl) -> Result<Vec<Extents>, CompileError> {
     let error = |why: String| CompileError::Tensor { name: decl.name.clone(), why };
     let Some((&k, outer)) = decl.shape.split_last() else { return Err(error("has no axes".into())) };
     let n_stack = if outer.len() > 1 { outer[0] } else { 1 };
@@ -17,34 +19,69 @@ pub(crate) fn slabs<'a>(checkpoint: &'a Checkpoint, decl: &WeightDecl) -> Result
     let row_bytes = decl.dtype.plane_bytes(k).ok_or_else(|| error("rows are not whole blocks".into()))?;
     let rows = |tensor: &str, first: usize, n: usize| {
         let info = checkpoint.tensor(tensor).ok_or_else(|| error(format!("the checkpoint lacks {tensor}")))?;
-        let planes = checkpoint.planes(info);
+        let all = info.extents();
         // Plain numbers have no blocks: their rows may be cut anew (`[n, 1, k]` for `[n, k]`).
         let same = info.dtype == decl.dtype && (info.shape.last() == Some(&k) || decl.dtype.block_len() == 1);
-        match first.checked_add(n).and_then(|end| planes.get(row_bytes, first..end)) {
-            Some(rows) if same => Ok((rows, rows.len() == planes.len(), info)),
+        match first.checked_add(n).and_then(|end| all.rows(row_bytes, first..end)) {
+            Some(rows) if same => Ok((rows.len() == all.len(), rows, info)),
             _ => Err(error(format!("the plan wants {} {:?}, {}", decl.dtype, decl.shape, describe(tensor, info)))),
         }
     };
     match &decl.source {
         Source::Tensor(tensor) => {
-            let (rows, whole, info) = rows(tensor, 0, n_stack * n_rows)?;
-            if !whole {
+            let (is_whole, rows, info) = rows(tensor, 0, n_stack * n_rows)?;
+            if !is_whole {
                 let held = describe(tensor, info);
                 return Err(error(format!("the plan wants {} {:?}, {held}", decl.dtype, decl.shape)));
             }
-            Ok((0..n_stack).map(|i| rows.rows(row_bytes, i * n_rows..(i + 1) * n_rows)).collect())
+            // The rows are all there, so each matrix of them is.
+            Ok((0..n_stack).filter_map(|i| rows.rows(row_bytes, i * n_rows..(i + 1) * n_rows)).collect())
         }
         Source::Slabs(slabs) if slabs.len() == n_stack => {
-            slabs.iter().map(|slab| Ok(rows(&slab.tensor, slab.first_row, n_rows)?.0)).collect()
+            slabs.iter().map(|slab| Ok(rows(&slab.tensor, slab.first_row, n_rows)?.1)).collect()
         }
         Source::Slabs(slabs) => Err(error(format!("is a stack of {n_stack} made of {} slabs", slabs.len()))),
     }
 }
 
-/// A vector as f32, whatever its type.
+/// The rows of each matrix of a weight as [`extents`] has them, where they lie in memory.
+///
+/// # Errors
+/// As [`extents`], and when the files are not mapped.
+pub(crate) fn slabs<'a>(checkpoint: &'a Checkpoint, decl: &WeightDecl) -> Result<Vec<Planes<'a>>, CompileError> {
+    let planes = |extents: &Extents| {
+        let error = || CompileError::Tensor { name: decl.name.clone(), why: "its file is not mapped".into() };
+        checkpoint.planes_at(extents).ok_or_else(error)
+    };
+    extents(checkpoint, decl)?.iter().map(planes).collect()
+}
+
+/// A vector as f32, whatever its type; read from the file, mapped or not.
+///
+/// # Errors
+/// As [`extents`], and when the file cannot be read.
 pub(crate) fn vector(checkpoint: &Checkpoint, decl: &WeightDecl) -> Result<Vec<f32>, CompileError> {
+    let mut bytes = Vec::new();
+    let mut lens = Vec::new();
+    for slab in extents(checkpoint, decl)? {
+        let (len, begin) = (slab.len(), bytes.len());
+        bytes.resize(begin + len.total(), 0);
+        checkpoint.read(&slab, &mut bytes[begin..])?;
+        lens.push(len);
+    }
+    let mut rest = &bytes[..];
+    let mut take = |len: usize| {
+        let (taken, left) = rest.split_at(len);
+        rest = left;
+        taken
+    };
+    let slabs = lens.iter().map(|len| Planes { q: take(len.q), scales: take(len.scales), biases: take(len.biases) });
+    Ok(decode(decl, &slabs.collect::<Vec<_>>()))
+}
+
+/// A vector as f32, of rows that [`slabs`] has found.
+pub(crate) fn decode(decl: &WeightDecl, slabs: &[Planes]) -> Vec<f32> {
     let mut values = vec![0.0; decl.n_values()];
-    let slabs = slabs(checkpoint, decl)?;
     let k = decl.shape.last().copied().unwrap_or(0).max(1);
     let row_bytes = decl.dtype.plane_bytes(k).unwrap_or_default();
     let n_rows = values.len() / k / slabs.len().max(1); // of one slab
@@ -52,13 +89,30 @@ pub(crate) fn vector(checkpoint: &Checkpoint, decl: &WeightDecl) -> Result<Vec<f
         quant::decode_row(decl.dtype, slabs[i / n_rows].row(row_bytes, i % n_rows), out);
     }
     decl.read.apply(&mut values);
-    Ok(values)
+    values
 }
 
-/// The rows of each matrix; see [`slabs`]. Fails as well when the numbers are to be changed, which vectors alone may be.
+/// Where the rows of each matrix lie; see [`extents`].
+///
+/// # Errors
+/// As [`extents`], and when the numbers are to be changed, which vectors alone may be.
+pub(crate) fn matrix_extents(checkpoint: &Checkpoint, decl: &WeightDecl) -> Result<Vec<Extents>, CompileError> {
+    plain(decl)?;
+    extents(checkpoint, decl)
+}
+
+/// The rows of each matrix; see [`slabs`].
+///
+/// # Errors
+/// As [`slabs`], and when the numbers are to be changed, which vectors alone may be.
 pub(crate) fn matrices<'a>(checkpoint: &'a Checkpoint, decl: &WeightDecl) -> Result<Vec<Planes<'a>>, CompileError> {
+    plain(decl)?;
+    slabs(checkpoint, decl)
+}
+
+fn plain(decl: &WeightDecl) -> Result<(), CompileError> {
     match decl.read {
-        Read::Plain => slabs(checkpoint, decl),
+        Read::Plain => Ok(()),
         read => {
             Err(CompileError::Tensor { name: decl.name.clone(), why: format!("is a matrix to be read as {read:?}") })
         }

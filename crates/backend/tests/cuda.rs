@@ -5,29 +5,13 @@
 mod common;
 
 use backend::cpu::CacheType;
-use backend::cuda::{self, Cuda};
 use backend::reference::Reference;
 use backend::{Backend, Batch, Fault, Limits, PAGE, Tables};
+use common::backends::gpu;
 use common::{BAD, N_VOCAB, PLAIN, Session, Shape, model, tokens};
 use model::plan::{DeltaHeads, Gate, RopePairing, Sharing, ValidPlan};
 use quant::WeightType::{self, *};
 use quant::act::ActKind;
-
-/// The first GPU, with a cache of this type.
-fn gpu(cache: CacheType) -> Option<Cuda> {
-    let found = cuda::devices();
-    match &found {
-        Ok(found) if found.devices.first().is_some_and(|device| device.unusable.is_none()) => {
-            let cubins = Some(std::env::temp_dir().join("moebius-test-cubins"));
-            let kernels = std::env::var_os("MOEBIUS_KERNELS").map(Into::into);
-            Some(Cuda { device: 0, cache, cubins, kernels })
-        }
-        _ => {
-            println!("skipped: {found:?}");
-            None
-        }
-    }
-}
 
 const CLAMPED: Gate = Gate::ClampedSwiglu { alpha: 1.702, limit: 7.0 };
 

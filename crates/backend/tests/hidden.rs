@@ -1,4 +1,4 @@
-//! The rows that logits are made of: the same from every backend, in the order of the asked rows, still whole at the end.
+//! Hidden rows behind the logits: the same from every backend, in the order of the rows, intact at the end.
 #![allow(clippy::unwrap_used)]
 
 mod common;

@@ -170,7 +170,7 @@ fn products_equal_the_scalar_dot() {
                 for (n, n_cols) in ROWS.into_iter().flat_map(|n| COLS.map(|c| (n, c))).filter(|s| !skip(isa, s.0, s.1))
                 {
                     let matrix = Matrix { dtype: t, n: MAX, k, planes: w.get() };
-                    // Columns go to scattered output rows; rows from 1 on where there is space, so that tiles begin anywhere.
+                    // Columns go to scattered output rows; rows from 1 on where there is space: tiles begin anywhere.
                     let out_of = |c: usize| (n_cols - 1 - c) * 2;
                     let cols: Vec<Col> =
                         (0..n_cols).map(|c| Col { act: act_of(c) as u32, out: out_of(c) as u32 }).collect();

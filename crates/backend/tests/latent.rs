@@ -1,5 +1,5 @@
-//! Multi-head latent attention: heads taken apart and put together, one matrix a head, the latent cache. The absorbed form
-//! is held against the expanded one, the CPU against the reference, and the CPU against itself (the law).
+//! Multi-head latent attention: heads taken apart and put together, one matrix a head, the latent cache. The absorbed
+//! form is held against the expanded one, the CPU against the reference, and the CPU against itself (the law).
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -51,7 +51,7 @@ const SHAPES: [Shape; 5] = [
 const D_MODEL: usize = 48;
 const EPS: f32 = 1e-6;
 
-/// A model of one layer: embedding, latent attention, logits. The same shape has the same weights in the first two forms.
+/// A model of one layer: embedding, latent attention, logits. In the first two forms, one shape has the same weights.
 fn model(s: Shape, form: Form) -> (Plan, Arc<Checkpoint>) {
     let (n_head, d_k) = (s.n_head, s.d_latent + s.d_pe);
     let cache = match form {
@@ -219,7 +219,7 @@ fn the_cpu_agrees_with_the_reference() {
     }
 }
 
-/// The same bits whatever the instruction set, the number of threads, the cut of the prompt and the company in the batch.
+/// The same bits for every instruction set, number of threads, chunking of the prompt and batch.
 #[test]
 fn the_law_holds() {
     let caches = [CacheType::F16, CacheType::F32, CacheType::F32, CacheType::F16];

@@ -1,4 +1,4 @@
-//! What a program reports of its routers: the same from every backend, whatever rows are asked for, and nothing unasked.
+//! Router reports: the same from every backend for any choice of rows, and none unless tracing is on.
 #![allow(clippy::unwrap_used)]
 
 mod common;

@@ -1,10 +1,12 @@
-//! A backend written by ARCHITECTURE.md alone, section "Backends and steps": it knows three ops and refuses the others by
-//! name. It shows what the contract asks of a backend, and that nothing else is needed.
+//! A backend written by ARCHITECTURE.md alone, section "Backends and steps": it knows three ops and refuses the others
+//! by name. It shows what the contract requires of a backend, and that nothing else is needed.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
 
+use backend::footprint::{Footprint, Part};
 use backend::reference::Reference;
+use backend::residency::Residency;
 use backend::{Ask, Backend, Batch, Chunks, CompileError, Kinds, Limits, Output, Picks, Program, StepError, Tables};
 use checkpoint::Checkpoint;
 use checkpoint::gguf::Writer;
@@ -37,6 +39,17 @@ impl Backend for Lookup {
 
     fn lower(&self, plan: ValidPlan) -> Result<ValidPlan, CompileError> {
         Ok(plan)
+    }
+
+    fn footprint(&self, plan: &ValidPlan, limits: Limits) -> Footprint {
+        let mut sum = Footprint::new("host memory");
+        for (decl, kind) in plan.weights.iter().zip(plan.kinds()) {
+            sum.add(Part::Weights(kind, Residency::Copied), 4 * decl.n_values());
+        }
+        for decl in &plan.bufs {
+            sum.add(Part::Activations, 4 * decl.width * decl.rows.count(limits.max_tokens, limits.max_outputs));
+        }
+        sum
     }
 
     fn compile(
@@ -190,8 +203,15 @@ fn model(more: bool) -> (ValidPlan, Arc<Checkpoint>) {
     (ValidPlan::new(plan).unwrap(), Arc::new(checkpoint::from_bytes("two ops", file).unwrap()))
 }
 
-const LIMITS: Limits =
-    Limits { max_tokens: 16, max_outputs: 16, n_pages: 4, max_positions: 64, n_window_pages: 0, n_states: 0 };
+const LIMITS: Limits = Limits {
+    max_tokens: 16,
+    max_outputs: 16,
+    n_pages: 4,
+    max_positions: 64,
+    n_window_pages: 0,
+    n_states: 0,
+    max_draft: 0,
+};
 
 #[test]
 fn a_small_backend_computes_what_the_reference_does() {

@@ -1,4 +1,4 @@
-//! The one error of this crate, and how names out of files are made fit to print.
+//! The error of this crate, and how names from files are escaped for messages.
 
 use std::io;
 
@@ -9,6 +9,12 @@ pub enum Error {
     /// The operating system refused.
     #[error("open {file}: {source}")]
     Io { file: String, source: io::Error },
+    /// The operating system refused to read bytes that were there when the file was opened.
+    #[error("read {file}: {source}")]
+    Read { file: String, source: io::Error },
+    /// A mapped file could not be read where it was used, and was taken for zeros there.
+    #[error("read {file} at byte {offset}: {why}")]
+    Lost { file: String, offset: usize, why: String },
     /// The file as a whole is not one we read.
     #[error("open {file}: {what}")]
     File { file: String, what: String },
@@ -18,13 +24,13 @@ pub enum Error {
     /// A tensor's entry is broken or contradicts the file's length.
     #[error("open {file}: tensor {tensor}: {what}")]
     Tensor { file: String, tensor: String, what: String },
-    /// The file is sound, but the tensor asked for is of a kind that nobody here computes with.
+    /// The file is valid, but the requested tensor is of an unsupported kind.
     #[error("read {file}: tensor {tensor}: {why}")]
     Unreadable { file: String, tensor: String, why: String },
-    /// The file is sound, but lacks a key that the model needs.
+    /// The file is valid, but lacks a key that the model needs.
     #[error("read {file}: key {key}: missing, {wanted} wanted")]
     Missing { file: String, key: String, wanted: &'static str },
-    /// The file is sound, but a key holds something other than what the model needs.
+    /// The file is valid, but a key holds something other than what the model needs.
     #[error("read {file}: key {key}: found {found}, {wanted} wanted")]
     WrongType { file: String, key: String, wanted: &'static str, found: String },
     /// What a writer was given does not make a valid file.
@@ -49,7 +55,7 @@ impl Error {
     }
 }
 
-/// Text out of a file, for a message: escaped where it would steer a terminal, and cut to a line.
+/// Text from a file, for a message: terminal control characters escaped, cut to a line.
 pub(crate) fn printable(bytes: &[u8]) -> String {
     const LIMIT: usize = 80;
     let head = &bytes[..bytes.len().min(4 * LIMIT)];

@@ -1,37 +1,46 @@
-//! Model files: one [`Checkpoint`] whatever the file kind, headers read and validated, weights mapped and untouched.
+//! Model files: one [`Checkpoint`] for every file kind, headers read and validated, weights mapped and untouched.
 //!
-//! A checkpoint is a GGUF file (or the parts of one) or a folder of `config.json` and safetensors files, as Hugging Face
-//! and MLX write them. Files are hostile input: every length, offset, type and count is checked against the bytes that are there before
-//! it is used. What a header makes this crate allocate is bounded by a small multiple of the header's own size, so a
-//! file that lies about its counts costs nothing. This crate knows nothing of what a tensor is for.
+//! A checkpoint is a GGUF file (or the parts of one) or a folder of `config.json` and safetensors files, as Hugging
+//! Face and MLX write them. Files are hostile input: every length, offset, type and count is checked against the bytes
+//! present before it is used. A header makes this crate allocate at most a small multiple of the header's own size, so
+//! false counts cost nothing. This crate does not know what a tensor is for.
 #![deny(unsafe_code)]
 
+mod bytes;
 mod error;
+#[allow(unsafe_code)]
+mod fault;
+mod file;
 mod folder;
 pub mod gguf;
+#[allow(unsafe_code)]
 mod map;
 mod meta;
+mod pages;
 mod value;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::path::{Path, PathBuf};
+use std::ops::Range;
+use std::path::Path;
 
 pub use error::Error;
+pub use file::{File, Identity, Pages, page_bytes};
 pub use meta::Metadata;
+pub use pages::{ResidentFiles, resident_files};
 pub use value::{Numbers, Strings, Text, Value, ValueKind};
 
+use bytes::Bytes;
 use error::printable;
-use map::Bytes;
-use quant::{Planes, WeightType};
+use quant::{PlaneBytes, Planes, WeightType};
 
-/// Where a tensor lies, as the header says and the checks have proved.
+/// Extent of a tensor, as the header states and the checks have proved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
     /// Name in the file, e.g. `blk.0.attn_q.weight`; 1 to 64 bytes in GGUF, to 256 in a folder.
     pub name: String,
     /// Shape, slowest axis first (GGUF stores it the other way round); 1 to 4 axes, none of them 0. Axes of length 1
-    /// stand as they do in the file. Of packed weights, the shape of the values and not of the words.
+    /// are kept as in the file. Of packed weights, the shape of the values, not of the words.
     pub shape: Vec<usize>,
     /// Weight type.
     pub dtype: WeightType,
@@ -39,15 +48,25 @@ pub struct TensorInfo {
     pub file: usize,
     /// First byte in that file.
     pub offset: usize,
-    /// Length in bytes; always `rows · dtype.row_bytes(last axis)`. Planes of scales and biases come on top.
+    /// Length in bytes; always `rows · dtype.row_bytes(last axis)`. Excludes the planes of scales and biases.
     pub len: usize,
-    /// Where the scales of a type in planes lie.
+    /// Extent of the scales of a type in planes.
     pub scales: Option<Extent>,
-    /// Where the biases of such a type lie, when it has some.
+    /// Extent of the biases of such a type, when it has any.
     pub biases: Option<Extent>,
 }
 
 impl TensorInfo {
+    /// Where its planes lie.
+    pub fn extents(&self) -> Extents {
+        let Self { file, offset, len, scales, biases, .. } = self;
+        Extents {
+            q: Extent { file: *file, offset: *offset, len: *len },
+            scales: scales.clone(),
+            biases: biases.clone(),
+        }
+    }
+
     /// Length of all its planes, in bytes.
     pub fn total_bytes(&self) -> usize {
         // No overflow: the planes do not overlap, and all files are mapped at the same time.
@@ -56,7 +75,7 @@ impl TensorInfo {
     }
 }
 
-/// A plane of a tensor: it may lie in another file than the rest.
+/// A plane of a tensor; it may be in another file than the packed values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// Which of the checkpoint's files.
@@ -67,18 +86,63 @@ pub struct Extent {
     pub len: usize,
 }
 
-/// A tensor of the file that nobody here can compute with: that is an error for whoever wants it, and for nobody else.
+impl Extent {
+    /// Its part from byte `from` to byte `to`.
+    fn part(&self, from: usize, to: usize) -> Self {
+        Self { file: self.file, offset: self.offset + from, len: to - from }
+    }
+}
+
+/// Where rows of a tensor lie, in every plane that its type has: what [`Planes`] is in memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Extents {
+    pub q: Extent,
+    pub scales: Option<Extent>,
+    pub biases: Option<Extent>,
+}
+
+impl Extents {
+    /// The planes that are there, packed values first.
+    pub fn iter(&self) -> impl Iterator<Item = &Extent> {
+        [Some(&self.q), self.scales.as_ref(), self.biases.as_ref()].into_iter().flatten()
+    }
+
+    /// Bytes in each plane.
+    pub fn len(&self) -> PlaneBytes {
+        let len = |plane: &Option<Extent>| plane.as_ref().map_or(0, |plane| plane.len);
+        PlaneBytes { q: self.q.len, scales: len(&self.scales), biases: len(&self.biases) }
+    }
+
+    /// Whether no plane holds a byte.
+    pub fn is_empty(&self) -> bool {
+        self.len() == PlaneBytes::default()
+    }
+
+    /// Rows `rows` of these, which are `each` long; `None` when they end past a plane.
+    pub fn rows(&self, each: PlaneBytes, rows: Range<usize>) -> Option<Self> {
+        let (from, to, len) = (each.times(rows.start)?, each.times(rows.end)?, self.len());
+        let fits = rows.start <= rows.end && to.q <= len.q && to.scales <= len.scales && to.biases <= len.biases;
+        fits.then(|| Self {
+            q: self.q.part(from.q, to.q),
+            scales: self.scales.as_ref().map(|plane| plane.part(from.scales, to.scales)),
+            biases: self.biases.as_ref().map(|plane| plane.part(from.biases, to.biases)),
+        })
+    }
+}
+
+/// A tensor of a type that this engine does not compute with. Only reading it is an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unreadable {
     /// Name in the file.
     pub name: String,
-    /// Type, as the file's format calls it.
+    /// Type, as the file's format names it.
     pub dtype: String,
-    /// Shape, slowest axis first, as far as it is known.
+    /// Shape, slowest axis first, as far as known.
     pub shape: Vec<usize>,
     /// Which of the checkpoint's files.
     pub file: usize,
-    /// Why, in words that follow the tensor's name.
+    /// The reason, in words that follow the tensor's name.
     pub why: String,
 }
 
@@ -94,7 +158,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Its name, for people.
+    /// Its name for display.
     pub fn name(self) -> &'static str {
         match self {
             Self::Gguf => "GGUF",
@@ -104,29 +168,10 @@ impl Kind {
     }
 }
 
-/// One file of a checkpoint, mapped.
-#[derive(Debug)]
-pub struct File {
-    path: PathBuf,
-    bytes: Bytes,
-}
-
-impl File {
-    /// The path it was opened at; for a model in memory, its name.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Size in bytes, header included.
-    pub fn size(&self) -> usize {
-        self.bytes.len()
-    }
-}
-
-/// A model file (or set of files), open: the metadata, the list of tensors, and their bytes where they lie.
+/// A model file (or set of files), open: the metadata, the list of tensors, and their bytes.
 ///
-/// The files stay mapped as long as the checkpoint lives. Another program that truncates one of them meanwhile makes
-/// the operating system stop this process at the next read: no engine that maps its weights can prevent that.
+/// The files stay open, and mapped unless [`Open`] says otherwise, as long as the checkpoint lives. Another program
+/// that cuts one of them meanwhile makes its weights zeros, and [`Checkpoint::intact`] an error.
 #[derive(Debug)]
 pub struct Checkpoint {
     name: String,
@@ -139,50 +184,82 @@ pub struct Checkpoint {
     folder: Option<folder::Folder>,
 }
 
-/// Where the tensor of a name stands in the lists.
+/// Index of the tensor of a name.
 #[derive(Clone, Copy, Debug)]
 enum Place {
     Tensor(usize),
     Unreadable(usize),
 }
 
-/// Opens a model: a GGUF file, or a folder of `config.json` and safetensors files. Any one part of a split GGUF model
-/// (`NAME-00001-of-00003.gguf`) opens the whole model, and so do `config.json`, the safetensors files and their index for
-/// the folder they stand in.
-///
-/// Reads headers only, whatever the size of the weights. Fails with [`Error`] when a file cannot be read or anything
-/// in its header contradicts itself or the file's length.
-pub fn open(path: &Path) -> Result<Checkpoint, Error> {
-    match folder::of(path) {
-        Some(folder) => folder::open(folder),
-        None => gguf::open(path),
+/// How a model on disk is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Open {
+    /// Whether the files are mapped, so that [`Checkpoint::planes`] has the weights' bytes. Without, they are read on
+    /// demand, by [`File::read_at`] and [`Checkpoint::read`].
+    pub map: bool,
+}
+
+impl Default for Open {
+    /// Mapped.
+    fn default() -> Self {
+        Self { map: true }
     }
 }
 
-/// Opens a model that is built into the program; `name` stands for it in errors. Fails as [`open`] does, and when the
-/// bytes do not begin at a multiple of 64: tensors must lie as aligned as in a mapped file.
+/// Opens a model, mapped: a GGUF file, or a folder of `config.json` and safetensors files. Any one part of a split
+/// GGUF model (`NAME-00001-of-00003.gguf`) opens the whole model, and so do `config.json`, the safetensors files and
+/// their index for the folder they stand in.
+///
+/// Reads headers only, whatever the size of the weights.
+///
+/// # Errors
+/// When a file cannot be read, or anything in its header contradicts itself or the file's length.
+pub fn open(path: &Path) -> Result<Checkpoint, Error> {
+    open_with(path, Open::default())
+}
+
+/// Opens a model as [`open`] does, mapped or not.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_with(path: &Path, open: Open) -> Result<Checkpoint, Error> {
+    match folder::of(path) {
+        Some(folder) => folder::open(folder, open),
+        None => gguf::open(path, open),
+    }
+}
+
+/// Opens a model that is built into the program; `name` is its name in errors.
+///
+/// # Errors
+/// As [`open`], and when the bytes do not begin at a multiple of 64: tensors must be as aligned as in a mapped file.
 pub fn from_static(name: &str, bytes: &'static [u8]) -> Result<Checkpoint, Error> {
     gguf::from_bytes(name, Bytes::Static(bytes))
 }
 
-/// Opens a model that was made in memory, by [`gguf::Writer`] say; `name` stands for it in errors. Fails as [`open`]
-/// does.
+/// Opens a model in memory, from [`gguf::Writer`] say; `name` is its name in errors.
+///
+/// # Errors
+/// As [`open`].
 pub fn from_bytes(name: &str, bytes: Vec<u8>) -> Result<Checkpoint, Error> {
-    gguf::from_bytes(name, Bytes::owned(bytes))
+    gguf::from_bytes(name, Bytes::aligned(bytes))
 }
 
-/// Opens a model folder that was made in memory, from the names and bytes of its files; `name` stands for the folder in
-/// errors. Fails as [`open`] does.
+/// Opens a model folder in memory, from the names and bytes of its files; `name` is the folder's name in errors.
+///
+/// # Errors
+/// As [`open`].
 pub fn from_files(name: &str, files: Vec<(&str, Vec<u8>)>) -> Result<Checkpoint, Error> {
     folder::from_files(name, files)
 }
 
 impl Checkpoint {
-    /// Puts the parts of a model together; `files` and `tensors` come checked, each tensor inside its file.
+    /// Builds a checkpoint; `files` and `tensors` come checked, each tensor inside its file.
     fn assemble(
         name: String,
         kind: Kind,
-        files: Vec<File>,
+        open: Open,
+        mut files: Vec<File>,
         meta: Metadata,
         tensors: Vec<TensorInfo>,
         unreadable: Vec<Unreadable>,
@@ -201,16 +278,19 @@ impl Checkpoint {
                     };
                     let what = match here == there {
                         true => "stands twice in the file".to_string(),
-                        false => format!("stands in {} too", files[there].path.display()),
+                        false => format!("stands in {} too", files[there].path().display()),
                     };
-                    return Err(Error::tensor(&files[here].path.to_string_lossy(), tensor, what));
+                    return Err(Error::tensor(&files[here].path().to_string_lossy(), tensor, what));
                 }
             };
+        }
+        if open.map {
+            files.iter_mut().try_for_each(File::map)?;
         }
         Ok(Self { name, kind, files, meta, tensors, unreadable, by_name, folder })
     }
 
-    /// What the model is called in messages: the path it was opened at, or the name it was given.
+    /// The model's name in messages: the path it was opened at, or the name it was given.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -220,7 +300,7 @@ impl Checkpoint {
         self.kind
     }
 
-    /// The files that hold tensors, in the order that [`TensorInfo::file`] counts.
+    /// The files that hold tensors, in the order of [`TensorInfo::file`].
     pub fn files(&self) -> &[File] {
         &self.files
     }
@@ -231,8 +311,8 @@ impl Checkpoint {
     }
 
     /// Metadata: of a split model, that of its first part; of a folder, `config.json` with the keys of inner objects
-    /// joined by dots (`rope_parameters.rope_theta`), `null` being absent. What stands in `text_config` stands at the top
-    /// level as well, unless something of that name is there.
+    /// joined by dots (`rope_parameters.rope_theta`), `null` being absent. The keys of `text_config` are at the top
+    /// level as well, unless one of that name exists there.
     pub fn meta(&self) -> &Metadata {
         &self.meta
     }
@@ -247,19 +327,22 @@ impl Checkpoint {
         &self.unreadable
     }
 
-    /// The tensor of that name, if it can be read.
+    /// The tensor of that name, if readable.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         self.find(name).ok().flatten()
     }
 
-    /// The tensor of that name; `None` when there is none, an error when there is one that cannot be read.
+    /// The tensor of that name; `None` when there is none.
+    ///
+    /// # Errors
+    /// When the tensor exists and cannot be read.
     pub fn find(&self, name: &str) -> Result<Option<&TensorInfo>, Error> {
         match self.by_name.get(name) {
             None => Ok(None),
             Some(&Place::Tensor(i)) => Ok(Some(&self.tensors[i])),
             Some(&Place::Unreadable(i)) => {
                 let Unreadable { name, file, why, .. } = &self.unreadable[i];
-                let file = self.files[*file].path.to_string_lossy();
+                let file = self.files[*file].path().to_string_lossy();
                 Err(Error::Unreadable { file: file.into(), tensor: printable(name.as_bytes()), why: why.clone() })
             }
         }
@@ -270,9 +353,11 @@ impl Checkpoint {
         self.by_name.contains_key(name)
     }
 
-    /// A text that stands beside the weights in a folder, `tokenizer.json` say, whole; `None` when there is none, as there
-    /// never is with GGUF, whose texts are in the metadata. `name` is a file's name and no path. Fails when the file
-    /// cannot be read, is larger than 256 MiB or is not UTF-8.
+    /// A text file of a model folder, `tokenizer.json` say; `None` when there is none, and for GGUF, whose texts are in
+    /// the metadata. `name` is a plain file name.
+    ///
+    /// # Errors
+    /// When `name` is a path, or the file cannot be read, is larger than 256 MiB or is not UTF-8.
     pub fn side_file(&self, name: &str) -> Result<Option<SideFile>, Error> {
         let Some(folder) = &self.folder else { return Ok(None) };
         let Some(bytes) = folder::side_file(folder, name)? else { return Ok(None) };
@@ -282,31 +367,86 @@ impl Checkpoint {
         }
     }
 
-    /// The bytes of one of this checkpoint's tensors: rows of `dtype.row_bytes(last axis)`, last axis fastest; of a type
-    /// in planes, the plane of packed values.
+    /// Whether the bytes of all tensors lie in memory or in mapped files: whether [`Checkpoint::planes`] may be called.
+    pub fn is_mapped(&self) -> bool {
+        self.files.iter().all(|file| file.bytes().is_some())
+    }
+
+    /// Whether the weights are mapped in small pages while memory of this process can be had in pages of 2 MB: copies would
+    /// be read faster. Reads a byte of some large tensors, as only what was read is mapped. `false` where the system does
+    /// not say, and for files that are not mapped.
+    pub fn is_mapped_in_small_pages(&self) -> bool {
+        let is_mapped = self.files.iter().all(|file| file.pages().is_some());
+        is_mapped
+            && pages::are_small(self.tensors.iter().filter_map(|tensor| Some(self.planes_at(&tensor.extents())?.q)))
+    }
+
+    /// Whether everything that was read from mapped files so far was there.
     ///
-    /// They begin at any address: at a multiple of 8 (of 32 usually) in GGUF files, but anywhere in safetensors files,
-    /// whose header MLX does not pad. Whoever reads numbers wider than a byte reads them unaligned.
+    /// A page of a mapped file that cannot be read, because another program has cut the file or because the disk
+    /// failed, reads as zeros instead of ending the process, and so does everything behind it. Whoever computes with
+    /// mapped bytes asks here afterwards, and throws away what was computed if this is an error. It stays one: the
+    /// file must be opened anew. A check costs a load per file.
+    ///
+    /// A cut inside the last page that is left, and bytes that another program writes, cannot be seen this way: those
+    /// are what [`File::is_unchanged`] is for.
+    ///
+    /// # Errors
+    /// Names the first file that could not be read.
+    pub fn intact(&self) -> Result<(), Error> {
+        self.files.iter().try_for_each(File::intact)
+    }
+
+    /// The bytes of one of this checkpoint's tensors: rows of `dtype.row_bytes(last axis)`, last axis fastest; of a
+    /// type in planes, the plane of packed values.
+    ///
+    /// They begin at any address: at a multiple of 8 (usually 32) in GGUF files, but anywhere in safetensors files,
+    /// whose header MLX does not pad. Numbers wider than a byte must be read unaligned.
     ///
     /// # Panics
-    /// When `tensor` comes from elsewhere and does not lie inside these files.
+    /// When `tensor` comes from another checkpoint and does not lie inside these files.
     pub fn bytes(&self, tensor: &TensorInfo) -> &[u8] {
-        &self.files[tensor.file].bytes[tensor.offset..][..tensor.len]
+        self.planes(tensor).q
     }
 
-    /// All planes of one of this checkpoint's tensors, each as [`Checkpoint::bytes`] says: rows one after the other.
+    /// All planes of one of this checkpoint's tensors, as [`Checkpoint::bytes`] describes them: rows one after the
+    /// other.
     ///
     /// # Panics
-    /// When `tensor` comes from elsewhere and does not lie inside these files.
+    /// When `tensor` comes from another checkpoint and does not lie inside these files.
     pub fn planes(&self, tensor: &TensorInfo) -> Planes<'_> {
-        let plane = |extent: &Option<Extent>| match extent {
-            Some(Extent { file, offset, len }) => &self.files[*file].bytes[*offset..][..*len],
-            None => &[],
-        };
-        Planes { q: self.bytes(tensor), scales: plane(&tensor.scales), biases: plane(&tensor.biases) }
+        self.planes_at(&tensor.extents()).expect("the tensor is of this checkpoint, which is mapped")
     }
 
-    /// Length of all tensors that can be read together, in bytes.
+    /// The bytes at some extents; `None` when the files are not mapped or the extents end past them.
+    pub fn planes_at(&self, extents: &Extents) -> Option<Planes<'_>> {
+        let plane = |plane: &Option<Extent>| plane.as_ref().map_or(Some(&[][..]), |plane| self.bytes_at(plane));
+        Some(Planes { q: self.bytes_at(&extents.q)?, scales: plane(&extents.scales)?, biases: plane(&extents.biases)? })
+    }
+
+    fn bytes_at(&self, extent: &Extent) -> Option<&[u8]> {
+        self.files.get(extent.file)?.bytes()?.get(extent.offset..)?.get(..extent.len)
+    }
+
+    /// Reads the bytes at some extents into memory of the caller's, one plane after the other as [`Extents::iter`] has
+    /// them, whether the files are mapped or not.
+    ///
+    /// # Errors
+    /// A file cannot be read there any more.
+    ///
+    /// # Panics
+    /// When `out` is not [`Extents::len`] long, or the extents are of another checkpoint.
+    pub fn read(&self, extents: &Extents, mut out: &mut [u8]) -> Result<(), Error> {
+        assert_eq!(out.len(), extents.len().total(), "room for all planes");
+        for plane in extents.iter() {
+            let (here, rest) = out.split_at_mut(plane.len);
+            self.files[plane.file].read_at(plane.offset, here)?;
+            out = rest;
+        }
+        Ok(())
+    }
+
+    /// Length of all readable tensors together, in bytes.
     pub fn data_bytes(&self) -> usize {
         // No overflow: the tensors of a file do not overlap, and all files are mapped at the same time.
         self.tensors.iter().map(TensorInfo::total_bytes).sum()
@@ -328,7 +468,7 @@ impl SideFile {
 
     /// The text.
     pub fn text(&self) -> &str {
-        // `side_file` has looked at every byte.
+        // `side_file` has checked it.
         self.text.as_str().unwrap_or_default()
     }
 }

@@ -1,116 +1,79 @@
-//! Bytes that live as long as someone looks at them: a mapped file, the program's own data, or a buffer.
-//!
-//! The only file of this crate with unsafe code. It knows nothing of what the bytes mean.
-#![allow(unsafe_code)]
+//! A whole file mapped read-only, guarded against faults by [`crate::fault`].
 
 use std::fs;
 use std::io;
-use std::ops::{Deref, Range};
-use std::path::Path;
-use std::sync::Arc;
+use std::ops::Deref;
 
 use memmap2::Mmap;
 
-/// Shared read-only bytes; cloning copies no data.
-#[derive(Clone)]
-pub(crate) enum Bytes {
-    Mapped(Arc<Mmap>),
-    Static(&'static [u8]),
-    /// Without the first few bytes, see [`Bytes::owned`].
-    Owned(Arc<Vec<u8>>, usize),
+use crate::fault::Watch;
+
+/// A mapped file.
+pub(crate) struct Mapping {
+    // Dropped before the map, so that the handler never touches memory that is no longer ours.
+    watch: Watch,
+    map: Mmap,
 }
 
-/// Every model file begins at a multiple of this many bytes, so that tensors lie as aligned as their offsets say.
-pub(crate) const BASE_ALIGNMENT: usize = 64;
-
-impl Bytes {
-    /// Maps a regular file. Reads nothing yet.
-    pub(crate) fn map(path: &Path) -> io::Result<Self> {
-        // Asked before opening, because opening a pipe waits for a writer.
-        if !fs::metadata(path)?.is_file() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+impl Mapping {
+    /// Maps a file. Reads nothing yet.
+    ///
+    /// # Errors
+    /// The operating system refuses, or the file is no longer `len` bytes long.
+    pub(crate) fn new(file: &fs::File, len: usize) -> io::Result<Self> {
+        // SAFETY: the map is private, read-only and only ever seen as `&[u8]`, for which every bit pattern is valid.
+        // Its bytes should not change while it lives: this process never writes to a model file. Another process can;
+        // no length or offset is taken from the map, so a change gives wrong numbers and never an access out of
+        // bounds. A file that is cut becomes zeros (`fault`) and an error of `Checkpoint::intact`.
+        let map = unsafe { Mmap::map(file)? };
+        if map.len() != len {
+            return Err(io::Error::other(format!("holds {} bytes now, {len} when it was opened", map.len())));
         }
-        let file = fs::File::open(path)?;
-        // SAFETY: the map is private and read-only, and only ever seen as `&[u8]`, for which every bit pattern is
-        // valid. Its bytes must not change while it lives: this process never writes to a model file, and whoever
-        // replaces one under a running engine is told (see `Checkpoint`) that the process may be stopped for it. No
-        // length or offset is read from the map twice, so a change cannot turn a checked bound into a wrong one.
-        let map = unsafe { Mmap::map(&file)? };
-        ask_for_large_pages(&map);
-        Ok(Self::Mapped(Arc::new(map)))
+        request_large_pages(&map);
+        // SAFETY: the range is this map, read-only, and lives until `watch` is dropped.
+        let watch = unsafe { Watch::new(map.as_ptr().addr(), map.len())? };
+        Ok(Self { watch, map })
     }
 
-    /// A buffer, moved until it is aligned as a mapped file would be.
-    pub(crate) fn owned(mut bytes: Vec<u8>) -> Self {
-        if bytes.as_ptr().addr().is_multiple_of(BASE_ALIGNMENT) {
-            return Self::Owned(Arc::new(bytes), 0);
-        }
-        let len = bytes.len();
-        bytes.reserve_exact(BASE_ALIGNMENT); // may move the buffer, so the address is looked at again
-        let addr = bytes.as_ptr().addr();
-        let skip = addr.next_multiple_of(BASE_ALIGNMENT) - addr;
-        bytes.resize(len + skip, 0);
-        bytes.copy_within(..len, skip);
-        Self::Owned(Arc::new(bytes), skip)
+    /// Offset of the first byte that could not be read, if there was one.
+    pub(crate) fn fault(&self) -> Option<usize> {
+        self.watch.fault()
     }
 }
 
-/// Asks that what is read from the disk from now on is read and mapped in pages of 2 MB, where kernel and file system can;
-/// what the page cache holds already stays as it is.
+impl Deref for Mapping {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.map
+    }
+}
+
+impl std::fmt::Debug for Mapping {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} bytes mapped", self.len())
+    }
+}
+
+/// Requests that what is read from the disk from now on is cached and mapped in pages of 2 MB, where kernel and file
+/// system can; what the page cache already holds stays as it is.
 ///
-/// Weights are streamed, and a stream of small pages waits for translations and for scattered memory: one core read 18 GB/s
-/// from a file in small pages and 28 GB/s from the same file in large ones (AMD EPYC 9004 under KVM, Linux 6.18, ext4).
-fn ask_for_large_pages(map: &Mmap) {
+/// Weights are streamed, and a stream of small pages waits for translations and for scattered memory: one core read
+/// 18 GB/s from a file in small pages and 28 GB/s from the same file in large ones (AMD EPYC 9004 under KVM, Linux
+/// 6.18, ext4).
+fn request_large_pages(map: &Mmap) {
     #[cfg(target_os = "linux")]
-    // A kernel that refuses leaves small pages, which are right as well.
+    // A kernel that refuses leaves small pages, which work as well.
     let _ = map.advise(memmap2::Advice::HugePage);
     #[cfg(not(target_os = "linux"))]
     let _ = map;
 }
 
-impl Deref for Bytes {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        match self {
-            Self::Mapped(map) => map,
-            Self::Static(bytes) => bytes,
-            Self::Owned(bytes, skip) => &bytes[*skip..],
-        }
-    }
-}
-
-impl std::fmt::Debug for Bytes {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} bytes", self.len())
-    }
-}
-
-/// A range of [`Bytes`] that keeps them alive.
-#[derive(Clone)]
-pub(crate) struct Slice {
-    bytes: Bytes,
-    range: Range<usize>,
-}
-
-impl Slice {
-    /// `range` lies inside `bytes`: the cursor that made it has taken these bytes.
-    pub(crate) fn new(bytes: &Bytes, range: Range<usize>) -> Self {
-        debug_assert!(range.start <= range.end && range.end <= bytes.len());
-        Self { bytes: bytes.clone(), range }
-    }
-
-    /// A slice of its own.
-    pub(crate) fn owned(bytes: Vec<u8>) -> Self {
-        let range = 0..bytes.len();
-        Self { bytes: Bytes::Owned(Arc::new(bytes), 0), range }
-    }
-}
-
-impl Deref for Slice {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &self.bytes[self.range.clone()]
-    }
+/// Bytes of a page of memory.
+pub(crate) fn page_bytes() -> usize {
+    #[cfg(unix)]
+    // SAFETY: asks for a number.
+    return usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
+    #[cfg(not(unix))]
+    4096
 }

@@ -1,5 +1,5 @@
-//! Metadata: keys and values of a model file, with getters that say which file, which key, what was there and what was
-//! wanted. Knows no key by name.
+//! Metadata: keys and values of a model file, with getters whose errors name the file, the key, what was found and what
+//! was expected. Knows no key by name.
 
 use std::collections::HashMap;
 
@@ -15,12 +15,12 @@ pub struct Metadata {
 }
 
 impl Metadata {
-    /// `file` names the file in errors. A key that stands twice is an error.
+    /// `file` names the file in errors. A duplicate key is an error.
     pub(crate) fn new(file: &str, entries: Vec<(String, Value)>) -> Result<Self, Error> {
         let mut by_key = HashMap::with_capacity(entries.len());
         for (i, (key, _)) in entries.iter().enumerate() {
             if by_key.insert(key.clone(), i).is_some() {
-                return Err(Error::key(file, key, "stands twice in the file"));
+                return Err(Error::key(file, key, "is in the file twice"));
             }
         }
         Ok(Self { file: file.into(), entries, by_key })
@@ -66,19 +66,24 @@ impl Metadata {
     }
 }
 
-/// Makes the two forms of each getter from one line: name of the required form, of the optional form, the type, what
-/// the messages say was wanted, and how a value becomes it.
+/// Makes both forms of each getter from one line: name of the required form, name of the optional form, the type, its
+/// name in messages, and the conversion of a value.
 macro_rules! getters {
     ($($(#[$doc:meta])+ $need:ident $opt:ident $type:ty, $wanted:literal, $read:expr;)+) => {
         impl Metadata {$(
             $(#[$doc])+
-            /// A key that is absent or holds anything else is an error.
+            ///
+            /// # Errors
+            /// When the key is absent or holds anything else.
             pub fn $need(&self, key: &str) -> Result<$type, Error> {
                 self.need(key, $wanted, self.$opt(key)?)
             }
 
             $(#[$doc])+
-            /// An absent key is `None`; one that holds anything else is an error.
+            /// `None` when the key is absent.
+            ///
+            /// # Errors
+            /// When the key holds anything else.
             pub fn $opt(&self, key: &str) -> Result<Option<$type>, Error> {
                 self.opt(key, $wanted, $read)
             }

@@ -1,12 +1,12 @@
 //! Metadata values: numbers, texts and arrays, kept as the file encodes them.
 //!
-//! Arrays stay where they lie in the mapping; a vocabulary of 150,000 tokens costs one offset a token and no copy.
-//! This file knows the encoding of values, and nothing of keys, headers or what a value is for.
+//! Arrays are not copied from the mapping; a vocabulary of 150,000 tokens costs one offset per token. This file knows
+//! the encoding of values, but no keys, no headers and not what a value is for.
 
 use std::fmt;
 
+use crate::bytes::Slice;
 use crate::error::printable;
-use crate::map::Slice;
 
 /// The kinds of metadata values, with GGUF's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -46,7 +46,7 @@ impl ValueKind {
         Self::F64,
     ];
 
-    /// The kind of that number in a GGUF file.
+    /// The kind with that number in a GGUF file.
     pub fn from_id(id: u32) -> Option<Self> {
         Self::ALL.get(id as usize).copied()
     }
@@ -70,7 +70,7 @@ impl ValueKind {
         }
     }
 
-    /// Bytes of one value: exact for numbers and bool, the least possible for texts (length) and arrays (kind, count).
+    /// Bytes of one value: exact for numbers and bool, the minimum for texts (length) and arrays (kind, count).
     pub(crate) fn min_bytes(self) -> usize {
         match self {
             Self::U8 | Self::I8 | Self::Bool => 1,
@@ -107,7 +107,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// What the value is; every array is [`ValueKind::Array`].
+    /// Kind of the value; every array is [`ValueKind::Array`].
     pub fn kind(&self) -> ValueKind {
         match self {
             Self::U8(_) => ValueKind::U8,
@@ -126,7 +126,7 @@ impl Value {
         }
     }
 
-    /// The value as an integer, whatever its width; `None` for anything but an integer.
+    /// The value as an integer of any width; `None` for anything but an integer.
     pub fn to_int(&self) -> Option<i128> {
         Some(match *self {
             Self::U8(v) => v.into(),
@@ -150,8 +150,8 @@ impl Value {
         }
     }
 
-    /// The value as a number, rounded to f32; `None` for bools, texts and arrays. JSON writes `1` and `1.0` as it likes,
-    /// so whoever wants a float takes an integer too.
+    /// The value as a number, rounded to f32; `None` for bools, texts and arrays. JSON writers mix `1` and `1.0`, so an
+    /// integer is a valid float.
     pub fn to_number(&self) -> Option<f32> {
         self.to_f32().or_else(|| self.to_int().map(|v| v as f32))
     }
@@ -224,12 +224,12 @@ impl fmt::Display for Value {
     }
 }
 
-/// A text: bytes that are UTF-8 in a well-made file.
+/// A text: bytes that should be UTF-8.
 #[derive(Clone)]
 pub struct Text(pub(crate) Slice);
 
 impl Text {
-    /// The text, when it is UTF-8.
+    /// The text, if it is UTF-8.
     pub fn as_str(&self) -> Option<&str> {
         std::str::from_utf8(&self.0).ok()
     }
@@ -255,7 +255,7 @@ impl PartialEq for Text {
     }
 }
 
-/// An array of numbers or bools, decoded when asked.
+/// An array of numbers or bools, decoded on access.
 #[derive(Clone)]
 pub struct Numbers {
     element: ValueKind,
@@ -268,7 +268,7 @@ impl Numbers {
         Self { element, data }
     }
 
-    /// What each element is.
+    /// Kind of the elements.
     pub fn element(&self) -> ValueKind {
         self.element
     }
@@ -278,7 +278,7 @@ impl Numbers {
         self.data.len() / self.element.min_bytes()
     }
 
-    /// Whether there is no element.
+    /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.data.is_empty()
     }
@@ -319,7 +319,7 @@ pub struct Strings {
 }
 
 impl Strings {
-    /// `starts[i]` is where text `i` begins in `data`, after its length; one more start stands at `data.len() + 8`.
+    /// `starts[i]` is where text `i` begins in `data`, after its length; a last start is `data.len() + 8`.
     pub(crate) fn new(data: Slice, starts: Vec<usize>) -> Self {
         debug_assert!(starts.last() == Some(&(data.len() + 8)));
         Self { data, starts }
@@ -330,7 +330,7 @@ impl Strings {
         self.starts.len() - 1
     }
 
-    /// Whether there is no text.
+    /// Whether there are no texts.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -83,13 +83,13 @@ fn bad_configs() {
         ("{\"a\": 1} x", "open here/config.json: trailing characters"),
         ("{\"a\": NaN}", "open here/config.json: expected value"),
         ("{\"a\": 1e999}", "open here/config.json: number out of range"),
-        ("{\"a\": 1, \"a\": 2}", "open here/config.json: key a: stands twice in the file"),
-        ("{\"a.b\": 1, \"a\": {\"b\": 2}}", "open here/config.json: key a.b: stands twice in the file"),
+        ("{\"a\": 1, \"a\": 2}", "open here/config.json: key a: is in the file twice"),
+        ("{\"a.b\": 1, \"a\": {\"b\": 2}}", "open here/config.json: key a.b: is in the file twice"),
         ("{\"\": 1}", "open here/config.json: a key is empty"),
         (&deep(9), "open here/config.json: key a.a.a.a.a.a.a.a.a: nests more than 8 deep"),
         (&deep(5000), "nests more than 8 deep"),
         (&format!("{{\"{long}\": 1}}"), "is 513 bytes long, at most 512 are allowed"),
-        (&many, "open here/config.json: key a.100000: stands behind 100000 others, which are allowed"),
+        (&many, "open here/config.json: key a.100000: comes after 100000 others, the maximum"),
     ] {
         let found = message(folder(text, "{}", 0));
         assert!(found.contains(wanted), "found {found}\nwanted {wanted}");
@@ -118,7 +118,7 @@ fn bad_headers() {
         (one("[1]", "[0,4,8]"), "header: tensor a: trailing characters"),
         (format!("{{\"{name}\":{{}}}}"), "is 257 bytes long, 1 to 256 are allowed"),
         ("{\"\":{}}".into(), "name \"\" is 0 bytes long, 1 to 256 are allowed"),
-        (twice, "tensor a: stands twice in the file"),
+        (twice, "tensor a: is in the file twice"),
         (one("[4]", "[16,0]"), "tensor a: begins at byte 16 of the data and ends at 0"),
         (one("[4]", "[56,72]"), "tensor a: file holds 64 bytes of data, F32 [4] ends at 72"),
         (one("[4]", "[0,18446744073709551615]"), "file holds 64 bytes of data, F32 [4] ends at 18446744073709551615"),
@@ -232,7 +232,7 @@ fn indexes() {
     ];
     assert_eq!(
         message(checkpoint::from_files("here", files)),
-        "open here/two.safetensors: tensor a: stands in here/one.safetensors too"
+        "open here/two.safetensors: tensor a: is in here/one.safetensors too"
     );
 }
 
@@ -342,7 +342,7 @@ fn quantised() {
             r#""bits": 4, "group_size": 32, "mode": "mxfp4""#,
             (WeightType::MXFP4_PLANAR, 64),
         ),
-        // What holds for the module goes before what holds for all, and stands for itself.
+        // What holds for the module goes before what holds for all, and is complete.
         (
             16,
             bf16(1),

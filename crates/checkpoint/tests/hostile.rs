@@ -114,7 +114,7 @@ fn bad_files() {
         (Raw::head(0, 1).key("", U8).bytes(&[0; 9]), "key 0 of 1: key is 0 bytes long, 1 to 65535 are allowed"),
         (Raw::head(0, 1).key(&"k".repeat(65536), U8).bytes(&[0]), "key is 65536 bytes long, 1 to 65535"),
         (Raw::head(0, 1).text(b"a\xff\xfe").data(32), "is not UTF-8"),
-        (Raw::head(0, 2).key("k", U32).u32(1).key("k", U32).u32(2), "key k: stands twice in the file"),
+        (Raw::head(0, 2).key("k", U32).u32(1).key("k", U32).u32(2), "key k: is in the file twice"),
         // Values.
         (key("k", 13).u64(0), "key k: value kind is 13, known are 0 to 12"),
         (key("k", u32::MAX).u64(0), "key k: value kind is 4294967295"),
@@ -152,8 +152,14 @@ fn bad_files() {
         (Raw::head(1, 0).tensor(&long, &[4], F32, 0).data(64), "is 65 bytes long, 1 to 64 are allowed"),
         (Raw::head(1, 0).tensor(b"\xc3(", &[4], F32, 0).data(64), "tensor 0 of 1: name \"\u{fffd}(\" is not UTF-8"),
         (Raw::head(1, 0).u64(u64::MAX).data(64), "tensor 0 of 1: name at byte 24 is 18446744073709551615 bytes"),
-        (Raw::head(2, 0).tensor("a", &[4], F32, 0).tensor("a", &[4], F32, 32).data(64), "tensor a: stands twice"),
-        (Raw::head(2, 0).tensor("a", &[4], 26, 0).tensor("a", &[4], F32, 32).data(64), "tensor a: stands twice"),
+        (
+            Raw::head(2, 0).tensor("a", &[4], F32, 0).tensor("a", &[4], F32, 32).data(64),
+            "tensor a: is in the file twice",
+        ),
+        (
+            Raw::head(2, 0).tensor("a", &[4], 26, 0).tensor("a", &[4], F32, 32).data(64),
+            "tensor a: is in the file twice",
+        ),
         (one(&[], F32, 0), "tensor a: has 0 axes, 1 to 4 are allowed"),
         (one(&[1, 1, 1, 1, 1], F32, 0), "tensor a: has 5 axes, 1 to 4 are allowed"),
         (one(&[4, 0], F32, 0), "tensor a: shape [0, 4] has an axis of length 0"),
@@ -252,6 +258,26 @@ fn not_files() {
     let empty = folder.path().join("empty.gguf");
     std::fs::write(&empty, b"").unwrap();
     assert!(checkpoint::open(&empty).unwrap_err().to_string().contains("magic at byte 0 needs 4 bytes, 0 are left"));
+}
+
+/// A file on disk may be longer than memory without a byte of it being there.
+#[test]
+fn a_header_without_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("hollow.gguf");
+    let cases = [
+        ("text", key("k", STR).u64(1 << 40)),
+        ("numbers", key("k", ARRAY).u32(U8).u64(1 << 40)),
+        ("texts", key("k", ARRAY).u32(STR).u64(1 << 37)),
+    ];
+    for (what, raw) in cases {
+        std::fs::write(&path, &raw.0).unwrap();
+        std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(1 << 41).unwrap();
+        let mut message = String::new();
+        let peak = peak_bytes(|| message = checkpoint::open(&path).unwrap_err().to_string());
+        assert!(message.ends_with("header is longer than 268435456 bytes, which are allowed"), "{what}: {message}");
+        assert!(peak < 1 << 30, "{what}: {peak} bytes allocated");
+    }
 }
 
 /// A valid file with every kind of entry, and the length of its header without the padding.

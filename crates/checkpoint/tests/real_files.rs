@@ -78,7 +78,7 @@ fn golden_fixtures() {
     assert!(n_file > 20, "{n_file} files");
 }
 
-/// The folders that MLX wrote: every tensor can be read, and the embedding is the one of the GGUF file but for rounding.
+/// MLX folders: every tensor can be read, and the embedding equals the GGUF file's up to rounding.
 #[test]
 fn mlx_fixtures() {
     let fixtures = at("../../../shared/fixtures/models");

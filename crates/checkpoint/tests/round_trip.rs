@@ -114,8 +114,8 @@ fn writer_refuses() {
         (|w| _ = w.alignment(12), "alignment 12: a power of two from 8 to 1048576 wanted"),
         (|w| _ = w.meta("general.alignment", 64u32), "key general.alignment: is set by alignment() alone"),
         (|w| _ = w.meta("", 1u8), "key : is 0 bytes long, 1 to 65535 are allowed"),
-        (|w| _ = w.meta("k", 1u8).meta("k", 2u8), "key k: stands twice"),
-        (|w| _ = w.meta("k", Value::Nested(vec![1u8.into()])), "key k: u8 1 stands in an array of arrays"),
+        (|w| _ = w.meta("k", 1u8).meta("k", 2u8), "key k: is added twice"),
+        (|w| _ = w.meta("k", Value::Nested(vec![1u8.into()])), "key k: u8 1 is in an array of arrays"),
         (|w| _ = w.meta("k", (0..4).fold(vec![1u8].into(), |v, _| Value::Nested(vec![v]))), "nest more than 4 deep"),
         (|w| _ = w.tensor("", &[1], WeightType::F32, vec![0; 4]), "name is 0 bytes long, 1 to 64 are allowed"),
         (|w| _ = w.tensor(&"n".repeat(65), &[1], WeightType::F32, vec![0; 4]), "name is 65 bytes long"),
@@ -129,7 +129,7 @@ fn writer_refuses() {
         (|w| _ = w.tensor("a", &[100], WeightType::Q4_K, vec![]), "given 0 bytes, q4_k [100] cannot be encoded"),
         (
             |w| _ = w.tensor("a", &[1], WeightType::F32, vec![0; 4]).tensor("a", &[1], WeightType::F32, vec![0; 4]),
-            "tensor a: stands twice",
+            "tensor a: is added twice",
         ),
     ];
     for (build, wanted) in cases {

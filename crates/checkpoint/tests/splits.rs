@@ -83,7 +83,7 @@ fn parts_that_do_not_fit() {
         (with(1, Part { n_tensor: 4, ..b }).into(), "split.tensors.count is 4, the first part says 3"),
         (WHOLE.map(|part| Part { n_tensor: 4, ..part }).into(), "split.tensors.count is 4, the 3 parts hold 3"),
         (with(0, Part { n_tensor: -3, ..a }).into(), "key split.tensors.count: found i32 -3, u64 wanted"),
-        (with(2, Part { tensor: "a", ..c }).into(), "00003-of-00003.gguf: tensor a: stands in "),
+        (with(2, Part { tensor: "a", ..c }).into(), "00003-of-00003.gguf: tensor a: is in "),
     ];
     for (parts, wanted) in cases {
         let folder = folder_of(&parts);

@@ -1,11 +1,11 @@
-//! What a model folder says beside its weights: which tokens begin and end a text, the chat template, and how its makers
-//! sample. Reads `tokenizer_config.json`, `generation_config.json`, `chat_template.jinja` and the tokens of `config.json`;
+//! Settings in a model folder beside the weights: special tokens, the chat template, and default sampling parameters.
+//! Reads `tokenizer_config.json`, `generation_config.json`, `chat_template.jinja` and the tokens of `config.json`;
 //! knows no vocabulary and renders nothing.
 
 use checkpoint::{Checkpoint, SideFile};
 use serde_json::{Map, Value};
 
-/// Largest of these files, in bytes: they hold a template at most.
+/// Maximum size of these files, in bytes; only a template is large.
 const MAX_BYTES: usize = 16 << 20;
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const GENERATION_CONFIG: &str = "generation_config.json";
@@ -17,13 +17,13 @@ pub enum Error {
     /// The file cannot be read.
     #[error(transparent)]
     Checkpoint(#[from] checkpoint::Error),
-    /// The file holds what it should not.
+    /// A value in the file is invalid.
     #[error("use {file}: {what}")]
     #[allow(missing_docs)]
     File { file: String, what: String },
 }
 
-/// The values of one file; none where the file is not there.
+/// The values of one file; empty when there is no such file.
 struct Config {
     name: String,
     values: Map<String, Value>,
@@ -48,7 +48,7 @@ impl Config {
         self.values.get(key).filter(|value| !value.is_null())
     }
 
-    /// A token by its text, which may stand in an object with how it is looked for.
+    /// A token by its text, directly or in an object with its tokenizer flags.
     fn token(&self, key: &str) -> Result<Option<String>, Error> {
         match self.get(key) {
             None => Ok(None),
@@ -108,7 +108,7 @@ fn bounded(file: &SideFile) -> Result<&str, Error> {
     }
 }
 
-/// Tokens that have a role, by their texts and ids.
+/// Special tokens, by their texts and ids.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tokens {
     /// Begin of text.
@@ -117,19 +117,19 @@ pub struct Tokens {
     pub eos: Option<String>,
     /// Padding.
     pub pad: Option<String>,
-    /// What stands for what no token covers.
+    /// Replaces what no token covers.
     pub unknown: Option<String>,
-    /// Whether a text begins with `bos`, where the file says.
+    /// Whether a text begins with `bos`, if the file says.
     pub add_bos: Option<bool>,
-    /// Whether a text ends with `eos`, where the file says.
+    /// Whether a text ends with `eos`, if the file says.
     pub add_eos: Option<bool>,
     /// Ids that end an answer; they may lie past the vocabulary.
     pub ends: Vec<u32>,
-    /// What `tokenizer_config.json` says of added tokens; `tokenizer.json` says it too, other files do not.
+    /// Added tokens of `tokenizer_config.json`; other tokenizer files than `tokenizer.json` do not list them.
     pub added: Vec<Added>,
 }
 
-/// A token that is no part of the model's own vocabulary.
+/// A token outside the model's own vocabulary.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Added {
@@ -138,11 +138,14 @@ pub struct Added {
     pub special: bool,
 }
 
-/// The tokens that a folder gives a role.
+/// The special tokens of a folder.
+///
+/// # Errors
+/// When a file cannot be read or a value has the wrong type.
 pub fn tokens(checkpoint: &Checkpoint) -> Result<Tokens, Error> {
     let config = Config::open(checkpoint, TOKENIZER_CONFIG)?;
     let mut ends = Config::open(checkpoint, GENERATION_CONFIG)?.ids("eos_token_id")?;
-    // `config.json` is read already; an id or a list, as in the other file.
+    // `config.json` is parsed already; an id or a list, as in the other file.
     if let Ok(Some(id)) = checkpoint.meta().opt_u32("eos_token_id") {
         ends.push(id);
     } else if let Some(ids) = checkpoint.meta().opt_u32s("eos_token_id")? {
@@ -160,8 +163,11 @@ pub fn tokens(checkpoint: &Checkpoint) -> Result<Tokens, Error> {
     })
 }
 
-/// The chat template of a model: a GGUF file's key, or of a folder `chat_template.jinja`, or `chat_template` in
-/// `tokenizer_config.json`, of several that named `default`. `None` where there is none.
+/// The chat template of a model: a GGUF key, or in a folder `chat_template.jinja`, or `chat_template` in
+/// `tokenizer_config.json`, from a list the one named `default`. `None` where there is none.
+///
+/// # Errors
+/// As [`tokens`].
 pub fn chat_template(checkpoint: &Checkpoint) -> Result<Option<String>, Error> {
     if let Some(source) = checkpoint.meta().opt_str("tokenizer.chat_template")? {
         return Ok(Some(source.into()));
@@ -183,9 +189,9 @@ pub fn chat_template(checkpoint: &Checkpoint) -> Result<Option<String>, Error> {
     }
 }
 
-/// How the makers of a model sample; what they do not say is `None`.
+/// Default sampling parameters of a model; `None` for those not given.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-#[allow(missing_docs)] // The names are those of the file, and of the sampler.
+#[allow(missing_docs)] // Names as in the file and in the sampler.
 pub struct Sampling {
     pub temperature: Option<f32>,
     pub top_k: Option<u32>,
@@ -194,7 +200,10 @@ pub struct Sampling {
     pub repetition_penalty: Option<f32>,
 }
 
-/// What `generation_config.json` says of sampling; nothing for GGUF files, and where the file says not to sample.
+/// Sampling parameters of `generation_config.json`; all `None` for GGUF files, and where the file turns sampling off.
+///
+/// # Errors
+/// As [`tokens`].
 pub fn sampling(checkpoint: &Checkpoint) -> Result<Sampling, Error> {
     let config = Config::open(checkpoint, GENERATION_CONFIG)?;
     if config.flag("do_sample")? == Some(false) {

@@ -1,4 +1,5 @@
-//! Tokens in, text out: tokenizer, chat template, sampler, scheduler. One thread, no network; requests and events are values.
+//! Tokens in, text out: tokenizer, chat template, sampler, scheduler. One thread, no network; requests and events are
+//! plain values.
 #![forbid(unsafe_code)]
 
 pub mod folder;

@@ -72,14 +72,15 @@ fn any_kinds() -> impl Strategy<Value = Kinds> {
 /// Window pages and states are as few as one sequence needs, or some more.
 fn any_limits() -> impl Strategy<Value = Limits> {
     let tokens = prop_oneof![1..8usize, 8..100usize];
-    (tokens, 1..7usize, 1..16usize, 40..300usize, 0..9usize, 1..12usize).prop_map(
-        |(max_tokens, max_outputs, n_pages, max_positions, n_window_pages, n_states)| Limits {
+    (tokens, 1..12usize, 1..16usize, 40..300usize, 0..9usize, 1..12usize, 0..7usize).prop_map(
+        |(max_tokens, max_outputs, n_pages, max_positions, n_window_pages, n_states, max_draft)| Limits {
             max_tokens,
             max_outputs,
             n_pages,
             max_positions,
             n_window_pages,
             n_states,
+            max_draft,
         },
     )
 }
@@ -145,24 +146,42 @@ fn step(engine: &mut Engine, events: &mut Events) -> bool {
     more
 }
 
-fn abuse(kinds: Kinds, limits: Limits, options: Options, trouble: Trouble, actions: Vec<Action>) {
+/// `drafts` seeds the drafter, whose drafts are wrong one time in so many.
+fn abuse(
+    kinds: Kinds,
+    limits: Limits,
+    options: Options,
+    trouble: Trouble,
+    drafts: Option<(u64, u64)>,
+    actions: Vec<Action>,
+) {
     let context = limits.max_positions.min(limits.n_pages * PAGE);
     let n_window_pages = kinds.window_blocks().min(context.div_ceil(PAGE)) + limits.n_window_pages;
-    // A step that moved the states and then failed sends their sequences back to a checkpoint; with steps of a few tokens
-    // that fail again and again they would never get past it.
+    // A step that moved the states and then failed sends their sequences back to a checkpoint; with steps of a few
+    // tokens that fail again and again they would never get past it.
     let short_every = trouble.short_every.filter(|_| !kinds.state);
     let trouble = Trouble { short_every, ..trouble };
     let mut engine = engine_of(kinds, Limits { n_window_pages, ..limits }, options, trouble);
-    let (mut events, mut requests) = (Events::new(), Vec::<(RequestId, Request, bool)>::new());
+    let known = Known::default();
+    if let Some((seed, wrong)) = drafts {
+        // A draft that is refused refuses the step; programs refuse nothing in their vocabulary.
+        let guesses = Guesses { known: known.clone(), seed, n_vocab: N_VOCAB, never: trouble.refuse, wrong };
+        engine.set_drafter(Some(Box::new(guesses)));
+    }
+    let (mut events, mut requests) = (Events::new(), Vec::<(RequestId, Request, Answer, bool)>::new());
     for action in actions {
         match action {
             Action::Submit(request) => match engine.submit(Request::clone(&request)) {
-                Ok(id) => requests.push((id, *request, false)),
+                Ok(id) => {
+                    let expected = alone(Request::clone(&request), engine.context(), kinds, trouble);
+                    known.lock().unwrap().push([&request.tokens[..], &expected.tokens].concat());
+                    requests.push((id, *request, expected, false));
+                }
                 Err(error) => assert!(request.tokens.len() >= engine.context(), "{error}"),
             },
             Action::Cancel(n) => {
                 let n = n % requests.len().max(1);
-                if let Some((id, _, cancelled)) = requests.get_mut(n) {
+                if let Some((id, _, _, cancelled)) = requests.get_mut(n) {
                     let ended = answer(&events, *id).0.end.is_some();
                     assert_eq!(engine.cancel(*id), !ended && !*cancelled);
                     *cancelled |= !ended;
@@ -180,12 +199,11 @@ fn abuse(kinds: Kinds, limits: Limits, options: Options, trouble: Trouble, actio
     }
     let stats = engine.stats();
     assert_eq!((stats.pages.used, stats.window_pages.used, stats.states.used), (0, 0, 0));
-    for (id, request, cancelled) in requests {
+    for (id, request, expected, cancelled) in requests {
         let got = answer(&events, id).0;
         if matches!(got.end, Some(Ok(reason)) if reason != FinishReason::Cancelled) {
             assert_eq!(got.text, text_by_hand(&request, &got));
         }
-        let expected = alone(request, engine.context(), kinds, trouble);
         if cancelled {
             assert_eq!(got.end, Some(Ok(FinishReason::Cancelled)));
             assert!(expected.tokens.starts_with(&got.tokens) && expected.text.starts_with(&got.text));
@@ -210,8 +228,9 @@ proptest! {
         limits in any_limits(),
         options in any_options(),
         trouble in any_trouble(),
+        drafts in option::weighted(0.7, (any::<u64>(), prop::sample::select(vec![0, 1, 2, 5, 20]))),
         actions in vec(any_action(), 1..40),
     ) {
-        abuse(kinds, limits, options, trouble, actions);
+        abuse(kinds, limits, options, trouble, drafts, actions);
     }
 }

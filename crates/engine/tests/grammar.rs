@@ -12,7 +12,7 @@ use engine::grammar::{Constraint, Grammars, Lead, Rule};
 use engine::scheduler::{Engine, FinishReason, Options, Request};
 use engine::tokenizer::{Encode, Tokenizer};
 use serde_json::{Value, json};
-use toy::{answer, drain, run, sampling};
+use toy::{Guesses, Known, answer, drain, run, sampling};
 
 #[test]
 fn constraints_hold_and_change_nothing_for_others() {
@@ -66,13 +66,20 @@ fn constraints_hold_and_change_nothing_for_others() {
             answer.end
         );
     }
-    // In company, in small pieces, with too few pages for all.
-    let tight = Limits { max_tokens: 16, n_pages: 5, ..roomy };
-    let mut engine = engine(tight, Options { chunk: 5, ..Options::default() });
-    let ids: Vec<_> = requests.iter().chain(&requests).map(|r| engine.submit(r.clone()).unwrap()).collect();
-    let events = drain(&mut engine);
-    for (i, &id) in ids.iter().enumerate() {
-        assert_eq!(answer(&events, id).0, alone[i % alone.len()], "request {i}");
+    // In company, in small pieces, with too few pages for all, and with drafts that are wrong now and then.
+    let known = alone.iter().map(|answer| [&prompt[..], &answer.tokens].concat()).collect::<Vec<_>>();
+    for max_draft in [0, 4] {
+        let tight = Limits { max_tokens: 16, n_pages: 5, max_draft, ..roomy };
+        let mut engine = engine(tight, Options { chunk: 5, max_running: 4, ..Options::default() });
+        let n_vocab = tokenizer.n_vocab();
+        let guesses = Guesses { known: Known::new(known.clone().into()), seed: 5, n_vocab, never: None, wrong: 6 };
+        engine.set_drafter(Some(Box::new(guesses)));
+        let ids: Vec<_> = requests.iter().chain(&requests).map(|r| engine.submit(r.clone()).unwrap()).collect();
+        let events = drain(&mut engine);
+        for (i, &id) in ids.iter().enumerate() {
+            assert_eq!(answer(&events, id).0, alone[i % alone.len()], "request {i}");
+        }
+        let stats = engine.stats();
+        assert!(stats.preemptions > 0 && (stats.accepted > 50) == (max_draft > 0), "{stats:?}");
     }
-    assert!(engine.stats().preemptions > 0, "{:?}", engine.stats());
 }

@@ -60,8 +60,15 @@ enum Came {
 }
 
 const PROMPT: [u32; 5] = [3, 1, 4, 1, 5];
-const LIMITS: Limits =
-    Limits { max_tokens: 5, max_outputs: 2, n_pages: 2, max_positions: 40, n_window_pages: 2, n_states: 2 };
+const LIMITS: Limits = Limits {
+    max_tokens: 5,
+    max_outputs: 2,
+    n_pages: 2,
+    max_positions: 40,
+    n_window_pages: 2,
+    n_states: 2,
+    max_draft: 0,
+};
 
 /// The whole road.
 fn survive(bytes: Vec<u8>) -> Came {
@@ -577,7 +584,7 @@ fn sizes_that_cannot_be() {
             assert!(survive(parts.bytes().unwrap()) <= Came::NoPlan, "{key} {n}");
         }
     }
-    // Many wide heads cost a file little: a block of weights a row. What attention keeps for itself must not grow with them.
+    // Many wide heads cost a file little: a block of weights per row. Attention's scratch must not grow with them.
     let tall = Dims {
         arch: "llama",
         n_layer: 1,

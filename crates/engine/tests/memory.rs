@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use backend::cpu::{CacheType, Cpu};
 use backend::{Backend, Kinds, Limits, PAGE};
+use engine::sampler::SamplerParams;
 use engine::scheduler::{Engine, Events, FinishReason, Options, Request, RequestId};
 use model::plan::{Cache, Op, ValidPlan};
 use toy::*;
@@ -121,8 +122,8 @@ fn shared_beginnings_are_kept_longest() {
     }
 }
 
-/// A chat of several turns whose last message is written again: what is computed again lies behind the end of the answer
-/// before it.
+/// A chat of several turns whose last message is written again: what is computed again lies behind the end of the
+/// answer before it.
 #[test]
 fn an_edited_last_message_computes_only_itself() {
     for kinds in KINDS {
@@ -136,7 +137,7 @@ fn an_edited_last_message_computes_only_itself() {
                 assert_eq!(got, run(&mut calm(kinds, wide()), long(now.clone(), 150)).0, "turn {turn}, {kinds:?}");
                 let computed = usage.prompt_tokens - usage.cached_tokens;
                 let own = now.len() - tokens.len();
-                // The first turn's first version meets an empty cache, the second one parts from it where nobody did before.
+                // The first turn's first version meets an empty cache, the second one is the first to branch off it.
                 if turn > 0 {
                     assert!(computed <= own + PAGE, "turn {turn}.{version}: {computed} of {own}, {kinds:?}");
                 }
@@ -213,7 +214,12 @@ impl Model {
             let tokens = ids(random(1, 3), random(2, 150)).chain(ids(seed, 1 + random(3, 40))).collect();
             Request {
                 max_new_tokens: 20 + random(4, 80) as usize,
-                sampling: sampling(if seed.is_multiple_of(2) { 0.0 } else { 0.9 }, seed),
+                sampling: SamplerParams {
+                    // Some list the tokens that they penalise, behind each of the drafts too.
+                    top_k: if seed % 3 == 0 { 20 } else { 0 },
+                    penalty_repeat: if seed % 3 == 0 { 1.1 } else { 1.0 },
+                    ..sampling(if seed.is_multiple_of(2) { 0.0 } else { 0.9 }, seed)
+                },
                 ignore_eos: true,
                 logprobs: Some(2),
                 ..Request::new(tokens)
@@ -223,14 +229,16 @@ impl Model {
     }
 }
 
-/// Random requests with shared beginnings, cancels and preemptions on models with recurrent state and with windows: every one
-/// gets the tokens and log-probabilities it gets in an engine of its own.
+/// Random requests with shared beginnings, cancels and preemptions on models with recurrent state, windows and latents,
+/// with drafts and without: every one gets the tokens and log-probabilities it gets alone in an engine.
 #[test]
 fn models_with_more_than_pages_obey_the_law() {
     let models = [
         ("crates/backend/tests/data/qwen3next/model-q8_0.gguf", None),
         ("crates/backend/tests/data/qwen35/model-bf16.gguf", None),
         ("crates/backend/tests/data/qwen3moe/model-q4_0.gguf", Some(50)),
+        ("crates/backend/tests/data/gemma4/model-q4_1.gguf", None),
+        ("crates/backend/tests/data/deepseekv3/model-q5_1.gguf", None),
         ("../shared/fixtures/models/qwen35moe/model-q4_k_m.gguf", None),
         ("../shared/fixtures/models/qwen3next/model-q4_k_m.gguf", None),
         ("../shared/fixtures/models/gemma4moe/model-q4_k_m.gguf", None),
@@ -239,7 +247,7 @@ fn models_with_more_than_pages_obey_the_law() {
     for (name, window) in models {
         let Some(model) = Model::open(name, window) else { continue };
         let kinds = Kinds::of(&model.plan);
-        assert!(kinds.state || kinds.window.is_some(), "{name} has {kinds:?}");
+        assert!(kinds.state || kinds.window.is_some() || name.contains("deepseek"), "{name} has {kinds:?}");
         let alone = Limits {
             max_tokens: 300,
             max_outputs: 4,
@@ -247,6 +255,7 @@ fn models_with_more_than_pages_obey_the_law() {
             max_positions: 300,
             n_window_pages: kinds.window_blocks() + 10,
             n_states: 1,
+            max_draft: 0,
         };
         let options = Options { prefix_cache: false, ..Options::default() };
         let requests = model.requests(10);
@@ -256,35 +265,56 @@ fn models_with_more_than_pages_obey_the_law() {
         let tight =
             Limits { max_tokens: 37, n_pages: 10, n_window_pages: kinds.window_blocks() + 8, n_states: 8, ..alone };
         let options = Options { chunk: 29, ..Options::default() };
-        let mut engine = model.engine(tight, options);
-        let (mut events, mut ids, mut cancelled) = (Events::new(), Vec::<RequestId>::new(), Vec::new());
-        for (i, request) in requests.iter().chain(&requests).enumerate() {
-            ids.push(engine.submit(request.clone()).unwrap());
-            for _ in 0..mix(7, i as u64) % 9 {
-                engine.step(&mut events).unwrap();
+        let text = |(request, answer): (&Request, &Answer)| [&request.tokens[..], &answer.tokens].concat();
+        let known = Known::new(requests.iter().zip(&expected).map(text).collect::<Vec<_>>().into());
+        for drafts in [None, Some(1), Some(3), Some(9)] {
+            let tight = Limits {
+                max_draft: if drafts.is_some() { 5 } else { 0 },
+                max_outputs: if drafts.is_some() { 14 } else { 4 },
+                ..tight
+            };
+            let options = Options { max_running: 4, ..options };
+            let mut engine = model.engine(tight, options);
+            if let Some(wrong) = drafts {
+                let n_vocab = model.plan.n_vocab;
+                let guesses = Guesses { known: known.clone(), seed: wrong, n_vocab, never: None, wrong };
+                engine.set_drafter(Some(Box::new(guesses)));
+            }
+            let (mut events, mut ids, mut cancelled) = (Events::new(), Vec::<RequestId>::new(), Vec::new());
+            for (i, request) in requests.iter().chain(&requests).enumerate() {
+                ids.push(engine.submit(request.clone()).unwrap());
+                for _ in 0..mix(7, i as u64) % 9 {
+                    engine.step(&mut events).unwrap();
+                    engine.audit().unwrap();
+                }
+                if i % 7 == 5 && engine.cancel(ids[i - 2]) {
+                    cancelled.push(ids[i - 2]);
+                }
+            }
+            while engine.step(&mut events).unwrap() {
                 engine.audit().unwrap();
             }
-            if i % 7 == 5 && engine.cancel(ids[i - 2]) {
-                cancelled.push(ids[i - 2]);
+            let mut n_cached = 0;
+            for (i, &id) in ids.iter().enumerate() {
+                let (got, usage) = answer(&events, id);
+                let expected = &expected[i % expected.len()];
+                n_cached += usage.cached_tokens;
+                if cancelled.contains(&id) {
+                    assert_eq!(got.end, Some(Ok(FinishReason::Cancelled)));
+                    assert!(expected.tokens.starts_with(&got.tokens) && expected.logprobs.starts_with(&got.logprobs));
+                } else {
+                    assert_eq!(got, *expected, "{name} request {i}");
+                }
             }
-        }
-        while engine.step(&mut events).unwrap() {
-            engine.audit().unwrap();
-        }
-        let mut n_cached = 0;
-        for (i, &id) in ids.iter().enumerate() {
-            let (got, usage) = answer(&events, id);
-            let expected = &expected[i % expected.len()];
-            n_cached += usage.cached_tokens;
-            if cancelled.contains(&id) {
-                assert_eq!(got.end, Some(Ok(FinishReason::Cancelled)));
-                assert!(expected.tokens.starts_with(&got.tokens) && expected.logprobs.starts_with(&got.logprobs));
-            } else {
-                assert_eq!(got, *expected, "{name} request {i}");
+            let stats = engine.stats();
+            assert!(n_cached > 200 && stats.preemptions > 0 && !cancelled.is_empty(), "{name}: {n_cached}, {stats:?}");
+            let (drafted, accepted) = (stats.drafted, stats.accepted);
+            match drafts {
+                None => assert_eq!((drafted, accepted), (0, 0)),
+                Some(1) => assert!(drafted > 100 && accepted < drafted / 8, "{name}: {accepted} of {drafted}"),
+                Some(_) => assert!(accepted > 100 && accepted < drafted, "{name}: {accepted} of {drafted}"),
             }
+            println!("{name} {kinds:?}: {n_cached} tokens cached, {stats:?}");
         }
-        let stats = engine.stats();
-        assert!(n_cached > 200 && stats.preemptions > 0 && !cancelled.is_empty(), "{name}: {n_cached}, {stats:?}");
-        println!("{name} {kinds:?}: {n_cached} tokens cached, {stats:?}");
     }
 }

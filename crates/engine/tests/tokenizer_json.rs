@@ -282,7 +282,11 @@ fn files_that_lie_are_refused_by_name() {
         ),
         ("/pre_tokenizer", split("[^a]?+b"), "pattern uses a possessive repetition, which is not supported"),
         ("/pre_tokenizer", split("(?m:a.b)"), "pattern uses a flag other than i, which is not supported"),
-        ("/pre_tokenizer", split(r"(\p{L}{1000}){1000}"), "pattern is larger than 10485760 bytes when compiled"),
+        (
+            "/pre_tokenizer",
+            split(r"(\p{L}{1000}){1000}"),
+            "pattern heap usage during NFA compilation exceeded limit of 2097152",
+        ),
         ("/pre_tokenizer", split(&"a".repeat(20_000)), "pattern is 20000 bytes long, at most 16384 are allowed"),
         (
             "/pre_tokenizer",
@@ -315,6 +319,81 @@ fn files_that_lie_are_refused_by_name() {
     assert_eq!(missing("tokenizer.model"), format!("{none}, and tokenizer.model is not read: convert it"));
     assert_eq!(missing("tiktoken.model"), "use here/tiktoken.model: line 1, \"x\", is no token in base64 and its rank");
     assert!(missing("tokenizer.json").contains("use here/tokenizer.json: expected value at line 1 column 1"));
+}
+
+fn in_sequence(list: &str, steps: Vec<Value>) -> Value {
+    json!({"type": "Sequence", list: steps})
+}
+
+/// Files that multiplied a text or took seconds and gigabytes to load.
+#[test]
+fn files_that_cost_too_much_are_refused() {
+    let replace = |from: Value, to: usize| json!({"type": "Replace", "pattern": from, "content": "a".repeat(to)});
+    let text = |to: usize| replace(json!({"String": "a"}), to);
+    let split = |pattern: &str| json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"});
+    let growth = "normalizer: a text may become";
+    for (part, steps, wanted) in [
+        ("normalizer", in_sequence("normalizers", vec![text(64); 8]), growth),
+        ("normalizer", in_sequence("normalizers", vec![text(8), text(8)]), growth),
+        ("normalizer", replace(json!({"Regex": ""}), 64), growth),
+        ("normalizer", in_sequence("normalizers", vec![replace(json!({"Regex": "x*"}), 8); 2]), growth),
+        (
+            "normalizer",
+            in_sequence("normalizers", vec![json!({"type": "Prepend", "prepend": "a".repeat(60)}); 2]),
+            growth,
+        ),
+        ("normalizer", in_sequence("normalizers", vec![json!({"type": "NFC"}); 4]), growth),
+        (
+            "normalizer",
+            in_sequence("normalizers", vec![json!({"type": "Strip"}); 40]),
+            "it has 40 steps, at most 32 are allowed",
+        ),
+        (
+            "normalizer",
+            in_sequence("normalizers", vec![replace(json!({"Regex": r"\p{L}{9}"}), 1); 17]),
+            "more than 16 patterns",
+        ),
+        ("pre_tokenizer", in_sequence("pretokenizers", vec![split(r"\p{L}{9}"); 17]), "more than 16 patterns"),
+        ("pre_tokenizer", split(r"\p{L}{600}"), "exceeded limit"),
+    ] {
+        let mut file = small();
+        file[part] = steps;
+        let found = load(&file, &json!({})).err().unwrap_or_else(|| "no error".into());
+        assert!(found.contains(wanted), "{part}: found {found}, wanted {wanted}");
+    }
+    // What files in use do stays allowed.
+    let mut file = small();
+    let spaces = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
+    file["normalizer"] =
+        in_sequence("normalizers", vec![json!({"type": "NFKC"}), json!({"type": "Prepend", "prepend": "▁"}), spaces]);
+    assert!(load(&file, &json!({})).is_ok());
+}
+
+/// A text above the bound makes more tokens than asked for; where text may become no token there is no bound.
+#[test]
+fn texts_can_be_refused_by_their_length() {
+    // GPT-2's characters for bytes: 68 of them, those without a picture, are moved behind 255.
+    let moved = |byte: u32| !matches!(byte, 33..=126 | 161..=172 | 174..=255);
+    let mut all: Vec<u32> = (0..256).filter(|&byte| !moved(byte)).collect();
+    all.extend(256..256 + (0..256).filter(|&byte| moved(byte)).count() as u32);
+    let mut file = small();
+    let vocab = file["model"]["vocab"].as_object_mut().unwrap();
+    for (i, c) in all.into_iter().filter_map(char::from_u32).enumerate() {
+        vocab.entry(c.to_string()).or_insert(json!(i + 8));
+    }
+    let text = "ab<|end|> é日本\u{1}\u{ad} aaab<s>🦀";
+    for (normalizer, times) in [(Value::Null, 1), (json!({"type": "NFC"}), 4)] {
+        file["normalizer"] = normalizer;
+        let tokenizer = load(&file, &json!({})).unwrap();
+        for end in (0..=text.len()).filter(|&end| text.is_char_boundary(end)) {
+            let n = tokenizer.encode(&text[..end], PARSED).len();
+            assert!(tokenizer.max_text_bytes(n).unwrap() >= end, "{end} bytes are {n} tokens");
+        }
+        assert_eq!(tokenizer.max_text_bytes(10), Some(10 * "<|end|>".len() * times));
+    }
+    file["normalizer"] = json!({"type": "Strip"});
+    assert_eq!(load(&file, &json!({})).unwrap().max_text_bytes(10), None);
+    assert_eq!(load(&small(), &json!({})).unwrap().max_text_bytes(10), None);
 }
 
 proptest! {

@@ -1,4 +1,4 @@
-//! The one error of this crate.
+//! The error of this crate.
 
 /// Why no plan can be made of a model. The text continues the words "failed to".
 #[derive(Debug, thiserror::Error)]
@@ -11,9 +11,9 @@ pub enum Error {
     Architecture {
         /// The model.
         file: String,
-        /// What it calls itself.
+        /// Its name in the file.
         arch: String,
-        /// Names of the architectures that are.
+        /// Names of the supported architectures.
         supported: String,
     },
     /// A key's value is absurd, or contradicts another.
@@ -26,7 +26,7 @@ pub enum Error {
         /// What disagrees, with the numbers.
         what: String,
     },
-    /// A tensor is missing, has another shape or type, or is one that the architecture has no use for.
+    /// A tensor is missing, has another shape or type, or is not used by the architecture.
     #[error("build plan of {file}: tensor {tensor}: {what}")]
     Tensor {
         /// The model.
@@ -51,7 +51,7 @@ pub enum Error {
     Plan(String),
 }
 
-/// A name out of a file, fit to print: escaped where it would steer a terminal, and cut to a line.
+/// A name from a file, for a message: terminal control characters escaped, cut to a line.
 pub(crate) fn printable(name: &str) -> String {
     const LIMIT: usize = 80;
     let mut out: String = name.chars().take(LIMIT).flat_map(char::escape_debug).collect();

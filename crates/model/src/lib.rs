@@ -1,7 +1,7 @@
 //! Plans: what a model computes, op by op, over named tensors and virtual buffers. No device, no IO.
 //!
-//! [`build`] is the door: a checkpoint's header becomes a [`plan::ValidPlan`] of plain ops, written by the architecture's file
-//! ([`arch`]). Backends lower it with the passes that pay for them ([`plan::passes`]).
+//! [`build`] is the entry point: a checkpoint's header becomes a [`plan::ValidPlan`] of plain ops, written by the
+//! architecture's file ([`arch`]). Backends lower it with the passes that help them ([`plan::passes`]).
 #![forbid(unsafe_code)]
 
 pub mod arch;

@@ -1,8 +1,8 @@
 //! The plan: a closed list of operations (`Op`) over weights and virtual buffers.
 //!
 //! An architecture writes a plan once per model; passes fuse it; backends compile it. Dimensions are fixed numbers,
-//! except the number of rows of a buffer, which is [`Rows`]. A plan holds no pointers and no device state, so that it can
-//! be printed, compared with a snapshot and validated without weights.
+//! except the number of rows of a buffer, which is [`Rows`]. A plan holds no pointers and no device state, so that it
+//! can be printed, compared with a snapshot and validated without weights.
 
 pub mod build;
 pub mod cost;
@@ -42,14 +42,14 @@ pub enum Rows {
     Tokens,
     /// One per (token, expert slot) pair, `T · n_used`; row `t · n_used + s`.
     Slots(usize),
-    /// One per row whose logits are asked for, `R`.
+    /// One per row that the step returns, `R`.
     Outputs,
-    /// One per (asked row, expert slot) pair, `R · n_used`.
+    /// One per (returned row, expert slot) pair, `R · n_used`.
     OutputSlots(usize),
 }
 
 impl Rows {
-    /// Number of rows in a step of so many tokens and asked rows; saturates.
+    /// Number of rows in a step with this many tokens and returned rows; saturates.
     pub fn count(self, n_tokens: usize, n_outputs: usize) -> usize {
         match self {
             Rows::Tokens => n_tokens,
@@ -59,7 +59,7 @@ impl Rows {
         }
     }
 
-    /// The rows of the expert slots of these rows; `None` for rows that are slots already.
+    /// Rows of the expert slots of these rows; `None` for rows that are slots already.
     pub fn slots(self, n_used: usize) -> Option<Rows> {
         match self {
             Rows::Tokens => Some(Rows::Slots(n_used)),
@@ -68,7 +68,7 @@ impl Rows {
         }
     }
 
-    /// The same for the asked rows only.
+    /// The same for the returned rows only.
     pub fn of_outputs(self) -> Rows {
         match self {
             Rows::Tokens | Rows::Outputs => Rows::Outputs,
@@ -99,7 +99,7 @@ impl Elem {
         }
     }
 
-    /// Whether it holds numbers, and not ids.
+    /// Whether the elements are numbers, not ids.
     pub fn is_float(self) -> bool {
         self != Elem::U32
     }
@@ -121,7 +121,7 @@ pub struct BufDecl {
 /// A tensor the plan reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WeightDecl {
-    /// Name for people, GGUF's wherever the numbers lie: e.g. `blk.3.ffn_up_exps.weight`.
+    /// Name for people, GGUF's for every file kind: e.g. `blk.3.ffn_up_exps.weight`.
     pub name: String,
     /// Type in the checkpoint.
     pub dtype: WeightType,
@@ -129,17 +129,17 @@ pub struct WeightDecl {
     pub shape: Vec<usize>,
     /// Where its rows lie.
     pub source: Source,
-    /// What the numbers become when a backend reads them.
+    /// Transformation of the numbers when a backend reads them.
     pub read: Read,
 }
 
 /// Where the rows of a weight lie in the checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// A tensor with as many values, by its name in the checkpoint.
+    /// A tensor with this many values, by its name in the checkpoint.
     Tensor(String),
-    /// One piece of a tensor for each matrix of a stack (one in all for a plain matrix): files that keep every expert
-    /// in a tensor of its own, or two matrices in one tensor.
+    /// One piece of a tensor for each matrix of a stack (a single piece for a plain matrix): files with one tensor per
+    /// expert, or two matrices in one tensor.
     Slabs(Vec<Slab>),
 }
 
@@ -163,7 +163,7 @@ pub struct Slab {
     pub first_row: usize,
 }
 
-/// What a backend makes of the stored numbers of a vector. Matrices are always [`Read::Plain`].
+/// Transformation of the stored numbers of a vector. Matrices are always [`Read::Plain`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Read {
     /// `w`.
@@ -194,17 +194,17 @@ pub struct CacheDecl {
     pub d_k: usize,
     /// Width of a value head.
     pub d_v: usize,
-    /// The values are the first `d_v` numbers of the keys and are stored once, as part of them: the latent cache of
-    /// multi-head latent attention (DeepSeek-V2, arXiv 2405.04434).
+    /// The values are the first `d_v` numbers of the keys and are not stored separately: the latent cache of multi-head
+    /// latent attention (DeepSeek-V2, arXiv 2405.04434).
     pub v_in_k: bool,
-    /// Only the last `window` positions are ever looked at: a cache of sliding-window attention, which keeps no others. Its
-    /// pages are counted apart from those that hold all positions.
+    /// Sliding-window attention: only the last `window` positions are kept. Window pages are counted apart from the
+    /// pages that hold all positions.
     pub window: Option<usize>,
 }
 
-/// Recurrent state of one op: what it carries from a sequence's positions so far to the next, of a size that does not grow.
+/// Recurrent state: fixed-size data that one op carries from one position to the next.
 ///
-/// It is zero before position 0. A step moves it past the chunk's tokens, so that it stands for all positions computed.
+/// It is zero before position 0. A step advances it past the chunk's tokens, so that it covers all computed positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateDecl {
     /// What it holds, for people: `conv`, `delta`.
@@ -255,12 +255,12 @@ pub struct DeltaHeads {
 pub enum Sharing {
     /// Neighbours: `h` has `h / (n_v_head / n_k_head)`. The original order.
     Grouped,
-    /// Every `n_k_head`-th: `h` has `h % n_k_head`. The order of GGUF files of Qwen3.5, whose v heads are sorted anew.
+    /// Every `n_k_head`-th: `h` has `h % n_k_head`. The order of GGUF files of Qwen3.5, whose v heads are permuted.
     Tiled,
 }
 
 impl DeltaHeads {
-    /// The head of k that goes with a head of v.
+    /// The head of k for a head of v.
     pub fn k_head(&self, v_head: usize) -> usize {
         match self.sharing {
             Sharing::Grouped => v_head / (self.n_v_head / self.n_k_head),
@@ -280,24 +280,24 @@ pub enum Gate {
     ClampedSwiglu {
         /// Factor inside the sigmoid.
         alpha: f32,
-        /// Where gate and up are cut off.
+        /// Limit of gate and up.
         limit: f32,
     },
 }
 
-/// How a router turns logits into experts and their weights: choices that do not depend on each other.
+/// How a router turns logits into experts and their weights, as independent choices.
 ///
-/// Every expert has a score; the best `n_used` by score plus bias, among the groups that are open, are chosen; their
-/// weights come from the scores without the bias.
+/// Every expert has a score; the best `n_used` by score plus bias, among the open groups, are chosen; their weights
+/// come from the scores without the bias.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Router {
     /// From logits to scores.
     pub score: Score,
     /// `[n_expert]`, f32: added to the scores for choosing only (DeepSeek-V3, GLM-4.5).
     pub bias: Option<Weight>,
-    /// Only experts of the best groups may be chosen; the others stand at -inf.
+    /// Only experts of the best groups may be chosen; all others are ranked -inf.
     pub groups: Option<Groups>,
-    /// Divide the chosen weights by their sum plus this number, the epsilon of the original code (0 where it has none).
+    /// Divide the chosen weights by their sum plus this epsilon of the original code (0 where it has none).
     pub renormalise: Option<f32>,
     /// Factor on the final weights.
     pub scale: f32,
@@ -316,18 +316,18 @@ pub enum Score {
     Raw,
 }
 
-/// Experts in groups of equal size, of which the best are open.
+/// Experts in groups of equal size; only the best groups are open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Groups {
     /// Number of groups; group `g` holds the experts from `g · n_expert / n_group` on.
     pub n_group: usize,
-    /// Groups that are open.
+    /// Number of open groups.
     pub n_used: usize,
-    /// What a group is worth.
+    /// Score of a group.
     pub score: GroupScore,
 }
 
-/// What a group is worth; scores count with their bias.
+/// Score of a group, from its experts' scores with bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupScore {
     /// Its best expert (DeepSeek-V2).
@@ -390,13 +390,13 @@ pub enum Op {
         n_head: usize,
         d_head: usize,
     },
-    /// Takes every head's row apart: part `i` gets the next `parts[i].0` numbers of each head.
+    /// Splits every head's row: part `i` gets the next `parts[i].0` numbers of each head.
     SplitHeads {
         x: Buf, // [T, n_head · Σ width]
         n_head: usize,
         parts: Vec<(usize, Buf)>, // width, [T, n_head · width]
     },
-    /// Puts every head's row together, the inverse of `SplitHeads`.
+    /// Concatenates the parts of every head's row, the inverse of `SplitHeads`.
     JoinHeads {
         parts: Vec<(usize, Buf)>, // width, [T, n_head · width]
         n_head: usize,
@@ -437,12 +437,13 @@ pub enum Op {
         window: Option<usize>,
         /// `softcap · tanh(s / softcap)` on the scores.
         softcap: Option<f32>,
-        /// `[n_head]` scores that join each softmax's denominator and have no value (gpt-oss).
+        /// Attention sinks, `[n_head]`: one extra logit per head in the softmax's denominator, without a value
+        /// (gpt-oss).
         sinks: Option<Weight>,
         out: Buf, // [T, n_head · d_v]
     },
-    /// Depthwise causal convolution, then silu: `out[t,c] = silu(Σ_j w[c,j] · x[t - (width - 1) + j, c])`. Positions before
-    /// the chunk come out of the state, which holds the sequence's last `width - 1` rows of `x`.
+    /// Depthwise causal convolution, then silu: `out[t,c] = silu(Σ_j w[c,j] · x[t - (width - 1) + j, c])`. Earlier
+    /// positions come from the state, the sequence's last `width - 1` rows of `x`.
     CausalConv {
         x: Buf,    // [T, d]
         w: Weight, // [d, width]
@@ -485,25 +486,25 @@ pub enum Op {
     /// `x[t] += Σ_s weights[t,s] · y[t,s]`, slots in order; with `norm` it also emits the next `rms_norm`.
     Combine {
         x: Buf, // [T, d_model], updated in place
-        /// Without it the sum is written to `x`, whatever that held.
+        /// If false, the sum overwrites `x`.
         add: bool,
         y: Buf,       // [T · n_used, d_model]
         weights: Buf, // [T, n_used]
         norm: Option<Norm>,
     },
-    /// Copies the rows whose logits are asked for: `out[r] = x[row[r]]`.
+    /// Copies the rows that the step returns: `out[r] = x[row[r]]`.
     Select {
         x: Buf,   // [T, d]
         out: Buf, // [R, d]
     },
     /// `x = x · scale`, in place.
     Scale { x: Buf, scale: f32 },
-    /// `x = x · w[0]`, in place: the scale of a layer's output that was learnt (Gemma 4).
+    /// `x = x · w[0]`, in place: a learned scale of a layer's output (Gemma 4).
     ScaleBy {
         x: Buf,
         w: Weight, // [1]
     },
-    /// `x = x ⊙ σ(gate)`, in place; a gate one number wide holds for its whole row.
+    /// `x = x ⊙ σ(gate)`, in place; a gate of width 1 applies to its whole row.
     SigmoidGate {
         x: Buf,    // [T, d]
         gate: Buf, // [T, d] or [T, 1]
@@ -541,7 +542,7 @@ pub struct LinearPart {
     pub out: Buf,
 }
 
-/// What every expert's products are added to; f32, f16 or bf16.
+/// Biases of the experts' three products; f32, f16 or bf16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertBiases {
     /// `[n_expert, d_ff]`.
@@ -568,14 +569,14 @@ pub struct Norm {
 pub enum Access {
     /// Reads it.
     Read,
-    /// Writes all of it, whatever it held.
+    /// Overwrites all of it.
     Write,
     /// Reads it and writes it in place.
     Update,
 }
 
 impl Op {
-    /// Its name, as everywhere: the plan's printed form, kernels, tests, traces.
+    /// Its name in printed plans, kernels, tests and traces.
     pub fn name(&self) -> &'static str {
         match self {
             Op::Embed { .. } => "embed",
@@ -606,8 +607,8 @@ impl Op {
         }
     }
 
-    /// Calls `f` with every buffer of the op and what the op does with it. The one place that knows who reads and who
-    /// writes: the validator, the memory planner and the passes ask here.
+    /// Calls `f` with every buffer of the op and its access. The validator, the memory planner and the passes learn
+    /// accesses only here.
     pub fn for_each_buf_mut(&mut self, mut f: impl FnMut(&mut Buf, Access)) {
         use Access::{Read, Update, Write};
         match self {
@@ -693,14 +694,14 @@ impl Op {
         }
     }
 
-    /// Every buffer of the op and what the op does with it, in the order of its fields.
+    /// Every buffer of the op and its access, in the order of its fields.
     pub fn bufs(&self) -> Vec<(Buf, Access)> {
         let mut out = Vec::new();
         self.clone().for_each_buf_mut(|buf, access| out.push((*buf, access)));
         out
     }
 
-    /// The recurrent state that the op reads and moves on. Such an op mixes the rows of a sequence, as attention does.
+    /// The recurrent state that the op reads and updates. Such an op mixes the rows of a sequence, as attention does.
     pub fn state(&self) -> Option<State> {
         match self {
             Op::CausalConv { state, .. } | Op::DeltaNet { state, .. } => Some(*state),
@@ -763,7 +764,7 @@ impl Op {
     }
 }
 
-/// What a model computes in a step: from token ids to the logits of the asked rows.
+/// What a model computes in a step: from token ids to the logits of the returned rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     /// Architecture, e.g. `qwen3moe`.
@@ -786,10 +787,10 @@ pub struct Plan {
     pub ropes: Vec<RopeDecl>,
     /// Operations in order.
     pub ops: Vec<Op>,
-    /// The layer each op belongs to, as long as `ops`; `None` before the first layer and after the last.
-    /// For messages, faults and the printed form; nothing is computed from it.
+    /// Layer of each op, as long as `ops`; `None` before the first layer and after the last. For messages, faults and
+    /// the printed form only.
     pub layers: Vec<Option<u32>>,
-    /// Where the logits end up, `[R, n_vocab]`.
+    /// The logits, `[R, n_vocab]`.
     pub logits: Buf,
 }
 
@@ -799,7 +800,7 @@ impl Plan {
         &self.bufs[buf.0 as usize]
     }
 
-    /// What the logits are made of, `[R, d]`: the rows behind the last norm. `None` where no plain matrix makes them.
+    /// Input of the logits, `[R, d]`: the rows behind the last norm. `None` where no plain matrix makes the logits.
     pub fn hidden(&self) -> Option<Buf> {
         let head = |op: &Op| match op {
             Op::Linear { x, parts } if parts.iter().any(|part| part.out == self.logits) => Some(*x),

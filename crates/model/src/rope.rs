@@ -1,41 +1,42 @@
 //! Rotary frequencies: from the keys of a scaling rule to the table and factor of a [`RopeDecl`].
 //!
-//! All in f64; positions and heads are the backend's. Sources: RoFormer (arXiv 2104.09864), linear interpolation
-//! (arXiv 2306.15595), YaRN (arXiv 2309.00071), Gemma 4's own code. Llama 3's rule comes as divisors in GGUF files.
+//! All in f64; backends apply the table to positions and heads. Sources: RoFormer (arXiv 2104.09864), linear
+//! interpolation (arXiv 2306.15595), YaRN (arXiv 2309.00071), Gemma 4's own code. Llama 3's rule comes as divisors in
+//! GGUF files.
 
 use std::f64::consts::PI;
 
 use crate::plan::{RopeDecl, RopePairing};
 
-/// How a model was stretched past the context it was first trained for.
+/// How a model's context was extended beyond its first training.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scaling {
-    /// Not at all.
+    /// Not extended.
     None,
     /// All positions divided by `factor`.
     Linear {
-        /// At least 1 in practice, anything positive is computed.
+        /// At least 1 in practice, but any positive value works.
         factor: f64,
     },
-    /// Slow dimensions interpolated, fast ones left, a ramp between them.
+    /// Low frequencies interpolated, high ones unchanged, a ramp between them.
     Yarn(Yarn),
-    /// The first pairs turn as in a head that turns whole, the others stand still (Gemma 4).
+    /// The first pairs rotate at the frequencies of a fully rotated head, the others not at all (Gemma 4).
     Proportional {
-        /// How many pairs turn.
+        /// Number of rotated pairs.
         n_turning: usize,
-        /// Positions are divided by it.
+        /// Divisor of the positions.
         factor: f64,
     },
-    /// Llama 3.1's rule: wavelengths above `n_ctx_orig / low` interpolated, below `n_ctx_orig / high` left, a ramp in the
-    /// inverse of the wavelength between them.
+    /// Llama 3.1's rule: wavelengths above `n_ctx_orig / low` interpolated, below `n_ctx_orig / high` unchanged, a ramp
+    /// in the inverse of the wavelength between them.
     Llama3 {
         /// New context over old.
         factor: f64,
-        /// Turns over the old context below which a dimension is interpolated in full.
+        /// Rotations over the old context below which a dimension is interpolated in full.
         low: f64,
-        /// Turns over the old context above which a dimension is left.
+        /// Rotations over the old context above which a dimension is unchanged.
         high: f64,
-        /// Context before stretching.
+        /// Context before the extension.
         n_ctx_orig: usize,
     },
 }
@@ -45,11 +46,11 @@ pub enum Scaling {
 pub struct Yarn {
     /// New context over old.
     pub factor: f64,
-    /// Context before stretching.
+    /// Context before the extension.
     pub n_ctx_orig: usize,
-    /// Dimensions that turn more often than this over the old context are left as they are.
+    /// Dimensions with more rotations than this over the old context are unchanged.
     pub beta_fast: f64,
-    /// Dimensions that turn less often than this are interpolated in full.
+    /// Dimensions with fewer rotations than this are interpolated in full.
     pub beta_slow: f64,
     /// Whether the ends of the ramp are rounded outwards to whole pairs, as the paper's authors do. gpt-oss does not.
     pub truncate: bool,
@@ -59,9 +60,9 @@ pub struct Yarn {
     pub attn_factor: f64,
     /// Multiplies the logarithm in the paper's factor; 1 there, DeepSeek's `mscale`.
     pub mscale: f64,
-    /// `mscale_all_dim` of DeepSeek's variant: its share of the factor is taken back; 0 for none.
+    /// DeepSeek's `mscale_all_dim`, whose share of the factor is divided out; 0 for none.
     pub log_multiplier: f64,
-    /// The factor on cosine and sine, where the model states it instead of the rule.
+    /// The factor on cosine and sine, where the model gives it explicitly.
     pub attention_factor: Option<f64>,
 }
 
@@ -92,7 +93,7 @@ pub fn table(rotary: usize, base: f64, divisors: Option<&[f32]>, scaling: Scalin
 
 impl Yarn {
     fn stretch(&self, plain: impl Iterator<Item = f64>, rotary: usize, base: f64) -> Vec<f64> {
-        // The pair that makes `turns` turns over the old context.
+        // The pair that rotates `turns` times over the old context.
         let pair = |turns: f64| {
             rotary as f64 * libm::log(self.n_ctx_orig as f64 / (turns * 2.0 * PI)) / (2.0 * libm::log(base))
         };
@@ -114,8 +115,8 @@ impl Yarn {
         if self.factor <= 1.0 { 1.0 } else { 0.1 * multiplier * libm::log(self.factor) + 1.0 }
     }
 
-    /// What DeepSeek's variant multiplies the scores of whole heads with: the share of the factor that cosine and sine of
-    /// the rotated dims give back, once for the query and once for the key.
+    /// Factor of DeepSeek's variant on all scores: what cosine and sine of the rotated dims are divided by, once for
+    /// the query and once for the key.
     pub fn score_factor(&self) -> f64 {
         self.magnitude(self.log_multiplier).powi(2)
     }
@@ -124,7 +125,7 @@ impl Yarn {
         if let Some(factor) = self.attention_factor {
             return factor;
         }
-        // Without extrapolation YaRN is linear interpolation, and the factor goes with it.
+        // Without extrapolation YaRN is linear interpolation, whose factor is 1.
         let stretched = self.magnitude(self.mscale) / self.magnitude(self.log_multiplier);
         let own = if self.ext_factor == 0.0 { 1.0 } else { stretched };
         own * self.attn_factor
@@ -178,7 +179,7 @@ mod tests {
         assert!((f64::from(rope.factor) - (0.1 * 4f64.ln() + 1.0)).abs() < 1e-7);
     }
 
-    /// The same ramp with its ends where they fall: 16·ln(4096/(64π))/(2·ln 10000) = 2.618.. and 5.628...
+    /// The same ramp with unrounded ends: 16·ln(4096/(64π))/(2·ln 10000) = 2.618.. and 5.628...
     #[test]
     fn yarn_may_keep_the_ends_of_its_ramp() {
         let rope = table(16, 10000.0, None, Scaling::Yarn(Yarn { truncate: false, ..yarn() }), RopePairing::Half);
@@ -191,7 +192,7 @@ mod tests {
         close(&rope.inv_freq, &wanted);
     }
 
-    /// Frequencies are the same bits on every platform: a last bit of one moves cosines at large positions.
+    /// Frequencies have the same bits on every platform: a flipped last bit changes cosines at large positions.
     #[test]
     fn frequencies_keep_their_bits() {
         let bits = |rotary, base, scaling| {

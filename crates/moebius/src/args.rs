@@ -1,4 +1,4 @@
-//! The table of flags: help, completions and parsing all come from here.
+//! The table of flags, from which help, completions and parsing are generated.
 
 use std::path::PathBuf;
 
@@ -16,21 +16,21 @@ pub struct Cli {
 pub enum Command {
     /// Answer one prompt; text streams to stdout
     Run(RunArgs),
-    /// Talk with the model: history, /reset /system /save /regen /quit
+    /// Chat with the model: history, /reset /system /save /regen /quit
     Chat(ChatArgs),
-    /// Serve the model to many: the APIs of OpenAI and Anthropic over HTTP
+    /// Serve the model to many clients: the APIs of OpenAI and Anthropic over HTTP
     Serve(ServeArgs),
-    /// Measure prompt and decode speed, in llama-bench's rows
+    /// Measure prompt and decode speed, with llama-bench's rows
     Bench(BenchArgs),
-    /// Say what a model file holds, without reading its weights
+    /// Show the contents of a model file, without reading its weights
     Inspect(InspectArgs),
-    /// Print what the engine will compute, what lives where, and the memory it needs
+    /// Print what the engine computes, where data resides, and the memory it needs
     Plan(PlanArgs),
     /// Write the logits of a token sequence, or compare them with golden ones
     Logits(LogitsArgs),
-    /// Turn text from stdin (or a file) into token ids
+    /// Convert text from stdin (or a file) to token ids
     Tokenize(TokenizeArgs),
-    /// Show what the model's chat template makes of messages
+    /// Render messages with the model's chat template
     Render(RenderArgs),
     /// Measure perplexity on a text, by llama-perplexity's method
     Perplexity(PerplexityArgs),
@@ -43,7 +43,7 @@ pub enum Command {
     },
 }
 
-/// Which model, and where it came from.
+/// The model and its source.
 #[derive(Debug, Clone, Args)]
 pub struct ModelArgs {
     /// GGUF file (any part of a split one), or MLX or safetensors folder; the embedded model when left out
@@ -60,25 +60,29 @@ pub struct StepArgs {
     /// Element type of the KV cache (the reference backend always keeps f32)
     #[arg(long, value_enum, default_value_t = CacheArg::F16)]
     pub cache_type: CacheArg,
-    /// Weights to copy into memory with pages of 2 MB: those that every token reads where that gains something, or as said
+    /// Weights to copy into memory with pages of 2 MB
     #[arg(long, value_enum, default_value_t = CopyArg::Auto)]
     pub copy_weights: CopyArg,
+    /// Memory that the whole process stays below, weights included: 12G (powers of ten) or 12GiB (of two). What is free,
+    /// less a margin, when left out; then the system may evict weights
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub memory: Option<usize>,
     /// Most tokens computed in one step
     #[arg(short, long, value_name = "N", default_value_t = 512)]
     pub batch: usize,
 }
 
-/// How the model is run.
+/// Settings of the engine.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Engine")]
 pub struct EngineArgs {
     /// Threads; all cores when left out
     #[arg(short, long, value_name = "N")]
     pub threads: Option<usize>,
-    /// Context in tokens; what the model was trained for, at most 8192 and what memory holds, when left out
+    /// Context in tokens; when left out the trained context, at most 8192 and what fits in memory
     #[arg(short, long, value_name = "N")]
     pub ctx: Option<usize>,
-    /// What computes
+    /// Backend that computes
     #[arg(long, value_enum, default_value_t = BackendKind::Cpu)]
     pub backend: BackendKind,
     #[command(flatten)]
@@ -87,7 +91,7 @@ pub struct EngineArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum BackendKind {
-    /// The plan interpreter in plain f32 on dequantised weights: slow, the definition of right
+    /// The plan interpreter in plain f32 on dequantised weights: slow, the reference for tests
     Reference,
     /// The CPU kernels
     Cpu,
@@ -108,9 +112,9 @@ pub enum IsaArg {
 pub enum CopyArg {
     /// `dense` where the file is mapped in small pages and memory is free, `none` otherwise
     Auto,
-    /// Read all weights where they are mapped
+    /// Read all weights from the mapped file
     None,
-    /// Copy what every token reads
+    /// Copy the weights that every token reads
     Dense,
     /// Copy the experts too
     All,
@@ -122,11 +126,11 @@ pub enum CacheArg {
     F32,
 }
 
-/// How tokens are chosen. What is left out takes the model's own default.
+/// Sampling parameters. Flags left out take the model's defaults.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
-    /// 0 always takes the likeliest token
+    /// Temperature; 0 always takes the likeliest token
     #[arg(long, visible_alias = "temp", value_name = "T")]
     pub temperature: Option<f32>,
     /// Width of the dynamic temperature range, 0 is off
@@ -138,7 +142,7 @@ pub struct SamplingArgs {
     /// Keep the K likeliest tokens, 0 keeps all
     #[arg(long, value_name = "K")]
     pub top_k: Option<usize>,
-    /// Keep the likeliest tokens that reach probability P together
+    /// Keep the likeliest tokens that together reach probability P
     #[arg(long, value_name = "P")]
     pub top_p: Option<f32>,
     /// Drop tokens below P times the likeliest one's probability
@@ -147,7 +151,7 @@ pub struct SamplingArgs {
     /// Locally typical sampling, 1 is off
     #[arg(long, value_name = "P")]
     pub typical: Option<f32>,
-    /// Keep logits within N standard deviations of the best, off below 0
+    /// Keep logits within N standard deviations of the best; below 0 is off
     #[arg(long, value_name = "N")]
     pub top_n_sigma: Option<f32>,
     /// Probability of excluding top choices
@@ -159,13 +163,13 @@ pub struct SamplingArgs {
     /// Divide the logits of repeated tokens by this, 1 is off
     #[arg(long, value_name = "F")]
     pub repeat_penalty: Option<f32>,
-    /// How many of the last tokens the penalties look at
+    /// Number of last tokens that the penalties cover
     #[arg(long, value_name = "N")]
     pub repeat_last_n: Option<usize>,
-    /// Subtracted once per earlier occurrence
+    /// Penalty subtracted per occurrence
     #[arg(long, value_name = "F")]
     pub frequency_penalty: Option<f32>,
-    /// Subtracted once when the token occurred
+    /// Penalty subtracted once if the token occurred
     #[arg(long, value_name = "F")]
     pub presence_penalty: Option<f32>,
     /// DRY: strength of the penalty on repeated sequences, 0 is off
@@ -174,7 +178,7 @@ pub struct SamplingArgs {
     /// DRY: base of the growth with length
     #[arg(long, value_name = "F")]
     pub dry_base: Option<f32>,
-    /// DRY: longest repetition that is free
+    /// DRY: longest repetition without a penalty
     #[arg(long, value_name = "N")]
     pub dry_allowed_length: Option<usize>,
     /// Mirostat version, 0 is off
@@ -189,9 +193,37 @@ pub struct SamplingArgs {
     /// Add BIAS to the logit of token ID; may be given several times
     #[arg(long, value_name = "ID=BIAS", value_parser = parse_bias)]
     pub logit_bias: Vec<(u32, f32)>,
-    /// Same seed, same text; taken from the clock when left out
+    /// Seed of the random numbers; from the clock when left out
     #[arg(short, long, value_name = "N")]
     pub seed: Option<u64>,
+}
+
+/// A number of bytes: digits, with a fraction where a unit follows.
+fn parse_bytes(text: &str) -> Result<usize, String> {
+    const UNITS: [(&str, u64); 9] = [
+        ("", 1),
+        ("K", 1000),
+        ("M", 1_000_000),
+        ("G", 1_000_000_000),
+        ("T", 1_000_000_000_000),
+        ("KIB", 1 << 10),
+        ("MIB", 1 << 20),
+        ("GIB", 1 << 30),
+        ("TIB", 1 << 40),
+    ];
+    let bad = || format!("{text} is no size, e.g. 12G, 800M or 7.5GiB");
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (digits, unit) = text.split_at(end);
+    let unit = unit.trim().to_ascii_uppercase();
+    // `12GB` is `12G`.
+    let unit = if unit.ends_with("IB") { &unit } else { unit.strip_suffix('B').unwrap_or(&unit) };
+    let (_, factor) = UNITS.into_iter().find(|(name, _)| *name == unit).ok_or_else(bad)?;
+    let bytes = match digits.parse::<u64>() {
+        Ok(n) => n.checked_mul(factor).ok_or_else(bad)?,
+        Err(_) if factor > 1 => (digits.parse::<f64>().map_err(|_| bad())? * factor as f64) as u64,
+        Err(_) => return Err(bad()),
+    };
+    usize::try_from(bytes).map_err(|_| bad())
 }
 
 fn parse_bias(text: &str) -> Result<(u32, f32), String> {
@@ -207,7 +239,7 @@ pub struct RunArgs {
     /// Prompt; stdin when left out and stdin is not a terminal
     #[arg(value_name = "PROMPT")]
     pub text: Option<String>,
-    /// The prompt again, for those who like flags
+    /// The prompt, as a flag
     #[arg(short, long, value_name = "PROMPT", conflicts_with = "text")]
     pub prompt: Option<String>,
     /// Read the prompt from a file
@@ -216,25 +248,25 @@ pub struct RunArgs {
     /// System message (chat prompts only)
     #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
     pub system: Option<String>,
-    /// Give the prompt to the model as it is, without the chat template
+    /// Pass the prompt to the model unchanged, without the chat template
     #[arg(long)]
     pub raw: bool,
-    /// Most tokens to generate; until the model ends or the context is full when left out
+    /// Maximum number of tokens to generate; without it, until the model ends or the context is full
     #[arg(short, long, value_name = "N")]
     pub n_predict: Option<usize>,
     /// Stop before this text; may be given several times
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
-    /// Go on past the model's end-of-text token
+    /// Continue past the model's end-of-text token
     #[arg(long)]
     pub ignore_eos: bool,
-    /// Hold the answer to the JSON schema in this file
+    /// Constrain the answer to the JSON schema in this file
     #[arg(long, value_name = "FILE", group = "form")]
     pub json_schema: Option<PathBuf>,
-    /// Hold the answer to the grammar in this file (Lark syntax, as llguidance has it)
+    /// Constrain the answer to the grammar in this file (Lark syntax as in llguidance)
     #[arg(long, value_name = "FILE", group = "form")]
     pub grammar: Option<PathBuf>,
-    /// Hold the answer to a regular expression
+    /// Constrain the answer to a regular expression
     #[arg(long, value_name = "REGEX", group = "form")]
     pub regex: Option<String>,
     /// Do not print the summary line, nor the thought when stdout is no terminal
@@ -254,7 +286,7 @@ pub struct ChatArgs {
     /// System message
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
-    /// Most tokens of an answer
+    /// Maximum number of tokens of an answer
     #[arg(short, long, value_name = "N")]
     pub n_predict: Option<usize>,
     /// Do not print the summary line after each answer
@@ -272,7 +304,7 @@ pub struct ChatArgs {
 pub enum LogFormat {
     /// Lines for people
     Text,
-    /// One JSON object a line
+    /// One JSON object per line
     Json,
 }
 
@@ -287,37 +319,37 @@ pub enum LogLevel {
 #[derive(Debug, Args)]
 #[command(allow_negative_numbers = true)]
 pub struct ServeArgs {
-    /// Address to listen on; another than a loopback one lets others in
+    /// Address to listen on; a non-loopback address admits other machines
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     pub host: std::net::IpAddr,
     /// Port; 0 takes a free one
     #[arg(long, value_name = "N", default_value_t = 8080)]
     pub port: u16,
-    /// File with the keys that clients must bring, one a line; anyone may ask when left out
+    /// File with the API keys that clients must send, one per line; when left out, none is needed
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
-    /// Answers computed at a time
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub parallel: u16,
+    /// Answers computed at a time; 16, or as many as memory holds, when left out
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub parallel: Option<u16>,
     /// Answers that may wait beyond those; more are refused with 429
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub max_queue: u16,
-    /// Positions of the cache that all answers share; every answer's whole context where memory allows, when left out
+    /// Number of cache positions that all answers share; when left out, a whole context each where memory allows
     #[arg(long, value_name = "N")]
     pub cache_tokens: Option<usize>,
     /// Name of the model in answers; the file's when left out
     #[arg(long, value_name = "NAME")]
     pub alias: Option<String>,
-    /// Let pages from this origin call the server (* is any); may be given several times
+    /// Allow web pages of this origin to call the server (* is any); may be given several times
     #[arg(long, value_name = "ORIGIN")]
     pub cors: Vec<String>,
-    /// Seconds that running answers get to finish when the server is told to stop
+    /// Seconds that running answers have to finish when the server is stopped
     #[arg(long, value_name = "N", default_value_t = 30)]
     pub drain_seconds: u64,
-    /// Form of the log on stderr
+    /// Format of the log on stderr
     #[arg(long, value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
-    /// What the log leaves out
+    /// Minimum level of log messages
     #[arg(long, value_enum, default_value_t = LogLevel::Info)]
     pub log_level: LogLevel,
     #[command(flatten)]
@@ -361,10 +393,10 @@ pub struct BenchArgs {
     /// Repetitions
     #[arg(short, long, value_name = "N", default_value_t = 5)]
     pub repetitions: usize,
-    /// Form of the table
+    /// Format of the table
     #[arg(short, long, value_enum, default_value_t = BenchFormat::Md)]
     pub output: BenchFormat,
-    /// Say where the time of a step goes, op by op
+    /// Print the time of a step op by op
     #[arg(short, long)]
     pub verbose: bool,
     #[command(flatten)]
@@ -384,7 +416,7 @@ pub struct InspectArgs {
     /// List all metadata
     #[arg(long)]
     pub metadata: bool,
-    /// Machine-readable
+    /// Machine-readable output
     #[arg(long)]
     pub json: bool,
 }
@@ -422,7 +454,7 @@ pub struct LogitsArgs {
     /// Array of the golden file to compare with
     #[arg(long, value_name = "NAME", default_value = "logits", requires = "golden")]
     pub array: String,
-    /// Machine-readable
+    /// Machine-readable output
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -457,7 +489,8 @@ pub struct RenderArgs {
     /// Template to use instead of the model's
     #[arg(long, value_name = "FILE")]
     pub template: Option<PathBuf>,
-    /// JSON: an array of messages, or an object with messages, tools, add_generation_prompt, kwargs, bos_token, eos_token, now; - is stdin
+    /// JSON: an array of messages, or an object with messages, tools, add_generation_prompt, kwargs, bos_token,
+    /// eos_token, now; - is stdin
     #[arg(long, value_name = "FILE")]
     pub messages: PathBuf,
     /// Do not add the opening of an answer
@@ -478,9 +511,36 @@ pub struct PerplexityArgs {
     /// Stop after this many windows
     #[arg(long, value_name = "N")]
     pub chunks: Option<usize>,
-    /// Machine-readable
+    /// Machine-readable output
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
     pub engine: EngineArgs,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        for (text, bytes) in [
+            ("12G", Some(12_000_000_000)),
+            ("12GB", Some(12_000_000_000)),
+            ("800m", Some(800_000_000)),
+            ("7.5GiB", Some(8_053_063_680)),
+            ("64 KiB", Some(65_536)),
+            ("123456", Some(123_456)),
+            ("0", Some(0)),
+            ("", None),
+            ("G", None),
+            ("1.5", None),
+            ("-1G", None),
+            ("12Q", None),
+            ("1..2G", None),
+            ("99999999999T", None),
+        ] {
+            assert_eq!(parse_bytes(text).ok(), bytes, "{text}");
+        }
+    }
 }

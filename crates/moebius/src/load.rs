@@ -4,10 +4,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use backend::cpu::{CacheType, Copied, Cpu, Isa};
-use backend::cuda::Cuda;
+use backend::cpu::{CacheType, Cpu, Isa};
+use backend::cuda::{self, Cuda};
 use backend::reference::Reference;
-use backend::{Backend, Batch, Limits, PAGE, Program, Tables};
+use backend::residency::Policy;
+use backend::{Backend, Batch, Footprint, Limits, Program, Tables};
 use checkpoint::Checkpoint;
 use engine::folder;
 use engine::formats::Format;
@@ -15,16 +16,12 @@ use engine::sampler::{Mirostat, SamplerParams};
 use engine::scheduler::{Engine, Options};
 use engine::template::{Chat, ChatTemplate};
 use engine::tokenizer::{Encode, Tokenizer};
-use model::plan::cost::Kind;
 use model::plan::{Plan, ValidPlan};
 use serde_json::Value;
 
 use crate::args::{BackendKind, CacheArg, CopyArg, EngineArgs, IsaArg, SamplingArgs, StepArgs};
-use crate::memory::CacheBytes;
+use crate::memory::{self, Budget, Fit, Units, Wish};
 use crate::{embedded, machine};
-
-/// Context when neither the user nor the model asks for less.
-const DEFAULT_CTX: usize = 8192;
 
 /// An open model: its header, and what it computes.
 pub struct Model {
@@ -51,6 +48,8 @@ pub struct EngineSetup {
     pub prefix_cache: bool,
     /// Most sequences computed at a time.
     pub sequences: usize,
+    /// Whether fewer will do where memory is short.
+    pub fewer_will_do: bool,
     /// Positions of the cache over all of them; what `sequences` need and memory holds when `None`.
     pub cache_tokens: Option<usize>,
 }
@@ -64,6 +63,7 @@ impl From<&EngineArgs> for EngineSetup {
             step: args.step,
             prefix_cache: true,
             sequences: 1,
+            fewer_will_do: false,
             cache_tokens: None,
         }
     }
@@ -71,7 +71,7 @@ impl From<&EngineArgs> for EngineSetup {
 
 impl EngineSetup {
     /// The backend and the name that tables show for it.
-    pub fn backend(&self, checkpoint: &Checkpoint, plan: &Plan) -> Result<(Box<dyn Backend>, String)> {
+    fn backend(&self, checkpoint: &Checkpoint, plan: &Plan) -> Result<(Box<dyn Backend>, String)> {
         if self.backend == BackendKind::Reference {
             return Ok((Box::new(Reference), "reference".into()));
         }
@@ -94,94 +94,63 @@ impl EngineSetup {
         isa.check()?;
         let threads = self.threads.unwrap_or_else(machine::cores);
         ensure!((1..=1024).contains(&threads), "start {threads} threads: use 1 to 1024");
-        let copied = self.copied(checkpoint, plan)?;
-        Ok((Box::new(Cpu { isa, threads, cache, copied }), format!("CPU {}", isa.name())))
+        let residency = self.residency(checkpoint, plan);
+        Ok((Box::new(Cpu { isa, threads, cache, residency }), format!("CPU {}", isa.name())))
     }
 
-    /// Weights that are worth the memory of a copy, or what was asked for.
-    fn copied(&self, checkpoint: &Checkpoint, plan: &Plan) -> Result<Copied> {
-        let kinds = plan.weight_bytes();
-        let tied = kinds.iter().all(|&(kind, _)| kind != Kind::Output);
-        let bytes_of = |copied| -> usize {
-            let is_copied = |kind| match kind {
-                Kind::Experts => copied == Copied::All,
-                Kind::Embed => tied,
-                _ => true,
-            };
-            kinds.iter().filter(|&&(kind, _)| is_copied(kind)).map(|&(_, bytes)| bytes).sum()
-        };
-        let free = machine::free_memory().unwrap_or(usize::MAX);
-        let copied = match self.step.copy_weights {
-            CopyArg::None => return Ok(Copied::Nothing),
-            CopyArg::Dense => Copied::Dense,
-            CopyArg::All => Copied::All,
-            CopyArg::Auto => {
-                // The cache keeps what was copied until something else wants its place.
-                let fits = bytes_of(Copied::Dense).saturating_mul(2) <= free;
-                let is_worth_it = fits && machine::lies_in_small_pages(checkpoint);
-                return Ok(if is_worth_it { Copied::Dense } else { Copied::Nothing });
-            }
-        };
-        let [wanted, free] = [bytes_of(copied), free].map(|n| n as u64);
-        let [w, f] = [wanted, free].map(machine::bytes);
-        ensure!(wanted <= free, "copy {w} of weights (--copy-weights): {f} of memory are free");
-        Ok(copied)
-    }
-
-    /// What the sequences of a model take.
-    pub fn cache_bytes(&self, plan: &Plan) -> CacheBytes {
-        let element = match (self.backend, self.step.cache_type) {
-            (BackendKind::Cpu | BackendKind::Cuda, CacheArg::F16) => 2,
-            _ => 4,
-        };
-        CacheBytes::of(plan, element)
-    }
-
-    /// Positions a sequence may have: what was asked for, or what model, habit and memory allow.
-    pub fn context(&self, plan: &Plan) -> Result<usize> {
-        if let Some(ctx) = self.ctx {
-            ensure!((1..=1 << 20).contains(&ctx), "use a context of {ctx}: it must be 1 to {}", 1 << 20);
-            return Ok(ctx);
+    /// Which weights are copied: what was asked for, or what pays.
+    fn residency(&self, checkpoint: &Checkpoint, plan: &Plan) -> Policy {
+        match self.step.copy_weights {
+            CopyArg::None => Policy::Mapped,
+            CopyArg::Dense => Policy::CopyDense,
+            CopyArg::All => Policy::CopyAll,
+            CopyArg::Auto => Policy::choose(plan, checkpoint, machine::free_memory().unwrap_or(0)),
         }
-        let habit = plan.n_ctx_train.clamp(PAGE, DEFAULT_CTX);
-        Ok(habit.min(self.positions_that_fit(plan, habit).max(PAGE)))
     }
 
-    /// Positions for which the cache may take memory: a quarter of what is free, since the weights want the rest. What
-    /// sequences of up to `positions` take however long they are goes off first.
-    fn positions_that_fit(&self, plan: &Plan, positions: usize) -> usize {
-        let bytes = self.cache_bytes(plan);
-        let fixed = bytes.fixed(positions).saturating_mul(self.sequences as u64);
-        let fits = |free: usize| ((free as u64 / 4).saturating_sub(fixed) / bytes.position.max(1)) as usize;
-        machine::free_memory().map_or(usize::MAX, fits)
+    /// What a user wants of the engine.
+    fn wish(&self) -> Wish {
+        Wish {
+            ctx: self.ctx,
+            sequences: self.sequences,
+            fewer_will_do: self.fewer_will_do,
+            cache_tokens: self.cache_tokens,
+            batch: self.step.batch,
+        }
     }
 
-    /// Limits for an engine whose sequences have up to `positions`.
-    pub fn engine_limits(&self, plan: &Plan, positions: usize) -> Result<Limits> {
-        let one = self.limits(plan, positions, self.sequences)?;
-        let shared = match self.cache_tokens {
-            Some(n) => n.min(1 << 31),
-            None => positions.saturating_mul(self.sequences).min(self.positions_that_fit(plan, positions)),
-        };
-        // A single sequence must always fit: what the engine promises rests on it.
-        let n_pages = shared.div_ceil(PAGE).max(one.n_pages);
-        let limits = Limits { n_pages, ..one };
-        Ok(self.cache_bytes(plan).set_aside(self.sequences, positions, machine::free_memory(), limits))
+    /// The memory that the backend may take: the host's, or the device's.
+    fn budget(&self, plan: &ValidPlan) -> Budget {
+        match (self.backend, self.step.memory) {
+            (BackendKind::Cuda, Some(bytes)) => Budget::Promise { bytes, overhead: 0 },
+            (BackendKind::Cuda, None) => {
+                let devices = cuda::devices().map(|found| found.devices).unwrap_or_default();
+                // A sixteenth is left to kernels, graphs and others.
+                Budget::Free(devices.first().map(|device| device.free_bytes - device.free_bytes / 16))
+            }
+            (BackendKind::Cpu | BackendKind::Reference, memory) => Budget::new(memory, plan),
+        }
     }
 
-    /// Limits for one sequence of `positions` without an engine, which keeps all of them.
-    pub fn limits(&self, plan: &Plan, positions: usize, max_outputs: usize) -> Result<Limits> {
-        ensure!((1..=65536).contains(&self.step.batch), "use a batch of {}: it must be 1 to 65536", self.step.batch);
-        let max_tokens = self.step.batch.min(positions.max(1));
-        Ok(Limits {
-            max_tokens,
-            max_outputs: max_outputs.min(max_tokens),
-            n_pages: positions.div_ceil(PAGE),
-            max_positions: positions,
-            n_window_pages: positions.div_ceil(PAGE),
-            n_states: usize::from(!plan.states.is_empty()),
-        })
+    /// The backend, the plan that it runs, and the limits that the memory holds.
+    pub fn prepare(&self, checkpoint: &Checkpoint, plan: ValidPlan) -> Result<Prepared> {
+        let (backend, name) = self.backend(checkpoint, &plan)?;
+        let plan = backend.lower(plan)?;
+        let budget = self.budget(&plan);
+        let fit = memory::fit(&*backend, &plan, &self.wish(), budget)?;
+        Ok(Prepared { backend, name, plan, budget, fit })
     }
+}
+
+/// Everything that is decided before a program is compiled.
+pub struct Prepared {
+    pub backend: Box<dyn Backend>,
+    /// What tables show for the backend.
+    pub name: String,
+    /// As the backend lowered it.
+    pub plan: ValidPlan,
+    pub budget: Budget,
+    pub fit: Fit,
 }
 
 /// A model behind an engine, ready for requests.
@@ -198,9 +167,13 @@ pub struct Session {
     pub n_params: u64,
     pub size_bytes: u64,
     pub weight_bytes_per_token: u64,
-    /// What its sequences take, and what is set aside for them.
-    pub cache: CacheBytes,
+    /// What one more page or state takes.
+    pub units: Units,
+    /// What its program takes.
+    pub footprint: Footprint,
     pub limits: Limits,
+    /// Most sequences computed at a time.
+    pub sequences: usize,
     sampling: folder::Sampling,
     embedded: bool,
 }
@@ -220,25 +193,25 @@ pub fn start_with(model: Model, setup: &EngineSetup) -> Result<Session> {
     let format =
         if template_knows_tools { Format::detect(&source) } else { Format::detect(&format!("{source}<tool_call>")) };
     let sampling = folder::sampling(&checkpoint)?;
-    let positions = setup.context(&plan)?;
-    let (backend, backend_name) = setup.backend(&checkpoint, &plan)?;
-    let limits = setup.engine_limits(&plan, positions)?;
-    let plan = backend.lower(plan)?;
+    let Prepared { backend, name, plan, fit, .. } = setup.prepare(&checkpoint, plan)?;
+    let Fit { limits, sequences, footprint } = fit;
     let program = backend.compile(&plan, Arc::clone(&checkpoint), limits)?;
-    let options = Options { prefix_cache: setup.prefix_cache, max_running: setup.sequences, ..Options::default() };
+    let options = Options { prefix_cache: setup.prefix_cache, max_running: sequences, ..Options::default() };
     Ok(Session {
         engine: Engine::new(program, tokenizer.clone(), options)?,
         template,
         format,
         template_knows_tools,
-        backend: backend_name,
+        backend: name,
         description: describe(&checkpoint, &plan),
         n_vocab: plan.n_vocab,
         n_params: n_params(&checkpoint),
         size_bytes: checkpoint.data_bytes() as u64,
         weight_bytes_per_token: plan.bytes_per_token() as u64,
-        cache: setup.cache_bytes(&plan),
+        units: Units::of(&*backend, &plan),
+        footprint,
         limits,
+        sequences,
         sampling,
         embedded,
         tokenizer,
@@ -379,8 +352,9 @@ impl Sequence {
     pub fn start(model: &Model, args: &EngineArgs, positions: usize) -> Result<Sequence> {
         let setup = EngineSetup::from(args);
         let (backend, _) = setup.backend(&model.checkpoint, &model.plan)?;
-        let limits = setup.limits(&model.plan, positions, usize::MAX)?;
         let plan = backend.lower(model.plan.clone())?;
+        let budget = Budget::new(args.step.memory, &plan);
+        let limits = memory::fit_whole(&*backend, &plan, args.step.batch, positions, budget)?;
         let program = backend.compile(&plan, Arc::clone(&model.checkpoint), limits)?;
         Ok(Sequence { program, batch: Batch::default(), pages: (0..limits.n_pages as u32).collect(), position: 0 })
     }

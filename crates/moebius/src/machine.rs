@@ -4,72 +4,36 @@ use std::io::IsTerminal;
 
 use anyhow::Result;
 use backend::cpu::read_bandwidth;
-use checkpoint::Checkpoint;
 use indicatif::{ProgressBar, ProgressDrawTarget};
+use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
 
 /// Cores this process may use.
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Bytes of memory that can be had without swapping, where the system says so.
+/// Bytes of memory that can be had without swapping, of the machine or of the container that the process runs in, where
+/// the system says so.
 pub fn free_memory() -> Option<usize> {
-    kilobytes("/proc/meminfo", "MemAvailable:")
+    let mut system = System::new();
+    system.refresh_memory();
+    let machine = system.available_memory();
+    let container = system.cgroup_limits().map_or(u64::MAX, |limits| limits.free_memory);
+    usize::try_from(machine.min(container)).ok().filter(|&free| free > 0)
+}
+
+/// Bytes of memory that this process has resident, where the system says so.
+pub fn resident_memory() -> Option<usize> {
+    let pid = sysinfo::get_current_pid().ok()?;
+    let mut system = System::new();
+    let wanted = ProcessRefreshKind::nothing().with_memory();
+    system.refresh_processes_specifics(ProcessesToUpdate::Some(&[pid]), false, wanted);
+    usize::try_from(system.process(pid)?.memory()).ok()
 }
 
 /// Most memory this process has had resident, in bytes, where the system says so.
 fn peak_resident() -> Option<usize> {
     kilobytes("/proc/self/status", "VmHWM:")
-}
-
-/// Places that are looked at to learn how a file is mapped.
-const SAMPLES: usize = 16;
-const LARGE_PAGE: usize = 2 << 20;
-
-/// Whether the weights are mapped in small pages while memory of this process can be had in pages of 2 MB. Reads a byte of
-/// some large tensors, as only what was read is mapped.
-pub fn lies_in_small_pages(checkpoint: &Checkpoint) -> bool {
-    let enabled = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
-    if enabled.is_empty() || enabled.contains("[never]") {
-        return false;
-    }
-    let tensors = checkpoint.tensors().iter().map(|t| checkpoint.planes(t).q);
-    let large: Vec<&[u8]> = tensors.filter(|q| q.len() >= 2 * LARGE_PAGE).collect();
-    let samples = large.iter().step_by(large.len().div_ceil(SAMPLES).max(1));
-    let touched: Vec<usize> = samples
-        .map(|q| {
-            // The middle lies in a page of 2 MB that is the tensor's alone, or nearly.
-            let place = &q[q.len() / 2];
-            std::hint::black_box(*place);
-            std::ptr::from_ref(place).addr()
-        })
-        .collect();
-    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap_or_default();
-    large_pages_around(&maps, &touched).is_some_and(|n| 2 * n < touched.len())
-}
-
-/// How many pages of 2 MB of files are mapped in the areas of `smaps` in which the places lie; `None` when there are no such places.
-fn large_pages_around(smaps: &str, places: &[usize]) -> Option<usize> {
-    let (mut found, mut inside, mut pages) = (false, false, 0);
-    for line in smaps.lines() {
-        let (first, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
-        if let Some((start, end)) = first.split_once('-') {
-            let hex = |n| usize::from_str_radix(n, 16).unwrap_or(0);
-            let area = hex(start)..hex(end);
-            inside = places.iter().any(|place| area.contains(place));
-            found |= inside;
-        } else if inside && first == "FilePmdMapped:" {
-            pages += rest.trim().trim_end_matches(" kB").parse::<usize>().unwrap_or(0) * 1024 / LARGE_PAGE;
-        }
-    }
-    found.then_some(pages)
-}
-
-/// Bytes of mapped files that are resident, and how many of them lie in pages of 2 MB, where the system says so.
-pub fn mapped() -> Option<(usize, usize)> {
-    let rollup = "/proc/self/smaps_rollup";
-    let files = kilobytes("/proc/self/status", "RssFile:")?;
-    Some((files, kilobytes(rollup, "FilePmdMapped:")?))
 }
 
 fn kilobytes(file: &str, field: &str) -> Option<usize> {

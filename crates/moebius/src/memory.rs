@@ -1,108 +1,411 @@
-//! The memory of sequences: what they take, and what an engine sets aside for them.
+//! What an engine may take: from a budget of memory to the limits that keep within it.
 //!
-//! Knows plans and limits, and nothing of weights, which stay mapped.
+//! What a program takes comes from [`Backend::footprint`] alone. Knows plans and limits, and nothing of files.
 
-use backend::{Kinds, Limits, PAGE};
-use model::plan::Plan;
+use anyhow::{Result, ensure};
+use backend::residency::Residency;
+use backend::{Backend, Footprint, Kinds, Limits, PAGE, Part};
+use model::plan::ValidPlan;
 
-/// Bytes that sequences of a model take.
-#[derive(Clone, Copy, Debug)]
-pub struct CacheBytes {
-    /// For each position, in the layers that keep all positions.
-    pub position: u64,
-    /// For each position, in the layers that keep a window.
-    pub window_position: u64,
-    /// Recurrent state, for each sequence and each checkpoint.
-    pub state: u64,
-    kinds: Kinds,
+use crate::machine;
+
+/// Context when neither the user nor the model says less.
+const DEFAULT_CTX: usize = 8192;
+/// A context that is worth having fewer sequences for, where their number is not given.
+const SMALL_CTX: usize = 2048;
+/// Fewest checkpoints: the end of the last prompt and the end of its answer, of two conversations.
+const MIN_CHECKPOINTS: usize = 4;
+/// Most checkpoints.
+const MAX_CHECKPOINTS: usize = 64;
+/// The share of the room that checkpoints of one kind may take.
+const CHECKPOINT_SHARE: usize = 16;
+/// What the process takes later on besides the program: pages of its own code, stacks, requests, the engine's tables.
+const LATER_BYTES: usize = 8 << 20;
+/// Likewise for each token of the vocabulary: samplers, and the automaton of structured output.
+const LATER_BYTES_PER_TOKEN: usize = 64;
+
+/// How much memory there is for a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Budget {
+    /// `--memory`: the process stays below this, mapped weights included, or it does not start.
+    Promise {
+        /// Bytes of the whole process.
+        bytes: usize,
+        /// Of those, what it takes besides the program.
+        overhead: usize,
+    },
+    /// What is free less a margin, where the system says so. Mapped weights may be more than that: the system evicts them.
+    Free(Option<usize>),
 }
 
-impl CacheBytes {
-    /// Of a plan whose caches have elements of so many bytes.
-    pub fn of(plan: &Plan, element: usize) -> CacheBytes {
-        CacheBytes {
-            position: plan.kv_bytes_per_position(element) as u64,
-            window_position: plan.window_bytes_per_position(element) as u64,
-            state: plan.state_bytes() as u64,
-            kinds: Kinds::of(plan),
+impl Budget {
+    /// The budget of a process that has loaded what it needs besides the program.
+    pub fn new(memory: Option<usize>, plan: &ValidPlan) -> Budget {
+        match memory {
+            Some(bytes) => {
+                let later = LATER_BYTES + plan.n_vocab * LATER_BYTES_PER_TOKEN;
+                Budget::Promise { bytes, overhead: machine::resident_memory().unwrap_or(0).saturating_add(later) }
+            }
+            // An eighth is left to others.
+            None => Budget::Free(machine::free_memory().map(|free| free - free / 8)),
         }
     }
 
-    /// All memory that the limits ask for.
-    pub fn total(&self, limits: &Limits) -> u64 {
-        let pages = |n: usize, bytes: u64| ((n * PAGE) as u64).saturating_mul(bytes);
-        pages(limits.n_pages, self.position)
-            .saturating_add(pages(limits.n_window_pages, self.window_position))
-            .saturating_add(self.state.saturating_mul(limits.n_states as u64))
+    /// Bytes that pages and states may take beside a program that takes `base` without them; none where nobody knows.
+    fn room(self, base: &Footprint) -> Option<usize> {
+        match self {
+            Budget::Promise { bytes, overhead } => Some(bytes.saturating_sub(overhead.saturating_add(base.total()))),
+            Budget::Free(None) => None,
+            // Where the weights leave less than a quarter, they are what the system evicts.
+            Budget::Free(Some(free)) => {
+                let free = free.saturating_sub(base.allocated());
+                Some(free.saturating_sub(base.mapped()).max(free / 4))
+            }
+        }
     }
+}
 
-    /// What a sequence of up to `positions` takes however long it is: its window and its state.
-    pub fn fixed(&self, positions: usize) -> u64 {
-        ((self.window_pages(positions) * PAGE) as u64).saturating_mul(self.window_position).saturating_add(self.state)
+/// What a user wants of an engine.
+#[derive(Clone, Copy, Debug)]
+pub struct Wish {
+    /// Positions of a sequence; what the model was trained for, up to a habit, when `None`.
+    pub ctx: Option<usize>,
+    /// Most sequences computed at a time.
+    pub sequences: usize,
+    /// Whether fewer sequences will do.
+    pub fewer_will_do: bool,
+    /// Positions of the cache over all of them; every sequence's whole context when `None`.
+    pub cache_tokens: Option<usize>,
+    /// Most tokens of a step.
+    pub batch: usize,
+}
+
+/// What is wanted and fits: limits for a program, and what it will take.
+#[derive(Clone, Debug)]
+pub struct Fit {
+    pub limits: Limits,
+    pub sequences: usize,
+    pub footprint: Footprint,
+}
+
+/// The memory of sequences: what one more page or slot takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Units {
+    /// Of the layers that keep all positions.
+    pub page: usize,
+    /// Of the layers that keep a window.
+    pub window_page: usize,
+    /// Of recurrent states.
+    pub state: usize,
+    kinds: Kinds,
+}
+
+impl Units {
+    /// Of a plan that `backend` has lowered.
+    pub fn of(backend: &dyn Backend, plan: &ValidPlan) -> Units {
+        let one = Limits { n_pages: 1, n_window_pages: 1, n_states: 1, ..Limits::default() };
+        let one = backend.footprint(plan, one);
+        let bytes = |part| one.bytes(|p| p == part);
+        Units {
+            page: bytes(Part::Cache),
+            window_page: bytes(Part::Windows),
+            state: bytes(Part::States),
+            kinds: Kinds::of(plan),
+        }
     }
 
     /// What decoding the token behind `context` positions reads.
     pub fn read_per_token(&self, context: u64) -> u64 {
         let window = self.kinds.window.map_or(0, |window| context.min(window as u64));
-        context * self.position + window * self.window_position + self.state
+        let page = PAGE as u64;
+        context * self.page as u64 / page + window * self.window_page as u64 / page + self.state as u64
     }
 
     /// Window pages that a sequence of up to `positions` needs at a time when it decodes.
-    pub fn window_pages(&self, positions: usize) -> usize {
+    fn window_pages(&self, positions: usize) -> usize {
         self.kinds.window_blocks().min(positions.div_ceil(PAGE))
     }
 
-    /// Adds what `sequences` of up to `positions` need beside pages, and what checkpoints of cached prefixes may take: a
-    /// sixteenth of the free memory for each kind, and no more than are of use.
-    pub fn set_aside(&self, sequences: usize, positions: usize, free: Option<usize>, limits: Limits) -> Limits {
-        let checkpoints = |bytes: u64| match free {
-            Some(free) => (free as u64 / 16 / bytes.max(1)).clamp(MIN_CHECKPOINTS, MAX_CHECKPOINTS) as usize,
-            None => MIN_CHECKPOINTS as usize,
-        };
+    /// Checkpoints of each kind that a share of the room holds: of window pages, and of states.
+    fn checkpoints(&self, positions: usize, room: Option<usize>) -> [usize; 2] {
+        let windows = self.window_pages(positions).saturating_mul(self.window_page);
+        [windows, self.state].map(|bytes| match room {
+            Some(room) => (room / CHECKPOINT_SHARE / bytes.max(1)).clamp(MIN_CHECKPOINTS, MAX_CHECKPOINTS),
+            None => MIN_CHECKPOINTS,
+        })
+    }
+
+    /// Limits for `sequences` of up to `positions` that share `n_pages`, with checkpoints of windows and of states.
+    fn limits(
+        &self,
+        batch: usize,
+        positions: usize,
+        sequences: usize,
+        n_pages: usize,
+        checkpoints: [usize; 2],
+    ) -> Limits {
+        let max_tokens = batch.min(positions.max(1));
         let window = self.window_pages(positions);
-        let n_window = window * (sequences + checkpoints((window * PAGE) as u64 * self.window_position));
-        let chunk = if window > 0 { limits.max_tokens.div_ceil(PAGE) } else { 0 };
+        let chunk = if window > 0 { max_tokens.div_ceil(PAGE) } else { 0 };
         Limits {
+            max_tokens,
+            max_outputs: sequences.min(max_tokens),
+            n_pages,
+            max_positions: positions,
             // What a chunk writes is there beside the windows; no more than all positions ever have.
-            n_window_pages: (n_window + chunk).min(limits.n_pages.max(window * sequences)),
-            n_states: if self.kinds.state { sequences + checkpoints(self.state) } else { 0 },
-            ..limits
+            n_window_pages: (window * (sequences + checkpoints[0]) + chunk).min(n_pages.max(window * sequences)),
+            n_states: if self.kinds.state { sequences + checkpoints[1] } else { 0 },
         }
+    }
+
+    /// What pages and states of the limits take.
+    fn bytes(&self, limits: &Limits) -> usize {
+        // A page's id stands in a table of the program too.
+        let pages = limits.n_pages.saturating_mul(self.page.saturating_add(4));
+        let windows = limits.n_window_pages.saturating_mul(self.window_page.saturating_add(4));
+        pages.saturating_add(windows).saturating_add(limits.n_states.saturating_mul(self.state))
     }
 }
 
-/// Fewest checkpoints: the end of the last prompt and the end of its answer, of two conversations.
-const MIN_CHECKPOINTS: u64 = 4;
-/// Most checkpoints.
-const MAX_CHECKPOINTS: u64 = 64;
+/// The limits of an engine: as much of what is wanted as the budget holds.
+///
+/// # Errors
+/// A promise that cannot be kept, with the smallest one that can; a context or a batch that no engine has.
+pub fn fit(backend: &dyn Backend, plan: &ValidPlan, wish: &Wish, budget: Budget) -> Result<Fit> {
+    check_batch(wish.batch)?;
+    if let Some(ctx) = wish.ctx {
+        ensure!((1..=1 << 20).contains(&ctx), "use a context of {ctx}: it must be 1 to {}", 1 << 20);
+    }
+    let units = Units::of(backend, plan);
+    let (limits, sequences) = choose(&units, wish, plan.n_ctx_train, |limits| {
+        budget.room(&backend.footprint(plan, Limits { n_pages: 0, n_window_pages: 0, n_states: 0, ..limits }))
+    });
+    let footprint = backend.footprint(plan, limits);
+    if let Budget::Free(Some(free)) = budget {
+        let copied = footprint.bytes(|part| matches!(part, Part::Weights(_, Residency::Copied)));
+        let [c, f] = [copied, free].map(|n| machine::bytes(n as u64));
+        ensure!(copied <= free, "copy {c} of weights (--copy-weights): {f} of memory are free");
+    }
+    keep(budget, &footprint, || {
+        // The smallest engine that is still what was asked for.
+        let sequences = if wish.fewer_will_do { 1 } else { wish.sequences };
+        let positions = wish.ctx.unwrap_or(PAGE);
+        let n_pages = wish.cache_tokens.unwrap_or(0).min(1 << 31).max(positions).div_ceil(PAGE);
+        backend.footprint(plan, units.limits(wish.batch, positions, sequences, n_pages, [MIN_CHECKPOINTS; 2]))
+    })?;
+    Ok(Fit { limits, sequences, footprint })
+}
+
+/// Limits for one sequence of `positions` without an engine, which keeps all of them.
+///
+/// # Errors
+/// As [`fit`].
+pub fn fit_whole(
+    backend: &dyn Backend,
+    plan: &ValidPlan,
+    batch: usize,
+    positions: usize,
+    budget: Budget,
+) -> Result<Limits> {
+    check_batch(batch)?;
+    let max_tokens = batch.min(positions.max(1));
+    let limits = Limits {
+        max_tokens,
+        max_outputs: max_tokens,
+        n_pages: positions.div_ceil(PAGE),
+        max_positions: positions,
+        n_window_pages: positions.div_ceil(PAGE),
+        n_states: usize::from(!plan.states.is_empty()),
+    };
+    let footprint = backend.footprint(plan, limits);
+    keep(budget, &footprint, || footprint.clone())?;
+    Ok(limits)
+}
+
+fn check_batch(batch: usize) -> Result<()> {
+    ensure!((1..=65536).contains(&batch), "use a batch of {batch}: it must be 1 to 65536");
+    Ok(())
+}
+
+/// Checks that a promise can be kept.
+fn keep(budget: Budget, footprint: &Footprint, least: impl FnOnce() -> Footprint) -> Result<()> {
+    let Budget::Promise { bytes, overhead } = budget else { return Ok(()) };
+    if overhead.saturating_add(footprint.total()) <= bytes {
+        return Ok(());
+    }
+    let least = least();
+    let megabytes = overhead.saturating_add(least.total()).div_ceil(1_000_000);
+    let shown = |n: usize| machine::bytes(n as u64);
+    anyhow::bail!(
+        "keep within {} (--memory): the least that works is {megabytes}M: {} of weights in their files, {} that the \
+         program allocates, {} for the rest of the process",
+        shown(bytes),
+        shown(least.mapped()),
+        shown(least.allocated()),
+        shown(overhead),
+    );
+}
+
+/// As much of a wish as `room` holds, which says how much pages and states may take beside a step of such limits.
+fn choose(units: &Units, wish: &Wish, n_ctx_train: usize, room: impl Fn(Limits) -> Option<usize>) -> (Limits, usize) {
+    let habit = n_ctx_train.clamp(PAGE, DEFAULT_CTX);
+    let wanted = wish.ctx.unwrap_or(habit);
+    let mut sequences = wish.sequences;
+    loop {
+        // The room beside the largest step; a shorter context has no larger one.
+        let room = room(units.limits(wish.batch, wanted, sequences, 0, [0; 2]));
+        let fits = |limits: &Limits| room.is_none_or(|room| units.bytes(limits) <= room);
+        let with = |positions: usize, n_pages: usize, checkpoints| {
+            units.limits(wish.batch, positions, sequences, n_pages, checkpoints)
+        };
+        let one = |positions: usize, checkpoints| with(positions, positions.div_ceil(PAGE), checkpoints);
+
+        // The longest context of which one sequence fits beside what the others need at least.
+        let checkpoints = units.checkpoints(wanted, room);
+        let longest = |checkpoints| match wish.ctx {
+            Some(ctx) => fits(&one(ctx, checkpoints)).then_some(ctx),
+            None => {
+                let n = last(habit.div_ceil(PAGE), |n| n > 0 && fits(&one((n * PAGE).min(habit), checkpoints)));
+                (n > 0).then_some((n * PAGE).min(habit))
+            }
+        };
+        let generous = longest(checkpoints).filter(|&positions| positions == wanted).map(|p| (p, checkpoints));
+        let spare = || longest([MIN_CHECKPOINTS; 2]).map(|p| (p, [MIN_CHECKPOINTS; 2]));
+        let found = generous.or_else(spare);
+        let is_enough = found.is_some_and(|(positions, _)| positions >= wanted.min(SMALL_CTX));
+        if !is_enough && wish.fewer_will_do && sequences > 1 {
+            sequences /= 2;
+            continue;
+        }
+        let (positions, checkpoints) = found.unwrap_or((wish.ctx.unwrap_or(PAGE.min(habit)), [MIN_CHECKPOINTS; 2]));
+
+        // Pages for all sequences, as many as fit; one sequence always must: what the engine promises rests on it.
+        let least = positions.div_ceil(PAGE);
+        let most = wish.cache_tokens.unwrap_or(positions.saturating_mul(sequences)).min(1 << 31).div_ceil(PAGE);
+        let n_pages = match wish.cache_tokens {
+            Some(_) => most.max(least),
+            None => last(most, |n| fits(&with(positions, n, checkpoints))).max(least),
+        };
+        return (with(positions, n_pages, checkpoints), sequences);
+    }
+}
+
+/// The largest number up to `most` for which `holds`, which holds up to some number; 0 when it holds for none.
+fn last(most: usize, holds: impl Fn(usize) -> bool) -> usize {
+    let (mut low, mut high) = (0, most.saturating_add(1));
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        if holds(middle) { low = middle } else { high = middle }
+    }
+    low
+}
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const MB: usize = 1 << 20;
+
+    fn wish(ctx: Option<usize>, sequences: usize) -> Wish {
+        Wish { ctx, sequences, fewer_will_do: false, cache_tokens: None, batch: 512 }
+    }
+
+    /// Pages of 128,000 bytes, window pages of 32,000, states of a megabyte.
+    fn units(window: Option<usize>, state: bool) -> Units {
+        let kinds = Kinds { window, state };
+        Units {
+            page: 128_000,
+            window_page: if window.is_some() { 32_000 } else { 0 },
+            state: if state { MB } else { 0 },
+            kinds,
+        }
+    }
+
     #[test]
     fn memory_is_set_aside_by_kind() {
-        let kinds = |window, state| Kinds { window, state };
-        let limits = Limits { max_tokens: 512, n_pages: 1000, ..Limits::default() };
         let cases = [
-            // kinds, sequences, positions, free bytes, window pages, states
-            (kinds(None, false), 3, 8192, Some(1 << 30), 0, 0),
-            (kinds(None, true), 3, 8192, Some(1 << 30), 0, 3 + 64),
-            (kinds(None, true), 3, 8192, Some(100 << 20), 0, 3 + 6),
-            (kinds(None, true), 1, 8192, Some(0), 0, 1 + 4),
-            (kinds(None, true), 1, 8192, None, 0, 1 + 4),
-            // A window of 128 looks at 5 pages, of 1,000 bytes a position; a chunk writes 16.
-            (kinds(Some(128), false), 1, 8192, Some(0), 5 * 5 + 16, 0),
-            (kinds(Some(128), false), 2, 8192, Some(16 * 8 * 160_000), 10 * 5 + 16, 0),
+            // window, states, context, sequences, room; positions, pages, window pages, states
+            (None, false, Some(8192), 3, None, (8192, 768, 0, 0)),
+            (None, false, None, 1, Some(1 << 30), (8192, 256, 0, 0)),
+            // 100 MB hold 819 pages, and each has four bytes in a table.
+            (None, false, None, 4, Some(100_000_000), (8192, 781, 0, 0)),
+            // Less than the habit: 15 pages.
+            (None, false, None, 1, Some(2_000_000), (480, 15, 0, 0)),
+            // What was asked for stays, and one page is the least.
+            (None, false, Some(8192), 4, Some(0), (8192, 256, 0, 0)),
+            (None, false, None, 4, Some(0), (32, 1, 0, 0)),
+            (None, true, Some(8192), 3, None, (8192, 768, 0, 3 + 4)),
+            (None, true, Some(8192), 3, Some(1 << 31), (8192, 768, 0, 3 + 64)),
+            (None, true, Some(8192), 3, Some(200 * MB), (8192, 1493, 0, 3 + 12)),
+            // A window of 128 looks at 5 pages; a chunk writes 16.
+            (Some(128), false, Some(8192), 1, None, (8192, 256, 5 * 5 + 16, 0)),
+            (Some(128), false, Some(8192), 2, None, (8192, 512, 5 * 6 + 16, 0)),
             // A window wider than the context is no wider than it.
-            (kinds(Some(4096), true), 1, 320, Some(0), 5 * 10 + 16, 5),
-            // No more than all positions have.
-            (kinds(Some(4096), false), 4, 32_000, Some(0), 1000, 0),
+            (Some(4096), true, Some(320), 1, None, (320, 10, 10, 5)),
         ];
-        for (kinds, sequences, positions, free, n_window_pages, n_states) in cases {
-            let bytes = CacheBytes { position: 4000, window_position: 1000, state: 1 << 20, kinds };
-            let found = bytes.set_aside(sequences, positions, free, limits);
-            assert_eq!((found.n_window_pages, found.n_states), (n_window_pages, n_states), "{kinds:?} {free:?}");
+        for (window, state, ctx, sequences, room, wanted) in cases {
+            let wish = wish(ctx, sequences);
+            let (limits, n) = choose(&units(window, state), &wish, 40_960, |_| room);
+            let (positions, pages, window_pages, states) = wanted;
+            let pages = pages.min(positions * sequences / PAGE).max(positions.div_ceil(PAGE));
+            let found = (limits.max_positions, limits.n_pages, limits.n_window_pages, limits.n_states, n);
+            assert_eq!(found, (positions, pages, window_pages, states, sequences), "{wish:?} {room:?}");
+        }
+    }
+
+    /// Whatever is chosen takes no more than the room, unless what was asked for takes more by itself.
+    #[test]
+    fn what_is_chosen_fits() {
+        for (window, state) in [(None, false), (Some(1024), false), (None, true), (Some(128), true)] {
+            let units = units(window, state);
+            for sequences in [1, 4, 16] {
+                for room in (0..40).map(|i| i * 20 * MB) {
+                    let wish = Wish { fewer_will_do: true, ..wish(None, sequences) };
+                    let (limits, n) = choose(&units, &wish, 40_960, |_| Some(room));
+                    let least = units.limits(512, PAGE, 1, 1, [MIN_CHECKPOINTS; 2]);
+                    let taken = units.bytes(&limits);
+                    assert!(taken <= room.max(units.bytes(&least)), "{wish:?} {room}: {limits:?}");
+                    assert!((1..=sequences).contains(&n) && limits.n_pages * PAGE >= limits.max_positions);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn fewer_sequences_before_a_tiny_context() {
+        let wish = Wish { fewer_will_do: true, ..wish(None, 16) };
+        // 16 + 4 states take 20 MB of the 25; one sequence of 2,048 needs 8.
+        let (limits, sequences) = choose(&units(None, true), &wish, 40_960, |_| Some(25 * MB));
+        assert!(sequences < 16 && limits.max_positions >= 2048, "{sequences} {limits:?}");
+        let asked = Wish { fewer_will_do: false, ..wish };
+        assert_eq!(choose(&units(None, true), &asked, 40_960, |_| Some(25 * MB)).1, 16);
+    }
+
+    #[test]
+    fn room_beside_the_weights() {
+        let mut base = Footprint::new("host");
+        base.add(Part::Activations, 100);
+        for (budget, mapped, room) in [
+            (Budget::Free(None), 0, None),
+            (Budget::Free(Some(1100)), 400, Some(600)),
+            // Weights that do not fit leave a quarter.
+            (Budget::Free(Some(1100)), 5000, Some(250)),
+            (Budget::Promise { bytes: 1000, overhead: 50 }, 400, Some(450)),
+            (Budget::Promise { bytes: 1000, overhead: 50 }, 5000, Some(0)),
+        ] {
+            let mut base = base.clone();
+            let experts = model::plan::cost::Kind::Experts;
+            base.add(Part::Weights(experts, Residency::Mapped), mapped);
+            assert_eq!(budget.room(&base), room, "{budget:?} {mapped}");
+        }
+    }
+
+    #[test]
+    fn the_last_number_that_holds() {
+        for most in 0..20 {
+            for limit in 0..25 {
+                assert_eq!(last(most, |n| n <= limit), limit.min(most));
+            }
         }
     }
 }

@@ -1,5 +1,5 @@
-//! What one core can do at best: multiply-adds from registers, by form and instruction set. Shares of these stand beside
-//! the figures of the kernels. No kernel can reach them: weights and activations have to be loaded and unpacked.
+//! What one core can do at best: multiply-adds from registers, by form and instruction set. Shares of these stand
+//! beside the figures of the kernels. No kernel can reach them: weights and activations have to be loaded and unpacked.
 
 use std::time::Instant;
 
@@ -10,8 +10,8 @@ use quant::act::ActKind;
 const CHAINS: usize = 10;
 const ROUNDS: usize = 2_000_000;
 
-/// Multiply-adds a second, in billions, of the instructions that the kernels of `kind` are made of on `isa`; None for plain
-/// Rust, whose instructions are the compiler's choice.
+/// Multiply-adds a second, in billions, of the instructions that the kernels of `kind` are made of on `isa`; None for
+/// plain Rust, whose instructions are the compiler's choice.
 pub fn peak(kind: ActKind, isa: CheckedIsa) -> Option<f64> {
     let (run, macs) = chains(kind, isa.isa())?;
     let fastest = (0..5).map(|_| {

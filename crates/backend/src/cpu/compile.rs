@@ -1,17 +1,18 @@
-//! From a plan to a program: resolves buffers to places in an arena and weights to bytes of the checkpoint, and allocates
-//! everything a step needs.
+//! From a plan to a program: resolves buffers to places in an arena and weights to bytes of the checkpoint, and
+//! allocates everything a step needs.
 
 use std::sync::Arc;
 
 use checkpoint::Checkpoint;
-use model::plan::{Buf, Cache, CacheDecl, Elem, Norm, Op, Plan, ValidPlan, Weight, memory};
+use model::plan::{Buf, Cache, CacheDecl, Elem, Norm, Op, Plan, State, ValidPlan, Weight, memory};
 
+use super::copies::Matrices;
 use super::kernels::{ActsShared, Col, Kernels, Scratch};
 use super::mem::{Arena, PerWorker, View, zeroed};
 use super::ops::attention::{AttentionScratch, AttentionStep, SplitStates, UNIT_ROWS};
 use super::ops::causal_conv::CausalConvStep;
 use super::ops::decay_beta::DecayBetaStep;
-use super::ops::delta_net::DeltaNetStep;
+use super::ops::delta_net::{DeltaNetStep, kept_per_draft};
 use super::ops::experts::{ExpertLists, ExpertMats};
 use super::ops::head_linear;
 use super::ops::kv_append::CacheView;
@@ -23,6 +24,7 @@ use super::program::{CpuProgram, Mat, NormStep, OpStep, PartStep, StepTokens, Wo
 use super::states::States;
 use super::times::Times;
 use super::{CacheType, Cpu};
+use crate::residency::Residencies;
 use crate::routing::RoutingTrace;
 use crate::{Batch, CompileError, Kinds, Limits, Picks, weights};
 
@@ -50,18 +52,24 @@ pub fn compile(
     let bufs = Arena::new("step buffers", placement.bytes)?;
     let spare = Arena::new("step buffers", needs.spare.saturating_mul(4))?;
     let (cache_arena, caches) = caches(plan, limits, half)?;
-    let states = States::new(&plan.states, limits.n_states)?;
-
-    let lower = Lower { plan, weights: &weights, bufs: &bufs, placement: &placement, spare: &spare, states: &states };
-    let mut ops = (0..plan.ops.len()).map(|i| lower.op(i)).collect::<Result<Vec<_>, _>>()?;
-    let logits = lower.view(plan.logits);
-    let hidden = plan.hidden().map(|hidden| lower.view(hidden));
+    let states = States::new(&plan.states, &needs.kept, limits.n_states)?;
 
     let mut pool = Pool::new(cpu.threads.max(1))?;
-    let mut arenas = vec![bufs, spare, cache_arena];
-    // SAFETY: the ops read the checkpoint's bytes, and go into the program with the memory.
-    arenas.extend(unsafe { cpu.copied.copy(&mut ops, &mut pool)? });
-    let unit_rows = needs.tile_tokens * needs.group.min(UNIT_ROWS);
+    let residencies = Residencies::new(plan, cpu.residency);
+    let matrices = Matrices::new(plan, &weights, &residencies, &mut pool)?;
+    let lower = Lower {
+        plan,
+        weights: &weights,
+        matrices: &matrices,
+        bufs: &bufs,
+        placement: &placement,
+        spare: &spare,
+        states: &states,
+    };
+    let ops = (0..plan.ops.len()).map(|i| lower.op(i)).collect::<Result<Vec<_>, _>>()?;
+    let logits = lower.view(plan.logits);
+    let hidden = plan.hidden().map(|hidden| lower.view(hidden));
+    let arenas = vec![bufs, spare, cache_arena, matrices.into_arena()];
     let max_rows = limits.max_tokens.max(limits.max_outputs) as u32;
     Ok(CpuProgram {
         ops,
@@ -79,12 +87,13 @@ pub fn compile(
         head_cols: zeroed("columns of heads", needs.head_cols)?,
         cols: (0..max_rows).map(|r| Col { act: r, out: r }).collect(),
         workers: PerWorker::new(pool.threads(), || {
-            let attention = AttentionScratch::new(unit_rows, needs.d_k, needs.d_v)?;
-            let rows = zeroed("rows of a head", head_linear::ROWS.saturating_mul(head_linear::stride(needs.head_row)))?;
-            Ok::<_, CompileError>(Worker { kernel: Scratch::default(), attention, rows })
+            let attention = AttentionScratch::new(needs.unit_rows(), needs.d_k, needs.d_v)?;
+            let rows = zeroed("rows of a head", needs.head_rows())?;
+            let tried = zeroed("drafts of a delta net", needs.tried(limits))?;
+            Ok::<_, CompileError>(Worker { kernel: Scratch::default(), attention, rows, tried })
         })?,
         lists: ExpertLists::new(needs.n_expert, needs.pairs),
-        split: SplitStates::new(pool.threads(), unit_rows, needs.d_v)?,
+        split: SplitStates::new(pool.threads(), needs.unit_rows(), needs.d_v)?,
         routing: RoutingTrace::new(plan),
         faults: Vec::with_capacity(limits.max_tokens),
         batch: Batch::with_room(limits),
@@ -92,31 +101,35 @@ pub fn compile(
         times: Times::new(plan),
         pool,
         _arenas: arenas,
-        _weights: weights,
+        weights,
     })
 }
 
 /// Sizes over all ops.
-struct Needs {
+pub struct Needs {
     /// Values of quantised inputs by kind.
     acts: [usize; N_KINDS],
-    n_expert: usize,
-    pairs: usize,
+    pub n_expert: usize,
+    pub pairs: usize,
     /// Values of the spare buffer.
-    spare: usize,
+    pub spare: usize,
     /// Columns of all heads of a `head_linear`.
-    head_cols: usize,
+    pub head_cols: usize,
     /// Longest row of a transposed one.
     head_row: usize,
+    /// Numbers that each state keeps of a chunk's drafts, `[states]`.
+    pub kept: Vec<usize>,
+    /// Longest key of a delta net.
+    d_key: usize,
     /// Most query heads of a kv head.
     group: usize,
-    d_k: usize,
-    d_v: usize,
+    pub d_k: usize,
+    pub d_v: usize,
     tile_tokens: usize,
 }
 
 impl Needs {
-    fn of(plan: &Plan, limits: Limits) -> Needs {
+    pub fn of(plan: &Plan, limits: Limits) -> Needs {
         let mut n = Needs {
             acts: [0; N_KINDS],
             n_expert: 0,
@@ -124,6 +137,8 @@ impl Needs {
             spare: 0,
             head_cols: 0,
             head_row: 0,
+            kept: vec![0; plan.states.len()],
+            d_key: 0,
             group: 1,
             d_k: plan.caches.iter().map(|c| c.d_k).max().unwrap_or(0),
             d_v: plan.caches.iter().map(|c| c.d_v).max().unwrap_or(0),
@@ -137,7 +152,7 @@ impl Needs {
                     n.input(plan, *x, rows(*x), *gate);
                     n.input(plan, *x, rows(*x), *up);
                     if needs_spare(plan, *gate, *up) {
-                        n.spare = n.spare.max(rows(*out) * plan.buf(*out).width);
+                        n.spare = n.spare.max(rows(*out).saturating_mul(plan.buf(*out).width));
                     }
                 }
                 Op::Experts { x, gate, up, down, hidden, .. } => {
@@ -147,7 +162,7 @@ impl Needs {
                     n.n_expert = n.n_expert.max(plan.weight(*gate).shape[0]);
                     n.pairs = n.pairs.max(rows(*hidden));
                     if needs_spare(plan, *gate, *up) {
-                        n.spare = n.spare.max(rows(*hidden) * plan.buf(*hidden).width);
+                        n.spare = n.spare.max(rows(*hidden).saturating_mul(plan.buf(*hidden).width));
                     }
                 }
                 Op::HeadLinear { w, transposed: true, .. } => {
@@ -156,6 +171,11 @@ impl Needs {
                 Op::HeadLinear { x, w, transposed: false, .. } => {
                     n.input(plan, *x, rows(*x), *w);
                     n.head_cols = n.head_cols.max(rows(*x).saturating_mul(plan.weight(*w).shape[0]));
+                }
+                Op::CausalConv { x, state, .. } => n.keep(*state, plan.buf(*x).width, limits),
+                Op::DeltaNet { state, heads, .. } => {
+                    n.keep(*state, kept_per_draft(*heads), limits);
+                    n.d_key = n.d_key.max(heads.d_k);
                 }
                 Op::Attention { cache, n_head, .. } => n.group = n.group.max(n_head / plan.cache(*cache).n_kv),
                 Op::Embed { .. }
@@ -167,8 +187,6 @@ impl Needs {
                 | Op::GatedAct { .. }
                 | Op::Add { .. }
                 | Op::KvAppend { .. }
-                | Op::CausalConv { .. }
-                | Op::DeltaNet { .. }
                 | Op::Route { .. }
                 | Op::Combine { .. }
                 | Op::Select { .. }
@@ -184,15 +202,44 @@ impl Needs {
         n
     }
 
+    /// Query rows of a unit of attention.
+    pub fn unit_rows(&self) -> usize {
+        self.tile_tokens * self.group.min(UNIT_ROWS)
+    }
+
+    /// Values of the decoded rows of a transposed head.
+    pub fn head_rows(&self) -> usize {
+        head_linear::ROWS.saturating_mul(head_linear::stride(self.head_row))
+    }
+
+    /// Bytes of the quantised inputs of all kinds.
+    pub fn acts_bytes(&self) -> usize {
+        self.acts.iter().map(|&n| ActsShared::bytes(1, acts_room(n))).fold(0, usize::saturating_add)
+    }
+
     fn acts(&self) -> Result<[ActsShared; N_KINDS], CompileError> {
-        let acts = |n: usize| ActsShared::new(1, n.next_multiple_of(256) + 1024);
+        let acts = |n: usize| ActsShared::new(1, acts_room(n));
         Ok([acts(self.acts[0])?, acts(self.acts[1])?, acts(self.acts[2])?, acts(self.acts[3])?])
+    }
+
+    /// Numbers of the columns that drafts of a delta net advance, for each worker.
+    pub fn tried(&self, limits: Limits) -> usize {
+        if limits.max_draft > 0 { self.d_key.saturating_mul(16) } else { 0 }
+    }
+
+    fn keep(&mut self, state: State, per_draft: usize, limits: Limits) {
+        self.kept[state.0 as usize] = per_draft.saturating_mul(limits.max_draft);
     }
 
     fn input(&mut self, plan: &Plan, x: Buf, rows: usize, w: Weight) {
         let values = &mut self.acts[super::ops::linear::kind_index(plan.weight(w).dtype.act())];
-        *values = (*values).max(rows * plan.buf(x).width);
+        *values = (*values).max(rows.saturating_mul(plan.buf(x).width));
     }
+}
+
+/// Room for so many values of inputs, whose rows are padded to blocks.
+fn acts_room(n: usize) -> usize {
+    n.checked_next_multiple_of(256).unwrap_or(usize::MAX / 16).saturating_add(1024)
 }
 
 /// Gate and up that want different kinds of activations cannot share a kernel.
@@ -200,14 +247,16 @@ fn needs_spare(plan: &Plan, gate: Weight, up: Weight) -> bool {
     plan.weight(gate).dtype.act() != plan.weight(up).dtype.act()
 }
 
+/// Bytes of the pages of a layer, or none when the number does not exist.
+pub fn cache_bytes(decl: &CacheDecl, limits: Limits, half: bool) -> Option<usize> {
+    let n_pages = if decl.window.is_some() { limits.n_window_pages } else { limits.n_pages };
+    CacheView::page_bytes(decl, half)?.checked_mul(n_pages)?.checked_next_multiple_of(64)
+}
+
 /// The pages of all layers: `[layers][n_pages][n_kv]` tiles.
 fn caches(plan: &Plan, limits: Limits, half: bool) -> Result<(Arena, Vec<CacheView>), CompileError> {
     let what = "the key-value cache";
-    let layer = |decl: &CacheDecl| {
-        let n_pages = if decl.window.is_some() { limits.n_window_pages } else { limits.n_pages };
-        CacheView::page_bytes(decl, half)?.checked_mul(n_pages)?.checked_next_multiple_of(64)
-    };
-    let layers: Option<Vec<usize>> = plan.caches.iter().map(layer).collect();
+    let layers: Option<Vec<usize>> = plan.caches.iter().map(|decl| cache_bytes(decl, limits, half)).collect();
     let total = layers.as_ref().and_then(|layers| layers.iter().try_fold(0usize, |sum, &n| sum.checked_add(n)));
     let (Some(layers), Some(total)) = (layers, total) else {
         return Err(CompileError::Memory { what, bytes: usize::MAX });
@@ -227,6 +276,7 @@ fn caches(plan: &Plan, limits: Limits, half: bool) -> Result<(Arena, Vec<CacheVi
 struct Lower<'a> {
     plan: &'a Plan,
     weights: &'a Checkpoint,
+    matrices: &'a Matrices<'a>,
     bufs: &'a Arena,
     placement: &'a memory::Placement,
     spare: &'a Arena,
@@ -259,8 +309,8 @@ impl Lower<'_> {
             [n, k] | [_, n, k] => (n, k),
             _ => return Err(error(format!("shape {:?} is no matrix and no stack of matrices", decl.shape))),
         };
-        let slabs = weights::matrices(self.weights, decl)?;
-        // SAFETY: `matrices` gives slabs of `n` rows of whole blocks each; the program keeps the checkpoint.
+        let slabs = self.matrices.planes(w)?;
+        // SAFETY: these are slabs of `n` rows of whole blocks each; the program keeps the checkpoint and the copies.
         Ok(unsafe { Mat::new(decl.dtype, n, k, &slabs) })
     }
 

@@ -178,8 +178,9 @@ fn has_i8mm() -> bool {
     false
 }
 
-/// Defines a function that runs a generic kernel compiled for the instruction set given as the first argument. The first
-/// type parameter of the kernel is a [`crate::cpu::lanes::Lanes`]. Kernels with an unsafe contract make an `unsafe fn`.
+/// Defines a function that runs a generic kernel compiled for the instruction set given as the first argument. The
+/// first type parameter of the kernel is a [`crate::cpu::lanes::Lanes`]. Kernels with an unsafe contract make an
+/// `unsafe fn`.
 macro_rules! on_isa {
     ($(#[$meta:meta])* $vis:vis unsafe fn $($rest:tt)*) => { on_isa! { @ [unsafe] $(#[$meta])* $vis fn $($rest)* } };
     ($(#[$meta:meta])* $vis:vis fn $($rest:tt)*) => { on_isa! { @ [] $(#[$meta])* $vis fn $($rest)* } };

@@ -1,22 +1,24 @@
-//! exp, tanh, sigmoid, softplus, silu and gelu for every instruction set: one source over [`Float`], so that all give the same bits.
+//! exp, tanh, sigmoid, softplus, silu and gelu for every instruction set: one source over [`Float`], so that all have
+//! the same bits.
 //!
-//! Accuracy (tests): exp within 1.5 units in the last place, tanh and sigmoid within 3, softplus and silu within 4, gelu within 12 on
+//! Accuracy (tests): exp within 1.5 units in the last place, tanh and sigmoid within 3, softplus and silu within 4,
+//! gelu within 12 on
 //! |x| < 2 (its argument carries one rounding into the exponent); infinities and NaN as IEEE says.
 
 use super::isa::on_isa;
 use super::lanes::{Float, Lanes};
 use model::plan::Gate;
 
-/// Adding and taking away 1.5 · 2^23 rounds a small f32 to a whole number, ties to even.
+/// Adding and subtracting 1.5 · 2^23 rounds a small f32 to a whole number, ties to even.
 const ROUND: f32 = 12_582_912.0;
 
 /// `e^x`. Below -104 it is 0, above 88.73 infinity, NaN stays NaN; subnormal results are rounded once.
 #[inline(always)]
 pub fn exp<F: Float>(x: F) -> F {
-    // NaN passes both clamps, because they return their second operand then.
+    // NaN passes both clamps: they return their second operand when either is NaN.
     let x = F::splat(-104.0).max(F::splat(89.0).min(x));
     let n = x.fma(F::splat(std::f32::consts::LOG2_E), F::splat(ROUND)).sub(F::splat(ROUND));
-    // ln 2 in two parts: the product with the first is exact inside the fma, the second adds what f32 cut off.
+    // ln 2 in two parts: the product with the first is exact inside the fma, the second adds the bits that f32 cut off.
     let r = n.fma(F::splat(-std::f32::consts::LN_2), x);
     let r = n.fma(F::splat(1.904_654_2e-9), r);
     // Minimax of (e^r - 1 - r) / r² on |r| <= ln 2 / 2.
@@ -56,7 +58,7 @@ pub fn sigmoid<F: Float>(x: F) -> F {
 #[inline(always)]
 pub fn softplus<F: Float>(x: F) -> F {
     let u = exp(F::splat(0.0).sub(x.abs()));
-    // ln(1 + u) = 2 artanh(s) with s = u / (2 + u) <= 1/3: the series in s², of which the first term left out is below 2^-26.
+    // ln(1 + u) = 2 artanh(s) with s = u / (2 + u) <= 1/3: the series in s²; the first omitted term is below 2^-26.
     let s = u.div(u.add(F::splat(2.0)));
     let z = s.mul(s);
     let mut q = F::splat(1.0 / 13.0);
@@ -196,8 +198,8 @@ mod tests {
     #[test]
     fn functions_are_accurate_and_equal_on_every_instruction_set() {
         type OnIsa = fn(CheckedIsa, &mut [f32]);
-        // Past these limits silu and sigmoid underflow early (their denominator is infinite) and gelu's argument carries
-        // its rounding.
+        // Past these limits silu and sigmoid underflow early (their denominator is infinite) and gelu's argument
+        // carries its rounding.
         let cases: [(&str, OnIsa, fn(f32) -> f32, fn(f64) -> f64, f64, f64); 6] = [
             ("exp", exp_on, exp::<f32>, f64::exp, f64::INFINITY, 1.5),
             ("tanh", tanh_on, tanh::<f32>, f64::tanh, f64::INFINITY, 3.0),

@@ -11,8 +11,8 @@ use model::plan::Rows;
 use super::pool::Pool;
 use crate::CompileError;
 
-/// Zeroed memory on cache-line bounds. Large pieces come untouched from the system, which zeroes pages at first use; they
-/// ask for pages of 2 MB, since what is streamed from small ones waits for translations.
+/// Zeroed memory on cache-line bounds. Large pieces are mapped, so that the system zeroes pages at first use, and
+/// request pages of 2 MB: streaming from small pages waits for address translation.
 pub struct Arena(Memory);
 
 enum Memory {
@@ -29,13 +29,16 @@ unsafe impl Sync for Arena {}
 const LARGE: usize = 4 << 20;
 
 impl Arena {
-    /// `bytes` zero bytes for `what`, or the error that says they cannot be had.
+    /// `bytes` zero bytes for `what`.
+    ///
+    /// # Errors
+    /// [`CompileError::Memory`] when they cannot be allocated.
     pub fn new(what: &'static str, bytes: usize) -> Result<Arena, CompileError> {
         let error = CompileError::Memory { what, bytes };
         if bytes >= LARGE {
             let Ok(mut map) = MmapOptions::new().len(bytes).map_anon() else { return Err(error) };
             #[cfg(target_os = "linux")]
-            // A kernel that refuses leaves small pages, which are right as well.
+            // A kernel that refuses leaves small pages, which only cost speed.
             let _ = map.advise(memmap2::Advice::HugePage);
             let Some(ptr) = NonNull::new(map.as_mut_ptr()) else { return Err(error) };
             return Ok(Arena(Memory::Large { ptr, _map: map }));
@@ -63,7 +66,7 @@ impl Drop for Arena {
     }
 }
 
-/// Numbers of which all bits 0 is a value.
+/// Types for which zero bytes are a value.
 ///
 /// # Safety
 /// Zero bytes are a valid value of the type, and it needs no drop.
@@ -74,8 +77,11 @@ unsafe impl Zero for f32 {}
 // SAFETY: two numbers.
 unsafe impl Zero for (u8, u8) {}
 
-/// `n` zeros for `what`, or the error that says they cannot be had. Sizes that a model file decides come from here:
-/// `vec![0.0; n]` would end the process instead. Untouched as an [`Arena`] is.
+/// `n` zeros for `what`. Allocations whose size a model file decides are made here: `vec![0.0; n]` would abort the
+/// process.
+///
+/// # Errors
+/// [`CompileError::Memory`] when they cannot be allocated.
 pub fn zeroed<T: Zero>(what: &'static str, n: usize) -> Result<Vec<T>, CompileError> {
     let error = || CompileError::Memory { what, bytes: n.saturating_mul(size_of::<T>()) };
     let layout = Layout::array::<T>(n).map_err(|_| error())?;
@@ -111,7 +117,7 @@ impl View {
     /// The first `rows` rows, for reading.
     ///
     /// # Safety
-    /// `rows` is within the limits, and nobody writes them while the slice lives.
+    /// `rows` is within the limits, and no code writes them while the slice lives.
     pub unsafe fn read<'a>(&self, rows: usize) -> &'a [f32] {
         // SAFETY: the caller's promise; the memory starts zeroed, so it is initialised.
         unsafe { std::slice::from_raw_parts(self.ptr, rows * self.width) }
@@ -129,7 +135,7 @@ impl View {
     /// Row `r`, for writing.
     ///
     /// # Safety
-    /// `r` is within the limits, and nobody else reads or writes the row while the slice lives.
+    /// `r` is within the limits, and no other code reads or writes the row while the slice lives.
     pub unsafe fn row_mut<'a>(&self, r: usize) -> &'a mut [f32] {
         // SAFETY: the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.add(r * self.width), self.width) }
@@ -194,12 +200,13 @@ impl<T> PerWorker<T> {
 /// Elements of work below which waking another thread costs more than it saves.
 const GRAIN: usize = 16 << 10;
 
-/// How many pieces so many elements of work are worth cutting into: at least 1, and no more than keep the threads even.
+/// Pieces to cut `work` elements into: at least 1, and at most four per thread.
 pub fn pieces(pool: &Pool, work: usize) -> usize {
     (work / GRAIN).clamp(1, 4 * pool.threads())
 }
 
-/// Runs `f(worker, rows)` over ranges that cover `0..n_rows`, cut so that a range has at least [`GRAIN`] elements of work.
+/// Runs `f(worker, rows)` over ranges that cover `0..n_rows`, cut so that a range has at least [`GRAIN`] elements of
+/// work.
 pub fn over_rows(pool: &mut Pool, n_rows: usize, row_work: usize, f: impl Fn(usize, Range<usize>) + Sync) {
     let n_chunks = pieces(pool, n_rows.saturating_mul(row_work)).min(n_rows);
     pool.run(n_chunks, &|worker, i| f(worker, i * n_rows / n_chunks..(i + 1) * n_rows / n_chunks));

@@ -1,11 +1,12 @@
 //! The CPU backend: an op loop on a thread pool, kernels for every instruction set, a paged key-value cache.
 //!
-//! It obeys the CPU law (see [`quant`]): the logits are the same bits whatever the instruction set, the number of threads,
-//! the batch, and the way a prompt was cut into chunks.
+//! It obeys the CPU law (see [`quant`]): the logits are the same bits whatever the instruction set, the number of
+//! threads, the batch, and the way a prompt was cut into chunks.
 
 mod bandwidth;
 mod compile;
 mod copies;
+mod footprint;
 pub mod isa;
 pub mod kernels;
 mod lanes;
@@ -23,9 +24,10 @@ use checkpoint::Checkpoint;
 use model::plan::{ValidPlan, passes};
 
 pub use bandwidth::read_bandwidth;
-pub use copies::Copied;
 pub use isa::{CheckedIsa, Isa, IsaError};
 
+use crate::footprint::Footprint;
+use crate::residency::Policy;
 use crate::{Backend, CompileError, Limits, Program};
 
 /// Elements of the key-value cache.
@@ -46,15 +48,15 @@ pub struct Cpu {
     pub threads: usize,
     /// Elements of the cache.
     pub cache: CacheType,
-    /// Weights that are copied to memory of its own when a program is compiled.
-    pub copied: Copied,
+    /// Which weights a program copies to memory of its own.
+    pub residency: Policy,
 }
 
 impl Default for Cpu {
     /// The best instruction set, a thread for every core the process may use, an f16 cache, no copies.
     fn default() -> Cpu {
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-        Cpu { isa: Isa::best(), threads, cache: CacheType::F16, copied: Copied::Nothing }
+        Cpu { isa: Isa::best(), threads, cache: CacheType::F16, residency: Policy::Mapped }
     }
 }
 
@@ -65,6 +67,10 @@ impl Backend for Cpu {
 
     fn lower(&self, plan: ValidPlan) -> Result<ValidPlan, CompileError> {
         Ok(plan.rewrite(passes::fuse)?)
+    }
+
+    fn footprint(&self, plan: &ValidPlan, limits: Limits) -> Footprint {
+        footprint::footprint(self, plan, limits)
     }
 
     fn compile(

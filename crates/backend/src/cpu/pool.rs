@@ -1,13 +1,14 @@
 //! The thread pool: one parallel region at a time, its chunks claimed from an atomic, the caller working too.
 //!
-//! Nobody waits for a thread that has not started a chunk. A thread that loses its core holds the others up for its own
-//! chunk and no longer, so the pool slows down gently when other programs use the cores. Waiting spins briefly (the
-//! regions of a step follow each other within microseconds) and then sleeps. It knows nothing of what the chunks compute.
+//! A region never waits for a thread that has not started a chunk. A thread that loses its core delays the others by
+//! its own chunk at most, so the pool degrades gently when other programs use the cores. Waiting threads spin briefly
+//! (the regions of a step follow each other within microseconds) and then sleep. The pool knows nothing of the work in
+//! the chunks.
 //!
-//! Who goes to sleep says so and then looks once more; who finishes or brings work does so and then looks for sleepers. One
-//! of the two must see the other. A sequentially consistent store before the look would do by the language, but QEMU 7.2
-//! puts no barrier between Arm's `stlr` and `ldar` on x86, and wakeups were lost there: what is looked for is set by a
-//! read-modify-write on all four sides.
+//! A thread sets its sleeping flag, then re-checks for work; a producer publishes work (or the end of it), then checks
+//! the flags. One of the two must see the other. Sequentially consistent stores and loads would suffice by the
+//! language, but QEMU 7.2 puts no barrier between Arm's `stlr` and `ldar` on x86, and wake-ups were lost there: all
+//! four flags are written by a read-modify-write.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -18,8 +19,9 @@ use std::time::{Duration, Instant};
 
 use crate::CompileError;
 
-/// Pauses before a waiting thread sleeps: 150 to 500 µs, longer than the serial parts between two regions of a step. With a
-/// fifth of it the workers slept several times a token, and decode lost 3% (AMD EPYC 9004, 2 cores, Qwen3-30B-A3B's shape).
+/// Pauses before a waiting thread sleeps: 150 to 500 µs, longer than the serial parts between two regions of a step.
+/// With a fifth of it the workers slept several times a token, and decode lost 3% (AMD EPYC 9004, 2 cores,
+/// Qwen3-30B-A3B's shape).
 const SPINS: u32 = 10_000;
 
 /// A fixed set of threads.
@@ -27,15 +29,15 @@ pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     regions: u64,
-    /// Time in them, when somebody wants to know.
+    /// Time in regions, while they are timed.
     timed: Option<Duration>,
 }
 
-/// A value on cache lines of its own.
+/// A value alone on its cache lines.
 #[repr(align(128))]
 struct Alone<T>(T);
 
-/// What the threads share. The job's fields change only while no chunk is claimed and unfinished.
+/// State that the threads share. The job's fields change only while no chunk is claimed and unfinished.
 struct Shared {
     /// Generation of the job in the upper half, the next chunk to claim in the lower.
     ticket: Alone<AtomicU64>,
@@ -59,7 +61,7 @@ struct Shared {
     finished: Condvar,
 }
 
-/// The lower half of a ticket that no count of chunks makes claimable.
+/// Lower half of a ticket that is never claimable.
 const CLOSED: u64 = u32::MAX as u64;
 
 type Call = unsafe fn(*const (), usize, usize);
@@ -77,7 +79,7 @@ impl Pool {
     /// Starts `threads - 1` workers; the caller of [`Pool::run`] is the last thread.
     ///
     /// # Errors
-    /// [`CompileError::Start`] when the system refuses one: slower than what was asked for would pass for a slow model.
+    /// [`CompileError::Start`] when the system refuses one: a smaller pool would pass for a slow model.
     pub fn new(threads: usize) -> Result<Pool, CompileError> {
         Pool::start(threads, SPINS, |worker| Builder::new().name(format!("cpu-{worker}")))
     }
@@ -143,8 +145,8 @@ impl Pool {
         self.regions += 1;
         let start = self.timed.is_some().then(Instant::now);
         let s = &*self.shared;
-        // Close the old ticket before its fields change: a larger count would make it claimable again. Who reads a new
-        // field (release, acquire) has the closed ticket behind it and cannot claim by the old one.
+        // Close the old ticket before its fields change: a larger count would make it claimable again. A thread that
+        // reads a new field (release, acquire) has the closed ticket behind it and cannot claim by the old one.
         let generation = (s.ticket.0.load(Relaxed) >> 32).wrapping_add(1);
         s.ticket.0.store(generation << 32 | CLOSED, SeqCst);
         s.closure.store(std::ptr::from_ref(f).cast_mut().cast(), Release);
@@ -187,7 +189,7 @@ impl Shared {
         self.lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a chunk seems to be left; a stale answer is put right by the ticket.
+    /// Whether a chunk seems to be left; the ticket corrects a stale answer.
     fn has_work(&self) -> bool {
         let ticket = self.ticket.0.load(SeqCst);
         (ticket as u32) < self.n_chunks.load(Relaxed)
@@ -329,7 +331,7 @@ mod tests {
         let start = Instant::now();
         let done = AtomicUsize::new(0);
         pool.run(64, &|_, chunk| {
-            // One chunk stands for a thread that lost its core; the other 63 are left to the others.
+            // One chunk simulates a thread that lost its core; the other 63 are left to the others.
             if chunk == 0 {
                 std::thread::sleep(slow);
             }

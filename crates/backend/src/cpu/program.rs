@@ -1,7 +1,7 @@
 //! A compiled plan: the op loop.
 //!
-//! A step checks the batch, lays out its tokens once, and runs the ops one after the other, each as one or a few parallel
-//! regions. Everything it needs was allocated when the plan was compiled.
+//! A step checks the batch, lays out its tokens once, and runs the ops one after the other, each as one or a few
+//! parallel regions. Everything it needs was allocated when the plan was compiled.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -30,9 +30,9 @@ use super::pool::Pool;
 use super::states::States;
 use super::times::Times;
 use crate::routing::RoutingTrace;
-use crate::{Batch, Fault, Kinds, Limits, OpTime, Output, Picks, Program, RouterInfo, StepError};
+use crate::{Batch, Cause, Failure, Fault, Kinds, Limits, OpTime, Output, Picks, Program, RouterInfo, StepError};
 
-/// A stack of matrices in the checkpoint, each `[n, k]`, wherever each lies; a plain matrix is a stack of one.
+/// A stack of matrices, each `[n, k]`, wherever each lies; a plain matrix is a stack of one.
 pub struct Mat {
     pub dtype: WeightType,
     pub n: usize,
@@ -47,7 +47,7 @@ struct Slab {
     biases: *const [u8],
 }
 
-// SAFETY: read-only bytes of the checkpoint, which the program keeps alive.
+// SAFETY: read-only bytes of the checkpoint or of copies, which the program keeps alive.
 unsafe impl Send for Mat {}
 // SAFETY: as above.
 unsafe impl Sync for Mat {}
@@ -58,13 +58,6 @@ impl Mat {
     pub unsafe fn new(dtype: WeightType, n: usize, k: usize, slabs: &[Planes]) -> Mat {
         let slab = |s: &Planes| Slab { q: s.q, scales: s.scales, biases: s.biases };
         Mat { dtype, n, k, slabs: slabs.iter().map(slab).collect() }
-    }
-
-    /// Puts what `f` gives in place of every plane.
-    pub fn replace(&mut self, mut f: impl FnMut(*const [u8]) -> *const [u8]) {
-        for slab in &mut self.slabs {
-            *slab = Slab { q: f(slab.q), scales: f(slab.scales), biases: f(slab.biases) };
-        }
     }
 
     /// Number of matrices.
@@ -163,6 +156,11 @@ pub struct StepTokens {
 }
 
 impl StepTokens {
+    /// Bytes that [`StepTokens::new`] allocates.
+    pub fn bytes(max_tokens: usize) -> usize {
+        max_tokens.saturating_mul(2 * size_of::<u32>() + size_of::<QueryTile>() + size_of::<AtomicU32>())
+    }
+
     /// For steps of up to `max_tokens` tokens.
     pub fn new(max_tokens: usize, tile_tokens: usize) -> StepTokens {
         StepTokens {
@@ -203,6 +201,8 @@ pub struct Worker {
     pub attention: AttentionScratch,
     /// Decoded rows of a transposed head.
     pub rows: Vec<f32>,
+    /// Columns of a delta net's state that drafts move.
+    pub tried: Vec<f32>,
 }
 
 /// What ops see of a program while it runs.
@@ -212,6 +212,8 @@ pub struct Run<'a> {
     pub kernels: &'a Kernels,
     pub batch: &'a Batch,
     pub step: &'a StepTokens,
+    /// Accepted drafts that the state of each slot is still to be moved past.
+    pub accepted: &'a [u32],
     /// Quantised inputs by kind.
     pub acts: &'a mut [ActsShared; N_KINDS],
     /// Columns `r -> r`.
@@ -253,7 +255,7 @@ pub struct CpuProgram {
     /// Memory of the buffers, the spare buffer and the cache, which views point into.
     pub _arenas: Vec<Arena>,
     /// Bytes of the weights, which matrices point into.
-    pub _weights: Arc<Checkpoint>,
+    pub weights: Arc<Checkpoint>,
 }
 
 impl Program for CpuProgram {
@@ -272,6 +274,7 @@ impl Program for CpuProgram {
     /// The threads compute in [`Program::wait`]: the caller is one of them.
     fn submit(&mut self, batch: &Batch) -> Result<(), StepError> {
         batch.check(self.limits, self.kinds, self.n_vocab)?;
+        self.states.check(batch)?;
         self.batch.copy_from(batch);
         Ok(())
     }
@@ -291,6 +294,7 @@ impl Program for CpuProgram {
             kernels: &self.kernels,
             batch,
             step: &self.step,
+            accepted: &self.states.accepted,
             acts: &mut self.acts,
             cols: &self.cols,
             head_cols: &mut self.head_cols,
@@ -304,6 +308,9 @@ impl Program for CpuProgram {
             run.op(op, &self.caches, &self.ropes);
             self.times.lap(Some(i), run.pool);
         }
+        // What was computed with zeros in place of weights is nobody's answer.
+        self.weights.intact().map_err(|error| Failure::all(Cause::lost(error)))?;
+        self.states.computed(batch);
         collect_faults(&mut self.faults, batch, &self.step);
         // SAFETY: the ops are done; the logits stay until the next step, which borrows the program.
         let logits = unsafe { self.logits.read(batch.rows.len()) };
@@ -332,6 +339,10 @@ impl Program for CpuProgram {
 
     fn copy_state(&mut self, from: u32, to: u32) {
         self.states.copy(&mut self.pool, from, to);
+    }
+
+    fn commit(&mut self, slot: u32, n_accepted: usize) {
+        self.states.commit(slot, n_accepted);
     }
 }
 

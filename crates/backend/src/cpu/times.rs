@@ -1,6 +1,6 @@
-//! Where the time of steps goes, op by op, when somebody wants to know.
+//! Time per op, summed over steps while tracing is on.
 //!
-//! It reads the clock between ops and knows nothing of what they do.
+//! It reads the clock between ops and does not know what they compute.
 
 use std::time::{Duration, Instant};
 
@@ -9,17 +9,17 @@ use model::plan::{Op, Plan};
 use super::pool::Pool;
 use crate::OpTime;
 
-/// What ops took so far; ops that do the same in several layers share a row.
+/// Time per op so far; ops that do the same in several layers share a row.
 pub struct Times {
     rows: Vec<OpTime>,
     /// Row of each op, `[n_ops]`.
     row_of: Vec<usize>,
-    /// Where the last lap ended, while times are counted.
+    /// End of the last lap while tracing is on.
     last: Option<Lap>,
     is_on: bool,
 }
 
-/// A moment, and what the pool had counted by then.
+/// A point in time with the pool's counters.
 #[derive(Clone, Copy)]
 struct Lap {
     at: Instant,
@@ -34,7 +34,7 @@ impl Lap {
 }
 
 impl Times {
-    /// Rows for the ops of a plan, and one for what a step does around them.
+    /// One row per kind of op of a plan, and one for what a step does around its ops.
     pub fn new(plan: &Plan) -> Times {
         let mut rows = vec![OpTime { name: "step".into(), ..OpTime::default() }];
         let row_of = plan.ops.iter().map(|op| {
@@ -50,7 +50,7 @@ impl Times {
         Times { rows, row_of, last: None, is_on: false }
     }
 
-    /// Starts from zero, or stops and keeps what was counted.
+    /// Starts from zero, or stops and keeps the counts.
     pub fn turn(&mut self, is_on: bool) {
         self.is_on = is_on;
         for row in self.rows.iter_mut().filter(|_| is_on) {
@@ -64,7 +64,7 @@ impl Times {
         self.rows.iter_mut().filter(|_| self.is_on).for_each(|row| row.steps += 1);
     }
 
-    /// Op `i` is done, or what comes before the ops.
+    /// Op `i` ended, or with `None` the work before the ops.
     pub fn lap(&mut self, i: Option<usize>, pool: &Pool) {
         let Some(last) = &mut self.last else { return };
         let (before, now) = (*last, Lap::now(pool));
@@ -76,13 +76,13 @@ impl Times {
         row.serial += time.saturating_sub(now.in_regions - before.in_regions);
     }
 
-    /// What was counted.
+    /// The counts.
     pub fn rows(&self) -> &[OpTime] {
         &self.rows
     }
 }
 
-/// The op, and what its matrices are called in a layer.
+/// The op and its matrices, without the layer's number.
 fn name(plan: &Plan, op: &Op) -> String {
     let weights = match op {
         Op::Linear { parts, .. } => parts.iter().map(|part| part.w).collect(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use checkpoint::Checkpoint;
-use model::plan::{CacheDecl, Elem, Op, Plan, ValidPlan, memory};
+use model::plan::{CacheDecl, Elem, Op, Plan, ValidPlan, Weight, memory};
 
 use super::Cuda;
 use super::driver::{self, Context, DriverError, Memory, Module, Pinned, Stream};
@@ -19,8 +19,9 @@ use super::sources::{self, Key, Texts};
 use super::tables::Tables;
 use super::upload::Weights;
 use crate::cpu::CacheType;
+use crate::residency::{Policy, Residencies, Residency};
 use crate::routing::RoutingTrace;
-use crate::{CompileError, Kinds, Limits, PAGE};
+use crate::{CompileError, Footprint, Kinds, Limits, PAGE, Part};
 
 /// Tokens of a step: where one goes in 20 bits of a fault, with its router in the other 12.
 const MAX_TOKENS: usize = 1 << 20;
@@ -74,6 +75,9 @@ pub fn compile(
     }
     if limits.max_tokens == 0 || limits.max_tokens > MAX_TOKENS {
         return Err(unsupported(format!("run steps of {} tokens, at most {MAX_TOKENS}", limits.max_tokens)));
+    }
+    if limits.max_draft > 0 && kinds.state {
+        return Err(unsupported("take drafts where a plan keeps recurrent states".into()));
     }
     let n_routers = plan.ops.iter().filter(|op| matches!(op, Op::Route { .. })).count();
     if n_routers > MAX_ROUTERS {
@@ -180,6 +184,39 @@ pub fn compile(
     .failed("a program")
 }
 
+/// What a program takes of the device's memory; see [`crate::Backend::footprint`].
+pub fn footprint(cuda: &Cuda, plan: &Plan, limits: Limits) -> Footprint {
+    /// Multiprocessors of the largest device: the splits of attention grow with them.
+    const SMS: usize = 192;
+    let mut sum = Footprint::new("device memory");
+    let kinds = plan.kinds();
+    let residencies = Residencies::new(plan, Policy::CopyAll);
+    for i in 0..plan.weights.len() {
+        let (decl, is_matrix) = (&plan.weights[i], residencies.is_matrix(Weight(i as u32)));
+        let bytes = if is_matrix { decl.bytes() } else { decl.n_values().saturating_mul(4) };
+        sum.add(Part::Weights(kinds[i], Residency::Copied), bytes);
+    }
+    let element = if cuda.cache == CacheType::F16 { 2 } else { 4 };
+    for decl in &plan.caches {
+        let part = if decl.window.is_some() { Part::Windows } else { Part::Cache };
+        let (k, v) = planes(decl, limits, element);
+        sum.add(part, k.saturating_add(v));
+    }
+    plan.states.iter().for_each(|state| sum.add(Part::States, state_bytes(state.n, limits)));
+    let max_outputs = limits.max_outputs.min(limits.max_tokens);
+    sum.add(Part::Activations, memory::place(plan, limits.max_tokens, max_outputs).bytes);
+    plan.ropes.iter().for_each(|r| sum.add(Part::Scratch, limits.max_tokens.saturating_mul(8 * r.inv_freq.len())));
+    let attention = plan.ops.iter().filter_map(|op| match *op {
+        Op::Attention { cache, n_head, .. } => {
+            let decl = plan.cache(cache);
+            Some((4 * SMS / decl.n_kv.max(1) + 1).saturating_mul(n_head * (decl.d_v + 2) * 4))
+        }
+        _ => None,
+    });
+    sum.add(Part::Scratch, attention.max().unwrap_or(0));
+    sum
+}
+
 /// The layer of each router, in the order of ops.
 fn router_layers(plan: &Plan) -> Vec<u32> {
     let layers = plan.ops.iter().zip(&plan.layers);
@@ -234,6 +271,20 @@ impl Needs {
     }
 }
 
+/// Bytes of a layer's keys and values.
+fn planes(decl: &CacheDecl, limits: Limits, element: usize) -> (usize, usize) {
+    let plane = |d: usize| {
+        let n_pages = if decl.window.is_some() { limits.n_window_pages } else { limits.n_pages };
+        n_pages.saturating_mul(PAGE * element).saturating_mul(decl.n_kv.saturating_mul(d)).saturating_add(255) & !255
+    };
+    (plane(decl.d_k), if decl.v_in_k { 0 } else { plane(decl.d_v) })
+}
+
+/// Bytes of a state of `n` numbers in all slots.
+fn state_bytes(n: usize, limits: Limits) -> usize {
+    n.saturating_mul(limits.n_states).saturating_mul(4).saturating_add(255) & !255
+}
+
 /// The pages of all layers, one layer after the other.
 fn caches(
     context: &Arc<Context>,
@@ -242,11 +293,7 @@ fn caches(
     is_f16: bool,
 ) -> Result<(Memory, Vec<CacheView>), CompileError> {
     let element = if is_f16 { 2 } else { 4 };
-    let plane = |decl: &CacheDecl, d: usize| {
-        let n_pages = if decl.window.is_some() { limits.n_window_pages } else { limits.n_pages };
-        n_pages.saturating_mul(PAGE * element).saturating_mul(decl.n_kv.saturating_mul(d)).saturating_add(255) & !255
-    };
-    let planes = |decl: &CacheDecl| (plane(decl, decl.d_k), if decl.v_in_k { 0 } else { plane(decl, decl.d_v) });
+    let planes = |decl: &CacheDecl| planes(decl, limits, element);
     let total = plan.caches.iter().fold(0usize, |sum, decl| {
         let (k, v) = planes(decl);
         sum.saturating_add(k).saturating_add(v)
@@ -277,7 +324,7 @@ fn states(
     limits: Limits,
     stream: &Stream,
 ) -> Result<(Memory, Vec<StateView>), CompileError> {
-    let bytes = |n: usize| n.saturating_mul(limits.n_states).saturating_mul(4).saturating_add(255) & !255;
+    let bytes = |n: usize| state_bytes(n, limits);
     let total = plan.states.iter().fold(0usize, |sum, state| sum.saturating_add(bytes(state.n)));
     let memory = allocate(context, "recurrent states", total)?;
     if total > 0 {

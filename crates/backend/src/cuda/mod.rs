@@ -29,7 +29,7 @@ use checkpoint::Checkpoint;
 use model::plan::{ValidPlan, passes};
 
 use crate::cpu::CacheType;
-use crate::{Backend, CompileError, Limits, Program};
+use crate::{Backend, CompileError, Footprint, Limits, Program};
 
 /// An NVIDIA GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,6 +51,10 @@ impl Backend for Cuda {
 
     fn lower(&self, plan: ValidPlan) -> Result<ValidPlan, CompileError> {
         Ok(plan.rewrite(passes::fuse)?)
+    }
+
+    fn footprint(&self, plan: &ValidPlan, limits: Limits) -> Footprint {
+        compile::footprint(self, plan, limits)
     }
 
     fn compile(

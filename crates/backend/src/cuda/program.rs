@@ -288,6 +288,11 @@ impl Program for CudaProgram {
         self.parts.routing.turn(self.is_traced, self.parts.limits.max_outputs);
     }
 
+    /// Without recurrent states, drafts leave nothing behind but cache positions; with them there are no drafts.
+    fn commit(&mut self, slot: u32, n_accepted: usize) {
+        assert!(!self.parts.kinds.state, "state {slot}: {n_accepted} drafts accepted of a program that takes none");
+    }
+
     fn copy_state(&mut self, from: u32, to: u32) {
         let n_states = self.parts.limits.n_states;
         assert!((from.max(to) as usize) < n_states, "states {from} and {to} of {n_states}");

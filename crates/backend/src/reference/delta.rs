@@ -1,9 +1,9 @@
-//! Gated DeltaNet (Yang, Kautz, Hatamizadeh: "Gated Delta Networks", arXiv 2412.06464), op by op in the order of a layer.
-//! Rows lie one after the other.
+//! Gated DeltaNet (Yang, Kautz, Hatamizadeh: "Gated Delta Networks", arXiv 2412.06464), op by op in the order of a
+//! layer. Rows lie one after the other.
 //!
-//! The reference computes the delta rule step by step: a state of f32 between any two positions makes the numbers
-//! independent of how a prompt is cut. The tests hold it to the chunked form, which backends that live on matrix products
-//! take, and which agrees within rounding.
+//! The reference computes the delta rule one position at a time: an f32 state between any two positions makes the
+//! numbers independent of how a prompt is chunked. The tests compare it with the chunked form of backends built on
+//! matrix products, which agrees within rounding.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use model::plan::DeltaHeads;
 use super::ops;
 
 /// `silu(Σ_j w[c, j] · x[t - (width - 1) + j, c])` for the rows `[n, d]` of a chunk; `w` is `[d, width]`. The state
-/// `[width - 1, d]` holds the rows before the chunk, and afterwards the last of those with the chunk's.
+/// `[width - 1, d]` holds the rows before the chunk, and afterwards the last rows up to its end.
 pub fn causal_conv(x: &[f32], w: &[f32], d: usize, state: &mut [f32]) -> Vec<f32> {
     let width = w.len() / d;
     let rows = [&*state, x].concat();
@@ -44,7 +44,7 @@ pub fn gated_norm(x: &[f32], gate: &[f32], w: &[f32], eps: f32) -> Vec<f32> {
     normed.iter().zip(gate).map(|(&x, &g)| (f64::from(x) * silu(f64::from(g))) as f32).collect()
 }
 
-/// What the delta rule reads, for consecutive positions of a sequence.
+/// Inputs of the delta rule for consecutive positions of a sequence.
 #[derive(Clone, Copy)]
 pub struct Rows<'a> {
     heads: DeltaHeads,
@@ -56,15 +56,15 @@ pub struct Rows<'a> {
 }
 
 impl<'a> Rows<'a> {
-    /// q, k, v, g and beta, as long as each other.
+    /// q, k, v, g and beta, all of the same number of positions.
     pub fn new(heads: DeltaHeads, [q, k, v, g, beta]: [&'a [f32]; 5]) -> Self {
         Self { heads, q, k, v, g, beta }
     }
 
-    /// Some of the positions.
-    pub fn range(self, at: Range<usize>) -> Self {
+    /// A range of positions.
+    pub fn range(self, positions: Range<usize>) -> Self {
         let DeltaHeads { n_k_head, n_v_head, d_k, d_v, .. } = self.heads;
-        let part = |x: &'a [f32], row: usize| &x[at.start * row..at.end * row];
+        let part = |x: &'a [f32], row: usize| &x[positions.start * row..positions.end * row];
         let (k_row, v_row) = (n_k_head * d_k, n_v_head * d_v);
         let (q, k, v) = (part(self.q, k_row), part(self.k, k_row), part(self.v, v_row));
         Self { heads: self.heads, q, k, v, g: part(self.g, n_v_head), beta: part(self.beta, n_v_head) }
@@ -113,9 +113,10 @@ pub fn delta_net(rows: Rows, state: &mut [f32]) -> Vec<f32> {
     out
 }
 
-/// The same for a chunk at once. With `Γ[t, j]` the product of the decays after `j` up to `t` and `S` the state before the
-/// chunk, what position `t` writes is `delta[t] = beta[t]·(v[t] - Γ[t]·Sᵀk[t] - Σ_{j<t} Γ[t, j]·(k[j]·k[t])·delta[j])`:
-/// a triangular system, solved forwards. Decays are multiplied and never divided, so that they may be 0.
+/// The same for a chunk at once. With `Γ[t, j]` the product of the decays after `j` up to `t` and `S` the state before
+/// the chunk, what position `t` writes is
+/// `delta[t] = beta[t]·(v[t] - Γ[t]·Sᵀk[t] - Σ_{j<t} Γ[t, j]·(k[j]·k[t])·delta[j])`: a triangular system, solved
+/// forwards. Decays are multiplied and never divided, so that they may be 0.
 #[cfg(test)]
 fn chunked(rows: Rows, state: &mut [f32]) -> Vec<f32> {
     let DeltaHeads { n_v_head, d_k, d_v, .. } = rows.heads;
@@ -123,7 +124,7 @@ fn chunked(rows: Rows, state: &mut [f32]) -> Vec<f32> {
     let dot = |a: &[f32], b: &[f32]| -> f64 { a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum() };
     let mut out = vec![0.0; n * n_v_head * d_v];
     for (head, state) in state.chunks_exact_mut(d_k * d_v).enumerate() {
-        // From the start of the chunk (column 0), and from behind each position.
+        // From the start of the chunk (column 0), and after each position.
         let decay = |t: usize, first: usize| (first..=t).map(|m| rows.gates(m, head)[0]).product::<f64>();
         let mut deltas: Vec<Vec<f64>> = Vec::with_capacity(n);
         for t in 0..n {
@@ -248,7 +249,8 @@ mod tests {
     #[test]
     fn gates_hold_at_their_ends() {
         let inf = f32::INFINITY;
-        // (a, dt_bias, a_log, g): a softplus of 0, of ln 2, of its argument, and one that would overflow as ln(1 + e^x).
+        // (a, dt_bias, a_log, g): a softplus of 0, of ln 2, of its argument, and one that would overflow as ln(1 +
+        // e^x).
         for (a, dt_bias, a_log, g) in [
             (-200.0, 0.0, -1.0, 1.0),
             (0.5, -0.5, -1.0, 0.5),

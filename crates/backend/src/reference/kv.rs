@@ -12,7 +12,7 @@ pub struct Kv {
     v: Vec<f32>, // [n_pages, PAGE, n_kv, d_v]; empty when values are a part of the keys
 }
 
-/// How scores are made.
+/// Parameters of the scores.
 pub struct Scores {
     pub n_head: usize,
     pub scale: f32,
@@ -49,26 +49,26 @@ impl Kv {
     }
 
     /// `softmax(q·kᵀ·scale)·v` over the positions each token sees; `[T, n_head · d_v]`.
-    pub fn attention(&self, batch: &Batch, q: &[f32], how: Scores) -> Vec<f32> {
+    pub fn attention(&self, batch: &Batch, q: &[f32], params: Scores) -> Vec<f32> {
         let CacheDecl { n_kv, d_k, d_v, v_in_k, .. } = self.decl;
         let (values, v_stride) = if v_in_k { (&self.k, d_k) } else { (&self.v, d_v) };
-        let mut out = Vec::with_capacity(batch.tokens.len() * how.n_head * d_v);
+        let mut out = Vec::with_capacity(batch.tokens.len() * params.n_head * d_v);
         for (chunk, token, pos) in tokens(batch) {
-            let first = how.window.map_or(0, |window| (pos + 1).saturating_sub(window));
+            let first = params.window.map_or(0, |window| (pos + 1).saturating_sub(window));
             let slots: Vec<usize> = (first..=pos).map(|p| self.slot(batch, chunk, p)).collect();
-            for head in 0..how.n_head {
-                let kv_head = head / (how.n_head / n_kv);
-                let q = &q[(token * how.n_head + head) * d_k..][..d_k];
+            for head in 0..params.n_head {
+                let kv_head = head / (params.n_head / n_kv);
+                let q = &q[(token * params.n_head + head) * d_k..][..d_k];
                 let scores: Vec<f64> = slots
                     .iter()
                     .map(|slot| {
                         let k = &self.k[(slot * n_kv + kv_head) * d_k..][..d_k];
                         let dot: f64 = q.iter().zip(k).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum();
-                        let score = dot * f64::from(how.scale);
-                        how.softcap.map_or(score, |cap| f64::from(softcap(score as f32, cap)))
+                        let score = dot * f64::from(params.scale);
+                        params.softcap.map_or(score, |cap| f64::from(softcap(score as f32, cap)))
                     })
                     .collect();
-                let sink = how.sinks.as_ref().map(|sinks| f64::from(sinks[head]));
+                let sink = params.sinks.as_ref().map(|sinks| f64::from(sinks[head]));
                 let max = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
                 let shares: Vec<f64> = scores.iter().map(|s| libm::exp(s - max)).collect();
                 let total = shares.iter().sum::<f64>() + sink.map_or(0.0, |sink| libm::exp(sink - max));
@@ -82,7 +82,7 @@ impl Kv {
         out
     }
 
-    /// Where a position of a sequence lies.
+    /// Index of a position of a sequence in the cache.
     fn slot(&self, batch: &Batch, chunk: &Chunk, pos: usize) -> usize {
         batch.page(chunk, self.decl.window.is_some(), pos / PAGE) as usize * PAGE + pos % PAGE
     }

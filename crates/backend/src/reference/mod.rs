@@ -1,21 +1,25 @@
 //! The reference interpreter: plans in plain f32, from dequantised weights.
 //!
 //! It is the definition of each op, to be read beside `model::plan::Op`, and the oracle of every backend's tests. Sums
-//! run in f64 and round to f32 once; activations are f32 between ops. Unlike a backend for use it allocates in a step,
-//! decodes weights again each time, and knows nothing of threads, tiles or instruction sets.
+//! run in f64 and round to f32 once; activations are f32 between ops. Unlike a production backend it allocates in a
+//! step, decodes weights again each time, and has no threads, tiles or instruction sets.
 
 mod delta;
 mod kv;
 mod ops;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use checkpoint::Checkpoint;
 use model::plan::{Access, Buf, Elem, LinearPart, Norm, Op, Rows, State, ValidPlan, Weight};
 
+use crate::drafts::Uncommitted;
+use crate::residency::Residency;
 use crate::routing::RoutingTrace;
 use crate::{
-    Backend, Batch, CompileError, Fault, Kinds, Limits, Output, Picks, Program, RouterInfo, StepError, weights,
+    Backend, Batch, Cause, Chunk, CompileError, Failure, Fault, Footprint, Kinds, Limits, Output, PAGE, Part, Picks,
+    Program, RouterInfo, StepError, weights,
 };
 use kv::Kv;
 use ops::Matrix;
@@ -29,9 +33,29 @@ impl Backend for Reference {
         "reference"
     }
 
-    /// As it is written: the definition of an op is its plain form.
+    /// No passes: the plain form of an op is its definition.
     fn lower(&self, plan: ValidPlan) -> Result<ValidPlan, CompileError> {
         Ok(plan)
+    }
+
+    fn footprint(&self, plan: &ValidPlan, limits: Limits) -> Footprint {
+        let mut sum = Footprint::new("host memory");
+        for (decl, kind) in plan.weights.iter().zip(plan.kinds()) {
+            sum.add(Part::Weights(kind, Residency::Mapped), decl.bytes());
+        }
+        for decl in &plan.caches {
+            let (part, n_pages) = match decl.window {
+                Some(_) => (Part::Windows, limits.n_window_pages),
+                None => (Part::Cache, limits.n_pages),
+            };
+            sum.add(part, n_pages.saturating_mul(PAGE).saturating_mul(4 * decl.numbers()));
+        }
+        plan.states.iter().for_each(|s| sum.add(Part::States, s.n.saturating_mul(limits.n_states).saturating_mul(4)));
+        for decl in &plan.bufs {
+            let rows = decl.rows.count(limits.max_tokens, limits.max_outputs);
+            sum.add(Part::Activations, rows.saturating_mul(decl.width).saturating_mul(4));
+        }
+        sum
     }
 
     fn compile(
@@ -43,13 +67,16 @@ impl Backend for Reference {
         Kinds::of(plan).check(limits)?;
         plan.weights.iter().try_for_each(|decl| weights::slabs(&checkpoint, decl).map(drop))?;
         let kv = plan.caches.iter().map(|cache| Kv::new(*cache, limits)).collect::<Result<_, _>>()?;
-        let states = plan.states.iter().map(|state| room(state.n, limits.n_states)).collect::<Result<_, _>>()?;
+        let rooms = plan.states.iter().map(|state| room(state.n, limits.n_states));
+        let states = rooms.collect::<Result<Vec<_>, _>>()?;
         let values = plan.bufs.iter().map(|_| Values::default()).collect();
         Ok(Box::new(Interpreter {
             plan: plan.clone(),
             checkpoint,
             limits,
             kv,
+            uncommitted: Uncommitted::new(if states.is_empty() { 0 } else { limits.n_states }),
+            tried: vec![vec![Vec::new(); limits.n_states]; states.len()],
             states,
             values,
             batch: Batch::default(),
@@ -70,7 +97,7 @@ fn room(n: usize, n_states: usize) -> Result<Vec<f32>, CompileError> {
     Ok(values)
 }
 
-/// What a buffer holds: numbers or ids.
+/// Contents of a buffer: numbers or ids.
 #[derive(Clone, Default)]
 struct Values {
     floats: Vec<f32>,
@@ -83,7 +110,10 @@ struct Interpreter {
     limits: Limits,
     kv: Vec<Kv>,           // [caches]
     states: Vec<Vec<f32>>, // [states][n_states, n]
-    values: Vec<Values>,   // [bufs]
+    /// Each state after each of the drafts of its slot's last step, `[states][n_states][n_draft, n]`.
+    tried: Vec<Vec<Vec<f32>>>,
+    uncommitted: Uncommitted,
+    values: Vec<Values>, // [bufs]
     /// The submitted step.
     batch: Batch,
     picks: Picks,
@@ -106,6 +136,7 @@ impl Program for Interpreter {
 
     fn submit(&mut self, batch: &Batch) -> Result<(), StepError> {
         batch.check(self.limits, self.kinds(), self.plan.n_vocab)?;
+        self.uncommitted.check(batch)?;
         self.batch.copy_from(batch);
         Ok(())
     }
@@ -123,8 +154,11 @@ impl Program for Interpreter {
             self.run(&op, self.plan.layers[i].unwrap_or(0), &batch);
             self.narrow(&op);
         }
+        // What was computed with zeros in place of weights is nobody's answer.
+        self.checkpoint.intact().map_err(|error| Failure::all(Cause::lost(error)))?;
         let logits = &self.values[self.plan.logits.0 as usize].floats;
         self.picks.fill(&batch, logits, self.plan.n_vocab);
+        self.uncommitted.computed(&batch);
         self.batch = batch;
         let hidden = self.plan.hidden().map_or(&[][..], |buf| &self.values[buf.0 as usize].floats);
         Ok(Output { logits, picks: &self.picks, hidden, faults: &self.faults, routing: self.routing.ids() })
@@ -139,15 +173,26 @@ impl Program for Interpreter {
     }
 
     fn copy_state(&mut self, from: u32, to: u32) {
+        self.uncommitted.copied(from, to);
         for (state, decl) in self.states.iter_mut().zip(&self.plan.states) {
             let from = from as usize * decl.n;
             state.copy_within(from..from + decl.n, to as usize * decl.n);
         }
     }
+
+    fn commit(&mut self, slot: u32, n_accepted: usize) {
+        if !self.uncommitted.commit(slot, n_accepted) || n_accepted == 0 {
+            return;
+        }
+        for ((state, tried), decl) in self.states.iter_mut().zip(&self.tried).zip(&self.plan.states) {
+            let accepted = &tried[slot as usize][(n_accepted - 1) * decl.n..][..decl.n];
+            state[slot as usize * decl.n..][..decl.n].copy_from_slice(accepted);
+        }
+    }
 }
 
 impl Interpreter {
-    /// Gives every buffer its size for this step and fills it with NaN: what is read unwritten shows in the logits.
+    /// Sizes every buffer for this step and fills it with NaN: a read of an unwritten value shows in the logits.
     fn poison(&mut self, batch: &Batch) {
         for (decl, values) in self.plan.bufs.iter().zip(&mut self.values) {
             let n_rows = decl.rows.count(batch.tokens.len(), batch.rows.len());
@@ -160,7 +205,7 @@ impl Interpreter {
         }
     }
 
-    /// Rounds what an op wrote to the elements of its buffer.
+    /// Rounds what an op wrote to the element type of its buffer.
     fn narrow(&mut self, op: &Op) {
         for (buf, _) in op.bufs().into_iter().filter(|(_, access)| *access != Access::Read) {
             let round: fn(f32) -> f32 = match self.plan.buf(buf).elem {
@@ -186,6 +231,22 @@ impl Interpreter {
         &mut self.states[state.0 as usize][slot as usize * n..][..n]
     }
 
+    /// Computes a chunk by `step`, which takes some of the step's tokens and moves a state past them. Drafts move a
+    /// copy, which is kept after each of them.
+    fn over_state(&mut self, state: State, c: &Chunk, step: impl Fn(Range<usize>, &mut [f32]) -> Vec<f32>) -> Vec<f32> {
+        let (first, end) = (c.first as usize, (c.first + c.len) as usize);
+        let drafts = end - c.n_draft as usize;
+        let mut y = step(first..drafts, self.state(state, c.state));
+        let mut moved = self.state(state, c.state).to_vec();
+        let mut tried = Vec::new();
+        for token in drafts..end {
+            y.extend(step(token..token + 1, &mut moved));
+            tried.extend_from_slice(&moved);
+        }
+        self.tried[state.0 as usize][c.state as usize] = tried;
+        y
+    }
+
     fn width(&self, buf: Buf) -> usize {
         self.plan.buf(buf).width
     }
@@ -203,7 +264,9 @@ impl Interpreter {
     }
 
     fn vector(&self, w: Weight) -> Vec<f32> {
-        weights::vector(&self.checkpoint, self.plan.weight(w)).expect("compile has looked every weight up")
+        let decl = self.plan.weight(w);
+        let slabs = weights::slabs(&self.checkpoint, decl).expect("compile has looked every weight up");
+        weights::decode(decl, &slabs)
     }
 
     fn norm(&mut self, x: Buf, norm: Norm) {
@@ -295,7 +358,8 @@ impl Interpreter {
                         let token = if of_outputs { batch.rows[i] as usize } else { i };
                         self.fault(batch, token, layer);
                     }
-                    // A row without an answer takes the first experts, so that ids stay ids; its sequence is lost.
+                    // A row that cannot be routed takes the first experts, so that ids stay valid; its sequence is
+                    // lost.
                     let (ids, weights) =
                         routed.unwrap_or_else(|| ((0..n_used as u32).collect(), vec![f32::NAN; n_used]));
                     chosen.extend(ids);
@@ -337,8 +401,9 @@ impl Interpreter {
                 let (w, x, d) = (self.vector(w), self.floats(x).to_vec(), self.width(x));
                 let mut y = Vec::with_capacity(x.len());
                 for c in &batch.chunks {
-                    let x = &x[c.first as usize * d..][..c.len as usize * d];
-                    y.extend(delta::causal_conv(x, &w, d, self.state(state, c.state)));
+                    y.extend(self.over_state(state, c, |at, state| {
+                        delta::causal_conv(&x[at.start * d..at.end * d], &w, d, state)
+                    }));
                 }
                 *self.floats_mut(out) = y;
             }
@@ -347,8 +412,7 @@ impl Interpreter {
                 let rows = delta::Rows::new(heads, inputs.each_ref().map(Vec::as_slice));
                 let mut y = Vec::with_capacity(inputs[2].len());
                 for c in &batch.chunks {
-                    let rows = rows.range(c.first as usize..(c.first + c.len) as usize);
-                    y.extend(delta::delta_net(rows, self.state(state, c.state)));
+                    y.extend(self.over_state(state, c, |at, state| delta::delta_net(rows.range(at), state)));
                 }
                 *self.floats_mut(out) = y;
             }
@@ -374,12 +438,14 @@ impl Interpreter {
         *self.floats_mut(x) = sum;
     }
 
-    /// Reports a sequence once, at the first layer and token that broke down.
+    /// Reports a sequence once, at the first of its tokens that broke down and there at the first layer.
     fn fault(&mut self, batch: &Batch, token: usize, layer: u32) {
         let token = token as u32;
         let chunk = batch.chunks.partition_point(|c| c.first + c.len <= token) as u32;
-        if self.faults.iter().all(|fault| fault.chunk != chunk) {
-            self.faults.push(Fault { chunk, layer, token });
+        match self.faults.iter_mut().find(|fault| fault.chunk == chunk) {
+            Some(fault) if token < fault.token => *fault = Fault { chunk, layer, token },
+            Some(_) => {}
+            None => self.faults.push(Fault { chunk, layer, token }),
         }
     }
 }

@@ -99,7 +99,8 @@ pub fn gated_act(gate: &[f32], up: &[f32], act: Gate) -> Vec<f32> {
     gate.iter().zip(up).map(|(&g, &u)| apply(f64::from(g), f64::from(u)) as f32).collect()
 }
 
-/// Rotates pair `i` of a head by `pos · inv_freq[i]`; dims behind the last pair stay. `libm` reduces the angle.
+/// Rotates pair `i` of a head by `pos · inv_freq[i]`; dims behind the last pair are unchanged. `libm` reduces the
+/// angle.
 pub fn rope(head: &mut [f32], rope: &RopeDecl, pos: usize) {
     let half = rope.inv_freq.len();
     for (i, freq) in rope.inv_freq.iter().enumerate() {
@@ -115,8 +116,8 @@ pub fn rope(head: &mut [f32], rope: &RopeDecl, pos: usize) {
     }
 }
 
-/// The experts of a token and their weights, best first, ties to the lower id. `None` when the row has no answer: a NaN
-/// among the logits, no finite softmax, no finite weights.
+/// The experts of a token and their weights, best first, ties to the lower id. `None` when the row cannot be routed: a
+/// NaN among the logits, no finite softmax, no finite weights.
 pub fn route(
     logits: &[f32],
     router: &Router,
@@ -135,8 +136,8 @@ pub fn route(
     }
     if let Some(groups) = router.groups {
         let size = logits.len() / groups.n_group;
-        let worth: Vec<f32> = choice.chunks_exact(size).map(|group| worth(group, groups.score)).collect();
-        let open = best(&worth, groups.n_used);
+        let group_scores: Vec<f32> = choice.chunks_exact(size).map(|group| group_score(group, groups.score)).collect();
+        let open = best(&group_scores, groups.n_used);
         for group in (0..groups.n_group).filter(|&g| !open.contains(&(g as u32))) {
             choice[group * size..][..size].fill(f32::NEG_INFINITY);
         }
@@ -158,8 +159,8 @@ pub fn route(
     weights.iter().all(|w| w.is_finite()).then_some((ids, weights))
 }
 
-/// What experts are chosen by: scores plus bias, in the f32 of the original code. Without a bias the logits order experts
-/// as their scores do, also where scores round to the same number.
+/// Ranking values of the experts: scores plus bias, in the f32 of the original code; without a bias the logits, which
+/// rank experts as their scores do even where scores round to the same number.
 fn choice(logits: &[f32], scores: &[f64], router: &Router, bias: Option<&[f32]>) -> Vec<f32> {
     let sums = matches!(router.groups, Some(groups) if groups.score == GroupScore::TopTwo);
     match bias {
@@ -169,8 +170,8 @@ fn choice(logits: &[f32], scores: &[f64], router: &Router, bias: Option<&[f32]>)
     }
 }
 
-/// What a group of experts is worth.
-fn worth(group: &[f32], score: GroupScore) -> f32 {
+/// Score of a group of experts.
+fn group_score(group: &[f32], score: GroupScore) -> f32 {
     let best = best(group, if score == GroupScore::Max { 1 } else { 2 });
     best.iter().map(|&i| group[i as usize]).sum()
 }
@@ -194,7 +195,7 @@ fn softmax(x: &[f32]) -> Option<Vec<f64>> {
     Some(shares.iter().map(|s| s / total).collect())
 }
 
-/// The experts of a layer: gate, up and down, a matrix an expert, and their biases, one row after the other.
+/// The experts of a layer: gate, up and down, one matrix per expert, and their biases, one row per expert.
 pub struct ExpertStack<'a> {
     pub weights: [Vec<Matrix<'a>>; 3],
     pub biases: Option<[Vec<f32>; 3]>,
@@ -202,7 +203,7 @@ pub struct ExpertStack<'a> {
     pub act: Gate,
 }
 
-/// For every (token, slot): `(act(x·gateᵀ) ⊙ (x·upᵀ))·downᵀ` with that slot's expert; `y` is `[T · n_used, d_out]`.
+/// For every (token, slot): `(act(x·gateᵀ) ⊙ (x·upᵀ))·downᵀ` with the slot's expert; `y` is `[T · n_used, d_out]`.
 pub fn experts(x: &[f32], ids: &[u32], n_used: usize, stack: &ExpertStack) -> Vec<f32> {
     let &ExpertStack { ref weights, ref biases, d_out, act } = stack;
     let d_in = weights[0][0].n_cols;
@@ -242,7 +243,7 @@ pub fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + libm::exp(-x))
 }
 
-/// `x ⊙ σ(gate)`; a gate one number wide holds for a row of `x`, `[rows, d]`.
+/// `x ⊙ σ(gate)`; a gate of width 1 applies to the whole row of `x`, `[rows, d]`.
 pub fn sigmoid_gate(x: &[f32], gate: &[f32], gate_width: usize, d: usize) -> Vec<f32> {
     let gate_of = |i: usize| if gate_width == 1 { gate[i / d] } else { gate[i] };
     (0..x.len()).map(|i| (f64::from(x[i]) * sigmoid(f64::from(gate_of(i)))) as f32).collect()
@@ -279,7 +280,7 @@ mod tests {
         assert_eq!(weights, [0.25, 0.25]);
     }
 
-    /// Numbers by hand from gpt-oss's own code.
+    /// Computed by hand from gpt-oss's own code.
     #[test]
     fn clamped_swiglu() {
         let act = Gate::ClampedSwiglu { alpha: 1.702, limit: 7.0 };

@@ -1,14 +1,18 @@
 //! A random model of one layer that holds every op, in any shape, for the tests of the CPU backend.
-#![allow(clippy::unwrap_used, dead_code)]
+#![allow(clippy::unwrap_used, dead_code, unused_imports)]
+
+pub mod backends;
+mod session;
 
 use std::sync::Arc;
 
-use backend::{Backend, Batch, Kinds, Limits, Output, PAGE, Program, Tables};
 use checkpoint::Checkpoint;
 use checkpoint::gguf::Writer;
 use model::plan::*;
 use quant::{PlanesBuf, ScaleType, WeightType};
 use safetensors::{Dtype, tensor::TensorView};
+
+pub use session::{Sabotage, Session};
 
 /// What the model looks like.
 #[derive(Clone, Copy, Debug)]
@@ -90,18 +94,25 @@ pub struct Maker {
 
 impl Maker {
     pub fn weight(&mut self, shape: &[usize], dtype: WeightType) -> Weight {
-        let name = format!("w{}.weight", self.plan.weights.len());
         let k = *shape.last().unwrap();
-        let rows: usize = shape[..shape.len() - 1].iter().product();
-        let row_bytes = dtype.plane_bytes(k).unwrap();
-        let mut planes = PlanesBuf::new(row_bytes.times(rows).unwrap());
         let size = if shape.len() == 1 { 1.0 } else { (3.0 / k as f32).sqrt() };
-        for i in 0..rows {
-            let x: Vec<f32> = (0..k).map(|_| self.random.float() * size).collect();
+        self.weight_of(shape, dtype, |random, _| (0..k).map(|_| random.float() * size).collect())
+    }
+
+    /// A weight of these rows, in the order of the file.
+    pub fn weight_of(
+        &mut self,
+        shape: &[usize],
+        dtype: WeightType,
+        mut row: impl FnMut(&mut Random, usize) -> Vec<f32>,
+    ) -> Weight {
+        let name = format!("w{}.weight", self.plan.weights.len());
+        let n_rows: usize = shape[..shape.len() - 1].iter().product();
+        let row_bytes = dtype.plane_bytes(*shape.last().unwrap()).unwrap();
+        let mut planes = PlanesBuf::new(row_bytes.times(n_rows).unwrap());
+        for i in 0..n_rows {
+            let x = row(&mut self.random, i);
             quant::encode_row(dtype, &x, planes.get_mut().row_mut(row_bytes, i));
-        }
-        if self.plan.weights.is_empty() {
-            planes.q[BAD as usize * row_bytes.q..][..row_bytes.q].fill(0xff); // the table of embeddings, in bf16
         }
         self.tensors.push((name.clone(), shape.to_vec(), dtype, planes));
         self.plan.weights.push(WeightDecl {
@@ -274,6 +285,7 @@ pub fn model(s: Shape) -> (Plan, Arc<Checkpoint>) {
 
     let x = m.buf(t, d);
     let table = m.weight(&[N_VOCAB, d], WeightType::BF16);
+    m.tensors[0].3.q[BAD as usize * 2 * d..][..2 * d].fill(0xff);
     m.op(Op::Embed { table, scale: 1.5, out: x });
     if let Some((width, heads)) = s.delta {
         m.delta_net(x, s, width, heads);
@@ -347,76 +359,6 @@ pub fn model(s: Shape) -> (Plan, Arc<Checkpoint>) {
     m.op(Op::Softcap { x: m.plan.logits, cap: 5.0 });
 
     m.finish(s.fused)
-}
-
-/// Up to three sequences in one program, each with pages that lie about.
-pub struct Session {
-    pub program: Box<dyn Program>,
-    pub pages: Vec<Vec<u32>>,
-    ring: usize,
-    window_pages: Vec<u32>,
-    pub n_past: [usize; 3],
-    pub batch: Batch,
-}
-
-impl Session {
-    pub fn new(backend: &dyn Backend, model: &(Plan, Arc<Checkpoint>), max_positions: usize) -> Session {
-        Session::with(backend, model, max_positions, max_positions.min(2000))
-    }
-
-    /// With window pages for steps of at most `max_tokens`: each sequence has a ring of them, which it goes round and round.
-    pub fn with(
-        backend: &dyn Backend,
-        (plan, weights): &(Plan, Arc<Checkpoint>),
-        max_positions: usize,
-        max_tokens: usize,
-    ) -> Session {
-        let each = max_positions.div_ceil(PAGE) as u32;
-        let ring = Kinds::of(plan).window_blocks() + max_tokens.div_ceil(PAGE);
-        let limits = Limits {
-            max_tokens,
-            max_outputs: max_tokens,
-            n_pages: 3 * each as usize,
-            max_positions,
-            n_window_pages: 3 * ring,
-            n_states: 3,
-        };
-        let plan = ValidPlan::new(plan.clone()).unwrap();
-        let program = backend.compile(&plan, weights.clone(), limits).unwrap();
-        let pages = (0..3).map(|s| (0..each).rev().map(|p| 3 * p + s).collect()).collect();
-        Session {
-            program,
-            pages,
-            ring,
-            window_pages: Vec::with_capacity(each as usize),
-            n_past: [0; 3],
-            batch: Batch::default(),
-        }
-    }
-
-    /// Runs one step of `(sequence, tokens)` and returns the logits of all tokens.
-    pub fn step(&mut self, parts: &[(usize, &[u32])]) -> &[f32] {
-        let out = self.step_with_faults(parts);
-        assert!(out.faults.is_empty());
-        out.logits
-    }
-
-    /// The same, whatever sequences break down.
-    pub fn step_with_faults(&mut self, parts: &[(usize, &[u32])]) -> Output<'_> {
-        self.batch.clear();
-        for &(s, tokens) in parts {
-            let pos = self.n_past[s];
-            let first_window_block = self.program.kinds().first_window_block(pos);
-            self.window_pages.clear();
-            let blocks = first_window_block..(pos + tokens.len()).div_ceil(PAGE);
-            self.window_pages.extend(blocks.map(|block| (3 * (block % self.ring) + s) as u32));
-            let (pages, window_pages) = (&self.pages[s][..], &self.window_pages[..]);
-            let tables = Tables { pages, window_pages, first_window_block, state: s as u32 };
-            self.batch.push(tokens, pos, tables, 0..tokens.len());
-            self.n_past[s] += tokens.len();
-        }
-        self.program.step(&self.batch).unwrap()
-    }
 }
 
 /// Tokens of a prompt.

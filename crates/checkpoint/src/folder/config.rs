@@ -1,9 +1,9 @@
 //! `config.json` as [`Metadata`]: objects flattened with dots, as GGUF's keys are written.
 //!
-//! `{"rope_parameters": {"rope_theta": 1e6}}` is the key `rope_parameters.rope_theta`; `null` is no key at all. Arrays of
-//! one kind of scalar are arrays, integers among floats becoming floats; the elements of any other array are keys of
-//! their own, `key.0`, `key.1`. What stands in `text_config` stands at the top level too, unless something of that name is
-//! there already: files of models that see keep the language model's numbers there. Knows no other key.
+//! `{"rope_parameters": {"rope_theta": 1e6}}` is the key `rope_parameters.rope_theta`; `null` is an absent key. Arrays
+//! of one kind of scalar are arrays, integers among floats becoming floats; the elements of any other array get
+//! separate keys, `key.0`, `key.1`. Keys of `text_config` are copied to the top level unless they exist there:
+//! multimodal models keep the language model's numbers in it. Knows no other key.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -16,13 +16,13 @@ use crate::{Error, Metadata};
 
 /// Largest `config.json`, in bytes: that of a large model with a line for every quantised tensor has 1 MB.
 const MAX_BYTES: usize = 16 << 20;
-/// How deep objects and arrays may nest.
+/// Maximum nesting of objects and arrays.
 const MAX_DEPTH: usize = 8;
-/// Longest flattened key, in bytes.
+/// Maximum length of a flattened key, in bytes.
 const MAX_KEY: usize = 512;
-/// Most keys, every element of an array counted while it is read.
+/// Maximum number of keys. Every element of an array counts while it is read.
 const MAX_KEYS: usize = 100_000;
-/// The object whose keys are seen at the top level too.
+/// The object whose keys are copied to the top level.
 const TEXT: &str = "text_config";
 
 /// Reads the text of a config; `file` names it in errors.
@@ -39,8 +39,8 @@ pub(super) fn metadata(file: &str, text: &[u8]) -> Result<Metadata, Error> {
     Metadata::new(file, entries)
 }
 
-/// Repeats the keys under `text_config` at the top level. A whole object yields to one of its name there, because half of
-/// one `rope_parameters` and half of another are neither.
+/// Copies the keys under `text_config` to the top level. An object that exists there hides the whole object of that
+/// name: two halves of `rope_parameters` must not mix.
 fn lift_text(entries: &mut Vec<(String, Value)>) {
     let top: HashSet<String> = entries.iter().map(|(key, _)| first(key).to_string()).collect();
     let prefix = format!("{TEXT}.");
@@ -77,7 +77,7 @@ struct Node<'a> {
 }
 
 impl Node<'_> {
-    /// The node inside this one at `key`.
+    /// The child at `key`.
     fn child<E: serde::de::Error>(&mut self, key: &str) -> Result<Node<'_>, E> {
         let dot = if self.path.is_empty() { "" } else { "." };
         let path = format!("{}{dot}{key}", self.path);
@@ -90,7 +90,7 @@ impl Node<'_> {
             return Err(E::custom(format!("key {}: is {len} bytes long, at most {MAX_KEY} are allowed", path_shown())));
         }
         if self.out.len() >= MAX_KEYS {
-            return Err(E::custom(format!("key {}: stands behind {MAX_KEYS} others, which are allowed", path_shown())));
+            return Err(E::custom(format!("key {}: comes after {MAX_KEYS} others, the maximum", path_shown())));
         }
         Ok(Node { out: self.out, path, depth: self.depth + 1 })
     }
@@ -154,11 +154,11 @@ impl<'de> Visitor<'de> for Node<'_> {
     fn visit_seq<A: SeqAccess<'de>>(mut self, mut seq: A) -> Result<(), A::Error> {
         let start = self.out.len();
         let mut n = 0;
-        // Each element is a key of its own until all have been seen.
+        // Every element gets a separate key until all have been read.
         while seq.next_element_seed(self.child(&n.to_string())?)?.is_some() {
             n += 1;
         }
-        // An element that is `null` has left no entry, one that is an object has left entries of longer paths.
+        // A `null` element has left no entry, an object entries of longer paths.
         let own = |key: &str| key.get(self.path.len() + 1..).is_some_and(|rest| !rest.contains('.'));
         let whole = self.out.len() - start == n && self.out[start..].iter().all(|(key, _)| own(key));
         let elements: Vec<&Value> = self.out[start..].iter().map(|(_, value)| value).collect();
@@ -197,7 +197,7 @@ fn array(elements: &[&Value]) -> Option<Value> {
     all(&[ValueKind::Array]).then(|| Value::Nested(elements.iter().map(|&v| v.clone()).collect()))
 }
 
-/// A key of an object, which is no longer than is allowed.
+/// A key of an object, of a valid length.
 struct Key(String);
 
 impl<'de> Deserialize<'de> for Key {

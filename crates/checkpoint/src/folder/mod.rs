@@ -1,8 +1,8 @@
 //! Model folders: `config.json` and safetensors files, as Hugging Face and MLX write them.
 //!
 //! The weights are in `model.safetensors`, or in the files that `model.safetensors.index.json` names. Tensors keep the
-//! names they have there; a quantised weight and its planes of scales and biases become one tensor. Texts that stand
-//! beside the weights are read when someone asks for them. Knows the shapes of folders, and nothing of what a tensor is for.
+//! names they have there; a quantised weight and its planes of scales and biases become one tensor. Other texts of the
+//! folder are read on request. Knows the layout of folders, but not what a tensor is for.
 
 mod config;
 mod quantised;
@@ -12,9 +12,9 @@ mod source;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
+use crate::bytes::{Bytes, Slice};
 use crate::error::printable;
-use crate::map::{Bytes, Slice};
-use crate::{Checkpoint, Error, File, Kind};
+use crate::{Checkpoint, Error, File, Kind, Open};
 
 use safetensors::Entry;
 pub(crate) use source::Folder;
@@ -22,10 +22,10 @@ pub(crate) use source::Folder;
 const CONFIG: &str = "config.json";
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
-/// Most files of one model.
+/// Maximum number of files of a model.
 const MAX_SHARDS: usize = 4096;
 
-/// The folder that a path means: itself, or the one that a file of a model folder stands in; `None` for other files.
+/// The folder of a path: the path itself, or the parent of a file of a model folder; `None` for other files.
 pub(crate) fn of(path: &Path) -> Option<PathBuf> {
     if path.is_dir() {
         return Some(path.into());
@@ -39,18 +39,18 @@ pub(crate) fn of(path: &Path) -> Option<PathBuf> {
 }
 
 /// Opens a folder on disk.
-pub(crate) fn open(folder: PathBuf) -> Result<Checkpoint, Error> {
+pub(crate) fn open(folder: PathBuf, open: Open) -> Result<Checkpoint, Error> {
     let name = folder.display().to_string();
-    read(name, Folder::Disk(folder))
+    read(name, Folder::Disk(folder), open)
 }
 
-/// Opens buffers that stand for the files of a folder.
+/// Opens buffers as the files of a folder.
 pub(crate) fn from_files(name: &str, files: Vec<(&str, Vec<u8>)>) -> Result<Checkpoint, Error> {
-    let files = files.into_iter().map(|(name, bytes)| (name.to_string(), Bytes::owned(bytes))).collect();
-    read(name.into(), Folder::Memory(name.into(), files))
+    let files = files.into_iter().map(|(name, bytes)| (name.to_string(), Bytes::aligned(bytes))).collect();
+    read(name.into(), Folder::Memory(name.into(), files), Open::default())
 }
 
-fn read(name: String, folder: Folder) -> Result<Checkpoint, Error> {
+fn read(name: String, folder: Folder, open: Open) -> Result<Checkpoint, Error> {
     let Some(text) = folder.text(CONFIG)? else {
         return Err(Error::file(&name, format!("is a folder without {CONFIG}")));
     };
@@ -64,7 +64,7 @@ fn read(name: String, folder: Folder) -> Result<Checkpoint, Error> {
     };
     let path = |file: usize| shards.files[file].path().to_string_lossy().into_owned();
     let (tensors, unreadable) = quantised::join(&meta, shards.entries, path)?;
-    Checkpoint::assemble(name, kind, shards.files, meta, tensors, unreadable, Some(folder))
+    Checkpoint::assemble(name, kind, open, shards.files, meta, tensors, unreadable, Some(folder))
 }
 
 /// The weights' files, open.
@@ -76,8 +76,8 @@ struct Shards {
 
 fn shards(name: &str, folder: &Folder) -> Result<Shards, Error> {
     let mut shards = Shards { files: Vec::new(), formats: Vec::new(), entries: Vec::new() };
-    if let Some(bytes) = folder.map(WEIGHTS)? {
-        shards.add(folder, WEIGHTS, bytes)?;
+    if let Some(file) = folder.file(WEIGHTS)? {
+        shards.add(file)?;
         return Ok(shards);
     }
     let index_name = folder.name(INDEX);
@@ -97,26 +97,26 @@ fn shards(name: &str, folder: &Folder) -> Result<Shards, Error> {
         if !is_plain(file) {
             return Err(Error::file(&index_name, format!("file {shown} is not the name of a file in the folder")));
         }
-        let Some(bytes) = folder.map(file)? else {
+        let Some(file) = folder.file(file)? else {
             return Err(Error::file(&index_name, format!("file {shown} is missing in the folder")));
         };
-        shards.add(folder, file, bytes)?;
+        shards.add(file)?;
     }
     check_index(&index_name, &index, &files, &shards.entries)?;
     Ok(shards)
 }
 
 impl Shards {
-    fn add(&mut self, folder: &Folder, file: &str, bytes: Bytes) -> Result<(), Error> {
-        let header = safetensors::header(&folder.name(file), &bytes, self.files.len())?;
-        self.files.push(File { path: folder.path(file), bytes });
+    fn add(&mut self, file: File) -> Result<(), Error> {
+        let header = safetensors::header(&file, self.files.len())?;
+        self.files.push(file);
         self.formats.push(header.format);
         self.entries.extend(header.entries);
         Ok(())
     }
 }
 
-/// Checks that every tensor of the index lies in the file it says.
+/// Checks that every tensor is in the file that the index names.
 fn check_index(name: &str, index: &[(String, String)], files: &[&str], entries: &[Entry]) -> Result<(), Error> {
     let held: HashMap<(&str, usize), ()> = entries.iter().map(|e| ((e.name.as_str(), e.file), ())).collect();
     for (tensor, file) in index {
@@ -128,12 +128,12 @@ fn check_index(name: &str, index: &[(String, String)], files: &[&str], entries: 
     Ok(())
 }
 
-/// Whether a text is the name of a file in the folder, and no path to another.
+/// Whether `name` is a plain file name, without a path.
 fn is_plain(name: &str) -> bool {
     !matches!(name, "" | "." | "..") && !name.contains(['/', '\\', '\0', ':'])
 }
 
-/// A text of the folder; `None` when there is none of that name.
+/// Reads a text of the folder; `None` when there is no file of that name.
 pub(crate) fn side_file(folder: &Folder, name: &str) -> Result<Option<Slice>, Error> {
     match is_plain(name) {
         true => folder.text(name),
@@ -141,7 +141,7 @@ pub(crate) fn side_file(folder: &Folder, name: &str) -> Result<Option<Slice>, Er
     }
 }
 
-/// What is wrong with a JSON text, in a line.
+/// A JSON error in one line.
 fn json_error(error: &serde_json::Error) -> String {
     const LIMIT: usize = 200;
     let text = error.to_string();

@@ -1,10 +1,10 @@
-//! Joins what lies apart in safetensors files: a weight of packed words and its planes of scales and biases become one
+//! Joins what safetensors files store apart: a weight of packed words and its planes of scales and biases become one
 //! tensor.
 //!
-//! MLX stores a quantised `X.weight` as u32 words, the rows' values packed from the lowest bit on, beside `X.scales` and,
-//! in its affine mode, `X.biases`; `quantization` in the config says bits, group and mode, for all or for module `X`.
-//! Models published in MXFP4 store `X_blocks`, 16 bytes a group of 32 values, beside `X_scales`: the same planes. Knows
-//! which tensors can be read, and nothing of what they are for.
+//! MLX stores a quantised `X.weight` as u32 words, the rows' values packed from the lowest bit on, beside `X.scales`
+//! and, in its affine mode, `X.biases`; `quantization` in the config says bits, group and mode, for all or for module
+//! `X`. Models published in MXFP4 store `X_blocks`, 16 bytes per group of 32 values, beside `X_scales`: the same
+//! planes. Knows which tensors can be read, but not what they are for.
 
 use std::collections::HashMap;
 
@@ -17,10 +17,10 @@ use crate::{Error, Extent, Metadata, TensorInfo, Unreadable};
 
 /// Keys of the config that say how weights are quantised.
 pub(super) const PREFIX: &str = "quantization.";
-/// Most axes of a tensor that can be read.
+/// Maximum number of axes of a readable tensor.
 const MAX_AXES: usize = 4;
 
-/// Most bits of a packed value, far beyond those in use.
+/// Maximum number of bits of a packed value, far above those in use.
 const MAX_BITS: usize = 16;
 
 /// Tensors from the entries of all files, in their order; `path` names the files in errors.
@@ -54,13 +54,13 @@ pub(super) fn join(
     Ok((tensors, unreadable))
 }
 
-/// What an entry turns out to be.
+/// Kinds of entries.
 enum Found {
     Tensor(TensorInfo),
     Unreadable(Unreadable),
 }
 
-/// A tensor that stands alone.
+/// A tensor without separate planes.
 fn plain(entry: &Entry) -> Found {
     let dtype = match entry.dtype.as_str() {
         "F32" => Some(WeightType::F32),
@@ -120,7 +120,7 @@ enum Packing {
 }
 
 impl<'a> Parts<'a> {
-    /// `None` for a tensor that stands alone.
+    /// `None` for a tensor without separate planes.
     fn of(entry: &'a Entry, find: impl Fn(String) -> Option<usize>) -> Option<Self> {
         match entry.dtype.as_str() {
             "U32" => {
@@ -137,8 +137,8 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// What the config says of the weight. An object for the module stands for itself: what it leaves out is MLX's default
-    /// and not what holds for other modules.
+    /// The config's scheme for the weight. An object for the module is complete: what it omits takes MLX's default, not
+    /// the global value.
     fn scheme(&self, meta: &Metadata) -> Result<Scheme, Error> {
         if let Packing::Blocks = self.packing {
             return Ok(Scheme { bits: 4, group: 32, mode: "mxfp4".into() });
@@ -150,7 +150,7 @@ impl<'a> Parts<'a> {
         }
         let own = |key: &str| meta.get(&format!("{PREFIX}{key}")).is_some();
         let inner = self.module.split_once('.').map_or(self.module, |(_, rest)| rest);
-        // The config may know the module under the name that it has in the text model, or in the whole.
+        // The config may name the module as in the text model or as in the whole model.
         let names = [self.module.to_string(), inner.to_string(), format!("language_model.{}", self.module)];
         let fields = ["bits", "group_size", "mode"];
         let named = names.into_iter().find(|name| fields.iter().any(|field| own(&format!("{name}.{field}"))));
@@ -171,8 +171,8 @@ impl<'a> Parts<'a> {
         Ok(Scheme { bits: bits.unwrap_or(4), group, mode })
     }
 
-    /// The weight of which `entry` is the packed values. Parts that contradict each other or the scheme are an error, a
-    /// scheme that nobody here can run is not.
+    /// The weight whose packed values are `entry`. Parts that contradict each other or the scheme are an error; an
+    /// unsupported scheme is not.
     fn join(&self, entry: &Entry, entries: &[Entry], scheme: &Scheme) -> Result<Found, String> {
         let scales = &entries[self.scales];
         let biases = self.biases.map(|i| &entries[i]);
@@ -229,7 +229,7 @@ impl<'a> Parts<'a> {
 }
 
 impl Scheme {
-    /// `None` when no weight type is like it.
+    /// `None` when no weight type matches.
     fn weight_type(&self, scales: &Entry, biases: bool) -> Option<WeightType> {
         match (self.mode.as_str(), scales.dtype.as_str(), biases) {
             ("affine", "F16", true) => Affine::new(self.bits, self.group, ScaleType::F16).map(WeightType::Affine),

@@ -1,10 +1,10 @@
 //! Headers of safetensors files, and the index of a model that is cut into several.
 //!
-//! Layout (<https://github.com/huggingface/safetensors#format>): length of the header as u64, little endian; the header, a
-//! JSON object from names to `{"dtype", "shape", "data_offsets"}`; the tensors' bytes, where offsets count from. Nothing
-//! aligns a tensor: some writers pad the header to 8 bytes, MLX does not. The parser is our own because every error must
-//! name the tensor, a name that stands twice must be one, and a type we cannot run must not be. Knows nothing of what
-//! tensors belong together.
+//! Layout (<https://github.com/huggingface/safetensors#format>): length of the header as u64, little endian; the
+//! header, a JSON object from names to `{"dtype", "shape", "data_offsets"}`; the tensors' bytes, where offsets count
+//! from. Tensors are unaligned: some writers pad the header to 8 bytes, MLX does not. A general JSON parser does not
+//! fit: every error must name the tensor, a duplicate name must be an error, and an unsupported type must not be one.
+//! Does not know which tensors belong together.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -13,14 +13,14 @@ use std::marker::PhantomData;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 
-use crate::Error;
 use crate::error::printable;
+use crate::{Error, File};
 
 /// Longest header, in bytes: the format's own limit.
 const MAX_HEADER: u64 = 100_000_000;
-/// Longest tensor name, in bytes.
+/// Maximum length of a tensor name, in bytes.
 const MAX_NAME: usize = 256;
-/// Most axes of a tensor that is listed.
+/// Maximum number of axes of a listed tensor.
 const MAX_AXES: usize = 8;
 
 /// The types of the format and their bits.
@@ -46,7 +46,7 @@ const DTYPES: [(&str, usize); 19] = [
     ("F64", 64),
 ];
 
-/// A tensor as its header says, its place checked against the file, its length against type and shape.
+/// A tensor from the header. Its extent is checked against the file, its length against type and shape.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub name: String,
@@ -64,31 +64,37 @@ pub(super) struct Header {
     pub entries: Vec<Entry>,
 }
 
-/// Reads the header of `bytes`. `file` names the file in errors, `file_idx` is what its tensors say of it.
-pub(super) fn header(file: &str, bytes: &[u8], file_idx: usize) -> Result<Header, Error> {
+/// Reads the header of a file; `file_idx` is what its tensors say of it.
+pub(super) fn header(source: &File, file_idx: usize) -> Result<Header, Error> {
+    let file = &*source.path().to_string_lossy();
     let bad = |what: String| Error::file(file, what);
-    let Some((len, rest)) = bytes.split_first_chunk() else {
-        return Err(bad(format!("length of the header needs 8 bytes, the file holds {}", bytes.len())));
+    let mut len = [0; 8];
+    let Some(rest) = source.size().checked_sub(len.len()) else {
+        return Err(bad(format!("length of the header needs 8 bytes, the file holds {}", source.size())));
     };
-    let len = u64::from_le_bytes(*len);
+    source.read_at(0, &mut len)?;
+    let len = u64::from_le_bytes(len);
     if len > MAX_HEADER {
         return Err(bad(format!("header is {len} bytes long, at most {MAX_HEADER} are allowed")));
     }
-    let Some((json, data)) = rest.split_at_checked(len as usize) else {
-        return Err(bad(format!("header is {len} bytes long, {} are left in the file", rest.len())));
+    let len = len as usize; // MAX_HEADER fits
+    let Some(held) = rest.checked_sub(len) else {
+        return Err(bad(format!("header is {len} bytes long, {rest} are left in the file")));
     };
+    let begin = 8 + len;
+    let head = source.head(begin)?;
+    let json = &head[8..begin];
     let raw: Object<RawHeader> =
         serde_json::from_slice(json).map_err(|error| bad(format!("header: {}", super::json_error(&error))))?;
     let RawHeader { format, entries } = raw.0;
-    let begin = bytes.len() - data.len();
     let mut names = HashSet::with_capacity(entries.len());
     for (name, _) in &entries {
         if !names.insert(name.as_str()) {
-            return Err(Error::tensor(file, name, "stands twice in the file"));
+            return Err(Error::tensor(file, name, "is in the file twice"));
         }
     }
     let place = |(name, raw): (String, RawEntry)| {
-        let (shape, offset, len) = place(&raw, data.len()).map_err(|what| Error::tensor(file, &name, what))?;
+        let (shape, offset, len) = place(&raw, held).map_err(|what| Error::tensor(file, &name, what))?;
         Ok(Entry { name, dtype: raw.dtype, shape, file: file_idx, offset: begin + offset, len })
     };
     let entries = entries.into_iter().map(place).collect::<Result<Vec<_>, Error>>()?;
@@ -105,7 +111,7 @@ fn place(raw: &RawEntry, held: usize) -> Result<(Vec<usize>, usize, usize), Stri
     if end > held as u64 {
         return Err(format!("file holds {held} bytes of data, {} {:?} ends at {end}", raw.shown_dtype(), raw.shape));
     }
-    // No overflow from here on: both lie in a file that is mapped.
+    // No overflow from here on: both lie in a file whose size fits.
     let (begin, len) = (begin as usize, (end - begin) as usize);
     if raw.shape.len() > MAX_AXES {
         return Err(format!("has {} axes, at most {MAX_AXES} are allowed", raw.shape.len()));
@@ -135,7 +141,7 @@ fn overlaps(file: &str, entries: &[Entry]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Reads an index: which file each tensor lies in, in the order of the text. `file` names the index in errors.
+/// Reads an index: the file of every tensor, in the order of the text. `file` names the index in errors.
 pub(super) fn index(file: &str, text: &[u8]) -> Result<Vec<(String, String)>, Error> {
     let bad = |what: String| Error::file(file, what);
     if text.len() as u64 > MAX_HEADER {
@@ -163,12 +169,12 @@ impl RawEntry {
     }
 }
 
-/// What is made of the keys and values of a JSON object, one after the other.
+/// Builds a result from the keys and values of a JSON object, in order.
 trait Collect: Default {
     fn entry<'de, A: MapAccess<'de>>(&mut self, name: String, map: &mut A) -> Result<(), A::Error>;
 }
 
-/// A JSON object, read without a table of its keys.
+/// A JSON object, read without a map of its keys.
 struct Object<T>(T);
 
 impl<'de, T: Collect> Deserialize<'de> for Object<T> {

@@ -1,16 +1,16 @@
-//! Where the files of a model folder come from: a folder on disk, or buffers in memory that stand for one.
+//! Where the files of a model folder come from: a folder on disk, or buffers in memory.
 //!
-//! Knows file names and sizes, and nothing of what is in the files.
+//! Knows file names and sizes, but not what the files contain.
 
 use std::collections::HashMap;
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use crate::Error;
-use crate::map::{Bytes, Slice};
+use crate::bytes::{Bytes, Slice};
+use crate::{Error, File};
 
-/// Largest file that is read as text; the largest `tokenizer.json` in use have some 35 MB.
+/// Maximum size of a file that is read as text; the largest `tokenizer.json` in use have some 35 MB.
 const MAX_TEXT: usize = 256 << 20;
 
 /// A model folder.
@@ -33,16 +33,16 @@ impl Folder {
         self.path(name).display().to_string()
     }
 
-    /// A file, mapped; `None` when there is none of that name.
-    pub(crate) fn map(&self, name: &str) -> Result<Option<Bytes>, Error> {
+    /// A file, open; `None` when there is none of that name.
+    pub(crate) fn file(&self, name: &str) -> Result<Option<File>, Error> {
         match self {
-            Self::Memory(_, files) => Ok(files.get(name).cloned()),
-            Self::Disk(_) => self.found(name, Bytes::map(&self.path(name))),
+            Self::Memory(_, files) => Ok(files.get(name).map(|bytes| File::memory(self.path(name), bytes.clone()))),
+            Self::Disk(_) => self.found(name, File::open(&self.path(name))),
         }
     }
 
-    /// A file of text, read whole; `None` when there is none of that name. Read and not mapped, so that nobody can change
-    /// a text under its parser.
+    /// Reads a text file; `None` when there is none of that name. It is not mapped, so that no process can change a
+    /// text while it is parsed.
     pub(crate) fn text(&self, name: &str) -> Result<Option<Slice>, Error> {
         match self {
             Self::Memory(_, files) => Ok(files.get(name).map(|bytes| Slice::new(bytes, 0..bytes.len()))),
@@ -61,12 +61,12 @@ impl Folder {
 
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidInput, what);
-    // Asked before opening, because opening a pipe waits for a writer.
+    // Checked before opening, because opening a pipe waits for a writer.
     if !fs::metadata(path)?.is_file() {
         return Err(invalid("not a regular file".into()));
     }
     let mut bytes = Vec::new();
-    // One byte more than allowed, so that a file that grows meanwhile is seen too.
+    // One byte more than allowed, to detect a file that grows meanwhile.
     fs::File::open(path)?.take(MAX_TEXT as u64 + 1).read_to_end(&mut bytes)?;
     match bytes.len() > MAX_TEXT {
         true => Err(invalid(format!("holds more than {MAX_TEXT} bytes of text"))),

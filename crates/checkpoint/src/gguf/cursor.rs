@@ -1,17 +1,25 @@
 //! Reads little-endian fields off the front of untrusted bytes. Knows nothing of GGUF.
 
-/// What a read that fails says, without the name of the file.
+/// Result of a read; the error omits the file's name.
 pub(super) type Parsed<T> = Result<T, String>;
 
-/// A position in bytes that are checked before every step.
+/// A position in the first bytes of a file, checked before every step.
 pub(super) struct Cursor<'a> {
     bytes: &'a [u8],
+    file_bytes: usize, // at least bytes.len()
     pos: usize,
+    is_short: bool,
 }
 
 impl<'a> Cursor<'a> {
-    pub(super) fn new(bytes: &'a [u8]) -> Self {
-        Self { bytes, pos: 0 }
+    /// Reads `bytes`, with which a file of `file_bytes` bytes begins.
+    pub(super) fn new(bytes: &'a [u8], file_bytes: usize) -> Self {
+        Self { bytes, file_bytes, pos: 0, is_short: false }
+    }
+
+    /// Whether a read failed only because `bytes` are not the whole file: it may succeed with more of them.
+    pub(super) fn is_short(&self) -> bool {
+        self.is_short
     }
 
     /// Bytes taken so far.
@@ -19,8 +27,19 @@ impl<'a> Cursor<'a> {
         self.pos
     }
 
+    /// Length of the file.
+    pub(super) fn file_bytes(&self) -> usize {
+        self.file_bytes
+    }
+
+    /// Bytes of the file behind those taken.
     fn left(&self) -> usize {
-        self.bytes.len() - self.pos
+        self.file_bytes - self.pos
+    }
+
+    /// Most things of at least `min_bytes` each that can follow in the bytes at hand: what may be allocated for them.
+    pub(super) fn at_hand(&self, min_bytes: usize) -> usize {
+        (self.bytes.len() - self.pos) / min_bytes
     }
 
     /// Takes `len` bytes; `what` names them in the error.
@@ -28,7 +47,10 @@ impl<'a> Cursor<'a> {
         if len > self.left() {
             return Err(format!("{what} at byte {} needs {len} bytes, {} are left in the file", self.pos, self.left()));
         }
-        let taken = &self.bytes[self.pos..self.pos + len];
+        let Some(taken) = self.bytes[self.pos..].get(..len) else {
+            self.is_short = true;
+            return Err(format!("{what} at byte {} lies behind the bytes at hand", self.pos));
+        };
         self.pos += len;
         Ok(taken)
     }
@@ -47,7 +69,7 @@ impl<'a> Cursor<'a> {
         self.array(what).map(u64::from_le_bytes)
     }
 
-    /// Reads the count of things that take at least `min_bytes` each, and refuses it when that many cannot follow.
+    /// Reads the count of items of at least `min_bytes` each; fails when the remaining bytes cannot hold that many.
     pub(super) fn count(&mut self, what: &str, min_bytes: usize) -> Parsed<usize> {
         let count = self.u64(what)?;
         self.fits(count, min_bytes).ok_or_else(|| {
@@ -63,8 +85,8 @@ impl<'a> Cursor<'a> {
         (count.checked_mul(min_bytes)? <= self.left()).then_some(count)
     }
 
-    /// Takes a text: its length as u64, then its bytes. A vocabulary has some 300,000 of them, so what an error says is
-    /// worked out elsewhere.
+    /// Reads a text: its length as u64, then its bytes. A vocabulary has some 300,000 of them, so the error is made in
+    /// a separate function.
     #[inline]
     pub(super) fn text(&mut self, what: &str) -> Parsed<&'a [u8]> {
         if let Some((len, rest)) = self.bytes[self.pos..].split_first_chunk()
@@ -81,7 +103,10 @@ impl<'a> Cursor<'a> {
     fn short_text(&mut self, what: &str) -> String {
         let start = self.pos;
         match self.u64(what) {
-            Ok(len) => format!("{what} at byte {start} is {len} bytes long, {} are left in the file", self.left()),
+            Ok(len) => {
+                self.is_short = len <= self.left() as u64;
+                format!("{what} at byte {start} is {len} bytes long, {} are left in the file", self.left())
+            }
             Err(what) => what,
         }
     }

@@ -11,10 +11,10 @@ mod write;
 
 pub use write::Writer;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use crate::map::{BASE_ALIGNMENT, Bytes};
-use crate::{Checkpoint, Error, File, Kind};
+use crate::bytes::{BASE_ALIGNMENT, Bytes};
+use crate::{Checkpoint, Error, File, Kind, Open};
 
 const MAGIC: [u8; 4] = *b"GGUF";
 /// Key that sets the alignment of tensor offsets, a u32.
@@ -22,42 +22,41 @@ const ALIGNMENT_KEY: &str = "general.alignment";
 const DEFAULT_ALIGNMENT: usize = 32;
 /// Alignments that are accepted, all powers of two.
 const ALIGNMENTS: std::ops::RangeInclusive<usize> = 8..=1 << 20;
-/// Longest key, in bytes.
+/// Maximum length of a key, in bytes.
 const MAX_KEY: usize = 65535;
-/// Longest tensor name, in bytes.
+/// Maximum length of a tensor name, in bytes.
 const MAX_NAME: usize = 64;
-/// Most axes of a tensor.
+/// Maximum number of axes of a tensor.
 const MAX_AXES: usize = 4;
+/// Longest header, in bytes; those of the largest vocabularies have some 20 MB.
+const MAX_HEADER: usize = 256 << 20;
 /// How deep arrays may nest; an array of numbers has depth 1.
 const MAX_DEPTH: usize = 4;
 
 /// Opens a file, and with it all other parts when it is one of a split model.
-pub(crate) fn open(path: &Path) -> Result<Checkpoint, Error> {
+pub(crate) fn open(path: &Path, open: Open) -> Result<Checkpoint, Error> {
     let name = path.display().to_string();
     match split::Place::of(path) {
-        Some(place) if place.count > 1 => split::open(name, path, &place),
-        _ => {
-            let bytes = map(path)?;
-            from_file(name, path.into(), bytes)
-        }
+        Some(place) if place.count > 1 => split::open(name, path, &place, open),
+        _ => whole(name, file(path)?, open),
     }
 }
 
-/// Opens a model that is one piece of memory.
+/// Opens a model in one piece of memory.
 pub(crate) fn from_bytes(name: &str, bytes: Bytes) -> Result<Checkpoint, Error> {
     if !bytes.as_ptr().addr().is_multiple_of(BASE_ALIGNMENT) {
         return Err(Error::file(name, format!("begins at an address that is no multiple of {BASE_ALIGNMENT}")));
     }
-    from_file(name.into(), name.into(), bytes)
+    whole(name.into(), File::memory(name.into(), bytes), Open::default())
 }
 
-fn from_file(name: String, path: PathBuf, bytes: Bytes) -> Result<Checkpoint, Error> {
-    let part = read::header(&name, &bytes, 0)?;
+fn whole(name: String, file: File, open: Open) -> Result<Checkpoint, Error> {
+    let part = read::header(&name, &file, 0)?;
     split::check_whole(&name, &part.meta)?;
     let read::Part { meta, tensors, unreadable } = part;
-    Checkpoint::assemble(name, Kind::Gguf, vec![File { path, bytes }], meta, tensors, unreadable, None)
+    Checkpoint::assemble(name, Kind::Gguf, open, vec![file], meta, tensors, unreadable, None)
 }
 
-fn map(path: &Path) -> Result<Bytes, Error> {
-    Bytes::map(path).map_err(|source| Error::Io { file: path.display().to_string(), source })
+fn file(path: &Path) -> Result<File, Error> {
+    File::open(path).map_err(|source| Error::Io { file: path.display().to_string(), source })
 }

@@ -1,14 +1,14 @@
-//! Reads and validates the header of one GGUF file. Touches no byte behind the header, and knows nothing of splits or
-//! of what keys and tensors mean.
+//! Reads and validates the header of one GGUF file. Touches no byte behind the header, and knows neither splits nor
+//! what keys and tensors mean.
 
 use quant::WeightType;
 
 use super::cursor::{Cursor, Parsed};
-use super::{ALIGNMENT_KEY, ALIGNMENTS, DEFAULT_ALIGNMENT, MAGIC, MAX_AXES, MAX_DEPTH, MAX_KEY, MAX_NAME};
+use super::{ALIGNMENT_KEY, ALIGNMENTS, DEFAULT_ALIGNMENT, MAGIC, MAX_AXES, MAX_DEPTH, MAX_HEADER, MAX_KEY, MAX_NAME};
+use crate::bytes::{Bytes, Slice};
 use crate::error::printable;
-use crate::map::{Bytes, Slice};
 use crate::value::{Numbers, Strings, Text, Value, ValueKind};
-use crate::{Error, Metadata, TensorInfo, Unreadable};
+use crate::{Error, File, Metadata, TensorInfo, Unreadable};
 
 /// What one file holds.
 pub(super) struct Part {
@@ -17,23 +17,48 @@ pub(super) struct Part {
     pub unreadable: Vec<Unreadable>,
 }
 
-/// Least bytes of a key with its value: length of the key, one letter, kind, one byte.
+/// Minimum bytes of a key with its value: length of the key, one letter, kind, one byte.
 const MIN_ENTRY: usize = 8 + 1 + 4 + 1;
-/// Least bytes of a tensor's entry: length of the name, one letter, count of axes, one axis, type, offset.
+/// Minimum bytes of a tensor's entry: length of the name, one letter, count of axes, one axis, type, offset.
 const MIN_TENSOR: usize = 8 + 1 + 4 + 8 + 4 + 8;
 
-/// Reads the header of `bytes`. `file` names the file in errors, `file_idx` is what its tensors say of it.
-pub(super) fn header(file: &str, bytes: &Bytes, file_idx: usize) -> Result<Part, Error> {
+/// Bytes that are read of a file at first, and how much more each time that its header is longer.
+const FIRST_READ: usize = 1 << 20;
+const GROWTH: usize = 4;
+
+/// Reads the header of a file. `name` names it in errors, `file_idx` is what its tensors say of it.
+///
+/// Nothing says how long a header is, so more and more of the file is read until it is whole; what is kept is as long
+/// as the header.
+pub(super) fn header(name: &str, file: &File, file_idx: usize) -> Result<Part, Error> {
+    let mut len = FIRST_READ;
+    loop {
+        let bytes = file.head(len)?;
+        let mut cur = Cursor::new(&bytes, file.size());
+        let part = parse(name, &mut cur, &bytes, file_idx);
+        let (header_bytes, is_short) = (cur.pos(), cur.is_short());
+        match is_short {
+            false if part.is_err() || bytes.len() == file.size() || bytes.len() == header_bytes => return part,
+            false => len = header_bytes,
+            true if len == MAX_HEADER => {
+                return Err(Error::file(name, format!("header is longer than {MAX_HEADER} bytes, which are allowed")));
+            }
+            true => len = len.saturating_mul(GROWTH).min(MAX_HEADER),
+        }
+    }
+}
+
+/// Reads the header that the bytes under `cur` begin with.
+fn parse(file: &str, cur: &mut Cursor, bytes: &Bytes, file_idx: usize) -> Result<Part, Error> {
     let bad = |what: String| Error::file(file, what);
-    let mut cur = Cursor::new(bytes);
-    preamble(&mut cur).map_err(bad)?;
+    preamble(cur).map_err(bad)?;
     let n_tensor = cur.count("count of tensors", MIN_TENSOR).map_err(bad)?;
     let n_key = cur.count("count of keys", MIN_ENTRY).map_err(bad)?;
 
     let mut entries = Vec::new();
     for i in 0..n_key {
-        let key = key(&mut cur).map_err(|what| bad(format!("key {i} of {n_key}: {what}")))?;
-        let value = value(&mut cur, bytes).map_err(|what| Error::key(file, &key, what))?;
+        let key = key(cur).map_err(|what| bad(format!("key {i} of {n_key}: {what}")))?;
+        let value = value(cur, bytes).map_err(|what| Error::key(file, &key, what))?;
         entries.push((key, value));
     }
     let meta = Metadata::new(file, entries)?;
@@ -41,12 +66,12 @@ pub(super) fn header(file: &str, bytes: &Bytes, file_idx: usize) -> Result<Part,
 
     let (mut tensors, mut unreadable) = (Vec::new(), Vec::new());
     for i in 0..n_tensor {
-        let name = name(&mut cur).map_err(|what| bad(format!("tensor {i} of {n_tensor}: {what}")))?;
+        let name = name(cur).map_err(|what| bad(format!("tensor {i} of {n_tensor}: {what}")))?;
         let at = |what| Error::tensor(file, &name, what);
-        let (axes, type_id) = layout(&mut cur).map_err(at)?;
+        let (axes, type_id) = layout(cur).map_err(at)?;
         let offset = cur.u64("offset").map_err(at)?;
         let Some(dtype) = WeightType::from_ggml_id(type_id) else {
-            // How long it is, nobody knows; so nobody may ask for its bytes.
+            // Its length is unknown, so its bytes cannot be read.
             unreadable.push(foreign(name, &axes, type_id, file_idx));
             continue;
         };
@@ -56,7 +81,7 @@ pub(super) fn header(file: &str, bytes: &Bytes, file_idx: usize) -> Result<Part,
         let (scales, biases) = (None, None);
         tensors.push(TensorInfo { name, shape, dtype, file: file_idx, offset, len, scales, biases });
     }
-    place(file, bytes.len(), cur.pos(), alignment, &mut tensors)?;
+    place(file, cur.file_bytes(), cur.pos(), alignment, &mut tensors)?;
     Ok(Part { meta, tensors, unreadable })
 }
 
@@ -140,8 +165,7 @@ fn array(cur: &mut Cursor, bytes: &Bytes, depth: usize) -> Parsed<Value> {
 
 fn strings(cur: &mut Cursor, bytes: &Bytes, len: usize) -> Parsed<Strings> {
     let begin = cur.pos();
-    // At most as many bytes as the texts' lengths take in the file: `count` has seen that those are there.
-    let mut starts = Vec::with_capacity(len + 1);
+    let mut starts = Vec::with_capacity(len.min(cur.at_hand(8)) + 1);
     for _ in 0..len {
         let text = cur.text("text")?;
         starts.push(cur.pos() - text.len() - begin);
@@ -202,7 +226,7 @@ fn size(axes: &[u64], dtype: WeightType) -> Parsed<(Vec<usize>, usize)> {
     Ok((shape, len))
 }
 
-/// A tensor of a type that this engine does not compute with.
+/// A tensor of an unsupported type.
 fn foreign(name: String, axes: &[u64], type_id: u32, file: usize) -> Unreadable {
     let (dtype, why) = match FOREIGN_TYPES.iter().find(|(foreign, _)| *foreign == type_id) {
         Some((_, dtype)) => (dtype.to_string(), format!("type {dtype} ({type_id}) is not supported")),
@@ -212,7 +236,7 @@ fn foreign(name: String, axes: &[u64], type_id: u32, file: usize) -> Unreadable 
     Unreadable { name, dtype, shape, file, why }
 }
 
-/// Types that GGUF files may hold and this engine does not compute with, for the message.
+/// Unsupported types that GGUF files may hold, for the message.
 const FOREIGN_TYPES: [(u32, &str); 27] = [
     (4, "Q4_2 (removed from GGUF)"),
     (5, "Q4_3 (removed from GGUF)"),
@@ -244,7 +268,7 @@ const FOREIGN_TYPES: [(u32, &str); 27] = [
 ];
 
 /// Turns offsets in the data section into offsets in the file, and checks that each tensor lies inside the file and
-/// on no other tensor.
+/// overlaps no other.
 fn place(
     file: &str,
     file_bytes: usize,

@@ -1,18 +1,18 @@
 //! Models split over files `NAME-00001-of-0000N.gguf`: finds the other parts and checks that they belong together.
 //!
-//! Each part is a GGUF file of its own with the keys `split.no` (from 0), `split.count` and `split.tensors.count`; the
+//! Each part is a complete GGUF file with the keys `split.no` (from 0), `split.count` and `split.tensors.count`; the
 //! first part holds the model's metadata.
 
 use std::path::{Path, PathBuf};
 
-use super::{map, read};
-use crate::{Checkpoint, Error, File, Kind, Metadata};
+use super::{file, read};
+use crate::{Checkpoint, Error, Kind, Metadata, Open};
 
 const NO_KEY: &str = "split.no";
 const COUNT_KEY: &str = "split.count";
 const TENSORS_KEY: &str = "split.tensors.count";
 
-/// What the name of a file says of its place in a split model.
+/// Place of a file in a split model, from its name.
 pub(super) struct Place {
     prefix: String, // the file name up to "-00001-of-00003.gguf"
     no: u32,        // from 1
@@ -20,7 +20,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// `None` when the name is not one of a part.
+    /// `None` for a name without part numbers.
     pub(super) fn of(path: &Path) -> Option<Self> {
         let stem = path.file_name()?.to_str()?.strip_suffix(".gguf")?;
         let (rest, count) = stem.rsplit_once("-of-")?;
@@ -38,7 +38,7 @@ impl Place {
 }
 
 /// Opens all parts of the model that `path` is a part of. `name` is the model's name in messages.
-pub(super) fn open(name: String, path: &Path, place: &Place) -> Result<Checkpoint, Error> {
+pub(super) fn open(name: String, path: &Path, place: &Place, open: Open) -> Result<Checkpoint, Error> {
     if !(1..=place.count).contains(&place.no) {
         let what = format!("the name says part {} of {}", place.no, place.count);
         return Err(Error::file(&name, what));
@@ -47,22 +47,21 @@ pub(super) fn open(name: String, path: &Path, place: &Place) -> Result<Checkpoin
     let mut n_tensor = None;
     for no in 1..=place.count {
         let path = place.sibling(path, no);
-        let file = path.display().to_string();
-        let bytes = map(&path)?;
-        let part = read::header(&file, &bytes, files.len())?;
-        check_part(&file, &part.meta, no, place.count)?;
+        let (shown, file) = (path.display().to_string(), file(&path)?);
+        let part = read::header(&shown, &file, files.len())?;
+        check_part(&shown, &part.meta, no, place.count)?;
         let said = part.meta.opt_u64(TENSORS_KEY)?;
         if let (Some(said), Some(first)) = (said, n_tensor)
             && said != first
         {
             let what = format!("{TENSORS_KEY} is {said}, the first part says {first}");
-            return Err(Error::file(&file, what));
+            return Err(Error::file(&shown, what));
         }
         n_tensor = n_tensor.or(said);
         tensors.extend(part.tensors);
         unreadable.extend(part.unreadable);
         meta.get_or_insert(part.meta);
-        files.push(File { path, bytes });
+        files.push(file);
     }
     let held = tensors.len() + unreadable.len();
     if let Some(said) = n_tensor
@@ -73,10 +72,10 @@ pub(super) fn open(name: String, path: &Path, place: &Place) -> Result<Checkpoin
     }
     // The loop ran at least once: `place.no` lies in `1..=place.count`.
     let meta = meta.ok_or_else(|| Error::file(&name, "has no part"))?;
-    Checkpoint::assemble(name, Kind::Gguf, files, meta, tensors, unreadable, None)
+    Checkpoint::assemble(name, Kind::Gguf, open, files, meta, tensors, unreadable, None)
 }
 
-/// Checks what a part says of itself against its name.
+/// Checks the part numbers in the metadata against the name.
 fn check_part(file: &str, meta: &Metadata, no: u32, count: u32) -> Result<(), Error> {
     let (said_no, said_count) = (meta.opt_u64(NO_KEY)?, meta.opt_u64(COUNT_KEY)?);
     let (Some(said_no), Some(said_count)) = (said_no, said_count) else {

@@ -1,4 +1,4 @@
-//! Writes GGUF files. Knows nothing of reading them back; the tests hold the two against each other.
+//! Writes GGUF files. Knows nothing of reading them back; the tests compare the two.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -51,7 +51,7 @@ impl<'a> Writer<'a> {
         Self { version: 3, alignment: DEFAULT_ALIGNMENT, entries: Vec::new(), tensors: Vec::new() }
     }
 
-    /// Sets the version: 2 or 3, which differ in that number alone.
+    /// Sets the version: 2 or 3, the only difference.
     pub fn version(&mut self, version: u32) -> &mut Self {
         self.version = version;
         self
@@ -81,8 +81,10 @@ impl<'a> Writer<'a> {
         self
     }
 
-    /// Checks what was collected and writes the file. Nothing is written when a name, a shape, a length or the
-    /// alignment would make the file unreadable.
+    /// Writes the file.
+    ///
+    /// # Errors
+    /// When a name, shape, length or the alignment is invalid; then nothing is written. When `out` fails.
     pub fn write(&self, out: &mut impl Write) -> Result<(), Error> {
         self.check().map_err(|what| Error::Unwritable { what })?;
         let header = self.header();
@@ -140,7 +142,7 @@ impl<'a> Writer<'a> {
                 return Err(at(&format!("is {} bytes long, 1 to {MAX_KEY} are allowed", key.len())));
             }
             if !keys.insert(key) {
-                return Err(at("stands twice"));
+                return Err(at("is added twice"));
             }
             if key == ALIGNMENT_KEY && *value != Value::U32(self.alignment as u32) {
                 return Err(at("is set by alignment() alone"));
@@ -151,7 +153,7 @@ impl<'a> Writer<'a> {
         for tensor in &self.tensors {
             let at = |what: String| format!("tensor {}: {what}", printable(tensor.name.as_bytes()));
             if !names.insert(&tensor.name) {
-                return Err(at("stands twice".into()));
+                return Err(at("is added twice".into()));
             }
             tensor.check().map_err(at)?;
         }
@@ -183,7 +185,7 @@ impl Tensor<'_> {
     }
 }
 
-/// Checks that only arrays stand in an array of arrays, and none too deep.
+/// Checks that an array of arrays holds only arrays, nested no deeper than allowed.
 fn nesting(value: &Value, depth: usize) -> Result<(), String> {
     match value {
         Value::Numbers(_) | Value::Strings(_) | Value::Nested(_) if depth >= MAX_DEPTH => {
@@ -192,7 +194,7 @@ fn nesting(value: &Value, depth: usize) -> Result<(), String> {
         Value::Nested(items) => items.iter().try_for_each(|item| nesting(item, depth + 1)),
         Value::Numbers(_) | Value::Strings(_) => Ok(()),
         _ if depth == 0 => Ok(()),
-        scalar => Err(format!("{} stands in an array of arrays", scalar.describe())),
+        scalar => Err(format!("{} is in an array of arrays", scalar.describe())),
     }
 }
 

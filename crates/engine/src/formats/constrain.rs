@@ -1,7 +1,7 @@
-//! Grammars for the parts of an answer: calls as a format writes them, and what the content must look like.
+//! Grammars for answers: tool calls in a format's notation, and the form of the content.
 //!
-//! A grammar is written as one Lark text: marks that are special tokens by their ids, other marks as text, and the schemas of
-//! arguments as grammars of their own.
+//! A grammar is one Lark text: special tokens by their ids, other marks as text, and the schemas of arguments as
+//! separate grammars.
 
 use std::fmt::Write;
 
@@ -14,53 +14,53 @@ use crate::tokenizer::Tokenizer;
 /// Whether an answer calls tools.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Choice<'a> {
-    /// As the model likes; a call that it begins keeps to its form and the tool's schema.
+    /// The model decides; a call that it begins follows the format and the tool's schema.
     #[default]
     Auto,
-    /// It consists of calls.
+    /// The answer consists of calls.
     Required,
-    /// It calls this tool.
+    /// The answer calls this tool.
     Named(&'a str),
 }
 
-/// What an answer must keep to.
+/// Requirements on an answer.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Ask<'a> {
-    /// What its content must look like.
+    /// Form of its content.
     pub content: Option<&'a Rule>,
-    /// What it may call.
+    /// Tools it may call.
     pub tools: &'a [Tool],
     /// Whether it calls.
     pub choice: Choice<'a>,
-    /// At most one call.
+    /// Allows at most one call.
     pub single: bool,
     /// The prompt ends inside a thought ([`Format::opens_thought`]).
     pub opened: bool,
 }
 
-/// How calls are written, for a grammar. Texts may hold marks.
+/// Notation of calls, for a grammar. Texts may hold marks.
 pub(super) struct Notation {
-    /// Opens calls, and calls the grammar in where they are the model's choice. Empty where nothing marks them.
+    /// Opens calls; triggers the grammar when calls are optional. Empty where no mark opens them.
     pub open: &'static str,
     /// Between `open` and the first call.
     pub head: &'static str,
     /// One call: a piece of Lark.
     pub call: fn(&mut Page<'_>, &Tool) -> String,
-    /// Between calls; none where an answer has one at most.
+    /// Between calls; `None` where an answer has at most one.
     pub next: Option<&'static str>,
-    /// Behind the last call.
+    /// After the last call.
     pub close: &'static str,
 }
 
 impl Format {
-    /// The constraint of an answer; none where everything is allowed.
+    /// The constraint of an answer; `None` where everything is allowed.
     ///
-    /// Where calls are the model's choice, schemas that cannot be compiled hold a call to its form alone. Formats that write
-    /// arguments without JSON's quotes hold strings to `enum` and `const`, and Gemma's also the rest, to types, properties and
-    /// items; further keywords are not held there.
+    /// When calls are optional, a schema that cannot be compiled constrains only the form of a call. Formats that write
+    /// arguments without JSON's quotes enforce `enum` and `const` on strings; Gemma's also enforces types, properties
+    /// and items elsewhere, but no further keywords.
     ///
     /// # Errors
-    /// As [`Grammars::compile`]; [`Error::Rule`] where a call is required and the format has none, or there is no such tool.
+    /// As [`Grammars::compile`]; [`Error::Rule`] when a required call has no notation in the format, or no such tool.
     pub fn constraint(
         &self,
         ask: &Ask<'_>,
@@ -91,13 +91,13 @@ impl Format {
         }
     }
 
-    /// Whether answers are read as a whole, messages with headers.
+    /// Whether the parser reads answers as a whole, as messages with headers.
     fn reads_all(&self) -> bool {
         self.calls.is_some_and(Calls::reads_all)
     }
 }
 
-/// A grammar that is being written.
+/// A grammar under construction.
 #[derive(Clone)]
 pub(super) struct Page<'a> {
     format: &'a Format,
@@ -105,12 +105,12 @@ pub(super) struct Page<'a> {
     /// Rules below `start`.
     rules: String,
     n_rules: usize,
-    /// Grammars of their own, named `p0`, `p1`, ..
+    /// Separate grammars, named `p0`, `p1`, ..
     parts: Vec<Rule>,
 }
 
 impl Page<'_> {
-    /// A text: its marks as the special tokens that they are, the rest as it stands.
+    /// A text in Lark: its marks as special tokens, the rest literally.
     pub fn say(&self, text: &str) -> String {
         let marks = self.format.marks().filter(|mark| self.special(mark).is_some());
         let first = marks.filter_map(|mark| Some((text.find(mark)?, mark)));
@@ -129,7 +129,7 @@ impl Page<'_> {
         self.tokenizer.token_to_id(mark).filter(|&id| self.tokenizer.is_special(id))
     }
 
-    /// A rule of its own; returns its name.
+    /// Adds a rule; returns its name.
     pub fn rule(&mut self, options: &str, body: &str) -> String {
         let name = self.next_rule();
         self.n_rules += 1;
@@ -137,12 +137,12 @@ impl Page<'_> {
         name
     }
 
-    /// The name that the next rule gets.
+    /// Name of the next rule.
     pub fn next_rule(&self) -> String {
         format!("r{}", self.n_rules)
     }
 
-    /// A grammar of its own; returns its name.
+    /// Adds a separate grammar; returns its name.
     pub fn part(&mut self, rule: Rule) -> String {
         self.parts.push(rule);
         format!("@p{}", self.parts.len() - 1)
@@ -160,7 +160,7 @@ impl Page<'_> {
         self.part(Rule::JsonSchema(schema))
     }
 
-    /// Any text up to this end, and the end.
+    /// Any text up to and including this end.
     pub fn text_until(&mut self, end: &str) -> String {
         let end = self.say(end);
         match end.strip_prefix('"').map(|rest| rest.find("\" <[").map_or(end.len(), |at| at + 2)) {
@@ -172,7 +172,7 @@ impl Page<'_> {
         }
     }
 
-    /// The value of an argument that is written without quotes, and its end.
+    /// An unquoted argument value and its end.
     pub fn bare(&mut self, schema: &Value, end: &str) -> String {
         let options = schema["enum"].as_array().cloned().or_else(|| schema.get("const").map(|c| vec![c.clone()]));
         if let Some(options) = options.filter(|o| !o.is_empty()) {
@@ -185,8 +185,8 @@ impl Page<'_> {
         }
     }
 
-    /// Arguments that are written one by one, in the schema's order. `one` writes an argument of a name, which is Lark, with
-    /// its value.
+    /// Arguments written one by one, in the schema's order. `one` writes a single argument, given its name in Lark and
+    /// its schema.
     pub fn one_by_one(&mut self, tool: &Tool, one: impl Fn(&mut Self, &str, &Value) -> String) -> String {
         let Some(properties) = tool.parameters["properties"].as_object().filter(|p| !p.is_empty()) else {
             return match &tool.parameters {
@@ -204,7 +204,7 @@ impl Page<'_> {
         lark
     }
 
-    /// The calls behind what opens them: a rule's name.
+    /// Adds a rule for the calls behind the opening mark; returns its name.
     fn calls(&mut self, calls: &Calls, tools: &[&Tool], single: bool) -> String {
         let Notation { head, call, next, close, .. } = calls.notation;
         let each: Vec<String> = tools.iter().map(|tool| call(self, tool)).collect();
@@ -214,7 +214,7 @@ impl Page<'_> {
         self.rule("", &body)
     }
 
-    /// What follows a trigger. None where the format has no trigger, or not even the form of its calls can be held.
+    /// The grammar after a trigger. `None` where the format has no trigger, or not even the form of its calls compiles.
     fn when_called(self, calls: &Calls, tools: &[&Tool], single: bool, with: &Grammars) -> Option<Grammar> {
         if calls.notation.open.is_empty() {
             return None;
@@ -231,7 +231,7 @@ impl Page<'_> {
         })
     }
 
-    /// A whole answer: calls, or content.
+    /// The grammar of a whole answer: calls, or content.
     fn answer(
         mut self,
         calls: Option<&Calls>,

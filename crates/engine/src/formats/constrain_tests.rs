@@ -4,7 +4,7 @@ use super::*;
 use crate::grammar::tests::{FABLE, answer, satisfies};
 use crate::grammar::{Constraint, Error, Rule};
 
-/// Words of templates, of every way to write calls.
+/// Texts of templates, one per notation of calls.
 const TEMPLATES: &[&str] = &[
     "<tool_call>",
     "<tool_call> <think></think>",
@@ -32,7 +32,7 @@ fn tools() -> Vec<Tool> {
     vec![Tool { name: "weather".into(), parameters }, Tool { name: "now".into(), parameters: Value::Null }]
 }
 
-/// The calls of an answer: names and arguments. What stands beside them is content.
+/// The calls of an answer: names and arguments; then the content beside them.
 fn calls(events: Vec<Event>) -> (Vec<(String, String)>, String) {
     let (mut calls, mut content) = (Vec::new(), String::new());
     for event in events {
@@ -104,7 +104,7 @@ fn a_call_that_the_model_begins_keeps_to_its_form() {
             continue;
         };
         let thought = constraint.thought.clone().map(|t| format!("{}hm{}", t.open, t.close)).unwrap_or_default();
-        // Where every message has its header, so has this one.
+        // Where every message has a header, this one has one too.
         let before = if format.name() == "harmony" {
             "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
         } else {
@@ -165,7 +165,7 @@ fn what_cannot_be_called_is_refused() {
         let error = constraint(format, &ask).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
-    // Where a call is the model's choice, the form alone is held.
+    // With optional calls, only the form is enforced.
     assert!(constraint(hermes, &Ask { tools: &strange, ..Ask::default() }).unwrap().is_some());
     assert!(constraint(hermes, &Ask::default()).unwrap().is_none());
 }

@@ -105,13 +105,13 @@ struct Section {
 }
 
 enum Stage {
-    /// Before a call or the end of the section.
+    /// Before a call, or the end of the section.
     Between,
     Arguments {
         scan: Scan,
         fenced: bool,
     },
-    /// Behind the arguments.
+    /// After the arguments.
     Close {
         fenced: bool,
     },
@@ -123,7 +123,7 @@ impl Reader for Section {
         match &mut self.stage {
             Stage::Between => {
                 c.blanks();
-                // A section that the text's end cuts off behind a call is whole.
+                // A section cut off by the text's end after a call is complete.
                 if c.rest().is_empty() && last && sink.n_calls() > 0 {
                     return Turn::Done(c.at());
                 }

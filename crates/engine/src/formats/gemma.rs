@@ -1,5 +1,5 @@
-//! Calls of Gemma 4: `<|tool_call>call:name{key:value, ..}<tool_call|>`, in a notation of its own: strings stand between
-//! `<|"|>` marks without escapes, keys are bare.
+//! Calls of Gemma 4: `<|tool_call>call:name{key:value, ..}<tool_call|>`, in a special notation: strings are between
+//! `<|"|>` marks without escapes, keys are unquoted.
 
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -15,7 +15,7 @@ use super::parser::{Reader, Sink, Turn};
 const OPEN: &str = "<|tool_call>";
 const CLOSE: &str = "<tool_call|>";
 const QUOTE: &str = "<|\"|>";
-/// Deepest nesting of the arguments.
+/// Maximum nesting of the arguments.
 const MAX_DEPTH: usize = 64;
 
 pub(super) static CALLS: Calls = Calls {
@@ -41,7 +41,7 @@ pub(super) static CALLS: Calls = Calls {
     },
 };
 
-/// A call comes when it is whole.
+/// Emits a call once it is complete.
 struct Gemma;
 
 impl Reader for Gemma {
@@ -73,7 +73,7 @@ fn call<'a>(c: &mut Cursor<'a>, json: &mut String) -> Result<&'a str, Halt> {
     Ok(name)
 }
 
-/// The rest of an object behind its brace.
+/// The rest of an object after its brace.
 fn object(c: &mut Cursor<'_>, json: &mut String, depth: usize) -> Result<(), Halt> {
     json.push('{');
     if c.blanks().have("}")? {
@@ -123,7 +123,7 @@ fn value(c: &mut Cursor<'_>, json: &mut String, depth: usize) -> Result<(), Halt
     Ok(())
 }
 
-/// The rest of a list behind its bracket.
+/// The rest of a list after its bracket.
 fn list(c: &mut Cursor<'_>, json: &mut String, depth: usize) -> Result<(), Halt> {
     json.push('[');
     if c.blanks().have("]")? {
@@ -145,7 +145,7 @@ fn quoted(json: &mut String, text: &str) {
     let _ = write!(json, "{}", Value::from(text));
 }
 
-/// A value of this schema, for a grammar: its type, its properties in the order of their names, its items.
+/// Grammar of a value of this schema: its type, its properties in alphabetical order, its items.
 fn write_value(page: &mut Page<'_>, schema: &Value, depth: usize) -> String {
     let list = |name: &str| schema[name].as_array().filter(|list| !list.is_empty());
     let constant = schema.get("const").map(|c| vec![c.clone()]);
@@ -181,7 +181,7 @@ fn write_value(page: &mut Page<'_>, schema: &Value, depth: usize) -> String {
     }
 }
 
-/// An object with these properties, those that are not required now and then.
+/// Grammar of an object with these properties; those not required are optional.
 fn write_object(
     page: &mut Page<'_>,
     properties: &serde_json::Map<String, Value>,
@@ -190,7 +190,8 @@ fn write_object(
 ) -> String {
     let mut sorted: Vec<(&String, &Value)> = properties.iter().collect();
     sorted.sort_by_key(|(name, _)| *name);
-    // What may follow, from the last on: where nothing stands before it, and where something does, with a comma.
+    // Built from the last property backwards: the rest of an object when no property precedes it, and when one does,
+    // with a comma.
     let (mut first, mut further) = (page.rule("", "\"\""), page.rule("", "\"\""));
     for (name, schema) in sorted.into_iter().rev() {
         let value = write_value(page, schema, depth + 1);
@@ -205,11 +206,11 @@ fn write_object(
     format!("\"{{\" {first} \"}}\"")
 }
 
-/// Rules for any value and any object.
+/// Rules for any value and for any object.
 fn write_any(page: &mut Page<'_>) -> (String, String) {
     let text = format!("{} {}", page.say(QUOTE), page.text_until(QUOTE));
     let text = page.rule("", &text);
-    // The rule that comes next is the value itself, which its lists and objects hold.
+    // The next rule is the value itself, which occurs in its lists and objects.
     let value = page.next_rule();
     let pair = format!("NAME \":\" {value}");
     let object = format!("\"{{\" ({pair} (\",\" {pair})*)? \"}}\"");

@@ -1,6 +1,7 @@
-//! Calls of GLM 4.5 and later: `<tool_call>name`, then pairs `<arg_key>k</arg_key>` and `<arg_value>v</arg_value>`, `</tool_call>`.
+//! Calls of GLM 4.5 and later: `<tool_call>name`, then pairs `<arg_key>k</arg_key>` and `<arg_value>v</arg_value>`,
+//! `</tool_call>`.
 //!
-//! A value is a string as it stands, or JSON, as the tool's schema says.
+//! A value is a raw string or JSON, depending on the tool's schema.
 
 use super::constrain::Notation;
 use super::history;
@@ -38,7 +39,7 @@ const VALUE_END: &str = "</arg_value>";
 
 struct Glm {
     tools: Vec<Tool>,
-    /// Of the call under way, when its name is known.
+    /// Arguments of the current call, once its name is known.
     arguments: Option<Arguments>,
 }
 
@@ -64,12 +65,12 @@ impl Reader for Glm {
     }
 }
 
-/// The name, which a mark or the end of its line ends.
+/// The name, up to a mark or the end of its line.
 fn name(text: &str) -> Result<(&str, usize), Halt> {
     let start = text.len() - text.trim_start().len();
     let len = text[start..].find(['\n', '<']).ok_or(Halt::More)?;
     let name = text[start..start + len].trim_end();
-    // What ends the name must be a mark: else this is no call.
+    // A mark must follow the name; otherwise this is no call.
     let mut c = Cursor::new(&text[start + len..]);
     c.blanks().expect_any(&[KEY, hermes::CLOSE])?;
     if name.is_empty() { Err(Halt::Not) } else { Ok((name, start + len)) }

@@ -1,8 +1,8 @@
 //! The messages of gpt-oss ("harmony"): an answer is a sequence of messages in channels.
 //!
-//! `<|channel|>analysis<|message|>..<|end|><|start|>assistant<|channel|>final<|message|>..`. Analysis is the thought, final the
-//! answer; commentary to `functions.name` is a call, and other commentary is for the reader. The prompt ends with
-//! `<|start|>assistant`, so the first header begins behind it.
+//! `<|channel|>analysis<|message|>..<|end|><|start|>assistant<|channel|>final<|message|>..`. Analysis is the thought,
+//! final the answer; commentary to `functions.name` is a call, other commentary is content. The prompt ends with
+//! `<|start|>assistant`, so the first header continues it.
 
 use super::Calls;
 use super::constrain::{Notation, Page};
@@ -14,7 +14,7 @@ const START: &str = "<|start|>";
 const CHANNEL: &str = "<|channel|>";
 const MESSAGE: &str = "<|message|>";
 const CONSTRAIN: &str = "<|constrain|>";
-/// Longest header.
+/// Maximum length of a header, in bytes.
 const MAX_HEADER: usize = 300;
 const ENDS: [&str; 4] = ["<|end|>", "<|call|>", "<|return|>", START];
 
@@ -41,7 +41,7 @@ pub(super) static CALLS: Calls = Calls {
 /// The header of the answer itself.
 pub(super) const FINAL: &str = "<|channel|>final<|message|>";
 
-/// A thought before the other messages, for a grammar.
+/// Grammar of a thought before the other messages.
 pub(super) fn write_thought(page: &mut Page<'_>) -> String {
     let head = page.say("<|channel|>analysis<|message|>");
     format!("{head} {}", page.text_until("<|end|><|start|>assistant"))
@@ -55,7 +55,7 @@ enum Harmony {
     Thought,
     Content,
     Arguments(Scan),
-    /// Behind a call's object.
+    /// After a call's object.
     Called,
     /// Between messages.
     Between,
@@ -120,7 +120,7 @@ impl Reader for Harmony {
 }
 
 impl Harmony {
-    /// After a stretch of a message's text, and the mark that ends it if it is there.
+    /// Consumes a piece of a message's text, with the mark that ends it if present.
     fn behind(&mut self, text: &str, shown: usize, end: Option<usize>, last: bool) -> Turn {
         match end {
             Some(n) => {
@@ -139,11 +139,12 @@ enum Next<'a> {
     Thought,
     Content,
     Call(&'a str),
-    /// No message: what stands here is content.
+    /// No message: the text is content.
     Text,
 }
 
-/// What a header announces, and where its message begins. What is no header is content. None when more is needed.
+/// What a header announces, and where its message begins. Text that is no header is content. `None` when more text is
+/// needed.
 fn header(text: &str, first: bool, last: bool) -> Option<(Next<'_>, usize)> {
     let visible = text.trim_start();
     let begins: &[&str] = if first { &[CHANNEL, START, "to="] } else { &[CHANNEL, START] };
@@ -151,7 +152,7 @@ fn header(text: &str, first: bool, last: bool) -> Option<(Next<'_>, usize)> {
         let may_come = begins.iter().any(|b| b.starts_with(visible));
         return (last || !may_come).then_some((Next::Content, 0));
     }
-    // What begins a header and is none must not be looked at as one again.
+    // After a false header, the search resumes behind its first character.
     let none = text.len() - visible.len() + 1;
     let end = match text.find(MESSAGE) {
         Some(end) if end <= MAX_HEADER => end,

@@ -1,6 +1,6 @@
-//! Calls as JSON between `<tool_call>` marks: Hermes, Qwen 2.5 and 3, and many that learnt from them.
+//! Calls as JSON between `<tool_call>` marks: Hermes, Qwen 2.5 and 3, and models trained on their output.
 //!
-//! `<tool_call>\n{"name": "f", "arguments": {..}}\n</tool_call>`, one pair of marks a call.
+//! `<tool_call>\n{"name": "f", "arguments": {..}}\n</tool_call>`, one pair of marks per call.
 
 use serde_json::Value;
 
@@ -55,22 +55,22 @@ impl Reader for Hermes {
         match cursor.blanks().expect(CLOSE) {
             Ok(c) => Turn::Done(c.at()),
             Err(Halt::More) if !last => Turn::More,
-            // The call is whole; a mark that is missing changes nothing.
+            // The call is complete even without its mark.
             Err(_) => Turn::Done(0),
         }
     }
 }
 
-/// A call as one JSON object: `{"name": .., "arguments": {..}}`, `parameters` for `arguments` in Llama's words.
+/// A call as one JSON object: `{"name": .., "arguments": {..}}`; Llama writes `parameters` for `arguments`.
 ///
-/// In the usual order the arguments stream; in any other order the call comes when the object is whole.
+/// In the usual order the arguments stream; in any other order the call is emitted when the object is complete.
 pub(super) struct JsonCall(Stage);
 
 enum Stage {
     Head,
     /// Inside the arguments.
     Arguments(Scan),
-    /// Behind the arguments, inside the object.
+    /// After the arguments, inside the object.
     Tail(Scan),
 }
 
@@ -79,7 +79,7 @@ impl JsonCall {
         JsonCall(Stage::Head)
     }
 
-    /// As [`Reader::read`]; done behind the object.
+    /// As [`Reader::read`]; done after the object.
     pub fn read(&mut self, text: &str, sink: &mut Sink) -> Turn {
         match &mut self.0 {
             Stage::Head => match head(text) {
@@ -122,7 +122,7 @@ fn head(text: &str) -> Result<(String, usize), Halt> {
     Ok((name, at))
 }
 
-/// A call whose object is read as a whole.
+/// Reads a call's object as a whole.
 fn whole(text: &str, sink: &mut Sink) -> Turn {
     let start = text.len() - text.trim_start().len();
     match Scan::new().push(&text[start..]) {
@@ -144,13 +144,13 @@ fn whole(text: &str, sink: &mut Sink) -> Turn {
     }
 }
 
-/// A call as one JSON object, for a grammar.
+/// Grammar of a call as one JSON object.
 pub(super) fn write_object(page: &mut Page<'_>, tool: &Tool, arguments: &str, begin: &str, end: &str) -> String {
     let head = format!("{begin}{{\"name\": {}, \"{arguments}\": ", Value::from(tool.name.as_str()));
     format!("{} {} {}", page.say(&head), page.arguments(tool), page.say(&format!("}}{end}")))
 }
 
-/// Name and arguments of a call; arguments may be an object or, as in the API, its text.
+/// Name and arguments of a call; arguments may be an object or, as in the API, a JSON string.
 pub(super) fn call(object: &Value) -> Option<(&str, String)> {
     let name = object.get("name")?.as_str()?;
     let arguments = match object.get("arguments").or(object.get("parameters")) {

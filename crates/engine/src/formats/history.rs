@@ -1,32 +1,32 @@
-//! Earlier messages in the form that a family's template takes them.
+//! Earlier messages in the form that a family's template expects.
 
 use serde_json::{Map, Value};
 
 use super::Format;
 use super::parser::new_id;
 
-/// What templates want of messages with calls, beyond what all want.
+/// What a template requires of messages with calls, besides the common form.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Habits {
-    /// A message holds one call at most; its result follows.
+    /// At most one call per message; its result follows.
     pub one_call: bool,
-    /// A message with calls and no content has null for content: an empty one would be a turn of its own.
+    /// A message with calls and no content has null content: an empty string would render as a separate message.
     pub null_content: bool,
     /// Ids of calls have nine letters and digits.
     pub short_ids: bool,
-    /// Thoughts are in `thinking`; with calls, they hold what the message said as well.
+    /// Thoughts are in `thinking`; in messages with calls, so is the content.
     pub thinking: bool,
 }
 
-/// Habits that are as most templates': a value for statics, where `Default` cannot be called.
+/// Habits of most templates, as a value for statics, where `Default` cannot be called.
 pub(super) const PLAIN: Habits = Habits { one_call: false, null_content: false, short_ids: false, thinking: false };
 
 impl Format {
-    /// Messages as chat templates of this format take them, from messages as the chat completions API has them: arguments
-    /// of calls become objects where they are JSON text, lists of text parts become strings, a missing content an empty
-    /// one; messages with several calls, ids and thoughts are brought into the family's own shape.
+    /// Converts messages of the chat completions API to the form that chat templates of this format take: JSON text of
+    /// call arguments becomes an object, lists of text parts become strings, a missing content an empty one; several
+    /// calls, ids and thoughts are rewritten in the family's form.
     ///
-    /// What is not an object, or has another form than the API's, stays as it is.
+    /// Values that are no objects, or not in the API's form, are left unchanged.
     pub fn history(&self, messages: &[Value]) -> Vec<Value> {
         let habits = self.calls.map_or(PLAIN, |calls| calls.habits);
         let mut out = Vec::with_capacity(messages.len());
@@ -78,13 +78,13 @@ fn message(message: &Value, habits: Habits) -> Value {
     message
 }
 
-/// The text of a list of text parts; None for anything else.
+/// The text of a list of text parts; `None` for anything else.
 fn parts(content: &Value) -> Option<String> {
     let texts = content.as_array()?.iter().map(|part| part.get("text")?.as_str());
     texts.collect::<Option<Vec<_>>>().map(|texts| texts.join("\n"))
 }
 
-/// A text that is a JSON object, or nothing.
+/// The object in a JSON text, if it is one.
 fn object(text: &str) -> Option<Value> {
     match serde_json::from_str(text) {
         Ok(object @ Value::Object(_)) => Some(object),
@@ -107,7 +107,8 @@ fn thinking(fields: &mut Map<String, Value>, calls: bool) {
     }
 }
 
-/// A message with several calls becomes messages with one, each with its result behind it. `rest` holds what follows, last first.
+/// Splits a message with several calls into messages with one, each followed by its result. `rest` holds the following
+/// messages, last first.
 fn split(message: Value, rest: &mut Vec<Value>, out: &mut Vec<Value>) {
     let mut results = Vec::new();
     while let Some(result) = rest.pop_if(|next| next["role"] == "tool") {
@@ -117,7 +118,7 @@ fn split(message: Value, rest: &mut Vec<Value>, out: &mut Vec<Value>) {
     for (i, call) in calls.into_iter().enumerate() {
         let mut one = message.clone();
         if i > 0 {
-            // What it said and thought stands once.
+            // Content and thought are kept once.
             one["content"] = "".into();
             one.as_object_mut().map(|fields| fields.shift_remove("thinking"));
         }
@@ -130,7 +131,7 @@ fn split(message: Value, rest: &mut Vec<Value>, out: &mut Vec<Value>) {
     out.append(&mut results);
 }
 
-/// An id of nine letters and digits: itself, or one that is the same for the same id.
+/// An id of nine letters and digits: the id itself, or a hash of it.
 fn short(id: &str) -> String {
     if id.len() == 9 && id.bytes().all(|b| b.is_ascii_alphanumeric()) {
         return id.to_owned();

@@ -1,8 +1,8 @@
-//! JSON as it comes: whether what came is the beginning of an object, and where the object ends.
+//! Incremental JSON: whether the text so far begins an object, and where the object ends.
 
 use super::parser::{Sink, Turn};
 
-/// Deepest nesting of a call's arguments.
+/// Maximum nesting of a call's arguments.
 const MAX_DEPTH: usize = 128;
 
 /// What is expected next.
@@ -27,17 +27,17 @@ enum Expect {
     Escape {
         key: bool,
     },
-    /// Inside `\uXXXX`: hexadecimal digits still to come.
+    /// Inside `\uXXXX`: hexadecimal digits left.
     Hex {
         key: bool,
         left: u8,
     },
-    /// Inside `true`, `false` or `null`: what is still to come.
+    /// Inside `true`, `false` or `null`: the bytes left.
     Word(&'static [u8]),
     Number(Digits),
 }
 
-/// Where in a number.
+/// Position in a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Digits {
     Minus,
@@ -50,21 +50,21 @@ enum Digits {
     Exponent,
 }
 
-/// How far a text took a scan.
+/// Result of a scan of a piece of text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scanned {
-    /// All of it belongs to the object, which goes on.
+    /// All of it belongs to the object, which is not complete.
     More,
-    /// The object ends after so many bytes.
+    /// The object ends after this many bytes.
     End(usize),
-    /// The byte at this place cannot stand there; a scan that goes on from it says so again.
+    /// The byte at this index is invalid; a scan that continues from it fails again.
     Bad(usize),
 }
 
-/// Reads one JSON object, byte after byte.
+/// Scans one JSON object byte by byte.
 #[derive(Clone, Debug)]
 pub(super) struct Scan {
-    /// What is open: objects (true) and lists.
+    /// Open objects (true) and lists (false).
     open: Vec<bool>,
     expect: Expect,
 }
@@ -75,12 +75,12 @@ impl Scan {
         Scan { open: Vec::new(), expect: Expect::Open }
     }
 
-    /// Inside an object, behind one of its values.
+    /// Inside an object, after one of its values.
     pub fn behind_value() -> Scan {
         Scan { open: vec![true], expect: Expect::CommaOrEnd }
     }
 
-    /// Goes on with more of the text.
+    /// Scans more of the text.
     pub fn push(&mut self, text: &str) -> Scanned {
         for (at, byte) in text.bytes().enumerate() {
             if !self.byte(byte) {
@@ -93,7 +93,7 @@ impl Scan {
         Scanned::More
     }
 
-    /// Goes on with more of a call's arguments, which are this object; done behind it.
+    /// Scans more of a call's arguments, which are this object; done after it.
     pub fn arguments(&mut self, text: &str, sink: &mut Sink) -> Turn {
         let n_blanks = text.len() - text.trim_start().len();
         if self.expect == Expect::Open && n_blanks > 0 {
@@ -110,7 +110,7 @@ impl Scan {
         turn
     }
 
-    /// Takes a byte; false when it cannot stand here.
+    /// Scans a byte; false when it is invalid here.
     fn byte(&mut self, byte: u8) -> bool {
         use Expect::*;
         if let Number(digits) = self.expect {
@@ -203,12 +203,12 @@ impl Digits {
     }
 }
 
-/// Why a cursor did not get what it looked for.
+/// Why a cursor could not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Halt {
-    /// The text ends too early; more of it may bring it.
+    /// The text ends too early; more text may complete it.
     More,
-    /// Something else stands there.
+    /// Something else follows.
     Not,
 }
 
@@ -251,7 +251,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Reads the first of these texts that stands here; none is the beginning of another.
+    /// Reads the first matching text; none is a prefix of another.
     pub fn expect_any(&mut self, expected: &[&str]) -> Result<&mut Self, Halt> {
         let mut halt = Halt::Not;
         for text in expected {
@@ -264,7 +264,7 @@ impl<'a> Cursor<'a> {
         Err(halt)
     }
 
-    /// Reads up to this text and past it; returns what stands before it.
+    /// Reads up to and including this text; returns what precedes it.
     pub fn until(&mut self, end: &str) -> Result<&'a str, Halt> {
         let found = self.rest().find(end).ok_or(Halt::More)?;
         let before = &self.rest()[..found];
@@ -272,7 +272,7 @@ impl<'a> Cursor<'a> {
         Ok(before)
     }
 
-    /// As [`Cursor::until`], where none of `stops` may stand before.
+    /// As [`Cursor::until`], but none of `stops` may occur before.
     pub fn until_within(&mut self, end: &str, stops: &[char]) -> Result<&'a str, Halt> {
         let rest = self.rest();
         match (rest.find(end), rest.find(stops)) {
@@ -284,7 +284,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Reads up to one of these characters; returns what stands before it, without the blanks at its end.
+    /// Reads up to one of these characters; returns what precedes it, without trailing blanks.
     pub fn bare(&mut self, stops: &[char]) -> Result<&'a str, Halt> {
         let found = self.rest().find(stops).ok_or(Halt::More)?;
         let bare = self.rest()[..found].trim_end();
@@ -292,7 +292,7 @@ impl<'a> Cursor<'a> {
         if bare.is_empty() { Err(Halt::Not) } else { Ok(bare) }
     }
 
-    /// Whether this text stands here, and reads it then.
+    /// Reads this text if it follows; returns whether it did.
     pub fn have(&mut self, text: &str) -> Result<bool, Halt> {
         match self.expect(text) {
             Ok(_) => Ok(true),

@@ -1,5 +1,5 @@
-//! Calls of Llama 3: the whole answer is one object `{"name": .., "parameters": {..}}`, or several with `;` between,
-//! sometimes behind `<|python_tag|>`.
+//! Calls of Llama 3: the whole answer is one object `{"name": .., "parameters": {..}}`, or several separated by `;`,
+//! sometimes after `<|python_tag|>`.
 
 use super::constrain::Notation;
 use super::hermes::JsonCall;
@@ -28,7 +28,7 @@ pub(super) static CALLS: Calls = Calls {
 
 struct Llama {
     call: JsonCall,
-    /// Behind a call.
+    /// After a call.
     between: bool,
 }
 

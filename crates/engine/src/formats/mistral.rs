@@ -1,6 +1,6 @@
-//! Calls of Mistral's models behind `[TOOL_CALLS]`.
+//! Calls of Mistral's models after `[TOOL_CALLS]`.
 //!
-//! - New: `[TOOL_CALLS]name[CALL_ID]id[ARGS]{..}`, the id sometimes left out, one mark a call.
+//! - New: `[TOOL_CALLS]name[CALL_ID]id[ARGS]{..}`, the id optional, one mark per call.
 //! - Old: `[TOOL_CALLS][{"name": .., "arguments": {..}, "id": ..}, ..]`, one mark for all.
 
 use super::constrain::Notation;
@@ -65,7 +65,7 @@ pub(super) static LIST: Calls = calls(
 enum Mistral {
     Start,
     Arguments(Scan),
-    /// In the list, before a call; `first`: behind the bracket.
+    /// In the list, before a call; `first`: right after the bracket.
     List {
         first: bool,
     },

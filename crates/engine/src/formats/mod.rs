@@ -1,10 +1,11 @@
-//! Reasoning and tool calls in what a model writes: every family marks them in its own way, and each way is a [`Format`].
+//! Reasoning and tool calls in a model's output: every family marks them differently, and each notation is a
+//! [`Format`].
 //!
-//! A format is chosen from the chat template's text ([`Format::detect`]). Its [`Parser`] takes the text of an answer as it
-//! comes, cut anywhere, and gives [`Event`]s: the thought, the answer, the calls. Text in, structure out: nothing here knows
-//! HTTP, an API's JSON, or the engine's requests.
+//! The chat template's text selects the format ([`Format::detect`]). Its [`Parser`] takes the text of an answer in
+//! pieces of any size and emits [`Event`]s: the thought, the answer, the calls. Text in, structure out: no HTTP, no
+//! API's JSON, none of the engine's requests.
 //!
-//! Many marks are special tokens, whose names an answer's text leaves out: a request whose text goes to a parser lists
+//! Many marks are special tokens, which an answer's text omits: a request whose text goes to a parser lists
 //! [`Format::shown`] as [`shown`](crate::Request::shown).
 
 mod constrain;
@@ -38,7 +39,7 @@ use constrain::Notation;
 use history::Habits;
 use parser::Reader;
 
-/// A part of an answer. Texts and JSON come in pieces; pieces of the same part, joined, are the part.
+/// A part of an answer. Texts and JSON arrive in pieces, to be concatenated per part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// More of the thought before the answer.
@@ -49,7 +50,8 @@ pub enum Event {
     ToolCallStart {
         /// Which call of this answer, from 0.
         index: usize,
-        /// Its id: the model's own where the format has one, else a new one of the form that the model's template takes.
+        /// Its id: the model's own where the format has one, else a new one in the form that the model's template
+        /// requires.
         id: String,
         /// Name of the tool.
         name: String,
@@ -65,17 +67,18 @@ pub enum Event {
     ToolCallEnd {
         /// Which call.
         index: usize,
-        /// Its arguments are a whole JSON object. False when the text broke off or went wrong; never with [`Hold::Call`].
+        /// Whether its arguments are a complete JSON object. False when the text broke off or was malformed; never with
+        /// [`Hold::Call`].
         complete: bool,
     },
 }
 
-/// The texts around a thought.
+/// The marks around a thought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Thought {
-    /// Opens it; often the prompt holds it already.
+    /// Opens it; often the prompt ends with it.
     pub open: &'static str,
-    /// Stands behind `open` and is not part of the thought.
+    /// Follows `open` and is not part of the thought.
     label: &'static str,
     /// Closes it.
     pub close: &'static str,
@@ -90,29 +93,30 @@ const THOUGHTS: &[(&str, Thought)] = &[
     (THINK.close, THINK),
 ];
 
-/// How calls are written.
+/// Notation of calls.
 struct Calls {
     name: &'static str,
-    /// Texts that open calls wherever they stand in an answer.
+    /// Texts that open calls anywhere in an answer.
     opens: &'static [&'static str],
-    /// Texts that open calls at the very start of an answer; they belong to the call.
+    /// Texts that open calls only at the start of an answer; they belong to the call.
     starts: &'static [&'static str],
-    /// All texts that the reader looks for.
+    /// All texts that the reader searches for.
     marks: &'static [&'static str],
-    /// Makes the reader of what follows one of `opens`, which is handed in; with no `opens` and no `starts`, of whole answers.
+    /// Makes the reader of what follows one of `opens`, its argument; without `opens` and `starts`, the reader of whole
+    /// answers.
     reader: fn(&str, &[Tool]) -> Box<dyn Reader>,
     notation: Notation,
     habits: Habits,
 }
 
 impl Calls {
-    /// Whether calls are not marked in an answer, but the answer is read as a whole.
+    /// Whether calls have no opening mark, so that the reader gets the whole answer.
     fn reads_all(&self) -> bool {
         self.opens.is_empty() && self.starts.is_empty()
     }
 }
 
-/// How a model marks its thoughts and its calls.
+/// A model's marks of thoughts and calls.
 #[derive(Clone, Copy)]
 pub struct Format {
     thought: Option<Thought>,
@@ -125,7 +129,7 @@ impl std::fmt::Debug for Format {
     }
 }
 
-/// What a template says about its calls: the first row whose texts stand in it.
+/// Texts that identify a template's notation of calls; the first row whose texts all occur decides.
 const CALLS: &[(&[&str], &Calls)] = &[
     (&["<|channel|>analysis"], &harmony::CALLS),
     (&["<|tool_call>call:"], &gemma::CALLS),
@@ -145,23 +149,23 @@ impl Format {
     /// Neither thoughts nor calls: all is content.
     pub const PLAIN: Format = Format { thought: None, calls: None };
 
-    /// The format that a chat template was written for.
+    /// The format that a chat template uses.
     pub fn detect(template: &str) -> Format {
         let calls =
             CALLS.iter().find(|(texts, _)| texts.iter().all(|text| template.contains(text))).map(|(_, calls)| *calls);
         let thought = THOUGHTS.iter().find(|(text, _)| template.contains(text)).map(|(_, thought)| *thought);
-        // Where the whole answer is in messages, a thought is one of them.
+        // When messages make up the whole answer, a thought is one of them.
         let thought = thought.filter(|_| calls.is_none_or(|c| !c.reads_all()));
         Format { thought, calls }
     }
 
-    /// Its name: of its calls, and `+think` when it has thoughts.
+    /// Its name: that of its calls, and `+think` when it has thoughts.
     pub fn name(&self) -> String {
         let calls = self.calls.map_or("plain", |c| c.name);
         if self.thought.is_some() { format!("{calls}+think") } else { calls.to_owned() }
     }
 
-    /// Whether it can write calls.
+    /// Whether the model can call tools.
     pub fn has_calls(&self) -> bool {
         self.calls.is_some()
     }
@@ -176,7 +180,7 @@ impl Format {
         self.thought.is_some_and(|t| prompt.trim_end().ends_with(t.open))
     }
 
-    /// The special tokens of a vocabulary whose names a parser must see.
+    /// The special tokens of a vocabulary that a parser needs to see.
     pub fn shown(&self, tokenizer: &Tokenizer) -> Vec<u32> {
         let marks: Vec<&str> = self.marks().collect();
         let is_mark = |&id: &u32| {
@@ -186,7 +190,7 @@ impl Format {
         (0..tokenizer.n_vocab() as u32).filter(is_mark).collect()
     }
 
-    /// All texts that it gives a meaning to.
+    /// All texts with a meaning in the format.
     fn marks(&self) -> impl Iterator<Item = &'static str> {
         let thought = self.thought.into_iter().flat_map(|t| [t.open, t.close]);
         thought.chain(self.calls.into_iter().flat_map(|c| c.opens.iter().chain(c.marks).copied()))

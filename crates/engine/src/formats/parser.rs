@@ -1,45 +1,46 @@
-//! The parser that all formats share: text until a mark, thoughts, and what is held back while a mark may be on its way.
+//! The parser of all formats: searches for marks, splits off thoughts, and holds text back while a mark may be
+//! incomplete.
 
 use super::json::Halt;
 use super::{Calls, Event, Format, Thought, Tool};
 
-/// What a parser keeps to itself until it is certain.
+/// What a parser holds back until it is certain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Hold {
-    /// A call up to its name; its arguments stream. Where they go wrong later, the call ends as not complete.
+    /// A call up to its name; its arguments stream. If they turn out malformed, the call ends as not complete.
     #[default]
     Head,
-    /// A call as a whole. One that goes wrong is content, to the last character.
+    /// A whole call. A malformed one is content, to the last character.
     Call,
 }
 
-/// What became of a stretch of text that a [`Reader`] was given.
+/// Result of a [`Reader`] on a piece of text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
-    /// So many bytes are read; go on with the rest.
+    /// This many bytes are consumed; call again with the rest.
     Took(usize),
     /// More text is needed.
     More,
-    /// So many bytes are read, and with them the calls end.
+    /// This many bytes are consumed, and the calls end with them.
     Done(usize),
-    /// This is no call.
+    /// The text is no call.
     Broken,
 }
 
-/// Reads calls behind the mark that opens them.
+/// Reads calls after their opening mark.
 pub(super) trait Reader: Send {
-    /// Reads from the front of `text`; `last` when nothing follows it. What it decides must depend on the text alone, not
-    /// on where it is cut.
+    /// Reads from the front of `text`; `last` when nothing follows it. The result must depend on the text alone, not on
+    /// where it is cut.
     fn read(&mut self, text: &str, last: bool, sink: &mut Sink) -> Turn;
 
-    /// After [`Turn::Broken`]: whether the reader reads on.
+    /// Whether the reader continues after [`Turn::Broken`].
     fn recover(&mut self) -> bool {
         false
     }
 }
 
 impl Turn {
-    /// The turn after an attempt that may have been halted.
+    /// Converts the outcome of an attempt that may have halted.
     pub fn of(outcome: Result<Turn, Halt>) -> Turn {
         match outcome {
             Ok(turn) => turn,
@@ -49,16 +50,16 @@ impl Turn {
     }
 }
 
-/// Where a reader puts what it finds.
+/// Collects a reader's events.
 pub(super) struct Sink {
     events: Vec<Event>,
     hold: Hold,
-    /// Events of the call under way that are held back.
+    /// Events of the current call that are held back.
     held: Vec<Event>,
-    /// Whether a call is under way.
+    /// Whether a call is open.
     open: bool,
     n_calls: usize,
-    /// Counts what is settled: its text is not that of a call that may still go wrong.
+    /// Increases when text is final: it no longer belongs to a call that may turn out malformed.
     n_settled: usize,
     seed: u64,
     short_ids: bool,
@@ -74,14 +75,14 @@ impl Sink {
         self.push(Event::ToolCallStart { index, id, name: name.to_owned() });
     }
 
-    /// More of its arguments.
+    /// More of the call's arguments.
     pub fn arguments(&mut self, json: &str) {
         if !json.is_empty() {
             self.push(Event::ToolCallArguments { index: self.n_calls - 1, json: json.to_owned() });
         }
     }
 
-    /// It is whole.
+    /// The call is complete.
     pub fn end(&mut self) {
         self.push(Event::ToolCallEnd { index: self.n_calls - 1, complete: true });
         self.events.append(&mut self.held);
@@ -89,12 +90,12 @@ impl Sink {
         self.settle();
     }
 
-    /// What was read up to here is no part of a call to come.
+    /// The text read so far is not part of a later call.
     pub fn settle(&mut self) {
         self.n_settled += 1;
     }
 
-    /// Calls up to now, the one under way among them.
+    /// Number of calls so far, the open one included.
     pub fn n_calls(&self) -> usize {
         self.n_calls
     }
@@ -120,7 +121,7 @@ impl Sink {
         }
     }
 
-    /// The call under way went wrong. `raw` is its text up to here.
+    /// The open call is malformed. `raw` is its text so far.
     fn broken(&mut self, raw: &str) {
         if !self.open {
             self.content(raw);
@@ -139,32 +140,32 @@ impl Sink {
 }
 
 enum State {
-    /// Before anything but blanks: a thought may open here.
+    /// Only blanks so far: a thought may open here.
     Start,
     Thought {
         marks: Thought,
         begun: bool,
     },
-    /// In the answer. `fresh`: right behind a thought or a call, where blanks are no content.
+    /// In the answer. `fresh`: right after a thought or a call, where blanks are no content.
     Content {
         fresh: bool,
     },
-    /// In calls, with their text since the last whole one.
+    /// In calls, with the text since the last complete one.
     Calls {
         reader: Box<dyn Reader>,
         raw: String,
     },
 }
 
-/// Takes an answer's text in pieces and gives its parts.
+/// Splits an answer's text, given in pieces, into its parts.
 ///
 /// The parts depend on the text alone, not on how it is cut. A text without marks is content, character by character.
-/// Blanks between content, thoughts and calls belong to none of them.
+/// Blanks between content, thoughts and calls are dropped.
 pub struct Parser {
     format: Format,
     tools: Vec<Tool>,
     state: State,
-    /// Text that is not understood yet.
+    /// Text that is not parsed yet.
     text: String,
     sink: Sink,
 }
@@ -172,8 +173,8 @@ pub struct Parser {
 impl Parser {
     /// A parser at the start of an answer.
     ///
-    /// `opened`: the prompt ends inside a thought ([`Format::opens_thought`]). Calls are looked for when there are `tools`.
-    /// `seed` makes the ids of calls: take a new one for every answer.
+    /// `opened`: the prompt ends inside a thought ([`Format::opens_thought`]). Without `tools`, calls are not parsed.
+    /// `seed` makes the ids of calls: use a new one for every answer.
     pub fn new(format: Format, tools: &[Tool], opened: bool, hold: Hold, seed: u64) -> Parser {
         let state = match format.thought {
             Some(marks) if opened => State::Thought { marks, begun: false },
@@ -188,14 +189,14 @@ impl Parser {
         Parser { format, tools: tools.to_vec(), state, text: String::new(), sink }
     }
 
-    /// Takes more text and appends the parts that are certain now.
+    /// Takes more text and appends the parts that are certain.
     pub fn push(&mut self, text: &str, events: &mut Vec<Event>) {
         self.text.push_str(text);
         self.run(false);
         events.append(&mut self.sink.events);
     }
 
-    /// Ends the text and appends what was held back. The parser is at the start of the answer's rest then: of nothing.
+    /// Ends the text and appends what was held back.
     pub fn finish(&mut self, events: &mut Vec<Event>) {
         self.run(true);
         events.append(&mut self.sink.events);
@@ -206,7 +207,7 @@ impl Parser {
         self.sink.n_calls
     }
 
-    /// The parts of a whole text.
+    /// Parses a whole text.
     pub fn parse(mut self, text: &str) -> Vec<Event> {
         let mut events = Vec::new();
         self.push(text, &mut events);
@@ -226,7 +227,7 @@ impl Parser {
         self.text.push_str(rest);
     }
 
-    /// Reads from the front of `text`: how far, or None when more is needed or nothing is left.
+    /// Reads from the front of `text`; returns the bytes consumed, or `None` when it needs more text or none is left.
     fn step(&mut self, text: &str, last: bool) -> Option<usize> {
         match &mut self.state {
             State::Start => self.start(text, last),
@@ -285,17 +286,17 @@ impl Parser {
         }
     }
 
-    /// The way to write calls, where there is something to call.
+    /// The notation of calls, if there are tools.
     fn call_format(&self) -> Option<&'static Calls> {
         self.format.calls.filter(|_| !self.tools.is_empty())
     }
 
-    /// Whether a call may begin an answer without a mark.
+    /// Whether a call may begin an answer without an opening mark.
     fn may_start_calls(&self) -> bool {
         self.call_format().is_some_and(|calls| !calls.starts.is_empty())
     }
 
-    /// Whether the answer, which begins like this, begins with a call.
+    /// Whether the answer, which begins with `visible`, begins with a call.
     fn call_starts(&self, visible: &str) -> bool {
         self.call_format().is_some_and(|calls| calls.starts.iter().any(|start| visible.starts_with(start)))
     }
@@ -306,7 +307,7 @@ impl Parser {
         }
     }
 
-    /// Blanks at the start of a thought are not part of it; nor is a second opening mark, behind the prompt's own.
+    /// Drops blanks at the start of a thought, and a second opening mark after the prompt's.
     fn thought_start(&mut self, text: &str, marks: Thought, last: bool) -> Option<usize> {
         let visible = text.trim_start();
         let n_blanks = text.len() - visible.len();
@@ -337,7 +338,7 @@ impl Parser {
         }
     }
 
-    /// Right behind a thought or a call: blanks are no content.
+    /// Right after a thought or a call: drops blanks.
     fn content_start(&mut self, text: &str, last: bool) -> Option<usize> {
         let visible = text.trim_start();
         if visible.is_empty() && !last {
@@ -372,18 +373,18 @@ impl Parser {
     }
 }
 
-/// What a search for marks found.
+/// Result of a search for marks.
 enum Found {
     Mark {
         at: usize,
         mark: &'static str,
     },
-    /// No mark; from here on the text may be the beginning of one.
+    /// No mark, but the text from here on may begin one.
     Held(usize),
 }
 
-/// Text before the first of these marks: its length, and where the mark ends when it is there. An end of the text that may
-/// begin a mark, and the blanks before that, are left for later, unless this is the last of it.
+/// Finds the first of these marks: the length of the text before it, and the end of the mark if it was found. A tail of
+/// the text that may begin a mark, with the blanks before it, is held back unless `last`.
 pub(super) fn until_mark(text: &str, marks: &[&'static str], last: bool) -> (usize, Option<usize>) {
     match find(text, marks) {
         Found::Mark { at, mark } => (at, Some(at + mark.len())),
@@ -392,7 +393,7 @@ pub(super) fn until_mark(text: &str, marks: &[&'static str], last: bool) -> (usi
     }
 }
 
-/// The mark that stands first; of several at one place the longest.
+/// The first mark; at one place the longest.
 fn find(text: &str, marks: &[&'static str]) -> Found {
     let found = marks.iter().filter_map(|mark| Some((text.find(mark)?, mark)));
     match found.min_by_key(|(at, mark)| (*at, std::cmp::Reverse(mark.len()))) {
@@ -401,7 +402,7 @@ fn find(text: &str, marks: &[&'static str]) -> Found {
     }
 }
 
-/// Length of the longest end of the text that begins a mark.
+/// Length of the longest tail of the text that begins a mark.
 fn held(text: &str, marks: &[&'static str]) -> usize {
     let ends = |mark: &&'static str| {
         let longest = (mark.len() - 1).min(text.len());
@@ -410,7 +411,7 @@ fn held(text: &str, marks: &[&'static str]) -> usize {
     marks.iter().map(ends).max().unwrap_or(0)
 }
 
-/// An id that no other call of this or another answer has; `short`: of nine letters and digits.
+/// A call id unique within this and other answers; `short`: nine letters and digits.
 pub(super) fn new_id(seed: u64, index: usize, short: bool) -> String {
     const LETTERS: &[u8; 62] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
     let mut state = seed ^ (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);

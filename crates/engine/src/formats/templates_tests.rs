@@ -1,4 +1,4 @@
-//! The formats on real templates: what a template writes of an earlier answer, the parser reads as the same answer.
+//! Round trip through real templates: the parser reads an earlier answer as the template rendered it.
 
 use std::path::Path;
 
@@ -84,10 +84,10 @@ fn what_a_template_writes_is_read_back() {
         let answer = json!({"role": "assistant", "content": null, "tool_calls": calls});
         let prompt = render(&template, format, std::slice::from_ref(&user), true);
         let whole = render(&template, format, &[user.clone(), answer], false);
-        // The prompt may open or close a thought that the history does not show: what they share is what counts.
+        // The prompt may open or close a thought that the history omits: only the common prefix counts.
         let shared = prompt.bytes().zip(whole.bytes()).take_while(|(a, b)| a == b).count();
         let shared = (0..=shared).rev().find(|&at| whole.is_char_boundary(at)).unwrap();
-        // They may share the beginning of a mark.
+        // The common prefix may end inside a mark.
         let shared = whole[..shared].trim_end_matches(['<', '|']).len();
         let mut text = &whole[shared..];
         for end in [
@@ -148,7 +148,7 @@ fn histories_with_calls_and_results_render() {
         let text = render(&template, format, &messages, true);
         let mut from = 0;
         for expected in ["weather", "result 0", "result 1", "It is so.", "And now?"] {
-            // The tools' own definitions come first.
+            // The tools' definitions come first.
             let start = if from == 0 { text.find("Both?").unwrap() } else { from };
             let at = text[start..]
                 .find(expected)
@@ -173,7 +173,7 @@ fn histories_take_the_shape_of_their_family() {
     let short = of("[TOOL_CALLS]", &[answer.clone(), result(1)]);
     let id = short[0]["tool_calls"][1]["id"].as_str().unwrap();
     assert!(id.len() == 9 && short[1]["tool_call_id"] == id && short[0]["tool_calls"][0]["id"] != id, "{short:?}");
-    // Results come in the order of the calls, whatever theirs was.
+    // Results follow the order of the calls.
     let split = of("<|channel|>analysis", &[answer, result(1), result(0), json!({"role": "user", "content": "x"})]);
     let roles: Vec<&str> = split.iter().map(|m| m["role"].as_str().unwrap()).collect();
     assert_eq!(roles, ["assistant", "tool", "assistant", "tool", "user"]);

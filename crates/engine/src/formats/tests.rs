@@ -26,7 +26,7 @@ fn merged(events: Vec<Event>) -> Vec<Event> {
     out
 }
 
-/// `R"..."` for a thought, `C"..."` for content, `name(arguments)` for a call, with `!` behind one that is not complete.
+/// `R"..."` for a thought, `C"..."` for content, `name(arguments)` for a call, with `!` after an incomplete one.
 fn show(events: Vec<Event>) -> String {
     let parts = merged(events).into_iter().map(|event| match event {
         Event::Reasoning(text) => format!("R{text:?} "),
@@ -38,7 +38,7 @@ fn show(events: Vec<Event>) -> String {
     parts.collect::<String>().trim_end().to_owned()
 }
 
-/// A text in pieces: cut behind every byte whose bit is set, where a character ends.
+/// A text cut into pieces: after every byte whose bit is set, at character boundaries.
 fn in_pieces(format: Format, opened: bool, hold: Hold, text: &str, cuts: u64) -> Vec<Event> {
     let mut parser = Parser::new(format, &tools(), opened, hold, 7);
     let (mut events, mut start) = (Vec::new(), 0);
@@ -54,11 +54,11 @@ fn in_pieces(format: Format, opened: bool, hold: Hold, text: &str, cuts: u64) ->
     events
 }
 
-/// A template's words, whether the prompt opened a thought, the text, and what is in it: with calls held back to their name,
-/// and with whole calls held back where that differs.
+/// Text in a template that selects the format, whether the prompt opened a thought, the answer, and its parts: with
+/// calls held back to their name, and with whole calls held back where that differs.
 struct Case(&'static str, bool, &'static str, &'static str, Option<&'static str>);
 
-// Words of templates that say which format it is.
+// Texts of templates that select a format.
 const HERMES: &str = "<tool_call> <think></think>";
 const XML: &str = "<tool_call> <function= <think></think>";
 const GLM: &str = "<tool_call> <arg_key> <think></think>";
@@ -266,7 +266,7 @@ proptest! {
         let hold = if whole { Hold::Call } else { Hold::Head };
         let mut text = String::new();
         for (from, start, len) in picks {
-            // Often this case's own text, and often from its start or to its end.
+            // Often this case's own text, and often a prefix or suffix of it.
             let source = if start % 3 > 0 { CASES[case].2 } else { CASES[from].2 };
             let start = if len % 2 == 0 { 0 } else { start % source.len() };
             text.extend(source.chars().skip(start).take(if len % 3 > 0 { usize::MAX } else { len * 4 }));

@@ -9,13 +9,13 @@ use super::parser::Sink;
 pub struct Tool {
     /// Its name.
     pub name: String,
-    /// JSON schema of its arguments, an object's; null when nothing is said about them.
+    /// JSON schema of its arguments, an object; null when unknown.
     pub parameters: Value,
 }
 
 impl Tool {
-    /// A tool from its definition as templates take it: `{"type": "function", "function": {"name", "parameters"}}`, or the
-    /// inner object alone. None when it has no name.
+    /// Parses a tool's definition as templates take it: `{"type": "function", "function": {"name", "parameters"}}`, or
+    /// the inner object alone. `None` when it has no name.
     pub fn from_json(definition: &Value) -> Option<Tool> {
         let function = definition.get("function").unwrap_or(definition);
         let name = function.get("name")?.as_str()?.to_owned();
@@ -23,9 +23,9 @@ impl Tool {
     }
 }
 
-/// The arguments of a call that a format writes one by one as text, on their way to JSON.
+/// Converts a call's arguments, given one by one as text, to JSON.
 pub(super) struct Arguments {
-    /// Schemas by name; null when nothing is said.
+    /// Schemas by name; null when unknown.
     properties: Value,
     n: usize,
 }
@@ -47,15 +47,15 @@ impl Arguments {
         self.n += 1;
     }
 
-    /// The call is whole.
+    /// The call is complete.
     pub fn end(&self, sink: &mut Sink) {
         sink.arguments("}");
         sink.end();
     }
 }
 
-/// The JSON that a text stands for where the schema says its type: itself for a string, else JSON as it stands, or Python's
-/// words for it. Where nothing is said, what is a number, a boolean, a list or an object is one. What fits no type is a string.
+/// Converts a text to JSON by the schema's type: itself for a string, else JSON literally, or Python's words for it.
+/// Without a schema, numbers, booleans, lists and objects are read as such. A text that fits no type is a string.
 fn typed(text: &str, schema: Option<&Value>) -> String {
     let python = match text.trim() {
         "True" => "true",
@@ -71,7 +71,7 @@ fn typed(text: &str, schema: Option<&Value>) -> String {
         _ if types.is_empty() => true,
         Value::Null => types.contains(&"null"),
         _ if types.contains(&"string") => false,
-        // A number of more digits than a float has is a float to the reader; the text keeps them.
+        // A number with more digits than a float parses as a float; the text keeps them.
         Value::Number(_) => types.contains(&"number") || types.contains(&"integer"),
         value => types.contains(&type_of(value)),
     };
@@ -81,7 +81,7 @@ fn typed(text: &str, schema: Option<&Value>) -> String {
     }
 }
 
-/// The types that a schema allows, as far as it says so plainly.
+/// The types that a schema allows explicitly.
 fn gather_types<'a>(schema: &'a Value, depth: usize, types: &mut Vec<&'a str>) {
     match &schema["type"] {
         Value::String(name) => types.push(name),

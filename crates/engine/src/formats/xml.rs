@@ -1,7 +1,8 @@
-//! Calls of Qwen3-Coder and Qwen 3.5 and later: `<function=name>`, `<parameter=key>` lines, each with its end, in `<tool_call>`.
+//! Calls of Qwen3-Coder and Qwen 3.5 and later: `<function=name>`, `<parameter=key>` lines, each with its end, in
+//! `<tool_call>`.
 //!
-//! A value is a string as it stands between its lines, or JSON, as the tool's schema says. The outer marks are
-//! sometimes forgotten.
+//! A value is a raw string between its lines, or JSON, depending on the tool's schema. Models sometimes omit the outer
+//! marks.
 
 use super::constrain::Notation;
 use super::history;
@@ -47,9 +48,9 @@ const PARAMETER_END: &str = "</parameter>";
 
 struct Xml {
     tools: Vec<Tool>,
-    /// The call stands in `<tool_call>`.
+    /// The call is inside `<tool_call>`.
     wrapped: bool,
-    /// `<function=` is read already.
+    /// `<function=` is consumed already.
     named: bool,
     stage: Stage,
 }
@@ -57,7 +58,7 @@ struct Xml {
 enum Stage {
     Name,
     Parameters(Arguments),
-    /// Behind the function.
+    /// After the function.
     Close,
 }
 

@@ -1,5 +1,5 @@
-//! The dry penalty (p-e-w, github.com/oobabooga/text-generation-webui/pull/5677): a token that would prolong a repetition of n
-//! tokens loses multiplier * base^(n - allowed_length).
+//! The DRY penalty (p-e-w, github.com/oobabooga/text-generation-webui/pull/5677): a token that would extend a
+//! repetition of n tokens loses multiplier * base^(n - allowed_length).
 
 use super::SamplerParams;
 use super::stages::Candidates;
@@ -11,21 +11,21 @@ pub struct Dry {
     breakers: Vec<Vec<u32>>,
     /// The window, newest first.
     recent: Vec<u32>,
-    /// `repeats[i]`: how many tokens before position i (newest first) equal the newest tokens.
+    /// `repeats[i]`: number of tokens before position i (newest first) that equal the newest tokens.
     repeats: Vec<usize>,
-    /// Token and the longest repetition it would prolong.
+    /// Token and the longest repetition it would extend.
     longest: Vec<(u32, usize)>,
 }
 
 impl Dry {
-    /// With these breakers.
+    /// A penalty with these breakers.
     pub fn new(breakers: &[Vec<u32>]) -> Dry {
         let mut breakers: Vec<_> = breakers.iter().filter(|b| !b.is_empty()).cloned().collect();
         breakers.sort();
         Dry { breakers, ..Dry::default() }
     }
 
-    /// Lowers the logits of tokens that would prolong a repetition at the end of `window` (oldest first).
+    /// Lowers the logits of tokens that would extend a repetition at the end of `window` (oldest first).
     pub fn apply(&mut self, c: &mut Candidates, p: &SamplerParams, window: &[u32]) {
         let allowed = p.dry_allowed_length;
         if window.len() <= allowed {
@@ -46,21 +46,21 @@ impl Dry {
                 self.longest.push((token, n));
             }
         }
-        // The longest of each token comes first and stays.
+        // The first entry of each token is its longest, and is kept.
         self.longest.sort_unstable_by(|a, b| a.0.cmp(&b.0).then(b.1.cmp(&a.1)));
         self.longest.dedup_by_key(|l| l.0);
 
         let base = f64::from(p.dry_base);
-        // As far as f32 reaches, so that the penalty stays a number.
-        let most =
+        // Limited to the range of f32, so that the penalty stays finite.
+        let max_exponent =
             if base > 1.000_001 { (libm::log(f64::from(f32::MAX)) / libm::log(base)) as usize } else { usize::MAX };
         c.change(&self.longest, |logit, n| {
-            let exponent = (n - allowed).min(most);
+            let exponent = (n - allowed).min(max_exponent);
             logit - f64::from(p.dry_multiplier) * libm::pow(base, exponent as f64)
         });
     }
 
-    /// How many tokens there are since the last complete breaker: a repetition cannot be longer.
+    /// Number of tokens since the last complete breaker: the maximum length of a repetition.
     fn since_breaker(&self) -> usize {
         for (i, token) in self.recent.iter().enumerate() {
             let from = self.breakers.partition_point(|b| b[0] < *token);
@@ -82,7 +82,7 @@ impl Dry {
         self.breakers.iter().any(|b| b[..] == [token])
     }
 
-    /// The Z function of the window read backwards (Gusfield, "Algorithms on Strings, Trees, and Sequences", 1997, ch. 1).
+    /// The Z function of the reversed window (Gusfield, "Algorithms on Strings, Trees, and Sequences", 1997, ch. 1).
     fn count_repeats(&mut self) {
         let (s, z) = (&self.recent, &mut self.repeats);
         z.clear();

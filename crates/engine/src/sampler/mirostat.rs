@@ -4,10 +4,10 @@ use super::SamplerParams;
 use super::random::Pcg32;
 use super::stages::Candidates;
 
-/// How many of the best tokens the Zipf exponent is estimated from.
+/// Number of best tokens used to estimate the Zipf exponent.
 const ESTIMATED_FROM: usize = 100;
 
-/// Version 1: estimates the Zipf exponent s of the row, and from it the k whose top-k has the wanted surprise.
+/// Version 1: estimates the Zipf exponent s of the row, and from it the k whose top-k has the target surprise.
 pub fn v1(c: &mut Candidates, p: &SamplerParams, mu: &mut f64, n_vocab: usize, random: &mut Pcg32) -> u32 {
     c.sort_all();
     let (mut tb, mut tt) = (0.0, 0.0);
@@ -26,7 +26,7 @@ pub fn v1(c: &mut Candidates, p: &SamplerParams, mu: &mut f64, n_vocab: usize, r
     draw(c, p, mu, random)
 }
 
-/// Version 2: drops what is more surprising than `mu`.
+/// Version 2: drops candidates with a surprise above `mu`.
 pub fn v2(c: &mut Candidates, p: &SamplerParams, mu: &mut f64, random: &mut Pcg32) -> u32 {
     c.sort_all();
     c.keep_surprise_below(*mu);

@@ -1,8 +1,8 @@
-//! From logits to a token. Knows no text and no model: rows of numbers and token ids only.
+//! From logits to a token. Knows no text and no model: only rows of numbers and token ids.
 //!
-//! The chain and the meaning of its parameters are those llama.cpp made common, so that settings carry over. All arithmetic is
-//! f64 with the exponential and logarithm of `libm`, and the random numbers are PCG32: the same seed and the same logits give the
-//! same tokens on every platform. After warm-up nothing is allocated per token.
+//! The chain and its parameters follow llama.cpp, so that settings carry over. All arithmetic is f64 with the
+//! exponential and logarithm of `libm`, and the random numbers are PCG32: the same seed and logits give the same tokens
+//! on every platform. After warm-up nothing is allocated per token.
 
 mod dry;
 mod mirostat;
@@ -14,15 +14,15 @@ use backend::pick::log_sum_exp_of;
 use random::Pcg32;
 use stages::Candidates;
 
-/// Maximum number of best logits that the sampler asks for instead of a row: beyond it the row is cheaper.
+/// Maximum number of best logits that replace a row: beyond it the row is cheaper.
 const MAX_BEST: usize = 2048;
 
-/// A step of the chain. Steps whose parameter switches them off cost nothing.
+/// A step of the chain. Steps that their parameter switches off cost nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
     /// Repetition (CTRL, Keskar et al. 2019, arXiv:1909.05858), frequency and presence penalties.
     Penalties,
-    /// "Don't repeat yourself": a penalty growing with the length of the repetition (p-e-w, text-generation-webui #5677).
+    /// "Don't repeat yourself": a penalty that grows with a repetition's length (p-e-w, text-generation-webui #5677).
     Dry,
     /// Keeps logits within n standard deviations of the best (Tang et al. 2024, arXiv:2411.07641).
     TopNSigma,
@@ -32,15 +32,16 @@ pub enum Stage {
     Typical,
     /// Nucleus sampling (Holtzman et al. 2019, arXiv:1904.09751).
     TopP,
-    /// Keeps what has at least a share of the best probability (Nguyen et al. 2024, arXiv:2407.01082).
+    /// Keeps tokens with at least a share of the best probability (Nguyen et al. 2024, arXiv:2407.01082).
     MinP,
-    /// "Exclude top choices": drops all but the last of the likely ones, now and then (p-e-w, text-generation-webui #6335).
+    /// "Exclude top choices": at random drops all but the least likely of the top choices (p-e-w, text-generation-webui
+    /// #6335).
     Xtc,
     /// Temperature, fixed or by entropy.
     Temperature,
 }
 
-/// The usual order.
+/// The default order.
 pub const DEFAULT_CHAIN: [Stage; 9] = [
     Stage::Penalties,
     Stage::Dry,
@@ -53,7 +54,7 @@ pub const DEFAULT_CHAIN: [Stage; 9] = [
     Stage::Temperature,
 ];
 
-/// Mirostat (Basu et al. 2020, arXiv:2007.14966): holds the surprise of the text near a target. It takes the place of the chain:
+/// Mirostat (Basu et al. 2020, arXiv:2007.14966): keeps the surprise of the text near a target. It replaces the chain:
 /// only logit bias and temperature come before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Mirostat {
@@ -62,18 +63,18 @@ pub enum Mirostat {
     Off,
     /// With the estimate of the Zipf exponent.
     V1,
-    /// By cutting off what is more surprising than the running bound.
+    /// Drops tokens with a surprise above the running bound.
     V2,
 }
 
-/// How tokens are chosen.
+/// Parameters of the sampler.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplerParams {
-    /// Start of the random numbers.
+    /// Seed of the random numbers.
     pub seed: u64,
-    /// At or below 0 the most likely token is taken, after logit bias, penalties and dry; ties go to the lower id.
+    /// At or below 0 the most likely token is taken, after logit bias, penalties and DRY; ties go to the lower id.
     pub temperature: f32,
-    /// How far the temperature moves with the entropy, each way; 0: not at all.
+    /// Maximum change of the temperature by the entropy, each way; 0: off.
     pub dynatemp_range: f32,
     /// Power of the normalised entropy.
     pub dynatemp_exponent: f32,
@@ -87,33 +88,33 @@ pub struct SamplerParams {
     pub typical_p: f32,
     /// At or below 0: off.
     pub top_n_sigma: f32,
-    /// Chance that xtc acts on a token; 0: off.
+    /// Probability that XTC acts on a token; 0: off.
     pub xtc_probability: f32,
-    /// Probability from which a token counts as a top choice; above 0.5: off.
+    /// Minimum probability of a top choice; above 0.5: off.
     pub xtc_threshold: f32,
-    /// Every truncating step keeps at least so many candidates.
+    /// Every truncating step keeps at least this many candidates.
     pub min_keep: usize,
-    /// How many of the last tokens the penalties look at; 0: off.
+    /// Number of last tokens that the penalties cover; 0: off.
     pub penalty_last_n: usize,
-    /// Divides (or, below 0, multiplies) the logits of seen tokens; 1: off.
+    /// Divides (or, for negative logits, multiplies) the logits of seen tokens; 1: off.
     pub penalty_repeat: f32,
     /// Subtracted per occurrence; 0: off.
     pub penalty_frequency: f32,
-    /// Subtracted once; 0: off.
+    /// Subtracted once if the token occurred; 0: off.
     pub penalty_presence: f32,
-    /// Size of the dry penalty; 0: off.
+    /// Factor of the DRY penalty; 0: off.
     pub dry_multiplier: f32,
-    /// Growth of the dry penalty per repeated token; below 1: off.
+    /// Growth of the DRY penalty per repeated token; below 1: off.
     pub dry_base: f32,
-    /// Repetitions shorter than this are free.
+    /// Shorter repetitions cost nothing.
     pub dry_allowed_length: usize,
-    /// How many of the last tokens dry looks at; 0: off.
+    /// Number of last tokens that DRY covers; 0: off.
     pub dry_last_n: usize,
-    /// Token sequences across which dry sees no repetition, e.g. the tokens of "\n".
+    /// Token sequences that end repetitions for DRY, e.g. the tokens of "\n".
     pub dry_breakers: Vec<Vec<u32>>,
     /// Added to the logits of these tokens before everything else; minus infinity forbids a token.
     pub logit_bias: Vec<(u32, f32)>,
-    /// Whether and which mirostat.
+    /// Version of mirostat.
     pub mirostat: Mirostat,
     /// Target surprise in bits.
     pub mirostat_tau: f32,
@@ -157,7 +158,7 @@ impl Default for SamplerParams {
 }
 
 impl SamplerParams {
-    /// Always the most likely token.
+    /// Parameters that always take the most likely token.
     pub fn greedy() -> SamplerParams {
         SamplerParams { temperature: 0.0, ..SamplerParams::default() }
     }
@@ -234,7 +235,7 @@ pub enum Error {
         /// Its logit.
         value: f32,
     },
-    /// Nothing is left: every token is forbidden, or there are none.
+    /// No token is left: all are forbidden, or there are none.
     #[error("sample a token: none of the {n_vocab} tokens is allowed")]
     Nothing {
         /// Length of the row.
@@ -242,14 +243,14 @@ pub enum Error {
     },
 }
 
-/// Chooses the tokens of one text. It remembers what was accepted.
+/// Chooses the tokens of one text. Keeps a history of accepted tokens.
 #[derive(Debug, Clone)]
 pub struct Sampler {
     params: SamplerParams,
-    /// The steps that do something.
+    /// The steps that are switched on.
     chain: Vec<Stage>,
     random: Pcg32,
-    /// The last tokens: at least as many as any step looks at, when there were so many.
+    /// The last tokens, at least as many as the widest window of a step.
     history: Vec<u32>,
     window: usize,
     candidates: Candidates,
@@ -290,25 +291,32 @@ impl Sampler {
         })
     }
 
-    /// Tells the sampler that a token became part of the text: of the prompt, or one it chose.
+    /// Adds a token to the history: of the prompt, or a chosen one.
     pub fn accept(&mut self, token: u32) {
         if self.window == 0 {
             return;
         }
-        // Twice the window is held, so that the older half leaves in one move and seldom.
+        // Twice the window is kept, so that dropping the older half is one rare move.
         if self.history.len() >= self.window.saturating_mul(2) {
             self.history.drain(..self.history.len() - self.window + 1);
         }
         self.history.push(token);
     }
 
-    /// How many of the best logits of the next row decide as the whole row would, and the log-probabilities of the
-    /// `logprobs` best tokens with them; `None` when the whole row is needed. Appends to `listed` the tokens whose logits are
-    /// needed besides, sorted: those that a bias or a penalty may change.
+    /// Number of best logits of the row behind `drafts`, tokens that may be accepted before it, that lead to the same
+    /// choice as the whole row, and to the log-probabilities of the `logprobs` best tokens; `None` when the whole row is
+    /// needed. Appends to `listed`, sorted, the further tokens whose logits are needed: those that a bias or a penalty
+    /// may change.
     ///
-    /// Exact: a listed token is always among the candidates, and enough others are left for [`Stage::TopK`], behind which
-    /// nothing else is looked at. Other chains look at the whole distribution first.
-    pub fn needs(&self, logprobs: Option<usize>, n_vocab: usize, listed: &mut Vec<u32>) -> Option<usize> {
+    /// Exact: a listed token is always among the candidates, and enough others are left for [`Stage::TopK`], which
+    /// later steps do not see past. Other chains need the whole distribution first.
+    pub fn needs(
+        &self,
+        drafts: &[u32],
+        logprobs: Option<usize>,
+        n_vocab: usize,
+        listed: &mut Vec<u32>,
+    ) -> Option<usize> {
         let p = &self.params;
         let lists = |stage: &Stage| matches!(stage, Stage::Penalties | Stage::Dry);
         let n_kept = match self.chain.iter().find(|stage| !lists(stage)) {
@@ -321,7 +329,8 @@ impl Sampler {
         listed.extend(p.logit_bias.iter().map(|&(id, _)| id));
         for stage in self.chain.iter().filter(|stage| lists(stage)) {
             let last_n = if *stage == Stage::Dry { p.dry_last_n } else { p.penalty_last_n };
-            listed.extend_from_slice(self.tail(last_n));
+            listed.extend_from_slice(self.tail(last_n.saturating_sub(drafts.len())));
+            listed.extend_from_slice(&drafts[drafts.len().saturating_sub(last_n)..]);
         }
         listed[start..].sort_unstable();
         let mut kept = start;
@@ -340,7 +349,7 @@ impl Sampler {
         Some(n)
     }
 
-    /// The last `n` accepted tokens, as far as they are remembered.
+    /// The last `n` accepted tokens, as far as the history reaches.
     fn tail(&self, n: usize) -> &[u32] {
         &self.history[self.history.len().saturating_sub(n)..]
     }
@@ -349,7 +358,7 @@ impl Sampler {
         self.params.temperature <= 0.0
     }
 
-    /// Whether a token's logit may be changed before anything is chosen.
+    /// Whether a step may change a token's logit before the choice.
     fn changes_logits(&self) -> bool {
         let changes = |stage: &Stage| matches!(stage, Stage::Penalties | Stage::Dry);
         !self.params.logit_bias.is_empty() || self.chain.iter().any(changes)
@@ -369,7 +378,7 @@ impl Sampler {
     }
 
     /// Chooses the token that [`Sampler::sample`] would choose from the whole row. `row` and `listed` are what
-    /// [`Sampler::needs`] asked for before the step, of a vocabulary of `n_vocab`.
+    /// [`Sampler::needs`] requested before the step, of a vocabulary of `n_vocab`.
     ///
     /// # Errors
     /// As [`Sampler::sample`].
@@ -419,8 +428,8 @@ impl Sampler {
         }
     }
 
-    /// Natural logarithm of the probability that the model gave to `token`, before any step of the chain; appends the `n`
-    /// most likely tokens with theirs, best first. A pass over the row of its own: for those who ask.
+    /// Natural logarithm of the probability that the model gave to `token`, before any step of the chain; appends the
+    /// `n` most likely tokens with theirs, best first. Takes an extra pass over the row.
     ///
     /// # Errors
     /// [`Error::Logit`], [`Error::Nothing`].
@@ -438,7 +447,8 @@ impl Sampler {
         Ok((f64::from(logits[token as usize]) - sum) as f32)
     }
 
-    /// [`Sampler::logprobs`] of a row whose best are at hand, as [`Sampler::needs`] asked for them; `token` was chosen from it.
+    /// [`Sampler::logprobs`] of a row with only its best logits, as requested by [`Sampler::needs`]; `token` was chosen
+    /// from it.
     ///
     /// # Errors
     /// [`Error::Logit`], [`Error::Nothing`].

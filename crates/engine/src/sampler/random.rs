@@ -1,5 +1,5 @@
-//! PCG32 (XSH RR 64/32), after M. O'Neill, "PCG: A Family of Simple Fast Space-Efficient Statistically Good Algorithms for
-//! Random Number Generation", 2014. Integer arithmetic only, so every platform draws the same numbers.
+//! PCG32 (XSH RR 64/32), after M. O'Neill, "PCG: A Family of Simple Fast Space-Efficient Statistically Good Algorithms
+//! for Random Number Generation", 2014. Integer arithmetic only, so every platform draws the same numbers.
 
 const MULTIPLIER: u64 = 6_364_136_223_846_793_005;
 const INCREMENT: u64 = 1_442_695_040_888_963_407;
@@ -9,7 +9,7 @@ const INCREMENT: u64 = 1_442_695_040_888_963_407;
 pub struct Pcg32(u64);
 
 impl Pcg32 {
-    /// Seeded as the reference implementation seeds.
+    /// Seeded as in the reference implementation.
     pub fn new(seed: u64) -> Pcg32 {
         let mut r = Pcg32(INCREMENT.wrapping_add(seed));
         r.next();

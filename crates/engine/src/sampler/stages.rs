@@ -1,5 +1,5 @@
-//! The candidates for the next token, and the steps that reweigh and drop them. Each step is short; its paper stands at
-//! [`super::Stage`].
+//! The candidates for the next token, and the steps that reweigh and drop them. Each step is short; [`super::Stage`]
+//! cites its paper.
 
 use std::cmp::Ordering;
 use std::ops::Deref;
@@ -18,7 +18,7 @@ pub struct Candidate {
     pub logit: f64,
 }
 
-/// How the candidates lie.
+/// Order of the candidates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Order {
     #[default]
@@ -26,7 +26,7 @@ enum Order {
     BestFirst,
 }
 
-/// What is left of the vocabulary, with buffers that are reused from token to token. Never empty once loaded with a candidate.
+/// The remaining candidates, with buffers that are reused for every token. Never empty once loaded with a candidate.
 #[derive(Debug, Clone, Default)]
 pub struct Candidates {
     all: Vec<Candidate>,
@@ -45,7 +45,7 @@ impl Deref for Candidates {
     }
 }
 
-/// Whether a step does anything with these parameters.
+/// Whether a step has an effect with these parameters.
 pub fn acts(stage: Stage, p: &SamplerParams) -> bool {
     match stage {
         Stage::Penalties => p.penalises(),
@@ -65,7 +65,7 @@ pub fn acts(stage: Stage, p: &SamplerParams) -> bool {
 /// # Errors
 /// The row holds NaN or plus infinity, or nothing but minus infinity.
 pub fn argmax(logits: &[f32]) -> Result<(f32, u32), Error> {
-    // One pass at memory speed: lanes without branches over blocks, and only the best block is looked through for the place.
+    // One pass at memory speed: branch-free lanes over blocks; only the best block is searched for the index.
     const LANES: usize = 16;
     const BLOCK: usize = 64 * LANES;
     let mut bad = [false; LANES];
@@ -74,7 +74,7 @@ pub fn argmax(logits: &[f32]) -> Result<(f32, u32), Error> {
         let mut max = [f32::NEG_INFINITY; LANES];
         let mut take = |lane: usize, l: f32| {
             max[lane] = if l > max[lane] { l } else { max[lane] };
-            // True for NaN as well.
+            // True for NaN too.
             bad[lane] |= l.partial_cmp(&f32::INFINITY) != Some(Ordering::Less);
         };
         let chunks = block.chunks_exact(LANES);
@@ -108,7 +108,7 @@ fn best_first(a: &Candidate, b: &Candidate) -> Ordering {
 }
 
 impl Candidates {
-    /// Takes a row, without what is impossible in it or forbidden by the bias.
+    /// Loads a row, without tokens that are at minus infinity or forbidden by the bias.
     pub fn load(&mut self, logits: &[f32], bias: &[(u32, f32)]) {
         let row = logits.iter().enumerate();
         self.all.clear();
@@ -122,8 +122,8 @@ impl Candidates {
         self.all.retain(|c| c.logit > f64::NEG_INFINITY);
     }
 
-    /// Takes the best tokens of a row and the listed ones besides, in place of the whole row: see
-    /// [`super::Sampler::needs`]. `listed` is sorted.
+    /// Loads the best tokens of a row and the listed ones, in place of the whole row: see [`super::Sampler::needs`].
+    /// `listed` is sorted.
     pub fn load_best(&mut self, row: &Best<'_>, listed: &[u32], bias: &[(u32, f32)]) {
         self.all.clear();
         let listed = listed.iter().copied().zip(row.listed.iter().copied());
@@ -178,7 +178,7 @@ impl Candidates {
         self.counts = counts;
     }
 
-    /// Puts the `n` best first, in order, and leaves the others behind them in no order. `n` is at most the length.
+    /// Moves the `n` best to the front, in order; the others follow unordered. `n` is at most the length.
     fn sort_best(&mut self, n: usize) {
         if n < self.all.len() {
             self.all.select_nth_unstable_by(n, best_first);
@@ -201,7 +201,7 @@ impl Candidates {
             self.all.truncate(k);
             return;
         }
-        // One pass: what beats the k-th best so far moves to the front; a front of 2k is cut back to k.
+        // One pass: candidates above the k-th best so far move to the front; a front of 2k is cut back to k.
         let room = k.saturating_mul(2).max(k + 64);
         let (mut n, mut bound) = (0, f64::NEG_INFINITY);
         for i in 0..self.all.len() {
@@ -247,7 +247,7 @@ impl Candidates {
         self.keep_from(bound, p.min_keep);
     }
 
-    /// Keeps logits at or above `bound`, and the best `least` in any case.
+    /// Keeps logits at or above `bound`, and in any case the best `least`.
     fn keep_from(&mut self, bound: f64, least: usize) {
         if least > 1 && self.all.iter().filter(|c| c.logit >= bound).count() < least {
             self.top_k(least);
@@ -261,11 +261,11 @@ impl Candidates {
         self.keep_from(self.max() + libm::log(f64::from(p.min_p)), p.min_keep);
     }
 
-    /// Keeps the fewest of the best whose probabilities add up to `top_p`.
+    /// Keeps the smallest set of best tokens whose probabilities add up to `top_p`.
     pub fn top_p(&mut self, p: &SamplerParams) {
         let target = f64::from(p.top_p) * self.weigh();
         let max = self.max();
-        // The nucleus is mostly small: order a few, and more only while they do not suffice.
+        // The nucleus is usually small: order a few, and more only when needed.
         let mut ordered = if self.order == Order::BestFirst { self.all.len() } else { 0 };
         let mut sum = 0.0;
         let mut keep = 0;
@@ -284,7 +284,8 @@ impl Candidates {
         self.order = Order::BestFirst;
     }
 
-    /// Keeps those whose surprise is nearest to the expected one, until their probabilities add up to more than `typical_p`.
+    /// Keeps tokens whose surprise is nearest to the expected one, until their probabilities add up to more than
+    /// `typical_p`.
     pub fn typical(&mut self, p: &SamplerParams) {
         self.sort_all();
         let log_sum = libm::log(self.weigh());
@@ -310,7 +311,7 @@ impl Candidates {
         self.all.sort_unstable_by(best_first);
     }
 
-    /// With the chance given, drops all candidates above the threshold but the least likely of them.
+    /// With the given probability, drops all candidates above the threshold except the least likely of them.
     pub fn xtc(&mut self, p: &SamplerParams, random: &mut Pcg32) {
         if self.all.len() < 2 || random.uniform() >= f64::from(p.xtc_probability) {
             return;
@@ -324,8 +325,8 @@ impl Candidates {
         }
     }
 
-    /// Divides the logits by the temperature: fixed, or between temperature - range and temperature + range by the entropy
-    /// relative to the largest possible (the "dynamic temperature" of kalomaze, koboldcpp).
+    /// Divides the logits by the temperature: fixed, or between temperature - range and temperature + range by the
+    /// entropy relative to its maximum (the "dynamic temperature" of kalomaze, koboldcpp).
     pub fn temperature(&mut self, p: &SamplerParams) {
         let (mut t, range) = (f64::from(p.temperature), f64::from(p.dynatemp_range));
         if range > 0.0 {
@@ -342,7 +343,7 @@ impl Candidates {
         if t <= 0.0 {
             return self.top_k(1);
         }
-        // Distances to the best are divided, not the logits: a tiny temperature then makes no infinity of the best.
+        // Divides distances to the best, not the logits: with a tiny temperature the best stays finite.
         let max = self.max();
         for c in &mut self.all {
             c.logit = (c.logit - max) / t;
@@ -350,14 +351,15 @@ impl Candidates {
         self.all.retain(|c| c.logit > f64::NEG_INFINITY);
     }
 
-    /// Keeps those whose surprise in bits is at most `mu`, and the best in any case. The candidates are best first.
+    /// Keeps candidates whose surprise in bits is at most `mu`, and in any case the best. The candidates are best
+    /// first.
     pub fn keep_surprise_below(&mut self, mu: f64) {
         let log_sum = libm::log2(self.weigh());
         let keep = self.p.iter().take_while(|w| log_sum - libm::log2(**w) <= mu).count();
         self.all.truncate(keep.max(1));
     }
 
-    /// Draws one by its probability; the token and that probability.
+    /// Draws a token by probability; returns it with its probability.
     pub fn draw(&mut self, random: &mut Pcg32) -> (u32, f64) {
         let sum = self.weigh();
         let target = random.uniform() * sum;

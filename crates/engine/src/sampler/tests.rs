@@ -1,4 +1,4 @@
-//! Every step against its plain definition, and the promises of the whole chain.
+//! Every step against its plain definition, and the guarantees of the whole chain.
 
 use proptest::prelude::*;
 
@@ -8,12 +8,12 @@ fn params() -> SamplerParams {
     SamplerParams { chain: DEFAULT_CHAIN.to_vec(), ..off() }
 }
 
-/// Everything switched off, temperature 1.
+/// All steps off, temperature 1.
 fn off() -> SamplerParams {
     SamplerParams { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, ..SamplerParams::default() }
 }
 
-/// A row of `n` distinct logits in no order.
+/// A row of `n` distinct logits in random order.
 fn row(n: usize, spread: f32, seed: u64) -> Vec<f32> {
     let mut r = Pcg32::new(seed);
     (0..n).map(|_| (r.uniform() as f32 + r.uniform() as f32 - 1.0) * spread).collect()
@@ -28,7 +28,8 @@ fn softmax(logits: &[(u32, f64)]) -> Vec<(u32, f64)> {
 }
 
 proptest! {
-    /// The best logits and the listed ones decide as the whole row does, token after token, and say the same of it.
+    /// The best and the listed logits lead to the same choices and log-probabilities as the whole row, token after
+    /// token.
     #[test]
     fn the_best_logits_choose_the_same_token(
         seed in any::<u64>(),
@@ -60,7 +61,7 @@ proptest! {
             let wanted = whole.sample(&logits);
             let mut batch = backend::Batch::default();
             batch.push(&[0], 0, backend::Tables::default(), [0]);
-            let Some(n) = best.needs(logprobs, n_vocab, &mut batch.listed) else { continue };
+            let Some(n) = best.needs(&[], logprobs, n_vocab, &mut batch.listed) else { continue };
             n_best += 1;
             batch.asks[0] = backend::Ask::Best {
                 n: n as u32,
@@ -88,7 +89,7 @@ proptest! {
     }
 }
 
-/// Chains that look at the whole distribution before they cut it ask for whole rows.
+/// Chains that need the whole distribution before they truncate it request whole rows.
 #[test]
 fn whole_rows_are_asked_for_where_they_matter() {
     let cases = [
@@ -102,7 +103,7 @@ fn whole_rows_are_asked_for_where_they_matter() {
     ];
     for (params, wanted) in cases {
         let mut listed = vec![9];
-        let found = Sampler::new(params.clone()).unwrap().needs(None, 200_000, &mut listed);
+        let found = Sampler::new(params.clone()).unwrap().needs(&[], None, 200_000, &mut listed);
         assert_eq!(found, wanted, "{params:?}");
         assert_eq!(listed, if wanted == Some(42) { vec![9, 3, 7] } else { vec![9] });
     }
@@ -110,7 +111,7 @@ fn whole_rows_are_asked_for_where_they_matter() {
 
 type Row = Vec<(u32, f64)>;
 
-/// Runs one step and compares what is left, and its logits up to a constant, with the definition.
+/// Runs one step and compares the remaining candidates, with logits up to a constant, with the definition.
 fn compare(name: &str, p: &SamplerParams, stage: Stage, history: &[u32], naive: impl Fn(&Row) -> Row) {
     for (n, spread) in [(1, 1.0), (2, 3.0), (50, 4.0), (50, 0.0), (3000, 6.0)] {
         let logits = row(n, spread, n as u64);
@@ -130,7 +131,7 @@ fn compare(name: &str, p: &SamplerParams, stage: Stage, history: &[u32], naive: 
     }
 }
 
-/// Those of `row` whose tokens are in `keep`.
+/// The entries of `row` whose tokens are in `keep`.
 fn only(row: &Row, keep: &[u32]) -> Row {
     row.iter().filter(|c| keep.contains(&c.0)).copied().collect()
 }
@@ -234,7 +235,7 @@ fn steps_do_what_their_definitions_say() {
     });
 }
 
-/// The longest repetition that each token would prolong, by trying every place in the window.
+/// The longest repetition that each token would extend, by trying every position of the window.
 fn naive_dry(window: &[u32], breakers: &[Vec<u32>], allowed: usize) -> Vec<(u32, usize)> {
     let n = window.len();
     let limit = (0..n)
@@ -360,7 +361,7 @@ fn greedy_takes_the_best_and_the_lower_id_at_a_tie() {
     assert_eq!(Sampler::new(p).unwrap().sample(&[1.0, 3.0, 3.0, 2.0]).unwrap(), 3);
 }
 
-/// The numbers of PCG32's reference algorithm for seed 42 on its default stream, computed apart from this code in Python.
+/// The numbers of PCG32's reference algorithm for seed 42 on its default stream, computed by a separate Python program.
 #[test]
 fn random_numbers_are_those_of_pcg32() {
     let mut r = Pcg32::new(42);
@@ -433,7 +434,7 @@ fn mirostat_holds_its_target() {
                 if step < 500 {
                     continue;
                 }
-                // Surprise under what was left when the token was drawn.
+                // Surprise among the candidates left when the token was drawn.
                 let left: Row = s.candidates.iter().map(|c| (c.id, c.logit)).collect();
                 let p = softmax(&left).iter().find(|c| c.0 == token).unwrap().1;
                 sum -= p.log2();
@@ -530,5 +531,24 @@ proptest! {
         (p.top_k, p.min_keep, p.mirostat) = (1, 0, Mirostat::Off);
         let want = Sampler::new(SamplerParams::greedy()).unwrap().sample(&logits);
         prop_assert_eq!(Sampler::new(p).unwrap().sample(&logits), want);
+    }
+}
+
+/// What is asked of a row behind drafts is what would be asked if they were accepted.
+#[test]
+fn drafts_are_listed_as_if_accepted() {
+    for (penalty_last_n, dry_last_n) in [(1, 0), (3, 2), (5, 40), (64, 7)] {
+        let p = SamplerParams { penalty_repeat: 1.3, penalty_last_n, dry_multiplier: 0.5, dry_last_n, ..params() };
+        let mut now = Sampler::new(SamplerParams { top_k: 9, ..p }).unwrap();
+        (0..12).for_each(|i| now.accept(i * 7 % 30));
+        let drafts = [40, 3, 41, 40, 42, 5, 43];
+        let mut later = now.clone();
+        for n in 0..=drafts.len() {
+            let (mut found, mut wanted) = (vec![99], vec![99]);
+            let asked = now.needs(&drafts[..n], None, 1000, &mut found);
+            assert_eq!(asked, later.needs(&[], None, 1000, &mut wanted), "{n} drafts");
+            assert_eq!(found, wanted, "{n} drafts, {penalty_last_n} and {dry_last_n} tokens");
+            drafts[n..].iter().take(1).for_each(|&token| later.accept(token));
+        }
     }
 }

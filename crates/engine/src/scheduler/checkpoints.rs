@@ -1,8 +1,8 @@
-//! Checkpoints: places in cached prefixes from which a sequence can go on although its layers keep more than pages.
+//! Checkpoints: positions in cached prefixes where a sequence can resume although its layers keep more than pages.
 //!
-//! A checkpoint stands at the end of a registered page. It holds a copy of the recurrent state there and the window pages
-//! before it, whatever of the two the model has. This file knows where sequences make them and which one goes first when
-//! there is no room; it knows nothing of pages beside their numbers.
+//! A checkpoint is at the end of a registered page. It holds a copy of the recurrent state and the window pages before
+//! that position, whichever the model has. This file decides where sequences make checkpoints and which one is evicted
+//! first; of pages it knows only numbers.
 
 use backend::PAGE;
 
@@ -10,23 +10,23 @@ use super::pages::NONE;
 
 /// A prompt is not cut for a checkpoint that saves less than this many tokens.
 const GAP: usize = 2 * PAGE;
-/// Least distance of the checkpoints along a prompt.
+/// Minimum distance of the checkpoints along a prompt.
 const SPACING: usize = 16 * PAGE;
-/// Hits that count.
+/// Maximum number of hits that count for eviction.
 const MAX_HITS: u64 = 3;
 
 /// One checkpoint.
 #[derive(Clone, Debug)]
 pub(super) struct Checkpoint {
-    /// The registered page at whose end it stands; [`NONE`] when the entry is free.
+    /// The registered page that it ends; [`NONE`] when the entry is free.
     pub page: u32,
-    /// The slot with the copy of the state, or [`NONE`].
+    /// The slot of the copied state, or [`NONE`].
     pub slot: u32,
-    /// The window pages before it, which it holds.
+    /// The window pages before it, which it keeps allocated.
     pub window: Vec<u32>,
     /// When it was made or used.
     used: u64,
-    /// How often sequences went on from it.
+    /// Number of sequences that resumed from it.
     hits: u64,
 }
 
@@ -49,7 +49,7 @@ impl Checkpoints {
         }
     }
 
-    /// Most checkpoints at a time.
+    /// Maximum number of checkpoints at a time.
     pub fn capacity(&self) -> usize {
         self.list.len()
     }
@@ -59,17 +59,17 @@ impl Checkpoints {
         &self.list[id as usize]
     }
 
-    /// A checkpoint, to be changed.
+    /// A checkpoint, mutable.
     pub fn get_mut(&mut self, id: u32) -> &mut Checkpoint {
         &mut self.list[id as usize]
     }
 
-    /// The checkpoints there are.
+    /// All checkpoints.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &Checkpoint)> {
         (0..).zip(&self.list).filter(|(_, c)| c.page != NONE)
     }
 
-    /// A new checkpoint at the end of `page`, without state and window pages; none when there is no room.
+    /// Adds a checkpoint at the end of `page`, without state and window pages; `None` when there is no room.
     pub fn insert(&mut self, page: u32) -> Option<u32> {
         let id = self.free.pop()?;
         self.clock += 1;
@@ -79,57 +79,57 @@ impl Checkpoints {
         Some(id)
     }
 
-    /// Frees an entry, whose memory was given back.
+    /// Frees an entry whose memory is already freed.
     pub fn remove(&mut self, id: u32) {
         self.list[id as usize].page = NONE;
         self.free.push(id);
     }
 
-    /// A sequence stands at the checkpoint again.
+    /// A sequence reached the checkpoint again.
     pub fn touch(&mut self, id: u32) {
         self.clock += 1;
         self.list[id as usize].used = self.clock;
     }
 
-    /// A sequence goes on from the checkpoint.
+    /// A sequence resumes from the checkpoint.
     pub fn hit(&mut self, id: u32) {
         self.touch(id);
         self.list[id as usize].hits += 1;
     }
 
-    /// Whether the checkpoint never served anybody.
+    /// Whether no sequence ever resumed from the checkpoint.
     pub fn is_unused(&self, id: u32) -> bool {
         self.list[id as usize].hits == 0
     }
 
-    /// The checkpoint that goes first: the one not used for longest. Each hit, and being where sequences part, makes one
-    /// count as if it was used later, by as many uses as there are checkpoints.
+    /// The checkpoint to evict: the least recently used one. Each hit, and being a branch, makes a checkpoint count as
+    /// used later, by as many uses as there are checkpoints.
     pub fn worst(&self, is_branch: impl Fn(u32) -> bool) -> Option<u32> {
         let bonus = |c: &Checkpoint| (c.hits + u64::from(is_branch(c.page))).min(MAX_HITS) * self.list.len() as u64;
         self.iter().min_by_key(|(_, c)| c.used + bonus(c)).map(|(id, _)| id)
     }
 }
 
-/// Where a sequence makes its checkpoints.
+/// Positions of a sequence's checkpoints.
 ///
-/// Along a prompt: where it leaves a path that others went before, at the last page boundary before its end (the same prompt
-/// again, or one with another end, goes on from there), and at regular distances, so that a prompt with another middle loses
-/// no more than that. While it decodes: at every page boundary, each replacing the one before.
+/// Along a prompt: where it leaves the cached path of other sequences, at the last page boundary before its end (the
+/// same prompt, or one with another end, resumes there), and at regular distances, which bound the loss of a prompt
+/// with another middle. While decoding: at every page boundary, each replacing the one before.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cuts {
-    /// Where the prompt ends and decoding starts.
+    /// Length of the prompt, where decoding starts.
     end: usize,
-    /// Where it leaves the cached path, or 0.
+    /// Where the prompt leaves the cached path, or 0.
     branch: usize,
-    /// Distance of the regular ones; 0 when the sequence makes none at all.
+    /// Distance of the regular ones; 0 when the sequence makes no checkpoints.
     spacing: usize,
-    /// The last one made or found.
+    /// The last one made or resumed from.
     made: usize,
 }
 
 impl Cuts {
-    /// For a sequence that has `n_tokens` tokens to begin with, where there is room for `capacity` checkpoints. The regular
-    /// ones of one prompt take no more than half of the room.
+    /// For a sequence that starts with `n_tokens` tokens, with room for `capacity` checkpoints. The regular ones of one
+    /// prompt take at most half of the room.
     pub fn new(n_tokens: usize, capacity: usize) -> Cuts {
         let spacing = match capacity {
             0 => 0,
@@ -138,13 +138,13 @@ impl Cuts {
         Cuts { end: n_tokens, branch: 0, spacing, made: 0 }
     }
 
-    /// The sequence goes on from position `at`; the cached path goes up to `matched`.
+    /// The sequence resumes at position `at`; the cached path extends to `matched`.
     pub fn adopted(&mut self, at: usize, matched: usize) {
         self.made = self.made.max(at);
         self.branch = matched;
     }
 
-    /// The next position where a chunk has to end, when the state can be copied only there.
+    /// The next position where a chunk must end, because the state can be copied only there.
     pub fn next(&self, computed: usize) -> Option<usize> {
         if self.spacing == 0 {
             return None;
@@ -155,7 +155,7 @@ impl Cuts {
         [self.branch, regular, last].into_iter().filter(wanted).min()
     }
 
-    /// Whether a checkpoint is made at a page boundary, and whether it is one that stays when the next is made.
+    /// Whether a checkpoint is due at a page boundary, and whether it outlives the next one.
     pub fn due(&self, at: usize) -> Option<Stay> {
         if self.spacing == 0 {
             return None;
@@ -179,12 +179,12 @@ impl Cuts {
     }
 }
 
-/// What becomes of a checkpoint when its sequence makes the next one.
+/// Lifetime of a checkpoint once its sequence makes the next one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stay {
-    /// It stays.
+    /// It is kept.
     Kept,
-    /// It goes, unless somebody went on from it.
+    /// It is removed, unless a sequence resumed from it.
     Replaced,
 }
 
@@ -203,7 +203,7 @@ mod tests {
         checkpoints.hit(ids[1]);
         checkpoints.touch(ids[0]);
         assert_eq!(checkpoints.worst(|_| false), Some(ids[2]));
-        // What was hit is not kept for ever.
+        // A hit does not keep a checkpoint forever.
         for page in 10..30 {
             let worst = checkpoints.worst(|_| false).unwrap();
             checkpoints.remove(worst);
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn prompts_are_cut_where_a_checkpoint_is_worth_it() {
-        // tokens, room, where it goes on, where its path leaves others', cuts
+        // tokens, room, resumed at, branch, cuts
         let cases: &[(usize, usize, usize, usize, &[usize])] = &[
             (1, 8, 0, 0, &[]),
             (64, 8, 0, 0, &[]),
@@ -223,10 +223,10 @@ mod tests {
             (1200, 8, 0, 0, &[512, 1024, 1184]),
             (1200, 8, 0, 320, &[320, 512, 1024, 1184]),
             (1200, 8, 512, 512, &[1024, 1184]),
-            // Too close behind the one before.
+            // Too close to the one before.
             (1080, 8, 0, 0, &[512, 1024]),
             (1200, 8, 0, 480, &[480, 1024, 1184]),
-            // No more than half of the room for one prompt.
+            // At most half of the room for one prompt.
             (8000, 8, 0, 0, &[2048, 4096, 6144, 7968]),
             (8000, 1, 0, 0, &[7968]),
             (8000, 0, 0, 0, &[]),
@@ -244,7 +244,7 @@ mod tests {
             }
             assert_eq!(found, expected, "{n_tokens} tokens, room for {capacity}, from {at}");
         }
-        // Decoding makes one at each page, which the next replaces, and the regular ones stay.
+        // Decoding makes one at each page, which replaces the one before; the regular ones are kept.
         let mut cuts = Cuts::new(100, 8);
         cuts.made(96);
         assert_eq!(cuts.due(128), Some(Stay::Replaced));

@@ -264,15 +264,26 @@ impl Memory {
         room
     }
 
+    /// Draft tokens that a step may have behind one token of a sequence: where its state is copied at page boundaries,
+    /// no step goes past one, so that drafts lose no checkpoint.
+    pub fn draft_room(&self, held: &Held, cache: bool) -> usize {
+        match cache && self.kinds.state && self.checkpoints.capacity() > 0 {
+            true => PAGE - 1 - held.computed % PAGE,
+            false => usize::MAX,
+        }
+    }
+
     /// Takes back what was planned, after a step that computed nothing.
     pub fn unplan(&mut self, held: &mut Held) {
         self.trim(held, held.computed);
     }
 
-    /// The next `n` positions of `tokens` are computed. Full pages become findable when `cache` says so.
+    /// The next `n` positions of `tokens` are computed; pages for more are given back. Full pages become findable when
+    /// `cache` says so.
     pub fn advance(&mut self, held: &mut Held, tokens: &[u32], n: usize, cache: bool) {
         let before = held.computed;
         held.computed += n;
+        self.trim(held, held.computed);
         while cache && (held.n_registered + 1) * PAGE <= held.computed {
             self.register(held, tokens);
         }

@@ -5,6 +5,12 @@
 //! values, and the caller decides when. [`Engine::begin`] and [`Engine::finish`] are the halves of a step: between them
 //! a device computes while the caller delivers the events of the step before.
 //!
+//! # Drafts
+//! A [`Drafter`] guesses tokens behind the last of a sequence that decodes; the step computes them with it, and the
+//! sampler works through their rows as long as it chooses what was guessed. So random numbers, grammars and texts move
+//! on token by token as they do without drafts, and nothing of them is taken back. What is taken back is memory: only
+//! the positions of tokens that stand count as computed, and [`Program::commit`] moves the recurrent states past those.
+//!
 //! # Failed steps
 //! A step that fails ([`backend::StepError::Failed`]) ends the requests whose chunks are lost, with the cause. Those whose
 //! recurrent states are dirty roll back to a checkpoint, the others to where they stood; both are computed again.
@@ -26,6 +32,7 @@
 //! finds work computes something, and every request ends.
 
 mod checkpoints;
+mod drafts;
 mod memory;
 mod pages;
 mod request;
@@ -41,6 +48,7 @@ use std::time::Instant;
 
 use backend::{Ask, Batch, Failure, Kinds, OpTime, Output, PAGE, Program, RouterInfo, StepError};
 
+pub use drafts::{Drafter, PromptLookup};
 pub use pages::PageCounts;
 pub use request::{Error, Event, EventKind, Events, FinishReason, Logprobs, Request, RequestId, Timings, Usage};
 pub use stop::{MAX_STOP_BYTES, MAX_STOP_STRINGS};
@@ -94,6 +102,10 @@ pub struct Stats {
     pub tokens: u64,
     /// Times that a request gave its pages to others.
     pub preemptions: u64,
+    /// Draft tokens computed.
+    pub drafted: u64,
+    /// Those of them that became part of an answer with another token behind them.
+    pub accepted: u64,
 }
 
 /// A program with the requests that it serves.
@@ -105,6 +117,13 @@ pub struct Engine {
     budget: usize,
     /// Most tokens of a sequence.
     context: usize,
+    /// Maximum number of rows of a step.
+    max_outputs: usize,
+    drafter: Option<Box<dyn Drafter>>,
+    /// Maximum number of drafts of a sequence in a step.
+    max_draft: usize,
+    /// Slots whose drafts the step has judged, with the number that stands.
+    commits: Vec<(u32, usize)>,
     n_vocab: usize,
     /// Whether the program reports its routing.
     is_tracing: bool,
@@ -124,6 +143,8 @@ pub struct Engine {
     steps: u64,
     tokens: u64,
     preemptions: u64,
+    drafted: u64,
+    accepted: u64,
 }
 
 impl Engine {
@@ -155,6 +176,10 @@ impl Engine {
             options: Options { max_running, ..options },
             budget: limits.max_tokens,
             context,
+            max_outputs: limits.max_outputs,
+            drafter: None,
+            max_draft: limits.max_draft,
+            commits: Vec::with_capacity(if limits.max_draft > 0 { max_running } else { 0 }),
             n_vocab,
             is_tracing: false,
             kinds,
@@ -169,7 +194,17 @@ impl Engine {
             steps: 0,
             tokens: 0,
             preemptions: 0,
+            drafted: 0,
+            accepted: 0,
         })
+    }
+
+    /// Sets what guesses the tokens of answers from the next step on; nothing does at first. Answers are the same with
+    /// any drafter; good guesses make them take fewer steps. Without effect where the program was compiled for no
+    /// drafts ([`backend::Limits::max_draft`]). Each draft takes a row of [`backend::Limits::max_outputs`] that no
+    /// sequence needs.
+    pub fn set_drafter(&mut self, drafter: Option<Box<dyn Drafter>>) {
+        self.drafter = drafter;
     }
 
     /// Most tokens that a prompt and its answer have together.
@@ -203,6 +238,8 @@ impl Engine {
             steps: self.steps,
             tokens: self.tokens,
             preemptions: self.preemptions,
+            drafted: self.drafted,
+            accepted: self.accepted,
         }
     }
 
@@ -377,9 +414,11 @@ impl Engine {
     /// Decides how many tokens of which sequences the step computes, and gives them pages.
     fn plan(&mut self) {
         let mut budget = self.budget;
+        let mut n_spare = self.spare_for_drafts();
         let mut i = 0;
         while i < self.running.len() && budget > 0 {
             if self.running[i].remaining() == 1 {
+                n_spare -= self.draft(i, n_spare);
                 budget -= self.plan_chunk(i, 1);
             }
             i += 1;
@@ -397,7 +436,26 @@ impl Engine {
         }
     }
 
-    /// Plans up to `budget` tokens of a sequence that is not in the step yet; returns how many.
+    /// Drafts that a step may have: each takes a row, and a token of those that decoding leaves. Half of these are the
+    /// prompts'.
+    fn spare_for_drafts(&self) -> usize {
+        if self.drafter.is_none() || self.max_draft == 0 {
+            return 0;
+        }
+        let n_decoding = self.running.iter().filter(|s| s.remaining() == 1).count();
+        let n_running = (self.running.len() + self.waiting.len()).min(self.options.max_running);
+        (self.max_outputs - n_running).min(self.budget.saturating_sub(n_decoding) / 2)
+    }
+
+    /// Guesses up to `max` tokens behind the last of a sequence; returns how many.
+    fn draft(&mut self, i: usize, max: usize) -> usize {
+        let (sequence, Some(drafter)) = (&mut self.running[i], &mut self.drafter) else { return 0 };
+        let room = self.memory.draft_room(&sequence.held, self.options.prefix_cache);
+        sequence.draft(&mut **drafter, max.min(self.max_draft).min(room), self.n_vocab)
+    }
+
+    /// Plans up to `budget` tokens of a sequence that is not in the step yet, and its drafts; returns how many tokens
+    /// the step has of it.
     ///
     /// Where pages lack, sequences of lower rank that are not in the step lose theirs. A sequence that gets none that way
     /// keeps what it has and waits: those above it go on, and end, or come back for its pages.
@@ -419,7 +477,7 @@ impl Engine {
             self.running[i].plan(want, &mut self.memory);
             let planned = self.running[i].planned;
             if planned > 0 {
-                return planned;
+                return planned + self.running[i].drafts().len();
             }
             let Some(victim) = (i + 1..self.running.len()).rev().find(|&j| self.running[j].planned == 0) else {
                 return 0;
@@ -474,10 +532,11 @@ impl Engine {
         batch.clear();
         for sequence in self.running.iter().filter(|s| s.planned > 0) {
             let (tokens, pos, tables) = sequence.chunk();
-            let wants_row = sequence.wants_logits();
-            batch.push(tokens, pos, tables, wants_row.then_some(tokens.len() - 1));
-            if wants_row && let Some(ask) = batch.asks.last_mut() {
-                *ask = sequence.ask(self.n_vocab, &mut batch.listed);
+            let first_row = batch.rows.len();
+            batch.push(tokens, pos, tables, sequence.wants_logits().then_some(tokens.len() - 1));
+            batch.push_drafts(sequence.drafts());
+            for (n_draft, ask) in batch.asks[first_row..].iter_mut().enumerate() {
+                *ask = sequence.ask(n_draft, self.n_vocab, &mut batch.listed);
             }
         }
         !batch.chunks.is_empty()
@@ -485,7 +544,7 @@ impl Engine {
 
     /// Waits for the step and gives every sequence its row. An error means that no sequence was changed.
     fn compute(&mut self, events: &mut Events) -> Result<(), Error> {
-        let Engine { program, batch, running, memory, vocabulary, n_vocab, options, .. } = self;
+        let Engine { program, batch, running, memory, vocabulary, n_vocab, options, kinds, commits, .. } = self;
         let n_vocab = *n_vocab;
         let width = program.routers().iter().map(|router| router.n_used).sum::<usize>().max(1);
         let output = program.wait()?;
@@ -493,34 +552,45 @@ impl Engine {
         self.steps += 1;
         self.tokens += batch.tokens.len() as u64;
         let now = Instant::now();
-        let mut rows = (0..batch.rows.len()).map(|r| row(batch, &output, n_vocab, r));
         let d_hidden = output.hidden.len() / batch.rows.len().max(1);
-        let mut hidden = output.hidden.chunks_exact(d_hidden.max(1));
-        let mut routing = output.routing.map(|ids| ids.chunks_exact(width));
-        let mut chunk = 0;
+        let hidden = |r: usize| output.hidden.get(r * d_hidden..(r + 1) * d_hidden).filter(|row| !row.is_empty());
+        let chosen = |r: usize| output.routing.and_then(|ids| ids.get(r * width..(r + 1) * width));
+        let (mut chunk, mut next_row) = (0, 0);
         running.retain_mut(|sequence| {
             if sequence.planned == 0 {
                 return true;
             }
-            let row = sequence.wants_logits().then(|| rows.next()).flatten();
-            let chosen = row.and_then(|_| routing.as_mut()?.next());
-            let made_of = row.and_then(|_| hidden.next());
+            let rows = next_row..next_row + sequence.n_rows();
+            next_row = rows.end;
             let fault = output.faults.iter().find(|f| f.chunk == chunk);
             let first = batch.chunks[chunk as usize];
+            let end = first.first + first.len;
             chunk += 1;
-            let outcome = match (fault, row) {
-                (Some(fault), _) => Err(Error::Fault {
+            let outcome = match fault {
+                Some(fault) if first.n_draft == 0 || fault.token < end - first.n_draft => Err(Error::Fault {
                     position: (first.pos + fault.token.saturating_sub(first.first)) as usize,
                     layer: fault.layer,
                 }),
-                (None, row) => {
-                    sequence.computed(memory, options.prefix_cache);
-                    match row {
-                        _ if sequence.is_cancelled => Ok(None),
-                        Some(_) if sequence.wants_embedding() => sequence.embed(made_of, events),
-                        Some(row) => sequence.sample(row, chosen, &**vocabulary, n_vocab, now, events),
-                        None => Ok(sequence.is_prompt_only().then_some(FinishReason::Length)),
+                fault => {
+                    // A draft whose numbers broke down is no draft; should it be right, the next step says so.
+                    let n_void = fault.map_or(0, |fault| end.saturating_sub(fault.token) as usize);
+                    let rows = rows.start..rows.end - n_void;
+                    let outcome = match rows.start {
+                        _ if sequence.is_cancelled || rows.is_empty() => Ok(None),
+                        r if sequence.wants_embedding() => sequence.embed(hidden(r), events),
+                        _ => {
+                            let rows = rows.map(|r| (row(batch, &output, n_vocab, r), chosen(r)));
+                            sequence.sample(rows, &**vocabulary, n_vocab, now, events)
+                        }
+                    };
+                    let n_accepted = sequence.computed(memory, options.prefix_cache);
+                    if first.n_draft > 0 {
+                        self.drafted += u64::from(first.n_draft);
+                        self.accepted += n_accepted as u64;
+                        commits.extend(kinds.state.then_some((first.state, n_accepted)));
                     }
+                    let is_prompt = !sequence.is_cancelled && sequence.is_prompt_only();
+                    outcome.map(|reason| reason.or(is_prompt.then_some(FinishReason::Length)))
                 }
             };
             match outcome {
@@ -536,6 +606,7 @@ impl Engine {
             }
             false
         });
+        commits.drain(..).for_each(|(slot, n_accepted)| program.commit(slot, n_accepted));
         memory.copies().for_each(|(from, to)| program.copy_state(from, to));
         Ok(())
     }

@@ -1,13 +1,12 @@
-//! The page pool: which pages of the cache are free, in use, or kept because their content may be asked for again.
+//! The page pool: which pages of the cache are free, in use, or cached because their content may be reused.
 //!
-//! It hands out page numbers and counts references. It knows nothing of sequences, requests or the numbers in a page.
+//! It hands out page numbers and counts references. It knows no sequences, no requests and no content of a page.
 //!
-//! Full pages are registered in a trie: a page's key is its parent's node and its own [`PAGE`] token ids, compared in
-//! full. A lookup that hits therefore holds exactly the asked tokens after exactly the asked prefix; there is no hash
-//! whose collision could give wrong text. Nodes are numbered once and never again, so that a page whose parent was
-//! evicted is not found under the parent's successor.
+//! Full pages are registered in a trie: a page's key is its parent's node and its [`PAGE`] token ids, compared in full.
+//! A hit therefore holds exactly these tokens after exactly this prefix; no hash collision can give wrong text. Node
+//! numbers are never reused, so that a page whose parent was evicted is not found under the parent's successor.
 //!
-//! A registered page may have other memory of its block attached to it, which this file only remembers the numbers of.
+//! A registered page may have other memory of its block attached, of which this file stores only the numbers.
 
 use std::collections::HashMap;
 
@@ -18,7 +17,7 @@ use super::ring::Ring;
 /// No page, no checkpoint.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// What stands before a page: nothing, or another registered page.
+/// What precedes a page: nothing, or another registered page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Parent {
     /// The page is the first of its sequence. Chains of different salts share nothing.
@@ -27,27 +26,27 @@ pub(crate) enum Parent {
     Node(u64),
 }
 
-/// What a registered page holds.
+/// Key of a registered page's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Key {
     parent: Parent,
     tokens: [u32; PAGE],
 }
 
-/// How many pages are in which state. `free + cached + used` is the size of the pool.
+/// Number of pages in each state. `free + cached + used` is the size of the pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PageCounts {
     /// Pages of the pool.
     pub total: usize,
     /// Pages without content.
     pub free: usize,
-    /// Pages that no sequence uses, kept for their content, and given away when no page is free.
+    /// Pages that no sequence uses, kept for their content and evicted when no page is free.
     pub cached: usize,
     /// Pages that sequences use.
     pub used: usize,
 }
 
-/// What else is kept of a registered page's block, or [`NONE`].
+/// Other memory of a registered page's block, or [`NONE`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Attached {
     /// The window page of the same positions.
@@ -61,16 +60,16 @@ impl Attached {
     pub const NOTHING: Attached = Attached { window: NONE, checkpoint: NONE };
 }
 
-/// One page's books.
+/// State of one page.
 #[derive(Clone, Copy, Debug)]
 struct Page {
     /// Sequences that use it.
     refs: u32,
     /// Set when it is registered: its key and its node.
     registered: Option<(Key, u64)>,
-    /// Of a registered page: the page before it (while that one's node is the key's parent), or [`NONE`].
+    /// Of a registered page: the page before it (while that page's node is the key's parent), or [`NONE`].
     parent: u32,
-    /// Of a registered page: how many registered pages stand right behind it.
+    /// Of a registered page: number of registered pages directly after it.
     n_children: u32,
     attached: Attached,
 }
@@ -86,28 +85,28 @@ pub(crate) struct PagePool {
 }
 
 impl PagePool {
-    /// A pool of free pages. Everything it will ever need is allocated here.
+    /// A pool of free pages. Allocates all it will ever need.
     pub fn new(n_pages: usize) -> PagePool {
         let page = Page { refs: 0, registered: None, parent: NONE, n_children: 0, attached: Attached::NOTHING };
         PagePool {
             pages: vec![page; n_pages],
-            // Low numbers first, so that small runs touch little memory.
+            // Low numbers first, so that small workloads touch little memory.
             free: (0..n_pages as u32).rev().collect(),
             cached: Ring::new(n_pages),
-            // Twice the entries: then removed ones are cleaned up in place and the table never grows.
+            // Twice the entries: removed ones are then cleaned up in place and the table never grows.
             index: HashMap::with_capacity(2 * n_pages),
             next_node: 0,
         }
     }
 
-    /// How many pages are in which state.
+    /// Number of pages in each state.
     pub fn counts(&self) -> PageCounts {
         let total = self.pages.len();
         let (free, cached) = (self.free.len(), self.cached.len());
         PageCounts { total, free, cached, used: total - free - cached }
     }
 
-    /// Pages that [`PagePool::alloc`] can still give.
+    /// Pages that [`PagePool::alloc`] can still return.
     pub fn available(&self) -> usize {
         self.free.len() + self.cached.len()
     }
@@ -117,8 +116,8 @@ impl PagePool {
         self.pages[page as usize].refs
     }
 
-    /// Takes a page to write into: a free one, else the cached one that was not used for longest; with it comes what was
-    /// attached to that one.
+    /// Takes a page to write into: a free one, else the least recently used cached one, whose attached memory is
+    /// returned with it.
     pub fn alloc(&mut self) -> Option<(u32, Attached)> {
         let (page, attached) = match self.free.pop() {
             Some(page) => (page, Attached::NOTHING),
@@ -146,9 +145,9 @@ impl PagePool {
         self.pages[page as usize].refs += 1;
     }
 
-    /// Gives a page back. A registered page stays cached until it is needed or asked for.
+    /// Releases a page. A registered page stays cached until it is evicted or reused.
     ///
-    /// The pages of a sequence are released last page first: then a page is never kept longer than its parent.
+    /// A sequence releases its last page first: then no page outlives its parent.
     pub fn release(&mut self, page: u32) {
         let p = &mut self.pages[page as usize];
         p.refs -= 1;
@@ -162,9 +161,9 @@ impl PagePool {
         }
     }
 
-    /// Makes a full page findable behind `parent`, which is `before`, if that is a page. Where another page holds the same
-    /// already, the caller's page is released and the other one shared instead. Returns the page the caller now holds and
-    /// its node.
+    /// Makes a full page findable after `parent`, which is `before`, if that is a page. If another page holds the same
+    /// already, the caller's page is released and the other one shared instead. Returns the page that the caller now
+    /// holds and its node.
     pub fn register(&mut self, page: u32, parent: Parent, before: Option<u32>, tokens: &[u32]) -> (u32, u64) {
         if let Some((same, node)) = self.lookup(parent, tokens) {
             if same != page {
@@ -185,22 +184,22 @@ impl PagePool {
         (page, node)
     }
 
-    /// What is attached to a registered page.
+    /// The memory attached to a registered page.
     pub fn attached(&self, page: u32) -> Attached {
         self.pages[page as usize].attached
     }
 
-    /// The same, to be changed.
+    /// The same, mutable.
     pub fn attached_mut(&mut self, page: u32) -> &mut Attached {
         &mut self.pages[page as usize].attached
     }
 
-    /// Whether sequences go on from here in several ways.
+    /// Whether several registered pages follow this one.
     pub fn is_branch(&self, page: u32) -> bool {
         self.pages[page as usize].n_children > 1
     }
 
-    /// Makes a page's content unfindable; who uses it goes on. Returns what was attached to it.
+    /// Makes a page's content unfindable; sequences may still use it. Returns what was attached to it.
     pub fn forget(&mut self, page: u32) -> Attached {
         let cached = self.pages[page as usize].refs == 0 && self.pages[page as usize].registered.is_some();
         let attached = self.unregister(page);
@@ -211,12 +210,15 @@ impl PagePool {
         attached
     }
 
-    /// The cached page that was not used for longest.
+    /// The least recently used cached page.
     pub fn oldest_cached(&self) -> Option<u32> {
         self.cached.oldest()
     }
 
-    /// Counts everything again, the slow way, and says what does not add up.
+    /// Recounts everything the slow way.
+    ///
+    /// # Errors
+    /// The first contradiction found.
     pub fn audit(&self) -> Result<(), String> {
         let mut state = vec!["lost"; self.pages.len()];
         for &page in &self.free {
@@ -340,7 +342,7 @@ mod tests {
         for (parent, tokens, expected) in cases {
             assert_eq!(pool.lookup(parent, &tokens).map(|hit| hit.0), expected, "{parent:?}");
         }
-        // The parent is registered anew: the child must not be found below the new node.
+        // The parent is registered again: the child must not be found below the new node.
         pool.forget(a);
         let (_, again) = pool.register(a, Parent::Root(7), None, &full(1));
         assert_eq!(pool.lookup(Parent::Node(again), &full(2)), None);
@@ -361,7 +363,7 @@ mod tests {
         [c, b, a].iter().for_each(|&page| pool.release(page));
         assert_eq!(pool.alloc(), Some((c, Attached::NOTHING)));
         assert!(!pool.is_branch(a));
-        // The parent goes first and comes again: the child is not counted as the new node's.
+        // The parent is evicted and registered again: the child is not counted for the new node.
         assert_eq!(pool.forget(a), Attached::NOTHING);
         let a = pool.alloc().unwrap().0;
         pool.register(a, Parent::Root(0), None, &full(1));

@@ -1,4 +1,4 @@
-//! What goes into the engine and what comes out of it: values, no behaviour.
+//! The engine's input and output: values, no behaviour.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -9,41 +9,41 @@ use crate::grammar::{self, Constraint};
 use crate::sampler::{self, SamplerParams};
 use crate::tokenizer::Decode;
 
-/// Names a request for as long as its engine lives; later requests have greater ids.
+/// Identifies a request as long as its engine lives; later requests have greater ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
-/// A prompt and how to go on from it.
+/// A prompt and how to continue it.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// The prompt, at least one token and fewer than the context holds.
     pub tokens: Vec<u32>,
-    /// Most tokens to generate. With 0 the prompt is computed, and kept in the prefix cache, and nothing follows.
+    /// Maximum number of generated tokens. With 0 the prompt is only computed and kept in the prefix cache.
     pub max_new_tokens: usize,
-    /// How tokens are chosen.
+    /// Parameters of the sampler.
     pub sampling: SamplerParams,
-    /// What the answer must look like.
+    /// Required form of the answer.
     pub constraint: Option<Constraint>,
     /// Texts that end the answer, at most [`super::MAX_STOP_STRINGS`] of at most [`super::MAX_STOP_BYTES`] bytes.
     pub stop_strings: Vec<String>,
-    /// The stop string that ended the answer is part of its text.
+    /// Whether the stop string that ended the answer is part of its text.
     pub include_stop_string: bool,
-    /// Tokens that end the answer, beside the vocabulary's own ends of generation.
+    /// Tokens that end the answer, besides the vocabulary's own ends of generation.
     pub stop_tokens: Vec<u32>,
-    /// The vocabulary's own ends of generation do not end the answer.
+    /// Ignore the vocabulary's own ends of generation.
     pub ignore_eos: bool,
-    /// How tokens become text; by default special tokens are left out, and the text goes on from the prompt's.
+    /// How tokens become text; by default without special tokens, as a continuation of the prompt's text.
     pub decode: Decode,
-    /// Special tokens whose names are part of the text even where others are left out: the marks of a format
+    /// Special tokens whose names are part of the text even when others are omitted: the marks of a format
     /// ([`crate::formats::Format::shown`]).
     pub shown: Vec<u32>,
-    /// Report each token's log-probability, and this many of the most likely tokens.
+    /// Report the log-probability of each token and of this many most likely tokens.
     pub logprobs: Option<usize>,
     /// Report which experts the model chose for each token.
     pub routing: bool,
-    /// Report what the model makes of the prompt, and generate nothing.
+    /// Report the hidden state of the prompt's last token, and generate nothing.
     pub embedding: bool,
-    /// Higher ones are admitted first and preempted last.
+    /// Requests of higher priority are admitted first and preempted last.
     pub priority: i32,
     /// Requests share cached prefixes only with requests of the same salt.
     pub cache_salt: u64,
@@ -72,45 +72,45 @@ impl Request {
     }
 }
 
-/// Something that happened to a request. A request ends with exactly one `Done` or `Failed`.
+/// An event of a request. A request ends with exactly one `Done` or `Failed`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Event<'a> {
-    /// To which request.
+    /// The request.
     pub id: RequestId,
-    /// What.
+    /// The event.
     pub kind: EventKind<'a>,
 }
 
-/// What happened.
+/// Kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum EventKind<'a> {
-    /// A token was generated; a token that ends the answer is reported too.
+    /// A token was generated, including a token that ends the answer.
     Token {
         /// Its id.
         token: u32,
-        /// The text that is certain now: whole characters, never a part of a stop string. It may be empty, and it may
-        /// hold what earlier tokens held back. All texts of a request, joined, are its answer.
+        /// The text that is certain now: whole characters, never part of a stop string. It may be empty, and it may
+        /// include text held back before. All texts of a request, concatenated, are its answer.
         text: &'a str,
-        /// Set when the request asked for it.
+        /// Set if the request enabled it.
         logprobs: Option<Logprobs<'a>>,
-        /// The experts that worked on the position before the token, whose output it was chosen from: for every router
-        /// of [`super::Engine::routers`] its ids, best first. Set when the request asked for it.
+        /// The experts of the position before the token, whose output it was chosen from: for every router of
+        /// [`super::Engine::routers`] its ids, best first. Set if the request enabled it.
         routing: Option<&'a [u16]>,
     },
-    /// The hidden state behind the last norm at the prompt's last token, `[d_model]`, when the request asked for it.
+    /// The hidden state behind the last norm at the prompt's last token, `[d_model]`, if requested.
     Embedding(&'a [f32]),
     /// The request is finished.
     Done {
-        /// Why.
+        /// The reason.
         reason: FinishReason,
-        /// What it took.
+        /// Its tokens and times.
         usage: Usage,
     },
-    /// The request cannot go on; others are not touched.
+    /// The request cannot continue; others are unaffected.
     Failed(&'a Error),
 }
 
-/// Natural logarithms of probabilities that the model, before sampling, gave to tokens.
+/// Natural logarithms of the model's token probabilities, before sampling.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Logprobs<'a> {
     /// Of the generated token.
@@ -122,38 +122,38 @@ pub struct Logprobs<'a> {
 /// Why a request finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// The last token is an end of generation or one of the request's stop tokens, or the request's grammar allows nothing
-    /// more.
+    /// The last token is an end of generation or one of the request's stop tokens, or the request's grammar is
+    /// complete.
     Stop,
-    /// The text reached the request's stop string of this index.
+    /// The text reached the stop string at this index of the request.
     StopString(usize),
-    /// `max_new_tokens` are generated.
+    /// `max_new_tokens` tokens are generated.
     Length,
     /// Prompt and answer fill the context.
     ContextFull,
-    /// [`super::Engine::cancel`] was called. Text that was held back is dropped.
+    /// [`super::Engine::cancel`] was called. Text held back is dropped.
     Cancelled,
 }
 
-/// What a request took.
+/// Tokens and times of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Those of them that the prefix cache had.
+    /// Those of them found in the prefix cache.
     pub cached_tokens: usize,
     /// Tokens generated, a stop token included.
     pub generated: usize,
-    /// How often it had to give its pages to others.
+    /// Number of preemptions, each of which freed its pages for others.
     pub preemptions: usize,
-    /// Where the time went.
+    /// Durations of its phases.
     pub timings: Timings,
 }
 
-/// Where a request's time went.
+/// Durations of a request's phases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timings {
-    /// From submission to the first step it was part of.
+    /// From submission to its first step.
     pub queued: Duration,
     /// From there to the first token.
     pub prompt: Duration,
@@ -161,8 +161,8 @@ pub struct Timings {
     pub decode: Duration,
 }
 
-/// Events with their texts side by side, so that a step writes them without allocating. [`Events::clear`] keeps the
-/// memory.
+/// Events with their texts in shared buffers, so that a step writes them without allocating. [`Events::clear`] keeps
+/// the memory.
 #[derive(Clone, Debug, Default)]
 pub struct Events {
     list: Vec<(RequestId, Stored)>,
@@ -186,7 +186,7 @@ impl Events {
         Events::default()
     }
 
-    /// Forgets the events and keeps their memory.
+    /// Removes the events and keeps their memory.
     pub fn clear(&mut self) {
         self.list.clear();
         self.text.clear();
@@ -200,7 +200,7 @@ impl Events {
         self.list.len()
     }
 
-    /// Whether nothing happened.
+    /// Whether there are no events.
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
@@ -223,7 +223,7 @@ impl Events {
         })
     }
 
-    /// Opens a token event: its text and top tokens are appended to the buffers before [`TokenEvent::close`].
+    /// Opens a token event: the caller appends its text and top tokens before [`TokenEvent::close`].
     pub(super) fn token(&mut self) -> TokenEvent<'_> {
         TokenEvent { text_start: self.text.len(), top_start: self.top.len(), events: self }
     }
@@ -242,7 +242,7 @@ impl Events {
     }
 }
 
-/// A token event that is being written.
+/// A token event under construction.
 pub(super) struct TokenEvent<'a> {
     events: &'a mut Events,
     text_start: usize,
@@ -250,12 +250,12 @@ pub(super) struct TokenEvent<'a> {
 }
 
 impl TokenEvent<'_> {
-    /// Where its text goes.
+    /// Buffer of its text.
     pub fn text(&mut self) -> &mut String {
         &mut self.events.text
     }
 
-    /// Where the most likely tokens go.
+    /// Buffer of the most likely tokens.
     pub fn top(&mut self) -> &mut Vec<(u32, f32)> {
         &mut self.events.top
     }
@@ -275,20 +275,20 @@ impl TokenEvent<'_> {
 /// Why a request was refused or failed, or a step could not be run.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Error {
-    /// The engine's own limits make no sense.
+    /// A limit of the engine is invalid.
     #[error("start engine: {what} is {value}, it must be at least {least}")]
     Limit {
-        /// Which.
+        /// The limit.
         what: &'static str,
-        /// What it is.
+        /// Its value.
         value: usize,
         /// The smallest that works.
         least: usize,
     },
-    /// Nothing to go on from.
+    /// The prompt is empty.
     #[error("submit request: the prompt is empty")]
     EmptyPrompt,
-    /// The prompt leaves no room for an answer, and never will.
+    /// The prompt can never have room for an answer.
     #[error(
         "submit request: the prompt has {n_tokens} tokens and needs a context of {needed} ({pages_needed} pages of \
          cache); the context is {context} ({n_pages} pages)"
@@ -310,20 +310,20 @@ pub enum Error {
     TokenId {
         /// `prompt token`, `stop token` or `logit bias`.
         what: &'static str,
-        /// Which.
+        /// Index of the token in its list.
         index: usize,
         /// Its id.
         id: u32,
         /// Size of the vocabulary.
         n_vocab: usize,
     },
-    /// A stop string that cannot be watched for.
+    /// An invalid stop string.
     #[error("submit request: {0}")]
     StopStrings(String),
-    /// More log-probabilities than tokens.
+    /// More log-probabilities than allowed.
     #[error("submit request: logprobs is {asked}, the limit is {limit}")]
     Logprobs {
-        /// How many were asked for.
+        /// The requested number.
         asked: usize,
         /// [`super::MAX_LOGPROBS`].
         limit: usize,
@@ -331,10 +331,10 @@ pub enum Error {
     /// The sampler refused a parameter, or the logits.
     #[error("{0}")]
     Sampler(#[from] sampler::Error),
-    /// The answer could not be held to its grammar.
+    /// The grammar could not constrain the answer.
     #[error("{0}")]
     Grammar(#[from] grammar::Error),
-    /// The model's numbers broke down.
+    /// A router saw NaN.
     #[error("compute position {position}: the router of layer {layer} saw NaN")]
     Fault {
         /// Position in the request's sequence.
@@ -342,7 +342,7 @@ pub enum Error {
         /// Layer whose router saw it.
         layer: u32,
     },
-    /// The model's embedding cannot be had.
+    /// The model has no embedding, or it is invalid.
     #[error("compute the embedding: {0}")]
     Embedding(&'static str),
     /// The program refused a token.
@@ -358,15 +358,15 @@ pub enum Error {
     /// The program refused the step.
     #[error("{0}")]
     Step(#[from] StepError),
-    /// The program returned something else than the rows that were asked for.
-    #[error("run step: the program returned {got} logits, {expected} were asked for")]
+    /// The program returned another number of logits than requested.
+    #[error("run step: the program returned {got} logits, expected {expected}")]
     Logits {
         /// Numbers returned.
         got: usize,
         /// Numbers expected.
         expected: usize,
     },
-    /// No sequence could get a page.
+    /// No sequence could allocate a page.
     #[error("run step: none of {running} running and {waiting} waiting requests could take a page of {n_pages}")]
     Stalled {
         /// Running requests.

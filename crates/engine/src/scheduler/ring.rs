@@ -1,10 +1,10 @@
-//! Numbers in order of last use: what is kept for its content goes in as the newest, and the oldest is given away first.
+//! Numbers in order of last use: cached items enter as the newest, and the oldest is evicted first.
 
-/// A ring over the numbers below a limit. Everything it will ever need is allocated at once.
+/// A ring over the numbers below a limit. Allocates all it will ever need.
 #[derive(Debug)]
 pub(super) struct Ring {
-    /// `[n + 1]`, `(older, newer)` neighbours; the last one is the anchor: its `newer` is the oldest number, its `older`
-    /// the newest. Meaningless for numbers outside of the ring.
+    /// `[n + 1]`, `(older, newer)` neighbours; the last entry is the anchor: its `newer` is the oldest number, its
+    /// `older` the newest. Undefined for numbers outside of the ring.
     links: Vec<(u32, u32)>,
     len: usize,
 }
@@ -15,17 +15,17 @@ impl Ring {
         Ring { links: vec![(n as u32, n as u32); n + 1], len: 0 }
     }
 
-    /// How many numbers are in it.
+    /// Number of numbers in it.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// The number that was put in first.
+    /// The oldest number.
     pub fn oldest(&self) -> Option<u32> {
         (self.len > 0).then(|| self.links[self.anchor()].1)
     }
 
-    /// Puts a number in, as the newest.
+    /// Adds a number as the newest.
     pub fn push(&mut self, id: u32) {
         let anchor = self.anchor();
         let newest = self.links[anchor].0;
@@ -35,7 +35,7 @@ impl Ring {
         self.len += 1;
     }
 
-    /// Takes a number out that is in it.
+    /// Removes a number that is in it.
     pub fn remove(&mut self, id: u32) {
         let (older, newer) = self.links[id as usize];
         self.links[older as usize].1 = newer;

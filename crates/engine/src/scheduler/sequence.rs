@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use backend::{Ask, Best, Tables};
 
+use super::drafts::Drafter;
 use super::memory::{Held, Memory};
 use super::request::{Error, Events, FinishReason, Request, RequestId, Timings, Usage};
 use super::stop::StopMatcher;
@@ -33,6 +34,8 @@ pub(super) struct Sequence {
     pub priority: i32,
     /// Tokens of this sequence in the step that is being made; 0 when it is not part of it.
     pub planned: usize,
+    /// Drafts behind the planned tokens, which are computed with them.
+    drafts: Vec<u32>,
     /// It was cancelled while a step that it is part of was under way.
     pub is_cancelled: bool,
     /// Failed steps since its last token that left its state dirty.
@@ -86,6 +89,7 @@ impl Sequence {
             id,
             priority: request.priority,
             planned: 0,
+            drafts: Vec::new(),
             is_cancelled: false,
             rollbacks: 0,
             tokens,
@@ -140,9 +144,29 @@ impl Sequence {
         }
     }
 
-    /// Takes pages for up to `want` more tokens, and plans those for which there was room.
+    /// Guesses up to `max` of the tokens that follow; returns how many.
+    pub fn draft(&mut self, drafter: &mut dyn Drafter, max: usize, n_vocab: usize) -> usize {
+        // The last token of an answer is never computed, and the step gives a token more than it has drafts.
+        let max = max.min((self.max_tokens - self.tokens.len()).saturating_sub(1));
+        self.drafts.clear();
+        if max > 0 {
+            drafter.draft(&self.tokens, max, &mut self.drafts);
+            let known = self.drafts.iter().take(max).take_while(|&&id| (id as usize) < n_vocab).count();
+            self.drafts.truncate(known);
+        }
+        self.drafts.len()
+    }
+
+    /// Takes pages for up to `want` more tokens and the drafts behind them, and plans those for which there was room.
     pub fn plan(&mut self, want: usize, memory: &mut Memory) {
-        self.planned = memory.extend(&mut self.held, want);
+        let room = memory.extend(&mut self.held, want + self.drafts.len());
+        self.planned = room.min(want);
+        self.drafts.truncate(room - self.planned);
+    }
+
+    /// Drafts behind the planned tokens.
+    pub fn drafts(&self) -> &[u32] {
+        &self.drafts
     }
 
     /// The planned tokens and where their memory lies.
@@ -158,17 +182,22 @@ impl Sequence {
         self.planned == self.remaining() && (self.max_new > 0 || self.embedding)
     }
 
-    /// What is asked of the last position's row; tokens that belong to it are appended to `listed`.
-    pub fn ask(&self, n_vocab: usize, listed: &mut Vec<u32>) -> Ask {
+    /// Rows that are asked for: the last position's, and those of its drafts.
+    pub fn n_rows(&self) -> usize {
+        if self.wants_logits() { 1 + self.drafts.len() } else { 0 }
+    }
+
+    /// What is asked of the row behind the first `n_draft` drafts; tokens that belong to it are appended to `listed`.
+    pub fn ask(&self, n_draft: usize, n_vocab: usize, listed: &mut Vec<u32>) -> Ask {
         if self.embedding {
             return Ask::Hidden;
         }
-        // A mask is not known yet: it is computed while the model computes.
-        if self.guard.as_ref().is_some_and(|guard| guard.masks()) {
+        // A mask is not known yet: it is computed while the model computes. Drafts may begin what masks.
+        if self.guard.as_ref().is_some_and(|guard| guard.masks() || n_draft > 0) {
             return Ask::Logits;
         }
         let first_listed = listed.len() as u32;
-        match self.sampler.needs(self.logprobs, n_vocab, listed) {
+        match self.sampler.needs(&self.drafts[..n_draft], self.logprobs, n_vocab, listed) {
             None => Ask::Logits,
             Some(n) => Ask::Best {
                 n: n as u32,
@@ -183,13 +212,19 @@ impl Sequence {
     /// Takes back what was planned, after a step that computed nothing.
     pub fn unplan(&mut self, memory: &mut Memory) {
         self.planned = 0;
+        self.drafts.clear();
         memory.unplan(&mut self.held);
     }
 
-    /// The planned tokens are in the cache. Full pages become findable when `cache` says so.
-    pub fn computed(&mut self, memory: &mut Memory, cache: bool) {
-        memory.advance(&mut self.held, &self.tokens, self.planned, cache);
+    /// The planned tokens are in the cache, and so are the drafts that have become tokens with another behind them;
+    /// returns how many those are. Full pages become findable when `cache` says so.
+    pub fn computed(&mut self, memory: &mut Memory, cache: bool) -> usize {
+        let end = self.held.computed + self.planned;
+        let n_accepted = if self.drafts.is_empty() { 0 } else { self.tokens.len().saturating_sub(end + 1) };
+        memory.advance(&mut self.held, &self.tokens, self.planned + n_accepted, cache);
         self.planned = 0;
+        self.drafts.clear();
+        n_accepted
     }
 
     /// Whether everything is computed and no answer is asked for.
@@ -218,6 +253,7 @@ impl Sequence {
     /// Gives all memory back; the sequence starts again from its first token, and finds what is still cached.
     pub fn release(&mut self, memory: &mut Memory) {
         self.planned = 0;
+        self.drafts.clear();
         memory.release(&mut self.held);
     }
 
@@ -241,9 +277,31 @@ impl Sequence {
         self.release(memory);
     }
 
-    /// Chooses the next token from the last position's row, and reports it with the experts that made the row. Returns why
-    /// the request is finished when it is. `n_vocab` is the width of a row.
-    pub fn sample(
+    /// Chooses tokens from the last position's row and those of its drafts, each with the experts that made it, as long
+    /// as the drafts are what is chosen: the sampler, the guard and the text see what they would see without drafts.
+    /// Returns why the request is finished when it is. `n_vocab` is the width of a row.
+    pub fn sample<'a>(
+        &mut self,
+        rows: impl Iterator<Item = (Row<'a>, Option<&'a [u16]>)>,
+        vocabulary: &dyn Vocabulary,
+        n_vocab: usize,
+        now: Instant,
+        events: &mut Events,
+    ) -> Result<Option<FinishReason>, Error> {
+        for (i, (row, routing)) in rows.enumerate() {
+            let reason = self.sample_row(row, routing, vocabulary, n_vocab, now, events)?;
+            if reason.is_some() {
+                return Ok(reason);
+            }
+            if self.drafts.get(i) != self.tokens.last() {
+                break;
+            }
+        }
+        Ok(None)
+    }
+
+    /// Chooses the next token from a row, and reports it.
+    fn sample_row(
         &mut self,
         row: Row<'_>,
         routing: Option<&[u16]>,
@@ -326,8 +384,8 @@ impl Sequence {
 
     /// Says what does not add up between steps; the memory is counted elsewhere.
     pub fn audit(&self) -> Result<(), String> {
-        let Sequence { id, held, tokens, planned, .. } = self;
-        match *planned != 0 || held.computed >= tokens.len() {
+        let Sequence { id, held, tokens, planned, drafts, .. } = self;
+        match *planned != 0 || !drafts.is_empty() || held.computed >= tokens.len() {
             true => Err(format!("request {}: {} of {} computed, {planned} planned", id.0, held.computed, tokens.len())),
             false => Ok(()),
         }

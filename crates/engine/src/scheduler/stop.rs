@@ -1,29 +1,32 @@
-//! Stop strings in a stream: what may be shown, what must wait, where it ends. Knows only text.
+//! Stop strings in a stream: which text may be emitted, which must wait, where the answer ends. Knows only text.
 
 use super::Error;
 
-/// Most stop strings of a request.
+/// Maximum number of stop strings of a request.
 pub const MAX_STOP_STRINGS: usize = 64;
-/// Longest stop string in bytes. A stop string holds back at most this much text.
+/// Maximum length of a stop string in bytes. It holds back at most this much text.
 pub const MAX_STOP_BYTES: usize = 512;
 
-/// Watches one request's text for its stop strings.
+/// Searches one request's text for its stop strings.
 ///
 /// The outcome depends on the text alone, not on how tokens cut it: the match that ends first wins, and among
 /// those that end together the longest.
 #[derive(Clone, Debug)]
 pub(crate) struct StopMatcher {
     stops: Vec<String>,
-    /// The stop string that ended it is part of the text.
+    /// Whether the stop string that ended the text is part of it.
     include: bool,
-    /// Text not shown yet.
+    /// Text not emitted yet.
     pending: String,
-    /// Bytes of `pending` that were searched already.
+    /// Bytes of `pending` that are searched already.
     searched: usize,
 }
 
 impl StopMatcher {
     /// Checks the stop strings against the limits.
+    ///
+    /// # Errors
+    /// [`Error::StopStrings`] for too many stop strings, an empty one or one that is too long.
     pub fn new(stops: Vec<String>, include: bool) -> Result<StopMatcher, Error> {
         if stops.len() > MAX_STOP_STRINGS {
             return Err(Error::StopStrings(format!("{} stop strings, the limit is {MAX_STOP_STRINGS}", stops.len())));
@@ -40,13 +43,13 @@ impl StopMatcher {
         Ok(StopMatcher { stops, include, pending: String::with_capacity(MAX_STOP_BYTES), searched: 0 })
     }
 
-    /// Where new text is appended before [`StopMatcher::advance`].
+    /// Buffer for new text, to be filled before [`StopMatcher::advance`].
     pub fn pending(&mut self) -> &mut String {
         &mut self.pending
     }
 
-    /// Moves to `out` what can no longer become part of a stop string. Returns the stop string's index when one
-    /// is complete; the text after it is dropped.
+    /// Moves to `out` the text that can no longer become part of a stop string. Returns the index of a complete stop
+    /// string; the text after it is dropped.
     pub fn advance(&mut self, out: &mut String) -> Option<usize> {
         if let Some((start, end, which)) = self.find() {
             out.push_str(&self.pending[..if self.include { end } else { start }]);
@@ -62,7 +65,7 @@ impl StopMatcher {
         None
     }
 
-    /// Moves everything that was held back to `out`: nothing follows that could complete a stop string.
+    /// Moves all text held back to `out`: no text follows that could complete a stop string.
     pub fn flush(&mut self, out: &mut String) {
         out.push_str(&self.pending);
         self.pending.clear();
@@ -75,7 +78,7 @@ impl StopMatcher {
         let mut best: Option<(usize, usize, usize)> = None;
         for (which, stop) in self.stops.iter().enumerate() {
             let stop = stop.as_bytes();
-            // A match that ends in the searched part would have been found before.
+            // A match that ends in the searched part would have been found earlier.
             let from = (self.searched + 1).saturating_sub(stop.len());
             let Some(at) = text[from..].windows(stop.len()).position(|w| w == stop) else { continue };
             let (start, end) = (from + at, from + at + stop.len());
@@ -86,8 +89,8 @@ impl StopMatcher {
         best
     }
 
-    /// Length of the longest end of the pending text that begins a stop string. It starts at a character, since a
-    /// stop string does.
+    /// Length of the longest tail of the pending text that begins a stop string. It starts at a character boundary, as
+    /// every stop string does.
     fn held(&self) -> usize {
         let text = self.pending.as_bytes();
         let starts = |stop: &String| {
@@ -102,7 +105,7 @@ impl StopMatcher {
 mod tests {
     use super::*;
 
-    /// Feeds `text` in pieces of `step` characters; returns what was shown and which stop string ended it.
+    /// Feeds `text` in pieces of `step` characters; returns the emitted text and the stop string that ended it.
     fn run(stops: &[&str], include: bool, text: &str, step: usize) -> (String, Option<usize>) {
         let mut matcher = StopMatcher::new(stops.iter().map(|s| s.to_string()).collect(), include).unwrap();
         let mut out = String::new();
@@ -112,7 +115,7 @@ mod tests {
             if let Some(which) = matcher.advance(&mut out) {
                 return (out, Some(which));
             }
-            // Never a shown beginning of what is still a stop string.
+            // Text that may still become a stop string is never emitted.
             assert!(text.starts_with(&out));
         }
         matcher.flush(&mut out);

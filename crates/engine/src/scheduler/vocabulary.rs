@@ -1,4 +1,4 @@
-//! What the scheduler asks of a tokenizer. The real one answers in text; tests bring vocabularies of their own.
+//! The scheduler's interface to a tokenizer, which tests replace by small vocabularies.
 
 use std::sync::Arc;
 
@@ -6,23 +6,23 @@ use crate::tokenizer::{Decode, Detokenizer, Tokenizer};
 
 /// Ids and their text.
 pub trait Vocabulary: Send + Sync {
-    /// Number of ids that have a text; a program's logits may be wider, where a model is padded.
+    /// Number of ids that have a text; a padded model's logits are wider.
     fn n_vocab(&self) -> usize;
 
-    /// Whether a model says with this token that it is finished.
+    /// Whether this token ends a generation.
     fn is_end_of_generation(&self, id: u32) -> bool;
 
-    /// Starts the text of an answer. The names of the special tokens `shown` are part of it, even where `how` leaves out
-    /// the others'.
-    fn text(self: Arc<Self>, how: Decode, shown: &[u32]) -> Box<dyn TextStream>;
+    /// Starts the text of an answer. It includes the names of the special tokens `shown`, even where `decode` omits
+    /// those of others.
+    fn text(self: Arc<Self>, decode: Decode, shown: &[u32]) -> Box<dyn TextStream>;
 }
 
 /// The text of one answer, token after token.
 pub trait TextStream: Send {
-    /// Appends the characters that are complete with this token; the first bytes of a character wait for the rest.
+    /// Appends the characters that this token completes; incomplete characters wait for the next tokens.
     fn push(&mut self, id: u32, out: &mut String);
 
-    /// Appends what still waits: bytes that never became a character become U+FFFD.
+    /// Appends the remaining incomplete bytes as U+FFFD.
     fn finish(&mut self, out: &mut String);
 }
 
@@ -35,12 +35,12 @@ impl Vocabulary for Tokenizer {
         self.is_end_of_generation(id)
     }
 
-    fn text(self: Arc<Self>, how: Decode, shown: &[u32]) -> Box<dyn TextStream> {
-        Box::new(Stream { tokenizer: self, detokenizer: Detokenizer::showing(how, shown) })
+    fn text(self: Arc<Self>, decode: Decode, shown: &[u32]) -> Box<dyn TextStream> {
+        Box::new(Stream { tokenizer: self, detokenizer: Detokenizer::showing(decode, shown) })
     }
 }
 
-/// A detokenizer with the tokenizer it belongs to.
+/// A detokenizer and its tokenizer.
 struct Stream {
     tokenizer: Arc<Tokenizer>,
     detokenizer: Detokenizer,

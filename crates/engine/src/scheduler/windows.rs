@@ -1,19 +1,20 @@
-//! The window pages: which are free, in use, held by a checkpoint, or kept because their content may be asked for again.
+//! The window page pool: which pages are free, in use, held by a checkpoint, or cached because their content may be
+//! reused.
 //!
-//! A window page whose block is full is attached to the registered page of the same positions, and is found through it. It
-//! can go without that page, and goes when that page does. Knows nothing of sequences or of the numbers in a page.
+//! A window page whose block is full is attached to the registered page of the same positions, and is found through it.
+//! It may be evicted before that page, and is freed with it. Knows no sequences and no content of a page.
 
 use super::pages::{NONE, PageCounts};
 use super::ring::Ring;
 
-/// One window page's books.
+/// State of one window page.
 #[derive(Clone, Copy, Debug)]
 struct Page {
     /// Sequences that use it.
     users: u32,
     /// Checkpoints that hold it.
     keepers: u32,
-    /// The registered page that it is attached to, or [`NONE`].
+    /// The registered page it is attached to, or [`NONE`].
     node: u32,
 }
 
@@ -28,7 +29,7 @@ pub(super) struct WindowPool {
 }
 
 impl WindowPool {
-    /// A pool of free pages. Everything it will ever need is allocated here.
+    /// A pool of free pages. Allocates all it will ever need.
     pub fn new(n_pages: usize) -> WindowPool {
         WindowPool {
             pages: vec![Page { users: 0, keepers: 0, node: NONE }; n_pages],
@@ -38,7 +39,7 @@ impl WindowPool {
         }
     }
 
-    /// How many pages are in which state; those that checkpoints hold count as cached.
+    /// Number of pages in each state; pages held by checkpoints count as cached.
     pub fn counts(&self) -> PageCounts {
         let (total, free, used) = (self.pages.len(), self.free.len(), self.n_used);
         PageCounts { total, free, cached: total - free - used, used }
@@ -49,8 +50,8 @@ impl WindowPool {
         self.pages.len() - self.n_used
     }
 
-    /// Takes a page to write into: a free one, else the cached one that was not used for longest; with it comes the registered
-    /// page that one was attached to, or [`NONE`]. None while checkpoints hold what could be had.
+    /// Takes a page to write into: a free one, else the least recently used cached one, returned with the registered
+    /// page that it was attached to, or [`NONE`]. `None` when all others are in use or held by checkpoints.
     pub fn alloc(&mut self) -> Option<(u32, u32)> {
         let (page, node) = match self.free.pop() {
             Some(page) => (page, NONE),
@@ -73,7 +74,7 @@ impl WindowPool {
         p.users += 1;
     }
 
-    /// Gives a page back.
+    /// Releases a page.
     pub fn release(&mut self, page: u32) {
         let p = &mut self.pages[page as usize];
         p.users -= 1;
@@ -87,18 +88,18 @@ impl WindowPool {
         self.pages[page as usize].keepers += 1;
     }
 
-    /// A checkpoint that held the page is gone.
+    /// Releases a page from a checkpoint that is gone.
     pub fn unkeep(&mut self, page: u32) {
         self.pages[page as usize].keepers -= 1;
         self.settle(page);
     }
 
-    /// Attaches a page that is in use to the registered page of the same positions.
+    /// Attaches a page in use to the registered page of the same positions.
     pub fn attach(&mut self, page: u32, node: u32) {
         self.pages[page as usize].node = node;
     }
 
-    /// The registered page that the page was attached to is gone.
+    /// Detaches a page from its registered page, which is gone.
     pub fn detach(&mut self, page: u32) {
         let idle = self.is_idle(page);
         self.pages[page as usize].node = NONE;
@@ -108,13 +109,16 @@ impl WindowPool {
         }
     }
 
-    /// The cached page that was not used for longest, with the registered page that it is attached to.
+    /// The least recently used cached page, with the registered page that it is attached to.
     pub fn oldest_cached(&self) -> Option<(u32, u32)> {
         self.cached.oldest().map(|page| (page, self.pages[page as usize].node))
     }
 
-    /// Counts everything again and says what does not add up. `users` and `keepers` are what was found elsewhere, and `node`
-    /// tells the registered page that has a window page attached.
+    /// Recounts everything. `users` and `keepers` are counts made elsewhere; `node` returns the registered page of a
+    /// window page.
+    ///
+    /// # Errors
+    /// The first contradiction found.
     pub fn audit(&self, users: &[u32], keepers: &[u32], node: impl Fn(u32) -> u32) -> Result<(), String> {
         let mut free = vec![false; self.pages.len()];
         self.free.iter().for_each(|&page| free[page as usize] = true);
@@ -143,14 +147,14 @@ impl WindowPool {
         p.users == 0 && p.keepers == 0
     }
 
-    /// Before somebody takes a page: it leaves the ring.
+    /// Takes a page out of the ring before a new use.
     fn wake(&mut self, page: u32) {
         if self.is_idle(page) {
             self.cached.remove(page);
         }
     }
 
-    /// After somebody has given a page back: it is cached or free when nobody else has it.
+    /// After a release: a page without users is cached or free.
     fn settle(&mut self, page: u32) {
         if self.is_idle(page) {
             match self.pages[page as usize].node {

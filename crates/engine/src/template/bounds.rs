@@ -1,9 +1,10 @@
 //! What a render may spend, and how a compiled template is made to pay for it. Knows instructions and sizes, nothing of chats.
 //!
-//! minijinja counts instructions (fuel), but one instruction may double a string, repeat it a hundred million times or print a
-//! list that contains itself. So the compiled instructions are rewritten before they run: what can grow a value calls one of our
-//! functions instead, and what any filter, method or function returns is charged to the budget of the render.
-//! The names of these functions hold a `!`, which no template can spell, so no template can replace them.
+//! minijinja counts instructions (fuel), but one instruction may double a string, compare a hundred thousand copies of it or
+//! print a list that contains itself. So the compiled instructions are rewritten before they run: what can build, read,
+//! compare or hash a value calls one of our functions instead, which pays for the bytes and items it touches. Filters, tests,
+//! functions and methods are those that [`super::env`] registers, each with what it touches.
+//! The names of our functions hold a `!`, which no template can spell, so no template can replace them.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -18,16 +19,51 @@ pub const MAX_SOURCE_BYTES: usize = 1 << 20;
 pub const MAX_OUTPUT_BYTES: usize = 16 << 20;
 /// Sum of the sizes of all values built during one render, in bytes.
 pub const MAX_BUILT_BYTES: usize = 256 << 20;
+/// Sum of what all operations of one render read, in bytes; an item of a list or mapping counts as [`ITEM_BYTES`].
+pub const MAX_TOUCHED_BYTES: usize = 1 << 30;
 /// Instructions one render may execute.
 pub const MAX_FUEL: u64 = 4_000_000;
 /// How deep lists and mappings may nest.
 pub const MAX_DEPTH: usize = 100;
+/// Longest name of a variable, attribute, filter or method, in bytes: each instruction hashes or compares its name.
+pub const MAX_NAME_BYTES: usize = 256;
 /// Wall-clock limit of one render: a net under the other limits, which normally end a hostile template far earlier.
 pub const MAX_TIME: Duration = Duration::from_secs(3);
+/// What an item of a list or mapping counts for.
+pub const ITEM_BYTES: usize = 32;
+
+/// What one render may spend. What stands in a limit is never exceeded by more than one operation on one string.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Longest text written, and longest string built, in bytes.
+    pub output_bytes: usize,
+    /// Sum of the sizes of all values built, in bytes.
+    pub built_bytes: usize,
+    /// Sum of what all operations read, in bytes.
+    pub touched_bytes: usize,
+    /// Instructions executed.
+    pub fuel: u64,
+    /// Wall-clock time.
+    pub time: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            output_bytes: MAX_OUTPUT_BYTES,
+            built_bytes: MAX_BUILT_BYTES,
+            touched_bytes: MAX_TOUCHED_BYTES,
+            fuel: MAX_FUEL,
+            time: MAX_TIME,
+        }
+    }
+}
 
 /// What the running render has left. One render runs on one thread, from [`start`] to its end.
 struct Budget {
-    bytes: usize,
+    limits: Limits,
+    built: usize,
+    touched: usize,
     output: usize,
     end: Instant,
     calls: u32,
@@ -43,11 +79,13 @@ thread_local! {
 }
 
 /// Opens the budget of a render on this thread; `now` fixes its clock.
-pub fn start(now: Option<jiff::civil::DateTime>) {
+pub fn start(limits: Limits, now: Option<jiff::civil::DateTime>) {
     let budget = Budget {
-        bytes: MAX_BUILT_BYTES,
-        output: MAX_OUTPUT_BYTES,
-        end: Instant::now() + MAX_TIME,
+        limits,
+        built: limits.built_bytes,
+        touched: limits.touched_bytes,
+        output: limits.output_bytes,
+        end: Instant::now() + limits.time,
         calls: 0,
         raised: None,
         limit: None,
@@ -59,6 +97,11 @@ pub fn start(now: Option<jiff::civil::DateTime>) {
 /// Closes the budget: the text given to `raise_exception` and the limit that was hit, if any.
 pub fn finish() -> (Option<String>, Option<String>) {
     BUDGET.with_borrow_mut(|b| b.take()).map_or((None, None), |b| (b.raised, b.limit))
+}
+
+/// Longest string of this render, in bytes.
+pub fn max_string() -> usize {
+    BUDGET.with_borrow(|b| b.as_ref().map_or(MAX_OUTPUT_BYTES, |b| b.limits.output_bytes))
 }
 
 /// The fixed clock of this render.
@@ -86,35 +129,67 @@ pub fn over(limit: String) -> Error {
     Error::new(ErrorKind::InvalidOperation, limit)
 }
 
+fn spend(built: usize, touched: usize, look: bool) -> Result<(), Error> {
+    let state = BUDGET.with_borrow_mut(|b| {
+        let Some(b) = b else { return Ok(()) };
+        b.built = b
+            .built
+            .checked_sub(built)
+            .ok_or_else(|| format!("builds more than {} bytes of values", b.limits.built_bytes))?;
+        b.touched = b
+            .touched
+            .checked_sub(touched)
+            .ok_or_else(|| format!("reads more than {} bytes of values", b.limits.touched_bytes))?;
+        b.calls = b.calls.wrapping_add(1);
+        // The clock is read for every 64th small charge, and for every large one.
+        match (look || b.calls % 64 == 0 || touched > 4096) && Instant::now() > b.end {
+            true => Err(format!("runs longer than {:?}", b.limits.time)),
+            false => Ok(()),
+        }
+    });
+    state.map_err(|what| over(format!("the template {what}")))
+}
+
 /// Pays for `bytes` of newly built values, and looks at the clock.
 ///
 /// # Errors
 /// The budget of bytes or of time is used up.
 pub fn charge(bytes: usize) -> Result<(), Error> {
-    let state = BUDGET.with_borrow_mut(|b| {
-        let Some(b) = b else { return Ok(()) };
-        b.bytes = b.bytes.checked_sub(bytes).ok_or(true)?;
-        b.calls = b.calls.wrapping_add(1);
-        // The clock is read for every 64th small charge, and for every large one.
-        if (b.calls % 64 == 0 || bytes > 4096) && Instant::now() > b.end { Err(false) } else { Ok(()) }
-    });
-    state.map_err(|memory| {
-        over(match memory {
-            true => format!("the template builds more than {MAX_BUILT_BYTES} bytes of values"),
-            false => format!("the template runs longer than {} seconds", MAX_TIME.as_secs()),
-        })
-    })
+    spend(bytes, bytes, false)
+}
+
+/// Pays for `n` items of a list or mapping that is about to be built.
+///
+/// # Errors
+/// As [`charge`].
+pub fn charge_items(n: usize) -> Result<(), Error> {
+    charge(n.saturating_mul(ITEM_BYTES))
+}
+
+/// Pays for reading `bytes` that exist already, and looks at the clock.
+///
+/// # Errors
+/// The budget of reading or of time is used up.
+pub fn touch(bytes: usize) -> Result<(), Error> {
+    spend(0, bytes, false)
+}
+
+/// Pays for one round of a loop, and looks at the clock.
+///
+/// # Errors
+/// As [`touch`].
+pub fn tick() -> Result<(), Error> {
+    spend(0, ITEM_BYTES, true)
 }
 
 /// Checks the length of a string before it is built, and pays for it.
 ///
 /// # Errors
-/// The string is longer than [`MAX_OUTPUT_BYTES`], or the budget is used up.
+/// The string is longer than [`Limits::output_bytes`], or the budget is used up.
 pub fn charge_string(bytes: usize) -> Result<(), Error> {
-    if bytes > MAX_OUTPUT_BYTES {
-        return Err(over(format!(
-            "the template builds a string of {bytes} bytes, at most {MAX_OUTPUT_BYTES} are allowed"
-        )));
+    let most = max_string();
+    if bytes > most {
+        return Err(over(format!("the template builds a string of {bytes} bytes, at most {most} are allowed")));
     }
     charge(bytes)
 }
@@ -122,53 +197,87 @@ pub fn charge_string(bytes: usize) -> Result<(), Error> {
 /// Pays for text that the template writes.
 ///
 /// # Errors
-/// More than [`MAX_OUTPUT_BYTES`] were written, or the budget is used up.
+/// More than [`Limits::output_bytes`] were written, or the budget is used up.
 pub fn charge_output(bytes: usize) -> Result<(), Error> {
     let fits = BUDGET.with_borrow_mut(|b| match b {
         Some(b) => b.output.checked_sub(bytes).map(|left| b.output = left).is_some(),
         None => true,
     });
     if !fits {
-        return Err(over(format!("the template writes more than {MAX_OUTPUT_BYTES} bytes")));
+        return Err(over(format!("the template writes more than {} bytes", max_string())));
     }
     charge(bytes)
 }
 
-/// Pays for the outermost layer of a value that a filter, method or function returned.
-pub fn charge_value(value: &Value) -> Result<(), Error> {
-    let bytes = match value.kind() {
+/// What the outermost layer of a value takes, in bytes; 0 for a lazy list, whose length is not known.
+fn layer(value: &Value) -> usize {
+    match value.kind() {
         ValueKind::String => value.as_str().map_or(0, str::len),
-        ValueKind::Seq | ValueKind::Map => value.len().unwrap_or(0).saturating_mul(32),
+        ValueKind::Seq | ValueKind::Map | ValueKind::Iterable => value.len().unwrap_or(0).saturating_mul(ITEM_BYTES),
         _ => 0,
-    };
-    charge(bytes)
+    }
 }
 
-/// Walks a value as a tree, paying for every node, so that whatever walks it next (comparison, printing) is known to end.
+/// Pays for the outermost layer of a value that was built.
 ///
 /// # Errors
-/// The value nests deeper than [`MAX_DEPTH`] (or contains itself), or has more nodes than the budget allows.
-pub fn walk(value: &Value, depth: usize) -> Result<(), Error> {
-    if !matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::Iterable) {
-        return Ok(());
-    }
+/// As [`charge`].
+pub fn charge_value(value: &Value) -> Result<(), Error> {
+    charge(layer(value))
+}
+
+/// Pays for reading the outermost layer of a value.
+///
+/// # Errors
+/// As [`touch`].
+pub fn touch_value(value: &Value) -> Result<(), Error> {
+    touch(layer(value))
+}
+
+/// Walks a value as a tree, paying for every node and every byte of text, so that whatever walks it next (comparison, hashing,
+/// printing) is known to end. A part that is shared counts as often as it is reached. Returns what was paid.
+///
+/// # Errors
+/// The value nests deeper than [`MAX_DEPTH`] (or contains itself), or the budget is used up.
+pub fn walk(value: &Value) -> Result<usize, Error> {
+    let mut paid = 0;
+    visit(value, 0, &mut |v| {
+        let bytes = ITEM_BYTES + v.as_str().map_or(0, str::len);
+        paid += bytes;
+        touch(bytes)
+    })?;
+    Ok(paid)
+}
+
+/// Calls `each` with every node of a value, paying 32 bytes a node.
+///
+/// # Errors
+/// As [`walk`], and what `each` returns.
+pub fn visit(value: &Value, depth: usize, each: &mut dyn FnMut(&Value) -> Result<(), Error>) -> Result<(), Error> {
+    each(value)?;
+    let is_map = match value.kind() {
+        ValueKind::Map => true,
+        ValueKind::Seq | ValueKind::Iterable => false,
+        _ => return Ok(()),
+    };
     if depth >= MAX_DEPTH {
         return Err(over(format!("the template nests values deeper than {MAX_DEPTH}")));
     }
-    let is_map = value.kind() == ValueKind::Map;
     for item in value.try_iter()? {
-        charge(32)?;
+        touch(ITEM_BYTES)?;
         if is_map {
-            walk(&value.get_item(&item)?, depth + 1)?;
-        } else {
-            walk(&item, depth + 1)?;
+            visit(&value.get_item(&item)?, depth + 1, each)?;
         }
+        visit(&item, depth + 1, each)?;
     }
     Ok(())
 }
 
-/// Rewrites compiled instructions so that they pay for what they build. Jump targets and lines are kept.
-pub fn rewrite<'a>(from: &Instructions<'a>) -> Instructions<'a> {
+/// Rewrites compiled instructions so that they pay for what they build and read. Jump targets and lines are kept.
+///
+/// # Errors
+/// A name is longer than [`MAX_NAME_BYTES`].
+pub fn rewrite<'a>(from: &Instructions<'a>) -> Result<Instructions<'a>, Error> {
     let mut len = 0;
     let all: Vec<&Instruction<'a>> = std::iter::from_fn(|| {
         let i = from.get(len);
@@ -176,6 +285,10 @@ pub fn rewrite<'a>(from: &Instructions<'a>) -> Instructions<'a> {
         i
     })
     .collect();
+    if let Some(name) = all.iter().filter_map(|i| name(i)).find(|name| name.len() > MAX_NAME_BYTES) {
+        let bytes = name.len();
+        return Err(over(format!("a name of the template has {bytes} bytes, at most {MAX_NAME_BYTES} are allowed")));
+    }
     let mut start = Vec::with_capacity(all.len() + 1); // where each old instruction begins in the new order
     let mut next = 0;
     for i in &all {
@@ -203,7 +316,25 @@ pub fn rewrite<'a>(from: &Instructions<'a>) -> Instructions<'a> {
             };
         }
     }
-    to
+    Ok(to)
+}
+
+/// The name that an instruction looks up each time it runs.
+fn name<'a>(i: &Instruction<'a>) -> Option<&'a str> {
+    match i {
+        Instruction::Lookup(name)
+        | Instruction::StoreLocal(name)
+        | Instruction::GetAttr(name)
+        | Instruction::SetAttr(name)
+        | Instruction::Enclose(name)
+        | Instruction::CallFunction(name, _)
+        | Instruction::CallMethod(name, _)
+        | Instruction::ApplyFilter(name, ..)
+        | Instruction::PerformTest(name, ..)
+        | Instruction::BuildMacro(name, ..)
+        | Instruction::CallBlock(name) => Some(name),
+        _ => None,
+    }
 }
 
 /// What stands for one instruction after the rewrite. The stack before and after is the same.
@@ -227,16 +358,28 @@ fn expand<'a>(i: &Instruction<'a>) -> Vec<Instruction<'a>> {
         I::CompareAndPreserve(_) => vec![call("pair!", 2), I::UnpackList(2), I::Swap, i.clone()],
         I::Slice => vec![call("slice!", 4)],
         I::SetAttr(_) => vec![I::Swap, call("settable!", 1), I::Swap, i.clone()],
-        I::BuildMap(_)
-        | I::BuildList(_)
-        | I::BuildTuple(_)
-        | I::GetItem
-        | I::ApplyFilter(..)
-        | I::CallFunction(..)
-        | I::CallMethod(..)
-        | I::CallObject(..)
-        | I::EndCapture => vec![i.clone(), call("charge!", 1)],
-        I::PerformTest(..) | I::PushLoop(_) => vec![i.clone(), call("tick!", 0), I::DiscardTop],
+        I::GetItem => vec![call("item!", 2)],
+        // Keys are hashed: they are paid for, and may not be lists or mappings, as in Python.
+        I::BuildMap(n) => match u16::try_from(2 * n) {
+            Ok(args) => vec![call("map!", args)],
+            Err(_) => vec![call("refuse!", 0)],
+        },
+        I::MergeKwargs(_) => vec![i.clone(), call("keys!", 1)],
+        I::UnpackLists(n) => match u16::try_from(*n) {
+            Ok(lists) => vec![call("splat!", lists), I::UnpackLists(1)],
+            Err(_) => vec![call("refuse!", 0)],
+        },
+        I::PushLoop(_) | I::UnpackList(_) | I::FastRecurse => vec![call("touch!", 1), i.clone()],
+        I::Iterate(_) => vec![i.clone(), call("tick!", 0), I::DiscardTop],
+        // `loop(..)` begins a loop over its argument, under whatever name.
+        I::CallFunction(_, Some(1)) => vec![call("touch!", 1), i.clone(), call("charge!", 1)],
+        // `loop.changed` compares its arguments with those of the round before.
+        I::CallMethod("changed", Some(n)) => vec![call("changed!", *n)],
+        I::CallMethod("changed", None) => vec![call("refuse!", 0)],
+        // Filters, tests and methods pay for themselves (`env`).
+        I::BuildList(_) | I::BuildTuple(_) | I::CallFunction(..) | I::CallObject(..) | I::EndCapture => {
+            vec![i.clone(), call("charge!", 1)]
+        }
         _ => vec![i.clone()],
     }
 }

@@ -1,13 +1,22 @@
 //! The environment that chat templates expect: jinja2 as transformers sets it up, with Python's methods. Knows nothing of chats.
 //!
 //! After `transformers.utils.chat_template_utils`: trim_blocks, lstrip_blocks, loop controls, `tojson` as plain `json.dumps`,
-//! `raise_exception`, `strftime_now`. Filters that can build more than they were given are our own, under the budget of the render.
+//! `raise_exception`, `strftime_now`.
+//!
+//! Nothing comes from minijinja by default. What is registered goes through [`filter`], [`test`] and [`function`], which
+//! take what a call touches ([`Touch`]), pay for that before the call and for the result behind it, and turn lazy lists into
+//! lists, so that none can be doubled without being paid for.
 
+use std::sync::Arc;
+
+use minijinja::functions;
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Rest, Tuple, ValueKind, ValueOrKwargs};
-use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, Value, filters};
+use minijinja::value::{
+    Enumerator, FunctionArgs, FunctionResult, Kwargs, Object, ObjectRepr, Rest, ValueKind, ValueOrKwargs,
+};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, Value, filters, tests};
 
-use super::{bounds, python};
+use super::{bounds, lists, python, text};
 
 fn bad(text: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, text.into())
@@ -18,12 +27,131 @@ pub fn syntax() -> Result<SyntaxConfig, Error> {
     SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).keep_trailing_newline(false).build()
 }
 
-/// The environment, with limits on.
-pub fn environment() -> Result<Environment<'static>, Error> {
-    let mut env = Environment::new();
+/// What a call reads of its arguments.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Touch {
+    /// A kind, a length, an item. What it builds it pays for by itself.
+    Little,
+    /// The bytes of strings and the items of lists, not what those hold.
+    Layer,
+    /// As `Layer`; a first argument that is no string is printed before, as Python prints it.
+    Text,
+    /// Everything, once.
+    All,
+    /// Everything, as often as sorting compares.
+    Sort,
+}
+
+/// Pays for what a call is about to read.
+fn pay(args: &mut [Value], touch: Touch) -> Result<(), Error> {
+    bounds::touch(bounds::ITEM_BYTES)?;
+    match touch {
+        Touch::Little => Ok(()),
+        Touch::Layer => args.iter().try_for_each(bounds::touch_value),
+        Touch::Text => {
+            if let Some(first) = args.first_mut().filter(|v| v.kind() != ValueKind::String) {
+                *first = Value::from(python::to_str(first)?);
+            }
+            args.iter().try_for_each(|v| bounds::walk(v).map(drop))
+        }
+        Touch::All => args.iter().try_for_each(|v| bounds::walk(v).map(drop)),
+        Touch::Sort => {
+            let Some((list, rest)) = args.split_first() else { return Ok(()) };
+            let items = list.len().unwrap_or(0).max(2);
+            let once = bounds::walk(list)?;
+            // The name of an attribute is read for each item.
+            let each = rest.iter().map(bounds::walk).sum::<Result<usize, _>>()?;
+            let sorted = once.saturating_mul(2 + items.ilog2() as usize);
+            bounds::touch(sorted.saturating_add(items.saturating_mul(each)))
+        }
+    }
+}
+
+/// A list that templates see as one that can only be walked, like Python's `dict.items()`, whose items are at hand.
+#[derive(Debug)]
+struct Walkable(Vec<Value>);
+
+impl Object for Walkable {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Iterable
+    }
+
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        self.0.get(key.as_usize()?).cloned()
+    }
+
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        Enumerator::Seq(self.0.len())
+    }
+}
+
+/// A list that can only be walked.
+pub fn walkable(items: Vec<Value>) -> Value {
+    Value::from_object(Walkable(items))
+}
+
+/// Pays for what a call returned; a lazy list is walked and kept.
+fn solid(value: Value) -> Result<Value, Error> {
+    if value.kind() == ValueKind::Iterable && value.downcast_object_ref::<Walkable>().is_none() {
+        return python::items(&value).map(walkable);
+    }
+    bounds::charge_value(&value).map(|()| value)
+}
+
+fn filter<F, Rv, Args>(env: &mut Environment<'static>, names: &[&'static str], touch: Touch, f: F)
+where
+    F: functions::Function<Rv, Args>,
+    Rv: FunctionResult,
+    Args: for<'a> FunctionArgs<'a>,
+{
+    let f = Value::from_function(f);
+    for name in names {
+        let f = f.clone();
+        env.add_filter(*name, move |state: &mut State, args: Rest<ValueOrKwargs>| {
+            let mut args = args.into_values();
+            pay(&mut args, touch)?;
+            f.call(state, &args).and_then(solid)
+        });
+    }
+}
+
+fn test<F, Rv, Args>(env: &mut Environment<'static>, names: &[&'static str], touch: Touch, f: F)
+where
+    F: functions::Function<Rv, Args>,
+    Rv: FunctionResult,
+    Args: for<'a> FunctionArgs<'a>,
+{
+    let f = Value::from_function(f);
+    for name in names {
+        let f = f.clone();
+        env.add_test(*name, move |state: &mut State, args: Rest<ValueOrKwargs>| {
+            let mut args = args.into_values();
+            pay(&mut args, touch)?;
+            f.call(state, &args)
+        });
+    }
+}
+
+fn function<F, Rv, Args>(env: &mut Environment<'static>, name: &'static str, touch: Touch, f: F)
+where
+    F: functions::Function<Rv, Args>,
+    Rv: FunctionResult,
+    Args: for<'a> FunctionArgs<'a>,
+{
+    let f = Value::from_function(f);
+    env.add_function(name, move |state: &mut State, args: Rest<ValueOrKwargs>| {
+        let mut args = args.into_values();
+        pay(&mut args, touch)?;
+        f.call(state, &args).and_then(solid)
+    });
+}
+
+/// The environment; a render executes at most `fuel` instructions.
+pub fn environment(fuel: u64) -> Result<Environment<'static>, Error> {
+    let mut env = Environment::empty();
     env.set_syntax(syntax()?);
     env.set_auto_escape_callback(|_| AutoEscape::None);
-    env.set_fuel(Some(bounds::MAX_FUEL));
+    env.set_fuel(Some(fuel));
     env.set_formatter(|out, _, value| {
         let text;
         let text = match value.as_str() {
@@ -37,10 +165,11 @@ pub fn environment() -> Result<Environment<'static>, Error> {
         out.write_str(text).map_err(Error::from)
     });
     operators(&mut env);
-    functions(&mut env);
+    globals(&mut env);
     texts(&mut env);
-    lists(&mut env);
-    tests(&mut env);
+    numbers(&mut env);
+    sequences(&mut env);
+    kinds(&mut env);
     env.set_unknown_method_callback(method);
     Ok(env)
 }
@@ -48,18 +177,69 @@ pub fn environment() -> Result<Environment<'static>, Error> {
 /// The functions that rewritten instructions call.
 fn operators(env: &mut Environment<'static>) {
     env.add_function("charge!", |v: Value| bounds::charge_value(&v).map(|()| v));
-    env.add_function("tick!", || bounds::charge(0));
+    // The only argument of a call may be its keyword arguments, which are given back as they are.
+    let only = |args: Rest<ValueOrKwargs>| args.into_values().pop().unwrap_or_default();
+    env.add_function("touch!", move |args: Rest<ValueOrKwargs>| {
+        let value = only(args);
+        bounds::touch_value(&value).map(|()| value)
+    });
+    env.add_function("tick!", bounds::tick);
+    env.add_function("refuse!", || -> Result<Value, Error> {
+        Err(bad("a mapping or a call of this form has too many parts, or unpacks its arguments"))
+    });
     env.add_function("settable!", |v: Value| {
-        // A namespace inside a namespace could hold itself, and would never be freed.
-        if v.as_object().is_some_and(|o| o.type_name().ends_with("Namespace")) {
-            return Err(bad("a namespace cannot be stored in a namespace"));
-        }
-        bounds::walk(&v, 0).map(|()| v)
+        // A namespace inside a namespace could hold itself, and would never be freed; a loop remembers values, too.
+        bounds::visit(&v, 0, &mut |part| match part.as_object().map(|o| o.type_name()) {
+            Some(name) if name.ends_with("Namespace") => Err(bad("a namespace cannot be stored in a namespace")),
+            Some(name) if name.ends_with("Loop") => Err(bad("a loop cannot be stored in a namespace")),
+            _ => Ok(()),
+        })
+        .map(|()| v)
     });
     env.add_function("pair!", |a: Value, b: Value| {
-        bounds::walk(&a, 0)?;
-        bounds::walk(&b, 0)?;
+        python::pay_comparison(&a, &b)?;
+        // `in` compares with each item.
+        bounds::walk(&b)?;
         Ok::<_, Error>(Value::from(vec![a, b]))
+    });
+    env.add_function("item!", |container: Value, key: Value| {
+        bounds::walk(&key)?;
+        if container.kind() == ValueKind::String {
+            bounds::touch_value(&container)?;
+        }
+        let item = container.get_item(&key)?;
+        bounds::touch_value(&item).map(|()| item)
+    });
+    env.add_function("map!", |parts: Rest<Value>| {
+        bounds::charge_items(parts.len())?;
+        let pairs = parts.chunks_exact(2).map(|pair| {
+            bounds::walk(&pair[0])?;
+            match pair[0].kind() {
+                ValueKind::Map | ValueKind::Iterable => Err(bad("a key is a mapping or a list")),
+                ValueKind::Seq if !pair[0].is_tuple() => Err(bad("a key is a list")),
+                _ => Ok((pair[0].clone(), pair[1].clone())),
+            }
+        });
+        Ok::<_, Error>(Value::from_pairs(pairs.collect::<Result<Vec<_>, Error>>()?))
+    });
+    env.add_function("keys!", move |args: Rest<ValueOrKwargs>| {
+        let kwargs = only(args);
+        for key in kwargs.try_iter()? {
+            bounds::charge(bounds::ITEM_BYTES + key.as_str().map_or(0, str::len))?;
+        }
+        Ok::<_, Error>(kwargs)
+    });
+    env.add_function("splat!", |lists: Rest<Value>| {
+        let mut all = Vec::new();
+        for list in lists.iter() {
+            all.extend(python::items(list)?);
+        }
+        all.iter().try_for_each(bounds::touch_value)?;
+        Ok::<_, Error>(all)
+    });
+    env.add_function("changed!", |state: &mut State, object: Value, args: Rest<Value>| {
+        args.iter().try_for_each(|v| bounds::walk(v).map(drop))?;
+        object.call_method(state, "changed", &args)
     });
     env.add_function("add!", python::add);
     env.add_function("mul!", python::mul);
@@ -79,8 +259,7 @@ fn operators(env: &mut Environment<'static>) {
     ];
     for (function, names, op) in ops {
         let compare = move |a: Value, b: Value| -> Result<bool, Error> {
-            bounds::walk(&a, 0)?;
-            bounds::walk(&b, 0)?;
+            python::pay_comparison(&a, &b)?;
             Ok(op(&a, &b))
         };
         env.add_function(function, compare);
@@ -91,11 +270,12 @@ fn operators(env: &mut Environment<'static>) {
 }
 
 /// The globals of transformers and of jinja2.
-fn functions(env: &mut Environment<'static>) {
-    env.add_function("raise_exception", |message: Value| -> Result<Value, Error> {
+fn globals(env: &mut Environment<'static>) {
+    use Touch::*;
+    function(env, "raise_exception", Little, |message: Value| -> Result<Value, Error> {
         Err(bounds::raise(&python::to_str(&message)?))
     });
-    env.add_function("strftime_now", |format: &str| -> Result<String, Error> {
+    function(env, "strftime_now", Little, |format: &str| -> Result<String, Error> {
         if format.len() > 1024 {
             return Err(bad("strftime_now: the format is longer than 1024 bytes"));
         }
@@ -105,39 +285,59 @@ fn functions(env: &mut Environment<'static>) {
         };
         text.map_err(|e| bad(format!("strftime_now: {e}")))
     });
-    env.add_function("joiner", minijinja_contrib::globals::joiner);
-    env.add_function("cycler", minijinja_contrib::globals::cycler);
-    env.remove_global("debug");
+    function(env, "range", Little, functions::range);
+    function(env, "dict", Layer, functions::dict);
+    function(env, "namespace", Layer, functions::namespace);
+    function(env, "joiner", All, minijinja_contrib::globals::joiner);
+    function(env, "cycler", Layer, minijinja_contrib::globals::cycler);
 }
 
 /// Filters on text.
 fn texts(env: &mut Environment<'static>) {
-    env.add_filter("tojson", |value: Value, kw: Kwargs| python::Json::from_kwargs(&kw)?.dumps(&value));
-    for name in ["string", "pprint"] {
-        env.add_filter(name, |value: Value| python::to_str(&value));
-    }
-    env.add_filter("trim", |value: Value, chars: Option<String>| {
-        python::to_str(&value).map(|s| strip(&s, chars.as_deref(), true, true).to_owned())
+    use Touch::*;
+    filter(env, &["lower"], Text, filters::lower);
+    filter(env, &["upper"], Text, filters::upper);
+    filter(env, &["title"], Text, filters::title);
+    filter(env, &["capitalize"], Text, filters::capitalize);
+    filter(env, &["safe"], Text, filters::safe);
+    filter(env, &["escape", "e"], Text, filters::escape);
+    filter(env, &["lines"], Text, |s: &str| text::splitlines(s, false));
+    filter(env, &["split"], Text, |s: &str, sep: Option<&str>, limit: Option<i64>| {
+        text::split(s, sep, limit.unwrap_or(-1), false)
+            .map(|parts| walkable(parts.try_iter().into_iter().flatten().collect()))
     });
-    env.add_filter("replace", |value: Value, old: Value, new: Value, count: Option<i64>| {
-        replace(&python::to_str(&value)?, &python::to_str(&old)?, &python::to_str(&new)?, count.unwrap_or(-1))
+    filter(env, &["tojson"], Little, |value: Value, kw: Kwargs| python::Json::from_kwargs(&kw)?.dumps(&value));
+    filter(env, &["string", "pprint"], Little, |value: Value| python::to_str(&value));
+    filter(env, &["trim"], Text, |value: &str, chars: Option<Value>| {
+        let chars = chars.map(|chars| python::to_str(&chars)).transpose()?;
+        Ok::<_, Error>(text::strip(value, chars.as_deref(), true, true).to_owned())
     });
-    env.add_filter("join", |value: Value, sep: Option<Value>, kw: Kwargs| {
+    filter(env, &["replace"], Text, |value: &str, old: Value, new: Value, count: Option<i64>| {
+        text::replace(value, &python::to_str(&old)?, &python::to_str(&new)?, count.unwrap_or(-1))
+    });
+    filter(env, &["join"], Little, |value: Value, sep: Option<Value>, kw: Kwargs| {
         let sep = sep.or(kw.get("d")?).map_or(Ok(String::new()), |s| python::to_str(&s))?;
         let attribute: Option<String> = kw.get("attribute")?;
-        join(&sep, &value, attribute.as_deref())
+        text::join(&sep, &value, attribute.as_deref())
     });
-    env.add_filter(
-        "indent",
-        |value: Value, width: Option<Value>, first: Option<bool>, blank: Option<bool>, kw: Kwargs| {
+    filter(
+        env,
+        &["indent"],
+        Text,
+        |value: &str, width: Option<Value>, first: Option<bool>, blank: Option<bool>, kw: Kwargs| {
             let width = width.or(kw.get("width")?);
             let first = first.or(kw.get("first")?).unwrap_or(false);
             let blank = blank.or(kw.get("blank")?).unwrap_or(false);
-            indent(&python::to_str(&value)?, width, first, blank)
+            text::indent(value, width, first, blank)
         },
     );
-    env.add_filter("format", |format: &str, args: Rest<Value>| python::printf(format, &args));
-    env.add_filter("int", |value: Value, default: Option<i64>| {
+    filter(env, &["format"], Layer, |format: &str, args: Rest<Value>| python::printf(format, &args));
+}
+
+/// Filters on numbers, and on whatever.
+fn numbers(env: &mut Environment<'static>) {
+    use Touch::*;
+    filter(env, &["int"], Layer, |value: Value, default: Option<i64>| {
         let text = value.as_str().map(|s| s.trim().replace('_', ""));
         let whole = |f: f64| f.is_finite().then_some(f.trunc() as i64);
         let n = match text {
@@ -147,317 +347,122 @@ fn texts(env: &mut Environment<'static>) {
         };
         n.or(default).unwrap_or(0)
     });
-    env.add_filter("float", |value: Value, default: Option<f64>| {
+    filter(env, &["float"], Layer, |value: Value, default: Option<f64>| {
         let n = match value.as_str() {
             Some(s) => s.trim().parse().ok(),
             None => f64::try_from(value.clone()).ok(),
         };
         n.or(default).unwrap_or(0.0)
     });
+    filter(env, &["round"], Layer, filters::round);
+    filter(env, &["abs"], Little, filters::abs);
+    filter(env, &["bool"], Little, filters::bool);
+    filter(env, &["default", "d"], Little, filters::default);
 }
 
-/// Filters on lists that compare their items: the items are walked first. Those that pad are given a largest count.
-fn lists(env: &mut Environment<'static>) {
-    env.add_filter("sort!", filters::sort);
-    env.add_filter("dictsort!", filters::dictsort);
-    env.add_filter("unique!", filters::unique);
-    env.add_filter("groupby!", filters::groupby);
-    env.add_filter("min!", filters::min);
-    env.add_filter("max!", filters::max);
-    for (name, inner) in [
-        ("sort", "sort!"),
-        ("dictsort", "dictsort!"),
-        ("unique", "unique!"),
-        ("groupby", "groupby!"),
-        ("min", "min!"),
-        ("max", "max!"),
-    ] {
-        env.add_filter(name, move |state: &mut State, args: Rest<ValueOrKwargs>| {
-            let args = args.into_values();
-            if let Some(value) = args.first() {
-                bounds::walk(value, 0)?;
-            }
-            state.apply_filter(inner, &args)
-        });
-    }
-    env.add_filter("batch!", filters::batch);
-    env.add_filter("slice!", filters::slice);
-    for (name, inner) in [("batch", "batch!"), ("slice", "slice!")] {
-        env.add_filter(name, move |state: &mut State, args: Rest<ValueOrKwargs>| {
-            let args = args.into_values();
-            let count = args.get(1).and_then(Value::as_usize).unwrap_or(0);
-            bounds::charge(count.saturating_mul(32))?;
-            state.apply_filter(inner, &args)
-        });
-    }
+/// Filters on lists and mappings.
+fn sequences(env: &mut Environment<'static>) {
+    use Touch::*;
+    filter(env, &["length", "count"], Little, lists::length);
+    filter(env, &["attr"], Little, |value: Value, key: Value| {
+        bounds::walk(&key)?;
+        if value.kind() == ValueKind::String {
+            bounds::touch_value(&value)?;
+        }
+        filters::attr(&value, &key)
+    });
+    filter(env, &["first"], Little, lists::first);
+    filter(env, &["last"], Little, lists::last);
+    filter(env, &["list"], Little, |value: Value| python::items(&value));
+    filter(env, &["items"], Layer, filters::items);
+    filter(env, &["reverse"], Layer, lists::reverse);
+    filter(env, &["chain"], Layer, lists::chain);
+    filter(env, &["zip"], Layer, lists::zip);
+    filter(env, &["batch"], Layer, lists::batch);
+    filter(env, &["slice"], Layer, lists::slice);
+    filter(env, &["sum"], Layer, lists::sum);
+    filter(env, &["map"], Layer, lists::map);
+    filter(env, &["select"], Layer, |s: &mut State, v: Value, test: Option<String>, args: Rest<ValueOrKwargs>| {
+        lists::select(s, v, None, test, args.into_values(), true)
+    });
+    filter(env, &["reject"], Layer, |s: &mut State, v: Value, test: Option<String>, args: Rest<ValueOrKwargs>| {
+        lists::select(s, v, None, test, args.into_values(), false)
+    });
+    let of = |keep: bool| {
+        move |s: &mut State, v: Value, attribute: String, test: Option<String>, args: Rest<ValueOrKwargs>| {
+            lists::select(s, v, Some(attribute), test, args.into_values(), keep)
+        }
+    };
+    filter(env, &["selectattr"], Layer, of(true));
+    filter(env, &["rejectattr"], Layer, of(false));
+    filter(env, &["sort"], Sort, filters::sort);
+    filter(env, &["dictsort"], Sort, filters::dictsort);
+    filter(env, &["unique"], Sort, filters::unique);
+    filter(env, &["min"], Sort, filters::min);
+    filter(env, &["max"], Sort, filters::max);
+    filter(env, &["groupby"], Sort, lists::groupby);
 }
 
-/// Tests that Python's types answer differently from minijinja's.
-fn tests(env: &mut Environment<'static>) {
+/// Tests; some are answered by Python's types in another way than by minijinja's.
+fn kinds(env: &mut Environment<'static>) {
+    use Touch::*;
+    test(env, &["undefined"], Little, tests::is_undefined);
+    test(env, &["defined"], Little, tests::is_defined);
+    test(env, &["none"], Little, tests::is_none);
+    test(env, &["safe", "escaped"], Little, tests::is_safe);
+    test(env, &["boolean"], Little, tests::is_boolean);
+    test(env, &["odd"], Little, tests::is_odd);
+    test(env, &["even"], Little, tests::is_even);
+    test(env, &["divisibleby"], Little, tests::is_divisibleby);
+    test(env, &["int"], Little, tests::is_integer);
+    test(env, &["float"], Little, tests::is_float);
+    test(env, &["string"], Little, tests::is_string);
+    test(env, &["mapping"], Little, tests::is_mapping);
+    test(env, &["true"], Little, tests::is_true);
+    test(env, &["false"], Little, tests::is_false);
+    test(env, &["sameas"], Layer, tests::is_sameas);
+    test(env, &["filter"], Layer, tests::is_filter);
+    test(env, &["test"], Layer, tests::is_test);
+    test(env, &["lower"], Text, tests::is_lower);
+    test(env, &["upper"], Text, tests::is_upper);
+    test(env, &["startingwith"], Text, tests::is_startingwith);
+    test(env, &["endingwith"], Text, tests::is_endingwith);
     // An undefined value has a length of zero and can be iterated, so jinja2 counts it in.
     let sequence =
-        |v: Value| matches!(v.kind(), ValueKind::Undefined | ValueKind::String | ValueKind::Seq | ValueKind::Map);
-    env.add_test("sequence", sequence);
-    env.add_test("iterable", move |v: Value| v.kind() == ValueKind::Iterable || sequence(v));
-    env.add_test("number", |v: Value| matches!(v.kind(), ValueKind::Number | ValueKind::Bool));
-    env.add_test("integer", |v: Value| v.kind() == ValueKind::Number && v.is_integer());
+        |v: &Value| matches!(v.kind(), ValueKind::Undefined | ValueKind::String | ValueKind::Seq | ValueKind::Map);
+    test(env, &["sequence"], Little, move |v: Value| sequence(&v));
+    test(env, &["iterable"], Little, move |v: Value| v.kind() == ValueKind::Iterable || sequence(&v));
+    test(env, &["number"], Little, |v: Value| matches!(v.kind(), ValueKind::Number | ValueKind::Bool));
+    test(env, &["integer"], Little, |v: Value| v.kind() == ValueKind::Number && v.is_integer());
 }
 
-/// Python's methods where minijinja-contrib lacks them, differs, or could build more than it was given.
+/// Python's methods: ours where minijinja-contrib lacks them, differs, or could build more than it was given.
 fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
-    if let Some(s) = value.as_str()
-        && let Some(result) = string_method(s, name, args)?
-    {
-        bounds::charge_value(&result)?;
-        return Ok(result);
-    }
-    if value.kind() == ValueKind::Seq && name == "index" {
-        let [wanted] = args else { return Err(bad("index takes one argument")) };
-        bounds::walk(value, 0)?;
-        let at = value.try_iter()?.position(|v| v == *wanted);
-        return at.map(Value::from).ok_or_else(|| bad("the value is not in the list"));
-    }
-    minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args)
-}
-
-fn string_method(s: &str, name: &str, args: &[Value]) -> Result<Option<Value>, Error> {
-    let text = |i: usize| -> Result<Option<&str>, Error> {
-        match args.get(i).filter(|v| !v.is_none() && v.kind() != ValueKind::Map) {
-            None => Ok(None),
-            Some(v) => v.as_str().map(Some).ok_or_else(|| bad(format!("{name}: argument is not a string"))),
-        }
-    };
-    let need = |i: usize| text(i)?.ok_or_else(|| bad(format!("{name}: argument {} is missing", i + 1)));
-    let number = |i: usize| args.get(i).and_then(Value::as_i64);
-    let keyword = |key: &str| {
-        let last = args.last().filter(|v| v.is_kwargs())?;
-        last.get_attr(key).ok().filter(|v| !v.is_undefined())
-    };
-    let pad = |left: bool, right: bool| -> Result<Value, Error> {
-        let width =
-            usize::try_from(number(0).ok_or_else(|| bad(format!("{name}: the width is missing")))?).unwrap_or(0);
-        let fill = text(1)?.and_then(|f| f.chars().next()).unwrap_or(' ');
-        let room = width.saturating_sub(s.chars().count());
-        bounds::charge_string(s.len().saturating_add(room.saturating_mul(fill.len_utf8())))?;
-        let before = match (left, right) {
-            // Python's center puts the odd space on the left when the width is odd.
-            (true, true) => room / 2 + (room & width & 1),
-            (true, false) => room,
-            _ => 0,
-        };
-        let fill = |n: usize| fill.to_string().repeat(n);
-        Ok(Value::from(fill(before) + s + &fill(room - before)))
-    };
-    Ok(Some(match name {
-        "strip" => Value::from(strip(s, text(0)?, true, true)),
-        "lstrip" => Value::from(strip(s, text(0)?, true, false)),
-        "rstrip" => Value::from(strip(s, text(0)?, false, true)),
-        "split" | "rsplit" => {
-            let limit = number(1).or_else(|| keyword("maxsplit").and_then(|v| v.as_i64())).unwrap_or(-1);
-            let sep = match keyword("sep") {
-                Some(v) => v.as_str().map(str::to_owned),
-                None => text(0)?.map(str::to_owned),
-            };
-            split(s, sep.as_deref(), limit, name == "rsplit")?
-        }
-        "splitlines" => splitlines(s, args.first().is_some_and(Value::is_true)),
-        "replace" => {
-            let count = number(2).or_else(|| keyword("count").and_then(|v| v.as_i64())).unwrap_or(-1);
-            Value::from(replace(s, need(0)?, need(1)?, count)?)
-        }
-        "join" => Value::from(join(s, args.first().ok_or_else(|| bad("join takes a list"))?, None)?),
-        "format" => Value::from(format(s, args)?),
-        "removeprefix" => Value::from(s.strip_prefix(need(0)?).unwrap_or(s)),
-        "removesuffix" => Value::from(s.strip_suffix(need(0)?).unwrap_or(s)),
-        "partition" | "rpartition" => {
-            let sep = need(0)?;
-            let found = if name == "partition" { s.split_once(sep) } else { s.rsplit_once(sep) };
-            let parts = match found {
-                Some((a, b)) => [a, sep, b],
-                None if name == "partition" => [s, "", ""],
-                None => ["", "", s],
-            };
-            Value::from(Tuple::from(parts.map(Value::from)))
-        }
-        "index" => {
-            let at = s.find(need(0)?).ok_or_else(|| bad("index: substring not found"))?;
-            Value::from(s[..at].chars().count())
-        }
-        "count" => match need(0)? {
-            "" => Value::from(s.chars().count() + 1),
-            part => Value::from(s.matches(part).count()),
-        },
-        "casefold" => Value::from(s.to_lowercase()),
-        "swapcase" => Value::from(
-            s.chars()
-                .flat_map(|c| -> Vec<char> {
-                    if c.is_uppercase() { c.to_lowercase().collect() } else { c.to_uppercase().collect() }
-                })
-                .collect::<String>(),
-        ),
-        "ljust" => pad(false, true)?,
-        "rjust" => pad(true, false)?,
-        "center" => pad(true, true)?,
-        "zfill" => {
-            let width = usize::try_from(number(0).unwrap_or(0)).unwrap_or(0);
-            let room = width.saturating_sub(s.chars().count());
-            bounds::charge_string(s.len().saturating_add(room))?;
-            let (sign, digits) = s.split_at(usize::from(s.starts_with(['+', '-'])));
-            Value::from([sign, &"0".repeat(room), digits].concat())
-        }
-        _ => return Ok(None),
-    }))
-}
-
-/// What `str.strip` removes by itself.
-fn is_space(c: char) -> bool {
-    c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
-}
-
-fn strip<'a>(s: &'a str, chars: Option<&str>, left: bool, right: bool) -> &'a str {
-    let drop = |c: char| chars.map_or_else(|| is_space(c), |set| set.contains(c));
-    let s = if left { s.trim_start_matches(drop) } else { s };
-    if right { s.trim_end_matches(drop) } else { s }
-}
-
-fn split(s: &str, sep: Option<&str>, limit: i64, from_right: bool) -> Result<Value, Error> {
-    let limit = usize::try_from(limit).unwrap_or(usize::MAX - 1);
-    let mut parts: Vec<&str> = match sep {
-        Some("") => return Err(bad("split: empty separator")),
-        Some(sep) if from_right => s.rsplitn(limit + 1, sep).collect(),
-        Some(sep) => s.splitn(limit + 1, sep).collect(),
-        None => {
-            let mut rest = strip(s, None, !from_right, from_right);
-            let mut parts = Vec::new();
-            while !rest.is_empty() {
-                let cut = if from_right { rest.rfind(is_space) } else { rest.find(is_space) };
-                let Some(at) = cut.filter(|_| parts.len() < limit) else {
-                    // With the limit reached, the untouched side of the last piece keeps its spaces.
-                    parts.push(rest);
-                    break;
-                };
-                if from_right {
-                    parts.push(rest[at..].trim_start_matches(is_space));
-                    rest = rest[..at].trim_end_matches(is_space);
-                } else {
-                    parts.push(&rest[..at]);
-                    rest = rest[at..].trim_start_matches(is_space);
+    bounds::touch(bounds::ITEM_BYTES)?;
+    args.iter().try_for_each(|v| bounds::walk(v).map(drop))?;
+    match value.kind() {
+        ValueKind::String => bounds::touch_value(value)?,
+        ValueKind::Map if name != "get" => bounds::touch_value(value)?,
+        ValueKind::Seq if ["index", "count"].contains(&name) => {
+            let [wanted] = args else { return Err(bad(format!("{name} takes one argument"))) };
+            let (mut first, mut count) = (None, 0);
+            for (i, item) in value.try_iter()?.enumerate() {
+                if python::equal(&item, wanted)? {
+                    first.get_or_insert(i);
+                    count += 1;
                 }
             }
-            parts
+            return match name {
+                "count" => Ok(Value::from(count)),
+                _ => first.map(Value::from).ok_or_else(|| bad("the value is not in the list")),
+            };
         }
-    };
-    if from_right {
-        parts.reverse();
+        _ => {}
     }
-    bounds::charge(parts.len().saturating_mul(32))?;
-    Ok(Value::from(parts.into_iter().map(Value::from).collect::<Vec<_>>()))
-}
-
-fn splitlines(s: &str, keep: bool) -> Value {
-    let ends = |c: char| {
-        matches!(c, '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}')
-    };
-    let mut lines = Vec::new();
-    let mut rest = s;
-    while !rest.is_empty() {
-        let at = rest.find(ends).unwrap_or(rest.len());
-        let end = match &rest[at..] {
-            tail if tail.starts_with("\r\n") => 2,
-            tail => tail.chars().next().map_or(0, char::len_utf8),
-        };
-        lines.push(Value::from(&rest[..if keep { at + end } else { at }]));
-        rest = &rest[at + end..];
+    if let Some(s) = value.as_str()
+        && let Some(result) = text::string_method(s, name, args)?
+    {
+        return solid(result);
     }
-    Value::from(lines)
-}
-
-fn replace(s: &str, old: &str, new: &str, count: i64) -> Result<String, Error> {
-    let limit = usize::try_from(count).unwrap_or(usize::MAX);
-    let hits = if old.is_empty() { s.chars().count() + 1 } else { s.matches(old).count() }.min(limit);
-    bounds::charge_string(s.len().saturating_add(hits.saturating_mul(new.len())))?;
-    Ok(s.replacen(old, new, limit))
-}
-
-fn join(sep: &str, list: &Value, attribute: Option<&str>) -> Result<String, Error> {
-    let mut out = String::new();
-    if list.is_undefined() {
-        return Ok(out);
-    }
-    for (n, item) in list.try_iter()?.enumerate() {
-        if n > 0 {
-            out.push_str(sep);
-        }
-        let item = match attribute {
-            Some(name) => name.split('.').try_fold(item, |v, key| v.get_attr(key))?,
-            None => item,
-        };
-        match item.as_str() {
-            Some(s) => out.push_str(s),
-            None => out.push_str(&python::to_str(&item)?),
-        }
-        if out.len() > bounds::MAX_OUTPUT_BYTES {
-            bounds::charge_string(out.len())?;
-        }
-    }
-    bounds::charge_string(out.len())?;
-    Ok(out)
-}
-
-fn indent(s: &str, width: Option<Value>, first: bool, blank: bool) -> Result<String, Error> {
-    let by = match width {
-        None => "    ".to_owned(),
-        Some(v) => match v.as_str() {
-            Some(s) => s.to_owned(),
-            None => {
-                let n = v.as_i64().map_or(0, |n| usize::try_from(n).unwrap_or(0));
-                bounds::charge_string(n)?;
-                " ".repeat(n)
-            }
-        },
-    };
-    bounds::charge_string(s.len().saturating_add((s.matches('\n').count() + 1).saturating_mul(by.len())))?;
-    let mut out = String::new();
-    for (n, line) in s.split('\n').enumerate() {
-        if n > 0 {
-            out.push('\n');
-        }
-        if (n > 0 || first) && (blank || !line.is_empty()) {
-            out.push_str(&by);
-        }
-        out.push_str(line);
-    }
-    Ok(out)
-}
-
-/// `str.format`, with the widths written in the format added up first. Containers are printed as Python prints them.
-fn format(s: &str, args: &[Value]) -> Result<String, Error> {
-    if s.contains(":{") || s.contains("{{:") {
-        return Err(bad("format: a width taken from an argument is not supported"));
-    }
-    let runs = s.split(|c: char| !c.is_ascii_digit()).filter(|r| !r.is_empty());
-    let widths = runs.fold(0usize, |sum, r| sum.saturating_add(r.parse().unwrap_or(usize::MAX)));
-    let mut texts = 0usize;
-    let mut plain = Vec::with_capacity(args.len());
-    for arg in args {
-        let arg = match arg.kind() {
-            ValueKind::Map if arg.is_kwargs() => arg.clone(),
-            ValueKind::Seq | ValueKind::Map | ValueKind::Iterable | ValueKind::Bool | ValueKind::None => {
-                Value::from(python::to_str(arg)?)
-            }
-            _ => arg.clone(),
-        };
-        bounds::walk(&arg, 0)?;
-        let longest = match arg.is_kwargs() {
-            true => {
-                arg.try_iter()?.filter_map(|k| arg.get_item(&k).ok()).filter_map(|v| v.as_str().map(str::len)).sum()
-            }
-            false => arg.as_str().map_or(64, str::len),
-        };
-        texts = texts.saturating_add(longest);
-        plain.push(arg);
-    }
-    let fields = s.matches('{').count();
-    bounds::charge_string(s.len().saturating_add(widths).saturating_add(fields.saturating_mul(texts)))?;
-    minijinja::formatting::format(minijinja::formatting::FormatStyle::StrFormat, s, &plain)
+    minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args).and_then(solid)
 }

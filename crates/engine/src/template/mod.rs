@@ -1,25 +1,38 @@
 //! Chat templates: from a list of messages to the text of a prompt. Knows nothing of tokens.
 //!
 //! A template is a jinja program out of a model file, so it is untrusted: it runs with limits on its source, its instructions,
-//! the memory it builds, its nesting and its time ([`bounds`]), and a template that exceeds one ends in an error.
-//! It runs on a thread of its own with a wide stack, because values and syntax trees nest.
+//! what it reads and builds, its nesting and its time ([`bounds`]), and a template that exceeds one ends in an error.
+//! It is parsed once, on a thread with a wide stack, because values and syntax trees nest, and rendered there.
 
 mod bounds;
 mod env;
 mod fold;
+mod lists;
 mod python;
+mod text;
 
 use std::collections::BTreeMap;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use minijinja::machinery::{CodeGenerator, Instructions, eval, make_string_output, parse};
 use minijinja::value::Serde;
 use minijinja::{AutoEscape, ErrorKind, Value};
 
-pub use bounds::{MAX_BUILT_BYTES, MAX_DEPTH, MAX_FUEL, MAX_OUTPUT_BYTES, MAX_SOURCE_BYTES, MAX_TIME};
+pub use bounds::{
+    Limits, MAX_BUILT_BYTES, MAX_DEPTH, MAX_FUEL, MAX_OUTPUT_BYTES, MAX_SOURCE_BYTES, MAX_TIME, MAX_TOUCHED_BYTES,
+};
 pub use jiff::civil::DateTime;
 
-/// Stack of the rendering thread, in bytes. Only what is used of it becomes real memory.
+/// Stack of a rendering thread, in bytes. Only what is used of it becomes real memory.
 const STACK_BYTES: usize = 512 << 20;
+/// How long a thread may take beyond [`Limits::time`] before it is given up; a last long operation ends far earlier.
+const GRACE: Duration = Duration::from_secs(5);
+/// Threads that may be given up before a template is rendered no more.
+const MAX_LOST: usize = 2;
+/// Threads that are kept for the next render.
+const MAX_IDLE: usize = 4;
 
 /// Why a template could not be read or rendered. Continues "failed to".
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -119,12 +132,31 @@ impl<'a> Chat<'a> {
     }
 }
 
-/// A chat template that is known to be valid jinja.
+/// A chat template that is known to be valid jinja. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct ChatTemplate {
+pub struct ChatTemplate(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
     source: String,
     bos: String,
     eos: String,
+    limits: Limits,
+    threads: Mutex<Threads>,
+}
+
+/// Threads that hold the parsed template. A render has one for itself.
+#[derive(Debug, Default)]
+struct Threads {
+    idle: Vec<Sender<Job>>,
+    lost: usize,
+}
+
+/// A render.
+struct Job {
+    variables: Value,
+    now: Option<DateTime>,
+    reply: SyncSender<Result<String, Error>>,
 }
 
 impl ChatTemplate {
@@ -133,22 +165,22 @@ impl ChatTemplate {
     /// # Errors
     /// [`Error::TooLong`], [`Error::Syntax`].
     pub fn new(source: &str, bos: &str, eos: &str) -> Result<ChatTemplate, Error> {
+        Self::with_limits(source, bos, eos, Limits::default())
+    }
+
+    /// As [`ChatTemplate::new`], with other limits than the usual ones.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::new`].
+    pub fn with_limits(source: &str, bos: &str, eos: &str, limits: Limits) -> Result<ChatTemplate, Error> {
         if source.len() > MAX_SOURCE_BYTES {
             return Err(Error::TooLong { bytes: source.len() });
         }
-        let source = plain_generation_tags(source);
-        on_wide_stack(|| {
-            bounds::start(None);
-            let done = compile(&source).map(drop);
-            let (_, limit) = bounds::finish();
-            done.map_err(|e| match (report(&e, None, limit), &e) {
-                (Error::Failed { line, message } | Error::Limit { line, message }, _) => {
-                    Error::Syntax { line, message }
-                }
-                (other, _) => other,
-            })
-        })?;
-        Ok(ChatTemplate { source, bos: bos.to_owned(), eos: eos.to_owned() })
+        let (source, bos, eos) = (plain_generation_tags(source), bos.to_owned(), eos.to_owned());
+        let template = ChatTemplate(Arc::new(Shared { source, bos, eos, limits, threads: Mutex::default() }));
+        let thread = template.thread()?;
+        template.keep(thread);
+        Ok(template)
     }
 
     /// The prompt of a chat.
@@ -165,20 +197,26 @@ impl ChatTemplate {
                 return Err(Error::Variable { name: name.clone() });
             }
         }
-        on_wide_stack(|| {
-            bounds::start(chat.now);
-            let done = self.run(chat);
-            let (raised, limit) = bounds::finish();
-            done.map_err(|e| report(&e, raised, limit))
-        })
+        let idle = {
+            let mut threads = self.threads();
+            if threads.lost >= MAX_LOST {
+                return Err(lost());
+            }
+            threads.idle.pop()
+        };
+        let thread = idle.map_or_else(|| self.thread(), Ok)?;
+        let (reply, result) = sync_channel(1);
+        let job = Job { variables: self.variables(chat), now: chat.now, reply };
+        thread.send(job).map_err(|_| ended())?;
+        let result = self.wait(&result)?;
+        self.keep(thread);
+        result
     }
 
-    fn run(&self, chat: &Chat<'_>) -> Result<String, minijinja::Error> {
-        let env = env::environment()?;
-        let (instructions, blocks) = compile(&self.source)?;
+    fn variables(&self, chat: &Chat<'_>) -> Value {
         let mut root: BTreeMap<&str, Value> = BTreeMap::new();
-        root.insert("bos_token", Value::from(self.bos.as_str()));
-        root.insert("eos_token", Value::from(self.eos.as_str()));
+        root.insert("bos_token", Value::from(self.0.bos.as_str()));
+        root.insert("eos_token", Value::from(self.0.eos.as_str()));
         root.insert("messages", value(chat.messages));
         root.insert("tools", chat.tools.map_or(Value::from(()), value));
         root.insert("documents", Value::from(()));
@@ -186,10 +224,77 @@ impl ChatTemplate {
         for (name, extra) in chat.kwargs.into_iter().flatten() {
             root.insert(name, value(extra));
         }
+        Value::from_pairs(root)
+    }
+
+    /// A new thread that has parsed the template.
+    fn thread(&self) -> Result<Sender<Job>, Error> {
+        let (jobs, inbox) = channel();
+        let (ready, parsed) = sync_channel(1);
+        let (source, limits) = (self.0.source.clone(), self.0.limits);
+        let thread = std::thread::Builder::new().name("template".into()).stack_size(STACK_BYTES);
+        let thread = thread.spawn(move || serve(&source, limits, &inbox, &ready));
+        thread.map_err(|e| Error::Thread { message: format!("start a thread: {e}") })?;
+        self.wait(&parsed)??;
+        Ok(jobs)
+    }
+
+    /// What a thread answers. One that does not is left alone, and counted: it may run for ever, but holds no more than a
+    /// render may build.
+    fn wait<T>(&self, answer: &Receiver<T>) -> Result<T, Error> {
+        answer.recv_timeout(self.0.limits.time + GRACE).map_err(|why| match why {
+            RecvTimeoutError::Disconnected => ended(),
+            RecvTimeoutError::Timeout => {
+                self.threads().lost += 1;
+                lost()
+            }
+        })
+    }
+
+    fn keep(&self, thread: Sender<Job>) {
+        let mut threads = self.threads();
+        if threads.idle.len() < MAX_IDLE {
+            threads.idle.push(thread);
+        }
+    }
+
+    fn threads(&self) -> std::sync::MutexGuard<'_, Threads> {
+        self.0.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn ended() -> Error {
+    Error::Thread { message: "the template engine failed".into() }
+}
+
+fn lost() -> Error {
+    Error::Thread { message: "its thread did not end in time and was given up".into() }
+}
+
+/// Parses a template, says so, and renders it until nobody can ask any more.
+fn serve(source: &str, limits: Limits, jobs: &Receiver<Job>, ready: &SyncSender<Result<(), Error>>) {
+    bounds::start(limits, None);
+    let parsed = env::environment(limits.fuel).and_then(|env| Ok((env, compile(source)?)));
+    let (_, limit) = bounds::finish();
+    let (env, (instructions, blocks)) = match parsed {
+        Ok(parsed) => parsed,
+        Err(e) => {
+            let error = match report(&e, None, limit) {
+                Error::Failed { line, message } | Error::Limit { line, message } => Error::Syntax { line, message },
+                other => other,
+            };
+            return drop(ready.send(Err(error)));
+        }
+    };
+    // Whoever asked may have given up; then the inbox is closed, too.
+    let _ = ready.send(Ok(()));
+    while let Ok(Job { variables, now, reply }) = jobs.recv() {
+        bounds::start(limits, now);
         let mut text = String::new();
-        let root = Value::from_pairs(root);
-        eval(&env, &instructions, root, &blocks, &mut make_string_output(&mut text), AutoEscape::None)?;
-        Ok(text)
+        let mut out = make_string_output(&mut text);
+        let done = eval(&env, &instructions, variables, &blocks, &mut out, AutoEscape::None);
+        let (raised, limit) = bounds::finish();
+        let _ = reply.send(done.map(|_| text).map_err(|e| report(&e, raised, limit)));
     }
 }
 
@@ -207,20 +312,8 @@ fn compile(source: &str) -> Result<Compiled<'_>, minijinja::Error> {
     let mut code = CodeGenerator::new("chat template", source);
     code.compile_stmt(&tree);
     let (main, blocks) = code.finish();
-    let blocks = blocks.iter().map(|(name, code)| (*name, bounds::rewrite(code))).collect();
-    Ok((bounds::rewrite(&main), blocks))
-}
-
-/// Runs on a thread whose stack outlasts every nesting that the limits let through.
-fn on_wide_stack<T: Send>(f: impl FnOnce() -> Result<T, Error> + Send) -> Result<T, Error> {
-    std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name("template".into()).stack_size(STACK_BYTES).spawn_scoped(scope, f);
-        match thread.map(|t| t.join()) {
-            Ok(Ok(result)) => result,
-            Ok(Err(_)) => Err(Error::Thread { message: "the template engine failed".into() }),
-            Err(e) => Err(Error::Thread { message: format!("start a thread: {e}") }),
-        }
-    })
+    let blocks = blocks.iter().map(|(name, code)| Ok((*name, bounds::rewrite(code)?)));
+    Ok((bounds::rewrite(&main)?, blocks.collect::<Result<_, minijinja::Error>>()?))
 }
 
 /// Turns the engine's error into ours, with the innermost line that is known.
@@ -243,9 +336,7 @@ fn report(error: &minijinja::Error, raised: Option<String>, limit: Option<String
     }
     let message = innermost.detail().map_or_else(|| innermost.kind().to_string(), str::to_owned);
     match innermost.kind() {
-        ErrorKind::OutOfFuel => {
-            Error::Limit { line, message: format!("the template runs for more than {MAX_FUEL} instructions") }
-        }
+        ErrorKind::OutOfFuel => Error::Limit { line, message: "the template runs for too many instructions".into() },
         _ if message.contains("recursion limit") => {
             Error::Limit { line, message: "the template calls itself too deeply".into() }
         }

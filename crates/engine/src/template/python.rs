@@ -8,6 +8,9 @@ use minijinja::{Error, ErrorKind, Value};
 
 use super::bounds;
 
+/// Longest indent of `tojson`, in bytes: it is written once a level and item.
+const MAX_INDENT: usize = 64;
+
 fn bad(text: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, text.into())
 }
@@ -29,7 +32,7 @@ fn write_repr(value: &Value, out: &mut String, depth: usize) -> Result<(), Error
     if depth > bounds::MAX_DEPTH {
         return Err(bounds::over(format!("the template nests values deeper than {}", bounds::MAX_DEPTH)));
     }
-    if out.len() > bounds::MAX_OUTPUT_BYTES {
+    if out.len() > bounds::max_string() {
         bounds::charge_string(out.len())?;
     }
     bounds::charge(8)?;
@@ -166,14 +169,17 @@ impl Json {
             None => None,
             Some(v) if v.is_none() || v.is_undefined() => None,
             Some(v) => Some(match v.as_str() {
+                Some(s) if s.len() > MAX_INDENT => return Err(bad("tojson: the indent is longer than 64 bytes")),
                 Some(s) => s.to_owned(),
-                None => {
-                    " ".repeat(v.as_i64().ok_or_else(|| bad("tojson: indent is not a number"))?.clamp(0, 64) as usize)
-                }
+                None => " ".repeat(
+                    v.as_i64().ok_or_else(|| bad("tojson: indent is not a number"))?.clamp(0, MAX_INDENT as i64)
+                        as usize,
+                ),
             }),
         };
         let (mut item, mut key) = (if indent.is_some() { "," } else { ", " }.to_owned(), ": ".to_owned());
         if let Some(v) = kw.get::<Option<Value>>("separators")?.filter(|v| !v.is_none()) {
+            bounds::touch_value(&v)?;
             let pair: Vec<Value> = v.try_iter()?.take(3).collect();
             match pair.as_slice() {
                 [i, k] => (item, key) = (to_str(i)?, to_str(k)?),
@@ -205,7 +211,7 @@ impl Json {
         if depth > bounds::MAX_DEPTH {
             return Err(bounds::over(format!("the template nests values deeper than {}", bounds::MAX_DEPTH)));
         }
-        if out.len() > bounds::MAX_OUTPUT_BYTES {
+        if out.len() > bounds::max_string() {
             bounds::charge_string(out.len())?;
         }
         bounds::charge(8)?;
@@ -237,8 +243,10 @@ impl Json {
                 out.push(']');
             }
             ValueKind::Map => {
-                let mut keys: Vec<Value> = value.try_iter()?.collect();
+                let mut keys = items(value)?;
                 if self.sort {
+                    let paid = bounds::walk(value)?;
+                    bounds::touch(paid.saturating_mul(keys.len().max(2).ilog2() as usize))?;
                     keys.sort();
                 }
                 out.push('{');
@@ -304,6 +312,17 @@ fn unsupported(op: &str, a: &Value, b: &Value) -> Error {
     bad(format!("{op} does not take {} and {}", a.kind(), b.kind()))
 }
 
+/// The items of a list, the keys of a mapping or the characters of a string, each paid for.
+pub fn items(value: &Value) -> Result<Vec<Value>, Error> {
+    let mut items = Vec::new();
+    bounds::touch_value(value)?;
+    for item in value.try_iter()? {
+        bounds::charge_items(1)?;
+        items.push(item);
+    }
+    Ok(items)
+}
+
 /// `a + b`.
 pub fn add(a: Value, b: Value) -> Result<Value, Error> {
     if let (Some(x), Some(y)) = (a.as_str(), b.as_str()) {
@@ -311,13 +330,11 @@ pub fn add(a: Value, b: Value) -> Result<Value, Error> {
         return Ok(Value::from([x, y].concat()));
     }
     if is_list(&a) && is_list(&b) {
-        let n = a.len().zip(b.len()).and_then(|(x, y)| x.checked_add(y));
-        bounds::charge(n.unwrap_or(0).saturating_mul(32))?;
-        let both = a.try_iter()?.chain(b.try_iter()?);
-        return Ok(if a.is_tuple() && b.is_tuple() {
-            Value::from(Tuple::from(both.collect::<Vec<_>>()))
-        } else {
-            Value::from(both.collect::<Vec<_>>())
+        let mut both = items(&a)?;
+        both.extend(items(&b)?);
+        return Ok(match a.is_tuple() && b.is_tuple() {
+            true => Value::from(Tuple::from(both)),
+            false => Value::from(both),
         });
     }
     match (Number::of(&a), Number::of(&b)) {
@@ -343,8 +360,8 @@ pub fn mul(a: Value, b: Value) -> Result<Value, Error> {
                 bounds::charge_string(s.len().saturating_mul(n))?;
                 Ok(Value::from(s.repeat(n)))
             } else if is_list(thing) {
-                let items: Vec<Value> = thing.try_iter()?.collect();
-                bounds::charge(items.len().saturating_mul(n).saturating_mul(32))?;
+                let items = items(thing)?;
+                bounds::charge_items(items.len().saturating_mul(n))?;
                 let n = if items.is_empty() { 0 } else { n };
                 let all: Vec<Value> = std::iter::repeat_n(&items, n).flat_map(|items| items.iter().cloned()).collect();
                 Ok(if thing.is_tuple() { Value::from(Tuple::from(all)) } else { Value::from(all) })
@@ -359,7 +376,7 @@ pub fn mul(a: Value, b: Value) -> Result<Value, Error> {
 /// `a % b` of numbers, with the sign of the divisor; of a string, printf-style formatting with `%s`, `%d` and `%%`.
 pub fn rem(a: Value, b: Value) -> Result<Value, Error> {
     if let Some(format) = a.as_str() {
-        let args: Vec<Value> = if b.is_tuple() { b.try_iter()?.collect() } else { vec![b] };
+        let args = if b.is_tuple() { items(&b)? } else { vec![b] };
         return printf(format, &args).map(Value::from);
     }
     match (Number::of(&a), Number::of(&b)) {
@@ -416,21 +433,48 @@ pub fn concat(a: Value, b: Value) -> Result<Value, Error> {
     Ok(Value::from(x + &y))
 }
 
+/// Pays for a comparison of two values, whatever it is.
+///
+/// # Errors
+/// A value nests too deeply, or the budget is used up.
+pub fn pay_comparison(a: &Value, b: &Value) -> Result<(), Error> {
+    match (a.as_str(), b.as_str()) {
+        (Some(x), Some(y)) => bounds::touch(bounds::ITEM_BYTES + x.len().min(y.len())),
+        (None, None) => {
+            bounds::walk(a)?;
+            bounds::walk(b).map(drop)
+        }
+        // A text and what is none differ by their kind.
+        _ => bounds::touch(bounds::ITEM_BYTES),
+    }
+}
+
+/// `a == b`, paid for.
+pub fn equal(a: &Value, b: &Value) -> Result<bool, Error> {
+    pay_comparison(a, b)?;
+    Ok(a == b)
+}
+
 /// `item in container`.
 pub fn contains(item: &Value, container: &Value) -> Result<bool, Error> {
-    bounds::walk(item, 0)?;
+    bounds::walk(item)?;
     if container.is_undefined() {
         return Ok(false);
     }
     if let Some(text) = container.as_str() {
         let part = item.as_str().ok_or_else(|| bad(format!("in: a string holds strings, not {}", item.kind())))?;
+        bounds::touch(text.len())?;
         return Ok(text.contains(part));
     }
     match container.kind() {
         ValueKind::Map => Ok(container.as_object().is_some_and(|o| o.get_value(item).is_some())),
         ValueKind::Seq | ValueKind::Iterable => {
-            bounds::walk(container, 0)?;
-            Ok(container.try_iter()?.any(|x| x == *item))
+            for x in container.try_iter()? {
+                if equal(&x, item)? {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
         }
         kind => Err(bad(format!("in: {kind} is not a container"))),
     }
@@ -471,8 +515,7 @@ pub fn slice(value: &Value, start: &Value, stop: &Value, step: &Value) -> Result
     if !is_list(value) {
         return Err(bad(format!("slice: {} cannot be sliced", value.kind())));
     }
-    let items: Vec<Value> = value.try_iter()?.collect();
-    bounds::charge(items.len().saturating_mul(32))?;
+    let items = items(value)?;
     let picked: Vec<Value> = pick(items.len()).map(|i| items[i].clone()).collect();
     Ok(if value.is_tuple() { Value::from(Tuple::from(picked)) } else { Value::from(picked) })
 }

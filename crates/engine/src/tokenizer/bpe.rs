@@ -68,6 +68,12 @@ impl Bpe {
         Ok(Self { units, pre, merges: Merges::new(vocab, merges)?, byte_tokens, uncovered })
     }
 
+    /// Whether a part of a text may become no token, or any length of it one.
+    pub fn drops(&self) -> bool {
+        let uncovered = self.byte_tokens.contains(&NONE) && (self.uncovered.unknown.is_none() || self.uncovered.fused);
+        uncovered || self.pre.removes()
+    }
+
     /// Appends the tokens of a text without special strings in it.
     pub fn encode(&self, vocab: &Vocab, text: &str, out: &mut Vec<u32>) {
         let mut merger = Merger::default();

@@ -93,7 +93,7 @@ impl Tokenizer {
         let add_space_prefix = space_prefix && model == Model::SentencePiece;
         let spaces = || Step::ReplaceText(" ".into(), SPACE.into());
         Ok(Self {
-            specials: Specials::new(&vocab, also_special(&vocab), strips_right),
+            specials: Specials::new(&vocab, also_special(&vocab), strips_right)?,
             before: roles.bos.filter(|_| says_bos.unwrap_or(bos_by_default)).into_iter().collect(),
             after: roles.eos.filter(|_| says_eos.unwrap_or(false)).into_iter().collect(),
             normalizer: Normalizer((model == Model::Gemma4).then(spaces).into_iter().collect()),

@@ -15,6 +15,7 @@ mod pretokenize;
 mod roles;
 mod special;
 mod spm;
+mod stepper;
 mod tiktoken;
 mod vocab;
 
@@ -68,6 +69,12 @@ pub enum Error {
     Json { file: String, what: String },
     #[error("find the tokenizer of {folder}: it has neither tokenizer.json nor tiktoken.model{instead}")]
     NoFile { folder: String, instead: &'static str },
+    #[error("use token {id}, {token}: it is looked for in texts and has {bytes} bytes, at most 256 are allowed")]
+    Special { id: u32, token: String, bytes: usize },
+    #[error("look for special tokens")]
+    Specials(#[source] aho_corasick::BuildError),
+    #[error("use token {id}, {token}: it has {bytes} bytes, at most {most} are allowed")]
+    LongToken { id: u32, token: String, bytes: usize, most: usize },
     #[error("use {flag}: it is true, but {key} is missing")]
     MissingId { flag: &'static str, key: &'static str },
 }
@@ -132,6 +139,21 @@ impl Tokenizer {
             Kind::Gguf => Self::from_metadata(checkpoint.meta()),
             Kind::Mlx | Kind::Hf => json::load(checkpoint),
         }
+    }
+
+    /// The longest text that may become `n_tokens` tokens, in bytes: a longer one becomes more, whatever it says, so that it
+    /// can be refused unread. `None` where a part of a text may become no token, and there is no such bound.
+    pub fn max_text_bytes(&self, n_tokens: usize) -> Option<usize> {
+        let drops = match &self.algorithm {
+            Algorithm::Bpe(bpe) => bpe.drops(),
+            Algorithm::Spm(spm) => spm.drops(),
+        };
+        if drops || self.specials.strips() || self.normalized.as_ref().is_some_and(Specials::strips) {
+            return None;
+        }
+        // A character of up to four bytes may become one unknown token.
+        let longest = self.vocab.max_len().max(4).checked_mul(self.normalizer.shrink()?)?;
+        n_tokens.checked_mul(longest)
     }
 
     /// The tokens of a text.

@@ -3,10 +3,19 @@
 
 use std::borrow::Cow;
 
-use regex::{NoExpand, Regex};
 use unicode_normalization::{
     IsNormalized, UnicodeNormalization, is_nfc_quick, is_nfd_quick, is_nfkc_quick, is_nfkd_quick,
 };
+
+use super::stepper::Stepper;
+
+/// Most steps. Files in use have one to four.
+const MAX_STEPS: usize = 32;
+/// How many times longer all steps together may make a text. Unicode's tables let the normal forms make a byte 3 (with
+/// compatibility 11), and a space becomes the three bytes of `▁`.
+const MAX_GROWTH: f64 = 36.0;
+/// What all steps together may put before a text, in bytes.
+const MAX_BEFORE: f64 = 64.0;
 
 /// One change.
 pub enum Step {
@@ -24,7 +33,7 @@ pub enum Step {
     /// The same as `Prepend`, unless the text begins with it.
     PrependMissing(String),
     /// Every place that a pattern finds becomes a text.
-    Replace(Regex, String),
+    Replace(Stepper, String),
     /// Every place of a text becomes another.
     ReplaceText(String, String),
     /// Blanks are taken off the left end, the right end.
@@ -35,7 +44,41 @@ pub enum Step {
 #[derive(Default)]
 pub struct Normalizer(pub Vec<Step>);
 
+/// Checks what steps, one after the other, may make of a text; `Err` says what is too much.
+pub fn check<'s>(steps: impl Iterator<Item = &'s Step>) -> Result<(), String> {
+    let (mut n, mut growth, mut before) = (0, 1.0, 0.0);
+    for step in steps {
+        let (times, more) = step.growth();
+        growth *= times;
+        before = before * times + more;
+        n += 1;
+    }
+    if n > MAX_STEPS {
+        return Err(format!("normalizer: it has {n} steps, at most {MAX_STEPS} are allowed"));
+    }
+    match growth > MAX_GROWTH || before > MAX_BEFORE {
+        true => Err(format!(
+            "normalizer: a text may become {growth:.0} times longer and {before:.0} bytes, at most {MAX_GROWTH} times and \
+             {MAX_BEFORE} bytes are allowed"
+        )),
+        false => Ok(()),
+    }
+}
+
 impl Normalizer {
+    /// How many times shorter a text may become; `None` where there is no bound.
+    pub fn shrink(&self) -> Option<usize> {
+        let step = |step: &Step| match step {
+            Step::Prepend(_) | Step::PrependFirst(_) | Step::PrependMissing(_) => Some(1),
+            // Three letters of Hangul become one; one of mathematics, of four bytes, an ASCII one; an Angstrom sign two bytes.
+            Step::Nfc | Step::Nfd | Step::Lowercase => Some(4),
+            Step::Nfkc | Step::Nfkd => Some(12),
+            Step::ReplaceText(from, to) if !to.is_empty() => Some(from.len().div_ceil(to.len())),
+            Step::ReplaceText(..) | Step::Replace(..) | Step::Strip(..) => None,
+        };
+        self.0.iter().try_fold(1usize, |times, one| step(one)?.checked_mul(times))
+    }
+
     /// The changed text; `first` says that it stands at the beginning of a prompt.
     pub fn apply<'t>(&self, text: &'t str, first: bool) -> Cow<'t, str> {
         let mut text = Cow::Borrowed(text);
@@ -49,6 +92,22 @@ impl Normalizer {
 }
 
 impl Step {
+    /// How many times longer a text may become, and by how many bytes beyond that.
+    fn growth(&self) -> (f64, f64) {
+        let len = |text: &str| text.len() as f64;
+        match self {
+            Self::Nfc | Self::Nfd => (3.0, 0.0),
+            Self::Nfkc | Self::Nfkd => (11.0, 0.0),
+            Self::Lowercase => (1.5, 0.0),
+            Self::Prepend(text) | Self::PrependFirst(text) | Self::PrependMissing(text) => (1.0, len(text)),
+            // A match of nothing stands before each character and behind the last.
+            Self::Replace(pattern, to) if pattern.matches_nothing() => (1.0 + len(to), len(to)),
+            Self::Replace(_, to) => (len(to).max(1.0), 0.0),
+            Self::ReplaceText(from, to) => ((len(to) / len(from)).max(1.0), 0.0),
+            Self::Strip(..) => (1.0, 0.0),
+        }
+    }
+
     /// `None` where nothing changes.
     fn apply(&self, text: &str, first: bool) -> Option<String> {
         let unless = |is: IsNormalized| is != IsNormalized::Yes;
@@ -64,10 +123,7 @@ impl Step {
             Self::PrependFirst(prefix) if first && !text.starts_with(prefix) => before(prefix),
             Self::PrependMissing(prefix) if !text.starts_with(prefix) => before(prefix),
             Self::PrependFirst(_) | Self::PrependMissing(_) => None,
-            Self::Replace(pattern, to) => match pattern.replace_all(text, NoExpand(to)) {
-                Cow::Owned(changed) => Some(changed),
-                Cow::Borrowed(_) => None,
-            },
+            Self::Replace(pattern, to) => pattern.replace(text, to),
             Self::ReplaceText(from, to) => text.contains(from.as_str()).then(|| text.replace(from, to)),
             Self::Strip(left, right) => {
                 let text = if *left { text.trim_start() } else { text };

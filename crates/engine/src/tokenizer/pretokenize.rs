@@ -7,9 +7,10 @@
 
 use std::ops::Range;
 
-use regex::{Regex, RegexBuilder};
+use regex::Regex;
 
 use super::Error;
+use super::stepper::{Found, Scan, Stepper};
 
 /// How a blank run that ends a match is treated.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -20,8 +21,6 @@ enum Blanks {
     GiveBack,
     /// The same, but runs up to a line end are words of their own (`\s*[\r\n]+` comes first in the pattern).
     GiveBackInLine,
-    /// `\s+(?!\S)` in a pattern that nobody here has looked at: the last group of the pattern is the run in question.
-    GiveBackGroup,
 }
 
 /// What becomes of the places that a split finds, in the words of Hugging Face's tokenizers.
@@ -142,10 +141,39 @@ const TABLE: &[Row] = &[
     row(&["gemma4"], &[(r"[^\n]+|\n+", Blanks::Keep)]),
 ];
 
+/// What a pass looks for.
+enum Finder {
+    /// A pattern of the table, which is known to read little beyond its matches.
+    Known(Regex, Blanks),
+    /// A pattern of a file. The second one, where there is one, is a run of blanks that ends in `\s+(?!\S)`.
+    File(Stepper),
+}
+
+/// A search through one text.
+enum Search<'s> {
+    Known(&'s Regex, Blanks),
+    File(Scan<'s>),
+}
+
+impl Search<'_> {
+    /// The next place that the pattern finds from `from` on.
+    fn find(&mut self, text: &str, from: usize) -> Option<(usize, usize)> {
+        match self {
+            Self::Known(regex, blanks) => {
+                let found = regex.find_at(text, from)?;
+                Some((found.start(), blanks.end(text, found.start(), found.end())))
+            }
+            Self::File(scan) => {
+                let Found { start, end, pattern } = scan.find(text, from)?;
+                Some((start, if pattern == 0 { end } else { Blanks::GiveBack.end(text, start, end) }))
+            }
+        }
+    }
+}
+
 /// One pass, compiled.
 pub struct Split {
-    regex: Regex,
-    blanks: Blanks,
+    finder: Finder,
     behavior: Behavior,
     invert: bool, // what lies between matches is what is found
 }
@@ -169,7 +197,7 @@ impl PreTokenizer {
         let compile = |&(pattern, blanks): &Pass| {
             let regex =
                 Regex::new(pattern).map_err(|why| Error::Pattern { name: name.into(), source: Box::new(why) })?;
-            Ok(Split { regex, blanks, behavior: Behavior::Isolated, invert: false })
+            Ok(Split { finder: Finder::Known(regex, blanks), behavior: Behavior::Isolated, invert: false })
         };
         let whole = match row.ignore_merges {
             _ if row.names == ["gemma4"] => Whole::LineEnds,
@@ -183,6 +211,11 @@ impl PreTokenizer {
     /// One of passes that a file describes.
     pub fn of(passes: Vec<Split>, whole: Whole) -> Self {
         Self { passes, whole, add_bos: false }
+    }
+
+    /// Whether a part of a text may be in none of its words.
+    pub fn removes(&self) -> bool {
+        self.passes.iter().any(|pass| pass.behavior == Behavior::Removed)
     }
 
     /// Calls `each` with the words of a text, in order; together they are the text, but for what is removed.
@@ -206,18 +239,12 @@ impl Split {
         if let Some(construct) = other_meaning(pattern) {
             return Err(format!("uses {construct}, which is not supported"));
         }
-        let (pattern, blanks) = match pattern.strip_suffix(LOOKAHEAD) {
-            Some(head) => (format!(r"{head}|(\s+)"), Blanks::GiveBackGroup),
-            None => (pattern.to_string(), Blanks::Keep),
-        };
         // Oniguruma's `^` and `$` are those of lines.
-        let regex = RegexBuilder::new(&pattern).multi_line(true).build();
-        let regex = regex.map_err(|error| match error {
-            regex::Error::CompiledTooBig(limit) => format!("is larger than {limit} bytes when compiled"),
-            // The last line says what is wrong, those before it draw where.
-            error => error.to_string().lines().last().unwrap_or_default().trim_start_matches("error: ").to_string(),
-        })?;
-        Ok(Self { regex, blanks, behavior, invert })
+        let stepper = match pattern.strip_suffix(LOOKAHEAD) {
+            Some(head) => Stepper::new(&[head, r"\s+"]),
+            None => Stepper::new(&[pattern]),
+        };
+        Ok(Self { finder: Finder::File(stepper?), behavior, invert })
     }
 
     /// The split at a text.
@@ -226,9 +253,9 @@ impl Split {
     }
 
     /// The pattern alone; `Err` where it needs the rule of blanks.
-    pub fn into_regex(self) -> Result<Regex, String> {
-        match self.blanks {
-            Blanks::Keep => Ok(self.regex),
+    pub fn into_stepper(self) -> Result<Stepper, String> {
+        match self.finder {
+            Finder::File(stepper) if stepper.n_patterns() == 1 => Ok(stepper),
             _ => Err("looks ahead, which is not supported here".into()),
         }
     }
@@ -236,20 +263,22 @@ impl Split {
     /// GPT-2's words, which `ByteLevel` cuts by itself.
     pub fn gpt2() -> Result<Self, String> {
         let regex = Regex::new(GPT2.0).map_err(|error| error.to_string())?;
-        Ok(Self { regex, blanks: GPT2.1, behavior: Behavior::Isolated, invert: false })
+        Ok(Self { finder: Finder::Known(regex, GPT2.1), behavior: Behavior::Isolated, invert: false })
     }
 
-    /// The next place that the pattern finds from `from` on.
-    fn find(&self, text: &str, from: usize) -> Option<(usize, usize)> {
-        let found = self.regex.find_at(text, from)?;
-        Some((found.start(), self.blanks.end(&self.regex, text, found.start(), found.end())))
+    fn search(&self, bytes: usize) -> Search<'_> {
+        match &self.finder {
+            Finder::Known(regex, blanks) => Search::Known(regex, *blanks),
+            Finder::File(stepper) => Search::File(stepper.scan(bytes)),
+        }
     }
 
     /// Calls `each` with the pieces of a text.
     fn pieces(&self, text: &str, each: &mut dyn FnMut(&str)) {
         let mut pieces: Vec<(Range<usize>, bool)> = Vec::new();
         let (mut done, mut from) = (0, 0);
-        while let Some((start, end)) = self.find(text, from) {
+        let mut search = self.search(text.len());
+        while let Some((start, end)) = search.find(text, from) {
             if start > done {
                 pieces.push((done..start, self.invert));
             }
@@ -322,7 +351,8 @@ fn split(passes: &[Split], text: &str, each: &mut dyn FnMut(&str)) {
         return pass.pieces(text, &mut |piece| split(later, piece, each));
     }
     let mut done = 0;
-    while let Some((start, end)) = pass.find(text, done) {
+    let mut search = pass.search(text.len());
+    while let Some((start, end)) = search.find(text, done) {
         // A pattern of a file may match nothing; there the words are looked for with more care.
         if start == end {
             return pass.pieces(&text[done..], &mut |piece| split(later, piece, each));
@@ -340,28 +370,17 @@ fn split(passes: &[Split], text: &str, each: &mut dyn FnMut(&str)) {
 
 impl Blanks {
     /// Where a match that stands from `start` to `end` ends after the rule.
-    fn end(self, regex: &Regex, text: &str, start: usize, end: usize) -> usize {
+    fn end(self, text: &str, start: usize, end: usize) -> usize {
         let Some(last) = text[start..end].chars().next_back() else { return end };
         let gives_back = match self {
             Self::Keep => false,
             Self::GiveBack => last.is_whitespace(),
             Self::GiveBackInLine => last.is_whitespace() && !matches!(last, '\r' | '\n'),
-            Self::GiveBackGroup => {
-                last.is_whitespace()
-                    && text[start..end].chars().all(char::is_whitespace)
-                    && by_group(regex, text, start)
-            }
         };
         let rest = end - last.len_utf8();
         // Only the alternative `\s+` can end in such a blank, or was seen to be the one, so the whole match is blank.
         if gives_back && rest > start && end < text.len() { rest } else { end }
     }
-}
-
-/// Whether the match that starts at `start` is one of the pattern's last group.
-fn by_group(regex: &Regex, text: &str, start: usize) -> bool {
-    let groups = regex.captures_at(text, start);
-    groups.is_some_and(|groups| groups.get(groups.len() - 1).is_some())
 }
 
 #[cfg(test)]

@@ -4,8 +4,11 @@
 //! The `unigram` kind of SentencePiece, which weighs whole segmentations, is another one (`t5`) and not read.
 
 use super::merge::{Join, Merger, NONE, words};
-use super::vocab::{TokenKind, Vocab};
+use super::vocab::{TokenKind, Vocab, show};
 use super::{Error, SPACE};
+
+/// Longest token that text may become, in bytes; those in use have a hundred. It bounds what a join reads.
+const MAX_TOKEN: usize = 512;
 
 /// Scores and byte tokens of such a vocabulary.
 pub struct Spm {
@@ -22,7 +25,14 @@ impl Spm {
                 return Err(Error::Score { id });
             }
             // Plain text never joins into a control token, as in SentencePiece, whatever its score.
-            Ok(if vocab.kind(id).is_some_and(TokenKind::is_special) { NONE } else { descending(score) })
+            let text = vocab.text(id).unwrap_or_default();
+            match vocab.kind(id).is_some_and(TokenKind::is_special) {
+                true => Ok(NONE),
+                false if text.len() > MAX_TOKEN => {
+                    Err(Error::LongToken { id, token: show(text), bytes: text.len(), most: MAX_TOKEN })
+                }
+                false => Ok(descending(score)),
+            }
         };
         let orders = scores.iter().enumerate().map(order).collect::<Result<_, _>>()?;
         let mut byte_tokens = Box::new([NONE; 256]);
@@ -30,6 +40,11 @@ impl Spm {
             byte_tokens[byte as usize] = vocab.byte_token(byte).or(unknown).unwrap_or(NONE);
         }
         Ok(Self { orders, byte_tokens })
+    }
+
+    /// Whether a part of a text may become no token.
+    pub fn drops(&self) -> bool {
+        self.byte_tokens.contains(&NONE)
     }
 
     /// Appends the tokens of a text without special strings in it; `prefix` puts a space before it.
@@ -73,7 +88,7 @@ impl Spm {
 
     /// The token of a text, if text may become it.
     fn token(&self, vocab: &Vocab, text: &[u8]) -> Option<Join> {
-        let id = vocab.id(text).filter(|_| text.len() <= vocab.max_len())?;
+        let id = if text.len() <= vocab.max_len().min(MAX_TOKEN) { vocab.id(text)? } else { return None };
         Some(self.orders[id as usize]).filter(|&order| order != NONE).map(|order| Join { order, id })
     }
 }

@@ -56,7 +56,8 @@ pub fn read(file: &SideFile, tokens: &folder::Tokens) -> Result<Tokenizer, Error
         user_defined: vocab.kind(id as u32) == Some(TokenKind::UserDefined),
         ..Special::default()
     };
-    let specials = Specials::leftmost((ranks.len()..texts.len()).map(special).filter(|s| !s.text.is_empty()).collect());
+    let specials =
+        Specials::leftmost((ranks.len()..texts.len()).map(special).filter(|s| !s.text.is_empty()).collect())?;
     Ok(Tokenizer {
         specials,
         normalized: None,

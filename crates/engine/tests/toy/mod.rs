@@ -1,17 +1,17 @@
 //! A program and a vocabulary that show every mistake of a scheduler as wrong text.
 //!
 //! The program keeps the tokens themselves in its cache, in the pages it is told to use, and its logits are a hash of
-//! everything it reads back through the page tables and of its recurrent state. A wrong page, a stale page, a wrong position,
-//! a state that missed a token or saw one twice, or a swapped row gives other tokens.
+//! everything it reads back through the page tables and of its recurrent state. A wrong page, a stale page, a wrong
+//! position, a state that missed a token or saw one twice, or a swapped row gives other tokens.
 #![allow(dead_code)] // Each test file uses its part.
 #![allow(clippy::unwrap_used)] // A test's helper may fail loudly, as the test itself.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use backend::{Batch, Cause, Chunk, Chunks, Failure, Fault, Kinds, Limits, Output, PAGE, Picks, Program, StepError};
 use engine::sampler::SamplerParams;
 use engine::scheduler::{
-    Engine, EventKind, Events, FinishReason, Options, Request, RequestId, TextStream, Usage, Vocabulary,
+    Drafter, Engine, EventKind, Events, FinishReason, Options, Request, RequestId, TextStream, Usage, Vocabulary,
 };
 use engine::tokenizer::Decode;
 
@@ -77,7 +77,7 @@ fn recur(state: u64, token: u32, pos: usize) -> u64 {
 /// The state before the first token.
 const START: u64 = 17;
 
-/// The logits after a sequence of `(token, position)` as they were found: all of them, those of the window, and the state.
+/// The logits after a sequence of `(token, position)` as found: all of them, those of the window, and the state.
 fn logits_of(
     found: impl Iterator<Item = (u32, u32)>,
     window: impl Iterator<Item = (u32, u32)>,
@@ -128,6 +128,8 @@ pub struct Toy {
     window_cache: Vec<(u32, u32)>,
     /// `[n_states]`, with the position where each stands.
     states: Vec<(u64, usize)>,
+    /// The same after each of the drafts of a slot's last step, until they are committed.
+    tried: Vec<Vec<(u64, usize)>>,
     logits: Vec<f32>,
     faults: Vec<Fault>,
     steps: u64,
@@ -146,6 +148,7 @@ impl Toy {
             cache: vec![(u32::MAX, u32::MAX); limits.n_pages * PAGE],
             window_cache: vec![(u32::MAX, u32::MAX); limits.n_window_pages * PAGE],
             states: vec![(u64::MAX, usize::MAX); limits.n_states],
+            tried: vec![Vec::with_capacity(limits.max_draft); limits.n_states],
             logits: Vec::with_capacity(limits.max_outputs * N_VOCAB),
             faults: Vec::with_capacity(limits.max_tokens),
             steps: 0,
@@ -250,8 +253,18 @@ impl Program for Toy {
     }
 
     fn copy_state(&mut self, from: u32, to: u32) {
-        assert!(self.kinds.state);
+        assert!(self.kinds.state && self.tried[from as usize].is_empty(), "{from} to {to}");
         self.states[to as usize] = self.states[from as usize];
+        self.tried[to as usize].clear();
+    }
+
+    fn commit(&mut self, slot: u32, n_accepted: usize) {
+        let tried = &mut self.tried[slot as usize];
+        assert!(self.kinds.state && n_accepted <= tried.len() && !tried.is_empty());
+        if let Some(last) = n_accepted.checked_sub(1) {
+            self.states[slot as usize] = tried[last];
+        }
+        tried.clear();
     }
 }
 
@@ -290,6 +303,9 @@ impl Toy {
             if self.kinds.state {
                 let (found, at) = if chunk.pos == 0 { (START, 0) } else { self.states[chunk.state as usize] };
                 assert_eq!(at, chunk.pos as usize, "the state of chunk {index} stands elsewhere");
+                let tried = &mut self.tried[chunk.state as usize];
+                assert!(chunk.pos == 0 || tried.is_empty(), "the drafts of chunk {index}'s state are not committed");
+                tried.clear();
                 state = found;
             }
             for i in 0..chunk.len {
@@ -297,7 +313,10 @@ impl Toy {
                 if self.kinds.state {
                     let end = (chunk.pos + i) as usize;
                     state = recur(state, batch.tokens[token as usize], end);
-                    self.states[chunk.state as usize] = (state, end + 1);
+                    match i < chunk.len - chunk.n_draft {
+                        true => self.states[chunk.state as usize] = (state, end + 1),
+                        false => self.tried[chunk.state as usize].push((state, end + 1)),
+                    }
                 }
                 if Some(batch.tokens[token as usize]) == self.trouble.fault {
                     self.faults.push(Fault { chunk: index as u32, layer: 3, token });
@@ -324,6 +343,42 @@ impl Toy {
             self.picks.clear();
         }
         Ok(())
+    }
+}
+
+/// Texts as they will be: prompts with their answers.
+pub type Known = Arc<Mutex<Vec<Vec<u32>>>>;
+
+/// Drafts that are right, wrong, and right up to a point; sometimes none, too many, or outside the vocabulary.
+pub struct Guesses {
+    pub known: Known,
+    pub seed: u64,
+    pub n_vocab: usize,
+    /// A token that is never drafted.
+    pub never: Option<u32>,
+    /// One draft in so many is wrong; none when it is 0.
+    pub wrong: u64,
+}
+
+impl Drafter for Guesses {
+    fn draft(&mut self, tokens: &[u32], max: usize, out: &mut Vec<u32>) {
+        assert!(max > 0 && out.is_empty());
+        self.seed = mix(self.seed, 1);
+        let known = self.known.lock().unwrap();
+        let fits: Vec<&Vec<u32>> = known.iter().filter(|text| text.starts_with(tokens)).collect();
+        let text = fits.get(self.seed as usize % fits.len().max(1)).map_or(&[][..], |text| &text[tokens.len()..]);
+        let n = if self.wrong == 0 { max.min(text.len()) } else { (self.seed >> 32) as usize % (max + 3) };
+        for i in 0..n {
+            let h = mix(self.seed, i as u64 + 2);
+            let id = match text.get(i) {
+                Some(&id) if self.wrong == 0 || h % self.wrong > 0 => id,
+                _ => ((h >> 32) % (self.n_vocab as u64 + 1)) as u32,
+            };
+            if Some(id) == self.never {
+                break;
+            }
+            out.push(id);
+        }
     }
 }
 
@@ -391,7 +446,15 @@ pub fn engine_of(kinds: Kinds, limits: Limits, options: Options, trouble: Troubl
 
 /// Limits with room for everything.
 pub fn roomy() -> Limits {
-    Limits { max_tokens: 512, max_outputs: 16, n_pages: 64, max_positions: 1024, n_window_pages: 64, n_states: 32 }
+    Limits {
+        max_tokens: 512,
+        max_outputs: 16,
+        n_pages: 64,
+        max_positions: 1024,
+        n_window_pages: 64,
+        n_states: 32,
+        max_draft: 0,
+    }
 }
 
 /// Steps until nothing is left, and audits after every step; returns all events.

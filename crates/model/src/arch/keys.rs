@@ -272,8 +272,8 @@ impl<'a> Keys<'a> {
         })
     }
 
-    /// Layers of the model itself. The `n_layer` of GGUF includes those behind them that predict further tokens, that of
-    /// config.json does not.
+    /// Layers of the model itself. The `n_layer` of GGUF includes those behind them that predict further tokens, that
+    /// of config.json does not.
     pub fn trunk(&self, n_layer: usize) -> Result<usize, Error> {
         let n_next = self.count_or_zero(N_NEXT, MAX_LAYERS)?;
         match n_layer.checked_sub(n_next) {
@@ -420,8 +420,10 @@ impl<'a> Keys<'a> {
             let what = format!("is {} {:?}, f32 [{}] wanted", info.dtype, info.shape, rotary / 2);
             return Err(self.names.error(ROPE_FREQS, what));
         }
+        let mut bytes = vec![0; info.len];
+        checkpoint.read(&info.extents(), &mut bytes)?;
         let mut divisors = vec![0.0; rotary / 2];
-        quant::decode_row(info.dtype, checkpoint.bytes(info), &mut divisors);
+        quant::decode_row(info.dtype, &bytes, &mut divisors);
         match divisors.iter().find(|&&d| !(d.is_finite() && d > 0.0)) {
             Some(d) => Err(self.names.error(ROPE_FREQS, format!("divides a frequency by {d}, more than 0 wanted"))),
             None => Ok(Some(divisors)),

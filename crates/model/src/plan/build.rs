@@ -1,6 +1,6 @@
 //! Writes plans: ops in order, weights looked up in a checkpoint and checked, buffers named by layer.
 //!
-//! Knows the checkpoint's header, and nothing of any architecture.
+//! Knows the checkpoint's header, but no architecture.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,7 +13,7 @@ use super::{
 use crate::Error;
 use crate::names::{Found, Names};
 
-/// A plan in the making.
+/// A plan under construction.
 pub struct Builder<'a> {
     names: Names<'a>,
     plan: Plan,
@@ -43,40 +43,46 @@ impl<'a> Builder<'a> {
         Self { names, plan, layer: None, n_layer: None, by_name: HashMap::new(), skipped: HashSet::new() }
     }
 
-    /// What follows belongs to this layer; `None` is before the first or after the last.
+    /// Sets the layer of the next ops; `None` is before the first or after the last.
     pub fn layer(&mut self, layer: Option<u32>) -> &mut Self {
         self.layer = layer;
         self
     }
 
-    /// Tensors of this layer and those behind it need no use: files keep layers there that predict further tokens.
+    /// Tensors from this layer on may be unused: files keep layers there that predict further tokens.
     pub fn skip_layers_from(&mut self, n_layer: usize) -> &mut Self {
         self.n_layer = Some(n_layer);
         self
     }
 
-    /// This tensor needs no use: others hold its numbers.
+    /// This tensor may be unused: other tensors hold its numbers.
     pub fn skip(&mut self, name: &str) -> &mut Self {
         self.skipped.insert(name.into());
         self
     }
 
-    /// Whether the checkpoint has a tensor for this name of GGUF's.
+    /// Whether the checkpoint has a tensor for this GGUF name.
     pub fn has(&self, name: &str) -> bool {
         self.names.has(name)
     }
 
-    /// A tensor of any type with this shape, by GGUF's name. The same name gives the same weight again.
+    /// A tensor of any type with this shape, by its GGUF name. The same name gives the same weight again.
     ///
-    /// Axes of length 1 are taken as they come: some writers drop them.
+    /// Axes of length 1 are ignored: some writers drop them.
+    ///
+    /// # Errors
+    /// When the tensor is missing or has another shape.
     pub fn weight(&mut self, name: &str, shape: &[usize]) -> Result<Weight, Error> {
         let Found { dtype, source } = self.names.find(name, shape)?;
         Ok(self.declare_weight(WeightDecl { name: name.into(), dtype, shape: shape.into(), source, read: Read::Plain }))
     }
 
-    /// One of the matrices that a tensor holds for each head, one above the other: `[n_head, rows[part], k]`.
+    /// One of the matrices that a tensor stores per head, stacked by rows: `[n_head, rows[part], k]`.
     ///
     /// The tensor's shape is `[n_head · Σ rows, k]`.
+    ///
+    /// # Errors
+    /// When the tensor is missing, has another shape, or consists of several tensors.
     pub fn head_rows(
         &mut self,
         name: &str,
@@ -107,11 +113,17 @@ impl<'a> Builder<'a> {
     }
 
     /// A vector `[n]` of plain numbers: norms and biases are never quantised.
+    ///
+    /// # Errors
+    /// When it is missing, or has another length or a quantised type.
     pub fn vector(&mut self, name: &str, n: usize) -> Result<Weight, Error> {
         self.vector_read(name, n, Read::Plain)
     }
 
-    /// A vector `[n]` whose numbers are changed as they are read.
+    /// A vector `[n]` that is transformed when read.
+    ///
+    /// # Errors
+    /// As [`Builder::vector`].
     pub fn vector_read(&mut self, name: &str, n: usize, read: Read) -> Result<Weight, Error> {
         let Found { dtype, source } = self.names.find(name, &[n])?;
         if dtype.act() != ActKind::F32 {
@@ -120,7 +132,10 @@ impl<'a> Builder<'a> {
         Ok(self.declare_weight(WeightDecl { name: name.into(), dtype, shape: vec![n], source, read }))
     }
 
-    /// A vector that the checkpoint need not have.
+    /// A vector that the checkpoint may lack.
+    ///
+    /// # Errors
+    /// As [`Builder::vector`], for a vector that is there.
     pub fn opt_vector(&mut self, name: &str, n: usize) -> Result<Option<Weight>, Error> {
         self.has(name).then(|| self.vector(name, n)).transpose()
     }
@@ -184,8 +199,11 @@ impl<'a> Builder<'a> {
         out
     }
 
-    /// Ends the plan. Fails when the checkpoint has a tensor that the plan does not read and
-    /// `ignored` does not excuse: a tensor without a use means that the model computes something else.
+    /// Ends the plan.
+    ///
+    /// # Errors
+    /// When the checkpoint has a tensor that the plan does not read and `ignored` does not accept: with an unused
+    /// tensor the model computes something else.
     pub fn finish(mut self, logits: Buf, ignored: impl Fn(&str) -> bool) -> Result<Plan, Error> {
         self.plan.logits = logits;
         let used: HashSet<&str> = self.plan.weights.iter().flat_map(|decl| decl.source.tensors()).collect();

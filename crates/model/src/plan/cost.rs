@@ -1,6 +1,6 @@
-//! What a plan costs in memory traffic and space: bytes of weights by kind, bytes per decoded token, bytes of cache.
+//! Cost of a plan in memory traffic and space: bytes of weights by kind, bytes per decoded token, bytes of cache.
 //!
-//! Kinds follow from what the ops do with a weight, never from its name.
+//! Kinds follow from the ops that read a weight, never from its name.
 
 use std::collections::HashSet;
 
@@ -8,12 +8,12 @@ use quant::{PlaneBytes, WeightType};
 
 use super::{Buf, CacheDecl, Op, Plan, Weight, WeightDecl};
 
-/// What a weight is for.
+/// Purpose of a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
-    /// The table of embeddings; when the output matrix is the same tensor, that too.
+    /// The embedding table, also when it is the output matrix too.
     Embed,
-    /// Projections into and out of attention of any kind, and what else belongs to it.
+    /// Projections into and out of attention of any kind, with their norms and small parameters.
     Attention,
     /// Dense feed-forward projections.
     FeedForward,
@@ -21,7 +21,7 @@ pub enum Kind {
     Router,
     /// Stacked experts.
     Experts,
-    /// The output matrix, when it is a tensor of its own.
+    /// The output matrix, when it is a separate tensor.
     Output,
     /// Norms over the residual stream.
     Norm,
@@ -131,7 +131,7 @@ impl Plan {
                 | Op::Softcap { .. } => {}
             }
         }
-        // Last, so that a tied table counts as what it is first of all.
+        // Last, so that a tied table counts as embeddings.
         for op in &self.ops {
             if let Op::Embed { table, .. } = op {
                 set(*table, Kind::Embed);
@@ -140,10 +140,10 @@ impl Plan {
         kinds
     }
 
-    /// Buffers on the way into attention, its gates among them, back to the projections out of the residual stream.
+    /// Buffers on the path from the residual stream into attention, its gates included.
     fn feeds_attention(&self, fed: &HashSet<Buf>) -> HashSet<Buf> {
         let mut feeds = HashSet::new();
-        // The last writer of a buffer comes first here, so that one pass is enough.
+        // Backwards, so that one pass sees the last writer of a buffer first.
         for op in self.ops.iter().rev() {
             match op {
                 Op::KvAppend { k, v, .. } => feeds.extend([Some(*k), *v].into_iter().flatten()),
@@ -164,7 +164,7 @@ impl Plan {
                 Op::RmsNorm { x, residual: None, out, .. } if feeds.contains(out) && !self.is_stream(*x) => {
                     feeds.extend([*x]);
                 }
-                // In place, so that the buffer feeds attention already; or not on the way to attention.
+                // In place: the buffer feeds attention already, or is not on the path.
                 Op::HeadNorm { .. } | Op::Rope { .. } | Op::Scale { .. } | Op::ScaleBy { .. } | Op::Softcap { .. } => {}
                 Op::SigmoidGate { .. }
                 | Op::CausalConv { .. }
@@ -186,14 +186,14 @@ impl Plan {
         feeds
     }
 
-    /// Buffers on the way out of attention, up to the projection into the residual stream.
+    /// Buffers on the path out of attention, up to the projection into the residual stream.
     fn fed_by_attention(&self) -> HashSet<Buf> {
         let mut fed = HashSet::new();
         for op in &self.ops {
             match op {
                 Op::Attention { out, .. } | Op::DeltaNet { out, .. } => fed.extend([*out]),
                 Op::Select { x, out } | Op::HeadLinear { x, out, .. } if fed.contains(x) => fed.extend([*out]),
-                // In place, or the end of the way: a projection into the residual stream. Others start no way.
+                // In place, or the end of the path: a projection into the residual stream. Others start no path.
                 Op::SigmoidGate { .. } | Op::GatedNorm { .. } | Op::HeadNorm { .. } | Op::Rope { .. } => {}
                 Op::Select { .. }
                 | Op::HeadLinear { .. }
@@ -219,7 +219,7 @@ impl Plan {
         fed
     }
 
-    /// Whether a buffer is (part of) the residual stream: embeddings, and what ops add to.
+    /// Whether a buffer is (part of) the residual stream: embeddings, and buffers that ops add to.
     fn is_stream(&self, buf: Buf) -> bool {
         self.ops.iter().any(|op| match op {
             Op::Embed { out, .. } => *out == buf,
@@ -228,19 +228,19 @@ impl Plan {
         })
     }
 
-    /// Bytes of all weights by kind, in the order of [`Kind::ALL`], kinds without weights left out.
+    /// Bytes of all weights by kind, in the order of [`Kind::ALL`], without kinds that have none.
     pub fn weight_bytes(&self) -> Vec<(Kind, usize)> {
         let kinds = self.kinds();
         let of = |kind| self.weights.iter().zip(&kinds).filter(|&(_, &k)| k == kind).map(|(w, _)| w.bytes()).sum();
         Kind::ALL.into_iter().map(|kind| (kind, of(kind))).filter(|&(_, bytes)| bytes > 0).collect()
     }
 
-    /// Bytes of weights that decoding one token reads: of the experts those it uses, of the embeddings one row.
+    /// Bytes of weights that decoding one token reads: only the used experts, and one row of the embeddings.
     pub fn bytes_per_token(&self) -> usize {
         self.ops.iter().map(|op| self.bytes_of(op)).sum()
     }
 
-    /// Of those, the bytes that one of the plan's ops reads.
+    /// The bytes of these that one op of the plan reads.
     pub fn bytes_of(&self, op: &Op) -> usize {
         self.active(op, WeightDecl::bytes, |w| total_row_bytes(w.dtype, w.shape[1]))
     }
@@ -255,8 +255,8 @@ impl Plan {
         self.weights.iter().map(WeightDecl::n_values).sum()
     }
 
-    /// Bytes that one position takes in all caches that keep every position, with `elem_bytes` bytes a number (2 for f16,
-    /// 4 for f32).
+    /// Bytes that one position takes in all caches that keep every position, with `elem_bytes` bytes per number (2 for
+    /// f16, 4 for f32).
     pub fn kv_bytes_per_position(&self, elem_bytes: usize) -> usize {
         self.caches.iter().filter(|c| c.window.is_none()).map(|c| c.numbers() * elem_bytes).sum()
     }

@@ -1,6 +1,6 @@
-//! Where buffers lie: buffers that are never alive at the same time share memory.
+//! Places buffers: those that are never alive at the same time share memory.
 //!
-//! Sizes are known from the limits of a step, so that one arena is allocated once. Knows no device.
+//! Sizes follow from the limits of a step, so the arena is allocated once. Knows no device.
 
 use super::Plan;
 
@@ -14,12 +14,12 @@ pub struct Placement {
     pub offset: Vec<usize>,
     /// Length of each buffer in bytes at the limits of a step, `[bufs]`.
     pub len: Vec<usize>,
-    /// Length of the arena in bytes. Sums saturate: limits that cannot be make an arena that cannot be allocated.
+    /// Length of the arena in bytes. Sums saturate, so impossible limits fail at allocation.
     pub bytes: usize,
 }
 
-/// First and last op that names a buffer, as indices into `ops`; `None` when none does. The logits and
-/// what they are made of live to the end.
+/// First and last op that names a buffer, as indices into `ops`; `None` for unused buffers. The logits and their input
+/// live to the end.
 pub fn lifetimes(plan: &Plan) -> Vec<Option<(usize, usize)>> {
     let mut lives = vec![None; plan.bufs.len()];
     for (i, op) in plan.ops.iter().enumerate() {
@@ -38,7 +38,7 @@ pub fn lifetimes(plan: &Plan) -> Vec<Option<(usize, usize)>> {
 
 /// Places the buffers of a plan for steps of at most `max_tokens` tokens and `max_outputs` rows of logits.
 ///
-/// Largest first, each at the lowest gap among those that live beside it (Pisarchyk and Lee, arXiv 2001.03288).
+/// Largest first, each at the lowest gap among those alive at the same time (Pisarchyk and Lee, arXiv 2001.03288).
 pub fn place(plan: &Plan, max_tokens: usize, max_outputs: usize) -> Placement {
     let len: Vec<usize> = plan
         .bufs
@@ -78,7 +78,7 @@ fn align(n: usize) -> usize {
     n.checked_next_multiple_of(ALIGN).unwrap_or(usize::MAX)
 }
 
-/// What [`place`] without sharing would need, in bytes: for printing what sharing saves.
+/// Bytes that [`place`] would need without sharing: for printing what sharing saves.
 pub fn unshared_bytes(placement: &Placement) -> usize {
     placement.len.iter().fold(0, |sum, &len| align(len).saturating_add(sum))
 }

@@ -1,11 +1,11 @@
-//! Fusion: rewrites of neighbouring ops into one that does the same with fewer trips over memory.
+//! Fusion: replaces neighbouring ops by one op that does the same with less memory traffic.
 //!
-//! Architectures write plain ops; a pass finds a pattern of ops that stand next to each other. The numbers stay the
-//! same to the bit on a backend that computes both forms with the same rules.
+//! Architectures write plain ops; a pass finds a pattern of adjacent ops. The numbers are bit-identical on a backend
+//! that computes both forms by the same rules.
 
 use super::{Access, Buf, Norm, Op, Plan, Rows};
 
-/// All passes, in the order they need.
+/// All passes, in the required order.
 pub fn fuse(plan: &mut Plan) {
     select_early(plan);
     gate_linears(plan);
@@ -15,8 +15,8 @@ pub fn fuse(plan: &mut Plan) {
     drop_unused_buffers(plan);
 }
 
-/// Moves `select` up to the last attention or recurrence. Behind it every row goes its own way, so only the rows whose
-/// logits are asked for need the rest of the last layer: of a long prompt, one.
+/// Moves `select` up to the last attention or recurrence. Behind it rows are independent, so only the returned rows
+/// need the rest of the last layer: of a long prompt, one.
 pub fn select_early(plan: &mut Plan) {
     let mixes = |op: &Op| matches!(op, Op::Attention { .. }) || op.state().is_some();
     let Some(first) = plan.ops.iter().rposition(mixes).map(|i| i + 1) else { return };
@@ -28,7 +28,7 @@ pub fn select_early(plan: &mut Plan) {
     if plan.ops[between.clone()].iter().any(of_tokens) {
         return;
     }
-    // Every buffer of these ops gets a twin with a row for each asked row; those that come with a value are selected.
+    // Every buffer of these ops gets a twin with the returned rows; those with an earlier value are selected.
     let mut twins: Vec<(Buf, Buf)> = Vec::new();
     let mut selects = Vec::new();
     for (buf, access) in plan.ops[between.clone()].iter().flat_map(Op::bufs).collect::<Vec<_>>() {
@@ -116,7 +116,7 @@ pub fn norm_after_combine(plan: &mut Plan) {
     });
 }
 
-/// Drops buffers that no op names, and renumbers the rest.
+/// Drops unused buffers, and renumbers the rest.
 pub fn drop_unused_buffers(plan: &mut Plan) {
     let mut used = vec![false; plan.bufs.len()];
     used[plan.logits.0 as usize] = true;
@@ -143,8 +143,8 @@ pub fn drop_unused_buffers(plan: &mut Plan) {
     plan.logits = new[plan.logits.0 as usize];
 }
 
-/// Replaces every run of `N` ops that `rule` takes, again and again from where it stood: what comes out may match with
-/// what follows. A fused op belongs to the layer of the first it replaces.
+/// Replaces every run of `N` ops that `rule` accepts, and retries at the same place: a result may match with the ops
+/// that follow. A fused op belongs to the layer of the first op it replaces.
 fn rewrite<const N: usize>(plan: &mut Plan, rule: impl Fn(&Plan, &[Op; N]) -> Option<Vec<Op>>) {
     let mut at = 0;
     while let Some(run) = plan.ops.get(at..at + N).and_then(<[Op]>::first_chunk) {
@@ -159,7 +159,7 @@ fn rewrite<const N: usize>(plan: &mut Plan, rule: impl Fn(&Plan, &[Op; N]) -> Op
     }
 }
 
-/// How many times ops name a buffer; a write and a read make two.
+/// Number of times that ops name a buffer; a write and a read make two.
 fn n_uses(plan: &Plan, buf: Buf) -> usize {
     let uses = plan.ops.iter().flat_map(Op::bufs).filter(|&(b, _)| b == buf);
     uses.map(|(_, access)| if access == Access::Update { 2 } else { 1 }).sum::<usize>()

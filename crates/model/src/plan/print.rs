@@ -1,5 +1,5 @@
-//! The printed form of a plan: one line an op (one more for each further part of a linear), layers that repeat an
-//! earlier one folded. Stable, so that snapshots of it can be reviewed.
+//! The printed form of a plan: one line per op (one more for each further part of a linear), with layers that repeat an
+//! earlier one folded. Stable, so that snapshots can be reviewed.
 
 use std::fmt;
 use std::ops::Range;
@@ -102,11 +102,11 @@ impl Plan {
     }
 }
 
-/// Prints ops, with layer numbers as they are or as distances from a layer (to compare layers).
+/// Prints ops, with layer numbers absolute, or relative to a layer to compare layers.
 struct Printer<'a> {
     plan: &'a Plan,
     relative_to: Option<u32>,
-    /// Of the ops' caches, which are counted from it where layers are compared: not every layer has one.
+    /// Number of the first cache, for caches printed relative to a layer: not every layer has one.
     first_cache: u32,
 }
 
@@ -250,7 +250,7 @@ impl Printer<'_> {
         text
     }
 
-    /// A buffer where it is written: name and shape.
+    /// A buffer at its write: name and shape.
     fn decl(&self, buf: Buf) -> String {
         let decl = self.plan.buf(buf);
         let rows = match decl.rows {

@@ -1,4 +1,4 @@
-//! The rules of every op: shapes, types, aliasing, order. A backend that is given a valid plan checks none of them again.
+//! The rules of every op: shapes, types, aliasing, order. Backends need not check a valid plan again.
 
 use std::ops::Deref;
 
@@ -12,7 +12,7 @@ pub const MAX_USED: usize = 32;
 
 type Check = Result<(), String>;
 
-/// A plan that keeps the rules of all its ops. Only the validator makes one, so that a backend checks nothing again.
+/// A plan that keeps the rules of all its ops. Only the validator makes one, so backends need not check it again.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ValidPlan(Plan);
 
@@ -20,7 +20,7 @@ impl ValidPlan {
     /// Validates a plan.
     ///
     /// # Errors
-    /// [`Error::Op`] names the first op that breaks a rule, [`Error::Plan`] a declaration, with the numbers that disagree.
+    /// [`Error::Op`] names the first op that breaks a rule, [`Error::Plan`] a declaration, with both numbers.
     pub fn new(plan: Plan) -> Result<ValidPlan, Error> {
         validate(&plan)?;
         Ok(ValidPlan(plan))
@@ -36,7 +36,7 @@ impl ValidPlan {
         ValidPlan::new(plan)
     }
 
-    /// The plan, free to be changed.
+    /// The plan, mutable again.
     pub fn into_plan(self) -> Plan {
         self.0
     }
@@ -67,7 +67,7 @@ fn validate(plan: &Plan) -> Result<(), Error> {
     v.states(&state).and_then(|()| v.logits(&state)).map_err(Error::Plan)
 }
 
-/// What the ops so far have done.
+/// Effects of the ops so far.
 struct State {
     written: Vec<bool>,         // [bufs]
     appended: Vec<bool>,        // [caches]
@@ -133,7 +133,7 @@ impl Validator<'_> {
         Ok(())
     }
 
-    /// Every index points into its table, so that what follows may use them.
+    /// Every index points into its table; later checks rely on it.
     fn indices(&self, op: &Op) -> Check {
         let inside = |what: &str, i: u32, n: usize| ensure((i as usize) < n, || format!("{what} {i} of {n}"));
         for (buf, _) in op.bufs() {
@@ -175,7 +175,7 @@ impl Validator<'_> {
         }
     }
 
-    /// Buffers are written before they are read, and what an op writes it names only once.
+    /// Buffers are written before they are read, and an op names a buffer that it writes only once.
     fn order(&self, op: &Op, state: &mut State) -> Check {
         let bufs = op.bufs();
         for (i, &(buf, access)) in bufs.iter().enumerate() {
@@ -187,7 +187,7 @@ impl Validator<'_> {
         }
         if let Some(at) = op.state() {
             let moved = &mut state.moved[at.0 as usize];
-            ensure(!*moved, || format!("moves state {} on, which an op before has moved", at.0))?;
+            ensure(!*moved, || format!("updates state {}, which an earlier op updates", at.0))?;
             *moved = true;
         }
         for (buf, access) in bufs {
@@ -399,7 +399,7 @@ impl Validator<'_> {
         }
     }
 
-    /// A state that no op moves on would be memory for nothing.
+    /// Every state is used: an unused one would only waste memory.
     fn states(&self, state: &State) -> Check {
         let unused = state.moved.iter().position(|&moved| !moved);
         unused.map_or(Ok(()), |i| Err(format!("no op uses state {i} ({})", self.plan.states[i].what)))
@@ -427,7 +427,7 @@ impl Validator<'_> {
         })
     }
 
-    /// The state of an op has as many numbers as these axes.
+    /// The state of an op has the size that these axes give.
     fn state_len(&self, state: super::State, axes: [usize; 3]) -> Check {
         let found = self.plan.state(state);
         let wanted = axes.iter().try_fold(1usize, |n, &axis| n.checked_mul(axis));
@@ -452,20 +452,20 @@ impl Validator<'_> {
         })
     }
 
-    /// Numbers of any float type: passes of a backend may narrow them.
+    /// Numbers of any float type: a backend's passes may narrow them.
     fn floats(&self, buf: Buf, rows: Rows, width: usize) -> Check {
         let elem = self.plan.buf(buf).elem;
         self.buffer(buf, rows, width, if elem.is_float() { elem } else { Elem::F32 })
     }
 
-    /// The rows of a buffer of numbers that may have any.
+    /// The rows of a buffer of numbers that may have rows of any kind.
     fn free_rows(&self, buf: Buf) -> Result<Rows, String> {
         let found = self.plan.buf(buf);
         ensure(found.elem.is_float(), || format!("{} holds ids, numbers wanted", found.name))?;
         Ok(found.rows)
     }
 
-    /// The rows of a buffer of numbers that may be tokens or asked rows, and those of their expert slots.
+    /// The rows of a buffer of numbers, either tokens or outputs, and those of their expert slots.
     fn rows_with_slots(&self, buf: Buf, n_used: usize) -> Result<(Rows, Rows), String> {
         let rows = self.free_rows(buf)?;
         let slots = rows.slots(n_used);
@@ -479,7 +479,7 @@ impl Validator<'_> {
         self.floats(x, Rows::Tokens, n_head * d_head)
     }
 
-    /// A row holds so many heads.
+    /// A row holds this many heads.
     fn head_width(&self, x: Buf, n_head: usize, d_head: usize) -> Check {
         ensure(n_head > 0 && d_head > 0, || format!("{n_head} heads of {d_head}"))?;
         let wanted = n_head.checked_mul(d_head);

@@ -182,8 +182,9 @@ struct Cost {
     sequence: usize,
 }
 
-/// By hand. A position: attention layers · key-value heads · two heads · 2 bytes. A sequence: delta layers · (3 rows of the
-/// convolution + heads · 128 · 128) · 4 bytes. The parameters without those for further tokens; names of models round them.
+/// By hand. A position: attention layers · key-value heads · two heads · 2 bytes. A sequence: delta layers · (3 rows of
+/// the convolution + heads · 128 · 128) · 4 bytes. The parameters without those for further tokens; names of models
+/// round them.
 const COSTS: &[Cost] = &[
     Cost {
         shape: QWEN3_NEXT_80B,
@@ -522,7 +523,7 @@ const BROKEN: &[Broken] = &[
     Broken("causal_conv", |p, i| if let Op::CausalConv { w, .. } = p.ops[i] { p.weights[w.0 as usize].shape = vec![512] }, "w has shape [512], two axes wanted"),
     Broken("causal_conv", |p, _| p.states[0].n = 7, "state 0 (conv) has 7 numbers, [3, 512, 1] wanted"),
     Broken("causal_conv", |p, i| if let Op::CausalConv { state, .. } = &mut p.ops[i] { *state = State(1) }, "state 1 (delta) has 16384 numbers, [3, 512, 1] wanted"),
-    Broken("delta_net", |p, i| if let Op::DeltaNet { state, .. } = &mut p.ops[i] { *state = State(0) }, "moves state 0 on, which an op before has moved"),
+    Broken("delta_net", |p, i| if let Op::DeltaNet { state, .. } = &mut p.ops[i] { *state = State(0) }, "updates state 0, which an earlier op updates"),
     Broken("delta_net", |p, i| heads(p, i).n_v_head = 3, "3 heads of v cannot share 2 of k"),
     Broken("delta_net", |p, i| heads(p, i).n_k_head = 0, "4 heads of v cannot share 0 of k"),
     Broken("delta_net", |p, i| heads(p, i).d_k = 63, "q.0 has width 128, 2 heads of 63 wanted"),

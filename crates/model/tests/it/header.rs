@@ -160,8 +160,8 @@ impl Header {
         self
     }
 
-    /// Opens a file of the header and as much hole behind it as the weights would take, whatever their size. `None` where
-    /// the system has no such files.
+    /// Opens a file of the header and as much hole behind it as the weights would take, whatever their size. `None`
+    /// where the system has no such files.
     pub fn open_hollow(&self, name: &str) -> Option<Checkpoint> {
         let mut file = b"GGUF".to_vec();
         file.extend(3u32.to_le_bytes());

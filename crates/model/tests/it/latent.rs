@@ -251,8 +251,8 @@ impl Shape {
 
 /// Model, parameters in all and for a token, bytes that a position takes in caches of f16.
 ///
-/// By hand: a position is layers · 576 · 2 bytes for latents, layers · 8 heads · 256 · 2 bytes for plain heads. Parameters
-/// without those for further tokens; the names of the models round them.
+/// By hand: a position is layers · 576 · 2 bytes for latents, layers · 8 heads · 256 · 2 bytes for plain heads.
+/// Parameters without those for further tokens; the names of the models round them.
 const COSTS: &[(Shape, usize, usize, usize)] = &[
     (V3, 671_026_419_200, 36_625_625_600, 61 * 576 * 2),
     (KIMI_K2, 1_026_408_232_448, 31_687_102_976, 61 * 576 * 2),

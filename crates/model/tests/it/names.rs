@@ -27,7 +27,7 @@ const TENSORS: &[(&str, &[usize], WeightType)] = &[
     ("model.layers.3.mlp.switch_mlp.up_proj.weight",        &[2, 4, 32], Q8_0),
 ];
 
-/// A name, the shape that is wanted, and where it lies (`tensor`, or `tensor@row` for each slab) or what the error says.
+/// A name, its expected shape, and its place (`tensor`, or `tensor@row` for each slab) or the error's text.
 #[rustfmt::skip]
 const CASES: &[(&str, &[usize], Result<&str, &str>)] = &[
     ("blk.0.attn_q.weight", &[6, 32], Ok("blk.0.attn_q.weight")),

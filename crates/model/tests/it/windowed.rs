@@ -1,5 +1,5 @@
-//! Gemma 3, Gemma 4, gpt-oss and Qwen2: printed plans of tiny ones, what the real ones cost, from headers without weights, and
-//! what a file may say of its windows.
+//! Gemma 3, Gemma 4, gpt-oss and Qwen2: printed plans of tiny ones, what the real ones cost, from headers without
+//! weights, and what a file may say of its windows.
 
 use crate::header::Header;
 use checkpoint::Value;
@@ -119,7 +119,7 @@ impl Gemma4 {
     }
 }
 
-/// Dimensions of a gpt-oss: vocabulary, width, layers, heads, key-value heads, experts, experts used, width of an expert.
+/// Dimensions of a gpt-oss: vocabulary, width, layers, heads, key-value heads, experts, used experts, expert width.
 struct GptOss(usize, usize, usize, usize, usize, usize, usize, usize);
 
 const GPT_OSS_20B: GptOss = GptOss(201_088, 2880, 24, 64, 8, 32, 4, 2880);
@@ -214,9 +214,9 @@ struct Cost {
     position: (usize, usize),
 }
 
-/// By hand. Gemma 4, its layers' parameters: attention 34.60 M with a window (25 layers), 49.02 M without (5); feed-forward
-/// 17.84 M, router 0.36 M, an expert 5.947 M; 738.2 M embeddings. gpt-oss: attention 26.54 M, an expert 24.88 M, its biases
-/// 8640; 2 · 579.1 M embeddings; q8_0 takes 34 bytes for 32 values, mxfp4 17, q4_0 18.
+/// By hand. Gemma 4, its layers' parameters: attention 34.60 M with a window (25 layers), 49.02 M without (5);
+/// feed-forward 17.84 M, router 0.36 M, an expert 5.947 M; 738.2 M embeddings. gpt-oss: attention 26.54 M, an expert
+/// 24.88 M, its biases 8640; 2 · 579.1 M embeddings; q8_0 takes 34 bytes for 32 values, mxfp4 17, q4_0 18.
 #[test]
 fn real_shapes_cost_what_they_must() {
     // Norms, scales, routers, biases and sinks stand in f32.

@@ -85,6 +85,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
             // Off where there is nothing to find again: it makes copies of recurrent states.
             prefix_cache: deepest > 0,
             sequences: parallel,
+            fewer_will_do: false,
             cache_tokens: None,
         };
         let session = load::start_with(model, &setup)?;
@@ -290,8 +291,8 @@ impl Bench<'_> {
         }
         let launches = launches as f64 / steps;
         eprintln!("{:<50} {launches:>8.1} {:>10} {:>6} {:>9}", "in all", us(total), "", us(serial));
-        if let Some((files, large)) = machine::mapped() {
-            let [files, large] = [files, large].map(|n| machine::bytes(n as u64));
+        if let Some(files) = checkpoint::resident_files() {
+            let [files, large] = [files.bytes, files.in_large_pages].map(|n| machine::bytes(n as u64));
             eprintln!("{large} of {files} of mapped files lie in pages of 2 MB");
         }
         Ok(())
@@ -338,7 +339,7 @@ fn row(s: &Session, test: &Test, threads: usize, bandwidth: &mut Bandwidth, load
     let (tokens_per_second, deviation) = mean_and_deviation(&samples);
     let bytes_per_token = test.is_single().then(|| {
         let context = test.depth as u64 + test.n_gen as u64 / 2;
-        s.weight_bytes_per_token + s.cache.read_per_token(context)
+        s.weight_bytes_per_token + s.units.read_per_token(context)
     });
     let rate = bytes_per_token.map(|bytes| bytes as f64 * tokens_per_second);
     Row {

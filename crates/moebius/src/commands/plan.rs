@@ -1,55 +1,67 @@
 //! `moebius plan`: what the engine will compute, what lives where, and the memory it needs.
 
 use anyhow::Result;
+use backend::residency::Residency;
+use backend::{Kinds, PAGE, Part};
 
 use crate::args::PlanArgs;
-use crate::load::{self, EngineSetup};
-use crate::machine::bytes;
+use crate::load::{self, EngineSetup, Prepared};
+use crate::machine;
+use crate::memory::{Budget, Units};
 
 pub fn run(args: &PlanArgs) -> Result<()> {
     let model = load::open(args.model.model.as_deref())?;
     let setup = EngineSetup::from(&args.engine);
-    let positions = setup.context(&model.plan)?;
-    let limits = setup.engine_limits(&model.plan, positions)?;
-    let (backend, _) = setup.backend(&model.checkpoint, &model.plan)?;
-    let plan = if args.unfused { model.plan } else { backend.lower(model.plan)? };
-    println!("{}", *plan);
-
-    let cache = setup.cache_bytes(&plan);
-    let buffers = model::plan::memory::place(&plan, limits.max_tokens, limits.max_outputs).bytes as u64;
-    let weights = model.checkpoint.data_bytes() as u64;
-    println!("weights by kind");
-    for (kind, n) in plan.weight_bytes() {
-        println!("  {:<12} {:>10}", kind.name(), bytes(n as u64));
-    }
-    println!("memory");
-    println!("  weights      {:>10}  mapped from {}, read when touched", bytes(weights), model.checkpoint.name());
-    println!(
-        "  cache        {:>10}  {} for each of {positions} positions",
-        bytes(cache.position * positions as u64),
-        bytes(cache.position)
-    );
-    if let Some(window) = plan.window() {
-        let n = (limits.n_window_pages * backend::PAGE) as u64;
-        println!(
-            "  windows      {:>10}  {} for each of {n} positions; a sequence keeps {window}, checkpoints and chunks take the rest",
-            bytes(cache.window_position * n),
-            bytes(cache.window_position)
-        );
-    }
-    if cache.state > 0 {
-        println!(
-            "  states       {:>10}  {} for the sequence and each of {} checkpoints",
-            bytes(cache.state * limits.n_states as u64),
-            bytes(cache.state),
-            limits.n_states - 1
-        );
-    }
-    println!("  buffers      {:>10}  for {} tokens in a step", bytes(buffers), limits.max_tokens);
-    println!("  together     {:>10}", bytes(weights + cache.total(&limits) + buffers));
-    if let Some(free) = crate::machine::free_memory() {
-        println!("  free now     {:>10}", bytes(free as u64));
-    }
-    println!("a decoded token reads {} of weights", bytes(plan.bytes_per_token() as u64));
+    let prepared = setup.prepare(&model.checkpoint, model.plan.clone())?;
+    println!("{}", if args.unfused { &*model.plan } else { &*prepared.plan });
+    print_memory(&prepared, model.checkpoint.name());
+    println!("a decoded token reads {} of weights", machine::bytes(prepared.plan.bytes_per_token() as u64));
     Ok(())
+}
+
+/// What the program takes, part by part.
+fn print_memory(prepared: &Prepared, file: &str) {
+    let Prepared { backend, plan, budget, fit, .. } = prepared;
+    let (limits, units) = (&fit.limits, Units::of(&**backend, plan));
+    let shown = |n: usize| machine::bytes(n as u64);
+    println!("memory ({})", fit.footprint.device);
+    for &(part, bytes) in fit.footprint.parts() {
+        let (name, note) = match part {
+            Part::Weights(kind, Residency::Mapped) => (kind.name(), format!("mapped from {file}, read when touched")),
+            Part::Weights(kind, Residency::Copied) => (kind.name(), "copied; vectors as f32".into()),
+            Part::Cache => {
+                let (page, n) = (units.page / PAGE, limits.n_pages * PAGE);
+                (part.name(), format!("{} for each of {n} positions", shown(page)))
+            }
+            Part::Windows => {
+                let window = Kinds::of(plan).window.unwrap_or(0);
+                let (page, n) = (units.window_page / PAGE, limits.n_window_pages * PAGE);
+                let rest = "checkpoints and chunks take the rest";
+                (part.name(), format!("{} for each of {n} positions; a sequence keeps {window}, {rest}", shown(page)))
+            }
+            Part::States => {
+                let others = limits.n_states - 1;
+                (part.name(), format!("{} for the sequence and each of {others} checkpoints", shown(units.state)))
+            }
+            Part::Activations | Part::Inputs | Part::Scratch => {
+                (part.name(), format!("for {} tokens in a step", limits.max_tokens))
+            }
+            Part::Workers => (part.name(), "of all threads".into()),
+        };
+        println!("  {name:<12} {:>10}  {note}", shown(bytes));
+    }
+    println!(
+        "  {:<12} {:>10}  a context of {} positions",
+        "together",
+        shown(fit.footprint.total()),
+        limits.max_positions
+    );
+    match *budget {
+        Budget::Promise { bytes, overhead } => {
+            println!("  {:<12} {:>10}  the rest of the process", "overhead", shown(overhead));
+            println!("  {:<12} {:>10}  --memory", "promised", shown(bytes));
+        }
+        Budget::Free(Some(free)) => println!("  {:<12} {:>10}  after a margin", "free now", shown(free)),
+        Budget::Free(None) => {}
+    }
 }

@@ -41,6 +41,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use axum::Router;
 use axum::http::{HeaderValue, Method};
+use backend::Part;
 use engine::sampler::SamplerParams;
 use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
@@ -54,6 +55,9 @@ use app::{App, Keys, ModelInfo};
 use metrics::Metrics;
 use worker::Worker;
 
+/// Answers computed at a time when nobody says.
+const DEFAULT_PARALLEL: usize = 16;
+
 pub fn run(args: &ServeArgs) -> Result<()> {
     start_log(args);
     let keys = match &args.api_key_file {
@@ -66,15 +70,16 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let cors = cors(&args.cors)?;
     let model = load::open(args.model.model.as_deref())?;
     let setup = EngineSetup {
-        sequences: usize::from(args.parallel),
+        sequences: args.parallel.map_or(DEFAULT_PARALLEL, usize::from),
+        fewer_will_do: args.parallel.is_none(),
         cache_tokens: args.cache_tokens,
         ..EngineSetup::from(&args.engine)
     };
     let id = args.alias.clone().unwrap_or_else(|| model_name(args.model.model.as_deref()));
     let session = load::start_with(model, &setup)?;
-    let summary = summary(&session, &setup);
+    let summary = summary(&session);
     let sampling = session.sampling(&args.sampling)?;
-    let limits = Places { parallel: usize::from(args.parallel), queue: usize::from(args.max_queue) };
+    let limits = Places { parallel: session.sequences, queue: usize::from(args.max_queue) };
     let Started { app, thread, ended } = start(session, id, sampling, keys, limits)?;
 
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -219,9 +224,10 @@ fn cors(origins: &[String]) -> Result<Option<CorsLayer>> {
 }
 
 /// What runs and what it needs, in a few lines.
-fn summary(session: &Session, setup: &EngineSetup) -> String {
+fn summary(session: &Session) -> String {
     let pages = session.engine.stats().pages.total;
     let positions = pages * backend::PAGE;
+    let caches = session.footprint.bytes(|part| matches!(part, Part::Cache | Part::Windows | Part::States));
     format!(
         "{} · {} parameters · {} of weights · {}\ncontext {} · {} answers at a time · cache of {positions} positions, {}",
         session.description,
@@ -229,8 +235,8 @@ fn summary(session: &Session, setup: &EngineSetup) -> String {
         bytes(session.size_bytes),
         session.backend,
         session.engine.context(),
-        setup.sequences,
-        bytes(session.cache.total(&session.limits)),
+        session.sequences,
+        bytes(caches as u64),
     )
 }
 

@@ -1,10 +1,11 @@
 //! Quantised activations of one step, shared by all workers.
 //!
-//! One allocation made at the start is cut anew for every shape. Next to the form that [`quant::act`] defines, a row has
-//! what panel kernels want, but for those of NEON. A *wide* form: 16-bit integers where the values of every group of four
-//! stand in the order 0, 2, 1, 3. In that order the even and odd bytes of a 32-bit word of weights become pairs without a
-//! shuffle. Of 8 bits, the *start* of every 16-group's sums: what takes an offset of 32 (of 256-blocks) or 16
-//! (of 32-blocks) off the weights.
+//! One allocation is cut into sections for every shape. Beside the form of [`quant::act`], a row has two sections for
+//! the panel kernels of x86-64 and of scalar code:
+//! * *wide*: 16-bit integers, every four values in the order 0, 2, 1, 3. In that order the even and odd bytes of a
+//!   32-bit word of weights become pairs without a shuffle.
+//! * *start*, of 8-bit activations: the terms that the sums of every 16-group start from; they take an offset of 32 (of
+//!   256-blocks) or 16 (of 32-blocks) off the weights.
 
 use quant::act::{Act32, Act256, ActKind, ActRow};
 
@@ -16,7 +17,7 @@ const ALIGN: usize = 64;
 /// Activation rows `[rows, k]` in the form of one [`ActKind`], written by [`super::Kernels::quantise`].
 #[derive(Debug)]
 pub struct ActsShared {
-    /// Whole memory; `Line` only gives it the alignment of a cache line.
+    /// All memory, aligned to cache lines.
     mem: Vec<Line>,
     base: *mut u8,
     kind: ActKind,
@@ -44,7 +45,7 @@ unsafe impl Send for ActsShared {}
 // SAFETY: as above.
 unsafe impl Sync for ActsShared {}
 
-/// Where the parts of one row lie; which of them mean something depends on the [`ActKind`].
+/// The sections of one row; the [`ActKind`] says which are used.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RowPtr {
     /// `f32 [k]`, `i16 [k]` or `i8 [k]`.
@@ -55,8 +56,8 @@ pub(super) struct RowPtr {
     pub d: *mut f32,
     /// `i32 [k/32]` or `i16 [k/16]`.
     pub sums: *mut u8,
-    /// `i16 [k/16][2]`, 8 bits only: of each 16-group, `Σ q` over values 0 and 1 of every four, and over 2 and 3, times -32
-    /// (256-blocks) or -16 (32-blocks).
+    /// `i16 [k/16][2]`, 8 bits only: of each 16-group, `Σ q` over values 0 and 1 of every four, and over 2 and 3, times
+    /// -32 (256-blocks) or -16 (32-blocks).
     pub start: *mut i16,
     /// `i16 [k]` in panel order: `q`, of 256-blocks `u·q`.
     pub wide: *mut i16,
@@ -78,19 +79,32 @@ fn sections(kind: ActKind, rows: usize, k: usize) -> [usize; 6] {
 }
 
 impl ActsShared {
-    /// Memory for up to `rows` rows of up to `k` values of any kind.
-    pub fn new(rows: usize, k: usize) -> Result<ActsShared, CompileError> {
+    /// Bytes that [`ActsShared::new`] allocates.
+    pub fn bytes(rows: usize, k: usize) -> usize {
+        // Beyond this no sum of sections is a number.
+        if rows.saturating_mul(k) > usize::MAX / 16 {
+            return usize::MAX;
+        }
         let kinds = [ActKind::F32, ActKind::Block32, ActKind::Byte32, ActKind::Block256];
-        let bytes = kinds.map(|kind| sections(kind, rows, k).iter().sum::<usize>()).into_iter().max().unwrap_or(0);
-        let mut mem = zeroed::<Line>("activations", bytes / ALIGN + 1)?;
+        let most = kinds.map(|kind| sections(kind, rows, k).iter().sum::<usize>()).into_iter().max().unwrap_or(0);
+        (most / ALIGN + 1) * ALIGN
+    }
+
+    /// Memory for up to `rows` rows of up to `k` values of any kind.
+    ///
+    /// # Errors
+    /// There is no such memory.
+    pub fn new(rows: usize, k: usize) -> Result<ActsShared, CompileError> {
+        let mut mem = zeroed::<Line>("activations", ActsShared::bytes(rows, k) / ALIGN)?;
         let base = mem.as_mut_ptr().cast();
         Ok(ActsShared { mem, base, kind: ActKind::F32, rows: 0, k: 0, q: 0, u: 0, d: 0, sums: 0, start: 0, wide: 0 })
     }
 
-    /// Cuts the memory for `rows` rows of `k` values; what was in it is lost. Allocates nothing.
+    /// Cuts the memory for `rows` rows of `k` values; their content is meaningless until it is written. Allocates
+    /// nothing.
     ///
     /// # Panics
-    /// When the shape exceeds what [`ActsShared::new`] was told, or `k` is not a multiple of the kind's block.
+    /// When the shape exceeds that of [`ActsShared::new`], or `k` is not a multiple of the kind's block.
     pub fn reshape(&mut self, kind: ActKind, rows: usize, k: usize) {
         let block = kind.block_len();
         assert!(k.is_multiple_of(block), "row of {k} values is not a multiple of {block}");
@@ -153,7 +167,7 @@ impl ActsShared {
     pub fn row(&self, r: usize) -> ActRow<'_> {
         let (p, k) = (self.row_ptr(r), self.k);
         // SAFETY: the sections hold these many initialised values (the memory starts as zeros and only numbers are
-        // written), aligned by `up`; who writes rows while they are read breaks the promise made to `quantise`.
+        // written), aligned by `up`; the caller of `quantise` promised not to write rows while they are read.
         unsafe {
             match self.kind {
                 ActKind::F32 => ActRow::F32(std::slice::from_raw_parts(p.q.cast(), k)),

@@ -17,8 +17,9 @@ const TILE_COLS: usize = 3;
 /// Values of a span; a multiple of 16.
 const SPAN: usize = 512;
 
-/// How 16 weights become f32.
+/// Conversion of weights to f32.
 trait Weights {
+    /// Bytes of a weight.
     const BYTES: usize;
     /// # Safety
     /// `p` is readable for 16 weights.
@@ -98,7 +99,7 @@ impl Weights for BF16 {
     }
 }
 
-/// Puts the tail of a row, what sixteen lanes do not divide, into the lanes it has, and sums all of them.
+/// Adds the tail of a row, `k % 16` products, to the first lanes and sums all sixteen.
 ///
 /// # Safety
 /// `w` and `x` are readable for `k` values.
@@ -114,6 +115,8 @@ unsafe fn finish<L: Lanes, W: Weights>(mut lanes: [f32; 16], w: *const u8, x: *c
     unsafe { L::load(lanes.as_ptr()).tree_sum() }
 }
 
+/// # Safety
+/// See [`super::variants::OneFn`].
 #[inline(always)]
 unsafe fn one<L: Lanes, W: Weights>(set: &RowSet, col: &ColPtr, out: &mut [f32; ROWS]) {
     let x: *const f32 = col.row.q.cast_const().cast();
@@ -138,6 +141,8 @@ unsafe fn one<L: Lanes, W: Weights>(set: &RowSet, col: &ColPtr, out: &mut [f32; 
     }
 }
 
+/// # Safety
+/// See [`super::variants::FloatFn`].
 #[inline(always)]
 unsafe fn many<L: Lanes, W: Weights>(set: &RowSet, cols: &[ColPtr], acc: &mut [[f32; ROWS]]) {
     let near = Near::new(set.row(0), ROWS, set.bytes.q);

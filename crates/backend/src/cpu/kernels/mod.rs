@@ -1,15 +1,18 @@
 //! Matrix products: quantised or float weights times activations, one column or many.
 //!
-//! Every function here gives, bit for bit, what [`quant::dot::dot_row`] gives (the CPU law in [`quant`]); which one runs
-//! is chosen from the table in [`variants`] when [`Kernels`] is made. Work is done in tiles of 16 rows: one column goes
-//! through a matrix-vector kernel, more columns through an integer panel ([`panel`]) that is unpacked once for all of
-//! them. Knows nothing of ops, plans or threads: callers cut the rows and hand every worker its own [`Scratch`].
+//! Every function here has, bit for bit, the results of [`quant::dot::dot_row`] (the CPU law in [`quant`]); [`Kernels`]
+//! takes it from the table in [`variants`]. Work is done in tiles of 16 rows: one column goes through a matrix-vector
+//! kernel, more columns through an integer panel ([`panel`]) that is unpacked once for all of them. Of plans it knows
+//! the activation [`Gate`] only, and nothing of ops or threads: callers cut the rows and give every worker a
+//! [`Scratch`].
 
 mod acts;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod bit_stream;
 mod float;
 #[cfg(target_arch = "aarch64")]
 mod neon;
@@ -50,12 +53,13 @@ pub struct Matrix<'a> {
     pub planes: Planes<'a>,
 }
 
-/// Gate and up of a gated activation, matrices of one shape that want one kind of activations.
+/// Gate and up of a gated activation: matrices of one shape. [`Kernels::matmul_gated`] needs one kind of activations
+/// for both.
 #[derive(Clone, Copy)]
 pub struct Gated<'a> {
     /// Goes through the activation.
     pub gate: Matrix<'a>,
-    /// Is multiplied with what comes out.
+    /// Is multiplied with the result.
     pub up: Matrix<'a>,
     /// The activation.
     pub act: Gate,
@@ -83,7 +87,7 @@ pub struct OutPtr {
     stride: usize,
 }
 
-// SAFETY: whoever makes one promises that concurrent products write disjoint elements.
+// SAFETY: the caller of `new` promises that concurrent products write disjoint elements.
 unsafe impl Send for OutPtr {}
 // SAFETY: as above.
 unsafe impl Sync for OutPtr {}
@@ -92,21 +96,26 @@ impl OutPtr {
     /// An output of `rows` rows, `stride` values apart.
     ///
     /// # Safety
-    /// `ptr` is writable for `rows · stride` values as long as products write to it, nobody else reads or writes the
-    /// elements meanwhile, and products that run at once write different rows of their weights or different columns.
+    /// `ptr` is writable for `rows · stride` values as long as products write to it, no other code reads or writes the
+    /// elements meanwhile, and concurrent products write different rows of their weights or different columns.
     pub unsafe fn new(ptr: *mut f32, rows: usize, stride: usize) -> OutPtr {
         OutPtr { ptr, rows, stride }
     }
 }
 
-/// What a worker needs to itself; allocated once.
+/// Scratch of a worker; allocated once.
 #[derive(Debug)]
 pub struct Scratch {
     panel: Box<Panel>,
-    /// Results of a tile, `[COLS][ROWS]`; the second is for the other half of a gated product.
+    /// Results of a tile, `[COLS][ROWS]`; `acc2` has those of the gate in a gated product.
     acc: Box<[[f32; ROWS]; COLS]>,
     acc2: Box<[[f32; ROWS]; COLS]>,
     cols: Box<[ColPtr; COLS]>,
+}
+
+impl Scratch {
+    /// Bytes that one allocates.
+    pub const BYTES: usize = size_of::<Panel>() + 2 * size_of::<[[f32; ROWS]; COLS]>() + size_of::<[ColPtr; COLS]>();
 }
 
 impl Default for Scratch {
@@ -154,12 +163,12 @@ struct RowSet<'a> {
     bytes: PlaneBytes,
     n: usize,
     k: usize,
-    /// What the same worker reads after them; their own start when that is nothing it knows of.
+    /// The bytes that the same worker reads next, to be prefetched; the set's own where they are unknown.
     next: *const u8,
 }
 
 impl RowSet<'_> {
-    /// Row `r` of plane `q`, or the last row when there are fewer: tiles are always full, and what is too much is not
+    /// Row `r` of plane `q`, or the last row when there are fewer: tiles are always full, and surplus rows are not
     /// stored.
     fn row(&self, r: usize) -> *const u8 {
         // SAFETY: rows up to `n` lie inside the matrix.
@@ -248,7 +257,8 @@ impl Kernels {
         }
     }
 
-    /// Gate and up at once: `y[col.out][r] = act(gate[r]·x) · (up[r]·x)`, each product plus its bias where there are biases.
+    /// Gate and up at once: `y[col.out][r] = act(gate[r]·x) · (up[r]·x)`, each product plus its bias where there are
+    /// biases.
     ///
     /// # Panics
     /// As [`Kernels::matmul`], for both matrices; when biases are shorter than the matrices.
@@ -268,7 +278,7 @@ impl Kernels {
             set_cols(cols, acts, scratch);
             for first in rows.clone().step_by(ROWS) {
                 let (gate, up) = (row_set(gate, first, rows.end), row_set(up, first, rows.end));
-                // One stream: the gate's rows, the up projection's, the gate's next.
+                // One stream of prefetches: the gate's rows, those of up, the gate's next.
                 let next_gate = if first + ROWS < rows.end { gate.next } else { up.next };
                 let (set, up) = (RowSet { next: up.row(0), ..gate }, RowSet { next: next_gate, ..up });
                 self.tile(&set, acts, cols.len(), scratch);
@@ -284,8 +294,8 @@ impl Kernels {
         }
     }
 
-    /// Rows that one chunk of work should have: whole tiles, small enough that every worker gets several of the region's
-    /// `stack` matrices `[n, k]`, large enough that what starts anew with a chunk is small beside it.
+    /// Rows of a chunk of work: whole tiles, few enough that every worker gets several chunks of the region's `stack`
+    /// matrices `[n, k]`, and many enough to outweigh the start of a chunk.
     pub fn row_chunk(
         &self,
         dtype: WeightType,
@@ -294,9 +304,9 @@ impl Kernels {
         cols: usize,
         workers: usize,
     ) -> usize {
-        // The first lines of a chunk were not asked for ahead. About 4 MB of weights for one column, and less where a tile is
-        // worth more (Qwen3-30B-A3B's shape, 2 cores of AMD EPYC 9004: 8 sequences that decode together take 66 to 69 ms a step,
-        // with chunks a quarter as long 77 to 79).
+        // The first lines of a chunk are not prefetched. About 4 MB of weights for one column, and less where a tile
+        // takes more work (Qwen3-30B-A3B's shape, 2 cores of AMD EPYC 9004: 8 sequences that decode together take 66 to
+        // 69 ms a step, with chunks a quarter as long 77 to 79).
         let row = dtype.plane_bytes(k).map_or(k, PlaneBytes::total).max(1);
         let by_bytes = ((4 << 20) / row / cols.max(1)).max(4 * ROWS);
         let by_share = (n * stack).div_ceil(4 * workers.max(1)).clamp(1, n.max(1));
@@ -335,7 +345,7 @@ impl Kernels {
     }
 }
 
-/// Everything that raw pointers rely on, once a call.
+/// Checks, once per call, everything that raw pointers rely on.
 fn check(w: &Matrix, rows: &Range<usize>, acts: &ActsShared, cols: &[Col], y: &OutPtr) {
     let need = w.dtype.plane_bytes(w.k).and_then(|row| row.times(w.n));
     let held = w.planes.len();
@@ -363,7 +373,7 @@ fn row_set<'a>(w: &Matrix<'a>, first: usize, end: usize) -> RowSet<'a> {
     // `check` saw that the product does not overflow and that the type divides the row.
     let bytes = w.dtype.plane_bytes(w.k).unwrap_or_default();
     let n = (end - first).min(ROWS);
-    // Past the end of a chunk lies another worker's, which asks for it itself.
+    // The rows past the end of a chunk are another worker's, which prefetches them.
     let next = if first + n < end { first + n } else { first };
     let next = w.planes.q.as_ptr().wrapping_add(next * bytes.q);
     RowSet { dtype: w.dtype, planes: w.planes.rows(bytes, first..first + n), bytes, n, k: w.k, next }

@@ -1,9 +1,9 @@
 //! The integer panel: 16 rows by up to 256 values of any quantised type, unpacked once and used for all columns.
 //!
-//! It has two forms. Where activations have 8 bits it is *bytes*, those of super-blocks with their sub-scales beside them:
-//! products of bytes are twice as fast as any others, and a panel takes half the work to make. Where activations have 16
-//! bits it is 16-bit integers, and on AVX2, whose products of bytes have no room for them, where weights have 8.
-//! From here on types of one form are alike, and one micro-kernel of an instruction set serves them all.
+//! It has two forms. Where activations have 8 bits it is *bytes*, those of super-blocks with their sub-scales beside
+//! them: products of bytes are twice as fast as any others, and a panel takes half the work to make. Where activations
+//! have 16 bits it is 16-bit integers, and on AVX2, whose products of bytes have no room for them, where weights have
+//! 8. From here on types of one form are alike, and one micro-kernel of an instruction set serves them all.
 
 use quant::act::ActKind;
 use quant::block::{Ints32, Ints256};
@@ -21,21 +21,21 @@ pub(super) const CHUNK: usize = 256;
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
 pub(super) struct Panel {
-    /// `[CHUNK/4][ROWS][4]`: four values of a row make a word. With [`offset`] added, so that none is negative.
+    /// `[CHUNK/4][ROWS][4]`: four values of a row make a word. [`offset`] is added, so that none is negative.
     pub bytes: [u8; ROWS * CHUNK],
     /// Sub-scale of each 16-group of `bytes`, twice, as a pair of sums is multiplied with it, `[16][row][2]`. Of types
     /// that have one for 32 values ([`scale_len`]) only the even ones are set.
     pub scales: [[[i16; 2]; ROWS]; 16],
-    /// `[CHUNK/2][ROWS][2]`: pair `2i` holds values `4i, 4i + 2` of every row, pair `2i + 1` holds `4i + 1, 4i + 3`, the
-    /// order of the wide activations. Sub-scales of super-blocks are multiplied in.
+    /// `[CHUNK/2][ROWS][2]`: pair `2i` holds values `4i, 4i + 2` of every row, pair `2i + 1` holds `4i + 1, 4i + 3`,
+    /// the order of the wide activations. Sub-scales of super-blocks are multiplied in.
     pub w: [i16; ROWS * CHUNK],
     /// Scale of each block (one of eight 32-blocks, or the super-block at 0), `[block][row]`.
     pub d: [[f32; ROWS]; 8],
-    /// What the sums of the activations are multiplied with: the minimum of each 32-block, or `-dmin`.
+    /// Factor of the activations' sums: the minimum of each 32-block, or `-dmin`.
     pub m: [[f32; ROWS]; 8],
     /// Minimums of the 16-groups of a super-block in pairs, `[group/2][row][2]`.
     pub mins: [[[i16; 2]; ROWS]; 8],
-    /// What NEON has instead of `bytes`, `scales`, `w` and `mins`.
+    /// NEON's form of `bytes`, `scales`, `w` and `mins`.
     #[cfg(target_arch = "aarch64")]
     pub neon: super::neon::Bytes,
 }
@@ -103,7 +103,7 @@ fn at(i: usize, r: usize) -> usize {
     (pair * ROWS + r) * 2 + i % 4 / 2
 }
 
-/// Unpacks through the reference decoders; for the types without a kernel of their own.
+/// Unpacks through the reference decoders, for plain Rust.
 pub(super) fn plain(t: WeightType) -> UnpackFn {
     match t {
         WeightType::Q4_0 => |s, c, n, p| small(s, c, n, p, legacy::unpack_q4_0),

@@ -1,7 +1,7 @@
 //! Prefetching of weights. Knows nothing of formats.
 //!
-//! Kernels that walk several rows side by side look to the hardware's prefetchers like short streams that end, where the
-//! rows together are one long stream. They prefetch it themselves, in one of two ways: [`Near`] and [`Far`].
+//! Kernels that walk several rows side by side look to the hardware's prefetchers like short streams that end, where
+//! the rows together are one long stream. They prefetch it themselves, in one of two ways: [`Near`] and [`Far`].
 
 use super::RowSet;
 
@@ -50,8 +50,8 @@ pub(in crate::cpu) fn prefetch<T>(p: *const T, bytes: usize, hint: Hint) {
 /// Prefetch distance of [`Near`] in bytes.
 pub(super) const NEAR: usize = 6656;
 
-/// Prefetch distance of [`Far`] in bytes; beyond 12 kB it makes no difference ([768, 2048] q6_k, one core of AMD EPYC 9004
-/// in a virtual machine: 14.8 GB/s at 4 kB, 18.9 at 9 kB, 20.5 from 12 kB to 128 kB).
+/// Prefetch distance of [`Far`] in bytes; beyond 12 kB it makes no difference ([768, 2048] q6_k, one core of AMD EPYC
+/// 9004 in a virtual machine: 14.8 GB/s at 4 kB, 18.9 at 9 kB, 20.5 from 12 kB to 128 kB).
 const FAR: usize = 16384;
 
 /// Prefetches into the first cache the rows behind those that a kernel walks.
@@ -64,9 +64,9 @@ pub(super) struct Near {
 impl Near {
     /// For a walk over `rows` rows of `row_bytes` bytes side by side, the first of them at `row`.
     ///
-    /// A prefetched line stays in the first cache until the walk is through the rows before it. Where both do not fit, it
-    /// goes to the second as well: with [`Hint::Once`] it would come from memory twice ([768, 2048] q8_0, one core of AMD
-    /// EPYC 9004: 9.4 -> 12.0 GB/s, with the stream no longer in bursts).
+    /// A prefetched line stays in the first cache until the walk is through the rows before it. Where both do not fit,
+    /// it goes to the second as well: with [`Hint::Once`] it would come from memory twice ([768, 2048] q8_0, one core
+    /// of AMD EPYC 9004: 9.4 -> 12.0 GB/s, with the stream no longer in bursts).
     pub(super) fn new(row: *const u8, rows: usize, row_bytes: usize) -> Near {
         let hint = if 2 * rows * row_bytes > 16 << 10 { Hint::L1 } else { Hint::Once };
         Near { first: row.wrapping_add(NEAR.max(rows * row_bytes)), hint }
@@ -79,12 +79,13 @@ impl Near {
     }
 }
 
-/// Prefetches into the second cache what a worker reads after the bytes at hand, in the order of the work: the rest of a
-/// tile, then the start of the next one, be it of another matrix. There the lines evict nothing that is at hand, however far
-/// ahead they are.
+/// Prefetches into the second cache what a worker reads after the bytes at hand, in the order of the work: the rest of
+/// a tile, then the start of the next one, be it of another matrix. There the lines evict nothing that is at hand,
+/// however far ahead they are.
 ///
-/// It is for kernels that wait for memory: super-blocks, and types of 8 bits ([768, 2048] q8_0, one core of AMD EPYC 9004:
-/// 13.9 GB/s with [`Near`] -> 23.2). 32-blocks of fewer bits compute more, and lose a tenth to the second cache's latency.
+/// It is for kernels that wait for memory: super-blocks, and types of 8 bits ([768, 2048] q8_0, one core of AMD EPYC
+/// 9004: 13.9 GB/s with [`Near`] -> 23.2). 32-blocks of fewer bits compute more, and lose a tenth to the second cache's
+/// latency.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Far {
     tile: *const u8,
@@ -94,8 +95,8 @@ pub(super) struct Far {
 }
 
 impl Far {
-    /// For a walk over `set`, `rows` rows at a time. The distance is a multiple of them: while the walk takes `rows` rows,
-    /// what it prefetches is contiguous too.
+    /// For a walk over `set`, `rows` rows at a time. The distance is a multiple of them: while the walk takes `rows`
+    /// rows, what it prefetches is contiguous too.
     pub(super) fn new(set: &RowSet, rows: usize) -> Far {
         let distance = FAR.next_multiple_of((rows * set.bytes.q).max(1));
         Far { tile: set.row(0), tile_bytes: set.n * set.bytes.q, next: set.next, distance }

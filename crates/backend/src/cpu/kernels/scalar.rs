@@ -1,5 +1,4 @@
-//! Plain Rust: every product through the reference's own functions. It is what runs on unknown machines, and for one
-//! column of the types that have no vector kernel.
+//! Plain Rust: every product through the reference's own functions, for machines without vector kernels.
 
 use quant::WeightType;
 use quant::act::{self, ActKind};
@@ -156,7 +155,7 @@ pub(super) unsafe fn block32(x: &[f32], row: &RowPtr) {
     }
 }
 
-/// The wide form of `q`, times what `times` gives for 32 values.
+/// The wide form of `q`, times `times(j)` for 32-group `j`.
 fn wide<Q: Copy + Into<i16>>(q: &[Q], times: impl Fn(usize) -> i16, to: &mut [i16]) {
     for (i, (w, q)) in to.chunks_exact_mut(4).zip(q.chunks_exact(4)).enumerate() {
         w.copy_from_slice(&[q[0], q[2], q[1], q[3]].map(|q| q.into() * times(i / 8)));
@@ -198,7 +197,7 @@ pub(super) unsafe fn block256(x: &[f32], row: &RowPtr) {
     }
 }
 
-/// What the sums of 16-groups start from.
+/// The starts of the sums of 16-groups.
 fn starts(q: &[i8], times: i16, start: &mut [i16]) {
     for (i, start) in start.iter_mut().enumerate() {
         let q = &q[i / 2 * 16..][..16];

@@ -1,7 +1,8 @@
 //! The table of types of the vector kernels: which format stands for each.
 //!
-//! A format is a type with the traits of an instruction set (`small.rs`, `large.rs` and `planar.rs` of [`super::avx2`] or
-//! `neon`), and a kernel is a function over that trait. Modules that look kernels up have a module `formats` beside them.
+//! A format is a type with the traits of an instruction set (`small.rs`, `large.rs` and `planar.rs` of [`super::avx2`]
+//! or `neon`), and a kernel is a function over that trait. The macros find the formats in a module `formats` beside
+//! their caller's.
 
 /// The function of a type of super-blocks among the instances of `$large`.
 macro_rules! of_super_block {

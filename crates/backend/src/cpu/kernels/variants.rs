@@ -1,6 +1,5 @@
-//! The table of kernels: weight type × operation × instruction set -> function.
-//!
-//! A new kernel is a function in its family's file and a line here.
+//! The table of kernels: weight type × operation × instruction set -> function. The vector kernels of a weight type
+//! come from the table in [`super::types`].
 
 use model::plan::Gate;
 use quant::WeightType;
@@ -18,7 +17,7 @@ use super::{ActsShared, ColPtr, RowSet, float, scalar};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
 
-/// One column: writes the dot products of the set's rows; what stands behind the last row is meaningless.
+/// One column: writes the dot products of the set's rows; results behind the last row are meaningless.
 ///
 /// # Safety
 /// The set's rows are readable, `col` is a row of `acts`, both have k values of kinds that fit each other, and the
@@ -41,10 +40,11 @@ pub(super) type FloatFn = unsafe fn(set: &RowSet, cols: &[ColPtr], acc: &mut [[f
 /// Quantises a row.
 ///
 /// # Safety
-/// `row` points to sections for `x.len()` values that nobody else reads or writes, and the machine has the instruction set.
+/// `row` points to sections for `x.len()` values that no other code reads or writes, and the machine has the
+/// instruction set.
 pub(super) type QuantiseFn = unsafe fn(x: &[f32], row: &RowPtr);
 
-/// What more than one column goes through.
+/// The kernel for more than one column.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Many {
     /// Integer panel, from `from` columns on; fewer go one by one.
@@ -105,10 +105,10 @@ fn neon_variant<M: neon::Products>(t: WeightType) -> Variant {
 /// Columns from which widening float rows costs less than a matrix-vector product for each column (measured on Zen 4).
 pub(super) const FLOAT_FROM: usize = 5;
 
-/// Columns from which unpacking a panel costs less than a matrix-vector product for each column. [768, 2048] on one core of AMD
-/// EPYC 9004, two columns one by one and through a panel: q4_k 98 and 85 us, q6_k 124 and 111, q4_0 96 and 97, q8_0 124 and 147.
-/// On NEON instructions say the same (counted under qemu): two columns of super-blocks as a panel are 0.6 to 0.8 of what they are
-/// one by one, of 32-blocks 0.7 to 1.02.
+/// Columns from which unpacking a panel costs less than a matrix-vector product for each column. [768, 2048] on one
+/// core of AMD EPYC 9004, two columns one by one and through a panel: q4_k 98 and 85 us, q6_k 124 and 111, q4_0 96 and
+/// 97, q8_0 124 and 147. On NEON counts of instructions agree (qemu): two columns of super-blocks as a panel take 0.6
+/// to 0.8 of the instructions of one by one, those of 32-blocks 0.7 to 1.02.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 fn panel_from(t: WeightType) -> usize {
     if t.act() == ActKind::Block256 { 2 } else { 3 }

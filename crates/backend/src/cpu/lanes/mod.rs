@@ -1,5 +1,5 @@
-//! Sixteen virtual lanes of f32, the unit of the CPU law: kernels are written once over [`Lanes`] and compiled for every
-//! instruction set, so that equal bits follow from equal source.
+//! Sixteen virtual lanes of f32, the unit of the CPU law: kernels are written once over [`Lanes`] and compiled for
+//! every instruction set, so that equal bits follow from equal source.
 //!
 //! Every method is one IEEE operation per lane (or an exact conversion), the same in all implementations.
 //! Values of the vector types may only be made inside functions that enable their target features (see `on_isa!`).
@@ -36,38 +36,38 @@ pub trait Float: Copy {
     fn min(self, b: Self) -> Self;
     /// `x` where `self < b`, otherwise `y`.
     fn select_lt(self, b: Self, x: Self, y: Self) -> Self;
-    /// Without its sign bit.
+    /// `self` without its sign bit.
     fn abs(self) -> Self;
-    /// With the sign bit of `sign`.
+    /// `self` with the sign bit of `sign`.
     fn copysign(self, sign: Self) -> Self;
     /// `self · 2^n`, for whole `n` in `-252..=252`; rounds once, also into subnormals.
     fn scale2(self, n: Self) -> Self;
 }
 
-/// What one register of a [`Lanes`] holds: kernels whose sums fill the registers walk the parts of the sixteen lanes one
-/// after the other.
+/// The lanes of one register of a [`Lanes`]: kernels whose sums fill the registers walk the sixteen lanes a part at a
+/// time.
 pub trait Part: Copy {
-    /// How many of the lanes.
+    /// Lanes of a part.
     const LEN: usize;
     /// Reads `LEN` values.
     ///
     /// # Safety
-    /// `p` points to as many readable f32 (any alignment).
+    /// `p` points to `LEN` readable f32 (any alignment).
     unsafe fn read(p: *const f32) -> Self;
     /// Reads `LEN` f16 values (bits).
     ///
     /// # Safety
-    /// `p` points to as many readable u16 (any alignment).
+    /// `p` points to `LEN` readable u16 (any alignment).
     unsafe fn read_f16(p: *const u16) -> Self;
     /// Reads `LEN` bf16 values (bits).
     ///
     /// # Safety
-    /// `p` points to as many readable u16 (any alignment).
+    /// `p` points to `LEN` readable u16 (any alignment).
     unsafe fn read_bf16(p: *const u16) -> Self;
     /// Writes `LEN` values.
     ///
     /// # Safety
-    /// `p` points to as many writable f32 (any alignment).
+    /// `p` points to `LEN` writable f32 (any alignment).
     unsafe fn write(self, p: *mut f32);
     /// `self · b + c`, rounded once.
     fn multiply_add(self, b: Self, c: Self) -> Self;
@@ -75,7 +75,7 @@ pub trait Part: Copy {
 
 /// Sixteen lanes with memory access and reductions by the fixed tree.
 pub trait Lanes: Float {
-    /// What a register holds.
+    /// The lanes of a register.
     type Part: Part;
     /// Reads 16 values.
     ///

@@ -11,7 +11,8 @@ pub struct Neon(pub [float32x4_t; 4]);
 /// Intrinsics inside [`Float`] and [`Lanes`] methods.
 macro_rules! simd {
     ($e:expr) => {{
-        // SAFETY: every aarch64 machine that this is compiled for has NEON; pointers are valid by the contract of the method.
+        // SAFETY: every aarch64 machine that this is compiled for has NEON; pointers are valid by the contract of the
+        // method.
         #[allow(unused_unsafe)]
         unsafe {
             $e

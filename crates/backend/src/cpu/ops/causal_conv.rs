@@ -1,4 +1,4 @@
-//! `causal_conv`: each channel's last few positions weighed and summed, oldest first, then silu. Channels are lanes.
+//! `causal_conv`: a weighted sum of each channel's last few positions, oldest first, then silu. Channels are lanes.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use super::super::program::Run;
 use super::super::states::StateView;
 use crate::Chunk;
 
-/// What the op reads and writes.
+/// The op's buffers and weights.
 pub struct CausalConvStep {
     pub x: View,
     pub w: Vec<f32>,      // [width, d]
@@ -29,29 +29,44 @@ impl CausalConvStep {
 
 /// `out[t,c] = silu(Σ_j w[c,j] · x[t - (width - 1) + j, c])`, a range of channels of a chunk at a time.
 pub fn causal_conv(run: &mut Run, s: &CausalConvStep) {
-    let (d, chunks, isa) = (s.x.width, &run.batch.chunks, run.isa);
+    let (d, chunks, accepted, isa) = (s.x.width, &run.batch.chunks, run.accepted, run.isa);
     let n_blocks = d.div_ceil(16);
     let n_ranges = pieces(run.pool, run.batch.tokens.len() * d * 8).div_ceil(chunks.len()).min(n_blocks);
     run.pool.run(chunks.len() * n_ranges, &|_, i| {
         let (chunk, i) = (chunks[i / n_ranges], i % n_ranges);
         let block = |i: usize| (i * n_blocks / n_ranges * 16).min(d);
-        channels(isa, s, chunk, block(i)..block(i + 1));
+        channels(isa, s, chunk, accepted[chunk.state as usize] as usize, block(i)..block(i + 1));
     });
 }
 
-on_isa! { fn channels(s: &CausalConvStep, chunk: Chunk, channels: Range<usize>) = channels_lanes }
+on_isa! {
+    fn channels(s: &CausalConvStep, chunk: Chunk, accepted: usize, channels: Range<usize>) = channels_lanes
+}
 
 #[inline(always)]
-fn channels_lanes<L: Lanes>(s: &CausalConvStep, chunk: Chunk, channels: Range<usize>) {
+fn channels_lanes<L: Lanes>(s: &CausalConvStep, chunk: Chunk, accepted: usize, channels: Range<usize>) {
     let (d, n) = (s.x.width, chunk.len as usize);
     let old = s.w.len() / d - 1;
+    let part = |row: usize| row * d + channels.start..row * d + channels.end;
+    // The state moves past the accepted drafts: up, so what is read lies behind what is written.
+    for i in 0..if accepted > 0 { old } else { 0 } {
+        // SAFETY: the chunk's slot is in the batch and has kept this many drafts; these channels are this region's
+        // alone.
+        unsafe {
+            let from = match (i + accepted).checked_sub(old) {
+                Some(draft) => s.state.kept(chunk.state, part(draft)),
+                None => s.state.part(chunk.state, part(i + accepted)),
+            };
+            s.state.part(chunk.state, part(i)).copy_from_slice(from);
+        }
+    }
     // Row `i` of the state followed by the chunk.
     let row = |i: usize| {
         // SAFETY: the chunk's slot and rows are in the batch, and these channels of them are this region's piece alone.
         unsafe {
             match i.checked_sub(old) {
                 Some(t) => &s.x.row(chunk.first as usize + t)[channels.clone()],
-                None => &*s.state.part(chunk.state, i * d + channels.start..i * d + channels.end),
+                None => &*s.state.part(chunk.state, part(i)),
             }
         }
     };
@@ -69,10 +84,13 @@ fn channels_lanes<L: Lanes>(s: &CausalConvStep, chunk: Chunk, channels: Range<us
             math::silu(L::load_at(y, c, 0.0)).store_at(y, c);
         }
     }
+    let n_draft = chunk.n_draft as usize;
+    for draft in 0..n_draft {
+        // SAFETY: as above; room is kept for so many drafts.
+        unsafe { s.state.kept(chunk.state, part(draft)) }.copy_from_slice(row(old + n - n_draft + draft));
+    }
     for i in 0..old {
-        // SAFETY: as above. A short chunk moves rows of the state up; what is read lies behind what is written.
-        let (to, from) =
-            unsafe { (s.state.part(chunk.state, i * d + channels.start..i * d + channels.end), row(n + i)) };
-        to.copy_from_slice(from);
+        // SAFETY: as above. A short chunk moves rows of the state up; the source row lies behind the target.
+        unsafe { s.state.part(chunk.state, part(i)) }.copy_from_slice(row(n - n_draft + i));
     }
 }

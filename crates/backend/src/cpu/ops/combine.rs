@@ -1,4 +1,4 @@
-//! `combine`: adds the experts' outputs to the residual stream, and may emit the next norm.
+//! `combine`: adds the experts' outputs to the residual stream; a fused one also writes the next norm.
 
 use super::super::isa::on_isa;
 use super::super::lanes::Lanes;

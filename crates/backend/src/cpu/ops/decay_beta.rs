@@ -6,7 +6,7 @@ use super::super::math;
 use super::super::mem::{View, over_rows};
 use super::super::program::Run;
 
-/// What the op reads and writes.
+/// The op's buffers and weights.
 pub struct DecayBetaStep {
     pub a: View,
     pub b: View,

@@ -1,10 +1,14 @@
-//! `delta_net`: the gated delta rule, one position after the other in every step, so that cutting a prompt changes nothing.
+//! `delta_net`: the gated delta rule, one position after the other in every step, so that cutting a prompt changes
+//! nothing.
 //!
 //! Columns of a head's state are independent of each other and are the lanes; sums over `d_k` are four chains, of every
-//! fourth row each, which is what keeps multipliers busy. A piece of work is one head of one sequence. It takes 16 columns
-//! through all positions of the chunk before the next 16, so that their state (8 KiB for heads of 128) stays in the first
-//! cache; for that, 16 columns lie together: a head's state is `[d_v / 16][d_k][16]`, columns past the last 16 as
-//! `[d_k][d_v % 16]` behind.
+//! fourth row each, which keeps the multipliers busy. A piece of work is one head of one sequence. It takes 16
+//! columns through all positions of the chunk before the next 16, so that their state (8 KiB for heads of 128) stays in
+//! the first cache; for that, 16 columns lie together: a head's state is `[d_v / 16][d_k][16]`, columns past the last
+//! 16 as `[d_k][d_v % 16]` behind.
+//!
+//! Drafts advance a copy of such columns, and their k, v, g and beta are kept. Accepted drafts are the first positions of
+//! the slot's next step: the same code in the same order gives the same bits.
 
 use model::plan::DeltaHeads;
 
@@ -13,9 +17,9 @@ use super::super::lanes::Lanes;
 use super::super::mem::View;
 use super::super::program::Run;
 use super::super::states::StateView;
-use crate::Chunk;
+use crate::{Batch, Chunk};
 
-/// What the op reads and writes.
+/// The op's buffers and weights.
 pub struct DeltaNetStep {
     pub q: View,
     pub k: View,
@@ -27,34 +31,78 @@ pub struct DeltaNetStep {
     pub out: View,
 }
 
+/// Numbers that are kept of a draft: k, v, g and beta of all heads, one after the other.
+pub fn kept_per_draft(heads: DeltaHeads) -> usize {
+    let DeltaHeads { n_k_head, n_v_head, d_k, d_v, .. } = heads;
+    n_k_head * d_k + n_v_head * (d_v + 2)
+}
+
+/// A chunk with what its piece of work has to itself.
+struct Piece<'a> {
+    chunk: Chunk,
+    head: usize,
+    /// Drafts of the step before that were accepted.
+    accepted: usize,
+    /// The head's state, `[d_v / 16][d_k][16]` and the rest.
+    state: &'a mut [f32],
+    /// Room for the columns that drafts move, `[d_k][16]`; empty where a program takes no drafts.
+    tried: &'a mut [f32],
+}
+
 /// `S = g·S; S += k ⊗ beta·(v - Sᵀk); out = Sᵀq` for every head and position.
 pub fn delta_net(run: &mut Run, s: &DeltaNetStep) {
     let (chunks, isa, n_head) = (&run.batch.chunks, run.isa, s.heads.n_v_head);
-    run.pool.run(chunks.len() * n_head, &|_, i| {
+    let (accepted, workers) = (run.accepted, run.workers);
+    run.pool.run(chunks.len() * n_head, &|worker, i| {
         let (chunk, head) = (chunks[i / n_head], i % n_head);
         let n = s.heads.d_k * s.heads.d_v;
         // SAFETY: the chunk's slot is in the batch and no other chunk's; the head's part of it is this piece's alone.
         let state = unsafe { s.state.part(chunk.state, head * n..(head + 1) * n) };
-        one_head(isa, s, chunk, head, state);
+        // SAFETY: the piece's own worker.
+        let tried = unsafe { &mut workers.get(worker).tried };
+        one_head(isa, s, Piece { chunk, head, accepted: accepted[chunk.state as usize] as usize, state, tried });
     });
+    // When all pieces are done with the drafts that were kept before.
+    let max_draft = chunks.iter().map(|chunk| chunk.n_draft as usize).max().unwrap_or(0);
+    if max_draft > 0 {
+        let batch = run.batch;
+        run.pool.run(chunks.len() * max_draft, &|_, i| keep(batch, s, i / max_draft, i % max_draft));
+    }
 }
 
-on_isa! { fn one_head(s: &DeltaNetStep, chunk: Chunk, head: usize, state: &mut [f32]) = one_head_lanes }
+/// Keeps what moves the state past a draft of a chunk.
+fn keep(batch: &Batch, s: &DeltaNetStep, chunk: usize, draft: usize) {
+    let c = batch.chunks[chunk];
+    if draft >= c.n_draft as usize {
+        return;
+    }
+    let (token, n) = ((c.first + c.len - c.n_draft) as usize + draft, kept_per_draft(s.heads));
+    // SAFETY: room is kept for all drafts of a chunk, and this one's is written here alone.
+    let mut kept = unsafe { s.state.kept(c.state, draft * n..(draft + 1) * n) };
+    for view in [s.k, s.v, s.g, s.beta] {
+        let (to, rest) = kept.split_at_mut(view.width);
+        // SAFETY: a row of the step, which nobody writes during this op.
+        to.copy_from_slice(unsafe { view.row(token) });
+        kept = rest;
+    }
+}
+
+on_isa! { fn one_head(s: &DeltaNetStep, piece: Piece<'_>) = one_head_lanes }
 
 #[inline(always)]
-fn one_head_lanes<L: Lanes>(s: &DeltaNetStep, chunk: Chunk, head: usize, state: &mut [f32]) {
-    let DeltaHeads { d_k, d_v, .. } = s.heads;
+fn one_head_lanes<L: Lanes>(s: &DeltaNetStep, mut piece: Piece<'_>) {
+    let d_v = s.heads.d_v;
     let mut c = 0;
     while c + 16 <= d_v {
-        columns::<L, true>(s, chunk, head, c, 16, &mut state[c * d_k..][..16 * d_k]);
+        columns::<L, true>(s, &mut piece, c, 16);
         c += 16;
     }
     if c < d_v {
-        columns::<L, false>(s, chunk, head, c, d_v - c, &mut state[c * d_k..]);
+        columns::<L, false>(s, &mut piece, c, d_v - c);
     }
 }
 
-/// `Σ_i` over the rows of the state, in four chains. A macro, because the body must stand in the caller for its
+/// `Σ_i` over the rows of the state, in four chains. A macro, because the body must be in the caller for its
 /// instruction set to hold.
 macro_rules! sum_rows {
     ($L:ty, $d_k:expr, |$i:ident, $sum:ident| $body:expr) => {{
@@ -88,30 +136,43 @@ macro_rules! sum_rows {
 
 /// All positions for `width` columns from `c` on, whose state is `[d_k][width]`; 16 of them when they are whole lanes.
 #[inline(always)]
-fn columns<L: Lanes, const WHOLE: bool>(
-    s: &DeltaNetStep,
-    chunk: Chunk,
-    head: usize,
-    c: usize,
-    width: usize,
-    state: &mut [f32],
-) {
+fn columns<L: Lanes, const WHOLE: bool>(s: &DeltaNetStep, piece: &mut Piece<'_>, c: usize, width: usize) {
     let DeltaHeads { d_k, d_v, .. } = s.heads;
     let width = if WHOLE { 16 } else { width };
-    assert_eq!(state.len(), d_k * width);
-    let state = state.as_mut_ptr();
+    let &mut Piece { chunk, head, accepted, ref mut state, ref mut tried } = piece;
+    let whole = &mut state[c * d_k..][..d_k * width];
+    let mut state = whole.as_mut_ptr();
     let k_at = s.heads.k_head(head) * d_k;
-    for t in chunk.first as usize..(chunk.first + chunk.len) as usize {
-        // SAFETY: rows of the step, which nobody writes during this op. Every `i` is below `d_k`, the length of q and k and
-        // of the state, whose rows are this piece's; the columns of the output are too.
+    let (n, n_kept) = (chunk.len as usize, kept_per_draft(s.heads));
+    let first_draft = accepted + n - chunk.n_draft as usize;
+    for t in 0..accepted + n {
+        if t == first_draft {
+            let tried = &mut tried[..d_k * width];
+            tried.copy_from_slice(whole);
+            state = tried.as_mut_ptr();
+        }
+        // SAFETY: rows of the step and accepted drafts of the slot, which nobody writes meanwhile. Every `i` is below
+        // `d_k`, the length of q and k and of the state, whose rows are this piece's; the columns of the output are
+        // too.
         unsafe {
-            let (q, k) = (s.q.row(t)[k_at..][..d_k].as_ptr(), s.k.row(t)[k_at..][..d_k].as_ptr());
-            let (g, beta) = (s.g.row(t)[head], s.beta.row(t)[head]);
+            let (k, v, g, beta) = match t.checked_sub(accepted) {
+                None => split(s, s.state.kept(chunk.state, t * n_kept..(t + 1) * n_kept)),
+                Some(t) => {
+                    let t = chunk.first as usize + t;
+                    (s.k.row(t), s.v.row(t), s.g.row(t), s.beta.row(t))
+                }
+            };
+            let (k, g, beta) = (k[k_at..][..d_k].as_ptr(), g[head], beta[head]);
+            // An accepted draft's output was the step's before.
+            let q = match t.checked_sub(accepted) {
+                None => k,
+                Some(t) => s.q.row(chunk.first as usize + t)[k_at..][..d_k].as_ptr(),
+            };
             let g = L::splat(g);
             let known = sum_rows!(L, d_k, |i, sum| {
                 load::<L, WHOLE>(state.add(i * width), width).fma(L::splat(*k.add(i)), sum)
             });
-            let v = L::load_at(&s.v.row(t)[head * d_v..][..d_v], c, 0.0);
+            let v = L::load_at(&v[head * d_v..][..d_v], c, 0.0);
             let delta = v.sub(g.mul(known)).mul(L::splat(beta));
             let y = sum_rows!(L, d_k, |i, sum| {
                 let row = state.add(i * width);
@@ -119,9 +180,20 @@ fn columns<L: Lanes, const WHOLE: bool>(
                 store::<L, WHOLE>(new, row, width);
                 new.fma(L::splat(*q.add(i)), sum)
             });
-            y.store_at(s.out.part_mut(t, head * d_v + c..head * d_v + c + width), 0);
+            if let Some(t) = t.checked_sub(accepted) {
+                y.store_at(s.out.part_mut(chunk.first as usize + t, head * d_v + c..head * d_v + c + width), 0);
+            }
         }
     }
+}
+
+/// k, v, g and beta of a kept draft.
+#[inline(always)]
+fn split<'a>(s: &DeltaNetStep, kept: &'a [f32]) -> (&'a [f32], &'a [f32], &'a [f32], &'a [f32]) {
+    let (k, kept) = kept.split_at(s.k.width);
+    let (v, kept) = kept.split_at(s.v.width);
+    let (g, beta) = kept.split_at(s.g.width);
+    (k, v, g, beta)
 }
 
 /// A row of the state: 16 columns, or fewer and zeros.

@@ -1,17 +1,16 @@
-//! `experts`: every (token, slot) pair through the expert that was chosen for it.
+//! `experts`: every (token, slot) pair through its expert.
 //!
-//! Pairs are sorted into one list per expert, so that an expert's rows are read once for all its pairs; one token and many
-//! go the same way. Three regions: gate and up with the activation, quantisation of what they give, down.
+//! Pairs are sorted into one list per expert, so that an expert's rows are read once for all its pairs; one token takes
+//! the same path as many. Three regions: gate and up with the activation, quantisation of the result, down.
 
 use std::ops::Range;
 
 use model::plan::Gate;
 
 use super::super::kernels::{Col, Gated, OutPtr};
-use super::super::math;
 use super::super::mem::View;
 use super::super::program::{Mat, Run};
-use super::linear::{kind_index, quantise_for};
+use super::linear::{add_bias, gated_rows, kind_index, quantise_for};
 
 /// The lists of a step's pairs; allocated once.
 pub struct ExpertLists {
@@ -19,13 +18,18 @@ pub struct ExpertLists {
     first: Vec<u32>,
     /// Experts that have pairs.
     active: Vec<u32>,
-    /// Pairs by expert, in the order of tokens: reads the token's row, writes the pair's.
+    /// Pairs by expert, in the order of tokens: read the token's row, write the pair's.
     inputs: Vec<Col>,
-    /// The same pairs: reads the pair's row, writes it.
+    /// The same pairs: read the pair's row, write the pair's.
     pairs: Vec<Col>,
 }
 
 impl ExpertLists {
+    /// Bytes that [`ExpertLists::new`] allocates.
+    pub fn bytes(n_expert: usize, max_pairs: usize) -> usize {
+        (2 * n_expert + 1).saturating_mul(4).saturating_add(max_pairs.saturating_mul(2 * size_of::<Col>()))
+    }
+
     /// Lists for up to `n_expert` experts and `max_pairs` pairs.
     pub fn new(n_expert: usize, max_pairs: usize) -> ExpertLists {
         ExpertLists {
@@ -41,7 +45,7 @@ impl ExpertLists {
         let first = &mut self.first[..=n_expert];
         first.fill(0);
         ids.iter().for_each(|&id| first[id as usize] += 1);
-        // From counts to the end of each list, then back to its beginning while the lists fill from behind.
+        // From counts to the end of each list; filling from behind then moves it back to the beginning.
         let mut end = 0;
         self.active.clear();
         for e in 0..n_expert {
@@ -84,20 +88,21 @@ impl ExpertMats {
     }
 }
 
-/// `out[pair] = down·(act(gate·x) ⊙ up·x)`, each product plus its bias where there are biases. Gate and up that want different kinds of activations go through `spare`.
+/// `out[pair] = down·(act(gate·x) ⊙ up·x)`, each product plus its bias where there are biases; with `spare` where gate
+/// and up take different kinds of activations.
 pub fn experts(run: &mut Run, x: View, ids: View, mats: &ExpertMats, hidden: View, out: View, spare: Option<View>) {
     let tokens = run.step.rows(x.rows);
     let n_used = ids.width;
     let n_pairs = tokens * n_used;
     let (gate, up, down, act) = (&mats.gate, &mats.up, &mats.down, mats.act);
-    // SAFETY: nobody writes the ids during this op.
+    // SAFETY: the ids are not written during this op.
     run.lists.fill(unsafe { ids.ids(tokens) }, n_used, gate.n_stack());
     quantise_for(run, [gate, up].into_iter(), x, tokens);
     let threads = run.pool.threads();
     let n_active = run.lists.active.len();
     let cols_each = n_pairs.div_ceil(n_active.max(1));
 
-    let (kernels, isa) = (run.kernels, run.isa);
+    let kernels = run.kernels;
     {
         let (lists, acts, workers) = (&*run.lists, &*run.acts, run.workers);
         let chunk = kernels.row_chunk(gate.dtype, (gate.n, gate.k), n_active, 2 * cols_each, threads);
@@ -105,29 +110,11 @@ pub fn experts(run: &mut Run, x: View, ids: View, mats: &ExpertMats, hidden: Vie
         run.pool.run(n_active * n_chunks, &|worker, i| {
             let expert = lists.active[i / n_chunks] as usize;
             let range = i % n_chunks * chunk..((i % n_chunks + 1) * chunk).min(gate.n);
-            let cols = &lists.inputs[lists.of(expert)];
-            // SAFETY: the worker index is ours; chunks write different columns or different pairs of the output.
-            let (worker, y) = unsafe { (workers.get(worker), OutPtr::new(hidden.ptr(), n_pairs, gate.n)) };
-            let (g, u) = (gate.matrix(expert), up.matrix(expert));
-            let acts_of = |w: &Mat| &acts[kind_index(w.dtype.act())];
-            let biases = mats.gate_biases(expert);
-            let Some(spare) = spare else {
-                let w = Gated { gate: g, up: u, act, biases };
-                return kernels.matmul_gated(&w, range, acts_of(gate), cols, y, &mut worker.kernel);
-            };
-            // SAFETY: as above.
-            let y2 = unsafe { OutPtr::new(spare.ptr(), n_pairs, gate.n) };
-            kernels.matmul(&g, range.clone(), acts_of(gate), cols, y, &mut worker.kernel);
-            kernels.matmul(&u, range.clone(), acts_of(up), cols, y2, &mut worker.kernel);
-            for col in cols {
-                let r = col.out as usize;
-                // SAFETY: these elements are this chunk's in both buffers.
-                let (g, u) = unsafe { (hidden.part_mut(r, range.clone()), spare.part_mut(r, range.clone())) };
-                if let Some([gate, up]) = biases {
-                    add(g, &gate[range.clone()]);
-                    add(u, &up[range.clone()]);
-                }
-                math::gate_in_place(isa, act, g, u);
+            let (cols, biases) = (&lists.inputs[lists.of(expert)], mats.gate_biases(expert));
+            let w = Gated { gate: gate.matrix(expert), up: up.matrix(expert), act, biases };
+            // SAFETY: the worker index is ours; chunks write different columns or different pairs of the outputs.
+            unsafe {
+                gated_rows(kernels, &w, range, acts, cols, (hidden, spare, n_pairs), &mut workers.get(worker).kernel)
             }
         });
     }
@@ -148,14 +135,10 @@ pub fn experts(run: &mut Run, x: View, ids: View, mats: &ExpertMats, hidden: Vie
             for col in cols {
                 // SAFETY: these elements are this chunk's.
                 let y = unsafe { out.part_mut(col.out as usize, range.clone()) };
-                add(y, &bias[expert * down.n..][range.clone()]);
+                add_bias(y, &bias[expert * down.n..][range.clone()]);
             }
         }
     });
-}
-
-fn add(y: &mut [f32], bias: &[f32]) {
-    y.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
 }
 
 #[cfg(test)]

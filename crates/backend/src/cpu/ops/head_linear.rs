@@ -1,8 +1,8 @@
 //! `head_linear`: one matrix a head.
 //!
-//! Plain, a head is a matrix product like any other. Transposed, the rows of a matrix are added up, each times one number of
-//! the input: `out += x[d] · w[d, :]`, d after d, from nothing. Rows are decoded to f32 once for all tokens of a tile, and
-//! one token and many add in the same order, so that they give the same bits.
+//! Plain, a head is a matrix product like any other. Transposed, the rows of a matrix are added up, each times one
+//! number of the input: `out += x[d] · w[d, :]`, d after d, from nothing. Rows are decoded to f32 once for all tokens
+//! of a tile, and one token and many add in the same order, so that they give the same bits.
 
 use super::super::isa::on_isa;
 use super::super::kernels::{Col, OutPtr};
@@ -13,7 +13,7 @@ use super::linear::{kind_index, quantise};
 
 /// Rows that are decoded at a time.
 pub const ROWS: usize = 16;
-/// Most tokens of a tile: what they add to stays in the second-level cache.
+/// Maximum of tokens in a tile, whose outputs stay in the second-level cache.
 const TOKENS: usize = 128;
 
 /// Rows are this far apart once decoded: two registers of lanes.
@@ -66,9 +66,10 @@ pub fn head_linear_transposed(run: &mut Run, x: View, w: &Mat, out: View) {
             }
             let rows = Rows { w: decoded, len, n, from_nothing: first == 0 };
             let inputs = head * k + first..head * k + first + len;
-            // SAFETY: nobody writes x during this op.
+            // SAFETY: x is not written during this op.
             let input = |t| unsafe { &x.row(t)[inputs.clone()] };
-            // SAFETY: these heads of these tokens of `out` are this chunk's, and each is asked for once at a time.
+            // SAFETY: these heads of these tokens of `out` are this chunk's, and only one slice of each is alive at a
+            // time.
             let output = |t| unsafe { out.part_mut(t, head * n..(head + 1) * n) };
             for t in tile.clone().step_by(2) {
                 match t + 1 < tile.end {

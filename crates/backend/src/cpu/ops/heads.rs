@@ -13,13 +13,13 @@ pub fn join_heads(run: &mut Run, parts: &[(usize, View)], out: View) {
     each_head(run, out, parts, |head, part| head.copy_from_slice(part));
 }
 
-/// Calls `copy` with every head's slice of `whole` and the part that stands there.
+/// Calls `copy` with every head's slice of `whole` and its part.
 fn each_head(run: &mut Run, whole: View, parts: &[(usize, View)], copy: impl Fn(&mut [f32], &mut [f32]) + Sync) {
     let d_head: usize = parts.iter().map(|(width, _)| width).sum();
     over_rows(run.pool, run.step.rows(whole.rows), whole.width, |_, rows| {
         for r in rows {
-            // SAFETY: rows are disjoint between chunks; the validator keeps what is written apart from all else, and two
-            // parts that are only read may be the same buffer, one slice of which lives at a time.
+            // SAFETY: rows are disjoint between chunks; the validator keeps the written buffers apart from all others,
+            // and two parts that are only read may be the same buffer, one slice of which lives at a time.
             let whole = unsafe { whole.row_mut(r) };
             let mut first = 0;
             for &(width, part) in parts {

@@ -1,10 +1,10 @@
 //! `kv_append`: writes the step's keys and values into the paged cache.
 //!
-//! A page of a layer holds one tile for each kv head: keys `[d_k][32]`, so that the scores of 32 positions are lanes, then
-//! values `[32][d_v]` with rows padded to whole lanes (the pad stays zero).
+//! A page of a layer holds one tile for each kv head: keys `[d_k][32]`, so that the scores of 32 positions are lanes,
+//! then values `[32][d_v]` with rows padded to whole lanes (the pad stays zero).
 //!
-//! A latent cache, whose values are a part of its keys, holds one copy of both: keys `[32][d_k]` with padded rows. Sums over
-//! positions then find values as rows, and scores are dot products of rows.
+//! A latent cache, whose values are a part of its keys, holds one copy of both: keys `[32][d_k]` with padded rows. Sums
+//! over positions then find values as rows, and scores are dot products of rows.
 
 use model::plan::CacheDecl;
 
@@ -95,7 +95,8 @@ impl CacheView {
     }
 
     /// # Safety
-    /// `ptr` points to [`CacheView::page_bytes`] zeroed bytes for every page of the limits, as long as the view is used.
+    /// `ptr` points to [`CacheView::page_bytes`] zeroed bytes for every page of the limits, as long as the view is
+    /// used.
     pub unsafe fn new(ptr: *mut u8, decl: &CacheDecl, half: bool) -> CacheView {
         let (n_kv, d_k, d_v, windowed, latent) = (decl.n_kv, decl.d_k, decl.d_v, decl.window.is_some(), decl.v_in_k);
         CacheView { ptr, n_kv, d_k, d_v, windowed, latent, half }
@@ -166,7 +167,7 @@ on_isa! {
     /// Writes a key head down a column of its tile, which begins at `out`.
     ///
     /// # Safety
-    /// Of the tile's `[d_k][PAGE]` keys nobody else reads or writes this column; `k` has `d_k` numbers.
+    /// Of the tile's `[d_k][PAGE]` keys no other code reads or writes this column; `k` has `d_k` numbers.
     unsafe fn write_k<E: CacheElem>(k: &[f32], out: *mut E) = write_k_lanes
 }
 on_isa! {

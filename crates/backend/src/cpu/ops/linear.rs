@@ -1,10 +1,12 @@
-//! `linear` and `gated_linear`: quantises the input once for every kind of activation its weights want, then cuts the
-//! rows of all weights into chunks.
+//! `linear` and `gated_linear`: the input is quantised once for every kind of activation of its weights, then the rows
+//! of all weights are cut into chunks.
+
+use std::ops::Range;
 
 use model::plan::Gate;
 use quant::act::ActKind;
 
-use super::super::kernels::{ActsShared, Gated, OutPtr};
+use super::super::kernels::{ActsShared, Col, Gated, Kernels, Matrix, OutPtr, Scratch};
 use super::super::math;
 use super::super::mem::{View, over_rows};
 use super::super::program::{Mat, PartStep, Run};
@@ -28,7 +30,7 @@ pub fn quantise(run: &mut Run, kind: ActKind, x: View, rows: usize) {
     acts.reshape(kind, rows, x.width);
     let (acts, kernels) = (&*acts, run.kernels);
     over_rows(run.pool, rows, 2 * x.width, |_, range| {
-        // SAFETY: ranges of rows are disjoint between chunks; nobody writes x meanwhile.
+        // SAFETY: ranges of rows are disjoint between chunks; x is not written meanwhile.
         unsafe { kernels.quantise(x.read(rows), x.width, range, acts) }
     });
 }
@@ -72,7 +74,7 @@ pub fn linear(run: &mut Run, x: View, parts: &[PartStep]) {
                 for r in 0..rows {
                     // SAFETY: these columns are this chunk's.
                     let out = unsafe { part.out.part_mut(r, range.clone()) };
-                    out.iter_mut().zip(&bias[range.clone()]).for_each(|(y, b)| *y += b);
+                    add_bias(out, &bias[range.clone()]);
                 }
             }
             return;
@@ -80,34 +82,61 @@ pub fn linear(run: &mut Run, x: View, parts: &[PartStep]) {
     });
 }
 
-/// `out = act(x·gateᵀ) ⊙ (x·upᵀ)`. Weights that want different kinds of activations go through `spare` `[T, n]`.
+/// `out = act(x·gateᵀ) ⊙ (x·upᵀ)`, with `spare` `[T, n]` where gate and up take different kinds of activations.
 pub fn gated_linear(run: &mut Run, x: View, gate: &Mat, up: &Mat, act: Gate, out: View, spare: Option<View>) {
     let rows = run.step.rows(x.rows);
     if rows == 0 {
         return;
     }
     quantise_for(run, [gate, up].into_iter(), x, rows);
-    let (kernels, acts, workers, isa) = (run.kernels, &*run.acts, run.workers, run.isa);
+    let (kernels, acts, workers) = (run.kernels, &*run.acts, run.workers);
     let cols = &run.cols[..rows];
     let chunk = kernels.row_chunk(gate.dtype, (gate.n, gate.k), 1, 2 * rows, run.pool.threads());
     run.pool.run(gate.n.div_ceil(chunk), &|worker, i| {
+        let w = Gated { gate: gate.matrix(0), up: up.matrix(0), act, biases: None };
         let range = i * chunk..((i + 1) * chunk).min(gate.n);
-        // SAFETY: the worker index is ours; chunks write different columns of the output.
-        let (worker, y) = unsafe { (workers.get(worker), OutPtr::new(out.ptr(), rows, gate.n)) };
-        let (g, u) = (gate.matrix(0), up.matrix(0));
-        let acts_of = |w: &Mat| &acts[kind_index(w.dtype.act())];
-        let Some(spare) = spare else {
-            let w = Gated { gate: g, up: u, act, biases: None };
-            return kernels.matmul_gated(&w, range, acts_of(gate), cols, y, &mut worker.kernel);
-        };
-        // SAFETY: as above.
-        let y2 = unsafe { OutPtr::new(spare.ptr(), rows, gate.n) };
-        kernels.matmul(&g, range.clone(), acts_of(gate), cols, y, &mut worker.kernel);
-        kernels.matmul(&u, range.clone(), acts_of(up), cols, y2, &mut worker.kernel);
-        for r in 0..rows {
-            // SAFETY: these columns are this chunk's in both buffers.
-            let (g, u) = unsafe { (out.part_mut(r, range.clone()), spare.part_mut(r, range.clone())) };
-            math::gate_in_place(isa, act, g, u);
-        }
+        // SAFETY: the worker index is ours; chunks write different columns of the outputs.
+        unsafe { gated_rows(kernels, &w, range, acts, cols, (out, spare, rows), &mut workers.get(worker).kernel) }
     });
+}
+
+/// Rows `range` of gate and up with their activation for every column, into `out` of `n_rows` rows. Where gate and up
+/// take different kinds of activations they are two products, that of up in `spare`.
+///
+/// # Safety
+/// No other thread reads or writes the elements `range` of the columns' rows of `out` and `spare`.
+pub unsafe fn gated_rows(
+    kernels: &Kernels,
+    w: &Gated,
+    range: Range<usize>,
+    acts: &[ActsShared; N_KINDS],
+    cols: &[Col],
+    (out, spare, n_rows): (View, Option<View>, usize),
+    scratch: &mut Scratch,
+) {
+    let acts_of = |w: &Matrix| &acts[kind_index(w.dtype.act())];
+    // SAFETY: the caller's promise.
+    let y = unsafe { OutPtr::new(out.ptr(), n_rows, w.gate.n) };
+    let Some(spare) = spare else {
+        return kernels.matmul_gated(w, range, acts_of(&w.gate), cols, y, scratch);
+    };
+    // SAFETY: the caller's promise.
+    let y_up = unsafe { OutPtr::new(spare.ptr(), n_rows, w.gate.n) };
+    kernels.matmul(&w.gate, range.clone(), acts_of(&w.gate), cols, y, scratch);
+    kernels.matmul(&w.up, range.clone(), acts_of(&w.up), cols, y_up, scratch);
+    for col in cols {
+        let r = col.out as usize;
+        // SAFETY: the caller's promise.
+        let (g, u) = unsafe { (out.part_mut(r, range.clone()), spare.part_mut(r, range.clone())) };
+        if let Some([gate, up]) = w.biases {
+            add_bias(g, &gate[range.clone()]);
+            add_bias(u, &up[range.clone()]);
+        }
+        math::gate_in_place(kernels.isa(), w.act, g, u);
+    }
+}
+
+/// `y += bias`.
+pub fn add_bias(y: &mut [f32], bias: &[f32]) {
+    y.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
 }

@@ -1,9 +1,10 @@
 //! The ops of the CPU backend, one file each (or a family that shares its loop).
 //!
-//! A function here runs one op of the plan as one or a few parallel regions. Shapes were checked by the plan's validator
-//! and the batch by `Batch::check`, so nothing is checked again.
+//! A function here runs one op of the plan as one or a few parallel regions. Shapes were checked by the plan's
+//! validator and the batch by `Batch::check`, so nothing is checked again.
 
 pub mod attention;
+mod attention_tile;
 pub mod causal_conv;
 pub mod combine;
 pub mod decay_beta;

@@ -15,6 +15,12 @@ pub struct RopeTable {
 }
 
 impl RopeTable {
+    /// Bytes that [`RopeTable::new`] allocates.
+    pub fn bytes(decl: &RopeDecl, max_tokens: usize) -> usize {
+        let half = decl.inv_freq.len();
+        max_tokens.saturating_mul(2 * half * 4).saturating_add(half * 8)
+    }
+
     /// A table for steps of up to `max_tokens` tokens.
     pub fn new(decl: &RopeDecl, max_tokens: usize) -> Result<RopeTable, CompileError> {
         let angles = Angles::new(decl);

@@ -25,16 +25,16 @@ impl RouterStep {
     }
 }
 
-/// Chooses experts for every token. A row that has no answer is marked as a fault of `layer`, gets the ids `0..n_used` and
-/// weights 0, so that what follows stays in range and adds nothing.
-pub fn route(run: &mut Run, logits: View, how: &RouterStep, ids: View, weights: View, layer: u32) {
+/// Chooses experts for every token. A row without an answer is marked as a fault of `layer`, gets the ids `0..n_used`
+/// and weights 0, so that the next ops stay in range and add nothing.
+pub fn route(run: &mut Run, logits: View, router: &RouterStep, ids: View, weights: View, layer: u32) {
     let (isa, faults) = (run.isa, &run.step.fault_layer);
     let asked = (logits.rows == Rows::Outputs).then_some(&run.batch.rows);
     over_rows(run.pool, run.step.rows(logits.rows), 16 * logits.width, |_, rows| {
         for t in rows {
             // SAFETY: rows are disjoint between chunks; the validator keeps the buffers of an op apart.
             let (x, ids, weights) = unsafe { (logits.row(t), ids.ids_mut(t), weights.row_mut(t)) };
-            if !route_row(isa, x, how, ids, weights) {
+            if !route_row(isa, x, router, ids, weights) {
                 let token = asked.map_or(t, |rows| rows[t] as usize);
                 faults[token].fetch_min(layer, Relaxed);
                 ids.iter_mut().enumerate().for_each(|(i, id)| *id = i as u32);
@@ -44,13 +44,13 @@ pub fn route(run: &mut Run, logits: View, how: &RouterStep, ids: View, weights: 
     });
 }
 
-/// The experts of one row of logits, best first, and their weights; false when it has no answer: a NaN, no finite softmax,
-/// no finite weights.
-fn route_row(isa: CheckedIsa, x: &[f32], how: &RouterStep, ids: &mut [u32], weights: &mut [f32]) -> bool {
-    let router = &how.router;
+/// The experts of one row of logits, best first, and their weights; false when it has no answer: a NaN, no finite
+/// softmax, no finite weights.
+fn route_row(isa: CheckedIsa, x: &[f32], router: &RouterStep, ids: &mut [u32], weights: &mut [f32]) -> bool {
+    let RouterStep { router, bias, expert_scale } = router;
     let mut scores = [0.0; MAX_EXPERTS];
     let scores = &mut scores[..x.len()];
-    // Softmax is divided by its sum only where that is asked for.
+    // Where the sum is needed, softmax is divided by it below.
     let sum = match router.score {
         Score::Softmax => softmax_parts(isa, x, scores),
         Score::Sigmoid => {
@@ -69,7 +69,7 @@ fn route_row(isa: CheckedIsa, x: &[f32], how: &RouterStep, ids: &mut [u32], weig
     let sums = matches!(router.groups, Some(Groups { score: GroupScore::TopTwo, .. }));
     let mut choice = [0.0; MAX_EXPERTS];
     let choice = &mut choice[..x.len()];
-    match &how.bias {
+    match bias {
         None if !sums => choice.copy_from_slice(x),
         None => choice.iter_mut().zip(&*scores).for_each(|(c, s)| *c = s / sum),
         Some(bias) => choice.iter_mut().zip(&*scores).zip(bias).for_each(|((c, s), b)| *c = s / sum + b),
@@ -92,7 +92,7 @@ fn route_row(isa: CheckedIsa, x: &[f32], how: &RouterStep, ids: &mut [u32], weig
     let total = router.renormalise.map_or(1.0, |eps| weights.iter().fold(0.0, |sum, w| sum + w) + eps);
     for (w, &id) in weights.iter_mut().zip(&*ids) {
         *w = *w / total * router.scale;
-        if let Some(scale) = &how.expert_scale {
+        if let Some(scale) = expert_scale {
             *w *= scale[id as usize];
         }
     }
@@ -102,10 +102,10 @@ fn route_row(isa: CheckedIsa, x: &[f32], how: &RouterStep, ids: &mut [u32], weig
 /// Sets the experts of all but the best groups to -inf.
 fn close_groups(choice: &mut [f32], groups: Groups) {
     let size = choice.len() / groups.n_group;
-    let mut worth = [0.0; MAX_EXPERTS];
-    for (worth, group) in worth.iter_mut().zip(choice.chunks_exact(size)) {
+    let mut group_score = [0.0; MAX_EXPERTS];
+    for (group_score, group) in group_score.iter_mut().zip(choice.chunks_exact(size)) {
         let mut top = [0; 2];
-        *worth = match groups.score {
+        *group_score = match groups.score {
             GroupScore::Max => {
                 best(group, &mut top[..1]);
                 group[top[0] as usize]
@@ -118,7 +118,7 @@ fn close_groups(choice: &mut [f32], groups: Groups) {
     }
     let mut open = [0; MAX_USED];
     let open = &mut open[..groups.n_used];
-    best(&worth[..groups.n_group], open);
+    best(&group_score[..groups.n_group], open);
     for (g, group) in choice.chunks_exact_mut(size).enumerate() {
         if !open.contains(&(g as u32)) {
             group.fill(f32::NEG_INFINITY);

@@ -1,6 +1,5 @@
-//! Softmax states of `attention`: what a query row has seen so far, and how two such states become one.
-//!
-//! Knows no cache and no work: who walks what, in which order, is the op's affair.
+//! Softmax states of `attention`: the running state of a query row, and the merge of two states. Knows no cache and no
+//! order of work.
 
 use super::super::isa::on_isa;
 use super::super::lanes::{Float, Lanes};
@@ -30,7 +29,7 @@ impl State {
     /// Maximum and sum.
     ///
     /// # Safety
-    /// Row `r` exists and nobody else uses it.
+    /// Row `r` exists and no other code uses it.
     #[inline(always)]
     pub unsafe fn ml<'a>(self, r: usize) -> &'a mut [f32; 2] {
         // SAFETY: the caller's promise; the last 16 numbers of a row.
@@ -47,7 +46,7 @@ impl State {
     }
 
     /// # Safety
-    /// `rows` rows exist and nobody else uses them.
+    /// `rows` rows exist and no other code uses them.
     pub unsafe fn reset(self, rows: usize) {
         // SAFETY: the caller's promise.
         unsafe {
@@ -77,7 +76,7 @@ on_isa! {
     /// Merges a segment into the total of the segments before it. A segment that a row does not see changes nothing.
     ///
     /// # Safety
-    /// Both states have `rows` rows of values `v_width` wide, and nobody else uses them.
+    /// Both states have `rows` rows of values `v_width` wide, and no other code uses them.
     pub unsafe fn merge(total: State, segment: State, rows: usize, v_width: usize) = merge_lanes
 }
 

@@ -15,7 +15,7 @@ use super::normalize::Normalizer;
 use super::pretokenize::{PreTokenizer, Whole};
 use super::special::{Special, Specials};
 use super::vocab::{TokenKind, Vocab, show};
-use super::{Algorithm, Error, Roles, Tokenizer, roles, tiktoken};
+use super::{Algorithm, Error, Roles, Tokenizer, normalize, roles, tiktoken};
 use crate::folder;
 use file::{Added, File, Model, Text};
 use steps::{Around, Cuts, Shown};
@@ -66,6 +66,7 @@ fn read(file: &SideFile, tokens: &folder::Tokens) -> Result<Tokenizer, Error> {
     let step = |what: String| bad(file, what);
     let normalizer = steps::normalizer(&json.normalizer.0).map_err(step)?;
     let Cuts { changes, splits, byte_level } = steps::pre_tokenizer(&json.pre_tokenizer.0).map_err(step)?;
+    normalize::check(normalizer.iter().chain(&changes)).map_err(step)?;
     let around = steps::post_processor(&json.post_processor.0).map_err(step)?;
     let shown = steps::decoder(&json.decoder.0).map_err(step)?;
 
@@ -101,9 +102,11 @@ fn read(file: &SideFile, tokens: &folder::Tokens) -> Result<Tokenizer, Error> {
     let bpe = Bpe::new(&vocab, units, PreTokenizer::of(splits, whole), &merges, uncovered)?;
 
     let Around { before, after } = around_text(file, around, &roles, tokens, vocab.len())?;
-    let normalized =
-        (!normalized.is_empty()).then(|| specials(&vocab, &normalized, |text| normalizer.apply(text, false).into()));
-    let specials = specials(&vocab, &marked, str::to_string);
+    let normalized = match normalized.is_empty() {
+        true => None,
+        false => Some(specials(&vocab, &normalized, |text| normalizer.apply(text, false).into())?),
+    };
+    let specials = specials(&vocab, &marked, str::to_string)?;
     let Shown { strips_space, .. } = shown;
     Ok(Tokenizer {
         specials,
@@ -243,7 +246,7 @@ fn around_text(
 
 /// The strings of added tokens, each as `written` has it. What the tokens are is asked of the vocabulary, where some are
 /// known by name for what the file does not say.
-fn specials(vocab: &Vocab, added: &[&Added], written: impl Fn(&str) -> String) -> Specials {
+fn specials(vocab: &Vocab, added: &[&Added], written: impl Fn(&str) -> String) -> Result<Specials, Error> {
     let special = |token: &&Added| Special {
         id: token.id,
         text: written(&token.content.0).into_bytes(),

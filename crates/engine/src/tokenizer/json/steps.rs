@@ -10,6 +10,8 @@ use crate::tokenizer::pretokenize::{Behavior, Split};
 
 /// How deep sequences may stand in sequences.
 const MAX_DEPTH: usize = 8;
+/// Most patterns of a file; each may take two megabytes. Files in use have up to four.
+const MAX_PATTERNS: usize = 16;
 /// Longest text that a step puts into a text, in bytes.
 const MAX_ADDED: usize = 64;
 
@@ -46,6 +48,7 @@ pub struct Shown {
 /// The steps of a normalizer.
 pub fn normalizer(node: &Value) -> Parsed<Vec<Step>> {
     let mut steps = Vec::new();
+    let mut n_patterns = 0;
     each(node, "normalizer", "normalizers", 0, &mut |kind, node| {
         steps.push(match kind {
             "NFC" => Step::Nfc,
@@ -59,9 +62,11 @@ pub fn normalizer(node: &Value) -> Parsed<Vec<Step>> {
                 (Ok(""), _) => return Err("normalizer Replace: replaces the empty text".into()),
                 (Ok(from), _) => Step::ReplaceText(from.into(), added(node, "content")?),
                 (_, Ok(pattern)) => {
+                    n_patterns += 1;
+                    few_patterns("normalizer", n_patterns)?;
                     let split = Split::of(pattern, Behavior::Isolated, false);
                     let split = split.map_err(|what| format!("normalizer Replace: pattern {what}"))?;
-                    Step::Replace(split.into_regex()?, added(node, "content")?)
+                    Step::Replace(split.into_stepper()?, added(node, "content")?)
                 }
                 _ => return Err("normalizer Replace: has no pattern".into()),
             },
@@ -72,6 +77,14 @@ pub fn normalizer(node: &Value) -> Parsed<Vec<Step>> {
     Ok(steps)
 }
 
+/// Fails where there are too many patterns, before they are compiled.
+fn few_patterns(part: &str, n: usize) -> Parsed<()> {
+    match n > MAX_PATTERNS {
+        true => Err(format!("{part}: it has more than {MAX_PATTERNS} patterns")),
+        false => Ok(()),
+    }
+}
+
 /// The steps of a pre-tokenizer.
 pub fn pre_tokenizer(node: &Value) -> Parsed<Cuts> {
     let mut cuts = Cuts::default();
@@ -80,6 +93,7 @@ pub fn pre_tokenizer(node: &Value) -> Parsed<Cuts> {
         if cuts.byte_level {
             return Err(format!("pre_tokenizer {kind}: stands behind ByteLevel"));
         }
+        few_patterns("pre_tokenizer", cuts.splits.len() + 1)?;
         match kind {
             "Split" => cuts.splits.push(split(node)?),
             "Digits" => {

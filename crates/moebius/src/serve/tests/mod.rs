@@ -36,7 +36,8 @@ impl Server {
     }
 
     pub fn with_keys(parallel: usize, queue: usize, keys: Keys) -> Server {
-        let step = StepArgs { isa: None, cache_type: CacheArg::F16, copy_weights: CopyArg::Auto, batch: 256 };
+        let step =
+            StepArgs { isa: None, cache_type: CacheArg::F16, copy_weights: CopyArg::Auto, memory: None, batch: 256 };
         let setup = EngineSetup {
             threads: Some(1),
             ctx: Some(512),
@@ -44,6 +45,7 @@ impl Server {
             step,
             prefix_cache: true,
             sequences: parallel,
+            fewer_will_do: false,
             cache_tokens: Some(2048),
         };
         let session = start_with(open(None).expect("embedded model"), &setup).expect("engine");

@@ -29,14 +29,15 @@ pub(in super::super) trait Large {
     const PANEL_OFFSET: i16 = if Self::UNSIGNED { Self::OFFSET } else { 128 };
     /// Neighbouring 16-groups share their sub-scale.
     const WIDE_SCALES: bool;
-    /// Of types that are [`Large::UNSIGNED`]: the integers of 32-group `j`, plus [`Large::OFFSET`]. Group by group, so that
-    /// few registers are live at once; `j` is a constant, and the compiler merges loads that groups share.
+    /// Of types that are [`Large::UNSIGNED`]: the integers of 32-group `j`, plus [`Large::OFFSET`]. Group by group, so
+    /// that few registers are live at once; `j` is a constant, and the compiler merges loads that groups share.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn group(p: *const u8, j: usize) -> __m256i {
         unreachable!("block {p:p} is of a signed type, group {j}")
     }
-    /// Of signed types: the integers of 32-groups `2·j` and `2·j + 1`, the first halves of both, then the second halves.
+    /// Of signed types: the integers of 32-groups `2·j` and `2·j + 1`, the first halves of both, then the second
+    /// halves.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn pair(p: *const u8, j: usize) -> [__m256i; 2] {
@@ -109,8 +110,8 @@ unsafe fn four_bits(p: *const u8, j: usize) -> __m256i {
     if j.is_multiple_of(2) { shr!(v, 0, 15) } else { shr!(v, 4, 15) }
 }
 
-/// Scales and minimums of two blocks of Q4_K or Q5_K, a block in each half: words `[scales 0..4, scales 4..8, minimums 0..4,
-/// minimums 4..8]` from the twelve bytes that follow `d` and `dmin`.
+/// Scales and minimums of two blocks of Q4_K or Q5_K, a block in each half: words
+/// `[scales 0..4, scales 4..8, minimums 0..4, minimums 4..8]` from the twelve bytes that follow `d` and `dmin`.
 ///
 /// # Safety
 /// 16 bytes are readable at `p` and at `q`.

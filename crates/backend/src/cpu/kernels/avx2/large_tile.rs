@@ -1,7 +1,7 @@
 //! The micro-kernel of byte panels with super-blocks: 16 rows times up to [`GROUP`] columns.
 //!
-//! Lanes are rows, a word holds four values of one. Four activations are broadcast, `vpmaddubsw` multiplies them with the
-//! words of eight rows, and the pairs of products of a 16-group (a 32-group where they fit) are added up as 16-bit
+//! Lanes are rows, a word holds four values of one. Four activations are broadcast, `vpmaddubsw` multiplies them with
+//! the words of eight rows, and the pairs of products of a 16-group (a 32-group where they fit) are added up as 16-bit
 //! integers. The sub-scale of the weights then makes one 32-bit sum of a pair, and that of the activations comes last.
 //! Zen 4 does two multiplications a cycle and somewhat more than three operations in all: the upper bound is 64
 //! multiply-adds a cycle, twice that of 16-bit integers.
@@ -18,8 +18,8 @@ use super::tile::pairs;
 /// Maximum of columns in a group.
 const GROUP: usize = 4;
 
-/// Values whose products are added up in 16 bits before the sub-scale, 16 or 32. A word of `n` values has two sums of half of
-/// their products, `n/2 · max · 127`; an offset of the weights is taken off first.
+/// Values whose products are added up in 16 bits before the sub-scale, 16 or 32. A word of `n` values has two sums of
+/// half of their products, `n/2 · max · 127`; an offset of the weights is taken off first.
 const fn sum_len<T: Large>() -> usize {
     let fits = 16 * ((1 << T::BITS) - 1) * 127 <= i16::MAX as usize;
     if T::WIDE_SCALES && fits { 32 } else { 16 }
@@ -51,8 +51,8 @@ pub(super) unsafe fn columns<T: Large>(
 /// Two registers, eight rows each, of every column.
 type Sums<const C: usize> = [[__m256i; 2]; C];
 
-/// Sub-scales of the activations. The alignment is the stack's too: spilled sums that straddle cache lines made the kernels
-/// half as fast.
+/// Sub-scales of the activations. The alignment is the stack's too: spilled sums that straddle cache lines made the
+/// kernels half as fast.
 #[repr(C, align(64))]
 struct SubScales<const C: usize>([[i32; 8]; C]);
 

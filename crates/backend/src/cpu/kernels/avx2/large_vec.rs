@@ -1,13 +1,14 @@
 //! Matrix-vector products of super-blocks: eight rows times one column.
 //!
 //! The blocks of eight rows are walked in memory order, which the hardware's prefetchers follow, eight blocks at a time
-//! wherever a row ends among them. First come their sub-scales and minimums, two blocks a register where a block has eight of
-//! them. Then come the products, one block after the other; their sums are transposed so that a lane is a block. After the
-//! last row the sums are transposed again so that a lane is a row: the law wants one multiply-add per block and row, in the
-//! order of blocks.
+//! wherever a row ends among them. First come their sub-scales and minimums, two blocks a register where a block has
+//! eight of them. Then come the products, one block after the other; their sums are transposed so that a lane is a
+//! block. After the last row the sums are transposed again so that a lane is a row: the law wants one multiply-add per
+//! block and row, in the order of blocks.
 //!
-//! On one core of AMD EPYC 9004, [96, 2048] in the second cache, against four rows side by side: q4_k 17.4 -> 18.7 GB/s, q6_k
-//! 20.4 -> 22.5, iq4_xs 10.6 -> 13.9; [768, 2048] from memory: q4_k 14.5 -> 16.0, q6_k 16.0 -> 18.4, iq4_xs 9.6 -> 12.5.
+//! On one core of AMD EPYC 9004, [96, 2048] in the second cache, against four rows side by side: q4_k 17.4 -> 18.7
+//! GB/s, q6_k 20.4 -> 22.5, iq4_xs 10.6 -> 13.9; [768, 2048] from memory: q4_k 14.5 -> 16.0, q6_k 16.0 -> 18.4, iq4_xs
+//! 9.6 -> 12.5.
 
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
@@ -30,8 +31,8 @@ const SIGNED_SEGMENT: usize = 16;
 /// A block's eight numbers of 16 bits.
 type Eight = [i16; 8];
 
-/// Derived from a segment of the column for all rows of the tile. The first eight entries are repeated behind the last, for
-/// eight blocks that go from one row to the next.
+/// Derived from a segment of the column for all rows of the tile. The first eight entries are repeated behind the last,
+/// for eight blocks that go from one row to the next.
 #[repr(C, align(32))]
 struct Column {
     /// Sub-scales.
@@ -40,8 +41,8 @@ struct Column {
     even: [Eight; SEGMENT + 8],
     /// Sums of the 16-groups 1, 3, 5 ...
     odd: [Eight; SEGMENT + 8],
-    /// Of signed types, four times a block: the first halves of two 32-groups, their second halves, and the magnitudes of
-    /// both.
+    /// Of signed types, four times a block: the first halves of two 32-groups, their second halves, and the magnitudes
+    /// of both.
     signed: [[[[u8; 32]; 4]; 4]; SIGNED_SEGMENT],
 }
 
@@ -102,7 +103,7 @@ pub(super) unsafe fn product<T: Large, const VNNI: bool>(set: &RowSet, col: &Col
     let segment = if T::UNSIGNED { SEGMENT } else { SIGNED_SEGMENT };
     let (mut column, mut sums) = (MaybeUninit::<Column>::uninit(), MaybeUninit::<Sums>::uninit());
     let (column, sums) = (column.as_mut_ptr(), sums.as_mut_ptr());
-    // SAFETY: the caller's promise; segments lie inside rows and column and are no longer than what is kept of them.
+    // SAFETY: the caller's promise; segments lie inside rows and column and are no longer than `column` and `sums`.
     unsafe {
         derive::<T>(column, col, 0, n.min(segment));
         for (first, step) in row_octets(set.n) {
@@ -168,9 +169,9 @@ unsafe fn derive<T: Large>(column: *mut Column, col: &ColPtr, start: usize, len:
     }
 }
 
-/// Whether the products of eight blocks are unrolled. With sub-scales broadcast from memory that takes a twentieth less than
-/// a loop over shuffles; broadcasts alone do not (q4_k and q5_k, AMD EPYC 9004). Longer products, those of types with sixteen
-/// sub-scales or with signs, take as much or more.
+/// Whether the products of eight blocks are unrolled. With sub-scales broadcast from memory that takes a twentieth less
+/// than a loop over shuffles; broadcasts alone do not (q4_k and q5_k, AMD EPYC 9004). Longer products, those of types
+/// with sixteen sub-scales or with signs, take as much or more.
 const fn unrolled<T: Large>() -> bool {
     T::UNSIGNED && T::WIDE_SCALES
 }
@@ -224,12 +225,12 @@ impl<'a> Blocks<'a> {
     }
 }
 
-/// Fills `sums` with those of one of [`row_octets`] and blocks `start .. start + len`. `WHOLE`: these are all blocks of eight
-/// rows, contiguous in memory. `EVEN`: no row ends among eight of them.
+/// Fills `sums` with those of one of [`row_octets`] and blocks `start .. start + len`. `WHOLE`: these are all blocks of
+/// eight rows, contiguous in memory. `EVEN`: no row ends among eight of them.
 ///
 /// # Safety
-/// The set is of type `T` and has the rows and the blocks, `column` is derived from the same blocks; the machine has the
-/// features.
+/// The set is of type `T` and has the rows and the blocks, `column` is derived from the same blocks; the machine has
+/// the features.
 #[inline(always)]
 unsafe fn walk<T: Large, const VNNI: bool, const WHOLE: bool, const EVEN: bool>(
     set: &RowSet,
@@ -303,10 +304,10 @@ unsafe fn walk<T: Large, const VNNI: bool, const WHOLE: bool, const EVEN: bool>(
 
 /// Prepares the products of the eight blocks `at`, which meet blocks `blocks` of the column with sums `sums`.
 ///
-/// Fills `scales` with the sub-scales of the weights times those of the activations: a register a block where it has sixteen.
-/// Where it has eight, a register holds two blocks; of unsigned types two registers do, the first four sub-scales and the last
-/// four, each twice. Fills `isum` with the term that takes the offset off the integers, where there is one. Returns the
-/// products of the minimums, a lane a block.
+/// Fills `scales` with the sub-scales of the weights times those of the activations: a register a block where it has
+/// sixteen. Where it has eight, a register holds two blocks; of unsigned types two registers do, the first four
+/// sub-scales and the last four, each twice. Fills `isum` with the term that takes the offset off the integers, where
+/// there is one. Returns the products of the minimums, a lane a block.
 ///
 /// # Safety
 /// The blocks are of type `T`, and the column has those they meet; the machine has AVX2, FMA and F16C.
@@ -363,7 +364,8 @@ unsafe fn expand_sub_scales<T: Large>(
     }
 }
 
-/// Adds the sums of [`walk`] times the scales to the products of eight rows, a lane a row; `dx` are the column's scales.
+/// Adds the sums of [`walk`] times the scales to the products of eight rows, a lane a row; `dx` are the column's
+/// scales.
 ///
 /// # Safety
 /// `sums` holds `len` blocks of eight rows, `dx` as many scales; the machine has AVX2, FMA and F16C.

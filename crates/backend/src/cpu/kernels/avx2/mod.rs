@@ -1,9 +1,10 @@
 //! Kernels for AVX2 with FMA and F16C.
 //!
-//! A format says how its bytes become integers, scales and minimums: [`small`] (32-blocks), [`large`] (super-blocks) and
-//! [`planar`] (the planes of MLX files). [`mod@vec`] multiplies rows with one column ([`large_vec`] the super-blocks),
-//! [`panel`] unpacks 16 rows ([`panel_words`] says how a format does it), and [`tile`] multiplies panels with many columns
-//! ([`small_tile`] and [`large_tile`] those of bytes). `types.rs` beside this module is the table of types for all three.
+//! A format says how its bytes become integers, scales and minimums: [`small`] (32-blocks), [`large`] (super-blocks)
+//! and [`planar`] (the planes of MLX files). [`mod@vec`] multiplies rows with one column ([`large_vec`] the
+//! super-blocks), [`panel`] unpacks 16 rows ([`panel_words`] says how a format does it), and [`tile`] multiplies panels
+//! with many columns ([`small_tile`] and [`large_tile`] those of bytes). `types.rs` beside this module is the table of
+//! types for all three.
 
 mod large;
 mod large_tile;
@@ -44,8 +45,8 @@ pub(super) use tile::tile;
 pub(super) use vec::{one, one_avx512};
 
 /// The same pointer, whose origin the compiler cannot see. Loads through it stay operands of their instructions: shared
-/// loads would be hoisted, and with sixteen registers that means into a spill slot. Nor does the compiler keep a running
-/// pointer for each of several rows.
+/// loads would be hoisted, and with sixteen registers that means into a spill slot. Nor does the compiler keep a
+/// running pointer for each of several rows.
 #[inline(always)]
 #[allow(clippy::pointers_in_nomem_asm_block)] // The block is empty: it reads and writes nothing.
 fn hide(mut p: *const u8) -> *const u8 {
@@ -66,8 +67,8 @@ fn keep_order(mut v: __m256i) -> __m256i {
 
 /// Eight rows at a time of a set of `n`: the first row and the distance to the next, 1.
 ///
-/// Where eight does not divide `n`, the last octet overlaps the one before. Fewer than eight rows go one by one, each in all
-/// lanes: distance 0. With equal distances four registers hold the addresses of all rows.
+/// Where eight does not divide `n`, the last octet overlaps the one before. Fewer than eight rows go one by one, each
+/// in all lanes: distance 0. With equal distances four registers hold the addresses of all rows.
 fn row_octets(n: usize) -> impl Iterator<Item = (usize, usize)> {
     let (rows, step) = if n < 8 { (1, 0) } else { (8, 1) };
     (0..n).step_by(rows).map(move |first| (first.min(n - rows), step))

@@ -1,7 +1,7 @@
 //! The panel: 16 rows of any quantised format as words of four values, of bytes or of 16-bit integers.
 //!
-//! Rows are transposed as words of four bytes, which is all that super-blocks need. Of 32-blocks even and odd bytes of a
-//! word then become two pairs: half the shuffles of transposing pairs of i16.
+//! Rows are transposed as words of four bytes, which is all that super-blocks need. Of 32-blocks even and odd bytes of
+//! a word then become two pairs: half the shuffles of transposing pairs of i16.
 
 use std::arch::x86_64::*;
 
@@ -14,13 +14,14 @@ use super::super::types::of_type;
 use super::panel_words::{Headers, PanelLarge, PanelSmall};
 use super::planar::{Groups, Ints, Scale};
 
-/// The unpacker of a type. `PAIRS` says that the products are those of AVX2, which have no room for bytes up to 255: types
-/// with signed integers then have panels of 16-bit integers.
+/// The unpacker of a type. `PAIRS` says that the products are those of AVX2, which have no room for bytes up to 255:
+/// types with signed integers then have panels of 16-bit integers.
 pub(in super::super) fn unpack<const PAIRS: bool>(t: WeightType) -> UnpackFn {
     of_type!(t, small, large, planar, PAIRS)
 }
 
-/// Prefetches `bytes` bytes from `at` on of the rows that follow those of the set. Out of line: the compiler would unroll it.
+/// Prefetches `bytes` bytes from `at` on of the rows that follow those of the set. Out of line: the compiler would
+/// unroll it.
 #[inline(never)]
 fn prefetch_next_rows(set: &RowSet, at: usize, bytes: usize) {
     let first = set.planes.q.as_ptr().wrapping_add(ROWS * set.bytes.q + at);
@@ -183,7 +184,8 @@ unsafe fn planar<Q: Ints, S: Scale, const MIN: bool, const PAIRS: bool>(
     }
 }
 
-/// Turns the words of the eight rows from `r` on, whose bytes have an offset of 128, into 16-bit integers times sub-scales.
+/// Turns the words of the eight rows from `r` on, whose bytes have an offset of 128, into 16-bit integers times
+/// sub-scales.
 ///
 /// # Safety
 /// `r` is 0 or 8.

@@ -1,8 +1,8 @@
-//! How the formats fill a panel: blocks of eight rows become words of four integers, a lane a row. [`quant::types`] draws
-//! the layouts.
+//! The formats' part of a panel: blocks of eight rows become words of four integers, a lane a row. [`quant::types`]
+//! draws the layouts.
 //!
-//! Rows are transposed while they are packed: words of 4-bit integers take half the shuffles of bytes, those of 2 bits a
-//! quarter. A format then decodes eight rows at once.
+//! Rows are transposed while they are packed: words of 4-bit integers take half the shuffles of bytes, those of 2 bits
+//! a quarter. A format then decodes eight rows at once.
 
 use std::arch::x86_64::*;
 
@@ -191,8 +191,8 @@ pub(super) struct Headers {
 /// A super-block format.
 ///
 /// # Safety
-/// Of both methods: `p` points to eight readable blocks of the format, `to` has room for a panel, and the machine has AVX2,
-/// FMA and F16C.
+/// Of both methods: `p` points to eight readable blocks of the format, `to` has room for a panel, and the machine has
+/// AVX2, FMA and F16C.
 pub(super) trait PanelLarge: Large {
     /// The scales and minimums.
     unsafe fn headers(p: &[*const u8; 8]) -> Headers;

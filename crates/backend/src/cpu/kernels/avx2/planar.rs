@@ -1,10 +1,12 @@
-//! The formats of MLX files, whose scales and biases lie in separate planes. [`quant::types::planar`] draws the layouts.
+//! The formats of MLX files, whose scales and biases lie in separate planes. [`quant::types::planar`] draws the
+//! layouts.
 //!
 //! A row's scales are contiguous: those of eight groups of eight rows are loaded and transposed together.
 
 use std::arch::x86_64::*;
 
 use super::super::acts::RowPtr;
+use super::super::bit_stream::BitStream;
 use super::panel_words::{self, transpose4, words4};
 use super::small::{E2M1_WITH_OFFSET, e8m0, load_e8m0x8, look_up, nibbles_of_two};
 use super::{array, both, hsum8, load64, load128, load256, sums, transpose8};
@@ -12,7 +14,8 @@ use super::{array, both, hsum8, load64, load128, load256, sums, transpose8};
 /// The layout of 32 integers in plane `q`.
 ///
 /// # Safety
-/// Of every method: `4·BITS` bytes are readable at `p`, the column has the block, and the machine has AVX2, FMA and F16C.
+/// Of every method: `4·BITS` bytes are readable at `p`, the column has the block, and the machine has AVX2, FMA and
+/// F16C.
 pub(super) trait Ints {
     /// Bits of a value.
     const BITS: usize;
@@ -114,54 +117,11 @@ impl Ints for Fp4 {
     }
 }
 
-/// How values of 2, 3, 5 and 6 bits come out of their stream: two neighbours lie in two bytes, which go to the 16-bit
-/// lane of the pair and are shifted left, each by its own number of bits, so that they end at the same bit of the lane.
-struct Stream {
-    /// Which bytes go to the lane, `[half][byte]`.
-    bytes: [[u8; 16]; 2],
-    /// What shifts the lane left, `[half][lane]`.
-    shift: [[i16; 8]; 2],
-}
-
-impl Stream {
-    /// Bits of the lane below the pair.
-    const fn low(bits: usize) -> usize {
-        match bits {
-            3 | 5 => 6,
-            _ => 4,
-        }
-    }
-
-    /// Where the bytes of the upper half are loaded from; both halves have all their bytes in the load.
-    const fn upper(bits: usize) -> usize {
-        match bits {
-            2 => 0,
-            6 => 8,
-            _ => 4,
-        }
-    }
-
-    const fn new(bits: usize) -> Self {
-        let mut s = Self { bytes: [[0x80; 16]; 2], shift: [[1; 8]; 2] };
-        let mut lane = 0;
-        while lane < 16 {
-            let (bit, half, at) = (2 * bits * lane, lane / 8, lane % 8);
-            let byte = bit / 8 - half * Self::upper(bits);
-            s.bytes[half][2 * at] = byte as u8;
-            if bit % 8 + 2 * bits > 8 {
-                s.bytes[half][2 * at + 1] = byte as u8 + 1;
-            }
-            s.shift[half][at] = 1 << (Self::low(bits) - bit % 8);
-            lane += 1;
-        }
-        s
-    }
-}
-
-/// The values of the streams in both halves as bytes in order; `half` says which values these are.
+/// Values 0 .. 16 (`half` 0) or 16 .. 32 of the streams in both halves of `v`, as bytes in order. `LOW` is the bit of a
+/// lane to which its pair is shifted.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn stream<const B: usize, const LOW: i32>(v: __m256i, s: &Stream, half: usize) -> __m256i {
+fn stream<const B: usize, const LOW: i32>(v: __m256i, s: &BitStream, half: usize) -> __m256i {
     // SAFETY: a half of both tables has 16 bytes.
     let (bytes, shift) =
         unsafe { (both(load128(s.bytes[half].as_ptr())), both(load128(s.shift[half].as_ptr().cast()))) };
@@ -188,10 +148,9 @@ macro_rules! stream {
             #[inline]
             #[target_feature(enable = "avx2,fma,f16c")]
             unsafe fn of_two(p: *const u8, q: *const u8) -> [__m256i; 2] {
-                const { assert!(Stream::low($bits) == $low) };
-                static STREAM: Stream = Stream::new($bits);
+                static STREAM: BitStream = BitStream::left($bits, $low);
                 array!(2, |h| {
-                    let at = h * Stream::upper($bits);
+                    let at = h * BitStream::upper($bits);
                     // SAFETY: the caller's promise; no load ends past the bytes of the values.
                     let v = unsafe { _mm256_set_m128i($load(q.add(at)), $load(p.add(at))) };
                     stream::<$bits, $low>(v, &STREAM, h)
@@ -251,7 +210,7 @@ pub(super) struct BF16;
 pub(super) struct F32;
 pub(super) struct E8m0;
 
-/// The 16 bits at each of eight places.
+/// The 16-bit word at each of eight addresses.
 ///
 /// # Safety
 /// They are readable.
@@ -265,7 +224,7 @@ unsafe fn words(p: &[*const u8; 8]) -> __m128i {
     _mm_set_epi64x(hi as i64, lo as i64)
 }
 
-/// Two of the eight words of 16 bits at each of eight places: in each half one and then the other of four places.
+/// Words 2i and 2i + 1 of the eight 16-bit words at each of eight addresses: in each half those of four addresses.
 ///
 /// # Safety
 /// They are readable.
@@ -411,7 +370,8 @@ impl Groups {
     }
 }
 
-/// Even and odd values of a block of activations from their wide form, in which every four values have the order 0, 2, 1, 3.
+/// Even and odd values of a block of activations from their wide form, in which every four values have the order 0, 2,
+/// 1, 3.
 ///
 /// # Safety
 /// `wide` is readable for 32 values; the machine has AVX2.

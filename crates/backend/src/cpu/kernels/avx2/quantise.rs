@@ -14,7 +14,7 @@ fn magnitude(x: __m256) -> __m256i {
     _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fff_ffff))
 }
 
-/// The largest of eight integers, read as f32.
+/// The maximum of eight integers, read as f32.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn largest(x: __m256i) -> f32 {
@@ -40,8 +40,8 @@ fn amax32(x: &[__m256; 4]) -> __m256i {
     _mm256_max_epi32(_mm256_max_epi32(m[0], m[1]), _mm256_max_epi32(m[2], m[3]))
 }
 
-/// `clamp(rte(x · inv), -limit, limit)` as i32. Conversion rounds to nearest even; a finite product lies near the limit at
-/// most, so that it never overflows.
+/// `clamp(rte(x · inv), -limit, limit)` as i32. Conversion rounds to nearest even; a finite product exceeds the limit
+/// by rounding only, so that it never overflows.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
 fn round(x: __m256, inv: __m256, limit: i32) -> __m256i {

@@ -20,7 +20,8 @@ pub(super) struct Products {
 /// A 32-block format.
 ///
 /// # Safety
-/// Of every method: `p` points to readable blocks of the format, `x` to a readable block of activations, and the machine has AVX2, FMA and F16C.
+/// Of every method: `p` points to readable blocks of the format, `x` to a readable block of activations, and the
+/// machine has AVX2, FMA and F16C.
 pub(super) trait Small {
     /// Bytes of a block.
     const BYTES: usize;
@@ -81,8 +82,8 @@ fn first_two_f16(h: &[__m256i; 4]) -> [__m256; 2] {
     [_mm256_shuffle_ps::<0x88>(both[0], both[1]), _mm256_shuffle_ps::<0xdd>(both[0], both[1])]
 }
 
-/// The fifth bits of two blocks as bit 4 of a byte: of values 0 .. 16, then of 16 .. 32. The bits begin at byte `at` of each
-/// half of `header`.
+/// The fifth bits of two blocks as bit 4 of a byte: of values 0 .. 16, then of 16 .. 32. The bits begin at byte `at` of
+/// each half of `header`.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn fifth_of_two(header: __m256i, at: i64) -> [__m256i; 2] {
@@ -127,7 +128,8 @@ pub(super) struct Mxfp4;
 
 /// One format: its block, the offset of its integers, and the expression for its products.
 macro_rules! small {
-    ($t:ident, $bytes:literal, min $min:literal, offset $offset:literal, |$p:ident, $x:ident| $products:expr $(, signed $signed:literal)?) => {
+    ($t:ident, $bytes:literal, min $min:literal, offset $offset:literal, |$p:ident, $x:ident| $products:expr
+     $(, signed $signed:literal)?) => {
         impl Small for $t {
             const BYTES: usize = $bytes;
             const MIN: bool = $min;

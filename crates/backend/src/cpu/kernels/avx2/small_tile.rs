@@ -1,12 +1,12 @@
 //! The micro-kernel of panels of bytes with 32-blocks: 16 rows times up to four columns.
 //!
 //! As that of super-blocks ([`super::large_tile`]): lanes are rows, a word holds four values of one, and `vpmaddubsw`
-//! multiplies it with four activations. The products of a word make two 16-bit sums, which run over as many words as the
-//! integers of the type allow; one multiplication with ones then makes them a 32-bit sum. The block's scale is a float, so
-//! that every 32 values cost a conversion and a fused multiply-add.
+//! multiplies it with four activations. The products of a word make two 16-bit sums, which run over as many words as
+//! the integers of the type allow; one multiplication with ones then makes them a 32-bit sum. The block's scale is a
+//! float, so that every 32 values cost a conversion and a fused multiply-add.
 //!
-//! A block of unsigned five-bit integers would overflow, `16·31·127`, and signed ones do not, `16·16·127`. A sum may wrap on
-//! the way as long as its result fits: it starts from the term that takes 16 off every weight.
+//! A block of unsigned five-bit integers would overflow, `16·31·127`, and signed ones do not, `16·16·127`. A sum may
+//! wrap on the way as long as its result fits: it starts from the term that takes 16 off every weight.
 
 use std::arch::x86_64::*;
 
@@ -27,8 +27,8 @@ pub(super) fn tile(t: WeightType) -> TileFn {
     }
 }
 
-/// `OFF` is the offset that the 16-bit sums take off the bytes: 0 for bytes up to 15, 16 up to 31; 32 up to 63, and then a
-/// sum runs over half a block.
+/// `OFF` is the offset that the 16-bit sums take off the bytes: 0 for bytes up to 15, 16 up to 31; 32 up to 63, and
+/// then a sum runs over half a block.
 ///
 /// # Safety
 /// See [`TileFn`]; the panel is 32-blocks of such a type.
@@ -178,7 +178,8 @@ fn sum<const C: usize>([mut a, b]: [[__m256i; C]; 2]) -> [__m256i; C] {
     a
 }
 
-/// Adds the products of block `b` of the panel, which is block `block` of the columns, to the results of half `h` of the rows.
+/// Adds the products of block `b` of the panel, which is block `block` of the columns, to the results of half `h` of
+/// the rows.
 ///
 /// # Safety
 /// As [`group`].

@@ -1,16 +1,16 @@
 //! Integer sums of a 32-block: eight rows of bytes times one column of bytes.
 //!
-//! `vpmaddubsw` multiplies unsigned weights with signed activations and adds neighbours in 16 bits. Sums stay 16 bits wide,
-//! and those of several rows go into one register, as long as the largest integer of a type lets them. `MAX` is that
-//! integer; activations are at most 127, so that the sum of `n` products fits when `n · MAX · 127 <= 32767`.
+//! `vpmaddubsw` multiplies unsigned weights with signed activations and adds neighbours in 16 bits. Sums stay 16 bits
+//! wide, and those of several rows share a register, as long as they fit. `MAX` is the largest integer of a type;
+//! activations are at most 127, so that the sum of `n` products fits when `n · MAX · 127 <= 32767`.
 
 use std::arch::x86_64::*;
 
 use super::{array, both, hsum4_halves, load128, load256};
 
 /// Whether the sum of `n` products fits 16 bits.
-const fn fits(n: i32, most: i32) -> bool {
-    n * most * 127 <= i16::MAX as i32
+const fn fits(n: i32, max: i32) -> bool {
+    n * max * 127 <= i16::MAX as i32
 }
 
 /// Values 0 .. 16 of a block of activations in both halves, and values 16 .. 32.
@@ -37,8 +37,8 @@ pub(super) unsafe fn even_odd(x: *const u8) -> [__m256i; 2] {
     [_mm256_permute4x64_epi64::<0x88>(x), _mm256_permute4x64_epi64::<0xdd>(x)]
 }
 
-/// Products of a pair of registers, added up to 16 bits where four of them fit, else to 32 bits. Signed weights take the sign of
-/// the activations, whose magnitudes serve all rows.
+/// Products of a pair of registers, added up to 16 bits where four of them fit, else to 32 bits. Signed weights take
+/// the sign of the activations, whose magnitudes serve all rows.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn products<const MAX: i32, const SIGNED: bool>(w: [__m256i; 2], x: [__m256i; 2]) -> __m256i {
@@ -57,14 +57,14 @@ fn ones(p: __m256i) -> __m256i {
     _mm256_madd_epi16(p, _mm256_set1_epi16(1))
 }
 
-/// Sums of eight rows, a lane a row. `w(i)` is a pair of registers that have row `i` in their low halves and row `i + 4`
-/// in their high halves, as `x` has the column in both.
+/// Sums of eight rows, a lane a row. `w(i)` is a pair of registers that have row `i` in their low halves and row
+/// `i + 4` in their high halves, as `x` has the column in both.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) fn of_halves<const MAX: i32, const SIGNED: bool>(w: [[__m256i; 2]; 4], x: [__m256i; 2]) -> __m256i {
     let p = array!(4, |i| products::<MAX, SIGNED>(w[i], x));
     if fits(16, MAX) {
-        // Two sums of a row beside each other, then two of the next.
+        // Pairs of a row's sums, a row after the other.
         let pair = |a, b| _mm256_add_epi16(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
         let (t, u) = (pair(p[0], p[1]), pair(p[2], p[3]));
         ones(_mm256_add_epi16(_mm256_unpacklo_epi64(t, u), _mm256_unpackhi_epi64(t, u)))

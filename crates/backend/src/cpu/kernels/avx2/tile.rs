@@ -1,9 +1,9 @@
-//! Panels times columns, and the micro-kernel of panels of 16-bit integers: 16 rows times up to four columns. Those of bytes
-//! are in [`small_tile`] and [`large_tile`].
+//! Panels times columns, and the micro-kernel of panels of 16-bit integers: 16 rows times up to four columns. Those of
+//! bytes are in [`small_tile`] and [`large_tile`].
 //!
-//! Lanes are rows. A pair of activations is broadcast, `vpmaddwd` multiplies it with the pair of every row, and the sums
-//! stay in i32 registers over a block: 4 columns × 2 registers, 2 of the panel, 1 broadcast. Zen 4 does two `vpmaddwd`
-//! and four additions a cycle: the upper bound is 32 multiply-adds a cycle.
+//! Lanes are rows. A pair of activations is broadcast, `vpmaddwd` multiplies it with the pair of every row, and the
+//! sums stay in i32 registers over a block: 4 columns × 2 registers, 2 of the panel, 1 broadcast. Zen 4 does two
+//! `vpmaddwd` and four additions a cycle: the upper bound is 32 multiply-adds a cycle.
 
 use std::arch::x86_64::*;
 
@@ -71,7 +71,8 @@ pub(super) unsafe fn pairs<const C: usize>(
                 $(
                     // SAFETY: the caller's promise.
                     unsafe {
-                        let (w0, w1) = (_mm256_load_si256(w.add(2 * (i + $j))), _mm256_load_si256(w.add(2 * (i + $j) + 1)));
+                        let w = w.add(2 * (i + $j));
+                        let (w0, w1) = (_mm256_load_si256(w), _mm256_load_si256(w.add(1)));
                         for c in 0..C {
                             let x = _mm256_set1_epi32(x[c].add(i + $j).read_unaligned());
                             sum[c][0] = keep_order(_mm256_add_epi32(sum[c][0], _mm256_madd_epi16(w0, x)));

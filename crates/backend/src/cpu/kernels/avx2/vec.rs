@@ -1,8 +1,8 @@
 //! Matrix-vector products: up to 16 rows times one column.
 //!
-//! Types of 32-blocks and planes are here: rows are taken eight at a time, so that the horizontal sums are shared and a lane
-//! of the f32 accumulator is a row; the law wants one multiply-add per block and row, in the order of blocks. Super-blocks
-//! are in [`large_vec`].
+//! Types of 32-blocks and planes are here: rows are taken eight at a time, so that the horizontal sums are shared and a
+//! lane of the f32 accumulator is a row; the law wants one multiply-add per block and row, in the order of blocks.
+//! Super-blocks are in [`large_vec`].
 
 use std::arch::x86_64::*;
 
@@ -153,7 +153,8 @@ unsafe fn planar<Q: Ints, S: Scale, const MIN: bool>(
             let (d, m) = (hide(scales.wrapping_add(start * S::BYTES)), hide(biases.wrapping_add(start * S::BYTES)));
             groups.load::<S, MIN>(rows(d, set.bytes.scales), rows(m, set.bytes.biases), n);
             for g in 0..n {
-                // Prefetches the planes of the next eight rows a line at a time: all at once they stall the stream of integers.
+                // Prefetches the planes of the next eight rows a line at a time: all at once they stall the stream of
+                // integers.
                 if g % (64 / (8 * S::BYTES)) == 0 {
                     for (plane, bytes) in [(scales, set.bytes.scales), (biases, set.bytes.biases)] {
                         prefetch(plane.wrapping_add(8 * (bytes + (start + g) * S::BYTES)), 64, Hint::Once);

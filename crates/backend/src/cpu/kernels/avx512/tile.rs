@@ -1,8 +1,8 @@
 //! The micro-kernels: a panel of 16 rows, one register a pair or a word of bytes, times up to twelve columns.
 //!
-//! As in AVX2, but one instruction multiplies, adds and broadcasts the activations: `vpdpwssd` for pairs of 16-bit integers,
-//! `vpdpbusd` for words of bytes, whose sums have 32 bits. Even and odd registers of the panel have their own sums, so that
-//! few columns too have enough of them to hide the latency: 24 registers of 32.
+//! As in AVX2, but one instruction multiplies, adds and broadcasts the activations: `vpdpwssd` for pairs of 16-bit
+//! integers, `vpdpbusd` for words of bytes, whose sums have 32 bits. Even and odd registers of the panel have their own
+//! sums, so that few columns too have enough of them to hide the latency: 24 registers of 32.
 
 use std::arch::x86_64::*;
 

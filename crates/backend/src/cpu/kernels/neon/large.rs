@@ -1,7 +1,7 @@
-//! Super-block formats: how their bytes become eight groups of 32 bytes, sub-scales and minimums. The layouts are drawn
-//! in [`quant::types::k`] and [`quant::types::iq`].
+//! Super-block formats: how their bytes become eight groups of 32 bytes, sub-scales and minimums. [`quant::types::k`]
+//! and [`quant::types::iq`] draw the layouts.
 //!
-//! Sub-scales are packed too tightly for vectors of 16 bytes: they are taken apart in general registers, which the
+//! Sub-scales are packed too tightly for vectors of 16 bytes: they are unpacked in general registers, which the
 //! products leave idle.
 
 use std::arch::aarch64::*;
@@ -10,23 +10,25 @@ use quant::types::iq::IQ4_VALUES;
 
 use super::{load128, word16, word32, word64};
 
-/// A super-block format. `p` always points to a block, all of which is readable.
-#[allow(clippy::missing_safety_doc)]
+/// A super-block format.
+///
+/// # Safety
+/// Of every method: `p` points to a readable block of the format, and the machine has NEON.
 pub(in super::super) trait Large {
     /// Bytes of a block.
     const BYTES: usize;
-    /// Where the f16 scale lies.
+    /// Byte of the f16 scale.
     const D: usize;
-    /// Where the f16 scale of the minimums lies, when there is one.
+    /// Byte of the f16 scale of the minimums, when there is one.
     const DMIN: Option<usize>;
     /// Values that share a sub-scale, and a minimum: 16 or 32.
     const SUB: usize;
-    /// What the integers of [`Large::group`] have too much; 0 when they are signed.
+    /// Offset added to every integer of [`Large::group`], so that none is negative; 0 when they are signed.
     const OFFSET: i32 = 0;
-    /// 1 or -1 when the integers times sub-scales times this are bytes again, and 0 when they are not.
+    /// The sign, 1 or -1, with which the products of integers and sub-scales fit signed bytes; 0 when they do not fit.
     const FOLD: i8 = 0;
-    /// The integers of 32-group `j`, plus [`Large::OFFSET`], in order. `j` is known to the compiler, and loads that groups
-    /// share are done once.
+    /// The integers of 32-group `j`, plus [`Large::OFFSET`], in order. `j` is a constant, and the compiler merges loads
+    /// that groups share.
     unsafe fn group(p: *const u8, j: usize) -> [int8x16_t; 2];
     /// The sub-scales, signed bytes: 16 of them, or 8 in the first eight bytes.
     unsafe fn scales(p: *const u8) -> int8x16_t;
@@ -63,11 +65,14 @@ macro_rules! join {
     };
 }
 
-/// Two-bit fields: 32 bytes hold four groups. What lies above the two bits stays for those who mask it anyway.
+/// Two-bit fields: 32 bytes hold four groups. The bits above are left to the caller to mask.
+///
+/// # Safety
+/// 64 bytes are readable at `p`.
 #[inline]
 #[target_feature(enable = "neon")]
 unsafe fn two_bits(p: *const u8, j: usize, half: usize) -> uint8x16_t {
-    // SAFETY: the caller's promise: 64 bytes.
+    // SAFETY: the caller's promise.
     let v = unsafe { load128(p.add(j / 4 * 32 + 16 * half)) };
     match j % 4 {
         0 => v,
@@ -77,11 +82,14 @@ unsafe fn two_bits(p: *const u8, j: usize, half: usize) -> uint8x16_t {
     }
 }
 
-/// Four-bit fields: 32 bytes hold two groups. What lies above the four bits stays.
+/// Four-bit fields: 32 bytes hold two groups. The bits above are left to the caller to mask.
+///
+/// # Safety
+/// 128 bytes are readable at `p`.
 #[inline]
 #[target_feature(enable = "neon")]
 unsafe fn four_bits(p: *const u8, j: usize, half: usize) -> uint8x16_t {
-    // SAFETY: the caller's promise: 128 bytes.
+    // SAFETY: the caller's promise.
     let v = unsafe { load128(p.add(j / 2 * 32 + 16 * half)) };
     if j.is_multiple_of(2) { v } else { shr!(v, 4) }
 }
@@ -93,8 +101,8 @@ fn eight(v: u64) -> uint8x16_t {
     vreinterpretq_u8_u64(vsetq_lane_u64::<0>(v, vdupq_n_u64(0)))
 }
 
-/// Eight 6-bit numbers of Q4_K and Q5_K: four in the words at `p`, the lower four bits of the other four in `low`, their
-/// upper two bits above the first four.
+/// Eight 6-bit numbers of Q4_K and Q5_K: four in the words at `p`, the lower four bits of the other four in `low`,
+/// their upper two bits above the first four.
 ///
 /// # Safety
 /// `p` is readable for four bytes.
@@ -164,7 +172,7 @@ large!(
             4 => join!(q, 2, shr!(h, 4), 3),
             5 => join!(q, 2, shr!(h, 5), 3),
             6 => join!(q, 2, shr!(h, 6), 3),
-            // Both have nothing above.
+            // Neither has bits above.
             _ => vsliq_n_u8::<2>(q, shr!(h, 7)),
         }
     },
@@ -229,7 +237,8 @@ large!(
         vqtbl1q_u8(values, if half == 1 { shr!(v, 4) } else { vandq_u8(v, vdupq_n_u8(15)) })
     },
     scales |p| {
-        // Eight low halves from four bytes, high bits from sixteen bits, two a scale: byte j of both comes from bits 4j and 2j.
+        // Eight low halves from four bytes, high bits from sixteen bits, two a scale: byte j of both comes from bits 4j
+        // and 2j.
         let (low, high) = (word32(p.add(4)), word16(p.add(2)));
         let low = (low & 0xffff) | (low & 0xffff_0000) << 16;
         let low = (low & 0x0000_00ff_0000_00ff) | (low & 0x0000_ff00_0000_ff00) << 8;

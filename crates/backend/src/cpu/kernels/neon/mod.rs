@@ -1,8 +1,10 @@
-//! Kernels for NEON with the dot products of bytes (`sdot`), and their matrix products where the machine has them (`smmla`).
+//! Kernels for NEON with the dot products of bytes (`sdot`), and their matrix products where the machine has them
+//! (`smmla`).
 //!
-//! A format is described once, in [`small`] (32-blocks), [`planar`] (32-blocks in planes) or [`large`] (super-blocks): how
-//! its bytes become registers of signed bytes, scales and minimums. The matrix-vector kernels ([`mod@vec`]) and the panel
-//! ([`mod@panel`]) are generic over that, and [`types`] is the table for both; [`mod@tile`] multiplies panels, [`products`] is how.
+//! A format is described once, in [`small`] (32-blocks), [`planar`] (32-blocks in planes) or [`large`] (super-blocks):
+//! how its bytes become registers of signed bytes, scales and minimums. The matrix-vector kernels ([`mod@vec`]) and the
+//! panel ([`mod@panel`]) are generic over formats; [`mod@tile`] multiplies panels by the instructions of [`products`].
+//! `types.rs` beside this module is the table of types.
 
 mod large;
 mod panel;
@@ -22,8 +24,8 @@ mod formats {
 
 use std::arch::aarch64::*;
 
-/// An array written out element by element. `std::array::from_fn` is compiled without the target features, so that a
-/// closure which has them becomes a call, and its vectors go through memory.
+/// An array, element by element. `std::array::from_fn` is compiled without the target features, so that a closure with
+/// them becomes a call, and its vectors go through memory.
 macro_rules! array {
     (2, |$i:ident| $e:expr) => { array!(@ $i, $e, 0 1) };
     (4, |$i:ident| $e:expr) => { array!(@ $i, $e, 0 1 2 3) };
@@ -52,7 +54,7 @@ fn sdot(mut acc: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
     acc
 }
 
-/// Sixteen 16-bit activations as products of bytes take them: `256·high + low + 128`.
+/// Sixteen 16-bit activations for products of bytes: `256·high + low + 128`.
 struct Split {
     high: int8x16_t,
     low: int8x16_t,
@@ -110,7 +112,7 @@ unsafe fn word16(p: *const u8) -> u64 {
 
 /// The f16 at byte `at` of each of four blocks, as f32.
 ///
-/// They meet in a general register: loads into lanes would take a vector operation each.
+/// They are joined in a general register: loads into lanes would take a vector operation each.
 ///
 /// # Safety
 /// The two bytes are readable in every block.

@@ -20,12 +20,13 @@ use super::{array, halves4, hsum4, sdot};
 pub(in super::super) struct Bytes {
     /// `[CHUNK/N][ROWS][N]`: N values of a row make a word ([`Products::WORD`]), the words of some rows a register.
     pub q: [i8; ROWS * CHUNK],
-    /// Of a super-block, sub-scale of each 16-group or 32-group, but for those that [`Large::FOLD`] into the integers, as [`Products::put_scales`] lays them out.
+    /// Sub-scales of the 16-groups or 32-groups of a super-block, in the layout of [`Products::put_scales`]; unused
+    /// where [`Large::FOLD`] multiplies them into the integers.
     pub scales: [[i32; 2 * ROWS]; 16],
     /// Of a super-block, minimum of each 16-group, `[16/N][ROWS][N]`.
     pub mins: [i8; ROWS * 16],
-    /// 128 times the sum of the integers that meet those of 16 bits: of each 32-block, or of the minimums. For products that
-    /// are [`Products::LESS`].
+    /// 128 times the sum of the integers that are multiplied with 16 bits: of each 32-block, or of the minimums. For
+    /// products that are [`Products::LESS`].
     pub sums: [[i32; ROWS]; 8],
 }
 
@@ -39,7 +40,7 @@ pub(in super::super) fn unpack<M: Products>(t: WeightType) -> UnpackFn {
     of_type!(t, small, large, planar, M)
 }
 
-/// Stores 16 values of four rows, the rows from `r` on, where 16 values of all rows are to lie.
+/// Stores 16 values of four rows, those from `r` on, into `to`, which has 16 values of all rows.
 #[inline]
 #[target_feature(enable = "neon")]
 fn put<M: Products>(to: &mut [i8], r: usize, w: [int8x16_t; 4]) {
@@ -109,7 +110,7 @@ unsafe fn block<T: Ints, M: Products>(to: &mut Bytes, b: usize, r: usize, p: &[*
         // SAFETY: the caller's promise.
         let w = unsafe { T::get(p[i]) };
         let w = if T::EVEN_ODD { [vzip1q_s8(w[0], w[1]), vzip2q_s8(w[0], w[1])] } else { w };
-        // Unsigned bytes keep their offset: they have no other form.
+        // Unsigned bytes keep their offset: without it they do not fit signed bytes.
         if T::OFFSET == 0 || T::WORDS { w } else { w.map(|w| vsubq_s8(w, vdupq_n_s8(T::OFFSET as i8))) }
     });
     if T::WORDS && M::LESS {
@@ -178,7 +179,7 @@ unsafe fn planar<Q: Plane, S: Scale, const MIN: bool, M: Products>(
 /// Widens the first `to.len()` sub-scales of each of four rows, the rows from `r` on.
 ///
 /// # Safety
-/// The machine has what `M` asks for.
+/// The machine has the instruction set of `M`.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 unsafe fn widen<M: Products>(to: &mut [[i32; 2 * ROWS]], r: usize, v: [int8x16_t; 4]) {
@@ -215,7 +216,8 @@ unsafe fn large<T: Large, M: Products>(set: &RowSet, chunk: usize, _: usize, pan
                     $(
                         let w = array!(4, |i| {
                             let w = T::group(p[i], $j);
-                            let w = if T::OFFSET == 0 { w } else { w.map(|w| vsubq_s8(w, vdupq_n_s8(T::OFFSET as i8))) };
+                            let offset = vdupq_n_s8(T::OFFSET as i8);
+                            let w = if T::OFFSET == 0 { w } else { w.map(|w| vsubq_s8(w, offset)) };
                             if T::FOLD == 0 {
                                 w
                             } else {

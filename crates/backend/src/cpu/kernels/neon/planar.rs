@@ -1,16 +1,17 @@
-//! The types of MLX files, whose scales and biases lie in planes of their own; the layouts are told in
-//! [`quant::types::planar`].
+//! The formats of MLX files, whose scales and biases lie in separate planes. [`quant::types::planar`] draws the
+//! layouts.
 
 use std::arch::aarch64::*;
 
 use quant::types::iq::E2M1_DOUBLED;
 
+use super::super::bit_stream::BitStream;
 use super::small::{Ints, e8m0_halves, look_up, nibbles, signed};
 use super::{halves4, load128, word16, word32};
 
 /// Integers of a plane.
 pub(super) trait Plane: Ints {
-    /// Bytes of 32 of them.
+    /// Bytes of 32 integers.
     const BYTES: usize;
 }
 
@@ -23,7 +24,7 @@ impl Ints for Bits<8> {
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn get(p: *const u8) -> [int8x16_t; 2] {
-        // SAFETY: the promise of the trait: 32 bytes.
+        // SAFETY: the promise of the trait.
         let v = unsafe { [load128(p), load128(p.add(16))] };
         signed(v.map(|v| veorq_u8(v, vdupq_n_u8(0x80))))
     }
@@ -34,7 +35,7 @@ impl Ints for Bits<4> {
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn get(p: *const u8) -> [int8x16_t; 2] {
-        // SAFETY: the promise of the trait: 16 bytes.
+        // SAFETY: the promise of the trait.
         signed(nibbles(unsafe { load128(p) }))
     }
 }
@@ -44,7 +45,7 @@ impl Ints for Fp4 {
     #[inline]
     #[target_feature(enable = "neon")]
     unsafe fn get(p: *const u8) -> [int8x16_t; 2] {
-        // SAFETY: the promise of the trait: 16 bytes.
+        // SAFETY: the promise of the trait.
         look_up(&E2M1_DOUBLED, nibbles(unsafe { load128(p) }))
     }
 }
@@ -59,46 +60,10 @@ impl Plane for Fp4 {
     const BYTES: usize = 16;
 }
 
-/// How values of 2, 3, 5 and 6 bits come out of their stream: two neighbours lie in two bytes, which go to the 16-bit lane
-/// of the pair and are shifted right, each by its own number of bits.
-struct Stream {
-    /// Which bytes go to the lane, `[half][byte]`; those that are out of range become zeros.
-    bytes: [[u8; 16]; 2],
-    /// What shifts the lane: negative, to the right, `[half][lane]`.
-    shift: [[i16; 8]; 2],
-}
-
-impl Stream {
-    /// Where the bytes of the upper half are loaded from; both halves have all their bytes in the load.
-    const fn upper(bits: usize) -> usize {
-        match bits {
-            2 => 0,
-            6 => 8,
-            _ => 4,
-        }
-    }
-
-    const fn new(bits: usize) -> Self {
-        let mut s = Self { bytes: [[0xff; 16]; 2], shift: [[0; 8]; 2] };
-        let mut lane = 0;
-        while lane < 16 {
-            let (bit, half, at) = (2 * bits * lane, lane / 8, lane % 8);
-            let byte = bit / 8 - half * Self::upper(bits);
-            s.bytes[half][2 * at] = byte as u8;
-            if bit % 8 + 2 * bits > 8 {
-                s.bytes[half][2 * at + 1] = byte as u8 + 1;
-            }
-            s.shift[half][at] = -((bit % 8) as i16);
-            lane += 1;
-        }
-        s
-    }
-}
-
 /// Both halves of 32 values of `B` bits, in order, from the bytes of each.
 #[inline]
 #[target_feature(enable = "neon")]
-fn stream<const B: i32>(v: [uint8x16_t; 2], s: &Stream) -> [int8x16_t; 2] {
+fn stream<const B: i32>(v: [uint8x16_t; 2], s: &BitStream) -> [int8x16_t; 2] {
     let half = |i: usize| {
         // SAFETY: both tables have 16 bytes a half.
         let (bytes, shift) = unsafe { (vld1q_u8(s.bytes[i].as_ptr()), vld1q_s16(s.shift[i].as_ptr())) };
@@ -124,7 +89,7 @@ macro_rules! stream {
             #[inline]
             #[target_feature(enable = "neon")]
             unsafe fn get($p: *const u8) -> [int8x16_t; 2] {
-                static STREAM: Stream = Stream::new($bits);
+                static STREAM: BitStream = BitStream::right($bits);
                 // SAFETY: the promise of the trait; no load ends past the bytes of the values.
                 stream::<$bits>(unsafe { $load }, &STREAM)
             }
@@ -136,16 +101,18 @@ macro_rules! stream {
 }
 
 stream!(2, |p| [load64(p), load64(p)]);
-stream!(3, |p| [load64(p), load64(p.add(Stream::upper(3)))]);
-stream!(5, |p| [load128(p), load128(p.add(Stream::upper(5)))]);
-stream!(6, |p| [load128(p), load128(p.add(Stream::upper(6)))]);
+stream!(3, |p| [load64(p), load64(p.add(BitStream::upper(3)))]);
+stream!(5, |p| [load128(p), load128(p.add(BitStream::upper(5)))]);
+stream!(6, |p| [load128(p), load128(p.add(BitStream::upper(6)))]);
 
-/// How numbers lie in the planes of scales and biases.
-#[allow(clippy::missing_safety_doc)]
+/// The layout of numbers in the planes of scales and biases.
+///
+/// # Safety
+/// Of its method: the number is readable at every address, and the machine has NEON.
 pub(super) trait Scale {
     /// Bytes of a number.
     const BYTES: usize;
-    /// The number at each of four places, which are readable for it.
+    /// The number at each of four addresses.
     unsafe fn four(p: &[*const u8; 4]) -> float32x4_t;
 }
 

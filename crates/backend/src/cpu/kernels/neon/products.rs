@@ -1,8 +1,9 @@
-//! How eight rows of a panel are multiplied with up to four columns: by `sdot`, or by `smmla` where the machine has it.
+//! Products of eight rows of a panel with up to four columns: by `sdot`, or by `smmla` where the machine has it.
 //!
-//! Both keep eight registers of sums. To `sdot` a register is four rows of a column; one multiplies a word of four values of each
-//! with a word of the column: 16 products. `smmla` takes two rows and two columns, eight values of each: 32 products, whose four sums
-//! go back to columns of rows when a block ends. What stands between is element by element, and the same source for both.
+//! Both keep eight registers of sums. To `sdot` a register is four rows of a column; one multiplies a word of four
+//! values of each with a word of the column: 16 products. `smmla` takes two rows and two columns, eight values of each:
+//! 32 products, whose four sums are sorted by column when a block ends. All other operations are element-wise, one
+//! source for both.
 
 use std::arch::aarch64::*;
 
@@ -14,30 +15,34 @@ pub(super) const COLS: usize = 4;
 
 /// The sums of eight rows and four columns; behind the last column they are zeros or copies.
 ///
-/// Of `sdot` lane `l` of `[c][i]` is row `4i + l` of column `c`. Of `smmla` `[c][i]` has rows `4·(c % 2) + 2i` and the next,
-/// of column `c - c % 2` in the lower half and of its neighbour in the upper.
+/// Of `sdot` lane `l` of `[c][i]` is row `4i + l` of column `c`. Of `smmla` `[c][i]` has rows `4·(c % 2) + 2i` and the
+/// next, of column `c - c % 2` in the lower half and of its neighbour in the upper.
 pub(super) type Sums = [[int32x4_t; 2]; COLS];
 
-/// The products of an instruction set. Only the first `C` columns are looked at; there are pointers for all, which are readable.
-#[allow(clippy::missing_safety_doc)]
+/// The products of an instruction set, of the first `C` columns.
+///
+/// # Safety
+/// Of every method: the machine has the instruction set; `w` and all pointers in `x`, also those behind the first `C`,
+/// are readable for the values that are multiplied; `r` is a multiple of 4 (`put_scales`) or of 8, below 16.
 pub(in super::super) trait Products {
-    /// Values of a row that stand together in the panel, a word.
+    /// Contiguous values of a row in the panel, a word.
     const WORD: usize;
     /// Columns that share registers of sums.
     const SHARE: usize;
-    /// Low bytes of activations are multiplied less 128, which [`super::panel::Bytes::sums`] makes good.
+    /// Low bytes of activations have 128 taken off; [`super::panel::Bytes::sums`] corrects the sums.
     const LESS: bool;
     /// Adds the products of 16 bytes of eight rows, the first of them at `w`, and C columns.
     unsafe fn bytes<const C: usize>(sums: &mut Sums, w: *const i8, x: &[*const i8; COLS]);
-    /// Sums of the products of N times 16 bytes with activations of 16 bits: 256 times those of high bytes, and those of low ones.
+    /// Sums of the products of N times 16 bytes with activations of 16 bits: 256 times those of the high bytes plus
+    /// those of the low bytes.
     unsafe fn words<const C: usize, const N: usize>(w: *const i8, x: &[*const i16; COLS]) -> Sums;
-    /// Writes to a row of [`super::panel::Bytes::scales`] what sums of the four rows from `r` on are multiplied with.
+    /// Writes the sub-scales of the four rows from `r` on to a row of [`super::panel::Bytes::scales`].
     unsafe fn put_scales(to: &mut [i32; 2 * ROWS], r: usize, scales: int32x4_t);
     /// Reads them for eight rows: `[column % 2][register]`.
     unsafe fn scales(from: &[i32; 2 * ROWS], r: usize) -> [[int32x4_t; 2]; 2];
-    /// The same for the columns: byte `j` of each, of which there are eight, two columns in a register.
+    /// Sub-scale `j` of each column as factors of the sums; `bytes` holds the eight of two columns in a register.
     unsafe fn by_column(bytes: [uint8x16_t; COLS / 2], j: usize) -> [int32x4_t; COLS];
-    /// Makes the registers those of `sdot`.
+    /// Sorts the registers as `sdot` has them.
     unsafe fn to_rows(sums: Sums) -> Sums;
 }
 
@@ -48,7 +53,8 @@ pub(super) const ZERO: Sums = [[unsafe { std::mem::zeroed() }; 2]; COLS];
 pub(in super::super) struct Sdot;
 pub(in super::super) struct Smmla;
 
-/// `acc` plus the products of four words of a row each with word `LANE` of `x`. The intrinsic is not stable in Rust yet.
+/// `acc` plus the products of four words of a row each with word `LANE` of `x`. The intrinsic is not stable in Rust
+/// yet.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn sdot_lane<const LANE: usize>(mut acc: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
@@ -63,8 +69,9 @@ fn sdot_lane<const LANE: usize>(mut acc: int32x4_t, w: int8x16_t, x: int8x16_t) 
     acc
 }
 
-/// Defines the product of two by eight bytes and eight by two. The intrinsics are not stable in Rust yet. The extension is named to
-/// the assembler alone: functions with a feature of their own could not be inlined where `sdot` is, and the kernels are generic.
+/// Defines the product of two by eight bytes and eight by two. The intrinsics are not stable in Rust yet. Only the
+/// assembler knows the extension: functions with another target feature than `sdot`'s could not be inlined into the
+/// kernels, which are generic.
 macro_rules! mmla {
     ($name:ident) => {
         /// # Safety

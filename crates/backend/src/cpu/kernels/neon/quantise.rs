@@ -25,15 +25,15 @@ fn amax32(x: &[float32x4_t; 8]) -> uint32x4_t {
     vmaxq_u32(vmaxq_u32(m[0], m[1]), vmaxq_u32(m[2], m[3]))
 }
 
-/// The largest of four integers, read as f32.
+/// The maximum of four integers, read as f32.
 #[inline]
 #[target_feature(enable = "neon")]
 fn largest(x: uint32x4_t) -> f32 {
     f32::from_bits(vmaxvq_u32(x))
 }
 
-/// `clamp(rte(x · inv), -limit, limit)` of eight values. A finite product lies near the limit at most, so that narrowing,
-/// which saturates, never meets a number that is far from it.
+/// `clamp(rte(x · inv), -limit, limit)` of eight values. A finite product exceeds the limit by rounding only; narrowing
+/// saturates.
 #[inline]
 #[target_feature(enable = "neon")]
 fn round(a: float32x4_t, b: float32x4_t, inv: float32x4_t, limit: i16) -> int16x8_t {

@@ -1,5 +1,5 @@
-//! 32-block formats: how their bytes become 32 signed bytes, scales and minimums. The layouts are drawn in
-//! [`quant::types::legacy`] and [`quant::types::iq`].
+//! 32-block formats: how their bytes become 32 signed bytes, scales and minimums. [`quant::types::legacy`] and
+//! [`quant::types::iq`] draw the layouts.
 
 use std::arch::aarch64::*;
 
@@ -7,25 +7,30 @@ use quant::types::iq::{E2M1_DOUBLED, IQ4_VALUES};
 
 use super::{halves4, load128, word32};
 
-/// How 32 integers lie. `p` always points to what holds them, all of which is readable.
-#[allow(clippy::missing_safety_doc)]
+/// The layout of 32 integers.
+///
+/// # Safety
+/// Of its method: `p` points to a readable block of the format (of planes: to the bytes of 32 integers), and the
+/// machine has NEON.
 pub(super) trait Ints {
     /// Activations are 16-bit integers, not bytes.
     const WORDS: bool = false;
     /// [`Ints::get`] gives values 0, 2 .. 30 and 1, 3 .. 31, not the first half and the second.
     const EVEN_ODD: bool = false;
-    /// What the bytes of [`Ints::get`] have too much.
+    /// Offset added to every integer of [`Ints::get`], so that it fits a signed byte.
     const OFFSET: i32 = 0;
     /// The integers, plus [`Ints::OFFSET`].
     unsafe fn get(p: *const u8) -> [int8x16_t; 2];
 }
 
-/// A 32-block format. `p` always points to a block, all of which is readable.
-#[allow(clippy::missing_safety_doc)]
+/// A 32-block format.
+///
+/// # Safety
+/// Of its method: `p` points to readable blocks of the format, and the machine has NEON.
 pub(super) trait Small: Ints {
     /// Bytes of a block.
     const BYTES: usize;
-    /// Where the f16 minimum lies, when there is one.
+    /// Byte of the f16 minimum, when there is one.
     const MIN: Option<usize>;
     /// The scales of four blocks.
     #[inline]
@@ -44,7 +49,7 @@ pub(super) struct Q8_0;
 pub(super) struct Iq4Nl;
 pub(super) struct Mxfp4;
 
-/// The low halves of 16 bytes and the high halves.
+/// The low nibbles of 16 bytes and the high nibbles.
 #[inline]
 #[target_feature(enable = "neon")]
 pub(super) fn nibbles(v: uint8x16_t) -> [uint8x16_t; 2] {
@@ -66,7 +71,8 @@ pub(super) fn signed(v: [uint8x16_t; 2]) -> [int8x16_t; 2] {
     [vreinterpretq_s8_u8(v[0]), vreinterpretq_s8_u8(v[1])]
 }
 
-/// Five-bit integers less 16: where the fifth bit, of the word at `fifth`, is not set, ones go above the low four bits at `p`.
+/// Five-bit integers with 16 taken off: where the fifth bit, in the word at `fifth`, is clear, ones fill the bits above
+/// the low four at `p`.
 ///
 /// # Safety
 /// Sixteen bytes are readable at `p`, four at `fifth`.
@@ -100,7 +106,8 @@ pub(super) fn e8m0_halves(e: [u8; 4]) -> float32x4_t {
 
 /// One format: its block, and the expression for its integers.
 macro_rules! small {
-    ($t:ident, $bytes:literal, $min:expr, offset $offset:literal, |$p:ident| $e:expr $(, words $words:literal)? $(, scales $scales:item)?) => {
+    ($t:ident, $bytes:literal, $min:expr, offset $offset:literal, |$p:ident| $e:expr
+     $(, words $words:literal)? $(, scales $scales:item)?) => {
         impl Ints for $t {
             const OFFSET: i32 = $offset;
             $(const WORDS: bool = $words;)?

@@ -1,7 +1,7 @@
 //! The matrix-matrix micro-kernels: a panel of 16 rows times up to four columns, eight rows at a time.
 //!
-//! Eight accumulators for four columns, as many for the sums of a sub-group, up to four registers of the panel and as many of
-//! activations leave a quarter of NEON's registers to scales. How they are multiplied is left to [`Products`].
+//! Eight accumulators for four columns, as many for the sums of a sub-group, up to four registers of the panel and as
+//! many of activations leave a quarter of NEON's registers to scales. The instructions are those of [`Products`].
 
 use std::arch::aarch64::*;
 
@@ -147,8 +147,8 @@ fn add(y: [float32x4_t; 2], scale: [float32x4_t; 2], dx: f32, sum: [int32x4_t; 2
     array!(2, |i| vfmaq_f32(y[i], vmulq_n_f32(scale[i], dx), vcvtq_f32_s32(sum[i])))
 }
 
-/// Sums of products of N times 16 bytes with activations of 16 bits, a register four rows of a column; `sums` has 128 times the
-/// sum of the bytes of every row.
+/// Sums of products of N times 16 bytes with activations of 16 bits, a register four rows of a column; `sums` has 128
+/// times the sum of the bytes of every row.
 ///
 /// # Safety
 /// As [`Products::words`]; `r` is 0 or 8.
@@ -170,7 +170,7 @@ unsafe fn words<M: Products, const C: usize, const N: usize>(
     }
 }
 
-/// The two as a group of C columns has them.
+/// Columns and results of a group of C columns, with copies behind the last column.
 fn of_columns<'a, const C: usize>(
     cols: &[ColPtr],
     acc: &'a mut [[f32; ROWS]],
@@ -209,7 +209,7 @@ unsafe fn small_group<M: Products, const C: usize, const WORDS: bool, const MIN:
                 let (d, m) = (floats(&panel.d[b], r), floats(&panel.m[b], r));
                 for c in 0..C {
                     let (dx, sum) = (*x[c].d.add(at), *x[c].sums.cast::<i32>().add(at));
-                    // Integers of eight bits without a sign: the panel has them less 128.
+                    // The panel has unsigned integers of eight bits with 128 taken off.
                     let less = vdupq_n_s32(if WORDS && MIN { 128 * sum } else { 0 });
                     y[c] = add(y[c], d, dx, array!(2, |i| vaddq_s32(isum[c][i], less)));
                     if MIN {

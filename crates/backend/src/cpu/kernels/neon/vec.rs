@@ -1,7 +1,7 @@
 //! Matrix-vector products: up to 16 rows times one column.
 //!
-//! Rows are taken four at a time, so that the horizontal sums are shared and a lane of the f32 accumulator is a row: the
-//! law wants one multiply-add a block and row, in the order of blocks.
+//! Rows are taken four at a time, so that the horizontal sums are shared and a lane of the f32 accumulator is a row:
+//! the law wants one multiply-add per block and row, in the order of blocks.
 
 use std::arch::aarch64::*;
 
@@ -37,7 +37,7 @@ unsafe fn dot4<T: Ints>(p: &[*const u8; 4], col: &ColPtr, b: usize) -> int32x4_t
             let (x, y, one) = (split(x), split(x.add(16)), vdupq_n_s8(1));
             hsum4(array!(4, |i| {
                 let w = T::get(p[i]);
-                // 256·Σ q·high + 128·Σ q + Σ q·low, each sum on top of the last.
+                // 256·Σ q·high + 128·Σ q + Σ q·low.
                 let high = vshlq_n_s32::<1>(sdot(sdot(zero, w[0], x.high), w[1], y.high));
                 let one = vshlq_n_s32::<7>(sdot(sdot(high, w[0], one), w[1], one));
                 sdot(sdot(one, w[0], x.low), w[1], y.low)
@@ -106,13 +106,14 @@ unsafe fn planar<Q: Plane, S: Scale, const MIN: bool>(
         let near = Near::new(p[0], 4, set.bytes.q);
         let mut acc = vdupq_n_f32(0.0);
         for group in 0..set.k / set.dtype.block_len() {
-            // The planes of the next four rows, a line at a time.
+            // Prefetches the planes of the next four rows, a line at a time.
             if group % (64 / (4 * S::BYTES)) == 0 {
                 for (plane, bytes) in [(scales[0], set.bytes.scales), (biases[0], set.bytes.biases)] {
                     prefetch(plane.wrapping_add(4 * bytes + 3 * group * S::BYTES), 64, Hint::Once);
                 }
             }
-            // SAFETY: groups and blocks lie inside every row and the column; the last `add` ends at most at the row's end.
+            // SAFETY: groups and blocks lie inside every row and the column; the last `add` ends at most at the row's
+            // end.
             unsafe {
                 let d = S::four(&scales);
                 let m = if MIN { S::four(&biases) } else { d };
@@ -138,7 +139,7 @@ unsafe fn planar<Q: Plane, S: Scale, const MIN: bool>(
     }
 }
 
-/// A super-block of activations. The compiler keeps in registers what fits.
+/// A super-block of activations.
 #[derive(Clone, Copy)]
 struct X {
     /// 256 bytes.
@@ -151,8 +152,8 @@ struct X {
 
 /// Integer dot product and minimums of a super-block, each in four partial sums.
 ///
-/// The products of a sub-group end in four lanes, which its scale multiplies by element: one operation, as adding up the
-/// lanes first would take, and no wait for it.
+/// The four lanes of a sub-group's products are multiplied with its scale: one operation, as many as a horizontal sum
+/// first would take, and without its latency.
 ///
 /// # Safety
 /// `p` points to a block of type `T`, `x` to activations.

@@ -1,0 +1,55 @@
+//! Which slots of recurrent state wait for [`Program::commit`](crate::Program::commit). Knows no numbers of a state.
+
+use crate::{Batch, StepError};
+
+/// Drafts of each slot that were computed and neither accepted nor dropped, `[n_slots]`.
+#[derive(Debug, Default)]
+pub(crate) struct Uncommitted(Vec<u32>);
+
+impl Uncommitted {
+    /// For `n_slots` slots; none where the plan has no states.
+    pub fn new(n_slots: usize) -> Uncommitted {
+        Uncommitted(vec![0; n_slots])
+    }
+
+    /// Refuses a batch that goes on from a state whose drafts nobody has judged.
+    ///
+    /// # Errors
+    /// [`StepError::Batch`].
+    pub fn check(&self, batch: &Batch) -> Result<(), StepError> {
+        let waits = |slot: u32| self.0.get(slot as usize).is_some_and(|&n| n > 0);
+        match batch.chunks.iter().position(|c| c.pos > 0 && waits(c.state)) {
+            Some(i) => {
+                let slot = batch.chunks[i].state;
+                Err(StepError::Batch(format!("chunk {i} goes on from state {slot}, whose drafts are not committed")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The step of a batch was computed.
+    pub fn computed(&mut self, batch: &Batch) {
+        if !self.0.is_empty() {
+            batch.chunks.iter().for_each(|c| self.0[c.state as usize] = c.n_draft);
+        }
+    }
+
+    /// The drafts of a slot are judged. Without states nothing happens, and the answer is false.
+    pub fn commit(&mut self, slot: u32, n_accepted: usize) -> bool {
+        if self.0.is_empty() {
+            return false;
+        }
+        let n = std::mem::take(&mut self.0[slot as usize]) as usize;
+        assert!(n > 0, "state {slot} has no drafts to commit");
+        assert!(n_accepted <= n, "state {slot}: {n_accepted} of {n} drafts accepted");
+        true
+    }
+
+    /// A slot is copied to another.
+    pub fn copied(&mut self, from: u32, to: u32) {
+        if !self.0.is_empty() {
+            assert!(self.0[from as usize] == 0, "state {from} is copied, and its drafts are not committed");
+            self.0[to as usize] = 0;
+        }
+    }
+}

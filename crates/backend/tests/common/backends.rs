@@ -1,0 +1,175 @@
+//! Every backend and how near it must come: the one table that the tests of ops, of golden logits and of the law read.
+//! A new backend is a line in [`rows`].
+
+use std::sync::Arc;
+
+use backend::Backend;
+use backend::cpu::{CacheType, Cpu, Isa};
+use backend::cuda::{self, Cuda};
+use backend::reference::Reference;
+use backend::residency::Policy;
+use quant::WeightType;
+use quant::act::ActKind;
+
+/// A backend of the table.
+pub type Shared = Arc<dyn Backend + Send + Sync>;
+
+/// A backend with what is demanded of it.
+pub struct Row {
+    /// Name in messages.
+    pub name: String,
+    pub backend: Shared,
+    /// The row before it that gives the same bits on every plan.
+    pub twin: Option<String>,
+    /// How far the output of an op may be off the reference's.
+    pub ops: Ops,
+    /// How far golden logits may be off; none where another row says as much.
+    pub logits: Option<Logits>,
+    /// How far the logits of a random model of f32 weights may be off the reference's, as a whole (relative L2); none
+    /// where rounding may send a token to other experts.
+    pub model: Option<f64>,
+    /// The same between two cuts of a prompt into chunks, or two batches around it; 0 demands the same bits.
+    pub cut: f64,
+}
+
+/// The most that an op's output may be off: the norm of a row's difference over the norm of the row.
+#[derive(Clone, Copy)]
+pub struct Ops {
+    /// Ops without matrices.
+    pub plain: f64,
+    /// Ops that multiply with a weight of this type.
+    pub weight: fn(WeightType) -> f64,
+    /// Ops that read a cache.
+    pub cached: f64,
+    /// Whether cases without a cache say anything that another row does not.
+    pub only_cached: bool,
+}
+
+/// The most that golden logits may be off: the RMS of the difference over the standard deviation of the exact logits.
+#[derive(Clone, Copy)]
+pub struct Logits {
+    /// For bf16 files, whose weights are exact.
+    pub bf16: f64,
+    /// For quantised files.
+    pub quantised: Quantised,
+}
+
+/// The most that logits of a quantised file may be off.
+#[derive(Clone, Copy)]
+pub enum Quantised {
+    /// This much: for backends that compute with plain activations.
+    AtMost(f64),
+    /// As much as llama.cpp is, which quantises activations too: the figure of the file's card. Where there is none,
+    /// `bytes` for types that meet activations of 8 bits and bf16's tolerance for the others.
+    LlamaCpp { bytes: f64 },
+}
+
+/// The table.
+pub fn rows() -> Vec<Row> {
+    let row = |name: &str, backend: Shared, ops: Ops, logits| {
+        let model = if ops.only_cached { None } else { Some(2e-5) };
+        Row { name: name.into(), backend, twin: None, ops, logits, model, cut: 0.0 }
+    };
+    let exact = Ops { plain: 0.0, weight: |_| 0.0, cached: 0.0, only_cached: false };
+    let ops = Ops { plain: 2e-6, weight: cpu_weight, cached: 5e-6, only_cached: false };
+    let half = Ops { cached: 4e-3, only_cached: true, ..ops };
+    let reference = Logits { bf16: 1e-5, quantised: Quantised::AtMost(1e-4) };
+    // llama.cpp is off by 0.011 to 0.038 on files whose types meet activations of 8 bits.
+    let cpu = Logits { bf16: 2e-3, quantised: Quantised::LlamaCpp { bytes: 3e-2 } };
+    let mut rows = vec![
+        row("reference", Arc::new(Reference), exact, Some(reference)),
+        row("cpu scalar, f32 cache", Arc::new(cpu_with(Isa::Scalar, 1, CacheType::F32)), ops, None),
+        row("cpu scalar, f16 cache", Arc::new(cpu_with(Isa::Scalar, 1, CacheType::F16)), half, None),
+    ];
+    for isa in isas().filter(|&isa| isa != Isa::Scalar) {
+        for (i, (cache, ops)) in [(CacheType::F32, ops), (CacheType::F16, half)].into_iter().enumerate() {
+            // The other instruction sets give the best one's bits, which is enough for golden logits.
+            let logits = (isa == Isa::best() && cache == CacheType::F16).then_some(cpu);
+            let twin = Some(rows[1 + i].name.clone());
+            let name = format!("cpu {isa}, {} cache", ["f32", "f16"][i]);
+            rows.push(Row { twin, ..row(&name, Arc::new(cpu_with(isa, 2, cache)), ops, logits) });
+        }
+    }
+    if let Some(row) = rows.get_mut(2).filter(|_| Isa::best() == Isa::Scalar) {
+        row.logits = Some(cpu);
+    }
+    rows.extend(cuda_rows());
+    // One backend by itself: on a machine with a GPU the others have been run elsewhere.
+    if let Ok(name) = std::env::var("MOEBIUS_BACKEND") {
+        rows.retain(|row| row.backend.name() == name);
+        assert!(!rows.is_empty(), "no backend {name} here");
+    }
+    rows
+}
+
+/// The first GPU, with a cache of this type; says so where there is none.
+pub fn gpu(cache: CacheType) -> Option<Cuda> {
+    let found = cuda::devices();
+    match &found {
+        Ok(found) if found.devices.first().is_some_and(|device| device.unusable.is_none()) => {
+            let cubins = Some(std::env::temp_dir().join("moebius-test-cubins"));
+            let kernels = std::env::var_os("MOEBIUS_KERNELS").map(Into::into);
+            Some(Cuda { device: 0, cache, cubins, kernels })
+        }
+        _ => {
+            println!("skipped cuda: {found:?}");
+            None
+        }
+    }
+}
+
+/// A GPU in both types of cache. Products of many rows round activations to bf16, those of few rows to 8 or 16 bits beside
+/// quantised weights, so a near tie may go to other experts in another cut.
+fn cuda_rows() -> Vec<Row> {
+    let row = |name: &str, cache, ops, logits| {
+        let backend: Shared = Arc::new(gpu(cache)?);
+        Some(Row { name: name.into(), backend, twin: None, ops, logits, model: None, cut: 3e-2 })
+    };
+    let ops = Ops { plain: 1e-5, weight: cuda_weight, cached: 1e-5, only_cached: false };
+    let half = Ops { cached: 4e-3, only_cached: true, ..ops };
+    let logits = Logits { bf16: 2e-2, quantised: Quantised::LlamaCpp { bytes: 3e-2 } };
+    let rows =
+        [row("cuda, f32 cache", CacheType::F32, ops, None), row("cuda, f16 cache", CacheType::F16, half, Some(logits))];
+    rows.into_iter().flatten().collect()
+}
+
+/// What rounded activations cost a GPU, by the type of the weights that they meet.
+fn cuda_weight(t: WeightType) -> f64 {
+    match t.act() {
+        ActKind::F32 | ActKind::Block32 => 6e-3,
+        ActKind::Byte32 | ActKind::Block256 => 2e-2,
+    }
+}
+
+/// Rows that the golden logits are run on.
+pub fn golden() -> impl Iterator<Item = (Row, Logits)> {
+    rows().into_iter().filter_map(|row| row.logits.map(|logits| (row, logits)))
+}
+
+/// The table without rows whose bits another gives.
+pub fn distinct() -> Vec<Row> {
+    let mut rows = rows();
+    let twins: Vec<String> = rows.iter().filter_map(|row| row.twin.clone()).collect();
+    rows.retain(|row| !twins.contains(&row.name));
+    rows
+}
+
+/// What quantised activations cost the CPU, by the type of the weights that they meet.
+fn cpu_weight(t: WeightType) -> f64 {
+    match t.act() {
+        ActKind::F32 => 2e-6,
+        ActKind::Block32 => 1e-4,
+        ActKind::Byte32 | ActKind::Block256 => 2e-2,
+    }
+}
+
+/// Instruction sets of this machine.
+pub fn isas() -> impl Iterator<Item = Isa> {
+    Isa::ALL.into_iter().filter(|isa| isa.available())
+}
+
+/// A CPU; where weights lie makes no difference.
+pub fn cpu_with(isa: Isa, threads: usize, cache: CacheType) -> Cpu {
+    let residency = [Policy::CopyAll, Policy::Mapped, Policy::CopyDense][threads % 3];
+    Cpu { isa, threads, cache, residency }
+}

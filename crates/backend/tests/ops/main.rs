@@ -1,0 +1,87 @@
+//! Every op on every backend, against the reference and, where a backend has one, against its twin to the bit. A new op
+//! does not compile without cases ([`ops!`]); a new backend is a line in `common/backends.rs`.
+#![allow(clippy::unwrap_used)]
+
+mod case;
+mod cases;
+mod check;
+#[path = "../common/mod.rs"]
+mod common;
+mod traps;
+
+use case::Case;
+use common::backends;
+use model::plan::Op;
+
+/// The list of ops with their cases, a test for each, and a match that has no other arm.
+macro_rules! ops {
+    ($($variant:ident $name:ident),* $(,)?) => {
+        /// Name and cases of every op.
+        const OPS: &[(&str, fn(u64) -> Vec<Case>)] = &[$((stringify!($name), cases::$name)),*];
+
+        /// Does not compile while an op stands in no line of the list.
+        fn name_in_list(op: &Op) -> &'static str {
+            match op { $(Op::$variant { .. } => stringify!($name)),* }
+        }
+
+        mod every_backend {
+            $(#[test] fn $name() { super::check_op(stringify!($name), super::cases::$name); })*
+        }
+    };
+}
+
+ops! {
+    Embed embed,
+    Linear linear,
+    GatedLinear gated_linear,
+    RmsNorm rms_norm,
+    HeadNorm head_norm,
+    Rope rope,
+    SplitHeads split_heads,
+    JoinHeads join_heads,
+    HeadLinear head_linear,
+    GatedAct gated_act,
+    Add add,
+    KvAppend kv_append,
+    Attention attention,
+    CausalConv causal_conv,
+    DeltaNet delta_net,
+    Route route,
+    Experts experts,
+    Combine combine,
+    Select select,
+    Scale scale,
+    ScaleBy scale_by,
+    SigmoidGate sigmoid_gate,
+    DecayBeta decay_beta,
+    GatedNorm gated_norm,
+    Softcap softcap,
+}
+
+/// Runs the cases of an op on every backend and prints the largest error by type. Panics with all that fails.
+fn check_op(name: &str, cases: fn(u64) -> Vec<Case>) {
+    let rows = backends::rows();
+    let seeds = if cases::wide() { 1..6 } else { 1..2 };
+    let mut failures = Vec::new();
+    let mut worst: Vec<(String, f64)> = Vec::new();
+    for case in seeds.flat_map(cases) {
+        let holds = case.model.0.ops.iter().any(|op| name_in_list(op) == name && op.name() == case.op);
+        assert!(holds, "{case} holds no {name}");
+        let exact = check::exact(&case);
+        let mut given = check::Given::default();
+        for row in &rows {
+            match check::check(row, &case, &exact, &mut given) {
+                Ok(error) => {
+                    let key = format!("{}, {}{}", row.name, case.dtype, if case.plain { " read" } else { "" });
+                    match worst.iter_mut().find(|(other, _)| *other == key) {
+                        Some((_, most)) => *most = most.max(error),
+                        None => worst.push((key, error)),
+                    }
+                }
+                Err(failure) => failures.push(failure.to_string()),
+            }
+        }
+    }
+    worst.iter().for_each(|(key, error)| println!("{name}: {key}: {error:.2e}"));
+    assert!(failures.is_empty(), "{} failures\n{}", failures.len(), failures.join("\n"));
+}
