@@ -23,7 +23,7 @@ template <class W> struct Vec {
 
     // Blocks of 256 threads that a multiprocessor shall have registers for.
     static __host__ __device__ constexpr int blocks(int cols, int parts) {
-        const int registers = RAW * parts * ahead(parts) + 2 * cols * parts + (FORM == FORM_I16 ? 56 : 40);
+        const int registers = RAW * parts * ahead(parts) + 2 * cols * parts + (FORM == FORM_I8 ? 46 : 60);
         return registers <= 64 ? 4 : registers <= 80 ? 3 : registers <= 128 ? 2 : 1;
     }
 
@@ -104,9 +104,11 @@ template <class W, int COLS> struct Staged {
 
     // acc[col] += the products of a unit, whose first run in this chunk is counted from `first_run`.
     __device__ __forceinline__ void dot(const typename W::Raw& raw, u32 unit, u32 first_run, float (&acc)[COLS]) const {
+        // Runs of a unit differ in bits that are zero in its first, and `slot` is linear in bits.
+        const u32 first = slot(run_index<W>(unit, 0) - first_run);
 #pragma unroll
         for (int r = 0; r < W::RUNS; r++) {
-            const u32 at = slot(run_index<W>(unit, r) - first_run);
+            const u32 at = first ^ slot(W::PAIRED ? 2 * r : r);
             if constexpr (Vec<W>::FORM == FORM_F32) {
                 float v[16];
                 decode_run<W>(raw, unit, r, v);
@@ -162,19 +164,19 @@ template <class W, int AHEAD> struct Stream {
 #pragma unroll
             for (int i = 0; i < AHEAD; i++) {
                 const u32 now = unit + i * step, next = now + AHEAD * step;
-                if (now >= end) continue;
-                const typename W::Raw raw = ahead[i];
+                if (now < end) x.dot(ahead[i], now, first_run, acc);
                 if (next < end) W::load(row, next, ahead[i]);
-                x.dot(raw, now, first_run, acc);
             }
         }
     }
 };
 
-// Lanes that share a row of so many units: at least two units each where a row has them.
-__device__ __forceinline__ u32 row_lanes(u32 units) {
+// Lanes that share a row of so many units: at least two units each where a row has them, and fewer lanes, which have less
+// to add up, where every block has many rows.
+__device__ __forceinline__ u32 row_lanes(u32 units, u64 n_rows, u32 n_blocks) {
     u32 lanes = 32;
     while (lanes > 4 && units < 2 * lanes) lanes /= 2;
+    while (lanes > 8 && n_rows * lanes >= 4ull * blockDim.x * n_blocks) lanes /= 2;
     return lanes;
 }
 
@@ -187,7 +189,7 @@ __device__ __forceinline__ void vec(const float* x, u64 stride, u32 n_cols, u32 
                                     uint4* shared, const Rows& rows, const Store& store) {
     constexpr u32 CHUNK_RUNS = Vec<W>::chunk_runs(COLS), CHUNK_UNITS = CHUNK_RUNS / W::RUNS;
     const u32 k_runs = ((k + 15) / 16 + 31) / 32 * 32, units = (k + W::UNIT - 1) / W::UNIT;
-    const u32 lanes = row_lanes(units), lane = threadIdx.x % lanes;
+    const u32 lanes = row_lanes(units, n_rows, n_blocks), lane = threadIdx.x % lanes;
     const u32 tile_rows = blockDim.x / lanes;
     const Staged<W, COLS> staged = {shared, k_runs < CHUNK_RUNS ? k_runs : CHUNK_RUNS};
     const bool one_chunk = units <= CHUNK_UNITS;

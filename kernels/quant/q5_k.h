@@ -26,9 +26,11 @@ struct q5_k {
     static QUANT_FN void run(const QUANT_LOCAL Raw& raw, u32 unit, int r, QUANT_LOCAL u32* w, QUANT_LOCAL float& scale,
                              QUANT_LOCAL float& min) {
         const u32 j = 2 * (unit % 8 / 2) + r;
-        scale = float_of_f16(raw.head.a[0]) * (float)scale_of(raw.head.a + 1, j);
-        min = -(float_of_f16(raw.head.a[0] >> 16) * (float)min_of(raw.head.a + 1, j));
-        #pragma unroll
+        u32 scales, mins;
+        scales_mins(raw.head.a + 1, unit % 8 / 2, scales, mins);
+        scale = float_of_f16(raw.head.a[0]) * float_of_byte(scales, r, 0);
+        min = -(float_of_f16(raw.head.a[0] >> 16) * float_of_byte(mins, r, 0));
+#pragma unroll
         for (int i = 0; i < 4; i++) {
             w[i] = (raw.qs.a[i] >> (4 * r) & 0x0f0f0f0fu) | (raw.qh.a[i] >> j & 0x01010101u) << 4;
         }

@@ -187,17 +187,15 @@ QUANT_FN Table16 iq4_table() { return Table16{0xbfad9881u, 0xf6eaddcfu, 0x26190d
 // Twice the sixteen numbers of e2m1, whole: 0 1 2 3 4 6 8 12, then the same below zero.
 QUANT_FN Table16 e2m1_table() { return Table16{0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu}; }
 
-// Sub-scale and minimum of 32-group `j` of Q4_K and Q5_K: sixteen six-bit numbers in twelve bytes `s`.
+// Sub-scales and minimums of 32-groups 2c and 2c + 1 of Q4_K and Q5_K, a byte each: sixteen six-bit numbers in twelve
+// bytes `s`.
 //   bytes 0..4   low six bits: scale 0..4;      high two: bits 4, 5 of scale 4..8
 //   bytes 4..8   low six bits: minimum 0..4;    high two: bits 4, 5 of minimum 4..8
 //   bytes 8..12  low nibble: scale 4..8;        high nibble: minimum 4..8
-QUANT_FN u32 scale_of(const QUANT_LOCAL u32* s, u32 j) {
-    const u32 at = 8 * (j % 4);
-    return j < 4 ? s[0] >> at & 63 : (s[2] >> at & 15) | (s[0] >> at >> 6 & 3) << 4;
-}
-QUANT_FN u32 min_of(const QUANT_LOCAL u32* s, u32 j) {
-    const u32 at = 8 * (j % 4);
-    return j < 4 ? s[1] >> at & 63 : (s[2] >> at >> 4 & 15) | (s[1] >> at >> 6 & 3) << 4;
+QUANT_FN void scales_mins(const QUANT_LOCAL u32* s, u32 c, QUANT_LOCAL u32& scales, QUANT_LOCAL u32& mins) {
+    const u32 at = 16 * (c % 2), x = s[0] >> at, y = s[1] >> at, z = s[2] >> at;
+    scales = c < 2 ? x & 0x3f3fu : (z & 0x0f0fu) | (x >> 2 & 0x3030u);
+    mins = c < 2 ? y & 0x3f3fu : (z >> 4 & 0x0f0fu) | (y >> 2 & 0x3030u);
 }
 
 // Bits 0..4 of `bits` as bit 4 of four bytes.
