@@ -219,37 +219,52 @@ __device__ __forceinline__ void vec(const float* x, u64 stride, u32 n_cols, u32 
     const u32 tile_rows = blockDim.x / lanes;
     const Staged<W, COLS> staged = {shared, k_runs < CHUNK_RUNS ? k_runs : CHUNK_RUNS};
     const bool one_chunk = units <= CHUNK_UNITS;
-    bool is_first = true;
-    for (u64 tile = block; tile * tile_rows < n_rows; tile += n_blocks) {
+    Row row, row_up;
+    Stream<W, Vec<W>::ahead(GATED ? 2 : 1)> stream, stream_up;
+    const auto start = [&](u32 first) {
+        const u32 end = min(units, first + CHUNK_UNITS);
+        stream.start(row, first + lane, end, lanes);
+        if (GATED) stream_up.start(row_up, first + lane, end, lanes);
+    };
+    const auto start_tile = [&](u64 tile) {
         const u64 row_idx = tile * tile_rows + threadIdx.x / lanes, known = row_idx < n_rows ? row_idx : n_rows - 1;
-        const Row row = rows(known, false), row_up = GATED ? rows(known, true) : row;
+        row = rows(known, false);
+        if (GATED) row_up = rows(known, true);
+        start(0);
+    };
+    start_tile(block);
+    if (EARLY) PDL_WAIT();
+    bool is_staged = false;
+#pragma unroll 1
+    for (u64 tile = block; tile * tile_rows < n_rows; tile += n_blocks) {
         float sum[COLS], sum_up[COLS];
 #pragma unroll
         for (int col = 0; col < COLS; col++) sum[col] = sum_up[col] = 0.0f;
+#pragma unroll 1
         for (u32 first = 0; first < units; first += CHUNK_UNITS) {
-            const u32 end = min(units, first + CHUNK_UNITS), begin = first + lane;
-            Stream<W, Vec<W>::ahead(GATED ? 2 : 1)> stream, stream_up;
-            stream.start(row, begin, end, lanes);
-            if (GATED) stream_up.start(row_up, begin, end, lanes);
-            if (EARLY && is_first) PDL_WAIT();
-            if (is_first || !one_chunk) {
-                if (!is_first) __syncthreads();
+            if (first > 0) start(first);
+            if (!is_staged || !one_chunk) {
+                if (is_staged) __syncthreads();
                 staged.fill(x, stride, n_cols, k, first * W::UNIT);
                 __syncthreads();
+                is_staged = true;
             }
-            is_first = false;
+            const u32 end = min(units, first + CHUNK_UNITS), begin = first + lane;
             stream.dot(row, begin, end, lanes, staged, first * W::RUNS, sum);
             if (GATED) stream_up.dot(row_up, begin, end, lanes, staged, first * W::RUNS, sum_up);
         }
+        // The next tile's first bytes come while this one's sums are added up.
+        if ((tile + n_blocks) * tile_rows < n_rows) start_tile(tile + n_blocks);
+        const u64 row_idx = tile * tile_rows + threadIdx.x / lanes;
 #pragma unroll
         for (int col = 0; col < COLS; col++) {
             for (u32 step = lanes / 2; step > 0; step /= 2) {
                 sum[col] += __shfl_xor_sync(FULL_MASK, sum[col], step);
                 if (GATED) sum_up[col] += __shfl_xor_sync(FULL_MASK, sum_up[col], step);
             }
-            if (lane == col % lanes && row_idx < n_rows && col < n_cols)
+            if (lane == col % lanes && row_idx < n_rows && col < n_cols) {
                 store(row_idx, (u32)col, sum[col], sum_up[col]);
+            }
         }
     }
-    if (EARLY && is_first) PDL_WAIT();
 }
