@@ -4,6 +4,7 @@
 
 pub mod batch;
 pub mod cpu;
+pub mod cuda;
 mod drafts;
 pub mod footprint;
 pub mod pick;

@@ -77,8 +77,19 @@ impl Picks {
 
     /// Picks from all rows of a checked batch, whose logits are `[R, n_vocab]`.
     pub fn fill(&mut self, batch: &Batch, logits: &[f32], n_vocab: usize) {
+        self.fill_rows(batch, logits, n_vocab, |_| true);
+    }
+
+    /// Picks from some rows: those that a device has not answered.
+    pub(crate) fn fill_rows(
+        &mut self,
+        batch: &Batch,
+        logits: &[f32],
+        n_vocab: usize,
+        is_wanted: impl Fn(usize) -> bool,
+    ) {
         self.clear();
-        for (row, ask) in batch.asks.iter().enumerate() {
+        for (row, ask) in batch.asks.iter().enumerate().filter(|&(row, _)| is_wanted(row)) {
             let Ask::Best { n, first_listed, n_listed, mask, log_sum_exp } = *ask else { continue };
             let logits = &logits[row * n_vocab..][..n_vocab];
             let mask = mask.map(|mask| batch.masks.words(mask));

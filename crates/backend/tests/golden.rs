@@ -203,7 +203,9 @@ fn cut_and_crowded(
         logits.extend_from_slice(&both[..chunk.len() * plan.n_vocab]);
     }
     let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-    let near = if cut == 0.0 { bits(&logits) == bits(whole) } else { relative_rms(&logits, whole) <= cut };
+    // Where bits may differ, one row in eight may have gone to other experts.
+    let error = || relative_rms_of_rows(&logits, whole, plan.n_vocab, tokens.len() / 8);
+    let near = if cut == 0.0 { bits(&logits) == bits(whole) } else { error() <= cut };
     assert!(near, "{} in chunks of 7 gives other logits than whole", backend.name());
 }
 
@@ -317,7 +319,8 @@ fn every_weight_type() {
             let plan = lowered(&*backend, &open());
             let tolerance = match quantised {
                 Quantised::AtMost(_) => bf16,
-                Quantised::LlamaCpp { .. } => quantises,
+                // What bf16 costs counts beside quantised weights too.
+                Quantised::LlamaCpp { .. } => bf16.max(quantises),
             };
             let mut session = session(&*backend, &plan, open(), tokens.len() + 16);
             let logits = session.step(&[(0, &tokens)]).to_vec();
@@ -358,7 +361,7 @@ fn a_nan_at_the_router_is_the_fault_of_its_sequence() {
     let mut bytes = std::fs::read(&path).unwrap();
     let row = 2 * plan.d_model; // bf16
     bytes[table.offset + BAD as usize * row..][..row].fill(0xFF);
-    for (Row { name, backend, .. }, _) in backends::golden() {
+    for (Row { name, backend, cut, .. }, _) in backends::golden() {
         let broken = checkpoint::from_bytes("broken", bytes.clone()).unwrap();
         let mut company = session(&*backend, &plan, broken, 64);
         let (good, bad) = ([1, 2, 3, 4], [6, 7, BAD, 8]);
@@ -366,6 +369,7 @@ fn a_nan_at_the_router_is_the_fault_of_its_sequence() {
         assert_eq!(out.faults, [Fault { chunk: 1, layer: 0, token: 6 }], "{name}");
         let mut alone = session(&*backend, &plan, checkpoint::open(&path).unwrap(), 64);
         let alone = alone.step(&[(0, &good)]);
-        assert_eq!(&out.logits[..alone.len()], alone, "{name}");
+        let beside = &out.logits[..alone.len()];
+        assert!(if cut == 0.0 { beside == alone } else { relative_rms(beside, alone) <= cut }, "{name}");
     }
 }

@@ -34,6 +34,8 @@ pub enum Command {
     Render(RenderArgs),
     /// Measure perplexity on a text, by llama-perplexity's method
     Perplexity(PerplexityArgs),
+    /// List the GPUs that can compute, or say why one cannot
+    Devices,
     /// Print a completion script for a shell
     Completions {
         /// Shell to complete for
@@ -96,6 +98,8 @@ pub enum BackendKind {
     Reference,
     /// The CPU kernels
     Cpu,
+    /// An NVIDIA GPU
+    Cuda,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -386,6 +390,9 @@ pub struct BenchArgs {
     /// Numbers of threads to measure with; all cores when left out
     #[arg(short, long, value_name = "N,..", value_delimiter = ',')]
     pub threads: Vec<usize>,
+    /// What computes
+    #[arg(long, value_enum, default_value_t = BackendKind::Cpu)]
+    pub backend: BackendKind,
     /// Repetitions
     #[arg(short, long, value_name = "N", default_value_t = 5)]
     pub repetitions: usize,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use backend::cpu::{CacheType, Cpu, Isa};
+use backend::cuda::{self, Cuda};
 use backend::reference::Reference;
 use backend::residency::Policy;
 use backend::{Backend, Batch, Footprint, Limits, Program, Tables};
@@ -77,6 +78,14 @@ impl EngineSetup {
         if self.backend == BackendKind::Reference {
             return Ok((Box::new(Reference), "reference".into()));
         }
+        let cache = match self.step.cache_type {
+            CacheArg::F16 => CacheType::F16,
+            CacheArg::F32 => CacheType::F32,
+        };
+        if self.backend == BackendKind::Cuda {
+            let cubins = machine::cache_folder().map(|folder| folder.join("cuda"));
+            return Ok((Box::new(Cuda { device: 0, cache, cubins, kernels: None }), "CUDA".into()));
+        }
         let isa = match self.step.isa {
             None => Isa::best(),
             Some(IsaArg::Scalar) => Isa::Scalar,
@@ -88,10 +97,6 @@ impl EngineSetup {
         isa.check()?;
         let threads = self.threads.unwrap_or_else(machine::cores);
         ensure!((1..=1024).contains(&threads), "start {threads} threads: use 1 to 1024");
-        let cache = match self.step.cache_type {
-            CacheArg::F16 => CacheType::F16,
-            CacheArg::F32 => CacheType::F32,
-        };
         let residency = self.residency(checkpoint, plan);
         Ok((Box::new(Cpu { isa, threads, cache, residency }), format!("CPU {}", isa.name())))
     }
@@ -117,11 +122,24 @@ impl EngineSetup {
         }
     }
 
+    /// The memory that the backend may take: the host's, or the device's.
+    fn budget(&self, plan: &ValidPlan) -> Budget {
+        match (self.backend, self.step.memory) {
+            (BackendKind::Cuda, Some(bytes)) => Budget::Promise { bytes, overhead: 0 },
+            (BackendKind::Cuda, None) => {
+                let devices = cuda::devices().map(|found| found.devices).unwrap_or_default();
+                // A sixteenth is left to kernels, graphs and others.
+                Budget::Free(devices.first().map(|device| device.free_bytes - device.free_bytes / 16))
+            }
+            (BackendKind::Cpu | BackendKind::Reference, memory) => Budget::new(memory, plan, self.requests_bytes),
+        }
+    }
+
     /// The backend, the plan that it runs, and the limits that the memory holds.
     pub fn prepare(&self, checkpoint: &Checkpoint, plan: ValidPlan) -> Result<Prepared> {
         let (backend, name) = self.backend(checkpoint, &plan)?;
         let plan = backend.lower(plan)?;
-        let budget = Budget::new(self.step.memory, &plan, self.requests_bytes);
+        let budget = self.budget(&plan);
         let fit = memory::fit(&*backend, &plan, &self.wish(), budget)?;
         Ok(Prepared { backend, name, plan, budget, fit })
     }

@@ -32,6 +32,7 @@ fn main() -> ExitCode {
         Command::Render(args) => commands::render::run(args),
         Command::Perplexity(args) => commands::perplexity::run(args),
         Command::TryGrammar => trial::run(),
+        Command::Devices => commands::devices::run(),
         Command::Completions { shell } => {
             commands::completions::run(*shell);
             Ok(())

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use backend::Backend;
 use backend::cpu::{CacheType, Cpu, Isa};
+use backend::cuda::{self, Cuda};
 use backend::reference::Reference;
 use backend::residency::Policy;
 use quant::WeightType;
@@ -92,7 +93,52 @@ pub fn rows() -> Vec<Row> {
     if let Some(row) = rows.get_mut(2).filter(|_| Isa::best() == Isa::Scalar) {
         row.logits = Some(cpu);
     }
+    rows.extend(cuda_rows());
+    // One backend by itself: on a machine with a GPU the others have been run elsewhere.
+    if let Ok(name) = std::env::var("MOEBIUS_BACKEND") {
+        rows.retain(|row| row.backend.name() == name);
+        assert!(!rows.is_empty(), "no backend {name} here");
+    }
     rows
+}
+
+/// The first GPU, with a cache of this type; says so where there is none.
+pub fn gpu(cache: CacheType) -> Option<Cuda> {
+    let found = cuda::devices();
+    match &found {
+        Ok(found) if found.devices.first().is_some_and(|device| device.unusable.is_none()) => {
+            let cubins = Some(std::env::temp_dir().join("moebius-test-cubins"));
+            let kernels = std::env::var_os("MOEBIUS_KERNELS").map(Into::into);
+            Some(Cuda { device: 0, cache, cubins, kernels })
+        }
+        _ => {
+            println!("skipped cuda: {found:?}");
+            None
+        }
+    }
+}
+
+/// A GPU in both types of cache. Products of many rows round activations to bf16, those of few rows to 8 or 16 bits beside
+/// quantised weights, so a near tie may go to other experts in another cut.
+fn cuda_rows() -> Vec<Row> {
+    let row = |name: &str, cache, ops, logits| {
+        let backend: Shared = Arc::new(gpu(cache)?);
+        Some(Row { name: name.into(), backend, twin: None, ops, logits, model: None, cut: 3e-2 })
+    };
+    let ops = Ops { plain: 1e-5, weight: cuda_weight, cached: 1e-5, only_cached: false };
+    let half = Ops { cached: 4e-3, only_cached: true, ..ops };
+    let logits = Logits { bf16: 2e-2, quantised: Quantised::LlamaCpp { bytes: 3e-2 } };
+    let rows =
+        [row("cuda, f32 cache", CacheType::F32, ops, None), row("cuda, f16 cache", CacheType::F16, half, Some(logits))];
+    rows.into_iter().flatten().collect()
+}
+
+/// What rounded activations cost a GPU, by the type of the weights that they meet.
+fn cuda_weight(t: WeightType) -> f64 {
+    match t.act() {
+        ActKind::F32 | ActKind::Block32 => 6e-3,
+        ActKind::Byte32 | ActKind::Block256 => 2e-2,
+    }
 }
 
 /// Rows that the golden logits are run on.

@@ -58,13 +58,17 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let interrupt = Interrupt::install()?;
     let mut table = Table::new(args.output);
     for &threads in &threads {
-        bar.set_message(format!("measuring the read bandwidth of {threads} threads"));
-        bar.tick();
         let mut bandwidth = Bandwidth::new(threads);
-        bandwidth.measure()?;
-        bar.suspend(|| {
-            eprintln!("{}: {threads} threads read {:.1} GB/s", machine::processor(), bandwidth.take() / 1e9);
-        });
+        // What the host's memory gives limits the CPU alone.
+        let on_cpu = args.backend != BackendKind::Cuda;
+        if on_cpu {
+            bar.set_message(format!("measuring the read bandwidth of {threads} threads"));
+            bar.tick();
+            bandwidth.measure()?;
+            bar.suspend(|| {
+                eprintln!("{}: {threads} threads read {:.1} GB/s", machine::processor(), bandwidth.take() / 1e9);
+            });
+        }
         let longest = args.n_prompt.iter().chain(&args.n_gen).max().copied().unwrap_or(0);
         let deepest = args.depth.iter().max().copied().unwrap_or(0);
         let parallel = args.parallel.iter().max().copied().unwrap_or(1);
@@ -76,7 +80,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
             ctx: Some(
                 (longest + deepest + steps_to_start(parallel, args.step.batch) + 2).next_multiple_of(PAGE) + PAGE,
             ),
-            backend: BackendKind::Cpu,
+            backend: args.backend,
             step: args.step,
             // Off without a context to find: it copies recurrent states.
             prefix_cache: deepest > 0,
@@ -98,7 +102,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
                 bar.tick();
                 let mut samples = Vec::with_capacity(args.repetitions);
                 bench.warm_up(&test)?;
-                if n_gen > 0 {
+                if n_gen > 0 && on_cpu {
                     bandwidth.measure()?;
                 }
                 for _ in 0..args.repetitions {
@@ -107,7 +111,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
                     if interrupt.is_set() {
                         return Ok(());
                     }
-                    if n_gen > 0 {
+                    if n_gen > 0 && on_cpu {
                         bandwidth.measure()?;
                     }
                 }
@@ -354,7 +358,7 @@ fn row(s: &Session, test: &Test, threads: usize, bandwidth: &mut Bandwidth, load
         deviation,
         bytes_per_token,
         gb_per_second: rate.map(|rate| rate / 1e9),
-        bandwidth_share: rate.map(|rate| rate / bandwidth.take()),
+        bandwidth_share: rate.map(|rate| rate / bandwidth.take()).filter(|share| share.is_finite()),
         load_ms,
         peak_resident_bytes: bandwidth.peak_resident(),
     }

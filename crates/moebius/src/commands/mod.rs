@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod chat;
 pub mod completions;
+pub mod devices;
 pub mod inspect;
 pub mod logits;
 pub mod perplexity;

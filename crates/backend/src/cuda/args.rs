@@ -1,0 +1,90 @@
+//! Arguments of the kernels: the structs of `kernels/cuda/args.h`, field by field. The sizes are checked below and by a test
+//! that compiles the header.
+#![allow(missing_docs)]
+
+use super::driver::Ptr;
+
+macro_rules! args {
+    ($($(#[$doc:meta])* struct $name:ident: $bytes:literal { $($field:ident: $ty:ty),* $(,)? })*) => { $(
+        $(#[$doc])*
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug, Default)]
+        pub struct $name { $(pub $field: $ty),* }
+        const _: () = assert!(size_of::<$name>() == $bytes);
+    )*
+    /// Names and sizes of all structs.
+    #[cfg(test)]
+    pub const SIZES: &[(&str, usize)] = &[$((stringify!($name), $bytes)),*];
+    };
+}
+
+args! {
+    struct Matrix: 24 { q: Ptr, scales: Ptr, biases: Ptr }
+    struct LinearPart: 48 { w: Matrix, bias: Ptr, out: Ptr, n: u64 }
+    struct Linear: 216 { x: Ptr, rows: u32, k: u32, n_parts: u32, reserved: u32, parts: [LinearPart; 4] }
+    struct GatedLinear: 88 {
+        x: Ptr, gate: Matrix, up: Matrix, out: Ptr, rows: u32, k: u32, n: u32, act: u32, alpha: f32, limit: f32,
+    }
+    struct Embed: 56 { ids: Ptr, table: Matrix, out: Ptr, rows: u32, d: u32, scale: f32, reserved: u32 }
+    struct HeadLinear: 56 { x: Ptr, w: Matrix, out: Ptr, rows: u32, n_head: u32, n: u32, k: u32 }
+    struct Experts: 144 {
+        x: Ptr, ids: Ptr, w: Matrix, up: Matrix, bias: Ptr, up_bias: Ptr, out: Ptr, first: Ptr, pairs: Ptr,
+        rows: u32, n_used: u32, n_expert: u32, n: u32, k: u32, x_per_pair: u32, act: u32,
+        alpha: f32, limit: f32, reserved: u32,
+    }
+    struct ExpertLists: 32 { ids: Ptr, first: Ptr, pairs: Ptr, n_pairs: u32, n_expert: u32 }
+    struct Chunk: 32 {
+        first: u32, len: u32, pos: u32, first_page: u32, first_window_page: u32, first_window_block: u32, state: u32,
+        reserved: u32,
+    }
+    struct Step: 64 {
+        ids: Ptr, positions: Ptr, chunk_of: Ptr, rows: Ptr, chunks: Ptr, pages: Ptr, window_pages: Ptr, faults: Ptr,
+    }
+    struct RmsNorm: 48 { x: Ptr, residual: Ptr, w: Ptr, out: Ptr, rows: u32, d: u32, eps: f32, reserved: u32 }
+    struct HeadNorm: 40 { x: Ptr, w: Ptr, gate: Ptr, n: u64, d: u32, eps: f32 }
+    struct RopeTable: 40 {
+        positions: Ptr, inv_freq: Ptr, table: Ptr, rows: u32, half: u32, factor: f32, reserved: u32,
+    }
+    struct Rope: 40 {
+        x: Ptr, table: Ptr, rows: u32, n_head: u32, d_head: u32, half: u32, interleaved: u32, reserved: u32,
+    }
+    struct Heads: 40 { from: Ptr, to: Ptr, n: u64, width: u32, d_head: u32, first: u32, is_split: u32 }
+    struct Elementwise: 56 {
+        x: Ptr, y: Ptr, out: Ptr, n: u64, width: u32, per_row: u32, act: u32, a: f32, b: f32, reserved: u32,
+    }
+    struct DecayBeta: 64 { a: Ptr, b: Ptr, a_log: Ptr, dt_bias: Ptr, g: Ptr, beta: Ptr, len: u64, n: u64 }
+    struct KvAppend: 120 {
+        step: Step, k: Ptr, v: Ptr, k_cache: Ptr, v_cache: Ptr, rows: u32, n_kv: u32, d_k: u32, d_v: u32, windowed: u32,
+        reserved: u32,
+    }
+    struct Attention: 152 {
+        step: Step, q: Ptr, k_cache: Ptr, v_cache: Ptr, sinks: Ptr, out: Ptr, partial: Ptr, arrived: Ptr,
+        rows: u32, n_head: u32, n_kv: u32, n_splits: u32, window: u32, windowed: u32, scale: f32, softcap: f32,
+    }
+    struct CausalConv: 112 { step: Step, x: Ptr, w: Ptr, state: Ptr, out: Ptr, state_len: u64, d: u32, reserved: u32 }
+    struct DeltaNet: 144 {
+        step: Step, q: Ptr, k: Ptr, v: Ptr, g: Ptr, beta: Ptr, state: Ptr, out: Ptr, state_len: u64,
+        n_k_head: u32, n_v_head: u32, d_v: u32, tiled: u32,
+    }
+    struct Route: 152 {
+        step: Step, logits: Ptr, bias: Ptr, expert_scale: Ptr, ids: Ptr, weights: Ptr,
+        rows: u32, n_used: u32, score: u32, n_group: u32, n_group_used: u32, group_sums: u32, renormalise: u32,
+        of_outputs: u32, router: u32, eps: f32, scale: f32, reserved: u32,
+    }
+    struct Combine: 64 {
+        x: Ptr, y: Ptr, weights: Ptr, norm_w: Ptr, norm_out: Ptr, rows: u32, n_used: u32, d: u32, add: u32, eps: f32,
+        reserved: u32,
+    }
+    struct Select: 32 { x: Ptr, rows: Ptr, out: Ptr, n_rows: u32, d: u32 }
+    struct QkvPart: 40 { x: Ptr, w: Ptr, cache: Ptr, n_head: u32, d_head: u32, is_normed: u32, is_rotated: u32 }
+    struct Qkv: 216 {
+        step: Step, parts: [QkvPart; 3], table: Ptr, rows: u32, n_heads: u32, half: u32, interleaved: u32, windowed: u32,
+        eps: f32,
+    }
+    struct PickAsk: 24 { row: u32, n: u32, first_listed: u32, n_listed: u32, log_sum_exp: u32, reserved: u32 }
+    struct PickPart: 16 { top: f32, sum: f32, first_bad: u32, reserved: u32 }
+    struct Pick: 64 {
+        logits: Ptr, asks: Ptr, listed: Ptr, parts: Ptr, candidates: Ptr, out: Ptr, listed_out: Ptr, n_vocab: u32,
+        rows: u32,
+    }
+}

@@ -1,0 +1,371 @@
+//! From a plan to a program: compiles the modules it needs, copies weights to the device and allocates everything a step
+//! needs.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use checkpoint::Checkpoint;
+use model::plan::{CacheDecl, Elem, Op, Plan, ValidPlan, Weight, memory};
+
+use super::Cuda;
+use super::driver::{self, Context, DriverError, Memory, Module, Pinned, Stream};
+use super::encode::{Kernels, RopeView, Scratch};
+use super::fuse::fuse;
+use super::nodes::{CacheView, Lower, MAX_SPLITS, Modules, Node, StateView, is_interleaved};
+use super::nvrtc::{self, Target};
+use super::pick::Picker;
+use super::program::{CudaProgram, Parts};
+use super::sources::{self, Key, Texts};
+use super::tables::Tables;
+use super::upload::Weights;
+use crate::cpu::CacheType;
+use crate::residency::{Policy, Residencies, Residency};
+use crate::routing::RoutingTrace;
+use crate::{CompileError, Footprint, Kinds, Limits, PAGE, Part};
+
+/// Tokens of a step: where one goes in 20 bits of a fault, with its router in the other 12.
+const MAX_TOKENS: usize = 1 << 20;
+const MAX_ROUTERS: usize = 1 << 12;
+
+/// A driver error while compiling.
+pub trait Failed<T> {
+    /// Says what for.
+    fn failed(self, what: &'static str) -> Result<T, CompileError>;
+}
+
+impl<T> Failed<T> for Result<T, DriverError> {
+    fn failed(self, what: &'static str) -> Result<T, CompileError> {
+        self.map_err(|e| unsupported(format!("get {what}: {e}")))
+    }
+}
+
+fn unsupported(what: String) -> CompileError {
+    CompileError::Unsupported { backend: "cuda", what }
+}
+
+/// Device memory; where it runs out, the error says how much was wanted and how much is free.
+pub fn allocate(context: &Arc<Context>, what: &'static str, bytes: usize) -> Result<Memory, CompileError> {
+    Memory::new(context, bytes).map_err(|e| {
+        if !e.is_memory {
+            return unsupported(format!("get {what}: {e}"));
+        }
+        let free = context.memory().map_or(0, |(free, _)| free);
+        unsupported(format!(
+            "hold {what}: {bytes} bytes are wanted, {free} bytes are free on {}; lower the context or the batch",
+            context.name
+        ))
+    })
+}
+
+/// Compiles `plan`; see [`crate::Backend::compile`].
+pub fn compile(
+    cuda: &Cuda,
+    plan: &ValidPlan,
+    checkpoint: &Checkpoint,
+    limits: Limits,
+) -> Result<CudaProgram, CompileError> {
+    let start = |why: String| CompileError::Start { what: format!("CUDA device {}", cuda.device), why };
+    driver::init().map_err(start)?;
+    nvrtc::version().map_err(start)?;
+    let plan: &Plan = plan;
+    let kinds = Kinds::of(plan);
+    kinds.check(limits)?;
+    if let Some(buf) = plan.bufs.iter().find(|buf| !matches!(buf.elem, Elem::F32 | Elem::U32)) {
+        return Err(unsupported(format!("keep {} in {:?}", buf.name, buf.elem)));
+    }
+    if limits.max_tokens == 0 || limits.max_tokens > MAX_TOKENS {
+        return Err(unsupported(format!("run steps of {} tokens, at most {MAX_TOKENS}", limits.max_tokens)));
+    }
+    if limits.max_draft > 0 && kinds.state {
+        return Err(unsupported("take drafts where a plan keeps recurrent states".into()));
+    }
+    let n_routers = plan.ops.iter().filter(|op| matches!(op, Op::Route { .. })).count();
+    if n_routers > MAX_ROUTERS {
+        return Err(unsupported(format!("run {n_routers} routers, at most {MAX_ROUTERS}")));
+    }
+    let context = Context::new(cuda.device).failed("the device")?;
+    let target = Target::new(context.arch).map_err(start)?;
+    let stream = Stream::new(&context).failed("a stream")?;
+    let is_f16 = cuda.cache == CacheType::F16;
+    let max_tokens = limits.max_tokens;
+    let max_outputs = limits.max_outputs.min(max_tokens);
+
+    let placement = memory::place(plan, max_tokens, max_outputs);
+    let arena = allocate(&context, "step buffers", placement.bytes)?;
+    let (cache_memory, caches) = caches(&context, plan, limits, is_f16)?;
+    let (state_memory, states) = states(&context, plan, limits, &stream)?;
+    let mut weights = Weights::new(&context)?;
+    let mut modules = Modules::new();
+    let mut lower = Lower {
+        plan,
+        checkpoint,
+        weights: &mut weights,
+        modules: &mut modules,
+        placement: &placement,
+        arena: arena.ptr(),
+        caches: &caches,
+        states: &states,
+        is_f16,
+        n_routers: 0,
+    };
+    let mut nodes = Vec::new();
+    for op in &plan.ops {
+        nodes.extend(lower.op(op)?);
+    }
+    let qkv = lower.modules.id(Key::cached(sources::QKV, is_f16));
+    let nodes = fuse(nodes, qkv);
+    let logits = lower.view(plan.logits);
+    let hidden = plan.hidden().map(|hidden| lower.view(hidden));
+
+    let needs = Needs::of(&nodes, limits, context.sms);
+    let mut memory = vec![arena, cache_memory, state_memory];
+    let mut scratch = |what, numbers: usize| {
+        let memory_ = allocate(&context, what, numbers.saturating_mul(4))?;
+        let ptr = memory_.ptr();
+        memory.push(memory_);
+        Ok::<_, CompileError>(ptr)
+    };
+    let scratch = Scratch {
+        apart: scratch("scratch of products", needs.apart)?,
+        partial: scratch("partial sums of attention", needs.partial)?,
+        arrived: scratch("counters of attention", needs.arrived)?,
+        first: scratch("expert lists", needs.n_expert + 1)?,
+        pairs: scratch("expert lists", needs.pairs)?,
+    };
+    if needs.arrived > 0 {
+        // SAFETY: just allocated with this length.
+        unsafe { stream.fill(scratch.arrived, 0, 4 * needs.arrived) }.failed("counters of attention")?;
+    }
+    let mut ropes = Vec::with_capacity(plan.ropes.len());
+    for decl in &plan.ropes {
+        let half = decl.inv_freq.len();
+        let bytes: Vec<u8> = decl.inv_freq.iter().flat_map(|f| f.to_le_bytes()).collect();
+        let inv_freq = weights.bytes("frequencies", &bytes)?;
+        let table = allocate(&context, "angles", max_tokens.saturating_mul(8 * half))?;
+        let view = RopeView {
+            inv_freq,
+            table: table.ptr(),
+            half,
+            factor: decl.factor,
+            interleaved: is_interleaved(decl.pairing),
+        };
+        memory.push(table);
+        ropes.push(view);
+    }
+    let kernels = Kernels::new(load(&context, modules.keys(), target, cuda)?);
+    memory.extend(weights.finish()?);
+    stream.wait().failed("initial memory")?;
+
+    let d_hidden = hidden.map_or(0, |hidden| hidden.width);
+    let pinned = |numbers: usize| Pinned::new(&context, numbers.saturating_mul(4)).failed("memory for outputs");
+    let n_pages = [limits.n_pages, limits.n_window_pages];
+    CudaProgram::new(Parts {
+        tables: Tables::new(&context, max_tokens, n_pages, kinds.window.is_some()).failed("page tables")?,
+        host_logits: pinned(max_outputs.saturating_mul(plan.n_vocab))?,
+        host_hidden: pinned(max_outputs.saturating_mul(d_hidden))?,
+        host_faults: pinned(max_tokens)?,
+        picker: Picker::new(&context, plan.n_vocab),
+        context,
+        stream,
+        kernels,
+        nodes,
+        routers: router_layers(plan),
+        ropes,
+        scratch,
+        states,
+        logits,
+        hidden,
+        n_vocab: plan.n_vocab,
+        limits: Limits { max_outputs, ..limits },
+        kinds,
+        routing: RoutingTrace::new(plan),
+        _memory: memory,
+    })
+    .failed("a program")
+}
+
+/// What a program takes of the device's memory; see [`crate::Backend::footprint`].
+pub fn footprint(cuda: &Cuda, plan: &Plan, limits: Limits) -> Footprint {
+    /// Multiprocessors of the largest device: the splits of attention grow with them.
+    const SMS: usize = 192;
+    let mut sum = Footprint::new("device memory");
+    let kinds = plan.kinds();
+    let residencies = Residencies::new(plan, Policy::CopyAll);
+    for i in 0..plan.weights.len() {
+        let (decl, is_matrix) = (&plan.weights[i], residencies.is_matrix(Weight(i as u32)));
+        let bytes = if is_matrix { decl.bytes() } else { decl.n_values().saturating_mul(4) };
+        sum.add(Part::Weights(kinds[i], Residency::Copied), bytes);
+    }
+    let element = if cuda.cache == CacheType::F16 { 2 } else { 4 };
+    for decl in &plan.caches {
+        let part = if decl.window.is_some() { Part::Windows } else { Part::Cache };
+        let (k, v) = planes(decl, limits, element);
+        sum.add(part, k.saturating_add(v));
+    }
+    plan.states.iter().for_each(|state| sum.add(Part::States, state_bytes(state.n, limits)));
+    let max_outputs = limits.max_outputs.min(limits.max_tokens);
+    sum.add(Part::Activations, memory::place(plan, limits.max_tokens, max_outputs).bytes);
+    plan.ropes.iter().for_each(|r| sum.add(Part::Scratch, limits.max_tokens.saturating_mul(8 * r.inv_freq.len())));
+    let attention = plan.ops.iter().filter_map(|op| match *op {
+        Op::Attention { cache, n_head, .. } => {
+            let decl = plan.cache(cache);
+            Some((4 * SMS / decl.n_kv.max(1) + 1).saturating_mul(n_head * (decl.d_v + 2) * 4))
+        }
+        _ => None,
+    });
+    sum.add(Part::Scratch, attention.max().unwrap_or(0));
+    sum
+}
+
+/// The layer of each router, in the order of ops.
+fn router_layers(plan: &Plan) -> Vec<u32> {
+    let layers = plan.ops.iter().zip(&plan.layers);
+    layers.filter(|(op, _)| matches!(op, Op::Route { .. })).map(|(_, layer)| layer.unwrap_or(0)).collect()
+}
+
+/// Scratch over all nodes, in numbers of four bytes.
+#[derive(Default)]
+struct Needs {
+    apart: usize,
+    partial: usize,
+    arrived: usize,
+    n_expert: usize,
+    pairs: usize,
+}
+
+impl Needs {
+    fn of(nodes: &[Node], limits: Limits, sms: usize) -> Needs {
+        let mut needs = Needs::default();
+        let most_pages = limits.max_positions.div_ceil(PAGE).max(1);
+        for node in nodes {
+            match node {
+                Node::GatedLinearApart { out, .. } => {
+                    let rows = out.rows.count(limits.max_tokens, limits.max_outputs);
+                    needs.apart = needs.apart.max(rows.saturating_mul(out.width));
+                }
+                Node::Attention(node) => {
+                    // Splits shrink as tokens grow, so the most of their product stands at some number of tokens.
+                    let tiles = node.cache.n_kv * node.tiles();
+                    for n_tokens in 1..=limits.max_tokens {
+                        let n_splits = node.splits(n_tokens, most_pages.max(MAX_SPLITS), sms);
+                        if n_splits == 1 {
+                            break;
+                        }
+                        let row = node.n_head * (node.cache.d_v + 2);
+                        needs.partial = needs.partial.max(n_tokens.saturating_mul(n_splits).saturating_mul(row));
+                        needs.arrived = needs.arrived.max(n_tokens * tiles);
+                    }
+                }
+                Node::Experts(node) => {
+                    needs.n_expert = needs.n_expert.max(node.n_expert);
+                    let rows = node.x.rows.count(limits.max_tokens, limits.max_outputs);
+                    needs.pairs = needs.pairs.max(rows.saturating_mul(node.n_used));
+                    if node.gate.dtype != node.up.dtype {
+                        needs.apart = needs.apart.max(rows.saturating_mul(node.n_used * node.hidden.width));
+                    }
+                }
+                _ => {}
+            }
+        }
+        needs
+    }
+}
+
+/// Bytes of a layer's keys and values.
+fn planes(decl: &CacheDecl, limits: Limits, element: usize) -> (usize, usize) {
+    let plane = |d: usize| {
+        let n_pages = if decl.window.is_some() { limits.n_window_pages } else { limits.n_pages };
+        n_pages.saturating_mul(PAGE * element).saturating_mul(decl.n_kv.saturating_mul(d)).saturating_add(255) & !255
+    };
+    (plane(decl.d_k), if decl.v_in_k { 0 } else { plane(decl.d_v) })
+}
+
+/// Bytes of a state of `n` numbers in all slots.
+fn state_bytes(n: usize, limits: Limits) -> usize {
+    n.saturating_mul(limits.n_states).saturating_mul(4).saturating_add(255) & !255
+}
+
+/// The pages of all layers, one layer after the other.
+fn caches(
+    context: &Arc<Context>,
+    plan: &Plan,
+    limits: Limits,
+    is_f16: bool,
+) -> Result<(Memory, Vec<CacheView>), CompileError> {
+    let element = if is_f16 { 2 } else { 4 };
+    let planes = |decl: &CacheDecl| planes(decl, limits, element);
+    let total = plan.caches.iter().fold(0usize, |sum, decl| {
+        let (k, v) = planes(decl);
+        sum.saturating_add(k).saturating_add(v)
+    });
+    let memory = allocate(context, "the key-value cache", total)?;
+    let mut at = memory.ptr();
+    let view = |decl: &CacheDecl| {
+        let (k, v) = planes(decl);
+        let view = CacheView {
+            k: at,
+            v: at + k as u64,
+            n_kv: decl.n_kv,
+            d_k: decl.d_k,
+            d_v: decl.d_v,
+            windowed: decl.window.is_some(),
+        };
+        at += (k + v) as u64;
+        view
+    };
+    let views = plan.caches.iter().map(view).collect();
+    Ok((memory, views))
+}
+
+/// The recurrent states of all slots, one state after the other, zero.
+fn states(
+    context: &Arc<Context>,
+    plan: &Plan,
+    limits: Limits,
+    stream: &Stream,
+) -> Result<(Memory, Vec<StateView>), CompileError> {
+    let bytes = |n: usize| state_bytes(n, limits);
+    let total = plan.states.iter().fold(0usize, |sum, state| sum.saturating_add(bytes(state.n)));
+    let memory = allocate(context, "recurrent states", total)?;
+    if total > 0 {
+        // SAFETY: just allocated with this length.
+        unsafe { stream.fill(memory.ptr(), 0, total) }.failed("recurrent states")?;
+    }
+    let mut at = memory.ptr();
+    let view = |state: &model::plan::StateDecl| {
+        at += bytes(state.n) as u64;
+        StateView { ptr: at - bytes(state.n) as u64, len: state.n }
+    };
+    let views = plan.states.iter().map(view).collect();
+    Ok((memory, views))
+}
+
+/// Compiles and loads modules. The compiler works on several at a time.
+fn load(context: &Arc<Context>, keys: &[Key], target: Target, cuda: &Cuda) -> Result<Vec<Module>, CompileError> {
+    let texts = Texts::new(cuda.kernels.as_deref());
+    let next = AtomicUsize::new(0);
+    let images: Vec<_> = keys.iter().map(|_| std::sync::Mutex::new(None)).collect();
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(keys.len());
+    std::thread::scope(|scope| {
+        let work = || {
+            while let Some((key, image)) = {
+                let i = next.fetch_add(1, Ordering::Relaxed);
+                keys.get(i).zip(images.get(i))
+            } {
+                let compiled = nvrtc::compile(key, &texts, target, cuda.cubins.as_deref());
+                *image.lock().unwrap_or_else(|e| e.into_inner()) = Some(compiled);
+            }
+        };
+        for _ in 1..threads {
+            // Where the system gives no more threads, this one does it all.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, work);
+        }
+        work();
+    });
+    let module = |image: std::sync::Mutex<Option<Result<nvrtc::Compiled, String>>>| {
+        let compiled = image.into_inner().unwrap_or_else(|e| e.into_inner());
+        let compiled = compiled.unwrap_or_else(|| Err("a module was not compiled".into())).map_err(unsupported)?;
+        Module::load(context, &compiled.image).failed("a module")
+    };
+    images.into_iter().map(module).collect()
+}

@@ -1,0 +1,463 @@
+//! The CUDA driver: the few calls the backend makes, each checked. Knows no op and no plan.
+//!
+//! Everything here belongs to one context, the device's primary one. A context is current on a thread after
+//! [`Context::enter`]; every other call wants that.
+
+use std::ffi::{CStr, CString, c_void};
+use std::fmt;
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+
+/// The oldest driver that has every call used here: CUDA 12.0.
+const OLDEST_DRIVER: i32 = 12000;
+
+/// A driver call that failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DriverError {
+    /// What was tried, e.g. `cuMemAlloc_v2 of 1024 bytes`.
+    pub call: String,
+    /// What the driver says.
+    pub why: String,
+    /// Whether it was memory that ran out.
+    pub is_memory: bool,
+}
+
+impl fmt::Display for DriverError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.call, self.why)
+    }
+}
+
+type Result<T> = std::result::Result<T, DriverError>;
+
+fn status(call: &str, code: sys::CUresult) -> Result<()> {
+    if code == sys::CUresult::CUDA_SUCCESS {
+        return Ok(());
+    }
+    let mut text = std::ptr::null();
+    // SAFETY: the driver writes a pointer to a string of its own that is never freed, or null for a code it does not know.
+    let why = unsafe {
+        sys::cuGetErrorString(code, &mut text);
+        if text.is_null() { format!("{code:?}") } else { CStr::from_ptr(text).to_string_lossy().into_owned() }
+    };
+    Err(DriverError { call: call.into(), why, is_memory: code == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY })
+}
+
+/// Calls the driver; arguments are evaluated inside `unsafe`, each use says why they are right.
+macro_rules! call {
+    ($name:ident($($arg:expr),* $(,)?)) => { status(stringify!($name), sys::$name($($arg),*)) };
+}
+
+/// Loads and initialises the driver; the version it speaks, e.g. 13000.
+pub fn init() -> std::result::Result<i32, String> {
+    // SAFETY: looks for the library by name, and initialises it as any program does.
+    unsafe {
+        if !sys::is_culib_present() {
+            return Err("the NVIDIA driver (libcuda) is not installed".into());
+        }
+        let mut version = 0;
+        call!(cuDriverGetVersion(&mut version)).map_err(|e| e.to_string())?;
+        if version < OLDEST_DRIVER {
+            return Err(format!("the NVIDIA driver speaks CUDA {}, 12.0 is needed: update it", cuda_version(version)));
+        }
+        call!(cuInit(0)).map_err(|e| e.to_string())?;
+        Ok(version)
+    }
+}
+
+/// `13.0` for 13000.
+pub fn cuda_version(version: i32) -> String {
+    format!("{}.{}", version / 1000, version % 1000 / 10)
+}
+
+/// Number of devices.
+pub fn device_count() -> Result<usize> {
+    let mut n = 0;
+    // SAFETY: the driver is initialised and writes one number.
+    unsafe { call!(cuDeviceGetCount(&mut n))? };
+    Ok(n.max(0) as usize)
+}
+
+/// A device and its primary context.
+#[derive(Debug)]
+pub struct Context {
+    device: sys::CUdevice,
+    raw: sys::CUcontext,
+    /// Name of the card.
+    pub name: String,
+    /// Compute capability, e.g. 90.
+    pub arch: u32,
+    /// Multiprocessors.
+    pub sms: usize,
+    /// Most shared memory a block may have, in bytes.
+    pub max_shared: usize,
+}
+
+// SAFETY: the driver's contexts may be used from any thread; `enter` makes this one current where it is used.
+unsafe impl Send for Context {}
+// SAFETY: as above; the fields never change.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// Opens a device by its number and makes it current on this thread. [`init`] has succeeded.
+    pub fn new(ordinal: usize) -> Result<Arc<Context>> {
+        use sys::CUdevice_attribute as A;
+        let mut device = 0;
+        let mut raw = std::ptr::null_mut();
+        let mut name = [0; 256];
+        // SAFETY: the driver is initialised, fills what the pointers name, and ends the name with a zero.
+        let name = unsafe {
+            call!(cuDeviceGet(&mut device, ordinal as i32))?;
+            call!(cuDeviceGetName(name.as_mut_ptr(), name.len() as i32, device))?;
+            call!(cuDevicePrimaryCtxRetain(&mut raw, device))?;
+            CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned()
+        };
+        let attribute = |which| {
+            let mut value = 0;
+            // SAFETY: the driver writes one number.
+            unsafe { call!(cuDeviceGetAttribute(&mut value, which, device))? };
+            Ok::<_, DriverError>(value.max(0) as usize)
+        };
+        let major = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let sms = attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let max_shared = attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+        let context = Context { device, raw, name, arch: (10 * major + minor) as u32, sms, max_shared };
+        context.enter()?;
+        Ok(Arc::new(context))
+    }
+
+    /// Makes it current on this thread.
+    pub fn enter(&self) -> Result<()> {
+        // SAFETY: the context is retained until drop.
+        unsafe { call!(cuCtxSetCurrent(self.raw)) }
+    }
+
+    /// Bytes free and in all.
+    pub fn memory(&self) -> Result<(usize, usize)> {
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the driver writes two numbers.
+        unsafe { call!(cuMemGetInfo_v2(&mut free, &mut total))? };
+        Ok((free, total))
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: retained once in `new`; all that lives in it holds an `Arc` of it and is gone.
+        unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
+    }
+}
+
+/// An address in device memory.
+pub type Ptr = u64;
+
+/// A piece of device memory.
+#[derive(Debug)]
+pub struct Memory {
+    ptr: Ptr,
+    bytes: usize,
+    context: Arc<Context>,
+}
+
+impl Memory {
+    /// Allocates it, at a multiple of 256; no bytes are a null pointer.
+    pub fn new(context: &Arc<Context>, bytes: usize) -> Result<Memory> {
+        let mut ptr = 0;
+        if bytes > 0 {
+            // SAFETY: the driver writes one address.
+            unsafe { call!(cuMemAlloc_v2(&mut ptr, bytes)) }
+                .map_err(|e| DriverError { call: format!("{} of {bytes} bytes", e.call), ..e })?;
+        }
+        Ok(Memory { ptr, bytes, context: Arc::clone(context) })
+    }
+
+    /// Its address.
+    pub fn ptr(&self) -> Ptr {
+        self.ptr
+    }
+
+    /// Its length.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if self.ptr != 0 && self.context.enter().is_ok() {
+            // SAFETY: allocated by `new`; programs wait for their stream before they drop memory.
+            unsafe { sys::cuMemFree_v2(self.ptr) };
+        }
+    }
+}
+
+/// Host memory that the device copies from and to without a detour.
+#[derive(Debug)]
+pub struct Pinned {
+    ptr: *mut u8,
+    bytes: usize,
+    context: Arc<Context>,
+}
+
+// SAFETY: plain memory with one owner.
+unsafe impl Send for Pinned {}
+
+impl Pinned {
+    /// Zeros.
+    pub fn new(context: &Arc<Context>, bytes: usize) -> Result<Pinned> {
+        let mut ptr = std::ptr::null_mut();
+        let len = bytes.max(1);
+        // SAFETY: the driver writes one address, of memory of that length.
+        unsafe {
+            call!(cuMemHostAlloc(&mut ptr, len, 0))
+                .map_err(|e| DriverError { call: format!("{} of {len} bytes", e.call), ..e })?;
+            std::ptr::write_bytes(ptr.cast::<u8>(), 0, len);
+        }
+        Ok(Pinned { ptr: ptr.cast(), bytes, context: Arc::clone(context) })
+    }
+
+    /// As numbers. The owner reads what the device wrote only after it has waited for the stream.
+    pub fn words<T: Word>(&self) -> &[T] {
+        // SAFETY: the allocation is aligned to a page, initialised, and every bit pattern is a number.
+        unsafe { std::slice::from_raw_parts(self.ptr.cast(), self.bytes / size_of::<T>()) }
+    }
+
+    /// To be written. The owner writes only when no copy is under way.
+    pub fn words_mut<T: Word>(&mut self) -> &mut [T] {
+        // SAFETY: as above, and the reference is the only one.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.cast(), self.bytes / size_of::<T>()) }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: allocated by `new`, and nothing copies any more.
+            unsafe { sys::cuMemFreeHost(self.ptr.cast()) };
+        }
+    }
+}
+
+/// Numbers for which every bit pattern is a value.
+pub trait Word: Copy {}
+impl Word for u8 {}
+impl Word for u32 {}
+impl Word for f32 {}
+
+/// A queue of work.
+#[derive(Debug)]
+pub struct Stream {
+    raw: sys::CUstream,
+    context: Arc<Context>,
+}
+
+// SAFETY: a stream may be used from any thread, one at a time.
+unsafe impl Send for Stream {}
+
+impl Stream {
+    /// A stream that does not wait for the default one.
+    pub fn new(context: &Arc<Context>) -> Result<Stream> {
+        let mut raw = std::ptr::null_mut();
+        let flag = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: the driver writes one handle.
+        unsafe { call!(cuStreamCreate(&mut raw, flag))? };
+        Ok(Stream { raw, context: Arc::clone(context) })
+    }
+
+    /// Waits for everything that was queued.
+    pub fn wait(&self) -> Result<()> {
+        // SAFETY: the stream lives.
+        unsafe { call!(cuStreamSynchronize(self.raw)) }
+    }
+
+    /// Queues a copy of the first `bytes` of `from` to the device.
+    ///
+    /// # Safety
+    /// `to` has room for them, and `from` stays as it is until the copy is done.
+    pub unsafe fn upload(&self, to: Ptr, from: &Pinned, bytes: usize) -> Result<()> {
+        assert!(bytes <= from.bytes);
+        // SAFETY: the caller's promise, and the length was checked.
+        unsafe { call!(cuMemcpyHtoDAsync_v2(to, from.ptr.cast(), bytes, self.raw)) }
+    }
+
+    /// Queues a copy to `to`, from its byte `at` on.
+    ///
+    /// # Safety
+    /// `from` is a piece of device memory of `bytes`, and nobody reads `to` before the copy is done.
+    pub unsafe fn download(&self, to: &mut Pinned, at: usize, from: Ptr, bytes: usize) -> Result<()> {
+        assert!(at + bytes <= to.bytes);
+        // SAFETY: the caller's promise, and the length was checked.
+        unsafe { call!(cuMemcpyDtoHAsync_v2(to.ptr.add(at).cast(), from, bytes, self.raw)) }
+    }
+
+    /// Queues a copy inside device memory.
+    ///
+    /// # Safety
+    /// Both are pieces of device memory of `bytes` that do not overlap.
+    pub unsafe fn copy(&self, to: Ptr, from: Ptr, bytes: usize) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { call!(cuMemcpyDtoDAsync_v2(to, from, bytes, self.raw)) }
+    }
+
+    /// Queues a fill with bytes.
+    ///
+    /// # Safety
+    /// `at` is a piece of device memory of `bytes`.
+    pub unsafe fn fill(&self, at: Ptr, value: u8, bytes: usize) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { call!(cuMemsetD8Async(at, value, bytes, self.raw)) }
+    }
+
+    /// Queues a kernel with one struct of arguments. With `early` its blocks may start while the kernel before it ends
+    /// (programmatic dependent launch); it waits by itself for what it reads.
+    ///
+    /// # Safety
+    /// `args` is the struct the kernel takes, and what it points to is as the kernel wants it.
+    pub unsafe fn launch<A>(&self, kernel: &Function, geometry: Geometry, args: &A, early: bool) -> Result<()> {
+        // SAFETY: zeros are a value of this plain struct and union.
+        let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
+        attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+        attribute.value.programmaticStreamSerializationAllowed = 1;
+        let Geometry { grid, block, shared } = geometry;
+        let config = sys::CUlaunchConfig {
+            gridDimX: grid[0],
+            gridDimY: grid[1],
+            gridDimZ: grid[2],
+            blockDimX: block,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared,
+            hStream: self.raw,
+            attrs: &mut attribute,
+            numAttrs: u32::from(early),
+        };
+        let mut params = [std::ptr::from_ref(args).cast_mut().cast::<c_void>()];
+        // SAFETY: the driver copies the arguments before it returns; the rest is the caller's promise.
+        unsafe { call!(cuLaunchKernelEx(&config, kernel.raw, params.as_mut_ptr(), std::ptr::null_mut())) }
+    }
+
+    /// Records what `queue` queues, and makes a graph of it.
+    pub fn capture<E: From<DriverError>>(
+        &self,
+        queue: impl FnOnce() -> std::result::Result<(), E>,
+    ) -> std::result::Result<Graph, E> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream lives, and captures nothing yet.
+        unsafe { call!(cuStreamBeginCapture_v2(self.raw, mode))? };
+        let queued = queue();
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: the capture that began above ends, whatever was queued.
+        let ended = unsafe { call!(cuStreamEndCapture(self.raw, &mut graph)) };
+        let mut raw = std::ptr::null_mut();
+        let made = match (queued, ended) {
+            (Err(e), _) => Err(e),
+            (_, Err(e)) => Err(e.into()),
+            // SAFETY: the graph was just captured.
+            (Ok(()), Ok(())) => unsafe { call!(cuGraphInstantiateWithFlags(&mut raw, graph, 0)) }.map_err(E::from),
+        };
+        if !graph.is_null() {
+            // SAFETY: made above; what was instantiated does not need it.
+            unsafe { sys::cuGraphDestroy(graph) };
+        }
+        made.map(|()| Graph { raw, context: Arc::clone(&self.context) })
+    }
+
+    /// Queues a graph.
+    pub fn replay(&self, graph: &Graph) -> Result<()> {
+        // SAFETY: both live; what the graph's kernels point to belongs to the program that captured it.
+        unsafe { call!(cuGraphLaunch(graph.raw, self.raw)) }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: created by `new`.
+            unsafe { sys::cuStreamDestroy_v2(self.raw) };
+        }
+    }
+}
+
+/// Work that was recorded once and is queued by one call.
+#[derive(Debug)]
+pub struct Graph {
+    raw: sys::CUgraphExec,
+    context: Arc<Context>,
+}
+
+// SAFETY: a handle with one owner.
+unsafe impl Send for Graph {}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: made by `capture`; the program has waited for its stream.
+            unsafe { sys::cuGraphExecDestroy(self.raw) };
+        }
+    }
+}
+
+/// Blocks, threads of a block, and dynamic shared memory in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    pub grid: [u32; 3],
+    pub block: u32,
+    pub shared: u32,
+}
+
+/// Code on the device.
+#[derive(Debug)]
+pub struct Module {
+    raw: sys::CUmodule,
+    context: Arc<Context>,
+}
+
+// SAFETY: a handle with one owner.
+unsafe impl Send for Module {}
+
+impl Module {
+    /// Loads a cubin, or PTX that ends with a zero.
+    pub fn load(context: &Arc<Context>, image: &[u8]) -> Result<Module> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: images come from NVRTC, or from the cache that keeps them with their hash.
+        unsafe { call!(cuModuleLoadData(&mut raw, image.as_ptr().cast()))? };
+        Ok(Module { raw, context: Arc::clone(context) })
+    }
+
+    /// An entry point by its name, allowed as much dynamic shared memory as the device has beside its own.
+    pub fn function(&self, name: &str) -> Result<Function> {
+        use sys::CUfunction_attribute as A;
+        let c_name = CString::new(name).unwrap_or_default();
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the module lives; the driver writes one handle and one number, and reads a string that ends with a zero.
+        unsafe {
+            call!(cuModuleGetFunction(&mut raw, self.raw, c_name.as_ptr()))
+                .map_err(|e| DriverError { call: format!("{} of {name}", e.call), ..e })?;
+            let mut fixed = 0;
+            call!(cuFuncGetAttribute(&mut fixed, A::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, raw))?;
+            let dynamic = (self.context.max_shared as i32 - fixed).max(0);
+            call!(cuFuncSetAttribute(raw, A::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, dynamic))?;
+        }
+        Ok(Function { raw })
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: loaded by `load`; the program has waited for its stream.
+            unsafe { sys::cuModuleUnload(self.raw) };
+        }
+    }
+}
+
+/// An entry point. Whoever has it keeps its module.
+#[derive(Clone, Copy, Debug)]
+pub struct Function {
+    raw: sys::CUfunction,
+}
+
+// SAFETY: a handle; functions may be launched from any thread.
+unsafe impl Send for Function {}

@@ -1,0 +1,497 @@
+//! From nodes to launches: fills the arguments of each kernel for the counts of a step and queues it.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use super::args;
+use super::driver::{DriverError, Function, Geometry, Module, Ptr, Stream};
+use super::launch::Launch;
+use super::matmul;
+use super::nodes::{
+    Act, AttentionNode, ExpertsNode, Mat, ModuleId, Modules, Node, Part, QkvNode, RouteNode, View, is_tiled,
+};
+use super::tables::Counts;
+
+/// The modules of a program on the device, and the entry points that were asked for.
+pub struct Kernels {
+    modules: Vec<Module>,
+    functions: RefCell<HashMap<(ModuleId, &'static str), Function>>,
+}
+
+impl Kernels {
+    /// From modules by their index.
+    pub fn new(modules: Vec<Module>) -> Kernels {
+        Kernels { modules, functions: RefCell::default() }
+    }
+
+    fn get(&self, module: ModuleId, entry: &'static str) -> Result<Function, DriverError> {
+        if let Some(function) = self.functions.borrow().get(&(module, entry)) {
+            return Ok(*function);
+        }
+        let function = self.modules[module].function(entry)?;
+        self.functions.borrow_mut().insert((module, entry), function);
+        Ok(function)
+    }
+}
+
+/// Shares of a row of logits, as `pick.cu` has it.
+pub const PICK_PARTS: usize = 64;
+
+/// A rotary embedding on the device.
+#[derive(Clone, Copy, Debug)]
+pub struct RopeView {
+    pub inv_freq: Ptr,
+    pub table: Ptr,
+    pub half: usize,
+    pub factor: f32,
+    pub interleaved: bool,
+}
+
+/// Scratch that ops share.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Scratch {
+    /// A product that has no buffer in the plan.
+    pub apart: Ptr,
+    pub partial: Ptr,
+    pub arrived: Ptr,
+    pub first: Ptr,
+    pub pairs: Ptr,
+}
+
+/// What is the same for all launches of a step.
+pub struct Encoder<'a> {
+    pub stream: &'a Stream,
+    pub kernels: &'a Kernels,
+    pub ropes: &'a [RopeView],
+    pub scratch: Scratch,
+    pub step: args::Step,
+    pub counts: Counts,
+    /// Most pages that a sequence of the step has, rounded up to a bucket.
+    pub most_pages: usize,
+    /// Longest chunk.
+    pub longest: usize,
+    pub sms: usize,
+    /// Programmatic dependent launch.
+    pub early: bool,
+    /// Launches so far.
+    pub n_launches: usize,
+}
+
+impl Encoder<'_> {
+    fn rows(&self, view: &View) -> usize {
+        view.rows.count(self.counts.tokens, self.counts.rows)
+    }
+
+    fn run<A>(&mut self, module: ModuleId, launch: Launch, args: &A) -> Result<(), DriverError> {
+        let Launch { entry, grid, block, shared } = launch;
+        if grid.contains(&0) {
+            return Ok(());
+        }
+        let function = self.kernels.get(module, entry)?;
+        let geometry = Geometry { grid, block, shared };
+        self.n_launches += 1;
+        // SAFETY: `args` is the struct of this kernel; its addresses are the program's own, of the lengths that the plan and
+        // the limits give, and live as long as it.
+        unsafe { self.stream.launch(&function, geometry, args, self.early) }.map_err(|e| DriverError {
+            call: format!("{} of {entry}, {grid:?} blocks of {block} threads, {shared} bytes shared", e.call),
+            ..e
+        })
+    }
+
+    /// What comes before the first op: the angles of this step's positions.
+    pub fn begin(&mut self) -> Result<(), DriverError> {
+        for i in 0..self.ropes.len() {
+            let RopeView { inv_freq, table, half, factor, .. } = self.ropes[i];
+            let rows = self.counts.tokens;
+            let positions = self.step.positions;
+            let (rows_, half_) = (rows as u32, half as u32);
+            let args = args::RopeTable { positions, inv_freq, table, rows: rows_, half: half_, factor, reserved: 0 };
+            self.run(Modules::ROPE, Launch::each("rope_table", rows * half, 128), &args)?;
+        }
+        Ok(())
+    }
+
+    /// Queues a node.
+    pub fn node(&mut self, node: &Node) -> Result<(), DriverError> {
+        match *node {
+            Node::Embed { table, scale, out } => {
+                let rows = self.rows(&out);
+                let args = args::Embed {
+                    ids: self.step.ids,
+                    table: table.data,
+                    out: out.ptr,
+                    rows: rows as u32,
+                    d: out.width as u32,
+                    scale,
+                    reserved: 0,
+                };
+                self.run_some(rows, table.module, |rows| matmul::embed(table.dtype, rows, out.width), &args)
+            }
+            Node::Linear { x, ref parts } => self.linear(&x, self.rows(&x), parts),
+            Node::GatedLinear { x, gate, up, act, out } => {
+                let (rows, sms) = (self.rows(&x), self.sms);
+                let args = args::GatedLinear {
+                    x: x.ptr,
+                    gate: gate.data,
+                    up: up.data,
+                    out: out.ptr,
+                    rows: rows as u32,
+                    k: gate.k as u32,
+                    n: gate.n as u32,
+                    act: act.kind,
+                    alpha: act.alpha,
+                    limit: act.limit,
+                };
+                let launch = |rows| matmul::gated_linear(gate.dtype, rows, gate.k, gate.n, sms);
+                self.run_some(rows, gate.module, launch, &args)
+            }
+            Node::GatedLinearApart { x, gate, up, act, out } => {
+                let apart = View { ptr: self.scratch.apart, ..out };
+                let rows = self.rows(&x);
+                self.linear(&x, rows, &[Part { w: gate, bias: 0, out }])?;
+                self.linear(&x, rows, &[Part { w: up, bias: 0, out: apart }])?;
+                self.gated_act(&out, apart.ptr, act, &out)
+            }
+            Node::RmsNorm { x, residual, w, eps, out } => {
+                let rows = self.rows(&x);
+                let d = x.width as u32;
+                let args =
+                    args::RmsNorm { x: x.ptr, residual, w, out: out.ptr, rows: rows as u32, d, eps, reserved: 0 };
+                self.run(Modules::NORM, Launch::rows("rms_norm", rows, x.width), &args)
+            }
+            Node::HeadNorm { x, w, eps, d_head, gate } => {
+                let n = self.rows(&x) * (x.width / d_head);
+                let args = args::HeadNorm { x: x.ptr, w, gate, n: n as u64, d: d_head as u32, eps };
+                let entry = if gate == 0 { "head_norm" } else { "gated_norm" };
+                self.run(Modules::NORM, Launch::each(entry, n * 32, 128), &args)
+            }
+            Node::Rope { x, rope, n_head, d_head } => {
+                let RopeView { table, half, interleaved, .. } = self.ropes[rope];
+                let rows = self.rows(&x);
+                let args = args::Rope {
+                    x: x.ptr,
+                    table,
+                    rows: rows as u32,
+                    n_head: n_head as u32,
+                    d_head: d_head as u32,
+                    half: half as u32,
+                    interleaved: u32::from(interleaved),
+                    reserved: 0,
+                };
+                self.run(Modules::ROPE, Launch::each("rope", rows * n_head * half, 128), &args)
+            }
+            Node::Heads { whole, part, first, width, d_head, is_split } => {
+                let n = self.rows(&whole) * (whole.width / d_head);
+                let (from, to) = if is_split { (whole.ptr, part.ptr) } else { (part.ptr, whole.ptr) };
+                let args = args::Heads {
+                    from,
+                    to,
+                    n: n as u64,
+                    width: width as u32,
+                    d_head: d_head as u32,
+                    first: first as u32,
+                    is_split: u32::from(is_split),
+                };
+                self.run(Modules::ELEMENTWISE, Launch::each("heads", n * width, 256), &args)
+            }
+            Node::HeadLinear { x, w, transposed, out, n_head } => {
+                let rows = self.rows(&x);
+                let (n, k) = (out.width / n_head, x.width / n_head);
+                let args = args::HeadLinear {
+                    x: x.ptr,
+                    w: w.data,
+                    out: out.ptr,
+                    rows: rows as u32,
+                    n_head: n_head as u32,
+                    n: n as u32,
+                    k: k as u32,
+                };
+                let launch = |rows| matmul::head_linear(w.dtype, transposed, rows, n_head, n, k);
+                self.run_some(rows, w.module, launch, &args)
+            }
+            Node::GatedAct { gate, up, act, out } => self.gated_act(&gate, up.ptr, act, &out),
+            Node::Add { x, y } => self.elementwise("add", &x, |args| args.y = y.ptr),
+            Node::Scale { x, scale } => self.elementwise("scale", &x, |args| args.a = scale),
+            Node::ScaleBy { x, w } => self.elementwise("scale_by", &x, |args| args.y = w),
+            Node::Softcap { x, cap } => self.elementwise("softcap", &x, |args| args.a = cap),
+            Node::SigmoidGate { x, gate } => self.elementwise("sigmoid_gate", &x, |args| {
+                args.y = gate.ptr;
+                args.width = x.width as u32;
+                args.per_row = u32::from(gate.width == 1);
+            }),
+            Node::DecayBeta { a, b, a_log, dt_bias, g, beta } => {
+                let n = a.width;
+                let len = self.rows(&a) * n;
+                let (g, beta) = (g.ptr, beta.ptr);
+                let (a, b, len_, n) = (a.ptr, b.ptr, len as u64, n as u64);
+                let args = args::DecayBeta { a, b, a_log, dt_bias, g, beta, len: len_, n };
+                self.run(Modules::ELEMENTWISE, Launch::each("decay_beta", len, 256), &args)
+            }
+            Node::KvAppend { module, cache, k, v } => {
+                let rows = self.counts.tokens;
+                let args = args::KvAppend {
+                    step: self.step,
+                    k: k.ptr,
+                    v,
+                    k_cache: cache.k,
+                    v_cache: cache.v,
+                    rows: rows as u32,
+                    n_kv: cache.n_kv as u32,
+                    d_k: cache.d_k as u32,
+                    d_v: cache.d_v as u32,
+                    windowed: u32::from(cache.windowed),
+                    reserved: 0,
+                };
+                let launch = Launch { entry: "kv_append", grid: [rows as u32, 1, 1], block: 256, shared: 0 };
+                self.run(module, launch, &args)
+            }
+            Node::Qkv(ref node) => self.qkv(node),
+            Node::Attention(ref node) => self.attention(node),
+            Node::CausalConv { module, x, w, width, state, out } => {
+                let args = args::CausalConv {
+                    step: self.step,
+                    x: x.ptr,
+                    w,
+                    state: state.ptr,
+                    out: out.ptr,
+                    state_len: state.len as u64,
+                    d: x.width as u32,
+                    reserved: 0,
+                };
+                let tile = (width - 1).max(32);
+                let grid = [x.width.div_ceil(128), self.longest.div_ceil(tile), self.counts.chunks].map(|n| n as u32);
+                self.run(module, Launch { entry: "causal_conv", grid, block: 128, shared: 0 }, &args)
+            }
+            Node::DeltaNet { module, inputs: [q, k, v, g, beta], heads, state, out } => {
+                let args = args::DeltaNet {
+                    step: self.step,
+                    q: q.ptr,
+                    k: k.ptr,
+                    v: v.ptr,
+                    g: g.ptr,
+                    beta: beta.ptr,
+                    state: state.ptr,
+                    out: out.ptr,
+                    state_len: state.len as u64,
+                    n_k_head: heads.n_k_head as u32,
+                    n_v_head: heads.n_v_head as u32,
+                    d_v: heads.d_v as u32,
+                    tiled: u32::from(is_tiled(heads.sharing)),
+                };
+                let grid = [heads.d_v.div_ceil(16), heads.n_v_head, self.counts.chunks].map(|n| n as u32);
+                self.run(module, Launch { entry: "delta_net", grid, block: 128, shared: 0 }, &args)
+            }
+            Node::Route(ref node) => self.route(node),
+            Node::Experts(ref node) => self.experts(node),
+            Node::Combine { x, add, y, weights, norm_w, eps, norm_out } => {
+                let rows = self.rows(&x);
+                let args = args::Combine {
+                    x: x.ptr,
+                    y: y.ptr,
+                    weights: weights.ptr,
+                    norm_w,
+                    norm_out,
+                    rows: rows as u32,
+                    n_used: weights.width as u32,
+                    d: x.width as u32,
+                    add: u32::from(add),
+                    eps,
+                    reserved: 0,
+                };
+                self.run(Modules::COMBINE, Launch::rows("combine", rows, x.width), &args)
+            }
+            Node::Select { x, out } => {
+                let n_rows = self.counts.rows as u32;
+                let args = args::Select { x: x.ptr, rows: self.step.rows, out: out.ptr, n_rows, d: x.width as u32 };
+                let n = self.counts.rows * x.width;
+                self.run(Modules::ELEMENTWISE, Launch::each("select_rows", n, 256), &args)
+            }
+        }
+    }
+
+    /// A launch for rows, of which there may be none.
+    fn run_some<A>(
+        &mut self,
+        rows: usize,
+        module: ModuleId,
+        launch: impl FnOnce(usize) -> Launch,
+        args: &A,
+    ) -> Result<(), DriverError> {
+        if rows == 0 { Ok(()) } else { self.run(module, launch(rows), args) }
+    }
+
+    fn linear(&mut self, x: &View, rows: usize, parts: &[Part]) -> Result<(), DriverError> {
+        let w = parts[0].w;
+        let mut args = args::Linear {
+            x: x.ptr,
+            rows: rows as u32,
+            k: w.k as u32,
+            n_parts: parts.len() as u32,
+            ..Default::default()
+        };
+        let mut n = [0; 4];
+        for (i, part) in parts.iter().enumerate() {
+            n[i] = part.w.n;
+            args.parts[i] = args::LinearPart { w: part.w.data, bias: part.bias, out: part.out.ptr, n: part.w.n as u64 };
+        }
+        let sms = self.sms;
+        self.run_some(rows, w.module, |rows| matmul::linear(w.dtype, rows, w.k, &n[..parts.len()], sms), &args)
+    }
+
+    fn elementwise(
+        &mut self,
+        entry: &'static str,
+        x: &View,
+        fill: impl FnOnce(&mut args::Elementwise),
+    ) -> Result<(), DriverError> {
+        let n = self.rows(x) * x.width;
+        let mut args = args::Elementwise { x: x.ptr, n: n as u64, width: 1, ..Default::default() };
+        fill(&mut args);
+        self.run(Modules::ELEMENTWISE, Launch::each(entry, n, 256), &args)
+    }
+
+    fn gated_act(&mut self, gate: &View, up: Ptr, act: Act, out: &View) -> Result<(), DriverError> {
+        self.elementwise("gated_act", gate, |args| {
+            (args.y, args.out) = (up, out.ptr);
+            (args.act, args.a, args.b) = (act.kind, act.alpha, act.limit);
+        })
+    }
+
+    fn qkv(&mut self, node: &QkvNode) -> Result<(), DriverError> {
+        let rows = self.counts.tokens;
+        let n_heads: usize = node.parts.iter().map(|part| part.n_head).sum();
+        let rope = node.rope.map(|rope| self.ropes[rope]);
+        let mut args = args::Qkv {
+            step: self.step,
+            table: rope.map_or(0, |rope| rope.table),
+            rows: rows as u32,
+            n_heads: n_heads as u32,
+            half: rope.map_or(0, |rope| rope.half as u32),
+            interleaved: u32::from(rope.is_some_and(|rope| rope.interleaved)),
+            windowed: u32::from(node.windowed),
+            eps: node.eps,
+            ..Default::default()
+        };
+        for (to, part) in args.parts.iter_mut().zip(&node.parts) {
+            *to = args::QkvPart {
+                x: part.x.ptr,
+                w: part.w,
+                cache: part.cache,
+                n_head: part.n_head as u32,
+                d_head: part.d_head as u32,
+                is_normed: u32::from(part.is_normed),
+                is_rotated: u32::from(part.is_rotated),
+            };
+        }
+        self.run(node.module, Launch::each("qkv", rows * n_heads * 32, 128), &args)
+    }
+
+    /// Picks from rows of logits, `asks` in device memory.
+    pub fn pick(&mut self, args: &args::Pick) -> Result<(), DriverError> {
+        let share = (args.n_vocab as usize).div_ceil(PICK_PARTS);
+        let grid = [PICK_PARTS as u32, args.rows, 1];
+        let shared = 4 * share as u32;
+        self.run(Modules::PICK, Launch { entry: "pick_parts", grid, block: 256, shared }, args)?;
+        let grid = [args.rows, 1, 1];
+        self.run(Modules::PICK, Launch { entry: "pick_merge", grid, block: 256, shared: 0 }, args)
+    }
+
+    fn attention(&mut self, node: &AttentionNode) -> Result<(), DriverError> {
+        let n_tokens = self.counts.tokens;
+        let n_splits = node.splits(n_tokens, self.most_pages, self.sms);
+        let args = args::Attention {
+            step: self.step,
+            q: node.q.ptr,
+            k_cache: node.cache.k,
+            v_cache: node.cache.v,
+            sinks: node.sinks,
+            out: node.out.ptr,
+            partial: self.scratch.partial,
+            arrived: self.scratch.arrived,
+            rows: n_tokens as u32,
+            n_head: node.n_head as u32,
+            n_kv: node.cache.n_kv as u32,
+            n_splits: n_splits as u32,
+            window: node.window.min(u32::MAX as usize) as u32,
+            windowed: u32::from(node.cache.windowed),
+            scale: node.scale,
+            softcap: node.softcap,
+        };
+        let grid = [n_tokens * node.tiles(), node.cache.n_kv, n_splits].map(|n| n as u32);
+        self.run(node.module, Launch { entry: "attention", grid, block: 128, shared: 0 }, &args)
+    }
+
+    fn route(&mut self, node: &RouteNode) -> Result<(), DriverError> {
+        let rows = self.rows(&node.logits);
+        let [n_group, n_group_used, group_sums] = node.groups();
+        let args = args::Route {
+            step: self.step,
+            logits: node.logits.ptr,
+            bias: node.bias,
+            expert_scale: node.expert_scale,
+            ids: node.ids.ptr,
+            weights: node.weights.ptr,
+            rows: rows as u32,
+            n_used: node.n_used as u32,
+            score: node.score(),
+            n_group,
+            n_group_used,
+            group_sums,
+            renormalise: u32::from(node.router.renormalise.is_some()),
+            of_outputs: u32::from(node.logits.rows == model::plan::Rows::Outputs),
+            router: node.index as u32,
+            eps: node.router.renormalise.unwrap_or(0.0),
+            scale: node.router.scale,
+            reserved: 0,
+        };
+        self.run(node.module, Launch { entry: "route", grid: [rows as u32, 1, 1], block: 32, shared: 0 }, &args)
+    }
+
+    fn experts(&mut self, node: &ExpertsNode) -> Result<(), DriverError> {
+        let rows = self.rows(&node.x);
+        if rows == 0 {
+            return Ok(());
+        }
+        let ExpertsNode { gate, up, down, n_used, n_expert, act, .. } = *node;
+        let with_lists = rows >= matmul::lists_from();
+        let n_pairs = rows * n_used;
+        let Scratch { first, pairs, apart, .. } = self.scratch;
+        if with_lists {
+            let (n_pairs_, n_expert_) = (n_pairs as u32, n_expert as u32);
+            let args = args::ExpertLists { ids: node.ids.ptr, first, pairs, n_pairs: n_pairs_, n_expert: n_expert_ };
+            self.run(Modules::EXPERT_LISTS, matmul::expert_lists(n_pairs, n_expert), &args)?;
+        }
+        let args = |x: Ptr, w: Mat, bias: Ptr, out: Ptr| args::Experts {
+            x,
+            ids: node.ids.ptr,
+            w: w.data,
+            bias,
+            out,
+            first: if with_lists { first } else { 0 },
+            pairs: if with_lists { pairs } else { 0 },
+            rows: rows as u32,
+            n_used: n_used as u32,
+            n_expert: n_expert as u32,
+            n: w.n as u32,
+            k: w.k as u32,
+            act: act.kind,
+            alpha: act.alpha,
+            limit: act.limit,
+            ..Default::default()
+        };
+        let sms = self.sms;
+        let launch = |w: Mat, is_gated| matmul::experts(w.dtype, rows, n_used, n_expert, w.n, w.k, is_gated, sms);
+        let [gate_bias, up_bias, down_bias] = node.biases;
+        let hidden = node.hidden;
+        if gate.dtype == up.dtype {
+            let both = args::Experts { up: up.data, up_bias, ..args(node.x.ptr, gate, gate_bias, hidden.ptr) };
+            self.run(gate.module, launch(gate, true), &both)?;
+        } else {
+            self.run(gate.module, launch(gate, false), &args(node.x.ptr, gate, gate_bias, hidden.ptr))?;
+            self.run(up.module, launch(up, false), &args(node.x.ptr, up, up_bias, apart))?;
+            self.gated_act(&hidden, apart, act, &hidden)?;
+        }
+        let last = args::Experts { x_per_pair: 1, ..args(hidden.ptr, down, down_bias, node.out.ptr) };
+        self.run(down.module, launch(down, false), &last)
+    }
+}

@@ -1,0 +1,605 @@
+//! A plan's ops with everything resolved that does not change from step to step: addresses, modules, dimensions.
+
+use std::collections::HashMap;
+
+use checkpoint::Checkpoint;
+use model::plan::{
+    Buf, DeltaHeads, ExpertBiases, Gate, GroupScore, Norm, Op, Plan, RopePairing, Router, Rows, Score, Sharing, State,
+    Weight, memory::Placement,
+};
+use quant::WeightType;
+
+use super::args::Matrix;
+use super::driver::Ptr;
+use super::sources::{self, Key};
+use super::upload::Weights;
+use crate::CompileError;
+
+/// A buffer: where it begins, its rows and its width.
+#[derive(Clone, Copy, Debug)]
+pub struct View {
+    pub ptr: Ptr,
+    pub rows: Rows,
+    pub width: usize,
+}
+
+/// Index of a module.
+pub type ModuleId = usize;
+
+/// A matrix, or a stack of matrices, and the module for its type.
+#[derive(Clone, Copy, Debug)]
+pub struct Mat {
+    pub data: Matrix,
+    pub dtype: WeightType,
+    pub module: ModuleId,
+    pub n: usize,
+    pub k: usize,
+}
+
+/// One matrix of a linear.
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    pub w: Mat,
+    pub bias: Ptr,
+    pub out: View,
+}
+
+/// A gated activation as kernels take it.
+#[derive(Clone, Copy, Debug)]
+pub struct Act {
+    pub kind: u32,
+    pub alpha: f32,
+    pub limit: f32,
+}
+
+impl From<Gate> for Act {
+    fn from(gate: Gate) -> Act {
+        match gate {
+            Gate::Silu => Act { kind: 0, alpha: 0.0, limit: 0.0 },
+            Gate::GeluTanh => Act { kind: 1, alpha: 0.0, limit: 0.0 },
+            Gate::ClampedSwiglu { alpha, limit } => Act { kind: 2, alpha, limit },
+        }
+    }
+}
+
+/// A cache in device memory.
+#[derive(Clone, Copy, Debug)]
+pub struct CacheView {
+    pub k: Ptr,
+    pub v: Ptr,
+    pub n_kv: usize,
+    pub d_k: usize,
+    pub d_v: usize,
+    pub windowed: bool,
+}
+
+/// A recurrent state in all slots.
+#[derive(Clone, Copy, Debug)]
+pub struct StateView {
+    pub ptr: Ptr,
+    /// Numbers of a slot.
+    pub len: usize,
+}
+
+/// How a node runs; one or a few launches each.
+#[derive(Clone, Debug)]
+pub enum Node {
+    Embed {
+        table: Mat,
+        scale: f32,
+        out: View,
+    },
+    /// Parts of one weight type, four at most.
+    Linear {
+        x: View,
+        parts: Vec<Part>,
+    },
+    GatedLinear {
+        x: View,
+        gate: Mat,
+        up: Mat,
+        act: Act,
+        out: View,
+    },
+    /// Gate and up of different types: two products and the activation.
+    GatedLinearApart {
+        x: View,
+        gate: Mat,
+        up: Mat,
+        act: Act,
+        out: View,
+    },
+    RmsNorm {
+        x: View,
+        residual: Ptr,
+        w: Ptr,
+        eps: f32,
+        out: View,
+    },
+    HeadNorm {
+        x: View,
+        w: Ptr,
+        eps: f32,
+        d_head: usize,
+        gate: Ptr,
+    },
+    Rope {
+        x: View,
+        rope: usize,
+        n_head: usize,
+        d_head: usize,
+    },
+    Heads {
+        whole: View,
+        part: View,
+        first: usize,
+        width: usize,
+        d_head: usize,
+        is_split: bool,
+    },
+    HeadLinear {
+        x: View,
+        w: Mat,
+        transposed: bool,
+        out: View,
+        n_head: usize,
+    },
+    GatedAct {
+        gate: View,
+        up: View,
+        act: Act,
+        out: View,
+    },
+    Add {
+        x: View,
+        y: View,
+    },
+    Scale {
+        x: View,
+        scale: f32,
+    },
+    ScaleBy {
+        x: View,
+        w: Ptr,
+    },
+    Softcap {
+        x: View,
+        cap: f32,
+    },
+    SigmoidGate {
+        x: View,
+        gate: View,
+    },
+    DecayBeta {
+        a: View,
+        b: View,
+        a_log: Ptr,
+        dt_bias: Ptr,
+        g: View,
+        beta: View,
+    },
+    KvAppend {
+        module: ModuleId,
+        cache: CacheView,
+        k: View,
+        v: Ptr,
+    },
+    Qkv(QkvNode),
+    Attention(AttentionNode),
+    CausalConv {
+        module: ModuleId,
+        x: View,
+        w: Ptr,
+        width: usize,
+        state: StateView,
+        out: View,
+    },
+    DeltaNet {
+        module: ModuleId,
+        inputs: [View; 5],
+        heads: DeltaHeads,
+        state: StateView,
+        out: View,
+    },
+    Route(RouteNode),
+    Experts(ExpertsNode),
+    Combine {
+        x: View,
+        add: bool,
+        y: View,
+        weights: View,
+        norm_w: Ptr,
+        eps: f32,
+        norm_out: Ptr,
+    },
+    Select {
+        x: View,
+        out: View,
+    },
+}
+
+/// Heads of q, k or v: what is done to them, in the order of the fields.
+#[derive(Clone, Copy, Debug)]
+pub struct QkvPartNode {
+    pub x: View,
+    pub n_head: usize,
+    pub d_head: usize,
+    pub is_normed: bool,
+    /// Of the norm; null where it has none.
+    pub w: Ptr,
+    pub is_rotated: bool,
+    /// Where they are stored; null where they are not.
+    pub cache: Ptr,
+}
+
+/// Head norms, ropes and the append of a layer.
+#[derive(Clone, Debug)]
+pub struct QkvNode {
+    pub module: ModuleId,
+    /// Three at most.
+    pub parts: Vec<QkvPartNode>,
+    pub rope: Option<usize>,
+    pub eps: f32,
+    /// The cache keeps a window.
+    pub windowed: bool,
+}
+
+/// Attention over a cache.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionNode {
+    pub module: ModuleId,
+    pub cache: CacheView,
+    pub q: View,
+    pub out: View,
+    pub sinks: Ptr,
+    pub n_head: usize,
+    /// Query heads of a block.
+    pub heads: usize,
+    pub scale: f32,
+    pub window: usize,
+    pub softcap: f32,
+}
+
+impl AttentionNode {
+    /// Tiles of heads of a key-value head.
+    pub fn tiles(&self) -> usize {
+        (self.n_head / self.cache.n_kv).div_ceil(self.heads)
+    }
+
+    /// Shares that the pages of a sequence are split into: as many as fill the device twice, and no more than pages.
+    pub fn splits(&self, n_tokens: usize, most_pages: usize, sms: usize) -> usize {
+        let blocks = n_tokens * self.cache.n_kv * self.tiles();
+        (2 * sms).div_ceil(blocks.max(1)).clamp(1, MAX_SPLITS).min(most_pages.next_power_of_two())
+    }
+}
+
+/// Most shares of a sequence: the merge walks them one by one.
+pub const MAX_SPLITS: usize = 64;
+
+/// Experts chosen per row.
+#[derive(Clone, Copy, Debug)]
+pub struct RouteNode {
+    pub module: ModuleId,
+    /// Place among the plan's routers.
+    pub index: usize,
+    pub logits: View,
+    pub router: Router,
+    pub bias: Ptr,
+    pub expert_scale: Ptr,
+    pub n_used: usize,
+    pub ids: View,
+    pub weights: View,
+}
+
+impl RouteNode {
+    /// The score as kernels take it.
+    pub fn score(&self) -> u32 {
+        match self.router.score {
+            Score::Softmax => 0,
+            Score::Sigmoid => 1,
+            Score::Raw => 2,
+        }
+    }
+
+    /// Groups, open groups, and whether a group is worth the sum of its two best.
+    pub fn groups(&self) -> [u32; 3] {
+        self.router
+            .groups
+            .map_or([0; 3], |g| [g.n_group as u32, g.n_used as u32, u32::from(g.score == GroupScore::TopTwo)])
+    }
+}
+
+/// The three products of the chosen experts.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertsNode {
+    pub x: View,
+    pub ids: View,
+    pub gate: Mat,
+    pub up: Mat,
+    pub down: Mat,
+    /// Of gate, up and down; null where there are none.
+    pub biases: [Ptr; 3],
+    pub act: Act,
+    pub n_expert: usize,
+    pub n_used: usize,
+    pub hidden: View,
+    pub out: View,
+}
+
+/// Modules that a plan needs, each once.
+#[derive(Default)]
+pub struct Modules {
+    keys: Vec<Key>,
+    index: HashMap<Key, ModuleId>,
+}
+
+impl Modules {
+    /// Every program needs these.
+    pub const NORM: ModuleId = 0;
+    pub const ROPE: ModuleId = 1;
+    pub const ELEMENTWISE: ModuleId = 2;
+    pub const COMBINE: ModuleId = 3;
+    pub const EXPERT_LISTS: ModuleId = 4;
+    pub const PICK: ModuleId = 5;
+
+    /// With the modules that every program needs.
+    pub fn new() -> Modules {
+        let mut modules = Modules::default();
+        for source in
+            [sources::NORM, sources::ROPE, sources::ELEMENTWISE, sources::COMBINE, sources::EXPERT_LISTS, sources::PICK]
+        {
+            modules.id(Key::plain(source));
+        }
+        modules
+    }
+
+    /// The module of a key.
+    pub fn id(&mut self, key: Key) -> ModuleId {
+        let next = self.keys.len();
+        *self.index.entry(key).or_insert_with_key(|key| {
+            self.keys.push(key.clone());
+            next
+        })
+    }
+
+    /// All of them, by their index.
+    pub fn keys(&self) -> &[Key] {
+        &self.keys
+    }
+}
+
+/// What resolves a plan.
+pub struct Lower<'a> {
+    pub plan: &'a Plan,
+    pub checkpoint: &'a Checkpoint,
+    pub weights: &'a mut Weights,
+    pub modules: &'a mut Modules,
+    pub placement: &'a Placement,
+    pub arena: Ptr,
+    pub caches: &'a [CacheView],
+    pub states: &'a [StateView],
+    pub is_f16: bool,
+    pub n_routers: usize,
+}
+
+impl Lower<'_> {
+    /// A buffer.
+    pub fn view(&self, buf: Buf) -> View {
+        let decl = self.plan.buf(buf);
+        let ptr = self.arena + self.placement.offset[buf.0 as usize] as Ptr;
+        View { ptr, rows: decl.rows, width: decl.width }
+    }
+
+    fn mat(&mut self, source: sources::Source, w: Weight) -> Result<Mat, CompileError> {
+        let decl = self.plan.weight(w);
+        let error = |why: String| CompileError::Tensor { name: decl.name.clone(), why };
+        let (n, k) = match *decl.shape {
+            [n, k] | [_, n, k] => (n, k),
+            _ => return Err(error(format!("shape {:?} is no matrix and no stack of matrices", decl.shape))),
+        };
+        if n > u32::MAX as usize || k > u32::MAX as usize {
+            return Err(error(format!("shape {:?} has an axis past 2^32", decl.shape)));
+        }
+        let dtype = decl.dtype;
+        let data = self.weights.matrix(self.plan, self.checkpoint, w)?;
+        Ok(Mat { data, dtype, module: self.modules.id(Key::typed(source, dtype)), n, k })
+    }
+
+    fn vector(&mut self, w: Weight) -> Result<Ptr, CompileError> {
+        self.weights.vector(self.plan, self.checkpoint, w)
+    }
+
+    fn vector_or_null(&mut self, w: Option<Weight>) -> Result<Ptr, CompileError> {
+        w.map_or(Ok(0), |w| self.vector(w))
+    }
+
+    fn state(&self, state: State) -> StateView {
+        self.states[state.0 as usize]
+    }
+
+    /// The nodes of an op, in order.
+    pub fn op(&mut self, op: &Op) -> Result<Vec<Node>, CompileError> {
+        Ok(vec![match *op {
+            Op::Embed { table, scale, out } => {
+                Node::Embed { table: self.mat(sources::EMBED, table)?, scale, out: self.view(out) }
+            }
+            Op::Linear { x, ref parts } => return self.linear(self.view(x), parts),
+            Op::GatedLinear { x, gate, up, act, out } => {
+                let same = self.plan.weight(gate).dtype == self.plan.weight(up).dtype;
+                let (x, out, act) = (self.view(x), self.view(out), act.into());
+                if same {
+                    let [gate, up] = [self.mat(sources::GATED_LINEAR, gate)?, self.mat(sources::GATED_LINEAR, up)?];
+                    Node::GatedLinear { x, gate, up, act, out }
+                } else {
+                    let [gate, up] = [self.mat(sources::LINEAR, gate)?, self.mat(sources::LINEAR, up)?];
+                    Node::GatedLinearApart { x, gate, up, act, out }
+                }
+            }
+            Op::RmsNorm { x, residual, w, eps, out } => {
+                let residual = residual.map_or(0, |residual| self.view(residual).ptr);
+                Node::RmsNorm { x: self.view(x), residual, w: self.vector(w)?, eps, out: self.view(out) }
+            }
+            Op::HeadNorm { x, w, eps, d_head, .. } => {
+                Node::HeadNorm { x: self.view(x), w: self.vector_or_null(w)?, eps, d_head, gate: 0 }
+            }
+            Op::GatedNorm { x, gate, w, eps, d_head, .. } => {
+                let gate = self.view(gate).ptr;
+                Node::HeadNorm { x: self.view(x), w: self.vector(w)?, eps, d_head, gate }
+            }
+            Op::Rope { x, rope, n_head, d_head } => {
+                Node::Rope { x: self.view(x), rope: rope.0 as usize, n_head, d_head }
+            }
+            Op::SplitHeads { x, n_head, ref parts } => return Ok(self.heads(x, n_head, parts, true)),
+            Op::JoinHeads { ref parts, n_head, out } => return Ok(self.heads(out, n_head, parts, false)),
+            Op::HeadLinear { x, w, transposed, out } => {
+                let n_head = self.plan.weight(w).shape[0];
+                let w = self.mat(sources::HEAD_LINEAR, w)?;
+                Node::HeadLinear { x: self.view(x), w, transposed, out: self.view(out), n_head }
+            }
+            Op::GatedAct { gate, up, act, out } => {
+                Node::GatedAct { gate: self.view(gate), up: self.view(up), act: act.into(), out: self.view(out) }
+            }
+            Op::Add { x, y } => Node::Add { x: self.view(x), y: self.view(y) },
+            Op::KvAppend { cache, k, v } => {
+                let module = self.modules.id(Key::cached(sources::KV_APPEND, self.is_f16));
+                let cache = self.caches[cache.0 as usize];
+                Node::KvAppend { module, cache, k: self.view(k), v: v.map_or(0, |v| self.view(v).ptr) }
+            }
+            Op::Attention { cache, q, n_head, scale, window, softcap, sinks, out } => {
+                let decl = self.plan.cache(cache);
+                let heads = heads_of_block(n_head / decl.n_kv, decl.d_k, decl.d_v).ok_or_else(|| {
+                    let what = format!("attend over heads of {} numbers", decl.d_k.max(decl.d_v));
+                    CompileError::Unsupported { backend: "cuda", what }
+                })?;
+                Node::Attention(AttentionNode {
+                    module: self.modules.id(Key::attention(decl, self.is_f16, heads)),
+                    cache: self.caches[cache.0 as usize],
+                    q: self.view(q),
+                    out: self.view(out),
+                    sinks: self.vector_or_null(sinks)?,
+                    n_head,
+                    heads,
+                    scale,
+                    window: window.unwrap_or(0),
+                    softcap: softcap.unwrap_or(0.0),
+                })
+            }
+            Op::CausalConv { x, w, state, out } => {
+                let width = self.plan.weight(w).shape[1];
+                if width > 64 {
+                    let what = format!("run a causal convolution of width {width}, at most 64");
+                    return Err(CompileError::Unsupported { backend: "cuda", what });
+                }
+                let module = self.modules.id(Key::sized(sources::CAUSAL_CONV, "WIDTH", width));
+                let (x, out) = (self.view(x), self.view(out));
+                Node::CausalConv { module, x, w: self.vector(w)?, width, state: self.state(state), out }
+            }
+            Op::DeltaNet { q, k, v, g, beta, state, heads, out } => {
+                if heads.d_k > 512 {
+                    let what = format!("run a delta rule on keys of {} numbers, at most 512", heads.d_k);
+                    return Err(CompileError::Unsupported { backend: "cuda", what });
+                }
+                let module = self.modules.id(Key::sized(sources::DELTA_NET, "D_K", heads.d_k));
+                let inputs = [q, k, v, g, beta].map(|buf| self.view(buf));
+                Node::DeltaNet { module, inputs, heads, state: self.state(state), out: self.view(out) }
+            }
+            Op::Route { logits, router, n_used, ids, weights } => {
+                self.n_routers += 1;
+                let logits = self.view(logits);
+                Node::Route(RouteNode {
+                    module: self.modules.id(Key::sized(sources::ROUTE, "N_EXPERT", logits.width)),
+                    index: self.n_routers - 1,
+                    logits,
+                    router,
+                    bias: self.vector_or_null(router.bias)?,
+                    expert_scale: self.vector_or_null(router.expert_scale)?,
+                    n_used,
+                    ids: self.view(ids),
+                    weights: self.view(weights),
+                })
+            }
+            Op::Experts { x, ids, gate, up, down, biases, act, hidden, out } => {
+                let biases = match biases {
+                    Some(ExpertBiases { gate, up, down }) => [self.vector(gate)?, self.vector(up)?, self.vector(down)?],
+                    None => [0; 3],
+                };
+                Node::Experts(ExpertsNode {
+                    x: self.view(x),
+                    ids: self.view(ids),
+                    n_expert: self.plan.weight(gate).shape[0],
+                    n_used: self.plan.buf(ids).width,
+                    gate: self.mat(sources::EXPERTS, gate)?,
+                    up: self.mat(sources::EXPERTS, up)?,
+                    down: self.mat(sources::EXPERTS, down)?,
+                    biases,
+                    act: act.into(),
+                    hidden: self.view(hidden),
+                    out: self.view(out),
+                })
+            }
+            Op::Combine { x, add, y, weights, ref norm } => {
+                let (norm_w, eps, norm_out) = match *norm {
+                    Some(Norm { w, eps, out }) => (self.vector(w)?, eps, self.view(out).ptr),
+                    None => (0, 0.0, 0),
+                };
+                let (x, y, weights) = (self.view(x), self.view(y), self.view(weights));
+                Node::Combine { x, add, y, weights, norm_w, eps, norm_out }
+            }
+            Op::Select { x, out } => Node::Select { x: self.view(x), out: self.view(out) },
+            Op::Scale { x, scale } => Node::Scale { x: self.view(x), scale },
+            Op::ScaleBy { x, w } => Node::ScaleBy { x: self.view(x), w: self.vector(w)? },
+            Op::SigmoidGate { x, gate } => Node::SigmoidGate { x: self.view(x), gate: self.view(gate) },
+            Op::DecayBeta { a, b, a_log, dt_bias, g_out, beta_out } => Node::DecayBeta {
+                a: self.view(a),
+                b: self.view(b),
+                a_log: self.vector(a_log)?,
+                dt_bias: self.vector(dt_bias)?,
+                g: self.view(g_out),
+                beta: self.view(beta_out),
+            },
+            Op::Softcap { x, cap } => Node::Softcap { x: self.view(x), cap },
+        }])
+    }
+
+    /// Parts of the same type go into one launch, four at most.
+    fn linear(&mut self, x: View, parts: &[model::plan::LinearPart]) -> Result<Vec<Node>, CompileError> {
+        let mut groups: Vec<Vec<Part>> = Vec::new();
+        for part in parts {
+            let w = self.mat(sources::LINEAR, part.w)?;
+            let part = Part { w, bias: self.vector_or_null(part.bias)?, out: self.view(part.out) };
+            match groups.iter_mut().find(|group| group[0].w.dtype == w.dtype && group.len() < 4) {
+                Some(group) => group.push(part),
+                None => groups.push(vec![part]),
+            }
+        }
+        Ok(groups.into_iter().map(|parts| Node::Linear { x, parts }).collect())
+    }
+
+    fn heads(&self, whole: Buf, n_head: usize, parts: &[(usize, Buf)], is_split: bool) -> Vec<Node> {
+        let whole = self.view(whole);
+        let mut first = 0;
+        let node = |&(width, part): &(usize, Buf)| {
+            first += width;
+            let (part, d_head) = (self.view(part), whole.width / n_head);
+            Node::Heads { whole, part, first: first - width, width, d_head, is_split }
+        };
+        parts.iter().map(node).collect()
+    }
+}
+
+/// Whether a rope turns neighbours.
+pub fn is_interleaved(pairing: RopePairing) -> bool {
+    pairing == RopePairing::Interleaved
+}
+
+/// Whether v heads that share a k head are every `n_k_head`-th.
+pub fn is_tiled(sharing: Sharing) -> bool {
+    sharing == Sharing::Tiled
+}
+
+/// Query heads of an attention block: as many of a group as registers and shared memory hold; `None` when not one.
+fn heads_of_block(group: usize, d_k: usize, d_v: usize) -> Option<usize> {
+    let in_registers = 32 / d_v.div_ceil(128);
+    let in_shared = 40 * 1024 / (4 * d_k + 256);
+    (1..=group.min(8)).rev().find(|&heads| heads <= in_registers && heads <= in_shared)
+}

@@ -1,0 +1,325 @@
+//! A program on the device: a step copies its tables, queues the nodes (or replays the graph captured for its counts) and
+//! copies back what was asked for.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::driver::{Context, DriverError, Graph, Memory, Pinned, Stream};
+use super::encode::{Encoder, Kernels, RopeView, Scratch};
+use super::nodes::{MAX_SPLITS, Node, RouteNode, StateView, View};
+use super::pick::Picker;
+use super::tables::{Counts, Tables};
+use crate::routing::RoutingTrace;
+use crate::{Ask, Batch, Cause, Failure, Fault, Kinds, Limits, Output, PAGE, Picks, Program, RouterInfo, StepError};
+
+/// Most tokens of a step that is captured: above, the device computes longer than the host queues.
+const MAX_CAPTURED: usize = 64;
+
+/// What a program is made of.
+pub struct Parts {
+    pub context: Arc<Context>,
+    pub stream: Stream,
+    pub kernels: Kernels,
+    pub nodes: Vec<Node>,
+    /// Layer of each router.
+    pub routers: Vec<u32>,
+    pub ropes: Vec<RopeView>,
+    pub scratch: Scratch,
+    pub states: Vec<StateView>,
+    pub tables: Tables,
+    pub logits: View,
+    pub hidden: Option<View>,
+    pub host_logits: Pinned,
+    pub host_hidden: Pinned,
+    pub host_faults: Pinned,
+    pub n_vocab: usize,
+    pub limits: Limits,
+    pub kinds: Kinds,
+    pub routing: RoutingTrace,
+    pub picker: Picker,
+    /// Weights, caches, states, buffers and scratch, to be kept.
+    pub _memory: Vec<Memory>,
+}
+
+/// What decides which launches a step has: its counts and the bucket of its longest sequence.
+type GraphKey = (Counts, usize);
+
+/// Whether a step was seen once, or its graph.
+enum Seen {
+    Once,
+    Captured(Graph),
+}
+
+/// A compiled plan.
+pub struct CudaProgram {
+    // Graphs go before the modules and the memory that they point to.
+    graphs: HashMap<GraphKey, Seen>,
+    parts: Parts,
+    faults: Vec<Fault>,
+    picks: Picks,
+    /// The step under way.
+    batch: Batch,
+    /// Ids of all routers while the routing is traced, `[routers][max_tokens · n_used]`.
+    trace: Option<(Memory, Pinned)>,
+    is_traced: bool,
+    early: bool,
+    /// The first error of the device: nothing runs after it.
+    broken: Option<DriverError>,
+}
+
+impl CudaProgram {
+    /// From its parts.
+    pub fn new(parts: Parts) -> Result<CudaProgram, DriverError> {
+        let early = parts.context.arch >= 90;
+        Ok(CudaProgram {
+            graphs: HashMap::new(),
+            faults: Vec::with_capacity(parts.limits.max_tokens),
+            picks: Picks::default(),
+            batch: Batch::default(),
+            parts,
+            trace: None,
+            is_traced: false,
+            early,
+            broken: None,
+        })
+    }
+
+    /// Queues everything of the step.
+    fn queue(&mut self) -> Result<(), DriverError> {
+        let batch = &self.batch;
+        let counts = Counts::of(batch);
+        self.parts.context.enter()?;
+        if self.parts.tables.fill(batch, &self.parts.stream)? {
+            self.graphs.clear();
+        }
+        let longest = batch.chunks.iter().map(|c| c.len as usize).max().unwrap_or(0);
+        let pages = batch.chunks.iter().map(|c| (c.pos as usize + c.len as usize).div_ceil(PAGE)).max().unwrap_or(1);
+        let most_pages = pages.next_power_of_two().min(MAX_SPLITS);
+        let is_decode = longest == 1 && counts.tokens <= MAX_CAPTURED && !self.is_traced;
+        let key = (counts, most_pages);
+        let seen = if is_decode { self.graphs.get(&key) } else { None };
+        match seen {
+            Some(Seen::Captured(graph)) => self.parts.stream.replay(graph)?,
+            Some(Seen::Once) => {
+                let graph = self.parts.stream.capture(|| self.encode(counts, longest, most_pages))?;
+                self.parts.stream.replay(&graph)?;
+                self.graphs.insert(key, Seen::Captured(graph));
+            }
+            None => {
+                self.encode(counts, longest, most_pages)?;
+                if is_decode {
+                    self.graphs.insert(key, Seen::Once);
+                }
+            }
+        }
+        let args = self.parts.picker.fill(&self.batch, &self.parts.stream, self.parts.logits.ptr)?;
+        if let Some(args) = args {
+            self.encoder(counts, longest, most_pages).pick(&args)?;
+        }
+        self.fetch(counts)
+    }
+
+    fn encoder(&self, counts: Counts, longest: usize, most_pages: usize) -> Encoder<'_> {
+        let parts = &self.parts;
+        Encoder {
+            stream: &parts.stream,
+            kernels: &parts.kernels,
+            ropes: &parts.ropes,
+            scratch: parts.scratch,
+            step: parts.tables.step(counts),
+            counts,
+            most_pages,
+            longest,
+            sms: parts.context.sms,
+            early: self.early,
+            n_launches: 0,
+        }
+    }
+
+    /// Queues the nodes one by one.
+    fn encode(&self, counts: Counts, longest: usize, most_pages: usize) -> Result<(), DriverError> {
+        let parts = &self.parts;
+        let mut encoder = self.encoder(counts, longest, most_pages);
+        encoder.begin()?;
+        for node in &parts.nodes {
+            encoder.node(node)?;
+            if let (Node::Route(route), Some((trace, _)), true) = (node, &self.trace, self.is_traced) {
+                let (at, len) = self.trace_place(route, counts);
+                // SAFETY: the ids were just queued, and the trace has room for every router's at the limits.
+                unsafe { parts.stream.copy(trace.ptr() + at as u64, route.ids.ptr, len)? };
+            }
+        }
+        Ok(())
+    }
+
+    /// Where a router's ids go in the trace, and how many bytes they are.
+    fn trace_place(&self, route: &RouteNode, counts: Counts) -> (usize, usize) {
+        let before: usize = self.parts.routing.routers()[..route.index].iter().map(|router| router.n_used).sum();
+        let rows = route.ids.rows.count(counts.tokens, counts.rows);
+        (4 * before * self.parts.limits.max_tokens, 4 * rows * route.n_used)
+    }
+
+    /// Queues the copies of what a step returns.
+    fn fetch(&mut self, counts: Counts) -> Result<(), DriverError> {
+        let parts = &mut self.parts;
+        let faults = parts.tables.step(counts).faults;
+        // SAFETY: the views lie in the program's arena with at least so many rows; the host reads after it has waited.
+        unsafe {
+            parts.stream.download(&mut parts.host_faults, 0, faults, 4 * counts.chunks)?;
+            parts.picker.fetch(&parts.stream)?;
+            // Rows travel one by one where others need not: `wanted` says which.
+            let row_bytes = 4 * parts.n_vocab;
+            for row in (0..counts.rows).filter(|&row| parts.picker.is_row_wanted(row)) {
+                let at = row * row_bytes;
+                parts.stream.download(&mut parts.host_logits, at, parts.logits.ptr + at as u64, row_bytes)?;
+            }
+            if counts.rows > 0 {
+                if let Some(hidden) = parts.hidden {
+                    let bytes = 4 * counts.rows * hidden.width;
+                    parts.stream.download(&mut parts.host_hidden, 0, hidden.ptr, bytes)?;
+                }
+            }
+            if let (Some((device, host)), true) = (&mut self.trace, self.is_traced) {
+                parts.stream.download(host, 0, device.ptr(), device.bytes())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the smallest (router, token) that every chunk reported.
+    fn read_faults(&mut self, n_chunks: usize) {
+        self.faults.clear();
+        let words = &self.parts.host_faults.words::<u32>()[..n_chunks];
+        let mut found: Vec<(u32, u32)> =
+            words.iter().zip(0..).filter(|&(&word, _)| word != u32::MAX).map(|(&word, chunk)| (word, chunk)).collect();
+        found.sort_unstable();
+        self.faults.extend(found.into_iter().map(|(word, chunk)| Fault {
+            chunk,
+            layer: self.parts.routers.get((word >> 20) as usize).copied().unwrap_or(0),
+            token: word & 0xf_ffff,
+        }));
+    }
+
+    fn read_routing(&mut self) {
+        let counts = Counts::of(&self.batch);
+        self.parts.routing.start(&self.batch);
+        let Some((_, host)) = &self.trace else { return };
+        let ids = host.words::<u32>();
+        let places: Vec<_> = self
+            .parts
+            .nodes
+            .iter()
+            .filter_map(|node| match node {
+                Node::Route(route) => Some((route.ids.rows, self.trace_place(route, counts))),
+                _ => None,
+            })
+            .collect();
+        for (rows, (at, len)) in places {
+            self.parts.routing.record(rows, &ids[at / 4..][..len / 4], &self.batch);
+        }
+    }
+
+    fn device_error(&mut self, e: DriverError) -> StepError {
+        let device = self.parts.context.name.clone();
+        let DriverError { call, why, .. } = e.clone();
+        self.broken = Some(e);
+        Failure::all(Cause::Device { device, op: call, why }).into()
+    }
+}
+
+impl Program for CudaProgram {
+    fn limits(&self) -> Limits {
+        self.parts.limits
+    }
+
+    fn kinds(&self) -> Kinds {
+        self.parts.kinds
+    }
+
+    fn n_vocab(&self) -> usize {
+        self.parts.n_vocab
+    }
+
+    fn submit(&mut self, batch: &Batch) -> Result<(), StepError> {
+        batch.check(self.parts.limits, self.parts.kinds, self.parts.n_vocab)?;
+        if let Some(e) = self.broken.clone() {
+            return Err(self.device_error(e));
+        }
+        self.batch.copy_from(batch);
+        self.queue().map_err(|e| self.device_error(e))
+    }
+
+    fn wait(&mut self) -> Result<Output<'_>, StepError> {
+        let waited = self.parts.context.enter().and_then(|()| self.parts.stream.wait());
+        if let Err(e) = waited {
+            return Err(self.device_error(e));
+        }
+        self.read_faults(self.batch.chunks.len());
+        if self.is_traced {
+            self.read_routing();
+        }
+        let n_rows = self.batch.rows.len();
+        let d_hidden = self.parts.hidden.map_or(0, |hidden| hidden.width);
+        let last = (0..n_rows).rev().find(|&row| matches!(self.batch.asks[row], Ask::Logits));
+        self.parts.picker.read(&self.batch, self.parts.host_logits.words(), &mut self.picks);
+        Ok(Output {
+            logits: &self.parts.host_logits.words()[..last.map_or(0, |row| row + 1) * self.parts.n_vocab],
+            picks: &self.picks,
+            hidden: &self.parts.host_hidden.words()[..n_rows * d_hidden],
+            faults: &self.faults,
+            routing: self.parts.routing.ids(),
+        })
+    }
+
+    fn routers(&self) -> &[RouterInfo] {
+        self.parts.routing.routers()
+    }
+
+    fn trace_routing(&mut self, is_on: bool) {
+        if is_on && self.trace.is_none() {
+            let numbers: usize = self.parts.routing.routers().iter().map(|router| router.n_used).sum();
+            let bytes = 4 * numbers * self.parts.limits.max_tokens;
+            let context = &self.parts.context;
+            let memory = context.enter().and_then(|()| Memory::new(context, bytes));
+            self.trace = memory.and_then(|memory| Ok((memory, Pinned::new(context, bytes)?))).ok();
+        }
+        // Without memory for it nothing is traced.
+        self.is_traced = is_on && self.trace.is_some();
+        self.parts.routing.turn(self.is_traced, self.parts.limits.max_outputs);
+    }
+
+    /// Without recurrent states, drafts leave nothing behind but cache positions; with them there are no drafts.
+    fn commit(&mut self, slot: u32, n_accepted: usize) {
+        assert!(!self.parts.kinds.state, "state {slot}: {n_accepted} drafts accepted of a program that takes none");
+    }
+
+    fn copy_state(&mut self, from: u32, to: u32) {
+        let n_states = self.parts.limits.n_states;
+        assert!((from.max(to) as usize) < n_states, "states {from} and {to} of {n_states}");
+        if from == to || self.broken.is_some() {
+            return;
+        }
+        let copy = || {
+            self.parts.context.enter()?;
+            for state in &self.parts.states {
+                let slot = |i: u32| state.ptr + 4 * u64::from(i) * state.len as u64;
+                // SAFETY: both slots lie inside the state's memory and are not the same.
+                unsafe { self.parts.stream.copy(slot(to), slot(from), 4 * state.len)? };
+            }
+            Ok(())
+        };
+        if let Err(e) = copy() {
+            // The next step reports it.
+            self.broken = Some(e);
+        }
+    }
+}
+
+impl Drop for CudaProgram {
+    fn drop(&mut self) {
+        // What runs still reads the memory that goes now.
+        if self.parts.context.enter().is_ok() {
+            let _ = self.parts.stream.wait();
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! The kernels' sources, embedded, and which module an op needs: a source compiled for a weight type or for dimensions.
+
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+
+use model::plan::CacheDecl;
+use quant::{ScaleType, WeightType};
+
+/// Headers by the names that sources include them by.
+pub const HEADERS: &[(&str, &str)] = &[
+    ("cuda/args.h", include_str!("../../../../kernels/cuda/args.h")),
+    ("cuda/common.h", include_str!("../../../../kernels/cuda/common.h")),
+    ("cuda/kv.h", include_str!("../../../../kernels/cuda/kv.h")),
+    ("cuda/load8.h", include_str!("../../../../kernels/cuda/load8.h")),
+    ("cuda/mma.h", include_str!("../../../../kernels/cuda/mma.h")),
+    ("cuda/tile.h", include_str!("../../../../kernels/cuda/tile.h")),
+    ("cuda/vec.h", include_str!("../../../../kernels/cuda/vec.h")),
+    ("quant/affine.h", include_str!("../../../../kernels/quant/affine.h")),
+    ("quant/bf16.h", include_str!("../../../../kernels/quant/bf16.h")),
+    ("quant/f16.h", include_str!("../../../../kernels/quant/f16.h")),
+    ("quant/f32.h", include_str!("../../../../kernels/quant/f32.h")),
+    ("quant/ints.h", include_str!("../../../../kernels/quant/ints.h")),
+    ("quant/iq4_nl.h", include_str!("../../../../kernels/quant/iq4_nl.h")),
+    ("quant/iq4_xs.h", include_str!("../../../../kernels/quant/iq4_xs.h")),
+    ("quant/mxfp4.h", include_str!("../../../../kernels/quant/mxfp4.h")),
+    ("quant/mxfp4_planar.h", include_str!("../../../../kernels/quant/mxfp4_planar.h")),
+    ("quant/q2_k.h", include_str!("../../../../kernels/quant/q2_k.h")),
+    ("quant/q3_k.h", include_str!("../../../../kernels/quant/q3_k.h")),
+    ("quant/q4_0.h", include_str!("../../../../kernels/quant/q4_0.h")),
+    ("quant/q4_1.h", include_str!("../../../../kernels/quant/q4_1.h")),
+    ("quant/q4_k.h", include_str!("../../../../kernels/quant/q4_k.h")),
+    ("quant/q5_0.h", include_str!("../../../../kernels/quant/q5_0.h")),
+    ("quant/q5_1.h", include_str!("../../../../kernels/quant/q5_1.h")),
+    ("quant/q5_k.h", include_str!("../../../../kernels/quant/q5_k.h")),
+    ("quant/q6_k.h", include_str!("../../../../kernels/quant/q6_k.h")),
+    ("quant/q8_0.h", include_str!("../../../../kernels/quant/q8_0.h")),
+    ("quant/unit.h", include_str!("../../../../kernels/quant/unit.h")),
+];
+
+macro_rules! sources {
+    ($($name:ident = $file:literal;)*) => { $(
+        #[doc = concat!("`kernels/cuda/", $file, "`.")]
+        pub const $name: Source = Source { file: $file, text: include_str!(concat!("../../../../kernels/cuda/", $file)) };
+    )* };
+}
+
+/// A source file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Source {
+    file: &'static str,
+    text: &'static str,
+}
+
+sources! {
+    ATTENTION = "attention.cu";
+    CAUSAL_CONV = "causal_conv.cu";
+    COMBINE = "combine.cu";
+    DELTA_NET = "delta_net.cu";
+    ELEMENTWISE = "elementwise.cu";
+    EMBED = "embed.cu";
+    EXPERTS = "experts.cu";
+    EXPERT_LISTS = "expert_lists.cu";
+    GATED_LINEAR = "gated_linear.cu";
+    HEAD_LINEAR = "head_linear.cu";
+    KV_APPEND = "kv_append.cu";
+    LINEAR = "linear.cu";
+    NORM = "norm.cu";
+    PICK = "pick.cu";
+    QKV = "qkv.cu";
+    ROPE = "rope.cu";
+    ROUTE = "route.cu";
+}
+
+/// The texts to compile: the embedded ones, or those of a folder like `kernels`.
+pub struct Texts {
+    folder: Option<PathBuf>,
+    /// Headers by the names that sources include them by.
+    pub headers: Vec<(&'static str, Cow<'static, str>)>,
+}
+
+impl Texts {
+    /// Of a folder, where there is one. A file that it lacks is the embedded one.
+    pub fn new(folder: Option<&Path>) -> Texts {
+        let text = |name: &str, text| match folder.and_then(|folder| std::fs::read_to_string(folder.join(name)).ok()) {
+            Some(own) => Cow::Owned(own),
+            None => Cow::Borrowed(text),
+        };
+        let headers = HEADERS.iter().map(|&(name, embedded)| (name, text(name, embedded))).collect();
+        Texts { folder: folder.map(Path::to_path_buf), headers }
+    }
+
+    /// The source of a module.
+    pub fn source(&self, key: &Key) -> Cow<'static, str> {
+        let own = self.folder.as_ref().and_then(|f| std::fs::read_to_string(f.join("cuda").join(key.file)).ok());
+        own.map_or(Cow::Borrowed(key.source), Cow::Owned)
+    }
+}
+
+/// A module: a source and what it is compiled for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Key {
+    /// Name of the source file.
+    pub file: &'static str,
+    /// The source.
+    pub source: &'static str,
+    /// `NAME=VALUE` each.
+    pub defines: Vec<String>,
+}
+
+impl Key {
+    fn new(source: Source, defines: Vec<String>) -> Key {
+        Key { file: source.file, source: source.text, defines }
+    }
+
+    /// A source without variants.
+    pub fn plain(source: Source) -> Key {
+        Key::new(source, Vec::new())
+    }
+
+    /// A source for a weight type.
+    pub fn typed(source: Source, w: WeightType) -> Key {
+        let mut defines = vec![format!("WEIGHT_HEADER=\"quant/{}\"", header(w))];
+        match w {
+            WeightType::Affine(a) => defines.extend([
+                "WEIGHT=affine".into(),
+                format!("AFFINE_BITS={}", a.bits()),
+                format!("AFFINE_GROUP={}", a.group()),
+                format!(
+                    "AFFINE_SCALE={}",
+                    match a.scales() {
+                        ScaleType::F16 => 0,
+                        ScaleType::BF16 => 1,
+                        ScaleType::F32 => 2,
+                    }
+                ),
+            ]),
+            _ => defines.push(format!("WEIGHT={}", w.name())),
+        }
+        Key::new(source, defines)
+    }
+
+    /// A source for the elements of a cache.
+    pub fn cached(source: Source, is_f16: bool) -> Key {
+        Key::new(source, vec![format!("KV_F16={}", u32::from(is_f16))])
+    }
+
+    /// Attention for a cache and `heads` query heads of a block.
+    pub fn attention(cache: &CacheDecl, is_f16: bool, heads: usize) -> Key {
+        let defines = [
+            ("KV_F16", usize::from(is_f16)),
+            ("D_K", cache.d_k),
+            ("D_V", cache.d_v),
+            ("V_IN_K", usize::from(cache.v_in_k)),
+            ("HEADS", heads),
+        ];
+        Key::new(ATTENTION, defines.map(|(name, value)| format!("{name}={value}")).to_vec())
+    }
+
+    /// A source for one number.
+    pub fn sized(source: Source, name: &str, value: usize) -> Key {
+        Key::new(source, vec![format!("{name}={value}")])
+    }
+}
+
+/// The header that decodes a type, in `kernels/quant`.
+fn header(w: WeightType) -> String {
+    match w {
+        WeightType::Affine(_) => "affine.h".into(),
+        _ => format!("{}.h", w.name()),
+    }
+}

@@ -1,0 +1,132 @@
+//! What can be proven of the kernels without a GPU, where the run-time compiler can be loaded (its folder in
+//! `LD_LIBRARY_PATH`): they compile for every architecture, spill no register, and take the arguments that Rust fills.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use model::plan::CacheDecl;
+use quant::{Affine, ScaleType, WeightType};
+
+use super::args::SIZES;
+use super::nvrtc::{self, Target};
+use super::sources::{self, Key, Source, Texts};
+
+/// Whether the compiler is there; says so when it is not.
+fn has_compiler() -> bool {
+    nvrtc::version().inspect_err(|why| println!("skipped: {why}")).is_ok()
+}
+
+#[test]
+fn arguments_are_laid_out_alike() {
+    if !has_compiler() {
+        return;
+    }
+    let asserts: String =
+        SIZES.iter().map(|(name, bytes)| format!("static_assert(sizeof({name}) == {bytes}, \"{name}\");\n")).collect();
+    let source = format!("#include \"cuda/args.h\"\n{asserts}");
+    let key = Key { file: "sizes.cu", source: source.leak(), defines: Vec::new() };
+    nvrtc::compile(&key, &Texts::new(None), Target::cubin(90), None).map(drop).unwrap();
+}
+
+/// Sources that are compiled for a weight type.
+const TYPED: [Source; 5] =
+    [sources::EMBED, sources::LINEAR, sources::GATED_LINEAR, sources::EXPERTS, sources::HEAD_LINEAR];
+
+/// Modules as models need them: every source, dimensions of published models and odd ones.
+fn modules() -> Vec<Key> {
+    let plain =
+        [sources::NORM, sources::ROPE, sources::ELEMENTWISE, sources::COMBINE, sources::EXPERT_LISTS, sources::PICK];
+    let mut keys: Vec<Key> = plain.into_iter().map(Key::plain).collect();
+    for is_f16 in [true, false] {
+        keys.extend([sources::KV_APPEND, sources::QKV].map(|source| Key::cached(source, is_f16)));
+        for (d_k, d_v, v_in_k, heads) in [
+            (64, 64, false, 8),
+            (128, 128, false, 8),
+            (256, 256, false, 8),
+            (512, 512, false, 8),
+            (576, 512, true, 8),
+            (33, 7, false, 5),
+        ] {
+            let cache = CacheDecl { n_kv: 1, d_k, d_v, v_in_k, window: None };
+            keys.push(Key::attention(&cache, is_f16, heads));
+        }
+    }
+    keys.extend([2, 4, 5].map(|width| Key::sized(sources::CAUSAL_CONV, "WIDTH", width)));
+    keys.extend([7, 128, 256].map(|d_k| Key::sized(sources::DELTA_NET, "D_K", d_k)));
+    keys.extend([8, 128, 257, 1024].map(|n| Key::sized(sources::ROUTE, "N_EXPERT", n)));
+    keys
+}
+
+/// Types on every architecture. Affine types differ in constants alone: a few stand for all.
+fn types() -> Vec<WeightType> {
+    let affine = |bits, group, scales| WeightType::Affine(Affine::new(bits, group, scales).unwrap());
+    let planar = [
+        WeightType::MXFP4_PLANAR,
+        affine(2, 128, ScaleType::F16),
+        affine(3, 32, ScaleType::F32),
+        affine(4, 64, ScaleType::BF16),
+        affine(5, 64, ScaleType::F16),
+        affine(6, 32, ScaleType::BF16),
+        affine(8, 128, ScaleType::BF16),
+    ];
+    [&WeightType::GGUF[..], &planar[..]].concat()
+}
+
+/// Kernels may keep so many bytes of a thread on the stack: f64's sine reduces large angles there.
+const STACK: &[(&str, usize)] = &[("rope_table", 40)];
+
+/// Lines of the assembler's log that say a kernel spills or uses the stack.
+fn complaints(key: &Key, log: &str) -> Vec<String> {
+    let mut kernel = "";
+    let mut found = Vec::new();
+    for line in log.lines() {
+        if let Some((_, rest)) = line.split_once("Compiling entry function '") {
+            kernel = rest.split('\'').next().unwrap_or_default();
+        }
+        let Some((stack, rest)) = line.trim().split_once(" bytes stack frame, ") else { continue };
+        let allowed = STACK.iter().find(|(name, _)| *name == kernel).map_or(0, |(_, bytes)| *bytes);
+        let stack: usize = stack.rsplit(' ').next().unwrap_or_default().parse().unwrap();
+        if stack > allowed || !rest.starts_with("0 bytes spill stores, 0 bytes spill loads") {
+            found.push(format!("{} {:?} {kernel}: {}", key.file, key.defines, line.trim()));
+        }
+    }
+    found
+}
+
+/// Compiles modules on every core; what does not compile or spills is listed.
+fn compile_all(modules: &[(Key, u32)]) -> Vec<String> {
+    let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let texts = Texts::new(None);
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, |n| n.get()) {
+            scope.spawn(|| {
+                while let Some((key, arch)) = modules.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let found = match nvrtc::compile(key, &texts, Target::cubin(*arch), None) {
+                        Ok(compiled) => complaints(key, &compiled.log),
+                        Err(why) => vec![why],
+                    };
+                    failed.lock().unwrap().extend(found.into_iter().map(|line| format!("sm_{arch}: {line}")));
+                }
+            });
+        }
+    });
+    failed.into_inner().unwrap()
+}
+
+#[test]
+fn kernels_compile_for_every_architecture_and_spill_nothing() {
+    if !has_compiler() {
+        return;
+    }
+    let mut all: Vec<(Key, u32)> = Vec::new();
+    for arch in [80, 86, 89, 90, 100, 120] {
+        all.extend(modules().into_iter().map(|key| (key, arch)));
+        for source in TYPED {
+            // All types where instructions differ, one type for the others.
+            let types = if matches!(arch, 80 | 90) { types() } else { vec![WeightType::Q4_K] };
+            all.extend(types.into_iter().map(|w| (Key::typed(source, w), arch)));
+        }
+    }
+    let failed = compile_all(&all);
+    assert!(failed.is_empty(), "of {} modules:\n{}", all.len(), failed.join("\n"));
+}

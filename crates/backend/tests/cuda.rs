@@ -1,0 +1,236 @@
+//! The CUDA backend against the reference: random models of one layer in many shapes and every weight type. Golden logits
+//! are in `golden.rs`. Without a GPU each test says so and ends.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use backend::cpu::CacheType;
+use backend::reference::Reference;
+use backend::{Backend, Batch, Fault, Limits, PAGE, Tables};
+use common::backends::gpu;
+use common::{BAD, N_VOCAB, PLAIN, Session, Shape, model, tokens};
+use model::plan::{DeltaHeads, Gate, RopePairing, Sharing, ValidPlan};
+use quant::WeightType::{self, *};
+use quant::act::ActKind;
+
+const CLAMPED: Gate = Gate::ClampedSwiglu { alpha: 1.702, limit: 7.0 };
+
+const fn heads(n_k_head: usize, n_v_head: usize, d_k: usize, d_v: usize, sharing: Sharing) -> DeltaHeads {
+    DeltaHeads { n_k_head, n_v_head, d_k, d_v, sharing }
+}
+
+/// The most that logits may be off where every matrix is of floats: products of many rows round activations to bf16 beside
+/// weights of 16 bits, as the matrix of the logits is.
+const FLOATS_OFF: f64 = 5e-3;
+
+/// Shapes in floats.
+const FLOATS: &[Shape] = &[
+    PLAIN,
+    Shape { n_head: 8, n_kv: 1, d_k: 128, d_v: 128, pairing: RopePairing::Interleaved, fused: false, ..PLAIN },
+    Shape { n_head: 3, n_kv: 3, d_k: 80, d_v: 80, window: Some(40), act: Gate::GeluTanh, n_used: 8, ..PLAIN },
+    Shape { n_head: 3, n_kv: 3, d_k: 80, d_v: 80, window: Some(40), forgets: true, ..PLAIN },
+    Shape { d_model: 52, n_head: 10, n_kv: 2, d_k: 20, d_v: 24, softcap: Some(4.0), n_expert: 19, d_ff: 33, ..PLAIN },
+    Shape { n_head: 6, n_kv: 2, window: Some(513), types: [F32, BF16, F16, F32, BF16], n_used: 1, ..PLAIN },
+    Shape { n_head: 2, n_kv: 1, d_k: 512, d_v: 512, sinks: true, act: Gate::GeluTanh, fused: false, ..PLAIN },
+    Shape { n_head: 22, n_kv: 2, d_k: 33, d_v: 7, biases: true, act: CLAMPED, n_expert: 130, n_used: 12, ..PLAIN },
+    Shape { delta: Some((4, heads(2, 4, 128, 128, Sharing::Grouped))), ..PLAIN },
+    Shape { delta: Some((2, heads(3, 3, 20, 24, Sharing::Tiled))), fused: false, ..PLAIN },
+    Shape { delta: Some((5, heads(2, 6, 7, 57, Sharing::Tiled))), ..PLAIN },
+];
+
+/// RMS error over the standard deviation of the exact values. NaN never passes a comparison with it.
+fn relative(found: &[f32], exact: &[f32]) -> f64 {
+    assert_eq!(found.len(), exact.len());
+    let n = exact.len() as f64;
+    let mean = exact.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
+    let variance = exact.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / n;
+    let error = found.iter().zip(exact).map(|(&a, &b)| (f64::from(a) - f64::from(b)).powi(2)).sum::<f64>() / n;
+    (error / variance).sqrt()
+}
+
+/// The same over rows, without the worst eighth: a near tie among random routers sends a token to other experts.
+fn relative_of_most(found: &[f32], exact: &[f32]) -> f64 {
+    let rows = found.chunks_exact(N_VOCAB).zip(exact.chunks_exact(N_VOCAB));
+    let mut rows: Vec<_> = rows.map(|(a, b)| (relative(a, b), a, b)).collect();
+    rows.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let kept = rows.len() - rows.len() / 8;
+    if rows.iter().any(|row| row.0.is_nan()) {
+        return f64::NAN;
+    }
+    let join = |pick: fn(&(f64, &[f32], &[f32])) -> Vec<f32>| rows[..kept].iter().flat_map(pick).collect::<Vec<_>>();
+    relative(&join(|row| row.1.to_vec()), &join(|row| row.2.to_vec()))
+}
+
+/// Prompts whole, in pieces, side by side, and token by token.
+fn run(backend: &dyn Backend, shape: Shape) -> Vec<f32> {
+    let mut session = Session::new(backend, &model(shape), 160);
+    let (a, b, c) = (tokens(70, 1), tokens(40, 2), tokens(12, 3));
+    let mut all = session.step(&[(0, &a)]).to_vec();
+    all.extend_from_slice(session.step(&[(1, &b[..7]), (0, &a[..1])]));
+    all.extend_from_slice(session.step(&[(2, &c), (1, &b[7..])]));
+    for i in 0..6 {
+        let next = [(0, &a[i..=i]), (1, &b[i..=i]), (2, &c[i..=i])];
+        all.extend_from_slice(session.step(&next[..1 + i % 3]));
+    }
+    all
+}
+
+#[test]
+fn every_op_agrees_with_the_reference() {
+    let Some(gpu) = gpu(CacheType::F32) else { return };
+    let mut failed = Vec::new();
+    for &shape in FLOATS {
+        let (found, exact) = (run(&gpu, shape), run(&Reference, shape));
+        let error = relative(&found, &exact);
+        println!("{error:.2e} {shape:?}");
+        if error.is_nan() || error > FLOATS_OFF {
+            failed.push((error, shape));
+        }
+    }
+    assert!(failed.is_empty(), "{failed:?}");
+}
+
+#[test]
+fn every_weight_type_agrees_with_the_reference() {
+    let Some(gpu) = gpu(CacheType::F32) else { return };
+    let mut failed = Vec::new();
+    for w in WeightType::ALL {
+        let shape = Shape { d_model: 256, d_ff: 256, types: [w; 5], ..PLAIN };
+        let (found, exact) = (run(&gpu, shape), run(&Reference, shape));
+        let error = relative_of_most(&found, &exact);
+        // Activations may be rounded to 8 bits where weights have fewer than 16.
+        let most = if w.act() == ActKind::F32 { FLOATS_OFF } else { 3e-2 };
+        println!("{w:<16} {error:.2e} (at most {most:.0e})");
+        if error.is_nan() || error > most {
+            failed.push((w, error));
+        }
+    }
+    assert!(failed.is_empty(), "{failed:?}");
+}
+
+#[test]
+fn types_may_differ_inside_an_op() {
+    let Some(gpu) = gpu(CacheType::F16) else { return };
+    for types in [[Q4_K, Q6_K, Q4_K, Q8_0, Q6_K], [Q8_0, BF16, Q5_0, MXFP4, Q4_1]] {
+        let shape = Shape { d_model: 256, d_ff: 256, types, biases: true, act: CLAMPED, ..PLAIN };
+        let error = relative_of_most(&run(&gpu, shape), &run(&Reference, shape));
+        println!("{types:?} {error:.2e}");
+        assert!(error <= 3e-2, "{types:?}: {error:e}");
+    }
+}
+
+#[test]
+fn ten_runs_give_the_same_bits() {
+    let Some(gpu) = gpu(CacheType::F16) else { return };
+    let shape = Shape {
+        d_model: 256,
+        d_ff: 256,
+        n_head: 8,
+        n_kv: 1,
+        types: [Q4_K, Q6_K, Q4_K, Q4_K, Q6_K],
+        delta: Some((4, heads(2, 4, 32, 64, Sharing::Grouped))),
+        ..PLAIN
+    };
+    let bits = |x: Vec<f32>| x.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+    let first = bits(run(&gpu, shape));
+    for i in 1..10 {
+        assert!(bits(run(&gpu, shape)) == first, "run {i} gives other bits");
+    }
+}
+
+/// A state that was copied away and back goes on as if nothing had happened in between.
+#[test]
+fn states_are_copied() {
+    let Some(gpu) = gpu(CacheType::F32) else { return };
+    let shape = Shape { delta: Some((4, heads(2, 4, 32, 32, Sharing::Grouped))), ..PLAIN };
+    let mut session = Session::new(&gpu, &model(shape), 96);
+    let prompt = tokens(40, 1);
+    session.step(&[(0, &prompt)]);
+    session.program.copy_state(0, 2);
+    let first = session.step(&[(0, &prompt[..5])]).to_vec();
+    session.program.copy_state(2, 0);
+    session.n_past[0] = 40;
+    let again = session.step(&[(0, &prompt[..5])]).to_vec();
+    assert!(first.iter().map(|x| x.to_bits()).eq(again.iter().map(|x| x.to_bits())));
+}
+
+/// Long contexts: many splits, merged in order; prefill in large steps and decode see the same.
+#[test]
+fn long_contexts_agree_with_the_reference() {
+    let Some(gpu) = gpu(CacheType::F32) else { return };
+    let shape = Shape { n_head: 8, n_kv: 2, sinks: true, ..PLAIN };
+    let run = |backend: &dyn Backend| {
+        let mut session = Session::with(backend, &model(shape), 1400, 600);
+        let prompt = tokens(1300, 5);
+        let mut all = Vec::new();
+        for chunk in prompt.chunks(600) {
+            let logits = session.step(&[(0, chunk)]);
+            all.extend_from_slice(&logits[logits.len() - N_VOCAB..]);
+        }
+        for i in 0..4 {
+            all.extend_from_slice(session.step(&[(0, &prompt[i..=i])]));
+        }
+        all
+    };
+    let error = relative(&run(&gpu), &run(&Reference));
+    println!("{error:.2e}");
+    assert!(error <= FLOATS_OFF, "{error:e}");
+}
+
+/// A token whose embedding is NaN loses its own sequence and no other.
+#[test]
+fn a_broken_sequence_leaves_the_others_alone() {
+    let Some(gpu) = gpu(CacheType::F32) else { return };
+    for types in [[F32; 5], [Q8_0, Q4_0, Q4_1, Q5_0, Q8_0]] {
+        let shape = Shape { types, ..PLAIN };
+        let (good, mut bad) = (tokens(9, 1), tokens(7, 2));
+        bad[4] = BAD;
+        let mut session = Session::new(&gpu, &model(shape), 64);
+        let out = session.step_with_faults(&[(0, &good), (1, &bad)]);
+        assert_eq!(out.faults, [Fault { chunk: 1, layer: 0, token: 13 }]);
+        let beside = out.logits[..9 * N_VOCAB].to_vec();
+        let mut session = Session::new(&gpu, &model(shape), 64);
+        let alone = session.step(&[(0, &good)]).to_vec();
+        let error = relative(&beside, &alone);
+        assert!(error <= 1e-2, "{types:?}: {error:e}");
+    }
+}
+
+/// Traced routing is what the reference chose.
+#[test]
+fn routing_is_traced() {
+    let Some(gpu) = gpu(CacheType::F32) else { return };
+    let run = |backend: &dyn Backend| {
+        let mut session = Session::new(backend, &model(PLAIN), 64);
+        session.program.trace_routing(true);
+        let mut all = session.step_with_faults(&[(0, &tokens(9, 1)), (1, &tokens(4, 2))]).routing.unwrap().to_vec();
+        all.extend_from_slice(session.step_with_faults(&[(1, &tokens(1, 3))]).routing.unwrap());
+        all
+    };
+    assert_eq!(run(&gpu), run(&Reference));
+}
+
+#[test]
+fn what_the_device_cannot_hold_is_an_error_that_says_so() {
+    let Some(gpu) = gpu(CacheType::F32) else { return };
+    let (plan, weights) = model(PLAIN);
+    let plan = ValidPlan::new(plan).unwrap();
+    let limits =
+        Limits { max_tokens: 32, max_outputs: 1, n_pages: 1 << 31, max_positions: 64, n_window_pages: 4, n_states: 1 };
+    let error = gpu.compile(&plan, weights, limits).map(drop).unwrap_err().to_string();
+    assert!(error.contains("key-value cache") && error.contains("free"), "{error}");
+}
+
+/// Steps refuse what the batch's check refuses, and go on afterwards.
+#[test]
+fn a_refused_batch_changes_nothing() {
+    let Some(gpu) = gpu(CacheType::F32) else { return };
+    let mut session = Session::new(&gpu, &model(PLAIN), 64);
+    let first = session.step(&[(0, &[1, 2, 3])]).to_vec();
+    let mut batch = Batch::default();
+    batch.push(&[1], 0, Tables { pages: &[9999], ..Tables::default() }, 0..1);
+    assert!(session.program.step(&batch).is_err());
+    session.n_past[0] = 0;
+    assert_eq!(session.step(&[(0, &[1, 2, 3])]), first);
+    assert_eq!(PAGE, 32);
+}

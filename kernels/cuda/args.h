@@ -1,0 +1,284 @@
+// Arguments of the kernels, one struct by value each; `crates/backend/src/cuda/args.rs` mirrors them field by field.
+//
+// Shapes are slowest axis first. T is the number of tokens of the step, R that of the rows whose logits are asked for;
+// `rows` is whichever an op runs over.
+#pragma once
+
+#include "quant/ints.h"
+
+// Encoded rows in planes, each contiguous: q [n_stack][n][row bytes of q], and so on. Types of GGUF files have q alone.
+struct Matrix {
+    const u8* q;
+    const u8* scales;
+    const u8* biases;
+};
+
+struct LinearPart {
+    Matrix w;           // [n, k]
+    const float* bias;  // [n], or null
+    float* out;         // [rows, n]
+    u64 n;
+};
+
+struct Linear {
+    const float* x;  // [rows, k]
+    u32 rows, k;
+    u32 n_parts, reserved;
+    LinearPart parts[4];
+};
+
+struct GatedLinear {
+    const float* x;  // [rows, k]
+    Matrix gate, up; // [n, k]
+    float* out;      // [rows, n]
+    u32 rows, k, n, act;
+    float alpha, limit;
+};
+
+struct Embed {
+    const u32* ids;  // [rows]
+    Matrix table;    // [n_vocab, d]
+    float* out;      // [rows, d]
+    u32 rows, d;
+    float scale;
+    u32 reserved;
+};
+
+struct HeadLinear {
+    const float* x;  // [rows, n_head, k]
+    Matrix w;        // [n_head, n, k], transposed [n_head, k, n]
+    float* out;      // [rows, n_head, n]
+    u32 rows, n_head, n, k;
+};
+
+// One projection of the chosen experts, or gate and up with their activation.
+struct Experts {
+    const float* x;       // [rows, k], or [rows * n_used, k] with x_per_pair
+    const u32* ids;       // [rows, n_used]
+    Matrix w, up;         // [n_expert, n, k]; without up.q a plain projection
+    const float* bias;    // [n_expert, n], or null
+    const float* up_bias; // [n_expert, n], or null
+    float* out;           // [rows * n_used, n]
+    const u32* first;     // [n_expert + 1], or null: where an expert's pairs begin in `pairs`
+    const u32* pairs;     // [rows * n_used]
+    u32 rows, n_used, n_expert, n, k, x_per_pair, act;
+    float alpha, limit;
+    u32 reserved;
+};
+
+// Counts the pairs (row * n_used + slot) of every expert and lists them, ascending.
+struct ExpertLists {
+    const u32* ids; // [n_pairs]
+    u32* first;     // [n_expert + 1]
+    u32* pairs;     // [n_pairs]
+    u32 n_pairs, n_expert;
+};
+
+// Consecutive tokens of one sequence, as `Chunk` of the batch.
+struct Chunk {
+    u32 first, len, pos;
+    u32 first_page;         // in `pages`
+    u32 first_window_page;  // in `window_pages`
+    u32 first_window_block;
+    u32 state;
+    u32 reserved;
+};
+
+// What changes from step to step, in device memory at places that depend on T and R alone.
+struct Step {
+    const u32* ids;          // [T]
+    const u32* positions;    // [T]
+    const u32* chunk_of;     // [T]
+    const u32* rows;         // [R]
+    const Chunk* chunks;     // [n_chunks]
+    const u32* pages;
+    const u32* window_pages;
+    u32* faults;             // [n_chunks], smallest (router << 20 | token) that saw NaN
+};
+
+struct RmsNorm {
+    float* x;              // [rows, d], updated when there is a residual
+    const float* residual; // [rows, d], or null
+    const float* w;        // [d]
+    float* out;            // [rows, d]
+    u32 rows, d;
+    float eps;
+    u32 reserved;
+};
+
+struct HeadNorm {
+    float* x;          // [n, d], rows of heads
+    const float* w;    // [d], or null
+    const float* gate; // [n, d] of a gated norm
+    u64 n;
+    u32 d;
+    float eps;
+};
+
+struct RopeTable {
+    const u32* positions;   // [T]
+    const double* inv_freq; // [half]
+    float* table;           // [T, half, 2]: cosine, sine, times the factor
+    u32 rows, half;
+    float factor;
+    u32 reserved;
+};
+
+struct Rope {
+    float* x;           // [T, n_head, d_head]
+    const float* table; // [T, half, 2]
+    u32 rows, n_head, d_head, half, interleaved, reserved;
+};
+
+// A part of every head's row: parts of a head are neighbours in `whole`.
+struct Heads {
+    const float* from;
+    float* to;
+    u64 n;                   // heads in all rows
+    u32 width, d_head, first, is_split;
+};
+
+struct Elementwise {
+    float* x;        // [n]
+    const float* y;  // [n], or [n / width] where `per_row`, or [1]
+    float* out;      // [n]
+    u64 n;
+    u32 width, per_row, act;
+    float a, b;
+    u32 reserved;
+};
+
+struct DecayBeta {
+    const float* a;       // [rows, n]
+    const float* b;       // [rows, n]
+    const float* a_log;   // [n]
+    const float* dt_bias; // [n]
+    float* g;             // [rows, n]
+    float* beta;          // [rows, n]
+    u64 len;              // rows * n
+    u64 n;
+};
+
+struct KvAppend {
+    Step step;
+    const float* k; // [T, n_kv, d_k]
+    const float* v; // [T, n_kv, d_v], or null
+    void* k_cache;  // [n_pages, n_kv, PAGE, d_k]
+    void* v_cache;  // [n_pages, n_kv, PAGE, d_v]
+    u32 rows, n_kv, d_k, d_v, windowed, reserved;
+};
+
+struct Attention {
+    Step step;
+    const float* q;       // [T, n_head, d_k]
+    const void* k_cache;  // [n_pages, n_kv, PAGE, d_k]
+    const void* v_cache;  // [n_pages, n_kv, PAGE, d_v]; unused where the values lie in the keys
+    const float* sinks;   // [n_head], or null
+    float* out;           // [T, n_head, d_v]
+    float* partial;       // [T, n_head, n_splits, d_v + 2]
+    u32* arrived;         // [T, n_kv, tiles of heads], zero between launches
+    u32 rows, n_head, n_kv, n_splits;
+    u32 window;           // 0: all positions
+    u32 windowed;         // the cache keeps a window
+    float scale, softcap; // softcap 0: none
+};
+
+struct CausalConv {
+    Step step;
+    const float* x; // [T, d]
+    const float* w; // [d, WIDTH]
+    float* state;   // [n_states][(WIDTH - 1), d]
+    float* out;     // [T, d]
+    u64 state_len;  // (WIDTH - 1) * d
+    u32 d, reserved;
+};
+
+struct DeltaNet {
+    Step step;
+    const float* q;    // [T, n_k_head, d_k]
+    const float* k;    // [T, n_k_head, d_k]
+    const float* v;    // [T, n_v_head, d_v]
+    const float* g;    // [T, n_v_head]
+    const float* beta; // [T, n_v_head]
+    float* state;      // [n_states][n_v_head, d_k, d_v]
+    float* out;        // [T, n_v_head, d_v]
+    u64 state_len;     // n_v_head * d_k * d_v
+    u32 n_k_head, n_v_head, d_v, tiled;
+};
+
+struct Route {
+    Step step;
+    const float* logits;       // [rows, n_expert]
+    const float* bias;         // [n_expert], or null
+    const float* expert_scale; // [n_expert], or null
+    u32* ids;                  // [rows, n_used]
+    float* weights;            // [rows, n_used]
+    u32 rows, n_used, score, n_group, n_group_used, group_sums, renormalise, of_outputs, router;
+    float eps, scale;
+    u32 reserved;
+};
+
+struct Combine {
+    float* x;             // [rows, d]
+    const float* y;       // [rows, n_used, d]
+    const float* weights; // [rows, n_used]
+    const float* norm_w;  // [d], or null
+    float* norm_out;      // [rows, d]
+    u32 rows, n_used, d, add;
+    float eps;
+    u32 reserved;
+};
+
+struct Select {
+    const float* x;  // [T, d]
+    const u32* rows; // [R]
+    float* out;      // [R, d]
+    u32 n_rows, d;
+};
+
+// Heads of q, k or v.
+struct QkvPart {
+    float* x;       // [T, n_head, d_head]
+    const float* w; // [d_head], or null
+    void* cache;    // [n_pages, n_head, PAGE, d_head], or null
+    u32 n_head, d_head, is_normed, is_rotated;
+};
+
+struct Qkv {
+    Step step;
+    QkvPart parts[3];
+    const float* table; // [T, half, 2]
+    u32 rows, n_heads;  // of all parts
+    u32 half, interleaved, windowed;
+    float eps;
+};
+
+// What is asked of a row of logits.
+struct PickAsk {
+    u32 row, n, first_listed, n_listed, log_sum_exp, reserved;
+};
+
+struct PickPart {
+    float top, sum;
+    u32 first_bad, reserved;
+};
+
+struct Picked {
+    double log_sum_exp;
+    u32 n, bad;
+    float bad_value;
+    u32 reserved;
+    u32 ids[64];
+    float values[64];
+};
+
+struct Pick {
+    const float* logits;    // [R, n_vocab]
+    const PickAsk* asks;    // [rows]
+    const u32* listed;
+    PickPart* parts;        // [rows, 64]
+    void* candidates;       // [rows, 64, 64] of value and id
+    Picked* out;            // [rows]
+    float* listed_out;
+    u32 n_vocab, rows;
+};

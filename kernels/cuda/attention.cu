@@ -1,0 +1,233 @@
+// attention: softmax(q * kT * scale) * v over the paged cache, with windows, sinks and softcap, for any dimensions.
+//
+// Compiled for one cache and group: -DD_K -DD_V -DV_IN_K (values are the first D_V numbers of the keys) -DHEADS (query
+// heads of a block, which share the keys) -DKV_F16.
+//
+// grid (T * tiles of heads, n_kv, n_splits), block 128: a block takes one token, up to HEADS query heads of one key-value
+// head and a share of the sequence's pages, page after page with an online softmax: four warps find the scores of 32
+// positions, one lane a position finds the shares, every thread sums its own numbers of the values. With several splits
+// the block that arrives last merges them in their order, so the bits do not depend on who that is.
+#include "cuda/kv.h"
+
+#define THREADS 128
+#define N_WARPS (THREADS / 32)
+// Values a thread sums: pairs of neighbours where rows have an even number of them.
+#define COLUMNS ((D_V + THREADS - 1) / THREADS)
+
+// The dot products of one key with all heads' queries, by a warp; every lane gets them.
+__device__ __forceinline__ void scores_of(const Kv* key, const float (*q)[D_K], float (&sum)[HEADS]) {
+    const u32 lane = threadIdx.x % 32;
+#pragma unroll
+    for (int h = 0; h < HEADS; h++) sum[h] = 0.0f;
+#if KV_F16
+    if constexpr (D_K % 8 == 0) {
+        for (u32 i = lane * 8; i < D_K; i += 256) {
+            const uint4 raw = *(const uint4*)(key + i);
+            const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
+            float k[8];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                k[2 * j] = kv_load((u16)(words[j] & 0xffff));
+                k[2 * j + 1] = kv_load((u16)(words[j] >> 16));
+            }
+#pragma unroll
+            for (int h = 0; h < HEADS; h++) {
+                const float4 lo = *(const float4*)(q[h] + i), hi = *(const float4*)(q[h] + i + 4);
+                sum[h] += k[0] * lo.x + k[1] * lo.y + k[2] * lo.z + k[3] * lo.w;
+                sum[h] += k[4] * hi.x + k[5] * hi.y + k[6] * hi.z + k[7] * hi.w;
+            }
+        }
+    } else
+#endif
+    {
+        for (u32 i = lane; i < D_K; i += 32) {
+            const float k = kv_load(key[i]);
+#pragma unroll
+            for (int h = 0; h < HEADS; h++) sum[h] += k * q[h][i];
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < HEADS; h++) sum[h] = warp_sum(sum[h]);
+}
+
+KERNEL __launch_bounds__(THREADS) attention(const __grid_constant__ Attention a) {
+    __shared__ __align__(16) float q[HEADS][D_K];
+    __shared__ float share[HEADS][PAGE];
+    __shared__ float rescale[HEADS], top[HEADS], total[HEADS];
+    __shared__ u32 is_last;
+    PDL_LAUNCH();
+    PDL_WAIT();
+
+    const u32 group = a.n_head / a.n_kv, n_tiles = (group + HEADS - 1) / HEADS;
+    const u32 token = blockIdx.x / n_tiles, tile = blockIdx.x % n_tiles;
+    const u32 kv_head = blockIdx.y, split = blockIdx.z;
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const u32 first_head = kv_head * group + tile * HEADS;
+    const u32 n_heads = min((u32)HEADS, group - tile * HEADS);
+
+    const u32 pos = a.step.positions[token];
+    const Chunk c = a.step.chunks[a.step.chunk_of[token]];
+    const u32 first_pos = a.window != 0 && pos + 1 > a.window ? pos + 1 - a.window : 0;
+    const u32 first_block = first_pos / PAGE, n_blocks = pos / PAGE + 1 - first_block;
+    // The splits' shares of the blocks, in order; late ones may be empty.
+    const u32 each = (n_blocks + a.n_splits - 1) / a.n_splits;
+    const u32 begin = first_block + min(split * each, n_blocks), end = first_block + min((split + 1) * each, n_blocks);
+
+    const float* q_row = a.q + ((u64)token * a.n_head + first_head) * D_K;
+    for (u32 i = threadIdx.x; i < HEADS * D_K; i += THREADS) q[i / D_K][i % D_K] = i / D_K < n_heads ? q_row[i] : 0.0f;
+    if (threadIdx.x < HEADS) {
+        top[threadIdx.x] = -INF;
+        total[threadIdx.x] = 0.0f;
+    }
+    float acc[HEADS][COLUMNS];
+#pragma unroll
+    for (int h = 0; h < HEADS; h++) {
+#pragma unroll
+        for (int j = 0; j < COLUMNS; j++) acc[h][j] = 0.0f;
+    }
+    __syncthreads();
+
+    for (u32 block = begin; block < end; block++) {
+        const u64 page = page_of(a.step, c, a.windowed, block);
+        const Kv* keys = (const Kv*)a.k_cache + (page * a.n_kv + kv_head) * PAGE * D_K;
+        for (u32 i = warp; i < PAGE; i += N_WARPS) {
+            const u32 p = block * PAGE + i;
+            const bool is_seen = p >= first_pos && p <= pos;
+            float sum[HEADS];
+            if (is_seen) {
+                scores_of(keys + i * D_K, q, sum);
+            }
+            if (lane == 0) {
+#pragma unroll
+                for (int h = 0; h < HEADS; h++) {
+                    float s = -INF;
+                    if (is_seen) {
+                        s = sum[h] * a.scale;
+                        if (a.softcap != 0.0f) s = a.softcap * tanhf(s / a.softcap);
+                    }
+                    share[h][i] = s;
+                }
+            }
+        }
+        __syncthreads();
+        // A block holds at least one position that is seen. NaN stays NaN in the sum.
+        for (u32 h = warp; h < HEADS; h += N_WARPS) {
+            const float s = share[h][lane];
+            const float old = top[h], now = fmaxf(old, warp_max(s));
+            // Scores that are all -inf, or inf, have no finite maximum: IEEE makes NaN of them, as the formula does.
+            const float e = s == -INF && now != -INF ? 0.0f : expf(s - now);
+            const float sum = warp_sum(e);
+            share[h][lane] = e;
+            if (lane == 0) {
+                const float factor = old == -INF ? 0.0f : expf(old - now);
+                rescale[h] = factor;
+                top[h] = now;
+                total[h] = total[h] * factor + sum;
+            }
+        }
+        __syncthreads();
+#if V_IN_K
+        const Kv* values = keys;
+        constexpr u32 stride = D_K;
+#else
+        const Kv* values = (const Kv*)a.v_cache + (page * a.n_kv + kv_head) * PAGE * D_V;
+        constexpr u32 stride = D_V;
+#endif
+        const u32 from = max(first_pos, block * PAGE) - block * PAGE, to = min(pos, block * PAGE + PAGE - 1) - block * PAGE;
+#pragma unroll
+        for (int h = 0; h < HEADS; h++) {
+#pragma unroll
+            for (int j = 0; j < COLUMNS; j++) acc[h][j] *= rescale[h];
+        }
+        for (u32 i = from; i <= to; i++) {
+            float v[COLUMNS];
+#pragma unroll
+            for (int j = 0; j < COLUMNS; j++) {
+                const u32 column = j * THREADS + threadIdx.x;
+                v[j] = column < D_V ? kv_load(values[i * stride + column]) : 0.0f;
+            }
+#pragma unroll
+            for (int h = 0; h < HEADS; h++) {
+                const float e = share[h][i];
+#pragma unroll
+                for (int j = 0; j < COLUMNS; j++) acc[h][j] += e * v[j];
+            }
+        }
+        __syncthreads();
+    }
+
+    if (a.n_splits == 1) {
+        for (int h = 0; h < HEADS; h++) {
+            if (h >= n_heads) break;
+            float sum = total[h], factor = 1.0f;
+            if (a.sinks) {
+                const float sink = a.sinks[first_head + h], now = fmaxf(top[h], sink);
+                factor = top[h] == -INF ? 0.0f : expf(top[h] - now);
+                sum = sum * factor + expf(sink - now);
+            }
+            float* out = a.out + ((u64)token * a.n_head + first_head + h) * D_V;
+#pragma unroll
+            for (int j = 0; j < COLUMNS; j++) {
+                const u32 column = j * THREADS + threadIdx.x;
+                if (column < D_V) out[column] = acc[h][j] * factor / sum;
+            }
+        }
+        return;
+    }
+
+    // [T, n_head, n_splits, D_V + 2]: the sums, the top score and the sum of the shares.
+    float* partial = a.partial + ((u64)token * a.n_head + first_head) * a.n_splits * (D_V + 2);
+    for (int h = 0; h < HEADS; h++) {
+        if (h >= n_heads) break;
+        float* mine = partial + ((u64)h * a.n_splits + split) * (D_V + 2);
+#pragma unroll
+        for (int j = 0; j < COLUMNS; j++) {
+            const u32 column = j * THREADS + threadIdx.x;
+            if (column < D_V) mine[column] = acc[h][j];
+        }
+        if (threadIdx.x == 0) {
+            mine[D_V] = top[h];
+            mine[D_V + 1] = total[h];
+        }
+    }
+    // All of the block has written before one thread says so, and the last block sees what all have written.
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        u32* arrived = a.arrived + ((u64)token * a.n_kv + kv_head) * n_tiles + tile;
+        is_last = atomicAdd(arrived, 1) + 1 == a.n_splits;
+        if (is_last) *arrived = 0;
+    }
+    __syncthreads();
+    if (!is_last) return;
+    __threadfence();
+
+    for (int h = 0; h < HEADS; h++) {
+        if (h >= n_heads) break;
+        const float* splits = partial + (u64)h * a.n_splits * (D_V + 2);
+        float best = a.sinks ? a.sinks[first_head + h] : -INF;
+        for (u32 s = 0; s < a.n_splits; s++) best = fmaxf(best, __ldcg(splits + (u64)s * (D_V + 2) + D_V));
+        float sum = a.sinks ? expf(a.sinks[first_head + h] - best) : 0.0f;
+        float y[COLUMNS];
+#pragma unroll
+        for (int j = 0; j < COLUMNS; j++) y[j] = 0.0f;
+        for (u32 s = 0; s < a.n_splits; s++) {
+            const float* one = splits + (u64)s * (D_V + 2);
+            const float its_top = __ldcg(one + D_V), its_total = __ldcg(one + D_V + 1);
+            if (its_top == -INF && its_total == 0.0f) continue; // an empty split
+            const float factor = expf(its_top - best);
+            sum += its_total * factor;
+#pragma unroll
+            for (int j = 0; j < COLUMNS; j++) {
+                const u32 column = j * THREADS + threadIdx.x;
+                if (column < D_V) y[j] += __ldcg(one + column) * factor;
+            }
+        }
+        float* out = a.out + ((u64)token * a.n_head + first_head + h) * D_V;
+#pragma unroll
+        for (int j = 0; j < COLUMNS; j++) {
+            const u32 column = j * THREADS + threadIdx.x;
+            if (column < D_V) out[column] = y[j] / sum;
+        }
+    }
+}

@@ -1,0 +1,69 @@
+// What every CUDA kernel shares: launch control, reductions, the gated activations. Needs no header of the toolkit.
+//
+// Sums run in a fixed order, so that the same input gives the same bits: lanes first, then warps in order.
+#pragma once
+
+#include "quant/ints.h"
+
+// Programmatic dependent launch (sm_90 and up). A kernel calls PDL_LAUNCH at its start, may then read weights, and every
+// thread calls PDL_WAIT once before it reads what an earlier kernel wrote, or writes anything.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define PDL_LAUNCH() asm volatile("griddepcontrol.launch_dependents;")
+#define PDL_WAIT() asm volatile("griddepcontrol.wait;" ::: "memory")
+#else
+#define PDL_LAUNCH()
+#define PDL_WAIT()
+#endif
+
+#define KERNEL extern "C" __global__ void
+#define FULL_MASK 0xffffffffu
+
+// Infinity without a header.
+#define INF __int_as_float(0x7f800000)
+#define QNAN __int_as_float(0x7fc00000)
+
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+    for (int step = 16; step > 0; step >>= 1) x += __shfl_xor_sync(FULL_MASK, x, step);
+    return x;
+}
+
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+    for (int step = 16; step > 0; step >>= 1) x = fmaxf(x, __shfl_xor_sync(FULL_MASK, x, step));
+    return x;
+}
+
+// The sum over a block of whole warps, at most 32; every thread gets it. `scratch` holds 33 numbers and is free again
+// when the call returns.
+__device__ __forceinline__ float block_sum(float x, float* scratch) {
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, n_warps = blockDim.x / 32;
+    x = warp_sum(x);
+    if (lane == 0) scratch[warp] = x;
+    __syncthreads();
+    if (warp == 0) {
+        float total = warp_sum(lane < n_warps ? scratch[lane] : 0.0f);
+        if (lane == 0) scratch[32] = total;
+    }
+    __syncthreads();
+    const float total = scratch[32];
+    __syncthreads();
+    return total;
+}
+
+// exp in full precision is finite where it should be: sigmoid(-inf) is 0, sigmoid(inf) is 1, NaN stays.
+__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+enum Act : u32 { ACT_SILU = 0, ACT_GELU_TANH = 1, ACT_SWIGLU = 2 };
+
+// act(g) * u; `alpha` and `limit` are of the clamped SwiGLU of gpt-oss. Comparisons keep NaN.
+__device__ __forceinline__ float gated(u32 act, float g, float u, float alpha, float limit) {
+    if (act == ACT_SILU) return g / (1.0f + expf(-g)) * u;
+    if (act == ACT_GELU_TANH) {
+        const float inner = 0.7978845608028654f * (g + 0.044715f * g * g * g);
+        return 0.5f * g * (1.0f + tanhf(inner)) * u;
+    }
+    g = g > limit ? limit : g;
+    u = u > limit ? limit : u < -limit ? -limit : u;
+    return g / (1.0f + expf(-alpha * g)) * (u + 1.0f);
+}

@@ -1,0 +1,74 @@
+// Ops on single numbers: add, scale, scale_by, softcap, sigmoid_gate, gated_act, decay_beta; and those that move numbers
+// only: split_heads and join_heads, select. A thread a number, 256 threads a block.
+#include "cuda/common.h"
+#include "cuda/args.h"
+
+#define ELEMENT_OR_RETURN(n)                                     \
+    PDL_LAUNCH();                                                \
+    PDL_WAIT();                                                  \
+    const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;    \
+    if (i >= (n)) return;
+
+// x += y
+KERNEL __launch_bounds__(256) add(const __grid_constant__ Elementwise a) {
+    ELEMENT_OR_RETURN(a.n)
+    a.x[i] += a.y[i];
+}
+
+// x *= a
+KERNEL __launch_bounds__(256) scale(const __grid_constant__ Elementwise a) {
+    ELEMENT_OR_RETURN(a.n)
+    a.x[i] *= a.a;
+}
+
+// x *= y[0]
+KERNEL __launch_bounds__(256) scale_by(const __grid_constant__ Elementwise a) {
+    ELEMENT_OR_RETURN(a.n)
+    a.x[i] *= a.y[0];
+}
+
+// x = cap * tanh(x / cap)
+KERNEL __launch_bounds__(256) softcap(const __grid_constant__ Elementwise a) {
+    ELEMENT_OR_RETURN(a.n)
+    a.x[i] = a.a * tanhf(a.x[i] / a.a);
+}
+
+// x *= sigmoid(y), y a number for each of x or for each row
+KERNEL __launch_bounds__(256) sigmoid_gate(const __grid_constant__ Elementwise a) {
+    ELEMENT_OR_RETURN(a.n)
+    a.x[i] *= sigmoid(a.y[a.per_row ? i / a.width : i]);
+}
+
+// out = act(x) * y
+KERNEL __launch_bounds__(256) gated_act(const __grid_constant__ Elementwise a) {
+    ELEMENT_OR_RETURN(a.n)
+    a.out[i] = gated(a.act, a.x[i], a.y[i], a.a, a.b);
+}
+
+// g = exp(a_log * softplus(a + dt_bias)), beta = sigmoid(b)
+KERNEL __launch_bounds__(256) decay_beta(const __grid_constant__ DecayBeta a) {
+    ELEMENT_OR_RETURN(a.len)
+    const u64 c = i % a.n;
+    const float x = a.a[i] + a.dt_bias[c];
+    // A comparison keeps NaN where fmaxf would lose it.
+    const float softplus = (x < 0.0f ? 0.0f : x) + log1pf(expf(-fabsf(x)));
+    a.g[i] = expf(a.a_log[c] * softplus);
+    a.beta[i] = sigmoid(a.b[i]);
+}
+
+// Part of every head: split, to[head, :] = from[head, first + :]; joined, the other way.
+KERNEL __launch_bounds__(256) heads(const __grid_constant__ Heads a) {
+    ELEMENT_OR_RETURN(a.n * a.width)
+    const u64 in_whole = i / a.width * a.d_head + a.first + i % a.width;
+    if (a.is_split) {
+        a.to[i] = a.from[in_whole];
+    } else {
+        a.to[in_whole] = a.from[i];
+    }
+}
+
+// out[r] = x[rows[r]]
+KERNEL __launch_bounds__(256) select_rows(const __grid_constant__ Select a) {
+    ELEMENT_OR_RETURN((u64)a.n_rows * a.d)
+    a.out[i] = a.x[(u64)a.rows[i / a.d] * a.d + i % a.d];
+}

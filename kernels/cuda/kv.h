@@ -1,0 +1,32 @@
+// The paged cache: a page holds PAGE positions of each key-value head, `[n_pages, n_kv, PAGE, d]`, so that a head's keys of
+// a page are one piece. Its numbers are f16 or f32 (-DKV_F16=1 or 0).
+#pragma once
+
+#include "cuda/common.h"
+#include "cuda/args.h"
+
+#define PAGE 32
+
+#if KV_F16
+typedef u16 Kv;
+__device__ __forceinline__ float kv_load(u16 bits) {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+    return x;
+}
+__device__ __forceinline__ u16 kv_store(float x) {
+    u16 bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    return bits;
+}
+#else
+typedef float Kv;
+__device__ __forceinline__ float kv_load(float x) { return x; }
+__device__ __forceinline__ float kv_store(float x) { return x; }
+#endif
+
+// The page that holds a block of PAGE positions of a chunk's sequence.
+__device__ __forceinline__ u32 page_of(const Step& step, const Chunk& c, u32 windowed, u32 block) {
+    return windowed ? step.window_pages[c.first_window_page + block - c.first_window_block]
+                    : step.pages[c.first_page + block];
+}

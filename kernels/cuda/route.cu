@@ -1,0 +1,162 @@
+// route: the experts of each token, best first, ties to the lower id, and their weights.
+// Compiled for a number of experts: -DN_EXPERT.
+//
+// grid (rows), block 32: a warp a row. Scores are found in f64 and compared in f32, as the reference does, so that near
+// ties fall the same way. A row without an answer (NaN among the logits, no finite weights) takes the first experts with
+// weights of NaN and leaves its token in `faults`, where the smallest (router, token) of a chunk stays.
+#include "cuda/common.h"
+#include "cuda/args.h"
+
+enum Score : u32 { SCORE_SOFTMAX = 0, SCORE_SIGMOID = 1, SCORE_RAW = 2 };
+
+#define EACH ((N_EXPERT + 31) / 32)
+#define MAX_USED 32
+
+__device__ __forceinline__ double warp_sum_f64(double x) {
+    for (int step = 16; step > 0; step >>= 1) x += __shfl_xor_sync(FULL_MASK, x, step);
+    return x;
+}
+
+// The best of the warp's candidates: the largest, of equals the lowest index. A candidate of index ~0 is none.
+__device__ __forceinline__ void warp_best(float& value, u32& index) {
+#pragma unroll
+    for (int step = 16; step > 0; step >>= 1) {
+        const float v = __shfl_xor_sync(FULL_MASK, value, step);
+        const u32 i = __shfl_xor_sync(FULL_MASK, index, step);
+        const bool is_better = i != ~0u && (index == ~0u || v > value || (v == value && i < index));
+        if (is_better) {
+            value = v;
+            index = i;
+        }
+    }
+}
+
+// Indices of the `n_best` best of values[0..n], into `best` in order.
+__device__ __forceinline__ void best_of(const float* values, u32 n, u32* taken, u32 n_best, u32* best) {
+    const u32 lane = threadIdx.x;
+    for (u32 i = lane; i < (n + 31) / 32; i += 32) taken[i] = 0;
+    __syncwarp();
+    for (u32 b = 0; b < n_best; b++) {
+        float value = 0.0f;
+        u32 index = ~0u;
+        for (u32 i = lane; i < n; i += 32) {
+            const bool is_free = !(taken[i / 32] >> (i % 32) & 1);
+            if (is_free && (index == ~0u || values[i] > value)) {
+                value = values[i];
+                index = i;
+            }
+        }
+        warp_best(value, index);
+        if (lane == 0) {
+            best[b] = index;
+            taken[index / 32] |= 1u << (index % 32);
+        }
+        __syncwarp();
+    }
+}
+
+KERNEL __launch_bounds__(32) route(const __grid_constant__ Route a) {
+    __shared__ float choice[N_EXPERT], worth[N_EXPERT];
+    __shared__ u32 taken[EACH], open[MAX_USED], ids[MAX_USED];
+    __shared__ double score[N_EXPERT];
+    PDL_LAUNCH();
+    PDL_WAIT();
+    const u32 row = blockIdx.x, lane = threadIdx.x;
+    const float* logits = a.logits + (u64)row * N_EXPERT;
+    bool is_bad = false;
+
+    float top = -INF;
+    for (u32 e = lane; e < N_EXPERT; e += 32) {
+        const float l = logits[e];
+        is_bad |= l != l;
+        top = fmaxf(top, l);
+    }
+    top = warp_max(top);
+    double total = 1.0;
+    if (a.score == SCORE_SOFTMAX) {
+        is_bad |= !(top > -INF && top < INF);
+        double sum = 0.0;
+        for (u32 e = lane; e < N_EXPERT; e += 32) {
+            const double s = exp((double)logits[e] - (double)top);
+            score[e] = s;
+            sum += s;
+        }
+        total = warp_sum_f64(sum);
+    } else {
+        for (u32 e = lane; e < N_EXPERT; e += 32) {
+            const double l = logits[e];
+            score[e] = a.score == SCORE_SIGMOID ? 1.0 / (1.0 + exp(-l)) : l;
+        }
+    }
+    // Without a bias the logits order experts as their scores do, also where scores round to the same number.
+    for (u32 e = lane; e < N_EXPERT; e += 32) {
+        if (a.score == SCORE_SOFTMAX) score[e] = score[e] / total;
+        float v = logits[e];
+        if (a.bias) {
+            v = (float)score[e] + a.bias[e];
+        } else if (a.group_sums) {
+            v = (float)score[e];
+        }
+        is_bad |= v != v;
+        choice[e] = v;
+    }
+    is_bad = __any_sync(FULL_MASK, is_bad);
+    __syncwarp();
+
+    if (!is_bad && a.n_group > 0) {
+        const u32 size = N_EXPERT / a.n_group;
+        for (u32 g = lane; g < a.n_group; g += 32) {
+            float first = -INF, second = -INF;
+            for (u32 e = g * size; e < (g + 1) * size; e++) {
+                const float v = choice[e];
+                if (v > first) {
+                    second = first;
+                    first = v;
+                } else if (v > second) {
+                    second = v;
+                }
+            }
+            worth[g] = a.group_sums ? first + second : first;
+        }
+        __syncwarp();
+        best_of(worth, a.n_group, taken, a.n_group_used, open);
+        __syncwarp();
+        for (u32 e = lane; e < N_EXPERT; e += 32) {
+            bool is_open = false;
+            for (u32 i = 0; i < a.n_group_used; i++) is_open |= open[i] == e / size;
+            if (!is_open) choice[e] = -INF;
+        }
+        __syncwarp();
+    }
+
+    float weight = 0.0f;
+    if (!is_bad) {
+        best_of(choice, N_EXPERT, taken, a.n_used, ids);
+        __syncwarp();
+        // Lane s has slot s.
+        const bool has_slot = lane < a.n_used;
+        const u32 id = has_slot ? ids[lane] : 0;
+        double w = has_slot ? score[id] : 0.0;
+        if (a.score == SCORE_RAW) {
+            float best = has_slot ? (float)w : -INF;
+            best = warp_max(best);
+            is_bad |= !(best > -INF && best < INF);
+            w = has_slot ? exp((double)(float)w - (double)best) : 0.0;
+            w /= warp_sum_f64(w);
+        }
+        if (a.renormalise) w /= warp_sum_f64(w) + (double)a.eps;
+        w *= (double)a.scale;
+        if (a.expert_scale) w *= (double)a.expert_scale[id];
+        weight = (float)w;
+        is_bad |= has_slot && !(fabsf(weight) < INF);
+        is_bad = __any_sync(FULL_MASK, is_bad);
+    }
+    if (lane < a.n_used) {
+        a.ids[(u64)row * a.n_used + lane] = is_bad ? lane : ids[lane];
+        a.weights[(u64)row * a.n_used + lane] = is_bad ? QNAN : weight;
+    }
+    if (is_bad && lane == 0) {
+        const u32 token = a.of_outputs ? a.step.rows[row] : row;
+        atomicMin(a.step.faults + a.step.chunk_of[token], a.router << 20 | token);
+    }
+}

@@ -1,0 +1,34 @@
+// Q4_K: 256 values, x = (d * sc[j]) * q - dmin * m[j] for each 32-group j.
+//   0  d f16 | 2  dmin f16 | 4  scales [12] | 16  qs [128]
+// 64 values take 32 bytes of qs, the low halves are the first 32. `scales` holds sixteen six-bit numbers, see
+// `scale_of`.
+// A unit is 16 bytes of qs: 16 values of one 32-group and 16 of the next.
+#pragma once
+
+#include "quant/unit.h"
+
+struct q4_k {
+    enum { BLOCK = 256, BYTES = 144, SCALE_BYTES = 0, BIAS_BYTES = 0 };
+    enum { UNIT = 32, RUNS = 2, PAIRED = 1, IS_FLOAT = 0 };
+    enum { SIGNED = 0, OFFSET = 0, HAS_MIN = 1, WIDE = 0, SMALL = 1 };
+    struct Raw {
+        Words<16, 16> head;
+        Words<16, 16> qs;
+    };
+
+    static QUANT_FN void load(const QUANT_LOCAL Row& row, u32 unit, QUANT_LOCAL Raw& raw) {
+        QUANT_PTR block = row.q + (u64)(unit / 8) * BYTES;
+        raw.head.load(block);
+        raw.qs.load(block + 16 + 16 * (unit % 8));
+    }
+
+    static QUANT_FN void run(const QUANT_LOCAL Raw& raw, u32 unit, int r, QUANT_LOCAL u32* w, QUANT_LOCAL float& scale,
+                             QUANT_LOCAL float& min) {
+        u32 scales, mins;
+        scales_mins(raw.head.a + 1, unit % 8 / 2, scales, mins);
+        scale = float_of_f16(raw.head.a[0]) * float_of_byte(scales, r, 0);
+        min = -(float_of_f16(raw.head.a[0] >> 16) * float_of_byte(mins, r, 0));
+#pragma unroll
+        for (int i = 0; i < 4; i++) w[i] = raw.qs.a[i] >> (4 * r) & 0x0f0f0f0fu;
+    }
+};

@@ -1,0 +1,43 @@
+// `kernels/cuda/mma.h` for emulation.
+#pragma once
+
+#include "emulate.h"
+#include "quant/ints.h"
+
+inline u32 dp4a_signed(u32 w, u32 x, u32 sum) {
+    for (int i = 0; i < 4; i++) sum += (int)(i8)(w >> (8 * i)) * (int)(i8)(x >> (8 * i));
+    return sum;
+}
+inline u32 dp4a_unsigned(u32 w, u32 x, u32 sum) {
+    for (int i = 0; i < 4; i++) sum += (int)(u8)(w >> (8 * i)) * (int)(i8)(x >> (8 * i));
+    return sum;
+}
+inline u32 to_bf16(float x) {
+    const u32 bits = emulate::bits(x);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fff;
+    return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+inline u32 bf16_pair(float low, float high) { return to_bf16(low) | to_bf16(high) << 16; }
+
+inline u32 bf16_fma(u32 a, u32 b, u32 c) {
+    const auto half = [&](u32 shift) {
+        const auto value = [&](u32 word) { return (double)emulate::number(word >> shift << 16); };
+        return to_bf16((float)(value(a) * value(b) + value(c)));
+    };
+    return half(0) | half(16) << 16;
+}
+
+inline void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    const auto all = emulate::exchange<6>({a0, a1, a2, a3, b0, b1});
+    const u32 g = emulate::now % 32 / 4, t = emulate::now % 4;
+    const auto value = [](u32 word, u32 half) { return emulate::number(half ? word & 0xffff0000u : word << 16); };
+    for (u32 i = 0; i < 4; i++) {
+        double sum = c[i];
+        for (u32 k = 0; k < 16; k++) {
+            const u32 from = k % 8 / 2;  // the lane of four that holds it
+            const u32 a = all[4 * g + from][2 * (k / 8) + i / 2], b = all[4 * (2 * t + i % 2) + from][4 + k / 8];
+            sum += (double)value(a, k % 2) * (double)value(b, k % 2);
+        }
+        c[i] = (float)sum;
+    }
+}

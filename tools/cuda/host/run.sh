@@ -1,0 +1,29 @@
+#!/bin/sh
+# Runs the kernels that read weights on this machine, emulated, for the types given, or all: compares with double.
+# usage: sh tools/cuda/host/run.sh [q4_k ...]; affine types as affine:BITS:GROUP:SCALE
+set -eu
+root=$(cd "$(dirname "$0")/../../.." && pwd)
+out=$(mktemp -d)
+trap 'rm -rf "$out"' EXIT
+mkdir -p "$out/src/cuda"
+for file in "$root"/kernels/cuda/*.cu; do
+    # Shared memory is one block's at a time.
+    sed -e 's/extern __shared__/extern/' -e 's/__shared__/static/' "$file" >"$out/src/cuda/${file##*/}"
+done
+[ $# -gt 0 ] || set -- f32 f16 bf16 q4_0 q4_1 q5_0 q5_1 q8_0 q2_k q3_k q4_k q5_k q6_k iq4_nl iq4_xs mxfp4 mxfp4_planar \
+    affine:2:32:0 affine:3:64:1 affine:4:64:0 affine:5:32:1 affine:6:128:0 affine:8:64:0
+for type in "$@"; do
+    flags="-DWEIGHT_HEADER=\"quant/$type.h\" -DWEIGHT=$type"
+    case $type in affine:*)
+        IFS=: read -r _ bits group scale <<EOF
+$type
+EOF
+        flags="-DWEIGHT_HEADER=\"quant/affine.h\" -DWEIGHT=affine -DAFFINE_BITS=$bits"
+        flags="$flags -DAFFINE_GROUP=$group -DAFFINE_SCALE=$scale" ;;
+    esac
+    echo "$type"
+    # shellcheck disable=SC2086
+    ${CXX:-c++} -std=c++17 -O1 -w -I "$root/tools/cuda/host" -I "$out/src" -I "$root/kernels" $flags \
+        -o "$out/products" "$root/tools/cuda/products.cpp"
+    "$out/products"
+done

@@ -1,0 +1,321 @@
+// The kernels that read weights, for one type, against sums in double of the decoded weights: emulated on this machine
+// (`host/run.sh`), or on a GPU (`products.sh`), which with an argument also measures.
+#ifdef __CUDACC__
+#include "device.h"
+#else
+#include "emulate.h"
+#endif
+
+#include "cuda/linear.cu"
+#undef VEC
+#undef TILE
+#include "cuda/gated_linear.cu"
+#undef VEC
+#undef TILE
+#include "cuda/experts.cu"
+#undef TILE
+#undef GATED_TILE
+#include "cuda/embed.cu"
+#include "cuda/expert_lists.cu"
+#include "cuda/head_linear.cu"
+
+#ifndef __CUDACC__
+alignas(16) uint4 shared[65536 / 16];
+#endif
+
+// Shared memory of every launch, the widest tile's.
+const u32 SHARED = 49152;
+
+static u64 seed = 1;
+static double uniform() {
+    seed = seed * 6364136223846793005ull + 1442695040888963407ull;
+    return (double)(seed >> 11) / 9007199254740992.0;
+}
+static float normal() { return (float)(sqrt(-2 * log(1 - uniform())) * cos(6.283185307179586 * uniform())); }
+
+// A stack of encoded rows with random bytes, but finite scales of one size, and the numbers they stand for.
+struct Weights {
+    Array<u8> planes[3];
+    Array<float> values;
+    Matrix matrix;
+    Weights(u64 rows, u32 k) : values(rows * k) {
+        const u64 blocks = rows * (k / WEIGHT::BLOCK);
+        const int bytes[3] = {WEIGHT::BYTES, WEIGHT::SCALE_BYTES, WEIGHT::BIAS_BYTES};
+        for (int i = 0; i < 3; i++) {
+            planes[i].resize(blocks * bytes[i] + 16);
+            for (u8& b : planes[i]) b = (u8)(seed = seed * 6364136223846793005ull + 1442695040888963407ull, seed >> 56);
+        }
+        // Whatever 16 bits a scale may lie in become a number near 1, of any sign, in every 16-bit form; f32 too.
+        const auto tame = [](u8* p, int n) {
+            for (int i = 0; i < n; i++) p[i] = (u8)(p[i] & 0x83) | 0x38;
+        };
+        for (u64 b = 0; b < blocks; b++) {
+            u8* q = &planes[0][b * WEIGHT::BYTES];
+            for (const auto& [at, n] : SCALES) {
+                for (int i = at; i < at + n; i++) tame(q + i, 1);
+            }
+            for (int i = 1; i < 3; i++) {
+                for (int j = 0; j < bytes[i]; j++) tame(&planes[i][b * bytes[i] + j], 1);
+            }
+            if (WEIGHT::SCALE_BYTES == 1) planes[1][b] = 120 + planes[1][b] % 8;
+            if (WEIGHT::BLOCK == 32 && WEIGHT::BYTES == 17) q[0] = 120 + q[0] % 8;
+        }
+        matrix = {planes[0].data(), planes[1].data(), planes[2].data()};
+        for (u64 i = 0; i < rows; i++) {
+            const Row row = row_of<WEIGHT>(matrix.q, matrix.scales, matrix.biases, i, k);
+            for (u32 unit = 0; unit < (k + WEIGHT::UNIT - 1) / WEIGHT::UNIT; unit++) {
+                WEIGHT::Raw raw;
+                WEIGHT::load(row, unit, raw);
+                for (int r = 0; r < WEIGHT::RUNS; r++) {
+                    float v[16];
+                    decode_run<WEIGHT>(raw, unit, r, v);
+                    for (u32 j = 0; j < 16; j++) {
+                        const u32 at = 16 * run_index<WEIGHT>(unit, r) + j;
+                        if (at < k) values[i * k + at] = v[j];
+                    }
+                }
+            }
+        }
+    }
+    double dot(u64 row, const float* x, u32 k, u64 step = 1) const {
+        double sum = 0;
+        for (u32 i = 0; i < k; i++) sum += (double)values[row * k + i] * x[i * step];
+        return sum;
+    }
+    // What `x` is multiplied by, so that sums are near 1.
+    float inverse(u32 k) const {
+        double sum = 0;
+        for (float v : values) sum += (double)v * v;
+        return (float)(1 / sqrt(sum / values.size() * k));
+    }
+    static const std::vector<std::pair<int, int>> SCALES;
+};
+// Bytes of f16 scales in a block.
+const std::vector<std::pair<int, int>> Weights::SCALES =
+    WEIGHT::IS_FLOAT      ? std::vector<std::pair<int, int>>{{0, WEIGHT::BYTES}}
+    : WEIGHT::SCALE_BYTES ? std::vector<std::pair<int, int>>{}
+    : WEIGHT::BYTES == 20 || WEIGHT::BYTES == 24 || WEIGHT::BYTES == 144 || WEIGHT::BYTES == 176
+        ? std::vector<std::pair<int, int>>{{0, 4}}
+    : WEIGHT::BYTES == 84  ? std::vector<std::pair<int, int>>{{80, 4}}
+    : WEIGHT::BYTES == 110 ? std::vector<std::pair<int, int>>{{108, 2}}
+    : WEIGHT::BYTES == 210 ? std::vector<std::pair<int, int>>{{208, 2}}
+                           : std::vector<std::pair<int, int>>{{0, 2}};
+
+static int failures = 0;
+static void check(const char* what, const Array<float>& got, const std::vector<double>& want, double limit) {
+    double error = 0, norm = 0;
+    for (size_t i = 0; i < got.size(); i++) {
+        error += (got[i] - want[i]) * (got[i] - want[i]);
+        norm += want[i] * want[i];
+    }
+    const double relative = sqrt(error / norm);
+    const bool is_good = relative <= limit;
+    failures += !is_good;
+    printf("  %-28s %.1e%s\n", what, relative, is_good ? "" : "  TOO FAR");
+}
+static Array<float> normals(size_t n) {
+    Array<float> x(n);
+    for (float& v : x) v = normal();
+    return x;
+}
+static const double VEC_LIMIT = WEIGHT::IS_FLOAT ? 1e-6 : WEIGHT::WIDE ? 2e-4 : 1e-2;
+static const double TILE_LIMIT = WEIGHT::IS_FLOAT && WEIGHT::BYTES == 4 ? 2e-5 : 4e-3;
+
+typedef void (*LinearKernel)(const Linear);
+typedef void (*GatedKernel)(const GatedLinear);
+typedef void (*HeadKernel)(const HeadLinear);
+typedef void (*ExpertsKernel)(const Experts);
+
+static void test_linear(const char* name, LinearKernel kernel, u32 rows, u32 k, std::vector<u64> n, dim3 grid,
+                        bool tiled) {
+    const Array<float> x = normals((size_t)rows * k);
+    std::vector<Weights> w;
+    std::vector<Array<float>> out;
+    const Array<float> bias = normals(1000);
+    Linear a = {x.data(), rows, k, (u32)n.size(), 0, {}};
+    for (u64 n : n) w.emplace_back(n, k), out.emplace_back(rows * n, NAN);
+    for (size_t i = 0; i < n.size(); i++)
+        a.parts[i] = {w[i].matrix, i % 2 ? bias.data() : nullptr, out[i].data(), n[i]};
+    launch(grid, 256, SHARED, kernel, a);
+    Array<float> got;
+    std::vector<double> want;
+    for (size_t i = 0; i < n.size(); i++) {
+        got.insert(got.end(), out[i].begin(), out[i].end());
+        for (u32 t = 0; t < rows; t++) {
+            for (u64 j = 0; j < n[i]; j++) want.push_back(w[i].dot(j, &x[(size_t)t * k], k) + (i % 2 ? bias[j] : 0));
+        }
+    }
+    // Sums over one block of types with minimums can cancel.
+    check(name, got, want, (k == WEIGHT::BLOCK ? 2 : 1) * (tiled ? TILE_LIMIT : VEC_LIMIT));
+}
+
+// A column with NaN or infinity is NaN or infinite and leaves the others the same bits.
+static void test_spread(const char* name, LinearKernel kernel, u32 rows, u32 k, dim3 grid, float bad) {
+    const u64 n = 21;
+    Array<float> x = normals((size_t)rows * k);
+    const Weights w(n, k);
+    Array<float> out[2] = {Array<float>(rows * n, NAN), Array<float>(rows * n, NAN)};
+    for (int i = 0; i < 2; i++) {
+        Linear a = {x.data(), rows, k, 1, 0, {}};
+        a.parts[0] = {w.matrix, nullptr, out[i].data(), n};
+        launch(grid, 256, SHARED, kernel, a);
+        x[(size_t)k + k / 3] = bad;
+    }
+    int wrong = 0;
+    for (u32 t = 0; t < rows; t++) {
+        for (u64 i = t * n; i < (t + 1) * n; i++) {
+            wrong += t == 1 ? std::isfinite(out[1][i]) : memcmp(&out[0][i], &out[1][i], 4) != 0;
+        }
+    }
+    failures += wrong != 0;
+    printf("  %-28s %s\n", name, wrong ? "TOO FAR" : "stays in its row");
+}
+
+static double act(u32 kind, double g, double u) {
+    if (kind == ACT_SILU) return g / (1 + exp(-g)) * u;
+    if (kind == ACT_GELU_TANH) return 0.5 * g * (1 + tanh(0.7978845608028654 * (g + 0.044715 * g * g * g))) * u;
+    g = g > 7 ? 7 : g, u = u > 7 ? 7 : u < -7 ? -7 : u;
+    return g / (1 + exp(-1.702 * g)) * (u + 1);
+}
+
+static void test_gated(const char* name, GatedKernel kernel, u32 rows, u32 k, u32 n, u32 kind, dim3 grid, bool tiled) {
+    Array<float> x = normals((size_t)rows * k);
+    const Weights gate(n, k), up(n, k);
+    for (float& v : x) v *= gate.inverse(k);
+    Array<float> out((size_t)rows * n, NAN);
+    const GatedLinear a = {x.data(), gate.matrix, up.matrix, out.data(), rows, k, n, kind, 1.702f, 7.0f};
+    launch(grid, 256, SHARED, kernel, a);
+    std::vector<double> want;
+    for (u32 t = 0; t < rows; t++) {
+        for (u32 i = 0; i < n; i++)
+            want.push_back(act(kind, gate.dot(i, &x[(size_t)t * k], k), up.dot(i, &x[(size_t)t * k], k)));
+    }
+    check(name, out, want, 3 * (tiled ? TILE_LIMIT : VEC_LIMIT));
+}
+
+static void test_experts(const char* name, ExpertsKernel kernel, u32 rows, u32 n_used, u32 n_expert, u32 n, u32 k,
+                         bool is_gated, bool per_pair, u32 cols, u32 row_blocks) {
+    const u32 pairs = rows * n_used;
+    Array<float> x = normals((size_t)(per_pair ? pairs : rows) * k);
+    const Weights w((u64)n_expert * n, k), up((u64)n_expert * n, k);
+    for (float& v : x) v *= w.inverse(k);
+    const Array<float> bias = normals((size_t)n_expert * n), up_bias = normals((size_t)n_expert * n);
+    Array<u32> ids, first(n_expert + 1), listed(pairs, ~0u);
+    for (u32 i = 0; i < pairs; i++) ids.push_back((u32)(uniform() * uniform() * n_expert));
+    Array<float> out((size_t)pairs * n, NAN);
+    const ExpertLists lists = {ids.data(), first.data(), listed.data(), pairs, n_expert};
+    launch({(n_expert + 7) / 8, 1, 1}, 256, SHARED, expert_lists, lists);
+    for (u32 e = 0, at = 0; e < n_expert; e++) {
+        failures += first[e] != at;
+        for (u32 i = 0; i < pairs; i++) {
+            if (ids[i] == e) failures += listed[at++] != i;
+        }
+    }
+    const Experts a = {x.data(),
+                       ids.data(),
+                       w.matrix,
+                       is_gated ? up.matrix : Matrix{},
+                       bias.data(),
+                       is_gated ? up_bias.data() : nullptr,
+                       out.data(),
+                       cols ? first.data() : nullptr,
+                       cols ? listed.data() : nullptr,
+                       rows,
+                       n_used,
+                       n_expert,
+                       n,
+                       k,
+                       per_pair,
+                       ACT_SWIGLU,
+                       1.702f,
+                       7.0f,
+                       0};
+    const u32 experts = n_expert < pairs ? n_expert : pairs;
+    launch(cols ? dim3{(pairs - experts) / cols + experts, row_blocks, 1} : dim3{row_blocks, pairs, 1}, 256, SHARED,
+           kernel, a);
+    std::vector<double> want;
+    for (u32 pair = 0; pair < pairs; pair++) {
+        const float* row = &x[(size_t)(per_pair ? pair : pair / n_used) * k];
+        for (u32 i = 0; i < n; i++) {
+            const u64 at = (u64)ids[pair] * n + i;
+            const double sum = w.dot(at, row, k) + bias[at];
+            want.push_back(is_gated ? act(ACT_SWIGLU, sum, up.dot(at, row, k) + up_bias[at]) : sum);
+        }
+    }
+    check(name, out, want, (is_gated ? 3 : 1) * (cols ? TILE_LIMIT : VEC_LIMIT));
+}
+
+static void test_heads(const char* name, HeadKernel kernel, u32 rows, u32 heads, u32 n, u32 k, bool transposed,
+                       dim3 grid, double limit) {
+    const Array<float> x = normals((size_t)rows * heads * k);
+    const Weights w((u64)heads * (transposed ? k : n), transposed ? n : k);
+    Array<float> out((size_t)rows * heads * n, NAN);
+    const HeadLinear a = {x.data(), w.matrix, out.data(), rows, heads, n, k};
+    launch(grid, 256, SHARED, kernel, a);
+    std::vector<double> want;
+    for (u32 t = 0; t < rows * heads; t++) {
+        for (u32 i = 0; i < n; i++) {
+            double sum = 0;
+            for (u32 j = 0; j < k; j++) {
+                const u64 at = transposed ? ((u64)(t % heads) * k + j) * n + i : ((u64)(t % heads) * n + i) * k + j;
+                sum += (double)w.values[at] * x[(size_t)t * k + j];
+            }
+            want.push_back(sum);
+        }
+    }
+    check(name, out, want, limit);
+}
+
+#ifdef __CUDACC__
+#include "bench.h"
+#else
+static void bench() {}
+#endif
+
+int main(int argc, char**) {
+    const u32 block = WEIGHT::BLOCK;
+    // Row lengths: one block, odd numbers of blocks, more than a chunk of shared memory.
+    const u32 k1 = block == 1 ? 37 : block, k3 = block == 1 ? 515 : (block < 256 ? 11 : 3) * block,
+              long_k = block == 1 ? 2049 : 4608;
+    for (int order = 0; order < 2; order++) {
+        descending = order;
+        test_linear("vec1 one block", linear_vec1, 1, k1, {45}, {1, 1, 1}, false);
+        test_linear("vec1", linear_vec1, 1, k3, {33, 1, 7, 9}, {2, 1, 1}, false);
+        test_linear("vec4, 3 columns", linear_vec4, 3, k3, {19, 3}, {1, 1, 1}, false);
+        test_linear("vec8 long", linear_vec8, 8, long_k, {9}, {1, 1, 1}, false);
+        test_linear("tile16 one block", linear_tile16, 16, k1, {16}, {1, 1, 1}, true);
+        test_linear("tile16 long, split", linear_tile16, 9, long_k, {21}, {1, 2, 1}, true);
+        test_linear("tile32", linear_tile32, 40, k3, {37, 1}, {2, 1, 1}, true);
+        test_linear("tile64", linear_tile64, 65, k3, {70}, {2, 1, 1}, true);
+        test_spread("vec4 nan", linear_vec4, 3, k3, {1, 1, 1}, NAN);
+        test_spread("vec4 inf", linear_vec4, 3, k3, {1, 1, 1}, INFINITY);
+        test_spread("tile16 nan", linear_tile16, 9, k3, {1, 2, 1}, NAN);
+        test_spread("tile16 inf", linear_tile16, 9, k3, {1, 2, 1}, -INFINITY);
+        test_gated("gated vec1 silu", gated_linear_vec1, 1, k3, 33, ACT_SILU, {2, 1, 1}, false);
+        test_gated("gated vec2 gelu", gated_linear_vec2, 2, k3, 33, ACT_GELU_TANH, {1, 1, 1}, false);
+        test_gated("gated tile16 swiglu", gated_linear_tile16, 11, k3, 33, ACT_SWIGLU, {1, 2, 1}, true);
+        test_gated("gated tile64", gated_linear_tile64, 50, k3, 16, ACT_SILU, {1, 1, 1}, true);
+        test_experts("experts vec", experts_vec, 2, 3, 5, 9, k3, false, true, 0, 1);
+        test_experts("experts gated vec", experts_gated_vec, 3, 2, 40, 9, k1, true, false, 0, 1);
+        test_experts("experts tile8", experts_tile8, 9, 3, 35, 17, k1, false, true, 8, 1);
+        test_experts("experts gated tile16", experts_gated_tile16, 40, 2, 7, 17, k1, true, false, 16, 2);
+        test_heads("head vec4", head_linear_vec4, 3, 2, 19, k3, false, {1, 2, 1}, VEC_LIMIT);
+        test_heads("head tile16", head_linear_tile16, 9, 2, 19, k1, false, {1, 2, 2}, TILE_LIMIT);
+        const u32 units = (k3 + WEIGHT::UNIT - 1) / WEIGHT::UNIT;
+        u32 lanes = 1;
+        while (lanes < 32 && lanes < units) lanes *= 2;
+        test_heads("head transposed", head_linear_t, 3, 2, k3, 21, true,
+                   {(units + lanes - 1) / lanes, 2, (3 + T_ROWS - 1) / T_ROWS}, 1e-6);
+        Weights table(7, k3);
+        Array<float> out(2 * k3, NAN);
+        const Array<u32> ids = {6, 2};
+        launch({2, (units + 127) / 128, 1}, 128, 0, embed, Embed{ids.data(), table.matrix, out.data(), 2, k3, 0.5f, 0});
+        std::vector<double> want;
+        for (u32 id : ids) {
+            for (u32 i = 0; i < k3; i++) want.push_back(0.5 * table.values[(size_t)id * k3 + i]);
+        }
+        check("embed", out, want, 1e-7);
+    }
+    if (failures == 0 && argc > 1) bench();
+    return failures != 0;
+}
