@@ -9,6 +9,7 @@ use backend::cuda::{self, Cuda};
 use backend::reference::Reference;
 use backend::residency::Policy;
 use quant::WeightType;
+use quant::act::ActKind;
 
 /// A backend of the table.
 pub type Shared = Arc<dyn Backend + Send + Sync>;
