@@ -179,7 +179,8 @@ struct Model {
 }
 
 impl Model {
-    /// None where a file that adds to those in the tree is absent. With `window`, all layers but the last keep only that.
+    /// None where a file that adds to those in the tree is absent. With `window`, all layers but the last keep only
+    /// that.
     fn open(path: &str, window: Option<usize>) -> Option<Model> {
         let path = if path.starts_with("../") { fixtures::more(path)? } else { fixtures::root(path) };
         let checkpoint = Arc::new(checkpoint::open(&path).unwrap());

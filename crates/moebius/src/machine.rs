@@ -1,4 +1,5 @@
-//! What the machine has: cores, free memory, peak memory of this process, read bandwidth, a terminal to show progress on.
+//! What the machine has: cores, free memory, peak memory of this process, read bandwidth, a terminal to show progress
+//! on.
 
 use std::io::IsTerminal;
 

@@ -1,5 +1,5 @@
-//! A program on the device: a step copies its tables, queues the nodes (or replays the graph captured for its counts) and
-//! copies back what was asked for.
+//! A program on the device: a step copies its tables, queues the nodes (or replays the graph captured for its counts)
+//! and copies back what was asked for.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! Filters on lists that minijinja has lazily, or without a look at what they build: here each item is paid for when it is made.
+//! Filters on lists that minijinja has lazily, or without a look at what they build: here each item is paid for when it
+//! is made.
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
 //! A program and a vocabulary that show every mistake of a scheduler as wrong text.
 //!
 //! The program keeps the tokens themselves in its cache, in the pages it is told to use, and its logits are a hash of
-//! everything it reads back through the page tables and of its recurrent state. A wrong page, a stale page, a wrong position,
-//! a state that missed a token or saw one twice, or a swapped row gives other tokens.
+//! everything it reads back through the page tables and of its recurrent state. A wrong page, a stale page, a wrong
+//! position, a state that missed a token or saw one twice, or a swapped row gives other tokens.
 #![allow(dead_code)] // Each test file uses its part.
 #![allow(clippy::unwrap_used)] // A test's helper may fail loudly, as the test itself.
 
@@ -77,7 +77,8 @@ fn recur(state: u64, token: u32, pos: usize) -> u64 {
 /// The state before the first token.
 const START: u64 = 17;
 
-/// The logits after a sequence of `(token, position)` as they were found: all of them, those of the window, and the state.
+/// The logits after a sequence of `(token, position)` as they were found: all of them, those of the window, and the
+/// state.
 fn logits_of(
     found: impl Iterator<Item = (u32, u32)>,
     window: impl Iterator<Item = (u32, u32)>,
