@@ -6,12 +6,13 @@
 // grid (T * tiles of heads, n_kv, n_splits), block 128: a block takes one token, up to HEADS query heads of one key-value
 // head and a share of the sequence's pages, page after page with an online softmax. A page has as many positions as a warp
 // has lanes: each lane finds the scores of its position with the heads of its warp, and then every thread sums its own
-// numbers of the values for all heads. With several splits the block that arrives last merges them in their order, so the
-// bits do not depend on who that is.
+// numbers of the values for all heads. With several splits each leaves its sums, and attention_merge puts them together.
 #include "cuda/kv.h"
 
 #define THREADS 128
 #define N_WARPS (THREADS / 32)
+// As in `nodes.rs`.
+#define MAX_SPLITS 64
 // Values a thread sums, for each head.
 #define COLUMNS ((D_V + THREADS - 1) / THREADS)
 // Heads whose scores a warp finds: h = warp, warp + N_WARPS, ...
@@ -67,7 +68,6 @@ KERNEL __launch_bounds__(THREADS) attention(const __grid_constant__ Attention a)
     __shared__ __align__(16) float q[HEADS][D_K];
     __shared__ float share[HEADS][PAGE];
     __shared__ float rescale[HEADS], top[HEADS], total[HEADS];
-    __shared__ u32 is_last;
     PDL_LAUNCH();
     PDL_WAIT();
 
@@ -205,44 +205,43 @@ KERNEL __launch_bounds__(THREADS) attention(const __grid_constant__ Attention a)
             mine[D_V + 1] = total[h];
         }
     }
-    // All of the block has written before one thread says so, and the last block sees what all have written.
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        u32* arrived = a.arrived + ((u64)token * a.n_kv + kv_head) * n_tiles + tile;
-        is_last = atomicAdd(arrived, 1) + 1 == a.n_splits;
-        if (is_last) *arrived = 0;
-    }
-    __syncthreads();
-    if (!is_last) return;
-    __threadfence();
+}
 
-    for (int h = 0; h < HEADS; h++) {
-        if (h >= n_heads) break;
-        const float* splits = partial + (u64)h * a.n_splits * (D_V + 2);
-        float best = a.sinks ? a.sinks[first_head + h] : -INF;
-        for (u32 s = 0; s < a.n_splits; s++) best = fmaxf(best, __ldcg(splits + (u64)s * (D_V + 2) + D_V));
-        float sum = a.sinks ? expf(a.sinks[first_head + h] - best) : 0.0f;
-        float y[COLUMNS];
+// The splits of a head, merged in their order. grid (T, n_head), block 128.
+KERNEL __launch_bounds__(THREADS) attention_merge(const __grid_constant__ Attention a) {
+    __shared__ float factors[MAX_SPLITS];
+    PDL_LAUNCH();
+    PDL_WAIT();
+    const u32 lane = threadIdx.x % 32, head = blockIdx.y;
+    const u64 row = (u64)blockIdx.x * a.n_head + head;
+    const float* splits = a.partial + row * a.n_splits * (D_V + 2);
+    const float sink = a.sinks ? a.sinks[head] : -INF;
+
+    // Every warp finds the same factors; the first one leaves them for all.
+    float tops[MAX_SPLITS / 32], totals[MAX_SPLITS / 32], best = sink;
 #pragma unroll
-        for (int j = 0; j < COLUMNS; j++) y[j] = 0.0f;
-        for (u32 s = 0; s < a.n_splits; s++) {
-            const float* one = splits + (u64)s * (D_V + 2);
-            const float its_top = __ldcg(one + D_V), its_total = __ldcg(one + D_V + 1);
-            if (its_top == -INF && its_total == 0.0f) continue; // an empty share
-            const float factor = expf(its_top - best);
-            sum += its_total * factor;
+    for (int j = 0; j < MAX_SPLITS / 32; j++) {
+        const u32 s = j * 32 + lane;
+        tops[j] = s < a.n_splits ? splits[(u64)s * (D_V + 2) + D_V] : -INF;
+        totals[j] = s < a.n_splits ? splits[(u64)s * (D_V + 2) + D_V + 1] : 0.0f;
+        best = fmaxf(best, tops[j]);
+    }
+    best = warp_max(best);
+    float sum = 0.0f;
 #pragma unroll
-            for (int j = 0; j < COLUMNS; j++) {
-                const u32 column = j * THREADS + threadIdx.x;
-                if (column < D_V) y[j] += __ldcg(one + column) * factor;
-            }
-        }
-        float* out = a.out + ((u64)token * a.n_head + first_head + h) * D_V;
-#pragma unroll
-        for (int j = 0; j < COLUMNS; j++) {
-            const u32 column = j * THREADS + threadIdx.x;
-            if (column < D_V) out[column] = y[j] / sum;
-        }
+    for (int j = 0; j < MAX_SPLITS / 32; j++) {
+        // A split without positions adds nothing.
+        const float factor = tops[j] == -INF && totals[j] == 0.0f ? 0.0f : expf(tops[j] - best);
+        sum += totals[j] * factor;
+        if (threadIdx.x < 32) factors[j * 32 + lane] = factor;
+    }
+    sum = warp_sum(sum) + (a.sinks ? expf(sink - best) : 0.0f);
+    __syncthreads();
+
+    for (u32 column = threadIdx.x; column < D_V; column += THREADS) {
+        float y = 0.0f;
+#pragma unroll 8
+        for (u32 s = 0; s < a.n_splits; s++) y += factors[s] * splits[(u64)s * (D_V + 2) + column];
+        a.out[row * D_V + column] = y / sum;
     }
 }
