@@ -215,8 +215,15 @@ fn what_the_device_cannot_hold_is_an_error_that_says_so() {
     let Some(gpu) = gpu(CacheType::F32) else { return };
     let (plan, weights) = model(PLAIN);
     let plan = ValidPlan::new(plan).unwrap();
-    let limits =
-        Limits { max_tokens: 32, max_outputs: 1, n_pages: 1 << 31, max_positions: 64, n_window_pages: 4, n_states: 1 };
+    let limits = Limits {
+        max_tokens: 32,
+        max_outputs: 1,
+        n_pages: 1 << 31,
+        max_positions: 64,
+        n_window_pages: 4,
+        n_states: 1,
+        max_draft: 0,
+    };
     let error = gpu.compile(&plan, weights, limits).map(drop).unwrap_err().to_string();
     assert!(error.contains("key-value cache") && error.contains("free"), "{error}");
 }

@@ -155,6 +155,7 @@ impl Units {
             // What a chunk writes is there beside the windows; no more than all positions ever have.
             n_window_pages: (window * (sequences + checkpoints[0]) + chunk).min(n_pages.max(window * sequences)),
             n_states: if self.kinds.state { sequences + checkpoints[1] } else { 0 },
+            max_draft: 0,
         }
     }
 
@@ -216,6 +217,7 @@ pub fn fit_whole(
         max_positions: positions,
         n_window_pages: positions.div_ceil(PAGE),
         n_states: usize::from(!plan.states.is_empty()),
+        max_draft: 0,
     };
     let footprint = backend.footprint(plan, limits);
     keep(budget, &footprint, || footprint.clone())?;
