@@ -1,6 +1,6 @@
 // gated_linear: out[t, n] = act(sum_k gate[n, k] * x[t, k]) * sum_k up[n, k] * x[t, k], gate and up of one type.
 //
-// gated_linear_vec<C>: at most C = 1, 2, 4, 8 rows of x (`vec.h`). gated_linear_tile<C>: tiles of C = 8 .. 64 rows of x in
+// gated_linear_vec<C>: at most C = 1, 2, 4, 8 rows of x (`vec.h`). gated_linear_tile<C>: tiles of C = 16 .. 64 rows of x in
 // the grid's x, rows of weights in its y (`tile.h`). Shared memory and grids: `matmul.rs`.
 #include "cuda/tile.h"
 #include "cuda/vec.h"
@@ -43,7 +43,6 @@ VEC(1)
 VEC(2)
 VEC(4)
 VEC(8)
-TILE(8)
 TILE(16)
 TILE(32)
 TILE(64)

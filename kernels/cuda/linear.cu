@@ -1,7 +1,7 @@
 // linear: out[t, n] = sum_k w[n, k] * x[t, k] (+ bias[n]), for up to four matrices of one type that share x.
 //
 // linear_vec<C>: at most C = 1, 2, 4, 8 rows of x; blocks of 256 threads take tiles of rows of weights in turn (`vec.h`).
-// linear_tile<C>: tiles of C = 8 .. 128 rows of x in the grid's x, rows of weights in its y (`tile.h`).
+// linear_tile<C>: tiles of C = 16 .. 64 rows of x in the grid's x, rows of weights in its y (`tile.h`).
 // Rows of all parts are numbered as one. Shared memory and grids: `matmul.rs`.
 #include "cuda/tile.h"
 #include "cuda/vec.h"
@@ -59,8 +59,6 @@ VEC(1)
 VEC(2)
 VEC(4)
 VEC(8)
-TILE(8)
 TILE(16)
 TILE(32)
 TILE(64)
-TILE(128)

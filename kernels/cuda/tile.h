@@ -1,4 +1,4 @@
-// Products of a matrix with tiles of 8 to 128 columns on tensor cores (mma.sync m16n8k16, bf16 with f32 sums).
+// Products of a matrix with tiles of 8 to 64 columns on tensor cores (mma.sync m16n8k16, bf16 with f32 sums).
 //
 // Weights go from memory through registers into the operands, without shared memory: lane (g, t) of a warp loads unit
 // 4s + t of rows g and g + 8, decodes its runs of 16 values and gives four values to each product. The 16 positions of a
@@ -10,6 +10,7 @@
 
 #include "cuda/args.h"
 #include "cuda/common.h"
+#include "cuda/load8.h"
 #include "cuda/mma.h"
 #include "quant/unit.h"
 
@@ -18,10 +19,8 @@ constexpr u32 TILE_WARPS = 8;
 // F32 alone is finer than the activations' bf16.
 template <class W> struct Tile {
     static constexpr bool SPLIT = W::IS_FLOAT && W::BYTES == 4;
-    // Values of a column in shared memory: 32 KiB, for 128 columns 64.
-    static __host__ __device__ constexpr u32 chunk(u32 cols) {
-        return (cols < 128 ? 16384 / cols : 256) / (SPLIT ? 2 : 1);
-    }
+    // Values of a column in shared memory, 32 KiB in all.
+    static __host__ __device__ constexpr u32 chunk(u32 cols) { return 16384 / cols / (SPLIT ? 2 : 1); }
 
     // Words of the units that a lane loads for a step of `parts` matrices.
     static __host__ __device__ constexpr int raw(int parts) { return sizeof(typename W::Raw) / 4 * 2 * parts; }
@@ -56,30 +55,38 @@ template <class W, int COLS> struct Panel {
     template <class Rows> __device__ __forceinline__ void fill(u32 k, u32 first, const Rows& rows) const {
         const u32 lane = threadIdx.x % 32, left = (k - first + 4 * W::UNIT - 1) / (4 * W::UNIT) * (4 * W::UNIT);
         const u32 n_pieces = (left < CHUNK ? left : CHUNK) / 8;
-        for (u32 item = threadIdx.x / 32; item < n_pieces / 4 * (COLS / 8); item += blockDim.x / 32) {
-            const u32 col = item % (COLS / 8) * 8 + lane % 8, piece = item / (COLS / 8) * 4 + lane / 8;
-            const float* row = rows(col);
-            const u32 at = first + 8 * piece;
-            float v[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
-            if (row != nullptr) {
-                if (k % 4 == 0 && at + 8 <= k) {
-                    const float4 a = *(const float4*)(row + at), b = *(const float4*)(row + at + 4);
-                    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
-                } else {
+        const u32 n_items = n_pieces / 4 * (COLS / 8), n_warps = blockDim.x / 32;
+        // Several pieces of 8 values a lane: all loads before the first use.
+        constexpr int AHEAD = COLS < 64 ? 4 : 2;
+#pragma unroll 1
+        for (u32 first_item = threadIdx.x / 32; first_item < n_items; first_item += AHEAD * n_warps) {
+            float v[AHEAD][8];
 #pragma unroll
-                    for (int i = 0; i < 8; i++) v[i] = at + i < k ? row[at + i] : 0.0f;
-                }
+            for (int i = 0; i < AHEAD; i++) {
+                const u32 item = first_item + i * n_warps;
+                const u32 col = item % (COLS / 8) * 8 + lane % 8, piece = item / (COLS / 8) * 4 + lane / 8;
+                const float* row = item < n_items ? rows(col) : nullptr;
+                load8<W::BLOCK>(row, k % 4 == 0, row ? k : 0, first + 8 * piece, v[i]);
             }
-            uint4* to = base + (u64)piece * COLS + (col ^ swizzle(piece / 2));
-            u32 pair[4], rest[4];
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                pair[i] = bf16_pair(v[2 * i], v[2 * i + 1]);
-                rest[i] = Tile<W>::SPLIT ? bf16_rest(v[2 * i], v[2 * i + 1], pair[i]) : 0;
+            for (int i = 0; i < AHEAD; i++) {
+                const u32 item = first_item + i * n_warps;
+                const u32 col = item % (COLS / 8) * 8 + lane % 8, piece = item / (COLS / 8) * 4 + lane / 8;
+                if (item < n_items) put(col, piece, v[i]);
             }
-            *to = make_uint4(pair[0], pair[1], pair[2], pair[3]);
-            if (Tile<W>::SPLIT) to[CHUNK / 8 * COLS] = make_uint4(rest[0], rest[1], rest[2], rest[3]);
         }
+    }
+
+    __device__ __forceinline__ void put(u32 col, u32 piece, const float (&v)[8]) const {
+        uint4* to = base + (u64)piece * COLS + (col ^ swizzle(piece / 2));
+        u32 pair[4], rest[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            pair[i] = bf16_pair(v[2 * i], v[2 * i + 1]);
+            rest[i] = Tile<W>::SPLIT ? bf16_rest(v[2 * i], v[2 * i + 1], pair[i]) : 0;
+        }
+        *to = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+        if (Tile<W>::SPLIT) to[CHUNK / 8 * COLS] = make_uint4(rest[0], rest[1], rest[2], rest[3]);
     }
 };
 
@@ -197,11 +204,13 @@ __device__ __forceinline__ void tile(u32 k, u64 n_rows, uint4* shared, const Row
     u32 step = split;
     if (PREFETCH) load_all(step);
     if (EARLY) PDL_WAIT();
+#pragma unroll 1
     for (u32 chunk = 0; chunk * CHUNK_STEPS < steps; chunk++) {
         if (chunk > 0) __syncthreads();
         panel.fill(k, chunk * CHUNK_STEPS * 4 * W::UNIT, columns);
         __syncthreads();
         const u32 end = min(steps, (chunk + 1) * CHUNK_STEPS);
+#pragma unroll 1
         for (; step < end; step += n_split) {
             const u32 unit = 4 * step + t;
             typename W::Raw now[PARTS][2];

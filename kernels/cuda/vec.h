@@ -8,6 +8,7 @@
 
 #include "cuda/args.h"
 #include "cuda/common.h"
+#include "cuda/load8.h"
 #include "cuda/mma.h"
 #include "quant/unit.h"
 
@@ -23,7 +24,7 @@ template <class W> struct Vec {
 
     // Blocks of 256 threads that a multiprocessor shall have registers for.
     static __host__ __device__ constexpr int blocks(int cols, int parts) {
-        const int registers = RAW * parts * ahead(parts) + 2 * cols * parts + (FORM == FORM_I8 ? 46 : 60);
+        const int registers = RAW * parts * ahead(parts) + 4 * cols * parts + (FORM == FORM_I8 ? 44 : 56);
         return registers <= 64 ? 4 : registers <= 80 ? 3 : registers <= 128 ? 2 : 1;
     }
 
@@ -47,58 +48,58 @@ template <class W, int COLS> struct Staged {
     // Stages values `first ..` of `n_cols` rows of `k`; all threads of the block take part. Columns behind the last, and
     // values behind the row's end, are zero.
     __device__ __forceinline__ void fill(const float* x, u64 stride, u32 n_cols, u32 k, u32 first) const {
-        const u32 left = ((k - first + 15) / 16 + 31) / 32 * 32, n = (left < runs ? left : runs) * 4;
+        // A thread takes 8 values of up to four columns, all loads before the first use.
+        constexpr int GROUP = COLS < 4 ? COLS : 4;
+        const u32 left = ((k - first + 15) / 16 + 31) / 32 * 32, n = (left < runs ? left : runs) * 2;
         const bool wide = k % 4 == 0 && stride % 4 == 0;
-        for (u32 col = 0; col < COLS; col++) {
-            const float* row = x + col * stride + first;
-            // `n` is a multiple of 128, so that a warp is here as a whole.
-            for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
-                float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-                if (col < n_cols) {
-                    if (wide && first + 4 * i + 4 <= k) {
-                        const float4 f = *(const float4*)(row + 4 * i);
-                        v[0] = f.x, v[1] = f.y, v[2] = f.z, v[3] = f.w;
-                    } else {
+        // `n` is a multiple of 64, so that a warp is here as a whole.
+#pragma unroll 1
+        for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
+            const u32 at = first + 8 * i;
 #pragma unroll
-                        for (int j = 0; j < 4; j++) v[j] = first + 4 * i + j < k ? row[4 * i + j] : 0.0f;
-                    }
+            for (int group = 0; group < COLS; group += GROUP) {
+                float v[GROUP][8];
+#pragma unroll
+                for (int j = 0; j < GROUP; j++) {
+                    load8<W::BLOCK>(x + (group + j) * stride, wide, group + j < n_cols ? k : 0, at, v[j]);
                 }
-                put(col, i / 4, i % 4, v);
+#pragma unroll
+                for (int j = 0; j < GROUP; j++) put(group + j, i / 2, i % 2, v[j]);
             }
         }
     }
 
-    // Four values of a run; four neighbouring lanes hold the run.
-    __device__ __forceinline__ void put(u32 col, u32 run, u32 quarter, const float (&v)[4]) const {
+    // Half of a run; two neighbouring lanes hold the run.
+    __device__ __forceinline__ void put(u32 col, u32 run, u32 half, const float (&v)[8]) const {
         if constexpr (Vec<W>::FORM == FORM_F32) {
-            ((float4*)base)[((u64)col * 4 + quarter) * runs + slot(run)] = make_float4(v[0], v[1], v[2], v[3]);
+            float4* to = (float4*)base + ((u64)col * 4 + 2 * half) * runs + slot(run);
+            to[0] = make_float4(v[0], v[1], v[2], v[3]);
+            to[runs] = make_float4(v[4], v[5], v[6], v[7]);
         } else {
             // The order of bits is that of magnitudes, with NaN above all.
             u32 top = 0;
 #pragma unroll
-            for (int j = 0; j < 4; j++) top = max(top, __float_as_uint(v[j]) & 0x7fffffffu);
+            for (int j = 0; j < 8; j++) top = max(top, __float_as_uint(v[j]) & 0x7fffffffu);
             top = max(top, __shfl_xor_sync(FULL_MASK, top, 1));
-            top = max(top, __shfl_xor_sync(FULL_MASK, top, 2));
             const float amax = __uint_as_float(top), levels = Vec<W>::FORM == FORM_I8 ? 127.0f : 16256.0f;
             const bool is_finite = top < 0x7f800000u;
             // A run below 1e-30 is zero, since the inverse of its scale could be infinite.
             const float inverse = is_finite && amax > 1e-30f ? levels / amax : 0.0f;
             const float d = is_finite ? inverse > 0.0f ? amax / levels : 0.0f : QNAN;
             int sum = 0;
-            u32 high = 0, low = 0;
+            u32 high[2] = {0, 0}, low[2] = {0, 0};
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
+            for (int j = 0; j < 8; j++) {
                 const int q = is_finite ? __float2int_rn(v[j] * inverse) : 0;
                 sum += q;
                 const int upper = Vec<W>::FORM == FORM_I8 ? q : (q + 64) >> 7;
-                high |= (u32)(upper & 255) << (8 * j);
-                low |= (u32)((q - 128 * upper) & 255) << (8 * j);
+                high[j / 4] |= (u32)(upper & 255) << (8 * (j % 4));
+                low[j / 4] |= (u32)((q - 128 * upper) & 255) << (8 * (j % 4));
             }
             sum += __shfl_xor_sync(FULL_MASK, sum, 1);
-            sum += __shfl_xor_sync(FULL_MASK, sum, 2);
-            ((u32*)(words(0, col) + slot(run)))[quarter] = high;
-            if (Vec<W>::FORM == FORM_I16) ((u32*)(words(1, col) + slot(run)))[quarter] = low;
-            if (quarter == 0) scales(col)[slot(run)] = make_float2(d, d * (float)sum);
+            ((uint2*)(words(0, col) + slot(run)))[half] = make_uint2(high[0], high[1]);
+            if (Vec<W>::FORM == FORM_I16) ((uint2*)(words(1, col) + slot(run)))[half] = make_uint2(low[0], low[1]);
+            if (half == 0) scales(col)[slot(run)] = make_float2(d, d * (float)sum);
         }
     }
 
@@ -160,6 +161,7 @@ template <class W, int AHEAD> struct Stream {
     template <int COLS>
     __device__ __forceinline__ void dot(const Row& row, u32 begin, u32 end, u32 step, const Staged<W, COLS>& x, u32 first_run,
                                         float (&acc)[COLS]) {
+#pragma unroll 1
         for (u32 unit = begin; unit < end; unit += AHEAD * step) {
 #pragma unroll
             for (int i = 0; i < AHEAD; i++) {

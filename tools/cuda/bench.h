@@ -32,7 +32,7 @@ static u32 row_blocks(u64 n, u32 copies) {
     }
     return groups;
 }
-static u32 tile_shared(u32 cols) { return cols < 128 ? 32768 : 65536; }
+static u32 tile_shared(u32) { return 32768; }
 
 static Matrix weights(u64 at) {
     // Planes of types that have several lie far from each other.
@@ -133,15 +133,12 @@ static void bench() {
         bench_linear("vec2", linear_vec2, 2, 2, s.n, s.k, false);
         bench_linear("vec4", linear_vec4, 4, 4, s.n, s.k, false);
         bench_linear("vec8", linear_vec8, 8, 8, s.n, s.k, false);
-        bench_linear("tile8", linear_tile8, 8, 8, s.n, s.k, true);
         bench_linear("tile16", linear_tile16, 16, 16, s.n, s.k, true);
         bench_linear("tile32", linear_tile32, 32, 32, s.n, s.k, true);
         bench_linear("tile64", linear_tile64, 64, 64, s.n, s.k, true);
-        bench_linear("tile128", linear_tile128, 128, 128, s.n, s.k, true);
     }
     for (u32 y : {128u, 64u, 32u, 16u}) bench_linear("tile16 split", linear_tile16, 16, 16, 2048, 4096, true, y);
     bench_linear("tile64", linear_tile64, 64, 2048, 5120, 2048, true);
-    bench_linear("tile128", linear_tile128, 128, 2048, 5120, 2048, true);
     bench_experts("experts gated vec", experts_gated_vec, 0, 1, 768, 2048, true, false);
     bench_experts("experts vec", experts_vec, 0, 1, 2048, 768, false, true);
     for (u32 rows : {4u, 8u}) {
@@ -159,5 +156,4 @@ static void bench() {
     bench_experts("experts gated tile32", experts_gated_tile32, 32, 2048, 768, 2048, true, false);
     bench_experts("experts gated tile64", experts_gated_tile64, 64, 2048, 768, 2048, true, false);
     bench_experts("experts tile64", experts_tile64, 64, 2048, 2048, 768, false, true);
-    bench_experts("experts tile128", experts_tile128, 128, 2048, 2048, 768, false, true);
 }

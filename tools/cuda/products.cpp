@@ -24,7 +24,7 @@ alignas(16) uint4 shared[65536 / 16];
 #endif
 
 // Shared memory of every launch, the widest tile's.
-const u32 SHARED = 65536;
+const u32 SHARED = 49152;
 
 static u64 seed = 1;
 static double uniform() {
@@ -143,7 +143,8 @@ static void test_linear(const char* name, LinearKernel kernel, u32 rows, u32 k, 
             for (u64 j = 0; j < n[i]; j++) want.push_back(w[i].dot(j, &x[(size_t)t * k], k) + (i % 2 ? bias[j] : 0));
         }
     }
-    check(name, got, want, tiled ? TILE_LIMIT : VEC_LIMIT);
+    // Sums over one block of types with minimums can cancel.
+    check(name, got, want, (k == WEIGHT::BLOCK ? 2 : 1) * (tiled ? TILE_LIMIT : VEC_LIMIT));
 }
 
 static double act(u32 kind, double g, double u) {
@@ -238,12 +239,10 @@ int main(int argc, char**) {
         test_linear("vec1", linear_vec1, 1, k3, {33, 1, 7, 9}, {2, 1, 1}, false);
         test_linear("vec4, 3 columns", linear_vec4, 3, k3, {19, 3}, {1, 1, 1}, false);
         test_linear("vec8 long", linear_vec8, 8, long_k, {9}, {1, 1, 1}, false);
-        test_linear("tile8", linear_tile8, 5, k3, {17, 20}, {1, 3, 1}, true);
         test_linear("tile16 one block", linear_tile16, 16, k1, {16}, {1, 1, 1}, true);
         test_linear("tile16 long, split", linear_tile16, 9, long_k, {21}, {1, 2, 1}, true);
         test_linear("tile32", linear_tile32, 40, k3, {37, 1}, {2, 1, 1}, true);
         test_linear("tile64", linear_tile64, 65, k3, {70}, {2, 1, 1}, true);
-        test_linear("tile128", linear_tile128, 100, k3, {33}, {1, 2, 1}, true);
         test_gated("gated vec1 silu", gated_linear_vec1, 1, k3, 33, ACT_SILU, {2, 1, 1}, false);
         test_gated("gated vec2 gelu", gated_linear_vec2, 2, k3, 33, ACT_GELU_TANH, {1, 1, 1}, false);
         test_gated("gated tile16 swiglu", gated_linear_tile16, 11, k3, 33, ACT_SWIGLU, {1, 2, 1}, true);

@@ -1,6 +1,6 @@
 //! Geometry of the kernels that read weights: which of a module's entry points runs an op, and over how many blocks.
 //!
-//! `kernels/cuda/vec.h` takes one to eight columns (rows of activations), `tile.h` tiles of 8 to 128. What a kernel derives
+//! `kernels/cuda/vec.h` takes one to eight columns (rows of activations), `tile.h` tiles of 8 to 64. What a kernel derives
 //! from its type (units, lanes a row, bytes of shared memory) stands here a second time, by the same names. Knows no driver.
 
 use quant::WeightType;
@@ -33,7 +33,7 @@ pub fn linear(w: WeightType, rows: usize, k: usize, n: &[usize], sms: usize) -> 
     let (cols, entry) =
         by_cols(rows, &[(16, "linear_tile16"), (32, "linear_tile32"), (64, "linear_tile64"), (128, "linear_tile128")]);
     let tiles = rows.div_ceil(cols);
-    tile_launch(entry, cols, [tiles as u32, row_blocks(n, tiles, sms), 1])
+    tile_launch(entry, [tiles as u32, row_blocks(n, tiles, sms), 1])
 }
 
 /// `gated_linear`: gate and up `[n, k]` of one type.
@@ -47,7 +47,7 @@ pub fn gated_linear(w: WeightType, rows: usize, k: usize, n: usize, sms: usize) 
     let names = [(16, "gated_linear_tile16"), (32, "gated_linear_tile32"), (64, "gated_linear_tile64")];
     let (cols, entry) = by_cols(rows, &names);
     let tiles = rows.div_ceil(cols);
-    tile_launch(entry, cols, [tiles as u32, row_blocks(n, tiles, sms), 1])
+    tile_launch(entry, [tiles as u32, row_blocks(n, tiles, sms), 1])
 }
 
 /// `experts`: a projection of every pair's expert, or gate and up with their activation, `[n_expert, n, k]` of one type.
@@ -77,19 +77,13 @@ pub fn experts(
             (64, "experts_gated_tile64"),
         ]
     } else {
-        &[
-            (8, "experts_tile8"),
-            (16, "experts_tile16"),
-            (32, "experts_tile32"),
-            (64, "experts_tile64"),
-            (128, "experts_tile128"),
-        ]
+        &[(8, "experts_tile8"), (16, "experts_tile16"), (32, "experts_tile32"), (64, "experts_tile64")]
     };
     let (cols, entry) = by_cols(wanted, names);
     // As many tiles as there can be; those that find no pairs leave at once.
     let experts = n_expert.min(pairs);
     let tiles = (pairs - experts) / cols + experts;
-    tile_launch(entry, cols, [tiles as u32, row_blocks(n, experts, sms), 1])
+    tile_launch(entry, [tiles as u32, row_blocks(n, experts, sms), 1])
 }
 
 /// `expert_lists`.
@@ -129,7 +123,7 @@ pub fn head_linear(w: WeightType, transposed: bool, rows: usize, n_head: usize, 
     let names = [(16, "head_linear_tile16"), (32, "head_linear_tile32"), (64, "head_linear_tile64")];
     let (cols, entry) = by_cols(rows, &names);
     let tiles = rows.div_ceil(cols);
-    tile_launch(entry, cols, [tiles as u32, row_blocks(n, tiles * n_head, sms), n_head as u32])
+    tile_launch(entry, [tiles as u32, row_blocks(n, tiles * n_head, sms), n_head as u32])
 }
 
 /// The narrowest entry point for so many columns, else the widest.
@@ -177,8 +171,8 @@ fn vec_launch(entry: &'static str, w: WeightType, cols: usize, k: usize) -> Laun
 }
 
 /// A launch of `tile.h`.
-fn tile_launch(entry: &'static str, cols: usize, grid: [u32; 3]) -> Launch {
-    Launch { entry, grid, block: (32 * TILE_WARPS) as u32, shared: if cols < 128 { 32 << 10 } else { 64 << 10 } }
+fn tile_launch(entry: &'static str, grid: [u32; 3]) -> Launch {
+    Launch { entry, grid, block: (32 * TILE_WARPS) as u32, shared: 32 << 10 }
 }
 
 /// Row blocks of `n` rows, where `copies` blocks run beside each: as many rows a block as still leave every
@@ -202,10 +196,10 @@ mod tests {
             (linear(q4, 3, 2048, &[8], 132), "linear_vec4", [1, 1, 1], 12288),
             (linear(WeightType::F32, 8, 2880, &[32], 132), "linear_vec8", [4, 1, 1], 32768),
             (linear(q4, 9, 2048, &[2048], 132), "linear_tile16", [1, 128, 1], 32768),
-            (linear(q4, 2048, 2048, &[4096], 132), "linear_tile128", [16, 32, 1], 65536),
+            (linear(q4, 2048, 2048, &[5120], 132), "linear_tile64", [32, 40, 1], 32768),
             (experts(q4, 1, 8, 128, 768, 2048, true, 132), "experts_gated_vec", [48, 8, 1], 3072),
             (experts(q4, 16, 8, 128, 768, 2048, true, 132), "experts_gated_tile8", [128, 6, 1], 32768),
-            (experts(q4, 2048, 8, 128, 2048, 768, false, 132), "experts_tile128", [254, 16, 1], 65536),
+            (experts(q4, 2048, 8, 128, 2048, 768, false, 132), "experts_tile64", [382, 16, 1], 32768),
             (head_linear(q4, true, 1, 16, 512, 128), "head_linear_t", [1, 16, 1], 0),
             (embed(WeightType::Q6_K, 5, 2048), "embed", [5, 1, 1], 0),
         ] {

@@ -11,6 +11,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("cuda/args.h", include_str!("../../../../kernels/cuda/args.h")),
     ("cuda/common.h", include_str!("../../../../kernels/cuda/common.h")),
     ("cuda/kv.h", include_str!("../../../../kernels/cuda/kv.h")),
+    ("cuda/load8.h", include_str!("../../../../kernels/cuda/load8.h")),
     ("cuda/mma.h", include_str!("../../../../kernels/cuda/mma.h")),
     ("cuda/tile.h", include_str!("../../../../kernels/cuda/tile.h")),
     ("cuda/vec.h", include_str!("../../../../kernels/cuda/vec.h")),
