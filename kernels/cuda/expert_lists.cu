@@ -1,7 +1,9 @@
-// expert_lists: which pairs (token * n_used + slot) chose each expert, ascending; first[e] is where those of expert e begin.
+// expert_lists: which pairs (token * n_used + slot) chose each expert, ascending; first[e] is where those of expert e
+// begin.
 //
-// A warp an expert, which goes through all ids twice: it counts the pairs of lower experts, then writes its own in order.
-// Memory is O(pairs + experts), no atomics, so the order is always the same. Ids that name no expert are in no list.
+// A warp an expert, which goes through all ids twice: it counts the pairs of lower experts, then writes its own in
+// order. Memory is O(pairs + experts), no atomics, so the order is always the same. Ids that name no expert are in no
+// list.
 #include "cuda/args.h"
 #include "cuda/common.h"
 

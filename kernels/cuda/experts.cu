@@ -1,10 +1,10 @@
 // experts: for every pair (token, slot) a projection of the chosen expert, or act(gate) * up; each plus its bias.
 //
-// experts_vec, experts_gated_vec: few pairs. A pair in the grid's y, tiles of the expert's rows in its x (`vec.h`); experts
-// that several pairs chose are read again, from the second cache.
-// experts_tile<C>, experts_gated_tile<C>: pairs listed by expert (`expert_lists.cu`). A tile of up to C pairs of one expert
-// in the grid's x, of which the last find no pairs and leave; rows of weights in its y (`tile.h`).
-// An id that names no expert never becomes an address: such a pair's row is zero (vec) or is not written (tile).
+// experts_vec, experts_gated_vec: few pairs. A pair in the grid's y, tiles of the expert's rows in its x (`vec.h`);
+// experts that several pairs chose are read again, from the second cache. experts_tile<C>, experts_gated_tile<C>: pairs
+// listed by expert (`expert_lists.cu`). A tile of up to C pairs of one expert in the grid's x, of which the last find
+// no pairs and leave; rows of weights in its y (`tile.h`). An id that names no expert never becomes an address: such a
+// pair's row is zero (vec) or is not written (tile).
 #include "cuda/tile.h"
 #include "cuda/vec.h"
 #include WEIGHT_HEADER
@@ -28,7 +28,8 @@ __device__ __forceinline__ void expert_store(const Experts& a, u32 expert, u32 p
     a.out[(u64)pair * a.n + i] = GATED ? gated(a.act, sum, up, a.alpha, a.limit) : sum;
 }
 
-template <bool GATED> __device__ __forceinline__ void experts_vec(const Experts& a) {
+template <bool GATED>
+__device__ __forceinline__ void experts_vec(const Experts& a) {
     PDL_LAUNCH();
     PDL_WAIT();
     const u32 pair = blockIdx.y, expert = a.ids[pair];
@@ -44,8 +45,8 @@ template <bool GATED> __device__ __forceinline__ void experts_vec(const Experts&
         [&](u64 i, u32, float sum, float up) { expert_store<GATED>(a, expert, pair, i, sum, up); });
 }
 
-// The expert of tile `tile` of at most `cols` pairs, and where its pairs begin and end; false behind the last tile. Called
-// by a whole warp; tiles are numbered in the order of the experts.
+// The expert of tile `tile` of at most `cols` pairs, and where its pairs begin and end; false behind the last tile.
+// Called by a whole warp; tiles are numbered in the order of the experts.
 __device__ __forceinline__ bool find_tile(const Experts& a, u32 tile, u32 cols, u32& expert, u32& begin, u32& end) {
     const u32 lane = threadIdx.x % 32;
     u32 before = 0;
@@ -72,7 +73,8 @@ __device__ __forceinline__ bool find_tile(const Experts& a, u32 tile, u32 cols, 
     return false;
 }
 
-template <int COLS, bool GATED> __device__ __forceinline__ void experts_tile(const Experts& a) {
+template <int COLS, bool GATED>
+__device__ __forceinline__ void experts_tile(const Experts& a) {
     PDL_LAUNCH();
     PDL_WAIT();
     __shared__ u32 pairs[COLS], found[3];
@@ -94,13 +96,22 @@ template <int COLS, bool GATED> __device__ __forceinline__ void experts_tile(con
         });
 }
 
-KERNEL __launch_bounds__(256, Vec<WEIGHT>::blocks(1, 1)) experts_vec(const __grid_constant__ Experts a) { experts_vec<false>(a); }
-KERNEL __launch_bounds__(256, Vec<WEIGHT>::blocks(1, 2)) experts_gated_vec(const __grid_constant__ Experts a) { experts_vec<true>(a); }
+KERNEL __launch_bounds__(256, Vec<WEIGHT>::blocks(1, 1)) experts_vec(const __grid_constant__ Experts a) {
+    experts_vec<false>(a);
+}
+KERNEL __launch_bounds__(256, Vec<WEIGHT>::blocks(1, 2)) experts_gated_vec(const __grid_constant__ Experts a) {
+    experts_vec<true>(a);
+}
 
-#define TILE(C) \
-    KERNEL __launch_bounds__(256, Tile<WEIGHT>::blocks(C, 1)) experts_tile##C(const __grid_constant__ Experts a) { experts_tile<C, false>(a); }
-#define GATED_TILE(C) \
-    KERNEL __launch_bounds__(256, Tile<WEIGHT>::blocks(C, 2)) experts_gated_tile##C(const __grid_constant__ Experts a) { experts_tile<C, true>(a); }
+#define TILE(C)                                                                                                    \
+    KERNEL __launch_bounds__(256, Tile<WEIGHT>::blocks(C, 1)) experts_tile##C(const __grid_constant__ Experts a) { \
+        experts_tile<C, false>(a);                                                                                 \
+    }
+#define GATED_TILE(C)                                              \
+    KERNEL __launch_bounds__(256, Tile<WEIGHT>::blocks(C, 2))      \
+        experts_gated_tile##C(const __grid_constant__ Experts a) { \
+        experts_tile<C, true>(a);                                  \
+    }
 TILE(8)
 TILE(16)
 TILE(32)

@@ -1,10 +1,11 @@
-// head_linear: a matrix a head, out[t, h, n] = sum_k w[h, n, k] * x[t, h, k]; head_linear_t: matrices that lie as w[h, k, n].
+// head_linear: a matrix a head, out[t, h, n] = sum_k w[h, n, k] * x[t, h, k]; head_linear_t: matrices that lie as w[h,
+// k, n].
 //
-// head_linear_vec<C>: at most C = 1, 2, 4, 8 rows, tiles of a head's rows of weights in the grid's x, heads in its y (`vec.h`).
-// head_linear_tile<C>: tiles of rows of x in the grid's x, rows of weights in its y, heads in its z (`tile.h`).
-// head_linear_t: units of n in the grid's x, heads in its y, tiles of rows of x in its z. Threads are units of n times
-// slices of k; a thread adds up its unit's values over the k of its slice, and slices are added in order. Sums in f32 of
-// f32 activations.
+// head_linear_vec<C>: at most C = 1, 2, 4, 8 rows, tiles of a head's rows of weights in the grid's x, heads in its y
+// (`vec.h`). head_linear_tile<C>: tiles of rows of x in the grid's x, rows of weights in its y, heads in its z
+// (`tile.h`). head_linear_t: units of n in the grid's x, heads in its y, tiles of rows of x in its z. Threads are units
+// of n times slices of k; a thread adds up its unit's values over the k of its slice, and slices are added in order.
+// Sums in f32 of f32 activations.
 #include "cuda/tile.h"
 #include "cuda/vec.h"
 #include WEIGHT_HEADER
@@ -15,7 +16,8 @@ __device__ __forceinline__ Row head_row(const HeadLinear& a, u32 head, u64 i) {
     return row_of<WEIGHT>(a.w.q, a.w.scales, a.w.biases, (u64)head * a.n + i, a.k);
 }
 
-template <int COLS> __device__ __forceinline__ void head_vec(const HeadLinear& a) {
+template <int COLS>
+__device__ __forceinline__ void head_vec(const HeadLinear& a) {
     PDL_LAUNCH();
     const u32 head = blockIdx.y;
     vec<WEIGHT, COLS, false, true>(
@@ -24,7 +26,8 @@ template <int COLS> __device__ __forceinline__ void head_vec(const HeadLinear& a
         [&](u64 i, u32 col, float sum, float) { a.out[((u64)col * a.n_head + head) * a.n + i] = sum; });
 }
 
-template <int COLS> __device__ __forceinline__ void head_tile(const HeadLinear& a) {
+template <int COLS>
+__device__ __forceinline__ void head_tile(const HeadLinear& a) {
     PDL_LAUNCH();
     const u32 head = blockIdx.z;
     const u64 first = (u64)blockIdx.x * COLS;
@@ -36,10 +39,16 @@ template <int COLS> __device__ __forceinline__ void head_tile(const HeadLinear& 
         });
 }
 
-#define VEC(C) \
-    KERNEL __launch_bounds__(256, Vec<WEIGHT>::blocks(C, 1)) head_linear_vec##C(const __grid_constant__ HeadLinear a) { head_vec<C>(a); }
-#define TILE(C) \
-    KERNEL __launch_bounds__(256, Tile<WEIGHT>::blocks(C, 1)) head_linear_tile##C(const __grid_constant__ HeadLinear a) { head_tile<C>(a); }
+#define VEC(C)                                                     \
+    KERNEL __launch_bounds__(256, Vec<WEIGHT>::blocks(C, 1))       \
+        head_linear_vec##C(const __grid_constant__ HeadLinear a) { \
+        head_vec<C>(a);                                            \
+    }
+#define TILE(C)                                                     \
+    KERNEL __launch_bounds__(256, Tile<WEIGHT>::blocks(C, 1))       \
+        head_linear_tile##C(const __grid_constant__ HeadLinear a) { \
+        head_tile<C>(a);                                            \
+    }
 VEC(1)
 VEC(2)
 VEC(4)
@@ -67,7 +76,8 @@ KERNEL __launch_bounds__(256) head_linear_t(const __grid_constant__ HeadLinear a
     const u64 first = (u64)blockIdx.z * T_ROWS;
     float acc[T_ROWS][WEIGHT::RUNS][16];
 #pragma unroll
-    for (int i = 0; i < T_ROWS * WEIGHT::RUNS * 16; i++) acc[i / 16 / WEIGHT::RUNS][i / 16 % WEIGHT::RUNS][i % 16] = 0.0f;
+    for (int i = 0; i < T_ROWS * WEIGHT::RUNS * 16; i++)
+        acc[i / 16 / WEIGHT::RUNS][i / 16 % WEIGHT::RUNS][i % 16] = 0.0f;
     if (unit < units) {
         for (u32 i = slice; i < a.k; i += slices) {
             WEIGHT::Raw raw;
@@ -82,7 +92,8 @@ KERNEL __launch_bounds__(256) head_linear_t(const __grid_constant__ HeadLinear a
                 float v[16];
                 decode_run<WEIGHT>(raw, unit, r, v);
 #pragma unroll
-                for (int j = 0; j < T_ROWS * 16; j++) acc[j / 16][r][j % 16] = fmaf(v[j % 16], x[j / 16], acc[j / 16][r][j % 16]);
+                for (int j = 0; j < T_ROWS * 16; j++)
+                    acc[j / 16][r][j % 16] = fmaf(v[j % 16], x[j / 16], acc[j / 16][r][j % 16]);
             }
         }
     }

@@ -1,8 +1,8 @@
 // linear: out[t, n] = sum_k w[n, k] * x[t, k] (+ bias[n]), for up to four matrices of one type that share x.
 //
-// linear_vec<C>: at most C = 1, 2, 4, 8 rows of x; blocks of 256 threads take tiles of rows of weights in turn (`vec.h`).
-// linear_tile<C>: tiles of C = 16 .. 64 rows of x in the grid's x, rows of weights in its y (`tile.h`).
-// Rows of all parts are numbered as one. Shared memory and grids: `matmul.rs`.
+// linear_vec<C>: at most C = 1, 2, 4, 8 rows of x; blocks of 256 threads take tiles of rows of weights in turn
+// (`vec.h`). linear_tile<C>: tiles of C = 16 .. 64 rows of x in the grid's x, rows of weights in its y (`tile.h`). Rows
+// of all parts are numbered as one. Shared memory and grids: `matmul.rs`.
 #include "cuda/tile.h"
 #include "cuda/vec.h"
 #include WEIGHT_HEADER
@@ -32,7 +32,8 @@ __device__ __forceinline__ void linear_store(const Linear& a, u64 i, u64 row, fl
     part.out[row * part.n + i] = part.bias ? sum + part.bias[i] : sum;
 }
 
-template <int COLS> __device__ __forceinline__ void linear_vec(const Linear& a) {
+template <int COLS>
+__device__ __forceinline__ void linear_vec(const Linear& a) {
     PDL_LAUNCH();
     vec<WEIGHT, COLS, false, true>(
         a.x, a.k, a.rows, a.k, rows_of_parts(a), blockIdx.x, gridDim.x, shared,
@@ -40,7 +41,8 @@ template <int COLS> __device__ __forceinline__ void linear_vec(const Linear& a) 
         [&](u64 i, u32 col, float sum, float) { linear_store(a, i, col, sum); });
 }
 
-template <int COLS> __device__ __forceinline__ void linear_tile(const Linear& a) {
+template <int COLS>
+__device__ __forceinline__ void linear_tile(const Linear& a) {
     PDL_LAUNCH();
     const u64 first = (u64)blockIdx.x * COLS;
     tile<WEIGHT, COLS, false, true>(
@@ -51,10 +53,14 @@ template <int COLS> __device__ __forceinline__ void linear_tile(const Linear& a)
         });
 }
 
-#define VEC(C) \
-    KERNEL __launch_bounds__(256, Vec<WEIGHT>::blocks(C, 1)) linear_vec##C(const __grid_constant__ Linear a) { linear_vec<C>(a); }
-#define TILE(C) \
-    KERNEL __launch_bounds__(256, Tile<WEIGHT>::blocks(C, 1)) linear_tile##C(const __grid_constant__ Linear a) { linear_tile<C>(a); }
+#define VEC(C)                                                                                                 \
+    KERNEL __launch_bounds__(256, Vec<WEIGHT>::blocks(C, 1)) linear_vec##C(const __grid_constant__ Linear a) { \
+        linear_vec<C>(a);                                                                                      \
+    }
+#define TILE(C)                                                                                                  \
+    KERNEL __launch_bounds__(256, Tile<WEIGHT>::blocks(C, 1)) linear_tile##C(const __grid_constant__ Linear a) { \
+        linear_tile<C>(a);                                                                                       \
+    }
 VEC(1)
 VEC(2)
 VEC(4)

@@ -4,9 +4,7 @@
 #include "quant/ints.h"
 
 // sum + the four products of signed (unsigned) bytes of `w` with signed bytes of `x`.
-__device__ __forceinline__ u32 dp4a_signed(u32 w, u32 x, u32 sum) {
-    return (u32)__dp4a((int)w, (int)x, (int)sum);
-}
+__device__ __forceinline__ u32 dp4a_signed(u32 w, u32 x, u32 sum) { return (u32)__dp4a((int)w, (int)x, (int)sum); }
 __device__ __forceinline__ u32 dp4a_unsigned(u32 w, u32 x, u32 sum) {
     asm("dp4a.u32.s32 %0, %1, %2, %0;" : "+r"(sum) : "r"(w), "r"(x));
     return sum;
@@ -26,12 +24,13 @@ __device__ __forceinline__ u32 bf16_fma(u32 a, u32 b, u32 c) {
     return out;
 }
 
-// c += a * b: a is 16 x 16, row g = lane / 4 in a0 and a2, row g + 8 in a1 and a3; b is 16 x 8, column g in b0 and b1. With
-// t = lane % 4, pairs 2t, 2t + 1 of the 16 lie in a0, a1 and b0, pairs 2t + 8, 2t + 9 in a2, a3 and b1. c0, c1 are row g,
-// c2, c3 row g + 8, columns 2t, 2t + 1.
+// c += a * b: a is 16 x 16, row g = lane / 4 in a0 and a2, row g + 8 in a1 and a3; b is 16 x 8, column g in b0 and b1.
+// With t = lane % 4, pairs 2t, 2t + 1 of the 16 lie in a0, a1 and b0, pairs 2t + 8, 2t + 9 in a2, a3 and b1. c0, c1 are
+// row g, c2, c3 row g + 8, columns 2t, 2t + 1.
 __device__ __forceinline__ void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, "
-                 "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, "
+        "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }

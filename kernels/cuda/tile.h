@@ -1,9 +1,9 @@
 // Products of a matrix with tiles of 8 to 64 columns on tensor cores (mma.sync m16n8k16, bf16 with f32 sums).
 //
 // Weights go from memory through registers into the operands, without shared memory: lane (g, t) of a warp loads unit
-// 4s + t of rows g and g + 8, decodes its runs of 16 values and gives four values to each product. The 16 positions of a
-// product are thus four values of four units, in whatever order; activations, bf16 in shared memory, are read in the same
-// order. A warp has 16 rows; where rows are few, `n_split` warps share them and take steps of 4 units in turn, and
+// 4s + t of rows g and g + 8, decodes its runs of 16 values and gives four values to each product. The 16 positions of
+// a product are thus four values of four units, in whatever order; activations, bf16 in shared memory, are read in the
+// same order. A warp has 16 rows; where rows are few, `n_split` warps share them and take steps of 4 units in turn, and
 // their sums are added in order.
 // F32 weights are split into two bf16 numbers, as are their activations: three products, whose error is about 2^-16.
 #pragma once
@@ -17,7 +17,8 @@
 constexpr u32 TILE_WARPS = 8;
 
 // F32 alone is finer than the activations' bf16.
-template <class W> struct Tile {
+template <class W>
+struct Tile {
     static constexpr bool SPLIT = W::IS_FLOAT && W::BYTES == 4;
     // Values of a column in shared memory, 32 KiB in all.
     static __host__ __device__ constexpr u32 chunk(u32 cols) { return 16384 / cols / (SPLIT ? 2 : 1); }
@@ -41,9 +42,10 @@ __device__ __forceinline__ u32 bf16_rest(float low, float high, u32 pair) {
     return bf16_pair(low - __uint_as_float(pair << 16), high - __uint_as_float(pair & 0xffff0000u));
 }
 
-// Activations of a chunk, as pieces of 8 values: piece p of column c lies at p * COLS + (c ^ swizzle), so that eight lanes
-// that read two columns at the runs of four units meet eight banks of 16 bytes.
-template <class W, int COLS> struct Panel {
+// Activations of a chunk, as pieces of 8 values: piece p of column c lies at p * COLS + (c ^ swizzle), so that eight
+// lanes that read two columns at the runs of four units meet eight banks of 16 bytes.
+template <class W, int COLS>
+struct Panel {
     static constexpr u32 CHUNK = Tile<W>::chunk(COLS);
     uint4* base;
 
@@ -52,7 +54,8 @@ template <class W, int COLS> struct Panel {
     }
 
     // Values `first ..` of the columns' rows, `rows(col)`, null for columns that are not there. All threads take part.
-    template <class Rows> __device__ __forceinline__ void fill(u32 k, u32 first, const Rows& rows) const {
+    template <class Rows>
+    __device__ __forceinline__ void fill(u32 k, u32 first, const Rows& rows) const {
         const u32 lane = threadIdx.x % 32, left = (k - first + 4 * W::UNIT - 1) / (4 * W::UNIT) * (4 * W::UNIT);
         const u32 n_pieces = (left < CHUNK ? left : CHUNK) / 8;
         const u32 n_items = n_pieces / 4 * (COLS / 8), n_warps = blockDim.x / 32;
@@ -164,9 +167,9 @@ __device__ __forceinline__ u32 tile_split(u64 n_rows, u32 n_blocks) {
     return TILE_WARPS / groups;
 }
 
-// The products of a block's rows of weights with COLS columns. `rows(i, up)`: row i < n_rows of gate (or the only matrix)
-// and of up; `columns(col)`: a column's activations or null; `store(i, col, sum, sum_up)` gets every sum, of columns that
-// are not there too. EARLY as in `vec`. Blocks of 256 threads; row blocks are blockIdx.y of gridDim.y.
+// The products of a block's rows of weights with COLS columns. `rows(i, up)`: row i < n_rows of gate (or the only
+// matrix) and of up; `columns(col)`: a column's activations or null; `store(i, col, sum, sum_up)` gets every sum, of
+// columns that are not there too. EARLY as in `vec`. Blocks of 256 threads; row blocks are blockIdx.y of gridDim.y.
 template <class W, int COLS, bool GATED, bool EARLY, class Rows, class Columns, class Store>
 __device__ __forceinline__ void tile(u32 k, u64 n_rows, uint4* shared, const Rows& rows, const Columns& columns,
                                      const Store& store) {

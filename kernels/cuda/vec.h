@@ -14,7 +14,8 @@
 
 enum Form { FORM_F32, FORM_I8, FORM_I16 };
 
-template <class W> struct Vec {
+template <class W>
+struct Vec {
     static constexpr int FORM = W::IS_FLOAT ? FORM_F32 : W::WIDE ? FORM_I16 : FORM_I8;
     static constexpr u32 RUN_BYTES = FORM == FORM_I8 ? 24 : FORM == FORM_I16 ? 40 : 64;
     static constexpr int RAW = sizeof(typename W::Raw) / 4;
@@ -29,24 +30,29 @@ template <class W> struct Vec {
     }
 
     // Runs of 16 values a chunk holds, for so many columns: at most 48 KiB, a multiple of 32.
-    static __device__ constexpr u32 chunk_runs(u32 cols) { return (FORM == FORM_I8 ? 2048 : FORM == FORM_I16 ? 1024 : 512) / cols; }
+    static __device__ constexpr u32 chunk_runs(u32 cols) {
+        return (FORM == FORM_I8 ? 2048 : FORM == FORM_I16 ? 1024 : 512) / cols;
+    }
 };
 
 // Staged activations of a chunk, `runs` (a multiple of 32) a column.
-template <class W, int COLS> struct Staged {
+template <class W, int COLS>
+struct Staged {
     uint4* base;
     u32 runs;
 
     // Where a run lies. The bits that neighbouring lanes differ in, in any order of units, choose the bank.
     static __device__ __forceinline__ u32 slot(u32 run) { return run ^ (run >> 3 & 1) * 3 ^ (run >> 2 & 4); }
 
-    __device__ __forceinline__ uint4* words(u32 plane, u32 col) const { return base + ((u64)plane * COLS + col) * runs; }
+    __device__ __forceinline__ uint4* words(u32 plane, u32 col) const {
+        return base + ((u64)plane * COLS + col) * runs;
+    }
     __device__ __forceinline__ float2* scales(u32 col) const {
         return (float2*)(base + (Vec<W>::FORM == FORM_I16 ? 2 : 1) * COLS * runs) + col * runs;
     }
 
-    // Stages values `first ..` of `n_cols` rows of `k`; all threads of the block take part. Columns behind the last, and
-    // values behind the row's end, are zero.
+    // Stages values `first ..` of `n_cols` rows of `k`; all threads of the block take part. Columns behind the last,
+    // and values behind the row's end, are zero.
     __device__ __forceinline__ void fill(const float* x, u64 stride, u32 n_cols, u32 k, u32 first) const {
         // A thread takes 8 values of up to four columns, all loads before the first use.
         constexpr int GROUP = COLS < 4 ? COLS : 4;
@@ -82,25 +88,40 @@ template <class W, int COLS> struct Staged {
             for (int j = 0; j < 8; j++) top = max(top, __float_as_uint(v[j]) & 0x7fffffffu);
             top = max(top, __shfl_xor_sync(FULL_MASK, top, 1));
             const float amax = __uint_as_float(top), levels = Vec<W>::FORM == FORM_I8 ? 127.0f : 16256.0f;
-            const bool is_finite = top < 0x7f800000u;
-            // A run below 1e-30 is zero, since the inverse of its scale could be infinite.
-            const float inverse = is_finite && amax > 1e-30f ? levels / amax : 0.0f;
-            const float d = is_finite ? inverse > 0.0f ? amax / levels : 0.0f : QNAN;
+            // A run below 1e-30 is zero, since the inverse of its scale could be infinite. A scale of NaN keeps NaN and
+            // infinities, whatever the integers are.
+            const bool is_zero = !(amax > 1e-30f) && top <= 0x7f800000u;
+            const float inverse = is_zero ? 0.0f : levels * __frcp_rn(amax);
+            const float d = top >= 0x7f800000u ? QNAN : is_zero ? 0.0f : amax * (1.0f / levels);
             int sum = 0;
-            u32 high[2] = {0, 0}, low[2] = {0, 0};
+            u32 high[2], low[2];
 #pragma unroll
-            for (int j = 0; j < 8; j++) {
-                const int q = is_finite ? __float2int_rn(v[j] * inverse) : 0;
-                sum += q;
-                const int upper = Vec<W>::FORM == FORM_I8 ? q : (q + 64) >> 7;
-                high[j / 4] |= (u32)(upper & 255) << (8 * (j % 4));
-                low[j / 4] |= (u32)((q - 128 * upper) & 255) << (8 * (j % 4));
+            for (int j = 0; j < 8; j += 4) {
+                // Adding 1.5 * 2^23 rounds to a whole number and leaves it in the low bits.
+                u32 q[4], rest[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    q[i] = __float_as_uint(fmaf(v[j + i], inverse, 12582912.0f)) - 0x4b400000u;
+                    sum += (int)q[i];
+                    if (Vec<W>::FORM == FORM_I16) {
+                        const u32 upper = (u32)(((int)q[i] + 64) >> 7);
+                        rest[i] = q[i] - 128 * upper;
+                        q[i] = upper;
+                    }
+                }
+                high[j / 4] = low_bytes(q);
+                if (Vec<W>::FORM == FORM_I16) low[j / 4] = low_bytes(rest);
             }
             sum += __shfl_xor_sync(FULL_MASK, sum, 1);
             ((uint2*)(words(0, col) + slot(run)))[half] = make_uint2(high[0], high[1]);
             if (Vec<W>::FORM == FORM_I16) ((uint2*)(words(1, col) + slot(run)))[half] = make_uint2(low[0], low[1]);
             if (half == 0) scales(col)[slot(run)] = make_float2(d, d * (float)sum);
         }
+    }
+
+    // The low bytes of four words.
+    static __device__ __forceinline__ u32 low_bytes(const u32 (&q)[4]) {
+        return permute(permute(q[0], q[1], 0x0040), permute(q[2], q[3], 0x0040), 0x5410);
     }
 
     // acc[col] += the products of a unit, whose first run in this chunk is counted from `first_run`.
@@ -142,13 +163,16 @@ template <class W, int COLS> struct Staged {
     }
 
     static __device__ __forceinline__ u32 dots(const u32 (&w)[4], uint4 x) {
-        if (W::SIGNED) return dp4a_signed(w[3], x.w, dp4a_signed(w[2], x.z, dp4a_signed(w[1], x.y, dp4a_signed(w[0], x.x, 0))));
-        return dp4a_unsigned(w[3], x.w, dp4a_unsigned(w[2], x.z, dp4a_unsigned(w[1], x.y, dp4a_unsigned(w[0], x.x, 0))));
+        if (W::SIGNED)
+            return dp4a_signed(w[3], x.w, dp4a_signed(w[2], x.z, dp4a_signed(w[1], x.y, dp4a_signed(w[0], x.x, 0))));
+        return dp4a_unsigned(w[3], x.w,
+                             dp4a_unsigned(w[2], x.z, dp4a_unsigned(w[1], x.y, dp4a_unsigned(w[0], x.x, 0))));
     }
 };
 
 // Units `begin`, `begin + step`, .. below `end` of a row, the first few in flight.
-template <class W, int AHEAD> struct Stream {
+template <class W, int AHEAD>
+struct Stream {
     typename W::Raw ahead[AHEAD];
 
     __device__ __forceinline__ void start(const Row& row, u32 begin, u32 end, u32 step) {
@@ -159,8 +183,8 @@ template <class W, int AHEAD> struct Stream {
     }
 
     template <int COLS>
-    __device__ __forceinline__ void dot(const Row& row, u32 begin, u32 end, u32 step, const Staged<W, COLS>& x, u32 first_run,
-                                        float (&acc)[COLS]) {
+    __device__ __forceinline__ void dot(const Row& row, u32 begin, u32 end, u32 step, const Staged<W, COLS>& x,
+                                        u32 first_run, float (&acc)[COLS]) {
 #pragma unroll 1
         for (u32 unit = begin; unit < end; unit += AHEAD * step) {
 #pragma unroll
@@ -173,8 +197,8 @@ template <class W, int AHEAD> struct Stream {
     }
 };
 
-// Lanes that share a row of so many units: at least two units each where a row has them, and fewer lanes, which have less
-// to add up, where every block has many rows.
+// Lanes that share a row of so many units: at least two units each where a row has them, and fewer lanes, which have
+// less to add up, where every block has many rows.
 __device__ __forceinline__ u32 row_lanes(u32 units, u64 n_rows, u32 n_blocks) {
     u32 lanes = 32;
     while (lanes > 4 && units < 2 * lanes) lanes /= 2;
@@ -183,9 +207,9 @@ __device__ __forceinline__ u32 row_lanes(u32 units, u64 n_rows, u32 n_blocks) {
 }
 
 // The products of rows `rows(i)`, i < n_rows, with `n_cols` columns; `store(i, col, sum, sum_up)` gets each once.
-// GATED: `rows(i, up)` names two rows, of gate and of up. EARLY: weights are known before the kernels ahead are done; it then
-// waits for them. Blocks take tiles of rows in turn. `shared` holds `chunk_runs` runs a column, or as many as k has, rounded
-// up to 32.
+// GATED: `rows(i, up)` names two rows, of gate and of up. EARLY: weights are known before the kernels ahead are done;
+// it then waits for them. Blocks take tiles of rows in turn. `shared` holds `chunk_runs` runs a column, or as many as k
+// has, rounded up to 32.
 template <class W, int COLS, bool GATED, bool EARLY, class Rows, class Store>
 __device__ __forceinline__ void vec(const float* x, u64 stride, u32 n_cols, u32 k, u64 n_rows, u32 block, u32 n_blocks,
                                     uint4* shared, const Rows& rows, const Store& store) {
@@ -195,36 +219,52 @@ __device__ __forceinline__ void vec(const float* x, u64 stride, u32 n_cols, u32 
     const u32 tile_rows = blockDim.x / lanes;
     const Staged<W, COLS> staged = {shared, k_runs < CHUNK_RUNS ? k_runs : CHUNK_RUNS};
     const bool one_chunk = units <= CHUNK_UNITS;
-    bool is_first = true;
-    for (u64 tile = block; tile * tile_rows < n_rows; tile += n_blocks) {
+    Row row, row_up;
+    Stream<W, Vec<W>::ahead(GATED ? 2 : 1)> stream, stream_up;
+    const auto start = [&](u32 first) {
+        const u32 end = min(units, first + CHUNK_UNITS);
+        stream.start(row, first + lane, end, lanes);
+        if (GATED) stream_up.start(row_up, first + lane, end, lanes);
+    };
+    const auto start_tile = [&](u64 tile) {
         const u64 row_idx = tile * tile_rows + threadIdx.x / lanes, known = row_idx < n_rows ? row_idx : n_rows - 1;
-        const Row row = rows(known, false), row_up = GATED ? rows(known, true) : row;
+        row = rows(known, false);
+        if (GATED) row_up = rows(known, true);
+        start(0);
+    };
+    start_tile(block);
+    if (EARLY) PDL_WAIT();
+    bool is_staged = false;
+#pragma unroll 1
+    for (u64 tile = block; tile * tile_rows < n_rows; tile += n_blocks) {
         float sum[COLS], sum_up[COLS];
 #pragma unroll
         for (int col = 0; col < COLS; col++) sum[col] = sum_up[col] = 0.0f;
+#pragma unroll 1
         for (u32 first = 0; first < units; first += CHUNK_UNITS) {
-            const u32 end = min(units, first + CHUNK_UNITS), begin = first + lane;
-            Stream<W, Vec<W>::ahead(GATED ? 2 : 1)> stream, stream_up;
-            stream.start(row, begin, end, lanes);
-            if (GATED) stream_up.start(row_up, begin, end, lanes);
-            if (EARLY && is_first) PDL_WAIT();
-            if (is_first || !one_chunk) {
-                if (!is_first) __syncthreads();
+            if (first > 0) start(first);
+            if (!is_staged || !one_chunk) {
+                if (is_staged) __syncthreads();
                 staged.fill(x, stride, n_cols, k, first * W::UNIT);
                 __syncthreads();
+                is_staged = true;
             }
-            is_first = false;
+            const u32 end = min(units, first + CHUNK_UNITS), begin = first + lane;
             stream.dot(row, begin, end, lanes, staged, first * W::RUNS, sum);
             if (GATED) stream_up.dot(row_up, begin, end, lanes, staged, first * W::RUNS, sum_up);
         }
+        // The next tile's first bytes come while this one's sums are added up.
+        if ((tile + n_blocks) * tile_rows < n_rows) start_tile(tile + n_blocks);
+        const u64 row_idx = tile * tile_rows + threadIdx.x / lanes;
 #pragma unroll
         for (int col = 0; col < COLS; col++) {
             for (u32 step = lanes / 2; step > 0; step /= 2) {
                 sum[col] += __shfl_xor_sync(FULL_MASK, sum[col], step);
                 if (GATED) sum_up[col] += __shfl_xor_sync(FULL_MASK, sum_up[col], step);
             }
-            if (lane == col % lanes && row_idx < n_rows && col < n_cols) store(row_idx, (u32)col, sum[col], sum_up[col]);
+            if (lane == col % lanes && row_idx < n_rows && col < n_cols) {
+                store(row_idx, (u32)col, sum[col], sum_up[col]);
+            }
         }
     }
-    if (EARLY && is_first) PDL_WAIT();
 }

@@ -1,5 +1,5 @@
-// Times of the kernels that read weights, on a GPU: graphs of many launches, each with other weights, so that nothing comes
-// from the second cache. Geometry as in `crates/backend/src/cuda/matmul.rs`.
+// Times of the kernels that read weights, on a GPU: graphs of many launches, each with other weights, so that nothing
+// comes from the second cache. Geometry as in `crates/backend/src/cuda/matmul.rs`.
 #pragma once
 
 #include <algorithm>
@@ -38,10 +38,13 @@ static Matrix weights(u64 at) {
     // Planes of types that have several lie far from each other.
     return {pool + at, pool + (at / 8 & ~255ull), pool + (at / 8 & ~255ull) + (POOL >> 2)};
 }
-static u64 bytes_of(u64 n, u32 k) { return n * (k / WEIGHT::BLOCK) * (WEIGHT::BYTES + WEIGHT::SCALE_BYTES + WEIGHT::BIAS_BYTES); }
+static u64 bytes_of(u64 n, u32 k) {
+    return n * (k / WEIGHT::BLOCK) * (WEIGHT::BYTES + WEIGHT::SCALE_BYTES + WEIGHT::BIAS_BYTES);
+}
 
 // `each(at, stream)` queues one launch with weights at `at`; `bytes` of weights and `products` it has.
-template <class F> static void measure(const char* what, u64 bytes, u64 q_bytes, double products, const F& each) {
+template <class F>
+static void measure(const char* what, u64 bytes, u64 q_bytes, double products, const F& each) {
     cudaStream_t stream;
     CHECK(cudaStreamCreate(&stream));
     cudaGraph_t graph;
@@ -76,23 +79,25 @@ template <class F> static void measure(const char* what, u64 bytes, u64 q_bytes,
     cudaGraphExecDestroy(exec), cudaGraphDestroy(graph), cudaStreamDestroy(stream);
 }
 
-static void bench_linear(const char* name, LinearKernel kernel, u32 cols, u32 rows, u64 n, u32 k, bool tiled, u32 grid_y = 0) {
+static void bench_linear(const char* name, LinearKernel kernel, u32 cols, u32 rows, u64 n, u32 k, bool tiled,
+                         u32 grid_y = 0) {
     char what[100];
     const u32 tiles = ceil_div(rows, cols), y = grid_y ? grid_y : row_blocks(n, tiles);
     snprintf(what, sizeof what, "%s rows %u n %llu k %u (y %u)", name, rows, n, k, tiled ? y : vec_blocks(n, k, 1));
-    measure(what, bytes_of(n, k), n * (k / WEIGHT::BLOCK) * WEIGHT::BYTES, (double)rows * n * k, [&](u64 at, cudaStream_t stream) {
-        Linear a = {x_pool, rows, k, 1, 0, {}};
-        a.parts[0] = {weights(at), nullptr, out_pool, n};
-        if (tiled) {
-            queue({tiles, y, 1}, 256, tile_shared(cols), kernel, a, stream);
-        } else {
-            queue({vec_blocks(n, k, 1), 1, 1}, 256, vec_shared(cols, k), kernel, a, stream);
-        }
-    });
+    measure(what, bytes_of(n, k), n * (k / WEIGHT::BLOCK) * WEIGHT::BYTES, (double)rows * n * k,
+            [&](u64 at, cudaStream_t stream) {
+                Linear a = {x_pool, rows, k, 1, 0, {}};
+                a.parts[0] = {weights(at), nullptr, out_pool, n};
+                if (tiled) {
+                    queue({tiles, y, 1}, 256, tile_shared(cols), kernel, a, stream);
+                } else {
+                    queue({vec_blocks(n, k, 1), 1, 1}, 256, vec_shared(cols, k), kernel, a, stream);
+                }
+            });
 }
 
-static void bench_experts(const char* name, ExpertsKernel kernel, u32 cols, u32 rows, u32 n, u32 k, bool is_gated, bool per_pair,
-                          u32 grid_y = 0) {
+static void bench_experts(const char* name, ExpertsKernel kernel, u32 cols, u32 rows, u32 n, u32 k, bool is_gated,
+                          bool per_pair, u32 grid_y = 0) {
     const u32 n_used = 8, n_expert = 128, pairs = rows * n_used;
     Array<u32> ids, first(n_expert + 1), listed(pairs);
     std::vector<bool> seen(n_expert);
@@ -103,21 +108,41 @@ static void bench_experts(const char* name, ExpertsKernel kernel, u32 cols, u32 
         }
         ids.push_back(id), seen[id] = true;
     }
-    launch({ceil_div(n_expert, 8), 1, 1}, 256, 0, expert_lists, ExpertLists{ids.data(), first.data(), listed.data(), pairs, n_expert});
-    const u32 used = std::count(seen.begin(), seen.end(), true), experts = std::min(n_expert, pairs), parts = is_gated ? 2 : 1;
+    launch({ceil_div(n_expert, 8), 1, 1}, 256, 0, expert_lists,
+           ExpertLists{ids.data(), first.data(), listed.data(), pairs, n_expert});
+    const u32 used = std::count(seen.begin(), seen.end(), true), experts = std::min(n_expert, pairs),
+              parts = is_gated ? 2 : 1;
     const u32 tiles = cols ? (pairs - experts) / cols + experts : 0, y = grid_y ? grid_y : row_blocks(n, experts);
     char what[100];
     snprintf(what, sizeof what, "%s rows %u n %u k %u, %u experts (y %u)", name, rows, n, k, used, y);
     const u64 slab = (u64)n_expert * n * (k / WEIGHT::BLOCK) * WEIGHT::BYTES;
-    measure(what, parts * used * bytes_of(n, k), parts * slab, (double)parts * pairs * n * k, [&](u64 at, cudaStream_t stream) {
-        const Experts a = {x_pool, ids.data(), weights(at), is_gated ? weights(at + slab) : Matrix{}, nullptr, nullptr, out_pool,
-                           first.data(), listed.data(), rows, n_used, n_expert, n, k, per_pair, ACT_SILU, 0, 0, 0};
-        if (cols) {
-            queue({tiles, y, 1}, 256, tile_shared(cols), kernel, a, stream);
-        } else {
-            queue({vec_blocks(n, k, pairs), pairs, 1}, 256, vec_shared(1, k), kernel, a, stream);
-        }
-    });
+    measure(what, parts * used * bytes_of(n, k), parts * slab, (double)parts * pairs * n * k,
+            [&](u64 at, cudaStream_t stream) {
+                const Experts a = {x_pool,
+                                   ids.data(),
+                                   weights(at),
+                                   is_gated ? weights(at + slab) : Matrix{},
+                                   nullptr,
+                                   nullptr,
+                                   out_pool,
+                                   first.data(),
+                                   listed.data(),
+                                   rows,
+                                   n_used,
+                                   n_expert,
+                                   n,
+                                   k,
+                                   per_pair,
+                                   ACT_SILU,
+                                   0,
+                                   0,
+                                   0};
+                if (cols) {
+                    queue({tiles, y, 1}, 256, tile_shared(cols), kernel, a, stream);
+                } else {
+                    queue({vec_blocks(n, k, pairs), pairs, 1}, 256, vec_shared(1, k), kernel, a, stream);
+                }
+            });
 }
 
 static void bench() {
@@ -126,7 +151,10 @@ static void bench() {
     CHECK(cudaMalloc(&out_pool, 1 << 30));
     CHECK(cudaMemset(pool, 0x3a, POOL));
     CHECK(cudaMemset(x_pool, 0x3a, 256 << 20));
-    const struct { u64 n; u32 k; } shapes[] = {{5120, 2048}, {2048, 4096}, {24576, 2048}, {151936, 2048}};
+    const struct {
+        u64 n;
+        u32 k;
+    } shapes[] = {{5120, 2048}, {2048, 4096}, {24576, 2048}, {151936, 2048}};
     for (const auto& s : shapes) {
         bench_linear("vec1", linear_vec1, 1, 1, s.n, s.k, false);
         if (s.n == 24576) continue;
@@ -148,7 +176,8 @@ static void bench() {
         bench_experts("experts tile8", experts_tile8, 8, rows, 2048, 768, false, true);
     }
     for (u32 rows : {16u, 32u, 64u}) {
-        for (u32 y : {6u, 12u, 24u}) bench_experts("experts gated tile8", experts_gated_tile8, 8, rows, 768, 2048, true, false, y);
+        for (u32 y : {6u, 12u, 24u})
+            bench_experts("experts gated tile8", experts_gated_tile8, 8, rows, 768, 2048, true, false, y);
         bench_experts("experts gated tile16", experts_gated_tile16, 16, rows, 768, 2048, true, false);
         bench_experts("experts tile8", experts_tile8, 8, rows, 2048, 768, false, true);
         bench_experts("experts tile16", experts_tile16, 16, rows, 2048, 768, false, true);

@@ -9,29 +9,38 @@
 #include <cstring>
 #include <vector>
 
-#define CHECK(call)                                                                                     \
-    do {                                                                                                \
-        const cudaError_t error = (call);                                                               \
-        if (error != cudaSuccess) {                                                                     \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(error)), exit(1);     \
-        }                                                                                               \
+#define CHECK(call)                                                                                 \
+    do {                                                                                            \
+        const cudaError_t error = (call);                                                           \
+        if (error != cudaSuccess) {                                                                 \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(error)), exit(1); \
+        }                                                                                           \
     } while (0)
 
 // Memory that the host and the device see.
-template <class T> struct Managed {
+template <class T>
+struct Managed {
     typedef T value_type;
     Managed() = default;
-    template <class U> Managed(const Managed<U>&) {}
+    template <class U>
+    Managed(const Managed<U>&) {}
     T* allocate(size_t n) {
         void* p = nullptr;
         CHECK(cudaMallocManaged(&p, n * sizeof(T) + 16));
         return (T*)p;
     }
     void deallocate(T* p, size_t) { cudaFree(p); }
-    template <class U> bool operator==(const Managed<U>&) const { return true; }
-    template <class U> bool operator!=(const Managed<U>&) const { return false; }
+    template <class U>
+    bool operator==(const Managed<U>&) const {
+        return true;
+    }
+    template <class U>
+    bool operator!=(const Managed<U>&) const {
+        return false;
+    }
 };
-template <class T> using Array = std::vector<T, Managed<T>>;
+template <class T>
+using Array = std::vector<T, Managed<T>>;
 static bool descending;
 
 // With programmatic dependent launch, as the backend queues it.

@@ -92,8 +92,8 @@ struct Weights {
 };
 // Bytes of f16 scales in a block.
 const std::vector<std::pair<int, int>> Weights::SCALES =
-    WEIGHT::IS_FLOAT            ? std::vector<std::pair<int, int>>{{0, WEIGHT::BYTES}}
-    : WEIGHT::SCALE_BYTES       ? std::vector<std::pair<int, int>>{}
+    WEIGHT::IS_FLOAT      ? std::vector<std::pair<int, int>>{{0, WEIGHT::BYTES}}
+    : WEIGHT::SCALE_BYTES ? std::vector<std::pair<int, int>>{}
     : WEIGHT::BYTES == 20 || WEIGHT::BYTES == 24 || WEIGHT::BYTES == 144 || WEIGHT::BYTES == 176
         ? std::vector<std::pair<int, int>>{{0, 4}}
     : WEIGHT::BYTES == 84  ? std::vector<std::pair<int, int>>{{80, 4}}
@@ -126,14 +126,16 @@ typedef void (*GatedKernel)(const GatedLinear);
 typedef void (*HeadKernel)(const HeadLinear);
 typedef void (*ExpertsKernel)(const Experts);
 
-static void test_linear(const char* name, LinearKernel kernel, u32 rows, u32 k, std::vector<u64> n, dim3 grid, bool tiled) {
+static void test_linear(const char* name, LinearKernel kernel, u32 rows, u32 k, std::vector<u64> n, dim3 grid,
+                        bool tiled) {
     const Array<float> x = normals((size_t)rows * k);
     std::vector<Weights> w;
     std::vector<Array<float>> out;
     const Array<float> bias = normals(1000);
     Linear a = {x.data(), rows, k, (u32)n.size(), 0, {}};
     for (u64 n : n) w.emplace_back(n, k), out.emplace_back(rows * n, NAN);
-    for (size_t i = 0; i < n.size(); i++) a.parts[i] = {w[i].matrix, i % 2 ? bias.data() : nullptr, out[i].data(), n[i]};
+    for (size_t i = 0; i < n.size(); i++)
+        a.parts[i] = {w[i].matrix, i % 2 ? bias.data() : nullptr, out[i].data(), n[i]};
     launch(grid, 256, SHARED, kernel, a);
     Array<float> got;
     std::vector<double> want;
@@ -145,6 +147,28 @@ static void test_linear(const char* name, LinearKernel kernel, u32 rows, u32 k, 
     }
     // Sums over one block of types with minimums can cancel.
     check(name, got, want, (k == WEIGHT::BLOCK ? 2 : 1) * (tiled ? TILE_LIMIT : VEC_LIMIT));
+}
+
+// A column with NaN or infinity is NaN or infinite and leaves the others the same bits.
+static void test_spread(const char* name, LinearKernel kernel, u32 rows, u32 k, dim3 grid, float bad) {
+    const u64 n = 21;
+    Array<float> x = normals((size_t)rows * k);
+    const Weights w(n, k);
+    Array<float> out[2] = {Array<float>(rows * n, NAN), Array<float>(rows * n, NAN)};
+    for (int i = 0; i < 2; i++) {
+        Linear a = {x.data(), rows, k, 1, 0, {}};
+        a.parts[0] = {w.matrix, nullptr, out[i].data(), n};
+        launch(grid, 256, SHARED, kernel, a);
+        x[(size_t)k + k / 3] = bad;
+    }
+    int wrong = 0;
+    for (u32 t = 0; t < rows; t++) {
+        for (u64 i = t * n; i < (t + 1) * n; i++) {
+            wrong += t == 1 ? std::isfinite(out[1][i]) : memcmp(&out[0][i], &out[1][i], 4) != 0;
+        }
+    }
+    failures += wrong != 0;
+    printf("  %-28s %s\n", name, wrong ? "TOO FAR" : "stays in its row");
 }
 
 static double act(u32 kind, double g, double u) {
@@ -163,13 +187,14 @@ static void test_gated(const char* name, GatedKernel kernel, u32 rows, u32 k, u3
     launch(grid, 256, SHARED, kernel, a);
     std::vector<double> want;
     for (u32 t = 0; t < rows; t++) {
-        for (u32 i = 0; i < n; i++) want.push_back(act(kind, gate.dot(i, &x[(size_t)t * k], k), up.dot(i, &x[(size_t)t * k], k)));
+        for (u32 i = 0; i < n; i++)
+            want.push_back(act(kind, gate.dot(i, &x[(size_t)t * k], k), up.dot(i, &x[(size_t)t * k], k)));
     }
     check(name, out, want, 3 * (tiled ? TILE_LIMIT : VEC_LIMIT));
 }
 
-static void test_experts(const char* name, ExpertsKernel kernel, u32 rows, u32 n_used, u32 n_expert, u32 n, u32 k, bool is_gated,
-                         bool per_pair, u32 cols, u32 row_blocks) {
+static void test_experts(const char* name, ExpertsKernel kernel, u32 rows, u32 n_used, u32 n_expert, u32 n, u32 k,
+                         bool is_gated, bool per_pair, u32 cols, u32 row_blocks) {
     const u32 pairs = rows * n_used;
     Array<float> x = normals((size_t)(per_pair ? pairs : rows) * k);
     const Weights w((u64)n_expert * n, k), up((u64)n_expert * n, k);
@@ -186,11 +211,28 @@ static void test_experts(const char* name, ExpertsKernel kernel, u32 rows, u32 n
             if (ids[i] == e) failures += listed[at++] != i;
         }
     }
-    const Experts a = {x.data(), ids.data(), w.matrix, is_gated ? up.matrix : Matrix{}, bias.data(), is_gated ? up_bias.data() : nullptr,
-                       out.data(), cols ? first.data() : nullptr, cols ? listed.data() : nullptr, rows, n_used, n_expert, n, k, per_pair,
-                       ACT_SWIGLU, 1.702f, 7.0f, 0};
+    const Experts a = {x.data(),
+                       ids.data(),
+                       w.matrix,
+                       is_gated ? up.matrix : Matrix{},
+                       bias.data(),
+                       is_gated ? up_bias.data() : nullptr,
+                       out.data(),
+                       cols ? first.data() : nullptr,
+                       cols ? listed.data() : nullptr,
+                       rows,
+                       n_used,
+                       n_expert,
+                       n,
+                       k,
+                       per_pair,
+                       ACT_SWIGLU,
+                       1.702f,
+                       7.0f,
+                       0};
     const u32 experts = n_expert < pairs ? n_expert : pairs;
-    launch(cols ? dim3{(pairs - experts) / cols + experts, row_blocks, 1} : dim3{row_blocks, pairs, 1}, 256, SHARED, kernel, a);
+    launch(cols ? dim3{(pairs - experts) / cols + experts, row_blocks, 1} : dim3{row_blocks, pairs, 1}, 256, SHARED,
+           kernel, a);
     std::vector<double> want;
     for (u32 pair = 0; pair < pairs; pair++) {
         const float* row = &x[(size_t)(per_pair ? pair : pair / n_used) * k];
@@ -203,7 +245,8 @@ static void test_experts(const char* name, ExpertsKernel kernel, u32 rows, u32 n
     check(name, out, want, (is_gated ? 3 : 1) * (cols ? TILE_LIMIT : VEC_LIMIT));
 }
 
-static void test_heads(const char* name, HeadKernel kernel, u32 rows, u32 heads, u32 n, u32 k, bool transposed, dim3 grid, double limit) {
+static void test_heads(const char* name, HeadKernel kernel, u32 rows, u32 heads, u32 n, u32 k, bool transposed,
+                       dim3 grid, double limit) {
     const Array<float> x = normals((size_t)rows * heads * k);
     const Weights w((u64)heads * (transposed ? k : n), transposed ? n : k);
     Array<float> out((size_t)rows * heads * n, NAN);
@@ -232,7 +275,8 @@ static void bench() {}
 int main(int argc, char**) {
     const u32 block = WEIGHT::BLOCK;
     // Row lengths: one block, odd numbers of blocks, more than a chunk of shared memory.
-    const u32 k1 = block == 1 ? 37 : block, k3 = block == 1 ? 515 : (block < 256 ? 11 : 3) * block, long_k = block == 1 ? 2049 : 4608;
+    const u32 k1 = block == 1 ? 37 : block, k3 = block == 1 ? 515 : (block < 256 ? 11 : 3) * block,
+              long_k = block == 1 ? 2049 : 4608;
     for (int order = 0; order < 2; order++) {
         descending = order;
         test_linear("vec1 one block", linear_vec1, 1, k1, {45}, {1, 1, 1}, false);
@@ -243,6 +287,10 @@ int main(int argc, char**) {
         test_linear("tile16 long, split", linear_tile16, 9, long_k, {21}, {1, 2, 1}, true);
         test_linear("tile32", linear_tile32, 40, k3, {37, 1}, {2, 1, 1}, true);
         test_linear("tile64", linear_tile64, 65, k3, {70}, {2, 1, 1}, true);
+        test_spread("vec4 nan", linear_vec4, 3, k3, {1, 1, 1}, NAN);
+        test_spread("vec4 inf", linear_vec4, 3, k3, {1, 1, 1}, INFINITY);
+        test_spread("tile16 nan", linear_tile16, 9, k3, {1, 2, 1}, NAN);
+        test_spread("tile16 inf", linear_tile16, 9, k3, {1, 2, 1}, -INFINITY);
         test_gated("gated vec1 silu", gated_linear_vec1, 1, k3, 33, ACT_SILU, {2, 1, 1}, false);
         test_gated("gated vec2 gelu", gated_linear_vec2, 2, k3, 33, ACT_GELU_TANH, {1, 1, 1}, false);
         test_gated("gated tile16 swiglu", gated_linear_tile16, 11, k3, 33, ACT_SWIGLU, {1, 2, 1}, true);
@@ -256,7 +304,8 @@ int main(int argc, char**) {
         const u32 units = (k3 + WEIGHT::UNIT - 1) / WEIGHT::UNIT;
         u32 lanes = 1;
         while (lanes < 32 && lanes < units) lanes *= 2;
-        test_heads("head transposed", head_linear_t, 3, 2, k3, 21, true, {(units + lanes - 1) / lanes, 2, (3 + T_ROWS - 1) / T_ROWS}, 1e-6);
+        test_heads("head transposed", head_linear_t, 3, 2, k3, 21, true,
+                   {(units + lanes - 1) / lanes, 2, (3 + T_ROWS - 1) / T_ROWS}, 1e-6);
         Weights table(7, k3);
         Array<float> out(2 * k3, NAN);
         const Array<u32> ids = {6, 2};

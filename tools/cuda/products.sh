@@ -1,6 +1,7 @@
 #!/bin/sh
-# Runs the kernels that read weights on this machine's GPU, for every type against sums in double; measures those of BENCH.
-# usage: [ARCH=sm_90] [BENCH="q4_k q6_k"] sh tools/cuda/products.sh OUT [type ...]; affine types as affine:BITS:GROUP:SCALE
+# Runs the kernels that read weights on this machine's GPU, for every type against sums in double; measures those of
+# BENCH. Affine types are affine:BITS:GROUP:SCALE.
+# usage: [ARCH=sm_90] [BENCH="q4_k q6_k"] sh tools/cuda/products.sh OUT [type ...]
 set -u
 root=$(cd "$(dirname "$0")/../.." && pwd)
 out=$1
@@ -15,15 +16,19 @@ for type in "$@"; do
             IFS=: read -r _ bits group scale <<EOF
 $type
 EOF
-            flags="-DWEIGHT_HEADER=\"quant/affine.h\" -DWEIGHT=affine -DAFFINE_BITS=$bits -DAFFINE_GROUP=$group -DAFFINE_SCALE=$scale" ;;
+            flags="-DWEIGHT_HEADER=\"quant/affine.h\" -DWEIGHT=affine -DAFFINE_BITS=$bits"
+        flags="$flags -DAFFINE_GROUP=$group -DAFFINE_SCALE=$scale" ;;
         esac
         # shellcheck disable=SC2086
-        nvcc -x cu -std=c++17 -O3 -w --expt-relaxed-constexpr -arch="${ARCH:-sm_90}" -I "$root/tools/cuda" -I "$root/kernels" $flags \
-            -o "$out/bin/$type" "$root/tools/cuda/products.cpp" >"$out/bin/$type.log" 2>&1 || cat "$out/bin/$type.log"
+        nvcc -x cu -std=c++17 -O3 -w --expt-relaxed-constexpr -arch="${ARCH:-sm_90}" $flags \
+            -I "$root/tools/cuda" -I "$root/kernels" -o "$out/bin/$type" "$root/tools/cuda/products.cpp" >"$out/bin/$type.log" 2>&1 || cat "$out/bin/$type.log"
     ) &
 done
 wait
 for type in "$@"; do
     echo "$type"
-    case " ${BENCH:-} " in *" $type "*) timeout 120 "$out/bin/$type" bench ;; *) timeout 60 "$out/bin/$type" | grep -E "TOO|nan" ;; esac
+    case " ${BENCH:-} " in
+        *" $type "*) timeout 120 "$out/bin/$type" bench ;;
+        *) timeout 60 "$out/bin/$type" | grep -E "TOO|nan" ;;
+    esac
 done

@@ -27,7 +27,8 @@
 typedef std::vector<u8> Bytes;
 
 // Every run of every unit; a run that two units claim, or none, leaves a wrong number.
-template <class W> bool decode(const Bytes& q, const Bytes& scales, const Bytes& biases, std::vector<float>& out) {
+template <class W>
+bool decode(const Bytes& q, const Bytes& scales, const Bytes& biases, std::vector<float>& out) {
     const u32 n = (u32)out.size(), blocks = n / W::BLOCK;
     if (n % W::BLOCK || q.size() != blocks * W::BYTES || scales.size() != blocks * W::SCALE_BYTES ||
         biases.size() != blocks * W::BIAS_BYTES) {
@@ -40,7 +41,8 @@ template <class W> bool decode(const Bytes& q, const Bytes& scales, const Bytes&
         for (int r = 0; r < W::RUNS; r++) {
             float v[16];
             decode_run<W>(raw, unit, r, v);
-            for (u32 i = 0; i < 16 && 16 * run_index<W>(unit, r) + i < n; i++) out[16 * run_index<W>(unit, r) + i] = v[i];
+            for (u32 i = 0; i < 16 && 16 * run_index<W>(unit, r) + i < n; i++)
+                out[16 * run_index<W>(unit, r) + i] = v[i];
         }
     }
     return true;
@@ -48,17 +50,20 @@ template <class W> bool decode(const Bytes& q, const Bytes& scales, const Bytes&
 
 typedef bool (*Decode)(const Bytes&, const Bytes&, const Bytes&, std::vector<float>&);
 
-template <int BITS> void add_affine(std::vector<Decode>& all) {
-    const Decode of[] = {decode<affine_of<BITS, 32, 0>>,  decode<affine_of<BITS, 32, 1>>,  decode<affine_of<BITS, 32, 2>>,
-                         decode<affine_of<BITS, 64, 0>>,  decode<affine_of<BITS, 64, 1>>,  decode<affine_of<BITS, 64, 2>>,
-                         decode<affine_of<BITS, 128, 0>>, decode<affine_of<BITS, 128, 1>>, decode<affine_of<BITS, 128, 2>>};
+template <int BITS>
+void add_affine(std::vector<Decode>& all) {
+    const Decode of[] = {
+        decode<affine_of<BITS, 32, 0>>,  decode<affine_of<BITS, 32, 1>>,  decode<affine_of<BITS, 32, 2>>,
+        decode<affine_of<BITS, 64, 0>>,  decode<affine_of<BITS, 64, 1>>,  decode<affine_of<BITS, 64, 2>>,
+        decode<affine_of<BITS, 128, 0>>, decode<affine_of<BITS, 128, 1>>, decode<affine_of<BITS, 128, 2>>};
     all.insert(all.end(), of, of + 9);
 }
 
 int main() {
-    std::vector<Decode> all = {decode<f32>,  decode<f16>,  decode<bf16>,   decode<q4_0>,   decode<q4_1>,  decode<q5_0>,
-                               decode<q5_1>, decode<q8_0>, decode<q2_k>,   decode<q3_k>,   decode<q4_k>,  decode<q5_k>,
-                               decode<q6_k>, decode<iq4_nl>, decode<iq4_xs>, decode<mxfp4>, decode<mxfp4_planar>};
+    std::vector<Decode> all = {decode<f32>,   decode<f16>,         decode<bf16>, decode<q4_0>,   decode<q4_1>,
+                               decode<q5_0>,  decode<q5_1>,        decode<q8_0>, decode<q2_k>,   decode<q3_k>,
+                               decode<q4_k>,  decode<q5_k>,        decode<q6_k>, decode<iq4_nl>, decode<iq4_xs>,
+                               decode<mxfp4>, decode<mxfp4_planar>};
     add_affine<2>(all), add_affine<3>(all), add_affine<4>(all);
     add_affine<5>(all), add_affine<6>(all), add_affine<8>(all);
     u32 head[5];

@@ -1,5 +1,5 @@
-// Runs CUDA kernels on this machine, one block after the other: every thread is a fiber, which gives way at barriers and
-// at the operations of a warp. Order of threads within a block is ascending or descending (`descending`).
+// Runs CUDA kernels on this machine, one block after the other: every thread is a fiber, which gives way at barriers
+// and at the operations of a warp. Order of threads within a block is ascending or descending (`descending`).
 #pragma once
 
 #include <ucontext.h>
@@ -18,23 +18,42 @@
 #define __launch_bounds__(...)
 #define __grid_constant__
 
-struct alignas(16) uint4 { unsigned x, y, z, w; };
-struct alignas(8) uint2 { unsigned x, y; };
-struct alignas(16) float4 { float x, y, z, w; };
-struct alignas(8) float2 { float x, y; };
-struct dim3 { unsigned x, y, z; };
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
+struct alignas(8) uint2 {
+    unsigned x, y;
+};
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+struct alignas(8) float2 {
+    float x, y;
+};
+struct dim3 {
+    unsigned x, y, z;
+};
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
 
-template <class T> using Array = std::vector<T>;
+template <class T>
+using Array = std::vector<T>;
 inline bool descending = false;  // the order of threads in a block
 
 namespace emulate {
 constexpr unsigned MAX_THREADS = 1024;
-struct Warp { unsigned arrived = 0, round = 0; unsigned words[2][32][8]; };
-struct Fiber { ucontext_t context; std::vector<char> stack; bool done; dim3 thread; };
+struct Warp {
+    unsigned arrived = 0, round = 0;
+    unsigned words[2][32][8];
+};
+struct Fiber {
+    ucontext_t context;
+    std::vector<char> stack;
+    bool done;
+    dim3 thread;
+};
 inline std::vector<Fiber> fibers;
 inline Warp warps[MAX_THREADS / 32];
 inline ucontext_t scheduler;
@@ -62,7 +81,8 @@ inline void barrier() {
 }
 
 // Every lane gives N words; all lanes see them all.
-template <int N> const unsigned (*exchange(const unsigned (&mine)[N]))[8] {
+template <int N>
+const unsigned (*exchange(const unsigned (&mine)[N]))[8] {
     Warp& warp = warps[now / 32];
     const unsigned round = warp.round;
     memcpy(warp.words[round % 2][now % 32], mine, sizeof mine);
@@ -91,7 +111,10 @@ inline void launch(dim3 grid, unsigned block, std::function<void()> kernel) {
             makecontext(&fiber.context, entry, 0);
         }
         for (unsigned idle = 0; live > 0; idle++) {
-            if (idle > 100000) { fprintf(stderr, "threads wait for each other for ever\n"); abort(); }
+            if (idle > 100000) {
+                fprintf(stderr, "threads wait for each other for ever\n");
+                abort();
+            }
             for (unsigned i = 0; i < block; i++) {
                 now = descending ? block - 1 - i : i;
                 if (!fibers[now].done) swapcontext(&scheduler, &fibers[now].context);
@@ -100,10 +123,28 @@ inline void launch(dim3 grid, unsigned block, std::function<void()> kernel) {
     }
 }
 
-inline unsigned bits(float x) { unsigned u; memcpy(&u, &x, 4); return u; }
-inline float number(unsigned u) { float x; memcpy(&x, &u, 4); return x; }
-template <class T> unsigned word(T x) { unsigned u; memcpy(&u, &x, 4); return u; }
-template <class T> T from(unsigned u) { T x; memcpy(&x, &u, 4); return x; }
+inline unsigned bits(float x) {
+    unsigned u;
+    memcpy(&u, &x, 4);
+    return u;
+}
+inline float number(unsigned u) {
+    float x;
+    memcpy(&x, &u, 4);
+    return x;
+}
+template <class T>
+unsigned word(T x) {
+    unsigned u;
+    memcpy(&u, &x, 4);
+    return u;
+}
+template <class T>
+T from(unsigned u) {
+    T x;
+    memcpy(&x, &u, 4);
+    return x;
+}
 }  // namespace emulate
 
 #define threadIdx (emulate::fibers[emulate::now].thread)
@@ -112,16 +153,19 @@ template <class T> T from(unsigned u) { T x; memcpy(&x, &u, 4); return x; }
 #define blockDim emulate::block_dim
 
 inline void __syncthreads() { emulate::barrier(); }
-template <class T> T __shfl_xor_sync(unsigned, T x, unsigned step) {
+template <class T>
+T __shfl_xor_sync(unsigned, T x, unsigned step) {
     const unsigned lane = emulate::now % 32;
     return emulate::from<T>(emulate::exchange<1>({emulate::word(x)})[lane ^ step][0]);
 }
-template <class T> T __shfl_up_sync(unsigned, T x, unsigned step) {
+template <class T>
+T __shfl_up_sync(unsigned, T x, unsigned step) {
     const unsigned lane = emulate::now % 32;
     const auto all = emulate::exchange<1>({emulate::word(x)});
     return emulate::from<T>(all[lane >= step ? lane - step : lane][0]);
 }
-template <class T> T __shfl_sync(unsigned, T x, unsigned lane) {
+template <class T>
+T __shfl_sync(unsigned, T x, unsigned lane) {
     return emulate::from<T>(emulate::exchange<1>({emulate::word(x)})[lane % 32][0]);
 }
 inline unsigned __ballot_sync(unsigned, bool x) {
@@ -133,14 +177,22 @@ inline unsigned __ballot_sync(unsigned, bool x) {
 inline unsigned __popc(unsigned x) { return __builtin_popcount(x); }
 inline unsigned __ffs(unsigned x) { return __builtin_ffs(x); }
 inline unsigned __float_as_uint(float x) { return emulate::bits(x); }
+inline float __frcp_rn(float x) { return 1.0f / x; }
 inline float __uint_as_float(unsigned x) { return emulate::number(x); }
 inline float __int_as_float(int x) { return emulate::number(x); }
 inline int __float2int_rn(float x) { return (int)std::nearbyint(x); }
-template <class T> T min(T a, T b) { return a < b ? a : b; }
-template <class T> T max(T a, T b) { return a > b ? a : b; }
+template <class T>
+T min(T a, T b) {
+    return a < b ? a : b;
+}
+template <class T>
+T max(T a, T b) {
+    return a > b ? a : b;
+}
 
 extern uint4 shared[];
-template <class Args, class Given> void launch(dim3 grid, unsigned block, unsigned n_shared, void (*kernel)(Args), const Given& args) {
+template <class Args, class Given>
+void launch(dim3 grid, unsigned block, unsigned n_shared, void (*kernel)(Args), const Given& args) {
     memset((void*)shared, 0xff, n_shared);  // NaN, whoever reads what nobody wrote
     emulate::launch(grid, block, [&] { kernel(args); });
 }

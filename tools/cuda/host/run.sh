@@ -18,7 +18,8 @@ for type in "$@"; do
         IFS=: read -r _ bits group scale <<EOF
 $type
 EOF
-        flags="-DWEIGHT_HEADER=\"quant/affine.h\" -DWEIGHT=affine -DAFFINE_BITS=$bits -DAFFINE_GROUP=$group -DAFFINE_SCALE=$scale" ;;
+        flags="-DWEIGHT_HEADER=\"quant/affine.h\" -DWEIGHT=affine -DAFFINE_BITS=$bits"
+        flags="$flags -DAFFINE_GROUP=$group -DAFFINE_SCALE=$scale" ;;
     esac
     echo "$type"
     # shellcheck disable=SC2086

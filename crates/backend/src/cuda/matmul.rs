@@ -30,8 +30,7 @@ pub fn linear(w: WeightType, rows: usize, k: usize, n: &[usize], sms: usize) -> 
             by_cols(rows, &[(1, "linear_vec1"), (2, "linear_vec2"), (4, "linear_vec4"), (8, "linear_vec8")]);
         return Launch { grid: [vec_blocks(w, n, k, 1, sms), 1, 1], ..vec_launch(entry, w, cols, k) };
     }
-    let (cols, entry) =
-        by_cols(rows, &[(16, "linear_tile16"), (32, "linear_tile32"), (64, "linear_tile64"), (128, "linear_tile128")]);
+    let (cols, entry) = by_cols(rows, &[(16, "linear_tile16"), (32, "linear_tile32"), (64, "linear_tile64")]);
     let tiles = rows.div_ceil(cols);
     tile_launch(entry, [tiles as u32, row_blocks(n, tiles, sms), 1])
 }
