@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# avx512.sh [TEST]...: runs tests of crates/backend on a machine without AVX-512 as on one that has it: in Bochs, which emulates a
-# Tiger Lake, under a kernel of Debian's. Without names it is the test of the kernels: every one against the scalar dot product, bit
-# for bit. Emulation takes minutes where the machine takes a second, so it is run by hand. Needs Rust and Debian or its kin.
+# avx512.sh [TEST]...: runs tests of crates/backend with AVX-512 on a machine without it: in Bochs, which emulates a Tiger
+# Lake, under a kernel of Debian's. Without names it is the test of the kernels: every one against the scalar dot product,
+# bit for bit. Emulation takes minutes where the machine takes a second, so it is run by hand. Needs Rust and Debian or a
+# relative of it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ $# -gt 0 ] || set -- kernels
@@ -74,7 +75,7 @@ echo c >"$work/go" # Debian's Bochs has its debugger, which waits for a command.
 : >"$work/serial"
 tail -f "$work/serial" &
 trap 'kill $! 2>/dev/null; rm -rf "$work"' EXIT
-# The screen is one for VNC, so it gets a network of its own that leads nowhere.
+# The screen is one for VNC, so it gets a separate network without a route.
 unshare --map-root-user --net bochs -q -f "$work/bochsrc" -rc "$work/go" </dev/null >"$work/out" 2>&1 || true
 sleep 1
 

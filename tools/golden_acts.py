@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes crates/quant/tests/data/golden_acts.bin: rows of activations and what the rule of quant::act makes of them.
+"""Makes crates/quant/tests/data/golden_acts.bin: rows of activations and their quantised form by the rule of quant::act.
 
 The rule is written here a second time, in numpy's single-precision operations. Needs numpy.
 Run at the project root:  python3 tools/golden_acts.py

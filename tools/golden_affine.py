@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes crates/quant/tests/data/golden_affine.bin: rows of MLX's quantised types and what MLX decodes them to.
+"""Makes crates/quant/tests/data/golden_affine.bin: rows of MLX's quantised types and their values as MLX decodes them.
 
 Needs mlx and numpy (pip install "mlx[cpu]" numpy). Run at the project root:  python3 tools/golden_affine.py
 

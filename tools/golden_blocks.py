@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes crates/quant/tests/data/golden_blocks.bin: blocks of every weight type and what gguf-py decodes them to.
+"""Makes crates/quant/tests/data/golden_blocks.bin: blocks of every weight type and their values as gguf-py decodes them.
 
 Needs numpy and gguf (pip install gguf). Run at the project root:  python3 tools/golden_blocks.py
 

@@ -2,12 +2,12 @@
 """Loads a server with many streaming clients and says how it held up. Needs Python 3.11 and nothing else.
 
   tools/load_server.py hold --server target/release/moebius [--clients 64] [--seconds 120] [-m MODEL.gguf]
-      Clients ask for answers of mixed lengths, all streamed; some leave half way. Every completed text must be the one that
+      Clients request answers of mixed lengths, all streamed; some leave half way. Every completed text must be the one that
       the same request gets alone. Prints a table: requests, tokens per second, time between tokens, memory. Exits with
       failure when a text differs, a request fails, or pages stay in use.
 
   tools/load_server.py compare --server target/release/moebius --llama llama-server -m MODEL.gguf [--clients 1,4,16]
-      Tokens per second of both servers for so many clients at a time, in turn, the same requests, greedy, the same lengths.
+      Tokens per second of both servers for several numbers of clients, in turn: the same requests, greedy, of one length.
 """
 
 import argparse
@@ -38,7 +38,7 @@ class Answer:
 
 
 async def ask(port: int, fields: dict, leave_after: int | None = None) -> Answer:
-    """One streamed request over a connection of its own; leaves after so many pieces of text."""
+    """One streamed request over a new connection; leaves after a number of pieces of text."""
     answer, start, last = Answer(), time.monotonic(), None
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:

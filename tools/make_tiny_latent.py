@@ -2,7 +2,7 @@
 """Makes the folders deepseekv2, deepseekv3 and glm4moe of crates/backend/tests/data, beside make_tiny_models.py, whose
 witness and forms it shares: random models as GGUF files and HF folders, and the exact logits of the original model code.
 
-What differs between files of latent attention stands between them: bf16 GGUF files hold the matrices of the heads in two
+Files of latent attention differ: bf16 GGUF files hold the matrices of the heads in two
 tensors, quantised ones in one tensor with the keys of files from before the latent cache, folders in one tensor.
 
     python tools/make_tiny_latent.py
@@ -201,7 +201,7 @@ def write_hf(folder, name, model):
 
 
 def affine(w):
-    """MLX's 8-bit affine form in groups of 32: words, scales, biases, and the values that they stand for."""
+    """MLX's 8-bit affine form in groups of 32: words, scales, biases, and their values."""
     groups = w.reshape(*w.shape[:-1], -1, 32)
     low, high = groups.min(-1), groups.max(-1)
     half = lambda x: torch.from_numpy(np.ascontiguousarray(x)).to(torch.bfloat16)

@@ -3,7 +3,7 @@
 
 The witness is transformers (f32, eager attention, on the CPU), the code the models were published with: it shares nothing
 with this project, and reads no GGUF file. Names, permutations and keys of the GGUF files are written here, as llama.cpp's
-converters write them; the witness answers on the weights that stand in the file, decoded by gguf-py.
+converters write them; the witness answers on the weights of the file, decoded by gguf-py.
 
 `ARCHS` vary the architecture: weights exact in bf16, and the same model quantised. `TYPES` vary the weight types and the odd
 dimensions: every weight is made in the block form that it has in the file, through gguf-py's encoder where there is one,
@@ -33,7 +33,7 @@ from safetensors.numpy import save_file
 DATA = pathlib.Path(__file__).resolve().parent.parent / "crates/backend/tests/data"
 N_TOKENS, N_GREEDY = 40, 16
 
-# --- what both kinds share ---
+# --- shared by both kinds ---
 
 # GGUF's name of a tensor of a layer, and the original code's.
 NAMES = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
@@ -66,14 +66,14 @@ def go_on(model, ids):
 
 
 def permute(w, n_head, back=False):
-    """Rows of q or k so that the pairs of a head, half a head apart in the original code, stand next to each other as in
+    """Rows of q or k so that the pairs of a head, half a head apart in the original code, are neighbours as in
     GGUF's llama; or back."""
     half = w.shape[0] // n_head // 2
     return w.reshape(n_head, *((half, 2) if back else (2, half)), *w.shape[1:]).swapaxes(1, 2).reshape(w.shape)
 
 
 def write_heads(w, c):
-    """The dimensions that every model has, but for those that the two kinds write in an order of their own."""
+    """The dimensions that every model has, but for those that the two kinds write in another order."""
     w.add_feed_forward_length(c.intermediate_size)
     w.add_head_count(c.num_attention_heads)
     w.add_head_count_kv(c.num_key_value_heads)
@@ -136,7 +136,7 @@ ARCHS = {
 
 
 def is_centred(name, key):
-    """Norms that the original code keeps as what is added to 1."""
+    """Norms that the original code stores as w - 1."""
     return name in ("qwen3next", "qwen35") and key.endswith("norm.weight") and "linear_attn" not in key
 
 
@@ -377,7 +377,7 @@ TYPES = [
            "1.ffn_up": T.BF16, "1.ffn_down": T.F16}, tied=True, theta=1e6),
 ]
 
-# Bytes in a block, where its f16 factors stand, and the share of the second (subtracted) one that centres the values.
+# Bytes in a block, the bytes of its f16 factors, and the share of the second (subtracted) one that centres the values.
 RANDOM_BLOCKS = {T.Q2_K: (84, 80, 82, 1.5), T.Q3_K: (110, 108, None, 0), T.Q4_K: (144, 0, 2, 7.5), T.Q5_K: (176, 0, 2, 15.5),
                  T.Q6_K: (210, 208, None, 0), T.IQ4_NL: (18, 0, None, 0), T.IQ4_XS: (136, 0, None, 0)}
 
@@ -403,7 +403,7 @@ def random_blocks(rng, kind, shape, std):
 
 
 def encode(rng, kind, shape, std):
-    """Random weights of a type: what stands in the file, and its f32 values."""
+    """Random weights of a type: the bytes of the file, and their f32 values."""
     assert shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0, (kind, shape)
     if kind in RANDOM_BLOCKS:
         data = random_blocks(rng, kind, shape, std)
@@ -456,7 +456,7 @@ def type_tensors(m, rng):
 
 
 def tokenizer(n_vocab):
-    """A byte-level vocabulary of printable ASCII, space, newline and a few merges; the end of text stands last."""
+    """A byte-level vocabulary of printable ASCII, space, newline and a few merges; the end of text comes last."""
     merges = ["Ġ t", "h e", "Ġt he", "Ġ a", "i n", "n d"][:n_vocab - 97]
     tokens = [chr(c) for c in range(33, 127)] + ["Ġ", "Ċ"] + [a.replace(" ", "") for a in merges] + ["<|endoftext|>"]
     assert len(tokens) == n_vocab, (len(tokens), n_vocab)

@@ -29,7 +29,7 @@ MODELS = {
         intermediate_size=32, sliding_window=33, layer_types=[WINDOWED, FULL, WINDOWED], tie_word_embeddings=True,
         rope_parameters={FULL: dict(rope_type="linear", factor=8.0, rope_theta=1e6), WINDOWED: dict(rope_type="default", rope_theta=1e4)}),
         T.Q5_0),
-    # Layers differ in head width and key-value heads; those that see everything have no values of their own.
+    # Layers differ in head width and key-value heads; those that see everything have no projection for values.
     "gemma4": ("Gemma4", "gemma4", dict(
         hidden_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, num_global_key_value_heads=1, head_dim=32,
         global_head_dim=64, attention_k_eq_v=True, intermediate_size=64, sliding_window=17, layer_types=[WINDOWED, WINDOWED, FULL],
@@ -135,7 +135,7 @@ def tensors(name, model):
             else:
                 out[f"{blk}{names[module]}.{kind}"] = w + np.float32(one if "norm" in module else 0.0)
     if name == "gemma4":
-        # Pairs that stand still are divided away.
+        # Unrotated pairs have a huge divisor.
         d = MODELS[name][2]["global_head_dim"]
         turning = d // 8
         out["rope_freqs.weight"] = np.array([1.0] * turning + [1e30] * (d // 2 - turning), np.float32)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes crates/backend/tests/data/routers.safetensors: what the routers of the original model code choose.
+"""Makes crates/backend/tests/data/routers.safetensors: the choices of the routers of the original model code.
 
 The witness is transformers: each router module runs on 10,000 rows of logits, given to it through an identity matrix. The
 logits are a hash of row and expert on a grid of eighths, so that ties are frequent and the test can make them again; torch
@@ -81,7 +81,7 @@ def gemma(n_expert, k):
     return router
 
 
-# name: the module, number of experts. The same table stands in crates/backend/src/router_cases.rs.
+# name: the module, number of experts. The same table is in crates/backend/src/router_cases.rs.
 ROUTERS = {
     "qwen3moe": (lambda: qwen(32, 4, True), 32),
     "qwen3moe_plain": (lambda: qwen(33, 5, False), 33),

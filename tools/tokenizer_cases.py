@@ -1,4 +1,4 @@
-"""Makes the tokenizer's own test data: what other tokenizers make of the same texts.
+"""Makes the tokenizer's test data: the ids that other tokenizers give for the same texts.
 
     pip install tokenizers==0.23.3 sentencepiece==0.2.3 gguf==0.19.0
     python tools/tokenizer_cases.py path/to/tokenizer.json     # the Hugging Face twin of models/fable-29m-a10m-q4_k_m.gguf

@@ -1,4 +1,4 @@
-"""Makes the test data of tokenizer.json files: small ones of every kind, and what Hugging Face's tokenizers make of texts.
+"""Makes the test data of tokenizer.json files: small ones of every kind, and the ids that Hugging Face's tokenizers give for texts.
 
     pip install tokenizers==0.23.3 tiktoken==0.14.0
     python tools/tokenizer_json_cases.py                     # writes crates/engine/tests/data/json/*.json and ../tiktoken.json
@@ -128,7 +128,7 @@ def write(path, spec, config, texts):
 
 
 def ranks():
-    """A small tiktoken.model in the form of Kimi-K2's, and what OpenAI's tiktoken makes of it."""
+    """A small tiktoken.model in the form of Kimi-K2's, and its ids by OpenAI's tiktoken."""
     import base64
     import collections
     import re

@@ -254,7 +254,8 @@ struct Qkv {
 
 // What is asked of a row of logits.
 struct PickAsk {
-    u32 row, n, first_listed, n_listed, log_sum_exp, reserved;
+    u32 row, n, first_listed, n_listed, log_sum_exp;
+    u32 first_out; // in `listed_out`
 };
 
 struct PickPart {

@@ -1,4 +1,5 @@
-//! What a program takes of a device's memory, before it is compiled: the one account that limits, budgets and tables read.
+//! What a program takes of a device's memory, before it is compiled: the one account that limits, budgets and tables
+//! read.
 //!
 //! Knows kinds of memory, and nothing of how a backend comes by it.
 
@@ -92,8 +93,8 @@ impl Footprint {
         self.bytes(Part::is_allocated)
     }
 
-    /// Bytes of weights that are read where their files are mapped: resident once all were read, unless the system evicts
-    /// them.
+    /// Bytes of weights that are read where their files are mapped: resident once all were read, unless the system
+    /// evicts them.
     pub fn mapped(&self) -> usize {
         self.bytes(|part| !part.is_allocated())
     }

@@ -5,8 +5,8 @@
 use checkpoint::Checkpoint;
 use model::plan::{Op, Plan, Weight};
 
-/// Where a weight is while a program runs. Whoever adds a place (a device, a cache of what is read on demand) adds it here,
-/// and the exhaustive matches ask every backend.
+/// Where a weight is while a program runs. A new place (a device, a cache of what is read on demand) is added
+/// here, and the exhaustive matches ask every backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Residency {
     /// Read where its file is mapped; resident as far as it was read, and the system may evict it.
@@ -15,7 +15,7 @@ pub enum Residency {
     Copied,
 }
 
-/// Which weights a program copies to memory of its own.
+/// Which weights a program copies to memory that it owns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Policy {
     /// Vectors only.
@@ -116,9 +116,9 @@ fn matrices(op: &Op) -> Vec<(Weight, Access)> {
 }
 
 impl Policy {
-    /// What pays on this machine: copies of what every token reads where the files are mapped in small pages while memory
-    /// of the process can be had in pages of 2 MB, and `free` bytes hold the copies twice over, since the page cache keeps
-    /// the originals until something else wants their place.
+    /// What pays on this machine: copies of what every token reads where the files are mapped in small pages while
+    /// memory of the process can be had in pages of 2 MB, and `free` bytes hold the copies twice over, since the page
+    /// cache keeps the originals until something else wants their place.
     ///
     /// Reads a byte of some large tensors of a mapped checkpoint, to learn how it is mapped.
     pub fn choose(plan: &Plan, checkpoint: &Checkpoint, free: usize) -> Policy {

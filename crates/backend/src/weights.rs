@@ -6,8 +6,8 @@ use quant::Planes;
 
 use crate::CompileError;
 
-/// Where the rows of each matrix of a weight lie in the files, `[n_stack]` times `n` rows; a plain matrix or vector is a
-/// stack of one.
+/// Where the rows of each matrix of a weight lie in the files, `[n_stack]` times `n` rows; a plain matrix or vector
+/// is a stack of one.
 ///
 /// # Errors
 /// The checkpoint does not hold what the plan was built from.

@@ -4,11 +4,11 @@
 
 mod common;
 
+use backend::Backend;
 use backend::cpu::{CacheType, Isa};
 use backend::reference::Reference;
 use common::backends::{self, Row, cpu_with, isas};
-use common::session::MAX_DRAFT;
-use common::{BAD, N_VOCAB, PLAIN, Session, Shape, model, tokens};
+use common::{BAD, MAX_DRAFT, N_VOCAB, PLAIN, Session, Shape, model, tokens};
 use model::plan::{DeltaHeads, Gate, RopePairing, Sharing};
 use quant::WeightType::*;
 use quant::{ScaleType, WeightType};

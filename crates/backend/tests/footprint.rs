@@ -54,11 +54,19 @@ fn the_footprint_is_what_compiling_allocates() {
         ("biases and sinks", Shape { biases: true, sinks: true, ..PLAIN }),
         ("states", Shape { delta, ..quantised }),
     ];
-    let small =
-        Limits { max_tokens: 8, max_outputs: 2, n_pages: 8, max_positions: 256, n_window_pages: 6, n_states: 2 };
+    let small = Limits {
+        max_tokens: 8,
+        max_outputs: 2,
+        n_pages: 8,
+        max_positions: 256,
+        n_window_pages: 6,
+        n_states: 2,
+        max_draft: 0,
+    };
     let limits = [
         small,
         Limits { max_tokens: 256, max_outputs: 16, ..small },
+        Limits { max_draft: 3, ..small },
         Limits { n_pages: 60, n_window_pages: 40, n_states: 20, max_positions: 1024, ..small },
     ];
     for (name, shape) in shapes {
@@ -96,6 +104,7 @@ fn limits_that_cannot_be_saturate() {
         max_positions: usize::MAX,
         n_window_pages: usize::MAX,
         n_states: usize::MAX,
+        max_draft: usize::MAX,
     };
     assert_eq!(Cpu::default().footprint(&plan, limits).total(), usize::MAX);
 }

@@ -12,8 +12,15 @@ use backend::residency::Policy;
 use backend::{Backend, Batch, Cause, Chunks, CompileError, Failure, Limits, StepError, Tables};
 use checkpoint::Open;
 
-const LIMITS: Limits =
-    Limits { max_tokens: 4, max_outputs: 4, n_pages: 2, max_positions: 64, n_window_pages: 2, n_states: 1 };
+const LIMITS: Limits = Limits {
+    max_tokens: 4,
+    max_outputs: 4,
+    n_pages: 2,
+    max_positions: 64,
+    n_window_pages: 2,
+    n_states: 1,
+    max_draft: 0,
+};
 
 fn embedded() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/fable-29m-a10m-q4_k_m.gguf"))

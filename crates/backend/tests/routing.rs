@@ -26,7 +26,7 @@ fn chosen_experts_are_reported_row_by_row() {
             let width: usize = routers.iter().map(|r| r.n_used).sum();
             session.program.trace_routing(true);
             session.step(&[(0, &a), (1, &b)]);
-            // The same step once more, with fewer rows asked for.
+            // The same step once more, with fewer rows.
             let all = session.program.step(&session.batch).unwrap().routing.unwrap().to_vec();
             assert_eq!(all.len(), 47 * width);
             session.batch.rows = vec![3, 39, 46];

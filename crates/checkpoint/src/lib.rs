@@ -372,9 +372,9 @@ impl Checkpoint {
         self.files.iter().all(|file| file.bytes().is_some())
     }
 
-    /// Whether the weights are mapped in small pages while memory of this process can be had in pages of 2 MB: copies would
-    /// be read faster. Reads a byte of some large tensors, as only what was read is mapped. `false` where the system does
-    /// not say, and for files that are not mapped.
+    /// Whether the weights are mapped in small pages while memory of this process can be had in pages of 2 MB: copies
+    /// would be read faster. Reads a byte of some large tensors, as only what was read is mapped. `false` where the
+    /// system does not say, and for files that are not mapped.
     pub fn is_mapped_in_small_pages(&self) -> bool {
         let is_mapped = self.files.iter().all(|file| file.pages().is_some());
         is_mapped

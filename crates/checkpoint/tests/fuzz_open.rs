@@ -65,7 +65,7 @@ proptest! {
     #[test]
     fn changed_folder(in_config in changes(), in_header in changes(), in_index in changes(), resized in 0u8..4) {
         let header = changed(HEADER.as_bytes(), &in_header);
-        // Mostly the length that the header has, so that what is inside is looked at.
+        // Mostly the header's true length, so that its contents are read.
         let len = header.len() as u64 + u64::from(resized == 0);
         let index = changed(br#"{"weight_map":{"a.weight":"model-1.safetensors"}}"#, &in_index);
         exercise_folder(changed(CONFIG.as_bytes(), &in_config), len, header, index);

@@ -12,7 +12,7 @@ use checkpoint::{Error, Value};
 use exercise_folder::{CONFIG, DATA, HEADER, safetensors, sized};
 use quant::WeightType;
 
-/// A file put together byte by byte, wrong wherever a case wants it wrong.
+/// A file built byte by byte, invalid where a case needs it.
 #[derive(Clone)]
 struct Raw(Vec<u8>);
 
@@ -190,7 +190,7 @@ fn bad_files() {
     }
 }
 
-/// A tensor of a type that nobody computes with costs only those who ask for it.
+/// A tensor of an unsupported type is an error only when it is read.
 #[test]
 fn unreadable_tensors() {
     for (dtype, wanted) in [
@@ -302,7 +302,7 @@ fn truncated_at_every_byte() {
     checkpoint::from_bytes("whole", file.clone()).unwrap();
     for len in 0..file.len() {
         let result = checkpoint::from_bytes("cut", file[..len].to_vec());
-        // The last tensor is followed by padding, which nobody misses.
+        // The last tensor is followed by padding, which may be missing.
         let needed = file.len() - 64 + 8;
         assert_eq!(result.is_err(), len < needed, "{len} of {} bytes, header {header_len}", file.len());
     }

@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used)] // a test may panic in its helpers too
 
+#[path = "../../../tests/fixtures.rs"]
+mod fixtures;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -50,16 +53,19 @@ fn embedded_model() {
     assert!(model.data_bytes() < model.files()[0].size());
 }
 
+/// Folders of models that other programs wrote: the tiny ones in the tree, and larger ones where they are present.
+fn models() -> Vec<PathBuf> {
+    let more = fixtures::more("../shared/fixtures/models");
+    let roots = [fixtures::root("crates/backend/tests/data")].into_iter().chain(more);
+    let folders = roots.flat_map(|root| fs::read_dir(root).unwrap()).map(|entry| entry.unwrap().path());
+    folders.filter(|path| path.is_dir()).collect()
+}
+
 #[test]
 fn golden_fixtures() {
-    let folder = at("../../../shared/fixtures/models");
-    let Ok(models) = fs::read_dir(&folder) else {
-        println!("skipped: no fixtures at {}", folder.display());
-        return;
-    };
     let mut n_file = 0;
-    for model in models {
-        for file in fs::read_dir(model.unwrap().path()).unwrap() {
+    for folder in models() {
+        for file in fs::read_dir(folder).unwrap() {
             let path = file.unwrap().path();
             if path.extension().is_none_or(|extension| extension != "gguf") {
                 continue;
@@ -72,7 +78,8 @@ fn golden_fixtures() {
             let d_model = model.meta().u32(&format!("{arch}.embedding_length")).unwrap() as usize;
             assert_eq!(model.tensor("token_embd.weight").unwrap().shape[1], d_model);
             let tokens = model.meta().get("tokenizer.ggml.tokens").map(Value::kind);
-            assert_eq!(tokens, Some(ValueKind::Array));
+            // Tiny models of random weights have none.
+            assert!(tokens.is_none_or(|kind| kind == ValueKind::Array), "{}", path.display());
         }
     }
     assert!(n_file > 20, "{n_file} files");
@@ -81,23 +88,17 @@ fn golden_fixtures() {
 /// MLX folders: every tensor can be read, and the embedding equals the GGUF file's up to rounding.
 #[test]
 fn mlx_fixtures() {
-    let fixtures = at("../../../shared/fixtures/models");
-    let Ok(models) = fs::read_dir(&fixtures) else {
-        println!("skipped: no fixtures at {}", fixtures.display());
-        return;
-    };
     let mut n_folder = 0;
-    for folder in models.map(|model| model.unwrap().path()) {
-        if !folder.join("mlx-mixed48").exists() {
-            continue;
-        }
+    for folder in models() {
+        let names = ["mlx-8bit", "mlx-mixed48"].map(|name| folder.join(name));
+        let Some(mlx) = names.iter().find(|path| path.exists()) else { continue };
         n_folder += 1;
-        let model = checkpoint::open(&folder.join("mlx-mixed48")).unwrap();
+        let model = checkpoint::open(mlx).unwrap();
         assert_eq!((model.kind(), model.unreadable()), (Kind::Mlx, &[][..]));
         let table = model.tensors().iter().find(|t| t.name.ends_with("embed_tokens.weight")).unwrap();
         let d_model = model.meta().u32("hidden_size").unwrap() as usize;
         assert_eq!(table.shape, [model.meta().u32("vocab_size").unwrap() as usize, d_model], "{}", folder.display());
-        assert!(model.side_file("tokenizer.json").unwrap().is_some());
+        assert_eq!(model.side_file("tokenizer.json").unwrap().is_some(), mlx.join("tokenizer.json").exists());
 
         let gguf = checkpoint::open(&folder.join("model-bf16.gguf")).unwrap();
         let exact = gguf.tensor("token_embd.weight").unwrap();
@@ -112,5 +113,5 @@ fn mlx_fixtures() {
         }
         assert!((error / size).sqrt() < 0.01, "{}: {}", folder.display(), (error / size).sqrt());
     }
-    assert!(n_folder > 5, "{n_folder} folders");
+    assert!(n_folder > 0);
 }

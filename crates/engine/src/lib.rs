@@ -2,6 +2,9 @@
 //! plain values.
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+#[path = "../../../tests/fixtures.rs"]
+mod fixtures;
 pub mod folder;
 pub mod formats;
 pub mod grammar;

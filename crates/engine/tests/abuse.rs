@@ -106,7 +106,7 @@ fn any_trouble() -> impl Strategy<Value = Trouble> {
     )
 }
 
-/// What the request comes to with nobody beside it, its prompt in one piece, no cache and pages without end.
+/// The request's answer alone in an engine, its prompt in one piece, without a cache and with unlimited pages.
 fn alone(request: Request, context: usize, kinds: Kinds, trouble: Trouble) -> Answer {
     let limits = Limits { max_positions: context, ..roomy() };
     let options = Options { prefix_cache: false, ..Options::default() };
@@ -136,7 +136,7 @@ fn text_by_hand(request: &Request, answer: &Answer) -> String {
 
 /// One step, with the books checked after it; whether there is more to do.
 fn step(engine: &mut Engine, events: &mut Events) -> bool {
-    // A refused batch is an error of the step; the requests go on with the next one.
+    // A refused batch is an error of the step; the requests continue with the next one.
     let more = engine.step(events).unwrap_or(true);
     engine.audit().unwrap();
     let stats = engine.stats();

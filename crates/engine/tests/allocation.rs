@@ -12,7 +12,7 @@ use toy::*;
 struct Counting;
 
 thread_local! {
-    /// Allocations of this thread; the test harness has threads of its own.
+    /// Allocations of this thread; the test harness has other threads.
     static COUNT: Cell<usize> = const { Cell::new(0) };
 }
 

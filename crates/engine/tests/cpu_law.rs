@@ -27,7 +27,7 @@ const FEW_PAGES: usize = 16;
 
 /// Length of each answer; the long ones pass the ends of two pages, which is more than admission keeps free for them.
 const NEW_TOKENS: [usize; 9] = [70, 70, 70, 8, 8, 8, 8, 12, 0];
-/// The request that asks for an embedding.
+/// The request for an embedding.
 const EMBEDDED: usize = 8;
 
 struct Bed {

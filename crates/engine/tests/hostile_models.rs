@@ -1,6 +1,6 @@
-//! Model files that mean harm, on the whole road from bytes to an answer: each ends in a model or an error, never in a
-//! panic, in a loop, or in memory that the file has not the bytes to justify; and a model whose numbers are broken ends
-//! its requests with an error. `PROPTEST_CASES` asks for more cases.
+//! Hostile model files, from bytes to an answer: each ends in a model or an error, never in a panic, a loop, or an
+//! allocation out of proportion to the file; and a model with broken numbers ends its requests with an error.
+//! `PROPTEST_CASES` sets the number of cases.
 
 #![allow(clippy::unwrap_used)] // a test may panic in its helpers too
 
@@ -23,7 +23,7 @@ use proptest::sample::select;
 use proptest::test_runner::TestRunner;
 use quant::WeightType;
 
-/// Refuses what no small file can need: who asks for it by a way that cannot fail ends the test.
+/// Refuses allocations that no small file needs: an infallible allocation of that size ends the test.
 struct Stingy;
 
 const MOST_BYTES: usize = 1 << 26;
@@ -78,7 +78,8 @@ fn survive(bytes: Vec<u8>) -> Came {
     render(&checkpoint);
     let Ok(plan) = model::build(&checkpoint) else { return Came::NoPlan };
     assert!(!plan.to_string().is_empty());
-    let _ = (plan.bytes_per_token(), plan.active_params(), plan.n_params(), plan.kv_bytes_per_position(2));
+    let _ = (plan.bytes_per_token(), plan.active_params(), plan.n_params());
+    assert!(Cpu::default().footprint(&plan, LIMITS).total() > 0);
 
     let compile =
         |isa, threads, cache| Cpu { isa, threads, cache, ..Cpu::default() }.compile(&plan, checkpoint.clone(), LIMITS);

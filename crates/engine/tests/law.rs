@@ -3,7 +3,9 @@
 
 mod toy;
 
-use std::path::Path;
+#[path = "../../../tests/fixtures.rs"]
+mod fixtures;
+
 use std::sync::Arc;
 
 use backend::cpu::{CacheType, Cpu};
@@ -19,16 +21,10 @@ struct Model {
 }
 
 impl Model {
-    /// None, with a word about it, when the fixtures are not beside the project.
-    fn open(path: &str) -> Option<Model> {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path);
-        if !path.exists() {
-            println!("skipped: {} is not there", path.display());
-            return None;
-        }
-        let checkpoint = Arc::new(checkpoint::open(&path).unwrap());
+    fn open(path: &str) -> Model {
+        let checkpoint = Arc::new(checkpoint::open(&fixtures::root(path)).unwrap());
         let tokenizer = Arc::new(Tokenizer::from_metadata(checkpoint.meta()).unwrap());
-        Some(Model { checkpoint, tokenizer })
+        Model { checkpoint, tokenizer }
     }
 
     fn engine(&self, backend: &dyn Backend, limits: Limits, options: Options) -> Engine {
@@ -59,10 +55,10 @@ fn company_changes_nothing() {
     let programs: [(&dyn Backend, &str); 3] = [
         (&cpu(1, CacheType::F16), embedded),
         (&cpu(2, CacheType::F32), embedded),
-        (&Reference, "../shared/fixtures/models/qwen3moe/model-q4_k_m.gguf"),
+        (&Reference, "crates/backend/tests/data/types/qwen3moe-blocks256.gguf"),
     ];
     for (backend, path) in programs {
-        let Some(model) = Model::open(path) else { continue };
+        let model = Model::open(path);
         let shapes = [(0, 1, 0.0, 70), (0, 20, 0.7, 60), (70, 9, 0.8, 12), (70, 5, 0.0, 6)];
         let requests = shapes.map(|(shared, own, temperature, n)| model.request(shared, own, temperature, n));
         let roomy = Limits { max_tokens: 128, max_outputs: 8, n_pages: 16, max_positions: 160, ..Limits::default() };

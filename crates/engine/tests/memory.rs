@@ -3,7 +3,9 @@
 
 mod toy;
 
-use std::path::Path;
+#[path = "../../../tests/fixtures.rs"]
+mod fixtures;
+
 use std::sync::Arc;
 
 use backend::cpu::{CacheType, Cpu};
@@ -100,7 +102,7 @@ fn windows_are_given_back() {
     }
 }
 
-/// The checkpoints that others went on from outlive those that nobody asked for.
+/// Checkpoints that sequences resumed from outlive unused ones.
 #[test]
 fn shared_beginnings_are_kept_longest() {
     for kinds in [STATE, BOTH] {
@@ -112,7 +114,7 @@ fn shared_beginnings_are_kept_longest() {
         let mut found = Vec::new();
         for seed in 2..6 {
             found.push(run(&mut engine, request(chat(seed, 80), seed, 1)).1.cached_tokens);
-            // Strangers, each with a checkpoint of its own.
+            // Unrelated prompts, each with its own checkpoint.
             for other in 0..2 {
                 run(&mut engine, request(prompt(seed * 100 + other, 150), 1, 1));
             }
@@ -153,7 +155,7 @@ fn an_edited_last_message_computes_only_itself() {
     }
 }
 
-/// Sequences that lost their memory go on from their checkpoints.
+/// Sequences that lost their memory resume from their checkpoints.
 #[test]
 fn a_preempted_sequence_goes_on_from_a_checkpoint() {
     for kinds in KINDS {
@@ -177,13 +179,9 @@ struct Model {
 }
 
 impl Model {
-    /// None, with a word about it, when the file is not there. With `window`, all layers but the last keep only that.
+    /// None where a file that adds to those in the tree is absent. With `window`, all layers but the last keep only that.
     fn open(path: &str, window: Option<usize>) -> Option<Model> {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path);
-        if !path.exists() {
-            println!("skipped: {} is not there", path.display());
-            return None;
-        }
+        let path = if path.starts_with("../") { fixtures::more(path)? } else { fixtures::root(path) };
         let checkpoint = Arc::new(checkpoint::open(&path).unwrap());
         let mut plan = model::build(&checkpoint).unwrap().into_plan();
         let last = Cache(plan.caches.len() as u32 - 1);

@@ -348,7 +348,7 @@ fn an_engine_without_room_does_not_start() {
     }
 }
 
-/// An engine may live on a thread of its own.
+/// An engine may run on any thread.
 #[test]
 fn an_engine_can_be_sent() {
     let mut engine = calm(roomy());

@@ -1,6 +1,9 @@
 //! Token ids against llama.cpp's on whole vocabularies, from the fixtures that lie beside the project.
 #![allow(clippy::unwrap_used)] // In a test, a panic is the report.
 
+#[path = "../../../tests/fixtures.rs"]
+mod fixtures;
+
 use std::fmt::Write as _;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -10,13 +13,9 @@ use engine::tokenizer::{Encode, Tokenizer};
 
 const VOCABULARIES: &[&str] = &["gpt-2", "llama-bpe", "qwen2", "deepseek-coder", "llama-spm", "gemma-4"];
 
-fn fixtures() -> Option<PathBuf> {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/fixtures/vocab");
-    if !dir.is_dir() {
-        println!("skipped: {} is not there", dir.display());
-        return None;
-    }
-    Some(dir)
+/// Whole vocabularies, which add to the small ones in the tree (`tokenizer_json.rs`, `tokenizer.rs`).
+fn vocabularies() -> Option<PathBuf> {
+    fixtures::more("../shared/fixtures/vocab")
 }
 
 fn load(dir: &Path, name: &str) -> Tokenizer {
@@ -49,7 +48,7 @@ fn ids(value: &serde_json::Value) -> Option<Vec<u32>> {
 
 #[test]
 fn generation_ends_where_the_models_end_it() {
-    let Some(dir) = fixtures() else { return };
+    let Some(dir) = vocabularies() else { return };
     let expected: &[(&str, &[&str])] = &[
         ("gpt-2", &["<|endoftext|>"]),
         ("llama-bpe", &["<|end_of_text|>", "<|eot_id|>"]),
@@ -69,7 +68,7 @@ fn generation_ends_where_the_models_end_it() {
 
 #[test]
 fn ids_are_llama_cpps() {
-    let Some(dir) = fixtures() else { return };
+    let Some(dir) = vocabularies() else { return };
     let mut differences = Differences::default();
     for name in VOCABULARIES {
         let tokenizer = load(&dir, name);

@@ -2,6 +2,9 @@
 //! `tools/tokenizer_json_cases.py`), what folders say of their tokens, and files that lie.
 #![allow(clippy::unwrap_used)] // In a test, a panic is the report.
 
+#[path = "../../../tests/fixtures.rs"]
+mod fixtures;
+
 use std::path::Path;
 
 use checkpoint::Checkpoint;
@@ -104,16 +107,12 @@ fn ranks_are_tiktokens() {
     }
 }
 
-/// The files that MLX wrote beside its weights.
+/// The files that MLX wrote beside its weights; their forms are in the tests around.
 #[test]
 fn fixtures_open() {
-    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/fixtures/models");
-    let Ok(models) = std::fs::read_dir(&models) else {
-        println!("skipped: no fixtures at {}", models.display());
-        return;
-    };
+    let Some(models) = fixtures::more("../shared/fixtures/models") else { return };
     let mut n = 0;
-    for folder in models.map(|model| model.unwrap().path()) {
+    for folder in std::fs::read_dir(models).unwrap().map(|model| model.unwrap().path()) {
         let Ok(mlx) = checkpoint::open(&folder.join("mlx-mixed48")) else { continue };
         n += 1;
         let gguf = checkpoint::open(&folder.join("model-bf16.gguf")).unwrap();

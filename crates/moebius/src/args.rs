@@ -41,6 +41,9 @@ pub enum Command {
         /// Shell to complete for
         shell: clap_complete::Shell,
     },
+    /// Try a grammar that another process of this program is about to compile
+    #[command(hide = true)]
+    TryGrammar,
 }
 
 /// The model and its source.

@@ -52,6 +52,8 @@ pub struct EngineSetup {
     pub fewer_will_do: bool,
     /// Positions of the cache over all of them; what `sequences` need and memory holds when `None`.
     pub cache_tokens: Option<usize>,
+    /// Memory kept for requests and connections, in bytes; counts under `--memory` only.
+    pub requests_bytes: usize,
 }
 
 impl From<&EngineArgs> for EngineSetup {
@@ -65,6 +67,7 @@ impl From<&EngineArgs> for EngineSetup {
             sequences: 1,
             fewer_will_do: false,
             cache_tokens: None,
+            requests_bytes: 0,
         }
     }
 }
@@ -130,7 +133,7 @@ impl EngineSetup {
                 // A sixteenth is left to kernels, graphs and others.
                 Budget::Free(devices.first().map(|device| device.free_bytes - device.free_bytes / 16))
             }
-            (BackendKind::Cpu | BackendKind::Reference, memory) => Budget::new(memory, plan),
+            (BackendKind::Cpu | BackendKind::Reference, memory) => Budget::new(memory, plan, self.requests_bytes),
         }
     }
 
@@ -355,7 +358,7 @@ impl Sequence {
         let setup = EngineSetup::from(args);
         let (backend, _) = setup.backend(&model.checkpoint, &model.plan)?;
         let plan = backend.lower(model.plan.clone())?;
-        let budget = Budget::new(args.step.memory, &plan);
+        let budget = Budget::new(args.step.memory, &plan, 0);
         let limits = memory::fit_whole(&*backend, &plan, args.step.batch, positions, budget)?;
         let program = backend.compile(&plan, Arc::clone(&model.checkpoint), limits)?;
         Ok(Sequence { program, batch: Batch::default(), pages: (0..limits.n_pages as u32).collect(), position: 0 })

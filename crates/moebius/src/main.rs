@@ -10,6 +10,7 @@ mod machine;
 mod memory;
 mod serve;
 mod show;
+mod trial;
 
 use std::process::ExitCode;
 
@@ -31,6 +32,7 @@ fn main() -> ExitCode {
         Command::Render(args) => commands::render::run(args),
         Command::Perplexity(args) => commands::perplexity::run(args),
         Command::Devices => commands::devices::run(),
+        Command::TryGrammar => trial::run(),
         Command::Completions { shell } => {
             commands::completions::run(*shell);
             Ok(())

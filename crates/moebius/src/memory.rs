@@ -19,8 +19,8 @@ const MIN_CHECKPOINTS: usize = 4;
 const MAX_CHECKPOINTS: usize = 64;
 /// The share of the room that checkpoints of one kind may take.
 const CHECKPOINT_SHARE: usize = 16;
-/// What the process takes later on besides the program: pages of its own code, stacks, requests, the engine's tables.
-const LATER_BYTES: usize = 8 << 20;
+/// What the process takes later on besides the program: pages of its own code, stacks, the engine's tables.
+const LATER_BYTES: usize = 4 << 20;
 /// Likewise for each token of the vocabulary: samplers, and the automaton of structured output.
 const LATER_BYTES_PER_TOKEN: usize = 64;
 
@@ -34,16 +34,18 @@ pub enum Budget {
         /// Of those, what it takes besides the program.
         overhead: usize,
     },
-    /// What is free less a margin, where the system says so. Mapped weights may be more than that: the system evicts them.
+    /// What is free less a margin, where the system says so. Mapped weights may be more than that: the system evicts
+    /// them.
     Free(Option<usize>),
 }
 
 impl Budget {
-    /// The budget of a process that has loaded what it needs besides the program.
-    pub fn new(memory: Option<usize>, plan: &ValidPlan) -> Budget {
+    /// The budget of a process that has loaded what it needs besides the program, and keeps `requests` bytes for what
+    /// comes in.
+    pub fn new(memory: Option<usize>, plan: &ValidPlan, requests: usize) -> Budget {
         match memory {
             Some(bytes) => {
-                let later = LATER_BYTES + plan.n_vocab * LATER_BYTES_PER_TOKEN;
+                let later = LATER_BYTES + plan.n_vocab * LATER_BYTES_PER_TOKEN + requests;
                 Budget::Promise { bytes, overhead: machine::resident_memory().unwrap_or(0).saturating_add(later) }
             }
             // An eighth is left to others.
@@ -51,7 +53,7 @@ impl Budget {
         }
     }
 
-    /// Bytes that pages and states may take beside a program that takes `base` without them; none where nobody knows.
+    /// Bytes that pages and states may take beside a program that takes `base` without them; none where that is unknown.
     fn room(self, base: &Footprint) -> Option<usize> {
         match self {
             Budget::Promise { bytes, overhead } => Some(bytes.saturating_sub(overhead.saturating_add(base.total()))),
@@ -161,7 +163,7 @@ impl Units {
 
     /// What pages and states of the limits take.
     fn bytes(&self, limits: &Limits) -> usize {
-        // A page's id stands in a table of the program too.
+        // A page's id is in a table of the program too.
         let pages = limits.n_pages.saturating_mul(self.page.saturating_add(4));
         let windows = limits.n_window_pages.saturating_mul(self.window_page.saturating_add(4));
         pages.saturating_add(windows).saturating_add(limits.n_states.saturating_mul(self.state))

@@ -1,5 +1,8 @@
 //! The command line end to end, on the embedded model: what a user types and what comes back.
 
+#[path = "../../../tests/fixtures.rs"]
+mod fixtures;
+
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -273,13 +276,8 @@ fn completions_know_the_commands() {
 /// step whose margin is below 0.05.
 #[test]
 fn smollm2_follows_the_exact_greedy_path() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let model = root.join("target/models/SmolLM2-135M-Instruct.Q4_1.gguf");
-    let golden = root.join("../shared/fixtures/golden_smollm2.json");
-    if !model.exists() || !golden.exists() {
-        println!("skipped: needs {} (tools/fetch_smollm2.sh) and {}", model.display(), golden.display());
-        return;
-    }
+    let Some(golden) = fixtures::more("../shared/fixtures/golden_smollm2.json") else { return };
+    let Some(model) = fixtures::more("target/models/SmolLM2-135M-Instruct.Q4_1.gguf") else { return };
     let golden: serde_json::Value = serde_json::from_slice(&std::fs::read(golden).expect("read")).expect("JSON");
     let folder = tempfile::tempdir().expect("temporary folder");
     for prompt in golden["prompts"].as_array().expect("prompts") {
@@ -308,5 +306,23 @@ fn smollm2_follows_the_exact_greedy_path() {
             assert_eq!(best, greedy[step] as usize, "{}: step {step} of {sure}", prompt["prompt"]);
         }
         println!("{}: {sure} of {} steps, all equal", prompt["prompt"], greedy.len());
+    }
+}
+
+/// What a process that tries grammars says, and the schema that took all memory and did not end: here it ends by itself.
+#[test]
+fn costly_grammars_are_ended() {
+    let said = |schema: serde_json::Value| {
+        let message = serde_json::json!({"grammar": {"grammars": [{"json_schema": schema}]}, "marks": ["<|end|>"]});
+        let output = moebius(&["try-grammar"], &message.to_string());
+        String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or_default().to_string()
+    };
+    let pattern = |c: char| serde_json::json!({"type": "string", "pattern": format!(".*{c}.*")});
+    assert_eq!(said(pattern('a')), "ok");
+    assert_eq!(said(serde_json::json!({"type": "integer", "minimum": 5, "maximum": 4})), "unsatisfiable");
+    assert_eq!(said(serde_json::json!({"type": "strange"})), "rule");
+    if cfg!(unix) {
+        let all: Vec<_> = ('a'..='z').map(pattern).collect();
+        assert_eq!(said(serde_json::json!({"allOf": all})), "");
     }
 }

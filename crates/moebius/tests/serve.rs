@@ -176,3 +176,34 @@ fn running_answers_finish_when_it_is_told_to_stop() {
     assert!(rest.contains("\"finish_reason\":\"length\"") && rest.contains("[DONE]"), "{rest}");
     assert!(server.exit().success());
 }
+
+/// Rules that take a while to compile wait for each other, and no chat without a rule waits for them.
+#[test]
+fn forms_do_not_hold_up_chats() {
+    let server = Server::start(&["--max-queue", "16"]);
+    let post = |more: &str| {
+        let body = format!("{{\"messages\": [{{\"role\": \"user\", \"content\": \"Hi\"}}], \"max_tokens\": 1{more}}}");
+        let head =
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n";
+        server.raw(&format!("{head}Content-Length: {}\r\n\r\n{body}", body.len()))
+    };
+    // Makes what is made once.
+    assert!(post(", \"regex\": \"[a-z]\"").starts_with("HTTP/1.1 200"));
+    let done = std::sync::atomic::AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for i in 0..8 {
+            let (post, done) = (&post, &done);
+            scope.spawn(move || {
+                let schema = format!("{{\"type\": \"integer\", \"multipleOf\": {}}}", 99_991 - i);
+                let format = format!("{{\"type\": \"json_schema\", \"json_schema\": {{\"schema\": {schema}}}}}");
+                let answer = post(&format!(", \"response_format\": {format}"));
+                done.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+                assert!(answer.starts_with("HTTP/1.1 200") || answer.starts_with("HTTP/1.1 400"), "{answer}");
+            });
+        }
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(post("").starts_with("HTTP/1.1 200"));
+        let before = done.load(std::sync::atomic::Ordering::SeqCst);
+        assert!(before <= 4, "{before} of 8 rules were compiled before the chat without one was answered");
+    });
+}

@@ -97,7 +97,7 @@ pub struct Act256<'a> {
 }
 
 /// Below this largest magnitude a block is zero; the module's text proves that it keeps all scales normal.
-pub const AMAX_MIN: f32 = 1e-30;
+const AMAX_MIN: f32 = 1e-30;
 
 /// The largest magnitude of `x`, by the integer maximum that sees NaN and inf.
 pub fn amax(x: &[f32]) -> f32 {
@@ -132,9 +132,10 @@ fn blocks32<Q: Copy + Default + Into<i32>>(
     assert!(n.is_multiple_of(32) && (q.len(), d.len(), sums.len()) == (n, n / 32, n / 32), "parts of {n} values");
     for (b, (x, q)) in x.as_chunks::<32>().0.iter().zip(q.as_chunks_mut::<32>().0).enumerate() {
         let amax = amax(x);
-        (d[b], sums[b]) = (empty_scale(amax), 0);
-        q.fill(Q::default());
-        if is_empty(amax) {
+        sums[b] = 0;
+        if let Some(scale) = empty_scale(amax) {
+            d[b] = scale;
+            q.fill(Q::default());
             continue;
         }
         d[b] = amax / max;
@@ -163,8 +164,9 @@ pub fn quantise256(x: &[f32], q: &mut [i8], u: &mut [u8], d: &mut [f32], sums: &
 
 fn super_block(x: &[f32; 256], q: &mut [i8; 256], u: &mut [u8; 8], d: &mut f32, sums: &mut [i16; 16]) {
     let amax_all = amax(x);
-    (*q, *u, *d, *sums) = ([0; 256], [1; 8], empty_scale(amax_all), [0; 16]);
-    if is_empty(amax_all) {
+    *sums = [0; 16];
+    if let Some(scale) = empty_scale(amax_all) {
+        (*q, *u, *d) = ([0; 256], [1; 8], scale);
         return;
     }
     *d = amax_all / 1905.0; // 127 · 15
@@ -183,12 +185,14 @@ fn super_block(x: &[f32; 256], q: &mut [i8; 256], u: &mut [u8; 8], d: &mut f32, 
     }
 }
 
-/// Whether a block of this `amax` carries no integers.
-fn is_empty(amax: f32) -> bool {
-    !amax.is_finite() || amax < AMAX_MIN
-}
-
-/// The scale of a block without integers.
-fn empty_scale(amax: f32) -> f32 {
-    if amax.is_finite() { 0.0 } else { f32::NAN }
+/// The scale of a block without integers, whose largest magnitude is `amax`; `None` for other blocks.
+#[inline]
+pub fn empty_scale(amax: f32) -> Option<f32> {
+    if !amax.is_finite() {
+        Some(f32::NAN)
+    } else if amax < AMAX_MIN {
+        Some(0.0)
+    } else {
+        None
+    }
 }

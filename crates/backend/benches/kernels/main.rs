@@ -2,7 +2,7 @@
 //!
 //! `cargo bench -p backend --bench kernels -- [types] [columns] [isas] [shapes]`, each a list with commas or `-` for
 //! all (of the affine types those with groups of 64 and bf16 scales). Shapes are `ROWSxVALUES`. Weights rotate over 256
-//! MB, more than any cache and in large pages as the engine has them, so that one column measures memory too: its
+//! MB, more than any cache and in large pages as in the engine, so that one column measures memory too: its
 //! figure is the median of the products. With more columns it is the fastest tenth, as other programs may disturb the
 //! rest. GB/s are bytes of weights, GMAC/s multiply-adds, and `of peak` is their share of what the same multiplications
 //! do from registers ([`peak`]).

@@ -1,8 +1,8 @@
 //! The matrices of a plan where the kernels read them: in their mapped files, or copied to memory of the program.
 //!
-//! Linux keeps a file in the pages in which it was first cached, and many file systems know small ones only; memory of a
-//! process can be had in pages of 2 MB. [`crate::residency`] says what is copied; this module copies it, before any op is
-//! bound. Copies are read by calls, so that they touch no mapped page.
+//! Linux keeps a file in the pages in which it was first cached, and many file systems know small ones only; memory
+//! of a process can be had in pages of 2 MB. [`crate::residency`] says what is copied; this module copies it, before
+//! any op is bound. Copies are read by calls, so that they touch no mapped page.
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -25,7 +25,8 @@ const PIECE: usize = 2 << 20;
 pub struct Matrices<'a> {
     plan: &'a Plan,
     checkpoint: &'a Checkpoint,
-    /// The copied matrices of each weight, `[weights][n_stack]`, as offsets into `arena`; empty where a weight is mapped.
+    /// The copied matrices of each weight, `[weights][n_stack]`, as offsets into `arena`; empty where a weight is
+    /// mapped.
     copies: Vec<Vec<Copy>>,
     arena: Arena,
 }
@@ -44,7 +45,7 @@ struct Piece {
     to: *mut u8,
 }
 
-// SAFETY: an address; whoever writes there states the promise.
+// SAFETY: an address; the code that writes there states why it may.
 unsafe impl Sync for Piece {}
 
 /// Bytes that the copy of a plane takes.
@@ -125,7 +126,7 @@ impl<'a> Matrices<'a> {
         Planes { q: plane(&copy.q), scales: plane(&copy.scales), biases: plane(&copy.biases) }
     }
 
-    /// The memory of the copies, which whoever uses them keeps.
+    /// The memory of the copies, which the caller keeps as long as it uses them.
     pub fn into_arena(self) -> Arena {
         self.arena
     }

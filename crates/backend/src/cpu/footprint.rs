@@ -1,7 +1,7 @@
 //! What a program of the CPU takes: the sizes of everything that compiling allocates, part by part.
 //!
-//! Each size comes from the function beside the constructor that allocates it. What is left out are the lists of ops and the
-//! stacks of threads: some kilobytes an op and a thread.
+//! Each size comes from the function beside the constructor that allocates it. What is left out are the lists of ops
+//! and the stacks of threads: some kilobytes an op and a thread.
 
 use model::plan::{Op, Plan, Weight, memory};
 

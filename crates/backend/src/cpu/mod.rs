@@ -48,7 +48,7 @@ pub struct Cpu {
     pub threads: usize,
     /// Elements of the cache.
     pub cache: CacheType,
-    /// Which weights a program copies to memory of its own.
+    /// Which weights a program copies to memory that it owns.
     pub residency: Policy,
 }
 

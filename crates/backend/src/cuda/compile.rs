@@ -76,9 +76,6 @@ pub fn compile(
     if limits.max_tokens == 0 || limits.max_tokens > MAX_TOKENS {
         return Err(unsupported(format!("run steps of {} tokens, at most {MAX_TOKENS}", limits.max_tokens)));
     }
-    if limits.max_draft > 0 && kinds.state {
-        return Err(unsupported("take drafts where a plan keeps recurrent states".into()));
-    }
     let n_routers = plan.ops.iter().filter(|op| matches!(op, Op::Route { .. })).count();
     if n_routers > MAX_ROUTERS {
         return Err(unsupported(format!("run {n_routers} routers, at most {MAX_ROUTERS}")));

@@ -250,6 +250,10 @@ impl Program for CudaProgram {
 
     fn submit(&mut self, batch: &Batch) -> Result<(), StepError> {
         batch.check(self.parts.limits, self.parts.kinds, self.parts.n_vocab)?;
+        if self.parts.kinds.state && batch.chunks.iter().any(|c| c.n_draft > 0) {
+            let why = "the CUDA backend takes no drafts where a plan keeps recurrent states";
+            return Err(StepError::Batch(why.into()));
+        }
         if let Some(e) = self.broken.clone() {
             return Err(self.device_error(e));
         }

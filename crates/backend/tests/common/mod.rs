@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, dead_code, unused_imports)]
 
 pub mod backends;
+#[path = "../../../../tests/fixtures.rs"]
+pub mod fixtures;
 mod session;
 
 use std::sync::Arc;
@@ -12,7 +14,7 @@ use model::plan::*;
 use quant::{PlanesBuf, ScaleType, WeightType};
 use safetensors::{Dtype, tensor::TensorView};
 
-pub use session::{Sabotage, Session};
+pub use session::{MAX_DRAFT, Sabotage, Session};
 
 /// What the model looks like.
 #[derive(Clone, Copy, Debug)]

@@ -90,7 +90,9 @@ fn one_linear(
     if k < 200 {
         outs.push(("x", x));
     }
-    b.finish("linear", format!("k {k}, n {n}, bias {biased}, {rows:?}"), t, &outs, script)
+    // A row of few numbers is off by more than many are together.
+    let slack = if n < 8 { 4.0 } else { 1.0 };
+    Case { slack, ..b.finish("linear", format!("k {k}, n {n}, bias {biased}, {rows:?}"), t, &outs, script) }
 }
 
 pub fn gated_linear(seed: u64) -> Vec<Case> {

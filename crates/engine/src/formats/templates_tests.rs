@@ -1,7 +1,5 @@
 //! Round trip through real templates: the parser reads an earlier answer as the template rendered it.
 
-use std::path::Path;
-
 use serde_json::{Value, json};
 
 use super::*;
@@ -9,6 +7,72 @@ use crate::template::{Chat, ChatTemplate};
 
 const BOS: &str = "<s>";
 const EOS: &str = "</s>";
+
+/// A conversation as templates of our own write it; `CALLS` is what a family puts behind an answer's text.
+const CHAT: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n\
+    {% if m.content is string %}{{ m.content }}{% elif m.content %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}\
+    {% if m.tool_calls %}CALLS{% endif %}<|im_end|>\n{% endfor %}\
+    {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+/// Templates of our own: the format, whether an answer may have several calls, and the calls in the family's notation.
+const OWN: &[(&str, bool, &str)] = &[
+    ("hermes", true, "EACH<tool_call>\n{\"name\": \"{{ f.name }}\", \"arguments\": ARGUMENTS}\n</tool_call>\nEND"),
+    (
+        "hermes+think",
+        true,
+        "<think>\n\n</think>EACH<tool_call>{\"name\": \"{{ f.name }}\", \"arguments\": ARGUMENTS}</tool_call>END",
+    ),
+    (
+        "qwen-xml",
+        true,
+        "EACH<tool_call>\n<function={{ f.name }}>\n{% for k, v in f.arguments.items() %}<parameter={{ k }}>\n\
+         {% if v is string %}{{ v }}{% else %}{{ v | tojson }}{% endif %}\n</parameter>\n{% endfor %}\
+         </function>\n</tool_call>END",
+    ),
+    (
+        "glm",
+        true,
+        "EACH<tool_call>{{ f.name }}\n{% for k, v in f.arguments.items() %}<arg_key>{{ k }}</arg_key>\n<arg_value>\
+         {% if v is string %}{{ v }}{% else %}{{ v | tojson }}{% endif %}</arg_value>\n{% endfor %}</tool_call>END",
+    ),
+    ("llama", false, "{# <|python_tag|> #}EACH{\"name\": \"{{ f.name }}\", \"parameters\": ARGUMENTS}END"),
+    ("mistral-id", true, "EACH[TOOL_CALLS]{{ f.name }}[CALL_ID]{{ c.id }}[ARGS]ARGUMENTSEND"),
+    ("mistral-args", true, "EACH[TOOL_CALLS]{{ f.name }}[ARGS]ARGUMENTSEND"),
+    (
+        "mistral",
+        true,
+        "[TOOL_CALLS][EACH{\"name\": \"{{ f.name }}\", \"arguments\": ARGUMENTS, \"id\": \"{{ c.id }}\"}\
+         {% if not loop.last %}, {% endif %}END]",
+    ),
+    (
+        "deepseek-v3.1",
+        true,
+        "<｜tool▁calls▁begin｜>EACH<｜tool▁call▁begin｜>{{ f.name }}<｜tool▁sep｜>ARGUMENTS<｜tool▁call▁end｜>END<｜tool▁calls▁end｜>",
+    ),
+    (
+        "kimi",
+        true,
+        "<|tool_calls_section_begin|>EACH<|tool_call_begin|>functions.{{ f.name }}:{{ loop.index0 }}\
+         <|tool_call_argument_begin|>ARGUMENTS<|tool_call_end|>END<|tool_calls_section_end|>",
+    ),
+];
+
+/// Our own templates and the models' where they are beside the checkout: name, source, format, several calls.
+fn templates() -> Vec<(String, String, &'static str, bool)> {
+    let own = OWN.iter().map(|&(format, parallel, calls)| {
+        let arguments =
+            "{% if f.arguments is string %}{{ f.arguments }}{% else %}{{ f.arguments | tojson }}{% endif %}";
+        let calls = calls.replace("EACH", "{% for c in m.tool_calls %}{% set f = c.function %}");
+        let calls = calls.replace("ARGUMENTS", arguments).replace("END", "{% endfor %}");
+        (format!("our {format}"), CHAT.replace("CALLS", &calls), format, parallel)
+    });
+    let folder = crate::fixtures::more("../shared/fixtures/templates");
+    let theirs = TEMPLATES.iter().filter_map(|&(name, format, parallel)| {
+        let source = std::fs::read_to_string(folder.as_ref()?.join(format!("{name}.jinja"))).unwrap();
+        Some((name.to_string(), source, format, parallel))
+    });
+    own.chain(theirs).collect()
+}
 
 /// The format that each template of the fixtures has, and whether an answer may have several calls in its template.
 const TEMPLATES: &[(&str, &str, bool)] = &[
@@ -39,24 +103,6 @@ fn definitions() -> Value {
 const ARGUMENTS: [&str; 2] =
     [r#"{"city": "Zürich \"West\"\nline", "days": 2, "where": {"a": [1, true], "b": "x"}}"#, r#"{"days": 3}"#];
 
-fn open(name: &str) -> Option<ChatTemplate> {
-    let path =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/fixtures/templates").join(format!("{name}.jinja"));
-    match std::fs::read_to_string(&path) {
-        Ok(source) => Some(ChatTemplate::new(&source, BOS, EOS).unwrap()),
-        Err(_) => {
-            println!("skipped: {} is not there", path.display());
-            None
-        }
-    }
-}
-
-fn source(name: &str) -> String {
-    let path =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/fixtures/templates").join(format!("{name}.jinja"));
-    std::fs::read_to_string(path).unwrap()
-}
-
 fn render(template: &ChatTemplate, format: Format, messages: &[Value], generate: bool) -> String {
     let messages = Value::Array(format.history(messages));
     let tools = definitions();
@@ -73,9 +119,9 @@ fn call(i: usize) -> Value {
 #[test]
 fn what_a_template_writes_is_read_back() {
     let user = json!({"role": "user", "content": [{"type": "text", "text": "What is it like?"}]});
-    for &(name, expected, parallel) in TEMPLATES {
-        let Some(template) = open(name) else { continue };
-        let format = Format::detect(&source(name));
+    for (name, source, expected, parallel) in templates() {
+        let template = ChatTemplate::new(&source, BOS, EOS).unwrap();
+        let format = Format::detect(&source);
         assert_eq!(format.name(), expected, "{name}");
         if !format.has_calls() {
             continue;
@@ -139,9 +185,9 @@ fn histories_with_calls_and_results_render() {
         json!({"role": "assistant", "content": "It is so."}),
         user("And now?"),
     ];
-    for &(name, _, _) in TEMPLATES {
-        let Some(template) = open(name) else { continue };
-        let format = Format::detect(&source(name));
+    for (name, source, ..) in templates() {
+        let template = ChatTemplate::new(&source, BOS, EOS).unwrap();
+        let format = Format::detect(&source);
         if !format.has_calls() {
             continue;
         }

@@ -1,10 +1,11 @@
 //! A constraint at work in one sequence: what the next token may be, from the tokens up to now.
 //! It knows no batch, no model and no sampler.
 
-use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::time::{Duration, Instant};
 
-use llguidance::Matcher;
 use llguidance::toktrie::{SimpleVob, TokTrie};
+use llguidance::{CancellationHandle, Matcher};
 
 use super::{Constraint, Error, FreeThought, Job, Mask, first_line, vocabulary};
 
@@ -16,7 +17,24 @@ pub(crate) struct Guard {
     tail: Vec<u8>,
     /// The logits with what is forbidden at minus infinity, `[n_vocab]`.
     row: Vec<f32>,
+    /// What ends the work on its masks.
+    handle: Option<CancellationHandle>,
+    /// Since when the mask that is due is late.
+    late: Option<Instant>,
+    /// How long steps have waited for this grammar, and for how many tokens.
+    held_up: Duration,
+    n_tokens: u32,
 }
+
+/// How long a grammar may hold up the steps of all sequences in all, and for each token beside that. Those in use take well
+/// below a millisecond a token beside the model's step.
+pub const HOLD_UP: Duration = Duration::from_secs(3);
+pub const HOLD_UP_PER_TOKEN: Duration = Duration::from_millis(50);
+
+/// How long a step waits for a mask that is not there when the logits are.
+const PATIENCE: Duration = Duration::from_millis(20);
+/// How late a mask may be before the answer ends.
+const MAX_LATE: Duration = Duration::from_secs(5);
 
 enum State {
     /// In a thought: free, but not to end.
@@ -25,6 +43,8 @@ enum State {
     Free,
     /// Under the grammar, with the mask of the next token on its way. `open`: instead of it, a thought may open.
     Waiting { mask: Receiver<Mask>, open: Option<u32> },
+    /// Under the grammar, with the mask at hand.
+    Masked { matcher: Box<Matcher>, mask: SimpleVob, open: Option<u32> },
     /// Under the grammar, about to get a token.
     Ready { matcher: Box<Matcher>, open: Option<u32> },
     /// Nothing can follow.
@@ -34,7 +54,16 @@ enum State {
 impl Guard {
     /// A guard at the start of an answer; the first mask is begun.
     pub fn new(constraint: Constraint) -> Result<Guard, Error> {
-        let mut guard = Guard { constraint, state: State::Free, tail: Vec::new(), row: Vec::new() };
+        let mut guard = Guard {
+            constraint,
+            state: State::Free,
+            tail: Vec::new(),
+            row: Vec::new(),
+            handle: None,
+            late: None,
+            held_up: Duration::ZERO,
+            n_tokens: 0,
+        };
         let opened = guard.constraint.thought.as_ref().is_some_and(|t| t.opened);
         guard.state = match (opened, guard.constraint.triggers.is_empty()) {
             (true, _) => State::Thought,
@@ -52,18 +81,46 @@ impl Guard {
     pub fn masks(&self) -> bool {
         match self.state {
             State::Thought => self.constraint.triggers.is_empty(),
-            State::Waiting { .. } => true,
+            State::Waiting { .. } | State::Masked { .. } => true,
             State::Free | State::Ready { .. } | State::Finished => false,
         }
     }
 
-    /// The logits that the next token may be chosen from.
+    /// Whether the next token can be chosen: the mask has come, or none is needed. Waits a moment for it.
+    ///
+    /// # Errors
+    /// [`Error::Broken`] when there is no mask, or it is too late.
+    pub fn ready(&mut self) -> Result<bool, Error> {
+        let (mask, open) = match &self.state {
+            State::Waiting { mask, open } => (mask.recv_timeout(PATIENCE), *open),
+            _ => return Ok(true),
+        };
+        let (matcher, mask) = match mask {
+            Ok(answer) => answer,
+            Err(RecvTimeoutError::Timeout) if self.late.get_or_insert_with(Instant::now).elapsed() < MAX_LATE => {
+                return Ok(false);
+            }
+            Err(why) => {
+                self.state = State::Finished;
+                return Err(Error::Broken(match why {
+                    RecvTimeoutError::Timeout => format!("a step of it takes longer than {MAX_LATE:?}"),
+                    RecvTimeoutError::Disconnected => "the thread that computes masks has ended".into(),
+                }));
+            }
+        };
+        self.late = None;
+        self.state = State::Finished;
+        self.state = State::Masked { matcher, mask: mask.map_err(Error::Broken)?, open };
+        Ok(true)
+    }
+
+    /// The logits that the next token may be chosen from; waits for the mask as long as [`Guard::ready`] allows.
     pub fn mask<'a>(&'a mut self, logits: &'a [f32]) -> Result<&'a [f32], Error> {
+        let begin = Instant::now();
+        while !self.ready()? {}
+        self.hold_up(begin.elapsed())?;
         match std::mem::replace(&mut self.state, State::Finished) {
-            State::Waiting { mask, open } => {
-                let broken = || Error::Broken("the thread that computes masks has ended".into());
-                let (matcher, mask) = mask.recv().map_err(|_| broken())?;
-                let mask = mask.map_err(Error::Broken)?;
+            State::Masked { matcher, mask, open } => {
                 self.state = State::Ready { matcher, open };
                 forbid(&mut self.row, logits, |id| !(allows(&mask, id) || open == Some(id)));
                 Ok(&self.row)
@@ -83,6 +140,23 @@ impl Guard {
 
     /// Takes the chosen token. Returns whether nothing can follow; else the next mask is begun.
     pub fn accept(&mut self, token: u32) -> Result<bool, Error> {
+        self.n_tokens += 1;
+        let begin = Instant::now();
+        let is_finished = self.take(token)?;
+        self.hold_up(begin.elapsed())?;
+        Ok(is_finished)
+    }
+
+    /// Counts what a step has waited. A grammar that takes too much of all sequences' time ends its answer.
+    fn hold_up(&mut self, took: Duration) -> Result<(), Error> {
+        self.held_up += took;
+        match self.held_up > HOLD_UP + HOLD_UP_PER_TOKEN * self.n_tokens {
+            true => Err(Error::Broken("it takes too long to say what may follow".into())),
+            false => Ok(()),
+        }
+    }
+
+    fn take(&mut self, token: u32) -> Result<bool, Error> {
         match std::mem::replace(&mut self.state, State::Finished) {
             State::Ready { open: Some(open), .. } if open == token => self.state = State::Thought,
             State::Ready { mut matcher, .. } => {
@@ -161,7 +235,8 @@ impl Guard {
     }
 
     /// Sends the matcher away for the next mask.
-    fn ask(&self, matcher: Box<Matcher>, open: Option<u32>) -> Result<State, Error> {
+    fn ask(&mut self, matcher: Box<Matcher>, open: Option<u32>) -> Result<State, Error> {
+        self.handle = matcher.cancellation_handle();
         let (reply, mask) = sync_channel(1);
         let sent = self.constraint.grammar.work.send(Job { matcher, reply });
         sent.map_err(|_| Error::Broken("the threads that compute masks have ended".into()))?;
@@ -185,6 +260,13 @@ impl Guard {
     fn find<'a>(&self, marks: impl Iterator<Item = &'a str>) -> Option<(usize, usize)> {
         let end = |mark: &str| self.tail.windows(mark.len().max(1)).position(|w| w == mark.as_bytes());
         marks.enumerate().filter_map(|(i, mark)| Some((end(mark)? + mark.len(), i))).min()
+    }
+}
+
+impl Drop for Guard {
+    /// Nobody waits for the mask of a request that ended.
+    fn drop(&mut self) {
+        self.handle.iter().for_each(CancellationHandle::cancel);
     }
 }
 

@@ -9,23 +9,29 @@
 //! trie of the vocabulary. The set of allowed tokens is computed on threads of its own while the model computes the logits;
 //! it depends on the grammar and the tokens alone, and so does the answer.
 
+mod extent;
 mod guard;
+mod trial;
 mod vocabulary;
 
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::sync::mpsc::{Sender, SyncSender, channel};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use llguidance::toktrie::{InferenceCapabilities, SimpleVob, TokEnv};
-use llguidance::{Matcher, ParserFactory};
+use llguidance::{CancellationHandle, Matcher, ParserFactory};
 use serde_json::Value;
 
 use crate::tokenizer::Tokenizer;
 
+use extent::{bracket_depth, json_extent};
 pub(crate) use guard::Guard;
+pub use trial::{Trial, attempt};
 
 /// Longest rule in bytes; of a schema its compact JSON.
 pub const MAX_RULE_BYTES: usize = 256 << 10;
@@ -34,6 +40,14 @@ pub const MAX_RULE_DEPTH: usize = 64;
 /// Most properties of an object, most schemas of an `anyOf` and the like, and most `|` of a grammar: each is a row of the
 /// parser's table at once, which llguidance bounds at four times as many.
 pub const MAX_RULE_WIDTH: usize = 500;
+/// Most expressions (`pattern`, `format`, `multipleOf`) that may have to hold of one text at once, by `allOf` and the like: their
+/// automata multiply.
+pub const MAX_RULE_MEETS: usize = 8;
+/// Largest product of the `multipleOf` of one value, and largest sum of all in a schema, decimal points left out: each takes as
+/// many states.
+pub const MAX_RULE_MULTIPLE: f64 = 100_000.0;
+/// How long a rule may take to compile, in seconds; those in use take some hundredths.
+pub const MAX_COMPILE_SECONDS: u64 = 10;
 /// Stack of the thread that compiles. Only what is used of it becomes real memory.
 const STACK_BYTES: usize = 256 << 20;
 /// Blanks between the parts of a JSON text: enough for a line and its indentation, and no place to loop for ever.
@@ -75,13 +89,18 @@ pub enum Error {
     #[error("compile the grammar: it nests deeper than {MAX_RULE_DEPTH} levels")]
     TooDeep,
     /// The rule has too many choices at one place.
-    #[error("compile the grammar: {what} are {width}, at most {MAX_RULE_WIDTH} are allowed")]
+    #[error("compile the grammar: {what} are {width}, at most {most} are allowed")]
     TooWide {
         /// What there is too much of.
         what: &'static str,
         /// How many.
         width: usize,
+        /// How many may be.
+        most: usize,
     },
+    /// Compiling it took more time or memory than it may, or nobody waits for it any more.
+    #[error("compile the grammar: {0}")]
+    TooCostly(String),
     /// The rule is not valid, asks for what is not supported, is too large, or cannot be met.
     #[error("compile the grammar: {0}")]
     Rule(String),
@@ -97,10 +116,14 @@ pub enum Error {
 }
 
 /// Compiles rules for one vocabulary. Made once a model: building its trie takes a while for a large vocabulary.
+/// Cheap to clone.
+#[derive(Clone)]
 pub struct Grammars {
-    factory: ParserFactory,
+    factory: Arc<ParserFactory>,
     vocabulary: TokEnv,
     work: Sender<Job>,
+    trial: Option<Arc<dyn Trial>>,
+    stop: Arc<AtomicBool>,
 }
 
 /// A mask to be computed.
@@ -120,14 +143,7 @@ impl Grammars {
     pub fn new(tokenizer: Arc<Tokenizer>, n_threads: usize) -> Result<Grammars, Error> {
         let setup = |e: &dyn std::fmt::Display| Error::Setup(e.to_string());
         let vocabulary = vocabulary::environment(tokenizer);
-        let slices = llguidance::earley::SlicedBiasComputer::general_slices();
-        let mut factory = ParserFactory::new(&vocabulary, InferenceCapabilities::default(), &slices)
-            .map_err(|e| setup(&first_line(&e)))?;
-        factory.quiet();
-        let limits = factory.limits_mut();
-        limits.verbose_errors = false;
-        // A state takes one to two kB: at most some hundred MB a request.
-        limits.max_lexer_states = 100_000;
+        let factory = factory(&vocabulary)?;
         let (work, jobs) = channel::<Job>();
         let jobs = Arc::new(Mutex::new(jobs));
         for i in 0..n_threads.max(1) {
@@ -143,7 +159,17 @@ impl Grammars {
             };
             std::thread::Builder::new().name(format!("mask {i}")).spawn(run).map_err(|e| setup(&e))?;
         }
-        Ok(Grammars { factory, vocabulary, work })
+        Ok(Grammars { factory: Arc::new(factory), vocabulary, work, trial: None, stop: Arc::default() })
+    }
+
+    /// The same, where every grammar is tried elsewhere before it is compiled here.
+    pub fn with_trial(self, trial: Arc<dyn Trial>) -> Grammars {
+        Grammars { trial: Some(trial), ..self }
+    }
+
+    /// The same, whose work ends soon after `stop` is set: for a client that may leave.
+    pub fn until(&self, stop: Arc<AtomicBool>) -> Grammars {
+        Grammars { stop, ..self.clone() }
     }
 
     /// Compiles a rule. Bounded, but not short for a large one: tens of milliseconds.
@@ -171,34 +197,89 @@ impl Grammars {
     }
 
     fn compile_top(&self, grammar: TopLevelGrammar) -> Result<Grammar, Error> {
-        // Schemas and syntax trees nest, and their destructors do.
-        let matcher = std::thread::scope(|scope| {
-            let compile = || self.matcher(grammar);
-            match std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, compile).map(|t| t.join()) {
-                Ok(Ok(matcher)) => matcher,
-                Ok(Err(_)) => Err(Error::Rule("the compiler failed".into())),
-                Err(e) => Err(Error::Setup(format!("start a thread: {e}"))),
-            }
-        })?;
+        let stopped = || self.stop.load(Ordering::Relaxed);
+        if let Some(trial) = &self.trial {
+            let marks = vocabulary::marks(self.vocabulary.tok_trie());
+            trial.attempt(&trial::message(&grammar, &marks)?, &stopped)?;
+        }
+        let matcher = on_wide_stack(&self.factory, grammar, &stopped)?;
         let compiled = Compiled { matcher: Mutex::new(matcher), vocabulary: self.vocabulary.clone() };
         Ok(Grammar { compiled: Arc::new(compiled), work: self.work.clone() })
     }
+}
 
-    fn matcher(&self, grammar: TopLevelGrammar) -> Result<Matcher, Error> {
-        let parser = self.factory.create_parser(grammar).map_err(|e| match first_line(&e) {
-            why if why.starts_with("Unsatisfiable") => Error::Unsatisfiable(why),
-            why => Error::Rule(why),
-        })?;
-        let matcher = Matcher::new(Ok(parser));
-        // The first mask finds what cannot begin at all. It is computed on a copy: how a matcher got its caches must not matter.
-        matcher.deep_clone().compute_mask().map_err(|e| match first_line(&e) {
-            why if why.starts_with("NoExtension") => Error::Unsatisfiable("no token can begin one".into()),
-            why => Error::Rule(why),
-        })?;
-        match matcher.get_error() {
-            Some(why) => Err(Error::Rule(why)),
-            None => Ok(matcher),
+/// What compiles grammars over a vocabulary, within llguidance's own limits.
+fn factory(vocabulary: &TokEnv) -> Result<ParserFactory, Error> {
+    let slices = llguidance::earley::SlicedBiasComputer::general_slices();
+    let mut factory = ParserFactory::new(vocabulary, InferenceCapabilities::default(), &slices)
+        .map_err(|e| Error::Setup(first_line(&e)))?;
+    factory.quiet();
+    let limits = factory.limits_mut();
+    limits.verbose_errors = false;
+    // A state takes one to two kB: at most some hundred MB a request.
+    limits.max_lexer_states = 100_000;
+    // It walks the whole vocabulary, under no limit of its own.
+    limits.precompute_large_lexemes = false;
+    Ok(factory)
+}
+
+/// Compiles on a thread of its own, as schemas and syntax trees nest, and their destructors do; and computes the first mask, which is
+/// given up when `stopped` says so or [`MAX_COMPILE_SECONDS`] have passed.
+fn on_wide_stack(
+    factory: &Arc<ParserFactory>,
+    grammar: TopLevelGrammar,
+    stopped: &dyn Fn() -> bool,
+) -> Result<Matcher, Error> {
+    let end = Instant::now() + Duration::from_secs(MAX_COMPILE_SECONDS);
+    let (reply, compiled) = sync_channel(1);
+    let (begun, handle) = sync_channel(1);
+    let factory = factory.clone();
+    let compile = move || drop(reply.send(matcher(&factory, grammar, &begun)));
+    let thread = std::thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES).spawn(compile);
+    thread.map_err(|e| Error::Setup(format!("start a thread: {e}")))?;
+    loop {
+        match compiled.recv_timeout(Duration::from_millis(50)) {
+            Ok(matcher) => return matcher,
+            Err(RecvTimeoutError::Disconnected) => return Err(Error::Rule("the compiler failed".into())),
+            Err(RecvTimeoutError::Timeout) if stopped() || Instant::now() > end => {
+                handle.try_iter().for_each(|handle: CancellationHandle| handle.cancel());
+                return Err(too_costly(stopped()));
+            }
+            Err(RecvTimeoutError::Timeout) => {}
         }
+    }
+}
+
+fn too_costly(stopped: bool) -> Error {
+    Error::TooCostly(match stopped {
+        true => "nobody waits for it any more".into(),
+        false => "it takes more time or memory than a grammar may".into(),
+    })
+}
+
+/// Compiles a grammar and finds what cannot begin at all; `begun` gets what ends the second part.
+fn matcher(
+    factory: &ParserFactory,
+    grammar: TopLevelGrammar,
+    begun: &SyncSender<CancellationHandle>,
+) -> Result<Matcher, Error> {
+    let parser = factory.create_parser(grammar).map_err(|e| match first_line(&e) {
+        why if why.starts_with("Unsatisfiable") => Error::Unsatisfiable(why),
+        why => Error::Rule(why),
+    })?;
+    let matcher = Matcher::new(Ok(parser)).into_cancellable();
+    // The first mask is computed on a copy: how a matcher got its caches must not matter.
+    let mut copy = matcher.deep_clone();
+    if let Some(handle) = copy.cancellation_handle() {
+        begun.send(handle).map_err(|_| too_costly(true))?;
+    }
+    copy.compute_mask().map_err(|e| match first_line(&e) {
+        why if why.starts_with("NoExtension") => Error::Unsatisfiable("no token can begin one".into()),
+        why => Error::Rule(why),
+    })?;
+    match matcher.get_error() {
+        Some(why) => Err(Error::Rule(why)),
+        None => Ok(matcher),
     }
 }
 
@@ -263,7 +344,7 @@ fn source(rule: &Rule) -> Result<GrammarWithLexer, Error> {
     let check = |bytes: usize, deep: bool, (what, width): (&'static str, usize)| match (bytes, deep, width) {
         (bytes, ..) if bytes > MAX_RULE_BYTES => Err(Error::TooLong { bytes }),
         (_, true, _) => Err(Error::TooDeep),
-        (_, _, width) if width > MAX_RULE_WIDTH => Err(Error::TooWide { what, width }),
+        (_, _, width) if width > MAX_RULE_WIDTH => Err(Error::TooWide { what, width, most: MAX_RULE_WIDTH }),
         _ => Ok(()),
     };
     match rule {
@@ -274,6 +355,7 @@ fn source(rule: &Rule) -> Result<GrammarWithLexer, Error> {
             if !(schema.is_object() || schema.is_boolean()) {
                 return Err(Error::Rule(format!("a schema is an object, true or false, not {schema}")));
             }
+            extent::meets(schema)?;
             Ok(GrammarWithLexer::from_json_schema(json_schema(schema)))
         }
         Rule::Regex(text) => {
@@ -313,53 +395,6 @@ fn top(mut body: GrammarWithLexer, lead: Lead) -> TopLevelGrammar {
     }
     grammars.push(body);
     TopLevelGrammar { grammars, max_tokens: None }
-}
-
-/// Nesting of a schema, and what is widest in it. serde_json's reader bounds the depth of what comes out of a text; a value
-/// made by hand may be deeper, and what is too deep is not looked through to its end.
-fn json_extent(schema: &Value) -> (usize, (&'static str, usize)) {
-    let mut level: Vec<&Value> = vec![schema];
-    let (mut depth, mut widest) = (0, ("", 0));
-    while !level.is_empty() && depth <= MAX_RULE_DEPTH {
-        depth += 1;
-        let mut next = Vec::new();
-        for value in level {
-            match value {
-                Value::Array(items) => next.extend(items),
-                Value::Object(keys) => {
-                    next.extend(keys.values());
-                    for what in ["properties", "anyOf", "oneOf", "allOf", "prefixItems"] {
-                        let inner = keys.get(what);
-                        let width = inner.map_or(0, |v| {
-                            v.as_object().map_or(0, |o| o.len()).max(v.as_array().map_or(0, |a| a.len()))
-                        });
-                        if width > widest.1 {
-                            widest = (what, width);
-                        }
-                    }
-                }
-                _ => {}
-            }
-        }
-        level = next;
-    }
-    (depth, widest)
-}
-
-/// Nesting of brackets, in strings and classes too: a bound that errs on the safe side.
-fn bracket_depth(text: &str) -> usize {
-    let (mut depth, mut deepest, mut escaped) = (0usize, 0, false);
-    for byte in text.bytes() {
-        match byte {
-            _ if escaped => escaped = false,
-            b'\\' => escaped = true,
-            b'(' | b'[' | b'{' => depth += 1,
-            b')' | b']' | b'}' => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-        deepest = deepest.max(depth);
-    }
-    deepest
 }
 
 /// The words of an error without what llguidance appends for itself.

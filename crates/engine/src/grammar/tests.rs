@@ -276,6 +276,139 @@ fn hostile_rules_end() {
     }
 }
 
+/// Expressions that must hold at once multiply, wherever they come together; those that stand apart do not.
+#[test]
+fn what_multiplies_is_refused_by_name() {
+    let pattern = |i: usize| json!({"type": "string", "pattern": format!(".*{}.*", (b'a' + i as u8) as char)});
+    let patterns = |n: usize| -> Vec<Value> { (0..n).map(pattern).collect() };
+    let of = |name: &str, value: Value| json!({"type": "object", "properties": {name: value}});
+    let same: Vec<Value> = patterns(26).into_iter().map(|p| of("x", p)).collect();
+    let apart: Vec<Value> = patterns(26).into_iter().enumerate().map(|(i, p)| of(&format!("k{i}"), p)).collect();
+    let lists: Vec<Value> = patterns(26).into_iter().map(|p| json!({"type": "array", "items": p})).collect();
+    let chain: serde_json::Map<String, Value> = (0..26)
+        .map(|i| {
+            let mut def = pattern(i);
+            def["$ref"] = json!(format!("#/$defs/d{}", i + 1));
+            (format!("d{i}"), def)
+        })
+        .chain([("d26".to_string(), json!({}))])
+        .collect();
+    let referred: serde_json::Map<String, Value> =
+        patterns(26).into_iter().enumerate().map(|(i, p)| (format!("d{i}"), p)).collect();
+    let refs: Vec<Value> = (0..26).map(|i| json!({"$ref": format!("#/$defs/d{i}")})).collect();
+    let nested = patterns(26).into_iter().fold(json!({}), |inner, p| json!({"allOf": [p, inner]}));
+    let choices: Vec<Value> = (0..9).map(|_| json!({"anyOf": patterns(2)})).collect();
+    let tree = (0..20).fold(json!({"type": "string"}), |inner, _| json!({"allOf": [inner.clone(), inner]}));
+    let cases = [
+        (json!({"allOf": patterns(26)}), "hold at once are 26, at most 8"),
+        (json!({"allOf": same}), "hold at once are 26, at most 8"),
+        (json!({"allOf": lists}), "hold at once are 26, at most 8"),
+        (json!({"$defs": chain, "$ref": "#/$defs/d0"}), "at most 8"),
+        (json!({"$defs": referred, "allOf": refs}), "hold at once are 26, at most 8"),
+        (nested, "at most 8"),
+        (json!({"allOf": choices}), "hold at once are 9, at most 8"),
+        (tree, "at most 262144"),
+        (json!({"type": "integer", "multipleOf": 1_000_003}), "multipleOf"),
+        (json!({"type": "number", "multipleOf": 1.000_003}), "multipleOf"),
+        (json!({"allOf": [{"type": "integer", "multipleOf": 997}, {"multipleOf": 1009}]}), "multipleOf"),
+        (
+            of(
+                "a",
+                json!({"prefixItems": (0..8).map(|i| json!({"type": "integer", "multipleOf": 99_991 - i})).collect::<Vec<_>>()}),
+            ),
+            "multipleOf",
+        ),
+        (json!({"allOf": patterns(3)}), ""),
+        (json!({"allOf": apart}), ""),
+        (json!({"type": "number", "multipleOf": 0.01}), ""),
+        (json!({"type": "integer", "multipleOf": 86_400}), ""),
+    ];
+    for (value, expected) in cases {
+        let shown: String = value.to_string().chars().take(100).collect();
+        let begin = Instant::now();
+        match (compile(schema(value), Lead::None), expected) {
+            (Ok(_), "") => println!("{shown}: {:?}", begin.elapsed()),
+            (Err(error), expected) if !expected.is_empty() => {
+                assert!(error.to_string().contains(expected), "{shown}: {error}");
+            }
+            (outcome, _) => panic!("{shown}: {outcome:?}, not {expected:?}"),
+        }
+    }
+}
+
+/// A grammar of which every text has many readings ends the answer with an error, or is followed; in either case a step is short.
+#[test]
+fn ambiguous_grammars_do_not_hold_up_a_step() {
+    let cases = [
+        "start: e\ne: e e | e e e | /[a-z ]/ | \"\"",
+        "start: e\ne: e e | e e e | e e e e | e e e e e | /[a-z ]/ | /[a-z ]+/ | \"\"",
+        "start: a*\na: b*\nb: c*\nc: /[a-z ]*/ | c c",
+    ];
+    for lark in cases {
+        let grammar = compile(Rule::Lark(lark.into()), Lead::None).unwrap();
+        let mut guard = Guard::new(Constraint::new(grammar)).unwrap();
+        let (begin, mut n, mut ended) = (Instant::now(), 0, None);
+        for pos in 0..300 {
+            let row = logits(&FABLE.0, 5, pos);
+            let step = (|| {
+                // Ends are not chosen.
+                let allowed = guard.mask(&row)?;
+                let goes_on = |&i: &usize| allowed[i].is_finite() && !FABLE.0.is_end_of_generation(i as u32);
+                let token = (0..row.len()).filter(goes_on).max_by(|&a, &b| row[a].total_cmp(&row[b]));
+                guard.accept(token.unwrap_or(0) as u32)
+            })();
+            n += 1;
+            match step {
+                Ok(false) => {}
+                Ok(true) => break,
+                Err(error) => {
+                    ended = Some(error);
+                    break;
+                }
+            }
+        }
+        println!("{lark:?}: {n} tokens in {:?}; {ended:?}", begin.elapsed());
+        // What a grammar may hold up, the last operation, and what the test itself takes.
+        let most =
+            guard::HOLD_UP + n * (guard::HOLD_UP_PER_TOKEN + Duration::from_millis(20)) + Duration::from_secs(10);
+        assert!(begin.elapsed() < most, "{lark:?}: {n} tokens in {:?}", begin.elapsed());
+    }
+}
+
+/// What is tried in a process of its own ends as it would here.
+#[test]
+fn trials_say_what_compilers_say() {
+    struct Here(Mutex<Vec<Result<(), Error>>>);
+    impl Trial for Here {
+        fn attempt(&self, message: &str, stopped: &dyn Fn() -> bool) -> Result<(), Error> {
+            let outcome = if stopped() { Err(Error::TooCostly("stopped".into())) } else { attempt(message) };
+            self.0.lock().unwrap().push(outcome.clone());
+            outcome
+        }
+    }
+    let here = Arc::new(Here(Default::default()));
+    let grammars = FABLE.1.clone().with_trial(here.clone());
+    let rules = [
+        schema(json!({"type": "object", "properties": {"a": {"type": "string"}}})),
+        schema(json!({"type": "integer", "minimum": 5, "maximum": 4})),
+        Rule::Regex("[a-z]{3}".into()),
+        Rule::Lark("start: <|im_end|> | \"x\"".into()),
+        Rule::Lark("start: <|nope|>".into()),
+        Rule::Lark("start: nothing".into()),
+    ];
+    for rule in rules {
+        let (alone, tried) = (FABLE.1.compile(&rule, Lead::Blanks), grammars.compile(&rule, Lead::Blanks));
+        // Messages list special tokens, of which a trial has one more.
+        let kind = |outcome: Option<Error>| outcome.map(|error| std::mem::discriminant(&error));
+        let said = here.0.lock().unwrap().pop().unwrap();
+        assert_eq!(kind(alone.as_ref().err().cloned()), kind(tried.err()), "{rule:?}");
+        assert_eq!(kind(alone.err()), kind(said.err()), "{rule:?}");
+    }
+    let stop = Arc::new(AtomicBool::new(true));
+    let stopped = grammars.until(stop).compile(&Rule::Regex("a".into()), Lead::None);
+    assert!(matches!(stopped, Err(Error::TooCostly(_))));
+}
+
 #[test]
 fn a_constraint_begins_behind_the_thought_or_a_trigger() {
     let thought = |opened| Some(FreeThought { open: "<b>".into(), close: "</b>".into(), opened });
@@ -304,6 +437,56 @@ fn a_constraint_begins_behind_the_thought_or_a_trigger() {
     assert!(answer(constraint, &[end], 5, 60).unwrap_err().to_string().contains("forbidden"));
 }
 
+/// Vocabularies as GGUF files, with a template and its mark: SentencePiece with byte tokens, the same with marks that are
+/// special tokens, byte-level; and whole ones of their kinds where they are beside the checkout.
+fn vocabularies() -> Vec<(&'static str, &'static str, &'static str, Vec<u8>)> {
+    const GEMMA: (&str, &str) = ("<|tool_call>call: <|channel>thought", "<|tool_call>");
+    let spm = std::fs::read(crate::fixtures::root("crates/engine/tests/data/spm.gguf")).unwrap();
+    let fable = std::fs::read(crate::fixtures::root("models/fable-29m-a10m-q4_k_m.gguf")).unwrap();
+    let mut all = vec![
+        ("our spm", "[TOOL_CALLS]", "[TOOL_CALLS]", spm.clone()),
+        ("our spm with marks", GEMMA.0, GEMMA.1, with_marks(spm)),
+        ("fable", "[TOOL_CALLS]", "[TOOL_CALLS]", fable),
+    ];
+    let Some(folder) = crate::fixtures::more("../shared/fixtures/vocab") else { return all };
+    for (name, template, mark) in [
+        ("qwen2", "<tool_call>", "<tool_call>"),
+        ("llama-spm", "[TOOL_CALLS]", "[TOOL_CALLS]"),
+        ("gemma-4", GEMMA.0, GEMMA.1),
+    ] {
+        let file = std::fs::File::open(folder.join(format!("ggml-vocab-{name}.gguf.gz"))).unwrap();
+        let mut bytes = Vec::new();
+        std::io::Read::read_to_end(&mut flate2::read::GzDecoder::new(file), &mut bytes).unwrap();
+        all.push((name, template, mark, bytes));
+    }
+    all
+}
+
+/// The vocabulary with its last tokens made the marks of Gemma's calls, which are control tokens.
+fn with_marks(file: Vec<u8>) -> Vec<u8> {
+    const MARKS: [&str; 3] = ["<|tool_call>", "<tool_call|>", "<|\"|>"];
+    const CONTROL: i32 = 3;
+    let checkpoint = checkpoint::from_bytes("spm", file).unwrap();
+    let meta = checkpoint.meta();
+    let tokens: Vec<String> =
+        meta.strings("tokenizer.ggml.tokens").unwrap().iter().map(|t| String::from_utf8(t.to_vec()).unwrap()).collect();
+    let kept = tokens.len() - MARKS.len();
+    let tokens: Vec<&str> = tokens[..kept].iter().map(String::as_str).chain(MARKS).collect();
+    let mut types = meta.i32s("tokenizer.ggml.token_type").unwrap().to_vec();
+    types[kept..].fill(CONTROL);
+    let mut writer = checkpoint::gguf::Writer::new();
+    for (key, value) in meta.iter() {
+        match key {
+            "tokenizer.ggml.tokens" => writer.meta(key, tokens.clone()),
+            "tokenizer.ggml.token_type" => writer.meta(key, types.clone()),
+            _ => writer.meta(key, value.clone()),
+        };
+    }
+    let mut bytes = Vec::new();
+    writer.write(&mut bytes).unwrap();
+    bytes
+}
+
 /// Whole vocabularies: byte-level, SentencePiece with byte tokens, and with marks that are special tokens.
 #[test]
 fn real_vocabularies_hold_schemas_and_calls() {
@@ -314,28 +497,17 @@ fn real_vocabularies_hold_schemas_and_calls() {
         },
     });
     let tools = [Tool { name: "find".into(), parameters: shape.clone() }];
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/fixtures/vocab");
-    for (name, template, mark) in [
-        ("qwen2", "<tool_call>", "<tool_call>"),
-        ("llama-spm", "[TOOL_CALLS]", "[TOOL_CALLS]"),
-        ("gemma-4", "<|tool_call>call: <|channel>thought", "<|tool_call>"),
-    ] {
-        let Ok(file) = std::fs::File::open(dir.join(format!("ggml-vocab-{name}.gguf.gz"))) else {
-            println!("skipped: {name} is not in {}", dir.display());
-            continue;
-        };
-        let mut bytes = Vec::new();
-        std::io::Read::read_to_end(&mut flate2::read::GzDecoder::new(file), &mut bytes).unwrap();
+    for (name, template, mark, bytes) in vocabularies() {
         let tokenizer = Tokenizer::from_metadata(checkpoint::from_bytes(name, bytes).unwrap().meta()).unwrap();
         let tokenizer = Arc::new(tokenizer);
-        let start = std::time::Instant::now();
+        let start = Instant::now();
         let grammars = Grammars::new(tokenizer.clone(), 1).unwrap();
         println!("{name}: {} tokens, trie in {:?}", tokenizer.n_vocab(), start.elapsed());
-        let start = std::time::Instant::now();
+        let start = Instant::now();
         let grammar = grammars.compile(&schema(shape.clone()), Lead::None).unwrap();
         println!("{name}: schema compiled in {:?}", start.elapsed());
         for seed in 0..2 {
-            let start = std::time::Instant::now();
+            let start = Instant::now();
             let (ids, ended) = answer_in(&tokenizer, Constraint::new(grammar.clone()), &[], seed, 400).unwrap();
             println!("{name}: {} tokens in {:?}", ids.len(), start.elapsed());
             let text = tokenizer.decode_as(&ids, Decode { skip_special: true, continues: true });
@@ -346,7 +518,7 @@ fn real_vocabularies_hold_schemas_and_calls() {
         let constraint = format.constraint(&ask, &tokenizer, &grammars).unwrap().unwrap();
         // Where the mark is one token, that token is written, not its letters.
         let token = tokenizer.token_to_id(mark);
-        assert_eq!(token.is_some(), name == "gemma-4");
+        assert_eq!(token.is_some(), template.starts_with("<|tool_call>"));
         let (ids, ended) = answer_in(&tokenizer, constraint, &[], 1, 400).unwrap();
         assert!(token.is_none_or(|id| ids.contains(&id)), "{name}: {ids:?}");
         // The parser sees what a request shows: special tokens are left out, but for the format's marks.

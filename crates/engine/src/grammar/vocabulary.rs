@@ -66,6 +66,12 @@ pub(super) fn text(trie: &TokTrie, id: u32) -> &[u8] {
     bytes.strip_prefix(&[SPECIAL]).unwrap_or(bytes)
 }
 
+/// The names of the special tokens.
+pub(super) fn marks(trie: &TokTrie) -> Vec<String> {
+    let special = |id| trie.token(id).strip_prefix(&[SPECIAL]).and_then(|name| String::from_utf8(name.to_vec()).ok());
+    (0..trie.vocab_size() as u32).filter_map(special).collect()
+}
+
 /// The token that shows as this text.
 pub(super) fn token(trie: &TokTrie, text: &str) -> Option<u32> {
     trie.get_special_token(text).or_else(|| trie.token_id(text.as_bytes()))

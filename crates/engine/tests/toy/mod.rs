@@ -110,11 +110,11 @@ pub struct Trouble {
     pub refuse: Option<u32>,
     /// The logits after this token are NaN.
     pub nan: Option<u32>,
-    /// Every so many steps a batch is refused as a whole, after its own positions were overwritten.
+    /// Interval of steps at which a batch is refused as a whole, after its own positions were overwritten.
     pub fail_every: Option<u64>,
-    /// Every so many steps there are too few logits.
+    /// Interval of steps at which there are too few logits.
     pub short_every: Option<u64>,
-    /// One step in so many fails, half done, by a seed: some chunks are lost, more states are dirty.
+    /// A seed, and the mean interval of steps that fail half done: some chunks are lost, more states are dirty.
     pub failures: Option<(u64, u64)>,
 }
 
@@ -126,7 +126,7 @@ pub struct Toy {
     cache: Vec<(u32, u32)>,
     /// `[n_window_pages · PAGE]`, the same.
     window_cache: Vec<(u32, u32)>,
-    /// `[n_states]`, with the position where each stands.
+    /// `[n_states]`, each with its position.
     states: Vec<(u64, usize)>,
     /// The same after each of the drafts of a slot's last step, until they are committed.
     tried: Vec<Vec<(u64, usize)>>,
@@ -481,7 +481,7 @@ pub struct Answer {
     pub end: Option<Result<FinishReason, String>>,
 }
 
-/// Gathers a request's events; it must not go on after its end.
+/// Collects a request's events; none may follow its end.
 pub fn answer(events: &Events, id: RequestId) -> (Answer, Usage) {
     let (mut answer, mut used) = (Answer::default(), Usage::default());
     for event in events.iter().filter(|e| e.id == id) {

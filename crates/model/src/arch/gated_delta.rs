@@ -240,8 +240,7 @@ impl Model {
         b.push(Op::Route { logits, router: Router::softmax(renormalise, scale), n_used, ids, weights });
         let y = parts::stack(b, &self.dims, Stack::plain(n_expert, d_ff), layer, h, (ids, n_used))?;
         b.push(Op::Combine { x, add: true, y, weights, norm: None });
-        let names = ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"];
-        let y = self.mlp(b, layer, names, moe.d_ff_shared, h)?;
+        let y = parts::mlp(b, &self.dims, parts::SHARED, (moe.d_ff_shared, Gate::Silu), layer, h, "shared")?;
         b.push(Op::SigmoidGate { x: y, gate: share });
         b.push(Op::Add { x, y });
         Ok(())
@@ -250,18 +249,8 @@ impl Model {
     /// `x += mlp(norm(x))`.
     fn feed_forward(&self, b: &mut Builder, d_ff: usize, layer: usize, x: Buf) -> Result<(), Error> {
         let h = self.norm(b, layer, "ffn_norm", x, "f")?;
-        let y = self.mlp(b, layer, ["ffn_gate", "ffn_up", "ffn_down"], d_ff, h)?;
+        let y = parts::mlp(b, &self.dims, parts::FFN, (d_ff, Gate::Silu), layer, h, "shared")?;
         b.push(Op::Add { x, y });
         Ok(())
-    }
-
-    /// `down(silu(gate(h)) ⊙ up(h))`.
-    fn mlp(&self, b: &mut Builder, layer: usize, names: [&str; 3], d_ff: usize, h: Buf) -> Result<Buf, Error> {
-        let [gate, up, down] = names;
-        let gate = linear(b, layer, gate, h, [d_ff, self.dims.d_model], "gate")?;
-        let up = linear(b, layer, up, h, [d_ff, self.dims.d_model], "up")?;
-        let act = b.buf("act", Rows::Tokens, d_ff);
-        b.push(Op::GatedAct { gate, up, act: Gate::Silu, out: act });
-        linear(b, layer, down, act, [self.dims.d_model, d_ff], "shared")
     }
 }

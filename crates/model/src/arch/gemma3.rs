@@ -65,7 +65,7 @@ pub(super) fn build(checkpoint: &Checkpoint) -> Result<Plan, Error> {
         };
         attention(&mut b, &dims, norm, attn, layer, x)?;
         let h = parts::norm_read(&mut b, &dims, norm, layer, "ffn_norm", x, "f")?;
-        let y = parts::mlp(&mut b, &dims, (d_ff, Gate::GeluTanh), layer, h, "y")?;
+        let y = parts::mlp(&mut b, &dims, parts::FFN, (d_ff, Gate::GeluTanh), layer, h, "y")?;
         let y = parts::norm_read(&mut b, &dims, norm, layer, "post_ffw_norm", y, "y_normed")?;
         b.push(Op::Add { x, y });
     }

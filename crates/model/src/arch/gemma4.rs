@@ -206,7 +206,7 @@ fn feed_forward(
     x: Buf,
 ) -> Result<(), Error> {
     let h = parts::norm(b, dims, layer, "ffn_norm", x, "f")?;
-    let mut y = parts::mlp(b, dims, (d_ff, Gate::GeluTanh), layer, h, "mlp")?;
+    let mut y = parts::mlp(b, dims, parts::FFN, (d_ff, Gate::GeluTanh), layer, h, "mlp")?;
     if let Some(experts) = experts {
         y = parts::norm(b, dims, layer, "post_ffw_norm_1", y, "mlp_normed")?;
         let routed = routed(b, dims, experts, layer, x)?;

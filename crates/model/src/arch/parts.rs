@@ -87,25 +87,31 @@ pub(super) fn attention(b: &mut Builder, dims: &Dims, attn: Attention, layer: us
 /// `x += down(silu(gate(norm(x))) ⊙ up(norm(x)))`.
 pub(super) fn feed_forward(b: &mut Builder, dims: &Dims, d_ff: usize, layer: usize, x: Buf) -> Result<(), Error> {
     let h = norm(b, dims, layer, "ffn_norm", x, "f")?;
-    let y = mlp(b, dims, (d_ff, Gate::Silu), layer, h, "y")?;
+    let y = mlp(b, dims, FFN, (d_ff, Gate::Silu), layer, h, "y")?;
     b.push(Op::Add { x, y });
     Ok(())
 }
 
-/// `out = down(act(gate(h)) ⊙ up(h))`.
+/// Gate, up and down of the dense feed-forward, and of shared experts.
+pub(super) const FFN: [&str; 3] = ["ffn_gate", "ffn_up", "ffn_down"];
+pub(super) const SHARED: [&str; 3] = ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"];
+
+/// `out = down(act(gate(h)) ⊙ up(h))` by the tensors `names`.
 pub(super) fn mlp(
     b: &mut Builder,
     dims: &Dims,
+    names: [&str; 3],
     (d_ff, act): (usize, Gate),
     layer: usize,
     h: Buf,
     out: &str,
 ) -> Result<Buf, Error> {
-    let gate = linear(b, layer, "ffn_gate", h, [d_ff, dims.d_model], "gate")?;
-    let up = linear(b, layer, "ffn_up", h, [d_ff, dims.d_model], "up")?;
+    let [gate, up, down] = names;
+    let gate = linear(b, layer, gate, h, [d_ff, dims.d_model], "gate")?;
+    let up = linear(b, layer, up, h, [d_ff, dims.d_model], "up")?;
     let hidden = b.buf("act", Rows::Tokens, d_ff);
     b.push(Op::GatedAct { gate, up, act, out: hidden });
-    linear(b, layer, "ffn_down", hidden, [dims.d_model, d_ff], out)
+    linear(b, layer, down, hidden, [dims.d_model, d_ff], out)
 }
 
 /// `x += Σ experts(norm(x))`.

@@ -88,11 +88,7 @@ impl SharedMoe {
         b.push(Op::Route { logits, router: Router { bias, ..self.router }, n_used, ids, weights });
         let y = parts::stack(b, dims, Stack::plain(n_expert, d_ff), layer, h, (ids, n_used))?;
         if d_ff_shared > 0 {
-            let gate = parts::linear(b, layer, "ffn_gate_shexp", h, [d_ff_shared, d_model], "gate")?;
-            let up = parts::linear(b, layer, "ffn_up_shexp", h, [d_ff_shared, d_model], "up")?;
-            let act = b.buf("act", Rows::Tokens, d_ff_shared);
-            b.push(Op::GatedAct { gate, up, act: Gate::Silu, out: act });
-            let y = parts::linear(b, layer, "ffn_down_shexp", act, [d_model, d_ff_shared], "shared")?;
+            let y = parts::mlp(b, dims, parts::SHARED, (d_ff_shared, Gate::Silu), layer, h, "shared")?;
             b.push(Op::Add { x, y });
         }
         b.push(Op::Combine { x, add: true, y, weights, norm: None });

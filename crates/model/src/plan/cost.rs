@@ -255,25 +255,9 @@ impl Plan {
         self.weights.iter().map(WeightDecl::n_values).sum()
     }
 
-    /// Bytes that one position takes in all caches that keep every position, with `elem_bytes` bytes per number (2 for
-    /// f16, 4 for f32).
-    pub fn kv_bytes_per_position(&self, elem_bytes: usize) -> usize {
-        self.caches.iter().filter(|c| c.window.is_none()).map(|c| c.numbers() * elem_bytes).sum()
-    }
-
-    /// The same for the caches that keep a window.
-    pub fn window_bytes_per_position(&self, elem_bytes: usize) -> usize {
-        self.caches.iter().filter(|c| c.window.is_some()).map(|c| c.numbers() * elem_bytes).sum()
-    }
-
     /// The widest window of the caches that keep one.
     pub fn window(&self) -> Option<usize> {
         self.caches.iter().filter_map(|c| c.window).max()
-    }
-
-    /// Bytes of recurrent state for each sequence, and for each checkpoint of one.
-    pub fn state_bytes(&self) -> usize {
-        self.states.iter().fold(0, |sum: usize, s| sum.saturating_add(s.n.saturating_mul(4)))
     }
 
     fn active(&self, op: &Op, all: impl Fn(&WeightDecl) -> usize, row: impl Fn(&WeightDecl) -> usize) -> usize {

@@ -25,7 +25,7 @@ fn bytes_by_kind_and_by_token() {
         ];
         assert_eq!(plan.weight_bytes(), wanted);
         assert_eq!(plan.bytes_per_token(), q4 + attention + router + experts / 4 + 96 * q6 + norm);
-        assert_eq!(plan.kv_bytes_per_position(2), 2 * 2 * 64 * 2);
+        assert_eq!(crate::sequence_bytes(&plan), (2 * 2 * 64 * 2, 0, 0));
     }
 }
 

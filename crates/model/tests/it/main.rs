@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod costs;
+#[path = "../../../../tests/fixtures.rs"]
+mod fixtures;
 mod gated_delta;
 mod header;
 mod latent;
@@ -13,9 +15,19 @@ mod rules;
 mod windowed;
 
 use checkpoint::Checkpoint;
-use model::plan::{ValidPlan, passes};
+use model::plan::{Plan, ValidPlan, passes};
 
 /// The plan with all passes applied, as the CPU lowers it.
 fn fused(checkpoint: &Checkpoint) -> Result<ValidPlan, model::Error> {
     model::build(checkpoint)?.rewrite(passes::fuse)
+}
+
+/// Bytes of f16 that a position takes in the layers that keep all positions, and in those that keep a window, without what
+/// a backend pads; and bytes of a sequence's recurrent states.
+fn sequence_bytes(plan: &Plan) -> (usize, usize, usize) {
+    let caches = |windowed: bool| {
+        let caches = plan.caches.iter().filter(|cache| cache.window.is_some() == windowed);
+        caches.map(|cache| 2 * cache.numbers()).sum()
+    };
+    (caches(false), caches(true), plan.states.iter().map(|state| 4 * state.n).sum())
 }

@@ -1,7 +1,7 @@
-//! `moebius bench`: prompt and decode speed, in llama-bench's rows, with what the memory allows beside them.
+//! `moebius bench`: prompt and decode speed, in llama-bench's rows, beside the upper bound by memory bandwidth.
 //!
-//! Every figure comes through the engine, as a user's request would: random tokens, greedy. What stands before the measured
-//! tokens is computed once and found again by the prefix cache; the measured tokens are others in every repetition.
+//! Every figure comes through the engine, as a user's request would: random tokens, greedy. The context before the measured
+//! tokens is computed once and found by the prefix cache; the measured tokens differ between repetitions.
 
 use std::time::{Duration, Instant};
 
@@ -31,13 +31,13 @@ struct Row {
     n_gen: usize,
     depth: usize,
     n_parallel: usize,
-    /// Tokens a second of each repetition.
+    /// Tokens per second of each repetition.
     samples: Vec<f64>,
     tokens_per_second: f64,
     deviation: f64,
     /// Decode of one sequence only: weights and cache read for one token, at the middle of the measured span.
     bytes_per_token: Option<u64>,
-    /// Likewise: those bytes times the tokens a second.
+    /// Likewise: those bytes times the tokens per second.
     gb_per_second: Option<f64>,
     /// Likewise: share of the read bandwidth of as many threads, measured before and after each repetition.
     bandwidth_share: Option<f64>,
@@ -76,17 +76,18 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         let model = load::open(args.model.model.as_deref())?;
         let setup = EngineSetup {
             threads: Some(threads),
-            // Whole pages, and one more: a sequence begins where a page is left beside what it needs.
+            // Whole pages, and one more: a sequence starts when a page beyond those it needs is free.
             ctx: Some(
                 (longest + deepest + steps_to_start(parallel, args.step.batch) + 2).next_multiple_of(PAGE) + PAGE,
             ),
             backend: args.backend,
             step: args.step,
-            // Off where there is nothing to find again: it makes copies of recurrent states.
+            // Off without a context to find: it copies recurrent states.
             prefix_cache: deepest > 0,
             sequences: parallel,
             fewer_will_do: false,
             cache_tokens: None,
+            requests_bytes: 0,
         };
         let session = load::start_with(model, &setup)?;
         let load_ms = start.elapsed().as_secs_f64() * 1e3;
@@ -126,8 +127,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     Ok(())
 }
 
-/// Steps in which the last of `parallel` sequences has its first token at the latest, when the cache has all but a page of
-/// every prompt.
+/// Upper bound on the steps until every sequence has produced a token, given cached prompts.
 fn steps_to_start(parallel: usize, batch: usize) -> usize {
     (parallel * PAGE).div_ceil(batch.saturating_sub(parallel).max(1))
 }
@@ -142,7 +142,7 @@ struct Test {
 }
 
 impl Test {
-    /// Whether steps are of one token.
+    /// Whether steps have one token.
     fn is_single(&self) -> bool {
         self.n_gen > 0 && self.parallel == 1
     }
@@ -159,20 +159,20 @@ impl Test {
     }
 }
 
-/// Texts below this number are what stands before the measured tokens of each sequence, the same in every repetition.
+/// Texts below this number are the contexts before the measured tokens of each sequence, the same in every repetition.
 const DEPTHS: u64 = 1 << 16;
 
-/// Sequences that take turns do not decode together.
+/// Sequences that do not fit together are not measured.
 const TOO_MANY: &str = "bench: memory does not hold the caches of so many sequences";
 
-/// What was computed, and how long it took.
+/// A measurement: tokens and time.
 struct Measured {
     tokens: usize,
     time: Duration,
 }
 
 impl Measured {
-    /// Tokens a second.
+    /// Tokens per second.
     fn rate(&self) -> f64 {
         self.tokens as f64 / self.time.as_secs_f64()
     }
@@ -182,17 +182,17 @@ impl Measured {
 struct Bench<'a> {
     session: Session,
     interrupt: &'a Interrupt,
-    /// Number of the next text that nobody has seen.
+    /// Number of the next unused text.
     unused: u64,
-    /// Whether the clock runs between the ops of what is measured.
+    /// Whether ops are timed during a measurement.
     is_traced: bool,
 }
 
 impl Bench<'_> {
-    /// Touches the weights and computes what stands before the measured tokens.
+    /// Touches the weights and computes the context before the measured tokens.
     fn warm_up(&mut self, test: &Test) -> Result<()> {
         if test.depth > 0 {
-            // By itself, so that the cache can be gone on from where it ends.
+            // By itself, so that the cache can be resumed where it ends.
             for sequence in 0..test.parallel as u64 {
                 self.request(self.text(sequence, test.depth), 1)?;
             }
@@ -211,7 +211,7 @@ impl Bench<'_> {
         self.unused += 1;
         self.session.engine.trace_times(self.is_traced);
         let usage = self.request(tokens, 1)?;
-        // What the cache could not give of the depth, less than a page, was computed as well.
+        // The part of the depth that the cache has not, less than a page, was computed as well.
         Ok(Measured { tokens: usage.prompt_tokens - usage.cached_tokens, time: usage.timings.prompt })
     }
 
@@ -254,7 +254,7 @@ impl Bench<'_> {
         Ok(Measured { tokens, time: start.elapsed() })
     }
 
-    /// Measures once more with a clock between the ops, and prints what they took.
+    /// Measures once more with timed ops, and prints their times.
     fn print_times(&mut self, test: &Test) -> Result<()> {
         self.is_traced = true;
         let measured = self.measure(test);
@@ -277,7 +277,7 @@ impl Bench<'_> {
         eprintln!("{:<50} {:>8} {:>10} {:>6} {:>9} {:>6}", "a step", "launches", "us", "", "us serial", "GB/s");
         for row in &rows {
             let time = row.time.as_secs_f64();
-            // A step of several tokens reads more experts than one token does, by as much as they differ.
+            // A step of several tokens reads more experts than one token does, unless they choose the same.
             let rate = row.bytes as f64 * steps / time / 1e9;
             eprintln!(
                 "{:<50} {:>8.1} {:>10} {:>5.1}% {:>9} {:>6}",
@@ -298,10 +298,10 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Makes a step; returns how many tokens came out of it.
+    /// Runs a step; returns the number of tokens it produced.
     fn step(&mut self, events: &mut Events) -> Result<usize> {
         events.clear();
-        // Answers are longer than what is measured: they end early only where they take turns.
+        // Answers are longer than the measured span: they end early only when sequences do not fit together.
         ensure!(self.session.engine.step(events)?, TOO_MANY);
         let mut tokens = 0;
         for event in events.iter() {
@@ -314,7 +314,7 @@ impl Bench<'_> {
         Ok(tokens)
     }
 
-    /// Text number `number`: any fixed scatter of ids does, as routing and embedding rows should not repeat.
+    /// Text number `number`: a fixed scatter of ids, so that routing and embedding rows do not repeat.
     fn text(&self, number: u64, len: usize) -> Vec<u32> {
         let n_vocab = self.session.n_vocab as u64;
         let id =

@@ -77,7 +77,7 @@ fn read_message(editor: &mut rustyline::DefaultEditor, prompt: &str) -> rustylin
     Ok(message)
 }
 
-/// What a line asks for.
+/// The command of a line.
 #[derive(Debug, PartialEq, Eq)]
 enum Action<'a> {
     Say(&'a str),
@@ -113,7 +113,7 @@ struct Chat {
     /// User and assistant messages in turn.
     history: Vec<Value>,
     system: Option<String>,
-    /// Answers asked for again: a fixed seed should not tell them the same.
+    /// Repetitions of an answer: a fixed seed should not repeat the text.
     n_again: u64,
 }
 

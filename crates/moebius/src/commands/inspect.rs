@@ -1,4 +1,4 @@
-//! `moebius inspect`: what a model file holds. Reads the header, never the weights.
+//! `moebius inspect`: the contents of a model file. Reads the header, never the weights.
 
 use std::collections::BTreeMap;
 
@@ -72,7 +72,7 @@ fn report(checkpoint: &Checkpoint) -> Map<String, serde_json::Value> {
     out.insert("kind".into(), json!(checkpoint.kind().name()));
     out.insert("name".into(), json!(text("general.name")));
     out.insert("architecture".into(), json!(arch));
-    // A file that cannot run is still worth looking into, so the reason stands beside the rest.
+    // A file that cannot run is shown too, with the reason.
     let runs = match model::build(checkpoint) {
         Ok(_) => "yes".to_string(),
         Err(error) => format!("no: {error}"),
@@ -84,7 +84,7 @@ fn report(checkpoint: &Checkpoint) -> Map<String, serde_json::Value> {
 
     let prefix = format!("{arch}.");
     let is_gguf = checkpoint.kind() == Kind::Gguf;
-    // Of a folder, the keys that stand at the top level and are numbers.
+    // Of a folder, the numeric keys at the top level.
     let dims = meta.iter().filter_map(|(key, value)| match is_gguf {
         true => Some((key.strip_prefix(&prefix)?.to_string(), scalar(value))),
         false => (!key.contains('.') && value.to_number().is_some()).then(|| (key.to_string(), scalar(value))),
@@ -124,7 +124,7 @@ fn mix(checkpoint: &Checkpoint, name: impl Fn(&TensorInfo) -> String) -> serde_j
     text.collect::<Map<_, _>>().into()
 }
 
-/// What a tensor is for, by the names that GGUF files and folders use.
+/// The purpose of a tensor, by its name in GGUF files and folders.
 fn kind(tensor: &TensorInfo) -> String {
     const KINDS: [(&str, &[&str]); 7] = [
         ("experts", &["_exps.", ".experts.", ".switch_mlp.", ".switch_glu."]),

@@ -1,9 +1,9 @@
 //! `moebius perplexity`: how surprised the model is by a text.
 //!
 //! The method is llama-perplexity's, so that figures compare: the text's tokens are cut into windows of `ctx` (512 when
-//! left out); each window is computed from an empty cache; the tokens of its second half are scored, given everything before
-//! them in the window; a begin-of-text token, where the model wants one, takes the place of each window's first token. The
-//! error is the standard error of the mean negative log-likelihood, carried over to the perplexity.
+//! left out); each window is computed from an empty cache; the tokens of its second half are scored, given everything
+//! before them in the window; a begin-of-text token, where the model wants one, takes the place of each window's first
+//! token. The error is the standard error of the mean negative log-likelihood, carried over to the perplexity.
 
 use anyhow::{Context, Result, ensure};
 use engine::tokenizer::{Encode, Tokenizer};

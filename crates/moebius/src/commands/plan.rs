@@ -1,4 +1,4 @@
-//! `moebius plan`: what the engine will compute, what lives where, and the memory it needs.
+//! `moebius plan`: the ops that the engine will run, the placement of buffers, and the memory they need.
 
 use anyhow::Result;
 use backend::residency::Residency;

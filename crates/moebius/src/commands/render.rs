@@ -1,4 +1,4 @@
-//! `moebius render`: what a chat template makes of messages.
+//! `moebius render`: messages through a chat template.
 
 use std::io::Read;
 use std::path::Path;

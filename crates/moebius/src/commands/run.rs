@@ -30,7 +30,7 @@ pub fn run(args: &RunArgs) -> Result<()> {
         messages.push(serde_json::json!({"role": "user", "content": prompt}));
         session.encode_chat(messages)?
     };
-    // A raw prompt has no template's marks, and neither has what follows it.
+    // A raw prompt has no template's marks, and neither has its answer.
     let format = if raw { Format::PLAIN } else { session.format };
     let opened = !raw && session.opens_thought(&tokens);
     let mut request = Request::new(tokens);
@@ -51,7 +51,7 @@ pub fn run(args: &RunArgs) -> Result<()> {
     Ok(())
 }
 
-/// What the answer must look like, where the user says so.
+/// The constraint on the answer, if any.
 fn constraint(args: &RunArgs, session: &Session, format: Format, opened: bool) -> Result<Option<Constraint>> {
     let read =
         |path: &std::path::Path| std::fs::read_to_string(path).with_context(|| format!("read {}", path.display()));
@@ -65,6 +65,10 @@ fn constraint(args: &RunArgs, session: &Session, format: Format, opened: bool) -
         _ => return Ok(None),
     };
     let grammars = Grammars::new(session.tokenizer.clone(), 1)?;
+    let grammars = match crate::trial::process() {
+        Some(trial) => grammars.with_trial(trial),
+        None => grammars,
+    };
     let ask = Ask { content: Some(&rule), opened, ..Ask::default() };
     Ok(format.constraint(&ask, &session.tokenizer, &grammars)?)
 }

@@ -41,7 +41,11 @@ pub struct App {
     /// Kibibytes of bodies that may still be read.
     pub bodies: Arc<Semaphore>,
     /// Templates and tokenizers run on few threads: they must not take the engine's cores.
-    heavy: Semaphore,
+    heavy: Arc<Semaphore>,
+    /// Grammars are compiled beside them: requests without a form do not wait for those that have one.
+    forms: Arc<Semaphore>,
+    /// Where grammars are tried before.
+    trial: Option<Arc<dyn grammar::Trial>>,
     draining: AtomicBool,
 }
 
@@ -67,6 +71,7 @@ impl App {
         model: ModelInfo,
         sampling: SamplerParams,
         keys: Keys,
+        trial: Option<Arc<dyn grammar::Trial>>,
     ) -> App {
         App {
             worker,
@@ -80,7 +85,9 @@ impl App {
             keys,
             grammars: OnceLock::new(),
             bodies: Arc::new(Semaphore::new(MAX_BODIES_BYTES >> 10)),
-            heavy: Semaphore::new(2),
+            heavy: Arc::new(Semaphore::new(2)),
+            forms: Arc::new(Semaphore::new(2)),
+            trial,
             draining: AtomicBool::new(false),
         }
     }
@@ -97,7 +104,14 @@ impl App {
 
     /// What compiles grammars for the model's vocabulary.
     pub fn grammars(&self) -> Result<&Grammars, grammar::Error> {
-        let made = self.grammars.get_or_init(|| Grammars::new(self.tokenizer.clone(), GRAMMAR_THREADS));
+        let make = || {
+            let grammars = Grammars::new(self.tokenizer.clone(), GRAMMAR_THREADS)?;
+            Ok(match &self.trial {
+                Some(trial) => grammars.with_trial(trial.clone()),
+                None => grammars,
+            })
+        };
+        let made = self.grammars.get_or_init(make);
         made.as_ref().map_err(Clone::clone)
     }
 
@@ -106,11 +120,17 @@ impl App {
         &self,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let _permit = self.heavy.acquire().await.map_err(|_| ApiError::stopping())?;
-        match tokio::task::spawn_blocking(work).await {
-            Ok(result) => result,
-            Err(error) => Err(ApiError::internal(format!("prepare the request: {error}"))),
-        }
+        blocking(&self.heavy, work).await
+    }
+
+    /// As [`App::heavy`], for what compiles grammars. The flag that `work` gets is set when the client has left.
+    pub async fn form<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(Arc<AtomicBool>) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let left = Left(Arc::default());
+        let flag = left.0.clone();
+        blocking(&self.forms, move || work(flag)).await
     }
 
     /// A request with the model's defaults and a fresh seed.
@@ -146,6 +166,31 @@ impl App {
             tokens.remove(0);
         }
         tokens
+    }
+}
+
+/// Set when it is dropped: whoever waited has left.
+struct Left(Arc<AtomicBool>);
+
+impl Drop for Left {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Runs on a blocking thread. The permit is free when the work has ended, not when nobody waits for it any more.
+async fn blocking<T: Send + 'static>(
+    permits: &Arc<Semaphore>,
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let permit = permits.clone().acquire_owned().await.map_err(|_| ApiError::stopping())?;
+    let work = move || {
+        let _permit = permit;
+        work()
+    };
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(error) => Err(ApiError::internal(format!("prepare the request: {error}"))),
     }
 }
 

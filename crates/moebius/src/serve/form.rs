@@ -89,7 +89,7 @@ pub async fn constraint(app: &Arc<App>, format: Format, held: Held) -> Result<Op
         return Ok(None);
     }
     let shared = app.clone();
-    app.heavy(move || {
+    app.form(move |left| {
         let Held { form, tools, choice, single, opened } = held;
         let (choice, param) = match &choice {
             ToolChoice::Auto | ToolChoice::None => (Choice::Auto, form.as_ref().map_or("tools", |form| form.param)),
@@ -98,7 +98,7 @@ pub async fn constraint(app: &Arc<App>, format: Format, held: Held) -> Result<Op
         };
         let ask = Ask { content: form.as_ref().map(|form| &form.rule), tools: &tools, choice, single, opened };
         let grammars = shared.grammars().map_err(|error| refusal(&error, param))?;
-        format.constraint(&ask, &shared.tokenizer, grammars).map_err(|error| refusal(&error, param))
+        format.constraint(&ask, &shared.tokenizer, &grammars.until(left)).map_err(|error| refusal(&error, param))
     })
     .await
 }

@@ -42,6 +42,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use axum::Router;
 use axum::http::{HeaderValue, Method};
 use backend::Part;
+use engine::grammar::Trial;
 use engine::sampler::SamplerParams;
 use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
@@ -73,6 +74,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         sequences: args.parallel.map_or(DEFAULT_PARALLEL, usize::from),
         fewer_will_do: args.parallel.is_none(),
         cache_tokens: args.cache_tokens,
+        requests_bytes: limits::REQUESTS_BYTES,
         ..EngineSetup::from(&args.engine)
     };
     let id = args.alias.clone().unwrap_or_else(|| model_name(args.model.model.as_deref()));
@@ -80,7 +82,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let summary = summary(&session);
     let sampling = session.sampling(&args.sampling)?;
     let limits = Places { parallel: session.sequences, queue: usize::from(args.max_queue) };
-    let Started { app, thread, ended } = start(session, id, sampling, keys, limits)?;
+    let Started { app, thread, ended } = start(session, id, sampling, keys, limits, crate::trial::process())?;
 
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -125,7 +127,14 @@ struct Started {
     ended: oneshot::Receiver<()>,
 }
 
-fn start(session: Session, id: String, sampling: SamplerParams, keys: Keys, places: Places) -> Result<Started> {
+fn start(
+    session: Session,
+    id: String,
+    sampling: SamplerParams,
+    keys: Keys,
+    places: Places,
+    trial: Option<Arc<dyn Trial>>,
+) -> Result<Started> {
     let model = ModelInfo {
         id,
         description: session.description,
@@ -139,8 +148,8 @@ fn start(session: Session, id: String, sampling: SamplerParams, keys: Keys, plac
     let (worker, thread, ended) =
         Worker::start(engine, places.parallel, places.queue, metrics.clone()).context("start the engine's thread")?;
     let app =
-        Arc::new(App::new(worker, metrics, tokenizer, template, format, template_knows_tools, model, sampling, keys));
-    Ok(Started { app, thread, ended })
+        App::new(worker, metrics, tokenizer, template, format, template_knows_tools, model, sampling, keys, trial);
+    Ok(Started { app: Arc::new(app), thread, ended })
 }
 
 /// Serves until a signal comes or the engine's thread ends; then lets what runs finish, within `patience`.

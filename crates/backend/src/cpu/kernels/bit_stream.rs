@@ -7,8 +7,8 @@
 pub(super) struct BitStream {
     /// Byte of the load for each byte of the lanes; 0x80 is out of range and becomes zero.
     pub bytes: [[u8; 16]; 2],
-    /// Of each lane: the factor that shifts it left ([`BitStream::left`]), or the bits by which it is shifted, negative
-    /// to the right ([`BitStream::right`]).
+    /// Of each lane: the factor that shifts it left (`left`), or the bits by which it is shifted, negative
+    /// to the right (`right`).
     pub shift: [[i16; 8]; 2],
 }
 

@@ -6,6 +6,16 @@
 //! the activation [`Gate`] only, and nothing of ops or threads: callers cut the rows and give every worker a
 //! [`Scratch`].
 
+/// An array, element by element. `std::array::from_fn` is compiled without the target features of its caller, so that a
+/// closure with them becomes a call, and its vectors go through memory.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+macro_rules! array {
+    (2, |$i:ident| $e:expr) => { array!(@ $i, $e, 0 1) };
+    (4, |$i:ident| $e:expr) => { array!(@ $i, $e, 0 1 2 3) };
+    (8, |$i:ident| $e:expr) => { array!(@ $i, $e, 0 1 2 3 4 5 6 7) };
+    (@ $i:ident, $e:expr, $($n:literal)*) => { [$({ let $i: usize = $n; $e }),*] };
+}
+
 mod acts;
 #[cfg(target_arch = "x86_64")]
 mod avx2;

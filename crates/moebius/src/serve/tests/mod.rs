@@ -47,12 +47,13 @@ impl Server {
             sequences: parallel,
             fewer_will_do: false,
             cache_tokens: Some(2048),
+            requests_bytes: 0,
         };
         let session = start_with(open(None).expect("embedded model"), &setup).expect("engine");
         let sampling = session.default_sampling();
         let places = Places { parallel, queue };
         let Started { app, thread, .. } =
-            super::start(session, "fable".into(), sampling, keys, places).expect("server");
+            super::start(session, "fable".into(), sampling, keys, places, None).expect("server");
         Server { router: routes::router(app.clone()), app, thread: Some(thread) }
     }
 

@@ -18,7 +18,7 @@ use super::super::prefetch::{Far, Hint, prefetch};
 use super::super::{ColPtr, RowSet};
 use super::large::Large;
 use super::{
-    array, both, hide, hsum4_halves, hsum8, load_transposed_words, load64, load128, load256, row_octets, store_octet,
+    both, hide, hsum4_halves, hsum8, load_transposed_words, load64, load128, load256, row_octets, store_octet,
     transpose8,
 };
 

@@ -2,9 +2,9 @@
 //!
 //! A format says how its bytes become integers, scales and minimums: [`small`] (32-blocks), [`large`] (super-blocks)
 //! and [`planar`] (the planes of MLX files). [`mod@vec`] multiplies rows with one column ([`large_vec`] the
-//! super-blocks), [`panel`] unpacks 16 rows ([`panel_words`] says how a format does it), and [`tile`] multiplies panels
-//! with many columns ([`small_tile`] and [`large_tile`] those of bytes). `types.rs` beside this module is the table of
-//! types for all three.
+//! super-blocks), [`panel`] unpacks 16 rows ([`panel_words`] says how a format does it), and [`mod@tile`] multiplies
+//! panels with many columns ([`small_tile`] and [`large_tile`] those of bytes). `types.rs` beside this module is the
+//! table of types for all three.
 
 mod large;
 mod large_tile;
@@ -29,16 +29,6 @@ pub(super) mod formats {
 use std::arch::x86_64::*;
 
 use super::panel::ROWS;
-
-/// An array, element by element. `std::array::from_fn` is compiled without the target features, so that a closure
-/// with them becomes a call, and its vectors go through memory.
-macro_rules! array {
-    (2, |$i:ident| $e:expr) => { array!(@ $i, $e, 0 1) };
-    (4, |$i:ident| $e:expr) => { array!(@ $i, $e, 0 1 2 3) };
-    (8, |$i:ident| $e:expr) => { array!(@ $i, $e, 0 1 2 3 4 5 6 7) };
-    (@ $i:ident, $e:expr, $($n:literal)*) => { [$({ let $i: usize = $n; $e }),*] };
-}
-use array;
 
 pub(super) use panel::unpack;
 pub(super) use tile::tile;

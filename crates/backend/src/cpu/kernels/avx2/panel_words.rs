@@ -12,7 +12,7 @@ use quant::types::iq::{E2M1_DOUBLED, IQ4_VALUES};
 use super::super::panel::offset;
 use super::large::{Iq4Xs, Large, Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::small::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Small, load_e8m0x8, look_up, with_offset};
-use super::{array, both, load64, load128};
+use super::{both, load64, load128};
 
 /// The four words at each of eight addresses, `[word]`, a lane an address.
 ///

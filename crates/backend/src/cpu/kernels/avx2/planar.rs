@@ -9,7 +9,7 @@ use super::super::acts::RowPtr;
 use super::super::bit_stream::BitStream;
 use super::panel_words::{self, transpose4, words4};
 use super::small::{E2M1_WITH_OFFSET, e8m0, load_e8m0x8, look_up, nibbles_of_two};
-use super::{array, both, hsum8, load64, load128, load256, sums, transpose8};
+use super::{both, hsum8, load64, load128, load256, sums, transpose8};
 
 /// The layout of 32 integers in plane `q`.
 ///

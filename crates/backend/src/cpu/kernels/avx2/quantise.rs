@@ -2,10 +2,9 @@
 
 use std::arch::x86_64::*;
 
-use quant::act::AMAX_MIN;
+use quant::act::empty_scale;
 
 use super::super::acts::RowPtr;
-use super::array;
 
 /// Magnitudes as integers, whose maximum also sees NaN and inf.
 #[inline]
@@ -74,16 +73,6 @@ fn hsum(x: __m256i) -> i32 {
     _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32::<0xb1>(s)))
 }
 
-fn empty(amax: f32) -> Option<f32> {
-    if !amax.is_finite() {
-        Some(f32::NAN)
-    } else if amax < AMAX_MIN {
-        Some(0.0)
-    } else {
-        None
-    }
-}
-
 /// Quantises to 32-blocks and writes the wide form.
 ///
 /// # Safety
@@ -97,7 +86,7 @@ pub(in super::super) unsafe fn block32(x: &[f32], row: &RowPtr) {
             let amax = largest(amax32(&v));
             let (q, wide) = (row.q.add(64 * b).cast::<__m256i>(), row.wide.add(32 * b).cast::<__m256i>());
             let (d, sum) = (row.d.add(b), row.sums.cast::<i32>().add(b));
-            if let Some(scale) = empty(amax) {
+            if let Some(scale) = empty_scale(amax) {
                 (*d, *sum) = (scale, 0);
                 for p in [q, q.add(1), wide, wide.add(1)] {
                     _mm256_storeu_si256(p, _mm256_setzero_si256());
@@ -168,7 +157,7 @@ pub(in super::super) unsafe fn byte32(x: &[f32], row: &RowPtr) {
             let amax = largest(amax32(&v));
             let (q, start, wide) = (row.q.add(32 * b).cast::<__m256i>(), row.start.add(4 * b), row.wide.add(32 * b));
             let (d, sum) = (row.d.add(b), row.sums.cast::<i32>().add(b));
-            if let Some(scale) = empty(amax) {
+            if let Some(scale) = empty_scale(amax) {
                 (*d, *sum) = (scale, 0);
                 _mm256_storeu_si256(q, _mm256_setzero_si256());
                 start.write_bytes(0, 4);
@@ -206,7 +195,7 @@ pub(in super::super) unsafe fn block256(x: &[f32], row: &RowPtr) {
             let amax = largest(all);
             let (q, start, wide) = (row.q.add(256 * b), row.start.add(32 * b), row.wide.add(256 * b));
             let (u, d, sums) = (row.u.add(8 * b), row.d.add(b), row.sums.cast::<i16>().add(16 * b));
-            if let Some(scale) = empty(amax) {
+            if let Some(scale) = empty_scale(amax) {
                 *d = scale;
                 q.write_bytes(0, 256);
                 start.write_bytes(0, 32);

@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use quant::types::iq::{E2M1_DOUBLED, IQ4_VALUES};
 
-use super::{array, both, hide, hsum8, load_f16x8, load128, load256, sums};
+use super::{both, hide, hsum8, load_f16x8, load128, load256, sums};
 
 /// Products of eight blocks with one block of a column, a lane a block.
 pub(super) struct Products {

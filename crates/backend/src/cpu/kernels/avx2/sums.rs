@@ -6,7 +6,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{array, both, hsum4_halves, load128, load256};
+use super::{both, hsum4_halves, load128, load256};
 
 /// Whether the sum of `n` products fits 16 bits.
 const fn fits(n: i32, max: i32) -> bool {

@@ -1,5 +1,5 @@
 //! Panels times columns, and the micro-kernel of panels of 16-bit integers: 16 rows times up to four columns. Those of
-//! bytes are in [`small_tile`] and [`large_tile`].
+//! bytes are in [`small_tile`] and [`super::large_tile`].
 //!
 //! Lanes are rows. A pair of activations is broadcast, `vpmaddwd` multiplies it with the pair of every row, and the
 //! sums stay in i32 registers over a block: 4 columns × 2 registers, 2 of the panel, 1 broadcast. Zen 4 does two

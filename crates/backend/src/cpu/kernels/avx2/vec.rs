@@ -16,7 +16,7 @@ use super::super::{ActsShared, ColPtr, RowSet};
 use super::large::Large;
 use super::planar::{Groups, Ints, Scale};
 use super::small::{Products, Small};
-use super::{array, hide, keep_order, large_vec, row_octets, store_octet};
+use super::{hide, keep_order, large_vec, row_octets, store_octet};
 
 /// The kernels of one instruction set: the same source, compiled with its features. With VNNI the compiler turns a
 /// product of pairs and an addition into `vpdpwssd`.

@@ -24,16 +24,6 @@ mod formats {
 
 use std::arch::aarch64::*;
 
-/// An array, element by element. `std::array::from_fn` is compiled without the target features, so that a closure with
-/// them becomes a call, and its vectors go through memory.
-macro_rules! array {
-    (2, |$i:ident| $e:expr) => { array!(@ $i, $e, 0 1) };
-    (4, |$i:ident| $e:expr) => { array!(@ $i, $e, 0 1 2 3) };
-    (8, |$i:ident| $e:expr) => { array!(@ $i, $e, 0 1 2 3 4 5 6 7) };
-    (@ $i:ident, $e:expr, $($n:literal)*) => { [$({ let $i: usize = $n; $e }),*] };
-}
-use array;
-
 pub(super) use panel::{Bytes, unpack};
 pub(super) use products::{Products, Sdot, Smmla};
 pub(super) use tile::tile;

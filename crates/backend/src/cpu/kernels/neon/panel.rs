@@ -12,7 +12,7 @@ use super::large::Large;
 use super::planar::{Plane, Scale};
 use super::products::Products;
 use super::small::{Ints, Small};
-use super::{array, halves4, hsum4, sdot};
+use super::{halves4, hsum4, sdot};
 
 /// The integers of a panel; its float scales stand beside them in [`Panel`].
 #[derive(Clone, Debug)]

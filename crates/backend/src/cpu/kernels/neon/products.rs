@@ -8,7 +8,7 @@
 use std::arch::aarch64::*;
 
 use super::super::panel::ROWS;
-use super::{Split, array, split};
+use super::{Split, split};
 
 /// Columns at a time.
 pub(super) const COLS: usize = 4;

@@ -2,10 +2,9 @@
 
 use std::arch::aarch64::*;
 
-use quant::act::AMAX_MIN;
+use quant::act::empty_scale;
 
 use super::super::acts::RowPtr;
-use super::array;
 
 /// # Safety
 /// `x` is readable for 32 values.
@@ -42,16 +41,6 @@ fn round(a: float32x4_t, b: float32x4_t, inv: float32x4_t, limit: i16) -> int16x
     vmaxq_s16(vminq_s16(q, vdupq_n_s16(limit)), vdupq_n_s16(-limit))
 }
 
-fn empty(amax: f32) -> Option<f32> {
-    if !amax.is_finite() {
-        Some(f32::NAN)
-    } else if amax < AMAX_MIN {
-        Some(0.0)
-    } else {
-        None
-    }
-}
-
 /// Sixteen bytes of as many small numbers.
 #[inline]
 #[target_feature(enable = "neon")]
@@ -72,7 +61,7 @@ pub(in super::super) unsafe fn block32(x: &[f32], row: &RowPtr) {
             let amax = largest(amax32(&v));
             let q = row.q.cast::<i16>().add(32 * b);
             let (d, sum) = (row.d.add(b), row.sums.cast::<i32>().add(b));
-            if let Some(scale) = empty(amax) {
+            if let Some(scale) = empty_scale(amax) {
                 (*d, *sum) = (scale, 0);
                 q.write_bytes(0, 32);
                 continue;
@@ -103,7 +92,7 @@ pub(in super::super) unsafe fn byte32(x: &[f32], row: &RowPtr) {
             let amax = largest(amax32(&v));
             let q = row.q.cast::<i8>().add(32 * b);
             let (d, sum) = (row.d.add(b), row.sums.cast::<i32>().add(b));
-            if let Some(scale) = empty(amax) {
+            if let Some(scale) = empty_scale(amax) {
                 (*d, *sum) = (scale, 0);
                 q.write_bytes(0, 32);
                 continue;
@@ -136,7 +125,7 @@ pub(in super::super) unsafe fn block256(x: &[f32], row: &RowPtr) {
             let amax = largest(all);
             let q = row.q.cast::<i8>().add(256 * b);
             let (u, d, sums) = (row.u.add(8 * b), row.d.add(b), row.sums.cast::<i16>().add(16 * b));
-            if let Some(scale) = empty(amax) {
+            if let Some(scale) = empty_scale(amax) {
                 *d = scale;
                 q.write_bytes(0, 256);
                 sums.write_bytes(0, 16);

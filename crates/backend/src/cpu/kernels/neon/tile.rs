@@ -12,7 +12,6 @@ use super::super::ColPtr;
 use super::super::acts::RowPtr;
 use super::super::panel::{Panel, ROWS};
 use super::super::variants::TileFn;
-use super::array;
 use super::large::{Large, Q2K, Q3K};
 use super::products::{COLS, Products, Sums, ZERO};
 

@@ -15,7 +15,7 @@ use super::super::{ActsShared, ColPtr, RowSet};
 use super::large::Large;
 use super::planar::{Plane, Scale};
 use super::small::{Ints, Small};
-use super::{array, halves4, hsum4, sdot, split};
+use super::{halves4, hsum4, sdot, split};
 
 /// The one-column kernel of a type.
 pub(in super::super) fn one(t: WeightType) -> OneFn {
