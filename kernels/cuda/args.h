@@ -176,7 +176,6 @@ struct Attention {
     const float* sinks;   // [n_head], or null
     float* out;           // [T, n_head, d_v]
     float* partial;       // [T, n_head, n_splits, d_v + 2]
-    u32* arrived;         // [T, n_kv, tiles of heads], zero between launches
     u32 rows, n_head, n_kv, n_splits;
     u32 window;           // 0: all positions
     u32 windowed;         // the cache keeps a window
@@ -255,7 +254,8 @@ struct Qkv {
 
 // What is asked of a row of logits.
 struct PickAsk {
-    u32 row, n, first_listed, n_listed, log_sum_exp, reserved;
+    u32 row, n, first_listed, n_listed, log_sum_exp;
+    u32 first_out; // in `listed_out`
 };
 
 struct PickPart {

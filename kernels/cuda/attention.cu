@@ -4,57 +4,70 @@
 // heads of a block, which share the keys) -DKV_F16.
 //
 // grid (T * tiles of heads, n_kv, n_splits), block 128: a block takes one token, up to HEADS query heads of one key-value
-// head and a share of the sequence's pages, page after page with an online softmax: four warps find the scores of 32
-// positions, one lane a position finds the shares, every thread sums its own numbers of the values. With several splits
-// the block that arrives last merges them in their order, so the bits do not depend on who that is.
+// head and a share of the sequence's pages, page after page with an online softmax. A page has as many positions as a warp
+// has lanes: each lane finds the scores of its position with the heads of its warp, and then every thread sums its own
+// numbers of the values for all heads. With several splits each leaves its sums, and attention_merge puts them together.
 #include "cuda/kv.h"
 
 #define THREADS 128
 #define N_WARPS (THREADS / 32)
-// Values a thread sums: pairs of neighbours where rows have an even number of them.
+// As in `nodes.rs`.
+#define MAX_SPLITS 64
+// Values a thread sums, for each head.
 #define COLUMNS ((D_V + THREADS - 1) / THREADS)
+// Heads whose scores a warp finds: h = warp, warp + N_WARPS, ...
+#define EACH ((HEADS + N_WARPS - 1) / N_WARPS)
 
-// The dot products of one key with all heads' queries, by a warp; every lane gets them.
-__device__ __forceinline__ void scores_of(const Kv* key, const float (*q)[D_K], float (&sum)[HEADS]) {
-    const u32 lane = threadIdx.x % 32;
+// The dot products of a key with the queries of a warp's heads.
+__device__ __forceinline__ void scores_of(const Kv* key, const float (*q)[D_K], u32 warp, float (&sum)[EACH]) {
 #pragma unroll
-    for (int h = 0; h < HEADS; h++) sum[h] = 0.0f;
+    for (int e = 0; e < EACH; e++) sum[e] = 0.0f;
+    const auto multiply = [&](const float (&k)[4], u32 i) {
+#pragma unroll
+        for (int e = 0; e < EACH; e++) {
+            const float4 x = *(const float4*)(q[min(warp + e * N_WARPS, (u32)HEADS - 1)] + i);
+            sum[e] += k[0] * x.x + k[1] * x.y + k[2] * x.z + k[3] * x.w;
+        }
+    };
 #if KV_F16
     if constexpr (D_K % 8 == 0) {
-        for (u32 i = lane * 8; i < D_K; i += 256) {
+#pragma unroll 4
+        for (u32 i = 0; i < D_K; i += 8) {
             const uint4 raw = *(const uint4*)(key + i);
             const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
-            float k[8];
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                k[2 * j] = kv_load((u16)(words[j] & 0xffff));
-                k[2 * j + 1] = kv_load((u16)(words[j] >> 16));
+            for (int j = 0; j < 4; j += 2) {
+                const float k[4] = {kv_load((u16)(words[j] & 0xffff)), kv_load((u16)(words[j] >> 16)),
+                                    kv_load((u16)(words[j + 1] & 0xffff)), kv_load((u16)(words[j + 1] >> 16))};
+                multiply(k, i + 2 * j);
             }
-#pragma unroll
-            for (int h = 0; h < HEADS; h++) {
-                const float4 lo = *(const float4*)(q[h] + i), hi = *(const float4*)(q[h] + i + 4);
-                sum[h] += k[0] * lo.x + k[1] * lo.y + k[2] * lo.z + k[3] * lo.w;
-                sum[h] += k[4] * hi.x + k[5] * hi.y + k[6] * hi.z + k[7] * hi.w;
-            }
-        }
-    } else
-#endif
-    {
-        for (u32 i = lane; i < D_K; i += 32) {
-            const float k = kv_load(key[i]);
-#pragma unroll
-            for (int h = 0; h < HEADS; h++) sum[h] += k * q[h][i];
         }
     }
+    constexpr bool is_done = D_K % 8 == 0;
+#else
+    if constexpr (D_K % 4 == 0) {
+#pragma unroll 4
+        for (u32 i = 0; i < D_K; i += 4) {
+            const float4 raw = *(const float4*)(key + i);
+            const float k[4] = {raw.x, raw.y, raw.z, raw.w};
+            multiply(k, i);
+        }
+    }
+    constexpr bool is_done = D_K % 4 == 0;
+#endif
+    if constexpr (!is_done) {
+        for (u32 i = 0; i < D_K; i++) {
+            const float k = kv_load(key[i]);
 #pragma unroll
-    for (int h = 0; h < HEADS; h++) sum[h] = warp_sum(sum[h]);
+            for (int e = 0; e < EACH; e++) sum[e] += k * q[min(warp + e * N_WARPS, (u32)HEADS - 1)][i];
+        }
+    }
 }
 
 KERNEL __launch_bounds__(THREADS) attention(const __grid_constant__ Attention a) {
     __shared__ __align__(16) float q[HEADS][D_K];
     __shared__ float share[HEADS][PAGE];
     __shared__ float rescale[HEADS], top[HEADS], total[HEADS];
-    __shared__ u32 is_last;
     PDL_LAUNCH();
     PDL_WAIT();
 
@@ -75,9 +88,12 @@ KERNEL __launch_bounds__(THREADS) attention(const __grid_constant__ Attention a)
 
     const float* q_row = a.q + ((u64)token * a.n_head + first_head) * D_K;
     for (u32 i = threadIdx.x; i < HEADS * D_K; i += THREADS) q[i / D_K][i % D_K] = i / D_K < n_heads ? q_row[i] : 0.0f;
-    if (threadIdx.x < HEADS) {
-        top[threadIdx.x] = -INF;
-        total[threadIdx.x] = 0.0f;
+    // The same in all lanes of a warp.
+    float its_top[EACH], its_total[EACH];
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+        its_top[e] = -INF;
+        its_total[e] = 0.0f;
     }
     float acc[HEADS][COLUMNS];
 #pragma unroll
@@ -90,40 +106,27 @@ KERNEL __launch_bounds__(THREADS) attention(const __grid_constant__ Attention a)
     for (u32 block = begin; block < end; block++) {
         const u64 page = page_of(a.step, c, a.windowed, block);
         const Kv* keys = (const Kv*)a.k_cache + (page * a.n_kv + kv_head) * PAGE * D_K;
-        for (u32 i = warp; i < PAGE; i += N_WARPS) {
-            const u32 p = block * PAGE + i;
-            const bool is_seen = p >= first_pos && p <= pos;
-            float sum[HEADS];
-            if (is_seen) {
-                scores_of(keys + i * D_K, q, sum);
-            }
-            if (lane == 0) {
+        const u32 p = block * PAGE + lane;
+        const bool is_seen = p >= first_pos && p <= pos;
+        float sum[EACH];
+        if (is_seen && warp < HEADS) scores_of(keys + lane * D_K, q, warp, sum);
 #pragma unroll
-                for (int h = 0; h < HEADS; h++) {
-                    float s = -INF;
-                    if (is_seen) {
-                        s = sum[h] * a.scale;
-                        if (a.softcap != 0.0f) s = a.softcap * tanhf(s / a.softcap);
-                    }
-                    share[h][i] = s;
-                }
+        for (int e = 0; e < EACH; e++) {
+            const u32 h = warp + e * N_WARPS;
+            if (h >= HEADS) break; // the same for the whole warp
+            float s = -INF;
+            if (is_seen) {
+                s = sum[e] * a.scale;
+                if (a.softcap != 0.0f) s = a.softcap * tanhf(s / a.softcap);
             }
-        }
-        __syncthreads();
-        // A block holds at least one position that is seen. NaN stays NaN in the sum.
-        for (u32 h = warp; h < HEADS; h += N_WARPS) {
-            const float s = share[h][lane];
-            const float old = top[h], now = fmaxf(old, warp_max(s));
-            // Scores that are all -inf, or inf, have no finite maximum: IEEE makes NaN of them, as the formula does.
-            const float e = s == -INF && now != -INF ? 0.0f : expf(s - now);
-            const float sum = warp_sum(e);
-            share[h][lane] = e;
-            if (lane == 0) {
-                const float factor = old == -INF ? 0.0f : expf(old - now);
-                rescale[h] = factor;
-                top[h] = now;
-                total[h] = total[h] * factor + sum;
-            }
+            const float old = its_top[e], now = fmaxf(old, warp_max(s));
+            // A block holds at least one position that is seen. Where no score is finite IEEE makes NaN, as the formula does.
+            const float x = !is_seen ? 0.0f : expf(s - now);
+            const float factor = old == -INF ? 0.0f : expf(old - now);
+            its_total[e] = its_total[e] * factor + warp_sum(x);
+            its_top[e] = now;
+            share[h][lane] = x;
+            if (lane == 0) rescale[h] = factor;
         }
         __syncthreads();
 #if V_IN_K
@@ -139,6 +142,7 @@ KERNEL __launch_bounds__(THREADS) attention(const __grid_constant__ Attention a)
 #pragma unroll
             for (int j = 0; j < COLUMNS; j++) acc[h][j] *= rescale[h];
         }
+#pragma unroll 4
         for (u32 i = from; i <= to; i++) {
             float v[COLUMNS];
 #pragma unroll
@@ -148,17 +152,27 @@ KERNEL __launch_bounds__(THREADS) attention(const __grid_constant__ Attention a)
             }
 #pragma unroll
             for (int h = 0; h < HEADS; h++) {
-                const float e = share[h][i];
+                const float x = share[h][i];
 #pragma unroll
-                for (int j = 0; j < COLUMNS; j++) acc[h][j] += e * v[j];
+                for (int j = 0; j < COLUMNS; j++) acc[h][j] += x * v[j];
             }
         }
         __syncthreads();
     }
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+        const u32 h = warp + e * N_WARPS;
+        if (h < HEADS && lane == 0) {
+            top[h] = its_top[e];
+            total[h] = its_total[e];
+        }
+    }
+    __syncthreads();
 
     if (a.n_splits == 1) {
+#pragma unroll
         for (int h = 0; h < HEADS; h++) {
-            if (h >= n_heads) break;
+            if (h >= n_heads) continue;
             float sum = total[h], factor = 1.0f;
             if (a.sinks) {
                 const float sink = a.sinks[first_head + h], now = fmaxf(top[h], sink);
@@ -177,8 +191,9 @@ KERNEL __launch_bounds__(THREADS) attention(const __grid_constant__ Attention a)
 
     // [T, n_head, n_splits, D_V + 2]: the sums, the top score and the sum of the shares.
     float* partial = a.partial + ((u64)token * a.n_head + first_head) * a.n_splits * (D_V + 2);
+#pragma unroll
     for (int h = 0; h < HEADS; h++) {
-        if (h >= n_heads) break;
+        if (h >= n_heads) continue;
         float* mine = partial + ((u64)h * a.n_splits + split) * (D_V + 2);
 #pragma unroll
         for (int j = 0; j < COLUMNS; j++) {
@@ -190,44 +205,43 @@ KERNEL __launch_bounds__(THREADS) attention(const __grid_constant__ Attention a)
             mine[D_V + 1] = total[h];
         }
     }
-    // All of the block has written before one thread says so, and the last block sees what all have written.
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        u32* arrived = a.arrived + ((u64)token * a.n_kv + kv_head) * n_tiles + tile;
-        is_last = atomicAdd(arrived, 1) + 1 == a.n_splits;
-        if (is_last) *arrived = 0;
-    }
-    __syncthreads();
-    if (!is_last) return;
-    __threadfence();
+}
 
-    for (int h = 0; h < HEADS; h++) {
-        if (h >= n_heads) break;
-        const float* splits = partial + (u64)h * a.n_splits * (D_V + 2);
-        float best = a.sinks ? a.sinks[first_head + h] : -INF;
-        for (u32 s = 0; s < a.n_splits; s++) best = fmaxf(best, __ldcg(splits + (u64)s * (D_V + 2) + D_V));
-        float sum = a.sinks ? expf(a.sinks[first_head + h] - best) : 0.0f;
-        float y[COLUMNS];
+// The splits of a head, merged in their order. grid (T, n_head), block 128.
+KERNEL __launch_bounds__(THREADS) attention_merge(const __grid_constant__ Attention a) {
+    __shared__ float factors[MAX_SPLITS];
+    PDL_LAUNCH();
+    PDL_WAIT();
+    const u32 lane = threadIdx.x % 32, head = blockIdx.y;
+    const u64 row = (u64)blockIdx.x * a.n_head + head;
+    const float* splits = a.partial + row * a.n_splits * (D_V + 2);
+    const float sink = a.sinks ? a.sinks[head] : -INF;
+
+    // Every warp finds the same factors; the first one leaves them for all.
+    float tops[MAX_SPLITS / 32], totals[MAX_SPLITS / 32], best = sink;
 #pragma unroll
-        for (int j = 0; j < COLUMNS; j++) y[j] = 0.0f;
-        for (u32 s = 0; s < a.n_splits; s++) {
-            const float* one = splits + (u64)s * (D_V + 2);
-            const float its_top = __ldcg(one + D_V), its_total = __ldcg(one + D_V + 1);
-            if (its_top == -INF && its_total == 0.0f) continue; // an empty split
-            const float factor = expf(its_top - best);
-            sum += its_total * factor;
+    for (int j = 0; j < MAX_SPLITS / 32; j++) {
+        const u32 s = j * 32 + lane;
+        tops[j] = s < a.n_splits ? splits[(u64)s * (D_V + 2) + D_V] : -INF;
+        totals[j] = s < a.n_splits ? splits[(u64)s * (D_V + 2) + D_V + 1] : 0.0f;
+        best = fmaxf(best, tops[j]);
+    }
+    best = warp_max(best);
+    float sum = 0.0f;
 #pragma unroll
-            for (int j = 0; j < COLUMNS; j++) {
-                const u32 column = j * THREADS + threadIdx.x;
-                if (column < D_V) y[j] += __ldcg(one + column) * factor;
-            }
-        }
-        float* out = a.out + ((u64)token * a.n_head + first_head + h) * D_V;
-#pragma unroll
-        for (int j = 0; j < COLUMNS; j++) {
-            const u32 column = j * THREADS + threadIdx.x;
-            if (column < D_V) out[column] = y[j] / sum;
-        }
+    for (int j = 0; j < MAX_SPLITS / 32; j++) {
+        // A split without positions adds nothing.
+        const float factor = tops[j] == -INF && totals[j] == 0.0f ? 0.0f : expf(tops[j] - best);
+        sum += totals[j] * factor;
+        if (threadIdx.x < 32) factors[j * 32 + lane] = factor;
+    }
+    sum = warp_sum(sum) + (a.sinks ? expf(sink - best) : 0.0f);
+    __syncthreads();
+
+    for (u32 column = threadIdx.x; column < D_V; column += THREADS) {
+        float y = 0.0f;
+#pragma unroll 8
+        for (u32 s = 0; s < a.n_splits; s++) y += factors[s] * splits[(u64)s * (D_V + 2) + column];
+        a.out[row * D_V + column] = y / sum;
     }
 }

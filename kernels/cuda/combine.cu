@@ -3,25 +3,61 @@
 #include "cuda/common.h"
 #include "cuda/args.h"
 
+// Numbers of a row that a thread keeps in registers, and slots that it asks for at a time.
+#define KEPT 4
+#define SLOTS 8
+
+// The number of a row behind its slots.
+__device__ __forceinline__ float combined(const Combine& a, const float* weights, const float* x, const float* y, u32 i) {
+    float v = 0.0f;
+    for (u32 first = 0; first < a.n_used; first += SLOTS) {
+        float slot[SLOTS];
+#pragma unroll
+        for (int s = 0; s < SLOTS; s++) slot[s] = first + s < a.n_used ? y[(u64)(first + s) * a.d + i] : 0.0f;
+#pragma unroll
+        for (int s = 0; s < SLOTS; s++) {
+            if (first + s < a.n_used) v += weights[first + s] * slot[s];
+        }
+    }
+    return a.add ? v + x[i] : v;
+}
+
 KERNEL __launch_bounds__(1024) combine(const __grid_constant__ Combine a) {
     __shared__ float scratch[33], weights[32];
     PDL_LAUNCH();
+    float w[KEPT];
+#pragma unroll
+    for (int j = 0; j < KEPT; j++) {
+        const u32 i = j * blockDim.x + threadIdx.x;
+        w[j] = a.norm_w && i < a.d ? a.norm_w[i] : 0.0f;
+    }
     PDL_WAIT();
     const u64 row = blockIdx.x;
     if (threadIdx.x < a.n_used) weights[threadIdx.x] = a.weights[row * a.n_used + threadIdx.x];
     __syncthreads();
     float* x = a.x + row * a.d;
     const float* y = a.y + row * a.n_used * a.d;
-    float sum = 0.0f;
-    for (u32 i = threadIdx.x; i < a.d; i += blockDim.x) {
-        float v = 0.0f;
-        for (u32 s = 0; s < a.n_used; s++) v += weights[s] * y[(u64)s * a.d + i];
-        if (a.add) v += x[i];
+    float kept[KEPT], sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < KEPT; j++) {
+        const u32 i = j * blockDim.x + threadIdx.x;
+        kept[j] = i < a.d ? combined(a, weights, x, y, i) : 0.0f;
+        if (i < a.d) x[i] = kept[j];
+        sum += kept[j] * kept[j];
+    }
+    for (u32 i = KEPT * blockDim.x + threadIdx.x; i < a.d; i += blockDim.x) {
+        const float v = combined(a, weights, x, y, i);
         x[i] = v;
         sum += v * v;
     }
     if (!a.norm_w) return;
     sum = block_sum(sum, scratch);
     const float r = 1.0f / sqrtf(sum / (float)a.d + a.eps);
-    for (u32 i = threadIdx.x; i < a.d; i += blockDim.x) a.norm_out[row * a.d + i] = x[i] * r * a.norm_w[i];
+    float* out = a.norm_out + row * a.d;
+#pragma unroll
+    for (int j = 0; j < KEPT; j++) {
+        const u32 i = j * blockDim.x + threadIdx.x;
+        if (i < a.d) out[i] = kept[j] * r * w[j];
+    }
+    for (u32 i = KEPT * blockDim.x + threadIdx.x; i < a.d; i += blockDim.x) out[i] = x[i] * r * a.norm_w[i];
 }

@@ -1,29 +1,64 @@
 // rms_norm, head_norm, gated_norm: x * rsqrt(mean(x^2) + eps) * w over rows of any width.
 //
-// rms_norm: a block a row, which it reads twice (the second time from L1); with a residual it first adds that to x.
+// rms_norm: a block a row; with a residual it first adds that to x.
 // head_norm, gated_norm: a warp a head. Sums in f32, lanes and warps in a fixed order.
 #include "cuda/common.h"
 #include "cuda/args.h"
 
+// Numbers of a row that a thread keeps in registers; those of longer rows are read again.
+#define KEPT 8
+
 // grid (rows), block 32..1024 threads
 KERNEL __launch_bounds__(1024) rms_norm(const __grid_constant__ RmsNorm a) {
     PDL_LAUNCH();
-    PDL_WAIT();
     __shared__ float scratch[33];
+    float w[KEPT], x[KEPT];
+#pragma unroll
+    for (int j = 0; j < KEPT; j++) {
+        const u32 i = j * blockDim.x + threadIdx.x;
+        w[j] = i < a.d ? a.w[i] : 0.0f;
+    }
+    PDL_WAIT();
     const u64 at = (u64)blockIdx.x * a.d;
-    float* x = a.x + at;
+    float* row = a.x + at;
+#pragma unroll
+    for (int j = 0; j < KEPT; j++) {
+        const u32 i = j * blockDim.x + threadIdx.x;
+        x[j] = i < a.d ? row[i] : 0.0f;
+    }
     float sum = 0.0f;
-    for (u32 i = threadIdx.x; i < a.d; i += blockDim.x) {
-        float v = x[i];
+    if (a.residual) {
+        float y[KEPT];
+#pragma unroll
+        for (int j = 0; j < KEPT; j++) {
+            const u32 i = j * blockDim.x + threadIdx.x;
+            y[j] = i < a.d ? a.residual[at + i] : 0.0f;
+        }
+#pragma unroll
+        for (int j = 0; j < KEPT; j++) {
+            const u32 i = j * blockDim.x + threadIdx.x;
+            x[j] += y[j];
+            if (i < a.d) row[i] = x[j];
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < KEPT; j++) sum += x[j] * x[j];
+    for (u32 i = KEPT * blockDim.x + threadIdx.x; i < a.d; i += blockDim.x) {
+        float v = row[i];
         if (a.residual) {
             v += a.residual[at + i];
-            x[i] = v;
+            row[i] = v;
         }
         sum += v * v;
     }
     sum = block_sum(sum, scratch);
     const float r = 1.0f / sqrtf(sum / (float)a.d + a.eps);
-    for (u32 i = threadIdx.x; i < a.d; i += blockDim.x) a.out[at + i] = x[i] * r * a.w[i];
+#pragma unroll
+    for (int j = 0; j < KEPT; j++) {
+        const u32 i = j * blockDim.x + threadIdx.x;
+        if (i < a.d) a.out[at + i] = x[j] * r * w[j];
+    }
+    for (u32 i = KEPT * blockDim.x + threadIdx.x; i < a.d; i += blockDim.x) a.out[at + i] = row[i] * r * a.w[i];
 }
 
 // One head by a warp, in place.

@@ -112,7 +112,7 @@ KERNEL __launch_bounds__(THREADS) pick_merge(const __grid_constant__ Pick a) {
     const Candidate* all = (const Candidate*)a.candidates + (u64)blockIdx.x * PARTS * MOST;
     Picked* out = a.out + blockIdx.x;
     for (u32 i = threadIdx.x; i < ask.n_listed; i += THREADS) {
-        a.listed_out[ask.first_listed + i] = logits[a.listed[ask.first_listed + i]];
+        a.listed_out[ask.first_out + i] = logits[a.listed[ask.first_listed + i]];
     }
     if (threadIdx.x < PARTS) next[threadIdx.x] = 0;
     if (threadIdx.x == 0) {

@@ -17,47 +17,46 @@ __device__ __forceinline__ double warp_sum_f64(double x) {
     return x;
 }
 
-// The best of the warp's candidates: the largest, of equals the lowest index. A candidate of index ~0 is none.
-__device__ __forceinline__ void warp_best(float& value, u32& index) {
-#pragma unroll
-    for (int step = 16; step > 0; step >>= 1) {
-        const float v = __shfl_xor_sync(FULL_MASK, value, step);
-        const u32 i = __shfl_xor_sync(FULL_MASK, index, step);
-        const bool is_better = i != ~0u && (index == ~0u || v > value || (v == value && i < index));
-        if (is_better) {
-            value = v;
-            index = i;
-        }
-    }
+// A number whose order as an integer is the order of the float; both zeros are the same. No float but NaN gives 0.
+__device__ __forceinline__ u32 ordered(float x) {
+    const u32 bits = __float_as_uint(x + 0.0f);
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-// Indices of the `n_best` best of values[0..n], into `best` in order.
-__device__ __forceinline__ void best_of(const float* values, u32 n, u32* taken, u32 n_best, u32* best) {
+// Indices of the `n_best` best of values[0..n], best first, ties to the lower index, into `best`. A lane holds the numbers
+// lane, lane + 32, ...; those taken become 0, which is below every number.
+template <int EACH_LANE>
+__device__ __forceinline__ void best_of(const float* values, u32 n, u32 n_best, u32* best) {
     const u32 lane = threadIdx.x;
-    for (u32 i = lane; i < (n + 31) / 32; i += 32) taken[i] = 0;
-    __syncwarp();
+    u32 key[EACH_LANE];
+#pragma unroll
+    for (int j = 0; j < EACH_LANE; j++) {
+        const u32 i = j * 32 + lane;
+        key[j] = i < n ? ordered(values[i]) : 0;
+    }
     for (u32 b = 0; b < n_best; b++) {
-        float value = 0.0f;
-        u32 index = ~0u;
-        for (u32 i = lane; i < n; i += 32) {
-            const bool is_free = !(taken[i / 32] >> (i % 32) & 1);
-            if (is_free && (index == ~0u || values[i] > value)) {
-                value = values[i];
-                index = i;
+        u32 top = key[0], at = 0;
+#pragma unroll
+        for (int j = 1; j < EACH_LANE; j++) {
+            if (key[j] > top) {
+                top = key[j];
+                at = j;
             }
         }
-        warp_best(value, index);
-        if (lane == 0) {
-            best[b] = index;
-            taken[index / 32] |= 1u << (index % 32);
+        const u32 all = __reduce_max_sync(FULL_MASK, top);
+        const u32 index = __reduce_min_sync(FULL_MASK, top == all ? at * 32 + lane : ~0u);
+        if (lane == 0) best[b] = index;
+#pragma unroll
+        for (int j = 0; j < EACH_LANE; j++) {
+            if (j * 32 + lane == index) key[j] = 0;
         }
-        __syncwarp();
     }
+    __syncwarp();
 }
 
 KERNEL __launch_bounds__(32) route(const __grid_constant__ Route a) {
     __shared__ float choice[N_EXPERT], worth[N_EXPERT];
-    __shared__ u32 taken[EACH], open[MAX_USED], ids[MAX_USED];
+    __shared__ u32 open[MAX_USED], ids[MAX_USED];
     __shared__ double score[N_EXPERT];
     PDL_LAUNCH();
     PDL_WAIT();
@@ -119,8 +118,7 @@ KERNEL __launch_bounds__(32) route(const __grid_constant__ Route a) {
             worth[g] = a.group_sums ? first + second : first;
         }
         __syncwarp();
-        best_of(worth, a.n_group, taken, a.n_group_used, open);
-        __syncwarp();
+        best_of<EACH>(worth, a.n_group, a.n_group_used, open);
         for (u32 e = lane; e < N_EXPERT; e += 32) {
             bool is_open = false;
             for (u32 i = 0; i < a.n_group_used; i++) is_open |= open[i] == e / size;
@@ -131,8 +129,7 @@ KERNEL __launch_bounds__(32) route(const __grid_constant__ Route a) {
 
     float weight = 0.0f;
     if (!is_bad) {
-        best_of(choice, N_EXPERT, taken, a.n_used, ids);
-        __syncwarp();
+        best_of<EACH>(choice, N_EXPERT, a.n_used, ids);
         // Lane s has slot s.
         const bool has_slot = lane < a.n_used;
         const u32 id = has_slot ? ids[lane] : 0;

@@ -6,7 +6,7 @@ mod common;
 
 use backend::cpu::CacheType;
 use backend::reference::Reference;
-use backend::{Backend, Batch, Fault, Limits, PAGE, Tables};
+use backend::{Ask, Backend, Batch, Fault, Limits, PAGE, Picks, Tables};
 use common::backends::gpu;
 use common::{BAD, N_VOCAB, PLAIN, Session, Shape, model, tokens};
 use model::plan::{DeltaHeads, Gate, RopePairing, Sharing, ValidPlan};
@@ -215,8 +215,15 @@ fn what_the_device_cannot_hold_is_an_error_that_says_so() {
     let Some(gpu) = gpu(CacheType::F32) else { return };
     let (plan, weights) = model(PLAIN);
     let plan = ValidPlan::new(plan).unwrap();
-    let limits =
-        Limits { max_tokens: 32, max_outputs: 1, n_pages: 1 << 31, max_positions: 64, n_window_pages: 4, n_states: 1 };
+    let limits = Limits {
+        max_tokens: 32,
+        max_outputs: 1,
+        n_pages: 1 << 31,
+        max_positions: 64,
+        n_window_pages: 4,
+        n_states: 1,
+        max_draft: 0,
+    };
     let error = gpu.compile(&plan, weights, limits).map(drop).unwrap_err().to_string();
     assert!(error.contains("key-value cache") && error.contains("free"), "{error}");
 }
@@ -233,4 +240,38 @@ fn a_refused_batch_changes_nothing() {
     session.n_past[0] = 0;
     assert_eq!(session.step(&[(0, &[1, 2, 3])]), first);
     assert_eq!(PAGE, 32);
+}
+
+/// What the device picks from a row is what the host picks from its logits.
+#[test]
+fn picks_are_those_of_the_row() {
+    let Some(gpu) = gpu(CacheType::F32) else { return };
+    let batch = |asks: &[Ask]| {
+        let mut batch = Batch::default();
+        let tables = Tables { pages: &[0, 1], ..Tables::default() };
+        batch.push(&tokens(asks.len(), 1), 0, tables, 0..asks.len());
+        batch.asks.copy_from_slice(asks);
+        batch.listed.extend([5, 96, 0, 5]);
+        batch
+    };
+    let best = |n, first_listed, n_listed| Ask::Best { n, first_listed, n_listed, mask: None, log_sum_exp: true };
+    let asks = [best(1, 0, 4), Ask::Logits, best(40, 1, 2), Ask::Hidden, best(64, 0, 0), best(97, 2, 1), best(1, 0, 0)];
+    let run = |asks: &[Ask]| {
+        let mut session = Session::new(&gpu, &model(PLAIN), 64);
+        let out = session.program.step(&batch(asks)).unwrap();
+        (out.logits.to_vec(), out.picks.clone())
+    };
+    let (logits, _) = run(&[Ask::Logits; 7]);
+    let mut wanted = Picks::default();
+    wanted.fill(&batch(&asks), &logits, N_VOCAB);
+    let (row, found) = run(&asks);
+    assert_eq!(row[N_VOCAB..2 * N_VOCAB], logits[N_VOCAB..2 * N_VOCAB]);
+    for i in 0..asks.len() {
+        let (Some(found), Some(wanted)) = (found.get(i), wanted.get(i)) else {
+            assert!(found.get(i).is_none() && wanted.get(i).is_none(), "row {i}");
+            continue;
+        };
+        assert_eq!((found.best, found.listed, found.bad), (wanted.best, wanted.listed, wanted.bad), "row {i}");
+        assert!((found.log_sum_exp - wanted.log_sum_exp).abs() < 1e-5, "row {i}: {found:?} {wanted:?}");
+    }
 }

@@ -170,7 +170,9 @@ fn check(folder: &Path) {
             let plan = lowered(backend, &file.open());
             let mut session = session(backend, &plan, file.open(), tokens.len() + 16);
             let logits = session.step(&[(0, &tokens)]).to_vec();
-            let may_flip = matches!(quantised, Quantised::LlamaCpp { .. }) && FLIPS.contains(&(&*name, label.as_str()));
+            // Where bits depend on the cut of a prompt, any file has near ties.
+            let is_listed = cut > 0.0 || FLIPS.contains(&(&*name, label.as_str()));
+            let may_flip = matches!(quantised, Quantised::LlamaCpp { .. }) && is_listed;
             let n_left_out = if may_flip { tokens.len() / 8 } else { 0 };
             let error = relative_rms_of_rows(&logits, &exact, plan.n_vocab, n_left_out);
             println!("{name:<10} {label:<8} {row:<22} {error:.2e} (at most {tolerance:.2e})");

@@ -31,8 +31,8 @@ fn main() -> ExitCode {
         Command::Tokenize(args) => commands::tokenize::run(args),
         Command::Render(args) => commands::render::run(args),
         Command::Perplexity(args) => commands::perplexity::run(args),
-        Command::TryGrammar => trial::run(),
         Command::Devices => commands::devices::run(),
+        Command::TryGrammar => trial::run(),
         Command::Completions { shell } => {
             commands::completions::run(*shell);
             Ok(())

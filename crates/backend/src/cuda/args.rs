@@ -57,8 +57,8 @@ args! {
         step: Step, k: Ptr, v: Ptr, k_cache: Ptr, v_cache: Ptr, rows: u32, n_kv: u32, d_k: u32, d_v: u32, windowed: u32,
         reserved: u32,
     }
-    struct Attention: 152 {
-        step: Step, q: Ptr, k_cache: Ptr, v_cache: Ptr, sinks: Ptr, out: Ptr, partial: Ptr, arrived: Ptr,
+    struct Attention: 144 {
+        step: Step, q: Ptr, k_cache: Ptr, v_cache: Ptr, sinks: Ptr, out: Ptr, partial: Ptr,
         rows: u32, n_head: u32, n_kv: u32, n_splits: u32, window: u32, windowed: u32, scale: f32, softcap: f32,
     }
     struct CausalConv: 112 { step: Step, x: Ptr, w: Ptr, state: Ptr, out: Ptr, state_len: u64, d: u32, reserved: u32 }
@@ -81,7 +81,7 @@ args! {
         step: Step, parts: [QkvPart; 3], table: Ptr, rows: u32, n_heads: u32, half: u32, interleaved: u32, windowed: u32,
         eps: f32,
     }
-    struct PickAsk: 24 { row: u32, n: u32, first_listed: u32, n_listed: u32, log_sum_exp: u32, reserved: u32 }
+    struct PickAsk: 24 { row: u32, n: u32, first_listed: u32, n_listed: u32, log_sum_exp: u32, first_out: u32 }
     struct PickPart: 16 { top: f32, sum: f32, first_bad: u32, reserved: u32 }
     struct Pick: 64 {
         logits: Ptr, asks: Ptr, listed: Ptr, parts: Ptr, candidates: Ptr, out: Ptr, listed_out: Ptr, n_vocab: u32,

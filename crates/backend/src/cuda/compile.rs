@@ -76,9 +76,6 @@ pub fn compile(
     if limits.max_tokens == 0 || limits.max_tokens > MAX_TOKENS {
         return Err(unsupported(format!("run steps of {} tokens, at most {MAX_TOKENS}", limits.max_tokens)));
     }
-    if limits.max_draft > 0 && kinds.state {
-        return Err(unsupported("take drafts where a plan keeps recurrent states".into()));
-    }
     let n_routers = plan.ops.iter().filter(|op| matches!(op, Op::Route { .. })).count();
     if n_routers > MAX_ROUTERS {
         return Err(unsupported(format!("run {n_routers} routers, at most {MAX_ROUTERS}")));
@@ -128,14 +125,9 @@ pub fn compile(
     let scratch = Scratch {
         apart: scratch("scratch of products", needs.apart)?,
         partial: scratch("partial sums of attention", needs.partial)?,
-        arrived: scratch("counters of attention", needs.arrived)?,
         first: scratch("expert lists", needs.n_expert + 1)?,
         pairs: scratch("expert lists", needs.pairs)?,
     };
-    if needs.arrived > 0 {
-        // SAFETY: just allocated with this length.
-        unsafe { stream.fill(scratch.arrived, 0, 4 * needs.arrived) }.failed("counters of attention")?;
-    }
     let mut ropes = Vec::with_capacity(plan.ropes.len());
     for decl in &plan.ropes {
         let half = decl.inv_freq.len();
@@ -228,7 +220,6 @@ fn router_layers(plan: &Plan) -> Vec<u32> {
 struct Needs {
     apart: usize,
     partial: usize,
-    arrived: usize,
     n_expert: usize,
     pairs: usize,
 }
@@ -245,7 +236,6 @@ impl Needs {
                 }
                 Node::Attention(node) => {
                     // Splits shrink as tokens grow, so the most of their product stands at some number of tokens.
-                    let tiles = node.cache.n_kv * node.tiles();
                     for n_tokens in 1..=limits.max_tokens {
                         let n_splits = node.splits(n_tokens, most_pages.max(MAX_SPLITS), sms);
                         if n_splits == 1 {
@@ -253,7 +243,6 @@ impl Needs {
                         }
                         let row = node.n_head * (node.cache.d_v + 2);
                         needs.partial = needs.partial.max(n_tokens.saturating_mul(n_splits).saturating_mul(row));
-                        needs.arrived = needs.arrived.max(n_tokens * tiles);
                     }
                 }
                 Node::Experts(node) => {

@@ -339,6 +339,12 @@ impl Stream {
         unsafe { call!(cuLaunchKernelEx(&config, kernel.raw, params.as_mut_ptr(), std::ptr::null_mut())) }
     }
 
+    /// Queues a mark of the time.
+    pub fn record(&self, event: &Event) -> Result<()> {
+        // SAFETY: both live.
+        unsafe { call!(cuEventRecord(event.raw, self.raw)) }
+    }
+
     /// Records what `queue` queues, and makes a graph of it.
     pub fn capture<E: From<DriverError>>(
         &self,
@@ -377,6 +383,54 @@ impl Drop for Stream {
         if self.context.enter().is_ok() {
             // SAFETY: created by `new`.
             unsafe { sys::cuStreamDestroy_v2(self.raw) };
+        }
+    }
+}
+
+/// A mark of the time on a stream.
+#[derive(Debug)]
+pub struct Event {
+    raw: sys::CUevent,
+    context: Arc<Context>,
+}
+
+// SAFETY: a handle with one owner.
+unsafe impl Send for Event {}
+
+impl Event {
+    /// An event that keeps its time.
+    pub fn new(context: &Arc<Context>) -> Result<Event> {
+        let (mut raw, mut version) = (std::ptr::null_mut(), 0);
+        // SAFETY: the driver writes one number and one handle.
+        unsafe {
+            call!(cuDriverGetVersion(&mut version))?;
+            if version < 12080 {
+                // `until` is missing there.
+                return Err(DriverError {
+                    call: "time kernels".into(),
+                    why: "CUDA 12.8 is needed".into(),
+                    is_memory: false,
+                });
+            }
+            call!(cuEventCreate(&mut raw, 0))?;
+        }
+        Ok(Event { raw, context: Arc::clone(context) })
+    }
+
+    /// Milliseconds from this mark to a later one; both were passed.
+    pub fn until(&self, later: &Event) -> Result<f32> {
+        let mut ms = 0.0;
+        // SAFETY: both live; the driver writes one number.
+        unsafe { call!(cuEventElapsedTime_v2(&mut ms, self.raw, later.raw))? };
+        Ok(ms)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: created by `new`.
+            unsafe { sys::cuEventDestroy_v2(self.raw) };
         }
     }
 }

@@ -53,7 +53,6 @@ pub struct Scratch {
     /// A product that has no buffer in the plan.
     pub apart: Ptr,
     pub partial: Ptr,
-    pub arrived: Ptr,
     pub first: Ptr,
     pub pairs: Ptr,
 }
@@ -407,7 +406,6 @@ impl Encoder<'_> {
             sinks: node.sinks,
             out: node.out.ptr,
             partial: self.scratch.partial,
-            arrived: self.scratch.arrived,
             rows: n_tokens as u32,
             n_head: node.n_head as u32,
             n_kv: node.cache.n_kv as u32,
@@ -418,7 +416,12 @@ impl Encoder<'_> {
             softcap: node.softcap,
         };
         let grid = [n_tokens * node.tiles(), node.cache.n_kv, n_splits].map(|n| n as u32);
-        self.run(node.module, Launch { entry: "attention", grid, block: 128, shared: 0 }, &args)
+        self.run(node.module, Launch { entry: "attention", grid, block: 128, shared: 0 }, &args)?;
+        if n_splits == 1 {
+            return Ok(());
+        }
+        let grid = [n_tokens, node.n_head, 1].map(|n| n as u32);
+        self.run(node.module, Launch { entry: "attention_merge", grid, block: 128, shared: 0 }, &args)
     }
 
     fn route(&mut self, node: &RouteNode) -> Result<(), DriverError> {

@@ -21,6 +21,7 @@ mod tables;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;
+mod times;
 mod upload;
 
 use std::path::PathBuf;

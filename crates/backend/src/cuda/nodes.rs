@@ -218,6 +218,51 @@ pub enum Node {
     },
 }
 
+impl Node {
+    /// Its name with the weights that it multiplies with, and the bytes of those that a token reads.
+    pub fn describe(&self) -> (String, usize) {
+        let bytes = |w: &Mat| w.dtype.plane_bytes(w.k).map_or(0, |row| row.total()) * w.n;
+        let shape = |w: &Mat| format!("{} {}x{}", w.dtype, w.n, w.k);
+        match self {
+            Node::Embed { table, .. } => (format!("embed {}", table.dtype), 0),
+            Node::Linear { parts, .. } => {
+                let n: Vec<String> = parts.iter().map(|part| part.w.n.to_string()).collect();
+                let w = parts[0].w;
+                let name = format!("linear {} {}x{}", w.dtype, n.join("+"), w.k);
+                (name, parts.iter().map(|part| bytes(&part.w)).sum())
+            }
+            Node::GatedLinear { gate, up, .. } | Node::GatedLinearApart { gate, up, .. } => {
+                (format!("gated_linear {}", shape(gate)), bytes(gate) + bytes(up))
+            }
+            Node::HeadLinear { w, n_head, .. } => (format!("head_linear {n_head} {}", shape(w)), n_head * bytes(w)),
+            Node::Experts(node) => {
+                let all = bytes(&node.gate) + bytes(&node.up) + bytes(&node.down);
+                (format!("experts {}, down {}", shape(&node.gate), node.down.dtype), node.n_used * all)
+            }
+            Node::RmsNorm { .. } => ("rms_norm".into(), 0),
+            Node::HeadNorm { gate: 0, .. } => ("head_norm".into(), 0),
+            Node::HeadNorm { .. } => ("gated_norm".into(), 0),
+            Node::Rope { .. } => ("rope".into(), 0),
+            Node::Heads { .. } => ("heads".into(), 0),
+            Node::GatedAct { .. } => ("gated_act".into(), 0),
+            Node::Add { .. } => ("add".into(), 0),
+            Node::Scale { .. } => ("scale".into(), 0),
+            Node::ScaleBy { .. } => ("scale_by".into(), 0),
+            Node::Softcap { .. } => ("softcap".into(), 0),
+            Node::SigmoidGate { .. } => ("sigmoid_gate".into(), 0),
+            Node::DecayBeta { .. } => ("decay_beta".into(), 0),
+            Node::KvAppend { .. } => ("kv_append".into(), 0),
+            Node::Qkv(_) => ("qkv".into(), 0),
+            Node::Attention(_) => ("attention".into(), 0),
+            Node::CausalConv { .. } => ("causal_conv".into(), 0),
+            Node::DeltaNet { .. } => ("delta_net".into(), 0),
+            Node::Route(_) => ("route".into(), 0),
+            Node::Combine { .. } => ("combine".into(), 0),
+            Node::Select { .. } => ("select".into(), 0),
+        }
+    }
+}
+
 /// Heads of q, k or v: what is done to them, in the order of the fields.
 #[derive(Clone, Copy, Debug)]
 pub struct QkvPartNode {

@@ -31,6 +31,7 @@ pub struct Picker {
     rows: Vec<usize>,
     /// Rows whose logits travel, `[R]`.
     wanted: Vec<bool>,
+    /// Listed logits of all rows together: rows may list the same tokens.
     n_listed: usize,
 }
 
@@ -68,7 +69,12 @@ impl Picker {
             return Ok(None);
         }
         let n = self.rows.len();
-        self.n_listed = batch.listed.len();
+        let (n_up, mut n_down) = (batch.listed.len(), 0);
+        for &row in &self.rows {
+            let Ask::Best { n_listed, .. } = batch.asks[row] else { continue };
+            n_down += n_listed as usize;
+        }
+        self.n_listed = n_down;
         let context = &self.context;
         let grow = |pair: &mut Option<(Pinned, Memory)>, words: usize| {
             if pair.as_ref().is_none_or(|(_, memory)| memory.bytes() < 4 * words) {
@@ -77,7 +83,7 @@ impl Picker {
             }
             Ok::<_, DriverError>(())
         };
-        grow(&mut self.up, ASK_WORDS * n + self.n_listed)?;
+        grow(&mut self.up, ASK_WORDS * n + n_up)?;
         grow(&mut self.down, PICKED_WORDS * n + self.n_listed)?;
         let scratch_bytes = n * PICK_PARTS * (16 + 8 * MOST);
         if self.scratch.as_ref().is_none_or(|scratch| scratch.bytes() < scratch_bytes) {
@@ -87,14 +93,16 @@ impl Picker {
             return Ok(None);
         };
         let words = host.words_mut::<u32>();
+        let mut first_out = 0;
         for (i, &row) in self.rows.iter().enumerate() {
             let Ask::Best { n, first_listed, n_listed, log_sum_exp, .. } = batch.asks[row] else { continue };
-            let ask = [row as u32, n, first_listed, n_listed, u32::from(log_sum_exp), 0];
+            let ask = [row as u32, n, first_listed, n_listed, u32::from(log_sum_exp), first_out];
             words[ASK_WORDS * i..][..ASK_WORDS].copy_from_slice(&ask);
+            first_out += n_listed;
         }
-        words[ASK_WORDS * n..][..self.n_listed].copy_from_slice(&batch.listed);
+        words[ASK_WORDS * n..][..n_up].copy_from_slice(&batch.listed);
         // SAFETY: both are as long as what is copied, and no step begins before the last one has ended.
-        unsafe { stream.upload(up.ptr(), host, 4 * (ASK_WORDS * n + self.n_listed))? };
+        unsafe { stream.upload(up.ptr(), host, 4 * (ASK_WORDS * n + n_up))? };
         Ok(Some(args::Pick {
             logits,
             asks: up.ptr(),
@@ -131,6 +139,7 @@ impl Picker {
         picks.clear();
         let words = self.down.as_ref().map_or(&[][..], |(host, _)| host.words::<u32>());
         let mut best = Vec::with_capacity(MOST);
+        let mut first_out = PICKED_WORDS * self.rows.len();
         for row in 0..batch.asks.len() {
             let Ok(i) = self.rows.binary_search(&row) else {
                 if let Some(found) = host.get(row) {
@@ -138,7 +147,7 @@ impl Picker {
                 }
                 continue;
             };
-            let Ask::Best { first_listed, n_listed, log_sum_exp, .. } = batch.asks[row] else { continue };
+            let Ask::Best { n_listed, log_sum_exp, .. } = batch.asks[row] else { continue };
             let found = &words[PICKED_WORDS * i..][..PICKED_WORDS];
             let (n, bad) = (found[2] as usize, found[3]);
             let bad = (bad != u32::MAX).then(|| (bad, f32::from_bits(found[4])));
@@ -147,7 +156,8 @@ impl Picker {
                 best.extend((0..n).map(|j| (found[6 + j], f32::from_bits(found[6 + MOST + j]))));
             }
             let sum = f64::from_bits(u64::from(found[0]) | u64::from(found[1]) << 32);
-            let listed = &words[PICKED_WORDS * self.rows.len() + first_listed as usize..][..n_listed as usize];
+            let listed = &words[first_out..][..n_listed as usize];
+            first_out += n_listed as usize;
             let listed: Vec<f32> = listed.iter().map(|&word| f32::from_bits(word)).collect();
             let log_sum_exp = if log_sum_exp && bad.is_none() { sum } else { f64::NAN };
             picks.push(row, Best { best: &best, listed: &listed, log_sum_exp, bad });

@@ -9,8 +9,11 @@ use super::encode::{Encoder, Kernels, RopeView, Scratch};
 use super::nodes::{MAX_SPLITS, Node, RouteNode, StateView, View};
 use super::pick::Picker;
 use super::tables::{Counts, Tables};
+use super::times::Times;
 use crate::routing::RoutingTrace;
-use crate::{Ask, Batch, Cause, Failure, Fault, Kinds, Limits, Output, PAGE, Picks, Program, RouterInfo, StepError};
+use crate::{
+    Ask, Batch, Cause, Failure, Fault, Kinds, Limits, OpTime, Output, PAGE, Picks, Program, RouterInfo, StepError,
+};
 
 /// Most tokens of a step that is captured: above, the device computes longer than the host queues.
 const MAX_CAPTURED: usize = 64;
@@ -57,6 +60,7 @@ pub struct CudaProgram {
     parts: Parts,
     faults: Vec<Fault>,
     picks: Picks,
+    times: Times,
     /// The step under way.
     batch: Batch,
     /// Ids of all routers while the routing is traced, `[routers][max_tokens · n_used]`.
@@ -75,6 +79,7 @@ impl CudaProgram {
             graphs: HashMap::new(),
             faults: Vec::with_capacity(parts.limits.max_tokens),
             picks: Picks::default(),
+            times: Times::new(&parts.context, &parts.nodes),
             batch: Batch::default(),
             parts,
             trace: None,
@@ -95,7 +100,8 @@ impl CudaProgram {
         let longest = batch.chunks.iter().map(|c| c.len as usize).max().unwrap_or(0);
         let pages = batch.chunks.iter().map(|c| (c.pos as usize + c.len as usize).div_ceil(PAGE)).max().unwrap_or(1);
         let most_pages = pages.next_power_of_two().min(MAX_SPLITS);
-        let is_decode = longest == 1 && counts.tokens <= MAX_CAPTURED && !self.is_traced;
+        let is_watched = self.is_traced || self.times.is_on();
+        let is_decode = longest == 1 && counts.tokens <= MAX_CAPTURED && !is_watched;
         let key = (counts, most_pages);
         let seen = if is_decode { self.graphs.get(&key) } else { None };
         match seen {
@@ -141,8 +147,10 @@ impl CudaProgram {
         let parts = &self.parts;
         let mut encoder = self.encoder(counts, longest, most_pages);
         encoder.begin()?;
-        for node in &parts.nodes {
+        self.times.mark(0, &parts.stream)?;
+        for (i, node) in parts.nodes.iter().enumerate() {
             encoder.node(node)?;
+            self.times.mark(i + 1, &parts.stream)?;
             if let (Node::Route(route), Some((trace, _)), true) = (node, &self.trace, self.is_traced) {
                 let (at, len) = self.trace_place(route, counts);
                 // SAFETY: the ids were just queued, and the trace has room for every router's at the limits.
@@ -240,6 +248,10 @@ impl Program for CudaProgram {
 
     fn submit(&mut self, batch: &Batch) -> Result<(), StepError> {
         batch.check(self.parts.limits, self.parts.kinds, self.parts.n_vocab)?;
+        if self.parts.kinds.state && batch.chunks.iter().any(|c| c.n_draft > 0) {
+            let why = "the CUDA backend takes no drafts where a plan keeps recurrent states";
+            return Err(StepError::Batch(why.into()));
+        }
         if let Some(e) = self.broken.clone() {
             return Err(self.device_error(e));
         }
@@ -248,7 +260,7 @@ impl Program for CudaProgram {
     }
 
     fn wait(&mut self) -> Result<Output<'_>, StepError> {
-        let waited = self.parts.context.enter().and_then(|()| self.parts.stream.wait());
+        let waited = self.parts.context.enter().and_then(|()| self.parts.stream.wait()).and_then(|()| self.times.add());
         if let Err(e) = waited {
             return Err(self.device_error(e));
         }
@@ -284,6 +296,18 @@ impl Program for CudaProgram {
         // Without memory for it nothing is traced.
         self.is_traced = is_on && self.trace.is_some();
         self.parts.routing.turn(self.is_traced, self.parts.limits.max_outputs);
+    }
+
+    fn trace_times(&mut self, is_on: bool) {
+        let turned = self.parts.context.enter().and_then(|()| self.times.turn(is_on));
+        if turned.is_err() {
+            // Without events nothing is timed.
+            let _ = self.times.turn(false);
+        }
+    }
+
+    fn times(&self) -> &[OpTime] {
+        self.times.rows()
     }
 
     /// Without recurrent states, drafts leave nothing behind but cache positions; with them there are no drafts.

@@ -1,0 +1,84 @@
+//! How long nodes take on the device, those that do the same in several layers together. Events stand between the
+//! launches, so a traced step is slower than the sum of its rows.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::driver::{Context, DriverError, Event, Stream};
+use super::nodes::Node;
+use crate::OpTime;
+
+/// Clocks of a program.
+pub struct Times {
+    context: Arc<Context>,
+    is_on: bool,
+    /// Row of each node in `rows`; the last is what comes around the nodes.
+    row_of: Vec<usize>,
+    rows: Vec<OpTime>,
+    /// Before the first node, and behind each.
+    events: Vec<Event>,
+}
+
+impl Times {
+    /// For the nodes of a program.
+    pub fn new(context: &Arc<Context>, nodes: &[Node]) -> Times {
+        let mut rows: Vec<OpTime> = Vec::new();
+        let row = |node: &Node| {
+            let (name, bytes) = node.describe();
+            let found = rows.iter().position(|row| row.name == name);
+            let at = found.unwrap_or_else(|| {
+                rows.push(OpTime { name, ..OpTime::default() });
+                rows.len() - 1
+            });
+            rows[at].bytes += bytes;
+            at
+        };
+        let row_of = nodes.iter().map(row).collect();
+        Times { context: Arc::clone(context), is_on: false, row_of, rows, events: Vec::new() }
+    }
+
+    /// Starts from zero, or stops.
+    pub fn turn(&mut self, is_on: bool) -> Result<(), DriverError> {
+        self.is_on = is_on;
+        if is_on {
+            for row in &mut self.rows {
+                (row.steps, row.launches, row.time, row.serial) = (0, 0, Duration::ZERO, Duration::ZERO);
+            }
+            while self.events.len() <= self.row_of.len() {
+                self.events.push(Event::new(&self.context)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether steps are traced.
+    pub fn is_on(&self) -> bool {
+        self.is_on
+    }
+
+    /// Marks the place behind `n` nodes.
+    pub fn mark(&self, n: usize, stream: &Stream) -> Result<(), DriverError> {
+        if self.is_on { stream.record(&self.events[n]) } else { Ok(()) }
+    }
+
+    /// Adds up a step that has ended.
+    pub fn add(&mut self) -> Result<(), DriverError> {
+        if !self.is_on {
+            return Ok(());
+        }
+        let mut seen = vec![false; self.rows.len()];
+        for (i, &at) in self.row_of.iter().enumerate() {
+            let ms = self.events[i].until(&self.events[i + 1])?;
+            let row = &mut self.rows[at];
+            row.time += Duration::from_secs_f64(f64::from(ms.max(0.0)) / 1e3);
+            row.launches += 1;
+            row.steps += u64::from(!std::mem::replace(&mut seen[at], true));
+        }
+        Ok(())
+    }
+
+    /// What was counted.
+    pub fn rows(&self) -> &[OpTime] {
+        &self.rows
+    }
+}
