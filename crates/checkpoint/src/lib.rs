@@ -277,8 +277,8 @@ impl Checkpoint {
                         Place::Unreadable(i) => unreadable[i].file,
                     };
                     let what = match here == there {
-                        true => "stands twice in the file".to_string(),
-                        false => format!("stands in {} too", files[there].path().display()),
+                        true => "is in the file twice".to_string(),
+                        false => format!("is in {} too", files[there].path().display()),
                     };
                     return Err(Error::tensor(&files[here].path().to_string_lossy(), tensor, what));
                 }
