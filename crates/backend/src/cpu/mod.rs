@@ -14,9 +14,17 @@ mod math;
 mod mem;
 mod ops;
 pub mod pool;
+#[cfg(test)]
+mod pool_tests;
 mod program;
 mod states;
 mod times;
+
+/// What the pool synchronises with: `tests/pool_schedules.rs` puts a scheduler's own in its place.
+mod sync {
+    pub use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, atomic};
+    pub use std::thread::{Builder, JoinHandle};
+}
 
 use std::sync::Arc;
 

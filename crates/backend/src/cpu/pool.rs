@@ -12,17 +12,16 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
+use super::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+use super::sync::{Arc, Builder, Condvar, JoinHandle, Mutex, MutexGuard, PoisonError};
 use crate::CompileError;
 
 /// Pauses before a waiting thread sleeps: 150 to 500 µs, longer than the serial parts between two regions of a step.
 /// With a fifth of it the workers slept several times a token, and decode lost 3% (AMD EPYC 9004, 2 cores,
 /// Qwen3-30B-A3B's shape).
-const SPINS: u32 = 10_000;
+pub(super) const SPINS: u32 = 10_000;
 
 /// A fixed set of threads.
 pub struct Pool {
@@ -84,7 +83,7 @@ impl Pool {
         Pool::start(threads, SPINS, |worker| Builder::new().name(format!("cpu-{worker}")))
     }
 
-    fn start(threads: usize, spins: u32, builder: impl Fn(usize) -> Builder) -> Result<Pool, CompileError> {
+    pub(super) fn start(threads: usize, spins: u32, builder: impl Fn(usize) -> Builder) -> Result<Pool, CompileError> {
         let shared = Arc::new(Shared {
             ticket: Alone(AtomicU64::new(0)),
             done: Alone(AtomicU32::new(0)),
@@ -262,83 +261,5 @@ impl Shared {
                 self.sleepers.fetch_sub(1, SeqCst);
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::time::{Duration, Instant};
-
-    #[test]
-    fn every_chunk_runs_once_whatever_the_sizes() {
-        // Without patience every region ends and begins with threads on their way to sleep.
-        for (threads, spins) in [(1, SPINS), (2, SPINS), (3, SPINS), (5, SPINS), (2, 0), (4, 0)] {
-            let mut pool = Pool::start(threads, spins, |_| Builder::new()).unwrap();
-            let counts: Vec<AtomicU32> = (0..257).map(|_| AtomicU32::new(0)).collect();
-            let mut expected = vec![0u32; 257];
-            for round in 0..3000usize {
-                let n = round * 7 % 258;
-                pool.run(n, &|worker, chunk| {
-                    assert!(worker < threads);
-                    counts[chunk].fetch_add(1, Relaxed);
-                });
-                expected[..n].iter_mut().for_each(|e| *e += 1);
-                if round % 1000 == 0 {
-                    // Long enough for the workers to fall asleep.
-                    std::thread::sleep(Duration::from_millis(3));
-                }
-            }
-            assert_eq!(counts.iter().map(|c| c.load(Relaxed)).collect::<Vec<_>>(), expected);
-            assert_eq!(pool.regions() > 0, threads > 1);
-        }
-    }
-
-    #[test]
-    fn a_thread_that_cannot_start_is_an_error() {
-        // The third thread wants a stack that no machine has.
-        let result =
-            Pool::start(4, SPINS, |worker| Builder::new().stack_size(if worker == 2 { 1 << 60 } else { 1 << 20 }));
-        let error = result.err().unwrap().to_string();
-        assert!(error.starts_with("compile plan: start 4 threads: the system gave 2"), "{error}");
-    }
-
-    #[test]
-    fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
-        let mut pool = Pool::new(3).unwrap();
-        for bad in 0..20usize {
-            let result = catch_unwind(AssertUnwindSafe(|| {
-                pool.run(20, &|_, chunk| {
-                    if chunk == bad {
-                        panic!("chunk {chunk}");
-                    }
-                })
-            }));
-            let payload = result.unwrap_err();
-            assert_eq!(payload.downcast_ref::<String>().unwrap(), &format!("chunk {bad}"));
-            let sum = AtomicUsize::new(0);
-            pool.run(20, &|_, chunk| {
-                sum.fetch_add(chunk, Relaxed);
-            });
-            assert_eq!(sum.into_inner(), 190);
-        }
-    }
-
-    #[test]
-    fn a_slow_thread_holds_up_its_own_chunk_only() {
-        let mut pool = Pool::new(4).unwrap();
-        let slow = Duration::from_millis(50);
-        let start = Instant::now();
-        let done = AtomicUsize::new(0);
-        pool.run(64, &|_, chunk| {
-            // One chunk simulates a thread that lost its core; the other 63 are left to the others.
-            if chunk == 0 {
-                std::thread::sleep(slow);
-            }
-            done.fetch_add(1, Relaxed);
-        });
-        let took = start.elapsed();
-        assert_eq!(done.into_inner(), 64);
-        assert!(took < slow * 4, "{took:?} for one chunk of {slow:?}");
     }
 }

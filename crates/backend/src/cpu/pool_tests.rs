@@ -1,0 +1,79 @@
+//! Tests of the pool on the threads of this machine; `tests/pool_schedules.rs` explores schedules.
+#![allow(clippy::unwrap_used)]
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*};
+use std::thread::Builder;
+use std::time::{Duration, Instant};
+
+use super::pool::{Pool, SPINS};
+
+#[test]
+fn every_chunk_runs_once_whatever_the_sizes() {
+    // Without patience every region ends and begins with threads on their way to sleep.
+    for (threads, spins) in [(1, SPINS), (2, SPINS), (3, SPINS), (5, SPINS), (2, 0), (4, 0)] {
+        let mut pool = Pool::start(threads, spins, |_| Builder::new()).unwrap();
+        let counts: Vec<AtomicU32> = (0..257).map(|_| AtomicU32::new(0)).collect();
+        let mut expected = vec![0u32; 257];
+        for round in 0..3000usize {
+            let n = round * 7 % 258;
+            pool.run(n, &|worker, chunk| {
+                assert!(worker < threads);
+                counts[chunk].fetch_add(1, Relaxed);
+            });
+            expected[..n].iter_mut().for_each(|e| *e += 1);
+            if round % 1000 == 0 {
+                // Long enough for the workers to fall asleep.
+                std::thread::sleep(Duration::from_millis(3));
+            }
+        }
+        assert_eq!(counts.iter().map(|c| c.load(Relaxed)).collect::<Vec<_>>(), expected);
+        assert_eq!(pool.regions() > 0, threads > 1);
+    }
+}
+
+#[test]
+fn a_thread_that_cannot_start_is_an_error() {
+    // The third thread wants a stack that no machine has.
+    let result = Pool::start(4, SPINS, |worker| Builder::new().stack_size(if worker == 2 { 1 << 60 } else { 1 << 20 }));
+    let error = result.err().unwrap().to_string();
+    assert!(error.starts_with("compile plan: start 4 threads: the system gave 2"), "{error}");
+}
+
+#[test]
+fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
+    let mut pool = Pool::new(3).unwrap();
+    for bad in 0..20usize {
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            pool.run(20, &|_, chunk| {
+                if chunk == bad {
+                    panic!("chunk {chunk}");
+                }
+            })
+        }));
+        let payload = result.unwrap_err();
+        assert_eq!(payload.downcast_ref::<String>().unwrap(), &format!("chunk {bad}"));
+        let sum = AtomicUsize::new(0);
+        pool.run(20, &|_, chunk| {
+            sum.fetch_add(chunk, Relaxed);
+        });
+        assert_eq!(sum.into_inner(), 190);
+    }
+}
+
+#[test]
+fn a_slow_thread_holds_up_its_own_chunk_only() {
+    let mut pool = Pool::new(4).unwrap();
+    let slow = Duration::from_millis(50);
+    let start = Instant::now();
+    let done = AtomicUsize::new(0);
+    pool.run(64, &|_, chunk| {
+        // One chunk simulates a thread that lost its core; the other 63 are left to the others.
+        if chunk == 0 {
+            std::thread::sleep(slow);
+        }
+        done.fetch_add(1, Relaxed);
+    });
+    let took = start.elapsed();
+    assert_eq!(done.into_inner(), 64);
+    assert!(took < slow * 4, "{took:?} for one chunk of {slow:?}");
+}
