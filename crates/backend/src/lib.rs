@@ -40,8 +40,8 @@ pub trait Backend {
     /// [`CompileError::Plan`] when a pass breaks a rule of an op.
     fn lower(&self, plan: ValidPlan) -> Result<ValidPlan, CompileError>;
 
-    /// What the program of a plan takes of this backend's memory: what [`Backend::compile`] would allocate, and the weights
-    /// that stay in their files. Allocates nothing.
+    /// What the program of a plan takes of this backend's memory: what [`Backend::compile`] would allocate, and the
+    /// weights that stay in their files. Allocates nothing.
     fn footprint(&self, plan: &ValidPlan, limits: Limits) -> Footprint;
 
     /// Binds a plan to its weights and allocates everything a step needs.

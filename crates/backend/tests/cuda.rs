@@ -1,5 +1,5 @@
-//! The CUDA backend against the reference: random models of one layer in many shapes and every weight type. Golden logits
-//! are in `golden.rs`. Without a GPU each test says so and ends.
+//! The CUDA backend against the reference: random models of one layer in many shapes and every weight type. Golden
+//! logits are in `golden.rs`. Without a GPU each test says so and ends.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -19,8 +19,8 @@ const fn heads(n_k_head: usize, n_v_head: usize, d_k: usize, d_v: usize, sharing
     DeltaHeads { n_k_head, n_v_head, d_k, d_v, sharing }
 }
 
-/// The most that logits may be off where every matrix is of floats: products of many rows round activations to bf16 beside
-/// weights of 16 bits, as the matrix of the logits is.
+/// The most that logits may be off where every matrix is of floats: products of many rows round activations to bf16
+/// beside weights of 16 bits, as the matrix of the logits is.
 const FLOATS_OFF: f64 = 5e-3;
 
 /// Shapes in floats.

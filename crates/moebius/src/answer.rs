@@ -12,8 +12,8 @@ use engine::scheduler::{Engine, EventKind, Events, FinishReason, Request, Usage}
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Takes Ctrl-C over: from now on it stops an answer and not the program. A second one, when nobody has reacted to the
-    /// first, ends the program, so that it can always be left.
+    /// Takes Ctrl-C over: from now on it stops an answer and not the program. A second one, when nobody has reacted to
+    /// the first, ends the program, so that it can always be left.
     pub fn install() -> Result<Interrupt> {
         let flag = Arc::new(AtomicBool::new(false));
         let handler = Arc::clone(&flag);

@@ -66,8 +66,8 @@ pub struct StepArgs {
     /// Weights to copy into memory with pages of 2 MB
     #[arg(long, value_enum, default_value_t = CopyArg::Auto)]
     pub copy_weights: CopyArg,
-    /// Memory that the whole process stays below, weights included: 12G (powers of ten) or 12GiB (of two). What is free,
-    /// less a margin, when left out; then the system may evict weights
+    /// Memory that the whole process stays below, weights included: 12G (powers of ten) or 12GiB (of two). What is
+    /// free, less a margin, when left out; then the system may evict weights
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub memory: Option<usize>,
     /// Most tokens computed in one step

@@ -1,4 +1,5 @@
-//! What the machine has: cores, free memory, peak memory of this process, read bandwidth, a terminal to show progress on.
+//! What the machine has: cores, free memory, peak memory of this process, read bandwidth, a terminal to show progress
+//! on.
 
 use std::io::IsTerminal;
 
@@ -111,6 +112,20 @@ pub fn bytes(n: u64) -> String {
     }
 }
 
+/// Where the program may keep what it can make again: `$XDG_CACHE_HOME/moebius` or `~/.cache/moebius`, and the like on
+/// other systems; `None` where there is no home.
+pub fn cache_folder() -> Option<std::path::PathBuf> {
+    let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(std::path::PathBuf::from);
+    let caches = if cfg!(windows) {
+        folder("LOCALAPPDATA")?
+    } else if cfg!(target_os = "macos") {
+        folder("HOME")?.join("Library/Caches")
+    } else {
+        folder("XDG_CACHE_HOME").filter(|path| path.is_absolute()).or_else(|| Some(folder("HOME")?.join(".cache")))?
+    };
+    Some(caches.join("moebius"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -129,18 +144,4 @@ mod tests {
         let mut bandwidth = Bandwidth { samples: vec![1.0, 3.0, 5.0], ..Bandwidth::new(1) };
         assert_eq!([bandwidth.take(), bandwidth.take()], [3.0, 5.0]);
     }
-}
-
-/// Where the program may keep what it can make again: `$XDG_CACHE_HOME/moebius` or `~/.cache/moebius`, and the like on
-/// other systems; `None` where there is no home.
-pub fn cache_folder() -> Option<std::path::PathBuf> {
-    let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(std::path::PathBuf::from);
-    let caches = if cfg!(windows) {
-        folder("LOCALAPPDATA")?
-    } else if cfg!(target_os = "macos") {
-        folder("HOME")?.join("Library/Caches")
-    } else {
-        folder("XDG_CACHE_HOME").filter(|path| path.is_absolute()).or_else(|| Some(folder("HOME")?.join(".cache")))?
-    };
-    Some(caches.join("moebius"))
 }

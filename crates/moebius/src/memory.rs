@@ -53,7 +53,8 @@ impl Budget {
         }
     }
 
-    /// Bytes that pages and states may take beside a program that takes `base` without them; none where that is unknown.
+    /// Bytes that pages and states may take beside a program that takes `base` without them; none where that is
+    /// unknown.
     fn room(self, base: &Footprint) -> Option<usize> {
         match self {
             Budget::Promise { bytes, overhead } => Some(bytes.saturating_sub(overhead.saturating_add(base.total()))),

@@ -8,8 +8,8 @@ use engine::formats::{Event, Format, Hold, Parser};
 const DIM: &str = "\x1b[2m";
 const PLAIN: &str = "\x1b[0m";
 
-/// Prints an answer as it comes. On a terminal the thought is dimmed above the answer; elsewhere stdout gets the answer alone,
-/// and stderr the thought.
+/// Prints an answer as it comes. On a terminal the thought is dimmed above the answer; elsewhere stdout gets the answer
+/// alone, and stderr the thought.
 pub struct Show {
     parser: Parser,
     out: StdoutLock<'static>,

@@ -1,7 +1,8 @@
 //! Grammars are tried in a process of their own, this program with another job, before they are compiled in this one.
 //!
-//! What compiles grammars counts steps and not their size, and cannot be stopped: a schema of a kilobyte took all memory. A
-//! process can be given limits and ended, whatever it does, and gives everything back; it costs some ten milliseconds a grammar.
+//! What compiles grammars counts steps and not their size, and cannot be stopped: a schema of a kilobyte took all
+//! memory. A process can be given limits and ended, whatever it does, and gives everything back; it costs some ten
+//! milliseconds a grammar.
 
 use std::io::{Read, Write};
 use std::path::PathBuf;

@@ -309,7 +309,8 @@ fn smollm2_follows_the_exact_greedy_path() {
     }
 }
 
-/// What a process that tries grammars says, and the schema that took all memory and did not end: here it ends by itself.
+/// What a process that tries grammars says, and the schema that took all memory and did not end: here it ends by
+/// itself.
 #[test]
 fn costly_grammars_are_ended() {
     let said = |schema: serde_json::Value| {

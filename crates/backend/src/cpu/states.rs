@@ -1,8 +1,8 @@
 //! Recurrent states: slots that ops read and update, cleared at a sequence's start, copied for checkpoints.
 //!
-//! A slot holds all states of the plan in order, so that a checkpoint is one copy. Behind each state there is room for what
-//! its op keeps of a step's drafts. A commit only counts the accepted drafts: the op replays them when it next reads the
-//! state, which saves a pass over memory. Only ops know what the numbers mean.
+//! A slot holds all states of the plan in order, so that a checkpoint is one copy. Behind each state there is room for
+//! what its op keeps of a step's drafts. A commit only counts the accepted drafts: the op replays them when it next
+//! reads the state, which saves a pass over memory. Only ops know what the numbers mean.
 
 use std::ops::Range;
 

@@ -1,5 +1,5 @@
-//! Arguments of the kernels: the structs of `kernels/cuda/args.h`, field by field. The sizes are checked below and by a test
-//! that compiles the header.
+//! Arguments of the kernels: the structs of `kernels/cuda/args.h`, field by field. The sizes are checked below and by a
+//! test that compiles the header.
 #![allow(missing_docs)]
 
 use super::driver::Ptr;

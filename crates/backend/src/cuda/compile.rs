@@ -1,5 +1,5 @@
-//! From a plan to a program: compiles the modules it needs, copies weights to the device and allocates everything a step
-//! needs.
+//! From a plan to a program: compiles the modules it needs, copies weights to the device and allocates everything a
+//! step needs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

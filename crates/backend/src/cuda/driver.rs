@@ -36,7 +36,8 @@ fn status(call: &str, code: sys::CUresult) -> Result<()> {
         return Ok(());
     }
     let mut text = std::ptr::null();
-    // SAFETY: the driver writes a pointer to a string of its own that is never freed, or null for a code it does not know.
+    // SAFETY: the driver writes a pointer to a string of its own that is never freed, or null for a code it does not
+    // know.
     let why = unsafe {
         sys::cuGetErrorString(code, &mut text);
         if text.is_null() { format!("{code:?}") } else { CStr::from_ptr(text).to_string_lossy().into_owned() }
@@ -485,7 +486,8 @@ impl Module {
         use sys::CUfunction_attribute as A;
         let c_name = CString::new(name).unwrap_or_default();
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the module lives; the driver writes one handle and one number, and reads a string that ends with a zero.
+        // SAFETY: the module lives; the driver writes one handle and one number, and reads a string that ends with a
+        // zero.
         unsafe {
             call!(cuModuleGetFunction(&mut raw, self.raw, c_name.as_ptr()))
                 .map_err(|e| DriverError { call: format!("{} of {name}", e.call), ..e })?;

@@ -89,8 +89,8 @@ impl Encoder<'_> {
         let function = self.kernels.get(module, entry)?;
         let geometry = Geometry { grid, block, shared };
         self.n_launches += 1;
-        // SAFETY: `args` is the struct of this kernel; its addresses are the program's own, of the lengths that the plan and
-        // the limits give, and live as long as it.
+        // SAFETY: `args` is the struct of this kernel; its addresses are the program's own, of the lengths that the
+        // plan and the limits give, and live as long as it.
         unsafe { self.stream.launch(&function, geometry, args, self.early) }.map_err(|e| DriverError {
             call: format!("{} of {entry}, {grid:?} blocks of {block} threads, {shared} bytes shared", e.call),
             ..e

@@ -1,7 +1,8 @@
 //! Geometry of the kernels that read weights: which of a module's entry points runs an op, and over how many blocks.
 //!
-//! `kernels/cuda/vec.h` takes one to eight columns (rows of activations), `tile.h` tiles of 8 to 64. What a kernel derives
-//! from its type (units, lanes a row, bytes of shared memory) stands here a second time, by the same names. Knows no driver.
+//! `kernels/cuda/vec.h` takes one to eight columns (rows of activations), `tile.h` tiles of 8 to 64. What a kernel
+//! derives from its type (units, lanes a row, bytes of shared memory) stands here a second time, by the same names.
+//! Knows no driver.
 
 use quant::WeightType;
 use quant::act::ActKind;
@@ -49,7 +50,8 @@ pub fn gated_linear(w: WeightType, rows: usize, k: usize, n: usize, sms: usize) 
     tile_launch(entry, [tiles as u32, row_blocks(n, tiles, sms), 1])
 }
 
-/// `experts`: a projection of every pair's expert, or gate and up with their activation, `[n_expert, n, k]` of one type.
+/// `experts`: a projection of every pair's expert, or gate and up with their activation, `[n_expert, n, k]` of one
+/// type.
 #[allow(clippy::too_many_arguments)]
 pub fn experts(
     w: WeightType,

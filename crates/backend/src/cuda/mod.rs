@@ -1,8 +1,9 @@
 //! The CUDA backend: NVIDIA GPUs of compute capability 8.0 and up.
 //!
 //! The driver and the run-time compiler are loaded when they are there, so that one binary runs with and without them.
-//! Kernels are compiled for the device when a plan first needs them and kept in a folder. A step of few tokens is a graph,
-//! captured once for its counts. Results agree with the reference within a tolerance; the same run gives the same bits.
+//! Kernels are compiled for the device when a plan first needs them and kept in a folder. A step of few tokens is a
+//! graph, captured once for its counts. Results agree with the reference within a tolerance; the same run gives the
+//! same bits.
 
 mod args;
 mod compile;

@@ -1,4 +1,5 @@
-//! The run-time compiler: from a source to a cubin for an architecture, kept on disk by the hash of all that goes into it.
+//! The run-time compiler: from a source to a cubin for an architecture, kept on disk by the hash of all that goes into
+//! it.
 
 use std::ffi::{CStr, CString, c_char};
 use std::path::Path;
@@ -23,8 +24,8 @@ pub fn version() -> Result<(i32, i32), String> {
     }
 }
 
-/// What the device runs, and what to compile for: a cubin of its own architecture, or PTX of the newest older one that the
-/// compiler knows, which the driver finishes.
+/// What the device runs, and what to compile for: a cubin of its own architecture, or PTX of the newest older one that
+/// the compiler knows, which the driver finishes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
     arch: u32,

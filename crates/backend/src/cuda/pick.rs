@@ -1,5 +1,6 @@
-//! The best logits of rows, found on the device: what is asked goes up, what was found comes down, and the rest of a row
-//! stays where it lies. Asks that the kernels do not answer (masks, many candidates) are answered from the row on the host.
+//! The best logits of rows, found on the device: what is asked goes up, what was found comes down, and the rest of a
+//! row stays where it lies. Asks that the kernels do not answer (masks, many candidates) are answered from the row on
+//! the host.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! A program on the device: a step copies its tables, queues the nodes (or replays the graph captured for its counts) and
-//! copies back what was asked for.
+//! A program on the device: a step copies its tables, queues the nodes (or replays the graph captured for its counts)
+//! and copies back what was asked for.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -181,11 +181,9 @@ impl CudaProgram {
                 let at = row * row_bytes;
                 parts.stream.download(&mut parts.host_logits, at, parts.logits.ptr + at as u64, row_bytes)?;
             }
-            if counts.rows > 0 {
-                if let Some(hidden) = parts.hidden {
-                    let bytes = 4 * counts.rows * hidden.width;
-                    parts.stream.download(&mut parts.host_hidden, 0, hidden.ptr, bytes)?;
-                }
+            if let (Some(hidden), true) = (parts.hidden, counts.rows > 0) {
+                let bytes = 4 * counts.rows * hidden.width;
+                parts.stream.download(&mut parts.host_hidden, 0, hidden.ptr, bytes)?;
             }
             if let (Some((device, host)), true) = (&mut self.trace, self.is_traced) {
                 parts.stream.download(host, 0, device.ptr(), device.bytes())?;

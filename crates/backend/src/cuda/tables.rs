@@ -1,4 +1,5 @@
-//! What changes from step to step: ids, positions, chunks and page tables, written to pinned memory and copied to the device.
+//! What changes from step to step: ids, positions, chunks and page tables, written to pinned memory and copied to the
+//! device.
 //!
 //! Places depend on the numbers of tokens, rows and chunks alone, so that a graph captured for them stays right.
 
@@ -62,8 +63,8 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// Room for steps of `max_tokens` tokens whose sequences share `n_pages` pages of either kind. Page tables of sequences
-    /// that share pages may be longer together; then [`Tables::fill`] makes room.
+    /// Room for steps of `max_tokens` tokens whose sequences share `n_pages` pages of either kind. Page tables of
+    /// sequences that share pages may be longer together; then [`Tables::fill`] makes room.
     pub fn new(
         context: &Arc<Context>,
         max_tokens: usize,

@@ -72,8 +72,8 @@ fn types() -> Vec<WeightType> {
     [&WeightType::GGUF[..], &planar[..]].concat()
 }
 
-/// Kernels may keep so many bytes of a thread on the stack: f64's sine reduces large angles there, and attention keeps which
-/// threads run its loop.
+/// Kernels may keep so many bytes of a thread on the stack: f64's sine reduces large angles there, and attention keeps
+/// which threads run its loop.
 const STACK: &[(&str, usize)] = &[("rope_table", 40), ("attention", 16)];
 
 /// Lines of the assembler's log that say a kernel spills or uses the stack.

@@ -1,5 +1,5 @@
-//! How long nodes take on the device, those that do the same in several layers together. Events stand between the launches,
-//! so a traced step is slower than the sum of its rows.
+//! How long nodes take on the device, those that do the same in several layers together. Events stand between the
+//! launches, so a traced step is slower than the sum of its rows.
 
 use std::sync::Arc;
 use std::time::Duration;

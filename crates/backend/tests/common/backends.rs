@@ -119,8 +119,8 @@ pub fn gpu(cache: CacheType) -> Option<Cuda> {
     }
 }
 
-/// A GPU in both types of cache. Products of many rows round activations to bf16, those of few rows to 8 or 16 bits beside
-/// quantised weights, so a near tie may go to other experts in another cut.
+/// A GPU in both types of cache. Products of many rows round activations to bf16, those of few rows to 8 or 16 bits
+/// beside quantised weights, so a near tie may go to other experts in another cut.
 fn cuda_rows() -> Vec<Row> {
     let row = |name: &str, cache, ops, logits| {
         let backend: Shared = Arc::new(gpu(cache)?);
@@ -155,8 +155,8 @@ pub fn distinct() -> Vec<Row> {
     rows
 }
 
-/// What quantised activations cost the CPU, by the type of the weights that they meet; behind each line the largest error
-/// of a row in the cases (`cargo test -p backend --test ops -- --nocapture` prints it).
+/// What quantised activations cost the CPU, by the type of the weights that they meet; behind each line the largest
+/// error of a row in the cases (`cargo test -p backend --test ops -- --nocapture` prints it).
 fn cpu_weight(t: WeightType) -> f64 {
     match t {
         WeightType::F32 | WeightType::F16 | WeightType::BF16 => CPU_PLAIN, // 1.8e-7

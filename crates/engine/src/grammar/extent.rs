@@ -1,6 +1,8 @@
-//! What is told of a rule's cost by a look at it: nesting, choices, and how many expressions must hold of one text at once.
+//! What is told of a rule's cost by a look at it: nesting, choices, and how many expressions must hold of one text at
+//! once.
 //!
-//! An intersection has as many states as the product of its parts, in the worst case, and `multipleOf` as many as its value.
+//! An intersection has as many states as the product of its parts, in the worst case, and `multipleOf` as many as its
+//! value.
 
 use std::collections::BTreeMap;
 
@@ -11,8 +13,8 @@ use super::{Error, MAX_RULE_DEPTH, MAX_RULE_MEETS, MAX_RULE_MULTIPLE};
 /// Schemas that are looked at: references may name one schema many times.
 const MAX_LOOKED_AT: usize = 20_000;
 
-/// Nesting of a schema, and what is widest in it. serde_json's reader bounds the depth of what comes out of a text; a value
-/// made by hand may be deeper, and what is too deep is not looked through to its end.
+/// Nesting of a schema, and what is widest in it. serde_json's reader bounds the depth of what comes out of a text; a
+/// value made by hand may be deeper, and what is too deep is not looked through to its end.
 pub fn json_extent(schema: &Value) -> (usize, (&'static str, usize)) {
     let mut level: Vec<&Value> = vec![schema];
     let (mut depth, mut widest) = (0, ("", 0));
@@ -58,8 +60,8 @@ pub fn bracket_depth(text: &str) -> usize {
     deepest
 }
 
-/// Checks what must hold at once anywhere in a schema: at most [`MAX_RULE_MEETS`] expressions, and `multipleOf` whose product, and
-/// whose sum over the schema, is at most [`MAX_RULE_MULTIPLE`].
+/// Checks what must hold at once anywhere in a schema: at most [`MAX_RULE_MEETS`] expressions, and `multipleOf` whose
+/// product, and whose sum over the schema, is at most [`MAX_RULE_MULTIPLE`].
 ///
 /// # Errors
 /// [`Error::TooWide`], [`Error::Rule`].

@@ -26,8 +26,8 @@ pub(crate) struct Guard {
     n_tokens: u32,
 }
 
-/// How long a grammar may hold up the steps of all sequences in all, and for each token beside that. Those in use take well
-/// below a millisecond a token beside the model's step.
+/// How long a grammar may hold up the steps of all sequences in all, and for each token beside that. Those in use take
+/// well below a millisecond a token beside the model's step.
 pub const HOLD_UP: Duration = Duration::from_secs(3);
 pub const HOLD_UP_PER_TOKEN: Duration = Duration::from_millis(50);
 

@@ -1,13 +1,14 @@
 //! Structured output: an answer that keeps to a JSON schema, a regular expression or a grammar, token by token.
 //!
-//! [`Grammars`] compiles a [`Rule`] for one vocabulary before a request is accepted, so that what cannot be met is refused
-//! before any token. A [`Constraint`] in a request says where in the answer the grammar holds. The engine then forbids, before
-//! each token is chosen, every token that the grammar does not allow; when nothing can follow, the answer ends. An answer is
-//! never free where the grammar was to hold: what goes wrong on the way ends the request with an error.
+//! [`Grammars`] compiles a [`Rule`] for one vocabulary before a request is accepted, so that what cannot be met is
+//! refused before any token. A [`Constraint`] in a request says where in the answer the grammar holds. The engine then
+//! forbids, before each token is chosen, every token that the grammar does not allow; when nothing can follow, the
+//! answer ends. An answer is never free where the grammar was to hold: what goes wrong on the way ends the request with
+//! an error.
 //!
-//! The grammars are llguidance's: an Earley parser over lexemes that are derivatives of regular expressions, walked along a
-//! trie of the vocabulary. The set of allowed tokens is computed on threads of its own while the model computes the logits;
-//! it depends on the grammar and the tokens alone, and so does the answer.
+//! The grammars are llguidance's: an Earley parser over lexemes that are derivatives of regular expressions, walked
+//! along a trie of the vocabulary. The set of allowed tokens is computed on threads of its own while the model computes
+//! the logits; it depends on the grammar and the tokens alone, and so does the answer.
 
 mod extent;
 mod guard;
@@ -37,14 +38,14 @@ pub use trial::{Trial, attempt};
 pub const MAX_RULE_BYTES: usize = 256 << 10;
 /// How deep a schema, or the brackets of a regular expression or grammar, may nest.
 pub const MAX_RULE_DEPTH: usize = 64;
-/// Most properties of an object, most schemas of an `anyOf` and the like, and most `|` of a grammar: each is a row of the
-/// parser's table at once, which llguidance bounds at four times as many.
+/// Most properties of an object, most schemas of an `anyOf` and the like, and most `|` of a grammar: each is a row of
+/// the parser's table at once, which llguidance bounds at four times as many.
 pub const MAX_RULE_WIDTH: usize = 500;
-/// Most expressions (`pattern`, `format`, `multipleOf`) that may have to hold of one text at once, by `allOf` and the like: their
-/// automata multiply.
+/// Most expressions (`pattern`, `format`, `multipleOf`) that may have to hold of one text at once, by `allOf` and the
+/// like: their automata multiply.
 pub const MAX_RULE_MEETS: usize = 8;
-/// Largest product of the `multipleOf` of one value, and largest sum of all in a schema, decimal points left out: each takes as
-/// many states.
+/// Largest product of the `multipleOf` of one value, and largest sum of all in a schema, decimal points left out: each
+/// takes as many states.
 pub const MAX_RULE_MULTIPLE: f64 = 100_000.0;
 /// How long a rule may take to compile, in seconds; those in use take some hundredths.
 pub const MAX_COMPILE_SECONDS: u64 = 10;
@@ -223,8 +224,8 @@ fn factory(vocabulary: &TokEnv) -> Result<ParserFactory, Error> {
     Ok(factory)
 }
 
-/// Compiles on a thread of its own, as schemas and syntax trees nest, and their destructors do; and computes the first mask, which is
-/// given up when `stopped` says so or [`MAX_COMPILE_SECONDS`] have passed.
+/// Compiles on a thread of its own, as schemas and syntax trees nest, and their destructors do; and computes the first
+/// mask, which is given up when `stopped` says so or [`MAX_COMPILE_SECONDS`] have passed.
 fn on_wide_stack(
     factory: &Arc<ParserFactory>,
     grammar: TopLevelGrammar,
@@ -315,8 +316,8 @@ pub struct Constraint {
     pub grammar: Grammar,
     /// A thought that may stand before it, in which everything is allowed but the end of the answer.
     pub thought: Option<FreeThought>,
-    /// Where the answer comes under the grammar. Empty: at once, or behind the thought. Else behind the first of these texts
-    /// that the model writes; until then it writes what it likes and may end.
+    /// Where the answer comes under the grammar. Empty: at once, or behind the thought. Else behind the first of these
+    /// texts that the model writes; until then it writes what it likes and may end.
     pub triggers: Vec<String>,
 }
 
@@ -370,8 +371,8 @@ fn source(rule: &Rule) -> Result<GrammarWithLexer, Error> {
     }
 }
 
-/// A schema with the blanks that are allowed between its parts. The schema's own word about them is llguidance's extension
-/// and could switch checks off.
+/// A schema with the blanks that are allowed between its parts. The schema's own word about them is llguidance's
+/// extension and could switch checks off.
 pub(crate) fn json_schema(schema: &Value) -> Value {
     let mut schema = match schema {
         Value::Bool(true) => serde_json::json!({}),

@@ -336,7 +336,8 @@ fn what_multiplies_is_refused_by_name() {
     }
 }
 
-/// A grammar of which every text has many readings ends the answer with an error, or is followed; in either case a step is short.
+/// A grammar of which every text has many readings ends the answer with an error, or is followed; in either case a step
+/// is short.
 #[test]
 fn ambiguous_grammars_do_not_hold_up_a_step() {
     let cases = [
@@ -437,8 +438,8 @@ fn a_constraint_begins_behind_the_thought_or_a_trigger() {
     assert!(answer(constraint, &[end], 5, 60).unwrap_err().to_string().contains("forbidden"));
 }
 
-/// Vocabularies as GGUF files, with a template and its mark: SentencePiece with byte tokens, the same with marks that are
-/// special tokens, byte-level; and whole ones of their kinds where they are beside the checkout.
+/// Vocabularies as GGUF files, with a template and its mark: SentencePiece with byte tokens, the same with marks that
+/// are special tokens, byte-level; and whole ones of their kinds where they are beside the checkout.
 fn vocabularies() -> Vec<(&'static str, &'static str, &'static str, Vec<u8>)> {
     const GEMMA: (&str, &str) = ("<|tool_call>call: <|channel>thought", "<|tool_call>");
     let spm = std::fs::read(crate::fixtures::root("crates/engine/tests/data/spm.gguf")).unwrap();

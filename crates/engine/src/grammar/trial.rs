@@ -1,8 +1,9 @@
 //! Trying a grammar where it may use up what it likes: in a process of its own.
 //!
-//! The fuel of llguidance counts steps and not their size, and what it compiles cannot be stopped. So whoever has processes
-//! at hand gives [`super::Grammars::with_trial`] a [`Trial`], which calls [`attempt`] in a process with limits on time and memory: what
-//! a grammar costs depends hardly on the vocabulary, and what passed there is compiled here. Knows nothing of processes.
+//! The fuel of llguidance counts steps and not their size, and what it compiles cannot be stopped. So whoever has
+//! processes at hand gives [`super::Grammars::with_trial`] a [`Trial`], which calls [`attempt`] in a process with
+//! limits on time and memory: what a grammar costs depends hardly on the vocabulary, and what passed there is compiled
+//! here. Knows nothing of processes.
 
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
@@ -18,7 +19,8 @@ const MAX_MARK_BYTES: usize = 1 << 20;
 
 /// Where grammars are tried.
 pub trait Trial: Send + Sync {
-    /// Calls [`attempt`] with a message where that may fail in any way, run for ever or take all memory; gives up when `stopped` says so.
+    /// Calls [`attempt`] with a message where that may fail in any way, run for ever or take all memory; gives up when
+    /// `stopped` says so.
     ///
     /// # Errors
     /// What [`attempt`] said, or [`Error::TooCostly`].

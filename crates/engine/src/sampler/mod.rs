@@ -304,9 +304,9 @@ impl Sampler {
     }
 
     /// Number of best logits of the row behind `drafts`, tokens that may be accepted before it, that lead to the same
-    /// choice as the whole row, and to the log-probabilities of the `logprobs` best tokens; `None` when the whole row is
-    /// needed. Appends to `listed`, sorted, the further tokens whose logits are needed: those that a bias or a penalty
-    /// may change.
+    /// choice as the whole row, and to the log-probabilities of the `logprobs` best tokens; `None` when the whole row
+    /// is needed. Appends to `listed`, sorted, the further tokens whose logits are needed: those that a bias or a
+    /// penalty may change.
     ///
     /// Exact: a listed token is always among the candidates, and enough others are left for [`Stage::TopK`], which
     /// later steps do not see past. Other chains need the whole distribution first.

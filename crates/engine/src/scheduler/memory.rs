@@ -1,8 +1,8 @@
 //! All memory of sequences: pages, window pages and state slots, handed out and taken back together.
 //!
 //! A cached prefix can be gone on from where everything is there that the next position needs: the pages of the whole
-//! prefix, the window pages that the position looks at, and, where the model has recurrent state, a checkpoint of it. Each can
-//! be evicted by itself; [`Memory::adopt`] goes as far as all of them reach. It knows nothing of requests.
+//! prefix, the window pages that the position looks at, and, where the model has recurrent state, a checkpoint of it.
+//! Each can be evicted by itself; [`Memory::adopt`] goes as far as all of them reach. It knows nothing of requests.
 
 use backend::{Kinds, Limits, PAGE};
 
@@ -12,8 +12,8 @@ use super::windows::WindowPool;
 
 /// What one sequence holds.
 ///
-/// Between steps that is exactly what `computed` positions need: the first `n_registered` pages can be found in the prefix
-/// cache, and the window pages are those that the next position looks at.
+/// Between steps that is exactly what `computed` positions need: the first `n_registered` pages can be found in the
+/// prefix cache, and the window pages are those that the next position looks at.
 #[derive(Debug)]
 pub(super) struct Held {
     /// Positions in the cache; the state stands behind the last of them.
@@ -60,7 +60,8 @@ impl Held {
         self.cuts.next(self.computed)
     }
 
-    /// The copy of state that brings the sequence to where it goes on, `(from, to)`; to be made before anything else is.
+    /// The copy of state that brings the sequence to where it goes on, `(from, to)`; to be made before anything else
+    /// is.
     pub fn take_restore(&mut self) -> Option<(u32, u32)> {
         Some((self.restore.take()?, self.slot?))
     }
@@ -86,8 +87,8 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// The memory of a program, for up to `max_running` sequences of up to `context` positions at a time. Everything that
-    /// steps need is allocated here.
+    /// The memory of a program, for up to `max_running` sequences of up to `context` positions at a time. Everything
+    /// that steps need is allocated here.
     pub fn new(limits: Limits, kinds: Kinds, max_running: usize, context: usize) -> Memory {
         let max_window = kinds.window_blocks().min(context.div_ceil(PAGE));
         let n_window_pages = if kinds.window.is_some() { limits.n_window_pages } else { 0 };
@@ -172,8 +173,8 @@ impl Memory {
         held.slot = held.slot.or_else(|| self.free_slots.pop());
     }
 
-    /// Goes on from the cached prefix of `tokens` that reaches farthest beyond the computed positions and can be gone on from.
-    /// The last token is never part of it: its logits are wanted. Returns how many positions that saves.
+    /// Goes on from the cached prefix of `tokens` that reaches farthest beyond the computed positions and can be gone
+    /// on from. The last token is never part of it: its logits are wanted. Returns how many positions that saves.
     pub fn adopt(&mut self, held: &mut Held, tokens: &[u32]) -> usize {
         if held.pages.is_empty() {
             held.cuts = Cuts::new(tokens.len(), self.checkpoints.capacity());

@@ -1,9 +1,9 @@
 //! Continuous batching over a paged cache with shared prefixes: the engine's synchronous core.
 //!
-//! [`Engine::step`] runs one model step over all runnable sequences: the next token of every running request first, then
-//! chunks of prompts, as many tokens as the program takes. One thread, no network, no waiting: requests and events are
-//! values, and the caller decides when. [`Engine::begin`] and [`Engine::finish`] are the halves of a step: between them
-//! a device computes while the caller delivers the events of the step before.
+//! [`Engine::step`] runs one model step over all runnable sequences: the next token of every running request first,
+//! then chunks of prompts, as many tokens as the program takes. One thread, no network, no waiting: requests and events
+//! are values, and the caller decides when. [`Engine::begin`] and [`Engine::finish`] are the halves of a step: between
+//! them a device computes while the caller delivers the events of the step before.
 //!
 //! # Drafts
 //! A [`Drafter`] guesses tokens behind the last of a sequence that decodes; the step computes them with it, and the
@@ -12,23 +12,23 @@
 //! the positions of tokens that stand count as computed, and [`Program::commit`] moves the recurrent states past those.
 //!
 //! # Failed steps
-//! A step that fails ([`backend::StepError::Failed`]) ends the requests whose chunks are lost, with the cause. Those whose
-//! recurrent states are dirty roll back to a checkpoint, the others to where they stood; both are computed again.
+//! A step that fails ([`backend::StepError::Failed`]) ends the requests whose chunks are lost, with the cause. Those
+//! whose recurrent states are dirty roll back to a checkpoint, the others to where they stood; both are computed again.
 //!
 //! # The law
-//! The tokens of a request depend on its prompt, its parameters and the model alone: not on what else is in the batch, how
-//! its prompt is cut into chunks, what the prefix cache holds, or how often it lost its pages. The program's side of that is
-//! the CPU law; this side is that a sequence's tokens, sampler and text never learn of the schedule.
+//! The tokens of a request depend on its prompt, its parameters and the model alone: not on what else is in the batch,
+//! how its prompt is cut into chunks, what the prefix cache holds, or how often it lost its pages. The program's side
+//! of that is the CPU law; this side is that a sequence's tokens, sampler and text never learn of the schedule.
 //!
 //! # Memory
-//! A sequence takes pages as it grows, window pages that it gives back as its window moves on, and a slot of recurrent state,
-//! as the model needs them. When none is left, the lowest in rank (lower priority, then later submission)
-//! that is not yet part of the step gives its pages up, waits at the front, and is computed again, mostly from the prefix
+//! A sequence takes pages as it grows, window pages that it gives back as its window moves on, and a slot of recurrent
+//! state, as the model needs them. When none is left, the lowest in rank (lower priority, then later submission) that
+//! is not yet part of the step gives its pages up, waits at the front, and is computed again, mostly from the prefix
 //! cache. Only full pages are shared and nobody writes to a full page, so no page is ever copied. States are: a
 //! checkpoint is a copy of a state at a page boundary, hung on the page that ends there.
 //!
-//! A request is admitted when there are pages for its whole prompt beyond what running prompts still need. The highest in
-//! rank can always take pages from everyone else, and the context is never longer than the cache: so every step that
+//! A request is admitted when there are pages for its whole prompt beyond what running prompts still need. The highest
+//! in rank can always take pages from everyone else, and the context is never longer than the cache: so every step that
 //! finds work computes something, and every request ends.
 
 mod checkpoints;
@@ -252,14 +252,17 @@ impl Engine {
     pub fn submit(&mut self, request: Request) -> Result<RequestId, Error> {
         self.check(&request)?;
         let id = RequestId(self.next_id);
-        let sequence = Sequence::new(id, request, self.vocabulary.clone(), self.context, &self.memory)?;
+        let mut sequence = Sequence::new(id, request, self.vocabulary.clone(), self.context, &self.memory)?;
+        if self.drafter.is_some() {
+            sequence.reserve_drafts(self.max_draft);
+        }
         self.next_id += 1;
         self.enqueue(sequence);
         Ok(id)
     }
 
-    /// Ends a request and frees its pages; the next step, or the one that is under way, reports it as done. False when no such
-    /// request is under way.
+    /// Ends a request and frees its pages; the next step, or the one that is under way, reports it as done. False when
+    /// no such request is under way.
     pub fn cancel(&mut self, id: RequestId) -> bool {
         // The device works on its memory until the step is finished.
         if let Some(sequence) = self.running.iter_mut().find(|s| s.id == id && self.is_busy && s.planned > 0) {
@@ -296,8 +299,8 @@ impl Engine {
     /// requests may be submitted and cancelled.
     ///
     /// # Errors
-    /// The program's refusal of the whole batch, or a cache that no sequence fits: nothing was computed, no request ended, no
-    /// page is lost.
+    /// The program's refusal of the whole batch, or a cache that no sequence fits: nothing was computed, no request
+    /// ended, no page is lost.
     pub fn begin(&mut self, events: &mut Events) -> Result<bool, Error> {
         for (id, usage) in self.cancelled.drain(..) {
             events.done(id, FinishReason::Cancelled, usage);
@@ -341,8 +344,8 @@ impl Engine {
     /// Finishes the step that is under way and appends what happened to `events`.
     ///
     /// # Errors
-    /// The program returned other rows than were asked for, or refused the batch late: nothing of the step counts, no request
-    /// ended, no page is lost.
+    /// The program returned other rows than were asked for, or refused the batch late: nothing of the step counts, no
+    /// request ended, no page is lost.
     pub fn finish(&mut self, events: &mut Events) -> Result<(), Error> {
         if !std::mem::take(&mut self.is_busy) {
             return Ok(());
@@ -457,8 +460,8 @@ impl Engine {
     /// Plans up to `budget` tokens of a sequence that is not in the step yet, and its drafts; returns how many tokens
     /// the step has of it.
     ///
-    /// Where pages lack, sequences of lower rank that are not in the step lose theirs. A sequence that gets none that way
-    /// keeps what it has and waits: those above it go on, and end, or come back for its pages.
+    /// Where pages lack, sequences of lower rank that are not in the step lose theirs. A sequence that gets none that
+    /// way keeps what it has and waits: those above it go on, and end, or come back for its pages.
     fn plan_chunk(&mut self, i: usize, budget: usize) -> usize {
         if self.options.prefix_cache {
             self.running[i].adopt(&mut self.memory);
@@ -677,8 +680,8 @@ impl Engine {
 
     /// Takes a plan back whose step ended with an error.
     fn abandon(&mut self, error: &Error) {
-        // Logits that are not those asked for come from a step that was made: its states have moved on, and nobody knows
-        // where to. Their sequences go back to their checkpoints.
+        // Logits that are not those asked for come from a step that was made: its states have moved on, and nobody
+        // knows where to. Their sequences go back to their checkpoints.
         if self.kinds.state && matches!(error, Error::Logits { .. }) {
             while let Some(i) = self.running.iter().position(|s| s.planned > 0) {
                 self.send_to_checkpoint(i);

@@ -27,8 +27,8 @@ pub(super) enum Row<'a> {
 
 /// A request that was accepted.
 ///
-/// Everything that decides about the text (`tokens`, `sampler`, `guard`, `text`, `stop`) stays as it is when the memory is
-/// taken away.
+/// Everything that decides about the text (`tokens`, `sampler`, `guard`, `text`, `stop`) stays as it is when the memory
+/// is taken away.
 pub(super) struct Sequence {
     pub id: RequestId,
     pub priority: i32,
@@ -144,6 +144,11 @@ impl Sequence {
         }
     }
 
+    /// Takes room for so many drafts, so that decoding allocates nothing.
+    pub fn reserve_drafts(&mut self, n: usize) {
+        self.drafts.reserve_exact(n);
+    }
+
     /// Guesses up to `max` of the tokens that follow; returns how many.
     pub fn draft(&mut self, drafter: &mut dyn Drafter, max: usize, n_vocab: usize) -> usize {
         // The last token of an answer is never computed, and the step gives a token more than it has drafts.
@@ -232,8 +237,8 @@ impl Sequence {
         self.held.computed == self.tokens.len() && self.max_new == 0
     }
 
-    /// Reports the prompt's hidden state, `[d_model]`, where it is asked for instead of an answer. Returns that the request is
-    /// finished.
+    /// Reports the prompt's hidden state, `[d_model]`, where it is asked for instead of an answer. Returns that the
+    /// request is finished.
     pub fn embed(&self, row: Option<&[f32]>, events: &mut Events) -> Result<Option<FinishReason>, Error> {
         match row {
             None => return Err(Error::Embedding("the model's plan has no rows behind a last norm")),

@@ -1,10 +1,11 @@
-//! What a render may spend, and how a compiled template is made to pay for it. Knows instructions and sizes, nothing of chats.
+//! What a render may spend, and how a compiled template is made to pay for it. Knows instructions and sizes, nothing of
+//! chats.
 //!
-//! minijinja counts instructions (fuel), but one instruction may double a string, compare a hundred thousand copies of it or
-//! print a list that contains itself. So the compiled instructions are rewritten before they run: what can build, read,
-//! compare or hash a value calls one of our functions instead, which pays for the bytes and items it touches. Filters, tests,
-//! functions and methods are those that [`super::env`] registers, each with what it touches.
-//! The names of our functions hold a `!`, which no template can spell, so no template can replace them.
+//! minijinja counts instructions (fuel), but one instruction may double a string, compare a hundred thousand copies of
+//! it or print a list that contains itself. So the compiled instructions are rewritten before they run: what can build,
+//! read, compare or hash a value calls one of our functions instead, which pays for the bytes and items it touches.
+//! Filters, tests, functions and methods are those that [`super::env`] registers, each with what it touches. The names
+//! of our functions hold a `!`, which no template can spell, so no template can replace them.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -234,8 +235,8 @@ pub fn touch_value(value: &Value) -> Result<(), Error> {
     touch(layer(value))
 }
 
-/// Walks a value as a tree, paying for every node and every byte of text, so that whatever walks it next (comparison, hashing,
-/// printing) is known to end. A part that is shared counts as often as it is reached. Returns what was paid.
+/// Walks a value as a tree, paying for every node and every byte of text, so that whatever walks it next (comparison,
+/// hashing, printing) is known to end. A part that is shared counts as often as it is reached. Returns what was paid.
 ///
 /// # Errors
 /// The value nests deeper than [`MAX_DEPTH`] (or contains itself), or the budget is used up.

@@ -1,11 +1,12 @@
-//! The environment that chat templates expect: jinja2 as transformers sets it up, with Python's methods. Knows nothing of chats.
+//! The environment that chat templates expect: jinja2 as transformers sets it up, with Python's methods. Knows nothing
+//! of chats.
 //!
-//! After `transformers.utils.chat_template_utils`: trim_blocks, lstrip_blocks, loop controls, `tojson` as plain `json.dumps`,
-//! `raise_exception`, `strftime_now`.
+//! After `transformers.utils.chat_template_utils`: trim_blocks, lstrip_blocks, loop controls, `tojson` as plain
+//! `json.dumps`, `raise_exception`, `strftime_now`.
 //!
-//! Nothing comes from minijinja by default. What is registered goes through [`filter`], [`test`] and [`function`], which
-//! take what a call touches ([`Touch`]), pay for that before the call and for the result behind it, and turn lazy lists into
-//! lists, so that none can be doubled without being paid for.
+//! Nothing comes from minijinja by default. What is registered goes through [`filter`], [`test`] and [`function`],
+//! which take what a call touches ([`Touch`]), pay for that before the call and for the result behind it, and turn lazy
+//! lists into lists, so that none can be doubled without being paid for.
 
 use std::sync::Arc;
 
@@ -317,8 +318,8 @@ fn texts(env: &mut Environment<'static>) {
     });
     filter(env, &["join"], Little, |value: Value, sep: Option<Value>, kw: Kwargs| {
         let sep = sep.or(kw.get("d")?).map_or(Ok(String::new()), |s| python::to_str(&s))?;
-        let attribute: Option<String> = kw.get("attribute")?;
-        text::join(&sep, &value, attribute.as_deref())
+        let attribute: Option<Value> = kw.get("attribute")?;
+        text::join(&sep, &value, lists::name(attribute.as_ref())?)
     });
     filter(
         env,
@@ -382,19 +383,17 @@ fn sequences(env: &mut Environment<'static>) {
     filter(env, &["slice"], Layer, lists::slice);
     filter(env, &["sum"], Layer, lists::sum);
     filter(env, &["map"], Layer, lists::map);
-    filter(env, &["select"], Layer, |s: &mut State, v: Value, test: Option<String>, args: Rest<ValueOrKwargs>| {
-        lists::select(s, v, None, test, args.into_values(), true)
-    });
-    filter(env, &["reject"], Layer, |s: &mut State, v: Value, test: Option<String>, args: Rest<ValueOrKwargs>| {
-        lists::select(s, v, None, test, args.into_values(), false)
-    });
-    let of = |keep: bool| {
-        move |s: &mut State, v: Value, attribute: String, test: Option<String>, args: Rest<ValueOrKwargs>| {
-            lists::select(s, v, Some(attribute), test, args.into_values(), keep)
-        }
-    };
-    filter(env, &["selectattr"], Layer, of(true));
-    filter(env, &["rejectattr"], Layer, of(false));
+    for (name, keep) in [("select", true), ("reject", false)] {
+        filter(env, &[name], Layer, move |s: &mut State, v: Value, test: Option<Value>, args: Rest<ValueOrKwargs>| {
+            lists::select(s, v, None, test, args.into_values(), keep)
+        });
+    }
+    for (name, keep) in [("selectattr", true), ("rejectattr", false)] {
+        let select = move |s: &mut State, v: Value, path: Value, test: Option<Value>, args: Rest<ValueOrKwargs>| {
+            lists::select(s, v, Some(path), test, args.into_values(), keep)
+        };
+        filter(env, &[name], Layer, select);
+    }
     filter(env, &["sort"], Sort, filters::sort);
     filter(env, &["dictsort"], Sort, filters::dictsort);
     filter(env, &["unique"], Sort, filters::unique);

@@ -1,5 +1,5 @@
-//! A look at the syntax tree before it is compiled. The compiler computes constant expressions at once and without a budget, so
-//! their sizes are estimated here first, and chains too long for it are refused.
+//! A look at the syntax tree before it is compiled. The compiler computes constant expressions at once and without a
+//! budget, so their sizes are estimated here first, and chains too long for it are refused.
 
 use minijinja::Error;
 use minijinja::machinery::ast::{BinOpKind, CallArg, Expr, Stmt};

@@ -1,4 +1,5 @@
-//! Filters on lists that minijinja has lazily, or without a look at what they build: here each item is paid for when it is made.
+//! Filters on lists that minijinja has lazily, or without a look at what they build: here each item is paid for when it
+//! is made.
 
 use std::sync::Arc;
 
@@ -19,6 +20,12 @@ pub fn attribute(value: &Value, path: &str) -> Result<Value, Error> {
         Ok(at) => value.get_item_by_index(at),
         Err(_) => value.get_attr(part),
     })
+}
+
+/// A name among arguments. What is no string is none: it is not printed for that.
+pub fn name(value: Option<&Value>) -> Result<Option<&str>, Error> {
+    let value = value.filter(|v| !v.is_none() && !v.is_undefined());
+    value.map(|v| v.as_str().ok_or_else(|| bad(format!("a name is a string, not {}", v.kind())))).transpose()
 }
 
 /// `value | length`. Strings count their characters, which reads them.
@@ -128,10 +135,10 @@ pub fn slice(value: Value, count: usize, fill: Option<Value>) -> Result<Vec<Valu
 }
 
 /// `value | sum(attribute, start)`.
-pub fn sum(values: Value, path: Option<String>, start: Option<Value>, kw: Kwargs) -> Result<Value, Error> {
-    let path = path.map_or_else(|| kw.get("attribute"), |path| Ok(Some(path)))?;
+pub fn sum(values: Value, path: Option<Value>, start: Option<Value>, kw: Kwargs) -> Result<Value, Error> {
+    let path = path.map_or_else(|| kw.get::<Option<Value>>("attribute"), |path| Ok(Some(path)))?;
     let start = start.map_or_else(|| kw.get::<Option<Value>>("start"), |start| Ok(Some(start)))?;
-    let path: Option<String> = path;
+    let path = name(path.as_ref())?;
     kw.assert_all_used()?;
     let mut sum = start.unwrap_or(Value::from(0));
     for item in python::items(&values)? {
@@ -179,7 +186,7 @@ pub fn map(state: &mut State, value: Value, args: Rest<ValueOrKwargs>) -> Result
         .map(|item| {
             let found = match path.as_str() {
                 Some(path) => attribute(&item, path),
-                None => item.get_item(&path),
+                None => bounds::walk(&path).and_then(|_| item.get_item(&path)),
             };
             match (found, &default) {
                 (Ok(found), _) if !found.is_undefined() => Ok(found),
@@ -194,11 +201,12 @@ pub fn map(state: &mut State, value: Value, args: Rest<ValueOrKwargs>) -> Result
 pub fn select(
     state: &mut State,
     value: Value,
-    path: Option<String>,
-    test: Option<String>,
+    path: Option<Value>,
+    test: Option<Value>,
     args: Vec<Value>,
     keep: bool,
 ) -> Result<Vec<Value>, Error> {
+    let (path, test) = (name(path.as_ref())?, name(test.as_ref())?);
     let mut kept = Vec::new();
     let mut call = Vec::with_capacity(args.len() + 1);
     for item in python::items(&value)? {

@@ -1,8 +1,9 @@
 //! Chat templates: from a list of messages to the text of a prompt. Knows nothing of tokens.
 //!
-//! A template is a jinja program out of a model file, so it is untrusted: it runs with limits on its source, its instructions,
-//! what it reads and builds, its nesting and its time ([`bounds`]), and a template that exceeds one ends in an error.
-//! It is parsed once, on a thread with a wide stack, because values and syntax trees nest, and rendered there.
+//! A template is a jinja program out of a model file, so it is untrusted: it runs with limits on its source, its
+//! instructions, what it reads and builds, its nesting and its time ([`bounds`]), and a template that exceeds one ends
+//! in an error. It is parsed once, on a thread with a wide stack, because values and syntax trees nest, and rendered
+//! there.
 
 mod bounds;
 mod env;
@@ -186,8 +187,8 @@ impl ChatTemplate {
     /// The prompt of a chat.
     ///
     /// # Errors
-    /// [`Error::Raised`] when the template refuses the messages, [`Error::Limit`] when it does not end or builds too much,
-    /// [`Error::Failed`] when the messages do not have the form that the template expects.
+    /// [`Error::Raised`] when the template refuses the messages, [`Error::Limit`] when it does not end or builds too
+    /// much, [`Error::Failed`] when the messages do not have the form that the template expects.
     pub fn render(&self, chat: &Chat<'_>) -> Result<String, Error> {
         let is_name = |s: &str| {
             !s.is_empty() && s.chars().all(|c| c == '_' || c.is_alphanumeric()) && !s.starts_with(char::is_numeric)
@@ -239,8 +240,8 @@ impl ChatTemplate {
         Ok(jobs)
     }
 
-    /// What a thread answers. One that does not is left alone, and counted: it may run for ever, but holds no more than a
-    /// render may build.
+    /// What a thread answers. One that does not is left alone, and counted: it may run for ever, but holds no more than
+    /// a render may build.
     fn wait<T>(&self, answer: &Receiver<T>) -> Result<T, Error> {
         answer.recv_timeout(self.0.limits.time + GRACE).map_err(|why| match why {
             RecvTimeoutError::Disconnected => ended(),
@@ -348,8 +349,9 @@ fn report(error: &minijinja::Error, raised: Option<String>, limit: Option<String
     }
 }
 
-/// Replaces the `{% generation %}` tag of transformers (it marks the assistant's tokens for training, and writes its body as it
-/// stands) by a condition that always holds, keeping whitespace marks and lines. Comments, strings and raw blocks stay as they are.
+/// Replaces the `{% generation %}` tag of transformers (it marks the assistant's tokens for training, and writes its
+/// body as it stands) by a condition that always holds, keeping whitespace marks and lines. Comments, strings and raw
+/// blocks stay as they are.
 fn plain_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;

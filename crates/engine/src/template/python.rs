@@ -1,5 +1,5 @@
-//! Python's way with values where it shows in a prompt: `str()`, `repr()`, `json.dumps`, slices, arithmetic on mixed types.
-//! Every text is written under the budget of the render ([`super::bounds`]).
+//! Python's way with values where it shows in a prompt: `str()`, `repr()`, `json.dumps`, slices, arithmetic on mixed
+//! types. Every text is written under the budget of the render ([`super::bounds`]).
 
 use std::fmt::Write;
 

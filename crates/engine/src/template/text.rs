@@ -1,5 +1,5 @@
-//! Python's methods of strings, and the helpers that filters share with them. All text is read and built under the budget of the
-//! render ([`super::bounds`]).
+//! Python's methods of strings, and the helpers that filters share with them. All text is read and built under the
+//! budget of the render ([`super::bounds`]).
 
 use std::collections::HashSet;
 

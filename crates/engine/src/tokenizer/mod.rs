@@ -1,9 +1,9 @@
 //! Text to token ids and back.
 //!
-//! A [`Tokenizer`] is made from a model's files alone: a GGUF file's metadata, or the `tokenizer.json` of a folder. It must
-//! give exactly the ids that the model was trained on; llama.cpp and Hugging Face's tokenizers are the witnesses in the
-//! tests. It knows nothing of chats or templates: a
-//! prompt arrives as text, and what in it may be a control token the caller says ([`Encode::parse_special`]).
+//! A [`Tokenizer`] is made from a model's files alone: a GGUF file's metadata, or the `tokenizer.json` of a folder. It
+//! must give exactly the ids that the model was trained on; llama.cpp and Hugging Face's tokenizers are the witnesses
+//! in the tests. It knows nothing of chats or templates: a prompt arrives as text, and what in it may be a control
+//! token the caller says ([`Encode::parse_special`]).
 
 mod bpe;
 mod detokenize;
@@ -132,8 +132,9 @@ impl std::fmt::Debug for Tokenizer {
 
 impl Tokenizer {
     /// Reads the tokenizer of a model, whatever kind of files it is in: [`Tokenizer::from_metadata`] of a GGUF file,
-    /// `tokenizer.json` (or `tiktoken.model`) of a folder with what `tokenizer_config.json`, `generation_config.json` and `config.json` say of its
-    /// tokens. Fails when a file cannot be read, or lies, or asks for what is not known; the error names the thing.
+    /// `tokenizer.json` (or `tiktoken.model`) of a folder with what `tokenizer_config.json`, `generation_config.json`
+    /// and `config.json` say of its tokens. Fails when a file cannot be read, or lies, or asks for what is not known;
+    /// the error names the thing.
     pub fn load(checkpoint: &Checkpoint) -> Result<Self, Error> {
         match checkpoint.kind() {
             Kind::Gguf => Self::from_metadata(checkpoint.meta()),
@@ -141,8 +142,8 @@ impl Tokenizer {
         }
     }
 
-    /// The longest text that may become `n_tokens` tokens, in bytes: a longer one becomes more, whatever it says, so that it
-    /// can be refused unread. `None` where a part of a text may become no token, and there is no such bound.
+    /// The longest text that may become `n_tokens` tokens, in bytes: a longer one becomes more, whatever it says, so
+    /// that it can be refused unread. `None` where a part of a text may become no token, and there is no such bound.
     pub fn max_text_bytes(&self, n_tokens: usize) -> Option<usize> {
         let drops = match &self.algorithm {
             Algorithm::Bpe(bpe) => bpe.drops(),

@@ -70,7 +70,8 @@ impl Normalizer {
     pub fn shrink(&self) -> Option<usize> {
         let step = |step: &Step| match step {
             Step::Prepend(_) | Step::PrependFirst(_) | Step::PrependMissing(_) => Some(1),
-            // Three letters of Hangul become one; one of mathematics, of four bytes, an ASCII one; an Angstrom sign two bytes.
+            // Three letters of Hangul become one; one of mathematics, of four bytes, an ASCII one; an Angstrom sign two
+            // bytes.
             Step::Nfc | Step::Nfd | Step::Lowercase => Some(4),
             Step::Nfkc | Step::Nfkd => Some(12),
             Step::ReplaceText(from, to) if !to.is_empty() => Some(from.len().div_ceil(to.len())),

@@ -230,8 +230,8 @@ const LOOKAHEAD: &str = r"|\s+(?!\S)|\s+";
 const MAX_PATTERN: usize = 16 << 10;
 
 impl Split {
-    /// The split of a pattern in the words of Oniguruma, which is what `tokenizer.json` files are written for; `Err` says
-    /// what of it is not supported.
+    /// The split of a pattern in the words of Oniguruma, which is what `tokenizer.json` files are written for; `Err`
+    /// says what of it is not supported.
     pub fn of(pattern: &str, behavior: Behavior, invert: bool) -> Result<Self, String> {
         if pattern.len() > MAX_PATTERN {
             return Err(format!("is {} bytes long, at most {MAX_PATTERN} are allowed", pattern.len()));

@@ -1,8 +1,8 @@
 //! Finding the strings of control and user-defined tokens in a text.
 //!
 //! For GGUF files a longer string wins over a shorter one wherever they overlap, even one that starts earlier: that is
-//! llama.cpp's order and the files are made for it. For `tokenizer.json` the leftmost wins, and of those the longest, as in
-//! Hugging Face's tokenizers. Knows nothing of what becomes of the text between.
+//! llama.cpp's order and the files are made for it. For `tokenizer.json` the leftmost wins, and of those the longest,
+//! as in Hugging Face's tokenizers. Knows nothing of what becomes of the text between.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,7 +12,8 @@ use aho_corasick::{AhoCorasick, BuildError, Input, MatchKind};
 use super::Error;
 use super::vocab::{TokenKind, Vocab, show};
 
-/// Longest string that is looked for, in bytes; those in use have some thirty. It bounds what is read for each byte of a text.
+/// Longest string that is looked for, in bytes; those in use have some thirty. It bounds what is read for each byte of
+/// a text.
 const MAX_BYTES: usize = 256;
 
 /// A part of a text.

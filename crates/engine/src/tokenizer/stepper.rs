@@ -1,9 +1,10 @@
-//! Patterns that files bring along, run a byte at a time, so that what they read is counted. Knows nothing of words or tokens.
+//! Patterns that files bring along, run a byte at a time, so that what they read is counted. Knows nothing of words or
+//! tokens.
 //!
-//! A search may read far beyond the match that it settles on: `a*b|a` reads a run of `a` to its end, once for each of them. Patterns
-//! in use read a few bytes too many. So each text has an allowance for what is read beyond matches, some times its length; once
-//! that is used up, a search looks [`LOOKAHEAD`] bytes beyond its last match and no further, and the whole stays linear in the text
-//! whatever the pattern.
+//! A search may read far beyond the match that it settles on: `a*b|a` reads a run of `a` to its end, once for each of
+//! them. Patterns in use read a few bytes too many. So each text has an allowance for what is read beyond matches, some
+//! times its length; once that is used up, a search looks [`LOOKAHEAD`] bytes beyond its last match and no further, and
+//! the whole stays linear in the text whatever the pattern.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -48,7 +49,8 @@ pub struct Scan<'s> {
 }
 
 impl Stepper {
-    /// Compiles patterns in the `regex` crate's syntax, in which `^` and `$` are those of lines; `Err` says what is wrong.
+    /// Compiles patterns in the `regex` crate's syntax, in which `^` and `$` are those of lines; `Err` says what is
+    /// wrong.
     pub fn new(patterns: &[&str]) -> Result<Self, String> {
         let config = DFA::config().match_kind(MatchKind::LeftmostFirst).skip_cache_capacity_check(true);
         let dfa = DFA::builder()

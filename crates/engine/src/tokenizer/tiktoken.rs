@@ -1,8 +1,8 @@
-//! A tokenizer out of `tiktoken.model`, as the folders of Kimi-K2 and Moonlight have it instead of a `tokenizer.json`: a line
-//! a token, its bytes in base64 and its rank, which is its id and says how soon it joins.
+//! A tokenizer out of `tiktoken.model`, as the folders of Kimi-K2 and Moonlight have it instead of a `tokenizer.json`:
+//! a line a token, its bytes in base64 and its rank, which is its id and says how soon it joins.
 //!
-//! The file has neither pattern nor special tokens: the pattern is that of the models' own Python code, the tokens stand in
-//! `tokenizer_config.json`, and ids that it does not name are `<|reserved_token_ID|>` as in that code.
+//! The file has neither pattern nor special tokens: the pattern is that of the models' own Python code, the tokens
+//! stand in `tokenizer_config.json`, and ids that it does not name are `<|reserved_token_ID|>` as in that code.
 
 use std::collections::HashMap;
 
@@ -101,8 +101,8 @@ fn ranks(file: &SideFile) -> Result<Vec<Vec<u8>>, Error> {
     }
 }
 
-/// The two tokens that join into each token of several bytes, in the order of ranks: what is left of its bytes when only
-/// better ranks join.
+/// The two tokens that join into each token of several bytes, in the order of ranks: what is left of its bytes when
+/// only better ranks join.
 fn merges(file: &SideFile, ranks: &[Vec<u8>]) -> Result<Vec<(u32, u32)>, Error> {
     let by_bytes: HashMap<&[u8], u32> = ranks.iter().zip(0..).map(|(bytes, rank)| (bytes.as_slice(), rank)).collect();
     let mut merges = Vec::new();

@@ -77,7 +77,8 @@ fn recur(state: u64, token: u32, pos: usize) -> u64 {
 /// The state before the first token.
 const START: u64 = 17;
 
-/// The logits after a sequence of `(token, position)` as found: all of them, those of the window, and the state.
+/// The logits after a sequence of `(token, position)` as they were found: all of them, those of the window, and the
+/// state.
 fn logits_of(
     found: impl Iterator<Item = (u32, u32)>,
     window: impl Iterator<Item = (u32, u32)>,
@@ -110,11 +111,11 @@ pub struct Trouble {
     pub refuse: Option<u32>,
     /// The logits after this token are NaN.
     pub nan: Option<u32>,
-    /// Interval of steps at which a batch is refused as a whole, after its own positions were overwritten.
+    /// Every so many steps a batch is refused as a whole, after its own positions were overwritten.
     pub fail_every: Option<u64>,
-    /// Interval of steps at which there are too few logits.
+    /// Every so many steps there are too few logits.
     pub short_every: Option<u64>,
-    /// A seed, and the mean interval of steps that fail half done: some chunks are lost, more states are dirty.
+    /// One step in so many fails, half done, by a seed: some chunks are lost, more states are dirty.
     pub failures: Option<(u64, u64)>,
 }
 
@@ -126,7 +127,7 @@ pub struct Toy {
     cache: Vec<(u32, u32)>,
     /// `[n_window_pages · PAGE]`, the same.
     window_cache: Vec<(u32, u32)>,
-    /// `[n_states]`, each with its position.
+    /// `[n_states]`, with the position where each stands.
     states: Vec<(u64, usize)>,
     /// The same after each of the drafts of a slot's last step, until they are committed.
     tried: Vec<Vec<(u64, usize)>>,
@@ -148,11 +149,11 @@ impl Toy {
             cache: vec![(u32::MAX, u32::MAX); limits.n_pages * PAGE],
             window_cache: vec![(u32::MAX, u32::MAX); limits.n_window_pages * PAGE],
             states: vec![(u64::MAX, usize::MAX); limits.n_states],
-            tried: vec![Vec::with_capacity(limits.max_draft); limits.n_states],
+            tried: (0..limits.n_states).map(|_| Vec::with_capacity(limits.max_draft)).collect(),
             logits: Vec::with_capacity(limits.max_outputs * N_VOCAB),
             faults: Vec::with_capacity(limits.max_tokens),
             steps: 0,
-            batch: Batch::default(),
+            batch: Batch::with_room(limits),
             is_busy: false,
             picks: Picks::default(),
         }
@@ -210,65 +211,8 @@ impl Toy {
             }
         }
     }
-}
 
-impl Program for Toy {
-    fn limits(&self) -> Limits {
-        self.limits
-    }
-
-    fn kinds(&self) -> Kinds {
-        self.kinds
-    }
-
-    fn n_vocab(&self) -> usize {
-        N_VOCAB
-    }
-
-    fn submit(&mut self, batch: &Batch) -> Result<(), StepError> {
-        batch.check(self.limits, self.kinds(), N_VOCAB)?;
-        if let Some(token) = batch.tokens.iter().position(|&id| Some(id) == self.trouble.refuse) {
-            return Err(StepError::TokenId { token, id: batch.tokens[token], n_vocab: N_VOCAB });
-        }
-        assert!(!std::mem::replace(&mut self.is_busy, true), "a step is under way");
-        self.batch.copy_from(batch);
-        // Devices may fail before they begin; then nothing is dirty.
-        match self.failure(0x5b) {
-            Some(failure) if failure.dirty == Chunks::NONE => {
-                self.is_busy = false;
-                self.steps += 1;
-                Err(failure.into())
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn wait(&mut self) -> Result<Output<'_>, StepError> {
-        assert!(std::mem::take(&mut self.is_busy), "no step is under way");
-        let batch = std::mem::take(&mut self.batch);
-        let computed = self.compute(&batch);
-        self.batch = batch;
-        computed?;
-        Ok(Output { logits: &self.logits, picks: &self.picks, hidden: &[], faults: &self.faults, routing: None })
-    }
-
-    fn copy_state(&mut self, from: u32, to: u32) {
-        assert!(self.kinds.state && self.tried[from as usize].is_empty(), "{from} to {to}");
-        self.states[to as usize] = self.states[from as usize];
-        self.tried[to as usize].clear();
-    }
-
-    fn commit(&mut self, slot: u32, n_accepted: usize) {
-        let tried = &mut self.tried[slot as usize];
-        assert!(self.kinds.state && n_accepted <= tried.len() && !tried.is_empty());
-        if let Some(last) = n_accepted.checked_sub(1) {
-            self.states[slot as usize] = tried[last];
-        }
-        tried.clear();
-    }
-}
-
-impl Toy {
+    /// Computes the submitted step.
     fn compute(&mut self, batch: &Batch) -> Result<(), StepError> {
         Toy::check_writers(batch, self.kinds);
         self.steps += 1;
@@ -346,6 +290,63 @@ impl Toy {
     }
 }
 
+impl Program for Toy {
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn kinds(&self) -> Kinds {
+        self.kinds
+    }
+
+    fn n_vocab(&self) -> usize {
+        N_VOCAB
+    }
+
+    fn submit(&mut self, batch: &Batch) -> Result<(), StepError> {
+        batch.check(self.limits, self.kinds(), N_VOCAB)?;
+        if let Some(token) = batch.tokens.iter().position(|&id| Some(id) == self.trouble.refuse) {
+            return Err(StepError::TokenId { token, id: batch.tokens[token], n_vocab: N_VOCAB });
+        }
+        assert!(!std::mem::replace(&mut self.is_busy, true), "a step is under way");
+        self.batch.copy_from(batch);
+        // Devices may fail before they begin; then nothing is dirty.
+        match self.failure(0x5b) {
+            Some(failure) if failure.dirty == Chunks::NONE => {
+                self.is_busy = false;
+                self.steps += 1;
+                Err(failure.into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn wait(&mut self) -> Result<Output<'_>, StepError> {
+        assert!(std::mem::take(&mut self.is_busy), "no step is under way");
+        // The batch keeps its memory: a step allocates nothing.
+        let batch = std::mem::take(&mut self.batch);
+        let computed = self.compute(&batch);
+        self.batch = batch;
+        computed?;
+        Ok(Output { logits: &self.logits, picks: &self.picks, hidden: &[], faults: &self.faults, routing: None })
+    }
+
+    fn copy_state(&mut self, from: u32, to: u32) {
+        assert!(self.kinds.state && self.tried[from as usize].is_empty(), "{from} to {to}");
+        self.states[to as usize] = self.states[from as usize];
+        self.tried[to as usize].clear();
+    }
+
+    fn commit(&mut self, slot: u32, n_accepted: usize) {
+        let tried = &mut self.tried[slot as usize];
+        assert!(self.kinds.state && n_accepted <= tried.len() && !tried.is_empty());
+        if let Some(last) = n_accepted.checked_sub(1) {
+            self.states[slot as usize] = tried[last];
+        }
+        tried.clear();
+    }
+}
+
 /// Texts as they will be: prompts with their answers.
 pub type Known = Arc<Mutex<Vec<Vec<u32>>>>;
 
@@ -371,7 +372,7 @@ impl Drafter for Guesses {
         for i in 0..n {
             let h = mix(self.seed, i as u64 + 2);
             let id = match text.get(i) {
-                Some(&id) if self.wrong == 0 || h % self.wrong > 0 => id,
+                Some(&id) if self.wrong == 0 || !h.is_multiple_of(self.wrong) => id,
                 _ => ((h >> 32) % (self.n_vocab as u64 + 1)) as u32,
             };
             if Some(id) == self.never {
@@ -481,7 +482,7 @@ pub struct Answer {
     pub end: Option<Result<FinishReason, String>>,
 }
 
-/// Collects a request's events; none may follow its end.
+/// Gathers a request's events; it must not go on after its end.
 pub fn answer(events: &Events, id: RequestId) -> (Answer, Usage) {
     let (mut answer, mut used) = (Answer::default(), Usage::default());
     for event in events.iter().filter(|e| e.id == id) {

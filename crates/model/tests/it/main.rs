@@ -22,8 +22,8 @@ fn fused(checkpoint: &Checkpoint) -> Result<ValidPlan, model::Error> {
     model::build(checkpoint)?.rewrite(passes::fuse)
 }
 
-/// Bytes of f16 that a position takes in the layers that keep all positions, and in those that keep a window, without what
-/// a backend pads; and bytes of a sequence's recurrent states.
+/// Bytes of f16 that a position takes in the layers that keep all positions, and in those that keep a window, without
+/// what a backend pads; and bytes of a sequence's recurrent states.
 fn sequence_bytes(plan: &Plan) -> (usize, usize, usize) {
     let caches = |windowed: bool| {
         let caches = plan.caches.iter().filter(|cache| cache.window.is_some() == windowed);

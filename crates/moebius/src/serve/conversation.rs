@@ -1,5 +1,5 @@
-//! Conversations: messages checked and brought into the form that chat templates read, then rendered and cut into tokens.
-//! Nothing in a message makes the server read a file or fetch an address: parts other than text are refused.
+//! Conversations: messages checked and brought into the form that chat templates read, then rendered and cut into
+//! tokens. Nothing in a message makes the server read a file or fetch an address: parts other than text are refused.
 
 use std::sync::Arc;
 
@@ -190,8 +190,8 @@ impl Conversation {
     }
 }
 
-/// A template that refuses messages speaks to the client; one that is broken would be so for every request, which the server
-/// saw at its start.
+/// A template that refuses messages speaks to the client; one that is broken would be so for every request, which the
+/// server saw at its start.
 fn refusal(error: &template::Error) -> ApiError {
     match error {
         template::Error::Raised { message, .. } => {

@@ -1,5 +1,5 @@
-//! The form that a client wants of an answer, in the APIs' words, and the constraint it becomes. A form that cannot be met
-//! is refused before any token.
+//! The form that a client wants of an answer, in the APIs' words, and the constraint it becomes. A form that cannot be
+//! met is refused before any token.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Answers under way, for all APIs alike: sequences in the engine, their text split into thought, answer and calls, their
-//! ends counted. Knows no API's JSON but the two extensions that all share.
+//! Answers under way, for all APIs alike: sequences in the engine, their text split into thought, answer and calls,
+//! their ends counted. Knows no API's JSON but the two extensions that all share.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -6,8 +6,8 @@ use std::time::Duration;
 pub const MAX_BODY_BYTES: usize = 8 << 20;
 /// Bodies being read or worked on, in bytes over all requests.
 pub const MAX_BODIES_BYTES: usize = 256 << 20;
-/// What `--memory` keeps for requests and connections: more than conversations take, less than [`MAX_BODIES_BYTES`], which
-/// only bodies as long as books reach.
+/// What `--memory` keeps for requests and connections: more than conversations take, less than [`MAX_BODIES_BYTES`],
+/// which only bodies as long as books reach.
 pub const REQUESTS_BYTES: usize = 32 << 20;
 /// Time for a body to arrive.
 pub const BODY_TIME: Duration = Duration::from_secs(60);

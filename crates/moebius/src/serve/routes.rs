@@ -1,4 +1,5 @@
-//! The table of routes, and what every request passes: its id, the key, limits on its body, the check of its fields, the log.
+//! The table of routes, and what every request passes: its id, the key, limits on its body, the check of its fields,
+//! the log.
 
 use std::future::Future;
 use std::pin::Pin;

@@ -1,5 +1,5 @@
-//! `/v1/routing`: which experts the model's routers chose, layer by layer, counted over the answers that asked to see it
-//! (`"routing": true` in a chat request, whose events then carry the choices of every token).
+//! `/v1/routing`: which experts the model's routers chose, layer by layer, counted over the answers that asked to see
+//! it (`"routing": true` in a chat request, whose events then carry the choices of every token).
 
 use std::sync::{Arc, Mutex};
 

@@ -1,5 +1,5 @@
-//! Sampling fields, which all APIs share: OpenAI's names, llama.cpp's for the samplers OpenAI does not have, vLLM's where
-//! clients use them.
+//! Sampling fields, which all APIs share: OpenAI's names, llama.cpp's for the samplers OpenAI does not have, vLLM's
+//! where clients use them.
 
 use engine::sampler::{DEFAULT_CHAIN, Mirostat, Stage};
 use engine::scheduler::{MAX_STOP_BYTES, MAX_STOP_STRINGS, Request};

@@ -46,7 +46,8 @@ pub fn definitions(list: &[Value]) -> Result<Vec<Value>, ApiError> {
     Ok(list.to_vec())
 }
 
-/// `tool_choice` of chat completions and responses: a word, or an object with the name inside `function` or beside its type.
+/// `tool_choice` of chat completions and responses: a word, or an object with the name inside `function` or beside its
+/// type.
 pub fn openai_choice(choice: Option<&Value>) -> Result<ToolChoice, ApiError> {
     match choice {
         None => Ok(ToolChoice::Auto),
@@ -77,8 +78,8 @@ pub fn anthropic_choice(choice: &Object) -> Result<ToolChoice, ApiError> {
     }
 }
 
-/// Writes tools, calls and their results into the texts of messages, for templates that know none of them: in the form that the
-/// parser of `<tool_call>` reads.
+/// Writes tools, calls and their results into the texts of messages, for templates that know none of them: in the form
+/// that the parser of `<tool_call>` reads.
 pub fn into_text(messages: Vec<Value>, tools: &[Value]) -> Vec<Value> {
     let mut out: Vec<Value> = messages.into_iter().map(message_into_text).collect();
     if tools.is_empty() {

@@ -1,9 +1,9 @@
-//! The engine's thread: it alone owns the [`Engine`], takes commands between steps and hands every event to the channel of
-//! its request. Knows no HTTP and no JSON.
+//! The engine's thread: it alone owns the [`Engine`], takes commands between steps and hands every event to the channel
+//! of its request. Knows no HTTP and no JSON.
 //!
-//! A channel has room for everything its request can produce, so that sending never waits: a slow reader costs the bytes of
-//! its own answer and delays no other request. Dropping a [`Run`] cancels it, and the engine frees its pages before
-//! its next step.
+//! A channel has room for everything its request can produce, so that sending never waits: a slow reader costs the
+//! bytes of its own answer and delays no other request. Dropping a [`Run`] cancels it, and the engine frees its pages
+//! before its next step.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc as std_mpsc};
@@ -92,8 +92,8 @@ impl Drop for Ending {
 }
 
 impl Worker {
-    /// Starts the thread. `max_running` sequences are computed at a time, `max_waiting` more wait. The receiver hears when
-    /// the thread has ended.
+    /// Starts the thread. `max_running` sequences are computed at a time, `max_waiting` more wait. The receiver hears
+    /// when the thread has ended.
     pub fn start(
         engine: Engine,
         max_running: usize,
@@ -190,7 +190,8 @@ pub struct Run {
 }
 
 impl Run {
-    /// The next thing that happened, with the sequence it happened to; `None` when all are complete. Safe to drop half way.
+    /// The next thing that happened, with the sequence it happened to; `None` when all are complete. Safe to drop half
+    /// way.
     pub async fn next(&mut self) -> Option<(usize, Update)> {
         if !self.open.contains(&true) {
             return None;

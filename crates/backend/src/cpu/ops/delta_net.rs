@@ -7,8 +7,8 @@
 //! the first cache; for that, 16 columns lie together: a head's state is `[d_v / 16][d_k][16]`, columns past the last
 //! 16 as `[d_k][d_v % 16]` behind.
 //!
-//! Drafts advance a copy of such columns, and their k, v, g and beta are kept. Accepted drafts are the first positions of
-//! the slot's next step: the same code in the same order gives the same bits.
+//! Drafts advance a copy of such columns, and their k, v, g and beta are kept. Accepted drafts are the first positions
+//! of the slot's next step: the same code in the same order gives the same bits.
 
 use model::plan::DeltaHeads;
 

@@ -1,8 +1,9 @@
-//! The shape of `tokenizer.json`, read in one pass without a copy of the vocabulary. Knows nothing of what the parts mean.
+//! The shape of `tokenizer.json`, read in one pass without a copy of the vocabulary. Knows nothing of what the parts
+//! mean.
 //!
-//! Hugging Face documents the format by its library (<https://github.com/huggingface/tokenizers>). Parts that describe a
-//! step each (normalizer, pre-tokenizer, ..) become small JSON values, whose size is bounded; the vocabulary and the merges
-//! become lists of texts that point into the file.
+//! Hugging Face documents the format by its library (<https://github.com/huggingface/tokenizers>). Parts that describe
+//! a step each (normalizer, pre-tokenizer, ..) become small JSON values, whose size is bounded; the vocabulary and the
+//! merges become lists of texts that point into the file.
 
 use std::borrow::Cow;
 use std::cell::Cell;

@@ -1,6 +1,6 @@
 //! A tokenizer out of the `tokenizer.json` of a model folder: every token against the others, every id against the
-//! vocabulary, every step against those that are known. BPE models are read, on bytes (GPT-2, Qwen, Llama 3, DeepSeek, GLM,
-//! gpt-oss) and on characters (Llama 2, Mistral, Gemma).
+//! vocabulary, every step against those that are known. BPE models are read, on bytes (GPT-2, Qwen, Llama 3, DeepSeek,
+//! GLM, gpt-oss) and on characters (Llama 2, Mistral, Gemma).
 
 mod file;
 mod steps;
@@ -111,7 +111,8 @@ fn read(file: &SideFile, tokens: &folder::Tokens) -> Result<Tokenizer, Error> {
     Ok(Tokenizer {
         specials,
         normalized,
-        // What Metaspace changes comes behind the special strings of the second kind, whose texts have no blanks to change.
+        // What Metaspace changes comes behind the special strings of the second kind, whose texts have no blanks to
+        // change.
         normalizer: Normalizer(normalizer.0.into_iter().chain(changes).collect()),
         before,
         after,
@@ -244,8 +245,8 @@ fn around_text(
     Ok(around)
 }
 
-/// The strings of added tokens, each as `written` has it. What the tokens are is asked of the vocabulary, where some are
-/// known by name for what the file does not say.
+/// The strings of added tokens, each as `written` has it. What the tokens are is asked of the vocabulary, where some
+/// are known by name for what the file does not say.
 fn specials(vocab: &Vocab, added: &[&Added], written: impl Fn(&str) -> String) -> Result<Specials, Error> {
     let special = |token: &&Added| Special {
         id: token.id,

@@ -1,6 +1,6 @@
-//! The steps of a `tokenizer.json` around its model: what becomes of a text before it is cut, how it is cut, what is put
-//! around the tokens, and how tokens are shown. A step that is not known is an error that names it, because a text would
-//! be cut in another way than the model has learnt. Knows nothing of the vocabulary.
+//! The steps of a `tokenizer.json` around its model: what becomes of a text before it is cut, how it is cut, what is
+//! put around the tokens, and how tokens are shown. A step that is not known is an error that names it, because a text
+//! would be cut in another way than the model has learnt. Knows nothing of the vocabulary.
 
 use serde_json::Value;
 
@@ -211,7 +211,8 @@ pub fn decoder(node: &Value) -> Parsed<Shown> {
     Ok(shown)
 }
 
-/// Calls `step` with each step of a part, those inside sequences one after the other; `list` is what a sequence calls them.
+/// Calls `step` with each step of a part, those inside sequences one after the other; `list` is what a sequence calls
+/// them.
 fn each(
     node: &Value,
     part: &str,

@@ -1,5 +1,5 @@
-//! Anthropic's messages and OpenAI's responses: streams agree with whole answers, conversations become what templates read,
-//! errors take each API's shape.
+//! Anthropic's messages and OpenAI's responses: streams agree with whole answers, conversations become what templates
+//! read, errors take each API's shape.
 
 use serde_json::{Value, json};
 

@@ -15,7 +15,8 @@ fn schema() -> Value {
     })
 }
 
-/// Between the parts of a JSON text a model may put up to 48 blanks, and this one does: the limits leave room for all of them.
+/// Between the parts of a JSON text a model may put up to 48 blanks, and this one does: the limits leave room for all
+/// of them.
 fn in_form(text: &str) -> bool {
     let value: Value = serde_json::from_str(text).unwrap_or_default();
     ["fox", "bear"].iter().any(|animal| value["animal"] == *animal) && (2..=4).any(|legs| value["legs"] == legs)
