@@ -15,6 +15,8 @@
 #define MAX_SPLITS 64
 // Values a thread sums, for each head.
 #define COLUMNS ((D_V + THREADS - 1) / THREADS)
+// Positions whose values a thread asks for at a time.
+#define BATCH (COLUMNS == 1 ? 32 : COLUMNS == 2 ? 16 : 8)
 // Heads whose scores a warp finds: h = warp, warp + N_WARPS, ...
 #define EACH ((HEADS + N_WARPS - 1) / N_WARPS)
 
@@ -31,7 +33,7 @@ __device__ __forceinline__ void scores_of(const Kv* key, const float (*q)[D_K], 
     };
 #if KV_F16
     if constexpr (D_K % 8 == 0) {
-#pragma unroll 4
+#pragma unroll 16
         for (u32 i = 0; i < D_K; i += 8) {
             const uint4 raw = *(const uint4*)(key + i);
             const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
@@ -46,7 +48,7 @@ __device__ __forceinline__ void scores_of(const Kv* key, const float (*q)[D_K], 
     constexpr bool is_done = D_K % 8 == 0;
 #else
     if constexpr (D_K % 4 == 0) {
-#pragma unroll 4
+#pragma unroll 16
         for (u32 i = 0; i < D_K; i += 4) {
             const float4 raw = *(const float4*)(key + i);
             const float k[4] = {raw.x, raw.y, raw.z, raw.w};
@@ -142,19 +144,26 @@ KERNEL __launch_bounds__(THREADS) attention(const __grid_constant__ Attention a)
 #pragma unroll
             for (int j = 0; j < COLUMNS; j++) acc[h][j] *= rescale[h];
         }
-#pragma unroll 4
-        for (u32 i = from; i <= to; i++) {
-            float v[COLUMNS];
+        for (u32 first = from / BATCH * BATCH; first <= to; first += BATCH) {
+            Kv v[BATCH][COLUMNS];
 #pragma unroll
-            for (int j = 0; j < COLUMNS; j++) {
-                const u32 column = j * THREADS + threadIdx.x;
-                v[j] = column < D_V ? kv_load(values[i * stride + column]) : 0.0f;
+            for (int i = 0; i < BATCH; i++) {
+#pragma unroll
+                for (int j = 0; j < COLUMNS; j++) {
+                    const u32 column = j * THREADS + threadIdx.x;
+                    // What was never written may be NaN, and is not read.
+                    const bool is_there = first + i >= from && first + i <= to && column < D_V;
+                    v[i][j] = is_there ? values[(first + i) * stride + column] : Kv(0);
+                }
             }
 #pragma unroll
-            for (int h = 0; h < HEADS; h++) {
-                const float x = share[h][i];
+            for (int i = 0; i < BATCH; i++) {
 #pragma unroll
-                for (int j = 0; j < COLUMNS; j++) acc[h][j] += x * v[j];
+                for (int h = 0; h < HEADS; h++) {
+                    const float x = share[h][first + i];
+#pragma unroll
+                    for (int j = 0; j < COLUMNS; j++) acc[h][j] += x * kv_load(v[i][j]);
+                }
             }
         }
         __syncthreads();
