@@ -15,7 +15,8 @@ struct Server {
 impl Server {
     fn start(more: &[&str]) -> Server {
         let mut child = Command::new(env!("CARGO_BIN_EXE_moebius"))
-            .args(["serve", "--port", "0", "--parallel", "2", "--max-queue", "4", "--ctx", "512", "-t", "1"])
+            .args(["serve", "--port", "0", "--parallel", "2", "--ctx", "512", "-t", "1"])
+            .args(if more.contains(&"--max-queue") { &[][..] } else { &["--max-queue", "4"] })
             .args(more)
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
