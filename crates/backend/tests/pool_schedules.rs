@@ -16,7 +16,7 @@ mod sync {
 
 /// What the pool reports when a thread cannot be started.
 #[derive(Debug)]
-pub enum CompileError {
+enum CompileError {
     Start { what: String, why: String },
 }
 

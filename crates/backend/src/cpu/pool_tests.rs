@@ -1,7 +1,8 @@
 //! Tests of the pool on the threads of this machine; `tests/pool_schedules.rs` explores schedules.
 #![allow(clippy::unwrap_used)]
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
