@@ -1,6 +1,6 @@
-//! The thread pool under schedules that a machine seldom shows: its source, with the locks and atomics of a scheduler that
-//! decides who runs at every one of them (shuttle). A lost wake-up is a deadlock there, and reported with its schedule.
-//! It explores sequentially consistent executions; `.ci/aarch64` runs the pool on a weaker memory.
+//! The thread pool under schedules that a machine seldom shows: its source, with the locks and atomics of a scheduler
+//! that decides who runs at every one of them (shuttle). A lost wake-up is a deadlock there, and reported with its
+//! schedule. It explores sequentially consistent executions; `.ci/aarch64` runs the pool on a weaker memory.
 #![allow(dead_code)]
 
 #[path = "../src/cpu/pool.rs"]
@@ -23,8 +23,8 @@ enum CompileError {
 use shuttle::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use sync::Builder;
 
-/// Regions of few chunks, so that threads fall asleep, wake and end in every order; without spinning, each region begins
-/// and ends with threads on their way to sleep.
+/// Regions of few chunks, so that threads fall asleep, wake and end in every order; without spinning, each region
+/// begins and ends with threads on their way to sleep.
 fn regions() {
     let mut pool = pool::Pool::start(3, 0, |_| Builder::new()).expect("threads of the scheduler");
     for n in [2usize, 3, 1, 4] {

@@ -26,7 +26,7 @@ const WAYS: [(usize, Hint); 6] =
 /// Bytes per second that `threads` threads read together: the fastest pass of the fastest way.
 ///
 /// # Errors
-/// [`CompileError::Memory`] when the buffer cannot be allocated, [`CompileError::Threads`] when a thread cannot start.
+/// [`CompileError::Memory`] when the buffer cannot be allocated, [`CompileError::Start`] when a thread cannot start.
 pub fn read_bandwidth(threads: usize) -> Result<f64, CompileError> {
     let what = "the buffer that bandwidth is measured on";
     let buffer = Arena::new(what, BYTES)?;

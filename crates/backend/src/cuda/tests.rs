@@ -72,8 +72,9 @@ fn types() -> Vec<WeightType> {
     [&WeightType::GGUF[..], &planar[..]].concat()
 }
 
-/// Kernels may keep so many bytes of a thread on the stack: f64's sine reduces large angles there, attention keeps which
-/// threads run its loop, and tiles of 64 columns give up some registers so that two blocks share a multiprocessor.
+/// Kernels may keep so many bytes of a thread on the stack: f64's sine reduces large angles there, attention keeps
+/// which threads run its loop, and tiles of 64 columns give up some registers so that two blocks share a
+/// multiprocessor.
 const STACK: &[(&str, usize)] =
     &[("rope_table", 40), ("attention", 16), ("linear_tile64", 32), ("head_linear_tile64", 32), ("experts_tile64", 32)];
 

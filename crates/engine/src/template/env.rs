@@ -4,7 +4,7 @@
 //! After `transformers.utils.chat_template_utils`: trim_blocks, lstrip_blocks, loop controls, `tojson` as plain
 //! `json.dumps`, `raise_exception`, `strftime_now`.
 //!
-//! Nothing comes from minijinja by default. What is registered goes through [`filter`], [`test`] and [`function`],
+//! Nothing comes from minijinja by default. What is registered goes through [`filter`], [`test()`] and [`function`],
 //! which take what a call touches ([`Touch`]), pay for that before the call and for the result behind it, and turn lazy
 //! lists into lists, so that none can be doubled without being paid for.
 
