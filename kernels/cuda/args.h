@@ -176,7 +176,8 @@ struct Attention {
     const float* sinks;   // [n_head], or null
     float* out;           // [T, n_head, d_v]
     float* partial;       // [T, n_head, n_splits, d_v + 2]
-    u32 rows, n_head, n_kv, n_splits;
+    u32 rows, n_head, n_kv;
+    u32 n_splits;         // of attention_tile: the number of chunks
     u32 window;           // 0: all positions
     u32 windowed;         // the cache keeps a window
     float scale, softcap; // softcap 0: none

@@ -216,6 +216,206 @@ KERNEL __launch_bounds__(THREADS) attention(const __grid_constant__ Attention a)
     }
 }
 
+// attention_tile: the same for prompts, on tensor cores. grid (tiles, n_kv, 1), block 128: a block takes ROWS rows, the query
+// heads of one key-value head for ROWS / group consecutive tokens of one chunk, and walks the pages that they attend to. A
+// warp has 16 rows. Keys and values of a page are staged in shared memory while the page before is multiplied; queries are
+// scaled to at most 1 and rounded to f16, as shares are; sums are f32. Pages run in order: same input, same bits.
+#if KV_F16 && !V_IN_K && D_K % 32 == 0 && D_V % 16 == 0 && D_K <= 128 && D_V <= 128
+#define ROWS 64
+// Strides that spread the eight rows of a matrix over all banks.
+#define K_STRIDE (D_K + 8)
+#define V_STRIDE (D_V + 8)
+
+__device__ __forceinline__ u32 f16_pair(float low, float high) {
+    u32 pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+// As `mma` of mma.h, on f16.
+__device__ __forceinline__ void mma_f16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+// Four 8 x 8 matrices; lane l gives the address of row l % 8 of matrix l / 8.
+__device__ __forceinline__ void load_matrices(u32 (&m)[4], const u16* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"(shared_address(row)));
+}
+__device__ __forceinline__ void load_transposed(u32 (&m)[4], const u16* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"(shared_address(row)));
+}
+
+// Copies a page's positions below `n_there` and clears the others, which may hold anything.
+template <int D, int STRIDE>
+__device__ __forceinline__ void stage(u16* to, const u16* from, u32 n_there) {
+#pragma unroll
+    for (u32 i = threadIdx.x; i < PAGE * D / 8; i += THREADS) {
+        const u32 row = i / (D / 8), column = i % (D / 8) * 8, bytes = row < n_there ? 16 : 0;
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to + row * STRIDE + column)),
+                     "l"(from + row * D + column), "r"(bytes));
+    }
+}
+
+KERNEL __launch_bounds__(THREADS) attention_tile(const __grid_constant__ Attention a) {
+    __shared__ __align__(16) u16 keys[2][PAGE * K_STRIDE], values[2][PAGE * V_STRIDE];
+    PDL_LAUNCH();
+    PDL_WAIT();
+
+    const u32 group = a.n_head / a.n_kv, per_tile = ROWS / group; // tokens of a tile
+    // The chunk of this tile; tiles past the last one have nothing to do.
+    u32 tile = blockIdx.x, chunk = 0;
+    for (; chunk < a.n_splits; chunk++) {
+        const u32 n = (a.step.chunks[chunk].len + per_tile - 1) / per_tile;
+        if (tile < n) break;
+        tile -= n;
+    }
+    if (chunk == a.n_splits) return;
+    const Chunk c = a.step.chunks[chunk];
+    const u32 kv_head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const u32 begin = tile * per_tile, n_tokens = min(per_tile, c.len - begin); // of the chunk
+    const u32 last_pos = c.pos + begin + n_tokens - 1;
+    const u32 seen_from = a.window != 0 && c.pos + begin + 1 > a.window ? c.pos + begin + 1 - a.window : 0;
+    const u32 first_block = seen_from / PAGE, end_block = last_pos / PAGE + 1;
+
+    // This thread's two rows, g and g + 8 of its warp.
+    u32 pos[2], from[2];
+    bool is_row[2];
+    const float* q_row[2];
+    float* out_row[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const u32 row = warp * 16 + lane / 4 + 8 * i, token = row / group;
+        is_row[i] = row < per_tile * group && token < n_tokens;
+        pos[i] = c.pos + begin + token;
+        from[i] = a.window != 0 && pos[i] + 1 > a.window ? pos[i] + 1 - a.window : 0;
+        const u64 at = ((u64)(c.first + begin + token) * a.n_head + kv_head * group + row % group);
+        q_row[i] = a.q + at * D_K;
+        out_row[i] = a.out + at * D_V;
+    }
+    // Queries, divided by their largest number so that f16 holds them, whatever they are.
+    u32 q[D_K / 16][4];
+    float unit[2] = {0.0f, 0.0f};
+    {
+        float2 raw[2][D_K / 8];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+#pragma unroll
+            for (int j = 0; j < D_K / 8; j++) {
+                raw[i][j] = is_row[i] ? *(const float2*)(q_row[i] + 8 * j + lane % 4 * 2) : float2{0.0f, 0.0f};
+                unit[i] = fmaxf(unit[i], fmaxf(fabsf(raw[i][j].x), fabsf(raw[i][j].y)));
+            }
+            unit[i] = fmaxf(unit[i], __shfl_xor_sync(FULL_MASK, unit[i], 1));
+            unit[i] = fmaxf(unit[i], __shfl_xor_sync(FULL_MASK, unit[i], 2));
+            const float inverse = unit[i] > 0.0f ? 1.0f / unit[i] : 0.0f;
+#pragma unroll
+            for (int j = 0; j < D_K / 8; j++) q[j / 2][j % 2 * 2 + i] = f16_pair(raw[i][j].x * inverse, raw[i][j].y * inverse);
+        }
+    }
+    float acc[D_V / 8][4] = {}, top[2] = {-INF, -INF}, total[2] = {0.0f, 0.0f};
+
+    const auto fetch = [&](u32 block, u32 slot) {
+        const u64 page = (u64)page_of(a.step, c, a.windowed, block) * a.n_kv + kv_head;
+        const u32 n_there = min((u32)PAGE, c.pos + c.len - block * PAGE);
+        stage<D_K, K_STRIDE>(keys[slot], (const u16*)a.k_cache + page * PAGE * D_K, n_there);
+        stage<D_V, V_STRIDE>(values[slot], (const u16*)a.v_cache + page * PAGE * D_V, n_there);
+        asm volatile("cp.async.commit_group;");
+    };
+    fetch(first_block, 0);
+    for (u32 block = first_block; block < end_block; block++) {
+        const u32 slot = (block - first_block) % 2;
+        asm volatile("cp.async.wait_group 0;");
+        __syncthreads();
+        if (block + 1 < end_block) fetch(block + 1, slot ^ 1);
+
+        float s[PAGE / 8][4] = {};
+#pragma unroll
+        for (int n = 0; n < PAGE / 8; n++) {
+            const u16* row = keys[slot] + (8 * n + lane % 8) * K_STRIDE + lane / 8 * 8;
+#pragma unroll
+            for (int kk = 0; kk < D_K / 32; kk++) {
+                u32 b[4];
+                load_matrices(b, row + 32 * kk);
+                mma_f16(s[n], q[2 * kk], b[0], b[1]);
+                mma_f16(s[n], q[2 * kk + 1], b[2], b[3]);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            float now = top[i];
+#pragma unroll
+            for (int n = 0; n < PAGE / 8; n++) {
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    const u32 p = block * PAGE + 8 * n + lane % 4 * 2 + j;
+                    float x = s[n][2 * i + j] * (unit[i] * a.scale);
+                    if (a.softcap != 0.0f) x = a.softcap * tanhf(x / a.softcap);
+                    if (p < from[i] || p > pos[i] || !is_row[i]) x = -INF;
+                    s[n][2 * i + j] = x;
+                    now = fmaxf(now, x);
+                }
+            }
+            now = fmaxf(now, __shfl_xor_sync(FULL_MASK, now, 1));
+            now = fmaxf(now, __shfl_xor_sync(FULL_MASK, now, 2));
+            // Rows that have seen nothing yet stay at zero.
+            const float origin = now == -INF ? 0.0f : now, factor = expf(top[i] - origin);
+            float sum = 0.0f;
+#pragma unroll
+            for (int n = 0; n < PAGE / 8; n++) {
+#pragma unroll
+                for (int j = 0; j < 2; j++) sum += s[n][2 * i + j] = expf(s[n][2 * i + j] - origin);
+            }
+            top[i] = now;
+            total[i] = total[i] * factor + sum;
+#pragma unroll
+            for (int n = 0; n < D_V / 8; n++) {
+                acc[n][2 * i] *= factor;
+                acc[n][2 * i + 1] *= factor;
+            }
+        }
+#pragma unroll
+        for (int kk = 0; kk < PAGE / 16; kk++) {
+            const u32 p[4] = {f16_pair(s[2 * kk][0], s[2 * kk][1]), f16_pair(s[2 * kk][2], s[2 * kk][3]),
+                              f16_pair(s[2 * kk + 1][0], s[2 * kk + 1][1]), f16_pair(s[2 * kk + 1][2], s[2 * kk + 1][3])};
+            const u16* row = values[slot] + (16 * kk + lane / 8 % 2 * 8 + lane % 8) * V_STRIDE + lane / 16 * 8;
+#pragma unroll
+            for (int n = 0; n < D_V / 16; n++) {
+                u32 b[4];
+                load_transposed(b, row + 16 * n);
+                mma_f16(acc[2 * n], p, b[0], b[1]);
+                mma_f16(acc[2 * n + 1], p, b[2], b[3]);
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        total[i] += __shfl_xor_sync(FULL_MASK, total[i], 1);
+        total[i] += __shfl_xor_sync(FULL_MASK, total[i], 2);
+        if (!is_row[i]) continue;
+        float sum = total[i], factor = 1.0f;
+        if (a.sinks) {
+            const u32 row = warp * 16 + lane / 4 + 8 * i;
+            const float sink = a.sinks[kv_head * group + row % group], now = fmaxf(top[i], sink);
+            factor = expf(top[i] - now);
+            sum = sum * factor + expf(sink - now);
+        }
+#pragma unroll
+        for (int n = 0; n < D_V / 8; n++) {
+            *(float2*)(out_row[i] + 8 * n + lane % 4 * 2) =
+                float2{acc[n][2 * i] * factor / sum, acc[n][2 * i + 1] * factor / sum};
+        }
+    }
+}
+#endif
+
 // The splits of a head, merged in their order. grid (T, n_head), block 128.
 KERNEL __launch_bounds__(THREADS) attention_merge(const __grid_constant__ Attention a) {
     __shared__ float factors[MAX_SPLITS];

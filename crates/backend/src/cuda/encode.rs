@@ -396,7 +396,9 @@ impl Encoder<'_> {
     }
 
     fn attention(&mut self, node: &AttentionNode) -> Result<(), DriverError> {
-        let n_tokens = self.counts.tokens;
+        let (n_tokens, n_chunks) = (self.counts.tokens, self.counts.chunks);
+        // Prompts: tiles of tokens of one chunk each.
+        let is_tiled = node.tile_tokens > 0 && n_tokens >= 16 * n_chunks;
         let n_splits = node.splits(n_tokens, self.most_pages, self.sms);
         let args = args::Attention {
             step: self.step,
@@ -409,12 +411,16 @@ impl Encoder<'_> {
             rows: n_tokens as u32,
             n_head: node.n_head as u32,
             n_kv: node.cache.n_kv as u32,
-            n_splits: n_splits as u32,
+            n_splits: if is_tiled { n_chunks } else { n_splits } as u32,
             window: node.window.min(u32::MAX as usize) as u32,
             windowed: u32::from(node.cache.windowed),
             scale: node.scale,
             softcap: node.softcap,
         };
+        if is_tiled {
+            let grid = [n_tokens / node.tile_tokens + n_chunks, node.cache.n_kv, 1].map(|n| n as u32);
+            return self.run(node.module, Launch { entry: "attention_tile", grid, block: 128, shared: 0 }, &args);
+        }
         let grid = [n_tokens * node.tiles(), node.cache.n_kv, n_splits].map(|n| n as u32);
         self.run(node.module, Launch { entry: "attention", grid, block: 128, shared: 0 }, &args)?;
         if n_splits == 1 {

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use checkpoint::Checkpoint;
 use model::plan::{
-    Buf, DeltaHeads, ExpertBiases, Gate, GroupScore, Norm, Op, Plan, RopePairing, Router, Rows, Score, Sharing, State,
-    Weight, memory::Placement,
+    Buf, CacheDecl, DeltaHeads, ExpertBiases, Gate, GroupScore, Norm, Op, Plan, RopePairing, Router, Rows, Score,
+    Sharing, State, Weight, memory::Placement,
 };
 use quant::WeightType;
 
@@ -300,6 +300,8 @@ pub struct AttentionNode {
     pub n_head: usize,
     /// Query heads of a block.
     pub heads: usize,
+    /// Tokens of a tile of the kernel for prompts; 0 where that does not take these dimensions.
+    pub tile_tokens: usize,
     pub scale: f32,
     pub window: usize,
     pub softcap: f32,
@@ -316,6 +318,14 @@ impl AttentionNode {
         let blocks = n_tokens * self.cache.n_kv * self.tiles();
         (2 * sms).div_ceil(blocks.max(1)).clamp(1, MAX_SPLITS).min(most_pages.next_power_of_two())
     }
+}
+
+/// Tokens whose query heads fill the 64 rows of `attention_tile`; 0 where it is not compiled, by the condition in
+/// `attention.cu`, or where a token's heads are more.
+fn tile_tokens(cache: &CacheDecl, n_head: usize, is_f16: bool) -> usize {
+    let CacheDecl { n_kv, d_k, d_v, v_in_k, .. } = *cache;
+    let fits = d_k.is_multiple_of(32) && d_v.is_multiple_of(16) && d_k.max(d_v) <= 128;
+    if is_f16 && !v_in_k && fits { 64 / (n_head / n_kv) } else { 0 }
 }
 
 /// Most shares of a sequence: the merge walks them one by one.
@@ -524,6 +534,7 @@ impl Lower<'_> {
                     sinks: self.vector_or_null(sinks)?,
                     n_head,
                     heads,
+                    tile_tokens: tile_tokens(decl, n_head, self.is_f16),
                     scale,
                     window: window.unwrap_or(0),
                     softcap: softcap.unwrap_or(0.0),
