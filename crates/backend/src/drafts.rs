@@ -12,7 +12,7 @@ impl Uncommitted {
         Uncommitted(vec![0; n_slots])
     }
 
-    /// Refuses a batch that goes on from a state whose drafts nobody has judged.
+    /// Refuses a batch that resumes from a state with uncommitted drafts.
     ///
     /// # Errors
     /// [`StepError::Batch`].

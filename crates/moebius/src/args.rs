@@ -70,7 +70,7 @@ pub struct StepArgs {
     /// free, less a margin, when left out; then the system may evict weights
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub memory: Option<usize>,
-    /// Most tokens computed in one step
+    /// Maximum number of tokens computed in one step
     #[arg(short, long, value_name = "N", default_value_t = 512)]
     pub batch: usize,
 }

@@ -46,7 +46,7 @@ pub struct EngineSetup {
     pub backend: BackendKind,
     pub step: StepArgs,
     pub prefix_cache: bool,
-    /// Most sequences computed at a time.
+    /// Maximum number of sequences computed at a time.
     pub sequences: usize,
     /// Whether fewer will do where memory is short.
     pub fewer_will_do: bool,
@@ -84,7 +84,7 @@ impl EngineSetup {
         };
         if self.backend == BackendKind::Cuda {
             let cubins = machine::cache_folder().map(|folder| folder.join("cuda"));
-            // For those who work on kernels: sources that take the place of the embedded ones.
+            // For work on kernels: sources that take the place of the embedded ones.
             let kernels = std::env::var_os("MOEBIUS_KERNELS").map(Into::into);
             return Ok((Box::new(Cuda { device: 0, cache, cubins, kernels }), "CUDA".into()));
         }
@@ -103,7 +103,7 @@ impl EngineSetup {
         Ok((Box::new(Cpu { isa, threads, cache, residency }), format!("CPU {}", isa.name())))
     }
 
-    /// Which weights are copied: what was asked for, or what pays.
+    /// Which weights are copied: the user's choice, or what pays.
     fn residency(&self, checkpoint: &Checkpoint, plan: &Plan) -> Policy {
         match self.step.copy_weights {
             CopyArg::None => Policy::Mapped,
@@ -177,7 +177,7 @@ pub struct Session {
     /// What its program takes.
     pub footprint: Footprint,
     pub limits: Limits,
-    /// Most sequences computed at a time.
+    /// Maximum number of sequences computed at a time.
     pub sequences: usize,
     sampling: folder::Sampling,
     embedded: bool,
@@ -270,7 +270,7 @@ impl Session {
         params
     }
 
-    /// The sampling asked for, over the model's defaults.
+    /// The user's sampling parameters over the model's defaults.
     pub fn sampling(&self, args: &SamplingArgs) -> Result<SamplerParams> {
         let mut params = self.default_sampling();
         apply(args, &mut params);
@@ -285,7 +285,7 @@ fn clock_seed() -> u64 {
     now.as_nanos() as u64
 }
 
-/// Puts what the user asked for over the defaults.
+/// Puts the user's parameters over the defaults.
 fn apply(args: &SamplingArgs, params: &mut SamplerParams) {
     macro_rules! set {
         ($($field:ident = $arg:ident),* $(,)?) => { $(if let Some(value) = args.$arg { params.$field = value; })* };

@@ -32,7 +32,7 @@ pub fn resident_memory() -> Option<usize> {
     usize::try_from(system.process(pid)?.memory()).ok()
 }
 
-/// Most memory this process has had resident, in bytes, where the system says so.
+/// Peak resident memory of this process, in bytes, where the system says so.
 fn peak_resident() -> Option<usize> {
     kilobytes("/proc/self/status", "VmHWM:")
 }
@@ -54,12 +54,12 @@ pub fn processor() -> String {
 pub struct Bandwidth {
     threads: usize,
     samples: Vec<f64>,
-    /// Most memory resident outside the measurements.
+    /// Peak resident memory outside the measurements.
     peak_resident: Option<usize>,
 }
 
 impl Bandwidth {
-    /// For so many threads.
+    /// For this number of threads.
     pub fn new(threads: usize) -> Bandwidth {
         Bandwidth { threads, samples: Vec::new(), peak_resident: None }
     }
@@ -80,7 +80,7 @@ impl Bandwidth {
         mean
     }
 
-    /// Most memory this process has had resident, in bytes, where the system says so, without what measuring takes.
+    /// Peak resident memory of this process, in bytes, where the system says so, without what measuring takes.
     pub fn peak_resident(&self) -> Option<usize> {
         let now = peak_resident();
         if self.samples.is_empty() { now } else { now.max(self.peak_resident) }

@@ -15,7 +15,7 @@ const DEFAULT_CTX: usize = 8192;
 const SMALL_CTX: usize = 2048;
 /// Fewest checkpoints: the end of the last prompt and the end of its answer, of two conversations.
 const MIN_CHECKPOINTS: usize = 4;
-/// Most checkpoints.
+/// Maximum number of checkpoints.
 const MAX_CHECKPOINTS: usize = 64;
 /// The share of the room that checkpoints of one kind may take.
 const CHECKPOINT_SHARE: usize = 16;
@@ -73,13 +73,13 @@ impl Budget {
 pub struct Wish {
     /// Positions of a sequence; what the model was trained for, up to a habit, when `None`.
     pub ctx: Option<usize>,
-    /// Most sequences computed at a time.
+    /// Maximum number of sequences computed at a time.
     pub sequences: usize,
     /// Whether fewer sequences will do.
     pub fewer_will_do: bool,
     /// Positions of the cache over all of them; every sequence's whole context when `None`.
     pub cache_tokens: Option<usize>,
-    /// Most tokens of a step.
+    /// Maximum number of tokens of a step.
     pub batch: usize,
 }
 

@@ -94,7 +94,7 @@ impl<'a> Matrices<'a> {
         let failed = Mutex::new(None);
         pool.run(pieces.len(), &|_, i| {
             let Piece { from, to } = &pieces[i];
-            // SAFETY: pieces are disjoint parts of the arena, which is zeroed and nobody else uses yet.
+            // SAFETY: pieces are disjoint parts of the arena, which is zeroed and not shared yet.
             let out = unsafe { std::slice::from_raw_parts_mut(*to, from.len) };
             if let Err(error) = checkpoint.files()[from.file].read_at(from.offset, out) {
                 failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);

@@ -91,7 +91,7 @@ pub struct Context {
     pub arch: u32,
     /// Multiprocessors.
     pub sms: usize,
-    /// Most shared memory a block may have, in bytes.
+    /// Maximum shared memory of a block, in bytes.
     pub max_shared: usize,
 }
 
@@ -286,7 +286,7 @@ impl Stream {
     /// Queues a copy to `to`, from its byte `at` on.
     ///
     /// # Safety
-    /// `from` is a piece of device memory of `bytes`, and nobody reads `to` before the copy is done.
+    /// `from` is a piece of device memory of `bytes`, and `to` is not read before the copy is done.
     pub unsafe fn download(&self, to: &mut Pinned, at: usize, from: Ptr, bytes: usize) -> Result<()> {
         assert!(at + bytes <= to.bytes);
         // SAFETY: the caller's promise, and the length was checked.
@@ -509,7 +509,7 @@ impl Drop for Module {
     }
 }
 
-/// An entry point. Whoever has it keeps its module.
+/// An entry point; it keeps its module alive.
 #[derive(Clone, Copy, Debug)]
 pub struct Function {
     raw: sys::CUfunction,

@@ -65,7 +65,7 @@ pub struct Encoder<'a> {
     pub scratch: Scratch,
     pub step: args::Step,
     pub counts: Counts,
-    /// Most pages that a sequence of the step has, rounded up to a bucket.
+    /// Maximum number of pages that a sequence of the step has, rounded up to a bucket.
     pub most_pages: usize,
     /// Longest chunk.
     pub longest: usize,

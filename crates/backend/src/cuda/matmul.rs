@@ -1,7 +1,7 @@
 //! Geometry of the kernels that read weights: which of a module's entry points runs an op, and over how many blocks.
 //!
 //! `kernels/cuda/vec.h` takes one to eight columns (rows of activations), `tile.h` tiles of 8 to 64. What a kernel
-//! derives from its type (units, lanes a row, bytes of shared memory) stands here a second time, by the same names.
+//! derives from its type (units, lanes a row, bytes of shared memory) is repeated here under the same names.
 //! Knows no driver.
 
 use quant::WeightType;
@@ -15,7 +15,7 @@ const BLOCK: usize = 256;
 const TILE_WARPS: usize = 8;
 /// Blocks of `vec.h` that a multiprocessor holds, by its registers.
 const VEC_RESIDENT: usize = 4;
-/// Most columns of `vec.h`.
+/// Maximum number of columns of `vec.h`.
 const VEC_COLS: usize = 8;
 
 /// Number of rows from which [`experts`] wants expert lists.
@@ -127,7 +127,7 @@ pub fn head_linear(w: WeightType, transposed: bool, rows: usize, n_head: usize, 
     tile_launch(entry, [tiles as u32, row_blocks(n, tiles * n_head, sms), n_head as u32])
 }
 
-/// The narrowest entry point for so many columns, else the widest.
+/// The narrowest entry point that takes this number of columns, else the widest.
 fn by_cols(cols: usize, entries: &[(usize, &'static str)]) -> (usize, &'static str) {
     let fits = entries.iter().find(|(width, _)| cols <= *width);
     fits.or(entries.last()).copied().unwrap_or((1, ""))

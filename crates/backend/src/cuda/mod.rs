@@ -42,7 +42,7 @@ pub struct Cuda {
     pub cache: CacheType,
     /// Folder where compiled kernels are kept; without it each program compiles its own.
     pub cubins: Option<PathBuf>,
-    /// Folder of kernel sources that take the place of the embedded ones, for those who work on kernels.
+    /// Folder of kernel sources that take the place of the embedded ones, for work on kernels.
     pub kernels: Option<PathBuf>,
 }
 

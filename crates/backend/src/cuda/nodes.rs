@@ -328,7 +328,7 @@ fn tile_tokens(cache: &CacheDecl, n_head: usize, is_f16: bool) -> usize {
     if is_f16 && !v_in_k && fits { 64 / (n_head / n_kv) } else { 0 }
 }
 
-/// Most shares of a sequence: the merge walks them one by one.
+/// Maximum number of shares of a sequence: the merge walks them one by one.
 pub const MAX_SPLITS: usize = 64;
 
 /// Experts chosen per row.

@@ -121,13 +121,13 @@ fn write_cached(file: &Path, image: &[u8]) -> std::io::Result<()> {
     std::fs::create_dir_all(folder)?;
     let sum = fnv(0xcbf2_9ce4_8422_2325, image);
     let bytes = [&MAGIC[..], &(image.len() as u64).to_le_bytes(), &sum.to_le_bytes(), image].concat();
-    // Another process may do the same: each renames a whole file of its own.
+    // Another process may do the same: each renames its own complete file.
     let own = file.with_extension(format!("{}.part", std::process::id()));
     std::fs::write(&own, bytes)?;
     std::fs::rename(own, file)
 }
 
-/// FNV-1a: the cache guards against accidents, not against whoever can write the user's files.
+/// FNV-1a: the cache guards against accidents, not against an attacker who can write the user's files.
 fn fnv(start: u64, bytes: &[u8]) -> u64 {
     bytes.iter().fold(start, |hash, &b| (hash ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3))
 }

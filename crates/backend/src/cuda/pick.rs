@@ -10,7 +10,7 @@ use super::encode::PICK_PARTS;
 use crate::pick::Best;
 use crate::{Ask, Batch, Picks};
 
-/// Most candidates of a row that the kernels find.
+/// Maximum number of candidates of a row that the kernels find.
 const MOST: usize = 64;
 
 /// Words of what is found in a row: `Picked` of `args.h`.

@@ -1,5 +1,5 @@
 //! A program on the device: a step copies its tables, queues the nodes (or replays the graph captured for its counts)
-//! and copies back what was asked for.
+//! and copies back the rows that the batch requests.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::{
     Ask, Batch, Cause, Failure, Fault, Kinds, Limits, OpTime, Output, PAGE, Picks, Program, RouterInfo, StepError,
 };
 
-/// Most tokens of a step that is captured: above, the device computes longer than the host queues.
+/// Maximum number of tokens of a step that is captured: above, the device computes longer than the host queues.
 const MAX_CAPTURED: usize = 64;
 
 /// What a program is made of.

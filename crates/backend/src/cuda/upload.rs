@@ -91,7 +91,7 @@ impl Weights {
         Ok(ptr)
     }
 
-    /// Plain bytes, in memory of their own.
+    /// Plain bytes, in separate memory.
     pub fn bytes(&mut self, what: &'static str, bytes: &[u8]) -> Result<u64, CompileError> {
         let memory = allocate(&self.context, what, bytes.len())?;
         let ptr = memory.ptr();

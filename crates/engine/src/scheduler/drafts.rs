@@ -2,7 +2,7 @@
 //!
 //! A drafter knows tokens alone. What it guesses decides how many steps an answer takes, and never what the answer is.
 
-/// Guesses how texts go on.
+/// Guesses how texts continue.
 pub trait Drafter: Send {
     /// Appends up to `max` tokens that may follow `tokens`, a prompt and its answer up to now, to `out`; none where it
     /// has no guess. Tokens past `max`, and those from the first that is outside the vocabulary, are ignored.
@@ -13,7 +13,7 @@ pub trait Drafter: Send {
 /// for answers that repeat their prompts, as edited code and summaries do. It needs no model and keeps nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PromptLookup {
-    /// Least number of last tokens that must have stood there.
+    /// Least number of last tokens that must have matched there.
     pub min: usize,
     /// Number of last tokens beyond which a longer match is no better.
     pub max: usize,
@@ -43,7 +43,7 @@ impl Drafter for PromptLookup {
             }
         }
         if best.0 >= self.min.max(1) {
-            // What follows may run into the draft itself: a text that repeats its last tokens goes on to.
+            // What follows may run into the draft itself: a text that repeats its last tokens continues to.
             out.extend(tokens[best.1..].iter().cycle().take(max));
         }
     }
@@ -67,7 +67,7 @@ mod tests {
             // A longer match counts more than a later one, up to three tokens.
             (&[4, 1, 2, 5, 0, 1, 2, 6, 4, 1, 2], 1, &[5]),
             (&[3, 4, 1, 2, 5, 0, 4, 1, 2, 6, 3, 4, 1, 2], 1, &[6]),
-            // A run goes on.
+            // A run continues.
             (&[8, 8, 8], 3, &[8, 8, 8]),
             (&[7, 8, 7, 8, 7], 3, &[8, 7, 8]),
             // Out of reach.

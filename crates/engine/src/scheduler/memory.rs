@@ -1,6 +1,6 @@
 //! All memory of sequences: pages, window pages and state slots, handed out and taken back together.
 //!
-//! A cached prefix can be gone on from where everything is there that the next position needs: the pages of the whole
+//! A cached prefix can be resumed where everything is cached that the next position needs: the pages of the whole
 //! prefix, the window pages that the position looks at, and, where the model has recurrent state, a checkpoint of it.
 //! Each can be evicted by itself; [`Memory::adopt`] goes as far as all of them reach. It knows nothing of requests.
 
@@ -16,7 +16,7 @@ use super::windows::WindowPool;
 /// prefix cache, and the window pages are those that the next position looks at.
 #[derive(Debug)]
 pub(super) struct Held {
-    /// Positions in the cache; the state stands behind the last of them.
+    /// Positions in the cache; the state covers all of them.
     pub computed: usize,
     pages: Vec<u32>,
     n_registered: usize,
@@ -27,7 +27,7 @@ pub(super) struct Held {
     first_window_block: usize,
     /// Slot of its recurrent state, while it runs.
     slot: Option<u32>,
-    /// The slot of the checkpoint that it goes on from, until its state is copied.
+    /// The slot of the checkpoint to resume from, until its state is copied.
     restore: Option<u32>,
     cuts: Cuts,
     /// The page of the checkpoint that the next one replaces.
@@ -60,7 +60,7 @@ impl Held {
         self.cuts.next(self.computed)
     }
 
-    /// The copy of state that brings the sequence to where it goes on, `(from, to)`; to be made before anything else
+    /// The copy of state with which the sequence resumes, `(from, to)`; to be made before anything else
     /// is.
     pub fn take_restore(&mut self) -> Option<(u32, u32)> {
         Some((self.restore.take()?, self.slot?))
@@ -76,13 +76,13 @@ pub(super) struct Memory {
     checkpoints: Checkpoints,
     free_slots: Vec<u32>,
     n_slots: usize,
-    /// Most window pages that a sequence holds between steps.
+    /// Maximum number of window pages that a sequence holds between steps.
     max_window: usize,
-    /// Most tokens of a step.
+    /// Maximum number of tokens of a step.
     max_tokens: usize,
     /// The cached path of a search.
     path: Vec<(u32, u64)>,
-    /// Copies of state that the last step asks for, `(from, to)`, in order.
+    /// Copies of state that the last step requires, `(from, to)`, in order.
     copies: Vec<(u32, u32)>,
 }
 
@@ -206,7 +206,7 @@ impl Memory {
         saved
     }
 
-    /// Follows the cached path beyond the computed positions; returns after how many of its pages a sequence can go on.
+    /// Follows the cached path beyond the computed positions; returns how many of its pages can be resumed from.
     fn search(&mut self, held: &Held, tokens: &[u32]) -> usize {
         self.path.clear();
         let (start, mut chain) = (held.pages.len(), held.chain);

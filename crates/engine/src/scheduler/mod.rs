@@ -13,7 +13,8 @@
 //!
 //! # Failed steps
 //! A step that fails ([`backend::StepError::Failed`]) ends the requests whose chunks are lost, with the cause. Those
-//! whose recurrent states are dirty roll back to a checkpoint, the others to where they stood; both are computed again.
+//! whose recurrent states are dirty roll back to a checkpoint, the others to their last computed position; both are
+//! computed again.
 //!
 //! # The law
 //! The tokens of a request depend on its prompt, its parameters and the model alone: not on what else is in the batch,
@@ -24,7 +25,7 @@
 //! A sequence takes pages as it grows, window pages that it gives back as its window moves on, and a slot of recurrent
 //! state, as the model needs them. When none is left, the lowest in rank (lower priority, then later submission) that
 //! is not yet part of the step gives its pages up, waits at the front, and is computed again, mostly from the prefix
-//! cache. Only full pages are shared and nobody writes to a full page, so no page is ever copied. States are: a
+//! cache. Only full pages are shared and full pages are never written, so no page is ever copied. States are: a
 //! checkpoint is a copy of a state at a page boundary, hung on the page that ends there.
 //!
 //! A request is admitted when there are pages for its whole prompt beyond what running prompts still need. The highest
@@ -57,7 +58,7 @@ pub use vocabulary::{TextStream, Vocabulary};
 use memory::Memory;
 use sequence::{Row, Sequence};
 
-/// Most log-probabilities a request may ask for per token.
+/// Maximum number of log-probabilities a request may ask for per token.
 pub const MAX_LOGPROBS: usize = 128;
 
 /// Failed steps in a row after which the requests of the step end: what fails again and again is not tried for ever.
@@ -69,9 +70,9 @@ const MAX_ROLLBACKS: usize = 8;
 /// How an engine schedules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Most tokens of one prompt in a step. Below the program's limit, several prompts progress in a step.
+    /// Maximum number of tokens of one prompt in a step. Below the program's limit, several prompts progress in a step.
     pub chunk: usize,
-    /// Most requests that run at a time; the program's limits on tokens and outputs bound it too.
+    /// Maximum number of requests that run at a time; the program's limits on tokens and outputs bound it too.
     pub max_running: usize,
     /// Keep full pages and share them between requests that begin alike.
     pub prefix_cache: bool,
@@ -113,9 +114,9 @@ pub struct Engine {
     program: Box<dyn Program>,
     vocabulary: Arc<dyn Vocabulary>,
     options: Options,
-    /// Most tokens of a step.
+    /// Maximum number of tokens of a step.
     budget: usize,
-    /// Most tokens of a sequence.
+    /// Maximum number of tokens of a sequence.
     context: usize,
     /// Maximum number of rows of a step.
     max_outputs: usize,
@@ -207,7 +208,7 @@ impl Engine {
         self.drafter = drafter;
     }
 
-    /// Most tokens that a prompt and its answer have together.
+    /// Maximum number of tokens that a prompt and its answer have together.
     pub fn context(&self) -> usize {
         self.context
     }
@@ -461,7 +462,7 @@ impl Engine {
     /// the step has of it.
     ///
     /// Where pages lack, sequences of lower rank that are not in the step lose theirs. A sequence that gets none that
-    /// way keeps what it has and waits: those above it go on, and end, or come back for its pages.
+    /// way keeps what it has and waits: those above it continue, and end, or come back for its pages.
     fn plan_chunk(&mut self, i: usize, budget: usize) -> usize {
         if self.options.prefix_cache {
             self.running[i].adopt(&mut self.memory);
@@ -501,7 +502,7 @@ impl Engine {
         // What running prompts still need, and a page more for each, so that the newcomer is not preempted at once.
         let reserved = running.iter().map(|s| s.outstanding(memory)).sum::<usize>() + running.len();
         let reserved_window = running.iter().map(|s| s.outstanding_window(memory)).sum::<usize>();
-        // Its last token is in a page of its own: without that one it is not worth looking for the others.
+        // Its last token needs a page that is not shared: without it the search is pointless.
         if reserved + 1 > memory.available() {
             return None;
         }
@@ -522,7 +523,7 @@ impl Engine {
         Some(at)
     }
 
-    /// Brings the state of a sequence to where it goes on, after it has adopted a prefix.
+    /// Restores the state of a sequence after it has adopted a prefix.
     fn restore(&mut self, i: usize) {
         if let Some((from, to)) = self.running[i].held.take_restore() {
             self.program.copy_state(from, to);

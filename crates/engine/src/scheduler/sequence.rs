@@ -44,7 +44,7 @@ pub(super) struct Sequence {
     tokens: Vec<u32>,
     n_prompt: usize,
     max_new: usize,
-    /// Most tokens it may have, by `max_new` or by the context.
+    /// Maximum number of tokens it may have, by `max_new` or by the context.
     max_tokens: usize,
     /// Its pages, window pages and state.
     pub held: Held,
@@ -182,12 +182,12 @@ impl Sequence {
         (&self.tokens[start..end], start, tables)
     }
 
-    /// Whether the planned tokens end with the last one, and an answer or what it would be made of is asked for.
+    /// Whether the planned tokens end with the last one, and the request wants an answer or its hidden state.
     pub fn wants_logits(&self) -> bool {
         self.planned == self.remaining() && (self.max_new > 0 || self.embedding)
     }
 
-    /// Rows that are asked for: the last position's, and those of its drafts.
+    /// Rows that the step returns: the last position's, and those of its drafts.
     pub fn n_rows(&self) -> usize {
         if self.wants_logits() { 1 + self.drafts.len() } else { 0 }
     }
@@ -232,13 +232,13 @@ impl Sequence {
         n_accepted
     }
 
-    /// Whether everything is computed and no answer is asked for.
+    /// Whether everything is computed and the request wants no answer.
     pub fn is_prompt_only(&self) -> bool {
         self.held.computed == self.tokens.len() && self.max_new == 0
     }
 
-    /// Reports the prompt's hidden state, `[d_model]`, where it is asked for instead of an answer. Returns that the
-    /// request is finished.
+    /// Reports the prompt's hidden state, `[d_model]`, where the request wants it instead of an answer. Returns that
+    /// the request is finished.
     pub fn embed(&self, row: Option<&[f32]>, events: &mut Events) -> Result<Option<FinishReason>, Error> {
         match row {
             None => return Err(Error::Embedding("the model's plan has no rows behind a last norm")),
@@ -250,7 +250,7 @@ impl Sequence {
         Ok(Some(FinishReason::Length))
     }
 
-    /// Whether the prompt's hidden state is asked for.
+    /// Whether the request wants the prompt's hidden state.
     pub fn wants_embedding(&self) -> bool {
         self.embedding
     }
