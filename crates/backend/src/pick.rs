@@ -162,8 +162,8 @@ fn best(logits: &[f32], n: usize, allowed: impl Fn(u32) -> bool, out: &mut Vec<(
     None
 }
 
-/// The maximum of a block, and whether it holds NaN or plus infinity.
-fn scan(block: &[f32]) -> (f32, bool) {
+/// The maximum of some logits, and whether NaN or plus infinity is among them: lanes without branches, at memory speed.
+pub fn scan(block: &[f32]) -> (f32, bool) {
     const LANES: usize = 16;
     let (mut max, mut bad) = ([f32::NEG_INFINITY; LANES], [false; LANES]);
     let mut take = |lane: usize, l: f32| {

@@ -84,6 +84,11 @@ impl Residencies {
     }
 }
 
+/// Whether an op multiplies with matrices.
+pub(crate) fn has_products(op: &Op) -> bool {
+    matrices(op).iter().any(|&(_, access)| access != Access::Row)
+}
+
 /// The matrices of an op.
 fn matrices(op: &Op) -> Vec<(Weight, Access)> {
     match op {

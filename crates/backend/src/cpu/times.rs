@@ -8,6 +8,7 @@ use model::plan::{Op, Plan};
 
 use super::pool::Pool;
 use crate::OpTime;
+use crate::residency::has_products;
 
 /// Time per op so far; ops that do the same in several layers share a row.
 pub struct Times {
@@ -86,29 +87,9 @@ impl Times {
 fn name(plan: &Plan, op: &Op) -> String {
     let weights = match op {
         Op::Linear { parts, .. } => parts.iter().map(|part| part.w).collect(),
-        Op::GatedLinear { .. } | Op::Experts { .. } | Op::HeadLinear { .. } => op.weights(),
+        op if has_products(op) => op.weights(),
         // Ops without matrices are one row each.
-        Op::Embed { .. }
-        | Op::RmsNorm { .. }
-        | Op::HeadNorm { .. }
-        | Op::Rope { .. }
-        | Op::SplitHeads { .. }
-        | Op::JoinHeads { .. }
-        | Op::GatedAct { .. }
-        | Op::Add { .. }
-        | Op::KvAppend { .. }
-        | Op::Attention { .. }
-        | Op::CausalConv { .. }
-        | Op::DeltaNet { .. }
-        | Op::Route { .. }
-        | Op::Combine { .. }
-        | Op::Select { .. }
-        | Op::Scale { .. }
-        | Op::ScaleBy { .. }
-        | Op::SigmoidGate { .. }
-        | Op::DecayBeta { .. }
-        | Op::GatedNorm { .. }
-        | Op::Softcap { .. } => Vec::new(),
+        _ => Vec::new(),
     };
     let mut name = op.name().to_string();
     for w in weights {

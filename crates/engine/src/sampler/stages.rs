@@ -5,6 +5,7 @@ use std::cmp::Ordering;
 use std::ops::Deref;
 
 use backend::Best;
+use backend::pick::scan;
 
 use super::random::Pcg32;
 use super::{Error, SamplerParams, Stage};
@@ -65,36 +66,17 @@ pub fn acts(stage: Stage, p: &SamplerParams) -> bool {
 /// # Errors
 /// The row holds NaN or plus infinity, or nothing but minus infinity.
 pub fn argmax(logits: &[f32]) -> Result<(f32, u32), Error> {
-    // One pass at memory speed: branch-free lanes over blocks; only the best block is searched for the index.
-    const LANES: usize = 16;
-    const BLOCK: usize = 64 * LANES;
-    let mut bad = [false; LANES];
-    let (mut best, mut best_block) = (f32::NEG_INFINITY, 0);
+    // One pass at memory speed; only the best block is searched for the index.
+    const BLOCK: usize = 1024;
+    let (mut best, mut best_block, mut is_bad) = (f32::NEG_INFINITY, 0, false);
     for (i, block) in logits.chunks(BLOCK).enumerate() {
-        let mut max = [f32::NEG_INFINITY; LANES];
-        let mut take = |lane: usize, l: f32| {
-            max[lane] = if l > max[lane] { l } else { max[lane] };
-            // True for NaN too.
-            bad[lane] |= l.partial_cmp(&f32::INFINITY) != Some(Ordering::Less);
-        };
-        let chunks = block.chunks_exact(LANES);
-        let rest = chunks.remainder();
-        for chunk in chunks {
-            for lane in 0..LANES {
-                take(lane, chunk[lane]);
-            }
-        }
-        for (lane, &l) in rest.iter().enumerate() {
-            take(lane, l);
-        }
-        let max = max.into_iter().fold(f32::NEG_INFINITY, f32::max);
+        let (max, bad) = scan(block);
+        is_bad |= bad;
         if max > best {
             (best, best_block) = (max, i * BLOCK);
         }
     }
-    if bad.contains(&true)
-        && let Some(i) = logits.iter().position(|&l| l.is_nan() || l == f32::INFINITY)
-    {
+    if is_bad && let Some(i) = logits.iter().position(|&l| l.is_nan() || l == f32::INFINITY) {
         return Err(Error::Logit { token: i as u32, value: logits[i] });
     }
     match logits[best_block..].iter().position(|&l| l == best) {
