@@ -3,10 +3,11 @@
 // Compiled for one cache and group: -DD_K -DD_V -DV_IN_K (values are the first D_V numbers of the keys) -DHEADS (query
 // heads of a block, which share the keys) -DKV_F16.
 //
-// grid (T * tiles of heads, n_kv, n_splits), block 128: a block takes one token, up to HEADS query heads of one key-value
-// head and a share of the sequence's pages, page after page with an online softmax. A page has as many positions as a warp
-// has lanes: each lane finds the scores of its position with the heads of its warp, and then every thread sums its own
-// numbers of the values for all heads. With several splits each leaves its sums, and attention_merge puts them together.
+// grid (T * tiles of heads, n_kv, n_splits), block 128: a block takes one token, up to HEADS query heads of one
+// key-value head and a share of the sequence's pages, page after page with an online softmax. A page has as many
+// positions as a warp has lanes: each lane finds the scores of its position with the heads of its warp, and then every
+// thread sums its own numbers of the values for all heads. With several splits each leaves its sums, and
+// attention_merge puts them together.
 #include "cuda/kv.h"
 
 #define THREADS 128
@@ -122,7 +123,8 @@ KERNEL __launch_bounds__(THREADS) attention(const __grid_constant__ Attention a)
                 if (a.softcap != 0.0f) s = a.softcap * tanhf(s / a.softcap);
             }
             const float old = its_top[e], now = fmaxf(old, warp_max(s));
-            // A block holds at least one position that is seen. Where no score is finite IEEE makes NaN, as the formula does.
+            // A block holds at least one position that is seen. Where no score is finite IEEE makes NaN, as the formula
+            // does.
             const float x = !is_seen ? 0.0f : expf(s - now);
             const float factor = old == -INF ? 0.0f : expf(old - now);
             its_total[e] = its_total[e] * factor + warp_sum(x);
@@ -216,10 +218,11 @@ KERNEL __launch_bounds__(THREADS) attention(const __grid_constant__ Attention a)
     }
 }
 
-// attention_tile: the same for prompts, on tensor cores. grid (tiles, n_kv, 1), block 128: a block takes ROWS rows, the query
-// heads of one key-value head for ROWS / group consecutive tokens of one chunk, and walks the pages that they attend to. A
-// warp has 16 rows. Keys and values of a page are staged in shared memory while the page before is multiplied; queries are
-// scaled to at most 1 and rounded to f16, as shares are; sums are f32. Pages run in order: same input, same bits.
+// attention_tile: the same for prompts, on tensor cores. grid (tiles, n_kv, 1), block 128: a block takes ROWS rows, the
+// query heads of one key-value head for ROWS / group consecutive tokens of one chunk, and walks the pages that they
+// attend to. A warp has 16 rows. Keys and values of a page are staged in shared memory while the page before is
+// multiplied; queries are scaled to at most 1 and rounded to f16, as shares are; sums are f32. Pages run in order: same
+// input, same bits.
 #if KV_F16 && !V_IN_K && D_K % 32 == 0 && D_V % 16 == 0 && D_K <= 128 && D_V <= 128
 #define ROWS 64
 // Strides that spread the eight rows of a matrix over all banks.

@@ -1,5 +1,5 @@
-// Ops on single numbers: add, scale, scale_by, softcap, sigmoid_gate, gated_act, decay_beta; and those that move numbers
-// only: split_heads and join_heads, select. A thread a number, 256 threads a block.
+// Ops on single numbers: add, scale, scale_by, softcap, sigmoid_gate, gated_act, decay_beta; and those that move
+// numbers only: split_heads and join_heads, select. A thread a number, 256 threads a block.
 #include "cuda/common.h"
 #include "cuda/args.h"
 

@@ -1,5 +1,5 @@
-// The paged cache: a page holds PAGE positions of each key-value head, `[n_pages, n_kv, PAGE, d]`, so that a head's keys of
-// a page are one piece. Its numbers are f16 or f32 (-DKV_F16=1 or 0).
+// The paged cache: a page holds PAGE positions of each key-value head, `[n_pages, n_kv, PAGE, d]`, so that a head's
+// keys of a page are one piece. Its numbers are f16 or f32 (-DKV_F16=1 or 0).
 #pragma once
 
 #include "cuda/common.h"

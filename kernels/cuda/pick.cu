@@ -1,9 +1,9 @@
-// pick: the best logits of a row, the logits of listed tokens, and the log-sum-exp of the whole row, so that a row need not
-// travel to the host.
+// pick: the best logits of a row, the logits of listed tokens, and the log-sum-exp of the whole row, so that a row need
+// not travel to the host.
 //
-// pick_parts: grid (PARTS, rows), block 256: each block finds the best of its share of the row by n rounds of arg-max over
-// shared memory. pick_merge: grid (rows), block 256: the best of the shares' best. Ties go to the lower id; minus infinity is
-// never picked; the lowest id with NaN or plus infinity is reported.
+// pick_parts: grid (PARTS, rows), block 256: each block finds the best of its share of the row by n rounds of arg-max
+// over shared memory. pick_merge: grid (rows), block 256: the best of the shares' best. Ties go to the lower id; minus
+// infinity is never picked; the lowest id with NaN or plus infinity is reported.
 #include "cuda/common.h"
 #include "cuda/args.h"
 

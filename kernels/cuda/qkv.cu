@@ -1,8 +1,8 @@
-// head_norm, rope and kv_append of a layer's q, k and v in one launch: each part of heads is normed, rotated and stored, as
-// far as it asks for it. Compiled for the elements of the cache (-DKV_F16).
+// head_norm, rope and kv_append of a layer's q, k and v in one launch: each part of heads is normed, rotated and
+// stored, as far as it asks for it. Compiled for the elements of the cache (-DKV_F16).
 //
-// grid (heads of all parts and tokens / 4), block 128: a warp a head. A lane owns pairs (i, i + half) or (2i, 2i + 1), and
-// dimensions behind the last pair, so no lane reads what another has written.
+// grid (heads of all parts and tokens / 4), block 128: a warp a head. A lane owns pairs (i, i + half) or (2i, 2i + 1),
+// and dimensions behind the last pair, so no lane reads what another has written.
 #include "cuda/kv.h"
 
 KERNEL __launch_bounds__(128) qkv(const __grid_constant__ Qkv a) {

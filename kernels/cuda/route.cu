@@ -2,8 +2,8 @@
 // Compiled for a number of experts: -DN_EXPERT.
 //
 // grid (rows), block 32: a warp a row. Scores are found in f64 and compared in f32, as the reference does, so that near
-// ties fall the same way. A row without an answer (NaN among the logits, no finite weights) takes the first experts with
-// weights of NaN and leaves its token in `faults`, where the smallest (router, token) of a chunk stays.
+// ties fall the same way. A row without an answer (NaN among the logits, no finite weights) takes the first experts
+// with weights of NaN and leaves its token in `faults`, where the smallest (router, token) of a chunk stays.
 #include "cuda/common.h"
 #include "cuda/args.h"
 
@@ -23,8 +23,8 @@ __device__ __forceinline__ u32 ordered(float x) {
     return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-// Indices of the `n_best` best of values[0..n], best first, ties to the lower index, into `best`. A lane holds the numbers
-// lane, lane + 32, ...; those taken become 0, which is below every number.
+// Indices of the `n_best` best of values[0..n], best first, ties to the lower index, into `best`. A lane holds the
+// numbers lane, lane + 32, ...; those taken become 0, which is below every number.
 template <int EACH_LANE>
 __device__ __forceinline__ void best_of(const float* values, u32 n, u32 n_best, u32* best) {
     const u32 lane = threadIdx.x;
