@@ -34,6 +34,8 @@ pub enum Command {
     Render(RenderArgs),
     /// Measure perplexity on a text, by llama-perplexity's method
     Perplexity(PerplexityArgs),
+    /// List the models that Hugging Face's, LM Studio's and Ollama's programs have fetched to this machine
+    Models(ModelsArgs),
     /// List the GPUs that can compute, or say why one cannot
     Devices,
     /// Print a completion script for a shell
@@ -49,8 +51,9 @@ pub enum Command {
 /// The model and its source.
 #[derive(Debug, Clone, Args)]
 pub struct ModelArgs {
-    /// GGUF file (any part of a split one), or MLX or safetensors folder; the embedded model when left out
-    #[arg(short, long, value_name = "PATH")]
+    /// GGUF file (any part of a split one), MLX or safetensors folder, or the name of a model that `moebius models`
+    /// lists; the embedded model when left out
+    #[arg(short, long, value_name = "PATH|NAME")]
     pub model: Option<PathBuf>,
 }
 
@@ -266,7 +269,10 @@ pub struct RunArgs {
     /// Constrain the answer to the JSON schema in this file
     #[arg(long, value_name = "FILE", group = "form")]
     pub json_schema: Option<PathBuf>,
-    /// Constrain the answer to the grammar in this file (Lark syntax as in llguidance)
+    /// Objects of the schema may have properties that it does not name, where it does not forbid them
+    #[arg(long, requires = "json_schema")]
+    pub open_objects: bool,
+    /// Constrain the answer to the grammar in this file: llguidance's variant of Lark, or llama.cpp's GBNF
     #[arg(long, value_name = "FILE", group = "form")]
     pub grammar: Option<PathBuf>,
     /// Constrain the answer to a regular expression
@@ -419,6 +425,13 @@ pub struct InspectArgs {
     /// List all metadata
     #[arg(long)]
     pub metadata: bool,
+    /// Machine-readable output
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ModelsArgs {
     /// Machine-readable output
     #[arg(long)]
     pub json: bool,

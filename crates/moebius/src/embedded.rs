@@ -16,10 +16,10 @@ pub fn bytes() -> &'static [u8] {
     &FILE.0
 }
 
-/// Opens the file named, or the embedded model.
-pub fn open(path: Option<&Path>) -> Result<checkpoint::Checkpoint, checkpoint::Error> {
-    match path {
-        Some(path) => checkpoint::open(path),
-        None => checkpoint::from_static(NAME, bytes()),
-    }
+/// Opens the file or the model named, or the embedded model.
+pub fn open(path: Option<&Path>) -> anyhow::Result<checkpoint::Checkpoint> {
+    Ok(match path {
+        Some(path) => checkpoint::open(&crate::find::resolve(path)?)?,
+        None => checkpoint::from_static(NAME, bytes())?,
+    })
 }

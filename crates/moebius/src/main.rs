@@ -4,7 +4,9 @@ mod answer;
 mod args;
 mod commands;
 mod compare;
+mod compat;
 mod embedded;
+mod find;
 mod load;
 mod machine;
 mod memory;
@@ -19,7 +21,15 @@ use clap::Parser;
 use args::{Cli, Command};
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let translated = match compat::translate(std::env::args_os()) {
+        Ok(translated) => translated,
+        Err(why) => {
+            eprintln!("moebius: {why}");
+            return ExitCode::from(2);
+        }
+    };
+    let cli = Cli::parse_from(&translated.args);
+    translated.notes.iter().for_each(|note| eprintln!("moebius: {note}"));
     let result = match &cli.command {
         Command::Run(args) => commands::run::run(args),
         Command::Chat(args) => commands::chat::run(args),
@@ -31,6 +41,7 @@ fn main() -> ExitCode {
         Command::Tokenize(args) => commands::tokenize::run(args),
         Command::Render(args) => commands::render::run(args),
         Command::Perplexity(args) => commands::perplexity::run(args),
+        Command::Models(args) => commands::models::run(args),
         Command::Devices => commands::devices::run(),
         Command::TryGrammar => trial::run(),
         Command::Completions { shell } => {

@@ -10,7 +10,9 @@
 //! along a trie of the vocabulary. The set of allowed tokens is computed on threads of its own while the model computes
 //! the logits; it depends on the grammar and the tokens alone, and so does the answer.
 
+mod closed;
 mod extent;
+mod gbnf;
 mod guard;
 mod trial;
 mod vocabulary;
@@ -30,7 +32,9 @@ use serde_json::Value;
 
 use crate::tokenizer::Tokenizer;
 
+pub use closed::closed;
 use extent::{bracket_depth, json_extent};
+pub use gbnf::{from_gbnf, is_gbnf};
 pub(crate) use guard::Guard;
 pub use trial::{Trial, attempt};
 

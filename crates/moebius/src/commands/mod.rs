@@ -6,6 +6,7 @@ pub mod completions;
 pub mod devices;
 pub mod inspect;
 pub mod logits;
+pub mod models;
 pub mod perplexity;
 pub mod plan;
 pub mod render;

@@ -2,9 +2,9 @@
 
 use std::io::{IsTerminal, Read};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use engine::formats::{Ask, Format};
-use engine::grammar::{Constraint, Grammars, Rule};
+use engine::grammar::{self, Constraint, Grammars, Rule};
 use engine::scheduler::Request;
 
 use crate::answer::{Interrupt, generate, summary};
@@ -58,9 +58,16 @@ fn constraint(args: &RunArgs, session: &Session, format: Format, opened: bool) -
     let rule = match (&args.json_schema, &args.grammar, &args.regex) {
         (Some(path), ..) => {
             let schema = serde_json::from_str(&read(path)?);
-            Rule::JsonSchema(schema.with_context(|| format!("read the JSON of {}", path.display()))?)
+            let schema = schema.with_context(|| format!("read the JSON of {}", path.display()))?;
+            Rule::JsonSchema(if args.open_objects { schema } else { grammar::closed(schema) })
         }
-        (_, Some(path), _) => Rule::Lark(read(path)?),
+        (_, Some(path), _) => {
+            let text = read(path)?;
+            match grammar::is_gbnf(&text) {
+                true => grammar::from_gbnf(&text).map_err(|why| anyhow!("read GBNF from {}: {why}", path.display()))?,
+                false => Rule::Lark(text),
+            }
+        }
         (.., Some(regex)) => Rule::Regex(regex.clone()),
         _ => return Ok(None),
     };

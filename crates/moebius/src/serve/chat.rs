@@ -28,8 +28,9 @@ pub const FIELDS: &[Field] = &[
     field("stream", Kind::Bool, "send the answer as it comes"),
     field("stream_options", Kind::Object, "include_usage: a last event with the usage"),
     field("n", Kind::Int(1, MAX_CHOICES as i128), "how many answers; answer i has seed + i"),
-    field("max_completion_tokens", Kind::Int(1, 1 << 31), "most tokens of an answer"),
-    field("max_tokens", Kind::Int(1, 1 << 31), "the older name of max_completion_tokens"),
+    field("max_completion_tokens", sampling::MAX_TOKENS, "most tokens of an answer; -1 is no limit"),
+    field("max_tokens", sampling::MAX_TOKENS, "the older name of max_completion_tokens"),
+    field("n_predict", sampling::MAX_TOKENS, "llama.cpp's name of it"),
     field("stop", sampling::STOP, "texts that end the answer"),
     field("logprobs", Kind::Bool, "report the tokens' log-probabilities"),
     field("top_logprobs", Kind::Int(0, MAX_TOP_LOGPROBS as i128), "and so many alternatives"),
@@ -40,18 +41,25 @@ pub const FIELDS: &[Field] = &[
     field("chat_template_kwargs", Kind::Object, "further variables of the template, such as enable_thinking"),
     field("continue_final_message", Kind::Bool, "the last message is the beginning of the answer"),
     field("routing", Kind::Bool, "report which experts worked on each token, in the order of /v1/routing"),
+    field("functions", Kind::List(&Kind::Object, MAX_TOOLS), "not offered: the older form of `tools`"),
+    field("function_call", Kind::Either(&[Kind::Text, Kind::Object]), "not offered: the older form of `tool_choice`"),
     field("user", Kind::Text, "not used"),
 ];
 
 /// The handler.
 pub async fn handle(app: Arc<App>, input: Input) -> Answer {
     let Input { body, request_id, .. } = input;
+    for (older, newer) in [("functions", "tools"), ("function_call", "tool_choice")] {
+        if body.value(older).is_some() {
+            return Err(ApiError::field(older, format!("is not offered: send `{newer}`, its newer form")));
+        }
+    }
     let stream = body.flag("stream").unwrap_or(false);
     let (conversation, wanted) = conversation_of(&body)?;
     let stops = sampling::stops(&body, "stop")?;
     let (mut request, parsing) = prepare(&app, conversation, wanted, &body, stream).await?;
     request.stop_strings = stops;
-    if let Some(n) = body.size("max_completion_tokens").or(body.size("max_tokens")) {
+    if let Some(n) = sampling::max_tokens(&body, &["max_completion_tokens", "max_tokens", "n_predict"]) {
         request.max_new_tokens = n;
     }
     request.routing = body.flag("routing").unwrap_or(false);

@@ -12,6 +12,7 @@ use super::app::{self, App};
 use super::chat::finite;
 use super::error::{ApiError, Style};
 use super::fields::{Field, Kind, Object, Read, field};
+use super::fill::Marks;
 use super::generate::{Finish, Generation, Job, Logprob, Parsing, Step, Totals, token_text};
 use super::limits::{MAX_CHOICES, MAX_INPUTS, MAX_TOP_LOGPROBS};
 use super::routes::{Answer, Input};
@@ -19,7 +20,7 @@ use super::sse::{self, Frames, Wire};
 use super::{form, sampling};
 
 /// Tokens in place of text.
-const IDS: Kind = Kind::List(&Kind::Int(0, u32::MAX as i128), 1 << 20);
+pub const IDS: Kind = Kind::List(&Kind::Int(0, u32::MAX as i128), 1 << 20);
 pub const PROMPT: Kind =
     Kind::Either(&[Kind::Text, IDS, Kind::List(&Kind::Text, MAX_INPUTS), Kind::List(&IDS, MAX_INPUTS)]);
 
@@ -31,11 +32,12 @@ pub const FIELDS: &[Field] = &[
     field("stream_options", Kind::Object, "include_usage: a last event with the usage"),
     field("n", Kind::Int(1, MAX_CHOICES as i128), "how many texts for each prompt; text i has seed + i"),
     field("best_of", Kind::Int(1, MAX_CHOICES as i128), "as n; choosing among more is not offered"),
-    field("max_tokens", Kind::Int(0, 1 << 31), "most tokens of a text; 16 when absent"),
+    field("max_tokens", sampling::MAX_TOKENS, "most tokens of a text; 16 when absent, -1 is no limit"),
+    field("n_predict", sampling::MAX_TOKENS, "llama.cpp's name of it"),
     field("stop", sampling::STOP, "texts that end it"),
     field("logprobs", Kind::Int(0, MAX_TOP_LOGPROBS as i128), "report so many alternatives for each token"),
     field("echo", Kind::Bool, "the prompt comes before the text"),
-    field("suffix", Kind::Text, "not offered"),
+    field("suffix", Kind::Text, "what stands behind the text, for models that fill gaps"),
     field("user", Kind::Text, "not used"),
 ];
 
@@ -46,16 +48,16 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
     if body.size("best_of").is_some_and(|best_of| best_of != n) {
         return Err(ApiError::field("best_of", "must be equal to `n`: choosing among more is not offered"));
     }
-    if body.text("suffix").is_some_and(|suffix| !suffix.is_empty()) {
-        return Err(ApiError::field("suffix", "is not offered: the text can only go on"));
-    }
     let echo = body.flag("echo").unwrap_or(false);
     let logprobs = body.size("logprobs");
     if echo && logprobs.is_some() {
         return Err(ApiError::field("logprobs", "cannot be had for the prompt: leave out `echo`"));
     }
     let stops = sampling::stops(&body, "stop")?;
-    let prompts = prompts(&app, body.value("prompt").unwrap_or(&Value::Null)).await?;
+    let prompts = match body.text("suffix").filter(|suffix| !suffix.is_empty()) {
+        None => prompts(&app, body.value("prompt").unwrap_or(&Value::Null)).await?,
+        Some(suffix) => gaps(&app, body.value("prompt").unwrap_or(&Value::Null), suffix).await?,
+    };
     if prompts.len() * n > MAX_INPUTS {
         return Err(ApiError::field(
             "n",
@@ -71,7 +73,7 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
         let mut request = app.request(tokens);
         sampling::apply(&body, &mut request, &app.tokenizer)?;
         request.stop_strings = stops.clone();
-        request.max_new_tokens = body.size("max_tokens").unwrap_or(16);
+        request.max_new_tokens = sampling::max_tokens(&body, &["max_tokens", "n_predict"]).unwrap_or(16);
         request.constraint = constraint.clone();
         request.logprobs = logprobs;
         requests.push(request);
@@ -110,6 +112,16 @@ pub async fn prompts(app: &App, prompt: &Value) -> Result<Vec<Vec<u32>>, ApiErro
     };
     let tokenizer = app.tokenizer.clone();
     app.heavy(move || list.iter().enumerate().map(|(i, prompt)| tokens_of(&tokenizer, i, prompt)).collect()).await
+}
+
+/// The tokens of texts that stand before a gap.
+async fn gaps(app: &App, prompt: &Value, suffix: &str) -> Result<Vec<Vec<u32>>, ApiError> {
+    let marks = Marks::of(&app.tokenizer)?;
+    let list = if let Value::Array(items) = prompt { items.clone() } else { vec![prompt.clone()] };
+    let texts: Option<Vec<String>> = list.iter().map(|text| text.as_str().map(String::from)).collect();
+    let texts = texts.ok_or_else(|| ApiError::field("prompt", "must be text where there is a `suffix`"))?;
+    let (tokenizer, suffix) = (app.tokenizer.clone(), suffix.to_string());
+    app.heavy(move || Ok(texts.iter().map(|text| marks.prompt(&tokenizer, &[], text, &suffix)).collect())).await
 }
 
 /// Tokens of one text or list of ids.

@@ -30,47 +30,15 @@ pub const FIELDS: &[Field] = &[
 pub async fn handle(app: Arc<App>, input: Input) -> Answer {
     let body = input.body;
     let prompts = prompts(&app, body.value("input").unwrap_or(&Value::Null)).await?;
-    let n = prompts.len();
-    let request = |tokens| {
-        let mut request = app.request(tokens);
-        request.embedding = true;
-        request.cache_salt = body.text("cache_salt").map_or(0, super::sampling::hash);
-        request
-    };
-    let mut run = app.submit(prompts.into_iter().map(request).collect()).await?;
-    let mut rows: Vec<Vec<f32>> = vec![Vec::new(); n];
-    let (mut tokens, mut cached) = (0, 0);
-    while let Some((i, update)) = run.next().await {
-        match update {
-            Update::Embedding(row) => rows[i] = row,
-            Update::Done { usage, .. } => {
-                tokens += usage.prompt_tokens;
-                cached += usage.cached_tokens;
-            }
-            Update::Failed(message) => return Err(ApiError::internal(message)),
-            Update::Token { .. } => {}
-        }
-    }
-    if rows.iter().any(Vec::is_empty) {
-        return Err(ApiError::stopping());
-    }
+    let salt = body.text("cache_salt").map_or(0, super::sampling::hash);
     let normalize = body.flag("normalize").unwrap_or(true);
-    let dimensions = body.size("dimensions");
+    let (rows, Totals { tokens, cached }) = rows(&app, prompts, salt, body.size("dimensions"), normalize).await?;
     let base64 = body.text("encoding_format") == Some("base64");
-    let mut data = Vec::with_capacity(n);
-    for (index, mut row) in rows.into_iter().enumerate() {
-        if let Some(kept) = dimensions {
-            if kept > row.len() {
-                return Err(ApiError::field("dimensions", format!("is {kept}, the model has {}", row.len())));
-            }
-            row.truncate(kept);
-        }
-        if normalize || dimensions.is_some() {
-            scale_to_one(&mut row);
-        }
+    let row = |(index, row): (usize, Vec<f32>)| {
         let embedding = if base64 { encode(&row).into() } else { json!(row) };
-        data.push(json!({"object": "embedding", "index": index, "embedding": embedding}));
-    }
+        json!({"object": "embedding", "index": index, "embedding": embedding})
+    };
+    let data: Vec<Value> = rows.into_iter().enumerate().map(row).collect();
     let answer = json!({
         "object": "list",
         "data": data,
@@ -79,6 +47,65 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
         "note": "the hidden state of the last token; only a model trained for embeddings makes similar texts similar vectors",
     });
     Ok(Json(answer).into_response())
+}
+
+/// What embeddings took.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Totals {
+    /// Of all prompts.
+    pub tokens: usize,
+    /// Those of them that the prefix cache had.
+    pub cached: usize,
+}
+
+/// The embedding of each prompt: its first `dimensions` numbers, or all; scaled to length 1 where `normalize` says so or
+/// some are left out.
+pub async fn rows(
+    app: &App,
+    prompts: Vec<Vec<u32>>,
+    salt: u64,
+    dimensions: Option<usize>,
+    normalize: bool,
+) -> Result<(Vec<Vec<f32>>, Totals), ApiError> {
+    let n = prompts.len();
+    if n == 0 {
+        return Ok((Vec::new(), Totals::default()));
+    }
+    let request = |tokens| {
+        let mut request = app.request(tokens);
+        request.embedding = true;
+        request.cache_salt = salt;
+        request
+    };
+    let mut run = app.submit(prompts.into_iter().map(request).collect()).await?;
+    let mut rows: Vec<Vec<f32>> = vec![Vec::new(); n];
+    let mut totals = Totals::default();
+    while let Some((i, update)) = run.next().await {
+        match update {
+            Update::Embedding(row) => rows[i] = row,
+            Update::Done { usage, .. } => {
+                totals.tokens += usage.prompt_tokens;
+                totals.cached += usage.cached_tokens;
+            }
+            Update::Failed(message) => return Err(ApiError::internal(message)),
+            Update::Token { .. } => {}
+        }
+    }
+    if rows.iter().any(Vec::is_empty) {
+        return Err(ApiError::stopping());
+    }
+    for row in &mut rows {
+        if let Some(kept) = dimensions {
+            if kept > row.len() {
+                return Err(ApiError::field("dimensions", format!("is {kept}, the model has {}", row.len())));
+            }
+            row.truncate(kept);
+        }
+        if normalize || dimensions.is_some() {
+            scale_to_one(row);
+        }
+    }
+    Ok((rows, totals))
 }
 
 /// Scales to length 1; nothing to scale stays.

@@ -1,4 +1,4 @@
-//! What a client is told when a request is refused or fails, and the two shapes in which the APIs say it.
+//! What a client is told when a request is refused or fails, and the three shapes in which the APIs say it.
 //! Knows no routes and no engine thread.
 
 use axum::body::Body;
@@ -13,6 +13,8 @@ pub enum Style {
     OpenAi,
     /// `{"type": "error", "error": {"type", "message"}, "request_id"}`.
     Anthropic,
+    /// `{"error": "message"}`.
+    Ollama,
 }
 
 /// A refusal or a failure.
@@ -78,6 +80,7 @@ impl ApiError {
                 "error": {"type": self.anthropic_type(), "message": self.message},
                 "request_id": request_id,
             }),
+            Style::Ollama => json!({"error": self.message}),
         }
     }
 

@@ -91,9 +91,9 @@ pub struct Totals {
     pub generated: usize,
     pub reasoning: usize,
     pub preemptions: usize,
-    queued: Duration,
-    prompt_time: Duration,
-    decode_time: Duration,
+    pub queued: Duration,
+    pub prompt_time: Duration,
+    pub decode_time: Duration,
 }
 
 /// The answers of a request. Dropping it cancels what is not complete.

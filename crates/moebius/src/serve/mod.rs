@@ -1,4 +1,4 @@
-//! `moebius serve`: one model for many clients, over the APIs of OpenAI and Anthropic. The only place that knows
+//! `moebius serve`: one model for many clients, over the APIs of OpenAI, Anthropic and Ollama. The only place that knows
 //! networks.
 //!
 //! A request passes its route's table ([`routes`], [`fields`]), becomes a prompt ([`conversation`]) and a
@@ -13,12 +13,15 @@ mod conversation;
 mod embeddings;
 mod error;
 mod fields;
+mod fill;
 mod form;
 mod generate;
 mod http;
 mod info;
 mod limits;
+mod llama;
 mod metrics;
+mod ollama;
 mod openapi;
 mod page;
 mod parts;

@@ -42,7 +42,8 @@ pub async fn prepare(
     let mut request = app.request(prompt.tokens);
     sampling::apply(body, &mut request, &app.tokenizer)?;
     let Wanted { choice, form, single } = wanted;
-    let held = Held { form, tools: tools.clone(), choice, single, opened };
+    let open_objects = form::open_objects(body);
+    let held = Held { form, tools: tools.clone(), choice, open_objects, single, opened };
     request.constraint = form::constraint(app, format, held).await?;
     request.shown = format.shown(&app.tokenizer);
     // A whole answer shows a call that went wrong as text; a stream has shown its beginning by then.

@@ -27,7 +27,7 @@ pub const FIELDS: &[Field] = &[
     field("instructions", Kind::Text, "the system prompt"),
     field("model", Kind::Text, "any name; the one model answers"),
     field("stream", Kind::Bool, "send the answer as it comes"),
-    field("max_output_tokens", Kind::Int(1, 1 << 31), "most tokens of the answer"),
+    field("max_output_tokens", sampling::MAX_TOKENS, "most tokens of the answer; -1 is no limit"),
     field("stop", sampling::STOP, "texts that end the answer"),
     field("tools", Kind::List(&Kind::Object, MAX_TOOLS), "functions that the model may call"),
     field("tool_choice", Kind::Either(&[Kind::Word(&["none", "auto", "required"]), Kind::Object]), "whether it does"),
@@ -62,7 +62,7 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
     let (conversation, wanted) = conversation_of(&body)?;
     let (mut request, parsing) = prepare(&app, conversation, wanted, &body, stream).await?;
     request.stop_strings = stops;
-    if let Some(n) = body.size("max_output_tokens") {
+    if let Some(n) = sampling::max_tokens(&body, &["max_output_tokens"]) {
         request.max_new_tokens = n;
     }
     let included = |what: &str| body.list("include").is_some_and(|list| list.iter().any(|item| item == what));
@@ -112,7 +112,7 @@ pub fn conversation_of(body: &Object) -> Result<(Conversation, Wanted), ApiError
     let choice = tools::openai_choice(body.value("tool_choice"))?;
     let format = body.object("text").and_then(|text| text.object("format"));
     let form = match format {
-        Some(format) => form::of_format(format, format.value("schema"), "text.format")?,
+        Some(format) => form::of_format(format, format.value("schema"), "text.format")?.map(|form| form.closed(body)),
         None => form::of(body)?,
     };
     Ok((out, Wanted { choice, form, single: body.flag("parallel_tool_calls") == Some(false) }))

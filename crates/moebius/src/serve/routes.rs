@@ -20,7 +20,9 @@ use super::app::{self, App};
 use super::error::{ApiError, Style};
 use super::fields::{self, Field, Object, Read};
 use super::limits::{BODY_TIME, MAX_BODY_BYTES};
-use super::{anthropic, chat, completions, embeddings, form, info, page, responses, routing, sampling, text};
+use super::{
+    anthropic, chat, completions, embeddings, form, info, llama, ollama, page, responses, routing, sampling, text,
+};
 
 /// What a handler gets.
 pub struct Input {
@@ -67,6 +69,10 @@ const fn get(path: &'static str, open: bool, about: &'static str, handler: Handl
     Route { method, path, style, open, about, fields: &[], required: &[], handler }
 }
 
+const fn get_ollama(path: &'static str, open: bool, about: &'static str, handler: Handler) -> Route {
+    Route { style: Style::Ollama, ..get(path, open, about, handler) }
+}
+
 const fn post(
     path: &'static str,
     style: Style,
@@ -76,6 +82,14 @@ const fn post(
     handler: Handler,
 ) -> Route {
     Route { method: Method::Post, path, style, open: false, about, fields, required, handler }
+}
+
+impl Route {
+    /// Where it answers too: clients whose base address lacks the `/v1` find what llama-server answers there.
+    fn alias(&self) -> Option<&'static str> {
+        let path = self.path.strip_prefix("/v1")?;
+        ["/chat/completions", "/completions", "/embeddings", "/models", "/responses"].into_iter().find(|p| *p == path)
+    }
 }
 
 /// All routes.
@@ -140,6 +154,59 @@ pub const ROUTES: &[Route] = &[
         &["messages"],
         handler!(text::apply_template),
     ),
+    post(
+        "/completion",
+        Style::OpenAi,
+        "A text goes on (llama-server)",
+        &[llama::COMMON, llama::COMPLETION, form::FIELDS, sampling::FIELDS],
+        &["prompt"],
+        handler!(llama::completion),
+    ),
+    post(
+        "/infill",
+        Style::OpenAi,
+        "What fills a gap in a text (llama-server)",
+        &[llama::COMMON, llama::INFILL, form::FIELDS, sampling::FIELDS],
+        &[],
+        handler!(llama::infill),
+    ),
+    get("/props", false, "What the model and its settings are (llama-server)", handler!(llama::props)),
+    post(
+        "/api/chat",
+        Style::Ollama,
+        "An answer in a conversation (Ollama)",
+        &[ollama::COMMON, ollama::CHAT],
+        &[],
+        handler!(ollama::chat),
+    ),
+    post(
+        "/api/generate",
+        Style::Ollama,
+        "An answer to a prompt (Ollama)",
+        &[ollama::COMMON, ollama::GENERATE],
+        &[],
+        handler!(ollama::generate),
+    ),
+    post(
+        "/api/embed",
+        Style::Ollama,
+        "As /v1/embeddings (Ollama)",
+        &[ollama::EMBED],
+        &["input"],
+        handler!(ollama::embed),
+    ),
+    post(
+        "/api/embeddings",
+        Style::Ollama,
+        "The same for one text (Ollama's older form)",
+        &[ollama::EMBED_ONE],
+        &["prompt"],
+        handler!(ollama::embed_one),
+    ),
+    post("/api/show", Style::Ollama, "One model (Ollama)", &[ollama::SHOW], &[], handler!(ollama::show)),
+    get_ollama("/api/tags", false, "The model that is served (Ollama)", handler!(ollama::tags)),
+    get_ollama("/api/ps", false, "The model that runs (Ollama)", handler!(ollama::running)),
+    get_ollama("/api/version", true, "The version of Ollama's API", handler!(ollama::version)),
     get("/v1/routing", false, "Which experts were chosen, layer by layer", handler!(routing::handle)),
     get("/health", true, "Whether the engine lives", handler!(info::health)),
     get("/ready", true, "Whether requests are taken", handler!(info::ready)),
@@ -166,7 +233,11 @@ pub fn router(app: Arc<App>) -> Router {
             let tail = params.iter().next().map(|(_, value)| value.to_string());
             answer(app, route, request, tail).await.unwrap_or_else(|error| error.response(route.style, &request_id))
         };
+        let also = route.alias();
         router = router.route(route.path, axum::routing::on(filter, handler));
+        if let Some(path) = also {
+            router = router.route(path, axum::routing::on(filter, handler));
+        }
     }
     let refuse = |status: StatusCode, what: &'static str| {
         move |request: Request| async move {
@@ -186,7 +257,11 @@ pub fn router(app: Arc<App>) -> Router {
 
 /// Errors outside of a route take the shape of the API that the path looks like.
 fn style_of(path: &str) -> Style {
-    if path.starts_with("/v1/messages") { Style::Anthropic } else { Style::OpenAi }
+    match path {
+        path if path.starts_with("/v1/messages") => Style::Anthropic,
+        path if path.starts_with("/api/") => Style::Ollama,
+        _ => Style::OpenAi,
+    }
 }
 
 fn request_id(request: &Request) -> String {
@@ -206,7 +281,8 @@ async fn around(State(app): State<Arc<App>>, mut request: Request, next: Next) -
     let elapsed = start.elapsed();
     let status = response.status().as_u16();
     // The label is the route's own path: a client cannot make up new ones.
-    let route = ROUTES.iter().map(|route| route.path).find(|path| matched.as_deref() == Some(path)).unwrap_or("other");
+    let at = |route: &&Route| matched.is_some() && [Some(route.path), route.alias()].contains(&matched.as_deref());
+    let route = ROUTES.iter().find(at).map_or("other", |route| route.path);
     app.metrics.answered(route, status, elapsed);
     let ms = elapsed.as_secs_f64() * 1e3;
     let shown: String = path.chars().take(200).collect();

@@ -55,6 +55,15 @@ pub const FIELDS: &[Field] = &[
     field("cache_salt", Kind::Text, "cached prefixes are shared only with requests of the same salt"),
 ];
 
+/// Maximum number of tokens: -1 is no limit, as llama.cpp's and LM Studio's clients send it.
+pub const MAX_TOKENS: Kind = Kind::Int(-1, 1 << 31);
+
+/// The first of these fields that is there, of kind [`MAX_TOKENS`].
+pub fn max_tokens(body: &Object, names: &[&str]) -> Option<usize> {
+    let n = names.iter().find_map(|name| body.int(name))?;
+    Some(usize::try_from(n).unwrap_or(usize::MAX))
+}
+
 /// `stop`, or `stop_sequences` where the API calls it so.
 pub const STOP: Kind = Kind::Either(&[Kind::Text, TEXTS]);
 

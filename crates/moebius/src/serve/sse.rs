@@ -1,4 +1,4 @@
-//! Server-sent events: a generation written piece by piece in an API's own words ([`Wire`]).
+//! Streams, most of them server-sent events: a generation written piece by piece in an API's own words ([`Wire`]).
 
 use std::convert::Infallible;
 
@@ -14,6 +14,9 @@ use super::limits::KEEP_ALIVE;
 
 /// How an API writes a stream.
 pub trait Wire: Send + 'static {
+    /// What the stream is.
+    const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("text/event-stream; charset=utf-8");
+
     /// Before the first token.
     fn open(&mut self, out: &mut Frames);
     /// Something happened to an answer.
@@ -48,6 +51,12 @@ impl Frames {
         self.data(value);
     }
 
+    /// A line of JSON: no event, but Ollama's form of a stream.
+    pub fn line(&mut self, value: &Value) {
+        self.0.push_str(&value.to_string());
+        self.0.push('\n');
+    }
+
     /// OpenAI's end.
     pub fn done(&mut self) {
         self.0.push_str("data: [DONE]\n\n");
@@ -67,7 +76,7 @@ enum Phase {
 }
 
 /// The answer that streams a generation. When the client goes away its body is dropped, and the generation with it.
-pub fn respond(generation: Generation, wire: impl Wire) -> Response {
+pub fn respond<W: Wire>(generation: Generation, wire: W) -> Response {
     let state = (generation, wire, Phase::Opening);
     let body = stream::unfold(state, |(mut generation, mut wire, mut phase)| async move {
         let mut out = Frames::default();
@@ -96,7 +105,7 @@ pub fn respond(generation: Generation, wire: impl Wire) -> Response {
     });
     let mut response = Response::new(Body::from_stream(body));
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    headers.insert(header::CONTENT_TYPE, W::CONTENT_TYPE);
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     // Asks nginx not to collect the stream.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));

@@ -5,6 +5,8 @@ mod apis;
 mod chat;
 mod forms;
 mod load;
+mod names;
+mod ollama;
 mod routing;
 
 use std::sync::Arc;

@@ -1,0 +1,59 @@
+//! `moebius models`: the models that are on this machine already, and whether they run.
+
+use anyhow::Result;
+use serde_json::json;
+
+use crate::args::ModelsArgs;
+use crate::find::{Caches, Found};
+use crate::machine;
+
+/// What a file's header says.
+struct Row {
+    found: Found,
+    bytes: u64,
+    /// Its architecture, or why it does not run.
+    runs: Result<String, String>,
+}
+
+pub fn run(args: &ModelsArgs) -> Result<()> {
+    let rows: Vec<Row> = Caches::here().list().into_iter().map(row).collect();
+    if args.json {
+        let all: Vec<_> = rows
+            .iter()
+            .map(|row| {
+                json!({
+                    "name": row.found.name,
+                    "source": row.found.source,
+                    "path": row.found.path,
+                    "bytes": row.bytes,
+                    "architecture": row.runs.as_ref().ok(),
+                    "error": row.runs.as_ref().err(),
+                })
+            })
+            .collect();
+        println!("{}", serde_json::to_string_pretty(&all)?);
+        return Ok(());
+    }
+    if rows.is_empty() {
+        println!("no models in the caches of Hugging Face, LM Studio or Ollama; `-m` takes any path");
+    }
+    let width = rows.iter().map(|row| row.found.name.chars().count()).max().unwrap_or(0).min(60);
+    for Row { found, bytes, runs } in &rows {
+        let runs = match runs {
+            Ok(arch) => arch.clone(),
+            Err(why) => format!("does not run: {why}"),
+        };
+        println!("{:<width$}  {:>9}  {:<12}  {runs}", found.name, machine::bytes(*bytes), found.source);
+    }
+    Ok(())
+}
+
+fn row(found: Found) -> Row {
+    let checkpoint = checkpoint::open(&found.path).map_err(|error| error.to_string());
+    let bytes = checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.data_bytes() as u64);
+    let runs = checkpoint.and_then(|checkpoint| match model::build(&checkpoint) {
+        Ok(plan) => Ok(plan.arch.to_string()),
+        Err(error) => Err(error.to_string()),
+    });
+    Row { found, bytes, runs }
+}

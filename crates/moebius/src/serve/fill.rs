@@ -1,0 +1,123 @@
+//! Filling a gap: the text between a prefix and a suffix, for models whose vocabulary has marks for it.
+
+use engine::tokenizer::{Encode, Tokenizer};
+
+use super::error::ApiError;
+
+/// Marks of a model that was trained to fill gaps, and those between the files of a repository.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Marks {
+    prefix: u32,
+    suffix: u32,
+    middle: u32,
+    /// Of a repository's name, and of each file's: `None` where the vocabulary lacks them.
+    repository: Option<(u32, u32)>,
+}
+
+/// What models call the marks of prefix, suffix and middle.
+const NAMES: [[&str; 3]; 5] = [
+    ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"],
+    ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"],
+    ["<fim-prefix>", "<fim-suffix>", "<fim-middle>"],
+    ["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"],
+    ["▁<PRE>", "▁<SUF>", "▁<MID>"],
+];
+
+/// Files that a client sends along.
+pub struct File<'a> {
+    pub name: &'a str,
+    pub text: &'a str,
+}
+
+impl Marks {
+    /// The marks that a vocabulary has.
+    ///
+    /// # Errors
+    /// A sentence for the client, where it has none.
+    pub fn of(tokenizer: &Tokenizer) -> Result<Marks, ApiError> {
+        let find = |names: [&str; 3]| {
+            let [prefix, suffix, middle] = names.map(|name| tokenizer.token_to_id(name));
+            Some((prefix?, suffix?, middle?))
+        };
+        let (prefix, suffix, middle) = NAMES.into_iter().find_map(find).ok_or_else(|| {
+            ApiError::bad("the model cannot fill a gap: its vocabulary has no marks for prefix, suffix and middle")
+        })?;
+        let pair = (tokenizer.token_to_id("<|repo_name|>"), tokenizer.token_to_id("<|file_sep|>"));
+        let repository = if let (Some(name), Some(file)) = pair { Some((name, file)) } else { None };
+        Ok(Marks { prefix, suffix, middle, repository })
+    }
+
+    /// The tokens after which the model writes what stands between `prefix` and `suffix`. Files stand before, in the
+    /// order of Qwen2.5-Coder's report where the vocabulary has its marks.
+    pub fn prompt(&self, tokenizer: &Tokenizer, files: &[File<'_>], prefix: &str, suffix: &str) -> Vec<u32> {
+        let mut tokens: Vec<u32> = tokenizer.bos().filter(|_| tokenizer.add_bos()).into_iter().collect();
+        // What people write is text, whatever it looks like.
+        let plain = Encode { add_special: false, parse_special: false };
+        let add = |tokens: &mut Vec<u32>, text: &str| tokenizer.encode_into(text, plain, tokens);
+        if let Some((repository, separator)) = self.repository.filter(|_| !files.is_empty()) {
+            tokens.push(repository);
+            add(&mut tokens, "project\n");
+            for file in files {
+                tokens.push(separator);
+                add(&mut tokens, &format!("{}\n{}\n", file.name, file.text));
+            }
+            tokens.push(separator);
+            add(&mut tokens, "current\n");
+        } else {
+            for file in files {
+                add(&mut tokens, &format!("{}\n{}\n\n", file.name, file.text));
+            }
+        }
+        tokens.push(self.prefix);
+        add(&mut tokens, prefix);
+        tokens.push(self.suffix);
+        add(&mut tokens, suffix);
+        tokens.push(self.middle);
+        tokens
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// A vocabulary of single letters and these marks.
+    fn tokenizer(marks: &[&str]) -> Tokenizer {
+        let letters = ["a", "b", "c", "\u{10a}", "<", "|", ">", "f", "i", "m"];
+        let vocab: serde_json::Map<_, _> = letters.iter().enumerate().map(|(i, l)| (l.to_string(), json!(i))).collect();
+        let mark = |(i, text): (usize, &&str)| {
+            json!({"id": letters.len() + i, "content": text, "special": true,
+            "single_word": false, "lstrip": false, "rstrip": false, "normalized": false})
+        };
+        let file = json!({
+            "added_tokens": marks.iter().enumerate().map(mark).collect::<Vec<_>>(),
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "use_regex": true, "trim_offsets": true},
+            "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+            "model": {"type": "BPE", "vocab": vocab, "merges": []},
+        });
+        let files = vec![
+            ("config.json", b"{}".to_vec()),
+            ("model.safetensors", b"\x02\0\0\0\0\0\0\0{}".to_vec()),
+            ("tokenizer.json", file.to_string().into_bytes()),
+        ];
+        Tokenizer::load(&checkpoint::from_files("here", files).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_gap_stands_between_its_marks() {
+        let names = ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"];
+        let plain = tokenizer(&names);
+        let marks = Marks::of(&plain).unwrap();
+        // Letters are 0 and up, marks 10 and up.
+        assert_eq!(marks.prompt(&plain, &[], "ab", "c"), [10, 0, 1, 11, 2, 12]);
+        // What looks like a mark in the text is text.
+        assert!(!marks.prompt(&plain, &[], "<fim_prefix>", "").iter().skip(1).any(|&id| id == 10));
+        let qwen = tokenizer(&["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>"]);
+        let tokens = Marks::of(&qwen).unwrap().prompt(&qwen, &[File { name: "a", text: "b" }], "a", "c");
+        let order: Vec<u32> = tokens.into_iter().filter(|&id| id >= 10).collect();
+        assert_eq!(order, [13, 14, 14, 10, 11, 12]);
+        assert!(Marks::of(&tokenizer(&names[..2])).is_err());
+    }
+}

@@ -1,0 +1,197 @@
+//! llama-server's own routes, which editors and scripts call: `/completion`, `/infill`, `/props`.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::response::IntoResponse;
+use engine::formats::{Event, Format};
+use serde_json::{Value, json};
+
+use super::app::App;
+use super::chat::finite;
+use super::completions;
+use super::error::{ApiError, Style};
+use super::fields::{Field, Kind, Object, Read, field};
+use super::fill::{File, Marks};
+use super::form::{self, Held};
+use super::generate::{Finish, Generation, Job, Logprob, Parsing, Step, Totals, token_text};
+use super::limits::MAX_TOP_LOGPROBS;
+use super::routes::{Answer, Input};
+use super::sampling;
+use super::sse::{self, Frames, Wire};
+
+/// What `/completion` and `/infill` share beside the sampling.
+pub const COMMON: &[Field] = &[
+    field("model", Kind::Text, "any name; the one model answers"),
+    field("stream", Kind::Bool, "send the text as it comes"),
+    field("n_predict", sampling::MAX_TOKENS, "most tokens of the text; -1, as when absent: until it ends"),
+    field("stop", sampling::STOP, "texts that end it"),
+    field("n_probs", Kind::Int(0, MAX_TOP_LOGPROBS as i128), "report so many alternatives for each token"),
+    field("cache_prompt", Kind::Bool, "not used: prefixes are always cached"),
+    field("id_slot", Kind::Int(-1, 1 << 31), "not used: there are no slots to choose"),
+];
+
+/// What `/completion` takes beside.
+pub const COMPLETION: &[Field] =
+    &[field("prompt", Kind::Either(&[Kind::Text, completions::IDS]), "a text, or its tokens")];
+
+/// What `/infill` takes beside.
+pub const INFILL: &[Field] = &[
+    field("input_prefix", Kind::Text, "what stands before the gap"),
+    field("input_suffix", Kind::Text, "what stands behind it"),
+    field("input_extra", Kind::List(&Kind::Object, 256), "other files: filename and text of each"),
+    field("prompt", Kind::Text, "the beginning of what fills the gap"),
+];
+
+pub async fn completion(app: Arc<App>, input: Input) -> Answer {
+    let prompt = input.body.value("prompt").cloned().unwrap_or_default();
+    let tokens = completions::prompts(&app, &prompt).await?.pop().unwrap_or_default();
+    answer(app, input, tokens).await
+}
+
+pub async fn infill(app: Arc<App>, input: Input) -> Answer {
+    let marks = Marks::of(&app.tokenizer)?;
+    let text = |name: &str| input.body.text(name).unwrap_or_default().to_string();
+    let (prefix, suffix, begun) = (text("input_prefix"), text("input_suffix"), text("prompt"));
+    let mut files = Vec::new();
+    for (i, file) in input.body.list("input_extra").into_iter().flatten().filter_map(Value::as_object).enumerate() {
+        let part = |name: &str| {
+            let value = file.text(name).map(String::from);
+            value.ok_or_else(|| ApiError::field(format!("input_extra[{i}].{name}"), "must be a string"))
+        };
+        files.push((part("filename")?, part("text")?));
+    }
+    let tokenizer = app.tokenizer.clone();
+    let work = move || {
+        let files: Vec<File<'_>> = files.iter().map(|(name, text)| File { name, text }).collect();
+        let mut tokens = marks.prompt(&tokenizer, &files, &prefix, &suffix);
+        tokens.extend(tokenizer.encode(&begun, engine::tokenizer::Encode::default()));
+        Ok(tokens)
+    };
+    let tokens = app.heavy(work).await?;
+    answer(app, input, tokens).await
+}
+
+async fn answer(app: Arc<App>, input: Input, tokens: Vec<u32>) -> Answer {
+    let Input { body, request_id, .. } = input;
+    let prompt = app.tokenizer.decode(&tokens);
+    let mut request = app.request(tokens);
+    sampling::apply(&body, &mut request, &app.tokenizer)?;
+    request.stop_strings = sampling::stops(&body, "stop")?;
+    request.max_new_tokens = sampling::max_tokens(&body, &["n_predict"]).unwrap_or(usize::MAX);
+    request.logprobs = body.size("n_probs").filter(|n| *n > 0);
+    let held = Held { form: form::of(&body)?, ..Held::default() };
+    request.constraint = form::constraint(&app, Format::PLAIN, held).await?;
+    let job = Job { requests: vec![request], n: 1, parsing: Parsing::plain() };
+    let generation = Generation::start(&app, request_id.clone(), job).await?;
+    let head = Head { app: app.clone(), prompt, request_id };
+    if body.flag("stream").unwrap_or(false) {
+        return Ok(sse::respond(generation, Stream { head, finish: None }));
+    }
+    let (answers, totals) = generation.collect().await?;
+    let answer = answers.into_iter().next().unwrap_or_default();
+    let mut object = head.last(&answer.content(), answer.finish.as_ref(), &totals);
+    if !answer.logprobs.is_empty() {
+        object.insert("completion_probabilities".into(), head.probabilities(&answer.logprobs));
+    }
+    Ok(Json(Value::Object(object)).into_response())
+}
+
+struct Head {
+    app: Arc<App>,
+    prompt: String,
+    request_id: String,
+}
+
+impl Head {
+    /// The whole answer, or what ends a stream.
+    fn last(&self, content: &str, finish: Option<&Finish>, totals: &Totals) -> Object {
+        let (stop_type, word) = match finish {
+            Some(Finish::Length) => ("limit", ""),
+            Some(Finish::StopString(word)) => ("word", word.as_str()),
+            _ => ("eos", ""),
+        };
+        let object = json!({
+            "index": 0,
+            "content": content,
+            "id_slot": 0,
+            "stop": true,
+            "model": self.app.model.id,
+            "tokens_predicted": totals.generated,
+            "tokens_evaluated": totals.prompt,
+            "tokens_cached": totals.cached,
+            "prompt": self.prompt,
+            "truncated": false,
+            "stop_type": stop_type,
+            "stopping_word": word,
+            "timings": totals.timings(),
+        });
+        if let Value::Object(object) = object { object } else { Object::new() }
+    }
+
+    fn probabilities(&self, logprobs: &[Logprob]) -> Value {
+        let entry = |token: u32, value: f32| {
+            let (text, bytes) = token_text(&self.app.tokenizer, token);
+            json!({"id": token, "token": text, "bytes": bytes, "logprob": finite(value)})
+        };
+        let of = |logprob: &Logprob| {
+            let mut value = entry(logprob.token, logprob.values.token);
+            value["top_logprobs"] = logprob.values.top.iter().map(|&(token, value)| entry(token, value)).collect();
+            value
+        };
+        logprobs.iter().map(of).collect()
+    }
+}
+
+/// The text as it comes.
+struct Stream {
+    head: Head,
+    finish: Option<Finish>,
+}
+
+impl Wire for Stream {
+    fn open(&mut self, _: &mut Frames) {}
+
+    fn step(&mut self, step: Step, out: &mut Frames) {
+        let content: String = step
+            .events
+            .iter()
+            .filter_map(|e| if let Event::Content(t) = e { Some(t.as_str()) } else { None })
+            .collect();
+        if !content.is_empty() || !step.logprobs.is_empty() {
+            let mut chunk = json!({"index": 0, "content": content, "id_slot": 0, "stop": false});
+            if !step.logprobs.is_empty() {
+                chunk["completion_probabilities"] = self.head.probabilities(&step.logprobs);
+            }
+            out.data(&chunk);
+        }
+        self.finish = step.finish.or(self.finish.take());
+    }
+
+    fn close(&mut self, totals: &Totals, out: &mut Frames) {
+        out.data(&self.head.last("", self.finish.as_ref(), totals).into());
+    }
+
+    fn fail(&mut self, error: &ApiError, out: &mut Frames) {
+        out.event("error", &error.json(Style::OpenAi, &self.head.request_id));
+    }
+}
+
+pub async fn props(app: Arc<App>, _: Input) -> Answer {
+    let text = |id: Option<u32>| id.map(|id| token_text(&app.tokenizer, id).0).unwrap_or_default();
+    let answer = json!({
+        "default_generation_settings": {"n_ctx": app.worker.context(), "params": {
+            "temperature": app.sampling.temperature,
+            "top_k": app.sampling.top_k,
+            "top_p": app.sampling.top_p,
+            "min_p": app.sampling.min_p,
+            "repeat_penalty": app.sampling.penalty_repeat,
+        }},
+        "model_alias": app.model.id,
+        "bos_token": text(app.tokenizer.bos()),
+        "eos_token": text(app.tokenizer.eos()),
+        "modalities": {"vision": false, "audio": false},
+        "build_info": concat!("moebius-", env!("CARGO_PKG_VERSION")),
+    });
+    Ok(Json(answer).into_response())
+}

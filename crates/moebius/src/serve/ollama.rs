@@ -1,0 +1,456 @@
+//! Ollama's API (its docs/api.md): conversations and texts as lines of JSON, embeddings, the list of models. What
+//! manages files (`pull`, `create`, `delete`) is not here.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::Json;
+use axum::http::HeaderValue;
+use axum::response::IntoResponse;
+use engine::formats::{Event, Format};
+use engine::scheduler::Request;
+use serde_json::{Map, Value, json};
+
+use super::app::App;
+use super::conversation::{self, Conversation};
+use super::embeddings;
+use super::error::{ApiError, Style};
+use super::fields::{self, Field, Kind, Object, Read, field};
+use super::form;
+use super::generate::{Collected, Finish, Generation, Job, Parsing, Step, Totals};
+use super::limits::{MAX_INPUTS, MAX_MESSAGES, MAX_TOOLS};
+use super::parts::{Call, Change, Part, Parts};
+use super::prepare::{Wanted, prepare};
+use super::routes::{Answer, Input};
+use super::sampling;
+use super::sse::{self, Frames, Wire};
+use super::{completions, tools};
+
+/// The version of Ollama whose API this is: some clients want a least one.
+const API_VERSION: &str = "0.12.6";
+
+const NAME: Kind = Kind::Text;
+/// A time in words ("5m") or seconds.
+const SPAN: Kind = Kind::Either(&[Kind::Text, Kind::Number(-1e12, 1e12)]);
+const THINK: Kind = Kind::Either(&[Kind::Bool, Kind::Word(&["high", "medium", "low"])]);
+
+/// What `/api/chat` and `/api/generate` share.
+pub const COMMON: &[Field] = &[
+    field("model", NAME, "any name; the one model answers"),
+    field("stream", Kind::Bool, "send the answer as it comes; true when absent"),
+    field("format", Kind::Either(&[Kind::Text, Kind::Object]), "\"json\" or the schema of the whole answer"),
+    field("options", Kind::Object, "sampling, and num_predict and stop"),
+    field("think", THINK, "whether the model thinks first, where its template lets one choose"),
+    field("keep_alive", SPAN, "not used: the model stays"),
+    field("open_objects", Kind::Bool, "objects of a schema may have more than it names; false when absent"),
+];
+
+/// What `/api/chat` takes beside.
+pub const CHAT: &[Field] = &[
+    field("messages", Kind::List(&Kind::Object, MAX_MESSAGES), "the conversation"),
+    field("tools", Kind::List(&Kind::Object, MAX_TOOLS), "functions that the model may call"),
+];
+
+/// What `/api/generate` takes beside.
+pub const GENERATE: &[Field] = &[
+    field("prompt", Kind::Text, "what the user says, or the text that goes on when `raw` is true"),
+    field("system", Kind::Text, "the system message"),
+    field("raw", Kind::Bool, "the prompt goes to the model as it is"),
+    field("suffix", Kind::Text, "not offered"),
+    field("template", Kind::Text, "not offered"),
+    field("context", Kind::List(&Kind::Int(0, u32::MAX as i128), 1 << 20), "not offered"),
+    field("images", Kind::List(&Kind::Text, 64), "not offered"),
+];
+
+/// What `/api/embed` takes.
+pub const EMBED: &[Field] = &[
+    field("model", NAME, "any name; the one model answers"),
+    field("input", Kind::Either(&[Kind::Text, Kind::List(&Kind::Text, MAX_INPUTS)]), "a text, or a list of texts"),
+    field("dimensions", Kind::Int(1, 1 << 20), "keep so many of the first numbers, scaled to length 1 again"),
+    field("truncate", Kind::Bool, "cut a text that is longer than the context; true when absent"),
+    field("options", Kind::Object, "not used"),
+    field("keep_alive", SPAN, "not used: the model stays"),
+];
+
+/// What `/api/embeddings`, the older form, takes.
+pub const EMBED_ONE: &[Field] = &[
+    field("model", NAME, "any name; the one model answers"),
+    field("prompt", Kind::Text, "the text"),
+    field("options", Kind::Object, "not used"),
+    field("keep_alive", SPAN, "not used: the model stays"),
+];
+
+/// What `/api/show` takes.
+pub const SHOW: &[Field] = &[
+    field("model", NAME, "a name of /api/tags"),
+    field("name", NAME, "an older name of `model`"),
+    field("verbose", Kind::Bool, "not used"),
+];
+
+/// What `options` takes beside the sampling.
+const OPTIONS: &[Field] = &[
+    field("num_predict", Kind::Int(-2, 1 << 31), "most tokens of an answer; below 0: until it ends"),
+    field("stop", sampling::STOP, "texts that end the answer"),
+];
+
+pub async fn chat(app: Arc<App>, input: Input) -> Answer {
+    let Input { body, request_id, .. } = input;
+    let list = body.list("messages").map_or(&[][..], Vec::as_slice);
+    if list.is_empty() {
+        return Ok(loaded(&app, true));
+    }
+    let messages: Result<Vec<Value>, ApiError> = list.iter().enumerate().map(|(i, m)| openai_message(i, m)).collect();
+    let conversation = Conversation {
+        messages: conversation::messages(&messages?)?,
+        tools: tools::definitions(body.list("tools").map_or(&[][..], Vec::as_slice))?,
+        ..Conversation::default()
+    };
+    converse(app, body, request_id, conversation, true).await
+}
+
+pub async fn generate(app: Arc<App>, input: Input) -> Answer {
+    let Input { body, request_id, .. } = input;
+    for (name, why) in [
+        ("suffix", "is not offered: the text can only go on"),
+        ("template", "is not offered: the model's own is used"),
+        ("context", "is not offered: send the conversation to /api/chat"),
+        ("images", "is not offered: this model reads text only"),
+    ] {
+        let empty = |value: &Value| value.as_str() == Some("") || value.as_array().is_some_and(Vec::is_empty);
+        if body.value(name).is_some_and(|value| !empty(value)) {
+            return Err(ApiError::field(name, why));
+        }
+    }
+    let prompt = body.text("prompt").unwrap_or_default();
+    if prompt.is_empty() {
+        return Ok(loaded(&app, false));
+    }
+    if body.flag("raw").unwrap_or(false) || app.template.is_none() {
+        return continue_text(app, &body, request_id).await;
+    }
+    let mut conversation = Conversation::default();
+    if let Some(system) = body.text("system").filter(|text| !text.is_empty()) {
+        conversation.messages.push(json!({"role": "system", "content": system}));
+    }
+    conversation.messages.push(json!({"role": "user", "content": prompt}));
+    converse(app, body, request_id, conversation, false).await
+}
+
+/// Answers a conversation in the words of `/api/chat` or `/api/generate`.
+async fn converse(
+    app: Arc<App>,
+    body: Object,
+    request_id: String,
+    mut conversation: Conversation,
+    is_chat: bool,
+) -> Answer {
+    match body.value("think") {
+        // Templates have two names for the switch.
+        Some(Value::Bool(on)) => {
+            conversation.kwargs.extend(["enable_thinking", "thinking"].map(|name| (name.to_string(), json!(on))));
+        }
+        Some(effort) => drop(conversation.kwargs.insert("reasoning_effort".into(), effort.clone())),
+        None => {}
+    }
+    let options = options(&body)?;
+    let stream = body.flag("stream").unwrap_or(true);
+    let wanted = Wanted { form: wanted_form(&body)?, ..Wanted::default() };
+    let start = Instant::now();
+    let (mut request, parsing) = prepare(&app, conversation, wanted, &options, stream).await?;
+    limit(&options, &mut request)?;
+    let generation = Generation::start(&app, request_id, Job { requests: vec![request], n: 1, parsing }).await?;
+    let head = Head { model: app.model.id.clone(), is_chat, start };
+    finish(generation, head, stream).await
+}
+
+/// Continues a text as it stands.
+async fn continue_text(app: Arc<App>, body: &Object, request_id: String) -> Answer {
+    let options = options(body)?;
+    let prompt = body.value("prompt").cloned().unwrap_or_default();
+    let tokens = completions::prompts(&app, &prompt).await?.pop().unwrap_or_default();
+    let mut request = app.request(tokens);
+    sampling::apply(&options, &mut request, &app.tokenizer)?;
+    limit(&options, &mut request)?;
+    let held = form::Held { form: wanted_form(body)?, ..form::Held::default() };
+    request.constraint = form::constraint(&app, Format::PLAIN, held).await?;
+    let head = Head { model: app.model.id.clone(), is_chat: false, start: Instant::now() };
+    let job = Job { requests: vec![request], n: 1, parsing: Parsing::plain() };
+    let generation = Generation::start(&app, request_id, job).await?;
+    finish(generation, head, body.flag("stream").unwrap_or(true)).await
+}
+
+async fn finish(generation: Generation, head: Head, stream: bool) -> Answer {
+    if stream {
+        return Ok(sse::respond(generation, Stream { head, calls: Parts::default(), finish: None }));
+    }
+    let (answers, totals) = generation.collect().await?;
+    let answer = answers.into_iter().next().unwrap_or_default();
+    Ok(Json(head.whole(&answer, &totals)).into_response())
+}
+
+fn wanted_form(body: &Object) -> Result<Option<form::Form>, ApiError> {
+    let form = body.value("format").map(form::of_ollama).transpose()?.flatten();
+    Ok(form.map(|form| form.closed(body)))
+}
+
+/// The options of a body, checked.
+fn options(body: &Object) -> Result<Object, ApiError> {
+    let options = body.object("options").cloned().unwrap_or_default();
+    fields::check(&options, &[sampling::FIELDS, OPTIONS]).map_err(|error| {
+        let param = error.param.map(|param| format!("options.{param}"));
+        ApiError { message: error.message.replacen('`', "`options.", 1), param, ..error }
+    })?;
+    Ok(options)
+}
+
+/// Where an answer ends.
+fn limit(options: &Object, request: &mut Request) -> Result<(), ApiError> {
+    request.stop_strings = sampling::stops(options, "stop")?;
+    if let Some(n) = options.int("num_predict").filter(|n| *n >= 0) {
+        request.max_new_tokens = n as usize;
+    }
+    Ok(())
+}
+
+/// A message in OpenAI's form: calls have no ids here, and results name the tool.
+fn openai_message(i: usize, message: &Value) -> Result<Value, ApiError> {
+    let mut message = message.as_object().cloned().unwrap_or_default();
+    if message.list("images").is_some_and(|images| !images.is_empty()) {
+        return Err(conversation::no_such_part(&format!("messages[{i}].images"), "image"));
+    }
+    for (name, theirs) in [("name", "tool_name"), ("reasoning_content", "thinking")] {
+        if let Some(value) = message.remove(theirs).filter(|value| !value.is_null()) {
+            message.entry(name).or_insert(value);
+        }
+    }
+    Ok(message.into())
+}
+
+/// What an answer's lines begin with.
+struct Head {
+    model: String,
+    /// `/api/chat`, else `/api/generate`.
+    is_chat: bool,
+    start: Instant,
+}
+
+impl Head {
+    /// A line with a piece of the answer.
+    fn line(&self, text: &str, thought: &str, calls: &[&Call]) -> Object {
+        let mut line = Object::new();
+        line.insert("model".into(), self.model.as_str().into());
+        line.insert("created_at".into(), now().into());
+        let mut message = Object::new();
+        if self.is_chat {
+            message.insert("role".into(), "assistant".into());
+        }
+        message.insert(if self.is_chat { "content" } else { "response" }.into(), text.into());
+        if !thought.is_empty() {
+            message.insert("thinking".into(), thought.into());
+        }
+        if !calls.is_empty() {
+            message.insert("tool_calls".into(), calls.iter().map(|call| call_json(call)).collect());
+        }
+        match self.is_chat {
+            true => drop(line.insert("message".into(), message.into())),
+            false => line.extend(message),
+        }
+        line.insert("done".into(), false.into());
+        line
+    }
+
+    /// Adds what the last line says.
+    fn end(&self, line: &mut Object, finish: Option<&Finish>, totals: &Totals) {
+        let nanoseconds = |time: Duration| json!(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+        let reason = if finish == Some(&Finish::Length) { "length" } else { "stop" };
+        line.insert("done".into(), true.into());
+        line.insert("done_reason".into(), reason.into());
+        line.insert("total_duration".into(), nanoseconds(self.start.elapsed()));
+        line.insert("load_duration".into(), 0.into());
+        line.insert("prompt_eval_count".into(), totals.prompt.into());
+        line.insert("prompt_eval_duration".into(), nanoseconds(totals.prompt_time));
+        line.insert("eval_count".into(), totals.generated.into());
+        line.insert("eval_duration".into(), nanoseconds(totals.decode_time));
+    }
+
+    fn whole(&self, answer: &Collected, totals: &Totals) -> Value {
+        let (mut thought, mut calls) = (String::new(), Vec::new());
+        for part in answer.parts.list() {
+            match part {
+                Part::Reasoning(text) => thought.push_str(text),
+                Part::Call(call) => calls.push(call),
+                Part::Text(_) => {}
+            }
+        }
+        let mut line = self.line(&answer.content(), &thought, &calls);
+        self.end(&mut line, answer.finish.as_ref(), totals);
+        line.into()
+    }
+}
+
+fn call_json(call: &Call) -> Value {
+    let arguments = conversation::arguments(&call.arguments);
+    json!({"id": call.id, "function": {"name": call.name, "arguments": arguments}})
+}
+
+/// The answer to a request that says nothing: Ollama's way to load a model.
+fn loaded(app: &App, is_chat: bool) -> axum::response::Response {
+    let head = Head { model: app.model.id.clone(), is_chat, start: Instant::now() };
+    let mut line = head.line("", "", &[]);
+    line.insert("done".into(), true.into());
+    line.insert("done_reason".into(), "load".into());
+    Json(Value::Object(line)).into_response()
+}
+
+fn now() -> String {
+    jiff::Timestamp::now().to_string()
+}
+
+/// The answer as it comes, a line a piece.
+struct Stream {
+    head: Head,
+    /// Calls under way: a line has a whole one.
+    calls: Parts,
+    finish: Option<Finish>,
+}
+
+impl Wire for Stream {
+    const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/x-ndjson");
+
+    fn open(&mut self, _: &mut Frames) {}
+
+    fn step(&mut self, step: Step, out: &mut Frames) {
+        for event in step.events {
+            match event {
+                Event::Content(text) => out.line(&self.head.line(&text, "", &[]).into()),
+                Event::Reasoning(text) => out.line(&self.head.line("", &text, &[]).into()),
+                call => {
+                    let head = &self.head;
+                    self.calls.take(call, |_, change, part| {
+                        if let (Change::Closed, Part::Call(call)) = (change, part) {
+                            out.line(&head.line("", "", &[call]).into());
+                        }
+                    });
+                }
+            }
+        }
+        self.finish = step.finish.or(self.finish.take());
+    }
+
+    fn close(&mut self, totals: &Totals, out: &mut Frames) {
+        let mut line = self.head.line("", "", &[]);
+        self.head.end(&mut line, self.finish.as_ref(), totals);
+        out.line(&line.into());
+    }
+
+    fn fail(&mut self, error: &ApiError, out: &mut Frames) {
+        out.line(&error.json(Style::Ollama, ""));
+    }
+
+    // Clients read every line as JSON: there is no way to say nothing.
+    fn idle(&mut self, _: &mut Frames) {}
+}
+
+pub async fn embed(app: Arc<App>, input: Input) -> Answer {
+    let (start, body) = (Instant::now(), input.body);
+    let list = match body.value("input") {
+        Some(Value::Array(list)) if list.is_empty() => Vec::new(),
+        Some(input) => completions::prompts(&app, input).await?,
+        None => Vec::new(),
+    };
+    let prompts = cut(&app, list, body.flag("truncate").unwrap_or(true));
+    let (rows, totals) = embeddings::rows(&app, prompts, 0, body.size("dimensions"), true).await?;
+    let answer = json!({
+        "model": app.model.id,
+        "embeddings": rows,
+        "total_duration": start.elapsed().as_nanos() as u64,
+        "load_duration": 0,
+        "prompt_eval_count": totals.tokens,
+    });
+    Ok(Json(answer).into_response())
+}
+
+pub async fn embed_one(app: Arc<App>, input: Input) -> Answer {
+    let prompt = input.body.value("prompt").cloned().unwrap_or_default();
+    let prompts = cut(&app, completions::prompts(&app, &prompt).await?, true);
+    let (mut rows, _) = embeddings::rows(&app, prompts, 0, None, false).await?;
+    Ok(Json(json!({"embedding": rows.pop().unwrap_or_default()})).into_response())
+}
+
+/// Cuts what is longer than the context, which has room for one token more than a prompt.
+fn cut(app: &App, mut prompts: Vec<Vec<u32>>, truncate: bool) -> Vec<Vec<u32>> {
+    if truncate {
+        prompts.iter_mut().for_each(|tokens| tokens.truncate(app.worker.context().saturating_sub(1)));
+    }
+    prompts
+}
+
+fn details(app: &App) -> Value {
+    let (family, kind) = app.model.description.split_once(' ').unwrap_or((&app.model.description, ""));
+    json!({
+        "parent_model": "",
+        "format": "gguf",
+        "family": family,
+        "families": [family],
+        "parameter_size": super::si(app.model.n_params).replace(' ', ""),
+        "quantization_level": kind.to_uppercase(),
+    })
+}
+
+fn listed(app: &App) -> Map<String, Value> {
+    let model = &app.model;
+    let modified = jiff::Timestamp::from_second(model.created as i64).unwrap_or_default().to_string();
+    let entry = json!({
+        "name": model.id,
+        "model": model.id,
+        "modified_at": modified,
+        "size": model.size_bytes,
+        // Files are not hashed at start; the name says as much here.
+        "digest": format!("{:016x}", sampling::hash(&model.id)),
+        "details": details(app),
+    });
+    entry.as_object().cloned().unwrap_or_default()
+}
+
+pub async fn tags(app: Arc<App>, _: Input) -> Answer {
+    Ok(Json(json!({"models": [listed(&app)]})).into_response())
+}
+
+pub async fn running(app: Arc<App>, _: Input) -> Answer {
+    let mut entry = listed(&app);
+    entry.remove("modified_at");
+    // It stays as long as the server does.
+    entry.insert("expires_at".into(), "2318-01-01T00:00:00Z".into());
+    entry.insert("size_vram".into(), 0.into());
+    entry.insert("context_length".into(), app.worker.context().into());
+    Ok(Json(json!({"models": [entry]})).into_response())
+}
+
+pub async fn version(_: Arc<App>, _: Input) -> Answer {
+    Ok(Json(json!({"version": API_VERSION, "moebius": env!("CARGO_PKG_VERSION")})).into_response())
+}
+
+pub async fn show(app: Arc<App>, _: Input) -> Answer {
+    let mut capabilities = vec!["completion"];
+    if app.template.is_some() {
+        capabilities.push("tools");
+    }
+    if app.format.thought().is_some() {
+        capabilities.push("thinking");
+    }
+    let family = app.model.description.split(' ').next().unwrap_or_default();
+    let answer = json!({
+        "modelfile": "",
+        "parameters": "",
+        "template": "",
+        "details": details(&app),
+        "model_info": {
+            "general.architecture": family,
+            "general.parameter_count": app.model.n_params,
+            (format!("{family}.context_length")): app.worker.context(),
+        },
+        "capabilities": capabilities,
+        "modified_at": listed(&app).remove("modified_at"),
+    });
+    Ok(Json(answer).into_response())
+}

@@ -1,0 +1,118 @@
+//! Names that other servers have for the same thing: each is honoured or refused by name, never passed over.
+
+use serde_json::{Value, json};
+
+use super::{Server, chat};
+
+const PATH: &str = "/v1/chat/completions";
+
+fn text(answer: &Value) -> &str {
+    answer["choices"][0]["message"]["content"].as_str().unwrap_or_default()
+}
+
+#[tokio::test]
+async fn constraints_hold_under_every_name() {
+    let server = Server::start(4, 8);
+    let schema = json!({"type": "object", "properties": {"animal": {"enum": ["fox", "bear"]}}, "required": ["animal"]});
+    let is_choice = |text: &str| ["yes", "no"].contains(&text);
+    // Closed: the schema names one property, and the model cannot add others.
+    let is_animal = |text: &str| {
+        let value: Value = serde_json::from_str(text).unwrap_or_default();
+        value["animal"].is_string() && value.as_object().unwrap().len() == 1
+    };
+    let choices = [
+        json!({"guided_choice": ["yes", "no"]}),
+        json!({"guided_regex": "(yes|no)"}),
+        json!({"guided_grammar": "start: \"yes\" | \"no\""}),
+        json!({"grammar": "root ::= \"yes\" | \"no\""}),
+        json!({"structured_outputs": {"choice": ["yes", "no"]}}),
+        json!({"structured_outputs": {"regex": "yes|no"}}),
+    ];
+    for mut more in choices {
+        more["temperature"] = json!(1.5);
+        let answer = server.ask(PATH, &chat("Is the sky blue?", more.clone())).await;
+        assert!(is_choice(text(&answer)), "{more}: {answer}");
+    }
+    let schemas = [
+        json!({"guided_json": schema}),
+        json!({"json_schema": schema}),
+        json!({"format": schema}),
+        json!({"structured_outputs": {"json": schema.to_string()}}),
+        json!({"response_format": {"type": "json_object", "schema": schema}}),
+        json!({"response_format": {"type": "json_schema", "schema": schema}}),
+    ];
+    for mut more in schemas {
+        more["max_tokens"] = json!(400);
+        more["temperature"] = json!(1.5);
+        let answer = server.ask(PATH, &chat("An animal?", more.clone())).await;
+        assert!(is_animal(text(&answer)), "{more}: {answer}");
+    }
+    for (more, param) in [
+        (json!({"grammar": "root ::= \"yes\" | maybe"}), "grammar"),
+        (json!({"structured_outputs": {"structural_tag": "{}"}}), "structured_outputs.structural_tag"),
+        (json!({"guided_whitespace_pattern": " "}), "guided_whitespace_pattern"),
+        (json!({"functions": [{"name": "f"}]}), "functions"),
+        (json!({"function_call": "auto"}), "function_call"),
+    ] {
+        let (status, answer) = server.post(PATH, &chat("x", more.clone())).await.json().await;
+        assert_eq!((status.as_u16(), &answer["error"]["param"]), (400, &json!(param)), "{more}: {answer}");
+    }
+    server.idle().await;
+}
+
+#[tokio::test]
+async fn no_limit_is_written_as_minus_one() {
+    let server = Server::start(2, 4);
+    let cases = [
+        ("max_tokens", -1, "stop"),
+        ("max_completion_tokens", -1, "stop"),
+        ("n_predict", 3, "length"),
+        ("max_tokens", 0, "length"),
+    ];
+    for (name, n, finish) in cases {
+        let mut body = chat("What is the capital of France?", json!({"temperature": 0}));
+        body.as_object_mut().unwrap().remove("max_tokens");
+        body[name] = json!(n);
+        let answer = server.ask(PATH, &body).await;
+        assert_eq!(answer["choices"][0]["finish_reason"], finish, "{name} {n}: {answer}");
+    }
+    server.idle().await;
+}
+
+#[tokio::test]
+async fn the_version_may_be_left_out_of_the_path() {
+    let server = Server::start(2, 4);
+    let body = chat("Hi", json!({"max_tokens": 4}));
+    assert_eq!(text(&server.ask("/chat/completions", &body).await), text(&server.ask(PATH, &body).await));
+    server.ask("/completions", &json!({"prompt": "a", "max_tokens": 1})).await;
+    server.ask("/embeddings", &json!({"input": "a"})).await;
+    assert_eq!(server.get("/models").await.json().await.1["data"][0]["id"], "fable");
+}
+
+#[tokio::test]
+async fn llama_servers_own_routes_answer() {
+    let server = Server::start(2, 4);
+    let body = json!({"prompt": "Once upon a time", "n_predict": 8, "temperature": 0, "n_probs": 2});
+    let answer = server.ask("/completion", &body).await;
+    let openai = json!({"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0});
+    assert_eq!(answer["content"], server.ask("/v1/completions", &openai).await["choices"][0]["text"]);
+    assert_eq!((&answer["stop"], &answer["stop_type"]), (&json!(true), &json!("limit")), "{answer}");
+    assert_eq!(answer["completion_probabilities"].as_array().map(Vec::len), Some(8));
+    let mut streamed = body.clone();
+    streamed["stream"] = json!(true);
+    let events = server.post("/completion", &streamed).await.events().await;
+    let joined: String = events.iter().filter_map(|event| event["content"].as_str()).collect();
+    assert_eq!(answer["content"], joined);
+    assert_eq!(events.last().map(|event| event["stop"].clone()), Some(json!(true)));
+    let props = server.get("/props").await.json().await.1;
+    assert_eq!(props["default_generation_settings"]["n_ctx"], 512, "{props}");
+    // The embedded model has no marks for gaps, and says so.
+    for (path, body) in [
+        ("/infill", json!({"input_prefix": "a", "input_suffix": "b"})),
+        ("/v1/completions", json!({"prompt": "a", "suffix": "b"})),
+    ] {
+        let (status, answer) = server.post(path, &body).await.json().await;
+        let message = answer["error"]["message"].as_str().unwrap_or_default();
+        assert!(status == 400 && message.contains("no marks for prefix, suffix and middle"), "{path}: {answer}");
+    }
+}
