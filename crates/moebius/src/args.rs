@@ -18,7 +18,7 @@ pub enum Command {
     Run(RunArgs),
     /// Chat with the model: history, /reset /system /save /regen /quit
     Chat(ChatArgs),
-    /// Serve the model to many clients: the APIs of OpenAI and Anthropic over HTTP
+    /// Serve the model to many clients: the APIs of OpenAI, Anthropic and Ollama over HTTP
     Serve(ServeArgs),
     /// Measure prompt and decode speed, with llama-bench's rows
     Bench(BenchArgs),

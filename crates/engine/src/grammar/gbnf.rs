@@ -4,7 +4,7 @@
 //! largest pieces that stand side by side, as lexemes of a grammar in Lark. A lexeme is as long as it can be, so a
 //! grammar may allow a little less than llama.cpp's parser, which knows no lexemes; never more.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use super::{MAX_RULE_BYTES, MAX_RULE_DEPTH, Rule};
@@ -35,9 +35,11 @@ pub fn from_gbnf(text: &str) -> Result<Rule, String> {
         return Ok(Rule::Regex(regex));
     }
     let mut lark = String::from("start: root\n");
-    for (name, body) in rules.iter().filter(|(name, _)| writer.recursive.contains_key(*name) || *name == "root") {
-        let body = writer.rule(body)?;
-        let _ = writeln!(lark, "{}: {body}", rule_name(name));
+    for (name, body) in &rules {
+        if *name == "root" || writer.recursive.contains(name) {
+            let body = writer.rule(body)?;
+            let _ = writeln!(lark, "{}: {body}", rule_name(name));
+        }
     }
     lark.push_str(&writer.terminals);
     Ok(Rule::Lark(lark))
@@ -342,26 +344,26 @@ fn check_names(at: &str, body: &Choice<'_>, rules: &Rules<'_>) -> Result<(), Str
 }
 
 /// Rules that come to themselves, or to one that does.
-fn recursive<'a>(rules: &Rules<'a>) -> BTreeMap<&'a str, ()> {
+fn recursive<'a>(rules: &Rules<'a>) -> BTreeSet<&'a str> {
     // What does not is found from the bottom up.
-    let mut flat: BTreeMap<&str, ()> = BTreeMap::new();
+    let mut flat: BTreeSet<&str> = BTreeSet::new();
     loop {
         let n = flat.len();
         for (name, body) in rules {
-            if !flat.contains_key(name) && is_flat(body, &flat) {
-                flat.insert(name, ());
+            if !flat.contains(name) && is_flat(body, &flat) {
+                flat.insert(name);
             }
         }
         if flat.len() == n {
-            return rules.keys().filter(|name| !flat.contains_key(**name)).map(|name| (*name, ())).collect();
+            return rules.keys().copied().filter(|name| !flat.contains(name)).collect();
         }
     }
 }
 
-fn is_flat(body: &Choice<'_>, flat: &BTreeMap<&str, ()>) -> bool {
+fn is_flat(body: &Choice<'_>, flat: &BTreeSet<&str>) -> bool {
     body.iter().flatten().all(|item| match &item.thing {
         Thing::Text(_) => true,
-        Thing::Rule(name) => flat.contains_key(name),
+        Thing::Rule(name) => flat.contains(name),
         Thing::Group(group) => is_flat(group, flat),
     })
 }
@@ -369,7 +371,7 @@ fn is_flat(body: &Choice<'_>, flat: &BTreeMap<&str, ()>) -> bool {
 /// Writes rules in Lark, and regular expressions.
 struct Writer<'a> {
     rules: &'a Rules<'a>,
-    recursive: BTreeMap<&'a str, ()>,
+    recursive: BTreeSet<&'a str>,
     /// Lines of terminals.
     terminals: String,
     n_terminals: usize,
@@ -400,7 +402,7 @@ impl<'a> Writer<'a> {
     fn piece(&self, item: &Item<'a>) -> Result<Option<String>, String> {
         let inner = match &item.thing {
             Thing::Text(text) => Some(text.clone()),
-            Thing::Rule(name) if self.recursive.contains_key(name) => None,
+            Thing::Rule(name) if self.recursive.contains(name) => None,
             Thing::Rule(name) => self.rules.get(name).map_or(Ok(None), |body| self.regex(body))?,
             Thing::Group(group) => self.regex(group)?,
         };

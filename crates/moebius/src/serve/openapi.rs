@@ -23,7 +23,7 @@ pub fn document() -> Value {
         "info": {
             "title": "Moebius",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "One model behind the APIs of OpenAI and Anthropic. Unknown fields are ignored.",
+            "description": "One model behind the APIs of OpenAI, Anthropic and Ollama. Unknown fields are ignored.",
         },
         "paths": paths,
         "components": {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
