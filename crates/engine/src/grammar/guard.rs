@@ -2,6 +2,7 @@
 //! It knows no batch, no model and no sampler.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use llguidance::toktrie::{SimpleVob, TokTrie};
@@ -19,22 +20,23 @@ pub(crate) struct Guard {
     row: Vec<f32>,
     /// What ends the work on its masks.
     handle: Option<CancellationHandle>,
-    /// Since when the mask that is due is late.
-    late: Option<Instant>,
-    /// How long steps have waited for this grammar, and for how many tokens.
-    held_up: Duration,
+    /// When the mask on its way was first needed.
+    due: Option<Instant>,
+    /// How late masks were in all, what taking tokens took, and for how many tokens.
+    late: Duration,
+    taking: Duration,
     n_tokens: u32,
 }
 
-/// How long a grammar may hold up the steps of all sequences in all, and for each token beside that. Those in use take
-/// well below a millisecond a token beside the model's step.
-pub const HOLD_UP: Duration = Duration::from_secs(3);
-pub const HOLD_UP_PER_TOKEN: Duration = Duration::from_millis(50);
-
-/// How long a step waits for a mask that is not there when the logits are.
-const PATIENCE: Duration = Duration::from_millis(20);
-/// How late a mask may be before the answer ends.
-const MAX_LATE: Duration = Duration::from_secs(5);
+/// How late the masks of a grammar may be in all, and for each token beside that. Those in use take well below a
+/// millisecond a token, beside the model's step.
+pub const LATENESS: Duration = Duration::from_secs(3);
+pub const LATENESS_PER_TOKEN: Duration = Duration::from_millis(50);
+/// How long taking tokens may last in all, and for each: all sequences wait for it.
+pub const TAKING: Duration = Duration::from_millis(200);
+pub const TAKING_PER_TOKEN: Duration = Duration::from_millis(2);
+/// How late one mask may be.
+pub const MAX_LATE: Duration = Duration::from_secs(5);
 
 enum State {
     /// In a thought: free, but not to end.
@@ -42,7 +44,8 @@ enum State {
     /// Before a trigger: free.
     Free,
     /// Under the grammar, with the mask of the next token on its way. `open`: instead of it, a thought may open.
-    Waiting { mask: Receiver<Mask>, open: Option<u32> },
+    /// `begun`: since when a thread works on it.
+    Waiting { mask: Receiver<Mask>, begun: Arc<OnceLock<Instant>>, open: Option<u32> },
     /// Under the grammar, with the mask at hand.
     Masked { matcher: Box<Matcher>, mask: SimpleVob, open: Option<u32> },
     /// Under the grammar, about to get a token.
@@ -60,8 +63,9 @@ impl Guard {
             tail: Vec::new(),
             row: Vec::new(),
             handle: None,
-            late: None,
-            held_up: Duration::ZERO,
+            due: None,
+            late: Duration::ZERO,
+            taking: Duration::ZERO,
             n_tokens: 0,
         };
         let opened = guard.constraint.thought.as_ref().is_some_and(|t| t.opened);
@@ -86,45 +90,49 @@ impl Guard {
         }
     }
 
-    /// Whether the next token can be chosen: the mask has come, or none is needed. Waits a moment for it.
+    /// Whether the next token can be chosen: the mask has come, or none is needed. Waits for it as long as `patience`
+    /// lasts, and takes from that what it has waited.
     ///
     /// # Errors
     /// [`Error::Broken`] when there is no mask, or it is too late.
-    pub fn ready(&mut self) -> Result<bool, Error> {
-        let (mask, open) = match &self.state {
-            State::Waiting { mask, open } => (mask.recv_timeout(PATIENCE), *open),
-            _ => return Ok(true),
-        };
-        let (matcher, mask) = match mask {
-            Ok(answer) => answer,
-            Err(RecvTimeoutError::Timeout) if self.late.get_or_insert_with(Instant::now).elapsed() < MAX_LATE => {
-                return Ok(false);
-            }
-            Err(why) => {
+    pub fn ready(&mut self, patience: &mut Duration) -> Result<bool, Error> {
+        let State::Waiting { mask, begun, open } = &self.state else { return Ok(true) };
+        let (asked, open) = (Instant::now(), *open);
+        let answer = mask.recv_timeout(*patience);
+        *patience = patience.saturating_sub(asked.elapsed());
+        // A mask that waits for a thread is late by the fault of others.
+        let due = *self.due.get_or_insert(asked);
+        let late_at = |now: Instant| begun.get().map_or(Duration::ZERO, |&begun| now - now.min(due.max(begun)));
+        match answer {
+            Ok((matcher, finished, mask)) => {
+                self.late += late_at(finished);
+                self.due = None;
                 self.state = State::Finished;
-                return Err(Error::Broken(match why {
-                    RecvTimeoutError::Timeout => format!("a step of it takes longer than {MAX_LATE:?}"),
-                    RecvTimeoutError::Disconnected => "the thread that computes masks has ended".into(),
-                }));
+                self.check_lateness(Duration::ZERO)?;
+                self.state = State::Masked { matcher, mask: mask.map_err(Error::Broken)?, open };
+                Ok(true)
             }
-        };
-        self.late = None;
-        self.state = State::Finished;
-        self.state = State::Masked { matcher, mask: mask.map_err(Error::Broken)?, open };
-        Ok(true)
+            Err(RecvTimeoutError::Timeout) => {
+                let late = late_at(Instant::now());
+                self.check_lateness(late).inspect_err(|_| self.state = State::Finished)?;
+                Ok(false)
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                self.state = State::Finished;
+                Err(Error::Broken("the thread that computes masks has ended".into()))
+            }
+        }
     }
 
-    /// The logits that the next token may be chosen from; waits for the mask as long as [`Guard::ready`] allows.
+    /// The logits that the next token may be chosen from, once the guard is [`Guard::ready`].
     pub fn mask<'a>(&'a mut self, logits: &'a [f32]) -> Result<&'a [f32], Error> {
-        let begin = Instant::now();
-        while !self.ready()? {}
-        self.hold_up(begin.elapsed())?;
         match std::mem::replace(&mut self.state, State::Finished) {
             State::Masked { matcher, mask, open } => {
                 self.state = State::Ready { matcher, open };
                 forbid(&mut self.row, logits, |id| !(allows(&mask, id) || open == Some(id)));
                 Ok(&self.row)
             }
+            State::Waiting { .. } => Err(Error::Broken("its mask has not come".into())),
             State::Thought if self.constraint.triggers.is_empty() => {
                 self.state = State::Thought;
                 let ends = self.constraint.grammar.compiled.vocabulary.tok_trie().eos_tokens();
@@ -143,14 +151,18 @@ impl Guard {
         self.n_tokens += 1;
         let begin = Instant::now();
         let is_finished = self.take(token)?;
-        self.hold_up(begin.elapsed())?;
+        self.taking += begin.elapsed();
+        self.check_lateness(Duration::ZERO)?;
         Ok(is_finished)
     }
 
-    /// Counts what a step has waited. A grammar that takes too much of all sequences' time ends its answer.
-    fn hold_up(&mut self, took: Duration) -> Result<(), Error> {
-        self.held_up += took;
-        match self.held_up > HOLD_UP + HOLD_UP_PER_TOKEN * self.n_tokens {
+    /// Whether the grammar may go on, now that the mask on its way is late by `now`.
+    fn check_lateness(&self, now: Duration) -> Result<(), Error> {
+        if now > MAX_LATE {
+            return Err(Error::Broken(format!("a step of it takes longer than {MAX_LATE:?}")));
+        }
+        let is_late = self.late + now > LATENESS + LATENESS_PER_TOKEN * self.n_tokens;
+        match is_late || self.taking > TAKING + TAKING_PER_TOKEN * self.n_tokens {
             true => Err(Error::Broken("it takes too long to say what may follow".into())),
             false => Ok(()),
         }
@@ -238,9 +250,10 @@ impl Guard {
     fn ask(&mut self, matcher: Box<Matcher>, open: Option<u32>) -> Result<State, Error> {
         self.handle = matcher.cancellation_handle();
         let (reply, mask) = sync_channel(1);
-        let sent = self.constraint.grammar.work.send(Job { matcher, reply });
+        let begun = Arc::new(OnceLock::new());
+        let sent = self.constraint.grammar.work.send(Job { matcher, begun: begun.clone(), reply });
         sent.map_err(|_| Error::Broken("the threads that compute masks have ended".into()))?;
-        Ok(State::Waiting { mask, open })
+        Ok(State::Waiting { mask, begun, open })
     }
 
     fn trie(&self) -> &TokTrie {

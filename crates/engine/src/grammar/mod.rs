@@ -22,7 +22,7 @@ pub(crate) mod tests;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
@@ -134,11 +134,16 @@ pub struct Grammars {
 /// A mask to be computed.
 struct Job {
     matcher: Box<Matcher>,
+    /// When a thread took it.
+    begun: Arc<OnceLock<Instant>>,
     reply: SyncSender<Mask>,
 }
 
-/// The matcher comes back with the tokens that it allows, or why there are none.
-type Mask = (Box<Matcher>, Result<SimpleVob, String>);
+/// The matcher comes back with the time it was done, and the tokens that it allows, or why there are none.
+type Mask = (Box<Matcher>, Instant, Result<SimpleVob, String>);
+
+/// Runs before each mask on the thread that computes it: what makes masks late in tests.
+pub type Delay = Arc<dyn Fn() + Send + Sync>;
 
 impl Grammars {
     /// Grammars over a tokenizer's vocabulary; masks are computed on `n_threads` threads of their own (at least one).
@@ -146,20 +151,30 @@ impl Grammars {
     /// # Errors
     /// [`Error::Setup`].
     pub fn new(tokenizer: Arc<Tokenizer>, n_threads: usize) -> Result<Grammars, Error> {
+        Grammars::with_delay(tokenizer, n_threads, Arc::new(|| ()))
+    }
+
+    /// As [`Grammars::new`], with `delay` before each mask.
+    ///
+    /// # Errors
+    /// [`Error::Setup`].
+    pub fn with_delay(tokenizer: Arc<Tokenizer>, n_threads: usize, delay: Delay) -> Result<Grammars, Error> {
         let setup = |e: &dyn std::fmt::Display| Error::Setup(e.to_string());
         let vocabulary = vocabulary::environment(tokenizer);
         let factory = factory(&vocabulary)?;
         let (work, jobs) = channel::<Job>();
         let jobs = Arc::new(Mutex::new(jobs));
         for i in 0..n_threads.max(1) {
-            let jobs = jobs.clone();
+            let (jobs, delay) = (jobs.clone(), delay.clone());
             let run = move || {
                 loop {
                     let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                    let Ok(Job { mut matcher, reply }) = job else { return };
+                    let Ok(Job { mut matcher, begun, reply }) = job else { return };
+                    begun.get_or_init(Instant::now);
+                    delay();
                     let mask = matcher.compute_mask().map_err(|e| first_line(&e));
                     // Nobody waits for the mask of a request that ended.
-                    let _ = reply.send((matcher, mask));
+                    let _ = reply.send((matcher, Instant::now(), mask));
                 }
             };
             std::thread::Builder::new().name(format!("mask {i}")).spawn(run).map_err(|e| setup(&e))?;

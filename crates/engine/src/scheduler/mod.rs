@@ -11,6 +11,11 @@
 //! on token by token as they do without drafts, and nothing of them is taken back. What is taken back is memory: only
 //! the positions of tokens that stand count as computed, and [`Program::commit`] moves the recurrent states past those.
 //!
+//! # Late masks
+//! Where the mask of a grammar has not come when the row has, the sequence keeps the row and its memory and sits out
+//! the steps of the others until the mask is there. A step waits only when no other sequence has anything to compute, and
+//! then not for long, so that commands reach the engine. How late masks may be is bounded ([`crate::grammar`]).
+//!
 //! # Failed steps
 //! A step that fails ([`backend::StepError::Failed`]) ends the requests whose chunks are lost, with the cause. Those
 //! whose recurrent states are dirty roll back to a checkpoint, the others to their last computed position; both are
@@ -45,7 +50,7 @@ mod windows;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use backend::{Ask, Batch, Failure, Kinds, OpTime, Output, PAGE, Program, RouterInfo, StepError};
 
@@ -66,6 +71,11 @@ const MAX_FAILURES: usize = 3;
 
 /// Failed steps that may send a request back to a checkpoint between two of its tokens.
 const MAX_ROLLBACKS: usize = 8;
+
+/// How long a step waits in all for masks that are not there when its rows are.
+const PATIENCE: Duration = Duration::from_millis(2);
+/// How long a step waits for a mask when there is nothing else to do.
+const IDLE_PATIENCE: Duration = Duration::from_millis(20);
 
 /// How an engine schedules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +99,8 @@ impl Default for Options {
 pub struct Stats {
     /// Requests that hold pages or get them in the next steps.
     pub running: usize,
+    /// Those of them that sit out steps until the mask of their next token has come.
+    pub late: usize,
     /// Requests that wait for admission.
     pub waiting: usize,
     /// The cache.
@@ -232,6 +244,7 @@ impl Engine {
     pub fn stats(&self) -> Stats {
         Stats {
             running: self.running.len(),
+            late: self.running.iter().filter(|s| s.is_late()).count(),
             waiting: self.waiting.len(),
             pages: self.memory.pages(),
             window_pages: self.memory.window_pages(),
@@ -297,7 +310,7 @@ impl Engine {
     }
 
     /// Plans a step and starts it. Returns whether one is under way; [`Engine::finish`] must follow then. Until it has,
-    /// requests may be submitted and cancelled.
+    /// requests may be submitted and cancelled. None is where every sequence waits for the mask of its grammar.
     ///
     /// # Errors
     /// The program's refusal of the whole batch, or a cache that no sequence fits: nothing was computed, no request
@@ -306,9 +319,14 @@ impl Engine {
         for (id, usage) in self.cancelled.drain(..) {
             events.done(id, FinishReason::Cancelled, usage);
         }
+        self.sample_late(Duration::ZERO, events);
         self.plan();
         if !self.fill_batch() {
             return match self.has_work() {
+                true if self.running.iter().any(Sequence::is_late) => {
+                    self.sample_late(IDLE_PATIENCE, events);
+                    Ok(false)
+                }
                 true => Err(Error::Stalled {
                     running: self.running.len(),
                     waiting: self.waiting.len(),
@@ -429,7 +447,7 @@ impl Engine {
         }
         let mut i = 0;
         while i < self.running.len() && budget > 0 {
-            if self.running[i].planned == 0 {
+            if self.running[i].planned == 0 && !self.running[i].is_late() {
                 budget -= self.plan_chunk(i, budget);
             }
             i += 1;
@@ -437,6 +455,28 @@ impl Engine {
         while budget > 0 && self.running.len() < self.options.max_running {
             let Some(i) = self.admit() else { break };
             budget -= self.plan_chunk(i, budget);
+        }
+    }
+
+    /// Chooses the next tokens of sequences whose masks were late and have come. Waits up to `patience` for the first.
+    fn sample_late(&mut self, patience: Duration, events: &mut Events) {
+        let Engine { running, memory, vocabulary, .. } = self;
+        let n_late = running.iter().filter(|s| s.is_late()).count();
+        let end = Instant::now() + patience;
+        let mut moment = Duration::ZERO;
+        if n_late == 0 {
+            return;
+        }
+        loop {
+            running.retain_mut(|sequence| {
+                let outcome = sequence.sample_late(&**vocabulary, &mut moment, events);
+                conclude(sequence, outcome, memory, events)
+            });
+            // The others are looked at every millisecond while one is waited for.
+            moment = end.saturating_duration_since(Instant::now()).min(Duration::from_millis(1));
+            if moment.is_zero() || running.iter().filter(|s| s.is_late()).count() < n_late {
+                break;
+            }
         }
     }
 
@@ -560,6 +600,7 @@ impl Engine {
         let hidden = |r: usize| output.hidden.get(r * d_hidden..(r + 1) * d_hidden).filter(|row| !row.is_empty());
         let chosen = |r: usize| output.routing.and_then(|ids| ids.get(r * width..(r + 1) * width));
         let (mut chunk, mut next_row) = (0, 0);
+        let mut patience = PATIENCE;
         running.retain_mut(|sequence| {
             if sequence.planned == 0 {
                 return true;
@@ -584,7 +625,7 @@ impl Engine {
                         r if sequence.wants_embedding() => sequence.embed(hidden(r), events),
                         _ => {
                             let rows = rows.map(|r| (row(batch, &output, n_vocab, r), chosen(r)));
-                            sequence.sample(rows, &**vocabulary, n_vocab, now, events)
+                            sequence.sample(rows, &**vocabulary, n_vocab, now, &mut patience, events)
                         }
                     };
                     let n_accepted = sequence.computed(memory, options.prefix_cache);
@@ -597,18 +638,7 @@ impl Engine {
                     outcome.map(|reason| reason.or(is_prompt.then_some(FinishReason::Length)))
                 }
             };
-            match outcome {
-                Ok(None) => return true,
-                Ok(Some(reason)) => {
-                    sequence.release(memory);
-                    events.done(sequence.id, reason, sequence.usage());
-                }
-                Err(error) => {
-                    sequence.discard(memory);
-                    events.failed(sequence.id, error);
-                }
-            }
-            false
+            conclude(sequence, outcome, memory, events)
         });
         commits.drain(..).for_each(|(slot, n_accepted)| program.commit(slot, n_accepted));
         memory.copies().for_each(|(from, to)| program.copy_state(from, to));
@@ -690,6 +720,27 @@ impl Engine {
         }
         self.unplan();
     }
+}
+
+/// Ends a request that is finished or has failed; whether it runs on.
+fn conclude(
+    sequence: &mut Sequence,
+    outcome: Result<Option<FinishReason>, Error>,
+    memory: &mut Memory,
+    events: &mut Events,
+) -> bool {
+    match outcome {
+        Ok(None) => return true,
+        Ok(Some(reason)) => {
+            sequence.release(memory);
+            events.done(sequence.id, reason, sequence.usage());
+        }
+        Err(error) => {
+            sequence.discard(memory);
+            events.failed(sequence.id, error);
+        }
+    }
+    false
 }
 
 /// A program must return what it was asked for.

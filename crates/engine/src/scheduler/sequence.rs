@@ -2,7 +2,7 @@
 //! It knows nothing of other sequences.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use backend::{Ask, Best, Tables};
 
@@ -23,6 +23,14 @@ pub(super) enum Row<'a> {
     Best(Best<'a>, &'a [u32]),
     /// Its hidden state alone.
     Hidden,
+}
+
+/// A row that a step returned before its mask had come.
+struct LateRow {
+    /// `[n_vocab]`.
+    logits: Vec<f32>,
+    /// The experts that made it.
+    routing: Option<Vec<u16>>,
 }
 
 /// A request that was accepted.
@@ -50,6 +58,8 @@ pub(super) struct Sequence {
     pub held: Held,
     sampler: Sampler,
     guard: Option<Box<Guard>>,
+    /// The row that the next token is chosen from when its mask has come.
+    late: Option<Box<LateRow>>,
     text: Box<dyn TextStream>,
     stop: StopMatcher,
     stop_tokens: Vec<u32>,
@@ -99,6 +109,7 @@ impl Sequence {
             held: memory.hold(request.cache_salt, max_tokens),
             sampler,
             guard,
+            late: None,
             text: vocabulary.text(request.decode, &request.shown),
             stop,
             stop_tokens: request.stop_tokens,
@@ -115,7 +126,7 @@ impl Sequence {
         })
     }
 
-    /// Tokens whose positions are not in the cache yet, at least 1.
+    /// Tokens whose positions are not in the cache yet, at least 1 unless the sequence is late.
     pub fn remaining(&self) -> usize {
         self.tokens.len() - self.held.computed
     }
@@ -258,6 +269,7 @@ impl Sequence {
     /// Gives all memory back; the sequence starts again from its first token, and finds what is still cached.
     pub fn release(&mut self, memory: &mut Memory) {
         self.planned = 0;
+        self.late = None;
         self.drafts.clear();
         memory.release(&mut self.held);
     }
@@ -282,18 +294,33 @@ impl Sequence {
         self.release(memory);
     }
 
+    /// Whether it sits out steps until the mask of its next token has come.
+    pub fn is_late(&self) -> bool {
+        self.late.is_some()
+    }
+
     /// Chooses tokens from the last position's row and those of its drafts, each with the experts that made it, as long
     /// as the drafts are what is chosen: the sampler, the guard and the text see what they would see without drafts.
-    /// Returns why the request is finished when it is. `n_vocab` is the width of a row.
+    /// Returns why the request is finished when it is. `n_vocab` is the width of a row. Waits for masks as long as
+    /// `patience` lasts; then the sequence is late.
     pub fn sample<'a>(
         &mut self,
         rows: impl Iterator<Item = (Row<'a>, Option<&'a [u16]>)>,
         vocabulary: &dyn Vocabulary,
         n_vocab: usize,
         now: Instant,
+        patience: &mut Duration,
         events: &mut Events,
     ) -> Result<Option<FinishReason>, Error> {
         for (i, (row, routing)) in rows.enumerate() {
+            if !self.is_ready(patience)? {
+                // The row of a draft is computed again by the next step.
+                if let (0, Row::Logits(logits)) = (i, row) {
+                    let routing = routing.filter(|_| self.routing).map(<[u16]>::to_vec);
+                    self.late = Some(Box::new(LateRow { logits: logits.to_vec(), routing }));
+                }
+                return Ok(None);
+            }
             let reason = self.sample_row(row, routing, vocabulary, n_vocab, now, events)?;
             if reason.is_some() {
                 return Ok(reason);
@@ -303,6 +330,29 @@ impl Sequence {
             }
         }
         Ok(None)
+    }
+
+    /// As [`Sequence::sample`], from the row that it kept; nothing happens while the mask is still late.
+    pub fn sample_late(
+        &mut self,
+        vocabulary: &dyn Vocabulary,
+        patience: &mut Duration,
+        events: &mut Events,
+    ) -> Result<Option<FinishReason>, Error> {
+        if self.late.is_none() || !self.is_ready(patience)? {
+            return Ok(None);
+        }
+        let Some(LateRow { logits, routing }) = self.late.take().map(|late| *late) else { return Ok(None) };
+        let (n_vocab, now) = (logits.len(), Instant::now());
+        self.sample_row(Row::Logits(&logits), routing.as_deref(), vocabulary, n_vocab, now, events)
+    }
+
+    /// Whether the guard, if there is one, has the mask of the next token.
+    fn is_ready(&mut self, patience: &mut Duration) -> Result<bool, Error> {
+        Ok(match &mut self.guard {
+            Some(guard) => guard.ready(patience)?,
+            None => true,
+        })
     }
 
     /// Chooses the next token from a row, and reports it.
@@ -389,8 +439,10 @@ impl Sequence {
 
     /// Says what does not add up between steps; the memory is counted elsewhere.
     pub fn audit(&self) -> Result<(), String> {
-        let Sequence { id, held, tokens, planned, drafts, .. } = self;
-        match *planned != 0 || !drafts.is_empty() || held.computed >= tokens.len() {
+        let Sequence { id, held, tokens, planned, drafts, late, .. } = self;
+        // The row of a late sequence is that of its last token.
+        let computed = held.computed + usize::from(late.is_none());
+        match *planned != 0 || !drafts.is_empty() || computed > tokens.len() {
             true => Err(format!("request {}: {} of {} computed, {planned} planned", id.0, held.computed, tokens.len())),
             false => Ok(()),
         }
