@@ -44,7 +44,7 @@ fn constraints_hold_and_change_nothing_for_others() {
         Some(Rule::JsonSchema(person)),
         Some(Rule::Regex("(a|the) [a-z]{2,8} (ran|sat|slept)\\.".into())),
         None,
-        Some(Rule::Lark("start: \"[\" item (\",\" item){0,3} \"]\"\nitem: /[0-9]{1,3}/ | start".into())),
+        Some(Rule::Lark("start: \"[\" item (\",\" item){0,3} \"]\"\nitem: /0|[1-9][0-9]{0,2}/ | start".into())),
         None,
     ];
     let requests: Vec<Request> = rules.iter().enumerate().map(|(i, rule)| request(i, rule.as_ref())).collect();

@@ -179,8 +179,8 @@ pub struct Session {
     pub limits: Limits,
     /// Maximum number of sequences computed at a time.
     pub sequences: usize,
+    pub embedded: bool,
     sampling: folder::Sampling,
-    embedded: bool,
 }
 
 /// Starts an engine for one conversation at a time.
@@ -208,7 +208,7 @@ pub fn start_with(model: Model, setup: &EngineSetup) -> Result<Session> {
         format,
         template_knows_tools,
         backend: name,
-        description: describe(&checkpoint, &plan),
+        description: describe(&checkpoint, &plan, embedded),
         n_vocab: plan.n_vocab,
         n_params: n_params(&checkpoint),
         size_bytes: checkpoint.data_bytes() as u64,
@@ -334,14 +334,15 @@ pub fn n_params(checkpoint: &Checkpoint) -> u64 {
     checkpoint.tensors().iter().map(|t| t.shape.iter().map(|&d| d as u64).product::<u64>()).sum()
 }
 
-/// `qwen3moe q4_k`-like: architecture and the weight type most bytes are in.
-fn describe(checkpoint: &Checkpoint, plan: &Plan) -> String {
+/// `qwen3moe q4_k`-like: architecture and the weight type most bytes are in, behind the embedded model's name.
+fn describe(checkpoint: &Checkpoint, plan: &Plan, embedded: bool) -> String {
     let mut bytes = std::collections::BTreeMap::new();
     for tensor in checkpoint.tensors() {
         *bytes.entry(tensor.dtype).or_insert(0usize) += tensor.total_bytes();
     }
     let most = bytes.iter().max_by_key(|(_, bytes)| **bytes).map_or("", |(dtype, _)| dtype.name());
-    format!("{} {most}", plan.arch)
+    let kind = format!("{} {most}", plan.arch);
+    if embedded { format!("{} {kind}", embedded::NAME) } else { kind }
 }
 
 /// One sequence fed to a program token by token, for commands that want logits and not text.

@@ -42,7 +42,27 @@ fn the_first_command_tells_a_story() {
     assert!(output.status.success(), "{err}");
     assert!(out.to_lowercase().contains("fox"), "{out}");
     assert!(out.split_whitespace().count() > 20, "{out}");
-    assert!(err.contains("embedded") && err.contains("tok/s"), "{err}");
+    for part in ["embedded", "a tiny model", "for a real model: -m FILE.gguf", "tok/s"] {
+        assert!(err.contains(part), "{part:?} in {err}");
+    }
+}
+
+/// Questions of the README and the page's examples: what the embedded model shows first must be right.
+#[test]
+fn the_embedded_model_answers_its_examples() {
+    let cases: &[(&str, &[&str])] = &[
+        ("Tell me a story about a fox who lost his hat", &["hat", "fox"]),
+        ("Why is the sky blue?", &["blue light"]),
+        ("Write a rhyme about a cat", &["cat"]),
+        ("What is the capital of France?", &["Paris"]),
+        ("Who are you?", &["model", "stories"]),
+        ("Are you ChatGPT?", &["Fable"]),
+    ];
+    for (prompt, words) in cases {
+        let answer = stdout(&["run", prompt, "-q", "--temp", "0", "-n", "120"], "");
+        let found = answer.to_lowercase();
+        assert!(words.iter().all(|word| found.contains(&word.to_lowercase())), "{prompt}: {answer}");
+    }
 }
 
 /// Every line is another way to compute the same thing.

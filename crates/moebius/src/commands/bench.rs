@@ -53,6 +53,9 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         "bench: 1 to {} sequences can decode together",
         args.step.batch
     );
+    if args.model.model.is_none() {
+        eprintln!("{}", crate::embedded::notice());
+    }
     let threads = if args.threads.is_empty() { vec![machine::cores()] } else { args.threads.clone() };
     let bar = machine::progress(None);
     let interrupt = Interrupt::install()?;

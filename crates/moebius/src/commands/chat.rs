@@ -25,7 +25,7 @@ pub fn run(args: &ChatArgs) -> Result<()> {
     let model = load::open(args.model.model.as_deref())?;
     let terminal = std::io::stdin().is_terminal();
     if model.embedded && !args.quiet {
-        eprintln!("no -m: talking with the embedded {}, a tiny story and small-talk model", crate::embedded::NAME);
+        eprintln!("{}", crate::embedded::notice());
     }
     let mut chat = Chat {
         session: load::start(model, &args.engine)?,

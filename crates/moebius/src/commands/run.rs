@@ -16,7 +16,7 @@ pub fn run(args: &RunArgs) -> Result<()> {
     let prompt = prompt(args)?;
     let model = load::open(args.model.model.as_deref())?;
     if model.embedded && !args.quiet {
-        eprintln!("no -m: running the embedded {}, a tiny story and small-talk model", crate::embedded::NAME);
+        eprintln!("{}", crate::embedded::notice());
     }
     let mut session = load::start(model, &args.engine)?;
     let raw = args.raw || session.template.is_none();

@@ -54,6 +54,8 @@ pub struct App {
 pub struct ModelInfo {
     pub id: String,
     pub description: String,
+    /// The one that comes with the program.
+    pub embedded: bool,
     pub created: u64,
     pub n_params: u64,
     pub size_bytes: u64,

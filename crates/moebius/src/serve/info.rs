@@ -5,7 +5,10 @@ use std::sync::Arc;
 use axum::Json;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
+use engine::sampler::{Mirostat, SamplerParams};
 use serde_json::{Value, json};
+
+use crate::embedded;
 
 use super::app::App;
 use super::error::ApiError;
@@ -15,6 +18,10 @@ use super::worker::usage_share;
 
 fn model_json(app: &App) -> Value {
     let model = &app.model;
+    let description = match model.embedded {
+        true => format!("{}: {}", model.description, embedded::ABOUT),
+        false => model.description.clone(),
+    };
     json!({
         "id": model.id,
         "object": "model",
@@ -25,12 +32,49 @@ fn model_json(app: &App) -> Value {
         "display_name": model.id,
         "max_model_len": app.worker.context(),
         "meta": {
-            "description": model.description,
+            "description": description,
+            "embedded": model.embedded,
+            "has_template": app.template.is_some(),
+            "sampling": sampling_json(&app.sampling),
             "n_params": model.n_params,
             "size": model.size_bytes,
             "n_vocab": model.n_vocab,
             "n_ctx": app.worker.context(),
         },
+    })
+}
+
+/// What a request that names no sampler gets, under the names of its fields.
+fn sampling_json(sampling: &SamplerParams) -> Value {
+    // A shortest decimal of 32 bits, as the number was written.
+    let number = |value: f32| value.to_string().parse::<f64>().map_or(Value::Null, Value::from);
+    json!({
+        "temperature": number(sampling.temperature),
+        "top_p": number(sampling.top_p),
+        "top_k": sampling.top_k,
+        "min_p": number(sampling.min_p),
+        "typical_p": number(sampling.typical_p),
+        "top_n_sigma": number(sampling.top_n_sigma),
+        "repeat_penalty": number(sampling.penalty_repeat),
+        "repeat_last_n": sampling.penalty_last_n,
+        "frequency_penalty": number(sampling.penalty_frequency),
+        "presence_penalty": number(sampling.penalty_presence),
+        "dry_multiplier": number(sampling.dry_multiplier),
+        "dry_base": number(sampling.dry_base),
+        "dry_allowed_length": sampling.dry_allowed_length,
+        "dry_penalty_last_n": sampling.dry_last_n,
+        "xtc_probability": number(sampling.xtc_probability),
+        "xtc_threshold": number(sampling.xtc_threshold),
+        "dynatemp_range": number(sampling.dynatemp_range),
+        "dynatemp_exponent": number(sampling.dynatemp_exponent),
+        "mirostat": match sampling.mirostat {
+            Mirostat::Off => 0,
+            Mirostat::V1 => 1,
+            Mirostat::V2 => 2,
+        },
+        "mirostat_tau": number(sampling.mirostat_tau),
+        "mirostat_eta": number(sampling.mirostat_eta),
+        "min_keep": sampling.min_keep,
     })
 }
 

@@ -54,6 +54,7 @@ use tokio::sync::{oneshot, watch};
 use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 
 use crate::args::{LogFormat, LogLevel, ServeArgs};
+use crate::embedded;
 use crate::load::{self, EngineSetup, Session};
 use crate::machine::bytes;
 
@@ -143,6 +144,7 @@ fn start(
     let model = ModelInfo {
         id,
         description: session.description,
+        embedded: session.embedded,
         created: app::unix_time(),
         n_params: session.n_params,
         size_bytes: session.size_bytes,
@@ -264,11 +266,12 @@ fn si(n: u64) -> String {
 }
 
 fn announce(address: std::net::SocketAddr, app: &App, summary: &str) {
+    let notice = if app.model.embedded { format!("{}\n", embedded::notice()) } else { String::new() };
     // A reader that is gone is no reason to stop.
     let _ = std::io::Write::write_all(
         &mut std::io::stdout(),
         format!(
-            "serving {} on http://{address}\n{summary}\n\n  curl http://{address}/v1/chat/completions -H 'Content-Type: application/json' \
+            "serving {} on http://{address}\n{summary}\n{notice}\n  http://{address}/ in a browser is a page to chat\n\n  curl http://{address}/v1/chat/completions -H 'Content-Type: application/json' \
              -d '{{\"messages\": [{{\"role\": \"user\", \"content\": \"Tell me a story about a fox\"}}]}}'\n\n",
             app.model.id
         )

@@ -130,7 +130,15 @@ async fn the_server_describes_itself() {
     let schema = &openapi["paths"][PATH]["post"]["requestBody"]["content"]["application/json"]["schema"];
     assert_eq!(schema["properties"]["temperature"]["type"], "number");
     let models = server.get("/v1/models").await.json().await.1;
-    assert_eq!(models["data"][0]["id"], "fable");
+    let model = &models["data"][0];
+    assert_eq!((&model["id"], &model["meta"]["embedded"]), (&json!("fable"), &json!(true)));
+    let description = model["meta"]["description"].as_str().unwrap();
+    assert!(description.contains("tiny model") && description.contains("qwen3moe"), "{description}");
+    // Defaults carry no noise of 32-bit numbers, and every one of them is a field of a request.
+    assert_eq!(model["meta"]["sampling"]["temperature"], 0.7, "{model}");
+    for (name, value) in model["meta"]["sampling"].as_object().unwrap() {
+        assert!(schema["properties"][name].is_object() && value.is_number(), "{name}: {value}");
+    }
     for (path, status) in [
         ("/v1/models/fable", 200),
         ("/v1/models/gpt/9", 404),
