@@ -126,7 +126,7 @@ fn drain(engine: &mut Engine, out: &mut BTreeMap<RequestId, Answer>) {
                 EventKind::Embedding(row) => {
                     out.entry(event.id).or_default().2 = row.iter().map(|x| x.to_bits()).collect()
                 }
-                EventKind::Done { .. } => {}
+                EventKind::Done { .. } | EventKind::Prompt { .. } => {}
             }
         }
         if !more {

@@ -71,7 +71,7 @@ pub fn generate(
         for event in events.iter().filter(|event| event.id == id) {
             match event.kind {
                 EventKind::Token { text, .. } => on_text(text)?,
-                EventKind::Embedding(_) => {}
+                EventKind::Embedding(_) | EventKind::Prompt { .. } => {}
                 EventKind::Done { reason, usage } => return Ok(Answer { reason, usage }),
                 EventKind::Failed(error) => return Err(error.clone().into()),
             }

@@ -103,6 +103,10 @@ pub struct Units {
     kinds: Kinds,
 }
 
+/// Rows of logits that a step of a server has at least, so that the log-probabilities of prompts do not take a step a
+/// token.
+const MIN_ROWS: usize = 32;
+
 impl Units {
     /// Of a plan that `backend` has lowered.
     pub fn of(backend: &dyn Backend, plan: &ValidPlan) -> Units {
@@ -152,7 +156,7 @@ impl Units {
         let chunk = if window > 0 { max_tokens.div_ceil(PAGE) } else { 0 };
         Limits {
             max_tokens,
-            max_outputs: sequences.min(max_tokens),
+            max_outputs: if sequences > 1 { sequences.max(MIN_ROWS) } else { 1 }.min(max_tokens),
             n_pages,
             max_positions: positions,
             // What a chunk writes is there beside the windows; no more than all positions ever have.

@@ -421,7 +421,7 @@ impl Engine {
         check_ids("prompt token", prompt, n_vocab)?;
         check_ids("stop token", stops, n_vocab)?;
         check_ids("logit bias", biased, n_vocab)?;
-        match request.logprobs {
+        match request.logprobs.max(request.prompt_logprobs) {
             Some(asked) if asked > MAX_LOGPROBS => Err(Error::Logprobs { asked, limit: MAX_LOGPROBS }),
             _ => Ok(()),
         }
@@ -437,25 +437,34 @@ impl Engine {
     fn plan(&mut self) {
         let mut budget = self.budget;
         let mut n_spare = self.spare_for_drafts();
+        let mut n_rows = self.spare_rows();
         let mut i = 0;
         while i < self.running.len() && budget > 0 {
             if self.running[i].remaining() == 1 {
-                n_spare -= self.draft(i, n_spare);
-                budget -= self.plan_chunk(i, 1);
+                let n_drafts = self.draft(i, n_spare);
+                n_spare -= n_drafts;
+                n_rows -= n_drafts;
+                budget -= self.plan_chunk(i, 1, &mut n_rows);
             }
             i += 1;
         }
         let mut i = 0;
         while i < self.running.len() && budget > 0 {
             if self.running[i].planned == 0 && !self.running[i].is_late() {
-                budget -= self.plan_chunk(i, budget);
+                budget -= self.plan_chunk(i, budget, &mut n_rows);
             }
             i += 1;
         }
         while budget > 0 && self.running.len() < self.options.max_running {
             let Some(i) = self.admit() else { break };
-            budget -= self.plan_chunk(i, budget);
+            budget -= self.plan_chunk(i, budget, &mut n_rows);
         }
+    }
+
+    /// Rows of a step beyond the one that each sequence may need.
+    fn spare_rows(&self) -> usize {
+        let n_running = (self.running.len() + self.waiting.len()).min(self.options.max_running);
+        self.max_outputs - n_running
     }
 
     /// Chooses the next tokens of sequences whose masks were late and have come. Waits up to `patience` for the first.
@@ -487,8 +496,7 @@ impl Engine {
             return 0;
         }
         let n_decoding = self.running.iter().filter(|s| s.remaining() == 1).count();
-        let n_running = (self.running.len() + self.waiting.len()).min(self.options.max_running);
-        (self.max_outputs - n_running).min(self.budget.saturating_sub(n_decoding) / 2)
+        self.spare_rows().min(self.budget.saturating_sub(n_decoding) / 2)
     }
 
     /// Guesses up to `max` tokens behind the last of a sequence; returns how many.
@@ -502,8 +510,9 @@ impl Engine {
     /// the step has of it.
     ///
     /// Where pages lack, sequences of lower rank that are not in the step lose theirs. A sequence that gets none that
-    /// way keeps what it has and waits: those above it continue, and end, or come back for its pages.
-    fn plan_chunk(&mut self, i: usize, budget: usize) -> usize {
+    /// way keeps what it has and waits: those above it continue, and end, or come back for its pages. Rows beyond one
+    /// are taken from `n_rows`.
+    fn plan_chunk(&mut self, i: usize, budget: usize, n_rows: &mut usize) -> usize {
         if self.options.prefix_cache {
             self.running[i].adopt(&mut self.memory);
             self.restore(i);
@@ -517,10 +526,12 @@ impl Engine {
         {
             want = want.min(cut - sequence.held.computed);
         }
+        want = sequence.limit_rows(want, *n_rows);
         loop {
             self.running[i].plan(want, &mut self.memory);
             let planned = self.running[i].planned;
             if planned > 0 {
+                *n_rows -= self.running[i].n_extra_rows();
                 return planned + self.running[i].drafts().len();
             }
             let Some(victim) = (i + 1..self.running.len()).rev().find(|&j| self.running[j].planned == 0) else {
@@ -577,9 +588,13 @@ impl Engine {
         for sequence in self.running.iter().filter(|s| s.planned > 0) {
             let (tokens, pos, tables) = sequence.chunk();
             let first_row = batch.rows.len();
-            batch.push(tokens, pos, tables, sequence.wants_logits().then_some(tokens.len() - 1));
+            batch.push(tokens, pos, tables, sequence.rows());
             batch.push_drafts(sequence.drafts());
-            for (n_draft, ask) in batch.asks[first_row..].iter_mut().enumerate() {
+            let (scoring, own) = batch.asks[first_row..].split_at_mut(sequence.n_scoring());
+            for (row, ask) in sequence.rows().zip(scoring) {
+                *ask = sequence.ask_score(row, &mut batch.listed);
+            }
+            for (n_draft, ask) in own.iter_mut().enumerate() {
                 *ask = sequence.ask(n_draft, self.n_vocab, &mut batch.listed);
             }
         }
@@ -619,8 +634,14 @@ impl Engine {
                 fault => {
                     // A draft whose numbers broke down is no draft; should it be right, the next step says so.
                     let n_void = fault.map_or(0, |fault| end.saturating_sub(fault.token) as usize);
-                    let rows = rows.start..rows.end - n_void;
+                    let scoring = rows.start..rows.start + sequence.n_scoring();
+                    let rows = scoring.end..rows.end - n_void;
+                    let scored = match sequence.is_cancelled {
+                        true => Ok(()),
+                        false => sequence.score(scoring.map(|r| row(batch, &output, n_vocab, r)), events),
+                    };
                     let outcome = match rows.start {
+                        _ if scored.is_err() => scored.map(|()| None),
                         _ if sequence.is_cancelled || rows.is_empty() => Ok(None),
                         r if sequence.wants_embedding() => sequence.embed(hidden(r), events),
                         _ => {

@@ -39,6 +39,9 @@ pub struct Request {
     pub shown: Vec<u32>,
     /// Report the log-probability of each token and of this many most likely tokens.
     pub logprobs: Option<usize>,
+    /// Report the log-probability of each prompt token but the first, and of this many most likely tokens in its place.
+    /// The prompt is then computed and not taken from the prefix cache.
+    pub prompt_logprobs: Option<usize>,
     /// Report which experts the model chose for each token.
     pub routing: bool,
     /// Report the hidden state of the prompt's last token, and generate nothing.
@@ -64,6 +67,7 @@ impl Request {
             decode: Decode { skip_special: true, continues: true },
             shown: Vec::new(),
             logprobs: None,
+            prompt_logprobs: None,
             routing: false,
             embedding: false,
             priority: 0,
@@ -96,6 +100,13 @@ pub enum EventKind<'a> {
         /// The experts of the position before the token, whose output it was chosen from: for every router of
         /// [`super::Engine::routers`] its ids, best first. Set if the request enabled it.
         routing: Option<&'a [u16]>,
+    },
+    /// A token of the prompt, if requested: they come in order, before the first generated one.
+    Prompt {
+        /// Its id.
+        token: u32,
+        /// What the model thought of it behind the tokens before.
+        logprobs: Logprobs<'a>,
     },
     /// The hidden state behind the last norm at the prompt's last token, `[d_model]`, if requested.
     Embedding(&'a [f32]),
@@ -175,6 +186,7 @@ pub struct Events {
 #[derive(Clone, Debug)]
 enum Stored {
     Token { token: u32, text: Range<usize>, logprob: Option<f32>, top: Range<usize>, routing: Option<Range<usize>> },
+    Prompt { token: u32, logprob: f32, top: Range<usize> },
     Embedding(Range<usize>),
     Done { reason: FinishReason, usage: Usage },
     Failed(Error),
@@ -215,6 +227,10 @@ impl Events {
                     logprobs: logprob.map(|token| Logprobs { token, top: &self.top[top.clone()] }),
                     routing: routing.clone().map(|ids| &self.routing[ids]),
                 },
+                Stored::Prompt { token, logprob, top } => EventKind::Prompt {
+                    token: *token,
+                    logprobs: Logprobs { token: *logprob, top: &self.top[top.clone()] },
+                },
                 Stored::Embedding(row) => EventKind::Embedding(&self.hidden[row.clone()]),
                 Stored::Done { reason, usage } => EventKind::Done { reason: *reason, usage: *usage },
                 Stored::Failed(error) => EventKind::Failed(error),
@@ -226,6 +242,19 @@ impl Events {
     /// Opens a token event: the caller appends its text and top tokens before [`TokenEvent::close`].
     pub(super) fn token(&mut self) -> TokenEvent<'_> {
         TokenEvent { text_start: self.text.len(), top_start: self.top.len(), events: self }
+    }
+
+    /// A token of the prompt; `report` appends its most likely tokens and returns its own log-probability.
+    pub(super) fn prompt<E>(
+        &mut self,
+        id: RequestId,
+        token: u32,
+        report: impl FnOnce(&mut Vec<(u32, f32)>) -> Result<f32, E>,
+    ) -> Result<(), E> {
+        let first = self.top.len();
+        let logprob = report(&mut self.top)?;
+        self.list.push((id, Stored::Prompt { token, logprob, top: first..self.top.len() }));
+        Ok(())
     }
 
     pub(super) fn embedding(&mut self, id: RequestId, row: &[f32]) {

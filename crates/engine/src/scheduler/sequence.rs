@@ -1,6 +1,7 @@
 //! One request on its way: its tokens, the memory it holds, its sampler and its text.
 //! It knows nothing of other sequences.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -65,6 +66,9 @@ pub(super) struct Sequence {
     stop_tokens: Vec<u32>,
     ignore_eos: bool,
     logprobs: Option<usize>,
+    prompt_logprobs: Option<usize>,
+    /// Prompt tokens whose log-probabilities are reported; the first has none.
+    scored: usize,
     /// Whether it asks which experts were chosen.
     pub routing: bool,
     embedding: bool,
@@ -115,6 +119,8 @@ impl Sequence {
             stop_tokens: request.stop_tokens,
             ignore_eos: request.ignore_eos,
             logprobs: request.logprobs,
+            prompt_logprobs: request.prompt_logprobs,
+            scored: 1,
             routing: request.routing,
             embedding: request.embedding,
             cached: 0,
@@ -149,6 +155,10 @@ impl Sequence {
 
     /// Goes on from the cached prefix, where that reaches beyond the computed positions.
     pub fn adopt(&mut self, memory: &mut Memory) {
+        // The rows of a cached prefix are not there.
+        if self.prompt_logprobs.is_some() && self.scored < self.n_prompt {
+            return;
+        }
         let saved = memory.adopt(&mut self.held, &self.tokens);
         if self.preemptions == 0 {
             self.cached += saved.min(self.n_prompt.saturating_sub(self.held.computed - saved));
@@ -193,14 +203,73 @@ impl Sequence {
         (&self.tokens[start..end], start, tables)
     }
 
+    /// The planned positions whose rows tell the log-probabilities of the prompt tokens behind them.
+    fn scoring(&self, planned: usize) -> Range<usize> {
+        let first = self.held.computed;
+        match self.prompt_logprobs {
+            Some(_) => first.max(self.scored - 1)..(first + planned).min(self.n_prompt - 1).max(self.scored - 1),
+            None => first..first,
+        }
+    }
+
+    /// The longest chunk of at most `want` tokens that needs no more than `n_rows` rows besides one.
+    pub fn limit_rows(&self, want: usize, n_rows: usize) -> usize {
+        let scoring = self.scoring(want);
+        let last = usize::from(want == self.remaining() && (self.max_new > 0 || self.embedding));
+        match scoring.len() + last <= n_rows + 1 {
+            true => want,
+            // It then ends before the last token.
+            false => (scoring.start + n_rows + 1 - self.held.computed).max(1),
+        }
+    }
+
+    /// Offsets into the planned tokens of the rows that the step returns, drafts' left out.
+    pub fn rows(&self) -> impl Iterator<Item = usize> + use<> {
+        let (first, planned) = (self.held.computed, self.planned);
+        let last = self.wants_logits().then(|| planned - 1);
+        self.scoring(planned).map(move |position| position - first).chain(last)
+    }
+
+    /// Rows beyond the one that every sequence may have, drafts' left out.
+    pub fn n_extra_rows(&self) -> usize {
+        (self.n_scoring() + usize::from(self.wants_logits())).saturating_sub(1)
+    }
+
+    /// Rows among them that score the prompt.
+    pub fn n_scoring(&self) -> usize {
+        self.scoring(self.planned).len()
+    }
+
+    /// What is asked of the row at the offset `row` that scores a prompt token.
+    pub fn ask_score(&self, row: usize, listed: &mut Vec<u32>) -> Ask {
+        let (n, first_listed) = (self.prompt_logprobs.unwrap_or(0), listed.len() as u32);
+        listed.push(self.tokens[self.held.computed + row + 1]);
+        Ask::Best { n: n.max(1) as u32, first_listed, n_listed: 1, mask: None, log_sum_exp: true }
+    }
+
+    /// Reports the prompt's tokens behind the rows that score them.
+    pub fn score<'a>(&mut self, rows: impl Iterator<Item = Row<'a>>, events: &mut Events) -> Result<(), Error> {
+        let n = self.prompt_logprobs.unwrap_or(0);
+        for row in rows {
+            let token = self.tokens[self.scored];
+            events.prompt(self.id, token, |top| match row {
+                Row::Logits(logits) => self.sampler.logprobs(logits, token, n, top),
+                Row::Best(best, listed) => self.sampler.logprobs_best(&best, listed, token, n, top),
+                Row::Hidden => Ok(0.0),
+            })?;
+            self.scored += 1;
+        }
+        Ok(())
+    }
+
     /// Whether the planned tokens end with the last one, and the request wants an answer or its hidden state.
     pub fn wants_logits(&self) -> bool {
         self.planned == self.remaining() && (self.max_new > 0 || self.embedding)
     }
 
-    /// Rows that the step returns: the last position's, and those of its drafts.
+    /// Rows that the step returns: those that score the prompt, the last position's, and those of its drafts.
     pub fn n_rows(&self) -> usize {
-        if self.wants_logits() { 1 + self.drafts.len() } else { 0 }
+        self.n_scoring() + if self.wants_logits() { 1 + self.drafts.len() } else { 0 }
     }
 
     /// What is asked of the row behind the first `n_draft` drafts; tokens that belong to it are appended to `listed`.

@@ -478,6 +478,8 @@ pub struct Answer {
     pub text: String,
     /// Bits of the log-probabilities, so that they compare exactly.
     pub logprobs: Vec<(u32, Vec<(u32, u32)>)>,
+    /// Of the prompt's tokens, the same.
+    pub scores: Vec<(u32, u32, Vec<(u32, u32)>)>,
     /// Why it ended; of an error the words, since an error that holds NaN equals nothing.
     pub end: Option<Result<FinishReason, String>>,
 }
@@ -494,6 +496,10 @@ pub fn answer(events: &Events, id: RequestId) -> (Answer, Usage) {
                 answer.logprobs.extend(
                     logprobs.map(|l| (l.token.to_bits(), l.top.iter().map(|&(id, p)| (id, p.to_bits())).collect())),
                 );
+            }
+            EventKind::Prompt { token, logprobs } => {
+                let top = logprobs.top.iter().map(|&(id, p)| (id, p.to_bits())).collect();
+                answer.scores.push((token, logprobs.token.to_bits(), top));
             }
             EventKind::Done { reason, usage } => {
                 answer.end = Some(Ok(reason));

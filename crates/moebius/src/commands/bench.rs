@@ -311,7 +311,7 @@ impl Bench<'_> {
             match event.kind {
                 EventKind::Token { .. } => tokens += 1,
                 EventKind::Failed(error) => return Err(error.clone().into()),
-                EventKind::Done { .. } | EventKind::Embedding(_) => {}
+                EventKind::Done { .. } | EventKind::Embedding(_) | EventKind::Prompt { .. } => {}
             }
         }
         Ok(tokens)

@@ -36,7 +36,8 @@ pub const FIELDS: &[Field] = &[
     field("n_predict", sampling::MAX_TOKENS, "llama.cpp's name of it"),
     field("stop", sampling::STOP, "texts that end it"),
     field("logprobs", Kind::Int(0, MAX_TOP_LOGPROBS as i128), "report so many alternatives for each token"),
-    field("echo", Kind::Bool, "the prompt comes before the text"),
+    field("echo", Kind::Bool, "the prompt comes before the text, and has log-probabilities as it has"),
+    field("prompt_logprobs", Kind::Int(0, MAX_TOP_LOGPROBS as i128), "vLLM's way to ask for the prompt's alone"),
     field("suffix", Kind::Text, "what stands behind the text, for models that fill gaps"),
     field("user", Kind::Text, "not used"),
 ];
@@ -50,8 +51,11 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
     }
     let echo = body.flag("echo").unwrap_or(false);
     let logprobs = body.size("logprobs");
-    if echo && logprobs.is_some() {
-        return Err(ApiError::field("logprobs", "cannot be had for the prompt: leave out `echo`"));
+    let prompt_logprobs = body.size("prompt_logprobs");
+    let scores = if echo { logprobs } else { None }.max(prompt_logprobs);
+    let stream = body.flag("stream").unwrap_or(false);
+    if stream && scores.is_some() {
+        return Err(ApiError::field("stream", "cannot be had together with the prompt's log-probabilities"));
     }
     let stops = sampling::stops(&body, "stop")?;
     let prompts = match body.text("suffix").filter(|suffix| !suffix.is_empty()) {
@@ -66,6 +70,7 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
     }
     let held = form::Held { form: form::of(&body)?, ..form::Held::default() };
     let constraint = form::constraint(&app, Format::PLAIN, held).await?;
+    let firsts: Vec<u32> = prompts.iter().map(|prompt| prompt.first().copied().unwrap_or_default()).collect();
     let echoed: Vec<String> =
         prompts.iter().map(|p| if echo { app.tokenizer.decode(p) } else { String::new() }).collect();
     let mut requests = Vec::with_capacity(prompts.len());
@@ -76,6 +81,7 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
         request.max_new_tokens = sampling::max_tokens(&body, &["max_tokens", "n_predict"]).unwrap_or(16);
         request.constraint = constraint.clone();
         request.logprobs = logprobs;
+        request.prompt_logprobs = scores;
         requests.push(request);
     }
     let generation =
@@ -89,15 +95,28 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
         echoed,
         n,
     };
-    if body.flag("stream").unwrap_or(false) {
+    if stream {
         let usage = body.object("stream_options").and_then(|o| o.flag("include_usage")).unwrap_or(false);
         return Ok(sse::respond(generation, Stream { offsets: vec![0; head.echoed.len() * n], head, usage }));
     }
     let (answers, totals) = generation.collect().await?;
     let choices = answers.into_iter().enumerate().map(|(index, answer)| {
+        let prompt = &firsts[index / n];
         let text = format!("{}{}", head.echoed[index / n], answer.content());
-        let logprobs = if logprobs.is_some() { head.logprobs(&answer.logprobs, &mut 0) } else { Value::Null };
-        json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason(answer.finish.as_ref())})
+        let logprobs = match logprobs {
+            Some(_) if echo => {
+                let all: Vec<Logprob> = answer.prompt.iter().chain(&answer.logprobs).cloned().collect();
+                head.logprobs(Some(*prompt), &all, &mut 0)
+            }
+            Some(_) => head.logprobs(None, &answer.logprobs, &mut 0),
+            None => Value::Null,
+        };
+        let finish = finish_reason(answer.finish.as_ref());
+        let mut choice = json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish});
+        if prompt_logprobs.is_some() {
+            choice["prompt_logprobs"] = head.prompt_logprobs(&answer.prompt);
+        }
+        choice
     });
     let mut object = head.object(choices.collect());
     totals.close(&mut object);
@@ -161,15 +180,42 @@ impl Head {
         object
     }
 
-    /// The older form: lists side by side. `offset` counts the characters up to here.
-    fn logprobs(&self, logprobs: &[Logprob], offset: &mut usize) -> Value {
+    /// vLLM's form: nothing for the first token, then each token and its alternatives by id.
+    fn prompt_logprobs(&self, logprobs: &[Logprob]) -> Value {
+        let mut list = vec![Value::Null];
+        for Logprob { token, values } in logprobs {
+            let mut ranked: Vec<(u32, f32, usize)> =
+                values.top.iter().enumerate().map(|(i, &(id, value))| (id, value, i + 1)).collect();
+            if values.top.iter().all(|(id, _)| id != token) {
+                // Its rank is known to be behind those that are listed, no more.
+                ranked.push((*token, values.token, ranked.len() + 1));
+            }
+            let entry = |(id, value, rank): (u32, f32, usize)| {
+                let text = token_text(&self.tokenizer, id).0;
+                (id.to_string(), json!({"logprob": finite(value), "rank": rank, "decoded_token": text}))
+            };
+            list.push(Value::Object(ranked.into_iter().map(entry).collect()));
+        }
+        list.into()
+    }
+
+    /// The older form: lists side by side, `first` in front without numbers. `offset` counts the characters up to here.
+    fn logprobs(&self, first: Option<u32>, logprobs: &[Logprob], offset: &mut usize) -> Value {
         let (mut tokens, mut values, mut tops, mut offsets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        if let Some(first) = first {
+            let text = token_text(&self.tokenizer, first).0;
+            offsets.push(*offset);
+            *offset += text.chars().count();
+            tokens.push(text);
+            values.push(Value::Null);
+            tops.push(Value::Null);
+        }
         for logprob in logprobs {
             let (text, _) = token_text(&self.tokenizer, logprob.token);
             offsets.push(*offset);
             *offset += text.chars().count();
             tokens.push(text);
-            values.push(finite(logprob.values.token));
+            values.push(json!(finite(logprob.values.token)));
             let top = logprob.values.top.iter();
             let top = top.map(|&(token, value)| (token_text(&self.tokenizer, token).0, json!(finite(value))));
             tops.push(Value::Object(top.collect()));
@@ -219,7 +265,7 @@ impl Wire for Stream {
             .collect();
         let logprobs = match step.logprobs.as_slice() {
             [] => Value::Null,
-            some => self.head.logprobs(some, &mut self.offsets[step.index]),
+            some => self.head.logprobs(None, some, &mut self.offsets[step.index]),
         };
         if !text.is_empty() || !logprobs.is_null() {
             self.chunk(step.index, &text, logprobs, Value::Null, out);

@@ -88,7 +88,7 @@ pub async fn rows(
                 totals.cached += usage.cached_tokens;
             }
             Update::Failed(message) => return Err(ApiError::internal(message)),
-            Update::Token { .. } => {}
+            Update::Token { .. } | Update::Prompt { .. } => {}
         }
     }
     if rows.iter().any(Vec::is_empty) {

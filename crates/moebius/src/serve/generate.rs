@@ -69,6 +69,8 @@ pub struct Step {
     pub index: usize,
     pub events: Vec<Event>,
     pub logprobs: Vec<Logprob>,
+    /// A token of the prompt, when the request wants it; they come before all others.
+    pub prompt: Option<Logprob>,
     /// The experts of the token, when the request wants them.
     pub routing: Option<Box<[u16]>>,
     pub finish: Option<Finish>,
@@ -150,7 +152,8 @@ impl Generation {
 
     fn take(&mut self, index: usize, update: Update) -> Result<Step, ApiError> {
         let choice = &mut self.choices[index];
-        let mut step = Step { index, events: Vec::new(), logprobs: Vec::new(), routing: None, finish: None };
+        let mut step =
+            Step { index, events: Vec::new(), logprobs: Vec::new(), prompt: None, routing: None, finish: None };
         match update {
             Update::Token { token, text, logprobs, routing } => {
                 step.routing = routing;
@@ -177,6 +180,7 @@ impl Generation {
                 self.n_open -= 1;
                 self.totals.add(&usage, index.is_multiple_of(self.n));
             }
+            Update::Prompt { token, logprobs } => step.prompt = Some(Logprob { token, values: logprobs }),
             // Only present where there is no answer.
             Update::Embedding(_) => {}
             Update::Failed(message) => return Err(ApiError::internal(message)),
@@ -275,6 +279,8 @@ impl Totals {
 pub struct Collected {
     pub parts: Parts,
     pub logprobs: Vec<Logprob>,
+    /// Of the prompt's tokens behind the first, when requested.
+    pub prompt: Vec<Logprob>,
     /// Experts by token, when requested.
     pub routing: Vec<Box<[u16]>>,
     pub finish: Option<Finish>,
@@ -284,6 +290,7 @@ impl Collected {
     fn add(&mut self, step: Step) {
         step.events.into_iter().for_each(|event| self.parts.take(event, |_, _, _| ()));
         self.logprobs.extend(step.logprobs);
+        self.prompt.extend(step.prompt);
         self.routing.extend(step.routing);
         self.finish = step.finish.or(self.finish.take());
     }

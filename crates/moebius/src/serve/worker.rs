@@ -21,6 +21,8 @@ use super::routing::Routing;
 pub enum Update {
     /// A token, and the text that is certain with it.
     Token { token: u32, text: String, logprobs: Option<TokenLogprobs>, routing: Option<Box<[u16]>> },
+    /// A token of its prompt.
+    Prompt { token: u32, logprobs: TokenLogprobs },
     /// The hidden state of its prompt.
     Embedding(Vec<f32>),
     /// It is complete.
@@ -123,10 +125,11 @@ impl Worker {
         let n = requests.len();
         let slots = self.slots.clone().try_acquire_many_owned(n as u32);
         let slots = slots.map_err(|_| Refusal::Full { retry_after: self.retry_after() })?;
-        // One event a token, and its end.
+        // One event a token, and its end; one a token of a prompt that is scored.
         let room = |r: &Request| {
             let context = self.shared.context;
-            r.max_new_tokens.min(context.saturating_sub(r.tokens.len())) + 2
+            let scored = if r.prompt_logprobs.is_some() { r.tokens.len() } else { 0 };
+            r.max_new_tokens.min(context.saturating_sub(r.tokens.len())) + scored + 2
         };
         let (updates, receiver) = mpsc::channel(requests.iter().map(room).sum::<usize>().max(1));
         let (reply, answer) = oneshot::channel();
@@ -349,6 +352,10 @@ impl Thread {
                     let logprobs = logprobs.map(|l| TokenLogprobs { token: l.token, top: l.top.to_vec() });
                     routing.into_iter().for_each(|ids| self.ending.shared.routing.count(ids));
                     Update::Token { token, text: text.to_string(), logprobs, routing: routing.map(Box::from) }
+                }
+                EventKind::Prompt { token, logprobs } => {
+                    let logprobs = TokenLogprobs { token: logprobs.token, top: logprobs.top.to_vec() };
+                    Update::Prompt { token, logprobs }
                 }
                 EventKind::Embedding(row) => Update::Embedding(row.to_vec()),
                 EventKind::Done { reason, usage } => {

@@ -116,3 +116,42 @@ async fn llama_servers_own_routes_answer() {
         assert!(status == 400 && message.contains("no marks for prefix, suffix and middle"), "{path}: {answer}");
     }
 }
+
+/// What lm-eval asks for: the log-probabilities of a prompt of tokens, and whether each was the likeliest.
+#[tokio::test]
+async fn prompts_have_log_probabilities() {
+    let server = Server::start(4, 8);
+    let path = "/v1/completions";
+    let said =
+        json!({"prompt": "Once upon a time", "max_tokens": 12, "temperature": 0, "logprobs": 1, "ignore_eos": true});
+    let told = server.ask(path, &said).await;
+    let text = format!("Once upon a time{}", told["choices"][0]["text"].as_str().unwrap());
+    let ids = server.ask("/tokenize", &json!({"content": text, "add_special": true})).await["tokens"].clone();
+    let n = ids.as_array().unwrap().len();
+    let body =
+        json!({"prompt": [ids, ids], "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": true, "seed": 1234});
+    let answer = server.ask(path, &body).await;
+    for choice in answer["choices"].as_array().unwrap() {
+        let logprobs = &choice["logprobs"];
+        let values = logprobs["token_logprobs"].as_array().unwrap();
+        assert_eq!((values.len(), &values[0]), (n + 1, &Value::Null), "{choice}");
+        assert_eq!(logprobs["tokens"].as_array().unwrap().len(), n + 1);
+        assert_eq!(logprobs["text_offset"].as_array().unwrap().len(), n + 1);
+        // The answer's tokens score what they scored when they were chosen, and each is the likeliest.
+        let own = told["choices"][0]["logprobs"]["token_logprobs"].as_array().unwrap();
+        assert_eq!(values[n - 12..n], own[..], "{choice}");
+        for i in n - 12..n {
+            let best = logprobs["top_logprobs"][i].as_object().unwrap().values().filter_map(Value::as_f64);
+            assert_eq!(best.fold(f64::MIN, f64::max), values[i].as_f64().unwrap());
+        }
+    }
+    // vLLM's name of it, and no answer at all.
+    let body = json!({"prompt": "Once upon a time", "max_tokens": 0, "prompt_logprobs": 2});
+    let answer = server.ask(path, &body).await;
+    let list = answer["choices"][0]["prompt_logprobs"].as_array().unwrap();
+    assert!(list[0].is_null() && list[1..].iter().all(|entry| entry.as_object().unwrap().len() >= 2), "{answer}");
+    assert_eq!(answer["choices"][0]["text"], "");
+    let streamed = json!({"prompt": "a", "echo": true, "logprobs": 1, "stream": true});
+    assert_eq!(server.post(path, &streamed).await.status, 400);
+    server.idle().await;
+}
