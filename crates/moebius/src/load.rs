@@ -168,6 +168,9 @@ pub struct Session {
     pub template_knows_tools: bool,
     pub backend: String,
     pub description: String,
+    pub arch: String,
+    /// `Q4_K_M`, or the weight type that most bytes are in.
+    pub file_type: String,
     pub n_vocab: usize,
     pub n_params: u64,
     pub size_bytes: u64,
@@ -209,6 +212,8 @@ pub fn start_with(model: Model, setup: &EngineSetup) -> Result<Session> {
         template_knows_tools,
         backend: name,
         description: describe(&checkpoint, &plan, embedded),
+        arch: plan.arch.to_string(),
+        file_type: file_type(&checkpoint),
         n_vocab: plan.n_vocab,
         n_params: n_params(&checkpoint),
         size_bytes: checkpoint.data_bytes() as u64,
@@ -334,15 +339,31 @@ pub fn n_params(checkpoint: &Checkpoint) -> u64 {
     checkpoint.tensors().iter().map(|t| t.shape.iter().map(|&d| d as u64).product::<u64>()).sum()
 }
 
-/// `qwen3moe q4_k`-like: architecture and the weight type most bytes are in, behind the embedded model's name.
+/// `qwen3moe Q4_K_M`-like: architecture and type, behind the embedded model's name.
 fn describe(checkpoint: &Checkpoint, plan: &Plan, embedded: bool) -> String {
+    let kind = format!("{} {}", plan.arch, file_type(checkpoint));
+    if embedded { format!("{} {kind}", embedded::NAME) } else { kind }
+}
+
+/// How a file is quantised: what it says of itself (`general.file_type`, numbered as `llama_ftype` in llama.cpp's
+/// llama.h), else the weight type that most bytes are in.
+fn file_type(checkpoint: &Checkpoint) -> String {
+    #[rustfmt::skip]
+    const NAMES: [&str; 39] = [
+        "F32", "F16", "Q4_0", "Q4_1", "", "", "", "Q8_0", "Q5_0", "Q5_1", "Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_K_S",
+        "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K", "IQ2_XXS", "IQ2_XS", "Q2_K_S", "IQ3_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL",
+        "IQ3_S", "IQ3_M", "IQ2_S", "IQ2_M", "IQ4_XS", "IQ1_M", "BF16", "", "", "", "TQ1_0", "TQ2_0", "MXFP4",
+    ];
+    let said = checkpoint.meta().get("general.file_type").and_then(|value| value.to_int());
+    let said = said.and_then(|n| NAMES.get(usize::try_from(n).ok()?)).filter(|name| !name.is_empty());
+    if let Some(name) = said {
+        return name.to_string();
+    }
     let mut bytes = std::collections::BTreeMap::new();
     for tensor in checkpoint.tensors() {
         *bytes.entry(tensor.dtype).or_insert(0usize) += tensor.total_bytes();
     }
-    let most = bytes.iter().max_by_key(|(_, bytes)| **bytes).map_or("", |(dtype, _)| dtype.name());
-    let kind = format!("{} {most}", plan.arch);
-    if embedded { format!("{} {kind}", embedded::NAME) } else { kind }
+    bytes.iter().max_by_key(|(_, bytes)| **bytes).map_or(String::new(), |(dtype, _)| dtype.name().to_string())
 }
 
 /// One sequence fed to a program token by token, for commands that want logits and not text.

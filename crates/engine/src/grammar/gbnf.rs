@@ -1,8 +1,9 @@
 //! Grammars in GBNF, llama.cpp's form of BNF (its grammars/README.md), as rules for llguidance.
 //!
-//! What does not refer to itself is a regular expression, and becomes one: whole where the root is such, else in the
-//! largest pieces that stand side by side, as lexemes of a grammar in Lark. A lexeme is as long as it can be, so a
-//! grammar may allow a little less than llama.cpp's parser, which knows no lexemes; never more.
+//! What does not refer to itself is a regular expression, and becomes one: whole where the root is such, else in large
+//! pieces that stand side by side, as lexemes of a grammar in Lark. What may be empty at the end of a piece, as blanks
+//! often are, is a lexeme of its own: of two that end at the same place the parser tries both. Yet a lexeme is as long
+//! as it can be, so a grammar may allow a little less than llama.cpp's parser, which knows no lexemes; never more.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -30,16 +31,18 @@ pub fn from_gbnf(text: &str) -> Result<Rule, String> {
         check_names(name, body, &rules)?;
     }
     let root = rules.get("root").ok_or("it has no rule named root")?;
-    let mut writer = Writer { recursive: recursive(&rules), rules: &rules, terminals: String::new(), n_terminals: 0 };
+    let mut writer =
+        Writer { flat: Flat::of(&rules), rules: &rules, terminals: String::new(), n_terminals: 0, used: Vec::new() };
     if let Some(regex) = writer.regex(root)? {
         return Ok(Rule::Regex(regex));
     }
     let mut lark = String::from("start: root\n");
-    for (name, body) in &rules {
-        if *name == "root" || writer.recursive.contains(name) {
-            let body = writer.rule(body)?;
-            let _ = writeln!(lark, "{}: {body}", rule_name(name));
-        }
+    let (mut named, mut todo) = (BTreeSet::from(["root"]), vec!["root"]);
+    while let Some(name) = todo.pop() {
+        let Some(body) = rules.get(name) else { continue };
+        let body = writer.rule(body)?;
+        let _ = writeln!(lark, "{}: {body}", rule_name(name));
+        todo.extend(writer.used.drain(..).filter(|name| named.insert(*name)));
     }
     lark.push_str(&writer.terminals);
     Ok(Rule::Lark(lark))
@@ -343,20 +346,63 @@ fn check_names(at: &str, body: &Choice<'_>, rules: &Rules<'_>) -> Result<(), Str
     Ok(())
 }
 
-/// Rules that come to themselves, or to one that does.
-fn recursive<'a>(rules: &Rules<'a>) -> BTreeSet<&'a str> {
-    // What does not is found from the bottom up.
-    let mut flat: BTreeSet<&str> = BTreeSet::new();
-    loop {
-        let n = flat.len();
-        for (name, body) in rules {
-            if !flat.contains(name) && is_flat(body, &flat) {
-                flat.insert(name);
+/// What is known of the rules that do not come to themselves: all that they use is known before them.
+#[derive(Default)]
+struct Flat<'a> {
+    all: BTreeSet<&'a str>,
+    /// Those that may be empty.
+    nullable: BTreeSet<&'a str>,
+    /// Those of which no alternative begins or ends with what may be empty.
+    tight: BTreeSet<&'a str>,
+}
+
+impl<'a> Flat<'a> {
+    fn of(rules: &Rules<'a>) -> Flat<'a> {
+        let mut flat = Flat::default();
+        loop {
+            let n = flat.all.len();
+            for (name, body) in rules {
+                if !flat.all.contains(name) && is_flat(body, &flat.all) {
+                    flat.all.insert(name);
+                    if flat.any_is_nullable(body) {
+                        flat.nullable.insert(name);
+                    }
+                    if flat.is_tight(body) {
+                        flat.tight.insert(name);
+                    }
+                }
+            }
+            if flat.all.len() == n {
+                return flat;
             }
         }
-        if flat.len() == n {
-            return rules.keys().copied().filter(|name| !flat.contains(name)).collect();
-        }
+    }
+
+    fn any_is_nullable(&self, choice: &Choice<'a>) -> bool {
+        choice.iter().any(|sequence| sequence.iter().all(|item| self.is_nullable(item)))
+    }
+
+    /// Whether an item may be empty.
+    fn is_nullable(&self, item: &Item<'a>) -> bool {
+        item.least == 0
+            || match &item.thing {
+                Thing::Text(text) => text.is_empty(),
+                Thing::Rule(name) => self.nullable.contains(name),
+                Thing::Group(group) => self.any_is_nullable(group),
+            }
+    }
+
+    /// Whether no alternative begins or ends with what may be empty.
+    fn is_tight(&self, choice: &Choice<'a>) -> bool {
+        let tight = |item: &Item<'a>| {
+            !self.is_nullable(item)
+                && match &item.thing {
+                    Thing::Text(_) => true,
+                    Thing::Rule(name) => self.tight.contains(name),
+                    Thing::Group(group) => self.is_tight(group),
+                }
+        };
+        choice.iter().all(|sequence| sequence.first().is_none_or(tight) && sequence.last().is_none_or(tight))
     }
 }
 
@@ -371,10 +417,12 @@ fn is_flat(body: &Choice<'_>, flat: &BTreeSet<&str>) -> bool {
 /// Writes rules in Lark, and regular expressions.
 struct Writer<'a> {
     rules: &'a Rules<'a>,
-    recursive: BTreeSet<&'a str>,
+    flat: Flat<'a>,
     /// Lines of terminals.
     terminals: String,
     n_terminals: usize,
+    /// Rules that were named.
+    used: Vec<&'a str>,
 }
 
 impl<'a> Writer<'a> {
@@ -402,53 +450,79 @@ impl<'a> Writer<'a> {
     fn piece(&self, item: &Item<'a>) -> Result<Option<String>, String> {
         let inner = match &item.thing {
             Thing::Text(text) => Some(text.clone()),
-            Thing::Rule(name) if self.recursive.contains(name) => None,
+            Thing::Rule(name) if !self.flat.all.contains(name) => None,
             Thing::Rule(name) => self.rules.get(name).map_or(Ok(None), |body| self.regex(body))?,
             Thing::Group(group) => self.regex(group)?,
         };
         Ok(inner.map(|inner| format!("(?:{inner}){}", times(item))))
     }
 
+    /// As [`Writer::piece`], where that makes a good lexeme.
+    fn lexeme(&self, item: &Item<'a>) -> Result<Option<String>, String> {
+        let is_tight = match &item.thing {
+            Thing::Text(_) => return self.piece(item),
+            Thing::Rule(name) if !self.flat.all.contains(name) => return Ok(None),
+            Thing::Rule(name) => self.flat.tight.contains(name),
+            Thing::Group(group) => self.flat.is_tight(group),
+        };
+        match is_tight || self.flat.is_nullable(item) {
+            true => self.piece(item),
+            false => Ok(None),
+        }
+    }
+
     /// Alternatives as Lark: pieces that are regular expressions become terminals, side by side ones together.
     fn rule(&mut self, choice: &Choice<'a>) -> Result<String, String> {
         let mut all = Vec::new();
         for sequence in choice {
-            let (mut out, mut regex) = (Vec::new(), String::new());
+            // What stands in the terminal that grows; what may be empty at its end waits.
+            let (mut out, mut regex, mut tail) = (Vec::new(), String::new(), Vec::new());
             for item in sequence {
-                if let Some(piece) = self.piece(item)? {
-                    regex.push_str(&piece);
-                    continue;
+                match self.lexeme(item)? {
+                    Some(piece) if self.flat.is_nullable(item) => {
+                        match regex.is_empty() {
+                            true => self.terminal(&mut piece.clone(), true, &mut out),
+                            false => tail.push(piece),
+                        }
+                        continue;
+                    }
+                    Some(piece) => {
+                        regex.extend(tail.drain(..));
+                        regex.push_str(&piece);
+                        continue;
+                    }
+                    None => {}
                 }
-                self.terminal(&mut regex, &mut out);
+                self.terminal(&mut regex, false, &mut out);
+                tail.drain(..).for_each(|mut piece| self.terminal(&mut piece, true, &mut out));
                 let inner = match &item.thing {
-                    Thing::Rule(name) => rule_name(name),
+                    Thing::Rule(name) => {
+                        self.used.push(name);
+                        rule_name(name)
+                    }
                     Thing::Group(group) => format!("({})", self.rule(group)?),
                     Thing::Text(_) => continue,
                 };
                 out.push(format!("{inner}{}", times(item)));
             }
-            self.terminal(&mut regex, &mut out);
+            self.terminal(&mut regex, false, &mut out);
+            tail.drain(..).for_each(|mut piece| self.terminal(&mut piece, true, &mut out));
             all.push(if out.is_empty() { "\"\"".into() } else { out.join(" ") });
         }
         Ok(all.join(" | "))
     }
 
     /// Names a regular expression, and takes it. A lexeme is not empty: one that may be is left out instead.
-    fn terminal(&mut self, regex: &mut String, out: &mut Vec<String>) {
+    fn terminal(&mut self, regex: &mut String, may_be_empty: bool, out: &mut Vec<String>) {
         let regex = std::mem::take(regex);
         if regex.is_empty() {
             return;
         }
         let name = format!("T{}", self.n_terminals);
         self.n_terminals += 1;
-        let may_be_empty = regex::Regex::new(&format!("^(?:{regex})$")).is_ok_and(|regex| regex.is_match(""));
-        if may_be_empty {
-            let _ = writeln!(self.terminals, "{name}: /{regex}/ & /(?s:.+)/");
-            out.push(format!("{name}?"));
-        } else {
-            let _ = writeln!(self.terminals, "{name}: /{regex}/");
-            out.push(name);
-        }
+        let some = if may_be_empty { " & /(?s:.+)/" } else { "" };
+        let _ = writeln!(self.terminals, "{name}: /{regex}/{some}");
+        out.push(if may_be_empty { format!("{name}?") } else { name });
     }
 }
 
@@ -574,6 +648,8 @@ ws ::= | " " | "\n" [ \t]{0,20}
         let mut doubling = String::from("root ::= x0 x0\n");
         (0..40).for_each(|i| doubling += &format!("x{i} ::= x{} x{}\n", i + 1, i + 1));
         doubling += "x40 ::= \"a\"";
+        let recursive = doubling.replace("root ::= x0 x0", "root ::= x0 root | x0");
+        assert!(from_gbnf(&recursive).is_err_and(|why| why.contains("written out")));
         assert!(from_gbnf(&doubling).is_err_and(|why| why.contains("written out")));
     }
 }

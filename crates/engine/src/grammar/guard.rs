@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use llguidance::toktrie::{SimpleVob, TokTrie};
 use llguidance::{CancellationHandle, Matcher};
 
+use super::numbers::{Numbers, continues};
 use super::{Constraint, Error, FreeThought, Job, Mask, first_line, vocabulary};
 
 /// Holds one answer to its constraint. It belongs to the sequence, and stays when the sequence loses its pages.
@@ -18,6 +19,8 @@ pub(crate) struct Guard {
     tail: Vec<u8>,
     /// The logits with what is forbidden at minus infinity, `[n_vocab]`.
     row: Vec<f32>,
+    /// The number that the JSON text under the grammar ends in, where the grammar is a schema's.
+    numbers: Option<Numbers>,
     /// What ends the work on its masks.
     handle: Option<CancellationHandle>,
     /// When the mask on its way was first needed.
@@ -62,12 +65,14 @@ impl Guard {
             state: State::Free,
             tail: Vec::new(),
             row: Vec::new(),
+            numbers: None,
             handle: None,
             due: None,
             late: Duration::ZERO,
             taking: Duration::ZERO,
             n_tokens: 0,
         };
+        guard.numbers = guard.constraint.grammar.is_json.then(Numbers::default);
         let opened = guard.constraint.thought.as_ref().is_some_and(|t| t.opened);
         guard.state = match (opened, guard.constraint.triggers.is_empty()) {
             (true, _) => State::Thought,
@@ -129,7 +134,13 @@ impl Guard {
         match std::mem::replace(&mut self.state, State::Finished) {
             State::Masked { matcher, mask, open } => {
                 self.state = State::Ready { matcher, open };
-                forbid(&mut self.row, logits, |id| !(allows(&mask, id) || open == Some(id)));
+                let is_allowed = |id| allows(&mask, id) || open == Some(id);
+                let trie = self.constraint.grammar.compiled.vocabulary.tok_trie();
+                let goes_on = |id| vocabulary::text(trie, id).first().is_some_and(|&byte| continues(byte));
+                let is_long = self.numbers.as_ref().is_some_and(Numbers::is_long);
+                // A number that can end does; one that cannot, as its bounds ask for more digits, goes on.
+                let ends = is_long && (0..logits.len() as u32).any(|id| is_allowed(id) && !goes_on(id));
+                forbid(&mut self.row, logits, |id| !is_allowed(id) || ends && goes_on(id));
                 Ok(&self.row)
             }
             State::Waiting { .. } => Err(Error::Broken("its mask has not come".into())),
@@ -172,6 +183,9 @@ impl Guard {
         match std::mem::replace(&mut self.state, State::Finished) {
             State::Ready { open: Some(open), .. } if open == token => self.state = State::Thought,
             State::Ready { mut matcher, .. } => {
+                if let Some(numbers) = &mut self.numbers {
+                    numbers.push(vocabulary::text(self.constraint.grammar.compiled.vocabulary.tok_trie(), token));
+                }
                 matcher.consume_token(token).map_err(|e| Error::Broken(first_line(&e)))?;
                 self.go_on(matcher)?;
             }

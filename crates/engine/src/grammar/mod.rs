@@ -14,6 +14,7 @@ mod closed;
 mod extent;
 mod gbnf;
 mod guard;
+mod numbers;
 mod trial;
 mod vocabulary;
 
@@ -197,7 +198,8 @@ impl Grammars {
     /// # Errors
     /// [`Error::TooLong`], [`Error::TooDeep`], [`Error::Rule`] with what cannot be met, [`Error::Unsatisfiable`].
     pub fn compile(&self, rule: &Rule, lead: Lead) -> Result<Grammar, Error> {
-        self.compile_top(top(source(rule)?, lead))
+        let grammar = self.compile_top(top(source(rule)?, lead))?;
+        Ok(Grammar { is_json: matches!(rule, Rule::JsonObject | Rule::JsonSchema(_)), ..grammar })
     }
 
     /// Compiles a grammar of our own writing, in Lark, whose parts `@p0`, `@p1` and so on are rules.
@@ -224,7 +226,7 @@ impl Grammars {
         }
         let matcher = on_wide_stack(&self.factory, grammar, &stopped)?;
         let compiled = Compiled { matcher: Mutex::new(matcher), vocabulary: self.vocabulary.clone() };
-        Ok(Grammar { compiled: Arc::new(compiled), work: self.work.clone() })
+        Ok(Grammar { compiled: Arc::new(compiled), work: self.work.clone(), is_json: false })
     }
 }
 
@@ -308,6 +310,8 @@ fn matcher(
 pub struct Grammar {
     compiled: Arc<Compiled>,
     work: Sender<Job>,
+    /// What it holds is one JSON text and nothing else.
+    is_json: bool,
 }
 
 struct Compiled {

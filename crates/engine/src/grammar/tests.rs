@@ -549,3 +549,39 @@ fn real_vocabularies_hold_schemas_and_calls() {
         assert!(!ended || whole, "{name}: {text} {events:?}");
     }
 }
+
+/// A model that writes nothing but digits where it may.
+#[test]
+fn numbers_end() {
+    let (tokenizer, _) = &*FABLE;
+    let one = tokenizer.encode("1", Encode { add_special: false, parse_special: false })[0];
+    for (rule, least) in [
+        (json!({"type": "number"}), 1),
+        (json!({"type": "integer"}), 1),
+        (json!({"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}), 3),
+        // What asks for more digits gets them.
+        (json!({"type": "integer", "minimum": 1e18 as u64}), 19),
+        (json!({"enum": [format!("{}", "1".repeat(60))]}), 60),
+    ] {
+        let mut guard = Guard::new(Constraint::new(compile(schema(rule.clone()), Lead::None).unwrap())).unwrap();
+        let logits = vec![0.0; tokenizer.n_vocab()];
+        let mut ids = Vec::new();
+        loop {
+            assert!(guard.ready(&mut Duration::from_secs(10)).unwrap());
+            let row = guard.mask(&logits).unwrap();
+            let finite = |id: u32| row[id as usize].is_finite();
+            let token = if finite(one) { one } else { (0..row.len() as u32).find(|&id| finite(id)).unwrap() };
+            let is_finished = guard.accept(token).unwrap();
+            if tokenizer.is_end_of_generation(token) {
+                break;
+            }
+            ids.push(token);
+            assert!(ids.len() < 200, "{rule}: {}", text(&ids));
+            if is_finished {
+                break;
+            }
+        }
+        let written = text(&ids);
+        assert!(written.len() >= least && serde_json::from_str::<Value>(&written).is_ok(), "{rule}: {written}");
+    }
+}

@@ -54,6 +54,9 @@ pub struct App {
 pub struct ModelInfo {
     pub id: String,
     pub description: String,
+    pub arch: String,
+    /// `Q4_K_M`, or the weight type that most bytes are in.
+    pub file_type: String,
     /// The one that comes with the program.
     pub embedded: bool,
     pub created: u64,

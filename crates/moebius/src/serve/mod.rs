@@ -144,6 +144,8 @@ fn start(
     let model = ModelInfo {
         id,
         description: session.description,
+        arch: session.arch,
+        file_type: session.file_type,
         embedded: session.embedded,
         created: app::unix_time(),
         n_params: session.n_params,

@@ -386,14 +386,14 @@ fn cut(app: &App, mut prompts: Vec<Vec<u32>>, truncate: bool) -> Vec<Vec<u32>> {
 }
 
 fn details(app: &App) -> Value {
-    let (family, kind) = app.model.description.split_once(' ').unwrap_or((&app.model.description, ""));
+    let family = &app.model.arch;
     json!({
         "parent_model": "",
         "format": "gguf",
         "family": family,
         "families": [family],
         "parameter_size": super::si(app.model.n_params).replace(' ', ""),
-        "quantization_level": kind.to_uppercase(),
+        "quantization_level": app.model.file_type.to_uppercase(),
     })
 }
 
@@ -438,7 +438,7 @@ pub async fn show(app: Arc<App>, _: Input) -> Answer {
     if app.format.thought().is_some() {
         capabilities.push("thinking");
     }
-    let family = app.model.description.split(' ').next().unwrap_or_default();
+    let family = &app.model.arch;
     let answer = json!({
         "modelfile": "",
         "parameters": "",
