@@ -1,13 +1,18 @@
 //! The command line: arguments in, text out. The only crate that knows terminals, files named by a user and the clock.
 
+// What is written goes through `out`: these panic when a stream is closed or full.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod answer;
 mod args;
 mod commands;
 mod compare;
 mod embedded;
+mod input;
 mod load;
 mod machine;
 mod memory;
+mod out;
 mod serve;
 mod show;
 mod trial;
@@ -33,24 +38,14 @@ fn main() -> ExitCode {
         Command::Perplexity(args) => commands::perplexity::run(args),
         Command::Devices => commands::devices::run(),
         Command::TryGrammar => trial::run(),
-        Command::Completions { shell } => {
-            commands::completions::run(*shell);
-            Ok(())
-        }
+        Command::Completions { shell } => commands::completions::run(*shell),
     };
-    match result {
+    match result.and_then(|()| out::flush()) {
         Ok(()) => ExitCode::SUCCESS,
-        // A reader that has seen enough (`moebius .. | head`) is not an error.
-        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) if out::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("moebius: failed to {error:#}");
+            out::note!("moebius: failed to {}", out::chain(&error));
             ExitCode::FAILURE
         }
     }
-}
-
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error
-        .chain()
-        .any(|cause| cause.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe))
 }
