@@ -8,6 +8,7 @@ pub mod cpu;
 pub mod cuda;
 mod drafts;
 pub mod footprint;
+pub mod meter;
 pub mod pick;
 pub mod reference;
 pub mod residency;

@@ -23,6 +23,10 @@ use clap::Parser;
 
 use args::{Cli, Command};
 
+/// Counts what the threads of templates hold, as their second bound.
+#[global_allocator]
+static ALLOCATOR: backend::meter::Meter = backend::meter::Meter;
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match &cli.command {
