@@ -158,7 +158,8 @@ fn fuzz(target: &'static Target, options: &Options) -> Result<usize, String> {
     let kinds: Vec<String> = outcomes.iter().map(|(kind, n)| format!("{n} {kind}")).collect();
     let new = corpus.len() - n_seeds;
     say(&format!(
-        "{:<10} seed {} {:>4.0} s: {n} inputs ({rate:.1}/s) from {n_seeds} seeds, {new} new outcomes, {n_finds} finds; {}",
+        "{:<10} seed {} {:>4.0} s: {n} inputs ({rate:.1}/s) from {n_seeds} seeds, {new} new outcomes, {n_finds} finds; \
+         {}",
         target.name,
         options.seed,
         begin.elapsed().as_secs_f64(),

@@ -1,5 +1,5 @@
-//! Inputs for `moebius serve`: bodies, whose first part is a method and a path, and raw bytes of a connection. A find is
-//! a server that ends, answers 500, grows too large, or answers an honest request in another way than before.
+//! Inputs for `moebius serve`: bodies, whose first part is a method and a path, and raw bytes of a connection. A find
+//! is a server that ends, answers 500, grows too large, or answers an honest request in another way than before.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -136,7 +136,8 @@ impl Drop for Server {
 /// A request with a JSON body; `line` is a method and a path.
 fn post(line: &[u8], body: &[u8]) -> Vec<u8> {
     let head = format!(
-        " HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        " HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Type: application/json\r\n\
+         Content-Length: {}\r\n\r\n",
         body.len()
     );
     [line, head.as_bytes(), body].concat()

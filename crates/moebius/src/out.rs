@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::{Context, Result};
 use checkpoint::visible;
 
-/// Writes lines to stdout, as [`line`] does.
+/// Writes lines to stdout, as [`line()`] does.
 macro_rules! say {
     ($($arg:tt)*) => { $crate::out::line(&format!($($arg)*)) };
 }
