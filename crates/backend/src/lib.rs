@@ -1,12 +1,14 @@
 //! Backends: a [`Backend`] turns a plan and a checkpoint into a [`Program`]; a program computes one step at a time.
 //!
 //! Almost all unsafe code of the project is in this crate. It knows nothing of text, requests or sampling.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod batch;
 pub mod cpu;
 pub mod cuda;
 mod drafts;
 pub mod footprint;
+pub mod meter;
 pub mod pick;
 pub mod reference;
 pub mod residency;

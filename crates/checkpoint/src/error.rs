@@ -55,20 +55,48 @@ impl Error {
     }
 }
 
-/// Text from a file, for a message: terminal control characters escaped, cut to a line.
+/// Text of which nothing is hidden: control characters, marks of direction and all others that do not print are escaped
+/// as Rust writes them, quotes and backslashes stay. For text out of files on its way to a terminal.
+pub fn visible(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            ' '..='~' => out.push(c),
+            _ => {
+                // Behind a letter, so that combining marks stay as they are.
+                let mut pair = [b'a', 0, 0, 0, 0];
+                let len = c.encode_utf8(&mut pair[1..]).len();
+                let pair = std::str::from_utf8(&pair[..1 + len]).unwrap_or_default();
+                out.extend(pair.escape_debug().skip(1));
+            }
+        }
+    }
+    out
+}
+
+/// Text from a file, for a message: visible, cut to a line.
 pub(crate) fn printable(bytes: &[u8]) -> String {
     const LIMIT: usize = 80;
     let head = &bytes[..bytes.len().min(4 * LIMIT)];
     let text = String::from_utf8_lossy(head);
-    let mut out = String::new();
-    for c in text.chars().take(LIMIT) {
-        match c.is_control() {
-            true => out.extend(c.escape_default()),
-            false => out.push(c),
-        }
-    }
+    let mut out = visible(&text.chars().take(LIMIT).collect::<String>());
     if head.len() < bytes.len() || text.chars().nth(LIMIT).is_some() {
         out.push('…');
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_hidden() {
+        let text = "\u{1b}[31m\u{7}\r\n\t\0\u{7f}\u{9b}\u{85}\u{ad}\u{61c}\u{200b}\u{200f}\u{2028}\u{202e}\u{2066}\u{feff}\u{e0041}";
+        let shown = visible(text);
+        assert!(shown.bytes().all(|b| (b' '..=b'~').contains(&b)), "{shown:?}");
+        let plain = "a \"b\" 'c' \\ é e\u{301} 日本 😀 §";
+        assert_eq!(visible(plain), plain);
+        assert_eq!(printable("\u{202e}x".repeat(100).as_bytes()).chars().last(), Some('…'));
+    }
 }

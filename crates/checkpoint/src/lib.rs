@@ -5,6 +5,7 @@
 //! present before it is used. A header makes this crate allocate at most a small multiple of the header's own size, so
 //! false counts cost nothing. This crate does not know what a tensor is for.
 #![deny(unsafe_code)]
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod bytes;
 mod error;
@@ -24,7 +25,7 @@ use std::collections::hash_map::Entry;
 use std::ops::Range;
 use std::path::Path;
 
-pub use error::Error;
+pub use error::{Error, visible};
 pub use file::{File, Identity, Pages, page_bytes};
 pub use meta::Metadata;
 pub use pages::{ResidentFiles, resident_files};

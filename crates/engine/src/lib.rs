@@ -1,6 +1,7 @@
 //! Tokens in, text out: tokenizer, chat template, sampler, scheduler. One thread, no network; requests and events are
 //! plain values.
 #![forbid(unsafe_code)]
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 #[cfg(test)]
 #[path = "../../../tests/fixtures.rs"]

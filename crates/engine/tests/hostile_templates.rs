@@ -48,6 +48,7 @@ const LIMITS: Limits = Limits {
     output_bytes: 256 << 10,
     built_bytes: 4 << 20,
     touched_bytes: 16 << 20,
+    held_bytes: usize::MAX,
     fuel: 100_000,
     time: Duration::from_millis(800),
 };

@@ -51,10 +51,10 @@ pub enum Error {
     Plan(String),
 }
 
-/// A name from a file, for a message: terminal control characters escaped, cut to a line.
+/// A name from a file, for a message: visible, cut to a line.
 pub(crate) fn printable(name: &str) -> String {
     const LIMIT: usize = 80;
-    let mut out: String = name.chars().take(LIMIT).flat_map(char::escape_debug).collect();
+    let mut out = checkpoint::visible(&name.chars().take(LIMIT).collect::<String>());
     if name.chars().nth(LIMIT).is_some() {
         out.push('…');
     }

@@ -3,6 +3,7 @@
 //! [`build`] is the entry point: a checkpoint's header becomes a [`plan::ValidPlan`] of plain ops, written by the
 //! architecture's file ([`arch`]). Backends lower it with the passes that help them ([`plan::passes`]).
 #![forbid(unsafe_code)]
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod arch;
 mod error;

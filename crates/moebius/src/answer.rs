@@ -19,6 +19,7 @@ impl Interrupt {
         let handler = Arc::clone(&flag);
         ctrlc::set_handler(move || {
             if handler.swap(true, Ordering::Relaxed) {
+                crate::out::remove_unfinished();
                 std::process::exit(130);
             }
         })?;

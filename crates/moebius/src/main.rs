@@ -1,5 +1,8 @@
 //! The command line: arguments in, text out. The only crate that knows terminals, files named by a user and the clock.
 
+// What is written goes through `out`: these panic when a stream is closed or full.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 mod answer;
 mod args;
 mod commands;
@@ -7,9 +10,11 @@ mod compare;
 mod compat;
 mod embedded;
 mod find;
+mod input;
 mod load;
 mod machine;
 mod memory;
+mod out;
 mod serve;
 mod show;
 mod trial;
@@ -20,16 +25,20 @@ use clap::Parser;
 
 use args::{Cli, Command};
 
+/// Counts what the threads of templates hold, as their second bound.
+#[global_allocator]
+static ALLOCATOR: backend::meter::Meter = backend::meter::Meter;
+
 fn main() -> ExitCode {
     let translated = match compat::translate(std::env::args_os()) {
         Ok(translated) => translated,
         Err(why) => {
-            eprintln!("moebius: {why}");
+            out::note!("moebius: {why}");
             return ExitCode::from(2);
         }
     };
     let cli = Cli::parse_from(&translated.args);
-    translated.notes.iter().for_each(|note| eprintln!("moebius: {note}"));
+    translated.notes.iter().for_each(|note| out::note!("moebius: {note}"));
     let result = match &cli.command {
         Command::Run(args) => commands::run::run(args),
         Command::Chat(args) => commands::chat::run(args),
@@ -44,24 +53,14 @@ fn main() -> ExitCode {
         Command::Models(args) => commands::models::run(args),
         Command::Devices => commands::devices::run(),
         Command::TryGrammar => trial::run(),
-        Command::Completions { shell } => {
-            commands::completions::run(*shell);
-            Ok(())
-        }
+        Command::Completions { shell } => commands::completions::run(*shell),
     };
-    match result {
+    match result.and_then(|()| out::flush()) {
         Ok(()) => ExitCode::SUCCESS,
-        // A reader that has seen enough (`moebius .. | head`) is not an error.
-        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) if out::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("moebius: failed to {error:#}");
+            out::note!("moebius: failed to {}", out::chain(&error));
             ExitCode::FAILURE
         }
     }
-}
-
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error
-        .chain()
-        .any(|cause| cause.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe))
 }

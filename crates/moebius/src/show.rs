@@ -1,9 +1,11 @@
 //! An answer on its way to the screen: the thought apart from what is said.
 
-use std::io::{IsTerminal, StdoutLock, Write};
+use std::io::Write;
 
 use anyhow::Result;
 use engine::formats::{Event, Format, Hold, Parser};
+
+use crate::out::{self, Out};
 
 const DIM: &str = "\x1b[2m";
 const PLAIN: &str = "\x1b[0m";
@@ -12,7 +14,7 @@ const PLAIN: &str = "\x1b[0m";
 /// alone, and stderr the thought.
 pub struct Show {
     parser: Parser,
-    out: StdoutLock<'static>,
+    out: Out,
     terminal: bool,
     quiet: bool,
     said: Said,
@@ -29,7 +31,7 @@ pub struct Said {
 impl Show {
     /// `opened`: the prompt ends inside a thought. `quiet` keeps the thought from stderr.
     pub fn new(format: Format, opened: bool, quiet: bool) -> Show {
-        let out = std::io::stdout().lock();
+        let out = Out::lock();
         let parser = Parser::new(format, &[], opened, Hold::Head, 0);
         Show { parser, terminal: out.is_terminal(), out, quiet, said: Said::default(), events: Vec::new() }
     }
@@ -56,15 +58,17 @@ impl Show {
             match event {
                 Event::Reasoning(text) => {
                     if self.terminal {
-                        write!(self.out, "{DIM}{text}{PLAIN}")?;
+                        write!(self.out, "{DIM}")?;
+                        self.out.text(&text)?;
+                        write!(self.out, "{PLAIN}")?;
                     } else if !self.quiet {
-                        eprint!("{text}");
+                        out::aside(&text);
                     }
                     self.said.thought.push_str(&text);
                 }
                 Event::Content(text) => {
                     self.leave_thought()?;
-                    self.out.write_all(text.as_bytes())?;
+                    self.out.text(&text)?;
                     self.said.content.push_str(&text);
                 }
                 // Without tools there are none.
@@ -82,7 +86,7 @@ impl Show {
         if self.terminal {
             write!(self.out, "\n\n")?;
         } else if !self.quiet {
-            eprintln!("\n");
+            out::aside("\n\n");
         }
         Ok(())
     }

@@ -347,3 +347,192 @@ fn costly_grammars_are_ended() {
         assert_eq!(said(serde_json::json!({"allOf": all})), "");
     }
 }
+
+/// Control characters, marks of direction and others that cannot be seen, as a file may hold them.
+const HIDDEN: &str = "\u{1b}]0;x\u{7}\r\u{9b}31m\u{202e}\u{200b}\u{e0041}";
+
+fn shows_all(what: &str, bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let hidden: Vec<char> =
+        text.chars().filter(|&c| c != '\n' && HIDDEN.contains(c) && (c.is_control() || !c.is_ascii())).collect();
+    assert!(hidden.is_empty(), "{what} shows {hidden:?}: {text:?}");
+}
+
+/// What a file says reaches the terminal as text, wherever in it it stands.
+#[test]
+fn nothing_out_of_a_file_is_hidden() {
+    use checkpoint::gguf::Writer;
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let path = |name: &str| folder.path().join(name).to_str().expect("path").to_owned();
+    let name = |text: &str| format!("{text}{HIDDEN}");
+    let (arch, key) = (name("arch"), name("key"));
+    let (dimension, tensor) = (format!("{arch}.{key}"), name("t"));
+    for arch in [arch.as_str(), "qwen3moe"] {
+        let mut file = Writer::new();
+        file.meta("general.architecture", arch).meta("general.name", name("name").as_str());
+        for key in [dimension.as_str(), &key, "qwen3moe.context_length", "tokenizer.ggml.model", "tokenizer.ggml.pre"] {
+            file.meta(key, name("value").as_str());
+        }
+        file.tensor(&tensor, &[1], quant::WeightType::F32, vec![0; 4]);
+        let mut bytes = Vec::new();
+        file.write(&mut bytes).expect("written");
+        std::fs::write(path("model.gguf"), bytes).expect("write");
+        std::fs::create_dir_all(path("hf")).expect("folder");
+        let config = serde_json::json!({"model_type": arch, "quantization": {key.as_str(): 1}, key.as_str(): 3});
+        std::fs::write(path("hf/config.json"), config.to_string()).expect("write");
+        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../backend/tests/data/qwen3moe/hf/model.safetensors");
+        std::fs::copy(data, path("hf/model.safetensors")).expect("copied");
+        for model in [path("model.gguf"), path("hf")] {
+            let ways: [&[&str]; 5] = [
+                &["inspect", &model, "--metadata", "--tensors"],
+                &["inspect", &model, "--metadata", "--tensors", "--json"],
+                &["run", "-m", &model, "hi"],
+                &["plan", "-m", &model],
+                &["tokenize", "-m", &model],
+            ];
+            for args in ways {
+                let output = moebius(args, "");
+                shows_all(&format!("{args:?}"), &output.stdout);
+                shows_all(&format!("{args:?}"), &output.stderr);
+            }
+        }
+    }
+    std::fs::write(path("t.jinja"), format!("{{{{ raise_exception('no{HIDDEN}') }}}}")).expect("write");
+    let output = moebius(&["render", "--messages", "-", "--template", &path("t.jinja")], "[]");
+    assert!(!output.status.success());
+    shows_all("raise_exception", &output.stderr);
+}
+
+/// Commands that write to stdout, with something to write.
+const WRITERS: &[&[&str]] = &[
+    &["run", "hi", "-n", "3"],
+    &["inspect", "--tensors", "--metadata"],
+    &["inspect", "--json"],
+    &["plan"],
+    &["bench", "-p", "4", "-n", "0", "-r", "1", "-t", "1"],
+    &["bench", "-p", "4", "-n", "0", "-r", "1", "-t", "1", "-o", "json"],
+    &["logits", "--tokens", "1,2"],
+    &["logits", "--tokens", "1,2", "--json"],
+    &["tokenize", "-f", "Cargo.toml"],
+    &["tokenize", "-f", "Cargo.toml", "--json"],
+    &["render", "--messages", "-"],
+    &["completions", "bash"],
+    &["devices"],
+];
+const MESSAGES: &str = "[{\"role\": \"user\", \"content\": \"Hi\"}]";
+
+/// A reader that has seen enough is no error; a full disk is one, with a sentence. Nobody who reads notes is neither.
+#[test]
+fn closed_and_full_streams_end_in_order() {
+    let run = |args: &[&str], stdout: Stdio, stderr: Stdio| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_moebius"));
+        let mut child = command.args(args).stdin(Stdio::piped()).stdout(stdout).stderr(stderr).spawn().expect("start");
+        // Nobody reads from here on.
+        drop(child.stdout.take());
+        let _ = child.stdin.take().expect("stdin").write_all(MESSAGES.as_bytes());
+        let output = child.wait_with_output().expect("wait");
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let full = || Stdio::from(std::fs::File::options().write(true).open("/dev/full").expect("a full device"));
+    for args in WRITERS {
+        let (code, err) = run(args, Stdio::piped(), Stdio::piped());
+        assert!(code == Some(0) && !err.contains("panicked") && !err.contains("failed to"), "{args:?}: {code:?} {err}");
+        if cfg!(target_os = "linux") {
+            let (code, err) = run(args, full(), Stdio::piped());
+            let said = err.matches("moebius: failed to write to stdout: No space left on device").count();
+            assert!(code == Some(1) && said == 1 && !err.contains("panicked"), "{args:?}: {code:?} {err}");
+            let (code, _) = run(args, Stdio::null(), full());
+            assert_eq!(code, Some(0), "{args:?} without notes");
+        }
+    }
+}
+
+/// An output file keeps what is at its name: links, pipes, permissions; and nothing else is left beside it.
+#[cfg(unix)]
+#[test]
+fn output_files_are_what_the_user_made_them() {
+    use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let path = |name: &str| folder.path().join(name);
+    let logits = |out: &str| {
+        let command = format!("umask 027; exec {} logits --tokens 1,2 -o {out}", env!("CARGO_BIN_EXE_moebius"));
+        Command::new("sh").args(["-c", &command]).current_dir(folder.path()).output().expect("start")
+    };
+    let mode = |name: &str| std::fs::metadata(path(name)).expect("there").permissions().mode() & 0o777;
+    assert!(logits("new").status.success());
+    assert_eq!(mode("new"), 0o640, "as the umask says");
+    let whole = std::fs::read(path("new")).expect("read");
+
+    std::fs::write(path("old"), "old").expect("write");
+    std::fs::set_permissions(path("old"), std::fs::Permissions::from_mode(0o600)).expect("mode");
+    symlink("old", path("link")).expect("link");
+    symlink("later", path("loose")).expect("link");
+    for (out, target) in [("link", "old"), ("loose", "later")] {
+        assert!(logits(out).status.success(), "{out}");
+        assert!(path(out).is_symlink(), "{out}");
+        assert_eq!(std::fs::read(path(target)).expect("read"), whole, "{out}");
+    }
+    assert_eq!(mode("old"), 0o600);
+
+    assert!(Command::new("mkfifo").arg(path("pipe")).status().expect("mkfifo").success());
+    let reader = std::thread::spawn({
+        let pipe = path("pipe");
+        move || std::fs::read(pipe).expect("read")
+    });
+    let output = logits("pipe");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(reader.join().expect("read"), whole);
+    assert!(std::fs::metadata(path("pipe")).expect("there").file_type().is_fifo());
+
+    let output = logits("no/such/folder");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("failed to write no/such/folder: No such file"));
+    let mut names: Vec<_> =
+        std::fs::read_dir(folder.path()).expect("read").map(|e| e.expect("entry").file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["later", "link", "loose", "new", "old", "pipe"]);
+}
+
+/// What a user names as a text may be anything.
+#[cfg(unix)]
+#[test]
+fn texts_are_read_within_bounds() {
+    let zero = "/dev/zero";
+    let ways: [&[&str]; 7] = [
+        &["tokenize", "-f", zero],
+        &["run", "-f", zero],
+        &["run", "hi", "--json-schema", zero],
+        &["run", "hi", "--grammar", zero],
+        &["render", "--messages", zero],
+        &["perplexity", "-f", zero],
+        &["logits", "--golden", zero],
+    ];
+    for args in ways {
+        let output = moebius(args, "");
+        let err = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        assert!(err.contains("failed to read /dev/zero: it has more than 64 MiB"), "{args:?}: {err}");
+    }
+}
+
+/// An error says what it says once.
+#[test]
+fn errors_do_not_repeat_themselves() {
+    let cases: [(&[&str], &str); 5] = [
+        (
+            &["run", "-m", "nope.gguf", "hi"],
+            "moebius: failed to open nope.gguf: No such file or directory (os error 2)\n",
+        ),
+        (&["run", "-m", "/dev/null", "hi"], "moebius: failed to open /dev/null: not a regular file\n"),
+        (
+            &["run", "hi", "-q", "--top-p", "2"],
+            "moebius: failed to set up the sampler: top_p is 2, it must lie between 0.0 and 1.0\n",
+        ),
+        (&["render", "--messages", "nope"], "moebius: failed to read nope: No such file or directory (os error 2)\n"),
+        (&["tokenize", "--decode"], "moebius: failed to read token id \"abc\": invalid digit found in string\n"),
+    ];
+    for (args, expected) in cases {
+        let output = moebius(args, "abc");
+        assert_eq!(String::from_utf8_lossy(&output.stderr), expected, "{args:?}");
+        assert_eq!(output.status.code(), Some(1));
+    }
+}

@@ -23,6 +23,7 @@
 //! * f32 dots use 16 virtual lanes: element `i` goes to lane `i % 16` by fused multiply-add, in order of `i`;
 //!   the lanes are summed by the fixed tree of [`dot::tree_sum`].
 #![forbid(unsafe_code)]
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod act;
 pub mod block;

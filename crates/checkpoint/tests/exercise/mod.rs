@@ -1,4 +1,4 @@
-//! What the fuzz target and its quick form under `cargo test` do with an input.
+//! What the fuzz target `gguf` (`crates/fuzz`) and its quick form under `cargo test` do with an input.
 
 #![allow(clippy::unwrap_used)] // a panic is how both report
 

@@ -1,4 +1,4 @@
-//! Folders made in memory, and what the fuzz target and its quick form under `cargo test` do with them.
+//! Folders made in memory, and what the fuzz target `folder` and its quick form under `cargo test` do with them.
 
 #![allow(clippy::unwrap_used, dead_code)] // a panic is how both report; not every test uses all of it
 

@@ -208,7 +208,7 @@ impl SamplerParams {
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 pub enum Error {
     /// A parameter is out of its range or not a number.
-    #[error("set up the sampler: {name} is {value}, it must lie between {low:e} and {high:e}")]
+    #[error("set up the sampler: {name} is {value}, it must lie between {low:?} and {high:?}")]
     Param {
         /// Its name.
         name: &'static str,

@@ -10,6 +10,7 @@
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
+use backend::meter;
 use minijinja::machinery::{Instruction, Instructions};
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, Value};
@@ -22,6 +23,9 @@ pub const MAX_OUTPUT_BYTES: usize = 16 << 20;
 pub const MAX_BUILT_BYTES: usize = 256 << 20;
 /// Sum of what all operations of one render read, in bytes; an item of a list or mapping counts as [`ITEM_BYTES`].
 pub const MAX_TOUCHED_BYTES: usize = 1 << 30;
+/// What a render may hold at a time, in bytes, as the allocator counts it: a second bound that needs no account of
+/// operations, in programs that install [`backend::meter::Meter`].
+pub const MAX_HELD_BYTES: usize = 512 << 20;
 /// Instructions one render may execute.
 pub const MAX_FUEL: u64 = 4_000_000;
 /// How deep lists and mappings may nest.
@@ -42,6 +46,8 @@ pub struct Limits {
     pub built_bytes: usize,
     /// Sum of what all operations read, in bytes.
     pub touched_bytes: usize,
+    /// What is held at a time, in bytes, as the allocator counts it.
+    pub held_bytes: usize,
     /// Instructions executed.
     pub fuel: u64,
     /// Wall-clock time.
@@ -54,6 +60,7 @@ impl Default for Limits {
             output_bytes: MAX_OUTPUT_BYTES,
             built_bytes: MAX_BUILT_BYTES,
             touched_bytes: MAX_TOUCHED_BYTES,
+            held_bytes: MAX_HELD_BYTES,
             fuel: MAX_FUEL,
             time: MAX_TIME,
         }
@@ -141,6 +148,9 @@ fn spend(built: usize, touched: usize, look: bool) -> Result<(), Error> {
             .touched
             .checked_sub(touched)
             .ok_or_else(|| format!("reads more than {} bytes of values", b.limits.touched_bytes))?;
+        if meter::exceeded() {
+            return Err(format!("holds more than {} bytes", b.limits.held_bytes));
+        }
         b.calls = b.calls.wrapping_add(1);
         // The clock is read for every 64th small charge, and for every large one.
         match (look || b.calls % 64 == 0 || touched > 4096) && Instant::now() > b.end {

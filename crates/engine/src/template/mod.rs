@@ -17,12 +17,14 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, s
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use backend::meter;
 use minijinja::machinery::{CodeGenerator, Instructions, eval, make_string_output, parse};
 use minijinja::value::Serde;
 use minijinja::{AutoEscape, ErrorKind, Value};
 
 pub use bounds::{
-    Limits, MAX_BUILT_BYTES, MAX_DEPTH, MAX_FUEL, MAX_OUTPUT_BYTES, MAX_SOURCE_BYTES, MAX_TIME, MAX_TOUCHED_BYTES,
+    Limits, MAX_BUILT_BYTES, MAX_DEPTH, MAX_FUEL, MAX_HELD_BYTES, MAX_OUTPUT_BYTES, MAX_SOURCE_BYTES, MAX_TIME,
+    MAX_TOUCHED_BYTES,
 };
 pub use jiff::civil::DateTime;
 
@@ -241,7 +243,7 @@ impl ChatTemplate {
     }
 
     /// What a thread answers. One that does not is left alone, and counted: it may run for ever, but holds no more than
-    /// a render may build.
+    /// a render may build, or twice what it may hold.
     fn wait<T>(&self, answer: &Receiver<T>) -> Result<T, Error> {
         answer.recv_timeout(self.0.limits.time + GRACE).map_err(|why| match why {
             RecvTimeoutError::Disconnected => ended(),
@@ -274,9 +276,11 @@ fn lost() -> Error {
 
 /// Parses a template, says so, and renders it until nobody can ask any more.
 fn serve(source: &str, limits: Limits, jobs: &Receiver<Job>, ready: &SyncSender<Result<(), Error>>) {
+    let watch = meter::watch(limits.held_bytes);
     bounds::start(limits, None);
     let parsed = env::environment(limits.fuel).and_then(|env| Ok((env, compile(source)?)));
     let (_, limit) = bounds::finish();
+    drop(watch);
     let (env, (instructions, blocks)) = match parsed {
         Ok(parsed) => parsed,
         Err(e) => {
@@ -290,11 +294,13 @@ fn serve(source: &str, limits: Limits, jobs: &Receiver<Job>, ready: &SyncSender<
     // Whoever asked may have given up; then the inbox is closed, too.
     let _ = ready.send(Ok(()));
     while let Ok(Job { variables, now, reply }) = jobs.recv() {
+        let watch = meter::watch(limits.held_bytes);
         bounds::start(limits, now);
         let mut text = String::new();
         let mut out = make_string_output(&mut text);
         let done = eval(&env, &instructions, variables, &blocks, &mut out, AutoEscape::None);
         let (raised, limit) = bounds::finish();
+        drop(watch);
         let _ = reply.send(done.map(|_| text).map_err(|e| report(&e, raised, limit)));
     }
 }

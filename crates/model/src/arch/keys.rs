@@ -457,7 +457,7 @@ impl RopeKeys<'_> {
     /// What the angles' speed falls off by; more than 1.
     fn base(&self, key: Key) -> Result<Option<f64>, Error> {
         match self.opt_positive(key)? {
-            Some(base) if base <= 1.0 => Err(self.error(key, format!("is {base}, more than 1 wanted"))),
+            Some(base) if base <= 1.0 => Err(self.error(key, format!("is {base}, it must be more than 1"))),
             base => Ok(base),
         }
     }

@@ -3,6 +3,7 @@
 //! Every figure comes through the engine, as a user's request would: random tokens, greedy. The context before the
 //! measured tokens is computed once and found by the prefix cache; the measured tokens differ between repetitions.
 
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -16,6 +17,7 @@ use crate::args::{BackendKind, BenchArgs, BenchFormat};
 use crate::compare::mean_and_deviation;
 use crate::load::{self, EngineSetup, Session};
 use crate::machine::{self, Bandwidth};
+use crate::out::{self, Out, note, say};
 
 /// One line of the table.
 #[derive(Debug, Serialize)]
@@ -54,7 +56,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         args.step.batch
     );
     if args.model.model.is_none() {
-        eprintln!("{}", crate::embedded::notice());
+        note!("{}", crate::embedded::notice());
     }
     let threads = if args.threads.is_empty() { vec![machine::cores()] } else { args.threads.clone() };
     let bar = machine::progress(None);
@@ -69,7 +71,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
             bar.tick();
             bandwidth.measure()?;
             bar.suspend(|| {
-                eprintln!("{}: {threads} threads read {:.1} GB/s", machine::processor(), bandwidth.take() / 1e9);
+                note!("{}: {threads} threads read {:.1} GB/s", machine::processor(), bandwidth.take() / 1e9);
             });
         }
         let longest = args.n_prompt.iter().chain(&args.n_gen).max().copied().unwrap_or(0);
@@ -126,8 +128,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         }
     }
     bar.finish_and_clear();
-    table.finish();
-    Ok(())
+    table.finish()
 }
 
 /// Upper bound on the steps until every sequence has produced a token, given cached prompts.
@@ -277,12 +278,12 @@ impl Bench<'_> {
             ..OpTime::default()
         });
         let us = |time: f64| format!("{:.1}", time / steps * 1e6);
-        eprintln!("{:<50} {:>8} {:>10} {:>6} {:>9} {:>6}", "a step", "launches", "us", "", "us serial", "GB/s");
+        note!("{:<50} {:>8} {:>10} {:>6} {:>9} {:>6}", "a step", "launches", "us", "", "us serial", "GB/s");
         for row in &rows {
             let time = row.time.as_secs_f64();
             // A step of several tokens reads more experts than one token does, unless they choose the same.
             let rate = row.bytes as f64 * steps / time / 1e9;
-            eprintln!(
+            note!(
                 "{:<50} {:>8.1} {:>10} {:>5.1}% {:>9} {:>6}",
                 row.name,
                 row.launches as f64 / steps,
@@ -293,10 +294,10 @@ impl Bench<'_> {
             );
         }
         let launches = launches as f64 / steps;
-        eprintln!("{:<50} {launches:>8.1} {:>10} {:>6} {:>9}", "in all", us(total), "", us(serial));
+        note!("{:<50} {launches:>8.1} {:>10} {:>6} {:>9}", "in all", us(total), "", us(serial));
         if let Some(files) = checkpoint::resident_files() {
             let [files, large] = [files.bytes, files.in_large_pages].map(|n| machine::bytes(n as u64));
-            eprintln!("{large} of {files} of mapped files lie in pages of 2 MB");
+            note!("{large} of {files} of mapped files lie in pages of 2 MB");
         }
         Ok(())
     }
@@ -384,7 +385,7 @@ impl Table {
         match self.format {
             BenchFormat::Md => {
                 if first {
-                    println!(
+                    say!(
                         "| {:<30} | {:>9} | {:>8} | {:<10} | {:>7} | {:>15} | {:>18} | {:>8} | {:>6} | {:>5} | {:>8} | {:>8} |",
                         "model",
                         "size",
@@ -398,31 +399,46 @@ impl Table {
                         "of bw",
                         "peak RSS",
                         "load"
-                    );
-                    println!(
+                    )?;
+                    say!(
                         "| {:-<30} | {:->8}: | {:->7}: | {:-<10} | {:->6}: | {:->14}: | {:->17}: | {:->7}: | {:->5}: | {:->4}: | {:->7}: | {:->7}: |",
-                        "", "", "", "", "", "", "", "", "", "", "", ""
-                    );
+                        "",
+                        "",
+                        "",
+                        "",
+                        "",
+                        "",
+                        "",
+                        "",
+                        "",
+                        "",
+                        "",
+                        ""
+                    )?;
                 }
-                println!("{}", markdown(row));
+                say!("{}", markdown(row))?;
             }
-            BenchFormat::Json => print!("{}{}", if first { "[\n" } else { ",\n" }, serde_json::to_string(row)?),
-            BenchFormat::Jsonl => println!("{}", serde_json::to_string(row)?),
+            BenchFormat::Json => {
+                let json = out::json(&serde_json::to_string(row)?);
+                write!(Out::lock(), "{}{json}", if first { "[\n" } else { ",\n" })?;
+            }
+            BenchFormat::Jsonl => out::json_line(row)?,
             BenchFormat::Csv => {
                 if first {
-                    println!(
+                    say!(
                         "model,size_bytes,n_params,backend,threads,test,n_prompt,n_gen,depth,n_parallel,tokens_per_second,deviation,bytes_per_token,gb_per_second,bandwidth_share,load_ms,peak_resident_bytes"
-                    );
+                    )?;
                 }
-                println!("{}", csv(row));
+                say!("{}", csv(row))?;
             }
         }
         Ok(())
     }
 
-    fn finish(&self) {
-        if self.format == BenchFormat::Json {
-            println!("{}", if self.rows == 0 { "[]" } else { "\n]" });
+    fn finish(&self) -> Result<()> {
+        match self.format {
+            BenchFormat::Json => say!("{}", if self.rows == 0 { "[]" } else { "\n]" }),
+            _ => Ok(()),
         }
     }
 }

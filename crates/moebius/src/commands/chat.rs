@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use crate::answer::{Interrupt, generate, summary};
 use crate::args::ChatArgs;
 use crate::load::{self, Session};
+use crate::out::{self, note};
 use crate::show::Show;
 
 const HELP: &str = "\
@@ -25,7 +26,7 @@ pub fn run(args: &ChatArgs) -> Result<()> {
     let model = load::open(args.model.model.as_deref())?;
     let terminal = std::io::stdin().is_terminal();
     if model.embedded && !args.quiet {
-        eprintln!("{}", crate::embedded::notice());
+        note!("{}", crate::embedded::notice());
     }
     let mut chat = Chat {
         session: load::start(model, &args.engine)?,
@@ -39,7 +40,7 @@ pub fn run(args: &ChatArgs) -> Result<()> {
     let interrupt = Interrupt::install()?;
     let mut editor = rustyline::DefaultEditor::new().context("open the terminal")?;
     if terminal && !args.quiet {
-        eprintln!("/help lists the commands");
+        note!("/help lists the commands");
     }
     loop {
         let line = match read_message(&mut editor, if terminal { "> " } else { "" }) {
@@ -58,10 +59,10 @@ pub fn run(args: &ChatArgs) -> Result<()> {
             Ok(Action::Quit) => return Ok(()),
             Ok(action) => {
                 if let Err(error) = chat.act(action, args, &interrupt) {
-                    eprintln!("failed to {error:#}");
+                    note!("failed to {}", out::chain(&error));
                 }
             }
-            Err(problem) => eprintln!("{problem}"),
+            Err(problem) => note!("{problem}"),
         }
     }
 }
@@ -136,23 +137,23 @@ impl Chat {
             }
             Action::Reset => {
                 self.history.clear();
-                eprintln!("the conversation is empty");
+                note!("the conversation is empty");
                 Ok(())
             }
             Action::System(text) => {
                 self.system = (!text.is_empty()).then(|| text.to_string());
                 self.history.clear();
-                eprintln!("{}", if self.system.is_some() { "system message set" } else { "system message removed" });
+                note!("{}", if self.system.is_some() { "system message set" } else { "system message removed" });
                 Ok(())
             }
             Action::Save(path) => {
                 let text = serde_json::to_string_pretty(&self.messages())?;
-                std::fs::write(path, text + "\n").with_context(|| format!("write {path}"))?;
-                eprintln!("wrote {path}");
+                out::file(path.as_ref(), |out| writeln!(out, "{text}"))?;
+                note!("wrote {path}");
                 Ok(())
             }
             Action::Help => {
-                eprintln!("{HELP}");
+                note!("{HELP}");
                 Ok(())
             }
             Action::Quit => Ok(()),
@@ -186,10 +187,10 @@ impl Chat {
         let said = show.finish()?;
         interrupt.clear();
         if !args.quiet {
-            eprintln!("{}", summary(&answer.usage, answer.reason));
+            note!("{}", summary(&answer.usage, answer.reason));
         }
         if answer.reason == FinishReason::ContextFull {
-            eprintln!("the conversation no longer fits the context: /reset, or start with a larger --ctx");
+            note!("the conversation no longer fits the context: /reset, or start with a larger --ctx");
         }
         let mut message = json!({"role": "assistant", "content": said.content});
         if !said.thought.is_empty() {

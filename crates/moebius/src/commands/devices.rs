@@ -6,10 +6,11 @@ use anyhow::Result;
 use backend::cuda;
 
 use crate::machine;
+use crate::out::Out;
 
 /// Prints one line a device; without a driver, one sentence.
 pub fn run() -> Result<()> {
-    let mut out = std::io::stdout().lock();
+    let mut out = Out::lock();
     let found = match cuda::devices() {
         Ok(found) => found,
         Err(why) => {

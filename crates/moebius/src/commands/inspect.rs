@@ -1,6 +1,7 @@
 //! `moebius inspect`: the contents of a model file. Reads the header, never the weights.
 
 use std::collections::BTreeMap;
+use std::io::Write;
 
 use anyhow::Result;
 use checkpoint::{Checkpoint, Kind, TensorInfo, Unreadable, Value};
@@ -8,7 +9,8 @@ use engine::tokenizer::Tokenizer;
 use serde_json::{Map, json};
 
 use crate::args::InspectArgs;
-use crate::{embedded, load, machine};
+use crate::out::{Out, say};
+use crate::{embedded, load, machine, out};
 
 pub fn run(args: &InspectArgs) -> Result<()> {
     let path = args.file.as_deref().or(args.model.model.as_deref());
@@ -25,39 +27,38 @@ pub fn run(args: &InspectArgs) -> Result<()> {
             let other = |t: &Unreadable| json!({"name": t.name, "type": t.dtype, "shape": t.shape, "why": t.why});
             report.insert("unreadable tensors".into(), checkpoint.unreadable().iter().map(other).collect());
         }
-        println!("{}", serde_json::to_string_pretty(&report)?);
-        return Ok(());
+        return Ok(writeln!(Out::lock(), "{}", out::json(&serde_json::to_string_pretty(&report)?))?);
     }
     for (key, value) in &report {
         match value {
             serde_json::Value::Object(map) => {
-                println!("{key}");
+                say!("{key}")?;
                 for (key, value) in map {
-                    println!("  {key:<24} {}", plain(value));
+                    say!("  {key:<24} {}", plain(value))?;
                 }
             }
-            value => println!("{key:<26} {}", plain(value)),
+            value => say!("{key:<26} {}", plain(value))?,
         }
     }
     if args.metadata {
-        println!("metadata");
+        say!("metadata")?;
         for (key, value) in checkpoint.meta().iter() {
-            println!("  {key:<44} {}", describe(value));
+            say!("  {key:<44} {}", describe(value))?;
         }
     }
     if args.tensors {
-        println!("tensors");
+        say!("tensors")?;
         for t in checkpoint.tensors() {
-            println!(
+            say!(
                 "  {:<40} {:<8} {:<24} {}",
                 t.name,
                 t.dtype.name(),
                 format!("{:?}", t.shape),
                 machine::bytes(t.total_bytes() as u64)
-            );
+            )?;
         }
         for t in checkpoint.unreadable() {
-            println!("  {:<40} {:<8} {:<24} not readable: {}", t.name, t.dtype, format!("{:?}", t.shape), t.why);
+            say!("  {:<40} {:<8} {:<24} not readable: {}", t.name, t.dtype, format!("{:?}", t.shape), t.why)?;
         }
     }
     Ok(())

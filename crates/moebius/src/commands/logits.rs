@@ -9,6 +9,8 @@ use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use crate::args::LogitsArgs;
 use crate::compare::{self, Agreement};
 use crate::load::{self, Sequence};
+use crate::out::say;
+use crate::{input, out};
 
 pub fn run(args: &LogitsArgs) -> Result<()> {
     let model = load::open(args.model.model.as_deref())?;
@@ -25,6 +27,10 @@ pub fn run(args: &LogitsArgs) -> Result<()> {
         Ok(())
     })?;
     if let Some(out) = &args.out {
+        ctrlc::set_handler(|| {
+            out::remove_unfinished();
+            std::process::exit(130);
+        })?;
         write(out, tokens, &logits, n_vocab)?;
     }
     let Some(golden) = &golden else {
@@ -66,15 +72,14 @@ fn follow(sequence: &mut Sequence, last: &[f32], greedy: &[u32]) -> Result<f64> 
 
 fn print(agreement: &Agreement, json: bool) -> Result<()> {
     if json {
-        println!("{}", serde_json::to_string(agreement)?);
-        return Ok(());
+        return out::json_line(agreement);
     }
-    println!("positions       {}", agreement.positions);
-    println!("rms error / std {:.3e}", agreement.rms_over_std);
-    println!("argmax agree    {:.4}", agreement.argmax_agree);
-    println!("KL mean, max    {:.3e} {:.3e}", agreement.kl_mean, agreement.kl_max);
+    say!("positions       {}", agreement.positions)?;
+    say!("rms error / std {:.3e}", agreement.rms_over_std)?;
+    say!("argmax agree    {:.4}", agreement.argmax_agree)?;
+    say!("KL mean, max    {:.3e} {:.3e}", agreement.kl_mean, agreement.kl_max)?;
     if let Some(greedy) = agreement.greedy_agree {
-        println!("greedy agree    {greedy:.4}");
+        say!("greedy agree    {greedy:.4}")?;
     }
     Ok(())
 }
@@ -87,10 +92,10 @@ fn print_last(logits: &[f32], n_vocab: usize, json: bool) -> Result<()> {
     order.truncate(10);
     if json {
         let top: Vec<_> = order.iter().map(|&id| serde_json::json!({"id": id, "logit": row[id]})).collect();
-        println!("{}", serde_json::to_string(&top)?);
+        say!("{}", serde_json::to_string(&top)?)?;
     } else {
         for id in order {
-            println!("{id:>8}  {:.5}", row[id]);
+            say!("{id:>8}  {:.5}", row[id])?;
         }
     }
     Ok(())
@@ -102,7 +107,8 @@ fn write(path: &Path, tokens: &[u32], logits: &[f32], n_vocab: usize) -> Result<
         ("tokens", TensorView::new(Dtype::I32, vec![ids.len()], bytemuck::cast_slice(&ids))?),
         ("logits", TensorView::new(Dtype::F32, vec![tokens.len(), n_vocab], bytemuck::cast_slice(logits))?),
     ]);
-    safetensors::serialize_to_file(views, None, path).with_context(|| format!("write {}", path.display()))
+    let bytes = safetensors::serialize(views, None).with_context(|| format!("write {}", path.display()))?;
+    out::file(path, |out| out.write_all(&bytes))
 }
 
 /// The arrays of a golden file that matter here.
@@ -115,7 +121,7 @@ struct Golden {
 
 impl Golden {
     fn read(path: &Path, array: &str) -> Result<Golden> {
-        let bytes = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
+        let bytes = input::bytes(path)?;
         let file = SafeTensors::deserialize(&bytes).with_context(|| format!("read {}", path.display()))?;
         let names = || file.names().iter().map(|n| n.to_string()).collect::<Vec<_>>().join(", ");
         let ids = |name: &str| -> Result<Vec<u32>> {

@@ -1,11 +1,14 @@
 //! `moebius models`: the models that are on this machine already, and whether they run.
 
+use std::io::Write;
+
 use anyhow::Result;
 use serde_json::json;
 
 use crate::args::ModelsArgs;
 use crate::find::{Caches, Found};
-use crate::machine;
+use crate::out::{Out, say};
+use crate::{machine, out};
 
 /// What a file's header says.
 struct Row {
@@ -31,11 +34,10 @@ pub fn run(args: &ModelsArgs) -> Result<()> {
                 })
             })
             .collect();
-        println!("{}", serde_json::to_string_pretty(&all)?);
-        return Ok(());
+        return Ok(writeln!(Out::lock(), "{}", out::json(&serde_json::to_string_pretty(&all)?))?);
     }
     if rows.is_empty() {
-        println!("no models in the caches of Hugging Face, LM Studio or Ollama; `-m` takes any path");
+        say!("no models in the caches of Hugging Face, LM Studio or Ollama; `-m` takes any path")?;
     }
     let width = rows.iter().map(|row| row.found.name.chars().count()).max().unwrap_or(0).min(60);
     for Row { found, bytes, runs } in &rows {
@@ -43,7 +45,7 @@ pub fn run(args: &ModelsArgs) -> Result<()> {
             Ok(arch) => arch.clone(),
             Err(why) => format!("does not run: {why}"),
         };
-        println!("{:<width$}  {:>9}  {:<12}  {runs}", found.name, machine::bytes(*bytes), found.source);
+        say!("{:<width$}  {:>9}  {:<12}  {runs}", found.name, machine::bytes(*bytes), found.source)?;
     }
     Ok(())
 }

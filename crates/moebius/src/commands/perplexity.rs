@@ -5,20 +5,19 @@
 //! before them in the window; a begin-of-text token, where the model wants one, takes the place of each window's first
 //! token. The error is the standard error of the mean negative log-likelihood, carried over to the perplexity.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use engine::tokenizer::{Encode, Tokenizer};
 use indicatif::ProgressStyle;
 use serde_json::json;
 
 use crate::args::PerplexityArgs;
-use crate::compare;
 use crate::load::{self, Sequence};
-use crate::machine;
+use crate::{compare, input, machine, out};
 
 pub fn run(args: &PerplexityArgs) -> Result<()> {
     let model = load::open(args.model.model.as_deref())?;
     let tokenizer = Tokenizer::load(&model.checkpoint)?;
-    let text = std::fs::read_to_string(&args.file).with_context(|| format!("read {}", args.file.display()))?;
+    let text = input::text(&args.file)?;
     let tokens = tokenizer.encode(&text, Encode { add_special: true, parse_special: false });
     let n_ctx = args.engine.ctx.unwrap_or(512);
     ensure!(n_ctx >= 4, "measure perplexity: a context of {n_ctx} is too short, use at least 4");
@@ -62,9 +61,8 @@ pub fn run(args: &PerplexityArgs) -> Result<()> {
             "perplexity": perplexity, "error": error, "nll": mean,
             "tokens": nlls.len(), "windows": n_windows, "ctx": n_ctx,
         });
-        println!("{result}");
+        out::json_line(&result)
     } else {
-        println!("perplexity {perplexity:.4} +/- {error:.5} ({} tokens in {n_windows} windows of {n_ctx})", nlls.len());
+        out::say!("perplexity {perplexity:.4} +/- {error:.5} ({} tokens in {n_windows} windows of {n_ctx})", nlls.len())
     }
-    Ok(())
 }

@@ -8,23 +8,23 @@ use crate::args::PlanArgs;
 use crate::load::{self, EngineSetup, Prepared};
 use crate::machine;
 use crate::memory::{Budget, Units};
+use crate::out::say;
 
 pub fn run(args: &PlanArgs) -> Result<()> {
     let model = load::open(args.model.model.as_deref())?;
     let setup = EngineSetup::from(&args.engine);
     let prepared = setup.prepare(&model.checkpoint, model.plan.clone())?;
-    println!("{}", if args.unfused { &*model.plan } else { &*prepared.plan });
-    print_memory(&prepared, model.checkpoint.name());
-    println!("a decoded token reads {} of weights", machine::bytes(prepared.plan.bytes_per_token() as u64));
-    Ok(())
+    say!("{}", if args.unfused { &*model.plan } else { &*prepared.plan })?;
+    print_memory(&prepared, model.checkpoint.name())?;
+    say!("a decoded token reads {} of weights", machine::bytes(prepared.plan.bytes_per_token() as u64))
 }
 
 /// What the program takes, part by part.
-fn print_memory(prepared: &Prepared, file: &str) {
+fn print_memory(prepared: &Prepared, file: &str) -> Result<()> {
     let Prepared { backend, plan, budget, fit, .. } = prepared;
     let (limits, units) = (&fit.limits, Units::of(&**backend, plan));
     let shown = |n: usize| machine::bytes(n as u64);
-    println!("memory ({})", fit.footprint.device);
+    say!("memory ({})", fit.footprint.device)?;
     for &(part, bytes) in fit.footprint.parts() {
         let (name, note) = match part {
             Part::Weights(kind, Residency::Mapped) => (kind.name(), format!("mapped from {file}, read when touched")),
@@ -48,20 +48,16 @@ fn print_memory(prepared: &Prepared, file: &str) {
             }
             Part::Workers => (part.name(), "of all threads".into()),
         };
-        println!("  {name:<12} {:>10}  {note}", shown(bytes));
+        say!("  {name:<12} {:>10}  {note}", shown(bytes))?;
     }
-    println!(
-        "  {:<12} {:>10}  a context of {} positions",
-        "together",
-        shown(fit.footprint.total()),
-        limits.max_positions
-    );
+    say!("  {:<12} {:>10}  a context of {} positions", "together", shown(fit.footprint.total()), limits.max_positions)?;
     match *budget {
         Budget::Promise { bytes, overhead } => {
-            println!("  {:<12} {:>10}  the rest of the process", "overhead", shown(overhead));
-            println!("  {:<12} {:>10}  --memory", "promised", shown(bytes));
+            say!("  {:<12} {:>10}  the rest of the process", "overhead", shown(overhead))?;
+            say!("  {:<12} {:>10}  --memory", "promised", shown(bytes))?;
         }
-        Budget::Free(Some(free)) => println!("  {:<12} {:>10}  after a margin", "free now", shown(free)),
+        Budget::Free(Some(free)) => say!("  {:<12} {:>10}  after a margin", "free now", shown(free))?,
         Budget::Free(None) => {}
     }
+    Ok(())
 }

@@ -1,6 +1,5 @@
 //! `moebius render`: messages through a chat template.
 
-use std::io::Read;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
@@ -8,7 +7,7 @@ use engine::template::{Chat, ChatTemplate};
 use serde_json::{Value, json};
 
 use crate::args::RenderArgs;
-use crate::{embedded, load};
+use crate::{embedded, input, load, out};
 
 pub fn run(args: &RenderArgs) -> Result<()> {
     let input = read(&args.messages)?;
@@ -27,12 +26,11 @@ pub fn run(args: &RenderArgs) -> Result<()> {
     let now = options["now"].as_str().map(str::parse).transpose().context("read now (expected 2026-01-15T12:00:00)")?;
     let chat = Chat { messages, tools, add_generation_prompt: generation, kwargs: Some(&kwargs), now };
     match (template.render(&chat), args.json) {
-        (Ok(text), false) => print!("{text}"),
-        (Ok(text), true) => println!("{}", json!({ "text": text })),
-        (Err(error), true) => println!("{}", json!({ "error": error.to_string() })),
-        (Err(error), false) => return Err(error.into()),
+        (Ok(text), false) => out::text(&text),
+        (Ok(text), true) => out::json_line(&json!({ "text": text })),
+        (Err(error), true) => out::json_line(&json!({ "error": error.to_string() })),
+        (Err(error), false) => Err(error.into()),
     }
-    Ok(())
 }
 
 /// The template named, or the model's; special tokens from the input, or else the model's.
@@ -44,18 +42,12 @@ fn template(args: &RenderArgs, options: &Value) -> Result<ChatTemplate> {
             format!("find a chat template: {} has none; name one with --template", checkpoint.name())
         });
     };
-    let source = std::fs::read_to_string(path).with_context(|| format!("read template {}", path.display()))?;
+    let source = input::text(path)?;
     let token = |name: &str| options[name].as_str().unwrap_or_default().to_string();
     Ok(ChatTemplate::new(&source, &token("bos_token"), &token("eos_token"))?)
 }
 
 fn read(path: &Path) -> Result<Value> {
-    let text = if path == Path::new("-") {
-        let mut text = String::new();
-        std::io::stdin().lock().read_to_string(&mut text).context("read messages from stdin")?;
-        text
-    } else {
-        std::fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?
-    };
+    let text = if path == Path::new("-") { input::stdin()? } else { input::text(path)? };
     serde_json::from_str(&text).with_context(|| format!("read {} as JSON", path.display()))
 }

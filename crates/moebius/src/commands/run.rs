@@ -1,6 +1,6 @@
 //! `moebius run`: one prompt, one answer.
 
-use std::io::{IsTerminal, Read};
+use std::io::IsTerminal;
 
 use anyhow::{Context, Result, anyhow, bail};
 use engine::formats::{Ask, Format};
@@ -9,14 +9,16 @@ use engine::scheduler::Request;
 
 use crate::answer::{Interrupt, generate, summary};
 use crate::args::RunArgs;
+use crate::input;
 use crate::load::{self, Session};
+use crate::out::note;
 use crate::show::Show;
 
 pub fn run(args: &RunArgs) -> Result<()> {
     let prompt = prompt(args)?;
     let model = load::open(args.model.model.as_deref())?;
     if model.embedded && !args.quiet {
-        eprintln!("{}", crate::embedded::notice());
+        note!("{}", crate::embedded::notice());
     }
     let mut session = load::start(model, &args.engine)?;
     let raw = args.raw || session.template.is_none();
@@ -46,23 +48,21 @@ pub fn run(args: &RunArgs) -> Result<()> {
     let answer = generate(&mut session.engine, request, &interrupt, |piece| show.push(piece))?;
     show.finish()?;
     if !args.quiet {
-        eprintln!("{}", summary(&answer.usage, answer.reason));
+        note!("{}", summary(&answer.usage, answer.reason));
     }
     Ok(())
 }
 
 /// The constraint on the answer, if any.
 fn constraint(args: &RunArgs, session: &Session, format: Format, opened: bool) -> Result<Option<Constraint>> {
-    let read =
-        |path: &std::path::Path| std::fs::read_to_string(path).with_context(|| format!("read {}", path.display()));
     let rule = match (&args.json_schema, &args.grammar, &args.regex) {
         (Some(path), ..) => {
-            let schema = serde_json::from_str(&read(path)?);
+            let schema = serde_json::from_str(&input::text(path)?);
             let schema = schema.with_context(|| format!("read the JSON of {}", path.display()))?;
             Rule::JsonSchema(if args.open_objects { schema } else { grammar::closed(schema) })
         }
         (_, Some(path), _) => {
-            let text = read(path)?;
+            let text = input::text(path)?;
             match grammar::is_gbnf(&text) {
                 true => grammar::from_gbnf(&text).map_err(|why| anyhow!("read GBNF from {}: {why}", path.display()))?,
                 false => Rule::Lark(text),
@@ -86,13 +86,10 @@ fn prompt(args: &RunArgs) -> Result<String> {
         return Ok(text.clone());
     }
     if let Some(path) = &args.file {
-        return std::fs::read_to_string(path).with_context(|| format!("read prompt file {}", path.display()));
+        return input::text(path);
     }
-    let mut stdin = std::io::stdin().lock();
-    if stdin.is_terminal() {
+    if std::io::stdin().is_terminal() {
         bail!("find a prompt: give it as an argument, with -p, in a file with -f, or on stdin (or use `moebius chat`)");
     }
-    let mut text = String::new();
-    stdin.read_to_string(&mut text).context("read the prompt from stdin")?;
-    Ok(text)
+    input::stdin()
 }

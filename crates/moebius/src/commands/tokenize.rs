@@ -1,37 +1,32 @@
 //! `moebius tokenize`: text to ids and back.
 
-use std::io::{Read, Write};
+use std::io::Write;
 
 use anyhow::{Context, Result, bail};
 use engine::tokenizer::{Encode, Tokenizer};
 
 use crate::args::TokenizeArgs;
-use crate::embedded;
+use crate::out::{self, Out};
+use crate::{embedded, input};
 
 pub fn run(args: &TokenizeArgs) -> Result<()> {
     let checkpoint = embedded::open(args.model.model.as_deref())?;
     let tokenizer = Tokenizer::load(&checkpoint)?;
     let text = match &args.file {
-        Some(path) => std::fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?,
-        None => {
-            let mut text = String::new();
-            std::io::stdin().lock().read_to_string(&mut text).context("read stdin")?;
-            text
-        }
+        Some(path) => input::text(path)?,
+        None => input::stdin()?,
     };
-    let mut out = std::io::stdout().lock();
+    let mut out = Out::lock();
     if args.decode {
         let ids = parse_ids(&text)?;
         if let Some(id) = ids.iter().find(|&&id| id as usize >= tokenizer.n_vocab()) {
             bail!("decode: token id {id} is outside the vocabulary of {}", tokenizer.n_vocab());
         }
         let text = tokenizer.decode(&ids);
-        if args.json {
-            writeln!(out, "{}", serde_json::to_string(&text)?)?;
-        } else {
-            write!(out, "{text}")?;
-        }
-        return Ok(());
+        return match args.json {
+            true => out::json_line(&text),
+            false => Ok(out.text(&text)?),
+        };
     }
     let ids = tokenizer.encode(&text, Encode { add_special: args.add_special, parse_special: args.parse_special });
     if args.json {
@@ -45,10 +40,12 @@ pub fn run(args: &TokenizeArgs) -> Result<()> {
     Ok(())
 }
 
-/// Ids separated by anything that is not a digit, so that a JSON array is fine too.
+/// Ids with blanks or commas between them, in brackets or not: a JSON array is fine too.
 fn parse_ids(text: &str) -> Result<Vec<u32>> {
-    text.split(|c: char| !c.is_ascii_digit())
+    text.split(|c: char| c.is_whitespace() || matches!(c, ',' | '[' | ']'))
         .filter(|word| !word.is_empty())
-        .map(|word| word.parse().with_context(|| format!("read token id {word}")))
+        .map(|word| {
+            word.parse().with_context(|| format!("read token id {:?}", word.chars().take(40).collect::<String>()))
+        })
         .collect()
 }
