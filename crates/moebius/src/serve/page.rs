@@ -13,21 +13,78 @@ use super::routes::{Answer, Input};
 
 const HTML: &str = "text/html; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
+const STYLE: &str = "text/css; charset=utf-8";
+const TEXT: &str = "text/plain; charset=utf-8";
+const FONT: &str = "font/woff2";
 
-/// Name, type and text of each file.
-const FILES: &[(&str, &str, &str)] = &[
-    ("index.html", HTML, include_str!("page/index.html")),
-    ("icon.svg", "image/svg+xml", include_str!("page/icon.svg")),
-    ("style.css", "text/css; charset=utf-8", include_str!("page/style.css")),
-    ("app.js", SCRIPT, include_str!("page/app.js")),
-    ("api.js", SCRIPT, include_str!("page/api.js")),
-    ("markdown.js", SCRIPT, include_str!("page/markdown.js")),
-    ("routing.js", SCRIPT, include_str!("page/routing.js")),
-    ("store.js", SCRIPT, include_str!("page/store.js")),
+/// Name, type and bytes of a file in `page/`.
+macro_rules! file {
+    ($name:literal, $kind:expr) => {
+        ($name, $kind, include_bytes!(concat!("page/", $name)))
+    };
+}
+
+/// A font of KaTeX.
+macro_rules! font {
+    ($name:literal) => {
+        (
+            concat!("vendor/katex-0.19.1/fonts/KaTeX_", $name, ".woff2"),
+            FONT,
+            include_bytes!(concat!("page/vendor/katex-0.19.1/fonts/KaTeX_", $name, ".woff2")),
+        )
+    };
+}
+
+/// Name, type and bytes of each file.
+const FILES: &[(&str, &str, &[u8])] = &[
+    file!("index.html", HTML),
+    file!("icon.svg", "image/svg+xml"),
+    file!("style.css", STYLE),
+    file!("api.js", SCRIPT),
+    file!("app.js", SCRIPT),
+    file!("dom.js", SCRIPT),
+    file!("experts.js", SCRIPT),
+    file!("files.js", SCRIPT),
+    file!("markdown.js", SCRIPT),
+    file!("messages.js", SCRIPT),
+    file!("rich.js", SCRIPT),
+    file!("routing.js", SCRIPT),
+    file!("settings.js", SCRIPT),
+    file!("side.js", SCRIPT),
+    file!("state.js", SCRIPT),
+    file!("store.js", SCRIPT),
+    file!("tokens.js", SCRIPT),
+    file!("tree.js", SCRIPT),
+    // As `tools/fetch_page_vendor.sh` fetches them. Pages load them only when they are needed.
+    file!("vendor/highlight-11.12.0/LICENSE", TEXT),
+    file!("vendor/highlight-11.12.0/highlight.min.js", SCRIPT),
+    file!("vendor/katex-0.19.1/LICENSE", TEXT),
+    file!("vendor/katex-0.19.1/katex.min.css", STYLE),
+    file!("vendor/katex-0.19.1/katex.min.js", SCRIPT),
+    font!("AMS-Regular"),
+    font!("Caligraphic-Bold"),
+    font!("Caligraphic-Regular"),
+    font!("Fraktur-Bold"),
+    font!("Fraktur-Regular"),
+    font!("Main-Bold"),
+    font!("Main-BoldItalic"),
+    font!("Main-Italic"),
+    font!("Main-Regular"),
+    font!("Math-BoldItalic"),
+    font!("Math-Italic"),
+    font!("SansSerif-Bold"),
+    font!("SansSerif-Italic"),
+    font!("SansSerif-Regular"),
+    font!("Script-Regular"),
+    font!("Size1-Regular"),
+    font!("Size2-Regular"),
+    font!("Size3-Regular"),
+    font!("Size4-Regular"),
+    font!("Typewriter-Regular"),
 ];
 
 /// What the browser may do with the page: run its own scripts and talk to this server.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; connect-src 'self'; \
                       img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// The page.
@@ -41,13 +98,15 @@ pub async fn part(_: Arc<App>, input: Input) -> Answer {
 }
 
 fn file(name: &str) -> Answer {
-    let Some((_, kind, text)) = FILES.iter().find(|(file, _, _)| *file == name) else {
+    let Some((_, kind, bytes)) = FILES.iter().find(|(file, _, _)| *file == name) else {
         return Err(ApiError::new(StatusCode::NOT_FOUND, "the page has no such file"));
     };
-    let mut response = Response::new(Body::from(*text));
+    let mut response = Response::new(Body::from(*bytes));
+    // The names of libraries carry their versions.
+    let cache = if name.starts_with("vendor/") { "max-age=31536000, immutable" } else { "no-cache" };
     for (name, value) in [
         (header::CONTENT_TYPE, kind),
-        (header::CACHE_CONTROL, &"no-cache"),
+        (header::CACHE_CONTROL, &cache),
         (header::CONTENT_SECURITY_POLICY, &POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, &"nosniff"),
         (header::REFERRER_POLICY, &"no-referrer"),
