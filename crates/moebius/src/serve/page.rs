@@ -45,6 +45,7 @@ const FILES: &[(&str, &str, &[u8])] = &[
     file!("dom.js", SCRIPT),
     file!("experts.js", SCRIPT),
     file!("files.js", SCRIPT),
+    file!("highlighter.js", SCRIPT),
     file!("markdown.js", SCRIPT),
     file!("messages.js", SCRIPT),
     file!("rich.js", SCRIPT),

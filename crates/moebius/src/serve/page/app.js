@@ -4,7 +4,7 @@ import * as api from "./api.js";
 import { $, count } from "./dom.js";
 import { clearFiles, hasFiles, startFiles, withFiles } from "./files.js";
 import { drawMessages, drawWelcome, fillMessage, whenAsked } from "./messages.js";
-import { whenLoaded } from "./rich.js";
+import { whenReady } from "./rich.js";
 import { RoutingView } from "./routing.js";
 import { fitFields, showSettings, startSettings, wanted } from "./settings.js";
 import { drawSide, startSide } from "./side.js";
@@ -18,9 +18,13 @@ const SAVE_EVERY = 1000; // ms, while an answer is written
 
 // --- drawing ---
 
+/** Id of the conversation that is on the page. */
+let drawn = null;
+
 function drawAll() {
   drawSide(choose);
   const { current } = state.store;
+  drawn = current.id;
   $("title").textContent = current.name || "Moebius";
   showSettings();
   drawMessages();
@@ -328,16 +332,19 @@ Object.assign(state, {
 });
 state.store.isBusy = (id) => state.running?.conversation.id === id;
 state.store.onChange = (id) => {
+  const { current } = state.store;
   // What is being written here is drawn as it comes; an open editor keeps its words.
+  const isIdle = !state.running && !document.querySelector(".editor");
+  if (current.id !== drawn || (id === current.id && isIdle)) return drawAll();
   drawSide(choose);
   showSettings();
-  if (id === state.store.current.id && !state.running && !document.querySelector(".editor")) drawAll();
 };
 whenAsked({ answer, extend });
-whenLoaded(() => {
+whenReady(() => {
   for (const item of document.querySelectorAll(".message.assistant")) {
     const node = state.store.current.nodes[item.dataset.id];
-    if (node && !item.querySelector(".editor")) fillMessage(item, node);
+    // An editor keeps its words, and tokens their place.
+    if (node && !item.querySelector(".editor, .tokens")) fillMessage(item, node);
   }
 });
 startSettings(connect);

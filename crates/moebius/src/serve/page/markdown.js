@@ -10,7 +10,8 @@ let rich = PLAIN;
 
 /**
  * Replaces the children of `node` by the document. `source` may end anywhere: it is still being written. `how` has
- * `formula(tex, isDisplay, source)`, which gives a node, and `code(text, language)`, which gives nodes.
+ * `formula(tex, isDisplay, source)`, which gives a node, and `code(text, language, isOpen)`, which gives nodes; `isOpen`
+ * says that the end of the code is not there yet.
  */
 export function render(source, node, how = PLAIN) {
   rich = how;
@@ -46,7 +47,7 @@ function blocks(lines, depth = 0) {
     } else if ((match = FENCE.exec(line))) {
       const end = lines.findIndex((l, j) => j > i && l.trim().startsWith(match[1]) && !l.trim().slice(match[1].length).trim());
       const last = end < 0 ? lines.length : end;
-      out.push(codeBlock(lines.slice(i + 1, last).join("\n"), match[2].trim()));
+      out.push(codeBlock(lines.slice(i + 1, last).join("\n"), match[2].trim(), end < 0));
       i = last + 1;
     } else if ((match = HEADING.exec(line))) {
       out.push(make(`h${Math.min(6, match[1].length + 2)}`, ...inline(match[2])));
@@ -146,8 +147,8 @@ function table(rows, aligns) {
   return make("table", make("thead", line(rows[0], "th")), make("tbody", ...rows.slice(1).map((row) => line(row, "td"))));
 }
 
-function codeBlock(text, language) {
-  const code = make("code", ...rich.code(text, language));
+function codeBlock(text, language, isOpen) {
+  const code = make("code", ...rich.code(text, language, isOpen));
   const label = make("span", language);
   label.className = "language";
   const head = make("span", label, copyButton("Copy this code", () => text, "copy"));

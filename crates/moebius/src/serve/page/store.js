@@ -32,6 +32,13 @@ function openDatabase() {
   return done(request);
 }
 
+/** The database of this version of the page; it makes way for a later one. */
+async function database() {
+  const opened = await openDatabase();
+  opened.onversionchange = () => opened.close();
+  return opened;
+}
+
 function readJson(storage, name) {
   try {
     return JSON.parse(storage.getItem(name));
@@ -58,7 +65,7 @@ export class Store {
     const store = new Store();
     Object.assign(store.settings, readJson(localStorage, SETTINGS));
     try {
-      store.#database = await openDatabase();
+      store.#database = await database();
       const read = store.#database.transaction([CONVERSATIONS, PRESETS]);
       const [list, presets] = [done(read.objectStore(CONVERSATIONS).getAll()), done(read.objectStore(PRESETS).getAll())];
       store.list = await list;
@@ -139,7 +146,8 @@ export class Store {
    */
   async save(conversation = this.current) {
     if (!this.#database) return false;
-    if (!conversation.root.length && !conversation.system) return true;
+    // One that was deleted meanwhile stays so.
+    if (!this.list.includes(conversation) || (!conversation.root.length && !conversation.system)) return true;
     try {
       const transaction = this.#database.transaction(CONVERSATIONS, "readwrite");
       const records = transaction.objectStore(CONVERSATIONS);
