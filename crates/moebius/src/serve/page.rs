@@ -116,3 +116,35 @@ fn file(name: &str) -> Answer {
     }
     Ok(response)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What follows each `before` in `text`, up to `end`.
+    fn quoted<'a>(text: &'a str, before: &'a str, end: char) -> impl Iterator<Item = &'a str> {
+        text.split(before).skip(1).filter_map(move |rest| rest.split(end).next())
+    }
+
+    #[test]
+    fn every_file_that_the_page_names_is_served() {
+        let served = |name: &str| FILES.iter().any(|(file, ..)| *file == name);
+        let mut named = 0;
+        for (file, kind, bytes) in FILES {
+            if *kind == FONT {
+                assert!(bytes.starts_with(b"wOF2"), "{file}");
+                continue;
+            }
+            let text = std::str::from_utf8(bytes).unwrap();
+            let folder = file.rsplit_once('/').map_or(String::new(), |(folder, _)| format!("{folder}/"));
+            let mut names: Vec<String> = quoted(text, "url(", ')').map(|name| format!("{folder}{name}")).collect();
+            if !file.starts_with("vendor/") {
+                names.extend(quoted(text, "from \"./", '"').chain(quoted(text, "import \"./", '"')).map(String::from));
+                names.extend(quoted(text, "\"page/", '"').filter(|name| !name.ends_with('/')).map(String::from));
+            }
+            named += names.len();
+            names.iter().for_each(|name| assert!(served(name), "{file} names {name}"));
+        }
+        assert!(named > 40, "{named} names");
+    }
+}

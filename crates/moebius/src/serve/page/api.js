@@ -19,7 +19,8 @@ function inWords(status, message) {
   if (status === 404) return "This server has no such route: is it Moebius, and of the same version as this page?";
   if (status >= 500) return `The server failed: ${message}`;
   if (/the context is \d+/.test(message)) {
-    return `The conversation no longer fits the model’s context. Start a new one, or edit an earlier message. (${message})`;
+    const advice = "Start a new one, or edit an earlier message.";
+    return `The conversation no longer fits the model’s context. ${advice} (${message})`;
   }
   return message;
 }

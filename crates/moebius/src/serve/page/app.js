@@ -61,7 +61,9 @@ async function changed(conversation = state.store.current) {
   drawAll();
   const isKept = conversation ? await state.store.save(conversation) : true;
   if (!isKept) {
-    const why = state.store.keeps ? "The browser has no room left: delete a conversation." : "This browser keeps nothing for this page.";
+    const why = state.store.keeps
+      ? "The browser has no room left: delete a conversation."
+      : "This browser keeps nothing for this page.";
     notice(`${why} What is said now is lost with a reload; Export keeps it.`);
   }
 }
@@ -133,7 +135,7 @@ async function withdraw(conversation, question, node, error) {
   await state.store.drop(conversation, [node, question]);
   await changed(conversation);
   notice(error ? error.message : "The model said nothing.");
-  if (error?.status === 401) toggle("settings", true), $("key").focus();
+  if (error?.status === 401) (toggle("settings", true), $("key").focus());
 }
 
 /** Sends the request and writes what comes into `node`; gives the error that ended it, if one did. */
@@ -162,7 +164,8 @@ async function write(conversation, question, node, begun) {
     for await (const event of api.chat(request, state.store.settings.key, abort.signal)) {
       const choice = event.choices[0];
       collect(tokens, choice);
-      for (let i = state.routing.trace.length; i < tokens.length && tokens[i].experts; i++) state.routing.push(tokens[i]);
+      for (let i = state.routing.trace.length; i < tokens.length && tokens[i].experts; i++)
+        state.routing.push(tokens[i]);
       const { content = "", reasoning_content = "", tool_calls } = choice?.delta ?? {};
       node.content += content ?? "";
       node.reasoning = (node.reasoning ?? "") + (reasoning_content ?? "");
@@ -260,7 +263,10 @@ async function showAllRouting() {
   if (!$("routing-all").checked) return state.routing.showAll(0, null);
   const { tokens, routers, complete } = await api.routing(state.store.settings.key);
   $("routing-all").dataset.complete = complete ? "yes" : "";
-  state.routing.showAll(tokens, routers.map((router) => router.counts));
+  state.routing.showAll(
+    tokens,
+    routers.map((router) => router.counts),
+  );
 }
 
 function startKeys() {
@@ -268,10 +274,10 @@ function startKeys() {
   $("input").addEventListener("input", grow);
   if (matchMedia("(pointer: coarse)").matches) $("input").placeholder = "Message";
   $("input").addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) event.preventDefault(), send();
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) (event.preventDefault(), send());
     if (event.key === "ArrowUp" && !$("input").value) {
       const edits = document.querySelectorAll(".message.user .tools button[title^=Edit]");
-      if (edits.length) event.preventDefault(), edits[edits.length - 1].click();
+      if (edits.length) (event.preventDefault(), edits[edits.length - 1].click());
     }
   });
   $("stop").addEventListener("click", stop);
@@ -291,9 +297,10 @@ function startKeys() {
   $("close-side").addEventListener("click", side(false));
   document.addEventListener("keydown", (event) => {
     const acts = { n: fresh, s: () => toggle("settings"), r: () => toggle("routing") };
-    if (event.altKey && !event.ctrlKey && acts[event.key]) event.preventDefault(), acts[event.key]();
+    if (event.altKey && !event.ctrlKey && acts[event.key]) (event.preventDefault(), acts[event.key]());
     if (event.key === "Escape") $("side").classList.contains("open") ? side(false)() : stop();
-    if (event.key === "/" && !/^(input|textarea|select)$/i.test(event.target.tagName)) event.preventDefault(), $("input").focus();
+    if (event.key === "/" && !/^(input|textarea|select)$/i.test(event.target.tagName))
+      (event.preventDefault(), $("input").focus());
   });
 }
 
@@ -311,7 +318,7 @@ async function connect() {
     notice("");
   } catch (error) {
     notice(error.message);
-    if (error.status === 401) toggle("settings", true), $("key").focus();
+    if (error.status === 401) (toggle("settings", true), $("key").focus());
   }
   drawAll();
 }
@@ -352,6 +359,7 @@ startSide(choose);
 startFiles();
 startKeys();
 drawAll();
-if (!state.store.keeps) notice("This browser keeps nothing for this page: conversations are lost with a reload; Export keeps them.");
+if (!state.store.keeps)
+  notice("This browser keeps nothing for this page: conversations are lost with a reload; Export keeps them.");
 await connect();
 $("input").focus();

@@ -24,7 +24,7 @@ export function button(label, title, act) {
 export async function copyText(text) {
   try {
     // Absent over plain http from another machine.
-    if (navigator.clipboard) return await navigator.clipboard.writeText(text), true;
+    if (navigator.clipboard) return (await navigator.clipboard.writeText(text), true);
   } catch {
     // Refused: the older way needs no permission.
   }

@@ -37,7 +37,12 @@ export class Load {
   /** `[{layer, expert, count, share}]` over all layers, the busiest first; `share` is of the layer's tokens. */
   top(n) {
     const all = this.routers.flatMap((router, i) =>
-      Array.from(this.counts[i], (count, expert) => ({ layer: router.layer, expert, count, share: count / Math.max(1, this.tokens) })),
+      Array.from(this.counts[i], (count, expert) => ({
+        layer: router.layer,
+        expert,
+        count,
+        share: count / Math.max(1, this.tokens),
+      })),
     );
     return all.sort((a, b) => b.count - a.count || a.layer - b.layer || a.expert - b.expert).slice(0, n);
   }
@@ -51,7 +56,9 @@ export class Load {
   }
 
   csv() {
-    const rows = this.routers.flatMap((router, i) => Array.from(this.counts[i], (n, e) => [router.layer, e, n, this.tokens].join(",")));
+    const rows = this.routers.flatMap((router, i) =>
+      Array.from(this.counts[i], (n, e) => [router.layer, e, n, this.tokens].join(",")),
+    );
     return `${["layer,expert,count,tokens", ...rows].join("\n")}\n`;
   }
 }

@@ -1,4 +1,5 @@
-// Text files that a message carries: dropped, pasted or picked. They are read here and become part of the message's text.
+// Text files that a message carries: dropped, pasted or picked. They are read here and become part of the message's
+// text.
 
 import { $, button, count, element } from "./dom.js";
 import { state } from "./state.js";
@@ -29,7 +30,8 @@ export function clearFiles() {
 async function take(list) {
   for (const file of list) {
     if (files.length >= MAX_FILES) return state.notice(`A message carries at most ${MAX_FILES} files.`);
-    if (file.size > MAX_FILE) return state.notice(`${file.name} has ${count(file.size)} bytes; a file may have ${count(MAX_FILE)}.`);
+    if (file.size > MAX_FILE)
+      return state.notice(`${file.name} has ${count(file.size)} bytes; a file may have ${count(MAX_FILE)}.`);
     try {
       const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
       if (text.includes("\0")) throw new TypeError("not text");
@@ -57,9 +59,12 @@ export function startFiles() {
   const hasFiles = (event) => event.dataTransfer?.types.includes("Files");
   const main = document.querySelector("main");
   main.addEventListener("dragover", (event) => {
-    if (hasFiles(event)) event.preventDefault(), main.classList.add("dropping");
+    if (hasFiles(event)) (event.preventDefault(), main.classList.add("dropping"));
   });
-  main.addEventListener("dragleave", (event) => event.relatedTarget && main.contains(event.relatedTarget) || main.classList.remove("dropping"));
+  main.addEventListener(
+    "dragleave",
+    (event) => (event.relatedTarget && main.contains(event.relatedTarget)) || main.classList.remove("dropping"),
+  );
   main.addEventListener("drop", (event) => {
     if (!hasFiles(event)) return;
     event.preventDefault();
@@ -68,7 +73,7 @@ export function startFiles() {
   });
   $("input").addEventListener("paste", (event) => {
     const pasted = [...(event.clipboardData?.files ?? [])];
-    if (pasted.length) event.preventDefault(), take(pasted);
+    if (pasted.length) (event.preventDefault(), take(pasted));
   });
   $("attach").addEventListener("click", () => $("pick").click());
   $("pick").addEventListener("change", () => (take([...$("pick").files]), ($("pick").value = "")));

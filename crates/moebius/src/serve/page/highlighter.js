@@ -1,5 +1,5 @@
-// A worker that colours code: highlight.js can take seconds for text that was made for it, and the page must not wait. It
-// hands back the tree of tokens, `[scope, ...texts and trees]`; null for a language that it does not know.
+// A worker that colours code: highlight.js can take seconds for text that was made for it, and the page must not wait.
+// It hands back the tree of tokens, `[scope, ...texts and trees]`; null for a language that it does not know.
 
 import highlighter from "./vendor/highlight-11.12.0/highlight.min.js";
 

@@ -1,6 +1,6 @@
-// Markdown as models write it, straight into elements: text never passes through an HTML parser, so that nothing a model says
-// can become markup. Knows headings, lists, tasks, quotes, tables, rules, fenced code, formulas, and emphasis, code and links
-// inside lines. Formulas and code are handed to what the caller gives.
+// Markdown as models write it, straight into elements: text never passes through an HTML parser, so that nothing a
+// model says can become markup. Knows headings, lists, tasks, quotes, tables, rules, fenced code, formulas, and
+// emphasis, code and links inside lines. Formulas and code are handed to what the caller gives.
 
 import { copyButton } from "./dom.js";
 
@@ -10,8 +10,8 @@ let rich = PLAIN;
 
 /**
  * Replaces the children of `node` by the document. `source` may end anywhere: it is still being written. `how` has
- * `formula(tex, isDisplay, source)`, which gives a node, and `code(text, language, isOpen)`, which gives nodes; `isOpen`
- * says that the end of the code is not there yet.
+ * `formula(tex, isDisplay, source)`, which gives a node, and `code(text, language, isOpen)`, which gives nodes;
+ * `isOpen` says that the end of the code is not there yet.
  */
 export function render(source, node, how = PLAIN) {
   rich = how;
@@ -25,7 +25,10 @@ const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
 const QUOTE = /^ {0,3}> ?(.*)$/;
 const TABLE_LINE = /^\s*\|?(\s*:?-+:?\s*\|)+\s*:?-*:?\s*$/;
 /** How a formula on lines of its own begins, and how it ends. */
-const FORMULAS = [[/^\s*\\\[/, "\\]"], [/^\s*\$\$/, "$$"]];
+const FORMULAS = [
+  [/^\s*\\\[/, "\\]"],
+  [/^\s*\$\$/, "$$"],
+];
 const ENVIRONMENT = /^\s*\\begin\{((?:equation|align|gather|multline|alignat|eqnarray)\*?)\}/;
 const MAX_FORMULA_LINES = 200;
 const MAX_DEPTH = 12;
@@ -45,7 +48,9 @@ function blocks(lines, depth = 0) {
     if (!line.trim()) {
       i++;
     } else if ((match = FENCE.exec(line))) {
-      const end = lines.findIndex((l, j) => j > i && l.trim().startsWith(match[1]) && !l.trim().slice(match[1].length).trim());
+      const end = lines.findIndex(
+        (l, j) => j > i && l.trim().startsWith(match[1]) && !l.trim().slice(match[1].length).trim(),
+      );
       const last = end < 0 ? lines.length : end;
       out.push(codeBlock(lines.slice(i + 1, last).join("\n"), match[2].trim(), end < 0));
       i = last + 1;
@@ -57,7 +62,7 @@ function blocks(lines, depth = 0) {
       i++;
     } else if (QUOTE.test(line) && depth < MAX_DEPTH) {
       const inner = [];
-      while (i < lines.length && (match = QUOTE.exec(lines[i]))) inner.push(match[1]), i++;
+      while (i < lines.length && (match = QUOTE.exec(lines[i]))) (inner.push(match[1]), i++);
       out.push(make("blockquote", ...blocks(inner, depth + 1)));
     } else if ((match = formulaBlock(lines, i))) {
       out.push(make("p", match.node));
@@ -92,7 +97,10 @@ function formulaBlock(lines, i) {
     if (at < 0) continue;
     // What follows on the line makes it a formula inside of text.
     if (lines[j].slice(at + end.length).trim()) return null;
-    const source = lines.slice(i, j + 1).join("\n").trim();
+    const source = lines
+      .slice(i, j + 1)
+      .join("\n")
+      .trim();
     const tex = environment ? source : source.slice(start.trim().length, -end.length);
     return { node: rich.formula(tex.trim(), true, source), next: j + 1 };
   }
@@ -100,7 +108,15 @@ function formulaBlock(lines, i) {
 }
 
 function startsBlock(line) {
-  return FORMULAS.some(([open]) => open.test(line)) || ENVIRONMENT.test(line) || FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line) || ITEM.test(line);
+  return (
+    FORMULAS.some(([open]) => open.test(line)) ||
+    ENVIRONMENT.test(line) ||
+    FENCE.test(line) ||
+    HEADING.test(line) ||
+    RULE.test(line) ||
+    QUOTE.test(line) ||
+    ITEM.test(line)
+  );
 }
 
 /** Items of one indentation; what is indented further belongs to the item before it. */
@@ -140,18 +156,34 @@ function checkbox(checked) {
 }
 
 function table(rows, aligns) {
-  const cells = (row) => row.trim().replace(/^\||\|$/g, "").split(/(?<!\\)\|/).map((c) => c.trim().replaceAll("\\|", "|"));
+  const cells = (row) =>
+    row
+      .trim()
+      .replace(/^\||\|$/g, "")
+      .split(/(?<!\\)\|/)
+      .map((c) => c.trim().replaceAll("\\|", "|"));
   const sides = cells(aligns).map((c) => (c.endsWith(":") ? (c.startsWith(":") ? "center" : "right") : ""));
   const line = (row, tag) =>
-    make("tr", ...cells(row).map((cell, i) => Object.assign(make(tag, ...inline(cell)), { className: sides[i] ?? "" })));
-  return make("table", make("thead", line(rows[0], "th")), make("tbody", ...rows.slice(1).map((row) => line(row, "td"))));
+    make(
+      "tr",
+      ...cells(row).map((cell, i) => Object.assign(make(tag, ...inline(cell)), { className: sides[i] ?? "" })),
+    );
+  return make(
+    "table",
+    make("thead", line(rows[0], "th")),
+    make("tbody", ...rows.slice(1).map((row) => line(row, "td"))),
+  );
 }
 
 function codeBlock(text, language, isOpen) {
   const code = make("code", ...rich.code(text, language, isOpen));
   const label = make("span", language);
   label.className = "language";
-  const head = make("span", label, copyButton("Copy this code", () => text, "copy"));
+  const head = make(
+    "span",
+    label,
+    copyButton("Copy this code", () => text, "copy"),
+  );
   head.className = "code-head";
   const block = make("pre", code);
   // Code that is wider than the page scrolls, by keys as well.

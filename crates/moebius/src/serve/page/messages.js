@@ -73,11 +73,16 @@ function versions(node) {
 function tools(item, node) {
   const out = element("div", "tools", ...versions(node));
   if (node.role === "user") {
-    out.append(button("Edit", "Edit this message; the old way on is kept", () => edit(item, node)), copyButton("Copy this message", () => node.content));
+    out.append(
+      button("Edit", "Edit this message; the old way on is kept", () => edit(item, node)),
+      copyButton("Copy this message", () => node.content),
+    );
     return out;
   }
   const isLast = !node.children.length;
-  out.append(button("Again", "Answer again; this answer is kept", () => acts.answer(state.store.current.nodes[node.parent])));
+  out.append(
+    button("Again", "Answer again; this answer is kept", () => acts.answer(state.store.current.nodes[node.parent])),
+  );
   if (isLast && node.content) out.append(button("Continue", "Continue the answer from here", () => acts.extend(node)));
   out.append(button("Edit", "Edit this answer; the old one is kept", () => edit(item, node)));
   if (node.content) out.append(copyButton("Copy this answer", () => node.content));
@@ -105,7 +110,11 @@ function edit(item, node) {
   const cancel = () => fillMessage(item, node);
   const keep = () => {
     if (!area.value.trim() || state.running) return null;
-    return add(current, parent, { role: node.role, content: area.value, ...(node.role === "assistant" && { summary: "edited" }) });
+    return add(current, parent, {
+      role: node.role,
+      content: area.value,
+      ...(node.role === "assistant" && { summary: "edited" }),
+    });
   };
   const send = () => {
     const message = keep();
@@ -117,14 +126,27 @@ function edit(item, node) {
     if (message) acts.extend(message);
   };
   area.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") event.stopPropagation(), cancel();
-    if (event.key === "Enter" && !event.isComposing && (node.role === "user" ? !event.shiftKey : event.ctrlKey || event.metaKey)) event.preventDefault(), send();
+    if (event.key === "Escape") (event.stopPropagation(), cancel());
+    if (
+      event.key === "Enter" &&
+      !event.isComposing &&
+      (node.role === "user" ? !event.shiftKey : event.ctrlKey || event.metaKey)
+    )
+      (event.preventDefault(), send());
   });
   const ways =
     node.role === "user"
       ? [button("Send", "Send the edited message", send)]
-      : [button("Save", "Save the edited answer (Ctrl+Enter)", send), button("Save and continue", "Save and continue from there", goOn)];
-  const editor = element("div", "editor", area, element("div", "tools", ...ways, button("Cancel", "Cancel: leave it as it was", cancel)));
+      : [
+          button("Save", "Save the edited answer (Ctrl+Enter)", send),
+          button("Save and continue", "Save and continue from there", goOn),
+        ];
+  const editor = element(
+    "div",
+    "editor",
+    area,
+    element("div", "tools", ...ways, button("Cancel", "Cancel: leave it as it was", cancel)),
+  );
   item.querySelectorAll(".text, .tokens, .tools").forEach((part) => part.remove());
   item.append(editor);
   area.focus();
@@ -139,32 +161,79 @@ export function drawWelcome(send) {
   const { meta } = model;
   const size = meta.n_params >= 1e9 ? `${(meta.n_params / 1e9).toFixed(1)} B` : `${(meta.n_params / 1e6).toFixed(1)} M`;
   const [router] = routing.routers ?? [];
-  const experts = router ? `, ${routing.routers.length} layers with ${router.n_expert} experts, of which ${router.n_used} work on a token` : "";
+  const experts = router
+    ? `, ${routing.routers.length} layers with ${router.n_expert} experts, of which ${router.n_used} work on a token`
+    : "";
   const parts = [
     element("h2", "", model.id),
     element("p", "quiet", `${size} parameters${experts}; a context of ${count(model.max_model_len)} tokens.`),
   ];
   if (meta.embedded) {
     parts.push(
-      element("p", "", "This tiny model comes with the program, for a first try. It tells simple stories about what you ask for, writes rhymes, makes small talk and explains everyday things, in simple English. It is no assistant: it knows little, adds badly, and is often wrong beyond that."),
+      element(
+        "p",
+        "",
+        "This tiny model comes with the program, for a first try. It tells simple stories about what you ask for, " +
+          "writes rhymes, makes small talk and explains everyday things, in simple English. It is no assistant: it " +
+          "knows little, adds badly, and is often wrong beyond that.",
+      ),
     );
   }
   if (meta.has_template === false) {
-    parts.push(element("p", "failed", "This model has no chat template: it was trained to continue text, not to answer. Take an “instruct” or “chat” model to talk with."));
+    parts.push(
+      element(
+        "p",
+        "failed",
+        "This model has no chat template: it was trained to continue text, not to answer. Take an “instruct” or " +
+          "“chat” model to talk with.",
+      ),
+    );
   } else {
     const examples = meta.embedded
-      ? ["Tell me a story about a fox who lost his hat", "Why is the sky blue?", "Write a rhyme about a cat", "Who are you?"]
-      : ["Explain how a mixture-of-experts model works", "Write a Python function that finds the primes below n", "What should I ask you?"];
-    const list = element("ul", "examples", ...examples.map((text) => element("li", "", button(text, `Send: ${text}`, () => send(text)))));
+      ? [
+          "Tell me a story about a fox who lost his hat",
+          "Why is the sky blue?",
+          "Write a rhyme about a cat",
+          "Who are you?",
+        ]
+      : [
+          "Explain how a mixture-of-experts model works",
+          "Write a Python function that finds the primes below n",
+          "What should I ask you?",
+        ];
+    const list = element(
+      "ul",
+      "examples",
+      ...examples.map((text) =>
+        element(
+          "li",
+          "",
+          button(text, `Send: ${text}`, () => send(text)),
+        ),
+      ),
+    );
     parts.push(list);
   }
-  if (router) parts.push(element("p", "quiet", "“Experts” above shows which of them work while an answer is written."));
+  if (router) parts.push(element("p", "quiet", "“Experts” above shows which of them work on an answer."));
   parts.push(element("h3", "", meta.embedded ? "A real model" : "Another model"));
   parts.push(
     element("p", "", "Download a GGUF file, or a folder of MLX or safetensors, and start the server with it:"),
-    element("pre", "", element("code", "", "hf download Qwen/Qwen3-4B-GGUF Qwen3-4B-Q4_K_M.gguf --local-dir .\nmoebius serve -m Qwen3-4B-Q4_K_M.gguf")),
-    element("p", "quiet", "The first command comes with ", element("code", "", "pip install huggingface_hub"), ". Files that LM Studio or llama.cpp have downloaded work where they lie."),
+    element(
+      "pre",
+      "",
+      element(
+        "code",
+        "",
+        "hf download Qwen/Qwen3-4B-GGUF Qwen3-4B-Q4_K_M.gguf --local-dir .\nmoebius serve -m Qwen3-4B-Q4_K_M.gguf",
+      ),
+    ),
+    element(
+      "p",
+      "quiet",
+      "The first command comes with ",
+      element("code", "", "pip install huggingface_hub"),
+      ". Files that LM Studio or llama.cpp have downloaded work where they lie.",
+    ),
   );
   $("welcome").replaceChildren(...parts);
 }
-

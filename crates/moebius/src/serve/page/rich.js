@@ -56,7 +56,7 @@ function loadKatex() {
 function formula(tex, isDisplay, source) {
   const plain = () => element("code", "tex", source);
   if (tex.length > MAX_FORMULA) return plain();
-  if (!katex) return loadKatex(), plain();
+  if (!katex) return (loadKatex(), plain());
   const key = `${isDisplay}${tex}`;
   if (!formulas.has(key)) {
     const start = performance.now();
@@ -125,7 +125,7 @@ function code(text, info, isOpen) {
   const language = info.split(/[\s,{]/)[0].toLowerCase();
   if (!language || !text || text.length > MAX_CODE) return [text];
   if (isOpen) {
-    if (!current && !waiting.length) waiting.push({ text, language, isOpen }), next();
+    if (!current && !waiting.length) (waiting.push({ text, language, isOpen }), next());
     const isPrefix = begun?.tree && begun.language === language && text.startsWith(begun.text);
     return isPrefix ? [...coloured(begun.tree, begun.text), text.slice(begun.text.length)] : [text];
   }

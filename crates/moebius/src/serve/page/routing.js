@@ -1,5 +1,5 @@
-// The view of the experts: a grid of layers and experts with its axes, a legend and a cursor, the busiest experts, and what
-// a cache of them would hit. Draws what `experts.js` counts; knows nothing of conversations.
+// The view of the experts: a grid of layers and experts with its axes, a legend and a cursor, the busiest experts, and
+// what a cache of them would hit. Draws what `experts.js` counts; knows nothing of conversations.
 
 import { $, count, download, element } from "./dom.js";
 import { Load, lru, offset, traceCsv } from "./experts.js";
@@ -35,7 +35,9 @@ export class RoutingView {
     $("routing-sort").addEventListener("change", () => this.draw());
     $("cache-size").addEventListener("input", () => this.#tellCache());
     $("routing-csv").addEventListener("click", () => download("experts.csv", this.load.csv(), "text/csv"));
-    $("trace-csv").addEventListener("click", () => download("tokens.csv", traceCsv(this.routers, this.trace), "text/csv"));
+    $("trace-csv").addEventListener("click", () =>
+      download("tokens.csv", traceCsv(this.routers, this.trace), "text/csv"),
+    );
   }
 
   /** The routers of the model. */
@@ -126,10 +128,13 @@ export class RoutingView {
     const isSorted = $("routing-sort").checked;
     const step = [1, 2, 4, 8, 16, 32, 64, 128].find((step) => step * cell >= 26) ?? 256;
     paint.textAlign = "center";
-    for (let e = 0; e < n; e += step) paint.fillText(isSorted ? `#${e + 1}` : String(e), LEFT + (e + 0.5) * cell, TOP / 2);
+    for (let e = 0; e < n; e += step)
+      paint.fillText(isSorted ? `#${e + 1}` : String(e), LEFT + (e + 0.5) * cell, TOP / 2);
     paint.textAlign = "right";
     const each = Math.ceil(13 / row);
-    routers.forEach((router, i) => i % each === 0 && paint.fillText(String(router.layer), LEFT - 5, TOP + (i + 0.5) * row));
+    routers.forEach(
+      (router, i) => i % each === 0 && paint.fillText(String(router.layer), LEFT - 5, TOP + (i + 0.5) * row),
+    );
     const gap = cell < 8 ? 0.5 : 1;
     const marks = this.#marks();
     this.#ranks = routers.map((_, i) => (isSorted ? load.order(i) : null));
@@ -168,7 +173,8 @@ export class RoutingView {
     const { cell, row } = this.size ?? {};
     const router = Math.floor((event.offsetY - TOP) / row);
     const column = Math.floor((event.offsetX - LEFT) / cell);
-    const isInside = router >= 0 && column >= 0 && router < this.routers.length && column < this.routers[router].n_expert;
+    const isInside =
+      router >= 0 && column >= 0 && router < this.routers.length && column < this.routers[router].n_expert;
     this.#mark(isInside ? { router, expert: this.#ranks[router]?.[column] ?? column } : null);
   }
 
@@ -192,15 +198,21 @@ export class RoutingView {
 
   #tell() {
     const { routers, load } = this;
-    const what = this.all ? ($("routing-all").dataset.complete ? "all answers" : "the answers that reported experts") : "this answer";
+    const what = this.all
+      ? $("routing-all").dataset.complete
+        ? "all answers"
+        : "the answers that reported experts"
+      : "this answer";
     const [{ n_expert, n_used }] = routers;
+    const each = `${n_used} of ${n_expert} experts work on a token`;
     $("routing-text").textContent = load.tokens
-      ? `${count(load.tokens)} tokens of ${what}, ${routers.length} layers. In each layer, ${n_used} of ${n_expert} experts work on a token.`
-      : `In each of ${routers.length} layers, ${n_used} of ${n_expert} experts work on a token. Send a message to see which.`;
+      ? `${count(load.tokens)} tokens of ${what}, ${routers.length} layers. In each layer, ${each}.`
+      : `In each of ${routers.length} layers, ${each}. Send a message to see which.`;
     if (this.#cell) {
       const { router, expert } = this.#cell;
       const times = load.counts[router][expert];
-      const rate = load.tokens ? ` of ${count(load.tokens)} tokens (${percent(times / load.tokens)}), ${load.ratio(router, expert).toFixed(1)} × an even load` : "";
+      const even = `${load.ratio(router, expert).toFixed(1)} × an even load`;
+      const rate = load.tokens ? ` of ${count(load.tokens)} tokens (${percent(times / load.tokens)}), ${even}` : "";
       $("routing-cell").textContent = `layer ${routers[router].layer}, expert ${expert}: ${count(times)}${rate}`;
     } else if (this.token !== null) {
       const text = JSON.stringify(this.trace[this.token].text ?? "");
@@ -212,10 +224,15 @@ export class RoutingView {
     // Tables need not follow every token.
     if (!load.tokens || (this.isLive && load.tokens % 8)) return;
     const cells = (values) => element("tr", "", ...values.map((value) => element("td", "", value)));
-    $("top-experts").tBodies[0].replaceChildren(...load.top(10).map((e) => cells([e.layer, e.expert, count(e.count), percent(e.share)])));
+    $("top-experts").tBodies[0].replaceChildren(
+      ...load.top(10).map((e) => cells([e.layer, e.expert, count(e.count), percent(e.share)])),
+    );
     $("layers").tBodies[0].replaceChildren(
       ...routers.map((router, i) => {
-        const best = load.order(i).slice(0, 3).map((e) => `${e} (${percent(load.counts[i][e] / load.tokens)})`);
+        const best = load
+          .order(i)
+          .slice(0, 3)
+          .map((e) => `${e} (${percent(load.counts[i][e] / load.tokens)})`);
         return cells([router.layer, best.join(", "), `${load.half(i)} of ${router.n_expert}`]);
       }),
     );
@@ -228,8 +245,18 @@ export class RoutingView {
     const n = Number($("cache-size").value);
     const hits = load.hits();
     const total = hits.length - 1;
-    const recent = this.all || this.isLive ? "" : ` One that starts empty and keeps the last used would hit ${percent(lru(this.routers, this.trace.map((t) => t.experts), n))}.`;
-    $("cache-text").textContent = `The ${count(n)} busiest of all ${count(total)} experts serve ${percent(hits[n])} of the choices.${recent}`;
+    const recent =
+      this.all || this.isLive
+        ? ""
+        : ` One that starts empty and keeps the last used would hit ${percent(
+            lru(
+              this.routers,
+              this.trace.map((t) => t.experts),
+              n,
+            ),
+          )}.`;
+    $("cache-text").textContent =
+      `The ${count(n)} busiest of all ${count(total)} experts serve ${percent(hits[n])} of the choices.${recent}`;
     $("cache-size").setAttribute("aria-valuetext", `${n} experts`);
     const points = hits.map((share, i) => `${((i / total) * 200).toFixed(1)},${(60 - share * 60).toFixed(1)}`);
     $("cache-end").textContent = `${count(total)} experts`;

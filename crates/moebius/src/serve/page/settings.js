@@ -1,18 +1,73 @@
-// The panel of settings: system prompt and its presets, every sampler of the server, the form of answers, the key. Ranges
-// and explanations come from the server's own description, defaults from its model.
+// The panel of settings: system prompt and its presets, every sampler of the server, the form of answers, the key.
+// Ranges and explanations come from the server's own description, defaults from its model.
 
 import { $, button, element, toast } from "./dom.js";
 import { state } from "./state.js";
 
 /** Fields of a request by group: name in the API and label. */
 const GROUPS = [
-  ["Sampling", [["temperature", "Temperature"], ["top_p", "Top p"], ["top_k", "Top k"], ["min_p", "Min p"], ["max_tokens", "Maximum tokens"], ["seed", "Seed"]]],
-  ["Repetition", [["repeat_penalty", "Repeat penalty"], ["repeat_last_n", "Repeat window"], ["presence_penalty", "Presence penalty"], ["frequency_penalty", "Frequency penalty"], ["dry_multiplier", "DRY multiplier"], ["dry_base", "DRY base"], ["dry_allowed_length", "DRY allowed length"], ["dry_penalty_last_n", "DRY window"], ["dry_sequence_breakers", "DRY breakers (JSON list)"]]],
-  ["More samplers", [["typical_p", "Typical p"], ["top_n_sigma", "Top n sigma"], ["xtc_probability", "XTC probability"], ["xtc_threshold", "XTC threshold"], ["dynatemp_range", "Dynamic temperature range"], ["dynatemp_exponent", "Dynamic temperature exponent"], ["min_keep", "Min keep"], ["mirostat", "Mirostat version"], ["mirostat_tau", "Mirostat tau"], ["mirostat_eta", "Mirostat eta"], ["samplers", "Order (JSON list)"], ["logit_bias", "Logit bias (JSON object)"]]],
-  ["End of the answer", [["stop", "Stop texts (JSON list)"], ["stop_token_ids", "Stop tokens (JSON list)"], ["ignore_eos", "Ignore the end token"], ["include_stop_str_in_output", "Keep the stop text"], ["skip_special_tokens", "Leave out special tokens"]]],
+  [
+    "Sampling",
+    [
+      ["temperature", "Temperature"],
+      ["top_p", "Top p"],
+      ["top_k", "Top k"],
+      ["min_p", "Min p"],
+      ["max_tokens", "Maximum tokens"],
+      ["seed", "Seed"],
+    ],
+  ],
+  [
+    "Repetition",
+    [
+      ["repeat_penalty", "Repeat penalty"],
+      ["repeat_last_n", "Repeat window"],
+      ["presence_penalty", "Presence penalty"],
+      ["frequency_penalty", "Frequency penalty"],
+      ["dry_multiplier", "DRY multiplier"],
+      ["dry_base", "DRY base"],
+      ["dry_allowed_length", "DRY allowed length"],
+      ["dry_penalty_last_n", "DRY window"],
+      ["dry_sequence_breakers", "DRY breakers (JSON list)"],
+    ],
+  ],
+  [
+    "More samplers",
+    [
+      ["typical_p", "Typical p"],
+      ["top_n_sigma", "Top n sigma"],
+      ["xtc_probability", "XTC probability"],
+      ["xtc_threshold", "XTC threshold"],
+      ["dynatemp_range", "Dynamic temperature range"],
+      ["dynatemp_exponent", "Dynamic temperature exponent"],
+      ["min_keep", "Min keep"],
+      ["mirostat", "Mirostat version"],
+      ["mirostat_tau", "Mirostat tau"],
+      ["mirostat_eta", "Mirostat eta"],
+      ["samplers", "Order (JSON list)"],
+      ["logit_bias", "Logit bias (JSON object)"],
+    ],
+  ],
+  [
+    "End of the answer",
+    [
+      ["stop", "Stop texts (JSON list)"],
+      ["stop_token_ids", "Stop tokens (JSON list)"],
+      ["ignore_eos", "Ignore the end token"],
+      ["include_stop_str_in_output", "Keep the stop text"],
+      ["skip_special_tokens", "Leave out special tokens"],
+    ],
+  ],
 ];
 const NAMES = GROUPS.flatMap(([, fields]) => fields.map(([name]) => name));
-const STEPS = { temperature: 0.05, top_p: 0.01, min_p: 0.01, repeat_penalty: 0.01, presence_penalty: 0.1, frequency_penalty: 0.1 };
+const STEPS = {
+  temperature: 0.05,
+  top_p: 0.01,
+  min_p: 0.01,
+  repeat_penalty: 0.01,
+  presence_penalty: 0.1,
+  frequency_penalty: 0.1,
+};
 
 /** What the fields say, as a request has it; throws in words where a field cannot be sent. */
 export function wanted() {
@@ -59,7 +114,11 @@ function problem(field) {
 function judge(field) {
   if (field.dataset.type === "json") {
     const value = readJson(field.value);
-    const fits = !field.value || (field.dataset.shape === "array" ? Array.isArray(value) : value && typeof value === "object" && !Array.isArray(value));
+    const fits =
+      !field.value ||
+      (field.dataset.shape === "array"
+        ? Array.isArray(value)
+        : value && typeof value === "object" && !Array.isArray(value));
     field.setCustomValidity(fits ? "" : "JSON");
   }
   const why = $(`${field.id}-why`);
@@ -86,15 +145,27 @@ export function fitFields(fields, defaults) {
       field.dataset.step = known.type === "integer" ? 1 : (STEPS[name] ?? 0.1);
     }
     const value = defaults?.[name];
-    field.placeholder = value === undefined ? { max_tokens: "no limit", seed: "random" }[name] ?? "model’s own" : `${value}`;
+    field.placeholder =
+      value === undefined ? ({ max_tokens: "no limit", seed: "random" }[name] ?? "model’s own") : `${value}`;
     judge(field);
   }
 }
 
 function fieldOf(name) {
   let field;
-  if (name === "mirostat") field = select([["", "model’s own"], ["0", "off"], ["1", "1"], ["2", "2"]]);
-  else if (/^(ignore_eos|include_stop|skip_special)/.test(name)) field = select([["", "model’s own"], ["true", "yes"], ["false", "no"]]);
+  if (name === "mirostat")
+    field = select([
+      ["", "model’s own"],
+      ["0", "off"],
+      ["1", "1"],
+      ["2", "2"],
+    ]);
+  else if (/^(ignore_eos|include_stop|skip_special)/.test(name))
+    field = select([
+      ["", "model’s own"],
+      ["true", "yes"],
+      ["false", "no"],
+    ]);
   else if (/^(samplers|stop|stop_token_ids|logit_bias|dry_sequence_breakers)$/.test(name)) {
     field = element("input");
     field.type = "text";
@@ -109,7 +180,10 @@ function fieldOf(name) {
       event.preventDefault();
       const step = Number(field.dataset.step ?? 1);
       const next = Number(field.value || field.placeholder || 0) + way * step;
-      const [low, high] = [field.min === "" ? -Infinity : Number(field.min), field.max === "" ? Infinity : Number(field.max)];
+      const [low, high] = [
+        field.min === "" ? -Infinity : Number(field.min),
+        field.max === "" ? Infinity : Number(field.max),
+      ];
       field.value = Number(Math.max(low, Math.min(high, next || 0)).toFixed(4));
       field.dispatchEvent(new Event("change"));
     });
@@ -147,7 +221,11 @@ function drawFields() {
     const before = state.store.settings.sampling;
     state.store.saveSettings("sampling", {});
     showSettings();
-    toast("All samplers are the model’s own again.", "Undo", () => (state.store.saveSettings("sampling", before), showSettings()));
+    toast(
+      "All samplers are the model’s own again.",
+      "Undo",
+      () => (state.store.saveSettings("sampling", before), showSettings()),
+    );
   });
   $("sampling").replaceChildren(...groups, reset);
 }
@@ -160,11 +238,14 @@ export function showSettings() {
     if (field !== document.activeElement) field.value = settings.sampling[name] ?? "";
     judge(field);
   }
-  for (const name of ["thinking", "key", "schema"]) if ($(name) !== document.activeElement) $(name).value = settings[name] ?? "";
+  for (const name of ["thinking", "key", "schema"])
+    if ($(name) !== document.activeElement) $(name).value = settings[name] ?? "";
   $("probabilities").checked = settings.probabilities;
   if ($("system") !== document.activeElement) $("system").value = current.system;
   const names = presets.map((p) => p.name).sort();
-  $("preset").replaceChildren(...["", ...names].map((name) => Object.assign(element("option", "", name || "Presets…"), { value: name })));
+  $("preset").replaceChildren(
+    ...["", ...names].map((name) => Object.assign(element("option", "", name || "Presets…"), { value: name })),
+  );
   $("preset").disabled = !names.length;
   $("schema-on").hidden = !settings.schema?.trim();
   judgeSchema();
@@ -208,8 +289,8 @@ function startPresets() {
   };
   $("keep-preset").addEventListener("click", keep);
   $("preset-name").addEventListener("keydown", (event) => {
-    if (event.key === "Enter") event.preventDefault(), keep();
-    if (event.key === "Escape") event.stopPropagation(), ($("name-preset").hidden = true);
+    if (event.key === "Enter") (event.preventDefault(), keep());
+    if (event.key === "Escape") (event.stopPropagation(), ($("name-preset").hidden = true));
   });
   $("remove-preset").addEventListener("click", async () => {
     const preset = state.store.presets.find((p) => p.name === $("preset").value);
@@ -217,7 +298,11 @@ function startPresets() {
     await state.store.removePreset(preset.name);
     $("remove-preset").hidden = true;
     showSettings();
-    toast(`Deleted the preset “${preset.name}”.`, "Undo", async () => (await state.store.savePreset(preset.name, preset.text), showSettings()));
+    toast(
+      `Deleted the preset “${preset.name}”.`,
+      "Undo",
+      async () => (await state.store.savePreset(preset.name, preset.text), showSettings()),
+    );
   });
 }
 
@@ -232,7 +317,9 @@ export function startSettings(onKey) {
     });
   }
   $("schema").addEventListener("input", judgeSchema);
-  $("probabilities").addEventListener("change", () => state.store.saveSettings("probabilities", $("probabilities").checked));
+  $("probabilities").addEventListener("change", () =>
+    state.store.saveSettings("probabilities", $("probabilities").checked),
+  );
   $("system").addEventListener("change", () => setSystem($("system").value));
   startPresets();
   showSettings();

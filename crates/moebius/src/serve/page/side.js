@@ -49,12 +49,16 @@ function item(conversation, found, choose) {
   const isCurrent = conversation === state.store.current;
   const out = element("li", isCurrent ? "current" : "");
   const name = nameOf(conversation);
-  if (renaming === conversation.id) return out.append(nameField(conversation)), out;
+  if (renaming === conversation.id) return (out.append(nameField(conversation)), out);
   const open = button("", name, () => choose(conversation));
   open.append(element("span", "", name), ...(found ? [element("span", "found", found)] : []));
   open.className = "name";
   if (isCurrent) open.setAttribute("aria-current", "true");
-  const rename = button("✎", `Rename “${name}”`, () => ((renaming = conversation.id), drawSide(choose), $("rename").select()));
+  const rename = button(
+    "✎",
+    `Rename “${name}”`,
+    () => ((renaming = conversation.id), drawSide(choose), $("rename").select()),
+  );
   const remove = button("✕", `Delete “${name}”`, () => removeAll([conversation], `Deleted “${name}”.`));
   for (const small of [rename, remove]) small.classList.add("icon");
   out.append(open, rename, remove);
@@ -72,8 +76,8 @@ function nameField(conversation) {
     state.changed(conversation);
   };
   field.addEventListener("keydown", (event) => {
-    if (event.key === "Enter") event.preventDefault(), end(true);
-    if (event.key === "Escape") event.stopPropagation(), end(false);
+    if (event.key === "Enter") (event.preventDefault(), end(true));
+    if (event.key === "Escape") (event.stopPropagation(), end(false));
   });
   field.addEventListener("blur", () => end(true));
   return field;
@@ -86,11 +90,12 @@ export async function removeAll(conversations, what) {
   const current = state.store.current;
   const removed = state.store.remove(conversations);
   state.changed(null);
-  if (kept.length) toast(what, "Undo", async () => {
-    await state.store.take(kept);
-    if (kept.includes(current)) state.store.choose(current);
-    await state.changed(null);
-  });
+  if (kept.length)
+    toast(what, "Undo", async () => {
+      await state.store.take(kept);
+      if (kept.includes(current)) state.store.choose(current);
+      await state.changed(null);
+    });
   await removed;
 }
 
@@ -103,7 +108,8 @@ async function importFile(file) {
   let list = null;
   try {
     const data = JSON.parse(await file.text());
-    if (data.format === FORMAT && Array.isArray(data.conversations)) list = data.conversations.map(checked).filter((c) => c?.root.length);
+    if (data.format === FORMAT && Array.isArray(data.conversations))
+      list = data.conversations.map(checked).filter((c) => c?.root.length);
   } catch {
     // Told below.
   }

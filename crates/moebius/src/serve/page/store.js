@@ -67,7 +67,10 @@ export class Store {
     try {
       store.#database = await database();
       const read = store.#database.transaction([CONVERSATIONS, PRESETS]);
-      const [list, presets] = [done(read.objectStore(CONVERSATIONS).getAll()), done(read.objectStore(PRESETS).getAll())];
+      const [list, presets] = [
+        done(read.objectStore(CONVERSATIONS).getAll()),
+        done(read.objectStore(PRESETS).getAll()),
+      ];
       store.list = await list;
       store.presets = await presets;
       await store.#migrate();

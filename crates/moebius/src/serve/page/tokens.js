@@ -1,4 +1,5 @@
-// An answer token by token: each is shaded by its probability, says what else the model thought of, and marks its experts.
+// An answer token by token: each is shaded by its probability, says what else the model thought of, and marks its
+// experts.
 
 import { $, element } from "./dom.js";
 import { state } from "./state.js";
@@ -41,7 +42,10 @@ export function tokenView(tokens) {
     // Of the tokens, one is in the order of the Tab key.
     node.tabIndex = i ? -1 : 0;
     if (token.logprob !== undefined) node.classList.add(`p${Math.min(4, Math.floor(Math.exp(token.logprob) * 5))}`);
-    node.setAttribute("aria-label", `token ${i + 1}: ${shown(text)}${token.logprob === undefined ? "" : `, ${percent(token.logprob)}`}`);
+    node.setAttribute(
+      "aria-label",
+      `token ${i + 1}: ${shown(text)}${token.logprob === undefined ? "" : `, ${percent(token.logprob)}`}`,
+    );
     node.addEventListener("pointerenter", () => tell(node, token));
     node.addEventListener("focus", () => tell(node, token));
     for (const name of ["pointerleave", "blur"]) node.addEventListener(name, () => ($("token-tip").hidden = true));
@@ -69,7 +73,12 @@ export function tokenView(tokens) {
 function tell(node, token) {
   const tip = $("token-tip");
   const rows = (token.top ?? []).map((other) => {
-    const row = element("tr", other.token === token.text ? "chosen" : "", element("td", "", shown(other.token)), element("td", "", percent(other.logprob)));
+    const row = element(
+      "tr",
+      other.token === token.text ? "chosen" : "",
+      element("td", "", shown(other.token)),
+      element("td", "", percent(other.logprob)),
+    );
     return row;
   });
   const isAmong = token.top?.some((other) => other.token === token.text);

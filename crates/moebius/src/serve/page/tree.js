@@ -4,7 +4,16 @@
 /** An empty conversation. */
 export function conversation() {
   const now = Date.now();
-  return { id: newId(), name: "", system: "", nodes: {}, root: [], shown: 0, updated: now, edited: { name: 0, system: 0 } };
+  return {
+    id: newId(),
+    name: "",
+    system: "",
+    nodes: {},
+    root: [],
+    shown: 0,
+    updated: now,
+    edited: { name: 0, system: 0 },
+  };
 }
 
 /** Adds a message below `parent` (null: at the top) and shows it. */
@@ -39,7 +48,7 @@ export function show(conversation, node) {
 /** The path that is shown, from the first message on. */
 export function path(conversation) {
   const out = [];
-  for (let ids = conversation.root, shown = conversation.shown; ids.length; ) {
+  for (let ids = conversation.root, shown = conversation.shown; ids.length;) {
     const node = conversation.nodes[ids[Math.min(shown, ids.length - 1)]];
     out.push(node);
     ids = node.children;
@@ -125,7 +134,11 @@ export function checked(value) {
 /** What a conversation is called after its first message: its first line without marks of markdown. */
 export function nameOf(content) {
   const line = content.split("\n").find((line) => line.trim()) ?? "";
-  return line.replace(/^\s*(?:[#>]+\s*|[*+-]\s+)*/, "").replace(/[*_`]{1,3}(\S(?:.*?\S)?)[*_`]{1,3}/g, "$1").trim().slice(0, 60);
+  return line
+    .replace(/^\s*(?:[#>]+\s*|[*+-]\s+)*/, "")
+    .replace(/[*_`]{1,3}(\S(?:.*?\S)?)[*_`]{1,3}/g, "$1")
+    .trim()
+    .slice(0, 60);
 }
 
 /** 64 random bits in hexadecimal digits. */
