@@ -627,7 +627,12 @@ const TESTS = {
     await page.locator("#save-preset").click();
     await page.locator("#preset-name").fill("pirate");
     await page.keyboard.press("Enter");
+    // It is in the list once it is kept.
+    await page.locator("#preset option", { hasText: "pirate" }).waitFor({ state: "attached" });
+    await page.locator("#input").fill("Half a thought");
     await page.reload();
+    await page.locator("#server").filter({ hasText: "·" }).waitFor();
+    assert.equal(await page.locator("#input").inputValue(), "Half a thought", "what is not sent yet is kept");
     await page.keyboard.press("Alt+n");
     await page.keyboard.press("Alt+s");
     await page.locator("#preset").selectOption("pirate");

@@ -15,6 +15,7 @@ import { add, before, nameOf, path, takeBack } from "./tree.js";
 
 const TOP_TOKENS = 5; // alternatives of each token
 const SAVE_EVERY = 1000; // ms, while an answer is written
+const DRAFT = "moebius.draft";
 
 // --- drawing ---
 
@@ -242,6 +243,8 @@ function send(text = withFiles($("input").value)) {
 
 function grow() {
   const input = $("input");
+  // What is not sent yet outlives a reload of this tab.
+  sessionStorage.setItem(DRAFT, input.value);
   input.style.height = "auto";
   input.style.height = `${input.scrollHeight + 2}px`;
 }
@@ -358,6 +361,8 @@ startSettings(connect);
 startSide(choose);
 startFiles();
 startKeys();
+$("input").value = sessionStorage.getItem(DRAFT) ?? "";
+grow();
 drawAll();
 if (!state.store.keeps)
   notice("This browser keeps nothing for this page: conversations are lost with a reload; Export keeps them.");
