@@ -84,10 +84,11 @@ def openai_tools_round_trip():
         assert answer.choices[0].finish_reason == "tool_calls", answer
         call = answer.choices[0].message.tool_calls[0]
         assert call.function.name == "get_weather" and json.loads(call.function.arguments)["city"] in ("Paris", "Rome"), call
-    # The same call, streamed.
+    # The first call, streamed; a model may make several.
     names, arguments = "", ""
     for chunk in oai.chat.completions.create(**ask, tool_choice="required", stream=True):
-        for piece in (chunk.choices[0].delta.tool_calls or []) if chunk.choices else []:
+        pieces = (chunk.choices[0].delta.tool_calls or []) if chunk.choices else []
+        for piece in (piece for piece in pieces if piece.index == 0):
             names += piece.function.name or ""
             arguments += piece.function.arguments or ""
     assert names.startswith("get_weather") and json.loads(arguments)["city"] in ("Paris", "Rome"), (names, arguments)

@@ -152,10 +152,11 @@ fn start(
         size_bytes: session.size_bytes,
         n_vocab: session.n_vocab,
     };
-    let Session { engine, tokenizer, template, format, template_knows_tools, .. } = session;
+    let Session { engine, tokenizer, template, format, template_knows_tools, backend, .. } = session;
+    let counts_all = backend != "CUDA";
     let metrics = Arc::new(Metrics::default());
-    let (worker, thread, ended) =
-        Worker::start(engine, places.parallel, places.queue, metrics.clone()).context("start the engine's thread")?;
+    let (worker, thread, ended) = Worker::start(engine, places.parallel, places.queue, metrics.clone(), counts_all)
+        .context("start the engine's thread")?;
     let app =
         App::new(worker, metrics, tokenizer, template, format, template_knows_tools, model, sampling, keys, trial);
     Ok(Started { app: Arc::new(app), thread, ended })

@@ -13,21 +13,79 @@ use super::routes::{Answer, Input};
 
 const HTML: &str = "text/html; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
+const STYLE: &str = "text/css; charset=utf-8";
+const TEXT: &str = "text/plain; charset=utf-8";
+const FONT: &str = "font/woff2";
 
-/// Name, type and text of each file.
-const FILES: &[(&str, &str, &str)] = &[
-    ("index.html", HTML, include_str!("page/index.html")),
-    ("icon.svg", "image/svg+xml", include_str!("page/icon.svg")),
-    ("style.css", "text/css; charset=utf-8", include_str!("page/style.css")),
-    ("app.js", SCRIPT, include_str!("page/app.js")),
-    ("api.js", SCRIPT, include_str!("page/api.js")),
-    ("markdown.js", SCRIPT, include_str!("page/markdown.js")),
-    ("routing.js", SCRIPT, include_str!("page/routing.js")),
-    ("store.js", SCRIPT, include_str!("page/store.js")),
+/// Name, type and bytes of a file in `page/`.
+macro_rules! file {
+    ($name:literal, $kind:expr) => {
+        ($name, $kind, include_bytes!(concat!("page/", $name)))
+    };
+}
+
+/// A font of KaTeX.
+macro_rules! font {
+    ($name:literal) => {
+        (
+            concat!("vendor/katex-0.19.1/fonts/KaTeX_", $name, ".woff2"),
+            FONT,
+            include_bytes!(concat!("page/vendor/katex-0.19.1/fonts/KaTeX_", $name, ".woff2")),
+        )
+    };
+}
+
+/// Name, type and bytes of each file.
+const FILES: &[(&str, &str, &[u8])] = &[
+    file!("index.html", HTML),
+    file!("icon.svg", "image/svg+xml"),
+    file!("style.css", STYLE),
+    file!("api.js", SCRIPT),
+    file!("app.js", SCRIPT),
+    file!("dom.js", SCRIPT),
+    file!("experts.js", SCRIPT),
+    file!("files.js", SCRIPT),
+    file!("highlighter.js", SCRIPT),
+    file!("markdown.js", SCRIPT),
+    file!("messages.js", SCRIPT),
+    file!("rich.js", SCRIPT),
+    file!("routing.js", SCRIPT),
+    file!("settings.js", SCRIPT),
+    file!("side.js", SCRIPT),
+    file!("state.js", SCRIPT),
+    file!("store.js", SCRIPT),
+    file!("tokens.js", SCRIPT),
+    file!("tree.js", SCRIPT),
+    // As `tools/fetch_page_vendor.sh` fetches them. Pages load them only when they are needed.
+    file!("vendor/highlight-11.12.0/LICENSE", TEXT),
+    file!("vendor/highlight-11.12.0/highlight.min.js", SCRIPT),
+    file!("vendor/katex-0.19.1/LICENSE", TEXT),
+    file!("vendor/katex-0.19.1/katex.min.css", STYLE),
+    file!("vendor/katex-0.19.1/katex.min.js", SCRIPT),
+    font!("AMS-Regular"),
+    font!("Caligraphic-Bold"),
+    font!("Caligraphic-Regular"),
+    font!("Fraktur-Bold"),
+    font!("Fraktur-Regular"),
+    font!("Main-Bold"),
+    font!("Main-BoldItalic"),
+    font!("Main-Italic"),
+    font!("Main-Regular"),
+    font!("Math-BoldItalic"),
+    font!("Math-Italic"),
+    font!("SansSerif-Bold"),
+    font!("SansSerif-Italic"),
+    font!("SansSerif-Regular"),
+    font!("Script-Regular"),
+    font!("Size1-Regular"),
+    font!("Size2-Regular"),
+    font!("Size3-Regular"),
+    font!("Size4-Regular"),
+    font!("Typewriter-Regular"),
 ];
 
 /// What the browser may do with the page: run its own scripts and talk to this server.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; connect-src 'self'; \
                       img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// The page.
@@ -41,13 +99,15 @@ pub async fn part(_: Arc<App>, input: Input) -> Answer {
 }
 
 fn file(name: &str) -> Answer {
-    let Some((_, kind, text)) = FILES.iter().find(|(file, _, _)| *file == name) else {
+    let Some((_, kind, bytes)) = FILES.iter().find(|(file, _, _)| *file == name) else {
         return Err(ApiError::new(StatusCode::NOT_FOUND, "the page has no such file"));
     };
-    let mut response = Response::new(Body::from(*text));
+    let mut response = Response::new(Body::from(*bytes));
+    // The names of libraries carry their versions.
+    let cache = if name.starts_with("vendor/") { "max-age=31536000, immutable" } else { "no-cache" };
     for (name, value) in [
         (header::CONTENT_TYPE, kind),
-        (header::CACHE_CONTROL, &"no-cache"),
+        (header::CACHE_CONTROL, &cache),
         (header::CONTENT_SECURITY_POLICY, &POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, &"nosniff"),
         (header::REFERRER_POLICY, &"no-referrer"),
@@ -55,4 +115,36 @@ fn file(name: &str) -> Answer {
         response.headers_mut().insert(name, HeaderValue::from_static(value));
     }
     Ok(response)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What follows each `before` in `text`, up to `end`.
+    fn quoted<'a>(text: &'a str, before: &'a str, end: char) -> impl Iterator<Item = &'a str> {
+        text.split(before).skip(1).filter_map(move |rest| rest.split(end).next())
+    }
+
+    #[test]
+    fn every_file_that_the_page_names_is_served() {
+        let served = |name: &str| FILES.iter().any(|(file, ..)| *file == name);
+        let mut named = 0;
+        for (file, kind, bytes) in FILES {
+            if *kind == FONT {
+                assert!(bytes.starts_with(b"wOF2"), "{file}");
+                continue;
+            }
+            let text = std::str::from_utf8(bytes).unwrap();
+            let folder = file.rsplit_once('/').map_or(String::new(), |(folder, _)| format!("{folder}/"));
+            let mut names: Vec<String> = quoted(text, "url(", ')').map(|name| format!("{folder}{name}")).collect();
+            if !file.starts_with("vendor/") {
+                names.extend(quoted(text, "from \"./", '"').chain(quoted(text, "import \"./", '"')).map(String::from));
+                names.extend(quoted(text, "\"page/", '"').filter(|name| !name.ends_with('/')).map(String::from));
+            }
+            named += names.len();
+            names.iter().for_each(|name| assert!(served(name), "{file} names {name}"));
+        }
+        assert!(named > 40, "{named} names");
+    }
 }

@@ -1,5 +1,5 @@
-//! `/v1/routing`: which experts the model's routers chose, layer by layer, counted over the answers that asked to see
-//! it (`"routing": true` in a chat request, whose events then carry the choices of every token).
+//! `/v1/routing`: which experts the model's routers chose, layer by layer, counted over all answers. A chat request with
+//! `"routing": true` gets the choices of every token with its events.
 
 use std::sync::{Arc, Mutex};
 
@@ -16,6 +16,7 @@ use super::worker::lock;
 #[derive(Debug)]
 pub struct Routing {
     routers: Vec<RouterInfo>,
+    counts_all: bool,
     counted: Mutex<Counted>,
 }
 
@@ -27,10 +28,16 @@ struct Counted {
 }
 
 impl Routing {
-    /// Nothing yet.
-    pub fn new(routers: &[RouterInfo]) -> Routing {
+    /// Nothing yet. With `counts_all` every answer counts; without, those whose clients want to see their experts: on a
+    /// GPU a trace costs a copy for every router and step.
+    pub fn new(routers: &[RouterInfo], counts_all: bool) -> Routing {
         let experts = routers.iter().map(|router| vec![0; router.n_expert]).collect();
-        Routing { routers: routers.to_vec(), counted: Mutex::new(Counted { tokens: 0, experts }) }
+        Routing { routers: routers.to_vec(), counts_all, counted: Mutex::new(Counted { tokens: 0, experts }) }
+    }
+
+    /// Whether the experts of all answers are counted.
+    pub fn counts_all(&self) -> bool {
+        self.counts_all && !self.routers.is_empty()
     }
 
     /// Counts the experts of one token, those of all routers one after the other.
@@ -51,7 +58,8 @@ impl Routing {
             let RouterInfo { layer, n_expert, n_used } = router;
             json!({"layer": layer, "n_expert": n_expert, "n_used": n_used, "counts": counts})
         });
-        json!({"object": "routing", "tokens": counted.tokens, "routers": routers.collect::<Vec<_>>()})
+        let routers = routers.collect::<Vec<_>>();
+        json!({"object": "routing", "tokens": counted.tokens, "complete": self.counts_all, "routers": routers})
     }
 }
 

@@ -94,13 +94,14 @@ impl Drop for Ending {
 }
 
 impl Worker {
-    /// Starts the thread. `max_running` sequences are computed at a time, `max_waiting` more wait. The receiver hears
-    /// when the thread has ended.
+    /// Starts the thread. `max_running` sequences are computed at a time, `max_waiting` more wait. With
+    /// `counts_all` the experts of all answers are counted. The receiver hears when the thread has ended.
     pub fn start(
         engine: Engine,
         max_running: usize,
         max_waiting: usize,
         metrics: Arc<Metrics>,
+        counts_all: bool,
     ) -> std::io::Result<(Worker, JoinHandle<()>, oneshot::Receiver<()>)> {
         let (commands, inbox) = std_mpsc::channel();
         let shared = Arc::new(Shared {
@@ -108,7 +109,7 @@ impl Worker {
             typical: Mutex::new(Duration::from_secs(1)),
             max_running,
             context: engine.context(),
-            routing: Routing::new(engine.routers()),
+            routing: Routing::new(engine.routers(), counts_all),
             alive: AtomicBool::new(true),
         });
         let (ended, has_ended) = oneshot::channel();
@@ -230,6 +231,8 @@ struct Open {
     id: RequestId,
     index: usize,
     updates: mpsc::Sender<(usize, Update)>,
+    /// The client wants to see the experts of each token.
+    routing: bool,
     started: Instant,
     last_token: Option<Instant>,
 }
@@ -290,11 +293,14 @@ impl Thread {
     ) {
         let started = Instant::now();
         let mut ids = Vec::with_capacity(requests.len());
-        for (index, request) in requests.into_iter().enumerate() {
+        for (index, mut request) in requests.into_iter().enumerate() {
+            let routing = request.routing;
+            request.routing |= self.ending.shared.routing.counts_all();
             match self.engine.submit(request) {
                 Ok(id) => {
                     ids.push(id);
-                    self.open.push(Open { id, index, updates: updates.clone(), started, last_token: None });
+                    let updates = updates.clone();
+                    self.open.push(Open { id, index, updates, routing, started, last_token: None });
                 }
                 Err(error) => {
                     ids.into_iter().for_each(|id| self.cancel(id));
@@ -351,7 +357,12 @@ impl Thread {
                     }
                     let logprobs = logprobs.map(|l| TokenLogprobs { token: l.token, top: l.top.to_vec() });
                     routing.into_iter().for_each(|ids| self.ending.shared.routing.count(ids));
-                    Update::Token { token, text: text.to_string(), logprobs, routing: routing.map(Box::from) }
+                    Update::Token {
+                        token,
+                        text: text.to_string(),
+                        logprobs,
+                        routing: routing.filter(|_| open.routing).map(Box::from),
+                    }
                 }
                 EventKind::Prompt { token, logprobs } => {
                     let logprobs = TokenLogprobs { token: logprobs.token, top: logprobs.top.to_vec() };

@@ -1,6 +1,6 @@
-// The server's API as the page needs it. Knows no elements.
+// The server's API as the page needs it, and its refusals in words. Knows no elements.
 
-/** What the server said when it said no. */
+/** Why there is no answer: `status` is the server's, 0 where it did not answer at all. */
 export class Refusal extends Error {
   constructor(status, message) {
     super(message);
@@ -8,12 +8,32 @@ export class Refusal extends Error {
   }
 }
 
-function headers(key) {
-  return { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+const GONE = "The server does not answer. Is it still running, and can this device reach it?";
+
+/** What a status means to the reader; the server's own words where they say it best. */
+function inWords(status, message) {
+  if (status === 401 || status === 403) return "This server wants an API key: enter it under Settings.";
+  if (status === 413) return "This is too long for the server to read.";
+  if (status === 429) return "The server is busy with other answers. Try again in a moment.";
+  if (status === 503) return "The server is stopping and takes no more messages.";
+  if (status === 404) return "This server has no such route: is it Moebius, and of the same version as this page?";
+  if (status >= 500) return `The server failed: ${message}`;
+  if (/the context is \d+/.test(message)) {
+    const advice = "Start a new one, or edit an earlier message.";
+    return `The conversation no longer fits the model’s context. ${advice} (${message})`;
+  }
+  return message;
 }
 
 async function ask(path, key, options = {}) {
-  const response = await fetch(path, { ...options, headers: headers(key) });
+  const headers = { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+  let response;
+  try {
+    response = await fetch(path, { ...options, headers });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refusal(0, GONE);
+  }
   if (response.ok) return response;
   let message = `${response.status} ${response.statusText}`;
   try {
@@ -21,7 +41,7 @@ async function ask(path, key, options = {}) {
   } catch {
     // A proxy's page is no answer of ours; the status says enough.
   }
-  throw new Refusal(response.status, message);
+  throw new Refusal(response.status, inWords(response.status, message));
 }
 
 /** `{id, max_model_len, meta}` of the model. */
@@ -29,9 +49,15 @@ export async function model(key) {
   return (await (await ask("v1/models", key)).json()).data[0];
 }
 
-/** `{tokens, routers: [{layer, n_expert, n_used, counts}]}` since the server started. */
+/** `{tokens, complete, routers: [{layer, n_expert, n_used, counts}]}` since the server started. */
 export async function routing(key) {
   return (await ask("v1/routing", key)).json();
+}
+
+/** The fields of a chat request: `{name: {type, minimum, maximum, description}}`. */
+export async function fields(key) {
+  const document = await (await ask("openapi.json", key)).json();
+  return document.paths["/v1/chat/completions"].post.requestBody.content["application/json"].schema.properties;
 }
 
 /** Yields the events of a chat completion as they come. */
@@ -44,15 +70,21 @@ export async function* chat(body, key, signal) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { value, done } = await reader.read();
-    if (done) throw new Error("the answer broke off");
-    const lines = (rest + value).split("\n");
+    let part;
+    try {
+      part = await reader.read();
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      throw new Refusal(0, "The connection broke in the middle of the answer.");
+    }
+    if (part.done) throw new Refusal(0, "The answer broke off: the server ended the connection.");
+    const lines = (rest + part.value).split("\n");
     rest = lines.pop();
     for (const line of lines) {
       if (line === "data: [DONE]") return;
       if (!line.startsWith("data: ")) continue;
       const event = JSON.parse(line.slice(6));
-      if (event.error) throw new Error(event.error.message);
+      if (event.error) throw new Refusal(500, `The server failed: ${event.error.message}`);
       yield event;
     }
   }

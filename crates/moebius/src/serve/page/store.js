@@ -1,104 +1,238 @@
-// Conversations as trees, kept in this browser. A message's children are the ways the conversation went on from it; the
-// tree remembers which way was looked at last. Knows nothing of the page and the server.
+// Conversations and presets in this browser's IndexedDB, a record each, so that two tabs never write over each other: a
+// save merges with what is stored, and tells the other tabs. Knows nothing of the page and the server.
 
-const CONVERSATIONS = "moebius.conversations";
+import { checked, conversation as fresh, merge, takeBack } from "./tree.js";
+
+const OLD = "moebius.conversations"; // one value for all of them, as the first version of the page kept them
 const SETTINGS = "moebius.settings";
+const CURRENT = "moebius.current";
+const CONVERSATIONS = "conversations";
+const PRESETS = "presets";
 
-function read(name, otherwise) {
-  try {
-    return JSON.parse(localStorage.getItem(name)) ?? otherwise;
-  } catch {
-    return otherwise;
-  }
+/** The result of a request, or its error. */
+const done = (request) =>
+  new Promise((resolve, reject) => {
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+  });
+
+/** The end of a transaction: only then is a record safe. */
+const committed = (transaction) =>
+  new Promise((resolve, reject) => {
+    transaction.oncomplete = () => resolve();
+    transaction.onabort = transaction.onerror = () => reject(transaction.error);
+  });
+
+function openDatabase() {
+  const request = indexedDB.open("moebius", 1);
+  request.onupgradeneeded = () => {
+    request.result.createObjectStore(CONVERSATIONS, { keyPath: "id" });
+    request.result.createObjectStore(PRESETS, { keyPath: "name" });
+  };
+  return done(request);
 }
 
-/** False when the browser's room is used up. */
-function write(name, value) {
+/** The database of this version of the page; it makes way for a later one. */
+async function database() {
+  const opened = await openDatabase();
+  opened.onversionchange = () => opened.close();
+  return opened;
+}
+
+function readJson(storage, name) {
   try {
-    localStorage.setItem(name, JSON.stringify(value));
-    return true;
+    return JSON.parse(storage.getItem(name));
   } catch {
-    return false;
+    return null;
   }
 }
 
 export class Store {
-  constructor() {
-    const saved = read(CONVERSATIONS, { list: [], current: null });
-    /** Newest first: `{id, name, system, nodes: {id: node}, root: [ids], shown}`. */
-    this.list = saved.list;
-    this.settings = read(SETTINGS, { sampling: {}, thinking: "", key: "" });
-    this.current = this.list.find((c) => c.id === saved.current) ?? this.list[0] ?? this.create();
+  /** Newest first. */
+  list = [];
+  presets = [];
+  settings = { sampling: {}, thinking: "", key: "", schema: "", probabilities: false };
+  current = null;
+  /** Called when another tab changed something: with the conversation, or null for the settings. */
+  onChange = () => {};
+  /** Whether an answer is being written to the conversation of this id. */
+  isBusy = () => false;
+  #database = null;
+  #channel = null;
+
+  /** Opens the database, and takes over what an older page kept. Without one, nothing outlives the page. */
+  static async open() {
+    const store = new Store();
+    Object.assign(store.settings, readJson(localStorage, SETTINGS));
+    try {
+      store.#database = await database();
+      const read = store.#database.transaction([CONVERSATIONS, PRESETS]);
+      const [list, presets] = [
+        done(read.objectStore(CONVERSATIONS).getAll()),
+        done(read.objectStore(PRESETS).getAll()),
+      ];
+      store.list = await list;
+      store.presets = await presets;
+      await store.#migrate();
+    } catch (error) {
+      console.warn("nothing is kept:", error);
+      store.#database = null;
+    }
+    store.#sort();
+    const id = sessionStorage.getItem(CURRENT) ?? localStorage.getItem(CURRENT);
+    store.current = store.list.find((c) => c.id === id) ?? store.list[0] ?? store.create();
+    store.#listen();
+    return store;
   }
 
-  save() {
-    return write(CONVERSATIONS, { list: this.list, current: this.current.id });
+  /** Whether conversations outlive the page. */
+  get keeps() {
+    return this.#database !== null;
   }
 
-  saveSettings() {
-    return write(SETTINGS, this.settings);
+  async #migrate() {
+    const old = readJson(localStorage, OLD);
+    if (!Array.isArray(old?.list)) return;
+    for (const value of old.list.map(checked)) {
+      if (!value?.root.length) continue;
+      const known = this.list.find((c) => c.id === value.id);
+      if (known) merge(known, value);
+      else this.list.push(value);
+      await this.save(known ?? value);
+    }
+    if (old.current) localStorage.setItem(CURRENT, old.current);
+    // Only after every record is safe.
+    localStorage.removeItem(OLD);
+  }
+
+  #listen() {
+    this.#channel = new BroadcastChannel("moebius");
+    this.#channel.onmessage = async ({ data }) => {
+      if (data.presets) this.presets = await done(this.#database.transaction(PRESETS).objectStore(PRESETS).getAll());
+      // A conversation that is being written here stays.
+      if (data.removed && !this.isBusy(data.removed)) this.#forget(data.removed);
+      if (data.saved) {
+        const theirs = await done(this.#database.transaction(CONVERSATIONS).objectStore(CONVERSATIONS).get(data.saved));
+        const ours = this.list.find((c) => c.id === data.saved);
+        if (theirs && ours) merge(ours, theirs);
+        else if (theirs) this.list.push(theirs);
+        this.#sort();
+      }
+      this.onChange(data.saved ?? data.removed ?? null);
+    };
+    addEventListener("storage", (event) => {
+      if (event.key !== SETTINGS) return;
+      Object.assign(this.settings, readJson(localStorage, SETTINGS));
+      this.onChange(null);
+    });
+  }
+
+  #sort() {
+    this.list.sort((a, b) => (b.updated ?? 0) - (a.updated ?? 0));
+  }
+
+  #forget(id) {
+    this.list = this.list.filter((c) => c.id !== id);
+    if (this.current?.id === id) this.current = this.list[0] ?? this.create();
+  }
+
+  /** Makes a conversation the one that is shown, also after a reload of this tab. */
+  choose(conversation) {
+    this.current = conversation;
+    sessionStorage.setItem(CURRENT, conversation.id);
+    localStorage.setItem(CURRENT, conversation.id);
+  }
+
+  /**
+   * Stores a conversation, merged with what another tab stored. Resolves when it is safe; false where the browser has
+   * no room or keeps nothing. An empty one is not kept.
+   */
+  async save(conversation = this.current) {
+    if (!this.#database) return false;
+    // One that was deleted meanwhile stays so.
+    if (!this.list.includes(conversation) || (!conversation.root.length && !conversation.system)) return true;
+    try {
+      const transaction = this.#database.transaction(CONVERSATIONS, "readwrite");
+      const records = transaction.objectStore(CONVERSATIONS);
+      const stored = await done(records.get(conversation.id));
+      if (stored) merge(conversation, stored);
+      records.put(conversation);
+      await committed(transaction);
+      this.#channel?.postMessage({ saved: conversation.id });
+      return true;
+    } catch {
+      return false;
+    }
+  }
+
+  /** Takes messages that a conversation no longer has out of its record too. */
+  async drop(conversation, nodes) {
+    await this.#change(CONVERSATIONS, async (records) => {
+      const stored = await done(records.get(conversation.id));
+      if (!stored) return;
+      for (const { id } of nodes.filter((node) => !conversation.nodes[node.id] && stored.nodes[node.id])) {
+        takeBack(stored, stored.nodes[id]);
+      }
+      records.put(stored);
+    });
+  }
+
+  saveSettings(name, value) {
+    // Fields that another tab changed meanwhile stay as they are there.
+    Object.assign(this.settings, readJson(localStorage, SETTINGS), { [name]: value });
+    try {
+      localStorage.setItem(SETTINGS, JSON.stringify(this.settings));
+      return true;
+    } catch {
+      return false;
+    }
   }
 
   create() {
-    const empty = this.list.find((c) => !c.root.length);
-    const conversation = empty ?? { id: newId(), name: "", system: "", nodes: {}, root: [], shown: 0 };
+    const conversation = this.list.find((c) => !c.root.length) ?? fresh();
+    conversation.updated = Date.now();
     this.list = [conversation, ...this.list.filter((c) => c !== conversation)];
-    this.current = conversation;
+    this.choose(conversation);
     return conversation;
   }
 
-  remove(conversation) {
-    this.list = this.list.filter((c) => c !== conversation);
-    if (this.current === conversation) this.current = this.list[0] ?? this.create();
+  async remove(conversations) {
+    const ids = conversations.map((c) => c.id);
+    ids.forEach((id) => this.#forget(id));
+    if (!this.#database) return;
+    const transaction = this.#database.transaction(CONVERSATIONS, "readwrite");
+    ids.forEach((id) => transaction.objectStore(CONVERSATIONS).delete(id));
+    await committed(transaction);
+    ids.forEach((id) => this.#channel?.postMessage({ removed: id }));
   }
 
-  clear() {
-    this.list = [];
-    this.create();
+  /** Takes conversations in: deleted ones again, or those of a file. One that is known is merged. */
+  async take(conversations) {
+    for (const conversation of conversations) {
+      const known = this.list.find((c) => c.id === conversation.id);
+      if (known) merge(known, conversation);
+      else this.list.push(conversation);
+      await this.save(known ?? conversation);
+    }
+    this.#sort();
   }
-}
 
-/** Adds a message below `parent` (null: at the top) and shows it. */
-export function add(conversation, parent, message) {
-  const node = { id: newId(), parent: parent?.id ?? null, children: [], shown: 0, ...message };
-  conversation.nodes[node.id] = node;
-  const siblings = siblingsOf(conversation, node);
-  siblings.push(node.id);
-  show(conversation, node);
-  return node;
-}
-
-/** The messages beside a message, itself included. */
-export function siblingsOf(conversation, node) {
-  return node.parent === null ? conversation.root : conversation.nodes[node.parent].children;
-}
-
-/** Makes a message part of the path that is shown. */
-export function show(conversation, node) {
-  const place = siblingsOf(conversation, node).indexOf(node.id);
-  if (node.parent === null) conversation.shown = place;
-  else conversation.nodes[node.parent].shown = place;
-}
-
-/** The path that is shown, from the first message on. */
-export function path(conversation) {
-  const out = [];
-  for (let ids = conversation.root, shown = conversation.shown; ids.length; ) {
-    const node = conversation.nodes[ids[Math.min(shown, ids.length - 1)]];
-    out.push(node);
-    ids = node.children;
-    shown = node.shown;
+  async savePreset(name, text) {
+    this.presets = [...this.presets.filter((p) => p.name !== name), { name, text }];
+    await this.#change(PRESETS, (records) => records.put({ name, text }));
   }
-  return out;
-}
 
-/** The messages before a message. */
-export function before(conversation, node) {
-  const out = [];
-  for (let id = node.parent; id !== null; id = conversation.nodes[id].parent) out.unshift(conversation.nodes[id]);
-  return out;
-}
+  async removePreset(name) {
+    this.presets = this.presets.filter((p) => p.name !== name);
+    await this.#change(PRESETS, (records) => records.delete(name));
+  }
 
-function newId() {
-  return Array.from(crypto.getRandomValues(new Uint8Array(8)), (b) => b.toString(16).padStart(2, "0")).join("");
+  async #change(store, act) {
+    if (!this.#database) return;
+    const transaction = this.#database.transaction(store, "readwrite");
+    const end = committed(transaction);
+    await act(transaction.objectStore(store));
+    await end;
+    if (store === PRESETS) this.#channel?.postMessage({ presets: true });
+  }
 }

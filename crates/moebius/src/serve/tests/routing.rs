@@ -12,12 +12,13 @@ fn experts(value: &Value) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn routing_is_reported_to_who_asks_and_counted() {
+async fn routing_is_reported_to_who_asks_and_counted_for_all() {
     let server = Server::start(2, 2);
     let text = "Tell me a story about a fox";
-    assert_eq!(experts(&server.ask(PATH, &chat(text, json!({"temperature": 0}))).await), Vec::<Value>::new());
+    let unseen = json!({"temperature": 0, "ignore_eos": true});
+    assert_eq!(experts(&server.ask(PATH, &chat(text, unseen)).await), Vec::<Value>::new());
     let (_, before) = server.get("/v1/routing").await.json().await;
-    assert_eq!(before["tokens"], 0);
+    assert_eq!((&before["tokens"], &before["complete"]), (&json!(24), &json!(true)));
 
     let whole = server.ask(PATH, &chat(text, json!({"temperature": 0, "routing": true, "ignore_eos": true}))).await;
     let whole = experts(&whole);
@@ -28,14 +29,14 @@ async fn routing_is_reported_to_who_asks_and_counted() {
     assert_eq!(whole.len(), 24);
 
     let (_, after) = server.get("/v1/routing").await.json().await;
-    assert_eq!(after["tokens"], 48);
+    assert_eq!(after["tokens"], 72);
     let mut at = 0;
     for router in after["routers"].as_array().unwrap() {
         let n_used = router["n_used"].as_u64().unwrap() as usize;
         let mut counts = vec![0u64; router["n_expert"].as_u64().unwrap() as usize];
         for token in &whole {
             for id in &token.as_array().unwrap()[at..at + n_used] {
-                counts[id.as_u64().unwrap() as usize] += 2;
+                counts[id.as_u64().unwrap() as usize] += 3;
             }
         }
         assert_eq!(router["counts"], json!(counts), "layer {}", router["layer"]);
