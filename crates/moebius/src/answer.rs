@@ -2,10 +2,16 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
 use engine::scheduler::{Engine, EventKind, Events, FinishReason, Request, Usage};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::machine;
+
+/// How long a prompt computes before its progress is shown.
+const SHOW_AFTER: Duration = Duration::from_millis(500);
 
 /// Set by Ctrl-C, cleared when an answer starts.
 #[derive(Clone, Debug)]
@@ -37,6 +43,18 @@ impl Interrupt {
     }
 }
 
+/// Ctrl-C ended the answer that a command was for.
+#[derive(Clone, Copy, Debug)]
+pub struct Interrupted;
+
+impl std::error::Error for Interrupted {}
+
+impl std::fmt::Display for Interrupted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("finish the answer: interrupted")
+    }
+}
+
 /// How an answer ended.
 #[derive(Clone, Debug)]
 pub struct Answer {
@@ -54,7 +72,10 @@ pub fn generate(
     mut on_text: impl FnMut(&str) -> Result<()>,
 ) -> Result<Answer> {
     interrupt.clear();
+    let n_prompt = request.tokens.len();
     let id = engine.submit(request)?;
+    let (begin, before) = (Instant::now(), engine.stats().tokens);
+    let (mut bar, mut is_answering): (Option<ProgressBar>, bool) = (None, false);
     let mut events = Events::new();
     loop {
         if interrupt.is_set() {
@@ -71,16 +92,33 @@ pub fn generate(
         };
         for event in events.iter().filter(|event| event.id == id) {
             match event.kind {
-                EventKind::Token { text, .. } => on_text(text)?,
+                EventKind::Token { text, .. } => {
+                    bar.take().iter().for_each(ProgressBar::finish_and_clear);
+                    is_answering = true;
+                    on_text(text)?
+                }
                 EventKind::Embedding(_) | EventKind::Prompt { .. } => {}
                 EventKind::Done { reason, usage } => return Ok(Answer { reason, usage }),
                 EventKind::Failed(error) => return Err(error.clone().into()),
             }
         }
+        if !is_answering && begin.elapsed() > SHOW_AFTER {
+            let bar = bar.get_or_insert_with(|| prompt_bar(n_prompt));
+            bar.set_position((engine.stats().tokens - before).min(n_prompt as u64));
+        }
         if !more && events.is_empty() {
             return Err(anyhow!("finish the answer: the engine has no work left and reported no end"));
         }
     }
+}
+
+/// Progress of a prompt, on a terminal.
+fn prompt_bar(n_prompt: usize) -> ProgressBar {
+    let bar = machine::progress(Some(n_prompt as u64));
+    if let Ok(style) = ProgressStyle::with_template("prompt {pos} of {len} tokens, {eta} left") {
+        bar.set_style(style);
+    }
+    bar
 }
 
 /// The line on stderr after an answer: `prompt 12 tok (8 cached) 340 tok/s · 57 tok 122 tok/s · first text 12 ms`.

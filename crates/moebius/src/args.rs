@@ -57,6 +57,23 @@ pub struct ModelArgs {
     pub model: Option<PathBuf>,
 }
 
+/// How a conversation becomes a prompt.
+#[derive(Debug, Clone, Args)]
+pub struct TemplateArgs {
+    /// Chat template (Jinja) to use instead of the model's
+    #[arg(long, value_name = "FILE")]
+    pub chat_template_file: Option<PathBuf>,
+    /// Whether the model thinks before it answers, where its template has a switch for it
+    #[arg(long, value_enum, value_name = "on|off")]
+    pub think: Option<Switch>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    On,
+    Off,
+}
+
 /// How a step is computed.
 #[derive(Debug, Clone, Copy, Args)]
 pub struct StepArgs {
@@ -284,6 +301,8 @@ pub struct RunArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     #[command(flatten)]
+    pub template: TemplateArgs,
+    #[command(flatten)]
     pub engine: EngineArgs,
     #[command(flatten)]
     pub sampling: SamplingArgs,
@@ -303,6 +322,8 @@ pub struct ChatArgs {
     pub quiet: bool,
     #[command(flatten)]
     pub model: ModelArgs,
+    #[command(flatten)]
+    pub template: TemplateArgs,
     #[command(flatten)]
     pub engine: EngineArgs,
     #[command(flatten)]
@@ -346,6 +367,9 @@ pub struct ServeArgs {
     /// Number of cache positions that all answers share; when left out, a whole context each where memory allows
     #[arg(long, value_name = "N")]
     pub cache_tokens: Option<usize>,
+    /// Chat template (Jinja) to use instead of the model's
+    #[arg(long, value_name = "FILE")]
+    pub chat_template_file: Option<PathBuf>,
     /// Name of the model in answers; the file's when left out
     #[arg(long, value_name = "NAME")]
     pub alias: Option<String>,

@@ -21,7 +21,7 @@ use serde_json::Value;
 
 use crate::args::{BackendKind, CacheArg, CopyArg, EngineArgs, IsaArg, SamplingArgs, StepArgs};
 use crate::memory::{self, Budget, Fit, Units, Wish};
-use crate::{embedded, machine};
+use crate::{embedded, input, machine};
 
 /// An open model: its header, and what it computes.
 pub struct Model {
@@ -29,13 +29,26 @@ pub struct Model {
     /// As the architecture wrote it; a backend lowers it.
     pub plan: ValidPlan,
     pub embedded: bool,
+    /// A chat template in place of its own.
+    pub template: Option<String>,
+}
+
+impl Model {
+    /// The same, with the chat template of a file where one is named.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn with_template(self, file: Option<&Path>) -> Result<Model> {
+        let template = file.map(input::text).transpose()?;
+        Ok(Model { template: template.or(self.template), ..self })
+    }
 }
 
 /// Opens the file named, or the embedded model. Reads headers only.
 pub fn open(path: Option<&Path>) -> Result<Model> {
     let checkpoint = Arc::new(embedded::open(path)?);
     let plan = model::build(&checkpoint)?;
-    Ok(Model { checkpoint, plan, embedded: path.is_none() })
+    Ok(Model { checkpoint, plan, embedded: path.is_none(), template: None })
 }
 
 /// What decides how a model runs.
@@ -183,6 +196,10 @@ pub struct Session {
     /// Maximum number of sequences computed at a time.
     pub sequences: usize,
     pub embedded: bool,
+    /// What the user should know before the first answer.
+    pub warning: Option<String>,
+    /// Whether the model thinks first; as its template has it when `None`.
+    pub think: Option<bool>,
     sampling: folder::Sampling,
 }
 
@@ -193,16 +210,24 @@ pub fn start(model: Model, args: &EngineArgs) -> Result<Session> {
 
 /// Starts an engine.
 pub fn start_with(model: Model, setup: &EngineSetup) -> Result<Session> {
-    let Model { checkpoint, plan, embedded } = model;
+    let Model { checkpoint, plan, embedded, template } = model;
     let tokenizer = Arc::new(Tokenizer::load(&checkpoint)?);
-    let template = template(&checkpoint, &tokenizer)?;
-    let source = folder::chat_template(&checkpoint)?.unwrap_or_default();
+    let source = match template {
+        Some(source) => Some(source),
+        None => folder::chat_template(&checkpoint)?,
+    };
+    let template = source.as_deref().map(|source| compile_template(source, &tokenizer)).transpose()?;
+    let source = source.unwrap_or_default();
     let template_knows_tools = Format::detect(&source).has_calls();
     let format =
         if template_knows_tools { Format::detect(&source) } else { Format::detect(&format!("{source}<tool_call>")) };
     let sampling = folder::sampling(&checkpoint)?;
     let Prepared { backend, name, plan, fit, .. } = setup.prepare(&checkpoint, plan)?;
     let Fit { limits, sequences, footprint } = fit;
+    let warning = (limits.max_positions > plan.n_ctx_train && setup.ctx.is_some()).then(|| {
+        let (ctx, trained) = (limits.max_positions, plan.n_ctx_train);
+        format!("the context of {ctx} is beyond the {trained} that the model was trained with: text there may be noise")
+    });
     let program = backend.compile(&plan, Arc::clone(&checkpoint), limits)?;
     let options = Options { prefix_cache: setup.prefix_cache, max_running: sequences, ..Options::default() };
     Ok(Session {
@@ -222,6 +247,8 @@ pub fn start_with(model: Model, setup: &EngineSetup) -> Result<Session> {
         footprint,
         limits,
         sequences,
+        warning,
+        think: None,
         sampling,
         embedded,
         tokenizer,
@@ -238,7 +265,10 @@ impl Session {
     pub fn encode_chat(&self, messages: Vec<Value>) -> Result<Vec<u32>> {
         let template = self.template.as_ref().context("render the conversation: the model has no chat template")?;
         let messages = Value::Array(messages);
-        let text = template.render(&Chat::new(&messages))?;
+        // Templates have two names for the switch.
+        let think = |on: bool| ["enable_thinking", "thinking"].map(|name| (name.to_string(), on.into()));
+        let kwargs = self.think.map(|on| think(on).into_iter().collect());
+        let text = template.render(&Chat { kwargs: kwargs.as_ref(), ..Chat::new(&messages) })?;
         let mut tokens = self.tokenizer.encode(&text, Encode { add_special: true, parse_special: true });
         // Templates that write the begin-of-text token themselves would get it twice.
         if let Some(bos) = self.tokenizer.bos()
@@ -327,11 +357,16 @@ fn apply(args: &SamplingArgs, params: &mut SamplerParams) {
 /// The model's own chat template, if it has one.
 pub fn template(checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>> {
     let Some(source) = folder::chat_template(checkpoint)? else { return Ok(None) };
+    Ok(Some(compile_template(&source, tokenizer)?))
+}
+
+/// A template for the model of this tokenizer.
+fn compile_template(source: &str, tokenizer: &Tokenizer) -> Result<ChatTemplate> {
     let token = |id: Option<u32>| {
         let bytes = id.and_then(|id| tokenizer.token_bytes(id)).unwrap_or_default();
         String::from_utf8_lossy(bytes).into_owned()
     };
-    Ok(Some(ChatTemplate::new(&source, &token(tokenizer.bos()), &token(tokenizer.eos()))?))
+    Ok(ChatTemplate::new(source, &token(tokenizer.bos()), &token(tokenizer.eos()))?)
 }
 
 /// Parameters of all tensors.

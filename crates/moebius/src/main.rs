@@ -58,6 +58,8 @@ fn main() -> ExitCode {
     match result.and_then(|()| out::flush()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if out::is_broken_pipe(&error) => ExitCode::SUCCESS,
+        // As a shell reports a program that Ctrl-C has ended.
+        Err(error) if error.is::<answer::Interrupted>() => ExitCode::from(130),
         Err(error) => {
             out::note!("moebius: failed to {}", out::chain(&error));
             ExitCode::FAILURE

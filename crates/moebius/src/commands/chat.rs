@@ -8,7 +8,8 @@ use rustyline::error::ReadlineError;
 use serde_json::{Value, json};
 
 use crate::answer::{Interrupt, generate, summary};
-use crate::args::ChatArgs;
+use crate::args::{ChatArgs, Switch};
+use crate::input;
 use crate::load::{self, Session};
 use crate::out::{self, note};
 use crate::show::Show;
@@ -18,12 +19,14 @@ const HELP: &str = "\
 /system TEXT    set the system message and forget the conversation; without TEXT remove it
 /regen          answer the last message again
 /save FILE      write the conversation as JSON messages
+/load FILE      go on with a conversation that was saved
 /help           this list
 /quit           leave (so does Ctrl-D)
 Ctrl-C stops an answer. A line that ends in \\ goes on in the next one.";
 
 pub fn run(args: &ChatArgs) -> Result<()> {
     let model = load::open(args.model.model.as_deref())?;
+    let model = model.with_template(args.template.chat_template_file.as_deref())?;
     let terminal = std::io::stdin().is_terminal();
     if model.embedded && !args.quiet {
         note!("{}", crate::embedded::notice());
@@ -33,10 +36,13 @@ pub fn run(args: &ChatArgs) -> Result<()> {
         history: Vec::new(),
         system: args.system.clone(),
         n_again: 0,
+        n_left_out: 0,
     };
     if chat.session.template.is_none() {
-        bail!("chat: the model has no chat template; use `moebius run --raw`");
+        bail!("chat: the model has no chat template: name one with --chat-template-file, or use `moebius run --raw`");
     }
+    chat.session.think = args.template.think.map(|switch| switch == Switch::On);
+    chat.session.warning.iter().for_each(|warning| note!("warning: {warning}"));
     let interrupt = Interrupt::install()?;
     let mut editor = rustyline::DefaultEditor::new().context("open the terminal")?;
     if terminal && !args.quiet {
@@ -83,7 +89,9 @@ fn read_message(editor: &mut rustyline::DefaultEditor, prompt: &str) -> rustylin
 enum Action<'a> {
     Say(&'a str),
     Reset,
+    ShowSystem,
     System(&'a str),
+    Load(&'a str),
     Regenerate,
     Save(&'a str),
     Help,
@@ -95,12 +103,16 @@ impl<'a> Action<'a> {
         let (word, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
         Ok(match word {
             "/reset" => Action::Reset,
+            "/system" if rest.trim().is_empty() => Action::ShowSystem,
+            "/system" if rest.trim() == "off" => Action::System(""),
             "/system" => Action::System(rest.trim()),
             "/regen" => Action::Regenerate,
             "/save" if rest.trim().is_empty() => return Err("/save needs a file name".into()),
             "/save" => Action::Save(rest.trim()),
             "/help" => Action::Help,
-            "/quit" | "/exit" => Action::Quit,
+            "/load" if rest.trim().is_empty() => return Err("/load needs a file name".into()),
+            "/load" => Action::Load(rest.trim()),
+            "/quit" | "/exit" | "/bye" => Action::Quit,
             _ if word.starts_with('/') && !word[1..].contains('/') => {
                 return Err(format!("{word} is not a command; /help lists them"));
             }
@@ -116,6 +128,8 @@ struct Chat {
     system: Option<String>,
     /// Repetitions of an answer: a fixed seed should not repeat the text.
     n_again: u64,
+    /// Oldest messages that no longer fit the context.
+    n_left_out: usize,
 }
 
 impl Chat {
@@ -137,6 +151,7 @@ impl Chat {
             }
             Action::Reset => {
                 self.history.clear();
+                self.n_left_out = 0;
                 note!("the conversation is empty");
                 Ok(())
             }
@@ -150,6 +165,24 @@ impl Chat {
                 let text = serde_json::to_string_pretty(&self.messages())?;
                 out::file(path.as_ref(), |out| writeln!(out, "{text}"))?;
                 note!("wrote {path}");
+                Ok(())
+            }
+            Action::ShowSystem => {
+                note!("{}", self.system.as_deref().unwrap_or("no system message; /system TEXT sets one"));
+                Ok(())
+            }
+            Action::Load(path) => {
+                let messages: Vec<Value> = serde_json::from_str(&input::text(path.as_ref())?)
+                    .with_context(|| format!("read {path}: it should be a list of messages in JSON"))?;
+                let is_message = |message: &Value| message["role"].is_string() && message["content"].is_string();
+                if let Some(i) = messages.iter().position(|message| !is_message(message)) {
+                    bail!("read {path}: message {i} has no role or no content");
+                }
+                let (system, history): (Vec<_>, Vec<_>) = messages.into_iter().partition(|m| m["role"] == "system");
+                self.system = system.first().and_then(|message| message["content"].as_str()).map(String::from);
+                self.history = history;
+                self.n_left_out = 0;
+                note!("read {path}: {} messages", self.history.len());
                 Ok(())
             }
             Action::Help => {
@@ -170,13 +203,37 @@ impl Chat {
     }
 
     fn messages(&self) -> Vec<Value> {
+        self.messages_from(0)
+    }
+
+    /// The system message, and the conversation without its first messages.
+    fn messages_from(&self, first: usize) -> Vec<Value> {
         let system = self.system.iter().map(|text| json!({"role": "system", "content": text}));
-        system.chain(self.history.iter().cloned()).collect()
+        system.chain(self.history[first..].iter().cloned()).collect()
+    }
+
+    /// The tokens of the conversation, its oldest turns left out where it has grown beyond the context.
+    fn tokens(&mut self, n_predict: Option<usize>) -> Result<Vec<u32>> {
+        let context = self.session.engine.context();
+        let room = n_predict.unwrap_or(usize::MAX).min(context / 4);
+        let before = self.n_left_out;
+        loop {
+            let messages = self.session.format.history(&self.messages_from(self.n_left_out));
+            let tokens = self.session.encode_chat(messages)?;
+            if tokens.len() + room <= context || self.n_left_out + 2 >= self.history.len() {
+                if self.n_left_out > before {
+                    note!("the oldest {} messages no longer fit the context and are left out", self.n_left_out);
+                }
+                return Ok(tokens);
+            }
+            // A question and its answer.
+            self.n_left_out += 2;
+        }
     }
 
     fn answer(&mut self, args: &ChatArgs, interrupt: &Interrupt) -> Result<()> {
         let format = self.session.format;
-        let tokens = self.session.encode_chat(format.history(&self.messages()))?;
+        let tokens = self.tokens(args.n_predict)?;
         let mut show = Show::new(format, self.session.opens_thought(&tokens), args.quiet);
         let mut request = Request::new(tokens);
         request.shown = format.shown(&self.session.tokenizer);
@@ -190,7 +247,7 @@ impl Chat {
             note!("{}", summary(&answer.usage, answer.reason));
         }
         if answer.reason == FinishReason::ContextFull {
-            note!("the conversation no longer fits the context: /reset, or start with a larger --ctx");
+            note!("the context is full: go on, and the oldest messages are left out, or start with a larger --ctx");
         }
         let mut message = json!({"role": "assistant", "content": said.content});
         if !said.thought.is_empty() {
@@ -211,7 +268,10 @@ mod tests {
             ("hello", Ok(Action::Say("hello"))),
             ("/reset", Ok(Action::Reset)),
             ("/system  Be brief. ", Ok(Action::System("Be brief."))),
-            ("/system", Ok(Action::System(""))),
+            ("/system", Ok(Action::ShowSystem)),
+            ("/system off", Ok(Action::System(""))),
+            ("/load a b.json", Ok(Action::Load("a b.json"))),
+            ("/bye", Ok(Action::Quit)),
             ("/save a b.json", Ok(Action::Save("a b.json"))),
             ("/usr/bin is a folder", Ok(Action::Say("/usr/bin is a folder"))),
             ("/quit", Ok(Action::Quit)),

@@ -5,10 +5,10 @@ use std::io::IsTerminal;
 use anyhow::{Context, Result, anyhow, bail};
 use engine::formats::{Ask, Format};
 use engine::grammar::{self, Constraint, Grammars, Rule};
-use engine::scheduler::Request;
+use engine::scheduler::{FinishReason, Request};
 
-use crate::answer::{Interrupt, generate, summary};
-use crate::args::RunArgs;
+use crate::answer::{Interrupt, Interrupted, generate, summary};
+use crate::args::{RunArgs, Switch};
 use crate::input;
 use crate::load::{self, Session};
 use crate::out::note;
@@ -17,10 +17,17 @@ use crate::show::Show;
 pub fn run(args: &RunArgs) -> Result<()> {
     let prompt = prompt(args)?;
     let model = load::open(args.model.model.as_deref())?;
+    let model = model.with_template(args.template.chat_template_file.as_deref())?;
     if model.embedded && !args.quiet {
         note!("{}", crate::embedded::notice());
     }
     let mut session = load::start(model, &args.engine)?;
+    session.think = args.template.think.map(|switch| switch == Switch::On);
+    session.warning.iter().for_each(|warning| note!("warning: {warning}"));
+    let ignored = [("--system", args.system.is_some()), ("--think", args.template.think.is_some())];
+    for (flag, _) in ignored.iter().filter(|(_, is_set)| *is_set && session.template.is_none()) {
+        note!("warning: the model has no chat template: {flag} is left out, and the prompt goes to it as it is");
+    }
     let raw = args.raw || session.template.is_none();
     let tokens = if raw {
         session.encode_raw(&prompt)
@@ -37,6 +44,7 @@ pub fn run(args: &RunArgs) -> Result<()> {
     let opened = !raw && session.opens_thought(&tokens);
     let mut request = Request::new(tokens);
     request.constraint = constraint(args, &session, format, opened)?;
+    let has_form = request.constraint.is_some();
     request.shown = format.shown(&session.tokenizer);
     request.max_new_tokens = args.n_predict.unwrap_or(usize::MAX);
     request.sampling = session.sampling(&args.sampling)?;
@@ -50,7 +58,13 @@ pub fn run(args: &RunArgs) -> Result<()> {
     if !args.quiet {
         note!("{}", summary(&answer.usage, answer.reason));
     }
-    Ok(())
+    match answer.reason {
+        FinishReason::Cancelled => Err(Interrupted.into()),
+        FinishReason::Length | FinishReason::ContextFull if has_form => {
+            bail!("complete the answer: it was cut before its form was complete (see -n and --ctx)")
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The constraint on the answer, if any.

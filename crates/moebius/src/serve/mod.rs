@@ -76,6 +76,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     };
     let cors = cors(&args.cors)?;
     let model = load::open(args.model.model.as_deref())?;
+    let model = model.with_template(args.chat_template_file.as_deref())?;
     let setup = EngineSetup {
         sequences: args.parallel.map_or(DEFAULT_PARALLEL, usize::from),
         fewer_will_do: args.parallel.is_none(),
@@ -86,6 +87,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let id = args.alias.clone().unwrap_or_else(|| model_name(args.model.model.as_deref()));
     let session = load::start_with(model, &setup)?;
     let summary = summary(&session);
+    session.warning.iter().for_each(|warning| tracing::warn!("{warning}"));
     let sampling = session.sampling(&args.sampling)?;
     let limits = Places { parallel: session.sequences, queue: usize::from(args.max_queue) };
     let Started { app, thread, ended } = start(session, id, sampling, keys, limits, crate::trial::process())?;
