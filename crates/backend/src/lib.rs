@@ -7,6 +7,7 @@ pub mod cpu;
 pub mod cuda;
 mod drafts;
 pub mod footprint;
+pub mod heap;
 pub mod pick;
 pub mod reference;
 pub mod residency;
