@@ -18,8 +18,10 @@ pub const MAX_HEAD_BYTES: usize = 64 << 10;
 /// Maximum number of header fields.
 pub const MAX_HEADERS: usize = 100;
 /// Time a client may leave its answer unread while the line is full.
-pub const WRITE_TIME: Duration = Duration::from_secs(120);
-/// Maximum number of open connections; further ones wait to be accepted.
+pub const WRITE_TIME: Duration = Duration::from_secs(60);
+/// How often a connection that waits for its answer is looked at, whether its client is still there.
+pub const LOOK_TIME: Duration = Duration::from_millis(250);
+/// Maximum number of open connections. Another one takes the place of an idle one, or waits.
 pub const MAX_CONNECTIONS: usize = 2048;
 /// A stream that has nothing to say for this long says so, so that proxies keep it.
 pub const KEEP_ALIVE: Duration = Duration::from_secs(15);
