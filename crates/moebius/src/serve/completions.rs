@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use axum::Json;
-use axum::response::IntoResponse;
 use engine::formats::{Event, Format};
 use engine::tokenizer::{Encode, Tokenizer};
 use serde_json::{Value, json};
 
 use super::app::{self, App};
+use super::body::{Body, Prompt};
 use super::chat::finite;
 use super::error::{ApiError, Style};
 use super::fields::{Field, Kind, Object, Read, field};
@@ -16,16 +15,12 @@ use super::generate::{Finish, Generation, Job, Logprob, Parsing, Step, Totals, t
 use super::limits::{MAX_CHOICES, MAX_INPUTS, MAX_TOP_LOGPROBS};
 use super::routes::{Answer, Input};
 use super::sse::{self, Frames, Wire};
+use super::write::{self, Lists, short};
 use super::{form, sampling};
-
-/// Tokens in place of text.
-const IDS: Kind = Kind::List(&Kind::Int(0, u32::MAX as i128), 1 << 20);
-pub const PROMPT: Kind =
-    Kind::Either(&[Kind::Text, IDS, Kind::List(&Kind::Text, MAX_INPUTS), Kind::List(&IDS, MAX_INPUTS)]);
 
 /// What the route takes beside the sampling.
 pub const FIELDS: &[Field] = &[
-    field("prompt", PROMPT, "a text, tokens, or a list of either"),
+    field("prompt", Kind::Prompts(MAX_INPUTS), "a text, tokens, or a list of either"),
     field("model", Kind::Text, "any name; the one model answers"),
     field("stream", Kind::Bool, "send the text as it comes"),
     field("stream_options", Kind::Object, "include_usage: a last event with the usage"),
@@ -41,7 +36,9 @@ pub const FIELDS: &[Field] = &[
 
 /// The handler.
 pub async fn handle(app: Arc<App>, input: Input) -> Answer {
-    let Input { body, request_id, .. } = input;
+    let Input { mut body, request_id, .. } = input;
+    let prompts = body.take_prompts();
+    let Body { fields: body, room, .. } = body;
     let n = body.size("n").unwrap_or(1);
     if body.size("best_of").is_some_and(|best_of| best_of != n) {
         return Err(ApiError::field("best_of", "must be equal to `n`: choosing among more is not offered"));
@@ -55,7 +52,7 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
         return Err(ApiError::field("logprobs", "cannot be had for the prompt: leave out `echo`"));
     }
     let stops = sampling::stops(&body, "stop")?;
-    let prompts = prompts(&app, body.value("prompt").unwrap_or(&Value::Null)).await?;
+    let prompts = tokens(&app, prompts).await?;
     if prompts.len() * n > MAX_INPUTS {
         return Err(ApiError::field(
             "n",
@@ -76,8 +73,11 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
         request.logprobs = logprobs;
         requests.push(request);
     }
-    let generation =
-        Generation::start(&app, request_id.clone(), Job { requests, n, parsing: Parsing::plain() }).await?;
+    let stream = body.flag("stream").unwrap_or(false);
+    let usage = body.object("stream_options").and_then(|o| o.flag("include_usage")).unwrap_or(false);
+    drop(body);
+    let job = Job { requests, n, parsing: Parsing::plain(), room };
+    let generation = Generation::start(&app, request_id.clone(), job).await?;
     let head = Head {
         id: app::id("cmpl-"),
         created: app::unix_time(),
@@ -87,40 +87,39 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
         echoed,
         n,
     };
-    if body.flag("stream").unwrap_or(false) {
-        let usage = body.object("stream_options").and_then(|o| o.flag("include_usage")).unwrap_or(false);
+    if stream {
         return Ok(sse::respond(generation, Stream { offsets: vec![0; head.echoed.len() * n], head, usage }));
     }
-    let (answers, totals) = generation.collect().await?;
+    let (answers, totals, room) = generation.collect().await?;
+    let mut lists = Lists::default();
     let choices = answers.into_iter().enumerate().map(|(index, answer)| {
         let text = format!("{}{}", head.echoed[index / n], answer.content());
-        let logprobs = if logprobs.is_some() { head.logprobs(&answer.logprobs, &mut 0) } else { Value::Null };
+        let logprobs = if logprobs.is_some() { head.lists(answer.logprobs, &mut lists) } else { Value::Null };
         json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason(answer.finish.as_ref())})
     });
     let mut object = head.object(choices.collect());
     totals.close(&mut object);
-    Ok(Json(Value::Object(object)).into_response())
+    let answer = object.into();
+    Ok(lists.respond(&answer, room))
 }
 
 /// The tokens of all prompts.
-pub async fn prompts(app: &App, prompt: &Value) -> Result<Vec<Vec<u32>>, ApiError> {
-    let list = match prompt {
-        Value::Array(items) if !items.first().is_none_or(Value::is_number) => items.clone(),
-        one => vec![one.clone()],
-    };
-    let tokenizer = app.tokenizer.clone();
-    app.heavy(move || list.iter().enumerate().map(|(i, prompt)| tokens_of(&tokenizer, i, prompt)).collect()).await
+pub async fn tokens(app: &Arc<App>, prompts: Vec<Prompt>) -> Result<Vec<Vec<u32>>, ApiError> {
+    let shared = app.clone();
+    app.heavy(move || prompts.into_iter().enumerate().map(|(i, prompt)| tokens_of(&shared, i, prompt)).collect()).await
 }
 
-/// Tokens of one text or list of ids.
-fn tokens_of(tokenizer: &Tokenizer, i: usize, prompt: &Value) -> Result<Vec<u32>, ApiError> {
-    let tokens: Vec<u32> = match prompt {
-        Value::String(text) => tokenizer.encode(text, Encode { add_special: true, parse_special: true }),
-        Value::Array(ids) => ids.iter().filter_map(|id| id.as_f64().map(|id| id as u32)).collect(),
-        _ => Vec::new(),
+/// Tokens of one prompt.
+fn tokens_of(app: &App, i: usize, prompt: Prompt) -> Result<Vec<u32>, ApiError> {
+    let tokens = match prompt {
+        Prompt::Text(text) => {
+            app.check_length(&text)?;
+            app.tokenizer.encode(&text, Encode { add_special: true, parse_special: true })
+        }
+        Prompt::Ids(ids) => ids,
     };
     // A model that begins texts with a token can start from an empty prompt.
-    match tokenizer.bos() {
+    match app.tokenizer.bos() {
         _ if !tokens.is_empty() => Ok(tokens),
         Some(bos) => Ok(vec![bos]),
         None => Err(ApiError::bad(format!("prompt {i} is empty"))),
@@ -157,13 +156,36 @@ impl Head {
             offsets.push(*offset);
             *offset += text.chars().count();
             tokens.push(text);
-            values.push(finite(logprob.values.token));
-            let top = logprob.values.top.iter();
-            let top = top.map(|&(token, value)| (token_text(&self.tokenizer, token).0, json!(finite(value))));
-            tops.push(Value::Object(top.collect()));
+            values.push(short(finite(logprob.values.token)));
+            tops.push(top(&self.tokenizer, logprob));
         }
         json!({"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets})
     }
+
+    /// The same of a whole answer, written later.
+    fn lists(&self, logprobs: Vec<Logprob>, lists: &mut Lists) -> Value {
+        let all: Arc<[Logprob]> = logprobs.into();
+        let mut place = |mut write: Box<dyn FnMut(&Tokenizer, &Logprob) -> Value + Send>| {
+            let (all, tokenizer) = (all.clone(), self.tokenizer.clone());
+            lists.place(0..all.len(), move |i, out| write::json(&write(&tokenizer, &all[i]), out))
+        };
+        let mut offset = 0;
+        let tokens = place(Box::new(|tokenizer, logprob| token_text(tokenizer, logprob.token).0.into()));
+        let values = place(Box::new(|_, logprob| short(finite(logprob.values.token)).into()));
+        let tops = place(Box::new(top));
+        let offsets = place(Box::new(move |tokenizer, logprob| {
+            let start = offset;
+            offset += token_text(tokenizer, logprob.token).0.chars().count();
+            start.into()
+        }));
+        json!({"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets})
+    }
+}
+
+/// The alternatives of a token by their texts.
+fn top(tokenizer: &Tokenizer, logprob: &Logprob) -> Value {
+    let top = logprob.values.top.iter();
+    top.map(|&(token, value)| (token_text(tokenizer, token).0, Value::from(short(finite(value))))).collect()
 }
 
 fn finish_reason(finish: Option<&Finish>) -> &'static str {

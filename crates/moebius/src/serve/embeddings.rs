@@ -3,20 +3,21 @@
 
 use std::sync::Arc;
 
-use axum::Json;
-use axum::response::IntoResponse;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::app::App;
-use super::completions::{PROMPT, prompts};
+use super::body::Body;
+use super::completions::tokens;
 use super::error::ApiError;
 use super::fields::{Field, Kind, Read, field};
+use super::limits::MAX_INPUTS;
 use super::routes::{Answer, Input};
 use super::worker::Update;
+use super::write::{self, Lists};
 
 /// What the route takes.
 pub const FIELDS: &[Field] = &[
-    field("input", PROMPT, "a text, tokens, or a list of either"),
+    field("input", Kind::Prompts(MAX_INPUTS), "a text, tokens, or a list of either"),
     field("model", Kind::Text, "any name; the one model answers"),
     field("encoding_format", Kind::Word(&["float", "base64"]), "numbers, or the bytes of little-endian f32"),
     field("dimensions", Kind::Int(1, 1 << 20), "keep so many of the first numbers, scaled to length 1 again"),
@@ -28,9 +29,11 @@ pub const FIELDS: &[Field] = &[
 
 /// The handler.
 pub async fn handle(app: Arc<App>, input: Input) -> Answer {
-    let body = input.body;
-    let prompts = prompts(&app, body.value("input").unwrap_or(&Value::Null)).await?;
+    let Input { mut body, .. } = input;
+    let prompts = tokens(&app, body.take_prompts()).await?;
+    let Body { fields: body, mut room, .. } = body;
     let n = prompts.len();
+    room.hold(prompts.iter().map(|tokens| tokens.len() * size_of::<u32>()).sum())?;
     let request = |tokens| {
         let mut request = app.request(tokens);
         request.embedding = true;
@@ -39,10 +42,15 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
     };
     let mut run = app.submit(prompts.into_iter().map(request).collect()).await?;
     let mut rows: Vec<Vec<f32>> = vec![Vec::new(); n];
+    let mut numbers = app.answers.room();
     let (mut tokens, mut cached) = (0, 0);
     while let Some((i, update)) = run.next().await {
         match update {
-            Update::Embedding(row) => rows[i] = row,
+            Update::Embedding(row) => {
+                // All rows are of one length.
+                numbers.hold(n * size_of_val(&row[..]))?;
+                rows[i] = row;
+            }
             Update::Done { usage, .. } => {
                 tokens += usage.prompt_tokens;
                 cached += usage.cached_tokens;
@@ -58,6 +66,7 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
     let dimensions = body.size("dimensions");
     let base64 = body.text("encoding_format") == Some("base64");
     let mut data = Vec::with_capacity(n);
+    let mut lists = Lists::default();
     for (index, mut row) in rows.into_iter().enumerate() {
         if let Some(kept) = dimensions {
             if kept > row.len() {
@@ -68,7 +77,10 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
         if normalize || dimensions.is_some() {
             scale_to_one(&mut row);
         }
-        let embedding = if base64 { encode(&row).into() } else { json!(row) };
+        let embedding = match base64 {
+            true => encode(&row).into(),
+            false => lists.place(row, |x, out| write::json(&x, out)),
+        };
         data.push(json!({"object": "embedding", "index": index, "embedding": embedding}));
     }
     let answer = json!({
@@ -78,7 +90,7 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens, "prompt_tokens_details": {"cached_tokens": cached}},
         "note": "the hidden state of the last token; only a model trained for embeddings makes similar texts similar vectors",
     });
-    Ok(Json(answer).into_response())
+    Ok(lists.respond(&answer, numbers))
 }
 
 /// Scales to length 1; nothing to scale stays.

@@ -110,7 +110,7 @@ fn refusal(error: &Error, param: &str) -> ApiError {
         error => {
             let text = error.to_string();
             let why = text.strip_prefix("compile the grammar: ").unwrap_or(&text);
-            ApiError::field(param, format!("cannot be met: {why}"))
+            ApiError::field(param, "cannot be met").quoting(format!(": {why}"))
         }
     }
 }
