@@ -3,7 +3,7 @@
 
 /// Blocks of this size and above are mapped each by itself, and unmapped when they are freed.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
-const MAPPED_BYTES: libc::c_int = 256 << 10;
+const MAPPED_BYTES: libc::c_int = 4 << 20;
 
 /// Sets the allocator up. glibc raises the size from which it maps blocks when large ones are freed; from then on such
 /// blocks lie between small ones, and stay.

@@ -169,12 +169,18 @@ impl Line {
             self.asked.notified().await;
             while self.n_open.load(Ordering::Relaxed) > 0 {
                 tokio::time::sleep(LOOK_TIME).await;
-                if !matches!(self.stream.peek(&mut [0]).now_or_never(), Some(Ok(0) | Err(_))) {
-                    continue;
+                match self.stream.peek(&mut [0]).now_or_never() {
+                    Some(Ok(0)) => {}
+                    // It was reset.
+                    Some(Err(_)) => return,
+                    _ => continue,
                 }
                 if self.may_interrupt.load(Ordering::Relaxed) {
                     // Nothing else is on the line. What a full one refuses, the next look sends.
-                    let _ = self.stream.try_write(b"HTTP/1.1 100 Continue\r\n\r\n");
+                    match self.stream.try_write(b"HTTP/1.1 100 Continue\r\n\r\n") {
+                        Err(error) if error.kind() != io::ErrorKind::WouldBlock => return,
+                        _ => {}
+                    }
                 } else {
                     self.comment.store(true, Ordering::Relaxed);
                     self.body.wake();
