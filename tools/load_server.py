@@ -6,6 +6,11 @@
       the same request gets alone. Prints a table: requests, tokens per second, time between tokens, memory. Exits with
       failure when a text differs, a request fails, or pages stay in use.
 
+  tools/load_server.py siege --server target/release/moebius [--clients 16] [--seconds 120] [-m MODEL.gguf]
+      Honest clients alone for a fifth of the time, then with attackers beside them: slow bodies, JSON bombs, clients that
+      never read, hostile schemas and grammars, cancelled streams. Exits with failure when an honest text differs from its
+      solo run, an honest request fails, pages stay in use, or the process keeps more than 100 MB.
+
   tools/load_server.py compare --server target/release/moebius --llama llama-server -m MODEL.gguf [--clients 1,4,16]
       Tokens per second of both servers for several numbers of clients, in turn: the same requests, greedy, of one length.
 """
@@ -185,6 +190,148 @@ async def hold(args) -> int:
     return int(bool(wrong or failed or used))
 
 
+def post(path: str, data: bytes, length: int | None = None) -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(data) if length is None else length}\r\n\r\n".encode() + data
+
+
+class Siege:
+    """Attackers, each a loop until the time is over. Counts what they were told."""
+
+    def __init__(self, port: int, end: float):
+        self.port, self.end, self.told = port, end, {}
+
+    async def attack(self, name: str, request: bytes, wait: float, drip: bytes = b"", read: bool = True):
+        """Sends a request, drips bytes after it, reads for a while, leaves; then again."""
+        dice = random.Random(name)
+        while time.monotonic() < self.end:
+            said = "nothing"
+            try:
+                reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 16)
+                writer.write(request)
+                leave = min(time.monotonic() + wait * dice.uniform(0.7, 1.3), self.end)
+                while (left := leave - time.monotonic()) > 0:
+                    if read:
+                        try:
+                            data = await asyncio.wait_for(reader.read(1 << 16), min(1.0, left))
+                            said = data[9:12].decode() if said == "nothing" and data else said
+                            if not data:
+                                break
+                        except TimeoutError:
+                            pass
+                    else:
+                        await asyncio.sleep(min(1.0, left))
+                    if drip:
+                        writer.write(drip)
+                writer.transport.abort()
+            except OSError:
+                said = "closed"
+            counts = self.told.setdefault(name, {})
+            counts[said] = counts.get(said, 0) + 1
+            await asyncio.sleep(0.05)
+
+    def attackers(self):
+        chat = {"messages": [{"role": "user", "content": "Go on"}], "max_tokens": 400, "ignore_eos": True}
+        path = "/v1/chat/completions"
+
+        def body(more: dict) -> bytes:
+            return json.dumps(chat | more).encode()
+
+        def bomb(field: str) -> bytes:
+            return b'{"%s":[' % field.encode() + b'{"":0},' * 1_100_000 + b"0]," + body({"max_tokens": 8})[1:]
+
+        def schema(value: dict) -> bytes:
+            return body({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": value}}})
+
+        patterns = [{"type": "string", "pattern": f".*{c}.*"} for c in "abcdefghijklmnopqrstuvwxyz"]
+        multiple = {"type": "integer", "multipleOf": 99_991}
+        lark = 'start: e\ne: e e | e e e | /[a-z ]/ | ""'
+        text = json.dumps({"content": "a fox " * 700_000}).encode()
+        for _ in range(40):
+            yield self.attack("slow bodies", post("/tokenize", b'{"x": "', 8 << 20), 30, drip=b"y")
+        for _ in range(2):
+            yield self.attack("bombs, skipped", post(path, bomb("x")), 3)
+            yield self.attack("bombs, refused", post(path, bomb("tools")), 3)
+            yield self.attack("never read, lists", post("/tokenize", text), 20, read=False)
+            yield self.attack("never read, streams", post(path, body({"stream": True})), 20, read=False)
+            yield self.attack("cancelled streams", post(path, body({"stream": True})), 0.3)
+        numbers = body({"logprobs": True, "top_logprobs": 20})
+        ambiguous = body({"grammar": lark, "temperature": 2, "stream": True})
+        yield self.attack("never read, numbers", post(path, numbers), 20, read=False)
+        yield self.attack("schemas, refused", post(path, schema({"allOf": patterns})), 5)
+        yield self.attack("schemas, costly", post(path, schema({"allOf": patterns[:8]})), 12)
+        yield self.attack("schemas, multiples", post(path, schema(multiple)), 12)
+        yield self.attack("grammars, ambiguous", post(path, ambiguous), 12)
+        yield self.attack("half a head", b"GET /health HTTP/1.1\r\nHost: local", 30)
+
+
+async def siege(args) -> int:
+    server = moebius(args, args.port, 32)
+    kinds = [(seed, [8, 24, 64, 160][seed % 4], seed % 3 == 0) for seed in range(24)]
+    alone = {}
+    for seed, n_tokens, long in kinds:
+        alone[seed] = (await ask(server.port, body(seed, n_tokens, long, False))).text
+    wrong, failed, memory = 0, [], []
+
+    async def client(i: int, end: float, gaps: list, firsts: list):
+        nonlocal wrong
+        dice = random.Random(i)
+        while time.monotonic() < end:
+            seed, n_tokens, long = dice.choice(kinds)
+            answer = await ask(server.port, body(seed, n_tokens, long, False))
+            if answer.error:
+                failed.append(answer.error)
+            wrong += answer.error is None and answer.text != alone[seed]
+            firsts.append(answer.first or 0.0)
+            gaps.extend(answer.gaps)
+
+    async def watch(end: float):
+        while time.monotonic() < end:
+            memory.append(server.memory_mb())
+            await asyncio.sleep(0.2)
+
+    calm, calm_first, pressed, pressed_first = [], [], [], []
+    end = time.monotonic() + args.seconds / 5
+    await asyncio.gather(*(client(i, end, calm, calm_first) for i in range(args.clients)))
+    idle = server.memory_mb()
+    end = time.monotonic() + args.seconds * 4 / 5
+    storm = Siege(server.port, end)
+    honest = (client(i, end, pressed, pressed_first) for i in range(args.clients))
+    await asyncio.gather(watch(end), *storm.attackers(), *honest)
+    for _ in range(300):
+        used, after = server.metric('moebius_kv_pages{state="used"}'), server.memory_mb()
+        if used == 0 and after < idle + 100:
+            break
+        await asyncio.sleep(0.1)
+    last = await ask(server.port, body(*kinds[0], False))
+    wrong += last.text != alone[kinds[0][0]]
+    server.stop()
+
+    def ms(values: list[float]) -> str:
+        return f"{share(values, 0.5) * 1e3:.0f} / {share(values, 0.99) * 1e3:.0f} / {max(values, default=0) * 1e3:.0f}"
+
+    rows = [
+        ("honest clients", args.clients),
+        ("honest answers, alone / under siege", f"{len(calm_first)} / {len(pressed_first)}"),
+        ("of them unlike the answer alone", wrong),
+        ("of them failed", len(failed)),
+        ("between texts alone, median / p99 / max, ms", ms(calm)),
+        ("between texts under siege, median / p99 / max, ms", ms(pressed)),
+        ("to the first text alone, median / p99 / max, ms", ms(calm_first)),
+        ("to the first text under siege, median / p99 / max, ms", ms(pressed_first)),
+        ("memory before / at most / after, MB", f"{idle:.0f} / {max(memory):.0f} / {after:.0f}"),
+        ("pages in use at the end", int(used)),
+    ]
+    for name, told in storm.told.items():
+        rows.append((f"attack: {name}", ", ".join(f"{n} x {said}" for said, n in told.items())))
+    print("| | |\n|---|---:|")
+    for name, value in rows:
+        print(f"| {name} | {value} |")
+    for error in failed[:3]:
+        print(error, file=sys.stderr)
+    return int(bool(wrong or failed or used or after > idle + 100))
+
+
 async def rate(port: int, n: int, n_tokens: int, rounds: int) -> float:
     """Tokens per second over all of `n` clients that each ask `rounds` times, one after the other."""
     tokens = 0
@@ -227,20 +374,20 @@ async def compare(args) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["hold", "compare"])
+    parser.add_argument("what", choices=["hold", "siege", "compare"])
     parser.add_argument("--server", required=True, help="the moebius binary")
     parser.add_argument("--llama", help="the llama-server binary")
     parser.add_argument("-m", "--model", help="a GGUF file; the embedded model when left out")
     parser.add_argument("--port", type=int, default=18090)
-    parser.add_argument("--clients", default="64", help="hold: how many; compare: a list")
+    parser.add_argument("--clients", default="64", help="hold and siege: how many; compare: a list")
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--tokens", type=int, default=96, help="compare: tokens of an answer")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
-    if args.what == "hold":
+    if args.what != "compare":
         args.clients = int(args.clients)
-        return asyncio.run(hold(args))
+        return asyncio.run(hold(args) if args.what == "hold" else siege(args))
     if not (args.llama and args.model):
         parser.error("compare needs --llama and --model")
     args.clients_list = args.clients if "," in args.clients else "1,4,16"

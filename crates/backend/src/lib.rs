@@ -9,6 +9,7 @@ pub mod cuda;
 mod drafts;
 pub mod footprint;
 pub mod meter;
+pub mod heap;
 pub mod pick;
 pub mod reference;
 pub mod residency;

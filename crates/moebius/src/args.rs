@@ -376,6 +376,10 @@ pub struct ServeArgs {
     /// Allow web pages of this origin to call the server (* is any); may be given several times
     #[arg(long, value_name = "ORIGIN")]
     pub cors: Vec<String>,
+    /// Serve requests for this host name too (and for no others than those named and this machine's); may be given
+    /// several times. Without it a server without keys on a loopback address answers to this machine's names only
+    #[arg(long, value_name = "NAME")]
+    pub allowed_host: Vec<String>,
     /// Seconds that running answers have to finish when the server is stopped
     #[arg(long, value_name = "N", default_value_t = 30)]
     pub drain_seconds: u64,

@@ -5,6 +5,9 @@ use std::net::TcpStream;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
+const JSON: &str = "Content-Type: application/json\r\n";
+const HELLO: &str = "{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}], \"max_tokens\": 2}";
+
 /// A running server on a port of its own.
 struct Server {
     child: Child,
@@ -14,12 +17,20 @@ struct Server {
 
 impl Server {
     fn start(more: &[&str]) -> Server {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_moebius"))
-            .args(["serve", "--port", "0", "--parallel", "2", "--ctx", "512", "-t", "1"])
-            .args(if more.contains(&"--max-queue") { &[][..] } else { &["--max-queue", "4"] })
+        Server::start_as(Command::new(env!("CARGO_BIN_EXE_moebius")), more, Stdio::null())
+    }
+
+    /// A server that writes its log to `log`, started by a command that may be a shell around it.
+    fn start_as(mut command: Command, more: &[&str], log: Stdio) -> Server {
+        let unless =
+            |flag: &str, default: [&'static str; 2]| if more.contains(&flag) { vec![] } else { default.to_vec() };
+        let mut child = command
+            .args(["serve", "--port", "0", "--parallel", "2", "-t", "1"])
+            .args(unless("--max-queue", ["--max-queue", "4"]))
+            .args(unless("--ctx", ["--ctx", "512"]))
             .args(more)
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            .stderr(log)
             .spawn()
             .expect("start moebius");
         let mut out = BufReader::new(child.stdout.take().expect("stdout"));
@@ -46,7 +57,26 @@ impl Server {
     }
 
     fn get(&self, path: &str, headers: &str) -> String {
-        self.raw(&format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n"))
+        self.raw(&format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n"))
+    }
+
+    /// Posts JSON and reads the whole answer.
+    fn post(&self, path: &str, body: &str) -> String {
+        let head = format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{JSON}");
+        self.raw(&format!("{head}Content-Length: {}\r\n\r\n{body}", body.len()))
+    }
+
+    /// Whether an ordinary request is answered.
+    fn is_well(&self) -> bool {
+        self.post("/v1/chat/completions", HELLO).starts_with("HTTP/1.1 200")
+    }
+
+    /// Resident memory in megabytes.
+    #[cfg(target_os = "linux")]
+    fn memory_mb(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("status");
+        let row = status.lines().find(|row| row.starts_with("VmRSS:")).expect("VmRSS");
+        row.split_whitespace().nth(1).and_then(|kb| kb.parse::<u64>().ok()).expect("a number") / 1000
     }
 
     /// Opens a streamed answer and reads until its first text has come.
@@ -58,7 +88,7 @@ impl Server {
         let mut stream = self.connect();
         write!(
             stream,
-            "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
             body.len()
         )
         .expect("send");
@@ -108,18 +138,18 @@ fn it_says_where_it_is_and_answers_there() {
     assert!(lines.contains("parameters") && lines.contains(&server.address), "{lines}");
     assert!(server.get("/v1/models", "").contains("\"id\":\"tale\""));
     // Two requests over one connection.
-    let twice = "GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    let twice = "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
     assert_eq!(server.raw(twice).matches("HTTP/1.1 200 OK").count(), 2);
 }
 
 #[test]
 fn heads_and_bodies_have_limits() {
     let server = Server::start(&[]);
-    let head = "POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n";
+    let head = "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n";
     let many: String = (0..200).map(|i| format!("x-{i}: y\r\n")).collect();
     let cases = [
         ("garbage\r\n\r\n".to_string(), "400"),
-        (format!("GET /health HTTP/1.1\r\nHost: x\r\n{many}\r\n"), "431"),
+        (format!("GET /health HTTP/1.1\r\nHost: localhost\r\n{many}\r\n"), "431"),
         (format!("{head}Content-Length: 99999999999\r\nConnection: close\r\n\r\n"), "413"),
         (format!("{head}Content-Length: 2\r\nConnection: close\r\n\r\n{{}}"), "400"),
     ];
@@ -184,8 +214,7 @@ fn forms_do_not_hold_up_chats() {
     let server = Server::start(&["--max-queue", "16"]);
     let post = |more: &str| {
         let body = format!("{{\"messages\": [{{\"role\": \"user\", \"content\": \"Hi\"}}], \"max_tokens\": 1{more}}}");
-        let head =
-            "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n";
+        let head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n";
         server.raw(&format!("{head}Content-Length: {}\r\n\r\n{body}", body.len()))
     };
     // Makes what is made once.
@@ -207,4 +236,221 @@ fn forms_do_not_hold_up_chats() {
         let before = done.load(std::sync::atomic::Ordering::SeqCst);
         assert!(before <= 4, "{before} of 8 rules were compiled before the chat without one was answered");
     });
+}
+
+/// What a client sends and how it reads must not decide whether others are answered.
+#[test]
+fn slow_bodies_hold_no_room() {
+    let server = Server::start(&[]);
+    let head = format!("POST /tokenize HTTP/1.1\r\nHost: localhost\r\n{JSON}Content-Length: 8388608\r\n\r\n");
+    let slow: Vec<TcpStream> = (0..40)
+        .map(|_| {
+            let mut stream = server.connect();
+            stream.write_all(format!("{head}{{\"x\": \"").as_bytes()).expect("send");
+            stream
+        })
+        .collect();
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(server.is_well());
+    let megabyte = format!("{{\"content\": \"a\", \"x\": \"{}\"}}", "y".repeat(1 << 20));
+    assert!(server.post("/tokenize", &megabyte).starts_with("HTTP/1.1 200"));
+    // They are cut when they are slower than anyone needs to be.
+    let start = Instant::now();
+    for mut stream in slow {
+        let mut answer = String::new();
+        let _ = stream.read_to_string(&mut answer);
+        assert!(answer.starts_with("HTTP/1.1 408"), "{answer}");
+    }
+    assert!(start.elapsed() < Duration::from_secs(40), "{:?}", start.elapsed());
+}
+
+#[test]
+fn heads_must_be_clear_and_ours() {
+    let server = Server::start(&["--allowed-host", "model.example"]);
+    let get = |fields: &str| server.raw(&format!("GET /health HTTP/1.1\r\nConnection: close\r\n{fields}\r\n"));
+    let method = "M".repeat(50_000);
+    for (answer, status) in [
+        (get("Host: localhost\r\n"), "200"),
+        (get("Host: model.example\r\n"), "200"),
+        (get("Host: evil.example\r\n"), "403"),
+        (get("Host: localhost\r\nOrigin: http://evil.example\r\n"), "403"),
+        (get(""), "400"),
+        (get("Host: localhost\r\nHost: localhost\r\n"), "400"),
+        (get("Host: localhost\r\nTransfer-Encoding: gzip, chunked\r\n"), "501"),
+        (server.raw(&format!("{method} / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")), "501"),
+        (server.raw("GET /health HTTP/1.0\r\n\r\n"), "200"),
+    ] {
+        assert!(answer.contains(&format!(" {status} ")) && answer.len() < 2000, "{status}: {answer:.300}");
+    }
+}
+
+#[test]
+fn a_refusal_reaches_a_client_that_is_still_sending() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let file = folder.path().join("keys");
+    std::fs::write(&file, "\u{feff}secret\n").expect("write");
+    let server = Server::start(&["--api-key-file", file.to_str().expect("path")]);
+    assert!(server.get("/v1/models", "x-api-key: secret\r\n").starts_with("HTTP/1.1 200"));
+    let body = "x".repeat(8 << 20);
+    for _ in 0..4 {
+        let mut stream = server.connect();
+        let head = format!("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{JSON}");
+        write!(stream, "{head}Content-Length: {}\r\n\r\n", body.len()).expect("send");
+        stream.write_all(body.as_bytes()).expect("the server reads what it refused");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("an answer, not a reset");
+        assert!(answer.starts_with("HTTP/1.1 401"), "{answer}");
+    }
+}
+
+#[test]
+fn a_client_that_has_said_all_gets_its_answer() {
+    let server = Server::start(&[]);
+    for more in ["", ", \"stream\": true"] {
+        let body = HELLO.replace("}]", &format!("}}]{more}")).replace("\"max_tokens\": 2", "\"max_tokens\": 300");
+        let body = body.replace("}]", "}], \"ignore_eos\": true");
+        let mut stream = server.connect();
+        let head = format!("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n{JSON}");
+        write!(stream, "{head}Content-Length: {}\r\n\r\n{body}", body.len()).expect("send");
+        stream.shutdown(std::net::Shutdown::Write).expect("shut down");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("an answer");
+        assert!(answer.contains("HTTP/1.1 200 OK") && answer.contains("\"length\""), "{answer}");
+    }
+    // One that is gone is noticed, also where nothing is sent before the answer is whole.
+    let before = server.metric("moebius_cancelled_total");
+    for more in ["", ", \"stream\": true"] {
+        let body = HELLO.replace("\"max_tokens\": 2", "\"max_tokens\": 500, \"ignore_eos\": true, \"n\": 6");
+        let body = body.replace("}]", &format!("}}]{more}"));
+        let mut stream = server.connect();
+        let head = format!("POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n{JSON}");
+        write!(stream, "{head}Content-Length: {}\r\n\r\n{body}", body.len()).expect("send");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let start = Instant::now();
+    while server.metric("moebius_cancelled_total") < before + 4.0
+        || server.metric("moebius_kv_pages{state=\"used\"}") > 0.0
+    {
+        assert!(start.elapsed() < Duration::from_secs(60), "they still run");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_or_stuck_log_holds_up_nobody() {
+    let full = || std::fs::File::options().write(true).open("/dev/full").expect("/dev/full");
+    // A pipe that nobody reads.
+    let (reader, writer) = std::io::pipe().expect("pipe");
+    for log in [Stdio::from(full()), Stdio::from(writer)] {
+        let mut server = Server::start_as(Command::new(env!("CARGO_BIN_EXE_moebius")), &["--log-level", "debug"], log);
+        // More lines than a pipe holds.
+        let path = format!("/{}", "x".repeat(150));
+        for _ in 0..600 {
+            let answer = server.get(&path, "");
+            assert!(answer.starts_with("HTTP/1.1 404"), "{answer}");
+        }
+        assert!(server.is_well());
+        let told = Command::new("kill").args(["-TERM", &server.child.id().to_string()]).status().expect("kill");
+        assert!(told.success());
+        assert_eq!(server.exit().code(), Some(0));
+    }
+    drop(reader);
+}
+
+#[cfg(unix)]
+#[test]
+fn the_log_says_why_and_cannot_be_dressed_up() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let path = folder.path().join("log");
+    let log = std::fs::File::create(&path).expect("create");
+    let mut server = Server::start_as(Command::new(env!("CARGO_BIN_EXE_moebius")), &[], Stdio::from(log));
+    server.raw("GET /a\u{202e}b HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    server.raw(&format!("{} /m HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", "M".repeat(5000)));
+    server.post("/v1/completions", "{\"prompt\": \"my secret\", \"temperature\": \"secret\"}");
+    let told = Command::new("kill").args(["-TERM", &server.child.id().to_string()]).status().expect("kill");
+    assert!(told.success() && server.exit().success());
+    let text = std::fs::read_to_string(&path).expect("the log");
+    assert!(text.contains("path=/a\\u{202e}b") && !text.contains('\u{202e}'), "{text}");
+    assert!(text.lines().all(|line| line.len() < 1000), "{text}");
+    let why = text.lines().find(|line| line.contains("/v1/completions")).expect("a line");
+    assert!(why.contains("`temperature` must be a number") && !text.contains("secret"), "{why}");
+}
+
+/// Where connections run out, the oldest idle one makes room.
+#[cfg(target_os = "linux")]
+#[test]
+fn idle_connections_make_room() {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "ulimit -n 64; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_moebius")]);
+    let server = Server::start_as(shell, &[], Stdio::null());
+    let idle: Vec<TcpStream> = (0..100).map(|_| server.connect()).collect();
+    let start = Instant::now();
+    assert!(server.is_well());
+    assert!(start.elapsed() < Duration::from_secs(15), "{:?}", start.elapsed());
+    drop(idle);
+}
+
+/// After requests that take what they can, the process is nearly as small as before.
+#[cfg(target_os = "linux")]
+#[test]
+fn memory_is_bounded_and_given_back() {
+    let server = Server::start(&["--ctx", "1024"]);
+    for _ in 0..4 {
+        assert!(server.is_well());
+    }
+    let idle = server.memory_mb();
+    let objects = "{\"\":0},".repeat(1_180_000);
+    let skipped = format!("{{\"x\": [{objects}0], {}", &HELLO[1..]);
+    let built = format!("{{\"tools\": [{objects}0], {}", &HELLO[1..]);
+    let text = format!("{{\"content\": \"{}\"}}", "a fox ".repeat(1_300_000));
+    let numbers = HELLO
+        .replace("\"max_tokens\": 2", "\"max_tokens\": 900, \"ignore_eos\": true, \"n\": 2")
+        .replace("}]", "}], \"logprobs\": true, \"top_logprobs\": 20");
+    let peak = std::sync::atomic::AtomicU64::new(0);
+    let families: [(&str, &str, usize); 4] = [
+        ("/v1/chat/completions", &skipped, 12),
+        ("/v1/chat/completions", &built, 12),
+        ("/tokenize", &text, 6),
+        ("/v1/chat/completions", &numbers, 2),
+    ];
+    for (path, body, n) in families {
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let posts: Vec<_> = (0..n).map(|_| scope.spawn(|| server.post(path, body))).collect();
+            scope.spawn(|| {
+                while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                    peak.fetch_max(server.memory_mb(), std::sync::atomic::Ordering::Relaxed);
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+            });
+            for post in posts {
+                let answer = post.join().expect("an answer");
+                let status = answer.split(' ').nth(1).unwrap_or_default().to_string();
+                assert!(["200", "400", "429"].contains(&&*status), "{answer:.200}");
+            }
+            done.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        let start = Instant::now();
+        while server.memory_mb() > idle + 100 {
+            let now = server.memory_mb();
+            assert!(start.elapsed() < Duration::from_secs(20), "{path}: {now} MB stay of {idle} before");
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+    let peak = peak.into_inner();
+    assert!(peak < idle + 700, "{peak} MB at most, {idle} before");
+    assert!(server.is_well());
+}
+
+/// What the numbers of an answer would take is counted before they are computed.
+#[test]
+fn numbers_without_end_are_refused() {
+    let server = Server::start(&["--ctx", "8192", "--max-queue", "64"]);
+    let body = HELLO.replace("\"max_tokens\": 2", "\"n\": 32, \"logprobs\": true, \"top_logprobs\": 20");
+    let answer = server.post("/v1/chat/completions", &body);
+    assert!(answer.starts_with("HTTP/1.1 400") && answer.contains("32 answers each"), "{answer}");
+    assert!(
+        server.post("/v1/chat/completions", &body.replace("32", "1, \"max_tokens\": 4")).starts_with("HTTP/1.1 200")
+    );
 }

@@ -401,7 +401,11 @@ impl Engine {
     }
 
     /// Everything about a request that needs no more than the limits to be judged.
-    fn check(&self, request: &Request) -> Result<(), Error> {
+    /// What [`Engine::submit`] would say of a request, without taking it.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn check(&self, request: &Request) -> Result<(), Error> {
         let n_vocab = self.n_vocab;
         let n_tokens = request.tokens.len();
         if n_tokens == 0 {

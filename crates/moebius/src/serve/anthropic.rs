@@ -7,6 +7,7 @@ use axum::response::IntoResponse;
 use serde_json::{Value, json};
 
 use super::app::{self, App};
+use super::body::Body;
 use super::conversation::{self, Conversation};
 use super::error::{ApiError, Style};
 use super::fields::{Field, Kind, Object, Read, field};
@@ -43,7 +44,7 @@ pub const FIELDS: &[Field] = &[
 
 /// `/v1/messages`.
 pub async fn handle(app: Arc<App>, input: Input) -> Answer {
-    let Input { body, request_id, .. } = input;
+    let Input { body: Body { fields: body, room, .. }, request_id, .. } = input;
     let (conversation, wanted) = conversation_of(&body)?;
     let stops = sampling::stops(&body, "stop_sequences")?;
     let stream = body.flag("stream").unwrap_or(false);
@@ -56,11 +57,13 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
         n_prompt: request.tokens.len(),
         request_id: request_id.clone(),
     };
-    let generation = Generation::start(&app, request_id, Job { requests: vec![request], n: 1, parsing }).await?;
+    drop(body);
+    let job = Job { requests: vec![request], n: 1, parsing, room };
+    let generation = Generation::start(&app, request_id, job).await?;
     if stream {
         return Ok(sse::respond(generation, Stream { head, parts: Parts::default(), finish: None }));
     }
-    let (answers, totals) = generation.collect().await?;
+    let (answers, totals, _) = generation.collect().await?;
     let answer = answers.into_iter().next().unwrap_or_default();
     let content = answer.parts.list().iter().map(block).collect();
     let mut message = head.message(content, usage(&totals));
@@ -73,8 +76,8 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
 
 /// `/v1/messages/count_tokens`.
 pub async fn count_tokens(app: Arc<App>, input: Input) -> Answer {
-    let (conversation, _) = conversation_of(&input.body)?;
-    let prompt = conversation.render(&app).await?;
+    let (conversation, _) = conversation_of(&input.body.fields)?;
+    let prompt = conversation.render(&app, false).await?;
     Ok(Json(json!({"input_tokens": prompt.tokens.len()})).into_response())
 }
 

@@ -15,8 +15,10 @@ use subtle::{Choice, ConstantTimeEq};
 use tokio::sync::Semaphore;
 
 use super::error::ApiError;
-use super::limits::MAX_BODIES_BYTES;
+use super::guard::Guard;
+use super::limits::{MAX_ANSWERS_BYTES, MAX_BODIES_BYTES};
 use super::metrics::Metrics;
+use super::room::Budget;
 use super::worker::{Refusal, Run, Worker};
 
 /// Threads that compute which tokens grammars allow, while the model computes.
@@ -38,8 +40,14 @@ pub struct App {
     pub keys: Keys,
     /// Built at the first request that needs one: a large vocabulary takes a while.
     grammars: OnceLock<Result<Grammars, grammar::Error>>,
-    /// Kibibytes of bodies that may still be read.
-    pub bodies: Arc<Semaphore>,
+    /// Who may ask.
+    pub guard: Guard,
+    /// For bodies and what is built of them.
+    pub bodies: Budget,
+    /// For answers that are collected or wait to be read.
+    pub answers: Budget,
+    /// Large bodies are parsed beside the threads that serve connections.
+    parsing: Arc<Semaphore>,
     /// Templates and tokenizers run on few threads: they must not take the engine's cores.
     heavy: Arc<Semaphore>,
     /// Grammars are compiled beside them: requests without a form do not wait for those that have one.
@@ -76,6 +84,7 @@ impl App {
         model: ModelInfo,
         sampling: SamplerParams,
         keys: Keys,
+        guard: Guard,
         trial: Option<Arc<dyn grammar::Trial>>,
     ) -> App {
         App {
@@ -89,7 +98,10 @@ impl App {
             sampling,
             keys,
             grammars: OnceLock::new(),
-            bodies: Arc::new(Semaphore::new(MAX_BODIES_BYTES >> 10)),
+            guard,
+            bodies: Budget::new(MAX_BODIES_BYTES),
+            answers: Budget::new(MAX_ANSWERS_BYTES),
+            parsing: Arc::new(Semaphore::new(2)),
             heavy: Arc::new(Semaphore::new(2)),
             forms: Arc::new(Semaphore::new(2)),
             trial,
@@ -128,6 +140,14 @@ impl App {
         blocking(&self.heavy, work).await
     }
 
+    /// As [`App::heavy`], for bodies.
+    pub async fn parse<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        blocking(&self.parsing, work).await
+    }
+
     /// As [`App::heavy`], for what compiles grammars. The flag that `work` gets is set when the client has left.
     pub async fn form<T: Send + 'static>(
         &self,
@@ -159,6 +179,19 @@ impl App {
             Refusal::Stopped => ApiError::stopping(),
             Refusal::Invalid(error) => invalid(&error),
         })
+    }
+
+    /// Refuses a prompt that is longer than the context, whatever it says, before it is cut into tokens.
+    pub fn check_length(&self, prompt: &str) -> Result<(), ApiError> {
+        let context = self.worker.context();
+        match self.tokenizer.max_text_bytes(context) {
+            Some(limit) if prompt.len() > limit => {
+                let (code, n) = (Some("context_length_exceeded"), prompt.len());
+                let why = format!("the prompt has {n} bytes, the context is {context} tokens: at most {limit} bytes");
+                Err(ApiError { code, ..ApiError::bad(why) })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Tokens of text that a template or a client wrote for the model, special tokens included.
@@ -229,6 +262,8 @@ impl PaddedKey {
 impl Keys {
     /// One key a line; empty lines and those that begin with `#` are left out.
     pub fn parse(text: &str) -> Result<Keys, String> {
+        // An editor's mark at the start is no part of the first key.
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
         let keys: Option<Vec<_>> = lines.map(PaddedKey::new).collect();
         match keys {
@@ -296,7 +331,7 @@ mod tests {
 
     #[test]
     fn keys_open_and_nothing_else_does() {
-        let keys = Keys::parse("# ours\nalpha\n\n beta \n").unwrap();
+        let keys = Keys::parse("\u{feff}# ours\nalpha\n\n beta \n").unwrap();
         let cases = [
             (Some(("authorization", "Bearer alpha")), true),
             (Some(("authorization", "bearer beta")), true),
@@ -315,6 +350,9 @@ mod tests {
             }
             assert_eq!(keys.check(&headers).is_ok(), opens, "{given:?}");
         }
+        let mut headers = HeaderMap::new();
+        headers.insert("x-api-key", "first".parse().unwrap());
+        assert!(Keys::parse("\u{feff}first\n").unwrap().check(&headers).is_ok());
         assert!(Keys::default().check(&HeaderMap::new()).is_ok());
         assert!(Keys::parse("# nothing\n").is_err());
         assert!(Keys::parse(&"x".repeat(MAX_KEY_BYTES + 1)).is_err());

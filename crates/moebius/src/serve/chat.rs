@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use axum::Json;
-use axum::response::{IntoResponse, Response};
 use engine::formats::Event;
 use engine::tokenizer::Tokenizer;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::app::{self, App};
+use super::body::Body;
 use super::conversation::{self, Conversation};
 use super::error::{ApiError, Style};
 use super::fields::{Field, Kind, Object, Read, field};
@@ -19,6 +19,7 @@ use super::prepare::{Wanted, prepare};
 use super::routes::{Answer, Input};
 use super::sampling;
 use super::sse::{self, Frames, Wire};
+use super::write::{self, Lists};
 use super::{form, tools};
 
 /// What the route takes beside the sampling.
@@ -48,7 +49,7 @@ pub const FIELDS: &[Field] = &[
 
 /// The handler.
 pub async fn handle(app: Arc<App>, input: Input) -> Answer {
-    let Input { body, request_id, .. } = input;
+    let Input { body: Body { fields: body, room, .. }, request_id, .. } = input;
     for (older, newer) in [("functions", "tools"), ("function_call", "tool_choice")] {
         if body.value(older).is_some() {
             return Err(ApiError::field(older, format!("is not offered: send `{newer}`, its newer form")));
@@ -56,9 +57,8 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
     }
     let stream = body.flag("stream").unwrap_or(false);
     let (conversation, wanted) = conversation_of(&body)?;
-    let stops = sampling::stops(&body, "stop")?;
     let (mut request, parsing) = prepare(&app, conversation, wanted, &body, stream).await?;
-    request.stop_strings = stops;
+    request.stop_strings = sampling::stops(&body, "stop")?;
     if let Some(n) = sampling::max_tokens(&body, &["max_completion_tokens", "max_tokens", "n_predict"]) {
         request.max_new_tokens = n;
     }
@@ -69,7 +69,11 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
         (false, Some(1..)) => return Err(ApiError::field("top_logprobs", "needs `logprobs` to be true")),
         (false, _) => None,
     };
-    let job = Job { requests: vec![request], n: body.size("n").unwrap_or(1), parsing };
+    let n = body.size("n").unwrap_or(1);
+    let usage = body.object("stream_options").and_then(|o| o.flag("include_usage")).unwrap_or(false);
+    // What was asked is in the job now; the body need not outlast it.
+    drop(body);
+    let job = Job { requests: vec![request], n, parsing, room };
     let generation = Generation::start(&app, request_id.clone(), job).await?;
     let head = Head {
         id: app::id("chatcmpl-"),
@@ -79,11 +83,12 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
         request_id,
     };
     if stream {
-        let usage = body.object("stream_options").and_then(|o| o.flag("include_usage")).unwrap_or(false);
-        return Ok(sse::respond(generation, Stream { head, usage, n: body.size("n").unwrap_or(1) }));
+        return Ok(sse::respond(generation, Stream { head, usage, n }));
     }
-    let (answers, totals) = generation.collect().await?;
-    Ok(whole(&head, answers, &totals))
+    let (answers, totals, room) = generation.collect().await?;
+    let mut lists = Lists::default();
+    let answer = whole(&head, answers, &totals, &mut lists);
+    Ok(lists.respond(&answer, room))
 }
 
 /// The conversation of a body, and what is wanted of the answer.
@@ -91,7 +96,7 @@ fn conversation_of(body: &Object) -> Result<(Conversation, Wanted), ApiError> {
     let mut conversation = Conversation {
         messages: conversation::messages(body.list("messages").map_or(&[][..], Vec::as_slice))?,
         tools: tools::definitions(body.list("tools").map_or(&[][..], Vec::as_slice))?,
-        kwargs: body.object("chat_template_kwargs").cloned().unwrap_or_default(),
+        kwargs: conversation::kwargs(body)?,
         ..Conversation::default()
     };
     if let Some(effort) = body.value("reasoning_effort") {
@@ -127,20 +132,42 @@ impl Head {
     }
 
     fn logprobs(&self, logprobs: &[Logprob]) -> Value {
-        let content: Vec<Value> = logprobs.iter().map(|l| openai_logprob(&self.tokenizer, l)).collect();
+        let content: Vec<Reported> = logprobs.iter().map(|l| Reported::new(&self.tokenizer, l)).collect();
         json!({"content": content, "refusal": null})
     }
 }
 
 /// A token as the chat API reports it.
-pub fn openai_logprob(tokenizer: &Tokenizer, logprob: &Logprob) -> Value {
-    let entry = |token: u32, value: f32| {
-        let (text, bytes) = token_text(tokenizer, token);
-        json!({"token": text, "logprob": finite(value), "bytes": bytes})
-    };
-    let mut value = entry(logprob.token, logprob.values.token);
-    value["top_logprobs"] = logprob.values.top.iter().map(|&(token, value)| entry(token, value)).collect();
-    value
+#[derive(Serialize)]
+pub struct Reported {
+    #[serde(flatten)]
+    token: Alternative,
+    top_logprobs: Vec<Alternative>,
+}
+
+#[derive(Serialize)]
+struct Alternative {
+    token: String,
+    #[serde(serialize_with = "write::serialize_short")]
+    logprob: f32,
+    bytes: Vec<u8>,
+}
+
+impl Reported {
+    pub fn new(tokenizer: &Tokenizer, logprob: &Logprob) -> Reported {
+        let alternative = |token: u32, value: f32| {
+            let (text, bytes) = token_text(tokenizer, token);
+            Alternative { token: text, logprob: finite(value), bytes }
+        };
+        let top = logprob.values.top.iter().map(|&(token, value)| alternative(token, value));
+        Reported { token: alternative(logprob.token, logprob.values.token), top_logprobs: top.collect() }
+    }
+
+    /// The place of a list of them.
+    pub fn list(tokenizer: &Arc<Tokenizer>, logprobs: Vec<Logprob>, lists: &mut Lists) -> Value {
+        let tokenizer = tokenizer.clone();
+        lists.place(logprobs, move |logprob, out| write::json(&Reported::new(&tokenizer, &logprob), out))
+    }
 }
 
 /// A forbidden token has a probability of zero, whose logarithm JSON cannot write.
@@ -157,7 +184,7 @@ fn finish_reason(finish: Option<&Finish>) -> &'static str {
 }
 
 /// The answer in one piece.
-fn whole(head: &Head, answers: Vec<Collected>, totals: &Totals) -> Response {
+fn whole(head: &Head, answers: Vec<Collected>, totals: &Totals, lists: &mut Lists) -> Value {
     let choices = answers.into_iter().enumerate().map(|(index, answer)| {
         let (mut thought, mut calls) = (String::new(), Vec::new());
         for part in answer.parts.list() {
@@ -182,7 +209,10 @@ fn whole(head: &Head, answers: Vec<Collected>, totals: &Totals) -> Response {
         if !calls.is_empty() {
             message.insert("tool_calls".into(), calls.into());
         }
-        let logprobs = if answer.logprobs.is_empty() { Value::Null } else { head.logprobs(&answer.logprobs) };
+        let logprobs = match answer.logprobs {
+            none if none.is_empty() => Value::Null,
+            some => json!({"content": Reported::list(&head.tokenizer, some, lists), "refusal": null}),
+        };
         let mut choice = json!({
             "index": index,
             "message": message,
@@ -190,13 +220,13 @@ fn whole(head: &Head, answers: Vec<Collected>, totals: &Totals) -> Response {
             "finish_reason": finish_reason(answer.finish.as_ref()),
         });
         if !answer.routing.is_empty() {
-            choice["routing"] = json!(answer.routing);
+            choice["routing"] = lists.place(answer.routing, |ids, out| write::json(&ids, out));
         }
         choice
     });
     let mut object = head.object("chat.completion", choices.collect());
     totals.close(&mut object);
-    Json(Value::Object(object)).into_response()
+    object.into()
 }
 
 /// The answer as it comes.

@@ -2,31 +2,27 @@
 
 use std::sync::Arc;
 
-use axum::Json;
-use axum::response::IntoResponse;
 use engine::formats::{Event, Format};
 use engine::tokenizer::{Encode, Tokenizer};
 use serde_json::{Value, json};
 
 use super::app::{self, App};
+use super::body::{Body, Prompt};
 use super::chat::finite;
 use super::error::{ApiError, Style};
 use super::fields::{Field, Kind, Object, Read, field};
 use super::fill::Marks;
-use super::generate::{Finish, Generation, Job, Logprob, Parsing, Step, Totals, token_text};
+use super::generate::{Collected, Finish, Generation, Job, Logprob, Parsing, Step, Totals, token_text};
 use super::limits::{MAX_CHOICES, MAX_INPUTS, MAX_TOP_LOGPROBS};
 use super::routes::{Answer, Input};
 use super::sse::{self, Frames, Wire};
+use super::worker::TokenLogprobs;
+use super::write::{self, Lists, short};
 use super::{form, sampling};
-
-/// Tokens in place of text.
-pub const IDS: Kind = Kind::List(&Kind::Int(0, u32::MAX as i128), 1 << 20);
-pub const PROMPT: Kind =
-    Kind::Either(&[Kind::Text, IDS, Kind::List(&Kind::Text, MAX_INPUTS), Kind::List(&IDS, MAX_INPUTS)]);
 
 /// What the route takes beside the sampling.
 pub const FIELDS: &[Field] = &[
-    field("prompt", PROMPT, "a text, tokens, or a list of either"),
+    field("prompt", Kind::Prompts(MAX_INPUTS), "a text, tokens, or a list of either"),
     field("model", Kind::Text, "any name; the one model answers"),
     field("stream", Kind::Bool, "send the text as it comes"),
     field("stream_options", Kind::Object, "include_usage: a last event with the usage"),
@@ -44,7 +40,9 @@ pub const FIELDS: &[Field] = &[
 
 /// The handler.
 pub async fn handle(app: Arc<App>, input: Input) -> Answer {
-    let Input { body, request_id, .. } = input;
+    let Input { mut body, request_id, .. } = input;
+    let prompts = body.take_prompts();
+    let Body { fields: body, room, .. } = body;
     let n = body.size("n").unwrap_or(1);
     if body.size("best_of").is_some_and(|best_of| best_of != n) {
         return Err(ApiError::field("best_of", "must be equal to `n`: choosing among more is not offered"));
@@ -59,8 +57,8 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
     }
     let stops = sampling::stops(&body, "stop")?;
     let prompts = match body.text("suffix").filter(|suffix| !suffix.is_empty()) {
-        None => prompts(&app, body.value("prompt").unwrap_or(&Value::Null)).await?,
-        Some(suffix) => gaps(&app, body.value("prompt").unwrap_or(&Value::Null), suffix).await?,
+        None => tokens(&app, prompts).await?,
+        Some(suffix) => gaps(&app, prompts, suffix).await?,
     };
     if prompts.len() * n > MAX_INPUTS {
         return Err(ApiError::field(
@@ -84,8 +82,10 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
         request.prompt_logprobs = scores;
         requests.push(request);
     }
-    let generation =
-        Generation::start(&app, request_id.clone(), Job { requests, n, parsing: Parsing::plain() }).await?;
+    let usage = body.object("stream_options").and_then(|o| o.flag("include_usage")).unwrap_or(false);
+    drop(body);
+    let job = Job { requests, n, parsing: Parsing::plain(), room };
+    let generation = Generation::start(&app, request_id.clone(), job).await?;
     let head = Head {
         id: app::id("cmpl-"),
         created: app::unix_time(),
@@ -96,65 +96,85 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
         n,
     };
     if stream {
-        let usage = body.object("stream_options").and_then(|o| o.flag("include_usage")).unwrap_or(false);
         return Ok(sse::respond(generation, Stream { offsets: vec![0; head.echoed.len() * n], head, usage }));
     }
-    let (answers, totals) = generation.collect().await?;
+    let (answers, totals, room) = generation.collect().await?;
+    let mut lists = Lists::default();
     let choices = answers.into_iter().enumerate().map(|(index, answer)| {
-        let prompt = &firsts[index / n];
         let text = format!("{}{}", head.echoed[index / n], answer.content());
+        let Collected { logprobs: own, prompt, finish, .. } = answer;
+        let scored = prompt_logprobs.map(|_| head.prompt_logprobs(prompt.clone(), &mut lists));
         let logprobs = match logprobs {
             Some(_) if echo => {
-                let all: Vec<Logprob> = answer.prompt.iter().chain(&answer.logprobs).cloned().collect();
-                head.logprobs(Some(*prompt), &all, &mut 0)
+                let all = prompt.into_iter().chain(own).map(Token::from);
+                let first = Token { token: firsts[index / n], values: None };
+                head.lists(std::iter::once(first).chain(all).collect(), &mut lists)
             }
-            Some(_) => head.logprobs(None, &answer.logprobs, &mut 0),
+            Some(_) => head.lists(own.into_iter().map(Token::from).collect(), &mut lists),
             None => Value::Null,
         };
-        let finish = finish_reason(answer.finish.as_ref());
+        let finish = finish_reason(finish.as_ref());
         let mut choice = json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish});
-        if prompt_logprobs.is_some() {
-            choice["prompt_logprobs"] = head.prompt_logprobs(&answer.prompt);
+        if let Some(scored) = scored {
+            choice["prompt_logprobs"] = scored;
         }
         choice
     });
     let mut object = head.object(choices.collect());
     totals.close(&mut object);
-    Ok(Json(Value::Object(object)).into_response())
+    let answer = object.into();
+    Ok(lists.respond(&answer, room))
 }
 
 /// The tokens of all prompts.
-pub async fn prompts(app: &App, prompt: &Value) -> Result<Vec<Vec<u32>>, ApiError> {
-    let list = match prompt {
-        Value::Array(items) if !items.first().is_none_or(Value::is_number) => items.clone(),
-        one => vec![one.clone()],
-    };
-    let tokenizer = app.tokenizer.clone();
-    app.heavy(move || list.iter().enumerate().map(|(i, prompt)| tokens_of(&tokenizer, i, prompt)).collect()).await
+pub async fn tokens(app: &Arc<App>, prompts: Vec<Prompt>) -> Result<Vec<Vec<u32>>, ApiError> {
+    let shared = app.clone();
+    app.heavy(move || prompts.into_iter().enumerate().map(|(i, prompt)| tokens_of(&shared, i, prompt)).collect()).await
 }
 
 /// The tokens of texts that stand before a gap.
-async fn gaps(app: &App, prompt: &Value, suffix: &str) -> Result<Vec<Vec<u32>>, ApiError> {
+async fn gaps(app: &Arc<App>, prompts: Vec<Prompt>, suffix: &str) -> Result<Vec<Vec<u32>>, ApiError> {
     let marks = Marks::of(&app.tokenizer)?;
-    let list = if let Value::Array(items) = prompt { items.clone() } else { vec![prompt.clone()] };
-    let texts: Option<Vec<String>> = list.iter().map(|text| text.as_str().map(String::from)).collect();
-    let texts = texts.ok_or_else(|| ApiError::field("prompt", "must be text where there is a `suffix`"))?;
-    let (tokenizer, suffix) = (app.tokenizer.clone(), suffix.to_string());
-    app.heavy(move || Ok(texts.iter().map(|text| marks.prompt(&tokenizer, &[], text, &suffix)).collect())).await
+    let text = |prompt| match prompt {
+        Prompt::Text(text) => Ok(text),
+        Prompt::Ids(_) => Err(ApiError::field("prompt", "must be text where there is a `suffix`")),
+    };
+    let texts = prompts.into_iter().map(text).collect::<Result<Vec<_>, _>>()?;
+    let (shared, suffix) = (app.clone(), suffix.to_string());
+    let fill = move |text: &String| {
+        shared.check_length(text)?;
+        shared.check_length(&suffix)?;
+        Ok(marks.prompt(&shared.tokenizer, &[], text, &suffix))
+    };
+    app.heavy(move || texts.iter().map(fill).collect()).await
 }
 
-/// Tokens of one text or list of ids.
-fn tokens_of(tokenizer: &Tokenizer, i: usize, prompt: &Value) -> Result<Vec<u32>, ApiError> {
-    let tokens: Vec<u32> = match prompt {
-        Value::String(text) => tokenizer.encode(text, Encode { add_special: true, parse_special: true }),
-        Value::Array(ids) => ids.iter().filter_map(|id| id.as_f64().map(|id| id as u32)).collect(),
-        _ => Vec::new(),
+/// Tokens of one prompt.
+fn tokens_of(app: &App, i: usize, prompt: Prompt) -> Result<Vec<u32>, ApiError> {
+    let tokens = match prompt {
+        Prompt::Text(text) => {
+            app.check_length(&text)?;
+            app.tokenizer.encode(&text, Encode { add_special: true, parse_special: true })
+        }
+        Prompt::Ids(ids) => ids,
     };
     // A model that begins texts with a token can start from an empty prompt.
-    match tokenizer.bos() {
+    match app.tokenizer.bos() {
         _ if !tokens.is_empty() => Ok(tokens),
         Some(bos) => Ok(vec![bos]),
         None => Err(ApiError::bad(format!("prompt {i} is empty"))),
+    }
+}
+
+/// A token of the lists; the first of a prompt has no numbers.
+struct Token {
+    token: u32,
+    values: Option<TokenLogprobs>,
+}
+
+impl From<Logprob> for Token {
+    fn from(logprob: Logprob) -> Token {
+        Token { token: logprob.token, values: Some(logprob.values) }
     }
 }
 
@@ -180,48 +200,70 @@ impl Head {
         object
     }
 
-    /// vLLM's form: nothing for the first token, then each token and its alternatives by id.
-    fn prompt_logprobs(&self, logprobs: &[Logprob]) -> Value {
-        let mut list = vec![Value::Null];
-        for Logprob { token, values } in logprobs {
-            let mut ranked: Vec<(u32, f32, usize)> =
-                values.top.iter().enumerate().map(|(i, &(id, value))| (id, value, i + 1)).collect();
-            if values.top.iter().all(|(id, _)| id != token) {
+    /// vLLM's form: nothing for the first token, then each token and its alternatives by id; written later.
+    fn prompt_logprobs(&self, logprobs: Vec<Logprob>, lists: &mut Lists) -> Value {
+        let tokenizer = self.tokenizer.clone();
+        let all = std::iter::once(None).chain(logprobs.into_iter().map(Some));
+        lists.place(all, move |logprob, out| {
+            let Some(Logprob { token, values }) = logprob else { return write::json(&Value::Null, out) };
+            let ranks = values.top.iter().enumerate();
+            let mut ranked: Vec<(u32, f32, usize)> = ranks.map(|(i, &(id, value))| (id, value, i + 1)).collect();
+            if values.top.iter().all(|(id, _)| *id != token) {
                 // Its rank is known to be behind those that are listed, no more.
-                ranked.push((*token, values.token, ranked.len() + 1));
+                ranked.push((token, values.token, ranked.len() + 1));
             }
             let entry = |(id, value, rank): (u32, f32, usize)| {
-                let text = token_text(&self.tokenizer, id).0;
-                (id.to_string(), json!({"logprob": finite(value), "rank": rank, "decoded_token": text}))
+                let text = token_text(&tokenizer, id).0;
+                (id.to_string(), json!({"logprob": short(finite(value)), "rank": rank, "decoded_token": text}))
             };
-            list.push(Value::Object(ranked.into_iter().map(entry).collect()));
-        }
-        list.into()
+            write::json(&ranked.into_iter().map(entry).collect::<Object>(), out);
+        })
     }
 
-    /// The older form: lists side by side, `first` in front without numbers. `offset` counts the characters up to here.
-    fn logprobs(&self, first: Option<u32>, logprobs: &[Logprob], offset: &mut usize) -> Value {
+    /// The older form: lists side by side. `offset` counts the characters up to here.
+    fn logprobs(&self, logprobs: &[Logprob], offset: &mut usize) -> Value {
         let (mut tokens, mut values, mut tops, mut offsets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        if let Some(first) = first {
-            let text = token_text(&self.tokenizer, first).0;
-            offsets.push(*offset);
-            *offset += text.chars().count();
-            tokens.push(text);
-            values.push(Value::Null);
-            tops.push(Value::Null);
-        }
         for logprob in logprobs {
             let (text, _) = token_text(&self.tokenizer, logprob.token);
             offsets.push(*offset);
             *offset += text.chars().count();
             tokens.push(text);
-            values.push(json!(finite(logprob.values.token)));
-            let top = logprob.values.top.iter();
-            let top = top.map(|&(token, value)| (token_text(&self.tokenizer, token).0, json!(finite(value))));
-            tops.push(Value::Object(top.collect()));
+            values.push(short(finite(logprob.values.token)));
+            tops.push(top(&self.tokenizer, &logprob.values));
         }
         json!({"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets})
     }
+
+    /// The same of a whole answer, written later.
+    fn lists(&self, tokens: Vec<Token>, lists: &mut Lists) -> Value {
+        let all: Arc<[Token]> = tokens.into();
+        let mut place = |mut write: Box<dyn FnMut(&Tokenizer, &Token) -> Value + Send>| {
+            let (all, tokenizer) = (all.clone(), self.tokenizer.clone());
+            lists.place(0..all.len(), move |i, out| write::json(&write(&tokenizer, &all[i]), out))
+        };
+        let mut offset = 0;
+        let tokens = place(Box::new(|tokenizer, token| token_text(tokenizer, token.token).0.into()));
+        let values = place(Box::new(|_, token| match &token.values {
+            Some(values) => short(finite(values.token)).into(),
+            None => Value::Null,
+        }));
+        let tops = place(Box::new(|tokenizer, token| match &token.values {
+            Some(values) => top(tokenizer, values),
+            None => Value::Null,
+        }));
+        let offsets = place(Box::new(move |tokenizer, token| {
+            let start = offset;
+            offset += token_text(tokenizer, token.token).0.chars().count();
+            start.into()
+        }));
+        json!({"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets})
+    }
+}
+
+/// The alternatives of a token by their texts.
+fn top(tokenizer: &Tokenizer, values: &TokenLogprobs) -> Value {
+    let top = values.top.iter();
+    top.map(|&(token, value)| (token_text(tokenizer, token).0, Value::from(short(finite(value))))).collect()
 }
 
 fn finish_reason(finish: Option<&Finish>) -> &'static str {
@@ -265,7 +307,7 @@ impl Wire for Stream {
             .collect();
         let logprobs = match step.logprobs.as_slice() {
             [] => Value::Null,
-            some => self.head.logprobs(None, some, &mut self.offsets[step.index]),
+            some => self.head.logprobs(some, &mut self.offsets[step.index]),
         };
         if !text.is_empty() || !logprobs.is_null() {
             self.chunk(step.index, &text, logprobs, Value::Null, out);

@@ -145,6 +145,16 @@ pub fn arguments(text: &str) -> Value {
     }
 }
 
+/// Further variables of the template. What the server sets itself cannot be set from outside: it is checked.
+pub fn kwargs(body: &Object) -> Result<Object, ApiError> {
+    const SET: [&str; 5] = ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token"];
+    let kwargs = body.object("chat_template_kwargs").cloned().unwrap_or_default();
+    match SET.iter().find(|name| kwargs.contains_key(**name)) {
+        Some(name) => Err(ApiError::field(format!("chat_template_kwargs.{name}"), "is set by the server")),
+        None => Ok(kwargs),
+    }
+}
+
 impl Conversation {
     /// Makes the last message, which must be the assistant's, the beginning of the answer.
     pub fn continue_last(&mut self) -> Result<(), ApiError> {
@@ -162,12 +172,12 @@ impl Conversation {
         self.tools.iter().filter_map(Tool::from_json).collect()
     }
 
-    /// The prompt: the template's text and its tokens.
-    pub async fn render(self, app: &Arc<App>) -> Result<Prompt, ApiError> {
+    /// The prompt: the template's text and its tokens, which the model is to read where `fits` says so.
+    pub async fn render(self, app: &Arc<App>, fits: bool) -> Result<Prompt, ApiError> {
         let Some(template) = app.template.clone() else {
             return Err(ApiError::bad("the model has no chat template; /v1/completions takes plain prompts"));
         };
-        let tokenizer = app.tokenizer.clone();
+        let shared = app.clone();
         let (format, knows_tools) = (app.format, app.template_knows_tools);
         app.heavy(move || {
             let (messages, tools) = match knows_tools {
@@ -183,7 +193,10 @@ impl Conversation {
             };
             let mut text = template.render(&chat).map_err(|error| refusal(&error))?;
             text.push_str(self.prefill.as_deref().unwrap_or_default());
-            let tokens = App::encode_prompt(&tokenizer, &text);
+            if fits {
+                shared.check_length(&text)?;
+            }
+            let tokens = App::encode_prompt(&shared.tokenizer, &text);
             Ok(Prompt { text, tokens })
         })
         .await
@@ -195,9 +208,9 @@ impl Conversation {
 fn refusal(error: &template::Error) -> ApiError {
     match error {
         template::Error::Raised { message, .. } => {
-            ApiError::field("messages", format!("is not what the model's chat template takes: {message}"))
+            ApiError::field("messages", "is not what the model's chat template takes").quoting(format!(": {message}"))
         }
         template::Error::Thread { .. } => ApiError::internal(error.to_string()),
-        error => ApiError::field("messages", format!("cannot be rendered: {error}")),
+        error => ApiError::field("messages", "cannot be rendered").quoting(format!(": {error}")),
     }
 }

@@ -3,20 +3,22 @@
 
 use std::sync::Arc;
 
-use axum::Json;
-use axum::response::IntoResponse;
 use serde_json::{Value, json};
 
 use super::app::App;
-use super::completions::{PROMPT, prompts};
+use super::body::Body;
+use super::completions::tokens;
 use super::error::ApiError;
 use super::fields::{Field, Kind, Read, field};
+use super::limits::MAX_INPUTS;
+use super::room::Room;
 use super::routes::{Answer, Input};
 use super::worker::Update;
+use super::write::{self, Lists};
 
 /// What the route takes.
 pub const FIELDS: &[Field] = &[
-    field("input", PROMPT, "a text, tokens, or a list of either"),
+    field("input", Kind::Prompts(MAX_INPUTS), "a text, tokens, or a list of either"),
     field("model", Kind::Text, "any name; the one model answers"),
     field("encoding_format", Kind::Word(&["float", "base64"]), "numbers, or the bytes of little-endian f32"),
     field("dimensions", Kind::Int(1, 1 << 20), "keep so many of the first numbers, scaled to length 1 again"),
@@ -28,17 +30,25 @@ pub const FIELDS: &[Field] = &[
 
 /// The handler.
 pub async fn handle(app: Arc<App>, input: Input) -> Answer {
-    let body = input.body;
-    let prompts = prompts(&app, body.value("input").unwrap_or(&Value::Null)).await?;
-    let salt = body.text("cache_salt").map_or(0, super::sampling::hash);
-    let normalize = body.flag("normalize").unwrap_or(true);
-    let (rows, Totals { tokens, cached }) = rows(&app, prompts, salt, body.size("dimensions"), normalize).await?;
+    let Input { mut body, .. } = input;
+    let prompts = tokens(&app, body.take_prompts()).await?;
+    let Body { fields: body, room, .. } = body;
+    let wanted = Wanted {
+        salt: body.text("cache_salt").map_or(0, super::sampling::hash),
+        dimensions: body.size("dimensions"),
+        normalize: body.flag("normalize").unwrap_or(true),
+    };
+    let Rows { rows, tokens, cached, room } = rows(&app, prompts, wanted, room).await?;
     let base64 = body.text("encoding_format") == Some("base64");
-    let row = |(index, row): (usize, Vec<f32>)| {
-        let embedding = if base64 { encode(&row).into() } else { json!(row) };
+    let mut lists = Lists::default();
+    let mut entry = |(index, row): (usize, Vec<f32>)| {
+        let embedding = match base64 {
+            true => encode(&row).into(),
+            false => list(row, &mut lists),
+        };
         json!({"object": "embedding", "index": index, "embedding": embedding})
     };
-    let data: Vec<Value> = rows.into_iter().enumerate().map(row).collect();
+    let data: Vec<Value> = rows.into_iter().enumerate().map(&mut entry).collect();
     let answer = json!({
         "object": "list",
         "data": data,
@@ -46,46 +56,63 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens, "prompt_tokens_details": {"cached_tokens": cached}},
         "note": "the hidden state of the last token; only a model trained for embeddings makes similar texts similar vectors",
     });
-    Ok(Json(answer).into_response())
+    Ok(lists.respond(&answer, room))
 }
 
-/// What embeddings took.
+/// A row as a list that is written later.
+pub fn list(row: Vec<f32>, lists: &mut Lists) -> Value {
+    lists.place(row, |x, out| write::json(&x, out))
+}
+
+/// What is wanted of embeddings.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Totals {
+pub struct Wanted {
+    /// Cached prefixes are shared only with requests of the same salt.
+    pub salt: u64,
+    /// How many of the first numbers are kept; the row is then scaled again.
+    pub dimensions: Option<usize>,
+    /// Scale to length 1.
+    pub normalize: bool,
+}
+
+/// Embeddings, one a prompt.
+pub struct Rows {
+    pub rows: Vec<Vec<f32>>,
     /// Of all prompts.
     pub tokens: usize,
     /// Those of them that the prefix cache had.
     pub cached: usize,
+    /// Held for the rows.
+    pub room: Room,
 }
 
-/// The embedding of each prompt: its first `dimensions` numbers, or all; scaled to length 1 where `normalize` says so or
-/// some are left out.
-pub async fn rows(
-    app: &App,
-    prompts: Vec<Vec<u32>>,
-    salt: u64,
-    dimensions: Option<usize>,
-    normalize: bool,
-) -> Result<(Vec<Vec<f32>>, Totals), ApiError> {
+/// The embedding of each prompt; `room` is held for the prompts.
+pub async fn rows(app: &App, prompts: Vec<Vec<u32>>, wanted: Wanted, mut room: Room) -> Result<Rows, ApiError> {
     let n = prompts.len();
+    let mut numbers = app.answers.room();
     if n == 0 {
-        return Ok((Vec::new(), Totals::default()));
+        return Ok(Rows { rows: Vec::new(), tokens: 0, cached: 0, room: numbers });
     }
+    room.hold(prompts.iter().map(|tokens| tokens.len() * size_of::<u32>()).sum())?;
     let request = |tokens| {
         let mut request = app.request(tokens);
         request.embedding = true;
-        request.cache_salt = salt;
+        request.cache_salt = wanted.salt;
         request
     };
     let mut run = app.submit(prompts.into_iter().map(request).collect()).await?;
     let mut rows: Vec<Vec<f32>> = vec![Vec::new(); n];
-    let mut totals = Totals::default();
+    let (mut tokens, mut cached) = (0, 0);
     while let Some((i, update)) = run.next().await {
         match update {
-            Update::Embedding(row) => rows[i] = row,
+            Update::Embedding(row) => {
+                // All rows are of one length.
+                numbers.hold(n * size_of_val(&row[..]))?;
+                rows[i] = row;
+            }
             Update::Done { usage, .. } => {
-                totals.tokens += usage.prompt_tokens;
-                totals.cached += usage.cached_tokens;
+                tokens += usage.prompt_tokens;
+                cached += usage.cached_tokens;
             }
             Update::Failed(message) => return Err(ApiError::internal(message)),
             Update::Token { .. } | Update::Prompt { .. } => {}
@@ -95,17 +122,17 @@ pub async fn rows(
         return Err(ApiError::stopping());
     }
     for row in &mut rows {
-        if let Some(kept) = dimensions {
+        if let Some(kept) = wanted.dimensions {
             if kept > row.len() {
                 return Err(ApiError::field("dimensions", format!("is {kept}, the model has {}", row.len())));
             }
             row.truncate(kept);
         }
-        if normalize || dimensions.is_some() {
+        if wanted.normalize || wanted.dimensions.is_some() {
             scale_to_one(row);
         }
     }
-    Ok((rows, totals))
+    Ok(Rows { rows, tokens, cached, room: numbers })
 }
 
 /// Scales to length 1; nothing to scale stays.

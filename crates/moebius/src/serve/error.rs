@@ -21,7 +21,10 @@ pub enum Style {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ApiError {
     pub status: StatusCode,
+    /// What is wrong, without a word of what the client sent: it goes to the log too.
     pub message: String,
+    /// What the client alone is told behind it, such as the value that it sent.
+    pub quote: String,
     /// The field that is wrong, where one is.
     pub param: Option<String>,
     /// A word for programs, where OpenAI has one.
@@ -30,9 +33,14 @@ pub struct ApiError {
     pub retry_after: Option<u64>,
 }
 
+/// Why an answer is no success, for the log.
+#[derive(Clone, Debug)]
+pub struct Why(pub String);
+
 impl ApiError {
     pub fn new(status: StatusCode, message: impl Into<String>) -> ApiError {
-        ApiError { status, message: message.into(), param: None, code: None, retry_after: None }
+        let (message, quote) = (message.into(), String::new());
+        ApiError { status, message, quote, param: None, code: None, retry_after: None }
     }
 
     /// 400 about the request as a whole.
@@ -45,6 +53,11 @@ impl ApiError {
         let param = param.into();
         let message = format!("`{param}` {message}");
         ApiError { param: Some(param), ..ApiError::bad(message) }
+    }
+
+    /// Adds what only the client is told.
+    pub fn quoting(self, quote: impl std::fmt::Display) -> ApiError {
+        ApiError { quote: quote.to_string(), ..self }
     }
 
     /// 500: a failure of the server.
@@ -68,16 +81,17 @@ impl ApiError {
 
     /// The body of the answer.
     pub fn json(&self, style: Style, request_id: &str) -> Value {
+        let message = format!("{}{}", self.message, self.quote);
         match style {
             Style::OpenAi => json!({"error": {
-                "message": self.message,
+                "message": message,
                 "type": self.openai_type(),
                 "param": self.param,
                 "code": self.code,
             }}),
             Style::Anthropic => json!({
                 "type": "error",
-                "error": {"type": self.anthropic_type(), "message": self.message},
+                "error": {"type": self.anthropic_type(), "message": message},
                 "request_id": request_id,
             }),
             Style::Ollama => json!({"error": self.message}),
@@ -96,6 +110,7 @@ impl ApiError {
         if self.status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
+        response.extensions_mut().insert(Why(self.message.clone()));
         response
     }
 

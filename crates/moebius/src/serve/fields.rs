@@ -4,6 +4,7 @@
 use serde_json::{Map, Value, json};
 
 use super::error::ApiError;
+use super::limits::MAX_IDS;
 
 /// A JSON object.
 pub type Object = Map<String, Value>;
@@ -32,6 +33,10 @@ pub enum Kind {
     List(&'static Kind, usize),
     /// An object, which its route looks into.
     Object,
+    /// Token ids. A body has one field of this kind or the next, which is kept apart as numbers.
+    Ids,
+    /// A text, token ids, or at most so many of either.
+    Prompts(usize),
     /// Any of these kinds.
     Either(&'static [Kind]),
 }
@@ -66,7 +71,7 @@ impl Kind {
             // The kind of the same JSON type knows best what is wrong.
             return match kinds.iter().find(|kind| kind.is_like(value)) {
                 Some(kind) => kind.check(name, value),
-                None => Err(ApiError::field(name, format!("must be {self}, it is {}", show(value)))),
+                None => Err(self.refusal(name, value)),
             };
         }
         let fits = match self {
@@ -76,9 +81,18 @@ impl Kind {
             Kind::Text => value.is_string(),
             Kind::Word(words) => value.as_str().is_some_and(|word| words.contains(&word)),
             Kind::Object => value.is_object(),
-            Kind::List(..) | Kind::Either(_) => false,
+            Kind::List(..) | Kind::Either(_) | Kind::Ids | Kind::Prompts(_) => false,
         };
-        if fits { Ok(()) } else { Err(ApiError::field(name, format!("must be {self}, it is {}", show(value)))) }
+        if fits { Ok(()) } else { Err(self.refusal(name, value)) }
+    }
+
+    fn refusal(&self, name: &str, value: &Value) -> ApiError {
+        ApiError::field(name, format!("must be {self}")).quoting(format!(", it is {}", show(value)))
+    }
+
+    /// Whether it is kept apart from other fields.
+    pub fn is_prompts(&self) -> bool {
+        matches!(self, Kind::Ids | Kind::Prompts(_))
     }
 
     fn is_like(&self, value: &Value) -> bool {
@@ -88,6 +102,7 @@ impl Kind {
             Kind::Text | Kind::Word(_) => value.is_string(),
             Kind::List(inner, _) => value.as_array().is_some_and(|items| items.iter().all(|item| inner.is_like(item))),
             Kind::Object => value.is_object(),
+            Kind::Ids | Kind::Prompts(_) => false,
             Kind::Either(kinds) => kinds.iter().any(|kind| kind.is_like(value)),
         }
     }
@@ -105,6 +120,14 @@ impl Kind {
             Kind::Word(words) => json!({"type": "string", "enum": words}),
             Kind::List(inner, most) => json!({"type": "array", "items": inner.schema(), "maxItems": most}),
             Kind::Object => json!({"type": "object", "additionalProperties": true}),
+            Kind::Ids => {
+                json!({"type": "array", "items": Kind::Int(0, u32::MAX as i128).schema(), "maxItems": MAX_IDS})
+            }
+            Kind::Prompts(most) => {
+                let list = |items: Value| json!({"type": "array", "items": items, "maxItems": most});
+                let (text, ids) = (Kind::Text.schema(), Kind::Ids.schema());
+                json!({"oneOf": [text, ids, list(text.clone()), list(ids.clone())]})
+            }
             Kind::Either(kinds) => json!({"oneOf": kinds.iter().map(Kind::schema).collect::<Vec<_>>()}),
         }
     }
@@ -124,6 +147,8 @@ impl std::fmt::Display for Kind {
             Kind::Word(words) => write!(f, "one of {}", words.join(", ")),
             Kind::List(inner, _) => write!(f, "a list, each entry {inner}"),
             Kind::Object => write!(f, "an object"),
+            Kind::Ids => write!(f, "a list of token ids"),
+            Kind::Prompts(_) => write!(f, "a string, a list of token ids, or a list of strings or of such lists"),
             Kind::Either(kinds) => kinds
                 .iter()
                 .enumerate()
@@ -133,13 +158,13 @@ impl std::fmt::Display for Kind {
 }
 
 /// A number without a fraction, also where it is written with one (`5.0`).
-fn whole(value: &Value) -> Option<i128> {
+pub fn whole(value: &Value) -> Option<i128> {
     let number = value.as_number()?;
     number.as_i128().or_else(|| number.as_f64().filter(|x| x.fract() == 0.0 && x.abs() < 1e15).map(|x| x as i128))
 }
 
 /// A value for a message: short, whatever it is.
-fn show(value: &Value) -> String {
+pub fn show(value: &Value) -> String {
     match value {
         Value::Array(items) => format!("a list of {}", items.len()),
         Value::Object(_) => "an object".into(),
@@ -217,7 +242,7 @@ mod tests {
         ];
         for (body, expected) in cases {
             let result = check(body.as_object().unwrap(), &[TABLE]);
-            assert_eq!(result.err().map(|e| e.message).as_deref(), expected, "{body}");
+            assert_eq!(result.err().map(|e| e.message + &e.quote).as_deref(), expected, "{body}");
         }
     }
 }

@@ -107,7 +107,12 @@ pub fn of_ollama(format: &Value) -> Result<Option<Form>, ApiError> {
 fn of_vllm(outputs: &Object) -> Result<Option<Form>, ApiError> {
     let mut rules = Vec::new();
     for (name, value) in outputs.iter().filter(|(_, value)| !value.is_null()) {
-        let param = format!("structured_outputs.{}", name.chars().take(40).collect::<String>());
+        const KNOWN: [&str; 7] =
+            ["json", "regex", "choice", "grammar", "json_object", "structural_tag", "whitespace_pattern"];
+        let param = match KNOWN.iter().find(|known| *known == name) {
+            Some(known) => format!("structured_outputs.{known}"),
+            None => "structured_outputs".into(),
+        };
         match (name.as_str(), value) {
             ("json", Value::Object(_) | Value::String(_)) => rules.push(written_schema(&param, value)?),
             ("regex", Value::String(regex)) => rules.push(Rule::Regex(regex.clone())),
@@ -120,7 +125,11 @@ fn of_vllm(outputs: &Object) -> Result<Option<Form>, ApiError> {
             ("json" | "regex" | "grammar" | "json_object", _) => {
                 return Err(ApiError::field(param, "has a value of the wrong kind"));
             }
-            _ => return Err(ApiError::field(param, "is not offered: use json, regex, choice, grammar or json_object")),
+            _ => {
+                let name: String = name.chars().take(40).collect();
+                let why = "is not offered: use json, regex, choice, grammar or json_object";
+                return Err(ApiError::field(param, why).quoting(format!(" (not {name})")));
+            }
         }
     }
     match rules.len() {
@@ -166,9 +175,8 @@ fn literal(text: &str) -> String {
 fn lark(param: &str, value: &Value) -> Result<Rule, ApiError> {
     let text = value.as_str().unwrap_or_default();
     match grammar::is_gbnf(text) {
-        true => {
-            grammar::from_gbnf(text).map_err(|why| ApiError::field(param, format!("cannot be read as GBNF: {why}")))
-        }
+        true => grammar::from_gbnf(text)
+            .map_err(|why| ApiError::field(param, "cannot be read as GBNF").quoting(format!(": {why}"))),
         false => Ok(Rule::Lark(text.into())),
     }
 }
@@ -243,7 +251,7 @@ fn refusal(error: &Error, param: &str) -> ApiError {
         error => {
             let text = error.to_string();
             let why = text.strip_prefix("compile the grammar: ").unwrap_or(&text);
-            ApiError::field(param, format!("cannot be met: {why}"))
+            ApiError::field(param, "cannot be met").quoting(format!(": {why}"))
         }
     }
 }

@@ -12,7 +12,10 @@ use serde_json::{Value, json};
 use super::app::{self, App};
 use super::error::ApiError;
 use super::fields::Object;
+use super::limits::MAX_NUMBERS_BYTES;
+use super::log;
 use super::parts::{Part, Parts};
+use super::room::Room;
 use super::worker::{Run, TokenLogprobs, Update};
 
 /// What to generate.
@@ -22,6 +25,8 @@ pub struct Job {
     /// Answers for each of them.
     pub n: usize,
     pub parsing: Parsing,
+    /// Held for the prompts.
+    pub room: Room,
 }
 
 /// How an answer's text is split.
@@ -108,12 +113,18 @@ pub struct Generation {
     start: Instant,
     pub totals: Totals,
     n_open: usize,
+    /// Held for the numbers of tokens.
+    numbers: Option<Room>,
+    _prompts: Room,
 }
 
 impl Generation {
     /// Hands the job to the engine; the first error comes before any token.
     pub async fn start(app: &App, request_id: String, job: Job) -> Result<Generation, ApiError> {
-        let Job { requests, n, parsing } = job;
+        let Job { requests, n, parsing, mut room } = job;
+        let numbers = numbers(app, &requests, n)?;
+        let n_tokens: usize = requests.iter().map(|request| request.tokens.len()).sum();
+        room.hold(n_tokens * n * size_of::<u32>())?;
         let mut all = Vec::with_capacity(requests.len() * n);
         for request in &requests {
             for i in 0..n as u64 {
@@ -141,6 +152,8 @@ impl Generation {
             start: Instant::now(),
             totals: Totals::default(),
             n_open,
+            numbers: Some(numbers),
+            _prompts: room,
         })
     }
 
@@ -188,15 +201,40 @@ impl Generation {
         Ok(step)
     }
 
-    /// All answers, when they are complete.
-    pub async fn collect(mut self) -> Result<(Vec<Collected>, Totals), ApiError> {
+    /// All answers, when they are complete, with the room that is held for their numbers.
+    pub async fn collect(mut self) -> Result<(Vec<Collected>, Totals, Option<Room>), ApiError> {
         let mut answers = vec![Collected::default(); self.choices.len()];
         while let Some(step) = self.next().await {
             let step = step?;
             answers[step.index].add(step);
         }
-        Ok((answers, self.totals))
+        Ok((answers, self.totals, self.numbers.take()))
     }
+}
+
+/// Room for what is kept of each token besides its text: log-probabilities and experts.
+fn numbers(app: &App, requests: &[Request], n: usize) -> Result<Room, ApiError> {
+    let (mut bytes, mut n_tokens) = (0usize, 0usize);
+    for request in requests {
+        let alternatives = request.logprobs.map_or(0, |top| size_of::<Logprob>() + top * size_of::<(u32, f32)>());
+        let experts =
+            if request.routing { size_of::<Box<[u16]>>() + app.worker.routing().bytes_per_token() } else { 0 };
+        let tokens = app.worker.room_for(request).saturating_mul(n);
+        n_tokens = n_tokens.saturating_add(tokens);
+        bytes = bytes.saturating_add(tokens.saturating_mul(alternatives + experts));
+        let scores = request.prompt_logprobs.map_or(0, |top| size_of::<Logprob>() + top * size_of::<(u32, f32)>());
+        bytes = bytes.saturating_add(request.tokens.len().saturating_mul(n).saturating_mul(scores));
+    }
+    if bytes > MAX_NUMBERS_BYTES {
+        return Err(ApiError::bad(format!(
+            "log-probabilities and experts of up to {n_tokens} tokens ({} prompts, {n} answers each) take {bytes} \
+             bytes, the limit is {MAX_NUMBERS_BYTES}: ask for fewer tokens, answers or alternatives",
+            requests.len(),
+        )));
+    }
+    let mut room = app.answers.room();
+    room.hold(bytes)?;
+    Ok(room)
 }
 
 impl Choice {
@@ -216,7 +254,7 @@ impl Choice {
 impl Drop for Generation {
     fn drop(&mut self) {
         let Totals { prompt, cached, generated, preemptions, .. } = self.totals;
-        let ms = self.start.elapsed().as_secs_f64() * 1e3;
+        let ms = log::ms(self.start.elapsed());
         let cancelled = self.n_open;
         tracing::info!(request = %self.request_id, prompt, cached, generated, preemptions, cancelled, ms, "finished");
     }

@@ -1,54 +1,90 @@
-//! Connections: accepting, limits on heads and time, and an orderly end. Knows bytes and clocks, no routes.
+//! Connections: accepting, limits on heads and time, clients that leave, and an orderly end. Knows bytes and clocks, no
+//! routes.
+//!
+//! A client that has closed its sending side may still read, or may be gone: the end of what it sends says no more. One
+//! that waits for an answer is sent a sign of life that every client skips (an interim response, or a comment between
+//! events); who is gone has a system that resets the connection then.
 
+use std::collections::{BTreeMap, HashMap};
+use std::convert::Infallible;
 use std::io;
+use std::net::{IpAddr, Shutdown};
 use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::{Body, Bytes, HttpBody};
+use axum::http::{HeaderValue, Request, Response, Version, header};
+use futures_util::FutureExt;
+use futures_util::task::AtomicWaker;
+use hyper::body::{Frame, Incoming, SizeHint};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
-use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::Sleep;
+use tower::ServiceExt;
 
-use super::limits::{HEAD_TIME, MAX_CONNECTIONS, MAX_HEAD_BYTES, MAX_HEADERS, WRITE_TIME};
+use super::limits::{HEAD_TIME, LOOK_TIME, MAX_CONNECTIONS, MAX_HEAD_BYTES, MAX_HEADERS, WRITE_TIME};
+use super::worker::lock;
 
 /// Serves connections until `stop` says true, then waits until those that are in the middle of a request have ended.
 pub async fn serve(listener: TcpListener, router: Router, mut stop: watch::Receiver<bool>) {
     let graceful = GracefulShutdown::new();
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let lines = Arc::new(Lines::default());
     let mut http = hyper::server::conn::http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIME).max_headers(MAX_HEADERS).max_buf_size(MAX_HEAD_BYTES);
-    loop {
+    http.half_close(true);
+    for id in 0u64.. {
         let accepted = async {
-            let place = places.clone().acquire_owned().await;
-            (listener.accept().await, place)
+            let accepted = listener.accept().await;
+            // The system holds those that wait meanwhile.
+            if places.available_permits() == 0 {
+                lines.make_room();
+            }
+            (accepted, places.clone().acquire_owned().await)
         };
         let (accepted, place) = tokio::select! {
             accepted = accepted => accepted,
             _ = stop.wait_for(|&stop| stop) => break,
         };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
+        let (stream, address) = match accepted {
+            Ok(accepted) => accepted,
             Err(error) => {
                 // Out of descriptors, or a client that left before it was let in: others continue.
                 tracing::warn!(%error, "a connection could not be accepted");
+                lines.make_room();
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 continue;
             }
         };
         // Tokens are small and should not wait for each other.
         let _ = stream.set_nodelay(true);
-        let io = TokioIo::new(Patient { stream, deadline: None });
-        let connection = graceful.watch(http.serve_connection(io, TowerToHyperService::new(router.clone())));
+        let line = Arc::new(Line::new(stream, address.ip()));
+        lock(&lines.0).insert(id, line.clone());
+        let service = {
+            let (line, router) = (line.clone(), router.clone());
+            hyper::service::service_fn(move |request| line.clone().answer(router.clone(), request))
+        };
+        let io = TokioIo::new(Patient { line: line.clone(), deadline: None });
+        let connection = graceful.watch(http.serve_connection(io, service));
+        let lines = lines.clone();
         tokio::spawn(async move {
-            if let Err(error) = connection.await {
-                tracing::debug!(%error, "a connection ended");
+            tokio::select! {
+                ended = connection => {
+                    if let Err(error) = ended {
+                        tracing::debug!(%error, "a connection ended");
+                    }
+                }
+                () = line.client_left() => tracing::debug!("a client left"),
+                () = line.close.notified() => tracing::debug!("an idle connection made room for a new one"),
             }
+            lock(&lines.0).remove(&id);
             drop(place);
         });
     }
@@ -56,37 +92,198 @@ pub async fn serve(listener: TcpListener, router: Router, mut stop: watch::Recei
     graceful.shutdown().await;
 }
 
-/// A connection whose client must read within [`WRITE_TIME`] once the line is full.
-struct Patient {
-    stream: TcpStream,
-    deadline: Option<Pin<Box<Sleep>>>,
-}
+/// Open connections, in the order of their arrival.
+#[derive(Default)]
+struct Lines(Mutex<BTreeMap<u64, Arc<Line>>>);
 
-impl Patient {
-    /// Passes on what a write says; a write that waits too long fails.
-    fn watch<T>(&mut self, cx: &mut Context<'_>, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        if result.is_ready() {
-            self.deadline = None;
-            return result;
+impl Lines {
+    /// Closes the oldest connection without a request, of the address that has most connections.
+    fn make_room(&self) {
+        let lines = lock(&self.0);
+        let mut by_address: HashMap<IpAddr, (usize, Option<&Arc<Line>>)> = HashMap::new();
+        for line in lines.values() {
+            let (n, oldest) = by_address.entry(line.address).or_default();
+            *n += 1;
+            if oldest.is_none() && line.n_open.load(Ordering::Relaxed) == 0 {
+                *oldest = Some(line);
+            }
         }
-        let deadline = self.deadline.get_or_insert_with(|| Box::pin(tokio::time::sleep(WRITE_TIME)));
-        match deadline.as_mut().poll(cx) {
-            Poll::Ready(()) => Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read"))),
-            Poll::Pending => Poll::Pending,
+        let idle = by_address.into_values().filter_map(|(n, oldest)| Some((n, oldest?)));
+        if let Some((_, line)) = idle.max_by_key(|(n, _)| *n) {
+            line.close.notify_one();
         }
     }
 }
 
+/// A connection.
+struct Line {
+    stream: TcpStream,
+    address: IpAddr,
+    /// Requests whose answers are not complete.
+    n_open: AtomicUsize,
+    /// A request came.
+    asked: Notify,
+    /// The head of its answer is not written, and interim responses may come before it.
+    may_interrupt: AtomicBool,
+    /// A comment is due in the events that are sent.
+    comment: AtomicBool,
+    body: AtomicWaker,
+    /// It is to make room for another.
+    close: Notify,
+}
+
+impl Line {
+    fn new(stream: TcpStream, address: IpAddr) -> Line {
+        Line {
+            stream,
+            address,
+            n_open: AtomicUsize::new(0),
+            asked: Notify::new(),
+            may_interrupt: AtomicBool::new(false),
+            comment: AtomicBool::new(false),
+            body: AtomicWaker::new(),
+            close: Notify::new(),
+        }
+    }
+
+    async fn answer(
+        self: Arc<Line>,
+        router: Router,
+        request: Request<Incoming>,
+    ) -> Result<Response<Answer>, Infallible> {
+        self.n_open.fetch_add(1, Ordering::Relaxed);
+        let open = Open(self);
+        let line = &open.0;
+        line.may_interrupt.store(request.version() == Version::HTTP_11, Ordering::Relaxed);
+        line.asked.notify_one();
+        let response = router.oneshot(request.map(Body::new)).await?;
+        line.may_interrupt.store(false, Ordering::Relaxed);
+        let is_events = |kind: &HeaderValue| kind.as_bytes().starts_with(b"text/event-stream");
+        let takes_comments = response.headers().get(header::CONTENT_TYPE).is_some_and(is_events);
+        Ok(response.map(|inner| Answer { inner, takes_comments, open }))
+    }
+
+    /// Returns when a client that waits for an answer is gone.
+    async fn client_left(&self) {
+        loop {
+            self.asked.notified().await;
+            while self.n_open.load(Ordering::Relaxed) > 0 {
+                tokio::time::sleep(LOOK_TIME).await;
+                match self.stream.peek(&mut [0]).now_or_never() {
+                    Some(Ok(0)) => {}
+                    // It was reset.
+                    Some(Err(_)) => return,
+                    _ => continue,
+                }
+                if self.may_interrupt.load(Ordering::Relaxed) {
+                    // Nothing else is on the line. What a full one refuses, the next look sends.
+                    match self.stream.try_write(b"HTTP/1.1 100 Continue\r\n\r\n") {
+                        Err(error) if error.kind() != io::ErrorKind::WouldBlock => return,
+                        _ => {}
+                    }
+                } else {
+                    self.comment.store(true, Ordering::Relaxed);
+                    self.body.wake();
+                }
+                tokio::time::sleep(LOOK_TIME).await;
+                if !matches!(self.stream.take_error(), Ok(None)) {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Counts a request until its answer is written.
+struct Open(Arc<Line>);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.may_interrupt.store(false, Ordering::Relaxed);
+        self.0.n_open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The body of an answer on its way.
+struct Answer {
+    inner: Body,
+    /// It is a stream of events, between which comments may stand.
+    takes_comments: bool,
+    open: Open,
+}
+
+impl HttpBody for Answer {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        if self.takes_comments {
+            self.open.0.body.register(cx.waker());
+        }
+        let frame = Pin::new(&mut self.inner).poll_frame(cx);
+        // What is ready may end in the middle of an event; where nothing is, the last event is complete.
+        if frame.is_pending() && self.takes_comments && self.open.0.comment.swap(false, Ordering::Relaxed) {
+            return Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(b": still here\n\n")))));
+        }
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+/// A connection whose client must read within [`WRITE_TIME`] once the line is full.
+struct Patient {
+    line: Arc<Line>,
+    deadline: Option<Pin<Box<Sleep>>>,
+}
+
+impl Patient {
+    /// Writes when the line has room; one that is full for too long fails.
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        mut write: impl FnMut(&TcpStream) -> io::Result<usize>,
+    ) -> Poll<io::Result<usize>> {
+        while let Poll::Ready(room) = self.line.stream.poll_write_ready(cx) {
+            match room.and_then(|()| write(&self.line.stream)) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                result => {
+                    self.deadline = None;
+                    return Poll::Ready(result);
+                }
+            }
+        }
+        let deadline = self.deadline.get_or_insert_with(|| Box::pin(tokio::time::sleep(WRITE_TIME)));
+        ready!(deadline.as_mut().poll(cx));
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read")))
+    }
+}
+
 impl AsyncRead for Patient {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        loop {
+            ready!(self.line.stream.poll_read_ready(cx))?;
+            match self.line.stream.try_read(buf.initialize_unfilled()) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Poll::Ready(Err(error)),
+                Ok(n) => {
+                    buf.advance(n);
+                    return Poll::Ready(Ok(()));
+                }
+            }
+        }
     }
 }
 
 impl AsyncWrite for Patient {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let result = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        self.watch(cx, result)
+        self.poll(cx, |stream| stream.try_write(bytes))
     }
 
     fn poll_write_vectored(
@@ -94,21 +291,18 @@ impl AsyncWrite for Patient {
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let result = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
-        self.watch(cx, result)
+        self.poll(cx, |stream| stream.try_write_vectored(slices))
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+        true
     }
 
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let result = Pin::new(&mut self.stream).poll_flush(cx);
-        self.watch(cx, result)
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
     }
 
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let result = Pin::new(&mut self.stream).poll_shutdown(cx);
-        self.watch(cx, result)
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(socket2::SockRef::from(&self.line.stream).shutdown(Shutdown::Write))
     }
 }

@@ -8,6 +8,7 @@ use engine::formats::{Event, Format};
 use serde_json::{Value, json};
 
 use super::app::App;
+use super::body::Body;
 use super::chat::finite;
 use super::completions;
 use super::error::{ApiError, Style};
@@ -19,6 +20,7 @@ use super::limits::MAX_TOP_LOGPROBS;
 use super::routes::{Answer, Input};
 use super::sampling;
 use super::sse::{self, Frames, Wire};
+use super::write::short;
 
 /// What `/completion` and `/infill` share beside the sampling.
 pub const COMMON: &[Field] = &[
@@ -32,8 +34,7 @@ pub const COMMON: &[Field] = &[
 ];
 
 /// What `/completion` takes beside.
-pub const COMPLETION: &[Field] =
-    &[field("prompt", Kind::Either(&[Kind::Text, completions::IDS]), "a text, or its tokens")];
+pub const COMPLETION: &[Field] = &[field("prompt", Kind::Prompts(1), "a text, or its tokens")];
 
 /// What `/infill` takes beside.
 pub const INFILL: &[Field] = &[
@@ -43,28 +44,31 @@ pub const INFILL: &[Field] = &[
     field("prompt", Kind::Text, "the beginning of what fills the gap"),
 ];
 
-pub async fn completion(app: Arc<App>, input: Input) -> Answer {
-    let prompt = input.body.value("prompt").cloned().unwrap_or_default();
-    let tokens = completions::prompts(&app, &prompt).await?.pop().unwrap_or_default();
+pub async fn completion(app: Arc<App>, mut input: Input) -> Answer {
+    let tokens = completions::tokens(&app, input.body.take_prompts()).await?.pop().unwrap_or_default();
     answer(app, input, tokens).await
 }
 
 pub async fn infill(app: Arc<App>, input: Input) -> Answer {
     let marks = Marks::of(&app.tokenizer)?;
-    let text = |name: &str| input.body.text(name).unwrap_or_default().to_string();
+    let body = &input.body.fields;
+    let text = |name: &str| body.text(name).unwrap_or_default().to_string();
     let (prefix, suffix, begun) = (text("input_prefix"), text("input_suffix"), text("prompt"));
     let mut files = Vec::new();
-    for (i, file) in input.body.list("input_extra").into_iter().flatten().filter_map(Value::as_object).enumerate() {
+    for (i, file) in body.list("input_extra").into_iter().flatten().filter_map(Value::as_object).enumerate() {
         let part = |name: &str| {
             let value = file.text(name).map(String::from);
             value.ok_or_else(|| ApiError::field(format!("input_extra[{i}].{name}"), "must be a string"))
         };
         files.push((part("filename")?, part("text")?));
     }
-    let tokenizer = app.tokenizer.clone();
+    let shared = app.clone();
     let work = move || {
+        let texts = files.iter().flat_map(|(name, text)| [name, text]).chain([&prefix, &suffix, &begun]);
+        texts.into_iter().try_for_each(|text| shared.check_length(text))?;
+        let tokenizer = &shared.tokenizer;
         let files: Vec<File<'_>> = files.iter().map(|(name, text)| File { name, text }).collect();
-        let mut tokens = marks.prompt(&tokenizer, &files, &prefix, &suffix);
+        let mut tokens = marks.prompt(tokenizer, &files, &prefix, &suffix);
         tokens.extend(tokenizer.encode(&begun, engine::tokenizer::Encode::default()));
         Ok(tokens)
     };
@@ -73,7 +77,7 @@ pub async fn infill(app: Arc<App>, input: Input) -> Answer {
 }
 
 async fn answer(app: Arc<App>, input: Input, tokens: Vec<u32>) -> Answer {
-    let Input { body, request_id, .. } = input;
+    let Input { body: Body { fields: body, room, .. }, request_id, .. } = input;
     let prompt = app.tokenizer.decode(&tokens);
     let mut request = app.request(tokens);
     sampling::apply(&body, &mut request, &app.tokenizer)?;
@@ -82,13 +86,13 @@ async fn answer(app: Arc<App>, input: Input, tokens: Vec<u32>) -> Answer {
     request.logprobs = body.size("n_probs").filter(|n| *n > 0);
     let held = Held { form: form::of(&body)?, ..Held::default() };
     request.constraint = form::constraint(&app, Format::PLAIN, held).await?;
-    let job = Job { requests: vec![request], n: 1, parsing: Parsing::plain() };
+    let job = Job { requests: vec![request], n: 1, parsing: Parsing::plain(), room };
     let generation = Generation::start(&app, request_id.clone(), job).await?;
     let head = Head { app: app.clone(), prompt, request_id };
     if body.flag("stream").unwrap_or(false) {
         return Ok(sse::respond(generation, Stream { head, finish: None }));
     }
-    let (answers, totals) = generation.collect().await?;
+    let (answers, totals, _) = generation.collect().await?;
     let answer = answers.into_iter().next().unwrap_or_default();
     let mut object = head.last(&answer.content(), answer.finish.as_ref(), &totals);
     if !answer.logprobs.is_empty() {
@@ -132,7 +136,7 @@ impl Head {
     fn probabilities(&self, logprobs: &[Logprob]) -> Value {
         let entry = |token: u32, value: f32| {
             let (text, bytes) = token_text(&self.app.tokenizer, token);
-            json!({"id": token, "token": text, "bytes": bytes, "logprob": finite(value)})
+            json!({"id": token, "token": text, "bytes": bytes, "logprob": short(finite(value))})
         };
         let of = |logprob: &Logprob| {
             let mut value = entry(logprob.token, logprob.values.token);

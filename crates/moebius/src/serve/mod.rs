@@ -7,6 +7,7 @@
 
 mod anthropic;
 mod app;
+mod body;
 mod chat;
 mod completions;
 mod conversation;
@@ -16,10 +17,12 @@ mod fields;
 mod fill;
 mod form;
 mod generate;
+mod guard;
 mod http;
 mod info;
 mod limits;
 mod llama;
+mod log;
 mod metrics;
 mod ollama;
 mod openapi;
@@ -27,6 +30,7 @@ mod page;
 mod parts;
 mod prepare;
 mod responses;
+mod room;
 mod routes;
 mod routing;
 mod sampling;
@@ -34,6 +38,7 @@ mod sse;
 mod text;
 mod tools;
 mod worker;
+mod write;
 
 #[cfg(test)]
 mod tests;
@@ -53,12 +58,13 @@ use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 
-use crate::args::{LogFormat, LogLevel, ServeArgs};
+use crate::args::ServeArgs;
 use crate::embedded;
 use crate::load::{self, EngineSetup, Session};
-use crate::machine::bytes;
+use crate::machine::{self, bytes};
 
 use app::{App, Keys, ModelInfo};
+use guard::Guard;
 use metrics::Metrics;
 use worker::Worker;
 
@@ -66,7 +72,7 @@ use worker::Worker;
 const DEFAULT_PARALLEL: usize = 16;
 
 pub fn run(args: &ServeArgs) -> Result<()> {
-    start_log(args);
+    log::start(args);
     let keys = match &args.api_key_file {
         None => Keys::default(),
         Some(path) => {
@@ -90,8 +96,10 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     session.warning.iter().for_each(|warning| tracing::warn!("{warning}"));
     let sampling = session.sampling(&args.sampling)?;
     let limits = Places { parallel: session.sequences, queue: usize::from(args.max_queue) };
-    let Started { app, thread, ended } = start(session, id, sampling, keys, limits, crate::trial::process())?;
+    let guard = Guard::new(args.host, &args.allowed_host, &args.cors, !keys.is_empty());
+    let Started { app, thread, ended } = start(session, id, sampling, keys, guard, limits, crate::trial::process())?;
 
+    backend::heap::set_up();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .max_blocking_threads(8)
@@ -103,6 +111,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         let listener = TcpListener::bind(address).await.with_context(|| format!("listen on {address}"))?;
         let address = listener.local_addr().context("listen")?;
         announce(address, &app, &summary);
+        tokio::spawn(give_memory_back());
         let router = match cors {
             Some(cors) => routes::router(app.clone()).layer(cors),
             None => routes::router(app.clone()),
@@ -115,6 +124,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     }
     // Connections that outlive the time they were given are cut off here.
     runtime.shutdown_timeout(Duration::from_secs(1));
+    log::flush();
     result
 }
 
@@ -140,6 +150,7 @@ fn start(
     id: String,
     sampling: SamplerParams,
     keys: Keys,
+    guard: Guard,
     places: Places,
     trial: Option<Arc<dyn Trial>>,
 ) -> Result<Started> {
@@ -159,8 +170,19 @@ fn start(
     let metrics = Arc::new(Metrics::default());
     let (worker, thread, ended) = Worker::start(engine, places.parallel, places.queue, metrics.clone(), counts_all)
         .context("start the engine's thread")?;
-    let app =
-        App::new(worker, metrics, tokenizer, template, format, template_knows_tools, model, sampling, keys, trial);
+    let app = App::new(
+        worker,
+        metrics,
+        tokenizer,
+        template,
+        format,
+        template_knows_tools,
+        model,
+        sampling,
+        keys,
+        guard,
+        trial,
+    );
     Ok(Started { app: Arc::new(app), thread, ended })
 }
 
@@ -193,6 +215,32 @@ async fn serve_until_told(
     result
 }
 
+/// Gives memory back that requests took and freed. Where that frees little, because it is in use, the next look comes
+/// later.
+async fn give_memory_back() {
+    const SOON: Duration = Duration::from_secs(2);
+    const LATE: Duration = Duration::from_secs(60);
+    const MUCH: usize = 8 << 20;
+    let resident = || machine::resident_memory().unwrap_or(0);
+    let start = resident();
+    let (mut seen, mut nap, mut slept) = (start, SOON, Duration::ZERO);
+    loop {
+        tokio::time::sleep(SOON).await;
+        slept += SOON;
+        let now = resident();
+        if now.abs_diff(seen) > MUCH {
+            nap = SOON;
+        }
+        if now > start + 2 * MUCH && slept >= nap {
+            // It takes a lock that allocations need, for a moment: not on a thread that serves connections.
+            let _ = tokio::task::spawn_blocking(backend::heap::give_back).await;
+            seen = resident();
+            nap = if seen + MUCH / 2 > now { (2 * nap).min(LATE) } else { SOON };
+            slept = Duration::ZERO;
+        }
+    }
+}
+
 /// Returns at Ctrl-C, or when the system asks.
 async fn told_to_stop() -> std::io::Result<()> {
     #[cfg(unix)]
@@ -206,21 +254,6 @@ async fn told_to_stop() -> std::io::Result<()> {
     }
     #[cfg(not(unix))]
     tokio::signal::ctrl_c().await
-}
-
-fn start_log(args: &ServeArgs) {
-    let level = match args.log_level {
-        LogLevel::Error => tracing::Level::ERROR,
-        LogLevel::Warn => tracing::Level::WARN,
-        LogLevel::Info => tracing::Level::INFO,
-        LogLevel::Debug => tracing::Level::DEBUG,
-    };
-    let log = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_target(false);
-    // A second log in one process is refused; the first one is as good.
-    let _ = match args.log_format {
-        LogFormat::Text => log.with_ansi(false).try_init(),
-        LogFormat::Json => log.json().flatten_event(true).try_init(),
-    };
 }
 
 /// The name that answers carry: the file's, without its folder and ending.

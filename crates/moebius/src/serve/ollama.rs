@@ -12,8 +12,9 @@ use engine::scheduler::Request;
 use serde_json::{Map, Value, json};
 
 use super::app::App;
+use super::body::{Body, Prompt};
 use super::conversation::{self, Conversation};
-use super::embeddings;
+use super::embeddings::{self, Rows, Wanted as Vectors};
 use super::error::{ApiError, Style};
 use super::fields::{self, Field, Kind, Object, Read, field};
 use super::form;
@@ -21,9 +22,11 @@ use super::generate::{Collected, Finish, Generation, Job, Parsing, Step, Totals}
 use super::limits::{MAX_INPUTS, MAX_MESSAGES, MAX_TOOLS};
 use super::parts::{Call, Change, Part, Parts};
 use super::prepare::{Wanted, prepare};
+use super::room::Room;
 use super::routes::{Answer, Input};
 use super::sampling;
 use super::sse::{self, Frames, Wire};
+use super::write::Lists;
 use super::{completions, tools};
 
 /// The version of Ollama whose API this is: some clients want a least one.
@@ -65,7 +68,7 @@ pub const GENERATE: &[Field] = &[
 /// What `/api/embed` takes.
 pub const EMBED: &[Field] = &[
     field("model", NAME, "any name; the one model answers"),
-    field("input", Kind::Either(&[Kind::Text, Kind::List(&Kind::Text, MAX_INPUTS)]), "a text, or a list of texts"),
+    field("input", Kind::Prompts(MAX_INPUTS), "a text, or a list of texts"),
     field("dimensions", Kind::Int(1, 1 << 20), "keep so many of the first numbers, scaled to length 1 again"),
     field("truncate", Kind::Bool, "cut a text that is longer than the context; true when absent"),
     field("options", Kind::Object, "not used"),
@@ -75,7 +78,7 @@ pub const EMBED: &[Field] = &[
 /// What `/api/embeddings`, the older form, takes.
 pub const EMBED_ONE: &[Field] = &[
     field("model", NAME, "any name; the one model answers"),
-    field("prompt", Kind::Text, "the text"),
+    field("prompt", Kind::Prompts(1), "the text"),
     field("options", Kind::Object, "not used"),
     field("keep_alive", SPAN, "not used: the model stays"),
 ];
@@ -94,7 +97,7 @@ const OPTIONS: &[Field] = &[
 ];
 
 pub async fn chat(app: Arc<App>, input: Input) -> Answer {
-    let Input { body, request_id, .. } = input;
+    let Input { body: Body { fields: body, room, .. }, request_id, .. } = input;
     let list = body.list("messages").map_or(&[][..], Vec::as_slice);
     if list.is_empty() {
         return Ok(loaded(&app, true));
@@ -105,11 +108,11 @@ pub async fn chat(app: Arc<App>, input: Input) -> Answer {
         tools: tools::definitions(body.list("tools").map_or(&[][..], Vec::as_slice))?,
         ..Conversation::default()
     };
-    converse(app, body, request_id, conversation, true).await
+    converse(app, body, room, request_id, conversation, true).await
 }
 
 pub async fn generate(app: Arc<App>, input: Input) -> Answer {
-    let Input { body, request_id, .. } = input;
+    let Input { body: Body { fields: body, room, .. }, request_id, .. } = input;
     for (name, why) in [
         ("suffix", "is not offered: the text can only go on"),
         ("template", "is not offered: the model's own is used"),
@@ -126,20 +129,21 @@ pub async fn generate(app: Arc<App>, input: Input) -> Answer {
         return Ok(loaded(&app, false));
     }
     if body.flag("raw").unwrap_or(false) || app.template.is_none() {
-        return continue_text(app, &body, request_id).await;
+        return continue_text(app, &body, room, request_id).await;
     }
     let mut conversation = Conversation::default();
     if let Some(system) = body.text("system").filter(|text| !text.is_empty()) {
         conversation.messages.push(json!({"role": "system", "content": system}));
     }
     conversation.messages.push(json!({"role": "user", "content": prompt}));
-    converse(app, body, request_id, conversation, false).await
+    converse(app, body, room, request_id, conversation, false).await
 }
 
 /// Answers a conversation in the words of `/api/chat` or `/api/generate`.
 async fn converse(
     app: Arc<App>,
     body: Object,
+    room: Room,
     request_id: String,
     mut conversation: Conversation,
     is_chat: bool,
@@ -158,23 +162,23 @@ async fn converse(
     let start = Instant::now();
     let (mut request, parsing) = prepare(&app, conversation, wanted, &options, stream).await?;
     limit(&options, &mut request)?;
-    let generation = Generation::start(&app, request_id, Job { requests: vec![request], n: 1, parsing }).await?;
+    let generation = Generation::start(&app, request_id, Job { requests: vec![request], n: 1, parsing, room }).await?;
     let head = Head { model: app.model.id.clone(), is_chat, start };
     finish(generation, head, stream).await
 }
 
 /// Continues a text as it stands.
-async fn continue_text(app: Arc<App>, body: &Object, request_id: String) -> Answer {
+async fn continue_text(app: Arc<App>, body: &Object, room: Room, request_id: String) -> Answer {
     let options = options(body)?;
-    let prompt = body.value("prompt").cloned().unwrap_or_default();
-    let tokens = completions::prompts(&app, &prompt).await?.pop().unwrap_or_default();
+    let prompt = Prompt::Text(body.text("prompt").unwrap_or_default().into());
+    let tokens = completions::tokens(&app, vec![prompt]).await?.pop().unwrap_or_default();
     let mut request = app.request(tokens);
     sampling::apply(&options, &mut request, &app.tokenizer)?;
     limit(&options, &mut request)?;
     let held = form::Held { form: wanted_form(body)?, ..form::Held::default() };
     request.constraint = form::constraint(&app, Format::PLAIN, held).await?;
     let head = Head { model: app.model.id.clone(), is_chat: false, start: Instant::now() };
-    let job = Job { requests: vec![request], n: 1, parsing: Parsing::plain() };
+    let job = Job { requests: vec![request], n: 1, parsing: Parsing::plain(), room };
     let generation = Generation::start(&app, request_id, job).await?;
     finish(generation, head, body.flag("stream").unwrap_or(true)).await
 }
@@ -183,7 +187,7 @@ async fn finish(generation: Generation, head: Head, stream: bool) -> Answer {
     if stream {
         return Ok(sse::respond(generation, Stream { head, calls: Parts::default(), finish: None }));
     }
-    let (answers, totals) = generation.collect().await?;
+    let (answers, totals, _) = generation.collect().await?;
     let answer = answers.into_iter().next().unwrap_or_default();
     Ok(Json(head.whole(&answer, &totals)).into_response())
 }
@@ -351,38 +355,48 @@ impl Wire for Stream {
     fn idle(&mut self, _: &mut Frames) {}
 }
 
-pub async fn embed(app: Arc<App>, input: Input) -> Answer {
-    let (start, body) = (Instant::now(), input.body);
-    let list = match body.value("input") {
-        Some(Value::Array(list)) if list.is_empty() => Vec::new(),
-        Some(input) => completions::prompts(&app, input).await?,
-        None => Vec::new(),
-    };
-    let prompts = cut(&app, list, body.flag("truncate").unwrap_or(true));
-    let (rows, totals) = embeddings::rows(&app, prompts, 0, body.size("dimensions"), true).await?;
+pub async fn embed(app: Arc<App>, mut input: Input) -> Answer {
+    let start = Instant::now();
+    let prompts = input.body.take_prompts();
+    let Body { fields: body, room, .. } = input.body;
+    let prompts = cut(&app, prompts, body.flag("truncate").unwrap_or(true)).await?;
+    let wanted = Vectors { dimensions: body.size("dimensions"), normalize: true, ..Vectors::default() };
+    let Rows { rows, tokens, room, .. } = embeddings::rows(&app, prompts, wanted, room).await?;
+    let mut lists = Lists::default();
+    let rows: Vec<Value> = rows.into_iter().map(|row| embeddings::list(row, &mut lists)).collect();
     let answer = json!({
         "model": app.model.id,
         "embeddings": rows,
         "total_duration": start.elapsed().as_nanos() as u64,
         "load_duration": 0,
-        "prompt_eval_count": totals.tokens,
+        "prompt_eval_count": tokens,
     });
-    Ok(Json(answer).into_response())
+    Ok(lists.respond(&answer, room))
 }
 
-pub async fn embed_one(app: Arc<App>, input: Input) -> Answer {
-    let prompt = input.body.value("prompt").cloned().unwrap_or_default();
-    let prompts = cut(&app, completions::prompts(&app, &prompt).await?, true);
-    let (mut rows, _) = embeddings::rows(&app, prompts, 0, None, false).await?;
-    Ok(Json(json!({"embedding": rows.pop().unwrap_or_default()})).into_response())
+pub async fn embed_one(app: Arc<App>, mut input: Input) -> Answer {
+    let prompts = cut(&app, input.body.take_prompts(), true).await?;
+    let Rows { mut rows, room, .. } = embeddings::rows(&app, prompts, Vectors::default(), input.body.room).await?;
+    let mut lists = Lists::default();
+    let row = embeddings::list(rows.pop().unwrap_or_default(), &mut lists);
+    Ok(lists.respond(&json!({"embedding": row}), room))
 }
 
-/// Cuts what is longer than the context, which has room for one token more than a prompt.
-fn cut(app: &App, mut prompts: Vec<Vec<u32>>, truncate: bool) -> Vec<Vec<u32>> {
-    if truncate {
-        prompts.iter_mut().for_each(|tokens| tokens.truncate(app.worker.context().saturating_sub(1)));
+/// The tokens of prompts, cut where they are longer than the context, which has room for one token more than a prompt.
+async fn cut(app: &Arc<App>, mut prompts: Vec<Prompt>, truncate: bool) -> Result<Vec<Vec<u32>>, ApiError> {
+    let most = app.worker.context().saturating_sub(1);
+    if truncate && let Some(bytes) = app.tokenizer.max_text_bytes(most) {
+        for prompt in &mut prompts {
+            if let Prompt::Text(text) = prompt {
+                text.truncate(text.floor_char_boundary(bytes));
+            }
+        }
     }
-    prompts
+    let mut tokens = completions::tokens(app, prompts).await?;
+    if truncate {
+        tokens.iter_mut().for_each(|tokens| tokens.truncate(most));
+    }
+    Ok(tokens)
 }
 
 fn details(app: &App) -> Value {

@@ -37,7 +37,7 @@ pub async fn prepare(
     }
     let format = app.format;
     let tools = conversation.tool_list();
-    let prompt = conversation.render(app).await?;
+    let prompt = conversation.render(app, true).await?;
     let opened = format.opens_thought(&prompt.text);
     let mut request = app.request(prompt.tokens);
     sampling::apply(body, &mut request, &app.tokenizer)?;

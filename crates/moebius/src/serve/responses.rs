@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use axum::Json;
-use axum::response::IntoResponse;
 use engine::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
 use super::app::{self, App};
-use super::chat::openai_logprob;
+use super::body::Body;
+use super::chat::Reported;
 use super::conversation::{self, Conversation};
 use super::error::ApiError;
 use super::fields::{Field, Kind, Object, Read, field};
@@ -19,6 +18,7 @@ use super::prepare::{Wanted, prepare};
 use super::routes::{Answer, Input};
 use super::sampling;
 use super::sse::{self, Frames, Wire};
+use super::write::{Lists, short};
 use super::{form, tools};
 
 /// What the route takes beside the sampling.
@@ -45,7 +45,7 @@ pub const FIELDS: &[Field] = &[
 
 /// The handler.
 pub async fn handle(app: Arc<App>, input: Input) -> Answer {
-    let Input { body, request_id, .. } = input;
+    let Input { body: Body { fields: body, room, .. }, request_id, .. } = input;
     for name in ["previous_response_id", "conversation"] {
         if body.value(name).is_some() {
             return Err(ApiError::field(
@@ -70,23 +70,24 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
         request.logprobs = Some(body.size("top_logprobs").unwrap_or(0));
     }
     let head = Head::new(&app, &body, request_id.clone());
-    let generation = Generation::start(&app, request_id, Job { requests: vec![request], n: 1, parsing }).await?;
+    drop(body);
+    let job = Job { requests: vec![request], n: 1, parsing, room };
+    let generation = Generation::start(&app, request_id, job).await?;
     if stream {
         return Ok(sse::respond(generation, Stream { output: Output::default(), head, finish: None, number: 0 }));
     }
-    let (answers, totals) = generation.collect().await?;
+    let (answers, totals, room) = generation.collect().await?;
     let answer = answers.into_iter().next().unwrap_or_default();
     let mut output = Output { parts: answer.parts, ids: Vec::new(), logprobs: answer.logprobs };
     output.name_all();
-    Ok(Json(head.response(&output, answer.finish.as_ref(), Some(&totals))).into_response())
+    let mut lists = Lists::default();
+    let response = head.complete(&mut output, answer.finish.as_ref(), &totals, &mut lists);
+    Ok(lists.respond(&response, room))
 }
 
 /// The conversation of a body, and what is wanted of the answer.
 pub fn conversation_of(body: &Object) -> Result<(Conversation, Wanted), ApiError> {
-    let mut out = Conversation {
-        kwargs: body.object("chat_template_kwargs").cloned().unwrap_or_default(),
-        ..Conversation::default()
-    };
+    let mut out = Conversation { kwargs: conversation::kwargs(body)?, ..Conversation::default() };
     if let Some(text) = body.text("instructions") {
         out.messages.push(json!({"role": "system", "content": text}));
     }
@@ -215,12 +216,12 @@ impl Head {
             "previous_response_id": null,
             "reasoning": echo("reasoning", json!({"effort": null, "summary": null})),
             "store": false,
-            "temperature": echo("temperature", app.sampling.temperature.into()),
+            "temperature": echo("temperature", short(app.sampling.temperature).into()),
             "text": echo("text", json!({"format": {"type": "text"}})),
             "tool_choice": echo("tool_choice", "auto".into()),
             "tools": echo("tools", json!([])),
             "top_logprobs": echo("top_logprobs", 0.into()),
-            "top_p": echo("top_p", app.sampling.top_p.into()),
+            "top_p": echo("top_p", short(app.sampling.top_p).into()),
             "truncation": "disabled",
             "usage": null,
         });
@@ -228,28 +229,31 @@ impl Head {
         Head { id, request_id, fields, tokenizer: app.tokenizer.clone() }
     }
 
-    /// The response; with `totals` it is complete.
-    fn response(&self, output: &Output, finish: Option<&Finish>, totals: Option<&Totals>) -> Value {
+    /// The response while it comes.
+    fn response(&self) -> Value {
+        self.fields.clone().into()
+    }
+
+    /// The complete response. The log-probabilities move into it.
+    fn complete(&self, output: &mut Output, finish: Option<&Finish>, totals: &Totals, lists: &mut Lists) -> Value {
         let mut fields = self.fields.clone();
-        if let Some(totals) = totals {
-            let cut = finish == Some(&Finish::Length);
-            fields["status"] = if cut { "incomplete" } else { "completed" }.into();
-            if cut {
-                fields["incomplete_details"] = json!({"reason": "max_output_tokens"});
-            }
-            let last = output.parts.list().len().saturating_sub(1);
-            let status = |i: usize| if cut && i == last { "incomplete" } else { "completed" };
-            let items = (0..output.parts.list().len()).map(|i| output.item(i, status(i), &self.tokenizer));
-            fields["output"] = items.collect();
-            fields["usage"] = json!({
-                "input_tokens": totals.prompt,
-                "input_tokens_details": {"cached_tokens": totals.cached},
-                "output_tokens": totals.generated,
-                "output_tokens_details": {"reasoning_tokens": totals.reasoning},
-                "total_tokens": totals.prompt + totals.generated,
-            });
-            fields.insert("timings".into(), totals.timings());
+        let cut = finish == Some(&Finish::Length);
+        fields["status"] = if cut { "incomplete" } else { "completed" }.into();
+        if cut {
+            fields["incomplete_details"] = json!({"reason": "max_output_tokens"});
         }
+        let last = output.parts.list().len().saturating_sub(1);
+        let status = |i: usize| if cut && i == last { "incomplete" } else { "completed" };
+        let items = (0..output.parts.list().len()).map(|i| output.item(i, status(i), &self.tokenizer, lists));
+        fields["output"] = items.collect();
+        fields["usage"] = json!({
+            "input_tokens": totals.prompt,
+            "input_tokens_details": {"cached_tokens": totals.cached},
+            "output_tokens": totals.generated,
+            "output_tokens_details": {"reasoning_tokens": totals.reasoning},
+            "total_tokens": totals.prompt + totals.generated,
+        });
+        fields.insert("timings".into(), totals.timings());
         fields.into()
     }
 }
@@ -269,11 +273,13 @@ impl Output {
         self.ids = self.parts.list().iter().map(|part| app::id(prefix(part))).collect();
     }
 
-    fn item(&self, i: usize, status: &str, tokenizer: &Tokenizer) -> Value {
+    fn item(&mut self, i: usize, status: &str, tokenizer: &Arc<Tokenizer>, lists: &mut Lists) -> Value {
         let list = self.parts.list();
         // The numbers belong to the text as a whole; they are reported with its first part.
-        let first = list.iter().position(|part| matches!(part, Part::Text(_))) == Some(i);
-        let logprobs = self.logprobs.iter().filter(|_| first).map(|l| openai_logprob(tokenizer, l)).collect();
+        let logprobs = match &list[i] {
+            Part::Text(_) => Reported::list(tokenizer, std::mem::take(&mut self.logprobs), lists),
+            _ => json!([]),
+        };
         item(&self.ids[i], &list[i], status, logprobs)
     }
 }
@@ -323,6 +329,11 @@ impl Stream {
 
 /// Writes a numbered event.
 fn write(number: &mut u64, name: &str, fields: Value, out: &mut Frames) {
+    write_with(number, name, fields, Lists::default(), out);
+}
+
+/// Writes a numbered event, some lists of which are written later.
+fn write_with(number: &mut u64, name: &str, fields: Value, lists: Lists, out: &mut Frames) {
     let mut event = Object::new();
     event.insert("type".into(), name.into());
     event.insert("sequence_number".into(), (*number).into());
@@ -330,7 +341,7 @@ fn write(number: &mut u64, name: &str, fields: Value, out: &mut Frames) {
         event.extend(fields);
     }
     *number += 1;
-    out.event(name, &event.into());
+    out.event_with(name, &event.into(), lists);
 }
 
 /// Writes what happened to an item.
@@ -399,14 +410,14 @@ fn change(
 
 impl Wire for Stream {
     fn open(&mut self, out: &mut Frames) {
-        let response = self.head.response(&self.output, None, None);
+        let response = self.head.response();
         self.event("response.created", json!({"response": response}), out);
         self.event("response.in_progress", json!({"response": response}), out);
     }
 
     fn step(&mut self, step: Step, out: &mut Frames) {
         let tokenizer = self.head.tokenizer.clone();
-        let mut logprobs: Value = step.logprobs.iter().map(|l| openai_logprob(&tokenizer, l)).collect();
+        let mut logprobs = json!(step.logprobs.iter().map(|l| Reported::new(&tokenizer, l)).collect::<Vec<_>>());
         self.output.logprobs.extend(step.logprobs);
         let Stream { output: Output { parts, ids, .. }, number, .. } = self;
         for event in step.events {
@@ -418,13 +429,14 @@ impl Wire for Stream {
     fn close(&mut self, totals: &Totals, out: &mut Frames) {
         let Stream { output: Output { parts, ids, .. }, number, .. } = self;
         parts.close(|i, c, part| change(number, ids, i, c, part, &mut json!([]), out));
-        let response = self.head.response(&self.output, self.finish.as_ref(), Some(totals));
+        let mut lists = Lists::default();
+        let response = self.head.complete(&mut self.output, self.finish.as_ref(), totals, &mut lists);
         let name = if self.finish == Some(Finish::Length) { "response.incomplete" } else { "response.completed" };
-        self.event(name, json!({"response": response}), out);
+        write_with(&mut self.number, name, json!({"response": response}), lists, out);
     }
 
     fn fail(&mut self, error: &ApiError, out: &mut Frames) {
-        let mut response = self.head.response(&self.output, None, None);
+        let mut response = self.head.response();
         response["status"] = "failed".into();
         response["error"] = json!({"code": "server_error", "message": error.message});
         tracing::debug!(request = %self.head.request_id, response = %self.head.id, "a response failed");

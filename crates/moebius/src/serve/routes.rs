@@ -4,30 +4,35 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::task::{Context, Poll};
+use std::time::Instant;
 
 use axum::Router;
-use axum::body::Body;
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::rejection::RawPathParamsRejection;
 use axum::extract::{MatchedPath, RawPathParams, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::Response;
 use axum::routing::MethodFilter;
-use serde_json::Value;
+use futures_util::StreamExt;
+use hyper::body::{Frame, SizeHint};
 use tower_http::catch_panic::CatchPanicLayer;
 
 use super::app::{self, App};
-use super::error::{ApiError, Style};
-use super::fields::{self, Field, Object, Read};
-use super::limits::{BODY_TIME, MAX_BODY_BYTES};
+use super::error::{ApiError, Style, Why};
+use super::fields::{self, Field};
+use super::limits::{DRAIN_TIME, FREE_BYTES, LARGE_BODY_BYTES, MAX_BODY_BYTES};
+use super::room::Room;
 use super::{
-    anthropic, chat, completions, embeddings, form, info, llama, ollama, page, responses, routing, sampling, text,
+    anthropic, body, chat, completions, embeddings, form, info, llama, log, ollama, page, responses, routing, sampling,
+    text,
 };
 
 /// What a handler gets.
 pub struct Input {
     /// The body, its fields checked; empty for GET.
-    pub body: Object,
+    pub body: body::Body,
     /// Names this request in log and answer.
     pub request_id: String,
     /// The rest of the path where the route leaves one open.
@@ -216,6 +221,9 @@ pub const ROUTES: &[Route] = &[
     get("/page/{*file}", true, "The page's scripts and styles", handler!(page::part)),
 ];
 
+/// What a path leaves open.
+type Params = Result<RawPathParams, RawPathParamsRejection>;
+
 /// The id of a request, for everything behind the first layer.
 #[derive(Clone, Debug)]
 struct RequestId(String);
@@ -228,10 +236,16 @@ pub fn router(app: Arc<App>) -> Router {
             Method::Get => MethodFilter::GET,
             Method::Post => MethodFilter::POST,
         };
-        let handler = move |State(app): State<Arc<App>>, params: RawPathParams, request: Request| async move {
+        let handler = move |State(app): State<Arc<App>>, params: Params, request: Request| async move {
             let request_id = request_id(&request);
-            let tail = params.iter().next().map(|(_, value)| value.to_string());
-            answer(app, route, request, tail).await.unwrap_or_else(|error| error.response(route.style, &request_id))
+            let answer = match params {
+                Ok(params) => {
+                    let tail = params.iter().next().map(|(_, value)| value.to_string());
+                    answer(app, route, request, tail).await
+                }
+                Err(_) => Err(ApiError::bad("the path is no text in UTF-8")),
+            };
+            answer.unwrap_or_else(|error| error.response(route.style, &request_id))
         };
         let also = route.alias();
         router = router.route(route.path, axum::routing::on(filter, handler));
@@ -241,8 +255,9 @@ pub fn router(app: Arc<App>) -> Router {
     }
     let refuse = |status: StatusCode, what: &'static str| {
         move |request: Request| async move {
-            let message = format!("{} {}: {what}", request.method(), request.uri().path());
-            ApiError::new(status, message).response(style_of(request.uri().path()), &request_id(&request))
+            let (method, path) = (log::cut(request.method().as_str(), 32), log::cut(request.uri().path(), 200));
+            ApiError::new(status, format!("{method} {path}: {what}"))
+                .response(style_of(request.uri().path()), &request_id(&request))
         }
     };
     router
@@ -268,31 +283,132 @@ fn request_id(request: &Request) -> String {
     request.extensions().get::<RequestId>().map(|id| id.0.clone()).unwrap_or_default()
 }
 
-/// Gives every request an id, and every answer a line in the log and a count.
-async fn around(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+/// Gives every request an id, and every answer a line in the log and a count; turns away whom the guard does not know.
+async fn around(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let start = Instant::now();
-    let id = request.headers().get("x-request-id").and_then(|id| id.to_str().ok()).filter(|id| is_plain(id));
+    let (mut head, body) = request.into_parts();
+    let id = head.headers.get("x-request-id").and_then(|id| id.to_str().ok()).filter(|id| is_plain(id));
     let id = id.map_or_else(|| app::id("req_"), String::from);
-    request.extensions_mut().insert(RequestId(id.clone()));
-    let method = request.method().clone();
-    let path = request.uri().path().to_string();
-    let matched = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_string());
-    let mut response = next.run(request).await;
+    head.extensions.insert(RequestId(id.clone()));
+    let method = head.method.clone();
+    let path = head.uri.path().to_string();
+    let matched = head.extensions.get::<MatchedPath>().map(|path| path.as_str().to_string());
+    let body = Body::new(Unread::new(&head.headers, body));
+    let mut response = match app.guard.check(&head) {
+        Ok(()) => next.run(Request::from_parts(head, body)).await,
+        Err(error) => error.response(style_of(&path), &id),
+    };
+    if method != axum::http::Method::GET {
+        response = counted(&app, response, style_of(&path), &id);
+    }
     let elapsed = start.elapsed();
     let status = response.status().as_u16();
     // The label is the route's own path: a client cannot make up new ones.
     let at = |route: &&Route| matched.is_some() && [Some(route.path), route.alias()].contains(&matched.as_deref());
     let route = ROUTES.iter().find(at).map_or("other", |route| route.path);
     app.metrics.answered(route, status, elapsed);
-    let ms = elapsed.as_secs_f64() * 1e3;
-    let shown: String = path.chars().take(200).collect();
-    tracing::info!(request = %id, %method, path = %shown, status, ms, "answered");
+    let (ms, method, path) = (log::ms(elapsed), log::cut(method.as_str(), 32), log::cut(&path, 200));
+    match response.extensions().get::<Why>() {
+        Some(Why(why)) => {
+            let why = log::cut(why, 400);
+            tracing::info!(request = %id, %method, %path, status, why, ms, "answered");
+        }
+        None => tracing::info!(request = %id, %method, %path, status, ms, "answered"),
+    }
     if let Ok(value) = HeaderValue::from_str(&id) {
         // Anthropic's clients look for the short name.
         response.headers_mut().insert(HeaderName::from_static("request-id"), value.clone());
         response.headers_mut().insert(HeaderName::from_static("x-request-id"), value);
     }
     response
+}
+
+/// Counts an answer that is complete until it is read.
+fn counted(app: &App, response: Response, style: Style, request_id: &str) -> Response {
+    let mut room = app.answers.room();
+    let n_bytes = response.body().size_hint().exact().unwrap_or(0);
+    match room.hold(usize::try_from(n_bytes).unwrap_or(usize::MAX)) {
+        Err(full) => full.response(style, request_id),
+        Ok(()) if n_bytes <= FREE_BYTES as u64 => response,
+        Ok(()) => response.map(|inner| Body::new(Counted { inner, _room: room })),
+    }
+}
+
+/// The body of an answer, and what is held while it is read.
+struct Counted {
+    inner: Body,
+    _room: Room,
+}
+
+impl HttpBody for Counted {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.inner).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+/// The body of a request. What is left of it when it is dropped is read for a moment: a connection that is closed with
+/// unread bytes is reset, and the client sees that and not the answer.
+struct Unread {
+    inner: Body,
+    drain: bool,
+}
+
+impl Unread {
+    fn new(headers: &HeaderMap, inner: Body) -> Unread {
+        // Whoever waits to be told to send it has not sent it, and what is too long is not worth reading.
+        let drain = !headers.contains_key(header::EXPECT) && inner.size_hint().lower() <= MAX_BODY_BYTES as u64;
+        Unread { inner, drain }
+    }
+}
+
+impl HttpBody for Unread {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let frame = Pin::new(&mut self.inner).poll_frame(cx);
+        if matches!(frame, Poll::Ready(None | Some(Err(_)))) {
+            self.drain = false;
+        }
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+impl Drop for Unread {
+    fn drop(&mut self) {
+        let rest = std::mem::take(&mut self.inner);
+        let runtime = tokio::runtime::Handle::try_current();
+        if let (true, false, Ok(runtime)) = (self.drain, rest.is_end_stream(), runtime) {
+            runtime.spawn(tokio::time::timeout(DRAIN_TIME, async move {
+                let (mut rest, mut n_bytes) = (rest.into_data_stream(), 0);
+                while let Some(Ok(piece)) = rest.next().await {
+                    n_bytes += piece.len();
+                    if n_bytes > MAX_BODY_BYTES {
+                        break;
+                    }
+                }
+            }));
+        }
+    }
 }
 
 fn is_plain(id: &str) -> bool {
@@ -306,32 +422,31 @@ async fn answer(app: Arc<App>, route: &'static Route, request: Request, tail: Op
     }
     let request_id = request_id(&request);
     if route.method == Method::Get {
-        return (route.handler)(app, Input { body: Object::new(), request_id, tail }).await;
+        let body = body::Body::empty(app.bodies.room());
+        return (route.handler)(app, Input { body, request_id, tail }).await;
     }
     if app.draining() {
         return Err(ApiError::stopping());
     }
     let length = content_length(request.headers())?;
-    // The memory of all bodies together is bounded; a body of unknown length counts as the longest.
-    let kibibytes = length.unwrap_or(MAX_BODY_BYTES).div_ceil(1 << 10).max(1) as u32;
-    let room = app.bodies.clone().try_acquire_many_owned(kibibytes);
-    let _room = room.map_err(|_| ApiError::busy("too many large requests at once; try again later", 1))?;
     check_type(request.headers())?;
-    let body = read_body(request.into_body(), BODY_TIME).await?;
-    fields::check(&body, route.fields)?;
-    if let Some(name) = route.required.iter().find(|name| body.value(name).is_none()) {
+    let mut room = app.bodies.room();
+    let bytes = body::read(request.into_body(), length, &mut room).await?;
+    let body = if bytes.len() > LARGE_BODY_BYTES {
+        app.parse(move || body::parse(&bytes, route.fields, room)).await?
+    } else {
+        body::parse(&bytes, route.fields, room)?
+    };
+    fields::check(&body.fields, route.fields)?;
+    if let Some(name) = route.required.iter().find(|name| !body.has(name)) {
         return Err(ApiError::field(*name, "is missing"));
     }
     (route.handler)(app, Input { body, request_id, tail }).await
 }
 
-fn too_large() -> ApiError {
-    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the body has more than {MAX_BODY_BYTES} bytes"))
-}
-
 fn content_length(headers: &HeaderMap) -> Result<Option<usize>, ApiError> {
     let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
-    if length.is_some_and(|n| n > MAX_BODY_BYTES) { Err(too_large()) } else { Ok(length) }
+    if length.is_some_and(|n| n > MAX_BODY_BYTES) { Err(body::too_large()) } else { Ok(length) }
 }
 
 /// A page of another site can post plain text and forms without asking; it cannot post JSON. So only JSON is read.
@@ -345,21 +460,4 @@ fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
         StatusCode::UNSUPPORTED_MEDIA_TYPE,
         "send the body as JSON, with the header `Content-Type: application/json`",
     ))
-}
-
-async fn read_body(body: Body, time: Duration) -> Result<Object, ApiError> {
-    let bytes = match tokio::time::timeout(time, axum::body::to_bytes(body, MAX_BODY_BYTES)).await {
-        Err(_) => return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "the body took too long to arrive")),
-        Ok(Err(error)) => {
-            let source = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-            let limit = source.contains("limit");
-            return Err(if limit { too_large() } else { ApiError::bad(format!("the body did not arrive: {error}")) });
-        }
-        Ok(Ok(bytes)) => bytes,
-    };
-    match serde_json::from_slice(&bytes) {
-        Ok(Value::Object(body)) => Ok(body),
-        Ok(_) => Err(ApiError::bad("the body must be a JSON object")),
-        Err(error) => Err(ApiError::bad(format!("the body is not JSON: {error}"))),
-    }
 }

@@ -40,6 +40,11 @@ impl Routing {
         self.counts_all && !self.routers.is_empty()
     }
 
+    /// Bytes that the experts of one token take.
+    pub fn bytes_per_token(&self) -> usize {
+        self.routers.iter().map(|router| router.n_used * size_of::<u16>()).sum()
+    }
+
     /// Counts the experts of one token, those of all routers one after the other.
     pub fn count(&self, ids: &[u16]) {
         let mut counted = lock(&self.counted);

@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::error::ApiError;
 use super::generate::{Generation, Step, Totals};
 use super::limits::KEEP_ALIVE;
+use super::write::{Lists, Text};
 
 /// How an API writes a stream.
 pub trait Wire: Send + 'static {
@@ -32,40 +33,39 @@ pub trait Wire: Send + 'static {
 }
 
 /// Events as they go over the line.
-#[derive(Debug, Default)]
-pub struct Frames(String);
+#[derive(Default)]
+pub struct Frames(Text);
 
 impl Frames {
     /// An event without a name.
     pub fn data(&mut self, value: &Value) {
-        self.0.push_str("data: ");
-        self.0.push_str(&value.to_string());
-        self.0.push_str("\n\n");
+        self.0.push(format!("data: {value}\n\n").as_bytes());
     }
 
     /// An event with a name.
     pub fn event(&mut self, name: &str, value: &Value) {
-        self.0.push_str("event: ");
-        self.0.push_str(name);
-        self.0.push('\n');
-        self.data(value);
+        self.event_with(name, value, Lists::default());
+    }
+
+    /// An event with a name, and lists that are written later.
+    pub fn event_with(&mut self, name: &str, value: &Value, lists: Lists) {
+        self.0.push(format!("event: {name}\ndata: ").as_bytes());
+        lists.write(value, &mut self.0);
+        self.0.push(b"\n\n");
     }
 
     /// A line of JSON: no event, but Ollama's form of a stream.
     pub fn line(&mut self, value: &Value) {
-        self.0.push_str(&value.to_string());
-        self.0.push('\n');
+        self.0.push(format!("{value}\n").as_bytes());
     }
 
     /// OpenAI's end.
     pub fn done(&mut self) {
-        self.0.push_str("data: [DONE]\n\n");
+        self.0.push(b"data: [DONE]\n\n");
     }
 
     fn comment(&mut self, text: &str) {
-        self.0.push_str(": ");
-        self.0.push_str(text);
-        self.0.push_str("\n\n");
+        self.0.push(format!(": {text}\n\n").as_bytes());
     }
 }
 
@@ -77,10 +77,12 @@ enum Phase {
 
 /// The answer that streams a generation. When the client goes away its body is dropped, and the generation with it.
 pub fn respond<W: Wire>(generation: Generation, wire: W) -> Response {
-    let state = (generation, wire, Phase::Opening);
-    let body = stream::unfold(state, |(mut generation, mut wire, mut phase)| async move {
-        let mut out = Frames::default();
-        while out.0.is_empty() {
+    let state = (generation, wire, Phase::Opening, Frames::default());
+    let body = stream::unfold(state, |(mut generation, mut wire, mut phase, mut out)| async move {
+        loop {
+            if let Some(piece) = out.0.piece() {
+                return Some((Ok::<_, Infallible>(piece), (generation, wire, phase, out)));
+            }
             match phase {
                 Phase::Opening => {
                     wire.open(&mut out);
@@ -101,7 +103,6 @@ pub fn respond<W: Wire>(generation: Generation, wire: W) -> Response {
                 Phase::Ended => return None,
             }
         }
-        Some((Ok::<_, Infallible>(out.0), (generation, wire, phase)))
     });
     let mut response = Response::new(Body::from_stream(body));
     let headers = response.headers_mut();

@@ -5,15 +5,18 @@ use std::sync::Arc;
 use axum::Json;
 use axum::response::IntoResponse;
 use engine::tokenizer::Encode;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::app::App;
+use super::body::{Body, Prompt};
 use super::conversation::{self, Conversation};
+use super::error::ApiError;
 use super::fields::{Field, Kind, Read, field};
 use super::generate::token_text;
-use super::limits::{MAX_MESSAGES, MAX_TOOLS};
+use super::limits::{MAX_MESSAGES, MAX_TEXT_BYTES, MAX_TOOLS};
 use super::routes::{Answer, Input};
 use super::tools;
+use super::write::{self, Lists};
 
 /// What `/tokenize` takes.
 pub const TOKENIZE: &[Field] = &[
@@ -24,7 +27,7 @@ pub const TOKENIZE: &[Field] = &[
 ];
 
 /// What `/detokenize` takes.
-pub const DETOKENIZE: &[Field] = &[field("tokens", Kind::List(&Kind::Int(0, u32::MAX as i128), 1 << 20), "ids")];
+pub const DETOKENIZE: &[Field] = &[field("tokens", Kind::Ids, "ids")];
 
 /// What `/apply-template` takes.
 pub const TEMPLATE: &[Field] = &[
@@ -35,41 +38,77 @@ pub const TEMPLATE: &[Field] = &[
 ];
 
 pub async fn tokenize(app: Arc<App>, input: Input) -> Answer {
-    let body = input.body;
-    let text = body.text("content").unwrap_or_default().to_string();
+    let Body { mut fields, mut room, .. } = input.body;
     let how = Encode {
-        add_special: body.flag("add_special").unwrap_or(false),
-        parse_special: body.flag("parse_special").unwrap_or(true),
+        add_special: fields.flag("add_special").unwrap_or(false),
+        parse_special: fields.flag("parse_special").unwrap_or(true),
     };
+    let with_pieces = fields.flag("with_pieces").unwrap_or(false);
+    let text = fields.remove("content").unwrap_or_default();
     let tokenizer = app.tokenizer.clone();
-    let ids = app.heavy(move || Ok(tokenizer.encode(&text, how))).await?;
-    let tokens: Vec<Value> = if body.flag("with_pieces").unwrap_or(false) {
-        let piece = |&id: &u32| match token_text(&app.tokenizer, id) {
-            (text, bytes) if text.as_bytes() == bytes => json!({"id": id, "piece": text}),
-            (_, bytes) => json!({"id": id, "piece": bytes}),
-        };
-        ids.iter().map(piece).collect()
+    let (ids, room) = app
+        .heavy(move || {
+            let text = text.as_str().unwrap_or_default();
+            // As many tokens as bytes while they are counted, then what they are.
+            room.hold(text.len() * (1 + size_of::<u32>()))?;
+            let mut ids = tokenizer.encode(text, how);
+            ids.shrink_to_fit();
+            room.hold(ids.len() * size_of::<u32>())?;
+            Ok((ids, room))
+        })
+        .await?;
+    let mut lists = Lists::default();
+    let tokens = if with_pieces {
+        let tokenizer = app.tokenizer.clone();
+        lists.place(ids, move |id, out| {
+            let piece = match token_text(&tokenizer, id) {
+                (text, bytes) if text.as_bytes() == bytes => json!({"id": id, "piece": text}),
+                (_, bytes) => json!({"id": id, "piece": bytes}),
+            };
+            write::json(&piece, out);
+        })
     } else {
-        ids.into_iter().map(Value::from).collect()
+        lists.place(ids, |id, out| write::json(&id, out))
     };
-    Ok(Json(json!({"tokens": tokens})).into_response())
+    Ok(lists.respond(&json!({"tokens": tokens}), room))
 }
 
-pub async fn detokenize(app: Arc<App>, input: Input) -> Answer {
-    let ids = input.body.list("tokens").into_iter().flatten();
-    let ids: Vec<u32> = ids.filter_map(|id| id.as_f64().map(|id| id as u32)).collect();
-    Ok(Json(json!({"content": app.tokenizer.decode(&ids)})).into_response())
+pub async fn detokenize(app: Arc<App>, mut input: Input) -> Answer {
+    let ids = match input.body.take_prompts().pop() {
+        Some(Prompt::Ids(ids)) => ids,
+        _ => Vec::new(),
+    };
+    let mut n_bytes = 0;
+    for (i, &id) in ids.iter().enumerate() {
+        let Some(bytes) = app.tokenizer.token_bytes(id) else {
+            let n_vocab = app.tokenizer.n_vocab();
+            return Err(ApiError::field(
+                format!("tokens[{i}]"),
+                format!("is {id}, the vocabulary has {n_vocab} tokens"),
+            ));
+        };
+        n_bytes += bytes.len();
+    }
+    if n_bytes > MAX_TEXT_BYTES {
+        let why = format!("are a text of up to {n_bytes} bytes, the limit is {MAX_TEXT_BYTES}");
+        return Err(ApiError::field("tokens", why));
+    }
+    // The text, and the text as JSON.
+    input.body.room.hold(2 * n_bytes)?;
+    let tokenizer = app.tokenizer.clone();
+    let text = app.heavy(move || Ok(tokenizer.decode(&ids))).await?;
+    Ok(Json(json!({"content": text})).into_response())
 }
 
 pub async fn apply_template(app: Arc<App>, input: Input) -> Answer {
-    let body = input.body;
+    let body = input.body.fields;
     let conversation = Conversation {
         messages: conversation::messages(body.list("messages").map_or(&[][..], Vec::as_slice))?,
         tools: tools::definitions(body.list("tools").map_or(&[][..], Vec::as_slice))?,
-        kwargs: body.object("chat_template_kwargs").cloned().unwrap_or_default(),
+        kwargs: conversation::kwargs(&body)?,
         no_generation_prompt: !body.flag("add_generation_prompt").unwrap_or(true),
         prefill: None,
     };
-    let prompt = conversation.render(&app).await?;
+    let prompt = conversation.render(&app, false).await?;
     Ok(Json(json!({"prompt": prompt.text, "n_tokens": prompt.tokens.len()})).into_response())
 }

@@ -5,7 +5,8 @@
 //! bytes of its own answer and delays no other request. Dropping a [`Run`] cancels it, and the engine frees its pages
 //! before its next step.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc as std_mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -49,13 +50,19 @@ pub enum Refusal {
     Stopped,
 }
 
+/// Names a [`Run`].
+type RunId = u64;
+
 enum Command {
     Submit {
+        run: RunId,
         requests: Vec<Request>,
+        /// How many of them the engine has at a time.
+        at_once: usize,
         updates: mpsc::Sender<(usize, Update)>,
-        reply: oneshot::Sender<Result<Vec<RequestId>, Error>>,
+        reply: oneshot::Sender<Result<(), Error>>,
     },
-    Cancel(Vec<RequestId>),
+    Cancel(RunId),
     /// Drop all cached prefixes; tests count pages after it.
     #[cfg(test)]
     Audit(oneshot::Sender<Result<Stats, String>>),
@@ -78,6 +85,7 @@ struct Shared {
     context: usize,
     routing: Routing,
     alive: AtomicBool,
+    n_runs: AtomicU64,
 }
 
 /// Tells the rest of the server that the engine's thread ended, however it ended.
@@ -111,34 +119,36 @@ impl Worker {
             context: engine.context(),
             routing: Routing::new(engine.routers(), counts_all),
             alive: AtomicBool::new(true),
+            n_runs: AtomicU64::new(0),
         });
         let (ended, has_ended) = oneshot::channel();
         let ending = Ending { shared: shared.clone(), ended: Some(ended) };
         let thread = std::thread::Builder::new().name("engine".into()).spawn(move || {
-            Thread { engine, open: Vec::new(), inbox, metrics, ending }.run();
+            let (open, queues) = (Vec::new(), HashMap::new());
+            Thread { engine, open, queues, inbox, metrics, ending }.run();
         })?;
         let slots = Arc::new(Semaphore::new(max_running.saturating_add(max_waiting).min(Semaphore::MAX_PERMITS)));
         Ok((Worker { commands, slots, shared }, thread, has_ended))
     }
 
-    /// Hands sequences to the engine, all or none.
+    /// Hands sequences to the engine, all or none. Of more than are computed at a time, the rest follows as those end,
+    /// so that one client's many prompts leave the queue to others.
     pub async fn submit(&self, requests: Vec<Request>) -> Result<Run, Refusal> {
         let n = requests.len();
-        let slots = self.slots.clone().try_acquire_many_owned(n as u32);
+        let at_once = n.min(self.shared.max_running);
+        let slots = self.slots.clone().try_acquire_many_owned(at_once as u32);
         let slots = slots.map_err(|_| Refusal::Full { retry_after: self.retry_after() })?;
         // One event a token, and its end; one a token of a prompt that is scored.
-        let room = |r: &Request| {
-            let context = self.shared.context;
-            let scored = if r.prompt_logprobs.is_some() { r.tokens.len() } else { 0 };
-            r.max_new_tokens.min(context.saturating_sub(r.tokens.len())) + scored + 2
-        };
-        let (updates, receiver) = mpsc::channel(requests.iter().map(room).sum::<usize>().max(1));
+        let scored = |r: &Request| if r.prompt_logprobs.is_some() { r.tokens.len() } else { 0 };
+        let room = requests.iter().map(|request| self.room_for(request) + scored(request) + 2).sum::<usize>();
+        let (updates, receiver) = mpsc::channel(room.max(1));
         let (reply, answer) = oneshot::channel();
-        self.commands.send(Command::Submit { requests, updates, reply }).map_err(|_| Refusal::Stopped)?;
+        let id = self.shared.n_runs.fetch_add(1, Ordering::Relaxed);
+        let submit = Command::Submit { run: id, requests, at_once, updates, reply };
+        self.commands.send(submit).map_err(|_| Refusal::Stopped)?;
         // When the receiver is dropped, the engine's thread sees a closed channel and cancels.
-        let ids = answer.await.map_err(|_| Refusal::Stopped)?.map_err(Refusal::Invalid)?;
-        let open = vec![true; ids.len()];
-        Ok(Run { ids, open, updates: receiver, commands: self.commands.clone(), _slots: slots })
+        answer.await.map_err(|_| Refusal::Stopped)?.map_err(Refusal::Invalid)?;
+        Ok(Run { id, open: vec![true; n], updates: receiver, commands: self.commands.clone(), _slots: slots })
     }
 
     /// What the engine was busy with after its last step.
@@ -149,6 +159,11 @@ impl Worker {
     /// What the routers chose.
     pub fn routing(&self) -> &Routing {
         &self.shared.routing
+    }
+
+    /// Maximum number of tokens of the answer to a request.
+    pub fn room_for(&self, request: &Request) -> usize {
+        request.max_new_tokens.min(self.shared.context.saturating_sub(request.tokens.len()))
     }
 
     /// Maximum number of tokens of a prompt and its answer.
@@ -186,7 +201,7 @@ impl Worker {
 
 /// Sequences under way. Dropping it cancels those that are not complete.
 pub struct Run {
-    ids: Vec<RequestId>,
+    id: RunId,
     open: Vec<bool>,
     updates: mpsc::Receiver<(usize, Update)>,
     commands: std_mpsc::Sender<Command>,
@@ -218,10 +233,9 @@ impl Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        let ids: Vec<_> = self.ids.iter().zip(&self.open).filter(|(_, open)| **open).map(|(id, _)| *id).collect();
-        if !ids.is_empty() {
+        if self.open.contains(&true) {
             // A thread that has ended holds no pages either.
-            let _ = self.commands.send(Command::Cancel(ids));
+            let _ = self.commands.send(Command::Cancel(self.id));
         }
     }
 }
@@ -229,6 +243,7 @@ impl Drop for Run {
 /// A sequence in the engine and where its events go.
 struct Open {
     id: RequestId,
+    run: RunId,
     index: usize,
     updates: mpsc::Sender<(usize, Update)>,
     /// The client wants to see the experts of each token.
@@ -237,10 +252,21 @@ struct Open {
     last_token: Option<Instant>,
 }
 
+/// What is left of a run, in order.
+struct Queue {
+    requests: VecDeque<Request>,
+    /// Index of the next one.
+    index: usize,
+    updates: mpsc::Sender<(usize, Update)>,
+    started: Instant,
+}
+
 struct Thread {
     engine: Engine,
     /// In order of their ids.
     open: Vec<Open>,
+    /// Runs, not all of whose sequences are in the engine yet.
+    queues: HashMap<RunId, Queue>,
     inbox: std_mpsc::Receiver<Command>,
     metrics: Arc<Metrics>,
     ending: Ending,
@@ -252,7 +278,10 @@ impl Thread {
         let (mut before, mut events) = (Events::new(), Events::new());
         loop {
             if !self.engine.has_work() {
+                // What ends may let in what waits behind it.
                 self.deliver(&mut before);
+            }
+            if !self.engine.has_work() {
                 let Ok(command) = self.inbox.recv() else { return };
                 if !self.take(command) {
                     return;
@@ -274,8 +303,18 @@ impl Thread {
     /// Does what a command says; false when it says stop.
     fn take(&mut self, command: Command) -> bool {
         match command {
-            Command::Submit { requests, updates, reply } => self.submit(requests, updates, reply),
-            Command::Cancel(ids) => ids.into_iter().for_each(|id| self.cancel(id)),
+            Command::Submit { run, requests, at_once, updates, reply } => {
+                let checked = requests.iter().try_for_each(|request| self.engine.check(request));
+                if checked.is_ok() {
+                    let (requests, started) = (requests.into(), Instant::now());
+                    self.queues.insert(run, Queue { requests, index: 0, updates, started });
+                    (0..at_once).for_each(|_| self.feed(run));
+                }
+                if reply.send(checked).is_err() {
+                    self.cancel_run(run);
+                }
+            }
+            Command::Cancel(run) => self.cancel_run(run),
             #[cfg(test)]
             Command::Audit(reply) => {
                 let _ = reply.send(self.engine.audit().map(|()| self.engine.stats()));
@@ -285,33 +324,36 @@ impl Thread {
         true
     }
 
-    fn submit(
-        &mut self,
-        requests: Vec<Request>,
-        updates: mpsc::Sender<(usize, Update)>,
-        reply: oneshot::Sender<Result<Vec<RequestId>, Error>>,
-    ) {
-        let started = Instant::now();
-        let mut ids = Vec::with_capacity(requests.len());
-        for (index, mut request) in requests.into_iter().enumerate() {
+    /// Hands the next sequence of a run to the engine, if there is one.
+    fn feed(&mut self, run: RunId) {
+        let Some(queue) = self.queues.get_mut(&run) else { return };
+        while let Some(mut request) = queue.requests.pop_front() {
+            let index = queue.index;
+            queue.index += 1;
             let routing = request.routing;
             request.routing |= self.ending.shared.routing.counts_all();
             match self.engine.submit(request) {
                 Ok(id) => {
-                    ids.push(id);
-                    let updates = updates.clone();
-                    self.open.push(Open { id, index, updates, routing, started, last_token: None });
+                    let (updates, started) = (queue.updates.clone(), queue.started);
+                    self.open.push(Open { id, run, index, updates, routing, started, last_token: None });
+                    break;
                 }
+                // It was in order when it was checked, so that this one is the server's.
                 Err(error) => {
-                    ids.into_iter().for_each(|id| self.cancel(id));
-                    let _ = reply.send(Err(error));
-                    return;
+                    self.metrics.failed.add(1);
+                    let _ = queue.updates.try_send((index, Update::Failed(error.to_string())));
                 }
             }
         }
-        if let Err(Ok(ids)) = reply.send(Ok(ids)) {
-            ids.into_iter().for_each(|id| self.cancel(id));
+        if queue.requests.is_empty() {
+            self.queues.remove(&run);
         }
+    }
+
+    fn cancel_run(&mut self, run: RunId) {
+        self.queues.remove(&run);
+        let ids: Vec<_> = self.open.iter().filter(|open| open.run == run).map(|open| open.id).collect();
+        ids.into_iter().for_each(|id| self.cancel(id));
     }
 
     fn cancel(&mut self, id: RequestId) {
@@ -337,6 +379,11 @@ impl Thread {
             for open in std::mem::take(&mut self.open) {
                 self.engine.cancel(open.id);
                 let _ = open.updates.try_send((open.index, Update::Failed(error.to_string())));
+            }
+            for (_, queue) in self.queues.drain() {
+                for index in queue.index..queue.index + queue.requests.len() {
+                    let _ = queue.updates.try_send((index, Update::Failed(error.to_string())));
+                }
             }
             return;
         }
@@ -386,11 +433,12 @@ impl Thread {
             let ends = matches!(update, Update::Done { .. } | Update::Failed(_));
             // The channel has room for all events, so an error means that the receiver is gone.
             let gone = open.updates.try_send((open.index, update)).is_err();
+            let run = open.run;
             if ends {
                 self.open.remove(i);
+                self.feed(run);
             } else if gone {
-                let id = open.id;
-                self.cancel(id);
+                self.cancel_run(run);
             }
         }
         events.clear();

@@ -38,6 +38,21 @@ async fn what_is_wrong_is_named() {
         (PATH, chat("x", json!({"top_logprobs": 3})), 400, "top_logprobs", "needs `logprobs`"),
         (PATH, chat("x", json!({"stop_token_ids": [4_000_000_000u64]})), 400, "", "vocabulary"),
         (PATH, chat(&"fox ".repeat(2000), json!({})), 400, "", "the context is 512"),
+        (
+            PATH,
+            chat("x", json!({"chat_template_kwargs": {"messages": []}})),
+            400,
+            "chat_template_kwargs.messages",
+            "is set",
+        ),
+        (PATH, chat("x", json!({"chat_template_kwargs": {"tools": []}})), 400, "chat_template_kwargs.tools", "is set"),
+        (
+            PATH,
+            chat("x", json!({"chat_template_kwargs": {"bos_token": ""}})),
+            400,
+            "chat_template_kwargs.bos_token",
+            "is set",
+        ),
         (PATH, chat("x", json!({"tools": [{"type": "web_search"}]})), 400, "tools[0].type", "only functions"),
         ("/v1/completions", json!({"prompt": deep}), 400, "prompt", "must be"),
         ("/v1/completions", json!({"prompt": [1, "x"]}), 400, "prompt", "must be"),
@@ -45,6 +60,14 @@ async fn what_is_wrong_is_named() {
         ("/v1/completions", json!({"prompt": [99999999]}), 400, "", "vocabulary"),
         ("/v1/completions", json!({"prompt": "x", "best_of": 3}), 400, "best_of", "equal"),
         ("/detokenize", json!({"tokens": [-1]}), 400, "tokens[0]", "whole number"),
+        ("/detokenize", json!({"tokens": [1, 4_000_000_000u64]}), 400, "tokens[1]", "the vocabulary has"),
+        (
+            "/apply-template",
+            json!({"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"eos_token": 1}}),
+            400,
+            "chat_template_kwargs.eos_token",
+            "is set",
+        ),
         ("/tokenize", json!({"content": ["x"]}), 400, "content", "must be a string"),
     ];
     for (path, body, status, param, message) in cases {

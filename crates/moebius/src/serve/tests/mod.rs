@@ -4,6 +4,7 @@ mod abuse;
 mod apis;
 mod chat;
 mod forms;
+mod hostile;
 mod load;
 mod names;
 mod ollama;
@@ -14,13 +15,15 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, BodyDataStream};
-use axum::http::{HeaderMap, Request, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, Request, StatusCode, header};
 use engine::scheduler::Stats;
 use futures_util::StreamExt;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
 use super::app::{App, Keys};
+use super::error::Why;
+use super::guard::Guard;
 use super::{Places, Started, routes};
 use crate::args::{BackendKind, CacheArg, CopyArg, StepArgs};
 use crate::load::{EngineSetup, open, start_with};
@@ -53,17 +56,20 @@ impl Server {
         };
         let session = start_with(open(None).expect("embedded model"), &setup).expect("engine");
         let sampling = session.default_sampling();
+        let guard = Guard::new(std::net::Ipv4Addr::LOCALHOST.into(), &[], &[], !keys.is_empty());
         let places = Places { parallel, queue };
         let Started { app, thread, .. } =
-            super::start(session, "fable".into(), sampling, keys, places, None).expect("server");
+            super::start(session, "fable".into(), sampling, keys, guard, places, None).expect("server");
         Server { router: routes::router(app.clone()), app, thread: Some(thread) }
     }
 
     /// Sends a request as it is.
-    pub async fn send(&self, request: Request<Body>) -> Reply {
+    pub async fn send(&self, mut request: Request<Body>) -> Reply {
+        request.headers_mut().entry(header::HOST).or_insert(HeaderValue::from_static("localhost"));
         let response = self.router.clone().oneshot(request).await.expect("infallible");
         let (head, body) = response.into_parts();
-        Reply { status: head.status, headers: head.headers, body: body.into_data_stream() }
+        let why = head.extensions.get::<Why>().map(|Why(why)| why.clone());
+        Reply { status: head.status, headers: head.headers, why, body: body.into_data_stream() }
     }
 
     /// Posts JSON.
@@ -115,6 +121,8 @@ impl Drop for Server {
 pub struct Reply {
     pub status: StatusCode,
     pub headers: HeaderMap,
+    /// What the log says of a refusal.
+    pub why: Option<String>,
     body: BodyDataStream,
 }
 
