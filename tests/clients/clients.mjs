@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { Output, generateText, streamText, tool } from "ai";
+import { Ollama } from "ollama";
 import OpenAI from "openai";
 import { z } from "zod";
 
@@ -42,6 +43,17 @@ const TESTS = {
   },
   async "openai: errors are the package's own"() {
     await assert.rejects(client.chat.completions.create({ model, messages: [] }), OpenAI.BadRequestError);
+  },
+  async "ollama: chat, stream, list, errors"() {
+    const ollama = new Ollama({ host: address });
+    const ask = { model, messages, options: { num_predict: 32, seed: 5, temperature: 0.8 } };
+    const whole = await ollama.chat(ask);
+    let text = "";
+    for await (const piece of await ollama.chat({ ...ask, stream: true })) text += piece.message.content;
+    assert.equal(text, whole.message.content);
+    assert.ok(text && whole.done);
+    assert.equal((await ollama.list()).models[0].name, model);
+    await assert.rejects(ollama.chat({ ...ask, format: "yaml" }), /format/);
   },
   async "ai: text, stream, object"() {
     const ask = { model: sdk(model), prompt: "Tell me a story", maxOutputTokens: 200, seed: 4, maxRetries: 0 };

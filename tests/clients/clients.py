@@ -11,6 +11,7 @@ import traceback
 import urllib.request
 
 import anthropic
+import ollama
 import openai
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
@@ -27,6 +28,7 @@ SCHEMA = {
 WEATHER = {"name": "get_weather", "description": "The weather of a city", "parameters": {
     "type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"], "additionalProperties": False}}
 
+oll = ollama.Client(host=ADDRESS)
 oai = openai.OpenAI(base_url=f"{ADDRESS}/v1", api_key="none", max_retries=0)
 ant = anthropic.Anthropic(base_url=ADDRESS, api_key="none", max_retries=0)
 
@@ -182,6 +184,43 @@ def anthropic_errors_are_the_packages_own():
     assert "temperature" in str(error)
 
 
+def ollama_chat_and_stream_agree():
+    ask = dict(model=MODEL, messages=STORY, options={"num_predict": 32, "seed": 5, "temperature": 0.8})
+    whole = oll.chat(**ask)
+    pieces = list(oll.chat(**ask, stream=True))
+    assert "".join(piece.message.content or "" for piece in pieces) == whole.message.content != ""
+    assert whole.done and whole.eval_count and pieces[-1].done and not pieces[0].done
+    assert oll.generate(model=MODEL, prompt=STORY[0]["content"], options=ask["options"]).response == whole.message.content
+
+
+def ollama_forms_tools_and_lists():
+    told = oll.chat(model=MODEL, messages=STORY, format=SCHEMA, options={"num_predict": 300, "seed": 1})
+    assert set(json.loads(told.message.content)) == {"name", "age"}, told
+    tools = [{"type": "function", "function": WEATHER}]
+    history = [{"role": "user", "content": "Weather?"}, {"role": "assistant", "tool_calls": [{"function": {"name": "get_weather", "arguments": {"city": "Rome"}}}]}, {"role": "tool", "tool_name": "get_weather", "content": "sunny"}]
+    assert oll.chat(model=MODEL, messages=history, tools=tools, options={"num_predict": 8}).done
+    assert oll.list().models[0].model == MODEL and oll.ps().models and oll.show(MODEL).details.family
+    assert len(oll.embed(model=MODEL, input=["a fox", "a bear"]).embeddings) == 2
+    error = raises(ollama.ResponseError, lambda: oll.chat(model=MODEL, messages=STORY, format="yaml"))
+    assert error.status_code == 400 and "format" in error.error
+
+
+def constraints_of_other_servers_hold():
+    for more in ({"guided_choice": ["yes", "no"]}, {"guided_regex": "yes|no"}, {"structured_outputs": {"choice": ["yes", "no"]}}, {"grammar": 'root ::= "yes" | "no"'}):
+        answer = oai.chat.completions.create(model=MODEL, messages=STORY, max_tokens=8, temperature=1.5, extra_body=more)
+        assert answer.choices[0].message.content in ("yes", "no"), (more, answer)
+
+
+def prompts_have_log_probabilities():
+    """What lm-eval's local-completions sends and reads."""
+    ids = json.load(urllib.request.urlopen(urllib.request.Request(f"{ADDRESS}/tokenize", json.dumps({"content": "Once upon a time there was a fox"}).encode(), {"Content-Type": "application/json"})))["tokens"]
+    answer = oai.completions.create(model=MODEL, prompt=[ids, ids], max_tokens=1, logprobs=1, echo=True, temperature=0, seed=1234)
+    for choice in answer.choices:
+        values, tops = choice.logprobs.token_logprobs, choice.logprobs.top_logprobs
+        assert len(values) == len(tops) == len(ids) + 1 and values[0] is None
+        assert all(value <= max(top.values()) for value, top in zip(values[1:], tops[1:]))
+
+
 def langchain_chat_tools_and_structure():
     chat = ChatOpenAI(base_url=f"{ADDRESS}/v1", api_key="none", model=MODEL, max_tokens=200, seed=3, max_retries=0)
     assert chat.invoke("Tell me a story").content
@@ -199,6 +238,7 @@ TESTS = [
     openai_chat_and_stream_agree, openai_logprobs_and_choices, openai_completions, openai_structured_output, openai_tools_round_trip,
     openai_responses, openai_embeddings_and_models, openai_errors_are_the_packages_own, openai_cancellation_frees_the_place, openai_many_at_once,
     anthropic_messages_and_stream, anthropic_tools_round_trip, anthropic_errors_are_the_packages_own, langchain_chat_tools_and_structure,
+    ollama_chat_and_stream_agree, ollama_forms_tools_and_lists, constraints_of_other_servers_hold, prompts_have_log_probabilities,
 ]
 
 failed = 0
