@@ -848,6 +848,7 @@ const TESTS = {
       assert.equal(await page.locator(".message").count(), 0, "errors do not pile up");
       await page.unroute("**/v1/chat/completions");
     }
+    await page.locator("#input").fill("");
     // A connection that breaks keeps what came.
     const chunk = { choices: [{ index: 0, delta: { content: "Half an ans" } }] };
     await answerWith((route) =>
@@ -859,6 +860,34 @@ const TESTS = {
     assert.equal(await answers(page).locator(".text").innerText(), "Half an ans");
     page.troubles = page.troubles.filter((text) => !/Failed to load resource/.test(text));
     return page;
+  },
+
+  async "a browser without room, or without a database, says so and goes on"() {
+    for (const [breaks, told] of [
+      [
+        () =>
+          (IDBObjectStore.prototype.put = () => {
+            throw new DOMException("full", "QuotaExceededError");
+          }),
+        /no room left/,
+      ],
+      [
+        () =>
+          (IDBFactory.prototype.open = () => {
+            throw new DOMException("private", "InvalidStateError");
+          }),
+        /keeps nothing/,
+      ],
+    ]) {
+      const page = await open({ prepare: (page) => page.addInitScript(breaks) });
+      await brief(page, 8);
+      await ask(page, "Hello");
+      await page.locator("#notice").filter({ hasText: told }).waitFor();
+      assert.equal(await page.locator(".message").count(), 2);
+      assert.deepEqual(page.troubles, []);
+      await page.context().close();
+    }
+    return open();
   },
 
   async "a phone has room for it, in the dark too"() {

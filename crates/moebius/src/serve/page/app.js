@@ -16,6 +16,9 @@ import { add, before, nameOf, path, takeBack } from "./tree.js";
 const TOP_TOKENS = 5; // alternatives of each token
 const SAVE_EVERY = 1000; // ms, while an answer is written
 const DRAFT = "moebius.draft";
+const NO_ROOM = "The browser has no room left: delete a conversation. What is said now is lost with a reload.";
+const KEEPS_NOTHING =
+  "This browser keeps nothing for this page: conversations are lost with a reload; Export keeps them.";
 
 // --- drawing ---
 
@@ -61,12 +64,7 @@ async function changed(conversation = state.store.current) {
   if (conversation) conversation.updated = Math.max(conversation.updated ?? 0, Date.now());
   drawAll();
   const isKept = conversation ? await state.store.save(conversation) : true;
-  if (!isKept) {
-    const why = state.store.keeps
-      ? "The browser has no room left: delete a conversation."
-      : "This browser keeps nothing for this page.";
-    notice(`${why} What is said now is lost with a reload; Export keeps it.`);
-  }
+  if (!isKept) notice(state.store.keeps ? NO_ROOM : KEEPS_NOTHING);
 }
 
 function choose(conversation) {
@@ -318,7 +316,7 @@ async function connect() {
     state.routing.start(routers);
     fitFields(fields, meta.sampling);
     $("server").textContent = `${state.model.id} · ${meta.embedded ? "comes with the program" : meta.description}`;
-    notice("");
+    notice(state.store.keeps ? "" : KEEPS_NOTHING);
   } catch (error) {
     notice(error.message);
     if (error.status === 401) (toggle("settings", true), $("key").focus());
@@ -364,7 +362,5 @@ startKeys();
 $("input").value = sessionStorage.getItem(DRAFT) ?? "";
 grow();
 drawAll();
-if (!state.store.keeps)
-  notice("This browser keeps nothing for this page: conversations are lost with a reload; Export keeps them.");
 await connect();
 $("input").focus();
