@@ -28,7 +28,10 @@ let drawn = null;
 function drawAll() {
   drawSide(choose);
   const { current } = state.store;
-  drawn = current.id;
+  if (drawn !== current.id) {
+    drawn = current.id;
+    showTrace();
+  }
   $("title").textContent = current.name || "Moebius";
   showSettings();
   drawMessages();
@@ -63,6 +66,7 @@ function notice(text) {
 async function changed(conversation = state.store.current) {
   if (conversation) conversation.updated = Math.max(conversation.updated ?? 0, Date.now());
   drawAll();
+  showTrace();
   const isKept = conversation ? await state.store.save(conversation) : true;
   if (!isKept) notice(state.store.keeps ? NO_ROOM : KEEPS_NOTHING);
 }
@@ -73,7 +77,6 @@ function choose(conversation) {
   $("open-side").setAttribute("aria-expanded", "false");
   notice("");
   drawAll();
-  showTrace();
   $("input").focus();
 }
 
@@ -193,7 +196,6 @@ async function write(conversation, question, node, begun) {
   node.at = Date.now();
   state.running = null;
   await changed(conversation);
-  showTrace();
   $("said").textContent = node.content ? "The answer is complete." : "";
   return failure;
 }
