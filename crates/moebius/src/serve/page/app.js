@@ -47,7 +47,7 @@ function drawStatus(live) {
   const speed = last?.speed;
   $("speed").textContent = speed ? `${speed.toFixed(speed < 10 ? 1 : 0)} tokens/s` : "";
   const usage = last?.usage;
-  $("hits").textContent = usage ? `${usage.cached} of ${usage.prompt} prompt tokens from the cache` : "";
+  $("hits").textContent = usage ? `${usage.cached} of ${usage.prompt} prompt tokens cached` : "";
   const context = state.model?.max_model_len;
   $("fill-label").hidden = !(usage && context);
   if (usage && context) {
