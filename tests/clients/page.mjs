@@ -322,6 +322,32 @@ const TESTS = {
           "\n\\[\n".repeat(500),
         node,
       );
+      // No text takes its reader's time: every mark again and again, never closed.
+      const marks = [
+        "*",
+        "**a",
+        "[",
+        "[a](",
+        "$a",
+        "$$",
+        "\\(",
+        "\\[",
+        "`a",
+        "_a",
+        "~~",
+        "![",
+        "https://a",
+        "- a\n",
+        "> ",
+        "|a",
+        "\\[\n",
+      ];
+      const slow = [];
+      for (const mark of marks) {
+        const start = performance.now();
+        render(mark.repeat(20_000 / mark.length), node);
+        if (performance.now() - start > 2000) slow.push(mark);
+      }
       render(source, node);
       const tags = [...new Set([...node.querySelectorAll("*")].map((e) => e.tagName))].sort();
       return {
@@ -331,6 +357,7 @@ const TESTS = {
         tags,
         links: [...node.querySelectorAll("a")].map((a) => a.href),
         language: node.querySelector(".language").textContent,
+        slow,
       };
     });
     assert.deepEqual(found.tags, [
@@ -357,7 +384,7 @@ const TESTS = {
       "UL",
     ]);
     assert.deepEqual(found.links, ["https://example.org/"]);
-    assert.deepEqual([found.right, found.boxes, found.language], [1, [false, true], "rust"]);
+    assert.deepEqual([found.right, found.boxes, found.language, found.slow], [1, [false, true], "rust", []]);
     assert.match(found.all, /&lt;img src=x/);
     assert.match(found.all, /snake_case_words and 2 \* 3 \* 4/);
     assert.match(found.all, /costs \$5 or \$6/);
@@ -848,6 +875,7 @@ const TESTS = {
       assert.equal(await page.locator(".message").count(), 0, "errors do not pile up");
       await page.unroute("**/v1/chat/completions");
     }
+    await page.locator("#input").fill("");
     // A connection that breaks keeps what came.
     const chunk = { choices: [{ index: 0, delta: { content: "Half an ans" } }] };
     await answerWith((route) =>
@@ -859,6 +887,34 @@ const TESTS = {
     assert.equal(await answers(page).locator(".text").innerText(), "Half an ans");
     page.troubles = page.troubles.filter((text) => !/Failed to load resource/.test(text));
     return page;
+  },
+
+  async "a browser without room, or without a database, says so and goes on"() {
+    for (const [breaks, told] of [
+      [
+        () =>
+          (IDBObjectStore.prototype.put = () => {
+            throw new DOMException("full", "QuotaExceededError");
+          }),
+        /no room left/,
+      ],
+      [
+        () =>
+          (IDBFactory.prototype.open = () => {
+            throw new DOMException("private", "InvalidStateError");
+          }),
+        /keeps nothing/,
+      ],
+    ]) {
+      const page = await open({ prepare: (page) => page.addInitScript(breaks) });
+      await brief(page, 8);
+      await ask(page, "Hello");
+      await page.locator("#notice").filter({ hasText: told }).waitFor();
+      assert.equal(await page.locator(".message").count(), 2);
+      assert.deepEqual(page.troubles, []);
+      await page.context().close();
+    }
+    return open();
   },
 
   async "a phone has room for it, in the dark too"() {

@@ -6,12 +6,11 @@ use std::path::Path;
 pub const NAME: &str = "Fable 29M-A10M";
 
 /// What it can do and what it cannot, wherever users meet it.
-pub const ABOUT: &str = "a tiny model for a first try: simple stories, rhymes, small talk and everyday facts in simple \
-                         English; no assistant, and often wrong beyond that";
+pub const ABOUT: &str = "a tiny model for a first try: simple stories, rhymes, small talk, everyday facts; \
+                         no assistant, and often wrong beyond that";
 
 /// The way to a real model.
-pub const NEXT: &str = "for a real model: -m FILE.gguf, such as from `hf download Qwen/Qwen3-4B-GGUF \
-                        Qwen3-4B-Q4_K_M.gguf --local-dir .` (README, \"Models\")";
+pub const NEXT: &str = "for a real model: -m FILE.gguf (README, \"Models\", says how to get one)";
 
 /// What a command says when it runs the embedded model for want of `-m`.
 pub fn notice() -> String {

@@ -16,6 +16,9 @@ import { add, before, nameOf, path, takeBack } from "./tree.js";
 const TOP_TOKENS = 5; // alternatives of each token
 const SAVE_EVERY = 1000; // ms, while an answer is written
 const DRAFT = "moebius.draft";
+const NO_ROOM = "The browser has no room left: delete a conversation. What is said now is lost with a reload.";
+const KEEPS_NOTHING =
+  "This browser keeps nothing for this page: conversations are lost with a reload; Export keeps them.";
 
 // --- drawing ---
 
@@ -25,7 +28,10 @@ let drawn = null;
 function drawAll() {
   drawSide(choose);
   const { current } = state.store;
-  drawn = current.id;
+  if (drawn !== current.id) {
+    drawn = current.id;
+    showTrace();
+  }
   $("title").textContent = current.name || "Moebius";
   showSettings();
   drawMessages();
@@ -41,7 +47,7 @@ function drawStatus(live) {
   const speed = last?.speed;
   $("speed").textContent = speed ? `${speed.toFixed(speed < 10 ? 1 : 0)} tokens/s` : "";
   const usage = last?.usage;
-  $("hits").textContent = usage ? `${usage.cached} of ${usage.prompt} prompt tokens from the cache` : "";
+  $("hits").textContent = usage ? `${usage.cached} of ${usage.prompt} prompt tokens cached` : "";
   const context = state.model?.max_model_len;
   $("fill-label").hidden = !(usage && context);
   if (usage && context) {
@@ -60,13 +66,9 @@ function notice(text) {
 async function changed(conversation = state.store.current) {
   if (conversation) conversation.updated = Math.max(conversation.updated ?? 0, Date.now());
   drawAll();
+  showTrace();
   const isKept = conversation ? await state.store.save(conversation) : true;
-  if (!isKept) {
-    const why = state.store.keeps
-      ? "The browser has no room left: delete a conversation."
-      : "This browser keeps nothing for this page.";
-    notice(`${why} What is said now is lost with a reload; Export keeps it.`);
-  }
+  if (!isKept) notice(state.store.keeps ? NO_ROOM : KEEPS_NOTHING);
 }
 
 function choose(conversation) {
@@ -75,7 +77,6 @@ function choose(conversation) {
   $("open-side").setAttribute("aria-expanded", "false");
   notice("");
   drawAll();
-  showTrace();
   $("input").focus();
 }
 
@@ -195,7 +196,6 @@ async function write(conversation, question, node, begun) {
   node.at = Date.now();
   state.running = null;
   await changed(conversation);
-  showTrace();
   $("said").textContent = node.content ? "The answer is complete." : "";
   return failure;
 }
@@ -318,7 +318,7 @@ async function connect() {
     state.routing.start(routers);
     fitFields(fields, meta.sampling);
     $("server").textContent = `${state.model.id} · ${meta.embedded ? "comes with the program" : meta.description}`;
-    notice("");
+    notice(state.store.keeps ? "" : KEEPS_NOTHING);
   } catch (error) {
     notice(error.message);
     if (error.status === 401) (toggle("settings", true), $("key").focus());
@@ -364,7 +364,5 @@ startKeys();
 $("input").value = sessionStorage.getItem(DRAFT) ?? "";
 grow();
 drawAll();
-if (!state.store.keeps)
-  notice("This browser keeps nothing for this page: conversations are lost with a reload; Export keeps them.");
 await connect();
 $("input").focus();

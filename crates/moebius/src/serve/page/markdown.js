@@ -193,6 +193,10 @@ function codeBlock(text, language, isOpen) {
   return out;
 }
 
+/**
+ * Begins of what a line may hold. Each either ends soon or has a bound: a text of a thousand unclosed marks is tried at
+ * every one of them.
+ */
 const INLINE = [
   [/^(`+)([\s\S]*?[^`])\1(?!`)/, (m) => make("code", m[2].trim() || m[2])],
   [/^\*\*([\s\S]+?)\*\*(?!\*)/, (m, d) => make("strong", ...inline(m[1], d))],
@@ -205,8 +209,14 @@ const INLINE = [
   [/^\$\$([^$]+?)\$\$/, (m) => rich.formula(m[1].trim(), true, m[0])],
   // Prices are no formulas: no blank inside the signs, and no digit behind them.
   [/^\$(?![\s$])((?:[^$\\\n]|\\.)*?[^\s\\$])\$(?![\d$])/, (m) => rich.formula(m[1], false, m[0])],
-  [/^!\[([^\]]*)\]\(\s*<?([^)\s>]+)>?[^)]*\)/, (m, d) => link(m[2], ["picture: ", ...inline(m[1] || m[2], d)])],
-  [/^\[([^\]]*)\]\(\s*<?([^)\s>]+)>?[^)]*\)/, (m, d) => link(m[2], inline(m[1] || m[2], d))],
+  [
+    /^!\[([^\]]{0,500})\]\(\s{0,9}<?([^)\s>]{1,2000})>?(?:\s[^)]{0,500})?\)/,
+    (m, d) => link(m[2], ["picture: ", ...inline(m[1] || m[2], d)]),
+  ],
+  [
+    /^\[([^\]]{0,500})\]\(\s{0,9}<?([^)\s>]{1,2000})>?(?:\s[^)]{0,500})?\)/,
+    (m, d) => link(m[2], inline(m[1] || m[2], d)),
+  ],
   [/^https?:\/\/[^\s<>()]+[^\s<>().,;:!?'"]/, (m) => link(m[0], [m[0]])],
   [/^\\([\\`*_{}[\]()#+\-.!|~>$])/, (m) => m[1]],
   [/^ {2,}\n/, () => make("br")],

@@ -126,6 +126,7 @@ export class RoutingView {
     paint.fillStyle = text;
     paint.textBaseline = "middle";
     const isSorted = $("routing-sort").checked;
+    $("axis-x").textContent = isSorted ? "rank of the expert →" : "expert →";
     const step = [1, 2, 4, 8, 16, 32, 64, 128].find((step) => step * cell >= 26) ?? 256;
     paint.textAlign = "center";
     for (let e = 0; e < n; e += step)
