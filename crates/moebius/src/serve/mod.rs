@@ -1,9 +1,9 @@
 //! `moebius serve`: one model for many clients, over the APIs of OpenAI, Anthropic and Ollama. The only place that knows
 //! networks.
 //!
-//! A request passes its route's table ([`routes`], [`fields`]), becomes a prompt ([`conversation`]) and a
-//! [`generate::Job`], and runs on the engine's thread ([`worker`]); what comes back is written in the API's own words,
-//! whole or as a stream ([`sse`]).
+//! A request passes the [`guard`] and its route's table ([`routes`], [`body`], [`fields`]), becomes a prompt
+//! ([`conversation`]) and a [`generate::Job`], and runs on the engine's thread ([`worker`]); what comes back is written in
+//! the API's own words, whole or as a stream ([`sse`], [`write`]).
 
 mod anthropic;
 mod app;
