@@ -28,7 +28,10 @@ use args::{Cli, Command};
 static ALLOCATOR: backend::meter::Meter = backend::meter::Meter;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(said) => return explain(&said),
+    };
     let result = match &cli.command {
         Command::Run(args) => commands::run::run(args),
         Command::Chat(args) => commands::chat::run(args),
@@ -44,9 +47,25 @@ fn main() -> ExitCode {
         Command::TryGrammar => trial::run(),
         Command::Completions { shell } => commands::completions::run(*shell),
     };
-    match result.and_then(|()| out::flush()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) if out::is_broken_pipe(&error) => ExitCode::SUCCESS,
+    end(result.and_then(|()| out::flush()), ExitCode::SUCCESS)
+}
+
+/// Help and the version on stdout, mistakes of the command line on stderr.
+fn explain(said: &clap::Error) -> ExitCode {
+    let code = ExitCode::from(u8::try_from(said.exit_code()).unwrap_or(2));
+    match said.print() {
+        // Nobody hears about the mistake, but that there was one.
+        _ if said.use_stderr() => code,
+        Ok(()) => end(out::flush(), code),
+        Err(error) => end(Err(out::at_stdout(error).into()), code),
+    }
+}
+
+/// Says why a command failed; `code` is that of success.
+fn end(result: anyhow::Result<()>, code: ExitCode) -> ExitCode {
+    match result {
+        Ok(()) => code,
+        Err(error) if out::is_broken_pipe(&error) => code,
         Err(error) => {
             out::note!("moebius: failed to {}", out::chain(&error));
             ExitCode::FAILURE
