@@ -3,9 +3,9 @@
 //! Inputs are mutated from a corpus by their structure: JSON as values, GGUF as keys and tensors, the rest as words and
 //! bytes. Each runs in a process with a limit on its address space, which is watched from here: a panic, a signal, too
 //! much time of the processor or too much resident memory is a find, and is written to a file that `fuzz TARGET --file
-//! PATH` runs again. What is reported about an input stands for coverage: an input whose outcome nobody has seen yet
-//! joins the corpus. So a stable compiler is enough, and the same seed makes the same inputs as long as outcomes are
-//! the same.
+//! PATH` runs again. What is reported about an input stands for coverage: accepted inputs, and those refused in words
+//! that nobody has seen yet, are changed further. So a stable compiler is enough, and the same seed makes the same
+//! inputs as long as outcomes are the same.
 //!
 //! Targets of the server send their inputs to `moebius serve`, which must lie beside this program.
 
