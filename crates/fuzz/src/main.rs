@@ -3,9 +3,9 @@
 //! Inputs are mutated from a corpus by their structure: JSON as values, GGUF as keys and tensors, the rest as words and
 //! bytes. Each runs in a process with a limit on its address space, which is watched from here: a panic, a signal, too
 //! much time of the processor or too much resident memory is a find, and is written to a file that `fuzz TARGET --file
-//! PATH` runs again. What is reported about an input stands for coverage: an input whose outcome nobody has seen yet
-//! joins the corpus. So a stable compiler is enough, and the same seed makes the same inputs as long as outcomes are
-//! the same.
+//! PATH` runs again. What is reported about an input stands for coverage: accepted inputs, and those refused in words
+//! that nobody has seen yet, are changed further. So a stable compiler is enough, and the same seed makes the same
+//! inputs as long as outcomes are the same.
 //!
 //! Targets of the server send their inputs to `moebius serve`, which must lie beside this program.
 
@@ -28,8 +28,8 @@ use targets::{TARGETS, Target};
 
 /// Longest input, in bytes.
 const MAX_INPUT_BYTES: usize = 256 << 10;
-/// Inputs that may join the corpus in a run.
-const MAX_NEW: usize = 5_000;
+/// Inputs of either kind that are kept beside the seeds: accepted ones, and refused ones with words of their own.
+const MAX_KEPT: usize = 2_000;
 
 struct Options {
     targets: Vec<&'static Target>,
@@ -122,9 +122,10 @@ impl Runner {
 }
 
 fn fuzz(target: &'static Target, options: &Options) -> Result<usize, String> {
-    let mut corpus = targets::corpus(target)?;
-    let dictionary = Dictionary::of(&corpus);
-    let n_seeds = corpus.len();
+    let mut accepted = targets::corpus(target)?;
+    let mut refused: Vec<Vec<u8>> = Vec::new();
+    let dictionary = Dictionary::of(&accepted);
+    let n_seeds = accepted.len();
     let mut random = Random::new(options.seed ^ (target.name.len() as u64) << 32);
     let mut seen: HashSet<String> = HashSet::new();
     let mut outcomes: BTreeMap<&'static str, u64> = BTreeMap::new();
@@ -133,9 +134,13 @@ fn fuzz(target: &'static Target, options: &Options) -> Result<usize, String> {
     let (mut n, mut n_finds) = (0usize, 0);
     while begin.elapsed() < length {
         // The seeds as they are, then what becomes of them.
-        let input = match corpus.get(n).filter(|_| n < n_seeds) {
+        let input = match accepted.get(n).filter(|_| n < n_seeds) {
             Some(seed) => seed.clone(),
-            None => mutate::mutate(&corpus, &dictionary, &mut random, MAX_INPUT_BYTES),
+            // Most refused inputs lead to others that are refused for the same reason.
+            None => {
+                let from = if refused.is_empty() || random.below(4) > 0 { &accepted } else { &refused };
+                mutate::mutate(from, &dictionary, &mut random, MAX_INPUT_BYTES)
+            }
         };
         n += 1;
         let verdict = runner.run(&input)?;
@@ -150,15 +155,17 @@ fn fuzz(target: &'static Target, options: &Options) -> Result<usize, String> {
                 let path = save(&options.out, target, &input)?;
                 say(&format!("{}: {verdict}\n  fuzz {} --file {}", target.name, target.name, path.display()));
             }
-        } else if is_new && corpus.len() < n_seeds + MAX_NEW {
-            corpus.push(input);
+        } else if verdict.kind() == "accepted" {
+            keep(&mut accepted, n_seeds, input, &mut random);
+        } else if is_new {
+            keep(&mut refused, 0, input, &mut random);
         }
     }
     let rate = n as f64 / begin.elapsed().as_secs_f64();
     let kinds: Vec<String> = outcomes.iter().map(|(kind, n)| format!("{n} {kind}")).collect();
-    let new = corpus.len() - n_seeds;
+    let new = seen.len();
     say(&format!(
-        "{:<10} seed {} {:>4.0} s: {n} inputs ({rate:.1}/s) from {n_seeds} seeds, {new} new outcomes, {n_finds} finds; \
+        "{:<10} seed {} {:>4.0} s: {n} inputs ({rate:.1}/s) from {n_seeds} seeds, {new} outcomes, {n_finds} finds; \
          {}",
         target.name,
         options.seed,
@@ -166,6 +173,14 @@ fn fuzz(target: &'static Target, options: &Options) -> Result<usize, String> {
         kinds.join(", ")
     ));
     Ok(n_finds)
+}
+
+/// Keeps an input, in the place of another but the first `n_seeds` where there are enough.
+fn keep(inputs: &mut Vec<Vec<u8>>, n_seeds: usize, input: Vec<u8>, random: &mut Random) {
+    match inputs.len() < n_seeds + MAX_KEPT {
+        true => inputs.push(input),
+        false => inputs[n_seeds + random.below(MAX_KEPT)] = input,
+    }
 }
 
 fn save(folder: &Path, target: &Target, input: &[u8]) -> Result<PathBuf, String> {

@@ -133,7 +133,11 @@ pub fn mutate(corpus: &[Vec<u8>], dictionary: &Dictionary, random: &mut Random, 
     let most = if random.one_in(4) { 8 } else { 2 };
     let rounds = 1 + random.length(most);
     for _ in 0..rounds {
-        let i = random.below(parts.len());
+        let mut i = random.below(parts.len());
+        // A kind or a path is rarely what an input is about.
+        if parts.get(i).is_some_and(|part| part.len() < 40) && !random.one_in(8) {
+            i = (0..parts.len()).max_by_key(|&i| parts[i].len()).unwrap_or(0);
+        }
         let Some(part) = parts.get_mut(i) else { break };
         let donor = other.get(i).map_or(&[][..], Vec::as_slice);
         if random.one_in(40) {

@@ -37,7 +37,10 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let cli = Cli::parse_from(&translated.args);
+    let cli = match Cli::try_parse_from(&translated.args) {
+        Ok(cli) => cli,
+        Err(said) => return explain(&said),
+    };
     translated.notes.iter().for_each(|note| out::note!("moebius: {note}"));
     let result = match &cli.command {
         Command::Run(args) => commands::run::run(args),
@@ -55,9 +58,25 @@ fn main() -> ExitCode {
         Command::TryGrammar => trial::run(),
         Command::Completions { shell } => commands::completions::run(*shell),
     };
-    match result.and_then(|()| out::flush()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) if out::is_broken_pipe(&error) => ExitCode::SUCCESS,
+    end(result.and_then(|()| out::flush()), ExitCode::SUCCESS)
+}
+
+/// Help and the version on stdout, mistakes of the command line on stderr.
+fn explain(said: &clap::Error) -> ExitCode {
+    let code = ExitCode::from(u8::try_from(said.exit_code()).unwrap_or(2));
+    match said.print() {
+        // Nobody hears about the mistake, but that there was one.
+        _ if said.use_stderr() => code,
+        Ok(()) => end(out::flush(), code),
+        Err(error) => end(Err(out::at_stdout(error).into()), code),
+    }
+}
+
+/// Says why a command failed; `code` is that of success.
+fn end(result: anyhow::Result<()>, code: ExitCode) -> ExitCode {
+    match result {
+        Ok(()) => code,
+        Err(error) if out::is_broken_pipe(&error) => code,
         // As a shell reports a program that Ctrl-C has ended.
         Err(error) if error.is::<answer::Interrupted>() => ExitCode::from(130),
         Err(error) => {

@@ -49,7 +49,7 @@ impl Out {
 }
 
 /// The same kind of error, which says where it happened.
-fn at_stdout(error: io::Error) -> io::Error {
+pub fn at_stdout(error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("write to stdout: {error}"))
 }
 

@@ -418,6 +418,8 @@ const WRITERS: &[&[&str]] = &[
     &["render", "--messages", "-"],
     &["completions", "bash"],
     &["devices"],
+    &["--help"],
+    &["--version"],
 ];
 const MESSAGES: &str = "[{\"role\": \"user\", \"content\": \"Hi\"}]";
 

@@ -26,8 +26,8 @@ pub(crate) struct Guard {
     /// When the mask on its way was first needed.
     due: Option<Instant>,
     /// How late masks were in all, what taking tokens took, and for how many tokens.
-    late: Duration,
-    taking: Duration,
+    late: Spent,
+    taking: Spent,
     n_tokens: u32,
 }
 
@@ -40,6 +40,22 @@ pub const TAKING: Duration = Duration::from_millis(200);
 pub const TAKING_PER_TOKEN: Duration = Duration::from_millis(2);
 /// How late one mask may be.
 pub const MAX_LATE: Duration = Duration::from_secs(5);
+
+/// A sum of times, of which the least of any three in a row counts: on a busy machine a thread that waits for a core
+/// takes long now and then, a costly grammar takes long each time.
+#[derive(Default)]
+struct Spent {
+    sum: Duration,
+    last: [Duration; 3],
+}
+
+impl Spent {
+    fn add(&mut self, time: Duration) {
+        self.last.rotate_left(1);
+        self.last[2] = time;
+        self.sum += self.last.iter().min().copied().unwrap_or_default();
+    }
+}
 
 enum State {
     /// In a thought: free, but not to end.
@@ -68,8 +84,8 @@ impl Guard {
             numbers: None,
             handle: None,
             due: None,
-            late: Duration::ZERO,
-            taking: Duration::ZERO,
+            late: Spent::default(),
+            taking: Spent::default(),
             n_tokens: 0,
         };
         guard.numbers = guard.constraint.grammar.is_json.then(Numbers::default);
@@ -110,16 +126,18 @@ impl Guard {
         let late_at = |now: Instant| begun.get().map_or(Duration::ZERO, |&begun| now - now.min(due.max(begun)));
         match answer {
             Ok((matcher, finished, mask)) => {
-                self.late += late_at(finished);
+                self.late.add(late_at(finished));
                 self.due = None;
                 self.state = State::Finished;
-                self.check_lateness(Duration::ZERO)?;
+                self.check_costs()?;
                 self.state = State::Masked { matcher, mask: mask.map_err(Error::Broken)?, open };
                 Ok(true)
             }
             Err(RecvTimeoutError::Timeout) => {
-                let late = late_at(Instant::now());
-                self.check_lateness(late).inspect_err(|_| self.state = State::Finished)?;
+                if late_at(Instant::now()) > MAX_LATE {
+                    self.state = State::Finished;
+                    return Err(Error::Broken(format!("a step of it takes longer than {MAX_LATE:?}")));
+                }
                 Ok(false)
             }
             Err(RecvTimeoutError::Disconnected) => {
@@ -162,18 +180,16 @@ impl Guard {
         self.n_tokens += 1;
         let begin = Instant::now();
         let is_finished = self.take(token)?;
-        self.taking += begin.elapsed();
-        self.check_lateness(Duration::ZERO)?;
+        self.taking.add(begin.elapsed());
+        self.check_costs()?;
         Ok(is_finished)
     }
 
-    /// Whether the grammar may go on, now that the mask on its way is late by `now`.
-    fn check_lateness(&self, now: Duration) -> Result<(), Error> {
-        if now > MAX_LATE {
-            return Err(Error::Broken(format!("a step of it takes longer than {MAX_LATE:?}")));
-        }
-        let is_late = self.late + now > LATENESS + LATENESS_PER_TOKEN * self.n_tokens;
-        match is_late || self.taking > TAKING + TAKING_PER_TOKEN * self.n_tokens {
+    /// Whether the grammar may go on with what it has cost.
+    fn check_costs(&self) -> Result<(), Error> {
+        let n = self.n_tokens;
+        let is_late = self.late.sum > LATENESS + LATENESS_PER_TOKEN * n;
+        match is_late || self.taking.sum > TAKING + TAKING_PER_TOKEN * n {
             true => Err(Error::Broken("it takes too long to say what may follow".into())),
             false => Ok(()),
         }
