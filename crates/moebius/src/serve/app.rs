@@ -16,7 +16,7 @@ use tokio::sync::Semaphore;
 
 use super::error::ApiError;
 use super::guard::Guard;
-use super::limits::{MAX_ANSWERS_BYTES, MAX_BODIES_BYTES};
+use super::limits::{LARGE_BODY_BYTES, MAX_ANSWERS_BYTES, MAX_BODIES_BYTES};
 use super::metrics::Metrics;
 use super::room::Budget;
 use super::worker::{Refusal, Run, Worker};
@@ -50,6 +50,8 @@ pub struct App {
     parsing: Arc<Semaphore>,
     /// Templates and tokenizers run on few threads: they must not take the engine's cores.
     heavy: Arc<Semaphore>,
+    /// Long texts have a thread of their own.
+    heaviest: Arc<Semaphore>,
     /// Grammars are compiled beside them: requests without a form do not wait for those that have one.
     forms: Arc<Semaphore>,
     /// Where grammars are tried before.
@@ -103,6 +105,7 @@ impl App {
             answers: Budget::new(MAX_ANSWERS_BYTES),
             parsing: Arc::new(Semaphore::new(2)),
             heavy: Arc::new(Semaphore::new(2)),
+            heaviest: Arc::new(Semaphore::new(1)),
             forms: Arc::new(Semaphore::new(2)),
             trial,
             draining: AtomicBool::new(false),
@@ -132,12 +135,14 @@ impl App {
         made.as_ref().map_err(Clone::clone)
     }
 
-    /// Work that takes a while and waits for nothing, off the threads that serve connections.
+    /// Work on a text of `n_bytes` that waits for nothing, off the threads that serve connections. Short texts do not
+    /// wait for long ones.
     pub async fn heavy<T: Send + 'static>(
         &self,
+        n_bytes: usize,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        blocking(&self.heavy, work).await
+        blocking(if n_bytes > LARGE_BODY_BYTES { &self.heaviest } else { &self.heavy }, work).await
     }
 
     /// As [`App::heavy`], for bodies.

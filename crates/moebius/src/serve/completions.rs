@@ -129,7 +129,12 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
 /// The tokens of all prompts.
 pub async fn tokens(app: &Arc<App>, prompts: Vec<Prompt>) -> Result<Vec<Vec<u32>>, ApiError> {
     let shared = app.clone();
-    app.heavy(move || prompts.into_iter().enumerate().map(|(i, prompt)| tokens_of(&shared, i, prompt)).collect()).await
+    let bytes = |prompt: &Prompt| if let Prompt::Text(text) = prompt { text.len() } else { 0 };
+    let n_bytes = prompts.iter().map(bytes).sum();
+    app.heavy(n_bytes, move || {
+        prompts.into_iter().enumerate().map(|(i, prompt)| tokens_of(&shared, i, prompt)).collect()
+    })
+    .await
 }
 
 /// The tokens of texts that stand before a gap.

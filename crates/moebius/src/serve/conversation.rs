@@ -179,7 +179,9 @@ impl Conversation {
         };
         let shared = app.clone();
         let (format, knows_tools) = (app.format, app.template_knows_tools);
-        app.heavy(move || {
+        let text = |message: &Value| message["content"].as_str().map_or(0, str::len);
+        let n_bytes = self.messages.iter().map(text).sum();
+        app.heavy(n_bytes, move || {
             let (messages, tools) = match knows_tools {
                 true => (format.history(&self.messages), self.tools),
                 false => (tools::into_text(self.messages, &self.tools), Vec::new()),

@@ -47,7 +47,7 @@ pub async fn tokenize(app: Arc<App>, input: Input) -> Answer {
     let text = fields.remove("content").unwrap_or_default();
     let tokenizer = app.tokenizer.clone();
     let (ids, room) = app
-        .heavy(move || {
+        .heavy(text.as_str().map_or(0, str::len), move || {
             let text = text.as_str().unwrap_or_default();
             // As many tokens as bytes while they are counted, then what they are.
             room.hold(text.len() * (1 + size_of::<u32>()))?;
@@ -96,7 +96,7 @@ pub async fn detokenize(app: Arc<App>, mut input: Input) -> Answer {
     // The text, and the text as JSON.
     input.body.room.hold(2 * n_bytes)?;
     let tokenizer = app.tokenizer.clone();
-    let text = app.heavy(move || Ok(tokenizer.decode(&ids))).await?;
+    let text = app.heavy(n_bytes, move || Ok(tokenizer.decode(&ids))).await?;
     Ok(Json(json!({"content": text})).into_response())
 }
 
