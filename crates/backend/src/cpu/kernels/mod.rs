@@ -18,6 +18,8 @@ macro_rules! array {
 
 mod acts;
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -49,6 +51,13 @@ use variants::{Many, Variant};
 
 /// Columns that share one unpacked panel: their part of the activations stays in the second-level cache.
 const COLS: usize = 96;
+
+/// Tiles of rows that go through a part of a row together on AMX, which copies the columns' part for them.
+#[cfg(target_arch = "x86_64")]
+const TILES: usize = 4;
+/// Tiles of results that a scratch has room for.
+#[cfg(not(target_arch = "x86_64"))]
+const TILES: usize = 1;
 
 /// Weights `[n, k]`, rows of `dtype.plane_bytes(k)` bytes one after the other in every plane.
 #[derive(Clone, Copy, Debug)]
@@ -117,24 +126,31 @@ impl OutPtr {
 #[derive(Debug)]
 pub struct Scratch {
     panel: Box<Panel>,
-    /// Results of a tile, `[COLS][ROWS]`; `acc2` has those of the gate in a gated product.
-    acc: Box<[[f32; ROWS]; COLS]>,
-    acc2: Box<[[f32; ROWS]; COLS]>,
+    /// Results of the tiles, `[TILES][COLS][ROWS]`; `acc2` has those of the gate in a gated product.
+    acc: Box<[[f32; ROWS]; TILES * COLS]>,
+    acc2: Box<[[f32; ROWS]; TILES * COLS]>,
     cols: Box<[ColPtr; COLS]>,
+    #[cfg(target_arch = "x86_64")]
+    amx: Box<amx::Columns>,
 }
 
 impl Scratch {
     /// Bytes that one allocates.
-    pub const BYTES: usize = size_of::<Panel>() + 2 * size_of::<[[f32; ROWS]; COLS]>() + size_of::<[ColPtr; COLS]>();
+    pub const BYTES: usize = size_of::<Panel>()
+        + 2 * size_of::<[[f32; ROWS]; TILES * COLS]>()
+        + size_of::<[ColPtr; COLS]>()
+        + if cfg!(target_arch = "x86_64") { amx::Columns::BYTES } else { 0 };
 }
 
 impl Default for Scratch {
     fn default() -> Scratch {
         Scratch {
             panel: Panel::new(),
-            acc: Box::new([[0.0; ROWS]; COLS]),
-            acc2: Box::new([[0.0; ROWS]; COLS]),
+            acc: Box::new([[0.0; ROWS]; TILES * COLS]),
+            acc2: Box::new([[0.0; ROWS]; TILES * COLS]),
             cols: Box::new([ColPtr::NULL; COLS]),
+            #[cfg(target_arch = "x86_64")]
+            amx: amx::Columns::new(),
         }
     }
 }
@@ -145,6 +161,8 @@ struct ColPtr {
     row: RowPtr,
     /// Index of the row.
     act: usize,
+    /// Values in the row.
+    k: usize,
 }
 
 impl ColPtr {
@@ -156,8 +174,10 @@ impl ColPtr {
             sums: std::ptr::null_mut(),
             start: std::ptr::null_mut(),
             wide: std::ptr::null_mut(),
+            digits: std::ptr::null_mut(),
         },
         act: 0,
+        k: 0,
     };
 }
 
@@ -221,7 +241,8 @@ impl Kernels {
         self.isa
     }
 
-    /// Writes rows `rows` of `x` `[_, k]` into the same rows of `acts`, in the form `acts` was cut for.
+    /// Writes rows `rows` of `x` `[_, k]` into the same rows of `acts`, in the form `acts` was cut for, for the products
+    /// of this instruction set.
     ///
     /// # Safety
     /// No other thread reads or writes these rows of `acts` meanwhile.
@@ -259,6 +280,17 @@ impl Kernels {
         check(w, &rows, acts, cols, &y);
         for cols in cols.chunks(COLS) {
             set_cols(cols, acts, scratch);
+            #[cfg(target_arch = "x86_64")]
+            if let Some(session) = self.session(w.dtype, cols.len()) {
+                for first in rows.clone().step_by(TILES * ROWS) {
+                    self.tiles(&session, [w], first..rows.end, cols.len(), scratch);
+                    for (t, first) in (first..rows.end).step_by(ROWS).take(TILES).enumerate() {
+                        let n = (rows.end - first).min(ROWS);
+                        store(&scratch.acc[t * COLS..][..cols.len()], cols, first, n, y);
+                    }
+                }
+                continue;
+            }
             for first in rows.clone().step_by(ROWS) {
                 let set = row_set(w, first, rows.end);
                 self.tile(&set, acts, cols.len(), scratch);
@@ -281,11 +313,23 @@ impl Kernels {
         y: OutPtr,
         scratch: &mut Scratch,
     ) {
-        let Gated { gate, up, act, biases } = w;
+        let Gated { gate, up, .. } = w;
         check(gate, &rows, acts, cols, &y);
         check(up, &rows, acts, cols, &y);
         for cols in cols.chunks(COLS) {
             set_cols(cols, acts, scratch);
+            #[cfg(target_arch = "x86_64")]
+            if let Some(session) = self.session(gate.dtype, cols.len()) {
+                for first in rows.clone().step_by(TILES * ROWS) {
+                    self.tiles(&session, [up, gate], first..rows.end, cols.len(), scratch);
+                    for (t, first) in (first..rows.end).step_by(ROWS).take(TILES).enumerate() {
+                        let n = (rows.end - first).min(ROWS);
+                        self.activate(w, first..first + n, t, cols, scratch);
+                        store(&scratch.acc[t * COLS..][..cols.len()], cols, first, n, y);
+                    }
+                }
+                continue;
+            }
             for first in rows.clone().step_by(ROWS) {
                 let (gate, up) = (row_set(gate, first, rows.end), row_set(up, first, rows.end));
                 // One stream of prefetches: the gate's rows, those of up, the gate's next.
@@ -294,12 +338,69 @@ impl Kernels {
                 self.tile(&set, acts, cols.len(), scratch);
                 std::mem::swap(&mut scratch.acc, &mut scratch.acc2);
                 self.tile(&up, acts, cols.len(), scratch);
-                if let Some([gate, up]) = biases {
-                    add_bias(&mut scratch.acc2[..cols.len()], &gate[first..first + set.n]);
-                    add_bias(&mut scratch.acc[..cols.len()], &up[first..first + set.n]);
-                }
-                variants::gate(self.isa, *act, &scratch.acc2[..cols.len()], &mut scratch.acc[..cols.len()]);
+                self.activate(w, first..first + set.n, 0, cols, scratch);
                 store(&scratch.acc[..cols.len()], cols, first, set.n, y);
+            }
+        }
+    }
+
+    /// Biases, activation and product of tile `t` of gate and up, which is `rows`.
+    fn activate(&self, w: &Gated, rows: Range<usize>, t: usize, cols: &[Col], scratch: &mut Scratch) {
+        let cols = t * COLS..t * COLS + cols.len();
+        let (gate, up) = (&mut scratch.acc2[cols.clone()], &mut scratch.acc[cols]);
+        if let Some([of_gate, of_up]) = w.biases {
+            add_bias(gate, &of_gate[rows.clone()]);
+            add_bias(up, &of_up[rows]);
+        }
+        variants::gate(self.isa, w.act, gate, up);
+    }
+
+    /// The tiles of AMX, set up for weights of `dtype`, where `n_cols` columns are enough for them.
+    #[cfg(target_arch = "x86_64")]
+    fn session(&self, dtype: WeightType, n_cols: usize) -> Option<amx::Session> {
+        let tiles = self.table[dtype.index()].tiles?;
+        // SAFETY: only AMX's table has tiles, and `new` checked the instruction set.
+        (n_cols >= tiles.from).then(|| unsafe { amx::Session::begin(dtype.act()) })
+    }
+
+    /// Computes the first [`TILES`] tiles of `rows` of each matrix by up to [`COLS`] columns, those of the first matrix
+    /// into `scratch.acc`, those of the second into `scratch.acc2`. The matrices have one shape and take one kind of
+    /// activations. A part of a row goes through all tiles before the next one, so that the columns' part is copied
+    /// once for all of them and stays in the first cache.
+    #[cfg(target_arch = "x86_64")]
+    fn tiles<const M: usize>(
+        &self,
+        session: &amx::Session,
+        w: [&Matrix; M],
+        rows: Range<usize>,
+        n_cols: usize,
+        scratch: &mut Scratch,
+    ) {
+        let Scratch { panel, acc, acc2, cols, amx: columns } = scratch;
+        let cols = &cols[..n_cols];
+        let mut accs = [acc, acc2];
+        for acc in accs.iter_mut().take(M) {
+            acc.fill([0.0; ROWS]);
+        }
+        let (k, block) = (w[0].k, w[0].dtype.act().block_len());
+        for chunk in (0..k).step_by(CHUNK) {
+            let blocks = (k - chunk).min(CHUNK) / block;
+            // SAFETY: the columns' rows have k values, of which these are read.
+            unsafe { columns.copy(session, cols, chunk, blocks) };
+            for (w, acc) in w.iter().zip(&mut accs) {
+                let Some(fns) = self.table[w.dtype.index()].tiles else { unreachable!("the session is for this kind") };
+                for (t, first) in rows.clone().step_by(ROWS).take(TILES).enumerate() {
+                    let set = row_set(w, first, rows.end);
+                    // SAFETY: the rows and the columns have these blocks, which `copy` has just copied; `session`
+                    // proves the instruction set and its setting.
+                    unsafe {
+                        (fns.unpack)(&set, chunk, blocks, panel);
+                        if let Some(fold) = fns.fold {
+                            fold(panel, blocks);
+                        }
+                        (fns.tile)(panel, columns, blocks, chunk, cols, &mut acc[t * COLS..][..n_cols]);
+                    }
+                }
             }
         }
     }
@@ -375,7 +476,7 @@ fn check(w: &Matrix, rows: &Range<usize>, acts: &ActsShared, cols: &[Col], y: &O
 
 fn set_cols(cols: &[Col], acts: &ActsShared, scratch: &mut Scratch) {
     for (p, c) in scratch.cols.iter_mut().zip(cols) {
-        *p = ColPtr { row: acts.row_ptr(c.act as usize), act: c.act as usize };
+        *p = ColPtr { row: acts.row_ptr(c.act as usize), act: c.act as usize, k: acts.k() };
     }
 }
 

@@ -30,7 +30,7 @@ use std::arch::x86_64::*;
 
 use super::panel::ROWS;
 
-pub(super) use panel::unpack;
+pub(super) use panel::{unpack, unpack_all_bytes, unpack_bytes};
 pub(super) use tile::tile;
 pub(super) use vec::{one, one_avx512};
 

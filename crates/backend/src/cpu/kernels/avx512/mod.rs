@@ -6,4 +6,4 @@ mod tile;
 
 use super::avx2::formats;
 
-pub(super) use tile::tile;
+pub(super) use tile::{add_scaled, tile};
