@@ -68,8 +68,8 @@ pub(super) struct RowPtr {
     pub start: *mut i16,
     /// `i16 [k]` in panel order: `q`, of 256-blocks `u·q`.
     pub wide: *mut i16,
-    /// AMX only, the low bytes `[k]`, then the high bytes `[k]`: of 32-blocks with 16 bits `q = 256·high + low`, low
-    /// unsigned; of 256-blocks `u·q = 256·high + low`, low signed.
+    /// AMX only, of every 256 values (or of the rest of a row) the low bytes, then the high bytes: of 32-blocks with 16
+    /// bits `q = 256·high + low`, low unsigned; of 256-blocks `u·q = 256·high + low`, low signed.
     pub digits: *mut u8,
 }
 

@@ -54,7 +54,7 @@ const COLS: usize = 96;
 
 /// Tiles of rows that go through a part of a row together on AMX, which copies the columns' part for them.
 #[cfg(target_arch = "x86_64")]
-const TILES: usize = 4;
+const TILES: usize = 8;
 /// Tiles of results that a scratch has room for.
 #[cfg(not(target_arch = "x86_64"))]
 const TILES: usize = 1;
@@ -126,6 +126,8 @@ impl OutPtr {
 #[derive(Debug)]
 pub struct Scratch {
     panel: Box<Panel>,
+    #[cfg(target_arch = "x86_64")]
+    next_panel: Box<Panel>,
     /// Results of the tiles, `[TILES][COLS][ROWS]`; `acc2` has those of the gate in a gated product.
     acc: Box<[[f32; ROWS]; TILES * COLS]>,
     acc2: Box<[[f32; ROWS]; TILES * COLS]>,
@@ -136,7 +138,7 @@ pub struct Scratch {
 
 impl Scratch {
     /// Bytes that one allocates.
-    pub const BYTES: usize = size_of::<Panel>()
+    pub const BYTES: usize = if cfg!(target_arch = "x86_64") { 2 } else { 1 } * size_of::<Panel>()
         + 2 * size_of::<[[f32; ROWS]; TILES * COLS]>()
         + size_of::<[ColPtr; COLS]>()
         + if cfg!(target_arch = "x86_64") { amx::Columns::BYTES } else { 0 };
@@ -146,6 +148,8 @@ impl Default for Scratch {
     fn default() -> Scratch {
         Scratch {
             panel: Panel::new(),
+            #[cfg(target_arch = "x86_64")]
+            next_panel: Panel::new(),
             acc: Box::new([[0.0; ROWS]; TILES * COLS]),
             acc2: Box::new([[0.0; ROWS]; TILES * COLS]),
             cols: Box::new([ColPtr::NULL; COLS]),
@@ -161,8 +165,6 @@ struct ColPtr {
     row: RowPtr,
     /// Index of the row.
     act: usize,
-    /// Values in the row.
-    k: usize,
 }
 
 impl ColPtr {
@@ -177,7 +179,6 @@ impl ColPtr {
             digits: std::ptr::null_mut(),
         },
         act: 0,
-        k: 0,
     };
 }
 
@@ -376,32 +377,46 @@ impl Kernels {
         n_cols: usize,
         scratch: &mut Scratch,
     ) {
-        let Scratch { panel, acc, acc2, cols, amx: columns } = scratch;
+        let Scratch { panel, next_panel, acc, acc2, cols, amx: columns } = scratch;
         let cols = &cols[..n_cols];
         let mut accs = [acc, acc2];
         for acc in accs.iter_mut().take(M) {
             acc.fill([0.0; ROWS]);
         }
         let (k, block) = (w[0].k, w[0].dtype.act().block_len());
-        for chunk in (0..k).step_by(CHUNK) {
-            let blocks = (k - chunk).min(CHUNK) / block;
-            // SAFETY: the columns' rows have k values, of which these are read.
-            unsafe { columns.copy(session, cols, chunk, blocks) };
-            for (w, acc) in w.iter().zip(&mut accs) {
-                let Some(fns) = self.table[w.dtype.index()].tiles else { unreachable!("the session is for this kind") };
-                for (t, first) in rows.clone().step_by(ROWS).take(TILES).enumerate() {
-                    let set = row_set(w, first, rows.end);
-                    // SAFETY: the rows and the columns have these blocks, which `copy` has just copied; `session`
-                    // proves the instruction set and its setting.
-                    unsafe {
-                        (fns.unpack)(&set, chunk, blocks, panel);
-                        if let Some(fold) = fns.fold {
-                            fold(panel, blocks);
-                        }
-                        (fns.tile)(panel, columns, blocks, chunk, cols, &mut acc[t * COLS..][..n_cols]);
-                    }
-                }
+        let n_tiles = rows.len().div_ceil(ROWS).min(TILES);
+        let (per_chunk, n_panels) = (M * n_tiles, M * n_tiles * k.div_ceil(CHUNK));
+        let place = |i: usize| (i / per_chunk * CHUNK, i % per_chunk / n_tiles, i % n_tiles);
+        let fns = w.map(|w| self.table[w.dtype.index()].tiles);
+        let blocks = |chunk: usize| (k - chunk).min(CHUNK) / block;
+        // Quarter `part` of panel `i`.
+        let unpack = |panel: &mut Panel, i: usize, part: usize| {
+            let (chunk, m, t) = place(i);
+            let set = row_set(w[m], rows.start + t * ROWS, rows.end);
+            if let Some(fns) = fns[m] {
+                // SAFETY: the rows have the blocks, and `session` proves the instruction set.
+                unsafe { fns.unpack.part(&set, chunk, blocks(chunk), part, panel) }
             }
+        };
+        if n_panels > 0 {
+            (0..4).for_each(|part| unpack(panel, 0, part));
+        }
+        for i in 0..n_panels {
+            let (chunk, m, t) = place(i);
+            let Some(fns) = fns[m] else { unreachable!("the session is for the kind of activations of both") };
+            if i % per_chunk == 0 {
+                // SAFETY: the columns' rows have k values, of which these are read.
+                unsafe { columns.copy(session, cols, chunk, blocks(chunk)) };
+            }
+            let mut next = |part: usize| {
+                if i + 1 < n_panels {
+                    unpack(next_panel, i + 1, part);
+                }
+            };
+            let acc = &mut accs[m][t * COLS..][..n_cols];
+            // SAFETY: the panel and the columns have these blocks; `session` proves the instruction set and its setting.
+            unsafe { (fns.tile)(panel, columns, blocks(chunk), cols, acc, &mut next) };
+            std::mem::swap(panel, next_panel);
         }
     }
 
@@ -476,7 +491,7 @@ fn check(w: &Matrix, rows: &Range<usize>, acts: &ActsShared, cols: &[Col], y: &O
 
 fn set_cols(cols: &[Col], acts: &ActsShared, scratch: &mut Scratch) {
     for (p, c) in scratch.cols.iter_mut().zip(cols) {
-        *p = ColPtr { row: acts.row_ptr(c.act as usize), act: c.act as usize, k: acts.k() };
+        *p = ColPtr { row: acts.row_ptr(c.act as usize), act: c.act as usize };
     }
 }
 

@@ -38,6 +38,9 @@ pub(super) struct Panel {
     /// AMX's second byte of the integers of super-blocks, whose sub-scales are multiplied in; the first is `bytes`.
     #[cfg(target_arch = "x86_64")]
     pub high: [u8; ROWS * CHUNK],
+    /// AMX's form of `mins`, `[group/4][row][4]`, and zeros.
+    #[cfg(target_arch = "x86_64")]
+    pub min_bytes: [u8; ROWS * 64],
     /// NEON's form of `bytes`, `scales`, `w` and `mins`.
     #[cfg(target_arch = "aarch64")]
     pub neon: super::neon::Bytes,
@@ -55,6 +58,8 @@ impl Panel {
             mins: [[[0; 2]; ROWS]; 8],
             #[cfg(target_arch = "x86_64")]
             high: [0; ROWS * CHUNK],
+            #[cfg(target_arch = "x86_64")]
+            min_bytes: [0; ROWS * 64],
             #[cfg(target_arch = "aarch64")]
             neon: super::neon::Bytes::ZERO,
         })

@@ -87,7 +87,11 @@ pub(super) fn variant(t: WeightType, isa: CheckedIsa) -> Variant {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 | Isa::Amx => Variant {
             one: avx2::one_avx512(t),
-            many: Many::Panel { unpack: avx2::unpack_bytes(t), tile: avx512::tile(t), from: panel_from(t) },
+            many: Many::Panel {
+                unpack: if t.act() == ActKind::Block256 { avx512::unpack(t) } else { avx2::unpack_bytes(t) },
+                tile: avx512::tile(t),
+                from: panel_from(t),
+            },
             tiles: (isa.isa() == Isa::Amx).then(|| amx::tiles(t)),
         },
         #[cfg(target_arch = "aarch64")]

@@ -16,11 +16,16 @@ pub(super) mod quantise;
 mod session;
 mod tile;
 
+use std::arch::x86_64::*;
+
 use quant::WeightType;
 use quant::act::ActKind;
 
+use super::avx2::formats::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K};
+use super::avx512::PartFn;
 use super::panel::{CHUNK, Panel, ROWS, UnpackFn, offset};
-use super::{COLS, ColPtr, avx2};
+use super::{COLS, ColPtr, RowSet, avx2};
+use fold::{SmallScales, SplitProducts, SplitScales, part};
 
 pub(super) use session::Session;
 
@@ -30,52 +35,77 @@ pub(super) use session::Session;
 /// The panel holds `blocks` blocks of the function's type, and the machine has AVX-512.
 type FoldFn = unsafe fn(panel: &mut Panel, blocks: usize);
 
-/// Columns of a panel: adds to `acc` the products of `blocks` blocks, which begin at value `chunk` of the row.
+/// Columns of a panel: adds to `acc` the products of its `blocks` blocks.
 ///
 /// # Safety
 /// There is a [`Session`] for the kind of activations of the function's type, `columns` holds these blocks of `cols`,
 /// and `acc` is as long as `cols`.
+///
+/// `next` is called with 0 to 3 while the first products run. The tiles are a unit of their own, which works while
+/// AVX-512 does something else, but no farther ahead of a waiting instruction than the processor's window: so the two
+/// kinds of work are interleaved.
 type TileFn = unsafe fn(
     panel: &Panel,
     columns: &mut Columns,
     blocks: usize,
-    chunk: usize,
     cols: &[ColPtr],
     acc: &mut [[f32; ROWS]],
+    next: &mut dyn FnMut(usize),
 );
+
+/// How a panel is made, in quarters.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Unpack {
+    /// Quarter after quarter of a super-block.
+    Parts(PartFn),
+    /// All blocks with the first quarter, the bytes that are multiplied with the second.
+    Whole(UnpackFn, Option<FoldFn>),
+}
+
+impl Unpack {
+    /// Quarter `part` of a panel of `blocks` blocks from value `chunk` on.
+    ///
+    /// # Safety
+    /// As [`UnpackFn`]; `panel` is the same for all quarters.
+    pub unsafe fn part(self, set: &RowSet, chunk: usize, blocks: usize, part: usize, panel: &mut Panel) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                Unpack::Parts(f) => f(set, chunk, part, panel),
+                Unpack::Whole(f, _) if part == 0 => f(set, chunk, blocks, panel),
+                Unpack::Whole(_, Some(fold)) if part == 1 => fold(panel, blocks),
+                Unpack::Whole(..) => {}
+            }
+        }
+    }
+}
 
 /// The kernels of a weight type, for `from` columns and more.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TilesFns {
-    pub unpack: UnpackFn,
-    pub fold: Option<FoldFn>,
+    pub unpack: Unpack,
     pub tile: TileFn,
     pub from: usize,
 }
 
 /// The kernels of a type.
 pub(super) fn tiles(t: WeightType) -> TilesFns {
-    let unpack = avx2::unpack_all_bytes(t);
-    match (t.act(), t.has_min()) {
-        (ActKind::Block256, _) => {
-            let (fold, tile): (FoldFn, TileFn) = match t {
-                WeightType::Q2_K => (fold::small_scales, tile::large::<1, 0, true>),
-                WeightType::Q4_K | WeightType::Q5_K => (fold::split_scales, tile::large::<2, 3, true>),
-                WeightType::Q3_K => (fold::split_products::<16, 4>, tile::large::<2, 8, false>),
-                WeightType::Q6_K => (fold::split_products::<16, 32>, tile::large::<2, 8, false>),
-                _ => (fold::split_products::<32, 128>, tile::large::<2, 8, false>),
-            };
-            TilesFns { unpack, fold: Some(fold), tile, from: 5 }
-        }
-        (ActKind::Byte32, true) => TilesFns { unpack, fold: None, tile: tile::bytes::<false, true>, from: 5 },
-        (ActKind::Byte32, false) => {
-            let fold: FoldFn = if offset(t) == 16 { fold::offset::<16> } else { fold::offset::<128> };
-            TilesFns { unpack, fold: Some(fold), tile: tile::bytes::<true, false>, from: 5 }
-        }
-        (ActKind::Block32, true) => TilesFns { unpack, fold: None, tile: tile::wide::<false, true>, from: 5 },
-        (ActKind::Block32, false) => TilesFns { unpack, fold: None, tile: tile::wide::<true, false>, from: 5 },
-        (ActKind::F32, _) => unreachable!("floats have no integer panel"),
-    }
+    let whole = |fold| Unpack::Whole(avx2::unpack_all_bytes(t), fold);
+    let (unpack, tile): (Unpack, TileFn) = match (t, t.act()) {
+        (WeightType::Q2_K, _) => (Unpack::Parts(part::<Q2K, SmallScales>), tile::large::<1, 0, true>),
+        (WeightType::Q3_K, _) => (Unpack::Parts(part::<Q3K, SplitProducts<false, 4>>), tile::large::<2, 8, false>),
+        (WeightType::Q4_K, _) => (Unpack::Parts(part::<Q4K, SplitScales>), tile::large::<2, 3, true>),
+        (WeightType::Q5_K, _) => (Unpack::Parts(part::<Q5K, SplitScales>), tile::large::<2, 3, true>),
+        (WeightType::Q6_K, _) => (Unpack::Parts(part::<Q6K, SplitProducts<false, 32>>), tile::large::<2, 8, false>),
+        (WeightType::IQ4_XS, _) => (Unpack::Parts(part::<Iq4Xs, SplitProducts<true, 128>>), tile::large::<2, 8, false>),
+        (_, ActKind::Byte32) if t.has_min() => (whole(None), tile::bytes::<false, true>),
+        (_, ActKind::Byte32) if offset(t) == 16 => (whole(Some(fold::offset::<16>)), tile::bytes::<true, false>),
+        (_, ActKind::Byte32) => (whole(Some(fold::offset::<128>)), tile::bytes::<true, false>),
+        (_, ActKind::Block32) if t.has_min() => (whole(None), tile::wide::<false, true>),
+        (_, ActKind::Block32) => (whole(None), tile::wide::<true, false>),
+        (_, ActKind::F32 | ActKind::Block256) => unreachable!("{t} has no panel of bytes"),
+    };
+    TilesFns { unpack, tile, from: 5 }
 }
 
 /// Bytes of 16 rows of `A`, [`CHUNK`] each.
@@ -94,7 +124,13 @@ pub(super) struct Columns {
     /// Scales of the 32-blocks, `[column][block]`, and the sums of their integers.
     d: [[f32; 8]; COLS],
     sums: [[f32; 8]; COLS],
-    /// Sums of two groups of 16 or of eight columns: `C` of eight blocks each, or of the four products of two units.
+    /// Scales of super-blocks.
+    scale: [f32; COLS],
+    /// Sums of the 16-groups of super-blocks as `A`, low bytes and high bytes of eight columns as in `bytes`, with 16
+    /// bytes a row; a product reads 64 of each, of which the rest meet zeros.
+    group_sums: [[[u8; 16]; 16]; COLS / 8 + 1],
+    /// Sums of two groups of 16 columns: of eight blocks each; or the four products of two units, then those with
+    /// minimums.
     c: [[[[i32; ROWS]; 16]; 8]; 2],
 }
 
@@ -104,34 +140,45 @@ impl Columns {
 
     pub fn new() -> Box<Columns> {
         let (d, sums) = ([[0.0; 8]; COLS], [[0.0; 8]; COLS]);
-        Box::new(Columns { bytes: [[0; UNIT]; UNITS], d, sums, c: [[[[0; ROWS]; 16]; 8]; 2] })
+        let (bytes, c) = ([[0; UNIT]; UNITS], [[[[0; ROWS]; 16]; 8]; 2]);
+        Box::new(Columns { bytes, d, sums, scale: [0.0; COLS], group_sums: [[[0; 16]; 16]; COLS / 8 + 1], c })
     }
 
     /// Copies `blocks` blocks of `cols`, which begin at value `chunk`.
     ///
     /// # Safety
-    /// Every column has the blocks, in the kind that `session` is for.
+    /// Every column has the blocks, in the kind that `session` is for; the session proves the instruction set.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     pub unsafe fn copy(&mut self, session: &Session, cols: &[ColPtr], chunk: usize, blocks: usize) {
         match session.kind() {
             ActKind::Block256 => {
                 for (c, col) in cols.iter().enumerate() {
                     let unit = &mut self.bytes[c / 8];
-                    // SAFETY: the row has the super-block; its high bytes follow k low bytes.
-                    unsafe { copy_rows(unit, [c % 8, 8 + c % 8], col.row.digits.add(chunk), col.k, CHUNK) }
+                    // SAFETY: the row has the super-block, its low bytes before its high ones.
+                    unsafe {
+                        copy_row(unit, c % 8, col.row.digits.add(2 * chunk), CHUNK);
+                        copy_row(unit, 8 + c % 8, col.row.digits.add(2 * chunk + CHUNK), CHUNK);
+                        self.scale[c] = *col.row.d.add(chunk / CHUNK);
+                        // 16 bits as a signed low byte and what is left.
+                        let sums = _mm256_loadu_si256(col.row.sums.add(chunk / 8).cast());
+                        let above = _mm256_srai_epi16::<8>(_mm256_add_epi16(sums, _mm256_set1_epi16(128)));
+                        let [low, high] = [sums, above].map(|v| _mm256_cvtepi16_epi8(v));
+                        let to = &mut self.group_sums[c / 8];
+                        _mm_storeu_si128(to[c % 8].as_mut_ptr().cast(), low);
+                        _mm_storeu_si128(to[8 + c % 8].as_mut_ptr().cast(), high);
+                    }
                 }
             }
             ActKind::Byte32 | ActKind::Block32 => {
+                let n = 32 * blocks;
                 for (c, col) in cols.iter().enumerate() {
                     // SAFETY: the row has the blocks, and one scale and one sum for each.
                     unsafe {
                         if session.kind() == ActKind::Byte32 {
-                            let unit = &mut self.bytes[c / 16];
-                            copy_rows(unit, [c % 16], col.row.q.add(chunk), 0, 32 * blocks);
+                            copy_row(&mut self.bytes[c / 16], c % 16, col.row.q.add(chunk), n);
                         } else {
-                            let at = c / 16 * 2;
-                            copy_rows(&mut self.bytes[at], [c % 16], col.row.digits.add(chunk), 0, 32 * blocks);
-                            let high = col.row.digits.add(col.k + chunk);
-                            copy_rows(&mut self.bytes[at + 1], [c % 16], high, 0, 32 * blocks);
+                            copy_row(&mut self.bytes[c / 16 * 2], c % 16, col.row.digits.add(2 * chunk), n);
+                            copy_row(&mut self.bytes[c / 16 * 2 + 1], c % 16, col.row.digits.add(2 * chunk + n), n);
                         }
                         let (d, sums) = (col.row.d.add(chunk / 32), col.row.sums.cast::<i32>().add(chunk / 32));
                         for b in 0..blocks {
@@ -146,15 +193,24 @@ impl Columns {
     }
 }
 
-/// Copies `n` bytes into each of `rows` of a unit, row `i` from `from + i·stride`.
+/// Copies `n` bytes, a multiple of 32, into row `r` of a unit. Calls of `memcpy` would cost as much again.
 ///
 /// # Safety
-/// They are readable; `n` is at most [`CHUNK`].
-#[inline(always)]
-unsafe fn copy_rows<const N: usize>(unit: &mut [u8; UNIT], rows: [usize; N], from: *const u8, stride: usize, n: usize) {
-    for (i, r) in rows.into_iter().enumerate() {
-        let to = &mut unit[r * CHUNK..][..n];
-        // SAFETY: the caller's promise.
-        unsafe { std::ptr::copy_nonoverlapping(from.add(i * stride), to.as_mut_ptr(), n) }
+/// They are readable, and the machine has AVX-512.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn copy_row(unit: &mut [u8; UNIT], r: usize, from: *const u8, n: usize) {
+    let to = unit[r * CHUNK..][..n].as_mut_ptr();
+    // SAFETY: the caller's promise; the slice has n bytes.
+    unsafe {
+        if n == CHUNK {
+            for i in 0..4 {
+                _mm512_storeu_si512(to.cast::<__m512i>().add(i), _mm512_loadu_si512(from.cast::<__m512i>().add(i)));
+            }
+        } else {
+            for i in 0..n / 32 {
+                _mm256_storeu_si256(to.cast::<__m256i>().add(i), _mm256_loadu_si256(from.cast::<__m256i>().add(i)));
+            }
+        }
     }
 }

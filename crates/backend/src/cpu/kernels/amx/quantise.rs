@@ -4,6 +4,7 @@ use std::arch::x86_64::*;
 
 use super::super::acts::RowPtr;
 use super::super::avx2;
+use super::super::panel::CHUNK;
 
 /// Stores the bytes of 32 integers `256·high + low`: of `v` the low ones, of `above` the high ones.
 ///
@@ -19,6 +20,13 @@ unsafe fn store(v: __m512i, above: __m512i, low: *mut u8, high: *mut u8) {
     }
 }
 
+/// Where the low and the high bytes of value `at` of a row of `k` are.
+fn digits(row: &RowPtr, k: usize, at: usize) -> (*mut u8, *mut u8) {
+    let first = at / CHUNK * CHUNK;
+    let low = row.digits.wrapping_add(2 * first + at % CHUNK);
+    (low, low.wrapping_add((k - first).min(CHUNK)))
+}
+
 /// # Safety
 /// See [`super::super::variants::QuantiseFn`].
 #[target_feature(enable = "avx512f,avx512bw,avx2,fma")]
@@ -28,7 +36,8 @@ pub(in super::super) unsafe fn block32(x: &[f32], row: &RowPtr) {
         avx2::quantise::block32(x, row);
         for at in (0..x.len()).step_by(32) {
             let v = _mm512_loadu_si512(row.q.add(2 * at).cast());
-            store(v, v, row.digits.add(at), row.digits.add(x.len() + at));
+            let (low, high) = digits(row, x.len(), at);
+            store(v, v, low, high);
         }
     }
 }
@@ -45,7 +54,8 @@ pub(in super::super) unsafe fn block256(x: &[f32], row: &RowPtr) {
             let v = _mm512_mullo_epi16(_mm512_cvtepi8_epi16(_mm256_loadu_si256(row.q.add(at).cast())), u);
             // The low byte has a sign, for which the high one makes up.
             let above = _mm512_add_epi16(v, _mm512_set1_epi16(128));
-            store(v, above, row.digits.add(at), row.digits.add(x.len() + at));
+            let (low, high) = digits(row, x.len(), at);
+            store(v, above, low, high);
         }
     }
 }

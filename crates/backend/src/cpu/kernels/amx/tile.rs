@@ -4,8 +4,7 @@
 use std::arch::x86_64::*;
 
 use super::super::ColPtr;
-use super::super::avx512;
-use super::super::panel::{CHUNK, Panel, ROWS};
+use super::super::panel::{Panel, ROWS};
 use super::Columns;
 use super::session::tile;
 
@@ -35,117 +34,141 @@ pub(super) unsafe fn large<const BYTES: usize, const SHIFT: u32, const MIN: bool
     panel: &Panel,
     columns: &mut Columns,
     _blocks: usize,
-    chunk: usize,
     cols: &[ColPtr],
     acc: &mut [[f32; ROWS]],
+    next: &mut dyn FnMut(usize),
 ) {
     let groups = cols.len().div_ceil(16);
-    for i in 0..=groups {
-        // SAFETY: the caller's promise; the panel and the columns hold a super-block.
+    let scale = |columns: &Columns, i: usize, part: usize, acc: &mut [[f32; ROWS]]| {
+        let is_pair = acc.len() > 16 * i + 8;
+        let end = acc.len().min(16 * i + 4 * part + 4);
+        for c in (16 * i + 4 * part).min(end)..end {
+            // SAFETY: the panel is a super-block, of which the columns have their scales; `i % 2` says where the sums are.
+            unsafe { scale_large::<BYTES, SHIFT, MIN>(panel, columns, (i % 2, is_pair), c, &mut acc[c]) }
+        }
+    };
+    for i in 0..groups {
+        let (unit, is_pair, to) = (2 * i, cols.len() > 16 * i + 8, columns.c[i % 2].as_mut_ptr());
+        // SAFETY: the session has set the tiles up, and all of them are in the arrays.
         unsafe {
-            if i < groups {
-                products::<BYTES, SHIFT>(panel, columns, 2 * i, cols.len() > 16 * i + 8, i % 2);
+            tile!(zero 0 1 2 3);
+            for part in 0..4 {
+                let at = 64 * part;
+                // Four `C`: unit by unit the products with the low and the high bytes of the weights. Of one unit alone
+                // two are for the even quarters, two for the odd ones.
+                if is_pair {
+                    load_a!(4, columns, unit, at);
+                    load_b!(6, panel.bytes, at);
+                    tile!(add "su" 0, 4, 6);
+                    load_a!(5, columns, unit + 1, at);
+                    tile!(add "su" 2, 5, 6);
+                    if BYTES == 2 {
+                        load_b!(7, panel.high, at);
+                        if SHIFT == 8 {
+                            tile!(add "ss" 1, 4, 7);
+                            tile!(add "ss" 3, 5, 7);
+                        } else {
+                            tile!(add "su" 1, 4, 7);
+                            tile!(add "su" 3, 5, 7);
+                        }
+                    }
+                } else if part % 2 == 0 {
+                    load_a!(4, columns, unit, at);
+                    load_b!(6, panel.bytes, at);
+                    tile!(add "su" 0, 4, 6);
+                    if BYTES == 2 {
+                        load_b!(7, panel.high, at);
+                        if SHIFT == 8 {
+                            tile!(add "ss" 1, 4, 7);
+                        } else {
+                            tile!(add "su" 1, 4, 7);
+                        }
+                    }
+                } else {
+                    load_a!(5, columns, unit, at);
+                    load_b!(6, panel.bytes, at);
+                    tile!(add "su" 2, 5, 6);
+                    if BYTES == 2 {
+                        load_b!(7, panel.high, at);
+                        if SHIFT == 8 {
+                            tile!(add "ss" 3, 5, 7);
+                        } else {
+                            tile!(add "su" 3, 5, 7);
+                        }
+                    }
+                }
+                if i == 0 {
+                    next(part);
+                } else {
+                    scale(columns, i - 1, part, acc);
+                }
             }
-            if i > 0 {
-                let (first, end) = (16 * (i - 1), cols.len().min(16 * i));
-                let is_pair = end > first + 8;
-                for half in 0..if is_pair { 2 } else { 1 } {
-                    let (first, end) = (first + 8 * half, end.min(first + 8 * half + 8));
-                    let c = if is_pair {
-                        sums::<BYTES, SHIFT>([&columns.c[(i - 1) % 2][2 * half], &columns.c[(i - 1) % 2][2 * half + 1]])
-                    } else {
-                        let c = &columns.c[(i - 1) % 2];
-                        let (even, odd) = (sums::<BYTES, SHIFT>([&c[0], &c[1]]), sums::<BYTES, SHIFT>([&c[2], &c[3]]));
-                        array!(8, |c| _mm512_add_epi32(even[c], odd[c]))
-                    };
-                    finish::<MIN>(panel, chunk, c, &cols[first..end], &mut acc[first..end]);
+            tile!(store 0, to);
+            tile!(store 2, to.add(2));
+            if BYTES == 2 {
+                tile!(store 1, to.add(1));
+                tile!(store 3, to.add(3));
+            }
+            if MIN {
+                tile!(zero 0 1);
+                load_b!(6, panel.min_bytes, 0);
+                tile!(load 4, columns.group_sums[unit].as_ptr(), 16);
+                tile!(add "su" 0, 4, 6);
+                tile!(store 0, to.add(4));
+                if is_pair {
+                    tile!(load 5, columns.group_sums[unit + 1].as_ptr(), 16);
+                    tile!(add "su" 1, 5, 6);
+                    tile!(store 1, to.add(5));
                 }
             }
         }
     }
+    for part in 0..4 {
+        scale(columns, groups - 1, part, acc);
+    }
 }
 
-/// The products of the units `unit` and, of a pair, `unit + 1`: four `C`, unit by unit the low and the high bytes of the
-/// weights. Of one unit alone two are for the even quarters of the super-block, two for the odd ones.
+/// Applies the scales of a super-block to the sums of column `c`, which are in `columns.c[at]`, and adds the minimums.
 ///
 /// # Safety
 /// As [`large`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn products<const BYTES: usize, const SHIFT: u32>(
+unsafe fn scale_large<const BYTES: usize, const SHIFT: u32, const MIN: bool>(
     panel: &Panel,
-    columns: &mut Columns,
-    unit: usize,
-    is_pair: bool,
-    to: usize,
+    columns: &Columns,
+    (at, is_pair): (usize, bool),
+    c: usize,
+    acc: &mut [f32; ROWS],
 ) {
-    // SAFETY: the caller's promise: all loads are in the arrays.
+    let sums = &columns.c[at];
+    let (half, row) = (c % 16 / 8, c % 8);
+    let sum = |pair: usize| {
+        let sum = digits(&sums[2 * pair], row);
+        match BYTES {
+            2 => _mm512_add_epi32(sum, _mm512_slli_epi32::<SHIFT>(digits(&sums[2 * pair + 1], row))),
+            _ => sum,
+        }
+    };
+    let isum = if is_pair { sum(half) } else { _mm512_add_epi32(sum(0), sum(1)) };
+    // SAFETY: all arrays have 16 values.
     unsafe {
-        tile!(zero 0 1 2 3);
-        if is_pair {
-            for at in (0..CHUNK).step_by(64) {
-                load_a!(4, columns, unit, at);
-                load_b!(6, panel.bytes, at);
-                tile!(add "su" 0, 4, 6);
-                load_a!(5, columns, unit + 1, at);
-                tile!(add "su" 2, 5, 6);
-                if BYTES == 2 {
-                    load_b!(7, panel.high, at);
-                    if SHIFT == 8 {
-                        tile!(add "ss" 1, 4, 7);
-                        tile!(add "ss" 3, 5, 7);
-                    } else {
-                        tile!(add "su" 1, 4, 7);
-                        tile!(add "su" 3, 5, 7);
-                    }
-                }
-            }
-        } else {
-            for at in (0..CHUNK).step_by(128) {
-                load_a!(4, columns, unit, at);
-                load_b!(6, panel.bytes, at);
-                tile!(add "su" 0, 4, 6);
-                load_a!(5, columns, unit, at + 64);
-                load_b!(7, panel.bytes, at + 64);
-                tile!(add "su" 2, 5, 7);
-                if BYTES == 2 {
-                    load_b!(6, panel.high, at);
-                    load_b!(7, panel.high, at + 64);
-                    if SHIFT == 8 {
-                        tile!(add "ss" 1, 4, 6);
-                        tile!(add "ss" 3, 5, 7);
-                    } else {
-                        tile!(add "su" 1, 4, 6);
-                        tile!(add "su" 3, 5, 7);
-                    }
-                }
-            }
+        let dx = _mm512_set1_ps(columns.scale[c]);
+        let d = _mm512_mul_ps(_mm512_loadu_ps(panel.d[0].as_ptr()), dx);
+        let mut y = _mm512_fmadd_ps(d, _mm512_cvtepi32_ps(isum), _mm512_loadu_ps(acc.as_ptr()));
+        if MIN {
+            let m = _mm512_mul_ps(_mm512_loadu_ps(panel.m[0].as_ptr()), dx);
+            y = _mm512_fmadd_ps(m, _mm512_cvtepi32_ps(digits(&sums[4 + half], row)), y);
         }
-        let c = columns.c[to].as_mut_ptr();
-        tile!(store 0, c);
-        tile!(store 2, c.add(2));
-        if BYTES == 2 {
-            tile!(store 1, c.add(1));
-            tile!(store 3, c.add(3));
-        }
+        _mm512_storeu_ps(acc.as_mut_ptr(), y);
     }
 }
 
-/// The sums of eight columns from those of their bytes.
+/// `low + 256·high` of a column whose low and high bytes are rows `row` and `8 + row`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn sums<const BYTES: usize, const SHIFT: u32>([low, high]: [&C; 2]) -> [__m512i; 8] {
-    array!(8, |c| {
-        let sum = digits(low, c);
-        if BYTES == 2 { _mm512_add_epi32(sum, _mm512_slli_epi32::<SHIFT>(digits(high, c))) } else { sum }
-    })
-}
-
-/// `low + 256·high` of column `c`, whose low and high bytes are rows `c` and `8 + c`.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn digits(of: &C, c: usize) -> __m512i {
-    _mm512_add_epi32(load(&of[c]), _mm512_slli_epi32::<8>(load(&of[8 + c])))
+fn digits(of: &C, row: usize) -> __m512i {
+    _mm512_add_epi32(load(&of[row]), _mm512_slli_epi32::<8>(load(&of[8 + row])))
 }
 
 #[inline]
@@ -153,31 +176,6 @@ fn digits(of: &C, c: usize) -> __m512i {
 fn load(of: &[i32; ROWS]) -> __m512i {
     // SAFETY: the array has 64 bytes.
     unsafe { _mm512_loadu_si512(of.as_ptr().cast()) }
-}
-
-/// Applies the scales of a super-block to the sums of up to eight columns, and adds the minimums.
-///
-/// # Safety
-/// As [`large`]; `acc` is as long as `cols`.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn finish<const MIN: bool>(
-    panel: &Panel,
-    chunk: usize,
-    isum: [__m512i; 8],
-    cols: &[ColPtr],
-    acc: &mut [[f32; ROWS]],
-) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        if cols.len() == 8 {
-            avx512::add_scaled(panel, chunk, isum, MIN, cols, acc);
-        } else {
-            for (i, isum) in isum.into_iter().enumerate().take(cols.len()) {
-                avx512::add_scaled(panel, chunk, [isum], MIN, &cols[i..i + 1], &mut acc[i..i + 1]);
-            }
-        }
-    }
 }
 
 /// 32-blocks with activations of 8 bits; `SIGNED` says whether the panel's bytes have a sign.
@@ -189,9 +187,9 @@ pub(super) unsafe fn bytes<const SIGNED: bool, const MIN: bool>(
     panel: &Panel,
     columns: &mut Columns,
     blocks: usize,
-    _chunk: usize,
     cols: &[ColPtr],
     acc: &mut [[f32; ROWS]],
+    next: &mut dyn FnMut(usize),
 ) {
     macro_rules! product {
         ($c:literal, $a:literal, $b:literal, $unit:expr, $block:expr, $to:expr) => {
@@ -207,23 +205,34 @@ pub(super) unsafe fn bytes<const SIGNED: bool, const MIN: bool>(
         };
     }
     let groups = cols.len().div_ceil(16);
-    for i in 0..=groups {
-        // SAFETY: the caller's promise: all loads are in the arrays, and `C` has room for eight blocks. The last block
-        // of an odd number has a neighbour of an older panel.
-        unsafe {
-            if i < groups {
-                let to = columns.c[i % 2].as_mut_ptr();
-                for b in (0..blocks).step_by(2) {
-                    product!(0, 4, 6, i, b, to);
-                    product!(1, 5, 7, i, b + 1, to);
+    let scale = |columns: &Columns, i: usize, part: usize, acc: &mut [[f32; ROWS]]| {
+        let end = acc.len().min(16 * i + 4 * part + 4);
+        for c in (16 * i + 4 * part).min(end)..end {
+            let sums = |b: usize| load(&columns.c[i % 2][b][c % 16]);
+            // SAFETY: the panel and the columns have the blocks.
+            unsafe { scale_small::<MIN>(panel, columns, (0, blocks), c, sums, &mut acc[c]) }
+        }
+    };
+    for i in 0..groups {
+        let to = columns.c[i % 2].as_mut_ptr();
+        for part in 0..4 {
+            // SAFETY: the session has set the tiles up, and all of them are in the arrays, in which eight blocks have
+            // room: the neighbour of a last block is one of an older panel.
+            unsafe {
+                if 2 * part < blocks {
+                    product!(0, 4, 6, i, 2 * part, to);
+                    product!(1, 5, 7, i, 2 * part + 1, to);
                 }
             }
-            if i > 0 {
-                let (first, end) = (16 * (i - 1), cols.len().min(16 * i));
-                let sums = |b: usize, c: usize| load(&columns.c[(i - 1) % 2][b][c]);
-                scale::<MIN>(panel, columns, 0, blocks, first, sums, &mut acc[first..end]);
+            if i == 0 {
+                next(part);
+            } else {
+                scale(columns, i - 1, part, acc);
             }
         }
+    }
+    for part in 0..4 {
+        scale(columns, groups - 1, part, acc);
     }
 }
 
@@ -236,23 +245,35 @@ pub(super) unsafe fn wide<const SIGNED: bool, const MIN: bool>(
     panel: &Panel,
     columns: &mut Columns,
     blocks: usize,
-    _chunk: usize,
     cols: &[ColPtr],
     acc: &mut [[f32; ROWS]],
+    next: &mut dyn FnMut(usize),
 ) {
-    // Four blocks at a time.
+    // Sums of half a panel, four blocks with two products each, fill a place.
     let steps = cols.len().div_ceil(16) * 2;
-    for i in 0..=steps {
-        // SAFETY: as in `bytes`.
-        unsafe {
-            if i < steps {
-                let to = columns.c[i % 2].as_mut_ptr();
-                for b in 0..blocks.saturating_sub(i % 2 * 4).min(4) {
-                    let (unit, at) = (i / 2 * 2, 32 * (i % 2 * 4 + b));
+    let scale = |columns: &Columns, i: usize, part: usize, acc: &mut [[f32; ROWS]]| {
+        let end = acc.len().min(i / 2 * 16 + 4 * part + 4);
+        let (from, to) = (i % 2 * 4, blocks.min(i % 2 * 4 + 4));
+        for c in (i / 2 * 16 + 4 * part).min(end)..end {
+            let sums = |b: usize| {
+                let pair = &columns.c[i % 2][2 * (b - from)..][..2];
+                _mm512_add_epi32(load(&pair[0][c % 16]), _mm512_slli_epi32::<8>(load(&pair[1][c % 16])))
+            };
+            // SAFETY: the panel and the columns have the blocks.
+            unsafe { scale_small::<MIN>(panel, columns, (from, to), c, sums, &mut acc[c]) }
+        }
+    };
+    for i in 0..steps {
+        let (unit, to) = (i / 2 * 2, columns.c[i % 2].as_mut_ptr());
+        for part in 0..4 {
+            let b = i % 2 * 4 + part;
+            // SAFETY: as in `bytes`.
+            unsafe {
+                if b < blocks {
                     tile!(zero 0 1);
-                    load_b!(6, panel.bytes, at);
-                    load_a!(4, columns, unit, at);
-                    load_a!(5, columns, unit + 1, at);
+                    load_b!(6, panel.bytes, 32 * b);
+                    load_a!(4, columns, unit, 32 * b);
+                    load_a!(5, columns, unit + 1, 32 * b);
                     if SIGNED {
                         tile!(add "us" 0, 4, 6);
                         tile!(add "ss" 1, 5, 6);
@@ -260,55 +281,49 @@ pub(super) unsafe fn wide<const SIGNED: bool, const MIN: bool>(
                         tile!(add "uu" 0, 4, 6);
                         tile!(add "su" 1, 5, 6);
                     }
-                    tile!(store 0, to.add(2 * b));
-                    tile!(store 1, to.add(2 * b + 1));
+                    tile!(store 0, to.add(2 * part));
+                    tile!(store 1, to.add(2 * part + 1));
                 }
             }
-            if i > 0 {
-                let i = i - 1;
-                let (first, end) = (i / 2 * 16, cols.len().min(i / 2 * 16 + 16));
-                let (from, to) = (i % 2 * 4, blocks.min(i % 2 * 4 + 4));
-                let c = &columns.c[i % 2];
-                let sums = |b: usize, col: usize| {
-                    let high = _mm512_slli_epi32::<8>(load(&c[2 * (b - from) + 1][col]));
-                    _mm512_add_epi32(load(&c[2 * (b - from)][col]), high)
-                };
-                scale::<MIN>(panel, columns, from, to, first, sums, &mut acc[first..end]);
+            if i == 0 {
+                next(part);
+            } else {
+                scale(columns, i - 1, part, acc);
             }
         }
     }
+    for part in 0..4 {
+        scale(columns, steps - 1, part, acc);
+    }
 }
 
-/// Applies the scales of blocks `from .. to` to the sums of columns `first ..`, in the order of blocks.
+/// Applies the scales of blocks `from .. to` to the sums of column `c`, in the order of blocks.
 ///
 /// # Safety
 /// As [`bytes`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn scale<const MIN: bool>(
+unsafe fn scale_small<const MIN: bool>(
     panel: &Panel,
     columns: &Columns,
-    from: usize,
-    to: usize,
-    first: usize,
-    sums: impl Fn(usize, usize) -> __m512i,
-    acc: &mut [[f32; ROWS]],
+    (from, to): (usize, usize),
+    c: usize,
+    sums: impl Fn(usize) -> __m512i,
+    acc: &mut [f32; ROWS],
 ) {
-    for (c, acc) in acc.iter_mut().enumerate() {
-        let (dx, xsums) = (&columns.d[first + c], &columns.sums[first + c]);
-        // SAFETY: all arrays have 16 values, and at most eight blocks are in use.
-        unsafe {
-            let mut y = _mm512_loadu_ps(acc.as_ptr());
-            for b in from..to {
-                let d = _mm512_set1_ps(*dx.get_unchecked(b));
-                let scale = _mm512_mul_ps(_mm512_loadu_ps(panel.d.get_unchecked(b).as_ptr()), d);
-                y = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(sums(b, c)), y);
-                if MIN {
-                    let scale = _mm512_mul_ps(_mm512_loadu_ps(panel.m.get_unchecked(b).as_ptr()), d);
-                    y = _mm512_fmadd_ps(scale, _mm512_set1_ps(*xsums.get_unchecked(b)), y);
-                }
+    let (dx, xsums) = (&columns.d[c], &columns.sums[c]);
+    // SAFETY: all arrays have 16 values, and at most eight blocks are in use.
+    unsafe {
+        let mut y = _mm512_loadu_ps(acc.as_ptr());
+        for b in from..to {
+            let d = _mm512_set1_ps(*dx.get_unchecked(b));
+            let scale = _mm512_mul_ps(_mm512_loadu_ps(panel.d.get_unchecked(b).as_ptr()), d);
+            y = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(sums(b)), y);
+            if MIN {
+                let scale = _mm512_mul_ps(_mm512_loadu_ps(panel.m.get_unchecked(b).as_ptr()), d);
+                y = _mm512_fmadd_ps(scale, _mm512_set1_ps(*xsums.get_unchecked(b)), y);
             }
-            _mm512_storeu_ps(acc.as_mut_ptr(), y);
         }
+        _mm512_storeu_ps(acc.as_mut_ptr(), y);
     }
 }

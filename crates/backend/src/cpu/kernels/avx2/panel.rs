@@ -49,7 +49,7 @@ pub(in super::super) fn unpack_all_bytes(t: WeightType) -> UnpackFn {
 /// Prefetches `bytes` bytes from `at` on of the rows that follow those of the set. Out of line: the compiler would
 /// unroll it.
 #[inline(never)]
-fn prefetch_next_rows(set: &RowSet, at: usize, bytes: usize) {
+pub(in super::super) fn prefetch_next_rows(set: &RowSet, at: usize, bytes: usize) {
     let first = set.planes.q.as_ptr().wrapping_add(ROWS * set.bytes.q + at);
     for r in 0..ROWS {
         let row = first.wrapping_add(r * set.bytes.q);
@@ -139,31 +139,44 @@ unsafe fn large<T: PanelLarge, const FORM: u8>(set: &RowSet, chunk: usize, _bloc
         // SAFETY: every row has a block of type T; the panel has 128 pairs, eight of which are pairs of minimums.
         unsafe {
             let p: [*const u8; 8] = std::array::from_fn(|i| rows[r + i]);
-            let Headers { scales, mins, d: [d, m] } = T::headers(&p);
-            for g in (0..16).step_by(if T::WIDE_SCALES { 2 } else { 1 }) {
-                let place = if T::WIDE_SCALES { g / 2 } else { g };
-                let byte = (place % 4) as i32;
-                // The byte goes to the upper half of both i16; an arithmetic shift extends its sign.
-                let pick = _mm256_set1_epi32(0x0080_0080 | byte << 8 | byte << 24);
-                let pick = _mm256_add_epi32(pick, word_base());
-                let scale = _mm256_srai_epi16::<8>(_mm256_shuffle_epi8(scales[place / 4], pick));
-                _mm256_store_si256(panel.scales[g].as_mut_ptr().add(r).cast(), scale);
-            }
+            headers::<T>(&p, r, panel);
             T::groups(&p, word_at(panel, 0, r));
             if FORM == PAIRS && !T::UNSIGNED {
                 widen(panel, r);
             }
-            _mm256_storeu_ps(panel.d[0].as_mut_ptr().add(r), d);
-            if T::DMIN.is_some() {
-                _mm256_storeu_ps(panel.m[0].as_mut_ptr().add(r), _mm256_xor_ps(m, _mm256_set1_ps(-0.0)));
-                for g in 0..8 {
-                    let first = if T::WIDE_SCALES { g } else { 2 * g };
-                    let (a, b) = ((first % 4) as i32, if T::WIDE_SCALES { first % 4 } else { first % 4 + 1 } as i32);
-                    let pick = _mm256_set1_epi32(0x8000_8000u32 as i32 | a | b << 16);
-                    let pick = _mm256_add_epi32(pick, word_base_low());
-                    let pair = _mm256_shuffle_epi8(mins[first / 4], pick);
-                    _mm256_storeu_si256(panel.mins[g].as_mut_ptr().add(r).cast(), pair);
-                }
+        }
+    }
+}
+
+/// Writes the scales, sub-scales and minimums of the eight super-blocks `p`, the panel's rows from `r` on.
+///
+/// # Safety
+/// `p` points to readable blocks of type `T`, `r` is 0 or 8, and the machine has AVX2, FMA and F16C.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(in super::super) unsafe fn headers<T: PanelLarge>(p: &[*const u8; 8], r: usize, panel: &mut Panel) {
+    // SAFETY: the caller's promise; the panel has 16 rows of each.
+    unsafe {
+        let Headers { scales, mins, d: [d, m] } = T::headers(p);
+        for g in (0..16).step_by(if T::WIDE_SCALES { 2 } else { 1 }) {
+            let place = if T::WIDE_SCALES { g / 2 } else { g };
+            let byte = (place % 4) as i32;
+            // The byte goes to the upper half of both i16; an arithmetic shift extends its sign.
+            let pick = _mm256_set1_epi32(0x0080_0080 | byte << 8 | byte << 24);
+            let pick = _mm256_add_epi32(pick, word_base());
+            let scale = _mm256_srai_epi16::<8>(_mm256_shuffle_epi8(scales[place / 4], pick));
+            _mm256_store_si256(panel.scales[g].as_mut_ptr().add(r).cast(), scale);
+        }
+        _mm256_storeu_ps(panel.d[0].as_mut_ptr().add(r), d);
+        if T::DMIN.is_some() {
+            _mm256_storeu_ps(panel.m[0].as_mut_ptr().add(r), _mm256_xor_ps(m, _mm256_set1_ps(-0.0)));
+            for g in 0..8 {
+                let first = if T::WIDE_SCALES { g } else { 2 * g };
+                let (a, b) = ((first % 4) as i32, if T::WIDE_SCALES { first % 4 } else { first % 4 + 1 } as i32);
+                let pick = _mm256_set1_epi32(0x8000_8000u32 as i32 | a | b << 16);
+                let pick = _mm256_add_epi32(pick, word_base_low());
+                let pair = _mm256_shuffle_epi8(mins[first / 4], pick);
+                _mm256_storeu_si256(panel.mins[g].as_mut_ptr().add(r).cast(), pair);
             }
         }
     }

@@ -244,7 +244,7 @@ unsafe fn large<const C: usize, T: Large>(panel: &Panel, chunk: usize, cols: &[C
 /// The panel is the super-block that begins at value `chunk`, which every column has; `acc` has C columns.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(in super::super) unsafe fn add_scaled<const C: usize>(
+unsafe fn add_scaled<const C: usize>(
     panel: &Panel,
     chunk: usize,
     isum: [__m512i; C],
