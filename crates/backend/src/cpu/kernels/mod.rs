@@ -54,7 +54,7 @@ const COLS: usize = 96;
 
 /// Tiles of rows that go through a part of a row together on AMX, which copies the columns' part for them.
 #[cfg(target_arch = "x86_64")]
-const TILES: usize = 8;
+const TILES: usize = 4;
 /// Tiles of results that a scratch has room for.
 #[cfg(not(target_arch = "x86_64"))]
 const TILES: usize = 1;
@@ -380,26 +380,41 @@ impl Kernels {
         let Scratch { panel, next_panel, acc, acc2, cols, amx: columns } = scratch;
         let cols = &cols[..n_cols];
         let mut accs = [acc, acc2];
-        for acc in accs.iter_mut().take(M) {
-            acc.fill([0.0; ROWS]);
-        }
         let (k, block) = (w[0].k, w[0].dtype.act().block_len());
         let n_tiles = rows.len().div_ceil(ROWS).min(TILES);
+        for acc in accs.iter_mut().take(M) {
+            acc.chunks_mut(COLS).take(n_tiles).for_each(|acc| acc[..n_cols].fill([0.0; ROWS]));
+        }
         let (per_chunk, n_panels) = (M * n_tiles, M * n_tiles * k.div_ceil(CHUNK));
         let place = |i: usize| (i / per_chunk * CHUNK, i % per_chunk / n_tiles, i % n_tiles);
         let fns = w.map(|w| self.table[w.dtype.index()].tiles);
         let blocks = |chunk: usize| (k - chunk).min(CHUNK) / block;
-        // Quarter `part` of panel `i`.
-        let unpack = |panel: &mut Panel, i: usize, part: usize| {
-            let (chunk, m, t) = place(i);
-            let set = row_set(w[m], rows.start + t * ROWS, rows.end);
+        // The rows of panel `i`.
+        let set = |i: usize| {
+            let (_, m, t) = place(i);
+            row_set(w[m], rows.start + t * ROWS, rows.end)
+        };
+        // Quarter `part` of panel `i`. The panel after it is prefetched, in the order of the work.
+        let unpack = |panel: &mut Panel, set: &RowSet, after: Option<&(RowSet, usize)>, i: usize, part: usize| {
+            let (chunk, m, _) = place(i);
             if let Some(fns) = fns[m] {
                 // SAFETY: the rows have the blocks, and `session` proves the instruction set.
-                unsafe { fns.unpack.part(&set, chunk, blocks(chunk), part, panel) }
+                unsafe { fns.unpack.part(set, chunk, blocks(chunk), part, panel) }
+            }
+            if let Some(&(after, chunk)) = after {
+                let (from, to) = (after.bytes.q * chunk / k, after.bytes.q * (chunk + CHUNK).min(k) / k);
+                for r in 4 * part..4 * part + 4 {
+                    prefetch(after.row(r).wrapping_add(from), to - from, Hint::L2);
+                }
             }
         };
-        if n_panels > 0 {
-            (0..4).for_each(|part| unpack(panel, 0, part));
+        if n_panels == 0 {
+            return;
+        }
+        let mut coming = set(0);
+        (0..4).for_each(|part| unpack(panel, &coming, None, 0, part));
+        if n_panels > 1 {
+            coming = set(1);
         }
         for i in 0..n_panels {
             let (chunk, m, t) = place(i);
@@ -408,15 +423,19 @@ impl Kernels {
                 // SAFETY: the columns' rows have k values, of which these are read.
                 unsafe { columns.copy(session, cols, chunk, blocks(chunk)) };
             }
+            let after = (i + 2 < n_panels).then(|| (set(i + 2), place(i + 2).0));
             let mut next = |part: usize| {
                 if i + 1 < n_panels {
-                    unpack(next_panel, i + 1, part);
+                    unpack(next_panel, &coming, after.as_ref(), i + 1, part);
                 }
             };
             let acc = &mut accs[m][t * COLS..][..n_cols];
             // SAFETY: the panel and the columns have these blocks; `session` proves the instruction set and its setting.
             unsafe { (fns.tile)(panel, columns, blocks(chunk), cols, acc, &mut next) };
             std::mem::swap(panel, next_panel);
+            if let Some((after, _)) = after {
+                coming = after;
+            }
         }
     }
 
@@ -524,7 +543,10 @@ fn store(acc: &[[f32; ROWS]], cols: &[Col], first: usize, n: usize, y: OutPtr) {
         // SAFETY: `check` saw that the column and the rows lie inside; `OutPtr::new` was promised that they are ours.
         unsafe {
             let out = y.ptr.add(c.out as usize * y.stride + first);
-            std::ptr::copy_nonoverlapping(a.as_ptr(), out, n);
+            match n {
+                ROWS => out.cast::<[f32; ROWS]>().write_unaligned(*a),
+                _ => std::ptr::copy_nonoverlapping(a.as_ptr(), out, n),
+            }
         }
     }
 }

@@ -43,13 +43,14 @@ pub(super) unsafe fn large<const BYTES: usize, const SHIFT: u32, const MIN: bool
         let is_pair = acc.len() > 16 * i + 8;
         let end = acc.len().min(16 * i + 4 * part + 4);
         for c in (16 * i + 4 * part).min(end)..end {
-            // SAFETY: the panel is a super-block, of which the columns have their scales; `i % 2` says where the sums are.
-            unsafe { scale_large::<BYTES, SHIFT, MIN>(panel, columns, (i % 2, is_pair), c, &mut acc[c]) }
+            // SAFETY: the panel is a super-block, of which the columns have their scales.
+            unsafe { scale_large::<BYTES, SHIFT, MIN>(panel, columns, is_pair, c, &mut acc[c]) }
         }
     };
     for i in 0..groups {
-        let (unit, is_pair, to) = (2 * i, cols.len() > 16 * i + 8, columns.c[i % 2].as_mut_ptr());
-        // SAFETY: the session has set the tiles up, and all of them are in the arrays.
+        let (unit, is_pair, to) = (2 * i, cols.len() > 16 * i + 8, columns.c[0].as_mut_ptr());
+        // SAFETY: the session has set the tiles up, and all of them are in the arrays. Sums are stored after those of
+        // the group before have got their scales.
         unsafe {
             tile!(zero 0 1 2 3);
             for part in 0..4 {
@@ -128,7 +129,7 @@ pub(super) unsafe fn large<const BYTES: usize, const SHIFT: u32, const MIN: bool
     }
 }
 
-/// Applies the scales of a super-block to the sums of column `c`, which are in `columns.c[at]`, and adds the minimums.
+/// Applies the scales of a super-block to the sums of column `c`, and adds the minimums.
 ///
 /// # Safety
 /// As [`large`].
@@ -137,11 +138,11 @@ pub(super) unsafe fn large<const BYTES: usize, const SHIFT: u32, const MIN: bool
 unsafe fn scale_large<const BYTES: usize, const SHIFT: u32, const MIN: bool>(
     panel: &Panel,
     columns: &Columns,
-    (at, is_pair): (usize, bool),
+    is_pair: bool,
     c: usize,
     acc: &mut [f32; ROWS],
 ) {
-    let sums = &columns.c[at];
+    let sums = &columns.c[0];
     let (half, row) = (c % 16 / 8, c % 8);
     let sum = |pair: usize| {
         let sum = digits(&sums[2 * pair], row);

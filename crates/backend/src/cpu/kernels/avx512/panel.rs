@@ -48,6 +48,7 @@ pub(in super::super) fn unpack(t: WeightType) -> UnpackFn {
 /// See [`UnpackFn`]; the rows are of type `T`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn whole<T: Groups>(set: &RowSet, chunk: usize, _blocks: usize, panel: &mut Panel) {
+    prefetch_next_rows(set, chunk / 256 * T::BYTES, T::BYTES);
     for i in 0..4 {
         // SAFETY: the caller's promise.
         unsafe { part::<T, Plain>(set, chunk, i, panel) }
@@ -63,7 +64,6 @@ pub(in super::super) unsafe fn part<T: Groups, P: Put>(set: &RowSet, chunk: usiz
     // SAFETY: every row has a block of type T.
     unsafe {
         if i == 0 {
-            prefetch_next_rows(set, at, T::BYTES);
             for r in [0, 8] {
                 headers::<T>(&std::array::from_fn(|i| rows[r + i]), r, panel);
             }
