@@ -166,6 +166,7 @@ fn products_equal_the_scalar_dot() {
                 (0..MAX * MAX).map(|i| dot_row(t, w.get().row(row, i % MAX), acts.row(act_of(i / MAX)))).collect(); // [column, row]
             for &isa in &isas {
                 let kernels = Kernels::new(isa);
+                let acts = quantised(&kernels, t.act(), &x, k);
                 let mut scratch = Scratch::default();
                 for (n, n_cols) in ROWS.into_iter().flat_map(|n| COLS.map(|c| (n, c))).filter(|s| !skip(isa, s.0, s.1))
                 {
@@ -207,6 +208,7 @@ fn long_rows_equal_the_scalar_dot() {
             let row = t.plane_bytes(k).expect("blocks divide the row");
             let want: Vec<f32> = (0..N).map(|r| dot_row(t, w.get().row(row, r), acts.row(0))).collect();
             for isa in isas() {
+                let acts = quantised(&Kernels::new(isa), t.act(), &x, k);
                 for n in [1, 5, 12, N] {
                     let mut y = vec![-7.5f32; N];
                     // SAFETY: `y` is one row and only this thread uses it.

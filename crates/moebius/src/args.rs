@@ -127,6 +127,7 @@ pub enum IsaArg {
     Scalar,
     Avx2,
     Avx512,
+    Amx,
     Neon,
     I8mm,
 }

@@ -106,6 +106,7 @@ impl EngineSetup {
             Some(IsaArg::Scalar) => Isa::Scalar,
             Some(IsaArg::Avx2) => Isa::Avx2,
             Some(IsaArg::Avx512) => Isa::Avx512,
+            Some(IsaArg::Amx) => Isa::Amx,
             Some(IsaArg::Neon) => Isa::Neon,
             Some(IsaArg::I8mm) => Isa::I8mm,
         };

@@ -70,8 +70,15 @@ fn the_embedded_model_answers_its_examples() {
 fn the_same_text_whatever_computes_it() {
     let base = ["run", STORY, "-q", "--seed", "7", "-n", "24"];
     let expected = stdout(&base, "");
-    let ways: &[&[&str]] =
-        &[&["-t", "1"], &["-t", "3"], &["-b", "5"], &["--isa", "scalar"], &["--isa", "avx2"], &["--isa", "avx512"]];
+    let ways: &[&[&str]] = &[
+        &["-t", "1"],
+        &["-t", "3"],
+        &["-b", "5"],
+        &["--isa", "scalar"],
+        &["--isa", "avx2"],
+        &["--isa", "avx512"],
+        &["--isa", "amx"],
+    ];
     for way in ways {
         let output = moebius(&[&base[..], way].concat(), "");
         let err = String::from_utf8_lossy(&output.stderr);

@@ -1,7 +1,8 @@
 //! Matrix products alone: weight type × columns × instruction set, on one thread.
 //!
-//! `cargo bench -p backend --bench kernels -- [types] [columns] [isas] [shapes]`, each a list with commas or `-` for
-//! all (of the affine types those with groups of 64 and bf16 scales). Shapes are `ROWSxVALUES`. Weights rotate over 256
+//! `cargo bench -p backend --bench kernels -- [types] [columns] [isas] [shapes] [runs]`, each a list with commas or `-`
+//! for all (of the affine types those with groups of 64 and bf16 scales). Shapes are `ROWSxVALUES`; more runs than two
+//! are for a busy machine, where figures are those of the fastest product. Weights rotate over 256
 //! MB, more than any cache and in large pages as in the engine, so that one column measures memory too: its
 //! figure is the median of the products. With more columns it is the fastest tenth, as other programs may disturb the
 //! rest. GB/s are bytes of weights, GMAC/s multiply-adds, and `of peak` is their share of what the same multiplications
@@ -28,6 +29,7 @@ fn main() {
     let chosen = |i: usize, name: &str| {
         args.get(i).is_none_or(|list| list == "-" || list.split(',').any(|x| x.eq_ignore_ascii_case(name)))
     };
+    let runs = args.get(4).map_or(RUNS, |runs| runs.parse().expect("a number of runs"));
     println!(
         "{:15} {:11} {:7} {:>5} {:>9} {:>9} {:>10} {:>8}",
         "type", "shape", "isa", "cols", "us", "GB/s", "GMAC/s", "of peak"
@@ -49,7 +51,7 @@ fn main() {
             let rows = Planes { q: &q, scales: &scales, biases: &biases };
             for &isa in &isas {
                 for n_cols in COLS.into_iter().filter(|c| chosen(1, &c.to_string())) {
-                    measure(t, (n, k), rows, isa, n_cols, peak_of((t.act(), isa.isa())));
+                    measure(t, (n, k), rows, isa, n_cols, runs, peak_of((t.act(), isa.isa())));
                 }
             }
         }
@@ -82,7 +84,15 @@ fn random(t: WeightType, k: usize) -> [MmapMut; 3] {
     })
 }
 
-fn measure(t: WeightType, (n, k): (usize, usize), all: Planes, isa: CheckedIsa, n_cols: usize, peak: Option<f64>) {
+fn measure(
+    t: WeightType,
+    (n, k): (usize, usize),
+    all: Planes,
+    isa: CheckedIsa,
+    n_cols: usize,
+    runs: usize,
+    peak: Option<f64>,
+) {
     let kernels = Kernels::new(isa);
     let x: Vec<f32> = (0..n_cols * k).map(|i| ((i * 37 % 101) as f32 - 50.0) / 17.0).collect();
     let mut acts = ActsShared::new(n_cols, k).expect("memory");
@@ -101,8 +111,8 @@ fn measure(t: WeightType, (n, k): (usize, usize), all: Planes, isa: CheckedIsa, 
     let rounds = (1_000_000_000 / (k * n * n_cols)).max(4).max(if n_cols == 1 { matrices.len() } else { 0 });
     let rounds = if isa == CheckedIsa::SCALAR { 4 } else { rounds };
     let chunk = kernels.row_chunk(t, (n, k), 1, n_cols, 1);
-    let mut times = Vec::with_capacity(rounds * RUNS);
-    for w in matrices.iter().cycle().take(rounds * RUNS) {
+    let mut times = Vec::with_capacity(rounds * runs);
+    for w in matrices.iter().cycle().take(rounds * runs) {
         let start = Instant::now();
         for first in (0..n).step_by(chunk) {
             kernels.matmul(w, first..(first + chunk).min(n), &acts, &cols, out, &mut scratch);
@@ -110,7 +120,11 @@ fn measure(t: WeightType, (n, k): (usize, usize), all: Planes, isa: CheckedIsa, 
         times.push(start.elapsed().as_secs_f64());
     }
     times.sort_by(f64::total_cmp);
-    let time = times[times.len() / if n_cols == 1 { 2 } else { 10 }];
+    let time = match n_cols {
+        1 => times[times.len() / 2],
+        _ if runs == RUNS => times[times.len() / 10],
+        _ => times[0],
+    };
     std::hint::black_box(&y);
     let gmacs = (k * n * n_cols) as f64 / time / 1e9;
     println!(

@@ -64,6 +64,7 @@ fn chains(kind: ActKind, isa: Isa) -> Option<Chains> {
     x86!(floats512, "vfmadd231ps zmm\\i, zmm14, zmm15");
     match (isa, kind) {
         (Isa::Scalar, _) => None,
+        (Isa::Amx, ActKind::Block32 | ActKind::Byte32 | ActKind::Block256) => None,
         (Isa::Avx2, ActKind::F32) => Some((floats, 8)),
         (Isa::Avx2, ActKind::Block32) => Some((words, 16)),
         (Isa::Avx2, ActKind::Byte32 | ActKind::Block256) => Some((bytes, 32)),

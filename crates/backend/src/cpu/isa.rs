@@ -14,6 +14,9 @@ pub enum Isa {
     Avx2,
     /// x86-64 with AVX-512 F, BW, DQ, VL and VNNI, and all of [`Isa::Avx2`].
     Avx512,
+    /// x86-64 with the matrix products of bytes of AMX (`amx_tile`, `amx_int8`), which the system has to grant, and all
+    /// of [`Isa::Avx512`].
+    Amx,
     /// aarch64 with NEON and the dot products of bytes of Armv8.4 (`dotprod`).
     Neon,
     /// aarch64 with the matrix products of bytes of Armv8.6 (`i8mm`), and all of [`Isa::Neon`].
@@ -30,7 +33,7 @@ pub struct CheckedIsa(Isa);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IsaError {
     /// No such name.
-    #[error("choose instruction set: {0:?} is unknown, the names are scalar, avx2, avx512, neon, i8mm")]
+    #[error("choose instruction set: {0:?} is unknown, the names are scalar, avx2, avx512, amx, neon, i8mm")]
     Unknown(String),
     /// The machine does not have it.
     #[error("choose instruction set: this machine lacks {wanted}, the best it has is {best}")]
@@ -44,7 +47,7 @@ pub enum IsaError {
 
 impl Isa {
     /// All of them, slowest of a machine first.
-    pub const ALL: [Isa; 5] = [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Neon, Isa::I8mm];
+    pub const ALL: [Isa; 6] = [Isa::Scalar, Isa::Avx2, Isa::Avx512, Isa::Amx, Isa::Neon, Isa::I8mm];
 
     /// Whether this machine has it.
     pub fn available(self) -> bool {
@@ -52,6 +55,7 @@ impl Isa {
             Isa::Scalar => true,
             Isa::Avx2 => has_avx2(),
             Isa::Avx512 => has_avx2() && has_avx512(),
+            Isa::Amx => has_avx2() && has_avx512() && has_amx(),
             Isa::Neon => has_neon(),
             Isa::I8mm => has_neon() && has_i8mm(),
         }
@@ -76,6 +80,7 @@ impl Isa {
             Isa::Scalar => "scalar",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Amx => "amx",
             Isa::Neon => "neon",
             Isa::I8mm => "i8mm",
         }
@@ -148,6 +153,46 @@ fn has_avx512() -> bool {
         && is_x86_feature_detected!("avx512vnni")
 }
 
+/// Whether the processor has tiles of bytes and Linux lets this process use them. Tiles are 8 kB of state a thread,
+/// which Linux saves only for processes that requested them; the permission is that of all threads, now and later. It
+/// is refused where a thread has an alternate signal stack without room for the tiles.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn has_amx() -> bool {
+    use std::arch::{asm, x86_64::__cpuid_count};
+    use std::sync::OnceLock;
+
+    const TILE_AND_INT8: u32 = 1 << 24 | 1 << 25;
+    const ARCH_PRCTL: usize = 158;
+    const ARCH_REQ_XCOMP_PERM: usize = 0x1023;
+    const XFEATURE_XTILEDATA: usize = 18;
+    static GRANTED: OnceLock<bool> = OnceLock::new();
+    *GRANTED.get_or_init(|| {
+        // A processor with AVX-512, which the caller saw, has leaf 7.
+        if __cpuid_count(7, 0).edx & TILE_AND_INT8 != TILE_AND_INT8 {
+            return false;
+        }
+        let status: isize;
+        // SAFETY: the call takes two numbers, touches no memory of the program, and keeps all registers but these.
+        unsafe {
+            asm!(
+                "syscall",
+                inlateout("rax") ARCH_PRCTL => status,
+                in("rdi") ARCH_REQ_XCOMP_PERM,
+                in("rsi") XFEATURE_XTILEDATA,
+                lateout("rcx") _,
+                lateout("r11") _,
+                options(nostack),
+            );
+        }
+        status == 0
+    })
+}
+
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+fn has_amx() -> bool {
+    false
+}
+
 #[cfg(not(target_arch = "x86_64"))]
 fn has_avx2() -> bool {
     false
@@ -211,7 +256,7 @@ macro_rules! on_isa {
                 $crate::cpu::isa::Isa::Avx2 => unsafe { avx2 $(::<$t>)? ($($arg),*) },
                 // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
-                $crate::cpu::isa::Isa::Avx512 => unsafe { avx512 $(::<$t>)? ($($arg),*) },
+                $crate::cpu::isa::Isa::Avx512 | $crate::cpu::isa::Isa::Amx => unsafe { avx512 $(::<$t>)? ($($arg),*) },
                 // SAFETY: as above.
                 #[cfg(target_arch = "aarch64")]
                 $crate::cpu::isa::Isa::Neon | $crate::cpu::isa::Isa::I8mm => unsafe { neon $(::<$t>)? ($($arg),*) },

@@ -6,6 +6,10 @@
 //!   32-bit word of weights become pairs without a shuffle.
 //! * *start*, of 8-bit activations: the terms that the sums of every 16-group start from; they take an offset of 32 (of
 //!   256-blocks) or 16 (of 32-blocks) off the weights.
+//!
+//! AMX multiplies bytes only, and has the *digits* of integers that are longer, base 256: those of 256-blocks lie in the
+//! place of the wide form, which nothing else reads there. So the kernels of an instruction set read rows that were
+//! quantised for it.
 
 use quant::act::{Act32, Act256, ActKind, ActRow};
 
@@ -13,6 +17,8 @@ use super::super::mem::{Zero, zeroed};
 use crate::CompileError;
 
 const ALIGN: usize = 64;
+/// Whether machines of this kind may have AMX.
+const HAS_AMX: bool = cfg!(all(target_arch = "x86_64", target_os = "linux"));
 
 /// Activation rows `[rows, k]` in the form of one [`ActKind`], written by [`super::Kernels::quantise`].
 #[derive(Debug)]
@@ -30,6 +36,7 @@ pub struct ActsShared {
     sums: usize,
     start: usize,
     wide: usize,
+    digits: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -61,20 +68,23 @@ pub(super) struct RowPtr {
     pub start: *mut i16,
     /// `i16 [k]` in panel order: `q`, of 256-blocks `u·q`.
     pub wide: *mut i16,
+    /// AMX only, of every 256 values (or of the rest of a row) the low bytes, then the high bytes: of 32-blocks with 16
+    /// bits `q = 256·high + low`, low unsigned; of 256-blocks `u·q = 256·high + low`, low signed.
+    pub digits: *mut u8,
 }
 
 fn up(n: usize) -> usize {
     n.next_multiple_of(ALIGN)
 }
 
-/// Byte sizes of the sections q, u, d, sums, start, wide.
-fn sections(kind: ActKind, rows: usize, k: usize) -> [usize; 6] {
+/// Byte sizes of the sections q, u, d, sums, start, wide, digits.
+fn sections(kind: ActKind, rows: usize, k: usize) -> [usize; 7] {
     let n = rows * k;
     match kind {
-        ActKind::F32 => [up(n * 4), 0, 0, 0, 0, 0],
-        ActKind::Block32 => [up(n * 2), 0, up(n / 8), up(n / 8), 0, up(n * 2)],
-        ActKind::Byte32 => [up(n), 0, up(n / 8), up(n / 8), up(n / 4), up(n * 2)],
-        ActKind::Block256 => [up(n), up(n / 32), up(n / 64), up(n / 8), up(n / 4), up(n * 2)],
+        ActKind::F32 => [up(n * 4), 0, 0, 0, 0, 0, 0],
+        ActKind::Block32 => [up(n * 2), 0, up(n / 8), up(n / 8), 0, up(n * 2), if HAS_AMX { up(n * 2) } else { 0 }],
+        ActKind::Byte32 => [up(n), 0, up(n / 8), up(n / 8), up(n / 4), up(n * 2), 0],
+        ActKind::Block256 => [up(n), up(n / 32), up(n / 64), up(n / 8), up(n / 4), up(n * 2), 0],
     }
 }
 
@@ -97,7 +107,8 @@ impl ActsShared {
     pub fn new(rows: usize, k: usize) -> Result<ActsShared, CompileError> {
         let mut mem = zeroed::<Line>("activations", ActsShared::bytes(rows, k) / ALIGN)?;
         let base = mem.as_mut_ptr().cast();
-        Ok(ActsShared { mem, base, kind: ActKind::F32, rows: 0, k: 0, q: 0, u: 0, d: 0, sums: 0, start: 0, wide: 0 })
+        let (q, u, d, sums, start, wide, digits) = (0, 0, 0, 0, 0, 0, 0);
+        Ok(ActsShared { mem, base, kind: ActKind::F32, rows: 0, k: 0, q, u, d, sums, start, wide, digits })
     }
 
     /// Cuts the memory for `rows` rows of `k` values; their content is meaningless until it is written. Allocates
@@ -118,6 +129,7 @@ impl ActsShared {
         self.sums = self.d + size[2];
         self.start = self.sums + size[3];
         self.wide = self.start + size[4];
+        self.digits = if kind == ActKind::Block256 { self.wide } else { self.wide + size[5] };
     }
 
     /// The kind it was last cut for.
@@ -159,6 +171,10 @@ impl ActsShared {
                 start: only(matches!(self.kind, ActKind::Byte32 | ActKind::Block256), self.start + r * self.k / 4)
                     .cast(),
                 wide: only(self.kind != ActKind::F32, self.wide + r * self.k * 2).cast(),
+                digits: only(
+                    HAS_AMX && matches!(self.kind, ActKind::Block32 | ActKind::Block256),
+                    self.digits + r * self.k * 2,
+                ),
             }
         }
     }

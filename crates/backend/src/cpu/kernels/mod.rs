@@ -18,6 +18,8 @@ macro_rules! array {
 
 mod acts;
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -49,6 +51,13 @@ use variants::{Many, Variant};
 
 /// Columns that share one unpacked panel: their part of the activations stays in the second-level cache.
 const COLS: usize = 96;
+
+/// Tiles of rows that go through a part of a row together on AMX, which copies the columns' part for them.
+#[cfg(target_arch = "x86_64")]
+const TILES: usize = 4;
+/// Tiles of results that a scratch has room for.
+#[cfg(not(target_arch = "x86_64"))]
+const TILES: usize = 1;
 
 /// Weights `[n, k]`, rows of `dtype.plane_bytes(k)` bytes one after the other in every plane.
 #[derive(Clone, Copy, Debug)]
@@ -117,24 +126,35 @@ impl OutPtr {
 #[derive(Debug)]
 pub struct Scratch {
     panel: Box<Panel>,
-    /// Results of a tile, `[COLS][ROWS]`; `acc2` has those of the gate in a gated product.
-    acc: Box<[[f32; ROWS]; COLS]>,
-    acc2: Box<[[f32; ROWS]; COLS]>,
+    #[cfg(target_arch = "x86_64")]
+    next_panel: Box<Panel>,
+    /// Results of the tiles, `[TILES][COLS][ROWS]`; `acc2` has those of the gate in a gated product.
+    acc: Box<[[f32; ROWS]; TILES * COLS]>,
+    acc2: Box<[[f32; ROWS]; TILES * COLS]>,
     cols: Box<[ColPtr; COLS]>,
+    #[cfg(target_arch = "x86_64")]
+    amx: Box<amx::Columns>,
 }
 
 impl Scratch {
     /// Bytes that one allocates.
-    pub const BYTES: usize = size_of::<Panel>() + 2 * size_of::<[[f32; ROWS]; COLS]>() + size_of::<[ColPtr; COLS]>();
+    pub const BYTES: usize = if cfg!(target_arch = "x86_64") { 2 } else { 1 } * size_of::<Panel>()
+        + 2 * size_of::<[[f32; ROWS]; TILES * COLS]>()
+        + size_of::<[ColPtr; COLS]>()
+        + if cfg!(target_arch = "x86_64") { amx::Columns::BYTES } else { 0 };
 }
 
 impl Default for Scratch {
     fn default() -> Scratch {
         Scratch {
             panel: Panel::new(),
-            acc: Box::new([[0.0; ROWS]; COLS]),
-            acc2: Box::new([[0.0; ROWS]; COLS]),
+            #[cfg(target_arch = "x86_64")]
+            next_panel: Panel::new(),
+            acc: Box::new([[0.0; ROWS]; TILES * COLS]),
+            acc2: Box::new([[0.0; ROWS]; TILES * COLS]),
             cols: Box::new([ColPtr::NULL; COLS]),
+            #[cfg(target_arch = "x86_64")]
+            amx: amx::Columns::new(),
         }
     }
 }
@@ -156,6 +176,7 @@ impl ColPtr {
             sums: std::ptr::null_mut(),
             start: std::ptr::null_mut(),
             wide: std::ptr::null_mut(),
+            digits: std::ptr::null_mut(),
         },
         act: 0,
     };
@@ -221,7 +242,8 @@ impl Kernels {
         self.isa
     }
 
-    /// Writes rows `rows` of `x` `[_, k]` into the same rows of `acts`, in the form `acts` was cut for.
+    /// Writes rows `rows` of `x` `[_, k]` into the same rows of `acts`, in the form `acts` was cut for, for the products
+    /// of this instruction set.
     ///
     /// # Safety
     /// No other thread reads or writes these rows of `acts` meanwhile.
@@ -259,6 +281,17 @@ impl Kernels {
         check(w, &rows, acts, cols, &y);
         for cols in cols.chunks(COLS) {
             set_cols(cols, acts, scratch);
+            #[cfg(target_arch = "x86_64")]
+            if let Some(session) = self.session(w.dtype, cols.len()) {
+                for first in rows.clone().step_by(TILES * ROWS) {
+                    self.tiles(&session, [w], first..rows.end, cols.len(), scratch);
+                    for (t, first) in (first..rows.end).step_by(ROWS).take(TILES).enumerate() {
+                        let n = (rows.end - first).min(ROWS);
+                        store(&scratch.acc[t * COLS..][..cols.len()], cols, first, n, y);
+                    }
+                }
+                continue;
+            }
             for first in rows.clone().step_by(ROWS) {
                 let set = row_set(w, first, rows.end);
                 self.tile(&set, acts, cols.len(), scratch);
@@ -281,11 +314,23 @@ impl Kernels {
         y: OutPtr,
         scratch: &mut Scratch,
     ) {
-        let Gated { gate, up, act, biases } = w;
+        let Gated { gate, up, .. } = w;
         check(gate, &rows, acts, cols, &y);
         check(up, &rows, acts, cols, &y);
         for cols in cols.chunks(COLS) {
             set_cols(cols, acts, scratch);
+            #[cfg(target_arch = "x86_64")]
+            if let Some(session) = self.session(gate.dtype, cols.len()) {
+                for first in rows.clone().step_by(TILES * ROWS) {
+                    self.tiles(&session, [up, gate], first..rows.end, cols.len(), scratch);
+                    for (t, first) in (first..rows.end).step_by(ROWS).take(TILES).enumerate() {
+                        let n = (rows.end - first).min(ROWS);
+                        self.activate(w, first..first + n, t, cols, scratch);
+                        store(&scratch.acc[t * COLS..][..cols.len()], cols, first, n, y);
+                    }
+                }
+                continue;
+            }
             for first in rows.clone().step_by(ROWS) {
                 let (gate, up) = (row_set(gate, first, rows.end), row_set(up, first, rows.end));
                 // One stream of prefetches: the gate's rows, those of up, the gate's next.
@@ -294,12 +339,102 @@ impl Kernels {
                 self.tile(&set, acts, cols.len(), scratch);
                 std::mem::swap(&mut scratch.acc, &mut scratch.acc2);
                 self.tile(&up, acts, cols.len(), scratch);
-                if let Some([gate, up]) = biases {
-                    add_bias(&mut scratch.acc2[..cols.len()], &gate[first..first + set.n]);
-                    add_bias(&mut scratch.acc[..cols.len()], &up[first..first + set.n]);
-                }
-                variants::gate(self.isa, *act, &scratch.acc2[..cols.len()], &mut scratch.acc[..cols.len()]);
+                self.activate(w, first..first + set.n, 0, cols, scratch);
                 store(&scratch.acc[..cols.len()], cols, first, set.n, y);
+            }
+        }
+    }
+
+    /// Biases, activation and product of tile `t` of gate and up, which is `rows`.
+    fn activate(&self, w: &Gated, rows: Range<usize>, t: usize, cols: &[Col], scratch: &mut Scratch) {
+        let cols = t * COLS..t * COLS + cols.len();
+        let (gate, up) = (&mut scratch.acc2[cols.clone()], &mut scratch.acc[cols]);
+        if let Some([of_gate, of_up]) = w.biases {
+            add_bias(gate, &of_gate[rows.clone()]);
+            add_bias(up, &of_up[rows]);
+        }
+        variants::gate(self.isa, w.act, gate, up);
+    }
+
+    /// The tiles of AMX, set up for weights of `dtype`, where `n_cols` columns are enough for them.
+    #[cfg(target_arch = "x86_64")]
+    fn session(&self, dtype: WeightType, n_cols: usize) -> Option<amx::Session> {
+        let tiles = self.table[dtype.index()].tiles?;
+        // SAFETY: only AMX's table has tiles, and `new` checked the instruction set.
+        (n_cols >= tiles.from).then(|| unsafe { amx::Session::begin(dtype.act()) })
+    }
+
+    /// Computes the first [`TILES`] tiles of `rows` of each matrix by up to [`COLS`] columns, those of the first matrix
+    /// into `scratch.acc`, those of the second into `scratch.acc2`. The matrices have one shape and take one kind of
+    /// activations. A part of a row goes through all tiles before the next one, so that the columns' part is copied
+    /// once for all of them and stays in the first cache.
+    #[cfg(target_arch = "x86_64")]
+    fn tiles<const M: usize>(
+        &self,
+        session: &amx::Session,
+        w: [&Matrix; M],
+        rows: Range<usize>,
+        n_cols: usize,
+        scratch: &mut Scratch,
+    ) {
+        let Scratch { panel, next_panel, acc, acc2, cols, amx: columns } = scratch;
+        let cols = &cols[..n_cols];
+        let mut accs = [acc, acc2];
+        let (k, block) = (w[0].k, w[0].dtype.act().block_len());
+        let n_tiles = rows.len().div_ceil(ROWS).min(TILES);
+        for acc in accs.iter_mut().take(M) {
+            acc.chunks_mut(COLS).take(n_tiles).for_each(|acc| acc[..n_cols].fill([0.0; ROWS]));
+        }
+        let (per_chunk, n_panels) = (M * n_tiles, M * n_tiles * k.div_ceil(CHUNK));
+        let place = |i: usize| (i / per_chunk * CHUNK, i % per_chunk / n_tiles, i % n_tiles);
+        let fns = w.map(|w| self.table[w.dtype.index()].tiles);
+        let blocks = |chunk: usize| (k - chunk).min(CHUNK) / block;
+        // The rows of panel `i`.
+        let set = |i: usize| {
+            let (_, m, t) = place(i);
+            row_set(w[m], rows.start + t * ROWS, rows.end)
+        };
+        // Quarter `part` of panel `i`. The panel after it is prefetched, in the order of the work.
+        let unpack = |panel: &mut Panel, set: &RowSet, after: Option<&(RowSet, usize)>, i: usize, part: usize| {
+            let (chunk, m, _) = place(i);
+            if let Some(fns) = fns[m] {
+                // SAFETY: the rows have the blocks, and `session` proves the instruction set.
+                unsafe { fns.unpack.part(set, chunk, blocks(chunk), part, panel) }
+            }
+            if let Some(&(after, chunk)) = after {
+                let (from, to) = (after.bytes.q * chunk / k, after.bytes.q * (chunk + CHUNK).min(k) / k);
+                for r in 4 * part..4 * part + 4 {
+                    prefetch(after.row(r).wrapping_add(from), to - from, Hint::L2);
+                }
+            }
+        };
+        if n_panels == 0 {
+            return;
+        }
+        let mut coming = set(0);
+        (0..4).for_each(|part| unpack(panel, &coming, None, 0, part));
+        if n_panels > 1 {
+            coming = set(1);
+        }
+        for i in 0..n_panels {
+            let (chunk, m, t) = place(i);
+            let Some(fns) = fns[m] else { unreachable!("the session is for the kind of activations of both") };
+            if i % per_chunk == 0 {
+                // SAFETY: the columns' rows have k values, of which these are read.
+                unsafe { columns.copy(session, cols, chunk, blocks(chunk)) };
+            }
+            let after = (i + 2 < n_panels).then(|| (set(i + 2), place(i + 2).0));
+            let mut next = |part: usize| {
+                if i + 1 < n_panels {
+                    unpack(next_panel, &coming, after.as_ref(), i + 1, part);
+                }
+            };
+            let acc = &mut accs[m][t * COLS..][..n_cols];
+            // SAFETY: the panel and the columns have these blocks; `session` proves the instruction set and its setting.
+            unsafe { (fns.tile)(panel, columns, blocks(chunk), cols, acc, &mut next) };
+            std::mem::swap(panel, next_panel);
+            if let Some((after, _)) = after {
+                coming = after;
             }
         }
     }
@@ -408,7 +543,10 @@ fn store(acc: &[[f32; ROWS]], cols: &[Col], first: usize, n: usize, y: OutPtr) {
         // SAFETY: `check` saw that the column and the rows lie inside; `OutPtr::new` was promised that they are ours.
         unsafe {
             let out = y.ptr.add(c.out as usize * y.stride + first);
-            std::ptr::copy_nonoverlapping(a.as_ptr(), out, n);
+            match n {
+                ROWS => out.cast::<[f32; ROWS]>().write_unaligned(*a),
+                _ => std::ptr::copy_nonoverlapping(a.as_ptr(), out, n),
+            }
         }
     }
 }

@@ -35,6 +35,12 @@ pub(super) struct Panel {
     pub m: [[f32; ROWS]; 8],
     /// Minimums of the 16-groups of a super-block in pairs, `[group/2][row][2]`.
     pub mins: [[[i16; 2]; ROWS]; 8],
+    /// AMX's second byte of the integers of super-blocks, whose sub-scales are multiplied in; the first is `bytes`.
+    #[cfg(target_arch = "x86_64")]
+    pub high: [u8; ROWS * CHUNK],
+    /// AMX's form of `mins`, `[group/4][row][4]`, and zeros.
+    #[cfg(target_arch = "x86_64")]
+    pub min_bytes: [u8; ROWS * 64],
     /// NEON's form of `bytes`, `scales`, `w` and `mins`.
     #[cfg(target_arch = "aarch64")]
     pub neon: super::neon::Bytes,
@@ -50,6 +56,10 @@ impl Panel {
             d: [[0.0; ROWS]; 8],
             m: [[0.0; ROWS]; 8],
             mins: [[[0; 2]; ROWS]; 8],
+            #[cfg(target_arch = "x86_64")]
+            high: [0; ROWS * CHUNK],
+            #[cfg(target_arch = "x86_64")]
+            min_bytes: [0; ROWS * 64],
             #[cfg(target_arch = "aarch64")]
             neon: super::neon::Bytes::ZERO,
         })

@@ -15,7 +15,7 @@ use super::neon;
 use super::panel::{self, Panel, ROWS, UnpackFn};
 use super::{ActsShared, ColPtr, RowSet, float, scalar};
 #[cfg(target_arch = "x86_64")]
-use super::{avx2, avx512};
+use super::{amx, avx2, avx512};
 
 /// One column: writes the dot products of the set's rows; results behind the last row are meaningless.
 ///
@@ -58,6 +58,9 @@ pub(super) enum Many {
 pub(super) struct Variant {
     pub one: OneFn,
     pub many: Many,
+    /// AMX's kernels for so many columns that they pay.
+    #[cfg(target_arch = "x86_64")]
+    pub tiles: Option<amx::TilesFns>,
 }
 
 /// The quantisers.
@@ -78,12 +81,18 @@ pub(super) fn variant(t: WeightType, isa: CheckedIsa) -> Variant {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => Variant {
             one: avx2::one(t),
-            many: Many::Panel { unpack: avx2::unpack::<true>(t), tile: avx2::tile(t), from: panel_from(t) },
+            many: Many::Panel { unpack: avx2::unpack(t), tile: avx2::tile(t), from: panel_from(t) },
+            tiles: None,
         },
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => Variant {
+        Isa::Avx512 | Isa::Amx => Variant {
             one: avx2::one_avx512(t),
-            many: Many::Panel { unpack: avx2::unpack::<false>(t), tile: avx512::tile(t), from: panel_from(t) },
+            many: Many::Panel {
+                unpack: if t.act() == ActKind::Block256 { avx512::unpack(t) } else { avx2::unpack_bytes(t) },
+                tile: avx512::tile(t),
+                from: panel_from(t),
+            },
+            tiles: (isa.isa() == Isa::Amx).then(|| amx::tiles(t)),
         },
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => neon_variant::<neon::Sdot>(t),
@@ -92,6 +101,8 @@ pub(super) fn variant(t: WeightType, isa: CheckedIsa) -> Variant {
         _ => Variant {
             one: scalar::one,
             many: Many::Panel { unpack: panel::plain(t), tile: scalar::tile_fn(t), from: 4 },
+            #[cfg(target_arch = "x86_64")]
+            tiles: None,
         },
     }
 }
@@ -124,6 +135,8 @@ fn float_variant(t: WeightType, isa: CheckedIsa) -> Variant {
                 one: |set, _, col, out| unsafe { float::$one(ISA, set, col, out) },
                 // SAFETY: the contract of `FloatFn`.
                 many: Many::Float(|set, cols, acc| unsafe { float::$many(ISA, set, cols, acc) }),
+                #[cfg(target_arch = "x86_64")]
+                tiles: None,
             }
         }};
     }
@@ -139,7 +152,7 @@ fn float_variant(t: WeightType, isa: CheckedIsa) -> Variant {
     match isa.isa() {
         Isa::Scalar => on!(Isa::Scalar),
         Isa::Avx2 => on!(Isa::Avx2),
-        Isa::Avx512 => on!(Isa::Avx512),
+        Isa::Avx512 | Isa::Amx => on!(Isa::Avx512),
         Isa::Neon | Isa::I8mm => on!(Isa::Neon),
     }
 }
@@ -158,6 +171,13 @@ pub(super) fn quantise(isa: CheckedIsa) -> QuantiseFns {
             block32: avx2::quantise::block32,
             byte32: avx2::quantise::byte32,
             block256: avx2::quantise::block256,
+            ..plain
+        },
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx => QuantiseFns {
+            block32: amx::quantise::block32,
+            byte32: avx2::quantise::byte32,
+            block256: amx::quantise::block256,
             ..plain
         },
         #[cfg(target_arch = "aarch64")]

@@ -22,6 +22,7 @@ mod vec;
 /// The formats under the names of `types.rs`.
 pub(super) mod formats {
     pub(in super::super) use super::large::{Iq4Xs, Large, Q2K, Q3K, Q4K, Q5K, Q6K};
+    pub(in super::super) use super::panel_words::{IQ4_WITH_OFFSET, PanelLarge};
     pub(super) use super::planar::{BF16, Bits, E8m0, F16, F32, Fp4};
     pub(super) use super::small::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 }
@@ -30,7 +31,7 @@ use std::arch::x86_64::*;
 
 use super::panel::ROWS;
 
-pub(super) use panel::unpack;
+pub(super) use panel::{headers, prefetch_next_rows, unpack, unpack_all_bytes, unpack_bytes};
 pub(super) use tile::tile;
 pub(super) use vec::{one, one_avx512};
 

@@ -5,25 +5,51 @@
 
 use std::arch::x86_64::*;
 
-use quant::WeightType;
+use quant::{ScaleType, WeightType};
 
 use super::super::RowSet;
 use super::super::panel::{Panel, ROWS, UnpackFn};
 use super::super::prefetch::{Hint, prefetch};
 use super::super::types::of_type;
 use super::panel_words::{Headers, PanelLarge, PanelSmall};
-use super::planar::{Groups, Ints, Scale};
+use super::planar::{BF16, Bits, F16, F32, Groups, Ints, Scale};
+use super::small::Q8_0;
 
-/// The unpacker of a type. `PAIRS` says that the products are those of AVX2, which have no room for bytes up to 255:
-/// types with signed integers then have panels of 16-bit integers.
-pub(in super::super) fn unpack<const PAIRS: bool>(t: WeightType) -> UnpackFn {
+/// Form of a panel: 16-bit integers where activations have 16 bits or the type has bytes up to 255, for which the
+/// products of AVX2 have no room.
+const PAIRS: u8 = 0;
+/// Form of a panel: 16-bit integers where activations have 16 bits, else bytes.
+const BYTES: u8 = 1;
+/// Form of a panel: bytes, those of Q8_0 with their sign.
+const ALL_BYTES: u8 = 2;
+
+/// The unpacker of a type for AVX2.
+pub(in super::super) fn unpack(t: WeightType) -> UnpackFn {
     of_type!(t, small, large, planar, PAIRS)
+}
+
+/// The unpacker of a type for products of all bytes with all bytes.
+pub(in super::super) fn unpack_bytes(t: WeightType) -> UnpackFn {
+    of_type!(t, small, large, planar, BYTES)
+}
+
+/// The unpacker of a type for products of bytes alone.
+pub(in super::super) fn unpack_all_bytes(t: WeightType) -> UnpackFn {
+    match t {
+        WeightType::Q8_0 => small::<Q8_0, ALL_BYTES>,
+        WeightType::Affine(a) if a.bits() == 8 => match a.scales() {
+            ScaleType::F16 => planar::<Bits<8>, F16, true, ALL_BYTES>,
+            ScaleType::BF16 => planar::<Bits<8>, BF16, true, ALL_BYTES>,
+            ScaleType::F32 => planar::<Bits<8>, F32, true, ALL_BYTES>,
+        },
+        t => unpack_bytes(t),
+    }
 }
 
 /// Prefetches `bytes` bytes from `at` on of the rows that follow those of the set. Out of line: the compiler would
 /// unroll it.
 #[inline(never)]
-fn prefetch_next_rows(set: &RowSet, at: usize, bytes: usize) {
+pub(in super::super) fn prefetch_next_rows(set: &RowSet, at: usize, bytes: usize) {
     let first = set.planes.q.as_ptr().wrapping_add(ROWS * set.bytes.q + at);
     for r in 0..ROWS {
         let row = first.wrapping_add(r * set.bytes.q);
@@ -75,7 +101,7 @@ unsafe fn word_at(panel: &mut Panel, word: usize, r: usize) -> *mut __m256i {
 /// # Safety
 /// See [`UnpackFn`]; the rows are of type `T`.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn small<T: PanelSmall, const PAIRS: bool>(set: &RowSet, chunk: usize, blocks: usize, panel: &mut Panel) {
+unsafe fn small<T: PanelSmall, const FORM: u8>(set: &RowSet, chunk: usize, blocks: usize, panel: &mut Panel) {
     let rows: [*const u8; ROWS] = std::array::from_fn(|r| set.row(r).wrapping_add(chunk / 32 * T::BYTES));
     prefetch_next_rows(set, chunk / 32 * T::BYTES, blocks * T::BYTES);
     for r in [0, 8] {
@@ -86,7 +112,7 @@ unsafe fn small<T: PanelSmall, const PAIRS: bool>(set: &RowSet, chunk: usize, bl
                 let (words, [d, m]) = T::block(&p);
                 for (i, w) in words.into_iter().enumerate() {
                     // 16-bit activations meet 16-bit integers.
-                    if T::X == 32 && !(PAIRS && T::SIGNED) {
+                    if FORM == ALL_BYTES || T::X == 32 && !(FORM == PAIRS && T::SIGNED) {
                         _mm256_store_si256(word_at(panel, 8 * b + i, r), w);
                     } else {
                         let w = if T::X == 32 { signed(w) } else { w };
@@ -106,38 +132,51 @@ unsafe fn small<T: PanelSmall, const PAIRS: bool>(set: &RowSet, chunk: usize, bl
 /// # Safety
 /// See [`UnpackFn`]; the rows are of type `T`.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn large<T: PanelLarge, const PAIRS: bool>(set: &RowSet, chunk: usize, _blocks: usize, panel: &mut Panel) {
+unsafe fn large<T: PanelLarge, const FORM: u8>(set: &RowSet, chunk: usize, _blocks: usize, panel: &mut Panel) {
     let rows: [*const u8; ROWS] = std::array::from_fn(|r| set.row(r).wrapping_add(chunk / 256 * T::BYTES));
     prefetch_next_rows(set, chunk / 256 * T::BYTES, T::BYTES);
     for r in [0, 8] {
         // SAFETY: every row has a block of type T; the panel has 128 pairs, eight of which are pairs of minimums.
         unsafe {
             let p: [*const u8; 8] = std::array::from_fn(|i| rows[r + i]);
-            let Headers { scales, mins, d: [d, m] } = T::headers(&p);
-            for g in (0..16).step_by(if T::WIDE_SCALES { 2 } else { 1 }) {
-                let place = if T::WIDE_SCALES { g / 2 } else { g };
-                let byte = (place % 4) as i32;
-                // The byte goes to the upper half of both i16; an arithmetic shift extends its sign.
-                let pick = _mm256_set1_epi32(0x0080_0080 | byte << 8 | byte << 24);
-                let pick = _mm256_add_epi32(pick, word_base());
-                let scale = _mm256_srai_epi16::<8>(_mm256_shuffle_epi8(scales[place / 4], pick));
-                _mm256_store_si256(panel.scales[g].as_mut_ptr().add(r).cast(), scale);
-            }
+            headers::<T>(&p, r, panel);
             T::groups(&p, word_at(panel, 0, r));
-            if PAIRS && !T::UNSIGNED {
+            if FORM == PAIRS && !T::UNSIGNED {
                 widen(panel, r);
             }
-            _mm256_storeu_ps(panel.d[0].as_mut_ptr().add(r), d);
-            if T::DMIN.is_some() {
-                _mm256_storeu_ps(panel.m[0].as_mut_ptr().add(r), _mm256_xor_ps(m, _mm256_set1_ps(-0.0)));
-                for g in 0..8 {
-                    let first = if T::WIDE_SCALES { g } else { 2 * g };
-                    let (a, b) = ((first % 4) as i32, if T::WIDE_SCALES { first % 4 } else { first % 4 + 1 } as i32);
-                    let pick = _mm256_set1_epi32(0x8000_8000u32 as i32 | a | b << 16);
-                    let pick = _mm256_add_epi32(pick, word_base_low());
-                    let pair = _mm256_shuffle_epi8(mins[first / 4], pick);
-                    _mm256_storeu_si256(panel.mins[g].as_mut_ptr().add(r).cast(), pair);
-                }
+        }
+    }
+}
+
+/// Writes the scales, sub-scales and minimums of the eight super-blocks `p`, the panel's rows from `r` on.
+///
+/// # Safety
+/// `p` points to readable blocks of type `T`, `r` is 0 or 8, and the machine has AVX2, FMA and F16C.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(in super::super) unsafe fn headers<T: PanelLarge>(p: &[*const u8; 8], r: usize, panel: &mut Panel) {
+    // SAFETY: the caller's promise; the panel has 16 rows of each.
+    unsafe {
+        let Headers { scales, mins, d: [d, m] } = T::headers(p);
+        for g in (0..16).step_by(if T::WIDE_SCALES { 2 } else { 1 }) {
+            let place = if T::WIDE_SCALES { g / 2 } else { g };
+            let byte = (place % 4) as i32;
+            // The byte goes to the upper half of both i16; an arithmetic shift extends its sign.
+            let pick = _mm256_set1_epi32(0x0080_0080 | byte << 8 | byte << 24);
+            let pick = _mm256_add_epi32(pick, word_base());
+            let scale = _mm256_srai_epi16::<8>(_mm256_shuffle_epi8(scales[place / 4], pick));
+            _mm256_store_si256(panel.scales[g].as_mut_ptr().add(r).cast(), scale);
+        }
+        _mm256_storeu_ps(panel.d[0].as_mut_ptr().add(r), d);
+        if T::DMIN.is_some() {
+            _mm256_storeu_ps(panel.m[0].as_mut_ptr().add(r), _mm256_xor_ps(m, _mm256_set1_ps(-0.0)));
+            for g in 0..8 {
+                let first = if T::WIDE_SCALES { g } else { 2 * g };
+                let (a, b) = ((first % 4) as i32, if T::WIDE_SCALES { first % 4 } else { first % 4 + 1 } as i32);
+                let pick = _mm256_set1_epi32(0x8000_8000u32 as i32 | a | b << 16);
+                let pick = _mm256_add_epi32(pick, word_base_low());
+                let pair = _mm256_shuffle_epi8(mins[first / 4], pick);
+                _mm256_storeu_si256(panel.mins[g].as_mut_ptr().add(r).cast(), pair);
             }
         }
     }
@@ -146,7 +185,7 @@ unsafe fn large<T: PanelLarge, const PAIRS: bool>(set: &RowSet, chunk: usize, _b
 /// # Safety
 /// See [`UnpackFn`]; the set's integers are `Q`, its scales `S`, and it has biases where `MIN`.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn planar<Q: Ints, S: Scale, const MIN: bool, const PAIRS: bool>(
+unsafe fn planar<Q: Ints, S: Scale, const MIN: bool, const FORM: u8>(
     set: &RowSet,
     chunk: usize,
     blocks: usize,
@@ -166,7 +205,7 @@ unsafe fn planar<Q: Ints, S: Scale, const MIN: bool, const PAIRS: bool>(
             for b in 0..blocks {
                 let p = q.map(|p| p.add((chunk / 32 + b) * bytes));
                 for (i, w) in Q::words(&p).into_iter().enumerate() {
-                    if Q::BITS < 8 {
+                    if Q::BITS < 8 || FORM == ALL_BYTES {
                         _mm256_store_si256(word_at(panel, 8 * b + i, r), w);
                     } else {
                         let even = _mm256_and_si256(w, _mm256_set1_epi16(0xff));

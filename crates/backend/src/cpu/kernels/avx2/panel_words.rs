@@ -85,7 +85,7 @@ fn high(v: __m256i) -> __m256i {
     low(_mm256_srli_epi16::<4>(v))
 }
 
-const IQ4_WITH_OFFSET: [i8; 16] = with_offset(IQ4_VALUES, offset(WeightType::IQ4_NL));
+pub(in super::super) const IQ4_WITH_OFFSET: [i8; 16] = with_offset(IQ4_VALUES, offset(WeightType::IQ4_NL));
 pub(super) const E2M1_WITH_OFFSET: [i8; 16] = with_offset(E2M1_DOUBLED, offset(WeightType::MXFP4));
 
 /// A 32-block format.
@@ -179,7 +179,7 @@ impl PanelSmall for Q8_0 {
 }
 
 /// Scales and minimums of eight super-blocks.
-pub(super) struct Headers {
+pub(in super::super) struct Headers {
     /// Sub-scales of 32-groups where they are wide, else of 16-groups: signed bytes, four to a word.
     pub scales: [__m256i; 4],
     /// Minimums in the same order, unsigned bytes.
@@ -193,7 +193,7 @@ pub(super) struct Headers {
 /// # Safety
 /// Of both methods: `p` points to eight readable blocks of the format, `to` has room for a panel, and the machine has
 /// AVX2, FMA and F16C.
-pub(super) trait PanelLarge: Large {
+pub(in super::super) trait PanelLarge: Large {
     /// The scales and minimums.
     unsafe fn headers(p: &[*const u8; 8]) -> Headers;
     /// Writes the words of the 32-groups in the order and with the offset of the panel, whose first word is `to`.

@@ -1,9 +1,11 @@
 //! Kernels for AVX-512 with VNNI: 512-bit panels times columns, and the AVX2 matrix-vector kernels compiled with these
-//! instructions (twice the registers, and `vpdpwssd` in the place of a product and an addition). Unpacking and
-//! quantising are AVX2's own.
+//! instructions (twice the registers, and `vpdpwssd` in the place of a product and an addition). Super-blocks are
+//! unpacked 16 rows at a time; all else that unpacks, and quantising, is AVX2's own.
 
+mod panel;
 mod tile;
 
 use super::avx2::formats;
 
+pub(super) use panel::{Groups, PartFn, Put, part, unpack};
 pub(super) use tile::tile;

@@ -235,9 +235,27 @@ unsafe fn large<const C: usize, T: Large>(panel: &Panel, chunk: usize, cols: &[C
         }
     }
     // SAFETY: as above; `acc` has C columns.
+    unsafe { add_scaled(panel, chunk, isum, T::DMIN.is_some(), cols, acc) }
+}
+
+/// Applies the scales of a super-block to the sums of C columns, and adds the minimums where there are any.
+///
+/// # Safety
+/// The panel is the super-block that begins at value `chunk`, which every column has; `acc` has C columns.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn add_scaled<const C: usize>(
+    panel: &Panel,
+    chunk: usize,
+    isum: [__m512i; C],
+    has_min: bool,
+    cols: &[ColPtr],
+    acc: &mut [[f32; ROWS]],
+) {
+    // SAFETY: the caller's promise.
     unsafe {
         add(&panel.d[0], isum, chunk / 256, cols, acc);
-        if T::DMIN.is_some() {
+        if has_min {
             let mut sums = [std::ptr::null::<i32>(); C];
             for c in 0..C {
                 sums[c] = cols[c].row.sums.cast::<i16>().add(chunk / 16).cast_const().cast();

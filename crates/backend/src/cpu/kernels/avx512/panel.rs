@@ -1,0 +1,225 @@
+//! The panel of super-blocks: 16 rows at a time, in quarters, so that AMX can make one while its products run. Scales
+//! come from AVX2's code.
+
+use std::arch::x86_64::*;
+
+use quant::WeightType;
+
+use super::super::RowSet;
+use super::super::avx2::{headers, prefetch_next_rows};
+use super::super::panel::{Panel, ROWS, UnpackFn};
+use super::super::types::of_super_block;
+use super::formats;
+use formats::{IQ4_WITH_OFFSET, Iq4Xs, PanelLarge, Q2K, Q3K, Q4K, Q5K, Q6K};
+
+/// Unpacks quarter `part` of a super-block; the first has the scales too.
+///
+/// # Safety
+/// See [`UnpackFn`].
+pub(in super::super) type PartFn = unsafe fn(set: &RowSet, chunk: usize, part: usize, panel: &mut Panel);
+
+/// Where the words of a panel go.
+pub(in super::super) trait Put {
+    /// Takes word `i` of 32-group `j` of 16 rows, in the order and with the offset of the panel.
+    ///
+    /// # Safety
+    /// The panel has the scales of the super-block, `j` and `i` are below 8, and the machine has AVX-512.
+    unsafe fn put(panel: &mut Panel, j: usize, i: usize, word: __m512i);
+}
+
+/// The bytes as they are.
+struct Plain;
+
+impl Put for Plain {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn put(panel: &mut Panel, j: usize, i: usize, word: __m512i) {
+        // SAFETY: the panel has 64 words of 64 bytes.
+        unsafe { _mm512_store_si512(panel.bytes.as_mut_ptr().add((8 * j + i) * 4 * ROWS).cast(), word) }
+    }
+}
+
+/// The unpacker of a type of super-blocks.
+pub(in super::super) fn unpack(t: WeightType) -> UnpackFn {
+    of_super_block!(t, whole)
+}
+
+/// # Safety
+/// See [`UnpackFn`]; the rows are of type `T`.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn whole<T: Groups>(set: &RowSet, chunk: usize, _blocks: usize, panel: &mut Panel) {
+    prefetch_next_rows(set, chunk / 256 * T::BYTES, T::BYTES);
+    for i in 0..4 {
+        // SAFETY: the caller's promise.
+        unsafe { part::<T, Plain>(set, chunk, i, panel) }
+    }
+}
+
+/// # Safety
+/// See [`PartFn`]; the rows are of type `T`.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+pub(in super::super) unsafe fn part<T: Groups, P: Put>(set: &RowSet, chunk: usize, i: usize, panel: &mut Panel) {
+    let at = chunk / 256 * T::BYTES;
+    let rows: [*const u8; ROWS] = std::array::from_fn(|r| set.row(r).wrapping_add(at));
+    // SAFETY: every row has a block of type T.
+    unsafe {
+        if i == 0 {
+            for r in [0, 8] {
+                headers::<T>(&std::array::from_fn(|i| rows[r + i]), r, panel);
+            }
+        }
+        T::part::<P>(&rows, i, panel);
+    }
+}
+
+/// A super-block format.
+pub(in super::super) trait Groups: PanelLarge {
+    /// Puts quarter `part` of the words of 16 blocks.
+    ///
+    /// # Safety
+    /// `p` points to readable blocks of the format, and the machine has AVX-512; see [`Put::put`].
+    unsafe fn part<P: Put>(p: &[*const u8; ROWS], part: usize, panel: &mut Panel);
+}
+
+/// The four words at each of 16 addresses, `[word]`, a lane an address.
+///
+/// # Safety
+/// Sixteen bytes are readable at every address.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn words4(p: &[*const u8; ROWS], at: usize) -> [__m512i; 4] {
+    let t = array!(4, |i| {
+        // SAFETY: the caller's promise.
+        let load = |r: usize| unsafe { _mm_loadu_si128(p[r].add(at).cast()) };
+        let t = _mm512_inserti32x4::<1>(_mm512_castsi128_si512(load(i)), load(i + 4));
+        _mm512_inserti32x4::<3>(_mm512_inserti32x4::<2>(t, load(i + 8)), load(i + 12))
+    });
+    let (a, b) = (_mm512_unpacklo_epi32(t[0], t[1]), _mm512_unpacklo_epi32(t[2], t[3]));
+    let (c, d) = (_mm512_unpackhi_epi32(t[0], t[1]), _mm512_unpackhi_epi32(t[2], t[3]));
+    [_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b), _mm512_unpacklo_epi64(c, d), _mm512_unpackhi_epi64(c, d)]
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn low(v: __m512i) -> __m512i {
+    _mm512_and_si512(v, _mm512_set1_epi8(15))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn high(v: __m512i) -> __m512i {
+    low(_mm512_srli_epi16::<4>(v))
+}
+
+/// Moves bit `from` of every byte to bit `to` and keeps the bits of `mask`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn move_bits(v: __m512i, from: usize, to: usize, mask: i8) -> __m512i {
+    let v = match (from <= to, _mm_cvtsi32_si128(from.abs_diff(to) as i32)) {
+        (true, n) => _mm512_sll_epi16(v, n),
+        (_, n) => _mm512_srl_epi16(v, n),
+    };
+    _mm512_and_si512(v, _mm512_set1_epi8(mask))
+}
+
+/// One format: the expression that puts a quarter of its words where `P` says.
+macro_rules! groups {
+    ($t:ident, |$p:ident, $part:ident, $panel:ident| $e:expr) => {
+        impl Groups for $t {
+            #[inline]
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+            unsafe fn part<P: Put>($p: &[*const u8; ROWS], part: usize, $panel: &mut Panel) {
+                // SAFETY: the promise of the trait: whole blocks are readable.
+                unsafe {
+                    match part {
+                        0 => {
+                            let $part = 0;
+                            $e
+                        }
+                        1 => {
+                            let $part = 1;
+                            $e
+                        }
+                        2 => {
+                            let $part = 2;
+                            $e
+                        }
+                        _ => {
+                            let $part = 3;
+                            $e
+                        }
+                    }
+                }
+            }
+        }
+    };
+}
+
+groups!(Q2K, |p, part, panel| {
+    let (n, half) = (part / 2, part % 2);
+    let w = words4(p, 16 + 32 * n + 16 * half);
+    for i in 0..4 {
+        for j in 0..4 {
+            P::put(panel, 4 * n + j, 4 * half + i, move_bits(w[i], 2 * j, 0, 3));
+        }
+    }
+});
+
+groups!(Q3K, |p, part, panel| {
+    let (n, half) = (part / 2, part % 2);
+    let (h, w) = (words4(p, 16 * half), words4(p, 32 + 32 * n + 16 * half));
+    for i in 0..4 {
+        for j in 0..4 {
+            let word = _mm512_or_si512(move_bits(w[i], 2 * j, 0, 3), move_bits(h[i], 4 * n + j, 2, 4));
+            P::put(panel, 4 * n + j, 4 * half + i, word);
+        }
+    }
+});
+
+groups!(Q4K, |p, part, panel| {
+    for half in 0..2 {
+        let w = words4(p, 16 + 32 * part + 16 * half);
+        for i in 0..4 {
+            P::put(panel, 2 * part, 4 * half + i, low(w[i]));
+            P::put(panel, 2 * part + 1, 4 * half + i, high(w[i]));
+        }
+    }
+});
+
+groups!(Q5K, |p, part, panel| {
+    for half in 0..2 {
+        let (h, w) = (words4(p, 16 + 16 * half), words4(p, 48 + 32 * part + 16 * half));
+        for i in 0..4 {
+            P::put(panel, 2 * part, 4 * half + i, _mm512_or_si512(low(w[i]), move_bits(h[i], 2 * part, 4, 16)));
+            P::put(
+                panel,
+                2 * part + 1,
+                4 * half + i,
+                _mm512_or_si512(high(w[i]), move_bits(h[i], 2 * part + 1, 4, 16)),
+            );
+        }
+    }
+});
+
+groups!(Q6K, |p, part, panel| {
+    let (n, half) = (part / 2, part % 2);
+    let at = 64 * n + 16 * half;
+    let (a, b, h) = (words4(p, at), words4(p, at + 32), words4(p, 128 + 32 * n + 16 * half));
+    for i in 0..4 {
+        P::put(panel, 4 * n, 4 * half + i, _mm512_or_si512(low(a[i]), move_bits(h[i], 0, 4, 48)));
+        P::put(panel, 4 * n + 1, 4 * half + i, _mm512_or_si512(low(b[i]), move_bits(h[i], 2, 4, 48)));
+        P::put(panel, 4 * n + 2, 4 * half + i, _mm512_or_si512(high(a[i]), move_bits(h[i], 4, 4, 48)));
+        P::put(panel, 4 * n + 3, 4 * half + i, _mm512_or_si512(high(b[i]), move_bits(h[i], 6, 4, 48)));
+    }
+});
+
+groups!(Iq4Xs, |p, part, panel| {
+    let table = _mm512_broadcast_i32x4(_mm_loadu_si128(IQ4_WITH_OFFSET.as_ptr().cast()));
+    for j in 2 * part..2 * part + 2 {
+        let w = words4(p, 8 + 16 * j);
+        for i in 0..4 {
+            P::put(panel, j, i, _mm512_shuffle_epi8(table, low(w[i])));
+            P::put(panel, j, 4 + i, _mm512_shuffle_epi8(table, high(w[i])));
+        }
+    }
+});
