@@ -3,7 +3,7 @@
 use std::fmt;
 
 use backend::reference::Reference;
-use backend::{Backend, Fault};
+use backend::{Backend, CompileError, Fault};
 
 use crate::case::Case;
 use crate::common::Session;
@@ -75,6 +75,9 @@ pub fn check(row: &Row, case: &Case, exact: &[Answer], given: &mut Given) -> Res
     if row.ops.only_cached && !has_cache {
         return Ok(0.0);
     }
+    if row.not_yet.contains(&case.op) {
+        return refused(row, case);
+    }
     let found = answers(&*row.backend, case)?;
     let twin = given.0.iter().find(|(name, _)| row.twin.as_ref() == Some(name));
     if let Some((name, twin)) = twin {
@@ -94,6 +97,14 @@ pub fn check(row: &Row, case: &Case, exact: &[Answer], given: &mut Given) -> Res
         worst = worst.max(near(found, exact, case, &common, tolerance).map_err(why)?);
     }
     Ok(worst / case.slack)
+}
+
+/// What a backend is not written for it refuses by its name, before it computes anything.
+fn refused(row: &Row, case: &Case) -> Result<f64, Failure> {
+    match Session::compile(&*row.backend, &case.model, 1, 1).map(drop) {
+        Err(CompileError::Unsupported { what, .. }) if what.contains(case.op) => Ok(0.0),
+        other => Err(row.fails(case, &format!("{other:?}, which is not a refusal that names the op"))),
+    }
 }
 
 impl Row {
