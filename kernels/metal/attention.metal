@@ -1,9 +1,9 @@
 // attention: softmax(q * kT * scale) * v over the paged cache, with windows, sinks and softcap. A threadgroup takes a
-// token and a query head; its two simdgroups take pages of even and of odd blocks and keep an online softmax each, which
-// are merged at the end. Blocks go by absolute position, so a token's numbers do not depend on its company.
+// token and a query head; its two simdgroups take pages of even and of odd blocks and keep an online softmax each,
+// which are merged at the end. Blocks go by absolute position, so a token's numbers do not depend on its company.
 //
-// A lane is a position of the page: the score of its key is one chain of multiply-adds. For values it owns columns lane,
-// lane + 32, ... and takes each position's share from that position's lane.
+// A lane is a position of the page: the score of its key is one chain of multiply-adds. For values it owns columns
+// lane, lane + 32, ... and takes each position's share from that position's lane.
 // Compiled for a cache: D_K, D_V, KV_F16, V_IN_K (values are the first D_V numbers of the keys); SINKS 0 or 1.
 // grid (n_head, T), 64 threads
 #include "metal/common.h"

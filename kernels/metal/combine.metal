@@ -1,4 +1,5 @@
-// combine: x[t] (+)= sum_s weights[t, s] * y[t, s], slots in order; with a norm also out = rms_norm(x). A threadgroup a row.
+// combine: x[t] (+)= sum_s weights[t, s] * y[t, s], slots in order; with a norm also out = rms_norm(x). A threadgroup a
+// row.
 // Compiled with ADD 0 or 1 and NORM 0 or 1.
 // grid (rows), 64 threads
 #include "metal/common.h"

@@ -11,8 +11,8 @@ inline float sigmoid(float x) { return 1.0f / (1.0f + precise::exp(-x)); }
 inline float gated(uint act, float g, float u, float alpha, float limit) {
     if (act == 0) return g * sigmoid(g) * u;
     if (act == 1) {
-        const float inner = 0.7978845608f * (g + 0.044715f * g * g * g);
-        return 0.5f * g * (1.0f + precise::tanh(inner)) * u;
+        // (1 + tanh(y)) / 2 as a sigmoid, which cancels nothing where y is far below zero.
+        return g * sigmoid(1.5957691216f * (g + 0.044715f * g * g * g)) * u;
     }
     // Comparisons keep NaN where min and max would lose it.
     g = g > limit ? limit : g;

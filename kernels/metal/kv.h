@@ -1,5 +1,6 @@
 // The paged cache: a page holds 32 positions of each key-value head. Keys lie transposed, [n_pages, n_kv, d_k, 32], so
-// that a page's positions are the lanes of a simdgroup; values as rows, [n_pages, n_kv, 32, d_v]. KV_F16 is 1 for halves.
+// that a page's positions are the lanes of a simdgroup; values as rows, [n_pages, n_kv, 32, d_v]. KV_F16 is 1 for
+// halves.
 #pragma once
 
 #define PAGE 32

@@ -1,4 +1,5 @@
-// kv_append: writes the keys and values of the step's tokens at their positions of the paged cache. A threadgroup a token.
+// kv_append: writes the keys and values of the step's tokens at their positions of the paged cache. A threadgroup a
+// token.
 // Compiled with KV_F16, and HAS_V 0 where values are found in the keys.
 // grid (T), 64 threads
 #include "metal/common.h"

@@ -1,6 +1,6 @@
 // route: the experts of each row, best first, ties to the lower id, and their weights. A simdgroup a row.
-// Compiled for a number of experts, N_EXPERT, and for what the router does: SCORE 0 softmax, 1 sigmoid, 2 raw; HAS_BIAS,
-// HAS_SCALE 0 or 1.
+// Compiled for a number of experts, N_EXPERT, and for what the router does: SCORE 0 softmax, 1 sigmoid, 2 raw;
+// HAS_BIAS, HAS_SCALE 0 or 1.
 //
 // A row without an answer (NaN among the logits, no finite weights) takes the first experts with weights of NaN and
 // leaves 1 in `faults`.

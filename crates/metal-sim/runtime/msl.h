@@ -1,5 +1,5 @@
-// Plays Apple's <metal_stdlib> (its compute part) for clang 16 and newer. The driver includes it before a rewritten kernel
-// source. It uses compiler builtins only, so that no name of a C library leaks into kernels.
+// Plays Apple's <metal_stdlib> (its compute part) for clang 16 and newer. The driver includes it before a rewritten
+// kernel source. It uses compiler builtins only, so that no name of a C library leaks into kernels.
 #pragma once
 #include <stdint.h>
 #include <stddef.h>

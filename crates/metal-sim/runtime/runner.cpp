@@ -169,7 +169,7 @@ static u32 tg_serial, tg_pos[3];
 static std::map<int, int> tg_vars; // id to region
 static std::vector<Region> tg_regions;
 static u64 tg_used;
-static u32 ep_x, ep_tg, ep_dev;                // epochs of the threadgroup: barriers, and those with a memory flag
+static u32 ep_x, ep_tg, ep_dev;               // epochs of the threadgroup: barriers, and those with a memory flag
 static u32 sg_x[64], sgm_tg[64], sgm_dev[64]; // of each simdgroup
 static sigjmp_buf bail;
 static bool bail_armed;
@@ -292,20 +292,42 @@ void sim_builtin(int kind, u32* out) {
     out[0] = out[1] = out[2] = 0;
     for (int i = 0; i < 3; i++) {
         switch (kind) {
-        case 2: out[i] = tg_pos[i] * size[i] + at[i]; break;
-        case 3: out[i] = at[i]; break;
-        case 4: out[i] = tg_pos[i]; break;
-        case 5: out[i] = size[i]; break;
-        case 6: out[i] = grid[i]; break;
-        case 7: out[i] = grid[i] * size[i]; break;
+        case 2:
+            out[i] = tg_pos[i] * size[i] + at[i];
+            break;
+        case 3:
+            out[i] = at[i];
+            break;
+        case 4:
+            out[i] = tg_pos[i];
+            break;
+        case 5:
+            out[i] = size[i];
+            break;
+        case 6:
+            out[i] = grid[i];
+            break;
+        case 7:
+            out[i] = grid[i] * size[i];
+            break;
         }
     }
     switch (kind) {
-    case 8: out[0] = cur->id; break;
-    case 9: out[0] = cur->lane; break;
-    case 10: out[0] = cur->sg; break;
-    case 11: out[0] = threads / 32; break;
-    case 12: out[0] = 32; break;
+    case 8:
+        out[0] = cur->id;
+        break;
+    case 9:
+        out[0] = cur->lane;
+        break;
+    case 10:
+        out[0] = cur->sg;
+        break;
+    case 11:
+        out[0] = threads / 32;
+        break;
+    case 12:
+        out[0] = 32;
+        break;
     }
 }
 void* sim_tgvar(int id, size_t size, size_t, const char* name, int line) {
@@ -347,7 +369,8 @@ static const char* verb(bool w) { return w ? "write" : "read"; }
 static Region* find(u8* p) {
     static Region* last_device;
     static u32 last_dispatch;
-    if (last_dispatch == now->serial && last_device && p >= last_device->base && p < last_device->base + last_device->size)
+    if (last_dispatch == now->serial && last_device && p >= last_device->base &&
+        p < last_device->base + last_device->size)
         return last_device;
     for (Region& r : now->regions) {
         if (p >= r.base && p < r.base + r.size) {
@@ -380,8 +403,8 @@ static void astray(u8* p, u64 n, bool w, u64 pc) {
     for (const Region& r : tg_regions) {
         const long past = p - (r.base + r.size), before = r.base - p;
         if ((past >= 0 && past < 65536) || (before > 0 && before < 65536)) {
-            report("out-of-bounds", pc, "%s of %lu bytes near %s (%lu bytes) by %s", verb(w), (unsigned long)n, place(r),
-                   (unsigned long)r.size, who());
+            report("out-of-bounds", pc, "%s of %lu bytes near %s (%lu bytes) by %s", verb(w), (unsigned long)n,
+                   place(r), (unsigned long)r.size, who());
             give_up();
         }
     }
@@ -426,9 +449,7 @@ static void check_word(Region& r, Cell& c, u64 at, u8 mask, bool w, bool atom, c
     const auto conflict = [&](const Who& o, bool ow) {
         if (raced || o.lane == me.lane || o.m != me.m) return; // a barrier with the right flag lies between
         if (same_sg(o) && o.s != me.s) return;                 // or a simdgroup_barrier with it
-        const char* kind = o.x != me.x                     ? "fence"
-                           : same_sg(o) && o.ss != me.ss ? "race-simdgroup"
-                                                         : "race";
+        const char* kind = o.x != me.x ? "fence" : same_sg(o) && o.ss != me.ss ? "race-simdgroup" : "race";
         race(r, at, w, ow, o.lane, kind, pc);
         raced = true;
     };
@@ -499,8 +520,9 @@ static void access(const void* address, u64 n, bool w, u64 pc, bool aligned, boo
         bool all = true;
         for (u64 i = at; i < at + n; i++) all &= r->init[i] != 0;
         if (!all)
-            report(r->use == WRITE ? "undeclared" : "unwritten", pc, "read of byte %lu of %s, which nothing has written%s, by %s",
-                   (unsigned long)at, place(*r), r->use == WRITE ? " since it was bound to be written" : "", who());
+            report(r->use == WRITE ? "undeclared" : "unwritten", pc,
+                   "read of byte %lu of %s, which nothing has written%s, by %s", (unsigned long)at, place(*r),
+                   r->use == WRITE ? " since it was bound to be written" : "", who());
     }
     if (w && r->init) memset(r->init + at, 1, n);
     if (!r->cells) return;
@@ -663,7 +685,8 @@ static void run_threadgroup() {
                 std::vector<int> can;
                 for (int s = 0; s < n_sg; s++) {
                     bool ready = false;
-                    for (int i = s * 32; i < s * 32 + 32; i++) ready |= lanes[i].state == READY || lanes[i].state == SIMD;
+                    for (int i = s * 32; i < s * 32 + 32; i++)
+                        ready |= lanes[i].state == READY || lanes[i].state == SIMD;
                     if (ready) can.push_back(s);
                 }
                 if (can.empty()) break;
@@ -694,11 +717,13 @@ static void run_threadgroup() {
         }
         if (!waiting) break;
         if (done)
-            report("barrier-divergent", 0, "%u of %u threads return before the barrier at line %d, in threadgroup (%u, %u, %u)",
-                   done, n_lanes, site >> 10, tg_pos[0], tg_pos[1], tg_pos[2]);
-        if (mixed)
-            report("barrier-divergent", 0, "threads wait at different barriers, one at line %d, in threadgroup (%u, %u, %u)",
+            report("barrier-divergent", 0,
+                   "%u of %u threads return before the barrier at line %d, in threadgroup (%u, %u, %u)", done, n_lanes,
                    site >> 10, tg_pos[0], tg_pos[1], tg_pos[2]);
+        if (mixed)
+            report("barrier-divergent", 0,
+                   "threads wait at different barriers, one at line %d, in threadgroup (%u, %u, %u)", site >> 10,
+                   tg_pos[0], tg_pos[1], tg_pos[2]);
         for (u32 i = 0; i < n_lanes; i++)
             if (lanes[i].state == BARRIER) lanes[i].state = READY;
         ep_x++;
@@ -952,12 +977,14 @@ int main() {
     stack_t alternate{};
     alternate.ss_sp = signal_stack, alternate.ss_size = sizeof signal_stack;
     sigaltstack(&alternate, nullptr);
-    struct sigaction action {};
+    struct sigaction action{};
     action.sa_sigaction = on_signal, action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
     for (int number : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) sigaction(number, &action, nullptr);
     for (;;) {
         switch (get32()) {
-        case 0: allocate(); break;
+        case 0:
+            allocate();
+            break;
         case 1: {
             Buffer* b = buffers[get32()];
             const u64 at = get64(), n = get64();
@@ -975,9 +1002,14 @@ int main() {
             answer.append((const char*)b->base + at, n);
             break;
         }
-        case 3: load_module(); break;
-        case 4: submit(); break;
-        default: return 2;
+        case 3:
+            load_module();
+            break;
+        case 4:
+            submit();
+            break;
+        default:
+            return 2;
         }
         send_answer();
     }

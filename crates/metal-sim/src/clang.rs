@@ -114,7 +114,7 @@ impl Clang {
         self.make(&library, |to| {
             let header = folder.join(format!("msl-{:016x}.h", self.hash(&[HEADER])));
             self.make(&header, |to| Ok(std::fs::write(to, HEADER)?))?;
-            let rewritten = rewrite::rewrite(&self.preprocess(source)?)?;
+            let rewritten = rewrite::rewrite(&self.preprocess(source, &[])?)?;
             let code = rewritten.body.clone() + &rewritten.table;
             self.typecheck(&rewritten, &header)?;
             let object = to.with_extension("o");
@@ -131,6 +131,21 @@ impl Clang {
         })
     }
 
+    /// A kernel source with its headers from these folders and its definitions expanded.
+    ///
+    /// # Errors
+    /// The compiler's message.
+    pub fn preprocess(&self, source: &str, includes: &[PathBuf]) -> Result<String> {
+        // `runtime/msl.h` plays this header.
+        let source = source.replace("#include <metal_stdlib>", "");
+        let mut command = Command::new(self.program);
+        command.args(["-x", "c++", "-std=c++17", "-E", "-D__METAL_VERSION__=310"]);
+        for folder in includes {
+            command.arg("-I").arg(folder);
+        }
+        run(command.arg("-"), &source)
+    }
+
     /// The line of a source that an address of a library stands for; `None` where that cannot be found out.
     pub fn line(&self, library: &Path, pc: u64) -> Option<String> {
         let name = self.program.replace("clang++", "llvm-symbolizer");
@@ -139,13 +154,6 @@ impl Clang {
         let out = run(&mut command, "").ok()?;
         let line = out.lines().find(|line| line.contains(':') && !line.contains("msl-") && !line.starts_with('?'))?;
         Some(line.rsplit('/').next().unwrap_or(line).to_string())
-    }
-
-    fn preprocess(&self, source: &str) -> Result<String> {
-        let source = source.replace("#include <metal_stdlib>", "");
-        let mut command = Command::new(self.program);
-        command.args(["-x", "c++", "-std=c++17", "-E", "-D__METAL_VERSION__=310", "-"]);
-        run(&mut command, &source)
     }
 
     fn typecheck(&self, rewritten: &rewrite::Rewritten, header: &Path) -> Result<()> {

@@ -1,4 +1,5 @@
-//! A simulated Apple GPU: runs the project's Metal kernels on Linux, through the real host code, and checks what they do.
+//! A simulated Apple GPU: runs the project's Metal kernels on Linux, through the real host code, and checks what they
+//! do.
 //!
 //! `README.md` of this crate says what is checked and why it is built as it is. It knows no op and no model.
 

@@ -1,7 +1,7 @@
 //! From preprocessed Metal to C++ that clang compiles for this machine, line for line, with a table of its kernels.
 //!
-//! Metal is C++ with four things that C++ lacks: attributes of kernel parameters, threadgroup variables, literals that are
-//! floats by default, and constructors of vectors. Each is rewritten token by token; all else stays.
+//! Metal is C++ with four things that C++ lacks: attributes of kernel parameters, threadgroup variables, literals that
+//! are floats by default, and constructors of vectors. Each is rewritten token by token; all else stays.
 
 use std::fmt::Write;
 

@@ -158,3 +158,179 @@ fn every_planted_mistake_is_found() {
         assert!(bench.read(1).is_err());
     }
 }
+
+/// Reads one buffer, writes another: for lists of several dispatches.
+const COPY: &str = "
+struct Params { uint n; };
+kernel void copy(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
+                 constant Params& p [[buffer(2)]], uint i [[thread_position_in_grid]]) {
+    if (i < p.n) y[i] = 0.5 * x[i];
+}
+";
+
+#[test]
+fn dispatches_that_meet_want_a_barrier() {
+    let (r, w) = (Use::Read, Use::Write);
+    // What the two dispatches bind, and the hazard where nothing parts them; with a barrier all are right.
+    for (first, second, hazard) in [
+        ([(0, r), (1, w)], [(1, r), (2, w)], Some("read of byte 0 of slot 0")),
+        ([(0, r), (1, w)], [(2, r), (0, w)], Some("write of byte 0 of slot 1")),
+        ([(0, r), (1, w)], [(2, r), (1, w)], Some("write of byte 0 of slot 1")),
+        ([(0, r), (1, w)], [(0, r), (3, w)], None),
+    ] {
+        for barrier in [false, true] {
+            let Some(mut bench) = Bench::new(Options::default(), 4) else { return };
+            let pipe = bench.build(COPY, "copy").unwrap();
+            (0..3).for_each(|buf| bench.fill(buf, |i| i as f32));
+            bench.dispatch(pipe, &first, N, N / 64);
+            if barrier {
+                bench.list.cmds.push(Cmd::Barrier);
+            }
+            bench.dispatch(pipe, &second, N, N / 64);
+            match (bench.run(), hazard.filter(|_| !barrier)) {
+                (Ok(()), None) => {}
+                (Err(e), Some(hazard)) => {
+                    let text = e.to_string();
+                    assert!(text.contains("[hazard]") && text.contains(hazard), "{hazard} wanted:\n{text}");
+                }
+                (found, wanted) => panic!("{first:?} {second:?} barrier {barrier}: {found:?}, {wanted:?} wanted"),
+            }
+            assert_eq!(bench.sim.stats().needless_barriers, usize::from(barrier && hazard.is_none()));
+        }
+    }
+}
+
+/// Changes to a right list, and what the refusal says.
+const BROKEN: &[(fn(&mut Vec<Cmd>), &str)] = &[
+    (|cmds| drop(cmds.remove(1)), "slot 0 is not bound"),
+    (|cmds| drop(cmds.remove(0)), "before a kernel is chosen"),
+    (|cmds| drop(cmds.pop()), "was not dispatched"),
+    (|cmds| cmds.insert(3, Cmd::Barrier), "a barrier between"),
+    (|cmds| cmds.insert(1, cmds[1]), "bound twice"),
+    (|cmds| bind(cmds, 1, |slot, _, _| *slot = 31), "not one of 31"),
+    (|cmds| bind(cmds, 1, |slot, _, _| *slot = 9), "slot 0 is not bound"),
+    (|cmds| bind(cmds, 1, |_, span, _| span.len += 4), "of a buffer of 1024"),
+    (|cmds| bind(cmds, 1, |_, span, _| (span.at, span.len) = (2, 100)), "begins at byte 2"),
+    (|cmds| bind(cmds, 1, |_, span, _| span.len = 0), "bytes 0..+0"),
+    (|cmds| bind(cmds, 1, |_, _, used| *used = Use::Write), "bound as Write, const is true"),
+    (|cmds| bind(cmds, 2, |_, _, used| *used = Use::Read), "bound as Read, const is false"),
+    (|cmds| bind(cmds, 2, |_, span, _| span.buf = Buf(0)), "share bytes"),
+    (|cmds| bind(cmds, 2, |_, span, _| span.buf = Buf(7)), "buffer 7"),
+    (|cmds| groups(cmds, |grid, _| grid[1] = 0), "a grid of"),
+    (|cmds| groups(cmds, |_, threads| *threads = 32), "threadgroups of 32 threads"),
+    (|cmds| groups(cmds, |_, threads| *threads = 80), "threadgroups of 80 threads"),
+    (|cmds| groups(cmds, |_, threads| *threads = 1056), "threadgroups of 1056 threads"),
+    (|cmds| cmds[3] = Cmd::Bytes { slot: 2, at: 0, len: 8 }, "8 bytes from 0 of 4"),
+    (|cmds| cmds[3] = Cmd::Bytes { slot: 2, at: 0, len: 3 }, "gets 3 bytes of parameters, 4 wanted"),
+    (|cmds| cmds[0] = Cmd::Pipe(Pipe(3)), "pipe 3 of 1"),
+];
+
+fn bind(cmds: &mut [Cmd], at: usize, change: fn(&mut u8, &mut Span, &mut Use)) {
+    if let Cmd::Bind { slot, span, used } = &mut cmds[at] {
+        change(slot, span, used);
+    }
+}
+
+fn groups(cmds: &mut [Cmd], change: fn(&mut [u32; 3], &mut u32)) {
+    if let Some(Cmd::Groups { grid, threads }) = cmds.last_mut() {
+        change(grid, threads);
+    }
+}
+
+#[test]
+fn lists_that_break_a_rule_are_refused() {
+    for (change, why) in BROKEN {
+        let Some(mut bench) = Bench::new(Options::default(), 2) else { return };
+        let pipe = bench.build(COPY, "copy").unwrap();
+        bench.fill(0, |i| i as f32);
+        bench.dispatch(pipe, &[(0, Use::Read), (1, Use::Write)], N, N / 64);
+        change(&mut bench.list.cmds);
+        let error = bench.run().expect_err(why).to_string();
+        assert!(error.contains(why), "{why} wanted: {error}");
+    }
+}
+
+#[test]
+fn the_host_keeps_its_hands_off_unfinished_lists() {
+    for moment in [Moment::Wait, Moment::Submit] {
+        let Some(mut bench) = Bench::new(Options { moment, ..Options::default() }, 3) else { return };
+        let pipe = bench.build(COPY, "copy").unwrap();
+        bench.fill(0, |i| i as f32);
+        bench.dispatch(pipe, &[(0, Use::Read), (1, Use::Write)], N, N / 64);
+        bench.sim.submit(&bench.list).unwrap();
+        let read = bench.read(1);
+        match moment {
+            Moment::Wait => assert!(read.unwrap_err().to_string().contains("unfinished"), "too early"),
+            Moment::Submit => assert_eq!(read.unwrap()[2], 1.0),
+        }
+    }
+    let Some(mut bench) = Bench::new(Options::default(), 1) else { return };
+    assert!(bench.read(0).unwrap_err().to_string().contains("nothing has written"));
+    let Some(mut bench) = Bench::new(Options::default(), 2) else { return };
+    let short = Span { len: 8, ..bench.span(0) };
+    assert!(bench.sim.write(short, &[0; 4]).unwrap_err().to_string().contains("4 bytes for a span of 8"));
+    let Some(mut bench) = Bench::new(Options::default(), 2) else { return };
+    bench.sim.submit(&List::default()).unwrap();
+    assert!(bench.sim.alloc(4, "more").unwrap_err().to_string().contains("once lists run"));
+}
+
+#[test]
+fn calls_fail_on_demand() {
+    for call in [Call::Alloc, Call::Build, Call::Submit, Call::Wait] {
+        let fault = Some(Fault { call, after: 1 });
+        let Some(mut sim) = sim(Options { fault, ..Options::default() }) else { return };
+        let mut outcomes = [None, None];
+        for outcome in &mut outcomes {
+            *outcome = match call {
+                Call::Alloc => sim.alloc(4, "memory").err(),
+                Call::Build => sim.build(&[unit(COPY, "copy")]).err(),
+                Call::Submit => sim.submit(&List::default()).err(),
+                Call::Wait => sim.submit(&List::default()).and_then(|ticket| sim.wait(ticket, SECOND)).err(),
+            };
+        }
+        assert!(outcomes[0].is_none() && outcomes[1].is_some(), "{call:?}: {outcomes:?}");
+    }
+}
+
+/// Kernels that bring a GPU down end the runner, or their list, and never the test.
+#[test]
+fn kernels_that_crash_or_hang_are_errors() {
+    let crash = COPY.replace("if (i < p.n)", "volatile uint z = 0; if (i / z < p.n)");
+    let hang = COPY.replace("if (i < p.n)", "volatile uint z = 0; while (z == 0) {} if (i < p.n)");
+    for (source, why) in [(crash, "division by zero"), (hang, "did not finish")] {
+        let options = Options { moment: Moment::Wait, ..Options::default() };
+        let Some(mut bench) = Bench::new(options, 2) else { return };
+        let pipe = bench.build(&source, "copy").unwrap();
+        bench.fill(0, |i| i as f32);
+        bench.dispatch(pipe, &[(0, Use::Read), (1, Use::Write)], N, N / 64);
+        let ticket = bench.sim.submit(&bench.list).unwrap();
+        let error = bench.sim.wait(ticket, Duration::from_millis(50)).unwrap_err().to_string();
+        assert!(error.contains(why), "{why} wanted: {error}");
+    }
+}
+
+#[test]
+fn subnormals_are_zero() {
+    let Some(mut bench) = Bench::new(Options::default(), 2) else { return };
+    let pipe = bench.build(COPY, "copy").unwrap();
+    bench.fill(0, |i| if i == 0 { 1.5 * f32::MIN_POSITIVE } else { 1e-30 });
+    bench.dispatch(pipe, &[(0, Use::Read), (1, Use::Write)], N, N / 64);
+    bench.run().unwrap();
+    assert_eq!(bench.read(1).unwrap()[..2], [0.0, 5e-31]);
+}
+
+/// What Metal's front end refuses is refused here, by file and line.
+#[test]
+fn what_does_not_compile_is_refused_by_its_line() {
+    for (from, to, why) in [
+        ("0.5 * x[i]", "0.5 * x[j]", "j"),
+        ("if (i < p.n)", "device float* z = &p; if (i < p.n)", "address spaces"),
+        ("if (i < p.n)", "thread const float* z = x; if (i < p.n)", "address spaces"),
+        ("if (i < p.n)", "x[0] = 1.0; if (i < p.n)", "read-only"),
+        ("0.5 * x[i]", "double(x[i])", "double"),
+    ] {
+        let Some(mut bench) = Bench::new(Options::default(), 1) else { return };
+        let error = bench.build(&COPY.replace(from, to), "copy").expect_err(to).to_string();
+        assert!(error.contains(why) && error.contains(":7"), "{why} wanted: {error}");
+    }
+}

@@ -1,6 +1,6 @@
 //! What the Metal backend needs of a GPU, as plain data: buffers, pipelines, and lists of commands.
 //!
-//! A [`Gpu`] replays lists. It knows no op and no model; the simulator (`crates/metal-sim`) and a device are two of them.
+//! A [`Gpu`] replays lists. It knows no op and no model. The simulator (`crates/metal-sim`) is one.
 
 use std::time::Duration;
 

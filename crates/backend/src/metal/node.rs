@@ -1,5 +1,5 @@
-//! A dispatch of a plan, as data: what is bound where, its parameters and its grid. Only numbers of rows are open until a
-//! step fills them in.
+//! A dispatch of a plan, as data: what is bound where, its parameters and its grid. Only numbers of rows are open until
+//! a step fills them in.
 
 use model::plan::Rows;
 

@@ -1,5 +1,5 @@
-//! What changes from step to step: ids, positions, chunks, page tables and angles. The host writes them into one buffer,
-//! in which each has its place.
+//! What changes from step to step: ids, positions, chunks, page tables and angles. The host writes them into one
+//! buffer, in which each has its place.
 
 use crate::rope::Angles;
 use crate::{Batch, Chunk, Limits, PAGE};
