@@ -170,7 +170,8 @@ fn sums_in_other_orders_and_coarse_functions_stay_near() {
     for (sum_order, ulp) in [(1, 0), (2, 0), (0, 4)] {
         let metal = simulated(CacheType::F32, Options { sum_order, ulp, ..Options::default() }).unwrap();
         let error = relative(&short(&metal, &model), &wanted);
-        assert!(error < 1e-5, "order {sum_order}, {ulp} units in the last place: {error:e}");
+        // Other numbers, and not far off.
+        assert!(0.0 < error && error < 1e-5, "order {sum_order}, {ulp} units in the last place: {error:e}");
     }
 }
 
@@ -337,7 +338,7 @@ fn dispatches_and_barriers_of_a_step() {
         return;
     }
     for (name, shape, dispatches, barriers) in
-        [("fused", SMALL, 31, 23), ("plain", Shape { fused: false, ..SMALL }, 0, 0)]
+        [("fused", SMALL, 31, 23), ("plain", Shape { fused: false, ..SMALL }, 36, 29)]
     {
         let seen = Arc::new(Mutex::new(Seen::default()));
         Session::new(&planted(Plant::None, &seen), &model(shape), 32).step(&[(0, &tokens(2, 1))]);

@@ -202,18 +202,24 @@ MSL_INL float msl_pt(float x) { return __builtin_expect(sim_ulp, 0) ? sim_pertur
     MSL_FN1(atan, P(atanf(x)))                                                                                         \
     MSL_FN2(atan2, P(atan2f(x, y)))                                                                                    \
     MSL_FN2(pow, P(powf(x, y)))                                                                                        \
-    MSL_FN2(powr, P(powf(x, y)))                                                                                       \
+    MSL_FN2(powr, P(powf(x, y)))
+#define MSL_ROOTS(P)                                                                                                   \
     MSL_FN1(rsqrt, P(1.0f / __builtin_sqrtf(x)))                                                                       \
     MSL_FN1(sqrt, P(__builtin_sqrtf(x)))                                                                               \
     MSL_FN2(fmod, fmodf(x, y))                                                                                         \
     MSL_FN2(divide, P(x / y))                                                                                          \
     MSL_FN1(recip, P(1.0f / x))
 MSL_TRANS(msl_pt)
+MSL_ROOTS(msl_pt)
 namespace fast {
 MSL_TRANS(msl_pt)
+MSL_ROOTS(msl_pt)
 }
+// Safe math rounds roots and quotients correctly; exponentials and their kin are off by up to 5 units even so (Metal
+// Shading Language specification, accuracy of single-precision functions).
 namespace precise {
-MSL_TRANS()
+MSL_TRANS(msl_pt)
+MSL_ROOTS()
 }
 MSL_FN1(floor, __builtin_floorf(x))
 MSL_FN1(ceil, __builtin_ceilf(x))

@@ -128,6 +128,10 @@ pub fn check(list: &List, kernels: &[Kernel], sizes: &[u64]) -> Result<Checked, 
             }
             Cmd::Bind { slot, span, used } => {
                 check_span(span, sizes).map_err(at)?;
+                // The runner keeps its history by words.
+                if !span.at.is_multiple_of(4) {
+                    return Err(at(format!("a span that begins at byte {}", span.at)));
+                }
                 bind(&mut open, slot, Bound::Span(span, used)).map_err(at)?;
             }
             Cmd::Bytes { slot, at: first, len } => {
@@ -164,14 +168,11 @@ pub fn check(list: &List, kernels: &[Kernel], sizes: &[u64]) -> Result<Checked, 
     Ok(Checked { epochs, counts })
 }
 
-/// Whether a span lies inside its buffer and begins where a word does.
+/// Whether a span lies inside its buffer.
 pub fn check_span(span: Span, sizes: &[u64]) -> Result<(), String> {
     let Some(&size) = sizes.get(span.buf.0 as usize) else { return Err(format!("buffer {} of none", span.buf.0)) };
     if span.len == 0 || span.at > size || span.len > size - span.at {
         return Err(format!("bytes {}..+{} of a buffer of {size}", span.at, span.len));
-    }
-    if !span.at.is_multiple_of(4) {
-        return Err(format!("a span that begins at byte {}", span.at));
     }
     Ok(())
 }
