@@ -175,7 +175,6 @@ static sigjmp_buf bail;
 static bool bail_armed;
 
 extern "C" {
-int sim_ulp;
 int sim_reduce_order;
 }
 
@@ -274,14 +273,16 @@ void sim_mat_uniform(void** args, u32 mask) {
             report("matrix-nonuniform", 0, "simdgroup_load or simdgroup_store: arguments differ between lanes");
     }
 }
-// Off by up to sim_ulp units in the last place, the same for the same number.
+// Off by up to `ulp` units in the last place, the same for the same number.
 float sim_perturb(float x) {
+    const int ulp = (int)settings.ulp;
+    if (ulp == 0) return x;
     u32 bits;
     memcpy(&bits, &x, 4);
     if ((bits & 0x7f800000) == 0x7f800000 || (bits & 0x7fffffff) < 0x01000000) return x;
     u32 hash = bits * 2654435761u;
     hash ^= hash >> 15;
-    bits += (u32)((int)(hash % (2 * (u32)sim_ulp + 1)) - sim_ulp);
+    bits += (u32)((int)(hash % (2 * (u32)ulp + 1)) - ulp);
     memcpy(&x, &bits, 4);
     return x;
 }
@@ -934,7 +935,7 @@ static void settle(Dispatch& d) {
 static void submit() {
     settings.order = get32(), settings.seed = get32(), settings.reduce = get32(), settings.ulp = get32();
     rng = settings.seed * 0x9E3779B97F4A7C15ull + 88172645463325252ull;
-    sim_ulp = (int)settings.ulp, sim_reduce_order = (int)settings.reduce;
+    sim_reduce_order = (int)settings.reduce;
     names.clear();
     reports.clear();
     submit_first = serial + 1;
