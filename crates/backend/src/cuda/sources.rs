@@ -4,9 +4,11 @@ use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 use model::plan::CacheDecl;
-use quant::{ScaleType, WeightType};
+use quant::WeightType;
 
-/// Headers by the names that sources include them by.
+use crate::quant_headers;
+
+/// Headers besides those of weight types, by the names that sources include them by.
 pub const HEADERS: &[(&str, &str)] = &[
     ("cuda/args.h", include_str!("../../../../kernels/cuda/args.h")),
     ("cuda/common.h", include_str!("../../../../kernels/cuda/common.h")),
@@ -15,26 +17,6 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("cuda/mma.h", include_str!("../../../../kernels/cuda/mma.h")),
     ("cuda/tile.h", include_str!("../../../../kernels/cuda/tile.h")),
     ("cuda/vec.h", include_str!("../../../../kernels/cuda/vec.h")),
-    ("quant/affine.h", include_str!("../../../../kernels/quant/affine.h")),
-    ("quant/bf16.h", include_str!("../../../../kernels/quant/bf16.h")),
-    ("quant/f16.h", include_str!("../../../../kernels/quant/f16.h")),
-    ("quant/f32.h", include_str!("../../../../kernels/quant/f32.h")),
-    ("quant/ints.h", include_str!("../../../../kernels/quant/ints.h")),
-    ("quant/iq4_nl.h", include_str!("../../../../kernels/quant/iq4_nl.h")),
-    ("quant/iq4_xs.h", include_str!("../../../../kernels/quant/iq4_xs.h")),
-    ("quant/mxfp4.h", include_str!("../../../../kernels/quant/mxfp4.h")),
-    ("quant/mxfp4_planar.h", include_str!("../../../../kernels/quant/mxfp4_planar.h")),
-    ("quant/q2_k.h", include_str!("../../../../kernels/quant/q2_k.h")),
-    ("quant/q3_k.h", include_str!("../../../../kernels/quant/q3_k.h")),
-    ("quant/q4_0.h", include_str!("../../../../kernels/quant/q4_0.h")),
-    ("quant/q4_1.h", include_str!("../../../../kernels/quant/q4_1.h")),
-    ("quant/q4_k.h", include_str!("../../../../kernels/quant/q4_k.h")),
-    ("quant/q5_0.h", include_str!("../../../../kernels/quant/q5_0.h")),
-    ("quant/q5_1.h", include_str!("../../../../kernels/quant/q5_1.h")),
-    ("quant/q5_k.h", include_str!("../../../../kernels/quant/q5_k.h")),
-    ("quant/q6_k.h", include_str!("../../../../kernels/quant/q6_k.h")),
-    ("quant/q8_0.h", include_str!("../../../../kernels/quant/q8_0.h")),
-    ("quant/unit.h", include_str!("../../../../kernels/quant/unit.h")),
 ];
 
 macro_rules! sources {
@@ -85,7 +67,8 @@ impl Texts {
             Some(own) => Cow::Owned(own),
             None => Cow::Borrowed(text),
         };
-        let headers = HEADERS.iter().map(|&(name, embedded)| (name, text(name, embedded))).collect();
+        let headers =
+            HEADERS.iter().chain(quant_headers::ALL).map(|&(name, embedded)| (name, text(name, embedded))).collect();
         Texts { folder: folder.map(Path::to_path_buf), headers }
     }
 
@@ -119,23 +102,8 @@ impl Key {
 
     /// A source for a weight type.
     pub fn typed(source: Source, w: WeightType) -> Key {
-        let mut defines = vec![format!("WEIGHT_HEADER=\"quant/{}\"", header(w))];
-        match w {
-            WeightType::Affine(a) => defines.extend([
-                "WEIGHT=affine".into(),
-                format!("AFFINE_BITS={}", a.bits()),
-                format!("AFFINE_GROUP={}", a.group()),
-                format!(
-                    "AFFINE_SCALE={}",
-                    match a.scales() {
-                        ScaleType::F16 => 0,
-                        ScaleType::BF16 => 1,
-                        ScaleType::F32 => 2,
-                    }
-                ),
-            ]),
-            _ => defines.push(format!("WEIGHT={}", w.name())),
-        }
+        let mut defines = vec![format!("WEIGHT_HEADER=\"{}\"", quant_headers::name(w))];
+        defines.extend(quant_headers::defines(w).into_iter().map(|(name, value)| format!("{name}={value}")));
         Key::new(source, defines)
     }
 
@@ -159,13 +127,5 @@ impl Key {
     /// A source for one number.
     pub fn sized(source: Source, name: &str, value: usize) -> Key {
         Key::new(source, vec![format!("{name}={value}")])
-    }
-}
-
-/// The header that decodes a type, in `kernels/quant`.
-fn header(w: WeightType) -> String {
-    match w {
-        WeightType::Affine(_) => "affine.h".into(),
-        _ => format!("{}.h", w.name()),
     }
 }

@@ -6,8 +6,11 @@ use std::sync::Arc;
 use backend::Backend;
 use backend::cpu::{CacheType, Cpu, Isa};
 use backend::cuda::{self, Cuda};
+use backend::metal::Metal;
+use backend::metal::gpu::{Gpu, GpuError};
 use backend::reference::Reference;
 use backend::residency::Policy;
+use metal_sim::{Options, Sim};
 use quant::WeightType;
 use quant::act::ActKind;
 
@@ -30,6 +33,10 @@ pub struct Row {
     pub model: Option<f64>,
     /// The same between two cuts of a prompt into chunks, or two batches around it; 0 demands the same bits.
     pub cut: f64,
+    /// Ops that the backend is not written for: it must refuse a plan that holds one, by its name.
+    pub not_yet: &'static [&'static str],
+    /// Maximum number of tokens of a case that are run, in whole steps: a simulated device takes long.
+    pub tokens: usize,
 }
 
 /// The most that an op's output may be off: the norm of a row's difference over the norm of the row.
@@ -68,7 +75,7 @@ pub enum Quantised {
 pub fn rows() -> Vec<Row> {
     let row = |name: &str, backend: Shared, ops: Ops, logits| {
         let model = if ops.only_cached { None } else { Some(2e-5) };
-        Row { name: name.into(), backend, twin: None, ops, logits, model, cut: 0.0 }
+        Row { name: name.into(), backend, twin: None, ops, logits, model, cut: 0.0, not_yet: &[], tokens: usize::MAX }
     };
     let exact = Ops { plain: 0.0, weight: |_| 0.0, cached: 0.0, only_cached: false };
     let ops = Ops { plain: CPU_PLAIN, weight: cpu_weight, cached: 3e-6, only_cached: false };
@@ -124,13 +131,64 @@ pub fn gpu(cache: CacheType) -> Option<Cuda> {
 fn cuda_rows() -> Vec<Row> {
     let row = |name: &str, cache, ops, logits| {
         let backend: Shared = Arc::new(gpu(cache)?);
-        Some(Row { name: name.into(), backend, twin: None, ops, logits, model: None, cut: 3e-2 })
+        Some(Row {
+            name: name.into(),
+            backend,
+            twin: None,
+            ops,
+            logits,
+            model: None,
+            cut: 3e-2,
+            not_yet: &[],
+            tokens: usize::MAX,
+        })
     };
     let ops = Ops { plain: 1e-5, weight: cuda_weight, cached: 1e-5, only_cached: false };
     let half = Ops { cached: 4e-3, only_cached: true, ..ops };
     let logits = Logits { bf16: 2e-2, quantised: Quantised::LlamaCpp { bytes: 3e-2 } };
     let rows =
         [row("cuda, f32 cache", CacheType::F32, ops, None), row("cuda, f16 cache", CacheType::F16, half, Some(logits))];
+    rows.into_iter().flatten().collect()
+}
+
+/// A simulated Apple GPU with a cache of this type, which runs as these options say; skips where there is no clang.
+pub fn simulated(cache: CacheType, options: Options) -> Option<Metal> {
+    if let Err(why) = metal_sim::clang::Clang::find() {
+        super::fixtures::skip(why);
+        return None;
+    }
+    let open = move || match Sim::new(options.clone()) {
+        Ok(sim) => Ok(Box::new(sim) as Box<dyn Gpu>),
+        Err(why) => Err(GpuError::Lost(format!("{why:#}"))),
+    };
+    Some(Metal { open: Arc::new(open), cache })
+}
+
+/// `MOEBIUS_WIDE` asks for more than there is time for at each change.
+pub fn wide() -> bool {
+    std::env::var_os("MOEBIUS_WIDE").is_some()
+}
+
+/// The Metal backend on a simulated GPU, in both types of cache. Activations are f32 throughout.
+pub fn metal_rows() -> Vec<Row> {
+    let not_yet = &["head_linear", "causal_conv", "delta_net", "decay_beta", "gated_norm"];
+    let row = |name: &str, cache, ops| {
+        let backend: Shared = Arc::new(simulated(cache, Options::default())?);
+        Some(Row {
+            name: name.into(),
+            backend,
+            twin: None,
+            ops,
+            logits: None,
+            model: Some(2e-5),
+            cut: 0.0,
+            not_yet,
+            tokens: if wide() { usize::MAX } else { 80 },
+        })
+    };
+    let ops = Ops { plain: 1e-5, weight: |_| 1e-5, cached: 1e-5, only_cached: false };
+    let half = Ops { cached: 3e-3, only_cached: true, ..ops };
+    let rows = [row("metal, f32 cache", CacheType::F32, ops), row("metal, f16 cache", CacheType::F16, half)];
     rows.into_iter().flatten().collect()
 }
 

@@ -28,10 +28,7 @@ fn types() -> impl Iterator<Item = (usize, WeightType)> {
     (0..n).flat_map(|round| WeightType::ALL.into_iter().enumerate().map(move |(i, t)| (i + round, t)))
 }
 
-/// `MOEBIUS_WIDE` asks for more shapes than there is time for at each change.
-pub fn wide() -> bool {
-    std::env::var_os("MOEBIUS_WIDE").is_some()
-}
+pub use crate::common::backends::wide;
 
 pub fn embed(seed: u64) -> Vec<Case> {
     types()

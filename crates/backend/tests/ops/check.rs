@@ -3,7 +3,7 @@
 use std::fmt;
 
 use backend::reference::Reference;
-use backend::{Backend, Fault};
+use backend::{Backend, CompileError, Fault};
 
 use crate::case::Case;
 use crate::common::Session;
@@ -29,8 +29,8 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Runs all steps of a case.
-pub fn answers(backend: &dyn Backend, case: &Case) -> Result<Vec<Answer>, Failure> {
+/// Runs the steps of a case that have so many tokens together.
+pub fn answers(backend: &dyn Backend, case: &Case, n_tokens: usize) -> Result<Vec<Answer>, Failure> {
     let tokens = |step: &crate::case::Step| step.parts.iter().map(|part| part.1.len()).sum::<usize>();
     let max_tokens = case.script.iter().map(tokens).max().unwrap();
     let mut at = [0; 3];
@@ -44,7 +44,12 @@ pub fn answers(backend: &dyn Backend, case: &Case) -> Result<Vec<Answer>, Failur
         .map_err(|e| Failure(format!("{}: {case}: {e}", backend.name())))?;
     session.program.trace_routing(true);
     let mut answers = Vec::new();
-    for step in &case.script {
+    let mut sum = 0;
+    let fits = |step: &&crate::case::Step| {
+        sum += tokens(step);
+        sum <= n_tokens
+    };
+    for step in case.script.iter().take_while(fits) {
         step.copies.iter().for_each(|&(from, to)| session.program.copy_state(from, to));
         step.jump.iter().for_each(|&(s, pos)| session.n_past[s] = pos);
         step.slots.iter().for_each(|&(s, slot)| session.slots[s] = slot);
@@ -62,7 +67,7 @@ pub fn answers(backend: &dyn Backend, case: &Case) -> Result<Vec<Answer>, Failur
 
 /// What the reference says of a case.
 pub fn exact(case: &Case) -> Vec<Answer> {
-    answers(&Reference, case).unwrap_or_else(|failure| panic!("{failure}"))
+    answers(&Reference, case, usize::MAX).unwrap_or_else(|failure| panic!("{failure}"))
 }
 
 /// What backends gave of a case, by the names of their rows.
@@ -75,7 +80,10 @@ pub fn check(row: &Row, case: &Case, exact: &[Answer], given: &mut Given) -> Res
     if row.ops.only_cached && !has_cache {
         return Ok(0.0);
     }
-    let found = answers(&*row.backend, case)?;
+    if row.not_yet.contains(&case.op) {
+        return refused(row, case);
+    }
+    let found = answers(&*row.backend, case, row.tokens)?;
     let twin = given.0.iter().find(|(name, _)| row.twin.as_ref() == Some(name));
     if let Some((name, twin)) = twin {
         same_bits(&found, twin, case).map_err(|why| row.fails(case, &format!("{why} from {name}")))?;
@@ -94,6 +102,14 @@ pub fn check(row: &Row, case: &Case, exact: &[Answer], given: &mut Given) -> Res
         worst = worst.max(near(found, exact, case, &common, tolerance).map_err(why)?);
     }
     Ok(worst / case.slack)
+}
+
+/// What a backend is not written for it refuses by its name, before it computes anything.
+fn refused(row: &Row, case: &Case) -> Result<f64, Failure> {
+    match Session::compile(&*row.backend, &case.model, 1, 1).map(drop) {
+        Err(CompileError::Unsupported { what, .. }) if what.contains(case.op) => Ok(0.0),
+        other => Err(row.fails(case, &format!("{other:?}, which is not a refusal that names the op"))),
+    }
 }
 
 impl Row {

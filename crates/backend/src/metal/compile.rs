@@ -1,0 +1,225 @@
+//! From a plan to a program: lays out its memory, copies weights, builds kernels and fixes the barriers.
+
+use checkpoint::Checkpoint;
+use model::plan::{Buf, CacheDecl, Elem, Op, Plan, ValidPlan, memory};
+
+use super::Metal;
+use super::gpu::{GpuError, Span};
+use super::layout::Layout;
+use super::lower::{CacheView, Lower, unsupported};
+use super::node::{self, Counts, THREADS};
+use super::program::{MetalProgram, Parts};
+use super::tables::{self, Tables};
+use super::weights::Weights;
+use crate::cpu::CacheType;
+use crate::residency::Residency;
+use crate::rope::Angles;
+use crate::routing::RoutingTrace;
+use crate::{CompileError, Footprint, Kinds, Limits, PAGE, Part};
+
+/// The oldest family whose GPUs have what the kernels use.
+const LEAST_FAMILY: u32 = 7;
+
+/// Compiles `plan`; see [`crate::Backend::compile`].
+pub fn compile(
+    metal: &Metal,
+    plan: &ValidPlan,
+    checkpoint: &Checkpoint,
+    limits: Limits,
+) -> Result<MetalProgram, CompileError> {
+    let plan: &Plan = plan;
+    let kinds = Kinds::of(plan);
+    kinds.check(limits)?;
+    if let Some(buf) = plan.bufs.iter().find(|buf| !matches!(buf.elem, Elem::F32 | Elem::U32)) {
+        return Err(unsupported(format!("keep {} in {:?}", buf.name, buf.elem)));
+    }
+    let limits = Limits { max_outputs: limits.max_outputs.min(limits.max_tokens), ..limits };
+    let start = |e: GpuError| CompileError::Start { what: "the GPU".into(), why: e.to_string() };
+    let mut gpu = (metal.open)().map_err(start)?;
+    let (family, max_buffer) = (gpu.caps().family, gpu.caps().max_buffer);
+    if family < LEAST_FAMILY {
+        return Err(unsupported(format!("use a GPU of Apple's family {family}; M1 and later are of family 7 and up")));
+    }
+
+    let memory = Memory::new(metal, plan, limits, max_buffer);
+    let weights = memory.weights.upload(&mut *gpu, plan, checkpoint, failed)?;
+    let arena = memory.arena.allocate(&mut *gpu, "step buffers").map_err(failed)?;
+    let own = memory.own.allocate(&mut *gpu, "routes and scratch").map_err(failed)?;
+    let caches = caches(plan, &memory.caches.allocate(&mut *gpu, "cache").map_err(failed)?);
+    let tables = memory.tables.allocate(&mut *gpu, "inputs of a step").map_err(failed)?;
+    let bufs: Vec<Span> = (0..plan.bufs.len())
+        .map(|i| match memory.routed.iter().position(|&buf| buf.0 as usize == i) {
+            Some(router) => own[router],
+            None => arena[0].part(memory.placement.offset[i] as u64, memory.placement.len[i] as u64),
+        })
+        .collect();
+    let n_routers = memory.routed.len();
+    let faults = &own[n_routers..2 * n_routers];
+    let apart = [own.get(2 * n_routers), own.get(2 * n_routers + 1)].map(Option::<&Span>::copied);
+    let is_f16 = metal.cache == CacheType::F16;
+    let mut lower = Lower::new(plan, &bufs, &weights, &caches, is_f16, apart, faults);
+    for op in &plan.ops {
+        lower.op(op)?;
+    }
+    let (units, nodes) = (lower.units, lower.nodes);
+
+    let most = Counts { tokens: limits.max_tokens, outputs: limits.max_outputs };
+    if let Some(node) = nodes.iter().find(|node| node.largest(most) > u64::from(u32::MAX)) {
+        return Err(unsupported(format!("run {} on {} tokens at once", node.op, limits.max_tokens)));
+    }
+    let pipes = gpu.build(&units).map_err(failed)?;
+    if let Some((pipe, unit)) = pipes.iter().zip(&units).find(|(pipe, _)| gpu.threads(**pipe) < THREADS) {
+        let found = gpu.threads(*pipe);
+        return Err(unsupported(format!("run {} in threadgroups of {found} threads, {THREADS} are wanted", unit.name)));
+    }
+    let layers = plan.ops.iter().zip(&plan.layers).filter(|(op, _)| matches!(op, Op::Route { .. }));
+    let span = |buf: Buf| (bufs[buf.0 as usize], plan.buf(buf).width);
+    Ok(MetalProgram::new(Parts {
+        gpu,
+        levels: node::levels(nodes),
+        pipes,
+        tables: Tables::new(tables, angles(plan), kinds.window.is_some()),
+        logits: span(plan.logits).0,
+        hidden: plan.hidden().map(span),
+        faults: faults.to_vec(),
+        routes: memory.routed.iter().map(|&buf| span(buf).0).collect(),
+        router_rows: memory.routed.iter().map(|&buf| plan.buf(buf).rows).collect(),
+        router_layers: layers.map(|(_, layer)| layer.unwrap_or(0)).collect(),
+        routing: RoutingTrace::new(plan),
+        n_vocab: plan.n_vocab,
+        limits,
+        kinds,
+    }))
+}
+
+fn failed(e: GpuError) -> CompileError {
+    match e {
+        GpuError::Memory { what, bytes } => {
+            CompileError::Memory { what, bytes: usize::try_from(bytes).unwrap_or(usize::MAX) }
+        }
+        e => unsupported(format!("compile a plan: {e}")),
+    }
+}
+
+/// What a program takes of the GPU's memory; see [`crate::Backend::footprint`].
+pub fn footprint(metal: &Metal, plan: &Plan, limits: Limits) -> Footprint {
+    let limits = Limits { max_outputs: limits.max_outputs.min(limits.max_tokens), ..limits };
+    // Where the buffers end does not matter but for the gaps.
+    let memory = Memory::new(metal, plan, limits, u64::MAX);
+    let mut sum = Footprint::new("GPU memory");
+    let kinds = plan.kinds();
+    for (kind, bytes) in kinds.into_iter().zip(memory.weights.bytes_of()) {
+        sum.add(Part::Weights(kind, Residency::Copied), bytes);
+    }
+    for decl in &plan.caches {
+        let part = if decl.window.is_some() { Part::Windows } else { Part::Cache };
+        planes(decl, limits, metal.cache).into_iter().for_each(|bytes| sum.add(part, bytes));
+    }
+    sum.add(Part::Activations, memory.arena.bytes());
+    sum.add(Part::Scratch, memory.own.bytes().saturating_add(memory.tables.bytes()));
+    sum
+}
+
+/// The memory of a program, laid out.
+struct Memory {
+    weights: Weights,
+    placement: memory::Placement,
+    /// One piece.
+    arena: Layout,
+    /// Ids that routers write, by router; a word for each row of each router; scratch for gate and up apart.
+    own: Layout,
+    /// Buffers of ids.
+    routed: Vec<Buf>,
+    caches: Layout,
+    tables: Layout,
+}
+
+impl Memory {
+    fn new(metal: &Metal, plan: &Plan, limits: Limits, max_buffer: u64) -> Memory {
+        let Limits { max_tokens, max_outputs, .. } = limits;
+        let placement = memory::place(plan, max_tokens, max_outputs);
+        let bytes = |buf: Buf| {
+            let decl = plan.buf(buf);
+            decl.rows.count(max_tokens, max_outputs).saturating_mul(decl.width).saturating_mul(4)
+        };
+        let one = |len: usize| {
+            let mut layout = Layout::default();
+            layout.add(len, max_buffer);
+            layout
+        };
+        // Ids outlive their layer: reports of routing read them after the step.
+        let routed: Vec<Buf> = plan.ops.iter().filter_map(ids).collect();
+        let mut own = Layout::default();
+        for &buf in &routed {
+            own.add(bytes(buf), max_buffer);
+        }
+        for &buf in &routed {
+            let rows = plan.buf(buf).rows.count(max_tokens, max_outputs);
+            own.add(rows.saturating_mul(4), max_buffer);
+        }
+        let apart = plan.ops.iter().filter_map(|op| apart(plan, op)).map(bytes).max();
+        if let Some(bytes) = apart {
+            own.add(bytes, max_buffer);
+            own.add(bytes, max_buffer);
+        }
+        let mut caches = Layout::default();
+        for decl in &plan.caches {
+            for bytes in planes(decl, limits, metal.cache) {
+                caches.add(bytes, max_buffer);
+            }
+        }
+        let has_window = Kinds::of(plan).window.is_some();
+        Memory {
+            weights: Weights::new(plan, max_buffer),
+            arena: one(placement.bytes),
+            placement,
+            own,
+            routed,
+            caches,
+            tables: tables::layout(limits, &angles(plan), has_window, max_buffer),
+        }
+    }
+}
+
+fn angles(plan: &Plan) -> Vec<Angles> {
+    plan.ropes.iter().map(Angles::new).collect()
+}
+
+/// Where a router writes ids.
+fn ids(op: &Op) -> Option<Buf> {
+    match op {
+        Op::Route { ids, .. } => Some(*ids),
+        _ => None,
+    }
+}
+
+/// What an op with gate and up of different types writes: as large as each of the two products.
+fn apart(plan: &Plan, op: &Op) -> Option<Buf> {
+    let (gate, up, out) = match *op {
+        Op::GatedLinear { gate, up, out, .. } => (gate, up, out),
+        Op::Experts { gate, up, hidden, .. } => (gate, up, hidden),
+        _ => return None,
+    };
+    (plan.weight(gate).dtype != plan.weight(up).dtype).then_some(out)
+}
+
+/// Bytes of a layer's keys and values; those have no place of their own where they are found in the keys.
+fn planes(decl: &CacheDecl, limits: Limits, cache: CacheType) -> Vec<usize> {
+    let n_pages = if decl.window.is_some() { limits.n_window_pages } else { limits.n_pages };
+    let element = if cache == CacheType::F16 { 2 } else { 4 };
+    let plane = |d: usize| n_pages.saturating_mul(PAGE * element).saturating_mul(decl.n_kv.saturating_mul(d));
+    match decl.v_in_k {
+        true => vec![plane(decl.d_k)],
+        false => vec![plane(decl.d_k), plane(decl.d_v)],
+    }
+}
+
+fn caches(plan: &Plan, spans: &[Span]) -> Vec<CacheView> {
+    let mut spans = spans.iter().copied();
+    let view = |decl: &CacheDecl| {
+        let k = spans.next()?;
+        let v = if decl.v_in_k { None } else { Some(spans.next()?) };
+        Some(CacheView { k, v, decl: *decl })
+    };
+    plan.caches.iter().map_while(view).collect()
+}

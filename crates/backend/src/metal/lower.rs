@@ -1,0 +1,629 @@
+//! From an op of a plan to its dispatches. An op that is not written yet is refused by its name.
+
+use std::collections::HashMap;
+
+use model::plan::{
+    Access, Buf, Cache, CacheDecl, ExpertBiases, Gate, GroupScore, LinearPart, Norm, Op, Plan, RopePairing, Router,
+    Rows, Score, Weight,
+};
+
+use super::gpu::{Span, Unit, Use};
+use super::node::{Extent, Node, Place, THREADS, Word};
+use super::sources::{self, Defines, Source};
+use super::tables::Table;
+use super::weights::Planes;
+use crate::CompileError;
+
+/// Maximum number of experts that a row may use: a lane each.
+const MAX_USED: usize = 32;
+
+/// A cache in the GPU's memory.
+#[derive(Clone, Copy, Debug)]
+pub struct CacheView {
+    pub k: Span,
+    /// None where values are found in the keys.
+    pub v: Option<Span>,
+    pub decl: CacheDecl,
+}
+
+/// What resolves a plan.
+pub struct Lower<'a> {
+    pub plan: &'a Plan,
+    /// Where buffers lie, `[bufs]`.
+    pub bufs: &'a [Span],
+    pub weights: &'a [Planes],
+    pub caches: &'a [CacheView],
+    pub is_f16: bool,
+    /// Two pieces of scratch for gate and up of different types.
+    pub apart: [Option<Span>; 2],
+    /// A word for each row of each router.
+    pub faults: &'a [Span],
+    pub units: Vec<Unit>,
+    pub nodes: Vec<Node>,
+    n_routers: usize,
+    /// Uses of the buffers of the op at hand.
+    uses: HashMap<Buf, Use>,
+    op: &'static str,
+}
+
+/// A dispatch under construction.
+struct Draft {
+    source: Source,
+    kernel: &'static str,
+    defines: Defines,
+    binds: Vec<(u8, Place, Use)>,
+    params_slot: u8,
+    params: Vec<Word>,
+    grid: [Extent; 3],
+}
+
+impl Draft {
+    fn new(source: Source, kernel: &'static str) -> Draft {
+        let grid = [Extent::Is(1); 3];
+        Draft { source, kernel, defines: Vec::new(), binds: Vec::new(), params_slot: 0, params: Vec::new(), grid }
+    }
+
+    fn define(mut self, name: &'static str, value: usize) -> Draft {
+        self.defines.push((name, value.to_string()));
+        self
+    }
+
+    fn bind(mut self, slot: u8, (place, used): (Place, Use)) -> Draft {
+        self.binds.push((slot, place, used));
+        self
+    }
+
+    fn table(self, slot: u8, table: Table) -> Draft {
+        self.bind(slot, (Place::Table(table), Use::Read))
+    }
+
+    fn params(mut self, slot: u8, params: impl IntoIterator<Item = Word>) -> Draft {
+        self.params_slot = slot;
+        self.params = params.into_iter().collect();
+        self
+    }
+
+    fn grid(mut self, grid: [Extent; 3]) -> Draft {
+        self.grid = grid;
+        self
+    }
+
+    /// Binds the planes of a matrix to three slots from `slot` on, as far as it has them.
+    fn planes(mut self, slot: u8, planes: Planes) -> Draft {
+        for (i, plane) in planes.into_iter().enumerate() {
+            self.binds.extend(plane.map(|span| (slot + i as u8, Place::Fixed(span), Use::Read)));
+        }
+        self
+    }
+}
+
+fn float(x: f32) -> Word {
+    Word::Is(x.to_bits())
+}
+
+fn is(n: usize) -> Word {
+    Word::Is(n as u32)
+}
+
+/// A thread for each of a row's `each` numbers.
+fn threads(rows: Rows, each: usize) -> Extent {
+    Extent::Of { rows, each: each as u32, per: THREADS }
+}
+
+/// A threadgroup for each row.
+fn per_row(rows: Rows) -> Extent {
+    Extent::Of { rows, each: 1, per: 1 }
+}
+
+/// A simdgroup for each of `n` outputs, two a threadgroup.
+fn simdgroups(n: usize) -> Extent {
+    Extent::Is(n.div_ceil(2) as u32)
+}
+
+/// The activation as kernels take it, and its two numbers.
+fn activation(act: Gate) -> (usize, [Word; 2]) {
+    match act {
+        Gate::Silu => (0, [float(0.0); 2]),
+        Gate::GeluTanh => (1, [float(0.0); 2]),
+        Gate::ClampedSwiglu { alpha, limit } => (2, [float(alpha), float(limit)]),
+    }
+}
+
+impl<'a> Lower<'a> {
+    /// For a plan whose memory is laid out.
+    pub fn new(
+        plan: &'a Plan,
+        bufs: &'a [Span],
+        weights: &'a [Planes],
+        caches: &'a [CacheView],
+        is_f16: bool,
+        apart: [Option<Span>; 2],
+        faults: &'a [Span],
+    ) -> Lower<'a> {
+        let (units, nodes) = (Vec::new(), Vec::new());
+        Lower {
+            plan,
+            bufs,
+            weights,
+            caches,
+            is_f16,
+            apart,
+            faults,
+            units,
+            nodes,
+            n_routers: 0,
+            uses: HashMap::new(),
+            op: "",
+        }
+    }
+
+    fn rows(&self, buf: Buf) -> Rows {
+        self.plan.buf(buf).rows
+    }
+
+    fn width(&self, buf: Buf) -> usize {
+        self.plan.buf(buf).width
+    }
+
+    /// A buffer of the op, used as the op says.
+    fn buf(&self, buf: Buf) -> (Place, Use) {
+        self.buf_as(buf, self.uses.get(&buf).copied().unwrap_or(Use::Update))
+    }
+
+    /// A buffer, used by this dispatch as `used`: one of several dispatches of an op.
+    fn buf_as(&self, buf: Buf, used: Use) -> (Place, Use) {
+        let decl = self.plan.buf(buf);
+        let bytes = (decl.width * decl.elem.bytes()) as u64;
+        (Place::Rows(self.bufs[buf.0 as usize], decl.rows, bytes), used)
+    }
+
+    fn vector(&self, w: Weight) -> (Place, Use) {
+        match self.weights[w.0 as usize][0] {
+            Some(span) => (Place::Fixed(span), Use::Read),
+            None => unreachable!("validated plans have no empty weights"),
+        }
+    }
+
+    fn planes(&self, w: Weight) -> Planes {
+        self.weights[w.0 as usize]
+    }
+
+    /// Rows and columns of a matrix, or of each of a stack.
+    fn shape(&self, w: Weight) -> (usize, usize) {
+        match self.plan.weight(w).shape[..] {
+            [.., n, k] => (n, k),
+            _ => unreachable!("validated plans multiply with matrices"),
+        }
+    }
+
+    fn typed(&self, source: Source, kernel: &'static str, w: Weight) -> Draft {
+        Draft { defines: sources::of_type(self.plan.weight(w).dtype), ..Draft::new(source, kernel) }
+    }
+
+    fn push(&mut self, draft: Draft) {
+        let unit = sources::unit(draft.source, draft.kernel, &draft.defines);
+        let known = self.units.iter().position(|known| *known == unit);
+        let index = known.unwrap_or(self.units.len());
+        if known.is_none() {
+            self.units.push(unit);
+        }
+        let Draft { binds, params_slot, params, grid, .. } = draft;
+        self.nodes.push(Node { op: self.op, unit: index, binds, params_slot, params, grid });
+    }
+
+    /// Appends the dispatches of an op.
+    ///
+    /// # Errors
+    /// What an op, or one of its forms, is not written for.
+    pub fn op(&mut self, op: &Op) -> Result<(), CompileError> {
+        self.op = op.name();
+        self.uses = op
+            .bufs()
+            .into_iter()
+            .map(|(buf, access)| {
+                let used = match access {
+                    Access::Read => Use::Read,
+                    Access::Write => Use::Write,
+                    Access::Update => Use::Update,
+                };
+                (buf, used)
+            })
+            .collect();
+        match *op {
+            Op::Embed { table, scale, out } => self.embed(table, scale, out),
+            Op::Linear { x, ref parts } => parts.iter().for_each(|part| self.linear(x, part)),
+            Op::GatedLinear { x, gate, up, act, out } => self.gated_linear(x, gate, up, act, out),
+            Op::RmsNorm { x, residual, w, eps, out } => self.rms_norm(x, residual, w, eps, out),
+            Op::HeadNorm { x, w, eps, n_head, d_head } => self.head_norm(x, w, eps, n_head, d_head),
+            Op::Rope { x, rope, n_head, d_head } => {
+                let decl = self.plan.rope(rope);
+                let half = decl.inv_freq.len();
+                let interleaved = u32::from(decl.pairing == RopePairing::Interleaved);
+                let words = [is(n_head), is(d_head), is(half), Word::Is(interleaved)];
+                let each = n_head * half;
+                self.push(
+                    Draft::new(sources::ROPE, "rope")
+                        .bind(0, self.buf(x))
+                        .table(1, Table::Angles(rope.0 as usize))
+                        .params(2, [Word::Each(self.rows(x), each as u32)].into_iter().chain(words))
+                        .grid([threads(self.rows(x), each), Extent::Is(1), Extent::Is(1)]),
+                );
+            }
+            Op::SplitHeads { x, n_head, ref parts } => self.heads(x, n_head, parts, true),
+            Op::JoinHeads { ref parts, n_head, out } => self.heads(out, n_head, parts, false),
+            Op::GatedAct { gate, up, act, out } => {
+                let (gate, up) = (self.buf(gate), self.buf(up));
+                self.gated_act(gate, up, act, out);
+            }
+            Op::Add { x, y } => {
+                let each = self.width(x);
+                let draft = Draft::new(sources::ADD, "add").bind(0, self.buf(x)).bind(1, self.buf(y));
+                self.elementwise(draft, 2, self.rows(x), each, &[]);
+            }
+            Op::Scale { x, scale } => {
+                let draft = Draft::new(sources::SCALE, "scale").bind(0, self.buf(x));
+                self.elementwise(draft, 1, self.rows(x), self.width(x), &[float(scale)]);
+            }
+            Op::ScaleBy { x, w } => {
+                let draft = Draft::new(sources::SCALE_BY, "scale_by").bind(0, self.buf(x)).bind(1, self.vector(w));
+                self.elementwise(draft, 2, self.rows(x), self.width(x), &[]);
+            }
+            Op::Softcap { x, cap } => {
+                let draft = Draft::new(sources::SOFTCAP, "softcap").bind(0, self.buf(x));
+                self.elementwise(draft, 1, self.rows(x), self.width(x), &[float(cap)]);
+            }
+            Op::SigmoidGate { x, gate } => {
+                // A gate of width 1 is for its whole row.
+                let width = self.width(x) / self.width(gate);
+                let draft =
+                    Draft::new(sources::SIGMOID_GATE, "sigmoid_gate").bind(0, self.buf(x)).bind(1, self.buf(gate));
+                self.elementwise(draft, 2, self.rows(x), self.width(x), &[is(width)]);
+            }
+            Op::Select { x, out } => {
+                let draft = Draft::new(sources::SELECT, "select_rows").bind(0, self.buf(x)).table(1, Table::Rows);
+                let draft = draft.bind(2, self.buf(out));
+                self.elementwise(draft, 3, self.rows(out), self.width(out), &[is(self.width(out))]);
+            }
+            Op::KvAppend { cache, k, v } => self.kv_append(cache, k, v),
+            Op::Attention { cache, q, n_head, scale, window, softcap, sinks, out } => {
+                self.attention(cache, q, n_head, [scale, softcap.unwrap_or(0.0)], window, sinks, out);
+            }
+            Op::Route { logits, ref router, n_used, ids, weights } => {
+                return self.route(logits, router, n_used, ids, weights);
+            }
+            Op::Experts { x, ids, gate, up, down, biases, act, hidden, out } => {
+                self.experts(x, ids, [gate, up, down], biases, act, hidden, out);
+            }
+            Op::Combine { x, add, y, weights, norm } => self.combine(x, add, y, weights, norm),
+            Op::HeadLinear { .. }
+            | Op::CausalConv { .. }
+            | Op::DeltaNet { .. }
+            | Op::DecayBeta { .. }
+            | Op::GatedNorm { .. } => return Err(unsupported(format!("run {} yet", op.name()))),
+        }
+        Ok(())
+    }
+
+    /// A thread a number; the number of numbers is the first parameter.
+    fn elementwise(&mut self, draft: Draft, params_slot: u8, rows: Rows, each: usize, words: &[Word]) {
+        let words = [Word::Each(rows, each as u32)].into_iter().chain(words.iter().copied());
+        let grid = [threads(rows, each), Extent::Is(1), Extent::Is(1)];
+        self.push(draft.params(params_slot, words).grid(grid));
+    }
+
+    fn embed(&mut self, table: Weight, scale: f32, out: Buf) {
+        let (_, d) = self.shape(table);
+        // Units have 16 numbers or more.
+        let groups = d.div_ceil(16).div_ceil(THREADS as usize);
+        self.push(
+            self.typed(sources::EMBED, "embed", table)
+                .planes(0, self.planes(table))
+                .table(3, Table::Ids)
+                .bind(4, self.buf(out))
+                .params(5, [is(d), float(scale)])
+                .grid([Extent::Is(groups as u32), per_row(self.rows(out)), Extent::Is(1)]),
+        );
+    }
+
+    fn linear(&mut self, x: Buf, &LinearPart { w, bias, out }: &LinearPart) {
+        let out = self.buf(out);
+        self.product(x, w, bias, out);
+    }
+
+    /// One matrix times the rows of `x`.
+    fn product(&mut self, x: Buf, w: Weight, bias: Option<Weight>, out: (Place, Use)) {
+        let (n, k) = self.shape(w);
+        let mut draft = self
+            .typed(sources::LINEAR, "linear", w)
+            .define("BIAS", usize::from(bias.is_some()))
+            .planes(0, self.planes(w))
+            .bind(3, self.buf_as(x, Use::Read))
+            .bind(4, out)
+            .params(5, [is(n), is(k)])
+            .grid([simdgroups(n), per_row(self.rows(x)), Extent::Is(1)]);
+        if let Some(bias) = bias {
+            draft = draft.bind(6, self.vector(bias));
+        }
+        self.push(draft);
+    }
+
+    /// The part of scratch `i` that has a number for each of `out`.
+    fn scratch(&self, i: usize, out: Buf, used: Use) -> (Place, Use) {
+        match self.apart[i] {
+            Some(span) => (Place::Rows(span, self.rows(out), 4 * self.width(out) as u64), used),
+            None => unreachable!("scratch is laid out where gate and up differ"),
+        }
+    }
+
+    fn gated_linear(&mut self, x: Buf, gate: Weight, up: Weight, act: Gate, out: Buf) {
+        if self.plan.weight(gate).dtype != self.plan.weight(up).dtype {
+            self.product(x, gate, None, self.scratch(0, out, Use::Write));
+            self.product(x, up, None, self.scratch(1, out, Use::Write));
+            return self.gated_act(self.scratch(0, out, Use::Read), self.scratch(1, out, Use::Read), act, out);
+        }
+        let (n, k) = self.shape(gate);
+        let (kind, numbers) = activation(act);
+        self.push(
+            self.typed(sources::GATED_LINEAR, "gated_linear", gate)
+                .define("ACT", kind)
+                .planes(0, self.planes(gate))
+                .planes(3, self.planes(up))
+                .bind(6, self.buf(x))
+                .bind(7, self.buf(out))
+                .params(8, [is(n), is(k)].into_iter().chain(numbers))
+                .grid([simdgroups(n), per_row(self.rows(x)), Extent::Is(1)]),
+        );
+    }
+
+    fn gated_act(&mut self, gate: (Place, Use), up: (Place, Use), act: Gate, out: Buf) {
+        let (kind, numbers) = activation(act);
+        let draft = Draft::new(sources::GATED_ACT, "gated_act").define("ACT", kind);
+        let draft = draft.bind(0, gate).bind(1, up).bind(2, self.buf_as(out, Use::Write));
+        self.elementwise(draft, 3, self.rows(out), self.width(out), &numbers);
+    }
+
+    fn rms_norm(&mut self, x: Buf, residual: Option<Buf>, w: Weight, eps: f32, out: Buf) {
+        let mut draft = Draft::new(sources::RMS_NORM, "rms_norm")
+            .define("RESIDUAL", usize::from(residual.is_some()))
+            .bind(0, self.buf(x))
+            .bind(1, self.vector(w))
+            .bind(2, self.buf(out))
+            .params(3, [is(self.width(x)), float(eps)])
+            .grid([per_row(self.rows(x)), Extent::Is(1), Extent::Is(1)]);
+        if let Some(residual) = residual {
+            draft = draft.bind(4, self.buf(residual));
+        }
+        self.push(draft);
+    }
+
+    fn head_norm(&mut self, x: Buf, w: Option<Weight>, eps: f32, n_head: usize, d_head: usize) {
+        let (rows, each) = (self.rows(x), n_head as u32);
+        let mut draft = Draft::new(sources::HEAD_NORM, "head_norm")
+            .define("HAS_W", usize::from(w.is_some()))
+            .bind(0, self.buf(x))
+            .params(1, [Word::Each(rows, each), is(d_head), float(eps)])
+            .grid([Extent::Of { rows, each, per: 2 }, Extent::Is(1), Extent::Is(1)]);
+        if let Some(w) = w {
+            draft = draft.bind(2, self.vector(w));
+        }
+        self.push(draft);
+    }
+
+    /// Splits a whole into parts, or joins them to it, a dispatch a part.
+    fn heads(&mut self, whole: Buf, n_head: usize, parts: &[(usize, Buf)], is_split: bool) {
+        let (rows, d_head) = (self.rows(whole), parts.iter().map(|part| part.0).sum());
+        let mut first = 0;
+        for &(width, part) in parts {
+            let draft = match is_split {
+                true => {
+                    Draft::new(sources::SPLIT_HEADS, "split_heads").bind(0, self.buf(whole)).bind(1, self.buf(part))
+                }
+                // Each dispatch writes some of the whole.
+                false => Draft::new(sources::JOIN_HEADS, "join_heads")
+                    .bind(0, self.buf(part))
+                    .bind(1, self.buf_as(whole, Use::Update)),
+            };
+            self.elementwise(draft, 2, rows, n_head * width, &[is(width), is(d_head), is(first)]);
+            first += width;
+        }
+    }
+
+    fn cache(&self, cache: Cache) -> (CacheView, Table) {
+        let view = self.caches[cache.0 as usize];
+        (view, if view.decl.window.is_some() { Table::WindowPages } else { Table::Pages })
+    }
+
+    fn kv_append(&mut self, cache: Cache, k: Buf, v: Option<Buf>) {
+        let (view, pages) = self.cache(cache);
+        let CacheDecl { n_kv, d_k, d_v, window, .. } = view.decl;
+        let mut draft = Draft::new(sources::KV_APPEND, "kv_append")
+            .define("KV_F16", usize::from(self.is_f16))
+            .define("HAS_V", usize::from(v.is_some()))
+            .bind(0, self.buf(k))
+            .bind(1, (Place::Fixed(view.k), Use::Update));
+        if let (Some(v), Some(cache)) = (v, view.v) {
+            draft = draft.bind(2, self.buf(v)).bind(3, (Place::Fixed(cache), Use::Update));
+        }
+        self.push(
+            draft
+                .params(4, [is(n_kv), is(d_k), is(d_v), is(usize::from(window.is_some()))])
+                .table(5, Table::Positions)
+                .table(6, Table::ChunkOf)
+                .table(7, Table::Chunks)
+                .table(8, pages)
+                .grid([per_row(Rows::Tokens), Extent::Is(1), Extent::Is(1)]),
+        );
+    }
+
+    fn attention(
+        &mut self,
+        cache: Cache,
+        q: Buf,
+        n_head: usize,
+        [scale, softcap]: [f32; 2],
+        window: Option<usize>,
+        sinks: Option<Weight>,
+        out: Buf,
+    ) {
+        let (view, pages) = self.cache(cache);
+        let CacheDecl { n_kv, d_k, d_v, v_in_k, window: kept } = view.decl;
+        let words = [n_head, n_kv, window.map_or(0, |n| n.min(u32::MAX as usize)), usize::from(kept.is_some())];
+        let mut draft = Draft::new(sources::ATTENTION, "attention")
+            .define("D_K", d_k)
+            .define("D_V", d_v)
+            .define("KV_F16", usize::from(self.is_f16))
+            .define("V_IN_K", usize::from(v_in_k))
+            .define("SINKS", usize::from(sinks.is_some()))
+            .bind(0, self.buf(q))
+            .bind(1, (Place::Fixed(view.k), Use::Read));
+        if let Some(v) = view.v {
+            draft = draft.bind(2, (Place::Fixed(v), Use::Read));
+        }
+        if let Some(sinks) = sinks {
+            draft = draft.bind(9, self.vector(sinks));
+        }
+        self.push(
+            draft
+                .bind(3, self.buf(out))
+                .params(4, words.into_iter().map(is).chain([float(scale), float(softcap)]))
+                .table(5, Table::Positions)
+                .table(6, Table::ChunkOf)
+                .table(7, Table::Chunks)
+                .table(8, pages)
+                .grid([Extent::Is(n_head as u32), per_row(Rows::Tokens), Extent::Is(1)]),
+        );
+    }
+
+    fn route(
+        &mut self,
+        logits: Buf,
+        router: &Router,
+        n_used: usize,
+        ids: Buf,
+        weights: Buf,
+    ) -> Result<(), CompileError> {
+        if n_used > MAX_USED {
+            return Err(unsupported(format!("use {n_used} experts a token, at most {MAX_USED}")));
+        }
+        let rows = self.rows(logits);
+        let score = match router.score {
+            Score::Softmax => 0,
+            Score::Sigmoid => 1,
+            Score::Raw => 2,
+        };
+        let [n_group, n_group_used, sums] =
+            router.groups.map_or([0; 3], |g| [g.n_group, g.n_used, usize::from(g.score == GroupScore::TopTwo)]);
+        let renormalise = usize::from(router.renormalise.is_some());
+        let counts = [n_used, n_group, n_group_used, sums, renormalise].map(is);
+        let numbers = [float(router.renormalise.unwrap_or(0.0)), float(router.scale)];
+        let faults = Place::Rows(self.faults[self.n_routers], rows, 4);
+        self.n_routers += 1;
+        let mut draft = Draft::new(sources::ROUTE, "route")
+            .define("N_EXPERT", self.width(logits))
+            .define("SCORE", score)
+            .define("HAS_BIAS", usize::from(router.bias.is_some()))
+            .define("HAS_SCALE", usize::from(router.expert_scale.is_some()))
+            .bind(0, self.buf(logits))
+            .bind(1, self.buf(ids))
+            .bind(2, self.buf(weights))
+            .bind(3, (faults, Use::Write))
+            .params(4, [Word::Each(rows, 1)].into_iter().chain(counts).chain(numbers))
+            .grid([Extent::Of { rows, each: 1, per: 2 }, Extent::Is(1), Extent::Is(1)]);
+        if let Some(bias) = router.bias {
+            draft = draft.bind(5, self.vector(bias));
+        }
+        if let Some(scale) = router.expert_scale {
+            draft = draft.bind(6, self.vector(scale));
+        }
+        self.push(draft);
+        Ok(())
+    }
+
+    fn experts(
+        &mut self,
+        x: Buf,
+        ids: Buf,
+        [gate, up, down]: [Weight; 3],
+        biases: Option<ExpertBiases>,
+        act: Gate,
+        hidden: Buf,
+        out: Buf,
+    ) {
+        let x_place = self.buf(x);
+        let [gate_bias, up_bias, down_bias] = biases.map_or([None; 3], |b| [Some(b.gate), Some(b.up), Some(b.down)]);
+        if self.plan.weight(gate).dtype == self.plan.weight(up).dtype {
+            let (n, k) = self.shape(gate);
+            let (kind, numbers) = activation(act);
+            let mut draft = self
+                .typed(sources::EXPERTS, "experts_gated", gate)
+                .define("GATED", 1)
+                .define("ACT", kind)
+                .define("BIAS", usize::from(gate_bias.is_some()))
+                .planes(0, self.planes(gate))
+                .planes(3, self.planes(up))
+                .bind(6, x_place)
+                .bind(7, self.buf(ids))
+                .bind(8, self.buf(hidden))
+                .params(9, [n, k, self.width(ids), 0].into_iter().map(is).chain(numbers))
+                .grid([simdgroups(n), Extent::Is(self.width(ids) as u32), per_row(self.rows(x))]);
+            if let (Some(gate_bias), Some(up_bias)) = (gate_bias, up_bias) {
+                draft = draft.bind(10, self.vector(gate_bias)).bind(11, self.vector(up_bias));
+            }
+            self.push(draft);
+        } else {
+            self.chosen(x_place, false, x, ids, gate, gate_bias, self.scratch(0, hidden, Use::Write));
+            self.chosen(x_place, false, x, ids, up, up_bias, self.scratch(1, hidden, Use::Write));
+            self.gated_act(self.scratch(0, hidden, Use::Read), self.scratch(1, hidden, Use::Read), act, hidden);
+        }
+        self.chosen(self.buf_as(hidden, Use::Read), true, x, ids, down, down_bias, self.buf(out));
+    }
+
+    /// One matrix of each chosen expert, times its token's row or its slot's own.
+    fn chosen(
+        &mut self,
+        from: (Place, Use),
+        x_per_slot: bool,
+        x: Buf,
+        ids: Buf,
+        w: Weight,
+        bias: Option<Weight>,
+        out: (Place, Use),
+    ) {
+        let (n, k) = self.shape(w);
+        let n_used = self.width(ids);
+        let mut draft = self
+            .typed(sources::EXPERTS, "experts", w)
+            .define("GATED", 0)
+            .define("BIAS", usize::from(bias.is_some()))
+            .planes(0, self.planes(w))
+            .bind(3, from)
+            .bind(4, self.buf(ids))
+            .bind(5, out)
+            .params(6, [n, k, n_used, usize::from(x_per_slot)].into_iter().map(is).chain([float(0.0); 2]))
+            .grid([simdgroups(n), Extent::Is(n_used as u32), per_row(self.rows(x))]);
+        if let Some(bias) = bias {
+            draft = draft.bind(7, self.vector(bias));
+        }
+        self.push(draft);
+    }
+
+    fn combine(&mut self, x: Buf, add: bool, y: Buf, weights: Buf, norm: Option<Norm>) {
+        let mut draft = Draft::new(sources::COMBINE, "combine")
+            .define("ADD", usize::from(add))
+            .define("NORM", usize::from(norm.is_some()))
+            .bind(0, self.buf(x))
+            .bind(1, self.buf(y))
+            .bind(2, self.buf(weights))
+            .params(3, [is(self.width(x)), is(self.width(weights)), float(norm.map_or(0.0, |norm| norm.eps))])
+            .grid([per_row(self.rows(x)), Extent::Is(1), Extent::Is(1)]);
+        if let Some(norm) = norm {
+            draft = draft.bind(4, self.vector(norm.w)).bind(5, self.buf(norm.out));
+        }
+        self.push(draft);
+    }
+}
+
+/// What the backend cannot do.
+pub fn unsupported(what: String) -> CompileError {
+    CompileError::Unsupported { backend: "metal", what }
+}

@@ -1,0 +1,236 @@
+//! A program on a GPU: a step writes its tables, fills a list from the plan's dispatches and submits it.
+
+use std::time::Duration;
+
+use model::plan::Rows;
+
+use super::gpu::{Cmd, Gpu, GpuError, List, Pipe, Span, Ticket};
+use super::node::{Counts, Node};
+use super::tables::Tables;
+use crate::routing::RoutingTrace;
+use crate::{Ask, Batch, Cause, Failure, Fault, Kinds, Limits, Output, Picks, Program, RouterInfo, StepError};
+
+/// Limit of a step. A GPU that takes longer is not coming back: the system ends what runs for seconds.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// What a program is made of.
+pub struct Parts {
+    pub gpu: Box<dyn Gpu>,
+    /// The plan's dispatches; a barrier parts each level from the next.
+    pub levels: Vec<Vec<Node>>,
+    pub pipes: Vec<Pipe>,
+    pub tables: Tables,
+    pub logits: Span,
+    /// With its width.
+    pub hidden: Option<(Span, usize)>,
+    /// A word for each row of each router: 1 where the row has no answer.
+    pub faults: Vec<Span>,
+    /// Ids of each router.
+    pub routes: Vec<Span>,
+    pub router_rows: Vec<Rows>,
+    pub router_layers: Vec<u32>,
+    pub routing: RoutingTrace,
+    pub n_vocab: usize,
+    pub limits: Limits,
+    pub kinds: Kinds,
+}
+
+/// A compiled plan.
+pub struct MetalProgram {
+    parts: Parts,
+    list: List,
+    words: Vec<u32>,
+    /// The step under way.
+    batch: Batch,
+    ticket: Option<Ticket>,
+    is_traced: bool,
+    logits: Vec<f32>,
+    hidden: Vec<f32>,
+    faults: Vec<Fault>,
+    picks: Picks,
+    bytes: Vec<u8>,
+    ids: Vec<u32>,
+    /// The first error of the GPU: nothing runs after it.
+    broken: Option<GpuError>,
+}
+
+impl MetalProgram {
+    /// From its parts.
+    pub fn new(parts: Parts) -> MetalProgram {
+        MetalProgram {
+            list: List::default(),
+            words: Vec::new(),
+            batch: Batch::default(),
+            ticket: None,
+            is_traced: false,
+            logits: Vec::new(),
+            hidden: Vec::new(),
+            faults: Vec::new(),
+            picks: Picks::default(),
+            bytes: Vec::new(),
+            ids: Vec::new(),
+            broken: None,
+            parts,
+        }
+    }
+
+    /// Fills the list of the step.
+    fn encode(&mut self, counts: Counts) {
+        let Parts { levels, pipes, tables, .. } = &self.parts;
+        self.list.clear();
+        let mut is_due = false;
+        for level in levels {
+            let mut runs = false;
+            for node in level {
+                let from = self.list.cmds.len();
+                if node.encode(pipes, counts, |table| tables.span(table), &mut self.words, &mut self.list) {
+                    if is_due && !runs {
+                        self.list.cmds.insert(from, Cmd::Barrier);
+                    }
+                    runs = true;
+                }
+            }
+            is_due |= runs;
+        }
+    }
+
+    fn queue(&mut self) -> Result<(), GpuError> {
+        self.parts.tables.fill(&mut *self.parts.gpu, &self.batch)?;
+        self.encode(Counts { tokens: self.batch.tokens.len(), outputs: self.batch.rows.len() });
+        self.ticket = Some(self.parts.gpu.submit(&self.list)?);
+        Ok(())
+    }
+
+    /// Reads words of a span.
+    fn read(&mut self, span: Span) -> Result<impl Iterator<Item = u32> + '_, GpuError> {
+        self.bytes.resize(span.len as usize, 0);
+        if !self.bytes.is_empty() {
+            self.parts.gpu.read(span, &mut self.bytes)?;
+        }
+        Ok(self.bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)))
+    }
+
+    fn finish(&mut self) -> Result<(), GpuError> {
+        let Some(ticket) = self.ticket.take() else { return Ok(()) };
+        self.parts.gpu.wait(ticket, LIMIT)?;
+        let n_rows = self.batch.rows.len();
+        let last = (0..n_rows).rev().find(|&row| !matches!(self.batch.asks[row], Ask::Hidden));
+        let n_logits = last.map_or(0, |row| row + 1) * self.parts.n_vocab;
+        let mut logits = std::mem::take(&mut self.logits);
+        logits.clear();
+        logits.extend(self.read(self.parts.logits.part(0, 4 * n_logits as u64))?.map(f32::from_bits));
+        self.logits = logits;
+        if let Some((span, width)) = self.parts.hidden {
+            let mut hidden = std::mem::take(&mut self.hidden);
+            hidden.clear();
+            hidden.extend(self.read(span.part(0, 4 * (n_rows * width) as u64))?.map(f32::from_bits));
+            self.hidden = hidden;
+        }
+        self.read_faults()?;
+        if self.is_traced {
+            self.read_routing()?;
+        }
+        self.picks.fill(&self.batch, &self.logits, self.parts.n_vocab);
+        Ok(())
+    }
+
+    /// The first fault of every chunk: of the first router that saw one, at its first token.
+    fn read_faults(&mut self) -> Result<(), GpuError> {
+        self.faults.clear();
+        for router in 0..self.parts.faults.len() {
+            let rows = self.parts.router_rows[router];
+            let n = rows.count(self.batch.tokens.len(), self.batch.rows.len());
+            let mut ids = std::mem::take(&mut self.ids);
+            ids.clear();
+            ids.extend(self.read(self.parts.faults[router].part(0, 4 * n as u64))?);
+            self.ids = ids;
+            for row in (0..n).filter(|&row| self.ids[row] != 0) {
+                let token = if rows == Rows::Outputs { self.batch.rows[row] } else { row as u32 };
+                let chunk = self.batch.chunks.partition_point(|c| c.first + c.len <= token) as u32;
+                if self.faults.iter().all(|fault| fault.chunk != chunk) {
+                    self.faults.push(Fault { chunk, layer: self.parts.router_layers[router], token });
+                }
+            }
+        }
+        self.faults.sort_by_key(|fault| fault.chunk);
+        Ok(())
+    }
+
+    fn read_routing(&mut self) -> Result<(), GpuError> {
+        self.parts.routing.start(&self.batch);
+        for router in 0..self.parts.routes.len() {
+            let rows = self.parts.router_rows[router];
+            let n = rows.count(self.batch.tokens.len(), self.batch.rows.len());
+            let n_used = self.parts.routing.routers()[router].n_used;
+            let mut ids = std::mem::take(&mut self.ids);
+            ids.clear();
+            ids.extend(self.read(self.parts.routes[router].part(0, 4 * (n * n_used) as u64))?);
+            self.parts.routing.record(rows, &ids, &self.batch);
+            self.ids = ids;
+        }
+        Ok(())
+    }
+
+    fn device_error(&mut self, e: GpuError) -> StepError {
+        let device = self.parts.gpu.caps().name.clone();
+        let why = e.to_string();
+        self.broken = Some(e);
+        Failure::all(Cause::Device { device, op: "step".into(), why }).into()
+    }
+}
+
+impl Program for MetalProgram {
+    fn limits(&self) -> Limits {
+        self.parts.limits
+    }
+
+    fn kinds(&self) -> Kinds {
+        self.parts.kinds
+    }
+
+    fn n_vocab(&self) -> usize {
+        self.parts.n_vocab
+    }
+
+    fn submit(&mut self, batch: &Batch) -> Result<(), StepError> {
+        batch.check(self.parts.limits, self.parts.kinds, self.parts.n_vocab)?;
+        if let Some(e) = self.broken.clone() {
+            return Err(self.device_error(e));
+        }
+        self.batch.copy_from(batch);
+        self.queue().map_err(|e| self.device_error(e))
+    }
+
+    fn wait(&mut self) -> Result<Output<'_>, StepError> {
+        if let Err(e) = self.finish() {
+            return Err(self.device_error(e));
+        }
+        let n_rows = self.batch.rows.len();
+        let last = (0..n_rows).rev().find(|&row| matches!(self.batch.asks[row], Ask::Logits));
+        Ok(Output {
+            logits: &self.logits[..last.map_or(0, |row| row + 1) * self.parts.n_vocab],
+            picks: &self.picks,
+            hidden: &self.hidden,
+            faults: &self.faults,
+            routing: self.parts.routing.ids(),
+        })
+    }
+
+    /// Plans with recurrent states are refused, so there is nothing to copy.
+    fn copy_state(&mut self, from: u32, to: u32) {
+        let n_states = self.parts.limits.n_states;
+        assert!((from.max(to) as usize) < n_states, "states {from} and {to} of {n_states}");
+    }
+
+    /// Drafts leave nothing behind but cache positions.
+    fn commit(&mut self, _slot: u32, _n_accepted: usize) {}
+
+    fn routers(&self) -> &[RouterInfo] {
+        self.parts.routing.routers()
+    }
+
+    fn trace_routing(&mut self, is_on: bool) {
+        self.is_traced = is_on;
+        self.parts.routing.turn(is_on, self.parts.limits.max_outputs);
+    }
+}

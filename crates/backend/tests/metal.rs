@@ -1,0 +1,539 @@
+//! The Metal backend on a simulated GPU: whole models against the reference, in every order of threads, with failures
+//! on demand, and with mistakes planted in kernels and lists, each of which must be found. Skips where there is no
+//! clang.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use backend::cpu::CacheType;
+use backend::metal::Metal;
+use backend::metal::gpu::{Buf, Caps, Cmd, Gpu, GpuError, List, Pipe, Span, Ticket, Times, Unit};
+use backend::reference::Reference;
+use backend::{Backend, CompileError, Limits, Tables};
+use common::backends::simulated;
+use common::{BAD, N_VOCAB, PLAIN, Session, Shape, model, tokens};
+use metal_sim::{Call, Fault, Moment, Options, Schedule, Sim, Stats};
+use model::plan::{Gate, Plan, RopePairing, ValidPlan};
+use quant::WeightType::*;
+
+/// RMS of the difference over the standard deviation of the exact values. NaN never passes a comparison with it.
+fn relative(found: &[f32], exact: &[f32]) -> f64 {
+    assert_eq!(found.len(), exact.len());
+    let n = exact.len() as f64;
+    let mean = exact.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
+    let variance = exact.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / n;
+    let error = found.iter().zip(exact).map(|(&a, &b)| (f64::from(a) - f64::from(b)).powi(2)).sum::<f64>() / n;
+    (error / variance).sqrt()
+}
+
+/// A prompt over two pages, then chunks and single tokens of several sequences beside it.
+fn run(backend: &dyn Backend, model: &(Plan, Arc<checkpoint::Checkpoint>)) -> Vec<f32> {
+    let mut session = Session::new(backend, model, 64);
+    let (a, b, c) = (tokens(37, 1), tokens(9, 2), tokens(3, 3));
+    let mut all = session.step(&[(0, &a)]).to_vec();
+    all.extend_from_slice(session.step(&[(1, &b[..7]), (0, &a[..1])]));
+    all.extend_from_slice(session.step(&[(2, &c), (1, &b[7..])]));
+    all.extend_from_slice(session.step(&[(0, &c[..1]), (1, &c[1..2]), (2, &a[..1])]));
+    all
+}
+
+/// Shapes of one layer that holds most ops.
+const SHAPES: [Shape; 4] = [
+    PLAIN,
+    Shape {
+        n_head: 6,
+        n_kv: 2,
+        d_k: 40,
+        d_v: 24,
+        window: Some(20),
+        sinks: true,
+        types: [F32, BF16, F16, F32, BF16],
+        ..PLAIN
+    },
+    Shape {
+        n_kv: 1,
+        pairing: RopePairing::Interleaved,
+        softcap: Some(4.0),
+        act: Gate::GeluTanh,
+        n_expert: 19,
+        n_used: 5,
+        d_ff: 33,
+        fused: false,
+        ..PLAIN
+    },
+    Shape {
+        window: Some(40),
+        forgets: true,
+        biases: true,
+        act: Gate::ClampedSwiglu { alpha: 1.702, limit: 7.0 },
+        d_ff: 64,
+        types: [Q8_0, Q4_0, Q8_0, Q5_1, Q4_0],
+        ..PLAIN
+    },
+];
+
+#[test]
+fn random_models_agree_with_the_reference() {
+    let Some(metal) = simulated(CacheType::F32, Options::default()) else { return };
+    for shape in SHAPES {
+        let model = model(shape);
+        let error = relative(&run(&metal, &model), &run(&Reference, &model));
+        assert!(error <= 2e-5, "off by {error:e}: {shape:?}");
+    }
+}
+
+/// Files of the architectures whose ops are all written: the error against golden logits, at most.
+const FILES: &[(&str, f64)] = &[
+    ("llama/model-bf16.gguf", 1e-5),
+    ("llama/model-q5_1.gguf", 1e-4),
+    ("qwen2/model-q4_0.gguf", 1e-4),
+    ("qwen3/model-bf16.gguf", 1e-5),
+    ("qwen3/model-q8_0.gguf", 1e-4),
+    ("mixtral/model-q4_1.gguf", 1e-4),
+    ("qwen3moe/model-bf16.gguf", 1e-5),
+    ("qwen3moe/model-q4_0.gguf", 1e-4),
+    // All types of 32- and 256-blocks between them.
+    ("types/llama-blocks32.gguf", 1e-4),
+    ("types/qwen3moe-blocks32.gguf", 1e-4),
+    ("types/qwen3moe-blocks256.gguf", 1e-4),
+];
+
+#[test]
+fn golden_logits_of_whole_models() {
+    let Some(metal) = simulated(CacheType::F32, Options::default()) else { return };
+    for &(file, most) in FILES {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(file);
+        let open = || checkpoint::open(&path).unwrap_or_else(|e| panic!("{file}: {e}"));
+        let (golden, array) = match path.file_stem().unwrap().to_str().unwrap().strip_prefix("model-") {
+            Some("bf16") => (path.with_file_name("golden.safetensors"), "logits".into()),
+            Some(label) => (path.with_file_name("golden.safetensors"), format!("logits_{label}")),
+            None => (path.with_extension("golden.safetensors"), "logits".into()),
+        };
+        let golden = std::fs::read(golden).unwrap();
+        let golden = safetensors::SafeTensors::deserialize(&golden).unwrap();
+        let words = |name: &str| golden.tensor(name).unwrap().data().as_chunks::<4>().0.to_vec();
+        let tokens: Vec<u32> = words("tokens").into_iter().map(u32::from_le_bytes).collect();
+        let exact: Vec<f32> = words(&array).into_iter().map(f32::from_le_bytes).collect();
+        let plan = metal.lower(model::build(&open()).unwrap()).unwrap().into_plan();
+        let model = (plan, Arc::new(open()));
+        let whole = Session::new(&metal, &model, tokens.len()).step(&[(0, &tokens)]).to_vec();
+        let error = relative(&whole, &exact);
+        println!("{file}: {error:.2e}");
+        assert!(error <= most, "{file}: off by {error:e}, at most {most:e}");
+        // Cut anywhere, the same bits.
+        let mut session = Session::new(&metal, &model, tokens.len());
+        let cut: Vec<f32> = tokens.chunks(7).flat_map(|chunk| session.step(&[(0, chunk)]).to_vec()).collect();
+        assert_eq!(bits(&cut), bits(&whole), "{file} in chunks of 7");
+    }
+}
+
+fn bits(x: &[f32]) -> Vec<u32> {
+    x.iter().map(|x| x.to_bits()).collect()
+}
+
+/// The smallest model that has every form of dispatch.
+const SMALL: Shape =
+    Shape { d_model: 32, n_head: 2, n_kv: 1, d_k: 16, d_v: 16, n_expert: 5, n_used: 2, d_ff: 16, ..PLAIN };
+
+/// A prompt and a step of two sequences.
+fn short(metal: &Metal, model: &(Plan, Arc<checkpoint::Checkpoint>)) -> Vec<f32> {
+    let mut session = Session::new(metal, model, 64);
+    let a = tokens(35, 1);
+    let mut all = session.step(&[(0, &a[..34])]).to_vec();
+    all.extend_from_slice(session.step(&[(1, &a[..2]), (0, &a[34..])]));
+    all
+}
+
+#[test]
+fn no_order_of_threads_or_dispatches_changes_a_bit() {
+    let Some(metal) = simulated(CacheType::F16, Options::default()) else { return };
+    let model = model(SMALL);
+    let wanted = bits(&short(&metal, &model));
+    for (i, schedule) in Schedule::ALL.into_iter().enumerate() {
+        let moment = [Moment::Submit, Moment::Wait][i % 2];
+        let options = Options { schedule, moment, seed: 7 + i as u32, threads: 64, ..Options::default() };
+        let metal = simulated(CacheType::F16, options).unwrap();
+        assert_eq!(bits(&short(&metal, &model)), wanted, "{schedule:?} {moment:?}");
+    }
+}
+
+#[test]
+fn sums_in_other_orders_and_coarse_functions_stay_near() {
+    let Some(metal) = simulated(CacheType::F32, Options::default()) else { return };
+    let model = model(SMALL);
+    let wanted = short(&metal, &model);
+    for (sum_order, ulp) in [(1, 0), (2, 0), (0, 4)] {
+        let metal = simulated(CacheType::F32, Options { sum_order, ulp, ..Options::default() }).unwrap();
+        let error = relative(&short(&metal, &model), &wanted);
+        // Other numbers, and not far off.
+        assert!(0.0 < error && error < 1e-5, "order {sum_order}, {ulp} units in the last place: {error:e}");
+    }
+}
+
+/// A GPU with a mistake planted in it, or with none, and what it has seen.
+struct Watched {
+    sim: Sim,
+    seen: Arc<Mutex<Seen>>,
+    plant: Plant,
+}
+
+/// What outlives a GPU.
+#[derive(Clone, Debug, Default)]
+struct Seen {
+    stats: Stats,
+    sources: Vec<String>,
+}
+
+/// A mistake.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+enum Plant {
+    #[default]
+    None,
+    /// The n-th barrier of a kernel source is gone, or has no memory flag.
+    KernelBarrier { unit: usize, n: usize, gone: bool },
+    /// The n-th barrier of the list is gone.
+    ListBarrier(usize),
+    /// The grid of the n-th dispatch lacks its last threadgroup along its longest axis.
+    Fewer(usize),
+    /// The first two spans of the n-th dispatch change places.
+    Swap(usize),
+    /// The parameters of the n-th dispatch lack their last word.
+    ShortParams(usize),
+    /// The n-th dispatch is missing.
+    Missing(usize),
+    /// The n-th dispatch runs twice.
+    Twice(usize),
+}
+
+/// Where the n-th barrier of a source is.
+fn nth_barrier(source: &str, n: usize) -> Option<(usize, usize)> {
+    let begin = source.match_indices("_barrier(mem_flags::").nth(n)?.0;
+    let begin = source[..begin].rfind(|c: char| !c.is_alphanumeric()).unwrap() + 1;
+    Some((begin, begin + source[begin..].find(';')?))
+}
+
+impl Plant {
+    /// Whether there was something to change.
+    fn in_units(self, units: &mut [Unit]) -> bool {
+        let Plant::KernelBarrier { unit, n, gone } = self else { return true };
+        let source = &mut units[unit].source;
+        let Some((begin, end)) = nth_barrier(source, n) else { return false };
+        let call = source[begin..end].to_string();
+        let weak = call.replace("mem_threadgroup", "mem_none");
+        source.replace_range(begin..end, if gone { "" } else { &weak });
+        true
+    }
+
+    fn in_list(self, list: &mut List) {
+        let nth = |is_meant: fn(&Cmd) -> bool, n: usize| {
+            let found = list.cmds.iter().enumerate().filter(|(_, cmd)| is_meant(cmd)).nth(n);
+            found.map(|(at, _)| at).unwrap()
+        };
+        let dispatch = |n| {
+            let end = nth(|cmd| matches!(cmd, Cmd::Groups { .. }), n);
+            (nth(|cmd| matches!(cmd, Cmd::Pipe(_)), n), end)
+        };
+        match self {
+            Plant::None | Plant::KernelBarrier { .. } => {}
+            Plant::ListBarrier(n) => drop(list.cmds.remove(nth(|cmd| *cmd == Cmd::Barrier, n))),
+            Plant::Fewer(n) => {
+                let end = dispatch(n).1;
+                if let Cmd::Groups { grid, .. } = &mut list.cmds[end] {
+                    let longest = grid.iter_mut().max_by_key(|n| **n).unwrap();
+                    *longest -= 1;
+                }
+            }
+            Plant::Swap(n) => {
+                let (begin, end) = dispatch(n);
+                let binds: Vec<usize> = (begin..end).filter(|&i| matches!(list.cmds[i], Cmd::Bind { .. })).collect();
+                let (Some(&a), Some(&b)) = (binds.first(), binds.get(1)) else {
+                    // One span alone: its slot moves.
+                    if let Cmd::Bind { slot, .. } = &mut list.cmds[binds[0]] {
+                        *slot += 1;
+                    }
+                    return;
+                };
+                let [Cmd::Bind { span: x, used: u, .. }, Cmd::Bind { span: y, used: v, .. }] =
+                    list.cmds.get_disjoint_mut([a, b]).unwrap()
+                else {
+                    unreachable!()
+                };
+                std::mem::swap(x, y);
+                std::mem::swap(u, v);
+            }
+            Plant::ShortParams(n) => {
+                let (begin, end) = dispatch(n);
+                for cmd in &mut list.cmds[begin..end] {
+                    if let Cmd::Bytes { len, .. } = cmd {
+                        *len -= 4;
+                    }
+                }
+            }
+            Plant::Missing(n) => {
+                let (begin, end) = dispatch(n);
+                list.cmds.drain(begin..=end);
+            }
+            Plant::Twice(n) => {
+                let (begin, end) = dispatch(n);
+                let again = list.cmds[begin..=end].to_vec();
+                list.cmds.splice(begin..begin, again);
+            }
+        }
+    }
+}
+
+impl Gpu for Watched {
+    fn caps(&self) -> &Caps {
+        self.sim.caps()
+    }
+    fn alloc(&mut self, bytes: u64, what: &'static str) -> Result<Buf, GpuError> {
+        self.sim.alloc(bytes, what)
+    }
+    fn write(&mut self, to: Span, bytes: &[u8]) -> Result<(), GpuError> {
+        self.sim.write(to, bytes)
+    }
+    fn read(&mut self, from: Span, out: &mut [u8]) -> Result<(), GpuError> {
+        self.sim.read(from, out)
+    }
+    fn build(&mut self, units: &[Unit]) -> Result<Vec<Pipe>, GpuError> {
+        let mut units = units.to_vec();
+        assert!(self.plant.in_units(&mut units));
+        self.seen.lock().unwrap().sources = units.iter().map(|unit| unit.source.clone()).collect();
+        self.sim.build(&units)
+    }
+    fn threads(&self, pipe: Pipe) -> u32 {
+        self.sim.threads(pipe)
+    }
+    fn submit(&mut self, list: &List) -> Result<Ticket, GpuError> {
+        let mut list = list.clone();
+        self.plant.in_list(&mut list);
+        let ticket = self.sim.submit(&list);
+        self.seen.lock().unwrap().stats = self.sim.stats();
+        ticket
+    }
+    fn wait(&mut self, ticket: Ticket, limit: Duration) -> Result<Times, GpuError> {
+        self.sim.wait(ticket, limit)
+    }
+}
+
+/// A simulated GPU with a mistake.
+fn planted(plant: Plant, seen: &Arc<Mutex<Seen>>) -> Metal {
+    let seen = Arc::clone(seen);
+    let open = move || {
+        let sim = Sim::new(Options::default()).unwrap();
+        Ok(Box::new(Watched { sim, seen: Arc::clone(&seen), plant }) as Box<dyn Gpu>)
+    };
+    Metal { open: Arc::new(open), cache: CacheType::F32 }
+}
+
+/// Dispatches and barriers of a step are pinned: more of either cost time on every token. No barrier is needless.
+#[test]
+fn dispatches_and_barriers_of_a_step() {
+    if simulated(CacheType::F32, Options::default()).is_none() {
+        return;
+    }
+    for (name, shape, dispatches, barriers) in
+        [("fused", SMALL, 31, 23), ("plain", Shape { fused: false, ..SMALL }, 36, 29)]
+    {
+        let seen = Arc::new(Mutex::new(Seen::default()));
+        Session::new(&planted(Plant::None, &seen), &model(shape), 32).step(&[(0, &tokens(2, 1))]);
+        let wanted = Stats { lists: 1, dispatches, barriers, needless_barriers: 0 };
+        assert_eq!(seen.lock().unwrap().stats, wanted, "{name}");
+    }
+}
+
+/// What a step gives with a mistake in it: its error, or its logits.
+fn with(plant: Plant, model: &(Plan, Arc<checkpoint::Checkpoint>)) -> Result<Vec<f32>, String> {
+    let metal = planted(plant, &Arc::default());
+    let mut session = Session::compile(&metal, model, 64, 64).map_err(|e| e.to_string())?;
+    let (prompt, pages) = (tokens(35, 1), session.pages[0].clone());
+    session.batch.clear();
+    session.batch.push(&prompt, 0, Tables { pages: &pages, ..Tables::default() }, 0..prompt.len());
+    session.program.step(&session.batch).map(|out| out.logits.to_vec()).map_err(|e| e.to_string())
+}
+
+/// Every barrier, grid and binding of a step is needed, and the simulator says so when one is wrong.
+#[test]
+fn every_planted_mistake_is_found() {
+    if simulated(CacheType::F32, Options::default()).is_none() {
+        return;
+    }
+    let model = model(SMALL);
+    let seen = Arc::new(Mutex::new(Seen::default()));
+    let exact = bits(Session::new(&planted(Plant::None, &seen), &model, 64).step(&[(0, &tokens(35, 1))]));
+    let Seen { stats: Stats { dispatches, barriers, .. }, sources } = seen.lock().unwrap().clone();
+    let mut plants: Vec<Plant> = (0..barriers).map(Plant::ListBarrier).collect();
+    for n in 0..dispatches {
+        plants.extend([Plant::Fewer(n), Plant::ShortParams(n), Plant::Missing(n)]);
+        if n % 3 == 0 {
+            plants.extend([Plant::Swap(n), Plant::Twice(n)]);
+        }
+    }
+    // The model's router has no groups of experts: the first barrier of `route` is the only one that it reaches.
+    for (unit, source) in sources.iter().enumerate() {
+        let is_reached = |n: &usize| !source.contains("kernel void route(") || *n == 0;
+        for n in (0..).take_while(|&n| nth_barrier(source, n).is_some()).filter(is_reached) {
+            plants.extend([true, false].map(|gone| Plant::KernelBarrier { unit, n, gone }));
+        }
+    }
+    let next = AtomicUsize::new(0);
+    let missed = Mutex::new(Vec::new());
+    let work = || {
+        while let Some(&plant) = plants.get(next.fetch_add(1, Relaxed)) {
+            match with(plant, &model) {
+                Ok(logits) if bits(&logits) == exact => missed.lock().unwrap().push(plant),
+                Ok(_) => println!("{plant:?}: other logits"),
+                Err(why) => println!("{plant:?}: {}", why.lines().next().unwrap_or_default()),
+            }
+        }
+    };
+    std::thread::scope(|scope| [scope.spawn(work), scope.spawn(work)].map(|thread| thread.join().unwrap()));
+    println!("{} mistakes", plants.len());
+    let missed = missed.into_inner().unwrap();
+    assert!(missed.is_empty(), "{} of {} not found: {missed:?}", missed.len(), plants.len());
+}
+
+/// A GPU that fails at any call gives an error that says so, and nothing runs after it.
+#[test]
+fn a_gpu_that_fails_is_an_error() {
+    if simulated(CacheType::F32, Options::default()).is_none() {
+        return;
+    }
+    let model = model(SMALL);
+    for (call, after) in [
+        (Call::Alloc, 0),
+        (Call::Alloc, 2),
+        (Call::Build, 0),
+        (Call::Build, 9),
+        (Call::Submit, 0),
+        (Call::Submit, 1),
+        (Call::Wait, 0),
+        (Call::Wait, 1),
+    ] {
+        let options = Options { fault: Some(Fault { call, after }), ..Options::default() };
+        let metal = simulated(CacheType::F32, options).unwrap();
+        let session = Session::compile(&metal, &model, 32, 32);
+        let is_while_compiling = matches!(call, Call::Alloc | Call::Build);
+        let mut session = match session {
+            Err(CompileError::Memory { .. }) if call == Call::Alloc => continue,
+            Err(CompileError::Unsupported { .. }) if call == Call::Build => continue,
+            Err(other) => panic!("{call:?} {after}: {other}"),
+            Ok(_) if is_while_compiling => panic!("{call:?} {after}: it compiles"),
+            Ok(session) => session,
+        };
+        let (prompt, pages) = (tokens(3, 1), session.pages[0].clone());
+        session.batch.push(&prompt, 0, Tables { pages: &pages, ..Tables::default() }, 0..3);
+        for _ in 0..after {
+            session.program.step(&session.batch).unwrap();
+        }
+        for _ in 0..2 {
+            let failed = session.program.step(&session.batch).expect_err("it failed, and stays so");
+            assert!(failed.to_string().contains("as it was told to be"), "{failed}");
+        }
+    }
+}
+
+/// What a GPU cannot do is refused with the two numbers.
+#[test]
+fn small_gpus_are_refused() {
+    let model = model(SMALL);
+    for (options, why) in [
+        (Options { family: 5, ..Options::default() }, "family 5"),
+        (Options { threads: 32, ..Options::default() }, "32 threads"),
+    ] {
+        let Some(metal) = simulated(CacheType::F32, options) else { return };
+        let refused = Session::compile(&metal, &model, 32, 32).map(drop).unwrap_err();
+        assert!(refused.to_string().contains(why), "{refused}");
+    }
+    let metal = simulated(CacheType::F32, Options { max_buffer: 1 << 14, ..Options::default() }).unwrap();
+    assert!(matches!(Session::compile(&metal, &model, 32, 32).map(drop), Err(CompileError::Memory { .. })));
+}
+
+/// A router that sees NaN ends its own sequence only.
+#[test]
+fn a_sequence_of_nan_ends_alone() {
+    let Some(metal) = simulated(CacheType::F32, Options::default()) else { return };
+    let model = model(SMALL);
+    let (a, b) = (tokens(4, 1), [1, BAD, 2]);
+    let mut exact = Session::new(&Reference, &model, 32);
+    let mut found = Session::new(&metal, &model, 32);
+    let exact = exact.step_with_faults(&[(0, &a), (1, &b)]);
+    let found = found.step_with_faults(&[(0, &a), (1, &b)]);
+    assert_eq!((found.faults, found.faults.len()), (exact.faults, 1));
+    let n = a.len() * N_VOCAB;
+    assert!(relative(&found.logits[..n], &exact.logits[..n]) < 2e-5);
+}
+
+/// What a program takes of the GPU's memory is what its footprint says, but for gaps between pieces.
+#[test]
+fn the_footprint_is_what_compiling_allocates() {
+    /// Adds up what is allocated.
+    struct Counting(Sim, Arc<AtomicU64>);
+    impl Gpu for Counting {
+        fn caps(&self) -> &Caps {
+            self.0.caps()
+        }
+        fn alloc(&mut self, bytes: u64, what: &'static str) -> Result<Buf, GpuError> {
+            self.1.fetch_add(bytes, Relaxed);
+            self.0.alloc(bytes, what)
+        }
+        fn write(&mut self, to: Span, bytes: &[u8]) -> Result<(), GpuError> {
+            self.0.write(to, bytes)
+        }
+        fn read(&mut self, from: Span, out: &mut [u8]) -> Result<(), GpuError> {
+            self.0.read(from, out)
+        }
+        fn build(&mut self, units: &[Unit]) -> Result<Vec<Pipe>, GpuError> {
+            Ok((0..units.len() as u32).map(Pipe).collect())
+        }
+        fn threads(&self, _pipe: Pipe) -> u32 {
+            1024
+        }
+        fn submit(&mut self, list: &List) -> Result<Ticket, GpuError> {
+            self.0.submit(list)
+        }
+        fn wait(&mut self, ticket: Ticket, limit: Duration) -> Result<Times, GpuError> {
+            self.0.wait(ticket, limit)
+        }
+    }
+    if simulated(CacheType::F32, Options::default()).is_none() {
+        return;
+    }
+    let small = Limits {
+        max_tokens: 8,
+        max_outputs: 2,
+        n_pages: 8,
+        max_positions: 256,
+        n_window_pages: 6,
+        n_states: 2,
+        max_draft: 0,
+    };
+    for shape in SHAPES {
+        for limits in [small, Limits { max_tokens: 100, n_pages: 60, max_positions: 1000, ..small }] {
+            for cache in [CacheType::F16, CacheType::F32] {
+                let allocated = Arc::new(AtomicU64::new(0));
+                let count = Arc::clone(&allocated);
+                let open = move || {
+                    let sim = Sim::new(Options::default()).unwrap();
+                    Ok(Box::new(Counting(sim, Arc::clone(&count))) as Box<dyn Gpu>)
+                };
+                let metal = Metal { open: Arc::new(open), cache };
+                let (plan, checkpoint) = model(shape);
+                let plan = ValidPlan::new(plan).unwrap();
+                let said = metal.footprint(&plan, limits).allocated() as u64;
+                drop(metal.compile(&plan, checkpoint, limits).unwrap());
+                let allocated = allocated.load(Relaxed);
+                // A gap behind each weight and cache, the least size of a buffer.
+                assert!(
+                    allocated.abs_diff(said) < 16 << 10,
+                    "{allocated} allocated, {said} said: {shape:?} {limits:?}"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,108 @@
+// attention: softmax(q * kT * scale) * v over the paged cache, with windows, sinks and softcap. A threadgroup takes a
+// token and a query head; its two simdgroups take pages of even and of odd blocks and keep an online softmax each,
+// which are merged at the end. Blocks go by absolute position, so a token's numbers do not depend on its company.
+//
+// A lane is a position of the page: the score of its key is one chain of multiply-adds. For values it owns columns
+// lane, lane + 32, ... and takes each position's share from that position's lane.
+// Compiled for a cache: D_K, D_V, KV_F16, V_IN_K (values are the first D_V numbers of the keys); SINKS 0 or 1.
+// grid (n_head, T), 64 threads
+#include "metal/common.h"
+#include "metal/kv.h"
+
+#define COLUMNS ((D_V + 31) / 32)
+
+struct Attention {
+    uint n_head;
+    uint n_kv;
+    uint window; // 0: none
+    uint windowed;
+    float scale;
+    float softcap; // 0: none
+};
+
+kernel void attention(device const float* q [[buffer(0)]], device const Kv* k_cache [[buffer(1)]],
+#if !V_IN_K
+                      device const Kv* v_cache [[buffer(2)]],
+#endif
+                      device float* out [[buffer(3)]], constant Attention& a [[buffer(4)]],
+                      device const uint* positions [[buffer(5)]], device const uint* chunk_of [[buffer(6)]],
+                      device const Chunk* chunks [[buffer(7)]], device const uint* pages [[buffer(8)]],
+#if SINKS
+                      device const float* sinks [[buffer(9)]],
+#endif
+                      uint2 group [[threadgroup_position_in_grid]], uint t [[thread_index_in_threadgroup]],
+                      uint sg [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
+    threadgroup float query[D_K];
+    threadgroup float other[D_V + 2]; // the sums of simdgroup 1, its largest score and its sum of shares
+    const uint head = group.x, token = group.y, kv_head = head / (a.n_head / a.n_kv);
+    const ulong row = (ulong)token * a.n_head + head;
+    for (uint i = t; i < D_K; i += 64) query[i] = q[row * D_K + i];
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+
+    const uint pos = positions[token];
+    device const Chunk& c = chunks[chunk_of[token]];
+    const uint first_pos = a.window != 0 && pos + 1 > a.window ? pos + 1 - a.window : 0;
+    float top = -INFINITY, total = 0.0f, acc[COLUMNS];
+    for (uint j = 0; j < COLUMNS; j++) acc[j] = 0.0f;
+
+    for (uint block = first_pos / PAGE; block <= pos / PAGE; block++) {
+        if (block % 2 != sg) continue;
+        const ulong at = (ulong)page_of(pages, c, a.windowed, block) * a.n_kv + kv_head;
+        device const Kv* keys = k_cache + at * D_K * PAGE;
+        const uint p = block * PAGE + lane;
+        const bool is_seen = p >= first_pos && p <= pos;
+        float s = -INFINITY;
+        if (is_seen) {
+            s = 0.0f;
+            for (uint i = 0; i < D_K; i++) s += query[i] * float(keys[i * PAGE + lane]);
+            s *= a.scale;
+            if (a.softcap != 0.0f) s = a.softcap * precise::tanh(s / a.softcap);
+        }
+        const float now = max(top, simd_max(s));
+        // Every block has a position that is seen. Where no score is finite this is NaN, as the formula is.
+        const float share = is_seen ? precise::exp(s - now) : 0.0f;
+        const float rescale = top == -INFINITY ? 0.0f : precise::exp(top - now);
+        total = total * rescale + simd_sum(share);
+        top = now;
+        for (uint j = 0; j < COLUMNS; j++) acc[j] *= rescale;
+        const uint from = max(first_pos, block * PAGE) - block * PAGE;
+        const uint to = min(pos, block * PAGE + PAGE - 1) - block * PAGE;
+        // What was never written may be NaN, and is not read.
+        for (uint i = from; i <= to; i++) {
+            const float x = simd_shuffle(share, ushort(i));
+            for (uint j = 0; j < COLUMNS; j++) {
+                const uint column = j * 32 + lane;
+#if V_IN_K
+                if (column < D_V) acc[j] += x * float(keys[column * PAGE + i]);
+#else
+                if (column < D_V) acc[j] += x * float(v_cache[(at * PAGE + i) * D_V + column]);
+#endif
+            }
+        }
+    }
+
+    if (sg == 1) {
+        for (uint j = 0; j < COLUMNS; j++) {
+            if (j * 32 + lane < D_V) other[j * 32 + lane] = acc[j];
+        }
+        if (lane == 0) other[D_V] = top;
+        if (lane == 0) other[D_V + 1] = total;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    if (sg == 1) return;
+    float now = max(top, other[D_V]);
+#if SINKS
+    now = max(now, sinks[head]);
+#endif
+    // A simdgroup without blocks has no share.
+    const float mine = total == 0.0f ? 0.0f : precise::exp(top - now);
+    const float its = other[D_V + 1] == 0.0f ? 0.0f : precise::exp(other[D_V] - now);
+    float sum = total * mine + other[D_V + 1] * its;
+#if SINKS
+    sum += precise::exp(sinks[head] - now);
+#endif
+    for (uint j = 0; j < COLUMNS; j++) {
+        const uint column = j * 32 + lane;
+        if (column < D_V) out[row * D_V + column] = (acc[j] * mine + other[column] * its) / sum;
+    }
+}

@@ -1,0 +1,33 @@
+// The paged cache: a page holds 32 positions of each key-value head. Keys lie transposed, [n_pages, n_kv, d_k, 32], so
+// that a page's positions are the lanes of a simdgroup; values as rows, [n_pages, n_kv, 32, d_v]. KV_F16 is 1 for
+// halves.
+#pragma once
+
+#define PAGE 32
+
+#if KV_F16
+typedef half Kv;
+#else
+typedef float Kv;
+#endif
+
+// Saturates: one infinity would make a whole softmax NaN. NaN stays NaN.
+inline Kv kv_store(float x) {
+#if KV_F16
+    return Kv(x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x);
+#else
+    return x;
+#endif
+}
+
+// As `Chunk` of `metal/tables.rs`.
+struct Chunk {
+    uint first_page;
+    uint first_window_page;
+    uint first_window_block;
+};
+
+// The page of a block of positions of a chunk's sequence; `pages` are those of its kind of cache.
+inline uint page_of(device const uint* pages, device const Chunk& c, uint windowed, uint block) {
+    return windowed ? pages[c.first_window_page + block - c.first_window_block] : pages[c.first_page + block];
+}
