@@ -2,12 +2,24 @@
 // Compiled for -DD_K.
 //
 // grid (columns of d_v / 16, n_v_head, chunks), block 128: eight lanes hold a column of S in registers, D_K / 8 numbers
-// each, from the chunk's first token to its last. Sums run over a lane's numbers, then over the eight lanes.
+// each, from the chunk's first token to its last. Keys, queries, values and gates come through shared memory, TOKENS at
+// a time, copied while the tokens before are computed: a token waits for no memory. Sums run over a lane's numbers,
+// then over the eight lanes.
 #include "cuda/common.h"
 #include "cuda/args.h"
 
 #define LANES 8
-#define EACH ((D_K + LANES - 1) / LANES)
+// Groups of four numbers of a lane, and numbers of a row with zeros behind it.
+#define EACH ((D_K + 4 * LANES - 1) / (4 * LANES))
+#define ROW (4 * LANES * EACH)
+#define COLUMNS (128 / LANES)
+#define TOKENS (ROW <= 64 ? 32 : ROW <= 512 ? 2048 / ROW : 1)
+
+struct Staged {
+    float k[TOKENS][ROW], q[TOKENS][ROW];
+    float v[TOKENS][COLUMNS];
+    float g[TOKENS], beta[TOKENS];
+};
 
 __device__ __forceinline__ float sum_of_lanes(float x) {
 #pragma unroll
@@ -15,53 +27,104 @@ __device__ __forceinline__ float sum_of_lanes(float x) {
     return x;
 }
 
+// Copies N * 4 bytes to shared memory, behind the thread's back.
+template <int N>
+__device__ __forceinline__ void copy_async(float* to, const float* from) {
+    const u32 at = (u32)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(from), "n"(4 * N) : "memory");
+}
+
 // v holds the width of a head of v: d_v is no constant, since nothing is unrolled over it.
 KERNEL __launch_bounds__(128) delta_net(const __grid_constant__ DeltaNet a) {
+    __shared__ __align__(16) Staged staged[2];
     PDL_LAUNCH();
     PDL_WAIT();
     const Chunk c = a.step.chunks[blockIdx.z];
     const u32 head = blockIdx.y, d_v = a.d_v;
     const u32 k_head = a.tiled ? head % a.n_k_head : head / (a.n_v_head / a.n_k_head);
-    const u32 lane = threadIdx.x % LANES;
-    const u32 column = blockIdx.x * (128 / LANES) + threadIdx.x / LANES;
+    const u32 lane = threadIdx.x % LANES, own = threadIdx.x / LANES;
+    const u32 column = blockIdx.x * COLUMNS + own;
     // Lanes without a column run along for the shuffles and write nothing.
     const bool is_real = column < d_v;
-    const u32 read_column = is_real ? column : 0;
 
-    float* state = a.state + c.state * a.state_len + (u64)head * D_K * d_v + read_column;
-    float s[EACH];
+    // Tokens first .. first + TOKENS of the chunk, as far as it has them.
+    const auto fetch = [&](u32 first, Staged& to) {
+        constexpr int N = D_K % 4 == 0 ? 4 : 1;
+        const u32 n = min((u32)TOKENS, c.len - first);
+        for (u32 i = threadIdx.x; i < n * (D_K / N); i += blockDim.x) {
+            const u32 t = i / (D_K / N), at = i % (D_K / N) * N;
+            const u64 row = ((u64)(c.first + first + t) * a.n_k_head + k_head) * D_K + at;
+            copy_async<N>(&to.k[t][at], a.k + row);
+            copy_async<N>(&to.q[t][at], a.q + row);
+        }
+        for (u32 i = threadIdx.x; i < n * COLUMNS; i += blockDim.x) {
+            const u32 t = i / COLUMNS, at = blockIdx.x * COLUMNS + i % COLUMNS;
+            const u64 gate = (u64)(c.first + first + t) * a.n_v_head + head;
+            if (at < d_v) copy_async<1>(&to.v[t][i % COLUMNS], a.v + gate * d_v + at);
+        }
+        for (u32 t = threadIdx.x; t < n; t += blockDim.x) {
+            const u64 gate = (u64)(c.first + first + t) * a.n_v_head + head;
+            copy_async<1>(&to.g[t], a.g + gate);
+            copy_async<1>(&to.beta[t], a.beta + gate);
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    };
+    if (ROW > D_K) {
+        for (u32 i = threadIdx.x; i < 2 * TOKENS * (ROW - D_K); i += blockDim.x) {
+            const u32 t = i / (ROW - D_K), at = D_K + i % (ROW - D_K);
+            staged[t % 2].k[t / 2][at] = staged[t % 2].q[t / 2][at] = 0.0f;
+        }
+    }
+    fetch(0, staged[0]);
+
+    // Number 4 * (LANES * i + lane) + j of the column.
+    float* state = a.state + c.state * a.state_len + (u64)head * D_K * d_v + (is_real ? column : 0);
+    const auto row_of = [&](int i, int j) { return 4 * (LANES * i + lane) + j; };
+    float s[EACH][4];
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
-        const u32 row = i * LANES + lane;
-        s[i] = c.pos != 0 && row < D_K ? state[(u64)row * d_v] : 0.0f;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            s[i][j] = c.pos != 0 && row_of(i, j) < D_K ? state[(u64)row_of(i, j) * d_v] : 0.0f;
+        }
     }
-    for (u32 t = c.first; t < c.first + c.len; t++) {
-        const float* k = a.k + ((u64)t * a.n_k_head + k_head) * D_K;
-        const float* q = a.q + ((u64)t * a.n_k_head + k_head) * D_K;
-        const u64 gate = (u64)t * a.n_v_head + head;
-        const float g = a.g[gate], beta = a.beta[gate], v = a.v[gate * d_v + read_column];
-        float ks[EACH], qs[EACH], known = 0.0f;
+    float* out = a.out + ((u64)c.first * a.n_v_head + head) * d_v + column;
+    for (u32 first = 0, turn = 0; first < c.len; first += TOKENS, turn ^= 1) {
+        const Staged& now = staged[turn];
+        asm volatile("cp.async.wait_group 0;" ::: "memory");
+        __syncthreads();
+        if (first + TOKENS < c.len) fetch(first + TOKENS, staged[turn ^ 1]);
+        const u32 n = min((u32)TOKENS, c.len - first);
+#pragma unroll 2
+        for (u32 t = 0; t < n; t++) {
+            const float g = now.g[t], beta = now.beta[t], v = is_real ? now.v[t][own] : 0.0f;
+            float4 k[EACH];
+            float known[4] = {};
 #pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            const u32 row = i * LANES + lane;
-            ks[i] = row < D_K ? k[row] : 0.0f;
-            qs[i] = row < D_K ? q[row] : 0.0f;
-            known += s[i] * ks[i];
-        }
-        const float delta = beta * (v - g * sum_of_lanes(known));
-        float y = 0.0f;
+            for (int i = 0; i < EACH; i++) {
+                k[i] = *(const float4*)&now.k[t][row_of(i, 0)];
+                known[0] += s[i][0] * k[i].x, known[1] += s[i][1] * k[i].y;
+                known[2] += s[i][2] * k[i].z, known[3] += s[i][3] * k[i].w;
+            }
+            const float delta = beta * (v - g * sum_of_lanes((known[0] + known[1]) + (known[2] + known[3])));
+            float y[4] = {};
 #pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            s[i] = g * s[i] + ks[i] * delta;
-            y += s[i] * qs[i];
+            for (int i = 0; i < EACH; i++) {
+                const float4 q = *(const float4*)&now.q[t][row_of(i, 0)];
+                s[i][0] = g * s[i][0] + k[i].x * delta, s[i][1] = g * s[i][1] + k[i].y * delta;
+                s[i][2] = g * s[i][2] + k[i].z * delta, s[i][3] = g * s[i][3] + k[i].w * delta;
+                y[0] += s[i][0] * q.x, y[1] += s[i][1] * q.y, y[2] += s[i][2] * q.z, y[3] += s[i][3] * q.w;
+            }
+            const float sum = sum_of_lanes((y[0] + y[1]) + (y[2] + y[3]));
+            if (is_real && lane == 0) out[(u64)(first + t) * a.n_v_head * d_v] = sum;
         }
-        y = sum_of_lanes(y);
-        if (is_real && lane == 0) a.out[gate * d_v + column] = y;
     }
     if (!is_real) return;
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
-        const u32 row = i * LANES + lane;
-        if (row < D_K) state[(u64)row * d_v] = s[i];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            if (row_of(i, j) < D_K) state[(u64)row_of(i, j) * d_v] = s[i][j];
+        }
     }
 }

@@ -31,7 +31,7 @@ struct Wide {
     static constexpr bool SPLIT = Tile<W>::SPLIT;
     static constexpr u32 PANELS = SPLIT ? 2 : 1;
     // Columns of a tile: sums, the words of two rows' units and one run's operands share 128 registers.
-    static constexpr int COLS = Tile<W>::raw(1) <= 20 ? 128 : SPLIT ? 48 : Tile<W>::raw(1) <= 28 ? 96 : 64;
+    static constexpr int COLS = SPLIT ? 48 : W::UNIT == 64 ? 64 : 128;
     static constexpr u32 STAGE = COLS * 128 * PANELS;
     static constexpr u32 STAGES = WIDE_STAGES;
     // The ring begins at a multiple of 1024; barriers lie behind it.
