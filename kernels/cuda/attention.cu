@@ -218,12 +218,12 @@ KERNEL __launch_bounds__(THREADS) attention(const __grid_constant__ Attention a)
     }
 }
 
-// attention_tile: the same for prompts, on tensor cores. grid (tiles, n_kv, tiles of heads), block TILE_THREADS: a block
-// takes ROWS rows, up to ROWS query heads of one key-value head for consecutive tokens of one chunk, and walks the pages
-// that they attend to. Four warps have 16 rows each; where values are wide, four more find the same scores and sum the
-// other half of the values. Keys and values of a page are staged in shared memory while the page before is multiplied;
-// queries are scaled to at most 1 and rounded to f16, as shares are; sums are f32. Pages run in order: same input, same
-// bits. Dynamic shared memory: `tile_shared` of `nodes.rs`.
+// attention_tile: the same for prompts, on tensor cores. grid (tiles, n_kv, tiles of heads), block TILE_THREADS: a
+// block takes ROWS rows, up to ROWS query heads of one key-value head for consecutive tokens of one chunk, and walks
+// the pages that they attend to. Four warps have 16 rows each; where values are wide, four more find the same scores
+// and sum the other half of the values. Keys and values of a page are staged in shared memory while the page before is
+// multiplied; queries are scaled to at most 1 and rounded to f16, as shares are; sums are f32. Pages run in order: same
+// input, same bits. Dynamic shared memory: `attention_tile` of `nodes.rs`.
 #if KV_F16 && D_K % 32 == 0 && D_V % 32 == 0 && D_K <= 576 && D_V <= 512
 #define ROWS 64
 // Warps that share rows, and the values that each of them sums.
@@ -449,9 +449,11 @@ KERNEL __launch_bounds__(TILE_THREADS, D_V <= 128 ? 3 : 1) attention_tile(const 
         const u16* v_rows = V_IN_K ? keys + slot * PAGE * K_STRIDE : values + slot * PAGE * V_STRIDE;
 #pragma unroll
         for (int kk = 0; kk < PAGE / 16; kk++) {
-            const u32 p[4] = {f16_pair(s[2 * kk][0], s[2 * kk][1]), f16_pair(s[2 * kk][2], s[2 * kk][3]),
-                              f16_pair(s[2 * kk + 1][0], s[2 * kk + 1][1]), f16_pair(s[2 * kk + 1][2], s[2 * kk + 1][3])};
-            const u16* row = v_rows + (16 * kk + lane / 8 % 2 * 8 + lane % 8) * V_STRIDE + lane / 16 * 8 + half * TILE_V;
+            const float(&low)[4] = s[2 * kk], (&high)[4] = s[2 * kk + 1];
+            const u32 p[4] = {f16_pair(low[0], low[1]), f16_pair(low[2], low[3]), f16_pair(high[0], high[1]),
+                              f16_pair(high[2], high[3])};
+            const u32 first = 16 * kk + lane / 8 % 2 * 8 + lane % 8;
+            const u16* row = v_rows + first * V_STRIDE + lane / 16 * 8 + half * TILE_V;
 #pragma unroll
             for (int n = 0; n < TILE_V / 16; n++) {
                 u32 b[4];

@@ -3,8 +3,8 @@
 //
 // grid (columns of d_v / 16, n_v_head, chunks), block 128: eight lanes hold a column of S in registers, D_K / 8 numbers
 // each, from the chunk's first token to its last. Keys, queries, values and gates come through shared memory, TOKENS at
-// a time, copied while the tokens before are computed: a token waits for no memory. Sums run over a lane's numbers,
-// then over the eight lanes.
+// a time, copied while the tokens before are computed: a token waits for no memory. Two tokens go together, so that
+// the sums of both run side by side. Sums run over a lane's numbers, then over the eight lanes.
 #include "cuda/common.h"
 #include "cuda/args.h"
 
@@ -26,6 +26,8 @@ __device__ __forceinline__ float sum_of_lanes(float x) {
     for (int step = LANES / 2; step > 0; step >>= 1) x += __shfl_xor_sync(FULL_MASK, x, step);
     return x;
 }
+
+__device__ __forceinline__ float dot(float4 a, float4 b) { return a.x * b.x + a.y * b.y + (a.z * b.z + a.w * b.w); }
 
 // Copies N * 4 bytes to shared memory, behind the thread's back.
 template <int N>
@@ -80,51 +82,77 @@ KERNEL __launch_bounds__(128) delta_net(const __grid_constant__ DeltaNet a) {
     // Number 4 * (LANES * i + lane) + j of the column.
     float* state = a.state + c.state * a.state_len + (u64)head * D_K * d_v + (is_real ? column : 0);
     const auto row_of = [&](int i, int j) { return 4 * (LANES * i + lane) + j; };
-    float s[EACH][4];
+    float4 s[EACH];
+    const auto kept = [&](int i, int j) {
+        return c.pos != 0 && row_of(i, j) < D_K ? state[(u64)row_of(i, j) * d_v] : 0.0f;
+    };
 #pragma unroll
-    for (int i = 0; i < EACH; i++) {
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            s[i][j] = c.pos != 0 && row_of(i, j) < D_K ? state[(u64)row_of(i, j) * d_v] : 0.0f;
-        }
-    }
+    for (int i = 0; i < EACH; i++) s[i] = {kept(i, 0), kept(i, 1), kept(i, 2), kept(i, 3)};
     float* out = a.out + ((u64)c.first * a.n_v_head + head) * d_v + column;
+    const auto store = [&](u32 t, float y) {
+        if (is_real && lane == 0) out[(u64)t * a.n_v_head * d_v] = y;
+    };
+    const auto one = [&](const Staged& now, u32 t, u32 first) {
+        const float g = now.g[t], v = is_real ? now.v[t][own] : 0.0f;
+        float4 k[EACH];
+        float known = 0.0f, y = 0.0f;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            k[i] = *(const float4*)&now.k[t][row_of(i, 0)];
+            known += dot(s[i], k[i]);
+        }
+        const float delta = now.beta[t] * (v - g * sum_of_lanes(known));
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            s[i] = {g * s[i].x + k[i].x * delta, g * s[i].y + k[i].y * delta, g * s[i].z + k[i].z * delta,
+                    g * s[i].w + k[i].w * delta};
+            y += dot(s[i], *(const float4*)&now.q[t][row_of(i, 0)]);
+        }
+        store(first + t, sum_of_lanes(y));
+    };
+    // Two tokens with the sums of both over S as it was before: what the first adds is known from k and q alone.
+    const auto both = [&](const Staged& now, u32 t, u32 first) {
+        const float g1 = now.g[t], g2 = now.g[t + 1];
+        const float v1 = is_real ? now.v[t][own] : 0.0f, v2 = is_real ? now.v[t + 1][own] : 0.0f;
+        float4 k1[EACH], k2[EACH];
+        float s_k1 = 0.0f, s_k2 = 0.0f, s_q1 = 0.0f, s_q2 = 0.0f;
+        float k1_k2 = 0.0f, k1_q1 = 0.0f, k1_q2 = 0.0f, k2_q2 = 0.0f;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            k1[i] = *(const float4*)&now.k[t][row_of(i, 0)], k2[i] = *(const float4*)&now.k[t + 1][row_of(i, 0)];
+            const float4 q1 = *(const float4*)&now.q[t][row_of(i, 0)];
+            const float4 q2 = *(const float4*)&now.q[t + 1][row_of(i, 0)];
+            s_k1 += dot(s[i], k1[i]), s_k2 += dot(s[i], k2[i]), s_q1 += dot(s[i], q1), s_q2 += dot(s[i], q2);
+            k1_k2 += dot(k1[i], k2[i]), k1_q1 += dot(k1[i], q1), k1_q2 += dot(k1[i], q2), k2_q2 += dot(k2[i], q2);
+        }
+        s_k1 = sum_of_lanes(s_k1), s_k2 = sum_of_lanes(s_k2), s_q1 = sum_of_lanes(s_q1), s_q2 = sum_of_lanes(s_q2);
+        k1_k2 = sum_of_lanes(k1_k2), k1_q1 = sum_of_lanes(k1_q1), k1_q2 = sum_of_lanes(k1_q2);
+        k2_q2 = sum_of_lanes(k2_q2);
+        const float delta1 = now.beta[t] * (v1 - g1 * s_k1);
+        const float delta2 = now.beta[t + 1] * (v2 - g2 * (g1 * s_k2 + k1_k2 * delta1));
+        const float g = g1 * g2, d1 = g2 * delta1;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            s[i] = {g * s[i].x + k1[i].x * d1 + k2[i].x * delta2, g * s[i].y + k1[i].y * d1 + k2[i].y * delta2,
+                    g * s[i].z + k1[i].z * d1 + k2[i].z * delta2, g * s[i].w + k1[i].w * d1 + k2[i].w * delta2};
+        }
+        store(first + t, g1 * s_q1 + k1_q1 * delta1);
+        store(first + t + 1, g2 * (g1 * s_q2 + k1_q2 * delta1) + k2_q2 * delta2);
+    };
     for (u32 first = 0, turn = 0; first < c.len; first += TOKENS, turn ^= 1) {
         const Staged& now = staged[turn];
         asm volatile("cp.async.wait_group 0;" ::: "memory");
         __syncthreads();
         if (first + TOKENS < c.len) fetch(first + TOKENS, staged[turn ^ 1]);
         const u32 n = min((u32)TOKENS, c.len - first);
-#pragma unroll 2
-        for (u32 t = 0; t < n; t++) {
-            const float g = now.g[t], beta = now.beta[t], v = is_real ? now.v[t][own] : 0.0f;
-            float4 k[EACH];
-            float known[4] = {};
-#pragma unroll
-            for (int i = 0; i < EACH; i++) {
-                k[i] = *(const float4*)&now.k[t][row_of(i, 0)];
-                known[0] += s[i][0] * k[i].x, known[1] += s[i][1] * k[i].y;
-                known[2] += s[i][2] * k[i].z, known[3] += s[i][3] * k[i].w;
-            }
-            const float delta = beta * (v - g * sum_of_lanes((known[0] + known[1]) + (known[2] + known[3])));
-            float y[4] = {};
-#pragma unroll
-            for (int i = 0; i < EACH; i++) {
-                const float4 q = *(const float4*)&now.q[t][row_of(i, 0)];
-                s[i][0] = g * s[i][0] + k[i].x * delta, s[i][1] = g * s[i][1] + k[i].y * delta;
-                s[i][2] = g * s[i][2] + k[i].z * delta, s[i][3] = g * s[i][3] + k[i].w * delta;
-                y[0] += s[i][0] * q.x, y[1] += s[i][1] * q.y, y[2] += s[i][2] * q.z, y[3] += s[i][3] * q.w;
-            }
-            const float sum = sum_of_lanes((y[0] + y[1]) + (y[2] + y[3]));
-            if (is_real && lane == 0) out[(u64)(first + t) * a.n_v_head * d_v] = sum;
-        }
+        u32 t = 0;
+        for (; t + 2 <= n; t += 2) both(now, t, first);
+        if (t < n) one(now, t, first);
     }
     if (!is_real) return;
+    const auto keep = [&](int i, int j, float x) {
+        if (row_of(i, j) < D_K) state[(u64)row_of(i, j) * d_v] = x;
+    };
 #pragma unroll
-    for (int i = 0; i < EACH; i++) {
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            if (row_of(i, j) < D_K) state[(u64)row_of(i, j) * d_v] = s[i][j];
-        }
-    }
+    for (int i = 0; i < EACH; i++) keep(i, 0, s[i].x), keep(i, 1, s[i].y), keep(i, 2, s[i].z), keep(i, 3, s[i].w);
 }

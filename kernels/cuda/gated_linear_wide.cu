@@ -21,7 +21,9 @@ KERNEL __launch_bounds__(WIDE_THREADS, WIDE_BLOCKS) gated_linear_wide(const __gr
     PDL_WAIT();
     const GatedLinear& op = a.op;
     const u32 begin = blockIdx.y * a.wide.width;
-    const auto row_of_thread = [](u32 thread) { return blockIdx.x * (WIDE_ROWS / 2) + thread / 32 * 8 + thread % 32 / 4; };
+    const auto row_of_thread = [](u32 thread) {
+        return blockIdx.x * (WIDE_ROWS / 2) + thread / 32 * 8 + thread % 32 / 4;
+    };
     wide<WEIGHT>(
         op.k, a.wide.packed, a.wide.n_groups, begin / 8, min(a.wide.width, op.rows - begin), (u8*)shared,
         [&](int i) {

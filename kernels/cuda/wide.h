@@ -14,17 +14,8 @@
 #include "cuda/tile.h"
 #include "cuda/wgmma.h"
 
-#ifndef WIDE_GROUPS
-#define WIDE_GROUPS 2
-#endif
-#ifndef WIDE_AHEAD
-#define WIDE_AHEAD 0
-#endif
-#ifndef WIDE_STAGES
-#define WIDE_STAGES 6
-#endif
-// Threads of a block, rows of weights, and blocks of a multiprocessor.
-constexpr u32 WIDE_THREADS = 128 * WIDE_GROUPS, WIDE_ROWS = 64 * WIDE_GROUPS, WIDE_BLOCKS = 4 / WIDE_GROUPS;
+// Threads of a block, its rows of weights, and blocks of a multiprocessor.
+constexpr u32 WIDE_THREADS = 256, WIDE_ROWS = WIDE_THREADS / 2, WIDE_BLOCKS = 2;
 
 template <class W>
 struct Wide {
@@ -33,7 +24,7 @@ struct Wide {
     // Columns of a tile: sums, the words of two rows' units and one run's operands share 128 registers.
     static constexpr int COLS = SPLIT ? 48 : W::UNIT == 64 ? 64 : 128;
     static constexpr u32 STAGE = COLS * 128 * PANELS;
-    static constexpr u32 STAGES = WIDE_STAGES;
+    static constexpr u32 STAGES = 6;
     // The ring begins at a multiple of 1024; barriers lie behind it.
     static constexpr u32 SHARED = STAGES * STAGE + 1024 + 256;
     // Runs of a row, in whole steps of four units: its chunks.
@@ -117,12 +108,12 @@ __device__ __forceinline__ void wide_chunks(float* acc, const u32 (&a)[2][8], co
         wide_chunk<N>(acc, a, b_rest);
         wide_chunk<N>(acc, rest, b);
     }
-    wgmma_finish();
+    wgmma_commit();
 }
 
 // The products of a block's rows of weights with `n_cols` packed columns from `8 * group` on. `rows(i)`: row i of the
-// two of this thread, as operand rows g and g + 8. `stores(thread)` is what takes `(col, sum, sum_of_second)` of both for
-// every column below n_cols. Dynamic shared memory: SHARED bytes. All threads have waited for the
+// two of this thread, as operand rows g and g + 8. `stores(thread)` returns what takes `(col, sum, sum_of_second)` of
+// both for every column below n_cols. Dynamic shared memory: SHARED bytes. All threads have waited for the
 // grids before.
 template <class W, class Rows, class Stores>
 __device__ __forceinline__ void wide(u32 k, const uint4* packed, u32 n_groups, u32 group, u32 n_cols, u8* shared,
@@ -160,12 +151,7 @@ __device__ __forceinline__ void wide(u32 k, const uint4* packed, u32 n_groups, u
     const auto load = [&](u32 step) {
         const u32 unit = min(4 * step + t, units - 1);
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            W::load(row[i], unit, raw[i]);
-            if (WIDE_AHEAD > 0 && 4 * (step + WIDE_AHEAD) + t < units) {
-                asm volatile("prefetch.global.L2 [%0];" ::"l"(row[i].q + (u64)(4 * (step + WIDE_AHEAD) + t) * W::UNIT * W::BYTES / W::BLOCK));
-            }
-        }
+        for (int i = 0; i < 2; i++) W::load(row[i], unit, raw[i]);
     };
     float acc[T::COLS / 2];
 #pragma unroll
@@ -206,6 +192,7 @@ __device__ __forceinline__ void wide(u32 k, const uint4* packed, u32 n_groups, u
                 WIDTH(128)
 #undef WIDTH
             }
+            wgmma_wait();
             if (threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * stage);
             chunk++, stage++;
             if (stage == T::STAGES) stage = 0, parity ^= 1;

@@ -25,7 +25,7 @@
 #include "cuda/experts_wide.cu"
 
 #ifndef __CUDACC__
-alignas(1024) uint4 shared[131072 / 16];
+alignas(1024) uint4 shared[262144 / 16];
 #endif
 
 // Shared memory of every launch, the widest tile's.
@@ -319,7 +319,7 @@ static void test_gated_wide(const char* name, u32 rows, u32 k, u32 n, u32 kind, 
 }
 
 static void test_experts_wide(const char* name, u32 rows, u32 n_used, u32 n_expert, u32 n, u32 k, bool is_gated,
-                              u32 width) {
+                              u32 width, bool is_queue = false) {
     const u32 pairs = rows * n_used;
     Array<float> x = normals((size_t)(is_gated ? rows : pairs) * k);
     const Weights w((u64)n_expert * n, k), up((u64)n_expert * n, k);
@@ -339,8 +339,13 @@ static void test_experts_wide(const char* name, u32 rows, u32 n_used, u32 n_expe
                            {packed.data(), n_groups, width}};
     const u32 experts = n_expert < pairs ? n_expert : pairs, per_block = is_gated ? 64 : 128;
     launch({n_groups, 1, 1}, 256, 0, experts_pack, a);
-    launch({(n + per_block - 1) / per_block, (pairs + 7 * experts) / width + experts, 1}, 256, WIDE_SHARED,
-           is_gated ? experts_gated_wide : experts_wide, a);
+    if (is_queue) {
+        launch({3, 1, 1}, QUEUE_THREADS, WideQueue<WEIGHT>::SHARED + 4 * (n_expert + 1),
+               is_gated ? experts_gated_queue : experts_queue, a);
+    } else {
+        launch({(n + per_block - 1) / per_block, (pairs + 7 * experts) / width + experts, 1}, 256, WIDE_SHARED,
+               is_gated ? experts_gated_wide : experts_wide, a);
+    }
     std::vector<double> want;
     for (u32 pair = 0; pair < pairs; pair++) {
         const float* row = &x[(size_t)(is_gated ? pair / n_used : pair) * k];
@@ -365,6 +370,8 @@ static void test_wide(u32 k1, u32 k3, u32 long_k) {
     test_experts_wide("experts wide", 30, 3, 7, 131, k3, false, 16);
     test_experts_wide("experts wide, even", 9, 2, 3, 16, k1, false, 48);
     test_experts_wide("experts gated wide", 40, 2, 35, 65, k1, true, 32);
+    test_experts_wide("experts queue", 30, 3, 7, 131, k3, false, 32, true);
+    test_experts_wide("experts gated queue", 40, 2, 35, 65, k1, true, 48, true);
 }
 
 #ifdef __CUDACC__

@@ -521,9 +521,12 @@ impl Encoder<'_> {
                 let launch = matmul::experts(w.dtype, rows, n_used, n_expert, w.n, w.k, is_gated, sms);
                 return this.run(w.module, launch, args);
             };
-            let product = if is_gated { "experts_gated_wide" } else { "experts_wide" };
-            let n = if is_gated { 2 * w.n } else { w.n };
-            let wide = wide::experts(w.dtype, ["experts_pack", product], n_pairs, n_expert, n);
+            let (entries, n) = if is_gated {
+                (["experts_pack", "experts_gated_wide", "experts_gated_queue"], 2 * w.n)
+            } else {
+                (["experts_pack", "experts_wide", "experts_queue"], w.n)
+            };
+            let wide = wide::experts(w.dtype, entries, n_pairs, n_expert, n, sms);
             this.wide(module, wide, |wide| args::WideExperts { op: *args, wide })
         };
         let [gate_bias, up_bias, down_bias] = node.biases;

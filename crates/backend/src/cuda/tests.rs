@@ -32,6 +32,9 @@ fn arguments_are_laid_out_alike() {
 const TYPED: [Source; 5] =
     [sources::EMBED, sources::LINEAR, sources::GATED_LINEAR, sources::EXPERTS, sources::HEAD_LINEAR];
 
+/// Those that Hopper alone has products in.
+const WIDE: [Source; 3] = [sources::LINEAR_WIDE, sources::GATED_LINEAR_WIDE, sources::EXPERTS_WIDE];
+
 /// Modules as models need them: every source, dimensions of published models and odd ones.
 fn modules() -> Vec<Key> {
     let plain =
@@ -134,7 +137,7 @@ fn kernels_compile_for_every_architecture_and_spill_nothing() {
             80 | 90 => vec![WeightType::Q4_K],
             _ => Vec::new(),
         };
-        for source in TYPED {
+        for source in TYPED.into_iter().chain(WIDE.into_iter().filter(|_| super::wide::fits(arch))) {
             all.extend(types.iter().map(|&w| (Key::typed(source, w), arch)));
         }
     }

@@ -96,12 +96,31 @@ pub fn dense(w: WeightType, entries: [&'static str; 2], rows: usize, n: usize, s
     wide(w, entries, rows, width, [row_blocks, rows.div_ceil(width)])
 }
 
-/// `experts` over `pairs` pairs with `n` rows of weights an expert, those of gate and up together.
-pub fn experts(w: WeightType, entries: [&'static str; 2], pairs: usize, n_expert: usize, n: usize) -> Wide {
+/// Stages of `wide_queue.h`, whose tiles are wider.
+const QUEUE_STAGES: usize = 9;
+
+/// Maximum number of columns of a tile there.
+fn queue_cols(w: WeightType) -> usize {
+    match w {
+        WeightType::F32 => 48,
+        _ if unit(w) == 64 => 128,
+        _ => 160,
+    }
+}
+
+/// `experts` over `pairs` pairs with `n` rows of weights an expert, those of gate and up together. `entries` pack,
+/// multiply, and multiply tiles in turn (`wide_queue.h`), which pays where experts have more pairs than a tile.
+pub fn experts(w: WeightType, entries: [&'static str; 3], pairs: usize, n_expert: usize, n: usize, sms: usize) -> Wide {
+    let [pack, product, queue] = entries;
     let width = cols(w);
+    if pairs > n_expert * width * 3 / 4 {
+        let wide = wide(w, [pack, queue], pairs, queue_cols(w), [sms, 1]);
+        let shared = QUEUE_STAGES * queue_cols(w) * 128 * panels(w) + 1024 + 256 + 4 * (n_expert + 1);
+        return Wide { product: Launch { block: 384, shared: shared as u32, ..wide.product }, ..wide };
+    }
     // As many tiles as there can be, where each expert's begins up to 7 pairs early; those that find no pairs leave.
     let experts = n_expert.min(pairs);
-    wide(w, entries, pairs, width, [n.div_ceil(ROWS), (pairs + 7 * experts) / width + experts])
+    wide(w, [pack, product], pairs, width, [n.div_ceil(ROWS), (pairs + 7 * experts) / width + experts])
 }
 
 #[cfg(test)]
@@ -116,8 +135,13 @@ mod tests {
         assert_eq!(of(dense(WeightType::Q4_K, names, 2048, 5120, 132)), ([40, 16, 1], 128, 99584));
         assert_eq!(of(dense(WeightType::Q4_K, names, 512, 5120, 132)), ([40, 6, 1], 96, 99584));
         assert_eq!(of(dense(WeightType::F32, names, 2048, 128, 132)), ([1, 128, 1], 16, 75008));
-        assert_eq!(of(experts(WeightType::Q6_K, names, 16384, 128, 2048)), ([16, 398, 1], 64, 50432));
-        let pack = dense(WeightType::Q6_K, names, 65, 1, 132).pack;
+        let names = ["experts_pack", "experts_wide", "experts_queue"];
+        let experts = |w, pairs| experts(w, names, pairs, 128, 2048, 132);
+        assert_eq!(of(experts(WeightType::Q6_K, 4096)), ([16, 206, 1], 64, 50432));
+        assert_eq!(of(experts(WeightType::Q6_K, 16384)), ([132, 1, 1], 128, 149252));
+        let queue = experts(WeightType::Q4_K, 16384).product;
+        assert_eq!((queue.entry, queue.block, queue.shared), ("experts_queue", 384, 186116));
+        let pack = dense(WeightType::Q6_K, ["linear_pack", "linear_wide"], 65, 1, 132).pack;
         assert_eq!((pack.entry, pack.grid), ("linear_pack", [9, 1, 1]));
         // Chunks of 64 numbers in whole steps: 704 numbers of Q5_0 are 12, of 32 in a unit.
         assert_eq!(packed_bytes(WeightType::Q5_0, 9, 704), (12 * 2 + 16) << 10);

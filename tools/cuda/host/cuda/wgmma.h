@@ -42,7 +42,10 @@ inline void barrier_wait(u32 at, u32 parity) {
 inline u32 thread_anew() { return threadIdx.x; }
 inline void __syncwarp() {}
 inline void wgmma_fence() {}
-inline void wgmma_finish() {}
+inline void wgmma_commit() {}
+inline void wgmma_wait() {}
+template <int N>
+void keep(float (&)[N]) {}
 
 // The address above, the piece of 16 bytes below.
 inline u64 wgmma_matrix(u32 at) {
