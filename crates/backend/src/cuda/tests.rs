@@ -76,10 +76,17 @@ fn types() -> Vec<WeightType> {
 }
 
 /// Kernels may keep so many bytes of a thread on the stack: f64's sine reduces large angles there, attention keeps
-/// which threads run its loop, and tiles of 64 columns give up some registers so that two blocks share a
+/// which threads run its loop, and wide tiles give up some registers so that two or three blocks share a
 /// multiprocessor.
-const STACK: &[(&str, usize)] =
-    &[("rope_table", 40), ("attention", 16), ("linear_tile64", 32), ("head_linear_tile64", 32), ("experts_tile64", 32)];
+const STACK: &[(&str, usize)] = &[
+    ("rope_table", 40),
+    ("attention", 16),
+    ("linear_tile64", 32),
+    ("head_linear_tile64", 32),
+    ("experts_tile64", 32),
+    ("attention_tile", 24),
+    ("linear_wide", 8),
+];
 
 /// Lines of the assembler's log that say a kernel spills or uses the stack.
 fn complaints(key: &Key, log: &str) -> Vec<String> {

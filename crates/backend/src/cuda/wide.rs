@@ -132,7 +132,7 @@ mod tests {
     fn geometry() {
         let names = ["linear_pack", "linear_wide"];
         let of = |wide: Wide| (wide.product.grid, wide.width, wide.product.shared);
-        assert_eq!(of(dense(WeightType::Q4_K, names, 2048, 5120, 132)), ([40, 16, 1], 128, 99584));
+        assert_eq!(of(dense(WeightType::Q4_K, names, 2048, 5120, 132)), ([40, 19, 1], 112, 99584));
         assert_eq!(of(dense(WeightType::Q4_K, names, 512, 5120, 132)), ([40, 6, 1], 96, 99584));
         assert_eq!(of(dense(WeightType::F32, names, 2048, 128, 132)), ([1, 128, 1], 16, 75008));
         let names = ["experts_pack", "experts_wide", "experts_queue"];
