@@ -283,3 +283,25 @@ struct Pick {
     float* listed_out;
     u32 n_vocab, rows;
 };
+
+// Activations of a product of many rows, packed (`wide.h`).
+struct Packed {
+    uint4* packed; // [chunks][panels][n_groups][8][64] bf16
+    u32 n_groups;  // of 8 rows
+    u32 width;     // columns of a tile
+};
+
+struct WideLinear {
+    Linear op;
+    Packed wide;
+};
+
+struct WideGatedLinear {
+    GatedLinear op;
+    Packed wide;
+};
+
+struct WideExperts {
+    Experts op;
+    Packed wide;
+};

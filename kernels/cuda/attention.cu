@@ -218,21 +218,37 @@ KERNEL __launch_bounds__(THREADS) attention(const __grid_constant__ Attention a)
     }
 }
 
-// attention_tile: the same for prompts, on tensor cores. grid (tiles, n_kv, 1), block 128: a block takes ROWS rows, the
-// query heads of one key-value head for ROWS / group consecutive tokens of one chunk, and walks the pages that they
-// attend to. A warp has 16 rows. Keys and values of a page are staged in shared memory while the page before is
+// attention_tile: the same for prompts, on tensor cores. grid (tiles, n_kv, tiles of heads), block TILE_THREADS: a
+// block takes ROWS rows, up to ROWS query heads of one key-value head for consecutive tokens of one chunk, and walks
+// the pages that they attend to. Four warps have 16 rows each; where values are wide, four more find the same scores
+// and sum the other half of the values. Keys and values of a page are staged in shared memory while the page before is
 // multiplied; queries are scaled to at most 1 and rounded to f16, as shares are; sums are f32. Pages run in order: same
-// input, same bits.
-#if KV_F16 && !V_IN_K && D_K % 32 == 0 && D_V % 16 == 0 && D_K <= 128 && D_V <= 128
+// input, same bits. Dynamic shared memory: `attention_tile` of `nodes.rs`.
+#if KV_F16 && D_K % 32 == 0 && D_V % 32 == 0 && D_K <= 576 && D_V <= 512
 #define ROWS 64
+// Warps that share rows, and the values that each of them sums.
+#define HALVES (D_V > 256 ? 2 : 1)
+#define TILE_THREADS (128 * HALVES)
+#define TILE_V (D_V / HALVES)
 // Strides that spread the eight rows of a matrix over all banks.
 #define K_STRIDE (D_K + 8)
-#define V_STRIDE (D_V + 8)
+#define V_STRIDE (V_IN_K ? K_STRIDE : D_V + 8)
+// Queries of wide heads lie in shared memory.
+#define Q_SHARED (D_K > 128)
+
+extern __shared__ uint4 tile_memory[];
 
 __device__ __forceinline__ u32 f16_pair(float low, float high) {
     u32 pair;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
+}
+
+// 2^x, to two units in the last place; 0 for -inf.
+__device__ __forceinline__ float exp2_near(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
 // As `mma` of mma.h, on f16.
@@ -260,20 +276,24 @@ __device__ __forceinline__ void load_transposed(u32 (&m)[4], const u16* row) {
 // Copies a page's positions below `n_there` and clears the others, which may hold anything.
 template <int D, int STRIDE>
 __device__ __forceinline__ void stage(u16* to, const u16* from, u32 n_there) {
-#pragma unroll
-    for (u32 i = threadIdx.x; i < PAGE * D / 8; i += THREADS) {
+#pragma unroll 8
+    for (u32 i = threadIdx.x; i < PAGE * D / 8; i += TILE_THREADS) {
         const u32 row = i / (D / 8), column = i % (D / 8) * 8, bytes = row < n_there ? 16 : 0;
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to + row * STRIDE + column)),
                      "l"(from + row * D + column), "r"(bytes));
     }
 }
 
-KERNEL __launch_bounds__(THREADS) attention_tile(const __grid_constant__ Attention a) {
-    __shared__ __align__(16) u16 keys[2][PAGE * K_STRIDE], values[2][PAGE * V_STRIDE];
+KERNEL __launch_bounds__(TILE_THREADS, D_V <= 128 ? 3 : 1) attention_tile(const __grid_constant__ Attention a) {
+    u16* const keys = (u16*)tile_memory;
+    u16* const values = keys + 2 * PAGE * K_STRIDE;
+    u16* const queries = V_IN_K ? values : values + 2 * PAGE * V_STRIDE;
     PDL_LAUNCH();
     PDL_WAIT();
 
-    const u32 group = a.n_head / a.n_kv, per_tile = ROWS / group; // tokens of a tile
+    // Heads of a tile and its tokens.
+    const u32 group = a.n_head / a.n_kv, first_head = blockIdx.z * ROWS, heads = min(group - first_head, (u32)ROWS);
+    const u32 per_tile = group < ROWS ? ROWS / group : 1;
     // The chunk of this tile; tiles past the last one have nothing to do.
     u32 tile = blockIdx.x, chunk = 0;
     for (; chunk < a.n_splits; chunk++) {
@@ -283,56 +303,74 @@ KERNEL __launch_bounds__(THREADS) attention_tile(const __grid_constant__ Attenti
     }
     if (chunk == a.n_splits) return;
     const Chunk c = a.step.chunks[chunk];
-    const u32 kv_head = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const u32 kv_head = blockIdx.y, warp = threadIdx.x / 32 % 4, half = threadIdx.x / 128, lane = threadIdx.x % 32;
     const u32 begin = tile * per_tile, n_tokens = min(per_tile, c.len - begin); // of the chunk
-    const u32 last_pos = c.pos + begin + n_tokens - 1;
-    const u32 seen_from = a.window != 0 && c.pos + begin + 1 > a.window ? c.pos + begin + 1 - a.window : 0;
+    const u32 first_pos = c.pos + begin, last_pos = first_pos + n_tokens - 1;
+    const u32 seen_from = a.window != 0 && first_pos + 1 > a.window ? first_pos + 1 - a.window : 0;
+    const u32 seen_by_last = a.window != 0 && last_pos + 1 > a.window ? last_pos + 1 - a.window : 0;
     const u32 first_block = seen_from / PAGE, end_block = last_pos / PAGE + 1;
-
-    // This thread's two rows, g and g + 8 of its warp.
-    u32 pos[2], from[2];
-    bool is_row[2];
-    const float* q_row[2];
-    float* out_row[2];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const u32 row = warp * 16 + lane / 4 + 8 * i, token = row / group;
-        is_row[i] = row < per_tile * group && token < n_tokens;
-        pos[i] = c.pos + begin + token;
-        from[i] = a.window != 0 && pos[i] + 1 > a.window ? pos[i] + 1 - a.window : 0;
-        const u64 at = ((u64)(c.first + begin + token) * a.n_head + kv_head * group + row % group);
-        q_row[i] = a.q + at * D_K;
-        out_row[i] = a.out + at * D_V;
-    }
-    // Queries, divided by their largest number so that f16 holds them, whatever they are.
-    u32 q[D_K / 16][4];
-    float unit[2] = {0.0f, 0.0f};
-    {
-        float2 raw[2][D_K / 8];
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-#pragma unroll
-            for (int j = 0; j < D_K / 8; j++) {
-                raw[i][j] = is_row[i] ? *(const float2*)(q_row[i] + 8 * j + lane % 4 * 2) : float2{0.0f, 0.0f};
-                unit[i] = fmaxf(unit[i], fmaxf(fabsf(raw[i][j].x), fabsf(raw[i][j].y)));
-            }
-            unit[i] = fmaxf(unit[i], __shfl_xor_sync(FULL_MASK, unit[i], 1));
-            unit[i] = fmaxf(unit[i], __shfl_xor_sync(FULL_MASK, unit[i], 2));
-            const float inverse = unit[i] > 0.0f ? 1.0f / unit[i] : 0.0f;
-#pragma unroll
-            for (int j = 0; j < D_K / 8; j++) q[j / 2][j % 2 * 2 + i] = f16_pair(raw[i][j].x * inverse, raw[i][j].y * inverse);
-        }
-    }
-    float acc[D_V / 8][4] = {}, top[2] = {-INF, -INF}, total[2] = {0.0f, 0.0f};
 
     const auto fetch = [&](u32 block, u32 slot) {
         const u64 page = (u64)page_of(a.step, c, a.windowed, block) * a.n_kv + kv_head;
         const u32 n_there = min((u32)PAGE, c.pos + c.len - block * PAGE);
-        stage<D_K, K_STRIDE>(keys[slot], (const u16*)a.k_cache + page * PAGE * D_K, n_there);
-        stage<D_V, V_STRIDE>(values[slot], (const u16*)a.v_cache + page * PAGE * D_V, n_there);
+        stage<D_K, K_STRIDE>(keys + slot * PAGE * K_STRIDE, (const u16*)a.k_cache + page * PAGE * D_K, n_there);
+        if (!V_IN_K) {
+            stage<D_V, V_STRIDE>(values + slot * PAGE * V_STRIDE, (const u16*)a.v_cache + page * PAGE * D_V, n_there);
+        }
         asm volatile("cp.async.commit_group;");
     };
     fetch(first_block, 0);
+
+    // This thread's two rows, g and g + 8 of its warp.
+    u32 pos[2], from[2], head[2];
+    bool is_row[2];
+    u64 at[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const u32 row = warp * 16 + lane / 4 + 8 * i, token = row / heads;
+        is_row[i] = row < per_tile * heads && token < n_tokens;
+        pos[i] = first_pos + token;
+        from[i] = a.window != 0 && pos[i] + 1 > a.window ? pos[i] + 1 - a.window : 0;
+        head[i] = kv_head * group + first_head + row % heads;
+        at[i] = (u64)(c.first + begin + token) * a.n_head + head[i];
+    }
+    // Queries, divided by their largest number so that f16 holds them, whatever they are.
+    u32 q[Q_SHARED ? 1 : D_K / 16][4];
+    float unit[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const float* row = a.q + at[i] * D_K + lane % 4 * 2;
+        const auto pair = [&](int j) { return is_row[i] ? *(const float2*)(row + 8 * j) : float2{0.0f, 0.0f}; };
+#pragma unroll 16
+        for (int j = 0; j < D_K / 8; j++) {
+            const float2 x = pair(j);
+            unit[i] = fmaxf(unit[i], fmaxf(fabsf(x.x), fabsf(x.y)));
+        }
+        unit[i] = fmaxf(unit[i], __shfl_xor_sync(FULL_MASK, unit[i], 1));
+        unit[i] = fmaxf(unit[i], __shfl_xor_sync(FULL_MASK, unit[i], 2));
+        const float inverse = unit[i] > 0.0f ? 1.0f / unit[i] : 0.0f;
+        u16* to = queries + (warp * 16 + lane / 4 + 8 * i) * K_STRIDE + lane % 4 * 2;
+#if Q_SHARED
+        if (half == 0) {
+#pragma unroll 16
+            for (int j = 0; j < D_K / 8; j++) {
+                const float2 x = pair(j);
+                *(u32*)(to + 8 * j) = f16_pair(x.x * inverse, x.y * inverse);
+            }
+        }
+#else
+#pragma unroll
+        for (int j = 0; j < D_K / 8; j++) {
+            const float2 x = pair(j);
+            q[j / 2][j % 2 * 2 + i] = f16_pair(x.x * inverse, x.y * inverse);
+        }
+#endif
+    }
+    constexpr float LOG2_E = 1.4426950408889634f;
+    // Scores are powers of two.
+    const float scale[2] = {unit[0] * a.scale, unit[1] * a.scale};
+    float acc[TILE_V / 8][4] = {}, top[2] = {-INF, -INF}, total[2] = {0.0f, 0.0f};
+
     for (u32 block = first_block; block < end_block; block++) {
         const u32 slot = (block - first_block) % 2;
         asm volatile("cp.async.wait_group 0;");
@@ -340,17 +378,36 @@ KERNEL __launch_bounds__(THREADS) attention_tile(const __grid_constant__ Attenti
         if (block + 1 < end_block) fetch(block + 1, slot ^ 1);
 
         float s[PAGE / 8][4] = {};
+        const u16* k_row = keys + slot * PAGE * K_STRIDE + lane % 8 * K_STRIDE + lane / 8 * 8;
+#if Q_SHARED
+        const u16* q_row = queries + (warp * 16 + lane % 16) * K_STRIDE + lane / 16 * 8;
+#pragma unroll 4
+        for (int kk = 0; kk < D_K / 32; kk++) {
+            u32 x[2][4];
+            load_matrices(x[0], q_row + 32 * kk);
+            load_matrices(x[1], q_row + 32 * kk + 16);
+#pragma unroll
+            for (int n = 0; n < PAGE / 8; n++) {
+                u32 b[4];
+                load_matrices(b, k_row + 8 * n * K_STRIDE + 32 * kk);
+                mma_f16(s[n], x[0], b[0], b[1]);
+                mma_f16(s[n], x[1], b[2], b[3]);
+            }
+        }
+#else
 #pragma unroll
         for (int n = 0; n < PAGE / 8; n++) {
-            const u16* row = keys[slot] + (8 * n + lane % 8) * K_STRIDE + lane / 8 * 8;
 #pragma unroll
             for (int kk = 0; kk < D_K / 32; kk++) {
                 u32 b[4];
-                load_matrices(b, row + 32 * kk);
+                load_matrices(b, k_row + 8 * n * K_STRIDE + 32 * kk);
                 mma_f16(s[n], q[2 * kk], b[0], b[1]);
                 mma_f16(s[n], q[2 * kk + 1], b[2], b[3]);
             }
         }
+#endif
+        // Some row may not see all of the page.
+        const bool is_edge = block * PAGE + PAGE - 1 > first_pos || block * PAGE < seen_by_last;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             float now = top[i];
@@ -358,10 +415,13 @@ KERNEL __launch_bounds__(THREADS) attention_tile(const __grid_constant__ Attenti
             for (int n = 0; n < PAGE / 8; n++) {
 #pragma unroll
                 for (int j = 0; j < 2; j++) {
-                    const u32 p = block * PAGE + 8 * n + lane % 4 * 2 + j;
-                    float x = s[n][2 * i + j] * (unit[i] * a.scale);
+                    float x = s[n][2 * i + j] * scale[i];
                     if (a.softcap != 0.0f) x = a.softcap * tanhf(x / a.softcap);
-                    if (p < from[i] || p > pos[i] || !is_row[i]) x = -INF;
+                    x *= LOG2_E;
+                    if (is_edge) {
+                        const u32 p = block * PAGE + 8 * n + lane % 4 * 2 + j;
+                        if (p < from[i] || p > pos[i]) x = -INF;
+                    }
                     s[n][2 * i + j] = x;
                     now = fmaxf(now, x);
                 }
@@ -369,28 +429,33 @@ KERNEL __launch_bounds__(THREADS) attention_tile(const __grid_constant__ Attenti
             now = fmaxf(now, __shfl_xor_sync(FULL_MASK, now, 1));
             now = fmaxf(now, __shfl_xor_sync(FULL_MASK, now, 2));
             // Rows that have seen nothing yet stay at zero.
-            const float origin = now == -INF ? 0.0f : now, factor = expf(top[i] - origin);
+            const float origin = now == -INF ? 0.0f : now, factor = exp2_near(top[i] - origin);
             float sum = 0.0f;
 #pragma unroll
             for (int n = 0; n < PAGE / 8; n++) {
 #pragma unroll
-                for (int j = 0; j < 2; j++) sum += s[n][2 * i + j] = expf(s[n][2 * i + j] - origin);
+                for (int j = 0; j < 2; j++) sum += s[n][2 * i + j] = exp2_near(s[n][2 * i + j] - origin);
+            }
+            total[i] = total[i] * factor + sum;
+            if (__any_sync(FULL_MASK, now != top[i])) {
+#pragma unroll
+                for (int n = 0; n < TILE_V / 8; n++) {
+                    acc[n][2 * i] *= factor;
+                    acc[n][2 * i + 1] *= factor;
+                }
             }
             top[i] = now;
-            total[i] = total[i] * factor + sum;
-#pragma unroll
-            for (int n = 0; n < D_V / 8; n++) {
-                acc[n][2 * i] *= factor;
-                acc[n][2 * i + 1] *= factor;
-            }
         }
+        const u16* v_rows = V_IN_K ? keys + slot * PAGE * K_STRIDE : values + slot * PAGE * V_STRIDE;
 #pragma unroll
         for (int kk = 0; kk < PAGE / 16; kk++) {
-            const u32 p[4] = {f16_pair(s[2 * kk][0], s[2 * kk][1]), f16_pair(s[2 * kk][2], s[2 * kk][3]),
-                              f16_pair(s[2 * kk + 1][0], s[2 * kk + 1][1]), f16_pair(s[2 * kk + 1][2], s[2 * kk + 1][3])};
-            const u16* row = values[slot] + (16 * kk + lane / 8 % 2 * 8 + lane % 8) * V_STRIDE + lane / 16 * 8;
+            const float(&low)[4] = s[2 * kk], (&high)[4] = s[2 * kk + 1];
+            const u32 p[4] = {f16_pair(low[0], low[1]), f16_pair(low[2], low[3]), f16_pair(high[0], high[1]),
+                              f16_pair(high[2], high[3])};
+            const u32 first = 16 * kk + lane / 8 % 2 * 8 + lane % 8;
+            const u16* row = v_rows + first * V_STRIDE + lane / 16 * 8 + half * TILE_V;
 #pragma unroll
-            for (int n = 0; n < D_V / 16; n++) {
+            for (int n = 0; n < TILE_V / 16; n++) {
                 u32 b[4];
                 load_transposed(b, row + 16 * n);
                 mma_f16(acc[2 * n], p, b[0], b[1]);
@@ -405,15 +470,14 @@ KERNEL __launch_bounds__(THREADS) attention_tile(const __grid_constant__ Attenti
         if (!is_row[i]) continue;
         float sum = total[i], factor = 1.0f;
         if (a.sinks) {
-            const u32 row = warp * 16 + lane / 4 + 8 * i;
-            const float sink = a.sinks[kv_head * group + row % group], now = fmaxf(top[i], sink);
-            factor = expf(top[i] - now);
-            sum = sum * factor + expf(sink - now);
+            const float sink = a.sinks[head[i]] * LOG2_E, now = fmaxf(top[i], sink);
+            factor = exp2_near(top[i] - now);
+            sum = sum * factor + exp2_near(sink - now);
         }
+        float* out = a.out + at[i] * D_V + half * TILE_V + lane % 4 * 2;
 #pragma unroll
-        for (int n = 0; n < D_V / 8; n++) {
-            *(float2*)(out_row[i] + 8 * n + lane % 4 * 2) =
-                float2{acc[n][2 * i] * factor / sum, acc[n][2 * i + 1] * factor / sum};
+        for (int n = 0; n < TILE_V / 8; n++) {
+            *(float2*)(out + 8 * n) = float2{acc[n][2 * i] * factor / sum, acc[n][2 * i + 1] * factor / sum};
         }
     }
 }

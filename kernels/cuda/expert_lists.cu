@@ -1,40 +1,56 @@
 // expert_lists: which pairs (token * n_used + slot) chose each expert, ascending; first[e] is where those of expert e
 // begin.
 //
-// A warp an expert, which goes through all ids twice: it counts the pairs of lower experts, then writes its own in
-// order. Memory is O(pairs + experts), no atomics, so the order is always the same. Ids that name no expert are in no
-// list.
+// A block an expert, of which each thread goes through a piece of all ids twice: it counts the pairs of lower experts
+// and its own, then writes its own behind those of the threads before. Memory is O(pairs + experts), no atomics, so the
+// order is always the same. Ids that name no expert are in no list.
 #include "cuda/args.h"
 #include "cuda/common.h"
 
-// grid (ceil(n_expert / 8)), block 256
+// Calls `each(i, id)` for the ids of this thread.
+template <class Each>
+__device__ __forceinline__ void ids_of_thread(const ExpertLists& a, const Each& each) {
+    const u32 per_thread = (a.n_pairs + 4 * blockDim.x - 1) / (4 * blockDim.x) * 4;
+    const u32 begin = min(threadIdx.x * per_thread, a.n_pairs), end = min(begin + per_thread, a.n_pairs);
+#pragma unroll 4
+    for (u32 i = begin; i < end; i += 4) {
+        if (i + 4 <= end) {
+            const uint4 ids = *(const uint4*)(a.ids + i);
+            each(i, ids.x), each(i + 1, ids.y), each(i + 2, ids.z), each(i + 3, ids.w);
+        } else {
+            for (u32 j = i; j < end; j++) each(j, a.ids[j]);
+        }
+    }
+}
+
+// grid (n_expert), block 256
 KERNEL __launch_bounds__(256) expert_lists(const __grid_constant__ ExpertLists a) {
+    __shared__ u32 belows[8], owns[8];
     PDL_LAUNCH();
     PDL_WAIT();
-    const u32 expert = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (expert >= a.n_expert) return;
+    const u32 expert = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     u32 below = 0, own = 0;
-#pragma unroll 8
-    for (u32 i = lane; i < a.n_pairs; i += 32) {
-        const u32 id = a.ids[i];
-        below += id < expert;
-        own += id == expert;
-    }
+    ids_of_thread(a, [&](u32, u32 id) { below += id < expert, own += id == expert; });
+    u32 before = own;
 #pragma unroll
-    for (u32 step = 16; step > 0; step /= 2) {
+    for (u32 step = 1; step < 32; step *= 2) {
+        const u32 other = __shfl_up_sync(FULL_MASK, before, step);
+        if (lane >= step) before += other;
         below += __shfl_xor_sync(FULL_MASK, below, step);
-        own += __shfl_xor_sync(FULL_MASK, own, step);
     }
-    if (lane == 0) {
-        a.first[expert] = below;
-        if (expert == a.n_expert - 1) a.first[a.n_expert] = below + own;
+    if (lane == 31) belows[warp] = below, owns[warp] = before;
+    __syncthreads();
+    u32 first = 0, total = 0, at = before - own;
+    for (u32 w = 0; w < 8; w++) {
+        if (w < warp) at += owns[w];
+        first += belows[w], total += owns[w];
     }
-    u32 at = below;
-#pragma unroll 4
-    for (u32 i = 0; i < a.n_pairs; i += 32) {
-        const bool is_own = i + lane < a.n_pairs && a.ids[i + lane] == expert;
-        const u32 hits = __ballot_sync(FULL_MASK, is_own);
-        if (is_own) a.pairs[at + __popc(hits & ((1u << lane) - 1))] = i + lane;
-        at += __popc(hits);
+    at += first;
+    if (threadIdx.x == 0) {
+        a.first[expert] = first;
+        if (expert == a.n_expert - 1) a.first[a.n_expert] = first + total;
     }
+    ids_of_thread(a, [&](u32 i, u32 id) {
+        if (id == expert) a.pairs[at++] = i;
+    });
 }

@@ -18,9 +18,14 @@
 #include "cuda/embed.cu"
 #include "cuda/expert_lists.cu"
 #include "cuda/head_linear.cu"
+#undef VEC
+#undef TILE
+#include "cuda/linear_wide.cu"
+#include "cuda/gated_linear_wide.cu"
+#include "cuda/experts_wide.cu"
 
 #ifndef __CUDACC__
-alignas(16) uint4 shared[65536 / 16];
+alignas(1024) uint4 shared[262144 / 16];
 #endif
 
 // Shared memory of every launch, the widest tile's.
@@ -204,7 +209,7 @@ static void test_experts(const char* name, ExpertsKernel kernel, u32 rows, u32 n
     for (u32 i = 0; i < pairs; i++) ids.push_back((u32)(uniform() * uniform() * n_expert));
     Array<float> out((size_t)pairs * n, NAN);
     const ExpertLists lists = {ids.data(), first.data(), listed.data(), pairs, n_expert};
-    launch({(n_expert + 7) / 8, 1, 1}, 256, SHARED, expert_lists, lists);
+    launch({n_expert, 1, 1}, 256, SHARED, expert_lists, lists);
     for (u32 e = 0, at = 0; e < n_expert; e++) {
         failures += first[e] != at;
         for (u32 i = 0; i < pairs; i++) {
@@ -266,6 +271,109 @@ static void test_heads(const char* name, HeadKernel kernel, u32 rows, u32 heads,
     check(name, out, want, limit);
 }
 
+// Room for the packed rows of a product: whole groups, and what the last tile reads behind them.
+static Array<uint4> packed_rows(u32 rows, u32 k) {
+    return Array<uint4>((size_t)((rows + 7) / 8 + 16) * 64 * (k / 64 + 5) * Wide<WEIGHT>::PANELS);
+}
+static const u32 WIDE_SHARED = Wide<WEIGHT>::SHARED;
+
+static void test_linear_wide(const char* name, u32 rows, u32 k, std::vector<u64> n, u32 width) {
+    const Array<float> x = normals((size_t)rows * k), bias = normals(1000);
+    Array<uint4> packed = packed_rows(rows, k);
+    std::vector<Weights> w;
+    std::vector<Array<float>> out;
+    WideLinear a = {{x.data(), rows, k, (u32)n.size(), 0, {}}, {packed.data(), (rows + 7) / 8, width}};
+    u64 n_rows = 0;
+    for (u64 n : n) w.emplace_back(n, k), out.emplace_back(rows * n, NAN), n_rows += n;
+    for (size_t i = 0; i < n.size(); i++)
+        a.op.parts[i] = {w[i].matrix, i % 2 ? bias.data() : nullptr, out[i].data(), n[i]};
+    launch({(rows + 7) / 8, 1, 1}, 256, 0, linear_pack, a);
+    launch({(u32)(n_rows + 127) / 128, (rows + width - 1) / width, 1}, 256, WIDE_SHARED, linear_wide, a);
+    Array<float> got;
+    std::vector<double> want;
+    for (size_t i = 0; i < n.size(); i++) {
+        got.insert(got.end(), out[i].begin(), out[i].end());
+        for (u32 t = 0; t < rows; t++) {
+            for (u64 j = 0; j < n[i]; j++) want.push_back(w[i].dot(j, &x[(size_t)t * k], k) + (i % 2 ? bias[j] : 0));
+        }
+    }
+    check(name, got, want, (k == WEIGHT::BLOCK ? 2 : 1) * TILE_LIMIT);
+}
+
+static void test_gated_wide(const char* name, u32 rows, u32 k, u32 n, u32 kind, u32 width) {
+    Array<float> x = normals((size_t)rows * k);
+    const Weights gate(n, k), up(n, k);
+    for (float& v : x) v *= gate.inverse(k);
+    Array<float> out((size_t)rows * n, NAN);
+    Array<uint4> packed = packed_rows(rows, k);
+    const WideGatedLinear a = {{x.data(), gate.matrix, up.matrix, out.data(), rows, k, n, kind, 1.702f, 7.0f},
+                               {packed.data(), (rows + 7) / 8, width}};
+    launch({(rows + 7) / 8, 1, 1}, 256, 0, gated_linear_pack, a);
+    launch({(n + 63) / 64, (rows + width - 1) / width, 1}, 256, WIDE_SHARED, gated_linear_wide, a);
+    std::vector<double> want;
+    for (u32 t = 0; t < rows; t++) {
+        for (u32 i = 0; i < n; i++)
+            want.push_back(act(kind, gate.dot(i, &x[(size_t)t * k], k), up.dot(i, &x[(size_t)t * k], k)));
+    }
+    check(name, out, want, 3 * TILE_LIMIT);
+}
+
+static void test_experts_wide(const char* name, u32 rows, u32 n_used, u32 n_expert, u32 n, u32 k, bool is_gated,
+                              u32 width, bool is_queue = false) {
+    const u32 pairs = rows * n_used;
+    Array<float> x = normals((size_t)(is_gated ? rows : pairs) * k);
+    const Weights w((u64)n_expert * n, k), up((u64)n_expert * n, k);
+    for (float& v : x) v *= w.inverse(k);
+    const Array<float> bias = normals((size_t)n_expert * n), up_bias = normals((size_t)n_expert * n);
+    Array<u32> ids, first(n_expert + 1), listed(pairs, ~0u);
+    for (u32 i = 0; i < pairs; i++) ids.push_back((u32)(uniform() * uniform() * n_expert));
+    ids[pairs / 2] = n_expert + 7;  // names no expert
+    Array<float> out((size_t)pairs * n, 0.25f);
+    Array<uint4> packed = packed_rows(pairs, k);
+    const u32 n_groups = (pairs + 7) / 8;
+    launch({n_expert, 1, 1}, 256, SHARED, expert_lists,
+           ExpertLists{ids.data(), first.data(), listed.data(), pairs, n_expert});
+    const WideExperts a = {{x.data(), ids.data(), w.matrix, is_gated ? up.matrix : Matrix{}, bias.data(),
+                            is_gated ? up_bias.data() : nullptr, out.data(), first.data(), listed.data(), rows, n_used,
+                            n_expert, n, k, !is_gated, ACT_SWIGLU, 1.702f, 7.0f, 0},
+                           {packed.data(), n_groups, width}};
+    const u32 experts = n_expert < pairs ? n_expert : pairs, per_block = is_gated ? 64 : 128;
+    launch({n_groups, 1, 1}, 256, 0, experts_pack, a);
+    if (is_queue) {
+        launch({3, 1, 1}, QUEUE_THREADS, WideQueue<WEIGHT>::SHARED + 4 * (n_expert + 1),
+               is_gated ? experts_gated_queue : experts_queue, a);
+    } else {
+        launch({(n + per_block - 1) / per_block, (pairs + 7 * experts) / width + experts, 1}, 256, WIDE_SHARED,
+               is_gated ? experts_gated_wide : experts_wide, a);
+    }
+    std::vector<double> want;
+    for (u32 pair = 0; pair < pairs; pair++) {
+        const float* row = &x[(size_t)(is_gated ? pair / n_used : pair) * k];
+        for (u32 i = 0; i < n; i++) {
+            const u64 at = (u64)ids[pair] * n + i;
+            if (ids[pair] >= n_expert) {
+                want.push_back(0.25);
+                continue;
+            }
+            const double sum = w.dot(at, row, k) + bias[at];
+            want.push_back(is_gated ? act(ACT_SWIGLU, sum, up.dot(at, row, k) + up_bias[at]) : sum);
+        }
+    }
+    check(name, out, want, (is_gated ? 3 : 1) * TILE_LIMIT);
+}
+
+static void test_wide(u32 k1, u32 k3, u32 long_k) {
+    test_linear_wide("wide one block", 17, k1, {21}, 16);
+    test_linear_wide("wide", 65, k3, {37, 1, 4}, 32);
+    test_linear_wide("wide long", 70, long_k, {129}, (u32)Wide<WEIGHT>::COLS);
+    test_gated_wide("gated wide", 40, k3, 33, ACT_SILU, 48);
+    test_experts_wide("experts wide", 30, 3, 7, 131, k3, false, 16);
+    test_experts_wide("experts wide, even", 9, 2, 3, 16, k1, false, 48);
+    test_experts_wide("experts gated wide", 40, 2, 35, 65, k1, true, 32);
+    test_experts_wide("experts queue", 30, 3, 7, 131, k3, false, 32, true);
+    test_experts_wide("experts gated queue", 40, 2, 35, 65, k1, true, 48, true);
+}
+
 #ifdef __CUDACC__
 #include "bench.h"
 #else
@@ -301,6 +409,9 @@ int main(int argc, char**) {
         test_experts("experts gated tile16", experts_gated_tile16, 40, 2, 7, 17, k1, true, false, 16, 2);
         test_heads("head vec4", head_linear_vec4, 3, 2, 19, k3, false, {1, 2, 1}, VEC_LIMIT);
         test_heads("head tile16", head_linear_tile16, 9, 2, 19, k1, false, {1, 2, 2}, TILE_LIMIT);
+#if HAS_WGMMA
+        test_wide(k1, k3, long_k);
+#endif
         const u32 units = (k3 + WEIGHT::UNIT - 1) / WEIGHT::UNIT;
         u32 lanes = 1;
         while (lanes < 32 && lanes < units) lanes *= 2;

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs the kernels that read weights on this machine's GPU, for every type against sums in double; measures those of
 # BENCH. Affine types are affine:BITS:GROUP:SCALE.
-# usage: [ARCH=sm_90] [BENCH="q4_k q6_k"] sh tools/cuda/products.sh OUT [type ...]
+# usage: [ARCH=90a] [BENCH="q4_k q6_k"] sh tools/cuda/products.sh OUT [type ...]
 set -u
 root=$(cd "$(dirname "$0")/../.." && pwd)
 out=$1
@@ -20,7 +20,7 @@ EOF
         flags="$flags -DAFFINE_GROUP=$group -DAFFINE_SCALE=$scale" ;;
         esac
         # shellcheck disable=SC2086
-        nvcc -x cu -std=c++17 -O3 -w --expt-relaxed-constexpr -arch="${ARCH:-sm_90}" $flags \
+        nvcc -x cu -std=c++17 -O3 -w --expt-relaxed-constexpr "-gencode=arch=compute_${ARCH:-90a},code=sm_${ARCH:-90a}" $flags \
             -I "$root/tools/cuda" -I "$root/kernels" -o "$out/bin/$type" "$root/tools/cuda/products.cpp" >"$out/bin/$type.log" 2>&1 || cat "$out/bin/$type.log"
     ) &
 done

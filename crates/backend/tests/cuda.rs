@@ -177,6 +177,34 @@ fn long_contexts_agree_with_the_reference() {
     assert!(error <= FLOATS_OFF, "{error:e}");
 }
 
+/// Prompts of hundreds of rows, beside which experts have more pairs than a tile; heads of all widths.
+#[test]
+fn long_prompts_agree_with_the_reference() {
+    let Some(gpu) = gpu(CacheType::F16) else { return };
+    let few = Shape { d_model: 256, d_ff: 288, n_expert: 3, ..PLAIN };
+    let wide = |d_k, d_v| Shape { n_head: 6, n_kv: 2, d_k, d_v, ..PLAIN };
+    for (shape, most) in [
+        (Shape { types: [Q4_K, Q6_K, Q4_K, Q4_K, Q8_0], biases: true, act: CLAMPED, d_ff: 256, ..few }, 3e-2),
+        (Shape { types: [Q8_0, Q4_0, Q5_0, Q5_0, MXFP4], fused: false, ..few }, 3e-2),
+        (Shape { types: [BF16, Q3_K, Q6_K, Q6_K, IQ4_NL], ..few }, 3e-2),
+        (few, 1e-2),
+        (Shape { window: Some(70), ..wide(128, 128) }, 1e-2),
+        (Shape { window: Some(33), forgets: true, ..wide(256, 256) }, 1e-2),
+        (Shape { softcap: Some(4.0), sinks: true, ..wide(512, 512) }, 1e-2),
+        (Shape { n_head: 70, n_kv: 1, ..wide(96, 64) }, 1e-2),
+    ] {
+        let run = |backend: &dyn Backend| {
+            let mut session = Session::with(backend, &model(shape), 500, 400);
+            let mut all = session.step(&[(0, &tokens(301, 5)), (1, &tokens(99, 6))]).to_vec();
+            all.extend_from_slice(session.step(&[(0, &tokens(90, 7))]));
+            all
+        };
+        let error = relative_of_most(&run(&gpu), &run(&Reference));
+        println!("{error:.2e} {shape:?}");
+        assert!(error <= most, "{error:e} {shape:?}");
+    }
+}
+
 /// A token whose embedding is NaN loses its own sequence and no other.
 #[test]
 fn a_broken_sequence_leaves_the_others_alone() {

@@ -87,4 +87,8 @@ args! {
         logits: Ptr, asks: Ptr, listed: Ptr, parts: Ptr, candidates: Ptr, out: Ptr, listed_out: Ptr, n_vocab: u32,
         rows: u32,
     }
+    struct Packed: 16 { packed: Ptr, n_groups: u32, width: u32 }
+    struct WideLinear: 232 { op: Linear, wide: Packed }
+    struct WideGatedLinear: 104 { op: GatedLinear, wide: Packed }
+    struct WideExperts: 160 { op: Experts, wide: Packed }
 }

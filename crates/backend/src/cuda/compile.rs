@@ -18,6 +18,7 @@ use super::program::{CudaProgram, Parts};
 use super::sources::{self, Key, Texts};
 use super::tables::Tables;
 use super::upload::Weights;
+use super::wide;
 use crate::cpu::CacheType;
 use crate::residency::{Policy, Residencies, Residency};
 use crate::routing::RoutingTrace;
@@ -85,13 +86,14 @@ pub fn compile(
     let stream = Stream::new(&context).failed("a stream")?;
     let is_f16 = cuda.cache == CacheType::F16;
     let max_tokens = limits.max_tokens;
+    let is_wide = wide::fits(context.arch) && max_tokens >= wide::FROM;
     let max_outputs = limits.max_outputs.min(max_tokens);
 
     let placement = memory::place(plan, max_tokens, max_outputs);
     let arena = allocate(&context, "step buffers", placement.bytes)?;
     let (cache_memory, caches) = caches(&context, plan, limits, is_f16)?;
     let (state_memory, states) = states(&context, plan, limits, &stream)?;
-    let mut weights = Weights::new(&context)?;
+    let mut weights = Weights::new(&context);
     let mut modules = Modules::new();
     let mut lower = Lower {
         plan,
@@ -103,6 +105,8 @@ pub fn compile(
         caches: &caches,
         states: &states,
         is_f16,
+        max_shared: context.max_shared,
+        is_wide,
         n_routers: 0,
     };
     let mut nodes = Vec::new();
@@ -127,12 +131,13 @@ pub fn compile(
         partial: scratch("partial sums of attention", needs.partial)?,
         first: scratch("expert lists", needs.n_expert + 1)?,
         pairs: scratch("expert lists", needs.pairs)?,
+        packed: scratch("packed activations", if is_wide { wide::most_packed(plan, limits) / 4 } else { 0 })?,
     };
     let mut ropes = Vec::with_capacity(plan.ropes.len());
     for decl in &plan.ropes {
         let half = decl.inv_freq.len();
         let bytes: Vec<u8> = decl.inv_freq.iter().flat_map(|f| f.to_le_bytes()).collect();
-        let inv_freq = weights.bytes("frequencies", &bytes)?;
+        let inv_freq = weights.bytes("frequencies", bytes)?;
         let table = allocate(&context, "angles", max_tokens.saturating_mul(8 * half))?;
         let view = RopeView {
             inv_freq,
@@ -144,8 +149,14 @@ pub fn compile(
         memory.push(table);
         ropes.push(view);
     }
-    let kernels = Kernels::new(load(&context, modules.keys(), target, cuda)?);
-    memory.extend(weights.finish()?);
+    // Weights are copied while kernels are compiled.
+    let (loaded, copied) = std::thread::scope(|scope| {
+        let copying = scope.spawn(|| weights.finish());
+        let loaded = load(&context, modules.keys(), target, cuda);
+        (loaded, copying.join().unwrap_or_else(|e| std::panic::resume_unwind(e)))
+    });
+    memory.extend(copied?);
+    let kernels = Kernels::new(loaded?);
     stream.wait().failed("initial memory")?;
 
     let d_hidden = hidden.map_or(0, |hidden| hidden.width);
@@ -206,6 +217,7 @@ pub fn footprint(cuda: &Cuda, plan: &Plan, limits: Limits) -> Footprint {
         _ => None,
     });
     sum.add(Part::Scratch, attention.max().unwrap_or(0));
+    sum.add(Part::Scratch, wide::most_packed(plan, limits));
     sum
 }
 

@@ -11,6 +11,7 @@ use super::nodes::{
     Act, AttentionNode, ExpertsNode, Mat, ModuleId, Modules, Node, Part, QkvNode, RouteNode, View, is_tiled,
 };
 use super::tables::Counts;
+use super::wide::{self, Wide};
 
 /// The modules of a program on the device, and the entry points that were asked for.
 pub struct Kernels {
@@ -55,6 +56,8 @@ pub struct Scratch {
     pub partial: Ptr,
     pub first: Ptr,
     pub pairs: Ptr,
+    /// Activations of a product of many rows.
+    pub packed: Ptr,
 }
 
 /// What is the same for all launches of a step.
@@ -141,6 +144,11 @@ impl Encoder<'_> {
                     alpha: act.alpha,
                     limit: act.limit,
                 };
+                if let Some(module) = gate.wide.filter(|_| rows >= wide::FROM) {
+                    let entries = ["gated_linear_pack", "gated_linear_wide"];
+                    let wide = wide::dense(gate.dtype, entries, rows, 2 * gate.n, sms);
+                    return self.wide(module, wide, |wide| args::WideGatedLinear { op: args, wide });
+                }
                 let launch = |rows| matmul::gated_linear(gate.dtype, rows, gate.k, gate.n, sms);
                 self.run_some(rows, gate.module, launch, &args)
             }
@@ -319,6 +327,19 @@ impl Encoder<'_> {
         if rows == 0 { Ok(()) } else { self.run(module, launch(rows), args) }
     }
 
+    /// The two launches of a product of many rows.
+    fn wide<A>(
+        &mut self,
+        module: ModuleId,
+        wide: Wide,
+        args: impl FnOnce(args::Packed) -> A,
+    ) -> Result<(), DriverError> {
+        let Wide { pack, product, n_groups, width } = wide;
+        let args = args(args::Packed { packed: self.scratch.packed, n_groups, width });
+        self.run(module, pack, &args)?;
+        self.run(module, product, &args)
+    }
+
     fn linear(&mut self, x: &View, rows: usize, parts: &[Part]) -> Result<(), DriverError> {
         let w = parts[0].w;
         let mut args = args::Linear {
@@ -334,6 +355,10 @@ impl Encoder<'_> {
             args.parts[i] = args::LinearPart { w: part.w.data, bias: part.bias, out: part.out.ptr, n: part.w.n as u64 };
         }
         let sms = self.sms;
+        if let Some(module) = w.wide.filter(|_| rows >= wide::FROM) {
+            let wide = wide::dense(w.dtype, ["linear_pack", "linear_wide"], rows, n.iter().sum(), sms);
+            return self.wide(module, wide, |wide| args::WideLinear { op: args, wide });
+        }
         self.run_some(rows, w.module, |rows| matmul::linear(w.dtype, rows, w.k, &n[..parts.len()], sms), &args)
     }
 
@@ -398,7 +423,7 @@ impl Encoder<'_> {
     fn attention(&mut self, node: &AttentionNode) -> Result<(), DriverError> {
         let (n_tokens, n_chunks) = (self.counts.tokens, self.counts.chunks);
         // Prompts: tiles of tokens of one chunk each.
-        let is_tiled = node.tile_tokens > 0 && n_tokens >= 16 * n_chunks;
+        let tile = node.tile.filter(|_| n_tokens >= 16 * n_chunks);
         let n_splits = node.splits(n_tokens, self.most_pages, self.sms);
         let args = args::Attention {
             step: self.step,
@@ -411,15 +436,16 @@ impl Encoder<'_> {
             rows: n_tokens as u32,
             n_head: node.n_head as u32,
             n_kv: node.cache.n_kv as u32,
-            n_splits: if is_tiled { n_chunks } else { n_splits } as u32,
+            n_splits: if tile.is_some() { n_chunks } else { n_splits } as u32,
             window: node.window.min(u32::MAX as usize) as u32,
             windowed: u32::from(node.cache.windowed),
             scale: node.scale,
             softcap: node.softcap,
         };
-        if is_tiled {
-            let grid = [n_tokens / node.tile_tokens + n_chunks, node.cache.n_kv, 1].map(|n| n as u32);
-            return self.run(node.module, Launch { entry: "attention_tile", grid, block: 128, shared: 0 }, &args);
+        if let Some(tile) = tile {
+            let grid = [n_tokens / tile.tokens + n_chunks, node.cache.n_kv, tile.heads].map(|n| n as u32);
+            let (block, shared) = (tile.block as u32, tile.shared as u32);
+            return self.run(node.module, Launch { entry: "attention_tile", grid, block, shared }, &args);
         }
         let grid = [n_tokens * node.tiles(), node.cache.n_kv, n_splits].map(|n| n as u32);
         self.run(node.module, Launch { entry: "attention", grid, block: 128, shared: 0 }, &args)?;
@@ -489,18 +515,31 @@ impl Encoder<'_> {
             ..Default::default()
         };
         let sms = self.sms;
-        let launch = |w: Mat, is_gated| matmul::experts(w.dtype, rows, n_used, n_expert, w.n, w.k, is_gated, sms);
+        let is_wide = rows >= wide::FROM;
+        let project = |this: &mut Self, w: Mat, is_gated: bool, args: &args::Experts| {
+            let Some(module) = w.wide.filter(|_| is_wide) else {
+                let launch = matmul::experts(w.dtype, rows, n_used, n_expert, w.n, w.k, is_gated, sms);
+                return this.run(w.module, launch, args);
+            };
+            let (entries, n) = if is_gated {
+                (["experts_pack", "experts_gated_wide", "experts_gated_queue"], 2 * w.n)
+            } else {
+                (["experts_pack", "experts_wide", "experts_queue"], w.n)
+            };
+            let wide = wide::experts(w.dtype, entries, n_pairs, n_expert, n, sms);
+            this.wide(module, wide, |wide| args::WideExperts { op: *args, wide })
+        };
         let [gate_bias, up_bias, down_bias] = node.biases;
         let hidden = node.hidden;
         if gate.dtype == up.dtype {
             let both = args::Experts { up: up.data, up_bias, ..args(node.x.ptr, gate, gate_bias, hidden.ptr) };
-            self.run(gate.module, launch(gate, true), &both)?;
+            project(self, gate, true, &both)?;
         } else {
-            self.run(gate.module, launch(gate, false), &args(node.x.ptr, gate, gate_bias, hidden.ptr))?;
-            self.run(up.module, launch(up, false), &args(node.x.ptr, up, up_bias, apart))?;
+            project(self, gate, false, &args(node.x.ptr, gate, gate_bias, hidden.ptr))?;
+            project(self, up, false, &args(node.x.ptr, up, up_bias, apart))?;
             self.gated_act(&hidden, apart, act, &hidden)?;
         }
         let last = args::Experts { x_per_pair: 1, ..args(hidden.ptr, down, down_bias, node.out.ptr) };
-        self.run(down.module, launch(down, false), &last)
+        project(self, down, false, &last)
     }
 }

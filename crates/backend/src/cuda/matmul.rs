@@ -89,8 +89,7 @@ pub fn experts(
 
 /// `expert_lists`.
 pub fn expert_lists(_n_pairs: usize, n_expert: usize) -> Launch {
-    let warps = BLOCK / 32;
-    Launch { entry: "expert_lists", grid: [n_expert.div_ceil(warps) as u32, 1, 1], block: BLOCK as u32, shared: 0 }
+    Launch { entry: "expert_lists", grid: [n_expert as u32, 1, 1], block: BLOCK as u32, shared: 0 }
 }
 
 /// `embed`: rows of a table `[n_vocab, d]`.
@@ -134,7 +133,7 @@ fn by_cols(cols: usize, entries: &[(usize, &'static str)]) -> (usize, &'static s
 }
 
 /// Values of a unit: what a lane decodes at a time (`UNIT` of the type's header).
-fn unit(w: WeightType) -> usize {
+pub fn unit(w: WeightType) -> usize {
     match w {
         WeightType::Q2_K | WeightType::Q3_K | WeightType::Q6_K => 64,
         _ if w.act() == ActKind::F32 => 16,

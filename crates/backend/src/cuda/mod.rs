@@ -23,6 +23,7 @@ mod tables;
 mod tests;
 mod times;
 mod upload;
+mod wide;
 
 use std::path::PathBuf;
 use std::sync::Arc;

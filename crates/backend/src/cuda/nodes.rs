@@ -13,7 +13,7 @@ use super::args::Matrix;
 use super::driver::Ptr;
 use super::sources::{self, Key};
 use super::upload::Weights;
-use crate::CompileError;
+use crate::{CompileError, PAGE};
 
 /// A buffer: where it begins, its rows and its width.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +32,8 @@ pub struct Mat {
     pub data: Matrix,
     pub dtype: WeightType,
     pub module: ModuleId,
+    /// Its kernels for many rows, where the device and the op have them.
+    pub wide: Option<ModuleId>,
     pub n: usize,
     pub k: usize,
 }
@@ -300,8 +302,8 @@ pub struct AttentionNode {
     pub n_head: usize,
     /// Query heads of a block.
     pub heads: usize,
-    /// Tokens of a tile of the kernel for prompts; 0 where that does not take these dimensions.
-    pub tile_tokens: usize,
+    /// The kernel for prompts, where it takes these dimensions.
+    pub tile: Option<Tile>,
     pub scale: f32,
     pub window: usize,
     pub softcap: f32,
@@ -320,12 +322,33 @@ impl AttentionNode {
     }
 }
 
-/// Tokens whose query heads fill the 64 rows of `attention_tile`; 0 where it is not compiled, by the condition in
-/// `attention.cu`, or where a token's heads are more.
-fn tile_tokens(cache: &CacheDecl, n_head: usize, is_f16: bool) -> usize {
+/// The kernel for prompts, `attention_tile`: where it is compiled, by the condition in `attention.cu`, and a block's
+/// shared memory holds its pages.
+fn attention_tile(cache: &CacheDecl, n_head: usize, is_f16: bool, max_shared: usize) -> Option<Tile> {
+    const ROWS: usize = 64;
     let CacheDecl { n_kv, d_k, d_v, v_in_k, .. } = *cache;
-    let fits = d_k.is_multiple_of(32) && d_v.is_multiple_of(16) && d_k.max(d_v) <= 128;
-    if is_f16 && !v_in_k && fits { 64 / (n_head / n_kv) } else { 0 }
+    let has_kernel = is_f16 && d_k.is_multiple_of(32) && d_v.is_multiple_of(32) && d_k <= 576 && d_v <= 512;
+    // Pages of keys and values in f16, padded, two of each, and the queries of wide heads.
+    let values = if v_in_k { 0 } else { 2 * PAGE * (d_v + 8) };
+    let queries = if d_k > 128 { ROWS * (d_k + 8) } else { 0 };
+    let shared = 2 * (2 * PAGE * (d_k + 8) + values + queries);
+    let group = n_head / n_kv;
+    let block = if d_v > 256 { 256 } else { 128 };
+    let (tokens, heads) = ((ROWS / group).max(1), group.div_ceil(ROWS));
+    (has_kernel && shared <= max_shared).then_some(Tile { tokens, heads, block, shared })
+}
+
+/// Blocks of `attention_tile`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tile {
+    /// Tokens whose query heads fill its rows.
+    pub tokens: usize,
+    /// Tiles of the heads that share keys.
+    pub heads: usize,
+    /// Threads.
+    pub block: usize,
+    /// Bytes of shared memory.
+    pub shared: usize,
 }
 
 /// Maximum number of shares of a sequence: the merge walks them one by one.
@@ -424,20 +447,24 @@ impl Modules {
 }
 
 /// What resolves a plan.
-pub struct Lower<'a> {
+pub struct Lower<'a, 'w> {
     pub plan: &'a Plan,
-    pub checkpoint: &'a Checkpoint,
-    pub weights: &'a mut Weights,
+    pub checkpoint: &'w Checkpoint,
+    pub weights: &'a mut Weights<'w>,
     pub modules: &'a mut Modules,
     pub placement: &'a Placement,
     pub arena: Ptr,
     pub caches: &'a [CacheView],
     pub states: &'a [StateView],
     pub is_f16: bool,
+    /// Bytes of shared memory that a block may have.
+    pub max_shared: usize,
+    /// The device has the kernels for many rows, and steps may have so many.
+    pub is_wide: bool,
     pub n_routers: usize,
 }
 
-impl Lower<'_> {
+impl Lower<'_, '_> {
     /// A buffer.
     pub fn view(&self, buf: Buf) -> View {
         let decl = self.plan.buf(buf);
@@ -457,7 +484,10 @@ impl Lower<'_> {
         }
         let dtype = decl.dtype;
         let data = self.weights.matrix(self.plan, self.checkpoint, w)?;
-        Ok(Mat { data, dtype, module: self.modules.id(Key::typed(source, dtype)), n, k })
+        let module = self.modules.id(Key::typed(source, dtype));
+        let wide = sources::wide(source).filter(|_| self.is_wide);
+        let wide = wide.map(|source| self.modules.id(Key::typed(source, dtype)));
+        Ok(Mat { data, dtype, module, wide, n, k })
     }
 
     fn vector(&mut self, w: Weight) -> Result<Ptr, CompileError> {
@@ -534,7 +564,7 @@ impl Lower<'_> {
                     sinks: self.vector_or_null(sinks)?,
                     n_head,
                     heads,
-                    tile_tokens: tile_tokens(decl, n_head, self.is_f16),
+                    tile: attention_tile(decl, n_head, self.is_f16, self.max_shared),
                     scale,
                     window: window.unwrap_or(0),
                     softcap: softcap.unwrap_or(0.0),

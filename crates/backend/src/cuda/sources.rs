@@ -17,6 +17,9 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("cuda/mma.h", include_str!("../../../../kernels/cuda/mma.h")),
     ("cuda/tile.h", include_str!("../../../../kernels/cuda/tile.h")),
     ("cuda/vec.h", include_str!("../../../../kernels/cuda/vec.h")),
+    ("cuda/wgmma.h", include_str!("../../../../kernels/cuda/wgmma.h")),
+    ("cuda/wide.h", include_str!("../../../../kernels/cuda/wide.h")),
+    ("cuda/wide_queue.h", include_str!("../../../../kernels/cuda/wide_queue.h")),
 ];
 
 macro_rules! sources {
@@ -42,15 +45,25 @@ sources! {
     EMBED = "embed.cu";
     EXPERTS = "experts.cu";
     EXPERT_LISTS = "expert_lists.cu";
+    EXPERTS_WIDE = "experts_wide.cu";
     GATED_LINEAR = "gated_linear.cu";
+    GATED_LINEAR_WIDE = "gated_linear_wide.cu";
     HEAD_LINEAR = "head_linear.cu";
     KV_APPEND = "kv_append.cu";
     LINEAR = "linear.cu";
+    LINEAR_WIDE = "linear_wide.cu";
     NORM = "norm.cu";
     PICK = "pick.cu";
     QKV = "qkv.cu";
     ROPE = "rope.cu";
     ROUTE = "route.cu";
+}
+
+/// The source of a product's kernels for many rows, on devices that have them (`wide.rs`).
+pub fn wide(source: Source) -> Option<Source> {
+    [(LINEAR, LINEAR_WIDE), (GATED_LINEAR, GATED_LINEAR_WIDE), (EXPERTS, EXPERTS_WIDE)]
+        .into_iter()
+        .find_map(|(narrow, wide)| (narrow == source).then_some(wide))
 }
 
 /// The texts to compile: the embedded ones, or those of a folder like `kernels`.

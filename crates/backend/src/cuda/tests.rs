@@ -32,6 +32,9 @@ fn arguments_are_laid_out_alike() {
 const TYPED: [Source; 5] =
     [sources::EMBED, sources::LINEAR, sources::GATED_LINEAR, sources::EXPERTS, sources::HEAD_LINEAR];
 
+/// Those that Hopper alone has products in.
+const WIDE: [Source; 3] = [sources::LINEAR_WIDE, sources::GATED_LINEAR_WIDE, sources::EXPERTS_WIDE];
+
 /// Modules as models need them: every source, dimensions of published models and odd ones.
 fn modules() -> Vec<Key> {
     let plain =
@@ -73,10 +76,17 @@ fn types() -> Vec<WeightType> {
 }
 
 /// Kernels may keep so many bytes of a thread on the stack: f64's sine reduces large angles there, attention keeps
-/// which threads run its loop, and tiles of 64 columns give up some registers so that two blocks share a
+/// which threads run its loop, and wide tiles give up some registers so that two or three blocks share a
 /// multiprocessor.
-const STACK: &[(&str, usize)] =
-    &[("rope_table", 40), ("attention", 16), ("linear_tile64", 32), ("head_linear_tile64", 32), ("experts_tile64", 32)];
+const STACK: &[(&str, usize)] = &[
+    ("rope_table", 40),
+    ("attention", 16),
+    ("linear_tile64", 32),
+    ("head_linear_tile64", 32),
+    ("experts_tile64", 32),
+    ("attention_tile", 24),
+    ("linear_wide", 8),
+];
 
 /// Lines of the assembler's log that say a kernel spills or uses the stack.
 fn complaints(key: &Key, log: &str) -> Vec<String> {
@@ -134,7 +144,7 @@ fn kernels_compile_for_every_architecture_and_spill_nothing() {
             80 | 90 => vec![WeightType::Q4_K],
             _ => Vec::new(),
         };
-        for source in TYPED {
+        for source in TYPED.into_iter().chain(WIDE.into_iter().filter(|_| super::wide::fits(arch))) {
             all.extend(types.iter().map(|&w| (Key::typed(source, w), arch)));
         }
     }

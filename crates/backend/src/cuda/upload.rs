@@ -1,7 +1,8 @@
 //! From the checkpoint to device memory: matrices as contiguous planes, vectors as f32.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use checkpoint::Checkpoint;
 use model::plan::{Plan, Source, Weight};
@@ -9,45 +10,39 @@ use quant::WeightType;
 
 use super::args::Matrix;
 use super::compile::{Failed, allocate};
-use super::driver::{Context, Memory, Pinned, Stream};
+use super::driver::{Context, DriverError, Memory, Pinned, Stream};
 use crate::{CompileError, weights};
 
-/// Bytes of a staging buffer; two of them take turns.
-const STAGE: usize = 32 << 20;
+/// Bytes of a staging buffer; each copier has two, which take turns.
+const STAGE: usize = 2 << 20;
 
-/// Threads that copy from the page cache to staging memory: one alone reads slower than the link writes.
-const COPIERS: usize = 4;
+/// Maximum number of threads that copy from the page cache to staging memory: eight of them fill the link.
+const COPIERS: usize = 8;
 
-/// Weights on the device.
-pub struct Weights {
+/// Weights on the device. Their memory is given out at once, and filled by [`Weights::finish`].
+pub struct Weights<'a> {
     context: Arc<Context>,
-    stages: [Pinned; 2],
-    streams: [Stream; 2],
-    turn: usize,
     /// Tensors that several weights name lie there once.
     known: Vec<((Source, WeightType, Vec<usize>), Matrix)>,
     memory: Vec<Memory>,
     vectors: HashMap<Weight, u64>,
+    copies: Vec<(u64, Cow<'a, [u8]>)>,
 }
 
-impl Weights {
+impl<'a> Weights<'a> {
     /// Nothing yet.
-    pub fn new(context: &Arc<Context>) -> Result<Weights, CompileError> {
-        let stage = || Pinned::new(context, STAGE).failed("staging memory");
-        let stream = || Stream::new(context).failed("a stream");
-        Ok(Weights {
+    pub fn new(context: &Arc<Context>) -> Weights<'a> {
+        Weights {
             context: Arc::clone(context),
-            stages: [stage()?, stage()?],
-            streams: [stream()?, stream()?],
-            turn: 0,
             known: Vec::new(),
             memory: Vec::new(),
             vectors: HashMap::new(),
-        })
+            copies: Vec::new(),
+        }
     }
 
     /// A matrix or a stack of them.
-    pub fn matrix(&mut self, plan: &Plan, checkpoint: &Checkpoint, w: Weight) -> Result<Matrix, CompileError> {
+    pub fn matrix(&mut self, plan: &Plan, checkpoint: &'a Checkpoint, w: Weight) -> Result<Matrix, CompileError> {
         let decl = plan.weight(w);
         let key = (decl.source.clone(), decl.dtype, decl.shape.clone());
         if let Some((_, matrix)) = self.known.iter().find(|(known, _)| *known == key) {
@@ -68,7 +63,7 @@ impl Weights {
                 (slab.scales, starts[1], &mut at_scales),
                 (slab.biases, starts[2], &mut at_biases),
             ] {
-                self.send(base + (start + *at) as u64, bytes)?;
+                self.copies.push((base + (start + *at) as u64, Cow::Borrowed(bytes)));
                 *at += bytes.len();
             }
         }
@@ -86,44 +81,52 @@ impl Weights {
         }
         let values = weights::vector(checkpoint, plan.weight(w))?;
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        let ptr = self.bytes("vectors", &bytes)?;
+        let ptr = self.bytes("vectors", bytes)?;
         self.vectors.insert(w, ptr);
         Ok(ptr)
     }
 
     /// Plain bytes, in separate memory.
-    pub fn bytes(&mut self, what: &'static str, bytes: &[u8]) -> Result<u64, CompileError> {
+    pub fn bytes(&mut self, what: &'static str, bytes: Vec<u8>) -> Result<u64, CompileError> {
         let memory = allocate(&self.context, what, bytes.len())?;
         let ptr = memory.ptr();
-        self.send(ptr, bytes)?;
+        self.copies.push((ptr, Cow::Owned(bytes)));
         self.memory.push(memory);
         Ok(ptr)
     }
 
-    /// Waits for all copies; the weights alone remain.
+    /// Copies everything; the weights alone remain.
     pub fn finish(self) -> Result<Vec<Memory>, CompileError> {
-        self.streams.iter().try_for_each(|stream| stream.wait().failed("copy weights"))?;
+        let pieces = self.copies.iter().flat_map(|(to, bytes)| (*to..).step_by(STAGE).zip(bytes.chunks(STAGE)));
+        let pieces = Mutex::new(pieces);
+        let next = || pieces.lock().unwrap_or_else(|e| e.into_inner()).next();
+        let copier = || copy(&self.context, next).failed("copy weights");
+        let n_copiers = std::thread::available_parallelism().map_or(1, |n| n.get()).min(COPIERS);
+        std::thread::scope(|scope| {
+            // Where the system gives no more threads, this one copies it all.
+            let others: Vec<_> =
+                (1..n_copiers).map_while(|_| std::thread::Builder::new().spawn_scoped(scope, copier).ok()).collect();
+            let own = copier();
+            let joined = others.into_iter().map(|other| other.join().unwrap_or_else(|e| std::panic::resume_unwind(e)));
+            joined.fold(own, Result::and)
+        })?;
         Ok(self.memory)
     }
+}
 
-    fn send(&mut self, to: u64, bytes: &[u8]) -> Result<(), CompileError> {
-        for (i, piece) in bytes.chunks(STAGE).enumerate() {
-            let turn = self.turn;
-            self.turn = 1 - turn;
-            // The other buffer is on its way while this one is filled.
-            self.streams[turn].wait().failed("copy weights")?;
-            let stage = &mut self.stages[turn].words_mut::<u8>()[..piece.len()];
-            let share = piece.len().div_ceil(COPIERS).max(1 << 20);
-            std::thread::scope(|scope| {
-                let mut parts = stage.chunks_mut(share).zip(piece.chunks(share));
-                let own = parts.next();
-                parts.for_each(|(to, from)| drop(scope.spawn(|| to.copy_from_slice(from))));
-                own.into_iter().for_each(|(to, from)| to.copy_from_slice(from));
-            });
-            // SAFETY: `to` is memory of at least `bytes`; the stage stays as it is until its stream was waited for.
-            unsafe { self.streams[turn].upload(to + (i * STAGE) as u64, &self.stages[turn], piece.len()) }
-                .failed("copy weights")?;
-        }
-        Ok(())
+/// Copies pieces of at most [`STAGE`] bytes until there are none: one is on its way while the next is staged.
+fn copy<'a>(context: &Arc<Context>, next: impl Fn() -> Option<(u64, &'a [u8])>) -> Result<(), DriverError> {
+    context.enter()?;
+    let lane = || Ok::<_, DriverError>((Pinned::new(context, STAGE)?, Stream::new(context)?));
+    let mut lanes = [lane()?, lane()?];
+    let mut turn = 0;
+    while let Some((to, bytes)) = next() {
+        let (stage, stream) = &mut lanes[turn];
+        turn = 1 - turn;
+        stream.wait()?;
+        stage.words_mut::<u8>()[..bytes.len()].copy_from_slice(bytes);
+        // SAFETY: `to` is memory of that length, given out before; the stage stays until its stream was waited for.
+        unsafe { stream.upload(to, stage, bytes.len())? };
     }
+    lanes.iter().try_for_each(|(_, stream)| stream.wait())
 }

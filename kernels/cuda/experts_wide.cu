@@ -1,0 +1,203 @@
+// experts of many rows: a projection of every pair's expert, or act(gate) * up, each plus its bias (`wide.h`).
+//
+// Activations are packed in the order of the lists (`expert_lists.cu`). A tile begins at a multiple of 8 of that order
+// and leaves out the columns of its neighbours. experts_pack: grid (groups of 8 pairs), block 256. experts_wide,
+// experts_gated_wide: grid (blocks of 128 or 64 rows of weights, tiles of up to `width` pairs of one expert, of which
+// the last find none and leave), block 256. experts_queue, experts_gated_queue: grid (multiprocessors), block 384
+// (`wide_queue.h`).
+#include "cuda/wide_queue.h"
+#include WEIGHT_HEADER
+
+extern __shared__ uint4 shared[];
+
+KERNEL __launch_bounds__(256) experts_pack(const __grid_constant__ WideExperts a) {
+    PDL_LAUNCH();
+    PDL_WAIT();
+    const Experts& op = a.op;
+    // Pairs without an expert are in no list.
+    const u32 n_listed = op.first[op.n_expert];
+    pack<WEIGHT>(op.k, blockIdx.x, a.wide.n_groups, a.wide.packed, [&](u32 i) -> const float* {
+        if (i >= n_listed) return nullptr;
+        const u32 pair = op.pairs[i];
+        return op.x + (u64)(op.x_per_pair ? pair : pair / op.n_used) * op.k;
+    });
+}
+
+#if HAS_WGMMA
+// The tile's expert, its first pair rounded down to a multiple of 8, and where its own pairs begin and end; an expert's
+// tiles are of one width. False behind the last tile. Called by a whole warp.
+__device__ __forceinline__ bool find_wide(const Experts& op, u32 width, u32 tile, u32& expert, u32& start, u32& begin,
+                                          u32& end) {
+    const u32 lane = threadIdx.x % 32;
+    u32 before = 0;
+#pragma unroll 4
+    for (u32 e = 0; e < op.n_expert; e += 32) {
+        const u32 mine = e + lane, first = mine < op.n_expert ? op.first[mine] : 0;
+        const u32 last = mine < op.n_expert ? op.first[mine + 1] : 0, span = last > first ? last - first / 8 * 8 : 0;
+        u32 tiles = (span + width - 1) / width, sum = tiles;
+#pragma unroll
+        for (u32 step = 1; step < 32; step *= 2) {
+            const u32 other = __shfl_up_sync(FULL_MASK, sum, step);
+            if (lane >= step) sum += other;
+        }
+        const u32 hit = __ballot_sync(FULL_MASK, before + sum > tile);
+        if (hit) {
+            const u32 from = __ffs(hit) - 1;
+            const u32 skipped = tile - (before + __shfl_sync(FULL_MASK, sum - tiles, from));
+            const u32 n_tiles = __shfl_sync(FULL_MASK, tiles, from), own = __shfl_sync(FULL_MASK, span, from);
+            const u32 own_first = __shfl_sync(FULL_MASK, first, from), own_last = __shfl_sync(FULL_MASK, last, from);
+            const u32 each = (own + n_tiles - 1) / n_tiles;
+            const u32 step = (each + 7) / 8 * 8;
+            expert = e + from;
+            start = own_first / 8 * 8 + skipped * step;
+            begin = max(start, own_first);
+            end = min(start + step, own_last);
+            return begin < end;
+        }
+        before += __shfl_sync(FULL_MASK, sum, 31);
+    }
+    return false;
+}
+
+template <bool GATED>
+__device__ __forceinline__ void experts_wide_of(const WideExperts& a) {
+    PDL_LAUNCH();
+    PDL_WAIT();
+    const Experts& op = a.op;
+    __shared__ u32 found[4];
+    if (threadIdx.x < 32) {
+        u32 expert = 0, start = 0, begin = 0, end = 0;
+        if (!find_wide(op, a.wide.width, blockIdx.y, expert, start, begin, end)) begin = end = 0;
+        if (threadIdx.x == 0) found[0] = expert, found[1] = start, found[2] = begin, found[3] = end;
+    }
+    __syncthreads();
+    const u32 expert = found[0], start = found[1], begin = found[2], end = found[3];
+    if (begin == end) return;
+    const auto row_of_thread = [](u32 thread) {
+        return GATED ? blockIdx.x * (WIDE_ROWS / 2) + thread / 32 * 8 + thread % 32 / 4
+                     : blockIdx.x * WIDE_ROWS + thread / 32 * 16 + thread % 32 / 4 * 2;
+    };
+    wide<WEIGHT>(
+        op.k, a.wide.packed, a.wide.n_groups, start / 8, end - start, (u8*)shared,
+        [&](int i) {
+            const Matrix& w = GATED && i ? op.up : op.w;
+            const u64 row = min(row_of_thread(threadIdx.x) + (GATED ? 0 : i), op.n - 1);
+            return row_of<WEIGHT>(w.q, w.scales, w.biases, (u64)expert * op.n + row, op.k);
+        },
+        [&](u32 thread) {
+            const u32 row = row_of_thread(thread), second = GATED ? row : row + 1, expert = found[0];
+            float bias[2] = {0.0f, 0.0f};
+            const float* of_second = GATED ? op.up_bias : op.bias;
+            if (op.bias && row < op.n) bias[0] = op.bias[(u64)expert * op.n + row];
+            if (of_second && second < op.n) bias[1] = of_second[(u64)expert * op.n + second];
+            const u32 start = found[1], begin = found[2];
+            const float first_bias = bias[0], second_bias = bias[1];
+            return [=, &op](u32 col, float sum, float sum2) {
+                if (start + col < begin || row >= op.n) return;
+                float* out = op.out + (u64)op.pairs[start + col] * op.n + row;
+                sum += first_bias, sum2 += second_bias;
+                if (GATED) {
+                    *out = gated(op.act, sum, sum2, op.alpha, op.limit);
+                } else if (op.n % 2 == 0) {
+                    *(float2*)out = make_float2(sum, sum2);
+                } else {
+                    out[0] = sum;
+                    if (second < op.n) out[1] = sum2;
+                }
+            };
+        });
+}
+
+KERNEL __launch_bounds__(WIDE_THREADS, WIDE_BLOCKS) experts_wide(const __grid_constant__ WideExperts a) {
+    experts_wide_of<false>(a);
+}
+KERNEL __launch_bounds__(WIDE_THREADS, WIDE_BLOCKS) experts_gated_wide(const __grid_constant__ WideExperts a) {
+    experts_wide_of<true>(a);
+}
+
+template <bool GATED>
+__device__ __forceinline__ void experts_queue_of(const WideExperts& a) {
+    PDL_LAUNCH();
+    PDL_WAIT();
+    const Experts& op = a.op;
+    const u32 width = a.wide.width, n_expert = op.n_expert;
+    const u32 row_blocks = ((GATED ? 2 : 1) * op.n + QUEUE_ROWS - 1) / QUEUE_ROWS;
+    // Tiles of all experts before each, behind the ring; an expert's begin at a multiple of 8 and are of one width.
+    u32* const before = (u32*)((u8*)shared + WideQueue<WEIGHT>::SHARED);
+    const auto tiles_of = [&](u32 first, u32 last) {
+        return last > first ? (last - first / 8 * 8 + width - 1) / width : 0;
+    };
+    if (threadIdx.x < 32) {
+        u32 sum = 0;
+#pragma unroll 4
+        for (u32 e = 0; e < n_expert; e += 32) {
+            const u32 mine = e + threadIdx.x;
+            const u32 tiles = mine < n_expert ? tiles_of(op.first[mine], op.first[mine + 1]) : 0;
+            u32 to = tiles;
+#pragma unroll
+            for (u32 step = 1; step < 32; step *= 2) {
+                const u32 other = __shfl_up_sync(FULL_MASK, to, step);
+                if (threadIdx.x >= step) to += other;
+            }
+            if (mine < n_expert) before[mine] = sum + to - tiles;
+            sum += __shfl_sync(FULL_MASK, to, 31);
+        }
+        if (threadIdx.x == 0) before[n_expert] = sum;
+    }
+    __syncthreads();
+    const auto row_of_thread = [](const WideTile& tile, u32 thread) {
+        return GATED ? tile.row_block * (QUEUE_ROWS / 2) + thread / 32 * 8 + thread % 32 / 4
+                     : tile.row_block * QUEUE_ROWS + thread / 32 * 16 + thread % 32 / 4 * 2;
+    };
+    wide_queue<WEIGHT>(
+        op.k, a.wide.packed, a.wide.n_groups, row_blocks * before[n_expert], (u8*)shared,
+        [&](u32 index) {
+            const u32 number = index / row_blocks;
+            u32 expert = 0;
+            // The last expert with no more than `number` tiles before it.
+            for (u32 left = n_expert; left > 1;) {
+                const u32 half = left / 2;
+                if (before[expert + half] <= number) expert += half;
+                left -= half;
+            }
+            const u32 first = op.first[expert], last = op.first[expert + 1], start = first / 8 * 8;
+            const u32 n_tiles = before[expert + 1] - before[expert];
+            const u32 each = ((last - start + n_tiles - 1) / n_tiles + 7) / 8 * 8;
+            const u32 from = start + (number - before[expert]) * each, to = min(from + each, last);
+            return WideTile{index % row_blocks, from / 8, to > from ? to - from : 1, expert, max(first, from)};
+        },
+        [&](const WideTile& tile, int i) {
+            const Matrix& w = GATED && i ? op.up : op.w;
+            const u64 row = min(row_of_thread(tile, threadIdx.x) + (GATED ? 0 : i), op.n - 1);
+            return row_of<WEIGHT>(w.q, w.scales, w.biases, (u64)tile.expert * op.n + row, op.k);
+        },
+        [&](const WideTile& tile, u32 thread) {
+            const u32 row = row_of_thread(tile, thread), second = GATED ? row : row + 1;
+            const u64 bias = (u64)tile.expert * op.n;
+            const float* of_second = GATED ? op.up_bias : op.bias;
+            const float add = op.bias && row < op.n ? op.bias[bias + row] : 0.0f;
+            const float add2 = of_second && second < op.n ? of_second[bias + second] : 0.0f;
+            const u32 start = tile.group * 8, begin = tile.begin, end = op.first[tile.expert + 1];
+            return [=, &op](u32 col, float sum, float sum2) {
+                if (start + col < begin || start + col >= end || row >= op.n) return;
+                float* out = op.out + (u64)op.pairs[start + col] * op.n + row;
+                sum += add, sum2 += add2;
+                if (GATED) {
+                    *out = gated(op.act, sum, sum2, op.alpha, op.limit);
+                } else if (op.n % 2 == 0) {
+                    *(float2*)out = make_float2(sum, sum2);
+                } else {
+                    out[0] = sum;
+                    if (second < op.n) out[1] = sum2;
+                }
+            };
+        });
+}
+
+KERNEL __launch_bounds__(QUEUE_THREADS, 1) experts_queue(const __grid_constant__ WideExperts a) {
+    experts_queue_of<false>(a);
+}
+KERNEL __launch_bounds__(QUEUE_THREADS, 1) experts_gated_queue(const __grid_constant__ WideExperts a) {
+    experts_queue_of<true>(a);
+}
+#endif

@@ -1,0 +1,212 @@
+// Products of a matrix with tiles of up to 128 columns on Hopper's warpgroup products (bf16 with f32 sums).
+//
+// Two launches. The first (`pack`) rounds activations to bf16, once, in the order in which the second wants them.
+// Weights go from memory through registers into the operands as in `tile.h`: lane (g, t) of a warp loads unit 4s + t of
+// two rows, and run r of the four units are the 64 positions of a chunk, four products of 16. Activations come chunk
+// by chunk, [chunk][group of 8 rows][8][64] bf16 swizzled for `wgmma_matrix`, so that a tile of a chunk is one piece
+// of memory and one bulk copy. A ring of STAGES chunks is filled by one thread. A block has two warpgroups of 64 rows
+// each, which share the columns; two blocks share a multiprocessor, so that one loads, unpacks and stores while the
+// other multiplies.
+//
+// F32 weights are split into two bf16 numbers, as are their activations: three products, whose error is about 2^-16.
+#pragma once
+
+#include "cuda/tile.h"
+#include "cuda/wgmma.h"
+
+// Threads of a block, its rows of weights, and blocks of a multiprocessor.
+constexpr u32 WIDE_THREADS = 256, WIDE_ROWS = WIDE_THREADS / 2, WIDE_BLOCKS = 2;
+
+template <class W>
+struct Wide {
+    static constexpr bool SPLIT = Tile<W>::SPLIT;
+    static constexpr u32 PANELS = SPLIT ? 2 : 1;
+    // Columns of a tile: sums, the words of two rows' units and one run's operands share 128 registers.
+    static constexpr int COLS = SPLIT ? 48 : W::UNIT == 64 ? 64 : 128;
+    static constexpr u32 STAGE = COLS * 128 * PANELS;
+    static constexpr u32 STAGES = 6;
+    // The ring begins at a multiple of 1024; barriers lie behind it.
+    static constexpr u32 SHARED = STAGES * STAGE + 1024 + 256;
+    // Runs of a row, in whole steps of four units: its chunks.
+    static __device__ __forceinline__ u32 chunks(u32 k) {
+        const u32 units = (k + W::UNIT - 1) / W::UNIT;
+        return (units + 3) / 4 * W::RUNS;
+    }
+};
+
+// Rows 8 * group .. + 8 of x as bf16; `rows(i)`: row i or null, which is zeros. Blocks of 256 threads, a warp a chunk.
+template <class W, class Rows>
+__device__ __forceinline__ void pack(u32 k, u32 group, u32 n_groups, uint4* packed, const Rows& rows) {
+    const u32 lane = threadIdx.x % 32, piece = lane % 8, n_chunks = Wide<W>::chunks(k);
+    const float* row[2] = {rows(8 * group + lane / 8), rows(8 * group + lane / 8 + 4)};
+    for (u32 chunk = threadIdx.x / 32; chunk < n_chunks; chunk += blockDim.x / 32) {
+        const u32 step = chunk / W::RUNS, r = chunk % W::RUNS;
+        float v[2][8];
+#pragma unroll
+        for (int t = 0; t < 4; t++) {
+            // Values 4q, 4q + 1 of the run are positions 2t, 2t + 1 of product q, the two behind them 2t + 8, 2t + 9.
+            const u32 at = 16 * run_index<W>(4 * step + t, r) + 2 * piece;
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                float2 pair = make_float2(0.0f, 0.0f);
+                if (W::BLOCK > 1 ? row[i] && at < k : row[i] && k % 2 == 0 && at + 2 <= k) {
+                    pair = *(const float2*)(row[i] + at);
+                } else if (W::BLOCK == 1 && row[i]) {
+                    if (at < k) pair.x = row[i][at];
+                    if (at + 1 < k) pair.y = row[i][at + 1];
+                }
+                v[i][2 * t] = pair.x, v[i][2 * t + 1] = pair.y;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const u32 r8 = lane / 8 + 4 * i;
+            u32 pairs[4], rest[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                pairs[j] = bf16_pair(v[i][2 * j], v[i][2 * j + 1]);
+                rest[j] = Wide<W>::SPLIT ? bf16_rest(v[i][2 * j], v[i][2 * j + 1], pairs[j]) : 0;
+            }
+            uint4* to = packed + ((u64)chunk * Wide<W>::PANELS * n_groups + group) * 64 + 8 * r8 + (piece ^ r8);
+            *to = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+            if (Wide<W>::SPLIT) to[(u64)n_groups * 64] = make_uint4(rest[0], rest[1], rest[2], rest[3]);
+        }
+    }
+}
+
+#if HAS_WGMMA
+// Run `r` of a unit as eight pairs of bf16, and what rounding left of F32.
+template <class W>
+__device__ __forceinline__ void wide_operands(const typename W::Raw& raw, bool is_there, u32 unit, int r, u32 (&a)[8],
+                                              u32 (&rest)[8]) {
+    if constexpr (!W::IS_FLOAT && W::SMALL) {
+        operands<W>(raw, is_there, unit, r, a);
+        return;
+    }
+    float v[16];
+    decode_run<W>(raw, unit, r, v);
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        a[j] = is_there ? bf16_pair(v[2 * j], v[2 * j + 1]) : 0;
+        rest[j] = Wide<W>::SPLIT && is_there ? bf16_rest(v[2 * j], v[2 * j + 1], a[j]) : 0;
+    }
+}
+
+template <int N>
+__device__ __forceinline__ void wide_chunk(float* acc, const u32 (&a)[2][8], u64 b) {
+#pragma unroll
+    for (int q = 0; q < 4; q++) wgmma<N>(acc, a[0][2 * q], a[1][2 * q], a[0][2 * q + 1], a[1][2 * q + 1], b + 2 * q);
+}
+
+// The products of a chunk; `b` and `b_rest` are its panels.
+template <class W, int N>
+__device__ __forceinline__ void wide_chunks(float* acc, const u32 (&a)[2][8], const u32 (&rest)[2][8], u64 b,
+                                            u64 b_rest) {
+    wgmma_fence();
+    wide_chunk<N>(acc, a, b);
+    if (Wide<W>::SPLIT) {
+        wide_chunk<N>(acc, a, b_rest);
+        wide_chunk<N>(acc, rest, b);
+    }
+    wgmma_commit();
+}
+
+// The products of a block's rows of weights with `n_cols` packed columns from `8 * group` on. `rows(i)`: row i of the
+// two of this thread, as operand rows g and g + 8. `stores(thread)` returns what takes `(col, sum, sum_of_second)` of
+// both for every column below n_cols. Dynamic shared memory: SHARED bytes. All threads have waited for the
+// grids before.
+template <class W, class Rows, class Stores>
+__device__ __forceinline__ void wide(u32 k, const uint4* packed, u32 n_groups, u32 group, u32 n_cols, u8* shared,
+                                     const Rows& rows, const Stores& stores) {
+    typedef Wide<W> T;
+    const u32 ring = (address_in_shared(shared) + 1023) / 1024 * 1024, full = ring + T::STAGES * T::STAGE;
+    const u32 empty = full + 8 * T::STAGES;
+    volatile u64* source = (u64*)(shared + (empty + 8 * T::STAGES - address_in_shared(shared)));
+    const u32 units = (k + W::UNIT - 1) / W::UNIT, steps = (units + 3) / 4, n_chunks = T::chunks(k);
+    const u32 t = threadIdx.x % 4, n_wide = (n_cols + 15) / 16;
+    // One thread fills; where it reads lies in shared memory, since registers are few.
+    const auto fill = [&](u32 chunk) {
+        const u32 stage = chunk % T::STAGES, bytes = n_wide * 2048;
+        const u64 from = source[0], stride = source[1];
+        barrier_expect(full + 8 * stage, bytes * T::PANELS);
+#pragma unroll
+        for (u32 panel = 0; panel < T::PANELS; panel++) {
+            bulk_copy(ring + stage * T::STAGE + panel * (T::STAGE / T::PANELS),
+                      (const u8*)(from + (chunk * T::PANELS + panel) * stride), bytes, full + 8 * stage);
+        }
+    };
+    if (threadIdx.x == 0) {
+        source[0] = (u64)packed + (u64)group * 1024, source[1] = (u64)n_groups * 1024;
+        for (u32 i = 0; i < T::STAGES; i++) {
+            barrier_init(full + 8 * i, 1);
+            barrier_init(empty + 8 * i, WIDE_THREADS / 32);
+        }
+        fence_async();
+        for (u32 i = 0; i < min(T::STAGES, n_chunks); i++) fill(i);
+    }
+    __syncthreads();
+
+    const Row row[2] = {rows(0), rows(1)};
+    typename W::Raw raw[2];
+    const auto load = [&](u32 step) {
+        const u32 unit = min(4 * step + t, units - 1);
+#pragma unroll
+        for (int i = 0; i < 2; i++) W::load(row[i], unit, raw[i]);
+    };
+    float acc[T::COLS / 2];
+#pragma unroll
+    for (int i = 0; i < T::COLS / 2; i++) acc[i] = 0.0f;
+    load(0);
+    u32 chunk = 0, stage = 0, parity = 0;
+#pragma unroll 1
+    for (u32 step = 0; step < steps; step++) {
+        const u32 unit = 4 * step + t;
+#pragma unroll
+        for (int r = 0; r < W::RUNS; r++) {
+            u32 a[2][8], rest[2][8];
+#pragma unroll
+            for (int i = 0; i < 2; i++) wide_operands<W>(raw[i], unit < units, unit, r, a[i], rest[i]);
+            if (r == W::RUNS - 1 && step + 1 < steps) load(step + 1);
+            // One thread fills the stage that all warps left two chunks ago.
+            if (threadIdx.x == 0 && chunk >= 2 && chunk - 2 + T::STAGES < n_chunks) {
+                const u32 left = chunk - 2;
+                barrier_wait(empty + 8 * (left % T::STAGES), left / T::STAGES % 2);
+                fill(left + T::STAGES);
+            }
+            __syncwarp();
+            barrier_wait(full + 8 * stage, parity);
+            const u64 b = wgmma_matrix(ring + stage * T::STAGE);
+            const u64 b_rest = wgmma_matrix(ring + stage * T::STAGE + T::STAGE / T::PANELS);
+            switch (n_wide) {
+#define WIDTH(N)                                                                          \
+    case N / 16:                                                                          \
+        if constexpr (N <= T::COLS) wide_chunks<W, N>(acc, a, rest, b, b_rest);           \
+        break;
+                WIDTH(16)
+                WIDTH(32)
+                WIDTH(48)
+                WIDTH(64)
+                WIDTH(80)
+                WIDTH(96)
+                WIDTH(112)
+                WIDTH(128)
+#undef WIDTH
+            }
+            wgmma_wait();
+            if (threadIdx.x % 32 == 0) barrier_arrive(empty + 8 * stage);
+            chunk++, stage++;
+            if (stage == T::STAGES) stage = 0, parity ^= 1;
+        }
+    }
+    const u32 thread = thread_anew();
+    const auto store = stores(thread);
+#pragma unroll
+    for (int n = 0; n < T::COLS / 8; n++) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const u32 col = 8 * n + thread % 4 * 2 + i;
+            if (col < n_cols) store(col, acc[4 * n + i], acc[4 * n + 2 + i]);
+        }
+    }
+}
+#endif

@@ -1,0 +1,73 @@
+// `kernels/cuda/wgmma.h` for emulation. Copies and products end before the call does.
+#pragma once
+
+#include "emulate.h"
+#include "quant/ints.h"
+
+#define HAS_WGMMA 1
+
+// Shared memory by its distance from `shared`.
+inline u32 address_in_shared(const void* p) { return (u32)((const char*)p - (const char*)shared); }
+inline char* in_shared(u32 at) { return (char*)shared + (int)at; }
+
+struct Barrier {
+    u16 n_arrivals, arrived;
+    u32 phase;
+};
+inline Barrier& barrier_at(u32 at) { return *(Barrier*)in_shared(at); }
+inline void barrier_init(u32 at, u32 n_arrivals) { barrier_at(at) = {(u16)n_arrivals, 0, 0}; }
+inline void fence_async() {}
+inline void barrier_arrive(u32 at) {
+    Barrier& barrier = barrier_at(at);
+    if (++barrier.arrived == barrier.n_arrivals) barrier.arrived = 0, barrier.phase++;
+}
+
+// Bytes that were announced and not copied yet keep a phase open.
+inline u32 announced;
+inline u32 announced_at;
+inline void barrier_expect(u32 at, u32 bytes) {
+    if (announced) abort();
+    announced = bytes, announced_at = at;
+}
+inline void bulk_copy(u32 to, const void* from, u32 bytes, u32 barrier) {
+    if (bytes % 16 || (u64)from % 16 || to % 16 || barrier != announced_at || bytes > announced) abort();
+    memcpy(in_shared(to), from, bytes);
+    announced -= bytes;
+    if (announced == 0) barrier_arrive(barrier);
+}
+inline void barrier_wait(u32 at, u32 parity) {
+    while (barrier_at(at).phase % 2 == parity) emulate::give_way();
+}
+
+inline u32 thread_anew() { return threadIdx.x; }
+inline void __syncwarp() {}
+inline void wgmma_fence() {}
+inline void wgmma_commit() {}
+inline void wgmma_wait() {}
+template <int N>
+void keep(float (&)[N]) {}
+
+// The address above, the piece of 16 bytes below.
+inline u64 wgmma_matrix(u32 at) {
+    if (at % 1024) abort();
+    return (u64)at << 32;
+}
+
+template <int N>
+void wgmma(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u64 b) {
+    const auto all = emulate::exchange<4>({a0, a1, a2, a3});
+    const u32 g = emulate::now % 32 / 4, t = emulate::now % 4;
+    const char* matrix = in_shared((u32)(b >> 32));
+    const auto value = [](u32 word, u32 half) { return emulate::number(half ? word & 0xffff0000u : word << 16); };
+    for (u32 i = 0; i < N / 2; i++) {
+        const u32 col = i / 4 * 8 + 2 * t + i % 2, second = i / 2 % 2;
+        double sum = c[i];
+        for (u32 k = 0; k < 16; k++) {
+            const u32 word = all[4 * g + k % 8 / 2][2 * (k / 8) + second], piece = (u32)b + k / 8;
+            u32 x;
+            memcpy(&x, matrix + col * 128 + 16 * (piece ^ col % 8) + k % 8 / 2 * 4, 4);
+            sum += (double)value(word, k % 2) * (double)value(x, k % 2);
+        }
+        c[i] = (float)sum;
+    }
+}
