@@ -9,12 +9,12 @@ use quant::act::ActKind;
 
 use super::launch::Launch;
 
-/// Threads of a block of every kernel but `embed`.
+/// Threads of a block of every kernel but `embed` and those of `vec.h`.
 const BLOCK: usize = 256;
+/// Threads of a block of `vec.h` (`VEC_THREADS`).
+const VEC_BLOCK: usize = 512;
 /// Warps of a block of `tile.h`.
 const TILE_WARPS: usize = 8;
-/// Blocks of `vec.h` that a multiprocessor holds, by its registers.
-const VEC_RESIDENT: usize = 4;
 /// Maximum number of columns of `vec.h`.
 const VEC_COLS: usize = 8;
 
@@ -29,7 +29,7 @@ pub fn linear(w: WeightType, rows: usize, k: usize, n: &[usize], sms: usize) -> 
     if rows <= VEC_COLS {
         let (cols, entry) =
             by_cols(rows, &[(1, "linear_vec1"), (2, "linear_vec2"), (4, "linear_vec4"), (8, "linear_vec8")]);
-        return Launch { grid: [vec_blocks(w, n, k, 1, sms), 1, 1], ..vec_launch(entry, w, cols, k) };
+        return Launch { grid: [vec_blocks(w, n, k, cols, 1, sms), 1, 1], ..vec_launch(entry, w, cols, k) };
     }
     let (cols, entry) = by_cols(rows, &[(16, "linear_tile16"), (32, "linear_tile32"), (64, "linear_tile64")]);
     let tiles = rows.div_ceil(cols);
@@ -42,7 +42,7 @@ pub fn gated_linear(w: WeightType, rows: usize, k: usize, n: usize, sms: usize) 
         let names =
             [(1, "gated_linear_vec1"), (2, "gated_linear_vec2"), (4, "gated_linear_vec4"), (8, "gated_linear_vec8")];
         let (cols, entry) = by_cols(rows, &names);
-        return Launch { grid: [vec_blocks(w, n, k, 1, sms), 1, 1], ..vec_launch(entry, w, cols, k) };
+        return Launch { grid: [vec_blocks(w, n, k, cols, 1, sms), 1, 1], ..vec_launch(entry, w, cols, k) };
     }
     let names = [(16, "gated_linear_tile16"), (32, "gated_linear_tile32"), (64, "gated_linear_tile64")];
     let (cols, entry) = by_cols(rows, &names);
@@ -66,7 +66,7 @@ pub fn experts(
     let pairs = rows * n_used;
     if rows < lists_from() {
         let entry = if is_gated { "experts_gated_vec" } else { "experts_vec" };
-        return Launch { grid: [vec_blocks(w, n, k, pairs, sms), pairs as u32, 1], ..vec_launch(entry, w, 1, k) };
+        return Launch { grid: [vec_blocks(w, n, k, 1, pairs, sms), pairs as u32, 1], ..vec_launch(entry, w, 1, k) };
     }
     // A tile has room for somewhat more pairs than an expert has on average.
     let wanted = (pairs / n_expert.max(1)) * 5 / 4;
@@ -119,7 +119,7 @@ pub fn head_linear(w: WeightType, transposed: bool, rows: usize, n_head: usize, 
         let names =
             [(1, "head_linear_vec1"), (2, "head_linear_vec2"), (4, "head_linear_vec4"), (8, "head_linear_vec8")];
         let (cols, entry) = by_cols(rows, &names);
-        return Launch { grid: [vec_blocks(w, n, k, n_head, sms), n_head as u32, 1], ..vec_launch(entry, w, cols, k) };
+        return Launch { grid: [vec_blocks(w, n, k, cols, n_head, sms), n_head as u32, 1], ..vec_launch(entry, w, cols, k) };
     }
     let names = [(16, "head_linear_tile16"), (32, "head_linear_tile32"), (64, "head_linear_tile64")];
     let (cols, entry) = by_cols(rows, &names);
@@ -147,28 +147,69 @@ fn units(w: WeightType, k: usize) -> usize {
     k.div_ceil(unit(w))
 }
 
-/// Lanes that share a row (`row_lanes`).
-fn row_lanes(w: WeightType, k: usize) -> usize {
-    let units = units(w, k);
-    [32, 16, 8].into_iter().find(|lanes| units >= 2 * lanes).unwrap_or(4)
+/// Values of a unit as `vec.h` reads the type (`VecOf`).
+fn vec_unit(w: WeightType) -> usize {
+    if w == WeightType::Q4_K { 64 } else { unit(w) }
+}
+
+/// Blocks of `vec.h` that a multiprocessor shall work on: one, so that the next kernel finds room beside it, or two of a
+/// large matrix.
+fn vec_resident(w: WeightType, cols: usize, rows_of_all: usize, sms: usize) -> usize {
+    let is_light = cols == 1 && matches!(w, WeightType::Q4_K | WeightType::F32 | WeightType::F16 | WeightType::BF16);
+    if is_light && rows_of_all >= 64 * sms * VEC_BLOCK / 32 { 2 } else { 1 }
+}
+
+/// Rows of a tile of `vec.h`.
+fn tile_rows(w: WeightType, k: usize) -> usize {
+    let units = k.div_ceil(vec_unit(w));
+    VEC_BLOCK / [32, 16, 8].into_iter().find(|lanes| units >= *lanes).unwrap_or(4)
 }
 
 /// Blocks over the `n` rows of one of `copies` products: all of them resident at once, each with as many tiles.
-fn vec_blocks(w: WeightType, n: usize, k: usize, copies: usize, sms: usize) -> u32 {
-    let tiles = n.div_ceil(BLOCK / row_lanes(w, k)).max(1);
-    let waves = (tiles * copies).div_ceil(sms.max(1) * VEC_RESIDENT);
+fn vec_blocks(w: WeightType, n: usize, k: usize, cols: usize, copies: usize, sms: usize) -> u32 {
+    let tiles = n.div_ceil(tile_rows(w, k)).max(1);
+    let waves = (tiles * copies).div_ceil(sms.max(1) * vec_resident(w, cols, n * copies, sms));
     tiles.div_ceil(waves.max(1)) as u32
 }
 
 /// A launch of `vec.h` for `cols` columns: shared memory holds a chunk of a row, or all of it.
 fn vec_launch(entry: &'static str, w: WeightType, cols: usize, k: usize) -> Launch {
     let (run_bytes, runs) = match w.act() {
-        ActKind::F32 => (64, 512),
-        ActKind::Block32 => (40, 1024),
-        ActKind::Byte32 | ActKind::Block256 => (24, 2048),
+        ActKind::F32 => (run_bytes(w), 512),
+        ActKind::Block32 => (run_bytes(w), 1024),
+        ActKind::Byte32 | ActKind::Block256 => (run_bytes(w), 2048),
     };
     let runs = k.div_ceil(16).next_multiple_of(32).min(runs / cols);
-    Launch { entry, grid: [1, 1, 1], block: BLOCK as u32, shared: (runs * cols * run_bytes) as u32 }
+    Launch { entry, grid: [1, 1, 1], block: VEC_BLOCK as u32, shared: (runs * cols * run_bytes + 64 * cols) as u32 }
+}
+
+/// Bytes that a run of 16 staged activations takes (`RUN_BYTES` of `vec.h`).
+fn run_bytes(w: WeightType) -> usize {
+    match w.act() {
+        ActKind::F32 => 64,
+        ActKind::Block32 => 40,
+        ActKind::Byte32 | ActKind::Block256 => 24,
+    }
+}
+
+/// `linear_pair`: matrices of two types that share up to [`VEC_COLS`] rows; also the blocks of the first type.
+pub fn linear_pair(w: [WeightType; 2], rows: usize, k: usize, n: [usize; 2], sms: usize) -> (Launch, u32) {
+    let names =
+        [(1, "linear_pair_vec1"), (2, "linear_pair_vec2"), (4, "linear_pair_vec4"), (8, "linear_pair_vec8")];
+    let (cols, entry) = by_cols(rows, &names);
+    let tiles = [0, 1].map(|i| n[i].div_ceil(tile_rows(w[i], k)).max(1));
+    let waves = (tiles[0] + tiles[1]).div_ceil(sms.max(1));
+    let blocks = tiles.map(|tiles| tiles.div_ceil(waves.max(1)) as u32);
+    let shared = vec_launch(entry, w[0], cols, k).shared.max(vec_launch(entry, w[1], cols, k).shared);
+    (Launch { entry, grid: [blocks[0] + blocks[1], 1, 1], block: VEC_BLOCK as u32, shared }, blocks[0])
+}
+
+/// `experts_down`: a warp a row of the sum.
+pub fn experts_down(w: WeightType, rows: usize, n_used: usize, has_shared: bool, n: usize, k: usize) -> Launch {
+    let shared = if has_shared { (k / 16).next_multiple_of(32) } else { 0 };
+    let runs = (n_used * k / 16).next_multiple_of(32) + shared;
+    let grid = [n.div_ceil(VEC_BLOCK / 32) as u32, rows as u32, 1];
+    Launch { entry: "experts_down", grid, block: VEC_BLOCK as u32, shared: (runs * run_bytes(w)) as u32 }
 }
 
 /// A launch of `tile.h`.
