@@ -92,6 +92,8 @@ KERNEL __launch_bounds__(THREADS, 1) attend(const __grid_constant__ Attend a) {
     };
     const bool is_early = begin < end && !(has_new && begin + 1 == end);
     if (is_early) load(begin);
+    if (threadIdx.x < D / 8 && a.q.w) prefetch(a.q.w + 8 * threadIdx.x);
+    if (threadIdx.x < D / 8 && a.k.w) prefetch(a.k.w + 8 * threadIdx.x);
     PDL_WAIT();
 
     if (has_new && warp < 2) {

@@ -46,6 +46,7 @@ __device__ __forceinline__ void experts_vec(const Experts& a) {
             });
         return;
     }
+    if (a.prologue.kind == NORMED) prefetch(a.prologue.w + 8 * min(threadIdx.x, (a.k - 1) / 8));
     PDL_WAIT();
     PDL_LAUNCH();
     const u32 expert = a.ids[pair];

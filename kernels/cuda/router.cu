@@ -84,6 +84,7 @@ KERNEL __launch_bounds__(THREADS) router(const __grid_constant__ Router a) {
     const u32 units = (l.k + WEIGHT::UNIT - 1) / WEIGHT::UNIT;
     WEIGHT::Raw raw;
     if (threadIdx.x < units) WEIGHT::load(row, threadIdx.x, raw);
+    if (l.prologue.kind == NORMED) prefetch(l.prologue.w + 16 * min(threadIdx.x, (l.k - 1) / 16));
     PDL_WAIT();
     if (l.rows == 1) {
         multiply<1>(a, raw, row, units, sums, 0);

@@ -158,7 +158,7 @@ struct Staged {
             constexpr float LEVELS = Vec<W>::FORM == FORM_I8 ? 127.0f : 16256.0f;
             // Numbers below 1e-30 are zero, since the inverse of their scale could be infinite. A scale of NaN keeps NaN
             // and infinities, whatever the integers are.
-            const float inverse = amax > 1e-30f ? LEVELS * __frcp_rn(amax) : 0.0f;
+            const float inverse = amax > 1e-30f ? __fdividef(LEVELS * 0.0625f, amax * 0.0625f) : 0.0f;
             const float d = !(amax < INF) ? QNAN : amax > 1e-30f ? amax * (1.0f / LEVELS) : 0.0f;
             u32 high[2], low[2], sum = 0;
 #pragma unroll
@@ -280,7 +280,7 @@ __device__ __forceinline__ void vec(const float* x, u64 stride, const Prologue& 
     constexpr u32 CHUNK_RUNS = Vec<W>::chunk_runs(COLS), CHUNK_UNITS = CHUNK_RUNS / W::RUNS;
     const u32 k_runs = ((k + 15) / 16 + 31) / 32 * 32, units = (k + W::UNIT - 1) / W::UNIT;
     const u32 lanes = row_lanes(units, n_rows, n_blocks), lane = threadIdx.x % lanes;
-    const u32 tile_rows = VEC_THREADS / lanes;
+    const u32 tile_rows = VEC_THREADS / lanes, n_rows32 = (u32)n_rows;
     float* squares_of = (float*)shared; // [COLS][WARPS]
     const Staged<W, COLS> staged = {shared + 4 * COLS, k_runs < CHUNK_RUNS ? k_runs : CHUNK_RUNS};
 
@@ -288,33 +288,59 @@ __device__ __forceinline__ void vec(const float* x, u64 stride, const Prologue& 
     float sum[PARTS][COLS];
 #pragma unroll
     for (int i = 0; i < PARTS * COLS; i++) sum[i / COLS][i % COLS] = 0.0f;
-    // Where the next load is.
-    const u32 n_rows32 = (u32)n_rows;
-    u32 row_at = block * tile_rows + threadIdx.x / lanes;
-    u32 unit_at = lane;
-    Row row[PARTS];
-    const auto find = [&] {
-        const u32 known = min(row_at, n_rows32 - 1);
-        row[0] = rows(known, false);
-        if (IS_GATED) row[PARTS - 1] = rows(known, true);
-    };
-    const auto load = [&](int i) {
-        if (unit_at < units) {
+    // What a column's sums are multiplied by, for a norm over its row.
+    const auto factor = [&](int col) {
+        if (prologue.kind != NORMED) return 1.0f;
+        float total = 0.0f;
 #pragma unroll
-            for (int part = 0; part < PARTS; part++) W::load(row[part], unit_at, raw[i][part]);
-        }
-        unit_at += lanes;
-        if (unit_at - lane >= units) {
-            unit_at = lane;
-            row_at += n_blocks * tile_rows;
-            find();
-        }
+        for (int i = 0; i < WARPS; i++) total += squares_of[WARPS * col + i];
+        return rsqrtf(total / (float)k + prologue.eps);
     };
-    // Stages a chunk of the columns, and what a norm needs of them.
-    const auto fill = [&](u32 first, bool counts) {
+    float r_of_one = 1.0f;
+
+    // A segment: all tiles of the block where rows are one chunk, else a chunk of one tile.
+    const bool is_one = units <= CHUNK_UNITS;
+    const u32 n_tiles = (n_rows32 + tile_rows - 1) / tile_rows;
+    if (prologue.kind == NORMED) prefetch(prologue.w + 8 * min(threadIdx.x, (k - 1) / 8));
+    u32 tile = block, first = 0;
+#pragma unroll 1
+    for (;;) {
+        const u32 last = is_one ? units : min(units, first + CHUNK_UNITS), steps = (last - first + lanes - 1) / lanes;
+        const u32 tiles = tile >= n_tiles ? 0 : is_one ? (n_tiles - tile + n_blocks - 1) / n_blocks : 1;
+        const u32 total = tiles * steps;
+        // Where the next load is.
+        u32 row_at = tile * tile_rows + threadIdx.x / lanes, unit_at = first + lane;
+        Row row[PARTS];
+        const auto find = [&] {
+            const u32 known = min(row_at, n_rows32 - 1);
+            row[0] = rows(known, false);
+            if (IS_GATED) row[PARTS - 1] = rows(known, true);
+        };
+        const auto load = [&](int i) {
+            if (unit_at == first + lane) find();
+            if (unit_at < last) {
+#pragma unroll
+                for (int part = 0; part < PARTS; part++) W::load(row[part], unit_at, raw[i][part]);
+            }
+            unit_at += lanes;
+            if (unit_at - lane >= last) {
+                unit_at = first + lane;
+                row_at += n_blocks * tile_rows;
+            }
+        };
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            if (i < total) load(i);
+        }
+        const bool is_first = tile == block && first == 0;
+        if (!is_first) {
+            __syncthreads();
+        } else if (early) {
+            PDL_WAIT();
+        }
         float squares[COLS] = {};
         staged.template fill<HAS_GATES>(x, stride, prologue, n_cols, k, first * W::UNIT, squares);
-        if (prologue.kind == NORMED && counts) {
+        if (prologue.kind == NORMED && tile == block) {
 #pragma unroll
             for (int col = 0; col < COLS; col++) {
                 const float sum_of_warp = warp_sum(squares[col]);
@@ -322,85 +348,46 @@ __device__ __forceinline__ void vec(const float* x, u64 stride, const Prologue& 
                 if (threadIdx.x % 32 == 0) *of_warp = (first > 0 ? *of_warp : 0.0f) + sum_of_warp;
             }
         }
-    };
-    // Ends the rows of a tile.
-    const auto end = [&](u32 row_idx) {
-#pragma unroll
-        for (int col = 0; col < COLS; col++) {
-            for (u32 step = lanes / 2; step > 0; step /= 2) {
-#pragma unroll
-                for (int part = 0; part < PARTS; part++)
-                    sum[part][col] += __shfl_xor_sync(FULL_MASK, sum[part][col], step);
-            }
-            if (lane == col % lanes && row_idx < n_rows32 && col < n_cols) {
-                float r = 1.0f;
-                if (prologue.kind == NORMED) {
-                    float total = 0.0f;
-#pragma unroll
-                    for (int i = 0; i < WARPS; i++) total += squares_of[WARPS * col + i];
-                    r = 1.0f / sqrtf(total / (float)k + prologue.eps);
-                }
-                store(row_idx, (u32)col, sum[0][col] * r, sum[PARTS - 1][col] * r);
-            }
-#pragma unroll
-            for (int part = 0; part < PARTS; part++) sum[part][col] = 0.0f;
-        }
-    };
-
-    find();
-    if (units <= CHUNK_UNITS) {
-        const u32 steps = (units + lanes - 1) / lanes;
-        const u32 n_tiles = (n_rows32 + tile_rows - 1) / tile_rows;
-        const u32 total = block < n_tiles ? (n_tiles - block + n_blocks - 1) / n_blocks * steps : 0;
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            if (i < total) load(i);
-        }
-        if (early) PDL_WAIT();
-        fill(0, true);
         __syncthreads();
-        u32 row_idx = block * tile_rows + threadIdx.x / lanes, unit = lane;
+        if (COLS == 1) r_of_one = factor(0);
+        u32 row_idx = tile * tile_rows + threadIdx.x / lanes, unit = first + lane;
 #pragma unroll 1
         for (u32 step = 0; step < total; step += AHEAD) {
 #pragma unroll
             for (int i = 0; i < AHEAD; i++) {
-                if (step + i < total) {
-                    if (unit < units) {
+                if (step + i >= total) break;
+                if (unit < last) {
 #pragma unroll
-                        for (int part = 0; part < PARTS; part++) staged.dot(raw[i][part], unit, 0, sum[part]);
-                    }
-                    if (step + i + AHEAD < total) load(i);
-                    unit += lanes;
-                    if (unit - lane >= units) {
-                        end(row_idx);
-                        unit = lane;
-                        row_idx += n_blocks * tile_rows;
+                    for (int part = 0; part < PARTS; part++) {
+                        staged.dot(raw[i][part], unit, first * W::RUNS, sum[part]);
                     }
                 }
-            }
-        }
-        return;
-    }
-    if (early) PDL_WAIT();
-    u32 row_idx = row_at;
-    for (u32 tile = block; (u64)tile * tile_rows < n_rows; tile += n_blocks) {
-#pragma unroll 1
-        for (u32 first = 0; first < units; first += CHUNK_UNITS) {
-            if (tile > block || first > 0) __syncthreads();
-            fill(first, tile == block);
-            __syncthreads();
-            const u32 last = min(units, first + CHUNK_UNITS);
-#pragma unroll 1
-            for (u32 unit = first + lane; unit < last; unit += lanes) {
+                if (step + i + AHEAD < total) load(i);
+                unit += lanes;
+                if (unit - lane < last) continue;
+                unit = first + lane;
+                if (last == units) {
 #pragma unroll
-                for (int part = 0; part < PARTS; part++) {
-                    W::load(row[part], unit, raw[0][part]);
-                    staged.dot(raw[0][part], unit, first * W::RUNS, sum[part]);
+                    for (int col = 0; col < COLS; col++) {
+                        for (u32 by = lanes / 2; by > 0; by /= 2) {
+#pragma unroll
+                            for (int part = 0; part < PARTS; part++)
+                                sum[part][col] += __shfl_xor_sync(FULL_MASK, sum[part][col], by);
+                        }
+                        if (lane == col % lanes && row_idx < n_rows32 && col < n_cols) {
+                            const float r = COLS == 1 ? r_of_one : factor(col);
+                            store(row_idx, (u32)col, sum[0][col] * r, sum[PARTS - 1][col] * r);
+                        }
+#pragma unroll
+                        for (int part = 0; part < PARTS; part++) sum[part][col] = 0.0f;
+                    }
                 }
+                row_idx += n_blocks * tile_rows;
             }
         }
-        end(row_idx);
-        row_at = row_idx += n_blocks * tile_rows;
-        find();
+        if (is_one) return;
+        first = last;
+        if (first == units) first = 0, tile += n_blocks;
+        if (tile >= n_tiles) return;
     }
 }

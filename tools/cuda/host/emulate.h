@@ -209,7 +209,8 @@ inline unsigned __reduce_min_sync(unsigned, unsigned x) {
 inline unsigned __popc(unsigned x) { return __builtin_popcount(x); }
 inline unsigned __ffs(unsigned x) { return __builtin_ffs(x); }
 inline unsigned __float_as_uint(float x) { return emulate::bits(x); }
-inline float __frcp_rn(float x) { return 1.0f / x; }
+inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+inline float __fdividef(float x, float y) { return x / y; }
 inline float __uint_as_float(unsigned x) { return emulate::number(x); }
 inline float __int_as_float(int x) { return emulate::number(x); }
 inline int __float2int_rn(float x) { return (int)std::nearbyint(x); }

@@ -8,8 +8,8 @@ use super::driver::{DriverError, Function, Geometry, Module, Ptr, Stream};
 use super::launch::Launch;
 use super::matmul;
 use super::nodes::{
-    Act, AttendNode, AttentionNode, DeltaInNode, DownNode, ExpertsNode, FewLinearNode, Mat, ModuleId, Modules, Node, Part,
-    PostNormNode, QkvNode, QkvPartNode, RouteNode, RouterNode, UpNode, View, is_tiled,
+    Act, AttendNode, AttentionNode, DeltaInNode, DownNode, ExpertsNode, FewLinearNode, Mat, ModuleId, Modules, Node,
+    Part, PostNormNode, QkvNode, QkvPartNode, RouteNode, RouterNode, UpNode, View, is_tiled,
 };
 use super::tables::Counts;
 
@@ -393,7 +393,13 @@ impl Encoder<'_> {
         let rows = self.rows(&node.x);
         let (linear, n) = linear_args(&node.x, rows, &node.parts);
         let linear = args::Linear { prologue: node.prologue, ..linear };
-        let args = args::Router { linear, route: self.route_args(&node.route), counter: node.counter, scale: node.scale, reserved: 0 };
+        let args = args::Router {
+            linear,
+            route: self.route_args(&node.route),
+            counter: node.counter,
+            scale: node.scale,
+            reserved: 0,
+        };
         let blocks = n.iter().sum::<usize>() as u32;
         let launch = Launch { entry: "router", grid: [blocks, 1, 1], block: 128, shared: 0 };
         self.run_some(rows, node.module, |_| launch, &args)
@@ -517,8 +523,7 @@ impl Encoder<'_> {
             k: down.k as u32,
             add: u32::from(node.add),
         };
-        let launch =
-            |rows| matmul::experts_down(down.dtype, rows, n_used, node.shared.is_some(), down.n, down.k);
+        let launch = |rows| matmul::experts_down(down.dtype, rows, n_used, node.shared.is_some(), down.n, down.k);
         self.run_some(rows, node.module, launch, &args)
     }
 

@@ -197,7 +197,8 @@ impl Few<'_> {
     fn is_absorbed(&self, normed: Buf, x: Buf, i: usize) -> bool {
         let readers = self.readers(normed, i);
         let fits = |&j: &usize| match self.plan.ops[j] {
-            Op::Linear { .. } | Op::GatedLinear { .. } => true,
+            Op::Linear { .. } => true,
+            Op::GatedLinear { .. } => matches!(self.nodes[j].as_slice(), [Node::GatedLinear { .. }]),
             Op::Experts { .. } => self.moes.iter().any(|moe| moe.experts == j),
             _ => false,
         };
@@ -284,7 +285,8 @@ impl Few<'_> {
         let &Op::GatedLinear { x: f, out: hidden, .. } = ops.get(combine + 1)? else { return None };
         let [Node::GatedLinear { gate, up, act, .. }] = self.nodes[combine + 1].as_slice() else { return None };
         let Op::Linear { x: from, parts } = ops.get(combine + 2)? else { return None };
-        let ([part], [Node::Linear { parts: down, .. }]) = (parts.as_slice(), self.nodes[combine + 2].as_slice()) else {
+        let ([part], [Node::Linear { parts: down, .. }]) = (parts.as_slice(), self.nodes[combine + 2].as_slice())
+        else {
             return None;
         };
         let (gate_op, next) = match ops.get(combine + 3)? {
@@ -339,9 +341,10 @@ impl Few<'_> {
                 }
             }
             (Op::Add { y, .. }, _) if self.added.contains(y) => {}
-            (&Op::Combine { x, norm: Some(norm), .. }, &[Node::Combine { x: row, add, y, weights, norm_w, eps, .. }])
-                if self.is_absorbed(norm.out, x, i) =>
-            {
+            (
+                &Op::Combine { x, norm: Some(norm), .. },
+                &[Node::Combine { x: row, add, y, weights, norm_w, eps, .. }],
+            ) if self.is_absorbed(norm.out, x, i) => {
                 self.out.push(Node::Combine { x: row, add, y, weights, norm_w: 0, eps, norm_out: 0 });
                 let prologue = Prologue { w: norm_w, kind: NORMED, eps, ..Prologue::default() };
                 self.sources.insert(norm.out, Source { x: row, prologue });
@@ -549,10 +552,7 @@ impl Few<'_> {
     fn attend(&mut self, i: usize) -> Option<usize> {
         let ops = &self.plan.ops;
         let end = (i + 1..ops.len()).find(|&j| {
-            !matches!(
-                ops[j],
-                Op::SplitHeads { .. } | Op::HeadNorm { .. } | Op::Rope { .. } | Op::KvAppend { .. }
-            )
+            !matches!(ops[j], Op::SplitHeads { .. } | Op::HeadNorm { .. } | Op::Rope { .. } | Op::KvAppend { .. })
         })?;
         let (&Op::Attention { q, out, .. }, &[Node::Attention(node)]) = (&ops[end], self.nodes[end].as_slice()) else {
             return None;
@@ -578,7 +578,15 @@ impl Few<'_> {
         let qkv = qkv_of(&small)?;
         let part = |view: View, n_head: usize, cache: Ptr| {
             let found = qkv.parts.iter().find(|part| part.x.ptr == view.ptr).copied();
-            found.unwrap_or(QkvPartNode { x: view, n_head, d_head: d, w: 0, cache, is_normed: false, is_rotated: false })
+            found.unwrap_or(QkvPartNode {
+                x: view,
+                n_head,
+                d_head: d,
+                w: 0,
+                cache,
+                is_normed: false,
+                is_rotated: false,
+            })
         };
         let mut q_part = part(q_view, n_head, 0);
         let k_part = *qkv.parts.iter().find(|part| part.cache == cache.k)?;
@@ -604,7 +612,8 @@ impl Few<'_> {
             let split = (i + 1..end).find_map(|j| match &ops[j] {
                 Op::SplitHeads { parts, .. } => {
                     let nodes = &self.nodes[j];
-                    let at = nodes.iter().position(|n| matches!(n, Node::Heads { part, .. } if part.ptr == view.ptr))?;
+                    let at =
+                        nodes.iter().position(|n| matches!(n, Node::Heads { part, .. } if part.ptr == view.ptr))?;
                     Some((j, parts[at].1))
                 }
                 _ => None,

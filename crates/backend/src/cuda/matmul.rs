@@ -119,7 +119,10 @@ pub fn head_linear(w: WeightType, transposed: bool, rows: usize, n_head: usize, 
         let names =
             [(1, "head_linear_vec1"), (2, "head_linear_vec2"), (4, "head_linear_vec4"), (8, "head_linear_vec8")];
         let (cols, entry) = by_cols(rows, &names);
-        return Launch { grid: [vec_blocks(w, n, k, cols, n_head, sms), n_head as u32, 1], ..vec_launch(entry, w, cols, k) };
+        return Launch {
+            grid: [vec_blocks(w, n, k, cols, n_head, sms), n_head as u32, 1],
+            ..vec_launch(entry, w, cols, k)
+        };
     }
     let names = [(16, "head_linear_tile16"), (32, "head_linear_tile32"), (64, "head_linear_tile64")];
     let (cols, entry) = by_cols(rows, &names);
@@ -152,11 +155,10 @@ fn vec_unit(w: WeightType) -> usize {
     if w == WeightType::Q4_K { 64 } else { unit(w) }
 }
 
-/// Blocks of `vec.h` that a multiprocessor shall work on: one, so that the next kernel finds room beside it, or two of a
-/// large matrix.
-fn vec_resident(w: WeightType, cols: usize, rows_of_all: usize, sms: usize) -> usize {
-    let is_light = cols == 1 && matches!(w, WeightType::Q4_K | WeightType::F32 | WeightType::F16 | WeightType::BF16);
-    if is_light && rows_of_all >= 64 * sms * VEC_BLOCK / 32 { 2 } else { 1 }
+/// Blocks of `vec.h` that a multiprocessor has registers for (`Vec::blocks`).
+fn vec_resident(w: WeightType, cols: usize) -> usize {
+    let is_light = matches!(w, WeightType::Q4_K | WeightType::F32 | WeightType::F16 | WeightType::BF16);
+    if cols == 1 && is_light { 2 } else { 1 }
 }
 
 /// Rows of a tile of `vec.h`.
@@ -165,10 +167,15 @@ fn tile_rows(w: WeightType, k: usize) -> usize {
     VEC_BLOCK / [32, 16, 8].into_iter().find(|lanes| units >= *lanes).unwrap_or(4)
 }
 
-/// Blocks over the `n` rows of one of `copies` products: all of them resident at once, each with as many tiles.
+/// Blocks over the `n` rows of one of `copies` products: a tile each where they are few, or all of them resident at
+/// once, each with as many tiles.
 fn vec_blocks(w: WeightType, n: usize, k: usize, cols: usize, copies: usize, sms: usize) -> u32 {
     let tiles = n.div_ceil(tile_rows(w, k)).max(1);
-    let waves = (tiles * copies).div_ceil(sms.max(1) * vec_resident(w, cols, n * copies, sms));
+    let slots = sms.max(1) * vec_resident(w, cols);
+    if vec_resident(w, cols) > 1 && tiles * copies <= 2 * slots {
+        return tiles as u32;
+    }
+    let waves = (tiles * copies).div_ceil(slots);
     tiles.div_ceil(waves.max(1)) as u32
 }
 
@@ -194,8 +201,7 @@ fn run_bytes(w: WeightType) -> usize {
 
 /// `linear_pair`: matrices of two types that share up to [`VEC_COLS`] rows; also the blocks of the first type.
 pub fn linear_pair(w: [WeightType; 2], rows: usize, k: usize, n: [usize; 2], sms: usize) -> (Launch, u32) {
-    let names =
-        [(1, "linear_pair_vec1"), (2, "linear_pair_vec2"), (4, "linear_pair_vec4"), (8, "linear_pair_vec8")];
+    let names = [(1, "linear_pair_vec1"), (2, "linear_pair_vec2"), (4, "linear_pair_vec4"), (8, "linear_pair_vec8")];
     let (cols, entry) = by_cols(rows, &names);
     let tiles = [0, 1].map(|i| n[i].div_ceil(tile_rows(w[i], k)).max(1));
     let waves = (tiles[0] + tiles[1]).div_ceil(sms.max(1));
@@ -234,12 +240,12 @@ mod tests {
     fn geometry() {
         let q4 = WeightType::Q4_K;
         for (launch, entry, grid, shared) in [
-            (linear(q4, 1, 2048, &[4096, 512, 512], 132), "linear_vec1", [320, 1, 1], 3072),
-            (linear(q4, 3, 2048, &[8], 132), "linear_vec4", [1, 1, 1], 12288),
-            (linear(WeightType::F32, 8, 2880, &[32], 132), "linear_vec8", [4, 1, 1], 32768),
+            (linear(q4, 1, 2048, &[4096, 512, 512], 132), "linear_vec1", [320, 1, 1], 3136),
+            (linear(q4, 3, 2048, &[8], 132), "linear_vec4", [1, 1, 1], 12544),
+            (linear(WeightType::F32, 8, 2880, &[32], 132), "linear_vec8", [2, 1, 1], 33280),
             (linear(q4, 9, 2048, &[2048], 132), "linear_tile16", [1, 128, 1], 32768),
             (linear(q4, 2048, 2048, &[5120], 132), "linear_tile64", [32, 40, 1], 32768),
-            (experts(q4, 1, 8, 128, 768, 2048, true, 132), "experts_gated_vec", [48, 8, 1], 3072),
+            (experts(q4, 1, 8, 128, 768, 2048, true, 132), "experts_gated_vec", [48, 8, 1], 3136),
             (experts(q4, 16, 8, 128, 768, 2048, true, 132), "experts_gated_tile8", [128, 6, 1], 32768),
             (experts(q4, 2048, 8, 128, 2048, 768, false, 132), "experts_tile64", [382, 16, 1], 32768),
             (head_linear(q4, true, 1, 16, 512, 128), "head_linear_t", [1, 16, 1], 0),
