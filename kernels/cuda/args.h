@@ -13,6 +13,21 @@ struct Matrix {
     const u8* biases;
 };
 
+// What is done to a row of activations before it is multiplied.
+enum PrologueKind : u32 {
+    PLAIN = 0,
+    NORMED = 1,     // x * rsqrt(mean(x^2) + eps) * w
+    GATED = 2,      // x * sigmoid(gate)
+    GATED_NORM = 3, // each head: x * rsqrt(mean(x^2) + eps) * w * silu(gate)
+};
+struct Prologue {
+    const float* w;    // [k], of a gated norm [d_head], or null
+    const float* gate; // [rows, heads], heads of d_head numbers with these strides
+    u32 kind, d_head, gate_head, gate_row;
+    float eps;
+    u32 reserved;
+};
+
 struct LinearPart {
     Matrix w;           // [n, k]
     const float* bias;  // [n], or null
@@ -23,8 +38,15 @@ struct LinearPart {
 struct Linear {
     const float* x;  // [rows, k]
     u32 rows, k;
-    u32 n_parts, reserved;
+    u32 n_parts, add; // out += instead of out =
+    Prologue prologue; // of the kernels for few rows
     LinearPart parts[4];
+};
+
+// Matrices of two types that share x: the first blocks take those of `a`.
+struct LinearPair {
+    Linear a, b;
+    u32 blocks_a, reserved;
 };
 
 struct GatedLinear {
@@ -33,6 +55,7 @@ struct GatedLinear {
     float* out;      // [rows, n]
     u32 rows, k, n, act;
     float alpha, limit;
+    Prologue prologue; // of the kernels for few rows
 };
 
 struct Embed {
@@ -63,7 +86,24 @@ struct Experts {
     const u32* pairs;     // [rows * n_used]
     u32 rows, n_used, n_expert, n, k, x_per_pair, act;
     float alpha, limit;
-    u32 reserved;
+    u32 n_shared;         // 1: pairs behind the last are the shared expert's, of the same shape
+    Matrix shared_w, shared_up; // [n, k]
+    float* shared_out;    // [rows, n]
+    Prologue prologue;    // of the kernels for few rows
+};
+
+// x[t, i] (+)= sum_s weights[t, s] * (w[ids[t, s], i] * h[t, s] + bias) (+ sigmoid(share[t]) * shared_w[i] * shared_h[t])
+struct ExpertsDown {
+    const float* h;        // [rows, n_used, k]
+    const float* shared_h; // [rows, k], or null
+    const float* share;    // [rows], or null: the shared expert counts in full
+    const u32* ids;        // [rows, n_used]
+    const float* weights;  // [rows, n_used]
+    Matrix w;              // [n_expert, n, k]
+    Matrix shared_w;       // [n, k]
+    const float* bias;     // [n_expert, n], or null
+    float* x;              // [rows, n]
+    u32 rows, n_used, n_expert, n, k, add;
 };
 
 // Counts the pairs (row * n_used + slot) of every expert and lists them, ascending.
@@ -218,6 +258,45 @@ struct Route {
     u32 reserved;
 };
 
+// The router's product and its choice: the block that ends last chooses for all rows.
+struct Router {
+    Linear linear; // part 0: the experts' logits; others: rows of their own
+    Route route;
+    u32* counter; // zero before and after
+    float scale;  // of the logits
+    u32 reserved;
+};
+
+// x = (x + y) * scale, where y = norm(a) * w_a (+ norm(b) * w_b), normed again where there is a w.
+struct PostNorm {
+    float* x;           // [rows, d]
+    const float* a;     // [rows, d]
+    const float* w_a;   // [d]
+    const float* b;     // [rows, d], or null
+    const float* w_b;   // [d]
+    const float* w;     // [d], or null
+    const float* scale; // [1], or null
+    u32 rows, d;
+    float eps_a, eps_b, eps;
+    u32 reserved;
+};
+
+// What comes before a delta rule, for a token of each sequence: the causal convolution of q, k and v, the norms of q and
+// k, the gates.
+struct DeltaIn {
+    Step step;
+    const float* x; // [T, d], channels of q, of k, of v
+    const float* w; // [d, WIDTH]
+    float* state;   // [n_states][(WIDTH - 1), d]
+    float* q;       // [T, n_k_head, d_k]
+    float* k;       // [T, n_k_head, d_k]
+    float* v;       // [T, n_v_head, d_v]
+    DecayBeta gates;
+    u64 state_len; // (WIDTH - 1) * d
+    u32 d, n_k_head, n_v_head, d_k, d_v;
+    float q_scale, k_scale, eps;
+};
+
 struct Combine {
     float* x;             // [rows, d]
     const float* y;       // [rows, n_used, d]
@@ -251,6 +330,23 @@ struct Qkv {
     u32 rows, n_heads;  // of all parts
     u32 half, interleaved, windowed;
     float eps;
+};
+
+// The step form of attention with what comes before it: head norms, ropes, the append; and the merge of its splits.
+struct Attend {
+    Step step;
+    QkvPart q, k, v;
+    const float* table; // [T, half, 2]
+    void* k_cache;      // [n_pages, n_kv, PAGE, d]
+    void* v_cache;
+    const float* sinks; // [n_head], or null
+    float* out;         // [T, n_head, d]
+    float* partial;     // [T, n_kv, tiles, n_splits, HEADS, d + 4]
+    u32* counters;      // [T, n_kv, tiles], zero before and after
+    u32 n_kv, n_splits, window, windowed;
+    u32 half, interleaved, q_stride, n_tiles; // q_stride: from head to head of q
+    float scale, softcap, eps;
+    u32 reserved;
 };
 
 // What is asked of a row of logits.

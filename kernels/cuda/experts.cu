@@ -28,11 +28,28 @@ __device__ __forceinline__ void expert_store(const Experts& a, u32 expert, u32 p
     a.out[(u64)pair * a.n + i] = GATED ? gated(a.act, sum, up, a.alpha, a.limit) : sum;
 }
 
+// Launches the next kernel behind the wait: it may read ids and everything older before it waits itself.
 template <bool GATED>
 __device__ __forceinline__ void experts_vec(const Experts& a) {
-    PDL_LAUNCH();
+    const u32 pair = blockIdx.y, n_pairs = a.rows * a.n_used;
+    if (pair >= n_pairs) {
+        PDL_LAUNCH();
+        const u32 row = pair - n_pairs;
+        vec<WEIGHT, 1, GATED, false>(
+            a.x + (u64)row * a.k, a.k, a.prologue, 1, a.k, a.n, blockIdx.x, gridDim.x, shared, true,
+            [&](u64 i, bool up) {
+                const Matrix& w = up ? a.shared_up : a.shared_w;
+                return row_of<WEIGHT>(w.q, w.scales, w.biases, i, a.k);
+            },
+            [&](u64 i, u32, float sum, float up) {
+                a.shared_out[(u64)row * a.n + i] = GATED ? gated(a.act, sum, up, a.alpha, a.limit) : sum;
+            });
+        return;
+    }
+    if (a.prologue.kind == NORMED) prefetch(a.prologue.w + 8 * min(threadIdx.x, (a.k - 1) / 8));
     PDL_WAIT();
-    const u32 pair = blockIdx.y, expert = a.ids[pair];
+    PDL_LAUNCH();
+    const u32 expert = a.ids[pair];
     if (expert >= a.n_expert) {
         for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < a.n; i += (u64)gridDim.x * blockDim.x) {
             a.out[(u64)pair * a.n + i] = 0.0f;
@@ -40,7 +57,7 @@ __device__ __forceinline__ void experts_vec(const Experts& a) {
         return;
     }
     vec<WEIGHT, 1, GATED, false>(
-        pair_x(a, pair), a.k, 1, a.k, a.n, blockIdx.x, gridDim.x, shared,
+        pair_x(a, pair), a.k, a.prologue, 1, a.k, a.n, blockIdx.x, gridDim.x, shared, false,
         [&](u64 i, bool up) { return expert_row(a, expert, i, up); },
         [&](u64 i, u32, float sum, float up) { expert_store<GATED>(a, expert, pair, i, sum, up); });
 }
@@ -96,10 +113,10 @@ __device__ __forceinline__ void experts_tile(const Experts& a) {
         });
 }
 
-KERNEL __launch_bounds__(256, Vec<WEIGHT>::blocks(1, 1)) experts_vec(const __grid_constant__ Experts a) {
+KERNEL __launch_bounds__(VEC_THREADS, VEC_BLOCKS(WEIGHT, 1, 1)) experts_vec(const __grid_constant__ Experts a) {
     experts_vec<false>(a);
 }
-KERNEL __launch_bounds__(256, Vec<WEIGHT>::blocks(1, 2)) experts_gated_vec(const __grid_constant__ Experts a) {
+KERNEL __launch_bounds__(VEC_THREADS, VEC_BLOCKS(WEIGHT, 1, 2)) experts_gated_vec(const __grid_constant__ Experts a) {
     experts_vec<true>(a);
 }
 

@@ -20,8 +20,9 @@ __device__ __forceinline__ void gated_store(const GatedLinear& a, u64 i, u64 row
 template <int COLS>
 __device__ __forceinline__ void gated_vec(const GatedLinear& a) {
     PDL_LAUNCH();
-    vec<WEIGHT, COLS, true, true>(
-        a.x, a.k, a.rows, a.k, a.n, blockIdx.x, gridDim.x, shared, [&](u64 i, bool up) { return gated_row(a, i, up); },
+    vec<WEIGHT, COLS, true, false>(
+        a.x, a.k, a.prologue, a.rows, a.k, a.n, blockIdx.x, gridDim.x, shared, true,
+        [&](u64 i, bool up) { return gated_row(a, i, up); },
         [&](u64 i, u32 col, float gate, float up) { gated_store(a, i, col, gate, up); });
 }
 
@@ -38,7 +39,7 @@ __device__ __forceinline__ void gated_tile(const GatedLinear& a) {
 }
 
 #define VEC(C)                                                       \
-    KERNEL __launch_bounds__(256, Vec<WEIGHT>::blocks(C, 2))         \
+    KERNEL __launch_bounds__(VEC_THREADS, VEC_BLOCKS(WEIGHT, C, 2))         \
         gated_linear_vec##C(const __grid_constant__ GatedLinear a) { \
         gated_vec<C>(a);                                             \
     }

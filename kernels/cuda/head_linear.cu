@@ -20,8 +20,8 @@ template <int COLS>
 __device__ __forceinline__ void head_vec(const HeadLinear& a) {
     PDL_LAUNCH();
     const u32 head = blockIdx.y;
-    vec<WEIGHT, COLS, false, true>(
-        a.x + (u64)head * a.k, (u64)a.n_head * a.k, a.rows, a.k, a.n, blockIdx.x, gridDim.x, shared,
+    vec<WEIGHT, COLS, false, false>(
+        a.x + (u64)head * a.k, (u64)a.n_head * a.k, Prologue{}, a.rows, a.k, a.n, blockIdx.x, gridDim.x, shared, true,
         [&](u64 i, bool) { return head_row(a, head, i); },
         [&](u64 i, u32 col, float sum, float) { a.out[((u64)col * a.n_head + head) * a.n + i] = sum; });
 }
@@ -40,7 +40,7 @@ __device__ __forceinline__ void head_tile(const HeadLinear& a) {
 }
 
 #define VEC(C)                                                     \
-    KERNEL __launch_bounds__(256, Vec<WEIGHT>::blocks(C, 1))       \
+    KERNEL __launch_bounds__(VEC_THREADS, VEC_BLOCKS(WEIGHT, C, 1))       \
         head_linear_vec##C(const __grid_constant__ HeadLinear a) { \
         head_vec<C>(a);                                            \
     }

@@ -4,19 +4,21 @@
 
 #include "cuda/common.h"
 #include "cuda/args.h"
+#include "quant/unit.h"
 
 #define PAGE 32
 
 #if KV_F16
 typedef u16 Kv;
-__device__ __forceinline__ float kv_load(u16 bits) {
-    float x;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
-    return x;
-}
+__device__ __forceinline__ float kv_load(u16 bits) { return float_of_f16(bits); }
 __device__ __forceinline__ u16 kv_store(float x) {
     u16 bits;
+#if defined(__CUDACC__)
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+#else
+    const _Float16 half = (_Float16)x;
+    __builtin_memcpy(&bits, &half, 2);
+#endif
     return bits;
 }
 #else

@@ -1,6 +1,6 @@
 // rms_norm, head_norm, gated_norm: x * rsqrt(mean(x^2) + eps) * w over rows of any width.
 //
-// rms_norm: a block a row; with a residual it first adds that to x.
+// rms_norm: a block a row; with a residual it first adds that to x. post_norm: x = (x + normed rows) * scale.
 // head_norm, gated_norm: a warp a head. Sums in f32, lanes and warps in a fixed order.
 #include "cuda/common.h"
 #include "cuda/args.h"
@@ -59,6 +59,41 @@ KERNEL __launch_bounds__(1024) rms_norm(const __grid_constant__ RmsNorm a) {
         if (i < a.d) a.out[at + i] = x[j] * r * w[j];
     }
     for (u32 i = KEPT * blockDim.x + threadIdx.x; i < a.d; i += blockDim.x) a.out[at + i] = row[i] * r * a.w[i];
+}
+
+// grid (rows), block 32..1024 threads; rows of at most KEPT * 1024 numbers
+KERNEL __launch_bounds__(1024) post_norm(const __grid_constant__ PostNorm a) {
+    PDL_LAUNCH();
+    PDL_WAIT();
+    __shared__ float scratch[33];
+    const u64 at = (u64)blockIdx.x * a.d;
+    float x[KEPT], y[KEPT], z[KEPT], sum_y = 0.0f, sum_z = 0.0f;
+#pragma unroll
+    for (int j = 0; j < KEPT; j++) {
+        const u32 i = j * blockDim.x + threadIdx.x;
+        x[j] = i < a.d ? a.x[at + i] : 0.0f;
+        y[j] = i < a.d ? a.a[at + i] : 0.0f;
+        z[j] = a.b && i < a.d ? a.b[at + i] : 0.0f;
+        sum_y += y[j] * y[j];
+        sum_z += z[j] * z[j];
+    }
+    const float r_y = 1.0f / sqrtf(block_sum(sum_y, scratch) / (float)a.d + a.eps_a);
+    const float r_z = a.b ? 1.0f / sqrtf(block_sum(sum_z, scratch) / (float)a.d + a.eps_b) : 0.0f;
+    float sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < KEPT; j++) {
+        const u32 i = j * blockDim.x + threadIdx.x;
+        y[j] = i < a.d ? y[j] * r_y * a.w_a[i] : 0.0f;
+        if (a.b && i < a.d) y[j] += z[j] * r_z * a.w_b[i];
+        sum += y[j] * y[j];
+    }
+    const float r = a.w ? 1.0f / sqrtf(block_sum(sum, scratch) / (float)a.d + a.eps) : 1.0f;
+    const float scale = a.scale ? a.scale[0] : 1.0f;
+#pragma unroll
+    for (int j = 0; j < KEPT; j++) {
+        const u32 i = j * blockDim.x + threadIdx.x;
+        if (i < a.d) a.x[at + i] = (x[j] + (a.w ? y[j] * r * a.w[i] : y[j])) * scale;
+    }
 }
 
 // One head by a warp, in place.

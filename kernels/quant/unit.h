@@ -116,6 +116,26 @@ QUANT_FN float float_of_byte(u32 word, int i, int offset) {
 #endif
 }
 
+#if defined(__CUDA_ARCH__)
+// Loads that stay where they are written: the assembler moves those of read-only memory behind a wait, to their first
+// use, where nothing is in flight any more.
+__device__ __forceinline__ uint4 load_ordered(const uint4* p) {
+    uint4 v;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+}
+__device__ __forceinline__ uint2 load_ordered(const uint2* p) {
+    uint2 v;
+    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p));
+    return v;
+}
+__device__ __forceinline__ u32 load_ordered(const u32* p) {
+    u32 v;
+    asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(p));
+    return v;
+}
+#endif
+
 // BYTES bytes from an address that is a multiple of ALIGN. Where that is less than a word, CUDA loads the aligned words
 // around them, which end in the word of the last byte: a plane's memory must end at a multiple of four bytes.
 template <int BYTES, int ALIGN> struct Words {
@@ -127,20 +147,20 @@ template <int BYTES, int ALIGN> struct Words {
         if (ALIGN >= 16 && N % 4 == 0) {
 #pragma unroll
             for (int i = 0; i < N / 4; i++) {
-                const uint4 v = __ldg((const uint4*)p + i);
+                const uint4 v = load_ordered((const uint4*)p + i);
                 a[4 * i] = v.x, a[4 * i + 1] = v.y, a[4 * i + 2] = v.z, a[4 * i + 3] = v.w;
             }
         } else if (ALIGN >= 8 && N % 2 == 0) {
 #pragma unroll
             for (int i = 0; i < N / 2; i++) {
-                const uint2 v = __ldg((const uint2*)p + i);
+                const uint2 v = load_ordered((const uint2*)p + i);
                 a[2 * i] = v.x, a[2 * i + 1] = v.y;
             }
         } else {
             const u32* words = (const u32*)((u64)p & ~3ull);
             const u32 last = ALIGN >= 4 ? N - 1 : (u32)(((u64)p & 3) + BYTES - 1) / 4;
 #pragma unroll
-            for (int i = 0; i < N; i++) a[i] = i < N - 1 || ALIGN >= 4 || i <= last ? __ldg(words + i) : 0;
+            for (int i = 0; i < N; i++) a[i] = i < N - 1 || ALIGN >= 4 || i <= last ? load_ordered(words + i) : 0;
         }
 #else
         for (int i = 0; i < N; i++) {
@@ -211,7 +231,7 @@ template <int SIZE> QUANT_FN void load_floats(const QUANT_LOCAL Row& row, u32 un
     if (first + 16 <= row.n && ((u64)p & 15) == 0) {
 #pragma unroll
         for (int i = 0; i < SIZE; i++) {
-            const uint4 v = __ldg((const uint4*)p + i);
+            const uint4 v = load_ordered((const uint4*)p + i);
             a[4 * i] = v.x, a[4 * i + 1] = v.y, a[4 * i + 2] = v.z, a[4 * i + 3] = v.w;
         }
         return;

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <algorithm>
 #include <functional>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __grid_constant__
+#define __align__(n) __attribute__((aligned(n)))
 
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
@@ -153,6 +155,25 @@ T from(unsigned u) {
 #define blockDim emulate::block_dim
 
 inline void __syncthreads() { emulate::barrier(); }
+inline void __syncwarp() { emulate::exchange<1>({0}); }
+inline void __threadfence() {}
+inline unsigned atomicAdd(unsigned* at, unsigned n) { return (*at += n) - n; }
+inline unsigned atomicMin(unsigned* at, unsigned n) {
+    const unsigned old = *at;
+    *at = n < old ? n : old;
+    return old;
+}
+template <class T>
+T __ldcg(const T* p) {
+    return *p;
+}
+inline double __shfl_xor_sync(unsigned, double x, unsigned step) {
+    const unsigned lane = emulate::now % 32;
+    unsigned words[2];
+    memcpy(words, &x, 8);
+    memcpy(&x, emulate::exchange<2>(words)[lane ^ step], 8);
+    return x;
+}
 template <class T>
 T __shfl_xor_sync(unsigned, T x, unsigned step) {
     const unsigned lane = emulate::now % 32;
@@ -174,10 +195,22 @@ inline unsigned __ballot_sync(unsigned, bool x) {
     for (int i = 0; i < 32; i++) out |= all[i][0] << i;
     return out;
 }
+inline bool __any_sync(unsigned mask, bool x) { return __ballot_sync(mask, x) != 0; }
+inline unsigned __reduce_max_sync(unsigned, unsigned x) {
+    const auto all = emulate::exchange<1>({x});
+    for (int i = 0; i < 32; i++) x = all[i][0] > x ? all[i][0] : x;
+    return x;
+}
+inline unsigned __reduce_min_sync(unsigned, unsigned x) {
+    const auto all = emulate::exchange<1>({x});
+    for (int i = 0; i < 32; i++) x = all[i][0] < x ? all[i][0] : x;
+    return x;
+}
 inline unsigned __popc(unsigned x) { return __builtin_popcount(x); }
 inline unsigned __ffs(unsigned x) { return __builtin_ffs(x); }
 inline unsigned __float_as_uint(float x) { return emulate::bits(x); }
-inline float __frcp_rn(float x) { return 1.0f / x; }
+inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+inline float __fdividef(float x, float y) { return x / y; }
 inline float __uint_as_float(unsigned x) { return emulate::number(x); }
 inline float __int_as_float(int x) { return emulate::number(x); }
 inline int __float2int_rn(float x) { return (int)std::nearbyint(x); }

@@ -26,4 +26,8 @@ EOF
     ${CXX:-c++} -std=c++17 -O1 -w -I "$root/tools/cuda/host" -I "$out/src" -I "$root/kernels" $flags \
         -o "$out/products" "$root/tools/cuda/products.cpp"
     "$out/products"
+    # shellcheck disable=SC2086
+    ${CXX:-c++} -std=c++17 -O1 -w -I "$root/tools/cuda/host" -I "$out/src" -I "$root/kernels" $flags \
+        -o "$out/few" "$root/tools/cuda/few.cpp"
+    "$out/few"
 done

@@ -20,17 +20,28 @@ macro_rules! args {
 
 args! {
     struct Matrix: 24 { q: Ptr, scales: Ptr, biases: Ptr }
+    struct Prologue: 40 {
+        w: Ptr, gate: Ptr, kind: u32, d_head: u32, gate_head: u32, gate_row: u32, eps: f32, reserved: u32,
+    }
     struct LinearPart: 48 { w: Matrix, bias: Ptr, out: Ptr, n: u64 }
-    struct Linear: 216 { x: Ptr, rows: u32, k: u32, n_parts: u32, reserved: u32, parts: [LinearPart; 4] }
-    struct GatedLinear: 88 {
+    struct Linear: 256 {
+        x: Ptr, rows: u32, k: u32, n_parts: u32, add: u32, prologue: Prologue, parts: [LinearPart; 4],
+    }
+    struct LinearPair: 520 { a: Linear, b: Linear, blocks_a: u32, reserved: u32 }
+    struct GatedLinear: 128 {
         x: Ptr, gate: Matrix, up: Matrix, out: Ptr, rows: u32, k: u32, n: u32, act: u32, alpha: f32, limit: f32,
+        prologue: Prologue,
     }
     struct Embed: 56 { ids: Ptr, table: Matrix, out: Ptr, rows: u32, d: u32, scale: f32, reserved: u32 }
     struct HeadLinear: 56 { x: Ptr, w: Matrix, out: Ptr, rows: u32, n_head: u32, n: u32, k: u32 }
-    struct Experts: 144 {
+    struct Experts: 240 {
         x: Ptr, ids: Ptr, w: Matrix, up: Matrix, bias: Ptr, up_bias: Ptr, out: Ptr, first: Ptr, pairs: Ptr,
         rows: u32, n_used: u32, n_expert: u32, n: u32, k: u32, x_per_pair: u32, act: u32,
-        alpha: f32, limit: f32, reserved: u32,
+        alpha: f32, limit: f32, n_shared: u32, shared_w: Matrix, shared_up: Matrix, shared_out: Ptr, prologue: Prologue,
+    }
+    struct ExpertsDown: 128 {
+        h: Ptr, shared_h: Ptr, share: Ptr, ids: Ptr, weights: Ptr, w: Matrix, shared_w: Matrix, bias: Ptr, x: Ptr,
+        rows: u32, n_used: u32, n_expert: u32, n: u32, k: u32, add: u32,
     }
     struct ExpertLists: 32 { ids: Ptr, first: Ptr, pairs: Ptr, n_pairs: u32, n_expert: u32 }
     struct Chunk: 32 {
@@ -71,6 +82,15 @@ args! {
         rows: u32, n_used: u32, score: u32, n_group: u32, n_group_used: u32, group_sums: u32, renormalise: u32,
         of_outputs: u32, router: u32, eps: f32, scale: f32, reserved: u32,
     }
+    struct Router: 424 { linear: Linear, route: Route, counter: Ptr, scale: f32, reserved: u32 }
+    struct PostNorm: 80 {
+        x: Ptr, a: Ptr, w_a: Ptr, b: Ptr, w_b: Ptr, w: Ptr, scale: Ptr, rows: u32, d: u32, eps_a: f32, eps_b: f32,
+        eps: f32, reserved: u32,
+    }
+    struct DeltaIn: 216 {
+        step: Step, x: Ptr, w: Ptr, state: Ptr, q: Ptr, k: Ptr, v: Ptr, gates: DecayBeta, state_len: u64,
+        d: u32, n_k_head: u32, n_v_head: u32, d_k: u32, d_v: u32, q_scale: f32, k_scale: f32, eps: f32,
+    }
     struct Combine: 64 {
         x: Ptr, y: Ptr, weights: Ptr, norm_w: Ptr, norm_out: Ptr, rows: u32, n_used: u32, d: u32, add: u32, eps: f32,
         reserved: u32,
@@ -81,6 +101,11 @@ args! {
         step: Step, parts: [QkvPart; 3], table: Ptr, rows: u32, n_heads: u32, half: u32, interleaved: u32, windowed: u32,
         eps: f32,
     }
+    struct Attend: 288 {
+        step: Step, q: QkvPart, k: QkvPart, v: QkvPart, table: Ptr, k_cache: Ptr, v_cache: Ptr, sinks: Ptr, out: Ptr,
+        partial: Ptr, counters: Ptr, n_kv: u32, n_splits: u32, window: u32, windowed: u32, half: u32, interleaved: u32,
+        q_stride: u32, n_tiles: u32, scale: f32, softcap: f32, eps: f32, reserved: u32,
+    }
     struct PickAsk: 24 { row: u32, n: u32, first_listed: u32, n_listed: u32, log_sum_exp: u32, first_out: u32 }
     struct PickPart: 16 { top: f32, sum: f32, first_bad: u32, reserved: u32 }
     struct Pick: 64 {
@@ -88,7 +113,7 @@ args! {
         rows: u32,
     }
     struct Packed: 16 { packed: Ptr, n_groups: u32, width: u32 }
-    struct WideLinear: 232 { op: Linear, wide: Packed }
-    struct WideGatedLinear: 104 { op: GatedLinear, wide: Packed }
-    struct WideExperts: 160 { op: Experts, wide: Packed }
+    struct WideLinear: 272 { op: Linear, wide: Packed }
+    struct WideGatedLinear: 144 { op: GatedLinear, wide: Packed }
+    struct WideExperts: 256 { op: Experts, wide: Packed }
 }

@@ -10,6 +10,7 @@ use model::plan::{CacheDecl, Elem, Op, Plan, ValidPlan, Weight, memory};
 use super::Cuda;
 use super::driver::{self, Context, DriverError, Memory, Module, Pinned, Stream};
 use super::encode::{Kernels, RopeView, Scratch};
+use super::few;
 use super::fuse::fuse;
 use super::nodes::{CacheView, Lower, MAX_SPLITS, Modules, Node, StateView, is_interleaved};
 use super::nvrtc::{self, Target};
@@ -109,17 +110,26 @@ pub fn compile(
         is_wide,
         n_routers: 0,
     };
-    let mut nodes = Vec::new();
-    for op in &plan.ops {
-        nodes.extend(lower.op(op)?);
-    }
+    let of_ops = plan.ops.iter().map(|op| lower.op(op)).collect::<Result<Vec<_>, _>>()?;
     let qkv = lower.modules.id(Key::cached(sources::QKV, is_f16));
-    let nodes = fuse(nodes, qkv);
+    let mut room_bytes = 0;
+    let places = few::room(plan).map(|numbers| {
+        let at = room_bytes;
+        room_bytes += (4 * numbers).next_multiple_of(256);
+        at as u64
+    });
+    let room = allocate(&context, "step buffers", room_bytes)?;
+    // SAFETY: just allocated with this length.
+    unsafe { stream.fill(room.ptr(), 0, room_bytes) }.failed("step buffers")?;
+    let [attended, shared, delta, counters] = places.map(|at| room.ptr() + at);
+    let places = few::Room { attended, shared, delta, counters };
+    let few_nodes = few::few(plan, &of_ops, lower.modules, places, is_f16, qkv);
+    let nodes = fuse(of_ops.into_iter().flatten().collect(), qkv);
     let logits = lower.view(plan.logits);
     let hidden = plan.hidden().map(|hidden| lower.view(hidden));
 
-    let needs = Needs::of(&nodes, limits, context.sms);
-    let mut memory = vec![arena, cache_memory, state_memory];
+    let needs = Needs::of(nodes.iter().chain(&few_nodes), limits, context.sms);
+    let mut memory = vec![arena, cache_memory, state_memory, room];
     let mut scratch = |what, numbers: usize| {
         let memory_ = allocate(&context, what, numbers.saturating_mul(4))?;
         let ptr = memory_.ptr();
@@ -172,6 +182,7 @@ pub fn compile(
         stream,
         kernels,
         nodes,
+        few: few_nodes,
         routers: router_layers(plan),
         ropes,
         scratch,
@@ -237,7 +248,7 @@ struct Needs {
 }
 
 impl Needs {
-    fn of(nodes: &[Node], limits: Limits, sms: usize) -> Needs {
+    fn of<'a>(nodes: impl Iterator<Item = &'a Node>, limits: Limits, sms: usize) -> Needs {
         let mut needs = Needs::default();
         let most_pages = limits.max_positions.div_ceil(PAGE).max(1);
         for node in nodes {
@@ -255,6 +266,12 @@ impl Needs {
                         }
                         let row = node.n_head * (node.cache.d_v + 2);
                         needs.partial = needs.partial.max(n_tokens.saturating_mul(n_splits).saturating_mul(row));
+                    }
+                }
+                Node::Attend(node) => {
+                    for n_tokens in 1..=limits.max_tokens.min(few::MAX_ROWS) {
+                        let n_splits = node.splits(n_tokens, most_pages.max(2 * MAX_SPLITS), sms);
+                        needs.partial = needs.partial.max(node.partial(n_tokens, n_splits));
                     }
                 }
                 Node::Experts(node) => {

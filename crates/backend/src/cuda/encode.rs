@@ -8,7 +8,8 @@ use super::driver::{DriverError, Function, Geometry, Module, Ptr, Stream};
 use super::launch::Launch;
 use super::matmul;
 use super::nodes::{
-    Act, AttentionNode, ExpertsNode, Mat, ModuleId, Modules, Node, Part, QkvNode, RouteNode, View, is_tiled,
+    Act, AttendNode, AttentionNode, DeltaInNode, DownNode, ExpertsNode, FewLinearNode, Mat, ModuleId, Modules, Node,
+    Part, PostNormNode, QkvNode, QkvPartNode, RouteNode, RouterNode, UpNode, View, is_tiled,
 };
 use super::tables::Counts;
 use super::wide::{self, Wide};
@@ -130,7 +131,7 @@ impl Encoder<'_> {
                 self.run_some(rows, table.module, |rows| matmul::embed(table.dtype, rows, out.width), &args)
             }
             Node::Linear { x, ref parts } => self.linear(&x, self.rows(&x), parts),
-            Node::GatedLinear { x, gate, up, act, out } => {
+            Node::GatedLinear { x, gate, up, act, out, prologue } => {
                 let (rows, sms) = (self.rows(&x), self.sms);
                 let args = args::GatedLinear {
                     x: x.ptr,
@@ -143,6 +144,7 @@ impl Encoder<'_> {
                     act: act.kind,
                     alpha: act.alpha,
                     limit: act.limit,
+                    prologue,
                 };
                 if let Some(module) = gate.wide.filter(|_| rows >= wide::FROM) {
                     let entries = ["gated_linear_pack", "gated_linear_wide"];
@@ -290,6 +292,13 @@ impl Encoder<'_> {
             }
             Node::Route(ref node) => self.route(node),
             Node::Experts(ref node) => self.experts(node),
+            Node::FewLinear(ref node) => self.few_linear(node),
+            Node::Attend(ref node) => self.attend(node),
+            Node::Router(ref node) => self.router(node),
+            Node::ExpertsUp(ref node) => self.experts_up(node),
+            Node::ExpertsDown(ref node) => self.experts_down(node),
+            Node::PostNorm(ref node) => self.post_norm(node),
+            Node::DeltaIn(ref node) => self.delta_in(node),
             Node::Combine { x, add, y, weights, norm_w, eps, norm_out } => {
                 let rows = self.rows(&x);
                 let args = args::Combine {
@@ -342,24 +351,205 @@ impl Encoder<'_> {
 
     fn linear(&mut self, x: &View, rows: usize, parts: &[Part]) -> Result<(), DriverError> {
         let w = parts[0].w;
-        let mut args = args::Linear {
-            x: x.ptr,
-            rows: rows as u32,
-            k: w.k as u32,
-            n_parts: parts.len() as u32,
-            ..Default::default()
-        };
-        let mut n = [0; 4];
-        for (i, part) in parts.iter().enumerate() {
-            n[i] = part.w.n;
-            args.parts[i] = args::LinearPart { w: part.w.data, bias: part.bias, out: part.out.ptr, n: part.w.n as u64 };
-        }
+        let (args, n) = linear_args(x, rows, parts);
         let sms = self.sms;
         if let Some(module) = w.wide.filter(|_| rows >= wide::FROM) {
             let wide = wide::dense(w.dtype, ["linear_pack", "linear_wide"], rows, n.iter().sum(), sms);
             return self.wide(module, wide, |wide| args::WideLinear { op: args, wide });
         }
         self.run_some(rows, w.module, |rows| matmul::linear(w.dtype, rows, w.k, &n[..parts.len()], sms), &args)
+    }
+
+    fn few_linear(&mut self, node: &FewLinearNode) -> Result<(), DriverError> {
+        let rows = self.rows(&node.x);
+        let [first, second] = &node.parts;
+        let linear = |parts: &[Part]| {
+            let (args, n) = linear_args(&node.x, rows, parts);
+            (args::Linear { prologue: node.prologue, add: u32::from(node.add), ..args }, n)
+        };
+        let (w, sms) = (first[0].w, self.sms);
+        let (a, n) = linear(first);
+        let Some(other) = second.first() else {
+            let launch = |rows| matmul::linear(w.dtype, rows, w.k, &n[..first.len()], sms);
+            return self.run_some(rows, node.module, launch, &a);
+        };
+        let (b, n_other) = linear(second);
+        let n = [n.iter().sum(), n_other.iter().sum()];
+        let (launch, blocks_a) = matmul::linear_pair([w.dtype, other.w.dtype], rows, w.k, n, sms);
+        self.run_some(rows, node.module, |_| launch, &args::LinearPair { a, b, blocks_a, reserved: 0 })
+    }
+
+    fn attend(&mut self, node: &AttendNode) -> Result<(), DriverError> {
+        let AttentionNode { cache, sinks, out, window, scale, softcap, .. } = node.attention;
+        let n_tokens = self.counts.tokens;
+        let n_splits = node.splits(n_tokens, self.most_pages, self.sms);
+        let rope = node.rope.map(|rope| self.ropes[rope]);
+        let [q, k, v] = node.parts.map(|part| qkv_part(&part));
+        let args = args::Attend {
+            step: self.step,
+            q,
+            k,
+            v,
+            table: rope.map_or(0, |rope| rope.table),
+            k_cache: cache.k,
+            v_cache: cache.v,
+            sinks,
+            out: out.ptr,
+            partial: self.scratch.partial,
+            counters: node.counters,
+            n_kv: cache.n_kv as u32,
+            n_splits: n_splits as u32,
+            window: window.min(u32::MAX as usize) as u32,
+            windowed: u32::from(cache.windowed),
+            half: rope.map_or(0, |rope| rope.half as u32),
+            interleaved: u32::from(rope.is_some_and(|rope| rope.interleaved)),
+            q_stride: node.q_stride as u32,
+            n_tiles: node.tiles() as u32,
+            scale,
+            softcap,
+            eps: node.eps,
+            reserved: 0,
+        };
+        let grid = [n_tokens * node.tiles(), cache.n_kv, n_splits].map(|n| n as u32);
+        self.run(node.module, Launch { entry: "attend", grid, block: 256, shared: 0 }, &args)
+    }
+
+    fn router(&mut self, node: &RouterNode) -> Result<(), DriverError> {
+        let rows = self.rows(&node.x);
+        let (linear, n) = linear_args(&node.x, rows, &node.parts);
+        let linear = args::Linear { prologue: node.prologue, ..linear };
+        let args = args::Router {
+            linear,
+            route: self.route_args(&node.route),
+            counter: node.counter,
+            scale: node.scale,
+            reserved: 0,
+        };
+        let blocks = n.iter().sum::<usize>() as u32;
+        let launch = Launch { entry: "router", grid: [blocks, 1, 1], block: 128, shared: 0 };
+        self.run_some(rows, node.module, |_| launch, &args)
+    }
+
+    fn post_norm(&mut self, node: &PostNormNode) -> Result<(), DriverError> {
+        let rows = self.rows(&node.x);
+        let (a, w_a, eps_a) = node.a;
+        let (b, w_b, eps_b) = node.b.map_or((0, 0, 0.0), |(b, w, eps)| (b.ptr, w, eps));
+        let (w, eps) = node.norm.unwrap_or((0, 0.0));
+        let d = node.x.width;
+        let args = args::PostNorm {
+            x: node.x.ptr,
+            a: a.ptr,
+            w_a,
+            b,
+            w_b,
+            w,
+            scale: node.scale,
+            rows: rows as u32,
+            d: d as u32,
+            eps_a,
+            eps_b,
+            eps,
+            reserved: 0,
+        };
+        self.run(Modules::NORM, Launch::rows("post_norm", rows, d), &args)
+    }
+
+    fn delta_in(&mut self, node: &DeltaInNode) -> Result<(), DriverError> {
+        let rows = self.counts.tokens;
+        let [q, k, v, g, beta] = node.out;
+        let heads = node.heads;
+        let n = heads.n_v_head as u64;
+        let gates = args::DecayBeta {
+            a: node.a,
+            b: node.b,
+            a_log: node.a_log,
+            dt_bias: node.dt_bias,
+            g,
+            beta,
+            len: rows as u64 * n,
+            n,
+        };
+        let args = args::DeltaIn {
+            step: self.step,
+            x: node.x.ptr,
+            w: node.w,
+            state: node.state.ptr,
+            q,
+            k,
+            v,
+            gates,
+            state_len: node.state.len as u64,
+            d: node.x.width as u32,
+            n_k_head: heads.n_k_head as u32,
+            n_v_head: heads.n_v_head as u32,
+            d_k: heads.d_k as u32,
+            d_v: heads.d_v as u32,
+            q_scale: node.scales[0],
+            k_scale: node.scales[1],
+            eps: node.eps,
+        };
+        let grid = [(2 * heads.n_k_head + heads.n_v_head + 1) as u32, rows as u32, 1];
+        self.run(node.module, Launch { entry: "delta_in", grid, block: 128, shared: 0 }, &args)
+    }
+
+    fn experts_up(&mut self, node: &UpNode) -> Result<(), DriverError> {
+        let ExpertsNode { x, ids, gate, up, biases: [bias, up_bias, _], act, n_expert, n_used, hidden, .. } =
+            node.experts;
+        let rows = self.rows(&x);
+        let (shared_w, shared_up, shared_out) =
+            node.shared.map_or_else(Default::default, |(w, up, out)| (w.data, up.data, out.ptr));
+        let args = args::Experts {
+            x: x.ptr,
+            ids: ids.ptr,
+            w: gate.data,
+            up: up.data,
+            bias,
+            up_bias,
+            out: hidden.ptr,
+            rows: rows as u32,
+            n_used: n_used as u32,
+            n_expert: n_expert as u32,
+            n: gate.n as u32,
+            k: gate.k as u32,
+            act: act.kind,
+            alpha: act.alpha,
+            limit: act.limit,
+            n_shared: u32::from(node.shared.is_some()),
+            shared_w,
+            shared_up,
+            shared_out,
+            prologue: node.prologue,
+            ..Default::default()
+        };
+        let each = n_used + usize::from(node.shared.is_some());
+        let sms = self.sms;
+        let launch = |rows| matmul::experts(gate.dtype, rows, each, n_expert, gate.n, gate.k, true, sms);
+        self.run_some(rows, gate.module, launch, &args)
+    }
+
+    fn experts_down(&mut self, node: &DownNode) -> Result<(), DriverError> {
+        let ExpertsNode { ids, down, biases: [_, _, bias], n_expert, n_used, hidden, .. } = node.experts;
+        let rows = self.rows(&node.x);
+        let (shared_w, shared_h) = node.shared.map_or_else(Default::default, |(w, h)| (w.data, h.ptr));
+        let args = args::ExpertsDown {
+            h: hidden.ptr,
+            shared_h,
+            share: node.share,
+            ids: ids.ptr,
+            weights: node.weights.ptr,
+            w: down.data,
+            shared_w,
+            bias,
+            x: node.x.ptr,
+            rows: rows as u32,
+            n_used: n_used as u32,
+            n_expert: n_expert as u32,
+            n: down.n as u32,
+            k: down.k as u32,
+            add: u32::from(node.add),
+        };
+        let launch = |rows| matmul::experts_down(down.dtype, rows, n_used, node.shared.is_some(), down.n, down.k);
+        self.run_some(rows, node.module, launch, &args)
     }
 
     fn elementwise(
@@ -397,15 +587,7 @@ impl Encoder<'_> {
             ..Default::default()
         };
         for (to, part) in args.parts.iter_mut().zip(&node.parts) {
-            *to = args::QkvPart {
-                x: part.x.ptr,
-                w: part.w,
-                cache: part.cache,
-                n_head: part.n_head as u32,
-                d_head: part.d_head as u32,
-                is_normed: u32::from(part.is_normed),
-                is_rotated: u32::from(part.is_rotated),
-            };
+            *to = qkv_part(part);
         }
         self.run(node.module, Launch::each("qkv", rows * n_heads * 32, 128), &args)
     }
@@ -457,9 +639,15 @@ impl Encoder<'_> {
     }
 
     fn route(&mut self, node: &RouteNode) -> Result<(), DriverError> {
+        let rows = self.rows(&node.logits) as u32;
+        let args = self.route_args(node);
+        self.run(node.module, Launch { entry: "route", grid: [rows, 1, 1], block: 32, shared: 0 }, &args)
+    }
+
+    fn route_args(&self, node: &RouteNode) -> args::Route {
         let rows = self.rows(&node.logits);
         let [n_group, n_group_used, group_sums] = node.groups();
-        let args = args::Route {
+        args::Route {
             step: self.step,
             logits: node.logits.ptr,
             bias: node.bias,
@@ -478,8 +666,7 @@ impl Encoder<'_> {
             eps: node.router.renormalise.unwrap_or(0.0),
             scale: node.router.scale,
             reserved: 0,
-        };
-        self.run(node.module, Launch { entry: "route", grid: [rows as u32, 1, 1], block: 32, shared: 0 }, &args)
+        }
     }
 
     fn experts(&mut self, node: &ExpertsNode) -> Result<(), DriverError> {
@@ -541,5 +728,34 @@ impl Encoder<'_> {
         }
         let last = args::Experts { x_per_pair: 1, ..args(hidden.ptr, down, down_bias, node.out.ptr) };
         project(self, down, false, &last)
+    }
+}
+
+/// The arguments of products that share x, and the rows of each.
+fn linear_args(x: &View, rows: usize, parts: &[Part]) -> (args::Linear, [usize; 4]) {
+    let mut args = args::Linear {
+        x: x.ptr,
+        rows: rows as u32,
+        k: parts[0].w.k as u32,
+        n_parts: parts.len() as u32,
+        ..Default::default()
+    };
+    let mut n = [0; 4];
+    for (i, part) in parts.iter().enumerate() {
+        n[i] = part.w.n;
+        args.parts[i] = args::LinearPart { w: part.w.data, bias: part.bias, out: part.out.ptr, n: part.w.n as u64 };
+    }
+    (args, n)
+}
+
+fn qkv_part(part: &QkvPartNode) -> args::QkvPart {
+    args::QkvPart {
+        x: part.x.ptr,
+        w: part.w,
+        cache: part.cache,
+        n_head: part.n_head as u32,
+        d_head: part.d_head as u32,
+        is_normed: u32::from(part.is_normed),
+        is_rotated: u32::from(part.is_rotated),
     }
 }

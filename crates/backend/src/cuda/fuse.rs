@@ -20,6 +20,13 @@ pub fn fuse(nodes: Vec<Node>, module: ModuleId) -> Vec<Node> {
     out
 }
 
+/// One node for these, if they are such a run.
+pub fn qkv_of(nodes: &[Node]) -> Option<QkvNode> {
+    let mut run = Run::default();
+    let is_run = nodes.iter().all(|node| run.take(node));
+    is_run.then(|| run.node(0))
+}
+
 /// A run so far.
 #[derive(Default)]
 struct Run {
@@ -119,13 +126,18 @@ impl Run {
 
     /// Ends the run: one node, or the node that it began with.
     fn flush(&mut self, module: ModuleId, out: &mut Vec<Node>) {
-        let Run { mut nodes, parts, rope, eps, cache } = std::mem::take(self);
-        if nodes.len() < 2 {
-            out.append(&mut nodes);
+        let mut run = std::mem::take(self);
+        if run.nodes.len() < 2 {
+            out.append(&mut run.nodes);
             return;
         }
+        out.push(Node::Qkv(run.node(module)));
+    }
+
+    fn node(self, module: ModuleId) -> QkvNode {
+        let Run { parts, rope, eps, cache, .. } = self;
         let windowed = cache.is_some_and(|cache| cache.windowed);
-        out.push(Node::Qkv(QkvNode { module, parts, rope, eps: eps.unwrap_or(0.0), windowed }));
+        QkvNode { module, parts, rope, eps: eps.unwrap_or(0.0), windowed }
     }
 }
 

@@ -9,12 +9,12 @@ use quant::act::ActKind;
 
 use super::launch::Launch;
 
-/// Threads of a block of every kernel but `embed`.
+/// Threads of a block of every kernel but `embed` and those of `vec.h`.
 const BLOCK: usize = 256;
+/// Threads of a block of `vec.h` (`VEC_THREADS`).
+const VEC_BLOCK: usize = 512;
 /// Warps of a block of `tile.h`.
 const TILE_WARPS: usize = 8;
-/// Blocks of `vec.h` that a multiprocessor holds, by its registers.
-const VEC_RESIDENT: usize = 4;
 /// Maximum number of columns of `vec.h`.
 const VEC_COLS: usize = 8;
 
@@ -29,7 +29,7 @@ pub fn linear(w: WeightType, rows: usize, k: usize, n: &[usize], sms: usize) -> 
     if rows <= VEC_COLS {
         let (cols, entry) =
             by_cols(rows, &[(1, "linear_vec1"), (2, "linear_vec2"), (4, "linear_vec4"), (8, "linear_vec8")]);
-        return Launch { grid: [vec_blocks(w, n, k, 1, sms), 1, 1], ..vec_launch(entry, w, cols, k) };
+        return Launch { grid: [vec_blocks(w, n, k, cols, 1, sms), 1, 1], ..vec_launch(entry, w, cols, k) };
     }
     let (cols, entry) = by_cols(rows, &[(16, "linear_tile16"), (32, "linear_tile32"), (64, "linear_tile64")]);
     let tiles = rows.div_ceil(cols);
@@ -42,7 +42,7 @@ pub fn gated_linear(w: WeightType, rows: usize, k: usize, n: usize, sms: usize) 
         let names =
             [(1, "gated_linear_vec1"), (2, "gated_linear_vec2"), (4, "gated_linear_vec4"), (8, "gated_linear_vec8")];
         let (cols, entry) = by_cols(rows, &names);
-        return Launch { grid: [vec_blocks(w, n, k, 1, sms), 1, 1], ..vec_launch(entry, w, cols, k) };
+        return Launch { grid: [vec_blocks(w, n, k, cols, 1, sms), 1, 1], ..vec_launch(entry, w, cols, k) };
     }
     let names = [(16, "gated_linear_tile16"), (32, "gated_linear_tile32"), (64, "gated_linear_tile64")];
     let (cols, entry) = by_cols(rows, &names);
@@ -66,7 +66,7 @@ pub fn experts(
     let pairs = rows * n_used;
     if rows < lists_from() {
         let entry = if is_gated { "experts_gated_vec" } else { "experts_vec" };
-        return Launch { grid: [vec_blocks(w, n, k, pairs, sms), pairs as u32, 1], ..vec_launch(entry, w, 1, k) };
+        return Launch { grid: [vec_blocks(w, n, k, 1, pairs, sms), pairs as u32, 1], ..vec_launch(entry, w, 1, k) };
     }
     // A tile has room for somewhat more pairs than an expert has on average.
     let wanted = (pairs / n_expert.max(1)) * 5 / 4;
@@ -118,7 +118,10 @@ pub fn head_linear(w: WeightType, transposed: bool, rows: usize, n_head: usize, 
         let names =
             [(1, "head_linear_vec1"), (2, "head_linear_vec2"), (4, "head_linear_vec4"), (8, "head_linear_vec8")];
         let (cols, entry) = by_cols(rows, &names);
-        return Launch { grid: [vec_blocks(w, n, k, n_head, sms), n_head as u32, 1], ..vec_launch(entry, w, cols, k) };
+        return Launch {
+            grid: [vec_blocks(w, n, k, cols, n_head, sms), n_head as u32, 1],
+            ..vec_launch(entry, w, cols, k)
+        };
     }
     let names = [(16, "head_linear_tile16"), (32, "head_linear_tile32"), (64, "head_linear_tile64")];
     let (cols, entry) = by_cols(rows, &names);
@@ -146,28 +149,72 @@ fn units(w: WeightType, k: usize) -> usize {
     k.div_ceil(unit(w))
 }
 
-/// Lanes that share a row (`row_lanes`).
-fn row_lanes(w: WeightType, k: usize) -> usize {
-    let units = units(w, k);
-    [32, 16, 8].into_iter().find(|lanes| units >= 2 * lanes).unwrap_or(4)
+/// Values of a unit as `vec.h` reads the type (`VecOf`).
+fn vec_unit(w: WeightType) -> usize {
+    if w == WeightType::Q4_K { 64 } else { unit(w) }
 }
 
-/// Blocks over the `n` rows of one of `copies` products: all of them resident at once, each with as many tiles.
-fn vec_blocks(w: WeightType, n: usize, k: usize, copies: usize, sms: usize) -> u32 {
-    let tiles = n.div_ceil(BLOCK / row_lanes(w, k)).max(1);
-    let waves = (tiles * copies).div_ceil(sms.max(1) * VEC_RESIDENT);
+/// Blocks of `vec.h` that a multiprocessor has registers for (`Vec::blocks`).
+fn vec_resident(w: WeightType, cols: usize) -> usize {
+    let is_light = matches!(w, WeightType::Q4_K | WeightType::F32 | WeightType::F16 | WeightType::BF16);
+    if cols == 1 && is_light { 2 } else { 1 }
+}
+
+/// Rows of a tile of `vec.h`.
+fn tile_rows(w: WeightType, k: usize) -> usize {
+    let units = k.div_ceil(vec_unit(w));
+    VEC_BLOCK / [32, 16, 8].into_iter().find(|lanes| units >= *lanes).unwrap_or(4)
+}
+
+/// Blocks over the `n` rows of one of `copies` products: a tile each where they are few, or all of them resident at
+/// once, each with as many tiles.
+fn vec_blocks(w: WeightType, n: usize, k: usize, cols: usize, copies: usize, sms: usize) -> u32 {
+    let tiles = n.div_ceil(tile_rows(w, k)).max(1);
+    let slots = sms.max(1) * vec_resident(w, cols);
+    if vec_resident(w, cols) > 1 && tiles * copies <= 2 * slots {
+        return tiles as u32;
+    }
+    let waves = (tiles * copies).div_ceil(slots);
     tiles.div_ceil(waves.max(1)) as u32
 }
 
 /// A launch of `vec.h` for `cols` columns: shared memory holds a chunk of a row, or all of it.
 fn vec_launch(entry: &'static str, w: WeightType, cols: usize, k: usize) -> Launch {
     let (run_bytes, runs) = match w.act() {
-        ActKind::F32 => (64, 512),
-        ActKind::Block32 => (40, 1024),
-        ActKind::Byte32 | ActKind::Block256 => (24, 2048),
+        ActKind::F32 => (run_bytes(w), 512),
+        ActKind::Block32 => (run_bytes(w), 1024),
+        ActKind::Byte32 | ActKind::Block256 => (run_bytes(w), 2048),
     };
     let runs = k.div_ceil(16).next_multiple_of(32).min(runs / cols);
-    Launch { entry, grid: [1, 1, 1], block: BLOCK as u32, shared: (runs * cols * run_bytes) as u32 }
+    Launch { entry, grid: [1, 1, 1], block: VEC_BLOCK as u32, shared: (runs * cols * run_bytes + 64 * cols) as u32 }
+}
+
+/// Bytes that a run of 16 staged activations takes (`RUN_BYTES` of `vec.h`).
+fn run_bytes(w: WeightType) -> usize {
+    match w.act() {
+        ActKind::F32 => 64,
+        ActKind::Block32 => 40,
+        ActKind::Byte32 | ActKind::Block256 => 24,
+    }
+}
+
+/// `linear_pair`: matrices of two types that share up to [`VEC_COLS`] rows; also the blocks of the first type.
+pub fn linear_pair(w: [WeightType; 2], rows: usize, k: usize, n: [usize; 2], sms: usize) -> (Launch, u32) {
+    let names = [(1, "linear_pair_vec1"), (2, "linear_pair_vec2"), (4, "linear_pair_vec4"), (8, "linear_pair_vec8")];
+    let (cols, entry) = by_cols(rows, &names);
+    let tiles = [0, 1].map(|i| n[i].div_ceil(tile_rows(w[i], k)).max(1));
+    let waves = (tiles[0] + tiles[1]).div_ceil(sms.max(1));
+    let blocks = tiles.map(|tiles| tiles.div_ceil(waves.max(1)) as u32);
+    let shared = vec_launch(entry, w[0], cols, k).shared.max(vec_launch(entry, w[1], cols, k).shared);
+    (Launch { entry, grid: [blocks[0] + blocks[1], 1, 1], block: VEC_BLOCK as u32, shared }, blocks[0])
+}
+
+/// `experts_down`: a warp a row of the sum.
+pub fn experts_down(w: WeightType, rows: usize, n_used: usize, has_shared: bool, n: usize, k: usize) -> Launch {
+    let shared = if has_shared { (k / 16).next_multiple_of(32) } else { 0 };
+    let runs = (n_used * k / 16).next_multiple_of(32) + shared;
+    let grid = [n.div_ceil(VEC_BLOCK / 32) as u32, rows as u32, 1];
+    Launch { entry: "experts_down", grid, block: VEC_BLOCK as u32, shared: (runs * run_bytes(w)) as u32 }
 }
 
 /// A launch of `tile.h`.
@@ -192,12 +239,12 @@ mod tests {
     fn geometry() {
         let q4 = WeightType::Q4_K;
         for (launch, entry, grid, shared) in [
-            (linear(q4, 1, 2048, &[4096, 512, 512], 132), "linear_vec1", [320, 1, 1], 3072),
-            (linear(q4, 3, 2048, &[8], 132), "linear_vec4", [1, 1, 1], 12288),
-            (linear(WeightType::F32, 8, 2880, &[32], 132), "linear_vec8", [4, 1, 1], 32768),
+            (linear(q4, 1, 2048, &[4096, 512, 512], 132), "linear_vec1", [320, 1, 1], 3136),
+            (linear(q4, 3, 2048, &[8], 132), "linear_vec4", [1, 1, 1], 12544),
+            (linear(WeightType::F32, 8, 2880, &[32], 132), "linear_vec8", [2, 1, 1], 33280),
             (linear(q4, 9, 2048, &[2048], 132), "linear_tile16", [1, 128, 1], 32768),
             (linear(q4, 2048, 2048, &[5120], 132), "linear_tile64", [32, 40, 1], 32768),
-            (experts(q4, 1, 8, 128, 768, 2048, true, 132), "experts_gated_vec", [48, 8, 1], 3072),
+            (experts(q4, 1, 8, 128, 768, 2048, true, 132), "experts_gated_vec", [48, 8, 1], 3136),
             (experts(q4, 16, 8, 128, 768, 2048, true, 132), "experts_gated_tile8", [128, 6, 1], 32768),
             (experts(q4, 2048, 8, 128, 2048, 768, false, 132), "experts_tile64", [382, 16, 1], 32768),
             (head_linear(q4, true, 1, 16, 512, 128), "head_linear_t", [1, 16, 1], 0),

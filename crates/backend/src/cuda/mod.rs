@@ -9,6 +9,7 @@ mod args;
 mod compile;
 mod driver;
 mod encode;
+mod few;
 mod fuse;
 mod launch;
 mod matmul;

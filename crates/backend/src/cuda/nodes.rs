@@ -9,7 +9,7 @@ use model::plan::{
 };
 use quant::WeightType;
 
-use super::args::Matrix;
+use super::args::{Matrix, Prologue};
 use super::driver::Ptr;
 use super::sources::{self, Key};
 use super::upload::Weights;
@@ -102,6 +102,8 @@ pub enum Node {
         up: Mat,
         act: Act,
         out: View,
+        /// For few rows only.
+        prologue: Prologue,
     },
     /// Gate and up of different types: two products and the activation.
     GatedLinearApart {
@@ -205,6 +207,13 @@ pub enum Node {
     },
     Route(RouteNode),
     Experts(ExpertsNode),
+    FewLinear(FewLinearNode),
+    Attend(AttendNode),
+    Router(RouterNode),
+    ExpertsUp(UpNode),
+    ExpertsDown(DownNode),
+    PostNorm(PostNormNode),
+    DeltaIn(DeltaInNode),
     Combine {
         x: View,
         add: bool,
@@ -220,7 +229,127 @@ pub enum Node {
     },
 }
 
+/// Products of few rows, of one or two types, behind a norm or a gate.
+#[derive(Clone, Debug)]
+pub struct FewLinearNode {
+    pub x: View,
+    pub module: ModuleId,
+    /// Of the first type, and of the second if there is one.
+    pub parts: [Vec<Part>; 2],
+    pub prologue: Prologue,
+    /// Outputs are added to what is there.
+    pub add: bool,
+}
+
+/// Head norms, ropes, append and attention of single tokens.
+#[derive(Clone, Copy, Debug)]
+pub struct AttendNode {
+    pub module: ModuleId,
+    /// Query heads of a block.
+    pub heads: usize,
+    /// Of q, k and v.
+    pub parts: [QkvPartNode; 3],
+    /// Numbers from head to head of q.
+    pub q_stride: usize,
+    pub rope: Option<usize>,
+    pub eps: f32,
+    pub attention: AttentionNode,
+    pub counters: Ptr,
+}
+
+impl AttendNode {
+    /// Tiles of heads of a key-value head.
+    pub fn tiles(&self) -> usize {
+        (self.attention.n_head / self.attention.cache.n_kv).div_ceil(self.heads)
+    }
+
+    /// Shares that the pages of a sequence are split into: enough to fill the device once, of two pages at least.
+    pub fn splits(&self, n_tokens: usize, most_pages: usize, sms: usize) -> usize {
+        let blocks = n_tokens * self.attention.cache.n_kv * self.tiles();
+        (sms / blocks.max(1)).clamp(1, MAX_SPLITS).min(most_pages.div_ceil(2).max(1))
+    }
+
+    /// Numbers of the partial sums of a step.
+    pub fn partial(&self, n_tokens: usize, n_splits: usize) -> usize {
+        n_tokens * self.attention.cache.n_kv * self.tiles() * n_splits * self.heads * (self.attention.cache.d_k + 4)
+    }
+}
+
+/// A router's product and its choice.
+#[derive(Clone, Debug)]
+pub struct RouterNode {
+    pub module: ModuleId,
+    pub x: View,
+    pub prologue: Prologue,
+    /// The logits, and what else is multiplied with x.
+    pub parts: Vec<Part>,
+    pub route: RouteNode,
+    pub counter: Ptr,
+    /// Of the logits.
+    pub scale: f32,
+}
+
+/// `x = (x + y) · scale`, where y is the sum of one or two normed rows, normed again where there is a norm.
+#[derive(Clone, Copy, Debug)]
+pub struct PostNormNode {
+    pub x: View,
+    /// A row with the weights of its norm and what is added to its mean square.
+    pub a: (View, Ptr, f32),
+    pub b: Option<(View, Ptr, f32)>,
+    pub norm: Option<(Ptr, f32)>,
+    /// Null: none.
+    pub scale: Ptr,
+}
+
+/// What comes before a delta rule, for single tokens.
+#[derive(Clone, Copy, Debug)]
+pub struct DeltaInNode {
+    pub module: ModuleId,
+    pub x: View,
+    pub w: Ptr,
+    pub state: StateView,
+    pub heads: DeltaHeads,
+    /// Of q, k, v, g and beta.
+    pub out: [Ptr; 5],
+    pub a: Ptr,
+    pub b: Ptr,
+    pub a_log: Ptr,
+    pub dt_bias: Ptr,
+    pub scales: [f32; 2],
+    pub eps: f32,
+}
+
+/// Gate, up and activation of the chosen experts, and of a shared one of the same shape.
+#[derive(Clone, Copy, Debug)]
+pub struct UpNode {
+    pub experts: ExpertsNode,
+    pub shared: Option<(Mat, Mat, View)>,
+    pub prologue: Prologue,
+}
+
+/// The experts' last product and their sum.
+#[derive(Clone, Copy, Debug)]
+pub struct DownNode {
+    pub module: ModuleId,
+    pub experts: ExpertsNode,
+    pub x: View,
+    pub add: bool,
+    pub weights: View,
+    /// The shared expert's matrix and its activations.
+    pub shared: Option<(Mat, View)>,
+    /// The gate of the shared expert; null where it counts in full.
+    pub share: Ptr,
+}
+
 impl Node {
+    /// The router that it runs.
+    pub fn route(&self) -> Option<&RouteNode> {
+        match self {
+            Node::Route(route) | Node::Router(RouterNode { route, .. }) => Some(route),
+            _ => None,
+        }
+    }
+
     /// Its name with the weights that it multiplies with, and the bytes of those that a token reads.
     pub fn describe(&self) -> (String, usize) {
         let bytes = |w: &Mat| w.dtype.plane_bytes(w.k).map_or(0, |row| row.total()) * w.n;
@@ -240,6 +369,30 @@ impl Node {
             Node::Experts(node) => {
                 let all = bytes(&node.gate) + bytes(&node.up) + bytes(&node.down);
                 (format!("experts {}, down {}", shape(&node.gate), node.down.dtype), node.n_used * all)
+            }
+            Node::FewLinear(FewLinearNode { parts: [first, second], add, .. }) => {
+                let name = |parts: &[Part]| {
+                    let n: Vec<String> = parts.iter().map(|part| part.w.n.to_string()).collect();
+                    parts.first().map(|part| format!(" {} {}x{}", part.w.dtype, n.join("+"), part.w.k))
+                };
+                let all = [first, second].into_iter().filter_map(|parts| name(parts)).collect::<Vec<_>>().join(",");
+                let what = if *add { "few linear, add" } else { "few linear" };
+                (format!("{what}{all}"), first.iter().chain(second).map(|part| bytes(&part.w)).sum())
+            }
+            Node::Attend(_) => ("attend".into(), 0),
+            Node::PostNorm(_) => ("post_norm".into(), 0),
+            Node::DeltaIn(_) => ("delta_in".into(), 0),
+            Node::Router(RouterNode { parts, .. }) => {
+                (format!("router {}", shape(&parts[0].w)), parts.iter().map(|part| bytes(&part.w)).sum())
+            }
+            Node::ExpertsUp(UpNode { experts, shared, .. }) => {
+                let all = bytes(&experts.gate) + bytes(&experts.up);
+                let n = experts.n_used + usize::from(shared.is_some());
+                (format!("experts up {}", shape(&experts.gate)), n * all)
+            }
+            Node::ExpertsDown(DownNode { experts, shared, .. }) => {
+                let n = experts.n_used + usize::from(shared.is_some());
+                (format!("experts down {}", shape(&experts.down)), n * bytes(&experts.down))
             }
             Node::RmsNorm { .. } => ("rms_norm".into(), 0),
             Node::HeadNorm { gate: 0, .. } => ("head_norm".into(), 0),
@@ -304,6 +457,8 @@ pub struct AttentionNode {
     pub heads: usize,
     /// The kernel for prompts, where it takes these dimensions.
     pub tile: Option<Tile>,
+    /// Values are the first numbers of the keys.
+    pub v_in_k: bool,
     pub scale: f32,
     pub window: usize,
     pub softcap: f32,
@@ -514,7 +669,7 @@ impl Lower<'_, '_> {
                 let (x, out, act) = (self.view(x), self.view(out), act.into());
                 if same {
                     let [gate, up] = [self.mat(sources::GATED_LINEAR, gate)?, self.mat(sources::GATED_LINEAR, up)?];
-                    Node::GatedLinear { x, gate, up, act, out }
+                    Node::GatedLinear { x, gate, up, act, out, prologue: Prologue::default() }
                 } else {
                     let [gate, up] = [self.mat(sources::LINEAR, gate)?, self.mat(sources::LINEAR, up)?];
                     Node::GatedLinearApart { x, gate, up, act, out }
@@ -565,6 +720,7 @@ impl Lower<'_, '_> {
                     n_head,
                     heads,
                     tile: attention_tile(decl, n_head, self.is_f16, self.max_shared),
+                    v_in_k: decl.v_in_k,
                     scale,
                     window: window.unwrap_or(0),
                     softcap: softcap.unwrap_or(0.0),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::driver::{Context, DriverError, Graph, Memory, Pinned, Stream};
 use super::encode::{Encoder, Kernels, RopeView, Scratch};
+use super::few::MAX_ROWS;
 use super::nodes::{MAX_SPLITS, Node, RouteNode, StateView, View};
 use super::pick::Picker;
 use super::tables::{Counts, Tables};
@@ -24,6 +25,8 @@ pub struct Parts {
     pub stream: Stream,
     pub kernels: Kernels,
     pub nodes: Vec<Node>,
+    /// The nodes of steps of at most [`MAX_ROWS`] single tokens.
+    pub few: Vec<Node>,
     /// Layer of each router.
     pub routers: Vec<u32>,
     pub ropes: Vec<RopeView>,
@@ -42,6 +45,11 @@ pub struct Parts {
     pub picker: Picker,
     /// Weights, caches, states, buffers and scratch, to be kept.
     pub _memory: Vec<Memory>,
+}
+
+/// Whether a step takes the shorter list of nodes.
+fn is_few(counts: Counts, longest: usize) -> bool {
+    longest == 1 && counts.tokens <= MAX_ROWS
 }
 
 /// What decides which launches a step has: its counts and the bucket of its longest sequence.
@@ -79,7 +87,7 @@ impl CudaProgram {
             graphs: HashMap::new(),
             faults: Vec::with_capacity(parts.limits.max_tokens),
             picks: Picks::default(),
-            times: Times::new(&parts.context, &parts.nodes),
+            times: Times::new(&parts.context, [&parts.nodes, &parts.few]),
             batch: Batch::default(),
             parts,
             trace: None,
@@ -148,10 +156,11 @@ impl CudaProgram {
         let mut encoder = self.encoder(counts, longest, most_pages);
         encoder.begin()?;
         self.times.mark(0, &parts.stream)?;
-        for (i, node) in parts.nodes.iter().enumerate() {
+        let nodes = if is_few(counts, longest) { &parts.few } else { &parts.nodes };
+        for (i, node) in nodes.iter().enumerate() {
             encoder.node(node)?;
             self.times.mark(i + 1, &parts.stream)?;
-            if let (Node::Route(route), Some((trace, _)), true) = (node, &self.trace, self.is_traced) {
+            if let (Some(route), Some((trace, _)), true) = (node.route(), &self.trace, self.is_traced) {
                 let (at, len) = self.trace_place(route, counts);
                 // SAFETY: the ids were just queued, and the trace has room for every router's at the limits.
                 unsafe { parts.stream.copy(trace.ptr() + at as u64, route.ids.ptr, len)? };
@@ -260,7 +269,10 @@ impl Program for CudaProgram {
     }
 
     fn wait(&mut self) -> Result<Output<'_>, StepError> {
-        let waited = self.parts.context.enter().and_then(|()| self.parts.stream.wait()).and_then(|()| self.times.add());
+        let waited = self.parts.context.enter().and_then(|()| self.parts.stream.wait()).and_then(|()| {
+            let longest = self.batch.chunks.iter().map(|c| c.len as usize).max().unwrap_or(0);
+            self.times.add(usize::from(is_few(Counts::of(&self.batch), longest)))
+        });
         if let Err(e) = waited {
             return Err(self.device_error(e));
         }

@@ -13,8 +13,11 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("cuda/args.h", include_str!("../../../../kernels/cuda/args.h")),
     ("cuda/common.h", include_str!("../../../../kernels/cuda/common.h")),
     ("cuda/kv.h", include_str!("../../../../kernels/cuda/kv.h")),
+    ("cuda/linear.h", include_str!("../../../../kernels/cuda/linear.h")),
     ("cuda/load8.h", include_str!("../../../../kernels/cuda/load8.h")),
     ("cuda/mma.h", include_str!("../../../../kernels/cuda/mma.h")),
+    ("cuda/q4_k_wide.h", include_str!("../../../../kernels/cuda/q4_k_wide.h")),
+    ("cuda/route.h", include_str!("../../../../kernels/cuda/route.h")),
     ("cuda/tile.h", include_str!("../../../../kernels/cuda/tile.h")),
     ("cuda/vec.h", include_str!("../../../../kernels/cuda/vec.h")),
     ("cuda/wgmma.h", include_str!("../../../../kernels/cuda/wgmma.h")),
@@ -37,13 +40,16 @@ pub struct Source {
 }
 
 sources! {
+    ATTEND = "attend.cu";
     ATTENTION = "attention.cu";
     CAUSAL_CONV = "causal_conv.cu";
     COMBINE = "combine.cu";
+    DELTA_IN = "delta_in.cu";
     DELTA_NET = "delta_net.cu";
     ELEMENTWISE = "elementwise.cu";
     EMBED = "embed.cu";
     EXPERTS = "experts.cu";
+    EXPERTS_DOWN = "experts_down.cu";
     EXPERT_LISTS = "expert_lists.cu";
     EXPERTS_WIDE = "experts_wide.cu";
     GATED_LINEAR = "gated_linear.cu";
@@ -51,12 +57,14 @@ sources! {
     HEAD_LINEAR = "head_linear.cu";
     KV_APPEND = "kv_append.cu";
     LINEAR = "linear.cu";
+    LINEAR_PAIR = "linear_pair.cu";
     LINEAR_WIDE = "linear_wide.cu";
     NORM = "norm.cu";
     PICK = "pick.cu";
     QKV = "qkv.cu";
     ROPE = "rope.cu";
     ROUTE = "route.cu";
+    ROUTER = "router.cu";
 }
 
 /// The source of a product's kernels for many rows, on devices that have them (`wide.rs`).
@@ -135,6 +143,26 @@ impl Key {
             ("HEADS", heads),
         ];
         Key::new(ATTENTION, defines.map(|(name, value)| format!("{name}={value}")).to_vec())
+    }
+
+    /// A source for two weight types, neither of them affine.
+    pub fn pair(source: Source, w: WeightType, other: WeightType) -> Key {
+        let mut key = Key::typed(source, w);
+        key.defines.push(format!("WEIGHT_HEADER_B=\"{}\"", quant_headers::name(other)));
+        key.defines.push(format!("WEIGHT_B={}", other.name()));
+        key
+    }
+
+    /// A router's product and choice.
+    pub fn router(w: WeightType, n_expert: usize) -> Key {
+        let mut key = Key::typed(ROUTER, w);
+        key.defines.push(format!("N_EXPERT={n_expert}"));
+        key
+    }
+
+    /// Attention of single tokens over heads of `d` numbers, `heads` query heads of a block.
+    pub fn attend(d: usize, heads: usize) -> Key {
+        Key::new(ATTEND, vec![format!("D={d}"), format!("HEADS={heads}")])
     }
 
     /// A source for one number.

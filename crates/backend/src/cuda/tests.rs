@@ -29,8 +29,14 @@ fn arguments_are_laid_out_alike() {
 }
 
 /// Sources that are compiled for a weight type.
-const TYPED: [Source; 5] =
-    [sources::EMBED, sources::LINEAR, sources::GATED_LINEAR, sources::EXPERTS, sources::HEAD_LINEAR];
+const TYPED: [Source; 6] = [
+    sources::EXPERTS_DOWN,
+    sources::EMBED,
+    sources::LINEAR,
+    sources::GATED_LINEAR,
+    sources::EXPERTS,
+    sources::HEAD_LINEAR,
+];
 
 /// Those that Hopper alone has products in.
 const WIDE: [Source; 3] = [sources::LINEAR_WIDE, sources::GATED_LINEAR_WIDE, sources::EXPERTS_WIDE];
@@ -54,7 +60,13 @@ fn modules() -> Vec<Key> {
             keys.push(Key::attention(&cache, is_f16, heads));
         }
     }
-    keys.extend([2, 4, 5].map(|width| Key::sized(sources::CAUSAL_CONV, "WIDTH", width)));
+    for (d, heads) in [(64, 8), (128, 4), (128, 8), (256, 1), (256, 8)] {
+        keys.push(Key::attend(d, heads));
+    }
+    keys.push(Key::pair(sources::LINEAR_PAIR, WeightType::Q4_K, WeightType::Q6_K));
+    keys.extend([128, 1024].map(|n| Key::router(WeightType::F32, n)));
+    keys.extend([sources::CAUSAL_CONV, sources::DELTA_IN].map(|source| Key::sized(source, "WIDTH", 4)));
+    keys.extend([2, 5].map(|width| Key::sized(sources::CAUSAL_CONV, "WIDTH", width)));
     keys.extend([7, 128, 256].map(|d_k| Key::sized(sources::DELTA_NET, "D_K", d_k)));
     keys.extend([8, 128, 257, 1024].map(|n| Key::sized(sources::ROUTE, "N_EXPERT", n)));
     keys
@@ -76,9 +88,14 @@ fn types() -> Vec<WeightType> {
 }
 
 /// Kernels may keep so many bytes of a thread on the stack: f64's sine reduces large angles there, attention keeps
-/// which threads run its loop, and wide tiles give up some registers so that two or three blocks share a
-/// multiprocessor.
+/// which threads run its loop, and wide tiles and single columns give up some registers so that two or three blocks
+/// share a multiprocessor.
 const STACK: &[(&str, usize)] = &[
+    ("linear_vec1", 16),
+    ("gated_linear_vec1", 40),
+    ("experts_gated_vec", 40),
+    ("router", 16),
+    ("linear_pair_vec8", 64),
     ("rope_table", 40),
     ("attention", 16),
     ("linear_tile64", 32),

@@ -12,28 +12,33 @@ use crate::OpTime;
 pub struct Times {
     context: Arc<Context>,
     is_on: bool,
-    /// Row of each node in `rows`; the last is what comes around the nodes.
-    row_of: Vec<usize>,
+    /// Row of each node in `rows`, for each list of nodes.
+    row_of: [Vec<usize>; 2],
     rows: Vec<OpTime>,
     /// Before the first node, and behind each.
     events: Vec<Event>,
 }
 
 impl Times {
-    /// For the nodes of a program.
-    pub fn new(context: &Arc<Context>, nodes: &[Node]) -> Times {
+    /// For the lists of nodes of a program; a name that both have stands for the same nodes.
+    pub fn new(context: &Arc<Context>, nodes: [&[Node]; 2]) -> Times {
         let mut rows: Vec<OpTime> = Vec::new();
-        let row = |node: &Node| {
-            let (name, bytes) = node.describe();
-            let found = rows.iter().position(|row| row.name == name);
-            let at = found.unwrap_or_else(|| {
-                rows.push(OpTime { name, ..OpTime::default() });
-                rows.len() - 1
-            });
-            rows[at].bytes += bytes;
-            at
-        };
-        let row_of = nodes.iter().map(row).collect();
+        let row_of = nodes.map(|nodes| {
+            let n_known = rows.len();
+            let row = |node: &Node| {
+                let (name, bytes) = node.describe();
+                let found = rows.iter().position(|row| row.name == name);
+                let at = found.unwrap_or_else(|| {
+                    rows.push(OpTime { name, ..OpTime::default() });
+                    rows.len() - 1
+                });
+                if at >= n_known {
+                    rows[at].bytes += bytes;
+                }
+                at
+            };
+            nodes.iter().map(row).collect()
+        });
         Times { context: Arc::clone(context), is_on: false, row_of, rows, events: Vec::new() }
     }
 
@@ -44,7 +49,7 @@ impl Times {
             for row in &mut self.rows {
                 (row.steps, row.launches, row.time, row.serial) = (0, 0, Duration::ZERO, Duration::ZERO);
             }
-            while self.events.len() <= self.row_of.len() {
+            while self.events.len() <= self.row_of.iter().map(Vec::len).max().unwrap_or(0) {
                 self.events.push(Event::new(&self.context)?);
             }
         }
@@ -61,13 +66,13 @@ impl Times {
         if self.is_on { stream.record(&self.events[n]) } else { Ok(()) }
     }
 
-    /// Adds up a step that has ended.
-    pub fn add(&mut self) -> Result<(), DriverError> {
+    /// Adds up a step of list `list` that has ended.
+    pub fn add(&mut self, list: usize) -> Result<(), DriverError> {
         if !self.is_on {
             return Ok(());
         }
         let mut seen = vec![false; self.rows.len()];
-        for (i, &at) in self.row_of.iter().enumerate() {
+        for (i, &at) in self.row_of[list].iter().enumerate() {
             let ms = self.events[i].until(&self.events[i + 1])?;
             let row = &mut self.rows[at];
             row.time += Duration::from_secs_f64(f64::from(ms.max(0.0)) / 1e3);

@@ -12,6 +12,7 @@ inline u32 dp4a_unsigned(u32 w, u32 x, u32 sum) {
     for (int i = 0; i < 4; i++) sum += (int)(u8)(w >> (8 * i)) * (int)(i8)(x >> (8 * i));
     return sum;
 }
+inline float max_or_nan(float a, float b) { return a != a ? a : b != b ? b : a > b ? a : b; }
 inline u32 to_bf16(float x) {
     const u32 bits = emulate::bits(x);
     if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fff;

@@ -1,0 +1,724 @@
+//! Steps of few sequences, one token each: a shorter list of nodes, each of which does what several ops do.
+//!
+//! A norm or a gate is repeated by the blocks of the product behind it, which is cheaper than a launch; a product whose
+//! output is only added to a row adds it itself; a layer's head norms, ropes, append and attention are one launch, and a
+//! router's product with its choice, and the experts' last product with their sum. What a node reads may have been dead
+//! in the plan, so outputs that live beside it have scratch of their own.
+
+use std::collections::{HashMap, HashSet};
+
+use model::plan::{Access, Buf, Op, Plan, Rows};
+use quant::WeightType;
+
+use super::args::Prologue;
+use super::driver::Ptr;
+use super::fuse::{fuse, qkv_of};
+use super::matmul;
+use super::nodes::{
+    AttendNode, AttentionNode, DeltaInNode, DownNode, FewLinearNode, ModuleId, Modules, Node, Part, PostNormNode,
+    QkvPartNode, RouterNode, UpNode, View,
+};
+use super::sources::{self, Key};
+
+/// Maximum number of tokens of such a step.
+pub const MAX_ROWS: usize = 8;
+
+/// Widest row of `post_norm`.
+const MAX_POST: usize = 8192;
+
+const NORMED: u32 = 1;
+const GATED: u32 = 2;
+const GATED_NORM: u32 = 3;
+
+/// Memory for [`MAX_ROWS`] rows that no buffer of the plan has.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    /// What attention puts out.
+    pub attended: Ptr,
+    /// What the shared expert's activation puts out, or a product that a later norm reads.
+    pub shared: Ptr,
+    /// Inputs of a delta rule.
+    pub delta: Ptr,
+    /// Zeros.
+    pub counters: Ptr,
+}
+
+/// Numbers of four bytes that [`Room`] has, in the order of its fields.
+pub fn room(plan: &Plan) -> [usize; 4] {
+    let mut need = [0; 4];
+    for op in &plan.ops {
+        match *op {
+            Op::Attention { out, n_head, .. } => {
+                need[0] = need[0].max(MAX_ROWS * plan.buf(out).width);
+                need[3] = need[3].max(MAX_ROWS * n_head);
+            }
+            Op::GatedLinear { out, .. } => need[1] = need[1].max(MAX_ROWS * plan.buf(out).width),
+            Op::Combine { x, .. } => need[1] = need[1].max(MAX_ROWS * plan.buf(x).width),
+            Op::DeltaNet { heads, .. } => {
+                let qk = heads.n_k_head * heads.d_k;
+                need[2] = need[2].max(MAX_ROWS * (2 * qk + heads.n_v_head * (heads.d_v + 2)) + 5 * 64);
+            }
+            _ => {}
+        }
+    }
+    need[3] += 1;
+    need
+}
+
+/// A router with its experts, by the places of their ops.
+#[derive(Clone, Copy, Debug)]
+struct Moe {
+    linear: usize,
+    /// Scales the logits, where there is one.
+    scale: Option<f32>,
+    route: usize,
+    /// The norm that only the experts read, where it stands between.
+    norm: Option<usize>,
+    experts: usize,
+    combine: usize,
+    shared: Option<Shared>,
+}
+
+/// A shared expert of the same shape, and the gate of its sum.
+#[derive(Clone, Copy, Debug)]
+struct Shared {
+    gated: usize,
+    down: usize,
+    gate: Option<usize>,
+}
+
+impl Moe {
+    fn last(&self) -> usize {
+        self.shared.map_or(self.combine, |s| s.gate.unwrap_or(s.down))
+    }
+
+    fn has(&self, op: usize) -> bool {
+        (self.linear..=self.last()).contains(&op)
+    }
+}
+
+/// Two rows that are normed, added, normed and added to a third, by the places of their ops.
+#[derive(Clone, Copy, Debug)]
+struct Post {
+    /// The norm of a product's output.
+    first: usize,
+    /// The experts' sum, and its norm.
+    combine: usize,
+    sum: usize,
+    add: usize,
+    scale: Option<usize>,
+}
+
+/// A buffer's rows as a product reads them.
+#[derive(Clone, Copy, Debug)]
+struct Source {
+    x: View,
+    prologue: Prologue,
+}
+
+/// Where the heads of a part lie in the whole.
+#[derive(Clone, Copy, Debug)]
+struct Strided {
+    ptr: Ptr,
+    d_head: usize,
+    head: usize,
+    row: usize,
+}
+
+struct Few<'a> {
+    plan: &'a Plan,
+    /// Of each op.
+    nodes: &'a [Vec<Node>],
+    modules: &'a mut Modules,
+    room: Room,
+    is_f16: bool,
+    moes: Vec<Moe>,
+    posts: Vec<Post>,
+    out: Vec<Node>,
+    /// Buffers that are not written: what stands for them.
+    sources: HashMap<Buf, Source>,
+    strided: HashMap<Buf, Strided>,
+    /// Buffers that were added to the row that they are the residual of.
+    added: HashSet<Buf>,
+}
+
+/// The nodes of a step of at most [`MAX_ROWS`] single tokens; `qkv` is the module of `qkv`.
+pub fn few(
+    plan: &Plan,
+    nodes: &[Vec<Node>],
+    modules: &mut Modules,
+    room: Room,
+    is_f16: bool,
+    qkv: ModuleId,
+) -> Vec<Node> {
+    let mut few = Few {
+        plan,
+        nodes,
+        modules,
+        room,
+        is_f16,
+        moes: Vec::new(),
+        posts: Vec::new(),
+        out: Vec::new(),
+        sources: HashMap::new(),
+        strided: HashMap::new(),
+        added: HashSet::new(),
+    };
+    few.moes = (0..plan.ops.len()).filter_map(|i| few.moe(i)).collect();
+    few.posts = (0..plan.ops.len()).filter_map(|i| few.post(i)).collect();
+    let mut i = 0;
+    while i < plan.ops.len() {
+        i = few.op(i);
+    }
+    fuse(few.out, qkv)
+}
+
+impl Few<'_> {
+    /// The ops behind `i` that read a buffer before it is overwritten.
+    fn readers(&self, buf: Buf, i: usize) -> Vec<usize> {
+        let mut found = Vec::new();
+        for (j, op) in self.plan.ops.iter().enumerate().skip(i + 1) {
+            let accesses: Vec<Access> = op.bufs().iter().filter(|(b, _)| *b == buf).map(|(_, a)| *a).collect();
+            if accesses.iter().any(|a| *a != Access::Write) {
+                found.push(j);
+            }
+            if accesses.contains(&Access::Write) {
+                break;
+            }
+        }
+        found
+    }
+
+    fn is_only_read_by(&self, buf: Buf, i: usize, reader: usize) -> bool {
+        self.readers(buf, i) == [reader] && buf != self.plan.logits && self.plan.hidden() != Some(buf)
+    }
+
+    /// Whether every reader of a normed buffer can norm it itself, from a row that is still the same then.
+    fn is_absorbed(&self, normed: Buf, x: Buf, i: usize) -> bool {
+        let readers = self.readers(normed, i);
+        let fits = |&j: &usize| match self.plan.ops[j] {
+            Op::Linear { .. } => true,
+            Op::GatedLinear { .. } => matches!(self.nodes[j].as_slice(), [Node::GatedLinear { .. }]),
+            Op::Experts { .. } => self.moes.iter().any(|moe| moe.experts == j),
+            _ => false,
+        };
+        let last = readers.last().copied().unwrap_or(i);
+        let is_same = (i + 1..last).all(|u| {
+            let updates = self.plan.ops[u].bufs().iter().any(|&(b, a)| b == x && a != Access::Read);
+            let later = readers.iter().filter(|&&j| j > u);
+            !updates || later.clone().all(|&j| self.moes.iter().any(|moe| moe.has(u) && moe.has(j)))
+        });
+        self.plan.hidden() != Some(normed) && readers.iter().all(fits) && is_same
+    }
+
+    /// The router whose product is op `i`, with what follows it.
+    fn moe(&self, i: usize) -> Option<Moe> {
+        let ops = &self.plan.ops;
+        let Op::Linear { parts, .. } = &ops[i] else { return None };
+        let (scale, route) = match ops.get(i + 1)? {
+            Op::Scale { x, scale } if *x == parts[0].out => (Some(*scale), i + 2),
+            _ => (None, i + 1),
+        };
+        let Op::Route { logits, ids, weights, n_used, .. } = ops.get(route)? else { return None };
+        let (norm, e) = match ops.get(route + 1)? {
+            &Op::RmsNorm { residual: None, out, .. } if self.is_only_read_by(out, route + 1, route + 2) => {
+                (Some(route + 1), route + 2)
+            }
+            _ => (None, route + 1),
+        };
+        let &Op::Experts { ids: chosen, out: y, x: from, .. } = ops.get(e)? else { return None };
+        let &Op::Combine { x, y: summed, weights: by, .. } = ops.get(e + 1)? else { return None };
+        let [Node::Linear { .. }] = self.nodes[i].as_slice() else { return None };
+        let [Node::Experts(node)] = self.nodes[e].as_slice() else { return None };
+        let reads_norm = norm.is_none_or(|at| matches!(ops[at], Op::RmsNorm { out, .. } if out == from));
+        let fits = reads_norm
+            && parts[0].out == *logits
+            && chosen == *ids
+            && summed == y
+            && by == *weights
+            && *n_used <= 31
+            && node.gate.dtype == node.up.dtype
+            && node.down.k.is_multiple_of(16)
+            && self.is_only_read_by(y, e, e + 1)
+            && self.is_only_read_by(*weights, route, e + 1)
+            && matmul::experts_down(node.down.dtype, 1, *n_used, true, node.down.n, node.down.k).shared <= 48 << 10;
+        let moe = Moe { linear: i, scale, route, norm, experts: e, combine: e + 1, shared: None };
+        fits.then(|| Moe { shared: self.shared(e + 1, x), ..moe })
+    }
+
+    /// The norms that begin with op `i` and end in a sum with the experts'.
+    fn post(&self, i: usize) -> Option<Post> {
+        let ops = &self.plan.ops;
+        let &Op::RmsNorm { x: product, residual: None, out, .. } = &ops[i] else { return None };
+        let Op::Linear { parts, .. } = &ops[i.checked_sub(1)?] else { return None };
+        let &[sum] = self.readers(out, i).as_slice() else { return None };
+        let &Op::RmsNorm { x, residual: Some(other), out: total, .. } = ops.get(sum)? else { return None };
+        let combine = sum.checked_sub(1)?;
+        let &Op::Combine { x: row, add: false, norm: Some(norm), .. } = &ops[combine] else { return None };
+        let moe = self.moes.iter().find(|moe| moe.combine == combine)?;
+        let &Op::Add { x: to, y } = ops.get(sum + 1)? else { return None };
+        let scale = match ops.get(sum + 2) {
+            Some(Op::ScaleBy { x, .. }) if *x == to => Some(sum + 2),
+            _ => None,
+        };
+        let width = self.plan.buf(to).width;
+        let fits = parts.len() == 1
+            && parts[0].out == product
+            && x == out
+            && other == norm.out
+            && y == total
+            && moe.linear > i
+            && width <= MAX_POST
+            && self.plan.buf(product).width == width
+            && self.is_only_read_by(product, i - 1, i)
+            && self.is_only_read_by(norm.out, combine, sum)
+            && self.readers(row, combine).is_empty()
+            && self.is_only_read_by(total, sum, sum + 1);
+        fits.then_some(Post { first: i, combine, sum, add: sum + 1, scale })
+    }
+
+    /// The shared expert behind the sum of op `combine`, where it can go with the others.
+    fn shared(&self, combine: usize, x: Buf) -> Option<Shared> {
+        let ops = &self.plan.ops;
+        let [Node::Experts(experts)] = self.nodes[combine - 1].as_slice() else { return None };
+        let &Op::Experts { x: of_experts, .. } = &ops[combine - 1] else { return None };
+        let &Op::GatedLinear { x: f, out: hidden, .. } = ops.get(combine + 1)? else { return None };
+        let [Node::GatedLinear { gate, up, act, .. }] = self.nodes[combine + 1].as_slice() else { return None };
+        let Op::Linear { x: from, parts } = ops.get(combine + 2)? else { return None };
+        let ([part], [Node::Linear { parts: down, .. }]) = (parts.as_slice(), self.nodes[combine + 2].as_slice())
+        else {
+            return None;
+        };
+        let (gate_op, next) = match ops.get(combine + 3)? {
+            Op::SigmoidGate { x: y, gate } if *y == part.out && self.plan.buf(*gate).width == 1 => {
+                (Some(combine + 3), ops.get(combine + 4)?)
+            }
+            next => (None, next),
+        };
+        let is_added = match *next {
+            Op::RmsNorm { x: to, residual: Some(y), .. } | Op::Add { x: to, y } => to == x && y == part.out,
+            _ => false,
+        };
+        let same = |a: &super::nodes::Mat, b: &super::nodes::Mat| (a.dtype, a.n, a.k) == (b.dtype, b.n, b.k);
+        let fits = f == of_experts
+            && *from == hidden
+            && part.bias.is_none()
+            && is_added
+            && act.kind == experts.act.kind
+            && act.kind != 2
+            && same(gate, &experts.gate)
+            && same(up, &experts.up)
+            && same(&down[0].w, &experts.down)
+            && self.is_only_read_by(hidden, combine + 1, combine + 2);
+        fits.then_some(Shared { gated: combine + 1, down: combine + 2, gate: gate_op })
+    }
+
+    /// How a product reads a buffer.
+    fn source(&self, buf: Buf, x: View) -> Source {
+        self.sources.get(&buf).copied().unwrap_or(Source { x, prologue: Prologue::default() })
+    }
+
+    /// Handles op `i` and what goes with it; the next op.
+    fn op(&mut self, i: usize) -> usize {
+        if let Some(moe) = self.moes.iter().find(|moe| moe.linear == i).copied()
+            && self.route(moe).is_some()
+        {
+            return moe.last() + 1;
+        }
+        if let Some(next) = self.post_norm(i).or_else(|| self.delta(i)) {
+            return next;
+        }
+        let ops = &self.plan.ops;
+        match (&ops[i], self.nodes[i].as_slice()) {
+            (&Op::RmsNorm { x, residual, out, .. }, &[Node::RmsNorm { x: row, w, eps, out: to, residual: from }]) => {
+                let is_added = residual.is_none_or(|y| self.added.contains(&y));
+                if is_added && self.is_absorbed(out, x, i) {
+                    let prologue = Prologue { w, kind: NORMED, eps, ..Prologue::default() };
+                    self.sources.insert(out, Source { x: row, prologue });
+                } else {
+                    let residual = if is_added { 0 } else { from };
+                    self.out.push(Node::RmsNorm { x: row, residual, w, eps, out: to });
+                }
+            }
+            (Op::Add { y, .. }, _) if self.added.contains(y) => {}
+            (
+                &Op::Combine { x, norm: Some(norm), .. },
+                &[Node::Combine { x: row, add, y, weights, norm_w, eps, .. }],
+            ) if self.is_absorbed(norm.out, x, i) => {
+                self.out.push(Node::Combine { x: row, add, y, weights, norm_w: 0, eps, norm_out: 0 });
+                let prologue = Prologue { w: norm_w, kind: NORMED, eps, ..Prologue::default() };
+                self.sources.insert(norm.out, Source { x: row, prologue });
+            }
+            (&Op::Linear { x, .. }, nodes) => {
+                self.linear(i, x, nodes);
+                return self.attend(i).unwrap_or(i + 1);
+            }
+            (&Op::GatedLinear { x: buf, .. }, &[Node::GatedLinear { x, gate, up, act, out, .. }]) => {
+                let Source { x, prologue } = self.source(buf, x);
+                self.out.push(Node::GatedLinear { x, gate, up, act, out, prologue });
+            }
+            (&Op::Select { x: buf, .. }, &[Node::Select { x, out }]) => {
+                let x = self.source(buf, x).x;
+                self.out.push(Node::Select { x, out });
+            }
+            (&Op::SigmoidGate { x, gate }, &[Node::SigmoidGate { x: row, gate: by }]) if by.width == row.width => {
+                let source = self.source(x, row);
+                let flat = Strided { ptr: by.ptr, d_head: by.width, head: by.width, row: by.width };
+                let at = self.strided.get(&gate).copied().unwrap_or(flat);
+                let is_next = matches!(ops.get(i + 1), Some(Op::Linear { x: next, .. }) if *next == x);
+                if is_next && at.d_head % 8 == 0 && self.is_only_read_by(x, i, i + 1) {
+                    let prologue = gate_of(GATED, 0, 0.0, at);
+                    self.sources.insert(x, Source { prologue, ..source });
+                } else {
+                    self.out.push(Node::SigmoidGate { x: source.x, gate: by });
+                }
+            }
+            (&Op::GatedNorm { x, .. }, &[Node::HeadNorm { x: row, w, eps, d_head, gate }]) => {
+                let fits = d_head.is_power_of_two() && (8..=256).contains(&d_head);
+                let is_next = matches!(ops.get(i + 1), Some(Op::Linear { x: next, .. }) if *next == x);
+                if fits && is_next && self.is_only_read_by(x, i, i + 1) {
+                    let at = Strided { ptr: gate, d_head, head: d_head, row: row.width };
+                    self.sources.insert(x, Source { x: row, prologue: gate_of(GATED_NORM, w, eps, at) });
+                } else {
+                    self.out.push(Node::HeadNorm { x: row, w, eps, d_head, gate });
+                }
+            }
+            (_, nodes) => self.out.extend_from_slice(nodes),
+        }
+        i + 1
+    }
+
+    /// The norms of a row that is only added to another; the next op.
+    fn post_norm(&mut self, i: usize) -> Option<usize> {
+        let ops = &self.plan.ops;
+        if self.posts.iter().any(|post| post.first == i) {
+            // It is done with the experts' sum.
+            return Some(i + 1);
+        }
+        let normed = |at: usize| match self.nodes[at].as_slice() {
+            &[Node::RmsNorm { x, w, eps, .. }] => Some((x, w, eps)),
+            _ => None,
+        };
+        if let Some(post) = self.posts.iter().find(|post| post.sum == i).copied() {
+            let (product, w, eps) = normed(post.first)?;
+            let [Node::Combine { x: row, norm_w, eps: eps_b, .. }] = self.nodes[post.combine].as_slice() else {
+                return None;
+            };
+            let (_, w_sum, eps_sum) = normed(i)?;
+            let [Node::Add { x, .. }] = self.nodes[post.add].as_slice() else { return None };
+            let scale = match post.scale.map(|at| self.nodes[at].as_slice()) {
+                Some([Node::ScaleBy { w, .. }]) => *w,
+                _ => 0,
+            };
+            let a = (View { ptr: self.room.shared, ..product }, w, eps);
+            let b = Some((*row, *norm_w, *eps_b));
+            self.out.push(Node::PostNorm(PostNormNode { x: *x, a, b, norm: Some((w_sum, eps_sum)), scale }));
+            return Some(post.scale.unwrap_or(post.add) + 1);
+        }
+        let (&Op::RmsNorm { x: from, residual: None, out, .. }, next) = (&ops[i], ops.get(i + 1)?) else {
+            return None;
+        };
+        let (to, y) = match *next {
+            Op::RmsNorm { x, residual: Some(y), .. } | Op::Add { x, y } => (x, y),
+            _ => return None,
+        };
+        if y != out || to == from || !self.is_only_read_by(out, i, i + 1) || self.plan.buf(to).width > MAX_POST {
+            return None;
+        }
+        let (a, w, eps) = normed(i)?;
+        let row = match self.nodes[i + 1].as_slice() {
+            [Node::RmsNorm { x, .. } | Node::Add { x, .. }] => *x,
+            _ => return None,
+        };
+        self.added.insert(out);
+        self.out.push(Node::PostNorm(PostNormNode { x: row, a: (a, w, eps), b: None, norm: None, scale: 0 }));
+        Some(i + 1)
+    }
+
+    /// What comes before a delta rule, and the rule; the next op.
+    fn delta(&mut self, i: usize) -> Option<usize> {
+        let ops = self.plan.ops.get(i..i + 8)?;
+        let [
+            Op::CausalConv { out: conv, .. },
+            Op::SplitHeads { x: whole, n_head: 1, parts },
+            Op::HeadNorm { x: q_normed, w: None, eps, .. },
+            Op::Scale { x: q_scaled, scale: q_scale },
+            Op::HeadNorm { x: k_normed, w: None, eps: k_eps, .. },
+            Op::Scale { x: k_scaled, scale: k_scale },
+            Op::DecayBeta { g_out, beta_out, .. },
+            Op::DeltaNet { q, k, v, g, beta, heads, .. },
+        ] = ops
+        else {
+            return None;
+        };
+        let (q, k, v, g, beta, heads) = (*q, *k, *v, *g, *beta, *heads);
+        let (qk, vs) = (heads.n_k_head * heads.d_k, heads.n_v_head * heads.d_v);
+        let fits = conv == whole
+            && *parts == [(qk, q), (qk, k), (vs, v)]
+            && [q_normed, q_scaled] == [&q; 2]
+            && [k_normed, k_scaled] == [&k; 2]
+            && eps == k_eps
+            && (*g_out, *beta_out) == (g, beta)
+            && heads.d_k.max(heads.d_v) <= 512
+            && self.is_only_read_by(*conv, i, i + 1)
+            && [q, k, v].iter().all(|&buf| self.readers(buf, i + 6) == [i + 7])
+            && self.is_only_read_by(g, i + 6, i + 7)
+            && self.is_only_read_by(beta, i + 6, i + 7);
+        if !fits {
+            return None;
+        }
+        let (&[Node::CausalConv { x, w, width, state, .. }], &[Node::DecayBeta { a, b, a_log, dt_bias, .. }]) =
+            (self.nodes[i].as_slice(), self.nodes[i + 6].as_slice())
+        else {
+            return None;
+        };
+        let [Node::DeltaNet { module, inputs, heads, state: rule, out }] = self.nodes[i + 7].as_slice() else {
+            return None;
+        };
+        // Every input begins at a multiple of 256 bytes.
+        let mut at = self.room.delta;
+        let inputs = inputs.map(|view| {
+            let ptr = at;
+            at += (4 * MAX_ROWS * view.width).next_multiple_of(256) as Ptr;
+            View { ptr, ..view }
+        });
+        let node = DeltaInNode {
+            module: self.modules.id(Key::sized(sources::DELTA_IN, "WIDTH", width)),
+            x,
+            w,
+            state,
+            heads: *heads,
+            out: inputs.map(|view| view.ptr),
+            a: a.ptr,
+            b: b.ptr,
+            a_log,
+            dt_bias,
+            scales: [*q_scale, *k_scale],
+            eps: *eps,
+        };
+        self.out.push(Node::DeltaIn(node));
+        let (module, heads, state, out) = (*module, *heads, *rule, *out);
+        self.out.push(Node::DeltaNet { module, inputs, heads, state, out });
+        Some(i + 8)
+    }
+
+    /// Products that share a row: matrices of two types a launch.
+    fn linear(&mut self, i: usize, buf: Buf, nodes: &[Node]) {
+        let ops = &self.plan.ops;
+        let Op::Linear { parts, .. } = &ops[i] else { return };
+        let mut groups: Vec<Vec<Part>> = Vec::new();
+        let mut x = None;
+        for node in nodes {
+            let Node::Linear { x: row, parts } = node else { continue };
+            x = Some(*row);
+            groups.push(parts.clone());
+        }
+        let Some(x) = x else { return };
+        let Source { x, prologue } = self.source(buf, x);
+        // An output that is only added to a row.
+        let next = match ops.get(i + 1) {
+            Some(&Op::RmsNorm { x: to, residual: Some(y), .. } | &Op::Add { x: to, y }) => Some((to, y)),
+            _ => None,
+        };
+        let mut add = false;
+        if let (Some((_, y)), [part]) = (next, parts.as_slice()) {
+            let row = match self.nodes[i + 1].as_slice() {
+                [Node::RmsNorm { x, .. } | Node::Add { x, .. }] => *x,
+                _ => return,
+            };
+            add = y == part.out && self.is_only_read_by(y, i, i + 1) && row.rows == x.rows;
+            if add {
+                groups[0][0].out = row;
+                self.added.insert(y);
+            }
+        }
+        if self.posts.iter().any(|post| post.first == i + 1) {
+            groups[0][0].out.ptr = self.room.shared;
+        }
+        let is_affine = |t: WeightType| matches!(t, WeightType::Affine(_));
+        while !groups.is_empty() {
+            let first = groups.remove(0);
+            let other = groups.iter().position(|g| !is_affine(g[0].w.dtype)).filter(|_| !is_affine(first[0].w.dtype));
+            let second = other.map(|at| groups.remove(at)).unwrap_or_default();
+            let module = match second.first() {
+                Some(part) => self.modules.id(Key::pair(sources::LINEAR_PAIR, first[0].w.dtype, part.w.dtype)),
+                None => first[0].w.module,
+            };
+            self.out.push(Node::FewLinear(FewLinearNode { x, module, parts: [first, second], prologue, add }));
+        }
+    }
+
+    /// The head norms, ropes, append and attention behind the product of op `i`; the op behind them.
+    fn attend(&mut self, i: usize) -> Option<usize> {
+        let ops = &self.plan.ops;
+        let end = (i + 1..ops.len()).find(|&j| {
+            !matches!(ops[j], Op::SplitHeads { .. } | Op::HeadNorm { .. } | Op::Rope { .. } | Op::KvAppend { .. })
+        })?;
+        let (&Op::Attention { q, out, .. }, &[Node::Attention(node)]) = (&ops[end], self.nodes[end].as_slice()) else {
+            return None;
+        };
+        let AttentionNode { cache, q: q_view, n_head, .. } = node;
+        let d = cache.d_k;
+        let fits = self.is_f16 && cache.v != 0 && !node.v_in_k && cache.d_v == d && matches!(d, 64 | 128 | 256);
+        let moves = self.readers(out, end).iter().all(|&j| {
+            matches!(ops[j], Op::Linear { .. } | Op::Select { .. })
+                || matches!(ops[j], Op::SigmoidGate { x, .. } if x == out)
+        });
+        if !fits || !moves {
+            return None;
+        }
+        let mut heads = Vec::new();
+        let mut small = Vec::new();
+        for j in i + 1..end {
+            match ops[j] {
+                Op::SplitHeads { .. } => heads.extend(self.nodes[j].iter().cloned()),
+                _ => small.extend(self.nodes[j].iter().cloned()),
+            }
+        }
+        let qkv = qkv_of(&small)?;
+        let part = |view: View, n_head: usize, cache: Ptr| {
+            let found = qkv.parts.iter().find(|part| part.x.ptr == view.ptr).copied();
+            found.unwrap_or(QkvPartNode {
+                x: view,
+                n_head,
+                d_head: d,
+                w: 0,
+                cache,
+                is_normed: false,
+                is_rotated: false,
+            })
+        };
+        let mut q_part = part(q_view, n_head, 0);
+        let k_part = *qkv.parts.iter().find(|part| part.cache == cache.k)?;
+        let v_part = *qkv.parts.iter().find(|part| part.cache == cache.v)?;
+        let others = qkv.parts.iter().any(|p| ![q_view.ptr, k_part.x.ptr, v_part.x.ptr].contains(&p.x.ptr));
+        if q_part.cache != 0 || others || [q_part, k_part, v_part].iter().any(|p| p.d_head != d) {
+            return None;
+        }
+        let mut q_stride = d;
+        let mut rest = Vec::new();
+        for node in heads {
+            let Node::Heads { whole, part, first, width, d_head, is_split: true } = node else { return None };
+            let ptr = whole.ptr + 4 * first as Ptr;
+            if part.ptr == q_view.ptr {
+                q_part.x.ptr = ptr;
+                q_stride = d_head;
+            } else {
+                rest.push((part, Strided { ptr, d_head: width, head: d_head, row: whole.width }, node));
+            }
+        }
+        // Gates of the same split are read where they lie.
+        for (view, strided, node) in rest {
+            let split = (i + 1..end).find_map(|j| match &ops[j] {
+                Op::SplitHeads { parts, .. } => {
+                    let nodes = &self.nodes[j];
+                    let at =
+                        nodes.iter().position(|n| matches!(n, Node::Heads { part, .. } if part.ptr == view.ptr))?;
+                    Some((j, parts[at].1))
+                }
+                _ => None,
+            });
+            let (j, buf) = split?;
+            let readers = self.readers(buf, j);
+            let is_gate = readers.len() == 1
+                && matches!(ops[readers[0]], Op::SigmoidGate { x, gate } if gate == buf && x == out)
+                && matches!(ops.get(readers[0] + 1), Some(Op::Linear { x, .. }) if *x == out)
+                && strided.d_head % 8 == 0
+                && self.is_only_read_by(out, readers[0], readers[0] + 1);
+            if is_gate {
+                self.strided.insert(buf, strided);
+            } else {
+                self.out.push(node);
+            }
+        }
+        let group = n_head / cache.n_kv;
+        let heads = group.next_power_of_two().min(8);
+        let to = View { ptr: self.room.attended, rows: Rows::Tokens, width: n_head * d };
+        let module = self.modules.id(Key::attend(d, heads));
+        self.out.push(Node::Attend(AttendNode {
+            module,
+            heads,
+            parts: [q_part, k_part, v_part],
+            q_stride,
+            rope: qkv.rope,
+            eps: qkv.eps,
+            attention: AttentionNode { out: to, ..node },
+            counters: self.room.counters + 4,
+        }));
+        self.sources.insert(out, Source { x: to, prologue: Prologue::default() });
+        let _ = q;
+        Some(end + 1)
+    }
+
+    /// A router with its experts and their sum.
+    fn route(&mut self, moe: Moe) -> Option<()> {
+        let ops = &self.plan.ops;
+        let (&Op::Linear { x: f, .. }, &Op::Experts { x: g, .. }) = (&ops[moe.linear], &ops[moe.experts]) else {
+            return None;
+        };
+        let [Node::Linear { x, parts }] = self.nodes[moe.linear].as_slice() else { return None };
+        let [Node::Route(route)] = self.nodes[moe.route].as_slice() else { return None };
+        let [Node::Experts(experts)] = self.nodes[moe.experts].as_slice() else { return None };
+        let [Node::Combine { x: row, add, weights, norm_w, eps, .. }] = self.nodes[moe.combine].as_slice() else {
+            return None;
+        };
+        let (route, experts, row) = (*route, *experts, *row);
+        let of_router = self.source(f, *x);
+        let dtype = parts[0].w.dtype;
+        let module = self.modules.id(Key::router(dtype, route.logits.width));
+        let node = RouterNode {
+            module,
+            x: of_router.x,
+            prologue: of_router.prologue,
+            parts: parts.clone(),
+            route,
+            counter: self.room.counters,
+            scale: moe.scale.unwrap_or(1.0),
+        };
+        self.out.push(Node::Router(node));
+        if let Some(&[Node::RmsNorm { x, w, eps, .. }]) = moe.norm.map(|at| self.nodes[at].as_slice()) {
+            let prologue = Prologue { w, kind: NORMED, eps, ..Prologue::default() };
+            self.sources.insert(g, Source { x, prologue });
+        }
+        let of_experts = self.source(g, experts.x);
+        let mut up = UpNode { experts, shared: None, prologue: of_experts.prologue };
+        up.experts.x = of_experts.x;
+        let module = self.modules.id(Key::typed(sources::EXPERTS_DOWN, experts.down.dtype));
+        let mut down = DownNode { module, experts, x: row, add: *add, weights: *weights, shared: None, share: 0 };
+        if let Some(shared) = moe.shared {
+            let hidden = View { ptr: self.room.shared, rows: experts.x.rows, width: experts.gate.n };
+            if let ([Node::GatedLinear { gate, up: of_up, .. }], [Node::Linear { parts, .. }]) =
+                (self.nodes[shared.gated].as_slice(), self.nodes[shared.down].as_slice())
+            {
+                up.shared = Some((*gate, *of_up, hidden));
+                down.shared = Some((parts[0].w, hidden));
+            }
+            if let Some([Node::SigmoidGate { gate, .. }]) = shared.gate.map(|at| self.nodes[at].as_slice()) {
+                down.share = gate.ptr;
+            }
+            if let Op::Linear { parts, .. } = &ops[shared.down] {
+                self.added.insert(parts[0].out);
+            }
+        }
+        self.out.push(Node::ExpertsUp(up));
+        self.out.push(Node::ExpertsDown(down));
+        if let &Op::Combine { x, norm: Some(norm), .. } = &ops[moe.combine] {
+            if self.is_absorbed(norm.out, x, moe.combine) {
+                let prologue = Prologue { w: *norm_w, kind: NORMED, eps: *eps, ..Prologue::default() };
+                self.sources.insert(norm.out, Source { x: row, prologue });
+            } else if self.posts.iter().any(|post| post.combine == moe.combine) {
+                // Its norm comes with the sum.
+            } else if let [Node::Combine { norm_out, .. }] = self.nodes[moe.combine].as_slice() {
+                let out = View { ptr: *norm_out, ..row };
+                self.out.push(Node::RmsNorm { x: row, residual: 0, w: *norm_w, eps: *eps, out });
+            }
+        }
+        Some(())
+    }
+}
+
+fn gate_of(kind: u32, w: Ptr, eps: f32, at: Strided) -> Prologue {
+    let Strided { ptr, d_head, head, row } = at;
+    let (d_head, gate_head, gate_row) = (d_head as u32, head as u32, row as u32);
+    Prologue { w, gate: ptr, kind, d_head, gate_head, gate_row, eps, reserved: 0 }
+}

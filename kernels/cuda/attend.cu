@@ -1,0 +1,277 @@
+// attend: attention of one new position a sequence, with what comes before it: head norms and ropes of q and k, and the
+// append of k and v. The last block of a token and a key-value head merges the splits, in their order.
+//
+// Compiled for a cache of f16: -DD, the width of keys and of values, a power of two of 64 to 256, and -DHEADS, query
+// heads of a block, a power of two up to 8.
+//
+// grid (T * tiles of heads, n_kv, n_splits), block 256: a block walks a share of the sequence's pages. D / 8 lanes hold a
+// row of a page, 8 numbers each, so that a warp reads whole rows; they multiply it with all heads, whose sums meet in a
+// butterfly. A warp has the softmax of a head; then every thread adds its 8 columns of its rows for all heads. The next
+// page comes meanwhile, and the first one before the wait, where it is not the page that this step writes to.
+#define KV_F16 1
+#include "cuda/kv.h"
+
+#define THREADS 256
+#define N_WARPS (THREADS / 32)
+// As in `nodes.rs`.
+#define MAX_SPLITS 64
+// Lanes of a row, rows that a block holds at a time, and how often that is for a page.
+#define LANES (D / 8)
+#define ROWS (THREADS / LANES)
+#define PASSES (PAGE / ROWS)
+// Heads whose sums are added over the warps at a time: 32 KiB.
+#define TOGETHER (HEADS * D <= 1024 ? HEADS : 1024 / D)
+
+// A head's row, normed and rotated, by a warp: `store(i, y)`. No lane reads what another has written.
+template <class Store>
+__device__ __forceinline__ void head_of(const Attend& a, const QkvPart& part, const float* x, u32 token,
+                                        const Store& store) {
+    const u32 lane = threadIdx.x % 32, half = part.is_rotated ? a.half : 0;
+    float r = 1.0f;
+    if (part.is_normed) {
+        float sum = 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < D; i += 32) sum += x[i + lane] * x[i + lane];
+        r = 1.0f / sqrtf(warp_sum(sum) / (float)D + a.eps);
+    }
+    const auto scaled = [&](u32 i) { return x[i] * r * (part.w ? part.w[i] : 1.0f); };
+    const float* angles = a.table + 2 * (u64)token * a.half;
+    for (u32 i = lane; i < half; i += 32) {
+        const u32 first = a.interleaved ? 2 * i : i, second = a.interleaved ? 2 * i + 1 : i + half;
+        const float u = scaled(first), v = scaled(second), cosine = angles[2 * i], sine = angles[2 * i + 1];
+        store(first, u * cosine - v * sine);
+        store(second, u * sine + v * cosine);
+    }
+    for (u32 i = 2 * half + lane; i < D; i += 32) store(i, scaled(i));
+}
+
+__device__ __forceinline__ void unpack(uint4 raw, float (&v)[8]) {
+    const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        v[2 * i] = kv_load((u16)(words[i] & 0xffff));
+        v[2 * i + 1] = kv_load((u16)(words[i] >> 16));
+    }
+}
+
+KERNEL __launch_bounds__(THREADS, 1) attend(const __grid_constant__ Attend a) {
+    __shared__ __align__(16) float q_rows[HEADS][D];
+    __shared__ __align__(16) float share[PAGE][HEADS];
+    __shared__ __align__(16) float sums[N_WARPS][TOGETHER][D];
+    __shared__ float rescale[HEADS], top[HEADS], total[HEADS];
+    __shared__ u32 is_last;
+    PDL_LAUNCH();
+
+    const u32 token = blockIdx.x / a.n_tiles, tile = blockIdx.x % a.n_tiles, kv_head = blockIdx.y, split = blockIdx.z;
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const u32 group = a.q.n_head / a.n_kv, first_head = kv_head * group + tile * HEADS;
+    const u32 n_heads = min((u32)HEADS, group - tile * HEADS);
+    // What the host sent is there before the first kernel of the step.
+    const u32 pos = a.step.positions[token];
+    const Chunk c = a.step.chunks[a.step.chunk_of[token]];
+    const u32 first_pos = a.window != 0 && pos + 1 > a.window ? pos + 1 - a.window : 0;
+    const u32 first_block = first_pos / PAGE, end_block = pos / PAGE + 1, n_blocks = end_block - first_block;
+    // The splits' shares of the blocks, in order; late ones may be empty.
+    const u32 each = (n_blocks + a.n_splits - 1) / a.n_splits;
+    const u32 begin = first_block + min(split * each, n_blocks), end = first_block + min((split + 1) * each, n_blocks);
+    const bool has_new = begin < end && end == end_block;
+
+    const u32 row = threadIdx.x / LANES, column = threadIdx.x % LANES * 8;
+    uint4 keys[PASSES], values[PASSES];
+    const auto load = [&](u32 block) {
+        const u64 page = ((u64)page_of(a.step, c, a.windowed, block) * a.n_kv + kv_head) * PAGE;
+#pragma unroll
+        for (int i = 0; i < PASSES; i++) {
+            const u32 p = block * PAGE + i * ROWS + row;
+            // What was never written may be NaN, and is not read.
+            const bool is_seen = p >= first_pos && p <= pos;
+            const u64 at = (page + i * ROWS + row) * D + column;
+            keys[i] = is_seen ? *(const uint4*)((const Kv*)a.k_cache + at) : make_uint4(0, 0, 0, 0);
+            values[i] = is_seen ? *(const uint4*)((const Kv*)a.v_cache + at) : make_uint4(0, 0, 0, 0);
+        }
+    };
+    const bool is_early = begin < end && !(has_new && begin + 1 == end);
+    if (is_early) load(begin);
+    if (threadIdx.x < D / 8 && a.q.w) prefetch(a.q.w + 8 * threadIdx.x);
+    if (threadIdx.x < D / 8 && a.k.w) prefetch(a.k.w + 8 * threadIdx.x);
+    PDL_WAIT();
+
+    if (has_new && warp < 2) {
+        // Blocks of other heads store the same bits.
+        const QkvPart& part = warp == 0 ? a.k : a.v;
+        const u64 page = ((u64)page_of(a.step, c, a.windowed, pos / PAGE) * a.n_kv + kv_head) * PAGE + pos % PAGE;
+        Kv* cache = (Kv*)(warp == 0 ? a.k_cache : a.v_cache) + page * D;
+        head_of(a, part, part.x + ((u64)token * a.n_kv + kv_head) * D, token, [&](u32 i, float y) { cache[i] = kv_store(y); });
+    }
+    for (u32 h = warp; h < HEADS; h += N_WARPS) {
+        // Heads that are not there repeat the last one.
+        const u32 head = first_head + min(h, n_heads - 1);
+        head_of(a, a.q, a.q.x + ((u64)token * a.q.n_head + head) * a.q_stride, token, [&](u32 i, float y) { q_rows[h][i] = y; });
+    }
+    __syncthreads();
+    float q[HEADS][8], acc[HEADS][8];
+#pragma unroll
+    for (int h = 0; h < HEADS; h++) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            q[h][i] = q_rows[h][column + i];
+            acc[h][i] = 0.0f;
+        }
+    }
+    if (!is_early && begin < end) load(begin);
+    // Of the warp's head, the same in all its lanes.
+    float its_top = -INF, its_total = 0.0f;
+
+    for (u32 block = begin; block < end; block++) {
+        uint4 page_values[PASSES];
+#pragma unroll
+        for (int i = 0; i < PASSES; i++) {
+            float k[8], s[HEADS];
+            unpack(keys[i], k);
+            page_values[i] = values[i];
+#pragma unroll
+            for (int h = 0; h < HEADS; h++) {
+                s[h] = 0.0f;
+#pragma unroll
+                for (int j = 0; j < 8; j++) s[h] += k[j] * q[h][j];
+            }
+            // Each step halves the heads that a lane has sums of, then lanes of the same head add up theirs.
+#pragma unroll
+            for (int n = HEADS / 2; n > 0; n /= 2) {
+                const bool is_upper = lane & n;
+#pragma unroll
+                for (int h = 0; h < n; h++) {
+                    const float kept = is_upper ? s[h + n] : s[h], sent = is_upper ? s[h] : s[h + n];
+                    s[h] = kept + __shfl_xor_sync(FULL_MASK, sent, n);
+                }
+            }
+#pragma unroll
+            for (int step = HEADS; step < LANES; step *= 2) s[0] += __shfl_xor_sync(FULL_MASK, s[0], step);
+            if (threadIdx.x % LANES < HEADS) share[i * ROWS + row][threadIdx.x % HEADS] = s[0];
+        }
+        if (block + 1 < end) load(block + 1);
+        __syncthreads();
+        if (warp < HEADS) {
+            const u32 p = block * PAGE + lane;
+            const bool is_seen = p >= first_pos && p <= pos;
+            float s = -INF;
+            if (is_seen) {
+                s = share[lane][warp] * a.scale;
+                if (a.softcap != 0.0f) s = a.softcap * tanhf(s / a.softcap);
+            }
+            const float old = its_top, now = fmaxf(old, warp_max(s));
+            // A page holds at least one position that is seen. Where no score is finite IEEE makes NaN, as the formula
+            // does.
+            const float x = !is_seen ? 0.0f : expf(s - now), factor = old == -INF ? 0.0f : expf(old - now);
+            its_total = its_total * factor + warp_sum(x);
+            its_top = now;
+            share[lane][warp] = x;
+            if (lane == 0) rescale[warp] = factor;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < HEADS * 8; i++) acc[i / 8][i % 8] *= rescale[i / 8];
+#pragma unroll
+        for (int i = 0; i < PASSES; i++) {
+            float v[8];
+            unpack(page_values[i], v);
+#pragma unroll
+            for (int h = 0; h < HEADS; h++) {
+                const float x = share[i * ROWS + row][h];
+#pragma unroll
+                for (int j = 0; j < 8; j++) acc[h][j] += x * v[j];
+            }
+        }
+        // The next page's scores go where these shares are.
+        __syncthreads();
+    }
+
+    if (warp < HEADS && lane == 0) {
+        top[warp] = its_top;
+        total[warp] = its_total;
+    }
+    // Rows of a warp, then warps.
+#pragma unroll
+    for (int i = 0; i < HEADS * 8; i++) {
+#pragma unroll
+        for (int step = LANES; step < 32; step *= 2) acc[i / 8][i % 8] += __shfl_xor_sync(FULL_MASK, acc[i / 8][i % 8], step);
+    }
+    const u64 place = (u64)(token * a.n_tiles + tile) * a.n_kv + kv_head;
+    float* partial = a.partial + place * a.n_splits * HEADS * (D + 4);
+    float* stats = partial + (u64)a.n_splits * HEADS * D; // [n_splits, HEADS, 2]
+    float* out = a.out + ((u64)token * a.q.n_head + first_head) * D;
+#pragma unroll
+    for (int first = 0; first < HEADS; first += TOGETHER) {
+        __syncthreads();
+        if (lane < LANES) {
+#pragma unroll
+            for (int i = 0; i < TOGETHER * 8; i++) sums[warp][i / 8][column + i % 8] = acc[first + i / 8][i % 8];
+        }
+        __syncthreads();
+        for (u32 i = threadIdx.x; i < TOGETHER * D; i += THREADS) {
+            const u32 h = first + i / D;
+            float sum = 0.0f;
+#pragma unroll
+            for (int w = 0; w < N_WARPS; w++) sum += sums[w][i / D][i % D];
+            if (a.n_splits > 1) {
+                partial[((u64)split * HEADS + h) * D + i % D] = sum;
+            } else if (h < n_heads) {
+                float by = total[h], factor = 1.0f;
+                if (a.sinks) {
+                    const float sink = a.sinks[first_head + h], now = fmaxf(top[h], sink);
+                    factor = top[h] == -INF ? 0.0f : expf(top[h] - now);
+                    by = by * factor + expf(sink - now);
+                }
+                out[h * D + i % D] = sum * factor / by;
+            }
+        }
+    }
+    if (a.n_splits == 1) return;
+    if (threadIdx.x < HEADS) {
+        stats[(split * HEADS + threadIdx.x) * 2] = top[threadIdx.x];
+        stats[(split * HEADS + threadIdx.x) * 2 + 1] = total[threadIdx.x];
+    }
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) is_last = atomicAdd(a.counters + place, 1) == a.n_splits - 1;
+    __syncthreads();
+    if (!is_last) return;
+    __threadfence();
+    if (threadIdx.x == 0) a.counters[place] = 0;
+
+    // A warp finds a head's factors, divided by their sum.
+    __shared__ float factors[MAX_SPLITS][HEADS];
+    if (warp < n_heads) {
+        const float sink = a.sinks ? a.sinks[first_head + warp] : -INF;
+        float tops[MAX_SPLITS / 32], totals[MAX_SPLITS / 32], best = sink, by = 0.0f;
+#pragma unroll
+        for (int j = 0; j < MAX_SPLITS / 32; j++) {
+            const u32 s = j * 32 + lane;
+            tops[j] = s < a.n_splits ? __ldcg(stats + (s * HEADS + warp) * 2) : -INF;
+            totals[j] = s < a.n_splits ? __ldcg(stats + (s * HEADS + warp) * 2 + 1) : 0.0f;
+            best = fmaxf(best, tops[j]);
+        }
+        best = warp_max(best);
+#pragma unroll
+        for (int j = 0; j < MAX_SPLITS / 32; j++) {
+            // A split without positions adds nothing.
+            tops[j] = tops[j] == -INF && totals[j] == 0.0f ? 0.0f : expf(tops[j] - best);
+            by += totals[j] * tops[j];
+        }
+        by = warp_sum(by) + (a.sinks ? expf(sink - best) : 0.0f);
+#pragma unroll
+        for (int j = 0; j < MAX_SPLITS / 32; j++) factors[j * 32 + lane][warp] = tops[j] / by;
+    }
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < n_heads * (D / 4); i += THREADS) {
+        const u32 h = i / (D / 4), at = i % (D / 4) * 4;
+        float4 y = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 16
+        for (u32 s = 0; s < a.n_splits; s++) {
+            const float4 x = __ldcg((const float4*)(partial + ((u64)s * HEADS + h) * D + at));
+            const float factor = factors[s][h];
+            y.x += factor * x.x, y.y += factor * x.y, y.z += factor * x.z, y.w += factor * x.w;
+        }
+        *(float4*)(out + h * D + at) = y;
+    }
+}

@@ -1,0 +1,190 @@
+// The choice of a row's experts, best first, ties to the lower id, and their weights, by one warp. Compiled for a number
+// of experts: -DN_EXPERT.
+//
+// Scores are found in f64 and compared in f32, as the reference does, so that near ties fall the same way; where shares
+// of the chosen experts alone are wanted, logits are compared. A row without an answer (NaN among the logits, no finite
+// weights) takes the first experts with weights of NaN and leaves its token in `faults`, where the smallest (router,
+// token) of a chunk stays.
+#pragma once
+
+#include "cuda/common.h"
+#include "cuda/args.h"
+
+enum Score : u32 { SCORE_SOFTMAX = 0, SCORE_SIGMOID = 1, SCORE_RAW = 2 };
+
+#define EACH ((N_EXPERT + 31) / 32)
+#define MAX_USED 32
+
+__device__ __forceinline__ double warp_sum_f64(double x) {
+    for (int step = 16; step > 0; step >>= 1) x += __shfl_xor_sync(FULL_MASK, x, step);
+    return x;
+}
+
+// A number whose order as an integer is the order of the float; both zeros are the same. No float but NaN gives 0.
+__device__ __forceinline__ u32 ordered(float x) {
+    const u32 bits = __float_as_uint(x + 0.0f);
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+// Indices of the `n_best` best of values[0..n], best first, ties to the lower index, into `best`. A lane holds the
+// numbers lane, lane + 32, ...; those taken become 0, which is below every number.
+template <int EACH_LANE>
+__device__ __forceinline__ void best_of(const float* values, u32 n, u32 n_best, u32* best) {
+    const u32 lane = threadIdx.x % 32;
+    u32 key[EACH_LANE];
+#pragma unroll
+    for (int j = 0; j < EACH_LANE; j++) {
+        const u32 i = j * 32 + lane;
+        key[j] = i < n ? ordered(values[i]) : 0;
+    }
+    for (u32 b = 0; b < n_best; b++) {
+        u32 top = key[0], at = 0;
+#pragma unroll
+        for (int j = 1; j < EACH_LANE; j++) {
+            if (key[j] > top) {
+                top = key[j];
+                at = j;
+            }
+        }
+        const u32 all = __reduce_max_sync(FULL_MASK, top);
+        const u32 index = __reduce_min_sync(FULL_MASK, top == all ? at * 32 + lane : ~0u);
+        if (lane == 0) best[b] = index;
+#pragma unroll
+        for (int j = 0; j < EACH_LANE; j++) {
+            if (j * 32 + lane == index) key[j] = 0;
+        }
+    }
+    __syncwarp();
+}
+
+// What a warp works with.
+struct RouteScratch {
+    double score[N_EXPERT];
+    float choice[N_EXPERT], worth[N_EXPERT];
+    u32 open[MAX_USED], ids[MAX_USED];
+};
+
+// A whole warp takes row `row`, whose logits other blocks may just have written.
+__device__ __forceinline__ void route_row(const Route& a, u64 row, const float* logits, RouteScratch& s) {
+    const u32 lane = threadIdx.x % 32;
+    bool is_bad = false;
+    if (a.score == SCORE_SOFTMAX && a.renormalise && a.eps == 0.0f && !a.bias && a.n_group == 0) {
+        // Shares of the chosen alone: logits order experts as their scores do.
+        for (u32 e = lane; e < N_EXPERT; e += 32) {
+            const float l = __ldcg(logits + e);
+            is_bad |= !(fabsf(l) < INF);
+            s.choice[e] = l;
+        }
+        __syncwarp();
+        is_bad = __any_sync(FULL_MASK, is_bad);
+        if (!is_bad) {
+            best_of<EACH>(s.choice, N_EXPERT, a.n_used, s.ids);
+            const bool has_slot = lane < a.n_used;
+            const u32 id = has_slot ? s.ids[lane] : s.ids[0];
+            const float share = has_slot ? expf(s.choice[id] - s.choice[s.ids[0]]) : 0.0f;
+            float weight = share / warp_sum(share) * a.scale;
+            if (a.expert_scale) weight *= a.expert_scale[id];
+            if (!__any_sync(FULL_MASK, has_slot && !(fabsf(weight) < INF))) {
+                if (has_slot) {
+                    a.ids[(u64)row * a.n_used + lane] = id;
+                    a.weights[(u64)row * a.n_used + lane] = weight;
+                }
+                return;
+            }
+        }
+        is_bad = false;
+    }
+
+    float top = -INF;
+    for (u32 e = lane; e < N_EXPERT; e += 32) {
+        const float l = __ldcg(logits + e);
+        is_bad |= l != l;
+        top = fmaxf(top, l);
+    }
+    top = warp_max(top);
+    double total = 1.0;
+    if (a.score == SCORE_SOFTMAX) {
+        is_bad |= !(top > -INF && top < INF);
+        double sum = 0.0;
+        for (u32 e = lane; e < N_EXPERT; e += 32) {
+            const double worth = exp((double)__ldcg(logits + e) - (double)top);
+            s.score[e] = worth;
+            sum += worth;
+        }
+        total = warp_sum_f64(sum);
+    } else {
+        for (u32 e = lane; e < N_EXPERT; e += 32) {
+            const double l = __ldcg(logits + e);
+            s.score[e] = a.score == SCORE_SIGMOID ? 1.0 / (1.0 + exp(-l)) : l;
+        }
+    }
+    // Without a bias the logits order experts as their scores do, also where scores round to the same number.
+    for (u32 e = lane; e < N_EXPERT; e += 32) {
+        if (a.score == SCORE_SOFTMAX) s.score[e] = s.score[e] / total;
+        float v = __ldcg(logits + e);
+        if (a.bias) {
+            v = (float)s.score[e] + a.bias[e];
+        } else if (a.group_sums) {
+            v = (float)s.score[e];
+        }
+        is_bad |= v != v;
+        s.choice[e] = v;
+    }
+    is_bad = __any_sync(FULL_MASK, is_bad);
+    __syncwarp();
+
+    if (!is_bad && a.n_group > 0) {
+        const u32 size = N_EXPERT / a.n_group;
+        for (u32 g = lane; g < a.n_group; g += 32) {
+            float first = -INF, second = -INF;
+            for (u32 e = g * size; e < (g + 1) * size; e++) {
+                const float v = s.choice[e];
+                if (v > first) {
+                    second = first;
+                    first = v;
+                } else if (v > second) {
+                    second = v;
+                }
+            }
+            s.worth[g] = a.group_sums ? first + second : first;
+        }
+        __syncwarp();
+        best_of<EACH>(s.worth, a.n_group, a.n_group_used, s.open);
+        for (u32 e = lane; e < N_EXPERT; e += 32) {
+            bool is_open = false;
+            for (u32 i = 0; i < a.n_group_used; i++) is_open |= s.open[i] == e / size;
+            if (!is_open) s.choice[e] = -INF;
+        }
+        __syncwarp();
+    }
+
+    float weight = 0.0f;
+    if (!is_bad) {
+        best_of<EACH>(s.choice, N_EXPERT, a.n_used, s.ids);
+        // Lane s has slot s.
+        const bool has_slot = lane < a.n_used;
+        const u32 id = has_slot ? s.ids[lane] : 0;
+        double w = has_slot ? s.score[id] : 0.0;
+        if (a.score == SCORE_RAW) {
+            float best = has_slot ? (float)w : -INF;
+            best = warp_max(best);
+            is_bad |= !(best > -INF && best < INF);
+            w = has_slot ? exp((double)(float)w - (double)best) : 0.0;
+            w /= warp_sum_f64(w);
+        }
+        if (a.renormalise) w /= warp_sum_f64(w) + (double)a.eps;
+        w *= (double)a.scale;
+        if (a.expert_scale) w *= (double)a.expert_scale[id];
+        weight = (float)w;
+        is_bad |= has_slot && !(fabsf(weight) < INF);
+        is_bad = __any_sync(FULL_MASK, is_bad);
+    }
+    if (lane < a.n_used) {
+        a.ids[(u64)row * a.n_used + lane] = is_bad ? lane : s.ids[lane];
+        a.weights[(u64)row * a.n_used + lane] = is_bad ? QNAN : weight;
+    }
+    if (is_bad && lane == 0) {
+        const u32 token = a.of_outputs ? a.step.rows[row] : row;
+        atomicMin(a.step.faults + a.step.chunk_of[token], a.router << 20 | token);
+    }
+}

@@ -1,0 +1,315 @@
+// The kernels of steps of few tokens, for one type, against sums in double: emulated on this machine (`host/run.sh`).
+#include "emulate.h"
+
+#define WEIGHT_HEADER_B "quant/q8_0.h"
+#define WEIGHT_B q8_0
+#define N_EXPERT 37
+#define D 64
+#define HEADS 4
+
+#include "cuda/attend.cu"
+#undef THREADS
+#undef N_WARPS
+#undef ROWS
+#undef LANES
+#include "cuda/experts.cu"
+#undef TILE
+#undef GATED_TILE
+#include "cuda/experts_down.cu"
+#undef AHEAD
+#undef WARPS
+#undef EACH
+#include "cuda/linear.cu"
+#undef VEC
+#undef TILE
+#include "cuda/linear_pair.cu"
+#include "cuda/router.cu"
+
+alignas(16) uint4 shared[65536 / 16];
+
+#include "weights.h"
+
+static double sigma(double x) { return 1 / (1 + exp(-x)); }
+
+// Rows as a prologue leaves them, in double, and rounded for `Weights::dot`.
+static Array<float> after(const Prologue& p, const Array<float>& x, u32 rows, u32 k) {
+    Array<float> out(x.size());
+    for (u32 t = 0; t < rows; t++) {
+        const u32 d = p.kind == NORMED ? k : p.d_head;
+        for (u32 i = 0; i < k; i++) {
+            const u64 at = (u64)t * k + i;
+            if (p.kind == PLAIN) {
+                out[at] = x[at];
+                continue;
+            }
+            double squares = 0;
+            for (u32 j = i / d * d; j < i / d * d + d; j++) squares += (double)x[(u64)t * k + j] * x[(u64)t * k + j];
+            const double r = 1 / sqrt(squares / d + p.eps);
+            const double g = p.gate ? p.gate[(u64)t * p.gate_row + i / d * p.gate_head + i % d] : 0;
+            out[at] = (float)(p.kind == NORMED  ? x[at] * r * p.w[i]
+                              : p.kind == GATED ? x[at] * sigma(g)
+                                                : x[at] * r * p.w[i % d] * g * sigma(g));
+        }
+    }
+    return out;
+}
+
+typedef void (*LinearKernel)(const Linear);
+
+static void test_linear(const char* name, LinearKernel kernel, u32 rows, u32 k, u32 n, Prologue p, bool add, u32 blocks) {
+    const Array<float> x = normals((size_t)rows * k), gain = normals(k), gate = normals((size_t)rows * k * 2 + 64);
+    p.eps = 1e-2f;
+    if (p.kind == NORMED || p.kind == GATED_NORM) p.w = gain.data();
+    if (p.kind == GATED || p.kind == GATED_NORM) p.gate = gate.data() + 8;
+    const Weights w(n, k);
+    Array<float> out = normals((size_t)rows * n);
+    const Array<float> before = out, in = after(p, x, rows, k);
+    Linear a = {x.data(), rows, k, 1, add, p, {}};
+    a.parts[0] = {w.matrix, nullptr, out.data(), n};
+    launch({blocks, 1, 1}, VEC_THREADS, SHARED, kernel, a);
+    std::vector<double> want;
+    for (u32 t = 0; t < rows; t++) {
+        for (u32 j = 0; j < n; j++) want.push_back(w.dot(j, &in[(size_t)t * k], k) + (add ? before[t * n + j] : 0));
+    }
+    check(name, out, want, 2 * VEC_LIMIT);
+}
+
+static void test_router(u32 rows, u32 k) {
+    const Array<float> x = normals((size_t)rows * k), gain = normals(k);
+    Prologue p = {};
+    p.kind = NORMED, p.w = gain.data(), p.eps = 1e-2f;
+    const Array<float> in = after(p, x, rows, k);
+    const Weights w(N_EXPERT, k), share(1, k);
+    Array<float> logits(rows * N_EXPERT, NAN), gate(rows, NAN), weights(rows * 4, NAN);
+    Array<u32> ids(rows * 4, 99), faults(1, ~0u), chunk_of(rows, 0);
+    u32 counter = 0;
+    Router a = {};
+    a.linear = {x.data(), rows, k, 2, 0, p, {}};
+    a.linear.parts[0] = {w.matrix, nullptr, logits.data(), N_EXPERT};
+    a.linear.parts[1] = {share.matrix, nullptr, gate.data(), 1};
+    a.route.ids = ids.data(), a.route.weights = weights.data(), a.route.rows = rows, a.route.n_used = 4;
+    a.route.renormalise = 1, a.route.scale = 1, a.route.step.faults = faults.data();
+    a.route.step.chunk_of = chunk_of.data();
+    a.counter = &counter, a.scale = 1;
+    launch({N_EXPERT + 1, 1, 1}, 128, 0, router, a);
+    std::vector<double> want, want_gate, want_weights;
+    for (u32 t = 0; t < rows; t++) {
+        for (u32 e = 0; e < N_EXPERT; e++) want.push_back(w.dot(e, &in[(size_t)t * k], k));
+        want_gate.push_back(share.dot(0, &in[(size_t)t * k], k));
+        std::vector<u32> order(N_EXPERT);
+        for (u32 e = 0; e < N_EXPERT; e++) order[e] = e;
+        const float* row = &logits[t * N_EXPERT];
+        std::stable_sort(order.begin(), order.end(), [&](u32 a, u32 b) { return row[a] > row[b]; });
+        double sum = 0;
+        for (u32 s = 0; s < 4; s++) sum += exp((double)row[order[s]] - row[order[0]]);
+        for (u32 s = 0; s < 4; s++) {
+            failures += ids[t * 4 + s] != order[s];
+            want_weights.push_back(exp((double)row[order[s]] - row[order[0]]) / sum);
+        }
+    }
+    failures += counter != 0;
+    check("router logits", logits, want, 1e-5);
+    check("router other part", gate, want_gate, 1e-5);
+    check("router weights", weights, want_weights, 1e-6);
+}
+
+static double act(double g, double u) { return g / (1 + exp(-g)) * u; }
+
+static void test_experts(u32 rows, u32 n_used, u32 d, u32 d_ff, bool has_shared) {
+    const u32 n_expert = 5, pairs = rows * n_used;
+    Array<float> x = normals((size_t)rows * d), gain = normals(d);
+    Prologue p = {};
+    p.kind = NORMED, p.w = gain.data(), p.eps = 1e-2f;
+    const Weights gate((u64)n_expert * d_ff, d), up((u64)n_expert * d_ff, d), down((u64)n_expert * d, d_ff);
+    const Weights sgate(d_ff, d), sup(d_ff, d), sdown(d, d_ff);
+    for (float& v : gain) v *= gate.inverse(d);
+    const Array<float> in = after(p, x, rows, d);
+    Array<u32> ids;
+    for (u32 i = 0; i < pairs; i++) ids.push_back((u32)(uniform() * n_expert));
+    Array<float> hidden((size_t)pairs * d_ff, NAN), shidden((size_t)rows * d_ff, NAN);
+    Experts a = {};
+    a.x = x.data(), a.ids = ids.data(), a.w = gate.matrix, a.up = up.matrix, a.out = hidden.data();
+    a.rows = rows, a.n_used = n_used, a.n_expert = n_expert, a.n = d_ff, a.k = d, a.prologue = p;
+    a.n_shared = has_shared, a.shared_w = sgate.matrix, a.shared_up = sup.matrix, a.shared_out = shidden.data();
+    launch({2, pairs + (has_shared ? rows : 0), 1}, VEC_THREADS, SHARED, experts_gated_vec, a);
+    std::vector<double> want;
+    for (u32 pair = 0; pair < pairs; pair++) {
+        const float* row = &in[(size_t)(pair / n_used) * d];
+        for (u32 i = 0; i < d_ff; i++) {
+            const u64 at = (u64)ids[pair] * d_ff + i;
+            want.push_back(act(gate.dot(at, row, d), up.dot(at, row, d)));
+        }
+    }
+    check("experts behind a norm", hidden, want, 4 * VEC_LIMIT);
+    if (has_shared) {
+        want.clear();
+        for (u32 t = 0; t < rows; t++) {
+            for (u32 i = 0; i < d_ff; i++)
+                want.push_back(act(sgate.dot(i, &in[(size_t)t * d], d), sup.dot(i, &in[(size_t)t * d], d)));
+        }
+        check("shared expert behind a norm", shidden, want, 4 * VEC_LIMIT);
+    }
+    const Array<float> h = normals((size_t)pairs * d_ff), sh = normals((size_t)rows * d_ff), share = normals(rows);
+    const Array<float> weights = normals(pairs), bias = normals((size_t)n_expert * d);
+    const Array<float> before = x;
+    const ExpertsDown b = {h.data(), has_shared ? sh.data() : nullptr, share.data(), ids.data(), weights.data(),
+                           down.matrix, sdown.matrix, bias.data(), x.data(), rows, n_used, n_expert, d, d_ff, 1};
+    launch({(d + 15) / 16, rows, 1}, VEC_THREADS, SHARED, experts_down, b);
+    want.clear();
+    for (u32 t = 0; t < rows; t++) {
+        for (u32 i = 0; i < d; i++) {
+            double sum = before[(size_t)t * d + i];
+            for (u32 s = 0; s < n_used; s++) {
+                const u32 pair = t * n_used + s;
+                const u64 at = (u64)ids[pair] * d + i;
+                sum += weights[pair] * (down.dot(at, &h[(size_t)pair * d_ff], d_ff) + bias[at]);
+            }
+            if (has_shared) sum += sigma(share[t]) * sdown.dot(i, &sh[(size_t)t * d_ff], d_ff);
+            want.push_back(sum);
+        }
+    }
+    check(has_shared ? "experts down, shared" : "experts down", x, want, 2 * VEC_LIMIT);
+}
+
+static void test_pair() {
+    const u32 rows = 2, k = 512, n = 19, n_b = 11;
+    const Array<float> x = normals((size_t)rows * k);
+    const Weights w(n, k);
+    Array<u8> other((size_t)n_b * k / 32 * 34 + 16, 0);
+    std::vector<float> values((size_t)n_b * k);
+    for (size_t b = 0; b < (size_t)n_b * k / 32; b++) {
+        other[b * 34 + 1] = 0x3c; // 1
+        for (u32 i = 0; i < 32; i++) {
+            other[b * 34 + 2 + i] = (u8)(i8)(uniform() * 255 - 127);
+            values[b * 32 + i] = (i8)other[b * 34 + 2 + i];
+        }
+    }
+    Array<float> out(rows * n, NAN), out_b(rows * n_b, NAN);
+    LinearPair a = {};
+    a.a = {x.data(), rows, k, 1, 0, {}, {}}, a.b = a.a, a.blocks_a = 2;
+    a.a.parts[0] = {w.matrix, nullptr, out.data(), n};
+    a.b.parts[0] = {{other.data()}, nullptr, out_b.data(), n_b};
+    launch({5, 1, 1}, VEC_THREADS, SHARED, linear_pair_vec2, a);
+    std::vector<double> want, want_b;
+    for (u32 t = 0; t < rows; t++) {
+        for (u32 j = 0; j < n; j++) want.push_back(w.dot(j, &x[(size_t)t * k], k));
+        for (u32 j = 0; j < n_b; j++) {
+            double sum = 0;
+            for (u32 i = 0; i < k; i++) sum += (double)values[(size_t)j * k + i] * x[(size_t)t * k + i];
+            want_b.push_back(sum);
+        }
+    }
+    check("pair, first type", out, want, VEC_LIMIT);
+    check("pair, second type", out_b, want_b, 2e-4);
+}
+
+// One new position of each of several sequences.
+static void test_attend(u32 n_splits, u32 window, bool sinks, u32 group, u32 q_stride) {
+    const u32 n_kv = 2, n_head = n_kv * group, tiles = (group + HEADS - 1) / HEADS, half = 12;
+    const std::vector<u32> positions = {70, 0, 31, 64};
+    const u32 rows = positions.size(), per = 4;
+    const Array<float> q = normals((size_t)rows * n_head * q_stride), k = normals((size_t)rows * n_kv * D);
+    const Array<float> v = normals((size_t)rows * n_kv * D), wq = normals(D), wk = normals(D), sink = normals(n_head);
+    Array<float> table(rows * half * 2), out((size_t)rows * n_head * D, NAN);
+    for (u32 i = 0; i < rows * half; i++) {
+        const double angle = uniform() * 6;
+        table[2 * i] = (float)cos(angle), table[2 * i + 1] = (float)sin(angle);
+    }
+    const size_t plane = (size_t)rows * per * n_kv * PAGE * D;
+    Array<u16> keys(plane, 0x7e00), values(plane, 0x7e00); // NaN where nothing was written
+    const auto at = [&](u32 t, u32 head, u32 p) { return (((size_t)(t * per + p / PAGE) * n_kv + head) * PAGE + p % PAGE) * D; };
+    for (u32 t = 0; t < rows; t++) {
+        for (u32 h = 0; h < n_kv; h++) {
+            for (u32 p = 0; p < positions[t]; p++) {
+                for (u32 i = 0; i < D; i++)
+                    keys[at(t, h, p) + i] = kv_store(normal()), values[at(t, h, p) + i] = kv_store(normal());
+            }
+        }
+    }
+    Array<u32> pos, chunk_of, pages;
+    Array<Chunk> chunks;
+    for (u32 t = 0; t < rows; t++) {
+        pos.push_back(positions[t]), chunk_of.push_back(t);
+        chunks.push_back({t, 1, positions[t], t * per, 0, 0, 0, 0});
+        for (u32 i = 0; i < per; i++) pages.push_back(t * per + i);
+    }
+    Array<float> partial((size_t)rows * n_kv * tiles * n_splits * HEADS * (D + 4), NAN);
+    Array<u32> counters(rows * n_kv * tiles, 0);
+    Attend a = {};
+    a.step.positions = pos.data(), a.step.chunk_of = chunk_of.data(), a.step.chunks = chunks.data();
+    a.step.pages = pages.data();
+    a.q = {(float*)q.data(), wq.data(), nullptr, n_head, D, 1, 1};
+    a.k = {(float*)k.data(), wk.data(), keys.data(), n_kv, D, 1, 1};
+    a.v = {(float*)v.data(), nullptr, values.data(), n_kv, D, 0, 0};
+    a.table = table.data(), a.k_cache = keys.data(), a.v_cache = values.data();
+    a.sinks = sinks ? sink.data() : nullptr, a.out = out.data(), a.partial = partial.data();
+    a.counters = counters.data(), a.n_kv = n_kv, a.n_splits = n_splits, a.window = window;
+    a.half = half, a.q_stride = q_stride, a.n_tiles = tiles, a.scale = 0.125f, a.eps = 1e-2f;
+    launch({rows * tiles, n_kv, n_splits}, 256, 0, attend, a);
+    const auto turned = [&](const float* x, const float* w, u32 t) {
+        std::vector<double> y(D);
+        double squares = 0;
+        for (u32 i = 0; i < D; i++) squares += (double)x[i] * x[i];
+        for (u32 i = 0; i < D; i++) y[i] = x[i] / sqrt(squares / D + a.eps) * w[i];
+        for (u32 i = 0; i < half; i++) {
+            const double u = y[i], z = y[i + half], c = table[2 * (t * half + i)], s = table[2 * (t * half + i) + 1];
+            y[i] = u * c - z * s, y[i + half] = u * s + z * c;
+        }
+        return y;
+    };
+    const auto half_of = [](u16 bits) { return (double)float_of_f16(bits); };
+    std::vector<double> want;
+    for (u32 t = 0; t < rows; t++) {
+        for (u32 h = 0; h < n_head; h++) {
+            const u32 g = h / group;
+            const auto new_k = turned(&k[((size_t)t * n_kv + g) * D], wk.data(), t);
+            const auto query = turned(&q[((size_t)t * n_head + h) * q_stride], wq.data(), t);
+            for (u32 i = 0; i < D; i++) {
+                failures += keys[at(t, g, positions[t]) + i] == 0x7e00;
+                failures += fabs(half_of(keys[at(t, g, positions[t]) + i]) - new_k[i]) > 4e-3;
+                failures += values[at(t, g, positions[t]) + i] != kv_store(v[((size_t)t * n_kv + g) * D + i]);
+            }
+            const u32 from = window && positions[t] + 1 > window ? positions[t] + 1 - window : 0;
+            std::vector<double> y(D);
+            double total = sinks ? exp((double)sink[h]) : 0;
+            for (u32 p = from; p <= positions[t]; p++) {
+                double s = 0;
+                for (u32 i = 0; i < D; i++) s += query[i] * half_of(keys[at(t, g, p) + i]);
+                const double e = exp(s * a.scale);
+                total += e;
+                for (u32 i = 0; i < D; i++) y[i] += e * half_of(values[at(t, g, p) + i]);
+            }
+            for (u32 i = 0; i < D; i++) want.push_back(y[i] / total);
+        }
+    }
+    for (u32 c : counters) failures += c != 0;
+    check(n_splits > 1 ? "attend, splits" : "attend", out, want, 1e-5);
+}
+
+int main() {
+    const u32 block = WEIGHT::BLOCK, k3 = block == 1 ? 515 : (block < 256 ? 11 : 3) * block, k = block < 256 ? 128 : 256;
+    for (int order = 0; order < 2; order++) {
+        descending = order;
+        test_linear("normed vec1", linear_vec1, 1, k3, 33, {nullptr, nullptr, NORMED}, false, 2);
+        test_linear("normed vec4, 3 columns", linear_vec4, 3, k3, 33, {nullptr, nullptr, NORMED}, false, 1);
+        test_linear("normed vec8 long", linear_vec8, 7, 4608, 9, {nullptr, nullptr, NORMED}, false, 1);
+        test_linear("normed vec8 long, tiles", linear_vec8, 8, 4608, 70, {nullptr, nullptr, NORMED}, true, 2);
+        test_linear("gated, added", linear_vec2, 2, 512, 17, {nullptr, nullptr, GATED, 64, 128, 1024}, true, 1);
+        test_linear("gated norm", linear_vec8, 5, 512, 9, {nullptr, nullptr, GATED_NORM, 128, 128, 512}, false, 1);
+        test_linear("gated norm, small heads", linear_vec1, 1, 512, 9, {nullptr, nullptr, GATED_NORM, 16, 32, 1024}, false, 1);
+        test_pair();
+        test_router(1, k3);
+        test_router(7, k3);
+        test_experts(1, 4, k, k, true);
+        test_experts(3, 2, k, 2 * k, false);
+    }
+    if (block != 1) return failures != 0;
+    for (int order = 0; order < 2; order++) {
+        descending = order;
+        test_attend(1, 0, false, 3, D);
+        test_attend(2, 0, true, 6, 2 * D);
+        test_attend(3, 40, true, 4, D);
+        test_attend(1, 33, true, 1, D);
+    }
+    return failures != 0;
+}
