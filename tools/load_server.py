@@ -7,9 +7,9 @@
       failure when a text differs, a request fails, or pages stay in use.
 
   tools/load_server.py siege --server target/release/moebius [--clients 16] [--seconds 120] [-m MODEL.gguf]
-      Honest clients alone for a fifth of the time, then with attackers beside them: slow bodies, JSON bombs, clients that
-      never read, hostile schemas and grammars, cancelled streams. Exits with failure when an honest text differs from its
-      solo run, an honest request fails, pages stay in use, or the process keeps more than 100 MB.
+      Honest clients alone for a fifth of the time, then with attackers beside them: slow bodies, JSON bombs, clients
+      that never read, hostile schemas and grammars, cancelled streams. Exits with failure when an honest text differs
+      from its solo run, an honest request fails, pages stay in use, or the process keeps more than 100 MB.
 
   tools/load_server.py compare --server target/release/moebius --llama llama-server -m MODEL.gguf [--clients 1,4,16]
       Tokens per second of both servers for several numbers of clients, in turn: the same requests, greedy, of one length.

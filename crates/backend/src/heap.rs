@@ -15,8 +15,8 @@ pub fn set_up() {
     }
 }
 
-/// Gives freed memory back to the system, also between blocks that are in use. Takes milliseconds for each 100 MB, during
-/// which other threads may wait for memory.
+/// Gives freed memory back to the system, also between blocks that are in use. Takes milliseconds for each 100 MB,
+/// during which other threads may wait for memory.
 pub fn give_back() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: `malloc_trim` locks each arena while it works on it, and leaves blocks in use alone.

@@ -18,7 +18,8 @@ pub const FREE_BYTES: usize = 64 << 10;
 pub const MAX_VALUES: usize = 100_000;
 /// Maximum number of token ids in one list.
 pub const MAX_IDS: usize = 1 << 20;
-/// Bodies longer than this are parsed off the threads that serve connections; texts longer than this wait for each other.
+/// Bodies longer than this are parsed off the threads that serve connections; texts longer than this wait for each
+/// other.
 pub const LARGE_BODY_BYTES: usize = 64 << 10;
 /// What `--memory` keeps for requests and connections: more than conversations take, less than [`MAX_BODIES_BYTES`],
 /// which only bodies as long as books reach.
