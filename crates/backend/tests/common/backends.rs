@@ -102,7 +102,20 @@ pub fn rows() -> Vec<Row> {
         row.logits = Some(cpu);
     }
     rows.extend(cuda_rows());
-    // One backend by itself: on a machine with a GPU the others have been run elsewhere.
+    chosen(rows)
+}
+
+/// The table for single ops, with what is too slow for all else.
+pub fn rows_of_ops() -> Vec<Row> {
+    match std::env::var("MOEBIUS_BACKEND").as_deref() {
+        Ok("metal") => metal_rows(),
+        Ok(_) => rows(),
+        Err(_) => rows().into_iter().chain(metal_rows()).collect(),
+    }
+}
+
+/// One backend by itself: on a machine with a GPU the others have been run elsewhere.
+fn chosen(mut rows: Vec<Row>) -> Vec<Row> {
     if let Ok(name) = std::env::var("MOEBIUS_BACKEND") {
         rows.retain(|row| row.backend.name() == name);
         assert!(!rows.is_empty(), "no backend {name} here");

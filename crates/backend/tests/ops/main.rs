@@ -60,8 +60,7 @@ ops! {
 
 /// Runs the cases of an op on every backend and prints the largest error by type. Panics with all that fails.
 fn check_op(name: &str, cases: fn(u64) -> Vec<Case>) {
-    let mut rows = backends::rows();
-    rows.extend(backends::metal_rows());
+    let rows = backends::rows_of_ops();
     let seeds = if cases::wide() { 1..6 } else { 1..2 };
     let mut failures = Vec::new();
     let mut worst: Vec<(String, f64)> = Vec::new();
