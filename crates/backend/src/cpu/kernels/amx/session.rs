@@ -67,8 +67,8 @@ impl Drop for Session {
     }
 }
 
-/// `C += A·B` of two rows of `A`'s registers and two of `B`'s: loads both, then adds the four products. The first number
-/// of a product's name is its `C`; `$sign` are the signs of `A` and `B`.
+/// One instruction on tiles: `zero`, `load` of rows that are a stride apart, `store` of rows of 64 bytes, and `add`, which
+/// is `C += A·B`, where the two letters say whether the bytes of `A` and of `B` have a sign (`s`) or none (`u`).
 macro_rules! tile {
     (zero $($t:literal)*) => { std::arch::asm!($(concat!("tilezero tmm", $t),)* options(nostack, nomem, preserves_flags)) };
     (load $t:literal, $p:expr, $stride:literal) => {
