@@ -7,8 +7,8 @@
 //! * *start*, of 8-bit activations: the terms that the sums of every 16-group start from; they take an offset of 32 (of
 //!   256-blocks) or 16 (of 32-blocks) off the weights.
 //!
-//! AMX multiplies bytes only, and has the *digits* of integers that are longer, base 256: those of 256-blocks lie in the
-//! place of the wide form, which nothing else reads there. So the kernels of an instruction set read rows that were
+//! AMX multiplies bytes only, and has the *digits* of integers that are longer, base 256: those of 256-blocks lie in
+//! the place of the wide form, which nothing else reads there. So the kernels of an instruction set read rows that were
 //! quantised for it.
 
 use quant::act::{Act32, Act256, ActKind, ActRow};

@@ -242,8 +242,8 @@ impl Kernels {
         self.isa
     }
 
-    /// Writes rows `rows` of `x` `[_, k]` into the same rows of `acts`, in the form `acts` was cut for, for the products
-    /// of this instruction set.
+    /// Writes rows `rows` of `x` `[_, k]` into the same rows of `acts`, in the form `acts` was cut for, for the
+    /// products of this instruction set.
     ///
     /// # Safety
     /// No other thread reads or writes these rows of `acts` meanwhile.
@@ -430,7 +430,8 @@ impl Kernels {
                 }
             };
             let acc = &mut accs[m][t * COLS..][..n_cols];
-            // SAFETY: the panel and the columns have these blocks; `session` proves the instruction set and its setting.
+            // SAFETY: the panel and the columns have these blocks; `session` proves the instruction set and its
+            // setting.
             unsafe { (fns.tile)(panel, columns, blocks(chunk), cols, acc, &mut next) };
             std::mem::swap(panel, next_panel);
             if let Some((after, _)) = after {

@@ -1,13 +1,13 @@
 //! Kernels for AMX: 16 rows times many columns by the matrix products of bytes. All else is AVX-512's.
 //!
 //! An instruction takes 16 rows of up to 64 bytes of activations (`A`) and as many of weights in words of four (`B`,
-//! which is the order of [`Panel::bytes`]) and adds 16 × 16 sums of 32 bits (`C`) in 16 cycles, however many of the rows
-//! and bytes are used. So the exact integers of the law take these forms:
+//! which is the order of [`Panel::bytes`]) and adds 16 × 16 sums of 32 bits (`C`) in 16 cycles, however many of the
+//! rows and bytes are used. So the exact integers of the law take these forms:
 //! * Super-blocks: sub-scales of weights and of activations are multiplied in, `(sc·q)·(u·x)`, and both factors, of 11
-//!   to 13 bits, are split into two bytes. Products then run over the whole super-block, and a super-block of 16 rows by
-//!   16 columns costs 16 instructions. With a product for each sub-scale, 8 or 16 of them, as many sums of 16 × 16 would
-//!   each have to be stored, loaded and multiplied by both sub-scales: 3 instructions of AVX-512 for 16 sums where the
-//!   product takes one cycle. Both bytes of a column are rows of one `A`, eight columns an instruction.
+//!   to 13 bits, are split into two bytes. Products then run over the whole super-block, and a super-block of 16 rows
+//!   by 16 columns costs 16 instructions. With a product for each sub-scale, 8 or 16 of them, as many sums of 16 × 16
+//!   would each have to be stored, loaded and multiplied by both sub-scales: 3 instructions of AVX-512 for 16 sums
+//!   where the product takes one cycle. Both bytes of a column are rows of one `A`, eight columns an instruction.
 //! * 32-blocks, whose scales are floats: a product of 32 bytes for each block, 16 columns an instruction; activations
 //!   of 16 bits are two products.
 
@@ -116,8 +116,8 @@ const UNITS: usize = 2 * COLS / 16;
 
 /// A part of the columns' rows as `A`, and sums before they get their scales.
 ///
-/// A unit of a super-block is eight columns, their low bytes, then their high bytes. Of 32-blocks it is 16 columns; where
-/// they have 16 bits, a unit of their low bytes, then one of their high bytes.
+/// A unit of a super-block is eight columns, their low bytes, then their high bytes. Of 32-blocks it is 16 columns;
+/// where they have 16 bits, a unit of their low bytes, then one of their high bytes.
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
 pub(super) struct Columns {
@@ -130,8 +130,8 @@ pub(super) struct Columns {
     /// Sums of the 16-groups of super-blocks as `A`, low bytes and high bytes of eight columns as in `bytes`, with 16
     /// bytes a row; a product reads 64 of each, of which the rest meet zeros.
     group_sums: [[[u8; 16]; 16]; COLS / 8 + 1],
-    /// Sums of two groups of 16 columns, of eight blocks each; or of one, the four products of two units, then those with
-    /// minimums.
+    /// Sums of two groups of 16 columns, of eight blocks each; or of one, the four products of two units, then those
+    /// with minimums.
     c: [[[[i32; ROWS]; 16]; 8]; 2],
 }
 

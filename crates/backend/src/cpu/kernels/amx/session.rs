@@ -25,8 +25,8 @@ struct Config {
 }
 
 impl Config {
-    /// All tiles have 16 rows of 64 bytes, but those of `A` (4 and 5) have `bytes`, and those of `B` (6 and 7) a row for
-    /// every four of them.
+    /// All tiles have 16 rows of 64 bytes, but those of `A` (4 and 5) have `bytes`, and those of `B` (6 and 7) a row
+    /// for every four of them.
     const fn new(bytes: u16) -> Config {
         let (mut row_bytes, mut rows) = ([0; 16], [0; 16]);
         let mut i = 0;
@@ -67,10 +67,12 @@ impl Drop for Session {
     }
 }
 
-/// `C += A·B` of two rows of `A`'s registers and two of `B`'s: loads both, then adds the four products. The first number
-/// of a product's name is its `C`; `$sign` are the signs of `A` and `B`.
+/// One instruction on tiles: `zero`, `load` of rows that are a stride apart, `store` of rows of 64 bytes, and `add`,
+/// which is `C += A·B`, where the two letters say whether the bytes of `A` and of `B` have a sign (`s`) or none (`u`).
 macro_rules! tile {
-    (zero $($t:literal)*) => { std::arch::asm!($(concat!("tilezero tmm", $t),)* options(nostack, nomem, preserves_flags)) };
+    (zero $($t:literal)*) => {
+        std::arch::asm!($(concat!("tilezero tmm", $t),)* options(nostack, nomem, preserves_flags))
+    };
     (load $t:literal, $p:expr, $stride:literal) => {
         std::arch::asm!(
             concat!("tileloadd tmm", $t, ", [{0} + {1}*1]"),
