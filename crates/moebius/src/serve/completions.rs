@@ -151,7 +151,8 @@ async fn gaps(app: &Arc<App>, prompts: Vec<Prompt>, suffix: &str) -> Result<Vec<
         shared.check_length(&suffix)?;
         Ok(marks.prompt(&shared.tokenizer, &[], text, &suffix))
     };
-    app.heavy(move || texts.iter().map(fill).collect()).await
+    let bytes = texts.iter().map(String::len).sum();
+    app.heavy(bytes, move || texts.iter().map(fill).collect()).await
 }
 
 /// Tokens of one prompt.

@@ -63,6 +63,7 @@ pub async fn infill(app: Arc<App>, input: Input) -> Answer {
         files.push((part("filename")?, part("text")?));
     }
     let shared = app.clone();
+    let bytes = files.iter().map(|(_, text)| text.len()).sum::<usize>() + prefix.len() + suffix.len() + begun.len();
     let work = move || {
         let texts = files.iter().flat_map(|(name, text)| [name, text]).chain([&prefix, &suffix, &begun]);
         texts.into_iter().try_for_each(|text| shared.check_length(text))?;
@@ -72,7 +73,7 @@ pub async fn infill(app: Arc<App>, input: Input) -> Answer {
         tokens.extend(tokenizer.encode(&begun, engine::tokenizer::Encode::default()));
         Ok(tokens)
     };
-    let tokens = app.heavy(work).await?;
+    let tokens = app.heavy(bytes, work).await?;
     answer(app, input, tokens).await
 }
 
