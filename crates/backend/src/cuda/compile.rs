@@ -228,6 +228,7 @@ pub fn footprint(cuda: &Cuda, plan: &Plan, limits: Limits) -> Footprint {
         _ => None,
     });
     sum.add(Part::Scratch, attention.max().unwrap_or(0));
+    // Devices without these kernels need none of it.
     sum.add(Part::Scratch, wide::most_packed(plan, limits));
     sum
 }

@@ -102,7 +102,8 @@ const STACK: &[(&str, usize)] = &[
     ("head_linear_tile64", 32),
     ("experts_tile64", 32),
     ("attention_tile", 24),
-    ("linear_wide", 8),
+    ("linear_wide", 64),
+    ("experts_wide", 8),
 ];
 
 /// Lines of the assembler's log that say a kernel spills or uses the stack.
