@@ -2,9 +2,10 @@
 //
 // A row belongs to a group of 4 to 32 lanes, which take its units in turn (`quant/unit.h`) and add up their parts by
 // shuffles in a fixed order. Activations lie in shared memory: f32 for float weights; else integers of 8 bits (16 for
-// 8-bit weights) with an f32 scale for 32 values, so that a run of 16 is four `dp4a`, exact, and two multiply-adds.
-// Rows longer than a chunk of shared memory take several rounds. Activations may come through a norm or a gate, which
-// every block repeats: cheaper than a launch. The factor of a norm over the whole row is applied to the sums.
+// 8-bit weights) with an f32 scale a run of 16 values, or two runs of grouped types, so that a run is four `dp4a`,
+// exact, and two multiply-adds. Rows longer than a chunk of shared memory take several rounds. Activations may come
+// through a norm or a gate, which every block repeats: cheaper than a launch. The factor of a norm over the whole row is
+// applied to the sums.
 #pragma once
 
 #include "cuda/args.h"
@@ -154,7 +155,7 @@ struct Staged {
 #pragma unroll
             for (int j = 0; j < 8; j++) amax = max_or_nan(amax, fabsf(v[j]));
             amax = max_or_nan(amax, __shfl_xor_sync(FULL_MASK, amax, 1));
-            amax = max_or_nan(amax, __shfl_xor_sync(FULL_MASK, amax, 2));
+            if (VecOf<W>::IS_GROUPED) amax = max_or_nan(amax, __shfl_xor_sync(FULL_MASK, amax, 2));
             constexpr float LEVELS = Vec<W>::FORM == FORM_I8 ? 127.0f : 16256.0f;
             // Numbers below 1e-30 are zero, since the inverse of their scale could be infinite. A scale of NaN keeps NaN
             // and infinities, whatever the integers are.
