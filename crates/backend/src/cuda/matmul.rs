@@ -158,8 +158,8 @@ fn tile_rows(w: WeightType, k: usize) -> usize {
     VEC_BLOCK / [32, 16, 8].into_iter().find(|lanes| units >= *lanes).unwrap_or(4)
 }
 
-/// Blocks over the `n` rows of one of `copies` products: one a multiprocessor, each with as many tiles. More blocks would
-/// stage the activations more often, and leave no room for those of the next kernel.
+/// Blocks over the `n` rows of one of `copies` products: one a multiprocessor, each with as many tiles. More blocks
+/// would stage the activations more often, and leave no room for those of the next kernel.
 fn vec_blocks(w: WeightType, n: usize, k: usize, copies: usize, sms: usize) -> u32 {
     let tiles = n.div_ceil(tile_rows(w, k)).max(1);
     let waves = (tiles * copies).div_ceil(sms.max(1));
