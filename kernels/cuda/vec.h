@@ -41,27 +41,16 @@ struct Vec {
     static constexpr u32 RUN_BYTES = FORM == FORM_I8 ? 24 : FORM == FORM_I16 ? 40 : 64;
     static constexpr int RAW = sizeof(typename W::Raw) / 4;
 
-    // Whether two blocks fit, so that the next kernel's first weights come while this one ends.
-    static __host__ __device__ constexpr bool is_light(int cols, int parts) {
-        const int words = RAW * parts * (RAW * parts <= 14 ? 2 : 1) + 4 * parts;
-        return cols == 1 && (VecOf<W>::IS_GROUPED || W::IS_FLOAT) && words <= 32;
-    }
-
     // Units of a row that a lane has in flight, of one matrix or of two.
     static __host__ __device__ constexpr int ahead(int cols, int parts) {
-        return RAW * parts <= (is_light(cols, parts) ? 14 : cols <= 2 ? 24 : 0) ? 2 : 1;
+        return cols == 1 && RAW * parts <= 12 ? 4 : cols <= 2 && RAW * parts <= 24 ? 2 : 1;
     }
-
-    // Blocks that a multiprocessor shall have registers for.
-    static __host__ __device__ constexpr int blocks(int cols, int parts) { return is_light(cols, parts) ? 2 : 1; }
 
     // Runs of 16 values a chunk holds, for so many columns: at most 48 KiB, a multiple of 32.
     static __device__ constexpr u32 chunk_runs(u32 cols) {
         return (FORM == FORM_I8 ? 2048 : FORM == FORM_I16 ? 1024 : 512) / cols;
     }
 };
-
-#define VEC_BLOCKS(W, COLS, PARTS) Vec<VecOf<W>::type>::blocks(COLS, PARTS)
 
 // Staged activations of a chunk, `runs` (a multiple of 32) a column.
 template <class W, int COLS>

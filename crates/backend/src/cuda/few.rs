@@ -320,10 +320,10 @@ impl Few<'_> {
 
     /// Handles op `i` and what goes with it; the next op.
     fn op(&mut self, i: usize) -> usize {
-        if let Some(moe) = self.moes.iter().find(|moe| moe.linear == i).copied() {
-            if self.route(moe).is_some() {
-                return moe.last() + 1;
-            }
+        if let Some(moe) = self.moes.iter().find(|moe| moe.linear == i).copied()
+            && self.route(moe).is_some()
+        {
+            return moe.last() + 1;
         }
         if let Some(next) = self.post_norm(i).or_else(|| self.delta(i)) {
             return next;
@@ -618,7 +618,7 @@ impl Few<'_> {
                 }
                 _ => None,
             });
-            let Some((j, buf)) = split else { return None };
+            let (j, buf) = split?;
             let readers = self.readers(buf, j);
             let is_gate = readers.len() == 1
                 && matches!(ops[readers[0]], Op::SigmoidGate { x, gate } if gate == buf && x == out)

@@ -85,14 +85,9 @@ fn types() -> Vec<WeightType> {
 }
 
 /// Kernels may keep so many bytes of a thread on the stack: f64's sine reduces large angles there, attention keeps
-/// which threads run its loop, and tiles of 64 columns and single columns give up some registers so that two blocks
-/// share a multiprocessor.
+/// which threads run its loop, and products of many columns give up some registers.
 const STACK: &[(&str, usize)] = &[
-    ("linear_vec1", 32),
-    ("gated_linear_vec1", 40),
-    ("experts_vec", 32),
     ("head_linear_vec8", 8),
-    ("experts_gated_vec", 72),
     ("router", 16),
     ("linear_pair_vec8", 64),
     ("rope_table", 40),
