@@ -92,7 +92,8 @@ struct Experts {
     Prologue prologue;    // of the kernels for few rows
 };
 
-// x[t, i] (+)= sum_s weights[t, s] * (w[ids[t, s], i] * h[t, s] + bias) (+ sigmoid(share[t]) * shared_w[i] * shared_h[t])
+// x[t, i] (+)= sum_s weights[t, s] * (w[ids[t, s], i] * h[t, s] + bias) (+ sigmoid(share[t]) * shared_w[i] *
+// shared_h[t])
 struct ExpertsDown {
     const float* h;        // [rows, n_used, k]
     const float* shared_h; // [rows, k], or null
@@ -281,8 +282,8 @@ struct PostNorm {
     u32 reserved;
 };
 
-// What comes before a delta rule, for a token of each sequence: the causal convolution of q, k and v, the norms of q and
-// k, the gates.
+// What comes before a delta rule, for a token of each sequence: the causal convolution of q, k and v, the norms of q
+// and k, the gates.
 struct DeltaIn {
     Step step;
     const float* x; // [T, d], channels of q, of k, of v

@@ -4,10 +4,11 @@
 // Compiled for a cache of f16: -DD, the width of keys and of values, a power of two of 64 to 256, and -DHEADS, query
 // heads of a block, a power of two up to 8.
 //
-// grid (T * tiles of heads, n_kv, n_splits), block 256: a block walks a share of the sequence's pages. D / 8 lanes hold a
-// row of a page, 8 numbers each, so that a warp reads whole rows; they multiply it with all heads, whose sums meet in a
-// butterfly. A warp has the softmax of a head; then every thread adds its 8 columns of its rows for all heads. The next
-// page comes meanwhile, and the first one before the wait, where it is not the page that this step writes to.
+// grid (T * tiles of heads, n_kv, n_splits), block 256: a block walks a share of the sequence's pages. D / 8 lanes
+// hold a row of a page, 8 numbers each, so that a warp reads whole rows; they multiply it with all heads, whose sums
+// meet in a butterfly. A warp has the softmax of a head; then every thread adds its 8 columns of its rows for all
+// heads. The next page comes meanwhile, and the first one before the wait, where it is not the page that this step
+// writes to.
 #define KV_F16 1
 #include "cuda/kv.h"
 
@@ -101,12 +102,14 @@ KERNEL __launch_bounds__(THREADS, 1) attend(const __grid_constant__ Attend a) {
         const QkvPart& part = warp == 0 ? a.k : a.v;
         const u64 page = ((u64)page_of(a.step, c, a.windowed, pos / PAGE) * a.n_kv + kv_head) * PAGE + pos % PAGE;
         Kv* cache = (Kv*)(warp == 0 ? a.k_cache : a.v_cache) + page * D;
-        head_of(a, part, part.x + ((u64)token * a.n_kv + kv_head) * D, token, [&](u32 i, float y) { cache[i] = kv_store(y); });
+        const float* x = part.x + ((u64)token * a.n_kv + kv_head) * D;
+        head_of(a, part, x, token, [&](u32 i, float y) { cache[i] = kv_store(y); });
     }
     for (u32 h = warp; h < HEADS; h += N_WARPS) {
         // Heads that are not there repeat the last one.
         const u32 head = first_head + min(h, n_heads - 1);
-        head_of(a, a.q, a.q.x + ((u64)token * a.q.n_head + head) * a.q_stride, token, [&](u32 i, float y) { q_rows[h][i] = y; });
+        const float* x = a.q.x + ((u64)token * a.q.n_head + head) * a.q_stride;
+        head_of(a, a.q, x, token, [&](u32 i, float y) { q_rows[h][i] = y; });
     }
     __syncthreads();
     float q[HEADS][8], acc[HEADS][8];
@@ -194,7 +197,9 @@ KERNEL __launch_bounds__(THREADS, 1) attend(const __grid_constant__ Attend a) {
 #pragma unroll
     for (int i = 0; i < HEADS * 8; i++) {
 #pragma unroll
-        for (int step = LANES; step < 32; step *= 2) acc[i / 8][i % 8] += __shfl_xor_sync(FULL_MASK, acc[i / 8][i % 8], step);
+        for (int step = LANES; step < 32; step *= 2) {
+            acc[i / 8][i % 8] += __shfl_xor_sync(FULL_MASK, acc[i / 8][i % 8], step);
+        }
     }
     const u64 place = (u64)(token * a.n_tiles + tile) * a.n_kv + kv_head;
     float* partial = a.partial + place * a.n_splits * HEADS * (D + 4);

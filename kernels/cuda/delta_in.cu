@@ -1,7 +1,8 @@
 // delta_in: what comes before the delta rule, for one token a sequence: causal_conv of q, k and v, the norms of q and k
 // with their scales, decay_beta. Compiled for a width: -DWIDTH.
 //
-// grid (2 * n_k_head + n_v_head + 1, T), block 128: a block a head, a thread its channels; the last block has the gates.
+// grid (2 * n_k_head + n_v_head + 1, T), block 128: a block a head, a thread its channels; the last block has the
+// gates.
 #include "cuda/common.h"
 #include "cuda/args.h"
 

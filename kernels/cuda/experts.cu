@@ -113,10 +113,10 @@ __device__ __forceinline__ void experts_tile(const Experts& a) {
         });
 }
 
-KERNEL __launch_bounds__(VEC_THREADS, VEC_BLOCKS(WEIGHT, 1, 1)) experts_vec(const __grid_constant__ Experts a) {
+KERNEL __launch_bounds__(VEC_THREADS) experts_vec(const __grid_constant__ Experts a) {
     experts_vec<false>(a);
 }
-KERNEL __launch_bounds__(VEC_THREADS, VEC_BLOCKS(WEIGHT, 1, 2)) experts_gated_vec(const __grid_constant__ Experts a) {
+KERNEL __launch_bounds__(VEC_THREADS) experts_gated_vec(const __grid_constant__ Experts a) {
     experts_vec<true>(a);
 }
 

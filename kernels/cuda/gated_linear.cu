@@ -39,7 +39,7 @@ __device__ __forceinline__ void gated_tile(const GatedLinear& a) {
 }
 
 #define VEC(C)                                                       \
-    KERNEL __launch_bounds__(VEC_THREADS, VEC_BLOCKS(WEIGHT, C, 2))         \
+    KERNEL __launch_bounds__(VEC_THREADS)         \
         gated_linear_vec##C(const __grid_constant__ GatedLinear a) { \
         gated_vec<C>(a);                                             \
     }

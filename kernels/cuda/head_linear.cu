@@ -40,7 +40,7 @@ __device__ __forceinline__ void head_tile(const HeadLinear& a) {
 }
 
 #define VEC(C)                                                     \
-    KERNEL __launch_bounds__(VEC_THREADS, VEC_BLOCKS(WEIGHT, C, 1))       \
+    KERNEL __launch_bounds__(VEC_THREADS)       \
         head_linear_vec##C(const __grid_constant__ HeadLinear a) { \
         head_vec<C>(a);                                            \
     }

@@ -22,7 +22,7 @@ __device__ __forceinline__ void linear_tile(const Linear& a) {
 }
 
 #define VEC(C)                                                                                                 \
-    KERNEL __launch_bounds__(VEC_THREADS, VEC_BLOCKS(WEIGHT, C, 1)) linear_vec##C(const __grid_constant__ Linear a) { \
+    KERNEL __launch_bounds__(VEC_THREADS) linear_vec##C(const __grid_constant__ Linear a) { \
         PDL_LAUNCH();                                                                                          \
         linear_vec<WEIGHT, C>(a, blockIdx.x, gridDim.x, shared);                                               \
     }

@@ -6,9 +6,8 @@
 
 extern __shared__ uint4 shared[];
 
-#define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define PAIR(C)                                                                                            \
-    KERNEL __launch_bounds__(VEC_THREADS, MIN(VEC_BLOCKS(WEIGHT, C, 1), VEC_BLOCKS(WEIGHT_B, C, 1)))             \
+    KERNEL __launch_bounds__(VEC_THREADS)             \
         linear_pair_vec##C(const __grid_constant__ LinearPair a) {                                         \
         PDL_LAUNCH();                                                                                      \
         if (blockIdx.x < a.blocks_a) {                                                                     \

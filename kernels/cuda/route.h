@@ -1,5 +1,5 @@
-// The choice of a row's experts, best first, ties to the lower id, and their weights, by one warp. Compiled for a number
-// of experts: -DN_EXPERT.
+// The choice of a row's experts, best first, ties to the lower id, and their weights, by one warp. Compiled for a
+// number of experts: -DN_EXPERT.
 //
 // Scores are found in f64 and compared in f32, as the reference does, so that near ties fall the same way; where shares
 // of the chosen experts alone are wanted, logits are compared. A row without an answer (NaN among the logits, no finite

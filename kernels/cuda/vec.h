@@ -2,9 +2,10 @@
 //
 // A row belongs to a group of 4 to 32 lanes, which take its units in turn (`quant/unit.h`) and add up their parts by
 // shuffles in a fixed order. Activations lie in shared memory: f32 for float weights; else integers of 8 bits (16 for
-// 8-bit weights) with an f32 scale for 32 values, so that a run of 16 is four `dp4a`, exact, and two multiply-adds.
-// Rows longer than a chunk of shared memory take several rounds. Activations may come through a norm or a gate, which
-// every block repeats: cheaper than a launch. The factor of a norm over the whole row is applied to the sums.
+// 8-bit weights) with an f32 scale a run of 16 values, or two runs of grouped types, so that a run is four `dp4a`,
+// exact, and two multiply-adds. Rows longer than a chunk of shared memory take several rounds. Activations may come
+// through a norm or a gate, which every block repeats: cheaper than a launch. The factor of a norm over the whole row
+// is applied to the sums.
 #pragma once
 
 #include "cuda/args.h"
@@ -40,26 +41,16 @@ struct Vec {
     static constexpr u32 RUN_BYTES = FORM == FORM_I8 ? 24 : FORM == FORM_I16 ? 40 : 64;
     static constexpr int RAW = sizeof(typename W::Raw) / 4;
 
-    // Whether two blocks fit, so that the next kernel's first weights come while this one ends.
-    static __host__ __device__ constexpr bool is_light(int cols, int parts) {
-        return cols == 1 && (VecOf<W>::IS_GROUPED || W::IS_FLOAT) && RAW * parts * (RAW * parts <= 14 ? 2 : 1) + 4 * cols * parts <= 32;
-    }
-
     // Units of a row that a lane has in flight, of one matrix or of two.
     static __host__ __device__ constexpr int ahead(int cols, int parts) {
-        return RAW * parts <= (is_light(cols, parts) ? 14 : cols <= 2 ? 24 : 0) ? 2 : 1;
+        return cols == 1 && RAW * parts <= 12 ? 4 : cols <= 2 && RAW * parts <= 24 ? 2 : 1;
     }
-
-    // Blocks that a multiprocessor shall have registers for.
-    static __host__ __device__ constexpr int blocks(int cols, int parts) { return is_light(cols, parts) ? 2 : 1; }
 
     // Runs of 16 values a chunk holds, for so many columns: at most 48 KiB, a multiple of 32.
     static __device__ constexpr u32 chunk_runs(u32 cols) {
         return (FORM == FORM_I8 ? 2048 : FORM == FORM_I16 ? 1024 : 512) / cols;
     }
 };
-
-#define VEC_BLOCKS(W, COLS, PARTS) Vec<VecOf<W>::type>::blocks(COLS, PARTS)
 
 // Staged activations of a chunk, `runs` (a multiple of 32) a column.
 template <class W, int COLS>
@@ -154,10 +145,10 @@ struct Staged {
 #pragma unroll
             for (int j = 0; j < 8; j++) amax = max_or_nan(amax, fabsf(v[j]));
             amax = max_or_nan(amax, __shfl_xor_sync(FULL_MASK, amax, 1));
-            amax = max_or_nan(amax, __shfl_xor_sync(FULL_MASK, amax, 2));
+            if (VecOf<W>::IS_GROUPED) amax = max_or_nan(amax, __shfl_xor_sync(FULL_MASK, amax, 2));
             constexpr float LEVELS = Vec<W>::FORM == FORM_I8 ? 127.0f : 16256.0f;
-            // Numbers below 1e-30 are zero, since the inverse of their scale could be infinite. A scale of NaN keeps NaN
-            // and infinities, whatever the integers are.
+            // Numbers below 1e-30 are zero, since the inverse of their scale could be infinite. A scale of NaN keeps
+            // NaN and infinities, whatever the integers are.
             const float inverse = amax > 1e-30f ? __fdividef(LEVELS * 0.0625f, amax * 0.0625f) : 0.0f;
             const float d = !(amax < INF) ? QNAN : amax > 1e-30f ? amax * (1.0f / LEVELS) : 0.0f;
             u32 high[2], low[2], sum = 0;
@@ -268,8 +259,8 @@ __device__ __forceinline__ u32 row_lanes(u32 units, u64 n_rows, u32 n_blocks) {
 
 // The products of rows `rows(i)`, i < n_rows, with `n_cols` columns; `store(i, col, sum, sum_up)` gets each once.
 // IS_GATED: `rows(i, up)` names two rows, of gate and of up. HAS_GATES: the prologue may have a gate. `early`: weights
-// are known before the kernels ahead are done; it then waits for them. Blocks of VEC_THREADS take tiles of rows in turn;
-// a lane has the units of all its rows in flight one behind the other. `shared` holds 64 bytes a column, then
+// are known before the kernels ahead are done; it then waits for them. Blocks of VEC_THREADS take tiles of rows in
+// turn; a lane has the units of all its rows in flight one behind the other. `shared` holds 64 bytes a column, then
 // `chunk_runs` runs a column, or as many as k has, rounded up to 32.
 template <class T, int COLS, bool IS_GATED, bool HAS_GATES, class Rows, class Store>
 __device__ __forceinline__ void vec(const float* x, u64 stride, const Prologue& prologue, u32 n_cols, u32 k, u64 n_rows,

@@ -56,7 +56,8 @@ static Array<float> after(const Prologue& p, const Array<float>& x, u32 rows, u3
 
 typedef void (*LinearKernel)(const Linear);
 
-static void test_linear(const char* name, LinearKernel kernel, u32 rows, u32 k, u32 n, Prologue p, bool add, u32 blocks) {
+static void test_linear(const char* name, LinearKernel kernel, u32 rows, u32 k, u32 n, Prologue p, bool add,
+                        u32 blocks) {
     const Array<float> x = normals((size_t)rows * k), gain = normals(k), gate = normals((size_t)rows * k * 2 + 64);
     p.eps = 1e-2f;
     if (p.kind == NORMED || p.kind == GATED_NORM) p.w = gain.data();
@@ -217,7 +218,9 @@ static void test_attend(u32 n_splits, u32 window, bool sinks, u32 group, u32 q_s
     }
     const size_t plane = (size_t)rows * per * n_kv * PAGE * D;
     Array<u16> keys(plane, 0x7e00), values(plane, 0x7e00); // NaN where nothing was written
-    const auto at = [&](u32 t, u32 head, u32 p) { return (((size_t)(t * per + p / PAGE) * n_kv + head) * PAGE + p % PAGE) * D; };
+    const auto at = [&](u32 t, u32 head, u32 p) {
+        return (((size_t)(t * per + p / PAGE) * n_kv + head) * PAGE + p % PAGE) * D;
+    };
     for (u32 t = 0; t < rows; t++) {
         for (u32 h = 0; h < n_kv; h++) {
             for (u32 p = 0; p < positions[t]; p++) {
@@ -287,7 +290,8 @@ static void test_attend(u32 n_splits, u32 window, bool sinks, u32 group, u32 q_s
 }
 
 int main() {
-    const u32 block = WEIGHT::BLOCK, k3 = block == 1 ? 515 : (block < 256 ? 11 : 3) * block, k = block < 256 ? 128 : 256;
+    const u32 block = WEIGHT::BLOCK, k3 = block == 1 ? 515 : (block < 256 ? 11 : 3) * block;
+    const u32 k = block < 256 ? 128 : 256;
     for (int order = 0; order < 2; order++) {
         descending = order;
         test_linear("normed vec1", linear_vec1, 1, k3, 33, {nullptr, nullptr, NORMED}, false, 2);
@@ -296,7 +300,8 @@ int main() {
         test_linear("normed vec8 long, tiles", linear_vec8, 8, 4608, 70, {nullptr, nullptr, NORMED}, true, 2);
         test_linear("gated, added", linear_vec2, 2, 512, 17, {nullptr, nullptr, GATED, 64, 128, 1024}, true, 1);
         test_linear("gated norm", linear_vec8, 5, 512, 9, {nullptr, nullptr, GATED_NORM, 128, 128, 512}, false, 1);
-        test_linear("gated norm, small heads", linear_vec1, 1, 512, 9, {nullptr, nullptr, GATED_NORM, 16, 32, 1024}, false, 1);
+        test_linear("gated norm, small heads", linear_vec1, 1, 512, 9,
+                    {nullptr, nullptr, GATED_NORM, 16, 32, 1024}, false, 1);
         test_pair();
         test_router(1, k3);
         test_router(7, k3);

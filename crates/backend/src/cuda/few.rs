@@ -1,9 +1,9 @@
 //! Steps of few sequences, one token each: a shorter list of nodes, each of which does what several ops do.
 //!
-//! A norm or a gate is repeated by the blocks of the product behind it, which is cheaper than a launch; a product whose
-//! output is only added to a row adds it itself; a layer's head norms, ropes, append and attention are one launch, and a
-//! router's product with its choice, and the experts' last product with their sum. What a node reads may have been dead
-//! in the plan, so outputs that live beside it have scratch of their own.
+//! A norm or a gate is repeated by the blocks of the product behind it, which is cheaper than a launch; a product
+//! whose output is only added to a row adds it itself; a layer's head norms, ropes, append and attention are one
+//! launch, and a router's product with its choice, and the experts' last product with their sum. What a node reads may
+//! have been dead in the plan, so outputs that live beside it have scratch of their own.
 
 use std::collections::{HashMap, HashSet};
 

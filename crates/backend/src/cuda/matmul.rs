@@ -29,7 +29,7 @@ pub fn linear(w: WeightType, rows: usize, k: usize, n: &[usize], sms: usize) -> 
     if rows <= VEC_COLS {
         let (cols, entry) =
             by_cols(rows, &[(1, "linear_vec1"), (2, "linear_vec2"), (4, "linear_vec4"), (8, "linear_vec8")]);
-        return Launch { grid: [vec_blocks(w, n, k, cols, 1, sms), 1, 1], ..vec_launch(entry, w, cols, k) };
+        return Launch { grid: [vec_blocks(w, n, k, 1, sms), 1, 1], ..vec_launch(entry, w, cols, k) };
     }
     let (cols, entry) = by_cols(rows, &[(16, "linear_tile16"), (32, "linear_tile32"), (64, "linear_tile64")]);
     let tiles = rows.div_ceil(cols);
@@ -42,7 +42,7 @@ pub fn gated_linear(w: WeightType, rows: usize, k: usize, n: usize, sms: usize) 
         let names =
             [(1, "gated_linear_vec1"), (2, "gated_linear_vec2"), (4, "gated_linear_vec4"), (8, "gated_linear_vec8")];
         let (cols, entry) = by_cols(rows, &names);
-        return Launch { grid: [vec_blocks(w, n, k, cols, 1, sms), 1, 1], ..vec_launch(entry, w, cols, k) };
+        return Launch { grid: [vec_blocks(w, n, k, 1, sms), 1, 1], ..vec_launch(entry, w, cols, k) };
     }
     let names = [(16, "gated_linear_tile16"), (32, "gated_linear_tile32"), (64, "gated_linear_tile64")];
     let (cols, entry) = by_cols(rows, &names);
@@ -66,7 +66,7 @@ pub fn experts(
     let pairs = rows * n_used;
     if rows < lists_from() {
         let entry = if is_gated { "experts_gated_vec" } else { "experts_vec" };
-        return Launch { grid: [vec_blocks(w, n, k, 1, pairs, sms), pairs as u32, 1], ..vec_launch(entry, w, 1, k) };
+        return Launch { grid: [vec_blocks(w, n, k, pairs, sms), pairs as u32, 1], ..vec_launch(entry, w, 1, k) };
     }
     // A tile has room for somewhat more pairs than an expert has on average.
     let wanted = (pairs / n_expert.max(1)) * 5 / 4;
@@ -118,10 +118,7 @@ pub fn head_linear(w: WeightType, transposed: bool, rows: usize, n_head: usize, 
         let names =
             [(1, "head_linear_vec1"), (2, "head_linear_vec2"), (4, "head_linear_vec4"), (8, "head_linear_vec8")];
         let (cols, entry) = by_cols(rows, &names);
-        return Launch {
-            grid: [vec_blocks(w, n, k, cols, n_head, sms), n_head as u32, 1],
-            ..vec_launch(entry, w, cols, k)
-        };
+        return Launch { grid: [vec_blocks(w, n, k, n_head, sms), n_head as u32, 1], ..vec_launch(entry, w, cols, k) };
     }
     let names = [(16, "head_linear_tile16"), (32, "head_linear_tile32"), (64, "head_linear_tile64")];
     let (cols, entry) = by_cols(rows, &names);
@@ -154,27 +151,17 @@ fn vec_unit(w: WeightType) -> usize {
     if w == WeightType::Q4_K { 64 } else { unit(w) }
 }
 
-/// Blocks of `vec.h` that a multiprocessor has registers for (`Vec::blocks`).
-fn vec_resident(w: WeightType, cols: usize) -> usize {
-    let is_light = matches!(w, WeightType::Q4_K | WeightType::F32 | WeightType::F16 | WeightType::BF16);
-    if cols == 1 && is_light { 2 } else { 1 }
-}
-
 /// Rows of a tile of `vec.h`.
 fn tile_rows(w: WeightType, k: usize) -> usize {
     let units = k.div_ceil(vec_unit(w));
     VEC_BLOCK / [32, 16, 8].into_iter().find(|lanes| units >= *lanes).unwrap_or(4)
 }
 
-/// Blocks over the `n` rows of one of `copies` products: a tile each where they are few, or all of them resident at
-/// once, each with as many tiles.
-fn vec_blocks(w: WeightType, n: usize, k: usize, cols: usize, copies: usize, sms: usize) -> u32 {
+/// Blocks over the `n` rows of one of `copies` products: one a multiprocessor, each with as many tiles. More blocks
+/// would stage the activations more often, and leave no room for those of the next kernel.
+fn vec_blocks(w: WeightType, n: usize, k: usize, copies: usize, sms: usize) -> u32 {
     let tiles = n.div_ceil(tile_rows(w, k)).max(1);
-    let slots = sms.max(1) * vec_resident(w, cols);
-    if vec_resident(w, cols) > 1 && tiles * copies <= 2 * slots {
-        return tiles as u32;
-    }
-    let waves = (tiles * copies).div_ceil(slots);
+    let waves = (tiles * copies).div_ceil(sms.max(1));
     tiles.div_ceil(waves.max(1)) as u32
 }
 
@@ -239,12 +226,12 @@ mod tests {
     fn geometry() {
         let q4 = WeightType::Q4_K;
         for (launch, entry, grid, shared) in [
-            (linear(q4, 1, 2048, &[4096, 512, 512], 132), "linear_vec1", [320, 1, 1], 3136),
+            (linear(q4, 1, 2048, &[4096, 512, 512], 132), "linear_vec1", [107, 1, 1], 3136),
             (linear(q4, 3, 2048, &[8], 132), "linear_vec4", [1, 1, 1], 12544),
             (linear(WeightType::F32, 8, 2880, &[32], 132), "linear_vec8", [2, 1, 1], 33280),
             (linear(q4, 9, 2048, &[2048], 132), "linear_tile16", [1, 128, 1], 32768),
             (linear(q4, 2048, 2048, &[5120], 132), "linear_tile64", [32, 40, 1], 32768),
-            (experts(q4, 1, 8, 128, 768, 2048, true, 132), "experts_gated_vec", [48, 8, 1], 3136),
+            (experts(q4, 1, 8, 128, 768, 2048, true, 132), "experts_gated_vec", [16, 8, 1], 3136),
             (experts(q4, 16, 8, 128, 768, 2048, true, 132), "experts_gated_tile8", [128, 6, 1], 32768),
             (experts(q4, 2048, 8, 128, 2048, 768, false, 132), "experts_tile64", [382, 16, 1], 32768),
             (head_linear(q4, true, 1, 16, 512, 128), "head_linear_t", [1, 16, 1], 0),

@@ -88,12 +88,10 @@ fn types() -> Vec<WeightType> {
 }
 
 /// Kernels may keep so many bytes of a thread on the stack: f64's sine reduces large angles there, attention keeps
-/// which threads run its loop, and wide tiles and single columns give up some registers so that two or three blocks
-/// share a multiprocessor.
+/// which threads run its loop, and wide tiles give up some registers so that two or three blocks share a
+/// multiprocessor.
 const STACK: &[(&str, usize)] = &[
-    ("linear_vec1", 16),
-    ("gated_linear_vec1", 40),
-    ("experts_gated_vec", 40),
+    ("head_linear_vec8", 8),
     ("router", 16),
     ("linear_pair_vec8", 64),
     ("rope_table", 40),
