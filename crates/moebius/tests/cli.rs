@@ -276,7 +276,11 @@ fn mistakes_are_named() {
         (&["run", "hi", "--top-p", "-1"], "top_p"),
         (&["run", "hi", "--threads", "0"], "threads"),
         (&["run", "hi", "--regex", "a("], "compile the grammar"),
-        (&["run", "hi", "--ctx", "0"], "context"),
+        (&["run", "hi", "--ctx", "2000000"], "context"),
+        (&["run", "-hf", "org/repo", "hi"], "-hf cannot be used: nothing is fetched"),
+        (&["serve", "-md", "draft.gguf"], "-md cannot be used"),
+        (&["run", "-m", "no-such-model:1b", "hi"], "`ollama pull no-such-model:1b` fetches it"),
+        (&["run", "-m", "no/such-model", "hi"], "`hf download no/such-model` fetches it"),
         (&["logits", "--tokens", "9999"], "9999"),
         (&["logits", "--golden", junk], "junk.gguf"),
         (&["run", "hi", "--logit-bias", "five"], "ID=BIAS"),
@@ -290,6 +294,29 @@ fn mistakes_are_named() {
         assert!(!output.status.success() && err.contains(part), "{:?}: {err}", &args[..2]);
         assert!(!err.contains("panicked"), "{err}");
     }
+}
+
+#[test]
+fn flags_of_others_are_understood() {
+    let args = ["run", "hi", "-ngl", "99", "-fa", "on", "--jinja", "--ctx-size", "0", "-n", "4", "--temp", "0"];
+    let output = moebius(&args, "");
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{err}");
+    for flag in ["-ngl", "-fa", "--jinja"] {
+        assert!(err.contains(&format!("{flag} is left out")), "{flag}: {err}");
+    }
+    let plain = moebius(&["run", "hi", "-n", "4", "--temp", "0"], "");
+    assert_eq!(output.stdout, plain.stdout);
+}
+
+#[test]
+fn answers_that_are_cut_before_their_form_is_complete_fail() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let schema = folder.path().join("schema.json");
+    std::fs::write(&schema, r#"{"type": "array", "items": {"type": "integer"}, "minItems": 40}"#).expect("write");
+    let output = moebius(&["run", "hi", "-n", "8", "--json-schema", schema.to_str().expect("path")], "");
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && err.contains("cut before its form was complete"), "{err}");
 }
 
 #[test]
