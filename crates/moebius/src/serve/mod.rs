@@ -3,7 +3,7 @@
 //!
 //! A request passes the [`guard`] and its route's table ([`routes`], [`body`], [`fields`]), becomes a prompt
 //! ([`conversation`]) and a [`generate::Job`], and runs on the engine's thread ([`worker`]); what comes back is written
-//! in the API's own words, whole or as a stream ([`sse`], [`write`]).
+//! in the API's own words, whole or as a stream ([`sse`], [`mod@write`]).
 
 mod anthropic;
 mod app;
