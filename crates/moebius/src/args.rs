@@ -250,6 +250,26 @@ fn parse_bytes(text: &str) -> Result<usize, String> {
     usize::try_from(bytes).map_err(|_| bad())
 }
 
+/// An address to listen on. Names are not looked up, but for the one that always means this machine.
+fn parse_host(text: &str) -> Result<std::net::IpAddr, String> {
+    match text {
+        "localhost" => Ok(std::net::Ipv4Addr::LOCALHOST.into()),
+        _ => {
+            text.parse().map_err(|_| format!("{text} is no IP address, e.g. 127.0.0.1, 0.0.0.0 (all networks) or ::1"))
+        }
+    }
+}
+
+/// An origin as browsers send it: `http://host:port`, or `*`.
+fn parse_origin(text: &str) -> Result<String, String> {
+    let host = text.strip_prefix("http://").or(text.strip_prefix("https://"));
+    let is_host = |host: &str| !host.is_empty() && !host.contains(['/', '?', '#', '@', ' ']);
+    match text == "*" || host.is_some_and(is_host) {
+        true => Ok(text.into()),
+        false => Err(format!("{text} is no origin, e.g. https://example.com or http://localhost:3000, or * for any")),
+    }
+}
+
 fn parse_bias(text: &str) -> Result<(u32, f32), String> {
     let (id, bias) = text.split_once('=').ok_or("expected ID=BIAS, for example 1024=-5")?;
     let id = id.trim().parse().map_err(|e| format!("token id {id:?}: {e}"))?;
@@ -351,7 +371,7 @@ pub enum LogLevel {
 #[command(allow_negative_numbers = true)]
 pub struct ServeArgs {
     /// Address to listen on; a non-loopback address admits other machines
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = parse_host)]
     pub host: std::net::IpAddr,
     /// Port; 0 takes a free one
     #[arg(long, value_name = "N", default_value_t = 8080)]
@@ -375,7 +395,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "NAME")]
     pub alias: Option<String>,
     /// Allow web pages of this origin to call the server (* is any); may be given several times
-    #[arg(long, value_name = "ORIGIN")]
+    #[arg(long, value_name = "ORIGIN", value_parser = parse_origin)]
     pub cors: Vec<String>,
     /// Serve requests for this host name too (and for no others than those named and this machine's); may be given
     /// several times. Without it a server without keys on a loopback address answers to this machine's names only
@@ -586,6 +606,23 @@ mod tests {
             ("99999999999T", None),
         ] {
             assert_eq!(parse_bytes(text).ok(), bytes, "{text}");
+        }
+    }
+
+    #[test]
+    fn hosts_and_origins() {
+        for (text, is_good) in [("localhost", true), ("::1", true), ("0.0.0.0", true), ("example.com", false)] {
+            assert_eq!(parse_host(text).is_ok(), is_good, "{text}");
+        }
+        for (text, is_good) in [
+            ("*", true),
+            ("https://example.com", true),
+            ("http://localhost:3000", true),
+            ("foo", false),
+            ("http://", false),
+            ("https://example.com/", false),
+        ] {
+            assert_eq!(parse_origin(text).is_ok(), is_good, "{text}");
         }
     }
 }

@@ -10,6 +10,7 @@ use anyhow::{Result, ensure};
 use backend::{OpTime, PAGE};
 use engine::sampler::SamplerParams;
 use engine::scheduler::{EventKind, Events, Request, Usage};
+use indicatif::ProgressStyle;
 use serde::Serialize;
 
 use crate::answer::{Interrupt, generate};
@@ -60,6 +61,9 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     }
     let threads = if args.threads.is_empty() { vec![machine::cores()] } else { args.threads.clone() };
     let bar = machine::progress(None);
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}") {
+        bar.set_style(style);
+    }
     let interrupt = Interrupt::install()?;
     let mut table = Table::new(args.output);
     for &threads in &threads {
