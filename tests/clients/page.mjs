@@ -604,12 +604,21 @@ const TESTS = {
     // What all APIs share is the sampling; the rest of it is no sampler, or has a field of its own on the page.
     const apart = [
       "cache_salt",
+      "format",
       "grammar",
+      "guided_choice",
+      "guided_grammar",
+      "guided_json",
+      "guided_regex",
+      "guided_whitespace_pattern",
+      "json_schema",
       "model",
+      "open_objects",
       "regex",
       "repetition_penalty",
       "response_format",
       "stream",
+      "structured_outputs",
       "user",
     ];
     const samplers = first.filter((name) => others.every((names) => names.includes(name)) && !apart.includes(name));
