@@ -138,11 +138,15 @@ pub struct Scratch {
 
 impl Scratch {
     /// Bytes that one allocates.
-    pub const BYTES: usize = if cfg!(target_arch = "x86_64") { 2 } else { 1 } * size_of::<Panel>()
-        + 2 * size_of::<[[f32; ROWS]; TILES * COLS]>()
-        + size_of::<[ColPtr; COLS]>()
-        + if cfg!(target_arch = "x86_64") { amx::Columns::BYTES } else { 0 };
+    pub const BYTES: usize =
+        size_of::<Panel>() + 2 * size_of::<[[f32; ROWS]; TILES * COLS]>() + size_of::<[ColPtr; COLS]>() + AMX_BYTES;
 }
+
+/// What a worker has for AMX besides.
+#[cfg(target_arch = "x86_64")]
+const AMX_BYTES: usize = size_of::<Panel>() + amx::Columns::BYTES;
+#[cfg(not(target_arch = "x86_64"))]
+const AMX_BYTES: usize = 0;
 
 impl Default for Scratch {
     fn default() -> Scratch {
