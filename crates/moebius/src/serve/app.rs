@@ -12,7 +12,7 @@ use engine::scheduler::{Error, Request};
 use engine::template::ChatTemplate;
 use engine::tokenizer::{Encode, Tokenizer};
 use subtle::{Choice, ConstantTimeEq};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, oneshot};
 
 use super::error::ApiError;
 use super::guard::Guard;
@@ -142,25 +142,40 @@ impl App {
         n_bytes: usize,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        blocking(if n_bytes > LARGE_BODY_BYTES { &self.heaviest } else { &self.heavy }, work).await
+        if n_bytes > LARGE_BODY_BYTES { behind(&self.heaviest, work).await } else { blocking(&self.heavy, work).await }
     }
 
-    /// As [`App::heavy`], for bodies.
+    /// As [`App::heavy`], for large bodies.
     pub async fn parse<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        blocking(&self.parsing, work).await
+        behind(&self.parsing, work).await
     }
 
     /// As [`App::heavy`], for what compiles grammars. The flag that `work` gets is set when the client has left.
     pub async fn form<T: Send + 'static>(
-        &self,
+        self: &Arc<Self>,
         work: impl FnOnce(Arc<AtomicBool>) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let left = Left(Arc::default());
         let flag = left.0.clone();
-        blocking(&self.forms, move || work(flag)).await
+        // The threads that compute masks begin here: at their usual priority, which a thread inherits.
+        self.grammars_begin().await?;
+        behind(&self.forms, move || work(flag)).await
+    }
+
+    async fn grammars_begin(self: &Arc<Self>) -> Result<(), ApiError> {
+        if self.grammars.get().is_some() {
+            return Ok(());
+        }
+        let app = self.clone();
+        // What goes wrong is said where a grammar is compiled.
+        let begin = move || {
+            let _ = app.grammars();
+            Ok(())
+        };
+        blocking(&self.heavy, begin).await
     }
 
     /// A request with the model's defaults and a fresh seed.
@@ -219,6 +234,31 @@ impl Drop for Left {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
+}
+
+/// Runs long work on a thread of its own, which gives way to those that compute tokens. The permit is free when the work
+/// has ended, not when nobody waits for it any more.
+async fn behind<T: Send + 'static>(
+    permits: &Arc<Semaphore>,
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let permit = permits.clone().acquire_owned().await.map_err(|_| ApiError::stopping())?;
+    let (reply, answer) = oneshot::channel();
+    let work = move || {
+        let _permit = permit;
+        give_way();
+        // Nobody waits for the answer of a client that left.
+        let _ = reply.send(work());
+    };
+    let started = std::thread::Builder::new().name("behind".into()).spawn(work);
+    started.map_err(|e| ApiError::internal(format!("start a thread: {e}")))?;
+    answer.await.unwrap_or_else(|_| Err(ApiError::internal("prepare the request: it failed")))
+}
+
+/// Lowers the priority of this thread, and of those that it starts. Linux alone has priorities of threads here.
+fn give_way() {
+    #[cfg(target_os = "linux")]
+    let _ = rustix::process::setpriority_process(None, 10);
 }
 
 /// Runs on a blocking thread. The permit is free when the work has ended, not when nobody waits for it any more.
