@@ -1,5 +1,5 @@
-//! The quick form of the fuzz targets `gguf` and `folder` (`crates/fuzz`): any bytes opened as a model, and a valid file
-//! or folder changed in any way, end in a model or an error.
+//! The quick form of the fuzz targets `gguf` and `folder` (`crates/fuzz`): any bytes opened as a model, and a valid
+//! file or folder changed in any way, end in a model or an error.
 
 mod exercise;
 mod exercise_folder;

@@ -149,8 +149,8 @@ fn what_comes_too_late_ends() {
     }
 }
 
-/// A machine that is busy now and then is not taken for a grammar that is slow: every second mask is late, by more in all
-/// than a grammar may be.
+/// A machine that is busy now and then is not taken for a grammar that is slow: every second mask is late, by more in
+/// all than a grammar may be.
 #[test]
 fn single_delays_end_nothing() {
     let turn = AtomicU64::new(0);

@@ -52,8 +52,8 @@ fn what_nobody_pays_for_ends_too() {
         );
     }
     assert!(peak() < 6 * HELD, "{} MB", peak() >> 20);
-    // In this order, as peaks do not go down: one operation that takes more than twice the limit at once cannot be told,
-    // so that its thread stops there.
+    // In this order, as peaks do not go down: one operation that takes more than twice the limit at once cannot be
+    // told, so that its thread stops there.
     let (begin, before) = (Instant::now(), peak());
     let (outcome, template) = render("{% if messages | length > 1 %}fine{% else %}{{ 'a' * 3000000000 }}{% endif %}");
     let error = outcome.expect_err("the thread stopped");

@@ -94,7 +94,8 @@ fn a_promise_is_kept() {
         let promised = promised * 1_000_000;
         println!("{n_token} tokens, copies {copies}: {peak} of {promised} bytes");
         assert!(peak <= promised, "copies {copies}: {peak} of {promised} bytes");
-        // How much of the program's own file is resident at the start depends on the pages that cache it, of up to 2 MB.
+        // How much of the program's own file is resident at the start depends on the pages that cache it, of up to 2
+        // MB.
         assert!(peak >= promised / 100 * 96, "copies {copies}: {peak} of {promised} bytes");
     }
 }

@@ -236,8 +236,8 @@ impl Drop for Left {
     }
 }
 
-/// Runs long work on a thread of its own, which gives way to those that compute tokens. The permit is free when the work
-/// has ended, not when nobody waits for it any more.
+/// Runs long work on a thread of its own, which gives way to those that compute tokens. The permit is free when the
+/// work has ended, not when nobody waits for it any more.
 async fn behind<T: Send + 'static>(
     permits: &Arc<Semaphore>,
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,

@@ -1,5 +1,5 @@
-//! `moebius serve`: one model for many clients, over the APIs of OpenAI, Anthropic and Ollama. The only place that knows
-//! networks.
+//! `moebius serve`: one model for many clients, over the APIs of OpenAI, Anthropic and Ollama. The only place that
+//! knows networks.
 //!
 //! A request passes the [`guard`] and its route's table ([`routes`], [`body`], [`fields`]), becomes a prompt
 //! ([`conversation`]) and a [`generate::Job`], and runs on the engine's thread ([`worker`]); what comes back is written

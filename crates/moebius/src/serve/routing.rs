@@ -1,5 +1,5 @@
-//! `/v1/routing`: which experts the model's routers chose, layer by layer, counted over all answers. A chat request with
-//! `"routing": true` gets the choices of every token with its events.
+//! `/v1/routing`: which experts the model's routers chose, layer by layer, counted over all answers. A chat request
+//! with `"routing": true` gets the choices of every token with its events.
 
 use std::sync::{Arc, Mutex};
 
