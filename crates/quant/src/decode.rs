@@ -24,6 +24,11 @@ pub fn decode_row<'a>(t: WeightType, row: impl Into<Planes<'a>>, out: &mut [f32]
                 decode256(&unpack(b), has_min, x);
             }
         }
+        Codec::Grid { unpack, .. } => {
+            for (b, x) in blocks.zip(out.as_chunks_mut().0) {
+                decode256(&unpack(b), false, x);
+            }
+        }
         Codec::Mxfp4Planar => {
             for (b, x) in out.as_chunks_mut().0.iter_mut().enumerate() {
                 decode32(&planar::unpack_mxfp4(row, b), false, x);

@@ -24,6 +24,11 @@
 //! | Q5_K | 0..=31 | 0..=63 | 256·31·63·1905 = 9.5e8 | 0..=63 | 3.1e7 |
 //! | Q6_K | -32..=31 | -128..=127 | 256·32·128·1905 = 1 997 537 280 | | |
 //! | IQ4_XS | -127..=113 | -32..=31 | 256·127·32·1905 = 1 981 931 520 | | |
+//! | IQ2_XXS, IQ2_XS, IQ2_S | -43..=43 | 1..=31 | 256·43·31·1905 = 6.5e8 | | |
+//! | IQ3_XXS | -62..=62 | 1..=31 | 256·62·31·1905 = 9.4e8 | | |
+//! | IQ3_S | -15..=15 | 1..=31 | 256·15·31·1905 = 2.3e8 | | |
+//! | IQ1_S, IQ1_M | -9..=9 | 1..=15 | 256·9·15·1905 = 6.6e7 | | |
+//! | TQ1_0; TQ2_0 | -1..=1; -1..=2 | 1 | 256·2·1905 = 9.8e5 | | |
 //!
 //! `i32` holds 2 147 483 647. Since these bound the sum of magnitudes, any order of summation is safe. A kernel that
 //! keeps the offset apart (`Σ q·q_x - 8·Σ q_x`) computes the same integer; should its halves overflow (Q6_K with
@@ -77,7 +82,7 @@ fn dot_blocks32<X: Copy + Into<i32>>(t: WeightType, w: Planes<'_>, x: Act32<'_, 
         Codec::Small { unpack, has_min, .. } => dot_small(w.q.chunks_exact(t.block_bytes()).map(unpack), has_min, x),
         Codec::Mxfp4Planar => dot_small(blocks.map(|b| planar::unpack_mxfp4(w, b)), false, x),
         Codec::Affine(a) => dot_small(blocks.map(|b| a.unpack(w, b)), true, x),
-        Codec::Float { .. } | Codec::Super { .. } => unreachable!("{t} has no 32-blocks"),
+        Codec::Float { .. } | Codec::Super { .. } | Codec::Grid { .. } => unreachable!("{t} has no 32-blocks"),
     }
 }
 
@@ -97,7 +102,11 @@ fn dot_small<Q: Copy + Into<i32>, X: Copy + Into<i32>>(
 }
 
 fn dot_super(t: WeightType, w: &[u8], x: Act256<'_>) -> f32 {
-    let Codec::Super { unpack, has_min, .. } = t.codec() else { unreachable!("{t} has super-blocks") };
+    let (unpack, has_min) = match t.codec() {
+        Codec::Super { unpack, has_min, .. } => (unpack, has_min),
+        Codec::Grid { unpack, .. } => (unpack, false),
+        _ => unreachable!("{t} has super-blocks"),
+    };
     let (q, u, sums) = (x.q.as_chunks().0, x.u.as_chunks().0, x.sums.as_chunks().0);
     let mut acc = 0.0f32;
     for (b, w) in w.chunks_exact(t.block_bytes()).map(unpack).enumerate() {
@@ -147,7 +156,7 @@ mod tests {
     use super::*;
 
     /// Largest |q|, |sc| and mins of each type that has integers, as the module's table says.
-    const BOUNDS: [(WeightType, i32, i32, i32); 13] = [
+    const BOUNDS: [(WeightType, i32, i32, i32); 22] = [
         (WeightType::Q4_0, 8, 1, 0),
         (WeightType::Q4_1, 15, 1, 0),
         (WeightType::Q5_0, 16, 1, 0),
@@ -161,6 +170,15 @@ mod tests {
         (WeightType::Q5_K, 31, 63, 63),
         (WeightType::Q6_K, 32, 128, 0),
         (WeightType::IQ4_XS, 127, 32, 0),
+        (WeightType::IQ2_XXS, 43, 31, 0),
+        (WeightType::IQ2_XS, 43, 31, 0),
+        (WeightType::IQ2_S, 43, 31, 0),
+        (WeightType::IQ3_XXS, 62, 31, 0),
+        (WeightType::IQ3_S, 15, 31, 0),
+        (WeightType::IQ1_S, 9, 15, 0),
+        (WeightType::IQ1_M, 9, 15, 0),
+        (WeightType::TQ1_0, 1, 1, 0),
+        (WeightType::TQ2_0, 2, 1, 0),
     ];
 
     /// Bytes from a small generator, with runs of the extreme bytes among them.
@@ -190,7 +208,9 @@ mod tests {
                 let b = bytes(t.block_bytes(), seed);
                 match t.codec() {
                     Codec::Small { unpack, .. } => see(&unpack(&b).q, &[], &[]),
-                    Codec::Super { unpack, .. } => see(&unpack(&b).q, &unpack(&b).sc, &unpack(&b).mins),
+                    Codec::Super { unpack, .. } | Codec::Grid { unpack, .. } => {
+                        see(&unpack(&b).q, &unpack(&b).sc, &unpack(&b).mins)
+                    }
                     _ => unreachable!("neither floats nor planar types in the table"),
                 }
             }

@@ -1,6 +1,8 @@
 //! The table of weight types. A new type is a variant, a row of `TABLE` and its block in a family's file.
 
 pub mod float;
+pub mod grid;
+mod grid_tables;
 pub mod iq;
 pub mod k;
 pub mod legacy;
@@ -10,6 +12,7 @@ use std::fmt;
 
 use crate::act::ActKind;
 use crate::block::{Ints32, Ints256};
+use crate::encode;
 use crate::planes::PlaneBytes;
 use Levels::{PowerOfTwo, Range, Table};
 use WeightType as T;
@@ -35,6 +38,15 @@ pub enum WeightType {
     IQ4_NL,
     IQ4_XS,
     MXFP4,
+    IQ2_XXS,
+    IQ2_XS,
+    IQ2_S,
+    IQ3_XXS,
+    IQ3_S,
+    IQ1_S,
+    IQ1_M,
+    TQ1_0,
+    TQ2_0,
     /// MXFP4 as MLX files and the original gpt-oss hold it: codes in one plane, scales in another.
     MXFP4_PLANAR,
     /// The affine types of MLX files.
@@ -50,6 +62,8 @@ pub(crate) enum Codec {
     Small { unpack: fn(&[u8]) -> Ints32, pack: fn(&Ints32, &mut [u8]), levels: Levels, has_min: bool },
     /// 256 values a block; `has_min`: the format subtracts `dmin·mins`.
     Super { unpack: fn(&[u8]) -> Ints256, pack: fn(&Ints256, &mut [u8]), levels: Levels, sub: Sub, has_min: bool },
+    /// 256 values a block, with sub-scales: code books and ternary digits.
+    Grid { unpack: fn(&[u8]) -> Ints256, encode: fn(&[f32; 256], &mut [u8]) },
     /// MXFP4 in planes.
     Mxfp4Planar,
     /// Groups in planes.
@@ -93,6 +107,12 @@ macro_rules! codec {
             store: |x, b| b.as_chunks_mut().0.iter_mut().zip(x).for_each(|(b, &x)| *b = $store(x)),
         }
     };
+    (Grid, $unpack:path, $encode:path) => {
+        Codec::Grid {
+            unpack: |b| $unpack(arr(b)),
+            encode: |x, b| $encode(x, b.try_into().expect("a block is as long as the table says")),
+        }
+    };
     ($unpack:path, $pack:path, $levels:expr, $has_min:literal) => {
         Codec::Small {
             unpack: |b| $unpack(arr(b)),
@@ -116,7 +136,7 @@ const fn row(ty: WeightType, name: &'static str, ggml_id: u32, block_bytes: usiz
     let block_len = match codec {
         Codec::Float { .. } => 1,
         Codec::Small { .. } => 32,
-        Codec::Super { .. } => 256,
+        Codec::Super { .. } | Codec::Grid { .. } => 256,
         Codec::Mxfp4Planar | Codec::Affine(_) => panic!("planar types have no row"),
     };
     Row { ty, name, ggml_id, block_len, block_bytes, codec }
@@ -124,7 +144,7 @@ const fn row(ty: WeightType, name: &'static str, ggml_id: u32, block_bytes: usiz
 
 /// One row per type of GGUF files, in the order of the enum.
 #[rustfmt::skip]
-static TABLE: [Row; 16] = [
+static TABLE: [Row; 25] = [
     //  type       name     id bytes
     row(T::F32,    "f32",    0,   4, codec!(Float, float::load_f32, float::store_f32)),
     row(T::F16,    "f16",    1,   2, codec!(Float, float::load_f16, float::store_f16)),
@@ -143,6 +163,15 @@ static TABLE: [Row; 16] = [
     row(T::IQ4_XS, "iq4_xs", 23, 136, codec!(iq::unpack_iq4_xs, iq::pack_iq4_xs, Table(&iq::IQ4_VALUES),
         (32, -32, 31), false)),
     row(T::MXFP4,  "mxfp4", 39,  17, codec!(iq::unpack_mxfp4, iq::pack_mxfp4, PowerOfTwo(&iq::E2M1_DOUBLED), false)),
+    row(T::IQ2_XXS, "iq2_xxs", 16,  66, codec!(Grid, grid::unpack_iq2_xxs, encode::grid::iq2_xxs)),
+    row(T::IQ2_XS,  "iq2_xs",  17,  74, codec!(Grid, grid::unpack_iq2_xs, encode::grid::iq2_xs)),
+    row(T::IQ2_S,   "iq2_s",   22,  82, codec!(Grid, grid::unpack_iq2_s, encode::grid::iq2_s)),
+    row(T::IQ3_XXS, "iq3_xxs", 18,  98, codec!(Grid, grid::unpack_iq3_xxs, encode::grid::iq3_xxs)),
+    row(T::IQ3_S,   "iq3_s",   21, 110, codec!(Grid, grid::unpack_iq3_s, encode::grid::iq3_s)),
+    row(T::IQ1_S,   "iq1_s",   19,  50, codec!(Grid, grid::unpack_iq1_s, encode::grid::iq1_s)),
+    row(T::IQ1_M,   "iq1_m",   29,  56, codec!(Grid, grid::unpack_iq1_m, encode::grid::iq1_m)),
+    row(T::TQ1_0,   "tq1_0",   34,  54, codec!(Grid, grid::unpack_tq1_0, encode::grid::tq1_0)),
+    row(T::TQ2_0,   "tq2_0",   35,  66, codec!(Grid, grid::unpack_tq2_0, encode::grid::tq2_0)),
 ];
 
 impl WeightType {
@@ -164,6 +193,15 @@ impl WeightType {
         Self::IQ4_NL,
         Self::IQ4_XS,
         Self::MXFP4,
+        Self::IQ2_XXS,
+        Self::IQ2_XS,
+        Self::IQ2_S,
+        Self::IQ3_XXS,
+        Self::IQ3_S,
+        Self::IQ1_S,
+        Self::IQ1_M,
+        Self::TQ1_0,
+        Self::TQ2_0,
     ];
 
     /// Every type: those of GGUF files, then those of MLX files.
@@ -200,8 +238,17 @@ impl WeightType {
             Self::IQ4_NL => 13,
             Self::IQ4_XS => 14,
             Self::MXFP4 => 15,
-            Self::MXFP4_PLANAR => 16,
-            Self::Affine(a) => 17 + a.place(),
+            Self::IQ2_XXS => 16,
+            Self::IQ2_XS => 17,
+            Self::IQ2_S => 18,
+            Self::IQ3_XXS => 19,
+            Self::IQ3_S => 20,
+            Self::IQ1_S => 21,
+            Self::IQ1_M => 22,
+            Self::TQ1_0 => 23,
+            Self::TQ2_0 => 24,
+            Self::MXFP4_PLANAR => 25,
+            Self::Affine(a) => 26 + a.place(),
         }
     }
 
@@ -264,7 +311,7 @@ impl WeightType {
             Codec::Small { .. } if self == Self::Q8_0 => ActKind::Block32,
             Codec::Affine(a) if a.bits() == 8 => ActKind::Block32,
             Codec::Small { .. } | Codec::Mxfp4Planar | Codec::Affine(_) => ActKind::Byte32,
-            Codec::Super { .. } => ActKind::Block256,
+            Codec::Super { .. } | Codec::Grid { .. } => ActKind::Block256,
         }
     }
 
@@ -273,7 +320,16 @@ impl WeightType {
         match self.codec() {
             Codec::Small { has_min, .. } | Codec::Super { has_min, .. } => has_min,
             Codec::Affine(_) => true,
-            Codec::Float { .. } | Codec::Mxfp4Planar => false,
+            Codec::Float { .. } | Codec::Grid { .. } | Codec::Mxfp4Planar => false,
+        }
+    }
+
+    /// A power of two that its scales are multiplied with: 1, but for types with code books.
+    pub const fn factor(self) -> f32 {
+        match self {
+            Self::IQ2_XXS | Self::IQ2_XS | Self::IQ2_S | Self::IQ1_S | Self::IQ1_M => 0.125,
+            Self::IQ3_XXS => 0.25,
+            _ => 1.0,
         }
     }
 

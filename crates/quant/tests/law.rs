@@ -28,6 +28,10 @@ fn weights(t: WeightType, n: usize, next: &mut impl FnMut() -> u32) -> PlanesBuf
         WeightType::Q2_K => &[80, 82],
         WeightType::Q3_K => &[108],
         WeightType::Q6_K => &[208],
+        WeightType::TQ1_0 => &[52],
+        WeightType::TQ2_0 => &[64],
+        // The highest bits of its scale are those of the last of four words.
+        WeightType::IQ1_M => &[54],
         WeightType::Q4_1 | WeightType::Q5_1 | WeightType::Q4_K | WeightType::Q5_K => &[0, 2],
         _ => &[0],
     };
