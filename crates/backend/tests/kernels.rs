@@ -19,7 +19,7 @@ const LENGTHS: [(usize, &[usize]); 3] =
 const PLANAR_LENGTHS: [(usize, &[usize]); 3] = [(32, &[32, 352]), (64, &[64, 704]), (128, &[128, 1152])];
 
 /// Bytes of a block that hold f16 scales.
-const SCALES: [(WeightType, &[usize]); 12] = [
+const SCALES: [(WeightType, &[usize]); 20] = [
     (WeightType::Q4_0, &[0]),
     (WeightType::Q4_1, &[0, 2]),
     (WeightType::Q5_0, &[0]),
@@ -32,6 +32,14 @@ const SCALES: [(WeightType, &[usize]); 12] = [
     (WeightType::Q6_K, &[208]),
     (WeightType::IQ4_NL, &[0]),
     (WeightType::IQ4_XS, &[0]),
+    (WeightType::IQ2_XXS, &[0]),
+    (WeightType::IQ2_XS, &[0]),
+    (WeightType::IQ2_S, &[0]),
+    (WeightType::IQ3_XXS, &[0]),
+    (WeightType::IQ3_S, &[0]),
+    (WeightType::IQ1_S, &[0]),
+    (WeightType::TQ1_0, &[52]),
+    (WeightType::TQ2_0, &[64]),
 ];
 
 struct Rng(u64);
@@ -67,6 +75,8 @@ fn weights(t: WeightType, n: usize, k: usize) -> PlanesBuf {
             WeightType::BF16 => block.copy_from_slice(&half::bf16::from_f32(rng.value()).to_le_bytes()),
             WeightType::Affine(_) | WeightType::MXFP4_PLANAR => {}
             WeightType::MXFP4 => block[0] = if i % 5 == 0 { (i / 5 % 3) as u8 } else { 110 + (rng.next() % 30) as u8 },
+            // The highest bits of its scale, of which four are in each of four words: an exponent near 2^-6.
+            WeightType::IQ1_M => block[55] = block[55] & 0x8f | 0x20,
             _ => {
                 let (_, at) = SCALES.iter().find(|s| s.0 == t).expect("every quantised type has scales");
                 for &at in *at {
@@ -226,13 +236,16 @@ fn long_rows_equal_the_scalar_dot() {
 }
 
 /// Where the sub-scales of a super-block lie, and its bytes.
-const SUB_SCALES: [(WeightType, std::ops::Range<usize>); 6] = [
+const SUB_SCALES: [(WeightType, std::ops::Range<usize>); 9] = [
     (WeightType::Q2_K, 0..16),
     (WeightType::Q3_K, 96..108),
     (WeightType::Q4_K, 4..16),
     (WeightType::Q5_K, 4..16),
     (WeightType::Q6_K, 192..208),
     (WeightType::IQ4_XS, 2..8),
+    (WeightType::IQ2_XS, 66..74),
+    (WeightType::IQ2_S, 74..82),
+    (WeightType::IQ3_S, 106..110),
 ];
 
 /// Weights, sub-scales and activations that all are at their bounds, where sums of 16 bits are fullest.

@@ -26,6 +26,8 @@ mod avx512;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod bit_stream;
 mod float;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod grid;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod panel;

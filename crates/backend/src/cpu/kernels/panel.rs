@@ -7,7 +7,7 @@
 
 use quant::act::ActKind;
 use quant::block::{Ints32, Ints256};
-use quant::types::{iq, k, legacy, planar};
+use quant::types::{grid, iq, k, legacy, planar};
 use quant::{Planes, WeightType};
 
 use super::RowSet;
@@ -82,6 +82,9 @@ pub(super) const fn offset(t: WeightType) -> u8 {
         WeightType::Q3_K => 4,
         WeightType::Q6_K => 32,
         WeightType::IQ4_XS => 128,
+        WeightType::IQ2_XXS | WeightType::IQ2_XS | WeightType::IQ2_S | WeightType::IQ3_XXS => 128,
+        WeightType::IQ3_S | WeightType::IQ1_S | WeightType::IQ1_M => 16,
+        WeightType::TQ1_0 | WeightType::TQ2_0 => 4,
         _ => 0,
     }
 }
@@ -129,6 +132,15 @@ pub(super) fn plain(t: WeightType) -> UnpackFn {
         WeightType::Q5_K => |s, c, _, p| large(s, c, p, k::unpack_q5_k),
         WeightType::Q6_K => |s, c, _, p| large(s, c, p, k::unpack_q6_k),
         WeightType::IQ4_XS => |s, c, _, p| large(s, c, p, iq::unpack_iq4_xs),
+        WeightType::IQ2_XXS => |s, c, _, p| large(s, c, p, grid::unpack_iq2_xxs),
+        WeightType::IQ2_XS => |s, c, _, p| large(s, c, p, grid::unpack_iq2_xs),
+        WeightType::IQ2_S => |s, c, _, p| large(s, c, p, grid::unpack_iq2_s),
+        WeightType::IQ3_XXS => |s, c, _, p| large(s, c, p, grid::unpack_iq3_xxs),
+        WeightType::IQ3_S => |s, c, _, p| large(s, c, p, grid::unpack_iq3_s),
+        WeightType::IQ1_S => |s, c, _, p| large(s, c, p, grid::unpack_iq1_s),
+        WeightType::IQ1_M => |s, c, _, p| large(s, c, p, grid::unpack_iq1_m),
+        WeightType::TQ1_0 => |s, c, _, p| large(s, c, p, grid::unpack_tq1_0),
+        WeightType::TQ2_0 => |s, c, _, p| large(s, c, p, grid::unpack_tq2_0),
         WeightType::MXFP4_PLANAR => |s, c, n, p| blocks32(s, c, n, p, planar::unpack_mxfp4),
         WeightType::Affine(_) => |s, c, n, p| {
             let WeightType::Affine(a) = s.dtype else { unreachable!("the table gave this function to affine types") };

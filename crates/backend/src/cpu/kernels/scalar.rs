@@ -127,7 +127,7 @@ pub(super) fn tile_fn(t: WeightType) -> TileFn {
             }
         };
     }
-    large!(Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_XS)
+    large!(Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_XS IQ2_XXS IQ2_XS IQ2_S IQ3_XXS IQ3_S IQ1_S IQ1_M TQ1_0 TQ2_0)
 }
 
 /// Copies a row.

@@ -7,7 +7,9 @@
 /// The function of a type of super-blocks among the instances of `$large`.
 macro_rules! of_super_block {
     ($t:expr, $large:ident $(, $m:ident)?) => {{
-        use super::formats::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K};
+        use super::formats::{
+            Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K, Tq1, Tq2,
+        };
         use quant::WeightType;
         match $t {
             WeightType::Q2_K => $large::<Q2K $(, $m)?>,
@@ -16,6 +18,15 @@ macro_rules! of_super_block {
             WeightType::Q5_K => $large::<Q5K $(, $m)?>,
             WeightType::Q6_K => $large::<Q6K $(, $m)?>,
             WeightType::IQ4_XS => $large::<Iq4Xs $(, $m)?>,
+            WeightType::IQ2_XXS => $large::<Iq2Xxs $(, $m)?>,
+            WeightType::IQ2_XS => $large::<Iq2Xs $(, $m)?>,
+            WeightType::IQ2_S => $large::<Iq2S $(, $m)?>,
+            WeightType::IQ3_XXS => $large::<Iq3Xxs $(, $m)?>,
+            WeightType::IQ3_S => $large::<Iq3S $(, $m)?>,
+            WeightType::IQ1_S => $large::<Iq1S $(, $m)?>,
+            WeightType::IQ1_M => $large::<Iq1M $(, $m)?>,
+            WeightType::TQ1_0 => $large::<Tq1 $(, $m)?>,
+            WeightType::TQ2_0 => $large::<Tq2 $(, $m)?>,
             t => unreachable!("{t} has no super-blocks"),
         }
     }};
@@ -37,12 +48,7 @@ macro_rules! of_type {
             WeightType::Q8_0 => $small::<Q8_0 $(, $m)?>,
             WeightType::IQ4_NL => $small::<Iq4Nl $(, $m)?>,
             WeightType::MXFP4 => $small::<Mxfp4 $(, $m)?>,
-            t @ (WeightType::Q2_K
-            | WeightType::Q3_K
-            | WeightType::Q4_K
-            | WeightType::Q5_K
-            | WeightType::Q6_K
-            | WeightType::IQ4_XS) => of_super_block!(t, $large $(, $m)?),
+            t if t.act() == quant::act::ActKind::Block256 => of_super_block!(t, $large $(, $m)?),
             WeightType::MXFP4_PLANAR => $planar::<Fp4, E8m0, false $(, $m)?>,
             WeightType::Affine(a) => {
                 macro_rules! bits {
@@ -63,7 +69,7 @@ macro_rules! of_type {
                     ScaleType::F32 => bits!(F32),
                 }
             }
-            WeightType::F32 | WeightType::F16 | WeightType::BF16 => unreachable!("floats have kernels of their own"),
+            t => unreachable!("{t} has kernels of its own"),
         }
     }};
 }

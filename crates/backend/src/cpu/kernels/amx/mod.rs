@@ -21,7 +21,7 @@ use std::arch::x86_64::*;
 use quant::WeightType;
 use quant::act::ActKind;
 
-use super::avx2::formats::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K};
+use super::avx2::formats::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K, Tq1, Tq2};
 use super::avx512::PartFn;
 use super::panel::{CHUNK, Panel, ROWS, UnpackFn, offset};
 use super::{COLS, ColPtr, RowSet, avx2};
@@ -99,6 +99,15 @@ pub(super) fn tiles(t: WeightType) -> TilesFns {
         (WeightType::Q5_K, _) => (Unpack::Parts(part::<Q5K, SplitScales>), tile::large::<2, 3, true>),
         (WeightType::Q6_K, _) => (Unpack::Parts(part::<Q6K, SplitProducts<false, 32>>), tile::large::<2, 8, false>),
         (WeightType::IQ4_XS, _) => (Unpack::Parts(part::<Iq4Xs, SplitProducts<true, 128>>), tile::large::<2, 8, false>),
+        (WeightType::IQ2_XXS, _) => (Unpack::Parts(part::<Iq2Xxs, SplitProducts<false, 128>>), tile::large::<2, 8, false>),
+        (WeightType::IQ2_XS, _) => (Unpack::Parts(part::<Iq2Xs, SplitProducts<false, 128>>), tile::large::<2, 8, false>),
+        (WeightType::IQ2_S, _) => (Unpack::Parts(part::<Iq2S, SplitProducts<false, 128>>), tile::large::<2, 8, false>),
+        (WeightType::IQ3_XXS, _) => (Unpack::Parts(part::<Iq3Xxs, SplitProducts<false, 128>>), tile::large::<2, 8, false>),
+        (WeightType::IQ3_S, _) => (Unpack::Parts(part::<Iq3S, SplitProducts<false, 16>>), tile::large::<2, 8, false>),
+        (WeightType::IQ1_S, _) => (Unpack::Parts(part::<Iq1S, SplitProducts<false, 16>>), tile::large::<2, 8, false>),
+        (WeightType::IQ1_M, _) => (Unpack::Parts(part::<Iq1M, SplitProducts<false, 16>>), tile::large::<2, 8, false>),
+        (WeightType::TQ1_0, _) => (Unpack::Parts(part::<Tq1, SplitProducts<false, 4>>), tile::large::<2, 8, false>),
+        (WeightType::TQ2_0, _) => (Unpack::Parts(part::<Tq2, SplitProducts<false, 4>>), tile::large::<2, 8, false>),
         (_, ActKind::Byte32) if t.has_min() => (whole(None), tile::bytes::<false, true>),
         (_, ActKind::Byte32) if offset(t) == 16 => (whole(Some(fold::offset::<16>)), tile::bytes::<true, false>),
         (_, ActKind::Byte32) => (whole(Some(fold::offset::<128>)), tile::bytes::<true, false>),

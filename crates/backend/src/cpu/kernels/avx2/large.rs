@@ -17,6 +17,8 @@ pub(in super::super) trait Large {
     const BYTES: usize;
     /// Byte of the f16 scale.
     const D: usize;
+    /// What the scale is multiplied with, a power of two.
+    const FACTOR: f32 = 1.0;
     /// Byte of the f16 scale of the minimums, when there is one.
     const DMIN: Option<usize>;
     /// Bits of an integer of [`Large::group`], or 8 when integers are signed.
@@ -55,6 +57,13 @@ pub(in super::super) trait Large {
     unsafe fn scales(p: *const u8) -> __m128i {
         unreachable!("block {p:p} has a sub-scale for every 32-group")
     }
+    /// The bits of the f16 scale.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn d(p: *const u8) -> u16 {
+        // SAFETY: the promise of the trait.
+        unsafe { p.add(Self::D).cast::<u16>().read_unaligned() }
+    }
     /// The minimums of the sixteen 16-groups where there are any, unsigned bytes.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
@@ -87,7 +96,7 @@ macro_rules! shl {
 /// 64 bytes are readable at `p`.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn two_bits(p: *const u8, j: usize) -> __m256i {
+pub(super) unsafe fn two_bits(p: *const u8, j: usize) -> __m256i {
     // SAFETY: the caller's promise.
     let v = unsafe { load256(p.add(j / 4 * 32)) };
     match j % 4 {

@@ -94,9 +94,12 @@ unsafe fn short_sums<const C: usize, T: Large>(
         if T::OFFSET != 0 {
             for c in 0..C {
                 let mut s = _mm256_set1_epi32(start[c].read_unaligned());
-                if T::OFFSET == 4 {
-                    s = _mm256_srai_epi16::<3>(s);
-                }
+                // They are `-32·Σ q`.
+                s = match T::OFFSET {
+                    4 => _mm256_srai_epi16::<3>(s),
+                    16 => _mm256_srai_epi16::<1>(s),
+                    _ => s,
+                };
                 sums[c] = [s; 2];
             }
         }

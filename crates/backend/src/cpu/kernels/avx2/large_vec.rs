@@ -250,10 +250,10 @@ unsafe fn walk<T: Large, const VNNI: bool, const WHOLE: bool, const EVEN: bool>(
         for group in 0..len {
             let (at, blocks) = walk.next_eight::<T, WHOLE, EVEN>();
             for i in 0..8 {
-                let f16 = |byte: usize| at[i].add(byte).cast::<u16>().read_unaligned();
-                (&raw mut (*sums).d).cast::<u16>().add(8 * group + i).write(f16(T::D));
+                (&raw mut (*sums).d).cast::<u16>().add(8 * group + i).write(T::d(at[i]));
                 if let Some(dmin) = T::DMIN {
-                    (&raw mut (*sums).dmin).cast::<u16>().add(8 * group + i).write(f16(dmin));
+                    let dmin = at[i].add(dmin).cast::<u16>().read_unaligned();
+                    (&raw mut (*sums).dmin).cast::<u16>().add(8 * group + i).write(dmin);
                 }
             }
             let next = far.address(at[0].addr() - tile);
@@ -384,7 +384,11 @@ unsafe fn add<T: Large>(sums: *const Sums, len: usize, dx: *const f32, mut acc: 
             };
             for b in 0..(len - first).min(8) {
                 let dx = _mm256_broadcast_ss(&*dx.add(first + b));
-                acc = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_cvtph_ps(d[b]), dx), _mm256_cvtepi32_ps(isum[b]), acc);
+                let mut d = _mm256_cvtph_ps(d[b]);
+                if T::FACTOR != 1.0 {
+                    d = _mm256_mul_ps(d, _mm256_set1_ps(T::FACTOR));
+                }
+                acc = _mm256_fmadd_ps(_mm256_mul_ps(d, dx), _mm256_cvtepi32_ps(isum[b]), acc);
                 if T::DMIN.is_some() {
                     acc =
                         _mm256_fnmadd_ps(_mm256_mul_ps(_mm256_cvtph_ps(dmin[b]), dx), _mm256_cvtepi32_ps(msum[b]), acc);

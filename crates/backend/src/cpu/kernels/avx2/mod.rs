@@ -6,6 +6,7 @@
 //! panels with many columns ([`small_tile`] and [`large_tile`] those of bytes). `types.rs` beside this module is the
 //! table of types for all three.
 
+mod grid;
 mod large;
 mod large_tile;
 mod large_vec;
@@ -21,6 +22,8 @@ mod vec;
 
 /// The formats under the names of `types.rs`.
 pub(super) mod formats {
+    pub(in super::super) use super::super::grid::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs};
+    pub(in super::super) use super::grid::{Tq1, Tq2};
     pub(in super::super) use super::large::{Iq4Xs, Large, Q2K, Q3K, Q4K, Q5K, Q6K};
     pub(in super::super) use super::panel_words::{IQ4_WITH_OFFSET, PanelLarge};
     pub(super) use super::planar::{BF16, Bits, E8m0, F16, F32, Fp4};
@@ -31,6 +34,7 @@ use std::arch::x86_64::*;
 
 use super::panel::ROWS;
 
+pub(super) use grid::words;
 pub(super) use panel::{headers, prefetch_next_rows, unpack, unpack_all_bytes, unpack_bytes};
 pub(super) use tile::tile;
 pub(super) use vec::{one, one_avx512};

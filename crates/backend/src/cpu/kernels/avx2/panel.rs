@@ -141,8 +141,8 @@ unsafe fn large<T: PanelLarge, const FORM: u8>(set: &RowSet, chunk: usize, _bloc
             let p: [*const u8; 8] = std::array::from_fn(|i| rows[r + i]);
             headers::<T>(&p, r, panel);
             T::groups(&p, word_at(panel, 0, r));
-            if FORM == PAIRS && !T::UNSIGNED {
-                widen(panel, r);
+            if FORM == PAIRS && T::PANEL_OFFSET == 128 {
+                widen(panel, r, if T::WIDE_SCALES { 8 } else { 4 });
             }
         }
     }
@@ -224,17 +224,17 @@ unsafe fn planar<Q: Ints, S: Scale, const MIN: bool, const FORM: u8>(
 }
 
 /// Turns the words of the eight rows from `r` on, whose bytes have an offset of 128, into 16-bit integers times
-/// sub-scales.
+/// sub-scales, of which `group` words share one, 4 or 8.
 ///
 /// # Safety
 /// `r` is 0 or 8.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn widen(panel: &mut Panel, r: usize) {
+unsafe fn widen(panel: &mut Panel, r: usize, group: usize) {
     for word in 0..64 {
-        // SAFETY: the panel has 64 words of a row, 128 pairs and a sub-scale of each 32-group.
+        // SAFETY: the panel has 64 words of a row, 128 pairs and a sub-scale of each group.
         unsafe {
-            let scale = _mm256_load_si256(panel.scales[word / 8 * 2].as_ptr().add(r).cast());
+            let scale = _mm256_load_si256(panel.scales[word / group * group / 4].as_ptr().add(r).cast());
             let scale = _mm256_slli_epi16::<8>(scale);
             let w = signed(_mm256_load_si256(word_at(panel, word, r)));
             // Byte and sub-scale are both in the upper half, and so is their product.

@@ -206,7 +206,7 @@ pub(in super::super) trait PanelLarge: Large {
 /// `to` has room for a panel.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn put(to: *mut __m256i, j: usize, i: usize, word: __m256i) {
+pub(super) unsafe fn put(to: *mut __m256i, j: usize, i: usize, word: __m256i) {
     // SAFETY: the caller's promise.
     unsafe { _mm256_store_si256(to.add(2 * (8 * j + i)), word) }
 }

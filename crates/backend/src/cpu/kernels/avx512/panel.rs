@@ -6,11 +6,12 @@ use std::arch::x86_64::*;
 use quant::WeightType;
 
 use super::super::RowSet;
-use super::super::avx2::{headers, prefetch_next_rows};
+use super::super::avx2::{self, headers, prefetch_next_rows};
 use super::super::panel::{Panel, ROWS, UnpackFn};
 use super::super::types::of_super_block;
 use super::formats;
 use formats::{IQ4_WITH_OFFSET, Iq4Xs, PanelLarge, Q2K, Q3K, Q4K, Q5K, Q6K};
+use formats::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs, Tq1, Tq2};
 
 /// Unpacks quarter `part` of a super-block; the first has the scales too.
 ///
@@ -223,3 +224,21 @@ groups!(Iq4Xs, |p, part, panel| {
         }
     }
 });
+
+/// Formats whose words come from AVX2's code, eight rows at a time.
+macro_rules! two_halves {
+    ($($t:ident)*) => {
+        $(groups!($t, |p, part, panel| {
+            let (low, high): ([*const u8; 8], _) = (array!(8, |r| p[r]), array!(8, |r| p[r + 8]));
+            for j in 2 * part..2 * part + 2 {
+                let (low, high) = (avx2::words::<$t>(&low, j), avx2::words::<$t>(&high, j));
+                for i in 0..8 {
+                    let word = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low[i]), high[i]);
+                    P::put(panel, j, i, word);
+                }
+            }
+        });)*
+    };
+}
+
+two_halves!(Iq2Xxs Iq2Xs Iq2S Iq3Xxs Iq3S Iq1S Iq1M Tq1 Tq2);

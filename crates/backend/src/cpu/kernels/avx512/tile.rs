@@ -221,9 +221,11 @@ unsafe fn large<const C: usize, T: Large>(panel: &Panel, chunk: usize, cols: &[C
                         start[c] = _mm512_dpwssd_epi32(start[c], _mm512_set1_epi32(pair), times);
                     }
                 }
-                if T::PANEL_OFFSET == 4 {
-                    start[c] = _mm512_srai_epi32::<3>(start[c]);
-                }
+                start[c] = match T::PANEL_OFFSET {
+                    4 => _mm512_srai_epi32::<3>(start[c]),
+                    16 => _mm512_srai_epi32::<1>(start[c]),
+                    _ => start[c],
+                };
             }
             let w = panel.bytes.as_ptr().add(16 * ROWS * g).cast();
             let sum = if T::WIDE_SCALES { words::<C, 8>(w, x, start) } else { words::<C, 4>(w, x, start) };

@@ -1,0 +1,189 @@
+//! Code books and ternary digits as super-blocks of unsigned bytes.
+
+use std::arch::x86_64::*;
+
+use super::super::grid::{Coded, Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs};
+use super::large::{Large, two_bits};
+use super::panel_words::{Headers, PanelLarge, put, transpose4};
+use super::{both, load128, load256, transpose8};
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn vector(w: [u64; 4]) -> __m256i {
+    _mm256_setr_epi64x(w[0].cast_signed(), w[1].cast_signed(), w[2].cast_signed(), w[3].cast_signed())
+}
+
+impl<T: Coded> Large for T {
+    const BYTES: usize = <T as Coded>::BYTES;
+    const D: usize = <T as Coded>::D;
+    const DMIN: Option<usize> = None;
+    const FACTOR: f32 = <T as Coded>::FACTOR;
+    const BITS: usize = if <T as Coded>::OFFSET < 64 { 5 } else { 7 };
+    const OFFSET: i16 = <T as Coded>::OFFSET;
+    const PANEL_OFFSET: i16 = if <T as Coded>::OFFSET < 64 { <T as Coded>::OFFSET } else { 128 };
+    const WIDE_SCALES: bool = false;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn group(p: *const u8, j: usize) -> __m256i {
+        // SAFETY: the promise of the trait.
+        let [q, sign] = unsafe { T::parts(p, j) };
+        let (q, sign) = (vector(q), vector(sign));
+        let offset = _mm256_set1_epi8(<T as Coded>::OFFSET as i8);
+        if T::ADDS {
+            return _mm256_add_epi8(_mm256_add_epi8(q, sign), offset);
+        }
+        _mm256_add_epi8(_mm256_sub_epi8(_mm256_xor_si256(q, sign), sign), offset)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn scales(p: *const u8) -> __m128i {
+        // SAFETY: the promise of the trait.
+        let [low, high] = unsafe { <T as Coded>::scales(p) };
+        _mm_set_epi64x(high.cast_signed(), low.cast_signed())
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn d(p: *const u8) -> u16 {
+        // SAFETY: the promise of the trait.
+        unsafe { <T as Coded>::d(p) }
+    }
+}
+
+pub(in super::super) struct Tq1;
+pub(in super::super) struct Tq2;
+
+/// Digit of base three that bytes begin with, as a fraction of 256, plus three: the value plus its offset of four.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn first_digit(v: __m256i) -> __m256i {
+    let above = |n: i8| _mm256_min_epu8(_mm256_subs_epu8(v, _mm256_set1_epi8(n)), _mm256_set1_epi8(1));
+    _mm256_add_epi8(_mm256_add_epi8(above(85), above(170u8.cast_signed())), _mm256_set1_epi8(3))
+}
+
+/// The low bytes of bytes times the 16-bit numbers that they are in.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn times(v: __m256i, by: __m256i) -> __m256i {
+    let low = _mm256_and_si256(_mm256_mullo_epi16(v, by), _mm256_set1_epi16(0xff));
+    _mm256_or_si256(low, _mm256_slli_epi16::<8>(_mm256_mullo_epi16(_mm256_srli_epi16::<8>(v), by)))
+}
+
+impl Large for Tq1 {
+    const BYTES: usize = 54;
+    const D: usize = 52;
+    const DMIN: Option<usize> = None;
+    const BITS: usize = 3;
+    const OFFSET: i16 = 4;
+    const WIDE_SCALES: bool = false;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn group(p: *const u8, j: usize) -> __m256i {
+        const POWERS: [i16; 5] = [1, 3, 9, 27, 81];
+        let halves = |low: i16, high: i16| _mm256_set_m128i(_mm_set1_epi16(high), _mm_set1_epi16(low));
+        // SAFETY: the promise of the trait.
+        unsafe {
+            first_digit(match j {
+                0..5 => times(load256(p), _mm256_set1_epi16(POWERS[j])),
+                5 => times(both(load128(p.add(32))), halves(1, 3)),
+                6 => times(both(load128(p.add(32))), halves(9, 27)),
+                _ => {
+                    let last = _mm_set1_epi32(p.add(48).cast::<i32>().read_unaligned());
+                    let powers = _mm_setr_epi16(1, 1, 3, 3, 9, 9, 27, 27);
+                    times(
+                        _mm256_set_m128i(last, load128(p.add(32))),
+                        _mm256_set_m128i(powers, _mm_set1_epi16(81)),
+                    )
+                }
+            })
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn scales(_: *const u8) -> __m128i {
+        _mm_set1_epi8(1)
+    }
+}
+
+impl Large for Tq2 {
+    const BYTES: usize = 66;
+    const D: usize = 64;
+    const DMIN: Option<usize> = None;
+    const BITS: usize = 3;
+    const OFFSET: i16 = 4;
+    const WIDE_SCALES: bool = false;
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn group(p: *const u8, j: usize) -> __m256i {
+        // SAFETY: the promise of the trait.
+        _mm256_add_epi8(unsafe { two_bits(p, j) }, _mm256_set1_epi8(3))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn scales(_: *const u8) -> __m128i {
+        _mm_set1_epi8(1)
+    }
+}
+
+/// A panel's words from [`Large::group`], row by row: looking entries up takes longer than transposing them.
+///
+/// # Safety
+/// As [`PanelLarge`].
+macro_rules! row_by_row {
+    ($($t:ident)*) => {
+        $(impl PanelLarge for $t {
+            #[inline]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            unsafe fn headers(p: &[*const u8; 8]) -> Headers {
+                // SAFETY: the promise of the trait.
+                unsafe { headers::<$t>(p) }
+            }
+            #[inline]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            unsafe fn groups(p: &[*const u8; 8], to: *mut __m256i) {
+                for j in 0..8 {
+                    // SAFETY: as above.
+                    unsafe {
+                        for (i, word) in words::<$t>(p, j).into_iter().enumerate() {
+                            put(to, j, i, word);
+                        }
+                    }
+                }
+            }
+        })*
+    };
+}
+
+row_by_row!(Iq2Xxs Iq2Xs Iq2S Iq3Xxs Iq3S Iq1S Iq1M Tq1 Tq2);
+
+/// # Safety
+/// As [`PanelLarge::headers`].
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn headers<T: Large>(p: &[*const u8; 8]) -> Headers {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let scales = transpose4(array!(4, |i| _mm256_set_m128i(T::scales(p[i + 4]), T::scales(p[i]))));
+        let bits = array!(8, |i| T::d(p[i]).cast_signed());
+        let bits = _mm_setr_epi16(bits[0], bits[1], bits[2], bits[3], bits[4], bits[5], bits[6], bits[7]);
+        let d = _mm256_mul_ps(_mm256_cvtph_ps(bits), _mm256_set1_ps(T::FACTOR));
+        Headers { scales, mins: [_mm256_setzero_si256(); 4], d: [d; 2] }
+    }
+}
+
+/// The words of 32-group `j` of eight blocks, a lane a block, with the offset of a panel.
+///
+/// # Safety
+/// `p` points to readable blocks of type `T`, and the machine has AVX2, FMA and F16C.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(in super::super) unsafe fn words<T: Large>(p: &[*const u8; 8], j: usize) -> [__m256i; 8] {
+    let more = _mm256_set1_epi8((T::PANEL_OFFSET - T::OFFSET) as i8);
+    // SAFETY: the caller's promise.
+    transpose8(array!(8, |i| _mm256_add_epi8(unsafe { T::group(p[i], j) }, more)))
+}
