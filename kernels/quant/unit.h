@@ -31,11 +31,14 @@
 #define QUANT_FN inline
 #define QUANT_PTR const device u8*
 #define QUANT_LOCAL thread
+#define QUANT_TABLE constant const
 #elif defined(__CUDACC__)
+#define QUANT_TABLE static __device__ const
 #define QUANT_FN __host__ __device__ __forceinline__
 #define QUANT_PTR const u8*
 #define QUANT_LOCAL
 #else
+#define QUANT_TABLE static const
 #define QUANT_FN inline
 #define QUANT_PTR const u8*
 #define QUANT_LOCAL

@@ -9,6 +9,13 @@
 #include "quant/bf16.h"
 #include "quant/f16.h"
 #include "quant/f32.h"
+#include "quant/iq1_m.h"
+#include "quant/iq1_s.h"
+#include "quant/iq2_s.h"
+#include "quant/iq2_xs.h"
+#include "quant/iq2_xxs.h"
+#include "quant/iq3_s.h"
+#include "quant/iq3_xxs.h"
 #include "quant/iq4_nl.h"
 #include "quant/iq4_xs.h"
 #include "quant/mxfp4.h"
@@ -23,6 +30,8 @@
 #include "quant/q5_k.h"
 #include "quant/q6_k.h"
 #include "quant/q8_0.h"
+#include "quant/tq1_0.h"
+#include "quant/tq2_0.h"
 
 typedef std::vector<u8> Bytes;
 
@@ -63,7 +72,9 @@ int main() {
     std::vector<Decode> all = {decode<f32>,   decode<f16>,         decode<bf16>, decode<q4_0>,   decode<q4_1>,
                                decode<q5_0>,  decode<q5_1>,        decode<q8_0>, decode<q2_k>,   decode<q3_k>,
                                decode<q4_k>,  decode<q5_k>,        decode<q6_k>, decode<iq4_nl>, decode<iq4_xs>,
-                               decode<mxfp4>, decode<mxfp4_planar>};
+                               decode<mxfp4>, decode<iq2_xxs>,     decode<iq2_xs>, decode<iq2_s>, decode<iq3_xxs>,
+                               decode<iq3_s>, decode<iq1_s>,       decode<iq1_m>,  decode<tq1_0>, decode<tq2_0>,
+                               decode<mxfp4_planar>};
     add_affine<2>(all), add_affine<3>(all), add_affine<4>(all);
     add_affine<5>(all), add_affine<6>(all), add_affine<8>(all);
     u32 head[5];

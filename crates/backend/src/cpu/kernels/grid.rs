@@ -47,7 +47,8 @@ pub(super) trait Coded {
     const FACTOR: f32;
     /// The second part of [`Coded::parts`] is added to the first; else it is a mask of those that are negative.
     const ADDS: bool = false;
-    /// Offset that makes the integers positive, and as small as the kernels know them.
+    /// Offset that makes the integers positive, for products of unsigned bytes: 16 or 64.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     const OFFSET: i16;
     /// The integers of 32-group `j` in two parts, eight bytes a word.
     unsafe fn parts(p: *const u8, j: usize) -> [[u64; 4]; 2];

@@ -8,7 +8,7 @@ use std::arch::aarch64::*;
 
 use quant::types::iq::IQ4_VALUES;
 
-use super::{load128, word16, word32, word64};
+use super::{halves4, load128, word16, word32, word64};
 
 /// A super-block format.
 ///
@@ -32,6 +32,13 @@ pub(in super::super) trait Large {
     unsafe fn group(p: *const u8, j: usize) -> [int8x16_t; 2];
     /// The sub-scales, signed bytes: 16 of them, or 8 in the first eight bytes.
     unsafe fn scales(p: *const u8) -> int8x16_t;
+    /// The scales of four blocks.
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn d(p: &[*const u8; 4]) -> float32x4_t {
+        // SAFETY: the promise of the trait.
+        unsafe { halves4(p, Self::D) }
+    }
     /// The minimums, unsigned bytes, as many as sub-scales.
     #[inline]
     #[target_feature(enable = "neon")]
@@ -71,7 +78,7 @@ macro_rules! join {
 /// 64 bytes are readable at `p`.
 #[inline]
 #[target_feature(enable = "neon")]
-unsafe fn two_bits(p: *const u8, j: usize, half: usize) -> uint8x16_t {
+pub(super) unsafe fn two_bits(p: *const u8, j: usize, half: usize) -> uint8x16_t {
     // SAFETY: the caller's promise.
     let v = unsafe { load128(p.add(j / 4 * 32 + 16 * half)) };
     match j % 4 {

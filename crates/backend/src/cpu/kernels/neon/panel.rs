@@ -235,7 +235,7 @@ unsafe fn large<T: Large, M: Products>(set: &RowSet, chunk: usize, _: usize, pan
             if T::FOLD == 0 {
                 widen::<M>(&mut to.scales[..groups], r, scales);
             }
-            put4(&mut panel.d[0], r, floats(halves4(&p, T::D)));
+            put4(&mut panel.d[0], r, floats(T::d(&p)));
             if let Some(at) = T::DMIN {
                 let mins = array!(4, |i| {
                     let mins = vreinterpretq_s8_u8(T::mins(p[i]));

@@ -25,9 +25,9 @@ pub(in super::super) fn tile<M: Products>(t: WeightType) -> TileFn {
         (ActKind::Block256, _) => match t {
             WeightType::Q2_K => large::<M, { Q2K::FOLD }, 16, true>,
             WeightType::Q3_K => large::<M, { Q3K::FOLD }, 16, false>,
-            WeightType::Q6_K => large::<M, 0, 16, false>,
             WeightType::IQ4_XS => large::<M, 0, 32, false>,
-            _ => large::<M, 0, 32, true>,
+            WeightType::Q4_K | WeightType::Q5_K => large::<M, 0, 32, true>,
+            _ => large::<M, 0, 16, false>,
         },
         (ActKind::F32, _) => unreachable!("floats have no integer panel"),
     }

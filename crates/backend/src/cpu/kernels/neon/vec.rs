@@ -249,7 +249,7 @@ unsafe fn large<T: Large>(set: &RowSet, _acts: &ActsShared, col: &ColPtr, out: &
                 let sums = array!(4, |i| block::<T>(p[i], &x));
                 let d = vld1q_dup_f32(col.row.d.add(b));
                 let isum = vcvtq_f32_s32(hsum4(array!(4, |i| sums[i].0)));
-                acc = vfmaq_f32(acc, vmulq_f32(halves4(&p, T::D), d), isum);
+                acc = vfmaq_f32(acc, vmulq_f32(T::d(&p), d), isum);
                 if let Some(at) = T::DMIN {
                     let msum = vcvtq_f32_s32(hsum4(array!(4, |i| sums[i].1)));
                     acc = vfmsq_f32(acc, vmulq_f32(halves4(&p, at), d), msum);
