@@ -31,7 +31,7 @@
 #define QUANT_FN inline
 #define QUANT_PTR const device u8*
 #define QUANT_LOCAL thread
-#define QUANT_TABLE constant const
+#define QUANT_TABLE constant
 #elif defined(__CUDACC__)
 #define QUANT_TABLE static __device__ const
 #define QUANT_FN __host__ __device__ __forceinline__

@@ -135,7 +135,7 @@ fn by_cols(cols: usize, entries: &[(usize, &'static str)]) -> (usize, &'static s
 /// Values of a unit: what a lane decodes at a time (`UNIT` of the type's header).
 pub fn unit(w: WeightType) -> usize {
     match w {
-        WeightType::Q2_K | WeightType::Q3_K | WeightType::Q6_K => 64,
+        WeightType::Q2_K | WeightType::Q3_K | WeightType::Q6_K | WeightType::TQ2_0 => 64,
         _ if w.act() == ActKind::F32 => 16,
         _ => 32,
     }

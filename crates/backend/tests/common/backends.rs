@@ -241,6 +241,9 @@ fn cpu_weight(t: WeightType) -> f64 {
         WeightType::Q2_K | WeightType::Q3_K | WeightType::Q4_K => 8e-3,                    // 5.1e-3
         WeightType::Q5_K | WeightType::Q6_K => 8e-3,                                       // 6.7e-3
         WeightType::Affine(_) => 8e-3,                                                     // 6.3e-3
+        WeightType::IQ2_XXS | WeightType::IQ2_XS | WeightType::IQ2_S => 8e-3,
+        WeightType::IQ3_XXS | WeightType::IQ3_S => 8e-3,
+        WeightType::IQ1_S | WeightType::IQ1_M | WeightType::TQ1_0 | WeightType::TQ2_0 => 8e-3,
     }
 }
 

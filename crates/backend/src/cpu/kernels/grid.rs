@@ -1,36 +1,9 @@
 //! The types with code books, for every instruction set: where their entries, signs and sub-scales are.
 //! [`quant::types::grid`] draws the layouts.
 //!
-//! Entries are eight bytes, looked up in memory by general registers; vectors only put the signs in. Signs are looked
-//! up too: eight bytes for the eight bits of a byte.
+//! Entries are eight bytes, looked up in memory by general registers; vectors put the signs in, from a bit for each.
 
-use quant::types::grid::{self, signs};
-
-/// Eight bytes for each byte: 255 where it has a bit, the first for the lowest.
-static SIGNS: [u64; 256] = {
-    let mut of = [0; 256];
-    let mut byte = 0;
-    while byte < 256 {
-        let mut i = 0;
-        while i < 8 {
-            of[byte] |= if byte >> i & 1 == 1 { 0xff << (8 * i) } else { 0 };
-            i += 1;
-        }
-        byte += 1;
-    }
-    of
-};
-
-/// The same for seven bits, and the eighth that makes them even.
-static EVEN_SIGNS: [u64; 128] = {
-    let mut of = [0; 128];
-    let mut seven = 0;
-    while seven < 128 {
-        of[seven] = SIGNS[signs(seven as u8) as usize];
-        seven += 1;
-    }
-    of
-};
+use quant::types::grid;
 
 const ONES: u64 = 0x0101_0101_0101_0101;
 
@@ -45,13 +18,13 @@ pub(super) trait Coded {
     const D: usize;
     /// What the scale is multiplied with ([`quant::WeightType::factor`]).
     const FACTOR: f32;
-    /// The second part of [`Coded::parts`] is added to the first; else it is a mask of those that are negative.
+    /// The bits say where 1 is taken off, and elsewhere it is added; else they say which integers are negative.
     const ADDS: bool = false;
     /// Offset that makes the integers positive, for products of unsigned bytes: 16 or 64.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     const OFFSET: i16;
-    /// The integers of 32-group `j` in two parts, eight bytes a word.
-    unsafe fn parts(p: *const u8, j: usize) -> [[u64; 4]; 2];
+    /// The entries of 32-group `j`, eight bytes a word, and a bit for each.
+    unsafe fn parts(p: *const u8, j: usize) -> ([u64; 4], u32);
     /// The sub-scales of the 16-groups.
     unsafe fn scales(p: *const u8) -> [u64; 2];
     /// The bits of the f16 scale.
@@ -102,15 +75,46 @@ unsafe fn word64(p: *const u8, at: usize) -> u64 {
     unsafe { p.add(at).cast::<u64>().read_unaligned() }
 }
 
-#[inline(always)]
-fn eight(entry: &[i8; 8]) -> u64 {
-    u64::from_le_bytes(entry.map(i8::cast_unsigned))
+/// Entries as words.
+macro_rules! words {
+    ($($name:ident: $word:ident, $n:literal;)*) => {
+        $(static $name: [$word; $n] = {
+            let mut words = [0; $n];
+            let mut i = 0;
+            while i < $n {
+                let mut k = 0;
+                while k < grid::$name[i].len() {
+                    words[i] |= (grid::$name[i][k] as u8 as $word) << (8 * k);
+                    k += 1;
+                }
+                i += 1;
+            }
+            words
+        };)*
+    };
+}
+
+words! {
+    IQ2_XXS: u64, 256;
+    IQ2_XS: u64, 512;
+    IQ2_S: u64, 1024;
+    IQ1: u64, 2048;
+    IQ3_XXS: u32, 256;
+    IQ3_S: u32, 512;
 }
 
 #[inline(always)]
-fn two(a: &[i8; 4], b: &[i8; 4]) -> u64 {
-    let four = |entry: &[i8; 4]| u64::from(u32::from_le_bytes(entry.map(i8::cast_unsigned)));
-    four(a) | four(b) << 32
+fn two(a: u32, b: u32) -> u64 {
+    u64::from(a) | u64::from(b) << 32
+}
+
+/// Four times eight signs of four times seven ([`grid::signs`]), those in the low 28 bits.
+#[inline(always)]
+fn even_signs(bits: u32) -> u32 {
+    let sevens = bits & 0x7f | (bits & 0x3f80) << 1 | (bits & 0x1f_c000) << 2 | (bits & 0xfe0_0000) << 3;
+    let odd = sevens ^ sevens >> 4;
+    let odd = odd ^ odd >> 2;
+    sevens | ((odd ^ odd >> 1) & 0x0101_0101) << 7
 }
 
 /// `2·s + 1` of eight numbers.
@@ -143,13 +147,10 @@ impl Coded for Iq2Xxs {
     const FACTOR: f32 = 0.125;
     const OFFSET: i16 = 64;
     #[inline(always)]
-    unsafe fn parts(p: *const u8, j: usize) -> [[u64; 4]; 2] {
+    unsafe fn parts(p: *const u8, j: usize) -> ([u64; 4], u32) {
         // SAFETY: the promise of the trait.
         let (entries, bits) = unsafe { (word32(p, 2 + 8 * j).to_le_bytes(), word32(p, 6 + 8 * j)) };
-        [
-            array!(4, |k| eight(&grid::IQ2_XXS[usize::from(entries[k])])),
-            array!(4, |k| EVEN_SIGNS[(bits >> (7 * k)) as usize & 127]),
-        ]
+        (array!(4, |k| IQ2_XXS[usize::from(entries[k])]), even_signs(bits))
     }
     #[inline(always)]
     unsafe fn scales(p: *const u8) -> [u64; 2] {
@@ -165,13 +166,12 @@ impl Coded for Iq2Xs {
     const FACTOR: f32 = 0.125;
     const OFFSET: i16 = 64;
     #[inline(always)]
-    unsafe fn parts(p: *const u8, j: usize) -> [[u64; 4]; 2] {
+    unsafe fn parts(p: *const u8, j: usize) -> ([u64; 4], u32) {
         // SAFETY: the promise of the trait.
         let bits = unsafe { word64(p, 2 + 8 * j) };
-        [
-            array!(4, |k| eight(&grid::IQ2_XS[(bits >> (16 * k)) as usize & 511])),
-            array!(4, |k| EVEN_SIGNS[(bits >> (16 * k + 9)) as usize & 127]),
-        ]
+        let seven = |k: usize| (bits >> (16 * k + 9)) as u32 & 0x7f;
+        let sevens = seven(0) | seven(1) << 7 | seven(2) << 14 | seven(3) << 21;
+        (array!(4, |k| IQ2_XS[(bits >> (16 * k)) as usize & 511]), even_signs(sevens))
     }
     #[inline(always)]
     unsafe fn scales(p: *const u8) -> [u64; 2] {
@@ -186,14 +186,11 @@ impl Coded for Iq2S {
     const FACTOR: f32 = 0.125;
     const OFFSET: i16 = 64;
     #[inline(always)]
-    unsafe fn parts(p: *const u8, j: usize) -> [[u64; 4]; 2] {
+    unsafe fn parts(p: *const u8, j: usize) -> ([u64; 4], u32) {
         // SAFETY: the promise of the trait.
         let (low, high, minus) = unsafe { (word32(p, 2 + 4 * j), byte(p, 66 + j), word32(p, 34 + 4 * j)) };
-        let (low, minus) = (low.to_le_bytes(), minus.to_le_bytes());
-        [
-            array!(4, |k| eight(&grid::IQ2_S[(high >> (2 * k) & 3) << 8 | usize::from(low[k])])),
-            array!(4, |k| SIGNS[usize::from(minus[k])]),
-        ]
+        let low = low.to_le_bytes();
+        (array!(4, |k| IQ2_S[(high >> (2 * k) & 3) << 8 | usize::from(low[k])]), minus)
     }
     #[inline(always)]
     unsafe fn scales(p: *const u8) -> [u64; 2] {
@@ -208,14 +205,11 @@ impl Coded for Iq3Xxs {
     const FACTOR: f32 = 0.25;
     const OFFSET: i16 = 64;
     #[inline(always)]
-    unsafe fn parts(p: *const u8, j: usize) -> [[u64; 4]; 2] {
+    unsafe fn parts(p: *const u8, j: usize) -> ([u64; 4], u32) {
         // SAFETY: the promise of the trait.
         let (entries, bits) = unsafe { (word64(p, 2 + 8 * j).to_le_bytes(), word32(p, 66 + 4 * j)) };
-        let entry = |k: usize| &grid::IQ3_XXS[usize::from(entries[k])];
-        [
-            array!(4, |k| two(entry(2 * k), entry(2 * k + 1))),
-            array!(4, |k| EVEN_SIGNS[(bits >> (7 * k)) as usize & 127]),
-        ]
+        let entry = |k: usize| IQ3_XXS[usize::from(entries[k])];
+        (array!(4, |k| two(entry(2 * k), entry(2 * k + 1))), even_signs(bits))
     }
     #[inline(always)]
     unsafe fn scales(p: *const u8) -> [u64; 2] {
@@ -231,12 +225,12 @@ impl Coded for Iq3S {
     const FACTOR: f32 = 1.0;
     const OFFSET: i16 = 16;
     #[inline(always)]
-    unsafe fn parts(p: *const u8, j: usize) -> [[u64; 4]; 2] {
+    unsafe fn parts(p: *const u8, j: usize) -> ([u64; 4], u32) {
         // SAFETY: the promise of the trait.
         let (low, high, minus) = unsafe { (word64(p, 2 + 8 * j), byte(p, 66 + j), word32(p, 74 + 4 * j)) };
-        let (low, minus) = (low.to_le_bytes(), minus.to_le_bytes());
-        let entry = |k: usize| &grid::IQ3_S[(high >> k & 1) << 8 | usize::from(low[k])];
-        [array!(4, |k| two(entry(2 * k), entry(2 * k + 1))), array!(4, |k| SIGNS[usize::from(minus[k])])]
+        let low = low.to_le_bytes();
+        let entry = |k: usize| IQ3_S[(high >> k & 1) << 8 | usize::from(low[k])];
+        (array!(4, |k| two(entry(2 * k), entry(2 * k + 1))), minus)
     }
     #[inline(always)]
     unsafe fn scales(p: *const u8) -> [u64; 2] {
@@ -253,11 +247,11 @@ impl Coded for Iq1S {
     const ADDS: bool = true;
     const OFFSET: i16 = 16;
     #[inline(always)]
-    unsafe fn parts(p: *const u8, j: usize) -> [[u64; 4]; 2] {
+    unsafe fn parts(p: *const u8, j: usize) -> ([u64; 4], u32) {
         // SAFETY: the promise of the trait.
         let (low, high) = unsafe { (word32(p, 2 + 4 * j).to_le_bytes(), usize::from(word16(p, 34 + 2 * j))) };
-        let offset = if high >> 15 == 1 { u64::MAX } else { ONES };
-        [array!(4, |k| eight(&grid::IQ1[(high >> (3 * k) & 7) << 8 | usize::from(low[k])])), [offset; 4]]
+        let minus = if high >> 15 == 1 { u32::MAX } else { 0 };
+        (array!(4, |k| IQ1[(high >> (3 * k) & 7) << 8 | usize::from(low[k])]), minus)
     }
     #[inline(always)]
     unsafe fn scales(p: *const u8) -> [u64; 2] {
@@ -275,13 +269,12 @@ impl Coded for Iq1M {
     const ADDS: bool = true;
     const OFFSET: i16 = 16;
     #[inline(always)]
-    unsafe fn parts(p: *const u8, j: usize) -> [[u64; 4]; 2] {
+    unsafe fn parts(p: *const u8, j: usize) -> ([u64; 4], u32) {
         // SAFETY: the promise of the trait.
         let (low, high) = unsafe { (word32(p, 4 * j).to_le_bytes(), usize::from(word16(p, 32 + 2 * j))) };
-        [
-            array!(4, |k| eight(&grid::IQ1[(high >> (4 * k) & 7) << 8 | usize::from(low[k])])),
-            array!(4, |k| if high >> (4 * k + 3) & 1 == 1 { u64::MAX } else { ONES }),
-        ]
+        // One bit for eight integers, eight bits.
+        let minus = high >> 3 & 1 | high << 1 & 0x100 | high << 5 & 0x1_0000 | high << 9 & 0x100_0000;
+        (array!(4, |k| IQ1[(high >> (4 * k) & 7) << 8 | usize::from(low[k])]), minus as u32 * 0xff)
     }
     #[inline(always)]
     unsafe fn scales(p: *const u8) -> [u64; 2] {

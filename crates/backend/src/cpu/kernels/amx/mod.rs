@@ -99,10 +99,16 @@ pub(super) fn tiles(t: WeightType) -> TilesFns {
         (WeightType::Q5_K, _) => (Unpack::Parts(part::<Q5K, SplitScales>), tile::large::<2, 3, true>),
         (WeightType::Q6_K, _) => (Unpack::Parts(part::<Q6K, SplitProducts<false, 32>>), tile::large::<2, 8, false>),
         (WeightType::IQ4_XS, _) => (Unpack::Parts(part::<Iq4Xs, SplitProducts<true, 128>>), tile::large::<2, 8, false>),
-        (WeightType::IQ2_XXS, _) => (Unpack::Parts(part::<Iq2Xxs, SplitProducts<false, 128>>), tile::large::<2, 8, false>),
-        (WeightType::IQ2_XS, _) => (Unpack::Parts(part::<Iq2Xs, SplitProducts<false, 128>>), tile::large::<2, 8, false>),
+        (WeightType::IQ2_XXS, _) => {
+            (Unpack::Parts(part::<Iq2Xxs, SplitProducts<false, 128>>), tile::large::<2, 8, false>)
+        }
+        (WeightType::IQ2_XS, _) => {
+            (Unpack::Parts(part::<Iq2Xs, SplitProducts<false, 128>>), tile::large::<2, 8, false>)
+        }
         (WeightType::IQ2_S, _) => (Unpack::Parts(part::<Iq2S, SplitProducts<false, 128>>), tile::large::<2, 8, false>),
-        (WeightType::IQ3_XXS, _) => (Unpack::Parts(part::<Iq3Xxs, SplitProducts<false, 128>>), tile::large::<2, 8, false>),
+        (WeightType::IQ3_XXS, _) => {
+            (Unpack::Parts(part::<Iq3Xxs, SplitProducts<false, 128>>), tile::large::<2, 8, false>)
+        }
         (WeightType::IQ3_S, _) => (Unpack::Parts(part::<Iq3S, SplitProducts<false, 16>>), tile::large::<2, 8, false>),
         (WeightType::IQ1_S, _) => (Unpack::Parts(part::<Iq1S, SplitProducts<false, 16>>), tile::large::<2, 8, false>),
         (WeightType::IQ1_M, _) => (Unpack::Parts(part::<Iq1M, SplitProducts<false, 16>>), tile::large::<2, 8, false>),

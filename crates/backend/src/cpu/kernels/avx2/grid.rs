@@ -13,6 +13,16 @@ fn vector(w: [u64; 4]) -> __m256i {
     _mm256_setr_epi64x(w[0].cast_signed(), w[1].cast_signed(), w[2].cast_signed(), w[3].cast_signed())
 }
 
+/// All bits of byte `i` for bit `i`.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn spread(bits: u32) -> __m256i {
+    let eights = _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303);
+    let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(bits.cast_signed()), eights);
+    let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64.cast_signed());
+    _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit)
+}
+
 impl<T: Coded> Large for T {
     const BYTES: usize = <T as Coded>::BYTES;
     const D: usize = <T as Coded>::D;
@@ -27,13 +37,15 @@ impl<T: Coded> Large for T {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn group(p: *const u8, j: usize) -> __m256i {
         // SAFETY: the promise of the trait.
-        let [q, sign] = unsafe { T::parts(p, j) };
-        let (q, sign) = (vector(q), vector(sign));
+        let (q, bits) = unsafe { T::parts(p, j) };
+        let (q, minus) = (vector(q), spread(bits));
         let offset = _mm256_set1_epi8(<T as Coded>::OFFSET as i8);
-        if T::ADDS {
-            return _mm256_add_epi8(_mm256_add_epi8(q, sign), offset);
-        }
-        _mm256_add_epi8(_mm256_sub_epi8(_mm256_xor_si256(q, sign), sign), offset)
+        let q = if T::ADDS {
+            _mm256_add_epi8(q, _mm256_or_si256(minus, _mm256_set1_epi8(1)))
+        } else {
+            _mm256_sub_epi8(_mm256_xor_si256(q, minus), minus)
+        };
+        _mm256_add_epi8(q, offset)
     }
 
     #[inline]
@@ -93,10 +105,7 @@ impl Large for Tq1 {
                 _ => {
                     let last = _mm_set1_epi32(p.add(48).cast::<i32>().read_unaligned());
                     let powers = _mm_setr_epi16(1, 1, 3, 3, 9, 9, 27, 27);
-                    times(
-                        _mm256_set_m128i(last, load128(p.add(32))),
-                        _mm256_set_m128i(powers, _mm_set1_epi16(81)),
-                    )
+                    times(_mm256_set_m128i(last, load128(p.add(32))), _mm256_set_m128i(powers, _mm_set1_epi16(81)))
                 }
             })
         }

@@ -23,10 +23,14 @@ impl<T: Coded> Large for T {
     #[target_feature(enable = "neon")]
     unsafe fn group(p: *const u8, j: usize) -> [int8x16_t; 2] {
         // SAFETY: the promise of the trait.
-        let [q, sign] = unsafe { T::parts(p, j) };
+        let (q, bits) = unsafe { T::parts(p, j) };
         array!(2, |half| {
-            let (q, sign) = (bytes(q[2 * half], q[2 * half + 1]), bytes(sign[2 * half], sign[2 * half + 1]));
-            if T::ADDS { vaddq_s8(q, sign) } else { vsubq_s8(veorq_s8(q, sign), sign) }
+            let q = bytes(q[2 * half], q[2 * half + 1]);
+            let eights = [vdup_n_u8((bits >> (16 * half)) as u8), vdup_n_u8((bits >> (16 * half + 8)) as u8)];
+            let bit = vcreate_u8(0x8040_2010_0804_0201);
+            let minus = vtstq_u8(vcombine_u8(eights[0], eights[1]), vcombine_u8(bit, bit));
+            let minus = vreinterpretq_s8_u8(minus);
+            if T::ADDS { vaddq_s8(q, vorrq_s8(minus, vdupq_n_s8(1))) } else { vsubq_s8(veorq_s8(q, minus), minus) }
         })
     }
 
