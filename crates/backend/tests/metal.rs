@@ -15,10 +15,10 @@ use backend::metal::Metal;
 use backend::metal::gpu::{Buf, Caps, Cmd, Gpu, GpuError, List, Pipe, Span, Ticket, Times, Unit};
 use backend::reference::Reference;
 use backend::{Backend, CompileError, Limits, Tables};
-use common::backends::simulated;
+use common::backends::{simulated, wide};
 use common::{BAD, N_VOCAB, PLAIN, Session, Shape, model, tokens};
 use metal_sim::{Call, Fault, Moment, Options, Schedule, Sim, Stats};
-use model::plan::{Gate, Plan, RopePairing, ValidPlan};
+use model::plan::{DeltaHeads, Gate, Plan, RopePairing, Sharing, ValidPlan};
 use quant::WeightType::*;
 
 /// RMS of the difference over the standard deviation of the exact values. NaN never passes a comparison with it.
@@ -43,7 +43,7 @@ fn run(backend: &dyn Backend, model: &(Plan, Arc<checkpoint::Checkpoint>)) -> Ve
 }
 
 /// Shapes of one layer that holds most ops.
-const SHAPES: [Shape; 4] = [
+const SHAPES: [Shape; 5] = [
     PLAIN,
     Shape {
         n_head: 6,
@@ -75,7 +75,11 @@ const SHAPES: [Shape; 4] = [
         types: [Q8_0, Q4_0, Q8_0, Q5_1, Q4_0],
         ..PLAIN
     },
+    Shape { delta: Some((4, DELTA)), ..PLAIN },
 ];
+
+/// Heads of a delta rule that no tile divides.
+const DELTA: DeltaHeads = DeltaHeads { n_k_head: 2, n_v_head: 4, d_k: 20, d_v: 13, sharing: Sharing::Grouped };
 
 #[test]
 fn random_models_agree_with_the_reference() {
@@ -87,27 +91,34 @@ fn random_models_agree_with_the_reference() {
     }
 }
 
-/// Files of the architectures whose ops are all written: the error against golden logits, at most.
-const FILES: &[(&str, f64)] = &[
-    ("llama/model-bf16.gguf", 1e-5),
-    ("llama/model-q5_1.gguf", 1e-4),
-    ("qwen2/model-q4_0.gguf", 1e-4),
-    ("qwen3/model-bf16.gguf", 1e-5),
-    ("qwen3/model-q8_0.gguf", 1e-4),
-    ("mixtral/model-q4_1.gguf", 1e-4),
-    ("qwen3moe/model-bf16.gguf", 1e-5),
-    ("qwen3moe/model-q4_0.gguf", 1e-4),
-    // All types of 32- and 256-blocks between them.
-    ("types/llama-blocks32.gguf", 1e-4),
-    ("types/qwen3moe-blocks32.gguf", 1e-4),
-    ("types/qwen3moe-blocks256.gguf", 1e-4),
+/// A quantised file of every architecture, and all types of 32- and 256-blocks between the last three.
+const FILES: &[&str] = &[
+    "deepseekv2/model-q8_0.gguf",
+    "deepseekv3/model-q5_1.gguf",
+    "gemma3/model-q5_0.gguf",
+    "gemma4/model-q4_1.gguf",
+    "glm4moe/model-q4_0.gguf",
+    "gptoss/model-mxfp4.gguf",
+    "llama/model-q5_1.gguf",
+    "mixtral/model-q4_1.gguf",
+    "qwen2/model-q4_0.gguf",
+    "qwen3/model-q8_0.gguf",
+    "qwen35/model-q8_0.gguf",
+    "qwen3moe/model-q4_0.gguf",
+    "qwen3next/model-q8_0.gguf",
+    "types/llama-blocks32.gguf",
+    "types/qwen3moe-blocks32.gguf",
+    "types/qwen3moe-blocks256.gguf",
 ];
 
 #[test]
 fn golden_logits_of_whole_models() {
     let Some(metal) = simulated(CacheType::F32, Options::default()) else { return };
-    for &(file, most) in FILES {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(file);
+    let exact = FILES.iter().filter(|_| wide()).filter_map(|file| Some(file.split_once("/model-")?.0));
+    let exact = exact.map(|folder| (format!("{folder}/model-bf16.gguf"), 1e-5));
+    for (file, most) in FILES.iter().map(|file| (file.to_string(), 1e-4)).chain(exact) {
+        let begin = std::time::Instant::now();
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(&file);
         let open = || checkpoint::open(&path).unwrap_or_else(|e| panic!("{file}: {e}"));
         let (golden, array) = match path.file_stem().unwrap().to_str().unwrap().strip_prefix("model-") {
             Some("bf16") => (path.with_file_name("golden.safetensors"), "logits".into()),
@@ -123,7 +134,7 @@ fn golden_logits_of_whole_models() {
         let model = (plan, Arc::new(open()));
         let whole = Session::new(&metal, &model, tokens.len()).step(&[(0, &tokens)]).to_vec();
         let error = relative(&whole, &exact);
-        println!("{file}: {error:.2e}");
+        println!("{file}: {error:.2e}, {:.1?}", begin.elapsed());
         assert!(error <= most, "{file}: off by {error:e}, at most {most:e}");
         // Cut anywhere, the same bits.
         let mut session = Session::new(&metal, &model, tokens.len());
@@ -347,6 +358,9 @@ fn dispatches_and_barriers_of_a_step() {
     }
 }
 
+/// A delta rule before attention.
+const SMALL_DELTA: Shape = Shape { delta: Some((3, DeltaHeads { d_k: 12, d_v: 11, ..DELTA })), ..SMALL };
+
 /// What a step gives with a mistake in it: its error, or its logits.
 fn with(plant: Plant, model: &(Plan, Arc<checkpoint::Checkpoint>)) -> Result<Vec<f32>, String> {
     let metal = planted(plant, &Arc::default());
@@ -363,10 +377,18 @@ fn every_planted_mistake_is_found() {
     if simulated(CacheType::F32, Options::default()).is_none() {
         return;
     }
-    let model = model(SMALL);
+    // Of the second model, the dispatches that the first does not have.
+    for (shape, n) in [(SMALL, 0), (SMALL_DELTA, 18)] {
+        planted_mistakes(&model(shape), n);
+    }
+}
+
+/// Plants mistakes in a model's first `n` dispatches, or in all of it when that is 0.
+fn planted_mistakes(model: &(Plan, Arc<checkpoint::Checkpoint>), n: usize) {
     let seen = Arc::new(Mutex::new(Seen::default()));
-    let exact = bits(Session::new(&planted(Plant::None, &seen), &model, 64).step(&[(0, &tokens(35, 1))]));
+    let exact = bits(Session::new(&planted(Plant::None, &seen), model, 64).step(&[(0, &tokens(35, 1))]));
     let Seen { stats: Stats { dispatches, barriers, .. }, sources } = seen.lock().unwrap().clone();
+    let (dispatches, barriers) = if n > 0 { (n, n / 2) } else { (dispatches, barriers) };
     let mut plants: Vec<Plant> = (0..barriers).map(Plant::ListBarrier).collect();
     for n in 0..dispatches {
         plants.extend([Plant::Fewer(n), Plant::ShortParams(n), Plant::Missing(n)]);
@@ -375,7 +397,7 @@ fn every_planted_mistake_is_found() {
         }
     }
     // The model's router has no groups of experts: the first barrier of `route` is the only one that it reaches.
-    for (unit, source) in sources.iter().enumerate() {
+    for (unit, source) in sources.iter().enumerate().filter(|_| n == 0) {
         let is_reached = |n: &usize| !source.contains("kernel void route(") || *n == 0;
         for n in (0..).take_while(|&n| nth_barrier(source, n).is_some()).filter(is_reached) {
             plants.extend([true, false].map(|gone| Plant::KernelBarrier { unit, n, gone }));
@@ -385,7 +407,7 @@ fn every_planted_mistake_is_found() {
     let missed = Mutex::new(Vec::new());
     let work = || {
         while let Some(&plant) = plants.get(next.fetch_add(1, Relaxed)) {
-            match with(plant, &model) {
+            match with(plant, model) {
                 Ok(logits) if bits(&logits) == exact => missed.lock().unwrap().push(plant),
                 Ok(_) => println!("{plant:?}: other logits"),
                 Err(why) => println!("{plant:?}: {}", why.lines().next().unwrap_or_default()),

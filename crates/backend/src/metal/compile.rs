@@ -6,7 +6,7 @@ use model::plan::{Buf, CacheDecl, Elem, Op, Plan, ValidPlan, memory};
 use super::Metal;
 use super::gpu::{GpuError, Span};
 use super::layout::Layout;
-use super::lower::{CacheView, Lower, unsupported};
+use super::lower::{CacheView, Lower, Places, unsupported};
 use super::node::{self, Counts, THREADS};
 use super::program::{MetalProgram, Parts};
 use super::tables::{self, Tables};
@@ -46,6 +46,7 @@ pub fn compile(
     let arena = memory.arena.allocate(&mut *gpu, "step buffers").map_err(failed)?;
     let own = memory.own.allocate(&mut *gpu, "routes and scratch").map_err(failed)?;
     let caches = caches(plan, &memory.caches.allocate(&mut *gpu, "cache").map_err(failed)?);
+    let states = memory.states.allocate(&mut *gpu, "recurrent states").map_err(failed)?;
     let tables = memory.tables.allocate(&mut *gpu, "inputs of a step").map_err(failed)?;
     let bufs: Vec<Span> = (0..plan.bufs.len())
         .map(|i| match memory.routed.iter().position(|&buf| buf.0 as usize == i) {
@@ -57,13 +58,16 @@ pub fn compile(
     let faults = &own[n_routers..2 * n_routers];
     let apart = [own.get(2 * n_routers), own.get(2 * n_routers + 1)].map(Option::<&Span>::copied);
     let is_f16 = metal.cache == CacheType::F16;
-    let mut lower = Lower::new(plan, &bufs, &weights, &caches, is_f16, apart, faults);
+    let places = Places { bufs: &bufs, weights: &weights, caches: &caches, is_f16, states: &states, apart, faults };
+    let mut lower = Lower::new(plan, places);
     for op in &plan.ops {
         lower.op(op)?;
     }
+    let copies = plan.states.iter().zip(&states).map(|(decl, &span)| lower.copy(span, decl.n)).collect();
     let (units, nodes) = (lower.units, lower.nodes);
 
-    let most = Counts { tokens: limits.max_tokens, outputs: limits.max_outputs };
+    let n = limits.max_tokens;
+    let most = Counts { tokens: n, outputs: limits.max_outputs, chunks: n, longest: n };
     if let Some(node) = nodes.iter().find(|node| node.largest(most) > u64::from(u32::MAX)) {
         return Err(unsupported(format!("run {} on {} tokens at once", node.op, limits.max_tokens)));
     }
@@ -77,6 +81,7 @@ pub fn compile(
     Ok(MetalProgram::new(Parts {
         gpu,
         levels: node::levels(nodes),
+        copies,
         pipes,
         tables: Tables::new(tables, angles(plan), kinds.window.is_some()),
         logits: span(plan.logits).0,
@@ -115,6 +120,7 @@ pub fn footprint(metal: &Metal, plan: &Plan, limits: Limits) -> Footprint {
         let part = if decl.window.is_some() { Part::Windows } else { Part::Cache };
         planes(decl, limits, metal.cache).into_iter().for_each(|bytes| sum.add(part, bytes));
     }
+    sum.add(Part::States, memory.states.bytes());
     sum.add(Part::Activations, memory.arena.bytes());
     sum.add(Part::Scratch, memory.own.bytes().saturating_add(memory.tables.bytes()));
     sum
@@ -131,6 +137,8 @@ struct Memory {
     /// Buffers of ids.
     routed: Vec<Buf>,
     caches: Layout,
+    /// A piece a state, for all slots.
+    states: Layout,
     tables: Layout,
 }
 
@@ -168,6 +176,10 @@ impl Memory {
                 caches.add(bytes, max_buffer);
             }
         }
+        let mut states = Layout::default();
+        for decl in &plan.states {
+            states.add(decl.n.saturating_mul(4).saturating_mul(limits.n_states), max_buffer);
+        }
         let has_window = Kinds::of(plan).window.is_some();
         Memory {
             weights: Weights::new(plan, max_buffer),
@@ -176,6 +188,7 @@ impl Memory {
             own,
             routed,
             caches,
+            states,
             tables: tables::layout(limits, &angles(plan), has_window, max_buffer),
         }
     }
