@@ -1,5 +1,7 @@
 //! From a plan to a program: lays out its memory, copies weights, builds kernels and fixes the barriers.
 
+use std::sync::Arc;
+
 use checkpoint::Checkpoint;
 use model::plan::{Buf, CacheDecl, Elem, Op, Plan, ValidPlan, memory};
 
@@ -10,7 +12,7 @@ use super::lower::{CacheView, Lower, Places, unsupported};
 use super::node::{self, Counts, THREADS};
 use super::program::{MetalProgram, Parts};
 use super::tables::{self, Tables};
-use super::weights::Weights;
+use super::weights::{self, Weights};
 use crate::cpu::CacheType;
 use crate::residency::Residency;
 use crate::rope::Angles;
@@ -24,7 +26,7 @@ const LEAST_FAMILY: u32 = 7;
 pub fn compile(
     metal: &Metal,
     plan: &ValidPlan,
-    checkpoint: &Checkpoint,
+    checkpoint: &Arc<Checkpoint>,
     limits: Limits,
 ) -> Result<MetalProgram, CompileError> {
     let plan: &Plan = plan;
@@ -37,12 +39,14 @@ pub fn compile(
     let start = |e: GpuError| CompileError::Start { what: "the GPU".into(), why: e.to_string() };
     let mut gpu = (metal.open)().map_err(start)?;
     let (family, max_buffer) = (gpu.caps().family, gpu.caps().max_buffer);
-    if family < LEAST_FAMILY {
-        return Err(unsupported(format!("use a GPU of Apple's family {family}; M1 and later are of family 7 and up")));
-    }
+    check_family(family).map_err(unsupported)?;
 
     let memory = Memory::new(metal, plan, limits, max_buffer);
-    let weights = memory.weights.upload(&mut *gpu, plan, checkpoint, failed)?;
+    let views = match metal.maps_weights {
+        true => weights::map(&mut *gpu, plan, checkpoint, max_buffer, failed)?,
+        false => vec![None; plan.weights.len()],
+    };
+    let weights = Weights::new(plan, &views, max_buffer).upload(&mut *gpu, plan, checkpoint, &views, failed)?;
     let arena = memory.arena.allocate(&mut *gpu, "step buffers").map_err(failed)?;
     let own = memory.own.allocate(&mut *gpu, "routes and scratch").map_err(failed)?;
     let caches = caches(plan, &memory.caches.allocate(&mut *gpu, "cache").map_err(failed)?);
@@ -97,6 +101,14 @@ pub fn compile(
     }))
 }
 
+/// Refuses a GPU that is too old, or no Apple GPU.
+pub fn check_family(family: u32) -> Result<(), String> {
+    match family < LEAST_FAMILY {
+        true => Err(format!("use a GPU of Apple's family {family}; M1 and later are of family 7 and up")),
+        false => Ok(()),
+    }
+}
+
 fn failed(e: GpuError) -> CompileError {
     match e {
         GpuError::Memory { what, bytes } => {
@@ -113,8 +125,11 @@ pub fn footprint(metal: &Metal, plan: &Plan, limits: Limits) -> Footprint {
     let memory = Memory::new(metal, plan, limits, u64::MAX);
     let mut sum = Footprint::new("GPU memory");
     let kinds = plan.kinds();
-    for (kind, bytes) in kinds.into_iter().zip(memory.weights.bytes_of()) {
-        sum.add(Part::Weights(kind, Residency::Copied), bytes);
+    let weights = Weights::new(plan, &[], u64::MAX);
+    for (i, (kind, bytes)) in kinds.into_iter().zip(weights.bytes_of()).enumerate() {
+        // Whether a matrix lies aligned is known once its file is.
+        let is_mapped = metal.maps_weights && weights.is_matrix(i);
+        sum.add(Part::Weights(kind, if is_mapped { Residency::Mapped } else { Residency::Copied }), bytes);
     }
     for decl in &plan.caches {
         let part = if decl.window.is_some() { Part::Windows } else { Part::Cache };
@@ -128,7 +143,6 @@ pub fn footprint(metal: &Metal, plan: &Plan, limits: Limits) -> Footprint {
 
 /// The memory of a program, laid out.
 struct Memory {
-    weights: Weights,
     placement: memory::Placement,
     /// One piece.
     arena: Layout,
@@ -182,7 +196,6 @@ impl Memory {
         }
         let has_window = Kinds::of(plan).window.is_some();
         Memory {
-            weights: Weights::new(plan, max_buffer),
             arena: one(placement.bytes),
             placement,
             own,

@@ -174,7 +174,7 @@ pub fn simulated(cache: CacheType, options: Options) -> Option<Metal> {
         Ok(sim) => Ok(Box::new(sim) as Box<dyn Gpu>),
         Err(why) => Err(GpuError::Lost(format!("{why:#}"))),
     };
-    Some(Metal { open: Arc::new(open), cache })
+    Some(Metal { open: Arc::new(open), cache, maps_weights: false })
 }
 
 /// `MOEBIUS_WIDE` asks for more than there is time for at each change.
