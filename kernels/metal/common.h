@@ -7,6 +7,14 @@
 // 1 / (1 + e^-x)
 inline float sigmoid(float x) { return 1.0f / (1.0f + precise::exp(-x)); }
 
+// exp(a_log * log(1 + e^x)), the decay of a delta rule. Metal has no log1p: below 1/64 three terms of its series are
+// off by less than 1e-6 of it. A comparison keeps NaN where max would lose it.
+inline float decay(float x, float a_log) {
+    const float y = precise::exp(-fabs(x));
+    const float tail = y < 0.015625f ? y * (1.0f - y * (0.5f - y * 0.33333334f)) : precise::log(1.0f + y);
+    return precise::exp(a_log * ((x < 0.0f ? 0.0f : x) + tail));
+}
+
 // A gated activation: ACT is 0 for silu, 1 for gelu (tanh form), 2 for the clamped swiglu of gpt-oss.
 inline float gated(uint act, float g, float u, float alpha, float limit) {
     if (act == 0) return g * sigmoid(g) * u;

@@ -3,6 +3,8 @@
 // halves.
 #pragma once
 
+#include "metal/chunk.h"
+
 #define PAGE 32
 
 #if KV_F16
@@ -19,13 +21,6 @@ inline Kv kv_store(float x) {
     return x;
 #endif
 }
-
-// As `Chunk` of `metal/tables.rs`.
-struct Chunk {
-    uint first_page;
-    uint first_window_page;
-    uint first_window_block;
-};
 
 // The page of a block of positions of a chunk's sequence; `pages` are those of its kind of cache.
 inline uint page_of(device const uint* pages, device const Chunk& c, uint windowed, uint block) {

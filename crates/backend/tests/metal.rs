@@ -5,6 +5,7 @@
 
 mod common;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -12,14 +13,14 @@ use std::time::Duration;
 
 use backend::cpu::CacheType;
 use backend::metal::Metal;
-use backend::metal::gpu::{Buf, Caps, Cmd, Gpu, GpuError, List, Pipe, Span, Ticket, Times, Unit};
+use backend::metal::gpu::{Buf, Caps, Cmd, Gpu, GpuError, List, Mapped, Pipe, Span, Ticket, Times, Unit};
 use backend::reference::Reference;
 use backend::{Backend, CompileError, Limits, Tables};
-use common::backends::simulated;
+use common::backends::{simulated, wide};
 use common::{BAD, N_VOCAB, PLAIN, Session, Shape, model, tokens};
 use metal_sim::{Call, Fault, Moment, Options, Schedule, Sim, Stats};
-use model::plan::{Gate, Plan, RopePairing, ValidPlan};
-use quant::WeightType::*;
+use model::plan::{DeltaHeads, Gate, Plan, RopePairing, Sharing, ValidPlan};
+use quant::WeightType::{self, *};
 
 /// RMS of the difference over the standard deviation of the exact values. NaN never passes a comparison with it.
 fn relative(found: &[f32], exact: &[f32]) -> f64 {
@@ -43,7 +44,7 @@ fn run(backend: &dyn Backend, model: &(Plan, Arc<checkpoint::Checkpoint>)) -> Ve
 }
 
 /// Shapes of one layer that holds most ops.
-const SHAPES: [Shape; 4] = [
+const SHAPES: [Shape; 5] = [
     PLAIN,
     Shape {
         n_head: 6,
@@ -75,7 +76,11 @@ const SHAPES: [Shape; 4] = [
         types: [Q8_0, Q4_0, Q8_0, Q5_1, Q4_0],
         ..PLAIN
     },
+    Shape { delta: Some((4, DELTA)), ..PLAIN },
 ];
+
+/// Heads of a delta rule that no tile divides.
+const DELTA: DeltaHeads = DeltaHeads { n_k_head: 2, n_v_head: 4, d_k: 20, d_v: 13, sharing: Sharing::Grouped };
 
 #[test]
 fn random_models_agree_with_the_reference() {
@@ -87,27 +92,37 @@ fn random_models_agree_with_the_reference() {
     }
 }
 
-/// Files of the architectures whose ops are all written: the error against golden logits, at most.
-const FILES: &[(&str, f64)] = &[
-    ("llama/model-bf16.gguf", 1e-5),
-    ("llama/model-q5_1.gguf", 1e-4),
-    ("qwen2/model-q4_0.gguf", 1e-4),
-    ("qwen3/model-bf16.gguf", 1e-5),
-    ("qwen3/model-q8_0.gguf", 1e-4),
-    ("mixtral/model-q4_1.gguf", 1e-4),
-    ("qwen3moe/model-bf16.gguf", 1e-5),
-    ("qwen3moe/model-q4_0.gguf", 1e-4),
-    // All types of 32- and 256-blocks between them.
-    ("types/llama-blocks32.gguf", 1e-4),
-    ("types/qwen3moe-blocks32.gguf", 1e-4),
-    ("types/qwen3moe-blocks256.gguf", 1e-4),
+/// A quantised file of every architecture, and all types of 32- and 256-blocks between the last three.
+const FILES: &[&str] = &[
+    "deepseekv2/model-q8_0.gguf",
+    "deepseekv3/model-q5_1.gguf",
+    "gemma3/model-q5_0.gguf",
+    "gemma4/model-q4_1.gguf",
+    "glm4moe/model-q4_0.gguf",
+    "gptoss/model-mxfp4.gguf",
+    "llama/model-q5_1.gguf",
+    "mixtral/model-q4_1.gguf",
+    "qwen2/model-q4_0.gguf",
+    "qwen3/model-q8_0.gguf",
+    "qwen35/model-q8_0.gguf",
+    "qwen3moe/model-q4_0.gguf",
+    "qwen3next/model-q8_0.gguf",
+    "types/llama-blocks32.gguf",
+    "types/qwen3moe-blocks32.gguf",
+    "types/qwen3moe-blocks256.gguf",
 ];
 
 #[test]
 fn golden_logits_of_whole_models() {
     let Some(metal) = simulated(CacheType::F32, Options::default()) else { return };
-    for &(file, most) in FILES {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(file);
+    // Weights are read where their files are mapped; cut prompts are run on copies.
+    let seen = Arc::new(Mutex::new(Seen::default()));
+    let mapped = Metal { maps_weights: true, ..planted(Plant::None, &seen) };
+    let exact = FILES.iter().filter(|_| wide()).filter_map(|file| Some(file.split_once("/model-")?.0));
+    let exact = exact.map(|folder| (format!("{folder}/model-bf16.gguf"), 1e-5));
+    for (file, most) in FILES.iter().map(|file| (file.to_string(), 1e-4)).chain(exact) {
+        let begin = std::time::Instant::now();
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(&file);
         let open = || checkpoint::open(&path).unwrap_or_else(|e| panic!("{file}: {e}"));
         let (golden, array) = match path.file_stem().unwrap().to_str().unwrap().strip_prefix("model-") {
             Some("bf16") => (path.with_file_name("golden.safetensors"), "logits".into()),
@@ -121,14 +136,15 @@ fn golden_logits_of_whole_models() {
         let exact: Vec<f32> = words(&array).into_iter().map(f32::from_le_bytes).collect();
         let plan = metal.lower(model::build(&open()).unwrap()).unwrap().into_plan();
         let model = (plan, Arc::new(open()));
-        let whole = Session::new(&metal, &model, tokens.len()).step(&[(0, &tokens)]).to_vec();
+        let whole = Session::new(&mapped, &model, tokens.len()).step(&[(0, &tokens)]).to_vec();
         let error = relative(&whole, &exact);
-        println!("{file}: {error:.2e}");
+        println!("{file}: {error:.2e}, {:.1?}", begin.elapsed());
         assert!(error <= most, "{file}: off by {error:e}, at most {most:e}");
         // Cut anywhere, the same bits.
         let mut session = Session::new(&metal, &model, tokens.len());
         let cut: Vec<f32> = tokens.chunks(7).flat_map(|chunk| session.step(&[(0, chunk)]).to_vec()).collect();
         assert_eq!(bits(&cut), bits(&whole), "{file} in chunks of 7");
+        assert!(std::mem::take(&mut seen.lock().unwrap().n_mapped) > 0, "{file} has no aligned matrix");
     }
 }
 
@@ -187,6 +203,8 @@ struct Watched {
 struct Seen {
     stats: Stats,
     sources: Vec<String>,
+    /// Buffers of mapped files.
+    n_mapped: usize,
 }
 
 /// A mistake.
@@ -294,6 +312,11 @@ impl Gpu for Watched {
     fn alloc(&mut self, bytes: u64, what: &'static str) -> Result<Buf, GpuError> {
         self.sim.alloc(bytes, what)
     }
+    fn map(&mut self, mapped: &Mapped) -> Result<Option<Buf>, GpuError> {
+        let buf = self.sim.map(mapped)?;
+        self.seen.lock().unwrap().n_mapped += usize::from(buf.is_some());
+        Ok(buf)
+    }
     fn write(&mut self, to: Span, bytes: &[u8]) -> Result<(), GpuError> {
         self.sim.write(to, bytes)
     }
@@ -328,7 +351,7 @@ fn planted(plant: Plant, seen: &Arc<Mutex<Seen>>) -> Metal {
         let sim = Sim::new(Options::default()).unwrap();
         Ok(Box::new(Watched { sim, seen: Arc::clone(&seen), plant }) as Box<dyn Gpu>)
     };
-    Metal { open: Arc::new(open), cache: CacheType::F32 }
+    Metal { open: Arc::new(open), cache: CacheType::F32, maps_weights: false }
 }
 
 /// Dispatches and barriers of a step are pinned: more of either cost time on every token. No barrier is needless.
@@ -347,6 +370,9 @@ fn dispatches_and_barriers_of_a_step() {
     }
 }
 
+/// A delta rule before attention.
+const SMALL_DELTA: Shape = Shape { delta: Some((3, DeltaHeads { d_k: 12, d_v: 11, ..DELTA })), ..SMALL };
+
 /// What a step gives with a mistake in it: its error, or its logits.
 fn with(plant: Plant, model: &(Plan, Arc<checkpoint::Checkpoint>)) -> Result<Vec<f32>, String> {
     let metal = planted(plant, &Arc::default());
@@ -363,10 +389,18 @@ fn every_planted_mistake_is_found() {
     if simulated(CacheType::F32, Options::default()).is_none() {
         return;
     }
-    let model = model(SMALL);
+    // Of the second model, the dispatches that the first does not have.
+    for (shape, n) in [(SMALL, 0), (SMALL_DELTA, 18)] {
+        planted_mistakes(&model(shape), n);
+    }
+}
+
+/// Plants mistakes in a model's first `n` dispatches, or in all of it when that is 0.
+fn planted_mistakes(model: &(Plan, Arc<checkpoint::Checkpoint>), n: usize) {
     let seen = Arc::new(Mutex::new(Seen::default()));
-    let exact = bits(Session::new(&planted(Plant::None, &seen), &model, 64).step(&[(0, &tokens(35, 1))]));
-    let Seen { stats: Stats { dispatches, barriers, .. }, sources } = seen.lock().unwrap().clone();
+    let exact = bits(Session::new(&planted(Plant::None, &seen), model, 64).step(&[(0, &tokens(35, 1))]));
+    let Seen { stats: Stats { dispatches, barriers, .. }, sources, .. } = seen.lock().unwrap().clone();
+    let (dispatches, barriers) = if n > 0 { (n, n / 2) } else { (dispatches, barriers) };
     let mut plants: Vec<Plant> = (0..barriers).map(Plant::ListBarrier).collect();
     for n in 0..dispatches {
         plants.extend([Plant::Fewer(n), Plant::ShortParams(n), Plant::Missing(n)]);
@@ -375,7 +409,7 @@ fn every_planted_mistake_is_found() {
         }
     }
     // The model's router has no groups of experts: the first barrier of `route` is the only one that it reaches.
-    for (unit, source) in sources.iter().enumerate() {
+    for (unit, source) in sources.iter().enumerate().filter(|_| n == 0) {
         let is_reached = |n: &usize| !source.contains("kernel void route(") || *n == 0;
         for n in (0..).take_while(|&n| nth_barrier(source, n).is_some()).filter(is_reached) {
             plants.extend([true, false].map(|gone| Plant::KernelBarrier { unit, n, gone }));
@@ -385,7 +419,7 @@ fn every_planted_mistake_is_found() {
     let missed = Mutex::new(Vec::new());
     let work = || {
         while let Some(&plant) = plants.get(next.fetch_add(1, Relaxed)) {
-            match with(plant, &model) {
+            match with(plant, model) {
                 Ok(logits) if bits(&logits) == exact => missed.lock().unwrap().push(plant),
                 Ok(_) => println!("{plant:?}: other logits"),
                 Err(why) => println!("{plant:?}: {}", why.lines().next().unwrap_or_default()),
@@ -482,6 +516,9 @@ fn the_footprint_is_what_compiling_allocates() {
             self.1.fetch_add(bytes, Relaxed);
             self.0.alloc(bytes, what)
         }
+        fn map(&mut self, mapped: &Mapped) -> Result<Option<Buf>, GpuError> {
+            self.0.map(mapped)
+        }
         fn write(&mut self, to: Span, bytes: &[u8]) -> Result<(), GpuError> {
             self.0.write(to, bytes)
         }
@@ -522,7 +559,7 @@ fn the_footprint_is_what_compiling_allocates() {
                     let sim = Sim::new(Options::default()).unwrap();
                     Ok(Box::new(Counting(sim, Arc::clone(&count))) as Box<dyn Gpu>)
                 };
-                let metal = Metal { open: Arc::new(open), cache };
+                let metal = Metal { open: Arc::new(open), cache, maps_weights: false };
                 let (plan, checkpoint) = model(shape);
                 let plan = ValidPlan::new(plan).unwrap();
                 let said = metal.footprint(&plan, limits).allocated() as u64;
@@ -534,6 +571,83 @@ fn the_footprint_is_what_compiling_allocates() {
                     "{allocated} allocated, {said} said: {shape:?} {limits:?}"
                 );
             }
+        }
+    }
+}
+
+/// A GPU that runs nothing and keeps the sources that it is to compile.
+struct Recorder {
+    caps: Caps,
+    sources: Arc<Mutex<BTreeMap<String, String>>>,
+    n_bufs: u32,
+}
+
+impl Gpu for Recorder {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+    fn alloc(&mut self, _bytes: u64, _what: &'static str) -> Result<Buf, GpuError> {
+        self.n_bufs += 1;
+        Ok(Buf(self.n_bufs - 1))
+    }
+    fn map(&mut self, _mapped: &Mapped) -> Result<Option<Buf>, GpuError> {
+        Ok(None)
+    }
+    fn write(&mut self, _to: Span, _bytes: &[u8]) -> Result<(), GpuError> {
+        Ok(())
+    }
+    fn read(&mut self, _from: Span, _out: &mut [u8]) -> Result<(), GpuError> {
+        Err(GpuError::Lost("nothing is computed".into()))
+    }
+    fn build(&mut self, units: &[Unit]) -> Result<Vec<Pipe>, GpuError> {
+        let mut sources = self.sources.lock().unwrap();
+        sources.extend(units.iter().map(|unit| (unit.name.clone(), unit.source.clone())));
+        Ok((0..units.len() as u32).map(Pipe).collect())
+    }
+    fn threads(&self, _pipe: Pipe) -> u32 {
+        1024
+    }
+    fn submit(&mut self, _list: &List) -> Result<Ticket, GpuError> {
+        Err(GpuError::Lost("nothing is computed".into()))
+    }
+    fn wait(&mut self, _ticket: Ticket, _limit: Duration) -> Result<Times, GpuError> {
+        Err(GpuError::Lost("nothing is computed".into()))
+    }
+}
+
+/// Writes the source of every kernel, for every weight type and every model of the tree, to the folder that
+/// `MOEBIUS_METAL_SOURCES` names: what Apple's compiler is to be tried on.
+#[test]
+fn sources_for_another_compiler() {
+    let sources = Arc::new(Mutex::new(BTreeMap::new()));
+    let kept = Arc::clone(&sources);
+    let caps = Caps { name: "recorder".into(), family: 7, max_buffer: 1 << 40 };
+    let open = move || {
+        let (caps, sources) = (caps.clone(), Arc::clone(&kept));
+        Ok(Box::new(Recorder { caps, sources, n_bufs: 0 }) as Box<dyn Gpu>)
+    };
+    let metal = Metal { open: Arc::new(open), cache: CacheType::F16, maps_weights: false };
+    for cache in [CacheType::F16, CacheType::F32] {
+        let metal = Metal { cache, ..metal.clone() };
+        SHAPES.iter().for_each(|shape| drop(Session::new(&metal, &model(*shape), 64)));
+    }
+    for t in WeightType::ALL {
+        let n = t.block_len().max(64);
+        let shape = Shape { d_model: n, d_k: n, d_v: n, d_ff: n, types: [t; 5], ..PLAIN };
+        drop(Session::new(&metal, &model(shape), 64));
+    }
+    for file in FILES {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(file);
+        let open = || checkpoint::open(&path).unwrap_or_else(|e| panic!("{file}: {e}"));
+        let plan = metal.lower(model::build(&open()).unwrap()).unwrap().into_plan();
+        drop(Session::new(&metal, &(plan, Arc::new(open())), 64));
+    }
+    let sources = sources.lock().unwrap();
+    assert!(sources.len() > WeightType::ALL.len());
+    if let Some(folder) = std::env::var_os("MOEBIUS_METAL_SOURCES") {
+        std::fs::create_dir_all(&folder).unwrap();
+        for (i, (name, source)) in sources.iter().enumerate() {
+            std::fs::write(Path::new(&folder).join(format!("{i:04}.metal")), format!("// {name}\n{source}")).unwrap();
         }
     }
 }

@@ -1,12 +1,12 @@
 //! The simulated GPU: checks each list, has the runner replay it, and turns what the runner saw into errors.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use backend::metal::gpu::{Buf, Caps, Gpu, GpuError, List, Pipe, Span, Ticket, Times, Unit};
+use backend::metal::gpu::{Buf, Caps, Cmd, Gpu, GpuError, List, Mapped, Pipe, Span, Ticket, Times, Unit, Use};
 
 use crate::clang::Clang;
 use crate::options::{Call, Moment, Options};
@@ -45,6 +45,8 @@ pub struct Sim {
     caps: Caps,
     runner: Runner,
     sizes: Vec<u64>,
+    /// Buffers of mapped files, which are only read.
+    mapped: HashSet<Buf>,
     kernels: Vec<Kernel>,
     libraries: Vec<PathBuf>,
     loaded: HashMap<PathBuf, (u32, Vec<Kernel>)>,
@@ -74,6 +76,7 @@ impl Sim {
             caps,
             runner,
             sizes: Vec::new(),
+            mapped: HashSet::new(),
             kernels: Vec::new(),
             libraries: Vec::new(),
             loaded: HashMap::new(),
@@ -213,7 +216,21 @@ impl Gpu for Sim {
         Ok(Buf(self.sizes.len() as u32 - 1))
     }
 
+    /// The runner has no file: its buffer is a copy, filled up with the zeros behind the file's end.
+    fn map(&mut self, mapped: &Mapped) -> Result<Option<Buf>, GpuError> {
+        let Some(bytes) = mapped.bytes() else { return Ok(None) };
+        let buf = self.alloc(mapped.len as u64, "a mapped file")?;
+        let mut all = bytes.to_vec();
+        all.resize(mapped.len, 0);
+        self.write(Span { buf, at: 0, len: all.len() as u64 }, &all)?;
+        self.mapped.insert(buf);
+        Ok(Some(buf))
+    }
+
     fn write(&mut self, to: Span, bytes: &[u8]) -> Result<(), GpuError> {
+        if self.mapped.contains(&to.buf) {
+            return Err(self.fail(GpuError::Rule("host writes to a mapped file".into())));
+        }
         self.touch(to, bytes.len(), "writes")?;
         let mut message = Message::new(Request::Write);
         message.word(to.buf.0);
@@ -290,6 +307,13 @@ impl Gpu for Sim {
             return Err(self.fail(GpuError::Lost("the GPU is lost, as it was told to be".into())));
         }
         self.is_running = true;
+        let writes = |cmd: &Cmd| match cmd {
+            Cmd::Bind { span, used, .. } => *used != Use::Read && self.mapped.contains(&span.buf),
+            _ => false,
+        };
+        if list.cmds.iter().any(writes) {
+            return Err(self.fail(GpuError::Rule("a mapped file is bound to be written".into())));
+        }
         let checked = match rules::check(list, &self.kernels, &self.sizes) {
             Ok(checked) => checked,
             Err(why) => return Err(self.fail(GpuError::Rule(why))),

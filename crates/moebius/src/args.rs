@@ -120,6 +120,10 @@ pub enum BackendKind {
     Cpu,
     /// An NVIDIA GPU
     Cuda,
+    /// The GPU of a Mac with Apple silicon (never tried on one)
+    Metal,
+    /// The first that there is of metal, cuda and cpu
+    Auto,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -3,9 +3,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use backend::cpu::{CacheType, Cpu, Isa};
 use backend::cuda::{self, Cuda};
+use backend::metal::{self, Metal};
 use backend::reference::Reference;
 use backend::residency::Policy;
 use backend::{Backend, Batch, Footprint, Limits, Program, Tables};
@@ -95,7 +96,14 @@ impl EngineSetup {
             CacheArg::F16 => CacheType::F16,
             CacheArg::F32 => CacheType::F32,
         };
-        if self.backend == BackendKind::Cuda {
+        if self.kind() == BackendKind::Metal {
+            if let Some(why) = metal::device().map_or_else(Some, |device| device.unusable) {
+                bail!("use Metal: {why}");
+            }
+            let maps_weights = !matches!(self.step.copy_weights, CopyArg::All | CopyArg::Dense);
+            return Ok((Box::new(Metal::system(cache, maps_weights)), "Metal".into()));
+        }
+        if self.kind() == BackendKind::Cuda {
             let cubins = machine::cache_folder().map(|folder| folder.join("cuda"));
             // For work on kernels: sources that take the place of the embedded ones.
             let kernels = std::env::var_os("MOEBIUS_KERNELS").map(Into::into);
@@ -115,6 +123,19 @@ impl EngineSetup {
         ensure!((1..=1024).contains(&threads), "start {threads} threads: use 1 to 1024");
         let residency = self.residency(checkpoint, plan);
         Ok((Box::new(Cpu { isa, threads, cache, residency }), format!("CPU {}", isa.name())))
+    }
+
+    /// What computes: of `auto`, the first that there is.
+    fn kind(&self) -> BackendKind {
+        match self.backend {
+            BackendKind::Auto if metal::device().is_ok_and(|device| device.unusable.is_none()) => BackendKind::Metal,
+            BackendKind::Auto => {
+                let devices = cuda::devices().map(|found| found.devices).unwrap_or_default();
+                let has_gpu = devices.first().is_some_and(|device| device.unusable.is_none());
+                if has_gpu { BackendKind::Cuda } else { BackendKind::Cpu }
+            }
+            kind => kind,
+        }
     }
 
     /// Which weights are copied: the user's choice, or what pays.
@@ -140,14 +161,21 @@ impl EngineSetup {
 
     /// The memory that the backend may take: the host's, or the device's.
     fn budget(&self, plan: &ValidPlan) -> Budget {
-        match (self.backend, self.step.memory) {
-            (BackendKind::Cuda, Some(bytes)) => Budget::Promise { bytes, overhead: 0 },
+        match (self.kind(), self.step.memory) {
+            (BackendKind::Metal, None) => {
+                // The GPU wires mapped weights too, and 2 GiB are left to the rest of the machine.
+                let bytes = metal::device().map_or(0, |device| device.budget_bytes).saturating_sub(2 << 30);
+                Budget::Promise { bytes, overhead: 0 }
+            }
+            (BackendKind::Cuda | BackendKind::Metal, Some(bytes)) => Budget::Promise { bytes, overhead: 0 },
             (BackendKind::Cuda, None) => {
                 let devices = cuda::devices().map(|found| found.devices).unwrap_or_default();
                 // A sixteenth is left to kernels, graphs and others.
                 Budget::Free(devices.first().map(|device| device.free_bytes - device.free_bytes / 16))
             }
-            (BackendKind::Cpu | BackendKind::Reference, memory) => Budget::new(memory, plan, self.requests_bytes),
+            (BackendKind::Cpu | BackendKind::Reference | BackendKind::Auto, memory) => {
+                Budget::new(memory, plan, self.requests_bytes)
+            }
         }
     }
 

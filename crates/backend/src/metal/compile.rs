@@ -1,16 +1,18 @@
 //! From a plan to a program: lays out its memory, copies weights, builds kernels and fixes the barriers.
 
+use std::sync::Arc;
+
 use checkpoint::Checkpoint;
 use model::plan::{Buf, CacheDecl, Elem, Op, Plan, ValidPlan, memory};
 
 use super::Metal;
 use super::gpu::{GpuError, Span};
 use super::layout::Layout;
-use super::lower::{CacheView, Lower, unsupported};
+use super::lower::{CacheView, Lower, Places, unsupported};
 use super::node::{self, Counts, THREADS};
 use super::program::{MetalProgram, Parts};
 use super::tables::{self, Tables};
-use super::weights::Weights;
+use super::weights::{self, Weights};
 use crate::cpu::CacheType;
 use crate::residency::Residency;
 use crate::rope::Angles;
@@ -24,7 +26,7 @@ const LEAST_FAMILY: u32 = 7;
 pub fn compile(
     metal: &Metal,
     plan: &ValidPlan,
-    checkpoint: &Checkpoint,
+    checkpoint: &Arc<Checkpoint>,
     limits: Limits,
 ) -> Result<MetalProgram, CompileError> {
     let plan: &Plan = plan;
@@ -37,15 +39,18 @@ pub fn compile(
     let start = |e: GpuError| CompileError::Start { what: "the GPU".into(), why: e.to_string() };
     let mut gpu = (metal.open)().map_err(start)?;
     let (family, max_buffer) = (gpu.caps().family, gpu.caps().max_buffer);
-    if family < LEAST_FAMILY {
-        return Err(unsupported(format!("use a GPU of Apple's family {family}; M1 and later are of family 7 and up")));
-    }
+    check_family(family).map_err(unsupported)?;
 
     let memory = Memory::new(metal, plan, limits, max_buffer);
-    let weights = memory.weights.upload(&mut *gpu, plan, checkpoint, failed)?;
+    let views = match metal.maps_weights {
+        true => weights::map(&mut *gpu, plan, checkpoint, max_buffer, failed)?,
+        false => vec![None; plan.weights.len()],
+    };
+    let weights = Weights::new(plan, &views, max_buffer).upload(&mut *gpu, plan, checkpoint, &views, failed)?;
     let arena = memory.arena.allocate(&mut *gpu, "step buffers").map_err(failed)?;
     let own = memory.own.allocate(&mut *gpu, "routes and scratch").map_err(failed)?;
     let caches = caches(plan, &memory.caches.allocate(&mut *gpu, "cache").map_err(failed)?);
+    let states = memory.states.allocate(&mut *gpu, "recurrent states").map_err(failed)?;
     let tables = memory.tables.allocate(&mut *gpu, "inputs of a step").map_err(failed)?;
     let bufs: Vec<Span> = (0..plan.bufs.len())
         .map(|i| match memory.routed.iter().position(|&buf| buf.0 as usize == i) {
@@ -57,13 +62,16 @@ pub fn compile(
     let faults = &own[n_routers..2 * n_routers];
     let apart = [own.get(2 * n_routers), own.get(2 * n_routers + 1)].map(Option::<&Span>::copied);
     let is_f16 = metal.cache == CacheType::F16;
-    let mut lower = Lower::new(plan, &bufs, &weights, &caches, is_f16, apart, faults);
+    let places = Places { bufs: &bufs, weights: &weights, caches: &caches, is_f16, states: &states, apart, faults };
+    let mut lower = Lower::new(plan, places);
     for op in &plan.ops {
         lower.op(op)?;
     }
+    let copies = plan.states.iter().zip(&states).map(|(decl, &span)| lower.copy(span, decl.n)).collect();
     let (units, nodes) = (lower.units, lower.nodes);
 
-    let most = Counts { tokens: limits.max_tokens, outputs: limits.max_outputs };
+    let n = limits.max_tokens;
+    let most = Counts { tokens: n, outputs: limits.max_outputs, chunks: n, longest: n };
     if let Some(node) = nodes.iter().find(|node| node.largest(most) > u64::from(u32::MAX)) {
         return Err(unsupported(format!("run {} on {} tokens at once", node.op, limits.max_tokens)));
     }
@@ -77,6 +85,7 @@ pub fn compile(
     Ok(MetalProgram::new(Parts {
         gpu,
         levels: node::levels(nodes),
+        copies,
         pipes,
         tables: Tables::new(tables, angles(plan), kinds.window.is_some()),
         logits: span(plan.logits).0,
@@ -90,6 +99,14 @@ pub fn compile(
         limits,
         kinds,
     }))
+}
+
+/// Refuses a GPU that is too old, or no Apple GPU.
+pub fn check_family(family: u32) -> Result<(), String> {
+    match family < LEAST_FAMILY {
+        true => Err(format!("use a GPU of Apple's family {family}; M1 and later are of family 7 and up")),
+        false => Ok(()),
+    }
 }
 
 fn failed(e: GpuError) -> CompileError {
@@ -108,13 +125,17 @@ pub fn footprint(metal: &Metal, plan: &Plan, limits: Limits) -> Footprint {
     let memory = Memory::new(metal, plan, limits, u64::MAX);
     let mut sum = Footprint::new("GPU memory");
     let kinds = plan.kinds();
-    for (kind, bytes) in kinds.into_iter().zip(memory.weights.bytes_of()) {
-        sum.add(Part::Weights(kind, Residency::Copied), bytes);
+    let weights = Weights::new(plan, &[], u64::MAX);
+    for (i, (kind, bytes)) in kinds.into_iter().zip(weights.bytes_of()).enumerate() {
+        // Whether a matrix lies aligned is known once its file is.
+        let is_mapped = metal.maps_weights && weights.is_matrix(i);
+        sum.add(Part::Weights(kind, if is_mapped { Residency::Mapped } else { Residency::Copied }), bytes);
     }
     for decl in &plan.caches {
         let part = if decl.window.is_some() { Part::Windows } else { Part::Cache };
         planes(decl, limits, metal.cache).into_iter().for_each(|bytes| sum.add(part, bytes));
     }
+    sum.add(Part::States, memory.states.bytes());
     sum.add(Part::Activations, memory.arena.bytes());
     sum.add(Part::Scratch, memory.own.bytes().saturating_add(memory.tables.bytes()));
     sum
@@ -122,7 +143,6 @@ pub fn footprint(metal: &Metal, plan: &Plan, limits: Limits) -> Footprint {
 
 /// The memory of a program, laid out.
 struct Memory {
-    weights: Weights,
     placement: memory::Placement,
     /// One piece.
     arena: Layout,
@@ -131,6 +151,8 @@ struct Memory {
     /// Buffers of ids.
     routed: Vec<Buf>,
     caches: Layout,
+    /// A piece a state, for all slots.
+    states: Layout,
     tables: Layout,
 }
 
@@ -168,14 +190,18 @@ impl Memory {
                 caches.add(bytes, max_buffer);
             }
         }
+        let mut states = Layout::default();
+        for decl in &plan.states {
+            states.add(decl.n.saturating_mul(4).saturating_mul(limits.n_states), max_buffer);
+        }
         let has_window = Kinds::of(plan).window.is_some();
         Memory {
-            weights: Weights::new(plan, max_buffer),
             arena: one(placement.bytes),
             placement,
             own,
             routed,
             caches,
+            states,
             tables: tables::layout(limits, &angles(plan), has_window, max_buffer),
         }
     }

@@ -2,7 +2,12 @@
 //!
 //! A [`Gpu`] replays lists. It knows no op and no model. The simulator (`crates/metal-sim`) is one.
 
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
 use std::time::Duration;
+
+use checkpoint::Checkpoint;
 
 /// A buffer of a [`Gpu`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -130,6 +135,46 @@ pub struct Unit {
     pub kernel: &'static str,
 }
 
+/// Whole pages of a file that is mapped, and what keeps them so.
+#[derive(Clone)]
+pub struct Mapped {
+    /// Whose files they are.
+    pub checkpoint: Arc<Checkpoint>,
+    /// Which file.
+    pub file: usize,
+    /// First byte, a multiple of [`checkpoint::page_bytes`].
+    pub from: usize,
+    /// Number of bytes, a multiple of it too; those past the file's end are zeros.
+    pub len: usize,
+}
+
+impl Mapped {
+    /// Where they are in memory; `None` where the file is not mapped or has no such pages.
+    pub fn pages(&self) -> Option<(NonNull<u8>, usize)> {
+        let pages = self.checkpoint.files().get(self.file)?.pages()?;
+        let page = checkpoint::page_bytes();
+        let is_whole = self.from.is_multiple_of(page) && self.len.is_multiple_of(page);
+        if !is_whole || self.from.checked_add(self.len)? > pages.len {
+            return None;
+        }
+        let base = pages.base.as_ptr().wrapping_add(self.from);
+        Some((NonNull::new(base)?, self.len))
+    }
+
+    /// The file's bytes among them; `None` where [`Mapped::pages`] is.
+    pub fn bytes(&self) -> Option<&[u8]> {
+        self.pages()?;
+        let all = self.checkpoint.files()[self.file].bytes()?;
+        all.get(self.from.min(all.len())..self.from.saturating_add(self.len).min(all.len()))
+    }
+}
+
+impl fmt::Debug for Mapped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "bytes {}..+{} of file {}", self.from, self.len, self.file)
+    }
+}
+
 /// Limits of a [`Gpu`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caps {
@@ -188,6 +233,13 @@ pub trait Gpu: Send {
     /// # Errors
     /// [`GpuError::Memory`].
     fn alloc(&mut self, bytes: u64, what: &'static str) -> Result<Buf, GpuError>;
+
+    /// A buffer that is the pages of a file, without a copy; it is only read. `None` where this GPU, or this file,
+    /// allows no such buffer.
+    ///
+    /// # Errors
+    /// [`GpuError::Memory`].
+    fn map(&mut self, mapped: &Mapped) -> Result<Option<Buf>, GpuError>;
 
     /// Writes to a buffer that no unfinished list uses; as many bytes as the span has.
     ///

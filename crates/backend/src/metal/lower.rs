@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 
 use model::plan::{
-    Access, Buf, Cache, CacheDecl, ExpertBiases, Gate, GroupScore, LinearPart, Norm, Op, Plan, RopePairing, Router,
-    Rows, Score, Weight,
+    Access, Buf, Cache, CacheDecl, DeltaHeads, ExpertBiases, Gate, GroupScore, LinearPart, Norm, Op, Plan, RopePairing,
+    Router, Rows, Score, Sharing, State, Weight,
 };
 
 use super::gpu::{Span, Unit, Use};
-use super::node::{Extent, Node, Place, THREADS, Word};
+use super::node::{CopySlot, Extent, Node, Place, THREADS, Word};
 use super::sources::{self, Defines, Source};
 use super::tables::Table;
 use super::weights::Planes;
@@ -16,6 +16,8 @@ use crate::CompileError;
 
 /// Maximum number of experts that a row may use: a lane each.
 const MAX_USED: usize = 32;
+/// As TILE of `causal_conv.metal`: also the maximum width of a convolution less one.
+const CONV_TILE: u32 = 32;
 
 /// A cache in the GPU's memory.
 #[derive(Clone, Copy, Debug)]
@@ -26,18 +28,26 @@ pub struct CacheView {
     pub decl: CacheDecl,
 }
 
-/// What resolves a plan.
-pub struct Lower<'a> {
-    pub plan: &'a Plan,
-    /// Where buffers lie, `[bufs]`.
+/// Where a plan's data lies in the GPU's memory.
+#[derive(Clone, Copy)]
+pub struct Places<'a> {
+    /// Buffers, `[bufs]`.
     pub bufs: &'a [Span],
     pub weights: &'a [Planes],
     pub caches: &'a [CacheView],
     pub is_f16: bool,
+    /// Each state of the plan in all slots, one slot after the other.
+    pub states: &'a [Span],
     /// Two pieces of scratch for gate and up of different types.
     pub apart: [Option<Span>; 2],
     /// A word for each row of each router.
     pub faults: &'a [Span],
+}
+
+/// What resolves a plan.
+pub struct Lower<'a> {
+    pub plan: &'a Plan,
+    at: Places<'a>,
     pub units: Vec<Unit>,
     pub nodes: Vec<Node>,
     n_routers: usize,
@@ -131,30 +141,9 @@ fn activation(act: Gate) -> (usize, [Word; 2]) {
 
 impl<'a> Lower<'a> {
     /// For a plan whose memory is laid out.
-    pub fn new(
-        plan: &'a Plan,
-        bufs: &'a [Span],
-        weights: &'a [Planes],
-        caches: &'a [CacheView],
-        is_f16: bool,
-        apart: [Option<Span>; 2],
-        faults: &'a [Span],
-    ) -> Lower<'a> {
+    pub fn new(plan: &'a Plan, at: Places<'a>) -> Lower<'a> {
         let (units, nodes) = (Vec::new(), Vec::new());
-        Lower {
-            plan,
-            bufs,
-            weights,
-            caches,
-            is_f16,
-            apart,
-            faults,
-            units,
-            nodes,
-            n_routers: 0,
-            uses: HashMap::new(),
-            op: "",
-        }
+        Lower { plan, at, units, nodes, n_routers: 0, uses: HashMap::new(), op: "" }
     }
 
     fn rows(&self, buf: Buf) -> Rows {
@@ -174,18 +163,18 @@ impl<'a> Lower<'a> {
     fn buf_as(&self, buf: Buf, used: Use) -> (Place, Use) {
         let decl = self.plan.buf(buf);
         let bytes = (decl.width * decl.elem.bytes()) as u64;
-        (Place::Rows(self.bufs[buf.0 as usize], decl.rows, bytes), used)
+        (Place::Rows(self.at.bufs[buf.0 as usize], decl.rows, bytes), used)
     }
 
     fn vector(&self, w: Weight) -> (Place, Use) {
-        match self.weights[w.0 as usize][0] {
+        match self.at.weights[w.0 as usize][0] {
             Some(span) => (Place::Fixed(span), Use::Read),
             None => unreachable!("validated plans have no empty weights"),
         }
     }
 
     fn planes(&self, w: Weight) -> Planes {
-        self.weights[w.0 as usize]
+        self.at.weights[w.0 as usize]
     }
 
     /// Rows and columns of a matrix, or of each of a stack.
@@ -201,14 +190,24 @@ impl<'a> Lower<'a> {
     }
 
     fn push(&mut self, draft: Draft) {
+        let unit = self.unit(&draft);
+        let Draft { binds, params_slot, params, grid, .. } = draft;
+        self.nodes.push(Node { op: self.op, unit, binds, params_slot, params, grid });
+    }
+
+    /// Index of the unit of a dispatch.
+    fn unit(&mut self, draft: &Draft) -> usize {
         let unit = sources::unit(draft.source, draft.kernel, &draft.defines);
         let known = self.units.iter().position(|known| *known == unit);
-        let index = known.unwrap_or(self.units.len());
-        if known.is_none() {
+        known.unwrap_or_else(|| {
             self.units.push(unit);
-        }
-        let Draft { binds, params_slot, params, grid, .. } = draft;
-        self.nodes.push(Node { op: self.op, unit: index, binds, params_slot, params, grid });
+            self.units.len() - 1
+        })
+    }
+
+    /// What copies a slot of `n` numbers of a state to another.
+    pub fn copy(&mut self, slots: Span, n: usize) -> CopySlot {
+        CopySlot { unit: self.unit(&Draft::new(sources::COPY, "copy")), slots, n: n as u32 }
     }
 
     /// Appends the dispatches of an op.
@@ -295,11 +294,32 @@ impl<'a> Lower<'a> {
                 self.experts(x, ids, [gate, up, down], biases, act, hidden, out);
             }
             Op::Combine { x, add, y, weights, norm } => self.combine(x, add, y, weights, norm),
-            Op::HeadLinear { .. }
-            | Op::CausalConv { .. }
-            | Op::DeltaNet { .. }
-            | Op::DecayBeta { .. }
-            | Op::GatedNorm { .. } => return Err(unsupported(format!("run {} yet", op.name()))),
+            Op::HeadLinear { x, w, transposed, out } => self.head_linear(x, w, transposed, out),
+            Op::CausalConv { x, w, state, out } => return self.causal_conv(x, w, state, out),
+            Op::DeltaNet { q, k, v, g, beta, state, heads, out } => {
+                self.delta_net([q, k, v, g, beta], state, heads, out);
+            }
+            Op::DecayBeta { a, b, a_log, dt_bias, g_out, beta_out } => {
+                let draft = Draft::new(sources::DECAY_BETA, "decay_beta")
+                    .bind(0, self.buf(a))
+                    .bind(1, self.buf(b))
+                    .bind(2, self.vector(a_log))
+                    .bind(3, self.vector(dt_bias))
+                    .bind(4, self.buf(g_out))
+                    .bind(5, self.buf(beta_out));
+                self.elementwise(draft, 6, self.rows(a), self.width(a), &[is(self.width(a))]);
+            }
+            Op::GatedNorm { x, gate, w, eps, n_head, d_head } => {
+                let (rows, each) = (self.rows(x), n_head as u32);
+                self.push(
+                    Draft::new(sources::GATED_NORM, "gated_norm")
+                        .bind(0, self.buf(x))
+                        .bind(1, self.buf(gate))
+                        .bind(2, self.vector(w))
+                        .params(3, [Word::Each(rows, each), is(d_head), float(eps)])
+                        .grid([Extent::Of { rows, each, per: 2 }, Extent::Is(1), Extent::Is(1)]),
+                );
+            }
         }
         Ok(())
     }
@@ -349,7 +369,7 @@ impl<'a> Lower<'a> {
 
     /// The part of scratch `i` that has a number for each of `out`.
     fn scratch(&self, i: usize, out: Buf, used: Use) -> (Place, Use) {
-        match self.apart[i] {
+        match self.at.apart[i] {
             Some(span) => (Place::Rows(span, self.rows(out), 4 * self.width(out) as u64), used),
             None => unreachable!("scratch is laid out where gate and up differ"),
         }
@@ -429,15 +449,72 @@ impl<'a> Lower<'a> {
     }
 
     fn cache(&self, cache: Cache) -> (CacheView, Table) {
-        let view = self.caches[cache.0 as usize];
+        let view = self.at.caches[cache.0 as usize];
         (view, if view.decl.window.is_some() { Table::WindowPages } else { Table::Pages })
+    }
+
+    fn head_linear(&mut self, x: Buf, w: Weight, transposed: bool, out: Buf) {
+        let (first, second) = self.shape(w);
+        let (n, k) = if transposed { (second, first) } else { (first, second) };
+        let n_head = self.width(out) / n;
+        let kernel = if transposed { "head_linear_t" } else { "head_linear" };
+        // Units have 16 numbers or more, and a threadgroup takes 16 of them.
+        let groups = if transposed { Extent::Is(n.div_ceil(256) as u32) } else { simdgroups(n) };
+        self.push(
+            self.typed(sources::HEAD_LINEAR, kernel, w)
+                .define("TRANSPOSED", usize::from(transposed))
+                .planes(0, self.planes(w))
+                .bind(3, self.buf(x))
+                .bind(4, self.buf(out))
+                .params(5, [n, k, n_head].map(is))
+                .grid([groups, Extent::Is(n_head as u32), per_row(self.rows(x))]),
+        );
+    }
+
+    fn state(&self, state: State) -> (Place, Use) {
+        (Place::Fixed(self.at.states[state.0 as usize]), Use::Update)
+    }
+
+    fn causal_conv(&mut self, x: Buf, w: Weight, state: State, out: Buf) -> Result<(), CompileError> {
+        let (d, width) = self.shape(w);
+        if !(2..=CONV_TILE as usize + 1).contains(&width) {
+            return Err(unsupported(format!("run causal_conv over {width} positions, 2 to {}", CONV_TILE + 1)));
+        }
+        self.push(
+            Draft::new(sources::CAUSAL_CONV, "causal_conv")
+                .define("WIDTH", width)
+                .bind(0, self.buf(x))
+                .bind(1, self.vector(w))
+                .bind(2, self.state(state))
+                .bind(3, self.buf(out))
+                .params(4, [is(d)])
+                .table(5, Table::Chunks)
+                .grid([Extent::Is((d as u32).div_ceil(THREADS)), Extent::Longest(CONV_TILE), Extent::Chunks]),
+        );
+        Ok(())
+    }
+
+    fn delta_net(&mut self, inputs: [Buf; 5], state: State, heads: DeltaHeads, out: Buf) {
+        let DeltaHeads { n_k_head, n_v_head, d_k, d_v, sharing } = heads;
+        let mut draft = Draft::new(sources::DELTA_NET, "delta_net").define("D_K", d_k);
+        for (slot, buf) in (0..).zip(inputs) {
+            draft = draft.bind(slot, self.buf(buf));
+        }
+        self.push(
+            draft
+                .bind(5, self.state(state))
+                .bind(6, self.buf(out))
+                .params(7, [n_k_head, n_v_head, d_v, usize::from(sharing == Sharing::Tiled)].map(is))
+                .table(8, Table::Chunks)
+                .grid([Extent::Is(d_v.div_ceil(8) as u32), Extent::Is(n_v_head as u32), Extent::Chunks]),
+        );
     }
 
     fn kv_append(&mut self, cache: Cache, k: Buf, v: Option<Buf>) {
         let (view, pages) = self.cache(cache);
         let CacheDecl { n_kv, d_k, d_v, window, .. } = view.decl;
         let mut draft = Draft::new(sources::KV_APPEND, "kv_append")
-            .define("KV_F16", usize::from(self.is_f16))
+            .define("KV_F16", usize::from(self.at.is_f16))
             .define("HAS_V", usize::from(v.is_some()))
             .bind(0, self.buf(k))
             .bind(1, (Place::Fixed(view.k), Use::Update));
@@ -471,7 +548,7 @@ impl<'a> Lower<'a> {
         let mut draft = Draft::new(sources::ATTENTION, "attention")
             .define("D_K", d_k)
             .define("D_V", d_v)
-            .define("KV_F16", usize::from(self.is_f16))
+            .define("KV_F16", usize::from(self.at.is_f16))
             .define("V_IN_K", usize::from(v_in_k))
             .define("SINKS", usize::from(sinks.is_some()))
             .bind(0, self.buf(q))
@@ -516,7 +593,7 @@ impl<'a> Lower<'a> {
         let renormalise = usize::from(router.renormalise.is_some());
         let counts = [n_used, n_group, n_group_used, sums, renormalise].map(is);
         let numbers = [float(router.renormalise.unwrap_or(0.0)), float(router.scale)];
-        let faults = Place::Rows(self.faults[self.n_routers], rows, 4);
+        let faults = Place::Rows(self.at.faults[self.n_routers], rows, 4);
         self.n_routers += 1;
         let mut draft = Draft::new(sources::ROUTE, "route")
             .define("N_EXPERT", self.width(logits))

@@ -1,9 +1,12 @@
 //! The Metal backend: Apple GPUs of family 7 (M1) and up.
 //!
 //! A plan becomes dispatches that are plain data ([`node`]), ordered in levels with barriers between them when it is
-//! compiled. A step fills a list of commands with its numbers of rows, and a [`gpu::Gpu`] replays it. The one there is
-//! today is the simulator of `crates/metal-sim`, which runs the same kernels and checks every access.
+//! compiled. A step fills a list of commands with its numbers of rows, and a [`gpu::Gpu`] replays it. There are two:
+//! `apple.rs`, on macOS, which has never been run, and the simulator of `crates/metal-sim`, which runs the same kernels
+//! and checks every access.
 
+#[cfg(target_os = "macos")]
+mod apple;
 mod compile;
 pub mod gpu;
 mod layout;
@@ -26,6 +29,33 @@ use crate::{Backend, CompileError, Footprint, Limits, Program};
 /// Opens a GPU.
 pub type Open = dyn Fn() -> Result<Box<dyn gpu::Gpu>, gpu::GpuError> + Send + Sync;
 
+/// What is known of the default GPU of a Mac.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// Name for people.
+    pub name: String,
+    /// Apple's family, 7 for M1; 0 for a GPU of another maker.
+    pub family: u32,
+    /// Bytes that the GPU is meant to use at most, of the memory that it shares with the processor.
+    pub budget_bytes: usize,
+    /// Why it cannot be used.
+    pub unusable: Option<String>,
+}
+
+/// The default GPU of the machine.
+///
+/// # Errors
+/// A sentence that says why there is none.
+pub fn device() -> Result<DeviceInfo, String> {
+    #[cfg(target_os = "macos")]
+    return apple::device().map_err(|e| e.to_string());
+    #[cfg(not(target_os = "macos"))]
+    Err(NO_METAL.into())
+}
+
+#[cfg(not(target_os = "macos"))]
+const NO_METAL: &str = "Metal is there on macOS alone";
+
 /// An Apple GPU.
 #[derive(Clone)]
 pub struct Metal {
@@ -33,6 +63,19 @@ pub struct Metal {
     pub open: Arc<Open>,
     /// Elements of the key-value cache.
     pub cache: CacheType,
+    /// Matrices that lie aligned in mapped files are read there; else all weights are copied.
+    pub maps_weights: bool,
+}
+
+impl Metal {
+    /// The default GPU of the machine.
+    pub fn system(cache: CacheType, maps_weights: bool) -> Metal {
+        #[cfg(target_os = "macos")]
+        let open = || Ok(Box::new(apple::Apple::open()?) as Box<dyn gpu::Gpu>);
+        #[cfg(not(target_os = "macos"))]
+        let open = || Err(gpu::GpuError::Lost(NO_METAL.into()));
+        Metal { open: Arc::new(open), cache, maps_weights }
+    }
 }
 
 impl fmt::Debug for Metal {

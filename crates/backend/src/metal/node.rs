@@ -5,6 +5,7 @@ use model::plan::Rows;
 
 use super::gpu::{Cmd, List, Pipe, Span, Use};
 use super::tables::Table;
+use crate::Batch;
 
 /// Threads of a threadgroup: what every GPU allows every kernel.
 pub const THREADS: u32 = 64;
@@ -43,6 +44,10 @@ pub enum Extent {
         /// Things of a threadgroup.
         per: u32,
     },
+    /// A threadgroup for each chunk of the step.
+    Chunks,
+    /// A threadgroup for so many tokens of the step's longest chunk.
+    Longest(u32),
 }
 
 /// A dispatch.
@@ -69,9 +74,23 @@ pub struct Counts {
     pub tokens: usize,
     /// Returned rows.
     pub outputs: usize,
+    /// Chunks.
+    pub chunks: usize,
+    /// Tokens of the longest chunk.
+    pub longest: usize,
 }
 
 impl Counts {
+    /// The numbers of a batch.
+    pub fn of_batch(batch: &Batch) -> Counts {
+        Counts {
+            tokens: batch.tokens.len(),
+            outputs: batch.rows.len(),
+            chunks: batch.chunks.len(),
+            longest: batch.chunks.iter().map(|c| c.len as usize).max().unwrap_or(0),
+        }
+    }
+
     /// Number of rows.
     fn of(self, rows: Rows) -> u64 {
         rows.count(self.tokens, self.outputs) as u64
@@ -84,6 +103,8 @@ impl Extent {
             Extent::Is(n) => n,
             // Compiling has checked that the numbers at the limits have 32 bits.
             Extent::Of { rows, each, per } => (counts.of(rows) * u64::from(each)).div_ceil(u64::from(per)) as u32,
+            Extent::Chunks => counts.chunks as u32,
+            Extent::Longest(per) => (counts.longest as u32).div_ceil(per),
         }
     }
 }
@@ -130,6 +151,8 @@ impl Node {
         let extents = self.grid.iter().map(|extent| match *extent {
             Extent::Is(n) => u64::from(n),
             Extent::Of { rows, each, .. } => limits.of(rows).saturating_mul(u64::from(each)),
+            Extent::Chunks => limits.chunks as u64,
+            Extent::Longest(_) => limits.longest as u64,
         });
         words.chain(extents).max().unwrap_or(0)
     }
@@ -140,6 +163,29 @@ impl Node {
             Place::Fixed(span) | Place::Rows(span, ..) => Some((span, used)),
             Place::Table(_) => None,
         })
+    }
+}
+
+/// A dispatch that copies a slot of a recurrent state to another.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CopySlot {
+    /// Index of its unit.
+    pub unit: usize,
+    /// The state in all slots.
+    pub slots: Span,
+    /// Numbers of a slot.
+    pub n: u32,
+}
+
+impl CopySlot {
+    /// Appends its commands.
+    pub fn encode(&self, pipes: &[Pipe], from: u32, to: u32, list: &mut List) {
+        let slot = |i: u32| self.slots.part(4 * u64::from(self.n) * u64::from(i), 4 * u64::from(self.n));
+        list.cmds.push(Cmd::Pipe(pipes[self.unit]));
+        list.cmds.push(Cmd::Bind { slot: 0, span: slot(from), used: Use::Read });
+        list.cmds.push(Cmd::Bind { slot: 1, span: slot(to), used: Use::Write });
+        list.params(2, &[self.n]);
+        list.cmds.push(Cmd::Groups { grid: [self.n.div_ceil(THREADS), 1, 1], threads: THREADS });
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use model::plan::Rows;
 
 use super::gpu::{Cmd, Gpu, GpuError, List, Pipe, Span, Ticket};
-use super::node::{Counts, Node};
+use super::node::{CopySlot, Counts, Node};
 use super::tables::Tables;
 use crate::routing::RoutingTrace;
 use crate::{Ask, Batch, Cause, Failure, Fault, Kinds, Limits, Output, Picks, Program, RouterInfo, StepError};
@@ -18,6 +18,8 @@ pub struct Parts {
     pub gpu: Box<dyn Gpu>,
     /// The plan's dispatches; a barrier parts each level from the next.
     pub levels: Vec<Vec<Node>>,
+    /// What copies each state of the plan.
+    pub copies: Vec<CopySlot>,
     pub pipes: Vec<Pipe>,
     pub tables: Tables,
     pub logits: Span,
@@ -40,6 +42,10 @@ pub struct MetalProgram {
     parts: Parts,
     list: List,
     words: Vec<u32>,
+    /// Slots to be copied before the next step, in order.
+    pending: Vec<(u32, u32)>,
+    /// Slots that a step has computed; the others hold nothing, `[n_states]`.
+    is_computed: Vec<bool>,
     /// The step under way.
     batch: Batch,
     ticket: Option<Ticket>,
@@ -60,6 +66,8 @@ impl MetalProgram {
         MetalProgram {
             list: List::default(),
             words: Vec::new(),
+            pending: Vec::new(),
+            is_computed: vec![false; parts.limits.n_states],
             batch: Batch::default(),
             ticket: None,
             is_traced: false,
@@ -76,8 +84,12 @@ impl MetalProgram {
 
     /// Fills the list of the step.
     fn encode(&mut self, counts: Counts) {
-        let Parts { levels, pipes, tables, .. } = &self.parts;
+        let Parts { levels, copies, pipes, tables, .. } = &self.parts;
         self.list.clear();
+        for (from, to) in self.pending.drain(..) {
+            copies.iter().for_each(|copy| copy.encode(pipes, from, to, &mut self.list));
+            self.list.cmds.push(Cmd::Barrier);
+        }
         let mut is_due = false;
         for level in levels {
             let mut runs = false;
@@ -96,7 +108,7 @@ impl MetalProgram {
 
     fn queue(&mut self) -> Result<(), GpuError> {
         self.parts.tables.fill(&mut *self.parts.gpu, &self.batch)?;
-        self.encode(Counts { tokens: self.batch.tokens.len(), outputs: self.batch.rows.len() });
+        self.encode(Counts::of_batch(&self.batch));
         self.ticket = Some(self.parts.gpu.submit(&self.list)?);
         Ok(())
     }
@@ -194,6 +206,13 @@ impl Program for MetalProgram {
 
     fn submit(&mut self, batch: &Batch) -> Result<(), StepError> {
         batch.check(self.parts.limits, self.parts.kinds, self.parts.n_vocab)?;
+        if self.parts.kinds.state {
+            if batch.chunks.iter().any(|c| c.n_draft > 0) {
+                let why = "the Metal backend takes no drafts where a plan keeps recurrent states";
+                return Err(StepError::Batch(why.into()));
+            }
+            batch.chunks.iter().for_each(|c| self.is_computed[c.state as usize] = true);
+        }
         if let Some(e) = self.broken.clone() {
             return Err(self.device_error(e));
         }
@@ -216,14 +235,20 @@ impl Program for MetalProgram {
         })
     }
 
-    /// Plans with recurrent states are refused, so there is nothing to copy.
+    /// The copy is made where the next step begins: nothing reads a state before that.
     fn copy_state(&mut self, from: u32, to: u32) {
         let n_states = self.parts.limits.n_states;
         assert!((from.max(to) as usize) < n_states, "states {from} and {to} of {n_states}");
+        if self.parts.kinds.state && from != to && self.is_computed[from as usize] {
+            self.pending.push((from, to));
+            self.is_computed[to as usize] = true;
+        }
     }
 
-    /// Drafts leave nothing behind but cache positions.
-    fn commit(&mut self, _slot: u32, _n_accepted: usize) {}
+    /// Without recurrent states, drafts leave nothing behind but cache positions; with them there are no drafts.
+    fn commit(&mut self, slot: u32, n_accepted: usize) {
+        assert!(!self.parts.kinds.state, "state {slot}: {n_accepted} drafts accepted of a program that takes none");
+    }
 
     fn routers(&self) -> &[RouterInfo] {
         self.parts.routing.routers()

@@ -10,6 +10,7 @@ use crate::quant_headers;
 
 /// Headers besides those of weight types.
 const HEADERS: &[(&str, &str)] = &[
+    ("metal/chunk.h", include_str!("../../../../kernels/metal/chunk.h")),
     ("metal/common.h", include_str!("../../../../kernels/metal/common.h")),
     ("metal/kv.h", include_str!("../../../../kernels/metal/kv.h")),
     ("metal/reduce.h", include_str!("../../../../kernels/metal/reduce.h")),
@@ -34,11 +35,17 @@ pub struct Source {
 sources! {
     ADD = "add.metal";
     ATTENTION = "attention.metal";
+    CAUSAL_CONV = "causal_conv.metal";
     COMBINE = "combine.metal";
+    COPY = "copy.metal";
+    DECAY_BETA = "decay_beta.metal";
+    DELTA_NET = "delta_net.metal";
     EMBED = "embed.metal";
     EXPERTS = "experts.metal";
     GATED_ACT = "gated_act.metal";
     GATED_LINEAR = "gated_linear.metal";
+    GATED_NORM = "gated_norm.metal";
+    HEAD_LINEAR = "head_linear.metal";
     HEAD_NORM = "head_norm.metal";
     JOIN_HEADS = "join_heads.metal";
     KV_APPEND = "kv_append.metal";

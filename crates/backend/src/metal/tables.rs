@@ -16,7 +16,7 @@ pub enum Table {
     Positions,
     /// Chunk of each token, `[T]`.
     ChunkOf,
-    /// `Chunk` of `kernels/metal/kv.h`, `[chunks]`.
+    /// `Chunk` of `kernels/metal/chunk.h`, `[chunks]`.
     Chunks,
     /// Tokens whose rows are returned, `[R]`.
     Rows,
@@ -29,7 +29,7 @@ pub enum Table {
 }
 
 /// Words of a chunk.
-const CHUNK_WORDS: usize = 3;
+const CHUNK_WORDS: usize = 7;
 
 /// The tables of a program.
 pub struct Tables {
@@ -117,7 +117,7 @@ impl Tables {
         // Of each page table, the pages of the chunk's positions.
         let (mut first, mut first_window) = (0, 0);
         let chunks = batch.chunks.iter().flat_map(|c| {
-            let words = [first, first_window, c.first_window_block];
+            let words = [first, first_window, c.first_window_block, c.first, c.len, c.pos, c.state];
             first += blocks(c);
             first_window += blocks(c).saturating_sub(c.first_window_block);
             words

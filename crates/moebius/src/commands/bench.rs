@@ -69,7 +69,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     for &threads in &threads {
         let mut bandwidth = Bandwidth::new(threads);
         // What the host's memory gives limits the CPU alone.
-        let on_cpu = args.backend != BackendKind::Cuda;
+        let on_cpu = matches!(args.backend, BackendKind::Cpu | BackendKind::Reference);
         if on_cpu {
             bar.set_message(format!("measuring the read bandwidth of {threads} threads"));
             bar.tick();

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use anyhow::Result;
-use backend::cuda;
+use backend::{cuda, metal};
 
 use crate::machine;
 use crate::out::Out;
@@ -11,6 +11,14 @@ use crate::out::Out;
 /// Prints one line a device; without a driver, one sentence.
 pub fn run() -> Result<()> {
     let mut out = Out::lock();
+    match metal::device() {
+        Ok(device) => {
+            let state = device.unusable.map_or("usable".into(), |why| format!("not usable: {why}"));
+            let [budget, name] = [machine::bytes(device.budget_bytes as u64), device.name];
+            writeln!(out, "metal: {name}, Apple family {}, up to {budget}: {state}", device.family)?;
+        }
+        Err(why) => writeln!(out, "metal: not usable: {why}")?,
+    }
     let found = match cuda::devices() {
         Ok(found) => found,
         Err(why) => {
