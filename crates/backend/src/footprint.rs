@@ -47,7 +47,7 @@ impl Part {
     pub fn is_allocated(self) -> bool {
         match self {
             Self::Weights(_, Residency::Mapped) => false,
-            Self::Weights(_, Residency::Copied) => true,
+            Self::Weights(_, Residency::Copied | Residency::Streamed) => true,
             Self::Cache | Self::Windows | Self::States => true,
             Self::Activations | Self::Inputs | Self::Scratch | Self::Workers => true,
         }

@@ -7,6 +7,7 @@ pub mod batch;
 pub mod cpu;
 pub mod cuda;
 mod drafts;
+pub mod experts;
 pub mod footprint;
 pub mod heap;
 pub mod metal;
@@ -23,12 +24,14 @@ mod routing;
 mod weights;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use checkpoint::Checkpoint;
 use model::plan::{Plan, ValidPlan};
 
 pub use batch::{Ask, Batch, Chunk, Masks, PAGE, Tables};
+pub use experts::StreamStats;
 pub use footprint::{Footprint, Part};
 pub use pick::{Best, Picks};
 pub use routing::RouterInfo;
@@ -196,6 +199,17 @@ pub trait Program: Send {
     /// Switches reports of the routers' choices on or off from the next step on; off at first. Results do not change.
     fn trace_routing(&mut self, is_on: bool) {
         let _ = is_on;
+    }
+
+    /// What streaming experts from disk has done so far; `None` where nothing is streamed.
+    fn stream_stats(&self) -> Option<StreamStats> {
+        None
+    }
+
+    /// Gives the program a flag that ends a step early while it is set ([`Cause::Interrupted`]), where steps can be long
+    /// because they wait for a disk.
+    fn set_interrupt(&mut self, flag: Arc<AtomicBool>) {
+        let _ = flag;
     }
 
     /// Switches timing of ops on, from zero, or off, keeping the counts; off at first. Results do not change.
@@ -371,6 +385,9 @@ pub enum Cause {
         /// The system's message.
         why: String,
     },
+    /// The caller has set the flag of [`Program::set_interrupt`].
+    #[error("interrupted")]
+    Interrupted,
 }
 
 impl Cause {

@@ -13,6 +13,8 @@ pub enum Residency {
     Mapped,
     /// In memory of the program: a matrix as the file has it, a vector decoded to f32.
     Copied,
+    /// Experts that are read into slabs of the program's memory when they are wanted ([`crate::experts`]).
+    Streamed,
 }
 
 /// Which weights a program copies to memory that it owns.
@@ -25,6 +27,11 @@ pub enum Policy {
     CopyDense,
     /// Experts too.
     CopyAll,
+    /// All but routed experts, which are read into slabs when they are wanted.
+    Stream {
+        /// Bytes of the slabs.
+        slabs: usize,
+    },
 }
 
 /// How an op reads a matrix.
@@ -59,12 +66,29 @@ impl Residencies {
             let is_copied = match (policy, access) {
                 (Policy::Mapped, _) | (_, Access::Row) | (Policy::CopyDense, Access::Chosen) => false,
                 (Policy::CopyDense | Policy::CopyAll, Access::Whole) | (Policy::CopyAll, Access::Chosen) => true,
+                (Policy::Stream { .. }, _) => true,
             };
             if is_copied {
                 table.of[w.0 as usize] = Residency::Copied;
             }
         }
+        if let Policy::Stream { .. } = policy {
+            table.stream(plan);
+        }
         table
+    }
+
+    /// Streams the experts of each op whose three stacks no op reads as a whole.
+    fn stream(&mut self, plan: &Plan) {
+        let uses = || plan.ops.iter().flat_map(matrices);
+        let is_shared = |w: Weight| uses().any(|(used, access)| used == w && access != Access::Chosen);
+        for op in &plan.ops {
+            if let Op::Experts { gate, up, down, .. } = *op
+                && ![gate, up, down].into_iter().any(is_shared)
+            {
+                [gate, up, down].into_iter().for_each(|w| self.of[w.0 as usize] = Residency::Streamed);
+            }
+        }
     }
 
     /// Where a weight is.

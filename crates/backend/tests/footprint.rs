@@ -77,6 +77,7 @@ fn the_footprint_is_what_compiling_allocates() {
                 (CacheType::F16, 1, Policy::Mapped),
                 (CacheType::F32, 3, Policy::CopyDense),
                 (CacheType::F16, 2, Policy::CopyAll),
+                (CacheType::F16, 2, Policy::Stream { slabs: 1 << 20 }),
             ] {
                 let cpu = Cpu { isa: Isa::best(), threads, cache, residency };
                 let footprint = cpu.footprint(&plan, limits);

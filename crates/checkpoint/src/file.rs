@@ -37,7 +37,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    fn of(file: &fs::File) -> io::Result<Self> {
+    pub(crate) fn of(file: &fs::File) -> io::Result<Self> {
         let meta = file.metadata()?;
         #[cfg(unix)]
         let (device, inode) = (std::os::unix::fs::MetadataExt::dev(&meta), std::os::unix::fs::MetadataExt::ino(&meta));
@@ -174,6 +174,14 @@ impl File {
             _ => "the system could not read it".to_string(),
         };
         Err(Error::Lost { file: self.path.display().to_string(), offset, why })
+    }
+
+    /// The open file and its state when it was opened, of one on disk.
+    pub(crate) fn on_disk(&self) -> Option<(&fs::File, Identity)> {
+        match &self.data {
+            Data::Disk { file, identity, .. } => Some((file, *identity)),
+            Data::Memory(_) => None,
+        }
     }
 
     /// The first `len` bytes, copied unless they are in memory: more where they are, fewer where the file ends.

@@ -8,6 +8,7 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod bytes;
+mod direct;
 mod error;
 #[allow(unsafe_code)]
 mod fault;
@@ -25,6 +26,7 @@ use std::collections::hash_map::Entry;
 use std::ops::Range;
 use std::path::Path;
 
+pub use direct::{BLOCK, Direct};
 pub use error::{Error, visible};
 pub use file::{File, Identity, Pages, page_bytes};
 pub use meta::Metadata;

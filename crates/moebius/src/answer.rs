@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
+use backend::StreamStats;
 use engine::scheduler::{Engine, EventKind, Events, FinishReason, Request, Usage};
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -35,6 +36,11 @@ impl Interrupt {
     /// Whether Ctrl-C came since the last [`Interrupt::clear`].
     pub fn is_set(&self) -> bool {
         self.0.load(Ordering::Relaxed)
+    }
+
+    /// What Ctrl-C sets.
+    pub fn flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.0)
     }
 
     /// Forgets it.
@@ -143,6 +149,20 @@ pub fn summary(usage: &Usage, reason: FinishReason) -> String {
         usage.generated,
         rate(decoded, usage.timings.decode),
         (usage.timings.queued + usage.timings.prompt).as_secs_f64() * 1e3,
+    )
+}
+
+/// The line behind it where experts are streamed: `experts: 71.3% in memory, 8.2% on their way · 512 MB read, 1.2 MB a
+/// token · 3.4 s waited`.
+pub fn streamed_summary(stats: &StreamStats, tokens: u64) -> String {
+    let share = |n: u64| n as f64 / stats.wanted.max(1) as f64 * 100.0;
+    format!(
+        "experts: {:.1}% in memory, {:.1}% on their way · {} read, {} a token · {:.1} s waited",
+        share(stats.hits),
+        share(stats.coming),
+        machine::bytes(stats.bytes),
+        machine::bytes(stats.bytes / tokens.max(1)),
+        stats.waited.as_secs_f64(),
     )
 }
 

@@ -7,9 +7,10 @@ use anyhow::{Context, Result, bail, ensure};
 use backend::cpu::{CacheType, Cpu, Isa};
 use backend::cuda::{self, Cuda};
 use backend::metal::{self, Metal};
+use backend::experts::layout::Layout;
 use backend::reference::Reference;
-use backend::residency::Policy;
-use backend::{Backend, Batch, Footprint, Limits, Program, Tables};
+use backend::residency::{Policy, Residency};
+use backend::{Backend, Batch, Footprint, Limits, Part, Program, Tables};
 use checkpoint::Checkpoint;
 use engine::folder;
 use engine::formats::Format;
@@ -17,7 +18,7 @@ use engine::sampler::{Mirostat, SamplerParams};
 use engine::scheduler::{Engine, Options};
 use engine::template::{Chat, ChatTemplate};
 use engine::tokenizer::{Encode, Tokenizer};
-use model::plan::{Plan, ValidPlan};
+use model::plan::{Op, Plan, ValidPlan};
 use serde_json::Value;
 
 use crate::args::{BackendKind, CacheArg, CopyArg, EngineArgs, IsaArg, SamplingArgs, StepArgs};
@@ -109,6 +110,16 @@ impl EngineSetup {
             let kernels = std::env::var_os("MOEBIUS_KERNELS").map(Into::into);
             return Ok((Box::new(Cuda { device: 0, cache, cubins, kernels }), "CUDA".into()));
         }
+        let cpu = self.cpu(self.residency(checkpoint, plan))?;
+        Ok((Box::new(cpu), cpu_name(&cpu)))
+    }
+
+    /// The CPU with these residencies.
+    fn cpu(&self, residency: Policy) -> Result<Cpu> {
+        let cache = match self.step.cache_type {
+            CacheArg::F16 => CacheType::F16,
+            CacheArg::F32 => CacheType::F32,
+        };
         let isa = match self.step.isa {
             None => Isa::best(),
             Some(IsaArg::Scalar) => Isa::Scalar,
@@ -121,8 +132,33 @@ impl EngineSetup {
         isa.check()?;
         let threads = self.threads.unwrap_or_else(machine::cores);
         ensure!((1..=1024).contains(&threads), "start {threads} threads: use 1 to 1024");
-        let residency = self.residency(checkpoint, plan);
-        Ok((Box::new(Cpu { isa, threads, cache, residency }), format!("CPU {}", isa.name())))
+        Ok(Cpu { isa, threads, cache, residency })
+    }
+
+    /// Whether experts may be streamed from disk: where a promise is to be kept, experts are in files, and the user does
+    /// not say where weights are to be.
+    fn may_stream(&self, checkpoint: &Checkpoint, plan: &Plan) -> bool {
+        let has_experts = plan.ops.iter().any(|op| matches!(op, Op::Experts { .. }));
+        let is_on_disk = checkpoint.files().iter().all(|file| file.identity().is_some());
+        let is_free = self.kind() == BackendKind::Cpu && self.step.copy_weights == CopyArg::Auto;
+        is_free && self.step.memory.is_some() && has_experts && is_on_disk
+    }
+
+    /// What is decided where a promise does not hold all weights and experts can be streamed.
+    fn prepare_streamed(&self, checkpoint: &Checkpoint, plan: &ValidPlan) -> Result<Option<Prepared>> {
+        if !self.may_stream(checkpoint, plan) {
+            return Ok(None);
+        }
+        let cpu = self.cpu(Policy::Mapped)?;
+        let plan = cpu.lower(plan.clone())?;
+        let (budget, wish) = (self.budget(&plan), self.wish());
+        if memory::fit(&cpu, &plan, &wish, budget).is_ok() {
+            return Ok(None);
+        }
+        let with = |slabs| Cpu { residency: Policy::Stream { slabs }, ..cpu };
+        let (cpu, fit) = memory::fit_streamed(with, &plan, &wish, budget)?;
+        let layout = cpu.layout(&plan);
+        Ok(Some(Prepared { backend: Box::new(cpu), name: cpu_name(&cpu), plan, budget, fit, layout }))
     }
 
     /// What computes: of `auto`, the first that there is.
@@ -179,14 +215,38 @@ impl EngineSetup {
         }
     }
 
+    /// A backend with streamed experts for one sequence of `positions`, where a promise does not hold all weights.
+    fn whole_streamed(&self, model: &Model, positions: usize) -> Result<Option<(Box<dyn Backend>, ValidPlan, Limits)>> {
+        if !self.may_stream(&model.checkpoint, &model.plan) {
+            return Ok(None);
+        }
+        let cpu = self.cpu(Policy::Mapped)?;
+        let plan = cpu.lower(model.plan.clone())?;
+        let (budget, batch) = (Budget::new(self.step.memory, &plan, 0), self.step.batch);
+        if memory::fit_whole(&cpu, &plan, batch, positions, budget).is_ok() {
+            return Ok(None);
+        }
+        let with = |slabs| Cpu { residency: Policy::Stream { slabs }, ..cpu };
+        let (cpu, limits) = memory::fit_whole_streamed(with, &plan, batch, positions, budget)?;
+        Ok(Some((Box::new(cpu), plan, limits)))
+    }
+
     /// The backend, the plan that it runs, and the limits that the memory holds.
     pub fn prepare(&self, checkpoint: &Checkpoint, plan: ValidPlan) -> Result<Prepared> {
+        if let Some(prepared) = self.prepare_streamed(checkpoint, &plan)? {
+            return Ok(prepared);
+        }
         let (backend, name) = self.backend(checkpoint, &plan)?;
         let plan = backend.lower(plan)?;
         let budget = self.budget(&plan);
         let fit = memory::fit(&*backend, &plan, &self.wish(), budget)?;
-        Ok(Prepared { backend, name, plan, budget, fit })
+        Ok(Prepared { backend, name, plan, budget, fit, layout: Layout::default() })
     }
+}
+
+/// What tables show for the CPU.
+fn cpu_name(cpu: &Cpu) -> String {
+    format!("CPU {}", cpu.isa.name())
 }
 
 /// Everything that is decided before a program is compiled.
@@ -198,6 +258,26 @@ pub struct Prepared {
     pub plan: ValidPlan,
     pub budget: Budget,
     pub fit: Fit,
+    /// The slabs of experts that are streamed; none where they are not.
+    pub layout: Layout,
+}
+
+impl Prepared {
+    /// What is where, in a sentence, when experts are streamed.
+    pub fn placement(&self) -> Option<String> {
+        let Budget::Promise { bytes, .. } = self.budget else { return None };
+        if self.layout.layers.is_empty() {
+            return None;
+        }
+        let dense = self.fit.footprint.bytes(|part| matches!(part, Part::Weights(_, Residency::Copied)));
+        let [bytes, dense, slabs] = [bytes, dense, self.layout.slab_bytes()].map(|n| machine::bytes(n as u64));
+        let (n, all) = (self.layout.n_slabs(), self.layout.n_experts());
+        Some(format!(
+            "--memory {bytes}: {dense} of weights that every token reads and {n} of {all} experts ({slabs}) in memory, \
+             the other experts are read from disk; a context of {} positions",
+            self.fit.limits.max_positions
+        ))
+    }
 }
 
 /// A model behind an engine, ready for requests.
@@ -225,6 +305,8 @@ pub struct Session {
     /// Maximum number of sequences computed at a time.
     pub sequences: usize,
     pub embedded: bool,
+    /// Where weights are, when experts are streamed.
+    pub placement: Option<String>,
     /// What the user should know before the first answer.
     pub warning: Option<String>,
     /// Whether the model thinks first; as its template has it when `None`.
@@ -251,7 +333,9 @@ pub fn start_with(model: Model, setup: &EngineSetup) -> Result<Session> {
     let format =
         if template_knows_tools { Format::detect(&source) } else { Format::detect(&format!("{source}<tool_call>")) };
     let sampling = folder::sampling(&checkpoint)?;
-    let Prepared { backend, name, plan, fit, .. } = setup.prepare(&checkpoint, plan)?;
+    let prepared = setup.prepare(&checkpoint, plan)?;
+    let placement = prepared.placement();
+    let Prepared { backend, name, plan, fit, .. } = prepared;
     let Fit { limits, sequences, footprint } = fit;
     let warning = (limits.max_positions > plan.n_ctx_train && setup.ctx.is_some()).then(|| {
         let (ctx, trained) = (limits.max_positions, plan.n_ctx_train);
@@ -276,6 +360,7 @@ pub fn start_with(model: Model, setup: &EngineSetup) -> Result<Session> {
         footprint,
         limits,
         sequences,
+        placement,
         warning,
         think: None,
         sampling,
@@ -442,10 +527,16 @@ impl Sequence {
     /// Compiles the model for a sequence of at most `positions`.
     pub fn start(model: &Model, args: &EngineArgs, positions: usize) -> Result<Sequence> {
         let setup = EngineSetup::from(args);
-        let (backend, _) = setup.backend(&model.checkpoint, &model.plan)?;
-        let plan = backend.lower(model.plan.clone())?;
-        let budget = Budget::new(args.step.memory, &plan, 0);
-        let limits = memory::fit_whole(&*backend, &plan, args.step.batch, positions, budget)?;
+        let (backend, plan, limits) = match setup.whole_streamed(model, positions)? {
+            Some(streamed) => streamed,
+            None => {
+                let (backend, _) = setup.backend(&model.checkpoint, &model.plan)?;
+                let plan = backend.lower(model.plan.clone())?;
+                let budget = Budget::new(args.step.memory, &plan, 0);
+                let limits = memory::fit_whole(&*backend, &plan, args.step.batch, positions, budget)?;
+                (backend, plan, limits)
+            }
+        };
         let program = backend.compile(&plan, Arc::clone(&model.checkpoint), limits)?;
         Ok(Sequence { program, batch: Batch::default(), pages: (0..limits.n_pages as u32).collect(), position: 0 })
     }

@@ -180,10 +180,7 @@ impl Units {
 /// # Errors
 /// A promise that cannot be kept, with the smallest one that can; a context or a batch that no engine has.
 pub fn fit(backend: &dyn Backend, plan: &ValidPlan, wish: &Wish, budget: Budget) -> Result<Fit> {
-    check_batch(wish.batch)?;
-    if let Some(ctx) = wish.ctx {
-        ensure!((1..=1 << 20).contains(&ctx), "use a context of {ctx}: it must be 1 to {}", 1 << 20);
-    }
+    check_wish(wish)?;
     let units = Units::of(backend, plan);
     let (limits, sequences) = choose(&units, wish, plan.n_ctx_train, |limits| {
         budget.room(&backend.footprint(plan, Limits { n_pages: 0, n_window_pages: 0, n_states: 0, ..limits }))
@@ -194,14 +191,62 @@ pub fn fit(backend: &dyn Backend, plan: &ValidPlan, wish: &Wish, budget: Budget)
         let [c, f] = [copied, free].map(|n| machine::bytes(n as u64));
         ensure!(copied <= free, "copy {c} of weights (--copy-weights): {f} of memory are free");
     }
-    keep(budget, &footprint, || {
-        // The smallest engine that is still what was asked for.
-        let sequences = if wish.fewer_will_do { 1 } else { wish.sequences };
-        let positions = wish.ctx.unwrap_or(PAGE);
-        let n_pages = wish.cache_tokens.unwrap_or(0).min(1 << 31).max(positions).div_ceil(PAGE);
-        backend.footprint(plan, units.limits(wish.batch, positions, sequences, n_pages, [MIN_CHECKPOINTS; 2]))
-    })?;
+    keep(budget, &footprint, || smallest(backend, plan, &units, wish))?;
     Ok(Fit { limits, sequences, footprint })
+}
+
+/// The share of what dense weights and steps leave that the cache may take where experts are streamed and nobody says
+/// how long the context is to be; slabs get the rest.
+const CACHE_SHARE: usize = 4;
+
+/// The limits of an engine whose experts are streamed, and its backend: `with` makes one with so many bytes of slabs.
+///
+/// # Errors
+/// As [`fit`].
+pub fn fit_streamed<B: Backend>(
+    with: impl Fn(usize) -> B,
+    plan: &ValidPlan,
+    wish: &Wish,
+    budget: Budget,
+) -> Result<(B, Fit)> {
+    check_wish(wish)?;
+    let least = with(0);
+    let units = Units::of(&least, plan);
+    let (limits, sequences) = choose(&units, wish, plan.n_ctx_train, |limits| {
+        let base = least.footprint(plan, Limits { n_pages: 0, n_window_pages: 0, n_states: 0, ..limits });
+        budget.room(&base).map(|room| if wish.ctx.is_some() { room } else { room / CACHE_SHARE })
+    });
+    keep(budget, &least.footprint(plan, limits), || smallest(&least, plan, &units, wish))?;
+    let (backend, footprint) = fill(with, plan, limits, budget);
+    Ok((backend, Fit { limits, sequences, footprint }))
+}
+
+/// As many slabs as the budget holds beside everything else.
+fn fill<B: Backend>(with: impl Fn(usize) -> B, plan: &ValidPlan, limits: Limits, budget: Budget) -> (B, Footprint) {
+    let slabs = |footprint: &Footprint| footprint.bytes(|part| matches!(part, Part::Weights(_, Residency::Streamed)));
+    let least = with(0).footprint(plan, limits);
+    let room = match budget {
+        Budget::Promise { bytes, overhead } => bytes.saturating_sub(overhead),
+        Budget::Free(free) => free.unwrap_or(0),
+    };
+    let mut bytes = room.saturating_sub(least.total() - slabs(&least));
+    loop {
+        let backend = with(bytes);
+        let footprint = backend.footprint(plan, limits);
+        // Tables grow with the slabs.
+        match footprint.total().checked_sub(room) {
+            Some(over) if over > 0 && bytes > 0 => bytes = bytes.saturating_sub(over),
+            _ => return (backend, footprint),
+        }
+    }
+}
+
+/// The smallest engine that is still what was asked for.
+fn smallest(backend: &dyn Backend, plan: &ValidPlan, units: &Units, wish: &Wish) -> Footprint {
+    let sequences = if wish.fewer_will_do { 1 } else { wish.sequences };
+    let positions = wish.ctx.unwrap_or(PAGE);
+    let n_pages = wish.cache_tokens.unwrap_or(0).min(1 << 31).max(positions).div_ceil(PAGE);
+    backend.footprint(plan, units.limits(wish.batch, positions, sequences, n_pages, [MIN_CHECKPOINTS; 2]))
 }
 
 /// Limits for one sequence of `positions` without an engine, which keeps all of them.
@@ -215,9 +260,33 @@ pub fn fit_whole(
     positions: usize,
     budget: Budget,
 ) -> Result<Limits> {
+    let limits = whole(plan, batch, positions)?;
+    let footprint = backend.footprint(plan, limits);
+    keep(budget, &footprint, || footprint.clone())?;
+    Ok(limits)
+}
+
+/// As [`fit_whole`], with streamed experts; `with` makes a backend with so many bytes of slabs.
+///
+/// # Errors
+/// As [`fit`].
+pub fn fit_whole_streamed<B: Backend>(
+    with: impl Fn(usize) -> B,
+    plan: &ValidPlan,
+    batch: usize,
+    positions: usize,
+    budget: Budget,
+) -> Result<(B, Limits)> {
+    let limits = whole(plan, batch, positions)?;
+    let least = with(0).footprint(plan, limits);
+    keep(budget, &least, || least.clone())?;
+    Ok((fill(with, plan, limits, budget).0, limits))
+}
+
+fn whole(plan: &ValidPlan, batch: usize, positions: usize) -> Result<Limits> {
     check_batch(batch)?;
     let max_tokens = batch.min(positions.max(1));
-    let limits = Limits {
+    Ok(Limits {
         max_tokens,
         max_outputs: max_tokens,
         n_pages: positions.div_ceil(PAGE),
@@ -225,10 +294,15 @@ pub fn fit_whole(
         n_window_pages: positions.div_ceil(PAGE),
         n_states: usize::from(!plan.states.is_empty()),
         max_draft: 0,
-    };
-    let footprint = backend.footprint(plan, limits);
-    keep(budget, &footprint, || footprint.clone())?;
-    Ok(limits)
+    })
+}
+
+fn check_wish(wish: &Wish) -> Result<()> {
+    check_batch(wish.batch)?;
+    if let Some(ctx) = wish.ctx {
+        ensure!((1..=1 << 20).contains(&ctx), "use a context of {ctx}: it must be 1 to {}", 1 << 20);
+    }
+    Ok(())
 }
 
 fn check_batch(batch: usize) -> Result<()> {

@@ -13,7 +13,8 @@ use super::ops::attention::{AttentionScratch, AttentionStep, SplitStates, UNIT_R
 use super::ops::causal_conv::CausalConvStep;
 use super::ops::decay_beta::DecayBetaStep;
 use super::ops::delta_net::{DeltaNetStep, kept_per_draft};
-use super::ops::experts::{ExpertLists, ExpertMats};
+use super::ops::experts::{ExpertLists, ExpertMats, Extras};
+use super::ops::experts_streamed::{LOOKAHEAD_ROWS, Lookahead, StreamedMats, Streaming, lookahead_values};
 use super::ops::head_linear;
 use super::ops::kv_append::CacheView;
 use super::ops::linear::N_KINDS;
@@ -24,16 +25,21 @@ use super::program::{CpuProgram, Mat, NormStep, OpStep, PartStep, StepTokens, Wo
 use super::states::States;
 use super::times::Times;
 use super::{CacheType, Cpu};
+use crate::experts::Streams;
+use crate::experts::layout::{Layer, Layout};
+use crate::experts::source::Source;
 use crate::residency::Residencies;
 use crate::routing::RoutingTrace;
 use crate::{Batch, CompileError, Kinds, Limits, Picks, weights};
 
-/// Compiles `plan`; see [`crate::Backend::compile`].
+/// Compiles `plan`; see [`crate::Backend::compile`]. Experts that are streamed come from `source`, or from the files of
+/// the checkpoint.
 pub fn compile(
     cpu: &Cpu,
     plan: &ValidPlan,
     weights: Arc<Checkpoint>,
     limits: Limits,
+    source: Option<Arc<dyn Source>>,
 ) -> Result<CpuProgram, CompileError> {
     let unsupported = |what: String| CompileError::Unsupported { backend: "cpu", what };
     let isa = cpu.isa.check().map_err(|e| unsupported(format!("run on {}: {e}", cpu.isa)))?;
@@ -57,6 +63,7 @@ pub fn compile(
     let mut pool = Pool::new(cpu.threads.max(1))?;
     let residencies = Residencies::new(plan, cpu.residency);
     let matrices = Matrices::new(plan, &weights, &residencies, &mut pool)?;
+    let layout = cpu.layout(plan);
     let lower = Lower {
         plan,
         weights: &weights,
@@ -65,10 +72,12 @@ pub fn compile(
         placement: &placement,
         spare: &spare,
         states: &states,
+        layout: &layout,
     };
     let ops = (0..plan.ops.len()).map(|i| lower.op(i)).collect::<Result<Vec<_>, _>>()?;
     let logits = lower.view(plan.logits);
     let hidden = plan.hidden().map(|hidden| lower.view(hidden));
+    let streaming = streaming(plan, &weights, layout, &needs, source)?;
     let arenas = vec![bufs, spare, cache_arena, matrices.into_arena()];
     let max_rows = limits.max_tokens.max(limits.max_outputs) as u32;
     Ok(CpuProgram {
@@ -95,6 +104,7 @@ pub fn compile(
         lists: ExpertLists::new(needs.n_expert, needs.pairs),
         split: SplitStates::new(pool.threads(), needs.unit_rows(), needs.d_v)?,
         routing: RoutingTrace::new(plan),
+        streaming,
         faults: Vec::with_capacity(limits.max_tokens),
         batch: Batch::with_room(limits),
         picks: Picks::default(),
@@ -105,12 +115,34 @@ pub fn compile(
     })
 }
 
+/// Slabs and what goes with them, where a plan streams its experts.
+fn streaming(
+    plan: &Plan,
+    weights: &Arc<Checkpoint>,
+    layout: Layout,
+    needs: &Needs,
+    source: Option<Arc<dyn Source>>,
+) -> Result<Option<Box<Streaming>>, CompileError> {
+    let n_expert = layout.layers.iter().map(|layer| layer.n_expert).max().unwrap_or(0);
+    let values = lookahead_values(&layout);
+    let Some(streams) = Streams::new(plan, weights, layout, source)? else { return Ok(None) };
+    let logits = LOOKAHEAD_ROWS * n_expert;
+    Ok(Some(Box::new(Streaming {
+        streams,
+        hidden: ActsShared::new(1, acts_room(needs.hidden))?,
+        logits: zeroed("logits of a router", logits)?,
+        ids: vec![0; values - logits],
+    })))
+}
+
 /// Sizes over all ops.
 pub struct Needs {
     /// Values of quantised inputs by kind.
     acts: [usize; N_KINDS],
     pub n_expert: usize,
     pub pairs: usize,
+    /// Values of the inputs of the experts' last product.
+    hidden: usize,
     /// Values of the spare buffer.
     pub spare: usize,
     /// Columns of all heads of a `head_linear`.
@@ -134,6 +166,7 @@ impl Needs {
             acts: [0; N_KINDS],
             n_expert: 0,
             pairs: 0,
+            hidden: 0,
             spare: 0,
             head_cols: 0,
             head_row: 0,
@@ -161,6 +194,7 @@ impl Needs {
                     n.input(plan, *hidden, rows(*hidden), *down);
                     n.n_expert = n.n_expert.max(plan.weight(*gate).shape[0]);
                     n.pairs = n.pairs.max(rows(*hidden));
+                    n.hidden = n.hidden.max(rows(*hidden).saturating_mul(plan.buf(*hidden).width));
                     if needs_spare(plan, *gate, *up) {
                         n.spare = n.spare.max(rows(*hidden).saturating_mul(plan.buf(*hidden).width));
                     }
@@ -215,6 +249,11 @@ impl Needs {
     /// Bytes of the quantised inputs of all kinds.
     pub fn acts_bytes(&self) -> usize {
         self.acts.iter().map(|&n| ActsShared::bytes(1, acts_room(n))).fold(0, usize::saturating_add)
+    }
+
+    /// Bytes of the inputs of the experts' last product, where they have memory of their own.
+    pub fn hidden_acts_bytes(&self) -> usize {
+        ActsShared::bytes(1, acts_room(self.hidden))
     }
 
     fn acts(&self) -> Result<[ActsShared; N_KINDS], CompileError> {
@@ -281,6 +320,7 @@ struct Lower<'a> {
     placement: &'a memory::Placement,
     spare: &'a Arena,
     states: &'a States,
+    layout: &'a Layout,
 }
 
 impl Lower<'_> {
@@ -317,6 +357,42 @@ impl Lower<'_> {
     /// A small vector as f32, whatever its type.
     fn vector(&self, w: Weight) -> Result<Vec<f32>, CompileError> {
         weights::vector(self.weights, self.plan.weight(w))
+    }
+
+    /// Experts that are streamed, the number of their layer among such.
+    fn streamed(&self, layer: usize, stacks: [Weight; 3], extras: Extras) -> Result<StreamedMats, CompileError> {
+        let shape = |w: Weight| {
+            let decl = self.plan.weight(w);
+            match *decl.shape {
+                [_, n, k] => Ok((decl.dtype, n, k)),
+                _ => {
+                    let why = format!("shape {:?} is no stack of matrices", decl.shape);
+                    Err(CompileError::Tensor { name: decl.name.clone(), why })
+                }
+            }
+        };
+        let shapes = [shape(stacks[0])?, shape(stacks[1])?, shape(stacks[2])?];
+        let next = self.layout.layers.get(layer + 1).map(|next| self.lookahead(next, shapes[0].2)).transpose()?;
+        Ok(StreamedMats { layer, shapes, n_expert: self.layout.layers[layer].n_expert, extras, next: next.flatten() })
+    }
+
+    /// The router of a layer whose experts are streamed, where it takes rows of `k` values.
+    fn lookahead(&self, layer: &Layer, k: usize) -> Result<Option<Lookahead>, CompileError> {
+        let Op::Experts { ids: experts, .. } = self.plan.ops[layer.op] else { return Ok(None) };
+        let route = self.plan.ops[..layer.op].iter().rev().find_map(|op| match *op {
+            Op::Route { logits, router, n_used, ids, .. } if ids == experts => Some((logits, router, n_used)),
+            _ => None,
+        });
+        let Some((logits, router, n_used)) = route else { return Ok(None) };
+        let part = self.plan.ops[..layer.op].iter().rev().find_map(|op| match op {
+            Op::Linear { parts, .. } => parts.iter().find(|part| part.out == logits),
+            _ => None,
+        });
+        let Some(part) = part.filter(|part| *self.plan.weight(part.w).shape == [layer.n_expert, k]) else {
+            return Ok(None);
+        };
+        let bias = router.bias.map(|w| self.vector(w)).transpose()?;
+        Ok(Some(Lookahead { router: self.mat(part.w)?, bias, n_used }))
     }
 
     fn norm(&self, norm: &Norm) -> Result<NormStep, CompileError> {
@@ -386,23 +462,24 @@ impl Lower<'_> {
                 weights: view(weights),
                 layer: self.plan.layers[i].unwrap_or(0),
             },
-            Op::Experts { x, ids, gate, up, down, biases, act, hidden, out } => OpStep::Experts {
-                x: view(x),
-                ids: view(ids),
-                mats: ExpertMats {
-                    gate: self.mat(gate)?,
-                    up: self.mat(up)?,
-                    down: self.mat(down)?,
-                    biases: match biases {
-                        Some(b) => Some([self.vector(b.gate)?, self.vector(b.up)?, self.vector(b.down)?]),
-                        None => None,
-                    },
-                    act,
-                },
-                hidden: view(hidden),
-                out: view(out),
-                spare: self.spare(gate, up, hidden),
-            },
+            Op::Experts { x, ids, gate, up, down, biases, act, hidden, out } => {
+                let biases = match biases {
+                    Some(b) => Some([self.vector(b.gate)?, self.vector(b.up)?, self.vector(b.down)?]),
+                    None => None,
+                };
+                let (extras, spare) = (Extras { biases, act }, self.spare(gate, up, hidden));
+                let (x, ids, hidden, out) = (view(x), view(ids), view(hidden), view(out));
+                match self.layout.layers.iter().position(|layer| layer.op == i) {
+                    Some(layer) => {
+                        let mats = self.streamed(layer, [gate, up, down], extras)?;
+                        OpStep::StreamedExperts { x, ids, mats, hidden, out, spare }
+                    }
+                    None => {
+                        let (gate, up, down) = (self.mat(gate)?, self.mat(up)?, self.mat(down)?);
+                        OpStep::Experts { x, ids, mats: ExpertMats { gate, up, down, extras }, hidden, out, spare }
+                    }
+                }
+            }
             Op::Combine { x, add, y, weights, ref norm } => OpStep::Combine {
                 x: view(x),
                 add,

@@ -3,6 +3,7 @@
 //! Each size comes from the function beside the constructor that allocates it. What is left out are the lists of ops
 //! and the stacks of threads: some kilobytes an op and a thread.
 
+use model::plan::cost::Kind;
 use model::plan::{Op, Plan, Weight, memory};
 
 use super::compile::{self, Needs};
@@ -10,10 +11,12 @@ use super::copies;
 use super::kernels::{Col, Scratch};
 use super::ops::attention::{AttentionScratch, SplitStates};
 use super::ops::experts::ExpertLists;
+use super::ops::experts_streamed::lookahead_values;
 use super::ops::rope::RopeTable;
 use super::program::StepTokens;
 use super::states::States;
 use super::{CacheType, Cpu};
+use crate::experts::Streams;
 use crate::footprint::{Footprint, Part};
 use crate::residency::{Residencies, Residency};
 use crate::{Batch, Fault, Limits};
@@ -22,6 +25,8 @@ use crate::{Batch, Fault, Limits};
 pub fn footprint(cpu: &Cpu, plan: &Plan, limits: Limits) -> Footprint {
     let mut sum = Footprint::new("host memory");
     weights(&mut sum, plan, &Residencies::new(plan, cpu.residency));
+    let layout = cpu.layout(plan);
+    sum.add(Part::Weights(Kind::Experts, Residency::Streamed), Streams::bytes(&layout));
 
     let half = cpu.cache == CacheType::F16;
     for decl in &plan.caches {
@@ -33,6 +38,10 @@ pub fn footprint(cpu: &Cpu, plan: &Plan, limits: Limits) -> Footprint {
     sum.add(Part::Activations, memory::place(plan, limits.max_tokens, limits.max_outputs).bytes);
     sum.add(Part::Activations, needs.spare.saturating_mul(4));
     sum.add(Part::Inputs, needs.acts_bytes());
+    if !layout.layers.is_empty() {
+        sum.add(Part::Inputs, needs.hidden_acts_bytes());
+        sum.add(Part::Scratch, lookahead_values(&layout).saturating_mul(4));
+    }
 
     plan.ropes.iter().for_each(|decl| sum.add(Part::Scratch, RopeTable::bytes(decl, limits.max_tokens)));
     sum.add(Part::Scratch, StepTokens::bytes(limits.max_tokens));
@@ -60,6 +69,8 @@ fn weights(sum: &mut Footprint, plan: &Plan, residencies: &Residencies) {
             let bytes = match residencies.of(w) {
                 Residency::Mapped => plan.weight(w).bytes(),
                 Residency::Copied => copies::bytes_of(plan.weight(w)),
+                // Counted as slabs.
+                Residency::Streamed => 0,
             };
             sum.add(Part::Weights(kinds[i], residencies.of(w)), bytes);
         }

@@ -11,7 +11,7 @@ pub mod isa;
 pub mod kernels;
 mod lanes;
 mod math;
-mod mem;
+pub(crate) mod mem;
 mod ops;
 pub mod pool;
 #[cfg(test)]
@@ -29,13 +29,15 @@ mod sync {
 use std::sync::Arc;
 
 use checkpoint::Checkpoint;
-use model::plan::{ValidPlan, passes};
+use model::plan::{Plan, ValidPlan, passes};
 
 pub use bandwidth::read_bandwidth;
 pub use isa::{CheckedIsa, Isa, IsaError};
 
+use crate::experts::layout::Layout;
+use crate::experts::source::Source;
 use crate::footprint::Footprint;
-use crate::residency::Policy;
+use crate::residency::{Policy, Residencies};
 use crate::{Backend, CompileError, Limits, Program};
 
 /// Elements of the key-value cache.
@@ -68,6 +70,30 @@ impl Default for Cpu {
     }
 }
 
+impl Cpu {
+    /// The slabs of a plan's program: as many as the policy has room for, none where it streams nothing.
+    pub fn layout(&self, plan: &Plan) -> Layout {
+        match self.residency {
+            Policy::Stream { slabs } => Layout::new(plan, &Residencies::new(plan, self.residency), slabs),
+            Policy::Mapped | Policy::CopyDense | Policy::CopyAll => Layout::default(),
+        }
+    }
+
+    /// Compiles as [`Backend::compile`] does, with streamed experts from a source that is not the checkpoint's files.
+    ///
+    /// # Errors
+    /// As [`Backend::compile`].
+    pub fn compile_from(
+        &self,
+        plan: &ValidPlan,
+        weights: Arc<Checkpoint>,
+        limits: Limits,
+        source: Arc<dyn Source>,
+    ) -> Result<Box<dyn Program>, CompileError> {
+        Ok(Box::new(compile::compile(self, plan, weights, limits, Some(source))?))
+    }
+}
+
 impl Backend for Cpu {
     fn name(&self) -> &'static str {
         "cpu"
@@ -87,6 +113,6 @@ impl Backend for Cpu {
         weights: Arc<Checkpoint>,
         limits: Limits,
     ) -> Result<Box<dyn Program>, CompileError> {
-        Ok(Box::new(compile::compile(self, plan, weights, limits)?))
+        Ok(Box::new(compile::compile(self, plan, weights, limits, None)?))
     }
 }

@@ -4,7 +4,7 @@
 //! parallel regions. Everything it needs was allocated when the plan was compiled.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 use checkpoint::Checkpoint;
 use model::plan::{Gate, Rows};
@@ -18,19 +18,22 @@ use super::ops::causal_conv::CausalConvStep;
 use super::ops::decay_beta::DecayBetaStep;
 use super::ops::delta_net::DeltaNetStep;
 use super::ops::experts::{ExpertLists, ExpertMats};
+use super::ops::experts_streamed::{StreamedMats, Streaming};
 use super::ops::kv_append::CacheView;
 use super::ops::linear::N_KINDS;
 use super::ops::rope::RopeTable;
 use super::ops::route::RouterStep;
 use super::ops::{
-    attention, causal_conv, combine, decay_beta, delta_net, elementwise, embed, experts, head_linear, heads, kv_append,
-    linear, norm, rope, route,
+    attention, causal_conv, combine, decay_beta, delta_net, elementwise, embed, experts, experts_streamed, head_linear,
+    heads, kv_append, linear, norm, rope, route,
 };
 use super::pool::Pool;
 use super::states::States;
 use super::times::Times;
 use crate::routing::RoutingTrace;
-use crate::{Batch, Cause, Failure, Fault, Kinds, Limits, OpTime, Output, Picks, Program, RouterInfo, StepError};
+use crate::{
+    Batch, Cause, Failure, Fault, Kinds, Limits, OpTime, Output, Picks, Program, RouterInfo, StepError, StreamStats,
+};
 
 /// A stack of matrices, each `[n, k]`, wherever each lies; a plain matrix is a stack of one.
 pub struct Mat {
@@ -118,6 +121,7 @@ pub enum OpStep {
     DeltaNet(DeltaNetStep),
     Route { logits: View, router: RouterStep, ids: View, weights: View, layer: u32 },
     Experts { x: View, ids: View, mats: ExpertMats, hidden: View, out: View, spare: Option<View> },
+    StreamedExperts { x: View, ids: View, mats: StreamedMats, hidden: View, out: View, spare: Option<View> },
     Combine { x: View, add: bool, y: View, weights: View, norm: Option<NormStep> },
     Select { x: View, out: View },
     Scale { x: View, scale: f32 },
@@ -224,6 +228,8 @@ pub struct Run<'a> {
     pub lists: &'a mut ExpertLists,
     pub split: &'a mut SplitStates,
     pub routing: &'a mut RoutingTrace,
+    /// What streamed experts need.
+    pub streaming: Option<&'a mut Streaming>,
 }
 
 /// A plan compiled for the CPU. Fields drop in order: what points into the arenas and the checkpoint goes first.
@@ -247,6 +253,7 @@ pub struct CpuProgram {
     pub lists: ExpertLists,
     pub split: SplitStates,
     pub routing: RoutingTrace,
+    pub streaming: Option<Box<Streaming>>,
     pub faults: Vec<Fault>,
     /// The submitted step.
     pub batch: Batch,
@@ -285,6 +292,9 @@ impl Program for CpuProgram {
         self.step.fill(batch);
         self.states.start(&mut self.pool, batch);
         self.routing.start(batch);
+        if let Some(streaming) = &mut self.streaming {
+            streaming.streams.start_step(self.step.pos.len());
+        }
         for rope in &mut self.ropes {
             rope.fill(&mut self.pool, &self.step.pos);
         }
@@ -302,14 +312,18 @@ impl Program for CpuProgram {
             lists: &mut self.lists,
             split: &mut self.split,
             routing: &mut self.routing,
+            streaming: self.streaming.as_deref_mut(),
         };
         self.times.lap(None, run.pool);
         for (i, op) in self.ops.iter().enumerate() {
-            run.op(op, &self.caches, &self.ropes);
+            run.op(op, &self.caches, &self.ropes)?;
             self.times.lap(Some(i), run.pool);
         }
         // What was computed with zeros in place of weights is nobody's answer.
         self.weights.intact().map_err(|error| Failure::all(Cause::lost(error)))?;
+        if let Some(streaming) = &mut self.streaming {
+            streaming.streams.finish_step().map_err(Failure::all)?;
+        }
         self.states.computed(batch);
         collect_faults(&mut self.faults, batch, &self.step);
         // SAFETY: the ops are done; the logits stay until the next step, which borrows the program.
@@ -326,6 +340,16 @@ impl Program for CpuProgram {
 
     fn trace_routing(&mut self, is_on: bool) {
         self.routing.turn(is_on, self.limits.max_outputs);
+    }
+
+    fn stream_stats(&self) -> Option<StreamStats> {
+        self.streaming.as_ref().map(|streaming| streaming.streams.stats())
+    }
+
+    fn set_interrupt(&mut self, flag: Arc<AtomicBool>) {
+        if let Some(streaming) = &mut self.streaming {
+            streaming.streams.set_interrupt(flag);
+        }
     }
 
     fn trace_times(&mut self, is_on: bool) {
@@ -360,7 +384,7 @@ fn collect_faults(faults: &mut Vec<Fault>, batch: &Batch, step: &StepTokens) {
 }
 
 impl Run<'_> {
-    fn op(&mut self, op: &OpStep, caches: &[CacheView], ropes: &[RopeTable]) {
+    fn op(&mut self, op: &OpStep, caches: &[CacheView], ropes: &[RopeTable]) -> Result<(), Failure> {
         match *op {
             OpStep::Embed { ref table, scale, out } => embed::embed(self, table, scale, out),
             OpStep::Linear { x, ref parts } => linear::linear(self, x, parts),
@@ -391,6 +415,9 @@ impl Run<'_> {
             OpStep::Experts { x, ids, ref mats, hidden, out, spare } => {
                 experts::experts(self, x, ids, mats, hidden, out, spare)
             }
+            OpStep::StreamedExperts { x, ids, ref mats, hidden, out, spare } => {
+                return experts_streamed::experts(self, x, ids, mats, hidden, out, spare);
+            }
             OpStep::Combine { x, add, y, weights, ref norm } => {
                 combine::combine(self, x, add, y, weights, norm.as_ref())
             }
@@ -401,5 +428,6 @@ impl Run<'_> {
             OpStep::DecayBeta(ref step) => decay_beta::decay_beta(self, step),
             OpStep::GatedNorm { x, gate, ref w, eps } => norm::gated_norm(self, x, gate, w, eps),
         }
+        Ok(())
     }
 }

@@ -256,6 +256,7 @@ pub fn isas() -> impl Iterator<Item = Isa> {
 
 /// A CPU; where weights lie makes no difference.
 pub fn cpu_with(isa: Isa, threads: usize, cache: CacheType) -> Cpu {
-    let residency = [Policy::CopyAll, Policy::Mapped, Policy::CopyDense][threads % 3];
+    let streamed = Policy::Stream { slabs: 0 };
+    let residency = [Policy::CopyAll, Policy::Mapped, Policy::CopyDense, streamed][(isa as usize + threads) % 4];
     Cpu { isa, threads, cache, residency }
 }

@@ -50,9 +50,10 @@ mod windows;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use backend::{Ask, Batch, Failure, Kinds, OpTime, Output, PAGE, Program, RouterInfo, StepError};
+use backend::{Ask, Batch, Failure, Kinds, OpTime, Output, PAGE, Program, RouterInfo, StepError, StreamStats};
 
 pub use drafts::{Drafter, PromptLookup};
 pub use pages::PageCounts;
@@ -113,6 +114,8 @@ pub struct Stats {
     pub steps: u64,
     /// Tokens computed, in prompts and answers.
     pub tokens: u64,
+    /// Experts that are streamed from disk; `None` where none are.
+    pub streamed: Option<StreamStats>,
     /// Times that a request gave its pages to others.
     pub preemptions: u64,
     /// Draft tokens computed.
@@ -251,10 +254,17 @@ impl Engine {
             states: self.memory.slots(),
             steps: self.steps,
             tokens: self.tokens,
+            streamed: self.program.stream_stats(),
             preemptions: self.preemptions,
             drafted: self.drafted,
             accepted: self.accepted,
         }
+    }
+
+    /// Gives the program a flag that ends a long step while it is set; its requests are computed again, unless they are
+    /// cancelled before the next step.
+    pub fn set_interrupt(&mut self, flag: Arc<AtomicBool>) {
+        self.program.set_interrupt(flag);
     }
 
     /// Whether a step has something to do or to report.

@@ -29,6 +29,10 @@ fn print_memory(prepared: &Prepared, file: &str) -> Result<()> {
         let (name, note) = match part {
             Part::Weights(kind, Residency::Mapped) => (kind.name(), format!("mapped from {file}, read when touched")),
             Part::Weights(kind, Residency::Copied) => (kind.name(), "copied; vectors as f32".into()),
+            Part::Weights(_, Residency::Streamed) => {
+                let (n, all) = (prepared.layout.n_slabs(), prepared.layout.n_experts());
+                ("experts", format!("{n} of {all} in slabs, the others are read from {file} when they are wanted"))
+            }
             Part::Cache => {
                 let (page, n) = (units.page / PAGE, limits.n_pages * PAGE);
                 (part.name(), format!("{} for each of {n} positions", shown(page)))

@@ -7,7 +7,7 @@ use engine::formats::{Ask, Format};
 use engine::grammar::{self, Constraint, Grammars, Rule};
 use engine::scheduler::{FinishReason, Request};
 
-use crate::answer::{Interrupt, Interrupted, generate, summary};
+use crate::answer::{Interrupt, Interrupted, generate, streamed_summary, summary};
 use crate::args::{RunArgs, Switch};
 use crate::input;
 use crate::load::{self, Session};
@@ -23,6 +23,7 @@ pub fn run(args: &RunArgs) -> Result<()> {
     }
     let mut session = load::start(model, &args.engine)?;
     session.think = args.template.think.map(|switch| switch == Switch::On);
+    session.placement.iter().filter(|_| !args.quiet).for_each(|placement| note!("{placement}"));
     session.warning.iter().for_each(|warning| note!("warning: {warning}"));
     let ignored = [("--system", args.system.is_some()), ("--think", args.template.think.is_some())];
     for (flag, _) in ignored.iter().filter(|(_, is_set)| *is_set && session.template.is_none()) {
@@ -52,11 +53,14 @@ pub fn run(args: &RunArgs) -> Result<()> {
     request.ignore_eos = args.ignore_eos;
 
     let interrupt = Interrupt::install()?;
+    session.engine.set_interrupt(interrupt.flag());
     let mut show = Show::new(format, opened, args.quiet);
     let answer = generate(&mut session.engine, request, &interrupt, |piece| show.push(piece))?;
     show.finish()?;
     if !args.quiet {
         note!("{}", summary(&answer.usage, answer.reason));
+        let stats = session.engine.stats();
+        stats.streamed.iter().for_each(|streamed| note!("{}", streamed_summary(streamed, stats.tokens)));
     }
     match answer.reason {
         FinishReason::Cancelled => Err(Interrupted.into()),

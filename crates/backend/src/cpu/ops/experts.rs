@@ -6,22 +6,24 @@
 use std::ops::Range;
 
 use model::plan::Gate;
+use quant::WeightType;
 
-use super::super::kernels::{Col, Gated, OutPtr};
-use super::super::mem::View;
-use super::super::program::{Mat, Run};
-use super::linear::{add_bias, gated_rows, kind_index, quantise_for};
+use super::super::kernels::{ActsShared, Col, Gated, Kernels, Matrix, OutPtr};
+use super::super::mem::{PerWorker, View};
+use super::super::pool::Pool;
+use super::super::program::{Mat, Run, Worker};
+use super::linear::{N_KINDS, add_bias, gated_rows, kind_index, quantise_for};
 
 /// The lists of a step's pairs; allocated once.
 pub struct ExpertLists {
     /// First pair of each expert in `inputs`, `[n_expert + 1]`.
     first: Vec<u32>,
     /// Experts that have pairs.
-    active: Vec<u32>,
+    pub active: Vec<u32>,
     /// Pairs by expert, in the order of tokens: read the token's row, write the pair's.
     inputs: Vec<Col>,
     /// The same pairs: read the pair's row, write the pair's.
-    pairs: Vec<Col>,
+    pub pairs: Vec<Col>,
 }
 
 impl ExpertLists {
@@ -41,7 +43,7 @@ impl ExpertLists {
     }
 
     /// Sorts pairs by expert; `ids` `[T, n_used]` are below `n_expert`.
-    fn fill(&mut self, ids: &[u32], n_used: usize, n_expert: usize) {
+    pub fn fill(&mut self, ids: &[u32], n_used: usize, n_expert: usize) {
         let first = &mut self.first[..=n_expert];
         first.fill(0);
         ids.iter().for_each(|&id| first[id as usize] += 1);
@@ -65,27 +67,88 @@ impl ExpertLists {
     }
 
     /// The pairs of `expert`.
-    fn of(&self, expert: usize) -> Range<usize> {
+    pub fn of(&self, expert: usize) -> Range<usize> {
         self.first[expert] as usize..self.first[expert + 1] as usize
     }
 }
 
-/// Weights of the experts of a layer.
-pub struct ExpertMats {
-    pub gate: Mat,
-    pub up: Mat,
-    pub down: Mat,
+/// Where the matrices of an op's experts lie: in memory of their own for all of them, or in slabs for those that are
+/// there.
+pub trait Stacks: Sync {
+    /// Type, rows and values in a row of the matrices of a stack.
+    fn shape(&self, stack: Stack) -> (WeightType, usize, usize);
+    /// The matrix of an expert.
+    fn matrix(&self, stack: Stack, expert: usize) -> Matrix<'_>;
+    /// Biases and activation.
+    fn extras(&self) -> &Extras;
+}
+
+/// A stack of matrices, one an expert.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stack {
+    Gate,
+    Up,
+    Down,
+}
+
+/// What experts have besides matrices.
+pub struct Extras {
     /// Of gate, up and down, `[n_expert, n]` each.
     pub biases: Option<[Vec<f32>; 3]>,
     pub act: Gate,
 }
 
-impl ExpertMats {
-    /// The biases of an expert for gate and up.
-    fn gate_biases(&self, expert: usize) -> Option<[&[f32]; 2]> {
-        let rows = expert * self.gate.n..(expert + 1) * self.gate.n;
+impl Extras {
+    /// The biases of an expert for gate and up, of `n` rows.
+    fn gate_biases(&self, expert: usize, n: usize) -> Option<[&[f32]; 2]> {
+        let rows = expert * n..(expert + 1) * n;
         self.biases.as_ref().map(|[gate, up, _]| [&gate[rows.clone()], &up[rows]])
     }
+}
+
+/// Weights of the experts of a layer, all of them in memory.
+pub struct ExpertMats {
+    pub gate: Mat,
+    pub up: Mat,
+    pub down: Mat,
+    pub extras: Extras,
+}
+
+impl ExpertMats {
+    fn mat(&self, stack: Stack) -> &Mat {
+        match stack {
+            Stack::Gate => &self.gate,
+            Stack::Up => &self.up,
+            Stack::Down => &self.down,
+        }
+    }
+}
+
+impl Stacks for ExpertMats {
+    fn shape(&self, stack: Stack) -> (WeightType, usize, usize) {
+        let Mat { dtype, n, k, .. } = *self.mat(stack);
+        (dtype, n, k)
+    }
+
+    fn matrix(&self, stack: Stack, expert: usize) -> Matrix<'_> {
+        self.mat(stack).matrix(expert)
+    }
+
+    fn extras(&self) -> &Extras {
+        &self.extras
+    }
+}
+
+/// What the regions of the op share.
+#[derive(Clone, Copy)]
+pub struct Shared<'a> {
+    pub kernels: &'a Kernels,
+    pub workers: &'a PerWorker<Worker>,
+    pub lists: &'a ExpertLists,
+    /// Rows of the outputs.
+    pub n_pairs: usize,
+    /// Pairs that an expert has on average.
+    pub cols_each: usize,
 }
 
 /// `out[pair] = down·(act(gate·x) ⊙ up·x)`, each product plus its bias where there are biases; with `spare` where gate
@@ -94,48 +157,61 @@ pub fn experts(run: &mut Run, x: View, ids: View, mats: &ExpertMats, hidden: Vie
     let tokens = run.step.rows(x.rows);
     let n_used = ids.width;
     let n_pairs = tokens * n_used;
-    let (gate, up, down, act) = (&mats.gate, &mats.up, &mats.down, mats.act);
+    let (gate, up, down) = (&mats.gate, &mats.up, &mats.down);
     // SAFETY: the ids are not written during this op.
     run.lists.fill(unsafe { ids.ids(tokens) }, n_used, gate.n_stack());
     quantise_for(run, [gate, up].into_iter(), x, tokens);
-    let threads = run.pool.threads();
-    let n_active = run.lists.active.len();
-    let cols_each = n_pairs.div_ceil(n_active.max(1));
-
-    let kernels = run.kernels;
-    {
-        let (lists, acts, workers) = (&*run.lists, &*run.acts, run.workers);
-        let chunk = kernels.row_chunk(gate.dtype, (gate.n, gate.k), n_active, 2 * cols_each, threads);
-        let n_chunks = gate.n.div_ceil(chunk);
-        run.pool.run(n_active * n_chunks, &|worker, i| {
-            let expert = lists.active[i / n_chunks] as usize;
-            let range = i % n_chunks * chunk..((i % n_chunks + 1) * chunk).min(gate.n);
-            let (cols, biases) = (&lists.inputs[lists.of(expert)], mats.gate_biases(expert));
-            let w = Gated { gate: gate.matrix(expert), up: up.matrix(expert), act, biases };
-            // SAFETY: the worker index is ours; chunks write different columns or different pairs of the outputs.
-            unsafe {
-                gated_rows(kernels, &w, range, acts, cols, (hidden, spare, n_pairs), &mut workers.get(worker).kernel)
-            }
-        });
-    }
-
+    let cols_each = n_pairs.div_ceil(run.lists.active.len().max(1));
+    let shared = Shared { kernels: run.kernels, workers: run.workers, lists: run.lists, n_pairs, cols_each };
+    gate_up(run.pool, shared, mats, &run.lists.active, run.acts, (hidden, spare));
     quantise_for(run, [down].into_iter(), hidden, n_pairs);
+    let shared = Shared { kernels: run.kernels, workers: run.workers, lists: run.lists, n_pairs, cols_each };
+    down_rows(run.pool, shared, mats, &run.lists.active, &run.acts[kind_index(down.dtype.act())], out);
+}
 
-    let (lists, acts, workers) = (&*run.lists, &run.acts[kind_index(down.dtype.act())], run.workers);
-    let chunk = kernels.row_chunk(down.dtype, (down.n, down.k), n_active, cols_each, threads);
-    let n_chunks = down.n.div_ceil(chunk);
-    run.pool.run(n_active * n_chunks, &|worker, i| {
-        let expert = lists.active[i / n_chunks] as usize;
-        let range = i % n_chunks * chunk..((i % n_chunks + 1) * chunk).min(down.n);
+/// Gate and up with the activation, for the pairs of the experts `active`.
+pub fn gate_up(
+    pool: &mut Pool,
+    shared: Shared,
+    mats: &impl Stacks,
+    active: &[u32],
+    acts: &[ActsShared; N_KINDS],
+    (hidden, spare): (View, Option<View>),
+) {
+    let Shared { kernels, workers, lists, n_pairs, cols_each } = shared;
+    let (dtype, n, k) = mats.shape(Stack::Gate);
+    let chunk = kernels.row_chunk(dtype, (n, k), active.len(), 2 * cols_each, pool.threads());
+    let n_chunks = n.div_ceil(chunk);
+    pool.run(active.len() * n_chunks, &|worker, i| {
+        let expert = active[i / n_chunks] as usize;
+        let range = i % n_chunks * chunk..((i % n_chunks + 1) * chunk).min(n);
+        let extras = mats.extras();
+        let (cols, biases) = (&lists.inputs[lists.of(expert)], extras.gate_biases(expert, n));
+        let (gate, up) = (mats.matrix(Stack::Gate, expert), mats.matrix(Stack::Up, expert));
+        let w = Gated { gate, up, act: extras.act, biases };
+        // SAFETY: the worker index is ours; chunks write different columns or different pairs of the outputs.
+        unsafe { gated_rows(kernels, &w, range, acts, cols, (hidden, spare, n_pairs), &mut workers.get(worker).kernel) }
+    });
+}
+
+/// The last product, for the pairs of the experts `active`.
+pub fn down_rows(pool: &mut Pool, shared: Shared, mats: &impl Stacks, active: &[u32], acts: &ActsShared, out: View) {
+    let Shared { kernels, workers, lists, n_pairs, cols_each } = shared;
+    let (dtype, n, k) = mats.shape(Stack::Down);
+    let chunk = kernels.row_chunk(dtype, (n, k), active.len(), cols_each, pool.threads());
+    let n_chunks = n.div_ceil(chunk);
+    pool.run(active.len() * n_chunks, &|worker, i| {
+        let expert = active[i / n_chunks] as usize;
+        let range = i % n_chunks * chunk..((i % n_chunks + 1) * chunk).min(n);
         // SAFETY: the worker index is ours; chunks write different columns or different pairs of the output.
-        let (worker, y) = unsafe { (workers.get(worker), OutPtr::new(out.ptr(), n_pairs, down.n)) };
+        let (worker, y) = unsafe { (workers.get(worker), OutPtr::new(out.ptr(), n_pairs, n)) };
         let cols = &lists.pairs[lists.of(expert)];
-        kernels.matmul(&down.matrix(expert), range.clone(), acts, cols, y, &mut worker.kernel);
-        if let Some([.., bias]) = &mats.biases {
+        kernels.matmul(&mats.matrix(Stack::Down, expert), range.clone(), acts, cols, y, &mut worker.kernel);
+        if let Some([.., bias]) = &mats.extras().biases {
             for col in cols {
                 // SAFETY: these elements are this chunk's.
                 let y = unsafe { out.part_mut(col.out as usize, range.clone()) };
-                add_bias(y, &bias[expert * down.n..][range.clone()]);
+                add_bias(y, &bias[expert * n..][range.clone()]);
             }
         }
     });

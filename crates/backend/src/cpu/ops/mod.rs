@@ -12,6 +12,7 @@ pub mod delta_net;
 pub mod elementwise;
 pub mod embed;
 pub mod experts;
+pub mod experts_streamed;
 pub mod head_linear;
 pub mod heads;
 pub mod kv_append;

@@ -127,7 +127,7 @@ fn close_groups(choice: &mut [f32], groups: Groups) {
 }
 
 /// The ids of the largest values, best first, ties to the lower id. `x` holds no NaN and at least as many values.
-fn best(x: &[f32], ids: &mut [u32]) {
+pub fn best(x: &[f32], ids: &mut [u32]) {
     let k = ids.len();
     let mut top = [f32::NEG_INFINITY; MAX_USED];
     let mut n = 0;
