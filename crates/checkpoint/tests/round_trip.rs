@@ -107,6 +107,34 @@ proptest! {
     }
 }
 
+/// Tensors whose bytes come behind the header, in pieces, make the same file; what is too long, too short or missing
+/// makes none.
+#[test]
+fn streams_write_the_same_file() {
+    let tensors =
+        [("a", vec![3], WeightType::F32), ("b", vec![2, 64], WeightType::Q8_0), ("c", vec![1], WeightType::F16)];
+    let bytes = |t: usize| -> Vec<u8> { (0..[12, 136, 2][t]).map(|i| (i * 7 + t) as u8).collect() };
+    let (mut whole, mut wanted) = (Writer::new(), Vec::new());
+    let mut announced = Writer::new();
+    for (t, (name, shape, dtype)) in tensors.iter().enumerate() {
+        whole.meta(name, t as u32).tensor(name, shape, *dtype, bytes(t));
+        announced.meta(name, t as u32).announce(name, shape, *dtype);
+    }
+    whole.write(&mut wanted).unwrap();
+    for piece in [1, 5, 1000] {
+        let mut stream = announced.start(Vec::new()).unwrap();
+        for t in 0..3 {
+            bytes(t).chunks(piece).for_each(|piece| stream.write(piece).unwrap());
+        }
+        assert_eq!(stream.finish().unwrap(), wanted, "pieces of {piece}");
+    }
+    let mut stream = announced.start(Vec::new()).unwrap();
+    assert_eq!(stream.write(&[0; 13]).unwrap_err().to_string(), "write GGUF: tensor 0: 13 bytes for the last 12");
+    stream.write(&[0; 12]).unwrap();
+    assert!(stream.finish().unwrap_err().to_string().contains("ends in tensor 1 of 3"));
+    assert!(announced.write(&mut Vec::new()).unwrap_err().to_string().contains("tensor a: has no bytes"));
+}
+
 #[test]
 fn writer_refuses() {
     let cases: [(fn(&mut Writer), &str); 15] = [

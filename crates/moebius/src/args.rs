@@ -34,6 +34,8 @@ pub enum Command {
     Render(RenderArgs),
     /// Measure perplexity on a text, by llama-perplexity's method
     Perplexity(PerplexityArgs),
+    /// Write a GGUF file of smaller weight types
+    Quantize(QuantizeArgs),
     /// List the models that Hugging Face's, LM Studio's and Ollama's programs have fetched to this machine
     Models(ModelsArgs),
     /// List the GPUs that can compute, or say why one cannot
@@ -585,6 +587,46 @@ pub struct PerplexityArgs {
     pub json: bool,
     #[command(flatten)]
     pub engine: EngineArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  moebius quantize model-bf16.gguf model-q4_k_m.gguf --type Q4_K_M
+  moebius quantize model-bf16.gguf out.gguf --type Q4_K_M --imatrix imatrix.gguf --tensor 'ffn_down_exps=Q6_K'
+  moebius quantize model-bf16.gguf --type IQ4_XS --dry-run
+
+Types: Q2_K_S Q2_K Q3_K_S Q3_K_M Q3_K_L MXFP4 IQ4_XS IQ4_NL Q4_0 Q4_1 Q4_K_S Q4_K_M Q5_0 Q5_1 Q5_K_S Q5_K_M Q6_K Q8_0
+BF16 F16 F32. Which matrices get more bits than the name says is as in llama.cpp; rows whose length the blocks do not
+divide get the nearest type of 32-blocks. Weights that are NaN or infinite are refused.")]
+pub struct QuantizeArgs {
+    /// GGUF file (any part of a split one), best of F32, F16 or BF16
+    #[arg(value_name = "IN")]
+    pub input: PathBuf,
+    /// GGUF file to write; one that is there is replaced when the new one is whole
+    #[arg(value_name = "OUT", required_unless_present = "dry_run")]
+    pub output: Option<PathBuf>,
+    /// Kind of file, see below
+    #[arg(long = "type", value_name = "TYPE")]
+    pub dtype: String,
+    /// Importances of columns, as `moebius imatrix` and llama.cpp's programs write them
+    #[arg(long, value_name = "FILE")]
+    pub imatrix: Option<PathBuf>,
+    /// Weight type of the matrices whose name a regular expression matches; the first that matches counts
+    #[arg(long, value_name = "PATTERN=TYPE", value_parser = crate::quantize::mix::parse_override)]
+    pub tensor: Vec<crate::quantize::mix::Override>,
+    /// Take weights that are quantized already, which loses more than starting from the original
+    #[arg(long)]
+    pub allow_requantize: bool,
+    /// Print sizes by type and write nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Threads; all cores when left out. The file is the same whatever their number
+    #[arg(short, long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Machine-readable output
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[cfg(test)]

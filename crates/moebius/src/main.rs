@@ -15,6 +15,7 @@ mod load;
 mod machine;
 mod memory;
 mod out;
+mod quantize;
 mod serve;
 mod show;
 mod trial;
@@ -53,6 +54,7 @@ fn main() -> ExitCode {
         Command::Tokenize(args) => commands::tokenize::run(args),
         Command::Render(args) => commands::render::run(args),
         Command::Perplexity(args) => commands::perplexity::run(args),
+        Command::Quantize(args) => commands::quantize::run(args),
         Command::Models(args) => commands::models::run(args),
         Command::Devices => commands::devices::run(),
         Command::TryGrammar => trial::run(),

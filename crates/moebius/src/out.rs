@@ -183,9 +183,10 @@ fn replace(
     let part = path.with_file_name(part);
     let file = File::options().write(true).create_new(true).open(&part)?;
     *UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner) = Some(part.clone());
-    let wrote = whole(file, write).and_then(|file| match permissions {
-        Some(permissions) => file.set_permissions(permissions),
-        None => Ok(()),
+    let wrote = whole(file, write).and_then(|file| {
+        permissions.map_or(Ok(()), |permissions| file.set_permissions(permissions))?;
+        // The name must not reach the disk before the bytes do.
+        file.sync_all()
     });
     let wrote = wrote.and_then(|()| fs::rename(&part, path));
     match wrote {

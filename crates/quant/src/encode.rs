@@ -1,7 +1,10 @@
-//! From f32 to bytes: a plain encoder per type, which searches a little for the scale with the least squared error.
+//! From f32 to bytes: an encoder per type, which searches for the scales with the least weighted squared error.
 //!
-//! It makes test models and small tools; its files are good, but not those of an encoder that knows which weights
-//! matter.
+//! Which errors matter is said by the importance of each column (the mean square of what it is multiplied with) and by
+//! the values themselves (`weigh`). A row depends on its own values alone, so that rows may be encoded in any order and
+//! on any thread. Knows no tensors; the searches are in `search`.
+
+mod search;
 
 pub(crate) mod grid;
 
@@ -11,6 +14,7 @@ use crate::block::{Ints32, Ints256};
 use crate::planes::PlanesMut;
 use crate::types::planar::Affine;
 use crate::types::{Codec, Levels, Sub, WeightType, iq, planar};
+use search::{Grid, Integers, Table};
 
 /// Encodes a row of weights into `row`.
 ///
@@ -22,242 +26,276 @@ use crate::types::{Codec, Levels, Sub, WeightType, iq, planar};
 /// # Panics
 /// When the planes are not exactly `t.plane_bytes(x.len())` long.
 pub fn encode_row<'a>(t: WeightType, x: &[f32], row: impl Into<PlanesMut<'a>>) {
-    let mut row = row.into();
+    encode(t, x, None, row.into());
+}
+
+/// Encodes a row of weights as [`encode_row`] does, with errors counted by the importance of their column: the mean
+/// square of the activations that it is multiplied with, or anything in proportion to it, for each value of `x`.
+///
+/// Importances that are negative or not finite count as 0, and no column counts less than a thousandth of the block's
+/// mean: one that was never seen keeps a share. Floats have no errors to weigh.
+///
+/// # Panics
+/// As [`encode_row`], and when there is not one importance a value.
+pub fn encode_row_weighted<'a>(t: WeightType, x: &[f32], importance: &[f32], row: impl Into<PlanesMut<'a>>) {
+    assert_eq!(x.len(), importance.len(), "importances of a row of {} values", x.len());
+    encode(t, x, Some(importance), row.into());
+}
+
+fn encode(t: WeightType, x: &[f32], importance: Option<&[f32]>, mut row: PlanesMut<'_>) {
     assert_eq!(Some(row.len()), t.plane_bytes(x.len()), "bytes of a {t} row of {} values", x.len());
+    let of = |at: usize, len: usize| importance.map(|importance| &importance[at..at + len]);
     match t.codec() {
         Codec::Float { store, .. } => store(x, row.q),
         Codec::Small { pack, levels, has_min, .. } => {
-            for (b, x) in row.q.chunks_exact_mut(t.block_bytes()).zip(x.as_chunks().0) {
-                pack(&encode32(&finite(x), &levels, has_min), b);
+            for (i, (b, x)) in row.q.chunks_exact_mut(t.block_bytes()).zip(x.as_chunks().0).enumerate() {
+                pack(&encode32(&Block::new(x, of(32 * i, 32)), &levels, has_min), b);
             }
         }
         Codec::Super { pack, levels, sub, has_min, .. } => {
-            for (b, x) in row.q.chunks_exact_mut(t.block_bytes()).zip(x.as_chunks().0) {
-                let x = finite(x);
-                pack(&if has_min { encode256_min(&x, &levels, &sub) } else { encode256(&x, &levels, &sub) }, b);
+            for (i, (b, x)) in row.q.chunks_exact_mut(t.block_bytes()).zip(x.as_chunks().0).enumerate() {
+                let x = Block::new(x, of(256 * i, 256));
+                let w = match levels {
+                    Levels::Range(lo, hi) if has_min => encode256_min(&x, Integers::new(lo, hi), &sub),
+                    Levels::Range(lo, hi) => encode256(&x, Integers::new(lo, hi), &sub),
+                    Levels::Table(t) | Levels::PowerOfTwo(t) => encode256(&x, Table(t), &sub),
+                };
+                pack(&w, b);
             }
         }
         Codec::Grid { encode, .. } => {
             for (b, x) in row.q.chunks_exact_mut(t.block_bytes()).zip(x.as_chunks().0) {
-                encode(&finite(x), b);
+                encode(&x.map(|x| if x.is_nan() { 0.0 } else { x.clamp(f32::MIN, f32::MAX) }), b);
             }
         }
         Codec::Mxfp4Planar => {
-            let levels = Levels::PowerOfTwo(&iq::E2M1_DOUBLED);
-            for (b, x) in x.as_chunks().0.iter().enumerate() {
-                planar::pack_mxfp4(&encode32(&finite(x), &levels, false), &mut row, b);
+            for (i, x) in x.as_chunks().0.iter().enumerate() {
+                let w = power_of_two(&Block::<32>::new(x, of(32 * i, 32)), Table(&iq::E2M1_NEAREST));
+                planar::pack_mxfp4(&w, &mut row, i);
             }
         }
         Codec::Affine(a) => {
             for (g, x) in x.chunks_exact(a.group()).enumerate() {
-                encode_group(a, x, &mut row, g);
+                encode_group(a, x, of(g * a.group(), a.group()), &mut row, g);
             }
         }
     }
 }
 
-fn finite<const N: usize>(x: &[f32; N]) -> [f32; N] {
-    x.map(|x| if x.is_nan() { 0.0 } else { x.clamp(f32::MIN, f32::MAX) })
+/// A block brought to magnitudes of about 1, and how much the error of each value counts.
+struct Block<const N: usize> {
+    /// Values, divided by `unit`; the largest magnitude is 1 to 2, or less where that is below 2^-100.
+    x: [f32; N],
+    /// A power of two.
+    unit: f32,
+    /// Weights of the squared errors, all above 0.
+    w: [f32; N],
 }
 
-impl Levels {
-    fn lo(&self) -> i16 {
-        match self {
-            Levels::Range(lo, _) => *lo,
-            Levels::Table(t) | Levels::PowerOfTwo(t) => t.iter().copied().fold(i8::MAX, i8::min).into(),
-        }
+impl<const N: usize> Block<N> {
+    fn new(x: &[f32; N], importance: Option<&[f32]>) -> Self {
+        let (mut scaled, mut w) = ([0.0; N], [1.0; N]);
+        let unit = scale_down(x, &mut scaled);
+        weigh(&scaled, importance, &mut w);
+        Self { x: scaled, unit, w }
     }
 
-    fn hi(&self) -> i16 {
-        match self {
-            Levels::Range(_, hi) => *hi,
-            Levels::Table(t) | Levels::PowerOfTwo(t) => t.iter().copied().fold(i8::MIN, i8::max).into(),
-        }
-    }
-
-    /// The distance of the outermost levels: scales are tried about that far around the plain one.
-    fn outer_gap(&self) -> f64 {
-        match self {
-            Levels::Range(..) => 1.0,
-            Levels::Table(_) | Levels::PowerOfTwo(_) => 20.0,
-        }
-    }
-
-    /// The level nearest to `v`; past the ends, the end.
-    fn nearest(&self, v: f64) -> i16 {
-        match self {
-            Levels::Range(lo, hi) => v.round_ties_even().clamp(f64::from(*lo), f64::from(*hi)) as i16,
-            Levels::Table(t) | Levels::PowerOfTwo(t) => {
-                let mut best = (f64::INFINITY, 0);
-                for &level in t.iter() {
-                    let err = (v - f64::from(level)).abs();
-                    if err < best.0 {
-                        best = (err, level);
-                    }
-                }
-                best.1.into()
-            }
-        }
-    }
-
-    /// The level nearest to `v` of levels that are bytes, as all but those of affine types are.
-    fn nearest_byte(&self, v: f64) -> i8 {
-        self.nearest(v) as i8
+    /// The f16 nearest to a scale, never infinite, as f32 and in units of the block.
+    fn half(&self, d: f32) -> (f32, f32) {
+        let half = f16::from_f64((f64::from(d) * f64::from(self.unit)).clamp(-65504.0, 65504.0)).to_f32();
+        (half, half / self.unit)
     }
 }
 
-/// The f16 nearest to `d`, as f32; never infinite.
-fn to_f16(d: f64) -> f32 {
-    f16::from_f64(d.clamp(-65504.0, 65504.0)).to_f32()
+/// Divides values by a power of two, which brings the largest to 1 to 2, and returns it. What is not finite becomes so.
+fn scale_down(x: &[f32], out: &mut [f32]) -> f32 {
+    out.iter_mut().zip(x).for_each(|(y, &x)| *y = if x.is_nan() { 0.0 } else { x.clamp(f32::MIN, f32::MAX) });
+    let exponent = (crate::act::amax(out).to_bits() >> 23).clamp(27, 253);
+    let power = |exponent: u32| f32::from_bits(exponent << 23);
+    out.iter_mut().for_each(|y| *y *= power(254 - exponent));
+    power(exponent)
+}
+
+/// Weights of the squared errors: the importance of the column, and more for large values, which are few and do more.
+fn weigh(x: &[f32], importance: Option<&[f32]>, w: &mut [f32]) {
+    let square = x.iter().map(|x| x * x).sum::<f32>() / x.len() as f32;
+    w.iter_mut().zip(x).for_each(|(w, x)| *w = (square + x * x).sqrt().max(f32::MIN_POSITIVE));
+    let Some(importance) = importance else { return };
+    let known = |v: f32| if v.is_finite() && v > 0.0 { f64::from(v) } else { 0.0 };
+    let mean = importance.iter().map(|&v| known(v)).sum::<f64>() / x.len() as f64;
+    if mean > 0.0 {
+        w.iter_mut().zip(importance).for_each(|(w, &v)| *w *= (known(v) / mean).max(1e-3) as f32);
+    }
 }
 
 /// `x / d`, and 0 where `d` is: nothing can be said with a scale of zero.
-fn over(x: f64, d: f64) -> f64 {
+fn over(x: f32, d: f32) -> f32 {
     if d == 0.0 { 0.0 } else { x / d }
 }
 
-fn encode32(x: &[f32; 32], levels: &Levels, has_min: bool) -> Ints32 {
-    let (d, m) = match levels {
-        Levels::PowerOfTwo(_) => (power_of_two(x, levels), 0.0),
-        _ if has_min => {
-            let (d, m) = fit_min(x, levels, f64::INFINITY);
-            (to_f16(d), to_f16(m))
+fn encode32(b: &Block<32>, levels: &Levels, has_min: bool) -> Ints32 {
+    match *levels {
+        Levels::Range(_, hi) if has_min => {
+            let (d, m) = search::scale_and_min(f32::from(hi), &b.x, &b.w, f32::INFINITY);
+            let ((d, in_d), (m, in_m)) = (b.half(d), b.half(m));
+            let grid = Integers::new(0, hi);
+            Ints32 { q: b.x.map(|x| grid.nearest(over(x - in_m, in_d)) as i8), d, m }
         }
-        _ => (to_f16(fit(x, levels)), 0.0),
-    };
-    let q = x.map(|x| levels.nearest_byte(over(f64::from(x) - f64::from(m), f64::from(d))));
-    Ints32 { q, d, m }
+        Levels::Range(lo, hi) => with_scale(b, Integers::new(lo, hi)),
+        Levels::Table(t) => with_scale(b, Table(t)),
+        Levels::PowerOfTwo(t) => power_of_two(b, Table(t)),
+    }
+}
+
+fn with_scale(b: &Block<32>, grid: impl Grid) -> Ints32 {
+    let (d, in_d) = b.half(search::scale(grid, &b.x, &b.w));
+    Ints32 { q: b.x.map(|x| grid.nearest(over(x, in_d)) as i8), d, m: 0.0 }
+}
+
+/// The e8m0 half with the least error: that which puts the largest magnitude's power of two on the table's, the next,
+/// which clips nothing, or the one before.
+fn power_of_two(b: &Block<32>, grid: Table) -> Ints32 {
+    let exponent = (b.unit.to_bits() >> 23) as u8;
+    let mut best = (f32::INFINITY, Ints32::ZERO);
+    for back in [2, 1, 3] {
+        // Past 252 the table's largest value is no f32.
+        let d = iq::e8m0_half(exponent.saturating_sub(back).min(252));
+        let in_d = d / b.unit;
+        let err = search::error(grid, &b.x, &b.w, in_d);
+        if err < best.0 {
+            best = (err, Ints32 { q: b.x.map(|x| grid.nearest(over(x, in_d)) as i8), d, m: 0.0 });
+        }
+    }
+    best.1
 }
 
 /// A group of an affine type: `x ≈ d·q + m`.
-fn encode_group(a: Affine, x: &[f32], row: &mut PlanesMut<'_>, g: usize) {
-    let levels = Levels::Range(0, (1 << a.bits()) - 1);
+fn encode_group(a: Affine, x: &[f32], importance: Option<&[f32]>, row: &mut PlanesMut<'_>, g: usize) {
+    let hi = f32::from((1u16 << a.bits()) - 1);
+    let (mut held, mut w) = ([0.0; 128], [1.0; 128]);
+    let (held, w) = (&mut held[..x.len()], &mut w[..x.len()]);
     // Far enough below the largest f32 that `d·q` alone, before the bias is added, is no infinity.
-    let x: Vec<f32> = x.iter().map(|x| if x.is_nan() { 0.0 } else { x.clamp(-1e38, 1e38) }).collect();
-    let (d, m) = fit_min(&x, &levels, f64::INFINITY);
-    let (d, m) = (a.scales().nearest(d), a.scales().nearest(m));
-    for (b, x) in x.as_chunks::<32>().0.iter().enumerate() {
-        let q = x.map(|x| levels.nearest(over(f64::from(x) - f64::from(m), f64::from(d))) as u8);
+    held.iter_mut().zip(x).for_each(|(y, &x)| *y = if x.is_nan() { 0.0 } else { x.clamp(-1e38, 1e38) });
+    let finite = held.to_vec();
+    let unit = scale_down(&finite, held);
+    weigh(held, importance, w);
+    let (d, m) = search::scale_and_min(hi, held, w, f32::INFINITY);
+    let [d, m] = [d, m].map(|v| a.scales().nearest(f64::from(v) * f64::from(unit)));
+    let grid = Integers { lo: 0.0, hi };
+    for (b, x) in held.as_chunks::<32>().0.iter().enumerate() {
+        let q = x.map(|x| grid.nearest(over(x - m / unit, d / unit)) as u8);
         a.pack(&Ints32 { q, d, m }, row, g * a.group() / 32 + b);
     }
 }
 
+/// Rounds of a super-block's search: sub-scales for given scales, then scales for given sub-scales.
+const ROUNDS: usize = 3;
+
 /// A super-block without minimums: `x ≈ d·sc·q`.
-fn encode256(x: &[f32; 256], levels: &Levels, sub: &Sub) -> Ints256 {
-    let mut w = Ints256::ZERO;
-    let scales: Vec<f64> = x.chunks_exact(sub.len).map(|x| fit(x, levels)).collect();
-    let peak = scales.iter().copied().fold(0.0, |a: f64, s| if s.abs() > a.abs() { s } else { a });
+fn encode256(b: &Block<256>, grid: impl Grid, sub: &Sub) -> Ints256 {
+    let (x, w, n) = (&b.x, &b.w, 256 / sub.len);
+    let of = |j: usize| (&x[j * sub.len..(j + 1) * sub.len], &w[j * sub.len..(j + 1) * sub.len]);
+    let (lo, hi) = (f32::from(sub.lo), f32::from(sub.hi));
+    let mut scales = [0.0; 16];
+    for j in 0..n {
+        scales[j] = search::scale(grid, of(j).0, of(j).1);
+    }
     // The largest sub-scale takes the end of the range that reaches furthest, the negative one.
-    w.d = to_f16(peak / f64::from(sub.lo));
+    let peak = scales.iter().copied().fold(0.0, |a: f32, s| if s.abs() > a.abs() { s } else { a });
+    let (mut d, mut in_d) = b.half(peak / lo);
+    let mut best = (f32::INFINITY, 0.0, 0.0, [0.0; 16]);
+    for _ in 0..ROUNDS {
+        let (mut sum, mut sc) = (0.0, [0.0; 16]);
+        for j in 0..n {
+            let near = over(scales[j], in_d).round();
+            let mut least = f32::INFINITY;
+            for near in [near, near - 1.0, near + 1.0].map(|sc| sc.max(lo).min(hi)) {
+                let err = search::error(grid, of(j).0, of(j).1, in_d * near);
+                if err < least {
+                    (least, sc[j]) = (err, near);
+                }
+            }
+            sum += least;
+        }
+        if sum >= best.0 {
+            break;
+        }
+        best = (sum, d, in_d, sc);
+        let (mut xa, mut aa) = (0.0, 0.0);
+        for j in 0..n {
+            let [xq, qq] = search::moments(grid, of(j).0, of(j).1, in_d * sc[j]);
+            xa += xq * sc[j];
+            aa += qq * sc[j] * sc[j];
+        }
+        (d, in_d) = b.half(over(xa, aa));
+    }
+    let (_, d, in_d, sc) = best;
+    let mut out = Ints256 { d, ..Ints256::ZERO };
     for g in 0..16 {
-        let scale = scales[16 * g / sub.len];
-        w.sc[g] = over(scale, f64::from(w.d)).round().clamp(f64::from(sub.lo), f64::from(sub.hi)) as i8;
-        let d = f64::from(w.d) * f64::from(w.sc[g]);
+        let sc = sc[16 * g / sub.len];
+        out.sc[g] = sc as i8;
         for i in 16 * g..16 * g + 16 {
-            w.q[i] = levels.nearest_byte(over(f64::from(x[i]), d));
+            out.q[i] = grid.nearest(over(x[i], in_d * sc)) as i8;
         }
     }
-    w
+    out
 }
 
 /// A super-block with minimums: `x ≈ d·sc·q - dmin·min`, all factors at least zero.
-fn encode256_min(x: &[f32; 256], levels: &Levels, sub: &Sub) -> Ints256 {
-    let mut w = Ints256::ZERO;
-    let fits: Vec<(f64, f64)> = x.chunks_exact(sub.len).map(|x| fit_min(x, levels, 0.0)).collect();
-    let hi = f64::from(sub.hi);
-    w.d = to_f16(fits.iter().map(|f| f.0).fold(0.0, f64::max) / hi);
-    w.dmin = to_f16(fits.iter().map(|f| -f.1).fold(0.0, f64::max) / hi);
+fn encode256_min(b: &Block<256>, grid: Integers, sub: &Sub) -> Ints256 {
+    let (x, w, n) = (&b.x, &b.w, 256 / sub.len);
+    let of = |j: usize| (&x[j * sub.len..(j + 1) * sub.len], &w[j * sub.len..(j + 1) * sub.len]);
+    let hi = f32::from(sub.hi);
+    let (mut scales, mut mins) = ([0.0; 16], [0.0; 16]);
+    for j in 0..n {
+        let (d, m) = search::scale_and_min(grid.hi, of(j).0, of(j).1, 0.0);
+        (scales[j], mins[j]) = (d, -m);
+    }
+    let largest = |of: &[f32; 16]| of.iter().copied().fold(0.0, f32::max) / hi;
+    let mut d = b.half(largest(&scales));
+    let mut dmin = b.half(largest(&mins));
+    let mut best = (f32::INFINITY, d, dmin, [(0.0, 0.0); 16]);
+    for _ in 0..ROUNDS {
+        let (mut sum, mut subs) = (0.0, [(0.0, 0.0); 16]);
+        for j in 0..n {
+            let near = (over(scales[j], d.1).round(), over(mins[j], dmin.1).round());
+            let (err, sub) = search::sub_scales(grid, of(j).0, of(j).1, (d.1, dmin.1), near, hi);
+            sum += err;
+            subs[j] = sub;
+        }
+        if sum >= best.0 {
+            break;
+        }
+        best = (sum, d, dmin, subs);
+        // Least squares over the whole super-block, with `a = sc·q` and `b = min`.
+        let (mut aa, mut ab, mut bb, mut xa, mut xb) = (0.0, 0.0, 0.0, 0.0, 0.0);
+        for j in 0..n {
+            let (sc, m) = subs[j];
+            let [s_w, s_x, s_q, s_qq, s_xq] = search::moments_min(grid, of(j).0, of(j).1, d.1 * sc, dmin.1 * m);
+            aa += s_qq * sc * sc;
+            ab += s_q * sc * m;
+            bb += s_w * m * m;
+            xa += s_xq * sc;
+            xb += s_x * m;
+        }
+        let det = aa * bb - ab * ab;
+        if det > 1e-6 * aa * bb {
+            d = b.half(((xa * bb - xb * ab) / det).max(0.0));
+            dmin = b.half(((xa * ab - xb * aa) / det).max(0.0));
+        } else {
+            d = b.half(over(xa + dmin.1 * ab, aa).max(0.0));
+        }
+    }
+    let (_, d, dmin, subs) = best;
+    let mut out = Ints256 { d: d.0, dmin: dmin.0, ..Ints256::ZERO };
     for g in 0..16 {
-        let (d, m) = fits[16 * g / sub.len];
-        w.sc[g] = over(d, f64::from(w.d)).round().clamp(0.0, hi) as i8;
-        w.mins[g] = over(-m, f64::from(w.dmin)).round().clamp(0.0, hi) as u8;
-        let d = f64::from(w.d) * f64::from(w.sc[g]);
-        let m = f64::from(w.dmin) * f64::from(w.mins[g]);
+        let (sc, m) = subs[16 * g / sub.len];
+        (out.sc[g], out.mins[g]) = (sc as i8, m as u8);
         for i in 16 * g..16 * g + 16 {
-            w.q[i] = levels.nearest_byte(over(f64::from(x[i]) + m, d));
+            out.q[i] = grid.nearest(over(x[i] + dmin.1 * m, d.1 * sc)) as i8;
         }
     }
-    w
-}
-
-/// The scale `d` with the least `Σ (x - d·q)²` among those tried.
-///
-/// The value of largest magnitude is put on either end of the levels and a little beside it; for the integers that
-/// gives, the best scale is `Σ x·q / Σ q²`, and what it leaves of `Σ x²` is least where `(Σ x·q)² / Σ q²` is largest.
-fn fit(x: &[f32], levels: &Levels) -> f64 {
-    let peak = x.iter().copied().fold(0.0f32, |a, x| if x.abs() > a.abs() { x } else { a });
-    let mut best = (0.0, 0.0);
-    if peak == 0.0 {
-        return best.1;
-    }
-    for end in [levels.lo(), levels.hi()] {
-        for step in -4..=4 {
-            let inv = (f64::from(end) + 0.2 * f64::from(step) * levels.outer_gap()) / f64::from(peak);
-            let (mut xq, mut qq) = (0.0, 0.0);
-            for &x in x {
-                let q = f64::from(levels.nearest(f64::from(x) * inv));
-                xq += f64::from(x) * q;
-                qq += q * q;
-            }
-            if qq > 0.0 && xq * xq / qq > best.0 {
-                best = (xq * xq / qq, xq / qq);
-            }
-        }
-    }
-    best.1
-}
-
-/// Scale `d >= 0` and minimum `m <= m_max` with the least `Σ (x - d·q - m)²` among those tried.
-///
-/// The range of `x` is laid on the levels `0..=hi` and a little beside; for the integers that gives, `d` and `m` come
-/// from the two linear equations of least squares.
-fn fit_min(x: &[f32], levels: &Levels, m_max: f64) -> (f64, f64) {
-    let n = x.len() as f64;
-    let low = x.iter().map(|&x| f64::from(x)).fold(m_max, f64::min);
-    let high = x.iter().map(|&x| f64::from(x)).fold(low, f64::max);
-    let hi = f64::from(levels.hi());
-    let mut best = (f64::INFINITY, (0.0, low));
-    for step in -4..=8 {
-        let inv = over(hi + 0.1 * f64::from(step), high - low);
-        let q = |x: f32| f64::from(levels.nearest((f64::from(x) - low) * inv));
-        let (mut s_x, mut s_q, mut s_xq, mut s_qq) = (0.0, 0.0, 0.0, 0.0);
-        for &x in x {
-            s_x += f64::from(x);
-            s_q += q(x);
-            s_xq += f64::from(x) * q(x);
-            s_qq += q(x) * q(x);
-        }
-        let det = n * s_qq - s_q * s_q;
-        let (mut d, mut m) = ((high - low) / hi, low);
-        if det > 0.0 {
-            (d, m) = ((n * s_xq - s_x * s_q) / det, (s_qq * s_x - s_q * s_xq) / det);
-            if m > m_max {
-                (d, m) = (over(s_xq, s_qq), m_max);
-            }
-        }
-        let err: f64 = x.iter().map(|&x| (f64::from(x) - d * q(x) - m).powi(2)).sum();
-        if err < best.0 {
-            best = (err, (d.max(0.0), m));
-        }
-    }
-    best.1
-}
-
-/// The e8m0 half with the least error: that which puts the largest magnitude's power of two on the table's, or the
-/// next, which clips nothing.
-fn power_of_two(x: &[f32; 32], levels: &Levels) -> f32 {
-    let exponent = (crate::act::amax(x).to_bits() >> 23) as u8;
-    let mut best = (f64::INFINITY, 0.0);
-    for e in [exponent.saturating_sub(2), exponent.saturating_sub(1)] {
-        // Past 252 the table's largest value is no f32.
-        let d = iq::e8m0_half(e.min(252));
-        let err = |x: f32| f64::from(x) - f64::from(d) * f64::from(levels.nearest(f64::from(x) / f64::from(d)));
-        let err: f64 = x.iter().map(|&x| err(x).powi(2)).sum();
-        if err < best.0 {
-            best = (err, d);
-        }
-    }
-    best.1
+    out
 }
 
 #[cfg(test)]

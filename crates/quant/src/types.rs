@@ -76,9 +76,50 @@ pub(crate) enum Levels {
     /// Every integer from the first to the second.
     Range(i16, i16),
     /// The values of a table.
-    Table(&'static [i8; 16]),
+    Table(&'static Nearest),
     /// The values of a table, and the scale is e8m0.
-    PowerOfTwo(&'static [i8; 16]),
+    PowerOfTwo(&'static Nearest),
+}
+
+/// The values of a table of sixteen, by what they are nearest to.
+pub(crate) struct Nearest {
+    /// The smallest.
+    pub lo: i8,
+    /// The largest.
+    pub hi: i8,
+    /// Distance of the two that lie outermost.
+    pub outer_gap: i8,
+    /// The value nearest to the numbers from `i / 2 - 128` on, half a step far: the middle of two integers is a multiple
+    /// of a half, so that all numbers of a cell have the same.
+    pub of: [i8; 512],
+}
+
+impl Nearest {
+    pub const fn new(values: &[i8; 16]) -> Self {
+        let mut of = [0; 512];
+        let mut i = 0;
+        while i < 512 {
+            // Twice the middle of the cell, doubled once more to stay an integer.
+            let at = 2 * (i as i32 - 256) + 1;
+            let (mut best, mut k) = (i32::MAX, 0);
+            while k < 16 {
+                let far = (at - 4 * values[k] as i32).abs();
+                if far < best {
+                    (best, of[i]) = (far, values[k]);
+                }
+                k += 1;
+            }
+            i += 1;
+        }
+        let (mut outer_gap, mut k) = (0, 1);
+        while k < 512 {
+            if of[k] as i32 - of[k - 1] as i32 > outer_gap as i32 {
+                outer_gap = of[k] - of[k - 1];
+            }
+            k += 1;
+        }
+        Self { lo: of[0], hi: of[511], outer_gap, of }
+    }
 }
 
 /// The integer sub-scales of a super-block: one per `len` values, in `lo..=hi`. Minimums are in `0..=hi`.
@@ -159,10 +200,10 @@ static TABLE: [Row; 25] = [
     row(T::Q4_K,   "q4_k",  12, 144, codec!(k::unpack_q4_k, k::pack_q4_k, Range(0, 15), (32, 0, 63), true)),
     row(T::Q5_K,   "q5_k",  13, 176, codec!(k::unpack_q5_k, k::pack_q5_k, Range(0, 31), (32, 0, 63), true)),
     row(T::Q6_K,   "q6_k",  14, 210, codec!(k::unpack_q6_k, k::pack_q6_k, Range(-32, 31), (16, -128, 127), false)),
-    row(T::IQ4_NL, "iq4_nl", 20, 18, codec!(iq::unpack_iq4_nl, iq::pack_iq4_nl, Table(&iq::IQ4_VALUES), false)),
-    row(T::IQ4_XS, "iq4_xs", 23, 136, codec!(iq::unpack_iq4_xs, iq::pack_iq4_xs, Table(&iq::IQ4_VALUES),
+    row(T::IQ4_NL, "iq4_nl", 20, 18, codec!(iq::unpack_iq4_nl, iq::pack_iq4_nl, Table(&iq::IQ4_NEAREST), false)),
+    row(T::IQ4_XS, "iq4_xs", 23, 136, codec!(iq::unpack_iq4_xs, iq::pack_iq4_xs, Table(&iq::IQ4_NEAREST),
         (32, -32, 31), false)),
-    row(T::MXFP4,  "mxfp4", 39,  17, codec!(iq::unpack_mxfp4, iq::pack_mxfp4, PowerOfTwo(&iq::E2M1_DOUBLED), false)),
+    row(T::MXFP4,  "mxfp4", 39,  17, codec!(iq::unpack_mxfp4, iq::pack_mxfp4, PowerOfTwo(&iq::E2M1_NEAREST), false)),
     row(T::IQ2_XXS, "iq2_xxs", 16,  66, codec!(Grid, grid::unpack_iq2_xxs, encode::grid::iq2_xxs)),
     row(T::IQ2_XS,  "iq2_xs",  17,  74, codec!(Grid, grid::unpack_iq2_xs, encode::grid::iq2_xs)),
     row(T::IQ2_S,   "iq2_s",   22,  82, codec!(Grid, grid::unpack_iq2_s, encode::grid::iq2_s)),

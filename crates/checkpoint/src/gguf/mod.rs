@@ -9,7 +9,7 @@ mod read;
 mod split;
 mod write;
 
-pub use write::Writer;
+pub use write::{Stream, Writer};
 
 use std::path::Path;
 

@@ -11,7 +11,8 @@ use crate::error::printable;
 use crate::value::{Value, ValueKind};
 use crate::{Error, Strings};
 
-/// Collects metadata and tensors, then writes a GGUF file in one pass.
+/// Collects metadata and tensors, then writes a GGUF file in one pass: at once, or the header first and then the bytes
+/// of tensors as they come ([`Writer::start`]).
 ///
 /// ```
 /// use checkpoint::gguf::Writer;
@@ -36,7 +37,8 @@ struct Tensor<'a> {
     name: String,
     shape: Vec<usize>, // slowest axis first
     dtype: WeightType,
-    bytes: Cow<'a, [u8]>,
+    /// `None` for one whose bytes follow the header.
+    bytes: Option<Cow<'a, [u8]>>,
 }
 
 impl Default for Writer<'_> {
@@ -77,21 +79,44 @@ impl<'a> Writer<'a> {
         dtype: WeightType,
         bytes: impl Into<Cow<'a, [u8]>>,
     ) -> &mut Self {
-        self.tensors.push(Tensor { name: name.into(), shape: shape.into(), dtype, bytes: bytes.into() });
+        self.tensors.push(Tensor { name: name.into(), shape: shape.into(), dtype, bytes: Some(bytes.into()) });
+        self
+    }
+
+    /// Adds a tensor without its bytes, which [`Stream::write`] takes later.
+    pub fn announce(&mut self, name: &str, shape: &[usize], dtype: WeightType) -> &mut Self {
+        self.tensors.push(Tensor { name: name.into(), shape: shape.into(), dtype, bytes: None });
         self
     }
 
     /// Writes the file.
     ///
     /// # Errors
-    /// When a name, shape, length or the alignment is invalid; then nothing is written. When `out` fails.
+    /// When a name, shape, length or the alignment is invalid, or a tensor has no bytes; then nothing is written. When
+    /// `out` fails.
     pub fn write(&self, out: &mut impl Write) -> Result<(), Error> {
-        self.check().map_err(|what| Error::Unwritable { what })?;
-        let header = self.header();
-        self.emit(&header, out).map_err(|source| Error::Write { source })
+        if let Some(tensor) = self.tensors.iter().find(|tensor| tensor.bytes.is_none()) {
+            return Err(Error::Unwritable {
+                what: format!("tensor {}: has no bytes", printable(tensor.name.as_bytes())),
+            });
+        }
+        let mut stream = self.start(out)?;
+        self.tensors.iter().flat_map(|tensor| &tensor.bytes).try_for_each(|bytes| stream.write(bytes))?;
+        stream.finish().map(drop)
     }
 
-    fn header(&self) -> Vec<u8> {
+    /// Writes the header, behind which the stream takes the bytes of all tensors in the order in which they were added.
+    ///
+    /// # Errors
+    /// As [`Writer::write`].
+    pub fn start<W: Write>(&self, mut out: W) -> Result<Stream<W>, Error> {
+        let lens = self.check().map_err(|what| Error::Unwritable { what })?;
+        out.write_all(&self.header(&lens)).map_err(|source| Error::Write { source })?;
+        Ok(Stream { out, lens, tensor: 0, written: 0, alignment: self.alignment })
+    }
+
+    /// The header of tensors that are so many bytes long.
+    fn header(&self, lens: &[usize]) -> Vec<u8> {
         let mut out = MAGIC.to_vec();
         out.extend(self.version.to_le_bytes());
         out.extend((self.tensors.len() as u64).to_le_bytes());
@@ -102,7 +127,7 @@ impl<'a> Writer<'a> {
             payload(&mut out, value);
         }
         let mut offset = 0usize;
-        for tensor in &self.tensors {
+        for (tensor, len) in self.tensors.iter().zip(lens) {
             text(&mut out, tensor.name.as_bytes());
             out.extend((tensor.shape.len() as u32).to_le_bytes());
             for &axis in tensor.shape.iter().rev() {
@@ -111,23 +136,14 @@ impl<'a> Writer<'a> {
             let id = tensor.dtype.ggml_id().expect("`check` refuses the types that GGUF has no number for");
             out.extend(id.to_le_bytes());
             out.extend((offset as u64).to_le_bytes());
-            offset = (offset + tensor.bytes.len()).next_multiple_of(self.alignment);
+            offset = (offset + len).next_multiple_of(self.alignment);
         }
         out.resize(out.len().next_multiple_of(self.alignment), 0);
         out
     }
 
-    fn emit(&self, header: &[u8], out: &mut impl Write) -> std::io::Result<()> {
-        out.write_all(header)?;
-        for tensor in &self.tensors {
-            out.write_all(&tensor.bytes)?;
-            let padding = tensor.bytes.len().next_multiple_of(self.alignment) - tensor.bytes.len();
-            out.write_all(&vec![0; padding])?;
-        }
-        out.flush()
-    }
-
-    fn check(&self) -> Result<(), String> {
+    /// Checks everything that can be wrong; the length of each tensor in bytes.
+    fn check(&self) -> Result<Vec<usize>, String> {
         if !matches!(self.version, 2 | 3) {
             return Err(format!("version {}: versions 2 and 3 are written", self.version));
         }
@@ -150,19 +166,70 @@ impl<'a> Writer<'a> {
             nesting(value, 0).map_err(|what| at(&what))?;
         }
         let mut names = HashSet::new();
-        for tensor in &self.tensors {
+        let lens = self.tensors.iter().map(|tensor| {
             let at = |what: String| format!("tensor {}: {what}", printable(tensor.name.as_bytes()));
-            if !names.insert(&tensor.name) {
-                return Err(at("is added twice".into()));
+            match names.insert(&tensor.name) {
+                true => tensor.check().map_err(at),
+                false => Err(at("is added twice".into())),
             }
-            tensor.check().map_err(at)?;
+        });
+        let lens: Vec<usize> = lens.collect::<Result<_, _>>()?;
+        let end =
+            lens.iter().try_fold(0usize, |at, len| at.checked_add(*len)?.checked_next_multiple_of(self.alignment));
+        end.ok_or("the tensors together are too long")?;
+        Ok(lens)
+    }
+}
+
+/// A GGUF file whose header is written: takes the bytes of its tensors, in order and in pieces of any length.
+#[must_use = "the file is whole when `finish` has been called"]
+pub struct Stream<W> {
+    out: W,
+    lens: Vec<usize>,
+    /// The tensor that is being written, and how much of it is.
+    tensor: usize,
+    written: usize,
+    alignment: usize,
+}
+
+impl<W: Write> Stream<W> {
+    /// Writes bytes of the tensor whose turn it is.
+    ///
+    /// # Errors
+    /// When they end past that tensor: a piece belongs to one. When the sink fails.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        let left = self.lens.get(self.tensor).map_or(0, |len| len - self.written);
+        if bytes.len() > left {
+            let what = format!("tensor {}: {} bytes for the last {left}", self.tensor, bytes.len());
+            return Err(Error::Unwritable { what });
+        }
+        self.out.write_all(bytes).map_err(|source| Error::Write { source })?;
+        self.written += bytes.len();
+        if bytes.len() == left && left > 0 {
+            let padding = self.written.next_multiple_of(self.alignment) - self.written;
+            (self.tensor, self.written) = (self.tensor + 1, 0);
+            self.out.write_all(&vec![0; padding]).map_err(|source| Error::Write { source })?;
         }
         Ok(())
+    }
+
+    /// Ends the file and returns the sink.
+    ///
+    /// # Errors
+    /// When bytes of a tensor are missing. When the sink fails.
+    pub fn finish(mut self) -> Result<W, Error> {
+        if self.tensor < self.lens.len() {
+            let (n, tensor) = (self.lens.len(), self.tensor);
+            return Err(Error::Unwritable { what: format!("ends in tensor {tensor} of {n}, which is not whole") });
+        }
+        self.out.flush().map_err(|source| Error::Write { source })?;
+        Ok(self.out)
     }
 }
 
 impl Tensor<'_> {
-    fn check(&self) -> Result<(), String> {
+    /// Checks it; its length in bytes.
+    fn check(&self) -> Result<usize, String> {
         let (name, shape, dtype) = (&self.name, &self.shape, self.dtype);
         if name.is_empty() || name.len() > MAX_NAME {
             return Err(format!("name is {} bytes long, 1 to {MAX_NAME} are allowed", name.len()));
@@ -175,11 +242,13 @@ impl Tensor<'_> {
         }
         let (row, outer) = (shape[shape.len() - 1], &shape[..shape.len() - 1]);
         let len = dtype.row_bytes(row).and_then(|bytes| outer.iter().try_fold(bytes, |n, &axis| n.checked_mul(axis)));
-        match len == Some(self.bytes.len()) {
-            true => Ok(()),
-            false => {
+        let given = self.bytes.as_ref().map(|bytes| bytes.len());
+        match len {
+            Some(len) if given.is_none_or(|given| given == len) => Ok(len),
+            _ => {
                 let needs = len.map_or("cannot be encoded".into(), |len| format!("needs {len}"));
-                Err(format!("given {} bytes, {} {shape:?} {needs}", self.bytes.len(), dtype.name()))
+                let given = given.map_or(String::new(), |given| format!("given {given} bytes, "));
+                Err(format!("{given}{} {shape:?} {needs}", dtype.name()))
             }
         }
     }

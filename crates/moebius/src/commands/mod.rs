@@ -9,6 +9,7 @@ pub mod logits;
 pub mod models;
 pub mod perplexity;
 pub mod plan;
+pub mod quantize;
 pub mod render;
 pub mod run;
 pub mod tokenize;

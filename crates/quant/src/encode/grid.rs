@@ -3,8 +3,12 @@
 
 use half::f16;
 
-use super::over;
 use crate::types::grid;
+
+/// `x / d`, and 0 where `d` is.
+fn over(x: f64, d: f64) -> f64 {
+    if d == 0.0 { 0.0 } else { x / d }
+}
 
 /// The f16 scale of a block, and the scale that it and `s` make for each 16 values.
 struct Scales {

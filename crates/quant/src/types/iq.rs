@@ -1,7 +1,7 @@
 //! IQ4_NL, IQ4_XS, MXFP4: four-bit codes that index a table of integers.
 
 use super::legacy::{nibble, put_nibbles};
-use super::{f16_at, put_f16};
+use super::{Nearest, f16_at, put_f16};
 use crate::block::{Ints32, Ints256};
 
 /// Values of the sixteen codes of IQ4_NL and IQ4_XS: dense near zero, as weights are.
@@ -10,6 +10,12 @@ pub const IQ4_VALUES: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 1
 /// Values of the sixteen e2m1 codes of MXFP4 (OCP Microscaling Formats 1.0), doubled so that they are integers.
 /// Code 8 is minus zero there and zero here.
 pub const E2M1_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// [`IQ4_VALUES`] by what they are nearest to.
+pub(crate) static IQ4_NEAREST: Nearest = Nearest::new(&IQ4_VALUES);
+
+/// [`E2M1_DOUBLED`] by what they are nearest to.
+pub(crate) static E2M1_NEAREST: Nearest = Nearest::new(&E2M1_DOUBLED);
 
 /// `x = d·table[q]`.
 /// ```text

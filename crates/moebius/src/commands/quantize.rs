@@ -1,0 +1,139 @@
+//! `moebius quantize`: a GGUF file of smaller types.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use checkpoint::Value;
+use indicatif::ProgressStyle;
+use serde_json::json;
+
+use crate::args::QuantizeArgs;
+use crate::out::say;
+use crate::quantize::importance::Importance;
+use crate::quantize::mix::{self, FileType};
+use crate::quantize::source::{Gguf, Source, Tensor};
+use crate::quantize::{Job, Loss, targets};
+use crate::{machine, out};
+
+pub fn run(args: &QuantizeArgs) -> Result<()> {
+    let file = mix::file_type(&args.dtype)?;
+    let source = open(&args.input)?;
+    let importance = args.imatrix.as_deref().map(Importance::read).transpose()?;
+    let threads = args.threads.unwrap_or_else(machine::cores);
+    ensure!((1..=1024).contains(&threads), "start {threads} threads: use 1 to 1024");
+    let targets = targets(&*source, file, &args.tensor, importance.as_ref())?;
+    let keys = importance.as_ref().map(keys).unwrap_or_default();
+    let job = Job { source: &*source, targets, file_type: file.id, keys, threads };
+    let Some(output) = args.output.as_deref().filter(|_| !args.dry_run) else {
+        return report(&job, file, None, args.json);
+    };
+    job.check(args.allow_requantize)?;
+    if let Some(file) = &importance {
+        note_missing(&job, file);
+    }
+    ensure!(!is_same(&args.input, output), "write {}: it is the file that is read", output.display());
+    ctrlc::set_handler(|| {
+        out::remove_unfinished();
+        std::process::exit(130);
+    })?;
+    let bar = machine::progress(Some(job.source.tensors().iter().map(|t| t.len() as u64).sum()));
+    bar.set_style(ProgressStyle::with_template("{bar:30} {percent}% of the weights, {eta} left")?);
+    let losses = job.write(output, &bar)?;
+    bar.finish_and_clear();
+    report(&job, file, Some(&losses), args.json)
+}
+
+/// Opens what is quantized.
+fn open(path: &Path) -> Result<Box<dyn Source>> {
+    let checkpoint = checkpoint::open_with(&crate::find::resolve(path)?, checkpoint::Open { map: false })?;
+    Ok(Box::new(Gguf::new(checkpoint)?))
+}
+
+fn is_same(a: &Path, b: &Path) -> bool {
+    matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
+}
+
+/// What the new file says of the importances, under llama.cpp's keys.
+fn keys(importance: &Importance) -> Vec<(String, Value)> {
+    let name = |path: &str| Path::new(path).file_name().map_or(path.into(), |name| name.to_string_lossy().into_owned());
+    let mut keys: Vec<(String, Value)> = vec![
+        ("quantize.imatrix.file".into(), name(&importance.file).as_str().into()),
+        ("quantize.imatrix.entries_count".into(), (importance.len() as u32).into()),
+    ];
+    if let Some(dataset) = importance.datasets.first() {
+        keys.push(("quantize.imatrix.dataset".into(), name(dataset).as_str().into()));
+    }
+    if importance.n_chunks > 0 {
+        keys.push(("quantize.imatrix.chunks_count".into(), importance.n_chunks.into()));
+    }
+    keys
+}
+
+/// Says which matrices are quantized without importances all the same.
+fn note_missing(job: &Job, importance: &Importance) {
+    let is_missing = |(tensor, target): &(&Tensor, &crate::quantize::Target)| {
+        tensor.dtype != target.dtype && target.dtype.block_len() > 1 && target.importance.is_none()
+    };
+    let missing: Vec<&str> =
+        job.source.tensors().iter().zip(&job.targets).filter(is_missing).map(|(t, _)| t.name.as_str()).collect();
+    if !missing.is_empty() {
+        let (n, some) = (missing.len(), missing[..missing.len().min(3)].join(", "));
+        out::note!("moebius: {} says nothing of {n} matrices ({some}, ..)", importance.file);
+    }
+}
+
+/// Sums over the tensors that go from one type to another.
+#[derive(Default)]
+struct Row {
+    n: usize,
+    before: u64,
+    after: u64,
+    loss: Loss,
+}
+
+/// Prints sizes by type, and the losses of a file that was written.
+fn report(job: &Job, file: &FileType, losses: Option<&[Loss]>, json: bool) -> Result<()> {
+    let mut rows: BTreeMap<(String, String), Row> = BTreeMap::new();
+    let (mut before, mut after, mut n_values) = (0, 0, 0);
+    for (i, (tensor, target)) in job.source.tensors().iter().zip(&job.targets).enumerate() {
+        let bytes = |dtype| tensor.bytes_as(dtype).with_context(|| format!("size tensor {}", tensor.name));
+        let row = rows.entry((tensor.dtype.to_string(), target.dtype.to_string())).or_default();
+        row.n += 1;
+        row.before += bytes(tensor.dtype)? as u64;
+        row.after += bytes(target.dtype)? as u64;
+        if let Some(losses) = losses {
+            row.loss.power += losses[i].power;
+            row.loss.error += losses[i].error;
+        }
+        n_values += tensor.len();
+    }
+    for row in rows.values() {
+        before += row.before;
+        after += row.after;
+    }
+    let bits = 8.0 * after as f64 / n_values as f64;
+    if json {
+        let row = |((from, to), row): (&(String, String), &Row)| {
+            let error = losses.map(|_| row.loss.relative());
+            json!({"from": from, "to": to, "tensors": row.n, "bytes": row.after, "bytes_before": row.before, "error": error})
+        };
+        let rows: Vec<_> = rows.iter().map(row).collect();
+        return out::json_line(&json!({
+            "type": file.name, "bytes": after, "bytes_before": before, "bits_per_weight": bits, "types": rows,
+        }));
+    }
+    for ((from, to), row) in &rows {
+        let error = match losses {
+            Some(_) if from != to => format!(", rms error {:.4} of the weights", row.loss.relative()),
+            _ => String::new(),
+        };
+        let sizes = match from == to {
+            true => machine::bytes(row.after),
+            false => format!("{} to {}", machine::bytes(row.before), machine::bytes(row.after)),
+        };
+        let change = if from == to { format!("{to}, kept") } else { format!("{from} to {to}") };
+        say!("{change:<18} {:>4} tensors, {sizes}{error}", row.n)?;
+    }
+    say!("{}: {} to {}, {bits:.2} bits a weight", file.name, machine::bytes(before), machine::bytes(after))
+}

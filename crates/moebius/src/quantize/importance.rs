@@ -1,0 +1,154 @@
+//! Importance of columns: mean squares of the activations that each matrix is multiplied with, in llama.cpp's files.
+//!
+//! Two forms are read, and the newer is written.
+//! * GGUF with `general.type` `imatrix`: for each matrix `NAME.in_sum2`, f32 `[n_mat, n]`, sums of squares of every
+//!   column, and `NAME.counts`, f32 `[n_mat, 1]`, tokens that were summed; a plain matrix has `n_mat` 1, a stack one row
+//!   for each expert. `imatrix.datasets`, `imatrix.chunk_count` and `imatrix.chunk_size` say of what.
+//! * the older `.dat`: a count of entries; for each the name's length and bytes, the number of calls, the number of
+//!   values and the values, mean squares times calls; then the number of chunks and the text's name. All integers are
+//!   i32, little endian.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+use quant::WeightType;
+
+use crate::input;
+
+/// Longest `.dat` file that is read: more than the matrices of the largest models have columns for.
+const MAX_BYTES: u64 = 4 << 30;
+/// Tokens' worth of weight that the mean over all experts has in an expert's own: it decides where an expert was seen
+/// rarely or never.
+const PRIOR_TOKENS: f64 = 16.0;
+
+/// Sums for one matrix or stack.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Sums {
+    /// Sums of squares of each column, `[n_mat, n]`.
+    pub squares: Vec<f32>,
+    /// Tokens that were summed, `[n_mat]`.
+    pub counts: Vec<f32>,
+}
+
+/// What a file of importances says.
+#[derive(Clone, Debug, Default)]
+pub struct Importance {
+    pub file: String,
+    pub datasets: Vec<String>,
+    pub n_chunks: u32,
+    entries: HashMap<String, Sums>,
+}
+
+impl Importance {
+    /// Reads a file of either form.
+    ///
+    /// # Errors
+    /// It cannot be read, contradicts itself, or holds numbers that are negative or not finite.
+    pub fn read(path: &Path) -> Result<Importance> {
+        let mut magic = [0; 4];
+        let opened = std::fs::File::open(path).and_then(|mut file| std::io::Read::read_exact(&mut file, &mut magic));
+        opened.with_context(|| format!("read {}", path.display()))?;
+        let mut read = if &magic == b"GGUF" { Self::read_gguf(path)? } else { Self::read_dat(path)? };
+        read.file = path.display().to_string();
+        for (name, sums) in &read.entries {
+            let is_bad = |v: &&f32| !v.is_finite() || **v < 0.0;
+            if let Some(v) = sums.squares.iter().chain(&sums.counts).find(is_bad) {
+                bail!("read {}: {name} has {v} among its sums, 0 or more wanted", read.file);
+            }
+        }
+        ensure!(!read.entries.is_empty(), "read {}: it holds no importances", read.file);
+        Ok(read)
+    }
+
+    fn read_gguf(path: &Path) -> Result<Importance> {
+        let file = checkpoint::open_with(path, checkpoint::Open { map: false })?;
+        let meta = file.meta();
+        let kind = meta.opt_str("general.type")?.unwrap_or("model");
+        ensure!(kind == "imatrix", "read {}: general.type is {kind}, imatrix wanted", path.display());
+        let numbers = |name: &str| -> Result<Vec<f32>> {
+            let info = file.find(name)?.with_context(|| format!("read {}: {name} is missing", path.display()))?;
+            ensure!(info.dtype == WeightType::F32, "read {}: {name} is {}, f32 wanted", path.display(), info.dtype);
+            let mut bytes = vec![0; info.len];
+            file.read(&info.extents(), &mut bytes)?;
+            Ok(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect())
+        };
+        let mut entries = HashMap::new();
+        for info in file.tensors() {
+            let Some(name) = info.name.strip_suffix(".in_sum2") else { continue };
+            let sums = Sums { squares: numbers(&info.name)?, counts: numbers(&format!("{name}.counts"))? };
+            let (n, n_mat) = (sums.squares.len(), sums.counts.len());
+            ensure!(n.is_multiple_of(n_mat), "read {}: {name} has {n} sums and {n_mat} counts", path.display());
+            entries.insert(name.to_string(), sums);
+        }
+        let datasets = meta.opt_strings("imatrix.datasets")?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Ok(Importance {
+            file: String::new(),
+            datasets: datasets.map(|list| list.iter().map(text).collect()).unwrap_or_default(),
+            n_chunks: meta.opt_u32("imatrix.chunk_count")?.unwrap_or(0),
+            entries,
+        })
+    }
+
+    fn read_dat(path: &Path) -> Result<Importance> {
+        let size = std::fs::metadata(path).map_or(0, |meta| meta.len());
+        ensure!(size <= MAX_BYTES, "read {}: {size} bytes are no file of importances", path.display());
+        let bytes = input::bytes(path)?;
+        let broken = || format!("read {}: it ends early, or is no file of importances", path.display());
+        let mut rest = bytes.as_slice();
+        let mut take = |n: usize| -> Result<&[u8]> {
+            let (head, tail) = rest.split_at_checked(n).with_context(broken)?;
+            rest = tail;
+            Ok(head)
+        };
+        let int = |bytes: &[u8]| i32::from_le_bytes(bytes.as_chunks().0[0]);
+        let n_entries = int(take(4)?);
+        let mut entries = HashMap::new();
+        for _ in 0..n_entries {
+            let len = usize::try_from(int(take(4)?)).ok().with_context(broken)?;
+            let name = String::from_utf8(take(len)?.to_vec()).ok().with_context(broken)?;
+            let n_calls = int(take(4)?).max(1) as f32;
+            let n = usize::try_from(int(take(4)?)).ok().and_then(|n| n.checked_mul(4)).with_context(broken)?;
+            let squares = take(n)?.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+            // How many experts there are does not stand here: whoever looks the entry up knows.
+            entries.insert(name, Sums { squares, counts: vec![n_calls] });
+        }
+        // Older files end here.
+        let n_chunks = take(4).map_or(0, |bytes| int(bytes).max(0) as u32);
+        let dataset = take(4).and_then(|bytes| Ok(take(int(bytes).max(0) as usize)?.to_vec())).unwrap_or_default();
+        let dataset = String::from_utf8_lossy(&dataset).into_owned();
+        let datasets = if dataset.is_empty() { Vec::new() } else { vec![dataset] };
+        Ok(Importance { file: String::new(), datasets, n_chunks, entries })
+    }
+
+    /// Number of matrices and stacks.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Mean square of each column of a matrix, `[n_mat, n_cols]`, for a tensor of this shape, slowest axis first; `None`
+    /// where the file says nothing of it. An expert that was seen rarely is drawn towards the mean over all experts; one
+    /// that was never seen has that mean.
+    ///
+    /// # Errors
+    /// The file's numbers are not as many.
+    pub fn of(&self, name: &str, shape: &[usize]) -> Result<Option<Vec<f32>>> {
+        let Some(sums) = self.entries.get(name) else { return Ok(None) };
+        let (n_mat, n_cols) =
+            (shape[..shape.len().saturating_sub(2)].iter().product::<usize>(), shape[shape.len() - 1]);
+        let n = n_mat.checked_mul(n_cols).unwrap_or(0);
+        let fits = sums.squares.len() == n && (sums.counts.len() == n_mat || sums.counts.len() == 1);
+        ensure!(fits, "read {}: {name} has {} sums, {n_mat} x {n_cols} wanted", self.file, sums.squares.len());
+        let count = |i: usize| f64::from(if sums.counts.len() == 1 { sums.counts[0] } else { sums.counts[i] });
+        let total: f64 = (0..n_mat).map(count).sum();
+        if total == 0.0 {
+            return Ok(None);
+        }
+        let sum = |i: usize, c: usize| f64::from(sums.squares[i * n_cols + c]);
+        let mean: Vec<f64> = (0..n_cols).map(|c| (0..n_mat).map(|i| sum(i, c)).sum::<f64>() / total).collect();
+        let prior = if n_mat > 1 { PRIOR_TOKENS } else { 0.0 };
+        let of = |i: usize, c: usize| ((sum(i, c) + prior * mean[c]) / (count(i) + prior)) as f32;
+        Ok(Some((0..n_mat).flat_map(|i| (0..n_cols).map(move |c| (i, c))).map(|(i, c)| of(i, c)).collect()))
+    }
+}

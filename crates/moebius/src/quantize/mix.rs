@@ -1,0 +1,344 @@
+//! Which type each tensor gets: the mixes behind the names that users know from llama.cpp.
+//!
+//! A name such as `Q4_K_M` is one type for most matrices and more bits for those that suffer most: the output, attention's
+//! values, and `ffn_down` of some layers. The rules are llama.cpp's (`src/llama-quant.cpp`), so that a name means the same
+//! file; a test compares them with files that its program made.
+
+use anyhow::{Result, bail, ensure};
+use checkpoint::{Metadata, Value};
+use quant::WeightType;
+use regex::Regex;
+
+/// A kind of file, as `general.file_type` numbers it.
+#[derive(Debug, PartialEq, Eq)]
+pub struct FileType {
+    pub name: &'static str,
+    /// `llama_ftype` of llama.cpp's `llama.h`.
+    pub id: u32,
+    /// The type of most matrices.
+    pub base: WeightType,
+}
+
+const fn file(name: &'static str, id: u32, base: WeightType) -> FileType {
+    FileType { name, id, base }
+}
+
+/// All kinds that are written, smallest first, then the floats.
+pub const FILE_TYPES: [FileType; 21] = [
+    file("Q2_K_S", 21, WeightType::Q2_K),
+    file("Q2_K", 10, WeightType::Q2_K),
+    file("Q3_K_S", 11, WeightType::Q3_K),
+    file("Q3_K_M", 12, WeightType::Q3_K),
+    file("Q3_K_L", 13, WeightType::Q3_K),
+    file("MXFP4", 38, WeightType::MXFP4),
+    file("IQ4_XS", 30, WeightType::IQ4_XS),
+    file("IQ4_NL", 25, WeightType::IQ4_NL),
+    file("Q4_0", 2, WeightType::Q4_0),
+    file("Q4_1", 3, WeightType::Q4_1),
+    file("Q4_K_S", 14, WeightType::Q4_K),
+    file("Q4_K_M", 15, WeightType::Q4_K),
+    file("Q5_0", 8, WeightType::Q5_0),
+    file("Q5_1", 9, WeightType::Q5_1),
+    file("Q5_K_S", 16, WeightType::Q5_K),
+    file("Q5_K_M", 17, WeightType::Q5_K),
+    file("Q6_K", 18, WeightType::Q6_K),
+    file("Q8_0", 7, WeightType::Q8_0),
+    file("BF16", 32, WeightType::BF16),
+    file("F16", 1, WeightType::F16),
+    file("F32", 0, WeightType::F32),
+];
+
+/// Other names of the same kinds.
+const ALIASES: [(&str, &str); 4] = [("Q3_K", "Q3_K_M"), ("Q4_K", "Q4_K_M"), ("Q5_K", "Q5_K_M"), ("MXFP4_MOE", "MXFP4")];
+
+/// The kind of file of this name, in any case.
+///
+/// # Errors
+/// There is none; lists them.
+pub fn file_type(name: &str) -> Result<&'static FileType> {
+    let upper = name.to_ascii_uppercase();
+    let known = ALIASES.iter().find(|(alias, _)| *alias == upper).map_or(upper.as_str(), |(_, name)| name);
+    match FILE_TYPES.iter().find(|file| file.name == known) {
+        Some(file) => Ok(file),
+        None => {
+            let names: Vec<&str> = FILE_TYPES.iter().map(|file| file.name).collect();
+            bail!("choose a type: {name} is none of {}", names.join(", "))
+        }
+    }
+}
+
+/// The weight type of this name, in any case.
+fn weight_type(name: &str) -> Result<WeightType> {
+    let lower = name.to_ascii_lowercase();
+    match WeightType::GGUF.into_iter().find(|t| t.name() == lower) {
+        Some(t) => Ok(t),
+        None => bail!("{name} is none of {}", WeightType::GGUF.map(|t| t.name().to_uppercase()).join(", ")),
+    }
+}
+
+/// A user's choice for the tensors whose name a pattern matches.
+#[derive(Clone, Debug)]
+pub struct Override {
+    pub text: String,
+    pattern: Regex,
+    dtype: WeightType,
+}
+
+/// Parses `PATTERN=TYPE`.
+pub fn parse_override(text: &str) -> Result<Override, String> {
+    let (pattern, dtype) = text.rsplit_once('=').ok_or("expected PATTERN=TYPE, for example ffn_down_exps=Q6_K")?;
+    let pattern = Regex::new(pattern).map_err(|error| error.to_string())?;
+    let dtype = weight_type(dtype).map_err(|error| error.to_string())?;
+    Ok(Override { text: text.into(), pattern, dtype })
+}
+
+/// A tensor that waits for its type.
+pub struct Tensor<'a> {
+    pub name: &'a str,
+    /// Shape, slowest axis first.
+    pub shape: &'a [usize],
+    pub dtype: WeightType,
+}
+
+/// What the rules want to know of a model.
+struct Model {
+    arch: String,
+    n_layer: usize,
+    n_expert: usize,
+    /// Query heads a key head, of the first layer.
+    n_group: usize,
+    /// Whether the embedding is the output too.
+    is_tied: bool,
+    has_importance: bool,
+}
+
+impl Model {
+    fn read(meta: &Metadata, tensors: &[Tensor], has_importance: bool) -> Result<Model> {
+        let arch = meta.opt_str("general.architecture")?.unwrap_or_default().to_string();
+        // Some architectures have a number for each layer.
+        let count = |key: &str| match meta.get(&format!("{arch}.{key}")) {
+            Some(Value::Numbers(_)) => meta.opt_u32s(&format!("{arch}.{key}")).ok().flatten()?.first().copied(),
+            Some(value) => u32::try_from(value.to_int()?).ok(),
+            None => None,
+        };
+        let n_head = count("attention.head_count").unwrap_or(0);
+        let n_kv = count("attention.head_count_kv").unwrap_or(n_head);
+        Ok(Model {
+            n_layer: count("block_count").unwrap_or(0) as usize,
+            n_expert: count("expert_count").unwrap_or(0) as usize,
+            n_group: n_head.checked_div(n_kv).unwrap_or(0) as usize,
+            is_tied: !tensors.iter().any(|t| t.name == "output.weight"),
+            has_importance,
+            arch,
+        })
+    }
+}
+
+/// What a tensor is for, as far as the rules care.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    Output,
+    Embedding,
+    AttentionV,
+    AttentionOut,
+    FfnDown,
+    Other,
+}
+
+impl Role {
+    fn of(name: &str) -> Role {
+        let has = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
+        match () {
+            () if name == "output.weight" => Role::Output,
+            () if ["token_embd.weight", "per_layer_token_embd.weight"].contains(&name) => Role::Embedding,
+            () if has(&["attn_v.weight", "attn_qkv.weight", "attn_kv_b.weight"]) => Role::AttentionV,
+            () if has(&["attn_output.weight"]) => Role::AttentionOut,
+            () if has(&["ffn_down"]) => Role::FfnDown,
+            () => Role::Other,
+        }
+    }
+}
+
+/// Parts of names of matrices that are small, or that routers and recurrences cannot bear to lose bits of.
+const KEPT: [&str; 17] = [
+    "_norm.weight",
+    "ffn_gate_inp.weight",
+    "altup",
+    "laurel",
+    "per_layer_model_proj",
+    "ssm_conv1d",
+    "shortconv.conv.weight",
+    "indexer.k_proj.weight",
+    "indexer.q_proj.weight",
+    "time_mix_",
+    "attn_rel_b.weight",
+    "position_embd",
+    "token_types",
+    "sam.",
+    ".rel_pos",
+    ".patch_embd",
+    ".patch_merger",
+];
+
+/// Whether a tensor is a matrix that may change its type.
+pub fn may_change(tensor: &Tensor) -> bool {
+    // Axes of length 1 at the slow end are none.
+    let n_axes = tensor.shape.len() - tensor.shape.iter().take_while(|&&n| n == 1).count();
+    n_axes >= 2 && tensor.name.ends_with("weight") && !KEPT.iter().any(|part| tensor.name.contains(part))
+}
+
+/// The types of all tensors, in their order.
+///
+/// # Errors
+/// An override whose pattern matches no matrix; metadata that cannot be read.
+pub fn choose(
+    file: &FileType,
+    meta: &Metadata,
+    tensors: &[Tensor],
+    overrides: &[Override],
+    has_importance: bool,
+) -> Result<Vec<WeightType>> {
+    let model = Model::read(meta, tensors, has_importance)?;
+    for one in overrides {
+        let is_used = tensors.iter().any(|t| may_change(t) && one.pattern.is_match(t.name));
+        ensure!(is_used, "choose types: --tensor {}: the pattern matches no matrix of the model", one.text);
+    }
+    // The rules count tensors in order of layers, then of names.
+    let mut order: Vec<usize> = (0..tensors.len()).collect();
+    order.sort_by_key(|&i| (layer(tensors[i].name), tensors[i].name));
+    let n_values = tensors.iter().filter(|t| Role::of(t.name) == Role::AttentionV).count();
+    let (mut i_values, mut i_down) = (0, 0);
+    let mut types: Vec<WeightType> = tensors.iter().map(|t| t.dtype).collect();
+    for i in order {
+        let tensor = &tensors[i];
+        if !may_change(tensor) {
+            continue;
+        }
+        let role = Role::of(tensor.name);
+        let wanted = match overrides.iter().find(|one| one.pattern.is_match(tensor.name)) {
+            Some(one) => one.dtype,
+            None if file.base.block_len() == 1 => file.base,
+            None => {
+                let at = match role {
+                    Role::AttentionV => (i_values, n_values),
+                    // Experts of a layer are in one tensor, beside a shared expert's: the layer counts.
+                    Role::FfnDown if model.n_expert > 1 => (layer(tensor.name).unwrap_or(0), model.n_layer),
+                    _ => (i_down, model.n_layer),
+                };
+                match role {
+                    Role::AttentionV => i_values += 1,
+                    Role::FfnDown => i_down += 1,
+                    _ => {}
+                }
+                rule(file, &model, tensor, role, at)
+            }
+        };
+        types[i] = fitting(wanted, tensor.shape[tensor.shape.len() - 1]);
+    }
+    Ok(types)
+}
+
+/// The layer of `blk.N.`.
+fn layer(name: &str) -> Option<usize> {
+    name.strip_prefix("blk.")?.split('.').next()?.parse().ok()
+}
+
+/// llama.cpp's choice for a matrix, the `i`th of `n` of its role.
+fn rule(file: &FileType, model: &Model, tensor: &Tensor, role: Role, (i, n): (usize, usize)) -> WeightType {
+    use WeightType as T;
+    let name = file.name;
+    let is = |names: &[&str]| names.contains(&name);
+    let n_cols = tensor.shape[tensor.shape.len() - 1];
+    // The first and last eighth, and every third between.
+    let is_tender = i < n / 8 || i >= 7 * n / 8 || (i - n / 8) % 3 == 2;
+    match role {
+        _ if role == Role::Output || role == Role::Embedding && model.is_tied => match () {
+            () if name == "MXFP4" || !n_cols.is_multiple_of(file.base.block_len()) => T::Q8_0,
+            () if file.base == T::Q8_0 => T::Q8_0,
+            () => T::Q6_K,
+        },
+        _ if name == "MXFP4" => match tensor.shape {
+            [n_expert, _, _] if *n_expert > 1 => T::MXFP4,
+            _ => T::Q8_0,
+        },
+        Role::Output | Role::Embedding => file.base,
+        Role::AttentionV => {
+            let chosen = match () {
+                () if name == "Q2_K" => {
+                    if model.n_group >= 4 {
+                        T::Q4_K
+                    } else {
+                        T::Q3_K
+                    }
+                }
+                () if name == "Q2_K_S" && model.n_group >= 4 => T::Q4_K,
+                () if name == "Q3_K_M" => {
+                    if i < 2 {
+                        T::Q5_K
+                    } else {
+                        T::Q4_K
+                    }
+                }
+                () if name == "Q3_K_L" => T::Q5_K,
+                () if is(&["IQ4_NL", "IQ4_XS"]) && model.n_group >= 4 => T::Q5_K,
+                () if is(&["Q4_K_M", "Q5_K_M"]) && is_tender => T::Q6_K,
+                () if name == "Q4_K_S" && i < 4 => T::Q5_K,
+                () => file.base,
+            };
+            // Of 80 layers of Llama, whose heads share eightfold, and of 8 experts, this matrix is a small part.
+            let is_llama_70b = model.arch == "llama" && model.n_layer == 80 && model.n_group > 1;
+            match chosen {
+                _ if model.n_expert == 8 => T::Q8_0,
+                T::Q3_K | T::Q4_K if is_llama_70b => T::Q5_K,
+                chosen => chosen,
+            }
+        }
+        _ if model.n_expert == 8 && tensor.name.contains("attn_k.weight") => T::Q8_0,
+        Role::FfnDown => match () {
+            () if name == "Q2_K" => T::Q3_K,
+            () if name == "Q2_K_S" && i < n / 8 => T::Q4_K,
+            () if name == "Q3_K_M" => {
+                if i < n / 16 {
+                    T::Q5_K
+                } else {
+                    T::Q4_K
+                }
+            }
+            () if name == "Q3_K_L" => T::Q5_K,
+            () if is(&["Q4_K_M", "Q5_K_M"]) && is_tender => T::Q6_K,
+            () if is(&["IQ4_NL", "IQ4_XS"]) && i < n / 8 && !model.has_importance => T::Q5_K,
+            () if name == "Q4_K_S" && i < n / 8 => T::Q5_K,
+            () if name == "Q4_0" && i < n / 8 && model.has_importance => T::Q4_1,
+            () if name == "Q5_0" && i < n / 8 && model.has_importance => T::Q5_1,
+            () => file.base,
+        },
+        Role::AttentionOut if model.n_expert == 8 => {
+            let five = ["Q2_K", "Q3_K_S", "Q3_K_M", "IQ4_NL", "Q4_K_S", "Q4_K_M", "IQ4_XS"];
+            if is(&five) { T::Q5_K } else { file.base }
+        }
+        Role::AttentionOut => match name {
+            "Q2_K" => T::Q3_K,
+            "Q3_K_M" => T::Q4_K,
+            "Q3_K_L" => T::Q5_K,
+            _ => file.base,
+        },
+        Role::Other => file.base,
+    }
+}
+
+/// A type whose blocks divide rows of `n_cols`: the wanted one, the nearest of 32-blocks, or F16.
+pub fn fitting(wanted: WeightType, n_cols: usize) -> WeightType {
+    use WeightType as T;
+    if n_cols.is_multiple_of(wanted.block_len()) {
+        return wanted;
+    }
+    let small = match wanted {
+        T::Q2_K | T::Q3_K => T::Q4_0,
+        T::Q4_K => T::Q5_0,
+        T::Q5_K => T::Q5_1,
+        T::Q6_K => T::Q8_0,
+        T::IQ4_XS => T::IQ4_NL,
+        _ => T::F16,
+    };
+    if n_cols.is_multiple_of(small.block_len()) { small } else { T::F16 }
+}

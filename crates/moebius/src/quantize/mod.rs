@@ -1,0 +1,264 @@
+//! From weights to a GGUF file of other types: what `moebius quantize` and `moebius convert` do.
+//!
+//! Tensors are taken one after the other in pieces of [`PIECE`] values, which threads decode and encode on their own, and
+//! are written as they come. A piece depends on nothing but its own values, so the file is the same whatever the number
+//! of threads, and memory does not grow with the model.
+
+pub mod importance;
+pub mod mix;
+pub mod source;
+
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::{Context, Result, ensure};
+use checkpoint::Value;
+use checkpoint::gguf::{Stream, Writer};
+use indicatif::ProgressBar;
+use quant::WeightType;
+
+use crate::out;
+use importance::Importance;
+use source::{Source, Tensor};
+
+/// Values that a thread takes at a time: a multiple of every block.
+const PIECE: usize = 1 << 16;
+/// Pieces of a thread that are held before they are written.
+const PIECES_HELD: usize = 8;
+/// `general.quantization_version`: that of the block layouts that llama.cpp has had since May 2023.
+const QUANTIZATION_VERSION: u32 = 2;
+/// Keys that speak of the old file.
+const DROPPED: [&str; 6] = [
+    "general.file_type",
+    "general.quantization_version",
+    "general.alignment",
+    "split.no",
+    "split.count",
+    "split.tensors.count",
+];
+
+/// A tensor of the new file.
+#[derive(Clone, Debug)]
+pub struct Target {
+    pub dtype: WeightType,
+    /// Importance of each column, `[n_mat, n_cols]`.
+    pub importance: Option<Vec<f32>>,
+}
+
+/// What is to be written.
+pub struct Job<'a> {
+    pub source: &'a dyn Source,
+    /// One for each of the source's tensors.
+    pub targets: Vec<Target>,
+    /// `general.file_type`.
+    pub file_type: u32,
+    /// Keys that are added.
+    pub keys: Vec<(String, Value)>,
+    pub threads: usize,
+}
+
+/// Squared errors of a tensor against what it was.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Loss {
+    /// Sum of the squares of the values.
+    pub power: f64,
+    /// Sum of the squared errors.
+    pub error: f64,
+}
+
+impl Loss {
+    /// Root mean square of the error over that of the values.
+    pub fn relative(self) -> f64 {
+        if self.power > 0.0 { (self.error / self.power).sqrt() } else { 0.0 }
+    }
+
+    fn add(&mut self, other: Loss) {
+        self.power += other.power;
+        self.error += other.error;
+    }
+}
+
+impl Job<'_> {
+    /// Checks what can be known before a byte is read.
+    ///
+    /// # Errors
+    /// A tensor is quantised and would be quantised anew, which needs `allow_requantize`.
+    pub fn check(&self, allow_requantize: bool) -> Result<()> {
+        for (tensor, target) in self.source.tensors().iter().zip(&self.targets) {
+            let is_again = tensor.dtype.block_len() > 1 && tensor.dtype != target.dtype;
+            ensure!(
+                allow_requantize || !is_again,
+                "quantize tensor {}: it is {} already, and quantizing it anew loses more than doing so from the original \
+                 weights; --allow-requantize does it all the same",
+                tensor.name,
+                tensor.dtype
+            );
+        }
+        Ok(())
+    }
+
+    /// Writes the file, whole or not at all; the losses of the tensors.
+    ///
+    /// # Errors
+    /// A tensor cannot be read or encoded, or the file cannot be written.
+    pub fn write(&self, path: &Path, bar: &ProgressBar) -> Result<Vec<Loss>> {
+        let mut losses = Vec::new();
+        out::file(path, |out| {
+            let wrote = self.stream(out, bar).map(|found| losses = found);
+            wrote.map_err(|error| std::io::Error::other(out::chain(&error)))
+        })?;
+        Ok(losses)
+    }
+
+    fn stream(&self, out: &mut dyn std::io::Write, bar: &ProgressBar) -> Result<Vec<Loss>> {
+        let mut writer = Writer::new();
+        for (key, value) in self.source.meta().iter().filter(|(key, _)| !DROPPED.contains(key)) {
+            if !self.keys.iter().any(|(own, _)| own == key) {
+                writer.meta(key, value.clone());
+            }
+        }
+        writer.meta("general.quantization_version", QUANTIZATION_VERSION);
+        writer.meta("general.file_type", self.file_type);
+        self.keys.iter().for_each(|(key, value)| _ = writer.meta(key, value.clone()));
+        for (tensor, target) in self.source.tensors().iter().zip(&self.targets) {
+            writer.announce(&tensor.name, &tensor.shape, target.dtype);
+        }
+        let mut stream = writer.start(out)?;
+        let mut losses = Vec::new();
+        for i in 0..self.targets.len() {
+            losses.push(self.tensor(i, &mut stream, bar)?);
+        }
+        stream.finish()?;
+        self.source.is_whole()?;
+        Ok(losses)
+    }
+
+    /// Writes a tensor.
+    fn tensor(&self, i: usize, stream: &mut Stream<impl std::io::Write>, bar: &ProgressBar) -> Result<Loss> {
+        let len = self.source.tensors()[i].len();
+        let n_pieces = len.div_ceil(PIECE);
+        let mut loss = Loss::default();
+        for first in (0..n_pieces).step_by(self.threads * PIECES_HELD) {
+            let last = n_pieces.min(first + self.threads * PIECES_HELD);
+            for piece in self.pieces(i, first..last) {
+                let (bytes, lost) = piece?;
+                stream.write(&bytes)?;
+                loss.add(lost);
+            }
+            bar.inc(((last * PIECE).min(len) - first * PIECE) as u64);
+        }
+        Ok(loss)
+    }
+
+    /// Encodes some pieces of a tensor, by all threads.
+    fn pieces(&self, i: usize, pieces: std::ops::Range<usize>) -> Vec<Result<(Vec<u8>, Loss)>> {
+        let next = AtomicUsize::new(pieces.start);
+        let done: Vec<Mutex<Option<Result<(Vec<u8>, Loss)>>>> = pieces.clone().map(|_| Mutex::new(None)).collect();
+        let work = || {
+            let mut room = Room::default();
+            loop {
+                let piece = next.fetch_add(1, Ordering::Relaxed);
+                let Some(slot) = piece.checked_sub(pieces.start).and_then(|at| done.get(at)) else { break };
+                let result = self.piece(i, piece, &mut room);
+                *slot.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(result);
+            }
+        };
+        std::thread::scope(|scope| {
+            // A thread that the system refuses leaves its work to the others.
+            for _ in 1..self.threads.min(pieces.len()) {
+                let _ = std::thread::Builder::new().spawn_scoped(scope, work);
+            }
+            work();
+        });
+        let take = |slot: Mutex<Option<_>>| slot.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        done.into_iter().map(|slot| take(slot).unwrap_or_else(|| anyhow::bail!("a thread stopped"))).collect()
+    }
+
+    fn piece(&self, i: usize, piece: usize, room: &mut Room) -> Result<(Vec<u8>, Loss)> {
+        let (tensor, target) = (&self.source.tensors()[i], &self.targets[i]);
+        let range = piece * PIECE..tensor.len().min((piece + 1) * PIECE);
+        if tensor.dtype == target.dtype {
+            let mut bytes = Vec::new();
+            self.source.read(i, range, &mut bytes)?;
+            return Ok((bytes, Loss::default()));
+        }
+        source::values(self.source, i, range.clone(), &mut room.bytes, &mut room.values)?;
+        let mut bytes = Vec::new();
+        let loss = encode(tensor, target, range, room, &mut bytes)?;
+        Ok((bytes, loss))
+    }
+}
+
+/// What a thread keeps from piece to piece.
+#[derive(Default)]
+struct Room {
+    bytes: Vec<u8>,
+    values: Vec<f32>,
+    importance: Vec<f32>,
+    decoded: Vec<f32>,
+}
+
+/// Encodes the values of a range of a tensor, which are in the room.
+fn encode(
+    tensor: &Tensor,
+    target: &Target,
+    range: std::ops::Range<usize>,
+    room: &mut Room,
+    bytes: &mut Vec<u8>,
+) -> Result<Loss> {
+    let x = &room.values;
+    let n_bytes = target.dtype.row_bytes(x.len()).with_context(|| {
+        format!("encode tensor {}: blocks of {} do not divide {} columns", tensor.name, target.dtype, tensor.n_cols())
+    })?;
+    bytes.resize(n_bytes, 0);
+    match &target.importance {
+        Some(importance) if target.dtype.block_len() > 1 => {
+            let n_cols = tensor.n_cols();
+            let rows_a_matrix = tensor.shape.get(tensor.shape.len().wrapping_sub(2)).copied().unwrap_or(1);
+            let at = |i: usize| importance[i / (n_cols * rows_a_matrix) * n_cols + i % n_cols];
+            room.importance.clear();
+            room.importance.extend(range.clone().map(at));
+            quant::encode_row_weighted(target.dtype, x, &room.importance, bytes.as_mut_slice());
+        }
+        _ => quant::encode_row(target.dtype, x, bytes.as_mut_slice()),
+    }
+    room.decoded.clear();
+    room.decoded.resize(x.len(), 0.0);
+    quant::decode_row(target.dtype, &bytes[..], &mut room.decoded);
+    if let Some(i) = room.decoded.iter().position(|y| !y.is_finite()) {
+        let at = range.start + i;
+        anyhow::bail!("encode tensor {}: value {at} is {}, which {} cannot hold", tensor.name, x[i], target.dtype);
+    }
+    let mut loss = Loss::default();
+    for (&x, &y) in x.iter().zip(&room.decoded) {
+        loss.power += f64::from(x) * f64::from(x);
+        loss.error += (f64::from(x) - f64::from(y)).powi(2);
+    }
+    Ok(loss)
+}
+
+/// The targets of a source's tensors: types by the mix, importances where a file has them.
+///
+/// # Errors
+/// See [`mix::choose`] and [`Importance::of`].
+pub fn targets(
+    source: &dyn Source,
+    file: &mix::FileType,
+    overrides: &[mix::Override],
+    importance: Option<&Importance>,
+) -> Result<Vec<Target>> {
+    let tensors: Vec<mix::Tensor> =
+        source.tensors().iter().map(|t| mix::Tensor { name: &t.name, shape: &t.shape, dtype: t.dtype }).collect();
+    let types = mix::choose(file, source.meta(), &tensors, overrides, importance.is_some())?;
+    let target = |(tensor, dtype): (&Tensor, WeightType)| {
+        let importance = match importance {
+            Some(file) if mix::may_change(&mix::Tensor { name: &tensor.name, shape: &tensor.shape, dtype }) => {
+                file.of(&tensor.name, &tensor.shape)?
+            }
+            _ => None,
+        };
+        Ok(Target { dtype, importance })
+    };
+    source.tensors().iter().zip(types).map(target).collect()
+}

@@ -1,0 +1,138 @@
+//! Where the weights of a new file come from: a GGUF file, or whatever else shows itself as one.
+
+use std::ops::Range;
+
+use anyhow::{Context, Result, bail, ensure};
+use checkpoint::{Checkpoint, Kind, Metadata};
+use quant::WeightType;
+
+/// A tensor under its name in GGUF files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tensor {
+    pub name: String,
+    /// Shape, slowest axis first.
+    pub shape: Vec<usize>,
+    pub dtype: WeightType,
+}
+
+impl Tensor {
+    /// Number of values.
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Values of a row, the fastest axis.
+    pub fn n_cols(&self) -> usize {
+        self.shape[self.shape.len() - 1]
+    }
+
+    /// Bytes that it takes as `dtype`; `None` when blocks do not divide its rows.
+    pub fn bytes_as(&self, dtype: WeightType) -> Option<usize> {
+        dtype.row_bytes(self.n_cols())?.checked_mul(self.len() / self.n_cols())
+    }
+}
+
+/// Metadata and tensors in GGUF's names. Reads from any thread.
+pub trait Source: Sync {
+    /// Name in messages.
+    fn name(&self) -> &str;
+
+    /// The metadata.
+    fn meta(&self) -> &Metadata;
+
+    /// The tensors, in the order of the new file.
+    fn tensors(&self) -> &[Tensor];
+
+    /// Reads the encoded values `range` of a tensor, which are whole blocks, into `out`.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    fn read(&self, tensor: usize, range: Range<usize>, out: &mut Vec<u8>) -> Result<()>;
+
+    /// Checks that nobody has written to what was read.
+    ///
+    /// # Errors
+    /// Somebody has.
+    fn is_whole(&self) -> Result<()>;
+}
+
+/// A GGUF file, or the parts of one.
+pub struct Gguf {
+    checkpoint: Checkpoint,
+    tensors: Vec<Tensor>,
+}
+
+impl Gguf {
+    /// Takes an open file.
+    ///
+    /// # Errors
+    /// It is no GGUF file, or has tensors of types that are not read.
+    pub fn new(checkpoint: Checkpoint) -> Result<Gguf> {
+        let name = checkpoint.name();
+        ensure!(
+            checkpoint.kind() == Kind::Gguf,
+            "read {name}: it is a {}, a GGUF file wanted",
+            checkpoint.kind().name()
+        );
+        if let Some(tensor) = checkpoint.unreadable().first() {
+            bail!("read {name}: tensor {} is of type {}: {}", tensor.name, tensor.dtype, tensor.why);
+        }
+        ensure!(!checkpoint.tensors().is_empty(), "read {name}: it holds no tensors");
+        let tensor =
+            |t: &checkpoint::TensorInfo| Tensor { name: t.name.clone(), shape: t.shape.clone(), dtype: t.dtype };
+        let tensors = checkpoint.tensors().iter().map(tensor).collect();
+        Ok(Gguf { checkpoint, tensors })
+    }
+}
+
+impl Source for Gguf {
+    fn name(&self) -> &str {
+        self.checkpoint.name()
+    }
+
+    fn meta(&self) -> &Metadata {
+        self.checkpoint.meta()
+    }
+
+    fn tensors(&self) -> &[Tensor] {
+        &self.tensors
+    }
+
+    fn read(&self, tensor: usize, range: Range<usize>, out: &mut Vec<u8>) -> Result<()> {
+        let info = &self.checkpoint.tensors()[tensor];
+        let bytes = |n: usize| n / info.dtype.block_len() * info.dtype.block_bytes();
+        out.clear();
+        out.resize(bytes(range.len()), 0);
+        Ok(self.checkpoint.files()[info.file].read_at(info.offset + bytes(range.start), out)?)
+    }
+
+    fn is_whole(&self) -> Result<()> {
+        for file in self.checkpoint.files() {
+            ensure!(file.is_unchanged()?, "read {}: it was written to meanwhile", file.path().display());
+        }
+        Ok(())
+    }
+}
+
+/// Decodes the values `range` of a tensor into `out`; `bytes` is room for their encoded form.
+///
+/// # Errors
+/// They cannot be read, or one is NaN or infinite.
+pub fn values(
+    source: &dyn Source,
+    tensor: usize,
+    range: Range<usize>,
+    bytes: &mut Vec<u8>,
+    out: &mut Vec<f32>,
+) -> Result<()> {
+    let info = &source.tensors()[tensor];
+    source.read(tensor, range.clone(), bytes)?;
+    out.clear();
+    out.resize(range.len(), 0.0);
+    quant::decode_row(info.dtype, &bytes[..], out);
+    match out.iter().position(|v| !v.is_finite()) {
+        None => Ok(()),
+        Some(i) => Err(anyhow::anyhow!("value {} is {}", range.start + i, out[i]))
+            .with_context(|| format!("encode tensor {}", info.name)),
+    }
+}
