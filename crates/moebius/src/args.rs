@@ -371,6 +371,12 @@ pub struct ChatArgs {
     /// Do not print the summary line after each answer
     #[arg(short, long)]
     pub quiet: bool,
+    /// Do not keep what is typed for later starts (~/.local/state/moebius/history), nor show what was kept
+    #[arg(long)]
+    pub no_history: bool,
+    /// Show answers on a terminal as they are written: lines not wrapped, Markdown's marks left in
+    #[arg(long)]
+    pub no_markdown: bool,
     #[command(flatten)]
     pub model: ModelArgs,
     #[command(flatten)]

@@ -11,6 +11,7 @@ mod compat;
 mod config;
 mod embedded;
 mod find;
+mod ink;
 mod input;
 mod load;
 mod machine;

@@ -6,6 +6,7 @@ pub mod completions;
 pub mod devices;
 pub mod health;
 pub mod inspect;
+mod line;
 pub mod logits;
 pub mod man;
 pub mod models;
