@@ -8,7 +8,7 @@ use std::sync::Arc;
 use backend::cpu::{CacheType, Cpu, Isa};
 use backend::{Backend, Limits, PAGE};
 use engine::sampler::SamplerParams;
-use engine::scheduler::{Engine, EventKind, Events, Options, Request, RequestId};
+use engine::scheduler::{Engine, EventKind, Events, Options, Pooling, Request, RequestId};
 use engine::tokenizer::{Encode, Tokenizer};
 
 /// How the requests are computed.
@@ -26,9 +26,10 @@ struct Way {
 const FEW_PAGES: usize = 16;
 
 /// Length of each answer; the long ones pass the ends of two pages, which is more than admission keeps free for them.
-const NEW_TOKENS: [usize; 9] = [70, 70, 70, 8, 8, 8, 8, 12, 0];
-/// The request for an embedding.
+const NEW_TOKENS: [usize; 11] = [70, 70, 70, 8, 8, 8, 8, 12, 0, 0, 0];
+/// The first of the requests for embeddings, and how each is pooled.
 const EMBEDDED: usize = 8;
+const POOLED: [Pooling; 3] = [Pooling::Last, Pooling::Mean, Pooling::First];
 
 struct Bed {
     checkpoint: Arc<checkpoint::Checkpoint>,
@@ -43,7 +44,7 @@ impl Bed {
         Bed { checkpoint, tokenizer }
     }
 
-    /// Nine requests of unlike length and sampling; some begin alike for more than a page.
+    /// Eleven requests of unlike length and sampling; some begin alike for more than a page.
     fn requests(&self) -> Vec<Request> {
         let shared = "Once upon a time there was a small fox who lived at the edge of a large wood. ".repeat(3);
         let prompts = [
@@ -56,6 +57,8 @@ impl Bed {
             "What is the sun? ".repeat(12),
             format!("{shared}{shared}And then"),
             format!("{shared}One day he lost his way"),
+            format!("{shared}One day he lost his way"),
+            format!("{shared}One day he lost his way"),
         ];
         let request = |(i, prompt): (usize, &String)| {
             let ids = self.tokenizer.encode(prompt, Encode { add_special: true, parse_special: false });
@@ -63,7 +66,7 @@ impl Bed {
             request.max_new_tokens = NEW_TOKENS[i];
             request.ignore_eos = true;
             request.routing = i % 2 == 0;
-            request.embedding = i == EMBEDDED;
+            request.embedding = i.checked_sub(EMBEDDED).map(|i| POOLED[i]);
             request.sampling = match i % 3 {
                 0 => SamplerParams::greedy(),
                 _ => SamplerParams { seed: i as u64, temperature: 0.9, ..SamplerParams::default() },
@@ -135,6 +138,29 @@ fn drain(engine: &mut Engine, out: &mut BTreeMap<RequestId, Answer>) {
     }
 }
 
+/// A causal model's state of a token is that of the text up to there.
+#[test]
+fn pooled_states_are_those_of_the_beginnings() {
+    let bed = Bed::new();
+    let way = Way { isa: Isa::best(), threads: 1, max_tokens: 4, n_pages: 64, prefix_cache: true, together: false };
+    let mut engine = bed.engine(way);
+    let ids = bed.tokenizer.encode("The little bird said nothing at all", Encode::default());
+    let mut embed = |tokens: &[u32], pooling| {
+        let mut request = Request::new(tokens.to_vec());
+        request.embedding = Some(pooling);
+        let id = engine.submit(request).expect("submit");
+        let mut out = BTreeMap::new();
+        drain(&mut engine, &mut out);
+        out.remove(&id).unwrap_or_default().2
+    };
+    let states: Vec<Vec<u32>> = (1..=ids.len()).map(|n| embed(&ids[..n], Pooling::Last)).collect();
+    assert!(ids.len() > 5 && states[0] != states[1]);
+    assert_eq!(embed(&ids, Pooling::First), states[0]);
+    let value = |state: &Vec<u32>, j: usize| f64::from(f32::from_bits(state[j]));
+    let mean = |j| ((states.iter().map(|state| value(state, j)).sum::<f64>() / ids.len() as f64) as f32).to_bits();
+    assert_eq!(embed(&ids, Pooling::Mean), (0..states[0].len()).map(mean).collect::<Vec<_>>());
+}
+
 #[test]
 fn the_same_tokens_whatever_computes_them() {
     let bed = Bed::new();
@@ -146,7 +172,7 @@ fn the_same_tokens_whatever_computes_them() {
     for (i, (tokens, experts, embedding)) in expected.iter().enumerate() {
         assert_eq!(tokens.len(), NEW_TOKENS[i], "request {i} ends at its limit");
         assert_eq!(experts.len(), if i % 2 == 0 { tokens.len() * width } else { 0 }, "request {i}");
-        assert_eq!(embedding.len(), if i == EMBEDDED { 256 } else { 0 }, "request {i}");
+        assert_eq!(embedding.len(), if i >= EMBEDDED { 256 } else { 0 }, "request {i}");
     }
     let mut ways = vec![
         Way { threads: 2, ..base },

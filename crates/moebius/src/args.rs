@@ -4,10 +4,24 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::version;
+
 /// Runs mixture-of-experts language models on the machine you have.
 #[derive(Debug, Parser)]
-#[command(name = "moebius", version, max_term_width = 100, arg_required_else_help = true)]
+#[command(
+    name = "moebius",
+    version = version::short(),
+    long_version = version::long(),
+    propagate_version = true,
+    max_term_width = 100,
+    arg_required_else_help = true,
+    after_help = "Every flag can be set by a variable (MOEBIUS_TOP_K=20 is --top-k 20) and in \
+                  ~/.config/moebius/config.toml (top-k = 20)."
+)]
 pub struct Cli {
+    /// File with flags, by command and model; ~/.config/moebius/config.toml when left out
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Settings")]
+    pub config: Option<PathBuf>,
     #[command(subcommand)]
     pub command: Command,
 }
@@ -40,6 +54,13 @@ pub enum Command {
     Models(ModelsArgs),
     /// List the GPUs that can compute, or say why one cannot
     Devices,
+    /// Ask a running server whether it is well: the exit status says so
+    Health(HealthArgs),
+    /// Write manual pages into a folder
+    Man {
+        /// Folder, which is made if it is not there
+        folder: PathBuf,
+    },
     /// Print a completion script for a shell
     Completions {
         /// Shell to complete for
@@ -276,6 +297,15 @@ fn parse_origin(text: &str) -> Result<String, String> {
     }
 }
 
+/// Two numbers of at least 1.
+fn parse_pair(text: &str) -> Result<(usize, usize), String> {
+    let numbers = text.split_once(',').map(|(a, b)| (a.trim().parse(), b.trim().parse()));
+    match numbers {
+        Some((Ok(a), Ok(b))) if a > 0 && b > 0 => Ok((a, b)),
+        _ => Err("expected two numbers, for example 512,128".into()),
+    }
+}
+
 fn parse_bias(text: &str) -> Result<(u32, f32), String> {
     let (id, bias) = text.split_once('=').ok_or("expected ID=BIAS, for example 1024=-5")?;
     let id = id.trim().parse().map_err(|e| format!("token id {id:?}: {e}"))?;
@@ -347,6 +377,12 @@ pub struct ChatArgs {
     /// Do not print the summary line after each answer
     #[arg(short, long)]
     pub quiet: bool,
+    /// Do not keep what is typed for later starts (~/.local/state/moebius/history), nor show what was kept
+    #[arg(long)]
+    pub no_history: bool,
+    /// Show answers on a terminal as they are written: lines not wrapped, Markdown's marks left in
+    #[arg(long)]
+    pub no_markdown: bool,
     #[command(flatten)]
     pub model: ModelArgs,
     #[command(flatten)]
@@ -385,7 +421,7 @@ pub struct ServeArgs {
     /// File with the API keys that clients must send, one per line; when left out, none is needed
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
-    /// Answers computed at a time; 16, or as many as memory holds, when left out
+    /// Answers computed at a time for each model; 16 (4 of several models), or as many as memory holds, when left out
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub parallel: Option<u16>,
     /// Answers that may wait beyond those; more are refused with 429
@@ -397,7 +433,7 @@ pub struct ServeArgs {
     /// Chat template (Jinja) to use instead of the model's
     #[arg(long, value_name = "FILE")]
     pub chat_template_file: Option<PathBuf>,
-    /// Name of the model in answers; the file's when left out
+    /// Name of the one model in answers; the file's when left out
     #[arg(long, value_name = "NAME")]
     pub alias: Option<String>,
     /// Allow web pages of this origin to call the server (* is any); may be given several times
@@ -416,8 +452,13 @@ pub struct ServeArgs {
     /// Minimum level of log messages
     #[arg(long, value_enum, default_value_t = LogLevel::Info)]
     pub log_level: LogLevel,
-    #[command(flatten)]
-    pub model: ModelArgs,
+    /// Model, as in `run`; may be given several times. Several are loaded when requests name them, within --memory; those
+    /// unused for longest make room
+    #[arg(short, long, value_name = "PATH|NAME")]
+    pub model: Vec<PathBuf>,
+    /// Serve every model in this folder too
+    #[arg(long, value_name = "FOLDER")]
+    pub models: Option<PathBuf>,
     #[command(flatten)]
     pub engine: EngineArgs,
     #[command(flatten)]
@@ -434,14 +475,18 @@ pub enum BenchFormat {
 
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    #[command(flatten)]
-    pub model: ModelArgs,
+    /// Model to measure, as in `run`; may be given several times
+    #[arg(short, long, value_name = "PATH|NAME")]
+    pub model: Vec<PathBuf>,
     /// Prompt lengths to measure, 0 for none
     #[arg(short = 'p', long, value_name = "N,..", value_delimiter = ',', default_values_t = [512])]
     pub n_prompt: Vec<usize>,
     /// Numbers of decoded tokens to measure, 0 for none
     #[arg(short, long, value_name = "N,..", value_delimiter = ',', default_values_t = [128])]
     pub n_gen: Vec<usize>,
+    /// A prompt of N tokens and M tokens decoded behind it, measured together; may be given several times
+    #[arg(long, value_name = "N,M", value_parser = parse_pair)]
+    pub pg: Vec<(usize, usize)>,
     /// Tokens already in the context
     #[arg(short, long, value_name = "N,..", value_delimiter = ',', default_values_t = [0])]
     pub depth: Vec<usize>,
@@ -490,6 +535,19 @@ pub struct ModelsArgs {
     /// Machine-readable output
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct HealthArgs {
+    /// Address that the server listens on
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = parse_host)]
+    pub host: std::net::IpAddr,
+    /// Port
+    #[arg(long, value_name = "N", default_value_t = 8080)]
+    pub port: u16,
+    /// Ask whether it takes requests (/ready), not only whether it lives (/health)
+    #[arg(long)]
+    pub ready: bool,
 }
 
 #[derive(Debug, Args)]

@@ -56,7 +56,6 @@ const SWITCH: Takes = Maybe(&["on", "off", "auto", "0", "1", "true", "false"]);
 
 const LAYERS: &str = "all layers run on one backend: choose it with --backend";
 const ALWAYS: &str = "it is always on";
-const LATER: &str = "it is not offered";
 const CACHE: &str = "both halves of the cache have one type: --cache-type f16 or f32";
 const FETCH: &str = "nothing is fetched from a hub: get the file with `hf download REPO FILE`, and give -m FILE";
 const SPLIT: &str = "a model runs on one device";
@@ -147,6 +146,7 @@ const TABLE: &[Foreign] = &[
     row(&["-bf", "--binary-file"], Only(&["run"]), Value, Is("--file")),
     row(&["-np", "--max-num-seqs"], SERVE, Value, Is("--parallel")),
     row(&["-a", "--served-model-name"], SERVE, Value, Is("--alias")),
+    row(&["--models-dir"], SERVE, Value, Is("--models")),
     row(
         &[
             "-cb",
@@ -177,7 +177,7 @@ const TABLE: &[Foreign] = &[
             "others could see the key in the list of processes: write it into a file, and give --api-key-file FILE",
         ),
     ),
-    row(&["--reranking", "--rerank"], SERVE, Takes::Nothing, Refused(LATER)),
+    row(&["--reranking", "--rerank"], SERVE, Takes::Nothing, Nothing("models that rank documents do so at /v1/rerank")),
     row(&["--gpu-memory-utilization", "--tensor-parallel-size", "-tp"], SERVE, Value, Refused(SPLIT)),
     row(
         &["-to", "--timeout", "--threads-http", "-cram", "--cache-ram", "--cache-reuse", "--slot-save-path"],
@@ -186,7 +186,7 @@ const TABLE: &[Foreign] = &[
         Nothing("it changes nothing here"),
     ),
     row(&["-mmp", "--mmap"], Only(&["bench"]), Value, Nothing("see --copy-weights")),
-    row(&["-pg"], Only(&["bench"]), Value, Refused("use -p, -n and -d: tokens behind a prompt are -n N -d PROMPT")),
+    row(&["-pg"], Only(&["bench"]), Value, Is("--pg")),
 ];
 
 /// Values that mean "no limit" or "the default", as llama.cpp has them: the flag is then left out.
@@ -283,7 +283,7 @@ pub fn translate(args: impl IntoIterator<Item = OsString>) -> Result<Translated,
 impl On {
     fn is(self, command: &str) -> bool {
         match self {
-            All => !["completions", "devices", "help", "try-grammar"].contains(&command),
+            All => !["completions", "devices", "health", "help", "man", "try-grammar"].contains(&command),
             Only(commands) => commands.contains(&command),
         }
     }

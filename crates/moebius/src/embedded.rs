@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use anyhow::Context;
+
 /// Name shown for it.
 pub const NAME: &str = "Fable 29M-A10M";
 
@@ -21,17 +23,26 @@ pub fn notice() -> String {
 #[repr(C, align(64))]
 struct Aligned<T: ?Sized>(T);
 
-static FILE: &Aligned<[u8]> = &Aligned(*include_bytes!("../../../models/fable-29m-a10m-q4_k_m.gguf"));
+#[cfg(embedded_model)]
+static FILE: Option<&Aligned<[u8]>> = Some(&Aligned(*include_bytes!(env!("MOEBIUS_BUILD_MODEL"))));
+#[cfg(not(embedded_model))]
+static FILE: Option<&Aligned<[u8]>> = None;
 
-/// The file's bytes.
-pub fn bytes() -> &'static [u8] {
-    &FILE.0
+/// Whether this program has it.
+pub const IS_HERE: bool = cfg!(embedded_model);
+
+/// The file's bytes, where they are part of this program.
+fn bytes() -> Option<&'static [u8]> {
+    FILE.map(|file| &file.0)
 }
 
 /// Opens the file or the model named, or the embedded model.
 pub fn open(path: Option<&Path>) -> anyhow::Result<checkpoint::Checkpoint> {
     Ok(match path {
         Some(path) => checkpoint::open(&crate::find::resolve(path)?)?,
-        None => checkpoint::from_static(NAME, bytes())?,
+        None => {
+            let bytes = bytes().context("run without -m: this build has no embedded model; name one with -m")?;
+            checkpoint::from_static(NAME, bytes)?
+        }
     })
 }

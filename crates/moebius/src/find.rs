@@ -111,6 +111,19 @@ fn resolve_in(path: &Path, caches: &Caches) -> Result<PathBuf> {
     }
 }
 
+/// The models of a folder: GGUF files, and folders with safetensors, itself and two levels down.
+///
+/// # Errors
+/// There are none.
+pub fn in_folder(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut look = Look { left: MAX_ENTRIES, found: Vec::new() };
+    look.repository(folder, "", "", 2);
+    match look.found.is_empty() {
+        true => bail!("find models in {}: it holds no GGUF file and no model folder", folder.display()),
+        false => Ok(look.found.into_iter().map(|found| found.path).collect()),
+    }
+}
+
 /// The GGUF file of a folder that has one, or the first part of a split one.
 fn only_gguf(folder: &Path) -> Result<PathBuf> {
     let mut look = Look { left: MAX_ENTRIES, found: Vec::new() };

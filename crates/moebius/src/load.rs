@@ -15,7 +15,7 @@ use checkpoint::Checkpoint;
 use engine::folder;
 use engine::formats::Format;
 use engine::sampler::{Mirostat, SamplerParams};
-use engine::scheduler::{Engine, Options};
+use engine::scheduler::{Engine, Options, Pooling};
 use engine::template::{Chat, ChatTemplate};
 use engine::tokenizer::{Encode, Tokenizer};
 use model::plan::{Op, Plan, ValidPlan};
@@ -23,7 +23,7 @@ use serde_json::Value;
 
 use crate::args::{BackendKind, CacheArg, CopyArg, EngineArgs, IsaArg, SamplingArgs, StepArgs};
 use crate::memory::{self, Budget, Fit, Units, Wish};
-use crate::{embedded, input, machine};
+use crate::{embedded, input, machine, sampling};
 
 /// An open model: its header, and what it computes.
 pub struct Model {
@@ -69,6 +69,8 @@ pub struct EngineSetup {
     pub cache_tokens: Option<usize>,
     /// Memory kept for requests and connections, in bytes; counts under `--memory` only.
     pub requests_bytes: usize,
+    /// Memory that the process takes besides models, in bytes; what it takes now when `None`.
+    pub resident_bytes: Option<usize>,
 }
 
 impl From<&EngineArgs> for EngineSetup {
@@ -83,6 +85,22 @@ impl From<&EngineArgs> for EngineSetup {
             fewer_will_do: false,
             cache_tokens: None,
             requests_bytes: 0,
+            resident_bytes: None,
+        }
+    }
+}
+
+impl BackendKind {
+    /// Itself; of `auto`, the first that there is.
+    fn resolved(self) -> BackendKind {
+        match self {
+            BackendKind::Auto if metal::device().is_ok_and(|device| device.unusable.is_none()) => BackendKind::Metal,
+            BackendKind::Auto => {
+                let devices = cuda::devices().map(|found| found.devices).unwrap_or_default();
+                let has_gpu = devices.first().is_some_and(|device| device.unusable.is_none());
+                if has_gpu { BackendKind::Cuda } else { BackendKind::Cpu }
+            }
+            kind => kind,
         }
     }
 }
@@ -161,17 +179,9 @@ impl EngineSetup {
         Ok(Some(Prepared { backend: Box::new(cpu), name: cpu_name(&cpu), plan, budget, fit, layout }))
     }
 
-    /// What computes: of `auto`, the first that there is.
+    /// What computes.
     fn kind(&self) -> BackendKind {
-        match self.backend {
-            BackendKind::Auto if metal::device().is_ok_and(|device| device.unusable.is_none()) => BackendKind::Metal,
-            BackendKind::Auto => {
-                let devices = cuda::devices().map(|found| found.devices).unwrap_or_default();
-                let has_gpu = devices.first().is_some_and(|device| device.unusable.is_none());
-                if has_gpu { BackendKind::Cuda } else { BackendKind::Cpu }
-            }
-            kind => kind,
-        }
+        self.backend.resolved()
     }
 
     /// Which weights are copied: the user's choice, or what pays.
@@ -185,7 +195,7 @@ impl EngineSetup {
     }
 
     /// What a user wants of the engine.
-    fn wish(&self) -> Wish {
+    pub fn wish(&self) -> Wish {
         Wish {
             ctx: self.ctx,
             sequences: self.sequences,
@@ -204,13 +214,9 @@ impl EngineSetup {
                 Budget::Promise { bytes, overhead: 0 }
             }
             (BackendKind::Cuda | BackendKind::Metal, Some(bytes)) => Budget::Promise { bytes, overhead: 0 },
-            (BackendKind::Cuda, None) => {
-                let devices = cuda::devices().map(|found| found.devices).unwrap_or_default();
-                // A sixteenth is left to kernels, graphs and others.
-                Budget::Free(devices.first().map(|device| device.free_bytes - device.free_bytes / 16))
-            }
+            (BackendKind::Cuda, None) => Budget::Free(free_on_device()),
             (BackendKind::Cpu | BackendKind::Reference | BackendKind::Auto, memory) => {
-                Budget::new(memory, plan, self.requests_bytes)
+                Budget::new(memory, plan, self.requests_bytes, self.resident_bytes)
             }
         }
     }
@@ -222,7 +228,7 @@ impl EngineSetup {
         }
         let cpu = self.cpu(Policy::Mapped)?;
         let plan = cpu.lower(model.plan.clone())?;
-        let (budget, batch) = (Budget::new(self.step.memory, &plan, 0), self.step.batch);
+        let (budget, batch) = (Budget::new(self.step.memory, &plan, 0, None), self.step.batch);
         if memory::fit_whole(&cpu, &plan, batch, positions, budget).is_ok() {
             return Ok(None);
         }
@@ -247,6 +253,23 @@ impl EngineSetup {
 /// What tables show for the CPU.
 fn cpu_name(cpu: &Cpu) -> String {
     format!("CPU {}", cpu.isa.name())
+}
+
+/// Bytes that a model may take of the first GPU: a sixteenth is left to kernels, graphs and others.
+fn free_on_device() -> Option<usize> {
+    let devices = cuda::devices().map(|found| found.devices).unwrap_or_default();
+    devices.first().map(|device| device.free_bytes - device.free_bytes / 16)
+}
+
+/// Bytes that models may take together where nobody says, their files included.
+pub fn free_memory(backend: BackendKind) -> Option<usize> {
+    match backend.resolved() {
+        BackendKind::Cuda => free_on_device(),
+        BackendKind::Metal => metal::device().ok().map(|device| device.budget_bytes),
+        BackendKind::Cpu | BackendKind::Reference | BackendKind::Auto => {
+            machine::free_memory().map(|free| free - free / 8)
+        }
+    }
 }
 
 /// Everything that is decided before a program is compiled.
@@ -311,7 +334,13 @@ pub struct Session {
     pub warning: Option<String>,
     /// Whether the model thinks first; as its template has it when `None`.
     pub think: Option<bool>,
-    sampling: folder::Sampling,
+    /// How it makes one vector of a text.
+    pub pooling: Pooling,
+    /// It was trained to say whether a document answers a query.
+    pub reranks: bool,
+    /// The prompt of such a question, where the file has one.
+    pub rerank_template: Option<String>,
+    sampling: SamplerParams,
 }
 
 /// Starts an engine for one conversation at a time.
@@ -332,7 +361,7 @@ pub fn start_with(model: Model, setup: &EngineSetup) -> Result<Session> {
     let template_knows_tools = Format::detect(&source).has_calls();
     let format =
         if template_knows_tools { Format::detect(&source) } else { Format::detect(&format!("{source}<tool_call>")) };
-    let sampling = folder::sampling(&checkpoint)?;
+    let sampling = sampling::of_model(&checkpoint, embedded)?;
     let prepared = setup.prepare(&checkpoint, plan)?;
     let placement = prepared.placement();
     let Prepared { backend, name, plan, fit, .. } = prepared;
@@ -342,6 +371,7 @@ pub fn start_with(model: Model, setup: &EngineSetup) -> Result<Session> {
         format!("the context of {ctx} is beyond the {trained} that the model was trained with: text there may be noise")
     });
     let program = backend.compile(&plan, Arc::clone(&checkpoint), limits)?;
+    let text = |key: &str| checkpoint.meta().opt_str(key).ok().flatten().map(str::to_string);
     let options = Options { prefix_cache: setup.prefix_cache, max_running: sequences, ..Options::default() };
     Ok(Session {
         engine: Engine::new(program, tokenizer.clone(), options)?,
@@ -363,6 +393,9 @@ pub fn start_with(model: Model, setup: &EngineSetup) -> Result<Session> {
         placement,
         warning,
         think: None,
+        pooling: pooling(&checkpoint),
+        reranks: reranks(&checkpoint),
+        rerank_template: text("tokenizer.chat_template.rerank"),
         sampling,
         embedded,
         tokenizer,
@@ -400,23 +433,16 @@ impl Session {
         self.format.opens_thought(&self.tokenizer.decode(tail))
     }
 
+    /// `qwen3moe Q4_K_M`-like: architecture and type.
+    pub fn short_name(&self) -> String {
+        format!("{} {}", self.arch, self.file_type)
+    }
+
     /// The model's own sampling.
     pub fn default_sampling(&self) -> SamplerParams {
         // DRY may repeat across the usual breaks between sentences and fields.
         let breakers = ["\n", ":", "\"", "*"].map(|text| self.tokenizer.encode(text, Encode::default()));
-        let mut params = SamplerParams { dry_breakers: breakers.to_vec(), ..SamplerParams::default() };
-        if self.embedded {
-            // What its card recommends.
-            (params.temperature, params.top_p, params.min_p, params.top_k) = (0.7, 0.9, 0.05, 0);
-        }
-        // What its folder recommends.
-        let said = &self.sampling;
-        params.temperature = said.temperature.unwrap_or(params.temperature);
-        params.top_k = said.top_k.map_or(params.top_k, |k| k as usize);
-        params.top_p = said.top_p.unwrap_or(params.top_p);
-        params.min_p = said.min_p.unwrap_or(params.min_p);
-        params.penalty_repeat = said.repetition_penalty.unwrap_or(params.penalty_repeat);
-        params
+        SamplerParams { dry_breakers: breakers.to_vec(), ..self.sampling.clone() }
     }
 
     /// The user's sampling parameters over the model's defaults.
@@ -483,20 +509,46 @@ fn compile_template(source: &str, tokenizer: &Tokenizer) -> Result<ChatTemplate>
     Ok(ChatTemplate::new(source, &token(tokenizer.bos()), &token(tokenizer.eos()))?)
 }
 
+/// GGUF's number of how states are pooled (`llama_pooling_type` in llama.cpp's llama.h).
+fn pooling_type(checkpoint: &Checkpoint) -> Option<i128> {
+    let meta = checkpoint.meta();
+    let arch = meta.opt_str("general.architecture").ok().flatten()?;
+    meta.get(&format!("{arch}.pooling_type"))?.to_int()
+}
+
+/// How a model makes one vector of a text: as its file says, else from the last token, as decoders are trained.
+fn pooling(checkpoint: &Checkpoint) -> Pooling {
+    match pooling_type(checkpoint) {
+        Some(1) => Pooling::Mean,
+        Some(2) => Pooling::First,
+        _ => Pooling::Last,
+    }
+}
+
+/// Whether a model ranks documents: its file says so, or its name does.
+fn reranks(checkpoint: &Checkpoint) -> bool {
+    let meta = checkpoint.meta();
+    let name = meta.opt_str("general.name").ok().flatten().unwrap_or_default();
+    let has_template = meta.get("tokenizer.chat_template.rerank").is_some();
+    has_template
+        || pooling_type(checkpoint) == Some(4)
+        || [name, checkpoint.name()].iter().any(|name| name.to_lowercase().contains("rerank"))
+}
+
 /// Parameters of all tensors.
 pub fn n_params(checkpoint: &Checkpoint) -> u64 {
     checkpoint.tensors().iter().map(|t| t.shape.iter().map(|&d| d as u64).product::<u64>()).sum()
 }
 
 /// `qwen3moe Q4_K_M`-like: architecture and type, behind the embedded model's name.
-fn describe(checkpoint: &Checkpoint, plan: &Plan, embedded: bool) -> String {
+pub fn describe(checkpoint: &Checkpoint, plan: &Plan, embedded: bool) -> String {
     let kind = format!("{} {}", plan.arch, file_type(checkpoint));
     if embedded { format!("{} {kind}", embedded::NAME) } else { kind }
 }
 
 /// How a file is quantised: what it says of itself (`general.file_type`, numbered as `llama_ftype` in llama.cpp's
 /// llama.h), else the weight type that most bytes are in.
-fn file_type(checkpoint: &Checkpoint) -> String {
+pub fn file_type(checkpoint: &Checkpoint) -> String {
     #[rustfmt::skip]
     const NAMES: [&str; 39] = [
         "F32", "F16", "Q4_0", "Q4_1", "", "", "", "Q8_0", "Q5_0", "Q5_1", "Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_K_S",
@@ -532,7 +584,7 @@ impl Sequence {
             None => {
                 let (backend, _) = setup.backend(&model.checkpoint, &model.plan)?;
                 let plan = backend.lower(model.plan.clone())?;
-                let budget = Budget::new(args.step.memory, &plan, 0);
+                let budget = Budget::new(args.step.memory, &plan, 0, None);
                 let limits = memory::fit_whole(&*backend, &plan, args.step.batch, positions, budget)?;
                 (backend, plan, limits)
             }

@@ -112,6 +112,15 @@ pub fn bytes(n: u64) -> String {
     }
 }
 
+/// `30.5 B`-like text for a number of parameters.
+pub fn count(n: u64) -> String {
+    match n {
+        1_000_000_000.. => format!("{:.1} B", n as f64 / 1e9),
+        1_000_000.. => format!("{:.1} M", n as f64 / 1e6),
+        _ => n.to_string(),
+    }
+}
+
 /// Where the program may keep what it can make again: `$XDG_CACHE_HOME/moebius` or `~/.cache/moebius`, and the like on
 /// other systems; `None` where there is no home.
 pub fn cache_folder() -> Option<std::path::PathBuf> {

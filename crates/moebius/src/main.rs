@@ -8,21 +8,25 @@ mod args;
 mod commands;
 mod compare;
 mod compat;
+mod config;
 mod embedded;
 mod find;
+mod ink;
 mod input;
 mod load;
 mod machine;
 mod memory;
 mod out;
 mod quantize;
+mod sampling;
 mod serve;
 mod show;
 mod trial;
+mod version;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches};
 
 use args::{Cli, Command};
 
@@ -38,7 +42,14 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let cli = match Cli::try_parse_from(&translated.args) {
+    let (command, args) = match config::settle(Cli::command(), translated.args) {
+        Ok(settled) => settled,
+        Err(why) => {
+            out::note!("moebius: {why}");
+            return ExitCode::from(2);
+        }
+    };
+    let cli = match command.try_get_matches_from(args).and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(said) => return explain(&said),
     };
@@ -58,6 +69,8 @@ fn main() -> ExitCode {
         Command::Models(args) => commands::models::run(args),
         Command::Devices => commands::devices::run(),
         Command::TryGrammar => trial::run(),
+        Command::Health(args) => commands::health::run(args),
+        Command::Man { folder } => commands::man::run(folder),
         Command::Completions { shell } => commands::completions::run(*shell),
     };
     end(result.and_then(|()| out::flush()), ExitCode::SUCCESS)

@@ -24,6 +24,23 @@ const LATER_BYTES: usize = 4 << 20;
 /// Likewise for each token of the vocabulary: samplers, and the automaton of structured output.
 const LATER_BYTES_PER_TOKEN: usize = 64;
 
+/// What a process takes for a model beside its program, later on.
+pub fn later_bytes(n_vocab: usize) -> usize {
+    LATER_BYTES + n_vocab * LATER_BYTES_PER_TOKEN
+}
+
+/// A promise of memory that cannot be kept: a sentence.
+#[derive(Debug)]
+pub struct TooLarge(String);
+
+impl std::fmt::Display for TooLarge {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for TooLarge {}
+
 /// How much memory there is for a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Budget {
@@ -41,12 +58,13 @@ pub enum Budget {
 
 impl Budget {
     /// The budget of a process that has loaded what it needs besides the program, and keeps `requests` bytes for what
-    /// comes in.
-    pub fn new(memory: Option<usize>, plan: &ValidPlan, requests: usize) -> Budget {
+    /// comes in. `resident` is what it takes now, measured when it is not given.
+    pub fn new(memory: Option<usize>, plan: &ValidPlan, requests: usize, resident: Option<usize>) -> Budget {
         match memory {
             Some(bytes) => {
-                let later = LATER_BYTES + plan.n_vocab * LATER_BYTES_PER_TOKEN + requests;
-                Budget::Promise { bytes, overhead: machine::resident_memory().unwrap_or(0).saturating_add(later) }
+                let later = later_bytes(plan.n_vocab) + requests;
+                let resident = resident.or_else(machine::resident_memory).unwrap_or(0);
+                Budget::Promise { bytes, overhead: resident.saturating_add(later) }
             }
             // An eighth is left to others.
             None => Budget::Free(machine::free_memory().map(|free| free - free / 8)),
@@ -89,6 +107,13 @@ pub struct Fit {
     pub limits: Limits,
     pub sequences: usize,
     pub footprint: Footprint,
+}
+
+impl Fit {
+    /// Whether the context is as long as was wanted, or long enough for a habit.
+    pub fn is_roomy(&self, wish: &Wish, n_ctx_train: usize) -> bool {
+        self.limits.max_positions >= wish.ctx.unwrap_or(n_ctx_train.min(SMALL_CTX))
+    }
 }
 
 /// The memory of sequences: what one more page or slot takes.
@@ -319,7 +344,7 @@ fn keep(budget: Budget, footprint: &Footprint, least: impl FnOnce() -> Footprint
     let least = least();
     let megabytes = overhead.saturating_add(least.total()).div_ceil(1_000_000);
     let shown = |n: usize| machine::bytes(n as u64);
-    anyhow::bail!(
+    let why = format!(
         "keep within {} (--memory): the least that works is {megabytes}M: {} of weights in their files, {} that the \
          program allocates, {} for the rest of the process",
         shown(bytes),
@@ -327,6 +352,7 @@ fn keep(budget: Budget, footprint: &Footprint, least: impl FnOnce() -> Footprint
         shown(least.allocated()),
         shown(overhead),
     );
+    Err(TooLarge(why).into())
 }
 
 /// As much of a wish as `room` holds, which says how much pages and states may take beside a step of such limits.

@@ -5,6 +5,7 @@ use std::io::Write;
 use anyhow::Result;
 use engine::formats::{Event, Format, Hold, Parser};
 
+use crate::ink::Ink;
 use crate::out::{self, Out};
 
 const DIM: &str = "\x1b[2m";
@@ -19,6 +20,8 @@ pub struct Show {
     quiet: bool,
     said: Said,
     events: Vec<Event>,
+    /// Wraps and styles the answer, where that is wanted.
+    ink: Option<Ink>,
 }
 
 /// An answer taken apart.
@@ -33,7 +36,14 @@ impl Show {
     pub fn new(format: Format, opened: bool, quiet: bool) -> Show {
         let out = Out::lock();
         let parser = Parser::new(format, &[], opened, Hold::Head, 0);
-        Show { parser, terminal: out.is_terminal(), out, quiet, said: Said::default(), events: Vec::new() }
+        Show { parser, terminal: out.is_terminal(), out, quiet, said: Said::default(), events: Vec::new(), ink: None }
+    }
+
+    /// The same, with words wrapped and Markdown's marks shown as what they mean where it is a terminal.
+    pub fn inked(self) -> Show {
+        let width = terminal_size::terminal_size().map_or(80, |(width, _)| usize::from(width.0));
+        let ink = self.terminal.then(|| Ink::new(width));
+        Show { ink, ..self }
     }
 
     /// Prints what is certain of the text up to this piece.
@@ -47,6 +57,11 @@ impl Show {
         self.parser.finish(&mut self.events);
         self.print()?;
         self.leave_thought()?;
+        if let Some(ink) = &mut self.ink {
+            let mut text = String::new();
+            ink.finish(&mut text);
+            self.out.write_all(text.as_bytes())?;
+        }
         if !self.said.content.ends_with('\n') {
             writeln!(self.out)?;
         }
@@ -68,7 +83,14 @@ impl Show {
                 }
                 Event::Content(text) => {
                     self.leave_thought()?;
-                    self.out.text(&text)?;
+                    match &mut self.ink {
+                        Some(ink) => {
+                            let mut inked = String::new();
+                            ink.push(&text, &mut inked);
+                            self.out.write_all(inked.as_bytes())?;
+                        }
+                        None => self.out.text(&text)?,
+                    }
                     self.said.content.push_str(&text);
                 }
                 // Without tools there are none.

@@ -12,6 +12,7 @@ const STORY: &str = "Tell me a story about a fox who lost his hat";
 /// Runs `moebius` with `args`, `stdin` on its standard input.
 fn moebius(args: &[&str], stdin: &str) -> Output {
     let mut child = Command::new(env!("CARGO_BIN_EXE_moebius"))
+        .env("MOEBIUS_CONFIG", "")
         .args(args)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -173,8 +174,18 @@ fn logits_are_written_and_compare_with_themselves() {
 fn files_can_be_looked_into() {
     let report = json(&["inspect", "--json", "--tensors", "--metadata"], "");
     assert_eq!(report["architecture"], "qwen3moe");
-    assert_eq!(report["runs"], "yes");
+    assert_eq!(report["runs"], true);
     assert_eq!(report["dimensions"]["expert_count"], 16);
+    // Numbers are numbers, and keys are names: what a script reads without taking texts apart.
+    let (all, active) = (report["parameters"].as_u64(), report["active_parameters"].as_u64());
+    assert!(active.is_some_and(|n| n > 5_000_000) && active < all, "{report}");
+    let context = &report["context"];
+    let at_8192 = context["position_bytes"].as_u64().map(|bytes| bytes * 8192);
+    assert!(at_8192.is_some_and(|n| n > 0) && context["bytes_at_8192"].as_u64() == at_8192, "{context}");
+    assert_eq!((&report["sampling"]["temperature"], &report["type"]), (&0.7.into(), &"Q4_K_M".into()), "{report}");
+    assert!(report["weight_types"]["q4_k"]["bytes"].as_u64().is_some_and(|n| n > 1_000_000), "{report}");
+    let keys = report.as_object().expect("object").keys();
+    assert!(keys.clone().all(|key| key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_')), "{keys:?}");
     assert!(report["tensors"].as_array().expect("tensors").len() > 50);
     let plan = stdout(&["plan", "--ctx", "512"], "");
     for part in ["qwen3moe", "experts", "attention", "cache", "for each of 512 positions"] {
@@ -211,7 +222,7 @@ fn folders_are_models() {
     assert!(!text.is_empty());
     assert_eq!(text_of(folder.path().join("config.json").to_str().expect("UTF-8")), text);
     let report = json(&["inspect", path, "--json", "--tensors"], "");
-    assert_eq!((report["kind"].as_str(), report["runs"].as_str()), (Some("safetensors folder"), Some("yes")));
+    assert_eq!((report["kind"].as_str(), report["runs"].as_bool()), (Some("safetensors folder"), Some(true)));
     assert_eq!(
         (report["tokenizer"]["tokens"].as_u64(), report["architecture"].as_str()),
         (Some(96), Some("qwen3_moe"))
@@ -249,6 +260,48 @@ fn the_bench_prints_its_rows_in_every_form() {
     let row: serde_json::Value = serde_json::from_str(rows.trim()).expect("one row");
     assert!(row["tokens_per_second"].as_f64().expect("speed") > 0.0);
     assert!(row["bytes_per_token"].as_u64().expect("bytes") > 1_000_000);
+    // What programs that read llama-bench's JSON look for.
+    assert_eq!(
+        (row["avg_ts"].as_f64(), row["n_depth"].as_u64()),
+        (row["tokens_per_second"].as_f64(), Some(0)),
+        "{row}"
+    );
+    for key in ["build_commit", "cpu_info", "model_filename", "model_type", "test_time", "type_k"] {
+        assert!(row[key].is_string(), "{key} of {row}");
+    }
+    for key in ["model_size", "model_n_params", "n_batch", "n_ubatch", "n_threads", "avg_ns", "stddev_ns"] {
+        assert!(row[key].is_u64(), "{key} of {row}");
+    }
+    assert_eq!(
+        (row["samples_ns"].as_array().map(Vec::len), row["samples_ts"].as_array().map(Vec::len)),
+        (Some(2), Some(2))
+    );
+}
+
+#[test]
+fn the_bench_takes_several_models_and_its_rows_fit() {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/fable-29m-a10m-q4_k_m.gguf");
+    let model = model.to_str().expect("path");
+    let args = ["bench", "-m", model, "-m", model, "-p", "0", "-n", "0", "-pg", "16,4", "-r", "1", "-t", "1"];
+    let text = stdout(&args, "");
+    let rows: Vec<&str> = text.lines().filter(|line| line.contains("pp16+tg4")).collect();
+    assert_eq!(rows.len(), 2, "{text}");
+    for line in text.lines().filter(|line| line.starts_with('|')) {
+        assert_eq!(line.chars().count(), 100, "{line}");
+    }
+    assert!(text.contains("moebius 0.") && rows[0].contains("qwen3moe Q4_K_M"), "{text}");
+}
+
+#[test]
+fn the_version_says_what_was_built() {
+    let long = stdout(&["--version"], "");
+    for part in ["moebius 0.", "target ", std::env::consts::ARCH, "backends  cpu", "scalar", "features  embedded-model"]
+    {
+        assert!(long.contains(part), "{part} in {long}");
+    }
+    let short = stdout(&["-V"], "");
+    assert!(short.lines().count() == 1 && long.starts_with(short.trim_end()), "{short}");
+    assert!(stdout(&["run", "--version"], "").contains("target "));
 }
 
 #[test]
@@ -462,6 +515,7 @@ const MESSAGES: &str = "[{\"role\": \"user\", \"content\": \"Hi\"}]";
 fn closed_and_full_streams_end_in_order() {
     let run = |args: &[&str], stdout: Stdio, stderr: Stdio| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_moebius"));
+        command.env("MOEBIUS_CONFIG", "");
         let mut child = command.args(args).stdin(Stdio::piped()).stdout(stdout).stderr(stderr).spawn().expect("start");
         // Nobody reads from here on.
         drop(child.stdout.take());
@@ -571,4 +625,28 @@ fn errors_do_not_repeat_themselves() {
         assert_eq!(String::from_utf8_lossy(&output.stderr), expected, "{args:?}");
         assert_eq!(output.status.code(), Some(1));
     }
+}
+
+#[test]
+fn flags_come_from_variables_and_a_file() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let file = folder.path().join("moebius/config.toml");
+    std::fs::create_dir_all(folder.path().join("moebius")).expect("folder");
+    std::fs::write(&file, "[run]\nn-predict = 3\nquiet = true\n").expect("write");
+    let run = |more: &[&str], variables: &[(&str, &str)]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_moebius"));
+        command.args(["run", "hi", "--temp", "0", "--ignore-eos"]).args(more);
+        command.env_remove("MOEBIUS_CONFIG").env("XDG_CONFIG_HOME", folder.path());
+        let output = command.envs(variables.iter().copied()).output().expect("run");
+        (String::from_utf8_lossy(&output.stdout).into_owned(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let words = |n: &str| stdout(&["run", "hi", "--temp", "0", "--ignore-eos", "-q", "-n", n], "");
+    assert_eq!(run(&[], &[]), (words("3"), String::new()));
+    assert_eq!(run(&[], &[("MOEBIUS_N_PREDICT", "2")]).0, words("2"));
+    assert_eq!(run(&["-n", "1"], &[("MOEBIUS_N_PREDICT", "2")]).0, words("1"));
+    let (_, err) = run(&[], &[("MOEBIUS_CTX", "many"), ("MOEBIUS_CONFIG", "")]);
+    assert!(err.contains("invalid value 'many' for '--ctx <N>'"), "{err}");
+    std::fs::write(&file, "[run]\n\nn-predicted = 3\n").expect("write");
+    let (_, err) = run(&[], &[]);
+    assert!(err.contains("config.toml:3: moebius run has no flag --n-predicted"), "{err}");
 }

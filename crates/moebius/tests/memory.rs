@@ -13,6 +13,7 @@ const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/fable-29m
 fn moebius(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_moebius"));
     command.args(args).args(["-m", MODEL]);
+    command.env("MOEBIUS_CONFIG", "");
     command
 }
 

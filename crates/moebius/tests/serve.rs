@@ -25,6 +25,7 @@ impl Server {
         let unless =
             |flag: &str, default: [&'static str; 2]| if more.contains(&flag) { vec![] } else { default.to_vec() };
         let mut child = command
+            .env("MOEBIUS_CONFIG", "")
             .args(["serve", "--port", "0", "--parallel", "2", "-t", "1"])
             .args(unless("--max-queue", ["--max-queue", "4"]))
             .args(unless("--ctx", ["--ctx", "512"]))
@@ -453,4 +454,62 @@ fn numbers_without_end_are_refused() {
     assert!(
         server.post("/v1/chat/completions", &body.replace("32", "1, \"max_tokens\": 4")).starts_with("HTTP/1.1 200")
     );
+}
+
+#[test]
+fn health_is_asked_of_the_server_that_runs() {
+    let server = Server::start(&[]);
+    let (_, port) = server.address.rsplit_once(':').expect("a port");
+    let ask = |more: &[&str], port: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_moebius"));
+        command.env("MOEBIUS_CONFIG", "").env("MOEBIUS_HOST", "0.0.0.0").args(["health", "--port", port]).args(more);
+        command.output().expect("run")
+    };
+    for more in [&[][..], &["--ready"]] {
+        let output = ask(more, port);
+        assert!(output.status.success() && output.stdout.starts_with(b"{\"status\":\"ok\""), "{output:?}");
+    }
+    let port = port.to_string();
+    drop(server);
+    let output = ask(&[], &port);
+    assert!(!output.status.success() && !output.stderr.is_empty(), "{output:?}");
+}
+
+/// systemd hears when the server is ready and when it stops, and may open the socket itself.
+#[cfg(target_os = "linux")]
+#[test]
+fn systemd_is_told() {
+    use std::os::unix::net::UnixDatagram;
+    let folder = tempfile::tempdir().expect("folder");
+    let path = folder.path().join("notify");
+    let socket = UnixDatagram::bind(&path).expect("bind");
+    socket.set_read_timeout(Some(Duration::from_secs(60))).expect("timeout");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_moebius"));
+    command.env("NOTIFY_SOCKET", &path);
+    let mut server = Server::start_as(command, &[], Stdio::null());
+    let hear = || {
+        let mut bytes = [0; 64];
+        let n = socket.recv(&mut bytes).expect("a word");
+        String::from_utf8_lossy(&bytes[..n]).into_owned()
+    };
+    assert_eq!(hear(), "READY=1");
+    let told = Command::new("kill").args(["-TERM", &server.child.id().to_string()]).status().expect("kill");
+    assert!(told.success());
+    assert_eq!(hear(), "STOPPING=1");
+    assert!(server.exit().success());
+}
+
+/// As systemd starts a service for a socket: descriptor 3 listens already.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_socket_can_be_handed_over() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("bind");
+    let address = listener.local_addr().expect("address").to_string();
+    let mut shell = Command::new("bash");
+    // The listener is the shell's standard input, and descriptor 3 of what it becomes.
+    shell.arg("-c").arg("exec 3<&0 0</dev/null; export LISTEN_FDS=1 LISTEN_PID=$$; exec \"$0\" \"$@\"");
+    shell.arg(env!("CARGO_BIN_EXE_moebius")).stdin(Stdio::from(std::os::fd::OwnedFd::from(listener)));
+    let server = Server::start_as(shell, &[], Stdio::null());
+    assert_eq!(server.address, address);
+    assert!(server.is_well());
 }

@@ -75,7 +75,8 @@ impl Format {
             self.thought.map(|t| FreeThought { open: t.open.into(), close: t.close.into(), opened: ask.opened });
         let held = |grammar| Constraint { grammar, thought: marks.clone(), triggers: Vec::new() };
         let lead = if marks.is_some() { Lead::Blanks } else { Lead::None };
-        let page = Page { format: self, tokenizer, rules: String::new(), n_rules: 0, parts: Vec::new() };
+        let page =
+            Page { format: self, tokenizer, rules: String::new(), n_rules: 0, parts: Vec::new(), has_text: false };
         match (calls, ask.content) {
             (None, _) if required && self.calls.is_none() => Err(Error::Rule("the model's format has no calls".into())),
             (None, _) if required => Err(Error::Rule("there is no such tool to call".into())),
@@ -107,6 +108,8 @@ pub(super) struct Page<'a> {
     n_rules: usize,
     /// Separate grammars, named `p0`, `p1`, ..
     parts: Vec<Rule>,
+    /// It holds texts without quotes.
+    has_text: bool,
 }
 
 impl Page<'_> {
@@ -162,6 +165,7 @@ impl Page<'_> {
 
     /// Any text up to and including this end.
     pub fn text_until(&mut self, end: &str) -> String {
+        self.has_text = true;
         let end = self.say(end);
         match end.strip_prefix('"').map(|rest| rest.find("\" <[").map_or(end.len(), |at| at + 2)) {
             Some(len) => {
@@ -263,6 +267,6 @@ impl Page<'_> {
 
     fn compile(self, start: &str, with: &Grammars) -> Result<Grammar, Error> {
         const TOKENS: &str = "TEXT: /(?s:.*)/\nNAME: /[A-Za-z_][A-Za-z0-9_.-]{0,63}/\nLEAD: /[ \\t\\n\\r]{1,4}/\n";
-        with.compile_parts(format!("start: {start}\n{}{TOKENS}", self.rules), &self.parts)
+        with.compile_parts(format!("start: {start}\n{}{TOKENS}", self.rules), &self.parts, !self.has_text)
     }
 }

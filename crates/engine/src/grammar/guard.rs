@@ -19,7 +19,7 @@ pub(crate) struct Guard {
     tail: Vec<u8>,
     /// The logits with what is forbidden at minus infinity, `[n_vocab]`.
     row: Vec<f32>,
-    /// The number that the JSON text under the grammar ends in, where the grammar is a schema's.
+    /// The number that the text under the grammar ends in, where schemas are part of it.
     numbers: Option<Numbers>,
     /// What ends the work on its masks.
     handle: Option<CancellationHandle>,
@@ -88,7 +88,7 @@ impl Guard {
             taking: Spent::default(),
             n_tokens: 0,
         };
-        guard.numbers = guard.constraint.grammar.is_json.then(Numbers::default);
+        guard.numbers = guard.constraint.grammar.numbers;
         let opened = guard.constraint.thought.as_ref().is_some_and(|t| t.opened);
         guard.state = match (opened, guard.constraint.triggers.is_empty()) {
             (true, _) => State::Thought,
@@ -200,7 +200,11 @@ impl Guard {
             State::Ready { open: Some(open), .. } if open == token => self.state = State::Thought,
             State::Ready { mut matcher, .. } => {
                 if let Some(numbers) = &mut self.numbers {
-                    numbers.push(vocabulary::text(self.constraint.grammar.compiled.vocabulary.tok_trie(), token));
+                    let trie = self.constraint.grammar.compiled.vocabulary.tok_trie();
+                    match vocabulary::is_mark(trie, token) {
+                        true => numbers.mark(),
+                        false => numbers.push(vocabulary::text(trie, token)),
+                    }
                 }
                 matcher.consume_token(token).map_err(|e| Error::Broken(first_line(&e)))?;
                 self.go_on(matcher)?;

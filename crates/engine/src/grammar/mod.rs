@@ -37,6 +37,7 @@ pub use closed::closed;
 use extent::{bracket_depth, json_extent};
 pub use gbnf::{from_gbnf, is_gbnf};
 pub(crate) use guard::Guard;
+use numbers::Numbers;
 pub use trial::{Trial, attempt};
 
 /// Longest rule in bytes; of a schema its compact JSON.
@@ -199,11 +200,12 @@ impl Grammars {
     /// [`Error::TooLong`], [`Error::TooDeep`], [`Error::Rule`] with what cannot be met, [`Error::Unsatisfiable`].
     pub fn compile(&self, rule: &Rule, lead: Lead) -> Result<Grammar, Error> {
         let grammar = self.compile_top(top(source(rule)?, lead))?;
-        Ok(Grammar { is_json: matches!(rule, Rule::JsonObject | Rule::JsonSchema(_)), ..grammar })
+        Ok(Grammar { numbers: is_json(rule).then_some(Numbers::JSON), ..grammar })
     }
 
-    /// Compiles a grammar of our own writing, in Lark, whose parts `@p0`, `@p1` and so on are rules.
-    pub(crate) fn compile_parts(&self, lark: String, parts: &[Rule]) -> Result<Grammar, Error> {
+    /// Compiles a grammar of our own writing, in Lark, whose parts `@p0`, `@p1` and so on are rules; `quoted` where it
+    /// holds no free texts besides.
+    pub(crate) fn compile_parts(&self, lark: String, parts: &[Rule], quoted: bool) -> Result<Grammar, Error> {
         let mut grammars = vec![GrammarWithLexer { name: Some("answer".into()), ..GrammarWithLexer::from_lark(lark) }];
         let mut bytes = 0;
         for (i, part) in parts.iter().enumerate() {
@@ -214,7 +216,11 @@ impl Grammars {
         }
         match bytes {
             bytes if bytes > MAX_RULE_BYTES => Err(Error::TooLong { bytes }),
-            _ => self.compile_top(TopLevelGrammar { grammars, max_tokens: None }),
+            _ => {
+                let grammar = self.compile_top(TopLevelGrammar { grammars, max_tokens: None })?;
+                let how = if quoted && parts.iter().all(is_json) { Numbers::JSON } else { Numbers::MIXED };
+                Ok(Grammar { numbers: parts.iter().any(is_json).then_some(how), ..grammar })
+            }
         }
     }
 
@@ -226,7 +232,7 @@ impl Grammars {
         }
         let matcher = on_wide_stack(&self.factory, grammar, &stopped)?;
         let compiled = Compiled { matcher: Mutex::new(matcher), vocabulary: self.vocabulary.clone() };
-        Ok(Grammar { compiled: Arc::new(compiled), work: self.work.clone(), is_json: false })
+        Ok(Grammar { compiled: Arc::new(compiled), work: self.work.clone(), numbers: None })
     }
 }
 
@@ -310,8 +316,8 @@ fn matcher(
 pub struct Grammar {
     compiled: Arc<Compiled>,
     work: Sender<Job>,
-    /// What it holds is one JSON text and nothing else.
-    is_json: bool,
+    /// How the lengths of its numbers are counted, where they are bounded.
+    numbers: Option<Numbers>,
 }
 
 struct Compiled {
@@ -361,6 +367,11 @@ pub struct FreeThought {
     pub close: String,
     /// The prompt ends inside the thought.
     pub opened: bool,
+}
+
+/// Whether a rule's texts are JSON.
+fn is_json(rule: &Rule) -> bool {
+    matches!(rule, Rule::JsonObject | Rule::JsonSchema(_))
 }
 
 /// Checks a rule's size and depth; returns it in llguidance's form.

@@ -550,11 +550,31 @@ fn real_vocabularies_hold_schemas_and_calls() {
     }
 }
 
-/// A model that writes nothing but digits where it may.
-#[test]
-fn numbers_end() {
+/// What a model writes that writes nothing but digits where it may.
+fn digits_under(constraint: Constraint) -> String {
     let (tokenizer, _) = &*FABLE;
     let one = tokenizer.encode("1", Encode { add_special: false, parse_special: false })[0];
+    let mut guard = Guard::new(constraint).unwrap();
+    let logits = vec![0.0; tokenizer.n_vocab()];
+    let mut ids = Vec::new();
+    loop {
+        assert!(guard.ready(&mut Duration::from_secs(10)).unwrap());
+        let row = guard.mask(&logits).unwrap();
+        let finite = |id: u32| row[id as usize].is_finite();
+        let token = if finite(one) { one } else { (0..row.len() as u32).find(|&id| finite(id)).unwrap() };
+        let is_finished = guard.accept(token).unwrap();
+        if !tokenizer.is_end_of_generation(token) {
+            ids.push(token);
+        }
+        assert!(ids.len() < 900, "{}", text(&ids));
+        if is_finished || tokenizer.is_end_of_generation(token) {
+            return text(&ids);
+        }
+    }
+}
+
+#[test]
+fn numbers_end() {
     for (rule, least) in [
         (json!({"type": "number"}), 1),
         (json!({"type": "integer"}), 1),
@@ -563,25 +583,27 @@ fn numbers_end() {
         (json!({"type": "integer", "minimum": 1e15 as u64}), 16),
         (json!({"enum": [format!("{}", "1".repeat(60))]}), 60),
     ] {
-        let mut guard = Guard::new(Constraint::new(compile(schema(rule.clone()), Lead::None).unwrap())).unwrap();
-        let logits = vec![0.0; tokenizer.n_vocab()];
-        let mut ids = Vec::new();
-        loop {
-            assert!(guard.ready(&mut Duration::from_secs(10)).unwrap());
-            let row = guard.mask(&logits).unwrap();
-            let finite = |id: u32| row[id as usize].is_finite();
-            let token = if finite(one) { one } else { (0..row.len() as u32).find(|&id| finite(id)).unwrap() };
-            let is_finished = guard.accept(token).unwrap();
-            if tokenizer.is_end_of_generation(token) {
-                break;
-            }
-            ids.push(token);
-            assert!(ids.len() < 200, "{rule}: {}", text(&ids));
-            if is_finished {
-                break;
-            }
-        }
-        let written = text(&ids);
+        let written = digits_under(Constraint::new(compile(schema(rule.clone()), Lead::None).unwrap()));
         assert!(written.len() >= least && serde_json::from_str::<Value>(&written).is_ok(), "{rule}: {written}");
+    }
+}
+
+/// The same inside of the arguments of calls, in notations with and without quotes.
+#[test]
+fn numbers_of_calls_end() {
+    use crate::formats::{Ask, Choice, Event, Format, Hold, Parser, Tool};
+    let integer = json!({"type": "integer"});
+    let parameters =
+        json!({"type": "object", "properties": {"n": integer}, "required": ["n"], "additionalProperties": false});
+    let tools = [Tool { name: "f".into(), parameters }];
+    for (template, most) in [("<tool_call>", 24), ("[TOOL_CALLS]", 24), ("<tool_call><function=<parameter=", 256)] {
+        let format = Format::detect(template);
+        let ask = Ask { tools: &tools, choice: Choice::Required, single: true, ..Ask::default() };
+        let constraint = format.constraint(&ask, &FABLE.0, &FABLE.1).unwrap().unwrap();
+        let written = digits_under(constraint);
+        let events = Parser::new(format, &tools, false, Hold::Call, 1).parse(&written);
+        let whole = events.iter().any(|e| matches!(e, Event::ToolCallEnd { complete: true, .. }));
+        let digits = written.split(|c: char| !c.is_ascii_digit()).map(str::len).max().unwrap();
+        assert!(whole && (2..=most).contains(&digits), "{}: {digits} in {written}", format.name());
     }
 }

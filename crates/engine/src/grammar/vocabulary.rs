@@ -66,6 +66,11 @@ pub(super) fn text(trie: &TokTrie, id: u32) -> &[u8] {
     bytes.strip_prefix(&[SPECIAL]).unwrap_or(bytes)
 }
 
+/// Whether a token is special.
+pub(super) fn is_mark(trie: &TokTrie, id: u32) -> bool {
+    (id as usize) < trie.vocab_size() && trie.token(id).first() == Some(&SPECIAL)
+}
+
 /// The names of the special tokens.
 pub(super) fn marks(trie: &TokTrie) -> Vec<String> {
     let special = |id| trie.token(id).strip_prefix(&[SPECIAL]).and_then(|name| String::from_utf8(name.to_vec()).ok());

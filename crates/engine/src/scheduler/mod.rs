@@ -57,7 +57,9 @@ use backend::{Ask, Batch, Failure, Kinds, OpTime, Output, PAGE, Program, RouterI
 
 pub use drafts::{Drafter, PromptLookup};
 pub use pages::PageCounts;
-pub use request::{Error, Event, EventKind, Events, FinishReason, Logprobs, Request, RequestId, Timings, Usage};
+pub use request::{
+    Error, Event, EventKind, Events, FinishReason, Logprobs, Pooling, Request, RequestId, Timings, Usage,
+};
 pub use stop::{MAX_STOP_BYTES, MAX_STOP_STRINGS};
 pub use vocabulary::{TextStream, Vocabulary};
 
@@ -652,6 +654,7 @@ impl Engine {
                     let rows = scoring.end..rows.end - n_void;
                     let scored = match sequence.is_cancelled {
                         true => Ok(()),
+                        false if sequence.wants_embedding() => sequence.pool(scoring.map(hidden)),
                         false => sequence.score(scoring.map(|r| row(batch, &output, n_vocab, r)), events),
                     };
                     let outcome = match rows.start {

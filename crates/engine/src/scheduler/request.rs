@@ -44,8 +44,9 @@ pub struct Request {
     pub prompt_logprobs: Option<usize>,
     /// Report which experts the model chose for each token.
     pub routing: bool,
-    /// Report the hidden state of the prompt's last token, and generate nothing.
-    pub embedding: bool,
+    /// Report the hidden state of the prompt, and generate nothing. But for [`Pooling::Last`], the prompt is then computed
+    /// and not taken from the prefix cache.
+    pub embedding: Option<Pooling>,
     /// Requests of higher priority are admitted first and preempted last.
     pub priority: i32,
     /// Requests share cached prefixes only with requests of the same salt.
@@ -69,11 +70,23 @@ impl Request {
             logprobs: None,
             prompt_logprobs: None,
             routing: false,
-            embedding: false,
+            embedding: None,
             priority: 0,
             cache_salt: 0,
         }
     }
+}
+
+/// How the hidden states of a prompt's tokens become one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pooling {
+    /// The last token's, which has seen all others.
+    #[default]
+    Last,
+    /// The first token's.
+    First,
+    /// The mean of all.
+    Mean,
 }
 
 /// An event of a request. A request ends with exactly one `Done` or `Failed`.

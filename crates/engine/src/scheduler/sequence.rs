@@ -9,11 +9,14 @@ use backend::{Ask, Best, Tables};
 
 use super::drafts::Drafter;
 use super::memory::{Held, Memory};
-use super::request::{Error, Events, FinishReason, Request, RequestId, Timings, Usage};
+use super::request::{Error, Events, FinishReason, Pooling, Request, RequestId, Timings, Usage};
 use super::stop::StopMatcher;
 use super::vocabulary::{TextStream, Vocabulary};
 use crate::grammar::Guard;
 use crate::sampler::Sampler;
+
+/// Why a model has no embedding.
+const NO_HIDDEN: &str = "the model's plan has no rows behind a last norm";
 
 /// What a step returned of a sequence's last position.
 #[derive(Clone, Copy, Debug)]
@@ -71,7 +74,9 @@ pub(super) struct Sequence {
     scored: usize,
     /// Whether it asks which experts were chosen.
     pub routing: bool,
-    embedding: bool,
+    embedding: Option<Pooling>,
+    /// The sum of the hidden states up to `scored`, or the first one, where they are pooled, `[d_model]`.
+    pooled: Vec<f64>,
     cached: usize,
     preemptions: usize,
     submitted: Instant,
@@ -94,7 +99,7 @@ impl Sequence {
         request.tokens.iter().for_each(|&token| sampler.accept(token));
         let guard = request.constraint.map(Guard::new).transpose()?.map(Box::new);
         let n_prompt = request.tokens.len();
-        let max_new = if request.embedding { 0 } else { request.max_new_tokens };
+        let max_new = if request.embedding.is_some() { 0 } else { request.max_new_tokens };
         let max_tokens = n_prompt.saturating_add(max_new).min(context);
         // The answer's room is taken now, so that decoding allocates nothing.
         let mut tokens = request.tokens;
@@ -123,6 +128,7 @@ impl Sequence {
             scored: 1,
             routing: request.routing,
             embedding: request.embedding,
+            pooled: Vec::new(),
             cached: 0,
             preemptions: 0,
             submitted: Instant::now(),
@@ -156,7 +162,7 @@ impl Sequence {
     /// Goes on from the cached prefix, where that reaches beyond the computed positions.
     pub fn adopt(&mut self, memory: &mut Memory) {
         // The rows of a cached prefix are not there.
-        if self.prompt_logprobs.is_some() && self.scored < self.n_prompt {
+        if self.looks_at_all() && self.scored < self.n_prompt {
             return;
         }
         let saved = memory.adopt(&mut self.held, &self.tokens);
@@ -203,19 +209,24 @@ impl Sequence {
         (&self.tokens[start..end], start, tables)
     }
 
-    /// The planned positions whose rows tell the log-probabilities of the prompt tokens behind them.
+    /// Whether the rows of all positions of the prompt are wanted.
+    fn looks_at_all(&self) -> bool {
+        self.prompt_logprobs.is_some() || matches!(self.embedding, Some(Pooling::First | Pooling::Mean))
+    }
+
+    /// The planned positions whose rows tell the log-probabilities of the prompt tokens behind them, or are pooled.
     fn scoring(&self, planned: usize) -> Range<usize> {
         let first = self.held.computed;
-        match self.prompt_logprobs {
-            Some(_) => first.max(self.scored - 1)..(first + planned).min(self.n_prompt - 1).max(self.scored - 1),
-            None => first..first,
+        match self.looks_at_all() {
+            true => first.max(self.scored - 1)..(first + planned).min(self.n_prompt - 1).max(self.scored - 1),
+            false => first..first,
         }
     }
 
     /// The longest chunk of at most `want` tokens that needs no more than `n_rows` rows besides one.
     pub fn limit_rows(&self, want: usize, n_rows: usize) -> usize {
         let scoring = self.scoring(want);
-        let last = usize::from(want == self.remaining() && (self.max_new > 0 || self.embedding));
+        let last = usize::from(want == self.remaining() && (self.max_new > 0 || self.embedding.is_some()));
         match scoring.len() + last <= n_rows + 1 {
             true => want,
             // It then ends before the last token.
@@ -242,6 +253,9 @@ impl Sequence {
 
     /// What is asked of the row at the offset `row` that scores a prompt token.
     pub fn ask_score(&self, row: usize, listed: &mut Vec<u32>) -> Ask {
+        if self.embedding.is_some() {
+            return Ask::Hidden;
+        }
         let (n, first_listed) = (self.prompt_logprobs.unwrap_or(0), listed.len() as u32);
         listed.push(self.tokens[self.held.computed + row + 1]);
         Ask::Best { n: n.max(1) as u32, first_listed, n_listed: 1, mask: None, log_sum_exp: true }
@@ -264,7 +278,7 @@ impl Sequence {
 
     /// Whether the planned tokens end with the last one, and the request wants an answer or its hidden state.
     pub fn wants_logits(&self) -> bool {
-        self.planned == self.remaining() && (self.max_new > 0 || self.embedding)
+        self.planned == self.remaining() && (self.max_new > 0 || self.embedding.is_some())
     }
 
     /// Rows that the step returns: those that score the prompt, the last position's, and those of its drafts.
@@ -274,7 +288,7 @@ impl Sequence {
 
     /// What is asked of the row behind the first `n_draft` drafts; tokens that belong to it are appended to `listed`.
     pub fn ask(&self, n_draft: usize, n_vocab: usize, listed: &mut Vec<u32>) -> Ask {
-        if self.embedding {
+        if self.embedding.is_some() {
             return Ask::Hidden;
         }
         // A mask is not known yet: it is computed while the model computes. Drafts may begin what masks.
@@ -317,22 +331,45 @@ impl Sequence {
         self.held.computed == self.tokens.len() && self.max_new == 0
     }
 
+    /// Adds the hidden states of positions before the last, each `[d_model]`, to what is pooled.
+    pub fn pool<'a>(&mut self, rows: impl Iterator<Item = Option<&'a [f32]>>) -> Result<(), Error> {
+        for row in rows {
+            let row = row.ok_or(Error::Embedding(NO_HIDDEN))?;
+            let is_first = self.scored == 1;
+            self.scored += 1;
+            match self.embedding {
+                Some(Pooling::Mean) if !is_first => {
+                    self.pooled.iter_mut().zip(row).for_each(|(sum, &x)| *sum += f64::from(x))
+                }
+                _ if is_first => self.pooled = row.iter().map(|&x| f64::from(x)).collect(),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
     /// Reports the prompt's hidden state, `[d_model]`, where the request wants it instead of an answer. Returns that
     /// the request is finished.
     pub fn embed(&self, row: Option<&[f32]>, events: &mut Events) -> Result<Option<FinishReason>, Error> {
-        match row {
-            None => return Err(Error::Embedding("the model's plan has no rows behind a last norm")),
-            Some(row) if !row.iter().all(|x| x.is_finite()) => {
-                return Err(Error::Embedding("it holds NaN or infinity"));
+        let row = row.ok_or(Error::Embedding(NO_HIDDEN))?;
+        let pooled: Vec<f32> = match self.embedding {
+            Some(Pooling::Mean) if self.n_prompt > 1 => {
+                let n = self.n_prompt as f64;
+                self.pooled.iter().zip(row).map(|(sum, &x)| ((sum + f64::from(x)) / n) as f32).collect()
             }
-            Some(row) => events.embedding(self.id, row),
+            Some(Pooling::First) if self.n_prompt > 1 => self.pooled.iter().map(|&x| x as f32).collect(),
+            _ => row.to_vec(),
+        };
+        match pooled.iter().all(|x| x.is_finite()) {
+            true => events.embedding(self.id, &pooled),
+            false => return Err(Error::Embedding("it holds NaN or infinity")),
         }
         Ok(Some(FinishReason::Length))
     }
 
     /// Whether the request wants the prompt's hidden state.
     pub fn wants_embedding(&self) -> bool {
-        self.embedding
+        self.embedding.is_some()
     }
 
     /// Gives all memory back; the sequence starts again from its first token, and finds what is still cached.

@@ -4,6 +4,7 @@
 //! measured tokens is computed once and found by the prefix cache; the measured tokens differ between repetitions.
 
 use std::io::Write;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -14,11 +15,12 @@ use indicatif::ProgressStyle;
 use serde::Serialize;
 
 use crate::answer::{Interrupt, generate};
-use crate::args::{BackendKind, BenchArgs, BenchFormat};
+use crate::args::{BackendKind, BenchArgs, BenchFormat, CacheArg, CopyArg};
 use crate::compare::mean_and_deviation;
 use crate::load::{self, EngineSetup, Session};
 use crate::machine::{self, Bandwidth};
 use crate::out::{self, Out, note, say};
+use crate::version;
 
 /// One line of the table.
 #[derive(Debug, Serialize)]
@@ -47,6 +49,37 @@ struct Row {
     /// From opening the file to a program that can run.
     load_ms: f64,
     peak_resident_bytes: Option<usize>,
+    /// The same and more, under llama-bench's names.
+    #[serde(flatten)]
+    llama: LlamaBench,
+}
+
+/// The keys of llama-bench's JSON that have a meaning here, for programs that read those.
+#[derive(Debug, Serialize)]
+struct LlamaBench {
+    build_commit: &'static str,
+    build_version: &'static str,
+    cpu_info: String,
+    backends: String,
+    model_filename: String,
+    model_type: String,
+    model_size: u64,
+    model_n_params: u64,
+    n_batch: usize,
+    n_ubatch: usize,
+    n_threads: usize,
+    type_k: &'static str,
+    type_v: &'static str,
+    use_mmap: bool,
+    n_depth: usize,
+    /// When the row was printed, UTC.
+    test_time: String,
+    avg_ns: u64,
+    stddev_ns: u64,
+    avg_ts: f64,
+    stddev_ts: f64,
+    samples_ns: Vec<u64>,
+    samples_ts: Vec<f64>,
 }
 
 pub fn run(args: &BenchArgs) -> Result<()> {
@@ -56,9 +89,13 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         "bench: 1 to {} sequences can decode together",
         args.step.batch
     );
-    if args.model.model.is_none() {
+    if args.model.is_empty() {
         note!("{}", crate::embedded::notice());
     }
+    let models: Vec<Option<&Path>> = match args.model.as_slice() {
+        [] => vec![None],
+        models => models.iter().map(|path| Some(path.as_path())).collect(),
+    };
     let threads = if args.threads.is_empty() { vec![machine::cores()] } else { args.threads.clone() };
     let bar = machine::progress(None);
     if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}") {
@@ -66,7 +103,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     }
     let interrupt = Interrupt::install()?;
     let mut table = Table::new(args.output);
-    for &threads in &threads {
+    for (path, &threads) in models.iter().flat_map(|path| threads.iter().map(move |threads| (*path, threads))) {
         let mut bandwidth = Bandwidth::new(threads);
         // What the host's memory gives limits the CPU alone.
         let on_cpu = matches!(args.backend, BackendKind::Cpu | BackendKind::Reference);
@@ -78,11 +115,12 @@ pub fn run(args: &BenchArgs) -> Result<()> {
                 note!("{}: {threads} threads read {:.1} GB/s", machine::processor(), bandwidth.take() / 1e9);
             });
         }
-        let longest = args.n_prompt.iter().chain(&args.n_gen).max().copied().unwrap_or(0);
+        let both = args.pg.iter().map(|(n_prompt, n_gen)| n_prompt + n_gen);
+        let longest = args.n_prompt.iter().chain(&args.n_gen).copied().chain(both).max().unwrap_or(0);
         let deepest = args.depth.iter().max().copied().unwrap_or(0);
         let parallel = args.parallel.iter().max().copied().unwrap_or(1);
         let start = Instant::now();
-        let model = load::open(args.model.model.as_deref())?;
+        let model = load::open(path)?;
         let setup = EngineSetup {
             threads: Some(threads),
             // Whole pages, and one more: a sequence starts when a page beyond those it needs is free.
@@ -97,15 +135,21 @@ pub fn run(args: &BenchArgs) -> Result<()> {
             fewer_will_do: false,
             cache_tokens: None,
             requests_bytes: 0,
+            resident_bytes: None,
         };
         let session = load::start_with(model, &setup)?;
         let load_ms = start.elapsed().as_secs_f64() * 1e3;
+        bar.suspend(|| {
+            let (n, size) = (machine::count(session.n_params), machine::bytes(session.size_bytes));
+            note!("{}: {n} parameters, {size}, ready in {load_ms:.1} ms", name(path, &session));
+        });
         let mut bench = Bench { session, interrupt: &interrupt, unused: DEPTHS, is_traced: false };
         for &depth in &args.depth {
             let prompts = args.n_prompt.iter().filter(|&&n| n > 0).map(|&n| (n, 0, 1));
             let gens = args.n_gen.iter().filter(|&&n| n > 0);
             let gens = gens.flat_map(|&n| args.parallel.iter().map(move |&parallel| (0, n, parallel)));
-            for (n_prompt, n_gen, parallel) in prompts.chain(gens) {
+            let both = args.pg.iter().map(|&(n_prompt, n_gen)| (n_prompt, n_gen, 1));
+            for (n_prompt, n_gen, parallel) in prompts.chain(gens).chain(both) {
                 let test = Test { n_prompt, n_gen, depth, parallel };
                 bar.set_message(format!("{} with {threads} threads", test.name()));
                 bar.tick();
@@ -115,7 +159,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
                     bandwidth.measure()?;
                 }
                 for _ in 0..args.repetitions {
-                    samples.push(bench.measure(&test)?.rate());
+                    samples.push(bench.measure(&test)?);
                     bar.tick();
                     if interrupt.is_set() {
                         return Ok(());
@@ -124,7 +168,8 @@ pub fn run(args: &BenchArgs) -> Result<()> {
                         bandwidth.measure()?;
                     }
                 }
-                table.print(&row(&bench.session, &test, threads, &mut bandwidth, load_ms, samples))?;
+                let run = Run { args, path, threads, load_ms };
+                table.print(&row(&bench.session, &test, &run, &mut bandwidth, &samples))?;
                 if args.verbose {
                     bench.print_times(&test)?;
                 }
@@ -135,12 +180,18 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     table.finish()
 }
 
+/// What a model is called in notes: its file, where there is one.
+fn name(path: Option<&Path>, session: &Session) -> String {
+    let file = path.and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
+    file.unwrap_or_else(|| session.description.clone())
+}
+
 /// Upper bound on the steps until every sequence has produced a token, given cached prompts.
 fn steps_to_start(parallel: usize, batch: usize) -> usize {
     (parallel * PAGE).div_ceil(batch.saturating_sub(parallel).max(1))
 }
 
-/// One thing to measure: a prompt or a generation, after `depth` tokens of context.
+/// One thing to measure: a prompt, a generation, or one behind the other, after `depth` tokens of context.
 struct Test {
     n_prompt: usize,
     n_gen: usize,
@@ -152,11 +203,15 @@ struct Test {
 impl Test {
     /// Whether steps have one token.
     fn is_single(&self) -> bool {
-        self.n_gen > 0 && self.parallel == 1
+        self.n_gen > 0 && self.n_prompt == 0 && self.parallel == 1
     }
 
     fn name(&self) -> String {
-        let mut name = if self.n_prompt > 0 { format!("pp{}", self.n_prompt) } else { format!("tg{}", self.n_gen) };
+        let mut name = match (self.n_prompt, self.n_gen) {
+            (n_prompt, 0) => format!("pp{n_prompt}"),
+            (0, n_gen) => format!("tg{n_gen}"),
+            (n_prompt, n_gen) => format!("pp{n_prompt}+tg{n_gen}"),
+        };
         if self.parallel > 1 {
             name += &format!(" x{}", self.parallel);
         }
@@ -212,15 +267,16 @@ impl Bench<'_> {
         if test.n_prompt > 0 { self.prompt(test) } else { self.decode(test) }
     }
 
-    /// A prompt's time runs from its first step to its first token.
+    /// A prompt's time runs from its first step to its first token, and on through `n_gen` steps behind it.
     fn prompt(&mut self, test: &Test) -> Result<Measured> {
         let mut tokens = self.text(0, test.depth);
         tokens.extend(self.text(self.unused, test.n_prompt));
         self.unused += 1;
         self.session.engine.trace_times(self.is_traced);
-        let usage = self.request(tokens, 1)?;
+        let usage = self.request(tokens, 1 + test.n_gen)?;
         // The part of the depth that the cache has not, less than a page, was computed as well.
-        Ok(Measured { tokens: usage.prompt_tokens - usage.cached_tokens, time: usage.timings.prompt })
+        let tokens = usage.prompt_tokens - usage.cached_tokens + test.n_gen;
+        Ok(Measured { tokens, time: usage.timings.prompt + usage.timings.decode })
     }
 
     /// A generation's time runs from when the last of its sequences has its first token, which comes out of the prompt:
@@ -343,8 +399,17 @@ fn request(tokens: Vec<u32>, n_gen: usize) -> Request {
     request
 }
 
-fn row(s: &Session, test: &Test, threads: usize, bandwidth: &mut Bandwidth, load_ms: f64, samples: Vec<f64>) -> Row {
-    let (tokens_per_second, deviation) = mean_and_deviation(&samples);
+/// What rows share.
+struct Run<'a> {
+    args: &'a BenchArgs,
+    path: Option<&'a Path>,
+    threads: usize,
+    load_ms: f64,
+}
+
+fn row(s: &Session, test: &Test, run: &Run<'_>, bandwidth: &mut Bandwidth, samples: &[Measured]) -> Row {
+    let rates: Vec<f64> = samples.iter().map(Measured::rate).collect();
+    let (tokens_per_second, deviation) = mean_and_deviation(&rates);
     let bytes_per_token = test.is_single().then(|| {
         let context = test.depth as u64 + test.n_gen as u64 / 2;
         s.weight_bytes_per_token + s.units.read_per_token(context)
@@ -355,20 +420,56 @@ fn row(s: &Session, test: &Test, threads: usize, bandwidth: &mut Bandwidth, load
         size_bytes: s.size_bytes,
         n_params: s.n_params,
         backend: s.backend.clone(),
-        threads,
+        threads: run.threads,
         test: test.name(),
         n_prompt: test.n_prompt,
         n_gen: test.n_gen,
         depth: test.depth,
         n_parallel: test.parallel,
-        samples,
         tokens_per_second,
         deviation,
         bytes_per_token,
         gb_per_second: rate.map(|rate| rate / 1e9),
         bandwidth_share: rate.map(|rate| rate / bandwidth.take()).filter(|share| share.is_finite()),
-        load_ms,
+        load_ms: run.load_ms,
         peak_resident_bytes: bandwidth.peak_resident(),
+        llama: llama(s, test, run, samples, (tokens_per_second, deviation)),
+        samples: rates,
+    }
+}
+
+fn llama(s: &Session, test: &Test, run: &Run<'_>, samples: &[Measured], (avg_ts, stddev_ts): (f64, f64)) -> LlamaBench {
+    let samples_ns: Vec<u64> = samples.iter().map(|s| u64::try_from(s.time.as_nanos()).unwrap_or(u64::MAX)).collect();
+    let (avg_ns, stddev_ns) = mean_and_deviation(&samples_ns.iter().map(|&ns| ns as f64).collect::<Vec<_>>());
+    let step = &run.args.step;
+    let cache = match (run.args.backend, step.cache_type) {
+        (BackendKind::Reference, _) | (_, CacheArg::F32) => "f32",
+        (_, CacheArg::F16) => "f16",
+    };
+    let now = jiff::Timestamp::now();
+    LlamaBench {
+        build_commit: version::COMMIT,
+        build_version: version::NUMBER,
+        cpu_info: machine::processor(),
+        backends: s.backend.clone(),
+        model_filename: run.path.map_or_else(|| "(embedded)".into(), |path| path.display().to_string()),
+        model_type: s.short_name(),
+        model_size: s.size_bytes,
+        model_n_params: s.n_params,
+        n_batch: step.batch,
+        n_ubatch: step.batch,
+        n_threads: run.threads,
+        type_k: cache,
+        type_v: cache,
+        use_mmap: step.copy_weights != CopyArg::All,
+        n_depth: test.depth,
+        test_time: jiff::Timestamp::from_second(now.as_second()).unwrap_or(now).to_string(),
+        avg_ns: avg_ns as u64,
+        stddev_ns: stddev_ns as u64,
+        avg_ts,
+        stddev_ts,
+        samples_ns,
+        samples_ts: samples.iter().map(Measured::rate).collect(),
     }
 }
 
@@ -389,36 +490,12 @@ impl Table {
         match self.format {
             BenchFormat::Md => {
                 if first {
-                    say!(
-                        "| {:<30} | {:>9} | {:>8} | {:<10} | {:>7} | {:>15} | {:>18} | {:>8} | {:>6} | {:>5} | {:>8} | {:>8} |",
-                        "model",
-                        "size",
-                        "params",
-                        "backend",
-                        "threads",
-                        "test",
-                        "t/s",
-                        "B/token",
-                        "GB/s",
-                        "of bw",
-                        "peak RSS",
-                        "load"
-                    )?;
-                    say!(
-                        "| {:-<30} | {:->8}: | {:->7}: | {:-<10} | {:->6}: | {:->14}: | {:->17}: | {:->7}: | {:->5}: | {:->4}: | {:->7}: | {:->7}: |",
-                        "",
-                        "",
-                        "",
-                        "",
-                        "",
-                        "",
-                        "",
-                        "",
-                        "",
-                        "",
-                        "",
-                        ""
-                    )?;
+                    let titles = ["model", "size", "backend", "thr", "test", "t/s", "B/token", "bw"];
+                    say!("{}", line(titles.map(String::from)))?;
+                    let right = [false, true, false, true, true, true, true, true];
+                    let dashes =
+                        |i: usize| format!("{}{}", "-".repeat(WIDTHS[i] - 1), if right[i] { ":" } else { "-" });
+                    say!("{}", line(std::array::from_fn(dashes)))?;
                 }
                 say!("{}", markdown(row))?;
             }
@@ -430,7 +507,9 @@ impl Table {
             BenchFormat::Csv => {
                 if first {
                     say!(
-                        "model,size_bytes,n_params,backend,threads,test,n_prompt,n_gen,depth,n_parallel,tokens_per_second,deviation,bytes_per_token,gb_per_second,bandwidth_share,load_ms,peak_resident_bytes"
+                        "model,size_bytes,n_params,backend,threads,test,n_prompt,n_gen,depth,n_parallel,tokens_per_second,deviation,bytes_per_token,\
+                         gb_per_second,bandwidth_share,load_ms,peak_resident_bytes,build_commit,cpu_info,model_filename,\
+                         test_time"
                     )?;
                 }
                 say!("{}", csv(row))?;
@@ -442,34 +521,52 @@ impl Table {
     fn finish(&self) -> Result<()> {
         match self.format {
             BenchFormat::Json => say!("{}", if self.rows == 0 { "[]" } else { "\n]" }),
-            _ => Ok(()),
+            BenchFormat::Md => say!("\nmoebius {} on {}", version::short(), machine::processor()),
+            BenchFormat::Jsonl | BenchFormat::Csv => Ok(()),
         }
     }
 }
 
+/// Columns of the table: a row takes 100 characters.
+const WIDTHS: [usize; 8] = [17, 7, 10, 3, 14, 13, 7, 4];
+
+/// A line of the table; names to the left, numbers to the right.
+fn line(cells: [String; 8]) -> String {
+    let [model, size, backend, threads, test, rate, bytes, share] = cells;
+    let [a, b, c, d, e, f, g, h] = WIDTHS;
+    format!(
+        "| {model:<a$} | {size:>b$} | {backend:<c$} | {threads:>d$} | {test:>e$} | {rate:>f$} | {bytes:>g$} | {share:>h$} |"
+    )
+}
+
 fn markdown(row: &Row) -> String {
     let dash = || "-".to_string();
-    format!(
-        "| {:<30} | {:>9} | {:>8} | {:<10} | {:>7} | {:>15} | {:>18} | {:>8} | {:>6} | {:>5} | {:>8} | {:>8} |",
-        row.model,
+    let decimals = match row.tokens_per_second {
+        1000.0.. => 0,
+        100.0.. => 1,
+        _ => 2,
+    };
+    line([
+        row.llama.model_type.clone(),
         machine::bytes(row.size_bytes),
-        params(row.n_params),
-        row.backend,
-        row.threads,
-        row.test,
-        format!("{:.2} ± {:.2}", row.tokens_per_second, row.deviation),
+        row.backend.clone(),
+        row.threads.to_string(),
+        row.test.clone(),
+        format!("{:.decimals$} ± {:.decimals$}", row.tokens_per_second, row.deviation),
         row.bytes_per_token.map_or_else(dash, machine::bytes),
-        row.gb_per_second.map_or_else(dash, |v| format!("{v:.1}")),
         row.bandwidth_share.map_or_else(dash, |v| format!("{:.0}%", v * 100.0)),
-        row.peak_resident_bytes.map_or_else(dash, |v| machine::bytes(v as u64)),
-        format!("{:.1} ms", row.load_ms),
-    )
+    ])
+}
+
+/// A text as a field of CSV.
+fn quoted(text: &str) -> String {
+    format!("\"{}\"", text.replace('"', "\"\""))
 }
 
 fn csv(row: &Row) -> String {
     let option = |v: Option<f64>| v.map_or_else(String::new, |v| v.to_string());
     [
-        format!("\"{}\"", row.model.replace('"', "\"\"")),
+        quoted(&row.model),
         row.size_bytes.to_string(),
         row.n_params.to_string(),
         row.backend.clone(),
@@ -486,13 +583,10 @@ fn csv(row: &Row) -> String {
         option(row.bandwidth_share),
         row.load_ms.to_string(),
         option(row.peak_resident_bytes.map(|v| v as f64)),
+        row.llama.build_commit.into(),
+        quoted(&row.llama.cpu_info),
+        quoted(&row.llama.model_filename),
+        row.llama.test_time.clone(),
     ]
     .join(",")
-}
-
-fn params(n: u64) -> String {
-    match n {
-        0..1_000_000_000 => format!("{:.2} M", n as f64 / 1e6),
-        _ => format!("{:.2} B", n as f64 / 1e9),
-    }
 }

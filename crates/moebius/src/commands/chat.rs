@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::answer::{Interrupt, generate, summary};
 use crate::args::{ChatArgs, Switch};
+use crate::commands::line::Lines;
 use crate::input;
 use crate::load::{self, Session};
 use crate::out::{self, note};
@@ -22,7 +23,19 @@ const HELP: &str = "\
 /load FILE      go on with a conversation that was saved
 /help           this list
 /quit           leave (so does Ctrl-D)
-Ctrl-C stops an answer. A line that ends in \\ goes on in the next one.";
+Ctrl-C stops an answer. A line that ends in \\ goes on in the next one, and a paste may have several. Tab completes
+commands and file names. A line that begins with a blank is not kept in the history.";
+
+/// Commands, and whether a file name stands behind them.
+const COMMANDS: &[(&str, bool)] = &[
+    ("/reset", false),
+    ("/system", false),
+    ("/regen", false),
+    ("/save", true),
+    ("/load", true),
+    ("/help", false),
+    ("/quit", false),
+];
 
 pub fn run(args: &ChatArgs) -> Result<()> {
     let model = load::open(args.model.model.as_deref())?;
@@ -44,23 +57,23 @@ pub fn run(args: &ChatArgs) -> Result<()> {
     chat.session.think = args.template.think.map(|switch| switch == Switch::On);
     chat.session.warning.iter().for_each(|warning| note!("warning: {warning}"));
     let interrupt = Interrupt::install()?;
-    let mut editor = rustyline::DefaultEditor::new().context("open the terminal")?;
+    let mut lines = Lines::new(COMMANDS, terminal && !args.no_history)?;
     if terminal && !args.quiet {
         note!("/help lists the commands");
     }
     loop {
-        let line = match read_message(&mut editor, if terminal { "> " } else { "" }) {
+        let line = match lines.read(if terminal { "> " } else { "" }) {
             Ok(line) => line,
             Err(ReadlineError::Interrupted) => continue,
             Err(ReadlineError::Eof) => return Ok(()),
             Err(error) => return Err(error).context("read a line"),
         };
-        let line = line.trim();
+        let typed = line;
+        let line = typed.trim();
         if line.is_empty() {
             continue;
         }
-        // History is a convenience: a line that cannot be remembered is still answered.
-        let _ = editor.add_history_entry(line);
+        lines.remember(&typed);
         match Action::parse(line) {
             Ok(Action::Quit) => return Ok(()),
             Ok(action) => {
@@ -71,17 +84,6 @@ pub fn run(args: &ChatArgs) -> Result<()> {
             Err(problem) => note!("{problem}"),
         }
     }
-}
-
-/// A message, joined from lines that end in a backslash.
-fn read_message(editor: &mut rustyline::DefaultEditor, prompt: &str) -> rustyline::Result<String> {
-    let mut message = editor.readline(prompt)?;
-    while message.ends_with('\\') {
-        message.pop();
-        message.push('\n');
-        message.push_str(&editor.readline(if prompt.is_empty() { "" } else { ". " })?);
-    }
-    Ok(message)
 }
 
 /// The command of a line.
@@ -234,7 +236,8 @@ impl Chat {
     fn answer(&mut self, args: &ChatArgs, interrupt: &Interrupt) -> Result<()> {
         let format = self.session.format;
         let tokens = self.tokens(args.n_predict)?;
-        let mut show = Show::new(format, self.session.opens_thought(&tokens), args.quiet);
+        let show = Show::new(format, self.session.opens_thought(&tokens), args.quiet);
+        let mut show = if args.no_markdown { show } else { show.inked() };
         let mut request = Request::new(tokens);
         request.shown = format.shown(&self.session.tokenizer);
         request.max_new_tokens = args.n_predict.unwrap_or(usize::MAX);

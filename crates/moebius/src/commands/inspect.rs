@@ -4,40 +4,43 @@ use std::collections::BTreeMap;
 use std::io::Write;
 
 use anyhow::Result;
+use backend::cpu::Cpu;
+use backend::{Backend, Kinds, PAGE};
 use checkpoint::{Checkpoint, Kind, TensorInfo, Unreadable, Value};
 use engine::tokenizer::Tokenizer;
-use serde_json::{Map, json};
+use serde_json::{Map, Value as Json, json};
 
 use crate::args::InspectArgs;
+use crate::memory::Units;
 use crate::out::{Out, say};
-use crate::{embedded, load, machine, out};
+use crate::{embedded, load, machine, out, sampling};
+
+/// Context whose memory is shown beside that of a position.
+const SHOWN_CTX: usize = 8192;
 
 pub fn run(args: &InspectArgs) -> Result<()> {
     let path = args.file.as_deref().or(args.model.model.as_deref());
     let checkpoint = embedded::open(path)?;
-    let report = report(&checkpoint);
+    let mut report = report(&checkpoint, path.is_none())?;
     if args.json {
-        let mut report = report;
         if args.metadata {
-            let all = checkpoint.meta().iter().map(|(key, value)| (key.to_string(), json!(describe(value))));
+            let all = checkpoint.meta().iter().map(|(key, value)| (key.to_string(), scalar(value)));
             report.insert("metadata".into(), all.collect::<Map<_, _>>().into());
         }
         if args.tensors {
             report.insert("tensors".into(), checkpoint.tensors().iter().map(tensor_json).collect());
             let other = |t: &Unreadable| json!({"name": t.name, "type": t.dtype, "shape": t.shape, "why": t.why});
-            report.insert("unreadable tensors".into(), checkpoint.unreadable().iter().map(other).collect());
+            report.insert("unreadable_tensors".into(), checkpoint.unreadable().iter().map(other).collect());
         }
         return Ok(writeln!(Out::lock(), "{}", out::json(&serde_json::to_string_pretty(&report)?))?);
     }
     for (key, value) in &report {
         match value {
-            serde_json::Value::Object(map) => {
-                say!("{key}")?;
-                for (key, value) in map {
-                    say!("  {key:<24} {}", plain(value))?;
-                }
+            Json::Object(map) if !map.is_empty() => {
+                say!("{}", title(key))?;
+                map.iter().try_for_each(|(key, value)| say!("  {:<24} {}", title(key), shown(key, value)))?;
             }
-            value => say!("{key:<26} {}", plain(value))?,
+            value => say!("{:<26} {}", title(key), shown(key, value))?,
         }
     }
     if args.metadata {
@@ -64,24 +67,47 @@ pub fn run(args: &InspectArgs) -> Result<()> {
     Ok(())
 }
 
-fn report(checkpoint: &Checkpoint) -> Map<String, serde_json::Value> {
+/// What is known of a file, in numbers; keys name their units.
+fn report(checkpoint: &Checkpoint, embedded: bool) -> Result<Map<String, Json>> {
     let meta = checkpoint.meta();
     let text = |key: &str| meta.opt_str(key).ok().flatten().map(str::to_string);
     let arch = text("general.architecture").or_else(|| text("model_type")).unwrap_or_else(|| "(none)".into());
-    let mut out = Map::new();
-    out.insert("file".into(), json!(checkpoint.name()));
-    out.insert("kind".into(), json!(checkpoint.kind().name()));
-    out.insert("name".into(), json!(text("general.name")));
-    out.insert("architecture".into(), json!(arch));
     // A file that cannot run is shown too, with the reason.
-    let runs = match model::build(checkpoint) {
-        Ok(_) => "yes".to_string(),
-        Err(error) => format!("no: {error}"),
-    };
-    out.insert("runs".into(), json!(runs));
-    out.insert("parameters".into(), json!(load::n_params(checkpoint)));
-    out.insert("weights".into(), json!(machine::bytes(checkpoint.data_bytes() as u64)));
-    out.insert("files".into(), json!(checkpoint.files().len()));
+    let plan = model::build(checkpoint);
+    let mut out = Map::new();
+    let mut add = |key: &str, value: Json| drop(out.insert(key.into(), value));
+    add("file", json!(checkpoint.name()));
+    add("kind", json!(checkpoint.kind().name()));
+    add("name", json!(text("general.name")));
+    add("architecture", json!(arch));
+    add("type", json!(load::file_type(checkpoint)));
+    add("runs", json!(plan.is_ok()));
+    if let Err(error) = &plan {
+        add("why_not", json!(error.to_string()));
+    }
+    add("parameters", json!(load::n_params(checkpoint)));
+    if let Ok(plan) = &plan {
+        add("active_parameters", json!(plan.active_params()));
+    }
+    add("weight_bytes", json!(checkpoint.data_bytes()));
+    add("files", json!(checkpoint.files().len()));
+    if let Ok(plan) = plan {
+        let cpu = Cpu::default();
+        let (trained, plan) = (plan.n_ctx_train, cpu.lower(plan)?);
+        let units = Units::of(&cpu, &plan);
+        let memory = units.read_per_token(SHOWN_CTX as u64);
+        add(
+            "context",
+            json!({
+                "trained": trained,
+                "position_bytes": units.page / PAGE,
+                "window_bytes": Kinds::of(&plan).window.unwrap_or(0) * units.window_page / PAGE,
+                "state_bytes": units.state,
+                (format!("bytes_at_{SHOWN_CTX}")): memory,
+            }),
+        );
+    }
+    add("sampling", sampling::json(&sampling::of_model(checkpoint, embedded)?));
 
     let prefix = format!("{arch}.");
     let is_gguf = checkpoint.kind() == Kind::Gguf;
@@ -90,28 +116,26 @@ fn report(checkpoint: &Checkpoint) -> Map<String, serde_json::Value> {
         true => Some((key.strip_prefix(&prefix)?.to_string(), scalar(value))),
         false => (!key.contains('.') && value.to_number().is_some()).then(|| (key.to_string(), scalar(value))),
     });
-    out.insert("dimensions".into(), dims.collect::<Map<_, _>>().into());
-    out.insert("weight types".into(), mix(checkpoint, |t| t.dtype.name().to_string()));
-    out.insert("size by kind".into(), mix(checkpoint, kind));
+    add("dimensions", dims.collect::<Map<_, _>>().into());
+    add("weight_types", mix(checkpoint, |t| t.dtype.name().to_string()));
+    add("weights_by_use", mix(checkpoint, kind));
     if !checkpoint.unreadable().is_empty() {
         let mut types: Vec<&str> = checkpoint.unreadable().iter().map(|t| t.dtype.as_str()).collect();
         let n = types.len();
         types.sort_unstable();
         types.dedup();
-        out.insert("not readable".into(), json!(format!("{n} tensors of {}", types.join(", "))));
+        add("unreadable", json!({"tensors": n, "types": types}));
     }
-    out.insert("tokenizer".into(), if is_gguf { tokenizer(checkpoint) } else { folder_tokenizer(checkpoint) });
-    let template = match engine::folder::chat_template(checkpoint) {
-        Ok(Some(template)) => format!("{} characters", template.chars().count()),
-        Ok(None) => "none".into(),
-        Err(error) => error.to_string(),
-    };
-    out.insert("chat template".into(), json!(template));
-    out
+    add("tokenizer", if is_gguf { tokenizer(checkpoint) } else { folder_tokenizer(checkpoint) });
+    match engine::folder::chat_template(checkpoint) {
+        Ok(template) => add("template_characters", json!(template.map(|template| template.chars().count()))),
+        Err(error) => add("template_error", json!(error.to_string())),
+    }
+    Ok(out)
 }
 
-/// Tensors and bytes by a name.
-fn mix(checkpoint: &Checkpoint, name: impl Fn(&TensorInfo) -> String) -> serde_json::Value {
+/// Tensors and bytes by a name, most bytes first.
+fn mix(checkpoint: &Checkpoint, name: impl Fn(&TensorInfo) -> String) -> Json {
     let mut sums: BTreeMap<String, (usize, u64)> = BTreeMap::new();
     for tensor in checkpoint.tensors() {
         let entry = sums.entry(name(tensor)).or_default();
@@ -120,9 +144,10 @@ fn mix(checkpoint: &Checkpoint, name: impl Fn(&TensorInfo) -> String) -> serde_j
     }
     let mut sums: Vec<_> = sums.into_iter().collect();
     sums.sort_by_key(|(_, (_, bytes))| std::cmp::Reverse(*bytes));
-    let text =
-        sums.into_iter().map(|(name, (n, bytes))| (name, json!(format!("{} in {n} tensors", machine::bytes(bytes)))));
-    text.collect::<Map<_, _>>().into()
+    sums.into_iter()
+        .map(|(name, (n, bytes))| (name, json!({"tensors": n, "bytes": bytes})))
+        .collect::<Map<_, _>>()
+        .into()
 }
 
 /// The purpose of a tensor, by its name in GGUF files and folders.
@@ -140,7 +165,7 @@ fn kind(tensor: &TensorInfo) -> String {
     kind.map_or("other", |(kind, _)| kind).to_string()
 }
 
-fn folder_tokenizer(checkpoint: &Checkpoint) -> serde_json::Value {
+fn folder_tokenizer(checkpoint: &Checkpoint) -> Json {
     let tokenizer = match Tokenizer::load(checkpoint) {
         Ok(tokenizer) => tokenizer,
         // A folder without one is worth looking into as well.
@@ -156,7 +181,7 @@ fn folder_tokenizer(checkpoint: &Checkpoint) -> serde_json::Value {
     })
 }
 
-fn tokenizer(checkpoint: &Checkpoint) -> serde_json::Value {
+fn tokenizer(checkpoint: &Checkpoint) -> Json {
     let meta = checkpoint.meta();
     let mut out = Map::new();
     for key in ["model", "pre", "bos_token_id", "eos_token_id", "eot_token_id", "padding_token_id", "add_bos_token"] {
@@ -173,11 +198,11 @@ fn tokenizer(checkpoint: &Checkpoint) -> serde_json::Value {
     out.into()
 }
 
-fn scalar(value: &Value) -> serde_json::Value {
+fn scalar(value: &Value) -> Json {
     match value {
         Value::Bool(v) => json!(v),
         Value::Str(text) => json!(text.as_str()),
-        Value::F32(_) | Value::F64(_) => json!(value.to_f32()),
+        Value::F32(_) | Value::F64(_) => value.to_f32().map_or(Json::Null, sampling::number),
         _ => value.to_int().and_then(|v| i64::try_from(v).ok()).map_or_else(|| json!(describe(value)), |v| json!(v)),
     }
 }
@@ -194,14 +219,28 @@ fn describe(value: &Value) -> String {
     if text.chars().count() <= 100 { text } else { format!("{}…", text.chars().take(99).collect::<String>()) }
 }
 
-fn plain(value: &serde_json::Value) -> String {
+/// A key for people.
+fn title(key: &str) -> String {
+    key.replace('_', " ")
+}
+
+/// A value for people, by what its key says of its unit.
+fn shown(key: &str, value: &Json) -> String {
+    let bytes = |value: &Json| value.as_u64().map(machine::bytes);
     match value {
-        serde_json::Value::String(text) => text.clone(),
-        serde_json::Value::Null => "-".into(),
+        Json::Null => "-".into(),
+        Json::Bool(value) => if *value { "yes" } else { "no" }.into(),
+        Json::String(text) => text.clone(),
+        Json::Object(map) => match (bytes(&value["bytes"]), map.get("tensors")) {
+            (Some(bytes), Some(n)) => format!("{bytes} in {n} tensors"),
+            _ => value.to_string(),
+        },
+        value if key.contains("bytes") => bytes(value).unwrap_or_else(|| value.to_string()),
+        value if key.contains("parameters") => value.as_u64().map_or_else(|| value.to_string(), machine::count),
         value => value.to_string(),
     }
 }
 
-fn tensor_json(t: &TensorInfo) -> serde_json::Value {
+fn tensor_json(t: &TensorInfo) -> Json {
     json!({"name": t.name, "type": t.dtype.name(), "shape": t.shape, "file": t.file, "offset": t.offset, "bytes": t.total_bytes()})
 }

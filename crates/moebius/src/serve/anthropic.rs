@@ -25,7 +25,7 @@ const TEXT_OR_BLOCKS: Kind = Kind::Either(&[Kind::Text, Kind::List(&Kind::Object
 /// What both routes take.
 pub const CONVERSATION: &[Field] = &[
     field("messages", Kind::List(&Kind::Object, MAX_MESSAGES), "the conversation, by user and assistant"),
-    field("model", Kind::Text, "any name; the one model answers"),
+    field("model", Kind::Text, "which model answers; the only one has any name"),
     field("system", TEXT_OR_BLOCKS, "the system prompt"),
     field("tools", Kind::List(&Kind::Object, MAX_TOOLS), "tools that the model may call"),
     field("tool_choice", Kind::Object, "whether it does: auto, any, tool, none"),

@@ -1,6 +1,5 @@
-//! What all routes share: the model's text side, the way to the engine, limits and keys.
+//! A loaded model as its routes see it: its text side and the way to its engine. And the keys of a server.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -8,26 +7,23 @@ use axum::http::{HeaderMap, StatusCode, header};
 use engine::formats::Format;
 use engine::grammar::{self, Grammars};
 use engine::sampler::SamplerParams;
-use engine::scheduler::{Error, Request};
+use engine::scheduler::{Error, Pooling, Request};
 use engine::template::ChatTemplate;
 use engine::tokenizer::{Encode, Tokenizer};
 use subtle::{Choice, ConstantTimeEq};
-use tokio::sync::{Semaphore, oneshot};
 
+use super::common::Common;
 use super::error::ApiError;
-use super::guard::Guard;
-use super::limits::{LARGE_BODY_BYTES, MAX_ANSWERS_BYTES, MAX_BODIES_BYTES};
-use super::metrics::Metrics;
-use super::room::Budget;
+use super::rerank::Reranker;
 use super::worker::{Refusal, Run, Worker};
 
 /// Threads that compute which tokens grammars allow, while the model computes.
 const GRAMMAR_THREADS: usize = 2;
 
-/// The state of the server.
+/// A loaded model and the server around it.
 pub struct App {
+    pub common: Arc<Common>,
     pub worker: Worker,
-    pub metrics: Arc<Metrics>,
     pub tokenizer: Arc<Tokenizer>,
     pub template: Option<ChatTemplate>,
     /// How the model marks thoughts and calls.
@@ -37,30 +33,16 @@ pub struct App {
     pub model: ModelInfo,
     /// The model's own sampling.
     pub sampling: SamplerParams,
-    pub keys: Keys,
+    /// How it makes one vector of a text.
+    pub pooling: Pooling,
+    /// How it is asked whether a document answers a query, if it was trained for that.
+    pub reranker: Option<Reranker>,
     /// Built at the first request that needs one: a large vocabulary takes a while.
-    grammars: OnceLock<Result<Grammars, grammar::Error>>,
-    /// Who may ask.
-    pub guard: Guard,
-    /// For bodies and what is built of them.
-    pub bodies: Budget,
-    /// For answers that are collected or wait to be read.
-    pub answers: Budget,
-    /// Large bodies are parsed beside the threads that serve connections.
-    parsing: Arc<Semaphore>,
-    /// Templates and tokenizers run on few threads: they must not take the engine's cores.
-    heavy: Arc<Semaphore>,
-    /// Long texts have a thread of their own.
-    heaviest: Arc<Semaphore>,
-    /// Grammars are compiled beside them: requests without a form do not wait for those that have one.
-    forms: Arc<Semaphore>,
-    /// Where grammars are tried before.
-    trial: Option<Arc<dyn grammar::Trial>>,
-    draining: AtomicBool,
+    pub grammars: OnceLock<Result<Grammars, grammar::Error>>,
 }
 
-/// What `/v1/models` says.
-#[derive(Clone, Debug)]
+/// What lists say of a model, loaded or not.
+#[derive(Clone, Debug, Default)]
 pub struct ModelInfo {
     pub id: String,
     pub description: String,
@@ -73,60 +55,19 @@ pub struct ModelInfo {
     pub n_params: u64,
     pub size_bytes: u64,
     pub n_vocab: usize,
+    /// Tokens of a prompt and its answer: of a loaded model what it has, else what it was trained for.
+    pub context: usize,
+    pub has_template: bool,
+    pub has_thoughts: bool,
+    pub sampling: SamplerParams,
 }
 
 impl App {
-    pub fn new(
-        worker: Worker,
-        metrics: Arc<Metrics>,
-        tokenizer: Arc<Tokenizer>,
-        template: Option<ChatTemplate>,
-        format: Format,
-        template_knows_tools: bool,
-        model: ModelInfo,
-        sampling: SamplerParams,
-        keys: Keys,
-        guard: Guard,
-        trial: Option<Arc<dyn grammar::Trial>>,
-    ) -> App {
-        App {
-            worker,
-            metrics,
-            tokenizer,
-            template,
-            format,
-            template_knows_tools,
-            model,
-            sampling,
-            keys,
-            grammars: OnceLock::new(),
-            guard,
-            bodies: Budget::new(MAX_BODIES_BYTES),
-            answers: Budget::new(MAX_ANSWERS_BYTES),
-            parsing: Arc::new(Semaphore::new(2)),
-            heavy: Arc::new(Semaphore::new(2)),
-            heaviest: Arc::new(Semaphore::new(1)),
-            forms: Arc::new(Semaphore::new(2)),
-            trial,
-            draining: AtomicBool::new(false),
-        }
-    }
-
-    /// Whether new requests are turned away.
-    pub fn draining(&self) -> bool {
-        self.draining.load(Ordering::Acquire)
-    }
-
-    /// From now on new requests are turned away.
-    pub fn drain(&self) {
-        self.draining.store(true, Ordering::Release);
-    }
-
     /// What compiles grammars for the model's vocabulary.
     pub fn grammars(&self) -> Result<&Grammars, grammar::Error> {
         let make = || {
             let grammars = Grammars::new(self.tokenizer.clone(), GRAMMAR_THREADS)?;
-            Ok(match &self.trial {
+            Ok(match &self.common.trial {
                 Some(trial) => grammars.with_trial(trial.clone()),
                 None => grammars,
             })
@@ -135,37 +76,9 @@ impl App {
         made.as_ref().map_err(Clone::clone)
     }
 
-    /// Work on a text of `n_bytes` that waits for nothing, off the threads that serve connections. Short texts do not
-    /// wait for long ones.
-    pub async fn heavy<T: Send + 'static>(
-        &self,
-        n_bytes: usize,
-        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-    ) -> Result<T, ApiError> {
-        if n_bytes > LARGE_BODY_BYTES { behind(&self.heaviest, work).await } else { blocking(&self.heavy, work).await }
-    }
-
-    /// As [`App::heavy`], for large bodies.
-    pub async fn parse<T: Send + 'static>(
-        &self,
-        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-    ) -> Result<T, ApiError> {
-        behind(&self.parsing, work).await
-    }
-
-    /// As [`App::heavy`], for what compiles grammars. The flag that `work` gets is set when the client has left.
-    pub async fn form<T: Send + 'static>(
-        self: &Arc<Self>,
-        work: impl FnOnce(Arc<AtomicBool>) -> Result<T, ApiError> + Send + 'static,
-    ) -> Result<T, ApiError> {
-        let left = Left(Arc::default());
-        let flag = left.0.clone();
-        // The threads that compute masks begin here: at their usual priority, which a thread inherits.
-        self.grammars_begin().await?;
-        behind(&self.forms, move || work(flag)).await
-    }
-
-    async fn grammars_begin(self: &Arc<Self>) -> Result<(), ApiError> {
+    /// Starts what [`App::grammars`] gives, so that the threads that compute masks have their usual priority: they
+    /// inherit that of the thread which starts them, and those that compile grammars have a low one.
+    pub async fn begin_grammars(self: &Arc<Self>) -> Result<(), ApiError> {
         if self.grammars.get().is_some() {
             return Ok(());
         }
@@ -175,7 +88,7 @@ impl App {
             let _ = app.grammars();
             Ok(())
         };
-        blocking(&self.heavy, begin).await
+        self.common.heavy(0, begin).await
     }
 
     /// A request with the model's defaults and a fresh seed.
@@ -188,12 +101,12 @@ impl App {
 
     /// Hands sequences to the engine.
     pub async fn submit(&self, requests: Vec<Request>) -> Result<Run, ApiError> {
-        if self.draining() {
+        if self.common.draining() {
             return Err(ApiError::stopping());
         }
         self.worker.submit(requests).await.map_err(|refusal| match refusal {
             Refusal::Full { retry_after } => {
-                self.metrics.refused.add(1);
+                self.common.metrics.refused.add(1);
                 ApiError::busy("as many requests as allowed are waiting; try again later", retry_after)
             }
             Refusal::Stopped => ApiError::stopping(),
@@ -224,56 +137,6 @@ impl App {
             tokens.remove(0);
         }
         tokens
-    }
-}
-
-/// Set when it is dropped: whoever waited has left.
-struct Left(Arc<AtomicBool>);
-
-impl Drop for Left {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
-/// Runs long work on a thread of its own, which gives way to those that compute tokens. The permit is free when the
-/// work has ended, not when nobody waits for it any more.
-async fn behind<T: Send + 'static>(
-    permits: &Arc<Semaphore>,
-    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    let permit = permits.clone().acquire_owned().await.map_err(|_| ApiError::stopping())?;
-    let (reply, answer) = oneshot::channel();
-    let work = move || {
-        let _permit = permit;
-        give_way();
-        // Nobody waits for the answer of a client that left.
-        let _ = reply.send(work());
-    };
-    let started = std::thread::Builder::new().name("behind".into()).spawn(work);
-    started.map_err(|e| ApiError::internal(format!("start a thread: {e}")))?;
-    answer.await.unwrap_or_else(|_| Err(ApiError::internal("prepare the request: it failed")))
-}
-
-/// Lowers the priority of this thread, and of those that it starts. Linux alone has priorities of threads here.
-fn give_way() {
-    #[cfg(target_os = "linux")]
-    let _ = rustix::process::setpriority_process(None, 10);
-}
-
-/// Runs on a blocking thread. The permit is free when the work has ended, not when nobody waits for it any more.
-async fn blocking<T: Send + 'static>(
-    permits: &Arc<Semaphore>,
-    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    let permit = permits.clone().acquire_owned().await.map_err(|_| ApiError::stopping())?;
-    let work = move || {
-        let _permit = permit;
-        work()
-    };
-    match tokio::task::spawn_blocking(work).await {
-        Ok(result) => result,
-        Err(error) => Err(ApiError::internal(format!("prepare the request: {error}"))),
     }
 }
 

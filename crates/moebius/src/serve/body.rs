@@ -21,6 +21,10 @@ use super::room::Room;
 const VALUE_BYTES: usize = 160;
 const OBJECT_BYTES: usize = 480;
 
+/// How many unknown fields are named, and the longest name.
+const MAX_UNKNOWN: usize = 16;
+const MAX_NAME_BYTES: usize = 40;
+
 /// A parsed body.
 #[derive(Debug)]
 pub struct Body {
@@ -28,6 +32,8 @@ pub struct Body {
     pub fields: Object,
     /// The field of kind [`Kind::Prompts`] or [`Kind::Ids`], under its name.
     pub prompts: Option<(&'static str, Vec<Prompt>)>,
+    /// Names of the first fields that the route does not know.
+    pub unknown: Vec<String>,
     /// What it takes.
     pub room: Room,
 }
@@ -42,7 +48,7 @@ pub enum Prompt {
 impl Body {
     /// Of a request that has none.
     pub fn empty(room: Room) -> Body {
-        Body { fields: Object::new(), prompts: None, room }
+        Body { fields: Object::new(), prompts: None, unknown: Vec::new(), room }
     }
 
     /// Whether a field is there and not null.
@@ -101,7 +107,7 @@ pub async fn read(body: Incoming, length: Option<usize>, room: &mut Room) -> Res
 /// 400 when it is no JSON object, has too many values, or its prompts are none; 429 when there is no room for what is
 /// built.
 pub fn parse(bytes: &[u8], tables: &[&'static [Field]], room: Room) -> Result<Body, ApiError> {
-    let body = Body { fields: Object::new(), prompts: None, room };
+    let body = Body::empty(room);
     let mut build = Build { tables, body, raw: bytes.len(), n_values: 0, built: 0, held: 0, refused: None };
     let mut json = serde_json::Deserializer::from_slice(bytes);
     let parsed = Top(&mut build).deserialize(&mut json).and_then(|()| json.end());
@@ -184,7 +190,13 @@ impl<'de> Visitor<'de> for Top<'_, '_> {
         while let Some(name) = map.next_key::<Cow<'_, str>>()? {
             let field = self.0.tables.iter().copied().flatten().find(|field| field.name == name);
             match field {
-                None => drop(map.next_value::<IgnoredAny>()?),
+                None => {
+                    let unknown = &mut self.0.body.unknown;
+                    if unknown.len() < MAX_UNKNOWN && name.len() <= MAX_NAME_BYTES {
+                        unknown.push(name.into_owned());
+                    }
+                    map.next_value::<IgnoredAny>()?;
+                }
                 Some(Field { name, kind, .. }) if kind.is_prompts() => {
                     let prompts = map.next_value_seed(Prompts { build: &mut *self.0, name, kind })?;
                     self.0.body.prompts = prompts.map(|prompts| (*name, prompts));

@@ -25,7 +25,7 @@ use super::{form, tools};
 /// What the route takes beside the sampling.
 pub const FIELDS: &[Field] = &[
     field("messages", Kind::List(&Kind::Object, MAX_MESSAGES), "the conversation"),
-    field("model", Kind::Text, "any name; the one model answers"),
+    field("model", Kind::Text, "which model answers; the only one has any name"),
     field("stream", Kind::Bool, "send the answer as it comes"),
     field("stream_options", Kind::Object, "include_usage: a last event with the usage"),
     field("n", Kind::Int(1, MAX_CHOICES as i128), "how many answers; answer i has seed + i"),

@@ -23,7 +23,7 @@ use super::{form, sampling};
 /// What the route takes beside the sampling.
 pub const FIELDS: &[Field] = &[
     field("prompt", Kind::Prompts(MAX_INPUTS), "a text, tokens, or a list of either"),
-    field("model", Kind::Text, "any name; the one model answers"),
+    field("model", Kind::Text, "which model answers; the only one has any name"),
     field("stream", Kind::Bool, "send the text as it comes"),
     field("stream_options", Kind::Object, "include_usage: a last event with the usage"),
     field("n", Kind::Int(1, MAX_CHOICES as i128), "how many texts for each prompt; text i has seed + i"),
@@ -131,10 +131,11 @@ pub async fn tokens(app: &Arc<App>, prompts: Vec<Prompt>) -> Result<Vec<Vec<u32>
     let shared = app.clone();
     let bytes = |prompt: &Prompt| if let Prompt::Text(text) = prompt { text.len() } else { 0 };
     let n_bytes = prompts.iter().map(bytes).sum();
-    app.heavy(n_bytes, move || {
-        prompts.into_iter().enumerate().map(|(i, prompt)| tokens_of(&shared, i, prompt)).collect()
-    })
-    .await
+    app.common
+        .heavy(n_bytes, move || {
+            prompts.into_iter().enumerate().map(|(i, prompt)| tokens_of(&shared, i, prompt)).collect()
+        })
+        .await
 }
 
 /// The tokens of texts that stand before a gap.
@@ -152,7 +153,7 @@ async fn gaps(app: &Arc<App>, prompts: Vec<Prompt>, suffix: &str) -> Result<Vec<
         Ok(marks.prompt(&shared.tokenizer, &[], text, &suffix))
     };
     let bytes = texts.iter().map(String::len).sum();
-    app.heavy(bytes, move || texts.iter().map(fill).collect()).await
+    app.common.heavy(bytes, move || texts.iter().map(fill).collect()).await
 }
 
 /// Tokens of one prompt.

@@ -181,27 +181,28 @@ impl Conversation {
         let (format, knows_tools) = (app.format, app.template_knows_tools);
         let text = |message: &Value| message["content"].as_str().map_or(0, str::len);
         let n_bytes = self.messages.iter().map(text).sum();
-        app.heavy(n_bytes, move || {
-            let (messages, tools) = match knows_tools {
-                true => (format.history(&self.messages), self.tools),
-                false => (tools::into_text(self.messages, &self.tools), Vec::new()),
-            };
-            let (messages, tools) = (Value::Array(messages), Value::Array(tools));
-            let chat = Chat {
-                tools: tools.as_array().is_some_and(|tools| !tools.is_empty()).then_some(&tools),
-                add_generation_prompt: !self.no_generation_prompt,
-                kwargs: (!self.kwargs.is_empty()).then_some(&self.kwargs),
-                ..Chat::new(&messages)
-            };
-            let mut text = template.render(&chat).map_err(|error| refusal(&error))?;
-            text.push_str(self.prefill.as_deref().unwrap_or_default());
-            if fits {
-                shared.check_length(&text)?;
-            }
-            let tokens = App::encode_prompt(&shared.tokenizer, &text);
-            Ok(Prompt { text, tokens })
-        })
-        .await
+        app.common
+            .heavy(n_bytes, move || {
+                let (messages, tools) = match knows_tools {
+                    true => (format.history(&self.messages), self.tools),
+                    false => (tools::into_text(self.messages, &self.tools), Vec::new()),
+                };
+                let (messages, tools) = (Value::Array(messages), Value::Array(tools));
+                let chat = Chat {
+                    tools: tools.as_array().is_some_and(|tools| !tools.is_empty()).then_some(&tools),
+                    add_generation_prompt: !self.no_generation_prompt,
+                    kwargs: (!self.kwargs.is_empty()).then_some(&self.kwargs),
+                    ..Chat::new(&messages)
+                };
+                let mut text = template.render(&chat).map_err(|error| refusal(&error))?;
+                text.push_str(self.prefill.as_deref().unwrap_or_default());
+                if fits {
+                    shared.check_length(&text)?;
+                }
+                let tokens = App::encode_prompt(&shared.tokenizer, &text);
+                Ok(Prompt { text, tokens })
+            })
+            .await
     }
 }
 

@@ -1,8 +1,9 @@
-//! `/v1/embeddings`: the hidden state of a text's last token. A model that was not trained for it gives vectors too;
-//! how much they say about meaning is another matter, and the answer says so.
+//! `/v1/embeddings`: the hidden states of a text as one vector, pooled as the model says or the client. A model that was
+//! not trained for it gives vectors too; how much they say about meaning is another matter, and the answer says so.
 
 use std::sync::Arc;
 
+use engine::scheduler::Pooling;
 use serde_json::{Value, json};
 
 use super::app::App;
@@ -19,10 +20,15 @@ use super::write::{self, Lists};
 /// What the route takes.
 pub const FIELDS: &[Field] = &[
     field("input", Kind::Prompts(MAX_INPUTS), "a text, tokens, or a list of either"),
-    field("model", Kind::Text, "any name; the one model answers"),
+    field("model", Kind::Text, "which model answers; the only one has any name"),
     field("encoding_format", Kind::Word(&["float", "base64"]), "numbers, or the bytes of little-endian f32"),
     field("dimensions", Kind::Int(1, 1 << 20), "keep so many of the first numbers, scaled to length 1 again"),
-    field("pooling", Kind::Word(&["last"]), "the last token's state: what a causal model has seen the whole text with"),
+    field(
+        "pooling",
+        Kind::Word(&["last", "mean", "cls"]),
+        "the last token's state, the mean of all, or the first \
+           token's; what the model's metadata says when absent, else last",
+    ),
     field("normalize", Kind::Bool, "scale to length 1; true when absent"),
     field("cache_salt", Kind::Text, "cached prefixes are shared only with requests of the same salt"),
     field("user", Kind::Text, "not used"),
@@ -37,6 +43,17 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
         salt: body.text("cache_salt").map_or(0, super::sampling::hash),
         dimensions: body.size("dimensions"),
         normalize: body.flag("normalize").unwrap_or(true),
+        pooling: match body.text("pooling") {
+            Some("mean") => Some(Pooling::Mean),
+            Some("cls") => Some(Pooling::First),
+            Some(_) => Some(Pooling::Last),
+            None => None,
+        },
+    };
+    let how = match wanted.pooling.unwrap_or(app.pooling) {
+        Pooling::Last => "the hidden state of the last token",
+        Pooling::First => "the hidden state of the first token",
+        Pooling::Mean => "the mean of the tokens' hidden states",
     };
     let Rows { rows, tokens, cached, room } = rows(&app, prompts, wanted, room).await?;
     let base64 = body.text("encoding_format") == Some("base64");
@@ -54,7 +71,7 @@ pub async fn handle(app: Arc<App>, input: Input) -> Answer {
         "data": data,
         "model": app.model.id,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens, "prompt_tokens_details": {"cached_tokens": cached}},
-        "note": "the hidden state of the last token; only a model trained for embeddings makes similar texts similar vectors",
+        "note": format!("{how}; only a model trained for embeddings makes similar texts similar vectors"),
     });
     Ok(lists.respond(&answer, room))
 }
@@ -73,6 +90,8 @@ pub struct Wanted {
     pub dimensions: Option<usize>,
     /// Scale to length 1.
     pub normalize: bool,
+    /// How the tokens' states become one; the model's way when `None`.
+    pub pooling: Option<Pooling>,
 }
 
 /// Embeddings, one a prompt.
@@ -89,14 +108,14 @@ pub struct Rows {
 /// The embedding of each prompt; `room` is held for the prompts.
 pub async fn rows(app: &App, prompts: Vec<Vec<u32>>, wanted: Wanted, mut room: Room) -> Result<Rows, ApiError> {
     let n = prompts.len();
-    let mut numbers = app.answers.room();
+    let mut numbers = app.common.answers.room();
     if n == 0 {
         return Ok(Rows { rows: Vec::new(), tokens: 0, cached: 0, room: numbers });
     }
     room.hold(prompts.iter().map(|tokens| tokens.len() * size_of::<u32>()).sum())?;
     let request = |tokens| {
         let mut request = app.request(tokens);
-        request.embedding = true;
+        request.embedding = Some(wanted.pooling.unwrap_or(app.pooling));
         request.cache_salt = wanted.salt;
         request
     };

@@ -56,6 +56,38 @@ pub fn check(body: &Object, tables: &[&[Field]]) -> Result<(), ApiError> {
     Ok(())
 }
 
+/// Refuses a name that is a slip of the pen away from a field of the tables: what it was to set would silently keep its
+/// default. Other unknown names are passed over: clients send what other servers know.
+pub fn check_names(unknown: &[String], tables: &[&[Field]]) -> Result<(), ApiError> {
+    for name in unknown {
+        let is_meant = |field: &&Field| field.name.len() >= MIN_NAME && is_slip(name, field.name);
+        if let Some(field) = tables.iter().copied().flatten().find(is_meant) {
+            let why = format!("is no field; `{}` is", field.name);
+            return Err(ApiError::field(name.as_str(), why));
+        }
+    }
+    Ok(())
+}
+
+/// Shorter names are neighbours by chance: `top_a`, another server's sampler, and `top_k`.
+const MIN_NAME: usize = 6;
+
+/// Whether one letter more, less or other, two neighbours exchanged, or another case and `-` for `_` make one name of
+/// the other.
+fn is_slip(a: &str, b: &str) -> bool {
+    let plain = |name: &str| name.bytes().map(|c| if c == b'-' { b'_' } else { c.to_ascii_lowercase() }).collect();
+    let (a, b): (Vec<u8>, Vec<u8>) = (plain(a), plain(b));
+    let same = a.iter().zip(&b).take_while(|(x, y)| x == y).count();
+    let (a, b) = (&a[same..], &b[same..]);
+    match (a, b) {
+        ([_, x @ ..], [_, y @ ..]) if x == y => true,
+        ([x1, x2, x @ ..], [y1, y2, y @ ..]) if (x1, x2) == (y2, y1) && x == y => true,
+        ([_, x @ ..], y) if x == y => true,
+        (x, [_, y @ ..]) if x == y => true,
+        (x, y) => x == y,
+    }
+}
+
 impl Kind {
     /// Says by name what is wrong with a value.
     pub fn check(&self, name: &str, value: &Value) -> Result<(), ApiError> {
@@ -215,6 +247,26 @@ impl Read for Object {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn misspelt_names_are_refused_and_others_are_not() {
+        const TABLE: &[Field] = &[field("temperature", Kind::Bool, ""), field("top_k", Kind::Bool, "")];
+        for (name, is_slip) in [
+            ("temprature", true),
+            ("temperture", true),
+            ("temperatuer", true),
+            ("tempereture", true),
+            ("temperatures", true),
+            ("Temperature", true),
+            ("foo", false),
+            ("top_a", false),
+            ("temperature_last", false),
+            ("", false),
+        ] {
+            let result = check_names(&[name.into()], &[TABLE]);
+            assert_eq!(result.is_err(), is_slip, "{name}");
+        }
+    }
 
     #[test]
     fn wrong_values_are_refused_by_name() {

@@ -227,21 +227,23 @@ pub async fn constraint(app: &Arc<App>, format: Format, held: Held) -> Result<Op
         return Ok(None);
     }
     let shared = app.clone();
-    app.form(move |left| {
-        let Held { form, mut tools, choice, open_objects, single, opened } = held;
-        for tool in tools.iter_mut().filter(|_| !open_objects) {
-            tool.parameters = grammar::closed(tool.parameters.take());
-        }
-        let (choice, param) = match &choice {
-            ToolChoice::Auto | ToolChoice::None => (Choice::Auto, form.as_ref().map_or("tools", |form| form.param)),
-            ToolChoice::Required => (Choice::Required, "tools"),
-            ToolChoice::Named(name) => (Choice::Named(name), "tools"),
-        };
-        let ask = Ask { content: form.as_ref().map(|form| &form.rule), tools: &tools, choice, single, opened };
-        let grammars = shared.grammars().map_err(|error| refusal(&error, param))?;
-        format.constraint(&ask, &shared.tokenizer, &grammars.until(left)).map_err(|error| refusal(&error, param))
-    })
-    .await
+    app.begin_grammars().await?;
+    app.common
+        .form(move |left| {
+            let Held { form, mut tools, choice, open_objects, single, opened } = held;
+            for tool in tools.iter_mut().filter(|_| !open_objects) {
+                tool.parameters = grammar::closed(tool.parameters.take());
+            }
+            let (choice, param) = match &choice {
+                ToolChoice::Auto | ToolChoice::None => (Choice::Auto, form.as_ref().map_or("tools", |form| form.param)),
+                ToolChoice::Required => (Choice::Required, "tools"),
+                ToolChoice::Named(name) => (Choice::Named(name), "tools"),
+            };
+            let ask = Ask { content: form.as_ref().map(|form| &form.rule), tools: &tools, choice, single, opened };
+            let grammars = shared.grammars().map_err(|error| refusal(&error, param))?;
+            format.constraint(&ask, &shared.tokenizer, &grammars.until(left)).map_err(|error| refusal(&error, param))
+        })
+        .await
 }
 
 /// A rule that cannot be used is the client's; a machinery that cannot be set up is ours.

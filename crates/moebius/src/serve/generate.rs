@@ -232,7 +232,7 @@ fn numbers(app: &App, requests: &[Request], n: usize) -> Result<Room, ApiError> 
             requests.len(),
         )));
     }
-    let mut room = app.answers.room();
+    let mut room = app.common.answers.room();
     room.hold(bytes)?;
     Ok(room)
 }

@@ -24,7 +24,7 @@ use super::write::short;
 
 /// What `/completion` and `/infill` share beside the sampling.
 pub const COMMON: &[Field] = &[
-    field("model", Kind::Text, "any name; the one model answers"),
+    field("model", Kind::Text, "which model answers; the only one has any name"),
     field("stream", Kind::Bool, "send the text as it comes"),
     field("n_predict", sampling::MAX_TOKENS, "most tokens of the text; -1, as when absent: until it ends"),
     field("stop", sampling::STOP, "texts that end it"),
@@ -73,7 +73,7 @@ pub async fn infill(app: Arc<App>, input: Input) -> Answer {
         tokens.extend(tokenizer.encode(&begun, engine::tokenizer::Encode::default()));
         Ok(tokens)
     };
-    let tokens = app.heavy(bytes, work).await?;
+    let tokens = app.common.heavy(bytes, work).await?;
     answer(app, input, tokens).await
 }
 

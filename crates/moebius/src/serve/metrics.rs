@@ -83,8 +83,20 @@ impl Metrics {
         self.request_seconds.observe(time);
     }
 
-    /// The text that Prometheus reads.
-    pub fn text(&self, stats: Stats, model: &str) -> String {
+    /// The text that Prometheus reads, of these models.
+    pub fn text(&self, models: &[(&str, Stats)]) -> String {
+        let mut stats = Stats::default();
+        for (_, of) in models {
+            stats.steps += of.steps;
+            stats.tokens += of.tokens;
+            stats.preemptions += of.preemptions;
+            stats.running += of.running;
+            stats.waiting += of.waiting;
+            stats.pages.total += of.pages.total;
+            stats.pages.free += of.pages.free;
+            stats.pages.cached += of.pages.cached;
+            stats.pages.used += of.pages.used;
+        }
         let mut out = String::with_capacity(8192);
         head(&mut out, "moebius_requests_total", "counter", "Answers by route and status.");
         for ((route, status), n) in self.requests.lock().unwrap_or_else(std::sync::PoisonError::into_inner).iter() {
@@ -120,15 +132,17 @@ impl Metrics {
             head(&mut out, name, "gauge", about);
             line(&mut out, format_args!("{name} {value}"));
         }
-        let label = model.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-        let vllm = [
-            ("vllm:num_requests_running", running, "As moebius_sequences_running."),
-            ("vllm:num_requests_waiting", waiting, "As moebius_sequences_waiting."),
-            ("vllm:kv_cache_usage_perc", share, "As moebius_kv_usage_ratio; 1 is full."),
+        let vllm: [(&str, fn(Stats) -> f64, &str); 3] = [
+            ("vllm:num_requests_running", |stats| stats.running as f64, "As moebius_sequences_running."),
+            ("vllm:num_requests_waiting", |stats| stats.waiting as f64, "As moebius_sequences_waiting."),
+            ("vllm:kv_cache_usage_perc", |stats| usage_share(stats.pages), "As moebius_kv_usage_ratio; 1 is full."),
         ];
         for (name, value, about) in vllm {
             head(&mut out, name, "gauge", about);
-            line(&mut out, format_args!("{name}{{model_name=\"{label}\"}} {value}"));
+            for (model, stats) in models {
+                let label = model.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+                line(&mut out, format_args!("{name}{{model_name=\"{label}\"}} {}", value(*stats)));
+            }
         }
         let histograms = [
             ("moebius_step_seconds", &self.step_seconds, "Time of a step."),
@@ -166,7 +180,7 @@ mod tests {
         let metrics = Metrics::default();
         metrics.answered("/v1/models", 200, Duration::from_millis(3));
         metrics.step_seconds.observe(Duration::from_secs(1000));
-        let text = metrics.text(Stats::default(), "a\"b");
+        let text = metrics.text(&[("a\"b", Stats::default())]);
         for expected in [
             "moebius_requests_total{route=\"/v1/models\",status=\"200\"} 1\n",
             "vllm:kv_cache_usage_perc{model_name=\"a\\\"b\"} 0\n",

@@ -1,5 +1,5 @@
-//! `moebius serve`: one model for many clients, over the APIs of OpenAI, Anthropic and Ollama. The only place that
-//! knows networks.
+//! `moebius serve`: models for many clients, over the APIs of OpenAI, Anthropic and Ollama. The only place that knows
+//! networks.
 //!
 //! A request passes the [`guard`] and its route's table ([`routes`], [`body`], [`fields`]), becomes a prompt
 //! ([`conversation`]) and a [`generate::Job`], and runs on the engine's thread ([`worker`]); what comes back is written
@@ -9,12 +9,14 @@ mod anthropic;
 mod app;
 mod body;
 mod chat;
+mod common;
 mod completions;
 mod conversation;
 mod embeddings;
 mod error;
 mod fields;
 mod fill;
+mod fleet;
 mod form;
 mod generate;
 mod guard;
@@ -29,12 +31,14 @@ mod openapi;
 mod page;
 mod parts;
 mod prepare;
+mod rerank;
 mod responses;
 mod room;
 mod routes;
 mod routing;
 mod sampling;
 mod sse;
+mod systemd;
 mod text;
 mod tools;
 mod worker;
@@ -43,7 +47,7 @@ mod write;
 #[cfg(test)]
 mod tests;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -52,24 +56,26 @@ use anyhow::{Context, Result, anyhow, bail};
 use axum::Router;
 use axum::http::{HeaderValue, Method};
 use backend::Part;
-use engine::grammar::Trial;
 use engine::sampler::SamplerParams;
+use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 
 use crate::args::ServeArgs;
-use crate::embedded;
 use crate::load::{self, EngineSetup, Session};
 use crate::machine::{self, bytes};
+use crate::{embedded, find};
 
 use app::{App, Keys, ModelInfo};
+use common::Common;
+use fleet::{Fleet, Loader};
 use guard::Guard;
-use metrics::Metrics;
+use rerank::Reranker;
 use worker::Worker;
 
-/// Answers computed at a time when nobody says.
-const DEFAULT_PARALLEL: usize = 16;
+/// Answers computed at a time when nobody says: of one model, and of each of several.
+const DEFAULT_PARALLEL: [usize; 2] = [16, 4];
 
 pub fn run(args: &ServeArgs) -> Result<()> {
     log::start(args);
@@ -81,23 +87,49 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         }
     };
     let cors = cors(&args.cors)?;
-    let model = load::open(args.model.model.as_deref())?;
-    let model = model.with_template(args.chat_template_file.as_deref())?;
+    let paths = paths(args)?;
+    let several = paths.len() > 1;
+    if several && args.alias.is_some() {
+        bail!("serve {} models under one name (--alias): each has that of its file", paths.len());
+    }
     let setup = EngineSetup {
-        sequences: args.parallel.map_or(DEFAULT_PARALLEL, usize::from),
+        sequences: args.parallel.map_or(DEFAULT_PARALLEL[usize::from(several)], usize::from),
         fewer_will_do: args.parallel.is_none(),
         cache_tokens: args.cache_tokens,
         requests_bytes: limits::REQUESTS_BYTES,
         ..EngineSetup::from(&args.engine)
     };
-    let id = args.alias.clone().unwrap_or_else(|| model_name(args.model.model.as_deref()));
-    let session = load::start_with(model, &setup)?;
-    let summary = summary(&session);
-    session.warning.iter().for_each(|warning| tracing::warn!("{warning}"));
-    let sampling = session.sampling(&args.sampling)?;
-    let limits = Places { parallel: session.sequences, queue: usize::from(args.max_queue) };
     let guard = Guard::new(args.host, &args.allowed_host, &args.cors, !keys.is_empty());
-    let Started { app, thread, ended } = start(session, id, sampling, keys, guard, limits, crate::trial::process())?;
+    let common = Arc::new(Common::new(keys, guard, crate::trial::process()));
+    let places = Places { parallel: setup.sequences, queue: usize::from(args.max_queue) };
+    let (fleet, ended, summary) = match several {
+        true => {
+            let loader = Loader {
+                sampling: args.sampling.clone(),
+                template: args.chat_template_file.clone(),
+                places,
+                room: load::free_memory(args.engine.backend),
+                setup: EngineSetup { resident_bytes: machine::resident_memory(), ..setup },
+            };
+            let fleet = Fleet::of_several(common, &paths, loader)?;
+            let summary =
+                format!("{} models, loaded when requests name them: {}", paths.len(), fleet.names().join(", "));
+            (fleet, None, summary)
+        }
+        false => {
+            let path = paths.first().map(PathBuf::as_path);
+            let model = load::open(path)?.with_template(args.chat_template_file.as_deref())?;
+            let id = args.alias.clone().unwrap_or_else(|| model_name(path));
+            let session = load::start_with(model, &setup)?;
+            let summary = summary(&session);
+            session.warning.iter().for_each(|warning| tracing::warn!("{warning}"));
+            let sampling = session.sampling(&args.sampling)?;
+            let places = Places { parallel: session.sequences, ..places };
+            let Started { app, thread, ended } = start(session, id, sampling, common.clone(), places)?;
+            (Fleet::of_one(common, app, thread), Some(ended), summary)
+        }
+    };
+    let fleet = Arc::new(fleet);
 
     backend::heap::set_up();
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -108,20 +140,23 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         .context("start the server's threads")?;
     let address = std::net::SocketAddr::new(args.host, args.port);
     let result = runtime.block_on(async {
-        let listener = TcpListener::bind(address).await.with_context(|| format!("listen on {address}"))?;
+        let listener = match systemd::socket()? {
+            Some(listener) => listener,
+            None => TcpListener::bind(address)
+                .await
+                .with_context(|| format!("listen on {address} (--port 0 takes a free one)"))?,
+        };
         let address = listener.local_addr().context("listen")?;
-        announce(address, &app, &summary);
+        announce(address, &fleet, &summary);
+        systemd::tell("READY=1");
         tokio::spawn(give_memory_back());
         let router = match cors {
-            Some(cors) => routes::router(app.clone()).layer(cors),
-            None => routes::router(app.clone()),
+            Some(cors) => routes::router(fleet.clone()).layer(cors),
+            None => routes::router(fleet.clone()),
         };
-        serve_until_told(listener, router, &app, ended, Duration::from_secs(args.drain_seconds)).await
+        serve_until_told(listener, router, &fleet, ended, Duration::from_secs(args.drain_seconds)).await
     });
-    app.worker.stop();
-    if thread.join().is_err() {
-        bail!("serve: the engine's thread failed");
-    }
+    fleet.stop()?;
     // Connections that outlive the time they were given are cut off here.
     runtime.shutdown_timeout(Duration::from_secs(1));
     log::flush();
@@ -137,7 +172,7 @@ struct Places {
     queue: usize,
 }
 
-/// A server without its network.
+/// A model whose engine runs.
 struct Started {
     app: Arc<App>,
     thread: JoinHandle<()>,
@@ -149,13 +184,15 @@ fn start(
     session: Session,
     id: String,
     sampling: SamplerParams,
-    keys: Keys,
-    guard: Guard,
+    common: Arc<Common>,
     places: Places,
-    trial: Option<Arc<dyn Trial>>,
 ) -> Result<Started> {
     let model = ModelInfo {
         id,
+        context: session.engine.context(),
+        has_template: session.template.is_some(),
+        has_thoughts: session.format.thought().is_some(),
+        sampling: sampling.clone(),
         description: session.description,
         arch: session.arch,
         file_type: session.file_type,
@@ -165,45 +202,67 @@ fn start(
         size_bytes: session.size_bytes,
         n_vocab: session.n_vocab,
     };
-    let Session { engine, tokenizer, template, format, template_knows_tools, backend, .. } = session;
+    let Session { engine, tokenizer, template, format, template_knows_tools, backend, pooling, .. } = session;
+    let reranker = session.reranks.then(|| Reranker::new(&tokenizer, session.rerank_template.as_deref())).flatten();
     let counts_all = backend != "CUDA";
-    let metrics = Arc::new(Metrics::default());
-    let (worker, thread, ended) = Worker::start(engine, places.parallel, places.queue, metrics.clone(), counts_all)
+    let metrics = common.metrics.clone();
+    let (worker, thread, ended) = Worker::start(engine, places.parallel, places.queue, metrics, counts_all)
         .context("start the engine's thread")?;
-    let app = App::new(
+    let grammars = std::sync::OnceLock::new();
+    let app = App {
+        common,
         worker,
-        metrics,
         tokenizer,
         template,
         format,
         template_knows_tools,
         model,
         sampling,
-        keys,
-        guard,
-        trial,
-    );
+        pooling,
+        reranker,
+        grammars,
+    };
     Ok(Started { app: Arc::new(app), thread, ended })
+}
+
+/// The models that the command line names.
+fn paths(args: &ServeArgs) -> Result<Vec<PathBuf>> {
+    let mut paths = args.model.clone();
+    if let Some(folder) = &args.models {
+        let named: Vec<PathBuf> = paths.iter().filter_map(|path| path.canonicalize().ok()).collect();
+        let is_new = |path: &PathBuf| path.canonicalize().map_or(true, |path| !named.contains(&path));
+        paths.extend(find::in_folder(folder)?.into_iter().filter(is_new));
+    }
+    Ok(paths)
 }
 
 /// Serves until a signal comes or the engine's thread ends; then lets what runs finish, within `patience`.
 async fn serve_until_told(
     listener: TcpListener,
     router: Router,
-    app: &Arc<App>,
-    ended: oneshot::Receiver<()>,
+    fleet: &Fleet,
+    ended: Option<oneshot::Receiver<()>>,
     patience: Duration,
 ) -> Result<()> {
     let (stop, stopped) = watch::channel(false);
     let server = tokio::spawn(http::serve(listener, router, stopped));
+    // The engine of the one model; of several each may end, and is loaded again.
+    let ended = async {
+        match ended {
+            Some(ended) => drop(ended.await),
+            None => std::future::pending().await,
+        }
+    };
     let result = tokio::select! {
         told = told_to_stop() => told.context("listen for signals"),
         _ = ended => Err(anyhow!("serve: the engine's thread has ended")),
     };
-    app.drain();
+    fleet.common.drain();
+    systemd::tell("STOPPING=1");
     // The receiver lives in the server's task; without one nothing needs telling.
     let _ = stop.send(true);
-    tracing::info!(seconds = patience.as_secs(), running = app.worker.stats().running, "stopping");
+    let running: usize = fleet.all_loaded().iter().map(|app| app.worker.stats().running).sum();
+    tracing::info!(seconds = patience.as_secs(), running, "stopping");
     tokio::select! {
         _ = server => {}
         () = tokio::time::sleep(patience) => tracing::warn!("time is up; what still runs is cut off"),
@@ -285,7 +344,7 @@ fn summary(session: &Session) -> String {
     format!(
         "{} · {} parameters · {} of weights · {}\ncontext {} · {} answers at a time · cache of {positions} positions, {}",
         session.description,
-        si(session.n_params),
+        machine::count(session.n_params),
         bytes(session.size_bytes),
         session.backend,
         session.engine.context(),
@@ -294,28 +353,27 @@ fn summary(session: &Session) -> String {
     )
 }
 
-/// `30.5 B`-like text for a number of parameters.
-fn si(n: u64) -> String {
-    match n {
-        1_000_000_000.. => format!("{:.1} B", n as f64 / 1e9),
-        1_000_000.. => format!("{:.1} M", n as f64 / 1e6),
-        _ => n.to_string(),
-    }
-}
-
-fn announce(address: std::net::SocketAddr, app: &App, summary: &str) {
-    let notice = if app.model.embedded { format!("{}\n", embedded::notice()) } else { String::new() };
+fn announce(address: std::net::SocketAddr, fleet: &Fleet, summary: &str) {
+    let embedded = fleet.all_loaded().iter().any(|app| app.model.embedded);
+    let notice = if embedded { format!("{}\n", embedded::notice()) } else { String::new() };
+    let names = fleet.names();
+    let (title, model) = match names.as_slice() {
+        [one] => (one.clone(), String::new()),
+        several => {
+            let first = several.first().map(|name| Value::from(name.as_str()).to_string()).unwrap_or_default();
+            (format!("{} models", several.len()), format!("\"model\": {first}, "))
+        }
+    };
     // A reader that is gone is no reason to stop.
     let _ = std::io::Write::write_all(
         &mut std::io::stdout(),
         format!(
-            "serving {} on http://{address}\n{summary}\n{notice}\n  http://{address}/ in a browser is a page to chat\n\n  curl http://{address}/v1/chat/completions -H 'Content-Type: application/json' \
-             -d '{{\"messages\": [{{\"role\": \"user\", \"content\": \"Tell me a story about a fox\"}}]}}'\n\n",
-            app.model.id
+            "serving {title} on http://{address}\n{summary}\n{notice}\n  http://{address}/ in a browser is a page to chat\n\n  curl http://{address}/v1/chat/completions -H 'Content-Type: application/json' \
+             -d '{{{model}\"messages\": [{{\"role\": \"user\", \"content\": \"Tell me a story about a fox\"}}]}}'\n\n",
         )
         .as_bytes(),
     );
-    if !address.ip().is_loopback() && app.keys.is_empty() {
+    if !address.ip().is_loopback() && fleet.common.keys.is_empty() {
         tracing::warn!(%address, "listening beyond this machine without --api-key-file: anyone may ask");
     }
 }

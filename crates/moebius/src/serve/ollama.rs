@@ -11,12 +11,13 @@ use engine::formats::{Event, Format};
 use engine::scheduler::Request;
 use serde_json::{Map, Value, json};
 
-use super::app::App;
+use super::app::{App, ModelInfo};
 use super::body::{Body, Prompt};
 use super::conversation::{self, Conversation};
 use super::embeddings::{self, Rows, Wanted as Vectors};
 use super::error::{ApiError, Style};
 use super::fields::{self, Field, Kind, Object, Read, field};
+use super::fleet::Fleet;
 use super::form;
 use super::generate::{Collected, Finish, Generation, Job, Parsing, Step, Totals};
 use super::limits::{MAX_INPUTS, MAX_MESSAGES, MAX_TOOLS};
@@ -39,7 +40,7 @@ const THINK: Kind = Kind::Either(&[Kind::Bool, Kind::Word(&["high", "medium", "l
 
 /// What `/api/chat` and `/api/generate` share.
 pub const COMMON: &[Field] = &[
-    field("model", NAME, "any name; the one model answers"),
+    field("model", NAME, "which model answers; the only one has any name"),
     field("stream", Kind::Bool, "send the answer as it comes; true when absent"),
     field("format", Kind::Either(&[Kind::Text, Kind::Object]), "\"json\" or the schema of the whole answer"),
     field("options", Kind::Object, "sampling, and num_predict and stop"),
@@ -67,7 +68,7 @@ pub const GENERATE: &[Field] = &[
 
 /// What `/api/embed` takes.
 pub const EMBED: &[Field] = &[
-    field("model", NAME, "any name; the one model answers"),
+    field("model", NAME, "which model answers; the only one has any name"),
     field("input", Kind::Prompts(MAX_INPUTS), "a text, or a list of texts"),
     field("dimensions", Kind::Int(1, 1 << 20), "keep so many of the first numbers, scaled to length 1 again"),
     field("truncate", Kind::Bool, "cut a text that is longer than the context; true when absent"),
@@ -77,7 +78,7 @@ pub const EMBED: &[Field] = &[
 
 /// What `/api/embeddings`, the older form, takes.
 pub const EMBED_ONE: &[Field] = &[
-    field("model", NAME, "any name; the one model answers"),
+    field("model", NAME, "which model answers; the only one has any name"),
     field("prompt", Kind::Prompts(1), "the text"),
     field("options", Kind::Object, "not used"),
     field("keep_alive", SPAN, "not used: the model stays"),
@@ -399,20 +400,19 @@ async fn cut(app: &Arc<App>, mut prompts: Vec<Prompt>, truncate: bool) -> Result
     Ok(tokens)
 }
 
-fn details(app: &App) -> Value {
-    let family = &app.model.arch;
+fn details(model: &ModelInfo) -> Value {
+    let family = &model.arch;
     json!({
         "parent_model": "",
         "format": "gguf",
         "family": family,
         "families": [family],
-        "parameter_size": super::si(app.model.n_params).replace(' ', ""),
-        "quantization_level": app.model.file_type.to_uppercase(),
+        "parameter_size": crate::machine::count(model.n_params).replace(' ', ""),
+        "quantization_level": model.file_type.to_uppercase(),
     })
 }
 
-fn listed(app: &App) -> Map<String, Value> {
-    let model = &app.model;
+fn listed(model: &ModelInfo) -> Map<String, Value> {
     let modified = jiff::Timestamp::from_second(model.created as i64).unwrap_or_default().to_string();
     let entry = json!({
         "name": model.id,
@@ -421,50 +421,59 @@ fn listed(app: &App) -> Map<String, Value> {
         "size": model.size_bytes,
         // Files are not hashed at start; the name says as much here.
         "digest": format!("{:016x}", sampling::hash(&model.id)),
-        "details": details(app),
+        "details": details(model),
     });
     entry.as_object().cloned().unwrap_or_default()
 }
 
-pub async fn tags(app: Arc<App>, _: Input) -> Answer {
-    Ok(Json(json!({"models": [listed(&app)]})).into_response())
+pub async fn tags(fleet: Arc<Fleet>, _: Input) -> Answer {
+    Ok(Json(json!({"models": fleet.list(|model, _| listed(model).into())})).into_response())
 }
 
-pub async fn running(app: Arc<App>, _: Input) -> Answer {
-    let mut entry = listed(&app);
-    entry.remove("modified_at");
-    // It stays as long as the server does.
-    entry.insert("expires_at".into(), "2318-01-01T00:00:00Z".into());
-    entry.insert("size_vram".into(), 0.into());
-    entry.insert("context_length".into(), app.worker.context().into());
-    Ok(Json(json!({"models": [entry]})).into_response())
+pub async fn running(fleet: Arc<Fleet>, _: Input) -> Answer {
+    let entry = |app: &Arc<App>| {
+        let mut entry = listed(&app.model);
+        entry.remove("modified_at");
+        // It stays as long as the server does, or until others need its place.
+        entry.insert("expires_at".into(), "2318-01-01T00:00:00Z".into());
+        entry.insert("size_vram".into(), 0.into());
+        entry.insert("context_length".into(), app.worker.context().into());
+        Value::from(entry)
+    };
+    let models: Vec<Value> = fleet.all_loaded().iter().map(entry).collect();
+    Ok(Json(json!({"models": models})).into_response())
 }
 
-pub async fn version(_: Arc<App>, _: Input) -> Answer {
-    Ok(Json(json!({"version": API_VERSION, "moebius": env!("CARGO_PKG_VERSION")})).into_response())
+pub async fn version(_: Arc<Fleet>, _: Input) -> Answer {
+    Ok(Json(json!({"version": API_VERSION, "moebius": crate::version::NUMBER})).into_response())
 }
 
-pub async fn show(app: Arc<App>, _: Input) -> Answer {
+pub async fn show(fleet: Arc<Fleet>, input: Input) -> Answer {
+    let fields = &input.body.fields;
+    let name = fields.text("model").or(fields.text("name"));
+    Ok(Json(fleet.tell(name, shown)?).into_response())
+}
+
+fn shown(model: &ModelInfo, _: &Value) -> Value {
     let mut capabilities = vec!["completion"];
-    if app.template.is_some() {
+    if model.has_template {
         capabilities.push("tools");
     }
-    if app.format.thought().is_some() {
+    if model.has_thoughts {
         capabilities.push("thinking");
     }
-    let family = &app.model.arch;
-    let answer = json!({
+    let family = &model.arch;
+    json!({
         "modelfile": "",
         "parameters": "",
         "template": "",
-        "details": details(&app),
+        "details": details(model),
         "model_info": {
             "general.architecture": family,
-            "general.parameter_count": app.model.n_params,
-            (format!("{family}.context_length")): app.worker.context(),
+            "general.parameter_count": model.n_params,
+            (format!("{family}.context_length")): model.context,
         },
         "capabilities": capabilities,
-        "modified_at": listed(&app).remove("modified_at"),
-    });
-    Ok(Json(answer).into_response())
+        "modified_at": listed(model).remove("modified_at"),
+    })
 }

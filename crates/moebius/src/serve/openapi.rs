@@ -23,7 +23,8 @@ pub fn document() -> Value {
         "info": {
             "title": "Moebius",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "One model behind the APIs of OpenAI, Anthropic and Ollama. Unknown fields are ignored.",
+            "description": "Language models behind the APIs of OpenAI, Anthropic and Ollama. Unknown fields are \
+                            ignored and named in the header x-ignored-fields; misspelt ones are refused.",
         },
         "paths": paths,
         "components": {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},

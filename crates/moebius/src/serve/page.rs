@@ -7,8 +7,8 @@ use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 
-use super::app::App;
 use super::error::ApiError;
+use super::fleet::Fleet;
 use super::routes::{Answer, Input};
 
 const HTML: &str = "text/html; charset=utf-8";
@@ -89,12 +89,12 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; f
                       img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// The page.
-pub async fn index(_: Arc<App>, _: Input) -> Answer {
+pub async fn index(_: Arc<Fleet>, _: Input) -> Answer {
     file("index.html")
 }
 
 /// Its other files.
-pub async fn part(_: Arc<App>, input: Input) -> Answer {
+pub async fn part(_: Arc<Fleet>, input: Input) -> Answer {
     file(&input.tail.unwrap_or_default())
 }
 

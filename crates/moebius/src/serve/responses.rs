@@ -25,7 +25,7 @@ use super::{form, tools};
 pub const FIELDS: &[Field] = &[
     field("input", Kind::Either(&[Kind::Text, Kind::List(&Kind::Object, MAX_MESSAGES)]), "a text, or items"),
     field("instructions", Kind::Text, "the system prompt"),
-    field("model", Kind::Text, "any name; the one model answers"),
+    field("model", Kind::Text, "which model answers; the only one has any name"),
     field("stream", Kind::Bool, "send the answer as it comes"),
     field("max_output_tokens", sampling::MAX_TOKENS, "most tokens of the answer; -1 is no limit"),
     field("stop", sampling::STOP, "texts that end the answer"),

@@ -20,13 +20,15 @@ use hyper::body::{Frame, SizeHint};
 use tower_http::catch_panic::CatchPanicLayer;
 
 use super::app::{self, App};
+use super::common::Common;
 use super::error::{ApiError, Style, Why};
-use super::fields::{self, Field};
+use super::fields::{self, Field, Read};
+use super::fleet::Fleet;
 use super::limits::{DRAIN_TIME, FREE_BYTES, LARGE_BODY_BYTES, MAX_BODY_BYTES};
 use super::room::Room;
 use super::{
-    anthropic, body, chat, completions, embeddings, form, info, llama, log, ollama, page, responses, routing, sampling,
-    text,
+    anthropic, body, chat, completions, embeddings, form, info, llama, log, ollama, page, rerank, responses, routing,
+    sampling, text,
 };
 
 /// What a handler gets.
@@ -41,7 +43,16 @@ pub struct Input {
 
 /// What a handler gives.
 pub type Answer = Result<Response, ApiError>;
-type Handler = fn(Arc<App>, Input) -> Pin<Box<dyn Future<Output = Answer> + Send>>;
+type Pending = Pin<Box<dyn Future<Output = Answer> + Send>>;
+
+/// Who answers.
+#[derive(Clone, Copy)]
+enum Handler {
+    /// The model that the request names, once it is loaded.
+    Model(fn(Arc<App>, Input) -> Pending),
+    /// The server.
+    Server(fn(Arc<Fleet>, Input) -> Pending),
+}
 
 /// GET or POST.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +76,13 @@ pub struct Route {
 
 macro_rules! handler {
     ($function:path) => {
-        |app, input| Box::pin($function(app, input))
+        Handler::Model(|app, input| Box::pin($function(app, input)))
+    };
+}
+
+macro_rules! server {
+    ($function:path) => {
+        Handler::Server(|fleet, input| Box::pin($function(fleet, input)))
     };
 }
 
@@ -93,7 +110,9 @@ impl Route {
     /// Where it answers too: clients whose base address lacks the `/v1` find what llama-server answers there.
     fn alias(&self) -> Option<&'static str> {
         let path = self.path.strip_prefix("/v1")?;
-        ["/chat/completions", "/completions", "/embeddings", "/models", "/responses"].into_iter().find(|p| *p == path)
+        const SHORT: [&str; 6] =
+            ["/chat/completions", "/completions", "/embeddings", "/models", "/rerank", "/responses"];
+        SHORT.into_iter().find(|short| *short == path)
     }
 }
 
@@ -147,8 +166,16 @@ pub const ROUTES: &[Route] = &[
         &["input"],
         handler!(embeddings::handle),
     ),
-    get("/v1/models", false, "The model that is served", handler!(info::models)),
-    get("/v1/models/{*id}", false, "One model", handler!(info::model)),
+    post(
+        "/v1/rerank",
+        Style::OpenAi,
+        "How well documents answer a query, for models trained for it (Jina's, Cohere's and llama-server's form)",
+        &[rerank::FIELDS],
+        &["query"],
+        handler!(rerank::handle),
+    ),
+    get("/v1/models", false, "The models that are served", server!(info::models)),
+    get("/v1/models/{*id}", false, "One model", server!(info::model)),
     post("/tokenize", Style::OpenAi, "Tokens of a text", &[text::TOKENIZE], &["content"], handler!(text::tokenize)),
     post("/detokenize", Style::OpenAi, "Text of tokens", &[text::DETOKENIZE], &["tokens"], handler!(text::detokenize)),
     post(
@@ -208,17 +235,17 @@ pub const ROUTES: &[Route] = &[
         &["prompt"],
         handler!(ollama::embed_one),
     ),
-    post("/api/show", Style::Ollama, "One model (Ollama)", &[ollama::SHOW], &[], handler!(ollama::show)),
-    get_ollama("/api/tags", false, "The model that is served (Ollama)", handler!(ollama::tags)),
-    get_ollama("/api/ps", false, "The model that runs (Ollama)", handler!(ollama::running)),
-    get_ollama("/api/version", true, "The version of Ollama's API", handler!(ollama::version)),
+    post("/api/show", Style::Ollama, "One model (Ollama)", &[ollama::SHOW], &[], server!(ollama::show)),
+    get_ollama("/api/tags", false, "The models that are served (Ollama)", server!(ollama::tags)),
+    get_ollama("/api/ps", false, "The models that are loaded (Ollama)", server!(ollama::running)),
+    get_ollama("/api/version", true, "The version of Ollama's API", server!(ollama::version)),
     get("/v1/routing", false, "Which experts were chosen, layer by layer", handler!(routing::handle)),
-    get("/health", true, "Whether the engine lives", handler!(info::health)),
-    get("/ready", true, "Whether requests are taken", handler!(info::ready)),
-    get("/metrics", false, "Numbers for Prometheus", handler!(info::metrics)),
-    get("/openapi.json", true, "This description", handler!(info::openapi)),
-    get("/", true, "The page to chat and to look inside", handler!(page::index)),
-    get("/page/{*file}", true, "The page's scripts and styles", handler!(page::part)),
+    get("/health", true, "Whether the engine lives", server!(info::health)),
+    get("/ready", true, "Whether requests are taken", server!(info::ready)),
+    get("/metrics", false, "Numbers for Prometheus", server!(info::metrics)),
+    get("/openapi.json", true, "This description", server!(info::openapi)),
+    get("/", true, "The page to chat and to look inside", server!(page::index)),
+    get("/page/{*file}", true, "The page's scripts and styles", server!(page::part)),
 ];
 
 /// What a path leaves open.
@@ -229,19 +256,19 @@ type Params = Result<RawPathParams, RawPathParamsRejection>;
 struct RequestId(String);
 
 /// The router over all routes.
-pub fn router(app: Arc<App>) -> Router {
+pub fn router(fleet: Arc<Fleet>) -> Router {
     let mut router = Router::new();
     for route in ROUTES {
         let filter = match route.method {
             Method::Get => MethodFilter::GET,
             Method::Post => MethodFilter::POST,
         };
-        let handler = move |State(app): State<Arc<App>>, params: Params, request: Request| async move {
+        let handler = move |State(fleet): State<Arc<Fleet>>, params: Params, request: Request| async move {
             let request_id = request_id(&request);
             let answer = match params {
                 Ok(params) => {
                     let tail = params.iter().next().map(|(_, value)| value.to_string());
-                    answer(app, route, request, tail).await
+                    answer(fleet, route, request, tail).await
                 }
                 Err(_) => Err(ApiError::bad("the path is no text in UTF-8")),
             };
@@ -266,8 +293,8 @@ pub fn router(app: Arc<App>) -> Router {
         .layer(CatchPanicLayer::custom(|_: Box<dyn std::any::Any + Send>| {
             ApiError::internal("the server failed on this request").response(Style::OpenAi, "")
         }))
-        .layer(axum::middleware::from_fn_with_state(app.clone(), around))
-        .with_state(app)
+        .layer(axum::middleware::from_fn_with_state(fleet.common.clone(), around))
+        .with_state(fleet)
 }
 
 /// Errors outside of a route take the shape of the API that the path looks like.
@@ -284,7 +311,7 @@ fn request_id(request: &Request) -> String {
 }
 
 /// Gives every request an id, and every answer a line in the log and a count; turns away whom the guard does not know.
-async fn around(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+async fn around(State(common): State<Arc<Common>>, request: Request, next: Next) -> Response {
     let start = Instant::now();
     let (mut head, body) = request.into_parts();
     let id = head.headers.get("x-request-id").and_then(|id| id.to_str().ok()).filter(|id| is_plain(id));
@@ -294,19 +321,19 @@ async fn around(State(app): State<Arc<App>>, request: Request, next: Next) -> Re
     let path = head.uri.path().to_string();
     let matched = head.extensions.get::<MatchedPath>().map(|path| path.as_str().to_string());
     let body = Body::new(Unread::new(&head.headers, body));
-    let mut response = match app.guard.check(&head) {
+    let mut response = match common.guard.check(&head) {
         Ok(()) => next.run(Request::from_parts(head, body)).await,
         Err(error) => error.response(style_of(&path), &id),
     };
     if method != axum::http::Method::GET {
-        response = counted(&app, response, style_of(&path), &id);
+        response = counted(&common, response, style_of(&path), &id);
     }
     let elapsed = start.elapsed();
     let status = response.status().as_u16();
     // The label is the route's own path: a client cannot make up new ones.
     let at = |route: &&Route| matched.is_some() && [Some(route.path), route.alias()].contains(&matched.as_deref());
     let route = ROUTES.iter().find(at).map_or("other", |route| route.path);
-    app.metrics.answered(route, status, elapsed);
+    common.metrics.answered(route, status, elapsed);
     let (ms, method, path) = (log::ms(elapsed), log::cut(method.as_str(), 32), log::cut(&path, 200));
     match response.extensions().get::<Why>() {
         Some(Why(why)) => {
@@ -314,6 +341,9 @@ async fn around(State(app): State<Arc<App>>, request: Request, next: Next) -> Re
             tracing::info!(request = %id, %method, %path, status, why, ms, "answered");
         }
         None => tracing::info!(request = %id, %method, %path, status, ms, "answered"),
+    }
+    if let Some(names) = response.headers().get("x-ignored-fields").and_then(|names| names.to_str().ok()) {
+        tracing::debug!(request = %id, names, "fields that the route does not know");
     }
     if let Ok(value) = HeaderValue::from_str(&id) {
         // Anthropic's clients look for the short name.
@@ -324,8 +354,8 @@ async fn around(State(app): State<Arc<App>>, request: Request, next: Next) -> Re
 }
 
 /// Counts an answer that is complete until it is read.
-fn counted(app: &App, response: Response, style: Style, request_id: &str) -> Response {
-    let mut room = app.answers.room();
+fn counted(common: &Common, response: Response, style: Style, request_id: &str) -> Response {
+    let mut room = common.answers.room();
     let n_bytes = response.body().size_hint().exact().unwrap_or(0);
     match room.hold(usize::try_from(n_bytes).unwrap_or(usize::MAX)) {
         Err(full) => full.response(style, request_id),
@@ -416,32 +446,73 @@ fn is_plain(id: &str) -> bool {
 }
 
 /// From a raw request to what its handler says.
-async fn answer(app: Arc<App>, route: &'static Route, request: Request, tail: Option<String>) -> Answer {
+async fn answer(fleet: Arc<Fleet>, route: &'static Route, request: Request, tail: Option<String>) -> Answer {
+    let common = fleet.common.clone();
     if !route.open {
-        app.keys.check(request.headers())?;
+        common.keys.check(request.headers())?;
     }
     let request_id = request_id(&request);
     if route.method == Method::Get {
-        let body = body::Body::empty(app.bodies.room());
-        return (route.handler)(app, Input { body, request_id, tail }).await;
+        let input = Input { body: body::Body::empty(common.bodies.room()), request_id, tail };
+        return match route.handler {
+            Handler::Server(handle) => handle(fleet, input).await,
+            Handler::Model(handle) => {
+                let app = match named(request.uri().query().unwrap_or_default()) {
+                    Some(name) => fleet.get(Some(&name)).await?,
+                    None => fleet.current().await?,
+                };
+                handle(app, input).await
+            }
+        };
     }
-    if app.draining() {
+    if common.draining() {
         return Err(ApiError::stopping());
     }
     let length = content_length(request.headers())?;
     check_type(request.headers())?;
-    let mut room = app.bodies.room();
+    let mut room = common.bodies.room();
     let bytes = body::read(request.into_body(), length, &mut room).await?;
     let body = if bytes.len() > LARGE_BODY_BYTES {
-        app.parse(move || body::parse(&bytes, route.fields, room)).await?
+        common.parse(move || body::parse(&bytes, route.fields, room)).await?
     } else {
         body::parse(&bytes, route.fields, room)?
     };
     fields::check(&body.fields, route.fields)?;
+    fields::check_names(&body.unknown, route.fields)?;
     if let Some(name) = route.required.iter().find(|name| !body.has(name)) {
         return Err(ApiError::field(*name, "is missing"));
     }
-    (route.handler)(app, Input { body, request_id, tail }).await
+    let unknown = HeaderValue::from_str(&body.unknown.join(", ")).ok().filter(|names| !names.is_empty());
+    let mut response = match route.handler {
+        Handler::Server(handle) => handle(fleet, Input { body, request_id, tail }).await?,
+        Handler::Model(handle) => {
+            let app = fleet.get(body.fields.text("model")).await?;
+            handle(app, Input { body, request_id, tail }).await?
+        }
+    };
+    if let Some(unknown) = unknown {
+        // What had no effect is no secret: clients and their users can see it.
+        response.headers_mut().insert(HeaderName::from_static("x-ignored-fields"), unknown);
+    }
+    Ok(response)
+}
+
+/// The model that a query names: `model=NAME`, in the encoding of forms.
+fn named(query: &str) -> Option<String> {
+    let value = query.split('&').find_map(|pair| pair.strip_prefix("model="))?;
+    let mut bytes = Vec::with_capacity(value.len());
+    let mut rest = value.bytes();
+    while let Some(byte) = rest.next() {
+        bytes.push(match byte {
+            b'+' => b' ',
+            b'%' => {
+                let mut digit = || char::from(rest.next()?).to_digit(16);
+                (digit()? * 16 + digit()?) as u8
+            }
+            byte => byte,
+        });
+    }
+    String::from_utf8(bytes).ok()
 }
 
 fn content_length(headers: &HeaderMap) -> Result<Option<usize>, ApiError> {

@@ -20,6 +20,7 @@ use super::write::{self, Lists};
 
 /// What `/tokenize` takes.
 pub const TOKENIZE: &[Field] = &[
+    field("model", Kind::Text, "which model answers; the only one has any name"),
     field("content", Kind::Text, "the text"),
     field("add_special", Kind::Bool, "add the tokens the model wants at start and end; false when absent"),
     field("parse_special", Kind::Bool, "read names of special tokens as those tokens; true when absent"),
@@ -27,10 +28,12 @@ pub const TOKENIZE: &[Field] = &[
 ];
 
 /// What `/detokenize` takes.
-pub const DETOKENIZE: &[Field] = &[field("tokens", Kind::Ids, "ids")];
+pub const DETOKENIZE: &[Field] =
+    &[field("model", Kind::Text, "which model answers; the only one has any name"), field("tokens", Kind::Ids, "ids")];
 
 /// What `/apply-template` takes.
 pub const TEMPLATE: &[Field] = &[
+    field("model", Kind::Text, "which model answers; the only one has any name"),
     field("messages", Kind::List(&Kind::Object, MAX_MESSAGES), "the conversation"),
     field("tools", Kind::List(&Kind::Object, MAX_TOOLS), "functions that the model may call"),
     field("chat_template_kwargs", Kind::Object, "further variables of the template"),
@@ -47,6 +50,7 @@ pub async fn tokenize(app: Arc<App>, input: Input) -> Answer {
     let text = fields.remove("content").unwrap_or_default();
     let tokenizer = app.tokenizer.clone();
     let (ids, room) = app
+        .common
         .heavy(text.as_str().map_or(0, str::len), move || {
             let text = text.as_str().unwrap_or_default();
             // As many tokens as bytes while they are counted, then what they are.
@@ -96,7 +100,7 @@ pub async fn detokenize(app: Arc<App>, mut input: Input) -> Answer {
     // The text, and the text as JSON.
     input.body.room.hold(2 * n_bytes)?;
     let tokenizer = app.tokenizer.clone();
-    let text = app.heavy(n_bytes, move || Ok(tokenizer.decode(&ids))).await?;
+    let text = app.common.heavy(n_bytes, move || Ok(tokenizer.decode(&ids))).await?;
     Ok(Json(json!({"content": text})).into_response())
 }
 

@@ -74,6 +74,7 @@ enum Command {
 pub struct Worker {
     commands: std_mpsc::Sender<Command>,
     slots: Arc<Semaphore>,
+    n_slots: usize,
     shared: Arc<Shared>,
 }
 
@@ -127,8 +128,9 @@ impl Worker {
             let (open, queues) = (Vec::new(), HashMap::new());
             Thread { engine, open, queues, inbox, metrics, ending }.run();
         })?;
-        let slots = Arc::new(Semaphore::new(max_running.saturating_add(max_waiting).min(Semaphore::MAX_PERMITS)));
-        Ok((Worker { commands, slots, shared }, thread, has_ended))
+        let n_slots = max_running.saturating_add(max_waiting).min(Semaphore::MAX_PERMITS);
+        let slots = Arc::new(Semaphore::new(n_slots));
+        Ok((Worker { commands, slots, n_slots, shared }, thread, has_ended))
     }
 
     /// Hands sequences to the engine, all or none. Of more than are computed at a time, the rest follows as those end,
@@ -169,6 +171,11 @@ impl Worker {
     /// Maximum number of tokens of a prompt and its answer.
     pub fn context(&self) -> usize {
         self.shared.context
+    }
+
+    /// Whether no request has a place, running or waiting.
+    pub fn is_idle(&self) -> bool {
+        self.slots.available_permits() == self.n_slots
     }
 
     /// Whether the thread lives.

@@ -44,14 +44,14 @@ async function ask(path, key, options = {}) {
   throw new Refusal(response.status, inWords(response.status, message));
 }
 
-/** `{id, max_model_len, meta}` of the model. */
-export async function model(key) {
-  return (await (await ask("v1/models", key)).json()).data[0];
+/** `{id, max_model_len, status, meta}` of each model. */
+export async function models(key) {
+  return (await (await ask("v1/models", key)).json()).data;
 }
 
-/** `{tokens, complete, routers: [{layer, n_expert, n_used, counts}]}` since the server started. */
-export async function routing(key) {
-  return (await ask("v1/routing", key)).json();
+/** `{tokens, complete, routers: [{layer, n_expert, n_used, counts}]}` of a model since it was loaded; loads it. */
+export async function routing(key, model) {
+  return (await ask(`v1/routing?model=${encodeURIComponent(model)}`, key)).json();
 }
 
 /** The fields of a chat request: `{name: {type, minimum, maximum, description}}`. */

@@ -163,6 +163,7 @@ async function write(conversation, question, node, begun) {
   const draw = painter(node);
   let [first, pieces, saved, failure] = [0, 0, performance.now(), null];
   try {
+    if (state.model) request.model = state.model.id;
     for await (const event of api.chat(request, state.store.settings.key, abort.signal)) {
       const choice = event.choices[0];
       collect(tokens, choice);
@@ -196,6 +197,8 @@ async function write(conversation, question, node, begun) {
   node.at = Date.now();
   state.running = null;
   await changed(conversation);
+  // What it can show is known once it is loaded.
+  if (!failure && !isLoaded(state.model)) connect();
   $("said").textContent = node.content ? "The answer is complete." : "";
   return failure;
 }
@@ -264,7 +267,7 @@ function hide(name, hidden) {
 
 async function showAllRouting() {
   if (!$("routing-all").checked) return state.routing.showAll(0, null);
-  const { tokens, routers, complete } = await api.routing(state.store.settings.key);
+  const { tokens, routers, complete } = await api.routing(state.store.settings.key, state.model.id);
   $("routing-all").dataset.complete = complete ? "yes" : "";
   state.routing.showAll(
     tokens,
@@ -290,6 +293,10 @@ function startKeys() {
     $(`toggle-${name}`).addEventListener("click", () => toggle(name));
     $(`close-${name}`).addEventListener("click", () => (toggle(name, false), $(`toggle-${name}`).focus()));
   }
+  $("models").addEventListener("change", () => {
+    state.store.saveSettings("model", $("models").value);
+    connect();
+  });
   $("routing-all").addEventListener("change", () => showAllRouting().catch((error) => notice(error.message)));
   const side = (open) => () => {
     $("side").classList.toggle("open", open);
@@ -307,13 +314,29 @@ function startKeys() {
   });
 }
 
+const isLoaded = (model) => model?.status?.value === "loaded";
+
+/** Lets the reader choose where there are several models. A choice is loaded by the first message. */
+function showModels(models) {
+  $("models-label").hidden = models.length < 2;
+  const options = models.map(({ id, status }) => {
+    const option = new Option(status.failed ? `${id} (cannot be loaded)` : id, id, false, id === state.model.id);
+    option.title = status.why ?? status.value;
+    return option;
+  });
+  $("models").replaceChildren(...options);
+}
+
 async function connect() {
-  const { key } = state.store.settings;
+  const { key, model: wanted } = state.store.settings;
   try {
-    state.model = await api.model(key);
+    const models = await api.models(key);
+    state.model = models.find(({ id }) => id === wanted) ?? models.find(isLoaded) ?? models[0];
+    showModels(models);
     const { meta } = state.model;
     document.title = `${state.model.id} · Moebius`;
-    const [{ routers }, fields] = await Promise.all([api.routing(key), api.fields(key)]);
+    const routing = isLoaded(state.model) ? api.routing(key, state.model.id) : { routers: [] };
+    const [{ routers }, fields] = await Promise.all([routing, api.fields(key)]);
     $("toggle-routing").hidden = !routers.length;
     state.routing.start(routers);
     fitFields(fields, meta.sampling);

@@ -51,7 +51,7 @@ export class Store {
   /** Newest first. */
   list = [];
   presets = [];
-  settings = { sampling: {}, thinking: "", key: "", schema: "", probabilities: false };
+  settings = { sampling: {}, thinking: "", key: "", schema: "", probabilities: false, model: "" };
   current = null;
   /** Called when another tab changed something: with the conversation, or null for the settings. */
   onChange = () => {};

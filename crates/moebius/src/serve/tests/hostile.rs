@@ -33,7 +33,7 @@ async fn values_are_skipped_or_counted() {
         assert_eq!(status, 400, "{answer}");
         assert!(answer["error"]["message"].as_str().unwrap().contains("100000 values"), "{answer}");
     }
-    assert_eq!(server.app.bodies.free(), MAX_BODIES_BYTES);
+    assert_eq!(server.app.common.bodies.free(), MAX_BODIES_BYTES);
 }
 
 #[tokio::test]
@@ -43,7 +43,7 @@ async fn a_body_is_gone_before_its_answer_comes() {
     let more = json!({"stream": true, "ignore_eos": true, "max_tokens": 400, "tools": [tool], "tool_choice": "none"});
     let mut reply = server.post(PATH, &chat("Go on", more)).await;
     reply.piece().await.expect("a piece");
-    assert_eq!(server.app.bodies.free(), MAX_BODIES_BYTES);
+    assert_eq!(server.app.common.bodies.free(), MAX_BODIES_BYTES);
     drop(reply);
     server.idle().await;
 }
@@ -59,11 +59,11 @@ async fn lists_are_written_as_they_are_read() {
     let first = reply.piece().await.expect("a piece");
     assert!(first.len() < 64 << 10, "{} bytes at once", first.len());
     // The ids are held, and counted, until they are read.
-    let held = MAX_BODIES_BYTES - server.app.bodies.free();
+    let held = MAX_BODIES_BYTES - server.app.common.bodies.free();
     assert!((4 * n - FREE_BYTES..=4 * n).contains(&held), "{held} bytes for {n} tokens");
     let rest = reply.text().await;
     assert_eq!(serde_json::from_str::<Value>(&(first + &rest)).unwrap(), whole);
-    assert_eq!(server.app.bodies.free(), MAX_BODIES_BYTES);
+    assert_eq!(server.app.common.bodies.free(), MAX_BODIES_BYTES);
     // With their texts, they are the text again.
     let pieces = server.ask("/tokenize", &json!({"content": "A fox and a bear", "with_pieces": true})).await;
     let pieces = pieces["tokens"].as_array().unwrap().iter().map(|t| t["piece"].as_str().unwrap());

@@ -86,7 +86,7 @@ async fn answers_do_not_depend_on_their_neighbours() {
 async fn a_stopping_server_takes_nothing_new() {
     let server = Server::start(1, 1);
     let running = server.post(PATH, &chat("Go on", json!({"stream": true}))).await;
-    server.app.drain();
+    server.app.common.drain();
     assert_eq!(server.get("/ready").await.status, 503);
     assert_eq!(server.get("/health").await.status, 200);
     assert_eq!(server.post(PATH, &chat("x", json!({}))).await.status, 503);

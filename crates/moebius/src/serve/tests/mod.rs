@@ -3,6 +3,7 @@
 mod abuse;
 mod apis;
 mod chat;
+mod fleet;
 mod forms;
 mod hostile;
 mod load;
@@ -22,7 +23,9 @@ use serde_json::{Value, json};
 use tower::ServiceExt;
 
 use super::app::{App, Keys};
+use super::common::Common;
 use super::error::Why;
+use super::fleet::Fleet;
 use super::guard::Guard;
 use super::{Places, Started, routes};
 use crate::args::{BackendKind, CacheArg, CopyArg, StepArgs};
@@ -32,7 +35,7 @@ use crate::load::{EngineSetup, open, start_with};
 pub struct Server {
     pub router: Router,
     app: Arc<App>,
-    thread: Option<std::thread::JoinHandle<()>>,
+    fleet: Arc<Fleet>,
 }
 
 impl Server {
@@ -53,29 +56,27 @@ impl Server {
             fewer_will_do: false,
             cache_tokens: Some(2048),
             requests_bytes: 0,
+            resident_bytes: None,
         };
         let session = start_with(open(None).expect("embedded model"), &setup).expect("engine");
         let sampling = session.default_sampling();
         let guard = Guard::new(std::net::Ipv4Addr::LOCALHOST.into(), &[], &[], !keys.is_empty());
+        let common = Arc::new(Common::new(keys, guard, None));
         let places = Places { parallel, queue };
         let Started { app, thread, .. } =
-            super::start(session, "fable".into(), sampling, keys, guard, places, None).expect("server");
-        Server { router: routes::router(app.clone()), app, thread: Some(thread) }
+            super::start(session, "fable".into(), sampling, common.clone(), places).expect("server");
+        let fleet = Arc::new(Fleet::of_one(common, app.clone(), thread));
+        Server { router: routes::router(fleet.clone()), app, fleet }
     }
 
     /// Sends a request as it is.
-    pub async fn send(&self, mut request: Request<Body>) -> Reply {
-        request.headers_mut().entry(header::HOST).or_insert(HeaderValue::from_static("localhost"));
-        let response = self.router.clone().oneshot(request).await.expect("infallible");
-        let (head, body) = response.into_parts();
-        let why = head.extensions.get::<Why>().map(|Why(why)| why.clone());
-        Reply { status: head.status, headers: head.headers, why, body: body.into_data_stream() }
+    pub async fn send(&self, request: Request<Body>) -> Reply {
+        send(&self.router, request).await
     }
 
     /// Posts JSON.
     pub async fn post(&self, path: &str, body: &Value) -> Reply {
-        let request = Request::post(path).header("content-type", "application/json");
-        self.send(request.body(Body::from(body.to_string())).expect("request")).await
+        self.send(posting(path, body)).await
     }
 
     /// Posts JSON and expects success.
@@ -109,12 +110,26 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.app.worker.stop();
-        let ended = self.thread.take().map(|thread| thread.join());
+        let ended = self.fleet.stop();
         if !std::thread::panicking() {
-            assert!(ended.is_none_or(|ended| ended.is_ok()), "the engine's thread panicked");
+            assert!(ended.is_ok(), "the engine's thread panicked");
         }
     }
+}
+
+/// Sends a request as it is.
+async fn send(router: &Router, mut request: Request<Body>) -> Reply {
+    request.headers_mut().entry(header::HOST).or_insert(HeaderValue::from_static("localhost"));
+    let response = router.clone().oneshot(request).await.expect("infallible");
+    let (head, body) = response.into_parts();
+    let why = head.extensions.get::<Why>().map(|Why(why)| why.clone());
+    Reply { status: head.status, headers: head.headers, why, body: body.into_data_stream() }
+}
+
+/// A request that posts JSON.
+fn posting(path: &str, body: &Value) -> Request<Body> {
+    let request = Request::post(path).header("content-type", "application/json");
+    request.body(Body::from(body.to_string())).expect("request")
 }
 
 /// An answer whose body may still be coming.

@@ -1,5 +1,6 @@
 //! Names that other servers have for the same thing: each is honoured or refused by name, never passed over.
 
+use axum::http::HeaderValue;
 use serde_json::{Value, json};
 
 use super::{Server, chat};
@@ -153,5 +154,26 @@ async fn prompts_have_log_probabilities() {
     assert_eq!(answer["choices"][0]["text"], "");
     let streamed = json!({"prompt": "a", "echo": true, "logprobs": 1, "stream": true});
     assert_eq!(server.post(path, &streamed).await.status, 400);
+    server.idle().await;
+}
+
+/// What a server does not know has no effect, and the client can see that; a slip of the pen is refused.
+#[tokio::test]
+async fn unknown_fields_are_named() {
+    let server = Server::start(2, 4);
+    let known = json!({"max_tokens": 2, "user": "me"});
+    for (path, body) in [(PATH, chat("Hi", known)), ("/v1/completions", json!({"prompt": "a", "max_tokens": 2}))] {
+        assert!(!server.post(path, &body).await.headers.contains_key("x-ignored-fields"), "{path}");
+        let mut more = body.clone();
+        (more["foo"], more["store"]) = (json!({"a": [1]}), json!(true));
+        let reply = server.post(path, &more).await;
+        let ignored = reply.headers.get("x-ignored-fields").map(HeaderValue::as_bytes);
+        assert_eq!((reply.status.as_u16(), ignored), (200, Some(&b"foo, store"[..])), "{path}");
+        let mut slip = body.clone();
+        slip["temprature"] = json!(0);
+        let (status, answer) = server.post(path, &slip).await.json().await;
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(status == 400 && message.contains("`temprature` is no field; `temperature` is"), "{answer}");
+    }
     server.idle().await;
 }

@@ -1,0 +1,149 @@
+//! What all models of a server share: keys, budgets of memory for requests, few threads for heavy work, numbers.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use engine::grammar::Trial;
+use tokio::sync::{Semaphore, oneshot, watch};
+
+use super::app::Keys;
+use super::error::ApiError;
+use super::guard::Guard;
+use super::limits::{LARGE_BODY_BYTES, MAX_ANSWERS_BYTES, MAX_BODIES_BYTES};
+use super::metrics::Metrics;
+use super::room::Budget;
+
+/// The state of a server beside its models.
+pub struct Common {
+    pub metrics: Arc<Metrics>,
+    pub keys: Keys,
+    /// Who may ask.
+    pub guard: Guard,
+    /// For bodies and what is built of them.
+    pub bodies: Budget,
+    /// For answers that are collected or wait to be read.
+    pub answers: Budget,
+    /// Where grammars are tried before they are compiled.
+    pub trial: Option<Arc<dyn Trial>>,
+    /// Large bodies are parsed beside the threads that serve connections.
+    parsing: Arc<Semaphore>,
+    /// Templates and tokenizers run on few threads: they must not take the engine's cores.
+    heavy: Arc<Semaphore>,
+    /// Long texts have a thread of their own.
+    heaviest: Arc<Semaphore>,
+    /// Grammars are compiled beside them: requests without a form do not wait for those that have one.
+    forms: Arc<Semaphore>,
+    draining: watch::Sender<bool>,
+}
+
+impl Common {
+    pub fn new(keys: Keys, guard: Guard, trial: Option<Arc<dyn Trial>>) -> Common {
+        Common {
+            metrics: Arc::default(),
+            keys,
+            guard,
+            bodies: Budget::new(MAX_BODIES_BYTES),
+            answers: Budget::new(MAX_ANSWERS_BYTES),
+            trial,
+            parsing: Arc::new(Semaphore::new(2)),
+            heavy: Arc::new(Semaphore::new(2)),
+            heaviest: Arc::new(Semaphore::new(1)),
+            forms: Arc::new(Semaphore::new(2)),
+            draining: watch::Sender::new(false),
+        }
+    }
+
+    /// Whether new requests are turned away.
+    pub fn draining(&self) -> bool {
+        *self.draining.borrow()
+    }
+
+    /// From now on new requests are turned away.
+    pub fn drain(&self) {
+        self.draining.send_replace(true);
+    }
+
+    /// Returns when new requests are turned away.
+    pub async fn drained(&self) {
+        // The sender is part of `self`.
+        let _ = self.draining.subscribe().wait_for(|&draining| draining).await;
+    }
+
+    /// Work on a text of `n_bytes` that waits for nothing, off the threads that serve connections. Short texts do not
+    /// wait for long ones.
+    pub async fn heavy<T: Send + 'static>(
+        &self,
+        n_bytes: usize,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        if n_bytes > LARGE_BODY_BYTES { behind(&self.heaviest, work).await } else { blocking(&self.heavy, work).await }
+    }
+
+    /// As [`Common::heavy`], for large bodies.
+    pub async fn parse<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        behind(&self.parsing, work).await
+    }
+
+    /// As [`Common::heavy`], for what compiles grammars. The flag that `work` gets is set when the client has left.
+    pub async fn form<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(Arc<AtomicBool>) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let left = Left(Arc::default());
+        let flag = left.0.clone();
+        behind(&self.forms, move || work(flag)).await
+    }
+}
+
+/// Set when it is dropped: whoever waited has left.
+struct Left(Arc<AtomicBool>);
+
+impl Drop for Left {
+    fn drop(&mut self) {
+        self.0.store(true, std::sync::atomic::Ordering::Relaxed);
+    }
+}
+
+/// Runs long work on a thread of its own, which gives way to those that compute tokens. The permit is free when the work
+/// has ended, not when nobody waits for it any more.
+async fn behind<T: Send + 'static>(
+    permits: &Arc<Semaphore>,
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let permit = permits.clone().acquire_owned().await.map_err(|_| ApiError::stopping())?;
+    let (reply, answer) = oneshot::channel();
+    let work = move || {
+        let _permit = permit;
+        give_way();
+        // Nobody waits for the answer of a client that left.
+        let _ = reply.send(work());
+    };
+    let started = std::thread::Builder::new().name("behind".into()).spawn(work);
+    started.map_err(|e| ApiError::internal(format!("start a thread: {e}")))?;
+    answer.await.unwrap_or_else(|_| Err(ApiError::internal("prepare the request: it failed")))
+}
+
+/// Lowers the priority of this thread, and of those that it starts. Linux alone has priorities of threads here.
+fn give_way() {
+    #[cfg(target_os = "linux")]
+    let _ = rustix::process::setpriority_process(None, 10);
+}
+
+/// Runs on a blocking thread. The permit is free when the work has ended, not when nobody waits for it any more.
+async fn blocking<T: Send + 'static>(
+    permits: &Arc<Semaphore>,
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let permit = permits.clone().acquire_owned().await.map_err(|_| ApiError::stopping())?;
+    let work = move || {
+        let _permit = permit;
+        work()
+    };
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(error) => Err(ApiError::internal(format!("prepare the request: {error}"))),
+    }
+}

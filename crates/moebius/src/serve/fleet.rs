@@ -1,0 +1,414 @@
+//! The models of a server: which there are, which are loaded, and who makes room for whom.
+//!
+//! One model is loaded at the start, stays, and answers to any name. Of several, each is loaded when a request names it,
+//! one at a time; what does not fit beside others takes the place of those that nobody uses, the one unused for longest
+//! first. A model that cannot be loaded fails the requests that want it, and no others.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow};
+use axum::http::StatusCode;
+use serde_json::{Value, json};
+
+use super::app::{self, App, ModelInfo};
+use super::common::Common;
+use super::error::ApiError;
+use super::worker::lock;
+use super::{Places, Started};
+use crate::args::SamplingArgs;
+use crate::load::{self, EngineSetup, Model};
+use crate::memory::{self, TooLarge};
+use crate::out;
+
+/// How long a model waits for room that others, who are at work, hold.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How often it looks.
+const LOOK: Duration = Duration::from_millis(50);
+/// Maximum number of names in a message.
+const SHOWN: usize = 20;
+
+/// How models are loaded on demand.
+pub struct Loader {
+    pub setup: EngineSetup,
+    pub sampling: SamplingArgs,
+    pub template: Option<PathBuf>,
+    pub places: Places,
+    /// Bytes that all models may take together, their files included, where that is known.
+    pub room: Option<usize>,
+}
+
+/// All models of a server.
+pub struct Fleet {
+    pub common: Arc<Common>,
+    entries: Mutex<Vec<Entry>>,
+    /// `None` where the one model is always there.
+    loader: Option<Loader>,
+    /// Whoever holds it loads a model.
+    turn: Arc<tokio::sync::Mutex<()>>,
+}
+
+struct Entry {
+    info: ModelInfo,
+    path: PathBuf,
+    state: State,
+    last_used: Instant,
+}
+
+enum State {
+    /// Not loaded; why not, where it was tried last and failed.
+    Absent(Option<String>),
+    Loading,
+    Loaded(Loaded),
+}
+
+struct Loaded {
+    app: Arc<App>,
+    thread: JoinHandle<()>,
+    /// Bytes that it takes.
+    held: usize,
+}
+
+impl Fleet {
+    /// A server of one model.
+    pub fn of_one(common: Arc<Common>, app: Arc<App>, thread: JoinHandle<()>) -> Fleet {
+        let info = app.model.clone();
+        let state = State::Loaded(Loaded { app, thread, held: 0 });
+        let entry = Entry { info, path: PathBuf::new(), state, last_used: Instant::now() };
+        Fleet { common, entries: Mutex::new(vec![entry]), loader: None, turn: Arc::default() }
+    }
+
+    /// A server of several; reads the header of each.
+    ///
+    /// # Errors
+    /// Two have the same name.
+    pub fn of_several(common: Arc<Common>, paths: &[PathBuf], loader: Loader) -> Result<Fleet> {
+        let mut entries: Vec<Entry> = Vec::with_capacity(paths.len());
+        for path in paths {
+            let id = super::model_name(Some(path));
+            if let Some(other) = entries.iter().find(|other| other.info.id == id) {
+                let (a, b) = (other.path.display(), path.display());
+                return Err(anyhow!("serve {a} and {b}: both are called {id}; rename one, or leave it out"));
+            }
+            let (info, why) = match look(path, &id, loader.template.is_some()) {
+                Ok(info) => (info, None),
+                Err(error) => (ModelInfo { id: id.clone(), ..ModelInfo::default() }, Some(said(&error, path, &id))),
+            };
+            if let Some(why) = &why {
+                tracing::warn!(model = id, why, "a model cannot be loaded");
+            }
+            entries.push(Entry { info, path: path.clone(), state: State::Absent(why), last_used: Instant::now() });
+        }
+        Ok(Fleet { common, entries: Mutex::new(entries), loader: Some(loader), turn: Arc::default() })
+    }
+
+    /// The model of a request, loaded if it is not. Without a name it is the first; the only model has any name.
+    ///
+    /// # Errors
+    /// 404 with the names there are, 503 while the server stops or others hold the memory, 500 with why it cannot be
+    /// loaded.
+    pub async fn get(self: &Arc<Self>, name: Option<&str>) -> Result<Arc<App>, ApiError> {
+        let i = self.find(name)?;
+        if let Some(app) = self.loaded(i) {
+            return Ok(app);
+        }
+        tokio::select! {
+            () = self.common.drained() => Err(ApiError::stopping()),
+            result = self.load_in_turn(i) => result,
+        }
+    }
+
+    /// The model that was used last, for what is asked without a name.
+    pub async fn current(self: &Arc<Self>) -> Result<Arc<App>, ApiError> {
+        let last = {
+            let entries = lock(&self.entries);
+            let loaded = entries.iter().filter_map(|entry| Some((entry.last_used, entry.app()?)));
+            loaded.max_by_key(|(last_used, _)| *last_used).map(|(_, app)| app)
+        };
+        match last {
+            Some(app) => Ok(app),
+            None => self.get(None).await,
+        }
+    }
+
+    /// All that are loaded.
+    pub fn all_loaded(&self) -> Vec<Arc<App>> {
+        lock(&self.entries).iter().filter_map(Entry::app).collect()
+    }
+
+    /// Whether the engine of every loaded model lives.
+    pub fn alive(&self) -> bool {
+        lock(&self.entries).iter().filter_map(Entry::app).all(|app| app.worker.alive())
+    }
+
+    /// What `tell` says of each model, given its state.
+    pub fn list(&self, tell: impl Fn(&ModelInfo, &Value) -> Value) -> Vec<Value> {
+        lock(&self.entries).iter().map(|entry| tell(&entry.info(), &entry.status())).collect()
+    }
+
+    /// The same of one.
+    ///
+    /// # Errors
+    /// 404 where there is none of this name.
+    pub fn tell(&self, name: Option<&str>, tell: impl Fn(&ModelInfo, &Value) -> Value) -> Result<Value, ApiError> {
+        let i = self.find(name)?;
+        let entries = lock(&self.entries);
+        Ok(tell(&entries[i].info(), &entries[i].status()))
+    }
+
+    /// Whether a model's own name is this.
+    pub fn has(&self, name: &str) -> bool {
+        lock(&self.entries).iter().any(|entry| entry.info.id == name)
+    }
+
+    /// The names of all.
+    pub fn names(&self) -> Vec<String> {
+        lock(&self.entries).iter().map(|entry| entry.info.id.clone()).collect()
+    }
+
+    /// 404 for a name that no model has.
+    pub fn unknown(&self, name: &str) -> ApiError {
+        let names = self.names();
+        let mut list = names.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", ");
+        if names.len() > SHOWN {
+            list += &format!(" and {} more (/v1/models)", names.len() - SHOWN);
+        }
+        let name: String = name.chars().take(100).collect();
+        let error = ApiError::new(StatusCode::NOT_FOUND, format!("the model is not here; these are: {list}"));
+        ApiError { code: Some("model_not_found"), param: Some("model".into()), ..error }
+            .quoting(format!(" (not {name:?})"))
+    }
+
+    /// Ends all engines; what runs is cut off.
+    ///
+    /// # Errors
+    /// The thread of one has failed.
+    pub fn stop(&self) -> Result<()> {
+        let loaded: Vec<Loaded> = lock(&self.entries).iter_mut().filter_map(Entry::take).collect();
+        loaded.iter().for_each(|loaded| loaded.app.worker.stop());
+        let failed = loaded.into_iter().filter_map(|loaded| loaded.thread.join().err()).count();
+        if failed > 0 { Err(anyhow!("serve: the engine's thread failed")) } else { Ok(()) }
+    }
+
+    fn find(&self, name: Option<&str>) -> Result<usize, ApiError> {
+        let Some(name) = name.filter(|_| self.loader.is_some()) else { return Ok(0) };
+        let entries = lock(&self.entries);
+        // Ollama's clients add the tag that goes without saying.
+        let short = name.strip_suffix(":latest").unwrap_or(name);
+        let ways: [&dyn Fn(&str) -> bool; 3] =
+            [&|id| id == name, &|id| id == short, &|id| id.to_lowercase() == short.to_lowercase()];
+        let found = ways.iter().find_map(|is| entries.iter().position(|entry| is(&entry.info.id)));
+        drop(entries);
+        found.ok_or_else(|| self.unknown(name))
+    }
+
+    /// A model that is loaded, from now on the one used last.
+    fn loaded(&self, i: usize) -> Option<Arc<App>> {
+        let mut entries = lock(&self.entries);
+        let app = entries[i].app()?;
+        entries[i].last_used = Instant::now();
+        Some(app)
+    }
+
+    async fn load_in_turn(self: &Arc<Self>, i: usize) -> Result<Arc<App>, ApiError> {
+        let turn = self.turn.clone().lock_owned().await;
+        if let Some(app) = self.loaded(i) {
+            return Ok(app);
+        }
+        // A task of its own: a client that leaves does not end what others wait for.
+        let fleet = self.clone();
+        let task = tokio::task::spawn_blocking(move || {
+            let result = fleet.load(i);
+            drop(turn);
+            result
+        });
+        task.await.unwrap_or_else(|error| Err(ApiError::internal(format!("load the model: {error}"))))
+    }
+
+    /// Loads a model; called by whoever has the turn, on a thread that may block.
+    fn load(self: &Arc<Self>, i: usize) -> Result<Arc<App>, ApiError> {
+        let Some(loader) = &self.loader else { return Err(ApiError::internal("the model is gone")) };
+        let (path, id) = {
+            let mut entries = lock(&self.entries);
+            entries[i].state = State::Loading;
+            (entries[i].path.clone(), entries[i].info.id.clone())
+        };
+        let start = Instant::now();
+        match self.try_load(loader, &path, &id) {
+            Ok(Some((started, held))) => {
+                let Started { app, thread, ended } = started;
+                tracing::info!(model = id, ms = super::log::ms(start.elapsed()), bytes = held, "loaded");
+                let mut entries = lock(&self.entries);
+                entries[i].state = State::Loaded(Loaded { app: app.clone(), thread, held });
+                entries[i].last_used = Instant::now();
+                drop(entries);
+                // An engine that ends by itself is loaded again by the next request.
+                let fleet = Arc::downgrade(self);
+                tokio::runtime::Handle::current().spawn(async move {
+                    let _ = ended.await;
+                    let Some(fleet) = fleet.upgrade().filter(|fleet| !fleet.common.draining()) else { return };
+                    let mut entries = lock(&fleet.entries);
+                    if entries[i].app().is_some_and(|app| !app.worker.alive()) {
+                        tracing::error!(model = entries[i].info.id, "the engine's thread has ended");
+                        entries[i].take();
+                    }
+                });
+                Ok(app)
+            }
+            Ok(None) => {
+                lock(&self.entries)[i].state = State::Absent(None);
+                let why = "other models are at work and hold the memory; try again later";
+                Err(ApiError { retry_after: Some(5), ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, why) })
+            }
+            Err(error) => {
+                let why = said(&error, &path, &id);
+                tracing::warn!(model = id, why, "a model cannot be loaded");
+                lock(&self.entries)[i].state = State::Absent(Some(why.clone()));
+                Err(ApiError {
+                    param: Some("model".into()),
+                    ..ApiError::internal(format!("failed to load {id}: {why}"))
+                })
+            }
+        }
+    }
+
+    /// A model and the bytes that it takes; `None` where others hold the room and do not give it back.
+    fn try_load(&self, loader: &Loader, path: &Path, id: &str) -> Result<Option<(Started, usize)>> {
+        let model = load::open(Some(path))?.with_template(loader.template.as_deref())?;
+        let Some(setup) = self.make_room(loader, &model)? else { return Ok(None) };
+        let session = load::start_with(model, &setup)?;
+        session.warning.iter().for_each(|warning| tracing::warn!(model = id, "{warning}"));
+        let sampling = session.sampling(&loader.sampling)?;
+        let held = session.footprint.total() + memory::later_bytes(session.n_vocab);
+        let places = Places { parallel: session.sequences, ..loader.places };
+        Ok(Some((super::start(session, id.into(), sampling, self.common.clone(), places)?, held)))
+    }
+
+    /// How a model is loaded into the room that the others leave, or that they leave once those that nobody uses are
+    /// gone.
+    fn make_room(&self, loader: &Loader, model: &Model) -> Result<Option<EngineSetup>> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let held: usize = lock(&self.entries).iter().filter_map(|entry| Some(entry.loaded()?.held)).sum();
+            let promise = loader.setup.step.memory.map(|bytes| bytes.saturating_sub(held));
+            let setup = EngineSetup {
+                step: crate::args::StepArgs { memory: promise, ..loader.setup.step },
+                ..loader.setup.clone()
+            };
+            match setup.prepare(&model.checkpoint, model.plan.clone()) {
+                // What is alone has what there is.
+                Ok(_) if held == 0 => return Ok(Some(setup)),
+                Ok(prepared) => {
+                    let fits = match (promise, loader.room) {
+                        (Some(_), _) => prepared.fit.is_roomy(&setup.wish(), model.plan.n_ctx_train),
+                        (None, Some(room)) => held.saturating_add(prepared.fit.footprint.total()) <= room,
+                        (None, None) => true,
+                    };
+                    if fits {
+                        return Ok(Some(setup));
+                    }
+                }
+                Err(error) if held == 0 || !error.is::<TooLarge>() => return Err(error),
+                Err(_) => {}
+            }
+            if !self.unload_one() {
+                if Instant::now() > end || self.common.draining() {
+                    return Ok(None);
+                }
+                std::thread::sleep(LOOK);
+            }
+        }
+    }
+
+    /// Unloads the model unused for longest of those that nobody uses; false where there is none.
+    fn unload_one(&self) -> bool {
+        let taken = {
+            let mut entries = lock(&self.entries);
+            let idle = entries.iter_mut().filter(|entry| entry.is_idle());
+            idle.min_by_key(|entry| entry.last_used).and_then(|entry| Some((entry.info.id.clone(), entry.take()?)))
+        };
+        let Some((id, Loaded { app, thread, .. })) = taken else { return false };
+        app.worker.stop();
+        drop(app);
+        if thread.join().is_err() {
+            tracing::error!(model = id, "the engine's thread failed");
+        }
+        backend::heap::give_back();
+        tracing::info!(model = id, "unloaded");
+        true
+    }
+}
+
+impl Entry {
+    fn loaded(&self) -> Option<&Loaded> {
+        if let State::Loaded(loaded) = &self.state { Some(loaded) } else { None }
+    }
+
+    fn app(&self) -> Option<Arc<App>> {
+        self.loaded().map(|loaded| loaded.app.clone())
+    }
+
+    fn take(&mut self) -> Option<Loaded> {
+        self.loaded()?;
+        match std::mem::replace(&mut self.state, State::Absent(None)) {
+            State::Loaded(loaded) => Some(loaded),
+            other => {
+                self.state = other;
+                None
+            }
+        }
+    }
+
+    /// Whether it is loaded and nobody uses it. Requests get it under the same lock.
+    fn is_idle(&self) -> bool {
+        self.loaded().is_some_and(|loaded| Arc::strong_count(&loaded.app) == 1 && loaded.app.worker.is_idle())
+    }
+
+    /// What is known of it, from its engine where it is loaded.
+    fn info(&self) -> ModelInfo {
+        self.loaded().map_or_else(|| self.info.clone(), |loaded| loaded.app.model.clone())
+    }
+
+    /// Its state in llama-server's words.
+    fn status(&self) -> Value {
+        match &self.state {
+            State::Absent(None) => json!({"value": "unloaded"}),
+            State::Absent(Some(why)) => json!({"value": "unloaded", "failed": true, "why": why}),
+            State::Loading => json!({"value": "loading"}),
+            State::Loaded(_) => json!({"value": "loaded"}),
+        }
+    }
+}
+
+/// What a model's header says of it.
+fn look(path: &Path, id: &str, has_template: bool) -> Result<ModelInfo> {
+    let Model { checkpoint, plan, .. } = load::open(Some(path))?;
+    let template = engine::folder::chat_template(&checkpoint)?;
+    let format = engine::formats::Format::detect(template.as_deref().unwrap_or_default());
+    Ok(ModelInfo {
+        id: id.into(),
+        description: load::describe(&checkpoint, &plan, false),
+        arch: plan.arch.to_string(),
+        file_type: load::file_type(&checkpoint),
+        embedded: false,
+        created: app::unix_time(),
+        n_params: load::n_params(&checkpoint),
+        size_bytes: checkpoint.data_bytes() as u64,
+        n_vocab: plan.n_vocab,
+        context: plan.n_ctx_train,
+        has_template: has_template || template.is_some(),
+        has_thoughts: format.thought().is_some(),
+        sampling: crate::sampling::of_model(&checkpoint, false)?,
+    })
+}
+
+/// Why a model cannot be loaded, for clients: they know it by its name, and not where it lies.
+fn said(error: &anyhow::Error, path: &Path, id: &str) -> String {
+    let text = out::chain(error);
+    let full = path.to_string_lossy();
+    let folder = path.parent().map(|folder| format!("{}/", folder.display())).filter(|folder| folder.len() > 1);
+    let text = text.replace(&*full, id);
+    folder.map_or(text.clone(), |folder| text.replace(&folder, ""))
+}

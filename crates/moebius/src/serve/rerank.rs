@@ -1,0 +1,200 @@
+//! `/v1/rerank`: how well each of some documents answers a query, by a language model that was trained to say "yes" or
+//! "no" to that, as Qwen3-Reranker is. The score of a document is the share of "yes" in the two answers' probabilities.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::response::IntoResponse;
+use engine::sampler::SamplerParams;
+use engine::scheduler::Request;
+use engine::tokenizer::{Encode, Tokenizer};
+use serde_json::{Value, json};
+
+use super::app::App;
+use super::body::Body;
+use super::error::ApiError;
+use super::fields::{Field, Kind, Read, field};
+use super::limits::{MAX_INPUTS, MAX_TOP_LOGPROBS};
+use super::routes::{Answer, Input};
+use super::worker::Update;
+use super::write::short;
+
+const DOCUMENTS: Kind = Kind::List(&Kind::Either(&[Kind::Text, Kind::Object]), MAX_INPUTS);
+
+/// What the route takes.
+pub const FIELDS: &[Field] = &[
+    field("model", Kind::Text, "which model answers; the only one has any name"),
+    field("query", Kind::Text, "what is looked for"),
+    field("documents", DOCUMENTS, "texts, or objects with a text"),
+    field("texts", DOCUMENTS, "another name of documents"),
+    field("top_n", Kind::Int(1, MAX_INPUTS as i128), "how many of the best are told; all when absent"),
+    field("return_documents", Kind::Bool, "tell their texts too; false when absent"),
+    field("instruction", Kind::Text, "what the query is for; a web search when absent"),
+    field("cache_salt", Kind::Text, "cached prefixes are shared only with requests of the same salt"),
+    field("user", Kind::Text, "not used"),
+];
+
+/// What Qwen3-Reranker is told when nobody says otherwise (its model card).
+const INSTRUCTION: &str = "Given a web search query, retrieve relevant passages that answer the query";
+/// The prompt of Qwen3-Reranker (its model card), where the file has none.
+const QWEN: &str = "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the \
+                    Instruct provided. Note that the answer can only be \"yes\" or \"no\".<|im_end|>\n\
+                    <|im_start|>user\n<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}<|im_end|>\n\
+                    <|im_start|>assistant\n<think>\n\n</think>\n\n";
+/// Added to both answers' logits, so that one of them is chosen.
+const FORCED: f32 = 1e4;
+
+/// How a model is asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reranker {
+    /// With `{instruction}`, `{query}` and `{document}` in it.
+    template: String,
+    yes: u32,
+    no: u32,
+}
+
+impl Reranker {
+    /// `None` where the vocabulary has no token for the answers, or no prompt is known for it.
+    pub fn new(tokenizer: &Tokenizer, template: Option<&str>) -> Option<Reranker> {
+        let word = |word: &str| match tokenizer.encode(word, Encode::default())[..] {
+            [id] => Some(id),
+            _ => None,
+        };
+        let is_qwen = || ["<|im_start|>", "<|im_end|>"].iter().all(|mark| tokenizer.token_to_id(mark).is_some());
+        let template = template.map(String::from).or_else(|| is_qwen().then(|| QWEN.into()))?;
+        Some(Reranker { template, yes: word("yes")?, no: word("no")? })
+    }
+
+    /// The tokens of a question. What looks like a special token in a text is text.
+    fn prompt(&self, tokenizer: &Tokenizer, instruction: &str, query: &str, document: &str) -> Vec<u32> {
+        const PLACES: [&str; 3] = ["{instruction}", "{query}", "{document}"];
+        let mut tokens: Vec<u32> = tokenizer.bos().filter(|_| tokenizer.add_bos()).into_iter().collect();
+        let own = Encode { add_special: false, parse_special: true };
+        let plain = Encode { add_special: false, parse_special: false };
+        let mut rest = self.template.as_str();
+        loop {
+            let next = PLACES.iter().enumerate().filter_map(|(i, place)| Some((rest.find(place)?, i)));
+            let Some((at, i)) = next.min() else { break };
+            tokenizer.encode_into(&rest[..at], own, &mut tokens);
+            tokenizer.encode_into([instruction, query, document][i], plain, &mut tokens);
+            rest = &rest[at + PLACES[i].len()..];
+        }
+        tokenizer.encode_into(rest, own, &mut tokens);
+        tokens
+    }
+}
+
+/// The handler.
+pub async fn handle(app: Arc<App>, input: Input) -> Answer {
+    let Body { fields: body, mut room, .. } = input.body;
+    let Some(reranker) = app.reranker.clone() else {
+        let why = "cannot rank documents: it was not trained for it (Qwen3-Reranker and its kin are)";
+        return Err(ApiError::field("model", why));
+    };
+    let listed = body.list("documents").or(body.list("texts"));
+    let listed = listed.ok_or_else(|| ApiError::field("documents", "is missing"))?;
+    let mut documents = Vec::with_capacity(listed.len());
+    for (i, document) in listed.iter().enumerate() {
+        let text = document.as_str().or_else(|| document.get("text")?.as_str());
+        documents
+            .push(text.ok_or_else(|| ApiError::field(format!("documents[{i}].text"), "must be a string"))?.to_string());
+    }
+    let query = body.text("query").unwrap_or_default().to_string();
+    let instruction = body.text("instruction").unwrap_or(INSTRUCTION).to_string();
+    let salt = body.text("cache_salt").map_or(0, super::sampling::hash);
+    let n_bytes = documents.iter().map(|document| document.len() + query.len()).sum();
+    let (shared, asked, texts) = (app.clone(), reranker.clone(), documents.clone());
+    let prompts = app.common.heavy(n_bytes, move || {
+        let one = |text: &String| {
+            [text, &query, &instruction].into_iter().try_for_each(|text| shared.check_length(text))?;
+            Ok(asked.prompt(&shared.tokenizer, &instruction, &query, text))
+        };
+        texts.iter().map(one).collect::<Result<Vec<_>, ApiError>>()
+    });
+    let prompts = prompts.await?;
+    let n_tokens: usize = prompts.iter().map(Vec::len).sum();
+    room.hold(n_tokens * size_of::<u32>())?;
+    let both = [reranker.yes, reranker.no];
+    let all: Vec<(usize, &[u32])> = prompts.iter().map(Vec::as_slice).enumerate().collect();
+    let mut logprobs = vec![[None; 2]; prompts.len()];
+    ask(&app, &all, &both, salt, &mut logprobs).await?;
+    // The other answer is among the likeliest tokens, or it is asked for by itself.
+    for (i, &answer) in both.iter().enumerate() {
+        let missing: Vec<_> = all.iter().copied().filter(|(at, _)| logprobs[*at][i].is_none()).collect();
+        if !missing.is_empty() {
+            ask(&app, &missing, &[answer], salt, &mut logprobs).await?;
+        }
+    }
+    let mut results: Vec<(usize, f32)> = logprobs
+        .iter()
+        .map(|[yes, no]| 1.0 / (1.0 + (no.unwrap_or(f32::MIN) - yes.unwrap_or(f32::MIN)).exp()))
+        .enumerate()
+        .collect();
+    results.sort_by(|(_, a), (_, b)| b.total_cmp(a));
+    results.truncate(body.size("top_n").unwrap_or(usize::MAX));
+    let with_texts = body.flag("return_documents").unwrap_or(false);
+    let result = |&(index, score): &(usize, f32)| {
+        let mut result = json!({"index": index, "relevance_score": short(score)});
+        if with_texts {
+            result["document"] = json!({"text": documents[index]});
+        }
+        result
+    };
+    let answer = json!({
+        "object": "list",
+        "model": app.model.id,
+        "results": results.iter().map(result).collect::<Vec<Value>>(),
+        "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
+    });
+    Ok(Json(answer).into_response())
+}
+
+/// Writes the log-probabilities of "yes" and "no" behind prompts, as far as they are told: of the answer that is chosen
+/// among `answers`, and of the other where it is among the likeliest.
+async fn ask(
+    app: &App,
+    prompts: &[(usize, &[u32])],
+    answers: &[u32],
+    salt: u64,
+    logprobs: &mut [[Option<f32>; 2]],
+) -> Result<(), ApiError> {
+    if prompts.is_empty() {
+        return Ok(());
+    }
+    let Some(reranker) = &app.reranker else { return Ok(()) };
+    let request = |tokens: &[u32]| {
+        let mut request = Request::new(tokens.to_vec());
+        let logit_bias = answers.iter().map(|&answer| (answer, FORCED)).collect();
+        request.sampling = SamplerParams { logit_bias, ..SamplerParams::greedy() };
+        request.max_new_tokens = 1;
+        request.logprobs = Some(MAX_TOP_LOGPROBS);
+        request.cache_salt = salt;
+        request
+    };
+    let mut run = app.submit(prompts.iter().map(|(_, tokens)| request(tokens)).collect()).await?;
+    while let Some((i, update)) = run.next().await {
+        match update {
+            Update::Token { token, logprobs: Some(told), .. } => {
+                let at = prompts[i].0;
+                for (slot, answer) in logprobs[at].iter_mut().zip([reranker.yes, reranker.no]) {
+                    let among = || told.top.iter().find(|(id, _)| *id == answer).map(|(_, value)| *value);
+                    *slot = slot.or_else(|| (token == answer).then_some(told.token).or_else(among));
+                }
+            }
+            Update::Failed(message) => return Err(ApiError::internal(message)),
+            Update::Token { .. } | Update::Prompt { .. } | Update::Embedding(_) | Update::Done { .. } => {}
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// The prompt as text.
+    pub fn prompt(query: &str, document: &str) -> String {
+        let filled = QWEN.replace("{instruction}", INSTRUCTION).replace("{query}", query);
+        filled.replace("{document}", document)
+    }
+}

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Builds what a release hands out, into dist/: an archive with the program, its manual pages and completions, a wheel, and
+# their SHA-256 sums. `tools/release.sh [TARGET]`; without a target for this machine.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+target=${1:-$(rustc -vV | sed -n 's/^host: //p')}
+cargo build --profile dist --locked -p moebius --target "$target"
+program=target/$target/dist/moebius
+version=$("$program" -V | cut -d' ' -f2)
+name=moebius-$version-$target
+rm -rf "dist/$name"
+mkdir -p "dist/$name/completions"
+cp "$program" README.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT "dist/$name/"
+"$program" man "dist/$name/man"
+for shell in bash zsh fish powershell elvish; do
+  "$program" completions "$shell" >"dist/$name/completions/moebius.$shell"
+done
+tar -C dist --sort=name --owner=0 --group=0 --numeric-owner -czf "dist/$name.tar.gz" "$name"
+rm -r "dist/$name"
+python3 tools/wheel.py "$program" --out dist
+(cd dist && sha256sum -- *.tar.gz *.whl >SHA256SUMS)
+ls -l dist
