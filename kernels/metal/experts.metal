@@ -1,9 +1,12 @@
-// experts: products with the matrices of the chosen experts, for every (token, slot). A simdgroup an output.
+// experts: products with the matrices of the chosen experts. A simdgroup takes ROWS rows of a matrix, see WIDE_X in
+// weight.h.
 // Compiled for the type of the matrices: WEIGHT, PLANES; BIAS is 1 with biases; ACT as in common.h.
 //
 // experts_gated: out[t, s, n] = act(gate[e] * x[t] (+ bias)) * (up[e] * x[t] (+ bias)), e = ids[t, s]
 // experts: out[t, s, n] = w[e] * x[t] (+ bias), or of x[t, s] with x_per_slot
-// grid (ceil(n / 2), n_used, T), 64 threads
+// grid (ceil(n / (2 * ROWS)), n_used, T), 64 threads
+// experts_sum: out[t, n] (+)= sum_s weights[t, s] * (w[e] * x[t, s] (+ bias)), slots in order; ADD 0 or 1
+// grid (ceil(n / (2 * ROWS)), T), 64 threads
 #include WEIGHT_HEADER
 #include "metal/weight.h"
 
@@ -16,7 +19,7 @@ struct Experts {
     float limit;
 };
 
-#if GATED
+#if FORM == 1
 kernel void experts_gated(PLANE_PARAMS(gate, 0, 1, 2), PLANE_PARAMS(up, 3, 4, 5), device const float* x [[buffer(6)]],
                           device const uint* ids [[buffer(7)]], device float* out [[buffer(8)]],
                           constant Experts& a [[buffer(9)]],
@@ -25,19 +28,29 @@ kernel void experts_gated(PLANE_PARAMS(gate, 0, 1, 2), PLANE_PARAMS(up, 3, 4, 5)
 #endif
                           uint3 group [[threadgroup_position_in_grid]], uint sg [[simdgroup_index_in_threadgroup]],
                           uint lane [[thread_index_in_simdgroup]]) {
-    const uint i = 2 * group.x + sg, pair = group.z * a.n_used + group.y;
-    if (i >= a.n) return;
-    const ulong at = (ulong)ids[pair] * a.n + i; // among the rows of all experts
-    device const float* from = x + (ulong)group.z * a.k;
-    const Row gate_row = ROW_OF(WEIGHT, gate, at, a.k), up_row = ROW_OF(WEIGHT, up, at, a.k);
-    float g = row_dot<WEIGHT>(gate_row, from, lane), u = row_dot<WEIGHT>(up_row, from, lane);
+    const uint begin = ROWS * (2 * group.x + sg), pair = group.z * a.n_used + group.y;
+    if (begin >= a.n) return;
+    const ulong base = (ulong)ids[pair] * a.n; // among the rows of all experts
+    Row rows[2 * ROWS]; // gate and up in turn
+    for (uint j = 0; j < ROWS; j++) {
+        const ulong at = base + min(begin + j, a.n - 1);
+        rows[2 * j] = ROW_OF(WEIGHT, gate, at, a.k);
+        rows[2 * j + 1] = ROW_OF(WEIGHT, up, at, a.k);
+    }
+    float sums[2 * ROWS];
+    rows_dot<WEIGHT, 2 * ROWS>(rows, x + (ulong)group.z * a.k, lane, sums);
+    for (uint j = 0; j < ROWS; j++) {
+        const uint i = begin + j;
+        if (lane != 0 || i >= a.n) continue;
+        float g = sums[2 * j], u = sums[2 * j + 1];
 #if BIAS
-    g += gate_bias[at];
-    u += up_bias[at];
+        g += gate_bias[base + i];
+        u += up_bias[base + i];
 #endif
-    if (lane == 0) out[(ulong)pair * a.n + i] = gated(ACT, g, u, a.alpha, a.limit);
+        out[(ulong)pair * a.n + i] = gated(ACT, g, u, a.alpha, a.limit);
+    }
 }
-#else
+#elif FORM == 0
 kernel void experts(PLANE_PARAMS(w, 0, 1, 2), device const float* x [[buffer(3)]],
                     device const uint* ids [[buffer(4)]], device float* out [[buffer(5)]],
                     constant Experts& a [[buffer(6)]],
@@ -46,14 +59,57 @@ kernel void experts(PLANE_PARAMS(w, 0, 1, 2), device const float* x [[buffer(3)]
 #endif
                     uint3 group [[threadgroup_position_in_grid]], uint sg [[simdgroup_index_in_threadgroup]],
                     uint lane [[thread_index_in_simdgroup]]) {
-    const uint i = 2 * group.x + sg, pair = group.z * a.n_used + group.y;
-    if (i >= a.n) return;
-    const ulong at = (ulong)ids[pair] * a.n + i; // among the rows of all experts
-    const Row row = ROW_OF(WEIGHT, w, at, a.k);
-    float sum = row_dot<WEIGHT>(row, x + (ulong)(a.x_per_slot ? pair : group.z) * a.k, lane);
+    const uint begin = ROWS * (2 * group.x + sg), pair = group.z * a.n_used + group.y;
+    if (begin >= a.n) return;
+    const ulong base = (ulong)ids[pair] * a.n; // among the rows of all experts
+    Row rows[ROWS];
+    for (uint j = 0; j < ROWS; j++) rows[j] = ROW_OF(WEIGHT, w, base + min(begin + j, a.n - 1), a.k);
+    float sums[ROWS];
+    rows_dot<WEIGHT, ROWS>(rows, x + (ulong)(a.x_per_slot ? pair : group.z) * a.k, lane, sums);
+    for (uint j = 0; j < ROWS; j++) {
+        const uint i = begin + j;
+        if (lane != 0 || i >= a.n) continue;
 #if BIAS
-    sum += bias[at];
+        sums[j] += bias[base + i];
 #endif
-    if (lane == 0) out[(ulong)pair * a.n + i] = sum;
+        out[(ulong)pair * a.n + i] = sums[j];
+    }
+}
+#else
+kernel void experts_sum(PLANE_PARAMS(w, 0, 1, 2), device const float* x [[buffer(3)]],
+                        device const uint* ids [[buffer(4)]], device float* out [[buffer(5)]],
+                        constant Experts& a [[buffer(6)]], device const float* weights [[buffer(8)]],
+#if BIAS
+                        device const float* bias [[buffer(7)]],
+#endif
+                        uint2 group [[threadgroup_position_in_grid]], uint sg [[simdgroup_index_in_threadgroup]],
+                        uint lane [[thread_index_in_simdgroup]]) {
+    const uint begin = ROWS * (2 * group.x + sg);
+    if (begin >= a.n) return;
+    float all[ROWS];
+    for (uint j = 0; j < ROWS; j++) all[j] = 0.0f;
+    for (uint s = 0; s < a.n_used; s++) {
+        const uint pair = group.y * a.n_used + s;
+        const ulong base = (ulong)ids[pair] * a.n; // among the rows of all experts
+        Row rows[ROWS];
+        for (uint j = 0; j < ROWS; j++) rows[j] = ROW_OF(WEIGHT, w, base + min(begin + j, a.n - 1), a.k);
+        float sums[ROWS];
+        rows_dot<WEIGHT, ROWS>(rows, x + (ulong)pair * a.k, lane, sums);
+        for (uint j = 0; j < ROWS; j++) {
+#if BIAS
+            sums[j] += bias[base + min(begin + j, a.n - 1)];
+#endif
+            all[j] += weights[pair] * sums[j];
+        }
+    }
+    for (uint j = 0; j < ROWS; j++) {
+        if (lane != 0 || begin + j >= a.n) continue;
+        device float* to = out + (ulong)group.y * a.n + begin + j;
+#if ADD
+        *to += all[j];
+#else
+        *to = all[j];
+#endif
+    }
 }
 #endif

@@ -743,6 +743,12 @@ static void prepare(Dispatch& d) {
         }
     }
 }
+// A span that is bound to several slots is touched through the first of them.
+static bool is_touched(const Dispatch& d, const Region& r) {
+    for (const Region& other : d.regions)
+        if (other.touched && other.base < r.base + r.size && r.base < other.base + other.size) return true;
+    return false;
+}
 static void finish(Dispatch& d) {
     now = &d;
     for (Region& r : d.regions) {
@@ -752,7 +758,7 @@ static void finish(Dispatch& d) {
             if (hole)
                 report("undeclared", 0, "byte %lu of %s (%lu bytes) is bound to be written and was not",
                        (unsigned long)(hole - r.init), place(r), (unsigned long)r.size);
-        } else if (!r.touched) {
+        } else if (!is_touched(d, r)) {
             report("undeclared", 0, "%s is bound to be %s and was not touched", place(r),
                    r.use == READ ? "read" : "updated");
         }

@@ -347,7 +347,8 @@ impl Rewriter {
                 let end = (i..self.tokens.len()).find(|&j| self.is(j, ";")).unwrap_or(self.tokens.len() - 1);
                 let declaration = self.text(i + 1..end);
                 // Pointers and references to such memory are ordinary variables.
-                if !declaration.contains(['*', '&']) {
+                let ty_and_name = declaration.split('[').next().unwrap_or_default();
+                if !ty_and_name.contains(['*', '&']) {
                     let code = self.variables(i, &declaration)?;
                     self.blank(i..end + 1);
                     self.tokens[i].text.insert_str(0, &code);

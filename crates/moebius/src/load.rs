@@ -23,6 +23,7 @@ use serde_json::Value;
 
 use crate::args::{BackendKind, CacheArg, CopyArg, EngineArgs, IsaArg, SamplingArgs, StepArgs};
 use crate::memory::{self, Budget, Fit, Units, Wish};
+use crate::out::note;
 use crate::{embedded, input, machine, sampling};
 
 /// An open model: its header, and what it computes.
@@ -120,7 +121,9 @@ impl EngineSetup {
                 bail!("use Metal: {why}");
             }
             let maps_weights = !matches!(self.step.copy_weights, CopyArg::All | CopyArg::Dense);
-            return Ok((Box::new(Metal::system(cache, maps_weights)), "Metal".into()));
+            let mut metal = Metal::system(cache, maps_weights);
+            metal.tuning.is_plain = !is_tested(&metal, plan)?;
+            return Ok((Box::new(metal), "Metal".into()));
         }
         if self.kind() == BackendKind::Cuda {
             let cubins = machine::cache_folder().map(|folder| folder.join("cuda"));
@@ -270,6 +273,30 @@ pub fn free_memory(backend: BackendKind) -> Option<usize> {
             machine::free_memory().map(|free| free - free / 8)
         }
     }
+}
+
+/// Whether the products of this Mac's GPU are right, in every form and with the types of a plan. What was tried is kept
+/// in the cache folder, by GPU, system and version.
+fn is_tested(metal: &Metal, plan: &Plan) -> Result<bool> {
+    let device = metal::device().map_or_else(|why| why, |device| device.name);
+    let system = sysinfo::System::long_os_version().unwrap_or_default();
+    let mut types: Vec<String> = plan.weights.iter().map(|decl| decl.dtype.to_string()).collect();
+    types.sort();
+    types.dedup();
+    let key = format!("{device}; {system}; {}; {}\n", env!("CARGO_PKG_VERSION"), types.join(" "));
+    let kept = machine::cache_folder().map(|folder| folder.join("metal-tested"));
+    let known = kept.as_ref().and_then(|path| std::fs::read_to_string(path).ok()).unwrap_or_default();
+    if known.lines().any(|line| line == key.trim_end()) {
+        return Ok(true);
+    }
+    let wrong = metal.self_test(plan)?;
+    wrong.iter().for_each(|why| note!("Metal: {why}; plain products are used instead"));
+    if let (true, Some(path)) = (wrong.is_empty(), kept) {
+        // Where nothing can be kept, the next start tries again.
+        let folder = path.parent().map(std::fs::create_dir_all);
+        let _ = folder.and_then(Result::ok).map(|()| std::fs::write(path, known + &key));
+    }
+    Ok(wrong.is_empty())
 }
 
 /// Everything that is decided before a program is compiled.

@@ -62,13 +62,20 @@ pub fn compile(
     let faults = &own[n_routers..2 * n_routers];
     let apart = [own.get(2 * n_routers), own.get(2 * n_routers + 1)].map(Option::<&Span>::copied);
     let is_f16 = metal.cache == CacheType::F16;
-    let places = Places { bufs: &bufs, weights: &weights, caches: &caches, is_f16, states: &states, apart, faults };
+    let places = Places {
+        bufs: &bufs,
+        weights: &weights,
+        caches: &caches,
+        is_f16,
+        states: &states,
+        apart,
+        faults,
+        tuning: metal.tuning,
+    };
     let mut lower = Lower::new(plan, places);
-    for op in &plan.ops {
-        lower.op(op)?;
-    }
+    lower.ops()?;
     let copies = plan.states.iter().zip(&states).map(|(decl, &span)| lower.copy(span, decl.n)).collect();
-    let (units, nodes) = (lower.units, lower.nodes);
+    let (units, mut nodes) = (lower.units, lower.nodes);
 
     let n = limits.max_tokens;
     let most = Counts { tokens: n, outputs: limits.max_outputs, chunks: n, longest: n };
@@ -76,6 +83,10 @@ pub fn compile(
         return Err(unsupported(format!("run {} on {} tokens at once", node.op, limits.max_tokens)));
     }
     let pipes = gpu.build(&units).map_err(failed)?;
+    // A kernel that this GPU gives fewer threads than its tile wants leaves all rows to the other.
+    for node in &mut nodes {
+        node.many = node.many.filter(|many| gpu.threads(pipes[many.unit]) >= many.threads);
+    }
     if let Some((pipe, unit)) = pipes.iter().zip(&units).find(|(pipe, _)| gpu.threads(**pipe) < THREADS) {
         let found = gpu.threads(*pipe);
         return Err(unsupported(format!("run {} in threadgroups of {found} threads, {THREADS} are wanted", unit.name)));

@@ -7,15 +7,20 @@ use model::plan::{
     Router, Rows, Score, Sharing, State, Weight,
 };
 
+use super::fuse;
 use super::gpu::{Span, Unit, Use};
-use super::node::{CopySlot, Extent, Node, Place, THREADS, Word};
+use super::node::{CopySlot, Extent, Many, Node, Place, THREADS, Word};
 use super::sources::{self, Defines, Source};
 use super::tables::Table;
+use super::variants;
 use super::weights::Planes;
 use crate::CompileError;
 
 /// Maximum number of experts that a row may use: a lane each.
 const MAX_USED: usize = 32;
+/// Matrices of a dispatch, and parts of heads.
+const MAX_PARTS: usize = 4;
+const MAX_HEAD_PARTS: usize = 8;
 /// As TILE of `causal_conv.metal`: also the maximum width of a convolution less one.
 const CONV_TILE: u32 = 32;
 
@@ -42,6 +47,7 @@ pub struct Places<'a> {
     pub apart: [Option<Span>; 2],
     /// A word for each row of each router.
     pub faults: &'a [Span],
+    pub tuning: variants::Tuning,
 }
 
 /// What resolves a plan.
@@ -57,6 +63,7 @@ pub struct Lower<'a> {
 }
 
 /// A dispatch under construction.
+#[derive(Clone)]
 struct Draft {
     source: Source,
     kernel: &'static str,
@@ -91,6 +98,10 @@ impl Draft {
         self.params_slot = slot;
         self.params = params.into_iter().collect();
         self
+    }
+
+    fn form(self, form: variants::Rows) -> Draft {
+        self.define("ROWS", form.rows).define("WIDE_X", usize::from(form.is_wide))
     }
 
     fn grid(mut self, grid: [Extent; 3]) -> Draft {
@@ -128,6 +139,11 @@ fn per_row(rows: Rows) -> Extent {
 /// A simdgroup for each of `n` outputs, two a threadgroup.
 fn simdgroups(n: usize) -> Extent {
     Extent::Is(n.div_ceil(2) as u32)
+}
+
+/// A simdgroup for each `rows` of `n` outputs, two a threadgroup.
+fn simdgroups_of(n: usize, form: variants::Rows) -> Extent {
+    Extent::Is(n.div_ceil(2 * form.rows) as u32)
 }
 
 /// The activation as kernels take it, and its two numbers.
@@ -192,7 +208,18 @@ impl<'a> Lower<'a> {
     fn push(&mut self, draft: Draft) {
         let unit = self.unit(&draft);
         let Draft { binds, params_slot, params, grid, .. } = draft;
-        self.nodes.push(Node { op: self.op, unit, binds, params_slot, params, grid });
+        self.nodes.push(Node { op: self.op, unit, binds, params_slot, params, grid, many: None });
+    }
+
+    /// A product with this matrix.
+    fn product(&self, w: Weight) -> variants::Shape {
+        let (n, k) = self.shape(w);
+        variants::Shape { dtype: self.plan.weight(w).dtype, n, k, many: self.at.tuning.many }
+    }
+
+    /// The form for few rows of a product with this matrix.
+    fn form(&self, w: Weight) -> variants::Rows {
+        variants::few(self.product(w), self.at.tuning)
     }
 
     /// Index of the unit of a dispatch.
@@ -210,11 +237,38 @@ impl<'a> Lower<'a> {
         CopySlot { unit: self.unit(&Draft::new(sources::COPY, "copy")), slots, n: n as u32 }
     }
 
-    /// Appends the dispatches of an op.
+    /// Appends the dispatches of all ops.
     ///
     /// # Errors
     /// What an op, or one of its forms, is not written for.
-    pub fn op(&mut self, op: &Op) -> Result<(), CompileError> {
+    pub fn ops(&mut self) -> Result<(), CompileError> {
+        let plan = self.plan;
+        let mut i = 0;
+        while i < plan.ops.len() {
+            if let Some((run, n)) = fuse::heads(plan, i) {
+                self.op = "heads";
+                self.heads_in(&run);
+                i += n;
+            } else if let Some(sum) = fuse::sum(plan, i).filter(|sum| self.is_apart(&plan.ops[i], sum)) {
+                self.op(&plan.ops[i], Some(&sum))?;
+                i += 2;
+            } else {
+                self.op(&plan.ops[i], None)?;
+                i += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a sum lies nowhere where its experts' other buffers do: what the plan has dead by then is still read.
+    fn is_apart(&self, experts: &Op, sum: &fuse::Sum) -> bool {
+        let span = |buf: Buf| self.at.bufs[buf.0 as usize];
+        let others = experts.bufs().into_iter().map(|(buf, _)| buf).filter(|&buf| buf != sum.x);
+        others.chain([sum.weights]).all(|other| !span(other).overlaps(span(sum.x)))
+    }
+
+    /// Appends the dispatches of an op; `sum` is the one behind experts that goes with them.
+    fn op(&mut self, op: &Op, sum: Option<&fuse::Sum>) -> Result<(), CompileError> {
         self.op = op.name();
         self.uses = op
             .bufs()
@@ -230,7 +284,7 @@ impl<'a> Lower<'a> {
             .collect();
         match *op {
             Op::Embed { table, scale, out } => self.embed(table, scale, out),
-            Op::Linear { x, ref parts } => parts.iter().for_each(|part| self.linear(x, part)),
+            Op::Linear { x, ref parts } => self.linear(x, parts),
             Op::GatedLinear { x, gate, up, act, out } => self.gated_linear(x, gate, up, act, out),
             Op::RmsNorm { x, residual, w, eps, out } => self.rms_norm(x, residual, w, eps, out),
             Op::HeadNorm { x, w, eps, n_head, d_head } => self.head_norm(x, w, eps, n_head, d_head),
@@ -291,7 +345,7 @@ impl<'a> Lower<'a> {
                 return self.route(logits, router, n_used, ids, weights);
             }
             Op::Experts { x, ids, gate, up, down, biases, act, hidden, out } => {
-                self.experts(x, ids, [gate, up, down], biases, act, hidden, out);
+                self.experts(x, ids, [gate, up, down], biases, act, hidden, out, sum);
             }
             Op::Combine { x, add, y, weights, norm } => self.combine(x, add, y, weights, norm),
             Op::HeadLinear { x, w, transposed, out } => self.head_linear(x, w, transposed, out),
@@ -345,26 +399,59 @@ impl<'a> Lower<'a> {
         );
     }
 
-    fn linear(&mut self, x: Buf, &LinearPart { w, bias, out }: &LinearPart) {
-        let out = self.buf(out);
-        self.product(x, w, bias, out);
+    /// Matrices of one type go together.
+    fn linear(&mut self, x: Buf, parts: &[LinearPart]) {
+        let mut rest: Vec<&LinearPart> = parts.iter().collect();
+        while let Some(first) = rest.first() {
+            let dtype = self.plan.weight(first.w).dtype;
+            let fits = |part: &&LinearPart| self.plan.weight(part.w).dtype == dtype;
+            let (same, other): (Vec<&LinearPart>, Vec<&LinearPart>) = rest.into_iter().partition(fits);
+            for parts in same.chunks(MAX_PARTS) {
+                let parts: Vec<_> = parts.iter().map(|part| (part.w, part.bias, self.buf(part.out))).collect();
+                self.products(x, &parts);
+            }
+            rest = other;
+        }
     }
 
-    /// One matrix times the rows of `x`.
-    fn product(&mut self, x: Buf, w: Weight, bias: Option<Weight>, out: (Place, Use)) {
-        let (n, k) = self.shape(w);
+    /// Up to [`MAX_PARTS`] matrices of one type times the rows of `x`, each with its bias and output.
+    fn products(&mut self, x: Buf, parts: &[(Weight, Option<Weight>, (Place, Use))]) {
+        let (_, k) = self.shape(parts[0].0);
+        let biases = parts.iter().enumerate().map(|(i, part)| usize::from(part.1.is_some()) << i).sum();
+        let longest = parts.iter().map(|part| self.shape(part.0).0).max().unwrap_or(0);
+        let shape = variants::Shape { n: longest, ..self.product(parts[0].0) };
+        let form = variants::few(shape, self.at.tuning);
         let mut draft = self
-            .typed(sources::LINEAR, "linear", w)
-            .define("BIAS", usize::from(bias.is_some()))
-            .planes(0, self.planes(w))
-            .bind(3, self.buf_as(x, Use::Read))
-            .bind(4, out)
-            .params(5, [is(n), is(k)])
-            .grid([simdgroups(n), per_row(self.rows(x)), Extent::Is(1)]);
-        if let Some(bias) = bias {
-            draft = draft.bind(6, self.vector(bias));
+            .typed(sources::LINEAR, "linear", parts[0].0)
+            .define("N_PARTS", parts.len())
+            .define("BIASES", biases)
+            .bind(12, self.buf_as(x, Use::Read));
+        let (mut widths, mut groups, mut tiles) = ([0; MAX_PARTS], 0, 0);
+        for (i, &(w, bias, out)) in parts.iter().enumerate() {
+            let (n, _) = self.shape(w);
+            draft = draft.planes(3 * i as u8, self.planes(w)).bind(14 + i as u8, out);
+            if let Some(bias) = bias {
+                draft = draft.bind(18 + i as u8, self.vector(bias));
+            }
+            widths[i] = n;
+            groups += n.div_ceil(2 * form.rows);
+            tiles += n.div_ceil(variants::TILE[0] as usize);
         }
-        self.push(draft);
+        let rows = self.rows(x);
+        let words = [k].into_iter().chain(widths).map(is).chain([Word::Each(rows, 1)]);
+        let grid = [Extent::Is(groups as u32), per_row(rows), Extent::Is(1)];
+        let draft = draft.params(13, words).grid(grid);
+        let many = variants::has_tiles(shape, self.at.tuning).then(|| Many {
+            rows,
+            from: variants::LEAST_ROWS,
+            unit: self.unit(&draft.clone().define("TILED", 1)),
+            grid: [Extent::Is(tiles as u32), Extent::Of { rows, each: 1, per: variants::TILE[1] }, Extent::Is(1)],
+            threads: variants::TILE_THREADS,
+        });
+        self.push(draft.define("TILED", 0).form(form));
+        if let Some(node) = self.nodes.last_mut() {
+            node.many = many;
+        }
     }
 
     /// The part of scratch `i` that has a number for each of `out`.
@@ -377,21 +464,22 @@ impl<'a> Lower<'a> {
 
     fn gated_linear(&mut self, x: Buf, gate: Weight, up: Weight, act: Gate, out: Buf) {
         if self.plan.weight(gate).dtype != self.plan.weight(up).dtype {
-            self.product(x, gate, None, self.scratch(0, out, Use::Write));
-            self.product(x, up, None, self.scratch(1, out, Use::Write));
+            self.products(x, &[(gate, None, self.scratch(0, out, Use::Write))]);
+            self.products(x, &[(up, None, self.scratch(1, out, Use::Write))]);
             return self.gated_act(self.scratch(0, out, Use::Read), self.scratch(1, out, Use::Read), act, out);
         }
-        let (n, k) = self.shape(gate);
+        let ((n, k), form) = (self.shape(gate), self.form(gate));
         let (kind, numbers) = activation(act);
         self.push(
             self.typed(sources::GATED_LINEAR, "gated_linear", gate)
+                .form(form)
                 .define("ACT", kind)
                 .planes(0, self.planes(gate))
                 .planes(3, self.planes(up))
                 .bind(6, self.buf(x))
                 .bind(7, self.buf(out))
                 .params(8, [is(n), is(k)].into_iter().chain(numbers))
-                .grid([simdgroups(n), per_row(self.rows(x)), Extent::Is(1)]),
+                .grid([simdgroups_of(n, form), per_row(self.rows(x)), Extent::Is(1)]),
         );
     }
 
@@ -429,23 +517,84 @@ impl<'a> Lower<'a> {
         self.push(draft);
     }
 
-    /// Splits a whole into parts, or joins them to it, a dispatch a part.
+    /// Splits a whole into parts, or joins them to it.
     fn heads(&mut self, whole: Buf, n_head: usize, parts: &[(usize, Buf)], is_split: bool) {
         let (rows, d_head) = (self.rows(whole), parts.iter().map(|part| part.0).sum());
         let mut first = 0;
-        for &(width, part) in parts {
-            let draft = match is_split {
-                true => {
-                    Draft::new(sources::SPLIT_HEADS, "split_heads").bind(0, self.buf(whole)).bind(1, self.buf(part))
+        for some in parts.chunks(MAX_HEAD_PARTS) {
+            let mut draft = match is_split {
+                true => Draft::new(sources::SPLIT_HEADS, "split_heads").bind(0, self.buf(whole)),
+                false if some.len() == parts.len() => {
+                    Draft::new(sources::JOIN_HEADS, "join_heads").bind(0, self.buf(whole))
                 }
                 // Each dispatch writes some of the whole.
-                false => Draft::new(sources::JOIN_HEADS, "join_heads")
-                    .bind(0, self.buf(part))
-                    .bind(1, self.buf_as(whole, Use::Update)),
+                false => Draft::new(sources::JOIN_HEADS, "join_heads").bind(0, self.buf_as(whole, Use::Update)),
             };
-            self.elementwise(draft, 2, rows, n_head * width, &[is(width), is(d_head), is(first)]);
+            let mut widths = [0; MAX_HEAD_PARTS];
+            for (i, &(width, part)) in some.iter().enumerate() {
+                draft = draft.bind(2 + i as u8, self.buf(part));
+                widths[i] = width;
+            }
+            let width: usize = widths.iter().sum();
+            let words: Vec<Word> = [d_head, first, width].into_iter().chain(widths).map(is).collect();
+            self.elementwise(draft.define("N_PARTS", some.len()), 1, rows, n_head * width, &words);
             first += width;
         }
+    }
+
+    /// Norms of heads, rotary embeddings and the append behind them.
+    fn heads_in(&mut self, run: &fuse::Heads) {
+        let (view, pages) = self.cache(run.cache);
+        let CacheDecl { n_kv, d_k, d_v, window, .. } = view.decl;
+        let norm = |part: Option<fuse::Part>| match part.and_then(|part| part.norm) {
+            None => 0,
+            Some(None) => 1,
+            Some(Some(_)) => 2,
+        };
+        let is_turned = |part: Option<fuse::Part>| usize::from(part.is_some_and(|part| part.is_rotated));
+        let (k, parts) = (Some(run.k), [run.q, Some(run.k), run.v]);
+        let mut draft = Draft::new(sources::HEADS, "heads")
+            .define("D_K", d_k)
+            .define("D_V", d_v)
+            .define("KV_F16", usize::from(self.at.is_f16))
+            .define("HAS_Q", usize::from(run.q.is_some()))
+            .define("HAS_V", usize::from(run.v.is_some()))
+            .define("Q_NORM", norm(run.q))
+            .define("K_NORM", norm(k))
+            .define("V_NORM", norm(run.v))
+            .define("Q_ROPE", is_turned(run.q))
+            .define("K_ROPE", is_turned(k))
+            .bind(2, self.buf_as(run.k.x, Use::Update))
+            .bind(3, (Place::Fixed(view.k), Use::Update));
+        if let Some(q) = run.q {
+            draft = draft.bind(1, self.buf_as(q.x, Use::Update));
+        }
+        if let (Some(v), Some(cache)) = (run.v, view.v) {
+            draft = draft.bind(4, self.buf_as(v.x, Use::Read)).bind(5, (Place::Fixed(cache), Use::Update));
+        }
+        for (slot, part) in (6..).zip(parts) {
+            if let Some(w) = part.and_then(|part| part.norm).flatten() {
+                draft = draft.bind(slot, self.vector(w));
+            }
+        }
+        let (mut half, mut interleaved) = (0, false);
+        if let Some(rope) = run.rope {
+            let decl = self.plan.rope(rope);
+            (half, interleaved) = (decl.inv_freq.len(), decl.pairing == RopePairing::Interleaved);
+            draft = draft.table(9, Table::Angles(rope.0 as usize));
+        }
+        let n_q = run.q.map_or(0, |q| self.width(q.x) / d_k);
+        let n_heads = n_q + n_kv * (1 + usize::from(run.v.is_some()));
+        let words = [n_q, n_kv, usize::from(window.is_some()), half, usize::from(interleaved)];
+        self.push(
+            draft
+                .params(0, words.into_iter().map(is).chain([float(run.eps)]))
+                .table(10, Table::Positions)
+                .table(11, Table::ChunkOf)
+                .table(12, Table::Chunks)
+                .table(13, pages)
+                .grid([simdgroups(n_heads), per_row(Rows::Tokens), Extent::Is(1)]),
+        );
     }
 
     fn cache(&self, cache: Cache) -> (CacheView, Table) {
@@ -616,6 +765,7 @@ impl<'a> Lower<'a> {
         Ok(())
     }
 
+    /// All that experts do; their sum instead of their outputs where `sum` is the op behind them.
     fn experts(
         &mut self,
         x: Buf,
@@ -625,15 +775,17 @@ impl<'a> Lower<'a> {
         act: Gate,
         hidden: Buf,
         out: Buf,
+        sum: Option<&fuse::Sum>,
     ) {
         let x_place = self.buf(x);
         let [gate_bias, up_bias, down_bias] = biases.map_or([None; 3], |b| [Some(b.gate), Some(b.up), Some(b.down)]);
         if self.plan.weight(gate).dtype == self.plan.weight(up).dtype {
-            let (n, k) = self.shape(gate);
+            let ((n, k), form) = (self.shape(gate), self.form(gate));
             let (kind, numbers) = activation(act);
             let mut draft = self
                 .typed(sources::EXPERTS, "experts_gated", gate)
-                .define("GATED", 1)
+                .form(form)
+                .define("FORM", 1)
                 .define("ACT", kind)
                 .define("BIAS", usize::from(gate_bias.is_some()))
                 .planes(0, self.planes(gate))
@@ -642,7 +794,7 @@ impl<'a> Lower<'a> {
                 .bind(7, self.buf(ids))
                 .bind(8, self.buf(hidden))
                 .params(9, [n, k, self.width(ids), 0].into_iter().map(is).chain(numbers))
-                .grid([simdgroups(n), Extent::Is(self.width(ids) as u32), per_row(self.rows(x))]);
+                .grid([simdgroups_of(n, form), Extent::Is(self.width(ids) as u32), per_row(self.rows(x))]);
             if let (Some(gate_bias), Some(up_bias)) = (gate_bias, up_bias) {
                 draft = draft.bind(10, self.vector(gate_bias)).bind(11, self.vector(up_bias));
             }
@@ -652,7 +804,38 @@ impl<'a> Lower<'a> {
             self.chosen(x_place, false, x, ids, up, up_bias, self.scratch(1, hidden, Use::Write));
             self.gated_act(self.scratch(0, hidden, Use::Read), self.scratch(1, hidden, Use::Read), act, hidden);
         }
-        self.chosen(self.buf_as(hidden, Use::Read), true, x, ids, down, down_bias, self.buf(out));
+        match sum {
+            Some(sum) => self.experts_sum(hidden, ids, down, down_bias, sum),
+            None => self.chosen(self.buf_as(hidden, Use::Read), true, x, ids, down, down_bias, self.buf(out)),
+        }
+    }
+
+    /// The last product of the chosen experts, weighted and added up.
+    fn experts_sum(&mut self, hidden: Buf, ids: Buf, w: Weight, bias: Option<Weight>, sum: &fuse::Sum) {
+        let ((n, k), n_used, form) = (self.shape(w), self.width(ids), self.form(w));
+        let used = if sum.add { Use::Update } else { Use::Write };
+        let mut draft = self
+            .typed(sources::EXPERTS, "experts_sum", w)
+            .form(form)
+            .define("FORM", 2)
+            .define("ADD", usize::from(sum.add))
+            .define("BIAS", usize::from(bias.is_some()))
+            .planes(0, self.planes(w))
+            .bind(3, self.buf_as(hidden, Use::Read))
+            .bind(4, self.buf_as(ids, Use::Read))
+            .bind(5, self.buf_as(sum.x, used))
+            .bind(8, self.buf_as(sum.weights, Use::Read))
+            .params(6, [n, k, n_used, 1].into_iter().map(is).chain([float(0.0); 2]))
+            .grid([simdgroups_of(n, form), per_row(self.rows(sum.x)), Extent::Is(1)]);
+        if let Some(bias) = bias {
+            draft = draft.bind(7, self.vector(bias));
+        }
+        self.push(draft);
+        if let Some(Norm { w, eps, out }) = sum.norm {
+            self.uses.insert(sum.x, Use::Read);
+            self.uses.insert(out, Use::Write);
+            self.rms_norm(sum.x, None, w, eps, out);
+        }
     }
 
     /// One matrix of each chosen expert, times its token's row or its slot's own.
@@ -666,18 +849,19 @@ impl<'a> Lower<'a> {
         bias: Option<Weight>,
         out: (Place, Use),
     ) {
-        let (n, k) = self.shape(w);
+        let ((n, k), form) = (self.shape(w), self.form(w));
         let n_used = self.width(ids);
         let mut draft = self
             .typed(sources::EXPERTS, "experts", w)
-            .define("GATED", 0)
+            .form(form)
+            .define("FORM", 0)
             .define("BIAS", usize::from(bias.is_some()))
             .planes(0, self.planes(w))
             .bind(3, from)
             .bind(4, self.buf(ids))
             .bind(5, out)
             .params(6, [n, k, n_used, usize::from(x_per_slot)].into_iter().map(is).chain([float(0.0); 2]))
-            .grid([simdgroups(n), Extent::Is(n_used as u32), per_row(self.rows(x))]);
+            .grid([simdgroups_of(n, form), Extent::Is(n_used as u32), per_row(self.rows(x))]);
         if let Some(bias) = bias {
             draft = draft.bind(7, self.vector(bias));
         }

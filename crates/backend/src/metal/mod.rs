@@ -8,20 +8,26 @@
 #[cfg(target_os = "macos")]
 mod apple;
 mod compile;
+mod fuse;
 pub mod gpu;
 mod layout;
 mod lower;
 mod node;
 mod program;
+mod self_test;
 mod sources;
 mod tables;
+mod variants;
 mod weights;
 
 use std::fmt;
 use std::sync::Arc;
 
 use checkpoint::Checkpoint;
-use model::plan::{ValidPlan, passes};
+use model::plan::{Plan, ValidPlan, WeightDecl, passes};
+use quant::WeightType;
+
+pub use variants::Tuning;
 
 use crate::cpu::CacheType;
 use crate::{Backend, CompileError, Footprint, Limits, Program};
@@ -65,6 +71,8 @@ pub struct Metal {
     pub cache: CacheType,
     /// Matrices that lie aligned in mapped files are read there; else all weights are copied.
     pub maps_weights: bool,
+    /// What forms of products are taken.
+    pub tuning: Tuning,
 }
 
 impl Metal {
@@ -74,7 +82,24 @@ impl Metal {
         let open = || Ok(Box::new(apple::Apple::open()?) as Box<dyn gpu::Gpu>);
         #[cfg(not(target_os = "macos"))]
         let open = || Err(gpu::GpuError::Lost(NO_METAL.into()));
-        Metal { open: Arc::new(open), cache, maps_weights }
+        Metal { open: Arc::new(open), cache, maps_weights, tuning: Tuning::default() }
+    }
+}
+
+impl Metal {
+    /// Tries every form of products with every matrix type of a plan on this GPU, and returns a sentence for each that
+    /// is wrong: then [`Tuning::is_plain`] leaves them out.
+    ///
+    /// # Errors
+    /// [`CompileError::Start`] where there is no GPU, or where its plain products are wrong.
+    pub fn self_test(&self, plan: &Plan) -> Result<Vec<String>, CompileError> {
+        let is_matrix = |decl: &&WeightDecl| decl.shape.len() > 1;
+        let mut types: Vec<WeightType> = plan.weights.iter().filter(is_matrix).map(|decl| decl.dtype).collect();
+        types.sort_by_key(WeightType::to_string);
+        types.dedup();
+        let failed = |e: gpu::GpuError| CompileError::Start { what: "the GPU".into(), why: e.to_string() };
+        let mut gpu = (self.open)().map_err(failed)?;
+        self_test::products(&mut *gpu, &types).map_err(failed)
     }
 }
 

@@ -65,6 +65,23 @@ pub struct Node {
     pub params: Vec<Word>,
     /// Threadgroups.
     pub grid: [Extent; 3],
+    /// Another kernel with the same slots and parameters, for many rows.
+    pub many: Option<Many>,
+}
+
+/// A kernel that takes the place of a dispatch's own from so many rows on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Many {
+    /// Which rows are counted.
+    pub rows: Rows,
+    /// From how many on.
+    pub from: usize,
+    /// Index of its unit.
+    pub unit: usize,
+    /// Threadgroups.
+    pub grid: [Extent; 3],
+    /// Threads of a threadgroup.
+    pub threads: u32,
 }
 
 /// What a step fills in.
@@ -119,11 +136,14 @@ impl Node {
         words: &mut Vec<u32>,
         list: &mut List,
     ) -> bool {
-        let grid = self.grid.map(|extent| extent.count(counts));
+        let many = self.many.filter(|many| counts.of(many.rows) >= many.from as u64);
+        let (unit, grid, threads) =
+            many.map_or((self.unit, self.grid, THREADS), |many| (many.unit, many.grid, many.threads));
+        let grid = grid.map(|extent| extent.count(counts));
         if grid.contains(&0) {
             return false;
         }
-        list.cmds.push(Cmd::Pipe(pipes[self.unit]));
+        list.cmds.push(Cmd::Pipe(pipes[unit]));
         for &(slot, place, used) in &self.binds {
             let span = match place {
                 Place::Fixed(span) => span,
@@ -138,7 +158,7 @@ impl Node {
             Word::Each(rows, each) => (counts.of(rows) * u64::from(each)) as u32,
         }));
         list.params(self.params_slot, words);
-        list.cmds.push(Cmd::Groups { grid, threads: THREADS });
+        list.cmds.push(Cmd::Groups { grid, threads });
         true
     }
 
@@ -219,7 +239,15 @@ mod tests {
         let node = |(i, &(reads, writes)): (usize, &(&[u64], &[u64]))| {
             let reads = reads.iter().map(|word| (0, span(word), Use::Read));
             let binds = reads.chain(writes.iter().map(|word| (0, span(word), Use::Write))).collect();
-            Node { op: "test", unit: i, binds, params_slot: 0, params: Vec::new(), grid: [Extent::Is(1); 3] }
+            Node {
+                op: "test",
+                unit: i,
+                binds,
+                params_slot: 0,
+                params: Vec::new(),
+                grid: [Extent::Is(1); 3],
+                many: None,
+            }
         };
         uses.iter().enumerate().map(node).collect()
     }

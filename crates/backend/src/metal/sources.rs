@@ -45,6 +45,7 @@ sources! {
     GATED_ACT = "gated_act.metal";
     GATED_LINEAR = "gated_linear.metal";
     GATED_NORM = "gated_norm.metal";
+    HEADS = "heads.metal";
     HEAD_LINEAR = "head_linear.metal";
     HEAD_NORM = "head_norm.metal";
     JOIN_HEADS = "join_heads.metal";
@@ -125,7 +126,11 @@ mod tests {
     #[test]
     fn a_joined_source_has_each_header_once_and_includes_nothing() {
         for t in WeightType::ALL {
-            let unit = unit(LINEAR, "linear", &of_type(t));
+            let unit = unit(
+                LINEAR,
+                "linear",
+                &[of_type(t), vec![("N_PARTS", "1".into()), ("BIASES", "0".into()), ("TILED", "1".into())]].concat(),
+            );
             assert_eq!(unit.source.matches("#include").count(), 1, "{t}: metal_stdlib only");
             assert_eq!(unit.source.matches("struct Row {").count(), 1, "{t}");
             assert_eq!(unit.source.matches("inline float row_dot(").count(), 1, "{t}");

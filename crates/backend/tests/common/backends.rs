@@ -6,8 +6,8 @@ use std::sync::Arc;
 use backend::Backend;
 use backend::cpu::{CacheType, Cpu, Isa};
 use backend::cuda::{self, Cuda};
-use backend::metal::Metal;
 use backend::metal::gpu::{Gpu, GpuError};
+use backend::metal::{Metal, Tuning};
 use backend::reference::Reference;
 use backend::residency::Policy;
 use metal_sim::{Options, Sim};
@@ -37,6 +37,8 @@ pub struct Row {
     pub not_yet: &'static [&'static str],
     /// Maximum number of tokens of a case that are run, in whole steps: a simulated device takes long.
     pub tokens: usize,
+    /// A simulated device, which runs a sample of the cases.
+    pub is_simulated: bool,
 }
 
 /// The most that an op's output may be off: the norm of a row's difference over the norm of the row.
@@ -75,7 +77,18 @@ pub enum Quantised {
 pub fn rows() -> Vec<Row> {
     let row = |name: &str, backend: Shared, ops: Ops, logits| {
         let model = if ops.only_cached { None } else { Some(2e-5) };
-        Row { name: name.into(), backend, twin: None, ops, logits, model, cut: 0.0, not_yet: &[], tokens: usize::MAX }
+        Row {
+            name: name.into(),
+            backend,
+            twin: None,
+            ops,
+            logits,
+            model,
+            cut: 0.0,
+            not_yet: &[],
+            tokens: usize::MAX,
+            is_simulated: false,
+        }
     };
     let exact = Ops { plain: 0.0, weight: |_| 0.0, cached: 0.0, only_cached: false };
     let ops = Ops { plain: CPU_PLAIN, weight: cpu_weight, cached: 3e-6, only_cached: false };
@@ -154,6 +167,7 @@ fn cuda_rows() -> Vec<Row> {
             cut: 3e-2,
             not_yet: &[],
             tokens: usize::MAX,
+            is_simulated: false,
         })
     };
     let ops = Ops { plain: 1e-5, weight: cuda_weight, cached: 1e-5, only_cached: false };
@@ -174,7 +188,7 @@ pub fn simulated(cache: CacheType, options: Options) -> Option<Metal> {
         Ok(sim) => Ok(Box::new(sim) as Box<dyn Gpu>),
         Err(why) => Err(GpuError::Lost(format!("{why:#}"))),
     };
-    Some(Metal { open: Arc::new(open), cache, maps_weights: false })
+    Some(Metal { open: Arc::new(open), cache, maps_weights: false, tuning: Tuning::default() })
 }
 
 /// `MOEBIUS_WIDE` asks for more than there is time for at each change.
@@ -185,7 +199,9 @@ pub fn wide() -> bool {
 /// The Metal backend on a simulated GPU, in both types of cache. Activations are f32 throughout.
 pub fn metal_rows() -> Vec<Row> {
     let row = |name: &str, cache, ops| {
-        let backend: Shared = Arc::new(simulated(cache, Options::default())?);
+        // Small matrices too take the forms of large ones.
+        let tuning = Tuning { many: 5, ..Tuning::default() };
+        let backend: Shared = Arc::new(Metal { tuning, ..simulated(cache, Options::default())? });
         Some(Row {
             name: name.into(),
             backend,
@@ -193,9 +209,10 @@ pub fn metal_rows() -> Vec<Row> {
             ops,
             logits: None,
             model: Some(2e-5),
-            cut: 0.0,
+            cut: 2e-5,
             not_yet: &[],
-            tokens: if wide() { usize::MAX } else { 80 },
+            tokens: if wide() { usize::MAX } else { 40 },
+            is_simulated: true,
         })
     };
     let ops = Ops { plain: 1e-5, weight: |_| 1e-5, cached: 1e-5, only_cached: false };
