@@ -15,6 +15,7 @@ mod load;
 mod machine;
 mod memory;
 mod out;
+mod routes;
 mod serve;
 mod show;
 mod trial;

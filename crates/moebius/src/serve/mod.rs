@@ -93,6 +93,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     let id = args.alias.clone().unwrap_or_else(|| model_name(args.model.model.as_deref()));
     let session = load::start_with(model, &setup)?;
     let summary = summary(&session);
+    session.placement.iter().for_each(|placement| tracing::info!("{placement}"));
     session.warning.iter().for_each(|warning| tracing::warn!("{warning}"));
     let sampling = session.sampling(&args.sampling)?;
     let limits = Places { parallel: session.sequences, queue: usize::from(args.max_queue) };
