@@ -109,13 +109,21 @@ pub struct StepArgs {
     /// Weights to copy into memory with pages of 2 MB
     #[arg(long, value_enum, default_value_t = CopyArg::Auto)]
     pub copy_weights: CopyArg,
-    /// Memory that the whole process stays below, weights included: 12G (powers of ten) or 12GiB (of two). What is
-    /// free, less a margin, when left out; then the system may evict weights
+    /// Memory that the whole process stays below, weights included: 12G (powers of ten) or 12GiB (of two). Experts that
+    /// do not fit are read from disk when they are wanted. What is free, less a margin, when left out; then the system
+    /// may evict weights
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub memory: Option<usize>,
-    /// Maximum number of tokens computed in one step
-    #[arg(short, long, value_name = "N", default_value_t = 512)]
-    pub batch: usize,
+    /// Maximum number of tokens computed in one step; 512 when left out, more where experts are read from disk
+    #[arg(short, long, value_name = "N")]
+    pub batch: Option<usize>,
+}
+
+impl StepArgs {
+    /// The maximum number of tokens of a step where all weights are in memory.
+    pub fn batch(&self) -> usize {
+        self.batch.unwrap_or(512)
+    }
 }
 
 /// Settings of the engine.
@@ -508,6 +516,9 @@ pub struct BenchArgs {
     /// Print the time of a step op by op
     #[arg(short, long)]
     pub verbose: bool,
+    /// Write the experts of every decoded token to a file, for `moebius plan --routes`
+    #[arg(long, value_name = "FILE")]
+    pub trace_experts: Option<PathBuf>,
     #[command(flatten)]
     pub step: StepArgs,
 }
@@ -559,6 +570,9 @@ pub struct PlanArgs {
     /// Print the plan as the architecture wrote it, before fusion
     #[arg(long)]
     pub unfused: bool,
+    /// Predict from recorded experts (`moebius bench --trace-experts`) how many are in memory under any budget
+    #[arg(long, value_name = "FILE")]
+    pub routes: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

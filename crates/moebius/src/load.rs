@@ -177,7 +177,8 @@ impl EngineSetup {
             return Ok(None);
         }
         let with = |slabs| Cpu { residency: Policy::Stream { slabs }, ..cpu };
-        let (cpu, fit) = memory::fit_streamed(with, &plan, &wish, budget)?;
+        let batch = self.step.batch.unwrap_or_else(|| memory::streamed_batch(&with(0), &plan, &wish, budget));
+        let (cpu, fit) = memory::fit_streamed(with, &plan, &Wish { batch, ..wish }, budget)?;
         let layout = cpu.layout(&plan);
         Ok(Some(Prepared { backend: Box::new(cpu), name: cpu_name(&cpu), plan, budget, fit, layout }))
     }
@@ -204,7 +205,7 @@ impl EngineSetup {
             sequences: self.sequences,
             fewer_will_do: self.fewer_will_do,
             cache_tokens: self.cache_tokens,
-            batch: self.step.batch,
+            batch: self.step.batch(),
         }
     }
 
@@ -231,7 +232,7 @@ impl EngineSetup {
         }
         let cpu = self.cpu(Policy::Mapped)?;
         let plan = cpu.lower(model.plan.clone())?;
-        let (budget, batch) = (Budget::new(self.step.memory, &plan, 0, None), self.step.batch);
+        let (budget, batch) = (Budget::new(self.step.memory, &plan, 0, None), self.step.batch());
         if memory::fit_whole(&cpu, &plan, batch, positions, budget).is_ok() {
             return Ok(None);
         }
@@ -612,7 +613,7 @@ impl Sequence {
                 let (backend, _) = setup.backend(&model.checkpoint, &model.plan)?;
                 let plan = backend.lower(model.plan.clone())?;
                 let budget = Budget::new(args.step.memory, &plan, 0, None);
-                let limits = memory::fit_whole(&*backend, &plan, args.step.batch, positions, budget)?;
+                let limits = memory::fit_whole(&*backend, &plan, args.step.batch(), positions, budget)?;
                 (backend, plan, limits)
             }
         };

@@ -18,6 +18,7 @@ mod machine;
 mod memory;
 mod out;
 mod quantize;
+mod routes;
 mod sampling;
 mod serve;
 mod show;

@@ -246,6 +246,24 @@ pub fn fit_streamed<B: Backend>(
     Ok((backend, Fit { limits, sequences, footprint }))
 }
 
+/// Tokens of a step where experts are streamed and nobody says: a prompt reads every expert that is not in memory once a
+/// step, so steps are as long as is had for a small part of the memory.
+pub fn streamed_batch(least: &dyn Backend, plan: &ValidPlan, wish: &Wish, budget: Budget) -> usize {
+    /// The part of what is left beside dense weights.
+    const SHARE: usize = 16;
+    let takes = |batch: usize| {
+        let limits = Limits { max_tokens: batch, max_outputs: 1, max_positions: batch, ..Limits::default() };
+        least.footprint(plan, limits)
+    };
+    let room = budget.room(&takes(1)).unwrap_or(0);
+    let longest = wish.ctx.unwrap_or(DEFAULT_CTX).min(plan.n_ctx_train.max(PAGE));
+    let fits = |&batch: &usize| {
+        let step = takes(batch).bytes(|part| matches!(part, Part::Activations | Part::Inputs | Part::Scratch));
+        batch <= longest && step <= room / SHARE
+    };
+    [4096, 2048, 1024].into_iter().find(fits).unwrap_or(wish.batch).max(wish.batch)
+}
+
 /// As many slabs as the budget holds beside everything else.
 fn fill<B: Backend>(with: impl Fn(usize) -> B, plan: &ValidPlan, limits: Limits, budget: Budget) -> (B, Footprint) {
     let slabs = |footprint: &Footprint| footprint.bytes(|part| matches!(part, Part::Weights(_, Residency::Streamed)));

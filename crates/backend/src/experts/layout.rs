@@ -122,6 +122,13 @@ impl Layout {
         }
     }
 
+    /// The same experts with as many slabs as `bytes` hold.
+    pub fn resized(&self, bytes: usize) -> Layout {
+        let mut layout = self.clone();
+        layout.share(bytes);
+        layout
+    }
+
     /// Bytes of all slabs.
     pub fn slab_bytes(&self) -> usize {
         self.classes.iter().fold(0, |sum: usize, c| sum.saturating_add(c.slab_bytes.saturating_mul(c.n_slabs)))

@@ -3,11 +3,12 @@
 //! The matrices of an expert (gate, up and down with their planes) are a *unit*, read as a whole into a *slab* of
 //! memory. [`layout`] says from the plan how large slabs are and how many fit. [`store`] decides which expert has which
 //! slab; it knows no bytes, so that it can be tested and simulated alone. [`reader`] fills slabs on threads of its own,
-//! from a [`source`]. [`Streams`] joins them for a backend that computes in host memory. Nothing here knows ops or
+//! from a [`source`]. [`simulate`] says what all this will do. [`Streams`] joins them for a backend that computes in host memory. Nothing here knows ops or
 //! kernels.
 
 pub mod layout;
 mod reader;
+pub mod simulate;
 pub mod source;
 pub mod store;
 mod streams;
@@ -35,4 +36,24 @@ pub struct StreamStats {
     pub bytes: u64,
     /// Time in which nothing could be computed, because an expert had not come.
     pub waited: Duration,
+}
+
+impl StreamStats {
+    /// What was done since `before`.
+    pub fn since(self, before: StreamStats) -> StreamStats {
+        StreamStats {
+            wanted: self.wanted - before.wanted,
+            hits: self.hits - before.hits,
+            coming: self.coming - before.coming,
+            prefetched: self.prefetched - before.prefetched,
+            bytes: self.bytes - before.bytes,
+            waited: self.waited - before.waited,
+            ..self
+        }
+    }
+
+    /// Share of the wanted experts that were in memory.
+    pub fn hit_rate(self) -> f64 {
+        self.hits as f64 / self.wanted.max(1) as f64
+    }
 }

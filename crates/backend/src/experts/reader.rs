@@ -187,9 +187,12 @@ impl Readers {
         }
     }
 
-    /// Takes what was done since the last call.
+    /// Takes what was done since the last call; `each` may request more.
     pub fn poll(&self, mut each: impl FnMut(Done)) {
-        self.shared.locked().done.drain(..).for_each(&mut each);
+        let next = || self.shared.locked().done.pop();
+        while let Some(done) = next() {
+            each(done);
+        }
     }
 
     /// Waits until something is done, or for `time`.

@@ -34,6 +34,18 @@ pub enum Waiting {
     Interrupted,
 }
 
+/// Where the units of every layer lie.
+///
+/// # Errors
+/// The checkpoint does not hold what the plan wants.
+pub fn layer_files(plan: &Plan, checkpoint: &Checkpoint, layout: &Layout) -> Result<Vec<LayerFiles>, CompileError> {
+    let files = layout.layers.iter().map(|layer| {
+        let of = |i: usize| weights::matrix_extents(checkpoint, plan.weight(layer.weights[i]));
+        Ok(LayerFiles { extents: [of(0)?, of(1)?, of(2)?], rooms: layer.rooms })
+    });
+    files.collect()
+}
+
 /// The slabs of a program, and what fills them.
 pub struct Streams {
     store: Store,
@@ -69,11 +81,7 @@ impl Streams {
         }
         let sizes = layout.classes.iter().flat_map(|class| std::iter::repeat_n(class.slab_bytes, class.n_slabs));
         let slabs = Arc::new(Slabs::new(sizes, BLOCK)?);
-        let files = layout.layers.iter().map(|layer| {
-            let of = |i: usize| weights::matrix_extents(checkpoint, plan.weight(layer.weights[i]));
-            Ok(LayerFiles { extents: [of(0)?, of(1)?, of(2)?], rooms: layer.rooms })
-        });
-        let files = Arc::new(files.collect::<Result<Vec<_>, CompileError>>()?);
+        let files = Arc::new(layer_files(plan, checkpoint, &layout)?);
         let source = source.unwrap_or_else(|| Arc::new(Files::new(Arc::clone(checkpoint))));
         let names: Vec<String> = checkpoint.files().iter().map(|file| file.path().display().to_string()).collect();
         let readers = Readers::new(source.clone(), names.clone(), files.clone(), slabs.clone())?;

@@ -10,16 +10,17 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use backend::{OpTime, PAGE};
 use engine::sampler::SamplerParams;
-use engine::scheduler::{EventKind, Events, Request, Usage};
+use engine::scheduler::{EventKind, Events, Request, Stats, Usage};
 use indicatif::ProgressStyle;
 use serde::Serialize;
 
-use crate::answer::{Interrupt, generate};
+use crate::answer::{Interrupt, generate, streamed_summary};
 use crate::args::{BackendKind, BenchArgs, BenchFormat, CacheArg, CopyArg};
 use crate::compare::mean_and_deviation;
 use crate::load::{self, EngineSetup, Session};
 use crate::machine::{self, Bandwidth};
 use crate::out::{self, Out, note, say};
+use crate::routes::Trace;
 use crate::version;
 
 /// One line of the table.
@@ -85,9 +86,9 @@ struct LlamaBench {
 pub fn run(args: &BenchArgs) -> Result<()> {
     ensure!(args.repetitions > 0, "bench: 0 repetitions measure nothing");
     ensure!(
-        args.parallel.iter().all(|n| (1..=args.step.batch).contains(n)),
+        args.parallel.iter().all(|n| (1..=args.step.batch()).contains(n)),
         "bench: 1 to {} sequences can decode together",
-        args.step.batch
+        args.step.batch()
     );
     if args.model.is_empty() {
         note!("{}", crate::embedded::notice());
@@ -103,6 +104,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     }
     let interrupt = Interrupt::install()?;
     let mut table = Table::new(args.output);
+    let mut trace: Option<Trace> = None;
     for (path, &threads) in models.iter().flat_map(|path| threads.iter().map(move |threads| (*path, threads))) {
         let mut bandwidth = Bandwidth::new(threads);
         // What the host's memory gives limits the CPU alone.
@@ -125,7 +127,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
             threads: Some(threads),
             // Whole pages, and one more: a sequence starts when a page beyond those it needs is free.
             ctx: Some(
-                (longest + deepest + steps_to_start(parallel, args.step.batch) + 2).next_multiple_of(PAGE) + PAGE,
+                (longest + deepest + steps_to_start(parallel, args.step.batch()) + 2).next_multiple_of(PAGE) + PAGE,
             ),
             backend: args.backend,
             step: args.step,
@@ -137,13 +139,19 @@ pub fn run(args: &BenchArgs) -> Result<()> {
             requests_bytes: 0,
             resident_bytes: None,
         };
-        let session = load::start_with(model, &setup)?;
+        let mut session = load::start_with(model, &setup)?;
+        session.engine.set_interrupt(interrupt.flag());
+        bar.suspend(|| session.placement.iter().for_each(|placement| note!("{placement}")));
+        if args.trace_experts.is_some() {
+            trace.get_or_insert_with(|| Trace::new(session.engine.routers()));
+        }
         let load_ms = start.elapsed().as_secs_f64() * 1e3;
         bar.suspend(|| {
             let (n, size) = (machine::count(session.n_params), machine::bytes(session.size_bytes));
             note!("{}: {n} parameters, {size}, ready in {load_ms:.1} ms", name(path, &session));
         });
-        let mut bench = Bench { session, interrupt: &interrupt, unused: DEPTHS, is_traced: false };
+        let trace = trace.as_mut();
+        let mut bench = Bench { session, interrupt: &interrupt, unused: DEPTHS, is_traced: false, trace };
         for &depth in &args.depth {
             let prompts = args.n_prompt.iter().filter(|&&n| n > 0).map(|&n| (n, 0, 1));
             let gens = args.n_gen.iter().filter(|&&n| n > 0);
@@ -155,6 +163,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
                 bar.tick();
                 let mut samples = Vec::with_capacity(args.repetitions);
                 bench.warm_up(&test)?;
+                let before = bench.session.engine.stats();
                 if n_gen > 0 && on_cpu {
                     bandwidth.measure()?;
                 }
@@ -170,6 +179,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
                 }
                 let run = Run { args, path, threads, load_ms };
                 table.print(&row(&bench.session, &test, &run, &mut bandwidth, &samples))?;
+                bar.suspend(|| note_streamed(&before, &bench.session.engine.stats()));
                 if args.verbose {
                     bench.print_times(&test)?;
                 }
@@ -177,6 +187,9 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         }
     }
     bar.finish_and_clear();
+    if let (Some(path), Some(trace)) = (&args.trace_experts, &trace) {
+        trace.write(path)?;
+    }
     table.finish()
 }
 
@@ -184,6 +197,13 @@ pub fn run(args: &BenchArgs) -> Result<()> {
 fn name(path: Option<&Path>, session: &Session) -> String {
     let file = path.and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
     file.unwrap_or_else(|| session.description.clone())
+}
+
+/// What streaming did between two moments, where experts are streamed.
+fn note_streamed(before: &Stats, after: &Stats) {
+    if let (Some(from), Some(to)) = (before.streamed, after.streamed) {
+        note!("{}", streamed_summary(&to.since(from), after.tokens - before.tokens));
+    }
 }
 
 /// Upper bound on the steps until every sequence has produced a token, given cached prompts.
@@ -249,6 +269,8 @@ struct Bench<'a> {
     unused: u64,
     /// Whether ops are timed during a measurement.
     is_traced: bool,
+    /// What decoded tokens chose, where that is wanted.
+    trace: Option<&'a mut Trace>,
 }
 
 impl Bench<'_> {
@@ -286,7 +308,8 @@ impl Bench<'_> {
         let preemptions = self.session.engine.stats().preemptions;
         let mut ids = Vec::with_capacity(test.parallel);
         for i in 0..test.parallel as u64 {
-            let request = request(self.text(i, test.depth.max(1)), n_gen);
+            let mut request = request(self.text(i, test.depth.max(1)), n_gen);
+            request.routing = self.trace.is_some();
             ids.push(self.session.engine.submit(request)?);
         }
         let measured = self.time_steps(test);
@@ -370,7 +393,12 @@ impl Bench<'_> {
         let mut tokens = 0;
         for event in events.iter() {
             match event.kind {
-                EventKind::Token { .. } => tokens += 1,
+                EventKind::Token { routing, .. } => {
+                    tokens += 1;
+                    if let (Some(trace), Some(ids)) = (&mut self.trace, routing) {
+                        trace.tokens.push(ids.to_vec());
+                    }
+                }
                 EventKind::Failed(error) => return Err(error.clone().into()),
                 EventKind::Done { .. } | EventKind::Embedding(_) | EventKind::Prompt { .. } => {}
             }
@@ -456,8 +484,8 @@ fn llama(s: &Session, test: &Test, run: &Run<'_>, samples: &[Measured], (avg_ts,
         model_type: s.short_name(),
         model_size: s.size_bytes,
         model_n_params: s.n_params,
-        n_batch: step.batch,
-        n_ubatch: step.batch,
+        n_batch: step.batch(),
+        n_ubatch: step.batch(),
         n_threads: run.threads,
         type_k: cache,
         type_v: cache,

@@ -55,8 +55,10 @@ pub fn run(args: &ChatArgs) -> Result<()> {
         bail!("chat: the model has no chat template: name one with --chat-template-file, or use `moebius run --raw`");
     }
     chat.session.think = args.template.think.map(|switch| switch == Switch::On);
+    chat.session.placement.iter().filter(|_| !args.quiet).for_each(|placement| note!("{placement}"));
     chat.session.warning.iter().for_each(|warning| note!("warning: {warning}"));
     let interrupt = Interrupt::install()?;
+    chat.session.engine.set_interrupt(interrupt.flag());
     let mut lines = Lines::new(COMMANDS, terminal && !args.no_history)?;
     if terminal && !args.quiet {
         note!("/help lists the commands");

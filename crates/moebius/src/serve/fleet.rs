@@ -279,6 +279,7 @@ impl Fleet {
         let model = load::open(Some(path))?.with_template(loader.template.as_deref())?;
         let Some(setup) = self.make_room(loader, &model)? else { return Ok(None) };
         let session = load::start_with(model, &setup)?;
+        session.placement.iter().for_each(|placement| tracing::info!(model = id, "{placement}"));
         session.warning.iter().for_each(|warning| tracing::warn!(model = id, "{warning}"));
         let sampling = session.sampling(&loader.sampling)?;
         let held = session.footprint.total() + memory::later_bytes(session.n_vocab);

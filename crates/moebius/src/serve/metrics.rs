@@ -92,6 +92,17 @@ impl Metrics {
             stats.preemptions += of.preemptions;
             stats.running += of.running;
             stats.waiting += of.waiting;
+            if let Some(of) = of.streamed {
+                let all = stats.streamed.get_or_insert_default();
+                all.n_slabs += of.n_slabs;
+                all.n_experts += of.n_experts;
+                all.wanted += of.wanted;
+                all.hits += of.hits;
+                all.coming += of.coming;
+                all.prefetched += of.prefetched;
+                all.bytes += of.bytes;
+                all.waited += of.waited;
+            }
             stats.pages.total += of.pages.total;
             stats.pages.free += of.pages.free;
             stats.pages.cached += of.pages.cached;
@@ -116,6 +127,23 @@ impl Metrics {
         for (name, value, about) in counters {
             head(&mut out, name, "counter", about);
             line(&mut out, format_args!("{name} {value}"));
+        }
+        if let Some(streamed) = stats.streamed {
+            let micros = streamed.waited.as_micros() as f64 / 1e6;
+            let counters = [
+                ("moebius_experts_wanted_total", streamed.wanted as f64, "Experts that steps wanted."),
+                ("moebius_experts_hit_total", streamed.hits as f64, "Those that were in memory."),
+                ("moebius_experts_coming_total", streamed.coming as f64, "Those that a prefetch was reading."),
+                ("moebius_experts_prefetched_total", streamed.prefetched as f64, "Experts that were prefetched."),
+                ("moebius_experts_read_bytes_total", streamed.bytes as f64, "Bytes of experts read from disk."),
+                ("moebius_experts_waited_seconds_total", micros, "Time in which steps waited for experts."),
+            ];
+            for (name, value, about) in counters {
+                head(&mut out, name, "counter", about);
+                line(&mut out, format_args!("{name} {value}"));
+            }
+            head(&mut out, "moebius_expert_slabs", "gauge", "Experts that memory holds at a time.");
+            line(&mut out, format_args!("moebius_expert_slabs {}", streamed.n_slabs));
         }
         let pages = stats.pages;
         head(&mut out, "moebius_kv_pages", "gauge", "Pages of the cache by state.");
@@ -173,7 +201,19 @@ fn line(out: &mut String, text: std::fmt::Arguments<'_>) {
 
 #[cfg(test)]
 mod tests {
+    use backend::StreamStats;
+
     use super::*;
+
+    #[test]
+    fn streamed_experts_are_counted_where_there_are_any() {
+        let streamed = StreamStats { bytes: 5, waited: Duration::from_millis(1500), ..StreamStats::default() };
+        let text = Metrics::default().text(&[("a", Stats { streamed: Some(streamed), ..Stats::default() })]);
+        for expected in ["moebius_experts_read_bytes_total 5\n", "moebius_experts_waited_seconds_total 1.5\n"] {
+            assert!(text.contains(expected), "{expected}{text}");
+        }
+        assert!(!Metrics::default().text(&[("a", Stats::default())]).contains("moebius_expert"));
+    }
 
     #[test]
     fn the_text_is_what_prometheus_reads() {

@@ -122,6 +122,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
             let id = args.alias.clone().unwrap_or_else(|| model_name(path));
             let session = load::start_with(model, &setup)?;
             let summary = summary(&session);
+            session.placement.iter().for_each(|placement| tracing::info!("{placement}"));
             session.warning.iter().for_each(|warning| tracing::warn!("{warning}"));
             let sampling = session.sampling(&args.sampling)?;
             let places = Places { parallel: session.sequences, ..places };

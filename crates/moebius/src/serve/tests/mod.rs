@@ -44,8 +44,13 @@ impl Server {
     }
 
     pub fn with_keys(parallel: usize, queue: usize, keys: Keys) -> Server {
-        let step =
-            StepArgs { isa: None, cache_type: CacheArg::F16, copy_weights: CopyArg::Auto, memory: None, batch: 256 };
+        let step = StepArgs {
+            isa: None,
+            cache_type: CacheArg::F16,
+            copy_weights: CopyArg::Auto,
+            memory: None,
+            batch: Some(256),
+        };
         let setup = EngineSetup {
             threads: Some(1),
             ctx: Some(512),
