@@ -46,10 +46,7 @@ fn the_door_names_what_is_wrong() {
     let base = || Request::new(prompt(1, 10));
     let cases = [
         (Request::new(vec![]), "the prompt is empty"),
-        (
-            Request::new(prompt(1, 96)),
-            "the prompt has 96 tokens and needs a context of 97 (4 pages of cache); the context is 96 (3 pages)",
-        ),
+        (Request::new(prompt(1, 96)), "the prompt has 96 tokens and needs a context of 97; the context is 96"),
         (Request::new(vec![1, n_vocab]), "prompt token 1 has id 30, the vocabulary has 30"),
         (Request { stop_tokens: vec![n_vocab + 7], ..base() }, "stop token 0 has id 37, the vocabulary has 30"),
         (Request { stop_strings: vec![String::new()], ..base() }, "stop string 0 is empty"),

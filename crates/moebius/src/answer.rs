@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
 use backend::StreamStats;
-use engine::scheduler::{Engine, EventKind, Events, FinishReason, Request, Usage};
+use engine::scheduler::{Engine, Error, EventKind, Events, FinishReason, Request, Usage};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::machine;
@@ -79,7 +79,10 @@ pub fn generate(
 ) -> Result<Answer> {
     interrupt.clear();
     let n_prompt = request.tokens.len();
-    let id = engine.submit(request)?;
+    let id = engine.submit(request).map_err(|error| match error {
+        Error::PromptTooLong { needed, .. } => anyhow!("{error} (--ctx {needed} and more has room for an answer)"),
+        error => error.into(),
+    })?;
     let (begin, before) = (Instant::now(), engine.stats().tokens);
     let (mut bar, mut is_answering): (Option<ProgressBar>, bool) = (None, false);
     let mut events = Events::new();

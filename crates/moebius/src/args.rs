@@ -51,6 +51,7 @@ pub enum Command {
     /// Write a GGUF file of smaller weight types
     Quantize(QuantizeArgs),
     /// List the models that Hugging Face's, LM Studio's and Ollama's programs have fetched to this machine
+    #[command(aliases = ["list", "ls"])]
     Models(ModelsArgs),
     /// List the GPUs that can compute, or say why one cannot
     Devices,
@@ -190,7 +191,7 @@ pub enum CacheArg {
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
     /// Temperature; 0 always takes the likeliest token
-    #[arg(long, visible_alias = "temp", value_name = "T")]
+    #[arg(long, visible_alias = "temp", value_name = "T", value_parser = parse_temperature)]
     pub temperature: Option<f32>,
     /// Width of the dynamic temperature range, 0 is off
     #[arg(long, value_name = "R")]
@@ -302,6 +303,14 @@ fn parse_origin(text: &str) -> Result<String, String> {
     match text == "*" || host.is_some_and(is_host) {
         true => Ok(text.into()),
         false => Err(format!("{text} is no origin, e.g. https://example.com or http://localhost:3000, or * for any")),
+    }
+}
+
+/// A number from 0 on.
+fn parse_temperature(text: &str) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(value) if value >= 0.0 => Ok(value),
+        _ => Err("it must be a number from 0 on; 0 always takes the likeliest token".into()),
     }
 }
 

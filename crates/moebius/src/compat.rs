@@ -133,6 +133,12 @@ const TABLE: &[Foreign] = &[
         Takes::Nothing,
         Refused("use `moebius chat`"),
     ),
+    row(
+        &["--chat-template"],
+        RUNS,
+        Value,
+        Refused("the model's own is used; another one comes from a file, with --chat-template-file FILE"),
+    ),
     row(&["--jinja"], RUNS, Takes::Nothing, Nothing(ALWAYS)),
     row(&["--no-jinja"], RUNS, Takes::Nothing, Nothing("the model's template is always used: see --raw")),
     row(

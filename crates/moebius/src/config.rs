@@ -58,9 +58,9 @@ pub fn settle(command: Command, mut args: Vec<OsString>) -> Result<(Command, Vec
     };
     let named = given.try_get_one::<PathBuf>("config").ok().flatten().cloned();
     let path = match named {
-        // An empty name is none.
-        Some(path) if path.as_os_str().is_empty() => return Ok((command, args)),
         Some(path) => path,
+        // An empty name is none.
+        None if is_empty("MOEBIUS_CONFIG") => return Ok((command, args)),
         None => match usual_path().filter(|path| path.exists()) {
             Some(path) => path,
             None => return Ok((command, args)),
@@ -114,7 +114,8 @@ fn with_environment(command: Command) -> Command {
     let with = |arg: Arg| {
         let Some(long) = arg.get_long() else { return arg };
         let name = format!("MOEBIUS_{}", long.replace('-', "_").to_uppercase());
-        let arg = arg.env(name).hide_env(true);
+        // A variable without a value sets nothing.
+        let arg = if is_empty(&name) { arg } else { arg.env(name).hide_env(true) };
         match arg.get_action() {
             ArgAction::SetTrue => arg.value_parser(BoolishValueParser::new()),
             _ => arg,
@@ -123,6 +124,11 @@ fn with_environment(command: Command) -> Command {
     let names: Vec<String> = command.get_subcommands().map(|sub| sub.get_name().to_string()).collect();
     let command = command.mut_args(with);
     names.into_iter().fold(command, |command, name| command.mut_subcommand(name, |sub| sub.mut_args(with)))
+}
+
+/// Whether a variable is there and holds nothing.
+fn is_empty(name: &str) -> bool {
+    std::env::var_os(name).is_some_and(|value| value.is_empty())
 }
 
 /// The argument of a flag.

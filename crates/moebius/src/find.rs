@@ -100,6 +100,11 @@ fn resolve_in(path: &Path, caches: &Caches) -> Result<PathBuf> {
         return only_gguf(path);
     }
     if path.exists() {
+        let is_part = path.extension().is_some_and(|e| e == "safetensors" || e == "json");
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        if is_part && !folder.join("config.json").exists() {
+            bail!("open {}: it is a part of a model folder, and there is no config.json beside it", path.display());
+        }
         return Ok(path.to_path_buf());
     }
     let name = path.to_string_lossy();

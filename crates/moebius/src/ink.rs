@@ -47,6 +47,8 @@ pub struct Ink {
     /// The word that is not complete yet, with its styles, and its width.
     word: String,
     word_width: usize,
+    /// Part of it is written: it is longer than a line, and the terminal cuts it.
+    is_cut: bool,
     /// Blanks before it.
     blanks: usize,
     style: Style,
@@ -64,6 +66,7 @@ impl Ink {
             marks: None,
             word: String::new(),
             word_width: 0,
+            is_cut: false,
             blanks: 0,
             style: Style::default(),
             fence: false,
@@ -194,17 +197,23 @@ impl Ink {
         escape(c, &mut self.word);
         self.word_width += c.width().unwrap_or(0);
         if self.word_width > self.width {
-            self.end_word(out);
+            self.write_word(out);
+            self.is_cut = true;
         }
     }
 
     fn end_word(&mut self, out: &mut String) {
+        self.write_word(out);
+        self.is_cut = false;
+    }
+
+    fn write_word(&mut self, out: &mut String) {
         if self.word_width == 0 {
             out.push_str(&std::mem::take(&mut self.word));
             return;
         }
         let fits = self.column + self.blanks + self.word_width < self.width;
-        if !fits && self.column > self.indent {
+        if !fits && !self.is_cut && self.column > self.indent {
             out.push('\n');
             out.extend(std::iter::repeat_n(' ', self.indent));
             self.column = self.indent;

@@ -27,6 +27,7 @@ mod version;
 
 use std::process::ExitCode;
 
+use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches};
 
 use args::{Cli, Command};
@@ -36,6 +37,7 @@ use args::{Cli, Command};
 static ALLOCATOR: backend::meter::Meter = backend::meter::Meter;
 
 fn main() -> ExitCode {
+    let typed: Vec<String> = std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()).collect();
     let translated = match compat::translate(std::env::args_os()) {
         Ok(translated) => translated,
         Err(why) => {
@@ -52,7 +54,7 @@ fn main() -> ExitCode {
     };
     let cli = match command.try_get_matches_from(args).and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
-        Err(said) => return explain(&said),
+        Err(said) => return explain(&said, &typed),
     };
     translated.notes.iter().for_each(|note| out::note!("moebius: {note}"));
     let result = match &cli.command {
@@ -78,13 +80,30 @@ fn main() -> ExitCode {
 }
 
 /// Help and the version on stdout, mistakes of the command line on stderr.
-fn explain(said: &clap::Error) -> ExitCode {
+fn explain(said: &clap::Error, typed: &[String]) -> ExitCode {
     let code = ExitCode::from(u8::try_from(said.exit_code()).unwrap_or(2));
     match said.print() {
         // Nobody hears about the mistake, but that there was one.
-        _ if said.use_stderr() => code,
+        _ if said.use_stderr() => {
+            hint(said.kind(), typed).iter().for_each(|hint| out::note!("{hint}"));
+            code
+        }
         Ok(()) => end(out::flush(), code),
         Err(error) => end(Err(out::at_stdout(error).into()), code),
+    }
+}
+
+/// What somebody may have meant who knows other programs.
+fn hint(kind: ErrorKind, typed: &[String]) -> Option<String> {
+    let first = typed.get(1)?;
+    match kind {
+        _ if first.starts_with('-') => Some(
+            "the command comes first: moebius run -m FILE \"Hello\", moebius chat -m FILE, moebius serve -m FILE"
+                .into(),
+        ),
+        ErrorKind::InvalidSubcommand => Some(format!("to have a prompt answered: moebius run {first:?}")),
+        ErrorKind::UnknownArgument if first == "run" => Some("a prompt of several words stands in quotes".into()),
+        _ => None,
     }
 }
 

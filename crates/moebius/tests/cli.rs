@@ -221,6 +221,11 @@ fn folders_are_models() {
     let text = text_of(path);
     assert!(!text.is_empty());
     assert_eq!(text_of(folder.path().join("config.json").to_str().expect("UTF-8")), text);
+    // It has no template: what that means is said.
+    let err = say(&["run", "-m", path, "--system", "Be brief.", "-n", "1", "hello"]);
+    assert!(err.contains("the model has no chat template: --system is left out"), "{err}");
+    let err = say(&["chat", "-m", path]);
+    assert!(err.contains("name one with --chat-template-file"), "{err}");
     let report = json(&["inspect", path, "--json", "--tensors"], "");
     assert_eq!((report["kind"].as_str(), report["runs"].as_bool()), (Some("safetensors folder"), Some(true)));
     assert_eq!(
@@ -335,6 +340,13 @@ fn mistakes_are_named() {
         (&["run", "-m", "no-such-model:1b", "hi"], "`ollama pull no-such-model:1b` fetches it"),
         (&["run", "-m", "no/such-model", "hi"], "`hf download no/such-model` fetches it"),
         (&["logits", "--tokens", "9999"], "9999"),
+        (&["run", "  "], "the prompt is empty"),
+        (&["run", "hello", "world"], "a prompt of several words stands in quotes"),
+        (&["run", "hi", "--temp", "-1"], "it must be a number from 0 on"),
+        (&["run", "hi", "-c", "8"], "needs a context of"),
+        (&["run", "hi", "--chat-template", "chatml"], "--chat-template-file FILE"),
+        (&["-m", "x.gguf"], "the command comes first: moebius run -m FILE"),
+        (&["hello"], "moebius run \"hello\""),
         (&["logits", "--golden", junk], "junk.gguf"),
         (&["run", "hi", "--logit-bias", "five"], "ID=BIAS"),
         (&["run", &"hat ".repeat(5000), "--ctx", "256"], "256"),
@@ -625,6 +637,28 @@ fn errors_do_not_repeat_themselves() {
         assert_eq!(String::from_utf8_lossy(&output.stderr), expected, "{args:?}");
         assert_eq!(output.status.code(), Some(1));
     }
+}
+
+#[test]
+fn a_context_beyond_training_is_warned_of() {
+    let say = |ctx: &str| moebius(&["run", "hi", "-n", "1", "-c", ctx], "").stderr;
+    let (beyond, within) = (say("4096"), say("512"));
+    let warning = "the context of 4096 is beyond the 1024 that the model was trained with";
+    assert!(String::from_utf8_lossy(&beyond).contains(warning), "{}", String::from_utf8_lossy(&beyond));
+    assert!(!String::from_utf8_lossy(&within).contains("is beyond the"), "{}", String::from_utf8_lossy(&within));
+}
+
+/// On a terminal the bench says what it measures, in a line that holds no empty bar.
+#[cfg(target_os = "linux")]
+#[test]
+fn the_bench_tells_its_progress() {
+    let command = format!("{} bench -p 0 -n 4 -r 2 -t 1", env!("CARGO_BIN_EXE_moebius"));
+    // A terminal of its own.
+    let mut script = Command::new("script");
+    script.args(["-qec", &command, "/dev/null"]).env("MOEBIUS_CONFIG", "").env("TERM", "xterm").stdin(Stdio::null());
+    let Ok(output) = script.output() else { return fixtures::skip("script, which util-linux has") };
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("tg4 with 1 threads") && !text.contains("0/0"), "{text}");
 }
 
 #[test]

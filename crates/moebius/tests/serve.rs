@@ -513,3 +513,40 @@ fn a_socket_can_be_handed_over() {
     assert_eq!(server.address, address);
     assert!(server.is_well());
 }
+
+/// What lm-eval's multiple choice rests on: a server's log-probabilities of a prompt are those of `moebius logits`.
+#[test]
+fn log_probabilities_of_prompts_are_those_of_the_logits() {
+    let server = Server::start(&[]);
+    let ids = [1u32, 40, 200, 7, 900, 33, 512, 64, 5, 77];
+    let list = ids.map(|id| id.to_string()).join(",");
+    let body =
+        format!("{{\"prompt\": [{list}], \"max_tokens\": 1, \"echo\": true, \"logprobs\": 1, \"temperature\": 0}}");
+    let answer = server.post("/v1/completions", &body);
+    let (_, json) = answer.split_once("\r\n\r\n").expect("a body");
+    let start = json.find('{').expect("an object");
+    let end = json.rfind('}').expect("its end");
+    let answer: serde_json::Value = serde_json::from_str(&json[start..=end]).expect("JSON");
+    let told = answer["choices"][0]["logprobs"]["token_logprobs"].as_array().expect("numbers").clone();
+
+    let folder = tempfile::tempdir().expect("folder");
+    let file = folder.path().join("logits.safetensors");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_moebius"));
+    command.env("MOEBIUS_CONFIG", "").args(["logits", "--tokens", &list, "-o"]).arg(&file);
+    assert!(command.status().expect("run").success());
+    let bytes = std::fs::read(&file).expect("logits");
+    let arrays = safetensors::SafeTensors::deserialize(&bytes).expect("safetensors");
+    let logits = arrays.tensor("logits").expect("the array");
+    let n_vocab = logits.shape()[1];
+    let row = |i: usize| -> Vec<f64> {
+        let row = &logits.data()[i * n_vocab * 4..(i + 1) * n_vocab * 4];
+        row.chunks_exact(4).map(|x| f64::from(f32::from_le_bytes([x[0], x[1], x[2], x[3]]))).collect()
+    };
+    for i in 1..ids.len() {
+        let row = row(i - 1);
+        let sum: f64 = row.iter().map(|x| x.exp()).sum();
+        let expected = row[ids[i] as usize] - sum.ln();
+        let got = told[i].as_f64().expect("a number");
+        assert!((got - expected).abs() < 1e-4, "token {i}: {got} {expected}");
+    }
+}

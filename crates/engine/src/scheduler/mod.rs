@@ -424,13 +424,7 @@ impl Engine {
             return Err(Error::EmptyPrompt);
         }
         if n_tokens >= self.context {
-            return Err(Error::PromptTooLong {
-                n_tokens,
-                needed: n_tokens + 1,
-                pages_needed: (n_tokens + 1).div_ceil(PAGE),
-                context: self.context,
-                n_pages: self.memory.pages().total,
-            });
+            return Err(Error::PromptTooLong { n_tokens, needed: n_tokens + 1, context: self.context });
         }
         let biased = request.sampling.logit_bias.iter().map(|&(id, _)| id);
         let (prompt, stops) = (request.tokens.iter().copied(), request.stop_tokens.iter().copied());

@@ -332,20 +332,15 @@ pub enum Error {
     EmptyPrompt,
     /// The prompt can never have room for an answer.
     #[error(
-        "submit request: the prompt has {n_tokens} tokens and needs a context of {needed} ({pages_needed} pages of \
-         cache); the context is {context} ({n_pages} pages)"
+        "submit request: the prompt has {n_tokens} tokens and needs a context of {needed}; the context is {context}"
     )]
     PromptTooLong {
         /// Tokens of the prompt.
         n_tokens: usize,
         /// The smallest context that works.
         needed: usize,
-        /// Its pages.
-        pages_needed: usize,
         /// The engine's context: positions of a sequence, or of the whole cache where that is less.
         context: usize,
-        /// Pages of the engine's cache.
-        n_pages: usize,
     },
     /// A token id outside the vocabulary.
     #[error("submit request: {what} {index} has id {id}, the vocabulary has {n_vocab}")]

@@ -427,6 +427,11 @@ fn request(tokens: Vec<u32>, n_gen: usize) -> Request {
     request
 }
 
+/// Three decimals: no measurement knows more.
+fn short(x: f64) -> f64 {
+    (x * 1e3).round() / 1e3
+}
+
 /// What rows share.
 struct Run<'a> {
     args: &'a BenchArgs,
@@ -436,8 +441,9 @@ struct Run<'a> {
 }
 
 fn row(s: &Session, test: &Test, run: &Run<'_>, bandwidth: &mut Bandwidth, samples: &[Measured]) -> Row {
-    let rates: Vec<f64> = samples.iter().map(Measured::rate).collect();
+    let rates: Vec<f64> = samples.iter().map(|sample| short(sample.rate())).collect();
     let (tokens_per_second, deviation) = mean_and_deviation(&rates);
+    let (tokens_per_second, deviation) = (short(tokens_per_second), short(deviation));
     let bytes_per_token = test.is_single().then(|| {
         let context = test.depth as u64 + test.n_gen as u64 / 2;
         s.weight_bytes_per_token + s.units.read_per_token(context)
@@ -457,9 +463,9 @@ fn row(s: &Session, test: &Test, run: &Run<'_>, bandwidth: &mut Bandwidth, sampl
         tokens_per_second,
         deviation,
         bytes_per_token,
-        gb_per_second: rate.map(|rate| rate / 1e9),
-        bandwidth_share: rate.map(|rate| rate / bandwidth.take()).filter(|share| share.is_finite()),
-        load_ms: run.load_ms,
+        gb_per_second: rate.map(|rate| short(rate / 1e9)),
+        bandwidth_share: rate.map(|rate| rate / bandwidth.take()).filter(|share| share.is_finite()).map(short),
+        load_ms: short(run.load_ms),
         peak_resident_bytes: bandwidth.peak_resident(),
         llama: llama(s, test, run, samples, (tokens_per_second, deviation)),
         samples: rates,
@@ -497,7 +503,7 @@ fn llama(s: &Session, test: &Test, run: &Run<'_>, samples: &[Measured], (avg_ts,
         avg_ts,
         stddev_ts,
         samples_ns,
-        samples_ts: samples.iter().map(Measured::rate).collect(),
+        samples_ts: samples.iter().map(|sample| short(sample.rate())).collect(),
     }
 }
 

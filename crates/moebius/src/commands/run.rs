@@ -16,6 +16,9 @@ use crate::show::Show;
 
 pub fn run(args: &RunArgs) -> Result<()> {
     let prompt = prompt(args)?;
+    if prompt.trim().is_empty() {
+        bail!("answer the prompt: it is empty");
+    }
     let model = load::open(args.model.model.as_deref())?;
     let model = model.with_template(args.template.chat_template_file.as_deref())?;
     if model.embedded && !args.quiet {

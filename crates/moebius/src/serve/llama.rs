@@ -186,11 +186,11 @@ pub async fn props(app: Arc<App>, _: Input) -> Answer {
     let text = |id: Option<u32>| id.map(|id| token_text(&app.tokenizer, id).0).unwrap_or_default();
     let answer = json!({
         "default_generation_settings": {"n_ctx": app.worker.context(), "params": {
-            "temperature": app.sampling.temperature,
+            "temperature": short(app.sampling.temperature),
             "top_k": app.sampling.top_k,
-            "top_p": app.sampling.top_p,
-            "min_p": app.sampling.min_p,
-            "repeat_penalty": app.sampling.penalty_repeat,
+            "top_p": short(app.sampling.top_p),
+            "min_p": short(app.sampling.min_p),
+            "repeat_penalty": short(app.sampling.penalty_repeat),
         }},
         "model_alias": app.model.id,
         "bos_token": text(app.tokenizer.bos()),

@@ -358,6 +358,12 @@ fn announce(address: std::net::SocketAddr, fleet: &Fleet, summary: &str) {
     let embedded = fleet.all_loaded().iter().any(|app| app.model.embedded);
     let notice = if embedded { format!("{}\n", embedded::notice()) } else { String::new() };
     let names = fleet.names();
+    let has_template = fleet.list(|model, _| model.has_template.into()).first() != Some(&false.into());
+    // What a model without a template can do.
+    let (route, body) = match has_template {
+        true => ("chat/completions", r#""messages": [{"role": "user", "content": "Tell me a story about a fox"}]"#),
+        false => ("completions", r#""prompt": "Once upon a time", "max_tokens": 64"#),
+    };
     let (title, model) = match names.as_slice() {
         [one] => (one.clone(), String::new()),
         several => {
@@ -369,8 +375,9 @@ fn announce(address: std::net::SocketAddr, fleet: &Fleet, summary: &str) {
     let _ = std::io::Write::write_all(
         &mut std::io::stdout(),
         format!(
-            "serving {title} on http://{address}\n{summary}\n{notice}\n  http://{address}/ in a browser is a page to chat\n\n  curl http://{address}/v1/chat/completions -H 'Content-Type: application/json' \
-             -d '{{{model}\"messages\": [{{\"role\": \"user\", \"content\": \"Tell me a story about a fox\"}}]}}'\n\n",
+            "serving {title} on http://{address}\n{summary}\n{notice}\n  \
+             http://{address}/ in a browser is a page to chat\n\n  \
+             curl http://{address}/v1/{route} -H 'Content-Type: application/json' -d '{{{model}{body}}}'\n\n",
         )
         .as_bytes(),
     );

@@ -54,32 +54,41 @@ pub struct Reranker {
 }
 
 impl Reranker {
-    /// `None` where the vocabulary has no token for the answers, or no prompt is known for it.
+    /// `None` where the vocabulary does not tell the answers apart, or no prompt is known for it.
     pub fn new(tokenizer: &Tokenizer, template: Option<&str>) -> Option<Reranker> {
-        let word = |word: &str| match tokenizer.encode(word, Encode::default())[..] {
-            [id] => Some(id),
-            _ => None,
-        };
+        // Where a word is several tokens, the first one decides.
+        let word = |word: &str| tokenizer.encode(word, Encode::default()).first().copied();
         let is_qwen = || ["<|im_start|>", "<|im_end|>"].iter().all(|mark| tokenizer.token_to_id(mark).is_some());
         let template = template.map(String::from).or_else(|| is_qwen().then(|| QWEN.into()))?;
-        Some(Reranker { template, yes: word("yes")?, no: word("no")? })
+        let (yes, no) = (word("yes")?, word("no")?);
+        (yes != no).then_some(Reranker { template, yes, no })
     }
 
-    /// The tokens of a question. What looks like a special token in a text is text.
-    fn prompt(&self, tokenizer: &Tokenizer, instruction: &str, query: &str, document: &str) -> Vec<u32> {
+    /// The prompt of a question, in three pieces: only the outer ones may hold special tokens.
+    fn pieces(&self, instruction: &str, query: &str, document: &str) -> [String; 3] {
         const PLACES: [&str; 3] = ["{instruction}", "{query}", "{document}"];
-        let mut tokens: Vec<u32> = tokenizer.bos().filter(|_| tokenizer.add_bos()).into_iter().collect();
-        let own = Encode { add_special: false, parse_special: true };
-        let plain = Encode { add_special: false, parse_special: false };
-        let mut rest = self.template.as_str();
+        let template = self.template.as_str();
+        let first = PLACES.iter().filter_map(|place| template.find(place)).min().unwrap_or(template.len());
+        let last = PLACES.iter().filter_map(|place| Some(template.rfind(place)? + place.len())).max().unwrap_or(0);
+        let start = template[..first].rfind('\n').map_or(0, |at| at + 1);
+        let (mut rest, mut inner) = (&template[start..last.max(start)], String::new());
         loop {
             let next = PLACES.iter().enumerate().filter_map(|(i, place)| Some((rest.find(place)?, i)));
             let Some((at, i)) = next.min() else { break };
-            tokenizer.encode_into(&rest[..at], own, &mut tokens);
-            tokenizer.encode_into([instruction, query, document][i], plain, &mut tokens);
+            inner += &rest[..at];
+            inner += [instruction, query, document][i];
             rest = &rest[at + PLACES[i].len()..];
         }
-        tokenizer.encode_into(rest, own, &mut tokens);
+        inner += rest;
+        [template[..start].into(), inner, template[last.max(start)..].into()]
+    }
+
+    /// The tokens of a question; the pieces are cut by themselves, as the model was trained.
+    fn prompt(&self, tokenizer: &Tokenizer, instruction: &str, query: &str, document: &str) -> Vec<u32> {
+        let mut tokens: Vec<u32> = tokenizer.bos().filter(|_| tokenizer.add_bos()).into_iter().collect();
+        for (piece, parse_special) in self.pieces(instruction, query, document).iter().zip([true, false, true]) {
+            tokenizer.encode_into(piece, Encode { add_special: false, parse_special }, &mut tokens);
+        }
         tokens
     }
 }
@@ -192,9 +201,17 @@ async fn ask(
 pub mod tests {
     use super::*;
 
-    /// The prompt as text.
-    pub fn prompt(query: &str, document: &str) -> String {
-        let filled = QWEN.replace("{instruction}", INSTRUCTION).replace("{query}", query);
-        filled.replace("{document}", document)
+    /// The pieces of the prompt.
+    pub fn pieces(query: &str, document: &str) -> [String; 3] {
+        Reranker { template: QWEN.into(), yes: 0, no: 1 }.pieces(INSTRUCTION, query, document)
+    }
+
+    #[test]
+    fn texts_stand_where_the_template_has_them() {
+        let [head, inner, tail] = pieces("a {document}", "b\n{query}");
+        assert!(head.ends_with("<|im_start|>user\n") && tail.starts_with("<|im_end|>\n<|im_start|>assistant"));
+        assert_eq!(inner, format!("<Instruct>: {INSTRUCTION}\n<Query>: a {{document}}\n<Document>: b\n{{query}}"));
+        let plain = Reranker { template: "{query} [SEP] {document}".into(), yes: 0, no: 1 };
+        assert_eq!(plain.pieces("", "q", "d"), ["", "q [SEP] d", ""]);
     }
 }

@@ -186,14 +186,23 @@ async fn documents_are_ranked_by_models_for_that() {
     assert!(results.iter().all(|result| (0.0..=1.0).contains(&score(result))), "{answer}");
     assert!(results.windows(2).all(|pair| score(&pair[0]) >= score(&pair[1])), "{answer}");
     // The same from the log-probabilities of the two answers behind the same prompt.
-    let prompt = crate::serve::rerank::tests::prompt("Where do foxes live?", documents[1]);
+    let tokens = async |text: &str, special: bool| {
+        let body = json!({"model": "tiny-reranker", "content": text, "parse_special": special});
+        server.post("/tokenize", &body).await.1["tokens"].as_array().unwrap().clone()
+    };
+    let mut prompt = Vec::new();
+    for (i, piece) in crate::serve::rerank::tests::pieces("Where do foxes live?", documents[1]).iter().enumerate() {
+        prompt.extend(tokens(piece, i != 1).await);
+    }
     let mut two = Vec::new();
     for word in ["yes", "no"] {
-        let body = json!({"model": "tiny-reranker", "prompt": format!("{prompt}{word}"), "max_tokens": 0, "prompt_logprobs": 1});
+        let mut prompt = prompt.clone();
+        prompt.push(tokens(word, false).await[0].clone());
+        let id = prompt.last().unwrap().to_string();
+        let body = json!({"model": "tiny-reranker", "prompt": prompt, "max_tokens": 0, "prompt_logprobs": 1});
         let (_, answer) = server.post("/v1/completions", &body).await;
         let last = answer["choices"][0]["prompt_logprobs"].as_array().unwrap().last().unwrap().clone();
-        let mut entries = last.as_object().unwrap().values();
-        let own = entries.find(|entry| entry["decoded_token"] == word).unwrap()["logprob"].as_f64().unwrap();
+        let own = last[&id]["logprob"].as_f64().unwrap();
         two.push(own);
     }
     let expected = 1.0 / (1.0 + (two[1] - two[0]).exp());

@@ -177,3 +177,17 @@ async fn unknown_fields_are_named() {
     }
     server.idle().await;
 }
+
+/// Numbers are told in as few digits as they were written with.
+#[tokio::test]
+async fn numbers_are_short() {
+    let server = Server::start(2, 4);
+    let body = json!({"input": "Hi", "max_output_tokens": 2, "temperature": 0.7, "top_p": 0.9});
+    let answer = server.ask("/v1/responses", &body).await;
+    assert_eq!((&answer["temperature"], &answer["top_p"]), (&json!(0.7), &json!(0.9)), "{answer}");
+    for path in ["/props", "/v1/models"] {
+        let text = server.get(path).await.text().await;
+        let digits = text.split(|c: char| !c.is_ascii_digit() && c != '.').filter(|word| word.contains('.'));
+        assert!(digits.clone().all(|word| word.len() < 10), "{path}: {text}");
+    }
+}
