@@ -124,7 +124,9 @@ fn golden_logits_of_whole_models() {
     let mapped = Metal { maps_weights: true, ..planted(Plant::None, &seen) };
     let exact = FILES.iter().filter(|_| wide()).filter_map(|file| Some(file.split_once("/model-")?.0));
     let exact = exact.map(|folder| (format!("{folder}/model-bf16.gguf"), 1e-5));
-    for (file, most) in FILES.iter().map(|file| (file.to_string(), 1e-4)).chain(exact) {
+    // All types have met every op in `tests/ops` already.
+    let files = FILES.iter().filter(|file| wide() || !file.starts_with("types/"));
+    for (file, most) in files.map(|file| (file.to_string(), 1e-4)).chain(exact) {
         let begin = std::time::Instant::now();
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(&file);
         let (golden, array) = match path.file_stem().unwrap().to_str().unwrap().strip_prefix("model-") {
@@ -148,10 +150,12 @@ fn golden_logits_of_whole_models() {
             let mut session = Session::new(metal, &model, tokens.len());
             tokens.chunks(n).flat_map(|chunk| session.step(&[(0, chunk)]).to_vec()).collect()
         };
-        let sevens = cut(&metal, 7);
-        let error = relative(&sevens, &whole);
-        assert!(error <= 2e-5, "{file} in chunks of 7: {error:e}");
-        if wide() {
+        // Pages, window pages, latent caches and recurrent states.
+        let is_cut = ["qwen3moe", "gemma3", "deepseekv2", "qwen3next"].iter().any(|arch| file.starts_with(arch));
+        if is_cut || wide() {
+            let sevens = cut(&metal, 7);
+            let error = relative(&sevens, &whole);
+            assert!(error <= 2e-5, "{file} in chunks of 7: {error:e}");
             assert_eq!(bits(&cut(&metal, 5)), bits(&sevens), "{file} in chunks of 5");
         }
         assert!(std::mem::take(&mut seen.lock().unwrap().n_mapped) > 0, "{file} has no aligned matrix");
