@@ -2,8 +2,10 @@
 
 pub mod bench;
 pub mod chat;
+pub mod compare;
 pub mod completions;
 pub mod devices;
+pub mod imatrix;
 pub mod inspect;
 pub mod logits;
 pub mod models;
