@@ -28,7 +28,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use checkpoint::Checkpoint;
-use model::plan::{Plan, ValidPlan};
+use model::plan::{Plan, ValidPlan, Weight};
 
 pub use batch::{Ask, Batch, Chunk, Masks, PAGE, Tables};
 pub use experts::StreamStats;
@@ -217,9 +217,49 @@ pub trait Program: Send {
         let _ = is_on;
     }
 
+    /// Switches sums of squares of the products' inputs on, from zero, or off, keeping them; off at first. Results do
+    /// not change.
+    fn trace_inputs(&mut self, is_on: bool) {
+        let _ = is_on;
+    }
+
+    /// The sums of each matrix and stack that inputs are multiplied with, in the order of the plan that was compiled;
+    /// empty where a program does not sum.
+    fn inputs(&self) -> &[InputSums] {
+        &[]
+    }
+
     /// Time per op, summed over layers; empty where a program does not measure.
     fn times(&self) -> &[OpTime] {
         &[]
+    }
+}
+
+/// Sums over the inputs of a matrix, or of each matrix of a stack, over all traced steps: how much a column matters.
+#[derive(Clone, Debug, PartialEq)]
+pub struct InputSums {
+    /// The matrix or stack, in the plan that was compiled.
+    pub weight: Weight,
+    /// Sums of the squares of each column, `[n_mat, n_cols]`.
+    pub squares: Vec<f64>,
+    /// Rows that were summed, `[n_mat]`.
+    pub counts: Vec<u64>,
+}
+
+impl InputSums {
+    fn new(weight: Weight) -> InputSums {
+        InputSums { weight, squares: Vec::new(), counts: Vec::new() }
+    }
+
+    fn n_cols(&self) -> usize {
+        self.squares.len() / self.counts.len()
+    }
+
+    /// Adds an input of matrix `i`.
+    fn add(&mut self, i: usize, x: &[f32]) {
+        let squares = &mut self.squares[i * x.len()..][..x.len()];
+        squares.iter_mut().zip(x).for_each(|(sum, &x)| *sum += f64::from(x) * f64::from(x));
+        self.counts[i] += 1;
     }
 }
 

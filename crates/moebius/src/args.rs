@@ -48,6 +48,10 @@ pub enum Command {
     Render(RenderArgs),
     /// Measure perplexity on a text, by llama-perplexity's method
     Perplexity(PerplexityArgs),
+    /// Measure what a model lost against another: KL divergence, same top token, perplexities
+    Compare(CompareArgs),
+    /// Sum up which columns of the matrices a text makes use of, for `quantize --imatrix`
+    Imatrix(ImatrixArgs),
     /// Write a GGUF file of smaller weight types
     Quantize(QuantizeArgs),
     /// List the models that Hugging Face's, LM Studio's and Ollama's programs have fetched to this machine
@@ -673,9 +677,63 @@ pub struct PerplexityArgs {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
+  moebius compare -m model-bf16.gguf -m model-q4_k_m.gguf -f text
+  moebius compare -m model.gguf -m model.gguf --other-backend cuda -f text")]
+pub struct CompareArgs {
+    /// Two models of one vocabulary: the base, then what is measured against it
+    #[arg(short, long = "model", value_name = "PATH|NAME", required = true)]
+    pub models: Vec<PathBuf>,
+    /// Text
+    #[arg(short, long, value_name = "FILE")]
+    pub file: PathBuf,
+    /// Stop after this many windows
+    #[arg(long, value_name = "N")]
+    pub chunks: Option<usize>,
+    /// Backend of the second model; that of the first when left out
+    #[arg(long, value_enum)]
+    pub other_backend: Option<BackendKind>,
+    /// Machine-readable output
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+  moebius imatrix -m model-bf16.gguf -f text -o imatrix.gguf
+
+The file has llama.cpp's GGUF form. Experts that the text never reaches are listed, and have a count of 0 in the file.")]
+pub struct ImatrixArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Text, like what the model is to be used for
+    #[arg(short, long, value_name = "FILE")]
+    pub file: PathBuf,
+    /// File to write
+    #[arg(short, long, value_name = "FILE")]
+    pub out: PathBuf,
+    /// Read the names of special tokens in the text as those tokens
+    #[arg(long)]
+    pub parse_special: bool,
+    /// Stop after this many windows
+    #[arg(long, value_name = "N")]
+    pub chunks: Option<usize>,
+    /// Machine-readable output
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
   moebius quantize model-bf16.gguf model-q4_k_m.gguf --type Q4_K_M
   moebius quantize model-bf16.gguf out.gguf --type Q4_K_M --imatrix imatrix.gguf --tensor 'ffn_down_exps=Q6_K'
   moebius quantize model-bf16.gguf --type IQ4_XS --dry-run
+  moebius quantize model-bf16.gguf out.gguf --target-size 12G --imatrix imatrix.gguf
 
 Types: Q2_K_S Q2_K Q3_K_S Q3_K_M Q3_K_L MXFP4 IQ4_XS IQ4_NL Q4_0 Q4_1 Q4_K_S Q4_K_M Q5_0 Q5_1 Q5_K_S Q5_K_M Q6_K Q8_0
 BF16 F16 F32. Which matrices get more bits than the name says is as in llama.cpp; rows whose length the blocks do not
@@ -688,8 +746,12 @@ pub struct QuantizeArgs {
     #[arg(value_name = "OUT", required_unless_present = "dry_run")]
     pub output: Option<PathBuf>,
     /// Kind of file, see below
-    #[arg(long = "type", value_name = "TYPE")]
-    pub dtype: String,
+    #[arg(long = "type", value_name = "TYPE", required_unless_present = "target_size")]
+    pub dtype: Option<String>,
+    /// In place of a kind: a file of at most this size (12G, 800MB, 7.5GiB), with the types that measured errors of each
+    /// matrix call for
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, conflicts_with = "dtype")]
+    pub target_size: Option<usize>,
     /// Importances of columns, as `moebius imatrix` and llama.cpp's programs write them
     #[arg(long, value_name = "FILE")]
     pub imatrix: Option<PathBuf>,

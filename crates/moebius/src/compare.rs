@@ -31,16 +31,8 @@ pub fn logits(ours: &[f32], golden: &[f32], n_vocab: usize) -> Agreement {
     let mut kl_sum = 0f64;
     let mut kl_max = 0f64;
     for (o, g) in ours.chunks_exact(n_vocab).zip(golden.chunks_exact(n_vocab)) {
-        agree += usize::from(argmax(o) == argmax(g));
-        let (log_o, log_g) = (log_sum_exp(o), log_sum_exp(g));
-        let kl: f64 = o
-            .iter()
-            .zip(g)
-            .map(|(&o, &g)| {
-                let log_p = f64::from(g) - log_g;
-                log_p.exp() * (log_p - (f64::from(o) - log_o))
-            })
-            .sum();
+        let (kl, is_same) = row_distance(o, g);
+        agree += usize::from(is_same);
         kl_sum += kl;
         kl_max = kl_max.max(kl);
     }
@@ -52,6 +44,16 @@ pub fn logits(ours: &[f32], golden: &[f32], n_vocab: usize) -> Agreement {
         kl_max,
         greedy_agree: None,
     }
+}
+
+/// KL(golden ‖ ours) of a row of logits in nats, and whether both have the same largest logit.
+pub fn row_distance(ours: &[f32], golden: &[f32]) -> (f64, bool) {
+    let (log_o, log_g) = (log_sum_exp(ours), log_sum_exp(golden));
+    let term = |(&o, &g): (&f32, &f32)| {
+        let log_p = f64::from(g) - log_g;
+        log_p.exp() * (log_p - (f64::from(o) - log_o))
+    };
+    (ours.iter().zip(golden).map(term).sum(), argmax(ours) == argmax(golden))
 }
 
 /// Index of the largest logit, the lower one on ties.

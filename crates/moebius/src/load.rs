@@ -1,5 +1,6 @@
 //! From a file name to something that runs: checkpoint, plan, program, engine.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use backend::metal::{self, Metal};
 use backend::reference::Reference;
 use backend::residency::{Policy, Residency};
 use backend::{Backend, Batch, Footprint, Limits, Part, Program, Tables};
-use checkpoint::Checkpoint;
+use checkpoint::{Checkpoint, Kind};
 use engine::folder;
 use engine::formats::Format;
 use engine::sampler::{Mirostat, SamplerParams};
@@ -24,6 +25,7 @@ use serde_json::Value;
 use crate::args::{BackendKind, CacheArg, CopyArg, EngineArgs, IsaArg, SamplingArgs, StepArgs};
 use crate::memory::{self, Budget, Fit, Units, Wish};
 use crate::out::note;
+use crate::quantize::importance::Sums;
 use crate::{embedded, input, machine, sampling};
 
 /// An open model: its header, and what it computes.
@@ -588,7 +590,7 @@ pub fn file_type(checkpoint: &Checkpoint) -> String {
     if let Some(name) = said {
         return name.to_string();
     }
-    let mut bytes = std::collections::BTreeMap::new();
+    let mut bytes = BTreeMap::new();
     for tensor in checkpoint.tensors() {
         *bytes.entry(tensor.dtype).or_insert(0usize) += tensor.total_bytes();
     }
@@ -598,6 +600,8 @@ pub fn file_type(checkpoint: &Checkpoint) -> String {
 /// One sequence fed to a program token by token, for commands that want logits and not text.
 pub struct Sequence {
     program: Box<dyn Program>,
+    /// As the backend lowered it.
+    plan: ValidPlan,
     batch: Batch,
     pages: Vec<u32>,
     position: usize,
@@ -606,24 +610,62 @@ pub struct Sequence {
 impl Sequence {
     /// Compiles the model for a sequence of at most `positions`.
     pub fn start(model: &Model, args: &EngineArgs, positions: usize) -> Result<Sequence> {
-        let setup = EngineSetup::from(args);
+        Sequence::start_with(model, &EngineSetup::from(args), positions)
+    }
+
+    /// The same, with a setup of the caller's.
+    pub fn start_with(model: &Model, setup: &EngineSetup, positions: usize) -> Result<Sequence> {
         let (backend, plan, limits) = match setup.whole_streamed(model, positions)? {
             Some(streamed) => streamed,
             None => {
                 let (backend, _) = setup.backend(&model.checkpoint, &model.plan)?;
                 let plan = backend.lower(model.plan.clone())?;
-                let budget = Budget::new(args.step.memory, &plan, 0, None);
-                let limits = memory::fit_whole(&*backend, &plan, args.step.batch(), positions, budget)?;
+                let budget = Budget::new(setup.step.memory, &plan, 0, None);
+                let limits = memory::fit_whole(&*backend, &plan, setup.step.batch(), positions, budget)?;
                 (backend, plan, limits)
             }
         };
         let program = backend.compile(&plan, Arc::clone(&model.checkpoint), limits)?;
-        Ok(Sequence { program, batch: Batch::default(), pages: (0..limits.n_pages as u32).collect(), position: 0 })
+        Ok(Sequence {
+            program,
+            plan,
+            batch: Batch::default(),
+            pages: (0..limits.n_pages as u32).collect(),
+            position: 0,
+        })
     }
 
     /// Width of a logits row.
     pub fn n_vocab(&self) -> usize {
         self.program.n_vocab()
+    }
+
+    /// Sums the squares of what matrices are multiplied with from now on, where the backend does.
+    pub fn trace_inputs(&mut self) {
+        self.program.trace_inputs(true);
+    }
+
+    /// Those sums by the names of tensors in GGUF files, and the number of columns of each.
+    ///
+    /// # Errors
+    /// A sum is not finite: the model broke down.
+    pub fn inputs(&self, checkpoint: &Checkpoint) -> Result<BTreeMap<String, (Sums, usize)>> {
+        let mut found = BTreeMap::new();
+        for sums in self.program.inputs() {
+            let decl = self.plan.weight(sums.weight);
+            // Matrices that a file keeps in one tensor have one input.
+            let mut tensors: Vec<&str> = decl.source.tensors().collect();
+            tensors.dedup();
+            let name = match *tensors.as_slice() {
+                [one] if checkpoint.kind() == Kind::Gguf => one,
+                _ => &decl.name,
+            };
+            let squares: Vec<f32> = sums.squares.iter().map(|&v| v as f32).collect();
+            ensure!(squares.iter().all(|v| v.is_finite()), "sum inputs of {name}: the sum is not finite");
+            let counts = sums.counts.iter().map(|&n| n as f32).collect();
+            found.insert(name.to_string(), (Sums { squares, counts }, decl.shape[decl.shape.len() - 1]));
+        }
+        Ok(found)
     }
 
     /// Starts over; what the cache holds is overwritten.

@@ -68,6 +68,8 @@ fn main() -> ExitCode {
         Command::Tokenize(args) => commands::tokenize::run(args),
         Command::Render(args) => commands::render::run(args),
         Command::Perplexity(args) => commands::perplexity::run(args),
+        Command::Compare(args) => commands::compare::run(args),
+        Command::Imatrix(args) => commands::imatrix::run(args),
         Command::Quantize(args) => commands::quantize::run(args),
         Command::Models(args) => commands::models::run(args),
         Command::Devices => commands::devices::run(),

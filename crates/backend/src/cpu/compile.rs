@@ -7,6 +7,7 @@ use checkpoint::Checkpoint;
 use model::plan::{Buf, Cache, CacheDecl, Elem, Norm, Op, Plan, State, ValidPlan, Weight, memory};
 
 use super::copies::Matrices;
+use super::inputs::Inputs;
 use super::kernels::{ActsShared, Col, Kernels, Scratch};
 use super::mem::{Arena, PerWorker, View, zeroed};
 use super::ops::attention::{AttentionScratch, AttentionStep, SplitStates, UNIT_ROWS};
@@ -77,6 +78,7 @@ pub fn compile(
     let ops = (0..plan.ops.len()).map(|i| lower.op(i)).collect::<Result<Vec<_>, _>>()?;
     let logits = lower.view(plan.logits);
     let hidden = plan.hidden().map(|hidden| lower.view(hidden));
+    let inputs = Inputs::new(plan, |buf| lower.view(buf));
     let streaming = streaming(plan, &weights, layout, &needs, source)?;
     let arenas = vec![bufs, spare, cache_arena, matrices.into_arena()];
     let max_rows = limits.max_tokens.max(limits.max_outputs) as u32;
@@ -109,6 +111,7 @@ pub fn compile(
         batch: Batch::with_room(limits),
         picks: Picks::default(),
         times: Times::new(plan),
+        inputs,
         pool,
         _arenas: arenas,
         weights,

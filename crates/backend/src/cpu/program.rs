@@ -10,6 +10,7 @@ use checkpoint::Checkpoint;
 use model::plan::{Gate, Rows};
 use quant::{Planes, WeightType};
 
+use super::inputs::Inputs;
 use super::isa::CheckedIsa;
 use super::kernels::{ActsShared, Col, Kernels, Matrix, Scratch};
 use super::mem::{Arena, PerWorker, View};
@@ -32,7 +33,8 @@ use super::states::States;
 use super::times::Times;
 use crate::routing::RoutingTrace;
 use crate::{
-    Batch, Cause, Failure, Fault, Kinds, Limits, OpTime, Output, Picks, Program, RouterInfo, StepError, StreamStats,
+    Batch, Cause, Failure, Fault, InputSums, Kinds, Limits, OpTime, Output, Picks, Program, RouterInfo, StepError,
+    StreamStats,
 };
 
 /// A stack of matrices, each `[n, k]`, wherever each lies; a plain matrix is a stack of one.
@@ -259,6 +261,7 @@ pub struct CpuProgram {
     pub batch: Batch,
     pub picks: Picks,
     pub times: Times,
+    pub inputs: Inputs,
     /// Memory of the buffers, the spare buffer and the cache, which views point into.
     pub _arenas: Vec<Arena>,
     /// Bytes of the weights, which matrices point into.
@@ -317,6 +320,7 @@ impl Program for CpuProgram {
         self.times.lap(None, run.pool);
         for (i, op) in self.ops.iter().enumerate() {
             run.op(op, &self.caches, &self.ropes)?;
+            self.inputs.record(i, &self.step);
             self.times.lap(Some(i), run.pool);
         }
         // What was computed with zeros in place of weights is nobody's answer.
@@ -359,6 +363,14 @@ impl Program for CpuProgram {
 
     fn times(&self) -> &[OpTime] {
         self.times.rows()
+    }
+
+    fn trace_inputs(&mut self, is_on: bool) {
+        self.inputs.turn(is_on);
+    }
+
+    fn inputs(&self) -> &[InputSums] {
+        self.inputs.sums()
     }
 
     fn copy_state(&mut self, from: u32, to: u32) {

@@ -2,9 +2,11 @@
 
 pub mod bench;
 pub mod chat;
+pub mod compare;
 pub mod completions;
 pub mod devices;
 pub mod health;
+pub mod imatrix;
 pub mod inspect;
 mod line;
 pub mod logits;

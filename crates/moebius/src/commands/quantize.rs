@@ -10,6 +10,7 @@ use serde_json::json;
 
 use crate::args::QuantizeArgs;
 use crate::out::say;
+use crate::quantize::budget;
 use crate::quantize::importance::Importance;
 use crate::quantize::mix::{self, FileType};
 use crate::quantize::source::{Gguf, Source, Tensor};
@@ -17,14 +18,30 @@ use crate::quantize::{Job, Loss, targets};
 use crate::{machine, out};
 
 pub fn run(args: &QuantizeArgs) -> Result<()> {
-    let file = mix::file_type(&args.dtype)?;
+    let named = args.dtype.as_deref().map(mix::file_type).transpose()?;
     let source = open(&args.input)?;
     let importance = args.imatrix.as_deref().map(Importance::read).transpose()?;
     let threads = args.threads.unwrap_or_else(machine::cores);
     ensure!((1..=1024).contains(&threads), "start {threads} threads: use 1 to 1024");
+    // Without a name the types are found; what the rules keep is kept all the same.
+    let file = named.map_or_else(|| mix::file_type("Q4_0"), Ok)?;
     let targets = targets(&*source, file, &args.tensor, importance.as_ref())?;
     let keys = importance.as_ref().map(keys).unwrap_or_default();
-    let job = Job { source: &*source, targets, file_type: file.id, keys, threads };
+    let mut job = Job { source: &*source, targets, file_type: file.id, keys, threads };
+    if args.output.is_some() && !args.dry_run {
+        job.check(args.allow_requantize)?;
+    }
+    let mut file = file;
+    if let Some(max_bytes) = args.target_size {
+        let is_fixed = |t: &Tensor| !mix::may_change(&t.in_mix()) || args.tensor.iter().any(|one| one.matches(&t.name));
+        let fixed: Vec<bool> = source.tensors().iter().map(is_fixed).collect();
+        let bar = machine::progress(None);
+        bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} matrices measured, {eta} left")?);
+        budget::fit(&mut job, &fixed, max_bytes, &bar)?;
+        bar.finish_and_clear();
+        file = budget::file_type(&job);
+        job.file_type = file.id;
+    }
     let Some(output) = args.output.as_deref().filter(|_| !args.dry_run) else {
         return report(&job, file, None, args.json);
     };
@@ -125,7 +142,7 @@ fn report(job: &Job, file: &FileType, losses: Option<&[Loss]>, json: bool) -> Re
     }
     for ((from, to), row) in &rows {
         let error = match losses {
-            Some(_) if from != to => format!(", rms error {:.4} of the weights", row.loss.relative()),
+            Some(_) if from != to => format!(", error {:.4}", row.loss.relative()),
             _ => String::new(),
         };
         let sizes = match from == to {

@@ -84,6 +84,13 @@ pub struct Override {
     dtype: WeightType,
 }
 
+impl Override {
+    /// Whether it speaks of the tensor of this name.
+    pub fn matches(&self, name: &str) -> bool {
+        self.pattern.is_match(name)
+    }
+}
+
 /// Parses `PATTERN=TYPE`.
 pub fn parse_override(text: &str) -> Result<Override, String> {
     let (pattern, dtype) = text.rsplit_once('=').ok_or("expected PATTERN=TYPE, for example ffn_down_exps=Q6_K")?;
@@ -200,7 +207,7 @@ pub fn choose(
 ) -> Result<Vec<WeightType>> {
     let model = Model::read(meta, tensors, has_importance)?;
     for one in overrides {
-        let is_used = tensors.iter().any(|t| may_change(t) && one.pattern.is_match(t.name));
+        let is_used = tensors.iter().any(|t| may_change(t) && one.matches(t.name));
         ensure!(is_used, "choose types: --tensor {}: the pattern matches no matrix of the model", one.text);
     }
     // The rules count tensors in order of layers, then of names.
@@ -215,7 +222,7 @@ pub fn choose(
             continue;
         }
         let role = Role::of(tensor.name);
-        let wanted = match overrides.iter().find(|one| one.pattern.is_match(tensor.name)) {
+        let wanted = match overrides.iter().find(|one| one.matches(tensor.name)) {
             Some(one) => one.dtype,
             None if file.base.block_len() == 1 => file.base,
             None => {
@@ -341,4 +348,64 @@ pub fn fitting(wanted: WeightType, n_cols: usize) -> WeightType {
         _ => T::F16,
     };
     if n_cols.is_multiple_of(small.block_len()) { small } else { T::F16 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use checkpoint::gguf::Writer;
+
+    /// Layers of a Llama of 32 layers with 4 query heads a key head whose matrix has another type than most.
+    fn layers_of(name: &str, matrix: &str, has_importance: bool) -> Vec<(usize, WeightType)> {
+        let mut writer = Writer::new();
+        writer.meta("general.architecture", "llama").meta("llama.block_count", 32u32);
+        writer.meta("llama.attention.head_count", 32u32).meta("llama.attention.head_count_kv", 8u32);
+        let mut file = Vec::new();
+        writer.write(&mut file).expect("write");
+        let meta = checkpoint::from_bytes("header", file).expect("open");
+        let names: Vec<String> = (0..32)
+            .flat_map(|l| ["attn_q", "attn_v", "attn_output", "ffn_down"].map(|m| format!("blk.{l}.{m}.weight")))
+            .collect();
+        let shape = [256, 4096];
+        let tensor = |name| Tensor { name, shape: &shape, dtype: WeightType::BF16 };
+        let tensors: Vec<Tensor> = names.iter().map(|name| tensor(name)).chain([tensor("output.weight")]).collect();
+        let file = file_type(name).expect("a type");
+        let types = choose(file, meta.meta(), &tensors, &[], has_importance).expect("types");
+        let of_layer =
+            |(t, &dtype): (&Tensor, &WeightType)| Some((layer(t.name)?, dtype)).filter(|_| t.name.contains(matrix));
+        tensors.iter().zip(&types).filter_map(of_layer).filter(|(_, t)| *t != file.base).collect()
+    }
+
+    #[test]
+    fn layers_that_get_more_bits() {
+        use WeightType as T;
+        let tender = [0, 1, 2, 3, 6, 9, 12, 15, 18, 21, 24, 27, 28, 29, 30, 31];
+        let all: Vec<usize> = (0..32).collect();
+        let cases: [(&str, &str, bool, &[usize], WeightType); 12] = [
+            ("Q4_K_M", "attn_v", false, &tender, T::Q6_K),
+            ("Q4_K_M", "ffn_down", false, &tender, T::Q6_K),
+            ("Q4_K_M", "attn_output", false, &[], T::Q4_K),
+            ("Q4_K_S", "attn_v", false, &[0, 1, 2, 3], T::Q5_K),
+            ("Q4_K_S", "ffn_down", false, &[0, 1, 2, 3], T::Q5_K),
+            ("Q5_K_M", "ffn_down", true, &tender, T::Q6_K),
+            ("Q2_K", "attn_v", false, &all, T::Q4_K),
+            ("Q2_K", "ffn_down", false, &all, T::Q3_K),
+            ("Q3_K_L", "attn_output", false, &all, T::Q5_K),
+            ("IQ4_XS", "ffn_down", false, &[0, 1, 2, 3], T::Q5_K),
+            ("IQ4_XS", "ffn_down", true, &[], T::IQ4_XS),
+            ("Q4_0", "ffn_down", true, &[0, 1, 2, 3], T::Q4_1),
+        ];
+        for (name, matrix, has_importance, layers, dtype) in cases {
+            let wanted: Vec<(usize, WeightType)> = layers.iter().map(|&l| (l, dtype)).collect();
+            assert_eq!(layers_of(name, matrix, has_importance), wanted, "{name} {matrix} {has_importance}");
+        }
+    }
+
+    #[test]
+    fn names_of_all_kinds() {
+        for (name, id) in [("q4_k_m", 15), ("Q4_K", 15), ("mxfp4_moe", 38), ("bf16", 32), ("IQ4_xs", 30)] {
+            assert_eq!(file_type(name).expect("a type").id, id, "{name}");
+        }
+        assert!(file_type("IQ1_S").expect_err("no such type").to_string().contains("Q4_K_M"));
+    }
 }

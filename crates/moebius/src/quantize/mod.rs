@@ -4,6 +4,7 @@
 //! are written as they come. A piece depends on nothing but its own values, so the file is the same whatever the number
 //! of threads, and memory does not grow with the model.
 
+pub mod budget;
 pub mod importance;
 pub mod mix;
 pub mod source;
@@ -28,6 +29,8 @@ const PIECE: usize = 1 << 16;
 const PIECES_HELD: usize = 8;
 /// `general.quantization_version`: that of the block layouts that llama.cpp has had since May 2023.
 const QUANTIZATION_VERSION: u32 = 2;
+/// What tensors are aligned to in files that say nothing else.
+const ALIGNMENT: usize = 32;
 /// Keys that speak of the old file.
 const DROPPED: [&str; 6] = [
     "general.file_type",
@@ -58,7 +61,7 @@ pub struct Job<'a> {
     pub threads: usize,
 }
 
-/// Squared errors of a tensor against what it was.
+/// Squared errors of a tensor against what it was, both sums by importance where that is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Loss {
     /// Sum of the squares of the values.
@@ -111,7 +114,22 @@ impl Job<'_> {
         Ok(losses)
     }
 
-    fn stream(&self, out: &mut dyn std::io::Write, bar: &ProgressBar) -> Result<Vec<Loss>> {
+    /// Bytes of the file.
+    ///
+    /// # Errors
+    /// As [`Job::write`] where metadata or shapes cannot be written.
+    pub fn file_bytes(&self) -> Result<usize> {
+        let mut header = Vec::new();
+        drop(self.header().start(&mut header)?);
+        let bytes = |(tensor, target): (&Tensor, &Target)| {
+            let bytes = tensor.bytes_as(target.dtype).and_then(|bytes| bytes.checked_next_multiple_of(ALIGNMENT));
+            bytes.with_context(|| format!("size tensor {} as {}", tensor.name, target.dtype))
+        };
+        let tensors = self.source.tensors().iter().zip(&self.targets).map(bytes).sum::<Result<usize>>()?;
+        Ok(header.len() + tensors)
+    }
+
+    fn header(&self) -> Writer<'static> {
         let mut writer = Writer::new();
         for (key, value) in self.source.meta().iter().filter(|(key, _)| !DROPPED.contains(key)) {
             if !self.keys.iter().any(|(own, _)| own == key) {
@@ -124,7 +142,11 @@ impl Job<'_> {
         for (tensor, target) in self.source.tensors().iter().zip(&self.targets) {
             writer.announce(&tensor.name, &tensor.shape, target.dtype);
         }
-        let mut stream = writer.start(out)?;
+        writer
+    }
+
+    fn stream(&self, out: &mut dyn std::io::Write, bar: &ProgressBar) -> Result<Vec<Loss>> {
+        let mut stream = self.header().start(out)?;
         let mut losses = Vec::new();
         for i in 0..self.targets.len() {
             losses.push(self.tensor(i, &mut stream, bar)?);
@@ -183,6 +205,13 @@ impl Job<'_> {
             self.source.read(i, range, &mut bytes)?;
             return Ok((bytes, Loss::default()));
         }
+        self.encode_piece(i, target, piece, room)
+    }
+
+    /// Decodes a piece of tensor `i` and encodes it.
+    fn encode_piece(&self, i: usize, target: &Target, piece: usize, room: &mut Room) -> Result<(Vec<u8>, Loss)> {
+        let tensor = &self.source.tensors()[i];
+        let range = piece * PIECE..tensor.len().min((piece + 1) * PIECE);
         source::values(self.source, i, range.clone(), &mut room.bytes, &mut room.values)?;
         let mut bytes = Vec::new();
         let loss = encode(tensor, target, range, room, &mut bytes)?;
@@ -212,12 +241,12 @@ fn encode(
         format!("encode tensor {}: blocks of {} do not divide {} columns", tensor.name, target.dtype, tensor.n_cols())
     })?;
     bytes.resize(n_bytes, 0);
+    room.importance.clear();
     match &target.importance {
         Some(importance) if target.dtype.block_len() > 1 => {
             let n_cols = tensor.n_cols();
             let rows_a_matrix = tensor.shape.get(tensor.shape.len().wrapping_sub(2)).copied().unwrap_or(1);
             let at = |i: usize| importance[i / (n_cols * rows_a_matrix) * n_cols + i % n_cols];
-            room.importance.clear();
             room.importance.extend(range.clone().map(at));
             quant::encode_row_weighted(target.dtype, x, &room.importance, bytes.as_mut_slice());
         }
@@ -231,9 +260,10 @@ fn encode(
         anyhow::bail!("encode tensor {}: value {at} is {}, which {} cannot hold", tensor.name, x[i], target.dtype);
     }
     let mut loss = Loss::default();
-    for (&x, &y) in x.iter().zip(&room.decoded) {
-        loss.power += f64::from(x) * f64::from(x);
-        loss.error += (f64::from(x) - f64::from(y)).powi(2);
+    for (i, (&x, &y)) in x.iter().zip(&room.decoded).enumerate() {
+        let w = room.importance.get(i).map_or(1.0, |&w| f64::from(w));
+        loss.power += w * f64::from(x) * f64::from(x);
+        loss.error += w * (f64::from(x) - f64::from(y)).powi(2);
     }
     Ok(loss)
 }
@@ -248,14 +278,11 @@ pub fn targets(
     overrides: &[mix::Override],
     importance: Option<&Importance>,
 ) -> Result<Vec<Target>> {
-    let tensors: Vec<mix::Tensor> =
-        source.tensors().iter().map(|t| mix::Tensor { name: &t.name, shape: &t.shape, dtype: t.dtype }).collect();
+    let tensors: Vec<mix::Tensor> = source.tensors().iter().map(Tensor::in_mix).collect();
     let types = mix::choose(file, source.meta(), &tensors, overrides, importance.is_some())?;
     let target = |(tensor, dtype): (&Tensor, WeightType)| {
         let importance = match importance {
-            Some(file) if mix::may_change(&mix::Tensor { name: &tensor.name, shape: &tensor.shape, dtype }) => {
-                file.of(&tensor.name, &tensor.shape)?
-            }
+            Some(file) if mix::may_change(&tensor.in_mix()) => file.of(&tensor.name, &tensor.shape)?,
             _ => None,
         };
         Ok(Target { dtype, importance })

@@ -16,6 +16,11 @@ pub struct Tensor {
 }
 
 impl Tensor {
+    /// What chooses its type wants to know.
+    pub fn in_mix(&self) -> super::mix::Tensor<'_> {
+        super::mix::Tensor { name: &self.name, shape: &self.shape, dtype: self.dtype }
+    }
+
     /// Number of values.
     pub fn len(&self) -> usize {
         self.shape.iter().product()
@@ -34,9 +39,6 @@ impl Tensor {
 
 /// Metadata and tensors in GGUF's names. Reads from any thread.
 pub trait Source: Sync {
-    /// Name in messages.
-    fn name(&self) -> &str;
-
     /// The metadata.
     fn meta(&self) -> &Metadata;
 
@@ -86,10 +88,6 @@ impl Gguf {
 }
 
 impl Source for Gguf {
-    fn name(&self) -> &str {
-        self.checkpoint.name()
-    }
-
     fn meta(&self) -> &Metadata {
         self.checkpoint.meta()
     }

@@ -1,0 +1,208 @@
+//! `moebius compare`: what a model lost against another of the same vocabulary, on a text.
+//!
+//! The windows are those of `moebius perplexity`, and so of llama-perplexity: of each the second half is scored. Both
+//! models compute the same piece of a window one after the other, so that memory holds the rows of one piece.
+
+use anyhow::{Context, Result, ensure};
+use engine::tokenizer::{Encode, Tokenizer};
+use indicatif::ProgressStyle;
+use serde::Serialize;
+
+use crate::args::CompareArgs;
+use crate::compare::{mean_and_deviation, nll, row_distance};
+use crate::load::{self, EngineSetup, Sequence};
+use crate::out::say;
+use crate::{input, machine, out};
+
+/// Logits of the base model that are held at a time.
+const MAX_LOGITS: usize = 16 << 20;
+
+pub fn run(args: &CompareArgs) -> Result<()> {
+    let [base_path, other_path] = args.models.as_slice() else {
+        anyhow::bail!("compare models: two are wanted, -m BASE -m OTHER");
+    };
+    let base = load::open(Some(base_path))?;
+    let other = load::open(Some(other_path))?;
+    let tokenizer = Tokenizer::load(&base.checkpoint)?;
+    let tokens = tokenizer.encode(&input::text(&args.file)?, Encode { add_special: true, parse_special: false });
+    let n_ctx = args.engine.ctx.unwrap_or(512);
+    ensure!(n_ctx >= 4, "compare models: a context of {n_ctx} is too short, use at least 4");
+    let n_windows = (tokens.len() / n_ctx).min(args.chunks.unwrap_or(usize::MAX));
+    ensure!(
+        n_windows > 0,
+        "compare models: the text has {} tokens, at least {n_ctx} wanted (--ctx makes windows shorter)",
+        tokens.len()
+    );
+    let bos = tokenizer.bos().filter(|_| tokenizer.add_bos());
+
+    let setup = EngineSetup::from(&args.engine);
+    let other_setup = EngineSetup { backend: args.other_backend.unwrap_or(setup.backend), ..setup.clone() };
+    let mut ours = Sequence::start_with(&base, &setup, n_ctx).with_context(|| start(base_path))?;
+    let mut theirs = Sequence::start_with(&other, &other_setup, n_ctx).with_context(|| start(other_path))?;
+    let n_vocab = ours.n_vocab();
+    ensure!(
+        n_vocab == theirs.n_vocab(),
+        "compare models: {} has {n_vocab} tokens, {} has {}",
+        base_path.display(),
+        other_path.display(),
+        theirs.n_vocab()
+    );
+    let piece = (MAX_LOGITS / n_vocab).clamp(1, args.engine.step.batch());
+
+    let bar = machine::progress(Some(n_windows as u64));
+    bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} windows, {eta} left, mean KL {msg}")?);
+    let mut found = Found::default();
+    let mut held = Vec::new();
+    let mut window = Vec::with_capacity(n_ctx);
+    for i in 0..n_windows {
+        window.clear();
+        window.extend_from_slice(&tokens[i * n_ctx..(i + 1) * n_ctx]);
+        if let Some(bos) = bos {
+            window[0] = bos;
+        }
+        ours.rewind();
+        theirs.rewind();
+        for (n, chunk) in window.chunks(piece).enumerate() {
+            held.clear();
+            ours.feed_from(chunk, n_ctx / 2, |_, row| {
+                held.extend_from_slice(row);
+                Ok(())
+            })?;
+            let first = (n * piece).max(n_ctx / 2);
+            theirs.feed_from(chunk, n_ctx / 2, |position, row| {
+                let base = &held[(position - first) * n_vocab..][..n_vocab];
+                found.add(base, row, window.get(position + 1).copied());
+                Ok(())
+            })?;
+        }
+        bar.set_message(format!("{:.6}", mean_and_deviation(&found.kl).0));
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    let report = found.report(n_windows, n_ctx);
+    if args.json { out::json_line(&report) } else { report.print() }
+}
+
+fn start(path: &std::path::Path) -> String {
+    format!("start {}", path.display())
+}
+
+/// What was found position by position.
+#[derive(Default)]
+struct Found {
+    kl: Vec<f64>,
+    n_same_top: usize,
+    /// Negative log-likelihoods of the text by both models.
+    nll: [Vec<f64>; 2],
+}
+
+impl Found {
+    /// Takes a row of both models; `next` is the text's token behind it, where the window has one.
+    fn add(&mut self, base: &[f32], other: &[f32], next: Option<u32>) {
+        let (kl, is_same) = row_distance(other, base);
+        self.kl.push(kl);
+        self.n_same_top += usize::from(is_same);
+        if let Some(next) = next {
+            self.nll[0].push(nll(base, next));
+            self.nll[1].push(nll(other, next));
+        }
+    }
+
+    fn report(mut self, windows: usize, ctx: usize) -> Report {
+        let n = self.kl.len() as f64;
+        let of_mean = |values: &[f64]| {
+            let (mean, deviation) = mean_and_deviation(values);
+            Estimate { value: mean, error: deviation / (values.len() as f64).sqrt() }
+        };
+        let perplexity = |values: &[f64]| {
+            let Estimate { value, error } = of_mean(values);
+            Estimate { value: value.exp(), error: value.exp() * error }
+        };
+        let differences: Vec<f64> = self.nll[0].iter().zip(&self.nll[1]).map(|(a, b)| b - a).collect();
+        let kl_mean = of_mean(&self.kl);
+        self.kl.sort_by(f64::total_cmp);
+        let quantile = |share: f64| self.kl[((n - 1.0) * share).round() as usize];
+        let same_top = self.n_same_top as f64 / n;
+        Report {
+            kl_mean,
+            kl_median: quantile(0.5),
+            kl_99: quantile(0.99),
+            kl_max: quantile(1.0),
+            same_top: Estimate { value: same_top, error: (same_top * (1.0 - same_top) / n).sqrt() },
+            perplexity_base: perplexity(&self.nll[0]),
+            perplexity: perplexity(&self.nll[1]),
+            perplexity_ratio: perplexity(&differences),
+            positions: self.kl.len(),
+            windows,
+            ctx,
+        }
+    }
+}
+
+/// A mean and its standard error.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Estimate {
+    value: f64,
+    error: f64,
+}
+
+/// What is printed. KL is that of the other model from the base, in nats.
+#[derive(Debug, Serialize)]
+struct Report {
+    kl_mean: Estimate,
+    kl_median: f64,
+    kl_99: f64,
+    kl_max: f64,
+    /// Share of positions at which both find the same token likeliest.
+    same_top: Estimate,
+    perplexity_base: Estimate,
+    perplexity: Estimate,
+    /// The other's perplexity over the base's; its error knows that both read the same text.
+    perplexity_ratio: Estimate,
+    positions: usize,
+    windows: usize,
+    ctx: usize,
+}
+
+impl Report {
+    fn print(&self) -> Result<()> {
+        let line = |name: &str, e: Estimate| say!("{name:<17} {:.6} +/- {:.6}", e.value, e.error);
+        line("KL mean", self.kl_mean)?;
+        say!("KL median         {:.6}", self.kl_median)?;
+        say!("KL 99%            {:.6}", self.kl_99)?;
+        say!("KL worst          {:.6}", self.kl_max)?;
+        line("same top token", self.same_top)?;
+        line("perplexity base", self.perplexity_base)?;
+        line("perplexity", self.perplexity)?;
+        line("perplexity ratio", self.perplexity_ratio)?;
+        say!("{} positions in {} windows of {}", self.positions, self.windows, self.ctx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_means_and_errors() {
+        let mut found = Found::default();
+        // Both rows are two tokens; the other's second logit moves.
+        for i in 0..101 {
+            found.add(&[0.0, 1.0], &[0.0, 1.0 - 0.02 * i as f32], (i < 100).then_some(1));
+        }
+        let report = found.report(1, 202);
+        let kl = |second: f64| {
+            let p = 1.0 / (1.0 + (-1.0f64).exp());
+            let q = 1.0 / (1.0 + (-second).exp());
+            p * (p / q).ln() + (1.0 - p) * ((1.0 - p) / (1.0 - q)).ln()
+        };
+        let is_near = |a: f64, b: f64| assert!((a - b).abs() < 1e-6, "{a} is not {b}");
+        is_near(report.kl_median, kl(0.0));
+        is_near(report.kl_99, kl(-0.98));
+        is_near(report.kl_max, kl(-1.0));
+        is_near(report.same_top.value, 50.0 / 101.0);
+        is_near(report.perplexity_base.value, 1.0 + (-1.0f64).exp());
+        is_near(report.perplexity_base.error, 0.0);
+        is_near(report.perplexity.value, report.perplexity_base.value * report.perplexity_ratio.value);
+    }
+}

@@ -1,0 +1,290 @@
+//! `quantize`, `compare` and `imatrix` end to end.
+
+#[path = "../../../tests/fixtures.rs"]
+mod fixtures;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use checkpoint::gguf::Writer;
+use quant::WeightType;
+
+const EMBEDDED: &str = "models/fable-29m-a10m-q4_k_m.gguf";
+const TINY: &str = "crates/backend/tests/data/qwen3moe/model-bf16.gguf";
+const TEXT: &str = "Once upon a time a fox lost his hat. He asked the owl, who had seen it in the old tree by the pond. \
+                    The fox climbed up and found two small birds asleep in his hat, so he let them keep it.\n";
+
+fn moebius(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_moebius")).args(args).output().expect("start moebius")
+}
+
+fn stdout(args: &[&str]) -> String {
+    let output = moebius(args);
+    assert!(output.status.success(), "moebius {args:?} failed\n{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+fn json(args: &[&str]) -> serde_json::Value {
+    serde_json::from_str(&stdout(&[args, &["--json"]].concat())).expect("JSON")
+}
+
+/// The error that a command ends with.
+fn error(args: &[&str]) -> String {
+    let output = moebius(args);
+    assert!(!output.status.success(), "moebius {args:?} went well");
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn path(path: &Path) -> &str {
+    path.to_str().expect("path")
+}
+
+/// Names and types of all tensors.
+fn types(file: &Path) -> Vec<(String, WeightType)> {
+    let model = checkpoint::open(file).expect("open");
+    let mut types: Vec<_> = model.tensors().iter().map(|t| (t.name.clone(), t.dtype)).collect();
+    types.sort();
+    types
+}
+
+/// Names of the files in a folder.
+fn files(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).expect("folder");
+    let mut names: Vec<_> = entries.map(|e| e.expect("entry").file_name().into_string().expect("UTF-8")).collect();
+    names.sort();
+    names
+}
+
+/// A model of one matrix, which is no model for running.
+fn one_matrix(file: &Path, n_cols: usize, values: &[f32]) {
+    let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+    let mut writer = Writer::new();
+    writer.meta("general.architecture", "llama").meta("general.name", "one");
+    writer.meta("llama.block_count", 1u32).meta("split.no", 0u16).meta("split.count", 1u16);
+    writer.tensor("blk.0.ffn_up.weight", &[values.len() / n_cols, n_cols], WeightType::F32, bytes);
+    writer.write(&mut std::fs::File::create(file).expect("create")).expect("write");
+}
+
+#[test]
+fn mixes_are_those_of_llama_quantize() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let Some(models) = fixtures::more("../shared/fixtures/models") else { return };
+    let mut n = 0;
+    for arch in files(&models) {
+        let arch = models.join(arch);
+        for file in files(&arch) {
+            // Files that llama-quantize made of the one in bf16.
+            let Some(name) = file.strip_prefix("model-").and_then(|f| f.strip_suffix(".gguf")) else { continue };
+            if name == "bf16" {
+                continue;
+            }
+            let (from, to) = (arch.join("model-bf16.gguf"), folder.path().join("out.gguf"));
+            stdout(&["quantize", path(&from), path(&to), "--type", name]);
+            assert_eq!(types(&to), types(&arch.join(&file)), "{}", arch.join(&file).display());
+            n += 1;
+        }
+    }
+    assert!(n >= 10, "{n} files");
+}
+
+#[test]
+fn the_file_is_the_same_whatever_the_threads_and_says_what_it_is() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let (from, one, three) = (fixtures::root(TINY), folder.path().join("one.gguf"), folder.path().join("three.gguf"));
+    let line = ["quantize", path(&from), path(&one), "--type", "q4_k_m", "--tensor", "ffn_down=Q6_K", "-t", "1"];
+    let report = json(&line);
+    stdout(&["quantize", path(&from), path(&three), "--type", "Q4_K", "--tensor", "ffn_down=q6_k", "-t", "3"]);
+    assert_eq!(std::fs::read(&one).expect("read"), std::fs::read(&three).expect("read"));
+    assert_eq!(files(folder.path()), ["one.gguf", "three.gguf"]);
+
+    let (old, new) = (checkpoint::open(&from).expect("open"), checkpoint::open(&one).expect("open"));
+    assert_eq!(new.meta().u32("general.file_type").expect("key"), 15);
+    assert_eq!(new.meta().u32("general.quantization_version").expect("key"), 2);
+    let is_kept = |key: &str| !["general.file_type", "general.quantization_version"].contains(&key);
+    for (key, value) in old.meta().iter().filter(|(key, _)| is_kept(key)) {
+        assert_eq!(new.meta().get(key), Some(value), "{key}");
+    }
+    assert_eq!(report["bytes"].as_u64().expect("bytes"), new.data_bytes() as u64);
+    assert_eq!(report["bytes_before"].as_u64().expect("bytes"), old.data_bytes() as u64);
+    let down = new.tensors().iter().filter(|t| t.name.contains("ffn_down"));
+    assert!(down.clone().count() > 0 && down.clone().all(|t| [256, 32].contains(&t.dtype.block_len())), "{down:?}");
+
+    // Nothing is written by a dry run, which knows the same sizes.
+    let dry = json(&["quantize", path(&from), "--type", "Q4_K_M", "--tensor", "ffn_down=Q6_K", "--dry-run"]);
+    assert_eq!(dry["bytes"], report["bytes"]);
+}
+
+#[test]
+fn what_cannot_be_quantized_is_refused_by_name_and_leaves_the_old_file() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let at = |name: &str| folder.path().join(name);
+    let (good, out) = (at("good.gguf"), at("out.gguf"));
+    one_matrix(&good, 64, &[0.5; 256]);
+    for (name, value) in [("nan", f32::NAN), ("inf", f32::INFINITY), ("large", 1e30)] {
+        let mut values = vec![0.5; 256];
+        values[200] = value;
+        one_matrix(&at(name), 64, &values);
+    }
+    std::fs::write(&out, "the old file").expect("write");
+    let (text, short) = (at("text"), at("short.dat"));
+    std::fs::write(&text, "no model").expect("write");
+    std::fs::write(&short, [9, 0, 0, 0, 200, 0, 0, 0, b'x']).expect("write");
+    let before = files(folder.path());
+    let [good, out, nan, inf, large, text, short] =
+        [&good, &out, &at("nan"), &at("inf"), &at("large"), &text, &short].map(|p| path(p).to_string());
+    let cases: [(&[&str], &[&str]); 11] = [
+        (&[&nan, &out, "--type", "Q8_0"], &["out.gguf", "tensor blk.0.ffn_up.weight: value 200 is NaN"]),
+        (&[&inf, &out, "--type", "Q4_0"], &["tensor blk.0.ffn_up.weight: value 200 is inf"]),
+        (&[&large, &out, "--type", "F16"], &["value 200 is", "f16 cannot hold"]),
+        (&[&good, &out, "--type", "Q4_X"], &["Q4_X is none of", "Q4_K_M"]),
+        (&[&good, &out, "--type", "Q4_0", "--tensor", "ffn_dawn=Q8_0"], &["ffn_dawn=Q8_0", "matches no matrix"]),
+        (&[&good, &out, "--type", "Q4_0", "--tensor", "(=Q8_0"], &["unclosed group"]),
+        (&[&good, &good, "--type", "Q4_0"], &["it is the file that is read"]),
+        (&[&text, &out, "--type", "Q4_0"], &["failed to open", "text"]),
+        (&[&good, &out, "--type", "Q4_0", "--imatrix", &short], &["short.dat", "ends early"]),
+        (&[&good, &out, "--type", "Q4_0", "--imatrix", &good], &["general.type is model, imatrix wanted"]),
+        (&["no.gguf", &out, "--type", "Q4_0"], &["no.gguf"]),
+    ];
+    for (args, parts) in cases {
+        let said = error(&[&["quantize"], args].concat());
+        assert!(parts.iter().all(|part| said.contains(part)), "{args:?}: {said}");
+    }
+    assert_eq!(std::fs::read_to_string(&out).expect("read"), "the old file");
+    assert_eq!(files(folder.path()), before);
+
+    // Quantised weights need a word more.
+    let embedded = fixtures::root(EMBEDDED);
+    let line = ["quantize", path(&embedded), &out, "--type", "Q8_0"];
+    let said = error(&line);
+    assert!(said.contains("already") && said.contains("--allow-requantize"), "{said}");
+    stdout(&[&line[..], &["--allow-requantize"]].concat());
+    assert!(types(Path::new(&out)).iter().any(|(_, t)| *t == WeightType::Q8_0));
+}
+
+#[test]
+fn odd_rows_get_types_that_divide_them() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let (from, to) = (folder.path().join("from.gguf"), folder.path().join("to.gguf"));
+    let values: Vec<f32> = (0..7 * 288 * 13).map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0).collect();
+    for (n_cols, name, wanted) in [
+        (288, "Q4_K_S", WeightType::Q5_0),
+        (288, "Q6_K", WeightType::Q8_0),
+        (288, "IQ4_XS", WeightType::IQ4_NL),
+        (288, "Q2_K", WeightType::Q4_0),
+        (36, "Q4_0", WeightType::F16),
+        (7, "Q8_0", WeightType::F16),
+        (1, "Q8_0", WeightType::F16),
+    ] {
+        one_matrix(&from, n_cols, &values);
+        stdout(&["quantize", path(&from), path(&to), "--type", name]);
+        assert_eq!(types(&to), [("blk.0.ffn_up.weight".to_string(), wanted)], "{n_cols} {name}");
+        let model = checkpoint::open(&to).expect("open");
+        assert!(model.meta().get("split.count").is_none());
+        let mut back = vec![0.0; values.len()];
+        quant::decode_row(wanted, model.bytes(&model.tensors()[0]), &mut back);
+        let far = values.iter().zip(&back).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(far < 0.15, "{n_cols} {name}: {far}");
+    }
+}
+
+#[test]
+fn importances_are_summed_read_and_used() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let at = |name: &str| folder.path().join(name);
+    let (text, sums) = (at("text"), at("imatrix.gguf"));
+    std::fs::write(&text, TEXT.repeat(8)).expect("write");
+    let embedded = fixtures::root(EMBEDDED);
+    let report = json(&["imatrix", "-f", path(&text), "-o", path(&sums), "-c", "64"]);
+    let file = checkpoint::open(&sums).expect("open");
+    let numbers = |name: &str| -> Vec<f32> {
+        let info = file.tensor(name).unwrap_or_else(|| panic!("{name} is missing"));
+        file.bytes(info).as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+    };
+    let n_tokens = report["tokens"].as_f64().expect("tokens") as f32;
+    // 16 experts, 4 a token, in each of 8 layers.
+    let stacks = report["experts"].as_array().expect("experts");
+    assert_eq!(stacks.len(), 8);
+    for layer in 0..8 {
+        for name in ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"] {
+            let counts = numbers(&format!("blk.{layer}.{name}.weight.counts"));
+            assert_eq!((counts.len(), counts.iter().sum::<f32>()), (16, 4.0 * n_tokens), "{layer} {name}");
+        }
+        // A router's input is a norm's output, as the experts' is: over all experts each token counts four times.
+        let router = numbers(&format!("blk.{layer}.ffn_gate_inp.weight.in_sum2"));
+        let experts = numbers(&format!("blk.{layer}.ffn_gate_exps.weight.in_sum2"));
+        for (c, &sum) in router.iter().enumerate() {
+            let of_experts: f32 = (0..16).map(|e| experts[e * router.len() + c]).sum();
+            assert!((of_experts - 4.0 * sum).abs() <= 1e-4 * of_experts, "layer {layer} column {c}");
+        }
+        let never: Vec<usize> =
+            (0..16).filter(|&e| numbers(&format!("blk.{layer}.ffn_down_exps.weight.counts"))[e] == 0.0).collect();
+        assert_eq!(stacks[layer]["unreached"], serde_json::json!(never));
+    }
+
+    // The older form says the same, and either changes the file.
+    let dat = at("imatrix.dat");
+    let mut bytes = Vec::new();
+    let names: Vec<&str> = file.tensors().iter().filter_map(|t| t.name.strip_suffix(".in_sum2")).collect();
+    bytes.extend((names.len() as i32).to_le_bytes());
+    for name in &names {
+        let (squares, counts) = (numbers(&format!("{name}.in_sum2")), numbers(&format!("{name}.counts")));
+        let n_cols = squares.len() / counts.len();
+        bytes.extend((name.len() as i32).to_le_bytes());
+        bytes.extend(name.as_bytes());
+        bytes.extend(7i32.to_le_bytes());
+        bytes.extend((squares.len() as i32).to_le_bytes());
+        let mean = |(i, v): (usize, &f32)| v / counts[i / n_cols].max(1.0) * 7.0;
+        squares.iter().enumerate().map(mean).for_each(|v| bytes.extend(v.to_le_bytes()));
+    }
+    std::fs::write(&dat, bytes).expect("write");
+    let quantize = |out: &str, more: &[&str]| {
+        let out: PathBuf = at(out);
+        stdout(&[&["quantize", path(&embedded), path(&out), "--type", "Q4_0", "--allow-requantize"], more].concat());
+        out
+    };
+    let (plain, weighed, old) =
+        (quantize("a", &[]), quantize("b", &["--imatrix", path(&sums)]), quantize("c", &["--imatrix", path(&dat)]));
+    let bytes = |file: &Path, tensor: &str| {
+        let model = checkpoint::open(file).expect("open");
+        model.bytes(model.tensor(tensor).expect("tensor")).to_vec()
+    };
+    let tensor = "blk.3.attn_q.weight";
+    assert_ne!(bytes(&plain, tensor), bytes(&weighed, tensor));
+    let (a, b) = (bytes(&weighed, tensor), bytes(&old, tensor));
+    let n_same = a.iter().zip(&b).filter(|(a, b)| a == b).count();
+    assert!(n_same as f64 > 0.999 * a.len() as f64, "{n_same} of {}", a.len());
+    let meta = checkpoint::open(&weighed).expect("open");
+    assert_eq!(meta.meta().str("quantize.imatrix.file").expect("key"), "imatrix.gguf");
+}
+
+#[test]
+fn a_comparison_finds_nothing_between_equals_and_more_the_fewer_bits() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let text = folder.path().join("text");
+    std::fs::write(&text, TEXT.repeat(6)).expect("write");
+    let base = fixtures::root(EMBEDDED);
+    let compare =
+        |other: &Path| json(&["compare", "-m", path(&base), "-m", path(other), "-f", path(&text), "-c", "128"]);
+    let same = compare(&base);
+    assert_eq!((same["kl_max"].as_f64(), same["same_top"]["value"].as_f64()), (Some(0.0), Some(1.0)));
+    assert_eq!(
+        (same["perplexity_ratio"]["value"].as_f64(), same["perplexity_base"] == same["perplexity"]),
+        (Some(1.0), true)
+    );
+    let mut before = 0.0;
+    for name in ["Q8_0", "Q5_0", "Q2_K"] {
+        let out = folder.path().join(name);
+        stdout(&["quantize", path(&base), path(&out), "--type", name, "--allow-requantize"]);
+        let found = compare(&out);
+        let kl = found["kl_mean"]["value"].as_f64().expect("KL");
+        assert!(kl > before && found["kl_max"].as_f64() >= found["kl_99"].as_f64(), "{name}: {found}");
+        before = kl;
+    }
+    assert!(before > 0.05, "{before}");
+    let other = fixtures::root(TINY);
+    assert!(
+        error(&["compare", "-m", path(&base), "-m", path(&other), "-f", path(&text), "-c", "128"])
+            .contains("8192 tokens")
+    );
+    assert!(error(&["compare", "-m", path(&base), "-f", path(&text)]).contains("two are wanted"));
+}
