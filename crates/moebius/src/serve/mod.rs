@@ -228,6 +228,11 @@ fn start(
 /// The models that the command line names.
 fn paths(args: &ServeArgs) -> Result<Vec<PathBuf>> {
     let mut paths = args.model.clone();
+    // A slip of the pen is told now, and not by the first request. The one model is opened at once.
+    for path in args.model.iter().filter(|_| args.model.len() > 1 || args.models.is_some()) {
+        let found = find::resolve(path)?;
+        std::fs::metadata(&found).with_context(|| format!("open {}", found.display()))?;
+    }
     if let Some(folder) = &args.models {
         let named: Vec<PathBuf> = paths.iter().filter_map(|path| path.canonicalize().ok()).collect();
         let is_new = |path: &PathBuf| path.canonicalize().map_or(true, |path| !named.contains(&path));
