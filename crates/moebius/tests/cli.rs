@@ -341,6 +341,8 @@ fn mistakes_are_named() {
         (&["run", "-m", "no/such-model", "hi"], "`hf download no/such-model` fetches it"),
         (&["logits", "--tokens", "9999"], "9999"),
         (&["run", "  "], "the prompt is empty"),
+        (&["serve", "-m", "no-such-file.gguf", "-m", junk], "open no-such-file.gguf"),
+        (&["serve", "--models", "no-such-folder"], "it holds no GGUF file and no model folder"),
         (&["run", "hello", "world"], "a prompt of several words stands in quotes"),
         (&["run", "hi", "--temp", "-1"], "it must be a number from 0 on"),
         (&["run", "hi", "-c", "8"], "needs a context of"),

@@ -17,7 +17,7 @@ use crate::show::Show;
 pub fn run(args: &RunArgs) -> Result<()> {
     let prompt = prompt(args)?;
     if prompt.trim().is_empty() {
-        bail!("answer the prompt: it is empty");
+        bail!("run: the prompt is empty");
     }
     let model = load::open(args.model.model.as_deref())?;
     let model = model.with_template(args.template.chat_template_file.as_deref())?;

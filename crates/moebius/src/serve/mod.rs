@@ -148,6 +148,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
                 .with_context(|| format!("listen on {address} (--port 0 takes a free one)"))?,
         };
         let address = listener.local_addr().context("listen")?;
+        let signals = Signals::new().context("listen for signals")?;
         announce(address, &fleet, &summary);
         systemd::tell("READY=1");
         tokio::spawn(give_memory_back());
@@ -155,7 +156,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
             Some(cors) => routes::router(fleet.clone()).layer(cors),
             None => routes::router(fleet.clone()),
         };
-        serve_until_told(listener, router, &fleet, ended, Duration::from_secs(args.drain_seconds)).await
+        serve_until_told(listener, router, &fleet, ended, signals, Duration::from_secs(args.drain_seconds)).await
     });
     fleet.stop()?;
     // Connections that outlive the time they were given are cut off here.
@@ -229,6 +230,11 @@ fn start(
 /// The models that the command line names.
 fn paths(args: &ServeArgs) -> Result<Vec<PathBuf>> {
     let mut paths = args.model.clone();
+    // A slip of the pen is told now, and not by the first request. The one model is opened at once.
+    for path in args.model.iter().filter(|_| args.model.len() > 1 || args.models.is_some()) {
+        let found = find::resolve(path)?;
+        std::fs::metadata(&found).with_context(|| format!("open {}", found.display()))?;
+    }
     if let Some(folder) = &args.models {
         let named: Vec<PathBuf> = paths.iter().filter_map(|path| path.canonicalize().ok()).collect();
         let is_new = |path: &PathBuf| path.canonicalize().map_or(true, |path| !named.contains(&path));
@@ -243,6 +249,7 @@ async fn serve_until_told(
     router: Router,
     fleet: &Fleet,
     ended: Option<oneshot::Receiver<()>>,
+    mut signals: Signals,
     patience: Duration,
 ) -> Result<()> {
     let (stop, stopped) = watch::channel(false);
@@ -255,7 +262,7 @@ async fn serve_until_told(
         }
     };
     let result = tokio::select! {
-        told = told_to_stop() => told.context("listen for signals"),
+        told = signals.next() => told.context("listen for signals"),
         _ = ended => Err(anyhow!("serve: the engine's thread has ended")),
     };
     fleet.common.drain();
@@ -267,7 +274,7 @@ async fn serve_until_told(
     tokio::select! {
         _ = server => {}
         () = tokio::time::sleep(patience) => tracing::warn!("time is up; what still runs is cut off"),
-        again = told_to_stop() => {
+        again = signals.next() => {
             again.context("listen for signals")?;
             tracing::warn!("told again; what still runs is cut off");
         }
@@ -301,19 +308,36 @@ async fn give_memory_back() {
     }
 }
 
-/// Returns at Ctrl-C, or when the system asks.
-async fn told_to_stop() -> std::io::Result<()> {
+/// What tells the server to stop: Ctrl-C, or the system. Heard from the moment it is made.
+struct Signals {
     #[cfg(unix)]
-    {
+    terminate: tokio::signal::unix::Signal,
+    #[cfg(unix)]
+    interrupt: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    fn new() -> std::io::Result<Signals> {
+        #[cfg(unix)]
         use tokio::signal::unix::{SignalKind, signal};
-        let mut terminate = signal(SignalKind::terminate())?;
-        tokio::select! {
-            _ = terminate.recv() => Ok(()),
-            interrupted = tokio::signal::ctrl_c() => interrupted,
-        }
+        Ok(Signals {
+            #[cfg(unix)]
+            terminate: signal(SignalKind::terminate())?,
+            #[cfg(unix)]
+            interrupt: signal(SignalKind::interrupt())?,
+        })
     }
-    #[cfg(not(unix))]
-    tokio::signal::ctrl_c().await
+
+    /// Returns at the next one.
+    async fn next(&mut self) -> std::io::Result<()> {
+        #[cfg(unix)]
+        tokio::select! {
+            _ = self.terminate.recv() => Ok(()),
+            _ = self.interrupt.recv() => Ok(()),
+        }
+        #[cfg(not(unix))]
+        tokio::signal::ctrl_c().await
+    }
 }
 
 /// The name that answers carry: the file's, without its folder and ending.
