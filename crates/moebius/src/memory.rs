@@ -251,9 +251,12 @@ pub fn fit_streamed<B: Backend>(
 pub fn streamed_batch(least: &dyn Backend, plan: &ValidPlan, wish: &Wish, budget: Budget) -> usize {
     /// The part of what is left beside dense weights.
     const SHARE: usize = 16;
+    let units = Units::of(least, plan);
+    // Beside the context that was asked for.
+    let positions = wish.ctx.unwrap_or(PAGE);
     let takes = |batch: usize| {
-        let limits = Limits { max_tokens: batch, max_outputs: 1, max_positions: batch, ..Limits::default() };
-        least.footprint(plan, limits)
+        let limits = units.limits(batch, positions, wish.sequences, positions.div_ceil(PAGE), [MIN_CHECKPOINTS; 2]);
+        least.footprint(plan, Limits { max_tokens: batch, ..limits })
     };
     let room = budget.room(&takes(1)).unwrap_or(0);
     let longest = wish.ctx.unwrap_or(DEFAULT_CTX).min(plan.n_ctx_train.max(PAGE));

@@ -82,17 +82,7 @@ fn a_promise_is_kept() {
         let size = ["--ctx", &ctx, "--batch", &ctx, "--cache-type", "f32", "--copy-weights", copies];
         let args = [&["run", "--raw", "--ignore-eos", "-n", "2", "-f", prompt][..], &size].concat();
         let promised = least(&args) + 1;
-        let mut child = moebius(&args);
-        child.args(["--memory", &format!("{promised}M")]).stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut child = child.spawn().unwrap();
-        let mut peak = 0;
-        while child.try_wait().unwrap().is_none() {
-            // The memory is taken long before the end, so that no late peak is missed.
-            peak = peak.max(peak_bytes(child.id()).unwrap_or(0));
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let output = child.wait_with_output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let (_, peak) = watched(&args, promised);
         let promised = promised * 1_000_000;
         println!("{n_token} tokens, copies {copies}: {peak} of {promised} bytes");
         assert!(peak <= promised, "copies {copies}: {peak} of {promised} bytes");
@@ -100,6 +90,78 @@ fn a_promise_is_kept() {
         // MB.
         assert!(peak >= promised / 100 * 96, "copies {copies}: {peak} of {promised} bytes");
     }
+}
+
+/// With experts that are read from disk the promise is kept as well, and the text is the same.
+#[test]
+fn a_promise_is_kept_with_streamed_experts() {
+    let names = ["fox", "bear", "owl", "rabbit", "mouse", "cat", "dog", "frog"];
+    let text: Vec<String> = (0..70).map(|i| format!("The {} met the {}.", names[i % 8], names[i / 8 % 8])).collect();
+    let folder = tempfile::tempdir().unwrap();
+    let prompt = folder.path().join("prompt.txt");
+    fs::write(&prompt, text.join(" ")).unwrap();
+    let size = ["--ctx", "768", "--batch", "512", "--cache-type", "f32", "--temperature", "0"];
+    let args = [&["run", "--raw", "--ignore-eos", "-n", "64", "-f", prompt.to_str().unwrap()][..], &size].concat();
+    let whole = moebius(&args).output().unwrap();
+    assert!(whole.status.success(), "{}", String::from_utf8_lossy(&whole.stderr));
+    let least = least(&args);
+    for more in [1, 4, 8] {
+        let promised = least + more;
+        let (output, peak) = watched(&args, promised);
+        let notes = String::from_utf8(output.stderr).unwrap();
+        assert!(notes.contains("of 128 experts"), "{notes}");
+        assert_eq!(output.stdout, whole.stdout, "{promised}M");
+        println!("{peak} of {promised}M: {notes}");
+        let promised = promised * 1_000_000;
+        assert!(peak <= promised, "{peak} of {promised} bytes: {notes}");
+        // The reserve, and the part of the context and the step that the prompt leaves.
+        assert!(peak + 6_000_000 >= promised, "{peak} of {promised} bytes: {notes}");
+    }
+}
+
+/// Recorded routes predict what is in memory, the more the larger the budget.
+#[test]
+fn recorded_routes_predict_hit_rates() {
+    let folder = tempfile::tempdir().unwrap();
+    let routes = folder.path().join("routes.jsonl");
+    let routes = routes.to_str().unwrap();
+    let output = moebius(&["bench", "-p", "0", "-n", "40", "-r", "1", "--trace-experts", routes]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let size = ["plan", "--routes", routes, "--ctx", "256", "--batch", "64"];
+    let output = with_memory(&size, least(&size) + 2);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let rates: Vec<f64> = text
+        .lines()
+        .filter_map(|line| {
+            line.split_once("% ")?.1.split_once("of a token's")?.0.trim().strip_suffix('%').map(str::to_string)
+        })
+        .filter_map(|rate| rate.trim().parse().ok())
+        .collect();
+    println!("{text}");
+    assert_eq!(text.matches("of a token's experts in memory").count(), 13, "{text}");
+    assert!(rates.windows(2).all(|pair| pair[0] <= pair[1] + 3.0), "{rates:?}");
+    assert!(text.contains("100%: "), "{text}");
+    // A file of another kind, and a budget that streams nothing.
+    fs::write(folder.path().join("routes.jsonl"), "{}\n").unwrap();
+    assert!(!with_memory(&size, least(&size) + 2).status.success());
+    assert!(!with_memory(&size, 4000).status.success());
+}
+
+/// Runs to the end within a promise, which must work; returns the peak too.
+fn watched(args: &[&str], megabytes: usize) -> (Output, usize) {
+    let mut child = moebius(args);
+    child.args(["--memory", &format!("{megabytes}M")]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = child.spawn().unwrap();
+    let mut peak = 0;
+    while child.try_wait().unwrap().is_none() {
+        // The memory is taken long before the end, so that no late peak is missed.
+        peak = peak.max(peak_bytes(child.id()).unwrap_or(0));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    (output, peak)
 }
 
 /// Most memory that a process has had resident.
