@@ -304,6 +304,8 @@ struct Combine {
     const float* weights; // [rows, n_used]
     const float* norm_w;  // [d], or null
     float* norm_out;      // [rows, d]
+    const float* shared_y; // [rows, d], or null: the shared expert's
+    const float* share;    // [rows], or null: it counts in full
     u32 rows, n_used, d, add;
     float eps;
     u32 reserved;
@@ -401,4 +403,44 @@ struct WideGatedLinear {
 struct WideExperts {
     Experts op;
     Packed wide;
+};
+
+// Rows of x behind their prologue, in up to two forms.
+struct PackTo {
+    void* out;    // [rows, stride]
+    u32 stride;   // of a row, in numbers
+    u32 runs;     // of a unit of the weights that will read them: bf16 in the order of `packed_at`; 0: f32 as they are
+    u32 paired;
+    u32 reserved;
+};
+struct Pack {
+    const float* x; // [rows, k]
+    Prologue prologue;
+    PackTo to[2];   // the second may be null
+    u32 rows, k;
+};
+
+// Columns of a product of 9 to 64 rows (`batch.h`).
+struct Batched {
+    const u16* x;  // [rows, stride] bf16
+    u32 stride;
+    u32 n_split;   // warps that share rows of weights
+};
+
+struct BatchLinear {
+    Linear op;
+    Batched columns;
+};
+
+struct BatchGatedLinear {
+    GatedLinear op;
+    Batched columns;
+};
+
+// Pairs behind the last are the shared expert's, of every row.
+struct BatchExperts {
+    Experts op;
+    Batched columns;
+    u16* hidden;  // [pairs, hidden_stride], packed for the next product; or null: op.out
+    u32 hidden_stride, hidden_runs, hidden_paired, reserved;
 };

@@ -1,4 +1,5 @@
-// combine: x[t] (+)= sum_s weights[t, s] * y[t, s], slots in order; with a norm it also emits the next rms_norm.
+// combine: x[t] (+)= sum_s weights[t, s] * y[t, s] (+ sigmoid(share[t]) * shared_y[t]), slots in order; with a norm it
+// also emits the next rms_norm.
 // grid (rows), block 32..1024: a block a row.
 #include "cuda/common.h"
 #include "cuda/args.h"
@@ -8,7 +9,8 @@
 #define SLOTS 8
 
 // The number of a row behind its slots.
-__device__ __forceinline__ float combined(const Combine& a, const float* weights, const float* x, const float* y, u32 i) {
+__device__ __forceinline__ float combined(const Combine& a, const float* weights, const float* x, const float* y,
+                                        const float* shared_y, float share, u32 i) {
     float v = 0.0f;
     for (u32 first = 0; first < a.n_used; first += SLOTS) {
         float slot[SLOTS];
@@ -19,6 +21,7 @@ __device__ __forceinline__ float combined(const Combine& a, const float* weights
             if (first + s < a.n_used) v += weights[first + s] * slot[s];
         }
     }
+    if (shared_y) v += share * shared_y[i];
     return a.add ? v + x[i] : v;
 }
 
@@ -37,16 +40,18 @@ KERNEL __launch_bounds__(1024) combine(const __grid_constant__ Combine a) {
     __syncthreads();
     float* x = a.x + row * a.d;
     const float* y = a.y + row * a.n_used * a.d;
+    const float* shared_y = a.shared_y ? a.shared_y + row * a.d : nullptr;
+    const float share = a.share ? sigmoid(a.share[row]) : 1.0f;
     float kept[KEPT], sum = 0.0f;
 #pragma unroll
     for (int j = 0; j < KEPT; j++) {
         const u32 i = j * blockDim.x + threadIdx.x;
-        kept[j] = i < a.d ? combined(a, weights, x, y, i) : 0.0f;
+        kept[j] = i < a.d ? combined(a, weights, x, y, shared_y, share, i) : 0.0f;
         if (i < a.d) x[i] = kept[j];
         sum += kept[j] * kept[j];
     }
     for (u32 i = KEPT * blockDim.x + threadIdx.x; i < a.d; i += blockDim.x) {
-        const float v = combined(a, weights, x, y, i);
+        const float v = combined(a, weights, x, y, shared_y, share, i);
         x[i] = v;
         sum += v * v;
     }

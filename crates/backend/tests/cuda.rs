@@ -154,6 +154,57 @@ fn states_are_copied() {
     assert!(first.iter().map(|x| x.to_bits()).eq(again.iter().map(|x| x.to_bits())));
 }
 
+/// Single tokens of many sequences: the kernels for 9 to 64 rows, and the graphs of such steps.
+#[test]
+fn many_sequences_agree_with_the_reference() {
+    let Some(gpu) = gpu(CacheType::F16) else { return };
+    let delta = Some((4, heads(2, 4, 64, 64, Sharing::Grouped)));
+    let large = Shape { d_model: 256, d_ff: 256, n_head: 4, n_kv: 2, d_k: 64, d_v: 64, ..PLAIN };
+    for (shape, most) in [
+        (PLAIN, FLOATS_OFF),
+        (Shape { types: [Q4_K, Q6_K, Q4_K, Q4_K, Q6_K], n_expert: 19, n_used: 4, ..large }, 3e-2),
+        (Shape { types: [Q4_K, Q4_K, Q6_K, Q6_K, Q4_K], biases: true, act: CLAMPED, n_expert: 3, ..large }, 3e-2),
+        (Shape { types: [BF16, F16, BF16, BF16, F16], d_ff: 52, delta, ..large }, 1e-2),
+        (Shape { types: [Q8_0, Q5_0, Q5_1, Q4_0, MXFP4], sinks: true, window: Some(40), ..large }, 3e-2),
+        (Shape { types: [Q5_K, Q3_K, Q2_K, IQ4_XS, Q4_K], fused: false, delta, ..large }, 3e-2),
+    ] {
+        for n in [9, 16, 33, 64] {
+            let (found, exact) = (crowd(&gpu, shape, n), crowd(&Reference, shape, n));
+            let error = relative_of_most(&found, &exact);
+            println!("{n} sequences {error:.2e} (at most {most:.0e}) {:?}", shape.types);
+            assert!(error <= most, "{n} sequences: {error:e} of at most {most:e}, {shape:?}");
+        }
+    }
+}
+
+/// The logits of the first four tokens of `n` sequences side by side.
+fn crowd(backend: &dyn Backend, shape: Shape, n: usize) -> Vec<f32> {
+    let (plan, weights) = model(shape);
+    let limits = Limits {
+        max_tokens: n,
+        max_outputs: n,
+        n_pages: n,
+        max_positions: PAGE,
+        n_window_pages: 2 * n,
+        n_states: n,
+        max_draft: 0,
+    };
+    let mut program = backend.compile(&ValidPlan::new(plan).unwrap(), weights, limits).unwrap();
+    let texts: Vec<Vec<u32>> = (0..n).map(|s| tokens(4, s as u64)).collect();
+    let mut all = Vec::new();
+    let mut batch = Batch::default();
+    for pos in 0..4 {
+        batch.clear();
+        for (s, text) in texts.iter().enumerate() {
+            let page = [s as u32];
+            let tables = Tables { pages: &page, window_pages: &page, first_window_block: 0, state: s as u32 };
+            batch.push(&text[pos..=pos], pos, tables, [0]);
+        }
+        all.extend_from_slice(program.step(&batch).unwrap().logits);
+    }
+    all
+}
+
 /// Long contexts: many splits, merged in order; prefill in large steps and decode see the same.
 #[test]
 fn long_contexts_agree_with_the_reference() {

@@ -22,12 +22,11 @@ EOF
         flags="$flags -DAFFINE_GROUP=$group -DAFFINE_SCALE=$scale" ;;
     esac
     echo "$type"
-    # shellcheck disable=SC2086
-    ${CXX:-c++} -std=c++17 -O1 -w -I "$root/tools/cuda/host" -I "$out/src" -I "$root/kernels" $flags \
-        -o "$out/products" "$root/tools/cuda/products.cpp"
-    "$out/products"
-    # shellcheck disable=SC2086
-    ${CXX:-c++} -std=c++17 -O1 -w -I "$root/tools/cuda/host" -I "$out/src" -I "$root/kernels" $flags \
-        -o "$out/few" "$root/tools/cuda/few.cpp"
-    "$out/few"
+    # `batch` has no kernels for f32.
+    for program in products few $([ "$type" = f32 ] || echo batch); do
+        # shellcheck disable=SC2086
+        ${CXX:-c++} -std=c++17 -O1 -w -I "$root/tools/cuda/host" -I "$out/src" -I "$root/kernels" $flags \
+            -o "$out/$program" "$root/tools/cuda/$program.cpp"
+        "$out/$program"
+    done
 done

@@ -91,9 +91,9 @@ args! {
         step: Step, x: Ptr, w: Ptr, state: Ptr, q: Ptr, k: Ptr, v: Ptr, gates: DecayBeta, state_len: u64,
         d: u32, n_k_head: u32, n_v_head: u32, d_k: u32, d_v: u32, q_scale: f32, k_scale: f32, eps: f32,
     }
-    struct Combine: 64 {
-        x: Ptr, y: Ptr, weights: Ptr, norm_w: Ptr, norm_out: Ptr, rows: u32, n_used: u32, d: u32, add: u32, eps: f32,
-        reserved: u32,
+    struct Combine: 80 {
+        x: Ptr, y: Ptr, weights: Ptr, norm_w: Ptr, norm_out: Ptr, shared_y: Ptr, share: Ptr, rows: u32, n_used: u32,
+        d: u32, add: u32, eps: f32, reserved: u32,
     }
     struct Select: 32 { x: Ptr, rows: Ptr, out: Ptr, n_rows: u32, d: u32 }
     struct QkvPart: 40 { x: Ptr, w: Ptr, cache: Ptr, n_head: u32, d_head: u32, is_normed: u32, is_rotated: u32 }
@@ -111,6 +111,15 @@ args! {
     struct Pick: 64 {
         logits: Ptr, asks: Ptr, listed: Ptr, parts: Ptr, candidates: Ptr, out: Ptr, listed_out: Ptr, n_vocab: u32,
         rows: u32,
+    }
+    struct PackTo: 24 { out: Ptr, stride: u32, runs: u32, paired: u32, reserved: u32 }
+    struct Pack: 104 { x: Ptr, prologue: Prologue, to: [PackTo; 2], rows: u32, k: u32 }
+    struct Batched: 16 { x: Ptr, stride: u32, n_split: u32 }
+    struct BatchLinear: 272 { op: Linear, columns: Batched }
+    struct BatchGatedLinear: 144 { op: GatedLinear, columns: Batched }
+    struct BatchExperts: 280 {
+        op: Experts, columns: Batched, hidden: Ptr, hidden_stride: u32, hidden_runs: u32, hidden_paired: u32,
+        reserved: u32,
     }
     struct Packed: 16 { packed: Ptr, n_groups: u32, width: u32 }
     struct WideLinear: 272 { op: Linear, wide: Packed }

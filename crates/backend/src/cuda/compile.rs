@@ -8,8 +8,10 @@ use checkpoint::Checkpoint;
 use model::plan::{CacheDecl, Elem, Op, Plan, ValidPlan, Weight, memory};
 
 use super::Cuda;
+use super::batch;
 use super::driver::{self, Context, DriverError, Memory, Module, Pinned, Stream};
 use super::encode::{Kernels, RopeView, Scratch};
+use super::encode_batch::{self, BatchScratch};
 use super::few;
 use super::fuse::fuse;
 use super::nodes::{CacheView, Lower, MAX_SPLITS, Modules, Node, StateView, is_interleaved};
@@ -88,6 +90,7 @@ pub fn compile(
     let is_f16 = cuda.cache == CacheType::F16;
     let max_tokens = limits.max_tokens;
     let is_wide = wide::fits(context.arch) && max_tokens >= wide::FROM;
+    let is_batch = batch::has_steps(limits);
     let max_outputs = limits.max_outputs.min(max_tokens);
 
     let placement = memory::place(plan, max_tokens, max_outputs);
@@ -108,12 +111,14 @@ pub fn compile(
         is_f16,
         max_shared: context.max_shared,
         is_wide,
+        is_batch,
         n_routers: 0,
     };
     let of_ops = plan.ops.iter().map(|op| lower.op(op)).collect::<Result<Vec<_>, _>>()?;
     let qkv = lower.modules.id(Key::cached(sources::QKV, is_f16));
     let mut room_bytes = 0;
-    let places = few::room(plan).map(|numbers| {
+    let room_rows = if is_batch { batch::MAX_ROWS } else { few::MAX_ROWS };
+    let places = few::room(plan, room_rows).map(|numbers| {
         let at = room_bytes;
         room_bytes += (4 * numbers).next_multiple_of(256);
         at as u64
@@ -122,8 +127,9 @@ pub fn compile(
     // SAFETY: just allocated with this length.
     unsafe { stream.fill(room.ptr(), 0, room_bytes) }.failed("step buffers")?;
     let [attended, shared, delta, counters] = places.map(|at| room.ptr() + at);
-    let places = few::Room { attended, shared, delta, counters };
+    let places = few::Room { attended, shared, delta, counters, rows: room_rows };
     let few_nodes = few::few(plan, &of_ops, lower.modules, places, is_f16, qkv);
+    let batch_nodes = if is_batch && encode_batch::fits(&few_nodes) { few_nodes.clone() } else { Vec::new() };
     let nodes = fuse(of_ops.into_iter().flatten().collect(), qkv);
     let logits = lower.view(plan.logits);
     let hidden = plan.hidden().map(|hidden| lower.view(hidden));
@@ -136,7 +142,15 @@ pub fn compile(
         memory.push(memory_);
         Ok::<_, CompileError>(ptr)
     };
+    let [x_bytes, hidden_bytes, shared_bytes] = batch::scratch(plan, limits);
+    let batch = BatchScratch {
+        x: scratch("packed activations", x_bytes / 4)?,
+        x_bytes,
+        hidden: scratch("packed activations", hidden_bytes / 4)?,
+        shared: scratch("scratch of products", shared_bytes / 4)?,
+    };
     let scratch = Scratch {
+        batch,
         apart: scratch("scratch of products", needs.apart)?,
         partial: scratch("partial sums of attention", needs.partial)?,
         first: scratch("expert lists", needs.n_expert + 1)?,
@@ -183,6 +197,7 @@ pub fn compile(
         kernels,
         nodes,
         few: few_nodes,
+        batch: batch_nodes,
         routers: router_layers(plan),
         ropes,
         scratch,
@@ -230,6 +245,7 @@ pub fn footprint(cuda: &Cuda, plan: &Plan, limits: Limits) -> Footprint {
     sum.add(Part::Scratch, attention.max().unwrap_or(0));
     // Devices without these kernels need none of it.
     sum.add(Part::Scratch, wide::most_packed(plan, limits));
+    sum.add(Part::Scratch, batch::scratch(plan, limits).iter().sum());
     sum
 }
 
@@ -270,7 +286,7 @@ impl Needs {
                     }
                 }
                 Node::Attend(node) => {
-                    for n_tokens in 1..=limits.max_tokens.min(few::MAX_ROWS) {
+                    for n_tokens in 1..=limits.max_tokens.min(batch::MAX_ROWS) {
                         let n_splits = node.splits(n_tokens, most_pages.max(2 * MAX_SPLITS), sms);
                         needs.partial = needs.partial.max(node.partial(n_tokens, n_splits));
                     }

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 
 use super::args;
 use super::driver::{DriverError, Function, Geometry, Module, Ptr, Stream};
+use super::encode_batch::BatchScratch;
 use super::launch::Launch;
 use super::matmul;
 use super::nodes::{
@@ -59,6 +60,7 @@ pub struct Scratch {
     pub pairs: Ptr,
     /// Activations of a product of many rows.
     pub packed: Ptr,
+    pub batch: BatchScratch,
 }
 
 /// What is the same for all launches of a step.
@@ -74,6 +76,8 @@ pub struct Encoder<'a> {
     /// Longest chunk.
     pub longest: usize,
     pub sms: usize,
+    /// Bytes of shared memory that a block may have.
+    pub max_shared: usize,
     /// Programmatic dependent launch.
     pub early: bool,
     /// Launches so far.
@@ -85,7 +89,7 @@ impl Encoder<'_> {
         view.rows.count(self.counts.tokens, self.counts.rows)
     }
 
-    fn run<A>(&mut self, module: ModuleId, launch: Launch, args: &A) -> Result<(), DriverError> {
+    pub(super) fn run<A>(&mut self, module: ModuleId, launch: Launch, args: &A) -> Result<(), DriverError> {
         let Launch { entry, grid, block, shared } = launch;
         if grid.contains(&0) {
             return Ok(());
@@ -146,6 +150,9 @@ impl Encoder<'_> {
                     limit: act.limit,
                     prologue,
                 };
+                if let Some(module) = gate.batch.filter(|_| Self::is_batch(rows)) {
+                    return self.gated_linear_batch(module, gate, args);
+                }
                 if let Some(module) = gate.wide.filter(|_| rows >= wide::FROM) {
                     let entries = ["gated_linear_pack", "gated_linear_wide"];
                     let wide = wide::dense(gate.dtype, entries, rows, 2 * gate.n, sms);
@@ -312,9 +319,9 @@ impl Encoder<'_> {
                     d: x.width as u32,
                     add: u32::from(add),
                     eps,
-                    reserved: 0,
+                    ..Default::default()
                 };
-                self.run(Modules::COMBINE, Launch::rows("combine", rows, x.width), &args)
+                self.combine(rows, &args)
             }
             Node::Select { x, out } => {
                 let n_rows = self.counts.rows as u32;
@@ -336,6 +343,10 @@ impl Encoder<'_> {
         if rows == 0 { Ok(()) } else { self.run(module, launch(rows), args) }
     }
 
+    pub(super) fn combine(&mut self, rows: usize, args: &args::Combine) -> Result<(), DriverError> {
+        self.run(Modules::COMBINE, Launch::rows("combine", rows, args.d as usize), args)
+    }
+
     /// The two launches of a product of many rows.
     fn wide<A>(
         &mut self,
@@ -351,6 +362,9 @@ impl Encoder<'_> {
 
     fn linear(&mut self, x: &View, rows: usize, parts: &[Part]) -> Result<(), DriverError> {
         let w = parts[0].w;
+        if w.batch.is_some() && Self::is_batch(rows) {
+            return self.linear_batch(x, rows, [parts, &[]], args::Prologue::default(), false);
+        }
         let (args, n) = linear_args(x, rows, parts);
         let sms = self.sms;
         if let Some(module) = w.wide.filter(|_| rows >= wide::FROM) {
@@ -362,6 +376,9 @@ impl Encoder<'_> {
 
     fn few_linear(&mut self, node: &FewLinearNode) -> Result<(), DriverError> {
         let rows = self.rows(&node.x);
+        if Self::is_batch(rows) {
+            return self.few_linear_batch(node, rows);
+        }
         let [first, second] = &node.parts;
         let linear = |parts: &[Part]| {
             let (args, n) = linear_args(&node.x, rows, parts);
@@ -416,6 +433,9 @@ impl Encoder<'_> {
 
     fn router(&mut self, node: &RouterNode) -> Result<(), DriverError> {
         let rows = self.rows(&node.x);
+        if Self::is_batch(rows) {
+            return self.router_batch(node, rows);
+        }
         let (linear, n) = linear_args(&node.x, rows, &node.parts);
         let linear = args::Linear { prologue: node.prologue, ..linear };
         let args = args::Router {
@@ -493,9 +513,12 @@ impl Encoder<'_> {
     }
 
     fn experts_up(&mut self, node: &UpNode) -> Result<(), DriverError> {
+        let rows = self.rows(&node.experts.x);
+        if Self::is_batch(rows) {
+            return self.experts_up_batch(node, rows);
+        }
         let ExpertsNode { x, ids, gate, up, biases: [bias, up_bias, _], act, n_expert, n_used, hidden, .. } =
             node.experts;
-        let rows = self.rows(&x);
         let (shared_w, shared_up, shared_out) =
             node.shared.map_or_else(Default::default, |(w, up, out)| (w.data, up.data, out.ptr));
         let args = args::Experts {
@@ -528,8 +551,11 @@ impl Encoder<'_> {
     }
 
     fn experts_down(&mut self, node: &DownNode) -> Result<(), DriverError> {
-        let ExpertsNode { ids, down, biases: [_, _, bias], n_expert, n_used, hidden, .. } = node.experts;
         let rows = self.rows(&node.x);
+        if Self::is_batch(rows) {
+            return self.experts_down_batch(node, rows);
+        }
+        let ExpertsNode { ids, down, biases: [_, _, bias], n_expert, n_used, hidden, .. } = node.experts;
         let (shared_w, shared_h) = node.shared.map_or_else(Default::default, |(w, h)| (w.data, h.ptr));
         let args = args::ExpertsDown {
             h: hidden.ptr,
@@ -638,13 +664,13 @@ impl Encoder<'_> {
         self.run(node.module, Launch { entry: "attention_merge", grid, block: 128, shared: 0 }, &args)
     }
 
-    fn route(&mut self, node: &RouteNode) -> Result<(), DriverError> {
+    pub(super) fn route(&mut self, node: &RouteNode) -> Result<(), DriverError> {
         let rows = self.rows(&node.logits) as u32;
         let args = self.route_args(node);
         self.run(node.module, Launch { entry: "route", grid: [rows, 1, 1], block: 32, shared: 0 }, &args)
     }
 
-    fn route_args(&self, node: &RouteNode) -> args::Route {
+    pub(super) fn route_args(&self, node: &RouteNode) -> args::Route {
         let rows = self.rows(&node.logits);
         let [n_group, n_group_used, group_sums] = node.groups();
         args::Route {
@@ -671,7 +697,7 @@ impl Encoder<'_> {
 
     fn experts(&mut self, node: &ExpertsNode) -> Result<(), DriverError> {
         let rows = self.rows(&node.x);
-        if rows == 0 {
+        if rows == 0 || self.experts_batch(node, rows)? {
             return Ok(());
         }
         let ExpertsNode { gate, up, down, n_used, n_expert, act, .. } = *node;
@@ -732,7 +758,7 @@ impl Encoder<'_> {
 }
 
 /// The arguments of products that share x, and the rows of each.
-fn linear_args(x: &View, rows: usize, parts: &[Part]) -> (args::Linear, [usize; 4]) {
+pub(super) fn linear_args(x: &View, rows: usize, parts: &[Part]) -> (args::Linear, [usize; 4]) {
     let mut args = args::Linear {
         x: x.ptr,
         rows: rows as u32,

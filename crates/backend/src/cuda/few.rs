@@ -30,7 +30,7 @@ const NORMED: u32 = 1;
 const GATED: u32 = 2;
 const GATED_NORM: u32 = 3;
 
-/// Memory for [`MAX_ROWS`] rows that no buffer of the plan has.
+/// Memory for `rows` rows that no buffer of the plan has.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
     /// What attention puts out.
@@ -41,22 +41,24 @@ pub struct Room {
     pub delta: Ptr,
     /// Zeros.
     pub counters: Ptr,
+    /// Rows that all of these are for.
+    pub rows: usize,
 }
 
-/// Numbers of four bytes that [`Room`] has, in the order of its fields.
-pub fn room(plan: &Plan) -> [usize; 4] {
+/// Numbers of four bytes that [`Room`] has for so many rows, in the order of its fields.
+pub fn room(plan: &Plan, rows: usize) -> [usize; 4] {
     let mut need = [0; 4];
     for op in &plan.ops {
         match *op {
             Op::Attention { out, n_head, .. } => {
-                need[0] = need[0].max(MAX_ROWS * plan.buf(out).width);
-                need[3] = need[3].max(MAX_ROWS * n_head);
+                need[0] = need[0].max(rows * plan.buf(out).width);
+                need[3] = need[3].max(rows * n_head);
             }
-            Op::GatedLinear { out, .. } => need[1] = need[1].max(MAX_ROWS * plan.buf(out).width),
-            Op::Combine { x, .. } => need[1] = need[1].max(MAX_ROWS * plan.buf(x).width),
+            Op::GatedLinear { out, .. } => need[1] = need[1].max(rows * plan.buf(out).width),
+            Op::Combine { x, .. } => need[1] = need[1].max(rows * plan.buf(x).width),
             Op::DeltaNet { heads, .. } => {
                 let qk = heads.n_k_head * heads.d_k;
-                need[2] = need[2].max(MAX_ROWS * (2 * qk + heads.n_v_head * (heads.d_v + 2)) + 5 * 64);
+                need[2] = need[2].max(rows * (2 * qk + heads.n_v_head * (heads.d_v + 2)) + 5 * 64);
             }
             _ => {}
         }
@@ -142,7 +144,7 @@ struct Few<'a> {
     added: HashSet<Buf>,
 }
 
-/// The nodes of a step of at most [`MAX_ROWS`] single tokens; `qkv` is the module of `qkv`.
+/// The nodes of a step of at most `room.rows` single tokens; `qkv` is the module of `qkv`.
 pub fn few(
     plan: &Plan,
     nodes: &[Vec<Node>],
@@ -479,7 +481,7 @@ impl Few<'_> {
         let mut at = self.room.delta;
         let inputs = inputs.map(|view| {
             let ptr = at;
-            at += (4 * MAX_ROWS * view.width).next_multiple_of(256) as Ptr;
+            at += (4 * self.room.rows * view.width).next_multiple_of(256) as Ptr;
             View { ptr, ..view }
         });
         let node = DeltaInNode {
@@ -672,6 +674,7 @@ impl Few<'_> {
             prologue: of_router.prologue,
             parts: parts.clone(),
             route,
+            logits: (dtype == WeightType::F32).then(|| self.modules.id(Key::typed(sources::LOGITS, dtype))),
             counter: self.room.counters,
             scale: moe.scale.unwrap_or(1.0),
         };

@@ -6,9 +6,11 @@
 //! same bits.
 
 mod args;
+mod batch;
 mod compile;
 mod driver;
 mod encode;
+mod encode_batch;
 mod few;
 mod fuse;
 mod launch;

@@ -34,6 +34,8 @@ pub struct Mat {
     pub module: ModuleId,
     /// Its kernels for many rows, where the device and the op have them.
     pub wide: Option<ModuleId>,
+    /// Its kernels for 9 to 64 rows, where the type and the op have them.
+    pub batch: Option<ModuleId>,
     pub n: usize,
     pub k: usize,
 }
@@ -284,6 +286,8 @@ pub struct RouterNode {
     /// The logits, and what else is multiplied with x.
     pub parts: Vec<Part>,
     pub route: RouteNode,
+    /// Its kernel for 9 to 64 rows, where the weights are of f32.
+    pub logits: Option<ModuleId>,
     pub counter: Ptr,
     /// Of the logits.
     pub scale: f32,
@@ -574,13 +578,20 @@ impl Modules {
     pub const COMBINE: ModuleId = 3;
     pub const EXPERT_LISTS: ModuleId = 4;
     pub const PICK: ModuleId = 5;
+    pub const PACK: ModuleId = 6;
 
     /// With the modules that every program needs.
     pub fn new() -> Modules {
         let mut modules = Modules::default();
-        for source in
-            [sources::NORM, sources::ROPE, sources::ELEMENTWISE, sources::COMBINE, sources::EXPERT_LISTS, sources::PICK]
-        {
+        for source in [
+            sources::NORM,
+            sources::ROPE,
+            sources::ELEMENTWISE,
+            sources::COMBINE,
+            sources::EXPERT_LISTS,
+            sources::PICK,
+            sources::PACK,
+        ] {
             modules.id(Key::plain(source));
         }
         modules
@@ -616,6 +627,8 @@ pub struct Lower<'a, 'w> {
     pub max_shared: usize,
     /// The device has the kernels for many rows, and steps may have so many.
     pub is_wide: bool,
+    /// Steps may have rows enough for the kernels of `batch.rs`.
+    pub is_batch: bool,
     pub n_routers: usize,
 }
 
@@ -642,7 +655,9 @@ impl Lower<'_, '_> {
         let module = self.modules.id(Key::typed(source, dtype));
         let wide = sources::wide(source).filter(|_| self.is_wide);
         let wide = wide.map(|source| self.modules.id(Key::typed(source, dtype)));
-        Ok(Mat { data, dtype, module, wide, n, k })
+        let batch = sources::batch(source, dtype).filter(|_| self.is_batch);
+        let batch = batch.map(|source| self.modules.id(Key::typed(source, dtype)));
+        Ok(Mat { data, dtype, module, wide, batch, n, k })
     }
 
     fn vector(&mut self, w: Weight) -> Result<Ptr, CompileError> {

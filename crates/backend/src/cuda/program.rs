@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::batch;
 use super::driver::{Context, DriverError, Graph, Memory, Pinned, Stream};
 use super::encode::{Encoder, Kernels, RopeView, Scratch};
 use super::few::MAX_ROWS;
@@ -27,6 +28,8 @@ pub struct Parts {
     pub nodes: Vec<Node>,
     /// The nodes of steps of at most [`MAX_ROWS`] single tokens.
     pub few: Vec<Node>,
+    /// Those of steps of up to 64; empty where such steps take `nodes`.
+    pub batch: Vec<Node>,
     /// Layer of each router.
     pub routers: Vec<u32>,
     pub ropes: Vec<RopeView>,
@@ -47,9 +50,30 @@ pub struct Parts {
     pub _memory: Vec<Memory>,
 }
 
-/// Whether a step takes the shorter list of nodes.
-fn is_few(counts: Counts, longest: usize) -> bool {
-    longest == 1 && counts.tokens <= MAX_ROWS
+/// A program's list of nodes that a step takes.
+#[derive(Clone, Copy)]
+enum List {
+    All = 0,
+    Few = 1,
+    Batch = 2,
+}
+
+impl Parts {
+    fn list(&self, counts: Counts, longest: usize) -> List {
+        match counts.tokens {
+            ..=MAX_ROWS if longest == 1 => List::Few,
+            ..=batch::MAX_ROWS if longest == 1 && !self.batch.is_empty() => List::Batch,
+            _ => List::All,
+        }
+    }
+
+    fn nodes(&self, list: List) -> &[Node] {
+        match list {
+            List::All => &self.nodes,
+            List::Few => &self.few,
+            List::Batch => &self.batch,
+        }
+    }
 }
 
 /// What decides which launches a step has: its counts and the bucket of its longest sequence.
@@ -87,7 +111,7 @@ impl CudaProgram {
             graphs: HashMap::new(),
             faults: Vec::with_capacity(parts.limits.max_tokens),
             picks: Picks::default(),
-            times: Times::new(&parts.context, [&parts.nodes, &parts.few]),
+            times: Times::new(&parts.context, [&parts.nodes, &parts.few, &parts.batch]),
             batch: Batch::default(),
             parts,
             trace: None,
@@ -145,6 +169,7 @@ impl CudaProgram {
             most_pages,
             longest,
             sms: parts.context.sms,
+            max_shared: parts.context.max_shared,
             early: self.early,
             n_launches: 0,
         }
@@ -156,7 +181,7 @@ impl CudaProgram {
         let mut encoder = self.encoder(counts, longest, most_pages);
         encoder.begin()?;
         self.times.mark(0, &parts.stream)?;
-        let nodes = if is_few(counts, longest) { &parts.few } else { &parts.nodes };
+        let nodes = parts.nodes(parts.list(counts, longest));
         for (i, node) in nodes.iter().enumerate() {
             encoder.node(node)?;
             self.times.mark(i + 1, &parts.stream)?;
@@ -271,7 +296,7 @@ impl Program for CudaProgram {
     fn wait(&mut self) -> Result<Output<'_>, StepError> {
         let waited = self.parts.context.enter().and_then(|()| self.parts.stream.wait()).and_then(|()| {
             let longest = self.batch.chunks.iter().map(|c| c.len as usize).max().unwrap_or(0);
-            self.times.add(usize::from(is_few(Counts::of(&self.batch), longest)))
+            self.times.add(self.parts.list(Counts::of(&self.batch), longest) as usize)
         });
         if let Err(e) = waited {
             return Err(self.device_error(e));

@@ -11,11 +11,15 @@ use crate::quant_headers;
 /// Headers besides those of weight types, by the names that sources include them by.
 pub const HEADERS: &[(&str, &str)] = &[
     ("cuda/args.h", include_str!("../../../../kernels/cuda/args.h")),
+    ("cuda/async.h", include_str!("../../../../kernels/cuda/async.h")),
+    ("cuda/batch.h", include_str!("../../../../kernels/cuda/batch.h")),
+    ("cuda/batch_order.h", include_str!("../../../../kernels/cuda/batch_order.h")),
     ("cuda/common.h", include_str!("../../../../kernels/cuda/common.h")),
     ("cuda/kv.h", include_str!("../../../../kernels/cuda/kv.h")),
     ("cuda/linear.h", include_str!("../../../../kernels/cuda/linear.h")),
     ("cuda/load8.h", include_str!("../../../../kernels/cuda/load8.h")),
     ("cuda/mma.h", include_str!("../../../../kernels/cuda/mma.h")),
+    ("cuda/q4_k_batch.h", include_str!("../../../../kernels/cuda/q4_k_batch.h")),
     ("cuda/q4_k_wide.h", include_str!("../../../../kernels/cuda/q4_k_wide.h")),
     ("cuda/route.h", include_str!("../../../../kernels/cuda/route.h")),
     ("cuda/tile.h", include_str!("../../../../kernels/cuda/tile.h")),
@@ -49,17 +53,22 @@ sources! {
     ELEMENTWISE = "elementwise.cu";
     EMBED = "embed.cu";
     EXPERTS = "experts.cu";
+    EXPERTS_BATCH = "experts_batch.cu";
     EXPERTS_DOWN = "experts_down.cu";
     EXPERT_LISTS = "expert_lists.cu";
     EXPERTS_WIDE = "experts_wide.cu";
     GATED_LINEAR = "gated_linear.cu";
+    GATED_LINEAR_BATCH = "gated_linear_batch.cu";
     GATED_LINEAR_WIDE = "gated_linear_wide.cu";
     HEAD_LINEAR = "head_linear.cu";
     KV_APPEND = "kv_append.cu";
     LINEAR = "linear.cu";
+    LINEAR_BATCH = "linear_batch.cu";
     LINEAR_PAIR = "linear_pair.cu";
     LINEAR_WIDE = "linear_wide.cu";
+    LOGITS = "logits.cu";
     NORM = "norm.cu";
+    PACK = "pack.cu";
     PICK = "pick.cu";
     QKV = "qkv.cu";
     ROPE = "rope.cu";
@@ -72,6 +81,13 @@ pub fn wide(source: Source) -> Option<Source> {
     [(LINEAR, LINEAR_WIDE), (GATED_LINEAR, GATED_LINEAR_WIDE), (EXPERTS, EXPERTS_WIDE)]
         .into_iter()
         .find_map(|(narrow, wide)| (narrow == source).then_some(wide))
+}
+
+/// The source of a product's kernels for 9 to 64 rows (`batch.rs`), where the type has them.
+pub fn batch(source: Source, w: WeightType) -> Option<Source> {
+    let sources = [(LINEAR, LINEAR_BATCH), (GATED_LINEAR, GATED_LINEAR_BATCH), (EXPERTS, EXPERTS_BATCH)];
+    let found = sources.into_iter().find_map(|(narrow, batch)| (narrow == source).then_some(batch));
+    found.filter(|_| super::batch::fits(w))
 }
 
 /// The texts to compile: the embedded ones, or those of a folder like `kernels`.

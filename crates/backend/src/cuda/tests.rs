@@ -8,6 +8,7 @@ use model::plan::CacheDecl;
 use quant::{Affine, ScaleType, WeightType};
 
 use super::args::SIZES;
+use super::nodes::Modules;
 use super::nvrtc::{self, Target};
 use super::sources::{self, Key, Source, Texts};
 
@@ -29,13 +30,16 @@ fn arguments_are_laid_out_alike() {
 }
 
 /// Sources that are compiled for a weight type.
-const TYPED: [Source; 6] = [
+const TYPED: [Source; 9] = [
     sources::EXPERTS_DOWN,
     sources::EMBED,
     sources::LINEAR,
     sources::GATED_LINEAR,
     sources::EXPERTS,
     sources::HEAD_LINEAR,
+    sources::LINEAR_BATCH,
+    sources::GATED_LINEAR_BATCH,
+    sources::EXPERTS_BATCH,
 ];
 
 /// Those that Hopper alone has products in.
@@ -43,9 +47,8 @@ const WIDE: [Source; 3] = [sources::LINEAR_WIDE, sources::GATED_LINEAR_WIDE, sou
 
 /// Modules as models need them: every source, dimensions of published models and odd ones.
 fn modules() -> Vec<Key> {
-    let plain =
-        [sources::NORM, sources::ROPE, sources::ELEMENTWISE, sources::COMBINE, sources::EXPERT_LISTS, sources::PICK];
-    let mut keys: Vec<Key> = plain.into_iter().map(Key::plain).collect();
+    let mut keys = Modules::new().keys().to_vec();
+    keys.push(Key::typed(sources::LOGITS, WeightType::F32));
     for is_f16 in [true, false] {
         keys.extend([sources::KV_APPEND, sources::QKV].map(|source| Key::cached(source, is_f16)));
         for (d_k, d_v, v_in_k, heads) in [
@@ -102,6 +105,16 @@ const STACK: &[(&str, usize)] = &[
     ("attention_tile", 24),
     ("linear_wide", 64),
     ("experts_wide", 8),
+    ("logits", 32),
+    ("linear_batch2", 224),
+    ("gated_linear_batch2", 224),
+    ("gated_linear_batch4", 32),
+    ("experts_gated_batch1", 224),
+    ("experts_batch1", 224),
+    ("experts_gated_batch2", 224),
+    ("experts_batch2", 224),
+    ("experts_gated_batch4", 32),
+    ("experts_batch4", 32),
 ];
 
 /// Lines of the assembler's log that say a kernel spills or uses the stack.

@@ -13,15 +13,15 @@ pub struct Times {
     context: Arc<Context>,
     is_on: bool,
     /// Row of each node in `rows`, for each list of nodes.
-    row_of: [Vec<usize>; 2],
+    row_of: [Vec<usize>; 3],
     rows: Vec<OpTime>,
     /// Before the first node, and behind each.
     events: Vec<Event>,
 }
 
 impl Times {
-    /// For the lists of nodes of a program; a name that both have stands for the same nodes.
-    pub fn new(context: &Arc<Context>, nodes: [&[Node]; 2]) -> Times {
+    /// For the lists of nodes of a program; a name that several have stands for the same nodes.
+    pub fn new(context: &Arc<Context>, nodes: [&[Node]; 3]) -> Times {
         let mut rows: Vec<OpTime> = Vec::new();
         let row_of = nodes.map(|nodes| {
             let n_known = rows.len();

@@ -1,0 +1,266 @@
+//! Launches of steps of 9 to 64 rows: columns are packed behind their norm or gate, then multiplied (`batch.rs`).
+
+use super::args;
+use super::batch::{self, Batch, Order};
+use super::driver::{DriverError, Ptr};
+use super::encode::{Encoder, linear_args};
+use super::matmul;
+use super::nodes::{
+    DownNode, ExpertsNode, FewLinearNode, Mat, ModuleId, Modules, Node, Part, RouterNode, UpNode, View,
+};
+
+/// Scratch of these steps.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BatchScratch {
+    /// Packed columns: two halves.
+    pub x: Ptr,
+    /// Bytes of both.
+    pub x_bytes: usize,
+    /// The experts' activations.
+    pub hidden: Ptr,
+    /// What the shared expert puts out.
+    pub shared: Ptr,
+}
+
+/// Whether a list of nodes made for few rows can run for up to 64.
+pub fn fits(nodes: &[Node]) -> bool {
+    nodes.iter().all(|node| match node {
+        Node::GatedLinear { gate, .. } => gate.batch.is_some(),
+        Node::ExpertsUp(UpNode { experts, .. }) | Node::ExpertsDown(DownNode { experts, .. }) => {
+            has_experts(experts).is_some()
+        }
+        _ => true,
+    })
+}
+
+/// The modules of the experts' products, where both have kernels for such steps.
+fn has_experts(node: &ExpertsNode) -> Option<[ModuleId; 2]> {
+    let same = node.gate.dtype == node.up.dtype;
+    node.gate.batch.zip(node.down.batch).filter(|_| same).map(|(gate, down)| [gate, down])
+}
+
+impl Encoder<'_> {
+    /// Whether products of so many rows take these kernels.
+    pub fn is_batch(rows: usize) -> bool {
+        batch::ROWS.contains(&rows)
+    }
+
+    /// Packs rows in the orders of up to two types: columns for each.
+    fn pack(
+        &mut self,
+        x: Ptr,
+        prologue: args::Prologue,
+        rows: usize,
+        k: usize,
+        orders: &[Order],
+    ) -> Result<[args::Batched; 2], DriverError> {
+        let BatchScratch { x: first, x_bytes, .. } = self.scratch.batch;
+        let mut columns = [args::Batched::default(); 2];
+        let mut to = [args::PackTo::default(); 2];
+        let mut n = 0;
+        for (i, &order) in orders.iter().enumerate() {
+            if i > 0 && order == orders[0] {
+                columns[i] = columns[0];
+                continue;
+            }
+            let out = first + (n * x_bytes / 2) as Ptr;
+            let stride = order.stride(k) as u32;
+            to[n] =
+                args::PackTo { out, stride, runs: order.runs as u32, paired: u32::from(order.is_paired), reserved: 0 };
+            columns[i] = args::Batched { x: out, stride, n_split: 1 };
+            n += 1;
+        }
+        let args = args::Pack { x, prologue, to, rows: rows as u32, k: k as u32 };
+        self.run(Modules::PACK, batch::pack(rows, k), &args)?;
+        Ok(columns)
+    }
+
+    /// Rows behind their prologue, in f32, for products without these kernels.
+    fn unfold(&mut self, x: Ptr, prologue: args::Prologue, rows: usize, k: usize) -> Result<Ptr, DriverError> {
+        let out = self.scratch.batch.x;
+        let to = [args::PackTo { out, stride: k as u32, ..Default::default() }, Default::default()];
+        let args = args::Pack { x, prologue, to, rows: rows as u32, k: k as u32 };
+        self.run(Modules::PACK, batch::pack(rows, k), &args)?;
+        Ok(out)
+    }
+
+    /// Products of 9 to 64 rows with matrices of up to two types, behind a norm or a gate.
+    pub fn linear_batch(
+        &mut self,
+        x: &View,
+        rows: usize,
+        groups: [&[Part]; 2],
+        prologue: args::Prologue,
+        add: bool,
+    ) -> Result<(), DriverError> {
+        let groups: Vec<&[Part]> = groups.into_iter().filter(|parts| !parts.is_empty()).collect();
+        let k = groups[0][0].w.k;
+        let sms = self.sms;
+        if groups.iter().any(|parts| parts[0].w.batch.is_none()) {
+            let from = if prologue.kind == 0 { x.ptr } else { self.unfold(x.ptr, prologue, rows, k)? };
+            let x = View { ptr: from, ..*x };
+            for parts in groups {
+                let (w, (args, n)) = (parts[0].w, linear_args(&x, rows, parts));
+                let args = args::Linear { add: u32::from(add), ..args };
+                self.run(w.module, matmul::linear(w.dtype, rows, k, &n[..parts.len()], sms), &args)?;
+            }
+            return Ok(());
+        }
+        let orders: Vec<Order> = groups.iter().map(|parts| Order::of(parts[0].w.dtype)).collect();
+        let columns = self.pack(x.ptr, prologue, rows, k, &orders)?;
+        for (parts, columns) in groups.into_iter().zip(columns) {
+            let (w, (op, n)) = (parts[0].w, linear_args(x, rows, parts));
+            let Batch { launch, n_split } = batch::linear(w.dtype, rows, k, n.iter().sum(), sms);
+            let op = args::Linear { add: u32::from(add), ..op };
+            let args = args::BatchLinear { op, columns: args::Batched { n_split, ..columns } };
+            self.run(w.batch.unwrap_or(w.module), launch, &args)?;
+        }
+        Ok(())
+    }
+
+    /// [`Encoder::linear_batch`] for a node of few rows.
+    pub fn few_linear_batch(&mut self, node: &FewLinearNode, rows: usize) -> Result<(), DriverError> {
+        let [first, second] = &node.parts;
+        self.linear_batch(&node.x, rows, [first, second], node.prologue, node.add)
+    }
+
+    /// Gate, up and activation of 9 to 64 rows.
+    pub fn gated_linear_batch(&mut self, module: ModuleId, w: Mat, op: args::GatedLinear) -> Result<(), DriverError> {
+        let rows = op.rows as usize;
+        let [columns, _] = self.pack(op.x, op.prologue, rows, w.k, &[Order::of(w.dtype)])?;
+        let Batch { launch, n_split } = batch::gated_linear(w.dtype, rows, w.k, w.n, self.sms);
+        let args = args::BatchGatedLinear { op, columns: args::Batched { n_split, ..columns } };
+        self.run(module, launch, &args)
+    }
+
+    /// A router's product and its choice.
+    pub fn router_batch(&mut self, node: &RouterNode, rows: usize) -> Result<(), DriverError> {
+        if let Some(module) = node.logits {
+            let (linear, n) = linear_args(&node.x, rows, &node.parts);
+            let linear = args::Linear { prologue: node.prologue, ..linear };
+            let route = self.route_args(&node.route);
+            let args = args::Router { linear, route, counter: node.counter, scale: node.scale, reserved: 0 };
+            self.run(module, batch::logits(rows, n.iter().sum()), &args)?;
+        } else {
+            self.linear_batch(&node.x, rows, [&node.parts, &[]], node.prologue, false)?;
+            if node.scale != 1.0 {
+                self.node(&Node::Scale { x: node.parts[0].out, scale: node.scale })?;
+            }
+        }
+        self.route(&node.route)
+    }
+
+    fn expert_lists(&mut self, ids: Ptr, n_pairs: usize, n_expert: usize) -> Result<(), DriverError> {
+        let (first, pairs) = (self.scratch.first, self.scratch.pairs);
+        let args = args::ExpertLists { ids, first, pairs, n_pairs: n_pairs as u32, n_expert: n_expert as u32 };
+        self.run(Modules::EXPERT_LISTS, matmul::expert_lists(n_pairs, n_expert), &args)
+    }
+
+    /// Gate, up and activation of the chosen experts, and of a shared one.
+    pub fn experts_up_batch(&mut self, node: &UpNode, rows: usize) -> Result<(), DriverError> {
+        let ExpertsNode { x, ids, gate, up, down, biases: [bias, up_bias, _], act, n_expert, n_used, .. } =
+            node.experts;
+        let Some([module, _]) = has_experts(&node.experts) else { return Ok(()) };
+        self.expert_lists(ids.ptr, rows * n_used, n_expert)?;
+        let [columns, _] = self.pack(x.ptr, node.prologue, rows, gate.k, &[Order::of(gate.dtype)])?;
+        let (shared_w, shared_up, _) = node.shared.map_or_else(Default::default, |(w, up, _)| (w.data, up.data, 0));
+        let op = args::Experts {
+            ids: ids.ptr,
+            w: gate.data,
+            up: up.data,
+            bias,
+            up_bias,
+            first: self.scratch.first,
+            pairs: self.scratch.pairs,
+            rows: rows as u32,
+            n_used: n_used as u32,
+            n_expert: n_expert as u32,
+            n: gate.n as u32,
+            k: gate.k as u32,
+            act: act.kind,
+            alpha: act.alpha,
+            limit: act.limit,
+            n_shared: u32::from(node.shared.is_some()),
+            shared_w,
+            shared_up,
+            ..Default::default()
+        };
+        let order = Order::of(down.dtype);
+        let Batch { launch, n_split } =
+            batch::experts(gate.dtype, rows, n_used, n_expert, gate.n, gate.k, true, [self.sms, self.max_shared]);
+        let args = args::BatchExperts {
+            op,
+            columns: args::Batched { n_split, ..columns },
+            hidden: self.scratch.batch.hidden,
+            hidden_stride: order.stride(down.k) as u32,
+            hidden_runs: order.runs as u32,
+            hidden_paired: u32::from(order.is_paired),
+            reserved: 0,
+        };
+        self.run(module, launch, &args)
+    }
+
+    /// The experts' last product, a row a pair.
+    fn experts_last_batch(
+        &mut self,
+        node: &ExpertsNode,
+        shared: Option<args::Matrix>,
+        rows: usize,
+    ) -> Result<(), DriverError> {
+        let ExpertsNode { ids, down, biases: [_, _, bias], n_expert, n_used, out, .. } = *node;
+        let Some([_, module]) = has_experts(node) else { return Ok(()) };
+        let op = args::Experts {
+            ids: ids.ptr,
+            w: down.data,
+            bias,
+            out: out.ptr,
+            first: self.scratch.first,
+            pairs: self.scratch.pairs,
+            rows: rows as u32,
+            n_used: n_used as u32,
+            n_expert: n_expert as u32,
+            n: down.n as u32,
+            k: down.k as u32,
+            x_per_pair: 1,
+            n_shared: u32::from(shared.is_some()),
+            shared_w: shared.unwrap_or_default(),
+            shared_out: self.scratch.batch.shared,
+            ..Default::default()
+        };
+        let Batch { launch, n_split } =
+            batch::experts(down.dtype, rows, n_used, n_expert, down.n, down.k, false, [self.sms, self.max_shared]);
+        let stride = Order::of(down.dtype).stride(down.k) as u32;
+        let columns = args::Batched { x: self.scratch.batch.hidden, stride, n_split };
+        self.run(module, launch, &args::BatchExperts { op, columns, ..Default::default() })
+    }
+
+    /// The experts' last product and its weighted sum.
+    pub fn experts_down_batch(&mut self, node: &DownNode, rows: usize) -> Result<(), DriverError> {
+        let shared = node.shared.map(|(w, _)| w.data);
+        self.experts_last_batch(&node.experts, shared, rows)?;
+        let args = args::Combine {
+            x: node.x.ptr,
+            y: node.experts.out.ptr,
+            weights: node.weights.ptr,
+            shared_y: if shared.is_some() { self.scratch.batch.shared } else { 0 },
+            share: node.share,
+            rows: rows as u32,
+            n_used: node.experts.n_used as u32,
+            d: node.x.width as u32,
+            add: u32::from(node.add),
+            ..Default::default()
+        };
+        self.combine(rows, &args)
+    }
+
+    /// The three products of the chosen experts, where they have these kernels.
+    pub fn experts_batch(&mut self, node: &ExpertsNode, rows: usize) -> Result<bool, DriverError> {
+        if !Self::is_batch(rows) || has_experts(node).is_none() {
+            return Ok(false);
+        }
+        let up = UpNode { experts: *node, shared: None, prologue: args::Prologue::default() };
+        self.experts_up_batch(&up, rows)?;
+        self.experts_last_batch(node, None, rows)?;
+        Ok(true)
+    }
+}

@@ -1,0 +1,19 @@
+// Copies from memory to shared memory that a thread waits for later (sm_80 and up).
+#pragma once
+
+#include "quant/ints.h"
+
+// 16 bytes, both addresses multiples of it.
+__device__ __forceinline__ void copy_async(void* shared, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((u32)__cvta_generic_to_shared(shared)), "l"(from)
+                 : "memory");
+}
+
+// Ends a group of copies.
+__device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits for this thread's groups but the last N.
+template <int N>
+__device__ __forceinline__ void copy_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
