@@ -10,6 +10,7 @@ mod compile;
 mod driver;
 mod encode;
 mod few;
+mod few_launch;
 mod fuse;
 mod launch;
 mod matmul;

@@ -11,7 +11,10 @@ use crate::quant_headers;
 /// Headers besides those of weight types, by the names that sources include them by.
 pub const HEADERS: &[(&str, &str)] = &[
     ("cuda/args.h", include_str!("../../../../kernels/cuda/args.h")),
+    ("cuda/best.h", include_str!("../../../../kernels/cuda/best.h")),
+    ("cuda/choose.h", include_str!("../../../../kernels/cuda/choose.h")),
     ("cuda/common.h", include_str!("../../../../kernels/cuda/common.h")),
+    ("cuda/few.h", include_str!("../../../../kernels/cuda/few.h")),
     ("cuda/kv.h", include_str!("../../../../kernels/cuda/kv.h")),
     ("cuda/linear.h", include_str!("../../../../kernels/cuda/linear.h")),
     ("cuda/load8.h", include_str!("../../../../kernels/cuda/load8.h")),
@@ -52,6 +55,9 @@ sources! {
     EXPERTS_DOWN = "experts_down.cu";
     EXPERT_LISTS = "expert_lists.cu";
     EXPERTS_WIDE = "experts_wide.cu";
+    FEW_DOWN = "few_down.cu";
+    FEW_EXPERTS = "few_experts.cu";
+    FEW_LINEAR = "few_linear.cu";
     GATED_LINEAR = "gated_linear.cu";
     GATED_LINEAR_WIDE = "gated_linear_wide.cu";
     HEAD_LINEAR = "head_linear.cu";
@@ -153,9 +159,9 @@ impl Key {
         key
     }
 
-    /// A router's product and choice.
-    pub fn router(w: WeightType, n_expert: usize) -> Key {
-        let mut key = Key::typed(ROUTER, w);
+    /// A source for a weight type and a router's number of experts.
+    pub fn routed(source: Source, w: WeightType, n_expert: usize) -> Key {
+        let mut key = Key::typed(source, w);
         key.defines.push(format!("N_EXPERT={n_expert}"));
         key
     }
