@@ -121,8 +121,8 @@ pub fn compile(
     let room = allocate(&context, "step buffers", room_bytes)?;
     // SAFETY: just allocated with this length.
     unsafe { stream.fill(room.ptr(), 0, room_bytes) }.failed("step buffers")?;
-    let [attended, shared, delta, counters] = places.map(|at| room.ptr() + at);
-    let places = few::Room { attended, shared, delta, counters };
+    let [attended, shared, delta, logits, counters] = places.map(|at| room.ptr() + at);
+    let places = few::Room { attended, shared, delta, logits, counters };
     let device = few_launch::Device { sms: context.sms, max_shared: context.max_shared };
     let device = few_launch::fits(context.arch).then_some(device);
     let few_nodes = few::few(plan, &of_ops, lower.modules, places, is_f16, device, qkv);

@@ -40,18 +40,20 @@ pub struct Room {
     pub shared: Ptr,
     /// Inputs of a delta rule.
     pub delta: Ptr,
+    /// Logits of a router, which the experts' blocks read while they write.
+    pub logits: Ptr,
     /// Zeros.
     pub counters: Ptr,
 }
 
 /// Numbers of four bytes that [`Room`] has, in the order of its fields.
-pub fn room(plan: &Plan) -> [usize; 4] {
-    let mut need = [0; 4];
+pub fn room(plan: &Plan) -> [usize; 5] {
+    let mut need = [0; 5];
     for op in &plan.ops {
         match *op {
             Op::Attention { out, n_head, .. } => {
                 need[0] = need[0].max(MAX_ROWS * plan.buf(out).width);
-                need[3] = need[3].max(MAX_ROWS * n_head);
+                need[4] = need[4].max(MAX_ROWS * n_head);
             }
             Op::GatedLinear { out, .. } => need[1] = need[1].max(MAX_ROWS * plan.buf(out).width),
             Op::Combine { x, .. } => need[1] = need[1].max(MAX_ROWS * plan.buf(x).width),
@@ -59,10 +61,11 @@ pub fn room(plan: &Plan) -> [usize; 4] {
                 let qk = heads.n_k_head * heads.d_k;
                 need[2] = need[2].max(MAX_ROWS * (2 * qk + heads.n_v_head * (heads.d_v + 2)) + 5 * 64);
             }
+            Op::Route { logits, .. } => need[3] = need[3].max(MAX_ROWS * plan.buf(logits).width),
             _ => {}
         }
     }
-    need[3] += 1;
+    need[4] += 1;
     need
 }
 
@@ -707,16 +710,19 @@ impl Few<'_> {
         let [Node::Combine { x: row, add, weights, norm_w, eps, .. }] = self.nodes[moe.combine].as_slice() else {
             return None;
         };
-        let (route, experts, row) = (*route, *experts, *row);
+        let (mut route, experts, row) = (*route, *experts, *row);
+        route.logits.ptr = self.room.logits;
         let of_router = self.source(f, *x);
         let dtype = parts[0].w.dtype;
         let module = self.modules.id(Key::routed(sources::ROUTER, dtype, route.logits.width));
+        let mut own_parts = parts.clone();
+        own_parts[0].out = route.logits;
         let late = self.late(&route, &experts, moe.shared.is_some());
         let node = RouterNode {
             module,
             x: of_router.x,
             prologue: of_router.prologue,
-            parts: parts.clone(),
+            parts: own_parts,
             route,
             counter: self.room.counters,
             scale: moe.scale.unwrap_or(1.0),
