@@ -107,6 +107,18 @@ struct ExpertsDown {
     u32 rows, n_used, n_expert, n, k, add;
 };
 
+// As `Linear`, in blocks of `each` rows of weights.
+struct FewLinear {
+    Linear op;
+    u32 each, reserved;
+};
+
+// As `LinearPair`, in blocks of `each_a` and `each_b` rows of weights.
+struct FewPair {
+    Linear a, b;
+    u32 blocks_a, each_a, each_b, reserved;
+};
+
 // Counts the pairs (row * n_used + slot) of every expert and lists them, ascending.
 struct ExpertLists {
     const u32* ids; // [n_pairs]
@@ -268,6 +280,19 @@ struct Router {
     u32 reserved;
 };
 
+// As `Experts` and `ExpertsDown`, in blocks of `each` rows of weights; experts chosen by the logits of `route`, where
+// there are any.
+struct FewExperts {
+    Experts op;
+    Route route;
+    u32 each, reserved;
+};
+struct FewDown {
+    ExpertsDown op;
+    Route route;
+    u32 each, reserved;
+};
+
 // x = (x + y) * scale, where y = norm(a) * w_a (+ norm(b) * w_b), normed again where there is a w.
 struct PostNorm {
     float* x;           // [rows, d]
@@ -349,7 +374,7 @@ struct Attend {
     u32 n_kv, n_splits, window, windowed;
     u32 half, interleaved, q_stride, n_tiles; // q_stride: from head to head of q
     float scale, softcap, eps;
-    u32 reserved;
+    u32 rows;
 };
 
 // What is asked of a row of logits.

@@ -1,14 +1,14 @@
 // attend: attention of one new position a sequence, with what comes before it: head norms and ropes of q and k, and the
-// append of k and v. The last block of a token and a key-value head merges the splits, in their order.
+// append of k and v. The last block of a token and a key-value head merges the splits, in their order; where they are
+// many, a second launch does (attend_merge).
 //
 // Compiled for a cache of f16: -DD, the width of keys and of values, a power of two of 64 to 256, and -DHEADS, query
 // heads of a block, a power of two up to 8.
 //
-// grid (T * tiles of heads, n_kv, n_splits), block 256: a block walks a share of the sequence's pages. D / 8 lanes
+// grid (T * tiles of heads * n_kv * n_splits), block 256: a block walks a share of the sequence's pages. D / 8 lanes
 // hold a row of a page, 8 numbers each, so that a warp reads whole rows; they multiply it with all heads, whose sums
 // meet in a butterfly. A warp has the softmax of a head; then every thread adds its 8 columns of its rows for all
-// heads. The next page comes meanwhile, and the first one before the wait, where it is not the page that this step
-// writes to.
+// heads. The next page comes meanwhile, and the first one before the wait, without the position that this step adds.
 #define KV_F16 1
 #include "cuda/kv.h"
 
@@ -55,15 +55,22 @@ __device__ __forceinline__ void unpack(uint4 raw, float (&v)[8]) {
     }
 }
 
-KERNEL __launch_bounds__(THREADS, 1) attend(const __grid_constant__ Attend a) {
+KERNEL __launch_bounds__(THREADS, HEADS <= 4 ? 2 : 1) attend(const __grid_constant__ Attend a) {
     __shared__ __align__(16) float q_rows[HEADS][D];
+    __shared__ __align__(16) Kv fresh[2][D];
     __shared__ __align__(16) float share[PAGE][HEADS];
     __shared__ __align__(16) float sums[N_WARPS][TOGETHER][D];
     __shared__ float rescale[HEADS], top[HEADS], total[HEADS];
     __shared__ u32 is_last;
     PDL_LAUNCH();
+    TRACE(0);
 
-    const u32 token = blockIdx.x / a.n_tiles, tile = blockIdx.x % a.n_tiles, kv_head = blockIdx.y, split = blockIdx.z;
+    const u32 place_of = blockIdx.x / a.n_splits, split = blockIdx.x % a.n_splits, kv_head = place_of % a.n_kv;
+    const u32 tile = place_of / a.n_kv % a.n_tiles, token = place_of / a.n_kv / a.n_tiles;
+    if (token >= a.rows) {
+        PDL_WAIT();
+        return;
+    }
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 group = a.q.n_head / a.n_kv, first_head = kv_head * group + tile * HEADS;
     const u32 n_heads = min((u32)HEADS, group - tile * HEADS);
@@ -84,34 +91,44 @@ KERNEL __launch_bounds__(THREADS, 1) attend(const __grid_constant__ Attend a) {
 #pragma unroll
         for (int i = 0; i < PASSES; i++) {
             const u32 p = block * PAGE + i * ROWS + row;
-            // What was never written may be NaN, and is not read.
-            const bool is_seen = p >= first_pos && p <= pos;
+            // What was never written may be NaN, and is not read; the new position comes from this launch.
+            const bool is_seen = p >= first_pos && p < pos;
             const u64 at = (page + i * ROWS + row) * D + column;
             keys[i] = is_seen ? *(const uint4*)((const Kv*)a.k_cache + at) : make_uint4(0, 0, 0, 0);
             values[i] = is_seen ? *(const uint4*)((const Kv*)a.v_cache + at) : make_uint4(0, 0, 0, 0);
         }
     };
-    const bool is_early = begin < end && !(has_new && begin + 1 == end);
-    if (is_early) load(begin);
+    if (begin < end) load(begin);
     if (threadIdx.x < D / 8 && a.q.w) prefetch(a.q.w + 8 * threadIdx.x);
     if (threadIdx.x < D / 8 && a.k.w) prefetch(a.k.w + 8 * threadIdx.x);
+    TRACE(1);
     PDL_WAIT();
+    TRACE(2);
 
-    if (has_new && warp < 2) {
-        // Blocks of other heads store the same bits.
-        const QkvPart& part = warp == 0 ? a.k : a.v;
-        const u64 page = ((u64)page_of(a.step, c, a.windowed, pos / PAGE) * a.n_kv + kv_head) * PAGE + pos % PAGE;
-        Kv* cache = (Kv*)(warp == 0 ? a.k_cache : a.v_cache) + page * D;
-        const float* x = part.x + ((u64)token * a.n_kv + kv_head) * D;
-        head_of(a, part, x, token, [&](u32 i, float y) { cache[i] = kv_store(y); });
-    }
-    for (u32 h = warp; h < HEADS; h += N_WARPS) {
+    // A warp a head of q, then the new k and v.
+#pragma unroll 1
+    for (u32 h = warp; h < (has_new ? HEADS + 2 : HEADS); h += N_WARPS) {
+        const u32 is_new = h < HEADS ? 0 : h - HEADS + 1;
+        const QkvPart& part = is_new == 0 ? a.q : is_new == 1 ? a.k : a.v;
         // Heads that are not there repeat the last one.
-        const u32 head = first_head + min(h, n_heads - 1);
-        const float* x = a.q.x + ((u64)token * a.q.n_head + head) * a.q_stride;
-        head_of(a, a.q, x, token, [&](u32 i, float y) { q_rows[h][i] = y; });
+        const u32 head = is_new ? kv_head : first_head + min(h, n_heads - 1);
+        const float* x = part.x + ((u64)token * part.n_head + head) * (is_new ? D : a.q_stride);
+        // Blocks of other heads store the same bits.
+        Kv* cache = nullptr;
+        if (is_new) {
+            const u64 page = ((u64)page_of(a.step, c, a.windowed, pos / PAGE) * a.n_kv + kv_head) * PAGE + pos % PAGE;
+            cache = (Kv*)(is_new == 1 ? a.k_cache : a.v_cache) + page * D;
+        }
+        head_of(a, part, x, token, [&](u32 i, float y) {
+            if (is_new) {
+                cache[i] = fresh[is_new - 1][i] = kv_store(y);
+            } else {
+                q_rows[h][i] = y;
+            }
+        });
     }
     __syncthreads();
+    TRACE(3);
     float q[HEADS][8], acc[HEADS][8];
 #pragma unroll
     for (int h = 0; h < HEADS; h++) {
@@ -121,7 +138,6 @@ KERNEL __launch_bounds__(THREADS, 1) attend(const __grid_constant__ Attend a) {
             acc[h][i] = 0.0f;
         }
     }
-    if (!is_early && begin < end) load(begin);
     // Of the warp's head, the same in all its lanes.
     float its_top = -INF, its_total = 0.0f;
 
@@ -130,6 +146,10 @@ KERNEL __launch_bounds__(THREADS, 1) attend(const __grid_constant__ Attend a) {
 #pragma unroll
         for (int i = 0; i < PASSES; i++) {
             float k[8], s[HEADS];
+            if (block * PAGE + i * ROWS + row == pos) {
+                keys[i] = *(const uint4*)(fresh[0] + column);
+                values[i] = *(const uint4*)(fresh[1] + column);
+            }
             unpack(keys[i], k);
             page_values[i] = values[i];
 #pragma unroll
@@ -189,6 +209,7 @@ KERNEL __launch_bounds__(THREADS, 1) attend(const __grid_constant__ Attend a) {
         __syncthreads();
     }
 
+    TRACE(5);
     if (warp < HEADS && lane == 0) {
         top[warp] = its_top;
         total[warp] = its_total;
@@ -231,11 +252,13 @@ KERNEL __launch_bounds__(THREADS, 1) attend(const __grid_constant__ Attend a) {
             }
         }
     }
+    TRACE(4);
     if (a.n_splits == 1) return;
     if (threadIdx.x < HEADS) {
         stats[(split * HEADS + threadIdx.x) * 2] = top[threadIdx.x];
         stats[(split * HEADS + threadIdx.x) * 2 + 1] = total[threadIdx.x];
     }
+    if (a.counters == nullptr) return;
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) is_last = atomicAdd(a.counters + place, 1) == a.n_splits - 1;
@@ -279,4 +302,42 @@ KERNEL __launch_bounds__(THREADS, 1) attend(const __grid_constant__ Attend a) {
         }
         *(float4*)(out + h * D + at) = y;
     }
+}
+
+// Merges many splits: grid (T * heads), block D, a thread a column. Every warp finds the splits' factors.
+KERNEL __launch_bounds__(D) attend_merge(const __grid_constant__ Attend a) {
+    PDL_LAUNCH();
+    const u32 token = blockIdx.x / a.q.n_head, head = blockIdx.x % a.q.n_head, lane = threadIdx.x % 32;
+    const u32 group = a.q.n_head / a.n_kv, kv_head = head / group, tile = head % group / HEADS;
+    const u32 h = head % group % HEADS;
+    const u64 place = (u64)(token * a.n_tiles + tile) * a.n_kv + kv_head;
+    const float* partial = a.partial + place * a.n_splits * HEADS * (D + 4);
+    const float* stats = partial + (u64)a.n_splits * HEADS * D;
+    const float sink = a.sinks ? a.sinks[head] : -INF;
+    PDL_WAIT();
+    float factors[MAX_SPLITS / 32], totals[MAX_SPLITS / 32], best = sink, by = 0.0f, y = 0.0f;
+#pragma unroll
+    for (int j = 0; j < MAX_SPLITS / 32; j++) {
+        const u32 s = j * 32 + lane;
+        factors[j] = s < a.n_splits ? __ldcg(stats + (s * HEADS + h) * 2) : -INF;
+        totals[j] = s < a.n_splits ? __ldcg(stats + (s * HEADS + h) * 2 + 1) : 0.0f;
+        best = fmaxf(best, factors[j]);
+    }
+    best = warp_max(best);
+#pragma unroll
+    for (int j = 0; j < MAX_SPLITS / 32; j++) {
+        // A split without positions adds nothing.
+        factors[j] = factors[j] == -INF && totals[j] == 0.0f ? 0.0f : expf(factors[j] - best);
+        by += totals[j] * factors[j];
+    }
+    by = warp_sum(by) + (a.sinks ? expf(sink - best) : 0.0f);
+    const float* x = partial + h * D + threadIdx.x;
+#pragma unroll
+    for (int j = 0; j < MAX_SPLITS / 32; j++) {
+#pragma unroll 16
+        for (u32 s = j * 32; s < min(a.n_splits, (u32)(j * 32 + 32)); s++) {
+            y += __shfl_sync(FULL_MASK, factors[j], s % 32) * __ldcg(x + (u64)s * HEADS * D);
+        }
+    }
+    a.out[((u64)token * a.q.n_head + head) * D + threadIdx.x] = y / by;
 }

@@ -23,6 +23,24 @@ __device__ __forceinline__ void prefetch(const void* p) {
 }
 
 #define KERNEL extern "C" __global__ void
+
+// When the blocks of a kernel's last launch came to a place: cycles of their multiprocessors, for tools/cuda/layer.cpp.
+#ifdef TRACED
+#define TRACE_MARKS 8
+__device__ u64 trace_marks[2048][TRACE_MARKS];
+__device__ u32 trace_sm[2048];
+__device__ __forceinline__ void trace(int mark) {
+    const u32 block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+    if (threadIdx.x != 0 || block >= 2048) return;
+    u64 now;
+    asm volatile("mov.u64 %0, %%clock64;" : "=l"(now)::"memory");
+    trace_marks[block][mark] = now;
+    if (mark == 0) asm volatile("mov.u32 %0, %%smid;" : "=r"(trace_sm[block]));
+}
+#define TRACE(mark) trace(mark)
+#else
+#define TRACE(mark)
+#endif
 #define FULL_MASK 0xffffffffu
 
 // Infinity without a header.

@@ -7,8 +7,9 @@
 // token) of a chunk stays.
 #pragma once
 
-#include "cuda/common.h"
 #include "cuda/args.h"
+#include "cuda/best.h"
+#include "cuda/common.h"
 
 enum Score : u32 { SCORE_SOFTMAX = 0, SCORE_SIGMOID = 1, SCORE_RAW = 2 };
 
@@ -18,43 +19,6 @@ enum Score : u32 { SCORE_SOFTMAX = 0, SCORE_SIGMOID = 1, SCORE_RAW = 2 };
 __device__ __forceinline__ double warp_sum_f64(double x) {
     for (int step = 16; step > 0; step >>= 1) x += __shfl_xor_sync(FULL_MASK, x, step);
     return x;
-}
-
-// A number whose order as an integer is the order of the float; both zeros are the same. No float but NaN gives 0.
-__device__ __forceinline__ u32 ordered(float x) {
-    const u32 bits = __float_as_uint(x + 0.0f);
-    return bits >> 31 ? ~bits : bits | 0x80000000u;
-}
-
-// Indices of the `n_best` best of values[0..n], best first, ties to the lower index, into `best`. A lane holds the
-// numbers lane, lane + 32, ...; those taken become 0, which is below every number.
-template <int EACH_LANE>
-__device__ __forceinline__ void best_of(const float* values, u32 n, u32 n_best, u32* best) {
-    const u32 lane = threadIdx.x % 32;
-    u32 key[EACH_LANE];
-#pragma unroll
-    for (int j = 0; j < EACH_LANE; j++) {
-        const u32 i = j * 32 + lane;
-        key[j] = i < n ? ordered(values[i]) : 0;
-    }
-    for (u32 b = 0; b < n_best; b++) {
-        u32 top = key[0], at = 0;
-#pragma unroll
-        for (int j = 1; j < EACH_LANE; j++) {
-            if (key[j] > top) {
-                top = key[j];
-                at = j;
-            }
-        }
-        const u32 all = __reduce_max_sync(FULL_MASK, top);
-        const u32 index = __reduce_min_sync(FULL_MASK, top == all ? at * 32 + lane : ~0u);
-        if (lane == 0) best[b] = index;
-#pragma unroll
-        for (int j = 0; j < EACH_LANE; j++) {
-            if (j * 32 + lane == index) key[j] = 0;
-        }
-    }
-    __syncwarp();
 }
 
 // What a warp works with.

@@ -75,6 +75,7 @@ KERNEL __launch_bounds__(THREADS) router(const __grid_constant__ Router a) {
     __shared__ float sums[N_WARPS][2 * MAX_ROWS];
     __shared__ u32 is_last;
     PDL_LAUNCH();
+    TRACE(0);
     const Linear& l = a.linear;
     u64 i = blockIdx.x;
     u32 part = 0;
@@ -85,7 +86,9 @@ KERNEL __launch_bounds__(THREADS) router(const __grid_constant__ Router a) {
     WEIGHT::Raw raw;
     if (threadIdx.x < units) WEIGHT::load(row, threadIdx.x, raw);
     if (l.prologue.kind == NORMED) prefetch(l.prologue.w + 16 * min(threadIdx.x, (l.k - 1) / 16));
+    TRACE(1);
     PDL_WAIT();
+    TRACE(2);
     if (l.rows == 1) {
         multiply<1>(a, raw, row, units, sums, 0);
     } else {
@@ -103,8 +106,11 @@ KERNEL __launch_bounds__(THREADS) router(const __grid_constant__ Router a) {
         if (of.bias) dot += of.bias[i];
         if (part == 0) dot *= a.scale;
         of.out[threadIdx.x * of.n + i] = dot;
-        __threadfence();
+        if (a.counter) __threadfence();
     }
+    TRACE(4);
+    // Those who read the logits choose.
+    if (a.counter == nullptr) return;
     __syncthreads();
     if (threadIdx.x == 0) is_last = atomicAdd(a.counter, 1) == gridDim.x - 1;
     __syncthreads();

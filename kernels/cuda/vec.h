@@ -241,6 +241,52 @@ struct Staged {
         }
     }
 
+    // Activations of a unit, of one column in 8 bits: integers, scales, and scales times sums.
+    static constexpr int SCALES = VecOf<W>::IS_GROUPED ? W::RUNS / 2 : W::RUNS;
+    struct Held {
+        uint4 q[W::RUNS];
+        float2 d[SCALES];
+    };
+    __device__ __forceinline__ void hold(u32 unit, Held& x) const {
+        const u32 first = slot(run_index<W>(unit, 0));
+#pragma unroll
+        for (int r = 0; r < W::RUNS; r++) {
+            const u32 at = first ^ slot(W::PAIRED ? 2 * r : r);
+            x.q[r] = base[at];
+            if (!VecOf<W>::IS_GROUPED) {
+                x.d[r % SCALES] = scales(0)[at];
+            } else if (r % 2 == 0) {
+                const float4 d = *(const float4*)(scales(0) + (at & ~1u));
+                x.d[r / 2] = make_float2(d.x, d.y + d.w);
+            }
+        }
+    }
+
+    // As `dot`, with activations that are held.
+    static __device__ __forceinline__ void dot_held(const typename W::Raw& raw, u32 unit, const Held& x, float& acc) {
+        if constexpr (VecOf<W>::IS_GROUPED) {
+#pragma unroll
+            for (int g = 0; g < W::RUNS / 2; g++) {
+                u32 one[4], two[4];
+                float scale, min;
+                W::group(raw, unit, g, one, two, scale, min);
+                const u32 sum = dots(two, x.q[2 * g + 1], dots(one, x.q[2 * g], 0));
+                acc = fmaf(scale, x.d[g].x * (float)(int)sum, acc);
+                acc = fmaf(-min, x.d[g].y, acc);
+            }
+        } else {
+#pragma unroll
+            for (int r = 0; r < W::RUNS; r++) {
+                u32 w[4];
+                float scale, min;
+                W::run(raw, unit, r, w, scale, min);
+                if (W::OFFSET != 0) min = W::HAS_MIN ? fmaf((float)W::OFFSET, scale, min) : (float)W::OFFSET * scale;
+                acc = fmaf(scale, x.d[r].x * (float)(int)dots(w, x.q[r], 0), acc);
+                if (W::OFFSET != 0 || W::HAS_MIN) acc = fmaf(min, x.d[r].y, acc);
+            }
+        }
+    }
+
     static __device__ __forceinline__ u32 dots(const u32 (&w)[4], uint4 x, u32 sum) {
         if (W::SIGNED)
             return dp4a_signed(w[3], x.w, dp4a_signed(w[2], x.z, dp4a_signed(w[1], x.y, dp4a_signed(w[0], x.x, sum))));

@@ -119,7 +119,10 @@ QUANT_FN float float_of_byte(u32 word, int i, int offset) {
 #endif
 }
 
-#if defined(__CUDA_ARCH__)
+#if defined(__CUDA_ARCH__) && defined(WEIGHTS_IN_SHARED)
+// A block has copied its weights to shared memory.
+template <class T> __device__ __forceinline__ T load_ordered(const T* p) { return *p; }
+#elif defined(__CUDA_ARCH__)
 // Loads that stay where they are written: the assembler moves those of read-only memory behind a wait, to their first
 // use, where nothing is in flight any more.
 __device__ __forceinline__ uint4 load_ordered(const uint4* p) {
@@ -160,7 +163,7 @@ template <int BYTES, int ALIGN> struct Words {
                 a[2 * i] = v.x, a[2 * i + 1] = v.y;
             }
         } else {
-            const u32* words = (const u32*)((u64)p & ~3ull);
+            const u32* words = (const u32*)(p - ((u64)p & 3));
             const u32 last = ALIGN >= 4 ? N - 1 : (u32)(((u64)p & 3) + BYTES - 1) / 4;
 #pragma unroll
             for (int i = 0; i < N; i++) a[i] = i < N - 1 || ALIGN >= 4 || i <= last ? load_ordered(words + i) : 0;

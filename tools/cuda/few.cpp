@@ -24,8 +24,12 @@
 #undef TILE
 #include "cuda/linear_pair.cu"
 #include "cuda/router.cu"
+#include "cuda/few_experts.cu"
+#include "cuda/few_down.cu"
+#undef WEIGHT_B
+#include "cuda/few_linear.cu"
 
-alignas(16) uint4 shared[65536 / 16];
+alignas(128) uint4 shared[131072 / 16];
 
 #include "weights.h"
 
@@ -55,6 +59,38 @@ static Array<float> after(const Prologue& p, const Array<float>& x, u32 rows, u3
 }
 
 typedef void (*LinearKernel)(const Linear);
+typedef void (*FewLinearKernel)(const FewLinear);
+
+// Types whose weights go through shared memory.
+static const bool IS_FEW = Vec<VecOf<WEIGHT>::type>::FORM == FORM_I8 && !WEIGHT::SCALE_BYTES && !WEIGHT::BIAS_BYTES;
+static const u32 FEW_SHARED = 131072;
+
+static void test_few_linear(const char* name, FewLinearKernel kernel, u32 rows, u32 k, u32 n, Prologue p, bool add,
+                            u32 each, u32 threads) {
+    const Array<float> x = normals((size_t)rows * k), gain = normals(k), gate = normals((size_t)rows * k * 2 + 64);
+    const Array<float> bias = normals(n);
+    p.eps = 1e-2f;
+    if (p.kind == NORMED || p.kind == GATED_NORM) p.w = gain.data();
+    if (p.kind == GATED || p.kind == GATED_NORM) p.gate = gate.data() + 8;
+    const u32 second = n / 3;
+    const Weights w(n - second, k), other(second, k);
+    Array<float> out = normals((size_t)rows * (n - second)), out_b = normals((size_t)rows * second);
+    const Array<float> before = out, before_b = out_b, in = after(p, x, rows, k);
+    FewLinear a = {{x.data(), rows, k, 2, add, p, {}}, each, 0};
+    a.op.parts[0] = {w.matrix, bias.data(), out.data(), n - second};
+    a.op.parts[1] = {other.matrix, nullptr, out_b.data(), second};
+    launch({(n + each - 1) / each, 1, 1}, threads, FEW_SHARED, kernel, a);
+    std::vector<double> want, want_b;
+    for (u32 t = 0; t < rows; t++) {
+        const float* row = &in[(size_t)t * k];
+        for (u32 j = 0; j < n - second; j++)
+            want.push_back(w.dot(j, row, k) + bias[j] + (add ? before[t * (n - second) + j] : 0));
+        for (u32 j = 0; j < second; j++)
+            want_b.push_back(other.dot(j, row, k) + (add ? before_b[t * second + j] : 0));
+    }
+    check(name, out, want, 2 * VEC_LIMIT);
+    check(name, out_b, want_b, 2 * VEC_LIMIT);
+}
 
 static void test_linear(const char* name, LinearKernel kernel, u32 rows, u32 k, u32 n, Prologue p, bool add,
                         u32 blocks) {
@@ -172,6 +208,75 @@ static void test_experts(u32 rows, u32 n_used, u32 d, u32 d_ff, bool has_shared)
     check(has_shared ? "experts down, shared" : "experts down", x, want, 2 * VEC_LIMIT);
 }
 
+// One row, experts chosen by logits or given.
+static void test_few_experts(u32 d, u32 d_ff, bool has_shared, bool chooses, u32 each, u32 each_down) {
+    const u32 n_expert = 4, n_used = 3;
+    Array<float> x = normals(d), gain = normals(d), logits = normals(N_EXPERT);
+    // Experts without weights here are never the best.
+    for (u32 e = n_expert; e < N_EXPERT; e++) logits[e] -= 20;
+    Prologue p = {};
+    p.kind = NORMED, p.w = gain.data(), p.eps = 1e-2f;
+    const Weights gate((u64)n_expert * d_ff, d), up((u64)n_expert * d_ff, d), down((u64)n_expert * d, d_ff);
+    const Weights sgate(d_ff, d), sup(d_ff, d), sdown(d, d_ff);
+    for (float& v : gain) v *= gate.inverse(d);
+    const Array<float> in = after(p, x, 1, d);
+    std::vector<u32> order(n_expert);
+    for (u32 e = 0; e < n_expert; e++) order[e] = e;
+    std::stable_sort(order.begin(), order.end(), [&](u32 a, u32 b) { return logits[a] > logits[b]; });
+    Array<u32> ids, faults(1, ~0u), chunk_of(1, 0);
+    Array<float> weights = normals(n_used);
+    for (u32 s = 0; s < n_used; s++) ids.push_back(chooses ? order[s] : (u32)(uniform() * n_expert));
+    Array<float> hidden((size_t)n_used * d_ff, NAN), shidden(d_ff, NAN);
+    FewExperts a = {};
+    a.op.x = x.data(), a.op.ids = ids.data(), a.op.w = gate.matrix, a.op.up = up.matrix, a.op.out = hidden.data();
+    a.op.rows = 1, a.op.n_used = n_used, a.op.n_expert = n_expert, a.op.n = d_ff, a.op.k = d, a.op.prologue = p;
+    a.op.n_shared = has_shared, a.op.shared_w = sgate.matrix, a.op.shared_up = sup.matrix;
+    a.op.shared_out = shidden.data(), a.each = each;
+    a.route.logits = chooses ? logits.data() : nullptr, a.route.n_used = n_used, a.route.scale = 1.5f;
+    a.route.step.faults = faults.data(), a.route.step.chunk_of = chunk_of.data();
+    const u32 tiles = (d_ff + each - 1) / each;
+    launch({tiles * (n_used + (has_shared ? 1 : 0)), 1, 1}, 640, FEW_SHARED, few_experts, a);
+    std::vector<double> want;
+    for (u32 s = 0; s < n_used; s++) {
+        for (u32 i = 0; i < d_ff; i++) {
+            const u64 at = (u64)ids[s] * d_ff + i;
+            want.push_back(act(gate.dot(at, in.data(), d), up.dot(at, in.data(), d)));
+        }
+    }
+    check("few experts", hidden, want, 4 * VEC_LIMIT);
+    if (has_shared) {
+        want.clear();
+        for (u32 i = 0; i < d_ff; i++) want.push_back(act(sgate.dot(i, in.data(), d), sup.dot(i, in.data(), d)));
+        check("few experts, shared", shidden, want, 4 * VEC_LIMIT);
+    }
+    const Array<float> h = normals((size_t)n_used * d_ff), sh = normals(d_ff), share = normals(1), before = x;
+    const Array<float> bias = normals((size_t)n_expert * d);
+    FewDown b = {{h.data(), has_shared ? sh.data() : nullptr, share.data(), ids.data(), weights.data(), down.matrix,
+                  sdown.matrix, bias.data(), x.data(), 1, n_used, n_expert, d, d_ff, 1},
+                 a.route, each_down, 0};
+    double total = 0;
+    for (u32 s = 0; s < n_used; s++) total += exp((double)logits[order[s]] - logits[order[0]]);
+    launch({(d + each_down - 1) / each_down, 1, 1}, 512, FEW_SHARED, has_shared ? few_down_shared : few_down, b);
+    want.clear();
+    for (u32 i = 0; i < d; i++) {
+        double sum = before[i];
+        for (u32 s = 0; s < n_used; s++) {
+            const u64 at = (u64)ids[s] * d + i;
+            const double by = chooses ? exp((double)logits[ids[s]] - logits[order[0]]) / total * 1.5 : weights[s];
+            sum += by * (down.dot(at, &h[(size_t)s * d_ff], d_ff) + bias[at]);
+        }
+        if (has_shared) sum += sigma(share[0]) * sdown.dot(i, sh.data(), d_ff);
+        want.push_back(sum);
+    }
+    check(has_shared ? "few down, shared" : "few down", x, want, 2 * VEC_LIMIT);
+    failures += faults[0] != ~0u;
+    if (!chooses) return;
+    // NaN among the logits: no answer, and it is said.
+    logits[N_EXPERT - 1] = NAN;
+    launch({(d + each_down - 1) / each_down, 1, 1}, 512, FEW_SHARED, has_shared ? few_down_shared : few_down, b);
+    failures += faults[0] != 0 || x[0] == x[0];
+}
+
 static void test_pair() {
     const u32 rows = 2, k = 512, n = 19, n_b = 11;
     const Array<float> x = normals((size_t)rows * k);
@@ -247,8 +352,10 @@ static void test_attend(u32 n_splits, u32 window, bool sinks, u32 group, u32 q_s
     a.table = table.data(), a.k_cache = keys.data(), a.v_cache = values.data();
     a.sinks = sinks ? sink.data() : nullptr, a.out = out.data(), a.partial = partial.data();
     a.counters = counters.data(), a.n_kv = n_kv, a.n_splits = n_splits, a.window = window;
-    a.half = half, a.q_stride = q_stride, a.n_tiles = tiles, a.scale = 0.125f, a.eps = 1e-2f;
-    launch({rows * tiles, n_kv, n_splits}, 256, 0, attend, a);
+    a.rows = rows, a.half = half, a.q_stride = q_stride, a.n_tiles = tiles, a.scale = 0.125f, a.eps = 1e-2f;
+    if (n_splits == 3) a.counters = nullptr;
+    launch({rows * tiles * n_kv * n_splits + 2, 1, 1}, 256, 0, attend, a);
+    if (n_splits == 3) launch({rows * n_head, 1, 1}, D, 0, attend_merge, a);
     const auto turned = [&](const float* x, const float* w, u32 t) {
         std::vector<double> y(D);
         double squares = 0;
@@ -307,6 +414,20 @@ int main() {
         test_router(7, k3);
         test_experts(1, 4, k, k, true);
         test_experts(3, 2, k, 2 * k, false);
+        if constexpr (IS_FEW) {
+            const u32 whole = WEIGHT::BYTES % 16 && block == 32 ? 256 : block == 32 ? 96 : 2048;
+            test_few_linear("few", few_linear1, 1, whole, 70, {nullptr, nullptr, NORMED}, false, 23, 640);
+            test_few_linear("few, added", few_linear1, 1, 2048, 40, {}, true, 40, 512);
+            test_few_linear("few, 2 columns", few_linear2, 2, whole, 21, {nullptr, nullptr, NORMED}, true, 11, 512);
+            test_few_linear("few, 3 columns", few_linear4, 3, whole, 21, {}, false, 8, 512);
+            test_few_linear("few, 8 columns", few_linear8, 8, 2048, 9, {nullptr, nullptr, NORMED}, false, 5, 512);
+            test_few_linear("few, gated", few_gated1, 1, 2048, 17, {nullptr, nullptr, GATED, 64, 128, 4096}, true, 9,
+                            640);
+            test_few_linear("few, gated norm", few_gated8, 5, 2048, 9,
+                            {nullptr, nullptr, GATED_NORM, 128, 128, 2048}, false, 9, 512);
+            test_few_experts(2048, 256, true, true, 37, 16);
+            test_few_experts(256, 512, false, false, 50, 24);
+        }
     }
     if (block != 1) return failures != 0;
     for (int order = 0; order < 2; order++) {

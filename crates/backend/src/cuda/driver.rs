@@ -482,7 +482,9 @@ impl Module {
     }
 
     /// An entry point by its name, allowed as much dynamic shared memory as the device has beside its own.
-    pub fn function(&self, name: &str) -> Result<Function> {
+    /// `has_all_shared`: a multiprocessor gives shared memory all it can. One that must divide its memory in another
+    /// way waits until it is idle, so launches that share multiprocessors say the same.
+    pub fn function(&self, name: &str, has_all_shared: bool) -> Result<Function> {
         use sys::CUfunction_attribute as A;
         let c_name = CString::new(name).unwrap_or_default();
         let mut raw = std::ptr::null_mut();
@@ -495,6 +497,9 @@ impl Module {
             call!(cuFuncGetAttribute(&mut fixed, A::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, raw))?;
             let dynamic = (self.context.max_shared as i32 - fixed).max(0);
             call!(cuFuncSetAttribute(raw, A::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, dynamic))?;
+            if has_all_shared {
+                call!(cuFuncSetAttribute(raw, A::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100))?;
+            }
         }
         Ok(Function { raw })
     }

@@ -6,11 +6,13 @@ use std::collections::HashMap;
 use super::args;
 use super::driver::{DriverError, Function, Geometry, Module, Ptr, Stream};
 use super::encode_batch::BatchScratch;
+use super::few;
+use super::few_launch::{self, Device, Half};
 use super::launch::Launch;
 use super::matmul;
 use super::nodes::{
-    Act, AttendNode, AttentionNode, DeltaInNode, DownNode, ExpertsNode, FewLinearNode, Mat, ModuleId, Modules, Node,
-    Part, PostNormNode, QkvNode, QkvPartNode, RouteNode, RouterNode, UpNode, View, is_tiled,
+    Act, AttendNode, AttentionNode, DeltaInNode, DownNode, ExpertsNode, FewLinearNode, Late, Mat, ModuleId, Modules,
+    Node, Part, PostNormNode, QkvNode, QkvPartNode, RouteNode, RouterNode, UpNode, View, is_tiled,
 };
 use super::tables::Counts;
 use super::wide::{self, Wide};
@@ -31,10 +33,16 @@ impl Kernels {
         if let Some(function) = self.functions.borrow().get(&(module, entry)) {
             return Ok(*function);
         }
-        let function = self.modules[module].function(entry)?;
+        let function = self.modules[module].function(entry, has_all_shared(entry))?;
         self.functions.borrow_mut().insert((module, entry), function);
         Ok(function)
     }
+}
+
+/// Whether a kernel runs beside those whose weights go through shared memory.
+fn has_all_shared(entry: &str) -> bool {
+    entry.starts_with("few_")
+        || matches!(entry, "attend" | "attend_merge" | "router" | "post_norm" | "delta_in" | "delta_net")
 }
 
 /// Shares of a row of logits, as `pick.cu` has it.
@@ -78,6 +86,10 @@ pub struct Encoder<'a> {
     pub sms: usize,
     /// Bytes of shared memory that a block may have.
     pub max_shared: usize,
+    /// What the next launch whose weights go through shared memory takes of a multiprocessor.
+    pub half: Half,
+    /// The router's choice is read between launches.
+    pub is_traced: bool,
     /// Programmatic dependent launch.
     pub early: bool,
     /// Launches so far.
@@ -374,6 +386,10 @@ impl Encoder<'_> {
         self.run_some(rows, w.module, |rows| matmul::linear(w.dtype, rows, w.k, &n[..parts.len()], sms), &args)
     }
 
+    fn device(&self) -> Device {
+        Device { sms: self.sms, max_shared: self.max_shared }
+    }
+
     fn few_linear(&mut self, node: &FewLinearNode) -> Result<(), DriverError> {
         let rows = self.rows(&node.x);
         if Self::is_batch(rows) {
@@ -386,20 +402,39 @@ impl Encoder<'_> {
         };
         let (w, sms) = (first[0].w, self.sms);
         let (a, n) = linear(first);
+        let (device, half, total) = (self.device(), self.half, n.iter().sum());
+        let few = node.few.filter(|_| (1..=few::MAX_ROWS).contains(&rows));
+        if let (Some(module), None) = (few, second.first())
+            && let Some((launch, each)) =
+                few_launch::linear(w.dtype, rows, w.k, total, node.prologue.kind > 1, device, half)
+        {
+            self.half = half.next();
+            return self.run(module, launch, &args::FewLinear { op: a, each, reserved: 0 });
+        }
         let Some(other) = second.first() else {
             let launch = |rows| matmul::linear(w.dtype, rows, w.k, &n[..first.len()], sms);
             return self.run_some(rows, node.module, launch, &a);
         };
         let (b, n_other) = linear(second);
-        let n = [n.iter().sum(), n_other.iter().sum()];
+        let n = [total, n_other.iter().sum()];
+        if let Some(module) = few
+            && let Some((launch, blocks_a, [each_a, each_b])) =
+                few_launch::pair([w.dtype, other.w.dtype], rows, w.k, n, device, half)
+        {
+            self.half = half.next();
+            return self.run(module, launch, &args::FewPair { a, b, blocks_a, each_a, each_b, reserved: 0 });
+        }
         let (launch, blocks_a) = matmul::linear_pair([w.dtype, other.w.dtype], rows, w.k, n, sms);
         self.run_some(rows, node.module, |_| launch, &args::LinearPair { a, b, blocks_a, reserved: 0 })
     }
 
     fn attend(&mut self, node: &AttendNode) -> Result<(), DriverError> {
-        let AttentionNode { cache, sinks, out, window, scale, softcap, .. } = node.attention;
         let n_tokens = self.counts.tokens;
+        let node = &node.sized(n_tokens, self.most_pages, self.sms);
+        let AttentionNode { cache, sinks, out, window, scale, softcap, .. } = node.attention;
         let n_splits = node.splits(n_tokens, self.most_pages, self.sms);
+        // One block would take longer than a launch.
+        let merges = n_splits > 4;
         let rope = node.rope.map(|rope| self.ropes[rope]);
         let [q, k, v] = node.parts.map(|part| qkv_part(&part));
         let args = args::Attend {
@@ -413,7 +448,7 @@ impl Encoder<'_> {
             sinks,
             out: out.ptr,
             partial: self.scratch.partial,
-            counters: node.counters,
+            counters: if merges { 0 } else { node.counters },
             n_kv: cache.n_kv as u32,
             n_splits: n_splits as u32,
             window: window.min(u32::MAX as usize) as u32,
@@ -425,10 +460,16 @@ impl Encoder<'_> {
             scale,
             softcap,
             eps: node.eps,
-            reserved: 0,
+            rows: n_tokens as u32,
         };
-        let grid = [n_tokens * node.tiles(), cache.n_kv, n_splits].map(|n| n as u32);
-        self.run(node.module, Launch { entry: "attend", grid, block: 256, shared: 0 }, &args)
+        let grid = [(n_tokens * node.tiles() * cache.n_kv * n_splits) as u32, 1, 1];
+        self.run(node.module, Launch { entry: "attend", grid, block: 256, shared: 0 }, &args)?;
+        if !merges {
+            return Ok(());
+        }
+        let grid = [(n_tokens * node.attention.n_head) as u32, 1, 1];
+        let block = cache.d_k as u32;
+        self.run(node.module, Launch { entry: "attend_merge", grid, block, shared: 0 }, &args)
     }
 
     fn router(&mut self, node: &RouterNode) -> Result<(), DriverError> {
@@ -441,13 +482,18 @@ impl Encoder<'_> {
         let args = args::Router {
             linear,
             route: self.route_args(&node.route),
-            counter: node.counter,
+            counter: if node.is_late && self.is_late(rows) { 0 } else { node.counter },
             scale: node.scale,
             reserved: 0,
         };
         let blocks = n.iter().sum::<usize>() as u32;
         let launch = Launch { entry: "router", grid: [blocks, 1, 1], block: 128, shared: 0 };
         self.run_some(rows, node.module, |_| launch, &args)
+    }
+
+    /// Whether experts are chosen by those who read the logits.
+    fn is_late(&self, rows: usize) -> bool {
+        rows == 1 && !self.is_traced
     }
 
     fn post_norm(&mut self, node: &PostNormNode) -> Result<(), DriverError> {
@@ -545,7 +591,14 @@ impl Encoder<'_> {
             ..Default::default()
         };
         let each = n_used + usize::from(node.shared.is_some());
-        let sms = self.sms;
+        let (sms, device, half) = (self.sms, self.device(), self.half);
+        if let Some(Late { module, route }) = node.late.filter(|_| self.is_late(rows))
+            && let Some((launch, each)) = few_launch::experts(gate.dtype, each, gate.n, gate.k, device, half)
+        {
+            self.half = half.next();
+            let args = args::FewExperts { op: args, route: self.route_args(&route), each, reserved: 0 };
+            return self.run(module, launch, &args);
+        }
         let launch = |rows| matmul::experts(gate.dtype, rows, each, n_expert, gate.n, gate.k, true, sms);
         self.run_some(rows, gate.module, launch, &args)
     }
@@ -574,6 +627,14 @@ impl Encoder<'_> {
             k: down.k as u32,
             add: u32::from(node.add),
         };
+        let (device, half, has_shared) = (self.device(), self.half, node.shared.is_some());
+        if let Some(Late { module, route }) = node.late.filter(|_| self.is_late(rows))
+            && let Some((launch, each)) = few_launch::down(down.dtype, n_used, has_shared, down.n, down.k, device, half)
+        {
+            self.half = half.next();
+            let args = args::FewDown { op: args, route: self.route_args(&route), each, reserved: 0 };
+            return self.run(module, launch, &args);
+        }
         let launch = |rows| matmul::experts_down(down.dtype, rows, n_used, node.shared.is_some(), down.n, down.k);
         self.run_some(rows, node.module, launch, &args)
     }

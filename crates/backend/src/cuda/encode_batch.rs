@@ -258,7 +258,7 @@ impl Encoder<'_> {
         if !Self::is_batch(rows) || has_experts(node).is_none() {
             return Ok(false);
         }
-        let up = UpNode { experts: *node, shared: None, prologue: args::Prologue::default() };
+        let up = UpNode { experts: *node, shared: None, prologue: args::Prologue::default(), late: None };
         self.experts_up_batch(&up, rows)?;
         self.experts_last_batch(node, None, rows)?;
         Ok(true)

@@ -12,11 +12,12 @@ use quant::WeightType;
 
 use super::args::Prologue;
 use super::driver::Ptr;
+use super::few_launch::{self, Device, Half};
 use super::fuse::{fuse, qkv_of};
 use super::matmul;
 use super::nodes::{
-    AttendNode, AttentionNode, DeltaInNode, DownNode, FewLinearNode, ModuleId, Modules, Node, Part, PostNormNode,
-    QkvPartNode, RouterNode, UpNode, View,
+    AttendNode, AttentionNode, DeltaInNode, DownNode, ExpertsNode, FewLinearNode, Late, ModuleId, Modules, Node, Part,
+    PostNormNode, QkvPartNode, RouteNode, RouterNode, UpNode, View,
 };
 use super::sources::{self, Key};
 
@@ -39,6 +40,8 @@ pub struct Room {
     pub shared: Ptr,
     /// Inputs of a delta rule.
     pub delta: Ptr,
+    /// Logits of a router, which the experts' blocks read while they write.
+    pub logits: Ptr,
     /// Zeros.
     pub counters: Ptr,
     /// Rows that all of these are for.
@@ -46,13 +49,13 @@ pub struct Room {
 }
 
 /// Numbers of four bytes that [`Room`] has for so many rows, in the order of its fields.
-pub fn room(plan: &Plan, rows: usize) -> [usize; 4] {
-    let mut need = [0; 4];
+pub fn room(plan: &Plan, rows: usize) -> [usize; 5] {
+    let mut need = [0; 5];
     for op in &plan.ops {
         match *op {
             Op::Attention { out, n_head, .. } => {
                 need[0] = need[0].max(rows * plan.buf(out).width);
-                need[3] = need[3].max(rows * n_head);
+                need[4] = need[4].max(rows * n_head);
             }
             Op::GatedLinear { out, .. } => need[1] = need[1].max(rows * plan.buf(out).width),
             Op::Combine { x, .. } => need[1] = need[1].max(rows * plan.buf(x).width),
@@ -60,10 +63,11 @@ pub fn room(plan: &Plan, rows: usize) -> [usize; 4] {
                 let qk = heads.n_k_head * heads.d_k;
                 need[2] = need[2].max(rows * (2 * qk + heads.n_v_head * (heads.d_v + 2)) + 5 * 64);
             }
+            Op::Route { logits, .. } => need[3] = need[3].max(rows * plan.buf(logits).width),
             _ => {}
         }
     }
-    need[3] += 1;
+    need[4] += 1;
     need
 }
 
@@ -134,6 +138,8 @@ struct Few<'a> {
     modules: &'a mut Modules,
     room: Room,
     is_f16: bool,
+    /// Where it copies in bulk.
+    device: Option<Device>,
     moes: Vec<Moe>,
     posts: Vec<Post>,
     out: Vec<Node>,
@@ -144,13 +150,15 @@ struct Few<'a> {
     added: HashSet<Buf>,
 }
 
-/// The nodes of a step of at most `room.rows` single tokens; `qkv` is the module of `qkv`.
+/// The nodes of a step of at most `room.rows` single tokens; `qkv` is the module of `qkv`, `device` is there where it
+/// copies in bulk.
 pub fn few(
     plan: &Plan,
     nodes: &[Vec<Node>],
     modules: &mut Modules,
     room: Room,
     is_f16: bool,
+    device: Option<Device>,
     qkv: ModuleId,
 ) -> Vec<Node> {
     let mut few = Few {
@@ -159,6 +167,7 @@ pub fn few(
         modules,
         room,
         is_f16,
+        device,
         moes: Vec::new(),
         posts: Vec::new(),
         out: Vec::new(),
@@ -546,8 +555,45 @@ impl Few<'_> {
                 Some(part) => self.modules.id(Key::pair(sources::LINEAR_PAIR, first[0].w.dtype, part.w.dtype)),
                 None => first[0].w.module,
             };
-            self.out.push(Node::FewLinear(FewLinearNode { x, module, parts: [first, second], prologue, add }));
+            let few = self.through_shared(&first, &second, prologue.kind);
+            self.out.push(Node::FewLinear(FewLinearNode { x, module, parts: [first, second], prologue, add, few }));
         }
+    }
+
+    /// The kernels of a product, or of a pair, whose weights go through shared memory.
+    fn through_shared(&mut self, first: &[Part], second: &[Part], prologue: u32) -> Option<ModuleId> {
+        let device = self.device?;
+        let n = |parts: &[Part]| parts.iter().map(|part| part.w.n).sum::<usize>();
+        let (w, half) = (first[0].w, Half::Shared);
+        let has_gate = prologue > NORMED;
+        if let Some(other) = second.first() {
+            let types = [w.dtype, other.w.dtype];
+            few_launch::pair(types, 1, w.k, [n(first), n(second)], device, half).filter(|_| !has_gate)?;
+            return Some(self.modules.id(Key::pair(sources::FEW_LINEAR, types[0], types[1])));
+        }
+        few_launch::linear(w.dtype, 1, w.k, n(first), has_gate, device, half)?;
+        Some(self.modules.id(Key::typed(sources::FEW_LINEAR, w.dtype)))
+    }
+
+    /// Kernels for one row that choose its experts, where shares of the chosen alone are wanted and weights fit in
+    /// shared memory: of gate and up, and of down.
+    fn late(&mut self, route: &RouteNode, experts: &ExpertsNode, has_shared: bool) -> Option<[Late; 2]> {
+        let device = self.device?;
+        let ExpertsNode { gate, down, n_used, .. } = *experts;
+        let pairs = n_used + usize::from(has_shared);
+        let is_plain = route.score() == 0
+            && route.router.renormalise == Some(0.0)
+            && route.router.groups.is_none()
+            && route.bias == 0
+            && n_used <= 31;
+        few_launch::experts(gate.dtype, pairs, gate.n, gate.k, device, Half::Shared).filter(|_| is_plain)?;
+        few_launch::down(down.dtype, n_used, has_shared, down.n, down.k, device, Half::Shared)?;
+        let n_expert = route.logits.width;
+        let sources = [(sources::FEW_EXPERTS, gate.dtype), (sources::FEW_DOWN, down.dtype)];
+        Some(
+            sources
+                .map(|(source, w)| Late { module: self.modules.id(Key::routed(source, w, n_expert)), route: *route }),
+        )
     }
 
     /// The head norms, ropes, append and attention behind the product of op `i`; the op behind them.
@@ -637,9 +683,11 @@ impl Few<'_> {
         let heads = group.next_power_of_two().min(8);
         let to = View { ptr: self.room.attended, rows: Rows::Tokens, width: n_head * d };
         let module = self.modules.id(Key::attend(d, heads));
+        let short = (heads > 2).then(|| (self.modules.id(Key::attend(d, 2)), 2));
         self.out.push(Node::Attend(AttendNode {
             module,
             heads,
+            short,
             parts: [q_part, k_part, v_part],
             q_stride,
             rope: qkv.rope,
@@ -664,19 +712,24 @@ impl Few<'_> {
         let [Node::Combine { x: row, add, weights, norm_w, eps, .. }] = self.nodes[moe.combine].as_slice() else {
             return None;
         };
-        let (route, experts, row) = (*route, *experts, *row);
+        let (mut route, experts, row) = (*route, *experts, *row);
+        route.logits.ptr = self.room.logits;
         let of_router = self.source(f, *x);
         let dtype = parts[0].w.dtype;
-        let module = self.modules.id(Key::router(dtype, route.logits.width));
+        let module = self.modules.id(Key::routed(sources::ROUTER, dtype, route.logits.width));
+        let mut own_parts = parts.clone();
+        own_parts[0].out = route.logits;
+        let late = self.late(&route, &experts, moe.shared.is_some());
         let node = RouterNode {
             module,
             x: of_router.x,
             prologue: of_router.prologue,
-            parts: parts.clone(),
+            parts: own_parts,
             route,
             logits: (dtype == WeightType::F32).then(|| self.modules.id(Key::typed(sources::LOGITS, dtype))),
             counter: self.room.counters,
             scale: moe.scale.unwrap_or(1.0),
+            is_late: late.is_some(),
         };
         self.out.push(Node::Router(node));
         if let Some(&[Node::RmsNorm { x, w, eps, .. }]) = moe.norm.map(|at| self.nodes[at].as_slice()) {
@@ -684,10 +737,12 @@ impl Few<'_> {
             self.sources.insert(g, Source { x, prologue });
         }
         let of_experts = self.source(g, experts.x);
-        let mut up = UpNode { experts, shared: None, prologue: of_experts.prologue };
+        let mut up = UpNode { experts, shared: None, prologue: of_experts.prologue, late: late.map(|[up, _]| up) };
         up.experts.x = of_experts.x;
         let module = self.modules.id(Key::typed(sources::EXPERTS_DOWN, experts.down.dtype));
-        let mut down = DownNode { module, experts, x: row, add: *add, weights: *weights, shared: None, share: 0 };
+        let late = late.map(|[_, down]| down);
+        let (add, weights) = (*add, *weights);
+        let mut down = DownNode { module, experts, x: row, add, weights, shared: None, share: 0, late };
         if let Some(shared) = moe.shared {
             let hidden = View { ptr: self.room.shared, rows: experts.x.rows, width: experts.gate.n };
             if let ([Node::GatedLinear { gate, up: of_up, .. }], [Node::Linear { parts, .. }]) =

@@ -12,6 +12,7 @@ mod driver;
 mod encode;
 mod encode_batch;
 mod few;
+mod few_launch;
 mod fuse;
 mod launch;
 mod matmul;

@@ -241,6 +241,8 @@ pub struct FewLinearNode {
     pub prologue: Prologue,
     /// Outputs are added to what is there.
     pub add: bool,
+    /// The kernels that bring weights through shared memory.
+    pub few: Option<ModuleId>,
 }
 
 /// Head norms, ropes, append and attention of single tokens.
@@ -249,6 +251,8 @@ pub struct AttendNode {
     pub module: ModuleId,
     /// Query heads of a block.
     pub heads: usize,
+    /// The same for few heads of a block, which fill the device where contexts are short.
+    pub short: Option<(ModuleId, usize)>,
     /// Of q, k and v.
     pub parts: [QkvPartNode; 3],
     /// Numbers from head to head of q.
@@ -260,6 +264,17 @@ pub struct AttendNode {
 }
 
 impl AttendNode {
+    /// As it runs for contexts of `most_pages`: over fewer heads a block while blocks of two pages fit at once.
+    pub fn sized(mut self, n_tokens: usize, most_pages: usize, sms: usize) -> AttendNode {
+        if let Some((module, heads)) = self.short {
+            let tiles = (self.attention.n_head / self.attention.cache.n_kv).div_ceil(heads);
+            if n_tokens * self.attention.cache.n_kv * tiles * most_pages.div_ceil(2) <= sms {
+                (self.module, self.heads) = (module, heads);
+            }
+        }
+        self
+    }
+
     /// Tiles of heads of a key-value head.
     pub fn tiles(&self) -> usize {
         (self.attention.n_head / self.attention.cache.n_kv).div_ceil(self.heads)
@@ -291,6 +306,8 @@ pub struct RouterNode {
     pub counter: Ptr,
     /// Of the logits.
     pub scale: f32,
+    /// Those who read the logits of one row choose.
+    pub is_late: bool,
 }
 
 /// `x = (x + y) · scale`, where y is the sum of one or two normed rows, normed again where there is a norm.
@@ -329,6 +346,14 @@ pub struct UpNode {
     pub experts: ExpertsNode,
     pub shared: Option<(Mat, Mat, View)>,
     pub prologue: Prologue,
+    pub late: Option<Late>,
+}
+
+/// Kernels for one row that choose experts by the logits of a router themselves, so that the router need not.
+#[derive(Clone, Copy, Debug)]
+pub struct Late {
+    pub module: ModuleId,
+    pub route: RouteNode,
 }
 
 /// The experts' last product and their sum.
@@ -343,6 +368,7 @@ pub struct DownNode {
     pub shared: Option<(Mat, View)>,
     /// The gate of the shared expert; null where it counts in full.
     pub share: Ptr,
+    pub late: Option<Late>,
 }
 
 impl Node {

@@ -8,6 +8,7 @@ use super::batch;
 use super::driver::{Context, DriverError, Graph, Memory, Pinned, Stream};
 use super::encode::{Encoder, Kernels, RopeView, Scratch};
 use super::few::MAX_ROWS;
+use super::few_launch::Half;
 use super::nodes::{MAX_SPLITS, Node, RouteNode, StateView, View};
 use super::pick::Picker;
 use super::tables::{Counts, Tables};
@@ -170,6 +171,8 @@ impl CudaProgram {
             longest,
             sms: parts.context.sms,
             max_shared: parts.context.max_shared,
+            half: Half::Registers,
+            is_traced: self.is_traced,
             early: self.early,
             n_launches: 0,
         }

@@ -14,7 +14,10 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("cuda/async.h", include_str!("../../../../kernels/cuda/async.h")),
     ("cuda/batch.h", include_str!("../../../../kernels/cuda/batch.h")),
     ("cuda/batch_order.h", include_str!("../../../../kernels/cuda/batch_order.h")),
+    ("cuda/best.h", include_str!("../../../../kernels/cuda/best.h")),
+    ("cuda/choose.h", include_str!("../../../../kernels/cuda/choose.h")),
     ("cuda/common.h", include_str!("../../../../kernels/cuda/common.h")),
+    ("cuda/few.h", include_str!("../../../../kernels/cuda/few.h")),
     ("cuda/kv.h", include_str!("../../../../kernels/cuda/kv.h")),
     ("cuda/linear.h", include_str!("../../../../kernels/cuda/linear.h")),
     ("cuda/load8.h", include_str!("../../../../kernels/cuda/load8.h")),
@@ -57,6 +60,9 @@ sources! {
     EXPERTS_DOWN = "experts_down.cu";
     EXPERT_LISTS = "expert_lists.cu";
     EXPERTS_WIDE = "experts_wide.cu";
+    FEW_DOWN = "few_down.cu";
+    FEW_EXPERTS = "few_experts.cu";
+    FEW_LINEAR = "few_linear.cu";
     GATED_LINEAR = "gated_linear.cu";
     GATED_LINEAR_BATCH = "gated_linear_batch.cu";
     GATED_LINEAR_WIDE = "gated_linear_wide.cu";
@@ -169,9 +175,9 @@ impl Key {
         key
     }
 
-    /// A router's product and choice.
-    pub fn router(w: WeightType, n_expert: usize) -> Key {
-        let mut key = Key::typed(ROUTER, w);
+    /// A source for a weight type and a router's number of experts.
+    pub fn routed(source: Source, w: WeightType, n_expert: usize) -> Key {
+        let mut key = Key::typed(source, w);
         key.defines.push(format!("N_EXPERT={n_expert}"));
         key
     }

@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use model::plan::CacheDecl;
+use quant::act::ActKind;
 use quant::{Affine, ScaleType, WeightType};
 
 use super::args::SIZES;
@@ -42,6 +43,13 @@ const TYPED: [Source; 9] = [
     sources::EXPERTS_BATCH,
 ];
 
+/// Those that copy in bulk, on Hopper and later; for a router's number of experts where they choose.
+fn bulk(w: WeightType) -> Vec<Key> {
+    let mut keys = vec![Key::typed(sources::FEW_LINEAR, w)];
+    keys.extend([sources::FEW_EXPERTS, sources::FEW_DOWN].map(|source| Key::routed(source, w, 128)));
+    keys
+}
+
 /// Those that Hopper alone has products in.
 const WIDE: [Source; 3] = [sources::LINEAR_WIDE, sources::GATED_LINEAR_WIDE, sources::EXPERTS_WIDE];
 
@@ -66,8 +74,11 @@ fn modules() -> Vec<Key> {
     for (d, heads) in [(64, 8), (128, 4), (128, 8), (256, 1), (256, 8)] {
         keys.push(Key::attend(d, heads));
     }
+    for d in [64, 128, 256] {
+        keys.push(Key::attend(d, 2));
+    }
     keys.push(Key::pair(sources::LINEAR_PAIR, WeightType::Q4_K, WeightType::Q6_K));
-    keys.extend([128, 1024].map(|n| Key::router(WeightType::F32, n)));
+    keys.extend([128, 1024].map(|n| Key::routed(sources::ROUTER, WeightType::F32, n)));
     keys.extend([sources::CAUSAL_CONV, sources::DELTA_IN].map(|source| Key::sized(source, "WIDTH", 4)));
     keys.extend([2, 5].map(|width| Key::sized(sources::CAUSAL_CONV, "WIDTH", width)));
     keys.extend([7, 128, 256].map(|d_k| Key::sized(sources::DELTA_NET, "D_K", d_k)));
@@ -91,12 +102,18 @@ fn types() -> Vec<WeightType> {
 }
 
 /// Kernels may keep so many bytes of a thread on the stack: f64's sine reduces large angles there, attention keeps
-/// which threads run its loop, and wide tiles give up some registers so that two or three blocks share a
+/// which threads run its loop, and wide tiles and products of one row give up some registers so that blocks share a
 /// multiprocessor.
 const STACK: &[(&str, usize)] = &[
     ("head_linear_vec8", 8),
     ("router", 16),
     ("linear_pair_vec8", 64),
+    ("few_linear1", 16),
+    ("few_gated1", 16),
+    ("few_pair1", 32),
+    ("few_experts", 48),
+    ("few_down", 16),
+    ("few_down_shared", 16),
     ("rope_table", 40),
     ("attention", 16),
     ("linear_tile64", 32),
@@ -175,6 +192,11 @@ fn kernels_compile_for_every_architecture_and_spill_nothing() {
         };
         for source in TYPED.into_iter().chain(WIDE.into_iter().filter(|_| super::wide::fits(arch))) {
             all.extend(types.iter().map(|&w| (Key::typed(source, w), arch)));
+        }
+        if super::few_launch::fits(arch) {
+            let eight = types.iter().filter(|w| matches!(w.act(), ActKind::Byte32 | ActKind::Block256));
+            let eight = eight.filter(|w| WeightType::GGUF.contains(w));
+            all.extend(eight.flat_map(|&w| bulk(w)).map(|key| (key, arch)));
         }
     }
     let failed = compile_all(&all);

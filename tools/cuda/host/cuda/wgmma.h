@@ -10,37 +10,39 @@
 inline u32 address_in_shared(const void* p) { return (u32)((const char*)p - (const char*)shared); }
 inline char* in_shared(u32 at) { return (char*)shared + (int)at; }
 
+// A phase lasts until all have arrived and all announced bytes were copied.
 struct Barrier {
-    u16 n_arrivals, arrived;
-    u32 phase;
+    u8 n_arrivals, arrived;
+    u16 phase;
+    u32 announced;
 };
 inline Barrier& barrier_at(u32 at) { return *(Barrier*)in_shared(at); }
-inline void barrier_init(u32 at, u32 n_arrivals) { barrier_at(at) = {(u16)n_arrivals, 0, 0}; }
+inline void barrier_init(u32 at, u32 n_arrivals) { barrier_at(at) = {(u8)n_arrivals, 0, 0, 0}; }
 inline void fence_async() {}
+inline void barrier_check(Barrier& barrier) {
+    if (barrier.arrived == barrier.n_arrivals && barrier.announced == 0) barrier.arrived = 0, barrier.phase++;
+}
 inline void barrier_arrive(u32 at) {
     Barrier& barrier = barrier_at(at);
-    if (++barrier.arrived == barrier.n_arrivals) barrier.arrived = 0, barrier.phase++;
+    barrier.arrived++;
+    barrier_check(barrier);
 }
-
-// Bytes that were announced and not copied yet keep a phase open.
-inline u32 announced;
-inline u32 announced_at;
 inline void barrier_expect(u32 at, u32 bytes) {
-    if (announced) abort();
-    announced = bytes, announced_at = at;
+    barrier_at(at).announced += bytes;
+    barrier_arrive(at);
 }
-inline void bulk_copy(u32 to, const void* from, u32 bytes, u32 barrier) {
-    if (bytes % 16 || (u64)from % 16 || to % 16 || barrier != announced_at || bytes > announced) abort();
+inline void bulk_copy(u32 to, const void* from, u32 bytes, u32 at) {
+    Barrier& barrier = barrier_at(at);
+    if (bytes % 16 || (u64)from % 16 || to % 16 || bytes > barrier.announced) abort();
     memcpy(in_shared(to), from, bytes);
-    announced -= bytes;
-    if (announced == 0) barrier_arrive(barrier);
+    barrier.announced -= bytes;
+    barrier_check(barrier);
 }
 inline void barrier_wait(u32 at, u32 parity) {
     while (barrier_at(at).phase % 2 == parity) emulate::give_way();
 }
 
 inline u32 thread_anew() { return threadIdx.x; }
-inline void __syncwarp() {}
 inline void wgmma_fence() {}
 inline void wgmma_commit() {}
 inline void wgmma_wait() {}

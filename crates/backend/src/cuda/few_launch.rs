@@ -1,0 +1,246 @@
+//! Geometry of products of few rows whose weights go through shared memory: `kernels/cuda/few.h`, whose names are
+//! repeated here. Knows no driver.
+
+use quant::WeightType;
+use quant::act::ActKind;
+
+use super::launch::Launch;
+
+/// Registers of a thread of the kernels for one row.
+const REGISTERS: usize = 56;
+/// Bytes of the barriers, in front of all else.
+const BARRIERS: usize = 20 * 8;
+/// Bytes of squares of a column.
+const SQUARES: usize = 20 * 4;
+/// Shared memory that the driver takes of each block, and what a kernel may have beside what is counted here.
+const RESERVED: usize = 1024 + 512;
+
+/// Multiprocessors of a device, and shared memory that a block may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// Multiprocessors.
+    pub sms: usize,
+    /// Bytes.
+    pub max_shared: usize,
+}
+
+/// Whether devices of this compute capability copy in bulk.
+pub fn fits(arch: u32) -> bool {
+    arch >= 90
+}
+
+/// Which half of a multiprocessor the blocks of a launch take, so that a block of the next one fits beside each and no
+/// second one of the same: launches take turns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Half {
+    /// More than half of the shared memory.
+    Shared,
+    /// More than half of the registers.
+    Registers,
+}
+
+impl Half {
+    /// That of the next launch.
+    pub fn next(self) -> Half {
+        match self {
+            Half::Shared => Half::Registers,
+            Half::Registers => Half::Shared,
+        }
+    }
+
+    /// Threads of a block: 16 warps, or 20, so that one of the four schedulers' registers do not hold 5 of two blocks.
+    fn block(self) -> u32 {
+        const _: () = assert!((4 + 5) * REGISTERS <= 512 && (5 + 5) * REGISTERS > 512);
+        match self {
+            Half::Shared => 512,
+            Half::Registers => 640,
+        }
+    }
+}
+
+impl Device {
+    /// Shared memory of a block where two share a multiprocessor.
+    fn half(self) -> usize {
+        (self.max_shared / 2).saturating_sub(RESERVED)
+    }
+
+    /// A launch of a kernel for one row, on its half.
+    fn paired(self, entry: &'static str, grid: [u32; 3], shared: usize, half: Half) -> Launch {
+        let shared = match half {
+            // Two of these are more than there is.
+            Half::Shared => shared.max((self.max_shared / 2).saturating_sub(384)),
+            Half::Registers => shared,
+        };
+        Launch { entry, grid, block: half.block(), shared: shared as u32 }
+    }
+}
+
+/// Bytes that a run of 16 staged activations takes, for types whose activations have 8 bits (`RUN_BYTES`).
+fn run_bytes(w: WeightType) -> usize {
+    match w.act() {
+        ActKind::F32 => 64,
+        ActKind::Block32 => 40,
+        ActKind::Byte32 | ActKind::Block256 => 24,
+    }
+}
+
+/// Shared memory for activations of `runs` runs in `cols` columns and `weights` bytes, which begin at a line.
+fn shared(w: WeightType, cols: usize, runs: usize, weights: usize) -> usize {
+    let before = BARRIERS + SQUARES * cols + cols * runs * run_bytes(w);
+    before + weights + 128 + 16
+}
+
+fn runs(k: usize) -> usize {
+    k.div_ceil(16).next_multiple_of(32)
+}
+
+/// Bytes of a row, of types that lie in one plane.
+fn row_bytes(w: WeightType, k: usize) -> Option<usize> {
+    WeightType::GGUF.contains(&w).then(|| w.row_bytes(k)).flatten()
+}
+
+/// Bytes of a row that is copied by itself and meets activations of 8 bits.
+fn whole_row(w: WeightType, k: usize) -> Option<usize> {
+    let fits = matches!(w.act(), ActKind::Byte32 | ActKind::Block256);
+    row_bytes(w, k).filter(|bytes| fits && bytes.is_multiple_of(16))
+}
+
+/// A launch, and the rows of weights of a block.
+pub type Each = (Launch, u32);
+
+/// Columns of the kernels that take `rows` rows, by their place.
+fn width(rows: usize) -> (usize, usize) {
+    let at = [1, 2, 4, 8].iter().position(|cols| rows <= *cols).unwrap_or(3);
+    (at, 1 << at)
+}
+
+/// `few_linear`, and `few_gated` behind a gate: `n` rows of weights of one type.
+pub fn linear(
+    w: WeightType,
+    rows: usize,
+    k: usize,
+    n: usize,
+    has_gate: bool,
+    device: Device,
+    half: Half,
+) -> Option<Each> {
+    const NAMES: [[&str; 4]; 2] = [
+        ["few_linear1", "few_linear2", "few_linear4", "few_linear8"],
+        ["few_gated1", "few_gated2", "few_gated4", "few_gated8"],
+    ];
+    let (at, cols) = width(rows);
+    let each = n.div_ceil(device.sms).max(1);
+    let bytes = shared(w, cols, runs(k), each * whole_row(w, k)?);
+    let grid = [n.div_ceil(each) as u32, 1, 1];
+    launch(NAMES[usize::from(has_gate)][at], grid, bytes, cols, device, half).map(|launch| (launch, each as u32))
+}
+
+/// `few_pair`: matrices of two types; also the blocks of the first, and each one's rows of weights of a block.
+pub fn pair(
+    w: [WeightType; 2],
+    rows: usize,
+    k: usize,
+    n: [usize; 2],
+    device: Device,
+    half: Half,
+) -> Option<(Launch, u32, [u32; 2])> {
+    const NAMES: [&str; 4] = ["few_pair1", "few_pair2", "few_pair4", "few_pair8"];
+    let (at, cols) = width(rows);
+    let row = [whole_row(w[0], k)?, whole_row(w[1], k)?];
+    // Blocks by bytes, since these are also the work.
+    let total = n[0] * row[0] + n[1] * row[1];
+    let b = (n[1] * row[1] * device.sms / total).clamp(1, device.sms.saturating_sub(1).max(1));
+    let blocks = [device.sms.saturating_sub(b).max(1), b];
+    let each = [0, 1].map(|i| n[i].div_ceil(blocks[i]).max(1));
+    let counts = [0, 1].map(|i| n[i].div_ceil(each[i]) as u32);
+    let bytes = (0..2).map(|i| shared(w[i], cols, runs(k), each[i] * row[i])).max()?;
+    let launch = launch(NAMES[at], [counts[0] + counts[1], 1, 1], bytes, cols, device, half)?;
+    Some((launch, counts[0], each.map(|n| n as u32)))
+}
+
+fn launch(
+    entry: &'static str,
+    grid: [u32; 3],
+    bytes: usize,
+    cols: usize,
+    device: Device,
+    half: Half,
+) -> Option<Launch> {
+    if cols == 1 {
+        return (bytes <= device.half()).then(|| device.paired(entry, grid, bytes, half));
+    }
+    (bytes + 512 <= device.max_shared).then_some(Launch { entry, grid, block: 512, shared: bytes as u32 })
+}
+
+/// `few_experts` for one row: `pairs` experts, the shared one's with them, of `n` rows of weights of gate and of up.
+pub fn experts(w: WeightType, pairs: usize, n: usize, k: usize, device: Device, half: Half) -> Option<Each> {
+    let row = 2 * whole_row(w, k)?;
+    // As many tiles as fill the device once, or twice where these are too long.
+    let each = [1, 2, 3].into_iter().map(|waves| {
+        let tiles = (waves * device.sms / pairs.max(1)).clamp(1, n.max(1));
+        n.div_ceil(tiles)
+    });
+    let (each, bytes) =
+        each.map(|each| (each, shared(w, 1, runs(k), each * row))).find(|(_, bytes)| *bytes <= device.half())?;
+    let grid = [(n.div_ceil(each) * pairs) as u32, 1, 1];
+    Some((device.paired("few_experts", grid, bytes, half), each as u32))
+}
+
+/// `few_down` for one row.
+pub fn down(
+    w: WeightType,
+    n_used: usize,
+    has_shared: bool,
+    n: usize,
+    k: usize,
+    device: Device,
+    half: Half,
+) -> Option<Each> {
+    let row = row_bytes(w, k)?;
+    // A tile of a slot is one piece.
+    let step = (1..=16).find(|rows| (rows * row).is_multiple_of(16))?;
+    let each = n.div_ceil(device.sms).next_multiple_of(step);
+    let slots = n_used + usize::from(has_shared);
+    let own = if has_shared { runs(k) } else { 0 };
+    let bytes = shared(w, 1, runs(n_used * k) + own, slots * each * row);
+    let fits = (n * row).is_multiple_of(16) && k.is_multiple_of(16) && bytes <= device.half();
+    let entry = if has_shared { "few_down_shared" } else { "few_down" };
+    let grid = [n.div_ceil(each) as u32, 1, 1];
+    fits.then(|| (device.paired(entry, grid, bytes, half), each as u32))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const H200: Device = Device { sms: 132, max_shared: 227 << 10 };
+
+    /// Blocks, rows and shared memory of the layers of Qwen3-30B-A3B.
+    #[test]
+    fn geometry() {
+        let (q4, q6) = (WeightType::Q4_K, WeightType::Q6_K);
+        let (of_pair, blocks, each) = pair([q4, q6], 1, 2048, [4608, 512], H200, Half::Registers).unwrap();
+        assert_eq!((of_pair.grid, of_pair.block, blocks, each), ([132, 1, 1], 640, 113, [41, 28]));
+        let (o, each) = linear(q4, 1, 4096, 2048, false, H200, Half::Shared).unwrap();
+        assert_eq!((o.entry, o.grid, o.block, o.shared, each), ("few_linear1", [128, 1, 1], 512, 115_840, 16));
+        let (up, each) = experts(q4, 8, 768, 2048, H200, Half::Registers).unwrap();
+        assert_eq!((up.grid, up.shared, each), ([128, 1, 1], 114_048, 48));
+        let (of_down, each) = down(q6, 8, false, 2048, 768, H200, Half::Shared).unwrap();
+        assert_eq!((of_down.entry, of_down.grid, each), ("few_down", [128, 1, 1], 16));
+        // The product behind the last layer is too long for one wave.
+        assert_eq!(linear(q6, 1, 2048, 151_936, false, H200, Half::Shared), None);
+        assert_eq!(linear(WeightType::F32, 1, 2048, 128, false, H200, Half::Shared), None);
+    }
+
+    /// Two blocks of a launch never fit on a multiprocessor, one of each of two launches always do.
+    #[test]
+    fn halves_pair() {
+        let all = 228 << 10;
+        for bytes in [1000, H200.half()] {
+            let [a, b] = [Half::Shared, Half::Registers].map(|half| H200.paired("few_down", [1; 3], bytes, half));
+            assert!(2 * (a.shared as usize + 1024) > all, "{a:?}");
+            assert!(a.shared as usize + b.shared as usize + 2 * 1024 + 400 <= all, "{a:?} {b:?}");
+            assert_eq!((a.block / 128, b.block / 128), (4, 5));
+        }
+    }
+}

@@ -1,0 +1,211 @@
+// Products with one to eight columns on Hopper and later: a block copies its rows of weights to shared memory whole,
+// by bulk copies, which take neither registers nor threads. So blocks are small, those of the next kernel fit beside
+// them, and weights that are known before the kernels ahead are done come while these work.
+//
+// Rows of weights are multiples of 16 bytes. Activations and sums are those of `vec.h`.
+#pragma once
+
+// As weights are read here.
+#define WEIGHTS_IN_SHARED 1
+
+#include "cuda/vec.h"
+#include "cuda/wgmma.h"
+
+// Two launches, one after the other, share a multiprocessor, a block each: that of one takes more than half of the
+// shared memory, that of the other more than half of the registers, so that no two of the same launch fit and all
+// multiprocessors have work. Threads of the two kinds, and registers of a thread.
+#define FEW_THREADS 640
+#define FEW_REGISTERS 56
+
+// Most warps of a block, rounded up to a multiple of 4.
+#define FEW_WARPS (FEW_THREADS / 32)
+
+// Shared memory of a block: barriers, what it saw of each column, staged activations, weights.
+struct FewShared {
+    float* squares; // [columns][FEW_WARPS]
+    uint4* staged;
+    u8* weights;
+    u32 barriers, at; // addresses of barriers and weights in shared memory
+};
+
+// For `n_barriers` copies and the staged activations of `n_cols` columns in `runs` runs.
+template <class W>
+__device__ __forceinline__ FewShared few_shared(uint4* shared, u32 n_barriers, u32 n_cols, u32 runs) {
+    FewShared out;
+    u32 words = (n_barriers + 1) / 2;
+    out.barriers = address_in_shared(shared);
+    out.squares = (float*)(shared + words);
+    words += FEW_WARPS / 4 * n_cols;
+    out.staged = shared + words;
+    words += n_cols * runs * Vec<W>::RUN_BYTES / 16;
+    // Whole lines.
+    words += (128 - (out.barriers + 16 * words) % 128) % 128 / 16;
+    out.weights = (u8*)(shared + words);
+    out.at = address_in_shared(shared + words);
+    return out;
+}
+
+// Sums of what the warps saw of each column; those that saw nothing add zeros.
+template <int COLS>
+__device__ __forceinline__ void few_squares(const float (&squares)[COLS], float* shared) {
+#pragma unroll
+    for (int col = 0; col < COLS; col++) {
+        const float sum = warp_sum(squares[col]);
+        if (threadIdx.x % 32 == 0) shared[FEW_WARPS * col + threadIdx.x / 32] = sum;
+    }
+}
+
+// What a column's sums are multiplied by, for a norm over its row. Called by whole warps.
+__device__ __forceinline__ float few_factor(const Prologue& p, const float* squares, u32 col, u32 k) {
+    if (p.kind != NORMED) return 1.0f;
+    const u32 lane = threadIdx.x % 32;
+    const float total = warp_sum(lane < blockDim.x / 32 ? squares[FEW_WARPS * col + lane] : 0.0f);
+    return rsqrtf(__fdividef(total, (float)k) + p.eps);
+}
+
+// Brings the norm's weights near.
+__device__ __forceinline__ void few_ahead(const Prologue& p, u32 k) {
+    if (p.kind == NORMED) prefetch(p.w + 8 * min(threadIdx.x, (k - 1) / 8));
+}
+
+// Stages one row, plain or normed, by `threads` threads in whole warps, of which this is number `thread`. `squares`
+// gets what the thread saw.
+template <class W>
+__device__ __forceinline__ void few_stage(const Staged<W, 1>& staged, const float* x, const Prologue& p, u32 k,
+                                          u32 thread, u32 threads, float& squares) {
+    const u32 n = ((k + 15) / 16 + 31) / 32 * 64;
+#pragma unroll 1
+    for (u32 i = thread; i < n; i += threads) {
+        float v[8], w[8];
+        load8<8>(x, true, k, 8 * i, v);
+        if (p.kind == NORMED) {
+            load8<8>(p.w, true, k, 8 * i, w);
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                squares += v[j] * v[j];
+                v[j] *= w[j];
+            }
+        }
+        staged.put(0, i / 2, i % 2, v);
+    }
+}
+
+// The rows of a warp: `n` from `first` on, of those of the block.
+struct FewRows {
+    u32 first, n;
+};
+__device__ __forceinline__ FewRows few_rows_of_warp(u32 count) {
+    const u32 warps = blockDim.x / 32, each = (count + warps - 1) / warps, first = min(threadIdx.x / 32 * each, count);
+    return {first, min(each, count - first)};
+}
+
+// The warp's rows, of PARTS matrices each, come to shared memory, one matrix behind the other.
+__device__ __forceinline__ void few_barrier(const FewShared& s) {
+    if (threadIdx.x % 32 == 0) {
+        barrier_init(s.barriers + threadIdx.x / 32 * 8, 1);
+        fence_async();
+    }
+}
+template <int PARTS, class From>
+__device__ __forceinline__ void few_copy(const FewShared& s, FewRows rows, u32 row_bytes, const From& from) {
+    const u32 barrier = s.barriers + threadIdx.x / 32 * 8, lane = threadIdx.x % 32;
+    if (rows.n == 0) return;
+    if (lane == 0) barrier_expect(barrier, PARTS * rows.n * row_bytes);
+    __syncwarp();
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) {
+        const u32 to = s.at + (PARTS * rows.first + part * rows.n) * row_bytes;
+        // Rows of one matrix are one piece.
+        const u8* piece = from(rows.first, part);
+        if (from(rows.first + rows.n - 1, part) == piece + (rows.n - 1) * row_bytes) {
+            if (lane == 0) bulk_copy(to, piece, rows.n * row_bytes, barrier);
+        } else if (lane < rows.n) {
+            bulk_copy(to + lane * row_bytes, from(rows.first + lane, part), row_bytes, barrier);
+        }
+    }
+}
+
+// The products of the warp's rows with one staged column: two rows at a time, or one of each of two matrices. Where
+// rows are short a lane keeps its activations. Lane i gets the sums of the warp's row i, of which there are at most 32.
+template <class W, int PARTS>
+__device__ __forceinline__ void few_rows_of_one(const FewShared& s, u32 k, FewRows rows, u32 row_bytes, float& sum,
+                                                float& sum_up) {
+    const u32 units = (k + W::UNIT - 1) / W::UNIT, runs = ((k + 15) / 16 + 31) / 32 * 32;
+    const u32 lane = threadIdx.x % 32, n = rows.n;
+    const Staged<W, 1> staged = {s.staged, runs};
+    constexpr bool HOLDS = VecOf<W>::IS_GROUPED;
+    typename Staged<W, 1>::Held x;
+    if (HOLDS && lane < units) staged.hold(lane, x);
+    if (n > 0) barrier_wait(s.barriers + threadIdx.x / 32 * 8, 0);
+    const u8* at = s.weights + PARTS * rows.first * row_bytes;
+    const u32 to_second = (PARTS == 2 ? rows.n : 1) * row_bytes;
+#pragma unroll 1
+    for (u32 i = 0; i < n; i += PARTS == 2 ? 1 : 2) {
+        float sums[2][1] = {};
+#pragma unroll 1
+        for (u32 unit = lane; unit < units; unit += 32) {
+            if (HOLDS && units > 32) staged.hold(unit, x);
+#pragma unroll HOLDS ? 2 : 1
+            for (int j = 0; j < 2; j++) {
+                if (PARTS == 1 && i + j >= n) break;
+                typename W::Raw raw;
+                W::load({at + j * to_second, at, at, k}, unit, raw);
+                float part[1] = {0.0f};
+                if constexpr (HOLDS) {
+                    Staged<W, 1>::dot_held(raw, unit, x, part[0]);
+                } else {
+                    staged.dot(raw, unit, 0, part);
+                }
+                if (j == 0) sums[0][0] += part[0];
+                if (j == 1) sums[1][0] += part[0];
+            }
+        }
+        float a = sums[0][0], b = sums[1][0];
+        // The lower half of the warp adds up the first, the upper half the second.
+        const bool is_upper = lane >= 16;
+        float half = (is_upper ? b : a) + __shfl_xor_sync(FULL_MASK, is_upper ? a : b, 16);
+#pragma unroll
+        for (int step = 8; step > 0; step /= 2) half += __shfl_xor_sync(FULL_MASK, half, step);
+        const float other = __shfl_xor_sync(FULL_MASK, half, 16);
+        a = is_upper ? other : half, b = is_upper ? half : other;
+        if (lane == i) sum = a, sum_up = b;
+        if (PARTS == 1 && lane == i + 1) sum = b;
+        at += (PARTS == 2 ? 1 : 2) * row_bytes;
+    }
+}
+
+// The products of the warp's rows with `n_cols` staged columns; `store(i, col, sum)` gets each once.
+template <class W, int COLS, class Store>
+__device__ __forceinline__ void few_rows(const FewShared& s, const Prologue& prologue, u32 n_cols, u32 k, FewRows rows,
+                                         u32 row_bytes, const Store& store) {
+    const u32 units = (k + W::UNIT - 1) / W::UNIT, runs = ((k + 15) / 16 + 31) / 32 * 32, lane = threadIdx.x % 32;
+    const Staged<W, COLS> staged = {s.staged, runs};
+    // Of the lane's column.
+    float r = 0.0f;
+#pragma unroll
+    for (int col = 0; col < COLS; col++) {
+        const float factor = few_factor(prologue, s.squares, col, k);
+        if (lane == col) r = factor;
+    }
+    if (rows.n > 0) barrier_wait(s.barriers + threadIdx.x / 32 * 8, 0);
+#pragma unroll 1
+    for (u32 i = rows.first; i < rows.first + rows.n; i++) {
+        float sum[COLS];
+#pragma unroll
+        for (int col = 0; col < COLS; col++) sum[col] = 0.0f;
+#pragma unroll 1
+        for (u32 unit = lane; unit < units; unit += 32) {
+            typename W::Raw raw;
+            const u8* at = s.weights + i * row_bytes;
+            W::load({at, at, at, k}, unit, raw);
+            staged.dot(raw, unit, 0, sum);
+        }
+        float mine = 0.0f;
+#pragma unroll
+        for (int col = 0; col < COLS; col++) {
+            const float total = warp_sum(sum[col]);
+            if (lane == col) mine = total;
+        }
+        if (lane < n_cols) store(i, lane, mine * r);
+    }
+}

@@ -1,0 +1,96 @@
+// few_down: as `experts_down` for one to eight rows of x, weights through shared memory (`few.h`), experts chosen by
+// every block where there are a router's logits.
+//
+// grid (tiles of `each` rows of weights, rows), block up to 512: a warp has a row of weights of every slot, as one long
+// row whose units its lanes take in turn. The kernel before launches this one behind its own wait: logits, ids, weights
+// and x are there before the wait here, and so are the weights asked for.
+#include "cuda/few.h"
+#include "cuda/choose.h"
+#include WEIGHT_HEADER
+
+extern __shared__ uint4 shared[];
+
+template <bool HAS_SHARED>
+__device__ __forceinline__ void down(const FewDown& f) {
+    typedef VecOf<WEIGHT>::type W;
+    __shared__ float worth[MAX_CHOSEN + 1];
+    __shared__ u32 ids[MAX_CHOSEN];
+    PDL_LAUNCH();
+    const ExpertsDown& a = f.op;
+    const u32 token = blockIdx.y, warp = threadIdx.x / 32, warps = blockDim.x / 32, lane = threadIdx.x % 32;
+    const u32 n_slots = a.n_used + (HAS_SHARED ? 1 : 0), first = blockIdx.x * f.each;
+    const u32 count = min(f.each, a.n - first);
+    const u32 units = (a.k + W::UNIT - 1) / W::UNIT, n_units = n_slots * units;
+    const u32 row_bytes = a.k / W::BLOCK * W::BYTES, tile_bytes = f.each * row_bytes;
+    // Slots follow each other in memory; the shared expert's activations do not.
+    const u32 k_runs = a.k / 16, used_runs = (a.n_used * k_runs + 31) / 32 * 32, own_runs = (k_runs + 31) / 32 * 32;
+    const FewShared s = few_shared<W>(shared, 1, 1, used_runs + (HAS_SHARED ? own_runs : 0));
+    TRACE(0);
+    if (warp == 0) {
+        if (f.route.logits) {
+            choose_weighed(f.route, token, blockIdx.x == 0, ids, worth);
+        } else if (lane < a.n_used) {
+            ids[lane] = a.ids[token * a.n_used + lane];
+            worth[lane] = a.weights[token * a.n_used + lane];
+        }
+        if (lane == 0) {
+            barrier_init(s.barriers, 1);
+            fence_async();
+            barrier_expect(s.barriers, n_slots * count * row_bytes);
+        }
+        __syncwarp();
+        for (u32 slot = lane; slot < n_slots; slot += 32) {
+            // An id that names no expert never becomes an address; its weight is zero or NaN.
+            const u32 id = slot == a.n_used ? 0 : ids[slot], expert = id < a.n_expert ? id : 0;
+            const Matrix& w = slot == a.n_used ? a.shared_w : a.w;
+            bulk_copy(s.at + slot * tile_bytes, w.q + ((u64)expert * a.n + first) * row_bytes, count * row_bytes,
+                      s.barriers);
+        }
+    }
+    const float before = a.add && warp < count ? a.x[(u64)token * a.n + first + warp] : 0.0f;
+    const Staged<W, 1> staged = {s.staged, used_runs};
+    const Staged<W, 1> staged_shared = {(uint4*)((u8*)s.staged + used_runs * Vec<W>::RUN_BYTES), own_runs};
+    TRACE(1);
+    PDL_WAIT();
+    TRACE(2);
+    if (HAS_SHARED && threadIdx.x == 0) worth[a.n_used] = a.share ? sigmoid(a.share[token]) : 1.0f;
+    float none;
+    few_stage<W>(staged, a.h + (u64)token * a.n_used * a.k, Prologue{}, a.n_used * a.k, threadIdx.x, blockDim.x, none);
+    if (HAS_SHARED) {
+        few_stage<W>(staged_shared, a.shared_h + (u64)token * a.k, Prologue{}, a.k, threadIdx.x, blockDim.x, none);
+    }
+    __syncthreads();
+    TRACE(3);
+    barrier_wait(s.barriers, 0);
+    TRACE(5);
+#pragma unroll 1
+    for (u32 i = warp; i < count; i += warps) {
+        const u64 at = (u64)token * a.n + first + i;
+        float sum = 0.0f;
+#pragma unroll 1
+        for (u32 j = lane; j < n_units; j += 32) {
+            const u32 slot = j / units, unit = j - slot * units;
+            const u8* from = s.weights + slot * tile_bytes + i * row_bytes;
+            typename W::Raw raw;
+            W::load({from, from, from, a.k}, unit, raw);
+            float part[1] = {0.0f};
+            if (HAS_SHARED && slot == a.n_used) {
+                staged_shared.dot(raw, unit, 0, part);
+            } else {
+                staged.dot(raw, unit, 0u - slot * k_runs, part);
+            }
+            sum += worth[slot] * part[0];
+        }
+        if (a.bias && lane < a.n_used && ids[lane] < a.n_expert) {
+            sum += worth[lane] * a.bias[(u64)ids[lane] * a.n + first + i];
+        }
+        sum = warp_sum(sum);
+        if (lane == 0) a.x[at] = (i == warp || !a.add ? before : a.x[at]) + sum;
+    }
+    TRACE(4);
+}
+
+KERNEL __maxnreg__(FEW_REGISTERS) few_down(const __grid_constant__ FewDown a) { down<false>(a); }
+KERNEL __maxnreg__(FEW_REGISTERS) few_down_shared(const __grid_constant__ FewDown a) {
+    down<true>(a);
+}

@@ -1,0 +1,74 @@
+// few_experts: gate, up and activation of the chosen experts, and of a shared one, for one to eight rows of x, weights
+// through shared memory (`few.h`). With a router's logits (-DN_EXPERT) every block chooses its row's experts itself,
+// which costs less than a block that ends last and does it for all; without them ids are read.
+//
+// grid (tiles of `each` rows of weights for every pair, then for every row of the shared expert), block up to 640.
+// Launches the next kernel behind the wait: it may read logits, ids and everything older before it waits itself.
+#include "cuda/few.h"
+#include "cuda/choose.h"
+#include WEIGHT_HEADER
+
+extern __shared__ uint4 shared[];
+
+KERNEL __maxnreg__(FEW_REGISTERS) few_experts(const __grid_constant__ FewExperts f) {
+    typedef VecOf<WEIGHT>::type W;
+    __shared__ u32 chosen[MAX_CHOSEN];
+    const Experts& a = f.op;
+    const u32 n_pairs = a.rows * a.n_used, tiles = (a.n + f.each - 1) / f.each, pair = blockIdx.x / tiles;
+    const u32 first = (blockIdx.x - pair * tiles) * f.each, count = min(f.each, a.n - first);
+    const u32 runs = ((a.k + 15) / 16 + 31) / 32 * 32;
+    const u32 row_bytes = a.k / W::BLOCK * W::BYTES;
+    const bool is_shared = pair >= n_pairs;
+    const u32 token = is_shared ? pair - n_pairs : pair / a.n_used;
+    const FewShared s = few_shared<W>(shared, FEW_WARPS, 1, runs);
+    const FewRows rows = few_rows_of_warp(count);
+    TRACE(0);
+    const auto copy = [&](u32 expert) {
+        const Matrix &w = is_shared ? a.shared_w : a.w, &up = is_shared ? a.shared_up : a.up;
+        const u64 at = ((u64)expert * a.n + first) * row_bytes;
+        few_copy<2>(s, rows, row_bytes, [&](u32 i, int part) { return (part ? up.q : w.q) + at + i * row_bytes; });
+    };
+    few_barrier(s);
+    if (is_shared) copy(0);
+    // The first warp chooses while others stage the row; weights come last, since they hold up all else.
+    const bool chooses = !is_shared && f.route.logits != nullptr;
+    const u32 thread = chooses ? threadIdx.x - 32 : threadIdx.x, threads = chooses ? blockDim.x - 32 : blockDim.x;
+    const Staged<W, 1> staged = {s.staged, runs};
+    const u32 row = first + rows.first + threadIdx.x % 32;
+    const bool has_row = threadIdx.x % 32 < rows.n;
+    float* out = (is_shared ? a.shared_out + (u64)token * a.n : a.out + (u64)pair * a.n) + row;
+    float sum = 0.0f, up = 0.0f, bias = 0.0f, up_bias = 0.0f;
+    few_ahead(a.prologue, a.k);
+    TRACE(1);
+    PDL_WAIT();
+    TRACE(2);
+    PDL_LAUNCH();
+    float squares[1] = {};
+    if (chooses && threadIdx.x < 32) {
+        bool is_bad;
+        const Best best = choose(f.route, token, is_bad);
+        if (threadIdx.x < a.n_used) chosen[threadIdx.x] = best.index;
+        TRACE(5);
+    } else {
+        few_stage<W>(staged, a.x + (u64)token * a.k, a.prologue, a.k, thread, threads, squares[0]);
+    }
+    if (a.prologue.kind == NORMED) few_squares(squares, s.squares);
+    __syncthreads();
+    TRACE(3);
+    if (!is_shared) {
+        const u32 expert = chooses ? chosen[pair % a.n_used] : a.ids[pair];
+        if (expert >= a.n_expert) {
+            // An id that names no expert never becomes an address.
+            if (has_row) *out = 0.0f;
+            return;
+        }
+        copy(expert);
+        if (a.bias && has_row) bias = a.bias[(u64)expert * a.n + row];
+        if (a.up_bias && has_row) up_bias = a.up_bias[(u64)expert * a.n + row];
+    }
+    few_rows_of_one<W, 2>(s, a.k, rows, row_bytes, sum, up);
+    const float r = few_factor(a.prologue, s.squares, 0, a.k);
+    const float y = gated(a.act, sum * r + bias, up * r + up_bias, a.alpha, a.limit);
+    if (has_row) *out = y;
+    TRACE(4);
+}
