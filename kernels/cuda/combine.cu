@@ -10,7 +10,7 @@
 
 // The number of a row behind its slots.
 __device__ __forceinline__ float combined(const Combine& a, const float* weights, const float* x, const float* y,
-                                        const float* shared_y, float share, u32 i) {
+                                        const float* shared_y, const float& share, u32 i) {
     float v = 0.0f;
     for (u32 first = 0; first < a.n_used; first += SLOTS) {
         float slot[SLOTS];
@@ -26,7 +26,7 @@ __device__ __forceinline__ float combined(const Combine& a, const float* weights
 }
 
 KERNEL __launch_bounds__(1024) combine(const __grid_constant__ Combine a) {
-    __shared__ float scratch[33], weights[32];
+    __shared__ float scratch[33], weights[32], share; // `share` is the shared expert's weight
     PDL_LAUNCH();
     float w[KEPT];
 #pragma unroll
@@ -37,11 +37,11 @@ KERNEL __launch_bounds__(1024) combine(const __grid_constant__ Combine a) {
     PDL_WAIT();
     const u64 row = blockIdx.x;
     if (threadIdx.x < a.n_used) weights[threadIdx.x] = a.weights[row * a.n_used + threadIdx.x];
+    if (threadIdx.x == 0) share = a.share ? sigmoid(a.share[row]) : 1.0f;
     __syncthreads();
     float* x = a.x + row * a.d;
     const float* y = a.y + row * a.n_used * a.d;
     const float* shared_y = a.shared_y ? a.shared_y + row * a.d : nullptr;
-    const float share = a.share ? sigmoid(a.share[row]) : 1.0f;
     float kept[KEPT], sum = 0.0f;
 #pragma unroll
     for (int j = 0; j < KEPT; j++) {
