@@ -38,7 +38,7 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 /// What the lists of ops, names and threads take, which the footprint leaves out.
-const LISTS: usize = 48 << 10;
+const LISTS: usize = 64 << 10;
 /// Longer pieces are mapped and not counted here (`LARGE` in `cpu/mem.rs`).
 const LARGE: usize = 4 << 20;
 

@@ -119,15 +119,16 @@ pub struct StepArgs {
     /// may evict weights
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub memory: Option<usize>,
-    /// Maximum number of tokens computed in one step; 512 when left out, more where experts are read from disk
+    /// Maximum number of tokens computed in one step; 512 when left out, more with CUDA (2048) and where experts are read
+    /// from disk
     #[arg(short, long, value_name = "N")]
     pub batch: Option<usize>,
 }
 
 impl StepArgs {
     /// The maximum number of tokens of a step where all weights are in memory.
-    pub fn batch(&self) -> usize {
-        self.batch.unwrap_or(512)
+    pub fn batch(&self, backend: BackendKind) -> usize {
+        self.batch.unwrap_or_else(|| if backend.resolved() == BackendKind::Cuda { 2048 } else { 512 })
     }
 }
 

@@ -95,7 +95,7 @@ impl From<&EngineArgs> for EngineSetup {
 
 impl BackendKind {
     /// Itself; of `auto`, the first that there is.
-    fn resolved(self) -> BackendKind {
+    pub fn resolved(self) -> BackendKind {
         match self {
             BackendKind::Auto if metal::device().is_ok_and(|device| device.unusable.is_none()) => BackendKind::Metal,
             BackendKind::Auto => {
@@ -207,7 +207,7 @@ impl EngineSetup {
             sequences: self.sequences,
             fewer_will_do: self.fewer_will_do,
             cache_tokens: self.cache_tokens,
-            batch: self.step.batch(),
+            batch: self.step.batch(self.backend),
         }
     }
 
@@ -234,7 +234,7 @@ impl EngineSetup {
         }
         let cpu = self.cpu(Policy::Mapped)?;
         let plan = cpu.lower(model.plan.clone())?;
-        let (budget, batch) = (Budget::new(self.step.memory, &plan, 0, None), self.step.batch());
+        let (budget, batch) = (Budget::new(self.step.memory, &plan, 0, None), self.step.batch(self.backend));
         if memory::fit_whole(&cpu, &plan, batch, positions, budget).is_ok() {
             return Ok(None);
         }
@@ -621,7 +621,7 @@ impl Sequence {
                 let (backend, _) = setup.backend(&model.checkpoint, &model.plan)?;
                 let plan = backend.lower(model.plan.clone())?;
                 let budget = Budget::new(setup.step.memory, &plan, 0, None);
-                let limits = memory::fit_whole(&*backend, &plan, setup.step.batch(), positions, budget)?;
+                let limits = memory::fit_whole(&*backend, &plan, setup.step.batch(setup.backend), positions, budget)?;
                 (backend, plan, limits)
             }
         };

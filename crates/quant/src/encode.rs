@@ -409,12 +409,17 @@ mod tests {
         }
     }
 
+    /// Code books and ternary digits have plain encoders.
+    fn is_searched(t: WeightType) -> bool {
+        !matches!(t.codec(), Codec::Grid { .. })
+    }
+
     /// Errors of [`COSTS`] are unbiased: along its own direction a row keeps its length.
     #[test]
     fn rows_do_not_shrink() {
         let x = normal(32 * 256);
         let dot = |y: &[f32]| x.iter().zip(y).map(|(&x, &y)| f64::from(x) * f64::from(y)).sum::<f64>();
-        for t in WeightType::GGUF.into_iter().filter(|&t| t != WeightType::MXFP4) {
+        for t in WeightType::GGUF.into_iter().filter(|&t| t != WeightType::MXFP4 && is_searched(t)) {
             let gain = dot(&round_trip(t, &x)) / dot(&x);
             // Scales of Q6_K are so small here that f16 rounds them by a thousandth.
             assert!((gain - 1.0).abs() < 1e-3, "{t}: {gain}");
@@ -430,7 +435,7 @@ mod tests {
             let square = |(&x, &y): (&f32, &f32)| (f64::from(x) - f64::from(y)).powi(2);
             importance.iter().zip(x.iter().zip(y).map(square)).map(|(&w, e)| f64::from(w) * e).sum()
         };
-        for (t, _) in COSTS.into_iter().filter(|(t, _)| t.block_len() > 1) {
+        for (t, _) in COSTS.into_iter().filter(|&(t, _)| t.block_len() > 1 && is_searched(t)) {
             let weighed = |importance: &[f32]| {
                 let mut row = PlanesBuf::new(t.plane_bytes(x.len()).unwrap());
                 encode_row_weighted(t, &x, importance, row.get_mut());

@@ -33,7 +33,7 @@ impl Order {
     pub fn of(w: WeightType) -> Order {
         match w {
             WeightType::Q4_K => Order { runs: 4, is_paired: false },
-            WeightType::Q2_K | WeightType::Q3_K | WeightType::Q5_K | WeightType::Q6_K => {
+            WeightType::Q2_K | WeightType::Q3_K | WeightType::Q5_K | WeightType::Q6_K | WeightType::TQ2_0 => {
                 Order { runs: unit(w) / 16, is_paired: true }
             }
             _ => Order { runs: unit(w) / 16, is_paired: false },

@@ -237,28 +237,19 @@ fn foreign(name: String, axes: &[u64], type_id: u32, file: usize) -> Unreadable 
 }
 
 /// Unsupported types that GGUF files may hold, for the message.
-const FOREIGN_TYPES: [(u32, &str); 27] = [
+const FOREIGN_TYPES: [(u32, &str); 18] = [
     (4, "Q4_2 (removed from GGUF)"),
     (5, "Q4_3 (removed from GGUF)"),
     (9, "Q8_1"),
     (15, "Q8_K"),
-    (16, "IQ2_XXS"),
-    (17, "IQ2_XS"),
-    (18, "IQ3_XXS"),
-    (19, "IQ1_S"),
-    (21, "IQ3_S"),
-    (22, "IQ2_S"),
     (24, "I8"),
     (25, "I16"),
     (26, "I32"),
     (27, "I64"),
     (28, "F64"),
-    (29, "IQ1_M"),
     (31, "Q4_0_4_4 (removed from GGUF)"),
     (32, "Q4_0_4_8 (removed from GGUF)"),
     (33, "Q4_0_8_8 (removed from GGUF)"),
-    (34, "TQ1_0"),
-    (35, "TQ2_0"),
     (36, "IQ4_NL_4_4 (removed from GGUF)"),
     (37, "IQ4_NL_4_8 (removed from GGUF)"),
     (38, "IQ4_NL_8_8 (removed from GGUF)"),

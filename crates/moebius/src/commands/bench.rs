@@ -85,11 +85,8 @@ struct LlamaBench {
 
 pub fn run(args: &BenchArgs) -> Result<()> {
     ensure!(args.repetitions > 0, "bench: 0 repetitions measure nothing");
-    ensure!(
-        args.parallel.iter().all(|n| (1..=args.step.batch()).contains(n)),
-        "bench: 1 to {} sequences can decode together",
-        args.step.batch()
-    );
+    let batch = args.step.batch(args.backend);
+    ensure!(args.parallel.iter().all(|n| (1..=batch).contains(n)), "bench: 1 to {batch} sequences can decode together");
     if args.model.is_empty() {
         note!("{}", crate::embedded::notice());
     }
@@ -108,7 +105,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     for (path, &threads) in models.iter().flat_map(|path| threads.iter().map(move |threads| (*path, threads))) {
         let mut bandwidth = Bandwidth::new(threads);
         // What the host's memory gives limits the CPU alone.
-        let on_cpu = matches!(args.backend, BackendKind::Cpu | BackendKind::Reference);
+        let on_cpu = matches!(args.backend.resolved(), BackendKind::Cpu | BackendKind::Reference);
         if on_cpu {
             bar.set_message(format!("measuring the read bandwidth of {threads} threads"));
             bar.tick();
@@ -126,9 +123,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
         let setup = EngineSetup {
             threads: Some(threads),
             // Whole pages, and one more: a sequence starts when a page beyond those it needs is free.
-            ctx: Some(
-                (longest + deepest + steps_to_start(parallel, args.step.batch()) + 2).next_multiple_of(PAGE) + PAGE,
-            ),
+            ctx: Some((longest + deepest + steps_to_start(parallel, batch) + 2).next_multiple_of(PAGE) + PAGE),
             backend: args.backend,
             step: args.step,
             // Off without a context to find: it copies recurrent states.
@@ -490,8 +485,8 @@ fn llama(s: &Session, test: &Test, run: &Run<'_>, samples: &[Measured], (avg_ts,
         model_type: s.short_name(),
         model_size: s.size_bytes,
         model_n_params: s.n_params,
-        n_batch: step.batch(),
-        n_ubatch: step.batch(),
+        n_batch: step.batch(run.args.backend),
+        n_ubatch: step.batch(run.args.backend),
         n_threads: run.threads,
         type_k: cache,
         type_v: cache,

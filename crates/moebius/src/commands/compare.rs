@@ -47,7 +47,7 @@ pub fn run(args: &CompareArgs) -> Result<()> {
         other_path.display(),
         theirs.n_vocab()
     );
-    let piece = (MAX_LOGITS / n_vocab).clamp(1, args.engine.step.batch());
+    let piece = (MAX_LOGITS / n_vocab).clamp(1, args.engine.step.batch(args.engine.backend));
 
     let bar = machine::progress(Some(n_windows as u64));
     bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} windows, {eta} left, mean KL {msg}")?);
