@@ -220,7 +220,7 @@ mod tests {
     fn geometry() {
         let (q4, q6) = (WeightType::Q4_K, WeightType::Q6_K);
         let (of_pair, blocks, each) = pair([q4, q6], 1, 2048, [4608, 512], H200, Half::Registers).unwrap();
-        assert_eq!((of_pair.grid, of_pair.block, blocks, each), ([132, 1, 1], 640, 113, [41, 28]));
+        assert_eq!((of_pair.grid, of_pair.block, blocks, each), ([131, 1, 1], 640, 113, [41, 29]));
         let (o, each) = linear(q4, 1, 4096, 2048, false, H200, Half::Shared).unwrap();
         assert_eq!((o.entry, o.grid, o.block, o.shared, each), ("few_linear1", [128, 1, 1], 512, 115_840, 16));
         let (up, each) = experts(q4, 8, 768, 2048, H200, Half::Registers).unwrap();

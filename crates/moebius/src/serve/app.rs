@@ -76,21 +76,6 @@ impl App {
         made.as_ref().map_err(Clone::clone)
     }
 
-    /// Starts what [`App::grammars`] gives, so that the threads that compute masks have their usual priority: they
-    /// inherit that of the thread which starts them, and those that compile grammars have a low one.
-    pub async fn begin_grammars(self: &Arc<Self>) -> Result<(), ApiError> {
-        if self.grammars.get().is_some() {
-            return Ok(());
-        }
-        let app = self.clone();
-        // What goes wrong is said where a grammar is compiled.
-        let begin = move || {
-            let _ = app.grammars();
-            Ok(())
-        };
-        self.common.heavy(0, begin).await
-    }
-
     /// A request with the model's defaults and a fresh seed.
     pub fn request(&self, tokens: Vec<u32>) -> Request {
         let mut request = Request::new(tokens);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use engine::grammar::Trial;
-use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::sync::{Semaphore, watch};
 
 use super::app::Keys;
 use super::error::ApiError;
@@ -76,7 +76,7 @@ impl Common {
         n_bytes: usize,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        if n_bytes > LARGE_BODY_BYTES { behind(&self.heaviest, work).await } else { blocking(&self.heavy, work).await }
+        blocking(if n_bytes > LARGE_BODY_BYTES { &self.heaviest } else { &self.heavy }, work).await
     }
 
     /// As [`Common::heavy`], for large bodies.
@@ -84,7 +84,7 @@ impl Common {
         &self,
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        behind(&self.parsing, work).await
+        blocking(&self.parsing, work).await
     }
 
     /// As [`Common::heavy`], for what compiles grammars. The flag that `work` gets is set when the client has left.
@@ -94,7 +94,7 @@ impl Common {
     ) -> Result<T, ApiError> {
         let left = Left(Arc::default());
         let flag = left.0.clone();
-        behind(&self.forms, move || work(flag)).await
+        blocking(&self.forms, move || work(flag)).await
     }
 }
 
@@ -105,31 +105,6 @@ impl Drop for Left {
     fn drop(&mut self) {
         self.0.store(true, std::sync::atomic::Ordering::Relaxed);
     }
-}
-
-/// Runs long work on a thread of its own, which gives way to those that compute tokens. The permit is free when the work
-/// has ended, not when nobody waits for it any more.
-async fn behind<T: Send + 'static>(
-    permits: &Arc<Semaphore>,
-    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    let permit = permits.clone().acquire_owned().await.map_err(|_| ApiError::stopping())?;
-    let (reply, answer) = oneshot::channel();
-    let work = move || {
-        let _permit = permit;
-        give_way();
-        // Nobody waits for the answer of a client that left.
-        let _ = reply.send(work());
-    };
-    let started = std::thread::Builder::new().name("behind".into()).spawn(work);
-    started.map_err(|e| ApiError::internal(format!("start a thread: {e}")))?;
-    answer.await.unwrap_or_else(|_| Err(ApiError::internal("prepare the request: it failed")))
-}
-
-/// Lowers the priority of this thread, and of those that it starts. Linux alone has priorities of threads here.
-fn give_way() {
-    #[cfg(target_os = "linux")]
-    let _ = rustix::process::setpriority_process(None, 10);
 }
 
 /// Runs on a blocking thread. The permit is free when the work has ended, not when nobody waits for it any more.

@@ -227,7 +227,6 @@ pub async fn constraint(app: &Arc<App>, format: Format, held: Held) -> Result<Op
         return Ok(None);
     }
     let shared = app.clone();
-    app.begin_grammars().await?;
     app.common
         .form(move |left| {
             let Held { form, mut tools, choice, open_objects, single, opened } = held;
