@@ -2,11 +2,11 @@
 // columns that chose each.
 //
 // Columns are rows of bf16 that were packed once (`batch_order.h`), by `pack.cu` or by the product before. A team of
-// `n_split` warps has TILES times 16 rows of weights, an item. Each warp has STEPS steps of four units of every row at a
-// time: lane (g, t) holds unit 4s + t of rows g and g + 8, as it lies in memory. It unpacks a run of it into operands,
-// and loads the unit of its next item there as soon as the last run is taken, so that the memory always has a whole
-// item of every warp in flight. Sums of a team's warps are added in their order. Teams take items in turn, each one
-// stretch of them, so that all are done at the same time.
+// `n_split` warps has TILES times 16 rows of weights, an item. Each warp has STEPS steps of four units of every row at
+// a time: lane (g, t) holds unit 4s + t of rows g and g + 8, as it lies in memory. It unpacks a run of it into
+// operands, and loads the unit of its next item there as soon as the last run is taken, so that the memory always has a
+// whole item of every warp in flight. Sums of a team's warps are added in their order. Teams take items in turn, each
+// one stretch of them, so that all are done at the same time.
 #pragma once
 
 #include "cuda/async.h"

@@ -3,9 +3,9 @@
 //
 // experts_batch<G>, experts_gated_batch<G>: grid (multiprocessors). Pairs are listed by expert (`expert_lists.cu`); a
 // tile is up to 8 G pairs of one expert, and the shared expert's tiles come last. Items are 16 rows of weights of a
-// tile, of gated products 16 of gate and of up, all items of a tile in a row. Outputs go to `hidden`, packed for the next product, or
-// to `out`. The gated kernel launches the next one behind its own wait, so that the lists are there before the wait of
-// the other. Geometry: `batch.rs`.
+// tile, of gated products 16 of gate and of up, all items of a tile in a row. Outputs go to `hidden`, packed for the
+// next product, or to `out`. The gated kernel launches the next one behind its own wait, so that the lists are there
+// before the wait of the other. Geometry: `batch.rs`.
 #include "cuda/batch.h"
 #include WEIGHT_HEADER
 

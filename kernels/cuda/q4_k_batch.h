@@ -1,5 +1,5 @@
-// Q4_K as `batch.h` reads it: a unit is 32 bytes of qs, 32 values of one group and 32 of the next, so that a block's head
-// is loaded once for 64 values, and a sub-scale is unpacked once for 32.
+// Q4_K as `batch.h` reads it: a unit is 32 bytes of qs, 32 values of one group and 32 of the next, so that a block's
+// head is loaded once for 64 values, and a sub-scale is unpacked once for 32.
 #pragma once
 
 #include "quant/unit.h"

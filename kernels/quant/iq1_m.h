@@ -1,4 +1,5 @@
-// IQ1_M: 256 values, x = (d / 8 * (2 * s + 1)) * (8 * entry + 1 or - 1), s for each 16-group, the sign for eight values.
+// IQ1_M: 256 values, x = (d / 8 * (2 * s + 1)) * (8 * entry + 1 or - 1), s for each 16-group, the sign for eight
+// values.
 //   0  qs [32]: low bits of entries | 32  qh [16]: twice three high bits and the minus sign
 //   48  scales u16 [4]: four times s, four bits of the f16 d
 #pragma once

@@ -36,7 +36,8 @@ struct tq1_0 {
             const u32 v = last ? raw.qs[1].get(12, raw.shift) : raw.qs[r].get(4 * i, raw.shift);
             const u32 n = last ? i : j < 5 ? j : 2 * (j - 5) + r;
             const u32 power = n == 0 ? 1 : n == 1 ? 3 : n == 2 ? 9 : n == 3 ? 27 : 81;
-            const u32 even = (v & 0x00ff00ffu) * power & 0x00ff00ffu, odd = (v >> 8 & 0x00ff00ffu) * power & 0x00ff00ffu;
+            const u32 even = (v & 0x00ff00ffu) * power & 0x00ff00ffu;
+            const u32 odd = (v >> 8 & 0x00ff00ffu) * power & 0x00ff00ffu;
             w[i] = (3 * even >> 8 & 0x00030003u) | (3 * odd & 0x03000300u);
         }
     }

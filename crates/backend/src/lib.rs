@@ -206,8 +206,8 @@ pub trait Program: Send {
         None
     }
 
-    /// Gives the program a flag that ends a step early while it is set ([`Cause::Interrupted`]), where steps can be long
-    /// because they wait for a disk.
+    /// Gives the program a flag that ends a step early while it is set ([`Cause::Interrupted`]), where steps can be
+    /// long because they wait for a disk.
     fn set_interrupt(&mut self, flag: Arc<AtomicBool>) {
         let _ = flag;
     }

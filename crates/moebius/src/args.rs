@@ -119,8 +119,8 @@ pub struct StepArgs {
     /// may evict weights
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub memory: Option<usize>,
-    /// Maximum number of tokens computed in one step; 512 when left out, more with CUDA (2048) and where experts are read
-    /// from disk
+    /// Maximum number of tokens computed in one step; 512 when left out, more with CUDA (2048) and where experts are
+    /// read from disk
     #[arg(short, long, value_name = "N")]
     pub batch: Option<usize>,
 }
@@ -474,8 +474,8 @@ pub struct ServeArgs {
     /// Minimum level of log messages
     #[arg(long, value_enum, default_value_t = LogLevel::Info)]
     pub log_level: LogLevel,
-    /// Model, as in `run`; may be given several times. Several are loaded when requests name them, within --memory; those
-    /// unused for longest make room
+    /// Model, as in `run`; may be given several times. Several are loaded when requests name them, within --memory;
+    /// those unused for longest make room
     #[arg(short, long, value_name = "PATH|NAME")]
     pub model: Vec<PathBuf>,
     /// Serve every model in this folder too
@@ -749,8 +749,8 @@ pub struct QuantizeArgs {
     /// Kind of file, see below
     #[arg(long = "type", value_name = "TYPE", required_unless_present = "target_size")]
     pub dtype: Option<String>,
-    /// In place of a kind: a file of at most this size (12G, 800MB, 7.5GiB), with the types that measured errors of each
-    /// matrix call for
+    /// In place of a kind: a file of at most this size (12G, 800MB, 7.5GiB), with the types that measured errors of
+    /// each matrix call for
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, conflicts_with = "dtype")]
     pub target_size: Option<usize>,
     /// Importances of columns, as `moebius imatrix` and llama.cpp's programs write them

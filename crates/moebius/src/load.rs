@@ -158,8 +158,8 @@ impl EngineSetup {
         Ok(Cpu { isa, threads, cache, residency })
     }
 
-    /// Whether experts may be streamed from disk: where a promise is to be kept, experts are in files, and the user does
-    /// not say where weights are to be.
+    /// Whether experts may be streamed from disk: where a promise is to be kept, experts are in files, and the user
+    /// does not say where weights are to be.
     fn may_stream(&self, checkpoint: &Checkpoint, plan: &Plan) -> bool {
         let has_experts = plan.ops.iter().any(|op| matches!(op, Op::Experts { .. }));
         let is_on_disk = checkpoint.files().iter().all(|file| file.identity().is_some());

@@ -246,8 +246,8 @@ pub fn fit_streamed<B: Backend>(
     Ok((backend, Fit { limits, sequences, footprint }))
 }
 
-/// Tokens of a step where experts are streamed and nobody says: a prompt reads every expert that is not in memory once a
-/// step, so steps are as long as is had for a small part of the memory.
+/// Tokens of a step where experts are streamed and nobody says: a prompt reads every expert that is not in memory once
+/// a step, so steps are as long as is had for a small part of the memory.
 pub fn streamed_batch(least: &dyn Backend, plan: &ValidPlan, wish: &Wish, budget: Budget) -> usize {
     /// The part of what is left beside dense weights.
     const SHARE: usize = 16;

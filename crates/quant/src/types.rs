@@ -89,8 +89,8 @@ pub(crate) struct Nearest {
     pub hi: i8,
     /// Distance of the two that lie outermost.
     pub outer_gap: i8,
-    /// The value nearest to the numbers from `i / 2 - 128` on, half a step far: the middle of two integers is a multiple
-    /// of a half, so that all numbers of a cell have the same.
+    /// The value nearest to the numbers from `i / 2 - 128` on, half a step far: the middle of two integers is a
+    /// multiple of a half, so that all numbers of a cell have the same.
     pub of: [i8; 512],
 }
 

@@ -1,5 +1,5 @@
-//! Sums of squares of what matrices are multiplied with, while tracing is on. Reads the inputs of an op when it is done,
-//! before their memory is used anew, and does not know what the op computes.
+//! Sums of squares of what matrices are multiplied with, while tracing is on. Reads the inputs of an op when it is
+//! done, before their memory is used anew, and does not know what the op computes.
 
 use model::plan::{Buf, Op, Plan, Weight};
 

@@ -1,5 +1,5 @@
-//! Geometry of products of 9 to 64 rows on tensor cores: `kernels/cuda/batch.h`, whose names are repeated here. Knows no
-//! driver.
+//! Geometry of products of 9 to 64 rows on tensor cores: `kernels/cuda/batch.h`, whose names are repeated here. Knows
+//! no driver.
 
 use model::plan::{Op, Plan};
 use quant::WeightType;

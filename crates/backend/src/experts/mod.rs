@@ -3,8 +3,8 @@
 //! The matrices of an expert (gate, up and down with their planes) are a *unit*, read as a whole into a *slab* of
 //! memory. [`layout`] says from the plan how large slabs are and how many fit. [`store`] decides which expert has which
 //! slab; it knows no bytes, so that it can be tested and simulated alone. [`reader`] fills slabs on threads of its own,
-//! from a [`source`]. [`simulate`] says what all this will do. [`Streams`] joins them for a backend that computes in host memory. Nothing here knows ops or
-//! kernels.
+//! from a [`source`]. [`simulate`] says what all this will do. [`Streams`] joins them for a backend that computes in
+//! host memory. Nothing here knows ops or kernels.
 
 pub mod layout;
 mod reader;

@@ -4,11 +4,11 @@
 //! reads ended, and reads what it says.
 //!
 //! # Replacement
-//! The expert goes whose next use is farthest away. Layers come in turn, so an expert is wanted at the earliest when its
-//! layer comes; and then with a probability that its share of the last tokens tells, where a token counts half as much
-//! as one [`HALF_LIFE`] tokens later (recency and frequency in one number). With long chunks of prompts every expert
-//! is used in every step, and what remains is the distance of the layer: the layers that come next are kept, not the one
-//! used last, which is the last to come again.
+//! The expert goes whose next use is farthest away. Layers come in turn, so an expert is wanted at the earliest when
+//! its layer comes; and then with a probability that its share of the last tokens tells, where a token counts half as
+//! much as one [`HALF_LIFE`] tokens later (recency and frequency in one number). With long chunks of prompts every
+//! expert is used in every step, and what remains is the distance of the layer: the layers that come next are kept, not
+//! the one used last, which is the last to come again.
 
 use std::ops::Range;
 

@@ -44,8 +44,8 @@ pub struct Request {
     pub prompt_logprobs: Option<usize>,
     /// Report which experts the model chose for each token.
     pub routing: bool,
-    /// Report the hidden state of the prompt, and generate nothing. But for [`Pooling::Last`], the prompt is then computed
-    /// and not taken from the prefix cache.
+    /// Report the hidden state of the prompt, and generate nothing. But for [`Pooling::Last`], the prompt is then
+    /// computed and not taken from the prefix cache.
     pub embedding: Option<Pooling>,
     /// Requests of higher priority are admitted first and preempted last.
     pub priority: i32,

@@ -44,7 +44,8 @@ impl Lines {
         Ok(Lines { editor, history })
     }
 
-    /// A message: a line, joined with the next ones while it ends in a backslash. What is pasted may have several lines.
+    /// A message: a line, joined with the next ones while it ends in a backslash. What is pasted may have several
+    /// lines.
     pub fn read(&mut self, prompt: &str) -> rustyline::Result<String> {
         let mut message = self.editor.readline(prompt)?;
         while message.ends_with('\\') {

@@ -1,8 +1,9 @@
 //! The mix for a size: bits go where they save most error.
 //!
-//! What a type costs a matrix is measured: some of its pieces are encoded, and the error is that of its products, squared
-//! and relative to them, as far as the importance of the columns tells. The sum over all matrices is made small greedily:
-//! all start with the smallest type, and the step up that saves most error for each byte goes first, as long as it fits.
+//! What a type costs a matrix is measured: some of its pieces are encoded, and the error is that of its products,
+//! squared and relative to them, as far as the importance of the columns tells. The sum over all matrices is made small
+//! greedily: all start with the smallest type, and the step up that saves most error for each byte goes first, as long
+//! as it fits.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -2,8 +2,8 @@
 //!
 //! Two forms are read, and the newer is written.
 //! * GGUF with `general.type` `imatrix`: for each matrix `NAME.in_sum2`, f32 `[n_mat, n]`, sums of squares of every
-//!   column, and `NAME.counts`, f32 `[n_mat, 1]`, tokens that were summed; a plain matrix has `n_mat` 1, a stack one row
-//!   for each expert. `imatrix.datasets`, `imatrix.chunk_count` and `imatrix.chunk_size` say of what.
+//!   column, and `NAME.counts`, f32 `[n_mat, 1]`, tokens that were summed; a plain matrix has `n_mat` 1, a stack one
+//!   row for each expert. `imatrix.datasets`, `imatrix.chunk_count` and `imatrix.chunk_size` say of what.
 //! * the older `.dat`: a count of entries; for each the name's length and bytes, the number of calls, the number of
 //!   values and the values, mean squares times calls; then the number of chunks and the text's name. All integers are
 //!   i32, little endian.
@@ -127,9 +127,9 @@ impl Importance {
         self.entries.len()
     }
 
-    /// Mean square of each column of a matrix, `[n_mat, n_cols]`, for a tensor of this shape, slowest axis first; `None`
-    /// where the file says nothing of it. An expert that was seen rarely is drawn towards the mean over all experts; one
-    /// that was never seen has that mean.
+    /// Mean square of each column of a matrix, `[n_mat, n_cols]`, for a tensor of this shape, slowest axis first;
+    /// `None` where the file says nothing of it. An expert that was seen rarely is drawn towards the mean over all
+    /// experts; one that was never seen has that mean.
     ///
     /// # Errors
     /// The file's numbers are not as many.

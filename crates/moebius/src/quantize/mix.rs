@@ -1,8 +1,8 @@
 //! Which type each tensor gets: the mixes behind the names that users know from llama.cpp.
 //!
-//! A name such as `Q4_K_M` is one type for most matrices and more bits for those that suffer most: the output, attention's
-//! values, and `ffn_down` of some layers. The rules are llama.cpp's (`src/llama-quant.cpp`), so that a name means the same
-//! file; a test compares them with files that its program made.
+//! A name such as `Q4_K_M` is one type for most matrices and more bits for those that suffer most: the output,
+//! attention's values, and `ffn_down` of some layers. The rules are llama.cpp's (`src/llama-quant.cpp`), so that a name
+//! means the same file; a test compares them with files that its program made.
 
 use anyhow::{Result, bail, ensure};
 use checkpoint::{Metadata, Value};

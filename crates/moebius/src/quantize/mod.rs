@@ -1,8 +1,8 @@
 //! From weights to a GGUF file of other types: what `moebius quantize` and `moebius convert` do.
 //!
-//! Tensors are taken one after the other in pieces of [`PIECE`] values, which threads decode and encode on their own, and
-//! are written as they come. A piece depends on nothing but its own values, so the file is the same whatever the number
-//! of threads, and memory does not grow with the model.
+//! Tensors are taken one after the other in pieces of [`PIECE`] values, which threads decode and encode on their own,
+//! and are written as they come. A piece depends on nothing but its own values, so the file is the same whatever the
+//! number of threads, and memory does not grow with the model.
 
 pub mod budget;
 pub mod importance;

@@ -1,5 +1,5 @@
-//! `/v1/embeddings`: the hidden states of a text as one vector, pooled as the model says or the client. A model that was
-//! not trained for it gives vectors too; how much they say about meaning is another matter, and the answer says so.
+//! `/v1/embeddings`: the hidden states of a text as one vector, pooled as the model says or the client. A model that
+//! was not trained for it gives vectors too; how much they say about meaning is another matter, and the answer says so.
 
 use std::sync::Arc;
 

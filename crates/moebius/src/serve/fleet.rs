@@ -1,8 +1,8 @@
 //! The models of a server: which there are, which are loaded, and who makes room for whom.
 //!
-//! One model is loaded at the start, stays, and answers to any name. Of several, each is loaded when a request names it,
-//! one at a time; what does not fit beside others takes the place of those that nobody uses, the one unused for longest
-//! first. A model that cannot be loaded fails the requests that want it, and no others.
+//! One model is loaded at the start, stays, and answers to any name. Of several, each is loaded when a request names
+//! it, one at a time; what does not fit beside others takes the place of those that nobody uses, the one unused for
+//! longest first. A model that cannot be loaded fails the requests that want it, and no others.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
