@@ -42,8 +42,10 @@ const LISTS: usize = 64 << 10;
 /// Longer pieces are mapped and not counted here (`LARGE` in `cpu/mem.rs`).
 const LARGE: usize = 4 << 20;
 
+/// One test: allocations of others at the same time would be counted.
 #[test]
 fn the_footprint_is_what_compiling_allocates() {
+    limits_that_cannot_be_saturate();
     let delta = Some((4, DeltaHeads { n_k_head: 2, n_v_head: 4, d_k: 64, d_v: 64, sharing: Sharing::Grouped }));
     let quantised = Shape { d_model: 256, d_ff: 512, types: [Q4_K, Q8_0, Q4_K, Q8_0, Q5_K], ..PLAIN };
     let shapes = [
@@ -95,7 +97,6 @@ fn the_footprint_is_what_compiling_allocates() {
     }
 }
 
-#[test]
 fn limits_that_cannot_be_saturate() {
     let plan = ValidPlan::new(model(PLAIN).0).unwrap();
     let limits = Limits {
