@@ -802,7 +802,7 @@ const TESTS = {
       for (let n = 0; n < 8000; n++) router.counts[Math.floor(128 * random() ** 2 + router.layer * 5) % 128]++;
     const answer = { object: "routing", tokens: 1000, complete: true, routers };
     const page = await open({
-      prepare: (page) => page.route("**/v1/routing", (route) => route.fulfill({ json: answer })),
+      prepare: (page) => page.route("**/v1/routing*", (route) => route.fulfill({ json: answer })),
     });
     await page.keyboard.press("Alt+r");
     await page.locator("#routing-all").check();
@@ -825,7 +825,7 @@ const TESTS = {
   async "a dense model has no experts to show"() {
     const page = await open({
       prepare: (page) =>
-        page.route("**/v1/routing", (route) => route.fulfill({ json: { tokens: 0, complete: true, routers: [] } })),
+        page.route("**/v1/routing*", (route) => route.fulfill({ json: { tokens: 0, complete: true, routers: [] } })),
     });
     assert.equal(await page.locator("#toggle-routing").isVisible(), false);
     await page.keyboard.press("Alt+r");
