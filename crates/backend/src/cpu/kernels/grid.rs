@@ -141,6 +141,12 @@ fn twice(s: u64) -> u64 {
     ((s | s << 8) & 0x00ff_00ff_00ff_00ff) * 0x101
 }
 
+/// The sub-scales of 16-groups from the numbers `s` of the 32-groups.
+#[inline(always)]
+fn of_groups(s: impl Fn(usize) -> u64) -> [u64; 2] {
+    array!(2, |h| odd(twice(s(4 * h) | s(4 * h + 1) << 8 | s(4 * h + 2) << 16 | s(4 * h + 3) << 24)))
+}
+
 impl Coded for Iq2Xxs {
     const BYTES: usize = 66;
     const D: usize = 0;
@@ -156,7 +162,7 @@ impl Coded for Iq2Xxs {
     unsafe fn scales(p: *const u8) -> [u64; 2] {
         // SAFETY: the promise of the trait.
         let s = |j: usize| unsafe { byte(p, 9 + 8 * j) as u64 >> 4 };
-        array!(2, |h| odd(twice(s(4 * h) | s(4 * h + 1) << 8 | s(4 * h + 2) << 16 | s(4 * h + 3) << 24)))
+        of_groups(s)
     }
 }
 
@@ -215,7 +221,7 @@ impl Coded for Iq3Xxs {
     unsafe fn scales(p: *const u8) -> [u64; 2] {
         // SAFETY: the promise of the trait.
         let s = |j: usize| unsafe { byte(p, 69 + 4 * j) as u64 >> 4 };
-        array!(2, |h| odd(twice(s(4 * h) | s(4 * h + 1) << 8 | s(4 * h + 2) << 16 | s(4 * h + 3) << 24)))
+        of_groups(s)
     }
 }
 
@@ -257,7 +263,7 @@ impl Coded for Iq1S {
     unsafe fn scales(p: *const u8) -> [u64; 2] {
         // SAFETY: the promise of the trait.
         let s = |j: usize| unsafe { byte(p, 35 + 2 * j) as u64 >> 4 & 7 };
-        array!(2, |h| odd(twice(s(4 * h) | s(4 * h + 1) << 8 | s(4 * h + 2) << 16 | s(4 * h + 3) << 24)))
+        of_groups(s)
     }
 }
 

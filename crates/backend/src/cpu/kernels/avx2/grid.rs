@@ -1,11 +1,11 @@
-//! Code books and ternary digits as super-blocks of unsigned bytes.
+//! Code books as super-blocks of unsigned bytes, and the panels of types that are unpacked row by row.
 
 use std::arch::x86_64::*;
 
 use super::super::grid::{Coded, Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs};
-use super::large::{Large, two_bits};
+use super::large::{Large, Tq1, Tq2};
 use super::panel_words::{Headers, PanelLarge, put, transpose4};
-use super::{both, load128, load256, transpose8};
+use super::transpose8;
 
 #[inline]
 #[target_feature(enable = "avx2")]
@@ -61,82 +61,6 @@ impl<T: Coded> Large for T {
     unsafe fn d(p: *const u8) -> u16 {
         // SAFETY: the promise of the trait.
         unsafe { <T as Coded>::d(p) }
-    }
-}
-
-pub(in super::super) struct Tq1;
-pub(in super::super) struct Tq2;
-
-/// Digit of base three that bytes begin with, as a fraction of 256, plus three: the value plus its offset of four.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn first_digit(v: __m256i) -> __m256i {
-    let above = |n: i8| _mm256_min_epu8(_mm256_subs_epu8(v, _mm256_set1_epi8(n)), _mm256_set1_epi8(1));
-    _mm256_add_epi8(_mm256_add_epi8(above(85), above(170u8.cast_signed())), _mm256_set1_epi8(3))
-}
-
-/// The low bytes of bytes times the 16-bit numbers that they are in.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn times(v: __m256i, by: __m256i) -> __m256i {
-    let low = _mm256_and_si256(_mm256_mullo_epi16(v, by), _mm256_set1_epi16(0xff));
-    _mm256_or_si256(low, _mm256_slli_epi16::<8>(_mm256_mullo_epi16(_mm256_srli_epi16::<8>(v), by)))
-}
-
-impl Large for Tq1 {
-    const BYTES: usize = 54;
-    const D: usize = 52;
-    const DMIN: Option<usize> = None;
-    const BITS: usize = 3;
-    const OFFSET: i16 = 4;
-    const WIDE_SCALES: bool = false;
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn group(p: *const u8, j: usize) -> __m256i {
-        const POWERS: [i16; 5] = [1, 3, 9, 27, 81];
-        let halves = |low: i16, high: i16| _mm256_set_m128i(_mm_set1_epi16(high), _mm_set1_epi16(low));
-        // SAFETY: the promise of the trait.
-        unsafe {
-            first_digit(match j {
-                0..5 => times(load256(p), _mm256_set1_epi16(POWERS[j])),
-                5 => times(both(load128(p.add(32))), halves(1, 3)),
-                6 => times(both(load128(p.add(32))), halves(9, 27)),
-                _ => {
-                    let last = _mm_set1_epi32(p.add(48).cast::<i32>().read_unaligned());
-                    let powers = _mm_setr_epi16(1, 1, 3, 3, 9, 9, 27, 27);
-                    times(_mm256_set_m128i(last, load128(p.add(32))), _mm256_set_m128i(powers, _mm_set1_epi16(81)))
-                }
-            })
-        }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn scales(_: *const u8) -> __m128i {
-        _mm_set1_epi8(1)
-    }
-}
-
-impl Large for Tq2 {
-    const BYTES: usize = 66;
-    const D: usize = 64;
-    const DMIN: Option<usize> = None;
-    const BITS: usize = 3;
-    const OFFSET: i16 = 4;
-    const WIDE_SCALES: bool = false;
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn group(p: *const u8, j: usize) -> __m256i {
-        // SAFETY: the promise of the trait.
-        _mm256_add_epi8(unsafe { two_bits(p, j) }, _mm256_set1_epi8(3))
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn scales(_: *const u8) -> __m128i {
-        _mm_set1_epi8(1)
     }
 }
 

@@ -78,6 +78,8 @@ pub(in super::super) struct Q4K;
 pub(in super::super) struct Q5K;
 pub(in super::super) struct Q6K;
 pub(in super::super) struct Iq4Xs;
+pub(in super::super) struct Tq1;
+pub(in super::super) struct Tq2;
 
 macro_rules! shr {
     ($v:expr, $n:literal, $mask:expr) => {
@@ -96,7 +98,7 @@ macro_rules! shl {
 /// 64 bytes are readable at `p`.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(super) unsafe fn two_bits(p: *const u8, j: usize) -> __m256i {
+unsafe fn two_bits(p: *const u8, j: usize) -> __m256i {
     // SAFETY: the caller's promise.
     let v = unsafe { load256(p.add(j / 4 * 32)) };
     match j % 4 {
@@ -196,7 +198,10 @@ macro_rules! large {
         #[target_feature(enable = "avx2,fma,f16c")]
         unsafe fn $name($($arg: $t),+) -> $of {
             // SAFETY: the promise of the trait: whole blocks are readable.
-            unsafe { $e }
+            #[allow(unused_unsafe, reason = "scales of one read nothing")]
+            unsafe {
+                $e
+            }
         }
     };
 }
@@ -287,4 +292,46 @@ large!(
         let scales = _mm_unpacklo_epi64(iq4_xs_scales(p), iq4_xs_scales(q));
         [_mm256_cvtepi8_epi16(scales), _mm256_setzero_si256()]
     }
+);
+
+/// Digit of base three that bytes begin with, as a fraction of 256, plus three: the value plus its offset of four.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn first_digit(v: __m256i) -> __m256i {
+    let above = |n: i8| _mm256_min_epu8(_mm256_subs_epu8(v, _mm256_set1_epi8(n)), _mm256_set1_epi8(1));
+    _mm256_add_epi8(_mm256_add_epi8(above(85), above(170u8.cast_signed())), _mm256_set1_epi8(3))
+}
+
+/// The low bytes of bytes times the 16-bit numbers that they are in.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn times(v: __m256i, by: __m256i) -> __m256i {
+    let low = _mm256_and_si256(_mm256_mullo_epi16(v, by), _mm256_set1_epi16(0xff));
+    _mm256_or_si256(low, _mm256_slli_epi16::<8>(_mm256_mullo_epi16(_mm256_srli_epi16::<8>(v), by)))
+}
+
+large!(
+    Tq1, 54, d 52, None, bits 3, offset 4, wide_scales false,
+    group |p, j| {
+        const POWERS: [i16; 5] = [1, 3, 9, 27, 81];
+        let halves = |low: i16, high: i16| _mm256_set_m128i(_mm_set1_epi16(high), _mm_set1_epi16(low));
+        first_digit(match j {
+            0..5 => times(load256(p), _mm256_set1_epi16(POWERS[j])),
+            5 => times(both(load128(p.add(32))), halves(1, 3)),
+            6 => times(both(load128(p.add(32))), halves(9, 27)),
+            _ => {
+                let last = _mm_set1_epi32(p.add(48).cast::<i32>().read_unaligned());
+                let powers = _mm_setr_epi16(1, 1, 3, 3, 9, 9, 27, 27);
+                let powers = _mm256_set_m128i(powers, _mm_set1_epi16(81));
+                times(_mm256_set_m128i(last, load128(p.add(32))), powers)
+            }
+        })
+    },
+    scales |_p| _mm_set1_epi8(1)
+);
+
+large!(
+    Tq2, 66, d 64, None, bits 3, offset 4, wide_scales false,
+    group |p, j| _mm256_add_epi8(two_bits(p, j), _mm256_set1_epi8(3)),
+    scales |_p| _mm_set1_epi8(1)
 );

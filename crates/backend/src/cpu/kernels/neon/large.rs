@@ -54,6 +54,8 @@ pub(in super::super) struct Q4K;
 pub(in super::super) struct Q5K;
 pub(in super::super) struct Q6K;
 pub(in super::super) struct Iq4Xs;
+pub(in super::super) struct Tq1;
+pub(in super::super) struct Tq2;
 
 /// `v >> $n` in every byte.
 macro_rules! shr {
@@ -78,7 +80,7 @@ macro_rules! join {
 /// 64 bytes are readable at `p`.
 #[inline]
 #[target_feature(enable = "neon")]
-pub(super) unsafe fn two_bits(p: *const u8, j: usize, half: usize) -> uint8x16_t {
+unsafe fn two_bits(p: *const u8, j: usize, half: usize) -> uint8x16_t {
     // SAFETY: the caller's promise.
     let v = unsafe { load128(p.add(j / 4 * 32 + 16 * half)) };
     match j % 4 {
@@ -255,4 +257,36 @@ large!(
         let high = (high & 0x0003_0003_0003_0003) | (high & 0x000c_000c_000c_000c) << 6;
         vsubq_u8(eight(low | high << 4), vdupq_n_u8(32))
     }
+);
+
+/// Digit of base three that bytes begin with, as a fraction of 256, less one.
+#[inline]
+#[target_feature(enable = "neon")]
+fn first_digit(v: uint8x16_t) -> uint8x16_t {
+    let above = vaddq_u8(vcgeq_u8(v, vdupq_n_u8(86)), vcgeq_u8(v, vdupq_n_u8(171)));
+    // A comparison that holds is -1.
+    vsubq_u8(vdupq_n_u8(255), above)
+}
+
+large!(
+    Tq1, 54, d 52, None, sub 16, offset 0,
+    group |p, j, half| {
+        const POWERS: [u8; 5] = [1, 3, 9, 27, 81];
+        first_digit(match (j, half) {
+            (0..5, _) => vmulq_u8(load128(p.add(16 * half)), vdupq_n_u8(POWERS[j])),
+            (7, 1) => {
+                let last = vdupq_n_u32(p.add(48).cast::<u32>().read_unaligned());
+                let powers = vcombine_u8(vcreate_u8(0x0303_0303_0101_0101), vcreate_u8(0x1b1b_1b1b_0909_0909));
+                vmulq_u8(vreinterpretq_u8_u32(last), powers)
+            }
+            _ => vmulq_u8(load128(p.add(32)), vdupq_n_u8(POWERS[2 * (j - 5) + half])),
+        })
+    },
+    scales |_p| vdupq_n_u8(1)
+);
+
+large!(
+    Tq2, 66, d 64, None, sub 16, offset 0,
+    group |p, j, half| vsubq_u8(vandq_u8(two_bits(p, j, half), vdupq_n_u8(3)), vdupq_n_u8(1)),
+    scales |_p| vdupq_n_u8(1)
 );

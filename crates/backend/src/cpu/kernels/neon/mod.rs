@@ -19,8 +19,7 @@ mod vec;
 /// The formats under the names of `types.rs`.
 mod formats {
     pub(super) use super::super::grid::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs};
-    pub(super) use super::grid::{Tq1, Tq2};
-    pub(super) use super::large::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K};
+    pub(super) use super::large::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K, Tq1, Tq2};
     pub(super) use super::planar::{BF16, Bits, E8m0, F16, F32, Fp4};
     pub(super) use super::small::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 }
