@@ -6,10 +6,12 @@
       the same request gets alone. Prints a table: requests, tokens per second, time between tokens, memory. Exits with
       failure when a text differs, a request fails, or pages stay in use.
 
-  tools/load_server.py siege --server target/release/moebius [--clients 16] [--seconds 120] [-m MODEL.gguf]
+  tools/load_server.py siege --server target/release/moebius [--clients 16] [--seconds 120] [--cores N] [-m MODEL.gguf]
       Honest clients alone for a fifth of the time, then with attackers beside them: slow bodies, JSON bombs, clients
-      that never read, hostile schemas and grammars, cancelled streams. Exits with failure when an honest text differs
-      from its solo run, an honest request fails, pages stay in use, or the process keeps more than 100 MB.
+      that never read, hostile schemas and grammars, cancelled streams. Attackers are a process of their own, so that
+      what they do does not delay the clock of the honest ones; with --cores the server has the first N cores and the
+      clients have the others. Exits with failure when an honest text differs from its solo run, an honest request
+      fails, pages stay in use, or the process keeps more than 100 MB.
 
   tools/load_server.py compare --server target/release/moebius --llama llama-server -m MODEL.gguf [--clients 1,4,16]
       Tokens per second of both servers for several numbers of clients, in turn: the same requests, greedy, of one length.
@@ -18,6 +20,8 @@
 import argparse
 import asyncio
 import json
+import multiprocessing
+import os
 import random
 import statistics
 import subprocess
@@ -85,9 +89,14 @@ async def ask(port: int, fields: dict, leave_after: int | None = None) -> Answer
 class Server:
     """A server process; ready when its health says so."""
 
-    def __init__(self, command: list[str], port: int):
+    def __init__(self, command: list[str], port: int, cores: int = 0):
         self.port = port
+        every = sorted(os.sched_getaffinity(0))
+        if cores:
+            os.sched_setaffinity(0, every[:cores])
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        if cores:
+            os.sched_setaffinity(0, every[cores:])
         for _ in range(600):
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2)
@@ -116,7 +125,8 @@ class Server:
 
 def moebius(args, port: int, parallel: int) -> Server:
     command = [args.server, "serve", "--port", str(port), "--parallel", str(parallel), "--max-queue", "256"]
-    return Server(command + (["-m", args.model] if args.model else []) + ["--ctx", "1024", "--log-level", "error"], port)
+    command += (["-m", args.model] if args.model else []) + ["--ctx", "1024", "--log-level", "error"]
+    return Server(command + (["--threads", str(args.cores)] if args.cores else []), port, args.cores)
 
 
 def share(values: list[float], q: float) -> float:
@@ -200,6 +210,17 @@ class Siege:
 
     def __init__(self, port: int, end: float):
         self.port, self.end, self.told = port, end, {}
+
+    @staticmethod
+    def run(port: int, end: float, told: multiprocessing.Queue):
+        """All of them, in a process of their own. `end` is a time of the monotonic clock, which processes share."""
+        storm = Siege(port, end)
+
+        async def attack():
+            await asyncio.gather(*storm.attackers())
+
+        asyncio.run(attack())
+        told.put(storm.told)
 
     async def attack(self, name: str, request: bytes, wait: float, drip: bytes = b"", read: bool = True):
         """Sends a request, drips bytes after it, reads for a while, leaves; then again."""
@@ -300,9 +321,13 @@ async def siege(args) -> int:
     await asyncio.gather(*(client(i, end, calm, calm_first) for i in range(args.clients)))
     idle = server.memory_mb()
     end = time.monotonic() + args.seconds * 4 / 5
-    storm = Siege(server.port, end)
-    honest = (client(i, end, pressed, pressed_first) for i in range(args.clients))
-    await asyncio.gather(watch(end), *storm.attackers(), *honest)
+    processes = multiprocessing.get_context("spawn")
+    answers = processes.Queue()
+    attackers = processes.Process(target=Siege.run, args=(server.port, end, answers))
+    attackers.start()
+    await asyncio.gather(watch(end), *(client(i, end, pressed, pressed_first) for i in range(args.clients)))
+    told_all = await asyncio.to_thread(answers.get, timeout=60)
+    attackers.join()
     for _ in range(300):
         used, after = server.metric('moebius_kv_pages{state="used"}'), server.memory_mb()
         if used == 0 and after < idle + 100:
@@ -327,7 +352,7 @@ async def siege(args) -> int:
         ("memory before / at most / after, MB", f"{idle:.0f} / {max(memory):.0f} / {after:.0f}"),
         ("pages in use at the end", int(used)),
     ]
-    for name, told in storm.told.items():
+    for name, told in told_all.items():
         rows.append((f"attack: {name}", ", ".join(f"{n} x {said}" for said, n in told.items())))
     print("| | |\n|---|---:|")
     for name, value in rows:
@@ -386,6 +411,7 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=18090)
     parser.add_argument("--clients", default="64", help="hold and siege: how many; compare: a list")
     parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--cores", type=int, default=0, help="hold and siege: the server's, clients take the others")
     parser.add_argument("--tokens", type=int, default=96, help="compare: tokens of an answer")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
