@@ -206,6 +206,11 @@ pub trait Program: Send {
         None
     }
 
+    /// Whether the device is lost to the program, so that every further step fails as the last one did.
+    fn is_lost(&self) -> bool {
+        false
+    }
+
     /// Gives the program a flag that ends a step early while it is set ([`Cause::Interrupted`]), where steps can be
     /// long because they wait for a disk.
     fn set_interrupt(&mut self, flag: Arc<AtomicBool>) {

@@ -136,6 +136,12 @@ fn ten_runs_give_the_same_bits() {
     for i in 1..10 {
         assert!(bits(run(&gpu, shape)) == first, "run {i} gives other bits");
     }
+    for n in [1, 8, 32] {
+        let first = bits(crowd(&gpu, shape, n));
+        for i in 1..10 {
+            assert!(bits(crowd(&gpu, shape, n)) == first, "run {i} of {n} sequences gives other bits");
+        }
+    }
 }
 
 /// A state that was copied away and back goes on as if nothing had happened in between.

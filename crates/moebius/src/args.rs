@@ -126,9 +126,9 @@ pub struct StepArgs {
 }
 
 impl StepArgs {
-    /// The maximum number of tokens of a step where all weights are in memory.
+    /// The maximum number of tokens of a step of a backend where all weights are in memory.
     pub fn batch(&self, backend: BackendKind) -> usize {
-        self.batch.unwrap_or_else(|| if backend.resolved() == BackendKind::Cuda { 2048 } else { 512 })
+        self.batch.unwrap_or_else(|| if backend == BackendKind::Cuda { 2048 } else { 512 })
     }
 }
 
@@ -142,9 +142,13 @@ pub struct EngineArgs {
     /// Context in tokens; when left out the trained context, at most 8192 and what fits in memory
     #[arg(short, long, value_name = "N")]
     pub ctx: Option<usize>,
-    /// Backend that computes
-    #[arg(long, value_enum, default_value_t = BackendKind::Cpu)]
-    pub backend: BackendKind,
+    /// Backend that computes; when left out run, chat, serve and bench take an NVIDIA GPU where there is one and the
+    /// model fits, all else the CPU
+    #[arg(long, value_enum)]
+    pub backend: Option<BackendKind>,
+    /// CUDA device that computes, by its number in `moebius devices`; the first when left out
+    #[arg(long, value_name = "N")]
+    pub device: Option<usize>,
     #[command(flatten)]
     pub step: StepArgs,
 }
@@ -159,7 +163,7 @@ pub enum BackendKind {
     Cuda,
     /// The GPU of a Mac with Apple silicon (never tried on one)
     Metal,
-    /// The first that there is of metal, cuda and cpu
+    /// The first of metal, cuda and cpu that is there and that the model fits
     Auto,
 }
 
@@ -518,9 +522,12 @@ pub struct BenchArgs {
     /// Numbers of threads to measure with; all cores when left out
     #[arg(short, long, value_name = "N,..", value_delimiter = ',')]
     pub threads: Vec<usize>,
-    /// What computes
-    #[arg(long, value_enum, default_value_t = BackendKind::Cpu)]
-    pub backend: BackendKind,
+    /// What computes; when left out an NVIDIA GPU where there is one and the model fits, else the CPU
+    #[arg(long, value_enum)]
+    pub backend: Option<BackendKind>,
+    /// CUDA device that computes, by its number in `moebius devices`; the first when left out
+    #[arg(long, value_name = "N")]
+    pub device: Option<usize>,
     /// Repetitions
     #[arg(short, long, value_name = "N", default_value_t = 5)]
     pub repetitions: usize,
@@ -584,6 +591,14 @@ pub struct PlanArgs {
     /// Print the plan as the architecture wrote it, before fusion
     #[arg(long)]
     pub unfused: bool,
+    /// With --backend cuda: compute capability of the GPU, for which the machine needs none: 80, 86, 89, 90, 100 or 120;
+    /// that of this machine's when left out
+    #[arg(long, value_name = "N")]
+    pub sm: Option<u32>,
+    /// With --backend cuda: compile the kernels that the model needs into a folder, for machines without NVRTC
+    /// (MOEBIUS_CUBINS names it there)
+    #[arg(long, value_name = "FOLDER")]
+    pub cubins: Option<PathBuf>,
     /// Predict from recorded experts (`moebius bench --trace-experts`) how many are in memory under any budget
     #[arg(long, value_name = "FILE")]
     pub routes: Option<PathBuf>,

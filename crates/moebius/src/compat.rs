@@ -85,12 +85,9 @@ const TABLE: &[Foreign] = &[
     ),
     row(&["-ot", "--override-tensor", "--n-cpu-moe", "-ncmoe"], All, Value, Refused(SPLIT)),
     row(&["-cmoe", "--cpu-moe"], All, Takes::Nothing, Refused(SPLIT)),
-    row(
-        &["-sm", "--split-mode", "-ts", "--tensor-split", "-mg", "--main-gpu", "-dev", "--device", "--rpc"],
-        All,
-        Value,
-        Refused(SPLIT),
-    ),
+    row(&["-sm", "--split-mode", "-ts", "--tensor-split", "--rpc"], All, Value, Refused(SPLIT)),
+    row(&["-mg", "--main-gpu"], All, Value, Is("--device")),
+    row(&["-dev"], All, Value, Refused("choose a device by its number in `moebius devices`: --device N")),
     row(&["-md", "--model-draft", "--draft", "--draft-max", "--spec-type"], All, Value, Refused(DRAFT)),
     row(&["--mmproj", "-mm", "--image", "--audio"], All, Value, Refused("models read text only")),
     row(

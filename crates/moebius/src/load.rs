@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use backend::cpu::{CacheType, Cpu, Isa};
 use backend::cuda::{self, Cuda};
 use backend::experts::layout::Layout;
@@ -23,10 +23,11 @@ use model::plan::{Op, Plan, ValidPlan};
 use serde_json::Value;
 
 use crate::args::{BackendKind, CacheArg, CopyArg, EngineArgs, IsaArg, SamplingArgs, StepArgs};
+use crate::device::{self, Device, Prefer};
 use crate::memory::{self, Budget, Fit, Units, Wish};
 use crate::out::note;
 use crate::quantize::importance::Sums;
-use crate::{embedded, input, machine, sampling};
+use crate::{embedded, input, machine, out, sampling};
 
 /// An open model: its header, and what it computes.
 pub struct Model {
@@ -61,7 +62,8 @@ pub fn open(path: Option<&Path>) -> Result<Model> {
 pub struct EngineSetup {
     pub threads: Option<usize>,
     pub ctx: Option<usize>,
-    pub backend: BackendKind,
+    /// What computes.
+    pub device: Device,
     pub step: StepArgs,
     pub prefix_cache: bool,
     /// Maximum number of sequences computed at a time.
@@ -76,12 +78,16 @@ pub struct EngineSetup {
     pub resident_bytes: Option<usize>,
 }
 
-impl From<&EngineArgs> for EngineSetup {
-    fn from(args: &EngineArgs) -> Self {
-        EngineSetup {
+impl EngineSetup {
+    /// For one conversation at a time, on the device that is named or preferred.
+    ///
+    /// # Errors
+    /// As [`Device::choose`].
+    pub fn of(args: &EngineArgs, prefer: Prefer) -> Result<EngineSetup> {
+        Ok(EngineSetup {
             threads: args.threads,
             ctx: args.ctx,
-            backend: args.backend,
+            device: Device::choose(args.backend, prefer, args.device, device::of_cpu(&args.step))?,
             step: args.step,
             prefix_cache: true,
             sequences: 1,
@@ -89,35 +95,25 @@ impl From<&EngineArgs> for EngineSetup {
             cache_tokens: None,
             requests_bytes: 0,
             resident_bytes: None,
-        }
+        })
     }
-}
 
-impl BackendKind {
-    /// Itself; of `auto`, the first that there is.
-    pub fn resolved(self) -> BackendKind {
-        match self {
-            BackendKind::Auto if metal::device().is_ok_and(|device| device.unusable.is_none()) => BackendKind::Metal,
-            BackendKind::Auto => {
-                let devices = cuda::devices().map(|found| found.devices).unwrap_or_default();
-                let has_gpu = devices.first().is_some_and(|device| device.unusable.is_none());
-                if has_gpu { BackendKind::Cuda } else { BackendKind::Cpu }
-            }
-            kind => kind,
-        }
+    /// The same on the CPU, which takes the place of a GPU.
+    fn on_cpu(&self, why: &anyhow::Error) -> EngineSetup {
+        EngineSetup { device: Device::cpu_because(out::chain(why)), ..self.clone() }
     }
-}
 
-impl EngineSetup {
+    /// Whether the CPU takes the place of the device where that cannot be used.
+    fn may_fall_back(&self) -> bool {
+        self.device.chosen.is_some()
+    }
+
     /// The backend and the name that tables show for it.
     fn backend(&self, checkpoint: &Checkpoint, plan: &Plan) -> Result<(Box<dyn Backend>, String)> {
-        if self.backend == BackendKind::Reference {
+        if self.kind() == BackendKind::Reference {
             return Ok((Box::new(Reference), "reference".into()));
         }
-        let cache = match self.step.cache_type {
-            CacheArg::F16 => CacheType::F16,
-            CacheArg::F32 => CacheType::F32,
-        };
+        let cache = self.cache();
         if self.kind() == BackendKind::Metal {
             if let Some(why) = metal::device().map_or_else(Some, |device| device.unusable) {
                 bail!("use Metal: {why}");
@@ -131,18 +127,25 @@ impl EngineSetup {
             let cubins = machine::cache_folder().map(|folder| folder.join("cuda"));
             // For work on kernels: sources that take the place of the embedded ones.
             let kernels = std::env::var_os("MOEBIUS_KERNELS").map(Into::into);
-            return Ok((Box::new(Cuda { device: 0, cache, cubins, kernels }), "CUDA".into()));
+            let progress = Some(cuda::Progress(machine::show_compiling));
+            let device = self.device.ordinal;
+            let cuda = Cuda { device, cache, cubins, kernels, ahead: machine::kernels_folder(), progress };
+            return Ok((Box::new(cuda), "CUDA".into()));
         }
         let cpu = self.cpu(self.residency(checkpoint, plan))?;
         Ok((Box::new(cpu), cpu_name(&cpu)))
     }
 
-    /// The CPU with these residencies.
-    fn cpu(&self, residency: Policy) -> Result<Cpu> {
-        let cache = match self.step.cache_type {
+    /// Elements of the cache.
+    fn cache(&self) -> CacheType {
+        match self.step.cache_type {
             CacheArg::F16 => CacheType::F16,
             CacheArg::F32 => CacheType::F32,
-        };
+        }
+    }
+
+    /// The CPU with these residencies.
+    fn cpu(&self, residency: Policy) -> Result<Cpu> {
         let isa = match self.step.isa {
             None => Isa::best(),
             Some(IsaArg::Scalar) => Isa::Scalar,
@@ -155,7 +158,7 @@ impl EngineSetup {
         isa.check()?;
         let threads = self.threads.unwrap_or_else(machine::cores);
         ensure!((1..=1024).contains(&threads), "start {threads} threads: use 1 to 1024");
-        Ok(Cpu { isa, threads, cache, residency })
+        Ok(Cpu { isa, threads, cache: self.cache(), residency })
     }
 
     /// Whether experts may be streamed from disk: where a promise is to be kept, experts are in files, and the user
@@ -182,12 +185,13 @@ impl EngineSetup {
         let batch = self.step.batch.unwrap_or_else(|| memory::streamed_batch(&with(0), &plan, &wish, budget));
         let (cpu, fit) = memory::fit_streamed(with, &plan, &Wish { batch, ..wish }, budget)?;
         let layout = cpu.layout(&plan);
-        Ok(Some(Prepared { backend: Box::new(cpu), name: cpu_name(&cpu), plan, budget, fit, layout }))
+        let (backend, name, device) = (Box::new(cpu), cpu_name(&cpu), self.device.clone());
+        Ok(Some(Prepared { backend, name, plan, budget, fit, layout, device, _open: None }))
     }
 
     /// What computes.
     fn kind(&self) -> BackendKind {
-        self.backend.resolved()
+        self.device.kind
     }
 
     /// Which weights are copied: the user's choice, or what pays.
@@ -207,7 +211,7 @@ impl EngineSetup {
             sequences: self.sequences,
             fewer_will_do: self.fewer_will_do,
             cache_tokens: self.cache_tokens,
-            batch: self.step.batch(self.backend),
+            batch: self.step.batch(self.kind()),
         }
     }
 
@@ -220,7 +224,7 @@ impl EngineSetup {
                 Budget::Promise { bytes, overhead: 0 }
             }
             (BackendKind::Cuda | BackendKind::Metal, Some(bytes)) => Budget::Promise { bytes, overhead: 0 },
-            (BackendKind::Cuda, None) => Budget::Free(free_on_device()),
+            (BackendKind::Cuda, None) => Budget::Free(free_on_device(self.device.ordinal)),
             (BackendKind::Cpu | BackendKind::Reference | BackendKind::Auto, memory) => {
                 Budget::new(memory, plan, self.requests_bytes, self.resident_bytes)
             }
@@ -234,7 +238,7 @@ impl EngineSetup {
         }
         let cpu = self.cpu(Policy::Mapped)?;
         let plan = cpu.lower(model.plan.clone())?;
-        let (budget, batch) = (Budget::new(self.step.memory, &plan, 0, None), self.step.batch(self.backend));
+        let (budget, batch) = (Budget::new(self.step.memory, &plan, 0, None), self.step.batch(self.kind()));
         if memory::fit_whole(&cpu, &plan, batch, positions, budget).is_ok() {
             return Ok(None);
         }
@@ -243,16 +247,54 @@ impl EngineSetup {
         Ok(Some((Box::new(cpu), plan, limits)))
     }
 
-    /// The backend, the plan that it runs, and the limits that the memory holds.
+    /// The backend, the plan that it runs, and the limits that the memory holds. The CPU takes the place of a GPU that
+    /// nobody named and that the model does not fit.
     pub fn prepare(&self, checkpoint: &Checkpoint, plan: ValidPlan) -> Result<Prepared> {
+        if self.may_fall_back() {
+            return match self.prepare_here(checkpoint, plan.clone()) {
+                Ok(prepared) => Ok(prepared),
+                Err(why) => self.on_cpu(&why).prepare_here(checkpoint, plan),
+            };
+        }
+        self.prepare_here(checkpoint, plan)
+    }
+
+    fn prepare_here(&self, checkpoint: &Checkpoint, plan: ValidPlan) -> Result<Prepared> {
         if let Some(prepared) = self.prepare_streamed(checkpoint, &plan)? {
             return Ok(prepared);
         }
+        let open = match self.kind() {
+            BackendKind::Cuda => Some(cuda::Open::new(self.device.ordinal).map_err(|why| anyhow!("use CUDA: {why}"))?),
+            _ => None,
+        };
         let (backend, name) = self.backend(checkpoint, &plan)?;
         let plan = backend.lower(plan)?;
         let budget = self.budget(&plan);
-        let fit = memory::fit(&*backend, &plan, &self.wish(), budget)?;
-        Ok(Prepared { backend, name, plan, budget, fit, layout: Layout::default() })
+        let fit = match (&open, budget) {
+            (Some(open), Budget::Free(Some(free))) => {
+                memory::fit_device(&*backend, &plan, &self.wish(), free, open.name(), self.may_fall_back())?
+            }
+            _ => memory::fit(&*backend, &plan, &self.wish(), budget)?,
+        };
+        let device = self.device.clone();
+        Ok(Prepared { backend, name, plan, budget, fit, layout: Layout::default(), device, _open: open })
+    }
+
+    /// What is prepared, and its program. Where a GPU that nobody named fails to start, the CPU takes its place.
+    fn compile(&self, checkpoint: &Arc<Checkpoint>, plan: ValidPlan) -> Result<(Prepared, Box<dyn Program>)> {
+        let compile =
+            |prepared: &Prepared| prepared.backend.compile(&prepared.plan, Arc::clone(checkpoint), prepared.fit.limits);
+        let kept = self.may_fall_back().then(|| plan.clone());
+        let prepared = self.prepare(checkpoint, plan)?;
+        match (compile(&prepared), kept) {
+            (Err(why), Some(plan)) if prepared.device.chosen.is_some() => {
+                drop(prepared);
+                let prepared = self.on_cpu(&why.into()).prepare_here(checkpoint, plan)?;
+                let program = compile(&prepared)?;
+                Ok((prepared, program))
+            }
+            (compiled, _) => compiled.map(|program| (prepared, program)).map_err(Into::into),
+        }
     }
 }
 
@@ -261,16 +303,16 @@ fn cpu_name(cpu: &Cpu) -> String {
     format!("CPU {}", cpu.isa.name())
 }
 
-/// Bytes that a model may take of the first GPU: a sixteenth is left to kernels, graphs and others.
-fn free_on_device() -> Option<usize> {
-    let devices = cuda::devices().map(|found| found.devices).unwrap_or_default();
-    devices.first().map(|device| device.free_bytes - device.free_bytes / 16)
+/// Bytes that a model may take of a GPU: a sixteenth is left to kernels, graphs and others.
+fn free_on_device(ordinal: usize) -> Option<usize> {
+    let free = cuda::Open::new(ordinal).ok()?.free_bytes();
+    Some(free - free / 16)
 }
 
 /// Bytes that models may take together where nobody says, their files included.
-pub fn free_memory(backend: BackendKind) -> Option<usize> {
-    match backend.resolved() {
-        BackendKind::Cuda => free_on_device(),
+pub fn free_memory(device: &Device) -> Option<usize> {
+    match device.kind {
+        BackendKind::Cuda => free_on_device(device.ordinal),
         BackendKind::Metal => metal::device().ok().map(|device| device.budget_bytes),
         BackendKind::Cpu | BackendKind::Reference | BackendKind::Auto => {
             machine::free_memory().map(|free| free - free / 8)
@@ -313,11 +355,19 @@ pub struct Prepared {
     pub fit: Fit,
     /// The slabs of experts that are streamed; none where they are not.
     pub layout: Layout,
+    /// What computes in the end.
+    pub device: Device,
+    /// Keeps the device's context until a program has its own hold.
+    _open: Option<cuda::Open>,
 }
 
 impl Prepared {
-    /// What is where, in a sentence, when experts are streamed.
-    pub fn placement(&self) -> Option<String> {
+    /// What computes where nobody said, and what is where when experts are streamed: a sentence each.
+    pub fn placement(&self) -> Vec<String> {
+        [self.device.note(), self.streamed()].into_iter().flatten().collect()
+    }
+
+    fn streamed(&self) -> Option<String> {
         let Budget::Promise { bytes, .. } = self.budget else { return None };
         if self.layout.layers.is_empty() {
             return None;
@@ -342,6 +392,8 @@ pub struct Session {
     pub format: Format,
     pub template_knows_tools: bool,
     pub backend: String,
+    /// What computes in the end.
+    pub device: BackendKind,
     pub description: String,
     pub arch: String,
     /// `Q4_K_M`, or the weight type that most bytes are in.
@@ -358,8 +410,8 @@ pub struct Session {
     /// Maximum number of sequences computed at a time.
     pub sequences: usize,
     pub embedded: bool,
-    /// Where weights are, when experts are streamed.
-    pub placement: Option<String>,
+    /// What computes where nobody said, and where weights are when experts are streamed.
+    pub placement: Vec<String>,
     /// What the user should know before the first answer.
     pub warning: Option<String>,
     /// Whether the model thinks first; as its template has it when `None`.
@@ -373,9 +425,9 @@ pub struct Session {
     sampling: SamplerParams,
 }
 
-/// Starts an engine for one conversation at a time.
+/// Starts an engine for one conversation at a time, on a GPU where there is one.
 pub fn start(model: Model, args: &EngineArgs) -> Result<Session> {
-    start_with(model, &EngineSetup::from(args))
+    start_with(model, &EngineSetup::of(args, Prefer::Gpu)?)
 }
 
 /// Starts an engine.
@@ -392,15 +444,14 @@ pub fn start_with(model: Model, setup: &EngineSetup) -> Result<Session> {
     let format =
         if template_knows_tools { Format::detect(&source) } else { Format::detect(&format!("{source}<tool_call>")) };
     let sampling = sampling::of_model(&checkpoint, embedded)?;
-    let prepared = setup.prepare(&checkpoint, plan)?;
+    let (prepared, program) = setup.compile(&checkpoint, plan)?;
     let placement = prepared.placement();
-    let Prepared { backend, name, plan, fit, .. } = prepared;
+    let Prepared { backend, name, plan, fit, device, .. } = prepared;
     let Fit { limits, sequences, footprint } = fit;
     let warning = (limits.max_positions > plan.n_ctx_train && setup.ctx.is_some()).then(|| {
         let (ctx, trained) = (limits.max_positions, plan.n_ctx_train);
         format!("the context of {ctx} is beyond the {trained} that the model was trained with: text there may be noise")
     });
-    let program = backend.compile(&plan, Arc::clone(&checkpoint), limits)?;
     let text = |key: &str| checkpoint.meta().opt_str(key).ok().flatten().map(str::to_string);
     let options = Options { prefix_cache: setup.prefix_cache, max_running: sequences, ..Options::default() };
     Ok(Session {
@@ -409,6 +460,7 @@ pub fn start_with(model: Model, setup: &EngineSetup) -> Result<Session> {
         format,
         template_knows_tools,
         backend: name,
+        device: device.kind,
         description: describe(&checkpoint, &plan, embedded),
         arch: plan.arch.to_string(),
         file_type: file_type(&checkpoint),
@@ -610,18 +662,30 @@ pub struct Sequence {
 impl Sequence {
     /// Compiles the model for a sequence of at most `positions`.
     pub fn start(model: &Model, args: &EngineArgs, positions: usize) -> Result<Sequence> {
-        Sequence::start_with(model, &EngineSetup::from(args), positions)
+        Sequence::start_with(model, &EngineSetup::of(args, Prefer::Cpu)?, positions)
     }
 
     /// The same, with a setup of the caller's.
     pub fn start_with(model: &Model, setup: &EngineSetup, positions: usize) -> Result<Sequence> {
+        let (sequence, device) = match Sequence::start_here(model, setup, positions) {
+            Err(why) if setup.may_fall_back() => {
+                let setup = setup.on_cpu(&why);
+                (Sequence::start_here(model, &setup, positions)?, setup.device)
+            }
+            started => (started?, setup.device.clone()),
+        };
+        device.note().iter().for_each(|line| note!("{line}"));
+        Ok(sequence)
+    }
+
+    fn start_here(model: &Model, setup: &EngineSetup, positions: usize) -> Result<Sequence> {
         let (backend, plan, limits) = match setup.whole_streamed(model, positions)? {
             Some(streamed) => streamed,
             None => {
                 let (backend, _) = setup.backend(&model.checkpoint, &model.plan)?;
                 let plan = backend.lower(model.plan.clone())?;
                 let budget = Budget::new(setup.step.memory, &plan, 0, None);
-                let limits = memory::fit_whole(&*backend, &plan, setup.step.batch(setup.backend), positions, budget)?;
+                let limits = memory::fit_whole(&*backend, &plan, setup.step.batch(setup.kind()), positions, budget)?;
                 (backend, plan, limits)
             }
         };

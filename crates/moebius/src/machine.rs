@@ -2,10 +2,11 @@
 //! on.
 
 use std::io::IsTerminal;
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::Result;
 use backend::cpu::read_bandwidth;
-use indicatif::{ProgressBar, ProgressDrawTarget};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
 
 /// Cores this process may use.
@@ -84,6 +85,34 @@ impl Bandwidth {
     pub fn peak_resident(&self) -> Option<usize> {
         let now = peak_resident();
         if self.samples.is_empty() { now } else { now.max(self.peak_resident) }
+    }
+}
+
+/// Folder of kernels that were compiled ahead for GPUs: what `MOEBIUS_CUBINS` names, or `cuda` beside the program.
+pub fn kernels_folder() -> Option<std::path::PathBuf> {
+    let named = std::env::var_os("MOEBIUS_CUBINS").filter(|value| !value.is_empty());
+    let beside = || Some(std::env::current_exe().ok()?.canonicalize().ok()?.parent()?.join("cuda"));
+    named.map(std::path::PathBuf::from).or_else(beside).filter(|folder| folder.is_dir())
+}
+
+/// Shows on a terminal how far the compiling of kernels is.
+pub fn show_compiling(done: usize, all: usize) {
+    static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
+    let mut shown = BAR.lock().unwrap_or_else(PoisonError::into_inner);
+    let bar = shown.get_or_insert_with(|| {
+        let bar = progress(Some(all as u64));
+        if let Ok(style) =
+            ProgressStyle::with_template("{spinner} compiling kernels for this GPU, once: {pos} of {len}")
+        {
+            bar.set_style(style);
+        }
+        bar
+    });
+    bar.set_position(done as u64);
+    bar.tick();
+    if done == all {
+        bar.finish_and_clear();
+        *shown = None;
     }
 }
 

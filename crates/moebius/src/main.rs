@@ -9,6 +9,7 @@ mod commands;
 mod compare;
 mod compat;
 mod config;
+mod device;
 mod embedded;
 mod find;
 mod ink;

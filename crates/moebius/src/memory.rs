@@ -220,6 +220,38 @@ pub fn fit(backend: &dyn Backend, plan: &ValidPlan, wish: &Wish, budget: Budget)
     Ok(Fit { limits, sequences, footprint })
 }
 
+/// The limits of an engine on a device with memory of its own, of which it may take `free` bytes: nothing is evicted
+/// there. `is_roomy`: a context shorter than wanted, or than a habit, counts as one that does not fit.
+///
+/// # Errors
+/// It does not fit: what is needed, what is free and what would fit. As [`fit`] besides.
+pub fn fit_device(
+    backend: &dyn Backend,
+    plan: &ValidPlan,
+    wish: &Wish,
+    free: usize,
+    device: &str,
+    is_roomy: bool,
+) -> Result<Fit> {
+    match fit(backend, plan, wish, Budget::Promise { bytes: free, overhead: 0 }) {
+        Ok(fit) if !is_roomy || fit.is_roomy(wish, plan.n_ctx_train) => return Ok(fit),
+        Err(error) if !error.is::<TooLarge>() => return Err(error),
+        _ => {}
+    }
+    let ctx = wish.ctx.unwrap_or(if is_roomy { plan.n_ctx_train.min(SMALL_CTX) } else { PAGE });
+    let least = smallest(backend, plan, &Units::of(backend, plan), &Wish { ctx: Some(ctx), ..*wish });
+    let weights = least.bytes(|part| matches!(part, Part::Weights(..)));
+    let would_fit = (free + weights).saturating_sub(least.total());
+    let [needed, rest, free, would_fit, weights] =
+        [least.total(), least.total() - weights, free, would_fit, weights].map(|n| machine::bytes(n as u64));
+    let why = format!(
+        "fit the model on {device}: {needed} are needed ({weights} of weights, {rest} for a context of {ctx} and steps \
+         of {} tokens), {free} are free there: weights of up to {would_fit} would fit",
+        wish.batch
+    );
+    Err(TooLarge(why).into())
+}
+
 /// The share of what dense weights and steps leave that the cache may take where experts are streamed and nobody says
 /// how long the context is to be; slabs get the rest.
 const CACHE_SHARE: usize = 4;
@@ -528,6 +560,28 @@ mod tests {
             base.add(Part::Weights(experts, Residency::Mapped), mapped);
             assert_eq!(budget.room(&base), room, "{budget:?} {mapped}");
         }
+    }
+
+    #[test]
+    fn what_does_not_fit_a_device_is_named_with_what_would() {
+        let plan = crate::load::open(None).unwrap().plan;
+        let cuda = backend::cuda::Cuda::default();
+        let plan = cuda.lower(plan).unwrap();
+        let on = |free, is_roomy| fit_device(&cuda, &plan, &wish(None, 1), free, "Card", is_roomy);
+        let whole = on(1 << 40, true).unwrap();
+        let weights = whole.footprint.bytes(|part| matches!(part, Part::Weights(..)));
+        assert!(whole.limits.max_positions >= SMALL_CTX.min(plan.n_ctx_train));
+        // A device that holds no more than the weights: what is free and what would fit are less than is needed.
+        let why = on(weights, true).unwrap_err();
+        assert!(why.is::<TooLarge>());
+        let why = why.to_string();
+        for part in ["fit the model on Card: ", " of weights", "steps of 512 tokens", " are free there", "would fit"] {
+            assert!(why.contains(part), "{part}: {why}");
+        }
+        // A short context fits where a long one does not: one who named the device takes it.
+        let short = whole.footprint.total() - whole.footprint.bytes(|part| part == Part::Cache) + (1 << 20);
+        assert!(on(short, true).is_err());
+        assert!(on(short, false).unwrap().limits.max_positions < SMALL_CTX);
     }
 
     #[test]

@@ -42,9 +42,10 @@ use crate::residency::{Policy, Residencies};
 use crate::{Backend, CompileError, Limits, Program};
 
 /// Elements of the key-value cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CacheType {
     /// Half precision, the default.
+    #[default]
     F16,
     /// Single precision, twice the memory.
     F32,

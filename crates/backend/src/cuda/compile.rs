@@ -1,8 +1,8 @@
 //! From a plan to a program: compiles the modules it needs, copies weights to the device and allocates everything a
 //! step needs.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use checkpoint::Checkpoint;
 use model::plan::{CacheDecl, Elem, Op, Plan, ValidPlan, Weight, memory};
@@ -13,7 +13,7 @@ use super::driver::{self, Context, DriverError, Memory, Module, Pinned, Stream};
 use super::encode::{Kernels, RopeView, Scratch};
 use super::encode_batch::{self, BatchScratch};
 use super::fuse::fuse;
-use super::nodes::{CacheView, Lower, MAX_SPLITS, Modules, Node, StateView, is_interleaved};
+use super::nodes::{CacheView, Lower, MAX_SPLITS, Modules, Node, StateView, View, is_interleaved};
 use super::nvrtc::{self, Target};
 use super::pick::Picker;
 use super::program::{CudaProgram, Parts};
@@ -61,19 +61,35 @@ pub fn allocate(context: &Arc<Context>, what: &'static str, bytes: usize) -> Res
     })
 }
 
-/// Compiles `plan`; see [`crate::Backend::compile`].
-pub fn compile(
+/// A plan laid out on a device: its lists of nodes, the modules that they want, and memory with an address for each
+/// thing in it. Nothing is compiled or copied yet.
+pub struct Laid<'a> {
+    /// Of steps of any number of tokens.
+    pub nodes: Vec<Node>,
+    /// Of steps of few single tokens.
+    pub few: Vec<Node>,
+    /// Of steps of up to 64; empty where such steps take `nodes`.
+    pub batch: Vec<Node>,
+    pub modules: Modules,
+    pub weights: Weights<'a>,
+    pub ropes: Vec<RopeView>,
+    pub scratch: Scratch,
+    memory: Vec<Memory>,
+    states: Vec<StateView>,
+    logits: View,
+    hidden: Option<View>,
+}
+
+/// Lays out `plan` on a device.
+pub fn lay<'a>(
     cuda: &Cuda,
-    plan: &ValidPlan,
-    checkpoint: &Checkpoint,
+    plan: &Plan,
+    checkpoint: &'a Checkpoint,
     limits: Limits,
-) -> Result<CudaProgram, CompileError> {
-    let start = |why: String| CompileError::Start { what: format!("CUDA device {}", cuda.device), why };
-    driver::init().map_err(start)?;
-    nvrtc::version().map_err(start)?;
-    let plan: &Plan = plan;
-    let kinds = Kinds::of(plan);
-    kinds.check(limits)?;
+    context: &Arc<Context>,
+    stream: &Stream,
+) -> Result<Laid<'a>, CompileError> {
+    Kinds::of(plan).check(limits)?;
     if let Some(buf) = plan.bufs.iter().find(|buf| !matches!(buf.elem, Elem::F32 | Elem::U32)) {
         return Err(unsupported(format!("keep {} in {:?}", buf.name, buf.elem)));
     }
@@ -84,9 +100,6 @@ pub fn compile(
     if n_routers > MAX_ROUTERS {
         return Err(unsupported(format!("run {n_routers} routers, at most {MAX_ROUTERS}")));
     }
-    let context = Context::new(cuda.device).failed("the device")?;
-    let target = Target::new(context.arch).map_err(start)?;
-    let stream = Stream::new(&context).failed("a stream")?;
     let is_f16 = cuda.cache == CacheType::F16;
     let max_tokens = limits.max_tokens;
     let is_wide = wide::fits(context.arch) && max_tokens >= wide::FROM;
@@ -94,10 +107,10 @@ pub fn compile(
     let max_outputs = limits.max_outputs.min(max_tokens);
 
     let placement = memory::place(plan, max_tokens, max_outputs);
-    let arena = allocate(&context, "step buffers", placement.bytes)?;
-    let (cache_memory, caches) = caches(&context, plan, limits, is_f16)?;
-    let (state_memory, states) = states(&context, plan, limits, &stream)?;
-    let mut weights = Weights::new(&context);
+    let arena = allocate(context, "step buffers", placement.bytes)?;
+    let (cache_memory, caches) = caches(context, plan, limits, is_f16)?;
+    let (state_memory, states) = states(context, plan, limits, stream)?;
+    let mut weights = Weights::new(context);
     let mut modules = Modules::new();
     let mut lower = Lower {
         plan,
@@ -123,7 +136,7 @@ pub fn compile(
         room_bytes += (4 * numbers).next_multiple_of(256);
         at as u64
     });
-    let room = allocate(&context, "step buffers", room_bytes)?;
+    let room = allocate(context, "step buffers", room_bytes)?;
     // SAFETY: just allocated with this length.
     unsafe { stream.fill(room.ptr(), 0, room_bytes) }.failed("step buffers")?;
     let [attended, shared, delta, logits, counters] = places.map(|at| room.ptr() + at);
@@ -139,7 +152,7 @@ pub fn compile(
     let needs = Needs::of(nodes.iter().chain(&few_nodes), limits, context.sms);
     let mut memory = vec![arena, cache_memory, state_memory, room];
     let mut scratch = |what, numbers: usize| {
-        let memory_ = allocate(&context, what, numbers.saturating_mul(4))?;
+        let memory_ = allocate(context, what, numbers.saturating_mul(4))?;
         let ptr = memory_.ptr();
         memory.push(memory_);
         Ok::<_, CompileError>(ptr)
@@ -164,7 +177,7 @@ pub fn compile(
         let half = decl.inv_freq.len();
         let bytes: Vec<u8> = decl.inv_freq.iter().flat_map(|f| f.to_le_bytes()).collect();
         let inv_freq = weights.bytes("frequencies", bytes)?;
-        let table = allocate(&context, "angles", max_tokens.saturating_mul(8 * half))?;
+        let table = allocate(context, "angles", max_tokens.saturating_mul(8 * half))?;
         let view = RopeView {
             inv_freq,
             table: table.ptr(),
@@ -175,6 +188,36 @@ pub fn compile(
         memory.push(table);
         ropes.push(view);
     }
+    Ok(Laid {
+        nodes,
+        few: few_nodes,
+        batch: batch_nodes,
+        modules,
+        weights,
+        ropes,
+        scratch,
+        memory,
+        states,
+        logits,
+        hidden,
+    })
+}
+
+/// Compiles `plan`; see [`crate::Backend::compile`].
+pub fn compile(
+    cuda: &Cuda,
+    plan: &ValidPlan,
+    checkpoint: &Checkpoint,
+    limits: Limits,
+) -> Result<CudaProgram, CompileError> {
+    let start = |why: String| CompileError::Start { what: format!("CUDA device {}", cuda.device), why };
+    driver::init().map_err(|e| start(e.to_string()))?;
+    let plan: &Plan = plan;
+    let context = Context::new(cuda.device).failed("the device")?;
+    let target = nvrtc::target(context.arch, cuda.ahead.is_some()).map_err(start)?;
+    let stream = Stream::new(&context).failed("a stream")?;
+    let laid = lay(cuda, plan, checkpoint, limits, &context, &stream)?;
+    let Laid { nodes, few, batch, modules, weights, ropes, scratch, mut memory, states, logits, hidden } = laid;
     // Weights are copied while kernels are compiled.
     let (loaded, copied) = std::thread::scope(|scope| {
         let copying = scope.spawn(|| weights.finish());
@@ -185,6 +228,8 @@ pub fn compile(
     let kernels = Kernels::new(loaded?);
     stream.wait().failed("initial memory")?;
 
+    let (kinds, max_tokens) = (Kinds::of(plan), limits.max_tokens);
+    let max_outputs = limits.max_outputs.min(max_tokens);
     let d_hidden = hidden.map_or(0, |hidden| hidden.width);
     let pinned = |numbers: usize| Pinned::new(&context, numbers.saturating_mul(4)).failed("memory for outputs");
     let n_pages = [limits.n_pages, limits.n_window_pages];
@@ -198,8 +243,8 @@ pub fn compile(
         stream,
         kernels,
         nodes,
-        few: few_nodes,
-        batch: batch_nodes,
+        few,
+        batch,
         routers: router_layers(plan),
         ropes,
         scratch,
@@ -377,20 +422,31 @@ fn states(
     Ok((memory, views))
 }
 
-/// Compiles and loads modules. The compiler works on several at a time.
+/// Loads modules, and compiles those that are kept nowhere, several at a time.
 fn load(context: &Arc<Context>, keys: &[Key], target: Target, cuda: &Cuda) -> Result<Vec<Module>, CompileError> {
     let texts = Texts::new(cuda.kernels.as_deref());
-    let next = AtomicUsize::new(0);
-    let images: Vec<_> = keys.iter().map(|_| std::sync::Mutex::new(None)).collect();
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(keys.len());
+    let (ahead, cache) = (cuda.ahead.as_deref(), cuda.cubins.as_deref());
+    let mut images: Vec<Option<Vec<u8>>> =
+        keys.iter().map(|key| nvrtc::find(key, &texts, target, ahead, cache)).collect();
+    let missing: Vec<usize> = (0..keys.len()).filter(|&i| images[i].is_none()).collect();
+    let report = |done: usize| {
+        if let Some(progress) = &cuda.progress {
+            (progress.0)(done, missing.len());
+        }
+    };
+    if !missing.is_empty() {
+        report(0);
+    }
+    let (next, done) = (AtomicUsize::new(0), Mutex::new((0, Vec::with_capacity(missing.len()))));
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(missing.len());
     std::thread::scope(|scope| {
         let work = || {
-            while let Some((key, image)) = {
-                let i = next.fetch_add(1, Ordering::Relaxed);
-                keys.get(i).zip(images.get(i))
-            } {
-                let compiled = nvrtc::compile(key, &texts, target, cuda.cubins.as_deref());
-                *image.lock().unwrap_or_else(|e| e.into_inner()) = Some(compiled);
+            while let Some(&i) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let compiled = nvrtc::compile(&keys[i], &texts, target, cache);
+                let mut done = done.lock().unwrap_or_else(|e| e.into_inner());
+                done.0 += 1;
+                done.1.push((i, compiled));
+                report(done.0);
             }
         };
         for _ in 1..threads {
@@ -399,10 +455,18 @@ fn load(context: &Arc<Context>, keys: &[Key], target: Target, cuda: &Cuda) -> Re
         }
         work();
     });
-    let module = |image: std::sync::Mutex<Option<Result<nvrtc::Compiled, String>>>| {
-        let compiled = image.into_inner().unwrap_or_else(|e| e.into_inner());
-        let compiled = compiled.unwrap_or_else(|| Err("a module was not compiled".into())).map_err(unsupported)?;
-        Module::load(context, &compiled.image).failed("a module")
-    };
-    images.into_iter().map(module).collect()
+    for (i, compiled) in done.into_inner().unwrap_or_else(|e| e.into_inner()).1 {
+        let without = |why: String| match &cuda.ahead {
+            Some(folder) if nvrtc::version().is_err() => unsupported(format!(
+                "run kernels/cuda/{} on compute capability {}.{}: it is not among the kernels in {}, and {why}",
+                keys[i].file,
+                context.arch / 10,
+                context.arch % 10,
+                folder.display()
+            )),
+            _ => unsupported(why),
+        };
+        images[i] = Some(compiled.map_err(without)?.image);
+    }
+    images.into_iter().map(|image| Module::load(context, &image.unwrap_or_default()).failed("a module")).collect()
 }

@@ -3,11 +3,15 @@
 //! Everything here belongs to one context, the device's primary one. A context is current on a thread after
 //! [`Context::enter`]; every other call wants that.
 
+use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_void};
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::sys;
+
+use super::launch::Launch;
 
 /// The oldest driver that has every call used here: CUDA 12.0.
 const OLDEST_DRIVER: i32 = 12000;
@@ -51,21 +55,49 @@ macro_rules! call {
 }
 
 /// Loads and initialises the driver; the version it speaks, e.g. 13000.
-pub fn init() -> std::result::Result<i32, String> {
+///
+/// # Errors
+/// There is no driver, it sees no device, or it is too old.
+pub fn init() -> std::result::Result<i32, NoDevice> {
     // SAFETY: looks for the library by name, and initialises it as any program does.
     unsafe {
         if !sys::is_culib_present() {
-            return Err("the NVIDIA driver (libcuda) is not installed".into());
+            return Err(NoDevice::None("the NVIDIA driver (libcuda) is not installed".into()));
         }
         let mut version = 0;
-        call!(cuDriverGetVersion(&mut version)).map_err(|e| e.to_string())?;
+        call!(cuDriverGetVersion(&mut version)).map_err(|e| NoDevice::Unusable(e.to_string()))?;
         if version < OLDEST_DRIVER {
-            return Err(format!("the NVIDIA driver speaks CUDA {}, 12.0 is needed: update it", cuda_version(version)));
+            let version = cuda_version(version);
+            return Err(NoDevice::Unusable(format!(
+                "the NVIDIA driver speaks CUDA {version}, 12.0 is needed: update it"
+            )));
         }
-        call!(cuInit(0)).map_err(|e| e.to_string())?;
-        Ok(version)
+        match sys::cuInit(0) {
+            sys::CUresult::CUDA_ERROR_NO_DEVICE => Err(NoDevice::None("the NVIDIA driver sees no device".into())),
+            code => status("cuInit", code).map(|()| version).map_err(|e| NoDevice::Unusable(e.to_string())),
+        }
     }
 }
+
+/// Why there is no device to compute with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NoDevice {
+    /// This machine has none.
+    None(String),
+    /// It has some, but none of this number.
+    Number(String),
+    /// There is one that cannot be used.
+    Unusable(String),
+}
+
+impl fmt::Display for NoDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (NoDevice::None(why) | NoDevice::Number(why) | NoDevice::Unusable(why)) = self;
+        f.write_str(why)
+    }
+}
+
+impl std::error::Error for NoDevice {}
 
 /// `13.0` for 13000.
 pub fn cuda_version(version: i32) -> String {
@@ -78,6 +110,46 @@ pub fn device_count() -> Result<usize> {
     // SAFETY: the driver is initialised and writes one number.
     unsafe { call!(cuDeviceGetCount(&mut n))? };
     Ok(n.max(0) as usize)
+}
+
+/// What a device says of itself; no context is needed for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Properties {
+    device: sys::CUdevice,
+    /// Name of the card.
+    pub name: String,
+    /// Compute capability, e.g. 90.
+    pub arch: u32,
+    /// Multiprocessors.
+    pub sms: usize,
+    /// Maximum shared memory of a block, in bytes.
+    pub max_shared: usize,
+}
+
+impl Properties {
+    /// Of a device by its number. [`init`] has succeeded.
+    pub fn of(ordinal: usize) -> Result<Properties> {
+        use sys::CUdevice_attribute as A;
+        let mut device = 0;
+        let mut name = [0; 256];
+        // SAFETY: the driver is initialised, fills what the pointers name, and ends the name with a zero.
+        let name = unsafe {
+            call!(cuDeviceGet(&mut device, ordinal as i32))?;
+            call!(cuDeviceGetName(name.as_mut_ptr(), name.len() as i32, device))?;
+            CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned()
+        };
+        let attribute = |which| {
+            let mut value = 0;
+            // SAFETY: the driver writes one number.
+            unsafe { call!(cuDeviceGetAttribute(&mut value, which, device))? };
+            Ok::<_, DriverError>(value.max(0) as usize)
+        };
+        let major = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let sms = attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let max_shared = attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+        Ok(Properties { device, name, arch: (10 * major + minor) as u32, sms, max_shared })
+    }
 }
 
 /// A device and its primary context.
@@ -93,6 +165,8 @@ pub struct Context {
     pub sms: usize,
     /// Maximum shared memory of a block, in bytes.
     pub max_shared: usize,
+    /// Of a device that is not there ([`Context::blank`]), the next address that it gives out.
+    blank: Option<AtomicU64>,
 }
 
 // SAFETY: the driver's contexts may be used from any thread; `enter` makes this one current where it is used.
@@ -103,34 +177,28 @@ unsafe impl Sync for Context {}
 impl Context {
     /// Opens a device by its number and makes it current on this thread. [`init`] has succeeded.
     pub fn new(ordinal: usize) -> Result<Arc<Context>> {
-        use sys::CUdevice_attribute as A;
-        let mut device = 0;
+        let Properties { device, name, arch, sms, max_shared } = Properties::of(ordinal)?;
         let mut raw = std::ptr::null_mut();
-        let mut name = [0; 256];
-        // SAFETY: the driver is initialised, fills what the pointers name, and ends the name with a zero.
-        let name = unsafe {
-            call!(cuDeviceGet(&mut device, ordinal as i32))?;
-            call!(cuDeviceGetName(name.as_mut_ptr(), name.len() as i32, device))?;
-            call!(cuDevicePrimaryCtxRetain(&mut raw, device))?;
-            CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned()
-        };
-        let attribute = |which| {
-            let mut value = 0;
-            // SAFETY: the driver writes one number.
-            unsafe { call!(cuDeviceGetAttribute(&mut value, which, device))? };
-            Ok::<_, DriverError>(value.max(0) as usize)
-        };
-        let major = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
-        let minor = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-        let sms = attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
-        let max_shared = attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
-        let context = Context { device, raw, name, arch: (10 * major + minor) as u32, sms, max_shared };
+        // SAFETY: the driver writes one handle.
+        unsafe { call!(cuDevicePrimaryCtxRetain(&mut raw, device))? };
+        let context = Context { device, raw, name, arch, sms, max_shared, blank: None };
         context.enter()?;
         Ok(Arc::new(context))
     }
 
+    /// A device that is not there: memory is addresses, streams keep a list of what is launched, and nothing happens.
+    /// To see what a step would queue.
+    pub fn blank(arch: u32, sms: usize, max_shared: usize) -> Arc<Context> {
+        let name = format!("compute capability {}.{}", arch / 10, arch % 10);
+        let (device, raw, blank) = (0, std::ptr::null_mut(), Some(AtomicU64::new(1 << 20)));
+        Arc::new(Context { device, raw, name, arch, sms, max_shared, blank })
+    }
+
     /// Makes it current on this thread.
     pub fn enter(&self) -> Result<()> {
+        if self.blank.is_some() {
+            return Ok(());
+        }
         // SAFETY: the context is retained until drop.
         unsafe { call!(cuCtxSetCurrent(self.raw)) }
     }
@@ -146,6 +214,9 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
+        if self.blank.is_some() {
+            return;
+        }
         // SAFETY: retained once in `new`; all that lives in it holds an `Arc` of it and is gone.
         unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
     }
@@ -166,7 +237,9 @@ impl Memory {
     /// Allocates it, at a multiple of 256; no bytes are a null pointer.
     pub fn new(context: &Arc<Context>, bytes: usize) -> Result<Memory> {
         let mut ptr = 0;
-        if bytes > 0 {
+        if let Some(next) = &context.blank {
+            ptr = if bytes > 0 { next.fetch_add((bytes as u64 + 511) & !255, Ordering::Relaxed) } else { 0 };
+        } else if bytes > 0 {
             // SAFETY: the driver writes one address.
             unsafe { call!(cuMemAlloc_v2(&mut ptr, bytes)) }
                 .map_err(|e| DriverError { call: format!("{} of {bytes} bytes", e.call), ..e })?;
@@ -187,7 +260,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if self.ptr != 0 && self.context.enter().is_ok() {
+        if self.ptr != 0 && self.context.blank.is_none() && self.context.enter().is_ok() {
             // SAFETY: allocated by `new`; programs wait for their stream before they drop memory.
             unsafe { sys::cuMemFree_v2(self.ptr) };
         }
@@ -252,6 +325,8 @@ impl Word for f32 {}
 pub struct Stream {
     raw: sys::CUstream,
     context: Arc<Context>,
+    /// What was launched, on a device that is not there.
+    launched: RefCell<Vec<Launch>>,
 }
 
 // SAFETY: a stream may be used from any thread, one at a time.
@@ -261,16 +336,24 @@ impl Stream {
     /// A stream that does not wait for the default one.
     pub fn new(context: &Arc<Context>) -> Result<Stream> {
         let mut raw = std::ptr::null_mut();
+        if context.blank.is_some() {
+            return Ok(Stream { raw, context: Arc::clone(context), launched: RefCell::default() });
+        }
         let flag = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the driver writes one handle.
         unsafe { call!(cuStreamCreate(&mut raw, flag))? };
-        Ok(Stream { raw, context: Arc::clone(context) })
+        Ok(Stream { raw, context: Arc::clone(context), launched: RefCell::default() })
     }
 
     /// Waits for everything that was queued.
     pub fn wait(&self) -> Result<()> {
         // SAFETY: the stream lives.
         unsafe { call!(cuStreamSynchronize(self.raw)) }
+    }
+
+    /// Takes the list of what was launched on a device that is not there.
+    pub fn take_launched(&self) -> Vec<Launch> {
+        self.launched.take()
     }
 
     /// Queues a copy of the first `bytes` of `from` to the device.
@@ -307,6 +390,9 @@ impl Stream {
     /// # Safety
     /// `at` is a piece of device memory of `bytes`.
     pub unsafe fn fill(&self, at: Ptr, value: u8, bytes: usize) -> Result<()> {
+        if self.context.blank.is_some() {
+            return Ok(());
+        }
         // SAFETY: the caller's promise.
         unsafe { call!(cuMemsetD8Async(at, value, bytes, self.raw)) }
     }
@@ -317,6 +403,11 @@ impl Stream {
     /// # Safety
     /// `args` is the struct the kernel takes, and what it points to is as the kernel wants it.
     pub unsafe fn launch<A>(&self, kernel: &Function, geometry: Geometry, args: &A, early: bool) -> Result<()> {
+        if self.context.blank.is_some() {
+            let Geometry { grid, block, shared } = geometry;
+            self.launched.borrow_mut().push(Launch { entry: kernel.name, grid, block, shared });
+            return Ok(());
+        }
         // SAFETY: zeros are a value of this plain struct and union.
         let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
         attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
@@ -380,7 +471,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if self.context.enter().is_ok() {
+        if self.context.blank.is_none() && self.context.enter().is_ok() {
             // SAFETY: created by `new`.
             unsafe { sys::cuStreamDestroy_v2(self.raw) };
         }
@@ -476,6 +567,9 @@ impl Module {
     /// Loads a cubin, or PTX that ends with a zero.
     pub fn load(context: &Arc<Context>, image: &[u8]) -> Result<Module> {
         let mut raw = std::ptr::null_mut();
+        if context.blank.is_some() {
+            return Ok(Module { raw, context: Arc::clone(context) });
+        }
         // SAFETY: images come from NVRTC, or from the cache that keeps them with their hash.
         unsafe { call!(cuModuleLoadData(&mut raw, image.as_ptr().cast()))? };
         Ok(Module { raw, context: Arc::clone(context) })
@@ -484,8 +578,11 @@ impl Module {
     /// An entry point by its name, allowed as much dynamic shared memory as the device has beside its own.
     /// `has_all_shared`: a multiprocessor gives shared memory all it can. One that must divide its memory in another
     /// way waits until it is idle, so launches that share multiprocessors say the same.
-    pub fn function(&self, name: &str, has_all_shared: bool) -> Result<Function> {
+    pub fn function(&self, name: &'static str, has_all_shared: bool) -> Result<Function> {
         use sys::CUfunction_attribute as A;
+        if self.context.blank.is_some() {
+            return Ok(Function { raw: std::ptr::null_mut(), name });
+        }
         let c_name = CString::new(name).unwrap_or_default();
         let mut raw = std::ptr::null_mut();
         // SAFETY: the module lives; the driver writes one handle and one number, and reads a string that ends with a
@@ -501,13 +598,13 @@ impl Module {
                 call!(cuFuncSetAttribute(raw, A::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100))?;
             }
         }
-        Ok(Function { raw })
+        Ok(Function { raw, name })
     }
 }
 
 impl Drop for Module {
     fn drop(&mut self) {
-        if self.context.enter().is_ok() {
+        if self.context.blank.is_none() && self.context.enter().is_ok() {
             // SAFETY: loaded by `load`; the program has waited for its stream.
             unsafe { sys::cuModuleUnload(self.raw) };
         }
@@ -518,6 +615,7 @@ impl Drop for Module {
 #[derive(Clone, Copy, Debug)]
 pub struct Function {
     raw: sys::CUfunction,
+    name: &'static str,
 }
 
 // SAFETY: a handle; functions may be launched from any thread.

@@ -18,6 +18,7 @@ mod launch;
 mod matmul;
 mod nodes;
 mod nvrtc;
+pub mod outline;
 mod pick;
 mod program;
 mod sources;
@@ -35,11 +36,13 @@ use std::sync::Arc;
 use checkpoint::Checkpoint;
 use model::plan::{ValidPlan, passes};
 
+pub use driver::NoDevice;
+
 use crate::cpu::CacheType;
 use crate::{Backend, CompileError, Footprint, Limits, Program};
 
 /// An NVIDIA GPU.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct Cuda {
     /// Number of the device.
     pub device: usize,
@@ -49,6 +52,35 @@ pub struct Cuda {
     pub cubins: Option<PathBuf>,
     /// Folder of kernel sources that take the place of the embedded ones, for work on kernels.
     pub kernels: Option<PathBuf>,
+    /// Folder of kernels that were compiled ahead ([`compile_ahead`]): for them no compiler is needed.
+    pub ahead: Option<PathBuf>,
+    /// Hears of kernels that are being compiled.
+    pub progress: Option<Progress>,
+}
+
+/// Hears how many modules are compiled, of how many that had to be; first of none.
+#[derive(Clone, Copy)]
+pub struct Progress(pub fn(usize, usize));
+
+impl std::fmt::Debug for Progress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Progress")
+    }
+}
+
+/// Compiles the modules of a plan for cards of a compute capability into a folder, where they are not there yet. No
+/// device is needed.
+///
+/// # Errors
+/// There is no compiler, it does not know the card, or the folder cannot be written.
+pub fn compile_ahead(plan: &outline::Outline<'_>, arch: u32, folder: &std::path::Path) -> Result<usize, String> {
+    nvrtc::version()?;
+    let texts = sources::Texts::new(None);
+    let target = nvrtc::Target::exactly(arch)?;
+    for key in plan.modules() {
+        nvrtc::compile_ahead(key, &texts, target, folder)?;
+    }
+    Ok(plan.modules().len())
 }
 
 impl Backend for Cuda {
@@ -107,28 +139,79 @@ pub struct Devices {
 /// # Errors
 /// A sentence when there is no usable driver.
 pub fn devices() -> Result<Devices, String> {
-    let version = driver::init()?;
-    let compiler = nvrtc::version();
+    let version = driver::init().map_err(|e| e.to_string())?;
     let n = driver::device_count().map_err(|e| e.to_string())?;
     let device = |i: usize| {
         let context = driver::Context::new(i).map_err(|e| e.to_string())?;
         let (free_bytes, total_bytes) = context.memory().map_err(|e| e.to_string())?;
-        let target = match &compiler {
-            Ok(_) => nvrtc::Target::new(context.arch).map(drop),
-            Err(why) => Err(why.clone()),
-        };
         Ok(DeviceInfo {
             name: context.name.clone(),
             arch: context.arch,
             sms: context.sms,
             free_bytes,
             total_bytes,
-            unusable: target.err(),
+            unusable: nvrtc::target(context.arch, false).err(),
         })
     };
     Ok(Devices {
         driver: driver::cuda_version(version),
-        compiler: compiler.clone().map(|(major, minor)| format!("{major}.{minor}")),
+        compiler: nvrtc::version().map(|(major, minor)| format!("{major}.{minor}")),
         devices: (0..n).map(device).collect::<Result<_, String>>()?,
     })
+}
+
+/// The name of a device that can compute. Makes no context, so it costs little. `is_ahead`: kernels may have been
+/// compiled ahead, so that no compiler is needed.
+///
+/// # Errors
+/// Why there is none.
+pub fn find(ordinal: usize, is_ahead: bool) -> Result<String, NoDevice> {
+    let unusable = |e: driver::DriverError| NoDevice::Unusable(e.to_string());
+    driver::init()?;
+    let n = driver::device_count().map_err(unusable)?;
+    if n == 0 {
+        return Err(NoDevice::None("the NVIDIA driver sees no device".into()));
+    }
+    if ordinal >= n {
+        let names = (0..n).map(|i| Ok(format!("{i} ({})", driver::Properties::of(i)?.name)));
+        let names = names.collect::<Result<Vec<_>, _>>().map_err(unusable)?;
+        return Err(NoDevice::Number(format!("there is no CUDA device {ordinal}: there are {}", names.join(", "))));
+    }
+    let device = driver::Properties::of(ordinal).map_err(unusable)?;
+    nvrtc::target(device.arch, is_ahead).map_err(|why| NoDevice::Unusable(format!("{}: {why}", device.name)))?;
+    Ok(device.name)
+}
+
+/// What the choice of kernels on a device depends on.
+///
+/// # Errors
+/// Why there is no such device.
+pub fn card(ordinal: usize) -> Result<outline::Card, NoDevice> {
+    driver::init()?;
+    let device = driver::Properties::of(ordinal).map_err(|e| NoDevice::Unusable(e.to_string()))?;
+    Ok(outline::Card { arch: device.arch, sms: device.sms, max_shared: device.max_shared })
+}
+
+/// A device kept open: to make its context anew takes longer than most of what is done with it at the start.
+pub struct Open(Arc<driver::Context>);
+
+impl Open {
+    /// Opens a device by its number.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub fn new(ordinal: usize) -> Result<Open, String> {
+        driver::init().map_err(|e| e.to_string())?;
+        Ok(Open(driver::Context::new(ordinal).map_err(|e| e.to_string())?))
+    }
+
+    /// Bytes of memory that are free; 0 where the device does not say.
+    pub fn free_bytes(&self) -> usize {
+        self.0.enter().and_then(|()| self.0.memory()).map_or(0, |(free, _)| free)
+    }
+
+    /// The card.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
 }

@@ -2,7 +2,7 @@
 //! it.
 
 use std::ffi::{CStr, CString, c_char};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use cudarc::nvrtc::sys;
 
@@ -55,6 +55,18 @@ impl Target {
             .ok_or_else(|| format!("libnvrtc cannot compile for compute capability {}.{}", arch / 10, arch % 10))
     }
 
+    /// A cubin of this architecture, which the compiler knows.
+    ///
+    /// # Errors
+    /// It does not know it.
+    pub fn exactly(arch: u32) -> Result<Target, String> {
+        let target = Target::new(arch)?;
+        match target.is_cubin {
+            true => Ok(target),
+            false => Err(format!("libnvrtc cannot compile for compute capability {}.{}", arch / 10, arch % 10)),
+        }
+    }
+
     /// A cubin for an architecture whether a device is there or not.
     #[cfg(test)]
     pub fn cubin(arch: u32) -> Target {
@@ -71,6 +83,19 @@ impl Target {
     }
 }
 
+/// What to compile for on a device of this compute capability. `is_ahead`: kernels may have been compiled ahead, so that
+/// no compiler is needed.
+///
+/// # Errors
+/// A sentence: there is no compiler, or none that knows the device.
+pub fn target(arch: u32, is_ahead: bool) -> Result<Target, String> {
+    match version() {
+        Err(_) if is_ahead && arch >= 80 => Ok(Target { arch, is_cubin: true }),
+        Err(why) => Err(why),
+        Ok(_) => Target::new(arch),
+    }
+}
+
 fn checked(code: sys::nvrtcResult) -> Result<(), String> {
     if code == sys::nvrtcResult::NVRTC_SUCCESS { Ok(()) } else { Err(format!("{code:?}")) }
 }
@@ -79,23 +104,44 @@ fn checked(code: sys::nvrtcResult) -> Result<(), String> {
 pub struct Compiled {
     /// Cubin, or PTX that ends with a zero.
     pub image: Vec<u8>,
-    /// Empty when it came from the cache.
     #[cfg_attr(not(test), expect(dead_code, reason = "a test reads it"))]
     pub log: String,
 }
 
-/// Compiles a module, or takes it from `cache`.
-pub fn compile(key: &Key, texts: &Texts, target: Target, cache: Option<&Path>) -> Result<Compiled, String> {
-    let version = version()?;
+fn options(key: &Key, target: Target) -> Vec<String> {
     let mut options = vec![target.option(), "-std=c++17".into(), "-default-device".into(), "--ptxas-options=-v".into()];
     options.extend(key.defines.iter().map(|define| format!("-D{define}")));
-    let file =
-        cache.map(|folder| folder.join(format!("{}-{:032x}.cubin", key.file, hash(key, texts, &options, version))));
-    if let Some(file) = &file
-        && let Some(image) = read_cached(file)
-    {
-        return Ok(Compiled { image, log: String::new() });
+    options
+}
+
+/// Where a module is kept: in a cache, by the compiler's version too, or in a folder of what was compiled ahead.
+fn file(folder: &Path, key: &Key, texts: &Texts, options: &[String], version: Option<(i32, i32)>) -> PathBuf {
+    folder.join(format!("{}-{:032x}.cubin", key.file, hash(key, texts, options, version)))
+}
+
+/// A module that was compiled ahead, or that `cache` has.
+pub fn find(key: &Key, texts: &Texts, target: Target, ahead: Option<&Path>, cache: Option<&Path>) -> Option<Vec<u8>> {
+    let options = options(key, target);
+    let read = |folder: Option<&Path>, version| read_cached(&file(folder?, key, texts, &options, version));
+    read(ahead, None).or_else(|| read(cache, Some(version().ok()?)))
+}
+
+/// Compiles a module into a folder, where it is not there yet.
+pub fn compile_ahead(key: &Key, texts: &Texts, target: Target, folder: &Path) -> Result<(), String> {
+    let options = options(key, target);
+    let file = file(folder, key, texts, &options, None);
+    if read_cached(&file).is_some() {
+        return Ok(());
     }
+    let compiled = compile(key, texts, target, None)?;
+    write_cached(&file, &compiled.image).map_err(|e| format!("write {}: {e}", file.display()))
+}
+
+/// Compiles a module, and keeps it in `cache`.
+pub fn compile(key: &Key, texts: &Texts, target: Target, cache: Option<&Path>) -> Result<Compiled, String> {
+    let version = version()?;
+    let options = options(key, target);
+    let file = cache.map(|folder| file(folder, key, texts, &options, Some(version)));
     let compiled = run(key, texts, &options, target.is_cubin)
         .map_err(|why| format!("compile kernels/cuda/{} for {}: {why}", key.file, target.option()))?;
     if let Some(file) = &file {
@@ -132,17 +178,21 @@ fn fnv(start: u64, bytes: &[u8]) -> u64 {
     bytes.iter().fold(start, |hash, &b| (hash ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
-fn hash(key: &Key, texts: &Texts, options: &[String], version: (i32, i32)) -> u128 {
-    let half = |start: u64| {
-        let mut hash = fnv(start, texts.source(key).as_bytes());
-        let headers = texts.headers.iter().flat_map(|(name, text)| [name.as_bytes(), text.as_bytes()]);
-        let options = options.iter().map(|option| option.as_bytes());
-        for part in headers.chain(options).chain([format!("{version:?}").as_bytes()]) {
-            hash = fnv(fnv(hash, &(part.len() as u64).to_le_bytes()), part);
-        }
-        hash
-    };
-    u128::from(half(0xcbf2_9ce4_8422_2325)) << 64 | u128::from(half(0x9e37_79b9_7f4a_7c15))
+fn hash(key: &Key, texts: &Texts, options: &[String], version: Option<(i32, i32)>) -> u128 {
+    let (source, version) = (texts.source(key), format!("{version:?}"));
+    // Headers are the same for all modules.
+    let [high, low] = texts.headers_hash(|headers| {
+        HASH_STARTS.map(|start| headers.iter().fold(start, |hash, (name, text)| parts(hash, [name, &**text])))
+    });
+    let of_module = || options.iter().map(String::as_str).chain([&*source, &version]);
+    u128::from(parts(high, of_module())) << 64 | u128::from(parts(low, of_module()))
+}
+
+const HASH_STARTS: [u64; 2] = [0xcbf2_9ce4_8422_2325, 0x9e37_79b9_7f4a_7c15];
+
+/// Goes on with texts, each behind its length.
+fn parts<'a>(hash: u64, texts: impl IntoIterator<Item = &'a str>) -> u64 {
+    texts.into_iter().fold(hash, |hash, text| fnv(fnv(hash, &(text.len() as u64).to_le_bytes()), text.as_bytes()))
 }
 
 fn run(key: &Key, texts: &Texts, options: &[String], is_cubin: bool) -> Result<Compiled, String> {

@@ -52,20 +52,25 @@ pub struct Parts {
 }
 
 /// A program's list of nodes that a step takes.
-#[derive(Clone, Copy)]
-enum List {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum List {
     All = 0,
     Few = 1,
     Batch = 2,
 }
 
+/// The list that a step takes; `has_batch`: there is one for up to 64 single tokens.
+pub fn list(counts: Counts, longest: usize, has_batch: bool) -> List {
+    match counts.tokens {
+        ..=MAX_ROWS if longest == 1 => List::Few,
+        ..=batch::MAX_ROWS if longest == 1 && has_batch => List::Batch,
+        _ => List::All,
+    }
+}
+
 impl Parts {
     fn list(&self, counts: Counts, longest: usize) -> List {
-        match counts.tokens {
-            ..=MAX_ROWS if longest == 1 => List::Few,
-            ..=batch::MAX_ROWS if longest == 1 && !self.batch.is_empty() => List::Batch,
-            _ => List::All,
-        }
+        list(counts, longest, !self.batch.is_empty())
     }
 
     fn nodes(&self, list: List) -> &[Node] {
@@ -294,6 +299,10 @@ impl Program for CudaProgram {
         }
         self.batch.copy_from(batch);
         self.queue().map_err(|e| self.device_error(e))
+    }
+
+    fn is_lost(&self) -> bool {
+        self.broken.is_some()
     }
 
     fn wait(&mut self) -> Result<Output<'_>, StepError> {

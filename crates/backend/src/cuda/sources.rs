@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use model::plan::CacheDecl;
 use quant::WeightType;
@@ -101,6 +102,7 @@ pub struct Texts {
     folder: Option<PathBuf>,
     /// Headers by the names that sources include them by.
     pub headers: Vec<(&'static str, Cow<'static, str>)>,
+    headers_hash: OnceLock<[u64; 2]>,
 }
 
 impl Texts {
@@ -112,7 +114,12 @@ impl Texts {
         };
         let headers =
             HEADERS.iter().chain(quant_headers::ALL).map(|&(name, embedded)| (name, text(name, embedded))).collect();
-        Texts { folder: folder.map(Path::to_path_buf), headers }
+        Texts { folder: folder.map(Path::to_path_buf), headers, headers_hash: OnceLock::new() }
+    }
+
+    /// The headers' hash, which `hash` computes the first time.
+    pub fn headers_hash(&self, hash: impl FnOnce(&[(&'static str, Cow<'static, str>)]) -> [u64; 2]) -> [u64; 2] {
+        *self.headers_hash.get_or_init(|| hash(&self.headers))
     }
 
     /// The source of a module.

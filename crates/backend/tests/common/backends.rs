@@ -143,7 +143,7 @@ pub fn gpu(cache: CacheType) -> Option<Cuda> {
         Ok(found) if found.devices.first().is_some_and(|device| device.unusable.is_none()) => {
             let cubins = Some(std::env::temp_dir().join("moebius-test-cubins"));
             let kernels = std::env::var_os("MOEBIUS_KERNELS").map(Into::into);
-            Some(Cuda { device: 0, cache, cubins, kernels })
+            Some(Cuda { cache, cubins, kernels, ..Cuda::default() })
         }
         _ => {
             println!("skipped cuda: {found:?}");

@@ -269,6 +269,11 @@ impl Engine {
         self.program.set_interrupt(flag);
     }
 
+    /// Whether the program's device is lost: every further step fails as the last one did.
+    pub fn is_lost(&self) -> bool {
+        self.program.is_lost()
+    }
+
     /// Whether a step has something to do or to report.
     pub fn has_work(&self) -> bool {
         !(self.running.is_empty() && self.waiting.is_empty() && self.cancelled.is_empty())

@@ -17,6 +17,7 @@ use serde::Serialize;
 use crate::answer::{Interrupt, generate, streamed_summary};
 use crate::args::{BackendKind, BenchArgs, BenchFormat, CacheArg, CopyArg};
 use crate::compare::mean_and_deviation;
+use crate::device::{self, Device, Prefer};
 use crate::load::{self, EngineSetup, Session};
 use crate::machine::{self, Bandwidth};
 use crate::out::{self, Out, note, say};
@@ -85,7 +86,9 @@ struct LlamaBench {
 
 pub fn run(args: &BenchArgs) -> Result<()> {
     ensure!(args.repetitions > 0, "bench: 0 repetitions measure nothing");
-    let batch = args.step.batch(args.backend);
+    let flag = device::of_cpu(&args.step).or((!args.threads.is_empty()).then_some("--threads"));
+    let device = Device::choose(args.backend, Prefer::Gpu, args.device, flag)?;
+    let batch = args.step.batch(device.kind);
     ensure!(args.parallel.iter().all(|n| (1..=batch).contains(n)), "bench: 1 to {batch} sequences can decode together");
     if args.model.is_empty() {
         note!("{}", crate::embedded::notice());
@@ -103,17 +106,6 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let mut table = Table::new(args.output);
     let mut trace: Option<Trace> = None;
     for (path, &threads) in models.iter().flat_map(|path| threads.iter().map(move |threads| (*path, threads))) {
-        let mut bandwidth = Bandwidth::new(threads);
-        // What the host's memory gives limits the CPU alone.
-        let on_cpu = matches!(args.backend.resolved(), BackendKind::Cpu | BackendKind::Reference);
-        if on_cpu {
-            bar.set_message(format!("measuring the read bandwidth of {threads} threads"));
-            bar.tick();
-            bandwidth.measure()?;
-            bar.suspend(|| {
-                note!("{}: {threads} threads read {:.1} GB/s", machine::processor(), bandwidth.take() / 1e9);
-            });
-        }
         let both = args.pg.iter().map(|(n_prompt, n_gen)| n_prompt + n_gen);
         let longest = args.n_prompt.iter().chain(&args.n_gen).copied().chain(both).max().unwrap_or(0);
         let deepest = args.depth.iter().max().copied().unwrap_or(0);
@@ -124,7 +116,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
             threads: Some(threads),
             // Whole pages, and one more: a sequence starts when a page beyond those it needs is free.
             ctx: Some((longest + deepest + steps_to_start(parallel, batch) + 2).next_multiple_of(PAGE) + PAGE),
-            backend: args.backend,
+            device: device.clone(),
             step: args.step,
             // Off without a context to find: it copies recurrent states.
             prefix_cache: deepest > 0,
@@ -141,6 +133,17 @@ pub fn run(args: &BenchArgs) -> Result<()> {
             trace.get_or_insert_with(|| Trace::new(session.engine.routers()));
         }
         let load_ms = start.elapsed().as_secs_f64() * 1e3;
+        let mut bandwidth = Bandwidth::new(threads);
+        // What the host's memory gives limits the CPU alone.
+        let on_cpu = matches!(session.device, BackendKind::Cpu | BackendKind::Reference);
+        if on_cpu {
+            bar.set_message(format!("measuring the read bandwidth of {threads} threads"));
+            bar.tick();
+            bandwidth.measure()?;
+            bar.suspend(|| {
+                note!("{}: {threads} threads read {:.1} GB/s", machine::processor(), bandwidth.take() / 1e9);
+            });
+        }
         bar.suspend(|| {
             let (n, size) = (machine::count(session.n_params), machine::bytes(session.size_bytes));
             note!("{}: {n} parameters, {size}, ready in {load_ms:.1} ms", name(path, &session));
@@ -471,7 +474,7 @@ fn llama(s: &Session, test: &Test, run: &Run<'_>, samples: &[Measured], (avg_ts,
     let samples_ns: Vec<u64> = samples.iter().map(|s| u64::try_from(s.time.as_nanos()).unwrap_or(u64::MAX)).collect();
     let (avg_ns, stddev_ns) = mean_and_deviation(&samples_ns.iter().map(|&ns| ns as f64).collect::<Vec<_>>());
     let step = &run.args.step;
-    let cache = match (run.args.backend, step.cache_type) {
+    let cache = match (s.device, step.cache_type) {
         (BackendKind::Reference, _) | (_, CacheArg::F32) => "f32",
         (_, CacheArg::F16) => "f16",
     };
@@ -485,8 +488,8 @@ fn llama(s: &Session, test: &Test, run: &Run<'_>, samples: &[Measured], (avg_ts,
         model_type: s.short_name(),
         model_size: s.size_bytes,
         model_n_params: s.n_params,
-        n_batch: step.batch(run.args.backend),
-        n_ubatch: step.batch(run.args.backend),
+        n_batch: step.batch(s.device),
+        n_ubatch: step.batch(s.device),
         n_threads: run.threads,
         type_k: cache,
         type_v: cache,

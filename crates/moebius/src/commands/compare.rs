@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::args::CompareArgs;
 use crate::compare::{mean_and_deviation, nll, row_distance};
+use crate::device::{Device, Prefer};
 use crate::load::{self, EngineSetup, Sequence};
 use crate::out::say;
 use crate::{input, machine, out};
@@ -35,8 +36,12 @@ pub fn run(args: &CompareArgs) -> Result<()> {
     );
     let bos = tokenizer.bos().filter(|_| tokenizer.add_bos());
 
-    let setup = EngineSetup::from(&args.engine);
-    let other_setup = EngineSetup { backend: args.other_backend.unwrap_or(setup.backend), ..setup.clone() };
+    let setup = EngineSetup::of(&args.engine, Prefer::Cpu)?;
+    let other_device = match args.other_backend {
+        Some(_) => Device::choose(args.other_backend, Prefer::Cpu, args.engine.device, None)?,
+        None => setup.device.clone(),
+    };
+    let other_setup = EngineSetup { device: other_device, ..setup.clone() };
     let mut ours = Sequence::start_with(&base, &setup, n_ctx).with_context(|| start(base_path))?;
     let mut theirs = Sequence::start_with(&other, &other_setup, n_ctx).with_context(|| start(other_path))?;
     let n_vocab = ours.n_vocab();
@@ -47,7 +52,7 @@ pub fn run(args: &CompareArgs) -> Result<()> {
         other_path.display(),
         theirs.n_vocab()
     );
-    let piece = (MAX_LOGITS / n_vocab).clamp(1, args.engine.step.batch(args.engine.backend));
+    let piece = (MAX_LOGITS / n_vocab).clamp(1, args.engine.step.batch(setup.device.kind));
 
     let bar = machine::progress(Some(n_windows as u64));
     bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} windows, {eta} left, mean KL {msg}")?);

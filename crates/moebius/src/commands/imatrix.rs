@@ -20,7 +20,10 @@ use crate::quantize::importance::Sums;
 use crate::{compare, input, machine, out};
 
 pub fn run(args: &ImatrixArgs) -> Result<()> {
-    ensure!(args.engine.backend == BackendKind::Cpu, "sum inputs: only the CPU backend does (--backend cpu)");
+    ensure!(
+        matches!(args.engine.backend, None | Some(BackendKind::Cpu)),
+        "sum inputs: only the CPU backend does (--backend cpu)"
+    );
     let model = load::open(args.model.model.as_deref())?;
     let tokenizer = Tokenizer::load(&model.checkpoint)?;
     let text = input::text(&args.file)?;

@@ -1,27 +1,112 @@
 //! `moebius plan`: the ops that the engine will run, the placement of buffers, and the memory they need.
 
-use anyhow::{Result, ensure};
-use backend::cpu::read_bandwidth;
+use anyhow::{Result, anyhow, ensure};
+use backend::cpu::{CacheType, read_bandwidth};
+use backend::cuda::outline::{Card, Launched, Line, Outline};
+use backend::cuda::{self, Cuda};
 use backend::experts::layout::Layer;
 use backend::experts::simulate::{self, Predicted};
 use backend::residency::Residency;
-use backend::{Kinds, PAGE, Part, RouterInfo};
+use backend::{Backend, Kinds, PAGE, Part, RouterInfo};
+use model::plan::Plan;
 
-use crate::args::PlanArgs;
+use crate::args::{BackendKind, CacheArg, EngineArgs, PlanArgs};
+use crate::device::{Device, Prefer};
 use crate::load::{self, EngineSetup, Model, Prepared};
 use crate::machine;
-use crate::memory::{Budget, Units};
+use crate::memory::{self, Budget, Fit, Units, Wish};
 use crate::out::say;
 use crate::routes::Trace;
 
 pub fn run(args: &PlanArgs) -> Result<()> {
     let model = load::open(args.model.model.as_deref())?;
-    let setup = EngineSetup::from(&args.engine);
+    if args.engine.backend == Some(BackendKind::Cuda) {
+        return run_cuda(args, &model);
+    }
+    ensure!(args.sm.is_none() && args.cubins.is_none(), "plan: --sm and --cubins want --backend cuda");
+    let setup = EngineSetup::of(&args.engine, Prefer::Cpu)?;
     let prepared = setup.prepare(&model.checkpoint, model.plan.clone())?;
     say!("{}", if args.unfused { &*model.plan } else { &*prepared.plan })?;
     print_memory(&prepared, model.checkpoint.name())?;
     print_streaming(args, &model, &prepared)?;
     say!("a decoded token reads {} of weights", machine::bytes(prepared.plan.bytes_per_token() as u64))
+}
+
+/// The plan on a GPU, which need not be there: what a step launches, layer by layer.
+fn run_cuda(args: &PlanArgs, model: &Model) -> Result<()> {
+    let ordinal = args.engine.device.unwrap_or(0);
+    let card = match args.sm {
+        Some(arch) => Card::of(arch).ok_or_else(|| {
+            anyhow!("plan for compute capability {arch}: 80, 86, 89, 90, 100 and 120 are known without a device")
+        })?,
+        None => cuda::card(ordinal)
+            .map_err(|why| anyhow!("plan for CUDA device {ordinal}: {why}; or name --sm, e.g. 90"))?,
+    };
+    // Limits are those of a machine with all the memory that is wanted.
+    let setup = EngineSetup { device: Device::named(BackendKind::Cuda), ..EngineSetup::of(&cpu(args), Prefer::Cpu)? };
+    let cache = match args.engine.step.cache_type {
+        CacheArg::F16 => CacheType::F16,
+        CacheArg::F32 => CacheType::F32,
+    };
+    let cuda = Cuda { cache, ..Cuda::default() };
+    let plan = cuda.lower(model.plan.clone())?;
+    let budget = Budget::Free(None);
+    let fit = memory::fit(&cuda, &plan, &Wish { sequences: 64, ..setup.wish() }, budget)?;
+    let outline = Outline::new(&cuda, &plan, &model.checkpoint, fit.limits, card)?;
+    if let Some(folder) = &args.cubins {
+        let n = cuda::compile_ahead(&outline, card.arch, folder).map_err(|why| anyhow!("compile kernels: {why}"))?;
+        return say!("{n} modules for compute capability {} in {}", card.arch, folder.display());
+    }
+    say!("{}", if args.unfused { &*model.plan } else { &*plan })?;
+    let fit = memory::fit(&cuda, &plan, &setup.wish(), budget)?;
+    let units = Units::of(&cuda, &plan);
+    print_footprint(&fit, &units, &plan, model.checkpoint.name(), None)?;
+    say!("launches for one token on compute capability {}.{}", card.arch / 10, card.arch % 10)?;
+    let one = outline.step(1, 1, 1)?;
+    let layers: Vec<&[Line]> = one.chunk_by(|a, b| a.layer == b.layer).collect();
+    let is_same = |a: &[Line], b: &[Line]| {
+        a.len() == b.len()
+            && a.iter().zip(b).all(|(a, b)| (&a.name, a.bytes, &a.launches) == (&b.name, b.bytes, &b.launches))
+    };
+    for same in layers.chunk_by(|a, b| a[0].layer.is_some() && b[0].layer.is_some() && is_same(a, b)) {
+        let lines = same[0];
+        let (n, bytes) = (launches(lines), lines.iter().map(|line| line.bytes).sum::<usize>());
+        let name = match (lines[0].layer, same[same.len() - 1][0].layer) {
+            (Some(first), Some(last)) if first == last => format!("layer {first}"),
+            (Some(first), Some(last)) => format!("layers {first} to {last}, each"),
+            _ => "outside layers".into(),
+        };
+        let launches = if n == 1 { "launch" } else { "launches" };
+        say!("  {name}: {n} {launches}, {} of weights", machine::bytes(bytes as u64))?;
+        for line in lines {
+            for (i, launch) in line.launches.iter().enumerate() {
+                let Launched { kernel, blocks, threads, shared } = launch;
+                let (what, bytes) = match i {
+                    0 => (line.name.as_str(), machine::bytes(line.bytes as u64)),
+                    _ => ("", String::new()),
+                };
+                let bytes = if line.bytes == 0 { String::new() } else { bytes };
+                say!("    {kernel:<22} {blocks:>6} x {threads:>4}  {shared:>6} B shared  {bytes:>8}  {what}")?;
+            }
+        }
+    }
+    say!("together")?;
+    let total = machine::bytes(plan.bytes_per_token() as u64);
+    say!("  a token: {} launches, {total} of weights", launches(&one))?;
+    for n in [8, 32] {
+        say!("  a token of each of {n} sequences: {} launches", launches(&outline.step(n, 1, 1)?))?;
+    }
+    let n = fit.limits.max_tokens;
+    say!("  a prompt of {n} tokens: {} launches", launches(&outline.step(1, n, 1)?))
+}
+
+fn launches(lines: &[Line]) -> usize {
+    lines.iter().map(|line| line.launches.len()).sum()
+}
+
+/// The same settings, with a backend that needs no device.
+fn cpu(args: &PlanArgs) -> EngineArgs {
+    EngineArgs { backend: Some(BackendKind::Cpu), ..args.engine.clone() }
 }
 
 /// What to expect of experts that are streamed, from what the disk and the memory of this machine give.
@@ -59,18 +144,35 @@ fn print_streaming(args: &PlanArgs, model: &Model, prepared: &Prepared) -> Resul
     Ok(())
 }
 
-/// What the program takes, part by part.
+/// What the program takes, part by part, and of what.
 fn print_memory(prepared: &Prepared, file: &str) -> Result<()> {
     let Prepared { backend, plan, budget, fit, .. } = prepared;
-    let (limits, units) = (&fit.limits, Units::of(&**backend, plan));
-    let shown = |n: usize| machine::bytes(n as u64);
+    print_footprint(fit, &Units::of(&**backend, plan), plan, file, Some(prepared))?;
+    match *budget {
+        Budget::Promise { bytes, overhead } => {
+            say!("  {:<12} {:>10}  the rest of the process", "overhead", shown(overhead))?;
+            say!("  {:<12} {:>10}  --memory", "promised", shown(bytes))?;
+        }
+        Budget::Free(Some(free)) => say!("  {:<12} {:>10}  after a margin", "free now", shown(free))?,
+        Budget::Free(None) => {}
+    }
+    Ok(())
+}
+
+fn shown(n: usize) -> String {
+    machine::bytes(n as u64)
+}
+
+/// What a program of these limits takes, part by part. `streamed`: what is prepared, with the slabs of experts.
+fn print_footprint(fit: &Fit, units: &Units, plan: &Plan, file: &str, streamed: Option<&Prepared>) -> Result<()> {
+    let limits = &fit.limits;
     say!("memory ({})", fit.footprint.device)?;
     for &(part, bytes) in fit.footprint.parts() {
         let (name, note) = match part {
             Part::Weights(kind, Residency::Mapped) => (kind.name(), format!("mapped from {file}, read when touched")),
             Part::Weights(kind, Residency::Copied) => (kind.name(), "copied; vectors as f32".into()),
             Part::Weights(_, Residency::Streamed) => {
-                let (n, all) = (prepared.layout.n_slabs(), prepared.layout.n_experts());
+                let (n, all) = streamed.map_or((0, 0), |p| (p.layout.n_slabs(), p.layout.n_experts()));
                 ("experts", format!("{n} of {all} in slabs, the others are read from {file} when they are wanted"))
             }
             Part::Cache => {
@@ -94,14 +196,5 @@ fn print_memory(prepared: &Prepared, file: &str) -> Result<()> {
         };
         say!("  {name:<12} {:>10}  {note}", shown(bytes))?;
     }
-    say!("  {:<12} {:>10}  a context of {} positions", "together", shown(fit.footprint.total()), limits.max_positions)?;
-    match *budget {
-        Budget::Promise { bytes, overhead } => {
-            say!("  {:<12} {:>10}  the rest of the process", "overhead", shown(overhead))?;
-            say!("  {:<12} {:>10}  --memory", "promised", shown(bytes))?;
-        }
-        Budget::Free(Some(free)) => say!("  {:<12} {:>10}  after a margin", "free now", shown(free))?,
-        Budget::Free(None) => {}
-    }
-    Ok(())
+    say!("  {:<12} {:>10}  a context of {} positions", "together", shown(fit.footprint.total()), limits.max_positions)
 }

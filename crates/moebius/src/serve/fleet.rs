@@ -301,6 +301,8 @@ impl Fleet {
             match setup.prepare(&model.checkpoint, model.plan.clone()) {
                 // What is alone has what there is.
                 Ok(_) if held == 0 => return Ok(Some(setup)),
+                // On the CPU only for want of room on the GPU that others hold.
+                Ok(prepared) if setup.device.chosen.is_some() && prepared.device.chosen.is_none() => {}
                 Ok(prepared) => {
                     let fits = match (promise, loader.room) {
                         (Some(_), _) => prepared.fit.is_roomy(&setup.wish(), model.plan.n_ctx_train),

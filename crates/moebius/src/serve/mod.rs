@@ -63,6 +63,7 @@ use tokio::sync::{oneshot, watch};
 use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 
 use crate::args::ServeArgs;
+use crate::device::Prefer;
 use crate::load::{self, EngineSetup, Session};
 use crate::machine::{self, bytes};
 use crate::{embedded, find};
@@ -97,7 +98,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         fewer_will_do: args.parallel.is_none(),
         cache_tokens: args.cache_tokens,
         requests_bytes: limits::REQUESTS_BYTES,
-        ..EngineSetup::from(&args.engine)
+        ..EngineSetup::of(&args.engine, Prefer::Gpu)?
     };
     let guard = Guard::new(args.host, &args.allowed_host, &args.cors, !keys.is_empty());
     let common = Arc::new(Common::new(keys, guard, crate::trial::process()));
@@ -108,7 +109,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
                 sampling: args.sampling.clone(),
                 template: args.chat_template_file.clone(),
                 places,
-                room: load::free_memory(args.engine.backend),
+                room: load::free_memory(&setup.device),
                 setup: EngineSetup { resident_bytes: machine::resident_memory(), ..setup },
             };
             let fleet = Fleet::of_several(common, &paths, loader)?;

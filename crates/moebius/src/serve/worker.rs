@@ -303,6 +303,18 @@ impl Thread {
                 self.step(&mut before, &mut events);
                 std::mem::swap(&mut before, &mut events);
             }
+            if self.engine.is_lost() {
+                // A new context is needed for the device: the thread ends, and with it a server of one model.
+                let cause = before.iter().find_map(|event| match &event.kind {
+                    EventKind::Failed(error) => Some(error.to_string()),
+                    _ => None,
+                });
+                let cause = cause.unwrap_or_else(|| "run step: the device is lost".into());
+                tracing::error!("{cause}: the engine ends");
+                self.deliver(&mut before);
+                self.fail_all(&cause);
+                return;
+            }
             self.publish();
         }
     }
@@ -383,18 +395,23 @@ impl Thread {
             // A refused batch would be refused again, and its cause is not known.
             tracing::error!(%error, "a step was refused; all requests end");
             self.deliver(events);
-            for open in std::mem::take(&mut self.open) {
-                self.engine.cancel(open.id);
-                let _ = open.updates.try_send((open.index, Update::Failed(error.to_string())));
-            }
-            for (_, queue) in self.queues.drain() {
-                for index in queue.index..queue.index + queue.requests.len() {
-                    let _ = queue.updates.try_send((index, Update::Failed(error.to_string())));
-                }
-            }
+            self.fail_all(&error.to_string());
             return;
         }
         self.metrics.step_seconds.observe(start.elapsed());
+    }
+
+    /// Ends all requests with an error.
+    fn fail_all(&mut self, why: &str) {
+        for open in std::mem::take(&mut self.open) {
+            self.engine.cancel(open.id);
+            let _ = open.updates.try_send((open.index, Update::Failed(why.into())));
+        }
+        for (_, queue) in self.queues.drain() {
+            for index in queue.index..queue.index + queue.requests.len() {
+                let _ = queue.updates.try_send((index, Update::Failed(why.into())));
+            }
+        }
     }
 
     /// Sends the events of a step to their requests.

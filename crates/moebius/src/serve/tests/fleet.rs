@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::{Request, StatusCode, posting, send};
 use crate::args::{Cli, Command};
+use crate::device::Prefer;
 use crate::load::EngineSetup;
 use crate::serve::app::Keys;
 use crate::serve::common::Common;
@@ -41,7 +42,11 @@ impl Several {
         let guard = Guard::new(args.host, &[], &[], false);
         let common = Arc::new(Common::new(Keys::default(), guard, None));
         let loader = Loader {
-            setup: EngineSetup { sequences: 2, resident_bytes: Some(50_000_000), ..EngineSetup::from(&args.engine) },
+            setup: EngineSetup {
+                sequences: 2,
+                resident_bytes: Some(50_000_000),
+                ..EngineSetup::of(&args.engine, Prefer::Cpu).unwrap()
+            },
             sampling: args.sampling.clone(),
             template: None,
             places: Places { parallel: 2, queue: 4 },

@@ -29,6 +29,7 @@ use super::fleet::Fleet;
 use super::guard::Guard;
 use super::{Places, Started, routes};
 use crate::args::{BackendKind, CacheArg, CopyArg, StepArgs};
+use crate::device::Device;
 use crate::load::{EngineSetup, open, start_with};
 
 /// A server and its engine; both end with it.
@@ -54,7 +55,7 @@ impl Server {
         let setup = EngineSetup {
             threads: Some(1),
             ctx: Some(512),
-            backend: BackendKind::Cpu,
+            device: Device::named(BackendKind::Cpu),
             step,
             prefix_cache: true,
             sequences: parallel,

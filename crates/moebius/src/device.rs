@@ -1,0 +1,190 @@
+//! What computes: a GPU where there is one and the model fits, else the CPU. Chosen once, before a model is prepared.
+
+use anyhow::{Result, bail};
+use backend::cuda::{self, NoDevice};
+use backend::metal;
+
+use crate::args::{BackendKind, CopyArg, StepArgs};
+use crate::machine;
+
+/// What a command takes where nobody names a backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Prefer {
+    /// An NVIDIA GPU, where there is one and the model fits. Metal is to be named: it has never been tried on a Mac.
+    Gpu,
+    /// The CPU: commands that measure models, not machines.
+    Cpu,
+}
+
+/// What computes.
+#[derive(Clone, Debug)]
+pub struct Device {
+    /// Never [`BackendKind::Auto`].
+    pub kind: BackendKind,
+    /// Number of the CUDA device.
+    pub ordinal: usize,
+    /// Name of a GPU that nobody asked for: the CPU takes its place where it cannot be used.
+    pub chosen: Option<String>,
+    /// Why the CPU computes although there is a GPU.
+    pub why: Option<String>,
+}
+
+impl Device {
+    /// A backend that was named.
+    pub fn named(kind: BackendKind) -> Device {
+        Device { kind, ordinal: 0, chosen: None, why: None }
+    }
+
+    /// The CPU, in the place of a GPU.
+    pub fn cpu_because(why: String) -> Device {
+        Device { why: Some(why), ..Device::named(BackendKind::Cpu) }
+    }
+
+    /// From what was named and what is there. `ordinal` is the number of a CUDA device, `of_cpu` a flag of the command
+    /// line that means something on the CPU alone.
+    ///
+    /// # Errors
+    /// The GPU that was named is not there or cannot compute.
+    pub fn choose(
+        named: Option<BackendKind>,
+        prefer: Prefer,
+        ordinal: Option<usize>,
+        of_cpu: Option<&str>,
+    ) -> Result<Device> {
+        let find = |ordinal| cuda::find(ordinal, machine::kernels_folder().is_some());
+        Device::choose_from(named, prefer, ordinal, of_cpu, find)
+    }
+
+    /// The same, with the machine's devices found by `find`.
+    fn choose_from(
+        named: Option<BackendKind>,
+        prefer: Prefer,
+        ordinal: Option<usize>,
+        of_cpu: Option<&str>,
+        find: impl Fn(usize) -> Result<String, NoDevice>,
+    ) -> Result<Device> {
+        let number = ordinal.unwrap_or(0);
+        let cuda = Device { ordinal: number, ..Device::named(BackendKind::Cuda) };
+        match (named, prefer) {
+            (Some(BackendKind::Cuda), _) => match find(number) {
+                Ok(_) => Ok(cuda),
+                Err(why) => bail!("use CUDA device {number}: {why}"),
+            },
+            (None, Prefer::Cpu) => Ok(Device::named(BackendKind::Cpu)),
+            (Some(BackendKind::Auto), _) if let Some(name) = usable_metal() => {
+                Ok(Device { chosen: Some(name), ..Device::named(BackendKind::Metal) })
+            }
+            (Some(BackendKind::Auto), _) | (None, Prefer::Gpu) => match (find(number), of_cpu) {
+                (Ok(_), Some(flag)) => {
+                    Ok(Device::cpu_because(format!("{flag} is about the CPU (--backend cuda takes the GPU)")))
+                }
+                (Ok(name), None) => Ok(Device { chosen: Some(name), ..cuda }),
+                (Err(NoDevice::Unusable(why)), _) => Ok(Device::cpu_because(why)),
+                (Err(why), _) if ordinal.is_some() => bail!("use CUDA device {number} (--device): {why}"),
+                (Err(_), _) => Ok(Device::named(BackendKind::Cpu)),
+            },
+            (Some(kind), _) => Ok(Device::named(kind)),
+        }
+    }
+
+    /// What the user should know of the choice.
+    pub fn note(&self) -> Option<String> {
+        let on_gpu = self.chosen.as_ref().map(|name| format!("computing on {name} (--backend cpu takes the CPU)"));
+        on_gpu.or_else(|| self.why.as_ref().map(|why| format!("computing on the CPU: {why}")))
+    }
+}
+
+/// The name of the Mac's GPU, where it can compute.
+fn usable_metal() -> Option<String> {
+    metal::device().ok().filter(|device| device.unusable.is_none()).map(|device| device.name)
+}
+
+/// The first flag of a step that means something on the CPU alone.
+pub fn of_cpu(step: &StepArgs) -> Option<&'static str> {
+    let flags = [
+        ("--isa", step.isa.is_some()),
+        ("--copy-weights", step.copy_weights != CopyArg::Auto),
+        ("--memory", step.memory.is_some()),
+    ];
+    flags.into_iter().find_map(|(flag, is_given)| is_given.then_some(flag))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Found = Result<String, NoDevice>;
+
+    fn one(ordinal: usize) -> Found {
+        match ordinal {
+            0 => Ok("Card".into()),
+            _ => Err(NoDevice::Number(format!("there is no CUDA device {ordinal}: there are 0 (Card)"))),
+        }
+    }
+
+    fn none(_: usize) -> Found {
+        Err(NoDevice::None("no driver".into()))
+    }
+
+    fn old(_: usize) -> Found {
+        Err(NoDevice::Unusable("the driver is too old".into()))
+    }
+
+    #[test]
+    fn who_computes_and_what_is_said_of_it() {
+        use BackendKind::{Auto, Cpu, Cuda};
+        let card = Some("computing on Card (--backend cpu takes the CPU)");
+        let too_old = Some("computing on the CPU: the driver is too old");
+        let flag = Some("computing on the CPU: --isa is about the CPU (--backend cuda takes the GPU)");
+        // Named, preferred, number, a flag of the CPU, what there is; what computes and the note, or the error.
+        type Case = (
+            Option<BackendKind>,
+            Prefer,
+            Option<usize>,
+            Option<&'static str>,
+            fn(usize) -> Found,
+            Result<(BackendKind, Option<&'static str>), &'static str>,
+        );
+        let cases: &[Case] = &[
+            (None, Prefer::Gpu, None, None, one, Ok((Cuda, card))),
+            (None, Prefer::Gpu, Some(0), None, one, Ok((Cuda, card))),
+            (None, Prefer::Gpu, None, Some("--isa"), one, Ok((Cpu, flag))),
+            (None, Prefer::Gpu, None, Some("--isa"), none, Ok((Cpu, None))),
+            (None, Prefer::Gpu, None, None, none, Ok((Cpu, None))),
+            (None, Prefer::Gpu, None, None, old, Ok((Cpu, too_old))),
+            (None, Prefer::Cpu, None, None, one, Ok((Cpu, None))),
+            (Some(Auto), Prefer::Cpu, None, None, one, Ok((Cuda, card))),
+            (Some(Auto), Prefer::Cpu, None, None, none, Ok((Cpu, None))),
+            (Some(Cpu), Prefer::Gpu, Some(5), None, one, Ok((Cpu, None))),
+            (Some(Cuda), Prefer::Gpu, None, Some("--isa"), one, Ok((Cuda, None))),
+            (Some(Cuda), Prefer::Gpu, None, None, none, Err("use CUDA device 0: no driver")),
+            (Some(Cuda), Prefer::Gpu, None, None, old, Err("use CUDA device 0: the driver is too old")),
+            (
+                Some(Cuda),
+                Prefer::Gpu,
+                Some(1),
+                None,
+                one,
+                Err("use CUDA device 1: there is no CUDA device 1: there are 0 (Card)"),
+            ),
+            (
+                None,
+                Prefer::Gpu,
+                Some(3),
+                None,
+                one,
+                Err("use CUDA device 3 (--device): there is no CUDA device 3: there are 0 (Card)"),
+            ),
+            (None, Prefer::Gpu, Some(0), None, none, Err("use CUDA device 0 (--device): no driver")),
+        ];
+        for &(named, prefer, ordinal, flag, find, ref wanted) in cases {
+            let found = Device::choose_from(named, prefer, ordinal, flag, find);
+            let found = found.map(|device| (device.kind, device.note())).map_err(|e| e.to_string());
+            let found = match &found {
+                Ok((kind, note)) => Ok((*kind, note.as_deref())),
+                Err(why) => Err(why.as_str()),
+            };
+            assert_eq!(found, *wanted, "{named:?} {prefer:?} {ordinal:?} {flag:?}");
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! CUDA as its users meet it, on machines without a GPU: a driver and a run-time compiler made for these tests
+//! (`data/fake_cuda.c`), whose kernels compute nothing and whose variables plant faults.
+#![cfg(target_os = "linux")]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+/// What a run of the program says.
+struct Said {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+/// A folder with `libcuda.so`, and one with `libnvrtc.so` too.
+fn libraries() -> &'static [PathBuf; 2] {
+    static FOLDERS: OnceLock<[PathBuf; 2]> = OnceLock::new();
+    FOLDERS.get_or_init(|| {
+        let root = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("cuda-{}", std::process::id()));
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/fake_cuda.c");
+        let folders = ["driver", "both"].map(|name| root.join(name));
+        for folder in &folders {
+            std::fs::create_dir_all(folder).expect("a folder");
+        }
+        for (folder, part, name) in [
+            (&folders[0], "-DDRIVER", "libcuda.so"),
+            (&folders[1], "-DDRIVER", "libcuda.so"),
+            (&folders[1], "-DNVRTC", "libnvrtc.so"),
+        ] {
+            let mut cc = Command::new("cc");
+            cc.args(["-shared", "-fPIC", "-O1", part, "-o"]).arg(folder.join(name)).arg(&source);
+            assert!(cc.status().expect("a C compiler").success(), "{name} does not compile");
+        }
+        folders
+    })
+}
+
+/// A command of the program beside these libraries and settings, with a cache folder of its own.
+fn command(libraries: &Path, settings: &[(&str, &str)], args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_moebius"));
+    command.args(args).env("MOEBIUS_CONFIG", "").env("LD_LIBRARY_PATH", libraries);
+    command.env("XDG_CACHE_HOME", libraries.join("cache")).env_remove("MOEBIUS_DEVICE");
+    command.envs(settings.iter().copied());
+    command
+}
+
+fn run(libraries: &Path, settings: &[(&str, &str)], args: &[&str]) -> Said {
+    let output = command(libraries, settings, args).stdin(Stdio::null()).output().expect("start moebius");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Said { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
+}
+
+/// A few tokens of the embedded model; on the fake device one token again and again.
+const SHORT: &[&str] = &["run", "--raw", "Once", "-n", "3", "--temperature", "0", "--ignore-eos", "-c", "64"];
+
+fn short<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    [SHORT, more].concat()
+}
+
+#[test]
+fn a_gpu_is_taken_where_there_is_one_and_named() {
+    let [driver, both] = libraries();
+    let on_gpu = run(both, &[], SHORT);
+    assert_eq!(on_gpu.code, Some(0), "{}", on_gpu.err);
+    assert!(on_gpu.err.contains("computing on Fake A (--backend cpu takes the CPU)"), "{}", on_gpu.err);
+    let on_cpu = run(both, &[], &short(&["--backend", "cpu"]));
+    assert!(!on_cpu.err.contains("computing on"), "{}", on_cpu.err);
+    assert_ne!(on_gpu.out, on_cpu.out, "the fake device computes nothing");
+    // The CPU takes its place, says why, and answers as it does alone.
+    for (libraries, settings, args, why) in [
+        (
+            driver,
+            &[][..],
+            &[][..],
+            "computing on the CPU: Fake A: NVIDIA's run-time compiler (libnvrtc) is not installed",
+        ),
+        (both, &[("FAKE_VERSION", "11040")], &[], "the NVIDIA driver speaks CUDA 11.4, 12.0 is needed: update it"),
+        (both, &[("FAKE_ARCH", "75")], &[], "the device has compute capability 7.5, 8.0 is needed"),
+        (both, &[("FAKE_NVRTC", "11")], &[], "libnvrtc is version 11.0, 12.0 is needed"),
+        (both, &[("FAKE_FREE", "15000000")], &[], "fit the model on Fake A: "),
+        (both, &[("FAKE_ALLOC_FAILS", "2")], &[], "hold the key-value cache: "),
+        (both, &[], &["--isa", "scalar"], "--isa is about the CPU (--backend cuda takes the GPU)"),
+    ] {
+        let said = run(libraries, settings, &short(args));
+        assert_eq!(said.code, Some(0), "{settings:?}: {}", said.err);
+        assert!(said.err.contains(why) && said.err.contains("computing on the CPU: "), "{settings:?}: {}", said.err);
+        assert_eq!(said.out, on_cpu.out, "{settings:?}");
+        // Named, the GPU is not replaced.
+        if args.is_empty() {
+            let said = run(libraries, settings, &short(&["--backend", "cuda"]));
+            assert_eq!((said.code, said.out.as_str()), (Some(1), ""), "{settings:?}");
+            assert!(!said.err.contains("computing on the CPU"), "{settings:?}: {}", said.err);
+        }
+    }
+    // No device, and no driver: not a word.
+    for (libraries, settings) in [(both.as_path(), &[("FAKE_DEVICES", "0")][..]), (Path::new("/nowhere"), &[])] {
+        let said = run(libraries, settings, SHORT);
+        assert!(said.code == Some(0) && !said.err.contains("computing on"), "{}", said.err);
+        assert_eq!(said.out, on_cpu.out);
+    }
+}
+
+#[test]
+fn a_device_is_chosen_by_its_number() {
+    let [_, both] = libraries();
+    let two = ("FAKE_DEVICES", "2");
+    let said = run(both, &[two], &short(&["--device", "1"]));
+    assert!(said.code == Some(0) && said.err.contains("computing on Fake B"), "{}", said.err);
+    let said = run(both, &[two, ("MOEBIUS_DEVICE", "1")], SHORT);
+    assert!(said.code == Some(0) && said.err.contains("computing on Fake B"), "{}", said.err);
+    for backend in [&["--device", "2"][..], &["--device", "2", "--backend", "cuda"]] {
+        let said = run(both, &[two], &short(backend));
+        assert_eq!(said.code, Some(1));
+        assert!(said.err.contains("there is no CUDA device 2: there are 0 (Fake A), 1 (Fake B)"), "{}", said.err);
+    }
+    let listed = run(both, &[two], &["devices"]).out;
+    assert!(listed.contains("cuda:0: Fake A") && listed.contains("cuda:1: Fake B"), "{listed}");
+}
+
+#[test]
+fn a_fault_of_the_device_ends_the_answer_with_an_error_that_names_it() {
+    let [_, both] = libraries();
+    for (setting, why) in [
+        (("FAKE_LAUNCH_FAULTS", "1"), "an illegal memory access was encountered"),
+        (("FAKE_LAUNCH_FAULTS", "200"), "an illegal memory access was encountered"),
+        (("FAKE_LOST", "1"), "busy or unavailable"),
+        (("FAKE_LOST", "3"), "busy or unavailable"),
+    ] {
+        let long = ["run", "--raw", "Once", "-n", "30", "--temperature", "0", "--ignore-eos", "-c", "64"];
+        let (good, said) = (run(both, &[], &long), run(both, &[setting], &long));
+        assert_eq!(good.code, Some(0), "{}", good.err);
+        assert_eq!(said.code, Some(1), "{setting:?}: {}", said.err);
+        assert!(said.err.contains("Fake A") && said.err.contains(why), "{setting:?}: {}", said.err);
+        assert!(good.out.starts_with(said.out.trim_end_matches('\n')), "{setting:?}: {:?} {:?}", good.out, said.out);
+    }
+}
+
+#[test]
+fn what_a_step_launches_is_printed_without_a_device() {
+    let nowhere = Path::new("/nowhere");
+    let said = run(nowhere, &[], &["plan", "--backend", "cuda", "--sm", "90"]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    for part in ["launches for one token on compute capability 9.0", "layer 0: 6 launches, ", "  a token: 5", "B shared"] {
+        assert!(said.out.contains(part), "{part}: {}", said.out);
+    }
+    for (args, why) in [
+        (&["plan", "--backend", "cuda"][..], "the NVIDIA driver (libcuda) is not installed; or name --sm, e.g. 90"),
+        (&["plan", "--backend", "cuda", "--sm", "75"], "80, 86, 89, 90, 100 and 120 are known without a device"),
+        (&["plan", "--sm", "90"], "--sm and --cubins want --backend cuda"),
+        (&["plan", "--backend", "cuda", "--sm", "90", "--cubins", "/x"], "(libnvrtc) is not installed"),
+    ] {
+        let said = run(nowhere, &[], args);
+        assert!(said.code == Some(1) && said.err.contains(why), "{args:?}: {}", said.err);
+    }
+    // A device that is there says itself what it is.
+    let [driver, _] = libraries();
+    let said = run(driver, &[("FAKE_ARCH", "89")], &["plan", "--backend", "cuda"]);
+    assert!(said.out.contains("launches for one token on compute capability 8.9"), "{}", said.out);
+}
+
+#[test]
+fn kernels_that_were_compiled_ahead_need_no_compiler() {
+    let [driver, both] = libraries();
+    let folder = driver.join("ahead");
+    let path = folder.to_str().expect("a path");
+    let made = run(both, &[], &["plan", "--backend", "cuda", "--sm", "90", "--cubins", path]);
+    assert!(made.code == Some(0) && made.out.contains(" modules for compute capability 90"), "{}", made.err);
+    let n = std::fs::read_dir(&folder).expect("a folder").count();
+    assert!(made.out.starts_with(&n.to_string()), "{n} files: {}", made.out);
+    let said = run(driver, &[("MOEBIUS_CUBINS", path)], SHORT);
+    assert!(said.code == Some(0) && said.err.contains("computing on Fake A"), "{}", said.err);
+    // Another card has none among them.
+    let other = [("MOEBIUS_CUBINS", path), ("FAKE_ARCH", "89")];
+    let said = run(driver, &other, &short(&["--backend", "cuda"]));
+    assert_eq!(said.code, Some(1));
+    let why = format!("on compute capability 8.9: it is not among the kernels in {path}, and NVIDIA's run-time compiler");
+    assert!(said.err.contains(&why), "{}", said.err);
+    // One that was cut short counts as absent.
+    let one = std::fs::read_dir(&folder).expect("a folder").next().expect("a file").expect("a file").path();
+    let bytes = std::fs::read(&one).expect("bytes");
+    std::fs::write(&one, &bytes[..bytes.len() - 1]).expect("write");
+    let said = run(driver, &[("MOEBIUS_CUBINS", path)], &short(&["--backend", "cuda"]));
+    assert!(said.code == Some(1) && said.err.contains("it is not among the kernels in"), "{}", said.err);
+}
+
+#[test]
+fn a_server_whose_device_fails_tells_its_clients_and_ends() {
+    let [_, both] = libraries();
+    let args = ["serve", "--port", "0", "--parallel", "4", "--ctx", "512", "--log-level", "error"];
+    let mut child = command(both, &[("FAKE_LAUNCH_FAULTS", "3000")], &args)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("start moebius");
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().expect("stdout")).read_line(&mut line).expect("a line");
+    let address = line.trim().rsplit_once("http://").expect("an address").1.to_string();
+    let client = |_: usize| {
+        let address = address.clone();
+        std::thread::spawn(move || {
+            let body = "{\"messages\": [{\"role\": \"user\", \"content\": \"Go on\"}], \"stream\": true, \
+                        \"ignore_eos\": true, \"max_tokens\": 400}";
+            let mut stream = TcpStream::connect(address).expect("connect");
+            write!(
+                stream,
+                "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
+                 Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+                body.len()
+            )
+            .expect("send");
+            let mut answer = String::new();
+            let _ = stream.read_to_string(&mut answer);
+            answer
+        })
+    };
+    let clients: Vec<_> = (0..3).map(client).collect();
+    let answers: Vec<String> = clients.into_iter().map(|thread| thread.join().expect("a client")).collect();
+    for answer in &answers {
+        // One that comes when all is over finds nobody.
+        let is_late = answer.is_empty() || answer.starts_with("HTTP/1.1 503");
+        assert!(is_late || answer.contains("illegal memory access"), "{answer}");
+        assert!(!answer.contains("[DONE]") || answer.contains("error"), "{answer}");
+    }
+    assert!(answers[0].contains("Fake A"), "{}", answers[0]);
+    let status = child.wait().expect("the server ends by itself");
+    let mut err = String::new();
+    child.stderr.take().expect("stderr").read_to_string(&mut err).expect("text");
+    assert_eq!(status.code(), Some(1), "{err}");
+    assert!(err.contains("illegal memory access"), "{err}");
+}

@@ -1,0 +1,163 @@
+// A driver and a run-time compiler for tests on machines without a GPU: memory is the host's, kernels do nothing but for
+// `pick_merge`, which finds one token, and variables plant faults. Built twice, as libcuda.so (DRIVER) and libnvrtc.so.
+//
+//   FAKE_VERSION       the driver's version (13000)     FAKE_DEVICES     number of devices (1)
+//   FAKE_FREE          bytes of memory (8 GB)           FAKE_ARCH        compute capability (90)
+//   FAKE_ALLOC_FAILS   this allocation fails            FAKE_TOKEN       the token that is always found (300)
+//   FAKE_LAUNCH_FAULTS from this launch on (graphs' included) the device is faulty, found when a stream is waited for
+//   FAKE_LOST          from this wait on the device is lost
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static long setting(const char* name, long otherwise) {
+    const char* text = getenv(name);
+    return text ? atol(text) : otherwise;
+}
+
+#ifdef DRIVER
+enum { OK = 0, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101, FAULT = 700, LOST = 46 };
+typedef struct { unsigned grid[3], block[3], shared; void* stream; void* attributes; unsigned n_attributes; } Config;
+
+static long n_allocs, n_launches, n_waits, n_captured, taken;
+static int is_capturing, sticky;
+
+static const char* text_of(int code) {
+    switch (code) {
+        case OUT_OF_MEMORY: return "out of memory";
+        case NO_DEVICE: return "no CUDA-capable device is detected";
+        case INVALID_DEVICE: return "invalid device ordinal";
+        case FAULT: return "an illegal memory access was encountered";
+        case LOST: return "CUDA-capable device(s) is/are busy or unavailable";
+        default: return "an error";
+    }
+}
+
+int cuGetErrorString(int code, const char** out) { *out = text_of(code); return OK; }
+int cuDriverGetVersion(int* out) { *out = (int)setting("FAKE_VERSION", 13000); return OK; }
+int cuInit(unsigned flags) { (void)flags; return setting("FAKE_DEVICES", 1) > 0 ? OK : NO_DEVICE; }
+int cuDeviceGetCount(int* out) { *out = (int)setting("FAKE_DEVICES", 1); return OK; }
+int cuDeviceGet(int* out, int i) { *out = i; return i < setting("FAKE_DEVICES", 1) ? OK : INVALID_DEVICE; }
+int cuDeviceGetName(char* out, int len, int i) { snprintf(out, (size_t)len, "Fake %c", 'A' + i); return OK; }
+int cuDeviceGetAttribute(int* out, int which, int device) {
+    (void)device;
+    long arch = setting("FAKE_ARCH", 90);
+    switch (which) {
+        case 75: *out = (int)(arch / 10); break;
+        case 76: *out = (int)(arch % 10); break;
+        case 16: *out = 132; break;
+        default: *out = 227 << 10; break;
+    }
+    return OK;
+}
+int cuDevicePrimaryCtxRetain(void** out, int device) { *out = (void*)(intptr_t)(device + 1); return OK; }
+int cuDevicePrimaryCtxRelease_v2(int device) { (void)device; return OK; }
+int cuCtxSetCurrent(void* context) { (void)context; return OK; }
+int cuMemGetInfo_v2(size_t* free_, size_t* total) {
+    *total = (size_t)setting("FAKE_FREE", 8000000000);
+    *free_ = *total - (size_t)taken;
+    return OK;
+}
+int cuMemAlloc_v2(uint64_t* out, size_t bytes) {
+    if (++n_allocs == setting("FAKE_ALLOC_FAILS", 0)) return OUT_OF_MEMORY;
+    *out = (uint64_t)(uintptr_t)calloc(bytes + 256, 1);
+    taken += (long)bytes;
+    return *out ? OK : OUT_OF_MEMORY;
+}
+int cuMemFree_v2(uint64_t at) { free((void*)(uintptr_t)at); return OK; }
+int cuMemHostAlloc(void** out, size_t bytes, unsigned flags) {
+    (void)flags;
+    *out = malloc(bytes);
+    return *out ? OK : OUT_OF_MEMORY;
+}
+int cuMemFreeHost(void* at) { free(at); return OK; }
+int cuStreamCreate(void** out, unsigned flags) { (void)flags; *out = malloc(1); return OK; }
+int cuStreamDestroy_v2(void* stream) { free(stream); return OK; }
+static int state(void) {
+    long fault = setting("FAKE_LAUNCH_FAULTS", 0), lost = setting("FAKE_LOST", 0);
+    if (fault && n_launches >= fault) sticky = FAULT;
+    if (lost && n_waits >= lost) sticky = LOST;
+    return sticky;
+}
+// The copiers of weights wait too, on several threads: a lost device counts the waits behind the first launch.
+int cuStreamSynchronize(void* stream) { (void)stream; if (n_launches) n_waits++; return state(); }
+int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t n, void* s) {
+    (void)s;
+    if (sticky) return sticky;
+    memcpy((void*)(uintptr_t)to, from, n);
+    return OK;
+}
+// What a faulty device copies back is no number that anybody may see.
+int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t n, void* s) {
+    (void)s;
+    if (sticky) return sticky;
+    if (setting("FAKE_LAUNCH_FAULTS", 0) && n_launches >= setting("FAKE_LAUNCH_FAULTS", 0)) memset(to, 0x3f, n);
+    else memcpy(to, (void*)(uintptr_t)from, n);
+    return OK;
+}
+int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t n, void* s) {
+    (void)s;
+    if (sticky) return sticky;
+    memmove((void*)(uintptr_t)to, (void*)(uintptr_t)from, n);
+    return OK;
+}
+int cuMemsetD8Async(uint64_t at, unsigned char value, size_t n, void* s) {
+    (void)s;
+    if (sticky) return sticky;
+    memset((void*)(uintptr_t)at, value, n);
+    return OK;
+}
+static void pick(const uint64_t* a) {
+    uint32_t* out = (uint32_t*)(uintptr_t)a[5];
+    uint32_t rows = ((const uint32_t*)(a + 7))[1];
+    for (uint32_t i = 0; i < rows; i++, out += 134) {
+        memset(out, 0, 134 * 4);
+        out[2] = 1;
+        out[3] = 0xffffffff;
+        out[6] = (uint32_t)setting("FAKE_TOKEN", 300);
+        out[70] = 0x41200000;
+    }
+}
+int cuLaunchKernelEx(const Config* config, void* function, void** params, void** extra) {
+    (void)config; (void)extra;
+    if (sticky) return sticky;
+    if (is_capturing) { n_captured++; return OK; }
+    n_launches++;
+    if (strcmp(function, "pick_merge") == 0) pick(params[0]);
+    return OK;
+}
+int cuStreamBeginCapture_v2(void* stream, int mode) { (void)stream; (void)mode; is_capturing = 1; n_captured = 0; return OK; }
+int cuStreamEndCapture(void* stream, void** graph) { (void)stream; is_capturing = 0; *graph = malloc(1); return OK; }
+int cuGraphInstantiateWithFlags(void** out, void* graph, unsigned long long flags) {
+    (void)graph; (void)flags;
+    *out = malloc(sizeof(long));
+    *(long*)*out = n_captured;
+    return OK;
+}
+int cuGraphDestroy(void* graph) { free(graph); return OK; }
+int cuGraphExecDestroy(void* graph) { free(graph); return OK; }
+int cuGraphLaunch(void* graph, void* stream) { (void)stream; if (sticky) return sticky; n_launches += *(long*)graph; return OK; }
+int cuModuleLoadData(void** out, const void* image) { *out = malloc(1); return memcmp(image, "fake", 4) ? 200 : OK; }
+int cuModuleGetFunction(void** out, void* module, const char* name) { (void)module; *out = strdup(name); return OK; }
+int cuModuleUnload(void* module) { free(module); return OK; }
+int cuFuncGetAttribute(int* out, int which, void* function) { (void)which; (void)function; *out = 0; return OK; }
+int cuFuncSetAttribute(void* function, int which, int value) { (void)function; (void)which; (void)value; return OK; }
+#else
+int nvrtcVersion(int* major, int* minor) { *major = (int)setting("FAKE_NVRTC", 13); *minor = 0; return 0; }
+int nvrtcGetNumSupportedArchs(int* n) { *n = 3; return 0; }
+int nvrtcGetSupportedArchs(int* out) { out[0] = 80; out[1] = 89; out[2] = 90; return 0; }
+int nvrtcCreateProgram(void** out, const char* source, const char* name, int n, const char* const* h, const char* const* i) {
+    (void)source; (void)name; (void)n; (void)h; (void)i;
+    *out = malloc(1);
+    return 0;
+}
+int nvrtcCompileProgram(void* program, int n, const char* const* options) { (void)program; (void)n; (void)options; return 0; }
+int nvrtcGetProgramLogSize(void* program, size_t* n) { (void)program; *n = 1; return 0; }
+int nvrtcGetProgramLog(void* program, char* out) { (void)program; *out = 0; return 0; }
+int nvrtcGetCUBINSize(void* program, size_t* n) { (void)program; *n = 5; return 0; }
+int nvrtcGetCUBIN(void* program, char* out) { (void)program; memcpy(out, "fake", 5); return 0; }
+int nvrtcGetPTXSize(void* program, size_t* n) { (void)program; *n = 5; return 0; }
+int nvrtcGetPTX(void* program, char* out) { (void)program; memcpy(out, "fake", 5); return 0; }
+int nvrtcDestroyProgram(void** program) { free(*program); return 0; }
+#endif
