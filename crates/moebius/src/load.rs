@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 use backend::cpu::{CacheType, Cpu, Isa};
+use backend::cuda::split::{Host, Split};
 use backend::cuda::{self, Cuda};
 use backend::experts::layout::Layout;
 use backend::metal::{self, Metal};
@@ -128,13 +129,78 @@ impl EngineSetup {
             return Ok((Box::new(metal), "Metal".into()));
         }
         if self.kind() == BackendKind::Cuda {
-            let cubins = machine::cache_folder().map(|folder| folder.join("cuda"));
-            // For work on kernels: sources that take the place of the embedded ones.
-            let kernels = std::env::var_os("MOEBIUS_KERNELS").map(Into::into);
-            return Ok((Box::new(Cuda { device: 0, cache, cubins, kernels }), "CUDA".into()));
+            return Ok((Box::new(self.cuda()), "CUDA".into()));
         }
         let cpu = self.cpu(self.residency(checkpoint, plan))?;
         Ok((Box::new(cpu), cpu_name(&cpu)))
+    }
+
+    /// The first GPU, with all weights.
+    fn cuda(&self) -> Cuda {
+        let cache = match self.step.cache_type {
+            CacheArg::F16 => CacheType::F16,
+            CacheArg::F32 => CacheType::F32,
+        };
+        let cubins = machine::cache_folder().map(|folder| folder.join("cuda"));
+        // For work on kernels: sources that take the place of the embedded ones.
+        let kernels = std::env::var_os("MOEBIUS_KERNELS").map(Into::into);
+        Cuda { device: 0, cache, cubins, kernels, host: None }
+    }
+
+    /// What makes a GPU with so many bytes of routed experts, the CPU beside it.
+    fn split_cuda(&self) -> Result<impl Fn(usize) -> Cuda> {
+        let residency = if self.step.copy_weights == CopyArg::All { Policy::CopyAll } else { Policy::Mapped };
+        let (cuda, cpu) = (self.cuda(), self.cpu(residency)?);
+        Ok(move |room| Cuda { host: Some(Host { room, copies_from: None, cpu }), ..cuda.clone() })
+    }
+
+    /// Whether routed experts may stay in host memory: the model has some, and a GPU computes.
+    fn may_split(&self, plan: &Plan) -> Result<bool> {
+        let is_cuda = self.kind() == BackendKind::Cuda;
+        ensure!(
+            is_cuda || self.step.gpu_memory.is_none(),
+            "keep within --gpu-memory: that is for NVIDIA GPUs, add --backend cuda"
+        );
+        Ok(is_cuda && plan.ops.iter().any(|op| matches!(op, Op::Experts { .. })))
+    }
+
+    /// What is decided where a GPU does not hold all weights and routed experts can stay in host memory.
+    fn prepare_split(&self, plan: &ValidPlan) -> Result<Option<Prepared>> {
+        if !self.may_split(plan)? {
+            return Ok(None);
+        }
+        let cuda = self.cuda();
+        let plan = cuda.lower(plan.clone())?;
+        let (budget, wish) = (self.budget(&plan), self.wish());
+        let whole = memory::fit(&cuda, &plan, &wish, budget);
+        let budget = match budget {
+            Budget::Free(None) => return Ok(None),
+            Budget::Free(Some(free)) if whole.as_ref().is_ok_and(|fit| fit.footprint.total() <= free) => {
+                return Ok(None);
+            }
+            Budget::Promise { .. } if whole.is_ok() => return Ok(None),
+            Budget::Free(Some(bytes)) => Budget::Promise { bytes, overhead: 0 },
+            promise @ Budget::Promise { .. } => promise,
+        };
+        let with = self.split_cuda()?;
+        let (cuda, fit) = memory::fit_split(with, &plan, &wish, self.step.batch.is_some(), budget)?;
+        let (split, layout) = (cuda.split(&plan), Layout::default());
+        Ok(Some(Prepared { backend: Box::new(cuda), name: "CUDA".into(), plan, budget, fit, layout, split }))
+    }
+
+    /// A GPU that keeps within its promise for one sequence of `positions`, experts in host memory where it must.
+    fn whole_split(&self, model: &Model, positions: usize) -> Result<Option<(Box<dyn Backend>, ValidPlan, Limits)>> {
+        if !self.may_split(&model.plan)? || self.step.gpu_memory.is_none() {
+            return Ok(None);
+        }
+        let cuda = self.cuda();
+        let plan = cuda.lower(model.plan.clone())?;
+        let (budget, batch) = (self.budget(&plan), self.step.batch(self.backend));
+        if let Ok(limits) = memory::fit_whole(&cuda, &plan, batch, positions, budget) {
+            return Ok(Some((Box::new(cuda), plan, limits)));
+        }
+        let (cuda, limits) = memory::fit_whole_streamed(self.split_cuda()?, &plan, batch, positions, budget)?;
+        Ok(Some((Box::new(cuda), plan, limits)))
     }
 
     /// The CPU with these residencies.
@@ -182,7 +248,15 @@ impl EngineSetup {
         let batch = self.step.batch.unwrap_or_else(|| memory::streamed_batch(&with(0), &plan, &wish, budget));
         let (cpu, fit) = memory::fit_streamed(with, &plan, &Wish { batch, ..wish }, budget)?;
         let layout = cpu.layout(&plan);
-        Ok(Some(Prepared { backend: Box::new(cpu), name: cpu_name(&cpu), plan, budget, fit, layout }))
+        Ok(Some(Prepared {
+            backend: Box::new(cpu),
+            name: cpu_name(&cpu),
+            plan,
+            budget,
+            fit,
+            layout,
+            split: Split::none(),
+        }))
     }
 
     /// What computes.
@@ -219,6 +293,9 @@ impl EngineSetup {
                 let bytes = metal::device().map_or(0, |device| device.budget_bytes).saturating_sub(2 << 30);
                 Budget::Promise { bytes, overhead: 0 }
             }
+            (BackendKind::Cuda, _) if self.step.gpu_memory.is_some() => {
+                Budget::Promise { bytes: self.step.gpu_memory.unwrap_or(0), overhead: driver_bytes() }
+            }
             (BackendKind::Cuda | BackendKind::Metal, Some(bytes)) => Budget::Promise { bytes, overhead: 0 },
             (BackendKind::Cuda, None) => Budget::Free(free_on_device()),
             (BackendKind::Cpu | BackendKind::Reference | BackendKind::Auto, memory) => {
@@ -248,17 +325,31 @@ impl EngineSetup {
         if let Some(prepared) = self.prepare_streamed(checkpoint, &plan)? {
             return Ok(prepared);
         }
+        if let Some(prepared) = self.prepare_split(&plan)? {
+            return Ok(prepared);
+        }
         let (backend, name) = self.backend(checkpoint, &plan)?;
         let plan = backend.lower(plan)?;
         let budget = self.budget(&plan);
         let fit = memory::fit(&*backend, &plan, &self.wish(), budget)?;
-        Ok(Prepared { backend, name, plan, budget, fit, layout: Layout::default() })
+        Ok(Prepared { backend, name, plan, budget, fit, layout: Layout::default(), split: Split::none() })
     }
 }
 
 /// What tables show for the CPU.
 fn cpu_name(cpu: &Cpu) -> String {
     format!("CPU {}", cpu.isa.name())
+}
+
+/// Bytes of the first GPU that go to the driver beside a program: its context, kernels and graphs.
+fn driver_bytes() -> usize {
+    /// What kernels and graphs take.
+    const KERNELS: usize = 64 << 20;
+    /// What a context takes at most; where more is taken, others take it.
+    const CONTEXT: usize = 640 << 20;
+    let devices = cuda::devices().map(|found| found.devices).unwrap_or_default();
+    let taken = devices.first().map_or(CONTEXT, |device| device.total_bytes.saturating_sub(device.free_bytes));
+    taken.min(CONTEXT) + KERNELS
 }
 
 /// Bytes that a model may take of the first GPU: a sixteenth is left to kernels, graphs and others.
@@ -313,12 +404,29 @@ pub struct Prepared {
     pub fit: Fit,
     /// The slabs of experts that are streamed; none where they are not.
     pub layout: Layout,
+    /// Which routed experts lie on a GPU; none where all weights are in one place.
+    pub split: Split,
 }
 
 impl Prepared {
-    /// What is where, in a sentence, when experts are streamed.
+    /// What is where, in a sentence, when experts are streamed or stay in host memory.
     pub fn placement(&self) -> Option<String> {
         let Budget::Promise { bytes, .. } = self.budget else { return None };
+        if self.split.host().next().is_some() {
+            let shown = |n: usize| machine::bytes(n as u64);
+            let [on_device, on_host] = self.split.bytes().map(shown);
+            let weights = self.fit.footprint.bytes(|part| matches!(part, Part::Weights(..)));
+            let dense = shown(weights.saturating_sub(self.split.bytes()[0]));
+            let (all, n_host) = (self.split.layers().len(), self.split.host().count());
+            return Some(format!(
+                "{} of GPU memory: {dense} of weights that every token reads and the routed experts of {} of {all} \
+                 layers ({on_device}); those of {n_host} layers ({on_host}) stay in host memory; a context of {} \
+                 positions",
+                shown(bytes),
+                all - n_host,
+                self.fit.limits.max_positions
+            ));
+        }
         if self.layout.layers.is_empty() {
             return None;
         }
@@ -615,8 +723,12 @@ impl Sequence {
 
     /// The same, with a setup of the caller's.
     pub fn start_with(model: &Model, setup: &EngineSetup, positions: usize) -> Result<Sequence> {
-        let (backend, plan, limits) = match setup.whole_streamed(model, positions)? {
-            Some(streamed) => streamed,
+        let parted = match setup.whole_split(model, positions)? {
+            Some(split) => Some(split),
+            None => setup.whole_streamed(model, positions)?,
+        };
+        let (backend, plan, limits) = match parted {
+            Some(parted) => parted,
             None => {
                 let (backend, _) = setup.backend(&model.checkpoint, &model.plan)?;
                 let plan = backend.lower(model.plan.clone())?;

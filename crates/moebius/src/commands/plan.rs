@@ -2,6 +2,7 @@
 
 use anyhow::{Result, ensure};
 use backend::cpu::read_bandwidth;
+use backend::cuda;
 use backend::experts::layout::Layer;
 use backend::experts::simulate::{self, Predicted};
 use backend::residency::Residency;
@@ -21,6 +22,7 @@ pub fn run(args: &PlanArgs) -> Result<()> {
     say!("{}", if args.unfused { &*model.plan } else { &*prepared.plan })?;
     print_memory(&prepared, model.checkpoint.name())?;
     print_streaming(args, &model, &prepared)?;
+    print_split(args, &prepared)?;
     say!("a decoded token reads {} of weights", machine::bytes(prepared.plan.bytes_per_token() as u64))
 }
 
@@ -57,6 +59,48 @@ fn print_streaming(args: &PlanArgs, model: &Model, prepared: &Prepared) -> Resul
         print(&name, simulate::predict(&layout, &trace.tokens))?;
     }
     Ok(())
+}
+
+/// Bytes per second of a GPU's memory where there is no GPU to ask, and of the link to it.
+const ASSUMED_GPU: f64 = 1e12;
+const ASSUMED_LINK: f64 = 25e9;
+/// Seconds that a layer's way to the host and back takes.
+const HANDOVER: f64 = 20e-6;
+
+/// What to expect of experts that stay in host memory, from what memory gives.
+fn print_split(args: &PlanArgs, prepared: &Prepared) -> Result<()> {
+    let Prepared { plan, split, fit, .. } = prepared;
+    let n_host = split.host().count();
+    if n_host == 0 {
+        return Ok(());
+    }
+    let threads = args.engine.threads.unwrap_or_else(machine::cores);
+    let (host, gpu) = (read_bandwidth(threads)?, cuda::bandwidth(0));
+    let shown = |n: f64| machine::bytes(n as u64);
+    let [on_device, on_host] = split.bytes().map(|n| shown(n as f64));
+    let weights = fit.footprint.bytes(|part| matches!(part, Part::Weights(..)));
+    let dense = shown(weights.saturating_sub(split.bytes()[0]) as f64);
+    let all = split.layers().len();
+    say!("placement")?;
+    say!("  {:<12} {dense:>10}  weights that every token reads", "GPU")?;
+    say!("  {:<12} {on_device:>10}  routed experts of {} of {all} layers", "GPU", all - n_host)?;
+    say!("  {:<12} {on_host:>10}  routed experts of {n_host} layers", "host")?;
+    let from = if gpu.is_some() { "by its clock and width" } else { "assumed" };
+    let gpu = gpu.unwrap_or(ASSUMED_GPU);
+    say!("  {:<12} {:>8}/s  {from}", "GPU", shown(gpu))?;
+    say!("  {:<12} {:>8}/s  measured with {threads} threads", "host", shown(host))?;
+    say!("  {:<12} {:>8}/s  assumed", "link", shown(ASSUMED_LINK))?;
+    let of_host = split.token_bytes()[1];
+    let of_gpu = plan.bytes_per_token().saturating_sub(of_host);
+    let seconds = of_gpu as f64 / gpu + of_host as f64 / host.max(1.0) + HANDOVER * n_host as f64;
+    let (read_gpu, read_host, rate) = (shown(of_gpu as f64), shown(of_host as f64), 1.0 / seconds);
+    say!(
+        "  {:<12} {rate:>10.1}  tok/s at best: a token reads {read_gpu} on the GPU, {read_host} on the host",
+        "answers"
+    )?;
+    let tokens = fit.limits.max_tokens;
+    let rate = tokens as f64 * ASSUMED_LINK / split.bytes()[1] as f64;
+    say!("  {:<12} {rate:>10.0}  tok/s at best: the link carries {on_host} for {tokens} tokens", "prompts")
 }
 
 /// What the program takes, part by part.
@@ -97,8 +141,11 @@ fn print_memory(prepared: &Prepared, file: &str) -> Result<()> {
     say!("  {:<12} {:>10}  a context of {} positions", "together", shown(fit.footprint.total()), limits.max_positions)?;
     match *budget {
         Budget::Promise { bytes, overhead } => {
-            say!("  {:<12} {:>10}  the rest of the process", "overhead", shown(overhead))?;
-            say!("  {:<12} {:>10}  --memory", "promised", shown(bytes))?;
+            let is_gpu = fit.footprint.device == cuda::MEMORY;
+            let (rest, flag) =
+                if is_gpu { ("the driver", "of GPU memory") } else { ("the rest of the process", "--memory") };
+            say!("  {:<12} {:>10}  {rest}", "overhead", shown(overhead))?;
+            say!("  {:<12} {:>10}  {flag}", "promised", shown(bytes))?;
         }
         Budget::Free(Some(free)) => say!("  {:<12} {:>10}  after a margin", "free now", shown(free))?,
         Budget::Free(None) => {}
