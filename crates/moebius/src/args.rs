@@ -119,6 +119,11 @@ pub struct StepArgs {
     /// may evict weights
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub memory: Option<usize>,
+    /// Memory of an NVIDIA GPU to stay below, the driver's share included (--backend cuda). Routed experts that do not
+    /// fit stay in host memory: the CPU computes them, and for long prompts they are copied to the GPU. What is free
+    /// when left out
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub gpu_memory: Option<usize>,
     /// Maximum number of tokens computed in one step; 512 when left out, more with CUDA (2048) and where experts are
     /// read from disk
     #[arg(short, long, value_name = "N")]

@@ -58,6 +58,8 @@ const LAYERS: &str = "all layers run on one backend: choose it with --backend";
 const ALWAYS: &str = "it is always on";
 const CACHE: &str = "both halves of the cache have one type: --cache-type f16 or f32";
 const FETCH: &str = "nothing is fetched from a hub: get the file with `hf download REPO FILE`, and give -m FILE";
+const EXPERTS: &str = "routed experts stay in host memory as far as the GPU does not hold them: say how much it may hold \
+                       with --gpu-memory";
 const SPLIT: &str = "a model runs on one device";
 const DRAFT: &str = "answers are not drafted by another model";
 
@@ -83,8 +85,8 @@ const TABLE: &[Foreign] = &[
         Maybe(&["distribute", "isolate", "numactl", "0", "1", "2", "3"]),
         Nothing("it changes nothing here"),
     ),
-    row(&["-ot", "--override-tensor", "--n-cpu-moe", "-ncmoe"], All, Value, Refused(SPLIT)),
-    row(&["-cmoe", "--cpu-moe"], All, Takes::Nothing, Refused(SPLIT)),
+    row(&["-ot", "--override-tensor", "--n-cpu-moe", "-ncmoe"], All, Value, Refused(EXPERTS)),
+    row(&["-cmoe", "--cpu-moe"], All, Takes::Nothing, Refused(EXPERTS)),
     row(&["-sm", "--split-mode", "-ts", "--tensor-split", "--rpc"], All, Value, Refused(SPLIT)),
     row(&["-mg", "--main-gpu"], All, Value, Is("--device")),
     row(&["-dev"], All, Value, Refused("choose a device by its number in `moebius devices`: --device N")),

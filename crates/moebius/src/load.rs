@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use backend::cpu::{CacheType, Cpu, Isa};
+use backend::cuda::split::{Host, Split};
 use backend::cuda::{self, Cuda};
 use backend::experts::layout::Layout;
 use backend::metal::{self, Metal};
@@ -124,16 +125,76 @@ impl EngineSetup {
             return Ok((Box::new(metal), "Metal".into()));
         }
         if self.kind() == BackendKind::Cuda {
-            let cubins = machine::cache_folder().map(|folder| folder.join("cuda"));
-            // For work on kernels: sources that take the place of the embedded ones.
-            let kernels = std::env::var_os("MOEBIUS_KERNELS").map(Into::into);
-            let progress = Some(cuda::Progress(machine::show_compiling));
-            let device = self.device.ordinal;
-            let cuda = Cuda { device, cache, cubins, kernels, ahead: machine::kernels_folder(), progress };
-            return Ok((Box::new(cuda), "CUDA".into()));
+            return Ok((Box::new(self.cuda()), "CUDA".into()));
         }
         let cpu = self.cpu(self.residency(checkpoint, plan))?;
         Ok((Box::new(cpu), cpu_name(&cpu)))
+    }
+
+    /// The GPU, with all weights.
+    fn cuda(&self) -> Cuda {
+        let cubins = machine::cache_folder().map(|folder| folder.join("cuda"));
+        // For work on kernels: sources that take the place of the embedded ones.
+        let kernels = std::env::var_os("MOEBIUS_KERNELS").map(Into::into);
+        let (device, cache, ahead) = (self.device.ordinal, self.cache(), machine::kernels_folder());
+        let progress = Some(cuda::Progress(machine::show_compiling));
+        Cuda { device, cache, cubins, kernels, ahead, progress, host: None }
+    }
+
+    /// What makes a GPU with so many bytes of routed experts, the CPU beside it.
+    fn split_cuda(&self) -> Result<impl Fn(usize) -> Cuda> {
+        let residency = if self.step.copy_weights == CopyArg::All { Policy::CopyAll } else { Policy::Mapped };
+        let (cuda, cpu) = (self.cuda(), self.cpu(residency)?);
+        Ok(move |room| Cuda { host: Some(Host { room, copies_from: None, cpu }), ..cuda.clone() })
+    }
+
+    /// Whether routed experts may stay in host memory: the model has some, and a GPU computes.
+    fn may_split(&self, plan: &Plan) -> Result<bool> {
+        let is_cuda = self.kind() == BackendKind::Cuda;
+        ensure!(
+            is_cuda || self.step.gpu_memory.is_none(),
+            "keep within --gpu-memory: that is for NVIDIA GPUs, add --backend cuda"
+        );
+        // A GPU that nobody named computes what fits it whole, until it is said how much of it may be taken.
+        let is_wanted = is_cuda && (self.step.gpu_memory.is_some() || !self.may_fall_back());
+        Ok(is_wanted && plan.ops.iter().any(|op| matches!(op, Op::Experts { .. })))
+    }
+
+    /// The GPU and its plan where it does not hold all weights and routed experts can stay in host memory.
+    pub fn split(&self, plan: &ValidPlan) -> Result<Option<(Cuda, ValidPlan, Budget, Fit)>> {
+        if !self.may_split(plan)? {
+            return Ok(None);
+        }
+        let cuda = self.cuda();
+        let plan = cuda.lower(plan.clone())?;
+        let (budget, wish) = (self.budget(&plan), self.wish());
+        let whole = memory::fit(&cuda, &plan, &wish, budget);
+        let budget = match budget {
+            Budget::Free(None) => return Ok(None),
+            Budget::Free(Some(free)) if whole.as_ref().is_ok_and(|fit| fit.footprint.total() <= free) => {
+                return Ok(None);
+            }
+            Budget::Promise { .. } if whole.is_ok() => return Ok(None),
+            Budget::Free(Some(bytes)) => Budget::Promise { bytes, overhead: 0 },
+            promise @ Budget::Promise { .. } => promise,
+        };
+        let (cuda, fit) = memory::fit_split(self.split_cuda()?, &plan, &wish, self.step.batch.is_some(), budget)?;
+        Ok(Some((cuda, plan, budget, fit)))
+    }
+
+    /// A GPU that keeps within its promise for one sequence of `positions`, experts in host memory where it must.
+    fn whole_split(&self, model: &Model, positions: usize) -> Result<Option<(Box<dyn Backend>, ValidPlan, Limits)>> {
+        if !self.may_split(&model.plan)? || self.step.gpu_memory.is_none() {
+            return Ok(None);
+        }
+        let cuda = self.cuda();
+        let plan = cuda.lower(model.plan.clone())?;
+        let (budget, batch) = (self.budget(&plan), self.step.batch(self.kind()));
+        if let Ok(limits) = memory::fit_whole(&cuda, &plan, batch, positions, budget) {
+            return Ok(Some((Box::new(cuda), plan, limits)));
+        }
+        let (cuda, limits) = memory::fit_whole_streamed(self.split_cuda()?, &plan, batch, positions, budget)?;
+        Ok(Some((Box::new(cuda), plan, limits)))
     }
 
     /// Elements of the cache.
@@ -186,7 +247,7 @@ impl EngineSetup {
         let (cpu, fit) = memory::fit_streamed(with, &plan, &Wish { batch, ..wish }, budget)?;
         let layout = cpu.layout(&plan);
         let (backend, name, device) = (Box::new(cpu), cpu_name(&cpu), self.device.clone());
-        Ok(Some(Prepared { backend, name, plan, budget, fit, layout, device, _open: None }))
+        Ok(Some(Prepared { backend, name, plan, budget, fit, layout, split: Split::none(), device, _open: None }))
     }
 
     /// What computes.
@@ -223,6 +284,10 @@ impl EngineSetup {
                 let bytes = metal::device().map_or(0, |device| device.budget_bytes).saturating_sub(2 << 30);
                 Budget::Promise { bytes, overhead: 0 }
             }
+            (BackendKind::Cuda, _) if self.step.gpu_memory.is_some() => Budget::Promise {
+                bytes: self.step.gpu_memory.unwrap_or(0),
+                overhead: driver_bytes(self.device.ordinal),
+            },
             (BackendKind::Cuda | BackendKind::Metal, Some(bytes)) => Budget::Promise { bytes, overhead: 0 },
             (BackendKind::Cuda, None) => Budget::Free(free_on_device(self.device.ordinal)),
             (BackendKind::Cpu | BackendKind::Reference | BackendKind::Auto, memory) => {
@@ -267,6 +332,11 @@ impl EngineSetup {
             BackendKind::Cuda => Some(cuda::Open::new(self.device.ordinal).map_err(|why| anyhow!("use CUDA: {why}"))?),
             _ => None,
         };
+        if let Some((cuda, plan, budget, fit)) = self.split(&plan)? {
+            let (split, layout, device) = (cuda.split(&plan), Layout::default(), self.device.clone());
+            let (backend, name) = (Box::new(cuda), "CUDA".into());
+            return Ok(Prepared { backend, name, plan, budget, fit, layout, split, device, _open: open });
+        }
         let (backend, name) = self.backend(checkpoint, &plan)?;
         let plan = backend.lower(plan)?;
         let budget = self.budget(&plan);
@@ -276,8 +346,8 @@ impl EngineSetup {
             }
             _ => memory::fit(&*backend, &plan, &self.wish(), budget)?,
         };
-        let device = self.device.clone();
-        Ok(Prepared { backend, name, plan, budget, fit, layout: Layout::default(), device, _open: open })
+        let (layout, split, device) = (Layout::default(), Split::none(), self.device.clone());
+        Ok(Prepared { backend, name, plan, budget, fit, layout, split, device, _open: open })
     }
 
     /// What is prepared, and its program. Where a GPU that nobody named fails to start, the CPU takes its place.
@@ -301,6 +371,17 @@ impl EngineSetup {
 /// What tables show for the CPU.
 fn cpu_name(cpu: &Cpu) -> String {
     format!("CPU {}", cpu.isa.name())
+}
+
+/// Bytes of a GPU that go to the driver beside a program: its context, kernels and graphs.
+fn driver_bytes(ordinal: usize) -> usize {
+    /// What kernels and graphs take.
+    const KERNELS: usize = 64 << 20;
+    /// What a context takes at most; where more is taken, others take it.
+    const CONTEXT: usize = 640 << 20;
+    let devices = cuda::devices().map(|found| found.devices).unwrap_or_default();
+    let taken = devices.get(ordinal).map_or(CONTEXT, |device| device.total_bytes.saturating_sub(device.free_bytes));
+    taken.min(CONTEXT) + KERNELS
 }
 
 /// Bytes that a model may take of a GPU: a sixteenth is left to kernels, graphs and others.
@@ -355,6 +436,8 @@ pub struct Prepared {
     pub fit: Fit,
     /// The slabs of experts that are streamed; none where they are not.
     pub layout: Layout,
+    /// Which routed experts lie on a GPU; none where all weights are in one place.
+    pub split: Split,
     /// What computes in the end.
     pub device: Device,
     /// Keeps the device's context until a program has its own hold.
@@ -362,13 +445,29 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// What computes where nobody said, and what is where when experts are streamed: a sentence each.
+    /// What computes where nobody said, and what is where when experts do not lie with the other weights: a sentence each.
     pub fn placement(&self) -> Vec<String> {
-        [self.device.note(), self.streamed()].into_iter().flatten().collect()
+        [self.device.note(), self.parted()].into_iter().flatten().collect()
     }
 
-    fn streamed(&self) -> Option<String> {
+    /// What is where when experts are streamed or stay in host memory.
+    fn parted(&self) -> Option<String> {
         let Budget::Promise { bytes, .. } = self.budget else { return None };
+        if self.split.host().next().is_some() {
+            let shown = |n: usize| machine::bytes(n as u64);
+            let [on_device, on_host] = self.split.bytes().map(shown);
+            let weights = self.fit.footprint.bytes(|part| matches!(part, Part::Weights(..)));
+            let dense = shown(weights.saturating_sub(self.split.bytes()[0]));
+            let (all, n_host) = (self.split.layers().len(), self.split.host().count());
+            return Some(format!(
+                "{} of GPU memory: {dense} of weights that every token reads and the routed experts of {} of {all} \
+                 layers ({on_device}); those of {n_host} layers ({on_host}) stay in host memory; a context of {} \
+                 positions",
+                shown(bytes),
+                all - n_host,
+                self.fit.limits.max_positions
+            ));
+        }
         if self.layout.layers.is_empty() {
             return None;
         }
@@ -679,8 +778,12 @@ impl Sequence {
     }
 
     fn start_here(model: &Model, setup: &EngineSetup, positions: usize) -> Result<Sequence> {
-        let (backend, plan, limits) = match setup.whole_streamed(model, positions)? {
-            Some(streamed) => streamed,
+        let parted = match setup.whole_split(model, positions)? {
+            Some(split) => Some(split),
+            None => setup.whole_streamed(model, positions)?,
+        };
+        let (backend, plan, limits) = match parted {
+            Some(parted) => parted,
             None => {
                 let (backend, _) = setup.backend(&model.checkpoint, &model.plan)?;
                 let plan = backend.lower(model.plan.clone())?;

@@ -278,6 +278,38 @@ pub fn fit_streamed<B: Backend>(
     Ok((backend, Fit { limits, sequences, footprint }))
 }
 
+/// The limits of an engine whose routed experts lie on a GPU as far as they fit, and its backend: `with` makes one with
+/// so many bytes of experts there. Where nobody says how long steps are, the buffers of a step take a small part of the
+/// budget.
+///
+/// # Errors
+/// As [`fit`].
+pub fn fit_split<B: Backend>(
+    with: impl Fn(usize) -> B,
+    plan: &ValidPlan,
+    wish: &Wish,
+    is_batch_given: bool,
+    budget: Budget,
+) -> Result<(B, Fit)> {
+    /// The part of the budget that a step's buffers may take.
+    const SHARE: usize = 8;
+    let room = match budget {
+        Budget::Promise { bytes, overhead } => bytes.saturating_sub(overhead),
+        Budget::Free(free) => free.unwrap_or(usize::MAX),
+    };
+    let batches = [wish.batch, wish.batch / 2, wish.batch / 4];
+    let tried = batches.into_iter().filter(|_| !is_batch_given).find_map(|batch| {
+        let (backend, fit) = fit_streamed(&with, plan, &Wish { batch, ..*wish }, budget).ok()?;
+        let is_step = |part| matches!(part, Part::Activations | Part::Inputs | Part::Scratch);
+        (fit.footprint.bytes(is_step) <= room / SHARE).then_some((backend, fit))
+    });
+    match tried {
+        Some(found) => Ok(found),
+        None if is_batch_given => fit_streamed(with, plan, wish, budget),
+        None => fit_streamed(with, plan, &Wish { batch: batches[2].max(1), ..*wish }, budget),
+    }
+}
+
 /// Tokens of a step where experts are streamed and nobody says: a prompt reads every expert that is not in memory once
 /// a step, so steps are as long as is had for a small part of the memory.
 pub fn streamed_batch(least: &dyn Backend, plan: &ValidPlan, wish: &Wish, budget: Budget) -> usize {
@@ -397,6 +429,16 @@ fn keep(budget: Budget, footprint: &Footprint, least: impl FnOnce() -> Footprint
     let least = least();
     let megabytes = overhead.saturating_add(least.total()).div_ceil(1_000_000);
     let shown = |n: usize| machine::bytes(n as u64);
+    if least.device == backend::cuda::MEMORY {
+        let why = format!(
+            "keep within {} of GPU memory (--gpu-memory): the least that works is {megabytes}M: {} that the program \
+             allocates, {} for the driver",
+            shown(bytes),
+            shown(least.allocated()),
+            shown(overhead),
+        );
+        return Err(TooLarge(why).into());
+    }
     let why = format!(
         "keep within {} (--memory): the least that works is {megabytes}M: {} of weights in their files, {} that the \
          program allocates, {} for the rest of the process",

@@ -193,6 +193,43 @@ fn files_can_be_looked_into() {
     }
 }
 
+/// A GPU that does not hold all experts: the least that works is named and works, and experts move as memory grows.
+/// Sizes are planned, so no GPU is needed.
+#[test]
+fn experts_that_a_gpu_does_not_hold_stay_on_the_host() {
+    let plan = |megabytes: usize| {
+        let memory = format!("{megabytes}M");
+        moebius(&["plan", "--backend", "cuda", "--gpu-memory", &memory, "--ctx", "256", "-b", "64", "-t", "1"], "")
+    };
+    let output = plan(10);
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && error.contains("--gpu-memory"), "{error}");
+    let least = error.split("the least that works is ").nth(1).and_then(|rest| rest.split('M').next());
+    let least: usize = least.and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("{error}"));
+    assert!(!plan(least - 1).status.success(), "{least}M is the least");
+
+    // Layers on the host, with every megabyte more; none when all fit.
+    let on_host = |megabytes: usize| {
+        let output = plan(megabytes);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let line = text.lines().find(|line| line.trim_start().starts_with("host") && line.contains("routed"))?;
+        for part in ["placement", "routed experts of", "tok/s at best", "of GPU memory"] {
+            assert!(text.contains(part), "{part} in\n{text}");
+        }
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let at = words.iter().position(|&word| word == "of")?;
+        words[at + 1].parse::<usize>().ok()
+    };
+    let counts: Vec<usize> = (0..40).map(|more| on_host(least + more).unwrap_or(0)).collect();
+    assert!(counts[0] > 0 && counts[39] == 0 && counts.is_sorted_by(|a, b| a >= b), "{counts:?}");
+    assert!(counts.iter().any(|&n| n > 0 && n < counts[0]), "{counts:?}");
+
+    let output = moebius(&["plan", "--gpu-memory", "6G"], "");
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && error.contains("--backend cuda"), "{error}");
+}
+
 /// A folder with a small random model and a tokenizer of single characters, used as any file is.
 #[test]
 fn folders_are_models() {

@@ -259,7 +259,7 @@ impl Needs {
         ActsShared::bytes(1, acts_room(self.hidden))
     }
 
-    fn acts(&self) -> Result<[ActsShared; N_KINDS], CompileError> {
+    pub fn acts(&self) -> Result<[ActsShared; N_KINDS], CompileError> {
         let acts = |n: usize| ActsShared::new(1, acts_room(n));
         Ok([acts(self.acts[0])?, acts(self.acts[1])?, acts(self.acts[2])?, acts(self.acts[3])?])
     }

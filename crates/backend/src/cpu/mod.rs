@@ -3,6 +3,7 @@
 //! It obeys the CPU law (see [`quant`]): the logits are the same bits whatever the instruction set, the number of
 //! threads, the batch, and the way a prompt was cut into chunks.
 
+pub(crate) mod apart;
 mod bandwidth;
 mod compile;
 mod copies;

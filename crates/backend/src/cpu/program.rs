@@ -195,6 +195,13 @@ impl StepTokens {
         self.fault_layer[..self.pos.len()].iter().for_each(|f| f.store(u32::MAX, Relaxed));
     }
 
+    /// A step of so many rows that belong to no batch.
+    pub fn set_rows(&mut self, rows: usize) {
+        self.pos.clear();
+        self.pos.resize(rows, 0);
+        self.n_outputs = rows;
+    }
+
     /// Number of rows that a buffer has in this step.
     pub fn rows(&self, rows: Rows) -> usize {
         rows.count(self.pos.len(), self.n_outputs)

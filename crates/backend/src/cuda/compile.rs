@@ -1,6 +1,7 @@
 //! From a plan to a program: compiles the modules it needs, copies weights to the device and allocates everything a
 //! step needs.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -13,11 +14,13 @@ use super::driver::{self, Context, DriverError, Memory, Module, Pinned, Stream};
 use super::encode::{Kernels, RopeView, Scratch};
 use super::encode_batch::{self, BatchScratch};
 use super::fuse::fuse;
-use super::nodes::{CacheView, Lower, MAX_SPLITS, Modules, Node, StateView, View, is_interleaved};
+use super::host::Host;
+use super::nodes::{CacheView, HostNode, Lower, MAX_SPLITS, Modules, Node, StateView, View, is_interleaved};
 use super::nvrtc::{self, Target};
 use super::pick::Picker;
 use super::program::{CudaProgram, Parts};
 use super::sources::{self, Key, Texts};
+use super::split::Split;
 use super::tables::Tables;
 use super::upload::Weights;
 use super::wide;
@@ -74,6 +77,9 @@ pub struct Laid<'a> {
     pub weights: Weights<'a>,
     pub ropes: Vec<RopeView>,
     pub scratch: Scratch,
+    /// Which routed experts lie on the device, and where the others come to when it computes them.
+    split: Split,
+    stage: Memory,
     memory: Vec<Memory>,
     states: Vec<StateView>,
     logits: View,
@@ -110,6 +116,8 @@ pub fn lay<'a>(
     let arena = allocate(context, "step buffers", placement.bytes)?;
     let (cache_memory, caches) = caches(context, plan, limits, is_f16)?;
     let (state_memory, states) = states(context, plan, limits, stream)?;
+    let split = cuda.split(plan);
+    let stage = allocate(context, "experts on their way", split.stage_bytes())?;
     let mut weights = Weights::new(context);
     let mut modules = Modules::new();
     let mut lower = Lower {
@@ -126,6 +134,9 @@ pub fn lay<'a>(
         is_wide,
         is_batch,
         n_routers: 0,
+        split: &split,
+        stage: stage.ptr(),
+        n_hosts: 0,
     };
     let of_ops = plan.ops.iter().map(|op| lower.op(op)).collect::<Result<Vec<_>, _>>()?;
     let qkv = lower.modules.id(Key::cached(sources::QKV, is_f16));
@@ -196,6 +207,8 @@ pub fn lay<'a>(
         weights,
         ropes,
         scratch,
+        split,
+        stage,
         memory,
         states,
         logits,
@@ -207,7 +220,7 @@ pub fn lay<'a>(
 pub fn compile(
     cuda: &Cuda,
     plan: &ValidPlan,
-    checkpoint: &Checkpoint,
+    checkpoint: &Arc<Checkpoint>,
     limits: Limits,
 ) -> Result<CudaProgram, CompileError> {
     let start = |why: String| CompileError::Start { what: format!("CUDA device {}", cuda.device), why };
@@ -217,7 +230,8 @@ pub fn compile(
     let target = nvrtc::target(context.arch, cuda.ahead.is_some()).map_err(start)?;
     let stream = Stream::new(&context).failed("a stream")?;
     let laid = lay(cuda, plan, checkpoint, limits, &context, &stream)?;
-    let Laid { nodes, few, batch, modules, weights, ropes, scratch, mut memory, states, logits, hidden } = laid;
+    let Laid { nodes, few, batch, modules, weights, ropes, scratch, split, stage, mut memory, states, logits, hidden } =
+        laid;
     // Weights are copied while kernels are compiled.
     let (loaded, copied) = std::thread::scope(|scope| {
         let copying = scope.spawn(|| weights.finish());
@@ -227,6 +241,14 @@ pub fn compile(
     memory.extend(copied?);
     let kernels = Kernels::new(loaded?);
     stream.wait().failed("initial memory")?;
+    let host = match cuda.host.filter(|_| split.host().next().is_some()) {
+        Some(host) => {
+            let mut host = Host::new(&context, &stream, host, plan, &split, checkpoint, limits, stage)?;
+            host.measure(&stream).failed("what copies of experts take")?;
+            Some(host)
+        }
+        None => None,
+    };
 
     let (kinds, max_tokens) = (Kinds::of(plan), limits.max_tokens);
     let max_outputs = limits.max_outputs.min(max_tokens);
@@ -255,6 +277,7 @@ pub fn compile(
         limits: Limits { max_outputs, ..limits },
         kinds,
         routing: RoutingTrace::new(plan),
+        host,
         _memory: memory,
     })
     .failed("a program")
@@ -264,10 +287,15 @@ pub fn compile(
 pub fn footprint(cuda: &Cuda, plan: &Plan, limits: Limits) -> Footprint {
     /// Multiprocessors of the largest device: the splits of attention grow with them.
     const SMS: usize = 192;
-    let mut sum = Footprint::new("device memory");
+    let mut sum = Footprint::new(super::MEMORY);
     let kinds = plan.kinds();
     let residencies = Residencies::new(plan, Policy::CopyAll);
+    let split = cuda.split(plan);
+    let in_host_memory: HashSet<Weight> = split.host().flat_map(|layer| plan.ops[layer.op].weights()).collect();
     for i in 0..plan.weights.len() {
+        if in_host_memory.contains(&Weight(i as u32)) && residencies.is_matrix(Weight(i as u32)) {
+            continue;
+        }
         let (decl, is_matrix) = (&plan.weights[i], residencies.is_matrix(Weight(i as u32)));
         let bytes = if is_matrix { decl.bytes() } else { decl.n_values().saturating_mul(4) };
         sum.add(Part::Weights(kinds[i], Residency::Copied), bytes);
@@ -293,6 +321,7 @@ pub fn footprint(cuda: &Cuda, plan: &Plan, limits: Limits) -> Footprint {
     // Devices without these kernels need none of it.
     sum.add(Part::Scratch, wide::most_packed(plan, limits));
     sum.add(Part::Scratch, batch::scratch(plan, limits).iter().sum());
+    sum.add(Part::Scratch, split.stage_bytes());
     sum
 }
 
@@ -338,7 +367,7 @@ impl Needs {
                         needs.partial = needs.partial.max(node.partial(n_tokens, n_splits));
                     }
                 }
-                Node::Experts(node) => {
+                Node::Experts(node) | Node::HostExperts(HostNode { experts: node, .. }) => {
                     needs.n_expert = needs.n_expert.max(node.n_expert);
                     let rows = node.x.rows.count(limits.max_tokens, limits.max_outputs);
                     needs.pairs = needs.pairs.max(rows.saturating_mul(node.n_used));

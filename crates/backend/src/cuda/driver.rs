@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_void};
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use cudarc::driver::sys;
 
@@ -150,6 +150,19 @@ impl Properties {
         let max_shared = attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
         Ok(Properties { device, name, arch: (10 * major + minor) as u32, sms, max_shared })
     }
+}
+
+/// Bytes per second of a device's memory: two transfers a clock over its width.
+pub fn memory_bandwidth(ordinal: usize) -> Result<f64> {
+    use sys::CUdevice_attribute as A;
+    let (mut device, mut clock, mut width) = (0, 0, 0);
+    // SAFETY: the driver is initialised and writes one number each.
+    unsafe {
+        call!(cuDeviceGet(&mut device, ordinal as i32))?;
+        call!(cuDeviceGetAttribute(&mut clock, A::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, device))?;
+        call!(cuDeviceGetAttribute(&mut width, A::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH, device))?;
+    }
+    Ok(2e3 * f64::from(clock) * f64::from(width) / 8.0)
 }
 
 /// A device and its primary context.
@@ -305,6 +318,24 @@ impl Pinned {
     }
 }
 
+impl Pinned {
+    /// Its address on the device.
+    pub fn device_ptr(&self) -> Result<Ptr> {
+        let mut ptr = 0;
+        // SAFETY: allocated by `new`; the driver writes one address.
+        unsafe { call!(cuMemHostGetDevicePointer_v2(&mut ptr, self.ptr.cast(), 0))? };
+        Ok(ptr)
+    }
+
+    /// A word that the host and the device change while the other looks at it. Code that uses it takes no references
+    /// by [`Pinned::words`].
+    pub fn atomic(&self, word: usize) -> &AtomicU32 {
+        assert!(4 * (word + 1) <= self.bytes);
+        // SAFETY: inside the allocation, which is aligned to a page; the device stores whole words.
+        unsafe { AtomicU32::from_ptr(self.ptr.cast::<u32>().add(word)) }
+    }
+}
+
 impl Drop for Pinned {
     fn drop(&mut self) {
         if self.context.enter().is_ok() {
@@ -354,6 +385,39 @@ impl Stream {
     /// Takes the list of what was launched on a device that is not there.
     pub fn take_launched(&self) -> Vec<Launch> {
         self.launched.take()
+    }
+
+    /// Whether everything that was queued is done.
+    pub fn is_done(&self) -> Result<bool> {
+        // SAFETY: the stream lives.
+        match unsafe { sys::cuStreamQuery(self.raw) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            code => status("cuStreamQuery", code).map(|()| true),
+        }
+    }
+
+    /// Queues a store of `value`, behind everything that was queued before.
+    ///
+    /// # Safety
+    /// `at` is a word of memory that the device reaches.
+    pub unsafe fn store(&self, at: Ptr, value: u32) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { call!(cuStreamWriteValue32_v2(self.raw, at, value, 0)) }
+    }
+
+    /// What is queued behind this waits until the word is `value`, or at most 2^31 past it.
+    ///
+    /// # Safety
+    /// As [`Stream::store`], and the word becomes so.
+    pub unsafe fn wait_until(&self, at: Ptr, value: u32) -> Result<()> {
+        // SAFETY: the caller's promise; no flag means "at least", cyclically.
+        unsafe { call!(cuStreamWaitValue32_v2(self.raw, at, value, 0)) }
+    }
+
+    /// What is queued behind this waits for what was queued before the mark, on its stream.
+    pub fn wait_for(&self, event: &Event) -> Result<()> {
+        // SAFETY: both live.
+        unsafe { call!(cuStreamWaitEvent(self.raw, event.raw, 0)) }
     }
 
     /// Queues a copy of the first `bytes` of `from` to the device.
@@ -505,6 +569,15 @@ impl Event {
             }
             call!(cuEventCreate(&mut raw, 0))?;
         }
+        Ok(Event { raw, context: Arc::clone(context) })
+    }
+
+    /// An event that streams wait for.
+    pub fn without_time(context: &Arc<Context>) -> Result<Event> {
+        let mut raw = std::ptr::null_mut();
+        let flag = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: the driver writes one handle.
+        unsafe { call!(cuEventCreate(&mut raw, flag))? };
         Ok(Event { raw, context: Arc::clone(context) })
     }
 

@@ -311,6 +311,7 @@ impl Encoder<'_> {
             }
             Node::Route(ref node) => self.route(node),
             Node::Experts(ref node) => self.experts(node),
+            Node::HostExperts(ref node) => self.experts(&node.experts),
             Node::FewLinear(ref node) => self.few_linear(node),
             Node::Attend(ref node) => self.attend(node),
             Node::Router(ref node) => self.router(node),

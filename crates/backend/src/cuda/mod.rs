@@ -14,6 +14,8 @@ mod encode_batch;
 mod few;
 mod few_launch;
 mod fuse;
+mod handover;
+mod host;
 mod launch;
 mod matmul;
 mod nodes;
@@ -22,6 +24,7 @@ pub mod outline;
 mod pick;
 mod program;
 mod sources;
+pub mod split;
 mod tables;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
@@ -34,12 +37,16 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use checkpoint::Checkpoint;
-use model::plan::{ValidPlan, passes};
+use model::plan::{Plan, ValidPlan, passes};
 
 pub use driver::NoDevice;
 
+use self::split::{Host, Split};
 use crate::cpu::CacheType;
 use crate::{Backend, CompileError, Footprint, Limits, Program};
+
+/// What footprints call the memory of a GPU.
+pub const MEMORY: &str = "device memory";
 
 /// An NVIDIA GPU.
 #[derive(Clone, Debug, Default)]
@@ -56,6 +63,15 @@ pub struct Cuda {
     pub ahead: Option<PathBuf>,
     /// Hears of kernels that are being compiled.
     pub progress: Option<Progress>,
+    /// Where not all routed experts lie on the device: how many do, and what computes the others.
+    pub host: Option<Host>,
+}
+
+impl Cuda {
+    /// Where the routed experts of a plan lie.
+    pub fn split(&self, plan: &Plan) -> Split {
+        self.host.map_or_else(Split::none, |host| Split::new(plan, host.room))
+    }
 }
 
 /// Hears how many modules are compiled, of how many that had to be; first of none.
@@ -132,6 +148,12 @@ pub struct Devices {
     pub compiler: Result<String, String>,
     /// In order of their numbers.
     pub devices: Vec<DeviceInfo>,
+}
+
+/// Bytes per second that a device's memory gives by its clock and width, where the driver says so.
+pub fn bandwidth(device: usize) -> Option<f64> {
+    driver::init().ok()?;
+    driver::memory_bandwidth(device).ok().filter(|&rate| rate > 0.0)
 }
 
 /// Looks for the driver, the compiler and the devices.

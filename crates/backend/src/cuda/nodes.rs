@@ -12,6 +12,7 @@ use quant::WeightType;
 use super::args::{Matrix, Prologue};
 use super::driver::Ptr;
 use super::sources::{self, Key};
+use super::split::{Split, plane_lens, plane_starts};
 use super::upload::Weights;
 use crate::{CompileError, PAGE};
 
@@ -209,6 +210,8 @@ pub enum Node {
     },
     Route(RouteNode),
     Experts(ExpertsNode),
+    /// Experts in host memory.
+    HostExperts(HostNode),
     FewLinear(FewLinearNode),
     Attend(AttendNode),
     Router(RouterNode),
@@ -400,6 +403,9 @@ impl Node {
                 let all = bytes(&node.gate) + bytes(&node.up) + bytes(&node.down);
                 (format!("experts {}, down {}", shape(&node.gate), node.down.dtype), node.n_used * all)
             }
+            Node::HostExperts(HostNode { experts, .. }) => {
+                (format!("experts on the host {}, down {}", shape(&experts.gate), experts.down.dtype), 0)
+            }
             Node::FewLinear(FewLinearNode { parts: [first, second], add, .. }) => {
                 let name = |parts: &[Part]| {
                     let n: Vec<String> = parts.iter().map(|part| part.w.n.to_string()).collect();
@@ -589,6 +595,15 @@ pub struct ExpertsNode {
     pub out: View,
 }
 
+/// Experts in host memory: what the host computes, or what the device does once their weights were copied.
+#[derive(Clone, Copy, Debug)]
+pub struct HostNode {
+    /// Its place among such nodes.
+    pub index: usize,
+    /// As the device computes it, on weights in the staging buffer.
+    pub experts: ExpertsNode,
+}
+
 /// Modules that a plan needs, each once.
 #[derive(Default)]
 pub struct Modules {
@@ -656,6 +671,11 @@ pub struct Lower<'a, 'w> {
     /// Steps may have rows enough for the kernels of `batch.rs`.
     pub is_batch: bool,
     pub n_routers: usize,
+    /// Which experts lie in host memory.
+    pub split: &'a Split,
+    /// Where their weights come in device memory.
+    pub stage: Ptr,
+    pub n_hosts: usize,
 }
 
 impl Lower<'_, '_> {
@@ -667,6 +687,12 @@ impl Lower<'_, '_> {
     }
 
     fn mat(&mut self, source: sources::Source, w: Weight) -> Result<Mat, CompileError> {
+        let data = self.weights.matrix(self.plan, self.checkpoint, w)?;
+        self.mat_of(source, w, data)
+    }
+
+    /// A matrix whose planes lie there.
+    fn mat_of(&mut self, source: sources::Source, w: Weight, data: Matrix) -> Result<Mat, CompileError> {
         let decl = self.plan.weight(w);
         let error = |why: String| CompileError::Tensor { name: decl.name.clone(), why };
         let (n, k) = match *decl.shape {
@@ -677,13 +703,29 @@ impl Lower<'_, '_> {
             return Err(error(format!("shape {:?} has an axis past 2^32", decl.shape)));
         }
         let dtype = decl.dtype;
-        let data = self.weights.matrix(self.plan, self.checkpoint, w)?;
         let module = self.modules.id(Key::typed(source, dtype));
         let wide = sources::wide(source).filter(|_| self.is_wide);
         let wide = wide.map(|source| self.modules.id(Key::typed(source, dtype)));
         let batch = sources::batch(source, dtype).filter(|_| self.is_batch);
         let batch = batch.map(|source| self.modules.id(Key::typed(source, dtype)));
         Ok(Mat { data, dtype, module, wide, batch, n, k })
+    }
+
+    /// Matrices of experts in host memory, one behind the other in the staging buffer.
+    fn staged(&mut self, stacks: [Weight; 3]) -> Result<[Mat; 3], CompileError> {
+        let mut at = self.stage;
+        let mut mats = Vec::with_capacity(3);
+        for w in stacks {
+            let decl = self.plan.weight(w);
+            let error = || CompileError::Tensor { name: decl.name.clone(), why: "rows are not whole blocks".into() };
+            let lens = plane_lens(decl).ok_or_else(error)?;
+            let (starts, bytes) = plane_starts(lens);
+            let place = |i: usize| if lens[i] > 0 { at + starts[i] as Ptr } else { 0 };
+            let data = Matrix { q: place(0), scales: place(1), biases: place(2) };
+            mats.push(self.mat_of(sources::EXPERTS, w, data)?);
+            at += bytes as Ptr;
+        }
+        Ok([mats[0], mats[1], mats[2]])
     }
 
     fn vector(&mut self, w: Weight) -> Result<Ptr, CompileError> {
@@ -806,19 +848,34 @@ impl Lower<'_, '_> {
                     Some(ExpertBiases { gate, up, down }) => [self.vector(gate)?, self.vector(up)?, self.vector(down)?],
                     None => [0; 3],
                 };
-                Node::Experts(ExpertsNode {
+                let is_host = self.split.is_host(gate);
+                let n_expert = self.plan.weight(gate).shape[0];
+                let [gate, up, down] = match is_host {
+                    true => self.staged([gate, up, down])?,
+                    false => {
+                        let mut mat = |w| self.mat(sources::EXPERTS, w);
+                        [mat(gate)?, mat(up)?, mat(down)?]
+                    }
+                };
+                let experts = ExpertsNode {
                     x: self.view(x),
                     ids: self.view(ids),
-                    n_expert: self.plan.weight(gate).shape[0],
+                    n_expert,
                     n_used: self.plan.buf(ids).width,
-                    gate: self.mat(sources::EXPERTS, gate)?,
-                    up: self.mat(sources::EXPERTS, up)?,
-                    down: self.mat(sources::EXPERTS, down)?,
+                    gate,
+                    up,
+                    down,
                     biases,
                     act: act.into(),
                     hidden: self.view(hidden),
                     out: self.view(out),
-                })
+                };
+                if is_host {
+                    self.n_hosts += 1;
+                    Node::HostExperts(HostNode { index: self.n_hosts - 1, experts })
+                } else {
+                    Node::Experts(experts)
+                }
             }
             Op::Combine { x, add, y, weights, ref norm } => {
                 let (norm_w, eps, norm_out) = match *norm {

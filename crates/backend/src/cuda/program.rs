@@ -9,7 +9,9 @@ use super::driver::{Context, DriverError, Graph, Memory, Pinned, Stream};
 use super::encode::{Encoder, Kernels, RopeView, Scratch};
 use super::few::MAX_ROWS;
 use super::few_launch::Half;
-use super::nodes::{MAX_SPLITS, Node, RouteNode, StateView, View};
+use super::handover::{self, Lane};
+use super::host::Host;
+use super::nodes::{HostNode, MAX_SPLITS, Node, RouteNode, StateView, View};
 use super::pick::Picker;
 use super::tables::{Counts, Tables};
 use super::times::Times;
@@ -47,6 +49,8 @@ pub struct Parts {
     pub kinds: Kinds,
     pub routing: RoutingTrace,
     pub picker: Picker,
+    /// Where not all experts lie on the device.
+    pub host: Option<Host>,
     /// Weights, caches, states, buffers and scratch, to be kept.
     pub _memory: Vec<Memory>,
 }
@@ -68,6 +72,18 @@ pub fn list(counts: Counts, longest: usize, has_batch: bool) -> List {
     }
 }
 
+/// What a step's launches depend on.
+#[derive(Clone, Copy)]
+struct Shape {
+    counts: Counts,
+    /// Longest chunk.
+    longest: usize,
+    most_pages: usize,
+    list: List,
+    /// Its launches may become graphs.
+    is_decode: bool,
+}
+
 impl Parts {
     fn list(&self, counts: Counts, longest: usize) -> List {
         list(counts, longest, !self.batch.is_empty())
@@ -82,8 +98,8 @@ impl Parts {
     }
 }
 
-/// What decides which launches a step has: its counts and the bucket of its longest sequence.
-type GraphKey = (Counts, usize);
+/// What decides which launches a part of a step has: the step's counts, the bucket of its longest sequence, the part.
+type GraphKey = (Counts, usize, usize);
 
 /// Whether a step was seen once, or its graph.
 enum Seen {
@@ -95,6 +111,8 @@ enum Seen {
 pub struct CudaProgram {
     // Graphs go before the modules and the memory that they point to.
     graphs: HashMap<GraphKey, Seen>,
+    /// Places of the nodes of each list that the host computes: they cut a step into parts.
+    cuts: [Vec<usize>; 3],
     parts: Parts,
     faults: Vec<Fault>,
     picks: Picks,
@@ -113,8 +131,13 @@ impl CudaProgram {
     /// From its parts.
     pub fn new(parts: Parts) -> Result<CudaProgram, DriverError> {
         let early = parts.context.arch >= 90;
+        let cuts = [&parts.nodes, &parts.few, &parts.batch].map(|nodes| {
+            let is_host = |&i: &usize| matches!(nodes[i], Node::HostExperts(_));
+            (0..nodes.len()).filter(is_host).collect()
+        });
         Ok(CudaProgram {
             graphs: HashMap::new(),
+            cuts,
             faults: Vec::with_capacity(parts.limits.max_tokens),
             picks: Picks::default(),
             times: Times::new(&parts.context, [&parts.nodes, &parts.few, &parts.batch]),
@@ -127,53 +150,87 @@ impl CudaProgram {
         })
     }
 
-    /// Queues everything of the step.
-    fn queue(&mut self) -> Result<(), DriverError> {
+    /// The shape of the step under way.
+    fn shape(&self) -> Shape {
         let batch = &self.batch;
         let counts = Counts::of(batch);
-        self.parts.context.enter()?;
-        if self.parts.tables.fill(batch, &self.parts.stream)? {
-            self.graphs.clear();
-        }
         let longest = batch.chunks.iter().map(|c| c.len as usize).max().unwrap_or(0);
         let pages = batch.chunks.iter().map(|c| (c.pos as usize + c.len as usize).div_ceil(PAGE)).max().unwrap_or(1);
         let most_pages = pages.next_power_of_two().min(MAX_SPLITS);
         let is_watched = self.is_traced || self.times.is_on();
         let is_decode = longest == 1 && counts.tokens <= MAX_CAPTURED && !is_watched;
-        let key = (counts, most_pages);
-        let seen = if is_decode { self.graphs.get(&key) } else { None };
+        Shape { counts, longest, most_pages, list: self.parts.list(counts, longest), is_decode }
+    }
+
+    /// Queues the step: all of it, or what comes before the host's first share.
+    fn queue(&mut self) -> Result<(), DriverError> {
+        self.parts.context.enter()?;
+        if self.parts.tables.fill(&self.batch, &self.parts.stream)? {
+            self.graphs.clear();
+        }
+        let shape = self.shape();
+        if self.parts.host.is_some() {
+            return Shared { program: self, shape }.queue(0);
+        }
+        self.queue_part(shape, 0)?;
+        self.queue_output(shape)
+    }
+
+    /// Queues the nodes between the cuts `part - 1` and `part`, as a graph where they were seen before.
+    fn queue_part(&mut self, shape: Shape, part: usize) -> Result<(), DriverError> {
+        let key = (shape.counts, shape.most_pages, part);
+        let seen = if shape.is_decode { self.graphs.get(&key) } else { None };
         match seen {
             Some(Seen::Captured(graph)) => self.parts.stream.replay(graph)?,
             Some(Seen::Once) => {
-                let graph = self.parts.stream.capture(|| self.encode(counts, longest, most_pages))?;
+                let graph = self.parts.stream.capture(|| self.encode(shape, part))?;
                 self.parts.stream.replay(&graph)?;
                 self.graphs.insert(key, Seen::Captured(graph));
             }
             None => {
-                self.encode(counts, longest, most_pages)?;
-                if is_decode {
+                self.encode(shape, part)?;
+                if shape.is_decode {
                     self.graphs.insert(key, Seen::Once);
                 }
             }
         }
-        let args = self.parts.picker.fill(&self.batch, &self.parts.stream, self.parts.logits.ptr)?;
-        if let Some(args) = args {
-            self.encoder(counts, longest, most_pages).pick(&args)?;
-        }
-        self.fetch(counts)
+        Ok(())
     }
 
-    fn encoder(&self, counts: Counts, longest: usize, most_pages: usize) -> Encoder<'_> {
+    /// Queues what picks and copies the rows that the step returns.
+    fn queue_output(&mut self, shape: Shape) -> Result<(), DriverError> {
+        let args = self.parts.picker.fill(&self.batch, &self.parts.stream, self.parts.logits.ptr)?;
+        if let Some(args) = args {
+            self.encoder(shape).pick(&args)?;
+        }
+        self.fetch(shape.counts)
+    }
+
+    /// Runs the host's share of the step.
+    fn share(&mut self) -> Result<(), DriverError> {
+        if self.parts.host.is_none() {
+            return Ok(());
+        }
+        let shape = self.shape();
+        let n = self.cuts[shape.list as usize].len();
+        let shared = handover::run(&mut Shared { program: self, shape }, n).and_then(|()| self.queue_output(shape));
+        if let (Err(_), Some(host)) = (&shared, &mut self.parts.host) {
+            host.release();
+        }
+        shared
+    }
+
+    fn encoder(&self, shape: Shape) -> Encoder<'_> {
         let parts = &self.parts;
         Encoder {
             stream: &parts.stream,
             kernels: &parts.kernels,
             ropes: &parts.ropes,
             scratch: parts.scratch,
-            step: parts.tables.step(counts),
-            counts,
-            most_pages,
-            longest,
+            step: parts.tables.step(shape.counts),
+            counts: shape.counts,
+            most_pages: shape.most_pages,
+            longest: shape.longest,
             sms: parts.context.sms,
             max_shared: parts.context.max_shared,
             half: Half::Registers,
@@ -183,18 +240,25 @@ impl CudaProgram {
         }
     }
 
-    /// Queues the nodes one by one.
-    fn encode(&self, counts: Counts, longest: usize, most_pages: usize) -> Result<(), DriverError> {
+    /// Queues the nodes of a part one by one.
+    fn encode(&self, shape: Shape, part: usize) -> Result<(), DriverError> {
         let parts = &self.parts;
-        let mut encoder = self.encoder(counts, longest, most_pages);
-        encoder.begin()?;
-        self.times.mark(0, &parts.stream)?;
-        let nodes = parts.nodes(parts.list(counts, longest));
-        for (i, node) in nodes.iter().enumerate() {
+        let mut encoder = self.encoder(shape);
+        let (nodes, cuts) = (parts.nodes(shape.list), &self.cuts[shape.list as usize]);
+        let first = match part.checked_sub(1) {
+            Some(before) => cuts[before] + 1,
+            None => {
+                encoder.begin()?;
+                self.times.mark(0, &parts.stream)?;
+                0
+            }
+        };
+        let end = cuts.get(part).copied().unwrap_or(nodes.len());
+        for (i, node) in nodes.iter().enumerate().take(end).skip(first) {
             encoder.node(node)?;
             self.times.mark(i + 1, &parts.stream)?;
             if let (Some(route), Some((trace, _)), true) = (node.route(), &self.trace, self.is_traced) {
-                let (at, len) = self.trace_place(route, counts);
+                let (at, len) = self.trace_place(route, shape.counts);
                 // SAFETY: the ids were just queued, and the trace has room for every router's at the limits.
                 unsafe { parts.stream.copy(trace.ptr() + at as u64, route.ids.ptr, len)? };
             }
@@ -275,6 +339,78 @@ impl CudaProgram {
     }
 }
 
+/// A step that the host has a share in.
+struct Shared<'a> {
+    program: &'a mut CudaProgram,
+    shape: Shape,
+}
+
+impl Shared<'_> {
+    /// Handover `i`, and its rows in this step.
+    fn node(&self, i: usize) -> Option<(HostNode, usize)> {
+        let cuts = &self.program.cuts[self.shape.list as usize];
+        match self.program.parts.nodes(self.shape.list)[*cuts.get(i)?] {
+            Node::HostExperts(node) => {
+                Some((node, node.experts.x.rows.count(self.shape.counts.tokens, self.shape.counts.rows)))
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Lane for Shared<'_> {
+    type Error = DriverError;
+
+    fn waits(&self, i: usize) -> bool {
+        let key = (self.shape.counts, self.shape.most_pages, i + 1);
+        let is_captured = matches!(self.program.graphs.get(&key), Some(Seen::Captured(_)));
+        is_captured && self.shape.is_decode && self.program.parts.host.as_ref().is_some_and(Host::waits)
+    }
+
+    /// Without rows there is nothing to compute.
+    fn is_computed(&self, i: usize) -> bool {
+        let host = self.program.parts.host.as_ref();
+        host.zip(self.node(i)).is_some_and(|(host, (_, rows))| rows > 0 && host.is_computed(rows))
+    }
+
+    fn queue(&mut self, i: usize) -> Result<(), DriverError> {
+        if let Some((before, (node, rows))) = i.checked_sub(1).and_then(|before| Some((before, self.node(before)?))) {
+            let is_computed = self.is_computed(before);
+            let Parts { host: Some(host), stream, .. } = &mut self.program.parts else { return Ok(()) };
+            if is_computed {
+                host.take_back(stream, &node, rows)?;
+            } else if rows > 0 {
+                host.stage(stream, node.index)?;
+                self.program.encoder(self.shape).node(&Node::HostExperts(node))?;
+                let Parts { host: Some(host), stream, .. } = &self.program.parts else { return Ok(()) };
+                host.unstage(stream)?;
+            }
+            let at = self.program.cuts[self.shape.list as usize][before];
+            self.program.times.mark(at + 1, &self.program.parts.stream)?;
+        }
+        self.program.queue_part(self.shape, i)?;
+        match self.node(i).filter(|_| self.is_computed(i)) {
+            Some((node, rows)) => {
+                let Parts { host: Some(host), stream, .. } = &mut self.program.parts else { return Ok(()) };
+                host.hand_over(stream, &node, rows)
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn reach(&mut self, _: usize) -> Result<(), DriverError> {
+        let Parts { host: Some(host), stream, .. } = &mut self.program.parts else { return Ok(()) };
+        host.reach(stream)
+    }
+
+    fn compute(&mut self, i: usize) -> Result<(), DriverError> {
+        if let (Some((node, rows)), Some(host)) = (self.node(i), &mut self.program.parts.host) {
+            host.compute(&node, rows);
+        }
+        Ok(())
+    }
+}
+
 impl Program for CudaProgram {
     fn limits(&self) -> Limits {
         self.parts.limits
@@ -306,12 +442,17 @@ impl Program for CudaProgram {
     }
 
     fn wait(&mut self) -> Result<Output<'_>, StepError> {
-        let waited = self.parts.context.enter().and_then(|()| self.parts.stream.wait()).and_then(|()| {
+        let shared = self.parts.context.enter().and_then(|()| self.share());
+        let waited = shared.and_then(|()| self.parts.stream.wait()).and_then(|()| {
             let longest = self.batch.chunks.iter().map(|c| c.len as usize).max().unwrap_or(0);
             self.times.add(self.parts.list(Counts::of(&self.batch), longest) as usize)
         });
         if let Err(e) = waited {
             return Err(self.device_error(e));
+        }
+        if let Some(host) = &self.parts.host {
+            // What was computed with zeros in place of weights is nobody's answer.
+            host.intact().map_err(|error| Failure::all(Cause::lost(error)))?;
         }
         self.read_faults(self.batch.chunks.len());
         if self.is_traced {
@@ -388,6 +529,9 @@ impl Program for CudaProgram {
 
 impl Drop for CudaProgram {
     fn drop(&mut self) {
+        if let Some(host) = &mut self.parts.host {
+            host.release();
+        }
         // What runs still reads the memory that goes now.
         if self.parts.context.enter().is_ok() {
             let _ = self.parts.stream.wait();

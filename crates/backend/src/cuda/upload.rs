@@ -11,10 +11,11 @@ use quant::WeightType;
 use super::args::Matrix;
 use super::compile::{Failed, allocate};
 use super::driver::{Context, DriverError, Memory, Pinned, Stream};
+use super::split::plane_starts;
 use crate::{CompileError, weights};
 
 /// Bytes of a staging buffer; each copier has two, which take turns.
-const STAGE: usize = 2 << 20;
+pub const STAGE: usize = 2 << 20;
 
 /// Maximum number of threads that copy from the page cache to staging memory: eight of them fill the link.
 const COPIERS: usize = 8;
@@ -52,10 +53,8 @@ impl<'a> Weights<'a> {
         let plane = |get: fn(&quant::Planes) -> usize| slabs.iter().map(get).sum::<usize>();
         let lens = [plane(|p| p.q.len()), plane(|p| p.scales.len()), plane(|p| p.biases.len())];
         let [mut at_q, mut at_scales, mut at_biases] = [0; 3];
-        let starts =
-            [0, lens[0].next_multiple_of(256), (lens[0].next_multiple_of(256) + lens[1]).next_multiple_of(256)];
-        // Kernels read whole words, past the end of a plane where it ends within one.
-        let memory = allocate(&self.context, "weights", starts[2] + lens[2].next_multiple_of(256))?;
+        let (starts, bytes) = plane_starts(lens);
+        let memory = allocate(&self.context, "weights", bytes)?;
         let base = memory.ptr();
         for slab in &slabs {
             for (bytes, start, at) in [

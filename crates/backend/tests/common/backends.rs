@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use backend::Backend;
 use backend::cpu::{CacheType, Cpu, Isa};
+use backend::cuda::split::Host;
 use backend::cuda::{self, Cuda};
 use backend::metal::gpu::{Gpu, GpuError};
 use backend::metal::{Metal, Tuning};
@@ -175,7 +176,13 @@ fn cuda_rows() -> Vec<Row> {
     let logits = Logits { bf16: 2e-2, quantised: Quantised::LlamaCpp { bytes: 3e-2 } };
     let rows =
         [row("cuda, f32 cache", CacheType::F32, ops, None), row("cuda, f16 cache", CacheType::F16, half, Some(logits))];
-    rows.into_iter().flatten().collect()
+    // Experts on the host, copied for prompts.
+    let hosted = gpu(CacheType::F16).map(|gpu| {
+        let host = Some(Host { room: 0, copies_from: Some(30), cpu: Cpu::default() });
+        let row = row("cuda, f16 cache, experts on the host", CacheType::F16, half, Some(logits))?;
+        Some(Row { backend: Arc::new(Cuda { host, ..gpu }), ..row })
+    });
+    rows.into_iter().chain(hosted).flatten().collect()
 }
 
 /// A simulated Apple GPU with a cache of this type, which runs as these options say; skips where there is no clang.

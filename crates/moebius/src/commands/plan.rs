@@ -3,6 +3,7 @@
 use anyhow::{Result, anyhow, ensure};
 use backend::cpu::{CacheType, read_bandwidth};
 use backend::cuda::outline::{Card, Launched, Line, Outline};
+use backend::cuda::split::Split;
 use backend::cuda::{self, Cuda};
 use backend::experts::layout::Layer;
 use backend::experts::simulate::{self, Predicted};
@@ -48,19 +49,25 @@ fn run_cuda(args: &PlanArgs, model: &Model) -> Result<()> {
         CacheArg::F16 => CacheType::F16,
         CacheArg::F32 => CacheType::F32,
     };
-    let cuda = Cuda { cache, ..Cuda::default() };
+    let placed = setup.split(&model.plan)?;
+    let cuda = placed.as_ref().map_or_else(|| Cuda { cache, ..Cuda::default() }, |(cuda, ..)| cuda.clone());
     let plan = cuda.lower(model.plan.clone())?;
-    let budget = Budget::Free(None);
-    let fit = memory::fit(&cuda, &plan, &Wish { sequences: 64, ..setup.wish() }, budget)?;
+    let all = Budget::Free(None);
+    let fit = memory::fit(&cuda, &plan, &Wish { sequences: 64, ..setup.wish() }, all)?;
     let outline = Outline::new(&cuda, &plan, &model.checkpoint, fit.limits, card)?;
     if let Some(folder) = &args.cubins {
         let n = cuda::compile_ahead(&outline, card.arch, folder).map_err(|why| anyhow!("compile kernels: {why}"))?;
         return say!("{n} modules for compute capability {} in {}", card.arch, folder.display());
     }
     say!("{}", if args.unfused { &*model.plan } else { &*plan })?;
-    let fit = memory::fit(&cuda, &plan, &setup.wish(), budget)?;
+    let (budget, fit) = match placed {
+        Some((_, _, budget, fit)) => (budget, fit),
+        None => (all, memory::fit(&cuda, &plan, &setup.wish(), all)?),
+    };
     let units = Units::of(&cuda, &plan);
     print_footprint(&fit, &units, &plan, model.checkpoint.name(), None)?;
+    print_budget(budget, "the driver", "of GPU memory")?;
+    print_split(args, &plan, &cuda.split(&plan), &fit)?;
     say!("launches for one token on compute capability {}.{}", card.arch / 10, card.arch % 10)?;
     let one = outline.step(1, 1, 1)?;
     let layers: Vec<&[Line]> = one.chunk_by(|a, b| a.layer == b.layer).collect();
@@ -144,14 +151,60 @@ fn print_streaming(args: &PlanArgs, model: &Model, prepared: &Prepared) -> Resul
     Ok(())
 }
 
-/// What the program takes, part by part, and of what.
+/// Bytes per second of a GPU's memory where there is no GPU to ask, and of the link to it.
+const ASSUMED_GPU: f64 = 1e12;
+const ASSUMED_LINK: f64 = 25e9;
+/// Seconds that a layer's way to the host and back takes.
+const HANDOVER: f64 = 20e-6;
+
+/// What to expect of experts that stay in host memory, from what memory gives.
+fn print_split(args: &PlanArgs, plan: &Plan, split: &Split, fit: &Fit) -> Result<()> {
+    let n_host = split.host().count();
+    if n_host == 0 {
+        return Ok(());
+    }
+    let threads = args.engine.threads.unwrap_or_else(machine::cores);
+    let (host, gpu) = (read_bandwidth(threads)?, cuda::bandwidth(args.engine.device.unwrap_or(0)));
+    let shown = |n: f64| machine::bytes(n as u64);
+    let [on_device, on_host] = split.bytes().map(|n| shown(n as f64));
+    let weights = fit.footprint.bytes(|part| matches!(part, Part::Weights(..)));
+    let dense = shown(weights.saturating_sub(split.bytes()[0]) as f64);
+    let all = split.layers().len();
+    say!("placement")?;
+    say!("  {:<12} {dense:>10}  weights that every token reads", "GPU")?;
+    say!("  {:<12} {on_device:>10}  routed experts of {} of {all} layers", "GPU", all - n_host)?;
+    say!("  {:<12} {on_host:>10}  routed experts of {n_host} layers", "host")?;
+    let from = if gpu.is_some() { "by its clock and width" } else { "assumed" };
+    let gpu = gpu.unwrap_or(ASSUMED_GPU);
+    say!("  {:<12} {:>8}/s  {from}", "GPU", shown(gpu))?;
+    say!("  {:<12} {:>8}/s  measured with {threads} threads", "host", shown(host))?;
+    say!("  {:<12} {:>8}/s  assumed", "link", shown(ASSUMED_LINK))?;
+    let of_host = split.token_bytes()[1];
+    let of_gpu = plan.bytes_per_token().saturating_sub(of_host);
+    let seconds = of_gpu as f64 / gpu + of_host as f64 / host.max(1.0) + HANDOVER * n_host as f64;
+    let (read_gpu, read_host, rate) = (shown(of_gpu as f64), shown(of_host as f64), 1.0 / seconds);
+    say!(
+        "  {:<12} {rate:>10.1}  tok/s at best: a token reads {read_gpu} on the GPU, {read_host} on the host",
+        "answers"
+    )?;
+    let tokens = fit.limits.max_tokens;
+    let rate = tokens as f64 * ASSUMED_LINK / split.bytes()[1] as f64;
+    say!("  {:<12} {rate:>10.0}  tok/s at best: the link carries {on_host} for {tokens} tokens", "prompts")
+}
+
+/// What the program takes, part by part.
 fn print_memory(prepared: &Prepared, file: &str) -> Result<()> {
     let Prepared { backend, plan, budget, fit, .. } = prepared;
     print_footprint(fit, &Units::of(&**backend, plan), plan, file, Some(prepared))?;
-    match *budget {
+    print_budget(*budget, "the rest of the process", "--memory")
+}
+
+/// What there is for it; `rest`: what else takes of it, `name`: of what is promised.
+fn print_budget(budget: Budget, rest: &str, name: &str) -> Result<()> {
+    match budget {
         Budget::Promise { bytes, overhead } => {
-            say!("  {:<12} {:>10}  the rest of the process", "overhead", shown(overhead))?;
-            say!("  {:<12} {:>10}  --memory", "promised", shown(bytes))?;
+            say!("  {:<12} {:>10}  {rest}", "overhead", shown(overhead))?;
+            say!("  {:<12} {:>10}  {name}", "promised", shown(bytes))?;
         }
         Budget::Free(Some(free)) => say!("  {:<12} {:>10}  after a margin", "free now", shown(free))?,
         Budget::Free(None) => {}

@@ -50,6 +50,7 @@ impl Server {
             cache_type: CacheArg::F16,
             copy_weights: CopyArg::Auto,
             memory: None,
+            gpu_memory: None,
             batch: Some(256),
         };
         let setup = EngineSetup {

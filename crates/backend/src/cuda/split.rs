@@ -1,0 +1,224 @@
+//! Which routed experts lie on the device and which in host memory, layer by layer: plain arithmetic, the same for the
+//! account of memory and for the program. Knows no driver.
+
+use model::plan::{Op, Plan, Weight, WeightDecl};
+
+use crate::cpu::Cpu;
+use crate::residency::{Policy, Residencies, Residency};
+
+/// What the host computes for a device that does not hold all routed experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Host {
+    /// Bytes of the device's memory for routed experts.
+    pub room: usize,
+    /// Rows of a step from which experts are copied to the device instead; measured when it is not given.
+    pub copies_from: Option<usize>,
+    /// Threads, instruction set and whether experts are copied to memory with large pages.
+    pub cpu: Cpu,
+}
+
+/// The routed experts of an op.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layer {
+    /// Its place in the plan.
+    pub op: usize,
+    /// Its gate, by which it is found.
+    gate: Weight,
+    /// Bytes of its three stacks in device memory.
+    pub bytes: usize,
+    /// Bytes of those that a token reads.
+    pub token_bytes: usize,
+    /// Whether they lie in host memory.
+    pub is_host: bool,
+}
+
+/// Where the routed experts of a plan lie.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Split {
+    layers: Vec<Layer>,
+}
+
+impl Split {
+    /// As many layers on the device as `room` bytes hold, spread over the depth of the model, so that copies of some
+    /// layers run beside the work of others.
+    pub fn new(plan: &Plan, room: usize) -> Split {
+        let mut layers = layers(plan);
+        let bytes: Vec<usize> = layers.iter().map(|layer| layer.bytes).collect();
+        for (layer, is_device) in layers.iter_mut().zip(choose(&bytes, room)) {
+            layer.is_host = !is_device;
+        }
+        Split { layers }
+    }
+
+    /// Everything on the device.
+    pub fn none() -> Split {
+        Split::default()
+    }
+
+    /// Whether the experts with these gates lie in host memory.
+    pub fn is_host(&self, gate: Weight) -> bool {
+        self.layers.iter().any(|layer| layer.gate == gate && layer.is_host)
+    }
+
+    /// The layers, in order.
+    pub fn layers(&self) -> &[Layer] {
+        &self.layers
+    }
+
+    /// Those in host memory.
+    pub fn host(&self) -> impl Iterator<Item = &Layer> {
+        self.layers.iter().filter(|layer| layer.is_host)
+    }
+
+    /// Bytes of the device's memory for the experts of a layer on their way: of the largest.
+    pub fn stage_bytes(&self) -> usize {
+        self.host().map(|layer| layer.bytes).max().unwrap_or(0)
+    }
+
+    /// Bytes of experts on the device, and in host memory.
+    pub fn bytes(&self) -> [usize; 2] {
+        self.sum(|layer| layer.bytes)
+    }
+
+    /// The same of those that a token reads.
+    pub fn token_bytes(&self) -> [usize; 2] {
+        self.sum(|layer| layer.token_bytes)
+    }
+
+    fn sum(&self, of: impl Fn(&Layer) -> usize) -> [usize; 2] {
+        let side = |is_host| {
+            let layers = self.layers.iter().filter(|layer| layer.is_host == is_host);
+            layers.fold(0usize, |sum, layer| sum.saturating_add(of(layer)))
+        };
+        [side(false), side(true)]
+    }
+}
+
+/// Where the planes of a matrix, or of a stack of them, begin in device memory, and how many bytes they take.
+pub fn plane_starts(lens: [usize; 3]) -> ([usize; 3], usize) {
+    let scales = lens[0].next_multiple_of(256);
+    let biases = (scales + lens[1]).next_multiple_of(256);
+    // Kernels read whole words, past the end of a plane where it ends within one.
+    ([0, scales, biases], biases + lens[2].next_multiple_of(256))
+}
+
+/// The lengths of the planes of a stack; none where its rows are not whole blocks.
+pub fn plane_lens(decl: &WeightDecl) -> Option<[usize; 3]> {
+    let k = decl.shape.last().copied().filter(|&k| k > 0)?;
+    let planes = decl.dtype.plane_bytes(k)?.times(decl.n_values() / k)?;
+    Some([planes.q, planes.scales, planes.biases])
+}
+
+/// The ops whose experts may lie in host memory: no other op reads their stacks as a whole, and no two share one.
+fn layers(plan: &Plan) -> Vec<Layer> {
+    let table = Residencies::new(plan, Policy::Stream { slabs: 0 });
+    let mut seen = Vec::new();
+    let mut found = Vec::new();
+    for (op, ops) in plan.ops.iter().enumerate() {
+        let Op::Experts { ids, gate, up, down, .. } = *ops else { continue };
+        let stacks = [gate, up, down];
+        let is_own = stacks.iter().all(|&w| table.of(w) == Residency::Streamed && !seen.contains(&w));
+        seen.extend(stacks);
+        let bytes = stacks.iter().try_fold(0usize, |sum, &w| {
+            let (_, bytes) = plane_starts(plane_lens(plan.weight(w))?);
+            sum.checked_add(bytes)
+        });
+        if let (true, Some(bytes)) = (is_own, bytes) {
+            let n_expert = plan.weight(gate).shape[0].max(1);
+            let token_bytes = bytes / n_expert * plan.buf(ids).width.min(n_expert);
+            found.push(Layer { op, gate, bytes, token_bytes, is_host: false });
+        }
+    }
+    found
+}
+
+/// Which of these layers lie in `room` bytes: as many bytes as simple exchanges find, evenly spread to begin with.
+fn choose(bytes: &[usize], room: usize) -> Vec<bool> {
+    let total: u128 = bytes.iter().map(|&n| n as u128).sum();
+    let mut is_in = vec![false; bytes.len()];
+    let (mut taken, mut passed) = (0usize, 0u128);
+    for (is_in, &n) in is_in.iter_mut().zip(bytes) {
+        passed += n as u128;
+        // The share of the room that the layers up to here deserve.
+        let deserved = (room as u128 * passed).checked_div(total).unwrap_or(0).min(passed);
+        if (taken as u128) + n as u128 <= deserved {
+            *is_in = true;
+            taken += n;
+        }
+    }
+    for (is_in, &n) in is_in.iter_mut().zip(bytes) {
+        if !*is_in && n <= room.saturating_sub(taken) {
+            *is_in = true;
+            taken += n;
+        }
+    }
+    // A layer goes for a larger one while that fits.
+    loop {
+        let left = room.saturating_sub(taken);
+        let gains = (0..bytes.len()).filter(|&out| is_in[out]).flat_map(|out| {
+            let is_in = &is_in;
+            (0..bytes.len()).filter(move |&other| !is_in[other]).map(move |other| (out, other))
+        });
+        let gain =
+            |&(out, other): &(usize, usize)| bytes[other].checked_sub(bytes[out]).filter(|&g| g > 0 && g <= left);
+        let Some((out, other)) = gains.filter(|pair| gain(pair).is_some()).max_by_key(|pair| gain(pair)) else {
+            return is_in;
+        };
+        (is_in[out], is_in[other]) = (false, true);
+        taken += bytes[other] - bytes[out];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn total(bytes: &[usize], is_in: &[bool]) -> usize {
+        bytes.iter().zip(is_in).filter(|(_, is_in)| **is_in).map(|(n, _)| n).sum()
+    }
+
+    /// Qwen3-30B-A3B in Q4_K_M: down is of Q6_K in half of the layers.
+    fn mixed() -> Vec<usize> {
+        (0..48).map(|i| if (6..42).contains(&i) && i % 3 != 0 { 339 } else { 392 }).collect()
+    }
+
+    #[test]
+    fn what_is_chosen_fits_and_wastes_less_than_the_smallest_layer() {
+        for bytes in [mixed(), vec![100; 48], vec![7], vec![5, 900, 20, 20, 3], vec![]] {
+            let all: usize = bytes.iter().sum();
+            for percent in 0..=110 {
+                let room = all * percent / 100;
+                let is_in = choose(&bytes, room);
+                let taken = total(&bytes, &is_in);
+                assert!(taken <= room, "{taken} of {room}: {bytes:?}");
+                let smallest = bytes.iter().zip(&is_in).filter(|(_, is_in)| !**is_in).map(|(n, _)| *n).min();
+                assert!(smallest.is_none_or(|n| n > room - taken), "{room}: {is_in:?}");
+                assert!(room < all || taken == all);
+            }
+        }
+    }
+
+    #[test]
+    fn layers_of_two_sizes_fill_the_room() {
+        let bytes = mixed();
+        for room in (2000..14_000).step_by(10) {
+            // Exchanges move the sum by the difference of the sizes, until less than that is left.
+            let left = room - total(&bytes, &choose(&bytes, room));
+            assert!(left < 392 - 339, "{left} of {room}");
+        }
+        let is_in = choose(&bytes, 3900);
+        let first_half = is_in[..24].iter().filter(|is_in| **is_in).count();
+        assert!((4..=6).contains(&first_half), "{is_in:?}");
+    }
+
+    #[test]
+    fn planes_begin_at_multiples_of_256_and_do_not_overlap() {
+        for lens in [[1, 0, 0], [256, 1, 1], [1000, 300, 77], [0, 0, 0]] {
+            let (starts, bytes) = plane_starts(lens);
+            assert!(starts.iter().all(|at| at % 256 == 0));
+            assert!(
+                starts[0] + lens[0] <= starts[1] && starts[1] + lens[1] <= starts[2] && starts[2] + lens[2] <= bytes
+            );
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! A GPU that holds a part of the routed experts, or none: the host computes the others, or copies them over. Logits
+//! stay inside the tolerance of a GPU that holds all. Without a GPU each test says so and ends.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::sync::Arc;
+
+use backend::Backend;
+use backend::cpu::{CacheType, Cpu};
+use backend::cuda::Cuda;
+use backend::cuda::split::{Host, Split};
+use backend::reference::Reference;
+use checkpoint::Checkpoint;
+use common::backends::gpu;
+use common::{PLAIN, Session, Shape, model, tokens};
+use model::plan::{Gate, Plan};
+use quant::WeightType::*;
+
+type Model = (Plan, Arc<Checkpoint>);
+
+/// The most that logits may be off (RMS over standard deviation), as for a GPU that holds all experts.
+const OFF: f64 = 3e-2;
+
+/// The GPU with this share of the experts, in percent. `copies_from` rows on, the others are copied.
+fn with(gpu: &Cuda, plan: &Plan, percent: usize, copies_from: usize) -> Cuda {
+    let all = Split::new(plan, usize::MAX).bytes()[0];
+    let cpu = Cpu { threads: 4, ..Cpu::default() };
+    Cuda { host: Some(Host { room: all / 100 * percent, copies_from: Some(copies_from), cpu }), ..gpu.clone() }
+}
+
+/// RMS error over the standard deviation of the exact values, without the worst eighth of the rows: a near tie sends a
+/// token to other experts.
+fn relative(found: &[f32], exact: &[f32], n_vocab: usize) -> f64 {
+    assert_eq!(found.len(), exact.len());
+    let of_row = |(found, exact): (&[f32], &[f32])| {
+        let n = exact.len() as f64;
+        let mean = exact.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
+        let variance = exact.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / n;
+        let error = found.iter().zip(exact).map(|(&a, &b)| (f64::from(a) - f64::from(b)).powi(2)).sum::<f64>() / n;
+        error / variance
+    };
+    let mut rows: Vec<f64> = found.chunks_exact(n_vocab).zip(exact.chunks_exact(n_vocab)).map(of_row).collect();
+    if rows.iter().any(|row| row.is_nan()) {
+        return f64::NAN;
+    }
+    rows.sort_by(f64::total_cmp);
+    let kept = rows.len() - rows.len() / 8;
+    (rows[..kept].iter().sum::<f64>() / kept as f64).sqrt()
+}
+
+/// Prompts, and then steps of one to three sequences, each often enough that its launches are captured.
+fn run(backend: &dyn Backend, model: &Model) -> Vec<f32> {
+    let mut session = Session::new(backend, model, 160);
+    let (a, b, c) = (tokens(70, 1), tokens(40, 2), tokens(12, 3));
+    let mut all = session.step(&[(0, &a)]).to_vec();
+    all.extend_from_slice(session.step(&[(1, &b[..7]), (0, &a[..1])]));
+    all.extend_from_slice(session.step(&[(2, &c), (1, &b[7..])]));
+    for i in 0..12 {
+        let next = [(0, &a[i..=i]), (1, &b[i..=i]), (2, &c[i..=i])];
+        all.extend_from_slice(session.step(&next[..1 + i / 4]));
+    }
+    // Rows that are not all asked for.
+    let out = session.step_rows(&[(0, &a[..20])], |i| i == 19);
+    all.extend_from_slice(out.logits);
+    all
+}
+
+fn embedded(gpu: &Cuda) -> Model {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/fable-29m-a10m-q4_k_m.gguf");
+    let checkpoint = checkpoint::open(path.as_ref()).unwrap();
+    let plan = gpu.lower(model::build(&checkpoint).unwrap()).unwrap();
+    (plan.clone(), Arc::new(checkpoint))
+}
+
+#[test]
+fn every_budget_gives_the_logits() {
+    let Some(gpu) = gpu(CacheType::F16) else { return };
+    let model = embedded(&gpu);
+    let exact = run(&Reference, &model);
+    let n_vocab = model.0.n_vocab;
+    let whole = relative(&run(&gpu, &model), &exact, n_vocab);
+    println!("all on the GPU: {whole:.2e}");
+    for percent in [100, 50, 0] {
+        for copies_from in [usize::MAX, 1, 9] {
+            let found = run(&with(&gpu, &model.0, percent, copies_from), &model);
+            let error = relative(&found, &exact, n_vocab);
+            println!("{percent}%, copies from {copies_from} rows: {error:.2e}");
+            assert!(error <= OFF, "{percent}%, {copies_from}: {error:e}");
+        }
+    }
+}
+
+#[test]
+fn every_kind_of_experts_can_stay_on_the_host() {
+    let Some(gpu) = gpu(CacheType::F32) else { return };
+    let act = Gate::ClampedSwiglu { alpha: 1.702, limit: 7.0 };
+    for shape in [
+        PLAIN,
+        Shape { act: Gate::GeluTanh, n_used: 8, ..PLAIN },
+        Shape { d_model: 256, d_ff: 256, types: [Q4_K, Q6_K, Q4_K, Q4_K, Q6_K], ..PLAIN },
+        Shape { d_model: 256, d_ff: 256, types: [Q8_0, BF16, Q5_0, MXFP4, Q4_1], biases: true, act, ..PLAIN },
+    ] {
+        let model = model(shape);
+        let exact = run(&Reference, &model);
+        for copies_from in [usize::MAX, 1] {
+            let error = relative(&run(&with(&gpu, &model.0, 0, copies_from), &model), &exact, model.0.n_vocab);
+            println!("{error:.2e} copies from {copies_from}: {shape:?}");
+            assert!(error <= OFF, "{error:e}: {copies_from} {shape:?}");
+        }
+    }
+}
+
+/// The same run gives the same bits: nothing is decided by a clock.
+#[test]
+fn runs_are_repeatable() {
+    let Some(gpu) = gpu(CacheType::F16) else { return };
+    let model = embedded(&gpu);
+    for copies_from in [usize::MAX, 9] {
+        let half = with(&gpu, &model.0, 50, copies_from);
+        assert_eq!(run(&half, &model), run(&half, &model));
+    }
+}
+
+/// A program that goes while the device waits for the host leaves nothing waiting.
+#[test]
+fn a_step_may_be_left_behind() {
+    let Some(gpu) = gpu(CacheType::F16) else { return };
+    let model = embedded(&gpu);
+    let mut session = Session::new(&with(&gpu, &model.0, 0, usize::MAX), &model, 64);
+    for _ in 0..4 {
+        session.step(&[(0, &[1])]);
+    }
+    let batch = session.batch.clone();
+    session.program.submit(&batch).unwrap();
+}
