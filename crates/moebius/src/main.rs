@@ -17,6 +17,7 @@ mod load;
 mod machine;
 mod memory;
 mod out;
+mod prompts;
 mod quantize;
 mod routes;
 mod sampling;
