@@ -45,11 +45,22 @@ impl Uncommitted {
         true
     }
 
+    /// Panics where the drafts of a slot are not judged.
+    pub fn assert_committed(&self, slot: u32) {
+        let n = self.0.get(slot as usize).copied().unwrap_or(0);
+        assert!(n == 0, "state {slot} is copied, and its drafts are not committed");
+    }
+
+    /// A slot gets another state.
+    pub fn forget(&mut self, slot: u32) {
+        self.0.get_mut(slot as usize).into_iter().for_each(|n| *n = 0);
+    }
+
     /// A slot is copied to another.
     pub fn copied(&mut self, from: u32, to: u32) {
         if !self.0.is_empty() {
-            assert!(self.0[from as usize] == 0, "state {from} is copied, and its drafts are not committed");
-            self.0[to as usize] = 0;
+            self.assert_committed(from);
+            self.forget(to);
         }
     }
 }

@@ -124,6 +124,39 @@ impl Kinds {
     }
 }
 
+/// A piece of a program's memory of sequences that can be saved and restored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Piece {
+    /// A page of the layers that keep all positions.
+    Page(u32),
+    /// A page of the layers that keep a window.
+    WindowPage(u32),
+    /// A slot of recurrent states.
+    State(u32),
+}
+
+/// Bytes of each kind of [`Piece`], 0 where a plan has no such memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PieceBytes {
+    /// Of [`Piece::Page`].
+    pub page: usize,
+    /// Of [`Piece::WindowPage`].
+    pub window_page: usize,
+    /// Of [`Piece::State`].
+    pub state: usize,
+}
+
+impl PieceBytes {
+    /// Of a piece.
+    pub fn of(self, piece: Piece) -> usize {
+        match piece {
+            Piece::Page(_) => self.page,
+            Piece::WindowPage(_) => self.window_page,
+            Piece::State(_) => self.state,
+        }
+    }
+}
+
 /// A compiled plan with its weights, buffers and cache.
 ///
 /// A step is [`Program::submit`] and [`Program::wait`]: between the two, a device computes while the host does other
@@ -175,6 +208,29 @@ pub trait Program: Send {
     /// # Panics
     /// When a slot is not below [`Limits::n_states`].
     fn copy_state(&mut self, from: u32, to: u32);
+
+    /// Sizes of the pieces of memory that [`Program::save`] reads, where the program can do that.
+    fn piece_bytes(&self) -> Option<PieceBytes> {
+        None
+    }
+
+    /// Appends the bytes of a piece to `out`. They mean something to a program of the same plan, limits on drafts and
+    /// cache type alone. No step is in flight.
+    ///
+    /// # Panics
+    /// When the piece is beyond the limits, a state has uncommitted drafts, or [`Program::piece_bytes`] is `None`.
+    fn save(&self, piece: Piece, out: &mut Vec<u8>) {
+        unreachable!("{piece:?} of {} bytes is saved of a program that cannot", out.len());
+    }
+
+    /// Restores a piece from what [`Program::save`] wrote. Other bytes of the same length are numbers like any; false,
+    /// and nothing is changed, where they are none. No step is in flight.
+    ///
+    /// # Panics
+    /// As [`Program::save`], without a word on drafts.
+    fn restore(&mut self, piece: Piece, bytes: &[u8]) -> bool {
+        unreachable!("{piece:?} of {} bytes is restored of a program that cannot", bytes.len());
+    }
 
     /// Moves the recurrent states of a slot past the first `n_accepted` drafts of its last step, to the bits that a
     /// step of these tokens without drafts leaves; the other drafts are forgotten. It costs next to nothing: a program

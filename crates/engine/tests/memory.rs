@@ -319,3 +319,126 @@ fn models_with_more_than_pages_obey_the_law() {
         assert!(n_preempted.iter().all(|&n| n > 0), "{name}: {n_preempted:?}");
     }
 }
+
+/// Prompts of an engine that has ended: the next one finds what that one would have found itself, and answers alike.
+#[test]
+fn a_store_outlives_its_engine() {
+    let p = |seed, n| prompt(seed, n);
+    for kinds in KINDS {
+        let shelf = Shelf::default();
+        let start = |identity: u8| {
+            let mut engine = calm(kinds, wide());
+            assert!(engine.set_store([identity; 32], Store::of(&shelf)));
+            engine
+        };
+        let prompts = [p(1, 700), [p(1, 300), p(2, 90)].concat(), [p(1, 300), p(3, 90)].concat(), p(4, 40)];
+        let mut first = start(1);
+        let answers: Vec<Answer> = prompts.iter().map(|t| run(&mut first, long(t.clone(), 100)).0).collect();
+        save_all(&mut first);
+        for (i, tokens) in prompts.iter().enumerate() {
+            let followed = [tokens.clone(), answers[i].tokens.clone(), p(5, 20)].concat();
+            for tokens in [tokens.clone(), followed] {
+                let ask = || Request { cache_salt: 0, ..long(tokens.clone(), 50) };
+                let (expected, in_memory) = run(&mut first, ask());
+                // Each prompt has a new engine.
+                let (got, usage) = run(&mut start(1), ask());
+                assert_eq!(got, expected, "{kinds:?}, prompt {i}");
+                assert_eq!(usage.cached_tokens, in_memory.cached_tokens, "{kinds:?}, prompt {i}");
+                assert!(usage.cached_tokens > 0, "{kinds:?}, prompt {i}");
+                // Other models and other salts find nothing.
+                let (got, usage) = run(&mut start(2), ask());
+                assert_eq!((got, usage.cached_tokens), (expected.clone(), 0));
+                assert_eq!(run(&mut start(1), Request { cache_salt: 9, ..ask() }).1.cached_tokens, 0);
+            }
+        }
+    }
+}
+
+/// Stores that lose things and have no room, pools too small for what is stored, cancels and preemptions: every request
+/// gets what it gets alone.
+#[test]
+fn a_store_changes_no_answer() {
+    let mut n_cached = 0;
+    for (seed, kinds) in (1..4).flat_map(|seed| KINDS.map(|kinds| (seed, kinds))) {
+        let shelf = Shelf::default();
+        let blocks = kinds.window_blocks();
+        let limits = Limits { max_tokens: 50, n_pages: 14, n_window_pages: blocks + 8, n_states: 6, ..wide() };
+        let options = Options { max_running: 3, chunk: 40, ..Options::default() };
+        for round in 0..4 {
+            let mut engine = engine_of(kinds, limits, options, Trouble::default());
+            let store = Store { shelf: shelf.clone(), seed: mix(seed, round), used: Arc::default() };
+            assert!(engine.set_store([0; 32], Box::new(store)));
+            let (mut events, mut all) = (Events::new(), Vec::new());
+            for i in 0..12 {
+                let random = |salt: u64, n: u64| mix(mix(seed, i), salt) % n;
+                let tokens =
+                    [prompt(random(1, 3), 40 + random(2, 200) as usize), prompt(i, 1 + random(3, 30) as usize)];
+                let request = long(tokens.concat(), 1 + random(4, 90) as usize);
+                all.push((engine.submit(request.clone()).unwrap(), request));
+                for _ in 0..random(5, 12) {
+                    engine.step(&mut events).unwrap();
+                    engine.audit().unwrap();
+                }
+                if random(6, 6) == 0 {
+                    engine.cancel(all[all.len() / 2].0);
+                }
+            }
+            while engine.step(&mut events).unwrap() {
+                engine.audit().unwrap();
+            }
+            save_all(&mut engine);
+            for (id, request) in all {
+                let (got, usage) = answer(&events, id);
+                if got.end != Some(Ok(FinishReason::Cancelled)) {
+                    assert_eq!(got, run(&mut calm(kinds, wide()), request).0, "{kinds:?}, seed {seed}, round {round}");
+                    n_cached += usage.cached_tokens;
+                }
+            }
+        }
+    }
+    assert!(n_cached > 10_000, "{n_cached}");
+}
+
+/// The memory of real programs: plain attention, windows, latents, delta nets with and without drafts.
+#[test]
+fn programs_get_their_memory_back_to_the_bit() {
+    let models = [
+        ("crates/backend/tests/data/qwen3moe/model-q4_0.gguf", None, 0),
+        ("crates/backend/tests/data/qwen3moe/model-q4_0.gguf", Some(50), 0),
+        ("crates/backend/tests/data/gemma4/model-q4_1.gguf", None, 0),
+        ("crates/backend/tests/data/deepseekv3/model-q5_1.gguf", None, 0),
+        ("crates/backend/tests/data/qwen3next/model-q8_0.gguf", None, 0),
+        ("crates/backend/tests/data/qwen35/model-bf16.gguf", None, 4),
+    ];
+    for (name, window, max_draft) in models {
+        let model = Model::open(name, window).unwrap();
+        let limits = Limits { max_tokens: 128, max_outputs: 8, n_pages: 12, max_positions: 300, max_draft, ..wide() };
+        let shelf = Shelf::default();
+        let start = || {
+            let mut engine = model.engine(limits, Options { max_running: 2, ..Options::default() });
+            assert!(engine.set_store([0; 32], Store::of(&shelf)), "{name}");
+            engine
+        };
+        let tokens: Vec<u32> = (0..170).map(|i| (mix(3, i) % model.plan.n_vocab as u64) as u32).collect();
+        let ask = |tokens: &[u32]| Request { logprobs: Some(2), ..long(tokens.to_vec(), 60) };
+        let mut engine = start();
+        let first = run(&mut engine, ask(&tokens)).0;
+        let text = [&tokens[..], &first.tokens].concat();
+        if max_draft > 0 {
+            // Its last checkpoint is a state with accepted drafts that it is still to be moved past.
+            let known = Known::new(vec![text.clone()].into());
+            let guesses = Guesses { known, seed: 3, n_vocab: model.plan.n_vocab, never: None, wrong: 0 };
+            engine.set_drafter(Some(Box::new(guesses)));
+            assert_eq!(run(&mut engine, ask(&tokens)).0, first);
+        }
+        save_all(&mut engine);
+        let followed = [&text[..], &tokens[..9]].concat();
+        for (tokens, least) in [(&tokens[..], 160), (&followed[..], 192)] {
+            let expected =
+                run(&mut model.engine(limits, Options { prefix_cache: false, ..Options::default() }), ask(tokens));
+            let (got, usage) = run(&mut start(), ask(tokens));
+            assert_eq!(got, expected.0, "{name} {window:?}");
+            assert!(usage.cached_tokens >= least, "{name} {window:?}: {}", usage.cached_tokens);
+        }
+    }
+}

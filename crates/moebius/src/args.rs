@@ -461,6 +461,13 @@ pub struct ServeArgs {
     /// Number of cache positions that all answers share; when left out, a whole context each where memory allows
     #[arg(long, value_name = "N")]
     pub cache_tokens: Option<usize>,
+    /// Folder that keeps prompt caches over restarts (CPU backend). Texts can be guessed from its files: it is made for
+    /// its owner alone
+    #[arg(long, value_name = "FOLDER")]
+    pub cache_dir: Option<PathBuf>,
+    /// Maximum size of that folder; what was used least recently is deleted
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, default_value = "4G")]
+    pub cache_disk: usize,
     /// Chat template (Jinja) to use instead of the model's
     #[arg(long, value_name = "FILE")]
     pub chat_template_file: Option<PathBuf>,

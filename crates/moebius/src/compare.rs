@@ -1,6 +1,53 @@
 //! Figures that say how far two sets of logits are apart, and the mean negative log-likelihood of a text.
 
+use engine::tokenizer::Tokenizer;
 use serde::Serialize;
+
+/// A text's tokens, cut into windows of `n_ctx` as llama-perplexity does: what is left at the end is not used, and a
+/// begin-of-text token, where the model wants one, takes the place of each window's first token.
+#[derive(Debug)]
+pub struct Windows {
+    tokens: Vec<u32>,
+    n_ctx: usize,
+    n: usize,
+    bos: Option<u32>,
+}
+
+impl Windows {
+    /// Up to `max` windows; there may be none.
+    pub fn new(tokens: Vec<u32>, tokenizer: &Tokenizer, n_ctx: usize, max: Option<usize>) -> Windows {
+        Windows::with_bos(tokens, tokenizer.bos().filter(|_| tokenizer.add_bos()), n_ctx, max)
+    }
+
+    fn with_bos(tokens: Vec<u32>, bos: Option<u32>, n_ctx: usize, max: Option<usize>) -> Windows {
+        let n = (tokens.len() / n_ctx).min(max.unwrap_or(usize::MAX));
+        Windows { tokens, n_ctx, n, bos }
+    }
+
+    /// Their number.
+    pub fn len(&self) -> usize {
+        self.n
+    }
+
+    /// Tokens of the whole text.
+    pub fn n_tokens(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// The first position of a window that is scored: those of its second half are.
+    pub fn first_scored(&self) -> usize {
+        self.n_ctx / 2
+    }
+
+    /// The windows in order, each `[n_ctx]`.
+    pub fn iter(&mut self) -> impl Iterator<Item = &[u32]> {
+        let bos = self.bos;
+        self.tokens.chunks_exact_mut(self.n_ctx).take(self.n).map(move |window| {
+            window.iter_mut().zip(bos).for_each(|(first, bos)| *first = bos);
+            &*window
+        })
+    }
+}
 
 /// How far logits are from golden ones.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -92,6 +139,20 @@ pub fn mean_and_deviation(values: &[f64]) -> (f64, f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn windows_are_whole_and_begin_with_the_mark() {
+        let windows = |bos, max| {
+            let mut windows = Windows::with_bos((0..11).collect(), bos, 4, max);
+            let found: Vec<Vec<u32>> = windows.iter().map(<[u32]>::to_vec).collect();
+            assert_eq!((windows.len(), windows.n_tokens(), windows.first_scored()), (found.len(), 11, 2));
+            found
+        };
+        assert_eq!(windows(None, None), [[0, 1, 2, 3], [4, 5, 6, 7]]);
+        assert_eq!(windows(Some(99), Some(9)), [[99, 1, 2, 3], [99, 5, 6, 7]]);
+        assert_eq!(windows(Some(99), Some(1)), [[99, 1, 2, 3]]);
+        assert!(windows(None, Some(0)).is_empty());
+    }
 
     #[test]
     fn equal_logits_agree() {

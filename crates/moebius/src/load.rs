@@ -28,7 +28,7 @@ use crate::device::{self, Device, Prefer};
 use crate::memory::{self, Budget, Fit, Units, Wish};
 use crate::out::note;
 use crate::quantize::importance::Sums;
-use crate::{embedded, input, machine, out, sampling};
+use crate::{embedded, input, machine, out, prompts, sampling};
 
 /// An open model: its header, and what it computes.
 pub struct Model {
@@ -77,6 +77,8 @@ pub struct EngineSetup {
     pub requests_bytes: usize,
     /// Memory that the process takes besides models, in bytes; what it takes now when `None`.
     pub resident_bytes: Option<usize>,
+    /// Where prompt caches survive the engine.
+    pub prompts: Option<prompts::Folder>,
 }
 
 impl EngineSetup {
@@ -96,6 +98,7 @@ impl EngineSetup {
             cache_tokens: None,
             requests_bytes: 0,
             resident_bytes: None,
+            prompts: None,
         })
     }
 
@@ -291,9 +294,16 @@ impl EngineSetup {
             (BackendKind::Cuda | BackendKind::Metal, Some(bytes)) => Budget::Promise { bytes, overhead: 0 },
             (BackendKind::Cuda, None) => Budget::Free(free_on_device(self.device.ordinal)),
             (BackendKind::Cpu | BackendKind::Reference | BackendKind::Auto, memory) => {
-                Budget::new(memory, plan, self.requests_bytes, self.resident_bytes)
+                Budget::new(memory, plan, self.requests_bytes + self.prompts_bytes(plan), self.resident_bytes)
             }
         }
+    }
+
+    /// Memory for pieces of prompt caches on their way from and to a folder.
+    fn prompts_bytes(&self, plan: &ValidPlan) -> usize {
+        let Some(cpu) = self.prompts.as_ref().and_then(|_| self.cpu(Policy::Mapped).ok()) else { return 0 };
+        let units = Units::of(&cpu, plan);
+        prompts::MAX_BUFFERS * units.page.max(units.window_page).max(units.state)
     }
 
     /// A backend with streamed experts for one sequence of `positions`, where a promise does not hold all weights.
@@ -553,8 +563,18 @@ pub fn start_with(model: Model, setup: &EngineSetup) -> Result<Session> {
     });
     let text = |key: &str| checkpoint.meta().opt_str(key).ok().flatten().map(str::to_string);
     let options = Options { prefix_cache: setup.prefix_cache, max_running: sequences, ..Options::default() };
+    let mut engine = Engine::new(program, tokenizer.clone(), options)?;
+    if let Some(folder) = &setup.prompts {
+        let how = format!("{} {:?}", backend.name(), setup.step.cache_type);
+        let identity = prompts::identity(&checkpoint, &plan, &how)?;
+        ensure!(
+            engine.set_store(identity, Box::new(folder.open(identity)?)),
+            "keep prompts in {} (--cache-dir): {name} cannot save its cache",
+            folder.path.display()
+        );
+    }
     Ok(Session {
-        engine: Engine::new(program, tokenizer.clone(), options)?,
+        engine,
         template,
         format,
         template_knows_tools,

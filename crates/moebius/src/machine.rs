@@ -1,7 +1,9 @@
 //! What the machine has: cores, free memory, peak memory of this process, read bandwidth, a terminal to show progress
 //! on.
 
+use std::ffi::OsString;
 use std::io::IsTerminal;
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::Result;
@@ -89,10 +91,10 @@ impl Bandwidth {
 }
 
 /// Folder of kernels that were compiled ahead for GPUs: what `MOEBIUS_CUBINS` names, or `cuda` beside the program.
-pub fn kernels_folder() -> Option<std::path::PathBuf> {
+pub fn kernels_folder() -> Option<PathBuf> {
     let named = std::env::var_os("MOEBIUS_CUBINS").filter(|value| !value.is_empty());
     let beside = || Some(std::env::current_exe().ok()?.canonicalize().ok()?.parent()?.join("cuda"));
-    named.map(std::path::PathBuf::from).or_else(beside).filter(|folder| folder.is_dir())
+    named.map(PathBuf::from).or_else(beside).filter(|folder| folder.is_dir())
 }
 
 /// Shows on a terminal how far the compiling of kernels is.
@@ -152,21 +154,66 @@ pub fn count(n: u64) -> String {
 
 /// Where the program may keep what it can make again: `$XDG_CACHE_HOME/moebius` or `~/.cache/moebius`, and the like on
 /// other systems; `None` where there is no home.
-pub fn cache_folder() -> Option<std::path::PathBuf> {
-    let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(std::path::PathBuf::from);
-    let caches = if cfg!(windows) {
-        folder("LOCALAPPDATA")?
-    } else if cfg!(target_os = "macos") {
-        folder("HOME")?.join("Library/Caches")
-    } else {
-        folder("XDG_CACHE_HOME").filter(|path| path.is_absolute()).or_else(|| Some(folder("HOME")?.join(".cache")))?
-    };
-    Some(caches.join("moebius"))
+pub fn cache_folder() -> Option<PathBuf> {
+    Folder::Cache.path()
+}
+
+/// Folders of this program that belong to its user.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Folder {
+    /// What can be made again.
+    Cache,
+    /// Settings.
+    Config,
+    /// What is remembered.
+    State,
+}
+
+impl Folder {
+    /// Its path, by the system's custom; `None` where no variable names the user's folders. Nothing is made.
+    pub fn path(self) -> Option<PathBuf> {
+        self.path_of(|name| std::env::var_os(name))
+    }
+
+    fn path_of(self, variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+        let folder = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let (windows, xdg, usual) = match self {
+            Folder::Cache if cfg!(target_os = "macos") => return Some(folder("HOME")?.join("Library/Caches/moebius")),
+            Folder::Cache => ("LOCALAPPDATA", "XDG_CACHE_HOME", ".cache"),
+            Folder::Config => ("APPDATA", "XDG_CONFIG_HOME", ".config"),
+            Folder::State => ("LOCALAPPDATA", "XDG_STATE_HOME", ".local/state"),
+        };
+        let parent = match cfg!(windows) {
+            true => folder(windows)?,
+            // A relative path is to be ignored, says the XDG Base Directory Specification.
+            false => folder(xdg).filter(|path| path.is_absolute()).or_else(|| Some(folder("HOME")?.join(usual)))?,
+        };
+        Some(parent.join("moebius"))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(all(unix, not(target_os = "macos")))]
+    #[test]
+    fn folders_are_the_users() {
+        let with = |set: &'static [(&str, &str)]| {
+            move |name: &str| set.iter().find(|(known, _)| *known == name).map(|(_, value)| OsString::from(value))
+        };
+        let cases: [(Folder, &'static [(&str, &str)], Option<&str>); 6] = [
+            (Folder::Cache, &[("HOME", "/h")], Some("/h/.cache/moebius")),
+            (Folder::Config, &[("HOME", "/h"), ("XDG_CONFIG_HOME", "/x")], Some("/x/moebius")),
+            (Folder::State, &[("HOME", "/h"), ("XDG_STATE_HOME", "x")], Some("/h/.local/state/moebius")),
+            (Folder::State, &[("HOME", "/h"), ("XDG_STATE_HOME", "")], Some("/h/.local/state/moebius")),
+            (Folder::Config, &[("XDG_CACHE_HOME", "/x")], None),
+            (Folder::Cache, &[("HOME", "")], None),
+        ];
+        for (folder, set, expected) in cases {
+            assert_eq!(folder.path_of(with(set)), expected.map(PathBuf::from), "{folder:?} {set:?}");
+        }
+    }
 
     #[test]
     fn bytes_read_well() {

@@ -18,6 +18,7 @@ mod load;
 mod machine;
 mod memory;
 mod out;
+mod prompts;
 mod quantize;
 mod routes;
 mod sampling;

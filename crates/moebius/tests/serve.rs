@@ -108,6 +108,13 @@ impl Server {
         row.rsplit_once(' ').and_then(|(_, n)| n.trim().parse().ok()).expect("a number")
     }
 
+    /// Tells it to stop.
+    #[cfg(unix)]
+    fn terminate(&self) {
+        let told = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().expect("kill");
+        assert!(told.success());
+    }
+
     /// Waits for the process to end by itself.
     fn exit(&mut self) -> std::process::ExitStatus {
         let start = Instant::now();
@@ -549,4 +556,58 @@ fn log_probabilities_of_prompts_are_those_of_the_logits() {
         let got = told[i].as_f64().expect("a number");
         assert!((got - expected).abs() < 1e-4, "token {i}: {got} {expected}");
     }
+}
+
+/// What a server has computed of prompts is there for the next one, answers to the bit the same; not for another cache
+/// type. Damaged files cost a warning.
+#[cfg(unix)]
+#[test]
+fn prompts_survive_a_restart() {
+    let folder = tempfile::tempdir().expect("folder");
+    let path = folder.path().to_str().expect("UTF-8");
+    let log = folder.path().join("log");
+    let ask = |more: &[&str]| {
+        let words: Vec<String> = (0..120).map(|i| format!("word {i}")).collect();
+        let body = serde_json::json!({
+            "messages": [{"role": "user", "content": words.join(", ")}], "max_tokens": 40, "temperature": 0.8, "seed": 7,
+            "logprobs": true, "ignore_eos": true,
+        });
+        let more = [&["--cache-dir", path, "--ctx", "1024"], more].concat();
+        let command = Command::new(env!("CARGO_BIN_EXE_moebius"));
+        let errors = std::fs::File::create(&log).expect("log");
+        let mut server = Server::start_as(command, &more, errors.into());
+        let answer = server.post("/v1/chat/completions", &body.to_string());
+        server.terminate();
+        assert!(server.exit().success());
+        let (_, body) = answer.split_once("\r\n\r\n").expect("a body");
+        let (start, end) = (body.find('{').expect("an object"), body.rfind('}').expect("its end"));
+        let value: serde_json::Value = serde_json::from_str(&body[start..=end]).unwrap_or_else(|_| panic!("{answer}"));
+        let usage = &value["usage"];
+        let number = |value: &serde_json::Value| value.as_u64().expect("a number");
+        (
+            value["choices"].clone(),
+            number(&usage["prompt_tokens"]),
+            number(&usage["prompt_tokens_details"]["cached_tokens"]),
+        )
+    };
+    let (first, n_prompt, cached) = ask(&[]);
+    assert_eq!(cached, 0);
+    let (second, _, cached) = ask(&[]);
+    assert_eq!(second, first);
+    assert_eq!(cached, (n_prompt - 1) / 32 * 32, "of {n_prompt}");
+    let (_, _, cached) = ask(&["--cache-type", "f32"]);
+    assert_eq!(cached, 0);
+    for entry in folder.path().read_dir().expect("folder").flatten().filter(|entry| entry.path().is_dir()) {
+        for file in entry.path().read_dir().expect("folder").flatten() {
+            let file = std::fs::OpenOptions::new().write(true).open(file.path()).expect("file");
+            file.set_len(99).expect("cut");
+        }
+    }
+    let (third, _, cached) = ask(&[]);
+    assert_eq!((third, cached), (first.clone(), 0));
+    let said = std::fs::read_to_string(&log).expect("log");
+    assert!(said.contains("a stored prompt is ignored"), "{said}");
+    // What was damaged was written again.
+    let (fourth, _, cached) = ask(&[]);
+    assert!(fourth == first && cached > 0, "{cached}");
 }

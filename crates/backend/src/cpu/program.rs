@@ -33,8 +33,8 @@ use super::states::States;
 use super::times::Times;
 use crate::routing::RoutingTrace;
 use crate::{
-    Batch, Cause, Failure, Fault, InputSums, Kinds, Limits, OpTime, Output, Picks, Program, RouterInfo, StepError,
-    StreamStats,
+    Batch, Cause, Failure, Fault, InputSums, Kinds, Limits, OpTime, Output, Picks, Piece, PieceBytes, Program,
+    RouterInfo, StepError, StreamStats,
 };
 
 /// A stack of matrices, each `[n, k]`, wherever each lies; a plain matrix is a stack of one.
@@ -386,6 +386,52 @@ impl Program for CpuProgram {
 
     fn commit(&mut self, slot: u32, n_accepted: usize) {
         self.states.commit(slot, n_accepted);
+    }
+
+    fn piece_bytes(&self) -> Option<PieceBytes> {
+        let bytes = |piece| self.layers(piece).map(|(cache, _)| cache.page_len()).sum();
+        let (page, window_page) = (bytes(Piece::Page(0)), bytes(Piece::WindowPage(0)));
+        Some(PieceBytes { page, window_page, state: self.states.saved_bytes() })
+    }
+
+    fn save(&self, piece: Piece, out: &mut Vec<u8>) {
+        match piece {
+            Piece::State(slot) => self.states.save(slot, out),
+            Piece::Page(page) | Piece::WindowPage(page) => self.layers(piece).for_each(|(cache, n_pages)| {
+                assert!((page as usize) < n_pages, "{piece:?} of {n_pages}");
+                // SAFETY: the page exists, and no step is in flight.
+                out.extend_from_slice(unsafe { cache.page(page) });
+            }),
+        }
+    }
+
+    fn restore(&mut self, piece: Piece, bytes: &[u8]) -> bool {
+        let page = match piece {
+            Piece::State(slot) => return self.states.restore(slot, bytes, self.limits.max_draft),
+            Piece::Page(page) | Piece::WindowPage(page) => page,
+        };
+        if self.piece_bytes().is_none_or(|all| all.of(piece) != bytes.len()) {
+            return false;
+        }
+        let mut rest = bytes;
+        for (cache, n_pages) in self.layers(piece) {
+            assert!((page as usize) < n_pages, "{piece:?} of {n_pages}");
+            // SAFETY: the page exists, and no step is in flight.
+            let room = unsafe { cache.page(page) };
+            let (mine, others) = rest.split_at(room.len());
+            room.copy_from_slice(mine);
+            rest = others;
+        }
+        true
+    }
+}
+
+impl CpuProgram {
+    /// The layers that a page is of, and how many pages they have.
+    fn layers(&self, piece: Piece) -> impl Iterator<Item = (&CacheView, usize)> {
+        let windowed = matches!(piece, Piece::WindowPage(_));
+        let n_pages = if windowed { self.limits.n_window_pages } else { self.limits.n_pages };
+        self.caches.iter().filter(move |cache| cache.windowed == windowed).map(move |cache| (cache, n_pages))
     }
 }
 

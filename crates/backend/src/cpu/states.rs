@@ -133,6 +133,46 @@ impl States {
         });
         self.accepted[to as usize] = n_accepted;
     }
+
+    /// Bytes of a saved slot: the number of accepted drafts, and each state with what is kept behind it. None without
+    /// states.
+    pub fn saved_bytes(&self) -> usize {
+        let numbers: usize = self.views.iter().map(|view| view.n + view.n_kept).sum();
+        if numbers > 0 { 4 + 4 * numbers } else { 0 }
+    }
+
+    /// Appends a slot to `out`. Panics as [`States::copy`].
+    pub fn save(&self, slot: u32, out: &mut Vec<u8>) {
+        let n_accepted = self.accepted[slot as usize];
+        self.uncommitted.assert_committed(slot);
+        out.extend_from_slice(&n_accepted.to_ne_bytes());
+        for view in &self.views {
+            // SAFETY: the slot is one of the program's, and no step is in flight.
+            let numbers = unsafe { view.part(slot, 0..view.n + view.n_kept) };
+            out.extend(numbers.iter().flat_map(|x| x.to_ne_bytes()));
+        }
+    }
+
+    /// Restores a slot; false, and nothing is changed, where it has more accepted drafts than a step.
+    pub fn restore(&mut self, slot: u32, bytes: &[u8], max_draft: usize) -> bool {
+        let Some((n_accepted, mut rest)) = bytes.split_first_chunk::<4>() else { return false };
+        let n_accepted = u32::from_ne_bytes(*n_accepted);
+        if n_accepted as usize > max_draft || bytes.len() != self.saved_bytes() {
+            return false;
+        }
+        self.uncommitted.forget(slot);
+        self.accepted[slot as usize] = n_accepted;
+        for view in &self.views {
+            // SAFETY: as in `save`.
+            let numbers = unsafe { view.part(slot, 0..view.n + view.n_kept) };
+            let (mine, others) = rest.split_at(4 * numbers.len());
+            for (x, bytes) in numbers.iter_mut().zip(mine.as_chunks().0) {
+                *x = f32::from_ne_bytes(*bytes);
+            }
+            rest = others;
+        }
+        true
+    }
 }
 
 impl StateView {
@@ -208,6 +248,25 @@ mod tests {
         batch.push(&[0], 7, Tables { state: 2, ..Tables::default() }, []);
         states.start(&mut pool, &batch);
         check([Some(2), None, Some(2)]);
+    }
+
+    #[test]
+    fn a_saved_slot_is_restored_with_its_accepted_drafts() {
+        let decls = [(5, "a"), (16, "b")].map(|(n, what)| StateDecl { what, n });
+        let mut states = States::new(&decls, &[7, 0], 3).unwrap();
+        let views = states.views.clone();
+        // SAFETY: the slots exist, and the test has one thread.
+        let numbers = |slot| views.iter().flat_map(move |v| unsafe { v.part(slot, 0..v.n + v.n_kept) });
+        numbers(1).zip(1..).for_each(|(x, i)| *x = i as f32);
+        states.accepted[1] = 2;
+        let mut saved = Vec::new();
+        states.save(1, &mut saved);
+        assert_eq!(saved.len(), states.saved_bytes());
+        assert!(states.restore(2, &saved, 3));
+        assert!(numbers(2).zip(1..).all(|(x, i)| *x == i as f32) && states.accepted == [0, 2, 2]);
+        // More drafts than a step has, other lengths: nothing changes.
+        assert!(!states.restore(0, &saved, 1) && !states.restore(0, &saved[1..], 3) && !states.restore(0, &[], 3));
+        assert!(numbers(0).all(|x| *x == 0.0) && states.accepted == [0, 2, 2]);
     }
 
     #[test]

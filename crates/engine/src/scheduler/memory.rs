@@ -4,10 +4,11 @@
 //! prefix, the window pages that the position looks at, and, where the model has recurrent state, a checkpoint of it.
 //! Each can be evicted by itself; [`Memory::adopt`] goes as far as all of them reach. It knows nothing of requests.
 
-use backend::{Kinds, Limits, PAGE};
+use backend::{Kinds, Limits, PAGE, Piece};
 
 use super::checkpoints::{Checkpoints, Cuts, Stay};
 use super::pages::{Attached, NONE, PageCounts, PagePool, Parent};
+use super::store::{Key, Part, Unsaved};
 use super::windows::WindowPool;
 
 /// What one sequence holds.
@@ -32,6 +33,11 @@ pub(super) struct Held {
     cuts: Cuts,
     /// The page of the checkpoint that the next one replaces.
     replaced: Option<u32>,
+    salt: u64,
+    /// Where prompts are stored, the names of the registered pages, `[n_registered]`.
+    keys: Vec<Key>,
+    /// A step has computed something for it since it took its memory.
+    has_run: bool,
 }
 
 impl Held {
@@ -84,6 +90,8 @@ pub(super) struct Memory {
     path: Vec<(u32, u64)>,
     /// Copies of state that the last step requires, `(from, to)`, in order.
     copies: Vec<(u32, u32)>,
+    /// What a store is still to get, where there is one.
+    unsaved: Option<Unsaved>,
 }
 
 impl Memory {
@@ -108,7 +116,48 @@ impl Memory {
             max_tokens: limits.max_tokens,
             path: Vec::with_capacity(limits.n_pages),
             copies: Vec::with_capacity(max_running),
+            unsaved: None,
         }
+    }
+
+    /// What is computed from now on is queued for a store.
+    pub fn set_unsaved(&mut self, unsaved: Unsaved) {
+        self.unsaved = Some(unsaved);
+    }
+
+    /// The queue for a store.
+    pub fn unsaved(&self) -> Option<&Unsaved> {
+        self.unsaved.as_ref()
+    }
+
+    /// The same, mutable.
+    pub fn unsaved_mut(&mut self) -> Option<&mut Unsaved> {
+        self.unsaved.as_mut()
+    }
+
+    /// The kinds of memory that sequences take.
+    pub fn kinds(&self) -> Kinds {
+        self.kinds
+    }
+
+    /// The registered page of these tokens, and its node.
+    pub fn find(&self, parent: Parent, tokens: &[u32]) -> Option<(u32, u64)> {
+        self.pages.lookup(parent, tokens)
+    }
+
+    /// What is attached to a registered page.
+    pub fn attached(&self, page: u32) -> Attached {
+        self.pages.attached(page)
+    }
+
+    /// The same, if the page is still registered as this node.
+    pub fn attached_to(&self, page: u32, node: u64) -> Option<Attached> {
+        self.pages.is_node(page, Parent::Node(node)).then(|| self.pages.attached(page))
+    }
+
+    /// The slot of a checkpoint, or [`NONE`].
+    pub fn slot_of(&self, checkpoint: u32) -> u32 {
+        self.checkpoints.get(checkpoint).slot
     }
 
     /// What a new sequence of up to `max_tokens` tokens holds: nothing, with room for everything.
@@ -128,6 +177,9 @@ impl Memory {
             restore: None,
             cuts: Cuts::default(),
             replaced: None,
+            salt,
+            keys: Vec::with_capacity(if self.unsaved.is_some() { blocks } else { 0 }),
+            has_run: false,
         }
     }
 
@@ -187,8 +239,10 @@ impl Memory {
         for i in 0..n {
             let (page, node) = self.path[i];
             self.pages.share(page);
+            let at = held.pages.len() * PAGE;
             held.pages.push(page);
             held.chain = Parent::Node(node);
+            self.name(held, &tokens[at..at + PAGE]);
         }
         let saved = n * PAGE;
         held.n_registered += n;
@@ -284,6 +338,7 @@ impl Memory {
     pub fn advance(&mut self, held: &mut Held, tokens: &[u32], n: usize, cache: bool) {
         let before = held.computed;
         held.computed += n;
+        held.has_run = true;
         self.trim(held, held.computed);
         while cache && (held.n_registered + 1) * PAGE <= held.computed {
             self.register(held, tokens);
@@ -306,6 +361,7 @@ impl Memory {
 
     /// Gives everything back; the sequence starts again from its first token, and finds what is still cached.
     pub fn release(&mut self, held: &mut Held) {
+        self.queue_last(held);
         // Last page first: then a page is never kept longer than those before it.
         while let Some(page) = held.pages.pop() {
             self.pages.release(page);
@@ -314,6 +370,130 @@ impl Memory {
         self.free_slots.extend(held.slot.take());
         (held.computed, held.n_registered, held.chain) = (0, 0, held.root);
         (held.first_window_block, held.restore, held.replaced) = (0, None, None);
+        held.has_run = false;
+        held.keys.clear();
+    }
+
+    /// Names the page behind those that are registered, where prompts are stored.
+    fn name(&self, held: &mut Held, tokens: &[u32]) -> Option<Key> {
+        let key = self.unsaved.as_ref()?.next(held.salt, &held.keys, tokens);
+        held.keys.push(key);
+        Some(key)
+    }
+
+    /// Queues the last checkpoint of a sequence that ends, which no later one has replaced, and tells of its blocks.
+    fn queue_last(&mut self, held: &mut Held) {
+        if self.unsaved.is_none() || !held.has_run || held.keys.is_empty() {
+            return;
+        }
+        let last = held.n_registered.checked_sub(1).map(|i| held.pages[i]);
+        if held.replaced.is_some() && held.replaced == last {
+            self.queue_state(held);
+        }
+        if let Some(unsaved) = &mut self.unsaved {
+            unsaved.used(held.keys.clone());
+        }
+    }
+
+    /// Queues the checkpoint at the end of the last registered page.
+    fn queue_state(&mut self, held: &Held) {
+        let Some(unsaved) = &mut self.unsaved else { return };
+        if let (true, Some(&key), Parent::Node(node)) = (self.kinds.state, held.keys.last(), held.chain) {
+            unsaved.push(key, held.pages[held.n_registered - 1], node, Part::State);
+        }
+    }
+
+    /// Puts the first `n_blocks` blocks of a prompt into the prefix cache, by `load`, as far as they are not there;
+    /// false when it was `is_late` before the last one. What cannot be loaded, or has no room, ends it.
+    pub fn restore_blocks(
+        &mut self,
+        salt: u64,
+        tokens: &[u32],
+        n_blocks: usize,
+        load: &mut dyn FnMut(&Key, Part, Piece) -> bool,
+        is_late: impl Fn() -> bool,
+    ) -> bool {
+        let Some(mut key) = self.unsaved.as_ref().map(|unsaved| unsaved.root(salt)) else { return true };
+        let first_window = self.kinds.first_window_block(n_blocks * PAGE);
+        // What it has found and loaded stays until all is there.
+        let (mut pages, mut windows) = (Vec::with_capacity(n_blocks), Vec::new());
+        let (mut chain, mut is_done) = (Parent::Root(salt), true);
+        for (block, block_tokens) in tokens.chunks_exact(PAGE).take(n_blocks).enumerate() {
+            key = key.next(block_tokens);
+            let (page, node) = match self.pages.lookup(chain, block_tokens) {
+                Some((page, node)) => {
+                    self.pages.share(page);
+                    (page, node)
+                }
+                None if is_late() => {
+                    is_done = false;
+                    break;
+                }
+                None => {
+                    let Some(page) = self.alloc() else { break };
+                    if !load(&key, Part::Page, Piece::Page(page)) {
+                        self.pages.release(page);
+                        break;
+                    }
+                    self.pages.register(page, chain, pages.last().copied(), block_tokens)
+                }
+            };
+            pages.push(page);
+            chain = Parent::Node(node);
+            if self.kinds.window.is_some() && block >= first_window {
+                match self.pages.attached(page).window {
+                    NONE => {
+                        let Some(window) = self.alloc_window() else { break };
+                        windows.push(window);
+                        if !load(&key, Part::Window, Piece::WindowPage(window)) {
+                            break;
+                        }
+                        self.pages.attached_mut(page).window = window;
+                        self.windows.attach(window, page);
+                    }
+                    window => {
+                        self.windows.share(window);
+                        windows.push(window);
+                    }
+                }
+            }
+            if self.kinds.state && block + 1 == n_blocks && self.pages.attached(page).checkpoint == NONE {
+                self.restore_state(page, &windows, |slot| load(&key, Part::State, Piece::State(slot)));
+            }
+        }
+        windows.into_iter().for_each(|window| self.windows.release(window));
+        while let Some(page) = pages.pop() {
+            self.pages.release(page);
+        }
+        is_done
+    }
+
+    /// Makes a checkpoint at the end of a registered page, whose state `load` writes into a slot. `windows` are the
+    /// window pages before it.
+    fn restore_state(&mut self, page: u32, windows: &[u32], load: impl FnOnce(u32) -> bool) {
+        let Some(id) = self.new_checkpoint(page) else { return };
+        let slot = self.free_slots.pop();
+        let Some(slot) = slot.filter(|&slot| load(slot)) else {
+            self.free_slots.extend(slot);
+            self.checkpoints.remove(id);
+            return;
+        };
+        let new = self.checkpoints.get_mut(id);
+        new.slot = slot;
+        for &window in windows {
+            self.windows.keep(window);
+            new.window.push(window);
+        }
+        self.pages.attached_mut(page).checkpoint = id;
+    }
+
+    /// A checkpoint without memory, in the place of the worst one where all are taken.
+    fn new_checkpoint(&mut self, page: u32) -> Option<u32> {
+        self.checkpoints.insert(page).or_else(|| {
+            let worst = self.checkpoints.worst(|page| self.pages.is_branch(page))?;
+            self.drop_checkpoint(worst);
+            self.checkpoints.insert(page)
+        })
     }
 
     /// Makes everything that was computed for a sequence unfindable.
@@ -403,6 +583,12 @@ impl Memory {
         held.pages[block] = page;
         held.chain = Parent::Node(node);
         held.n_registered += 1;
+        if let (Some(key), Some(unsaved)) = (self.name(held, block_tokens), &mut self.unsaved) {
+            unsaved.push(key, page, node, Part::Page);
+            if self.kinds.window.is_some() {
+                unsaved.push(key, page, node, Part::Window);
+            }
+        }
         let in_window = block.checked_sub(held.first_window_block);
         let Some(mine) = in_window.and_then(|i| held.window_pages.get_mut(i)) else { return };
         match self.pages.attached(page).window {
@@ -439,16 +625,14 @@ impl Memory {
         }
         if stay == Stay::Kept {
             held.cuts.made(at);
+            if at == held.n_registered * PAGE {
+                self.queue_state(held);
+            }
         }
     }
 
     fn insert_checkpoint(&mut self, held: &Held, page: u32, at: usize) -> bool {
-        let id = self.checkpoints.insert(page).or_else(|| {
-            let worst = self.checkpoints.worst(|page| self.pages.is_branch(page))?;
-            self.drop_checkpoint(worst);
-            self.checkpoints.insert(page)
-        });
-        let Some(id) = id else { return false };
+        let Some(id) = self.new_checkpoint(page) else { return false };
         let new = self.checkpoints.get_mut(id);
         if let Some(from) = held.slot {
             // Slots are as many as sequences that run and checkpoints together.

@@ -45,6 +45,7 @@ mod request;
 mod ring;
 mod sequence;
 mod stop;
+mod store;
 mod vocabulary;
 mod windows;
 
@@ -61,6 +62,7 @@ pub use request::{
     Error, Event, EventKind, Events, FinishReason, Logprobs, Pooling, Request, RequestId, Timings, Usage,
 };
 pub use stop::{MAX_STOP_BYTES, MAX_STOP_STRINGS};
+pub use store::{Key, Part, PromptStore};
 pub use vocabulary::{TextStream, Vocabulary};
 
 use memory::Memory;
@@ -147,6 +149,12 @@ pub struct Engine {
     is_tracing: bool,
     kinds: Kinds,
     memory: Memory,
+    /// Keeps prompt caches beyond the life of the engine.
+    store: Option<Box<dyn PromptStore>>,
+    /// Bytes of a piece on their way from it.
+    buffer: Vec<u8>,
+    /// A waiting prompt gets its pages back from the store, and more are to come.
+    is_restoring: bool,
     batch: Batch,
     /// Both in order of rank, highest first.
     running: Vec<Sequence>,
@@ -202,6 +210,9 @@ impl Engine {
             is_tracing: false,
             kinds,
             memory: Memory::new(limits, kinds, max_running, context),
+            store: None,
+            buffer: Vec::new(),
+            is_restoring: false,
             batch: Batch::with_room(limits),
             running: Vec::with_capacity(max_running),
             waiting: VecDeque::new(),
@@ -337,9 +348,11 @@ impl Engine {
             events.done(id, FinishReason::Cancelled, usage);
         }
         self.sample_late(Duration::ZERO, events);
+        self.save_some();
         self.plan();
         if !self.fill_batch() {
             return match self.has_work() {
+                true if self.is_restoring => Ok(false),
                 true if self.running.iter().any(Sequence::is_late) => {
                     self.sample_late(IDLE_PATIENCE, events);
                     Ok(false)
@@ -453,6 +466,7 @@ impl Engine {
         let mut budget = self.budget;
         let mut n_spare = self.spare_for_drafts();
         let mut n_rows = self.spare_rows();
+        self.is_restoring = false;
         let mut i = 0;
         while i < self.running.len() && budget > 0 {
             if self.running[i].remaining() == 1 {
@@ -572,6 +586,14 @@ impl Engine {
         if reserved + 1 > memory.available() {
             return None;
         }
+        // A prompt that has no room yet is not restored: its pages would go again.
+        let has_room = reserved + sequence.outstanding(memory) <= memory.available();
+        if self.options.prefix_cache && has_room && !self.restore_front() {
+            self.is_restoring = true;
+            return None;
+        }
+        let memory = &mut self.memory;
+        let sequence = self.waiting.front_mut()?;
         if self.options.prefix_cache {
             sequence.adopt(memory);
         }

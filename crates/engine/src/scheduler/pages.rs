@@ -269,7 +269,8 @@ impl PagePool {
         Ok(())
     }
 
-    fn is_node(&self, page: u32, parent: Parent) -> bool {
+    /// Whether a page is registered as the node that a parent names.
+    pub fn is_node(&self, page: u32, parent: Parent) -> bool {
         let registered = self.pages.get(page as usize).and_then(|p| p.registered);
         registered.is_some_and(|(_, node)| parent == Parent::Node(node))
     }

@@ -11,6 +11,7 @@ use super::drafts::Drafter;
 use super::memory::{Held, Memory};
 use super::request::{Error, Events, FinishReason, Pooling, Request, RequestId, Timings, Usage};
 use super::stop::StopMatcher;
+use super::store::Restore;
 use super::vocabulary::{TextStream, Vocabulary};
 use crate::grammar::Guard;
 use crate::sampler::Sampler;
@@ -60,6 +61,9 @@ pub(super) struct Sequence {
     max_tokens: usize,
     /// Its pages, window pages and state.
     pub held: Held,
+    /// What a store gives back of its prompt.
+    pub restore: Restore,
+    salt: u64,
     sampler: Sampler,
     guard: Option<Box<Guard>>,
     /// The row that the next token is chosen from when its mask has come.
@@ -116,6 +120,8 @@ impl Sequence {
             max_new,
             max_tokens,
             held: memory.hold(request.cache_salt, max_tokens),
+            restore: Restore::Unknown,
+            salt: request.cache_salt,
             sampler,
             guard,
             late: None,
@@ -159,10 +165,15 @@ impl Sequence {
         self.admitted.get_or_insert_with(Instant::now);
     }
 
-    /// Goes on from the cached prefix, where that reaches beyond the computed positions.
+    /// The salt and the tokens whose cached prefix it can resume from; none where it needs the rows of all positions.
+    pub fn restorable(&self) -> Option<(u64, &[u32])> {
+        let computes_all = self.looks_at_all() && self.scored < self.n_prompt;
+        (!computes_all).then_some((self.salt, &self.tokens))
+    }
+
+    /// Resumes from the cached prefix, where that reaches beyond the computed positions.
     pub fn adopt(&mut self, memory: &mut Memory) {
-        // The rows of a cached prefix are not there.
-        if self.looks_at_all() && self.scored < self.n_prompt {
+        if self.restorable().is_none() {
             return;
         }
         let saved = memory.adopt(&mut self.held, &self.tokens);

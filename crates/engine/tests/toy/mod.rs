@@ -6,12 +6,17 @@
 #![allow(dead_code)] // Each test file uses its part.
 #![allow(clippy::unwrap_used)] // A test's helper may fail loudly, as the test itself.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use backend::{Batch, Cause, Chunk, Chunks, Failure, Fault, Kinds, Limits, Output, PAGE, Picks, Program, StepError};
+use backend::{
+    Batch, Cause, Chunk, Chunks, Failure, Fault, Kinds, Limits, Output, PAGE, Picks, Piece, PieceBytes, Program,
+    StepError,
+};
 use engine::sampler::SamplerParams;
 use engine::scheduler::{
-    Drafter, Engine, EventKind, Events, FinishReason, Options, Request, RequestId, TextStream, Usage, Vocabulary,
+    Drafter, Engine, EventKind, Events, FinishReason, Key, Options, Part, PromptStore, Request, RequestId, TextStream,
+    Usage, Vocabulary,
 };
 use engine::tokenizer::Decode;
 
@@ -337,6 +342,44 @@ impl Program for Toy {
         self.tried[to as usize].clear();
     }
 
+    fn piece_bytes(&self) -> Option<PieceBytes> {
+        let bytes = |is_there: bool, n| if is_there { n } else { 0 };
+        let window_page = bytes(self.kinds.window.is_some(), 8 * PAGE);
+        Some(PieceBytes { page: 8 * PAGE, window_page, state: bytes(self.kinds.state, 16) })
+    }
+
+    fn save(&self, piece: Piece, out: &mut Vec<u8>) {
+        assert!(!self.is_busy, "a step is under way");
+        let both = |found: &[(u32, u32)]| -> Vec<u8> {
+            found.iter().flat_map(|&(token, pos)| [token, pos]).flat_map(u32::to_le_bytes).collect()
+        };
+        match piece {
+            Piece::Page(page) => out.extend(both(&self.cache[page as usize * PAGE..][..PAGE])),
+            Piece::WindowPage(page) => out.extend(both(&self.window_cache[page as usize * PAGE..][..PAGE])),
+            Piece::State(slot) => {
+                assert!(self.tried[slot as usize].is_empty(), "the drafts of state {slot} are not committed");
+                let (state, at) = self.states[slot as usize];
+                out.extend([state, at as u64].into_iter().flat_map(u64::to_le_bytes));
+            }
+        }
+    }
+
+    fn restore(&mut self, piece: Piece, bytes: &[u8]) -> bool {
+        assert!(!self.is_busy, "a step is under way");
+        assert_eq!(bytes.len(), self.piece_bytes().unwrap().of(piece));
+        let number = |at: usize| u64::from_le_bytes(bytes[8 * at..][..8].try_into().unwrap());
+        let both = |at: usize| (number(at) as u32, (number(at) >> 32) as u32);
+        match piece {
+            Piece::Page(page) => (0..PAGE).for_each(|i| self.cache[page as usize * PAGE + i] = both(i)),
+            Piece::WindowPage(page) => (0..PAGE).for_each(|i| self.window_cache[page as usize * PAGE + i] = both(i)),
+            Piece::State(slot) => {
+                self.states[slot as usize] = (number(0), number(1) as usize);
+                self.tried[slot as usize].clear();
+            }
+        }
+        true
+    }
+
     fn commit(&mut self, slot: u32, n_accepted: usize) {
         let tried = &mut self.tried[slot as usize];
         assert!(self.kinds.state && n_accepted <= tried.len() && !tried.is_empty());
@@ -344,6 +387,66 @@ impl Program for Toy {
             self.states[slot as usize] = tried[last];
         }
         tried.clear();
+    }
+}
+
+/// What stores keep, shared by the engines of a test.
+pub type Shelf = Arc<Mutex<HashMap<(Key, Part), Vec<u8>>>>;
+
+/// A store in memory. Of `seed`, if it is not 0, some of what is there cannot be loaded, and at times there is no room.
+pub struct Store {
+    pub shelf: Shelf,
+    pub seed: u64,
+    pub used: Arc<Mutex<Vec<Vec<Key>>>>,
+}
+
+impl Store {
+    /// One that works.
+    pub fn of(shelf: &Shelf) -> Box<Store> {
+        Box::new(Store { shelf: shelf.clone(), seed: 0, used: Arc::default() })
+    }
+
+    fn fails(&mut self, one_in: u64) -> bool {
+        self.seed = if self.seed == 0 { 0 } else { mix(self.seed, 1) };
+        self.seed != 0 && (self.seed >> 30).is_multiple_of(one_in)
+    }
+}
+
+impl PromptStore for Store {
+    fn has(&mut self, key: &Key, part: Part) -> bool {
+        self.shelf.lock().unwrap().contains_key(&(*key, part))
+    }
+
+    fn load(&mut self, key: &Key, part: Part, n_bytes: usize, out: &mut Vec<u8>) -> bool {
+        assert!(out.is_empty());
+        if self.fails(20) {
+            self.shelf.lock().unwrap().remove(&(*key, part));
+        }
+        let shelf = self.shelf.lock().unwrap();
+        let Some(bytes) = shelf.get(&(*key, part)) else { return false };
+        out.extend(bytes);
+        bytes.len() == n_bytes
+    }
+
+    fn buffer(&mut self) -> Option<Vec<u8>> {
+        (!self.fails(2)).then(Vec::new)
+    }
+
+    fn store(&mut self, key: Key, part: Part, bytes: Vec<u8>) {
+        let old = self.shelf.lock().unwrap().insert((key, part), bytes.clone());
+        assert!(old.is_none_or(|old| old == bytes), "{part:?} of {key:?} has two contents");
+    }
+
+    fn used(&mut self, keys: Vec<Key>) {
+        self.used.lock().unwrap().push(keys);
+    }
+}
+
+/// Saves until nothing is left.
+pub fn save_all(engine: &mut Engine) {
+    while engine.has_unsaved() {
+        engine.save(std::time::Duration::from_secs(1));
+        engine.audit().unwrap();
     }
 }
 

@@ -125,6 +125,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
             cache_tokens: None,
             requests_bytes: 0,
             resident_bytes: None,
+            prompts: None,
         };
         let mut session = load::start_with(model, &setup)?;
         session.engine.set_interrupt(interrupt.flag());

@@ -9,7 +9,7 @@ use indicatif::ProgressStyle;
 use serde::Serialize;
 
 use crate::args::CompareArgs;
-use crate::compare::{mean_and_deviation, nll, row_distance};
+use crate::compare::{Windows, mean_and_deviation, nll, row_distance};
 use crate::device::{Device, Prefer};
 use crate::load::{self, EngineSetup, Sequence};
 use crate::out::say;
@@ -28,13 +28,13 @@ pub fn run(args: &CompareArgs) -> Result<()> {
     let tokens = tokenizer.encode(&input::text(&args.file)?, Encode { add_special: true, parse_special: false });
     let n_ctx = args.engine.ctx.unwrap_or(512);
     ensure!(n_ctx >= 4, "compare models: a context of {n_ctx} is too short, use at least 4");
-    let n_windows = (tokens.len() / n_ctx).min(args.chunks.unwrap_or(usize::MAX));
+    let mut windows = Windows::new(tokens, &tokenizer, n_ctx, args.chunks);
+    let (n_windows, first_scored) = (windows.len(), windows.first_scored());
     ensure!(
         n_windows > 0,
         "compare models: the text has {} tokens, at least {n_ctx} wanted (--ctx makes windows shorter)",
-        tokens.len()
+        windows.n_tokens()
     );
-    let bos = tokenizer.bos().filter(|_| tokenizer.add_bos());
 
     let setup = EngineSetup::of(&args.engine, Prefer::Cpu)?;
     let other_device = match args.other_backend {
@@ -58,23 +58,17 @@ pub fn run(args: &CompareArgs) -> Result<()> {
     bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} windows, {eta} left, mean KL {msg}")?);
     let mut found = Found::default();
     let mut held = Vec::new();
-    let mut window = Vec::with_capacity(n_ctx);
-    for i in 0..n_windows {
-        window.clear();
-        window.extend_from_slice(&tokens[i * n_ctx..(i + 1) * n_ctx]);
-        if let Some(bos) = bos {
-            window[0] = bos;
-        }
+    for window in windows.iter() {
         ours.rewind();
         theirs.rewind();
         for (n, chunk) in window.chunks(piece).enumerate() {
             held.clear();
-            ours.feed_from(chunk, n_ctx / 2, |_, row| {
+            ours.feed_from(chunk, first_scored, |_, row| {
                 held.extend_from_slice(row);
                 Ok(())
             })?;
-            let first = (n * piece).max(n_ctx / 2);
-            theirs.feed_from(chunk, n_ctx / 2, |position, row| {
+            let first = (n * piece).max(first_scored);
+            theirs.feed_from(chunk, first_scored, |position, row| {
                 let base = &held[(position - first) * n_vocab..][..n_vocab];
                 found.add(base, row, window.get(position + 1).copied());
                 Ok(())

@@ -14,6 +14,7 @@ use quant::WeightType;
 use serde_json::json;
 
 use crate::args::{BackendKind, ImatrixArgs};
+use crate::compare::Windows;
 use crate::load::{self, Sequence};
 use crate::out::say;
 use crate::quantize::importance::Sums;
@@ -30,9 +31,9 @@ pub fn run(args: &ImatrixArgs) -> Result<()> {
     let tokens = tokenizer.encode(&text, Encode { add_special: true, parse_special: args.parse_special });
     ensure!(tokens.len() >= 2, "sum inputs: the text has {} tokens, 2 or more wanted", tokens.len());
     let n_ctx = args.engine.ctx.unwrap_or(512).min(tokens.len());
-    let n_windows = (tokens.len() / n_ctx).min(args.chunks.unwrap_or(usize::MAX));
+    let mut windows = Windows::new(tokens, &tokenizer, n_ctx, args.chunks);
+    let (n_windows, first_scored) = (windows.len(), windows.first_scored());
     ensure!(n_windows > 0, "sum inputs: --chunks 0 leaves nothing to compute");
-    let bos = tokenizer.bos().filter(|_| tokenizer.add_bos());
     ctrlc::set_handler(|| {
         out::remove_unfinished();
         std::process::exit(130);
@@ -43,17 +44,11 @@ pub fn run(args: &ImatrixArgs) -> Result<()> {
     let bar = machine::progress(Some(n_windows as u64));
     bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} windows, {eta} left, perplexity {msg}")?);
     let mut nlls = Vec::new();
-    let mut window = Vec::with_capacity(n_ctx);
-    for i in 0..n_windows {
-        window.clear();
-        window.extend_from_slice(&tokens[i * n_ctx..(i + 1) * n_ctx]);
-        if let Some(bos) = bos {
-            window[0] = bos;
-        }
+    for window in windows.iter() {
         sequence.rewind();
-        sequence.feed(&window, |position, row| {
+        sequence.feed(window, |position, row| {
             // As perplexity is measured: of the second half.
-            if position >= n_ctx / 2 && position + 1 < n_ctx {
+            if position >= first_scored && position + 1 < n_ctx {
                 nlls.push(compare::nll(row, window[position + 1]));
             }
             Ok(())

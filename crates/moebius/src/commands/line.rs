@@ -10,6 +10,7 @@ use rustyline::history::FileHistory;
 use rustyline::validate::Validator;
 use rustyline::{CompletionType, Config, Context, Editor, Helper};
 
+use crate::machine;
 use crate::out::note;
 
 /// Lines of the history.
@@ -70,15 +71,7 @@ impl Lines {
 
 /// `$XDG_STATE_HOME/moebius/history`, or the same under `~/.local/state`, in a folder for this user alone.
 fn history_file() -> Option<PathBuf> {
-    let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let state = if cfg!(windows) {
-        folder("LOCALAPPDATA")?
-    } else {
-        folder("XDG_STATE_HOME")
-            .filter(|path| path.is_absolute())
-            .or_else(|| Some(folder("HOME")?.join(".local/state")))?
-    };
-    let folder = state.join("moebius");
+    let folder = machine::Folder::State.path()?;
     let mut builder = std::fs::DirBuilder::new();
     builder.recursive(true);
     #[cfg(unix)]

@@ -11,6 +11,7 @@ use indicatif::ProgressStyle;
 use serde_json::json;
 
 use crate::args::PerplexityArgs;
+use crate::compare::Windows;
 use crate::load::{self, Sequence};
 use crate::{compare, input, machine, out};
 
@@ -26,23 +27,17 @@ pub fn run(args: &PerplexityArgs) -> Result<()> {
         "measure perplexity: the text has {} tokens, the method needs at least two windows of {n_ctx} (--ctx makes them shorter)",
         tokens.len()
     );
-    let n_windows = (tokens.len() / n_ctx).min(args.chunks.unwrap_or(usize::MAX));
-    let bos = tokenizer.bos().filter(|_| tokenizer.add_bos());
+    let mut windows = Windows::new(tokens, &tokenizer, n_ctx, args.chunks);
+    let (n_windows, first_scored) = (windows.len(), windows.first_scored());
 
     let mut sequence = Sequence::start(&model, &args.engine, n_ctx)?;
     let bar = machine::progress(Some(n_windows as u64));
     bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} windows, {eta} left, perplexity {msg}")?);
     let mut nlls = Vec::with_capacity(n_windows * (n_ctx / 2));
-    let mut window = Vec::with_capacity(n_ctx);
-    for i in 0..n_windows {
-        window.clear();
-        window.extend_from_slice(&tokens[i * n_ctx..(i + 1) * n_ctx]);
-        if let Some(bos) = bos {
-            window[0] = bos;
-        }
+    for window in windows.iter() {
         sequence.rewind();
         // The last position's logits foretell a token of the next window: they are not scored.
-        sequence.feed_from(&window, n_ctx / 2, |position, row| {
+        sequence.feed_from(window, first_scored, |position, row| {
             if position + 1 < n_ctx {
                 nlls.push(compare::nll(row, window[position + 1]));
             }

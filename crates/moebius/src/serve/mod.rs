@@ -66,6 +66,7 @@ use crate::args::ServeArgs;
 use crate::device::Prefer;
 use crate::load::{self, EngineSetup, Session};
 use crate::machine::{self, bytes};
+use crate::prompts::Folder;
 use crate::{embedded, find};
 
 use app::{App, Keys, ModelInfo};
@@ -98,6 +99,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
         fewer_will_do: args.parallel.is_none(),
         cache_tokens: args.cache_tokens,
         requests_bytes: limits::REQUESTS_BYTES,
+        prompts: args.cache_dir.clone().map(|path| Folder { path, max_bytes: args.cache_disk as u64 }),
         ..EngineSetup::of(&args.engine, Prefer::Gpu)?
     };
     let guard = Guard::new(args.host, &args.allowed_host, &args.cors, !keys.is_empty());

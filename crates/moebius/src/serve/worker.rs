@@ -50,6 +50,11 @@ pub enum Refusal {
     Stopped,
 }
 
+/// Pause between looks at whether a store has room, while nothing else is to do.
+const SAVE_AGAIN: Duration = Duration::from_millis(2);
+/// Time that an engine has to save its prompt caches at its end.
+const SAVE_AT_END: Duration = Duration::from_secs(5);
+
 /// Names a [`Run`].
 type RunId = u64;
 
@@ -281,6 +286,27 @@ struct Thread {
 
 impl Thread {
     fn run(mut self) {
+        self.serve();
+        let start = Instant::now();
+        while self.engine.has_unsaved() && start.elapsed() < SAVE_AT_END {
+            self.engine.save(SAVE_AT_END);
+            std::thread::sleep(SAVE_AGAIN);
+        }
+    }
+
+    /// Waits for a command; meanwhile prompt caches go to their store, as fast as that takes them.
+    fn next_command(&mut self) -> Option<Command> {
+        while self.engine.has_unsaved() {
+            match self.inbox.recv_timeout(SAVE_AGAIN) {
+                Ok(command) => return Some(command),
+                Err(std_mpsc::RecvTimeoutError::Timeout) => self.engine.save(SAVE_AGAIN),
+                Err(std_mpsc::RecvTimeoutError::Disconnected) => return None,
+            }
+        }
+        self.inbox.recv().ok()
+    }
+
+    fn serve(&mut self) {
         // Of the step before, to be delivered while the next one computes, and of the step that is under way.
         let (mut before, mut events) = (Events::new(), Events::new());
         loop {
@@ -289,7 +315,7 @@ impl Thread {
                 self.deliver(&mut before);
             }
             if !self.engine.has_work() {
-                let Ok(command) = self.inbox.recv() else { return };
+                let Some(command) = self.next_command() else { return };
                 if !self.take(command) {
                     return;
                 }

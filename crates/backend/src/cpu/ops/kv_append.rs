@@ -102,6 +102,21 @@ impl CacheView {
         CacheView { ptr, n_kv, d_k, d_v, windowed, latent, half }
     }
 
+    /// Bytes of its pages, [`CacheView::page_bytes`] of its declaration.
+    pub fn page_len(&self) -> usize {
+        self.n_kv * (self.v_first() + PAGE * self.v_stride()) * if self.half { 2 } else { 4 }
+    }
+
+    /// The bytes of a page.
+    ///
+    /// # Safety
+    /// `page` is within the limits, and no other code reads or writes the page while the slice lives.
+    pub unsafe fn page<'a>(&self, page: u32) -> &'a mut [u8] {
+        let bytes = self.page_len();
+        // SAFETY: the caller's promise; the memory starts zeroed, so it is initialised.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.add(page as usize * bytes), bytes) }
+    }
+
     /// Numbers of a value row, padded.
     pub fn v_width(&self) -> usize {
         self.d_v.next_multiple_of(16)

@@ -64,6 +64,7 @@ impl Server {
             cache_tokens: Some(2048),
             requests_bytes: 0,
             resident_bytes: None,
+            prompts: None,
         };
         let session = start_with(open(None).expect("embedded model"), &setup).expect("engine");
         let sampling = session.default_sampling();
