@@ -605,8 +605,8 @@ fn prompts_survive_a_restart() {
     }
     let (third, _, cached) = ask(&[]);
     assert_eq!((third, cached), (first.clone(), 0));
-    let log = std::fs::read_to_string(log).expect("log");
-    assert!(log.contains("a stored prompt is ignored"), "{log}");
+    let said = std::fs::read_to_string(&log).expect("log");
+    assert!(said.contains("a stored prompt is ignored"), "{said}");
     // What was damaged was written again.
     let (fourth, _, cached) = ask(&[]);
     assert!(fourth == first && cached > 0, "{cached}");
