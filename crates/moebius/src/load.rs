@@ -390,7 +390,13 @@ pub fn start(model: Model, args: &EngineArgs) -> Result<Session> {
 
 /// Starts an engine.
 pub fn start_with(model: Model, setup: &EngineSetup) -> Result<Session> {
-    let Model { checkpoint, plan, embedded, template } = model;
+    let prepared = setup.prepare(&model.checkpoint, model.plan.clone())?;
+    start_prepared(model, setup, prepared)
+}
+
+/// Starts an engine of what `setup` has prepared of the model.
+pub fn start_prepared(model: Model, setup: &EngineSetup, prepared: Prepared) -> Result<Session> {
+    let Model { checkpoint, embedded, template, .. } = model;
     let tokenizer = Arc::new(Tokenizer::load(&checkpoint)?);
     let source = match template {
         Some(source) => Some(source),
@@ -402,7 +408,6 @@ pub fn start_with(model: Model, setup: &EngineSetup) -> Result<Session> {
     let format =
         if template_knows_tools { Format::detect(&source) } else { Format::detect(&format!("{source}<tool_call>")) };
     let sampling = sampling::of_model(&checkpoint, embedded)?;
-    let prepared = setup.prepare(&checkpoint, plan)?;
     let placement = prepared.placement();
     let Prepared { backend, name, plan, fit, .. } = prepared;
     let Fit { limits, sequences, footprint } = fit;
