@@ -22,6 +22,8 @@ use clap::{Arg, ArgAction, Command};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use crate::machine;
+
 /// Longest file.
 const MAX_BYTES: u64 = 1 << 20;
 /// The table of presets, and the key in it that is no flag.
@@ -46,26 +48,64 @@ struct Entry {
     line: usize,
 }
 
+/// A command line with what the environment and the file set.
+#[derive(Debug, Default)]
+pub struct Settled {
+    /// The command, whose defaults are those of the file.
+    pub command: Command,
+    /// What was typed, with presets' names replaced by paths.
+    pub args: Vec<OsString>,
+    /// Where the command takes several models, those that have presets.
+    pub presets: Vec<Preset>,
+}
+
+/// What the file has for one model.
+#[derive(Clone, Debug)]
+pub struct Preset {
+    /// Its name.
+    pub name: String,
+    /// The model that it names; it is for a file of its own name where it names none.
+    pub path: Option<PathBuf>,
+    /// The command with these defaults.
+    command: Command,
+}
+
+impl Preset {
+    /// Whether it is for the model at `path`.
+    pub fn is_for(&self, path: &Path) -> bool {
+        match &self.path {
+            Some(mine) => mine == path,
+            None => is_called(&path.to_string_lossy(), &self.name),
+        }
+    }
+
+    /// What the arguments mean for this model.
+    ///
+    /// # Errors
+    /// Flags that contradict each other.
+    pub fn parse(&self, args: &[OsString]) -> Result<clap::ArgMatches, clap::Error> {
+        self.command.clone().try_get_matches_from(args)
+    }
+}
+
 /// The command with what the environment and the file set, and the arguments with presets' names replaced by paths.
 ///
 /// # Errors
 /// A sentence about the file: what cannot be read, or which line of it no command understands.
-pub fn settle(command: Command, mut args: Vec<OsString>) -> Result<(Command, Vec<OsString>), String> {
+pub fn settle(command: Command, mut args: Vec<OsString>) -> Result<Settled, String> {
     let command = with_environment(command);
     let matches = command.clone().ignore_errors(true).try_get_matches_from(&args);
     let Some((name, given)) = matches.as_ref().ok().and_then(|matches| matches.subcommand()) else {
-        return Ok((command, args));
+        return Ok(Settled { command, args, ..Settled::default() });
     };
     let named = given.try_get_one::<PathBuf>("config").ok().flatten().cloned();
     let path = match named {
-        Some(path) => path,
+        Some(path) => Some(path),
         // An empty name is none.
-        None if is_empty("MOEBIUS_CONFIG") => return Ok((command, args)),
-        None => match usual_path().filter(|path| path.exists()) {
-            Some(path) => path,
-            None => return Ok((command, args)),
-        },
+        None if is_empty("MOEBIUS_CONFIG") => None,
+        None => usual_path().filter(|path| path.exists()),
     };
+    let Some(path) = path else { return Ok(Settled { command, args, ..Settled::default() }) };
     let entries = read(&path, &command)?;
     let of = |scope: &Scope| entries.iter().filter(move |entry| entry.scope == *scope).cloned().collect::<Vec<_>>();
     let sections = [Scope::Command(name.to_string()), Scope::All].iter().flat_map(of).collect::<Vec<_>>();
@@ -73,40 +113,50 @@ pub fn settle(command: Command, mut args: Vec<OsString>) -> Result<(Command, Vec
         Ok(Some(models)) => models.map(|model| model.to_string_lossy().into_owned()).collect(),
         _ => sections.iter().find(|entry| entry.flag == "model").map(|entry| entry.values.clone()).unwrap_or_default(),
     };
-    let mut chosen = Vec::new();
-    if let [model] = models.as_slice() {
-        let preset = entries.iter().find_map(|entry| match &entry.scope {
-            Scope::Preset(preset) if is_called(model, preset) => Some(entry.scope.clone()),
-            _ => None,
+    let path_of = |scope: &Scope| Some(of(scope).into_iter().find(|entry| entry.flag == PATH)?.values.swap_remove(0));
+    let is_several = models.len() != 1 || given.try_get_one::<PathBuf>("models").is_ok_and(|folder| folder.is_some());
+    let mut of_one = Vec::new();
+    for model in &models {
+        let preset = entries.iter().map(|entry| &entry.scope).find(|scope| match scope {
+            Scope::Preset(preset) => is_called(model, preset),
+            _ => false,
         });
-        chosen.extend(preset.iter().flat_map(of));
-        if let Some(path) = chosen.iter().find(|entry| entry.flag == PATH) {
-            replace_model(&mut args, model, &path.values[0]);
+        let Some(preset) = preset else { continue };
+        if let Some(path) = path_of(preset) {
+            replace_model(&mut args, model, &path, models.len() == 1);
+        }
+        if !is_several {
+            of_one = of(preset);
         }
     }
-    chosen.extend(sections);
-    let mut sub = command.find_subcommand(name).cloned().unwrap_or_default();
-    let mut set: Vec<&str> = Vec::new();
-    for entry in &chosen {
-        // The narrowest scope comes first.
-        let Some(id) = find(&sub, &entry.flag).map(|arg| arg.get_id().clone()) else { continue };
-        if !set.contains(&entry.flag.as_str()) {
-            set.push(&entry.flag);
-            sub = sub.mut_arg(id, |arg| arg.default_values(entry.values.clone()).required(false));
+    let with = |preset: Vec<Entry>| {
+        let chosen = [preset, sections.clone()].concat();
+        let mut sub = command.find_subcommand(name).cloned().unwrap_or_default();
+        let mut set: Vec<&str> = Vec::new();
+        for entry in &chosen {
+            // The narrowest scope comes first.
+            let Some(id) = find(&sub, &entry.flag).map(|arg| arg.get_id().clone()) else { continue };
+            if !set.contains(&entry.flag.as_str()) {
+                set.push(&entry.flag);
+                sub = sub.mut_arg(id, |arg| arg.default_values(entry.values.clone()).required(false));
+            }
+        }
+        command.clone().mut_subcommand(name, |_| sub)
+    };
+    let mut presets: Vec<Preset> = Vec::new();
+    for scope in entries.iter().map(|entry| &entry.scope).filter(|_| is_several && name == "serve") {
+        let Scope::Preset(preset) = scope else { continue };
+        if presets.iter().all(|known| known.name != *preset) {
+            let path = path_of(scope).map(PathBuf::from);
+            presets.push(Preset { name: preset.clone(), path, command: with(of(scope)) });
         }
     }
-    Ok((command.mut_subcommand(name, |_| sub), args))
+    Ok(Settled { command: with(of_one), args, presets })
 }
 
 /// `$XDG_CONFIG_HOME/moebius/config.toml`, or the same under `~/.config`.
 fn usual_path() -> Option<PathBuf> {
-    let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let config = if cfg!(windows) {
-        folder("APPDATA")?
-    } else {
-        folder("XDG_CONFIG_HOME").filter(|path| path.is_absolute()).or_else(|| Some(folder("HOME")?.join(".config")))?
-    };
-    Some(config.join("moebius/config.toml"))
+    Some(machine::Folder::Config.path()?.join("config.toml"))
 }
 
 /// Gives every flag a variable of its name.
@@ -147,8 +197,8 @@ fn is_called(model: &str, preset: &str) -> bool {
     [model, &parts[0], &parts[1]].iter().any(|name| name.eq_ignore_ascii_case(preset))
 }
 
-/// Puts the path of a preset in the place of its name.
-fn replace_model(args: &mut Vec<OsString>, name: &str, path: &str) {
+/// Puts the path of a preset in the place of its name. The only model may have come from elsewhere than the arguments.
+fn replace_model(args: &mut Vec<OsString>, name: &str, path: &str, is_only: bool) {
     for i in 1..args.len() {
         let whole = args[i].to_string_lossy().into_owned();
         let forms = [(name.to_string(), path.to_string()), (format!("--model={name}"), format!("--model={path}"))];
@@ -159,7 +209,9 @@ fn replace_model(args: &mut Vec<OsString>, name: &str, path: &str) {
         }
     }
     // It came from the environment, or from the file itself.
-    args.splice(2..2, ["--model".into(), path.into()]);
+    if is_only {
+        args.splice(2..2, ["--model".into(), path.into()]);
+    }
 }
 
 /// Reads a file and checks each line of it against the flags.
@@ -282,10 +334,41 @@ mod tests {
         std::fs::write(&path, file).unwrap();
         let mut args: Vec<OsString> = ["moebius"].iter().chain(line).map(OsString::from).collect();
         args.extend(["--config".into(), path.clone().into_os_string()]);
-        let (command, args) =
+        let settled =
             settle(Cli::command(), args).map_err(|why| why.replace(&path.display().to_string(), "config.toml"))?;
-        let matches = command.try_get_matches_from(args).map_err(|error| error.to_string())?;
+        let matches = settled.command.try_get_matches_from(settled.args).map_err(|error| error.to_string())?;
         Cli::from_arg_matches(&matches).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn each_of_several_models_has_its_own_preset() {
+        let file = format!("{FILE}\n[preset.small]\nctx = 512\ntemperature = 0.1\n");
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.toml");
+        std::fs::write(&path, file).unwrap();
+        let line = ["moebius", "serve", "-m", "coder", "--model=/m/small.gguf", "-m", "other.gguf", "--top-k", "1"];
+        let mut args: Vec<OsString> = line.iter().map(OsString::from).collect();
+        args.extend(["--config".into(), path.into_os_string()]);
+        let Settled { command, args, presets } = settle(Cli::command(), args).unwrap();
+        let serve = |matches: &clap::ArgMatches| match Cli::from_arg_matches(matches).unwrap().command {
+            args::Command::Serve(serve) => serve,
+            _ => panic!("serve"),
+        };
+        let common = serve(&command.try_get_matches_from(&args).unwrap());
+        let paths = ["~/coder.gguf", "/m/small.gguf", "other.gguf"].map(PathBuf::from);
+        assert_eq!(common.model, paths);
+        // No model's preset is another's, nor that of all.
+        assert_eq!((common.engine.ctx, common.sampling.temperature, common.port), (None, None, 9000));
+        let own = paths.map(|path| {
+            let preset = presets.iter().find(|preset| preset.is_for(&path))?;
+            let serve = serve(&preset.parse(&args).unwrap());
+            // What is typed goes before it.
+            assert_eq!((serve.sampling.top_k, serve.engine.threads), (Some(1), Some(2)));
+            Some((preset.name.clone(), serve.engine.ctx, serve.sampling.temperature))
+        });
+        let expected =
+            [Some(("coder".to_string(), Some(4096), None)), Some(("small".into(), Some(512), Some(0.1))), None];
+        assert_eq!(own, expected);
     }
 
     const FILE: &str = "threads = 3\ntop-k = 7\n\n[serve]\nport = 9000\ncors = [\"http://a.example\", \"*\"]\nthreads = 2\n\n\

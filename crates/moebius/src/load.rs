@@ -360,20 +360,24 @@ impl EngineSetup {
         Ok(Prepared { backend, name, plan, budget, fit, layout, split, device, _open: open })
     }
 
-    /// What is prepared, and its program. Where a GPU that nobody named fails to start, the CPU takes its place.
-    fn compile(&self, checkpoint: &Arc<Checkpoint>, plan: ValidPlan) -> Result<(Prepared, Box<dyn Program>)> {
+    /// The program of what is prepared. Where a GPU that nobody named fails to start, the CPU takes its place and
+    /// `plan` is prepared anew.
+    fn compile(
+        &self,
+        checkpoint: &Arc<Checkpoint>,
+        prepared: Prepared,
+        plan: ValidPlan,
+    ) -> Result<(Prepared, Box<dyn Program>)> {
         let compile =
             |prepared: &Prepared| prepared.backend.compile(&prepared.plan, Arc::clone(checkpoint), prepared.fit.limits);
-        let kept = self.may_fall_back().then(|| plan.clone());
-        let prepared = self.prepare(checkpoint, plan)?;
-        match (compile(&prepared), kept) {
-            (Err(why), Some(plan)) if prepared.device.chosen.is_some() => {
+        match compile(&prepared) {
+            Err(why) if prepared.device.chosen.is_some() => {
                 drop(prepared);
                 let prepared = self.on_cpu(&why.into()).prepare_here(checkpoint, plan)?;
                 let program = compile(&prepared)?;
                 Ok((prepared, program))
             }
-            (compiled, _) => compiled.map(|program| (prepared, program)).map_err(Into::into),
+            compiled => Ok((prepared, compiled?)),
         }
     }
 }
@@ -541,6 +545,12 @@ pub fn start(model: Model, args: &EngineArgs) -> Result<Session> {
 
 /// Starts an engine.
 pub fn start_with(model: Model, setup: &EngineSetup) -> Result<Session> {
+    let prepared = setup.prepare(&model.checkpoint, model.plan.clone())?;
+    start_prepared(model, setup, prepared)
+}
+
+/// Starts an engine of what `setup` has prepared of the model.
+pub fn start_prepared(model: Model, setup: &EngineSetup, prepared: Prepared) -> Result<Session> {
     let Model { checkpoint, plan, embedded, template } = model;
     let tokenizer = Arc::new(Tokenizer::load(&checkpoint)?);
     let source = match template {
@@ -553,7 +563,7 @@ pub fn start_with(model: Model, setup: &EngineSetup) -> Result<Session> {
     let format =
         if template_knows_tools { Format::detect(&source) } else { Format::detect(&format!("{source}<tool_call>")) };
     let sampling = sampling::of_model(&checkpoint, embedded)?;
-    let (prepared, program) = setup.compile(&checkpoint, plan)?;
+    let (prepared, program) = setup.compile(&checkpoint, prepared, plan)?;
     let placement = prepared.placement();
     let Prepared { backend, name, plan, fit, device, .. } = prepared;
     let Fit { limits, sequences, footprint } = fit;

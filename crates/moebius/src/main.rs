@@ -47,22 +47,30 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let (command, args) = match config::settle(Cli::command(), translated.args) {
+    let config::Settled { command, args, presets } = match config::settle(Cli::command(), translated.args) {
         Ok(settled) => settled,
         Err(why) => {
             out::note!("moebius: {why}");
             return ExitCode::from(2);
         }
     };
-    let cli = match command.try_get_matches_from(args).and_then(|matches| Cli::from_arg_matches(&matches)) {
+    let cli = match command.try_get_matches_from(&args).and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
+        Err(said) => return explain(&said, &typed),
+    };
+    let own = presets.into_iter().map(|preset| {
+        let cli = Cli::from_arg_matches(&preset.parse(&args)?)?;
+        Ok((preset, cli.command))
+    });
+    let own: Vec<_> = match own.collect() {
+        Ok(own) => own,
         Err(said) => return explain(&said, &typed),
     };
     translated.notes.iter().for_each(|note| out::note!("moebius: {note}"));
     let result = match &cli.command {
         Command::Run(args) => commands::run::run(args),
         Command::Chat(args) => commands::chat::run(args),
-        Command::Serve(args) => serve::run(args),
+        Command::Serve(args) => serve::run(args, &own),
         Command::Bench(args) => commands::bench::run(args),
         Command::Inspect(args) => commands::inspect::run(args),
         Command::Plan(args) => commands::plan::run(args),

@@ -19,7 +19,7 @@ use super::error::ApiError;
 use super::worker::lock;
 use super::{Places, Started};
 use crate::args::SamplingArgs;
-use crate::load::{self, EngineSetup, Model};
+use crate::load::{self, EngineSetup, Model, Prepared};
 use crate::memory::{self, TooLarge};
 use crate::out;
 
@@ -30,12 +30,22 @@ const LOOK: Duration = Duration::from_millis(50);
 /// Maximum number of names in a message.
 const SHOWN: usize = 20;
 
-/// How models are loaded on demand.
-pub struct Loader {
+/// A model that is loaded on demand, and how.
+#[derive(Clone)]
+pub struct Listed {
+    /// Its name in requests.
+    pub id: String,
+    pub path: PathBuf,
     pub setup: EngineSetup,
     pub sampling: SamplingArgs,
     pub template: Option<PathBuf>,
     pub places: Places,
+}
+
+/// What models that are loaded on demand share.
+pub struct Loader {
+    /// The promise for the whole process, in bytes.
+    pub memory: Option<usize>,
     /// Bytes that all models may take together, their files included, where that is known.
     pub room: Option<usize>,
 }
@@ -52,7 +62,8 @@ pub struct Fleet {
 
 struct Entry {
     info: ModelInfo,
-    path: PathBuf,
+    /// `None` of the one model that is always there.
+    listed: Option<Arc<Listed>>,
     state: State,
     last_used: Instant,
 }
@@ -76,7 +87,7 @@ impl Fleet {
     pub fn of_one(common: Arc<Common>, app: Arc<App>, thread: JoinHandle<()>) -> Fleet {
         let info = app.model.clone();
         let state = State::Loaded(Loaded { app, thread, held: 0 });
-        let entry = Entry { info, path: PathBuf::new(), state, last_used: Instant::now() };
+        let entry = Entry { info, listed: None, state, last_used: Instant::now() };
         Fleet { common, entries: Mutex::new(vec![entry]), loader: None, turn: Arc::default() }
     }
 
@@ -84,22 +95,24 @@ impl Fleet {
     ///
     /// # Errors
     /// Two have the same name.
-    pub fn of_several(common: Arc<Common>, paths: &[PathBuf], loader: Loader) -> Result<Fleet> {
-        let mut entries: Vec<Entry> = Vec::with_capacity(paths.len());
-        for path in paths {
-            let id = super::model_name(Some(path));
-            if let Some(other) = entries.iter().find(|other| other.info.id == id) {
+    pub fn of_several(common: Arc<Common>, models: Vec<Listed>, loader: Loader) -> Result<Fleet> {
+        let mut entries: Vec<Entry> = Vec::with_capacity(models.len());
+        for listed in models {
+            let Listed { id, path, template, .. } = &listed;
+            let same = entries.iter().filter_map(|other| other.listed.as_ref()).find(|other| other.id == *id);
+            if let Some(other) = same {
                 let (a, b) = (other.path.display(), path.display());
                 return Err(anyhow!("serve {a} and {b}: both are called {id}; rename one, or leave it out"));
             }
-            let (info, why) = match look(path, &id, loader.template.is_some()) {
+            let (info, why) = match look(path, id, template.is_some()) {
                 Ok(info) => (info, None),
-                Err(error) => (ModelInfo { id: id.clone(), ..ModelInfo::default() }, Some(said(&error, path, &id))),
+                Err(error) => (ModelInfo { id: id.clone(), ..ModelInfo::default() }, Some(said(&error, path, id))),
             };
             if let Some(why) = &why {
                 tracing::warn!(model = id, why, "a model cannot be loaded");
             }
-            entries.push(Entry { info, path: path.clone(), state: State::Absent(why), last_used: Instant::now() });
+            let listed = Some(Arc::new(listed));
+            entries.push(Entry { info, listed, state: State::Absent(why), last_used: Instant::now() });
         }
         Ok(Fleet { common, entries: Mutex::new(entries), loader: Some(loader), turn: Arc::default() })
     }
@@ -229,14 +242,17 @@ impl Fleet {
 
     /// Loads a model; called by whoever has the turn, on a thread that may block.
     fn load(self: &Arc<Self>, i: usize) -> Result<Arc<App>, ApiError> {
-        let Some(loader) = &self.loader else { return Err(ApiError::internal("the model is gone")) };
-        let (path, id) = {
+        let gone = || ApiError::internal("the model is gone");
+        let loader = self.loader.as_ref().ok_or_else(gone)?;
+        let listed = {
             let mut entries = lock(&self.entries);
+            let listed = entries[i].listed.clone().ok_or_else(gone)?;
             entries[i].state = State::Loading;
-            (entries[i].path.clone(), entries[i].info.id.clone())
+            listed
         };
+        let id = &listed.id;
         let start = Instant::now();
-        match self.try_load(loader, &path, &id) {
+        match self.try_load(loader, &listed) {
             Ok(Some((started, held))) => {
                 let Started { app, thread, ended } = started;
                 tracing::info!(model = id, ms = super::log::ms(start.elapsed()), bytes = held, "loaded");
@@ -263,7 +279,7 @@ impl Fleet {
                 Err(ApiError { retry_after: Some(5), ..ApiError::new(StatusCode::SERVICE_UNAVAILABLE, why) })
             }
             Err(error) => {
-                let why = said(&error, &path, &id);
+                let why = said(&error, &listed.path, id);
                 tracing::warn!(model = id, why, "a model cannot be loaded");
                 lock(&self.entries)[i].state = State::Absent(Some(why.clone()));
                 Err(ApiError {
@@ -275,32 +291,36 @@ impl Fleet {
     }
 
     /// A model and the bytes that it takes; `None` where others hold the room and do not give it back.
-    fn try_load(&self, loader: &Loader, path: &Path, id: &str) -> Result<Option<(Started, usize)>> {
-        let model = load::open(Some(path))?.with_template(loader.template.as_deref())?;
-        let Some(setup) = self.make_room(loader, &model)? else { return Ok(None) };
-        let session = load::start_with(model, &setup)?;
+    fn try_load(&self, loader: &Loader, listed: &Listed) -> Result<Option<(Started, usize)>> {
+        let Listed { id, path, sampling, template, places, .. } = listed;
+        let model = load::open(Some(path))?.with_template(template.as_deref())?;
+        let Some((setup, prepared)) = self.make_room(loader, &listed.setup, &model)? else { return Ok(None) };
+        let session = load::start_prepared(model, &setup, prepared)?;
         session.placement.iter().for_each(|placement| tracing::info!(model = id, "{placement}"));
         session.warning.iter().for_each(|warning| tracing::warn!(model = id, "{warning}"));
-        let sampling = session.sampling(&loader.sampling)?;
+        let sampling = session.sampling(sampling)?;
         let held = session.footprint.total() + memory::later_bytes(session.n_vocab);
-        let places = Places { parallel: session.sequences, ..loader.places };
-        Ok(Some((super::start(session, id.into(), sampling, self.common.clone(), places)?, held)))
+        let places = Places { parallel: session.sequences, ..*places };
+        Ok(Some((super::start(session, id.clone(), sampling, self.common.clone(), places)?, held)))
     }
 
     /// How a model is loaded into the room that the others leave, or that they leave once those that nobody uses are
     /// gone.
-    fn make_room(&self, loader: &Loader, model: &Model) -> Result<Option<EngineSetup>> {
+    fn make_room(
+        &self,
+        loader: &Loader,
+        wanted: &EngineSetup,
+        model: &Model,
+    ) -> Result<Option<(EngineSetup, Prepared)>> {
         let end = Instant::now() + PATIENCE;
         loop {
             let held: usize = lock(&self.entries).iter().filter_map(|entry| Some(entry.loaded()?.held)).sum();
-            let promise = loader.setup.step.memory.map(|bytes| bytes.saturating_sub(held));
-            let setup = EngineSetup {
-                step: crate::args::StepArgs { memory: promise, ..loader.setup.step },
-                ..loader.setup.clone()
-            };
+            let promise = loader.memory.map(|bytes| bytes.saturating_sub(held));
+            let setup =
+                EngineSetup { step: crate::args::StepArgs { memory: promise, ..wanted.step }, ..wanted.clone() };
             match setup.prepare(&model.checkpoint, model.plan.clone()) {
                 // What is alone has what there is.
-                Ok(_) if held == 0 => return Ok(Some(setup)),
+                Ok(prepared) if held == 0 => return Ok(Some((setup, prepared))),
                 // On the CPU only for want of room on the GPU that others hold.
                 Ok(prepared) if setup.device.chosen.is_some() && prepared.device.chosen.is_none() => {}
                 Ok(prepared) => {
@@ -310,7 +330,7 @@ impl Fleet {
                         (None, None) => true,
                     };
                     if fits {
-                        return Ok(Some(setup));
+                        return Ok(Some((setup, prepared)));
                     }
                 }
                 Err(error) if held == 0 || !error.is::<TooLarge>() => return Err(error),

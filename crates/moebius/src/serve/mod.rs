@@ -62,7 +62,8 @@ use tokio::net::TcpListener;
 use tokio::sync::{oneshot, watch};
 use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 
-use crate::args::ServeArgs;
+use crate::args::{Command, ServeArgs, StepArgs};
+use crate::config::Preset;
 use crate::device::Prefer;
 use crate::load::{self, EngineSetup, Session};
 use crate::machine::{self, bytes};
@@ -71,7 +72,7 @@ use crate::{embedded, find};
 
 use app::{App, Keys, ModelInfo};
 use common::Common;
-use fleet::{Fleet, Loader};
+use fleet::{Fleet, Listed, Loader};
 use guard::Guard;
 use rerank::Reranker;
 use worker::Worker;
@@ -79,7 +80,8 @@ use worker::Worker;
 /// Answers computed at a time when nobody says: of one model, and of each of several.
 const DEFAULT_PARALLEL: [usize; 2] = [16, 4];
 
-pub fn run(args: &ServeArgs) -> Result<()> {
+/// Serves the models of `args`; `presets` say what is different for one of several.
+pub fn run(args: &ServeArgs, presets: &[(Preset, Command)]) -> Result<()> {
     log::start(args);
     let keys = match &args.api_key_file {
         None => Keys::default(),
@@ -94,29 +96,31 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     if several && args.alias.is_some() {
         bail!("serve {} models under one name (--alias): each has that of its file", paths.len());
     }
-    let setup = EngineSetup {
-        sequences: args.parallel.map_or(DEFAULT_PARALLEL[usize::from(several)], usize::from),
-        fewer_will_do: args.parallel.is_none(),
-        cache_tokens: args.cache_tokens,
-        requests_bytes: limits::REQUESTS_BYTES,
-        prompts: args.cache_dir.clone().map(|path| Folder { path, max_bytes: args.cache_disk as u64 }),
-        ..EngineSetup::of(&args.engine, Prefer::Gpu)?
-    };
+    let setup = setup(args, several)?;
     let guard = Guard::new(args.host, &args.allowed_host, &args.cors, !keys.is_empty());
     let common = Arc::new(Common::new(keys, guard, crate::trial::process()));
     let places = Places { parallel: setup.sequences, queue: usize::from(args.max_queue) };
     let (fleet, ended, summary) = match several {
         true => {
-            let loader = Loader {
-                sampling: args.sampling.clone(),
-                template: args.chat_template_file.clone(),
-                places,
-                room: load::free_memory(&setup.device),
-                setup: EngineSetup { resident_bytes: machine::resident_memory(), ..setup },
+            let resident_bytes = machine::resident_memory();
+            let model = |path: PathBuf| {
+                let own = presets.iter().find(|(preset, _)| preset.is_for(&path));
+                let (id, own) = match own {
+                    Some((preset, Command::Serve(own))) => (preset.name.clone(), own),
+                    _ => (model_name(Some(&path)), args),
+                };
+                let setup = self::setup(own, several)?;
+                // The promise is that of the server.
+                let step = StepArgs { memory: args.engine.step.memory, ..setup.step };
+                let setup = EngineSetup { resident_bytes, step, ..setup };
+                let places = Places { parallel: setup.sequences, ..places };
+                let template = own.chat_template_file.clone();
+                Ok(Listed { id, path, setup, sampling: own.sampling.clone(), template, places })
             };
-            let fleet = Fleet::of_several(common, &paths, loader)?;
-            let summary =
-                format!("{} models, loaded when requests name them: {}", paths.len(), fleet.names().join(", "));
+            let loader = Loader { memory: args.engine.step.memory, room: load::free_memory(&setup.device) };
+            let fleet = Fleet::of_several(common, paths.into_iter().map(model).collect::<Result<_>>()?, loader)?;
+            let names = fleet.names();
+            let summary = format!("{} models, loaded when requests name them: {}", names.len(), names.join(", "));
             (fleet, None, summary)
         }
         false => {
@@ -166,6 +170,18 @@ pub fn run(args: &ServeArgs) -> Result<()> {
     runtime.shutdown_timeout(Duration::from_secs(1));
     log::flush();
     result
+}
+
+/// How a model runs by the flags of a command line.
+fn setup(args: &ServeArgs, several: bool) -> Result<EngineSetup> {
+    Ok(EngineSetup {
+        sequences: args.parallel.map_or(DEFAULT_PARALLEL[usize::from(several)], usize::from),
+        fewer_will_do: args.parallel.is_none(),
+        cache_tokens: args.cache_tokens,
+        requests_bytes: limits::REQUESTS_BYTES,
+        prompts: args.cache_dir.clone().map(|path| Folder { path, max_bytes: args.cache_disk as u64 }),
+        ..EngineSetup::of(&args.engine, Prefer::Gpu)?
+    })
 }
 
 /// How many answers there may be at a time.

@@ -176,7 +176,8 @@ pub const ROUTES: &[Route] = &[
     ),
     get("/v1/models", false, "The models that are served", server!(info::models)),
     get("/v1/models/{*id}", false, "One model", server!(info::model)),
-    post("/tokenize", Style::OpenAi, "Tokens of a text", &[text::TOKENIZE], &["content"], handler!(text::tokenize)),
+    post("/tokenize", Style::OpenAi, "Tokens of a text", &[text::TOKENIZE], &[], handler!(text::tokenize)),
+    get("/tokenizer_info", false, "Special tokens of the model (vLLM)", handler!(text::tokenizer_info)),
     post("/detokenize", Style::OpenAi, "Text of tokens", &[text::DETOKENIZE], &["tokens"], handler!(text::detokenize)),
     post(
         "/apply-template",

@@ -22,7 +22,9 @@ use super::write::{self, Lists};
 pub const TOKENIZE: &[Field] = &[
     field("model", Kind::Text, "which model answers; the only one has any name"),
     field("content", Kind::Text, "the text"),
+    field("prompt", Kind::Text, "vLLM's name of content"),
     field("add_special", Kind::Bool, "add the tokens the model wants at start and end; false when absent"),
+    field("add_special_tokens", Kind::Bool, "vLLM's name of add_special"),
     field("parse_special", Kind::Bool, "read names of special tokens as those tokens; true when absent"),
     field("with_pieces", Kind::Bool, "give each token's text as well"),
 ];
@@ -43,11 +45,12 @@ pub const TEMPLATE: &[Field] = &[
 pub async fn tokenize(app: Arc<App>, input: Input) -> Answer {
     let Body { mut fields, mut room, .. } = input.body;
     let how = Encode {
-        add_special: fields.flag("add_special").unwrap_or(false),
+        add_special: fields.flag("add_special").or_else(|| fields.flag("add_special_tokens")).unwrap_or(false),
         parse_special: fields.flag("parse_special").unwrap_or(true),
     };
     let with_pieces = fields.flag("with_pieces").unwrap_or(false);
-    let text = fields.remove("content").unwrap_or_default();
+    let text = fields.remove("content").or_else(|| fields.remove("prompt"));
+    let text = text.ok_or_else(|| ApiError::field("content", "is missing"))?;
     let tokenizer = app.tokenizer.clone();
     let (ids, room) = app
         .common
@@ -61,7 +64,7 @@ pub async fn tokenize(app: Arc<App>, input: Input) -> Answer {
             Ok((ids, room))
         })
         .await?;
-    let mut lists = Lists::default();
+    let (mut lists, count) = (Lists::default(), ids.len());
     let tokens = if with_pieces {
         let tokenizer = app.tokenizer.clone();
         lists.place(ids, move |id, out| {
@@ -74,7 +77,7 @@ pub async fn tokenize(app: Arc<App>, input: Input) -> Answer {
     } else {
         lists.place(ids, |id, out| write::json(&id, out))
     };
-    Ok(lists.respond(&json!({"tokens": tokens}), room))
+    Ok(lists.respond(&json!({"tokens": tokens, "count": count}), room))
 }
 
 pub async fn detokenize(app: Arc<App>, mut input: Input) -> Answer {
@@ -97,11 +100,24 @@ pub async fn detokenize(app: Arc<App>, mut input: Input) -> Answer {
         let why = format!("are a text of up to {n_bytes} bytes, the limit is {MAX_TEXT_BYTES}");
         return Err(ApiError::field("tokens", why));
     }
-    // The text, and the text as JSON.
-    input.body.room.hold(2 * n_bytes)?;
+    // The text, and the text as JSON under two names.
+    input.body.room.hold(4 * n_bytes)?;
     let tokenizer = app.tokenizer.clone();
     let text = app.common.heavy(n_bytes, move || Ok(tokenizer.decode(&ids))).await?;
-    Ok(Json(json!({"content": text})).into_response())
+    Ok(Json(json!({"content": text, "prompt": text})).into_response())
+}
+
+/// vLLM's `/tokenizer_info`, from which lm-eval learns that it can leave tokens to the server.
+pub async fn tokenizer_info(app: Arc<App>, _: Input) -> Answer {
+    let text = |id: Option<u32>| id.map(|id| token_text(&app.tokenizer, id).0);
+    Ok(Json(json!({
+        "tokenizer_class": "moebius",
+        "vocab_size": app.tokenizer.n_vocab(),
+        "model_max_length": app.worker.context(),
+        "bos_token": text(app.tokenizer.bos()),
+        "eos_token": text(app.tokenizer.eos()),
+    }))
+    .into_response())
 }
 
 pub async fn apply_template(app: Arc<App>, input: Input) -> Answer {

@@ -69,6 +69,7 @@ async fn what_is_wrong_is_named() {
             "is set",
         ),
         ("/tokenize", json!({"content": ["x"]}), 400, "content", "must be a string"),
+        ("/tokenize", json!({}), 400, "content", "is missing"),
     ];
     for (path, body, status, param, message) in cases {
         let (got, answer) = server.post(path, body).await.json().await;

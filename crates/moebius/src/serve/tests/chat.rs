@@ -1,5 +1,6 @@
 //! OpenAI's two text routes: whole and streamed answers agree, and every field does what it says.
 
+use axum::http::StatusCode;
 use serde_json::json;
 
 use super::{Server, chat, joined};
@@ -109,7 +110,16 @@ async fn text_goes_to_tokens_and_back() {
     let server = Server::start(1, 1);
     let text = "A fox, née Fuchs, <|im_end|> 🦊";
     let tokens = server.ask("/tokenize", &json!({"content": text, "parse_special": false})).await["tokens"].clone();
-    assert_eq!(server.ask("/detokenize", &json!({"tokens": tokens})).await["content"], text);
+    let back = server.ask("/detokenize", &json!({"tokens": tokens})).await;
+    assert_eq!((&back["content"], &back["prompt"]), (&text.into(), &text.into()));
+    // vLLM's words, as lm-eval sends them.
+    let same = json!({"prompt": text, "parse_special": false, "add_special_tokens": false});
+    let same = server.ask("/tokenize", &same).await;
+    assert_eq!((&same["tokens"], same["count"].as_u64()), (&tokens, tokens.as_array().map(|ids| ids.len() as u64)));
+    let (status, info) = server.get("/tokenizer_info").await.json().await;
+    assert_eq!((status, info["model_max_length"].as_u64()), (StatusCode::OK, Some(512)));
+    let eos = server.ask("/tokenize", &json!({"prompt": info["eos_token"]})).await;
+    assert_eq!(eos["count"], 1);
     let pieces = server.ask("/tokenize", &json!({"content": text, "with_pieces": true})).await;
     assert!(pieces["tokens"].as_array().unwrap().len() < tokens.as_array().unwrap().len());
     let prompt = server.ask("/apply-template", &chat("Hello", json!({}))).await["prompt"].as_str().unwrap().to_string();

@@ -13,7 +13,7 @@ use crate::device::Prefer;
 use crate::load::EngineSetup;
 use crate::serve::app::Keys;
 use crate::serve::common::Common;
-use crate::serve::fleet::{Fleet, Loader};
+use crate::serve::fleet::{Fleet, Listed, Loader};
 use crate::serve::guard::Guard;
 use crate::serve::{Places, routes};
 
@@ -41,7 +41,9 @@ impl Several {
         let Command::Serve(args) = Cli::parse_from(line).command else { panic!("serve") };
         let guard = Guard::new(args.host, &[], &[], false);
         let common = Arc::new(Common::new(Keys::default(), guard, None));
-        let loader = Loader {
+        let model = |path: PathBuf| Listed {
+            id: path.file_stem().unwrap().to_string_lossy().into_owned(),
+            path,
             setup: EngineSetup {
                 sequences: 2,
                 resident_bytes: Some(50_000_000),
@@ -50,9 +52,10 @@ impl Several {
             sampling: args.sampling.clone(),
             template: None,
             places: Places { parallel: 2, queue: 4 },
-            room,
         };
-        let fleet = Arc::new(Fleet::of_several(common, &paths, loader).unwrap());
+        let loader = Loader { memory: args.engine.step.memory, room };
+        let models = paths.into_iter().map(model).collect();
+        let fleet = Arc::new(Fleet::of_several(common, models, loader).unwrap());
         Several { router: routes::router(fleet.clone()), fleet, _folder: folder }
     }
 
