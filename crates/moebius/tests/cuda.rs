@@ -143,7 +143,9 @@ fn what_a_step_launches_is_printed_without_a_device() {
     let nowhere = Path::new("/nowhere");
     let said = run(nowhere, &[], &["plan", "--backend", "cuda", "--sm", "90"]);
     assert_eq!(said.code, Some(0), "{}", said.err);
-    for part in ["launches for one token on compute capability 9.0", "layer 0: 6 launches, ", "  a token: 5", "B shared"] {
+    for part in
+        ["launches for one token on compute capability 9.0", "layer 0: 6 launches, ", "  a token: 5", "B shared"]
+    {
         assert!(said.out.contains(part), "{part}: {}", said.out);
     }
     for (args, why) in [
@@ -176,7 +178,8 @@ fn kernels_that_were_compiled_ahead_need_no_compiler() {
     let other = [("MOEBIUS_CUBINS", path), ("FAKE_ARCH", "89")];
     let said = run(driver, &other, &short(&["--backend", "cuda"]));
     assert_eq!(said.code, Some(1));
-    let why = format!("on compute capability 8.9: it is not among the kernels in {path}, and NVIDIA's run-time compiler");
+    let why =
+        format!("on compute capability 8.9: it is not among the kernels in {path}, and NVIDIA's run-time compiler");
     assert!(said.err.contains(&why), "{}", said.err);
     // One that was cut short counts as absent.
     let one = std::fs::read_dir(&folder).expect("a folder").next().expect("a file").expect("a file").path();
