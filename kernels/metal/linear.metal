@@ -2,23 +2,17 @@
 // Compiled for the type of the matrices: WEIGHT, PLANES; for their number, N_PARTS; bit p of BIASES is set where matrix
 // p has a bias.
 //
-// TILED 0: a simdgroup takes ROWS rows of weights and a row of x, see WIDE_X in weight.h.
-// grid (sum of ceil(n / (2 * ROWS)), T), 64 threads
+// TILED 0: a simdgroup takes ROWS rows of weights and up to COLUMNS rows of x, see WIDE_X in weight.h.
+// grid (sum of ceil(n / (2 * ROWS)), ceil(T / COLUMNS)), 64 threads
 //
-// TILED 1: a threadgroup takes 64 rows of weights and 32 rows of x, 32 numbers of both at a time, staged as floats.
-// Each of its four simdgroups adds up 32 x 16 outputs in eight matrices. Rows behind the end repeat the last one and
-// are not written. k is a multiple of 32.
+// TILED 1: a threadgroup takes 64 rows of weights and 32 rows of x, see tile.h. Rows behind the end repeat the last one
+// and are not written.
 // grid (sum of ceil(n / 64), ceil(T / 32)), 128 threads
 #include WEIGHT_HEADER
-#include "metal/weight.h"
+#include "metal/tile.h"
 
 #if TILED
-#define PER 64
-#define COLUMNS 32
-#define STRIDE 36 // of a staged row of 32 numbers: banks
-#define OUT_STRIDE 68
-#define N_STAGED_W 2304 // 64 * STRIDE, and no less than COLUMNS * OUT_STRIDE
-#define N_STAGED_X 288 // COLUMNS * STRIDE / 4
+#define PER TILE_ROWS
 #else
 #define PER (2 * ROWS)
 #endif
@@ -28,18 +22,6 @@ struct Linear {
     uint n[4];
     uint rows; // of x
 };
-
-#if TILED
-// Run `at` of a row as 16 floats: its unit and its place in that.
-template <class W> inline void decode_run_at(const thread Row& row, uint at, thread float* v) {
-    const uint pair = at / (2 * W::RUNS), in_pair = at % (2 * W::RUNS);
-    const uint unit = W::PAIRED ? 2 * pair + in_pair % 2 : at / W::RUNS;
-    const int r = W::PAIRED ? in_pair / 2 : at % W::RUNS;
-    typename W::Raw raw;
-    W::load(row, unit, raw);
-    decode_run<W>(raw, unit, r, v);
-}
-#endif
 
 kernel void linear(PLANE_PARAMS(w0, 0, 1, 2), device const float* x [[buffer(12)]],
                    constant Linear& a [[buffer(13)]], device float* out0 [[buffer(14)]],
@@ -67,9 +49,8 @@ kernel void linear(PLANE_PARAMS(w0, 0, 1, 2), device const float* x [[buffer(12)
                    uint2 group [[threadgroup_position_in_grid]], uint sg [[simdgroup_index_in_threadgroup]],
                    uint lane [[thread_index_in_simdgroup]]) {
 #if TILED
-    threadgroup float staged_w[N_STAGED_W];
-    threadgroup float4 pieces[N_STAGED_X]; // written four numbers at a time
-    threadgroup float* staged_x = (threadgroup float*)pieces;
+    threadgroup float staged_w[N_TILE_W];
+    threadgroup float4 pieces[N_TILE_X];
 #endif
     uint part = 0, tile = group.x;
     while (part + 1 < N_PARTS && tile >= (a.n[part] + PER - 1) / PER) {
@@ -103,48 +84,18 @@ kernel void linear(PLANE_PARAMS(w0, 0, 1, 2), device const float* x [[buffer(12)
 #endif
 
 #if TILED
-    // A thread stages a run of a row of weights and two pieces of four numbers of x.
-    const uint t = 32 * sg + lane, own = min(64 * tile + t / 2, n - 1);
-    const Row row = row_of<WEIGHT>(first.q, first.scales, first.biases, own, a.k);
-    const uint m = 32 * (sg / 2), c = 16 * (sg % 2); // of this simdgroup's outputs
-    simdgroup_float8x8 sums[4][2];
-    for (uint i = 0; i < 4; i++) {
-        for (uint j = 0; j < 2; j++) sums[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-    }
-    for (uint k = 0; k < a.k; k += 32) {
-        float v[16];
-        decode_run_at<WEIGHT>(row, k / 16 + t % 2, v);
-        for (uint i = 0; i < 16; i++) staged_w[t / 2 * STRIDE + 16 * (t % 2) + i] = v[i];
-        for (uint i = t; i < COLUMNS * 8; i += 128) {
-            const uint token = min(group.y * COLUMNS + i / 8, a.rows - 1);
-            const float4 y = *(device const float4*)(x + (ulong)token * a.k + k + 4 * (i % 8));
-            *(threadgroup float4*)(staged_x + i / 8 * STRIDE + 4 * (i % 8)) = y;
-        }
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-        for (uint i = 0; i < 32; i += 8) {
-            simdgroup_float8x8 w[4], y[2];
-            for (uint j = 0; j < 4; j++) simdgroup_load(w[j], staged_w + (m + 8 * j) * STRIDE + i, STRIDE);
-            for (uint j = 0; j < 2; j++) {
-                simdgroup_load(y[j], staged_x + (c + 8 * j) * STRIDE + i, STRIDE, ulong2(0), true);
-            }
-            for (uint j = 0; j < 8; j++) {
-                simdgroup_multiply_accumulate(sums[j / 2][j % 2], w[j / 2], y[j % 2], sums[j / 2][j % 2]);
-            }
-        }
-        threadgroup_barrier(mem_flags::mem_threadgroup);
-    }
-    // Outputs go through the memory of the weights, [COLUMNS][64], so that whole rows of an edge are left out.
-    for (uint j = 0; j < 8; j++) {
-        threadgroup float* to = staged_w + (c + 8 * (j % 2)) * OUT_STRIDE + m + 8 * (j / 2);
-        simdgroup_store(sums[j / 2][j % 2], to, OUT_STRIDE, ulong2(0), true);
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint j = t; j < COLUMNS * 64; j += 128) {
-        const uint token = group.y * COLUMNS + j / 64, i = 64 * tile + j % 64;
-        if (token >= a.rows || i >= n) continue;
-        float y = staged_w[j / 64 * OUT_STRIDE + j % 64];
+    const uint t = 32 * sg + lane, begin = TILE_ROWS * tile, first_x = TILE_COLUMNS * group.y;
+    const uint n_x = min(a.rows - first_x, (uint)TILE_COLUMNS);
+    const Row row = row_of<WEIGHT>(first.q, first.scales, first.biases, min(begin + t / 2, n - 1), a.k);
+    device const float* x0 = x + (ulong)(first_x + min(t / 8, n_x - 1)) * a.k;
+    device const float* x1 = x + (ulong)(first_x + min(t / 8 + 16, n_x - 1)) * a.k;
+    tile_product<WEIGHT>(row, x0, x1, n_x, staged_w, pieces, sg, lane);
+    for (uint j = t; j < n_x * TILE_ROWS; j += 128) {
+        const uint i = begin + j % TILE_ROWS;
+        if (i >= n) continue;
+        float y = staged_w[j / TILE_ROWS * TILE_OUT_STRIDE + j % TILE_ROWS];
         if (bias != nullptr) y += bias[i];
-        out[(ulong)token * n + i] = y;
+        out[(ulong)(first_x + j / TILE_ROWS) * n + i] = y;
     }
 #else
     const uint begin = PER * tile + ROWS * sg;
@@ -153,12 +104,16 @@ kernel void linear(PLANE_PARAMS(w0, 0, 1, 2), device const float* x [[buffer(12)
     for (uint j = 0; j < ROWS; j++) {
         rows[j] = row_of<WEIGHT>(first.q, first.scales, first.biases, min(begin + j, n - 1), a.k);
     }
-    float sums[ROWS];
-    rows_dot<WEIGHT, ROWS>(rows, x + (ulong)group.y * a.k, lane, sums);
+    const uint first_x = COLUMNS * group.y, n_x = min(a.rows - first_x, (uint)COLUMNS);
+    float sums[ROWS][COLUMNS];
+    rows_dot<WEIGHT, ROWS, COLUMNS>(rows, x + (ulong)first_x * a.k, n_x, lane, sums);
     for (uint j = 0; j < ROWS; j++) {
         const uint i = begin + j;
-        if (lane != 0 || i >= n) continue;
-        out[(ulong)group.y * n + i] = bias != nullptr ? sums[j] + bias[i] : sums[j];
+        if (i >= n) continue;
+        for (uint c = 0; c < COLUMNS; c++) {
+            if (lane != c || c >= n_x) continue;
+            out[(ulong)(first_x + c) * n + i] = bias != nullptr ? sums[j][c] + bias[i] : sums[j][c];
+        }
     }
 #endif
 }

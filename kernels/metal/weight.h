@@ -34,27 +34,30 @@ template <class W> inline float row_dot(const thread Row& row, device const floa
     return simd_sum(sum);
 }
 
-// A run of 16 weights times 16 numbers, whose sum is `total`. The scale is applied once.
-template <class W, bool IS_FLOAT> struct RunDot {
-    static inline float of(const thread typename W::Raw& raw, uint unit, int r, const thread float4* x, float total) {
+// A run of 16 weights, decoded but for its scale, which `dot` applies once: 16 numbers times it, whose sum is `total`.
+template <class W, bool IS_FLOAT> struct Run {
+    float v[16];
+    float scale, min;
+    inline void load(const thread typename W::Raw& raw, uint unit, int r) {
         u32 w[4];
-        float scale, min;
         W::run(raw, unit, r, w, scale, min);
         const u32 flip = W::SIGNED ? 0x80808080u : 0;
         const int offset = W::OFFSET - (W::SIGNED ? 128 : 0);
+        for (uint i = 0; i < 16; i++) v[i] = float_of_byte(w[i / 4] ^ flip, i % 4, offset);
+    }
+    inline float dot(const thread float4* x, float total) const {
         float sum = 0.0f;
         for (uint i = 0; i < 4; i++) {
-            const u32 word = w[i] ^ flip;
-            sum += float_of_byte(word, 0, offset) * x[i].x + float_of_byte(word, 1, offset) * x[i].y +
-                   float_of_byte(word, 2, offset) * x[i].z + float_of_byte(word, 3, offset) * x[i].w;
+            sum += v[4 * i] * x[i].x + v[4 * i + 1] * x[i].y + v[4 * i + 2] * x[i].z + v[4 * i + 3] * x[i].w;
         }
         return W::HAS_MIN ? scale * sum + min * total : scale * sum;
     }
 };
-template <class W> struct RunDot<W, true> {
-    static inline float of(const thread typename W::Raw& raw, uint unit, int r, const thread float4* x, float) {
-        float v[16], sum = 0.0f;
-        W::values(raw, unit, r, v);
+template <class W> struct Run<W, true> {
+    float v[16];
+    inline void load(const thread typename W::Raw& raw, uint unit, int r) { W::values(raw, unit, r, v); }
+    inline float dot(const thread float4* x, float) const {
+        float sum = 0.0f;
         for (uint i = 0; i < 4; i++) {
             sum += v[4 * i] * x[i].x + v[4 * i + 1] * x[i].y + v[4 * i + 2] * x[i].z + v[4 * i + 3] * x[i].w;
         }
@@ -62,27 +65,52 @@ template <class W> struct RunDot<W, true> {
     }
 };
 
-// N rows times a row of numbers, the same sums in all lanes. WIDE_X: numbers are loaded four at a time, once for all
-// rows, and their count is a multiple of 16; else each row goes by itself.
-template <class W, int N>
-inline void rows_dot(const thread Row* rows, device const float* x, uint lane, thread float* sums) {
+// N rows times the first n_x <= C rows of x, the same sums in all lanes. WIDE_X: weights are read once for all rows of
+// x, whose numbers are loaded four at a time, once for all rows of weights, and their count is a multiple of 16; else
+// each goes by itself.
+template <class W, int N, int C>
+inline void rows_dot(const thread Row* rows, device const float* x, uint n_x, uint lane, thread float (&sums)[N][C]) {
+    const uint k = rows[0].n;
+    for (int j = 0; j < N; j++) {
+        for (int c = 0; c < C; c++) sums[j][c] = 0.0f;
+    }
 #if WIDE_X
-    const uint n_units = rows[0].n / W::UNIT;
-    for (int j = 0; j < N; j++) sums[j] = 0.0f;
+    const uint n_units = k / W::UNIT;
     for (uint unit = lane; unit < n_units; unit += 32) {
         typename W::Raw raw[N];
         for (int j = 0; j < N; j++) W::load(rows[j], unit, raw[j]);
         for (int r = 0; r < W::RUNS; r++) {
+            Run<W, W::IS_FLOAT != 0> run[N];
+            for (int j = 0; j < N; j++) run[j].load(raw[j], unit, r);
             device const float4* from = (device const float4*)(x + 16 * run_index<W>(unit, r));
-            float4 v[4];
-            for (uint i = 0; i < 4; i++) v[i] = from[i];
-            const float4 all = v[0] + v[1] + v[2] + v[3];
-            const float total = all.x + all.y + all.z + all.w;
-            for (int j = 0; j < N; j++) sums[j] += RunDot<W, W::IS_FLOAT != 0>::of(raw[j], unit, r, v, total);
+            for (int c = 0; c < C; c++) {
+                if (uint(c) >= n_x) continue;
+                float4 v[4];
+                for (uint i = 0; i < 4; i++) v[i] = from[(ulong)c * (k / 4) + i];
+                const float4 all = v[0] + v[1] + v[2] + v[3];
+                const float total = all.x + all.y + all.z + all.w;
+                for (int j = 0; j < N; j++) sums[j][c] += run[j].dot(v, total);
+            }
         }
     }
-    for (int j = 0; j < N; j++) sums[j] = simd_sum(sums[j]);
+    for (int j = 0; j < N; j++) {
+        for (int c = 0; c < C; c++) {
+            if (uint(c) < n_x) sums[j][c] = simd_sum(sums[j][c]);
+        }
+    }
 #else
-    for (int j = 0; j < N; j++) sums[j] = row_dot<W>(rows[j], x, lane);
+    for (int j = 0; j < N; j++) {
+        for (int c = 0; c < C; c++) {
+            if (uint(c) < n_x) sums[j][c] = row_dot<W>(rows[j], x + (ulong)c * k, lane);
+        }
+    }
 #endif
+}
+
+// N rows times one row of x.
+template <class W, int N>
+inline void rows_dot(const thread Row* rows, device const float* x, uint lane, thread float* out) {
+    float sums[N][1];
+    rows_dot<W, N, 1>(rows, x, 1, lane, sums);
+    for (int j = 0; j < N; j++) out[j] = sums[j][0];
 }

@@ -9,7 +9,7 @@ use super::Metal;
 use super::gpu::{GpuError, Span};
 use super::layout::Layout;
 use super::lower::{CacheView, Lower, Places, unsupported};
-use super::node::{self, Counts, THREADS};
+use super::node::{Counts, Schedule, THREADS};
 use super::program::{MetalProgram, Parts};
 use super::tables::{self, Tables};
 use super::weights::{self, Weights};
@@ -60,7 +60,7 @@ pub fn compile(
         .collect();
     let n_routers = memory.routed.len();
     let faults = &own[n_routers..2 * n_routers];
-    let apart = [own.get(2 * n_routers), own.get(2 * n_routers + 1)].map(Option::<&Span>::copied);
+    let pair = |pieces: Option<[usize; 2]>| pieces.map(|pieces| pieces.map(|piece| own[piece]));
     let is_f16 = metal.cache == CacheType::F16;
     let places = Places {
         bufs: &bufs,
@@ -68,7 +68,8 @@ pub fn compile(
         caches: &caches,
         is_f16,
         states: &states,
-        apart,
+        apart: pair(memory.apart),
+        groups: pair(memory.groups),
         faults,
         tuning: metal.tuning,
     };
@@ -83,9 +84,13 @@ pub fn compile(
         return Err(unsupported(format!("run {} on {} tokens at once", node.op, limits.max_tokens)));
     }
     let pipes = gpu.build(&units).map_err(failed)?;
-    // A kernel that this GPU gives fewer threads than its tile wants leaves all rows to the other.
+    // A kernel that this GPU gives fewer threads than its tile wants leaves all steps to the others.
     for node in &mut nodes {
-        node.many = node.many.filter(|many| gpu.threads(pipes[many.unit]) >= many.threads);
+        node.forms.retain(|form| gpu.threads(pipes[form.unit]) >= form.threads);
+    }
+    if nodes.iter().any(|node| gpu.threads(pipes[node.unit]) < node.threads) {
+        nodes.retain(|node| node.when.is_none_or(|when| when.from == 0));
+        nodes.iter_mut().for_each(|node| node.when = None);
     }
     if let Some((pipe, unit)) = pipes.iter().zip(&units).find(|(pipe, _)| gpu.threads(**pipe) < THREADS) {
         let found = gpu.threads(*pipe);
@@ -95,7 +100,7 @@ pub fn compile(
     let span = |buf: Buf| (bufs[buf.0 as usize], plan.buf(buf).width);
     Ok(MetalProgram::new(Parts {
         gpu,
-        levels: node::levels(nodes),
+        schedule: Schedule::new(nodes),
         copies,
         pipes,
         tables: Tables::new(tables, angles(plan), kinds.window.is_some()),
@@ -157,8 +162,12 @@ struct Memory {
     placement: memory::Placement,
     /// One piece.
     arena: Layout,
-    /// Ids that routers write, by router; a word for each row of each router; scratch for gate and up apart.
+    /// Ids that routers write, by router; a word for each row of each router; scratch.
     own: Layout,
+    /// Pieces of `own` for gate and up of different types.
+    apart: Option<[usize; 2]>,
+    /// Pieces of `own` for pairs in the order of their experts, and for tiles of them.
+    groups: Option<[usize; 2]>,
     /// Buffers of ids.
     routed: Vec<Buf>,
     caches: Layout,
@@ -191,10 +200,15 @@ impl Memory {
             own.add(rows.saturating_mul(4), max_buffer);
         }
         let apart = plan.ops.iter().filter_map(|op| apart(plan, op)).map(bytes).max();
-        if let Some(bytes) = apart {
-            own.add(bytes, max_buffer);
-            own.add(bytes, max_buffer);
-        }
+        let apart = apart.map(|bytes| [own.add(bytes, max_buffer), own.add(bytes, max_buffer)]);
+        let experts = plan.ops.iter().filter_map(|op| match *op {
+            Op::Experts { ids, gate, .. } => Some((bytes(ids), plan.weight(gate).shape[0])),
+            _ => None,
+        });
+        // Slots of tiles: one for each 32 pairs, and one for each expert.
+        let groups = experts.map(|(pairs, kinds)| [pairs, (pairs / 128).saturating_add(kinds).saturating_mul(12)]);
+        let groups = groups.reduce(|a, b| [a[0].max(b[0]), a[1].max(b[1])]);
+        let groups = groups.filter(|_| !metal.tuning.is_plain).map(|bytes| bytes.map(|len| own.add(len, max_buffer)));
         let mut caches = Layout::default();
         for decl in &plan.caches {
             for bytes in planes(decl, limits, metal.cache) {
@@ -210,6 +224,8 @@ impl Memory {
             arena: one(placement.bytes),
             placement,
             own,
+            apart,
+            groups,
             routed,
             caches,
             states,

@@ -1,15 +1,18 @@
 //! From an op of a plan to its dispatches. An op that is not written yet is refused by its name.
 
+mod attention;
+mod products;
+
 use std::collections::HashMap;
 
 use model::plan::{
-    Access, Buf, Cache, CacheDecl, DeltaHeads, ExpertBiases, Gate, GroupScore, LinearPart, Norm, Op, Plan, RopePairing,
-    Router, Rows, Score, Sharing, State, Weight,
+    Access, Buf, CacheDecl, DeltaHeads, Gate, GroupScore, Op, Plan, RopePairing, Router, Rows, Score, Sharing, State,
+    Weight,
 };
 
 use super::fuse;
 use super::gpu::{Span, Unit, Use};
-use super::node::{CopySlot, Extent, Many, Node, Place, THREADS, Word};
+use super::node::{CopySlot, Extent, Form, Node, Place, THREADS, When, Word};
 use super::sources::{self, Defines, Source};
 use super::tables::Table;
 use super::variants;
@@ -44,7 +47,9 @@ pub struct Places<'a> {
     /// Each state of the plan in all slots, one slot after the other.
     pub states: &'a [Span],
     /// Two pieces of scratch for gate and up of different types.
-    pub apart: [Option<Span>; 2],
+    pub apart: Option<[Span; 2]>,
+    /// Pairs in the order of their experts, and tiles of them.
+    pub groups: Option<[Span; 2]>,
     /// A word for each row of each router.
     pub faults: &'a [Span],
     pub tuning: variants::Tuning,
@@ -60,6 +65,8 @@ pub struct Lower<'a> {
     /// Uses of the buffers of the op at hand.
     uses: HashMap<Buf, Use>,
     op: &'static str,
+    /// In which steps the dispatches at hand run.
+    when: Option<When>,
 }
 
 /// A dispatch under construction.
@@ -72,12 +79,14 @@ struct Draft {
     params_slot: u8,
     params: Vec<Word>,
     grid: [Extent; 3],
+    threads: u32,
 }
 
 impl Draft {
     fn new(source: Source, kernel: &'static str) -> Draft {
         let grid = [Extent::Is(1); 3];
-        Draft { source, kernel, defines: Vec::new(), binds: Vec::new(), params_slot: 0, params: Vec::new(), grid }
+        let (defines, binds, params) = (Vec::new(), Vec::new(), Vec::new());
+        Draft { source, kernel, defines, binds, params_slot: 0, params, grid, threads: THREADS }
     }
 
     fn define(mut self, name: &'static str, value: usize) -> Draft {
@@ -106,6 +115,11 @@ impl Draft {
 
     fn grid(mut self, grid: [Extent; 3]) -> Draft {
         self.grid = grid;
+        self
+    }
+
+    fn threads(mut self, threads: u32) -> Draft {
+        self.threads = threads;
         self
     }
 
@@ -159,7 +173,7 @@ impl<'a> Lower<'a> {
     /// For a plan whose memory is laid out.
     pub fn new(plan: &'a Plan, at: Places<'a>) -> Lower<'a> {
         let (units, nodes) = (Vec::new(), Vec::new());
-        Lower { plan, at, units, nodes, n_routers: 0, uses: HashMap::new(), op: "" }
+        Lower { plan, at, units, nodes, n_routers: 0, uses: HashMap::new(), op: "", when: None }
     }
 
     fn rows(&self, buf: Buf) -> Rows {
@@ -206,9 +220,14 @@ impl<'a> Lower<'a> {
     }
 
     fn push(&mut self, draft: Draft) {
+        self.push_with(draft, Vec::new());
+    }
+
+    /// A dispatch and the kernels that take its place in some steps.
+    fn push_with(&mut self, draft: Draft, forms: Vec<Form>) {
         let unit = self.unit(&draft);
-        let Draft { binds, params_slot, params, grid, .. } = draft;
-        self.nodes.push(Node { op: self.op, unit, binds, params_slot, params, grid, many: None });
+        let Draft { binds, params_slot, params, grid, threads, .. } = draft;
+        self.nodes.push(Node { op: self.op, unit, binds, params_slot, params, grid, threads, when: self.when, forms });
     }
 
     /// A product with this matrix.
@@ -399,97 +418,6 @@ impl<'a> Lower<'a> {
         );
     }
 
-    /// Matrices of one type go together.
-    fn linear(&mut self, x: Buf, parts: &[LinearPart]) {
-        let mut rest: Vec<&LinearPart> = parts.iter().collect();
-        while let Some(first) = rest.first() {
-            let dtype = self.plan.weight(first.w).dtype;
-            let fits = |part: &&LinearPart| self.plan.weight(part.w).dtype == dtype;
-            let (same, other): (Vec<&LinearPart>, Vec<&LinearPart>) = rest.into_iter().partition(fits);
-            for parts in same.chunks(MAX_PARTS) {
-                let parts: Vec<_> = parts.iter().map(|part| (part.w, part.bias, self.buf(part.out))).collect();
-                self.products(x, &parts);
-            }
-            rest = other;
-        }
-    }
-
-    /// Up to [`MAX_PARTS`] matrices of one type times the rows of `x`, each with its bias and output.
-    fn products(&mut self, x: Buf, parts: &[(Weight, Option<Weight>, (Place, Use))]) {
-        let (_, k) = self.shape(parts[0].0);
-        let biases = parts.iter().enumerate().map(|(i, part)| usize::from(part.1.is_some()) << i).sum();
-        let longest = parts.iter().map(|part| self.shape(part.0).0).max().unwrap_or(0);
-        let shape = variants::Shape { n: longest, ..self.product(parts[0].0) };
-        let form = variants::few(shape, self.at.tuning);
-        let mut draft = self
-            .typed(sources::LINEAR, "linear", parts[0].0)
-            .define("N_PARTS", parts.len())
-            .define("BIASES", biases)
-            .bind(12, self.buf_as(x, Use::Read));
-        let (mut widths, mut groups, mut tiles) = ([0; MAX_PARTS], 0, 0);
-        for (i, &(w, bias, out)) in parts.iter().enumerate() {
-            let (n, _) = self.shape(w);
-            draft = draft.planes(3 * i as u8, self.planes(w)).bind(14 + i as u8, out);
-            if let Some(bias) = bias {
-                draft = draft.bind(18 + i as u8, self.vector(bias));
-            }
-            widths[i] = n;
-            groups += n.div_ceil(2 * form.rows);
-            tiles += n.div_ceil(variants::TILE[0] as usize);
-        }
-        let rows = self.rows(x);
-        let words = [k].into_iter().chain(widths).map(is).chain([Word::Each(rows, 1)]);
-        let grid = [Extent::Is(groups as u32), per_row(rows), Extent::Is(1)];
-        let draft = draft.params(13, words).grid(grid);
-        let many = variants::has_tiles(shape, self.at.tuning).then(|| Many {
-            rows,
-            from: variants::LEAST_ROWS,
-            unit: self.unit(&draft.clone().define("TILED", 1)),
-            grid: [Extent::Is(tiles as u32), Extent::Of { rows, each: 1, per: variants::TILE[1] }, Extent::Is(1)],
-            threads: variants::TILE_THREADS,
-        });
-        self.push(draft.define("TILED", 0).form(form));
-        if let Some(node) = self.nodes.last_mut() {
-            node.many = many;
-        }
-    }
-
-    /// The part of scratch `i` that has a number for each of `out`.
-    fn scratch(&self, i: usize, out: Buf, used: Use) -> (Place, Use) {
-        match self.at.apart[i] {
-            Some(span) => (Place::Rows(span, self.rows(out), 4 * self.width(out) as u64), used),
-            None => unreachable!("scratch is laid out where gate and up differ"),
-        }
-    }
-
-    fn gated_linear(&mut self, x: Buf, gate: Weight, up: Weight, act: Gate, out: Buf) {
-        if self.plan.weight(gate).dtype != self.plan.weight(up).dtype {
-            self.products(x, &[(gate, None, self.scratch(0, out, Use::Write))]);
-            self.products(x, &[(up, None, self.scratch(1, out, Use::Write))]);
-            return self.gated_act(self.scratch(0, out, Use::Read), self.scratch(1, out, Use::Read), act, out);
-        }
-        let ((n, k), form) = (self.shape(gate), self.form(gate));
-        let (kind, numbers) = activation(act);
-        self.push(
-            self.typed(sources::GATED_LINEAR, "gated_linear", gate)
-                .form(form)
-                .define("ACT", kind)
-                .planes(0, self.planes(gate))
-                .planes(3, self.planes(up))
-                .bind(6, self.buf(x))
-                .bind(7, self.buf(out))
-                .params(8, [is(n), is(k)].into_iter().chain(numbers))
-                .grid([simdgroups_of(n, form), per_row(self.rows(x)), Extent::Is(1)]),
-        );
-    }
-
-    fn gated_act(&mut self, gate: (Place, Use), up: (Place, Use), act: Gate, out: Buf) {
-        let (kind, numbers) = activation(act);
-        let draft = Draft::new(sources::GATED_ACT, "gated_act").define("ACT", kind);
-        let draft = draft.bind(0, gate).bind(1, up).bind(2, self.buf_as(out, Use::Write));
-        self.elementwise(draft, 3, self.rows(out), self.width(out), &numbers);
-    }
-
     fn rms_norm(&mut self, x: Buf, residual: Option<Buf>, w: Weight, eps: f32, out: Buf) {
         let mut draft = Draft::new(sources::RMS_NORM, "rms_norm")
             .define("RESIDUAL", usize::from(residual.is_some()))
@@ -542,84 +470,6 @@ impl<'a> Lower<'a> {
         }
     }
 
-    /// Norms of heads, rotary embeddings and the append behind them.
-    fn heads_in(&mut self, run: &fuse::Heads) {
-        let (view, pages) = self.cache(run.cache);
-        let CacheDecl { n_kv, d_k, d_v, window, .. } = view.decl;
-        let norm = |part: Option<fuse::Part>| match part.and_then(|part| part.norm) {
-            None => 0,
-            Some(None) => 1,
-            Some(Some(_)) => 2,
-        };
-        let is_turned = |part: Option<fuse::Part>| usize::from(part.is_some_and(|part| part.is_rotated));
-        let (k, parts) = (Some(run.k), [run.q, Some(run.k), run.v]);
-        let mut draft = Draft::new(sources::HEADS, "heads")
-            .define("D_K", d_k)
-            .define("D_V", d_v)
-            .define("KV_F16", usize::from(self.at.is_f16))
-            .define("HAS_Q", usize::from(run.q.is_some()))
-            .define("HAS_V", usize::from(run.v.is_some()))
-            .define("Q_NORM", norm(run.q))
-            .define("K_NORM", norm(k))
-            .define("V_NORM", norm(run.v))
-            .define("Q_ROPE", is_turned(run.q))
-            .define("K_ROPE", is_turned(k))
-            .bind(2, self.buf_as(run.k.x, Use::Update))
-            .bind(3, (Place::Fixed(view.k), Use::Update));
-        if let Some(q) = run.q {
-            draft = draft.bind(1, self.buf_as(q.x, Use::Update));
-        }
-        if let (Some(v), Some(cache)) = (run.v, view.v) {
-            draft = draft.bind(4, self.buf_as(v.x, Use::Read)).bind(5, (Place::Fixed(cache), Use::Update));
-        }
-        for (slot, part) in (6..).zip(parts) {
-            if let Some(w) = part.and_then(|part| part.norm).flatten() {
-                draft = draft.bind(slot, self.vector(w));
-            }
-        }
-        let (mut half, mut interleaved) = (0, false);
-        if let Some(rope) = run.rope {
-            let decl = self.plan.rope(rope);
-            (half, interleaved) = (decl.inv_freq.len(), decl.pairing == RopePairing::Interleaved);
-            draft = draft.table(9, Table::Angles(rope.0 as usize));
-        }
-        let n_q = run.q.map_or(0, |q| self.width(q.x) / d_k);
-        let n_heads = n_q + n_kv * (1 + usize::from(run.v.is_some()));
-        let words = [n_q, n_kv, usize::from(window.is_some()), half, usize::from(interleaved)];
-        self.push(
-            draft
-                .params(0, words.into_iter().map(is).chain([float(run.eps)]))
-                .table(10, Table::Positions)
-                .table(11, Table::ChunkOf)
-                .table(12, Table::Chunks)
-                .table(13, pages)
-                .grid([simdgroups(n_heads), per_row(Rows::Tokens), Extent::Is(1)]),
-        );
-    }
-
-    fn cache(&self, cache: Cache) -> (CacheView, Table) {
-        let view = self.at.caches[cache.0 as usize];
-        (view, if view.decl.window.is_some() { Table::WindowPages } else { Table::Pages })
-    }
-
-    fn head_linear(&mut self, x: Buf, w: Weight, transposed: bool, out: Buf) {
-        let (first, second) = self.shape(w);
-        let (n, k) = if transposed { (second, first) } else { (first, second) };
-        let n_head = self.width(out) / n;
-        let kernel = if transposed { "head_linear_t" } else { "head_linear" };
-        // Units have 16 numbers or more, and a threadgroup takes 16 of them.
-        let groups = if transposed { Extent::Is(n.div_ceil(256) as u32) } else { simdgroups(n) };
-        self.push(
-            self.typed(sources::HEAD_LINEAR, kernel, w)
-                .define("TRANSPOSED", usize::from(transposed))
-                .planes(0, self.planes(w))
-                .bind(3, self.buf(x))
-                .bind(4, self.buf(out))
-                .params(5, [n, k, n_head].map(is))
-                .grid([groups, Extent::Is(n_head as u32), per_row(self.rows(x))]),
-        );
-    }
-
     fn state(&self, state: State) -> (Place, Use) {
         (Place::Fixed(self.at.states[state.0 as usize]), Use::Update)
     }
@@ -638,7 +488,11 @@ impl<'a> Lower<'a> {
                 .bind(3, self.buf(out))
                 .params(4, [is(d)])
                 .table(5, Table::Chunks)
-                .grid([Extent::Is((d as u32).div_ceil(THREADS)), Extent::Longest(CONV_TILE), Extent::Chunks]),
+                .grid([
+                    Extent::Is((d as u32).div_ceil(THREADS)),
+                    Extent::Longest { each: 1, per: CONV_TILE },
+                    Extent::Chunks,
+                ]),
         );
         Ok(())
     }
@@ -656,67 +510,6 @@ impl<'a> Lower<'a> {
                 .params(7, [n_k_head, n_v_head, d_v, usize::from(sharing == Sharing::Tiled)].map(is))
                 .table(8, Table::Chunks)
                 .grid([Extent::Is(d_v.div_ceil(8) as u32), Extent::Is(n_v_head as u32), Extent::Chunks]),
-        );
-    }
-
-    fn kv_append(&mut self, cache: Cache, k: Buf, v: Option<Buf>) {
-        let (view, pages) = self.cache(cache);
-        let CacheDecl { n_kv, d_k, d_v, window, .. } = view.decl;
-        let mut draft = Draft::new(sources::KV_APPEND, "kv_append")
-            .define("KV_F16", usize::from(self.at.is_f16))
-            .define("HAS_V", usize::from(v.is_some()))
-            .bind(0, self.buf(k))
-            .bind(1, (Place::Fixed(view.k), Use::Update));
-        if let (Some(v), Some(cache)) = (v, view.v) {
-            draft = draft.bind(2, self.buf(v)).bind(3, (Place::Fixed(cache), Use::Update));
-        }
-        self.push(
-            draft
-                .params(4, [is(n_kv), is(d_k), is(d_v), is(usize::from(window.is_some()))])
-                .table(5, Table::Positions)
-                .table(6, Table::ChunkOf)
-                .table(7, Table::Chunks)
-                .table(8, pages)
-                .grid([per_row(Rows::Tokens), Extent::Is(1), Extent::Is(1)]),
-        );
-    }
-
-    fn attention(
-        &mut self,
-        cache: Cache,
-        q: Buf,
-        n_head: usize,
-        [scale, softcap]: [f32; 2],
-        window: Option<usize>,
-        sinks: Option<Weight>,
-        out: Buf,
-    ) {
-        let (view, pages) = self.cache(cache);
-        let CacheDecl { n_kv, d_k, d_v, v_in_k, window: kept } = view.decl;
-        let words = [n_head, n_kv, window.map_or(0, |n| n.min(u32::MAX as usize)), usize::from(kept.is_some())];
-        let mut draft = Draft::new(sources::ATTENTION, "attention")
-            .define("D_K", d_k)
-            .define("D_V", d_v)
-            .define("KV_F16", usize::from(self.at.is_f16))
-            .define("V_IN_K", usize::from(v_in_k))
-            .define("SINKS", usize::from(sinks.is_some()))
-            .bind(0, self.buf(q))
-            .bind(1, (Place::Fixed(view.k), Use::Read));
-        if let Some(v) = view.v {
-            draft = draft.bind(2, (Place::Fixed(v), Use::Read));
-        }
-        if let Some(sinks) = sinks {
-            draft = draft.bind(9, self.vector(sinks));
-        }
-        self.push(
-            draft
-                .bind(3, self.buf(out))
-                .params(4, words.into_iter().map(is).chain([float(scale), float(softcap)]))
-                .table(5, Table::Positions)
-                .table(6, Table::ChunkOf)
-                .table(7, Table::Chunks)
-                .table(8, pages)
-                .grid([Extent::Is(n_head as u32), per_row(Rows::Tokens), Extent::Is(1)]),
         );
     }
 
@@ -763,124 +556,6 @@ impl<'a> Lower<'a> {
         }
         self.push(draft);
         Ok(())
-    }
-
-    /// All that experts do; their sum instead of their outputs where `sum` is the op behind them.
-    fn experts(
-        &mut self,
-        x: Buf,
-        ids: Buf,
-        [gate, up, down]: [Weight; 3],
-        biases: Option<ExpertBiases>,
-        act: Gate,
-        hidden: Buf,
-        out: Buf,
-        sum: Option<&fuse::Sum>,
-    ) {
-        let x_place = self.buf(x);
-        let [gate_bias, up_bias, down_bias] = biases.map_or([None; 3], |b| [Some(b.gate), Some(b.up), Some(b.down)]);
-        if self.plan.weight(gate).dtype == self.plan.weight(up).dtype {
-            let ((n, k), form) = (self.shape(gate), self.form(gate));
-            let (kind, numbers) = activation(act);
-            let mut draft = self
-                .typed(sources::EXPERTS, "experts_gated", gate)
-                .form(form)
-                .define("FORM", 1)
-                .define("ACT", kind)
-                .define("BIAS", usize::from(gate_bias.is_some()))
-                .planes(0, self.planes(gate))
-                .planes(3, self.planes(up))
-                .bind(6, x_place)
-                .bind(7, self.buf(ids))
-                .bind(8, self.buf(hidden))
-                .params(9, [n, k, self.width(ids), 0].into_iter().map(is).chain(numbers))
-                .grid([simdgroups_of(n, form), Extent::Is(self.width(ids) as u32), per_row(self.rows(x))]);
-            if let (Some(gate_bias), Some(up_bias)) = (gate_bias, up_bias) {
-                draft = draft.bind(10, self.vector(gate_bias)).bind(11, self.vector(up_bias));
-            }
-            self.push(draft);
-        } else {
-            self.chosen(x_place, false, x, ids, gate, gate_bias, self.scratch(0, hidden, Use::Write));
-            self.chosen(x_place, false, x, ids, up, up_bias, self.scratch(1, hidden, Use::Write));
-            self.gated_act(self.scratch(0, hidden, Use::Read), self.scratch(1, hidden, Use::Read), act, hidden);
-        }
-        match sum {
-            Some(sum) => self.experts_sum(hidden, ids, down, down_bias, sum),
-            None => self.chosen(self.buf_as(hidden, Use::Read), true, x, ids, down, down_bias, self.buf(out)),
-        }
-    }
-
-    /// The last product of the chosen experts, weighted and added up.
-    fn experts_sum(&mut self, hidden: Buf, ids: Buf, w: Weight, bias: Option<Weight>, sum: &fuse::Sum) {
-        let ((n, k), n_used, form) = (self.shape(w), self.width(ids), self.form(w));
-        let used = if sum.add { Use::Update } else { Use::Write };
-        let mut draft = self
-            .typed(sources::EXPERTS, "experts_sum", w)
-            .form(form)
-            .define("FORM", 2)
-            .define("ADD", usize::from(sum.add))
-            .define("BIAS", usize::from(bias.is_some()))
-            .planes(0, self.planes(w))
-            .bind(3, self.buf_as(hidden, Use::Read))
-            .bind(4, self.buf_as(ids, Use::Read))
-            .bind(5, self.buf_as(sum.x, used))
-            .bind(8, self.buf_as(sum.weights, Use::Read))
-            .params(6, [n, k, n_used, 1].into_iter().map(is).chain([float(0.0); 2]))
-            .grid([simdgroups_of(n, form), per_row(self.rows(sum.x)), Extent::Is(1)]);
-        if let Some(bias) = bias {
-            draft = draft.bind(7, self.vector(bias));
-        }
-        self.push(draft);
-        if let Some(Norm { w, eps, out }) = sum.norm {
-            self.uses.insert(sum.x, Use::Read);
-            self.uses.insert(out, Use::Write);
-            self.rms_norm(sum.x, None, w, eps, out);
-        }
-    }
-
-    /// One matrix of each chosen expert, times its token's row or its slot's own.
-    fn chosen(
-        &mut self,
-        from: (Place, Use),
-        x_per_slot: bool,
-        x: Buf,
-        ids: Buf,
-        w: Weight,
-        bias: Option<Weight>,
-        out: (Place, Use),
-    ) {
-        let ((n, k), form) = (self.shape(w), self.form(w));
-        let n_used = self.width(ids);
-        let mut draft = self
-            .typed(sources::EXPERTS, "experts", w)
-            .form(form)
-            .define("FORM", 0)
-            .define("BIAS", usize::from(bias.is_some()))
-            .planes(0, self.planes(w))
-            .bind(3, from)
-            .bind(4, self.buf(ids))
-            .bind(5, out)
-            .params(6, [n, k, n_used, usize::from(x_per_slot)].into_iter().map(is).chain([float(0.0); 2]))
-            .grid([simdgroups_of(n, form), Extent::Is(n_used as u32), per_row(self.rows(x))]);
-        if let Some(bias) = bias {
-            draft = draft.bind(7, self.vector(bias));
-        }
-        self.push(draft);
-    }
-
-    fn combine(&mut self, x: Buf, add: bool, y: Buf, weights: Buf, norm: Option<Norm>) {
-        let mut draft = Draft::new(sources::COMBINE, "combine")
-            .define("ADD", usize::from(add))
-            .define("NORM", usize::from(norm.is_some()))
-            .bind(0, self.buf(x))
-            .bind(1, self.buf(y))
-            .bind(2, self.buf(weights))
-            .params(3, [is(self.width(x)), is(self.width(weights)), float(norm.map_or(0.0, |norm| norm.eps))])
-            .grid([per_row(self.rows(x)), Extent::Is(1), Extent::Is(1)]);
-        if let Some(norm) = norm {
-            draft = draft.bind(4, self.vector(norm.w)).bind(5, self.buf(norm.out));
-        }
-        self.push(draft);
     }
 }
 

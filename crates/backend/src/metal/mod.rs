@@ -27,6 +27,7 @@ use checkpoint::Checkpoint;
 use model::plan::{Plan, ValidPlan, WeightDecl, passes};
 use quant::WeightType;
 
+pub use self_test::{ProductList, product_lists};
 pub use variants::Tuning;
 
 use crate::cpu::CacheType;

@@ -17,6 +17,8 @@ pub enum Place {
     Fixed(Span),
     /// As many rows as the step has, of this many bytes, from the span's begin; the span is what the limits allow.
     Rows(Span, Rows, u64),
+    /// As many things as an extent counts, of this many bytes, from the span's begin.
+    Sized(Span, Extent, u64),
     /// A table of the step's inputs.
     Table(Table),
 }
@@ -28,6 +30,36 @@ pub enum Word {
     Is(u32),
     /// This many for each row.
     Each(Rows, u32),
+}
+
+/// What the form of a dispatch depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Count {
+    /// The step's rows of this kind.
+    Rows(Rows),
+    /// Tokens of the step's longest chunk.
+    Longest,
+}
+
+/// Steps in which something runs: `from <= count < to`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct When {
+    /// What is counted.
+    pub count: Count,
+    /// The least count.
+    pub from: usize,
+    /// The least count that is too large.
+    pub to: usize,
+}
+
+impl When {
+    fn holds(self, counts: Counts) -> bool {
+        let n = match self.count {
+            Count::Rows(rows) => counts.of(rows),
+            Count::Longest => counts.longest as u64,
+        };
+        self.from as u64 <= n && n < self.to as u64
+    }
 }
 
 /// An extent of a grid.
@@ -46,8 +78,22 @@ pub enum Extent {
     },
     /// A threadgroup for each chunk of the step.
     Chunks,
-    /// A threadgroup for so many tokens of the step's longest chunk.
-    Longest(u32),
+    /// A threadgroup for so many things, of which each token of the step's longest chunk has `each`.
+    Longest {
+        /// Things of a token.
+        each: u32,
+        /// Things of a threadgroup.
+        per: u32,
+    },
+    /// Slots of tiles of 32 things, of which a row has `each`, that are sorted to this many kinds.
+    Tiles {
+        /// Whose rows.
+        rows: Rows,
+        /// Things of a row.
+        each: u32,
+        /// Kinds.
+        kinds: u32,
+    },
 }
 
 /// A dispatch.
@@ -65,17 +111,19 @@ pub struct Node {
     pub params: Vec<Word>,
     /// Threadgroups.
     pub grid: [Extent; 3],
-    /// Another kernel with the same slots and parameters, for many rows.
-    pub many: Option<Many>,
+    /// Threads of a threadgroup.
+    pub threads: u32,
+    /// In which steps it runs; `None`: in all. One that begins at 0 has others that take its place where it ends.
+    pub when: Option<When>,
+    /// Other kernels with the same slots and parameters.
+    pub forms: Vec<Form>,
 }
 
-/// A kernel that takes the place of a dispatch's own from so many rows on.
+/// A kernel that takes the place of a dispatch's own in some steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Many {
-    /// Which rows are counted.
-    pub rows: Rows,
-    /// From how many on.
-    pub from: usize,
+pub struct Form {
+    /// In which.
+    pub when: When,
     /// Index of its unit.
     pub unit: usize,
     /// Threadgroups.
@@ -121,7 +169,8 @@ impl Extent {
             // Compiling has checked that the numbers at the limits have 32 bits.
             Extent::Of { rows, each, per } => (counts.of(rows) * u64::from(each)).div_ceil(u64::from(per)) as u32,
             Extent::Chunks => counts.chunks as u32,
-            Extent::Longest(per) => (counts.longest as u32).div_ceil(per),
+            Extent::Longest { each, per } => (counts.longest as u64 * u64::from(each)).div_ceil(u64::from(per)) as u32,
+            Extent::Tiles { rows, each, kinds } => (counts.of(rows) * u64::from(each) / 32) as u32 + kinds,
         }
     }
 }
@@ -136,9 +185,12 @@ impl Node {
         words: &mut Vec<u32>,
         list: &mut List,
     ) -> bool {
-        let many = self.many.filter(|many| counts.of(many.rows) >= many.from as u64);
+        if self.when.is_some_and(|when| !when.holds(counts)) {
+            return false;
+        }
+        let form = self.forms.iter().find(|form| form.when.holds(counts));
         let (unit, grid, threads) =
-            many.map_or((self.unit, self.grid, THREADS), |many| (many.unit, many.grid, many.threads));
+            form.map_or((self.unit, self.grid, self.threads), |form| (form.unit, form.grid, form.threads));
         let grid = grid.map(|extent| extent.count(counts));
         if grid.contains(&0) {
             return false;
@@ -148,6 +200,7 @@ impl Node {
             let span = match place {
                 Place::Fixed(span) => span,
                 Place::Rows(span, rows, bytes) => span.part(0, counts.of(rows) * bytes),
+                Place::Sized(span, extent, bytes) => span.part(0, u64::from(extent.count(counts)) * bytes),
                 Place::Table(name) => table(name),
             };
             list.cmds.push(Cmd::Bind { slot, span, used });
@@ -168,19 +221,23 @@ impl Node {
             Word::Is(_) => 0,
             Word::Each(rows, each) => limits.of(rows).saturating_mul(u64::from(each)),
         });
-        let extents = self.grid.iter().map(|extent| match *extent {
-            Extent::Is(n) => u64::from(n),
-            Extent::Of { rows, each, .. } => limits.of(rows).saturating_mul(u64::from(each)),
-            Extent::Chunks => limits.chunks as u64,
-            Extent::Longest(_) => limits.longest as u64,
-        });
+        let extents =
+            self.grid.iter().chain(self.forms.iter().flat_map(|form| &form.grid)).map(|extent| match *extent {
+                Extent::Is(n) => u64::from(n),
+                Extent::Of { rows, each, .. } => limits.of(rows).saturating_mul(u64::from(each)),
+                Extent::Chunks => limits.chunks as u64,
+                Extent::Longest { each, .. } => (limits.longest as u64).saturating_mul(u64::from(each)),
+                Extent::Tiles { rows, each, kinds } => {
+                    limits.of(rows).saturating_mul(u64::from(each)).saturating_add(u64::from(kinds))
+                }
+            });
         words.chain(extents).max().unwrap_or(0)
     }
 
     /// The spans it touches in memory that kernels write, as large as the limits allow. Tables are written by the host.
     fn spans(&self) -> impl Iterator<Item = (Span, Use)> + '_ {
         self.binds.iter().filter_map(|&(_, place, used)| match place {
-            Place::Fixed(span) | Place::Rows(span, ..) => Some((span, used)),
+            Place::Fixed(span) | Place::Rows(span, ..) | Place::Sized(span, ..) => Some((span, used)),
             Place::Table(_) => None,
         })
     }
@@ -209,21 +266,55 @@ impl CopySlot {
     }
 }
 
+/// A plan's dispatches, and the order in which those of a step run.
+pub struct Schedule {
+    nodes: Vec<Node>,
+    /// What the nodes' own differ in, each once.
+    whens: Vec<When>,
+    /// Which of `whens` hold, and the levels of the nodes that then run.
+    known: Vec<(Vec<bool>, Vec<Vec<usize>>)>,
+}
+
+impl Schedule {
+    /// Of dispatches in the plan's order.
+    pub fn new(nodes: Vec<Node>) -> Schedule {
+        let mut whens: Vec<When> = Vec::new();
+        for when in nodes.iter().filter_map(|node| node.when) {
+            if !whens.contains(&when) {
+                whens.push(when);
+            }
+        }
+        Schedule { nodes, whens, known: Vec::new() }
+    }
+
+    /// The dispatches, and those of a step in levels. A step of a new kind has its levels found.
+    pub fn of_step(&mut self, counts: Counts) -> (&[Node], &[Vec<usize>]) {
+        let Schedule { nodes, whens, known } = self;
+        let holds = || whens.iter().map(|when| when.holds(counts));
+        let i = known.iter().position(|(mask, _)| mask.iter().copied().eq(holds())).unwrap_or_else(|| {
+            let runs = |i: &usize| nodes[*i].when.is_none_or(|when| when.holds(counts));
+            known.push((holds().collect(), levels(nodes, (0..nodes.len()).filter(runs))));
+            known.len() - 1
+        });
+        (nodes, &known[i].1)
+    }
+}
+
 /// Puts dispatches in levels: one of a level meets none of its level, and at least one of the level before, which a
-/// barrier parts from it. Returns them in the order of levels, with the number of each level.
-pub fn levels(nodes: Vec<Node>) -> Vec<Vec<Node>> {
-    let mut levels: Vec<Vec<Node>> = Vec::new();
-    for node in nodes {
-        let meets = |other: &Node| {
-            other.spans().any(|(a, a_used)| {
-                node.spans().any(|(b, b_used)| (a_used, b_used) != (Use::Read, Use::Read) && a.overlaps(b))
+/// barrier parts from it. Returns them in the order of levels.
+fn levels(nodes: &[Node], which: impl Iterator<Item = usize>) -> Vec<Vec<usize>> {
+    let mut levels: Vec<Vec<usize>> = Vec::new();
+    for i in which {
+        let meets = |&other: &usize| {
+            nodes[other].spans().any(|(a, a_used)| {
+                nodes[i].spans().any(|(b, b_used)| (a_used, b_used) != (Use::Read, Use::Read) && a.overlaps(b))
             })
         };
         let level = levels.iter().rposition(|level| level.iter().any(meets)).map_or(0, |last| last + 1);
         if level == levels.len() {
             levels.push(Vec::new());
         }
-        levels[level].push(node);
+        levels[level].push(i);
     }
     levels
 }
@@ -246,10 +337,26 @@ mod tests {
                 params_slot: 0,
                 params: Vec::new(),
                 grid: [Extent::Is(1); 3],
-                many: None,
+                threads: THREADS,
+                when: None,
+                forms: Vec::new(),
             }
         };
         uses.iter().enumerate().map(node).collect()
+    }
+
+    #[test]
+    fn a_step_has_the_levels_of_what_runs_in_it() {
+        let mut nodes = nodes(&[(&[0], &[1]), (&[0], &[1]), (&[1], &[2]), (&[1], &[3])]);
+        let count = super::Count::Rows(Rows::Tokens);
+        for (node, (from, to)) in nodes.iter_mut().zip([(0, 9), (9, usize::MAX), (9, usize::MAX)]) {
+            node.when = Some(When { count, from, to });
+        }
+        let mut schedule = Schedule::new(nodes);
+        let mut of = |tokens| schedule.of_step(Counts { tokens, outputs: 1, chunks: 1, longest: tokens }).1.to_vec();
+        assert_eq!(of(8), [vec![0], vec![3]]);
+        assert_eq!(of(9), [vec![1], vec![2, 3]]);
+        assert_eq!(of(8), [vec![0], vec![3]]);
     }
 
     #[test]
@@ -265,9 +372,7 @@ mod tests {
             (&[(&[0], &[1]), (&[1], &[2]), (&[8], &[9]), (&[9], &[7])], &[&[0, 2], &[1, 3]]),
         ];
         for (uses, wanted) in cases {
-            let found: Vec<Vec<usize>> =
-                levels(nodes(uses)).iter().map(|level| level.iter().map(|node| node.unit).collect()).collect();
-            assert_eq!(&found, wanted);
+            assert_eq!(&levels(&nodes(uses), 0..uses.len()), wanted);
         }
     }
 }

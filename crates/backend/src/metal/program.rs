@@ -5,7 +5,7 @@ use std::time::Duration;
 use model::plan::Rows;
 
 use super::gpu::{Cmd, Gpu, GpuError, List, Pipe, Span, Ticket};
-use super::node::{CopySlot, Counts, Node};
+use super::node::{CopySlot, Counts, Schedule};
 use super::tables::Tables;
 use crate::routing::RoutingTrace;
 use crate::{Ask, Batch, Cause, Failure, Fault, Kinds, Limits, Output, Picks, Program, RouterInfo, StepError};
@@ -16,8 +16,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// What a program is made of.
 pub struct Parts {
     pub gpu: Box<dyn Gpu>,
-    /// The plan's dispatches; a barrier parts each level from the next.
-    pub levels: Vec<Vec<Node>>,
+    /// The plan's dispatches; a barrier parts each level of a step from the next.
+    pub schedule: Schedule,
     /// What copies each state of the plan.
     pub copies: Vec<CopySlot>,
     pub pipes: Vec<Pipe>,
@@ -84,16 +84,17 @@ impl MetalProgram {
 
     /// Fills the list of the step.
     fn encode(&mut self, counts: Counts) {
-        let Parts { levels, copies, pipes, tables, .. } = &self.parts;
+        let Parts { schedule, copies, pipes, tables, .. } = &mut self.parts;
         self.list.clear();
         for (from, to) in self.pending.drain(..) {
             copies.iter().for_each(|copy| copy.encode(pipes, from, to, &mut self.list));
             self.list.cmds.push(Cmd::Barrier);
         }
+        let (nodes, levels) = schedule.of_step(counts);
         let mut is_due = false;
         for level in levels {
             let mut runs = false;
-            for node in level {
+            for node in level.iter().map(|&i| &nodes[i]) {
                 let from = self.list.cmds.len();
                 if node.encode(pipes, counts, |table| tables.span(table), &mut self.words, &mut self.list) {
                     if is_due && !runs {

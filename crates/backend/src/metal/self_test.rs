@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use quant::{PlanesBuf, WeightType};
 
-use super::gpu::{Cmd, Gpu, GpuError, List, Span, Use};
+use super::gpu::{Cmd, Gpu, GpuError, List, Pipe, Span, Use};
 use super::node::THREADS;
 use super::sources::{self, LINEAR};
 use super::variants;
@@ -13,6 +13,32 @@ use super::variants;
 /// Rows of weights and of x: what no tile divides.
 const N: usize = 70;
 const ROWS: usize = 35;
+
+/// A form of a product, as a list of one dispatch.
+pub struct ProductList {
+    /// The form, for people.
+    pub what: String,
+    /// Rows of x.
+    pub n_x: usize,
+    /// Its kernel.
+    pub pipe: Pipe,
+    /// The dispatch.
+    pub list: List,
+}
+
+/// Every form of a product with a matrix `[n, k]` of this type, with as many rows of x as it takes at once.
+///
+/// # Errors
+/// What the GPU says.
+pub fn product_lists(gpu: &mut dyn Gpu, dtype: WeightType, [n, k]: [usize; 2]) -> Result<Vec<ProductList>, GpuError> {
+    let product = Product::new(gpu, dtype, [n, k, variants::TILE[1] as usize])?;
+    let list = |form: Form| {
+        let n_x = if form.is_tiled { product.n_x } else { form.columns };
+        let (pipe, list) = product.list(gpu, &form, n_x)?;
+        Ok(ProductList { what: form.what, n_x, pipe, list })
+    };
+    forms().map(list).collect()
+}
 /// Limit of one product.
 const LIMIT: Duration = Duration::from_secs(10);
 /// The most that an output may be off, as the norm of all: sums of f32 in any order are off by less than 1e-6.
@@ -22,6 +48,7 @@ const TOLERANCE: f64 = 1e-4;
 struct Form {
     what: String,
     rows: usize,
+    columns: usize,
     is_wide: bool,
     is_tiled: bool,
 }
@@ -29,11 +56,13 @@ struct Form {
 /// A product with one type.
 struct Product {
     dtype: WeightType,
+    n: usize,
     k: usize,
+    n_x: usize,
     planes: [Option<Span>; 3],
     x: Span,
     out: Span,
-    exact: Vec<f32>, // [ROWS, N]
+    exact: Vec<f32>, // [n_x, n]
 }
 
 /// Runs every form with every type, twice, and returns a sentence for each that is wrong.
@@ -42,7 +71,10 @@ struct Product {
 /// What the GPU cannot do at all; the plain form being wrong.
 pub fn products(gpu: &mut dyn Gpu, types: &[WeightType]) -> Result<Vec<String>, GpuError> {
     // All memory first: a GPU in use allocates nothing.
-    let tests = types.iter().map(|&t| Product::new(gpu, t)).collect::<Result<Vec<_>, _>>()?;
+    let tests = types
+        .iter()
+        .map(|&t| Product::new(gpu, t, [N, 3 * t.block_len().max(32), ROWS]))
+        .collect::<Result<Vec<_>, _>>()?;
     let mut wrong = Vec::new();
     for product in &tests {
         for form in forms() {
@@ -68,10 +100,17 @@ fn forms() -> impl Iterator<Item = Form> {
     let few = variants::forms().map(|form| Form {
         what: format!("by {} to a simdgroup{}", form.rows, if form.is_wide { "" } else { ", plain" }),
         rows: form.rows,
+        columns: 1,
         is_wide: form.is_wide,
         is_tiled: false,
     });
-    few.chain([Form { what: "in tiles".into(), rows: 1, is_wide: false, is_tiled: true }])
+    let own = |what: &str, rows, columns, is_wide| {
+        let is_tiled = columns == 0;
+        Form { what: what.into(), rows, columns, is_wide, is_tiled }
+    };
+    let some =
+        [1, 2].map(|rows| own(&format!("by {rows} to a simdgroup, rows of x together"), rows, variants::COLUMNS, true));
+    few.chain(some).chain([own("in tiles", 1, 0, false)])
 }
 
 /// The norm of the difference over the norm of the exact numbers.
@@ -90,19 +129,18 @@ fn random(seed: &mut u64) -> f32 {
 }
 
 impl Product {
-    fn new(gpu: &mut dyn Gpu, dtype: WeightType) -> Result<Product, GpuError> {
+    fn new(gpu: &mut dyn Gpu, dtype: WeightType, [n, k, n_x]: [usize; 3]) -> Result<Product, GpuError> {
         let mut seed = 0x9e37_79b9_7f4a_7c15;
-        let k = 3 * dtype.block_len().max(32);
         let refused = || GpuError::Rule(format!("{k} numbers of {dtype} are no row"));
         let row_bytes = dtype.plane_bytes(k).ok_or_else(refused)?;
-        let mut planes = PlanesBuf::new(row_bytes.times(N).ok_or_else(refused)?);
-        let mut weights = vec![0.0; N * k];
+        let mut planes = PlanesBuf::new(row_bytes.times(n).ok_or_else(refused)?);
+        let mut weights = vec![0.0; n * k];
         for (i, row) in weights.chunks_exact_mut(k).enumerate() {
             let values: Vec<f32> = (0..k).map(|_| random(&mut seed)).collect();
             quant::encode_row(dtype, &values, planes.get_mut().row_mut(row_bytes, i));
             quant::decode_row(dtype, planes.get().row(row_bytes, i), row);
         }
-        let x: Vec<f32> = (0..ROWS * k).map(|_| random(&mut seed)).collect();
+        let x: Vec<f32> = (0..n_x * k).map(|_| random(&mut seed)).collect();
         let dot = |(a, b): (&[f32], &[f32])| a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum::<f64>();
         let exact = x.chunks_exact(k).flat_map(|x| weights.chunks_exact(k).map(move |w| dot((w, x)) as f32)).collect();
         let mut place = |bytes: &[u8], len: usize| {
@@ -120,16 +158,19 @@ impl Product {
         }
         let bytes: Vec<u8> = x.iter().flat_map(|x| x.to_le_bytes()).collect();
         let x = place(&bytes, bytes.len())?;
-        Ok(Product { dtype, k, planes: spans, x, out: place(&[], 4 * ROWS * N)?, exact })
+        Ok(Product { dtype, n, k, n_x, planes: spans, x, out: place(&[], 4 * n_x * n)?, exact })
     }
 
-    fn run(&self, gpu: &mut dyn Gpu, form: &Form) -> Result<Vec<f32>, GpuError> {
+    /// The dispatch of a form for the first `n_x` rows of x.
+    fn list(&self, gpu: &mut dyn Gpu, form: &Form, n_x: usize) -> Result<(Pipe, List), GpuError> {
+        let n = self.n;
         let mut defines = sources::of_type(self.dtype);
         let own = [
             ("N_PARTS", 1),
             ("BIASES", 0),
             ("TILED", usize::from(form.is_tiled)),
             ("ROWS", form.rows),
+            ("COLUMNS", form.columns),
             ("WIDE_X", usize::from(form.is_wide)),
         ];
         defines.extend(own.map(|(name, value)| (name, value.to_string())));
@@ -139,20 +180,25 @@ impl Product {
         for (slot, span) in (0..).zip(self.planes) {
             list.cmds.extend(span.map(|span| Cmd::Bind { slot, span, used: Use::Read }));
         }
-        list.cmds.push(Cmd::Bind { slot: 12, span: self.x, used: Use::Read });
-        list.cmds.push(Cmd::Bind { slot: 14, span: self.out, used: Use::Write });
-        list.params(13, &[self.k as u32, N as u32, 0, 0, 0, ROWS as u32]);
+        list.cmds.push(Cmd::Bind { slot: 12, span: self.x.part(0, 4 * (n_x * self.k) as u64), used: Use::Read });
+        list.cmds.push(Cmd::Bind { slot: 14, span: self.out.part(0, 4 * (n_x * n) as u64), used: Use::Write });
+        list.params(13, &[self.k as u32, n as u32, 0, 0, 0, n_x as u32]);
         let (grid, threads) = match form.is_tiled {
             true => {
                 let [rows, columns] = variants::TILE.map(|n| n as usize);
-                ([N.div_ceil(rows), ROWS.div_ceil(columns), 1], variants::TILE_THREADS)
+                ([n.div_ceil(rows), n_x.div_ceil(columns), 1], variants::TILE_THREADS)
             }
-            false => ([N.div_ceil(2 * form.rows), ROWS, 1], THREADS),
+            false => ([n.div_ceil(2 * form.rows), n_x.div_ceil(form.columns), 1], THREADS),
         };
         list.cmds.push(Cmd::Groups { grid: grid.map(|n| n as u32), threads });
+        Ok((pipe, list))
+    }
+
+    fn run(&self, gpu: &mut dyn Gpu, form: &Form) -> Result<Vec<f32>, GpuError> {
+        let (_, list) = self.list(gpu, form, self.n_x)?;
         let ticket = gpu.submit(&list)?;
         gpu.wait(ticket, LIMIT)?;
-        let mut bytes = vec![0; 4 * ROWS * N];
+        let mut bytes = vec![0; 4 * self.n_x * self.n];
         gpu.read(self.out, &mut bytes)?;
         Ok(bytes.as_chunks::<4>().0.iter().map(|x| f32::from_le_bytes(*x)).collect())
     }

@@ -14,6 +14,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("metal/common.h", include_str!("../../../../kernels/metal/common.h")),
     ("metal/kv.h", include_str!("../../../../kernels/metal/kv.h")),
     ("metal/reduce.h", include_str!("../../../../kernels/metal/reduce.h")),
+    ("metal/tile.h", include_str!("../../../../kernels/metal/tile.h")),
     ("metal/weight.h", include_str!("../../../../kernels/metal/weight.h")),
 ];
 
@@ -35,6 +36,7 @@ pub struct Source {
 sources! {
     ADD = "add.metal";
     ATTENTION = "attention.metal";
+    ATTENTION_TILES = "attention_tiles.metal";
     CAUSAL_CONV = "causal_conv.metal";
     COMBINE = "combine.metal";
     COPY = "copy.metal";
@@ -42,6 +44,8 @@ sources! {
     DELTA_NET = "delta_net.metal";
     EMBED = "embed.metal";
     EXPERTS = "experts.metal";
+    EXPERT_GROUPS = "expert_groups.metal";
+    EXPERT_TILES = "expert_tiles.metal";
     GATED_ACT = "gated_act.metal";
     GATED_LINEAR = "gated_linear.metal";
     GATED_NORM = "gated_norm.metal";

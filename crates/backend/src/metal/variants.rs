@@ -67,6 +67,21 @@ pub fn few(shape: Shape, tuning: Tuning) -> Rows {
     TABLE.into_iter().find(|row| (row.fits)(&shape)).unwrap_or(PLAIN)
 }
 
+/// Rows of x of the form that reads weights once for all of a few.
+pub const COLUMNS: usize = LEAST_ROWS - 1;
+
+/// Rows of weights to a simdgroup of that form.
+pub fn rows_of_few(form: Rows) -> usize {
+    form.rows.min(2)
+}
+
+/// Tokens from which pairs of tokens and experts are sorted by expert and multiplied in tiles: an expert then has two
+/// pairs on average. A tile of up to eight pairs takes about as long as its weights take to be read, once or for each
+/// pair: 64 x 8 multiply-adds a weight row against half a byte a weight, at 5 TFLOPS and 300 GB/s.
+pub fn least_grouped(n_expert: usize, n_used: usize) -> usize {
+    (2 * n_expert).div_ceil(n_used.max(1)).max(LEAST_ROWS)
+}
+
 /// Rows of x from which a tile pays: it reads weights once for 32 of them, where each row of x alone reads them all.
 /// MLX's limits lie at 6 to 18 rows on M1 and M2; no Mac was asked here.
 pub const LEAST_ROWS: usize = 10;
@@ -80,9 +95,17 @@ pub fn forms() -> impl Iterator<Item = Rows> {
 /// Threads of a tile.
 pub const TILE_THREADS: u32 = 128;
 
-/// Whether many rows of x are multiplied in tiles.
-pub fn has_tiles(shape: Shape, tuning: Tuning) -> bool {
-    !tuning.is_plain && shape.k.is_multiple_of(32)
+/// Rows of weights of a tile that takes two matrices, of each.
+pub const GATED_TILE: u32 = TILE[0] / 2;
+
+/// Rows of a tile of attention, each a token and a head: the most whose queries, with a piece of keys or values and the
+/// scores, fit in 32 KB of threadgroup memory, and whose sums take no more than 16 matrices of a simdgroup. `None` for
+/// heads too large for eight.
+pub fn attention_tile(d_k: usize, d_v: usize) -> Option<usize> {
+    // As in `attention_tiles.metal`.
+    let floats = |rows: usize| rows * (d_k.next_multiple_of(8) + 4) + 2304 + rows * 36 + rows;
+    let matrices = |rows: usize| rows / 8 * 2 * d_v.div_ceil(64);
+    [32, 16, 8].into_iter().find(|&rows| 4 * floats(rows) <= 32768 && matrices(rows) <= 16)
 }
 
 #[cfg(test)]
@@ -90,23 +113,38 @@ mod tests {
     use super::*;
 
     #[test]
+    fn tiles_of_attention_fit() {
+        for (d_k, d_v, rows) in [
+            (64, 64, Some(32)),
+            (128, 128, Some(32)),
+            (192, 128, Some(16)),
+            (256, 256, Some(16)),
+            (512, 512, Some(8)),
+            (576, 512, Some(8)),
+            (1024, 512, None),
+        ] {
+            assert_eq!(attention_tile(d_k, d_v), rows, "{d_k} {d_v}");
+        }
+    }
+
+    #[test]
     fn shapes_take_the_first_row_that_fits() {
         use WeightType::{F32, Q4_0, Q4_K, Q5_K};
-        for (dtype, n, k, form, tiles) in [
-            (Q4_0, 4096, 4096, (4, true), true),
-            (Q4_0, 1500, 4096, (2, true), true),
-            (Q4_K, 4096, 2048, (2, true), true),
-            (Q5_K, 4096, 2048, (1, true), true),
-            (Q4_K, 512, 2048, (1, true), true),
-            (F32, 128, 48, (1, true), false),
-            (F32, 4096, 33, (1, false), false),
+        for (dtype, n, k, form) in [
+            (Q4_0, 4096, 4096, (4, true)),
+            (Q4_0, 1500, 4096, (2, true)),
+            (Q4_K, 4096, 2048, (2, true)),
+            (Q5_K, 4096, 2048, (1, true)),
+            (Q4_K, 512, 2048, (1, true)),
+            (F32, 128, 48, (1, true)),
+            (F32, 4096, 33, (1, false)),
         ] {
             let tuning = Tuning::default();
             let shape = Shape { dtype, n, k, many: tuning.many };
             let found = |tuning| (few(shape, tuning).rows, few(shape, tuning).is_wide);
-            assert_eq!((found(tuning), has_tiles(shape, tuning)), (form, tiles), "{shape:?}");
+            assert_eq!(found(tuning), form, "{shape:?}");
             let plain = Tuning { is_plain: true, ..tuning };
-            assert_eq!((found(plain), has_tiles(shape, plain)), ((1, false), false), "{shape:?}");
+            assert_eq!(found(plain), (1, false), "{shape:?}");
         }
     }
 }

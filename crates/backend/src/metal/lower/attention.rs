@@ -1,0 +1,144 @@
+//! Dispatches around the cache: heads before attention, appends, attention.
+
+use model::plan::{Buf, Cache, CacheDecl, RopePairing, Rows, Weight};
+
+use super::super::gpu::Use;
+use super::super::node::{Count, Extent, Place, When};
+use super::super::tables::Table;
+use super::super::{fuse, sources, variants};
+use super::{CacheView, Draft, Lower, float, is, per_row, simdgroups};
+
+impl Lower<'_> {
+    /// Norms of heads, rotary embeddings and the append behind them.
+    pub(super) fn heads_in(&mut self, run: &fuse::Heads) {
+        let (view, pages) = self.cache(run.cache);
+        let CacheDecl { n_kv, d_k, d_v, window, .. } = view.decl;
+        let norm = |part: Option<fuse::Part>| match part.and_then(|part| part.norm) {
+            None => 0,
+            Some(None) => 1,
+            Some(Some(_)) => 2,
+        };
+        let is_turned = |part: Option<fuse::Part>| usize::from(part.is_some_and(|part| part.is_rotated));
+        let (k, parts) = (Some(run.k), [run.q, Some(run.k), run.v]);
+        let mut draft = Draft::new(sources::HEADS, "heads")
+            .define("D_K", d_k)
+            .define("D_V", d_v)
+            .define("KV_F16", usize::from(self.at.is_f16))
+            .define("HAS_Q", usize::from(run.q.is_some()))
+            .define("HAS_V", usize::from(run.v.is_some()))
+            .define("Q_NORM", norm(run.q))
+            .define("K_NORM", norm(k))
+            .define("V_NORM", norm(run.v))
+            .define("Q_ROPE", is_turned(run.q))
+            .define("K_ROPE", is_turned(k))
+            .bind(2, self.buf_as(run.k.x, Use::Update))
+            .bind(3, (Place::Fixed(view.k), Use::Update));
+        if let Some(q) = run.q {
+            draft = draft.bind(1, self.buf_as(q.x, Use::Update));
+        }
+        if let (Some(v), Some(cache)) = (run.v, view.v) {
+            draft = draft.bind(4, self.buf_as(v.x, Use::Read)).bind(5, (Place::Fixed(cache), Use::Update));
+        }
+        for (slot, part) in (6..).zip(parts) {
+            if let Some(w) = part.and_then(|part| part.norm).flatten() {
+                draft = draft.bind(slot, self.vector(w));
+            }
+        }
+        let (mut half, mut interleaved) = (0, false);
+        if let Some(rope) = run.rope {
+            let decl = self.plan.rope(rope);
+            (half, interleaved) = (decl.inv_freq.len(), decl.pairing == RopePairing::Interleaved);
+            draft = draft.table(9, Table::Angles(rope.0 as usize));
+        }
+        let n_q = run.q.map_or(0, |q| self.width(q.x) / d_k);
+        let n_heads = n_q + n_kv * (1 + usize::from(run.v.is_some()));
+        let words = [n_q, n_kv, usize::from(window.is_some()), half, usize::from(interleaved)];
+        self.push(
+            draft
+                .params(0, words.into_iter().map(is).chain([float(run.eps)]))
+                .table(10, Table::Positions)
+                .table(11, Table::ChunkOf)
+                .table(12, Table::Chunks)
+                .table(13, pages)
+                .grid([simdgroups(n_heads), per_row(Rows::Tokens), Extent::Is(1)]),
+        );
+    }
+
+    pub(super) fn cache(&self, cache: Cache) -> (CacheView, Table) {
+        let view = self.at.caches[cache.0 as usize];
+        (view, if view.decl.window.is_some() { Table::WindowPages } else { Table::Pages })
+    }
+
+    pub(super) fn kv_append(&mut self, cache: Cache, k: Buf, v: Option<Buf>) {
+        let (view, pages) = self.cache(cache);
+        let CacheDecl { n_kv, d_k, d_v, window, .. } = view.decl;
+        let mut draft = Draft::new(sources::KV_APPEND, "kv_append")
+            .define("KV_F16", usize::from(self.at.is_f16))
+            .define("HAS_V", usize::from(v.is_some()))
+            .bind(0, self.buf(k))
+            .bind(1, (Place::Fixed(view.k), Use::Update));
+        if let (Some(v), Some(cache)) = (v, view.v) {
+            draft = draft.bind(2, self.buf(v)).bind(3, (Place::Fixed(cache), Use::Update));
+        }
+        self.push(
+            draft
+                .params(4, [is(n_kv), is(d_k), is(d_v), is(usize::from(window.is_some()))])
+                .table(5, Table::Positions)
+                .table(6, Table::ChunkOf)
+                .table(7, Table::Chunks)
+                .table(8, pages)
+                .grid([per_row(Rows::Tokens), Extent::Is(1), Extent::Is(1)]),
+        );
+    }
+
+    pub(super) fn attention(
+        &mut self,
+        cache: Cache,
+        q: Buf,
+        n_head: usize,
+        [scale, softcap]: [f32; 2],
+        window: Option<usize>,
+        sinks: Option<Weight>,
+        out: Buf,
+    ) {
+        let (view, pages) = self.cache(cache);
+        let CacheDecl { n_kv, d_k, d_v, v_in_k, window: kept } = view.decl;
+        let words = [n_head, n_kv, window.map_or(0, |n| n.min(u32::MAX as usize)), usize::from(kept.is_some())];
+        let draft = |source, kernel| {
+            let draft = Draft::new(source, kernel)
+                .define("D_K", d_k)
+                .define("D_V", d_v)
+                .define("KV_F16", usize::from(self.at.is_f16))
+                .define("V_IN_K", usize::from(v_in_k))
+                .define("SINKS", usize::from(sinks.is_some()))
+                .bind(0, self.buf(q))
+                .bind(1, (Place::Fixed(view.k), Use::Read))
+                .bind(3, self.buf(out))
+                .params(4, words.into_iter().map(is).chain([float(scale), float(softcap)]))
+                .table(7, Table::Chunks)
+                .table(8, pages);
+            let draft = view.v.into_iter().fold(draft, |draft, v| draft.bind(2, (Place::Fixed(v), Use::Read)));
+            sinks.into_iter().fold(draft, |draft, sinks| draft.bind(9, self.vector(sinks)))
+        };
+        let by_row = draft(sources::ATTENTION, "attention").table(5, Table::Positions).table(6, Table::ChunkOf).grid([
+            Extent::Is(n_head as u32),
+            per_row(Rows::Tokens),
+            Extent::Is(1),
+        ]);
+        let tiles = variants::attention_tile(d_k, d_v).filter(|_| !self.at.tuning.is_plain).map(|rows| {
+            let tiles = Extent::Longest { each: (n_head / n_kv) as u32, per: rows as u32 };
+            draft(sources::ATTENTION_TILES, "attention_tiles")
+                .define("ROWS", rows)
+                .grid([tiles, Extent::Is(n_kv as u32), Extent::Chunks])
+                .threads(variants::TILE_THREADS)
+        });
+        let count = Count::Longest;
+        if let Some(tiles) = tiles {
+            self.when = Some(When { count, from: variants::LEAST_ROWS, to: usize::MAX });
+            self.push(tiles);
+            self.when = Some(When { count, from: 0, to: variants::LEAST_ROWS });
+        }
+        self.push(by_row);
+        self.when = None;
+    }
+}

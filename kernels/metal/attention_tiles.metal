@@ -1,0 +1,185 @@
+// attention_tiles: attention for prompts. A threadgroup takes a tile of ROWS rows, which are consecutive tokens of a
+// chunk with all heads that share a head of keys, and goes over the pages that any of them sees: keys and values are
+// read once for all rows, staged 64 of their numbers at a time as floats, and multiplied on simdgroup matrices.
+//
+// Of a page's 32 positions each of the four simdgroups scores eight, for all rows. Lane p of a simdgroup then takes
+// position p in the softmax of a quarter of the rows; scores in memory become shares. Of 64 columns of values each
+// simdgroup owns 16, for all rows, and keeps their sums in matrices. Where a lane holds which numbers of a matrix is
+// `row_of_lane` and `column_of_lane`, as MLX relies on.
+//
+// Positions that no row sees are staged as zeros: what was never written may be NaN. Where a position of the tile holds
+// NaN, all rows of its tile may be NaN.
+// Compiled for a cache: D_K, D_V, KV_F16, V_IN_K (values are the first D_V numbers of the keys); SINKS 0 or 1; ROWS: 8,
+// 16 or 32.
+// grid (ceil(tokens of the longest chunk * heads of a group / ROWS), n_kv, chunks), 128 threads
+#include "metal/common.h"
+#include "metal/kv.h"
+
+#define Q_STRIDE (K_UP + 4)
+#define K_UP ((D_K + 7) / 8 * 8)
+#define V_SLICES ((D_V + 63) / 64)
+#define S_STRIDE 36 // of a row of scores, and of a number of 32 keys: banks
+#define V_STRIDE 68
+#define N_STAGED 2304 // 64 * S_STRIDE, and no less than 32 * V_STRIDE
+#define BLOCKS (ROWS / 8)
+
+struct AttentionTiles {
+    uint n_head;
+    uint n_kv;
+    uint window; // 0: none
+    uint windowed;
+    float scale;
+    float softcap; // 0: none
+};
+
+inline uint row_of_lane(uint lane) { return (lane >> 4 & 1) * 4 + (lane >> 1 & 3); }
+inline uint column_of_lane(uint lane) { return (lane >> 3 & 1) * 4 + (lane & 1) * 2; }
+
+// Numbers first..first + 64 of a page's 32 keys, [64][S_STRIDE]; those behind D_K, and positions outside, are zero.
+inline void stage_keys(device const Kv* keys, uint first, uint from, uint to, threadgroup float* staged, uint t) {
+    for (uint i = t; i < 64 * PAGE; i += 128) {
+        const uint d = first + i / PAGE, p = i % PAGE;
+        staged[i / PAGE * S_STRIDE + p] = d < D_K && p >= from && p <= to ? float(keys[d * PAGE + p]) : 0.0f;
+    }
+}
+
+#if !V_IN_K
+// Columns first..first + 64 of a page's 32 values, [32][V_STRIDE]; the same of them.
+inline void stage_values(device const Kv* values, uint first, uint from, uint to, threadgroup float* staged, uint t) {
+    for (uint i = t; i < 64 * PAGE; i += 128) {
+        const uint p = i / 64, d = first + i % 64;
+        staged[p * V_STRIDE + i % 64] = d < D_V && p >= from && p <= to ? float(values[p * D_V + d]) : 0.0f;
+    }
+}
+#endif
+
+kernel void attention_tiles(device const float* q [[buffer(0)]], device const Kv* k_cache [[buffer(1)]],
+#if !V_IN_K
+                            device const Kv* v_cache [[buffer(2)]],
+#endif
+                            device float* out [[buffer(3)]], constant AttentionTiles& a [[buffer(4)]],
+                            device const Chunk* chunks [[buffer(7)]], device const uint* pages [[buffer(8)]],
+#if SINKS
+                            device const float* sinks [[buffer(9)]],
+#endif
+                            uint3 group [[threadgroup_position_in_grid]], uint sg [[simdgroup_index_in_threadgroup]],
+                            uint lane [[thread_index_in_simdgroup]]) {
+    threadgroup float query[ROWS * Q_STRIDE];
+    threadgroup float staged[N_STAGED];
+    threadgroup float scores[ROWS * S_STRIDE];
+    threadgroup float factors[ROWS]; // what the sums of a row are multiplied with
+    device const Chunk& c = chunks[group.z];
+    const uint n_shared = a.n_head / a.n_kv, kv_head = group.y, begin = ROWS * group.x;
+    if (begin >= c.len * n_shared) return;
+    const uint n_rows = min((uint)ROWS, c.len * n_shared - begin), t = 32 * sg + lane;
+    for (uint i = t; i < ROWS * K_UP; i += 128) {
+        const uint r = i / K_UP, d = i % K_UP, row = begin + r;
+        const ulong head = (ulong)(c.first + row / n_shared) * a.n_head + kv_head * n_shared + row % n_shared;
+        query[r * Q_STRIDE + d] = r < n_rows && d < D_K ? q[head * D_K + d] : 0.0f;
+    }
+    const uint first_token = c.pos + begin / n_shared, last = c.pos + (begin + n_rows - 1) / n_shared;
+    const uint first = a.window != 0 && first_token + 1 > a.window ? first_token + 1 - a.window : 0;
+
+    float top[ROWS / 4], total[ROWS / 4]; // of rows sg, sg + 4, ...
+    for (uint j = 0; j < ROWS / 4; j++) top[j] = -INFINITY, total[j] = 0.0f;
+    simdgroup_float8x8 sums[V_SLICES][BLOCKS][2];
+    for (uint i = 0; i < V_SLICES; i++) {
+        for (uint j = 0; j < 2 * BLOCKS; j++) sums[i][j / 2][j % 2] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+    }
+
+    for (uint block = first / PAGE; block <= last / PAGE; block++) {
+        const ulong at = (ulong)page_of(pages, c, a.windowed, block) * a.n_kv + kv_head;
+        device const Kv* keys = k_cache + at * D_K * PAGE;
+        const uint from = max(first, block * PAGE) - block * PAGE;
+        const uint to = min(last, block * PAGE + PAGE - 1) - block * PAGE;
+        simdgroup_float8x8 s[BLOCKS];
+        for (uint j = 0; j < BLOCKS; j++) s[j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+        for (uint d = 0; d < D_K; d += 64) {
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            stage_keys(keys, d, from, to, staged, t);
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            for (uint i = 0; i < 64 && d + i < D_K; i += 8) {
+                simdgroup_float8x8 k, x;
+                simdgroup_load(k, staged + i * S_STRIDE + 8 * sg, S_STRIDE);
+                for (uint j = 0; j < BLOCKS; j++) {
+                    simdgroup_load(x, query + 8 * j * Q_STRIDE + d + i, Q_STRIDE);
+                    simdgroup_multiply_accumulate(s[j], x, k, s[j]);
+                }
+            }
+        }
+        for (uint j = 0; j < BLOCKS; j++) simdgroup_store(s[j], scores + 8 * j * S_STRIDE + 8 * sg, S_STRIDE);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        for (uint j = 0; j < ROWS / 4; j++) {
+            const uint r = 4 * j + sg, pos = c.pos + (begin + r) / n_shared, p = block * PAGE + lane;
+            const bool is_seen = r < n_rows && p <= pos && (a.window == 0 || p + a.window > pos);
+            float x = scores[r * S_STRIDE + lane] * a.scale;
+            if (a.softcap != 0.0f) x = a.softcap * precise::tanh(x / a.softcap);
+            const float now = max(top[j], simd_max(is_seen ? x : -INFINITY));
+            // Where no score is finite this is NaN, as the formula is.
+            const float share = is_seen ? precise::exp(x - now) : 0.0f;
+            const float factor = top[j] == -INFINITY ? 0.0f : precise::exp(top[j] - now);
+            total[j] = total[j] * factor + simd_sum(share);
+            top[j] = now;
+            scores[r * S_STRIDE + lane] = share;
+            if (lane == 0) factors[r] = factor;
+        }
+        for (uint i = 0; i < V_SLICES; i++) {
+            if (i > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
+#if V_IN_K
+            stage_keys(keys, 64 * i, from, to, staged, t);
+#else
+            stage_values(v_cache + at * PAGE * D_V, 64 * i, from, to, staged, t);
+#endif
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            for (uint j = 0; j < BLOCKS; j++) {
+                const float by = factors[8 * j + row_of_lane(lane)];
+                for (uint h = 0; h < 2; h++) sums[i][j][h].thread_elements() *= by;
+            }
+            for (uint p = 0; p < PAGE; p += 8) {
+                simdgroup_float8x8 v[2], x;
+                for (uint h = 0; h < 2; h++) {
+#if V_IN_K
+                    threadgroup const float* columns = staged + (16 * sg + 8 * h) * S_STRIDE + p;
+                    simdgroup_load(v[h], columns, S_STRIDE, ulong2(0), true);
+#else
+                    simdgroup_load(v[h], staged + p * V_STRIDE + 16 * sg + 8 * h, V_STRIDE);
+#endif
+                }
+                for (uint j = 0; j < BLOCKS; j++) {
+                    simdgroup_load(x, scores + 8 * j * S_STRIDE + p, S_STRIDE);
+                    for (uint h = 0; h < 2; h++) {
+                        simdgroup_multiply_accumulate(sums[i][j][h], x, v[h], sums[i][j][h]);
+                    }
+                }
+            }
+        }
+        // The next page's scores take the place of these shares, behind a barrier of its keys.
+    }
+
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint j = 0; j < ROWS / 4; j++) {
+        const uint r = 4 * j + sg;
+        if (r >= n_rows) continue;
+#if SINKS
+        const float sink = sinks[kv_head * n_shared + (begin + r) % n_shared], now = max(top[j], sink);
+        const float mine = precise::exp(top[j] - now);
+        if (lane == 0) factors[r] = mine / (total[j] * mine + precise::exp(sink - now));
+#else
+        if (lane == 0) factors[r] = 1.0f / total[j];
+#endif
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint j = 0; j < BLOCKS; j++) {
+        const uint r = 8 * j + row_of_lane(lane), row = begin + r;
+        if (r >= n_rows) continue;
+        const ulong head = (ulong)(c.first + row / n_shared) * a.n_head + kv_head * n_shared + row % n_shared;
+        for (uint i = 0; i < V_SLICES; i++) {
+            for (uint h = 0; h < 2; h++) {
+                const float2 y = sums[i][j][h].thread_elements() * factors[r];
+                const uint column = 64 * i + 16 * sg + 8 * h + column_of_lane(lane);
+                if (column < D_V) out[head * D_V + column] = y.x;
+                if (column + 1 < D_V) out[head * D_V + column + 1] = y.y;
+            }
+        }
+    }
+}
