@@ -70,7 +70,7 @@ fn embedded(gpu: &Cuda) -> Model {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/fable-29m-a10m-q4_k_m.gguf");
     let checkpoint = checkpoint::open(path.as_ref()).unwrap();
     let plan = gpu.lower(model::build(&checkpoint).unwrap()).unwrap();
-    (plan.clone(), Arc::new(checkpoint))
+    (Plan::clone(&plan), Arc::new(checkpoint))
 }
 
 #[test]

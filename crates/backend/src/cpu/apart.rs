@@ -239,7 +239,7 @@ mod tests {
     fn embedded() -> (Arc<Checkpoint>, Plan, Vec<usize>) {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/fable-29m-a10m-q4_k_m.gguf");
         let checkpoint = Arc::new(checkpoint::open(path.as_ref()).expect("the embedded model opens"));
-        let plan = model::build(&checkpoint).expect("and is built").clone();
+        let plan = Plan::clone(&model::build(&checkpoint).expect("and is built"));
         let ops = (0..plan.ops.len()).filter(|&i| matches!(plan.ops[i], Op::Experts { .. })).collect();
         (checkpoint, plan, ops)
     }
