@@ -19,8 +19,8 @@ use quant::WeightType::*;
 
 type Model = (Plan, Arc<Checkpoint>);
 
-/// The most that logits may be off (RMS over standard deviation), as for a GPU that holds all experts.
-const OFF: f64 = 3e-2;
+/// The most that seven eighths of the rows of a random layer may be off (RMS over standard deviation).
+const OFF: f64 = 6e-2;
 
 /// The GPU with this share of the experts, in percent. `copies_from` rows on, the others are copied.
 fn with(gpu: &Cuda, plan: &Plan, percent: usize, copies_from: usize) -> Cuda {
@@ -29,24 +29,20 @@ fn with(gpu: &Cuda, plan: &Plan, percent: usize, copies_from: usize) -> Cuda {
     Cuda { host: Some(Host { room: all / 100 * percent, copies_from: Some(copies_from), cpu }), ..gpu.clone() }
 }
 
-/// RMS error over the standard deviation of the exact values, without the worst eighth of the rows: a near tie sends a
-/// token to other experts.
-fn relative(found: &[f32], exact: &[f32], n_vocab: usize) -> f64 {
+/// RMS error of each row over the standard deviation of its exact values, ascending; NaN stands at the end.
+fn errors(found: &[f32], exact: &[f32], n_vocab: usize) -> Vec<f64> {
     assert_eq!(found.len(), exact.len());
     let of_row = |(found, exact): (&[f32], &[f32])| {
         let n = exact.len() as f64;
         let mean = exact.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
         let variance = exact.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / n;
         let error = found.iter().zip(exact).map(|(&a, &b)| (f64::from(a) - f64::from(b)).powi(2)).sum::<f64>() / n;
-        error / variance
+        (error / variance).sqrt()
     };
     let mut rows: Vec<f64> = found.chunks_exact(n_vocab).zip(exact.chunks_exact(n_vocab)).map(of_row).collect();
-    if rows.iter().any(|row| row.is_nan()) {
-        return f64::NAN;
-    }
     rows.sort_by(f64::total_cmp);
-    let kept = rows.len() - rows.len() / 8;
-    (rows[..kept].iter().sum::<f64>() / kept as f64).sqrt()
+    assert!(rows.iter().all(|row| row.is_finite()), "{rows:?}");
+    rows
 }
 
 /// Prompts, and then steps of one to three sequences, each often enough that its launches are captured.
@@ -77,16 +73,20 @@ fn embedded(gpu: &Cuda) -> Model {
 fn every_budget_gives_the_logits() {
     let Some(gpu) = gpu(CacheType::F16) else { return };
     let model = embedded(&gpu);
+    // A model of four bits and few layers sends tokens of noise to other experts at every turn: the middle row counts,
+    // and a GPU that holds all experts is the measure.
     let exact = run(&Reference, &model);
-    let n_vocab = model.0.n_vocab;
-    let whole = relative(&run(&gpu, &model), &exact, n_vocab);
+    let middle = |backend: &Cuda| {
+        let errors = errors(&run(backend, &model), &exact, model.0.n_vocab);
+        errors[errors.len() / 2]
+    };
+    let whole = middle(&gpu);
     println!("all on the GPU: {whole:.2e}");
     for percent in [100, 50, 0] {
         for copies_from in [usize::MAX, 1, 9] {
-            let found = run(&with(&gpu, &model.0, percent, copies_from), &model);
-            let error = relative(&found, &exact, n_vocab);
+            let error = middle(&with(&gpu, &model.0, percent, copies_from));
             println!("{percent}%, copies from {copies_from} rows: {error:.2e}");
-            assert!(error <= OFF, "{percent}%, {copies_from}: {error:e}");
+            assert!(error <= 1.5 * whole + 1e-2, "{percent}%, {copies_from}: {error:e} against {whole:e}");
         }
     }
 }
@@ -104,7 +104,9 @@ fn every_kind_of_experts_can_stay_on_the_host() {
         let model = model(shape);
         let exact = run(&Reference, &model);
         for copies_from in [usize::MAX, 1] {
-            let error = relative(&run(&with(&gpu, &model.0, 0, copies_from), &model), &exact, model.0.n_vocab);
+            let rows = errors(&run(&with(&gpu, &model.0, 0, copies_from), &model), &exact, model.0.n_vocab);
+            // Without the worst eighth: a near tie sends a token to other experts.
+            let error = rows[rows.len() - 1 - rows.len() / 8];
             println!("{error:.2e} copies from {copies_from}: {shape:?}");
             assert!(error <= OFF, "{error:e}: {copies_from} {shape:?}");
         }

@@ -305,7 +305,7 @@ pub fn fit_split<B: Backend>(
     budget: Budget,
 ) -> Result<(B, Fit)> {
     /// The part of the budget that a step's buffers may take.
-    const SHARE: usize = 8;
+    const SHARE: usize = 4;
     let room = match budget {
         Budget::Promise { bytes, overhead } => bytes.saturating_sub(overhead),
         Budget::Free(free) => free.unwrap_or(usize::MAX),
