@@ -93,16 +93,27 @@ struct Panel {
     }
 };
 
+// Half of how many values the integers of a type with a minimum have; its blocks have scale and minimum in four bytes,
+// or in planes of their own.
+template <class W>
+__host__ __device__ constexpr int middle() {
+    return W::HAS_MIN ? 1 << ((W::BYTES - (W::BIAS_BYTES > 0 ? 0 : 4)) * 8 / W::BLOCK - 1) : 0;
+}
+
 // Run `r` of a unit as eight pairs of bf16; zeros where the unit is not there.
 template <class W>
 __device__ __forceinline__ void operands(const typename W::Raw& raw, bool is_there, u32 unit, int r, u32 (&a)[8]) {
     u32 w[4];
     float scale, min;
     W::run(raw, unit, r, w, scale, min);
+    // Integers of a type with a minimum are counted from their middle: (q - MIDDLE) scale + (min + MIDDLE scale). That
+    // minimum is small, and so is what rounding it and the scale to bf16 costs; of q scale and min little is left.
+    constexpr int MIDDLE = middle<W>();
+    min = fmaf((float)MIDDLE, scale, min);
     const u32 scales = is_there ? bf16_pair(scale, scale) : 0;
     const u32 mins = !W::HAS_MIN ? 0x80008000u : is_there ? bf16_pair(min, min) : 0;
     // Bytes below 128 become bf16 numbers behind a byte 0x43, which stands for 128: the difference is exact.
-    constexpr int OFFSET = W::OFFSET - (W::SIGNED ? 64 : 0) - 128;
+    constexpr int OFFSET = W::OFFSET - (W::SIGNED ? 64 : 0) - 128 - MIDDLE;
     constexpr u32 MINUS = 0xc300u + (-OFFSET - 128);
     static_assert(OFFSET <= -128 && OFFSET >= -255, "bf16 has eight bits");
 #pragma unroll
