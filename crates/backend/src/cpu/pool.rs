@@ -55,7 +55,7 @@ impl Region {
         u64::from(self.generation) << 32 | u64::from(self.n_chunks)
     }
 
-    /// The chunks of share `i` of `n`; where there are fewer chunks than shares, the first share, the caller's, has one.
+    /// The chunks of share `i` of `n`. Of fewer chunks than shares, the caller's share, the first, has one.
     pub fn share(self, i: usize, n: usize) -> Range<u32> {
         let bound = |i: usize| (i as u64 * u64::from(self.n_chunks)).div_ceil(n as u64) as u32;
         bound(i)..bound(i + 1)
@@ -250,9 +250,9 @@ impl Shared {
 
     /// Claims the next chunk of a share; `None` when all of `region` are claimed.
     ///
-    /// A region ends when all its chunks are claimed and finished, so that every share that had chunks says so, or is in
-    /// a later region. A thread that still holds the word of a region that has ended therefore claims nothing, and one
-    /// that claimed a chunk knows that its region has not ended.
+    /// A region ends when all its chunks are claimed and finished: every share that had chunks then says so, or is in a
+    /// later region. So a thread that still holds the word of a region that has ended claims nothing, and one that
+    /// claimed a chunk knows that its region has not ended.
     fn claim(&self, region: Region, share: usize) -> Option<u32> {
         let Range { start, end } = region.share(share, self.shares.len());
         let word = &self.shares[share].0;
