@@ -339,6 +339,8 @@ pub struct OpTime {
     pub time: Duration,
     /// Time outside the launches, while one thread works and the rest of the device is idle.
     pub serial: Duration,
+    /// Time in the chunks of parallel regions, summed over threads; zero where launches have none.
+    pub busy: Duration,
 }
 
 /// Results of a step.

@@ -388,14 +388,24 @@ fn short_weights_are_refused() {
 #[test]
 fn chunks_are_whole_tiles() {
     let kernels = Kernels::new(CheckedIsa::SCALAR);
-    for (t, k, n, stack, cols, workers) in [
-        (WeightType::Q4_K, 2048, 768, 1, 1, 2),
-        (WeightType::Q8_0, 704, 5, 1, 64, 8),
-        (WeightType::F32, 0, 0, 0, 0, 0),
+    for (t, k, n, stack, cols, workers, step) in [
+        (WeightType::Q4_K, 2048, 768, 1, 1, 2, 16),
+        (WeightType::Q8_0, 704, 5, 1, 64, 8, 16),
+        (WeightType::F32, 0, 0, 0, 0, 0, 4),
+        // A router is one chunk a thread and more; its kernel for many columns takes 16 rows.
+        (WeightType::F32, 2048, 128, 1, 1, 16, 4),
+        (WeightType::F32, 2048, 128, 1, 64, 16, 16),
         // Where a region has many matrices, a chunk may be all of one, and no more.
-        (WeightType::Q4_K, 2048, 760, 100, 1, 2),
+        (WeightType::Q4_K, 2048, 760, 100, 1, 2, 16),
     ] {
         let chunk = kernels.row_chunk(t, (n, k), stack, cols, workers);
-        assert!(chunk >= 16 && chunk.is_multiple_of(16) && chunk <= n.next_multiple_of(16).max(16), "{t}: {chunk}");
+        let longest = n.next_multiple_of(step).max(step);
+        assert!(chunk >= step && chunk.is_multiple_of(step) && chunk <= longest, "{t}: {chunk}");
+        if step == 4 && n > 0 {
+            assert!(n.div_ceil(chunk) >= workers, "{t}: {chunk} rows leave threads without work");
+        }
+        // Chunks differ by less than a tile.
+        let last = n - (n.div_ceil(chunk).max(1) - 1) * chunk;
+        assert!(n == 0 || chunk - last < step * n.div_ceil(chunk), "{t}: chunks of {chunk} of {n}");
     }
 }

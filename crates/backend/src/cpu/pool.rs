@@ -1,4 +1,9 @@
-//! The thread pool: one parallel region at a time, its chunks claimed from an atomic, the caller working too.
+//! The thread pool: one parallel region at a time, the caller working too. The chunks of a region are cut into shares
+//! of neighbours, one for each thread. A thread claims its own share in order, which is one long stream of weights, and
+//! its claims touch no cache line that others write. Then it takes what is left of the other shares.
+//!
+//! Claims from one counter for all threads had cost, on 16 cores of a Xeon of the Sapphire Rapids class and
+//! Qwen3-30B-A3B's shape: decode 35.3 tok/s -> 39.4, 8 sequences together 72.7 -> 77.8.
 //!
 //! A region never waits for a thread that has not started a chunk. A thread that loses its core delays the others by
 //! its own chunk at most, so the pool degrades gently when other programs use the cores. Waiting threads spin briefly
@@ -11,6 +16,7 @@
 //! four flags are written by a read-modify-write.
 
 use std::any::Any;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
@@ -32,36 +38,65 @@ pub struct Pool {
     timed: Option<Duration>,
 }
 
+/// A parallel region. In a word it is what threads wait for; the word of a share has the same form, with the next chunk
+/// in place of their number.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Region {
+    pub generation: u32,
+    pub n_chunks: u32,
+}
+
+impl Region {
+    fn of(word: u64) -> Region {
+        Region { generation: (word >> 32) as u32, n_chunks: word as u32 }
+    }
+
+    fn word(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.n_chunks)
+    }
+
+    /// The chunks of share `i` of `n`. Of fewer chunks than shares, the caller's share, the first, has one.
+    pub fn share(self, i: usize, n: usize) -> Range<u32> {
+        let bound = |i: usize| (i as u64 * u64::from(self.n_chunks)).div_ceil(n as u64) as u32;
+        bound(i)..bound(i + 1)
+    }
+}
+
 /// A value alone on its cache lines.
 #[repr(align(128))]
 struct Alone<T>(T);
 
-/// State that the threads share. The job's fields change only while no chunk is claimed and unfinished.
+/// State that the threads share.
 struct Shared {
-    /// Generation of the job in the upper half, the next chunk to claim in the lower.
-    ticket: Alone<AtomicU64>,
+    job: Alone<Job>,
     /// Chunks finished.
     done: Alone<AtomicU32>,
-    /// Number of chunks.
-    n_chunks: AtomicU32,
-    /// The closure, type erased, and the function that knows its type.
-    closure: AtomicPtr<()>,
-    call: AtomicPtr<()>,
+    /// Of each share, the generation that it was last claimed in and the next chunk to claim there, `[threads]`.
+    shares: Vec<Alone<AtomicU64>>,
     /// Workers that sleep or are about to.
-    sleepers: AtomicUsize,
+    sleepers: Alone<AtomicUsize>,
     /// Pauses before a waiting thread sleeps.
     spins: u32,
     caller_sleeps: AtomicBool,
     stop: AtomicBool,
     panicked: AtomicBool,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
+    /// Time in chunks in nanoseconds, of all threads, while regions are timed.
+    is_timed: AtomicBool,
+    busy: Alone<AtomicU64>,
     lock: Mutex<()>,
     work: Condvar,
     finished: Condvar,
 }
 
-/// Lower half of a ticket that is never claimable.
-const CLOSED: u64 = u32::MAX as u64;
+/// The region to work on; published last, behind its closure. The closure changes only while no chunk is claimed and
+/// unfinished.
+struct Job {
+    region: AtomicU64,
+    /// The closure, type erased, and the function that knows its type.
+    closure: AtomicPtr<()>,
+    call: AtomicPtr<()>,
+}
 
 type Call = unsafe fn(*const (), usize, usize);
 
@@ -85,17 +120,21 @@ impl Pool {
 
     pub(super) fn start(threads: usize, spins: u32, builder: impl Fn(usize) -> Builder) -> Result<Pool, CompileError> {
         let shared = Arc::new(Shared {
-            ticket: Alone(AtomicU64::new(0)),
+            job: Alone(Job {
+                region: AtomicU64::new(0),
+                closure: AtomicPtr::new(std::ptr::null_mut()),
+                call: AtomicPtr::new(std::ptr::null_mut()),
+            }),
             done: Alone(AtomicU32::new(0)),
-            n_chunks: AtomicU32::new(0),
-            closure: AtomicPtr::new(std::ptr::null_mut()),
-            call: AtomicPtr::new(std::ptr::null_mut()),
-            sleepers: AtomicUsize::new(0),
+            shares: (0..threads.max(1)).map(|_| Alone(AtomicU64::new(0))).collect(),
+            sleepers: Alone(AtomicUsize::new(0)),
             spins,
             caller_sleeps: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
             panic: Mutex::new(None),
+            is_timed: AtomicBool::new(false),
+            busy: Alone(AtomicU64::new(0)),
             lock: Mutex::new(()),
             work: Condvar::new(),
             finished: Condvar::new(),
@@ -125,11 +164,18 @@ impl Pool {
     /// Whether parallel regions are timed from now on, from zero.
     pub fn time_regions(&mut self, is_on: bool) {
         self.timed = is_on.then_some(Duration::ZERO);
+        self.shared.is_timed.store(is_on, Relaxed);
+        self.shared.busy.0.store(0, Relaxed);
     }
 
     /// Time in parallel regions since they are timed.
     pub fn time_in_regions(&self) -> Duration {
         self.timed.unwrap_or_default()
+    }
+
+    /// Time in chunks of parallel regions since they are timed, summed over threads.
+    pub fn time_in_chunks(&self) -> Duration {
+        Duration::from_nanos(self.shared.busy.0.load(Relaxed))
     }
 
     /// Runs `f(worker, chunk)` for every chunk below `n_chunks`, each once, and returns when all are done.
@@ -144,20 +190,17 @@ impl Pool {
         self.regions += 1;
         let start = self.timed.is_some().then(Instant::now);
         let s = &*self.shared;
-        // Close the old ticket before its fields change: a larger count would make it claimable again. A thread that
-        // reads a new field (release, acquire) has the closed ticket behind it and cannot claim by the old one.
-        let generation = (s.ticket.0.load(Relaxed) >> 32).wrapping_add(1);
-        s.ticket.0.store(generation << 32 | CLOSED, SeqCst);
-        s.closure.store(std::ptr::from_ref(f).cast_mut().cast(), Release);
-        s.call.store(call::<F> as Call as *mut (), Release);
-        s.n_chunks.store(n_chunks as u32, Release);
+        let last = Region::of(s.job.0.region.load(Relaxed));
+        s.job.0.closure.store(std::ptr::from_ref(f).cast_mut().cast(), Relaxed);
+        s.job.0.call.store(call::<F> as Call as *mut (), Relaxed);
         s.done.0.store(0, Relaxed);
-        s.ticket.0.swap(generation << 32, SeqCst);
-        if s.sleepers.load(SeqCst) > 0 {
+        let region = Region { generation: last.generation.wrapping_add(1), n_chunks: n_chunks as u32 };
+        s.job.0.region.swap(region.word(), SeqCst);
+        if s.sleepers.0.load(SeqCst) > 0 {
             let _guard = s.locked();
             s.work.notify_all();
         }
-        while s.work_once(0) {}
+        s.work_on(region, 0);
         s.wait_until_done(n_chunks as u32);
         if let (Some(timed), Some(start)) = (&mut self.timed, start) {
             *timed += start.elapsed();
@@ -188,44 +231,80 @@ impl Shared {
         self.lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a chunk seems to be left; the ticket corrects a stale answer.
-    fn has_work(&self) -> bool {
-        let ticket = self.ticket.0.load(SeqCst);
-        (ticket as u32) < self.n_chunks.load(Relaxed)
-    }
-
-    /// Claims and runs one chunk; false when none is left.
-    fn work_once(&self, worker: usize) -> bool {
-        let mut ticket = self.ticket.0.load(Acquire);
-        let (n_chunks, closure, call) = loop {
-            let job = (self.n_chunks.load(Acquire), self.closure.load(Acquire), self.call.load(Acquire));
-            if ticket as u32 >= job.0 {
-                return false;
-            }
-            // Success proves that the ticket's job had an unclaimed chunk at that moment, so that its fields were not
-            // being replaced while they were read above.
-            match self.ticket.0.compare_exchange_weak(ticket, ticket + 1, AcqRel, Acquire) {
-                Ok(_) => break job,
-                Err(now) => ticket = now,
-            }
-        };
-        let chunk = ticket as u32 as usize;
-        if !self.panicked.load(Relaxed) {
-            let result = catch_unwind(AssertUnwindSafe(|| {
-                // SAFETY: `run` stored a function pointer of this type together with the closure it is for, and does
-                // not return before this claimed chunk is counted as done, so the closure lives.
-                unsafe { std::mem::transmute::<*mut (), Call>(call)(closure, worker, chunk) }
-            }));
-            if let Err(payload) = result {
-                *self.panic.lock().unwrap_or_else(PoisonError::into_inner) = Some(payload);
-                self.panicked.store(true, Relaxed);
+    /// Runs chunks of `region` until all are claimed.
+    fn work_on(&self, region: Region, worker: usize) {
+        let n = self.shares.len();
+        let mut finished = 0;
+        while let Some(chunk) = self.claim(region, worker) {
+            self.run_chunk(worker, chunk);
+            finished += 1;
+        }
+        self.finish(region, finished);
+        for share in (worker + 1..n).chain(0..worker) {
+            while let Some(chunk) = self.claim(region, share) {
+                self.run_chunk(worker, chunk);
+                self.finish(region, 1);
             }
         }
-        if self.done.0.fetch_add(1, SeqCst) + 1 == n_chunks && self.caller_sleeps.load(SeqCst) {
+    }
+
+    /// Claims the next chunk of a share; `None` when all of `region` are claimed.
+    ///
+    /// A region ends when all its chunks are claimed and finished: every share that had chunks then says so, or is in a
+    /// later region. So a thread that still holds the word of a region that has ended claims nothing, and one that
+    /// claimed a chunk knows that its region has not ended.
+    fn claim(&self, region: Region, share: usize) -> Option<u32> {
+        let Range { start, end } = region.share(share, self.shares.len());
+        let word = &self.shares[share].0;
+        let mut seen = word.load(Acquire);
+        loop {
+            let Region { generation, n_chunks: mut chunk } = Region::of(seen);
+            if generation != region.generation {
+                // A later one, which this thread has not seen yet, or an earlier one.
+                if self.job.0.region.load(Acquire) != region.word() {
+                    return None;
+                }
+                chunk = start;
+            }
+            if chunk >= end {
+                return None;
+            }
+            let next = Region { n_chunks: chunk + 1, ..region }.word();
+            match word.compare_exchange_weak(seen, next, AcqRel, Acquire) {
+                Ok(_) => return Some(chunk),
+                Err(now) => seen = now,
+            }
+        }
+    }
+
+    /// Runs a chunk that this thread has claimed.
+    fn run_chunk(&self, worker: usize, chunk: u32) {
+        if self.panicked.load(Relaxed) {
+            return;
+        }
+        // The claim proves that the region has not ended, so that these are its closure.
+        let (closure, call) = (self.job.0.closure.load(Relaxed), self.job.0.call.load(Relaxed));
+        let start = self.is_timed.load(Relaxed).then(Instant::now);
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            // SAFETY: `run` stored a function pointer of this type together with the closure it is for, and does not
+            // return before this claimed chunk is counted as done, so the closure lives.
+            unsafe { std::mem::transmute::<*mut (), Call>(call)(closure, worker, chunk as usize) }
+        }));
+        if let Some(start) = start {
+            self.busy.0.fetch_add(start.elapsed().as_nanos() as u64, Relaxed);
+        }
+        if let Err(payload) = result {
+            *self.panic.lock().unwrap_or_else(PoisonError::into_inner) = Some(payload);
+            self.panicked.store(true, Relaxed);
+        }
+    }
+
+    /// Counts `n` chunks as done.
+    fn finish(&self, region: Region, n: u32) {
+        if n > 0 && self.done.0.fetch_add(n, SeqCst) + n == region.n_chunks && self.caller_sleeps.load(SeqCst) {
             let _guard = self.locked();
             self.finished.notify_one();
         }
-        true
     }
 
     fn wait_until_done(&self, n_chunks: u32) {
@@ -244,21 +323,23 @@ impl Shared {
     }
 
     fn worker_loop(&self, worker: usize) {
-        let mut spins = 0;
+        let (mut spins, mut last) = (0, 0);
         while !self.stop.load(Relaxed) {
-            if self.work_once(worker) {
-                spins = 0;
+            let word = self.job.0.region.load(Acquire);
+            if word != last {
+                self.work_on(Region::of(word), worker);
+                (spins, last) = (0, word);
             } else if spins < self.spins {
                 spins += 1;
                 std::hint::spin_loop();
             } else {
                 spins = 0;
                 let mut guard = self.locked();
-                self.sleepers.fetch_add(1, SeqCst);
-                while !self.has_work() && !self.stop.load(SeqCst) {
+                self.sleepers.0.fetch_add(1, SeqCst);
+                while self.job.0.region.load(SeqCst) == last && !self.stop.load(SeqCst) {
                     guard = self.work.wait(guard).unwrap_or_else(PoisonError::into_inner);
                 }
-                self.sleepers.fetch_sub(1, SeqCst);
+                self.sleepers.0.fetch_sub(1, SeqCst);
             }
         }
     }

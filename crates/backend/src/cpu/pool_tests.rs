@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use super::pool::{Pool, SPINS};
+use super::pool::{Pool, Region, SPINS};
 
 #[test]
 fn every_chunk_runs_once_whatever_the_sizes() {
@@ -29,6 +29,24 @@ fn every_chunk_runs_once_whatever_the_sizes() {
         }
         assert_eq!(counts.iter().map(|c| c.load(Relaxed)).collect::<Vec<_>>(), expected);
         assert_eq!(pool.regions() > 0, threads > 1);
+    }
+}
+
+#[test]
+fn shares_are_all_chunks_in_order_and_the_caller_has_one() {
+    for threads in [1, 2, 3, 7, 16, 128] {
+        for n_chunks in [1, 2, 5, 16, 63, 1000, u32::MAX - 1] {
+            let region = Region { generation: 9, n_chunks };
+            let mut next = 0;
+            for i in 0..threads {
+                let share = region.share(i, threads);
+                assert_eq!(share.start, next, "share {i} of {threads}, {n_chunks} chunks");
+                assert!(share.len() as u64 <= u64::from(n_chunks).div_ceil(threads as u64));
+                assert!(i > 0 || !share.is_empty());
+                next = share.end;
+            }
+            assert_eq!(next, n_chunks);
+        }
     }
 }
 

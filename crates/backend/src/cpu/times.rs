@@ -26,11 +26,17 @@ struct Lap {
     at: Instant,
     regions: u64,
     in_regions: Duration,
+    in_chunks: Duration,
 }
 
 impl Lap {
     fn now(pool: &Pool) -> Lap {
-        Lap { at: Instant::now(), regions: pool.regions(), in_regions: pool.time_in_regions() }
+        Lap {
+            at: Instant::now(),
+            regions: pool.regions(),
+            in_regions: pool.time_in_regions(),
+            in_chunks: pool.time_in_chunks(),
+        }
     }
 }
 
@@ -75,6 +81,7 @@ impl Times {
         row.time += time;
         row.launches += now.regions - before.regions;
         row.serial += time.saturating_sub(now.in_regions - before.in_regions);
+        row.busy += now.in_chunks - before.in_chunks;
     }
 
     /// The counts.

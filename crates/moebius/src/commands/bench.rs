@@ -150,7 +150,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
             note!("{}: {n} parameters, {size}, ready in {load_ms:.1} ms", name(path, &session));
         });
         let trace = trace.as_mut();
-        let mut bench = Bench { session, interrupt: &interrupt, unused: DEPTHS, is_traced: false, trace };
+        let mut bench = Bench { session, threads, interrupt: &interrupt, unused: DEPTHS, is_traced: false, trace };
         for &depth in &args.depth {
             let prompts = args.n_prompt.iter().filter(|&&n| n > 0).map(|&n| (n, 0, 1));
             let gens = args.n_gen.iter().filter(|&&n| n > 0);
@@ -263,6 +263,7 @@ impl Measured {
 /// An engine under measurement.
 struct Bench<'a> {
     session: Session,
+    threads: usize,
     interrupt: &'a Interrupt,
     /// Number of the next unused text.
     unused: u64,
@@ -360,18 +361,31 @@ impl Bench<'_> {
             ..OpTime::default()
         });
         let us = |time: f64| format!("{:.1}", time / steps * 1e6);
-        note!("{:<50} {:>8} {:>10} {:>6} {:>9} {:>6}", "a step", "launches", "us", "", "us serial", "GB/s");
+        note!(
+            "{:<50} {:>8} {:>10} {:>6} {:>9} {:>5} {:>6}",
+            "a step",
+            "launches",
+            "us",
+            "",
+            "us serial",
+            "busy",
+            "GB/s"
+        );
         for row in &rows {
             let time = row.time.as_secs_f64();
             // A step of several tokens reads more experts than one token does, unless they choose the same.
             let rate = row.bytes as f64 * steps / time / 1e9;
+            // Of all threads, and of the time in which more than one could work.
+            let parallel = (row.time.saturating_sub(row.serial)).as_secs_f64() * self.threads as f64;
+            let busy = row.busy.as_secs_f64() / parallel * 100.0;
             note!(
-                "{:<50} {:>8.1} {:>10} {:>5.1}% {:>9} {:>6}",
+                "{:<50} {:>8.1} {:>10} {:>5.1}% {:>9} {:>5} {:>6}",
                 row.name,
                 row.launches as f64 / steps,
                 us(time),
                 time / total * 100.0,
                 us(row.serial.as_secs_f64()),
+                if row.busy.is_zero() { String::new() } else { format!("{busy:.0}%") },
                 if row.bytes > 0 && test.is_single() { format!("{rate:.1}") } else { String::new() },
             );
         }

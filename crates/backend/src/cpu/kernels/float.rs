@@ -8,7 +8,7 @@ use crate::cpu::isa::on_isa;
 use crate::cpu::lanes::{Lanes, Part};
 
 use super::panel::ROWS;
-use super::prefetch::{Hint, NEAR, Near, prefetch};
+use super::prefetch::{NEAR, Near, once, prefetch};
 use super::{COLS, ColPtr, RowSet};
 
 /// Rows and columns whose sums are in registers at a time: 12 of AVX2's 16; three hold activations, one a weight.
@@ -119,13 +119,13 @@ unsafe fn finish<L: Lanes, W: Weights>(mut lanes: [f32; 16], w: *const u8, x: *c
 /// See [`super::variants::OneFn`].
 #[inline(always)]
 unsafe fn one<L: Lanes, W: Weights>(set: &RowSet, col: &ColPtr, out: &mut [f32; ROWS]) {
-    let x: *const f32 = col.row.q.cast_const().cast();
+    let (x, hint): (*const f32, _) = (col.row.q.cast_const().cast(), once());
     for first in (0..set.n).step_by(4) {
         let rows: [*const u8; 4] = std::array::from_fn(|i| set.row(first + i));
         let next = rows[0].wrapping_add(NEAR.max(4 * set.bytes.q));
         let mut acc = [L::splat(0.0); 4];
         for i in (0..set.k / 16 * 16).step_by(16) {
-            prefetch(next.wrapping_add(4 * i * W::BYTES), 64 * W::BYTES, Hint::Once);
+            prefetch(next.wrapping_add(4 * i * W::BYTES), 64 * W::BYTES, hint);
             // SAFETY: i + 16 <= k.
             unsafe {
                 let x = L::load(x.add(i));

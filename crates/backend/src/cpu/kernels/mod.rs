@@ -61,6 +61,9 @@ const TILES: usize = 4;
 #[cfg(not(target_arch = "x86_64"))]
 const TILES: usize = 1;
 
+/// Chunks for each worker in a region of enough rows. When one is late, the others take over all but its last chunk.
+const CHUNKS: usize = 8;
+
 /// Weights `[n, k]`, rows of `dtype.plane_bytes(k)` bytes one after the other in every plane.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a> {
@@ -338,9 +341,10 @@ impl Kernels {
                 continue;
             }
             for first in rows.clone().step_by(ROWS) {
+                let is_last = first + ROWS >= gate.n;
                 let (gate, up) = (row_set(gate, first, rows.end), row_set(up, first, rows.end));
                 // One stream of prefetches: the gate's rows, those of up, the gate's next.
-                let next_gate = if first + ROWS < rows.end { gate.next } else { up.next };
+                let next_gate = if is_last { up.next } else { gate.next };
                 let (set, up) = (RowSet { next: up.row(0), ..gate }, RowSet { next: next_gate, ..up });
                 self.tile(&set, acts, cols.len(), scratch);
                 std::mem::swap(&mut scratch.acc, &mut scratch.acc2);
@@ -446,8 +450,8 @@ impl Kernels {
         }
     }
 
-    /// Rows of a chunk of work: whole tiles, few enough that every worker gets several chunks of the region's `stack`
-    /// matrices `[n, k]`, and many enough to outweigh the start of a chunk.
+    /// Rows of a chunk of work: whole tiles (of few columns of floats, four rows), few enough that every worker gets
+    /// several chunks of the region's `stack` matrices `[n, k]`, and many enough to outweigh the start of a chunk.
     pub fn row_chunk(
         &self,
         dtype: WeightType,
@@ -456,13 +460,16 @@ impl Kernels {
         cols: usize,
         workers: usize,
     ) -> usize {
-        // The first lines of a chunk are not prefetched. About 4 MB of weights for one column, and less where a tile
-        // takes more work (Qwen3-30B-A3B's shape, 2 cores of AMD EPYC 9004: 8 sequences that decode together take 66 to
-        // 69 ms a step, with chunks a quarter as long 77 to 79).
+        // At most about 4 MB of weights for one column, and less where a tile takes more work (Qwen3-30B-A3B's shape, 2
+        // cores of AMD EPYC 9004: 8 sequences that decode together take 66 to 69 ms a step, with chunks a quarter as
+        // long 77 to 79).
         let row = dtype.plane_bytes(k).map_or(k, PlaneBytes::total).max(1);
         let by_bytes = ((4 << 20) / row / cols.max(1)).max(4 * ROWS);
-        let by_share = (n * stack).div_ceil(4 * workers.max(1)).clamp(1, n.max(1));
-        by_bytes.min(by_share).next_multiple_of(ROWS)
+        let by_share = (n * stack).div_ceil(CHUNKS * workers.max(1)).clamp(1, n.max(1));
+        let step = if dtype.act() == ActKind::F32 && cols < variants::FLOAT_FROM { 4 } else { ROWS };
+        let chunk = by_bytes.min(by_share).next_multiple_of(step);
+        // Chunks of about one length.
+        n.div_ceil(n.div_ceil(chunk).max(1)).next_multiple_of(step).max(step)
     }
 
     /// Computes 16 rows by up to [`COLS`] columns into `scratch.acc`.
@@ -525,8 +532,8 @@ fn row_set<'a>(w: &Matrix<'a>, first: usize, end: usize) -> RowSet<'a> {
     // `check` saw that the product does not overflow and that the type divides the row.
     let bytes = w.dtype.plane_bytes(w.k).unwrap_or_default();
     let n = (end - first).min(ROWS);
-    // The rows past the end of a chunk are another worker's, which prefetches them.
-    let next = if first + n < end { first + n } else { first };
+    // The rows past the end of a chunk are mostly the same worker's next.
+    let next = if first + n < w.n { first + n } else { first };
     let next = w.planes.q.as_ptr().wrapping_add(next * bytes.q);
     RowSet { dtype: w.dtype, planes: w.planes.rows(bytes, first..first + n), bytes, n, k: w.k, next }
 }

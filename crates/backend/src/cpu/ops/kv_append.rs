@@ -150,7 +150,8 @@ pub fn kv_append(run: &mut Run, cache: &CacheView, k: View, v: Option<View>) {
 
 fn append<E: CacheElem>(run: &mut Run, cache: &CacheView, k: View, v: Option<View>) {
     let (isa, step, batch) = (run.isa, run.step, run.batch);
-    over_rows(run.pool, step.pos.len(), 4 * k.width + v.map_or(0, |v| v.width), |_, rows| {
+    // A key's numbers go to a line of memory each.
+    over_rows(run.pool, step.pos.len(), 32 * k.width + v.map_or(0, |v| v.width), |_, rows| {
         for t in rows {
             let chunk = &batch.chunks[step.chunk_of[t] as usize];
             let pos = step.pos[t] as usize;

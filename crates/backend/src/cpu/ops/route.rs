@@ -30,7 +30,7 @@ impl RouterStep {
 pub fn route(run: &mut Run, logits: View, router: &RouterStep, ids: View, weights: View, layer: u32) {
     let (isa, faults) = (run.isa, &run.step.fault_layer);
     let asked = (logits.rows == Rows::Outputs).then_some(&run.batch.rows);
-    over_rows(run.pool, run.step.rows(logits.rows), 16 * logits.width, |_, rows| {
+    over_rows(run.pool, run.step.rows(logits.rows), 64 * logits.width, |_, rows| {
         for t in rows {
             // SAFETY: rows are disjoint between chunks; the validator keeps the buffers of an op apart.
             let (x, ids, weights) = unsafe { (logits.row(t), ids.ids_mut(t), weights.row_mut(t)) };

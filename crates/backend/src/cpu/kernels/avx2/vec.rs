@@ -9,7 +9,7 @@ use std::arch::x86_64::*;
 use quant::WeightType;
 
 use super::super::panel::ROWS;
-use super::super::prefetch::{Far, Hint, Near, prefetch};
+use super::super::prefetch::{Far, Hint, Near, once, prefetch};
 use super::super::types::of_type;
 use super::super::variants::OneFn;
 use super::super::{ActsShared, ColPtr, RowSet};
@@ -141,7 +141,7 @@ unsafe fn planar<Q: Ints, S: Scale, const MIN: bool>(
     let (row, scales, biases) = (set.row(first), set.scales(first), set.biases(first));
     let (near, far) = (Near::new(row, 8, set.bytes.q), Far::new(set, 8).address(first * set.bytes.q));
     let (n_groups, per_group) = (set.k / group, group / 32); // blocks
-    let mut b = 0;
+    let (mut b, hint) = (0, once());
     // SAFETY: the caller's promise: groups and blocks lie inside every row and the column.
     unsafe {
         let rows = |p: *const u8, bytes: usize| array!(8, |r| p.wrapping_add(r * step * bytes));
@@ -157,7 +157,7 @@ unsafe fn planar<Q: Ints, S: Scale, const MIN: bool>(
                 // integers.
                 if g % (64 / (8 * S::BYTES)) == 0 {
                     for (plane, bytes) in [(scales, set.bytes.scales), (biases, set.bytes.biases)] {
-                        prefetch(plane.wrapping_add(8 * (bytes + (start + g) * S::BYTES)), 64, Hint::Once);
+                        prefetch(plane.wrapping_add(8 * (bytes + (start + g) * S::BYTES)), 64, hint);
                     }
                 }
                 let (d, m) = (groups.d[g], groups.m[g]);

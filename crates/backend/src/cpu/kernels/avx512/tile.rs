@@ -229,10 +229,12 @@ unsafe fn large<const C: usize, T: Large>(panel: &Panel, chunk: usize, cols: &[C
             }
             let w = panel.bytes.as_ptr().add(16 * ROWS * g).cast();
             let sum = if T::WIDE_SCALES { words::<C, 8>(w, x, start) } else { words::<C, 4>(w, x, start) };
-            let scale = _mm512_srai_epi32::<16>(_mm512_load_si512(panel.scales[g].as_ptr().cast()));
+            let scale = _mm512_load_si512(panel.scales[g].as_ptr().cast());
             for c in 0..C {
+                // The upper half of `u` is zero, so that the sum of pairs is a product of 16 bits. A product of 32
+                // bits takes two instructions.
                 let u = _mm512_set1_epi32(i32::from(*cols[c].row.u.add((chunk + 16 * g) / 32)));
-                isum[c] = _mm512_add_epi32(isum[c], _mm512_mullo_epi32(sum[c], _mm512_mullo_epi32(scale, u)));
+                isum[c] = _mm512_add_epi32(isum[c], _mm512_mullo_epi32(sum[c], _mm512_madd_epi16(scale, u)));
             }
         }
     }
