@@ -54,6 +54,8 @@ pub enum Command {
     Imatrix(ImatrixArgs),
     /// Write a GGUF file of smaller weight types
     Quantize(QuantizeArgs),
+    /// Fetch a model from Hugging Face into its cache, where `-m` finds it
+    Pull(PullArgs),
     /// List the models that Hugging Face's, LM Studio's and Ollama's programs have fetched to this machine
     #[command(aliases = ["list", "ls"])]
     Models(ModelsArgs),
@@ -379,6 +381,9 @@ pub struct RunArgs {
     pub quiet: bool,
     #[command(flatten)]
     pub model: ModelArgs,
+    /// Fetch a model of Hugging Face's that is not here (ORG/REPO:TYPE); on a terminal the question is asked anyway
+    #[arg(long)]
+    pub pull: bool,
     #[command(flatten)]
     pub template: TemplateArgs,
     #[command(flatten)]
@@ -407,6 +412,9 @@ pub struct ChatArgs {
     pub no_markdown: bool,
     #[command(flatten)]
     pub model: ModelArgs,
+    /// Fetch a model of Hugging Face's that is not here (ORG/REPO:TYPE); on a terminal the question is asked anyway
+    #[arg(long)]
+    pub pull: bool,
     #[command(flatten)]
     pub template: TemplateArgs,
     #[command(flatten)]
@@ -771,6 +779,23 @@ pub struct QuantizeArgs {
     /// Machine-readable output
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  moebius pull Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M
+  moebius pull mlx-community/Qwen3-30B-A3B-4bit
+
+Files go into Hugging Face's cache (HF_HUB_CACHE, HF_HOME), where its own programs find them too. HF_TOKEN, or the file
+that `hf auth login` writes, opens gated models; HF_ENDPOINT names another hub; HF_HUB_OFFLINE=1 forbids the network.")]
+pub struct PullArgs {
+    /// ORG/REPO, or ORG/REPO:TYPE for the GGUF file of a type
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// Branch, tag or commit
+    #[arg(long, value_name = "NAME", default_value = "main")]
+    pub revision: String,
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ mod compat;
 mod config;
 mod embedded;
 mod find;
+mod hub;
 mod ink;
 mod input;
 mod load;
@@ -71,6 +72,7 @@ fn main() -> ExitCode {
         Command::Compare(args) => commands::compare::run(args),
         Command::Imatrix(args) => commands::imatrix::run(args),
         Command::Quantize(args) => commands::quantize::run(args),
+        Command::Pull(args) => commands::pull::run(args),
         Command::Models(args) => commands::models::run(args),
         Command::Devices => commands::devices::run(),
         Command::TryGrammar => trial::run(),

@@ -14,6 +14,7 @@ pub mod man;
 pub mod models;
 pub mod perplexity;
 pub mod plan;
+pub mod pull;
 pub mod quantize;
 pub mod render;
 pub mod run;
