@@ -9,6 +9,7 @@ mod commands;
 mod compare;
 mod compat;
 mod config;
+mod convert;
 mod embedded;
 mod find;
 mod hub;
@@ -72,6 +73,7 @@ fn main() -> ExitCode {
         Command::Compare(args) => commands::compare::run(args),
         Command::Imatrix(args) => commands::imatrix::run(args),
         Command::Quantize(args) => commands::quantize::run(args),
+        Command::Convert(args) => commands::convert::run(args),
         Command::Pull(args) => commands::pull::run(args),
         Command::Models(args) => commands::models::run(args),
         Command::Devices => commands::devices::run(),

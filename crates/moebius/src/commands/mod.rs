@@ -4,6 +4,7 @@ pub mod bench;
 pub mod chat;
 pub mod compare;
 pub mod completions;
+pub mod convert;
 pub mod devices;
 pub mod health;
 pub mod imatrix;
