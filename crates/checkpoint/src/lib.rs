@@ -149,6 +149,26 @@ pub struct Unreadable {
     pub why: String,
 }
 
+/// A matrix of 8-bit floats (E4M3) with a scale for each block of rows and columns, as DeepSeek-V3 was published. No
+/// kernel computes with it: it is listed with [`Checkpoint::unreadable`] too, and read for conversion alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Float8 {
+    /// Name in the file.
+    pub name: String,
+    /// Rows and columns.
+    pub shape: [usize; 2],
+    /// Its bytes, one a number.
+    pub data: Extent,
+    /// Name of the scales' tensor.
+    pub scales_name: String,
+    /// The scales, `[ceil(rows / block[0]), ceil(columns / block[1])]`.
+    pub scales: Extent,
+    /// Their type: F32, F16 or BF16.
+    pub scale_type: WeightType,
+    /// Rows and columns of a block.
+    pub block: [usize; 2],
+}
+
 /// What kind of files a checkpoint was opened from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -183,6 +203,7 @@ pub struct Checkpoint {
     meta: Metadata,
     tensors: Vec<TensorInfo>,
     unreadable: Vec<Unreadable>,
+    float8: Vec<Float8>,
     by_name: HashMap<String, Place>,
     folder: Option<folder::Folder>,
 }
@@ -290,7 +311,39 @@ impl Checkpoint {
         if open.map {
             files.iter_mut().try_for_each(File::map)?;
         }
-        Ok(Self { name, kind, files, meta, tensors, unreadable, by_name, folder })
+        Ok(Self { name, kind, files, meta, tensors, unreadable, float8: Vec::new(), by_name, folder })
+    }
+
+    /// The matrices of 8-bit floats, in file order.
+    pub fn float8(&self) -> &[Float8] {
+        &self.float8
+    }
+
+    /// The same header with every matrix of 8-bit floats shown as one of bf16, and without their scales, so that a
+    /// plan can be made of a model that nothing computes yet. Those tensors lie at no place in a file: only names,
+    /// shapes and types of this checkpoint may be used.
+    ///
+    /// # Errors
+    /// None but those that opening had.
+    pub fn with_float8_as_bf16(&self) -> Result<Checkpoint, Error> {
+        let is_float8 = |name: &str| self.float8.iter().any(|matrix| matrix.name == name);
+        let is_scale = |name: &str| self.float8.iter().any(|matrix| matrix.scales_name == name);
+        let mut tensors: Vec<TensorInfo> = self.tensors.iter().filter(|t| !is_scale(&t.name)).cloned().collect();
+        tensors.extend(self.float8.iter().map(|matrix| TensorInfo {
+            name: matrix.name.clone(),
+            shape: matrix.shape.to_vec(),
+            dtype: WeightType::BF16,
+            file: matrix.data.file,
+            offset: 0,
+            len: 0,
+            scales: None,
+            biases: None,
+        }));
+        let unreadable = self.unreadable.iter().filter(|other| !is_float8(&other.name)).cloned().collect();
+        let nothing = |file: &File| File::memory(file.path().into(), Bytes::aligned(Vec::new()));
+        let files = self.files.iter().map(nothing).collect();
+        let (name, open) = (self.name.clone(), Open { map: false });
+        Self::assemble(name, self.kind, open, files, self.meta.clone(), tensors, unreadable, None)
     }
 
     /// The model's name in messages: the path it was opened at, or the name it was given.

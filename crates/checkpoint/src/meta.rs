@@ -15,8 +15,11 @@ pub struct Metadata {
 }
 
 impl Metadata {
-    /// `file` names the file in errors. A duplicate key is an error.
-    pub(crate) fn new(file: &str, entries: Vec<(String, Value)>) -> Result<Self, Error> {
+    /// Metadata that no file holds yet; `file` names its source in errors.
+    ///
+    /// # Errors
+    /// A key stands there twice.
+    pub fn new(file: &str, entries: Vec<(String, Value)>) -> Result<Self, Error> {
         let mut by_key = HashMap::with_capacity(entries.len());
         for (i, (key, _)) in entries.iter().enumerate() {
             if by_key.insert(key.clone(), i).is_some() {

@@ -54,6 +54,10 @@ pub enum Command {
     Imatrix(ImatrixArgs),
     /// Write a GGUF file of smaller weight types
     Quantize(QuantizeArgs),
+    /// Write a model folder as a GGUF file, or a GGUF file as an MLX folder
+    Convert(ConvertArgs),
+    /// Fetch a model from Hugging Face into its cache, where `-m` finds it
+    Pull(PullArgs),
     /// List the models that Hugging Face's, LM Studio's and Ollama's programs have fetched to this machine
     #[command(aliases = ["list", "ls"])]
     Models(ModelsArgs),
@@ -388,6 +392,9 @@ pub struct RunArgs {
     pub quiet: bool,
     #[command(flatten)]
     pub model: ModelArgs,
+    /// Fetch a model of Hugging Face's that is not here (ORG/REPO:TYPE); on a terminal the question is asked anyway
+    #[arg(long)]
+    pub pull: bool,
     #[command(flatten)]
     pub template: TemplateArgs,
     #[command(flatten)]
@@ -416,6 +423,9 @@ pub struct ChatArgs {
     pub no_markdown: bool,
     #[command(flatten)]
     pub model: ModelArgs,
+    /// Fetch a model of Hugging Face's that is not here (ORG/REPO:TYPE); on a terminal the question is asked anyway
+    #[arg(long)]
+    pub pull: bool,
     #[command(flatten)]
     pub template: TemplateArgs,
     #[command(flatten)]
@@ -759,6 +769,7 @@ pub struct ImatrixArgs {
 #[command(after_help = "\
 Examples:
   moebius quantize model-bf16.gguf model-q4_k_m.gguf --type Q4_K_M
+  moebius quantize Qwen3-30B-A3B/ model-q4_k_m.gguf --type Q4_K_M    # from a folder, in one pass
   moebius quantize model-bf16.gguf out.gguf --type Q4_K_M --imatrix imatrix.gguf --tensor 'ffn_down_exps=Q6_K'
   moebius quantize model-bf16.gguf --type IQ4_XS --dry-run
   moebius quantize model-bf16.gguf out.gguf --target-size 12G --imatrix imatrix.gguf
@@ -767,7 +778,7 @@ Types: Q2_K_S Q2_K Q3_K_S Q3_K_M Q3_K_L MXFP4 IQ4_XS IQ4_NL Q4_0 Q4_1 Q4_K_S Q4_
 BF16 F16 F32. Which matrices get more bits than the name says is as in llama.cpp; rows whose length the blocks do not
 divide get the nearest type of 32-blocks. Weights that are NaN or infinite are refused.")]
 pub struct QuantizeArgs {
-    /// GGUF file (any part of a split one), best of F32, F16 or BF16
+    /// GGUF file (any part of a split one) or model folder, best of F32, F16 or BF16
     #[arg(value_name = "IN")]
     pub input: PathBuf,
     /// GGUF file to write; one that is there is replaced when the new one is whole
@@ -798,6 +809,71 @@ pub struct QuantizeArgs {
     /// Machine-readable output
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Form {
+    Gguf,
+    Mlx,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  moebius convert Qwen3-30B-A3B/ qwen3.gguf                    # the folder's own float type
+  moebius convert Qwen3-30B-A3B/ qwen3.gguf --type Q8_0
+  moebius convert qwen3.gguf qwen3-4bit/ --to mlx --bits 4 --group-size 64
+
+Folders: Hugging Face's and MLX's, of every architecture that runs; F32, F16, BF16, FP8 with a scale a block, MXFP4,
+affine. Types of GGUF files are those of `moebius quantize`.")]
+pub struct ConvertArgs {
+    /// Model folder, or GGUF file (any part of a split one)
+    #[arg(value_name = "IN")]
+    pub input: PathBuf,
+    /// File or folder to write; a file that is there is replaced when the new one is whole
+    #[arg(value_name = "OUT")]
+    pub output: PathBuf,
+    /// Form to write; the other one than that of IN when left out
+    #[arg(long, value_enum)]
+    pub to: Option<Form>,
+    /// Kind of GGUF file; the folder's own float type when left out
+    #[arg(long = "type", value_name = "TYPE")]
+    pub dtype: Option<String>,
+    /// Bits of the matrices in an MLX folder: 2, 3, 4, 5, 6 or 8; bf16 when left out
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(2..=8))]
+    pub bits: Option<u8>,
+    /// Values that share a scale in an MLX folder: 32, 64 or 128; 64 when left out
+    #[arg(long, value_name = "N", requires = "bits")]
+    pub group_size: Option<usize>,
+    /// Way to cut words (tokenizer.ggml.pre) where the folder's is not recognised
+    #[arg(long, value_name = "NAME")]
+    pub pre: Option<String>,
+    /// Quantize weights that are quantised already, which loses more than starting from the original
+    #[arg(long)]
+    pub allow_requantize: bool,
+    /// Threads; all cores when left out. The file is the same whatever their number
+    #[arg(short, long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Machine-readable output
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  moebius pull Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M
+  moebius pull mlx-community/Qwen3-30B-A3B-4bit
+
+Files go into Hugging Face's cache (HF_HUB_CACHE, HF_HOME), where its own programs find them too. HF_TOKEN, or the file
+that `hf auth login` writes, opens gated models; HF_ENDPOINT names another hub; HF_HUB_OFFLINE=1 forbids the network.")]
+pub struct PullArgs {
+    /// ORG/REPO, or ORG/REPO:TYPE for the GGUF file of a type
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// Branch, tag or commit
+    #[arg(long, value_name = "NAME", default_value = "main")]
+    pub revision: String,
 }
 
 #[cfg(test)]

@@ -57,7 +57,7 @@ const SWITCH: Takes = Maybe(&["on", "off", "auto", "0", "1", "true", "false"]);
 const LAYERS: &str = "all layers run on one backend: choose it with --backend";
 const ALWAYS: &str = "it is always on";
 const CACHE: &str = "both halves of the cache have one type: --cache-type f16 or f32";
-const FETCH: &str = "nothing is fetched from a hub: get the file with `hf download REPO FILE`, and give -m FILE";
+const FETCH: &str = "`moebius pull ORG/REPO:TYPE` fetches a model, and -m ORG/REPO:TYPE runs it";
 const EXPERTS: &str = "routed experts stay in host memory as far as the GPU does not hold them: say how much it may hold \
                        with --gpu-memory";
 const SPLIT: &str = "a model runs on one device";
@@ -327,7 +327,7 @@ mod tests {
             assert_eq!(ours(theirs), Ok((expected.into(), n_notes)), "{theirs}");
         }
         for (theirs, part) in [
-            ("moebius run -hf a/b hi", "-hf cannot be used: nothing is fetched"),
+            ("moebius run -hf a/b hi", "-hf cannot be used: `moebius pull ORG/REPO:TYPE` fetches"),
             ("moebius serve -md draft.gguf", "-md cannot be used"),
             ("moebius run -ctk q8_0 hi", "-ctk q8_0 cannot be used"),
             ("moebius run -cnv", "use `moebius chat`"),

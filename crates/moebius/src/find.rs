@@ -1,6 +1,7 @@
-//! Models by name: what Hugging Face's, LM Studio's and Ollama's programs have already fetched to this machine. Only
-//! looks; nothing is fetched, and nothing in those folders is changed.
+//! Models by name: what Hugging Face's, LM Studio's and Ollama's programs, or `moebius pull`, have fetched to this
+//! machine. Only looks; what fetches is `hub`, when the user says so.
 
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
@@ -84,6 +85,44 @@ impl Caches {
     }
 }
 
+/// As [`resolve`]; a model of Hugging Face's that is not here is fetched: with `pull`, or when the user, asked on a
+/// terminal, says so.
+///
+/// # Errors
+/// As [`resolve`], and where fetching fails.
+pub fn resolve_or_pull(path: &Path, pull: bool) -> Result<PathBuf> {
+    let missing = match resolve(path) {
+        Ok(found) if found.exists() || !is_name(path) => return Ok(found),
+        Ok(_) => None,
+        Err(error) => Some(error),
+    };
+    let error = || missing.unwrap_or_else(|| anyhow::anyhow!("find {}: there is no such file", path.display()));
+    let Ok(wanted) = crate::hub::Wanted::parse(&path.to_string_lossy(), "main") else { return Err(error()) };
+    let asks = std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
+    if !is_name(path) || !(pull || asks) {
+        return Err(error());
+    }
+    let hub = crate::hub::Hub::here()?;
+    if pull {
+        return hub.pull(&wanted);
+    }
+    let Ok(listing) = hub.list(&wanted) else { return Err(error()) };
+    let size = crate::machine::bytes(hub.size(&wanted, &listing)?);
+    crate::out::aside(&format!("moebius: {} is not here. Fetch {size} from Hugging Face? [y/N] ", path.display()));
+    let mut answer = String::new();
+    std::io::stdin().read_line(&mut answer)?;
+    match answer.trim().to_lowercase().as_str() {
+        "y" | "yes" => hub.fetch(&wanted, &listing),
+        _ => Err(error()),
+    }
+}
+
+/// Whether what a user wrote may be the name of a model and is no path of a file.
+fn is_name(path: &Path) -> bool {
+    let file = path.extension().is_some_and(|e| ["gguf", "safetensors", "json"].iter().any(|known| e == *known));
+    !file && !path.is_absolute() && !path.starts_with(".") && !path.starts_with("..") && !path.starts_with("~")
+}
+
 /// The file or folder that a user named: a path, a path under `~`, a folder that holds one GGUF file, or the name of a
 /// model in a cache.
 ///
@@ -149,12 +188,18 @@ fn only_gguf(folder: &Path) -> Result<PathBuf> {
 fn not_there(name: &str, wanted: &str) -> String {
     let head = format!("find {name}: it is no file, and no model in the caches of Hugging Face, LM Studio or Ollama");
     let (repo, tag) = wanted.split_once(':').unwrap_or((wanted, ""));
-    if name.starts_with("http://") || name.starts_with("https://") {
+    let is_hub = ["huggingface.co/", "hf.co/"].iter().any(|host| name.contains(&format!("//{host}")));
+    if (name.starts_with("http://") || name.starts_with("https://")) && !is_hub {
         return format!("{head}; fetch the file first, and give its path");
     }
     match (repo.contains('/'), tag) {
-        (true, "") => format!("{head}; `hf download {repo}` fetches it"),
-        (true, tag) => format!("{head}; `hf download {repo} --include '*{}*'` fetches it", tag.to_uppercase()),
+        // As it was written: a hub tells letters apart that a cache does not.
+        (true, _) => {
+            let name = ["https://", "http://", "huggingface.co/", "hf.co/", "hf:"]
+                .iter()
+                .fold(name, |rest, prefix| rest.strip_prefix(prefix).unwrap_or(rest));
+            format!("{head}; `moebius pull {}` fetches it", name.trim_end_matches('/'))
+        }
         (false, "") => format!("{head}; `moebius models` lists those that are here"),
         (false, tag) => format!("{head}; `ollama pull {repo}:{tag}` fetches it"),
     }
@@ -191,7 +236,7 @@ fn is_model_gguf(path: &Path) -> bool {
 }
 
 /// The weight type in a file's name: `Q4_K_M` of `Qwen3-30B-A3B-Q4_K_M-00001-of-00002.gguf`.
-fn type_of(path: &Path) -> Option<String> {
+pub fn type_of(path: &Path) -> Option<String> {
     let stem = path.file_stem()?.to_string_lossy().into_owned();
     let is_type = |word: &&str| {
         let upper = word.to_uppercase();
@@ -384,7 +429,9 @@ mod tests {
             assert!(path.ends_with(end) || path.to_string_lossy().ends_with(end), "{name}: {}", path.display());
         }
         for (name, part) in [
-            ("Qwen/Qwen3-235B-GGUF:q4_k_m", "`hf download qwen/qwen3-235b-gguf --include '*Q4_K_M*'`"),
+            ("Qwen/Qwen3-235B-GGUF:q4_k_m", "`moebius pull Qwen/Qwen3-235B-GGUF:q4_k_m` fetches it"),
+            ("hf:mlx-community/Qwen3-4bit", "`moebius pull mlx-community/Qwen3-4bit` fetches it"),
+            ("https://huggingface.co/Qwen/Qwen3/", "`moebius pull Qwen/Qwen3` fetches it"),
             ("llama3:8b", "`ollama pull llama3:8b`"),
             ("https://example.com/x", "fetch the file first"),
             ("nothing", "`moebius models`"),

@@ -9,9 +9,11 @@ mod commands;
 mod compare;
 mod compat;
 mod config;
+mod convert;
 mod device;
 mod embedded;
 mod find;
+mod hub;
 mod ink;
 mod input;
 mod load;
@@ -81,6 +83,8 @@ fn main() -> ExitCode {
         Command::Compare(args) => commands::compare::run(args),
         Command::Imatrix(args) => commands::imatrix::run(args),
         Command::Quantize(args) => commands::quantize::run(args),
+        Command::Convert(args) => commands::convert::run(args),
+        Command::Pull(args) => commands::pull::run(args),
         Command::Models(args) => commands::models::run(args),
         Command::Devices => commands::devices::run(),
         Command::TryGrammar => trial::run(),

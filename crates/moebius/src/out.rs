@@ -142,7 +142,34 @@ static UNFINISHED: Mutex<Option<PathBuf>> = Mutex::new(None);
 pub fn remove_unfinished() {
     let path = UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner).take();
     // It may be gone already.
-    path.into_iter().for_each(|path| _ = fs::remove_file(path));
+    path.into_iter().for_each(|path| match path.is_dir() {
+        true => _ = fs::remove_dir_all(path),
+        false => _ = fs::remove_file(path),
+    });
+}
+
+/// Writes a folder that is not there yet, or is empty: `write` fills another beside it, which gets its name when it is
+/// whole.
+pub fn folder(path: &Path, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+    let is_empty = fs::read_dir(path).map(|mut entries| entries.next().is_none()).unwrap_or(false);
+    anyhow::ensure!(is_empty || fs::symlink_metadata(path).is_err(), "write {}: it is there already", path.display());
+    let name = path.file_name().with_context(|| format!("write {}: it is no name", path.display()))?;
+    let mut part = std::ffi::OsString::from(".");
+    part.push(name);
+    part.push(format!(".{}.part", std::process::id()));
+    let part = path.with_file_name(part);
+    fs::create_dir(&part).with_context(|| format!("create {}", part.display()))?;
+    *UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner) = Some(part.clone());
+    let wrote = write(&part).and_then(|()| {
+        // An empty folder makes way.
+        let _ = fs::remove_dir(path);
+        fs::rename(&part, path).with_context(|| format!("write {}", path.display()))
+    });
+    match &wrote {
+        Ok(()) => _ = UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner).take(),
+        Err(_) => remove_unfinished(),
+    }
+    wrote
 }
 
 /// Writes a file. One that is there is replaced when the new one is whole, through links, and keeps its permissions;

@@ -375,7 +375,7 @@ fn mistakes_are_named() {
         (&["run", "-hf", "org/repo", "hi"], "-hf cannot be used: nothing is fetched"),
         (&["serve", "-md", "draft.gguf"], "-md cannot be used"),
         (&["run", "-m", "no-such-model:1b", "hi"], "`ollama pull no-such-model:1b` fetches it"),
-        (&["run", "-m", "no/such-model", "hi"], "`hf download no/such-model` fetches it"),
+        (&["run", "-m", "no/such-model", "hi"], "`moebius pull no/such-model` fetches it"),
         (&["logits", "--tokens", "9999"], "9999"),
         (&["run", "  "], "the prompt is empty"),
         (&["serve", "-m", "no-such-file.gguf", "-m", junk], "open no-such-file.gguf"),

@@ -63,8 +63,11 @@ fn read(name: String, folder: Folder, open: Open) -> Result<Checkpoint, Error> {
         false => Kind::Hf,
     };
     let path = |file: usize| shards.files[file].path().to_string_lossy().into_owned();
+    let float8 = quantised::float8(&meta, &shards.entries)?;
     let (tensors, unreadable) = quantised::join(&meta, shards.entries, path)?;
-    Checkpoint::assemble(name, kind, open, shards.files, meta, tensors, unreadable, Some(folder))
+    let mut checkpoint = Checkpoint::assemble(name, kind, open, shards.files, meta, tensors, unreadable, Some(folder))?;
+    checkpoint.float8 = float8;
+    Ok(checkpoint)
 }
 
 /// The weights' files, open.

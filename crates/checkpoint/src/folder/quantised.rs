@@ -13,7 +13,7 @@ use quant::{Affine, ScaleType, WeightType};
 use super::safetensors::Entry;
 use crate::error::printable;
 use crate::value::Value;
-use crate::{Error, Extent, Metadata, TensorInfo, Unreadable};
+use crate::{Error, Extent, Float8, Metadata, TensorInfo, Unreadable};
 
 /// Keys of the config that say how weights are quantised.
 pub(super) const PREFIX: &str = "quantization.";
@@ -52,6 +52,38 @@ pub(super) fn join(
         }
     }
     Ok((tensors, unreadable))
+}
+
+/// Rows and columns of a block of 8-bit floats where the config says nothing.
+const FLOAT8_BLOCK: u32 = 128;
+
+/// The matrices of 8-bit floats whose scales are there: `X.weight` beside `X.weight_scale_inv`.
+pub(super) fn float8(meta: &Metadata, entries: &[Entry]) -> Result<Vec<Float8>, Error> {
+    const BLOCK: &str = "quantization_config.weight_block_size";
+    let by_name: HashMap<&str, &Entry> = entries.iter().map(|e| (e.name.as_str(), e)).collect();
+    let block = meta.opt_u32s(BLOCK)?.unwrap_or_else(|| vec![FLOAT8_BLOCK; 2]);
+    let &[rows, columns] = block.as_slice() else { return Err(Error::key(meta.file(), BLOCK, "is no pair")) };
+    let block = [rows as usize, columns as usize];
+    if block.contains(&0) {
+        return Err(Error::key(meta.file(), BLOCK, "has a 0"));
+    }
+    let extent = |entry: &Entry| Extent { file: entry.file, offset: entry.offset, len: entry.len };
+    let matrix = |entry: &Entry| {
+        let &[rows, columns] = entry.shape.as_slice() else { return None };
+        let scales = by_name.get(format!("{}_scale_inv", entry.name).as_str())?;
+        let Found::Tensor(plain) = plain(scales) else { return None };
+        let fits = scales.shape == [rows.div_ceil(block[0]), columns.div_ceil(block[1])] && rows > 0 && columns > 0;
+        (entry.dtype == "F8_E4M3" && fits).then(|| Float8 {
+            name: entry.name.clone(),
+            shape: [rows, columns],
+            data: extent(entry),
+            scales_name: scales.name.clone(),
+            scales: extent(scales),
+            scale_type: plain.dtype,
+            block,
+        })
+    };
+    Ok(entries.iter().filter_map(matrix).collect())
 }
 
 /// Kinds of entries.

@@ -68,6 +68,23 @@ impl Bpe {
         Ok(Self { units, pre, merges: Merges::new(vocab, merges)?, byte_tokens, uncovered })
     }
 
+    /// What the smallest units of a word are.
+    pub fn units(&self) -> Units {
+        self.units
+    }
+
+    /// How texts are cut into words.
+    pub fn pre(&self) -> &PreTokenizer {
+        &self.pre
+    }
+
+    /// The merges, best first: left and right side, and what they become.
+    pub fn merges(&self) -> impl Iterator<Item = (u32, u32, u32)> + use<> {
+        let mut merges: Vec<Merge> = self.merges.slots.iter().filter(|merge| merge.left != NONE).copied().collect();
+        merges.sort_unstable_by_key(|merge| merge.rank);
+        merges.into_iter().map(|merge| (merge.left, merge.right, merge.id))
+    }
+
     /// Whether a part of a text may become no token, or any length of it one.
     pub fn drops(&self) -> bool {
         let uncovered = self.byte_tokens.contains(&NONE) && (self.uncovered.unknown.is_none() || self.uncovered.fused);

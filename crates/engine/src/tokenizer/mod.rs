@@ -7,6 +7,7 @@
 
 mod bpe;
 mod detokenize;
+mod export;
 mod json;
 mod load;
 mod merge;
@@ -20,6 +21,7 @@ mod tiktoken;
 mod vocab;
 
 pub use detokenize::{Decode, Detokenizer};
+pub use export::folder_texts;
 pub use vocab::TokenKind;
 
 use checkpoint::{Checkpoint, Kind};
@@ -45,6 +47,10 @@ pub enum Error {
     Model { found: String },
     #[error("use tokenizer.ggml.pre {found:?}: known are {known}")]
     Pre { found: String, known: String },
+    #[error("write the tokenizer: it has {found} tokens, the model {n_vocab}")]
+    Fewer { found: usize, n_vocab: usize },
+    #[error("write the tokenizer: {why}")]
+    NoName { why: String },
     #[error("compile the pre-tokenizer {name}")]
     Pattern { name: String, source: Box<regex::Error> },
     #[error("use {key}: it has {found} values for {n_vocab} tokens")]

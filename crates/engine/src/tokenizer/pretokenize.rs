@@ -190,10 +190,7 @@ pub struct PreTokenizer {
 impl PreTokenizer {
     /// The one of that name; an unknown name is an error that lists the known ones.
     pub fn new(name: &str) -> Result<Self, Error> {
-        let row = TABLE.iter().find(|row| row.names.contains(&name)).ok_or_else(|| Error::Pre {
-            found: name.into(),
-            known: TABLE.iter().flat_map(|row| row.names).copied().collect::<Vec<_>>().join(", "),
-        })?;
+        let row = Self::row(name)?;
         let compile = |&(pattern, blanks): &Pass| {
             let regex =
                 Regex::new(pattern).map_err(|why| Error::Pattern { name: name.into(), source: Box::new(why) })?;
@@ -206,6 +203,30 @@ impl PreTokenizer {
         };
         let passes = row.passes.iter().map(compile).collect::<Result<_, Error>>()?;
         Ok(Self { passes, whole, add_bos: row.add_bos })
+    }
+
+    /// A name of each way that the table knows; `default` is none of its own, and Gemma 4's is no name of a file.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        let names = TABLE.iter().map(|row| if row.names[0] == "llama3" { "llama-bpe" } else { row.names[0] });
+        names.filter(|name| !["default", "gemma4"].contains(name))
+    }
+
+    /// The patterns behind a name as `tokenizer.json` files have them, each cutting the words of the one before it:
+    /// blanks look ahead there.
+    pub fn patterns(name: &str) -> Result<Vec<String>, Error> {
+        let pattern = |&(pattern, blanks): &Pass| match (blanks, pattern.strip_suffix(r"|\s+")) {
+            (Blanks::GiveBack | Blanks::GiveBackInLine, Some(head)) => format!("{head}{LOOKAHEAD}"),
+            _ => pattern.to_string(),
+        };
+        Ok(Self::row(name)?.passes.iter().map(pattern).collect())
+    }
+
+    /// The row of a name; an unknown name is an error that lists the known ones.
+    fn row(name: &str) -> Result<&'static Row, Error> {
+        TABLE.iter().find(|row| row.names.contains(&name)).ok_or_else(|| Error::Pre {
+            found: name.into(),
+            known: TABLE.iter().flat_map(|row| row.names).copied().collect::<Vec<_>>().join(", "),
+        })
     }
 
     /// One of passes that a file describes.

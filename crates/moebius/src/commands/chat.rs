@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 use crate::answer::{Interrupt, generate, summary};
 use crate::args::{ChatArgs, Switch};
 use crate::commands::line::Lines;
-use crate::input;
 use crate::load::{self, Session};
 use crate::out::{self, note};
 use crate::show::Show;
+use crate::{find, input};
 
 const HELP: &str = "\
 /reset          forget the conversation (the system message stays)
@@ -38,7 +38,8 @@ const COMMANDS: &[(&str, bool)] = &[
 ];
 
 pub fn run(args: &ChatArgs) -> Result<()> {
-    let model = load::open(args.model.model.as_deref())?;
+    let path = args.model.model.as_deref().map(|path| find::resolve_or_pull(path, args.pull)).transpose()?;
+    let model = load::open(path.as_deref())?;
     let model = model.with_template(args.template.chat_template_file.as_deref())?;
     let terminal = std::io::stdin().is_terminal();
     if model.embedded && !args.quiet {

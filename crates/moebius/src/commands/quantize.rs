@@ -1,14 +1,15 @@
-//! `moebius quantize`: a GGUF file of smaller types.
+//! `moebius quantize`: a GGUF file of smaller types, from a GGUF file or a model folder.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use checkpoint::Value;
+use checkpoint::{Kind, Value};
 use indicatif::ProgressStyle;
 use serde_json::json;
 
 use crate::args::QuantizeArgs;
+use crate::convert::Folder;
 use crate::out::say;
 use crate::quantize::budget;
 use crate::quantize::importance::Importance;
@@ -64,10 +65,13 @@ pub fn run(args: &QuantizeArgs) -> Result<()> {
 /// Opens what is quantized.
 fn open(path: &Path) -> Result<Box<dyn Source>> {
     let checkpoint = checkpoint::open_with(&crate::find::resolve(path)?, checkpoint::Open { map: false })?;
-    Ok(Box::new(Gguf::new(checkpoint)?))
+    Ok(match checkpoint.kind() {
+        Kind::Gguf => Box::new(Gguf::new(checkpoint)?),
+        Kind::Mlx | Kind::Hf => Box::new(Folder::new(checkpoint, None)?),
+    })
 }
 
-fn is_same(a: &Path, b: &Path) -> bool {
+pub(super) fn is_same(a: &Path, b: &Path) -> bool {
     matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
 }
 
@@ -110,7 +114,7 @@ struct Row {
 }
 
 /// Prints sizes by type, and the losses of a file that was written.
-fn report(job: &Job, file: &FileType, losses: Option<&[Loss]>, json: bool) -> Result<()> {
+pub(super) fn report(job: &Job, file: &FileType, losses: Option<&[Loss]>, json: bool) -> Result<()> {
     let mut rows: BTreeMap<(String, String), Row> = BTreeMap::new();
     let (mut before, mut after, mut n_values) = (0, 0, 0);
     for (i, (tensor, target)) in job.source.tensors().iter().zip(&job.targets).enumerate() {

@@ -9,17 +9,18 @@ use engine::scheduler::{FinishReason, Request};
 
 use crate::answer::{Interrupt, Interrupted, generate, streamed_summary, summary};
 use crate::args::{RunArgs, Switch};
-use crate::input;
 use crate::load::{self, Session};
 use crate::out::note;
 use crate::show::Show;
+use crate::{find, input};
 
 pub fn run(args: &RunArgs) -> Result<()> {
     let prompt = prompt(args)?;
     if prompt.trim().is_empty() {
         bail!("run: the prompt is empty");
     }
-    let model = load::open(args.model.model.as_deref())?;
+    let path = args.model.model.as_deref().map(|path| find::resolve_or_pull(path, args.pull)).transpose()?;
+    let model = load::open(path.as_deref())?;
     let model = model.with_template(args.template.chat_template_file.as_deref())?;
     if model.embedded && !args.quiet {
         note!("{}", crate::embedded::notice());

@@ -1,4 +1,5 @@
-//! From weights to a GGUF file of other types: what `moebius quantize` and `moebius convert` do.
+//! From weights, of a GGUF file or of a model folder (`convert`), to a GGUF file of other types: what `moebius quantize`
+//! and `moebius convert` do.
 //!
 //! Tensors are taken one after the other in pieces of [`PIECE`] values, which threads decode and encode on their own,
 //! and are written as they come. A piece depends on nothing but its own values, so the file is the same whatever the
@@ -88,14 +89,17 @@ impl Job<'_> {
     /// # Errors
     /// A tensor is quantised and would be quantised anew, which needs `allow_requantize`.
     pub fn check(&self, allow_requantize: bool) -> Result<()> {
-        for (tensor, target) in self.source.tensors().iter().zip(&self.targets) {
-            let is_again = tensor.dtype.block_len() > 1 && tensor.dtype != target.dtype;
+        for (i, (tensor, target)) in self.source.tensors().iter().zip(&self.targets).enumerate() {
+            let origin = self.source.origin(i);
+            // What was unpacked on the way may become a float.
+            let is_loss = origin == tensor.dtype || target.dtype.block_len() > 1;
+            let is_again = origin.block_len() > 1 && tensor.dtype != target.dtype && is_loss;
             ensure!(
                 allow_requantize || !is_again,
                 "quantize tensor {}: it is {} already, and quantizing it anew loses more than doing so from the original \
                  weights; --allow-requantize does it all the same",
                 tensor.name,
-                tensor.dtype
+                origin
             );
         }
         Ok(())

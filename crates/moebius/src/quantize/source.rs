@@ -45,6 +45,11 @@ pub trait Source: Sync {
     /// The tensors, in the order of the new file.
     fn tensors(&self) -> &[Tensor];
 
+    /// The type that a tensor had where it comes from: not the one it is read as where it is unpacked or computed.
+    fn origin(&self, tensor: usize) -> WeightType {
+        self.tensors()[tensor].dtype
+    }
+
     /// Reads the encoded values `range` of a tensor, which are whole blocks, into `out`.
     ///
     /// # Errors

@@ -224,7 +224,7 @@ export function drawWelcome(send) {
       element(
         "code",
         "",
-        "hf download Qwen/Qwen3-4B-GGUF Qwen3-4B-Q4_K_M.gguf --local-dir .\nmoebius serve -m Qwen3-4B-Q4_K_M.gguf",
+        "moebius pull Qwen/Qwen3-4B-GGUF:Q4_K_M\nmoebius serve -m Qwen/Qwen3-4B-GGUF:Q4_K_M",
       ),
     ),
     element(

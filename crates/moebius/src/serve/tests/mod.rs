@@ -49,7 +49,6 @@ impl Server {
             isa: None,
             cache_type: CacheArg::F16,
             copy_weights: CopyArg::Auto,
-            gpu_memory: None,
             memory: None,
             gpu_memory: None,
             batch: Some(256),

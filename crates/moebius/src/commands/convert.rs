@@ -1,0 +1,81 @@
+//! `moebius convert`: a model folder as a GGUF file, a GGUF file as an MLX folder.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+use checkpoint::{Checkpoint, Kind};
+use indicatif::ProgressStyle;
+use quant::WeightType;
+
+use super::quantize::{is_same, report};
+use crate::args::{ConvertArgs, Form};
+use crate::convert::{Folder, mlx};
+use crate::quantize::source::Source;
+use crate::quantize::{Job, mix, targets};
+use crate::{machine, out};
+
+pub fn run(args: &ConvertArgs) -> Result<()> {
+    let input = crate::find::resolve(&args.input)?;
+    let checkpoint = checkpoint::open_with(&input, checkpoint::Open { map: false })?;
+    let threads = args.threads.unwrap_or_else(machine::cores);
+    ensure!((1..=1024).contains(&threads), "start {threads} threads: use 1 to 1024");
+    let form = args.to.unwrap_or(match checkpoint.kind() {
+        Kind::Gguf => Form::Mlx,
+        Kind::Mlx | Kind::Hf => Form::Gguf,
+    });
+    ctrlc::set_handler(|| {
+        out::remove_unfinished();
+        std::process::exit(130);
+    })?;
+    match (form, checkpoint.kind()) {
+        (Form::Gguf, Kind::Gguf) => {
+            bail!("convert {}: it is a GGUF file already; `moebius quantize` changes its types", input.display())
+        }
+        (Form::Mlx, Kind::Mlx | Kind::Hf) => {
+            bail!("convert {}: it is a folder already; MLX folders are made of GGUF files", input.display())
+        }
+        (Form::Gguf, _) => to_gguf(args, checkpoint, &input, threads),
+        (Form::Mlx, _) => {
+            ensure!(args.dtype.is_none(), "convert to mlx: --bits and --group-size say the type, not --type");
+            mlx::convert(checkpoint, &args.output, args.bits, args.group_size)
+        }
+    }
+}
+
+fn to_gguf(args: &ConvertArgs, checkpoint: Checkpoint, input: &Path, threads: usize) -> Result<()> {
+    ensure!(
+        args.bits.is_none() && args.group_size.is_none(),
+        "convert to gguf: --type says the type, not --bits and --group-size"
+    );
+    let folder = Folder::new(checkpoint, args.pre.as_deref())?;
+    let file = match &args.dtype {
+        Some(name) => mix::file_type(name)?,
+        None => mix::file_type(folder.float_type().name())?,
+    };
+    let mut targets = targets(&folder, file, &[], None)?;
+    let is_float = file.base.block_len() == 1;
+    let mut is_mxfp4 = false;
+    for (tensor, target) in folder.tensors().iter().zip(&mut targets).filter(|_| is_float) {
+        // As llama.cpp's converter has it: what was published in MXFP4 stays that, and the gate of a shared expert is
+        // a vector.
+        if tensor.dtype == WeightType::MXFP4 {
+            target.dtype = WeightType::MXFP4;
+            is_mxfp4 = true;
+        } else if tensor.name.ends_with("ffn_gate_inp_shexp.weight") {
+            target.dtype = WeightType::F32;
+        }
+    }
+    let file = if is_mxfp4 { mix::file_type("MXFP4")? } else { file };
+    let job = Job { source: &folder, targets, file_type: file.id, keys: Vec::new(), threads };
+    if !is_float {
+        job.check(args.allow_requantize)?;
+    }
+    let output = &args.output;
+    ensure!(!output.is_dir(), "write {}: it is a folder, the name of a file is wanted", output.display());
+    ensure!(!is_same(input, output), "write {}: it is the file that is read", output.display());
+    let bar = machine::progress(Some(folder.tensors().iter().map(|t| t.len() as u64).sum()));
+    bar.set_style(ProgressStyle::with_template("{bar:30} {percent}% of the weights, {eta} left")?);
+    let losses = job.write(output, &bar).with_context(|| format!("convert {}", input.display()))?;
+    bar.finish_and_clear();
+    report(&job, file, Some(&losses), args.json)
+}

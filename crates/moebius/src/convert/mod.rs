@@ -1,0 +1,165 @@
+//! Model folders as sources of GGUF files, and GGUF files as sources of MLX folders: what `moebius convert` does, and
+//! `moebius quantize` with a folder.
+//!
+//! A folder shows itself as the tensors and keys that its GGUF file will have (`keys.rs`, `weights.rs`); what is read
+//! of it goes through [`recipe::Recipe`], a piece at a time, so that memory does not grow with the model. The way back
+//! is `mlx.rs`.
+
+mod keys;
+pub mod mlx;
+mod recipe;
+mod weights;
+
+use std::ops::Range;
+
+use anyhow::{Context, Result, bail, ensure};
+use checkpoint::{Checkpoint, Kind, Metadata, Value};
+use engine::tokenizer::Tokenizer;
+use quant::WeightType;
+
+use crate::out;
+use crate::quantize::source::{Source, Tensor};
+use keys::Keys;
+use recipe::{Cache, Recipe};
+use weights::{Delta, Shape};
+
+/// A model folder as the GGUF file that it becomes.
+pub struct Folder {
+    checkpoint: Checkpoint,
+    meta: Metadata,
+    tensors: Vec<Tensor>,
+    recipes: Vec<Recipe>,
+    cache: Cache,
+}
+
+impl Folder {
+    /// Takes an open folder; `pre` names the way its tokenizer cuts words where that cannot be found.
+    ///
+    /// # Errors
+    /// It is no folder of a model that can be converted; the sentence says what it lacks.
+    pub fn new(checkpoint: Checkpoint, pre: Option<&str>) -> Result<Folder> {
+        ensure!(checkpoint.kind() != Kind::Gguf, "convert {}: it is a GGUF file already", checkpoint.name());
+        let config = checkpoint.meta();
+        let arch = keys::architecture(config)?;
+        let keys = Keys::new(config, arch);
+        let n_layer = config.u32("num_hidden_layers")? as usize;
+        ensure!(n_layer <= 1024, "convert {}: it has {n_layer} layers, at most 1024 are allowed", checkpoint.name());
+        let mut divisors = None;
+        let made = if arch == "gpt-oss" && weights::is_interleaved(&checkpoint) {
+            weights::of_gpt_oss(&checkpoint, n_layer)?
+        } else {
+            let seen = checkpoint.with_float8_as_bf16()?;
+            let plan = model::build(&seen)?.into_plan();
+            divisors = keys.divisors(Some(&plan))?;
+            let count = |name: &str| Ok::<_, anyhow::Error>(keys.count(&[name])?.unwrap_or(0) as usize);
+            let delta = Delta {
+                n_k: count("linear_num_key_heads")?,
+                n_v: count("linear_num_value_heads")?,
+                d_k: count("linear_key_head_dim")?,
+                d_v: count("linear_value_head_dim")?,
+            };
+            let shape = Shape {
+                arch,
+                n_head: count("num_attention_heads")?,
+                delta: Some(delta).filter(|delta| delta.n_k > 0 && delta.d_v > 0),
+            };
+            weights::of_plan(&checkpoint, &plan, &shape)?
+        };
+        let made = made.into_iter().chain(divisors.map(|values| weights::constant("rope_freqs.weight", values)));
+        let (tensors, recipes): (Vec<Tensor>, Vec<Recipe>) = made.unzip();
+        let table = tensors.iter().find(|t| t.name == "token_embd.weight").context("the folder has no embedding")?;
+        let n_vocab = table.shape[0];
+        let mut entries = vec![
+            ("general.architecture".to_string(), Value::from(arch)),
+            ("general.type".into(), "model".into()),
+            ("general.name".into(), name(&checkpoint).as_str().into()),
+        ];
+        entries.extend(sampling(&checkpoint)?);
+        entries.extend(keys.all()?);
+        entries.extend(vocabulary(&checkpoint, n_vocab, arch, pre)?);
+        let meta = Metadata::new(checkpoint.name(), entries)?;
+        Ok(Folder { checkpoint, meta, tensors, recipes, cache: Cache::default() })
+    }
+
+    /// The float type that most of its matrices have: what it becomes where nobody chooses.
+    pub fn float_type(&self) -> WeightType {
+        let n_values = |dtype: WeightType| {
+            let of = |(t, r): &(&Tensor, &Recipe)| r.origin == dtype && t.shape.len() > 1 && t.dtype == dtype;
+            self.tensors.iter().zip(&self.recipes).filter(of).map(|(t, _)| t.len()).sum::<usize>()
+        };
+        // The last of equals: bf16 where no matrix is a float.
+        [WeightType::F32, WeightType::F16, WeightType::BF16]
+            .into_iter()
+            .max_by_key(|&t| n_values(t))
+            .unwrap_or(WeightType::BF16)
+    }
+}
+
+impl Source for Folder {
+    fn meta(&self) -> &Metadata {
+        &self.meta
+    }
+
+    fn tensors(&self) -> &[Tensor] {
+        &self.tensors
+    }
+
+    fn origin(&self, tensor: usize) -> WeightType {
+        self.recipes[tensor].origin
+    }
+
+    fn read(&self, tensor: usize, range: Range<usize>, out: &mut Vec<u8>) -> Result<()> {
+        let read = self.recipes[tensor].read(&self.checkpoint, &self.cache, tensor, range, out);
+        read.with_context(|| format!("convert tensor {}", self.tensors[tensor].name))
+    }
+
+    fn is_whole(&self) -> Result<()> {
+        for file in self.checkpoint.files() {
+            ensure!(file.is_unchanged()?, "read {}: it was written to meanwhile", file.path().display());
+        }
+        Ok(())
+    }
+}
+
+/// The model's name: that of its folder, or of its repository where the folder is a revision in a cache.
+fn name(checkpoint: &Checkpoint) -> String {
+    let path = std::path::absolute(checkpoint.name()).unwrap_or_default();
+    let part = |path: &std::path::Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
+    let repository = path.ancestors().find_map(|path| part(path)?.strip_prefix("models--").map(str::to_string));
+    let repository = repository.and_then(|name| name.rsplit_once("--").map(|(_, name)| name.to_string()));
+    repository.or_else(|| part(&path)).unwrap_or_else(|| "model".into())
+}
+
+/// What the folder recommends for sampling, under llama.cpp's keys.
+fn sampling(checkpoint: &Checkpoint) -> Result<Vec<(String, Value)>> {
+    let found = engine::folder::sampling(checkpoint)?;
+    let mut keys: Vec<(String, Value)> = Vec::new();
+    let mut add = |key: &str, value: Option<Value>| {
+        value.into_iter().for_each(|value| keys.push((format!("general.sampling.{key}"), value)));
+    };
+    add("top_k", found.top_k.and_then(|k| i32::try_from(k).ok()).map(Value::from));
+    add("top_p", found.top_p.map(Value::from));
+    add("min_p", found.min_p.map(Value::from));
+    add("temp", found.temperature.map(Value::from));
+    add("penalty_repeat", found.repetition_penalty.map(Value::from));
+    Ok(keys)
+}
+
+/// The tokenizer and the chat template. A folder without tokenizer makes a file without.
+fn vocabulary(checkpoint: &Checkpoint, n_vocab: usize, arch: &str, pre: Option<&str>) -> Result<Vec<(String, Value)>> {
+    let has = |name: &str| matches!(checkpoint.side_file(name), Ok(Some(_)));
+    if !has("tokenizer.json") && !has("tiktoken.model") {
+        // Its bytes are no text, which is an error of its own.
+        if checkpoint.side_file("tokenizer.model").map_or(true, |file| file.is_some()) {
+            bail!("convert {}: it has tokenizer.model and no tokenizer.json, which is what is read", checkpoint.name());
+        }
+        out::note!("moebius: {} has no tokenizer, and neither will the new file", checkpoint.name());
+        return Ok(Vec::new());
+    }
+    let tokenizer = Tokenizer::load(checkpoint)?;
+    let mut keys = tokenizer.to_gguf(n_vocab, arch == "gemma4", pre)?;
+    if let Some(template) = engine::folder::chat_template(checkpoint)? {
+        keys.push(("tokenizer.chat_template".into(), template.as_str().into()));
+    }
+    Ok(keys)
+}

@@ -1,0 +1,499 @@
+//! `convert` end to end: folders of every architecture beside the GGUF files that were made of the same weights.
+
+#[path = "../../../tests/fixtures.rs"]
+mod fixtures;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use checkpoint::{Checkpoint, Value};
+use quant::{Planes, WeightType};
+use safetensors::tensor::{Dtype, TensorView};
+
+const DATA: &str = "crates/backend/tests/data";
+/// Keys that speak of the file and not of the model, and those that one of the two may leave out.
+const NOT_COMPARED: [&str; 6] = [
+    "general.file_type",
+    "general.quantization_version",
+    "general.name",
+    "general.size_label",
+    "tokenizer.ggml.pre",
+    "tokenizer.ggml.add_bos_token",
+];
+
+fn moebius(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_moebius")).args(args).output().expect("start moebius")
+}
+
+fn stdout(args: &[&str]) -> String {
+    let output = moebius(args);
+    assert!(output.status.success(), "moebius {args:?} failed\n{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+fn error(args: &[&str]) -> String {
+    let output = moebius(args);
+    assert!(!output.status.success(), "moebius {args:?} went well");
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("path")
+}
+
+/// The values of a tensor.
+fn values(model: &Checkpoint, name: &str) -> Vec<f32> {
+    let info = model.tensor(name).unwrap_or_else(|| panic!("{}: {name} is missing", model.name()));
+    let mut out = vec![0.0; info.shape.iter().product()];
+    quant::decode_row(info.dtype, model.planes(info), &mut out);
+    out
+}
+
+fn squeezed(shape: &[usize]) -> Vec<usize> {
+    shape.iter().copied().filter(|&n| n != 1).collect()
+}
+
+/// Asserts that a file has the tensors of another, value for value; decay rates and divisors, which two libraries
+/// compute, nearly so.
+fn same_tensors(new: &Checkpoint, old: &Checkpoint) {
+    // Layers that predict further tokens are left out.
+    let n_layer = new.meta().iter().find(|(key, _)| key.ends_with(".block_count")).and_then(|(_, v)| v.to_int());
+    let is_ours = |name: &str| {
+        let layer = name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse::<i128>().ok());
+        layer.is_none_or(|layer| Some(layer) < n_layer)
+    };
+    let names = |model: &Checkpoint| {
+        let mut names: Vec<String> = model.tensors().iter().map(|t| t.name.clone()).filter(|n| is_ours(n)).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names(new), names(old), "{}", old.name());
+    for info in old.tensors().iter().filter(|t| is_ours(&t.name)) {
+        let ours = new.tensor(&info.name).expect("tensor");
+        assert_eq!(squeezed(&ours.shape), squeezed(&info.shape), "{} {}", old.name(), info.name);
+        assert_eq!(ours.dtype, info.dtype, "{} {}", old.name(), info.name);
+        let (a, b) = (values(new, &info.name), values(old, &info.name));
+        let near = info.name.ends_with("ssm_a") || info.name == "rope_freqs.weight";
+        let is_same = |(a, b): (&f32, &f32)| a == b || near && (a - b).abs() <= 1e-5 * b.abs();
+        let differ = a.iter().zip(&b).position(|pair| !is_same(pair));
+        assert_eq!(differ, None, "{} {}", old.name(), info.name);
+    }
+}
+
+/// Asserts that a file says what another says, where it says it.
+fn same_keys(new: &Checkpoint, old: &Checkpoint, skipped: &[&str]) {
+    let number = |value: &Value| match value {
+        Value::F32(v) => Some(f64::from(*v)),
+        value => value.to_int().map(|v| v as f64),
+    };
+    for (key, value) in old.meta().iter().filter(|(key, _)| !NOT_COMPARED.contains(key) && !skipped.contains(key)) {
+        // Heads that turn in whole need not say so.
+        let is_whole =
+            |key: &str| key.strip_suffix("rope.dimension_count").map(|arch| format!("{arch}attention.key_length"));
+        let Some(ours) = new.meta().get(key) else {
+            let whole = is_whole(key).and_then(|key| new.meta().get(&key).cloned());
+            assert_eq!(whole.as_ref(), Some(value), "{}: {key} is missing", old.name());
+            continue;
+        };
+        match (number(ours), number(value)) {
+            (Some(a), Some(b)) => assert!((a - b).abs() <= 1e-6 * b.abs(), "{} {key}: {a} {b}", old.name()),
+            _ => assert_eq!(ours, value, "{} {key}", old.name()),
+        }
+    }
+}
+
+#[test]
+fn folders_of_every_architecture_become_the_files_made_of_the_same_weights() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let mut n = 0;
+    for entry in std::fs::read_dir(fixtures::root(DATA)).expect("data") {
+        let data = entry.expect("entry").path();
+        if !data.join("hf").exists() || !data.join("model-bf16.gguf").exists() {
+            continue;
+        }
+        let out = folder.path().join("out.gguf");
+        stdout(&["convert", text(&data.join("hf")), text(&out)]);
+        let (new, old) =
+            (checkpoint::open(&out).expect("new"), checkpoint::open(&data.join("model-bf16.gguf")).expect("old"));
+        let is_v2 = data.ends_with("deepseekv2");
+        same_tensors(&new, &old);
+        // What the scripts that made the old files write in another way.
+        let skipped: &[&str] = if is_v2 { &["deepseek2.expert_gating_func"] } else { &[] };
+        let nextn = [
+            "deepseek2.block_count",
+            "glm4moe.block_count",
+            "glm4moe.nextn_predict_layers",
+            "deepseek2.nextn_predict_layers",
+        ];
+        same_keys(&new, &old, &[skipped, &nextn].concat());
+        let golden = data.join("golden.safetensors");
+        let report =
+            stdout(&["logits", "-m", text(&out), "--golden", text(&golden), "--backend", "reference", "--json"]);
+        let report: serde_json::Value = serde_json::from_str(&report).expect("JSON");
+        let error = report["rms_over_std"].as_f64().expect("rms_over_std");
+        assert!(error < 2e-3, "{}: {error}", data.display());
+        n += 1;
+    }
+    assert!(n >= 12, "{n} architectures");
+}
+
+/// The tokenizer's keys, and the values that mlx unpacks.
+#[test]
+fn mlx_folders_keep_values_tokenizer_and_template() {
+    let Some(models) = fixtures::more("../shared/fixtures/models") else { return };
+    let folder = tempfile::tempdir().expect("temporary folder");
+    for entry in std::fs::read_dir(models).expect("models") {
+        let data = entry.expect("entry").path();
+        let mlx = data.join("mlx-mixed48");
+        if !mlx.exists() {
+            continue;
+        }
+        let out = folder.path().join("out.gguf");
+        stdout(&["convert", text(&mlx), text(&out), "--type", "F32"]);
+        let (new, old) =
+            (checkpoint::open(&out).expect("new"), checkpoint::open(&data.join("model-bf16.gguf")).expect("old"));
+        // GLM's converter gives roles to tokens by their names; rows of those configs lack them.
+        let roles = [
+            "tokenizer.ggml.bos_token_id",
+            "tokenizer.ggml.unknown_token_id",
+            "tokenizer.ggml.eom_token_id",
+            "tokenizer.ggml.eot_token_id",
+            "glm4moe.nextn_predict_layers",
+        ];
+        let skipped: &[&str] = if data.ends_with("glm4moe") { &roles } else { &[] };
+        same_keys(&new, &old, skipped);
+        let names = |model: &Checkpoint| {
+            let mut all: Vec<_> = model.tensors().iter().map(|t| (t.name.clone(), squeezed(&t.shape))).collect();
+            all.sort();
+            all
+        };
+        assert_eq!(names(&new), names(&old), "{}", data.display());
+        let golden = data.join("golden.safetensors");
+        let line = [
+            "logits",
+            "-m",
+            text(&out),
+            "--golden",
+            text(&golden),
+            "--array",
+            "logits_mlx",
+            "--backend",
+            "reference",
+            "--json",
+        ];
+        let report: serde_json::Value = serde_json::from_str(&stdout(&line)).expect("JSON");
+        let error = report["rms_over_std"].as_f64().expect("rms_over_std");
+        assert!(error < 2e-3, "{}: {error}", data.display());
+        // The same ids by the folder and by the file.
+        let probe = folder.path().join("text");
+        std::fs::write(&probe, "Hello  world, don't 12345 \n\n x<|im_end|>yes 日本語 \t end").expect("write");
+        let ids = |model: &Path| stdout(&["tokenize", "-m", text(model), "-f", text(&probe), "--json"]);
+        assert_eq!(ids(&out), ids(&mlx), "{}", data.display());
+    }
+}
+
+/// A tensor for a safetensors file.
+struct Part {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: Vec<u8>,
+}
+
+fn write_folder(folder: &Path, config: &str, parts: &BTreeMap<String, Part>) {
+    std::fs::create_dir_all(folder).expect("folder");
+    std::fs::write(folder.join("config.json"), config).expect("config");
+    let views = parts.iter().map(|(name, part)| {
+        (name.clone(), TensorView::new(part.dtype, part.shape.clone(), &part.bytes).expect("view"))
+    });
+    let bytes = safetensors::serialize(views.collect::<Vec<_>>(), None).expect("serialize");
+    std::fs::write(folder.join("model.safetensors"), bytes).expect("weights");
+}
+
+fn bf16(values: &[f32]) -> Vec<u8> {
+    let mut out = vec![0; 2 * values.len()];
+    quant::encode_row(WeightType::BF16, values, out.as_mut_slice());
+    out
+}
+
+/// The tensors of a folder in its own types.
+fn parts(folder: &Path) -> BTreeMap<String, Part> {
+    let model = checkpoint::open(folder).expect("folder");
+    let part = |t: &checkpoint::TensorInfo| {
+        let part = Part { dtype: Dtype::BF16, shape: t.shape.clone(), bytes: bf16(&values(&model, &t.name)) };
+        (t.name.clone(), part)
+    };
+    model.tensors().iter().map(part).collect()
+}
+
+#[test]
+fn eight_bit_floats_are_unpacked_by_their_blocks() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let from = fixtures::root(DATA).join("qwen3/hf");
+    let mut parts = parts(&from);
+    let block = 24;
+    let mut wanted = BTreeMap::new();
+    for name in parts.keys().cloned().collect::<Vec<_>>() {
+        if !name.contains("_proj.weight") {
+            continue;
+        }
+        let shape = parts[&name].shape.clone();
+        let [rows, columns] = shape[..] else { panic!("{shape:?}") };
+        let codes: Vec<u8> = (0..rows * columns).map(|i| (i * 31 % 127) as u8 | (i as u8 & 1) << 7).collect();
+        let grid = [rows.div_ceil(block), columns.div_ceil(block)];
+        let scales: Vec<f32> = (0..grid[0] * grid[1]).map(|i| 0.001 * (1 + i) as f32).collect();
+        // By the definition: sign, exponent with bias 7, three bits of mantissa.
+        let value = |code: u8| {
+            let (e, m) = (i32::from(code >> 3 & 15), f64::from(code & 7));
+            let size = if e == 0 { m / 8.0 * 2f64.powi(-6) } else { (1.0 + m / 8.0) * 2f64.powi(e - 7) };
+            if code > 127 { -size } else { size }
+        };
+        let at = |i: usize| scales[i / columns / block * grid[1] + i % columns / block];
+        let decoded: Vec<f32> = (0..codes.len()).map(|i| value(codes[i]) as f32 * at(i)).collect();
+        wanted.insert(name.clone(), decoded);
+        let bytes = scales.iter().flat_map(|s| s.to_le_bytes()).collect();
+        parts.insert(format!("{name}_scale_inv"), Part { dtype: Dtype::F32, shape: grid.to_vec(), bytes });
+        parts.insert(name, Part { dtype: Dtype::F8_E4M3, shape, bytes: codes });
+    }
+    let config = std::fs::read_to_string(from.join("config.json")).expect("config");
+    let tail = format!(
+        ", \"quantization_config\": {{\"quant_method\": \"fp8\", \"weight_block_size\": [{block}, {block}]}}}}"
+    );
+    let config = config.trim_end().strip_suffix('}').expect("object").to_string() + &tail;
+    let (fp8, out) = (folder.path().join("fp8"), folder.path().join("out.gguf"));
+    write_folder(&fp8, &config, &parts);
+    stdout(&["convert", text(&fp8), text(&out), "--type", "F32"]);
+    let new = checkpoint::open(&out).expect("new");
+    assert_eq!(values(&new, "blk.1.attn_output.weight"), wanted["model.layers.1.self_attn.o_proj.weight"]);
+    assert_eq!(values(&new, "blk.0.ffn_down.weight"), wanted["model.layers.0.mlp.down_proj.weight"]);
+    assert_eq!(
+        new.tensors().len(),
+        checkpoint::open(&fixtures::root(DATA).join("qwen3/model-bf16.gguf")).expect("old").tensors().len()
+    );
+
+    // A folder is quantized in one pass, to the bytes of two.
+    let (once, twice) = (folder.path().join("once.gguf"), folder.path().join("twice.gguf"));
+    stdout(&["quantize", text(&fp8), text(&once), "--type", "Q4_0"]);
+    stdout(&["quantize", text(&out), text(&twice), "--type", "Q4_0"]);
+    let (once, twice) = (checkpoint::open(&once).expect("once"), checkpoint::open(&twice).expect("twice"));
+    for info in twice.tensors() {
+        let other = once.tensor(&info.name).expect("tensor");
+        assert_eq!((other.dtype, once.bytes(other)), (info.dtype, twice.bytes(info)), "{}", info.name);
+    }
+}
+
+/// gpt-oss as it was published: gate and up in turn, unpacked and transposed or in MXFP4.
+#[test]
+fn gpt_oss_is_taken_apart() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    for (file, packed) in [("model-bf16.gguf", false), ("model-mxfp4.gguf", true)] {
+        let old = checkpoint::open(&fixtures::root(DATA).join("gptoss").join(file)).expect("gpt-oss");
+        let count = |key: &str| old.meta().u32(&format!("gpt-oss.{key}")).expect("key");
+        let mut parts = BTreeMap::new();
+        let plain = |name: &str| {
+            let shape = old.tensor(name).expect("tensor").shape.clone();
+            Part { dtype: Dtype::F32, shape, bytes: values(&old, name).iter().flat_map(|v| v.to_le_bytes()).collect() }
+        };
+        for (ours, theirs) in
+            [("token_embd", "model.embed_tokens"), ("output_norm", "model.norm"), ("output", "lm_head")]
+        {
+            parts.insert(format!("{theirs}.weight"), plain(&format!("{ours}.weight")));
+        }
+        for layer in 0..count("block_count") {
+            let theirs = |name: &str| format!("model.layers.{layer}.{name}");
+            let ours = |name: &str| format!("blk.{layer}.{name}");
+            for (a, b) in [("attn_norm", "input_layernorm"), ("post_attention_norm", "post_attention_layernorm")] {
+                parts.insert(theirs(&format!("{b}.weight")), plain(&ours(&format!("{a}.weight"))));
+            }
+            for (a, b) in [
+                ("attn_q", "self_attn.q_proj"),
+                ("attn_k", "self_attn.k_proj"),
+                ("attn_v", "self_attn.v_proj"),
+                ("attn_output", "self_attn.o_proj"),
+                ("ffn_gate_inp", "mlp.router"),
+            ] {
+                for kind in ["weight", "bias"] {
+                    parts.insert(theirs(&format!("{b}.{kind}")), plain(&ours(&format!("{a}.{kind}"))));
+                }
+            }
+            parts.insert(theirs("self_attn.sinks"), plain(&ours("attn_sinks.weight")));
+            parts.insert(theirs("mlp.experts.down_proj_bias"), plain(&ours("ffn_down_exps.bias")));
+            let in_turn =
+                |a: Vec<f32>, b: Vec<f32>| a.into_iter().zip(b).flat_map(|(a, b)| [a, b]).collect::<Vec<f32>>();
+            let bias = in_turn(values(&old, &ours("ffn_gate_exps.bias")), values(&old, &ours("ffn_up_exps.bias")));
+            let [n_expert, n, k] = old.tensor(&ours("ffn_gate_exps.weight")).expect("gate").shape[..] else { panic!() };
+            let bytes = bias.iter().flat_map(|v| v.to_le_bytes()).collect();
+            parts.insert(
+                theirs("mlp.experts.gate_up_proj_bias"),
+                Part { dtype: Dtype::F32, shape: vec![n_expert, 2 * n], bytes },
+            );
+            let rows = |name: &str| values(&old, &ours(name));
+            let row = |all: &[f32], i: usize, k: usize| all[i * k..][..k].to_vec();
+            let (gate, up) = (rows("ffn_gate_exps.weight"), rows("ffn_up_exps.weight"));
+            let both: Vec<f32> = (0..n_expert * n).flat_map(|i| [row(&gate, i, k), row(&up, i, k)].concat()).collect();
+            let [_, down_n, down_k] = old.tensor(&ours("ffn_down_exps.weight")).expect("down").shape[..] else {
+                panic!()
+            };
+            for (name, all, n, k) in
+                [("gate_up_proj", both, 2 * n, k), ("down_proj", rows("ffn_down_exps.weight"), down_n, down_k)]
+            {
+                let name = theirs(&format!("mlp.experts.{name}"));
+                if packed {
+                    let mut q = vec![0; all.len() / 2];
+                    let mut scales = vec![0; all.len() / 32];
+                    let planes = quant::PlanesMut { q: &mut q, scales: &mut scales, biases: &mut [] };
+                    quant::encode_row(WeightType::MXFP4_PLANAR, &all, planes);
+                    let mut back = vec![0.0; all.len()];
+                    quant::decode_row(
+                        WeightType::MXFP4_PLANAR,
+                        Planes { q: &q, scales: &scales, biases: &[] },
+                        &mut back,
+                    );
+                    assert_eq!(back, all, "values of MXFP4 are packed as they were");
+                    parts.insert(
+                        format!("{name}_blocks"),
+                        Part { dtype: Dtype::U8, shape: vec![n_expert, n, k / 32, 16], bytes: q },
+                    );
+                    parts.insert(
+                        format!("{name}_scales"),
+                        Part { dtype: Dtype::U8, shape: vec![n_expert, n, k / 32], bytes: scales },
+                    );
+                } else {
+                    let at = |i: usize| all[i / (n * k) * n * k + i % n * k + i / n % k];
+                    let transposed: Vec<f32> = (0..all.len()).map(at).collect();
+                    parts.insert(
+                        name,
+                        Part { dtype: Dtype::BF16, shape: vec![n_expert, k, n], bytes: bf16(&transposed) },
+                    );
+                }
+            }
+        }
+        let config = serde_json::json!({
+            "model_type": "gpt_oss",
+            "num_hidden_layers": count("block_count"),
+            "hidden_size": count("embedding_length"),
+            "intermediate_size": count("feed_forward_length"),
+            "num_attention_heads": count("attention.head_count"),
+            "num_key_value_heads": count("attention.head_count_kv"),
+            "head_dim": count("attention.key_length"),
+            "num_local_experts": count("expert_count"),
+            "num_experts_per_tok": count("expert_used_count"),
+            "sliding_window": count("attention.sliding_window"),
+            "max_position_embeddings": count("context_length"),
+            "rms_norm_eps": 1e-5,
+        });
+        let (hf, out) = (folder.path().join("hf"), folder.path().join("out.gguf"));
+        write_folder(&hf, &config.to_string(), &parts);
+        stdout(&["convert", text(&hf), text(&out), "--type", "F32"]);
+        let new = checkpoint::open(&out).expect("new");
+        for info in old.tensors() {
+            assert_eq!(values(&new, &info.name), values(&old, &info.name), "{file} {}", info.name);
+            let dtype = new.tensor(&info.name).expect("tensor").dtype;
+            let stays = packed && info.name.ends_with("_exps.weight");
+            assert_eq!(dtype == WeightType::MXFP4, stays, "{file} {}", info.name);
+        }
+        assert_eq!(new.tensors().len(), old.tensors().len());
+        std::fs::remove_dir_all(&hf).expect("remove");
+    }
+}
+
+/// GGUF to MLX and back: the same values, ids and logits; with few bits, near ones.
+#[test]
+fn mlx_folders_hold_what_the_file_held() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let at = |name: &str| folder.path().join(name);
+    for name in ["mixtral", "qwen3", "qwen3moe"] {
+        let data = fixtures::root(DATA).join(name);
+        let (from, golden) = (data.join("model-bf16.gguf"), data.join("golden.safetensors"));
+        let error = |model: &Path| {
+            let line = ["logits", "-m", text(model), "--golden", text(&golden), "--backend", "reference", "--json"];
+            let report: serde_json::Value = serde_json::from_str(&stdout(&line)).expect("JSON");
+            report["rms_over_std"].as_f64().expect("rms_over_std")
+        };
+        let (mlx, back, eight) = (at(&format!("{name}-mlx")), at("back.gguf"), at(&format!("{name}-8bit")));
+        stdout(&["convert", text(&from), text(&mlx), "--to", "mlx"]);
+        assert_eq!(checkpoint::open(&mlx).expect("mlx").kind(), checkpoint::Kind::Mlx);
+        assert!(error(&mlx) < 1e-5, "{name}");
+        stdout(&["convert", text(&mlx), text(&back)]);
+        same_tensors(&checkpoint::open(&back).expect("back"), &checkpoint::open(&from).expect("from"));
+        stdout(&["convert", text(&from), text(&eight), "--bits", "8", "--group-size", "32"]);
+        let found = error(&eight);
+        assert!(found > 1e-5 && found < 0.3, "{name}: {found}");
+        // Nothing is written over, and nothing but the folders is left.
+        assert!(self::error(&["convert", text(&from), text(&mlx), "--to", "mlx"]).contains("already"));
+    }
+    // The tokenizer that the folder gets cuts as the file's does.
+    let from = fixtures::root(DATA).join("types/qwen3moe-blocks32.gguf");
+    let (mlx, probe) = (at("tokens"), at("text"));
+    stdout(&["convert", text(&from), text(&mlx), "--bits", "4", "--group-size", "32"]);
+    std::fs::write(&probe, "then an end, in the hand; don't 12345<|endoftext|>the\n").expect("write");
+    let ids = |model: &Path| stdout(&["tokenize", "-m", text(model), "-f", text(&probe), "--json"]);
+    assert_eq!(ids(&mlx), ids(&from));
+    assert!(files(folder.path()).iter().all(|path| !text(path).contains(".part")));
+    // What has no form there is refused before anything is made.
+    let llama = fixtures::root(DATA).join("llama/model-bf16.gguf");
+    assert!(error(&["convert", text(&llama), text(&at("no"))]).contains("rope_freqs.weight"));
+    let gemma = fixtures::root(DATA).join("gemma3/model-bf16.gguf");
+    assert!(error(&["convert", text(&gemma), text(&at("no"))]).contains("gemma3"));
+    assert!(!at("no").exists());
+}
+
+/// What is there after a command that must leave nothing.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut all: Vec<PathBuf> = std::fs::read_dir(folder).expect("folder").map(|e| e.expect("entry").path()).collect();
+    all.sort();
+    all
+}
+
+#[test]
+fn damaged_folders_end_in_a_sentence_and_leave_nothing() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let at = |name: &str| folder.path().join(name);
+    let good = fixtures::root(DATA).join("qwen3moe/hf");
+    let (config, weights) = (
+        std::fs::read_to_string(good.join("config.json")).expect("config"),
+        std::fs::read(good.join("model.safetensors")).expect("weights"),
+    );
+    let case = |name: &str, config: &str, weights: &[u8]| {
+        let path = at(name);
+        std::fs::create_dir_all(&path).expect("folder");
+        std::fs::write(path.join("config.json"), config).expect("config");
+        std::fs::write(path.join("model.safetensors"), weights).expect("weights");
+        path
+    };
+    let out = at("out.gguf");
+    let cases: [(PathBuf, &str); 8] = [
+        (case("cut", &config, &weights[..weights.len() - 100]), "model.safetensors"),
+        (case("no-json", "{", &weights), "config.json"),
+        (case("unknown", &config.replace("qwen3_moe", "gpt_7"), &weights), "gpt_7"),
+        (case("layers", &config.replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3"), &weights), "blk.2"),
+        (
+            case("many", &config.replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 4000000000"), &weights),
+            "layers",
+        ),
+        (
+            case("heads", &config.replace("\"num_attention_heads\": 4", "\"num_attention_heads\": 0"), &weights),
+            "num_attention_heads",
+        ),
+        (at("missing"), "missing"),
+        (fixtures::root(DATA).join("qwen3moe/model-bf16.gguf"), "already"),
+    ];
+    let before = files(folder.path());
+    for (path, part) in &cases {
+        let said = error(&["convert", text(path), text(&out), "--to", "gguf"]);
+        assert!(said.starts_with("moebius: failed to ") && said.contains(part), "{}: {said}", path.display());
+        assert!(!said.contains("panicked"), "{said}");
+        assert_eq!(files(folder.path()), before, "{}", path.display());
+    }
+    // A tokenizer that does not fit its model, and the old file that stays.
+    let path = case("tokens", &config, &weights);
+    std::fs::write(
+        path.join("tokenizer.json"),
+        r#"{"model": {"type": "BPE", "vocab": {"a": 0, "b": 400}, "merges": []}}"#,
+    )
+    .expect("write");
+    std::fs::write(&out, "the old file").expect("write");
+    let said = error(&["convert", text(&path), text(&out)]);
+    assert!(said.contains("401 tokens, the model 96"), "{said}");
+    assert_eq!(std::fs::read(&out).expect("read"), b"the old file");
+}
