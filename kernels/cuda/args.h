@@ -107,10 +107,10 @@ struct ExpertsDown {
     u32 rows, n_used, n_expert, n, k, add;
 };
 
-// As `Linear`, in blocks of `each` rows of weights.
+// As `Linear`, in blocks of `each` rows of weights; `stages`: of few_long.
 struct FewLinear {
     Linear op;
-    u32 each, reserved;
+    u32 each, stages;
 };
 
 // As `LinearPair`, in blocks of `each_a` and `each_b` rows of weights.
@@ -293,6 +293,13 @@ struct FewDown {
     u32 each, reserved;
 };
 
+// As `Experts`, for pairs of several rows, in blocks whose warps have `each` rows of weights.
+struct FewPairs {
+    Experts op;
+    const float* shared_x; // [rows, k]: of the shared expert's plain projection
+    u32 each, reserved;
+};
+
 // x = (x + y) * scale, where y = norm(a) * w_a (+ norm(b) * w_b), normed again where there is a w.
 struct PostNorm {
     float* x;           // [rows, d]
@@ -375,6 +382,7 @@ struct Attend {
     u32 half, interleaved, q_stride, n_tiles; // q_stride: from head to head of q
     float scale, softcap, eps;
     u32 rows;
+    u32 workers, stages; // warps of a block that have pages, and half pages of each in shared memory, 1 or 2
 };
 
 // What is asked of a row of logits.

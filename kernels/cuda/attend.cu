@@ -1,6 +1,6 @@
-// attend: attention of one new position a sequence, with what comes before it: head norms and ropes of q and k, and the
-// append of k and v. The last block of a token and a key-value head merges the splits, in their order; where they are
-// many, a second launch does (attend_merge).
+// attend: attention of one new position a sequence behind a short context (`attend_long.cu` has long ones), with what
+// comes before it: head norms and ropes of q and k, and the append of k and v. The last block of a token and a key-value
+// head merges the splits, in their order; where they are many, a second launch does (attend_merge).
 //
 // Compiled for a cache of f16: -DD, the width of keys and of values, a power of two of 64 to 256, and -DHEADS, query
 // heads of a block, a power of two up to 8.
@@ -9,42 +9,16 @@
 // hold a row of a page, 8 numbers each, so that a warp reads whole rows; they multiply it with all heads, whose sums
 // meet in a butterfly. A warp has the softmax of a head; then every thread adds its 8 columns of its rows for all
 // heads. The next page comes meanwhile, and the first one before the wait, without the position that this step adds.
-#define KV_F16 1
-#include "cuda/kv.h"
+#include "cuda/attend.h"
 
 #define THREADS 256
 #define N_WARPS (THREADS / 32)
-// As in `nodes.rs`.
-#define MAX_SPLITS 64
 // Lanes of a row, rows that a block holds at a time, and how often that is for a page.
 #define LANES (D / 8)
 #define ROWS (THREADS / LANES)
 #define PASSES (PAGE / ROWS)
 // Heads whose sums are added over the warps at a time: 32 KiB.
 #define TOGETHER (HEADS * D <= 1024 ? HEADS : 1024 / D)
-
-// A head's row, normed and rotated, by a warp: `store(i, y)`. No lane reads what another has written.
-template <class Store>
-__device__ __forceinline__ void head_of(const Attend& a, const QkvPart& part, const float* x, u32 token,
-                                        const Store& store) {
-    const u32 lane = threadIdx.x % 32, half = part.is_rotated ? a.half : 0;
-    float r = 1.0f;
-    if (part.is_normed) {
-        float sum = 0.0f;
-#pragma unroll
-        for (u32 i = 0; i < D; i += 32) sum += x[i + lane] * x[i + lane];
-        r = 1.0f / sqrtf(warp_sum(sum) / (float)D + a.eps);
-    }
-    const auto scaled = [&](u32 i) { return x[i] * r * (part.w ? part.w[i] : 1.0f); };
-    const float* angles = a.table + 2 * (u64)token * a.half;
-    for (u32 i = lane; i < half; i += 32) {
-        const u32 first = a.interleaved ? 2 * i : i, second = a.interleaved ? 2 * i + 1 : i + half;
-        const float u = scaled(first), v = scaled(second), cosine = angles[2 * i], sine = angles[2 * i + 1];
-        store(first, u * cosine - v * sine);
-        store(second, u * sine + v * cosine);
-    }
-    for (u32 i = 2 * half + lane; i < D; i += 32) store(i, scaled(i));
-}
 
 __device__ __forceinline__ void unpack(uint4 raw, float (&v)[8]) {
     const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
@@ -57,11 +31,12 @@ __device__ __forceinline__ void unpack(uint4 raw, float (&v)[8]) {
 
 KERNEL __launch_bounds__(THREADS, HEADS <= 4 ? 2 : 1) attend(const __grid_constant__ Attend a) {
     __shared__ __align__(16) float q_rows[HEADS][D];
+    __shared__ float factors[MAX_SPLITS][HEADS];
+    __shared__ u32 is_last;
     __shared__ __align__(16) Kv fresh[2][D];
     __shared__ __align__(16) float share[PAGE][HEADS];
     __shared__ __align__(16) float sums[N_WARPS][TOGETHER][D];
     __shared__ float rescale[HEADS], top[HEADS], total[HEADS];
-    __shared__ u32 is_last;
     PDL_LAUNCH();
     TRACE(0);
 
@@ -224,7 +199,6 @@ KERNEL __launch_bounds__(THREADS, HEADS <= 4 ? 2 : 1) attend(const __grid_consta
     }
     const u64 place = (u64)(token * a.n_tiles + tile) * a.n_kv + kv_head;
     float* partial = a.partial + place * a.n_splits * HEADS * (D + 4);
-    float* stats = partial + (u64)a.n_splits * HEADS * D; // [n_splits, HEADS, 2]
     float* out = a.out + ((u64)token * a.q.n_head + first_head) * D;
 #pragma unroll
     for (int first = 0; first < HEADS; first += TOGETHER) {
@@ -254,90 +228,5 @@ KERNEL __launch_bounds__(THREADS, HEADS <= 4 ? 2 : 1) attend(const __grid_consta
     }
     TRACE(4);
     if (a.n_splits == 1) return;
-    if (threadIdx.x < HEADS) {
-        stats[(split * HEADS + threadIdx.x) * 2] = top[threadIdx.x];
-        stats[(split * HEADS + threadIdx.x) * 2 + 1] = total[threadIdx.x];
-    }
-    if (a.counters == nullptr) return;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) is_last = atomicAdd(a.counters + place, 1) == a.n_splits - 1;
-    __syncthreads();
-    if (!is_last) return;
-    __threadfence();
-    if (threadIdx.x == 0) a.counters[place] = 0;
-
-    // A warp finds a head's factors, divided by their sum.
-    __shared__ float factors[MAX_SPLITS][HEADS];
-    if (warp < n_heads) {
-        const float sink = a.sinks ? a.sinks[first_head + warp] : -INF;
-        float tops[MAX_SPLITS / 32], totals[MAX_SPLITS / 32], best = sink, by = 0.0f;
-#pragma unroll
-        for (int j = 0; j < MAX_SPLITS / 32; j++) {
-            const u32 s = j * 32 + lane;
-            tops[j] = s < a.n_splits ? __ldcg(stats + (s * HEADS + warp) * 2) : -INF;
-            totals[j] = s < a.n_splits ? __ldcg(stats + (s * HEADS + warp) * 2 + 1) : 0.0f;
-            best = fmaxf(best, tops[j]);
-        }
-        best = warp_max(best);
-#pragma unroll
-        for (int j = 0; j < MAX_SPLITS / 32; j++) {
-            // A split without positions adds nothing.
-            tops[j] = tops[j] == -INF && totals[j] == 0.0f ? 0.0f : expf(tops[j] - best);
-            by += totals[j] * tops[j];
-        }
-        by = warp_sum(by) + (a.sinks ? expf(sink - best) : 0.0f);
-#pragma unroll
-        for (int j = 0; j < MAX_SPLITS / 32; j++) factors[j * 32 + lane][warp] = tops[j] / by;
-    }
-    __syncthreads();
-    for (u32 i = threadIdx.x; i < n_heads * (D / 4); i += THREADS) {
-        const u32 h = i / (D / 4), at = i % (D / 4) * 4;
-        float4 y = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll 16
-        for (u32 s = 0; s < a.n_splits; s++) {
-            const float4 x = __ldcg((const float4*)(partial + ((u64)s * HEADS + h) * D + at));
-            const float factor = factors[s][h];
-            y.x += factor * x.x, y.y += factor * x.y, y.z += factor * x.z, y.w += factor * x.w;
-        }
-        *(float4*)(out + h * D + at) = y;
-    }
-}
-
-// Merges many splits: grid (T * heads), block D, a thread a column. Every warp finds the splits' factors.
-KERNEL __launch_bounds__(D) attend_merge(const __grid_constant__ Attend a) {
-    PDL_LAUNCH();
-    const u32 token = blockIdx.x / a.q.n_head, head = blockIdx.x % a.q.n_head, lane = threadIdx.x % 32;
-    const u32 group = a.q.n_head / a.n_kv, kv_head = head / group, tile = head % group / HEADS;
-    const u32 h = head % group % HEADS;
-    const u64 place = (u64)(token * a.n_tiles + tile) * a.n_kv + kv_head;
-    const float* partial = a.partial + place * a.n_splits * HEADS * (D + 4);
-    const float* stats = partial + (u64)a.n_splits * HEADS * D;
-    const float sink = a.sinks ? a.sinks[head] : -INF;
-    PDL_WAIT();
-    float factors[MAX_SPLITS / 32], totals[MAX_SPLITS / 32], best = sink, by = 0.0f, y = 0.0f;
-#pragma unroll
-    for (int j = 0; j < MAX_SPLITS / 32; j++) {
-        const u32 s = j * 32 + lane;
-        factors[j] = s < a.n_splits ? __ldcg(stats + (s * HEADS + h) * 2) : -INF;
-        totals[j] = s < a.n_splits ? __ldcg(stats + (s * HEADS + h) * 2 + 1) : 0.0f;
-        best = fmaxf(best, factors[j]);
-    }
-    best = warp_max(best);
-#pragma unroll
-    for (int j = 0; j < MAX_SPLITS / 32; j++) {
-        // A split without positions adds nothing.
-        factors[j] = factors[j] == -INF && totals[j] == 0.0f ? 0.0f : expf(factors[j] - best);
-        by += totals[j] * factors[j];
-    }
-    by = warp_sum(by) + (a.sinks ? expf(sink - best) : 0.0f);
-    const float* x = partial + h * D + threadIdx.x;
-#pragma unroll
-    for (int j = 0; j < MAX_SPLITS / 32; j++) {
-#pragma unroll 16
-        for (u32 s = j * 32; s < min(a.n_splits, (u32)(j * 32 + 32)); s++) {
-            y += __shfl_sync(FULL_MASK, factors[j], s % 32) * __ldcg(x + (u64)s * HEADS * D);
-        }
-    }
-    a.out[((u64)token * a.q.n_head + head) * D + threadIdx.x] = y / by;
+    end_split<THREADS>(a, place, split, n_heads, first_head, top, total, out, factors, is_last);
 }

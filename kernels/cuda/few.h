@@ -68,11 +68,11 @@ __device__ __forceinline__ void few_ahead(const Prologue& p, u32 k) {
     if (p.kind == NORMED) prefetch(p.w + 8 * min(threadIdx.x, (k - 1) / 8));
 }
 
-// Stages one row, plain or normed, by `threads` threads in whole warps, of which this is number `thread`. `squares`
-// gets what the thread saw.
-template <class W>
-__device__ __forceinline__ void few_stage(const Staged<W, 1>& staged, const float* x, const Prologue& p, u32 k,
-                                          u32 thread, u32 threads, float& squares) {
+// Stages a row as column `col`, plain or normed, by `threads` threads in whole warps, of which this is number `thread`.
+// `squares` gets what the thread saw.
+template <class W, int COLS>
+__device__ __forceinline__ void few_stage(const Staged<W, COLS>& staged, u32 col, const float* x, const Prologue& p,
+                                          u32 k, u32 thread, u32 threads, float& squares) {
     const u32 n = ((k + 15) / 16 + 31) / 32 * 64;
 #pragma unroll 1
     for (u32 i = thread; i < n; i += threads) {
@@ -86,7 +86,7 @@ __device__ __forceinline__ void few_stage(const Staged<W, 1>& staged, const floa
                 v[j] *= w[j];
             }
         }
-        staged.put(0, i / 2, i % 2, v);
+        staged.put(col, i / 2, i % 2, v);
     }
 }
 

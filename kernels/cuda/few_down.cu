@@ -55,9 +55,9 @@ __device__ __forceinline__ void down(const FewDown& f) {
     TRACE(2);
     if (HAS_SHARED && threadIdx.x == 0) worth[a.n_used] = a.share ? sigmoid(a.share[token]) : 1.0f;
     float none;
-    few_stage<W>(staged, a.h + (u64)token * a.n_used * a.k, Prologue{}, a.n_used * a.k, threadIdx.x, blockDim.x, none);
+    few_stage(staged, 0, a.h + (u64)token * a.n_used * a.k, Prologue{}, a.n_used * a.k, threadIdx.x, blockDim.x, none);
     if (HAS_SHARED) {
-        few_stage<W>(staged_shared, a.shared_h + (u64)token * a.k, Prologue{}, a.k, threadIdx.x, blockDim.x, none);
+        few_stage(staged_shared, 0, a.shared_h + (u64)token * a.k, Prologue{}, a.k, threadIdx.x, blockDim.x, none);
     }
     __syncthreads();
     TRACE(3);

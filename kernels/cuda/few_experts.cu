@@ -50,7 +50,7 @@ KERNEL __maxnreg__(FEW_REGISTERS) few_experts(const __grid_constant__ FewExperts
         if (threadIdx.x < a.n_used) chosen[threadIdx.x] = best.index;
         TRACE(5);
     } else {
-        few_stage<W>(staged, a.x + (u64)token * a.k, a.prologue, a.k, thread, threads, squares[0]);
+        few_stage(staged, 0, a.x + (u64)token * a.k, a.prologue, a.k, thread, threads, squares[0]);
     }
     if (a.prologue.kind == NORMED) few_squares(squares, s.squares);
     __syncthreads();

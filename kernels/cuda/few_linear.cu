@@ -2,6 +2,9 @@
 // of two, -DWEIGHT and -DWEIGHT_B, of which the first blocks take those of the first.
 //
 // grid (blocks of both), block up to 512: a block has `each` rows of weights of all parts.
+//
+// few_long: the same for one row of x and one matrix of so many rows that a block's do not fit in shared memory. A warp
+// takes two rows of the block at a time, in turn with the others, and has `stages` such pairs under way.
 #include "cuda/few.h"
 #include "cuda/linear.h"
 #include WEIGHT_HEADER
@@ -42,7 +45,7 @@ __device__ __forceinline__ void few_linear(const Linear& a, u32 block, u32 each)
         if (HAS_GATES) {
             staged.template fill<HAS_GATES>(a.x, a.k, a.prologue, 1, a.k, 0, squares);
         } else {
-            few_stage<W>(staged, a.x, a.prologue, a.k, threadIdx.x, blockDim.x, squares[0]);
+            few_stage(staged, 0, a.x, a.prologue, a.k, threadIdx.x, blockDim.x, squares[0]);
         }
         if (a.prologue.kind == NORMED) few_squares(squares, s.squares);
         __syncthreads();
@@ -64,6 +67,80 @@ __device__ __forceinline__ void few_linear(const Linear& a, u32 block, u32 each)
     }
     TRACE(4);
 }
+
+#ifndef WEIGHT_B
+template <class T>
+__device__ __forceinline__ void long_linear(const FewLinear& f) {
+    typedef typename VecOf<T>::type W;
+    PDL_LAUNCH();
+    const Linear& a = f.op;
+    const u32 n = (u32)a.parts[0].n, first = min(blockIdx.x * f.each, n), count = min(f.each, n - first);
+    const u32 units = (a.k + W::UNIT - 1) / W::UNIT, runs = ((a.k + 15) / 16 + 31) / 32 * 32;
+    const u32 row_bytes = a.k / W::BLOCK * W::BYTES;
+    const FewShared s = few_shared<W>(shared, FEW_WARPS * f.stages, 1, runs);
+    const u32 warp = threadIdx.x / 32, warps = blockDim.x / 32, lane = threadIdx.x % 32;
+    // Rows are copied with what lies around them up to multiples of 16 bytes.
+    const u32 slot_bytes = (2 * row_bytes + 30) / 16 * 16, n_pairs = (count + 1) / 2;
+    const auto begin = [&](u32 pair) { return (u64)(first + 2 * pair) * row_bytes; };
+    const auto barrier = [&](u32 stage) { return s.barriers + 8 * (warp * f.stages + stage); };
+    const auto slot = [&](u32 stage) { return (warp * f.stages + stage) * slot_bytes; };
+    const auto copy = [&](u32 pair, u32 stage) {
+        const u64 from = begin(pair) / 16 * 16, end = (u64)(first + min(2 * pair + 2, count)) * row_bytes;
+        const u32 bytes = (u32)((end + 15) / 16 * 16 - from);
+        barrier_expect(barrier(stage), bytes);
+        bulk_copy(s.at + slot(stage), a.parts[0].w.q + from, bytes, barrier(stage));
+    };
+    if (lane == 0) {
+        for (u32 stage = 0; stage < f.stages; stage++) barrier_init(barrier(stage), 1);
+        fence_async();
+        for (u32 stage = 0; stage < f.stages; stage++) {
+            if (warp + stage * warps < n_pairs) copy(warp + stage * warps, stage);
+        }
+    }
+    const Staged<W, 1> staged = {s.staged, runs};
+    few_ahead(a.prologue, a.k);
+    PDL_WAIT();
+    float squares[1] = {};
+    few_stage(staged, 0, a.x, a.prologue, a.k, threadIdx.x, blockDim.x, squares[0]);
+    if (a.prologue.kind == NORMED) few_squares(squares, s.squares);
+    __syncthreads();
+    const float factor = few_factor(a.prologue, s.squares, 0, a.k);
+    // Where rows are short a lane keeps its activations.
+    typename Staged<W, 1>::Held x;
+    if (lane < units) staged.hold(lane, x);
+    u32 stage = 0, parity = 0;
+#pragma unroll 1
+    for (u32 pair = warp; pair < n_pairs; pair += warps) {
+        barrier_wait(barrier(stage), parity);
+        const u8* at = s.weights + slot(stage) + begin(pair) % 16;
+        float sums[2] = {};
+#pragma unroll 1
+        for (u32 unit = lane; unit < units; unit += 32) {
+            if (units > 32) staged.hold(unit, x);
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                // Behind the block's last row lies what was copied before, which is not stored.
+                const u8* row = at + j * row_bytes;
+                typename W::Raw raw;
+                W::load({row, row, row, a.k}, unit, raw);
+                if constexpr (Vec<W>::FORM == FORM_I8) Staged<W, 1>::dot_held(raw, unit, x, sums[j]);
+            }
+        }
+        __syncwarp();
+        if (lane == 0 && pair + f.stages * warps < n_pairs) copy(pair + f.stages * warps, stage);
+        // The lower half of the warp adds up the first, the upper half the second.
+        const bool is_upper = lane >= 16;
+        float sum = (is_upper ? sums[1] : sums[0]) + __shfl_xor_sync(FULL_MASK, is_upper ? sums[0] : sums[1], 16);
+#pragma unroll
+        for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(FULL_MASK, sum, step);
+        const u32 i = 2 * pair + (is_upper ? 1 : 0);
+        if (lane % 16 == 0 && i < count) linear_store(a, first + i, 0, sum * factor);
+        if (++stage == f.stages) stage = 0, parity ^= 1;
+    }
+}
+
+KERNEL __launch_bounds__(512, 1) few_long(const __grid_constant__ FewLinear f) { long_linear<WEIGHT>(f); }
+#endif
 
 #ifdef WEIGHT_B
 #define FEW(BOUNDS, C)                                                               \

@@ -12,6 +12,11 @@
 #undef N_WARPS
 #undef ROWS
 #undef LANES
+#include "cuda/attend_long.cu"
+#undef THREADS
+#undef HALF
+#undef STRIDE
+#undef SUMS
 #include "cuda/experts.cu"
 #undef TILE
 #undef GATED_TILE
@@ -26,6 +31,7 @@
 #include "cuda/router.cu"
 #include "cuda/few_experts.cu"
 #include "cuda/few_down.cu"
+#include "cuda/few_pairs.cu"
 #undef WEIGHT_B
 #include "cuda/few_linear.cu"
 
@@ -277,6 +283,87 @@ static void test_few_experts(u32 d, u32 d_ff, bool has_shared, bool chooses, u32
     failures += faults[0] != 0 || x[0] == x[0];
 }
 
+// Several rows: an expert's weights are read for all of its pairs.
+static void test_few_pairs(u32 rows, u32 n_used, u32 d, u32 d_ff, bool has_shared, u32 each, u32 each_down) {
+    const u32 n_expert = 5, pairs = rows * n_used;
+    const Array<float> x = normals((size_t)rows * d);
+    Array<float> gain = normals(d);
+    Prologue p = {};
+    p.kind = NORMED, p.w = gain.data(), p.eps = 1e-2f;
+    const Weights gate((u64)n_expert * d_ff, d), up((u64)n_expert * d_ff, d), down((u64)n_expert * d, d_ff);
+    const Weights sgate(d_ff, d), sup(d_ff, d), sdown(d, d_ff);
+    for (float& v : gain) v *= gate.inverse(d);
+    const Array<float> in = after(p, x, rows, d), bias = normals((size_t)n_expert * d);
+    Array<u32> ids;
+    for (u32 i = 0; i < pairs; i++) ids.push_back((u32)(uniform() * n_expert));
+    ids[pairs / 2] = n_expert + 3; // no expert
+    const u32 shared_items = has_shared ? (rows + 3) / 4 : 0;
+    Array<float> hidden((size_t)pairs * d_ff, NAN), shidden((size_t)rows * d_ff, NAN);
+    FewPairs f = {};
+    Experts& a = f.op;
+    a.x = x.data(), a.ids = ids.data(), a.w = gate.matrix, a.up = up.matrix, a.out = hidden.data();
+    a.rows = rows, a.n_used = n_used, a.n_expert = n_expert, a.n = d_ff, a.k = d, a.prologue = p;
+    a.n_shared = has_shared, a.shared_w = sgate.matrix, a.shared_up = sup.matrix, a.shared_out = shidden.data();
+    f.each = each;
+    const u32 tiles = (d_ff + 4 * each - 1) / (4 * each);
+    launch({tiles * (pairs + shared_items), 1, 1}, 128, FEW_SHARED, few_pairs_gated, f);
+    std::vector<double> want;
+    for (u32 pair = 0; pair < pairs; pair++) {
+        const float* row = &in[(size_t)(pair / n_used) * d];
+        for (u32 i = 0; i < d_ff; i++) {
+            const u64 at = (u64)ids[pair] * d_ff + i;
+            want.push_back(ids[pair] < n_expert ? act(gate.dot(at, row, d), up.dot(at, row, d)) : 0);
+        }
+    }
+    check("few pairs", hidden, want, 4 * VEC_LIMIT);
+    if (has_shared) {
+        want.clear();
+        for (u32 t = 0; t < rows; t++) {
+            for (u32 i = 0; i < d_ff; i++)
+                want.push_back(act(sgate.dot(i, &in[(size_t)t * d], d), sup.dot(i, &in[(size_t)t * d], d)));
+        }
+        check("few pairs, shared", shidden, want, 4 * VEC_LIMIT);
+    }
+    const Array<float> h = normals((size_t)pairs * d_ff), sh = normals((size_t)rows * d_ff);
+    Array<float> out((size_t)pairs * d, NAN), sout((size_t)rows * d, NAN);
+    a = {}, f.shared_x = sh.data(), f.each = each_down;
+    a.x = h.data(), a.ids = ids.data(), a.w = down.matrix, a.out = out.data(), a.bias = bias.data();
+    a.rows = rows, a.n_used = n_used, a.n_expert = n_expert, a.n = d, a.k = d_ff, a.x_per_pair = 1;
+    a.n_shared = has_shared, a.shared_w = sdown.matrix, a.shared_out = sout.data();
+    const u32 tiles_down = (d + 4 * each_down - 1) / (4 * each_down);
+    launch({tiles_down * (pairs + shared_items), 1, 1}, 128, FEW_SHARED, few_pairs, f);
+    want.clear();
+    for (u32 pair = 0; pair < pairs; pair++) {
+        for (u32 i = 0; i < d; i++) {
+            const u64 at = (u64)ids[pair] * d + i;
+            want.push_back(ids[pair] < n_expert ? down.dot(at, &h[(size_t)pair * d_ff], d_ff) + bias[at] : 0);
+        }
+    }
+    check("few pairs down", out, want, 2 * VEC_LIMIT);
+    if (!has_shared) return;
+    want.clear();
+    for (u32 t = 0; t < rows; t++) {
+        for (u32 i = 0; i < d; i++) want.push_back(sdown.dot(i, &sh[(size_t)t * d_ff], d_ff));
+    }
+    check("few pairs down, shared", sout, want, 2 * VEC_LIMIT);
+}
+
+// One matrix of many rows.
+static void test_few_long(u32 k, u32 n, u32 each, u32 stages, u32 threads) {
+    const Array<float> x = normals(k), gain = normals(k), bias = normals(n);
+    Prologue p = {};
+    p.kind = NORMED, p.w = gain.data(), p.eps = 1e-2f;
+    const Weights w(n, k);
+    const Array<float> in = after(p, x, 1, k);
+    Array<float> out = normals(n);
+    FewLinear a = {{x.data(), 1, k, 1, 0, p, {}}, each, stages};
+    a.op.parts[0] = {w.matrix, bias.data(), out.data(), n};
+    launch({(n + each - 1) / each, 1, 1}, threads, FEW_SHARED, few_long, a);
+    std::vector<double> want;
+    for (u32 j = 0; j < n; j++) want.push_back(w.dot(j, in.data(), k) + bias[j]);
+    check("few long", out, want, 2 * VEC_LIMIT);
+}
+
 static void test_pair() {
     const u32 rows = 2, k = 512, n = 19, n_b = 11;
     const Array<float> x = normals((size_t)rows * k);
@@ -309,8 +396,8 @@ static void test_pair() {
     check("pair, second type", out_b, want_b, 2e-4);
 }
 
-// One new position of each of several sequences.
-static void test_attend(u32 n_splits, u32 window, bool sinks, u32 group, u32 q_stride) {
+// One new position of each of several sequences; without `workers` by the kernel for short contexts.
+static void test_attend(u32 n_splits, u32 window, bool sinks, u32 group, u32 q_stride, u32 workers, u32 stages) {
     const u32 n_kv = 2, n_head = n_kv * group, tiles = (group + HEADS - 1) / HEADS, half = 12;
     const std::vector<u32> positions = {70, 0, 31, 64};
     const u32 rows = positions.size(), per = 4;
@@ -354,7 +441,14 @@ static void test_attend(u32 n_splits, u32 window, bool sinks, u32 group, u32 q_s
     a.counters = counters.data(), a.n_kv = n_kv, a.n_splits = n_splits, a.window = window;
     a.rows = rows, a.half = half, a.q_stride = q_stride, a.n_tiles = tiles, a.scale = 0.125f, a.eps = 1e-2f;
     if (n_splits == 3) a.counters = nullptr;
-    launch({rows * tiles * n_kv * n_splits + 2, 1, 1}, 256, 0, attend, a);
+    a.workers = workers, a.stages = stages;
+    const u32 n_shared = workers * stages * 2 * 16 * (D + 8) * 2;
+    const u32 blocks = rows * tiles * n_kv * n_splits + 2;
+    if (workers > 0) {
+        launch({blocks, 1, 1}, 320, n_shared, attend_long, a);
+    } else {
+        launch({blocks, 1, 1}, 256, 0, attend, a);
+    }
     if (n_splits == 3) launch({rows * n_head, 1, 1}, D, 0, attend_merge, a);
     const auto turned = [&](const float* x, const float* w, u32 t) {
         std::vector<double> y(D);
@@ -393,7 +487,7 @@ static void test_attend(u32 n_splits, u32 window, bool sinks, u32 group, u32 q_s
         }
     }
     for (u32 c : counters) failures += c != 0;
-    check(n_splits > 1 ? "attend, splits" : "attend", out, want, 1e-5);
+    check(workers > 0 ? "attend, long" : n_splits > 1 ? "attend, splits" : "attend", out, want, 1e-5);
 }
 
 int main() {
@@ -427,15 +521,24 @@ int main() {
                             {nullptr, nullptr, GATED_NORM, 128, 128, 2048}, false, 9, 512);
             test_few_experts(2048, 256, true, true, 37, 16);
             test_few_experts(256, 512, false, false, 50, 24);
+            test_few_pairs(6, 2, 2048, 256, true, 8, 16);
+            test_few_pairs(5, 3, 256, 768, false, 24, 8);
+            if (whole == 2048 || block == 32) test_few_long(block == 32 ? 256 : 2816, 72, 22, 2, 64);
+            test_few_long(2048, 40, 20, 3, 96);
         }
     }
     if (block != 1) return failures != 0;
     for (int order = 0; order < 2; order++) {
         descending = order;
-        test_attend(1, 0, false, 3, D);
-        test_attend(2, 0, true, 6, 2 * D);
-        test_attend(3, 40, true, 4, D);
-        test_attend(1, 33, true, 1, D);
+        test_attend(1, 0, false, 3, D, 0, 0);
+        test_attend(2, 0, true, 6, 2 * D, 0, 0);
+        test_attend(3, 40, true, 4, D, 0, 0);
+        test_attend(1, 33, true, 1, D, 0, 0);
+        test_attend(1, 0, false, 3, D, 8, 1);
+        test_attend(2, 0, true, 6, 2 * D, 2, 2);
+        test_attend(3, 40, true, 4, D, 4, 1);
+        test_attend(1, 33, true, 1, D, 1, 2);
+        test_attend(1, 0, false, 4, D, 3, 1);
     }
     return failures != 0;
 }

@@ -43,7 +43,7 @@ args! {
         h: Ptr, shared_h: Ptr, share: Ptr, ids: Ptr, weights: Ptr, w: Matrix, shared_w: Matrix, bias: Ptr, x: Ptr,
         rows: u32, n_used: u32, n_expert: u32, n: u32, k: u32, add: u32,
     }
-    struct FewLinear: 264 { op: Linear, each: u32, reserved: u32 }
+    struct FewLinear: 264 { op: Linear, each: u32, stages: u32 }
     struct FewPair: 528 { a: Linear, b: Linear, blocks_a: u32, each_a: u32, each_b: u32, reserved: u32 }
     struct ExpertLists: 32 { ids: Ptr, first: Ptr, pairs: Ptr, n_pairs: u32, n_expert: u32 }
     struct Chunk: 32 {
@@ -86,6 +86,7 @@ args! {
     }
     struct Router: 424 { linear: Linear, route: Route, counter: Ptr, scale: f32, reserved: u32 }
     struct FewExperts: 400 { op: Experts, route: Route, each: u32, reserved: u32 }
+    struct FewPairs: 256 { op: Experts, shared_x: Ptr, each: u32, reserved: u32 }
     struct FewDown: 288 { op: ExpertsDown, route: Route, each: u32, reserved: u32 }
     struct PostNorm: 80 {
         x: Ptr, a: Ptr, w_a: Ptr, b: Ptr, w_b: Ptr, w: Ptr, scale: Ptr, rows: u32, d: u32, eps_a: f32, eps_b: f32,
@@ -105,10 +106,11 @@ args! {
         step: Step, parts: [QkvPart; 3], table: Ptr, rows: u32, n_heads: u32, half: u32, interleaved: u32, windowed: u32,
         eps: f32,
     }
-    struct Attend: 288 {
+    struct Attend: 296 {
         step: Step, q: QkvPart, k: QkvPart, v: QkvPart, table: Ptr, k_cache: Ptr, v_cache: Ptr, sinks: Ptr, out: Ptr,
         partial: Ptr, counters: Ptr, n_kv: u32, n_splits: u32, window: u32, windowed: u32, half: u32, interleaved: u32,
         q_stride: u32, n_tiles: u32, scale: f32, softcap: f32, eps: f32, rows: u32,
+        workers: u32, stages: u32,
     }
     struct PickAsk: 24 { row: u32, n: u32, first_listed: u32, n_listed: u32, log_sum_exp: u32, first_out: u32 }
     struct PickPart: 16 { top: f32, sum: f32, first_bad: u32, reserved: u32 }

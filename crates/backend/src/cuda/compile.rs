@@ -15,7 +15,9 @@ use super::encode::{Kernels, RopeView, Scratch};
 use super::encode_batch::{self, BatchScratch};
 use super::fuse::fuse;
 use super::host::Host;
-use super::nodes::{CacheView, HostNode, Lower, MAX_SPLITS, Modules, Node, StateView, View, is_interleaved};
+use super::nodes::{
+    ATTEND_PAGES, CacheView, HostNode, Lower, MAX_SPLITS, Modules, Node, StateView, View, is_interleaved,
+};
 use super::nvrtc::{self, Target};
 use super::pick::Picker;
 use super::program::{CudaProgram, Parts};
@@ -363,7 +365,7 @@ impl Needs {
                 }
                 Node::Attend(node) => {
                     for n_tokens in 1..=limits.max_tokens.min(batch::MAX_ROWS) {
-                        let n_splits = node.splits(n_tokens, most_pages.max(2 * MAX_SPLITS), sms);
+                        let n_splits = node.splits(n_tokens, most_pages.max(ATTEND_PAGES * MAX_SPLITS), sms);
                         needs.partial = needs.partial.max(node.partial(n_tokens, n_splits));
                     }
                 }

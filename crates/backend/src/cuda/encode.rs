@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use super::args;
 use super::driver::{DriverError, Function, Geometry, Module, Ptr, Stream};
-use super::encode_batch::BatchScratch;
+use super::encode_batch::{BatchScratch, up_args};
 use super::few;
 use super::few_launch::{self, Device, Half};
 use super::launch::Launch;
@@ -42,7 +42,10 @@ impl Kernels {
 /// Whether a kernel runs beside those whose weights go through shared memory.
 fn has_all_shared(entry: &str) -> bool {
     entry.starts_with("few_")
-        || matches!(entry, "attend" | "attend_merge" | "router" | "post_norm" | "delta_in" | "delta_net")
+        || matches!(
+            entry,
+            "attend" | "attend_long" | "attend_merge" | "router" | "post_norm" | "delta_in" | "delta_net"
+        )
 }
 
 /// Shares of a row of logits, as `pick.cu` has it.
@@ -387,7 +390,7 @@ impl Encoder<'_> {
         self.run_some(rows, w.module, |rows| matmul::linear(w.dtype, rows, w.k, &n[..parts.len()], sms), &args)
     }
 
-    fn device(&self) -> Device {
+    pub(super) fn device(&self) -> Device {
         Device { sms: self.sms, max_shared: self.max_shared }
     }
 
@@ -410,7 +413,13 @@ impl Encoder<'_> {
                 few_launch::linear(w.dtype, rows, w.k, total, node.prologue.kind > 1, device, half)
         {
             self.half = half.next();
-            return self.run(module, launch, &args::FewLinear { op: a, each, reserved: 0 });
+            return self.run(module, launch, &args::FewLinear { op: a, each, stages: 0 });
+        }
+        if let (Some(module), None, [part], 1) = (few, second.first(), first.as_slice(), rows)
+            && node.prologue.kind <= 1
+            && let Some((launch, each, stages)) = few_launch::long(w.dtype, w.k, part.w.n, device)
+        {
+            return self.run(module, launch, &args::FewLinear { op: a, each, stages });
         }
         let Some(other) = second.first() else {
             let launch = |rows| matmul::linear(w.dtype, rows, w.k, &n[..first.len()], sms);
@@ -431,9 +440,10 @@ impl Encoder<'_> {
 
     fn attend(&mut self, node: &AttendNode) -> Result<(), DriverError> {
         let n_tokens = self.counts.tokens;
-        let node = &node.sized(n_tokens, self.most_pages, self.sms);
+        let (node, is_short) = &node.sized(n_tokens, self.most_pages, self.sms);
         let AttentionNode { cache, sinks, out, window, scale, softcap, .. } = node.attention;
         let n_splits = node.splits(n_tokens, self.most_pages, self.sms);
+        let [workers, stages, bytes] = node.staged(self.most_pages, n_splits, self.max_shared);
         // One block would take longer than a launch.
         let merges = n_splits > 4;
         let rope = node.rope.map(|rope| self.ropes[rope]);
@@ -462,9 +472,16 @@ impl Encoder<'_> {
             softcap,
             eps: node.eps,
             rows: n_tokens as u32,
+            workers: workers as u32,
+            stages: stages as u32,
         };
         let grid = [(n_tokens * node.tiles() * cache.n_kv * n_splits) as u32, 1, 1];
-        self.run(node.module, Launch { entry: "attend", grid, block: 256, shared: 0 }, &args)?;
+        let launch = if *is_short {
+            Launch { entry: "attend", grid, block: 256, shared: 0 }
+        } else {
+            Launch { entry: "attend_long", grid, block: 320, shared: bytes as u32 }
+        };
+        self.run(node.module, launch, &args)?;
         if !merges {
             return Ok(());
         }
@@ -561,36 +578,15 @@ impl Encoder<'_> {
 
     fn experts_up(&mut self, node: &UpNode) -> Result<(), DriverError> {
         let rows = self.rows(&node.experts.x);
+        if let Some([module, _]) = node.pairs.filter(|_| self.is_paired(rows)) {
+            return self.experts_up_pairs(module, node, rows);
+        }
         if Self::is_batch(rows) {
             return self.experts_up_batch(node, rows);
         }
-        let ExpertsNode { x, ids, gate, up, biases: [bias, up_bias, _], act, n_expert, n_used, hidden, .. } =
-            node.experts;
-        let (shared_w, shared_up, shared_out) =
-            node.shared.map_or_else(Default::default, |(w, up, out)| (w.data, up.data, out.ptr));
-        let args = args::Experts {
-            x: x.ptr,
-            ids: ids.ptr,
-            w: gate.data,
-            up: up.data,
-            bias,
-            up_bias,
-            out: hidden.ptr,
-            rows: rows as u32,
-            n_used: n_used as u32,
-            n_expert: n_expert as u32,
-            n: gate.n as u32,
-            k: gate.k as u32,
-            act: act.kind,
-            alpha: act.alpha,
-            limit: act.limit,
-            n_shared: u32::from(node.shared.is_some()),
-            shared_w,
-            shared_up,
-            shared_out,
-            prologue: node.prologue,
-            ..Default::default()
-        };
+        let ExpertsNode { gate, n_expert, n_used, hidden, .. } = node.experts;
+        let shared_out = node.shared.map_or(0, |(_, _, out)| out.ptr);
+        let args = args::Experts { out: hidden.ptr, shared_out, prologue: node.prologue, ..up_args(node, rows) };
         let each = n_used + usize::from(node.shared.is_some());
         let (sms, device, half) = (self.sms, self.device(), self.half);
         if let Some(Late { module, route }) = node.late.filter(|_| self.is_late(rows))
@@ -606,6 +602,9 @@ impl Encoder<'_> {
 
     fn experts_down(&mut self, node: &DownNode) -> Result<(), DriverError> {
         let rows = self.rows(&node.x);
+        if let Some([_, module]) = node.pairs.filter(|_| self.is_paired(rows)) {
+            return self.experts_down_pairs(module, node, rows);
+        }
         if Self::is_batch(rows) {
             return self.experts_down_batch(node, rows);
         }

@@ -4,6 +4,7 @@ use super::args;
 use super::batch::{self, Batch, Order};
 use super::driver::{DriverError, Ptr};
 use super::encode::{Encoder, linear_args};
+use super::few_launch;
 use super::matmul;
 use super::nodes::{
     DownNode, ExpertsNode, FewLinearNode, Mat, ModuleId, Modules, Node, Part, RouterNode, UpNode, View,
@@ -37,6 +38,52 @@ pub fn fits(nodes: &[Node]) -> bool {
 fn has_experts(node: &ExpertsNode) -> Option<[ModuleId; 2]> {
     let same = node.gate.dtype == node.up.dtype;
     node.gate.batch.zip(node.down.batch).filter(|_| same).map(|(gate, down)| [gate, down])
+}
+
+/// The arguments that all kernels of gate, up and activation share.
+pub(super) fn up_args(node: &UpNode, rows: usize) -> args::Experts {
+    let ExpertsNode { x, ids, gate, up, biases: [bias, up_bias, _], act, n_expert, n_used, .. } = node.experts;
+    let (shared_w, shared_up) = node.shared.map_or_else(Default::default, |(w, up, _)| (w.data, up.data));
+    args::Experts {
+        x: x.ptr,
+        ids: ids.ptr,
+        w: gate.data,
+        up: up.data,
+        bias,
+        up_bias,
+        rows: rows as u32,
+        n_used: n_used as u32,
+        n_expert: n_expert as u32,
+        n: gate.n as u32,
+        k: gate.k as u32,
+        act: act.kind,
+        alpha: act.alpha,
+        limit: act.limit,
+        n_shared: u32::from(node.shared.is_some()),
+        shared_w,
+        shared_up,
+        ..Default::default()
+    }
+}
+
+/// The arguments that kernels of the last product share which put out a row a pair.
+fn down_args(node: &ExpertsNode, shared: Option<args::Matrix>, rows: usize) -> args::Experts {
+    let ExpertsNode { ids, down, biases: [_, _, bias], n_expert, n_used, out, .. } = *node;
+    args::Experts {
+        ids: ids.ptr,
+        w: down.data,
+        bias,
+        out: out.ptr,
+        rows: rows as u32,
+        n_used: n_used as u32,
+        n_expert: n_expert as u32,
+        n: down.n as u32,
+        k: down.k as u32,
+        x_per_pair: 1,
+        n_shared: u32::from(shared.is_some()),
+        shared_w: shared.unwrap_or_default(),
+        ..Default::default()
+    }
 }
 
 impl Encoder<'_> {
@@ -158,33 +205,11 @@ impl Encoder<'_> {
 
     /// Gate, up and activation of the chosen experts, and of a shared one.
     pub fn experts_up_batch(&mut self, node: &UpNode, rows: usize) -> Result<(), DriverError> {
-        let ExpertsNode { x, ids, gate, up, down, biases: [bias, up_bias, _], act, n_expert, n_used, .. } =
-            node.experts;
+        let ExpertsNode { x, ids, gate, down, n_expert, n_used, .. } = node.experts;
         let Some([module, _]) = has_experts(&node.experts) else { return Ok(()) };
         self.expert_lists(ids.ptr, rows * n_used, n_expert)?;
         let [columns, _] = self.pack(x.ptr, node.prologue, rows, gate.k, &[Order::of(gate.dtype)])?;
-        let (shared_w, shared_up, _) = node.shared.map_or_else(Default::default, |(w, up, _)| (w.data, up.data, 0));
-        let op = args::Experts {
-            ids: ids.ptr,
-            w: gate.data,
-            up: up.data,
-            bias,
-            up_bias,
-            first: self.scratch.first,
-            pairs: self.scratch.pairs,
-            rows: rows as u32,
-            n_used: n_used as u32,
-            n_expert: n_expert as u32,
-            n: gate.n as u32,
-            k: gate.k as u32,
-            act: act.kind,
-            alpha: act.alpha,
-            limit: act.limit,
-            n_shared: u32::from(node.shared.is_some()),
-            shared_w,
-            shared_up,
-            ..Default::default()
-        };
+        let op = args::Experts { first: self.scratch.first, pairs: self.scratch.pairs, ..up_args(node, rows) };
         let order = Order::of(down.dtype);
         let Batch { launch, n_split } =
             batch::experts(gate.dtype, rows, n_used, n_expert, gate.n, gate.k, true, [self.sms, self.max_shared]);
@@ -207,25 +232,13 @@ impl Encoder<'_> {
         shared: Option<args::Matrix>,
         rows: usize,
     ) -> Result<(), DriverError> {
-        let ExpertsNode { ids, down, biases: [_, _, bias], n_expert, n_used, out, .. } = *node;
+        let ExpertsNode { down, n_expert, n_used, .. } = *node;
         let Some([_, module]) = has_experts(node) else { return Ok(()) };
         let op = args::Experts {
-            ids: ids.ptr,
-            w: down.data,
-            bias,
-            out: out.ptr,
             first: self.scratch.first,
             pairs: self.scratch.pairs,
-            rows: rows as u32,
-            n_used: n_used as u32,
-            n_expert: n_expert as u32,
-            n: down.n as u32,
-            k: down.k as u32,
-            x_per_pair: 1,
-            n_shared: u32::from(shared.is_some()),
-            shared_w: shared.unwrap_or_default(),
             shared_out: self.scratch.batch.shared,
-            ..Default::default()
+            ..down_args(node, shared, rows)
         };
         let Batch { launch, n_split } =
             batch::experts(down.dtype, rows, n_used, n_expert, down.n, down.k, false, [self.sms, self.max_shared]);
@@ -238,11 +251,16 @@ impl Encoder<'_> {
     pub fn experts_down_batch(&mut self, node: &DownNode, rows: usize) -> Result<(), DriverError> {
         let shared = node.shared.map(|(w, _)| w.data);
         self.experts_last_batch(&node.experts, shared, rows)?;
+        self.sum_experts(node, rows)
+    }
+
+    /// The weighted sum of what the experts put out, a row a pair.
+    fn sum_experts(&mut self, node: &DownNode, rows: usize) -> Result<(), DriverError> {
         let args = args::Combine {
             x: node.x.ptr,
             y: node.experts.out.ptr,
             weights: node.weights.ptr,
-            shared_y: if shared.is_some() { self.scratch.batch.shared } else { 0 },
+            shared_y: if node.shared.is_some() { self.scratch.batch.shared } else { 0 },
             share: node.share,
             rows: rows as u32,
             n_used: node.experts.n_used as u32,
@@ -253,12 +271,43 @@ impl Encoder<'_> {
         self.combine(rows, &args)
     }
 
+    /// Whether the experts of so many rows take the kernels for pairs: fewer rows seldom share an expert, and more have so
+    /// many pairs an expert that tensor cores are faster.
+    pub fn is_paired(&self, rows: usize) -> bool {
+        (6..=32).contains(&rows) && self.scratch.batch.x_bytes > 0
+    }
+
+    /// Gate, up and activation of the experts of several rows, weights through shared memory.
+    pub fn experts_up_pairs(&mut self, module: ModuleId, node: &UpNode, rows: usize) -> Result<(), DriverError> {
+        let ExpertsNode { gate, n_used, hidden, .. } = node.experts;
+        let (shared_rows, shared_out) = node.shared.map_or((0, 0), |(_, _, out)| (rows, out.ptr));
+        let device = self.device();
+        let launch = few_launch::pairs(gate.dtype, true, rows * n_used, shared_rows, gate.n, gate.k, device);
+        let Some((launch, each)) = launch else { return Ok(()) };
+        let op = args::Experts { out: hidden.ptr, shared_out, prologue: node.prologue, ..up_args(node, rows) };
+        self.run(module, launch, &args::FewPairs { op, shared_x: 0, each, reserved: 0 })
+    }
+
+    /// The experts' last product and its weighted sum, of several rows.
+    pub fn experts_down_pairs(&mut self, module: ModuleId, node: &DownNode, rows: usize) -> Result<(), DriverError> {
+        let ExpertsNode { down, n_used, hidden, .. } = node.experts;
+        let (shared_rows, shared_x) = node.shared.map_or((0, 0), |(_, hidden)| (rows, hidden.ptr));
+        let device = self.device();
+        let launch = few_launch::pairs(down.dtype, false, rows * n_used, shared_rows, down.n, down.k, device);
+        let Some((launch, each)) = launch else { return Ok(()) };
+        let shared_out = self.scratch.batch.shared;
+        let shared = node.shared.map(|(w, _)| w.data);
+        let op = args::Experts { x: hidden.ptr, shared_out, ..down_args(&node.experts, shared, rows) };
+        self.run(module, launch, &args::FewPairs { op, shared_x, each, reserved: 0 })?;
+        self.sum_experts(node, rows)
+    }
+
     /// The three products of the chosen experts, where they have these kernels.
     pub fn experts_batch(&mut self, node: &ExpertsNode, rows: usize) -> Result<bool, DriverError> {
         if !Self::is_batch(rows) || has_experts(node).is_none() {
             return Ok(false);
         }
-        let up = UpNode { experts: *node, shared: None, prologue: args::Prologue::default(), late: None };
+        let up = UpNode { experts: *node, shared: None, prologue: args::Prologue::default(), late: None, pairs: None };
         self.experts_up_batch(&up, rows)?;
         self.experts_last_batch(node, None, rows)?;
         Ok(true)

@@ -571,7 +571,10 @@ impl Few<'_> {
             few_launch::pair(types, 1, w.k, [n(first), n(second)], device, half).filter(|_| !has_gate)?;
             return Some(self.modules.id(Key::pair(sources::FEW_LINEAR, types[0], types[1])));
         }
-        few_launch::linear(w.dtype, 1, w.k, n(first), has_gate, device, half)?;
+        let is_long = || first.len() == 1 && !has_gate && few_launch::long(w.dtype, w.k, w.n, device).is_some();
+        if few_launch::linear(w.dtype, 1, w.k, n(first), has_gate, device, half).is_none() && !is_long() {
+            return None;
+        }
         Some(self.modules.id(Key::typed(sources::FEW_LINEAR, w.dtype)))
     }
 
@@ -594,6 +597,14 @@ impl Few<'_> {
             sources
                 .map(|(source, w)| Late { module: self.modules.id(Key::routed(source, w, n_expert)), route: *route }),
         )
+    }
+
+    /// Kernels for the pairs of several rows, where weights of both products go through shared memory.
+    fn pairs(&mut self, experts: &ExpertsNode) -> Option<[ModuleId; 2]> {
+        let (device, ExpertsNode { gate, down, .. }) = (self.device?, *experts);
+        few_launch::pairs(gate.dtype, true, 1, 0, gate.n, gate.k, device)?;
+        few_launch::pairs(down.dtype, false, 1, 0, down.n, down.k, device)?;
+        Some([gate.dtype, down.dtype].map(|w| self.modules.id(Key::typed(sources::FEW_PAIRS, w))))
     }
 
     /// The head norms, ropes, append and attention behind the product of op `i`; the op behind them.
@@ -682,8 +693,9 @@ impl Few<'_> {
         let group = n_head / cache.n_kv;
         let heads = group.next_power_of_two().min(8);
         let to = View { ptr: self.room.attended, rows: Rows::Tokens, width: n_head * d };
-        let module = self.modules.id(Key::attend(d, heads));
-        let short = (heads > 2).then(|| (self.modules.id(Key::attend(d, 2)), 2));
+        let module = self.modules.id(Key::attend(sources::ATTEND_LONG, d, heads));
+        let few_heads = heads.min(2);
+        let short = Some((self.modules.id(Key::attend(sources::ATTEND, d, few_heads)), few_heads));
         self.out.push(Node::Attend(AttendNode {
             module,
             heads,
@@ -737,12 +749,14 @@ impl Few<'_> {
             self.sources.insert(g, Source { x, prologue });
         }
         let of_experts = self.source(g, experts.x);
-        let mut up = UpNode { experts, shared: None, prologue: of_experts.prologue, late: late.map(|[up, _]| up) };
+        let pairs = self.pairs(&experts);
+        let prologue = of_experts.prologue;
+        let mut up = UpNode { experts, shared: None, prologue, late: late.map(|[up, _]| up), pairs };
         up.experts.x = of_experts.x;
         let module = self.modules.id(Key::typed(sources::EXPERTS_DOWN, experts.down.dtype));
         let late = late.map(|[_, down]| down);
         let (add, weights) = (*add, *weights);
-        let mut down = DownNode { module, experts, x: row, add, weights, shared: None, share: 0, late };
+        let mut down = DownNode { module, experts, x: row, add, weights, shared: None, share: 0, late, pairs };
         if let Some(shared) = moe.shared {
             let hidden = View { ptr: self.room.shared, rows: experts.x.rows, width: experts.gate.n };
             if let ([Node::GatedLinear { gate, up: of_up, .. }], [Node::Linear { parts, .. }]) =

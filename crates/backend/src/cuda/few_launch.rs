@@ -5,6 +5,7 @@ use quant::WeightType;
 use quant::act::ActKind;
 
 use super::launch::Launch;
+use super::matmul::vec_unit;
 
 /// Registers of a thread of the kernels for one row.
 const REGISTERS: usize = 56;
@@ -135,6 +136,22 @@ pub fn linear(
     launch(NAMES[usize::from(has_gate)][at], grid, bytes, cols, device, half).map(|launch| (launch, each as u32))
 }
 
+/// `few_long` for one row: `n` rows of weights of one matrix, more than a block holds; also its rows of weights of a
+/// block, and the pairs of rows that a warp has under way.
+pub fn long(w: WeightType, k: usize, n: usize, device: Device) -> Option<(Launch, u32, u32)> {
+    const WARPS: usize = 16;
+    let has_bytes = matches!(w.act(), ActKind::Byte32 | ActKind::Block256);
+    let row = row_bytes(w, k).filter(|row| has_bytes && (n * row).is_multiple_of(16))?;
+    let slot = (2 * row + 30) / 16 * 16;
+    let fixed = shared(w, 1, runs(k), 0);
+    let bytes = |stages: usize| fixed + (stages - 1) * BARRIERS + WARPS * stages * slot;
+    let stages = (2..=4).rev().find(|&stages| bytes(stages) <= device.half())?;
+    let each = n.div_ceil(device.sms).next_multiple_of(2);
+    let grid = [n.div_ceil(each) as u32, 1, 1];
+    let launch = Launch { entry: "few_long", grid, block: 32 * WARPS as u32, shared: bytes(stages) as u32 };
+    Some((launch, each as u32, stages as u32))
+}
+
 /// `few_pair`: matrices of two types; also the blocks of the first, and each one's rows of weights of a block.
 pub fn pair(
     w: [WeightType; 2],
@@ -209,6 +226,39 @@ pub fn down(
     fits.then(|| (device.paired(entry, grid, bytes, half), each as u32))
 }
 
+/// Warps of a block of `few_pairs`, and rows that share its blocks of a shared expert.
+const PAIR_WARPS: usize = 4;
+const SHARED_ROWS: usize = 4;
+
+/// `few_pairs_gated`, or `few_pairs` without an activation: `pairs` experts of several rows, a shared one of `shared`
+/// rows with them, of `n` rows of weights each; also the rows of weights of a warp.
+pub fn pairs(
+    w: WeightType,
+    is_gated: bool,
+    pairs: usize,
+    shared_rows: usize,
+    n: usize,
+    k: usize,
+    device: Device,
+) -> Option<Each> {
+    /// Weights of a block: several blocks share a multiprocessor.
+    const BYTES: usize = 40 << 10;
+    let has_bytes = matches!(w.act(), ActKind::Byte32 | ActKind::Block256);
+    let row = row_bytes(w, k).filter(|_| has_bytes && k.is_multiple_of(16))?;
+    // A warp's rows are one piece, and whole groups of the rows that it has at a time.
+    let step = (1..=16).find(|rows| (rows * row).is_multiple_of(16)).filter(|step| n.is_multiple_of(*step))?;
+    let group = if k.div_ceil(vec_unit(w)).is_multiple_of(8) { 4 } else { 8 };
+    let least = step.max(group);
+    let of_row = PAIR_WARPS * row * if is_gated { 2 } else { 1 };
+    let each = (BYTES / of_row / least * least).clamp(least, n.div_ceil(PAIR_WARPS).next_multiple_of(least));
+    let bytes = shared(w, 2, runs(k), each * of_row);
+    let items = pairs + shared_rows.div_ceil(SHARED_ROWS);
+    let grid = [(n.div_ceil(PAIR_WARPS * each) * items) as u32, 1, 1];
+    let entry = if is_gated { "few_pairs_gated" } else { "few_pairs" };
+    let launch = Launch { entry, grid, block: 32 * PAIR_WARPS as u32, shared: bytes as u32 };
+    (bytes + RESERVED <= device.max_shared).then_some((launch, each as u32))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -229,6 +279,15 @@ mod tests {
         assert_eq!((of_down.entry, of_down.grid, each), ("few_down", [128, 1, 1], 16));
         // The product behind the last layer is too long for one wave.
         assert_eq!(linear(q6, 1, 2048, 151_936, false, H200, Half::Shared), None);
+        let (output, each, stages) = long(q6, 2048, 151_936, H200).unwrap();
+        assert_eq!((output.grid, output.shared, each, stages), ([132, 1, 1], 111_648, 1152, 2));
+        // Two pairs of these rows for each warp are more than a block may have.
+        assert_eq!(long(q6, 2816, 262_144, H200), None);
+        // Experts of eight rows: tiles of 16 rows of weights and of 64.
+        let (of_pairs, each) = pairs(q4, true, 64, 0, 768, 2048, H200).unwrap();
+        assert_eq!((of_pairs.grid, of_pairs.block, of_pairs.shared, each), ([48 * 64, 1, 1], 128, 43_472, 4));
+        let (of_pairs, each) = pairs(q6, false, 64, 8, 2048, 768, H200).unwrap();
+        assert_eq!((of_pairs.entry, of_pairs.grid, each), ("few_pairs", [32 * 66, 1, 1], 16));
         assert_eq!(linear(WeightType::F32, 1, 2048, 128, false, H200, Half::Shared), None);
     }
 

@@ -147,7 +147,7 @@ fn units(w: WeightType, k: usize) -> usize {
 }
 
 /// Values of a unit as `vec.h` reads the type (`VecOf`).
-fn vec_unit(w: WeightType) -> usize {
+pub fn vec_unit(w: WeightType) -> usize {
     if w == WeightType::Q4_K { 64 } else { unit(w) }
 }
 

@@ -251,10 +251,12 @@ pub struct FewLinearNode {
 /// Head norms, ropes, append and attention of single tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct AttendNode {
+    /// The kernel for long contexts.
     pub module: ModuleId,
     /// Query heads of a block.
     pub heads: usize,
-    /// The same for few heads of a block, which fill the device where contexts are short.
+    /// The kernel for short contexts, and its heads of a block, which are fewer, so that blocks fill the device. None
+    /// where a node was sized for them.
     pub short: Option<(ModuleId, usize)>,
     /// Of q, k and v.
     pub parts: [QkvPartNode; 3],
@@ -267,15 +269,17 @@ pub struct AttendNode {
 }
 
 impl AttendNode {
-    /// As it runs for contexts of `most_pages`: over fewer heads a block while blocks of two pages fit at once.
-    pub fn sized(mut self, n_tokens: usize, most_pages: usize, sms: usize) -> AttendNode {
-        if let Some((module, heads)) = self.short {
-            let tiles = (self.attention.n_head / self.attention.cache.n_kv).div_ceil(heads);
-            if n_tokens * self.attention.cache.n_kv * tiles * most_pages.div_ceil(2) <= sms {
-                (self.module, self.heads) = (module, heads);
-            }
+    /// As it runs for contexts of `most_pages`, and whether these are short: while blocks of two pages fit at once.
+    pub fn sized(mut self, n_tokens: usize, most_pages: usize, sms: usize) -> (AttendNode, bool) {
+        let Some((module, heads)) = self.short else { return (self, false) };
+        let tiles = (self.attention.n_head / self.attention.cache.n_kv).div_ceil(heads);
+        let is_short = n_tokens * self.attention.cache.n_kv * tiles * most_pages.div_ceil(2) <= sms;
+        if is_short {
+            (self.module, self.heads) = (module, heads);
+        } else {
+            self.short = None;
         }
-        self
+        (self, is_short)
     }
 
     /// Tiles of heads of a key-value head.
@@ -283,10 +287,25 @@ impl AttendNode {
         (self.attention.n_head / self.attention.cache.n_kv).div_ceil(self.heads)
     }
 
-    /// Shares that the pages of a sequence are split into: enough to fill the device once, of two pages at least.
+    /// Shares that the pages of a sequence are split into: enough to fill the device once, of two pages at least where
+    /// contexts are short, else of as many as a block has at a time.
     pub fn splits(&self, n_tokens: usize, most_pages: usize, sms: usize) -> usize {
         let blocks = n_tokens * self.attention.cache.n_kv * self.tiles();
-        (sms / blocks.max(1)).clamp(1, MAX_SPLITS).min(most_pages.div_ceil(2).max(1))
+        let least = if self.short.is_some() { 2 } else { ATTEND_PAGES };
+        (sms / blocks.max(1)).clamp(1, MAX_SPLITS).min(most_pages.div_ceil(least).max(1))
+    }
+
+    /// Warps of a block that have pages, half pages of each in shared memory, and bytes of all of these, for shares of
+    /// `most_pages`.
+    pub fn staged(&self, most_pages: usize, n_splits: usize, max_shared: usize) -> [usize; 3] {
+        const HALF: usize = PAGE / 2;
+        let halves = 2 * most_pages.div_ceil(n_splits.max(1));
+        let workers = halves.clamp(1, 2 * ATTEND_PAGES);
+        // Keys and values in f16, padded.
+        let bytes = 2 * 2 * HALF * (self.attention.cache.d_k + 8) * workers;
+        // What the kernel has besides is less than 16 KiB.
+        let stages = if halves > workers && 2 * bytes + (16 << 10) <= max_shared { 2 } else { 1 };
+        [workers, stages, stages * bytes]
     }
 
     /// Numbers of the partial sums of a step.
@@ -350,6 +369,8 @@ pub struct UpNode {
     pub shared: Option<(Mat, Mat, View)>,
     pub prologue: Prologue,
     pub late: Option<Late>,
+    /// The kernels of both products for several rows that bring weights through shared memory.
+    pub pairs: Option<[ModuleId; 2]>,
 }
 
 /// Kernels for one row that choose experts by the logits of a router themselves, so that the router need not.
@@ -372,6 +393,8 @@ pub struct DownNode {
     /// The gate of the shared expert; null where it counts in full.
     pub share: Ptr,
     pub late: Option<Late>,
+    /// As of [`UpNode`].
+    pub pairs: Option<[ModuleId; 2]>,
 }
 
 impl Node {
@@ -544,6 +567,9 @@ pub struct Tile {
 
 /// Maximum number of shares of a sequence: the merge walks them one by one.
 pub const MAX_SPLITS: usize = 64;
+
+/// Pages that a block of `attend_long` has at a time, half a page a warp.
+pub const ATTEND_PAGES: usize = 4;
 
 /// Experts chosen per row.
 #[derive(Clone, Copy, Debug)]

@@ -8,7 +8,7 @@ use model::plan::{Plan, Weight};
 use super::driver::{Context, Module, Ptr, Stream};
 use super::encode::{Encoder, Kernels};
 use super::few_launch::Half;
-use super::nodes::{MAX_SPLITS, Mat, Node};
+use super::nodes::{ATTEND_PAGES, MAX_SPLITS, Mat, Node};
 use super::program::{List, list};
 use super::sources::Key;
 use super::tables::Counts;
@@ -123,7 +123,7 @@ impl<'a> Outline<'a> {
             scratch: self.laid.scratch,
             step: args::Step::default(),
             counts,
-            most_pages: pages.max(len.div_ceil(PAGE)).next_power_of_two().min(MAX_SPLITS),
+            most_pages: pages.max(len.div_ceil(PAGE)).next_power_of_two().min(ATTEND_PAGES * MAX_SPLITS),
             longest: len,
             sms: self.card.sms,
             max_shared: self.card.max_shared,

@@ -11,7 +11,7 @@ use super::few::MAX_ROWS;
 use super::few_launch::Half;
 use super::handover::{self, Lane};
 use super::host::Host;
-use super::nodes::{HostNode, MAX_SPLITS, Node, RouteNode, StateView, View};
+use super::nodes::{ATTEND_PAGES, HostNode, MAX_SPLITS, Node, RouteNode, StateView, View};
 use super::pick::Picker;
 use super::tables::{Counts, Tables};
 use super::times::Times;
@@ -156,7 +156,7 @@ impl CudaProgram {
         let counts = Counts::of(batch);
         let longest = batch.chunks.iter().map(|c| c.len as usize).max().unwrap_or(0);
         let pages = batch.chunks.iter().map(|c| (c.pos as usize + c.len as usize).div_ceil(PAGE)).max().unwrap_or(1);
-        let most_pages = pages.next_power_of_two().min(MAX_SPLITS);
+        let most_pages = pages.next_power_of_two().min(ATTEND_PAGES * MAX_SPLITS);
         let is_watched = self.is_traced || self.times.is_on();
         let is_decode = longest == 1 && counts.tokens <= MAX_CAPTURED && !is_watched;
         Shape { counts, longest, most_pages, list: self.parts.list(counts, longest), is_decode }

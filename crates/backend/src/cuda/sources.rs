@@ -13,6 +13,7 @@ use crate::quant_headers;
 pub const HEADERS: &[(&str, &str)] = &[
     ("cuda/args.h", include_str!("../../../../kernels/cuda/args.h")),
     ("cuda/async.h", include_str!("../../../../kernels/cuda/async.h")),
+    ("cuda/attend.h", include_str!("../../../../kernels/cuda/attend.h")),
     ("cuda/batch.h", include_str!("../../../../kernels/cuda/batch.h")),
     ("cuda/batch_order.h", include_str!("../../../../kernels/cuda/batch_order.h")),
     ("cuda/best.h", include_str!("../../../../kernels/cuda/best.h")),
@@ -49,6 +50,7 @@ pub struct Source {
 
 sources! {
     ATTEND = "attend.cu";
+    ATTEND_LONG = "attend_long.cu";
     ATTENTION = "attention.cu";
     CAUSAL_CONV = "causal_conv.cu";
     COMBINE = "combine.cu";
@@ -64,6 +66,7 @@ sources! {
     FEW_DOWN = "few_down.cu";
     FEW_EXPERTS = "few_experts.cu";
     FEW_LINEAR = "few_linear.cu";
+    FEW_PAIRS = "few_pairs.cu";
     GATED_LINEAR = "gated_linear.cu";
     GATED_LINEAR_BATCH = "gated_linear_batch.cu";
     GATED_LINEAR_WIDE = "gated_linear_wide.cu";
@@ -190,8 +193,8 @@ impl Key {
     }
 
     /// Attention of single tokens over heads of `d` numbers, `heads` query heads of a block.
-    pub fn attend(d: usize, heads: usize) -> Key {
-        Key::new(ATTEND, vec![format!("D={d}"), format!("HEADS={heads}")])
+    pub fn attend(source: Source, d: usize, heads: usize) -> Key {
+        Key::new(source, vec![format!("D={d}"), format!("HEADS={heads}")])
     }
 
     /// A source for one number.

@@ -45,7 +45,7 @@ const TYPED: [Source; 9] = [
 
 /// Those that copy in bulk, on Hopper and later; for a router's number of experts where they choose.
 fn bulk(w: WeightType) -> Vec<Key> {
-    let mut keys = vec![Key::typed(sources::FEW_LINEAR, w)];
+    let mut keys = vec![Key::typed(sources::FEW_LINEAR, w), Key::typed(sources::FEW_PAIRS, w)];
     keys.extend([sources::FEW_EXPERTS, sources::FEW_DOWN].map(|source| Key::routed(source, w, 128)));
     keys
 }
@@ -72,10 +72,10 @@ fn modules() -> Vec<Key> {
         }
     }
     for (d, heads) in [(64, 8), (128, 4), (128, 8), (256, 1), (256, 8)] {
-        keys.push(Key::attend(d, heads));
+        keys.push(Key::attend(sources::ATTEND_LONG, d, heads));
     }
-    for d in [64, 128, 256] {
-        keys.push(Key::attend(d, 2));
+    for (d, heads) in [(64, 2), (128, 2), (256, 1), (256, 2)] {
+        keys.push(Key::attend(sources::ATTEND, d, heads));
     }
     keys.push(Key::pair(sources::LINEAR_PAIR, WeightType::Q4_K, WeightType::Q6_K));
     keys.extend([128, 1024].map(|n| Key::routed(sources::ROUTER, WeightType::F32, n)));
@@ -108,6 +108,7 @@ const STACK: &[(&str, usize)] = &[
     ("head_linear_vec8", 8),
     ("router", 16),
     ("linear_pair_vec8", 64),
+    ("attend_long", 48),
     ("few_linear1", 16),
     ("few_gated1", 16),
     ("few_pair1", 32),

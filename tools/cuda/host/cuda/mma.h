@@ -28,10 +28,10 @@ inline u32 bf16_fma(u32 a, u32 b, u32 c) {
     return half(0) | half(16) << 16;
 }
 
-inline void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+template <class Value>
+void mma_of(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1, const Value& value) {
     const auto all = emulate::exchange<6>({a0, a1, a2, a3, b0, b1});
     const u32 g = emulate::now % 32 / 4, t = emulate::now % 4;
-    const auto value = [](u32 word, u32 half) { return emulate::number(half ? word & 0xffff0000u : word << 16); };
     for (u32 i = 0; i < 4; i++) {
         double sum = c[i];
         for (u32 k = 0; k < 16; k++) {
@@ -40,5 +40,34 @@ inline void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
             sum += (double)value(a, k % 2) * (double)value(b, k % 2);
         }
         c[i] = (float)sum;
+    }
+}
+inline void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    mma_of(c, a0, a1, a2, a3, b0, b1,
+           [](u32 word, u32 half) { return emulate::number(half ? word & 0xffff0000u : word << 16); });
+}
+inline void mma_f16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    mma_of(c, a0, a1, a2, a3, b0, b1, [](u32 word, u32 half) {
+        const u16 bits = (u16)(word >> (16 * half));
+        _Float16 x;
+        memcpy(&x, &bits, 2);
+        return (float)x;
+    });
+}
+
+inline u32 transpose(u32 pair) {
+    const auto all = emulate::exchange<1>({pair});
+    const u32 g = emulate::now % 32 / 4, t = emulate::now % 4;
+    const auto at = [&](u32 row) { return all[4 * row + g / 2][0] >> (16 * (g % 2)) & 0xffffu; };
+    return at(2 * t) | at(2 * t + 1) << 16;
+}
+inline void load_transposed(u32 (&v)[4], const void* row) {
+    const u64 mine = (u64)row;
+    if (mine % 16) abort();
+    const auto all = emulate::exchange<2>({(u32)mine, (u32)(mine >> 32)});
+    const u32 g = emulate::now % 32 / 4, t = emulate::now % 4;
+    for (u32 i = 0; i < 4; i++) {
+        const auto at = [&](u32 r) { return (u32)((const u16*)((u64)all[8 * i + r][1] << 32 | all[8 * i + r][0]))[g]; };
+        v[i] = at(2 * t) | at(2 * t + 1) << 16;
     }
 }

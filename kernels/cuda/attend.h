@@ -1,0 +1,126 @@
+// What both kernels of attention for single tokens share (`attend.cu`, `attend_long.cu`), compiled for -DD, the width
+// of keys and of values, and -DHEADS, query heads of a block.
+#pragma once
+
+#define KV_F16 1
+#include "cuda/kv.h"
+
+// As in `nodes.rs`.
+#define MAX_SPLITS 64
+
+// A head's row, normed and rotated, by a warp: `store(i, y)`. No lane reads what another has written.
+template <class Store>
+__device__ __forceinline__ void head_of(const Attend& a, const QkvPart& part, const float* x, u32 token,
+                                        const Store& store) {
+    const u32 lane = threadIdx.x % 32, half = part.is_rotated ? a.half : 0;
+    float r = 1.0f;
+    if (part.is_normed) {
+        float sum = 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < D; i += 32) sum += x[i + lane] * x[i + lane];
+        r = 1.0f / sqrtf(warp_sum(sum) / (float)D + a.eps);
+    }
+    const auto scaled = [&](u32 i) { return x[i] * r * (part.w ? part.w[i] : 1.0f); };
+    const float* angles = a.table + 2 * (u64)token * a.half;
+    for (u32 i = lane; i < half; i += 32) {
+        const u32 first = a.interleaved ? 2 * i : i, second = a.interleaved ? 2 * i + 1 : i + half;
+        const float u = scaled(first), v = scaled(second), cosine = angles[2 * i], sine = angles[2 * i + 1];
+        store(first, u * cosine - v * sine);
+        store(second, u * sine + v * cosine);
+    }
+    for (u32 i = 2 * half + lane; i < D; i += 32) store(i, scaled(i));
+}
+
+// What the splits' sums of a head are multiplied by, in their order: a lane has that of every 32nd. `by` divides the
+// whole. Called by a warp.
+struct SplitFactors {
+    float of[MAX_SPLITS / 32], by;
+};
+__device__ __forceinline__ SplitFactors split_factors(const float* stats, u32 n_splits, u32 h, const float* sink) {
+    const u32 lane = threadIdx.x % 32;
+    SplitFactors out;
+    float totals[MAX_SPLITS / 32], best = sink ? *sink : -INF;
+#pragma unroll
+    for (int j = 0; j < MAX_SPLITS / 32; j++) {
+        const u32 s = j * 32 + lane;
+        out.of[j] = s < n_splits ? __ldcg(stats + (s * HEADS + h) * 2) : -INF;
+        totals[j] = s < n_splits ? __ldcg(stats + (s * HEADS + h) * 2 + 1) : 0.0f;
+        best = fmaxf(best, out.of[j]);
+    }
+    best = warp_max(best);
+    out.by = 0.0f;
+#pragma unroll
+    for (int j = 0; j < MAX_SPLITS / 32; j++) {
+        // A split without positions adds nothing.
+        out.of[j] = out.of[j] == -INF && totals[j] == 0.0f ? 0.0f : expf(out.of[j] - best);
+        out.by += totals[j] * out.of[j];
+    }
+    out.by = warp_sum(out.by) + (sink ? expf(*sink - best) : 0.0f);
+    return out;
+}
+
+// Stores what a split puts out besides its sums. Where there are counters, the block of a token and a key-value head
+// that ends last merges the splits in their order: `out` are its heads' rows. Called by the block;
+// `factors` and `is_last` are shared memory.
+template <int THREADS>
+__device__ __forceinline__ void end_split(const Attend& a, u64 place, u32 split, u32 n_heads, u32 first_head,
+                                          const float* top, const float* total, float* out,
+                                          float (&factors)[MAX_SPLITS][HEADS], u32& is_last) {
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float* partial = a.partial + place * a.n_splits * HEADS * (D + 4);
+    float* stats = partial + (u64)a.n_splits * HEADS * D; // [n_splits, HEADS, 2]
+    if (threadIdx.x < HEADS) {
+        stats[(split * HEADS + threadIdx.x) * 2] = top[threadIdx.x];
+        stats[(split * HEADS + threadIdx.x) * 2 + 1] = total[threadIdx.x];
+    }
+    if (a.counters == nullptr) return;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) is_last = atomicAdd(a.counters + place, 1) == a.n_splits - 1;
+    __syncthreads();
+    if (!is_last) return;
+    __threadfence();
+    if (threadIdx.x == 0) a.counters[place] = 0;
+
+    // A warp finds a head's factors, divided by their sum.
+    if (warp < n_heads) {
+        const SplitFactors f = split_factors(stats, a.n_splits, warp, a.sinks ? a.sinks + first_head + warp : nullptr);
+#pragma unroll
+        for (int j = 0; j < MAX_SPLITS / 32; j++) factors[j * 32 + lane][warp] = f.of[j] / f.by;
+    }
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < n_heads * (D / 4); i += THREADS) {
+        const u32 h = i / (D / 4), at = i % (D / 4) * 4;
+        float4 y = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 16
+        for (u32 s = 0; s < a.n_splits; s++) {
+            const float4 x = __ldcg((const float4*)(partial + ((u64)s * HEADS + h) * D + at));
+            const float factor = factors[s][h];
+            y.x += factor * x.x, y.y += factor * x.y, y.z += factor * x.z, y.w += factor * x.w;
+        }
+        *(float4*)(out + h * D + at) = y;
+    }
+}
+
+// Merges many splits: grid (T * heads), block D, a thread a column. Every warp finds the splits' factors.
+KERNEL __launch_bounds__(D) attend_merge(const __grid_constant__ Attend a) {
+    PDL_LAUNCH();
+    const u32 token = blockIdx.x / a.q.n_head, head = blockIdx.x % a.q.n_head;
+    const u32 group = a.q.n_head / a.n_kv, kv_head = head / group, tile = head % group / HEADS;
+    const u32 h = head % group % HEADS;
+    const u64 place = (u64)(token * a.n_tiles + tile) * a.n_kv + kv_head;
+    const float* partial = a.partial + place * a.n_splits * HEADS * (D + 4);
+    const float* stats = partial + (u64)a.n_splits * HEADS * D;
+    PDL_WAIT();
+    const SplitFactors f = split_factors(stats, a.n_splits, h, a.sinks ? a.sinks + head : nullptr);
+    const float* x = partial + h * D + threadIdx.x;
+    float y = 0.0f;
+#pragma unroll
+    for (int j = 0; j < MAX_SPLITS / 32; j++) {
+#pragma unroll 16
+        for (u32 s = j * 32; s < min(a.n_splits, (u32)(j * 32 + 32)); s++) {
+            y += __shfl_sync(FULL_MASK, f.of[j], s % 32) * __ldcg(x + (u64)s * HEADS * D);
+        }
+    }
+    a.out[((u64)token * a.q.n_head + head) * D + threadIdx.x] = y / f.by;
+}

@@ -1,0 +1,276 @@
+// attend_long: as `attend`, on tensor cores, which takes a little longer where contexts are short. The last block of a
+// token and a key-value head merges the splits, in their order; where they are many, a second launch does
+// (attend_merge).
+//
+// Compiled for a cache of f16: -DD, the width of keys and of values, a power of two of 64 to 256, and -DHEADS, query
+// heads of a block, a power of two up to 8.
+//
+// grid (T * tiles of heads * n_kv * n_splits), block 320: a block walks a share of the sequence's pages. A warp takes
+// half pages by itself, on tensor cores: 16 positions times the heads, whose query, and whose shares of the softmax,
+// are two numbers of f16 each, so that products are those of f32. Half pages are copied to shared memory, the first
+// ones before the wait, without the position that this step adds. At the end the warps' sums are added in their order.
+// Shared memory holds `stages` half pages of `workers` warps.
+#include "cuda/async.h"
+#include "cuda/attend.h"
+#include "cuda/mma.h"
+
+extern __shared__ uint4 shared[];
+
+// Warps that take pages (`nodes.rs`). Two more bring the new key and value.
+#define WORKERS 8
+#define THREADS (32 * (WORKERS + 2))
+// Positions that a warp takes at a time, and numbers from row to row of them: rows begin in different banks.
+#define HALF 16
+#define STRIDE (D + 8)
+// Pieces of 16 bytes of a row.
+#define PIECES (D / 8)
+// Numbers from head to head of a warp's sums.
+#define SUMS (D + 4)
+
+// Two numbers of f16 each whose sums are x and y: the first, and the rest.
+__device__ __forceinline__ void split_pair(float x, float y, u32& first, u32& rest) {
+    const u16 a = kv_store(x), b = kv_store(y);
+    first = a | (u32)b << 16;
+    rest = kv_store(x - kv_load(a)) | (u32)kv_store(y - kv_load(b)) << 16;
+}
+
+KERNEL __maxnreg__(D <= 128 ? 88 : 168) attend_long(const __grid_constant__ Attend a) {
+    __shared__ __align__(16) float q_rows[HEADS][D];
+    __shared__ float factors[MAX_SPLITS][HEADS];
+    __shared__ u32 is_last;
+    __shared__ __align__(16) Kv fresh[2][D];
+    __shared__ uint4 q_rest[D / 32][32];
+    __shared__ float tops[WORKERS][8], totals[WORKERS][8], top[8], total[8];
+    PDL_LAUNCH();
+    TRACE(0);
+
+    const u32 place_of = blockIdx.x / a.n_splits, split = blockIdx.x % a.n_splits, kv_head = place_of % a.n_kv;
+    const u32 tile = place_of / a.n_kv % a.n_tiles, token = place_of / a.n_kv / a.n_tiles;
+    if (token >= a.rows) {
+        PDL_WAIT();
+        return;
+    }
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+    const u32 group = a.q.n_head / a.n_kv, first_head = kv_head * group + tile * HEADS;
+    const u32 n_heads = min((u32)HEADS, group - tile * HEADS);
+    // What the host sent is there before the first kernel of the step.
+    const u32 pos = a.step.positions[token];
+    const Chunk chunk = a.step.chunks[a.step.chunk_of[token]];
+    const u32 first_pos = a.window != 0 && pos + 1 > a.window ? pos + 1 - a.window : 0;
+    const u32 first_block = first_pos / PAGE, end_block = pos / PAGE + 1, n_blocks = end_block - first_block;
+    // The splits' shares of the pages, in order; late ones may be empty.
+    const u32 each = (n_blocks + a.n_splits - 1) / a.n_splits;
+    const u32 begin = first_block + min(split * each, n_blocks), end = first_block + min((split + 1) * each, n_blocks);
+    const bool has_new = begin < end && end == end_block;
+    // The warp's half pages.
+    const u32 end_half = warp < a.workers ? min(2 * end, pos / HALF + 1) : 0;
+    u32 half = max(2 * begin, first_pos / HALF) + warp;
+
+    const auto slot = [&](u32 stage) { return (Kv*)shared + (stage * a.workers + warp) * (2 * HALF * STRIDE); };
+    const auto load = [&](u32 half, u32 stage) {
+        const u64 page = ((u64)page_of(a.step, chunk, a.windowed, half / 2) * a.n_kv + kv_head) * PAGE;
+#pragma unroll 4
+        for (u32 i = lane; i < 2 * HALF * PIECES; i += 32) {
+            const u32 row = i / PIECES % HALF, p = half * HALF + row, is_value = i / (HALF * PIECES);
+            Kv* to = slot(stage) + (is_value * HALF + row) * STRIDE + i % PIECES * 8;
+            const Kv* cache = (const Kv*)(is_value ? a.v_cache : a.k_cache);
+            // What was never written may be NaN, and is not read; the new position comes from this launch.
+            if (p >= first_pos && p < pos) {
+                copy_async(to, cache + (page + p % PAGE) * D + i % PIECES * 8);
+            } else if (is_value) {
+                *(uint4*)to = make_uint4(0, 0, 0, 0);
+            }
+        }
+    };
+    for (u32 stage = 0; stage < a.stages; stage++) {
+        if (half + stage * a.workers < end_half) load(half + stage * a.workers, stage);
+        copy_async_commit();
+    }
+    if (threadIdx.x < D / 8 && a.q.w) prefetch(a.q.w + 8 * threadIdx.x);
+    if (threadIdx.x < D / 8 && a.k.w) prefetch(a.k.w + 8 * threadIdx.x);
+    TRACE(1);
+    PDL_WAIT();
+    TRACE(2);
+
+    // A warp a head of q, then the new k and v.
+#pragma unroll 1
+    for (u32 h = warp; h < (has_new ? HEADS + 2 : HEADS); h += THREADS / 32) {
+        const u32 is_new = h < HEADS ? 0 : h - HEADS + 1;
+        const QkvPart& part = is_new == 0 ? a.q : is_new == 1 ? a.k : a.v;
+        // Heads that are not there repeat the last one.
+        const u32 head = is_new ? kv_head : first_head + min(h, n_heads - 1);
+        const float* x = part.x + ((u64)token * part.n_head + head) * (is_new ? D : a.q_stride);
+        // Blocks of other heads store the same bits.
+        Kv* cache = nullptr;
+        if (is_new) {
+            const u64 page = ((u64)page_of(a.step, chunk, a.windowed, pos / PAGE) * a.n_kv + kv_head) * PAGE;
+            cache = (Kv*)(is_new == 1 ? a.k_cache : a.v_cache) + (page + pos % PAGE) * D;
+        }
+        head_of(a, part, x, token, [&](u32 i, float y) {
+            if (is_new) {
+                cache[i] = fresh[is_new - 1][i] = kv_store(y);
+            } else {
+                q_rows[h][i] = y * a.scale;
+            }
+        });
+    }
+    __syncthreads();
+    TRACE(3);
+    // The lane's part of the queries, of head g: of every 32 numbers the 8 from 8c on, as its part of the keys. What is
+    // left of them is read anew each time.
+    u32 q[D / 32][4];
+#pragma unroll
+    for (int i = 0; i < D / 32; i++) {
+        u32 rest[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const float* x = q_rows[g % HEADS] + 32 * i + 8 * c + 2 * j;
+            split_pair(x[0], x[1], q[i][j], rest[j]);
+            if (g >= HEADS) q[i][j] = rest[j] = 0;
+        }
+        if (warp == 0) q_rest[i][lane] = make_uint4(rest[0], rest[1], rest[2], rest[3]);
+    }
+    __syncthreads();
+    // Of heads 2c and 2c + 1: sums over numbers 16 t + g and 16 t + g + 8, the top, and the lane's share of the total.
+    float acc[D / 16][4], its_top[2] = {-INF, -INF}, its_total[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < D / 16 * 4; i++) acc[i / 4][i % 4] = 0.0f;
+
+#pragma unroll 1
+    for (u32 stage = 0; half < end_half; half += a.workers) {
+        if (a.stages == 1) {
+            copy_async_wait<0>();
+        } else {
+            copy_async_wait<1>();
+        }
+        __syncwarp();
+        Kv *const keys = slot(stage), *const values = keys + HALF * STRIDE;
+        if (half == pos / HALF) {
+            for (u32 i = lane; i < 2 * PIECES; i += 32) {
+                const uint4 piece = *(const uint4*)(fresh[i / PIECES] + i % PIECES * 8);
+                *(uint4*)(keys + (i / PIECES * HALF + pos % HALF) * STRIDE + i % PIECES * 8) = piece;
+            }
+            __syncwarp();
+        }
+        float s[4] = {}, s_rest[4] = {};
+#pragma unroll
+        for (int j = 0; j < D / 32; j++) {
+            const uint4 k = *(const uint4*)(keys + g * STRIDE + 32 * j + 8 * c);
+            const uint4 k8 = *(const uint4*)(keys + (g + 8) * STRIDE + 32 * j + 8 * c);
+            mma_f16(s, k.x, k8.x, k.y, k8.y, q[j][0], q[j][1]);
+            const uint4 rest = q_rest[j][lane];
+            mma_f16(s_rest, k.x, k8.x, k.y, k8.y, rest.x, rest.y);
+            mma_f16(s, k.z, k8.z, k.w, k8.w, q[j][2], q[j][3]);
+            mma_f16(s_rest, k.z, k8.z, k.w, k8.w, rest.z, rest.w);
+        }
+        // Scores of position g in the first two, of g + 8 in the others.
+        const u32 p = half * HALF + g;
+        const bool is_seen[2] = {p >= first_pos && p <= pos, p + 8 >= first_pos && p + 8 <= pos};
+        float x[4], factor[2];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            x[i] = s[i] + s_rest[i];
+            if (a.softcap != 0.0f) x[i] = a.softcap * tanhf(x[i] / a.softcap);
+            if (!is_seen[i / 2]) x[i] = -INF;
+        }
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const float old = its_top[e];
+            float now = fmaxf(x[e], x[2 + e]);
+#pragma unroll
+            for (int step = 4; step < 32; step *= 2) now = fmaxf(now, __shfl_xor_sync(FULL_MASK, now, step));
+            now = fmaxf(old, now);
+            // Where no score is finite IEEE makes NaN, as the formula does.
+            factor[e] = old == -INF ? 0.0f : expf(old - now);
+#pragma unroll
+            for (int i = e; i < 4; i += 2) x[i] = is_seen[i / 2] ? expf(x[i] - now) : 0.0f;
+            its_total[e] = its_total[e] * factor[e] + (x[e] + x[2 + e]);
+            its_top[e] = now;
+        }
+        // Shares by position become shares by head.
+        u32 share[2], share_rest[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            split_pair(x[2 * i], x[2 * i + 1], share[i], share_rest[i]);
+            share[i] = transpose(share[i]), share_rest[i] = transpose(share_rest[i]);
+        }
+#pragma unroll
+        for (int t = 0; t < D / 16; t++) {
+            u32 v[4];
+            load_transposed(v, values + (lane % 8 + lane / 16 * 8) * STRIDE + 16 * t + lane / 8 % 2 * 8);
+#pragma unroll
+            for (int i = 0; i < 4; i++) acc[t][i] *= factor[i % 2];
+            mma_f16(acc[t], v[0], v[1], v[2], v[3], share[0], share[1]);
+            mma_f16(acc[t], v[0], v[1], v[2], v[3], share_rest[0], share_rest[1]);
+        }
+        __syncwarp();
+        if (half + a.stages * a.workers < end_half) load(half + a.stages * a.workers, stage);
+        copy_async_commit();
+        stage = a.stages == 1 ? 0 : stage ^ 1;
+    }
+
+    TRACE(5);
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+#pragma unroll
+        for (int step = 4; step < 32; step *= 2) its_total[e] += __shfl_xor_sync(FULL_MASK, its_total[e], step);
+        if (warp < a.workers && g == 0) {
+            tops[warp][2 * c + e] = its_top[e];
+            totals[warp][2 * c + e] = its_total[e];
+        }
+    }
+    // Sums go where half pages are.
+    copy_async_wait<0>();
+    __syncthreads();
+    float* sums = (float*)shared; // [workers, HEADS, SUMS]
+    if (warp < a.workers) {
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const u32 h = 2 * c + e;
+            if (h >= HEADS) break;
+            float best = -INF;
+#pragma unroll
+            for (int w = 0; w < WORKERS; w++) best = fmaxf(best, w < a.workers ? tops[w][h] : -INF);
+            // A warp without positions adds nothing.
+            const float by = its_top[e] == -INF && its_total[e] == 0.0f ? 0.0f : expf(its_top[e] - best);
+            float* to = sums + (warp * HEADS + h) * SUMS;
+#pragma unroll
+            for (int t = 0; t < D / 16; t++) {
+                to[16 * t + g] = acc[t][e] * by;
+                to[16 * t + g + 8] = acc[t][2 + e] * by;
+            }
+            if (g == 0) to[D] = its_total[e] * by;
+            if (warp == 0 && g == 0) top[h] = best;
+        }
+    }
+    __syncthreads();
+    // The warps' sums of column i of a head, its total behind the last.
+    const auto sum_of = [&](u32 h, u32 i) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int w = 0; w < WORKERS; w++) sum += w < a.workers ? sums[(w * HEADS + h) * SUMS + i] : 0.0f;
+        return sum;
+    };
+    if (a.n_splits > 1 && threadIdx.x < HEADS) total[threadIdx.x] = sum_of(threadIdx.x, D);
+    const u64 place = (u64)(token * a.n_tiles + tile) * a.n_kv + kv_head;
+    float* partial = a.partial + place * a.n_splits * HEADS * (D + 4);
+    float* out = a.out + ((u64)token * a.q.n_head + first_head) * D;
+    for (u32 i = threadIdx.x; i < HEADS * D; i += THREADS) {
+        const u32 h = i / D;
+        const float sum = sum_of(h, i % D);
+        if (a.n_splits > 1) {
+            partial[((u64)split * HEADS + h) * D + i % D] = sum;
+        } else if (h < n_heads) {
+            float by = sum_of(h, D), factor = 1.0f;
+            if (a.sinks) {
+                const float sink = a.sinks[first_head + h], now = fmaxf(top[h], sink);
+                factor = top[h] == -INF ? 0.0f : expf(top[h] - now);
+                by = by * factor + expf(sink - now);
+            }
+            out[i] = sum * factor / by;
+        }
+    }
+    TRACE(4);
+    if (a.n_splits == 1) return;
+    end_split<THREADS>(a, place, split, n_heads, first_head, top, total, out, factors, is_last);
+}
