@@ -10,11 +10,11 @@ use crate::quant_headers;
 
 /// Headers besides those of weight types.
 const HEADERS: &[(&str, &str)] = &[
-    ("metal/chunk.h", include_str!("../../../../kernels/metal/chunk.h")),
-    ("metal/common.h", include_str!("../../../../kernels/metal/common.h")),
-    ("metal/kv.h", include_str!("../../../../kernels/metal/kv.h")),
-    ("metal/reduce.h", include_str!("../../../../kernels/metal/reduce.h")),
-    ("metal/weight.h", include_str!("../../../../kernels/metal/weight.h")),
+    ("metal/chunk.h", include_str!("../../kernels/metal/chunk.h")),
+    ("metal/common.h", include_str!("../../kernels/metal/common.h")),
+    ("metal/kv.h", include_str!("../../kernels/metal/kv.h")),
+    ("metal/reduce.h", include_str!("../../kernels/metal/reduce.h")),
+    ("metal/weight.h", include_str!("../../kernels/metal/weight.h")),
 ];
 
 macro_rules! sources {
