@@ -17,7 +17,7 @@ trap 'rm -rf "$work"' EXIT
 root=$work/root
 mkdir -p "$root"/{bin,proc,dev,tmp,t} "$work/iso/isolinux"
 for name; do
-  program=$(CARGO_PROFILE_RELEASE_DEBUG=0 cargo test --locked --release --no-run -p backend --test "$name" 2>&1 |
+  program=$(CARGO_PROFILE_RELEASE_DEBUG=0 cargo test --locked --release --no-run -p moebius-backend --test "$name" 2>&1 |
     tee /dev/stderr | sed -n 's/^ *Executable .*(\(.*\))$/\1/p')
   strip -o "$root/t/$name" "$program"
   ldd "$program" | grep -o '/[^ ]*' | xargs cp -Lu --parents -t "$root"

@@ -609,5 +609,5 @@ fn prompts_survive_a_restart() {
     assert!(said.contains("a stored prompt is ignored"), "{said}");
     // What was damaged was written again.
     let (fourth, _, cached) = ask(&[]);
-    assert!(fourth == first && cached > 0, "{cached}");
+    assert_eq!((fourth, cached), (first, (n_prompt - 1) / 32 * 32));
 }

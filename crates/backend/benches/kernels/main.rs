@@ -1,6 +1,6 @@
 //! Matrix products alone: weight type × columns × instruction set, on one thread.
 //!
-//! `cargo bench -p backend --bench kernels -- [types] [columns] [isas] [shapes] [runs]`, each a list with commas or `-`
+//! `cargo bench -p moebius-backend --bench kernels -- [types] [columns] [isas] [shapes] [runs]`, each a list with commas or `-`
 //! for all (of the affine types those with groups of 64 and bf16 scales). Shapes are `ROWSxVALUES`; more runs than two
 //! are for a busy machine, where figures are those of the fastest product. Weights rotate over 256
 //! MB, more than any cache and in large pages as in the engine, so that one column measures memory too: its

@@ -11,33 +11,33 @@ use crate::quant_headers;
 
 /// Headers besides those of weight types, by the names that sources include them by.
 pub const HEADERS: &[(&str, &str)] = &[
-    ("cuda/args.h", include_str!("../../../../kernels/cuda/args.h")),
-    ("cuda/async.h", include_str!("../../../../kernels/cuda/async.h")),
-    ("cuda/attend.h", include_str!("../../../../kernels/cuda/attend.h")),
-    ("cuda/batch.h", include_str!("../../../../kernels/cuda/batch.h")),
-    ("cuda/batch_order.h", include_str!("../../../../kernels/cuda/batch_order.h")),
-    ("cuda/best.h", include_str!("../../../../kernels/cuda/best.h")),
-    ("cuda/choose.h", include_str!("../../../../kernels/cuda/choose.h")),
-    ("cuda/common.h", include_str!("../../../../kernels/cuda/common.h")),
-    ("cuda/few.h", include_str!("../../../../kernels/cuda/few.h")),
-    ("cuda/kv.h", include_str!("../../../../kernels/cuda/kv.h")),
-    ("cuda/linear.h", include_str!("../../../../kernels/cuda/linear.h")),
-    ("cuda/load8.h", include_str!("../../../../kernels/cuda/load8.h")),
-    ("cuda/mma.h", include_str!("../../../../kernels/cuda/mma.h")),
-    ("cuda/q4_k_batch.h", include_str!("../../../../kernels/cuda/q4_k_batch.h")),
-    ("cuda/q4_k_wide.h", include_str!("../../../../kernels/cuda/q4_k_wide.h")),
-    ("cuda/route.h", include_str!("../../../../kernels/cuda/route.h")),
-    ("cuda/tile.h", include_str!("../../../../kernels/cuda/tile.h")),
-    ("cuda/vec.h", include_str!("../../../../kernels/cuda/vec.h")),
-    ("cuda/wgmma.h", include_str!("../../../../kernels/cuda/wgmma.h")),
-    ("cuda/wide.h", include_str!("../../../../kernels/cuda/wide.h")),
-    ("cuda/wide_queue.h", include_str!("../../../../kernels/cuda/wide_queue.h")),
+    ("cuda/args.h", include_str!("../../kernels/cuda/args.h")),
+    ("cuda/async.h", include_str!("../../kernels/cuda/async.h")),
+    ("cuda/attend.h", include_str!("../../kernels/cuda/attend.h")),
+    ("cuda/batch.h", include_str!("../../kernels/cuda/batch.h")),
+    ("cuda/batch_order.h", include_str!("../../kernels/cuda/batch_order.h")),
+    ("cuda/best.h", include_str!("../../kernels/cuda/best.h")),
+    ("cuda/choose.h", include_str!("../../kernels/cuda/choose.h")),
+    ("cuda/common.h", include_str!("../../kernels/cuda/common.h")),
+    ("cuda/few.h", include_str!("../../kernels/cuda/few.h")),
+    ("cuda/kv.h", include_str!("../../kernels/cuda/kv.h")),
+    ("cuda/linear.h", include_str!("../../kernels/cuda/linear.h")),
+    ("cuda/load8.h", include_str!("../../kernels/cuda/load8.h")),
+    ("cuda/mma.h", include_str!("../../kernels/cuda/mma.h")),
+    ("cuda/q4_k_batch.h", include_str!("../../kernels/cuda/q4_k_batch.h")),
+    ("cuda/q4_k_wide.h", include_str!("../../kernels/cuda/q4_k_wide.h")),
+    ("cuda/route.h", include_str!("../../kernels/cuda/route.h")),
+    ("cuda/tile.h", include_str!("../../kernels/cuda/tile.h")),
+    ("cuda/vec.h", include_str!("../../kernels/cuda/vec.h")),
+    ("cuda/wgmma.h", include_str!("../../kernels/cuda/wgmma.h")),
+    ("cuda/wide.h", include_str!("../../kernels/cuda/wide.h")),
+    ("cuda/wide_queue.h", include_str!("../../kernels/cuda/wide_queue.h")),
 ];
 
 macro_rules! sources {
     ($($name:ident = $file:literal;)*) => { $(
         #[doc = concat!("`kernels/cuda/", $file, "`.")]
-        pub const $name: Source = Source { file: $file, text: include_str!(concat!("../../../../kernels/cuda/", $file)) };
+        pub const $name: Source = Source { file: $file, text: include_str!(concat!("../../kernels/cuda/", $file)) };
     )* };
 }
 

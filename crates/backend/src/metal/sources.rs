@@ -10,19 +10,19 @@ use crate::quant_headers;
 
 /// Headers besides those of weight types.
 const HEADERS: &[(&str, &str)] = &[
-    ("metal/chunk.h", include_str!("../../../../kernels/metal/chunk.h")),
-    ("metal/common.h", include_str!("../../../../kernels/metal/common.h")),
-    ("metal/kv.h", include_str!("../../../../kernels/metal/kv.h")),
-    ("metal/reduce.h", include_str!("../../../../kernels/metal/reduce.h")),
-    ("metal/tile.h", include_str!("../../../../kernels/metal/tile.h")),
-    ("metal/weight.h", include_str!("../../../../kernels/metal/weight.h")),
+    ("metal/chunk.h", include_str!("../../kernels/metal/chunk.h")),
+    ("metal/common.h", include_str!("../../kernels/metal/common.h")),
+    ("metal/kv.h", include_str!("../../kernels/metal/kv.h")),
+    ("metal/reduce.h", include_str!("../../kernels/metal/reduce.h")),
+    ("metal/tile.h", include_str!("../../kernels/metal/tile.h")),
+    ("metal/weight.h", include_str!("../../kernels/metal/weight.h")),
 ];
 
 macro_rules! sources {
     ($($name:ident = $file:literal;)*) => { $(
         #[doc = concat!("`kernels/metal/", $file, "`.")]
         pub const $name: Source =
-            Source { file: concat!("metal/", $file), text: include_str!(concat!("../../../../kernels/metal/", $file)) };
+            Source { file: concat!("metal/", $file), text: include_str!(concat!("../../kernels/metal/", $file)) };
     )* };
 }
 

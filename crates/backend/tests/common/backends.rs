@@ -250,7 +250,7 @@ pub fn distinct() -> Vec<Row> {
 }
 
 /// What quantised activations cost the CPU, by the type of the weights that they meet; behind each line the largest
-/// error of a row in the cases (`cargo test -p backend --test ops -- --nocapture` prints it).
+/// error of a row in the cases (`cargo test -p moebius-backend --test ops -- --nocapture` prints it).
 fn cpu_weight(t: WeightType) -> f64 {
     match t {
         WeightType::F32 | WeightType::F16 | WeightType::BF16 => CPU_PLAIN, // 1.8e-7

@@ -58,6 +58,11 @@ pub trait PromptStore: Send {
     /// Whether something is stored, as far as is known without reading it.
     fn has(&mut self, key: &Key, part: Part) -> bool;
 
+    /// Whether what was computed needs no storing. Computing what the store has is a sign that it could not be loaded.
+    fn is_stored(&mut self, key: &Key, part: Part) -> bool {
+        self.has(key, part)
+    }
+
     /// Reads what is stored, `n_bytes` long, into `out`, which is empty. False where it is not there, or not whole.
     fn load(&mut self, key: &Key, part: Part, n_bytes: usize, out: &mut Vec<u8>) -> bool;
 
@@ -150,7 +155,7 @@ impl Engine {
         let Engine { store: Some(store), memory, program, is_busy: false, .. } = self else { return };
         let start = Instant::now();
         while let Some((piece, key, part)) = memory.next_unsaved() {
-            if !store.has(&key, part) {
+            if !store.is_stored(&key, part) {
                 let Some(mut bytes) = store.buffer() else { break };
                 program.save(piece, &mut bytes);
                 store.store(key, part, bytes);

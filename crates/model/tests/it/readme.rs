@@ -2,7 +2,7 @@
 
 use model::arch::ARCHS;
 
-const FROM: &str = "<!-- archs: `UPDATE_EXPECT=1 cargo test -p model` writes this table -->\n";
+const FROM: &str = "<!-- archs: `UPDATE_EXPECT=1 cargo test -p moebius-model` writes this table -->\n";
 const TO: &str = "<!-- /archs -->";
 
 #[test]
@@ -20,5 +20,5 @@ fn readme_lists_the_architectures() {
         std::fs::write(path, format!("{}{table}{}", &readme[..start], &readme[end..])).unwrap();
         return;
     }
-    assert_eq!(&readme[start..end], table, "write it anew with UPDATE_EXPECT=1 cargo test -p model");
+    assert_eq!(&readme[start..end], table, "write it anew with UPDATE_EXPECT=1 cargo test -p moebius-model");
 }
