@@ -208,7 +208,7 @@ fn experts_that_a_gpu_does_not_hold_stay_on_the_host() {
     let least: usize = least.and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("{error}"));
     assert!(!plan(least - 1).status.success(), "{least}M is the least");
 
-    // Layers on the host, with every megabyte more; none when all fit.
+    // Layers on the host, as memory grows; none when all fit. Each plan measures the memory, so there are few.
     let on_host = |megabytes: usize| {
         let output = plan(megabytes);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -221,9 +221,8 @@ fn experts_that_a_gpu_does_not_hold_stay_on_the_host() {
         let at = words.iter().position(|&word| word == "of")?;
         words[at + 1].parse::<usize>().ok()
     };
-    let counts: Vec<usize> = (0..40).map(|more| on_host(least + more).unwrap_or(0)).collect();
-    assert!(counts[0] > 0 && counts[39] == 0 && counts.is_sorted_by(|a, b| a >= b), "{counts:?}");
-    assert!(counts.iter().any(|&n| n > 0 && n < counts[0]), "{counts:?}");
+    let [none, some, all] = [0, 5, 40].map(|more| on_host(least + more).unwrap_or(0));
+    assert!(none > some && some > all && all == 0, "{none}, {some}, {all}");
 
     let output = moebius(&["plan", "--gpu-memory", "6G"], "");
     let error = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -8,7 +8,7 @@ use engine::tokenizer::{Encode, Tokenizer};
 use indicatif::ProgressStyle;
 use serde::Serialize;
 
-use crate::args::CompareArgs;
+use crate::args::{BackendKind, CompareArgs};
 use crate::compare::{Windows, mean_and_deviation, nll, row_distance};
 use crate::device::{Device, Prefer};
 use crate::load::{self, EngineSetup, Sequence};
@@ -36,12 +36,19 @@ pub fn run(args: &CompareArgs) -> Result<()> {
         windows.n_tokens()
     );
 
-    let setup = EngineSetup::of(&args.engine, Prefer::Cpu)?;
+    let mut setup = EngineSetup::of(&args.engine, Prefer::Cpu)?;
     let other_device = match args.other_backend {
         Some(_) => Device::choose(args.other_backend, Prefer::Cpu, args.engine.device, None)?,
         None => setup.device.clone(),
     };
-    let other_setup = EngineSetup { device: other_device, ..setup.clone() };
+    let mut other_setup = EngineSetup { device: other_device, ..setup.clone() };
+    // A GPU's memory is for the side that has the GPU.
+    let is_cuda = [&setup, &other_setup].map(|setup| setup.device.kind == BackendKind::Cuda);
+    for (setup, is_cuda, other) in [(&mut setup, is_cuda[0], is_cuda[1]), (&mut other_setup, is_cuda[1], is_cuda[0])] {
+        if other && !is_cuda {
+            setup.step.gpu_memory = None;
+        }
+    }
     let mut ours = Sequence::start_with(&base, &setup, n_ctx).with_context(|| start(base_path))?;
     let mut theirs = Sequence::start_with(&other, &other_setup, n_ctx).with_context(|| start(other_path))?;
     let n_vocab = ours.n_vocab();
