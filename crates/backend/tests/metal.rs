@@ -844,3 +844,16 @@ impl Gpu for Rewritten {
         self.sim.wait(ticket, limit)
     }
 }
+
+/// The table of what products cost says what the simulator counts.
+#[test]
+fn the_table_of_costs_is_counted() {
+    if simulated(CacheType::F32, Options::default()).is_none() {
+        return;
+    }
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels/metal/README.md");
+    let page = std::fs::read_to_string(path).unwrap();
+    let found = metal_sim::costs::table().unwrap();
+    let is_fresh = metal_sim::costs::marked(&page) == Some(found.as_str());
+    assert!(is_fresh, "kernels/metal/README.md is stale; `cargo run -p metal-sim -- costs` prints:\n{found}");
+}
