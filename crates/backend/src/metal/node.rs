@@ -348,7 +348,7 @@ mod tests {
     #[test]
     fn a_step_has_the_levels_of_what_runs_in_it() {
         let mut nodes = nodes(&[(&[0], &[1]), (&[0], &[1]), (&[1], &[2]), (&[1], &[3])]);
-        let count = super::Count::Rows(Rows::Tokens);
+        let count = Count::Rows(Rows::Tokens);
         for (node, (from, to)) in nodes.iter_mut().zip([(0, 9), (9, usize::MAX), (9, usize::MAX)]) {
             node.when = Some(When { count, from, to });
         }
