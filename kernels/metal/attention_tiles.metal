@@ -7,8 +7,8 @@
 // simdgroup owns 16, for all rows, and keeps their sums in matrices. Where a lane holds which numbers of a matrix is
 // `row_of_lane` and `column_of_lane`, as MLX relies on.
 //
-// Positions that no row sees are staged as zeros: what was never written may be NaN. Where a position of the tile holds
-// NaN, all rows of its tile may be NaN.
+// Positions that no row sees are staged as zeros: what was never written may be NaN. Where values are not finite, which
+// a product with a share of zero would spread to rows that do not see them, each row adds up what it sees by itself.
 // Compiled for a cache: D_K, D_V, KV_F16, V_IN_K (values are the first D_V numbers of the keys); SINKS 0 or 1; ROWS: 8,
 // 16 or 32.
 // grid (ceil(tokens of the longest chunk * heads of a group / ROWS), n_kv, chunks), 128 threads
@@ -36,20 +36,29 @@ inline uint row_of_lane(uint lane) { return (lane >> 4 & 1) * 4 + (lane >> 1 & 3
 inline uint column_of_lane(uint lane) { return (lane >> 3 & 1) * 4 + (lane & 1) * 2; }
 
 // Numbers first..first + 64 of a page's 32 keys, [64][S_STRIDE]; those behind D_K, and positions outside, are zero.
-inline void stage_keys(device const Kv* keys, uint first, uint from, uint to, threadgroup float* staged, uint t) {
+// Whether all that this thread has staged are finite.
+inline bool stage_keys(device const Kv* keys, uint first, uint from, uint to, threadgroup float* staged, uint t) {
+    bool is_finite = true;
     for (uint i = t; i < 64 * PAGE; i += 128) {
         const uint d = first + i / PAGE, p = i % PAGE;
-        staged[i / PAGE * S_STRIDE + p] = d < D_K && p >= from && p <= to ? float(keys[d * PAGE + p]) : 0.0f;
+        const float x = d < D_K && p >= from && p <= to ? float(keys[d * PAGE + p]) : 0.0f;
+        staged[i / PAGE * S_STRIDE + p] = x;
+        is_finite = is_finite && isfinite(x);
     }
+    return is_finite;
 }
 
 #if !V_IN_K
 // Columns first..first + 64 of a page's 32 values, [32][V_STRIDE]; the same of them.
-inline void stage_values(device const Kv* values, uint first, uint from, uint to, threadgroup float* staged, uint t) {
+inline bool stage_values(device const Kv* values, uint first, uint from, uint to, threadgroup float* staged, uint t) {
+    bool is_finite = true;
     for (uint i = t; i < 64 * PAGE; i += 128) {
         const uint p = i / 64, d = first + i % 64;
-        staged[p * V_STRIDE + i % 64] = d < D_V && p >= from && p <= to ? float(values[p * D_V + d]) : 0.0f;
+        const float x = d < D_V && p >= from && p <= to ? float(values[p * D_V + d]) : 0.0f;
+        staged[p * V_STRIDE + i % 64] = x;
+        is_finite = is_finite && isfinite(x);
     }
+    return is_finite;
 }
 #endif
 
@@ -68,6 +77,7 @@ kernel void attention_tiles(device const float* q [[buffer(0)]], device const Kv
     threadgroup float staged[N_STAGED];
     threadgroup float scores[ROWS * S_STRIDE];
     threadgroup float factors[ROWS]; // what the sums of a row are multiplied with
+    threadgroup uint is_wild[4];     // whether a simdgroup has staged values that are not finite
     device const Chunk& c = chunks[group.z];
     const uint n_shared = a.n_head / a.n_kv, kv_head = group.y, begin = ROWS * group.x;
     if (begin >= c.len * n_shared) return;
@@ -126,14 +136,37 @@ kernel void attention_tiles(device const float* q [[buffer(0)]], device const Kv
         for (uint i = 0; i < V_SLICES; i++) {
             if (i > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
 #if V_IN_K
-            stage_keys(keys, 64 * i, from, to, staged, t);
+            const bool is_finite = stage_keys(keys, 64 * i, from, to, staged, t);
 #else
-            stage_values(v_cache + at * PAGE * D_V, 64 * i, from, to, staged, t);
+            const bool is_finite = stage_values(v_cache + at * PAGE * D_V, 64 * i, from, to, staged, t);
 #endif
+            const bool is_tame = simd_all(is_finite);
+            if (lane == 0) is_wild[sg] = is_tame ? 0 : 1;
             threadgroup_barrier(mem_flags::mem_threadgroup);
             for (uint j = 0; j < BLOCKS; j++) {
                 const float by = factors[8 * j + row_of_lane(lane)];
                 for (uint h = 0; h < 2; h++) sums[i][j][h].thread_elements() *= by;
+            }
+            if ((is_wild[0] | is_wild[1] | is_wild[2] | is_wild[3]) != 0) {
+                for (uint j = 0; j < 2 * BLOCKS; j++) {
+                    const uint r = 8 * (j / 2) + row_of_lane(lane), pos = c.pos + (begin + r) / n_shared;
+                    const uint column = 16 * sg + 8 * (j % 2) + column_of_lane(lane);
+                    float2 y = sums[i][j / 2][j % 2].thread_elements();
+                    for (uint slot = 0; slot < PAGE; slot++) {
+                        const uint p = block * PAGE + slot;
+                        if (r >= n_rows || p > pos || (a.window != 0 && p + a.window <= pos)) continue;
+                        const float share = scores[r * S_STRIDE + slot];
+#if V_IN_K
+                        y.x += share * staged[column * S_STRIDE + slot];
+                        y.y += share * staged[(column + 1) * S_STRIDE + slot];
+#else
+                        y.x += share * staged[slot * V_STRIDE + column];
+                        y.y += share * staged[slot * V_STRIDE + column + 1];
+#endif
+                    }
+                    sums[i][j / 2][j % 2].thread_elements() = y;
+                }
+                continue;
             }
             for (uint p = 0; p < PAGE; p += 8) {
                 simdgroup_float8x8 v[2], x;

@@ -1,5 +1,5 @@
-// expert_groups: pairs of a token and a slot, in the order of their experts and in their own among one expert's, and the
-// tiles of up to 32 pairs that they make. No atomics: the same order each time.
+// expert_groups: pairs of a token and a slot, in the order of their experts and in their own among one expert's, and
+// the tiles of up to 32 pairs that they make. No atomics: the same order each time.
 //
 // Tiles of expert e begin in slot first / 32 + e of the list, where `first` is how many pairs lower experts have: there
 // is room for all of them up to where the next expert's begin. A slot that is left over has no pairs.

@@ -32,8 +32,8 @@ inline float4 four_of(device const float* row, uint at, uint k) {
     return v;
 }
 
-// Row r of weights times column c, for c < n_columns, to staged_w[c * TILE_OUT_STRIDE + r]. Thread t stages run t % 2 of
-// `row`, which is row t / 2 of the tile, and numbers of `x0` and `x1`, which are rows t / 8 and t / 8 + 16 of x. Ends
+// Row r of weights times column c, for c < n_columns, to staged_w[c * TILE_OUT_STRIDE + r]. Thread t stages run t % 2
+// of `row`, which is row t / 2 of the tile, and numbers of `x0` and `x1`, which are rows t / 8 and t / 8 + 16 of x. Ends
 // with a barrier.
 template <class W>
 inline void tile_product(const thread Row& row, device const float* x0, device const float* x1, uint n_columns,

@@ -169,6 +169,27 @@ template <int BYTES, int ALIGN> struct Words {
             for (int i = 0; i < N; i++) a[i] = i < N - 1 || ALIGN >= 4 || i <= last ? load_ordered(words + i) : 0;
         }
 #else
+#if defined(__METAL_VERSION__)
+        // As wide as the address and the length allow; no byte behind the last is read.
+        if (ALIGN >= 16 && BYTES % 16 == 0) {
+            for (int i = 0; i < BYTES / 16; i++) {
+                const uint4 v = ((const device uint4*)p)[i];
+                a[4 * i] = v.x, a[4 * i + 1] = v.y, a[4 * i + 2] = v.z, a[4 * i + 3] = v.w;
+            }
+            return;
+        }
+        if (ALIGN >= 4 && BYTES % 4 == 0) {
+            for (int i = 0; i < N; i++) a[i] = ((const device u32*)p)[i];
+            return;
+        }
+        if (ALIGN >= 2 && BYTES % 2 == 0) {
+            for (int i = 0; i < N; i++) {
+                a[i] = 4 * i < BYTES ? (u32)((const device ushort*)p)[2 * i] : 0;
+                if (4 * i + 2 < BYTES) a[i] |= (u32)((const device ushort*)p)[2 * i + 1] << 16;
+            }
+            return;
+        }
+#endif
         for (int i = 0; i < N; i++) {
             a[i] = 0;
             for (int j = 4 * i; j < 4 * i + 4 && j < BYTES; j++) a[i] |= (u32)p[j] << (8 * (j % 4));
@@ -238,6 +259,15 @@ template <int SIZE> QUANT_FN void load_floats(const QUANT_LOCAL Row& row, u32 un
 #pragma unroll
         for (int i = 0; i < SIZE; i++) {
             const uint4 v = load_ordered((const uint4*)p + i);
+            a[4 * i] = v.x, a[4 * i + 1] = v.y, a[4 * i + 2] = v.z, a[4 * i + 3] = v.w;
+        }
+        return;
+    }
+#elif defined(__METAL_VERSION__)
+    // Planes begin at a multiple of 16 bytes, and such rows too.
+    if (first + 16 <= row.n && row.n * SIZE % 16 == 0) {
+        for (int i = 0; i < SIZE; i++) {
+            const uint4 v = ((const device uint4*)p)[i];
             a[4 * i] = v.x, a[4 * i + 1] = v.y, a[4 * i + 2] = v.z, a[4 * i + 3] = v.w;
         }
         return;

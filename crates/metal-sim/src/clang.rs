@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::rewrite;
+use crate::{count, rewrite};
 
 const RUNNER: &str = include_str!("../runtime/runner.cpp");
 const HEADER: &str = include_str!("../runtime/msl.h");
@@ -104,13 +104,15 @@ impl Clang {
     }
 
     /// A kernel source, compiled to a library in `folder`. It must also pass a compilation in which the four address
-    /// spaces are types of their own, as they are in Metal.
+    /// spaces are types of their own, as they are in Metal. `is_counting`: it tells the runner of its multiplications
+    /// and instructions, and does not look for undefined behaviour.
     ///
     /// # Errors
     /// The folder cannot be written, what the rewriter refuses, or the compiler's message.
-    pub fn kernels(&self, source: &str, folder: &Path) -> Result<PathBuf> {
+    pub fn kernels(&self, source: &str, folder: &Path, is_counting: bool) -> Result<PathBuf> {
         let flags = [KERNEL_FLAGS.join(" "), CHECKED_FLAGS.join(" ")];
-        let library = folder.join(format!("{:016x}.so", self.hash(&[source, HEADER, &flags[0], &flags[1], UNDEFINED])));
+        let hash = self.hash(&[source, HEADER, &flags[0], &flags[1], UNDEFINED]);
+        let library = folder.join(format!("{hash:016x}{}.so", if is_counting { "-counting" } else { "" }));
         self.make(&library, |to| {
             let header = folder.join(format!("msl-{:016x}.h", self.hash(&[HEADER])));
             self.make(&header, |to| Ok(std::fs::write(to, HEADER)?))?;
@@ -120,9 +122,16 @@ impl Clang {
             let object = to.with_extension("o");
             let mut command = Command::new(self.program);
             command.args(KERNEL_FLAGS).args(CHECKED_FLAGS).arg("-include").arg(&header);
-            command.arg(format!("-fsanitize={UNDEFINED}")).arg(format!("-fsanitize-recover={UNDEFINED}"));
-            command.args(["-c", "-", "-o"]).arg(&object);
-            run(&mut command, &code)?;
+            if is_counting {
+                let code = run(command.args(["-O3", "-S", "-emit-llvm", "-", "-o", "-"]), &code)?;
+                let mut command = Command::new(self.program);
+                command.args(["-x", "ir", "-O1", "-fPIC", "-mf16c", "-mfma", "-c", "-", "-o"]).arg(&object);
+                run(&mut command, &count::instrument(&code))?;
+            } else {
+                command.arg(format!("-fsanitize={UNDEFINED}")).arg(format!("-fsanitize-recover={UNDEFINED}"));
+                command.args(["-c", "-", "-o"]).arg(&object);
+                run(&mut command, &code)?;
+            }
             // The sanitizers' own libraries stay away: the runner defines their functions.
             let mut command = Command::new(self.program);
             let linked = run(command.args(["-shared", "-o"]).arg(to).arg(&object).arg("-lm"), "");

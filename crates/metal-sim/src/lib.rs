@@ -4,6 +4,8 @@
 //! `README.md` of this crate says what is checked and why it is built as it is. It knows no op and no model.
 
 pub mod clang;
+pub mod costs;
+mod count;
 mod options;
 mod protocol;
 pub mod rewrite;
@@ -11,4 +13,4 @@ mod rules;
 mod sim;
 
 pub use options::{Call, Fault, Moment, Options, Schedule};
-pub use sim::{Sim, Stats};
+pub use sim::{Count, Sim, Stats};

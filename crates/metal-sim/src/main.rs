@@ -1,4 +1,5 @@
-//! `metal-sim check FILE`, `metal-sim run FILE KERNEL`: kernels by hand. The crate's README shows both.
+//! `metal-sim check FILE`, `metal-sim run FILE KERNEL`: kernels by hand, and `metal-sim costs`: the table of what
+//! products cost. The crate's README shows them.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -9,7 +10,8 @@ use backend::metal::gpu::{Cmd, Gpu, List, Span, Unit, Use};
 use metal_sim::clang::Clang;
 use metal_sim::{Options, Sim};
 
-const USAGE: &str = "metal-sim check FILE [-I FOLDER].. [-D NAME=VALUE]..
+const USAGE: &str = "metal-sim costs
+metal-sim check FILE [-I FOLDER].. [-D NAME=VALUE]..
 metal-sim run FILE KERNEL --groups X,Y,Z --threads N [-I FOLDER].. [-D NAME=VALUE]..
     SLOT=r:NUMBERS SLOT=u:NUMBERS SLOT=w:BYTES SLOT=p:NUMBERS ..";
 
@@ -61,6 +63,10 @@ fn parse(args: Vec<String>) -> Result<Args> {
 fn run(args: Vec<String>) -> Result<()> {
     let args = parse(args)?;
     match args.words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["costs"] => {
+            print!("{}", metal_sim::costs::table()?);
+            Ok(())
+        }
         ["check", file] => check(file.as_ref(), &args),
         ["run", file, kernel, ref slots @ ..] => dispatch(file.as_ref(), kernel, slots, &args),
         _ => bail!("{USAGE}"),
@@ -78,7 +84,7 @@ fn source(file: &Path, args: &Args) -> Result<String> {
 
 fn check(file: &Path, args: &Args) -> Result<()> {
     let source = source(file, args)?;
-    Clang::find()?.kernels(&source, &Options::default().cache)?;
+    Clang::find()?.kernels(&source, &Options::default().cache, false)?;
     let kernels = metal_sim::rewrite::rewrite(&source)?.kernels;
     println!("{}: {}", file.display(), kernels.join(", "));
     Ok(())

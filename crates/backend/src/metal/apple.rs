@@ -7,7 +7,8 @@
 use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::ptr::NonNull;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use block2::RcBlock;
@@ -40,11 +41,76 @@ struct Memory {
 // SAFETY: Metal's buffers may be used from any thread, one at a time, which `&mut` of the GPU that owns them gives.
 unsafe impl Send for Memory {}
 
-/// A residency set, used from the thread that has the GPU.
+/// A residency set, used under the lock that it lies in.
 struct Resident(Residency);
 
-// SAFETY: as of `Memory`.
+// SAFETY: as of `Memory`; the lock gives one thread at a time.
 unsafe impl Send for Resident {}
+
+/// What keeps buffers wired between steps: systems let go of what a set has not asked for lately.
+struct Beat {
+    set: Resident,
+    /// Whether buffers were added that the set has not committed.
+    is_changed: bool,
+    last_step: Instant,
+    is_over: bool,
+}
+
+/// A residency set and the thread that asks for it again and again.
+struct Heart {
+    beat: Arc<(Mutex<Beat>, Condvar)>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// How long after the last step buffers stay wired.
+const AWAKE: Duration = Duration::from_secs(180);
+
+impl Heart {
+    fn new(set: Residency) -> Heart {
+        let beat = Beat { set: Resident(set), is_changed: false, last_step: Instant::now(), is_over: false };
+        let beat = Arc::new((Mutex::new(beat), Condvar::new()));
+        // Idle memory goes after about a second, from macOS 26 on at once (llama.cpp, issues 10119 and 24074).
+        let period = if available!(macos = 26.0) { Duration::from_millis(5) } else { Duration::from_millis(500) };
+        let shared = Arc::clone(&beat);
+        // Without the thread a pause costs the first step after it time, and nothing else.
+        let thread =
+            std::thread::Builder::new().name("metal residency".into()).spawn(move || run_heart(&shared, period));
+        Heart { beat, thread: thread.ok() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Beat> {
+        self.beat.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A step begins: its buffers are to be wired.
+    fn step(&self) {
+        let mut beat = self.lock();
+        let was_asleep = beat.last_step.elapsed() >= AWAKE;
+        if beat.is_changed {
+            beat.set.0.commit();
+        }
+        if beat.is_changed || was_asleep {
+            beat.set.0.requestResidency();
+        }
+        beat.is_changed = false;
+        beat.last_step = Instant::now();
+        if was_asleep {
+            self.beat.1.notify_all();
+        }
+    }
+}
+
+fn run_heart((beat, woken): &(Mutex<Beat>, Condvar), period: Duration) {
+    let mut beat = beat.lock().unwrap_or_else(PoisonError::into_inner);
+    while !beat.is_over {
+        if beat.last_step.elapsed() >= AWAKE {
+            beat = woken.wait(beat).unwrap_or_else(PoisonError::into_inner);
+            continue;
+        }
+        autoreleasepool(|_| beat.set.0.requestResidency());
+        beat = woken.wait_timeout(beat, period).unwrap_or_else(PoisonError::into_inner).0;
+    }
+}
 
 /// A list that has finished: its time on the GPU, or why it failed.
 type Outcome = Result<Duration, String>;
@@ -66,8 +132,7 @@ pub struct Apple {
     memory: Vec<Memory>,
     pipelines: Vec<Pipeline>,
     /// Buffers that stay wired while lists run; systems before macOS 15 have none.
-    resident: Option<Resident>,
-    is_resident: bool,
+    resident: Option<Heart>,
     submitted: u64,
     done: Arc<(Mutex<Done>, Condvar)>,
     /// The first error: nothing runs after it.
@@ -123,7 +188,7 @@ impl Apple {
             };
             let resident = if available!(macos = 15.0) {
                 let set = device.newResidencySetWithDescriptor_error(&MTLResidencySetDescriptor::new()).ok();
-                set.inspect(|set| queue.addResidencySet(set)).map(Resident)
+                set.inspect(|set| queue.addResidencySet(set)).map(Heart::new)
             } else {
                 None
             };
@@ -134,7 +199,6 @@ impl Apple {
                 memory: Vec::new(),
                 pipelines: Vec::new(),
                 resident,
-                is_resident: true,
                 submitted: 0,
                 done: Arc::default(),
                 broken: None,
@@ -151,9 +215,10 @@ impl Apple {
     }
 
     fn keep(&mut self, memory: Memory) -> Buf {
-        if let Some(Resident(set)) = &self.resident {
-            set.addAllocation(ProtocolObject::from_ref(&*memory.buffer));
-            self.is_resident = false;
+        if let Some(heart) = &self.resident {
+            let mut beat = heart.lock();
+            beat.set.0.addAllocation(ProtocolObject::from_ref(&*memory.buffer));
+            beat.is_changed = true;
         }
         self.memory.push(memory);
         Buf(self.memory.len() as u32 - 1)
@@ -172,7 +237,7 @@ impl Apple {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Done> {
+    fn lock(&self) -> MutexGuard<'_, Done> {
         self.done.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -220,10 +285,8 @@ impl Apple {
 
     fn start(&mut self, list: &List) -> Result<Ticket, GpuError> {
         let lost = |why: &str| GpuError::Lost(why.into());
-        if let (Some(Resident(set)), false) = (&self.resident, self.is_resident) {
-            set.commit();
-            set.requestResidency();
-            self.is_resident = true;
+        if let Some(heart) = &self.resident {
+            heart.step();
         }
         let buffer = self.queue.commandBuffer().ok_or_else(|| lost("the queue gives no command buffer"))?;
         let encoder = buffer
@@ -376,7 +439,7 @@ impl Gpu for Apple {
         let mut failed = None;
         while let Some((_, outcome)) = state.outcomes.pop_front_if(|(done, _)| *done <= ticket.0) {
             match outcome {
-                Ok(time) => gpu = time,
+                Ok(time) => gpu += time,
                 Err(why) => failed = failed.or(Some(why)),
             }
         }
@@ -390,6 +453,11 @@ impl Gpu for Apple {
 
 impl Drop for Apple {
     fn drop(&mut self) {
+        if let Some(heart) = &mut self.resident {
+            heart.lock().is_over = true;
+            heart.beat.1.notify_all();
+            heart.thread.take().map(JoinHandle::join);
+        }
         // What runs still reads the memory that goes now. A GPU that does not come back keeps it.
         let done = Arc::clone(&self.done);
         let mut state = done.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -404,9 +472,10 @@ impl Drop for Apple {
             state = done.1.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         drop(state);
-        if let Some(Resident(set)) = &self.resident {
-            self.queue.removeResidencySet(set);
-            set.endResidency();
+        if let Some(heart) = &self.resident {
+            let beat = heart.lock();
+            self.queue.removeResidencySet(&beat.set.0);
+            beat.set.0.endResidency();
         }
     }
 }

@@ -112,6 +112,7 @@ pub fn compile(
         router_layers: layers.map(|(_, layer)| layer.unwrap_or(0)).collect(),
         routing: RoutingTrace::new(plan),
         n_vocab: plan.n_vocab,
+        n_layers: plan.layers.iter().flatten().max().map_or(1, |layer| *layer as usize + 1),
         limits,
         kinds,
     }))

@@ -33,8 +33,23 @@ pub struct Parts {
     pub router_layers: Vec<u32>,
     pub routing: RoutingTrace,
     pub n_vocab: usize,
+    pub n_layers: usize,
     pub limits: Limits,
     pub kinds: Kinds,
+}
+
+/// Lists of a step: two for few tokens, one more for each eight, and one a layer at most. A layer of 512 tokens takes
+/// an M1 some 100 ms (derived from its TFLOPS); each list costs about 20 us (MLX, issue 4521).
+fn n_lists(tokens: usize, n_layers: usize) -> usize {
+    (tokens / 8).clamp(2, n_layers.max(2))
+}
+
+/// Whether a list ends before this level of so many. Where there are two, the first is short: the GPU waits for it.
+fn is_cut(level: usize, n_levels: usize, n_lists: usize) -> bool {
+    match n_lists {
+        2 => level == n_levels.div_ceil(10),
+        _ => level > 0 && level * n_lists / n_levels != (level - 1) * n_lists / n_levels,
+    }
 }
 
 /// A compiled plan.
@@ -82,17 +97,26 @@ impl MetalProgram {
         }
     }
 
-    /// Fills the list of the step.
-    fn encode(&mut self, counts: Counts) {
-        let Parts { schedule, copies, pipes, tables, .. } = &mut self.parts;
+    /// Sends the step's dispatches, in several lists: the GPU begins with the first while the next is written, and a
+    /// prompt's lists are short, since systems end those that run for seconds. Each comes behind the one before it.
+    fn queue(&mut self) -> Result<(), GpuError> {
+        self.parts.tables.fill(&mut *self.parts.gpu, &self.batch)?;
+        let counts = Counts::of_batch(&self.batch);
+        let Parts { gpu, schedule, copies, pipes, tables, n_layers, .. } = &mut self.parts;
         self.list.clear();
         for (from, to) in self.pending.drain(..) {
             copies.iter().for_each(|copy| copy.encode(pipes, from, to, &mut self.list));
             self.list.cmds.push(Cmd::Barrier);
         }
         let (nodes, levels) = schedule.of_step(counts);
+        let n_lists = n_lists(counts.tokens, *n_layers);
         let mut is_due = false;
-        for level in levels {
+        for (i, level) in levels.iter().enumerate() {
+            if is_due && is_cut(i, levels.len(), n_lists) {
+                gpu.submit(&self.list)?;
+                self.list.clear();
+                is_due = false;
+            }
             let mut runs = false;
             for node in level.iter().map(|&i| &nodes[i]) {
                 let from = self.list.cmds.len();
@@ -105,12 +129,7 @@ impl MetalProgram {
             }
             is_due |= runs;
         }
-    }
-
-    fn queue(&mut self) -> Result<(), GpuError> {
-        self.parts.tables.fill(&mut *self.parts.gpu, &self.batch)?;
-        self.encode(Counts::of_batch(&self.batch));
-        self.ticket = Some(self.parts.gpu.submit(&self.list)?);
+        self.ticket = Some(gpu.submit(&self.list)?);
         Ok(())
     }
 
@@ -258,5 +277,21 @@ impl Program for MetalProgram {
     fn trace_routing(&mut self, is_on: bool) {
         self.is_traced = is_on;
         self.parts.routing.turn(is_on, self.parts.limits.max_outputs);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_cut_in_lists() {
+        for (tokens, n_layers, n_levels, first, lists) in
+            [(1, 48, 480, 48, 2), (9, 48, 480, 48, 2), (64, 48, 480, 60, 8), (512, 48, 480, 10, 48), (512, 1, 9, 1, 2)]
+        {
+            let cuts: Vec<usize> =
+                (0..n_levels).filter(|&level| is_cut(level, n_levels, n_lists(tokens, n_layers))).collect();
+            assert_eq!((cuts[0], cuts.len() + 1), (first, lists), "{tokens} tokens, {n_layers} layers");
+        }
     }
 }

@@ -103,7 +103,7 @@ pub const GATED_TILE: u32 = TILE[0] / 2;
 /// heads too large for eight.
 pub fn attention_tile(d_k: usize, d_v: usize) -> Option<usize> {
     // As in `attention_tiles.metal`.
-    let floats = |rows: usize| rows * (d_k.next_multiple_of(8) + 4) + 2304 + rows * 36 + rows;
+    let floats = |rows: usize| rows * (d_k.next_multiple_of(8) + 4) + 2304 + rows * 36 + rows + 4;
     let matrices = |rows: usize| rows / 8 * 2 * d_v.div_ceil(64);
     [32, 16, 8].into_iter().find(|&rows| 4 * floats(rows) <= 32768 && matrices(rows) <= 16)
 }

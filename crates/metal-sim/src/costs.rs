@@ -1,0 +1,61 @@
+//! What the forms of products cost, counted by the simulator: the table of `kernels/metal/README.md`.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use anyhow::Result;
+use backend::metal::gpu::Gpu;
+use backend::metal::product_lists;
+use quant::WeightType;
+
+use crate::{Options, Sim};
+
+/// Limit of a product.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Types that stand for the others: floats, blocks of 32, a block of 256.
+const TYPES: [WeightType; 4] = [WeightType::BF16, WeightType::Q8_0, WeightType::Q4_0, WeightType::Q4_K];
+/// Rows of weights, which all forms divide, and their length.
+const N: usize = 64;
+const K: usize = 512;
+
+/// The table, with a row for each form and type.
+///
+/// # Errors
+/// Where there is no clang, or where a kernel fails.
+pub fn table() -> Result<String> {
+    let mut out = String::from(
+        "| type | form | rows of x | loads | bytes | multiplications | instructions | simd functions | matrices \
+         | threadgroup memory | barriers |\n|---|---|---|---|---|---|---|---|---|---|---|\n",
+    );
+    for dtype in TYPES {
+        let mut sim = Sim::new(Options { is_counting: true, ..Options::default() })?;
+        for form in product_lists(&mut sim, dtype, [N, K])? {
+            let ticket = sim.submit(&form.list)?;
+            sim.wait(ticket, LIMIT)?;
+            let count = sim.count(form.pipe);
+            // Of a multiply-add of weights and x, of which simdgroup matrices do 512 at a time.
+            let all = (N * K * form.n_x) as f64;
+            let each = |n: u64| n as f64 / all;
+            let _ = writeln!(
+                out,
+                "| {dtype} | {} | {} | {:.3} | {:.3} | {:.2} | {:.2} | {} | {} | {} | {} |",
+                form.what,
+                form.n_x,
+                each(count.loads),
+                each(count.load_bytes),
+                each(count.muls),
+                each(count.instructions),
+                count.collectives,
+                count.matrices,
+                count.shared_size,
+                count.barriers,
+            );
+        }
+    }
+    Ok(out)
+}
+
+/// What stands between the marks of a page that holds the table.
+pub fn marked(page: &str) -> Option<&str> {
+    Some(page.split_once("<!-- counted -->\n")?.1.split_once("<!-- end -->")?.0)
+}
