@@ -371,7 +371,7 @@ fn mistakes_are_named() {
         (&["run", "hi", "--threads", "0"], "threads"),
         (&["run", "hi", "--regex", "a("], "compile the grammar"),
         (&["run", "hi", "--ctx", "2000000"], "context"),
-        (&["run", "-hf", "org/repo", "hi"], "-hf cannot be used: nothing is fetched"),
+        (&["run", "-hf", "org/repo", "hi"], "-hf cannot be used: `moebius pull"),
         (&["serve", "-md", "draft.gguf"], "-md cannot be used"),
         (&["run", "-m", "no-such-model:1b", "hi"], "`ollama pull no-such-model:1b` fetches it"),
         (&["run", "-m", "no/such-model", "hi"], "`moebius pull no/such-model` fetches it"),
