@@ -13,6 +13,7 @@ const STORY: &str = "Tell me a story about a fox who lost his hat";
 fn moebius(args: &[&str], stdin: &str) -> Output {
     let mut child = Command::new(env!("CARGO_BIN_EXE_moebius"))
         .env("MOEBIUS_CONFIG", "")
+        .env("MOEBIUS_BACKEND", "cpu")
         .args(args)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

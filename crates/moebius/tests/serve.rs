@@ -26,6 +26,7 @@ impl Server {
             |flag: &str, default: [&'static str; 2]| if more.contains(&flag) { vec![] } else { default.to_vec() };
         let mut child = command
             .env("MOEBIUS_CONFIG", "")
+            .env("MOEBIUS_BACKEND", "cpu")
             .args(["serve", "--port", "0", "--parallel", "2", "-t", "1"])
             .args(unless("--max-queue", ["--max-queue", "4"]))
             .args(unless("--ctx", ["--ctx", "512"]))
