@@ -255,8 +255,6 @@ pub fn fit_device(
 /// The share of what dense weights and steps leave that the cache may take where experts are streamed and nobody says
 /// how long the context is to be; slabs get the rest.
 const CACHE_SHARE: usize = 4;
-/// A shorter context, in positions, holds no prompt with its answer: experts give way before it gets shorter.
-const LEAST_CTX: usize = 1024;
 
 /// The limits of an engine whose experts are streamed, and its backend: `with` makes one with so many bytes of slabs.
 ///
@@ -271,21 +269,10 @@ pub fn fit_streamed<B: Backend>(
     check_wish(wish)?;
     let least = with(0);
     let units = Units::of(&least, plan);
-    let within = |wish: &Wish, n_ctx: usize, share: usize| {
-        choose(&units, wish, n_ctx, |limits| {
-            let base = least.footprint(plan, Limits { n_pages: 0, n_window_pages: 0, n_states: 0, ..limits });
-            budget.room(&base).map(|room| room / share)
-        })
-    };
-    let least_ctx = LEAST_CTX.min(plan.n_ctx_train);
-    let (limits, sequences) = match wish.ctx {
-        Some(_) => within(wish, plan.n_ctx_train, 1),
-        None => {
-            let shared = within(wish, plan.n_ctx_train, CACHE_SHARE);
-            let short = Wish { cache_tokens: wish.cache_tokens.or(Some(least_ctx)), ..*wish };
-            if shared.0.max_positions < least_ctx { within(&short, least_ctx, 1) } else { shared }
-        }
-    };
+    let (limits, sequences) = choose(&units, wish, plan.n_ctx_train, |limits| {
+        let base = least.footprint(plan, Limits { n_pages: 0, n_window_pages: 0, n_states: 0, ..limits });
+        budget.room(&base).map(|room| if wish.ctx.is_some() { room } else { room / CACHE_SHARE })
+    });
     keep(budget, &least.footprint(plan, limits), || smallest(&least, plan, &units, wish))?;
     let (backend, footprint) = fill(with, plan, limits, budget);
     Ok((backend, Fit { limits, sequences, footprint }))
@@ -519,9 +506,6 @@ fn last(most: usize, holds: impl Fn(usize) -> bool) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use backend::cpu::Cpu;
-    use backend::residency::Policy;
-
     use super::*;
 
     const MB: usize = 1 << 20;
@@ -599,31 +583,6 @@ mod tests {
         assert!(sequences < 16 && limits.max_positions >= 2048, "{sequences} {limits:?}");
         let asked = Wish { fewer_will_do: false, ..wish };
         assert_eq!(choose(&units(None, true), &asked, 40_960, |_| Some(25 * MB)).1, 16);
-    }
-
-    /// The smaller a promise, the fewer experts are kept; the context gets shorter only where none are left to give.
-    #[test]
-    fn experts_give_way_before_the_context() {
-        let plan = crate::load::open(None).unwrap().plan;
-        let cpu = Cpu { threads: 1, ..Cpu::default() };
-        let plan = cpu.lower(plan).unwrap();
-        let with = |slabs| Cpu { residency: Policy::Stream { slabs }, ..cpu };
-        let wish = Wish { batch: 64, ..wish(None, 1) };
-        let slabs = |fit: &Fit| fit.footprint.bytes(|part| matches!(part, Part::Weights(_, Residency::Streamed)));
-        let fitted = |bytes: usize| fit_streamed(with, &plan, &wish, Budget::Promise { bytes, overhead: 0 });
-        let mut n_whole = 0;
-        for bytes in (1..40).map(|n| n * MB) {
-            let Ok((backend, fit)) = fitted(bytes) else { continue };
-            assert!(fit.footprint.total() <= bytes, "{bytes}");
-            let positions = fit.limits.max_positions;
-            n_whole += usize::from(positions >= LEAST_CTX);
-            // One page more has no room beside the fewest slabs.
-            let more = Limits { max_positions: positions + PAGE, n_pages: fit.limits.n_pages + 1, ..fit.limits };
-            let least = with(0).footprint(&plan, more).total();
-            assert!(positions >= LEAST_CTX || least > bytes, "{bytes}: {positions}, {} of slabs", slabs(&fit));
-            assert_eq!(backend.footprint(&plan, fit.limits).total(), fit.footprint.total());
-        }
-        assert!(n_whole > 5, "{n_whole}");
     }
 
     #[test]

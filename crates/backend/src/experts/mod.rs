@@ -15,6 +15,7 @@ mod streams;
 
 pub use streams::{Streams, Waiting};
 
+use std::ops::AddAssign;
 use std::time::Duration;
 
 /// What streaming has done so far.
@@ -36,6 +37,21 @@ pub struct StreamStats {
     pub bytes: u64,
     /// Time in which nothing could be computed, because an expert had not come.
     pub waited: Duration,
+}
+
+impl AddAssign for StreamStats {
+    fn add_assign(&mut self, other: StreamStats) {
+        // Every field by name: a new one is not forgotten.
+        let StreamStats { n_slabs, n_experts, wanted, hits, coming, prefetched, bytes, waited } = other;
+        self.n_slabs += n_slabs;
+        self.n_experts += n_experts;
+        self.wanted += wanted;
+        self.hits += hits;
+        self.coming += coming;
+        self.prefetched += prefetched;
+        self.bytes += bytes;
+        self.waited += waited;
+    }
 }
 
 impl StreamStats {

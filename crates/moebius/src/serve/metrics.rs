@@ -93,15 +93,7 @@ impl Metrics {
             stats.running += of.running;
             stats.waiting += of.waiting;
             if let Some(of) = of.streamed {
-                let all = stats.streamed.get_or_insert_default();
-                all.n_slabs += of.n_slabs;
-                all.n_experts += of.n_experts;
-                all.wanted += of.wanted;
-                all.hits += of.hits;
-                all.coming += of.coming;
-                all.prefetched += of.prefetched;
-                all.bytes += of.bytes;
-                all.waited += of.waited;
+                *stats.streamed.get_or_insert_default() += of;
             }
             stats.pages.total += of.pages.total;
             stats.pages.free += of.pages.free;
