@@ -196,12 +196,10 @@ macro_rules! large {
     (@@ $name:ident($($arg:ident: $t:ty),+) -> $of:ty, $e:expr) => {
         #[inline]
         #[target_feature(enable = "avx2,fma,f16c")]
+        #[allow(unused_unsafe, reason = "scales of one read nothing")]
         unsafe fn $name($($arg: $t),+) -> $of {
             // SAFETY: the promise of the trait: whole blocks are readable.
-            #[allow(unused_unsafe, reason = "scales of one read nothing")]
-            unsafe {
-                $e
-            }
+            unsafe { $e }
         }
     };
 }

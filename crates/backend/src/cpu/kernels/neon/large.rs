@@ -143,6 +143,7 @@ macro_rules! large {
             }
             #[inline]
             #[target_feature(enable = "neon")]
+            #[allow(unused_unsafe, reason = "scales of one read nothing")]
             unsafe fn scales($p2: *const u8) -> int8x16_t {
                 // SAFETY: as above.
                 vreinterpretq_s8_u8(unsafe { $scales })
