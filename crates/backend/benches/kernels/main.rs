@@ -1,12 +1,12 @@
 //! Matrix products alone: weight type × columns × instruction set, on one thread.
 //!
-//! `cargo bench -p moebius-backend --bench kernels -- [types] [columns] [isas] [shapes] [runs]`, each a list with commas or `-`
-//! for all (of the affine types those with groups of 64 and bf16 scales). Shapes are `ROWSxVALUES`; more runs than two
-//! are for a busy machine, where figures are those of the fastest product. Weights rotate over 256
-//! MB, more than any cache and in large pages as in the engine, so that one column measures memory too: its
-//! figure is the median of the products. With more columns it is the fastest tenth, as other programs may disturb the
-//! rest. GB/s are bytes of weights, GMAC/s multiply-adds, and `of peak` is their share of what the same multiplications
-//! do from registers ([`peak`]).
+//! `cargo bench -p moebius-backend --bench kernels -- [types] [columns] [isas] [shapes] [runs]`, each a list with
+//! commas or `-` for all (of the affine types those with groups of 64 and bf16 scales). Shapes are `ROWSxVALUES`; more
+//! runs than two are for a busy machine, where figures are those of the fastest product. Weights rotate over 256 MB,
+//! more than any cache and in large pages as in the engine, so that one column measures memory too: its figure is the
+//! median of the products. With more columns it is the fastest tenth, as other programs may disturb the rest. GB/s are
+//! bytes of weights, GMAC/s multiply-adds, and `of peak` is their share of what the same multiplications do from
+//! registers ([`peak`]).
 
 mod peak;
 

@@ -271,8 +271,8 @@ impl Encoder<'_> {
         self.combine(rows, &args)
     }
 
-    /// Whether the experts of so many rows take the kernels for pairs: fewer rows seldom share an expert, and more have so
-    /// many pairs an expert that tensor cores are faster.
+    /// Whether the experts of so many rows take the kernels for pairs: fewer rows seldom share an expert, and more have
+    /// so many pairs an expert that tensor cores are faster.
     pub fn is_paired(&self, rows: usize) -> bool {
         (6..=32).contains(&rows) && self.scratch.batch.x_bytes > 0
     }

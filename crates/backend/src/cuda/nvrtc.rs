@@ -83,8 +83,8 @@ impl Target {
     }
 }
 
-/// What to compile for on a device of this compute capability. `is_ahead`: kernels may have been compiled ahead, so that
-/// no compiler is needed.
+/// What to compile for on a device of this compute capability. `is_ahead`: kernels may have been compiled ahead, so
+/// that no compiler is needed.
 ///
 /// # Errors
 /// A sentence: there is no compiler, or none that knows the device.
