@@ -20,7 +20,7 @@ const MAX_CHECKPOINTS: usize = 64;
 /// The share of the room that checkpoints of one kind may take.
 const CHECKPOINT_SHARE: usize = 16;
 /// What the process takes later on besides the program: pages of its own code, stacks, the engine's tables.
-const LATER_BYTES: usize = 4 << 20;
+const LATER_BYTES: usize = 8 << 20;
 /// Likewise for each token of the vocabulary: samplers, and the automaton of structured output.
 const LATER_BYTES_PER_TOKEN: usize = 64;
 

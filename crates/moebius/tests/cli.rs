@@ -200,7 +200,8 @@ fn files_can_be_looked_into() {
 fn experts_that_a_gpu_does_not_hold_stay_on_the_host() {
     let plan = |megabytes: usize| {
         let memory = format!("{megabytes}M");
-        moebius(&["plan", "--backend", "cuda", "--gpu-memory", &memory, "--ctx", "256", "-b", "64", "-t", "1"], "")
+        let args = ["plan", "--backend", "cuda", "--sm", "90", "--gpu-memory", &memory];
+        moebius(&[&args[..], &["--ctx", "256", "-b", "64", "-t", "1"]].concat(), "")
     };
     let output = plan(10);
     let error = String::from_utf8_lossy(&output.stderr).into_owned();

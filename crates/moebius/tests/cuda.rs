@@ -80,7 +80,7 @@ fn a_gpu_is_taken_where_there_is_one_and_named() {
         (both, &[("FAKE_VERSION", "11040")], &[], "the NVIDIA driver speaks CUDA 11.4, 12.0 is needed: update it"),
         (both, &[("FAKE_ARCH", "75")], &[], "the device has compute capability 7.5, 8.0 is needed"),
         (both, &[("FAKE_NVRTC", "11")], &[], "libnvrtc is version 11.0, 12.0 is needed"),
-        (both, &[("FAKE_FREE", "15000000")], &[], "fit the model on Fake A: "),
+        (both, &[("FAKE_FREE", "4000000")], &[], "fit the model on Fake A: "),
         (both, &[("FAKE_ALLOC_FAILS", "2")], &[], "hold the key-value cache: "),
         (both, &[], &["--isa", "scalar"], "--isa is about the CPU (--backend cuda takes the GPU)"),
     ] {

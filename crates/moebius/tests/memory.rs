@@ -115,7 +115,7 @@ fn a_promise_is_kept_with_streamed_experts() {
         let promised = promised * 1_000_000;
         assert!(peak <= promised, "{peak} of {promised} bytes: {notes}");
         // The reserve, and the part of the context and the step that the prompt leaves.
-        assert!(peak + 6_000_000 >= promised, "{peak} of {promised} bytes: {notes}");
+        assert!(peak + 10_000_000 >= promised, "{peak} of {promised} bytes: {notes}");
     }
 }
 
