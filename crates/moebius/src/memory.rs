@@ -5,7 +5,7 @@
 use anyhow::{Result, ensure};
 use backend::residency::Residency;
 use backend::{Backend, Footprint, Kinds, Limits, PAGE, Part};
-use model::plan::ValidPlan;
+use model::plan::{Op, ValidPlan};
 
 use crate::machine;
 
@@ -242,11 +242,14 @@ pub fn fit_device(
     let least = smallest(backend, plan, &Units::of(backend, plan), &Wish { ctx: Some(ctx), ..*wish });
     let weights = least.bytes(|part| matches!(part, Part::Weights(..)));
     let would_fit = (free + weights).saturating_sub(least.total());
+    let has_experts = plan.ops.iter().any(|op| matches!(op, Op::Experts { .. }));
+    let can_split = is_roomy && has_experts;
+    let split = if can_split { "; --backend cuda leaves experts that do not fit to the CPU" } else { "" };
     let [needed, rest, free, would_fit, weights] =
         [least.total(), least.total() - weights, free, would_fit, weights].map(|n| machine::bytes(n as u64));
     let why = format!(
         "fit the model on {device}: {needed} are needed ({weights} of weights, {rest} for a context of {ctx} and steps \
-         of {} tokens), {free} are free there: weights of up to {would_fit} would fit",
+         of {} tokens), {free} are free there: weights of up to {would_fit} would fit{split}",
         wish.batch
     );
     Err(TooLarge(why).into())
