@@ -88,6 +88,11 @@ impl Footprint {
         meant.fold(0, |sum: usize, &(_, bytes)| sum.saturating_add(bytes))
     }
 
+    /// Bytes of weights, wherever they are.
+    pub fn weights(&self) -> usize {
+        self.bytes(|part| matches!(part, Part::Weights(..)))
+    }
+
     /// Bytes that the program allocates when it is compiled.
     pub fn allocated(&self) -> usize {
         self.bytes(Part::is_allocated)

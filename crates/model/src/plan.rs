@@ -800,6 +800,11 @@ impl Plan {
         &self.bufs[buf.0 as usize]
     }
 
+    /// Whether it has routed experts.
+    pub fn has_experts(&self) -> bool {
+        self.ops.iter().any(|op| matches!(op, Op::Experts { .. }))
+    }
+
     /// Input of the logits, `[R, d]`: the rows behind the last norm. `None` where no plain matrix makes the logits.
     pub fn hidden(&self) -> Option<Buf> {
         let head = |op: &Op| match op {

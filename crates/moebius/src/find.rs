@@ -36,8 +36,8 @@ impl Caches {
     pub fn here() -> Caches {
         let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let home = std::env::home_dir().unwrap_or_default();
-        let hub = variable("HF_HUB_CACHE").or_else(|| Some(variable("HF_HOME")?.join("hub")));
-        let hub = hub.unwrap_or_else(|| home.join(".cache/huggingface/hub"));
+        let hub = variable("HF_HUB_CACHE").or_else(|| Some(hugging_face_home()?.join("hub")));
+        let hub = hub.unwrap_or_else(|| PathBuf::from(".cache/huggingface/hub"));
         let ollama = variable("OLLAMA_MODELS").map_or_else(
             || vec![home.join(".ollama/models"), PathBuf::from("/usr/share/ollama/.ollama/models")],
             |folder| vec![folder],
@@ -85,6 +85,19 @@ impl Caches {
     }
 }
 
+/// The folder of Hugging Face's programs.
+pub fn hugging_face_home() -> Option<PathBuf> {
+    let named = std::env::var_os("HF_HOME").filter(|value| !value.is_empty()).map(PathBuf::from);
+    named.or_else(|| Some(std::env::home_dir()?.join(".cache/huggingface")))
+}
+
+/// A name without the address of the hub, or `hf:`, in front and slashes behind.
+pub fn without_hub(name: &str) -> &str {
+    let prefixes = ["https://", "http://", "huggingface.co/", "hf.co/", "hf:"];
+    let rest = prefixes.iter().fold(name, |rest, prefix| rest.strip_prefix(prefix).unwrap_or(rest));
+    rest.trim_end_matches('/')
+}
+
 /// As [`resolve`]; a model of Hugging Face's that is not here is fetched: with `pull`, or when the user, asked on a
 /// terminal, says so.
 ///
@@ -119,8 +132,16 @@ pub fn resolve_or_pull(path: &Path, pull: bool) -> Result<PathBuf> {
 
 /// Whether what a user wrote may be the name of a model and is no path of a file.
 fn is_name(path: &Path) -> bool {
-    let file = path.extension().is_some_and(|e| ["gguf", "safetensors", "json"].iter().any(|known| e == *known));
-    !file && !path.is_absolute() && !path.starts_with(".") && !path.starts_with("..") && !path.starts_with("~")
+    !is_file_name(path)
+        && !path.is_absolute()
+        && !path.starts_with(".")
+        && !path.starts_with("..")
+        && !path.starts_with("~")
+}
+
+/// Whether a name is that of a file of a model.
+fn is_file_name(path: &Path) -> bool {
+    path.extension().is_some_and(|e| ["gguf", "safetensors", "json"].iter().any(|known| e == *known))
 }
 
 /// The file or folder that a user named: a path, a path under `~`, a folder that holds one GGUF file, or the name of a
@@ -147,8 +168,7 @@ fn resolve_in(path: &Path, caches: &Caches) -> Result<PathBuf> {
         return Ok(path.to_path_buf());
     }
     let name = path.to_string_lossy();
-    let file = path.extension().is_some_and(|e| ["gguf", "safetensors", "json"].iter().any(|known| e == *known));
-    match file || path.is_absolute() || name.starts_with('.') || name.len() > 500 {
+    match is_file_name(path) || path.is_absolute() || name.starts_with('.') || name.len() > 500 {
         // The error of opening it says what is wrong.
         true => Ok(path.to_path_buf()),
         false => caches.find(&name),
@@ -194,12 +214,7 @@ fn not_there(name: &str, wanted: &str) -> String {
     }
     match (repo.contains('/'), tag) {
         // As it was written: a hub tells letters apart that a cache does not.
-        (true, _) => {
-            let name = ["https://", "http://", "huggingface.co/", "hf.co/", "hf:"]
-                .iter()
-                .fold(name, |rest, prefix| rest.strip_prefix(prefix).unwrap_or(rest));
-            format!("{head}; `moebius pull {}` fetches it", name.trim_end_matches('/'))
-        }
+        (true, _) => format!("{head}; `moebius pull {}` fetches it", without_hub(name)),
         (false, "") => format!("{head}; `moebius models` lists those that are here"),
         (false, tag) => format!("{head}; `ollama pull {repo}:{tag}` fetches it"),
     }
@@ -208,12 +223,8 @@ fn not_there(name: &str, wanted: &str) -> String {
 /// A name without the parts that go without saying, in lower case.
 fn normalized(name: &str) -> String {
     let name = name.to_lowercase();
-    let prefixes = ["https://", "http://", "huggingface.co/", "hf.co/", "hf:", "library/"];
-    let mut rest = name.as_str();
-    for prefix in prefixes {
-        rest = rest.strip_prefix(prefix).unwrap_or(rest);
-    }
-    rest.trim_end_matches('/').to_string()
+    let rest = without_hub(&name);
+    rest.strip_prefix("library/").unwrap_or(rest).to_string()
 }
 
 /// Whether a model's name is what a user wrote: all of it, without its type, or without who made it.

@@ -20,7 +20,7 @@ use engine::sampler::{Mirostat, SamplerParams};
 use engine::scheduler::{Engine, Options, Pooling};
 use engine::template::{Chat, ChatTemplate};
 use engine::tokenizer::{Encode, Tokenizer};
-use model::plan::{Op, Plan, ValidPlan};
+use model::plan::{Plan, ValidPlan};
 use serde_json::Value;
 
 use crate::args::{BackendKind, CacheArg, CopyArg, EngineArgs, IsaArg, SamplingArgs, StepArgs};
@@ -135,7 +135,7 @@ impl EngineSetup {
     }
 
     /// The GPU, with all weights.
-    fn cuda(&self) -> Cuda {
+    pub fn cuda(&self) -> Cuda {
         let cubins = machine::cache_folder().map(|folder| folder.join("cuda"));
         // For work on kernels: sources that take the place of the embedded ones.
         let kernels = std::env::var_os("MOEBIUS_KERNELS").map(Into::into);
@@ -160,7 +160,7 @@ impl EngineSetup {
         );
         // A GPU that nobody named computes what fits it whole, until it is said how much of it may be taken.
         let is_wanted = is_cuda && (self.step.gpu_memory.is_some() || !self.may_fall_back());
-        Ok(is_wanted && plan.ops.iter().any(|op| matches!(op, Op::Experts { .. })))
+        Ok(is_wanted && plan.has_experts())
     }
 
     /// The GPU and its plan where it does not hold all weights and routed experts can stay in host memory.
@@ -220,18 +220,16 @@ impl EngineSetup {
             Some(IsaArg::I8mm) => Isa::I8mm,
         };
         isa.check()?;
-        let threads = self.threads.unwrap_or_else(machine::cores);
-        ensure!((1..=1024).contains(&threads), "start {threads} threads: use 1 to 1024");
+        let threads = machine::threads(self.threads)?;
         Ok(Cpu { isa, threads, cache: self.cache(), residency })
     }
 
     /// Whether experts may be streamed from disk: where a promise is to be kept, experts are in files, and the user
     /// does not say where weights are to be.
     fn may_stream(&self, checkpoint: &Checkpoint, plan: &Plan) -> bool {
-        let has_experts = plan.ops.iter().any(|op| matches!(op, Op::Experts { .. }));
         let is_on_disk = checkpoint.files().iter().all(|file| file.identity().is_some());
         let is_free = self.kind() == BackendKind::Cpu && self.step.copy_weights == CopyArg::Auto;
-        is_free && self.step.memory.is_some() && has_experts && is_on_disk
+        is_free && self.step.memory.is_some() && plan.has_experts() && is_on_disk
     }
 
     /// What is decided where a promise does not hold all weights and experts can be streamed.
@@ -393,14 +391,15 @@ fn driver_bytes(ordinal: usize) -> usize {
     const KERNELS: usize = 192 << 20;
     /// What a context takes at most; where more is taken, others take it.
     const CONTEXT: usize = 640 << 20;
-    let devices = cuda::devices().map(|found| found.devices).unwrap_or_default();
-    let taken = devices.get(ordinal).map_or(CONTEXT, |device| device.total_bytes.saturating_sub(device.free_bytes));
+    let memory = cuda::Open::new(ordinal).ok().and_then(|open| open.memory());
+    let taken = memory.map_or(CONTEXT, |(free, total)| total.saturating_sub(free));
     taken.min(CONTEXT) + KERNELS
 }
 
 /// Bytes that a model may take of a GPU: a sixteenth is left to kernels, graphs and others.
 fn free_on_device(ordinal: usize) -> Option<usize> {
-    let free = cuda::Open::new(ordinal).ok()?.free_bytes();
+    // 0 where the device does not say.
+    let free = cuda::Open::new(ordinal).ok()?.memory().map_or(0, |(free, _)| free);
     Some(free - free / 16)
 }
 
@@ -459,7 +458,8 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// What computes where nobody said, and what is where when experts do not lie with the other weights: a sentence each.
+    /// What computes where nobody said, and what is where when experts do not lie with the other weights: a sentence
+    /// each.
     pub fn placement(&self) -> Vec<String> {
         [self.device.note(), self.parted()].into_iter().flatten().collect()
     }
@@ -470,8 +470,7 @@ impl Prepared {
         if self.split.host().next().is_some() {
             let shown = |n: usize| machine::bytes(n as u64);
             let [on_device, on_host] = self.split.bytes().map(shown);
-            let weights = self.fit.footprint.bytes(|part| matches!(part, Part::Weights(..)));
-            let dense = shown(weights.saturating_sub(self.split.bytes()[0]));
+            let dense = shown(self.fit.dense_bytes(&self.split));
             let (all, n_host) = (self.split.layers().len(), self.split.host().count());
             return Some(format!(
                 "{} of GPU memory: {dense} of weights that every token reads and the routed experts of {} of {all} \

@@ -16,6 +16,16 @@ pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
+/// The threads that a user wants, all cores where nobody says.
+///
+/// # Errors
+/// They are none, or too many.
+pub fn threads(wanted: Option<usize>) -> Result<usize> {
+    let threads = wanted.unwrap_or_else(cores);
+    anyhow::ensure!((1..=1024).contains(&threads), "start {threads} threads: use 1 to 1024");
+    Ok(threads)
+}
+
 /// Bytes of memory that can be had without swapping, of the machine or of the container that the process runs in, where
 /// the system says so.
 pub fn free_memory() -> Option<usize> {
@@ -125,6 +135,16 @@ pub fn progress(len: Option<u64>) -> ProgressBar {
         len,
         if terminal { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() },
     )
+}
+
+/// Progress through the weights of a model, of which there are `n_values`.
+///
+/// # Errors
+/// None that is known: the form is fixed.
+pub fn weights_progress(n_values: u64) -> Result<ProgressBar> {
+    let bar = progress(Some(n_values));
+    bar.set_style(ProgressStyle::with_template("{bar:30} {percent}% of the weights, {eta} left")?);
+    Ok(bar)
 }
 
 /// `1.9 GB`-like text for a number of bytes (powers of ten, as bandwidth and disks are counted).

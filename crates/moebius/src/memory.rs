@@ -3,9 +3,10 @@
 //! What a program takes comes from [`Backend::footprint`] alone. Knows plans and limits, and nothing of files.
 
 use anyhow::{Result, ensure};
+use backend::cuda::split::Split;
 use backend::residency::Residency;
 use backend::{Backend, Footprint, Kinds, Limits, PAGE, Part};
-use model::plan::{Op, ValidPlan};
+use model::plan::ValidPlan;
 
 use crate::machine;
 
@@ -71,6 +72,14 @@ impl Budget {
         }
     }
 
+    /// Bytes that a program may take, where they are known.
+    fn bytes(self) -> Option<usize> {
+        match self {
+            Budget::Promise { bytes, overhead } => Some(bytes.saturating_sub(overhead)),
+            Budget::Free(free) => free,
+        }
+    }
+
     /// Bytes that pages and states may take beside a program that takes `base` without them; none where that is
     /// unknown.
     fn room(self, base: &Footprint) -> Option<usize> {
@@ -110,6 +119,11 @@ pub struct Fit {
 }
 
 impl Fit {
+    /// Bytes of weights beside the routed experts of a split.
+    pub fn dense_bytes(&self, split: &Split) -> usize {
+        self.footprint.weights().saturating_sub(split.bytes()[0])
+    }
+
     /// Whether the context is as long as was wanted, or long enough for a habit.
     pub fn is_roomy(&self, wish: &Wish, n_ctx_train: usize) -> bool {
         self.limits.max_positions >= wish.ctx.unwrap_or(n_ctx_train.min(SMALL_CTX))
@@ -240,10 +254,9 @@ pub fn fit_device(
     }
     let ctx = wish.ctx.unwrap_or(if is_roomy { plan.n_ctx_train.min(SMALL_CTX) } else { PAGE });
     let least = smallest(backend, plan, &Units::of(backend, plan), &Wish { ctx: Some(ctx), ..*wish });
-    let weights = least.bytes(|part| matches!(part, Part::Weights(..)));
+    let weights = least.weights();
     let would_fit = (free + weights).saturating_sub(least.total());
-    let has_experts = plan.ops.iter().any(|op| matches!(op, Op::Experts { .. }));
-    let can_split = is_roomy && has_experts;
+    let can_split = is_roomy && plan.has_experts();
     let split = if can_split { "; --backend cuda leaves experts that do not fit to the CPU" } else { "" };
     let [needed, rest, free, would_fit, weights] =
         [least.total(), least.total() - weights, free, would_fit, weights].map(|n| machine::bytes(n as u64));
@@ -296,10 +309,7 @@ pub fn fit_split<B: Backend>(
 ) -> Result<(B, Fit)> {
     /// The part of the budget that a step's buffers may take.
     const SHARE: usize = 4;
-    let room = match budget {
-        Budget::Promise { bytes, overhead } => bytes.saturating_sub(overhead),
-        Budget::Free(free) => free.unwrap_or(usize::MAX),
-    };
+    let room = budget.bytes().unwrap_or(usize::MAX);
     let batches = [wish.batch, wish.batch / 2, wish.batch / 4];
     let tried = batches.into_iter().filter(|_| !is_batch_given).find_map(|batch| {
         let (backend, fit) = fit_streamed(&with, plan, &Wish { batch, ..*wish }, budget).ok()?;
@@ -338,10 +348,7 @@ pub fn streamed_batch(least: &dyn Backend, plan: &ValidPlan, wish: &Wish, budget
 fn fill<B: Backend>(with: impl Fn(usize) -> B, plan: &ValidPlan, limits: Limits, budget: Budget) -> (B, Footprint) {
     let slabs = |footprint: &Footprint| footprint.bytes(|part| matches!(part, Part::Weights(_, Residency::Streamed)));
     let least = with(0).footprint(plan, limits);
-    let room = match budget {
-        Budget::Promise { bytes, overhead } => bytes.saturating_sub(overhead),
-        Budget::Free(free) => free.unwrap_or(0),
-    };
+    let room = budget.bytes().unwrap_or(0);
     let mut bytes = room.saturating_sub(least.total() - slabs(&least));
     loop {
         let backend = with(bytes);
@@ -614,7 +621,7 @@ mod tests {
         let plan = cuda.lower(plan).unwrap();
         let on = |free, is_roomy| fit_device(&cuda, &plan, &wish(None, 1), free, "Card", is_roomy);
         let whole = on(1 << 40, true).unwrap();
-        let weights = whole.footprint.bytes(|part| matches!(part, Part::Weights(..)));
+        let weights = whole.footprint.weights();
         assert!(whole.limits.max_positions >= SMALL_CTX.min(plan.n_ctx_train));
         // A device that holds no more than the weights: what is free and what would fit are less than is needed.
         let why = on(weights, true).unwrap_err();

@@ -148,28 +148,50 @@ pub fn remove_unfinished() {
     });
 }
 
-/// Writes a folder that is not there yet, or is empty: `write` fills another beside it, which gets its name when it is
-/// whole.
-pub fn folder(path: &Path, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
-    let is_empty = fs::read_dir(path).map(|mut entries| entries.next().is_none()).unwrap_or(false);
-    anyhow::ensure!(is_empty || fs::symlink_metadata(path).is_err(), "write {}: it is there already", path.display());
-    let name = path.file_name().with_context(|| format!("write {}: it is no name", path.display()))?;
+/// Has Ctrl-C remove the unfinished file and end the program.
+pub fn remove_unfinished_when_interrupted() -> Result<()> {
+    let leave = || {
+        remove_unfinished();
+        std::process::exit(130);
+    };
+    Ok(ctrlc::set_handler(leave)?)
+}
+
+/// Where what gets the name `path` is written until it is whole.
+fn part_of(path: &Path) -> io::Result<PathBuf> {
     let mut part = std::ffi::OsString::from(".");
-    part.push(name);
+    part.push(path.file_name().ok_or(io::ErrorKind::InvalidInput)?);
     part.push(format!(".{}.part", std::process::id()));
-    let part = path.with_file_name(part);
-    fs::create_dir(&part).with_context(|| format!("create {}", part.display()))?;
-    *UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner) = Some(part.clone());
-    let wrote = write(&part).and_then(|()| {
-        // An empty folder makes way.
-        let _ = fs::remove_dir(path);
-        fs::rename(&part, path).with_context(|| format!("write {}", path.display()))
-    });
+    Ok(path.with_file_name(part))
+}
+
+/// From now on `part` is what Ctrl-C leaves unfinished.
+fn begin(part: &Path) {
+    *UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner) = Some(part.to_path_buf());
+}
+
+/// What was begun has its name, or is removed.
+fn end<E>(wrote: Result<(), E>) -> Result<(), E> {
     match &wrote {
         Ok(()) => _ = UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner).take(),
         Err(_) => remove_unfinished(),
     }
     wrote
+}
+
+/// Writes a folder that is not there yet, or is empty: `write` fills another beside it, which gets its name when it is
+/// whole.
+pub fn folder(path: &Path, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+    let is_empty = fs::read_dir(path).map(|mut entries| entries.next().is_none()).unwrap_or(false);
+    anyhow::ensure!(is_empty || fs::symlink_metadata(path).is_err(), "write {}: it is there already", path.display());
+    let part = part_of(path).with_context(|| format!("write {}: it is no name", path.display()))?;
+    fs::create_dir(&part).with_context(|| format!("create {}", part.display()))?;
+    begin(&part);
+    end(write(&part).and_then(|()| {
+        // An empty folder makes way.
+        let _ = fs::remove_dir(path);
+        fs::rename(&part, path).with_context(|| format!("write {}", path.display()))
+    }))
 }
 
 /// Writes a file. One that is there is replaced when the new one is whole, through links, and keeps its permissions;
@@ -203,24 +225,15 @@ fn replace(
     permissions: Option<fs::Permissions>,
     write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> io::Result<()> {
-    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
-    let mut part = std::ffi::OsString::from(".");
-    part.push(name);
-    part.push(format!(".{}.part", std::process::id()));
-    let part = path.with_file_name(part);
+    let part = part_of(path)?;
     let file = File::options().write(true).create_new(true).open(&part)?;
-    *UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner) = Some(part.clone());
+    begin(&part);
     let wrote = whole(file, write).and_then(|file| {
         permissions.map_or(Ok(()), |permissions| file.set_permissions(permissions))?;
         // The name must not reach the disk before the bytes do.
         file.sync_all()
     });
-    let wrote = wrote.and_then(|()| fs::rename(&part, path));
-    match wrote {
-        Ok(()) => _ = UNFINISHED.lock().unwrap_or_else(PoisonError::into_inner).take(),
-        Err(_) => remove_unfinished(),
-    }
-    wrote
+    end(wrote.and_then(|()| fs::rename(&part, path)))
 }
 
 #[cfg(test)]

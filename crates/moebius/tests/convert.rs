@@ -1,13 +1,14 @@
 //! `convert` end to end: folders of every architecture beside the GGUF files that were made of the same weights.
 
+mod common;
 #[path = "../../../tests/fixtures.rs"]
 mod fixtures;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
 
 use checkpoint::{Checkpoint, Value};
+use common::{as_text, error, stdout};
 use quant::{Planes, WeightType};
 use safetensors::tensor::{Dtype, TensorView};
 
@@ -21,26 +22,6 @@ const NOT_COMPARED: [&str; 6] = [
     "tokenizer.ggml.pre",
     "tokenizer.ggml.add_bos_token",
 ];
-
-fn moebius(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_moebius")).args(args).output().expect("start moebius")
-}
-
-fn stdout(args: &[&str]) -> String {
-    let output = moebius(args);
-    assert!(output.status.success(), "moebius {args:?} failed\n{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).expect("UTF-8")
-}
-
-fn error(args: &[&str]) -> String {
-    let output = moebius(args);
-    assert!(!output.status.success(), "moebius {args:?} went well");
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("path")
-}
 
 /// The values of a tensor.
 fn values(model: &Checkpoint, name: &str) -> Vec<f32> {
@@ -113,7 +94,7 @@ fn folders_of_every_architecture_become_the_files_made_of_the_same_weights() {
             continue;
         }
         let out = folder.path().join("out.gguf");
-        stdout(&["convert", text(&data.join("hf")), text(&out)]);
+        stdout(&["convert", as_text(&data.join("hf")), as_text(&out)]);
         let (new, old) =
             (checkpoint::open(&out).expect("new"), checkpoint::open(&data.join("model-bf16.gguf")).expect("old"));
         let is_v2 = data.ends_with("deepseekv2");
@@ -129,7 +110,7 @@ fn folders_of_every_architecture_become_the_files_made_of_the_same_weights() {
         same_keys(&new, &old, &[skipped, &nextn].concat());
         let golden = data.join("golden.safetensors");
         let report =
-            stdout(&["logits", "-m", text(&out), "--golden", text(&golden), "--backend", "reference", "--json"]);
+            stdout(&["logits", "-m", as_text(&out), "--golden", as_text(&golden), "--backend", "reference", "--json"]);
         let report: serde_json::Value = serde_json::from_str(&report).expect("JSON");
         let error = report["rms_over_std"].as_f64().expect("rms_over_std");
         assert!(error < 2e-3, "{}: {error}", data.display());
@@ -150,7 +131,7 @@ fn mlx_folders_keep_values_tokenizer_and_template() {
             continue;
         }
         let out = folder.path().join("out.gguf");
-        stdout(&["convert", text(&mlx), text(&out), "--type", "F32"]);
+        stdout(&["convert", as_text(&mlx), as_text(&out), "--type", "F32"]);
         let (new, old) =
             (checkpoint::open(&out).expect("new"), checkpoint::open(&data.join("model-bf16.gguf")).expect("old"));
         // GLM's converter gives roles to tokens by their names; rows of those configs lack them.
@@ -173,9 +154,9 @@ fn mlx_folders_keep_values_tokenizer_and_template() {
         let line = [
             "logits",
             "-m",
-            text(&out),
+            as_text(&out),
             "--golden",
-            text(&golden),
+            as_text(&golden),
             "--array",
             "logits_mlx",
             "--backend",
@@ -188,7 +169,7 @@ fn mlx_folders_keep_values_tokenizer_and_template() {
         // The same ids by the folder and by the file.
         let probe = folder.path().join("text");
         std::fs::write(&probe, "Hello  world, don't 12345 \n\n x<|im_end|>yes 日本語 \t end").expect("write");
-        let ids = |model: &Path| stdout(&["tokenize", "-m", text(model), "-f", text(&probe), "--json"]);
+        let ids = |model: &Path| stdout(&["tokenize", "-m", as_text(model), "-f", as_text(&probe), "--json"]);
         assert_eq!(ids(&out), ids(&mlx), "{}", data.display());
     }
 }
@@ -262,7 +243,7 @@ fn eight_bit_floats_are_unpacked_by_their_blocks() {
     let config = config.trim_end().strip_suffix('}').expect("object").to_string() + &tail;
     let (fp8, out) = (folder.path().join("fp8"), folder.path().join("out.gguf"));
     write_folder(&fp8, &config, &parts);
-    stdout(&["convert", text(&fp8), text(&out), "--type", "F32"]);
+    stdout(&["convert", as_text(&fp8), as_text(&out), "--type", "F32"]);
     let new = checkpoint::open(&out).expect("new");
     assert_eq!(values(&new, "blk.1.attn_output.weight"), wanted["model.layers.1.self_attn.o_proj.weight"]);
     assert_eq!(values(&new, "blk.0.ffn_down.weight"), wanted["model.layers.0.mlp.down_proj.weight"]);
@@ -273,8 +254,8 @@ fn eight_bit_floats_are_unpacked_by_their_blocks() {
 
     // A folder is quantized in one pass, to the bytes of two.
     let (once, twice) = (folder.path().join("once.gguf"), folder.path().join("twice.gguf"));
-    stdout(&["quantize", text(&fp8), text(&once), "--type", "Q4_0"]);
-    stdout(&["quantize", text(&out), text(&twice), "--type", "Q4_0"]);
+    stdout(&["quantize", as_text(&fp8), as_text(&once), "--type", "Q4_0"]);
+    stdout(&["quantize", as_text(&out), as_text(&twice), "--type", "Q4_0"]);
     let (once, twice) = (checkpoint::open(&once).expect("once"), checkpoint::open(&twice).expect("twice"));
     for info in twice.tensors() {
         let other = once.tensor(&info.name).expect("tensor");
@@ -384,7 +365,7 @@ fn gpt_oss_is_taken_apart() {
         });
         let (hf, out) = (folder.path().join("hf"), folder.path().join("out.gguf"));
         write_folder(&hf, &config.to_string(), &parts);
-        stdout(&["convert", text(&hf), text(&out), "--type", "F32"]);
+        stdout(&["convert", as_text(&hf), as_text(&out), "--type", "F32"]);
         let new = checkpoint::open(&out).expect("new");
         for info in old.tensors() {
             assert_eq!(values(&new, &info.name), values(&old, &info.name), "{file} {}", info.name);
@@ -406,35 +387,36 @@ fn mlx_folders_hold_what_the_file_held() {
         let data = fixtures::root(DATA).join(name);
         let (from, golden) = (data.join("model-bf16.gguf"), data.join("golden.safetensors"));
         let error = |model: &Path| {
-            let line = ["logits", "-m", text(model), "--golden", text(&golden), "--backend", "reference", "--json"];
+            let line =
+                ["logits", "-m", as_text(model), "--golden", as_text(&golden), "--backend", "reference", "--json"];
             let report: serde_json::Value = serde_json::from_str(&stdout(&line)).expect("JSON");
             report["rms_over_std"].as_f64().expect("rms_over_std")
         };
         let (mlx, back, eight) = (at(&format!("{name}-mlx")), at("back.gguf"), at(&format!("{name}-8bit")));
-        stdout(&["convert", text(&from), text(&mlx), "--to", "mlx"]);
+        stdout(&["convert", as_text(&from), as_text(&mlx), "--to", "mlx"]);
         assert_eq!(checkpoint::open(&mlx).expect("mlx").kind(), checkpoint::Kind::Mlx);
         assert!(error(&mlx) < 1e-5, "{name}");
-        stdout(&["convert", text(&mlx), text(&back)]);
+        stdout(&["convert", as_text(&mlx), as_text(&back)]);
         same_tensors(&checkpoint::open(&back).expect("back"), &checkpoint::open(&from).expect("from"));
-        stdout(&["convert", text(&from), text(&eight), "--bits", "8", "--group-size", "32"]);
+        stdout(&["convert", as_text(&from), as_text(&eight), "--bits", "8", "--group-size", "32"]);
         let found = error(&eight);
         assert!(found > 1e-5 && found < 0.3, "{name}: {found}");
         // Nothing is written over, and nothing but the folders is left.
-        assert!(self::error(&["convert", text(&from), text(&mlx), "--to", "mlx"]).contains("already"));
+        assert!(self::error(&["convert", as_text(&from), as_text(&mlx), "--to", "mlx"]).contains("already"));
     }
     // The tokenizer that the folder gets cuts as the file's does.
     let from = fixtures::root(DATA).join("types/qwen3moe-blocks32.gguf");
     let (mlx, probe) = (at("tokens"), at("text"));
-    stdout(&["convert", text(&from), text(&mlx), "--bits", "4", "--group-size", "32"]);
+    stdout(&["convert", as_text(&from), as_text(&mlx), "--bits", "4", "--group-size", "32"]);
     std::fs::write(&probe, "then an end, in the hand; don't 12345<|endoftext|>the\n").expect("write");
-    let ids = |model: &Path| stdout(&["tokenize", "-m", text(model), "-f", text(&probe), "--json"]);
+    let ids = |model: &Path| stdout(&["tokenize", "-m", as_text(model), "-f", as_text(&probe), "--json"]);
     assert_eq!(ids(&mlx), ids(&from));
-    assert!(files(folder.path()).iter().all(|path| !text(path).contains(".part")));
+    assert!(files(folder.path()).iter().all(|path| !as_text(path).contains(".part")));
     // What has no form there is refused before anything is made.
     let llama = fixtures::root(DATA).join("llama/model-bf16.gguf");
-    assert!(error(&["convert", text(&llama), text(&at("no"))]).contains("rope_freqs.weight"));
+    assert!(error(&["convert", as_text(&llama), as_text(&at("no"))]).contains("rope_freqs.weight"));
     let gemma = fixtures::root(DATA).join("gemma3/model-bf16.gguf");
-    assert!(error(&["convert", text(&gemma), text(&at("no"))]).contains("gemma3"));
+    assert!(error(&["convert", as_text(&gemma), as_text(&at("no"))]).contains("gemma3"));
     assert!(!at("no").exists());
 }
 
@@ -480,7 +462,7 @@ fn damaged_folders_end_in_a_sentence_and_leave_nothing() {
     ];
     let before = files(folder.path());
     for (path, part) in &cases {
-        let said = error(&["convert", text(path), text(&out), "--to", "gguf"]);
+        let said = error(&["convert", as_text(path), as_text(&out), "--to", "gguf"]);
         assert!(said.starts_with("moebius: failed to ") && said.contains(part), "{}: {said}", path.display());
         assert!(!said.contains("panicked"), "{said}");
         assert_eq!(files(folder.path()), before, "{}", path.display());
@@ -493,7 +475,7 @@ fn damaged_folders_end_in_a_sentence_and_leave_nothing() {
     )
     .expect("write");
     std::fs::write(&out, "the old file").expect("write");
-    let said = error(&["convert", text(&path), text(&out)]);
+    let said = error(&["convert", as_text(&path), as_text(&out)]);
     assert!(said.contains("401 tokens, the model 96"), "{said}");
     assert_eq!(std::fs::read(&out).expect("read"), b"the old file");
 }

@@ -1,12 +1,13 @@
 //! `quantize`, `compare` and `imatrix` end to end.
 
+mod common;
 #[path = "../../../tests/fixtures.rs"]
 mod fixtures;
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
 
 use checkpoint::gguf::Writer;
+use common::{as_text, error, stdout};
 use quant::WeightType;
 
 const EMBEDDED: &str = "models/fable-29m-a10m-q4_k_m.gguf";
@@ -14,29 +15,8 @@ const TINY: &str = "crates/backend/tests/data/qwen3moe/model-bf16.gguf";
 const TEXT: &str = "Once upon a time a fox lost his hat. He asked the owl, who had seen it in the old tree by the pond. \
                     The fox climbed up and found two small birds asleep in his hat, so he let them keep it.\n";
 
-fn moebius(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_moebius")).args(args).output().expect("start moebius")
-}
-
-fn stdout(args: &[&str]) -> String {
-    let output = moebius(args);
-    assert!(output.status.success(), "moebius {args:?} failed\n{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).expect("UTF-8")
-}
-
 fn json(args: &[&str]) -> serde_json::Value {
     serde_json::from_str(&stdout(&[args, &["--json"]].concat())).expect("JSON")
-}
-
-/// The error that a command ends with.
-fn error(args: &[&str]) -> String {
-    let output = moebius(args);
-    assert!(!output.status.success(), "moebius {args:?} went well");
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-fn path(path: &Path) -> &str {
-    path.to_str().expect("path")
 }
 
 /// Names and types of all tensors.
@@ -79,7 +59,7 @@ fn mixes_are_those_of_llama_quantize() {
                 continue;
             }
             let (from, to) = (arch.join("model-bf16.gguf"), folder.path().join("out.gguf"));
-            stdout(&["quantize", path(&from), path(&to), "--type", name]);
+            stdout(&["quantize", as_text(&from), as_text(&to), "--type", name]);
             assert_eq!(types(&to), types(&arch.join(&file)), "{}", arch.join(&file).display());
             n += 1;
         }
@@ -91,9 +71,9 @@ fn mixes_are_those_of_llama_quantize() {
 fn the_file_is_the_same_whatever_the_threads_and_says_what_it_is() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let (from, one, three) = (fixtures::root(TINY), folder.path().join("one.gguf"), folder.path().join("three.gguf"));
-    let line = ["quantize", path(&from), path(&one), "--type", "q4_k_m", "--tensor", "ffn_down=Q6_K", "-t", "1"];
+    let line = ["quantize", as_text(&from), as_text(&one), "--type", "q4_k_m", "--tensor", "ffn_down=Q6_K", "-t", "1"];
     let report = json(&line);
-    stdout(&["quantize", path(&from), path(&three), "--type", "Q4_K", "--tensor", "ffn_down=q6_k", "-t", "3"]);
+    stdout(&["quantize", as_text(&from), as_text(&three), "--type", "Q4_K", "--tensor", "ffn_down=q6_k", "-t", "3"]);
     assert_eq!(std::fs::read(&one).expect("read"), std::fs::read(&three).expect("read"));
     assert_eq!(files(folder.path()), ["one.gguf", "three.gguf"]);
 
@@ -110,7 +90,7 @@ fn the_file_is_the_same_whatever_the_threads_and_says_what_it_is() {
     assert!(down.clone().count() > 0 && down.clone().all(|t| [256, 32].contains(&t.dtype.block_len())), "{down:?}");
 
     // Nothing is written by a dry run, which knows the same sizes.
-    let dry = json(&["quantize", path(&from), "--type", "Q4_K_M", "--tensor", "ffn_down=Q6_K", "--dry-run"]);
+    let dry = json(&["quantize", as_text(&from), "--type", "Q4_K_M", "--tensor", "ffn_down=Q6_K", "--dry-run"]);
     assert_eq!(dry["bytes"], report["bytes"]);
 }
 
@@ -131,7 +111,7 @@ fn what_cannot_be_quantized_is_refused_by_name_and_leaves_the_old_file() {
     std::fs::write(&short, [9, 0, 0, 0, 200, 0, 0, 0, b'x']).expect("write");
     let before = files(folder.path());
     let [good, out, nan, inf, large, text, short] =
-        [&good, &out, &at("nan"), &at("inf"), &at("large"), &text, &short].map(|p| path(p).to_string());
+        [&good, &out, &at("nan"), &at("inf"), &at("large"), &text, &short].map(|p| as_text(p).to_string());
     let cases: [(&[&str], &[&str]); 11] = [
         (&[&nan, &out, "--type", "Q8_0"], &["out.gguf", "tensor blk.0.ffn_up.weight: value 200 is NaN"]),
         (&[&inf, &out, "--type", "Q4_0"], &["tensor blk.0.ffn_up.weight: value 200 is inf"]),
@@ -154,7 +134,7 @@ fn what_cannot_be_quantized_is_refused_by_name_and_leaves_the_old_file() {
 
     // Quantised weights need a word more.
     let embedded = fixtures::root(EMBEDDED);
-    let line = ["quantize", path(&embedded), &out, "--type", "Q8_0"];
+    let line = ["quantize", as_text(&embedded), &out, "--type", "Q8_0"];
     let said = error(&line);
     assert!(said.contains("already") && said.contains("--allow-requantize"), "{said}");
     stdout(&[&line[..], &["--allow-requantize"]].concat());
@@ -176,7 +156,7 @@ fn odd_rows_get_types_that_divide_them() {
         (1, "Q8_0", WeightType::F16),
     ] {
         one_matrix(&from, n_cols, &values);
-        stdout(&["quantize", path(&from), path(&to), "--type", name]);
+        stdout(&["quantize", as_text(&from), as_text(&to), "--type", name]);
         assert_eq!(types(&to), [("blk.0.ffn_up.weight".to_string(), wanted)], "{n_cols} {name}");
         let model = checkpoint::open(&to).expect("open");
         assert!(model.meta().get("split.count").is_none());
@@ -194,7 +174,7 @@ fn importances_are_summed_read_and_used() {
     let (text, sums) = (at("text"), at("imatrix.gguf"));
     std::fs::write(&text, TEXT.repeat(8)).expect("write");
     let embedded = fixtures::root(EMBEDDED);
-    let report = json(&["imatrix", "-f", path(&text), "-o", path(&sums), "-c", "64"]);
+    let report = json(&["imatrix", "-f", as_text(&text), "-o", as_text(&sums), "-c", "64"]);
     let file = checkpoint::open(&sums).expect("open");
     let numbers = |name: &str| -> Vec<f32> {
         let info = file.tensor(name).unwrap_or_else(|| panic!("{name} is missing"));
@@ -239,11 +219,16 @@ fn importances_are_summed_read_and_used() {
     std::fs::write(&dat, bytes).expect("write");
     let quantize = |out: &str, more: &[&str]| {
         let out: PathBuf = at(out);
-        stdout(&[&["quantize", path(&embedded), path(&out), "--type", "Q4_0", "--allow-requantize"], more].concat());
+        stdout(
+            &[&["quantize", as_text(&embedded), as_text(&out), "--type", "Q4_0", "--allow-requantize"], more].concat(),
+        );
         out
     };
-    let (plain, weighed, old) =
-        (quantize("a", &[]), quantize("b", &["--imatrix", path(&sums)]), quantize("c", &["--imatrix", path(&dat)]));
+    let (plain, weighed, old) = (
+        quantize("a", &[]),
+        quantize("b", &["--imatrix", as_text(&sums)]),
+        quantize("c", &["--imatrix", as_text(&dat)]),
+    );
     let bytes = |file: &Path, tensor: &str| {
         let model = checkpoint::open(file).expect("open");
         model.bytes(model.tensor(tensor).expect("tensor")).to_vec()
@@ -263,8 +248,9 @@ fn a_comparison_finds_nothing_between_equals_and_more_the_fewer_bits() {
     let text = folder.path().join("text");
     std::fs::write(&text, TEXT.repeat(6)).expect("write");
     let base = fixtures::root(EMBEDDED);
-    let compare =
-        |other: &Path| json(&["compare", "-m", path(&base), "-m", path(other), "-f", path(&text), "-c", "128"]);
+    let compare = |other: &Path| {
+        json(&["compare", "-m", as_text(&base), "-m", as_text(other), "-f", as_text(&text), "-c", "128"])
+    };
     let same = compare(&base);
     assert_eq!((same["kl_max"].as_f64(), same["same_top"]["value"].as_f64()), (Some(0.0), Some(1.0)));
     assert_eq!(
@@ -274,7 +260,7 @@ fn a_comparison_finds_nothing_between_equals_and_more_the_fewer_bits() {
     let mut before = 0.0;
     for name in ["Q8_0", "Q5_0", "Q2_K"] {
         let out = folder.path().join(name);
-        stdout(&["quantize", path(&base), path(&out), "--type", name, "--allow-requantize"]);
+        stdout(&["quantize", as_text(&base), as_text(&out), "--type", name, "--allow-requantize"]);
         let found = compare(&out);
         let kl = found["kl_mean"]["value"].as_f64().expect("KL");
         assert!(kl > before && found["kl_max"].as_f64() >= found["kl_99"].as_f64(), "{name}: {found}");
@@ -283,8 +269,8 @@ fn a_comparison_finds_nothing_between_equals_and_more_the_fewer_bits() {
     assert!(before > 0.05, "{before}");
     let other = fixtures::root(TINY);
     assert!(
-        error(&["compare", "-m", path(&base), "-m", path(&other), "-f", path(&text), "-c", "128"])
+        error(&["compare", "-m", as_text(&base), "-m", as_text(&other), "-f", as_text(&text), "-c", "128"])
             .contains("8192 tokens")
     );
-    assert!(error(&["compare", "-m", path(&base), "-f", path(&text)]).contains("two are wanted"));
+    assert!(error(&["compare", "-m", as_text(&base), "-f", as_text(&text)]).contains("two are wanted"));
 }

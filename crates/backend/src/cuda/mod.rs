@@ -227,9 +227,9 @@ impl Open {
         Ok(Open(driver::Context::new(ordinal).map_err(|e| e.to_string())?))
     }
 
-    /// Bytes of memory that are free; 0 where the device does not say.
-    pub fn free_bytes(&self) -> usize {
-        self.0.enter().and_then(|()| self.0.memory()).map_or(0, |(free, _)| free)
+    /// Bytes of memory that are free, and of all, where the device says so.
+    pub fn memory(&self) -> Option<(usize, usize)> {
+        self.0.enter().and_then(|()| self.0.memory()).ok()
     }
 
     /// The card.

@@ -10,6 +10,7 @@ use model::plan::{
     Weight,
 };
 
+use self::products::Experts;
 use super::fuse;
 use super::gpu::{Span, Unit, Use};
 use super::node::{CopySlot, Extent, Form, Node, Place, THREADS, When, Word};
@@ -364,7 +365,7 @@ impl<'a> Lower<'a> {
                 return self.route(logits, router, n_used, ids, weights);
             }
             Op::Experts { x, ids, gate, up, down, biases, act, hidden, out } => {
-                self.experts(x, ids, [gate, up, down], biases, act, hidden, out, sum);
+                self.experts(&Experts { x, ids, gate, up, down, biases, act, hidden, out }, sum);
             }
             Op::Combine { x, add, y, weights, norm } => self.combine(x, add, y, weights, norm),
             Op::HeadLinear { x, w, transposed, out } => self.head_linear(x, w, transposed, out),

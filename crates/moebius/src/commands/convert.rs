@@ -4,7 +4,6 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use checkpoint::{Checkpoint, Kind};
-use indicatif::ProgressStyle;
 use quant::WeightType;
 
 use super::quantize::{is_same, report};
@@ -17,16 +16,12 @@ use crate::{machine, out};
 pub fn run(args: &ConvertArgs) -> Result<()> {
     let input = crate::find::resolve(&args.input)?;
     let checkpoint = checkpoint::open_with(&input, checkpoint::Open { map: false })?;
-    let threads = args.threads.unwrap_or_else(machine::cores);
-    ensure!((1..=1024).contains(&threads), "start {threads} threads: use 1 to 1024");
+    let threads = machine::threads(args.threads)?;
     let form = args.to.unwrap_or(match checkpoint.kind() {
         Kind::Gguf => Form::Mlx,
         Kind::Mlx | Kind::Hf => Form::Gguf,
     });
-    ctrlc::set_handler(|| {
-        out::remove_unfinished();
-        std::process::exit(130);
-    })?;
+    out::remove_unfinished_when_interrupted()?;
     match (form, checkpoint.kind()) {
         (Form::Gguf, Kind::Gguf) => {
             bail!("convert {}: it is a GGUF file already; `moebius quantize` changes its types", input.display())
@@ -73,8 +68,7 @@ fn to_gguf(args: &ConvertArgs, checkpoint: Checkpoint, input: &Path, threads: us
     let output = &args.output;
     ensure!(!output.is_dir(), "write {}: it is a folder, the name of a file is wanted", output.display());
     ensure!(!is_same(input, output), "write {}: it is the file that is read", output.display());
-    let bar = machine::progress(Some(folder.tensors().iter().map(|t| t.len() as u64).sum()));
-    bar.set_style(ProgressStyle::with_template("{bar:30} {percent}% of the weights, {eta} left")?);
+    let bar = machine::weights_progress(folder.tensors().iter().map(|t| t.len() as u64).sum())?;
     let losses = job.write(output, &bar).with_context(|| format!("convert {}", input.display()))?;
     bar.finish_and_clear();
     report(&job, file, Some(&losses), args.json)

@@ -34,10 +34,7 @@ pub fn run(args: &ImatrixArgs) -> Result<()> {
     let mut windows = Windows::new(tokens, &tokenizer, n_ctx, args.chunks);
     let (n_windows, first_scored) = (windows.len(), windows.first_scored());
     ensure!(n_windows > 0, "sum inputs: --chunks 0 leaves nothing to compute");
-    ctrlc::set_handler(|| {
-        out::remove_unfinished();
-        std::process::exit(130);
-    })?;
+    out::remove_unfinished_when_interrupted()?;
 
     let mut sequence = Sequence::start(&model, &args.engine, n_ctx)?;
     sequence.trace_inputs();

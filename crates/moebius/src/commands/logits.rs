@@ -27,10 +27,7 @@ pub fn run(args: &LogitsArgs) -> Result<()> {
         Ok(())
     })?;
     if let Some(out) = &args.out {
-        ctrlc::set_handler(|| {
-            out::remove_unfinished();
-            std::process::exit(130);
-        })?;
+        out::remove_unfinished_when_interrupted()?;
         write(out, tokens, &logits, n_vocab)?;
     }
     let Some(golden) = &golden else {

@@ -1,17 +1,17 @@
 //! `moebius plan`: the ops that the engine will run, the placement of buffers, and the memory they need.
 
 use anyhow::{Result, anyhow, ensure};
-use backend::cpu::{CacheType, read_bandwidth};
+use backend::cpu::read_bandwidth;
+use backend::cuda;
 use backend::cuda::outline::{Card, Launched, Line, Outline};
 use backend::cuda::split::Split;
-use backend::cuda::{self, Cuda};
 use backend::experts::layout::Layer;
 use backend::experts::simulate::{self, Predicted};
 use backend::residency::Residency;
 use backend::{Backend, Kinds, PAGE, Part, RouterInfo};
 use model::plan::Plan;
 
-use crate::args::{BackendKind, CacheArg, EngineArgs, PlanArgs};
+use crate::args::{BackendKind, EngineArgs, PlanArgs};
 use crate::device::{Device, Prefer};
 use crate::load::{self, EngineSetup, Model, Prepared};
 use crate::machine;
@@ -44,13 +44,10 @@ fn run_cuda(args: &PlanArgs, model: &Model) -> Result<()> {
             .map_err(|why| anyhow!("plan for CUDA device {ordinal}: {why}; or name --sm, e.g. 90"))?,
     };
     // Limits are those of a machine with all the memory that is wanted.
-    let setup = EngineSetup { device: Device::named(BackendKind::Cuda), ..EngineSetup::of(&cpu(args), Prefer::Cpu)? };
-    let cache = match args.engine.step.cache_type {
-        CacheArg::F16 => CacheType::F16,
-        CacheArg::F32 => CacheType::F32,
-    };
+    let device = Device { ordinal, ..Device::named(BackendKind::Cuda) };
+    let setup = EngineSetup { device, ..EngineSetup::of(&cpu(args), Prefer::Cpu)? };
     let placed = setup.split(&model.plan)?;
-    let cuda = placed.as_ref().map_or_else(|| Cuda { cache, ..Cuda::default() }, |(cuda, ..)| cuda.clone());
+    let cuda = placed.as_ref().map_or_else(|| setup.cuda(), |(cuda, ..)| cuda.clone());
     let plan = cuda.lower(model.plan.clone())?;
     let all = Budget::Free(None);
     let fit = memory::fit(&cuda, &plan, &Wish { sequences: 64, ..setup.wish() }, all)?;
@@ -167,8 +164,7 @@ fn print_split(args: &PlanArgs, plan: &Plan, split: &Split, fit: &Fit) -> Result
     let (host, gpu) = (read_bandwidth(threads)?, cuda::bandwidth(args.engine.device.unwrap_or(0)));
     let shown = |n: f64| machine::bytes(n as u64);
     let [on_device, on_host] = split.bytes().map(|n| shown(n as f64));
-    let weights = fit.footprint.bytes(|part| matches!(part, Part::Weights(..)));
-    let dense = shown(weights.saturating_sub(split.bytes()[0]) as f64);
+    let dense = shown(fit.dense_bytes(split) as f64);
     let all = split.layers().len();
     say!("placement")?;
     say!("  {:<12} {dense:>10}  weights that every token reads", "GPU")?;

@@ -22,8 +22,7 @@ pub fn run(args: &QuantizeArgs) -> Result<()> {
     let named = args.dtype.as_deref().map(mix::file_type).transpose()?;
     let source = open(&args.input)?;
     let importance = args.imatrix.as_deref().map(Importance::read).transpose()?;
-    let threads = args.threads.unwrap_or_else(machine::cores);
-    ensure!((1..=1024).contains(&threads), "start {threads} threads: use 1 to 1024");
+    let threads = machine::threads(args.threads)?;
     // Without a name the types are found; what the rules keep is kept all the same.
     let file = named.map_or_else(|| mix::file_type("Q4_0"), Ok)?;
     let targets = targets(&*source, file, &args.tensor, importance.as_ref())?;
@@ -51,12 +50,8 @@ pub fn run(args: &QuantizeArgs) -> Result<()> {
         note_missing(&job, file);
     }
     ensure!(!is_same(&args.input, output), "write {}: it is the file that is read", output.display());
-    ctrlc::set_handler(|| {
-        out::remove_unfinished();
-        std::process::exit(130);
-    })?;
-    let bar = machine::progress(Some(job.source.tensors().iter().map(|t| t.len() as u64).sum()));
-    bar.set_style(ProgressStyle::with_template("{bar:30} {percent}% of the weights, {eta} left")?);
+    out::remove_unfinished_when_interrupted()?;
+    let bar = machine::weights_progress(job.source.tensors().iter().map(|t| t.len() as u64).sum())?;
     let losses = job.write(output, &bar)?;
     bar.finish_and_clear();
     report(&job, file, Some(&losses), args.json)

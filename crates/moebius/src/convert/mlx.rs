@@ -9,14 +9,15 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
-use checkpoint::{Checkpoint, Metadata, TensorInfo};
+use checkpoint::{Checkpoint, TensorInfo};
 use engine::tokenizer;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use quant::{Affine, PlanesBuf, ScaleType, WeightType};
 use serde_json::{Map, Value, json};
 
 use super::recipe::Order;
 use crate::quantize::mix;
+use crate::quantize::source::unchanged;
 use crate::{machine, out};
 
 /// Size of a file of weights that is not passed where tensors can be kept apart.
@@ -168,8 +169,7 @@ pub fn convert(checkpoint: Checkpoint, path: &Path, bits: Option<u8>, group: Opt
         }
     };
     let template = checkpoint.meta().opt_str("tokenizer.chat_template")?;
-    let bar = machine::progress(Some(outs.iter().map(|t| t.info.shape.iter().product::<usize>() as u64).sum()));
-    bar.set_style(ProgressStyle::with_template("{bar:30} {percent}% of the weights, {eta} left")?);
+    let bar = machine::weights_progress(outs.iter().map(|t| t.info.shape.iter().product::<usize>() as u64).sum())?;
     out::folder(path, |folder| {
         let write = |name: &str, text: &str| {
             fs::write(folder.join(name), text).with_context(|| format!("write {}", folder.join(name).display()))
@@ -186,10 +186,7 @@ pub fn convert(checkpoint: Checkpoint, path: &Path, bits: Option<u8>, group: Opt
         weights(&checkpoint, &outs, folder, &bar)
     })?;
     bar.finish_and_clear();
-    for file in checkpoint.files() {
-        ensure!(file.is_unchanged()?, "read {}: it was written to meanwhile", file.path().display());
-    }
-    Ok(())
+    unchanged(&checkpoint)
 }
 
 /// Writes the weights in as many files as their size wants, and the index of more than one.
@@ -319,7 +316,7 @@ fn config(checkpoint: &Checkpoint) -> Result<Map<String, Value>> {
         checkpoint.name()
     );
     let key = |name: &str| format!("{arch}.{name}");
-    let count = |name: &str| count(meta, &key(name));
+    let count = |name: &str| Ok::<_, anyhow::Error>(meta.opt_u32(&key(name))?);
     let mut config = Map::new();
     let mut put = |name: &str, value: Value| _ = config.insert(name.into(), value);
     put("model_type", json!(model_type));
@@ -364,14 +361,10 @@ fn config(checkpoint: &Checkpoint) -> Result<Map<String, Value>> {
         n_ctx.into_iter().for_each(|n| _ = scaling.insert("original_max_position_embeddings".into(), json!(n)));
         put("rope_scaling", Value::Object(scaling));
     }
-    for (name, key) in [("bos_token_id", "bos_token_id"), ("eos_token_id", "eos_token_id")] {
-        if let Some(id) = meta.opt_u32(&format!("tokenizer.ggml.{key}"))? {
+    for name in ["bos_token_id", "eos_token_id"] {
+        if let Some(id) = meta.opt_u32(&format!("tokenizer.ggml.{name}"))? {
             put(name, json!(id));
         }
     }
     Ok(config)
-}
-
-fn count(meta: &Metadata, key: &str) -> Result<Option<u32>> {
-    Ok(meta.opt_u32(key)?)
 }

@@ -18,7 +18,7 @@ use engine::tokenizer::Tokenizer;
 use quant::WeightType;
 
 use crate::out;
-use crate::quantize::source::{Source, Tensor};
+use crate::quantize::source::{Source, Tensor, unchanged};
 use keys::Keys;
 use recipe::{Cache, Recipe};
 use weights::{Delta, Shape};
@@ -114,10 +114,7 @@ impl Source for Folder {
     }
 
     fn is_whole(&self) -> Result<()> {
-        for file in self.checkpoint.files() {
-            ensure!(file.is_unchanged()?, "read {}: it was written to meanwhile", file.path().display());
-        }
-        Ok(())
+        unchanged(&self.checkpoint)
     }
 }
 

@@ -28,11 +28,7 @@ impl Wanted {
     /// # Errors
     /// It is no such name.
     pub fn parse(name: &str, revision: &str) -> Result<Wanted> {
-        let mut rest = name;
-        for prefix in ["https://", "http://", "huggingface.co/", "hf.co/", "hf:"] {
-            rest = rest.strip_prefix(prefix).unwrap_or(rest);
-        }
-        let rest = rest.trim_end_matches('/');
+        let rest = find::without_hub(name);
         let (repo, tag) = match rest.split_once(':') {
             Some((repo, tag)) => (repo, Some(tag.to_string())),
             None => (rest, None),

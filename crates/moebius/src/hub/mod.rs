@@ -169,9 +169,8 @@ fn token() -> Result<Option<String>> {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
     let found = variable("HF_TOKEN").or_else(|| variable("HUGGING_FACE_HUB_TOKEN"));
     let found = found.or_else(|| {
-        let home = variable("HF_HOME").map(PathBuf::from);
-        let home = home.or_else(|| Some(std::env::home_dir()?.join(".cache/huggingface")))?;
-        let path = variable("HF_TOKEN_PATH").map_or_else(|| home.join("token"), PathBuf::from);
+        let beside = || Some(crate::find::hugging_face_home()?.join("token"));
+        let path = variable("HF_TOKEN_PATH").map(PathBuf::from).or_else(beside)?;
         std::fs::read_to_string(path).ok()
     });
     let Some(token) = found.map(|token| token.trim().to_string()).filter(|token| !token.is_empty()) else {

@@ -110,11 +110,19 @@ impl Source for Gguf {
     }
 
     fn is_whole(&self) -> Result<()> {
-        for file in self.checkpoint.files() {
-            ensure!(file.is_unchanged()?, "read {}: it was written to meanwhile", file.path().display());
-        }
-        Ok(())
+        unchanged(&self.checkpoint)
     }
+}
+
+/// Says so where a file was written to since it was opened.
+///
+/// # Errors
+/// It was, or cannot be looked at.
+pub fn unchanged(checkpoint: &Checkpoint) -> Result<()> {
+    for file in checkpoint.files() {
+        ensure!(file.is_unchanged()?, "read {}: it was written to meanwhile", file.path().display());
+    }
+    Ok(())
 }
 
 /// Decodes the values `range` of a tensor into `out`; `bytes` is room for their encoded form.

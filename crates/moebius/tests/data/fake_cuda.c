@@ -1,5 +1,6 @@
-// A driver and a run-time compiler for tests on machines without a GPU: memory is the host's, kernels do nothing but for
-// `pick_merge`, which finds one token, and variables plant faults. Built twice, as libcuda.so (DRIVER) and libnvrtc.so.
+// A driver and a run-time compiler for tests on machines without a GPU: memory is the host's, kernels do nothing except
+// for `pick_merge`, which finds one token, and variables plant faults. Built twice, as libcuda.so (DRIVER) and
+// libnvrtc.so.
 //
 //   FAKE_VERSION       the driver's version (13000)     FAKE_DEVICES     number of devices (1)
 //   FAKE_FREE          bytes of memory (8 GB)           FAKE_ARCH        compute capability (90)
@@ -127,7 +128,9 @@ int cuLaunchKernelEx(const Config* config, void* function, void** params, void**
     if (strcmp(function, "pick_merge") == 0) pick(params[0]);
     return OK;
 }
-int cuStreamBeginCapture_v2(void* stream, int mode) { (void)stream; (void)mode; is_capturing = 1; n_captured = 0; return OK; }
+int cuStreamBeginCapture_v2(void* stream, int mode) {
+  (void)stream; (void)mode; is_capturing = 1; n_captured = 0; return OK;
+}
 int cuStreamEndCapture(void* stream, void** graph) { (void)stream; is_capturing = 0; *graph = malloc(1); return OK; }
 int cuGraphInstantiateWithFlags(void** out, void* graph, unsigned long long flags) {
     (void)graph; (void)flags;
@@ -137,7 +140,9 @@ int cuGraphInstantiateWithFlags(void** out, void* graph, unsigned long long flag
 }
 int cuGraphDestroy(void* graph) { free(graph); return OK; }
 int cuGraphExecDestroy(void* graph) { free(graph); return OK; }
-int cuGraphLaunch(void* graph, void* stream) { (void)stream; if (sticky) return sticky; n_launches += *(long*)graph; return OK; }
+int cuGraphLaunch(void* graph, void* stream) {
+  (void)stream; if (sticky) return sticky; n_launches += *(long*)graph; return OK;
+}
 int cuModuleLoadData(void** out, const void* image) { *out = malloc(1); return memcmp(image, "fake", 4) ? 200 : OK; }
 int cuModuleGetFunction(void** out, void* module, const char* name) { (void)module; *out = strdup(name); return OK; }
 int cuModuleUnload(void* module) { free(module); return OK; }
@@ -147,12 +152,15 @@ int cuFuncSetAttribute(void* function, int which, int value) { (void)function; (
 int nvrtcVersion(int* major, int* minor) { *major = (int)setting("FAKE_NVRTC", 13); *minor = 0; return 0; }
 int nvrtcGetNumSupportedArchs(int* n) { *n = 3; return 0; }
 int nvrtcGetSupportedArchs(int* out) { out[0] = 80; out[1] = 89; out[2] = 90; return 0; }
-int nvrtcCreateProgram(void** out, const char* source, const char* name, int n, const char* const* h, const char* const* i) {
+int nvrtcCreateProgram(
+    void** out, const char* source, const char* name, int n, const char* const* h, const char* const* i) {
     (void)source; (void)name; (void)n; (void)h; (void)i;
     *out = malloc(1);
     return 0;
 }
-int nvrtcCompileProgram(void* program, int n, const char* const* options) { (void)program; (void)n; (void)options; return 0; }
+int nvrtcCompileProgram(void* program, int n, const char* const* options) {
+  (void)program; (void)n; (void)options; return 0;
+}
 int nvrtcGetProgramLogSize(void* program, size_t* n) { (void)program; *n = 1; return 0; }
 int nvrtcGetProgramLog(void* program, char* out) { (void)program; *out = 0; return 0; }
 int nvrtcGetCUBINSize(void* program, size_t* n) { (void)program; *n = 5; return 0; }

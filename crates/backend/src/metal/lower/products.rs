@@ -15,6 +15,20 @@ struct Groups {
     n_used: usize,
 }
 
+/// All that experts do: the fields of [`model::plan::Op::Experts`].
+#[derive(Clone, Copy)]
+pub(super) struct Experts {
+    pub x: Buf,
+    pub ids: Buf,
+    pub gate: Weight,
+    pub up: Weight,
+    pub down: Weight,
+    pub biases: Option<ExpertBiases>,
+    pub act: Gate,
+    pub hidden: Buf,
+    pub out: Buf,
+}
+
 impl Lower<'_> {
     /// Matrices of one type go together.
     pub(super) fn linear(&mut self, x: Buf, parts: &[LinearPart]) {
@@ -149,42 +163,22 @@ impl Lower<'_> {
 
     /// All that experts do; their sum instead of their outputs where `sum` is the op behind them. Few tokens take each
     /// pair of a token and an expert by itself, many sort them by expert.
-    pub(super) fn experts(
-        &mut self,
-        x: Buf,
-        ids: Buf,
-        weights: [Weight; 3],
-        biases: Option<ExpertBiases>,
-        act: Gate,
-        hidden: Buf,
-        out: Buf,
-        sum: Option<&fuse::Sum>,
-    ) {
-        let n_expert = self.plan.weight(weights[0]).shape[0];
-        let from = variants::least_grouped(n_expert, self.width(ids));
-        let count = Count::Rows(self.rows(ids));
+    pub(super) fn experts(&mut self, op: &Experts, sum: Option<&fuse::Sum>) {
+        let n_expert = self.plan.weight(op.gate).shape[0];
+        let from = variants::least_grouped(n_expert, self.width(op.ids));
+        let count = Count::Rows(self.rows(op.ids));
         if let Some(groups) = self.at.groups {
             self.when = Some(When { count, from, to: usize::MAX });
-            self.experts_grouped(x, ids, weights, biases, act, hidden, out, sum, groups);
+            self.experts_grouped(op, sum, groups);
             self.when = Some(When { count, from: 0, to: from });
         }
-        self.experts_by_pair(x, ids, weights, biases, act, hidden, out, sum);
+        self.experts_by_pair(op, sum);
         self.when = None;
     }
 
     /// The chosen experts of many tokens: pairs sorted by expert, products in tiles of one expert's pairs, the sum.
-    fn experts_grouped(
-        &mut self,
-        x: Buf,
-        ids: Buf,
-        [gate, up, down]: [Weight; 3],
-        biases: Option<ExpertBiases>,
-        act: Gate,
-        hidden: Buf,
-        out: Buf,
-        sum: Option<&fuse::Sum>,
-        [order, tiles]: [Span; 2],
-    ) {
+    fn experts_grouped(&mut self, op: &Experts, sum: Option<&fuse::Sum>, [order, tiles]: [Span; 2]) {
+        let Experts { x, ids, gate, up, down, biases, act, hidden, out } = *op;
         let (rows, n_used, n_expert) = (self.rows(ids), self.width(ids), self.plan.weight(gate).shape[0]);
         let slots = Extent::Tiles { rows, each: n_used as u32, kinds: n_expert as u32 };
         let order = Place::Rows(order, rows, 4 * n_used as u64);
@@ -253,17 +247,8 @@ impl Lower<'_> {
     }
 
     /// The chosen experts of few tokens, a pair at a time.
-    fn experts_by_pair(
-        &mut self,
-        x: Buf,
-        ids: Buf,
-        [gate, up, down]: [Weight; 3],
-        biases: Option<ExpertBiases>,
-        act: Gate,
-        hidden: Buf,
-        out: Buf,
-        sum: Option<&fuse::Sum>,
-    ) {
+    fn experts_by_pair(&mut self, op: &Experts, sum: Option<&fuse::Sum>) {
+        let Experts { x, ids, gate, up, down, biases, act, hidden, out } = *op;
         let x_place = self.buf(x);
         let [gate_bias, up_bias, down_bias] = biases.map_or([None; 3], |b| [Some(b.gate), Some(b.up), Some(b.down)]);
         if self.plan.weight(gate).dtype == self.plan.weight(up).dtype {
