@@ -1,12 +1,12 @@
 //! Matrix products alone: weight type × columns × instruction set, on one thread.
 //!
-//! `cargo bench -p moebius-backend --bench kernels -- [types] [columns] [isas] [shapes] [runs]`, each a list with
+//! `cargo bench -p moebius-backend --bench kernels -- [types] [columns] [isas] [shapes] [runs] [megabytes]`, lists with
 //! commas or `-` for all (of the affine types those with groups of 64 and bf16 scales). Shapes are `ROWSxVALUES`; more
-//! runs than two are for a busy machine, where figures are those of the fastest product. Weights rotate over 256 MB,
-//! more than any cache and in large pages as in the engine, so that one column measures memory too: its figure is the
-//! median of the products. With more columns it is the fastest tenth, as other programs may disturb the rest. GB/s are
-//! bytes of weights, GMAC/s multiply-adds, and `of peak` is their share of what the same multiplications do from
-//! registers ([`peak`]).
+//! runs than two are for a busy machine, where figures are those of the fastest product. Weights rotate over so many
+//! MB, in large pages as in the engine: 256 by default, more than any cache, so that one column measures memory too; 1
+//! stays in the second cache. The figure of one column is the median of the products. With more columns it is the
+//! fastest tenth, as other programs may disturb the rest. GB/s are bytes of weights, GMAC/s multiply-adds, and `of
+//! peak` is their share of what the same multiplications do from registers ([`peak`]).
 
 mod peak;
 
@@ -18,7 +18,7 @@ use memmap2::MmapMut;
 use quant::act::ActKind;
 use quant::{Planes, PlanesBuf, ScaleType, WeightType};
 
-const TOTAL_BYTES: usize = 256 << 20;
+const TOTAL_MB: usize = 256;
 /// Gate and up, down, and the attention's output of Qwen3-30B-A3B.
 const SHAPES: [(usize, usize); 3] = [(768, 2048), (2048, 768), (2048, 4096)];
 const COLS: [usize; 10] = [1, 2, 3, 4, 6, 8, 16, 32, 64, 96];
@@ -30,6 +30,7 @@ fn main() {
         args.get(i).is_none_or(|list| list == "-" || list.split(',').any(|x| x.eq_ignore_ascii_case(name)))
     };
     let runs = args.get(4).map_or(RUNS, |runs| runs.parse().expect("a number of runs"));
+    let total = args.get(5).map_or(TOTAL_MB, |mb| mb.parse().expect("a number of megabytes")) << 20;
     println!(
         "{:15} {:11} {:7} {:>5} {:>9} {:>9} {:>10} {:>8}",
         "type", "shape", "isa", "cols", "us", "GB/s", "GMAC/s", "of peak"
@@ -47,7 +48,7 @@ fn main() {
     };
     for t in WeightType::ALL.into_iter().filter(|t| if all { usual(t) } else { chosen(0, t.name()) }) {
         for (n, k) in SHAPES.into_iter().filter(|(n, k)| chosen(3, &format!("{n}x{k}"))) {
-            let [q, scales, biases] = random(t, k);
+            let [q, scales, biases] = random(t, k, total);
             let rows = Planes { q: &q, scales: &scales, biases: &biases };
             for &isa in &isas {
                 for n_cols in COLS.into_iter().filter(|c| chosen(1, &c.to_string())) {
@@ -58,8 +59,8 @@ fn main() {
     }
 }
 
-/// Planes of rows of random numbers; a few of them, again and again.
-fn random(t: WeightType, k: usize) -> [MmapMut; 3] {
+/// Planes of rows of random numbers, `total` bytes in all; a few of them, again and again.
+fn random(t: WeightType, k: usize, total: usize) -> [MmapMut; 3] {
     const UNIQUE: usize = 16;
     let mut s = 1u64;
     let mut next = || {
@@ -72,7 +73,7 @@ fn random(t: WeightType, k: usize) -> [MmapMut; 3] {
         let x: Vec<f32> = (0..k).map(|_| next()).collect();
         quant::encode_row(t, &x, few.get_mut().row_mut(row, i));
     }
-    let copies = TOTAL_BYTES / (row.total() * UNIQUE);
+    let copies = total / (row.total() * UNIQUE);
     [few.q, few.scales, few.biases].map(|plane| {
         let mut all = MmapMut::map_anon((plane.len() * copies).max(1)).expect("memory");
         #[cfg(target_os = "linux")]
