@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use backend::cpu::CacheType;
 use backend::metal::gpu::{Buf, Caps, Cmd, Gpu, GpuError, List, Mapped, Pipe, Span, Ticket, Times, Unit};
+use backend::metal::outline::{Line, Outline};
 use backend::metal::{Metal, Tuning};
 use backend::reference::Reference;
 use backend::{Backend, CompileError, Limits, Tables};
@@ -743,41 +744,56 @@ fn sources_for_another_compiler() {
     }
 }
 
-/// Dispatches and barriers of a token of each architecture are pinned: more of either cost time on every token.
+/// Dispatches and barriers of a token of each architecture, layer by layer, as `moebius plan` has them without a GPU and
+/// as a program sends them. They are pinned: more of either cost time on every token.
 #[test]
 fn dispatches_of_every_architecture() {
-    // A layer of attention and experts is 10 (qwen3moe): norm, q k v, heads, attention, output, norm, router, choice,
-    // gate and up, down with the sum.
-    const WANTED: &[(&str, usize, usize, usize)] = &[
-        ("deepseekv2/model-q8_0.gguf", 3, 66, 54),
-        ("deepseekv3/model-q5_1.gguf", 2, 48, 39),
-        ("gemma3/model-q5_0.gguf", 3, 35, 32),
-        ("gemma4/model-q4_1.gguf", 3, 70, 61),
-        ("glm4moe/model-q4_0.gguf", 2, 26, 23),
-        ("gptoss/model-mxfp4.gguf", 2, 25, 22),
-        ("llama/model-q5_1.gguf", 2, 21, 18),
-        ("mixtral/model-q4_1.gguf", 2, 25, 22),
-        ("qwen2/model-q4_0.gguf", 2, 21, 19),
-        ("qwen3/model-q8_0.gguf", 2, 21, 18),
-        ("qwen35/model-q8_0.gguf", 2, 31, 25),
-        ("qwen3moe/model-q4_0.gguf", 2, 25, 22),
-        ("qwen3next/model-q8_0.gguf", 2, 42, 30),
+    // Of each layer; of the whole, which has an embedding before them and a norm and logits behind.
+    type Counts = (usize, usize);
+    const WANTED: &[(&str, &[Counts], Counts)] = &[
+        ("deepseekv2/model-q8_0.gguf", &[(18, 15), (22, 19), (24, 20)], (66, 55)),
+        ("deepseekv3/model-q5_1.gguf", &[(20, 17), (26, 22)], (48, 40)),
+        ("gemma3/model-q5_0.gguf", &[(11, 11), (10, 10), (12, 11)], (35, 33)),
+        ("gemma4/model-q4_1.gguf", &[(21, 19), (21, 19), (24, 21)], (70, 62)),
+        ("glm4moe/model-q4_0.gguf", &[(9, 9), (15, 14)], (26, 24)),
+        ("gptoss/model-mxfp4.gguf", &[(11, 11), (12, 11)], (25, 23)),
+        ("llama/model-q5_1.gguf", &[(9, 9), (10, 9)], (21, 19)),
+        ("mixtral/model-q4_1.gguf", &[(11, 11), (12, 11)], (25, 23)),
+        ("qwen2/model-q4_0.gguf", &[(9, 9), (10, 10)], (21, 20)),
+        ("qwen3/model-q8_0.gguf", &[(9, 9), (10, 9)], (21, 19)),
+        ("qwen35/model-q8_0.gguf", &[(11, 11), (18, 14)], (31, 26)),
+        ("qwen3moe/model-q4_0.gguf", &[(11, 11), (12, 11)], (25, 23)),
+        ("qwen3next/model-q8_0.gguf", &[(22, 16), (18, 14)], (42, 31)),
     ];
     let told: Arc<Mutex<Told>> = Arc::default();
     let metal = recorder(&told);
     let mut found = Vec::new();
     for file in FILES.iter().filter(|file| !file.starts_with("types")) {
-        let model = of_file(&metal, file);
-        let n_layers = model.0.layers.iter().flatten().max().unwrap() + 1;
-        let mut session = Session::new(&metal, &model, 64);
+        let (plan, checkpoint) = of_file(&metal, file);
+        let n_layers = plan.layers.iter().flatten().max().unwrap() + 1;
+        let mut session = Session::new(&metal, &(plan.clone(), Arc::clone(&checkpoint)), 64);
+        let limits = session.program.limits();
         told.lock().unwrap().counts = (0, 0);
         let pages = session.pages[0].clone();
         session.batch.push(&[1], 0, Tables { pages: &pages, window_pages: &[0], ..Tables::default() }, 0..1);
         assert!(session.program.step(&session.batch).is_err(), "a recorder computes nothing");
-        let (dispatches, barriers) = told.lock().unwrap().counts;
-        found.push((*file, n_layers as usize, dispatches, barriers));
+        let sent = told.lock().unwrap().counts;
+        let lines = Outline::new(&metal, &plan, &checkpoint, limits).unwrap().step(1, 1);
+        let counts = |is_meant: &dyn Fn(&Line) -> bool| {
+            let lines = lines.iter().filter(|line| is_meant(line));
+            lines.fold((0, 0), |(n, barriers), line| (n + 1, barriers + usize::from(line.is_behind)))
+        };
+        let whole = counts(&|_| true);
+        // The end of the first list stands for a barrier.
+        assert_eq!(sent, (whole.0, whole.1 - 1), "{file}");
+        let bytes: u64 = lines.iter().map(|line| line.bytes).sum();
+        let all = plan.bytes_per_token() as u64;
+        assert!(bytes <= all && bytes * 100 > all * 80, "{file}: {bytes} bytes of {all}, vectors left out");
+        let layers: Vec<Counts> = (0..n_layers).map(|layer| counts(&|line| line.layer == Some(layer))).collect();
+        found.push((*file, layers, whole));
     }
-    assert_eq!(found, WANTED, "file, layers, dispatches, barriers; the end of a list stands for one more");
+    let wanted: Vec<_> = WANTED.iter().map(|&(file, layers, whole)| (file, layers.to_vec(), whole)).collect();
+    assert_eq!(found, wanted, "file; dispatches and barriers of each layer; of the whole");
 }
 
 /// The test at the first start passes on the simulator, and names the form that a changed kernel breaks.

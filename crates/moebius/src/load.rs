@@ -201,7 +201,7 @@ impl EngineSetup {
     }
 
     /// Elements of the cache.
-    fn cache(&self) -> CacheType {
+    pub fn cache(&self) -> CacheType {
         match self.step.cache_type {
             CacheArg::F16 => CacheType::F16,
             CacheArg::F32 => CacheType::F32,

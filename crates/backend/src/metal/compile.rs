@@ -6,7 +6,7 @@ use checkpoint::Checkpoint;
 use model::plan::{Buf, CacheDecl, Elem, Op, Plan, ValidPlan, memory};
 
 use super::Metal;
-use super::gpu::{GpuError, Span};
+use super::gpu::{Gpu, GpuError, Span};
 use super::layout::Layout;
 use super::lower::{CacheView, Lower, Places, unsupported};
 use super::node::{Counts, Schedule, THREADS};
@@ -29,15 +29,25 @@ pub fn compile(
     checkpoint: &Arc<Checkpoint>,
     limits: Limits,
 ) -> Result<MetalProgram, CompileError> {
-    let plan: &Plan = plan;
+    let start = |e: GpuError| CompileError::Start { what: "the GPU".into(), why: e.to_string() };
+    let gpu = (metal.open)().map_err(start)?;
+    Ok(MetalProgram::new(lay(metal, gpu, plan, checkpoint, limits)?.0))
+}
+
+/// All of a program on this GPU, and the kernels of its pipes.
+pub fn lay(
+    metal: &Metal,
+    mut gpu: Box<dyn Gpu>,
+    plan: &Plan,
+    checkpoint: &Arc<Checkpoint>,
+    limits: Limits,
+) -> Result<(Parts, Vec<&'static str>), CompileError> {
     let kinds = Kinds::of(plan);
     kinds.check(limits)?;
     if let Some(buf) = plan.bufs.iter().find(|buf| !matches!(buf.elem, Elem::F32 | Elem::U32)) {
         return Err(unsupported(format!("keep {} in {:?}", buf.name, buf.elem)));
     }
     let limits = Limits { max_outputs: limits.max_outputs.min(limits.max_tokens), ..limits };
-    let start = |e: GpuError| CompileError::Start { what: "the GPU".into(), why: e.to_string() };
-    let mut gpu = (metal.open)().map_err(start)?;
     let (family, max_buffer) = (gpu.caps().family, gpu.caps().max_buffer);
     check_family(family).map_err(unsupported)?;
 
@@ -98,7 +108,8 @@ pub fn compile(
     }
     let layers = plan.ops.iter().zip(&plan.layers).filter(|(op, _)| matches!(op, Op::Route { .. }));
     let span = |buf: Buf| (bufs[buf.0 as usize], plan.buf(buf).width);
-    Ok(MetalProgram::new(Parts {
+    let kernels = units.iter().map(|unit| unit.kernel).collect();
+    let parts = Parts {
         gpu,
         schedule: Schedule::new(nodes),
         copies,
@@ -115,7 +126,8 @@ pub fn compile(
         n_layers: plan.layers.iter().flatten().max().map_or(1, |layer| *layer as usize + 1),
         limits,
         kinds,
-    }))
+    };
+    Ok((parts, kernels))
 }
 
 /// Refuses a GPU that is too old, or no Apple GPU.

@@ -66,6 +66,7 @@ pub struct Lower<'a> {
     /// Uses of the buffers of the op at hand.
     uses: HashMap<Buf, Use>,
     op: &'static str,
+    layer: Option<u32>,
     /// In which steps the dispatches at hand run.
     when: Option<When>,
 }
@@ -77,6 +78,8 @@ struct Draft {
     kernel: &'static str,
     defines: Defines,
     binds: Vec<(u8, Place, Use)>,
+    /// Bytes of matrices that a row reads.
+    bytes: u64,
     params_slot: u8,
     params: Vec<Word>,
     grid: [Extent; 3],
@@ -87,7 +90,7 @@ impl Draft {
     fn new(source: Source, kernel: &'static str) -> Draft {
         let grid = [Extent::Is(1); 3];
         let (defines, binds, params) = (Vec::new(), Vec::new(), Vec::new());
-        Draft { source, kernel, defines, binds, params_slot: 0, params, grid, threads: THREADS }
+        Draft { source, kernel, defines, binds, bytes: 0, params_slot: 0, params, grid, threads: THREADS }
     }
 
     fn define(mut self, name: &'static str, value: usize) -> Draft {
@@ -127,8 +130,15 @@ impl Draft {
     /// Binds the planes of a matrix to three slots from `slot` on, as far as it has them.
     fn planes(mut self, slot: u8, planes: Planes) -> Draft {
         for (i, plane) in planes.into_iter().enumerate() {
+            self.bytes += plane.map_or(0, |span| span.len);
             self.binds.extend(plane.map(|span| (slot + i as u8, Place::Fixed(span), Use::Read)));
         }
+        self
+    }
+
+    /// A row reads `n` of each `of` matrices, or rows of one, that were bound so far.
+    fn share(mut self, n: usize, of: usize) -> Draft {
+        self.bytes = self.bytes * n as u64 / (of as u64).max(1);
         self
     }
 }
@@ -174,7 +184,7 @@ impl<'a> Lower<'a> {
     /// For a plan whose memory is laid out.
     pub fn new(plan: &'a Plan, at: Places<'a>) -> Lower<'a> {
         let (units, nodes) = (Vec::new(), Vec::new());
-        Lower { plan, at, units, nodes, n_routers: 0, uses: HashMap::new(), op: "", when: None }
+        Lower { plan, at, units, nodes, n_routers: 0, uses: HashMap::new(), op: "", layer: None, when: None }
     }
 
     fn rows(&self, buf: Buf) -> Rows {
@@ -227,8 +237,9 @@ impl<'a> Lower<'a> {
     /// A dispatch and the kernels that take its place in some steps.
     fn push_with(&mut self, draft: Draft, forms: Vec<Form>) {
         let unit = self.unit(&draft);
-        let Draft { binds, params_slot, params, grid, threads, .. } = draft;
-        self.nodes.push(Node { op: self.op, unit, binds, params_slot, params, grid, threads, when: self.when, forms });
+        let Draft { binds, bytes, params_slot, params, grid, threads, .. } = draft;
+        let (op, layer, when) = (self.op, self.layer, self.when);
+        self.nodes.push(Node { op, layer, bytes, unit, binds, params_slot, params, grid, threads, when, forms });
     }
 
     /// A product with this matrix.
@@ -265,6 +276,7 @@ impl<'a> Lower<'a> {
         let plan = self.plan;
         let mut i = 0;
         while i < plan.ops.len() {
+            self.layer = plan.layers[i];
             if let Some((run, n)) = fuse::heads(plan, i) {
                 self.op = "heads";
                 self.heads_in(&run);
@@ -406,12 +418,13 @@ impl<'a> Lower<'a> {
     }
 
     fn embed(&mut self, table: Weight, scale: f32, out: Buf) {
-        let (_, d) = self.shape(table);
+        let (n, d) = self.shape(table);
         // Units have 16 numbers or more.
         let groups = d.div_ceil(16).div_ceil(THREADS as usize);
         self.push(
             self.typed(sources::EMBED, "embed", table)
                 .planes(0, self.planes(table))
+                .share(1, n)
                 .table(3, Table::Ids)
                 .bind(4, self.buf(out))
                 .params(5, [is(d), float(scale)])

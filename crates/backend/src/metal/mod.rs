@@ -13,6 +13,7 @@ pub mod gpu;
 mod layout;
 mod lower;
 mod node;
+pub mod outline;
 mod program;
 mod self_test;
 mod sources;

@@ -243,6 +243,7 @@ impl Lower<'_> {
                 draft = draft.bind(11 + i, self.vector(bias));
             }
         }
+        let draft = draft.share(groups.n_used, self.plan.weight(parts[0].0).shape[0]);
         self.push(draft);
     }
 
@@ -262,6 +263,7 @@ impl Lower<'_> {
                 .define("BIAS", usize::from(gate_bias.is_some()))
                 .planes(0, self.planes(gate))
                 .planes(3, self.planes(up))
+                .share(self.width(ids), self.plan.weight(gate).shape[0])
                 .bind(6, x_place)
                 .bind(7, self.buf(ids))
                 .bind(8, self.buf(hidden))
@@ -293,6 +295,7 @@ impl Lower<'_> {
             .define("ADD", usize::from(sum.add))
             .define("BIAS", usize::from(bias.is_some()))
             .planes(0, self.planes(w))
+            .share(n_used, self.plan.weight(w).shape[0])
             .bind(3, self.buf_as(hidden, Use::Read))
             .bind(4, self.buf_as(ids, Use::Read))
             .bind(5, self.buf_as(sum.x, used))
@@ -329,6 +332,7 @@ impl Lower<'_> {
             .define("FORM", 0)
             .define("BIAS", usize::from(bias.is_some()))
             .planes(0, self.planes(w))
+            .share(n_used, self.plan.weight(w).shape[0])
             .bind(3, from)
             .bind(4, self.buf(ids))
             .bind(5, out)
