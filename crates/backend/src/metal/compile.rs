@@ -5,14 +5,15 @@ use std::sync::Arc;
 use checkpoint::Checkpoint;
 use model::plan::{Buf, CacheDecl, Elem, Op, Plan, ValidPlan, memory};
 
-use super::Metal;
+use super::fuse;
 use super::gpu::{Gpu, GpuError, Span};
 use super::layout::Layout;
 use super::lower::{CacheView, Lower, Places, unsupported};
-use super::node::{Counts, Schedule, THREADS};
+use super::node::{Counts, Node, Schedule, THREADS};
 use super::program::{MetalProgram, Parts};
 use super::tables::{self, Tables};
 use super::weights::{self, Weights};
+use super::{Metal, Tuning};
 use crate::cpu::CacheType;
 use crate::residency::Residency;
 use crate::rope::Angles;
@@ -83,25 +84,30 @@ pub fn lay(
         faults,
         tuning: metal.tuning,
     };
-    let mut lower = Lower::new(plan, places);
-    lower.ops()?;
-    let copies = plan.states.iter().zip(&states).map(|(decl, &span)| lower.copy(span, decl.n)).collect();
-    let (units, mut nodes) = (lower.units, lower.nodes);
-
     let n = limits.max_tokens;
     let most = Counts { tokens: n, outputs: limits.max_outputs, chunks: n, longest: n };
-    if let Some(node) = nodes.iter().find(|node| node.largest(most) > u64::from(u32::MAX)) {
-        return Err(unsupported(format!("run {} on {} tokens at once", node.op, limits.max_tokens)));
+    let mut build = |tuning: Tuning| {
+        let mut lower = Lower::new(plan, Places { tuning, ..places });
+        lower.ops()?;
+        let copies: Vec<_> = plan.states.iter().zip(&states).map(|(decl, &span)| lower.copy(span, decl.n)).collect();
+        let (units, nodes) = (lower.units, lower.nodes);
+        if let Some(node) = nodes.iter().find(|node| node.largest(most) > u64::from(u32::MAX)) {
+            return Err(unsupported(format!("run {} on {} tokens at once", node.op, limits.max_tokens)));
+        }
+        let pipes = gpu.build(&units).map_err(failed)?;
+        let threads = |node: &Node| {
+            let forms = node.forms.iter().map(|form| (form.unit, form.threads));
+            forms.chain([(node.unit, node.threads)]).all(|(unit, threads)| gpu.threads(pipes[unit]) >= threads)
+        };
+        let is_fit = nodes.iter().all(threads);
+        Ok((units, nodes, pipes, copies, is_fit))
+    };
+    // A GPU that gives a kernel fewer threads than its tile wants takes the plain ones.
+    let mut built = build(metal.tuning)?;
+    if !built.4 && !metal.tuning.is_plain {
+        built = build(Tuning { is_plain: true, ..metal.tuning })?;
     }
-    let pipes = gpu.build(&units).map_err(failed)?;
-    // A kernel that this GPU gives fewer threads than its tile wants leaves all steps to the others.
-    for node in &mut nodes {
-        node.forms.retain(|form| gpu.threads(pipes[form.unit]) >= form.threads);
-    }
-    if nodes.iter().any(|node| gpu.threads(pipes[node.unit]) < node.threads) {
-        nodes.retain(|node| node.when.is_none_or(|when| when.from == 0));
-        nodes.iter_mut().for_each(|node| node.when = None);
-    }
+    let (units, nodes, pipes, copies, _) = built;
     if let Some((pipe, unit)) = pipes.iter().zip(&units).find(|(pipe, _)| gpu.threads(**pipe) < THREADS) {
         let found = gpu.threads(*pipe);
         return Err(unsupported(format!("run {} in threadgroups of {found} threads, {THREADS} are wanted", unit.name)));
@@ -192,7 +198,8 @@ struct Memory {
 impl Memory {
     fn new(metal: &Metal, plan: &Plan, limits: Limits, max_buffer: u64) -> Memory {
         let Limits { max_tokens, max_outputs, .. } = limits;
-        let placement = memory::place(plan, max_tokens, max_outputs);
+        let lives = fuse::lifetimes(plan, &fuse::steps(plan));
+        let placement = memory::place_lives(plan, &lives, max_tokens, max_outputs);
         let bytes = |buf: Buf| {
             let decl = plan.buf(buf);
             decl.rows.count(max_tokens, max_outputs).saturating_mul(decl.width).saturating_mul(4)

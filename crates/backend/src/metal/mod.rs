@@ -117,7 +117,11 @@ impl Backend for Metal {
     }
 
     fn lower(&self, plan: ValidPlan) -> Result<ValidPlan, CompileError> {
-        Ok(plan.rewrite(passes::fuse)?)
+        let passes = |plan: &mut Plan| {
+            passes::fuse(plan);
+            fuse::gather_norms(plan);
+        };
+        Ok(plan.rewrite(passes)?)
     }
 
     fn footprint(&self, plan: &ValidPlan, limits: Limits) -> Footprint {
