@@ -198,7 +198,7 @@ struct Memory {
 impl Memory {
     fn new(metal: &Metal, plan: &Plan, limits: Limits, max_buffer: u64) -> Memory {
         let Limits { max_tokens, max_outputs, .. } = limits;
-        let lives = fuse::lifetimes(plan, &fuse::steps(plan));
+        let lives = fuse::lifetimes(plan, &fuse::steps(plan, metal.tuning.off));
         let placement = memory::place_lives(plan, &lives, max_tokens, max_outputs);
         let bytes = |buf: Buf| {
             let decl = plan.buf(buf);

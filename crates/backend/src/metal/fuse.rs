@@ -1,5 +1,6 @@
-//! Runs of ops that one dispatch does. Knows plans and no kernels.
+//! Runs of ops that go together in one dispatch or a few, and their order. Knows plans and no kernels.
 
+use super::variants::Off;
 use model::plan::{Access, Buf, Cache, Gate, LinearPart, Norm, Op, Plan, Rope, Rows, State, Weight};
 
 /// Heads before attention.
@@ -364,8 +365,8 @@ fn chain(plan: &Plan, i: usize, first: Option<(Buf, Norm)>) -> Option<(Chain, us
     let mut next_w = w;
     // Links: an addition with the norm behind it, or alone with a scale.
     while links.len() < MAX_LINKS {
-        match plan.ops.get(at)? {
-            &Op::RmsNorm { x, residual: Some(y), w, eps: own, out } if y == normed && own == eps => {
+        match *plan.ops.get(at)? {
+            Op::RmsNorm { x, residual: Some(y), w, eps: own, out } if y == normed && own == eps => {
                 links.push(Link { w: next_w, x, scale: None });
                 (next_w, normed) = (w, out);
                 at += 1;
@@ -380,7 +381,7 @@ fn chain(plan: &Plan, i: usize, first: Option<(Buf, Norm)>) -> Option<(Chain, us
                 }
                 dead.push(out);
             }
-            &Op::Add { x, y } if y == normed => {
+            Op::Add { x, y } if y == normed => {
                 at += 1;
                 let scale = match plan.ops.get(at) {
                     Some(&Op::ScaleBy { x: scaled, w }) if scaled == x => {
@@ -468,13 +469,13 @@ pub struct Step {
 }
 
 /// A plan's ops as runs, in the order of their moments. Runs of one moment do not wait for each other.
-pub fn steps(plan: &Plan) -> Vec<Step> {
+pub fn steps(plan: &Plan, off: Off) -> Vec<Step> {
     let (mut written, mut read) = (vec![0; plan.bufs.len()], vec![0; plan.bufs.len()]);
     let (mut caches, mut states) = (vec![0; plan.caches.len()], vec![0; plan.states.len()]);
     let mut steps = Vec::new();
     let mut first = 0;
     while first < plan.ops.len() {
-        let (run, n) = run(plan, first);
+        let (run, n) = run(plan, first, off);
         let ops = &plan.ops[first..first + n];
         let mut from = 0;
         for (buf, access) in ops.iter().flat_map(Op::bufs) {
@@ -510,33 +511,43 @@ pub fn steps(plan: &Plan) -> Vec<Step> {
     steps
 }
 
-fn run(plan: &Plan, i: usize) -> (Run, usize) {
-    if let Some((split, heads, n)) = split_heads(plan, i) {
-        return (Run::Heads(heads, Some(split)), n);
+fn run(plan: &Plan, i: usize, off: Off) -> (Run, usize) {
+    if !off.attention {
+        if let Some((split, heads, n)) = split_heads(plan, i) {
+            return (Run::Heads(heads, Some(split)), n);
+        }
+        if let Some((heads, n)) = heads(plan, i) {
+            return (Run::Heads(heads, None), n);
+        }
     }
-    if let Some((heads, n)) = heads(plan, i) {
-        return (Run::Heads(heads, None), n);
-    }
-    if let Some((mixture, n)) = mixture(plan, i) {
-        let first = mixture.sum.norm.map(|norm| (mixture.sum.x, norm)).filter(|_| !mixture.sum.add);
+    if !off.experts
+        && let Some((mixture, n)) = mixture(plan, i)
+    {
+        let first = mixture.sum.norm.map(|norm| (mixture.sum.x, norm)).filter(|_| !mixture.sum.add && !off.norms);
         return match first.and_then(|first| chain(plan, i + n, Some(first))) {
             Some((chain, more)) => (Run::MixtureChain(mixture, chain), n + more),
             None => (Run::Mixture(mixture), n),
         };
     }
-    if let Some((latent, n)) = latent(plan, i) {
+    if !off.latent
+        && let Some((latent, n)) = latent(plan, i)
+    {
         return (Run::Latent(latent), n);
     }
-    if let Some((delta, n)) = delta_in(plan, i) {
-        return (Run::DeltaIn(delta), n);
+    if !off.delta {
+        if let Some((delta, n)) = delta_in(plan, i) {
+            return (Run::DeltaIn(delta), n);
+        }
+        if let Some((norm, n)) = delta_norm(plan, i) {
+            return (Run::DeltaNorm(norm), n);
+        }
     }
-    if let Some((norm, n)) = delta_norm(plan, i) {
-        return (Run::DeltaNorm(norm), n);
-    }
-    if let Some(scale) = scaled_route(plan, i) {
+    if !off.experts
+        && let Some(scale) = scaled_route(plan, i)
+    {
         return (Run::Route(scale), 2);
     }
-    match chain(plan, i, None) {
+    match chain(plan, i, None).filter(|_| !off.norms) {
         Some((chain, n)) => (Run::Chain(chain), n),
         None => (Run::Op, 1),
     }

@@ -270,7 +270,7 @@ impl<'a> Lower<'a> {
     /// What an op, or one of its forms, is not written for.
     pub fn ops(&mut self) -> Result<(), CompileError> {
         let plan = self.plan;
-        for fuse::Step { first, n, run, .. } in fuse::steps(plan) {
+        for fuse::Step { first, n, run, .. } in fuse::steps(plan, self.at.tuning.off) {
             self.layer = plan.layers[first];
             let ops = &plan.ops[first..first + n];
             self.op = ops[0].name();

@@ -44,12 +44,7 @@ pub fn place(plan: &Plan, max_tokens: usize, max_outputs: usize) -> Placement {
 }
 
 /// The same with lifetimes of the caller's own, `[bufs]`: first and last moment of each buffer.
-pub fn place_lives(
-    plan: &Plan,
-    lives: &[Option<(usize, usize)>],
-    max_tokens: usize,
-    max_outputs: usize,
-) -> Placement {
+pub fn place_lives(plan: &Plan, lives: &[Option<(usize, usize)>], max_tokens: usize, max_outputs: usize) -> Placement {
     let len: Vec<usize> = plan
         .bufs
         .iter()

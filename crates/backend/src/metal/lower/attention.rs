@@ -168,13 +168,15 @@ impl Lower<'_> {
             per_row(Rows::Tokens),
             Extent::Is(1),
         ]);
-        let tiles = variants::attention_tile(d_k, d_v).filter(|_| !self.at.tuning.is_plain).map(|rows| {
-            let tiles = Extent::Longest { each: (n_head / n_kv) as u32, per: rows as u32 };
-            draft(sources::ATTENTION_TILES, "attention_tiles")
-                .define("ROWS", rows)
-                .grid([tiles, Extent::Is(n_kv as u32), Extent::Chunks])
-                .threads(variants::TILE_THREADS)
-        });
+        let tiles = variants::attention_tile(d_k, d_v)
+            .filter(|_| !self.at.tuning.is_plain && !self.at.tuning.off.attention)
+            .map(|rows| {
+                let tiles = Extent::Longest { each: (n_head / n_kv) as u32, per: rows as u32 };
+                draft(sources::ATTENTION_TILES, "attention_tiles")
+                    .define("ROWS", rows)
+                    .grid([tiles, Extent::Is(n_kv as u32), Extent::Chunks])
+                    .threads(variants::TILE_THREADS)
+            });
         let count = Count::Longest;
         if let Some(tiles) = tiles {
             self.when = Some(When { count, from: variants::LEAST_ROWS, to: usize::MAX });

@@ -178,13 +178,18 @@ impl Lower<'_> {
         let n_expert = self.plan.weight(op.gate).shape[0];
         let from = variants::least_grouped(n_expert, self.width(op.ids));
         let count = Count::Rows(self.rows(op.ids));
-        if let Some(groups) = self.at.groups.filter(|_| !self.at.tuning.is_plain) {
+        if let Some(groups) = self.sorted() {
             self.when = Some(When { count, from, to: usize::MAX });
             self.experts_grouped(op, sum, groups);
             self.when = Some(When { count, from: 0, to: from });
         }
         self.experts_by_pair(op, sum, None);
         self.when = None;
+    }
+
+    /// Scratch for experts in tiles, where those are used.
+    fn sorted(&self) -> Option<[Span; 2]> {
+        self.at.groups.filter(|_| !self.at.tuning.is_plain && !self.at.tuning.off.experts)
     }
 
     /// Experts with their sum, and with one beside them that every token takes. For one row that is computed with them;
@@ -225,7 +230,7 @@ impl Lower<'_> {
         let least = variants::least_grouped(self.plan.weight(gate).shape[0], self.width(ids)).max(from);
         let sum_alone = fuse::Sum { norm: norm.filter(|_| shared.is_first), ..mixture.sum };
         self.when = Some(When { count, from, to: usize::MAX });
-        if let Some(groups) = self.at.groups.filter(|_| !self.at.tuning.is_plain) {
+        if let Some(groups) = self.sorted() {
             self.when = Some(When { count, from: least, to: usize::MAX });
             self.experts_grouped(&op, Some(&sum_alone), groups);
             self.when = Some(When { count, from, to: least });
