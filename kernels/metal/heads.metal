@@ -2,12 +2,14 @@
 // the paged cache. A simdgroup a head, with heads of q first, then of k, then of v.
 //
 // A lane reads the numbers that it writes and no others, so that nothing waits. q and k are changed in place as well,
-// as the plan has them.
-// Compiled for a cache: D_K, D_V, KV_F16; HAS_Q, HAS_V 0 or 1; Q_NORM, K_NORM, V_NORM 0 without, 1 without a weight, 2
+// as the plan has them. With HAS_GATE heads of q come from rows in which each has one of a gate behind it; those are
+// copied, by simdgroups behind the ones of q.
+// Compiled for a cache: D_K, D_V, KV_F16; HAS_Q, HAS_V 0 or 1; with HAS_Q also HAS_GATE 0 or 1; Q_NORM, K_NORM, V_NORM 0 without, 1 without a weight, 2
 // with one; Q_ROPE, K_ROPE 0 or 1.
 // grid (ceil(heads / 2), T), 64 threads
 #include "metal/common.h"
 #include "metal/kv.h"
+#include "metal/pair.h"
 
 struct Heads {
     uint n_head; // of q
@@ -17,21 +19,6 @@ struct Heads {
     uint interleaved;
     float eps;
 };
-
-// Numbers of a head that a lane takes together: pair i, or one behind the pairs.
-struct Pair {
-    uint first;
-    uint second; // of a pair only
-    bool is_pair;
-};
-
-inline Pair pair_of(uint i, uint rotated, uint interleaved) {
-    Pair p;
-    p.is_pair = i < rotated;
-    p.first = !p.is_pair ? i + rotated : interleaved ? 2 * i : i;
-    p.second = interleaved ? 2 * i + 1 : i + rotated;
-    return p;
-}
 
 // 1 / rms of a head's numbers, of which a lane reads those that it may change later.
 inline float scale_of(device const float* row, uint d, uint rotated, uint interleaved, float eps, uint lane) {
@@ -47,6 +34,9 @@ inline float scale_of(device const float* row, uint d, uint rotated, uint interl
 kernel void heads(constant Heads& a [[buffer(0)]],
 #if HAS_Q
                   device float* q [[buffer(1)]],
+#if HAS_GATE
+                  device const float* whole [[buffer(14)]], device float* gate [[buffer(15)]],
+#endif
 #endif
                   device float* k [[buffer(2)]], device Kv* k_cache [[buffer(3)]],
 #if HAS_V
@@ -77,18 +67,23 @@ kernel void heads(constant Heads& a [[buffer(0)]],
 #if HAS_Q
     if (head < a.n_head) {
         device float* row = q + ((ulong)token * a.n_head + head) * D_K;
+#if HAS_GATE
+        device const float* from = whole + ((ulong)token * a.n_head + head) * 2 * D_K;
+#else
+        device const float* from = row;
+#endif
 #if Q_ROPE
         const uint rotated = a.half_width;
 #else
         const uint rotated = 0;
 #endif
 #if Q_NORM
-        const float by = scale_of(row, D_K, rotated, a.interleaved, a.eps, lane);
+        const float by = scale_of(from, D_K, rotated, a.interleaved, a.eps, lane);
 #endif
         for (uint i = lane; i < D_K - rotated; i += 32) {
             const Pair p = pair_of(i, rotated, a.interleaved);
             const uint first = p.first, second = p.second;
-            float x = row[first], y = p.is_pair ? row[second] : 0.0f;
+            float x = from[first], y = p.is_pair ? from[second] : 0.0f;
 #if Q_NORM == 2
             x = x * by * q_w[first];
             if (p.is_pair) y = y * by * q_w[second];
@@ -108,6 +103,14 @@ kernel void heads(constant Heads& a [[buffer(0)]],
         return;
     }
     head -= a.n_head;
+#if HAS_GATE
+    if (head < a.n_head) {
+        const ulong at = (ulong)token * a.n_head + head;
+        for (uint i = lane; i < D_K; i += 32) gate[at * D_K + i] = whole[(2 * at + 1) * D_K + i];
+        return;
+    }
+    head -= a.n_head;
+#endif
 #endif
     if (head < a.n_kv) {
         device float* row = k + ((ulong)token * a.n_kv + head) * D_K;

@@ -19,6 +19,7 @@ struct Route {
     uint renormalise;
     float eps;
     float scale;
+    float logit_scale;
 };
 
 // A number whose order as an integer is that of the float; both zeros are the same. No float but NaN gives 0.
@@ -66,30 +67,32 @@ kernel void route(device const float* logits [[buffer(0)]], device uint* ids [[b
     bool is_bad = false;
     float top = -INFINITY;
     for (uint e = lane; e < N_EXPERT; e += 32) {
-        is_bad = is_bad || isnan(l[e]);
-        top = max(top, l[e]);
+        const float x = l[e] * a.logit_scale;
+        is_bad = is_bad || isnan(x);
+        top = max(top, x);
     }
     top = simd_max(top);
 #if SCORE == 0
     is_bad = is_bad || !isfinite(top);
     float sum = 0.0f;
-    for (uint e = lane; e < N_EXPERT; e += 32) sum += precise::exp(l[e] - top);
+    for (uint e = lane; e < N_EXPERT; e += 32) sum += precise::exp(l[e] * a.logit_scale - top);
     sum = simd_sum(sum);
 #endif
     // Without a bias the logits order experts as their scores do, also where scores round to the same number.
     for (uint e = lane; e < N_EXPERT; e += 32) {
+        const float x = l[e] * a.logit_scale;
 #if SCORE == 0
-        const float s = precise::exp(l[e] - top) / sum;
+        const float s = precise::exp(x - top) / sum;
 #elif SCORE == 1
-        const float s = sigmoid(l[e]);
+        const float s = sigmoid(x);
 #else
-        const float s = l[e];
+        const float s = x;
 #endif
         score[e] = s;
 #if HAS_BIAS
         const float v = s + bias[e];
 #else
-        const float v = a.group_sums ? s : l[e];
+        const float v = a.group_sums ? s : x;
 #endif
         is_bad = is_bad || isnan(v);
         choice[e] = v;

@@ -7,7 +7,7 @@ use std::path::Path;
 use model::plan::{GroupScore, Groups, Router, Score};
 use safetensors::SafeTensors;
 
-const N_ROWS: usize = 10_000;
+pub(crate) const N_ROWS: usize = 10_000;
 
 /// A router, and the shape it is tried in.
 struct Case {
@@ -39,8 +39,26 @@ fn cases() -> [Case; 9] {
     ]
 }
 
+/// What a backend is asked of all rows together: logits `[rows, n_expert]`, router, bias, scale of each expert, number of
+/// experts a row; it returns ids and weights `[rows, n_used]`.
+pub(crate) type RouteRows<'a> =
+    &'a mut dyn FnMut(&[f32], &Router, Option<&[f32]>, Option<&[f32]>, usize) -> (Vec<u32>, Vec<f32>);
+
 /// Holds `route` to the ids of every row, and to the weights within `tolerance` of their size.
 pub(crate) fn check(tolerance: f64, route: Route) {
+    check_rows(tolerance, N_ROWS, &mut |x, router, bias, scale, n_used| {
+        let n_expert = x.len() / N_ROWS;
+        let (mut ids, mut weights) = (vec![0; N_ROWS * n_used], vec![0.0; N_ROWS * n_used]);
+        let rows = ids.chunks_exact_mut(n_used).zip(weights.chunks_exact_mut(n_used));
+        for (row, (x, (ids, weights))) in x.chunks_exact(n_expert).zip(rows).enumerate() {
+            assert!(route(x, router, bias, scale, ids, weights), "row {row}");
+        }
+        (ids, weights)
+    });
+}
+
+/// The same of the first rows alone, a multiple of 16.
+pub(crate) fn check_rows(tolerance: f64, n_rows: usize, route: RouteRows) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/routers.safetensors");
     let bytes = std::fs::read(path).unwrap();
     let golden = SafeTensors::deserialize(&bytes).unwrap();
@@ -52,14 +70,14 @@ pub(crate) fn check(tolerance: f64, route: Route) {
         let [bias, scale] = ["bias", "expert_scale"].map(|key| floats(&format!("{name}.{key}")));
         let ids = golden.tensor(&format!("{name}.ids")).unwrap().data().as_chunks().0;
         let seed = golden.tensor(&format!("{name}.seed")).unwrap().data()[0];
-        let mut sums = vec![0.0f64; N_ROWS / 16];
-        for row in 0..N_ROWS {
-            let x: Vec<f32> = (0..n_expert).map(|expert| logit(seed.into(), row, expert)).collect();
-            let (mut found, mut weights) = (vec![0; n_used], vec![0.0; n_used]);
-            assert!(
-                route(&x, &router, bias.as_deref(), scale.as_deref(), &mut found, &mut weights),
-                "{name}, row {row}"
-            );
+        let mut sums = vec![0.0f64; n_rows / 16];
+        let x: Vec<f32> =
+            (0..n_rows).flat_map(|row| (0..n_expert).map(move |expert| logit(seed.into(), row, expert))).collect();
+        let (all_ids, all_weights) = route(&x, &router, bias.as_deref(), scale.as_deref(), n_used);
+        assert_eq!((all_ids.len(), all_weights.len()), (n_rows * n_used, n_rows * n_used), "{name}");
+        for row in 0..n_rows {
+            let (found, weights) = (&all_ids[row * n_used..][..n_used], &all_weights[row * n_used..][..n_used]);
+            let x = &x[row * n_expert..][..n_expert];
             let digest = found.iter().fold(0, |digest, id| (digest * 1031 + id + 1) % 65521);
             assert_eq!(digest, u32::from(u16::from_le_bytes(ids[row])), "{name}, row {row}: {found:?} of {x:?}");
             let slots = weights.iter().zip(1..).map(|(&w, slot)| f64::from(w) * f64::from(slot));

@@ -13,7 +13,8 @@ use std::time::Duration;
 
 use backend::cpu::CacheType;
 use backend::metal::gpu::{Buf, Caps, Cmd, Gpu, GpuError, List, Mapped, Pipe, Span, Ticket, Times, Unit};
-use backend::metal::{Metal, Tuning};
+use backend::metal::outline::{Line, Outline};
+use backend::metal::{Metal, Off, Tuning};
 use backend::reference::Reference;
 use backend::{Backend, CompileError, Limits, Tables};
 use common::backends::{simulated, wide};
@@ -208,7 +209,7 @@ fn sums_in_other_orders_and_coarse_functions_stay_near() {
 }
 
 /// Small matrices take the forms of large ones.
-const FINE: Tuning = Tuning { is_plain: false, many: 8 };
+const FINE: Tuning = Tuning { is_plain: false, many: 8, off: Off::NONE };
 
 /// A GPU with a mistake planted in it, or with none, and what it has seen.
 struct Watched {
@@ -217,15 +218,17 @@ struct Watched {
     plant: Plant,
     /// Dispatches and barriers of the lists before.
     before: (usize, usize),
+    /// Names of the units of pipes.
+    names: Vec<String>,
 }
 
 /// What outlives a GPU.
 #[derive(Clone, Debug, Default)]
 struct Seen {
     stats: Stats,
-    /// After the first list.
-    first: Option<Stats>,
     sources: Vec<String>,
+    /// Names of the units of all dispatches so far, and numbers of barriers before them.
+    dispatched: Vec<(String, usize)>,
     /// Buffers of mapped files.
     n_mapped: usize,
 }
@@ -364,6 +367,7 @@ impl Gpu for Watched {
         let mut units = units.to_vec();
         assert!(self.plant.in_units(&mut units));
         self.seen.lock().unwrap().sources = units.iter().map(|unit| unit.source.clone()).collect();
+        self.names.extend(units.iter().map(|unit| unit.name.clone()));
         self.sim.build(&units)
     }
     fn threads(&self, pipe: Pipe) -> u32 {
@@ -372,6 +376,15 @@ impl Gpu for Watched {
     fn submit(&mut self, list: &List) -> Result<Ticket, GpuError> {
         let mut list = list.clone();
         let (dispatches, barriers) = list.counts();
+        let mut n_barriers = self.before.1;
+        let pipes = list.cmds.iter().filter_map(|cmd| {
+            n_barriers += usize::from(*cmd == Cmd::Barrier);
+            match cmd {
+                Cmd::Pipe(pipe) => Some((self.names[pipe.0 as usize].clone(), n_barriers)),
+                _ => None,
+            }
+        });
+        self.seen.lock().unwrap().dispatched.extend(pipes);
         self.plant.in_list(&mut list, self.before);
         self.before = (self.before.0 + dispatches, self.before.1 + barriers);
         let ticket = self.sim.submit(&list);
@@ -388,7 +401,7 @@ fn planted(plant: Plant, seen: &Arc<Mutex<Seen>>) -> Metal {
     let seen = Arc::clone(seen);
     let open = move || {
         let sim = Sim::new(Options::default()).unwrap();
-        Ok(Box::new(Watched { sim, seen: Arc::clone(&seen), plant, before: (0, 0) }) as Box<dyn Gpu>)
+        Ok(Box::new(Watched { sim, seen: Arc::clone(&seen), plant, before: (0, 0), names: Vec::new() }) as Box<dyn Gpu>)
     };
     Metal { open: Arc::new(open), cache: CacheType::F32, maps_weights: false, tuning: FINE }
 }
@@ -400,7 +413,7 @@ fn dispatches_and_barriers_of_a_step() {
         return;
     }
     for (name, shape, dispatches, barriers) in
-        [("fused", SMALL, 25, 20), ("plain", Shape { fused: false, ..SMALL }, 32, 26)]
+        [("fused", SMALL, 25, 19), ("plain", Shape { fused: false, ..SMALL }, 31, 24)]
     {
         let seen = Arc::new(Mutex::new(Seen::default()));
         Session::new(&planted(Plant::None, &seen), &model(shape), 32).step(&[(0, &tokens(2, 1))]);
@@ -424,11 +437,9 @@ fn with(
     let mut all = Vec::new();
     for range in [0..35, 35..36] {
         session.batch.clear();
-        let tables = Tables { pages: &pages, ..Tables::default() };
+        let tables = Tables { pages: &pages, window_pages: &[0, 1], ..Tables::default() };
         session.batch.push(&prompt[range.clone()], range.start, tables, 0..range.len());
         all.extend_from_slice(session.program.step(&session.batch).map_err(|e| e.to_string())?.logits);
-        let seen = &mut *seen.lock().unwrap();
-        seen.first.get_or_insert(seen.stats);
     }
     Ok(all)
 }
@@ -442,11 +453,34 @@ fn every_planted_mistake_is_found() {
     fn is_tiled_attention(source: &str) -> bool {
         source.contains("kernel void attention_tiles(")
     }
-    planted_mistakes(&model(SMALL), usize::MAX, |source| !is_tiled_attention(source));
+    planted_mistakes(&model(SMALL), |i, _| i < 25, |source| !is_tiled_attention(source));
     // Of the second model, the dispatches that the first does not have.
-    planted_mistakes(&model(SMALL_DELTA), 18, |_| false);
+    planted_mistakes(&model(SMALL_DELTA), |i, _| i < 18, |_| false);
     // Values that are staged in more than one piece.
-    planted_mistakes(&model(Shape { d_k: 72, d_v: 72, ..SMALL }), 0, is_tiled_attention);
+    planted_mistakes(&model(Shape { d_k: 72, d_v: 72, ..SMALL }), |_, _| false, is_tiled_attention);
+}
+
+/// The same of dispatches that do several ops, in models of files: latent attention, experts with one beside them,
+/// norms that follow each other, delta rules with what comes before and behind them.
+#[test]
+fn every_mistake_planted_in_joined_dispatches_is_found() {
+    if simulated(CacheType::F32, Options::default()).is_none() {
+        return;
+    }
+    const JOINED: [&str; 5] = ["latent_in", "norms", "delta_in", "delta_net", "head_linear_t"];
+    let metal = recorder(&Arc::default());
+    for file in ["deepseekv3/model-q5_1.gguf", "gemma4/model-q4_1.gguf", "qwen3next/model-q8_0.gguf"] {
+        let mut known = Vec::new();
+        let is_meant = |_, name: &str| {
+            let kernel = name.split(' ').next().unwrap();
+            let is_joined = JOINED.contains(&kernel) || name.contains("SHARED=1") || name.contains("SHARED=2");
+            let is_new = is_joined && !known.iter().any(|other| other == name);
+            known.extend(is_new.then(|| name.to_string()));
+            is_new
+        };
+        let is_joined = |source: &str| JOINED.iter().any(|kernel| source.contains(&format!("kernel void {kernel}(")));
+        planted_mistakes(&of_file(&metal, file), is_meant, is_joined);
+    }
 }
 
 /// What a kernel's barriers depend on: all that it is compiled for but for weights and the shapes of products.
@@ -458,28 +492,39 @@ fn form(source: &str) -> String {
     [kernel].into_iter().chain(own).collect::<Vec<_>>().join(" ")
 }
 
-/// Plants mistakes in a model's first `n` dispatches, and in the barriers of some kernels, of each form once.
-fn planted_mistakes(model: &(Plan, Arc<checkpoint::Checkpoint>), n: usize, is_meant: fn(&str) -> bool) {
+/// Plants mistakes in the dispatches of a prompt and of a token that are meant, by their number and the name of their
+/// unit; in the barriers before them; and in the barriers of kernels whose sources are meant, of each form once.
+fn planted_mistakes(
+    model: &(Plan, Arc<checkpoint::Checkpoint>),
+    mut is_meant: impl FnMut(usize, &str) -> bool,
+    is_source: impl Fn(&str) -> bool,
+) {
     let seen = Arc::new(Mutex::new(Seen::default()));
     let exact = bits(&with(Plant::None, model, &seen).unwrap());
-    let Seen { first, sources, .. } = seen.lock().unwrap().clone();
-    let Stats { dispatches, barriers, .. } = first.unwrap();
-    let mut plants: Vec<Plant> = (0..barriers.min(n / 2)).map(Plant::ListBarrier).collect();
-    for n in 0..dispatches.min(n) {
+    let Seen { sources, dispatched, .. } = seen.lock().unwrap().clone();
+    let mut plants = Vec::new();
+    let mut before = 0;
+    for (n, (name, n_barriers)) in dispatched.iter().enumerate() {
+        let is_behind = *n_barriers > before;
+        before = *n_barriers;
+        if !is_meant(n, name) {
+            continue;
+        }
         plants.extend([Plant::Fewer(n), Plant::ShortParams(n), Plant::Missing(n)]);
         if n % 3 == 0 {
             plants.extend([Plant::Swap(n), Plant::Twice(n)]);
         }
+        plants.extend(is_behind.then(|| Plant::ListBarrier(n_barriers - 1)));
     }
     // The model's router has no groups of experts: the first barrier of `route` is the only one that it reaches.
     let mut forms = Vec::new();
-    for (unit, source) in sources.iter().enumerate().filter(|(_, source)| is_meant(source)) {
+    for (unit, source) in sources.iter().enumerate().filter(|(_, source)| is_source(source)) {
         if forms.contains(&form(source)) {
             continue;
         }
         forms.push(form(source));
-        // Barriers of products are in their tiles, and the sum without a norm has none.
-        let is_without = source.contains("#define TILED 0") || source.contains("#define NORM 0");
+        // Barriers of products are in their tiles or transposed forms, and the sum without a norm has none.
+        let is_without = ["TILED 0", "TRANSPOSED 0", "NORM 0"].iter().any(|d| source.contains(&format!("#define {d}")));
         let is_reached = |n: &usize| !is_without && (!source.contains("kernel void route(") || *n == 0);
         for n in (0..).take_while(|&n| nth_barrier(source, n).is_some()).filter(is_reached) {
             plants.extend([true, false].map(|gone| Plant::KernelBarrier { unit, n, gone }));
@@ -743,41 +788,58 @@ fn sources_for_another_compiler() {
     }
 }
 
-/// Dispatches and barriers of a token of each architecture are pinned: more of either cost time on every token.
+/// Dispatches and barriers of a token of each architecture, layer by layer, as `moebius plan` has them without a GPU and
+/// as a program sends them. They are pinned: more of either cost time on every token.
 #[test]
 fn dispatches_of_every_architecture() {
-    // A layer of attention and experts is 10 (qwen3moe): norm, q k v, heads, attention, output, norm, router, choice,
-    // gate and up, down with the sum.
-    const WANTED: &[(&str, usize, usize, usize)] = &[
-        ("deepseekv2/model-q8_0.gguf", 3, 66, 54),
-        ("deepseekv3/model-q5_1.gguf", 2, 48, 39),
-        ("gemma3/model-q5_0.gguf", 3, 35, 32),
-        ("gemma4/model-q4_1.gguf", 3, 70, 61),
-        ("glm4moe/model-q4_0.gguf", 2, 26, 23),
-        ("gptoss/model-mxfp4.gguf", 2, 25, 22),
-        ("llama/model-q5_1.gguf", 2, 21, 18),
-        ("mixtral/model-q4_1.gguf", 2, 25, 22),
-        ("qwen2/model-q4_0.gguf", 2, 21, 19),
-        ("qwen3/model-q8_0.gguf", 2, 21, 18),
-        ("qwen35/model-q8_0.gguf", 2, 31, 25),
-        ("qwen3moe/model-q4_0.gguf", 2, 25, 22),
-        ("qwen3next/model-q8_0.gguf", 2, 42, 30),
+    // Of each layer; of the whole, which has an embedding before them and logits behind. The first layer has a norm of
+    // its own before it, and the last one selects rows, twice or three times. Else a layer of attention and experts is
+    // 10, with a gate 11, a delta rule and experts 10, latent attention and experts 11, 13 with a latent query.
+    type Counts = (usize, usize);
+    const WANTED: &[(&str, &[Counts], Counts)] = &[
+        ("deepseekv2/model-q8_0.gguf", &[(11, 10), (12, 11), (14, 12)], (39, 34)),
+        ("deepseekv3/model-q5_1.gguf", &[(12, 12), (15, 14)], (29, 27)),
+        ("gemma3/model-q5_0.gguf", &[(9, 9), (8, 8), (10, 9)], (29, 27)),
+        ("gemma4/model-q4_1.gguf", &[(14, 11), (13, 10), (16, 12)], (46, 35)),
+        ("glm4moe/model-q4_0.gguf", &[(9, 9), (12, 11)], (23, 21)),
+        ("gptoss/model-mxfp4.gguf", &[(11, 11), (12, 11)], (25, 23)),
+        ("llama/model-q5_1.gguf", &[(9, 9), (10, 9)], (21, 19)),
+        ("mixtral/model-q4_1.gguf", &[(11, 11), (12, 11)], (25, 23)),
+        ("qwen2/model-q4_0.gguf", &[(9, 9), (10, 9)], (21, 19)),
+        ("qwen3/model-q8_0.gguf", &[(9, 9), (10, 9)], (21, 19)),
+        ("qwen35/model-q8_0.gguf", &[(10, 10), (12, 10)], (24, 21)),
+        ("qwen3moe/model-q4_0.gguf", &[(11, 11), (12, 11)], (25, 23)),
+        ("qwen3next/model-q8_0.gguf", &[(11, 11), (14, 12)], (27, 24)),
     ];
     let told: Arc<Mutex<Told>> = Arc::default();
     let metal = recorder(&told);
     let mut found = Vec::new();
     for file in FILES.iter().filter(|file| !file.starts_with("types")) {
-        let model = of_file(&metal, file);
-        let n_layers = model.0.layers.iter().flatten().max().unwrap() + 1;
-        let mut session = Session::new(&metal, &model, 64);
+        let (plan, checkpoint) = of_file(&metal, file);
+        let n_layers = plan.layers.iter().flatten().max().unwrap() + 1;
+        let mut session = Session::new(&metal, &(plan.clone(), Arc::clone(&checkpoint)), 64);
+        let limits = session.program.limits();
         told.lock().unwrap().counts = (0, 0);
         let pages = session.pages[0].clone();
         session.batch.push(&[1], 0, Tables { pages: &pages, window_pages: &[0], ..Tables::default() }, 0..1);
         assert!(session.program.step(&session.batch).is_err(), "a recorder computes nothing");
-        let (dispatches, barriers) = told.lock().unwrap().counts;
-        found.push((*file, n_layers as usize, dispatches, barriers));
+        let sent = told.lock().unwrap().counts;
+        let lines = Outline::new(&metal, &plan, &checkpoint, limits).unwrap().step(1, 1);
+        let counts = |is_meant: &dyn Fn(&Line) -> bool| {
+            let lines = lines.iter().filter(|line| is_meant(line));
+            lines.fold((0, 0), |(n, barriers), line| (n + 1, barriers + usize::from(line.is_behind)))
+        };
+        let whole = counts(&|_| true);
+        // The end of the first list stands for a barrier.
+        assert_eq!(sent, (whole.0, whole.1 - 1), "{file}");
+        let bytes: u64 = lines.iter().map(|line| line.bytes).sum();
+        let all = plan.bytes_per_token() as u64;
+        assert!(bytes <= all && bytes * 100 > all * 80, "{file}: {bytes} bytes of {all}, vectors left out");
+        let layers: Vec<Counts> = (0..n_layers).map(|layer| counts(&|line| line.layer == Some(layer))).collect();
+        found.push((*file, layers, whole));
     }
-    assert_eq!(found, WANTED, "file, layers, dispatches, barriers; the end of a list stands for one more");
+    let wanted: Vec<_> = WANTED.iter().map(|&(file, layers, whole)| (file, layers.to_vec(), whole)).collect();
+    assert_eq!(found, wanted, "file; dispatches and barriers of each layer; of the whole");
 }
 
 /// The test at the first start passes on the simulator, and names the form that a changed kernel breaks.
@@ -787,23 +849,80 @@ fn the_self_test_finds_a_broken_form() {
         return;
     }
     let (plan, _) = model(Shape { types: [Q4_0, F16, Q6_K, F32, Q8_0], d_model: 256, d_ff: 256, ..SMALL });
-    let broken = |from: &'static str, to: &'static str| {
-        let open = move || {
-            let sim = Sim::new(Options::default()).unwrap();
-            Ok(Box::new(Rewritten { sim, from, to }) as Box<dyn Gpu>)
-        };
-        Metal { open: Arc::new(open), cache: CacheType::F32, maps_weights: false, tuning: FINE }.self_test(&plan)
-    };
-    assert_eq!(broken("", "").unwrap(), Vec::<String>::new());
-    let wrong = broken("+ 4 * (i % 8)) = y;", "+ 4 * (i % 8)) = y + y;").unwrap();
+    let only = Plan { caches: Vec::new(), states: Vec::new(), ops: Vec::new(), layers: Vec::new(), ..plan };
+    let broken = |from, to| rewritten("linear", from, to).self_test(&only);
+    assert_eq!(broken("", "").unwrap(), (FINE, Vec::new()));
+    let (tuning, wrong) = broken("+ 4 * (i % 8)) = y;", "+ 4 * (i % 8)) = y + y;").unwrap();
     assert!(!wrong.is_empty() && wrong.iter().all(|why| why.contains("in tiles")), "{wrong:?}");
+    assert_eq!(tuning, Tuning { is_plain: true, ..FINE });
     let plain = broken("first + i < row.n) sum += v[i]", "first + i + 1 < row.n) sum += v[i]").unwrap_err();
     assert!(plain.to_string().contains("plain"), "{plain}");
 }
 
-/// A GPU whose kernels are changed.
+/// Every other kind of kernel is tried too: a wrong one is named, its plain kernels take its place, and a plan then
+/// gives the right answer; where these are wrong as well the GPU is refused.
+#[test]
+fn the_self_test_finds_broken_kernels_of_every_kind() {
+    if simulated(CacheType::F32, Options::default()).is_none() {
+        return;
+    }
+    let shapes = [SMALL, SMALL_DELTA].map(|shape| model(Shape { types: [F32; 5], ..shape }));
+    let off = Off::NONE;
+    // The model, the kernel and what is changed in it; the kind that is named, and what is turned off.
+    let cases = [
+        (0, "attention_tiles", "a.scale", "a.scale * 1.5f", "attention: off by", Off { attention: true, ..off }),
+        (
+            0,
+            "heads",
+            "row[second] = x * s + y * c;",
+            "row[second] = x * s - y * c;",
+            "attention: ",
+            Off { attention: true, ..off },
+        ),
+        (
+            0,
+            "experts_sum",
+            "beside[j]) + all[j];",
+            "beside[j]) - all[j];",
+            "experts: off by",
+            Off { experts: true, ..off },
+        ),
+        (0, "expert_groups", "", "", "", off),
+        (0, "norms", "x0[at + i] = v;", "x0[at + i] = v + 1.0f;", "norms: off by", Off { norms: true, ..off }),
+        (1, "delta_in", "sigmoid(sum)", "sigmoid(sum) * 1.1f", "delta rules: off by", Off { delta: true, ..off }),
+    ];
+    for (i, kernel, from, to, why, off) in cases {
+        let metal = rewritten(kernel, from, to);
+        let (tuning, said) = metal.self_test(&shapes[i].0).unwrap();
+        assert_eq!(tuning, Tuning { off, ..FINE }, "{kernel}: {said:?}");
+        assert_eq!(said.len(), usize::from(!why.is_empty()), "{kernel}: {said:?}");
+        assert!(said.iter().all(|line| line.starts_with(why) && line.ends_with("plain kernels are used instead")));
+        let error =
+            relative(&short(&Metal { tuning, ..metal }, &shapes[i]), &short(&rewritten("", "", ""), &shapes[i]));
+        assert!(error < 1e-5, "{kernel}: off by {error:e} with plain kernels");
+    }
+    // The plain kernel itself.
+    let refused = rewritten("attention", "s *= a.scale;", "s *= 1.5f * a.scale;").self_test(&shapes[0].0).unwrap_err();
+    assert!(refused.to_string().contains("attention, with plain kernels: off by"), "{refused}");
+    let latent = rewritten("latent_in", "cache + page", "cache + 0 * page")
+        .self_test(&of_file(&recorder(&Arc::default()), "deepseekv3/model-q5_1.gguf").0);
+    let (tuning, said) = latent.unwrap();
+    assert_eq!(tuning, Tuning { off: Off { latent: true, ..off }, ..FINE }, "{said:?}");
+}
+
+/// The backend on a simulated GPU of which one kernel is changed.
+fn rewritten(kernel: &'static str, from: &'static str, to: &'static str) -> Metal {
+    let open = move || {
+        let sim = Sim::new(Options::default()).unwrap();
+        Ok(Box::new(Rewritten { sim, kernel, from, to }) as Box<dyn Gpu>)
+    };
+    Metal { open: Arc::new(open), cache: CacheType::F32, maps_weights: false, tuning: FINE }
+}
+
+/// A GPU of which one kernel is changed.
 struct Rewritten {
     sim: Sim,
+    kernel: &'static str,
     from: &'static str,
     to: &'static str,
 }
@@ -827,7 +946,7 @@ impl Gpu for Rewritten {
     fn build(&mut self, units: &[Unit]) -> Result<Vec<Pipe>, GpuError> {
         let mut units = units.to_vec();
         if !self.from.is_empty() {
-            for unit in &mut units {
+            for unit in units.iter_mut().filter(|unit| unit.kernel == self.kernel) {
                 assert!(unit.source.contains(self.from), "the kernel has changed");
                 unit.source = unit.source.replace(self.from, self.to);
             }

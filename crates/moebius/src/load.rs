@@ -124,7 +124,7 @@ impl EngineSetup {
             }
             let maps_weights = !matches!(self.step.copy_weights, CopyArg::All | CopyArg::Dense);
             let mut metal = Metal::system(cache, maps_weights);
-            metal.tuning.is_plain = !is_tested(&metal, plan)?;
+            metal.tuning = tested(&metal, plan)?;
             return Ok((Box::new(metal), "Metal".into()));
         }
         if self.kind() == BackendKind::Cuda {
@@ -201,7 +201,7 @@ impl EngineSetup {
     }
 
     /// Elements of the cache.
-    fn cache(&self) -> CacheType {
+    pub fn cache(&self) -> CacheType {
         match self.step.cache_type {
             CacheArg::F16 => CacheType::F16,
             CacheArg::F32 => CacheType::F32,
@@ -414,28 +414,29 @@ pub fn free_memory(device: &Device) -> Option<usize> {
     }
 }
 
-/// Whether the products of this Mac's GPU are right, in every form and with the types of a plan. What was tried is kept
-/// in the cache folder, by GPU, system and version.
-fn is_tested(metal: &Metal, plan: &Plan) -> Result<bool> {
+/// The kernels that are right on this Mac's GPU: products in every form with the types of a plan, and every other kind.
+/// That all are is kept in the cache folder, by GPU, system, version and what a plan has.
+fn tested(metal: &Metal, plan: &Plan) -> Result<metal::Tuning> {
     let device = metal::device().map_or_else(|why| why, |device| device.name);
     let system = sysinfo::System::long_os_version().unwrap_or_default();
     let mut types: Vec<String> = plan.weights.iter().map(|decl| decl.dtype.to_string()).collect();
     types.sort();
     types.dedup();
-    let key = format!("{device}; {system}; {}; {}\n", env!("CARGO_PKG_VERSION"), types.join(" "));
+    let kinds = metal::kinds(plan).join(", ");
+    let key = format!("{device}; {system}; {}; {}; {kinds}\n", env!("CARGO_PKG_VERSION"), types.join(" "));
     let kept = machine::cache_folder().map(|folder| folder.join("metal-tested"));
     let known = kept.as_ref().and_then(|path| std::fs::read_to_string(path).ok()).unwrap_or_default();
     if known.lines().any(|line| line == key.trim_end()) {
-        return Ok(true);
+        return Ok(metal.tuning);
     }
-    let wrong = metal.self_test(plan)?;
-    wrong.iter().for_each(|why| note!("Metal: {why}; plain products are used instead"));
+    let (tuning, wrong) = metal.self_test(plan)?;
+    wrong.iter().for_each(|why| note!("Metal: {why}"));
     if let (true, Some(path)) = (wrong.is_empty(), kept) {
         // Where nothing can be kept, the next start tries again.
         let folder = path.parent().map(std::fs::create_dir_all);
         let _ = folder.and_then(Result::ok).map(|()| std::fs::write(path, known + &key));
     }
-    Ok(wrong.is_empty())
+    Ok(tuning)
 }
 
 /// Everything that is decided before a program is compiled.

@@ -139,6 +139,19 @@ fn a_fault_of_the_device_ends_the_answer_with_an_error_that_names_it() {
 }
 
 #[test]
+fn what_a_step_dispatches_is_printed_without_a_mac() {
+    let said = run(Path::new("/nowhere"), &[], &["plan", "--backend", "metal"]);
+    assert_eq!(said.code, Some(0), "{}", said.err);
+    for part in ["dispatches for one token on Apple GPUs", "layers 4 to 5, each: 10 dispatches, 10 barriers", "| route"]
+    {
+        assert!(said.out.contains(part), "{part}: {}", said.out);
+    }
+    assert!(said.out.contains("  a token of each of 4 sequences: ") && said.out.contains("  a prompt of "));
+    let refused = run(Path::new("/nowhere"), &[], &["plan", "--backend", "metal", "--sm", "90"]);
+    assert!(refused.err.contains("--sm and --cubins want --backend cuda"), "{}", refused.err);
+}
+
+#[test]
 fn what_a_step_launches_is_printed_without_a_device() {
     let nowhere = Path::new("/nowhere");
     let said = run(nowhere, &[], &["plan", "--backend", "cuda", "--sm", "90"]);

@@ -5,14 +5,15 @@ use std::sync::Arc;
 use checkpoint::Checkpoint;
 use model::plan::{Buf, CacheDecl, Elem, Op, Plan, ValidPlan, memory};
 
-use super::Metal;
-use super::gpu::{GpuError, Span};
+use super::fuse;
+use super::gpu::{Gpu, GpuError, Span};
 use super::layout::Layout;
 use super::lower::{CacheView, Lower, Places, unsupported};
-use super::node::{Counts, Schedule, THREADS};
+use super::node::{Counts, Node, Schedule, THREADS};
 use super::program::{MetalProgram, Parts};
 use super::tables::{self, Tables};
 use super::weights::{self, Weights};
+use super::{Metal, Tuning};
 use crate::cpu::CacheType;
 use crate::residency::Residency;
 use crate::rope::Angles;
@@ -29,15 +30,25 @@ pub fn compile(
     checkpoint: &Arc<Checkpoint>,
     limits: Limits,
 ) -> Result<MetalProgram, CompileError> {
-    let plan: &Plan = plan;
+    let start = |e: GpuError| CompileError::Start { what: "the GPU".into(), why: e.to_string() };
+    let gpu = (metal.open)().map_err(start)?;
+    Ok(MetalProgram::new(lay(metal, gpu, plan, checkpoint, limits)?.0))
+}
+
+/// All of a program on this GPU, and the kernels of its pipes.
+pub fn lay(
+    metal: &Metal,
+    mut gpu: Box<dyn Gpu>,
+    plan: &Plan,
+    checkpoint: &Arc<Checkpoint>,
+    limits: Limits,
+) -> Result<(Parts, Vec<&'static str>), CompileError> {
     let kinds = Kinds::of(plan);
     kinds.check(limits)?;
     if let Some(buf) = plan.bufs.iter().find(|buf| !matches!(buf.elem, Elem::F32 | Elem::U32)) {
         return Err(unsupported(format!("keep {} in {:?}", buf.name, buf.elem)));
     }
     let limits = Limits { max_outputs: limits.max_outputs.min(limits.max_tokens), ..limits };
-    let start = |e: GpuError| CompileError::Start { what: "the GPU".into(), why: e.to_string() };
-    let mut gpu = (metal.open)().map_err(start)?;
     let (family, max_buffer) = (gpu.caps().family, gpu.caps().max_buffer);
     check_family(family).map_err(unsupported)?;
 
@@ -73,32 +84,38 @@ pub fn compile(
         faults,
         tuning: metal.tuning,
     };
-    let mut lower = Lower::new(plan, places);
-    lower.ops()?;
-    let copies = plan.states.iter().zip(&states).map(|(decl, &span)| lower.copy(span, decl.n)).collect();
-    let (units, mut nodes) = (lower.units, lower.nodes);
-
     let n = limits.max_tokens;
     let most = Counts { tokens: n, outputs: limits.max_outputs, chunks: n, longest: n };
-    if let Some(node) = nodes.iter().find(|node| node.largest(most) > u64::from(u32::MAX)) {
-        return Err(unsupported(format!("run {} on {} tokens at once", node.op, limits.max_tokens)));
+    let mut build = |tuning: Tuning| {
+        let mut lower = Lower::new(plan, Places { tuning, ..places });
+        lower.ops()?;
+        let copies: Vec<_> = plan.states.iter().zip(&states).map(|(decl, &span)| lower.copy(span, decl.n)).collect();
+        let (units, nodes) = (lower.units, lower.nodes);
+        if let Some(node) = nodes.iter().find(|node| node.largest(most) > u64::from(u32::MAX)) {
+            return Err(unsupported(format!("run {} on {} tokens at once", node.op, limits.max_tokens)));
+        }
+        let pipes = gpu.build(&units).map_err(failed)?;
+        let threads = |node: &Node| {
+            let forms = node.forms.iter().map(|form| (form.unit, form.threads));
+            forms.chain([(node.unit, node.threads)]).all(|(unit, threads)| gpu.threads(pipes[unit]) >= threads)
+        };
+        let is_fit = nodes.iter().all(threads);
+        Ok((units, nodes, pipes, copies, is_fit))
+    };
+    // A GPU that gives a kernel fewer threads than its tile wants takes the plain ones.
+    let mut built = build(metal.tuning)?;
+    if !built.4 && !metal.tuning.is_plain {
+        built = build(Tuning { is_plain: true, ..metal.tuning })?;
     }
-    let pipes = gpu.build(&units).map_err(failed)?;
-    // A kernel that this GPU gives fewer threads than its tile wants leaves all steps to the others.
-    for node in &mut nodes {
-        node.forms.retain(|form| gpu.threads(pipes[form.unit]) >= form.threads);
-    }
-    if nodes.iter().any(|node| gpu.threads(pipes[node.unit]) < node.threads) {
-        nodes.retain(|node| node.when.is_none_or(|when| when.from == 0));
-        nodes.iter_mut().for_each(|node| node.when = None);
-    }
+    let (units, nodes, pipes, copies, _) = built;
     if let Some((pipe, unit)) = pipes.iter().zip(&units).find(|(pipe, _)| gpu.threads(**pipe) < THREADS) {
         let found = gpu.threads(*pipe);
         return Err(unsupported(format!("run {} in threadgroups of {found} threads, {THREADS} are wanted", unit.name)));
     }
     let layers = plan.ops.iter().zip(&plan.layers).filter(|(op, _)| matches!(op, Op::Route { .. }));
     let span = |buf: Buf| (bufs[buf.0 as usize], plan.buf(buf).width);
-    Ok(MetalProgram::new(Parts {
+    let kernels = units.iter().map(|unit| unit.kernel).collect();
+    let parts = Parts {
         gpu,
         schedule: Schedule::new(nodes),
         copies,
@@ -115,7 +132,8 @@ pub fn compile(
         n_layers: plan.layers.iter().flatten().max().map_or(1, |layer| *layer as usize + 1),
         limits,
         kinds,
-    }))
+    };
+    Ok((parts, kernels))
 }
 
 /// Refuses a GPU that is too old, or no Apple GPU.
@@ -180,7 +198,8 @@ struct Memory {
 impl Memory {
     fn new(metal: &Metal, plan: &Plan, limits: Limits, max_buffer: u64) -> Memory {
         let Limits { max_tokens, max_outputs, .. } = limits;
-        let placement = memory::place(plan, max_tokens, max_outputs);
+        let lives = fuse::lifetimes(plan, &fuse::steps(plan, metal.tuning.off));
+        let placement = memory::place_lives(plan, &lives, max_tokens, max_outputs);
         let bytes = |buf: Buf| {
             let decl = plan.buf(buf);
             decl.rows.count(max_tokens, max_outputs).saturating_mul(decl.width).saturating_mul(4)

@@ -1,17 +1,15 @@
 //! From an op of a plan to its dispatches. An op that is not written yet is refused by its name.
 
 mod attention;
+mod delta;
 mod products;
 
 use std::collections::HashMap;
 
-use model::plan::{
-    Access, Buf, CacheDecl, DeltaHeads, Gate, GroupScore, Op, Plan, RopePairing, Router, Rows, Score, Sharing, State,
-    Weight,
-};
+use model::plan::{Access, Buf, CacheDecl, Gate, GroupScore, Op, Plan, RopePairing, Router, Rows, Score, Weight};
 
 use self::products::Experts;
-use super::fuse;
+use super::fuse::{self, Run};
 use super::gpu::{Span, Unit, Use};
 use super::node::{CopySlot, Extent, Form, Node, Place, THREADS, When, Word};
 use super::sources::{self, Defines, Source};
@@ -25,8 +23,6 @@ const MAX_USED: usize = 32;
 /// Matrices of a dispatch, and parts of heads.
 const MAX_PARTS: usize = 4;
 const MAX_HEAD_PARTS: usize = 8;
-/// As TILE of `causal_conv.metal`: also the maximum width of a convolution less one.
-const CONV_TILE: u32 = 32;
 
 /// A cache in the GPU's memory.
 #[derive(Clone, Copy, Debug)]
@@ -66,6 +62,7 @@ pub struct Lower<'a> {
     /// Uses of the buffers of the op at hand.
     uses: HashMap<Buf, Use>,
     op: &'static str,
+    layer: Option<u32>,
     /// In which steps the dispatches at hand run.
     when: Option<When>,
 }
@@ -77,6 +74,8 @@ struct Draft {
     kernel: &'static str,
     defines: Defines,
     binds: Vec<(u8, Place, Use)>,
+    /// Bytes of matrices that a row reads.
+    bytes: u64,
     params_slot: u8,
     params: Vec<Word>,
     grid: [Extent; 3],
@@ -87,7 +86,7 @@ impl Draft {
     fn new(source: Source, kernel: &'static str) -> Draft {
         let grid = [Extent::Is(1); 3];
         let (defines, binds, params) = (Vec::new(), Vec::new(), Vec::new());
-        Draft { source, kernel, defines, binds, params_slot: 0, params, grid, threads: THREADS }
+        Draft { source, kernel, defines, binds, bytes: 0, params_slot: 0, params, grid, threads: THREADS }
     }
 
     fn define(mut self, name: &'static str, value: usize) -> Draft {
@@ -127,8 +126,15 @@ impl Draft {
     /// Binds the planes of a matrix to three slots from `slot` on, as far as it has them.
     fn planes(mut self, slot: u8, planes: Planes) -> Draft {
         for (i, plane) in planes.into_iter().enumerate() {
+            self.bytes += plane.map_or(0, |span| span.len);
             self.binds.extend(plane.map(|span| (slot + i as u8, Place::Fixed(span), Use::Read)));
         }
+        self
+    }
+
+    /// A row reads `n` of each `of` matrices, or rows of one, that were bound so far.
+    fn share(mut self, n: usize, of: usize) -> Draft {
+        self.bytes = self.bytes * n as u64 / (of as u64).max(1);
         self
     }
 }
@@ -174,7 +180,7 @@ impl<'a> Lower<'a> {
     /// For a plan whose memory is laid out.
     pub fn new(plan: &'a Plan, at: Places<'a>) -> Lower<'a> {
         let (units, nodes) = (Vec::new(), Vec::new());
-        Lower { plan, at, units, nodes, n_routers: 0, uses: HashMap::new(), op: "", when: None }
+        Lower { plan, at, units, nodes, n_routers: 0, uses: HashMap::new(), op: "", layer: None, when: None }
     }
 
     fn rows(&self, buf: Buf) -> Rows {
@@ -227,8 +233,9 @@ impl<'a> Lower<'a> {
     /// A dispatch and the kernels that take its place in some steps.
     fn push_with(&mut self, draft: Draft, forms: Vec<Form>) {
         let unit = self.unit(&draft);
-        let Draft { binds, params_slot, params, grid, threads, .. } = draft;
-        self.nodes.push(Node { op: self.op, unit, binds, params_slot, params, grid, threads, when: self.when, forms });
+        let Draft { binds, bytes, params_slot, params, grid, threads, .. } = draft;
+        let (op, layer, when) = (self.op, self.layer, self.when);
+        self.nodes.push(Node { op, layer, bytes, unit, binds, params_slot, params, grid, threads, when, forms });
     }
 
     /// A product with this matrix.
@@ -263,45 +270,54 @@ impl<'a> Lower<'a> {
     /// What an op, or one of its forms, is not written for.
     pub fn ops(&mut self) -> Result<(), CompileError> {
         let plan = self.plan;
-        let mut i = 0;
-        while i < plan.ops.len() {
-            if let Some((run, n)) = fuse::heads(plan, i) {
-                self.op = "heads";
-                self.heads_in(&run);
-                i += n;
-            } else if let Some(sum) = fuse::sum(plan, i).filter(|sum| self.is_apart(&plan.ops[i], sum)) {
-                self.op(&plan.ops[i], Some(&sum))?;
-                i += 2;
-            } else {
-                self.op(&plan.ops[i], None)?;
-                i += 1;
+        for fuse::Step { first, n, run, .. } in fuse::steps(plan, self.at.tuning.off) {
+            self.layer = plan.layers[first];
+            let ops = &plan.ops[first..first + n];
+            self.op = ops[0].name();
+            self.uses_of(ops);
+            match &run {
+                Run::Op => self.op(&ops[0])?,
+                Run::Heads(heads, split) => self.heads_in(heads, *split),
+                Run::Mixture(mixture) => self.mixture(mixture, ops),
+                Run::MixtureChain(mixture, chain) => {
+                    self.mixture(&fuse::Mixture { sum: fuse::Sum { norm: None, ..mixture.sum }, ..*mixture }, ops);
+                    self.op = "norms";
+                    self.chain(chain);
+                }
+                Run::Latent(latent) => self.latent(latent),
+                Run::DeltaIn(delta) => self.delta_in(delta, ops)?,
+                Run::DeltaNorm(norm) => self.delta_norm(norm, ops)?,
+                Run::Chain(chain) => {
+                    self.op = "norms";
+                    self.chain(chain);
+                }
+                Run::Route(scale) => match ops[1] {
+                    Op::Route { logits, ref router, n_used, ids, weights } => {
+                        self.op = ops[1].name();
+                        self.route(logits, *scale, router, n_used, ids, weights)?;
+                    }
+                    _ => unreachable!("a scale is joined with a router"),
+                },
             }
         }
         Ok(())
     }
 
-    /// Whether a sum lies nowhere where its experts' other buffers do: what the plan has dead by then is still read.
-    fn is_apart(&self, experts: &Op, sum: &fuse::Sum) -> bool {
-        let span = |buf: Buf| self.at.bufs[buf.0 as usize];
-        let others = experts.bufs().into_iter().map(|(buf, _)| buf).filter(|&buf| buf != sum.x);
-        others.chain([sum.weights]).all(|other| !span(other).overlaps(span(sum.x)))
+    /// What ops do with their buffers, all of them together: what one of them writes first, all of them write.
+    fn uses_of(&mut self, ops: &[Op]) {
+        self.uses.clear();
+        for (buf, access) in ops.iter().flat_map(Op::bufs) {
+            let used = match access {
+                Access::Read => Use::Read,
+                Access::Write => Use::Write,
+                Access::Update => Use::Update,
+            };
+            self.uses.entry(buf).or_insert(used);
+        }
     }
 
-    /// Appends the dispatches of an op; `sum` is the one behind experts that goes with them.
-    fn op(&mut self, op: &Op, sum: Option<&fuse::Sum>) -> Result<(), CompileError> {
-        self.op = op.name();
-        self.uses = op
-            .bufs()
-            .into_iter()
-            .map(|(buf, access)| {
-                let used = match access {
-                    Access::Read => Use::Read,
-                    Access::Write => Use::Write,
-                    Access::Update => Use::Update,
-                };
-                (buf, used)
-            })
-            .collect();
+    /// Appends the dispatches of an op by itself.
+    fn op(&mut self, op: &Op) -> Result<(), CompileError> {
         match *op {
             Op::Embed { table, scale, out } => self.embed(table, scale, out),
             Op::Linear { x, ref parts } => self.linear(x, parts),
@@ -328,11 +344,7 @@ impl<'a> Lower<'a> {
                 let (gate, up) = (self.buf(gate), self.buf(up));
                 self.gated_act(gate, up, act, out);
             }
-            Op::Add { x, y } => {
-                let each = self.width(x);
-                let draft = Draft::new(sources::ADD, "add").bind(0, self.buf(x)).bind(1, self.buf(y));
-                self.elementwise(draft, 2, self.rows(x), each, &[]);
-            }
+            Op::Add { x, y } => self.add(x, y),
             Op::Scale { x, scale } => {
                 let draft = Draft::new(sources::SCALE, "scale").bind(0, self.buf(x));
                 self.elementwise(draft, 1, self.rows(x), self.width(x), &[float(scale)]);
@@ -345,13 +357,7 @@ impl<'a> Lower<'a> {
                 let draft = Draft::new(sources::SOFTCAP, "softcap").bind(0, self.buf(x));
                 self.elementwise(draft, 1, self.rows(x), self.width(x), &[float(cap)]);
             }
-            Op::SigmoidGate { x, gate } => {
-                // A gate of width 1 is for its whole row.
-                let width = self.width(x) / self.width(gate);
-                let draft =
-                    Draft::new(sources::SIGMOID_GATE, "sigmoid_gate").bind(0, self.buf(x)).bind(1, self.buf(gate));
-                self.elementwise(draft, 2, self.rows(x), self.width(x), &[is(width)]);
-            }
+            Op::SigmoidGate { x, gate } => self.sigmoid_gate(x, gate),
             Op::Select { x, out } => {
                 let draft = Draft::new(sources::SELECT, "select_rows").bind(0, self.buf(x)).table(1, Table::Rows);
                 let draft = draft.bind(2, self.buf(out));
@@ -362,13 +368,13 @@ impl<'a> Lower<'a> {
                 self.attention(cache, q, n_head, [scale, softcap.unwrap_or(0.0)], window, sinks, out);
             }
             Op::Route { logits, ref router, n_used, ids, weights } => {
-                return self.route(logits, router, n_used, ids, weights);
+                return self.route(logits, 1.0, router, n_used, ids, weights);
             }
             Op::Experts { x, ids, gate, up, down, biases, act, hidden, out } => {
-                self.experts(&Experts { x, ids, gate, up, down, biases, act, hidden, out }, sum);
+                self.experts(&Experts { x, ids, gate, up, down, biases, act, hidden, out }, None);
             }
             Op::Combine { x, add, y, weights, norm } => self.combine(x, add, y, weights, norm),
-            Op::HeadLinear { x, w, transposed, out } => self.head_linear(x, w, transposed, out),
+            Op::HeadLinear { x, w, transposed, out } => self.head_linear(x, w, transposed, out, None),
             Op::CausalConv { x, w, state, out } => return self.causal_conv(x, w, state, out),
             Op::DeltaNet { q, k, v, g, beta, state, heads, out } => {
                 self.delta_net([q, k, v, g, beta], state, heads, out);
@@ -405,13 +411,28 @@ impl<'a> Lower<'a> {
         self.push(draft.params(params_slot, words).grid(grid));
     }
 
+    fn add(&mut self, x: Buf, y: Buf) {
+        let draft = Draft::new(sources::ADD, "add");
+        let draft = draft.bind(0, self.buf_as(x, Use::Update)).bind(1, self.buf_as(y, Use::Read));
+        self.elementwise(draft, 2, self.rows(x), self.width(x), &[]);
+    }
+
+    fn sigmoid_gate(&mut self, x: Buf, gate: Buf) {
+        // A gate of width 1 is for its whole row.
+        let width = self.width(x) / self.width(gate);
+        let draft = Draft::new(sources::SIGMOID_GATE, "sigmoid_gate");
+        let draft = draft.bind(0, self.buf_as(x, Use::Update)).bind(1, self.buf_as(gate, Use::Read));
+        self.elementwise(draft, 2, self.rows(x), self.width(x), &[is(width)]);
+    }
+
     fn embed(&mut self, table: Weight, scale: f32, out: Buf) {
-        let (_, d) = self.shape(table);
+        let (n, d) = self.shape(table);
         // Units have 16 numbers or more.
         let groups = d.div_ceil(16).div_ceil(THREADS as usize);
         self.push(
             self.typed(sources::EMBED, "embed", table)
                 .planes(0, self.planes(table))
+                .share(1, n)
                 .table(3, Table::Ids)
                 .bind(4, self.buf(out))
                 .params(5, [is(d), float(scale)])
@@ -430,6 +451,27 @@ impl<'a> Lower<'a> {
         if let Some(residual) = residual {
             draft = draft.bind(4, self.buf(residual));
         }
+        self.push(draft);
+    }
+
+    /// Norms of rows that follow each other.
+    fn chain(&mut self, chain: &fuse::Chain) {
+        let fuse::Chain { from, ref links, ref outs, eps } = *chain;
+        let scaled = links.last().and_then(|link| link.scale);
+        let mut draft = Draft::new(sources::NORMS, "norms")
+            .define("LINKS", links.len())
+            .define("OUTS", outs.len())
+            .define("SCALED", usize::from(scaled.is_some()))
+            .bind(0, self.buf_as(from, Use::Read))
+            .params(1, [is(self.width(from)), float(eps)])
+            .grid([per_row(self.rows(from)), Extent::Is(1), Extent::Is(1)]);
+        for (i, link) in (0..).zip(links) {
+            draft = draft.bind(2 + 2 * i, self.vector(link.w)).bind(3 + 2 * i, self.buf_as(link.x, Use::Update));
+        }
+        for (i, &(w, out)) in (0..).zip(outs) {
+            draft = draft.bind(6 + 2 * i, self.vector(w)).bind(7 + 2 * i, self.buf_as(out, Use::Write));
+        }
+        let draft = scaled.into_iter().fold(draft, |draft, w| draft.bind(12, self.vector(w)));
         self.push(draft);
     }
 
@@ -471,52 +513,10 @@ impl<'a> Lower<'a> {
         }
     }
 
-    fn state(&self, state: State) -> (Place, Use) {
-        (Place::Fixed(self.at.states[state.0 as usize]), Use::Update)
-    }
-
-    fn causal_conv(&mut self, x: Buf, w: Weight, state: State, out: Buf) -> Result<(), CompileError> {
-        let (d, width) = self.shape(w);
-        if !(2..=CONV_TILE as usize + 1).contains(&width) {
-            return Err(unsupported(format!("run causal_conv over {width} positions, 2 to {}", CONV_TILE + 1)));
-        }
-        self.push(
-            Draft::new(sources::CAUSAL_CONV, "causal_conv")
-                .define("WIDTH", width)
-                .bind(0, self.buf(x))
-                .bind(1, self.vector(w))
-                .bind(2, self.state(state))
-                .bind(3, self.buf(out))
-                .params(4, [is(d)])
-                .table(5, Table::Chunks)
-                .grid([
-                    Extent::Is((d as u32).div_ceil(THREADS)),
-                    Extent::Longest { each: 1, per: CONV_TILE },
-                    Extent::Chunks,
-                ]),
-        );
-        Ok(())
-    }
-
-    fn delta_net(&mut self, inputs: [Buf; 5], state: State, heads: DeltaHeads, out: Buf) {
-        let DeltaHeads { n_k_head, n_v_head, d_k, d_v, sharing } = heads;
-        let mut draft = Draft::new(sources::DELTA_NET, "delta_net").define("D_K", d_k);
-        for (slot, buf) in (0..).zip(inputs) {
-            draft = draft.bind(slot, self.buf(buf));
-        }
-        self.push(
-            draft
-                .bind(5, self.state(state))
-                .bind(6, self.buf(out))
-                .params(7, [n_k_head, n_v_head, d_v, usize::from(sharing == Sharing::Tiled)].map(is))
-                .table(8, Table::Chunks)
-                .grid([Extent::Is(d_v.div_ceil(8) as u32), Extent::Is(n_v_head as u32), Extent::Chunks]),
-        );
-    }
-
     fn route(
         &mut self,
         logits: Buf,
+        logit_scale: f32,
         router: &Router,
         n_used: usize,
         ids: Buf,
@@ -535,7 +535,7 @@ impl<'a> Lower<'a> {
             router.groups.map_or([0; 3], |g| [g.n_group, g.n_used, usize::from(g.score == GroupScore::TopTwo)]);
         let renormalise = usize::from(router.renormalise.is_some());
         let counts = [n_used, n_group, n_group_used, sums, renormalise].map(is);
-        let numbers = [float(router.renormalise.unwrap_or(0.0)), float(router.scale)];
+        let numbers = [router.renormalise.unwrap_or(0.0), router.scale, logit_scale].map(float);
         let faults = Place::Rows(self.at.faults[self.n_routers], rows, 4);
         self.n_routers += 1;
         let mut draft = Draft::new(sources::ROUTE, "route")
@@ -543,7 +543,7 @@ impl<'a> Lower<'a> {
             .define("SCORE", score)
             .define("HAS_BIAS", usize::from(router.bias.is_some()))
             .define("HAS_SCALE", usize::from(router.expert_scale.is_some()))
-            .bind(0, self.buf(logits))
+            .bind(0, self.buf_as(logits, Use::Read))
             .bind(1, self.buf(ids))
             .bind(2, self.buf(weights))
             .bind(3, (faults, Use::Write))

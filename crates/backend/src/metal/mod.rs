@@ -13,10 +13,12 @@ pub mod gpu;
 mod layout;
 mod lower;
 mod node;
+pub mod outline;
 mod program;
 mod self_test;
 mod sources;
 mod tables;
+mod trials;
 mod variants;
 mod weights;
 
@@ -28,7 +30,7 @@ use model::plan::{Plan, ValidPlan, WeightDecl, passes};
 use quant::WeightType;
 
 pub use self_test::{ProductList, product_lists};
-pub use variants::Tuning;
+pub use variants::{Off, Tuning};
 
 use crate::cpu::CacheType;
 use crate::{Backend, CompileError, Footprint, Limits, Program};
@@ -60,6 +62,11 @@ pub fn device() -> Result<DeviceInfo, String> {
     Err(NO_METAL.into())
 }
 
+/// Names of the kinds of kernels, besides products, that [`Metal::self_test`] tries for a plan.
+pub fn kinds(plan: &Plan) -> Vec<&'static str> {
+    trials::Kind::of(plan).map(trials::Kind::name).collect()
+}
+
 #[cfg(not(target_os = "macos"))]
 const NO_METAL: &str = "Metal is there on macOS alone";
 
@@ -88,19 +95,34 @@ impl Metal {
 }
 
 impl Metal {
-    /// Tries every form of products with every matrix type of a plan on this GPU, and returns a sentence for each that
-    /// is wrong: then [`Tuning::is_plain`] leaves them out.
+    /// Tries on this GPU every form of products with every matrix type of a plan, and every other kind of kernel that
+    /// it has on tiny shapes against the CPU backend. Returns forms that are right, and a sentence for each that is
+    /// left out.
     ///
     /// # Errors
-    /// [`CompileError::Start`] where there is no GPU, or where its plain products are wrong.
-    pub fn self_test(&self, plan: &Plan) -> Result<Vec<String>, CompileError> {
+    /// [`CompileError::Start`] where there is no GPU, or where plain kernels are wrong.
+    pub fn self_test(&self, plan: &Plan) -> Result<(Tuning, Vec<String>), CompileError> {
         let is_matrix = |decl: &&WeightDecl| decl.shape.len() > 1;
         let mut types: Vec<WeightType> = plan.weights.iter().filter(is_matrix).map(|decl| decl.dtype).collect();
         types.sort_by_key(WeightType::to_string);
         types.dedup();
-        let failed = |e: gpu::GpuError| CompileError::Start { what: "the GPU".into(), why: e.to_string() };
+        let start = |why: String| CompileError::Start { what: "the GPU".into(), why };
+        let failed = |e: gpu::GpuError| start(e.to_string());
         let mut gpu = (self.open)().map_err(failed)?;
-        self_test::products(&mut *gpu, &types).map_err(failed)
+        let products = self_test::products(&mut *gpu, &types).map_err(failed)?;
+        drop(gpu);
+        let mut tuning = self.tuning;
+        tuning.is_plain |= !products.is_empty();
+        let plain = |why: String| format!("{why}; plain kernels are used instead");
+        let mut said: Vec<String> = products.into_iter().map(plain).collect();
+        for kind in trials::Kind::of(plan) {
+            let tried = |tuning| trials::run(&Metal { tuning, ..self.clone() }, kind);
+            let Err(why) = tried(tuning) else { continue };
+            kind.turn_off(&mut tuning.off);
+            said.push(plain(format!("{}: {why}", kind.name())));
+            tried(tuning).map_err(|why| start(format!("{}, with plain kernels: {why}", kind.name())))?;
+        }
+        Ok((tuning, said))
     }
 }
 
@@ -116,7 +138,11 @@ impl Backend for Metal {
     }
 
     fn lower(&self, plan: ValidPlan) -> Result<ValidPlan, CompileError> {
-        Ok(plan.rewrite(passes::fuse)?)
+        let passes = |plan: &mut Plan| {
+            passes::fuse(plan);
+            fuse::gather_norms(plan);
+        };
+        Ok(plan.rewrite(passes)?)
     }
 
     fn footprint(&self, plan: &ValidPlan, limits: Limits) -> Footprint {

@@ -101,6 +101,10 @@ pub enum Extent {
 pub struct Node {
     /// Name of the op.
     pub op: &'static str,
+    /// Layer of the op; none before the first and behind the last.
+    pub layer: Option<u32>,
+    /// Bytes of matrices that it reads for one row.
+    pub bytes: u64,
     /// Index of its unit; of its pipe once they are built.
     pub unit: usize,
     /// Slots.
@@ -176,6 +180,18 @@ impl Extent {
 }
 
 impl Node {
+    /// What runs in a step: index of the unit, grid and threads. `None` where nothing does.
+    pub fn dispatch(&self, counts: Counts) -> Option<(usize, [u32; 3], u32)> {
+        if self.when.is_some_and(|when| !when.holds(counts)) {
+            return None;
+        }
+        let form = self.forms.iter().find(|form| form.when.holds(counts));
+        let (unit, grid, threads) =
+            form.map_or((self.unit, self.grid, self.threads), |form| (form.unit, form.grid, form.threads));
+        let grid = grid.map(|extent| extent.count(counts));
+        (!grid.contains(&0)).then_some((unit, grid, threads))
+    }
+
     /// Appends its commands; nothing where it has no rows. Returns whether there are any.
     pub fn encode(
         &self,
@@ -185,16 +201,7 @@ impl Node {
         words: &mut Vec<u32>,
         list: &mut List,
     ) -> bool {
-        if self.when.is_some_and(|when| !when.holds(counts)) {
-            return false;
-        }
-        let form = self.forms.iter().find(|form| form.when.holds(counts));
-        let (unit, grid, threads) =
-            form.map_or((self.unit, self.grid, self.threads), |form| (form.unit, form.grid, form.threads));
-        let grid = grid.map(|extent| extent.count(counts));
-        if grid.contains(&0) {
-            return false;
-        }
+        let Some((unit, grid, threads)) = self.dispatch(counts) else { return false };
         list.cmds.push(Cmd::Pipe(pipes[unit]));
         for &(slot, place, used) in &self.binds {
             let span = match place {
@@ -332,6 +339,8 @@ mod tests {
             let binds = reads.chain(writes.iter().map(|word| (0, span(word), Use::Write))).collect();
             Node {
                 op: "test",
+                layer: None,
+                bytes: 0,
                 unit: i,
                 binds,
                 params_slot: 0,

@@ -13,6 +13,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("metal/chunk.h", include_str!("../../kernels/metal/chunk.h")),
     ("metal/common.h", include_str!("../../kernels/metal/common.h")),
     ("metal/kv.h", include_str!("../../kernels/metal/kv.h")),
+    ("metal/pair.h", include_str!("../../kernels/metal/pair.h")),
     ("metal/reduce.h", include_str!("../../kernels/metal/reduce.h")),
     ("metal/tile.h", include_str!("../../kernels/metal/tile.h")),
     ("metal/weight.h", include_str!("../../kernels/metal/weight.h")),
@@ -41,6 +42,7 @@ sources! {
     COMBINE = "combine.metal";
     COPY = "copy.metal";
     DECAY_BETA = "decay_beta.metal";
+    DELTA_IN = "delta_in.metal";
     DELTA_NET = "delta_net.metal";
     EMBED = "embed.metal";
     EXPERTS = "experts.metal";
@@ -54,7 +56,9 @@ sources! {
     HEAD_NORM = "head_norm.metal";
     JOIN_HEADS = "join_heads.metal";
     KV_APPEND = "kv_append.metal";
+    LATENT_IN = "latent_in.metal";
     LINEAR = "linear.metal";
+    NORMS = "norms.metal";
     RMS_NORM = "rms_norm.metal";
     ROPE = "rope.metal";
     ROUTE = "route.metal";

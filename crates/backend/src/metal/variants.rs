@@ -19,12 +19,34 @@ pub struct Tuning {
     pub is_plain: bool,
     /// Outputs of a product under which more of them to a simdgroup leave cores without work.
     pub many: usize,
+    /// What takes its plain kernels, each op by itself.
+    pub off: Off,
+}
+
+/// Kinds of kernels of which the plain ones alone are used: on this GPU the others are wrong.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Off {
+    /// Attention in tiles and in parts; heads' norms, rotary embeddings and appends together.
+    pub attention: bool,
+    /// What comes before latent attention, together.
+    pub latent: bool,
+    /// Experts with their sum, sorted by expert, with one beside them.
+    pub experts: bool,
+    /// Norms that follow each other, together.
+    pub norms: bool,
+    /// What comes before a delta rule and the norm behind it, together.
+    pub delta: bool,
+}
+
+impl Off {
+    /// None.
+    pub const NONE: Off = Off { attention: false, latent: false, experts: false, norms: false, delta: false };
 }
 
 impl Default for Tuning {
     /// 8 threadgroups of 4 outputs for each of 32 cores. No Mac was asked.
     fn default() -> Tuning {
-        Tuning { is_plain: false, many: 1024 }
+        Tuning { is_plain: false, many: 1024, off: Off::NONE }
     }
 }
 

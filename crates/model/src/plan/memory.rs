@@ -40,6 +40,11 @@ pub fn lifetimes(plan: &Plan) -> Vec<Option<(usize, usize)>> {
 ///
 /// Largest first, each at the lowest gap among those alive at the same time (Pisarchyk and Lee, arXiv 2001.03288).
 pub fn place(plan: &Plan, max_tokens: usize, max_outputs: usize) -> Placement {
+    place_lives(plan, &lifetimes(plan), max_tokens, max_outputs)
+}
+
+/// The same with lifetimes of the caller's own, `[bufs]`: first and last moment of each buffer.
+pub fn place_lives(plan: &Plan, lives: &[Option<(usize, usize)>], max_tokens: usize, max_outputs: usize) -> Placement {
     let len: Vec<usize> = plan
         .bufs
         .iter()
@@ -48,7 +53,6 @@ pub fn place(plan: &Plan, max_tokens: usize, max_outputs: usize) -> Placement {
             rows.saturating_mul(buf.width).saturating_mul(buf.elem.bytes())
         })
         .collect();
-    let lives = lifetimes(plan);
 
     let mut order: Vec<usize> = (0..len.len()).filter(|&i| lives[i].is_some()).collect();
     order.sort_by_key(|&i| (std::cmp::Reverse(len[i]), i));

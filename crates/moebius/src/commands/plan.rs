@@ -7,6 +7,7 @@ use backend::cuda::outline::{Card, Launched, Line, Outline};
 use backend::cuda::split::Split;
 use backend::experts::layout::Layer;
 use backend::experts::simulate::{self, Predicted};
+use backend::metal::{self, Metal};
 use backend::residency::Residency;
 use backend::{Backend, Kinds, PAGE, Part, RouterInfo};
 use model::plan::Plan;
@@ -23,6 +24,9 @@ pub fn run(args: &PlanArgs) -> Result<()> {
     let model = load::open(args.model.model.as_deref())?;
     if args.engine.backend == Some(BackendKind::Cuda) {
         return run_cuda(args, &model);
+    }
+    if args.engine.backend == Some(BackendKind::Metal) {
+        return run_metal(args, &model);
     }
     ensure!(args.sm.is_none() && args.cubins.is_none(), "plan: --sm and --cubins want --backend cuda");
     let setup = EngineSetup::of(&args.engine, Prefer::Cpu)?;
@@ -67,19 +71,10 @@ fn run_cuda(args: &PlanArgs, model: &Model) -> Result<()> {
     print_split(args, &plan, &cuda.split(&plan), &fit)?;
     say!("launches for one token on compute capability {}.{}", card.arch / 10, card.arch % 10)?;
     let one = outline.step(1, 1, 1)?;
-    let layers: Vec<&[Line]> = one.chunk_by(|a, b| a.layer == b.layer).collect();
-    let is_same = |a: &[Line], b: &[Line]| {
-        a.len() == b.len()
-            && a.iter().zip(b).all(|(a, b)| (&a.name, a.bytes, &a.launches) == (&b.name, b.bytes, &b.launches))
-    };
-    for same in layers.chunk_by(|a, b| a[0].layer.is_some() && b[0].layer.is_some() && is_same(a, b)) {
-        let lines = same[0];
-        let (n, bytes) = (launches(lines), lines.iter().map(|line| line.bytes).sum::<usize>());
-        let name = match (lines[0].layer, same[same.len() - 1][0].layer) {
-            (Some(first), Some(last)) if first == last => format!("layer {first}"),
-            (Some(first), Some(last)) => format!("layers {first} to {last}, each"),
-            _ => "outside layers".into(),
-        };
+    let is_same = |a: &Line, b: &Line| (&a.name, a.bytes, &a.launches) == (&b.name, b.bytes, &b.launches);
+    for (name, lines) in by_layer(one.iter().map(|line| (line.layer, line)), is_same) {
+        let n: usize = lines.iter().map(|line| line.launches.len()).sum();
+        let bytes = lines.iter().map(|line| line.bytes).sum::<usize>();
         let launches = if n == 1 { "launch" } else { "launches" };
         say!("  {name}: {n} {launches}, {} of weights", machine::bytes(bytes as u64))?;
         for line in lines {
@@ -102,6 +97,82 @@ fn run_cuda(args: &PlanArgs, model: &Model) -> Result<()> {
     }
     let n = fit.limits.max_tokens;
     say!("  a prompt of {n} tokens: {} launches", launches(&outline.step(1, n, 1)?))
+}
+
+/// The plan on an Apple GPU, which need not be there: what a step dispatches, layer by layer.
+fn run_metal(args: &PlanArgs, model: &Model) -> Result<()> {
+    ensure!(args.sm.is_none() && args.cubins.is_none(), "plan: --sm and --cubins want --backend cuda");
+    // Limits are those of a machine with all the memory that is wanted.
+    let setup = EngineSetup { device: Device::named(BackendKind::Metal), ..EngineSetup::of(&cpu(args), Prefer::Cpu)? };
+    let metal = Metal::system(setup.cache(), true);
+    let plan = metal.lower(model.plan.clone())?;
+    let fit = memory::fit(&metal, &plan, &setup.wish(), Budget::Free(None))?;
+    let mut outline = metal::outline::Outline::new(&metal, &plan, &model.checkpoint, fit.limits)?;
+    say!("{}", if args.unfused { &*model.plan } else { &*plan })?;
+    print_footprint(&fit, &Units::of(&metal, &plan), &plan, model.checkpoint.name(), None)?;
+    say!("dispatches for one token on Apple GPUs from M1 on; | is a barrier before one (never run on a Mac)")?;
+    let counts = |lines: &[&metal::outline::Line]| {
+        let barriers = lines.iter().filter(|line| line.is_behind).count();
+        let plural = |n: usize| if n == 1 { "" } else { "s" };
+        let (n, bytes) = (lines.len(), lines.iter().map(|line| line.bytes).sum::<u64>());
+        let bytes = machine::bytes(bytes);
+        format!(
+            "{n} dispatch{}, {barriers} barrier{}, {bytes} of weights",
+            if n == 1 { "" } else { "es" },
+            plural(barriers)
+        )
+    };
+    let one = outline.step(1, 1);
+    for (name, lines) in by_layer(one.iter().map(|line| (line.layer, line)), |a, b| a.is_alike(b)) {
+        say!("  {name}: {}", counts(&lines))?;
+        for line in lines {
+            let metal::outline::Line { kernel, groups, threads, bytes, is_behind, op, .. } = line;
+            let bytes = if *bytes == 0 { String::new() } else { machine::bytes(*bytes) };
+            let mark = if *is_behind { '|' } else { ' ' };
+            say!("  {mark} {kernel:<22} {groups:>6} x {threads:>4}  {bytes:>8}  {op}")?;
+        }
+    }
+    say!("together")?;
+    say!("  a token: {}", counts(&one.iter().collect::<Vec<_>>()))?;
+    for n in [4, 8, 32] {
+        let lines = outline.step(n, 1);
+        let barriers = lines.iter().filter(|line| line.is_behind).count();
+        say!("  a token of each of {n} sequences: {} dispatches, {barriers} barriers", lines.len())?;
+    }
+    let (n, lines) = (fit.limits.max_tokens, outline.step(1, fit.limits.max_tokens));
+    let barriers = lines.iter().filter(|line| line.is_behind).count();
+    say!("  a prompt of {n} tokens: {} dispatches, {barriers} barriers", lines.len())
+}
+
+/// Lines in groups of a layer, in order; equal layers that follow each other are one group. Returns the groups' names
+/// and the lines of their first layers.
+fn by_layer<'a, L>(
+    lines: impl Iterator<Item = (Option<u32>, &'a L)>,
+    is_same: impl Fn(&L, &L) -> bool,
+) -> Vec<(String, Vec<&'a L>)> {
+    // Lines of two layers may stand side by side. What is of no layer stands before the first or behind the last.
+    let (mut groups, mut last) = (std::collections::BTreeMap::<u32, Vec<&L>>::new(), None);
+    for (layer, line) in lines {
+        last = last.max(layer);
+        let key = layer.map_or(if last.is_none() { 0 } else { u32::MAX }, |layer| layer.saturating_add(1));
+        groups.entry(key).or_default().push(line);
+    }
+    let is_layer = |key: u32| key != 0 && key != u32::MAX;
+    let groups: Vec<(u32, Vec<&L>)> = groups.into_iter().collect();
+    let is_equal = |a: &(u32, Vec<&L>), b: &(u32, Vec<&L>)| {
+        let alike = a.1.len() == b.1.len() && a.1.iter().zip(&b.1).all(|(a, b)| is_same(a, b));
+        is_layer(a.0) && is_layer(b.0) && alike
+    };
+    let named = groups.chunk_by(is_equal).map(|same| {
+        let (first, last) = (same[0].0, same[same.len() - 1].0);
+        let name = match first {
+            _ if !is_layer(first) => "outside layers".into(),
+            _ if first == last => format!("layer {}", first - 1),
+            _ => format!("layers {} to {}, each", first - 1, last - 1),
+        };
+        (name, same[0].1.clone())
+    });
+    named.collect()
 }
 
 fn launches(lines: &[Line]) -> usize {

@@ -10,7 +10,7 @@ use super::{CacheView, Draft, Lower, float, is, per_row, simdgroups};
 
 impl Lower<'_> {
     /// Norms of heads, rotary embeddings and the append behind them.
-    pub(super) fn heads_in(&mut self, run: &fuse::Heads) {
+    pub(super) fn heads_in(&mut self, run: &fuse::Heads, split: Option<fuse::Split>) {
         let (view, pages) = self.cache(run.cache);
         let CacheDecl { n_kv, d_k, d_v, window, .. } = view.decl;
         let norm = |part: Option<fuse::Part>| match part.and_then(|part| part.norm) {
@@ -34,7 +34,11 @@ impl Lower<'_> {
             .bind(2, self.buf_as(run.k.x, Use::Update))
             .bind(3, (Place::Fixed(view.k), Use::Update));
         if let Some(q) = run.q {
-            draft = draft.bind(1, self.buf_as(q.x, Use::Update));
+            let used = if split.is_some() { Use::Write } else { Use::Update };
+            draft = draft.define("HAS_GATE", usize::from(split.is_some())).bind(1, self.buf_as(q.x, used));
+        }
+        if let Some(fuse::Split { x, gate }) = split {
+            draft = draft.bind(14, self.buf_as(x, Use::Read)).bind(15, self.buf_as(gate, Use::Write));
         }
         if let (Some(v), Some(cache)) = (run.v, view.v) {
             draft = draft.bind(4, self.buf_as(v.x, Use::Read)).bind(5, (Place::Fixed(cache), Use::Update));
@@ -51,7 +55,7 @@ impl Lower<'_> {
             draft = draft.table(9, Table::Angles(rope.0 as usize));
         }
         let n_q = run.q.map_or(0, |q| self.width(q.x) / d_k);
-        let n_heads = n_q + n_kv * (1 + usize::from(run.v.is_some()));
+        let n_heads = n_q * (1 + usize::from(split.is_some())) + n_kv * (1 + usize::from(run.v.is_some()));
         let words = [n_q, n_kv, usize::from(window.is_some()), half, usize::from(interleaved)];
         self.push(
             draft
@@ -62,6 +66,45 @@ impl Lower<'_> {
                 .table(13, pages)
                 .grid([simdgroups(n_heads), per_row(Rows::Tokens), Extent::Is(1)]),
         );
+    }
+
+    /// Keys of a latent cache with the query's own norm beside them, then heads of queries, then these in the latent's
+    /// terms.
+    pub(super) fn latent(&mut self, run: &fuse::Latent) {
+        let (view, pages) = self.cache(run.cache);
+        let [n_latent, n_turned] = run.d_kv;
+        let decl = self.plan.rope(run.rope);
+        let pairs = [decl.inv_freq.len(), usize::from(decl.pairing == RopePairing::Interleaved)];
+        let words = [n_latent, n_turned, pairs[0], pairs[1], usize::from(view.decl.window.is_some())];
+        let mut numbers = vec![float(run.eps)];
+        self.op = "latent";
+        let mut draft = Draft::new(sources::LATENT_IN, "latent_in")
+            .define("D_K", view.decl.d_k)
+            .define("KV_F16", usize::from(self.at.is_f16))
+            .define("HAS_Q", usize::from(run.low.is_some()))
+            .bind(0, self.buf_as(run.kv, Use::Read))
+            .bind(1, self.vector(run.norm_w))
+            .bind(2, (Place::Fixed(view.k), Use::Update))
+            .table(4, Table::Angles(run.rope.0 as usize))
+            .table(5, Table::Positions)
+            .table(6, Table::ChunkOf)
+            .table(7, Table::Chunks)
+            .table(8, pages)
+            .grid([Extent::Is(1 + u32::from(run.low.is_some())), per_row(Rows::Tokens), Extent::Is(1)]);
+        if let Some((norm, x, _)) = run.low {
+            numbers.extend([is(self.width(x)), float(norm.eps)]);
+            draft = draft
+                .bind(9, self.buf_as(x, Use::Read))
+                .bind(10, self.vector(norm.w))
+                .bind(11, self.buf_as(norm.out, Use::Write));
+        }
+        self.push(draft.params(3, words.into_iter().map(is).chain(numbers)));
+        if let Some((norm, _, part)) = run.low {
+            self.op = "linear";
+            self.products(norm.out, &[(part.w, part.bias, self.buf_as(part.out, Use::Write))]);
+        }
+        self.op = "latent";
+        self.head_linear(run.heads, run.w, run.transposed, run.q, Some((run.d_query[1], run.rope)));
     }
 
     pub(super) fn cache(&self, cache: Cache) -> (CacheView, Table) {
@@ -125,13 +168,15 @@ impl Lower<'_> {
             per_row(Rows::Tokens),
             Extent::Is(1),
         ]);
-        let tiles = variants::attention_tile(d_k, d_v).filter(|_| !self.at.tuning.is_plain).map(|rows| {
-            let tiles = Extent::Longest { each: (n_head / n_kv) as u32, per: rows as u32 };
-            draft(sources::ATTENTION_TILES, "attention_tiles")
-                .define("ROWS", rows)
-                .grid([tiles, Extent::Is(n_kv as u32), Extent::Chunks])
-                .threads(variants::TILE_THREADS)
-        });
+        let tiles = variants::attention_tile(d_k, d_v)
+            .filter(|_| !self.at.tuning.is_plain && !self.at.tuning.off.attention)
+            .map(|rows| {
+                let tiles = Extent::Longest { each: (n_head / n_kv) as u32, per: rows as u32 };
+                draft(sources::ATTENTION_TILES, "attention_tiles")
+                    .define("ROWS", rows)
+                    .grid([tiles, Extent::Is(n_kv as u32), Extent::Chunks])
+                    .threads(variants::TILE_THREADS)
+            });
         let count = Count::Longest;
         if let Some(tiles) = tiles {
             self.when = Some(When { count, from: variants::LEAST_ROWS, to: usize::MAX });

@@ -1,11 +1,12 @@
 //! Dispatches of products: matrices, gated pairs of them, one a head, those of experts.
 
-use model::plan::{Buf, ExpertBiases, Gate, LinearPart, Norm, Rows, Weight};
+use model::plan::{Buf, ExpertBiases, Gate, LinearPart, Norm, Op, Rope, RopePairing, Rows, Weight};
 
 use super::super::gpu::{Span, Use};
 use super::super::node::{Count, Extent, Form, Place, THREADS, When, Word};
+use super::super::tables::Table;
 use super::super::{fuse, sources, variants};
-use super::{Draft, Lower, MAX_PARTS, activation, float, is, per_row, simdgroups, simdgroups_of};
+use super::{Draft, Lower, MAX_PARTS, activation, float, is, per_row, simdgroups_of};
 
 /// Pairs of a token and a slot, sorted by expert.
 struct Groups {
@@ -127,8 +128,8 @@ impl Lower<'_> {
             .define("ACT", kind)
             .planes(0, self.planes(gate))
             .planes(3, self.planes(up))
-            .bind(6, self.buf(x))
-            .bind(7, self.buf(out))
+            .bind(6, self.buf_as(x, Use::Read))
+            .bind(7, self.buf_as(out, Use::Write))
             .params(8, [is(n), is(k), Word::Each(rows, 1)].into_iter().chain(numbers));
         let few = n.div_ceil(2 * variants::rows_of_few(form));
         let forms = self.forms(&draft, form, rows, few, n.div_ceil(variants::GATED_TILE as usize));
@@ -143,22 +144,32 @@ impl Lower<'_> {
         self.elementwise(draft, 3, self.rows(out), self.width(out), &numbers);
     }
 
-    pub(super) fn head_linear(&mut self, x: Buf, w: Weight, transposed: bool, out: Buf) {
+    /// A matrix a head. With `pairs`, each head of `x` has numbers behind those that are multiplied, of which so many
+    /// pairs are rotated, and each head of `out` has room for them: `turned` is their number and the rotary embedding.
+    pub(super) fn head_linear(&mut self, x: Buf, w: Weight, transposed: bool, out: Buf, turned: Option<(usize, Rope)>) {
         let (first, second) = self.shape(w);
         let (n, k) = if transposed { (second, first) } else { (first, second) };
-        let n_head = self.width(out) / n;
+        let more = turned.map_or(0, |turned| turned.0);
+        let n_head = self.width(out) / (n + more);
         let kernel = if transposed { "head_linear_t" } else { "head_linear" };
         // Units have 16 numbers or more, and a threadgroup takes 16 of them.
-        let groups = if transposed { Extent::Is(n.div_ceil(256) as u32) } else { simdgroups(n) };
-        self.push(
-            self.typed(sources::HEAD_LINEAR, kernel, w)
-                .define("TRANSPOSED", usize::from(transposed))
-                .planes(0, self.planes(w))
-                .bind(3, self.buf(x))
-                .bind(4, self.buf(out))
-                .params(5, [n, k, n_head].map(is))
-                .grid([groups, Extent::Is(n_head as u32), per_row(self.rows(x))]),
-        );
+        let groups = if transposed { n.div_ceil(256) } else { n.div_ceil(2) } + usize::from(more > 0);
+        let mut draft = self
+            .typed(sources::HEAD_LINEAR, kernel, w)
+            .define("TRANSPOSED", usize::from(transposed))
+            .define("TURNED", more)
+            .planes(0, self.planes(w))
+            .bind(3, self.buf_as(x, Use::Read))
+            .bind(4, self.buf_as(out, Use::Write))
+            .grid([Extent::Is(groups as u32), Extent::Is(n_head as u32), per_row(self.rows(x))]);
+        let mut words = [n, k, n_head, 0, 0];
+        if let Some((_, rope)) = turned {
+            let decl = self.plan.rope(rope);
+            words[3] = decl.inv_freq.len();
+            words[4] = usize::from(decl.pairing == RopePairing::Interleaved);
+            draft = draft.table(6, Table::Angles(rope.0 as usize));
+        }
+        self.push(draft.params(5, words.map(is)));
     }
 
     /// All that experts do; their sum instead of their outputs where `sum` is the op behind them. Few tokens take each
@@ -167,12 +178,71 @@ impl Lower<'_> {
         let n_expert = self.plan.weight(op.gate).shape[0];
         let from = variants::least_grouped(n_expert, self.width(op.ids));
         let count = Count::Rows(self.rows(op.ids));
-        if let Some(groups) = self.at.groups {
+        if let Some(groups) = self.sorted() {
             self.when = Some(When { count, from, to: usize::MAX });
             self.experts_grouped(op, sum, groups);
             self.when = Some(When { count, from: 0, to: from });
         }
-        self.experts_by_pair(op, sum);
+        self.experts_by_pair(op, sum, None);
+        self.when = None;
+    }
+
+    /// Scratch for experts in tiles, where those are used.
+    fn sorted(&self) -> Option<[Span; 2]> {
+        self.at.groups.filter(|_| !self.at.tuning.is_plain && !self.at.tuning.off.experts)
+    }
+
+    /// Experts with their sum, and with one beside them that every token takes. For one row that is computed with them;
+    /// for more its matrices are read once for all rows.
+    pub(super) fn mixture(&mut self, mixture: &fuse::Mixture, ops: &[Op]) {
+        let Op::Experts { x, ids, gate, up, down, biases, act, hidden, out } = ops[0] else {
+            unreachable!("a mixture begins with its experts");
+        };
+        let op = Experts { x, ids, gate, up, down, biases, act, hidden, out };
+        let Some(shared) = mixture.shared else { return self.experts(&op, Some(&mixture.sum)) };
+        let fuse::Sum { x: sum, norm, .. } = mixture.sum;
+        let types = |weights: [Weight; 3]| weights.map(|w| self.plan.weight(w).dtype);
+        let is_wide = |w: Weight| self.shape(w).1.is_multiple_of(16);
+        let is_alike = types([gate, up, down]) == types([shared.gate, shared.up, shared.down])
+            && types([gate; 3])[0] == types([up; 3])[0]
+            && is_wide(down) == is_wide(shared.down)
+            && biases.is_none()
+            && act == shared.act;
+        let count = Count::Rows(self.rows(ids));
+        let from = if is_alike { 2 } else { 0 };
+        if is_alike {
+            self.when = Some(When { count, from: 0, to: 2 });
+            self.experts_by_pair(&op, Some(&mixture.sum), Some(&shared));
+            self.when = Some(When { count, from: 2, to: usize::MAX });
+        }
+        self.op = "shared expert";
+        self.uses.insert(shared.hidden, Use::Write);
+        self.gated_linear(x, shared.gate, shared.up, shared.act, shared.hidden);
+        self.uses.insert(shared.out, Use::Write);
+        self.products(shared.hidden, &[(shared.down, None, self.buf_as(shared.out, Use::Write))]);
+        if let Some(share) = shared.share {
+            self.sigmoid_gate(shared.out, share);
+        }
+        if shared.is_first {
+            self.add(sum, shared.out);
+        }
+        self.op = ops[0].name();
+        let least = variants::least_grouped(self.plan.weight(gate).shape[0], self.width(ids)).max(from);
+        let sum_alone = fuse::Sum { norm: norm.filter(|_| shared.is_first), ..mixture.sum };
+        self.when = Some(When { count, from, to: usize::MAX });
+        if let Some(groups) = self.sorted() {
+            self.when = Some(When { count, from: least, to: usize::MAX });
+            self.experts_grouped(&op, Some(&sum_alone), groups);
+            self.when = Some(When { count, from, to: least });
+        }
+        self.experts_by_pair(&op, Some(&sum_alone), None);
+        self.when = (from > 0).then_some(When { count, from, to: usize::MAX });
+        if let (false, Some(Norm { w, eps, out })) = (shared.is_first, norm) {
+            self.uses.insert(sum, Use::Update);
+            self.uses.insert(out, Use::Write);
+            self.uses.insert(shared.out, Use::Read);
+            self.rms_norm(sum, Some(shared.out), w, eps, out);
+        }
         self.when = None;
     }
 
@@ -185,17 +255,17 @@ impl Lower<'_> {
         let groups = Groups { order, tiles: Place::Sized(tiles, slots, 12), slots, n_used };
         self.push(
             Draft::new(sources::EXPERT_GROUPS, "expert_groups")
-                .bind(0, self.buf(ids))
+                .bind(0, self.buf_as(ids, Use::Read))
                 .bind(1, (groups.order, Use::Write))
                 .bind(2, (groups.tiles, Use::Write))
                 .params(3, [Word::Each(rows, n_used as u32)])
                 .grid([Extent::Is(n_expert as u32), Extent::Is(1), Extent::Is(1)]),
         );
         let [gate_bias, up_bias, down_bias] = biases.map_or([None; 3], |b| [Some(b.gate), Some(b.up), Some(b.down)]);
-        let x = self.buf(x);
+        let x = self.buf_as(x, Use::Read);
         if self.plan.weight(gate).dtype == self.plan.weight(up).dtype {
             let pair = [(gate, gate_bias), (up, up_bias)];
-            self.expert_tiles(&groups, x, false, &pair, Some(act), self.buf(hidden));
+            self.expert_tiles(&groups, x, false, &pair, Some(act), self.buf_as(hidden, Use::Write));
         } else {
             self.expert_tiles(&groups, x, false, &[(gate, gate_bias)], None, self.scratch(0, hidden, Use::Write));
             self.expert_tiles(&groups, x, false, &[(up, up_bias)], None, self.scratch(1, hidden, Use::Write));
@@ -204,11 +274,9 @@ impl Lower<'_> {
         let from = self.buf_as(hidden, Use::Read);
         self.expert_tiles(&groups, from, true, &[(down, down_bias)], None, self.buf_as(out, Use::Write));
         if let Some(&fuse::Sum { x, add, weights, norm }) = sum {
-            let known = self.uses.clone();
             self.uses.extend([(x, if add { Use::Update } else { Use::Write }), (out, Use::Read), (weights, Use::Read)]);
             self.uses.extend(norm.map(|norm| (norm.out, Use::Write)));
             self.combine(x, add, out, weights, norm);
-            self.uses = known;
         }
     }
 
@@ -243,13 +311,14 @@ impl Lower<'_> {
                 draft = draft.bind(11 + i, self.vector(bias));
             }
         }
+        let draft = draft.share(groups.n_used, self.plan.weight(parts[0].0).shape[0]);
         self.push(draft);
     }
 
     /// The chosen experts of few tokens, a pair at a time.
-    fn experts_by_pair(&mut self, op: &Experts, sum: Option<&fuse::Sum>) {
+    fn experts_by_pair(&mut self, op: &Experts, sum: Option<&fuse::Sum>, shared: Option<&fuse::Shared>) {
         let Experts { x, ids, gate, up, down, biases, act, hidden, out } = *op;
-        let x_place = self.buf(x);
+        let x_place = self.buf_as(x, Use::Read);
         let [gate_bias, up_bias, down_bias] = biases.map_or([None; 3], |b| [Some(b.gate), Some(b.up), Some(b.down)]);
         if self.plan.weight(gate).dtype == self.plan.weight(up).dtype {
             let ((n, k), form) = (self.shape(gate), self.form(gate));
@@ -258,15 +327,31 @@ impl Lower<'_> {
                 .typed(sources::EXPERTS, "experts_gated", gate)
                 .form(form)
                 .define("FORM", 1)
+                .define("SHARED", usize::from(shared.is_some()))
                 .define("ACT", kind)
                 .define("BIAS", usize::from(gate_bias.is_some()))
                 .planes(0, self.planes(gate))
                 .planes(3, self.planes(up))
+                .share(self.width(ids), self.plan.weight(gate).shape[0])
                 .bind(6, x_place)
-                .bind(7, self.buf(ids))
-                .bind(8, self.buf(hidden))
-                .params(9, [n, k, self.width(ids), 0].into_iter().map(is).chain(numbers))
+                .bind(7, self.buf_as(ids, Use::Read))
+                .bind(8, self.buf_as(hidden, Use::Write))
                 .grid([simdgroups_of(n, form), Extent::Is(self.width(ids) as u32), per_row(self.rows(x))]);
+            let words = [n, k, self.width(ids), 0].into_iter().map(is).chain(numbers);
+            draft = match shared {
+                None => draft.params(9, words),
+                Some(shared) => {
+                    // It takes as many slots more as cover its rows.
+                    let (n_shared, _) = self.shape(shared.gate);
+                    let slots = self.width(ids) + n_shared.div_ceil(n.next_multiple_of(2 * form.rows));
+                    draft
+                        .planes(12, self.planes(shared.gate))
+                        .planes(15, self.planes(shared.up))
+                        .bind(18, self.buf_as(shared.hidden, Use::Write))
+                        .params(9, words.chain([is(n_shared)]))
+                        .grid([simdgroups_of(n, form), Extent::Is(slots as u32), per_row(self.rows(x))])
+                }
+            };
             if let (Some(gate_bias), Some(up_bias)) = (gate_bias, up_bias) {
                 draft = draft.bind(10, self.vector(gate_bias)).bind(11, self.vector(up_bias));
             }
@@ -277,28 +362,51 @@ impl Lower<'_> {
             self.gated_act(self.scratch(0, hidden, Use::Read), self.scratch(1, hidden, Use::Read), act, hidden);
         }
         match sum {
-            Some(sum) => self.experts_sum(hidden, ids, down, down_bias, sum),
-            None => self.chosen(self.buf_as(hidden, Use::Read), true, x, ids, down, down_bias, self.buf(out)),
+            Some(sum) => self.experts_sum(hidden, ids, down, down_bias, sum, shared),
+            None => {
+                let out = self.buf_as(out, Use::Write);
+                self.chosen(self.buf_as(hidden, Use::Read), true, x, ids, down, down_bias, out);
+            }
         }
     }
 
     /// The last product of the chosen experts, weighted and added up.
-    pub(super) fn experts_sum(&mut self, hidden: Buf, ids: Buf, w: Weight, bias: Option<Weight>, sum: &fuse::Sum) {
+    fn experts_sum(
+        &mut self,
+        hidden: Buf,
+        ids: Buf,
+        w: Weight,
+        bias: Option<Weight>,
+        sum: &fuse::Sum,
+        shared: Option<&fuse::Shared>,
+    ) {
         let ((n, k), n_used, form) = (self.shape(w), self.width(ids), self.form(w));
         let used = if sum.add { Use::Update } else { Use::Write };
         let mut draft = self
             .typed(sources::EXPERTS, "experts_sum", w)
             .form(form)
             .define("FORM", 2)
+            .define("SHARED", shared.map_or(0, |shared| if shared.is_first { 1 } else { 2 }))
+            .define("SHARE", usize::from(shared.is_some_and(|shared| shared.share.is_some())))
             .define("ADD", usize::from(sum.add))
             .define("BIAS", usize::from(bias.is_some()))
             .planes(0, self.planes(w))
+            .share(n_used, self.plan.weight(w).shape[0])
             .bind(3, self.buf_as(hidden, Use::Read))
             .bind(4, self.buf_as(ids, Use::Read))
             .bind(5, self.buf_as(sum.x, used))
             .bind(8, self.buf_as(sum.weights, Use::Read))
-            .params(6, [n, k, n_used, 1].into_iter().map(is).chain([float(0.0); 2]))
             .grid([simdgroups_of(n, form), per_row(self.rows(sum.x)), Extent::Is(1)]);
+        let words = [n, k, n_used, 1].into_iter().map(is).chain([float(0.0); 2]);
+        draft = match shared {
+            None => draft.params(6, words),
+            Some(shared) => {
+                let (_, k_shared) = self.shape(shared.down);
+                let draft = draft.planes(9, self.planes(shared.down)).bind(12, self.buf_as(shared.hidden, Use::Read));
+                let draft = draft.params(6, words.chain([is(k_shared)]));
+                shared.share.into_iter().fold(draft, |draft, share| draft.bind(13, self.buf_as(share, Use::Read)))
+            }
+        };
         if let Some(bias) = bias {
             draft = draft.bind(7, self.vector(bias));
         }
@@ -329,8 +437,9 @@ impl Lower<'_> {
             .define("FORM", 0)
             .define("BIAS", usize::from(bias.is_some()))
             .planes(0, self.planes(w))
+            .share(n_used, self.plan.weight(w).shape[0])
             .bind(3, from)
-            .bind(4, self.buf(ids))
+            .bind(4, self.buf_as(ids, Use::Read))
             .bind(5, out)
             .params(6, [n, k, n_used, usize::from(x_per_slot)].into_iter().map(is).chain([float(0.0); 2]))
             .grid([simdgroups_of(n, form), Extent::Is(n_used as u32), per_row(self.rows(x))]);
