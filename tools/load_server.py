@@ -6,7 +6,8 @@
       the same request gets alone. Prints a table: requests, tokens per second, time between tokens, memory. Exits with
       failure when a text differs, a request fails, or pages stay in use.
 
-  tools/load_server.py siege --server target/release/moebius [--clients 16] [--seconds 120] [--cores N] [-m MODEL.gguf]
+  tools/load_server.py siege --server target/release/moebius [--clients 16] [--seconds 120] [--cores N] [--only WORD]
+                         [-m MODEL.gguf]
       Honest clients alone for a fifth of the time, then with attackers beside them: slow bodies, JSON bombs, clients
       that never read, hostile schemas and grammars, cancelled streams. Attackers are a process of their own, so that
       what they do does not delay the clock of the honest ones; with --cores the server has the first N cores and the
@@ -209,13 +210,13 @@ def post(path: str, data: bytes, length: int | None = None) -> bytes:
 class Siege:
     """Attackers, each a loop until the time is over. Counts what they were told."""
 
-    def __init__(self, port: int, end: float):
-        self.port, self.end, self.told = port, end, {}
+    def __init__(self, port: int, end: float, only: str):
+        self.port, self.end, self.only, self.told = port, end, only, {}
 
     @staticmethod
-    def run(port: int, end: float, told: multiprocessing.Queue):
+    def run(port: int, end: float, only: str, told: multiprocessing.Queue):
         """All of them, in a process of their own. `end` is a time of the monotonic clock, which processes share."""
-        storm = Siege(port, end)
+        storm = Siege(port, end, only)
 
         async def attack():
             await asyncio.gather(*storm.attackers())
@@ -226,7 +227,7 @@ class Siege:
     async def attack(self, name: str, request: bytes, wait: float, drip: bytes = b"", read: bool = True):
         """Sends a request, drips bytes after it, reads for a while, leaves; then again."""
         dice = random.Random(name)
-        while time.monotonic() < self.end:
+        while self.only in name and time.monotonic() < self.end:
             said = "nothing"
             try:
                 reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 16)
@@ -324,7 +325,7 @@ async def siege(args) -> int:
     end = time.monotonic() + args.seconds * 4 / 5
     processes = multiprocessing.get_context("spawn")
     answers = processes.Queue()
-    attackers = processes.Process(target=Siege.run, args=(server.port, end, answers))
+    attackers = processes.Process(target=Siege.run, args=(server.port, end, args.only, answers))
     attackers.start()
     await asyncio.gather(watch(end), *(client(i, end, pressed, pressed_first) for i in range(args.clients)))
     told_all = await asyncio.to_thread(answers.get, timeout=60)
@@ -415,6 +416,7 @@ def main() -> int:
     parser.add_argument("--clients", default="64", help="hold and siege: how many; compare: a list")
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--cores", type=int, default=0, help="hold and siege: the server's, clients take the others")
+    parser.add_argument("--only", default="", help="siege: attackers whose names hold this word alone")
     parser.add_argument("--tokens", type=int, default=96, help="compare: tokens of an answer")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)

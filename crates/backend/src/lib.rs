@@ -14,6 +14,7 @@ pub mod metal;
 pub mod meter;
 pub mod pick;
 mod quant_headers;
+pub mod rank;
 pub mod reference;
 pub mod residency;
 mod rope;

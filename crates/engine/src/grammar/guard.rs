@@ -1,15 +1,16 @@
 //! A constraint at work in one sequence: what the next token may be, from the tokens up to now.
 //! It knows no batch, no model and no sampler.
 
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use llguidance::toktrie::{SimpleVob, TokTrie};
 use llguidance::{CancellationHandle, Matcher};
 
+use super::masks::{Mask, Progress, Record};
 use super::numbers::{Numbers, continues};
-use super::{Constraint, Error, FreeThought, Job, Mask, first_line, vocabulary};
+use super::{Constraint, Error, FreeThought, first_line, vocabulary};
 
 /// Holds one answer to its constraint. It belongs to the sequence, and stays when the sequence loses its pages.
 pub(crate) struct Guard {
@@ -25,21 +26,24 @@ pub(crate) struct Guard {
     handle: Option<CancellationHandle>,
     /// When the mask on its way was first needed.
     due: Option<Instant>,
+    record: Record,
     /// How late masks were in all, what taking tokens took, and for how many tokens.
     late: Spent,
     taking: Spent,
     n_tokens: u32,
 }
 
-/// How late the masks of a grammar may be in all, and for each token beside that. Those in use take well below a
-/// millisecond a token, beside the model's step.
+/// How late the masks of a grammar may be in all, by the time of the processor that they take, and for each token beside
+/// that. Those in use take well below a millisecond a token, beside the model's step.
 pub const LATENESS: Duration = Duration::from_secs(3);
 pub const LATENESS_PER_TOKEN: Duration = Duration::from_millis(50);
 /// How long taking tokens may last in all, and for each: all sequences wait for it.
 pub const TAKING: Duration = Duration::from_millis(200);
 pub const TAKING_PER_TOKEN: Duration = Duration::from_millis(2);
-/// How late one mask may be.
-pub const MAX_LATE: Duration = Duration::from_secs(5);
+/// How long one mask may take of the processor.
+pub const MAX_MASK: Duration = Duration::from_secs(5);
+/// How late it may be: its thread may have given way to others for most of the time.
+pub const MAX_LATE: Duration = Duration::from_secs(30);
 
 /// A sum of times, of which the least of any three in a row counts: on a busy machine a thread that waits for a core
 /// takes long now and then, a costly grammar takes long each time.
@@ -63,8 +67,7 @@ enum State {
     /// Before a trigger: free.
     Free,
     /// Under the grammar, with the mask of the next token on its way. `open`: instead of it, a thought may open.
-    /// `begun`: since when a thread works on it.
-    Waiting { mask: Receiver<Mask>, begun: Arc<OnceLock<Instant>>, open: Option<u32> },
+    Waiting { mask: Receiver<Mask>, progress: Arc<Progress>, open: Option<u32> },
     /// Under the grammar, with the mask at hand.
     Masked { matcher: Box<Matcher>, mask: SimpleVob, open: Option<u32> },
     /// Under the grammar, about to get a token.
@@ -84,11 +87,13 @@ impl Guard {
             numbers: None,
             handle: None,
             due: None,
+            record: Record::default(),
             late: Spent::default(),
             taking: Spent::default(),
             n_tokens: 0,
         };
         guard.numbers = guard.constraint.grammar.numbers;
+        guard.record = Record::of_first(guard.constraint.grammar.compiled.first_took);
         let opened = guard.constraint.thought.as_ref().is_some_and(|t| t.opened);
         guard.state = match (opened, guard.constraint.triggers.is_empty()) {
             (true, _) => State::Thought,
@@ -111,32 +116,45 @@ impl Guard {
         }
     }
 
+    /// Whether a step that has other sequences waits for its mask: not when the last one was slow.
+    pub fn is_waited_for(&self) -> bool {
+        self.record.is_waited_for()
+    }
+
     /// Whether the next token can be chosen: the mask has come, or none is needed. Waits for it as long as `patience`
     /// lasts, and takes from that what it has waited.
     ///
     /// # Errors
     /// [`Error::Broken`] when there is no mask, or it is too late.
     pub fn ready(&mut self, patience: &mut Duration) -> Result<bool, Error> {
-        let State::Waiting { mask, begun, open } = &self.state else { return Ok(true) };
+        let State::Waiting { mask, progress, open } = &self.state else { return Ok(true) };
         let (asked, open) = (Instant::now(), *open);
         let answer = mask.recv_timeout(*patience);
         *patience = patience.saturating_sub(asked.elapsed());
         // A mask that waits for a thread is late by the fault of others.
         let due = *self.due.get_or_insert(asked);
-        let late_at = |now: Instant| begun.get().map_or(Duration::ZERO, |&begun| now - now.min(due.max(begun)));
+        let begun = progress.begun.get();
+        let late_at = |now: Instant| begun.map_or(Duration::ZERO, |&begun| now - now.min(due.max(begun)));
         match answer {
-            Ok((matcher, finished, mask)) => {
-                self.late.add(late_at(finished));
+            Ok(Mask { matcher, finished, took, tokens }) => {
+                // And so is one whose thread waits for a core.
+                self.late.add(late_at(finished).min(took));
+                self.record.add(took);
                 self.due = None;
                 self.state = State::Finished;
                 self.check_costs()?;
-                self.state = State::Masked { matcher, mask: mask.map_err(Error::Broken)?, open };
+                self.state = State::Masked { matcher, mask: tokens.map_err(Error::Broken)?, open };
                 Ok(true)
             }
             Err(RecvTimeoutError::Timeout) => {
-                if late_at(Instant::now()) > MAX_LATE {
+                let longest = match progress.took() > MAX_MASK {
+                    true => Some(MAX_MASK),
+                    false => (late_at(Instant::now()) > MAX_LATE).then_some(MAX_LATE),
+                };
+                self.constraint.grammar.masks.let_by();
+                if let Some(longest) = longest {
                     self.state = State::Finished;
-                    return Err(Error::Broken(format!("a step of it takes longer than {MAX_LATE:?}")));
+                    return Err(Error::Broken(format!("a step of it takes longer than {longest:?}")));
                 }
                 Ok(false)
             }
@@ -284,10 +302,8 @@ impl Guard {
     fn ask(&mut self, matcher: Box<Matcher>, open: Option<u32>) -> Result<State, Error> {
         self.handle = matcher.cancellation_handle();
         let (reply, mask) = sync_channel(1);
-        let begun = Arc::new(OnceLock::new());
-        let sent = self.constraint.grammar.work.send(Job { matcher, begun: begun.clone(), reply });
-        sent.map_err(|_| Error::Broken("the threads that compute masks have ended".into()))?;
-        Ok(State::Waiting { mask, begun, open })
+        let progress = self.constraint.grammar.masks.begin(matcher, self.record, reply)?;
+        Ok(State::Waiting { mask, progress, open })
     }
 
     fn trie(&self) -> &TokTrie {

@@ -8,12 +8,14 @@
 //!
 //! The grammars are llguidance's: an Earley parser over lexemes that are derivatives of regular expressions, walked
 //! along a trie of the vocabulary. The set of allowed tokens is computed on threads of its own while the model computes
-//! the logits; it depends on the grammar and the tokens alone, and so does the answer.
+//! the logits; it depends on the grammar and the tokens alone, and so does the answer. What compiles or masks for long
+//! gives way to the model's threads.
 
 mod closed;
 mod extent;
 mod gbnf;
 mod guard;
+mod masks;
 mod numbers;
 mod trial;
 mod vocabulary;
@@ -22,12 +24,13 @@ mod vocabulary;
 pub(crate) mod tests;
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use backend::rank;
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
-use llguidance::toktrie::{InferenceCapabilities, SimpleVob, TokEnv};
+use llguidance::toktrie::{InferenceCapabilities, TokEnv};
 use llguidance::{CancellationHandle, Matcher, ParserFactory};
 use serde_json::Value;
 
@@ -37,6 +40,7 @@ pub use closed::closed;
 use extent::{bracket_depth, json_extent};
 pub use gbnf::{from_gbnf, is_gbnf};
 pub(crate) use guard::Guard;
+use masks::Masks;
 use numbers::Numbers;
 pub use trial::{Trial, attempt};
 
@@ -55,6 +59,10 @@ pub const MAX_RULE_MEETS: usize = 8;
 pub const MAX_RULE_MULTIPLE: f64 = 100_000.0;
 /// How long a rule may take to compile, in seconds; those in use take some hundredths.
 pub const MAX_COMPILE_SECONDS: u64 = 10;
+/// Time of the processor from which the thread that compiles a rule gives way to those that compute tokens.
+const LONG_COMPILE: Duration = Duration::from_millis(100);
+/// How often a thread that compiles is looked at.
+const LOOK: Duration = Duration::from_millis(50);
 /// Stack of the thread that compiles. Only what is used of it becomes real memory.
 const STACK_BYTES: usize = 256 << 20;
 /// Blanks between the parts of a JSON text: enough for a line and its indentation, and no place to loop for ever.
@@ -128,27 +136,17 @@ pub enum Error {
 pub struct Grammars {
     factory: Arc<ParserFactory>,
     vocabulary: TokEnv,
-    work: Sender<Job>,
+    masks: Masks,
     trial: Option<Arc<dyn Trial>>,
     stop: Arc<AtomicBool>,
 }
-
-/// A mask to be computed.
-struct Job {
-    matcher: Box<Matcher>,
-    /// When a thread took it.
-    begun: Arc<OnceLock<Instant>>,
-    reply: SyncSender<Mask>,
-}
-
-/// The matcher comes back with the time it was done, and the tokens that it allows, or why there are none.
-type Mask = (Box<Matcher>, Instant, Result<SimpleVob, String>);
 
 /// Runs before each mask on the thread that computes it: what makes masks late in tests.
 pub type Delay = Arc<dyn Fn() + Send + Sync>;
 
 impl Grammars {
-    /// Grammars over a tokenizer's vocabulary; masks are computed on `n_threads` threads of their own (at least one).
+    /// Grammars over a tokenizer's vocabulary; masks are computed on `n_threads` threads of their own (at least
+    /// one), and slow ones on as many others, which give way to all.
     ///
     /// # Errors
     /// [`Error::Setup`].
@@ -161,27 +159,10 @@ impl Grammars {
     /// # Errors
     /// [`Error::Setup`].
     pub fn with_delay(tokenizer: Arc<Tokenizer>, n_threads: usize, delay: Delay) -> Result<Grammars, Error> {
-        let setup = |e: &dyn std::fmt::Display| Error::Setup(e.to_string());
         let vocabulary = vocabulary::environment(tokenizer);
         let factory = factory(&vocabulary)?;
-        let (work, jobs) = channel::<Job>();
-        let jobs = Arc::new(Mutex::new(jobs));
-        for i in 0..n_threads.max(1) {
-            let (jobs, delay) = (jobs.clone(), delay.clone());
-            let run = move || {
-                loop {
-                    let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                    let Ok(Job { mut matcher, begun, reply }) = job else { return };
-                    begun.get_or_init(Instant::now);
-                    delay();
-                    let mask = matcher.compute_mask().map_err(|e| first_line(&e));
-                    // Nobody waits for the mask of a request that ended.
-                    let _ = reply.send((matcher, Instant::now(), mask));
-                }
-            };
-            std::thread::Builder::new().name(format!("mask {i}")).spawn(run).map_err(|e| setup(&e))?;
-        }
-        Ok(Grammars { factory: Arc::new(factory), vocabulary, work, trial: None, stop: Arc::default() })
+        let masks = Masks::start(n_threads.max(1), delay)?;
+        Ok(Grammars { factory: Arc::new(factory), vocabulary, masks, trial: None, stop: Arc::default() })
     }
 
     /// The same, where every grammar is tried elsewhere before it is compiled here.
@@ -230,9 +211,9 @@ impl Grammars {
             let marks = vocabulary::marks(self.vocabulary.tok_trie());
             trial.attempt(&trial::message(&grammar, &marks)?, &stopped)?;
         }
-        let matcher = on_wide_stack(&self.factory, grammar, &stopped)?;
-        let compiled = Compiled { matcher: Mutex::new(matcher), vocabulary: self.vocabulary.clone() };
-        Ok(Grammar { compiled: Arc::new(compiled), work: self.work.clone(), numbers: None })
+        let (matcher, first_took) = on_wide_stack(&self.factory, grammar, &stopped)?;
+        let compiled = Compiled { matcher: Mutex::new(matcher), first_took, vocabulary: self.vocabulary.clone() };
+        Ok(Grammar { compiled: Arc::new(compiled), masks: self.masks.clone(), numbers: None })
     }
 }
 
@@ -257,24 +238,32 @@ fn on_wide_stack(
     factory: &Arc<ParserFactory>,
     grammar: TopLevelGrammar,
     stopped: &dyn Fn() -> bool,
-) -> Result<Matcher, Error> {
+) -> Result<(Matcher, Duration), Error> {
     let end = Instant::now() + Duration::from_secs(MAX_COMPILE_SECONDS);
     let (reply, compiled) = sync_channel(1);
     let (begun, handle) = sync_channel(1);
-    let factory = factory.clone();
-    let compile = move || drop(reply.send(matcher(&factory, grammar, &begun)));
+    let (factory, work) = (factory.clone(), Arc::new(rank::Work::default()));
+    let worker = work.clone();
+    let compile = move || drop(reply.send(worker.run(|| matcher(&factory, grammar, &begun)).0));
     let thread = std::thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES).spawn(compile);
     thread.map_err(|e| Error::Setup(format!("start a thread: {e}")))?;
     loop {
-        match compiled.recv_timeout(Duration::from_millis(50)) {
+        match compiled.recv_timeout(LOOK) {
             Ok(matcher) => return matcher,
             Err(RecvTimeoutError::Disconnected) => return Err(Error::Rule("the compiler failed".into())),
             Err(RecvTimeoutError::Timeout) if stopped() || Instant::now() > end => {
                 handle.try_iter().for_each(|handle: CancellationHandle| handle.cancel());
                 return Err(too_costly(stopped()));
             }
-            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Timeout) => let_by(&work),
         }
+    }
+}
+
+/// Lets others by where compiling takes long.
+fn let_by(work: &rank::Work) {
+    if work.took().is_some_and(|took| took > LONG_COMPILE) {
+        work.give_way();
     }
 }
 
@@ -285,12 +274,13 @@ fn too_costly(stopped: bool) -> Error {
     })
 }
 
-/// Compiles a grammar and finds what cannot begin at all; `begun` gets what ends the second part.
+/// Compiles a grammar and finds what cannot begin at all; `begun` gets what ends the second part. Returns the time of the
+/// processor that the first mask took, too.
 fn matcher(
     factory: &ParserFactory,
     grammar: TopLevelGrammar,
     begun: &SyncSender<CancellationHandle>,
-) -> Result<Matcher, Error> {
+) -> Result<(Matcher, Duration), Error> {
     let parser = factory.create_parser(grammar).map_err(|e| match first_line(&e) {
         why if why.starts_with("Unsatisfiable") => Error::Unsatisfiable(why),
         why => Error::Rule(why),
@@ -301,13 +291,14 @@ fn matcher(
     if let Some(handle) = copy.cancellation_handle() {
         begun.send(handle).map_err(|_| too_costly(true))?;
     }
-    copy.compute_mask().map_err(|e| match first_line(&e) {
+    let (mask, took) = rank::Work::default().run(|| copy.compute_mask());
+    mask.map_err(|e| match first_line(&e) {
         why if why.starts_with("NoExtension") => Error::Unsatisfiable("no token can begin one".into()),
         why => Error::Rule(why),
     })?;
     match matcher.get_error() {
         Some(why) => Err(Error::Rule(why)),
-        None => Ok(matcher),
+        None => Ok((matcher, took)),
     }
 }
 
@@ -315,13 +306,15 @@ fn matcher(
 #[derive(Clone)]
 pub struct Grammar {
     compiled: Arc<Compiled>,
-    work: Sender<Job>,
+    masks: Masks,
     /// How the lengths of its numbers are counted, where they are bounded.
     numbers: Option<Numbers>,
 }
 
 struct Compiled {
     matcher: Mutex<Matcher>,
+    /// Time of the processor that its first mask takes.
+    first_took: Duration,
     vocabulary: TokEnv,
 }
 

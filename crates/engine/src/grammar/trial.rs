@@ -6,13 +6,14 @@
 //! here. Knows nothing of processes.
 
 use std::sync::Arc;
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 
+use backend::rank;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{INVALID_TOKEN, TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
 use serde::{Deserialize, Serialize};
 
-use super::{Error, STACK_BYTES, factory, matcher};
+use super::{Error, LOOK, STACK_BYTES, factory, let_by, matcher};
 
 /// Longest list of marks in a message, in bytes.
 const MAX_MARK_BYTES: usize = 1 << 20;
@@ -52,13 +53,20 @@ pub(super) fn message(grammar: &TopLevelGrammar, marks: &[String]) -> Result<Str
 pub fn attempt(message: &str) -> Result<(), Error> {
     let bad = |e: &dyn std::fmt::Display| Error::Setup(format!("read a grammar: {e}"));
     let Message { grammar, marks } = serde_json::from_str(message).map_err(|e| bad(&e))?;
+    let (work, (ended, has_ended)) = (Arc::new(rank::Work::default()), sync_channel::<()>(0));
+    let worker = work.clone();
     let compile = move || {
+        // Dropped at the end, however it comes.
+        let _ended = ended;
         let (begun, _handle) = sync_channel(1);
         let environment: TokEnv = Arc::new(Bytes::new(&marks));
-        matcher(&factory(&environment)?, grammar, &begun).map(drop)
+        worker.run(|| matcher(&factory(&environment)?, grammar, &begun).map(drop)).0
     };
     let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(compile);
     let thread = thread.map_err(|e| Error::Setup(format!("start a thread: {e}")))?;
+    while has_ended.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
+        let_by(&work);
+    }
     thread.join().unwrap_or_else(|_| Err(Error::Rule("the compiler failed".into())))
 }
 

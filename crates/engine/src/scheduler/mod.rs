@@ -14,7 +14,8 @@
 //! # Late masks
 //! Where the mask of a grammar has not come when the row has, the sequence keeps the row and its memory and sits out
 //! the steps of the others until the mask is there. A step waits only when no other sequence has anything to compute,
-//! and then not for long, so that commands reach the engine. How late masks may be is bounded ([`crate::grammar`]).
+//! and then not for long, so that commands reach the engine. A sequence whose last mask was slow has no part in the
+//! little that steps wait for masks. How late masks may be is bounded ([`crate::grammar`]).
 //!
 //! # Failed steps
 //! A step that fails ([`backend::StepError::Failed`]) ends the requests whose chunks are lost, with the cause. Those
@@ -77,7 +78,7 @@ const MAX_FAILURES: usize = 3;
 /// Failed steps that may send a request back to a checkpoint between two of its tokens.
 const MAX_ROLLBACKS: usize = 8;
 
-/// How long a step waits in all for masks that are not there when its rows are.
+/// How long a step waits in all for masks that are not there when its rows are, where they are quick as a rule.
 const PATIENCE: Duration = Duration::from_millis(2);
 /// How long a step waits for a mask when there is nothing else to do.
 const IDLE_PATIENCE: Duration = Duration::from_millis(20);

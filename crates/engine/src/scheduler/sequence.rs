@@ -419,7 +419,7 @@ impl Sequence {
     /// Chooses tokens from the last position's row and those of its drafts, each with the experts that made it, as long
     /// as the drafts are what is chosen: the sampler, the guard and the text see what they would see without drafts.
     /// Returns why the request is finished when it is. `n_vocab` is the width of a row. Waits for masks as long as
-    /// `patience` lasts; then the sequence is late.
+    /// `patience` lasts, unless the last one was slow; then the sequence is late.
     pub fn sample<'a>(
         &mut self,
         rows: impl Iterator<Item = (Row<'a>, Option<&'a [u16]>)>,
@@ -429,8 +429,10 @@ impl Sequence {
         patience: &mut Duration,
         events: &mut Events,
     ) -> Result<Option<FinishReason>, Error> {
+        let mut none = Duration::ZERO;
         for (i, (row, routing)) in rows.enumerate() {
-            if !self.is_ready(patience)? {
+            let is_waited_for = self.guard.as_ref().is_none_or(|guard| guard.is_waited_for());
+            if !self.is_ready(if is_waited_for { patience } else { &mut none })? {
                 // The row of a draft is computed again by the next step.
                 if let (0, Row::Logits(logits)) = (i, row) {
                     let routing = routing.filter(|_| self.routing).map(<[u16]>::to_vec);
