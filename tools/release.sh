@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds what a release hands out, into dist/: an archive with the program, its manual pages and completions, a wheel, and
-# their SHA-256 sums. `tools/release.sh [TARGET]`; without a target for this machine.
+# Builds what a release hands out, into dist/: an archive with the program, its manual pages and completions, a wheel of
+# the Python package, and their SHA-256 sums. `tools/release.sh [TARGET]`; without a target for this machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=${1:-$(rustc -vV | sed -n 's/^host: //p')}
@@ -17,6 +17,12 @@ for shell in bash zsh fish powershell elvish; do
 done
 tar -C dist --sort=name --owner=0 --group=0 --numeric-owner -czf "dist/$name.tar.gz" "$name"
 rm -r "dist/$name"
-python3 tools/wheel.py "$program" --out dist
-(cd dist && sha256sum -- *.tar.gz *.whl >SHA256SUMS)
+# A module for musl would need Python's own build for it.
+if [[ $target != *musl* ]]; then
+  cargo build --profile dist --locked -p moebius-python --target "$target"
+  built=target/$target/dist
+  library=$(find "$built" -maxdepth 1 -name "libmoebius_python.so" -o -name "libmoebius_python.dylib")
+  python3 tools/wheel.py "$library" --out dist
+fi
+(cd dist && sha256sum -- *.tar.gz $(ls *.whl 2>/dev/null) >SHA256SUMS)
 ls -l dist

@@ -4,10 +4,10 @@
 //! memory. A process can be given limits and ended, whatever it does, and gives everything back; it costs some ten
 //! milliseconds a grammar.
 
+use std::ffi::OsString;
 use std::io::{Read, Write};
-use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -21,13 +21,30 @@ const MAX_MAPPED_BYTES: u64 = 1 << 30;
 /// Longest message read.
 const MAX_MESSAGE_BYTES: u64 = 8 << 20;
 
+/// The command that starts this program in another process, where that is not the file of this one.
+static PROGRAM: OnceLock<Vec<OsString>> = OnceLock::new();
+
+/// Says how another process becomes this program: a command before its arguments. It counts once.
+pub fn start_with(program: Vec<OsString>) {
+    // A second one would say the same.
+    let _ = PROGRAM.set(program);
+}
+
 /// Where this program tries grammars; none where it cannot start itself.
 pub fn process() -> Option<Arc<dyn Trial>> {
-    std::env::current_exe().ok().map(|program| Arc::new(Process { program }) as Arc<dyn Trial>)
+    let program = match PROGRAM.get() {
+        Some(program) => program.clone(),
+        None => vec![std::env::current_exe().ok()?.into()],
+    };
+    let mut words = program.into_iter();
+    let program = words.next()?;
+    Some(Arc::new(Process { program, before: words.collect() }))
 }
 
 struct Process {
-    program: PathBuf,
+    program: OsString,
+    /// Its first arguments.
+    before: Vec<OsString>,
 }
 
 /// A process that does not outlive its use.
@@ -45,7 +62,7 @@ impl Trial for Process {
     fn attempt(&self, message: &str, stopped: &dyn Fn() -> bool) -> Result<(), Error> {
         let setup = |e: std::io::Error| Error::Setup(format!("try the grammar in a process: {e}"));
         let mut command = Command::new(&self.program);
-        command.arg(COMMAND).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        command.args(&self.before).arg(COMMAND).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = Running(command.spawn().map_err(setup)?);
         let message = message.to_owned();
         if let Some(mut stdin) = child.0.stdin.take() {

@@ -1,4 +1,4 @@
-//! What all models of a server share: keys, budgets of memory for requests, few threads for heavy work, numbers.
+//! What all models of a server share: budgets of memory for requests, few threads for heavy work, numbers.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -6,9 +6,7 @@ use std::sync::atomic::AtomicBool;
 use engine::grammar::Trial;
 use tokio::sync::{Semaphore, watch};
 
-use super::app::Keys;
 use super::error::ApiError;
-use super::guard::Guard;
 use super::limits::{LARGE_BODY_BYTES, MAX_ANSWERS_BYTES, MAX_BODIES_BYTES};
 use super::metrics::Metrics;
 use super::room::Budget;
@@ -16,9 +14,6 @@ use super::room::Budget;
 /// The state of a server beside its models.
 pub struct Common {
     pub metrics: Arc<Metrics>,
-    pub keys: Keys,
-    /// Who may ask.
-    pub guard: Guard,
     /// For bodies and what is built of them.
     pub bodies: Budget,
     /// For answers that are collected or wait to be read.
@@ -37,11 +32,9 @@ pub struct Common {
 }
 
 impl Common {
-    pub fn new(keys: Keys, guard: Guard, trial: Option<Arc<dyn Trial>>) -> Common {
+    pub fn new(trial: Option<Arc<dyn Trial>>) -> Common {
         Common {
             metrics: Arc::default(),
-            keys,
-            guard,
             bodies: Budget::new(MAX_BODIES_BYTES),
             answers: Budget::new(MAX_ANSWERS_BYTES),
             trial,

@@ -10,10 +10,19 @@ use axum::http::request::Parts;
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderName, StatusCode, Version, header};
 
+use super::app::Keys;
 use super::error::ApiError;
 use super::limits::{MAX_HEAD_BYTES, MAX_METHOD_BYTES};
 
-/// The rule.
+/// One way into a server, and who may take it.
+#[derive(Default)]
+pub struct Door {
+    pub guard: Guard,
+    /// The keys of which a request must have one; none is needed where there are none.
+    pub keys: Keys,
+}
+
+/// The rule for heads.
 #[derive(Clone, Debug, Default)]
 pub struct Guard {
     /// Names that are served; any when `None`. Addresses of this machine always are.

@@ -24,6 +24,7 @@ mod http;
 mod info;
 mod limits;
 mod llama;
+pub mod local;
 mod log;
 mod metrics;
 mod ollama;
@@ -73,7 +74,7 @@ use crate::{embedded, find};
 use app::{App, Keys, ModelInfo};
 use common::Common;
 use fleet::{Fleet, Listed, Loader};
-use guard::Guard;
+use guard::{Door, Guard};
 use rerank::Reranker;
 use worker::Worker;
 
@@ -98,7 +99,8 @@ pub fn run(args: &ServeArgs, presets: &[(Preset, Command)]) -> Result<()> {
     }
     let setup = setup(args, several)?;
     let guard = Guard::new(args.host, &args.allowed_host, &args.cors, !keys.is_empty());
-    let common = Arc::new(Common::new(keys, guard, crate::trial::process()));
+    let door = Arc::new(Door { guard, keys });
+    let common = Arc::new(Common::new(crate::trial::process()));
     let places = Places { parallel: setup.sequences, queue: usize::from(args.max_queue) };
     let (fleet, ended, summary) = match several {
         true => {
@@ -156,12 +158,12 @@ pub fn run(args: &ServeArgs, presets: &[(Preset, Command)]) -> Result<()> {
         };
         let address = listener.local_addr().context("listen")?;
         let signals = Signals::new().context("listen for signals")?;
-        announce(address, &fleet, &summary);
+        announce(address, &fleet, &summary, door.keys.is_empty());
         systemd::tell("READY=1");
         tokio::spawn(give_memory_back());
         let router = match cors {
-            Some(cors) => routes::router(fleet.clone()).layer(cors),
-            None => routes::router(fleet.clone()),
+            Some(cors) => routes::router(fleet.clone(), door).layer(cors),
+            None => routes::router(fleet.clone(), door),
         };
         serve_until_told(listener, router, &fleet, ended, signals, Duration::from_secs(args.drain_seconds)).await
     });
@@ -397,7 +399,7 @@ fn summary(session: &Session) -> String {
     )
 }
 
-fn announce(address: std::net::SocketAddr, fleet: &Fleet, summary: &str) {
+fn announce(address: std::net::SocketAddr, fleet: &Fleet, summary: &str, is_open: bool) {
     let embedded = fleet.all_loaded().iter().any(|app| app.model.embedded);
     let notice = if embedded { format!("{}\n", embedded::notice()) } else { String::new() };
     let names = fleet.names();
@@ -424,7 +426,7 @@ fn announce(address: std::net::SocketAddr, fleet: &Fleet, summary: &str) {
         )
         .as_bytes(),
     );
-    if !address.ip().is_loopback() && fleet.common.keys.is_empty() {
+    if !address.ip().is_loopback() && is_open {
         tracing::warn!(%address, "listening beyond this machine without --api-key-file: anyone may ask");
     }
 }

@@ -24,6 +24,7 @@ use super::common::Common;
 use super::error::{ApiError, Style, Why};
 use super::fields::{self, Field, Read};
 use super::fleet::Fleet;
+use super::guard::Door;
 use super::limits::{DRAIN_TIME, FREE_BYTES, LARGE_BODY_BYTES, MAX_BODY_BYTES};
 use super::room::Room;
 use super::{
@@ -256,27 +257,28 @@ type Params = Result<RawPathParams, RawPathParamsRejection>;
 #[derive(Clone, Debug)]
 struct RequestId(String);
 
-/// The router over all routes.
-pub fn router(fleet: Arc<Fleet>) -> Router {
+/// The router over all routes, for those whom `door` lets in.
+pub fn router(fleet: Arc<Fleet>, door: Arc<Door>) -> Router {
     let mut router = Router::new();
     for route in ROUTES {
         let filter = match route.method {
             Method::Get => MethodFilter::GET,
             Method::Post => MethodFilter::POST,
         };
+        let door = door.clone();
         let handler = move |State(fleet): State<Arc<Fleet>>, params: Params, request: Request| async move {
             let request_id = request_id(&request);
             let answer = match params {
                 Ok(params) => {
                     let tail = params.iter().next().map(|(_, value)| value.to_string());
-                    answer(fleet, route, request, tail).await
+                    answer(fleet, &door, route, request, tail).await
                 }
                 Err(_) => Err(ApiError::bad("the path is no text in UTF-8")),
             };
             answer.unwrap_or_else(|error| error.response(route.style, &request_id))
         };
         let also = route.alias();
-        router = router.route(route.path, axum::routing::on(filter, handler));
+        router = router.route(route.path, axum::routing::on(filter, handler.clone()));
         if let Some(path) = also {
             router = router.route(path, axum::routing::on(filter, handler));
         }
@@ -294,7 +296,7 @@ pub fn router(fleet: Arc<Fleet>) -> Router {
         .layer(CatchPanicLayer::custom(|_: Box<dyn std::any::Any + Send>| {
             ApiError::internal("the server failed on this request").response(Style::OpenAi, "")
         }))
-        .layer(axum::middleware::from_fn_with_state(fleet.common.clone(), around))
+        .layer(axum::middleware::from_fn_with_state((fleet.common.clone(), door), around))
         .with_state(fleet)
 }
 
@@ -312,7 +314,7 @@ fn request_id(request: &Request) -> String {
 }
 
 /// Gives every request an id, and every answer a line in the log and a count; turns away whom the guard does not know.
-async fn around(State(common): State<Arc<Common>>, request: Request, next: Next) -> Response {
+async fn around(State((common, door)): State<(Arc<Common>, Arc<Door>)>, request: Request, next: Next) -> Response {
     let start = Instant::now();
     let (mut head, body) = request.into_parts();
     let id = head.headers.get("x-request-id").and_then(|id| id.to_str().ok()).filter(|id| is_plain(id));
@@ -322,7 +324,7 @@ async fn around(State(common): State<Arc<Common>>, request: Request, next: Next)
     let path = head.uri.path().to_string();
     let matched = head.extensions.get::<MatchedPath>().map(|path| path.as_str().to_string());
     let body = Body::new(Unread::new(&head.headers, body));
-    let mut response = match common.guard.check(&head) {
+    let mut response = match door.guard.check(&head) {
         Ok(()) => next.run(Request::from_parts(head, body)).await,
         Err(error) => error.response(style_of(&path), &id),
     };
@@ -447,10 +449,16 @@ fn is_plain(id: &str) -> bool {
 }
 
 /// From a raw request to what its handler says.
-async fn answer(fleet: Arc<Fleet>, route: &'static Route, request: Request, tail: Option<String>) -> Answer {
+async fn answer(
+    fleet: Arc<Fleet>,
+    door: &Door,
+    route: &'static Route,
+    request: Request,
+    tail: Option<String>,
+) -> Answer {
     let common = fleet.common.clone();
     if !route.open {
-        common.keys.check(request.headers())?;
+        door.keys.check(request.headers())?;
     }
     let request_id = request_id(&request);
     if route.method == Method::Get {

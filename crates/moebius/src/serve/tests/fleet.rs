@@ -14,7 +14,7 @@ use crate::load::EngineSetup;
 use crate::serve::app::Keys;
 use crate::serve::common::Common;
 use crate::serve::fleet::{Fleet, Listed, Loader};
-use crate::serve::guard::Guard;
+use crate::serve::guard::{Door, Guard};
 use crate::serve::{Places, routes};
 
 /// A server over models in a folder, with what the command line says.
@@ -40,7 +40,8 @@ impl Several {
         let line = [&["moebius", "serve", "-t", "1", "--ctx", "256"], args].concat();
         let Command::Serve(args) = Cli::parse_from(line).command else { panic!("serve") };
         let guard = Guard::new(args.host, &[], &[], false);
-        let common = Arc::new(Common::new(Keys::default(), guard, None));
+        let door = Arc::new(Door { guard, keys: Keys::default() });
+        let common = Arc::new(Common::new(None));
         let model = |path: PathBuf| Listed {
             id: path.file_stem().unwrap().to_string_lossy().into_owned(),
             path,
@@ -56,7 +57,7 @@ impl Several {
         let loader = Loader { memory: args.engine.step.memory, room };
         let models = paths.into_iter().map(model).collect();
         let fleet = Arc::new(Fleet::of_several(common, models, loader).unwrap());
-        Several { router: routes::router(fleet.clone()), fleet, _folder: folder }
+        Several { router: routes::router(fleet.clone(), door), fleet, _folder: folder }
     }
 
     async fn post(&self, path: &str, body: &Value) -> (u16, Value) {

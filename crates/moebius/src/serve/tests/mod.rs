@@ -26,7 +26,7 @@ use super::app::{App, Keys};
 use super::common::Common;
 use super::error::Why;
 use super::fleet::Fleet;
-use super::guard::Guard;
+use super::guard::{Door, Guard};
 use super::{Places, Started, routes};
 use crate::args::{BackendKind, CacheArg, CopyArg, StepArgs};
 use crate::device::Device;
@@ -69,12 +69,13 @@ impl Server {
         let session = start_with(open(None).expect("embedded model"), &setup).expect("engine");
         let sampling = session.default_sampling();
         let guard = Guard::new(std::net::Ipv4Addr::LOCALHOST.into(), &[], &[], !keys.is_empty());
-        let common = Arc::new(Common::new(keys, guard, None));
+        let door = Arc::new(Door { guard, keys });
+        let common = Arc::new(Common::new(None));
         let places = Places { parallel, queue };
         let Started { app, thread, .. } =
             super::start(session, "fable".into(), sampling, common.clone(), places).expect("server");
         let fleet = Arc::new(Fleet::of_one(common, app.clone(), thread));
-        Server { router: routes::router(fleet.clone()), app, fleet }
+        Server { router: routes::router(fleet.clone(), door), app, fleet }
     }
 
     /// Sends a request as it is.

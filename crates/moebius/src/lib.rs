@@ -1,0 +1,146 @@
+//! The command line: arguments in, text out. The only crate that knows terminals, files named by a user and the clock.
+//!
+//! The program is [`main`]; [`local`] is a model in the hands of another program, which the Python package uses. No
+//! other crate may call more than these two.
+
+// What is written goes through `out`: these panic when a stream is closed or full.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
+mod answer;
+mod args;
+mod commands;
+mod compare;
+mod compat;
+mod config;
+mod convert;
+mod device;
+mod embedded;
+mod find;
+mod hub;
+mod ink;
+mod input;
+mod load;
+mod machine;
+mod memory;
+mod out;
+mod prompts;
+mod quantize;
+mod routes;
+mod sampling;
+mod serve;
+mod show;
+mod trial;
+mod version;
+
+use std::ffi::OsString;
+
+use clap::error::ErrorKind;
+use clap::{CommandFactory, FromArgMatches};
+
+use args::{Cli, Command};
+
+pub use out::chain as causes;
+pub use serve::local;
+pub use trial::start_with as try_grammars_with;
+
+/// The allocator that every program around this crate installs: it counts what the threads of templates hold, as their
+/// second bound.
+pub use backend::meter::Meter as Allocator;
+
+/// Runs a command line, whose first word is the program's name; its exit status.
+pub fn main(args: Vec<OsString>) -> u8 {
+    let typed: Vec<String> = args.iter().map(|arg| arg.to_string_lossy().into_owned()).collect();
+    let translated = match compat::translate(args) {
+        Ok(translated) => translated,
+        Err(why) => {
+            out::note!("moebius: {why}");
+            return 2;
+        }
+    };
+    let config::Settled { command, args, presets } = match config::settle(Cli::command(), translated.args) {
+        Ok(settled) => settled,
+        Err(why) => {
+            out::note!("moebius: {why}");
+            return 2;
+        }
+    };
+    let cli = match command.try_get_matches_from(&args).and_then(|matches| Cli::from_arg_matches(&matches)) {
+        Ok(cli) => cli,
+        Err(said) => return explain(&said, &typed),
+    };
+    let own = presets.into_iter().map(|preset| {
+        let cli = Cli::from_arg_matches(&preset.parse(&args)?)?;
+        Ok((preset, cli.command))
+    });
+    let own: Vec<_> = match own.collect() {
+        Ok(own) => own,
+        Err(said) => return explain(&said, &typed),
+    };
+    translated.notes.iter().for_each(|note| out::note!("moebius: {note}"));
+    let result = match &cli.command {
+        Command::Run(args) => commands::run::run(args),
+        Command::Chat(args) => commands::chat::run(args),
+        Command::Serve(args) => serve::run(args, &own),
+        Command::Bench(args) => commands::bench::run(args),
+        Command::Inspect(args) => commands::inspect::run(args),
+        Command::Plan(args) => commands::plan::run(args),
+        Command::Logits(args) => commands::logits::run(args),
+        Command::Tokenize(args) => commands::tokenize::run(args),
+        Command::Render(args) => commands::render::run(args),
+        Command::Perplexity(args) => commands::perplexity::run(args),
+        Command::Compare(args) => commands::compare::run(args),
+        Command::Imatrix(args) => commands::imatrix::run(args),
+        Command::Quantize(args) => commands::quantize::run(args),
+        Command::Convert(args) => commands::convert::run(args),
+        Command::Pull(args) => commands::pull::run(args),
+        Command::Models(args) => commands::models::run(args),
+        Command::Devices => commands::devices::run(),
+        Command::TryGrammar => trial::run(),
+        Command::Health(args) => commands::health::run(args),
+        Command::Man { folder } => commands::man::run(folder),
+        Command::Completions { shell } => commands::completions::run(*shell),
+    };
+    end(result.and_then(|()| out::flush()), 0)
+}
+
+/// Help and the version on stdout, mistakes of the command line on stderr.
+fn explain(said: &clap::Error, typed: &[String]) -> u8 {
+    let code = u8::try_from(said.exit_code()).unwrap_or(2);
+    match said.print() {
+        // Nobody hears about the mistake, but that there was one.
+        _ if said.use_stderr() => {
+            hint(said.kind(), typed).iter().for_each(|hint| out::note!("{hint}"));
+            code
+        }
+        Ok(()) => end(out::flush(), code),
+        Err(error) => end(Err(out::at_stdout(error).into()), code),
+    }
+}
+
+/// What somebody may have meant who knows other programs.
+fn hint(kind: ErrorKind, typed: &[String]) -> Option<String> {
+    let first = typed.get(1)?;
+    match kind {
+        _ if first.starts_with('-') => Some(
+            "the command comes first: moebius run -m FILE \"Hello\", moebius chat -m FILE, moebius serve -m FILE"
+                .into(),
+        ),
+        ErrorKind::InvalidSubcommand => Some(format!("to have a prompt answered: moebius run {first:?}")),
+        ErrorKind::UnknownArgument if first == "run" => Some("a prompt of several words stands in quotes".into()),
+        _ => None,
+    }
+}
+
+/// Says why a command failed; `code` is that of success.
+fn end(result: anyhow::Result<()>, code: u8) -> u8 {
+    match result {
+        Ok(()) => code,
+        Err(error) if out::is_broken_pipe(&error) => code,
+        // As a shell reports a program that Ctrl-C has ended.
+        Err(error) if error.is::<answer::Interrupted>() => 130,
+        Err(error) => {
+            out::note!("moebius: failed to {}", out::chain(&error));
+            1
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! The native half of the Python package: `moebius._native`. Python's half (`python/moebius`) has the names, types and
+//! words that users see; here is what cannot be said there: the model, waiting without Python's lock, Ctrl-C.
+
+use std::ffi::OsString;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::time::Duration;
+
+use moebius::local::{self, Got, Local};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+
+#[global_allocator]
+static ALLOCATOR: moebius::Allocator = moebius::Allocator;
+
+pyo3::create_exception!(moebius, Error, pyo3::exceptions::PyException, "What failed, in a sentence.");
+
+/// How long a wait lasts before signals are looked at.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// A loaded model.
+#[pyclass(frozen, module = "moebius._native")]
+struct Engine(Arc<Local>);
+
+#[pymethods]
+impl Engine {
+    /// Loads a model; flags are those of `moebius serve`.
+    #[new]
+    fn new(py: Python<'_>, flags: Vec<String>) -> PyResult<Engine> {
+        // On a thread of its own: Ctrl-C need not wait until a large model is loaded.
+        let (send, loaded) = mpsc::sync_channel(1);
+        let load = move || send.send(Local::open(words(flags)));
+        std::thread::Builder::new().name("load".into()).spawn(load)?;
+        let loaded = Mutex::new(loaded);
+        loop {
+            match py.detach(|| lock(&loaded).recv_timeout(PATIENCE)) {
+                Ok(local) => return local.map(Engine).map_err(failed),
+                Err(mpsc::RecvTimeoutError::Timeout) => py.check_signals()?,
+                Err(mpsc::RecvTimeoutError::Disconnected) => {
+                    return Err(Error::new_err("failed to load the model: its thread has ended"));
+                }
+            }
+        }
+    }
+
+    /// What the model is.
+    fn about<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let about = self.0.about();
+        let dict = PyDict::new(py);
+        dict.set_item("name", about.name)?;
+        dict.set_item("description", about.description)?;
+        dict.set_item("architecture", about.architecture)?;
+        dict.set_item("file_type", about.file_type)?;
+        dict.set_item("context", about.context)?;
+        dict.set_item("vocab_size", about.vocabulary)?;
+        dict.set_item("parameters", about.parameters)?;
+        dict.set_item("size_bytes", about.bytes)?;
+        dict.set_item("embedded", about.is_embedded)?;
+        dict.set_item("has_chat_template", about.has_chat_template)?;
+        dict.set_item("backend", &self.0.backend)?;
+        dict.set_item("notes", &self.0.notes)?;
+        Ok(dict)
+    }
+
+    /// A request to a route of the server; POST where it has a body.
+    #[pyo3(signature = (path, body=None))]
+    fn call(&self, path: &str, body: Option<String>) -> PyResult<Call> {
+        Ok(Call(Mutex::new(Some(self.0.call(path, body).map_err(failed)?))))
+    }
+
+    /// Logits behind each of some tokens: rows of f32 in the machine's order.
+    fn logits<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: Vec<u32>,
+        start: usize,
+        positions: usize,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let logits = py.detach(|| self.0.logits(&tokens, start, positions)).map_err(failed)?;
+        PyBytes::new_with(py, size_of_val(&logits[..]), |bytes| {
+            for (to, x) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(&logits) {
+                *to = x.to_ne_bytes();
+            }
+            Ok(())
+        })
+    }
+
+    /// Sequences that are computed or wait, and pages of the cache that are in use.
+    fn busy(&self) -> (usize, usize) {
+        self.0.busy()
+    }
+
+    /// Lets clients in; flags are those of `moebius serve`.
+    fn serve(&self, py: Python<'_>, flags: Vec<String>, keys: &str) -> PyResult<Server> {
+        let server = py.detach(|| self.0.serve(words(flags), keys)).map_err(failed)?;
+        Ok(Server { url: server.url(), server: Mutex::new(server) })
+    }
+
+    /// Ends the engine.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.0.close()).map_err(failed)
+    }
+}
+
+/// A request under way.
+#[pyclass(frozen, module = "moebius._native")]
+struct Call(Mutex<Option<local::Call>>);
+
+#[pymethods]
+impl Call {
+    /// Waits for the head of the answer: its status, and the fields that had no effect.
+    fn head(&self, py: Python<'_>) -> PyResult<(u16, Option<String>)> {
+        match self.wait(py)? {
+            Got::Head { status, ignored } => Ok((status, ignored)),
+            _ => Err(Error::new_err("failed to read the answer: its head was read before")),
+        }
+    }
+
+    /// Waits for the next piece of its body; none behind the last.
+    fn piece<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        match self.wait(py)? {
+            Got::Piece(piece) => Ok(Some(PyBytes::new(py, &piece))),
+            Got::End => Ok(None),
+            Got::Head { .. } | Got::Nothing => {
+                Err(Error::new_err("failed to read the answer: its head comes before its body"))
+            }
+        }
+    }
+
+    /// Ends the request; what it had in the engine is free before the next step.
+    fn cancel(&self, py: Python<'_>) {
+        py.detach(|| drop(lock(&self.0).take()));
+    }
+}
+
+impl Call {
+    fn wait(&self, py: Python<'_>) -> PyResult<Got> {
+        loop {
+            let got = py.detach(|| lock(&self.0).as_mut().map(|call| call.wait(PATIENCE)));
+            if let Err(interrupt) = py.check_signals() {
+                // Whoever handles it may hold this call for long, by the frames of its traceback.
+                self.cancel(py);
+                return Err(interrupt);
+            }
+            match got {
+                None => return Ok(Got::End),
+                Some(Got::Nothing) => {}
+                Some(got) => return Ok(got),
+            }
+        }
+    }
+}
+
+/// Clients are let in while it lives.
+#[pyclass(frozen, module = "moebius._native")]
+struct Server {
+    #[pyo3(get)]
+    url: String,
+    server: Mutex<local::Server>,
+}
+
+#[pymethods]
+impl Server {
+    /// Takes no more requests, waits so many seconds for those that run, and cuts off the others.
+    fn close(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
+        let patience = Duration::try_from_secs_f64(seconds)
+            .map_err(|why| pyo3::exceptions::PyValueError::new_err(why.to_string()))?;
+        py.detach(|| lock(&self.server).close(patience));
+        Ok(())
+    }
+}
+
+/// Runs a command line of the program, whose first word is its name; the exit status.
+#[pyfunction]
+fn main(py: Python<'_>, args: Vec<OsString>) -> u8 {
+    py.detach(|| moebius::main(args))
+}
+
+/// Says how another process becomes this program: a command before its arguments.
+#[pyfunction]
+fn start_with(command: Vec<OsString>) {
+    moebius::try_grammars_with(command);
+}
+
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("Error", module.py().get_type::<Error>())?;
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<Engine>()?;
+    module.add_class::<Call>()?;
+    module.add_class::<Server>()?;
+    module.add_function(wrap_pyfunction!(main, module)?)?;
+    module.add_function(wrap_pyfunction!(start_with, module)?)
+}
+
+fn words(flags: Vec<String>) -> Vec<OsString> {
+    flags.into_iter().map(OsString::from).collect()
+}
+
+/// An error as a sentence with its causes.
+fn failed(error: anyhow::Error) -> PyErr {
+    Error::new_err(format!("failed to {}", moebius::causes(&error)))
+}
+
+/// What a lock guards here stays whole when a thread ends inside.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
