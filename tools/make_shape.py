@@ -1,10 +1,15 @@
 #!/usr/bin/env python3
 """Random-weight GGUF in the exact shape of Qwen3-30B-A3B, with the type mix that quantisers call Q4_K_M.
 
-  make_shape.py --out FILE.gguf [--layers 48] [--vocab FILE.gguf] [--seed 1]
+  make_shape.py --out FILE.gguf [--layers 48] [--vocab FILE.gguf] [--seed 1] [--skew S]
+  make_shape.py --out FILE.gguf --layers 48 --skew S --routers-only     # other routers for a file made with --skew
 
 For speed and memory only: weights are random quants of zero mean and std 0.02 under sane block scales. The file streams to disk, peak
-RAM is about 0.5 GB. The vocabulary is that of --vocab (the embedded model's when left out), filled up to Qwen3's 151,936 tokens.
+RAM is about 0.5 GB.
+--skew S gives every expert a bias of standard deviation S on its logit (noise: 0.9): 0 chooses all equally often, 0.5 gives the top
+quarter of 128 experts 60% of the tokens. The shape has no tensor for it, so the first 32 channels of the residual stream are one
+constant, which no layer writes to and routers read. Embeddings outweigh what layers add, so that tokens and not contexts choose.
+The vocabulary is that of --vocab (the embedded model's when left out), filled up to Qwen3's 151,936 tokens.
 Needs: pip install gguf numpy.
 """
 import argparse
@@ -30,7 +35,11 @@ ap.add_argument("--head-dim", type=int, default=128)
 ap.add_argument("--experts", type=int, default=128)
 ap.add_argument("--top-k", type=int, default=8)
 ap.add_argument("--moe-ff", type=int, default=768)
+ap.add_argument("--skew", type=float)
+ap.add_argument("--routers-only", action="store_true")
 a = ap.parse_args()
+if a.routers_only and a.skew is None:
+    ap.error("--routers-only wants --skew")
 H, L, NE, FF = a.hidden, a.layers, a.experts, a.moe_ff
 QD, KD = a.heads * a.head_dim, a.kv_heads * a.head_dim
 
@@ -40,11 +49,13 @@ def rng_for(name):  # same bytes for the same tensor name whatever --layers is
 def rnd(rng, n):
     return np.frombuffer(bytearray(rng.bytes(n)), dtype=np.uint8)
 
-def q4_k(rng, n):
+CONSTANT = 32  # channels of the residual stream that --skew keeps constant: a sub-block of Q4_K
+
+def q4_k(rng, n, std):
     nb = n // 256
     b = rnd(rng, nb * 144).reshape(nb, 144)
     sc = rng.integers(32, 64, (nb, 8), dtype=np.uint8)      # 6-bit scales; mins = scales, so w = d*sc*(q-7.5)
-    d = (a.std / (47.5 * 4.61) * rng.uniform(0.8, 1.2, nb)).astype(np.float16)
+    d = (std / (47.5 * 4.61) * rng.uniform(0.8, 1.2, nb)).astype(np.float16)
     b[:, 0:2] = d.view(np.uint8).reshape(nb, 2)
     b[:, 2:4] = (d.astype(np.float32) * 7.5).astype(np.float16).view(np.uint8).reshape(nb, 2)
     lo, hi = sc[:, :4], sc[:, 4:]
@@ -53,25 +64,57 @@ def q4_k(rng, n):
     b[:, 12:16] = (hi & 15) | ((hi & 15) << 4)
     return b
 
-def q6_k(rng, n):
+def q6_k(rng, n, std):
     nb = n // 256
     b = rnd(rng, nb * 210).reshape(nb, 210)
     sc = rng.integers(64, 128, (nb, 16), dtype=np.int16) * rng.choice(np.array([-1, 1], np.int16), (nb, 16))
     b[:, 192:208] = sc.astype(np.int8).view(np.uint8)
-    d = (a.std / (95.5 * 18.47) * rng.uniform(0.8, 1.2, nb)).astype(np.float16)
+    d = (std / (95.5 * 18.47) * rng.uniform(0.8, 1.2, nb)).astype(np.float16)
     b[:, 208:210] = d.view(np.uint8).reshape(nb, 2)
     return b
 
-def q8_0(rng, n):
+def q8_0(rng, n, std):
     nb = n // 32
     b = rnd(rng, nb * 34).reshape(nb, 34)
-    b[:, 0:2] = (a.std / 73.9 * rng.uniform(0.8, 1.2, nb)).astype(np.float16).view(np.uint8).reshape(nb, 2)
+    b[:, 0:2] = (std / 73.9 * rng.uniform(0.8, 1.2, nb)).astype(np.float16).view(np.uint8).reshape(nb, 2)
     return b
+
+def embedding(rng, n, hidden):
+    """Rows of std 1 whose first 32 values are CHANNEL."""
+    b = q4_k(rng, n, 1.0).reshape(-1, hidden // 256, 144)
+    first = b[:, 0]
+    scale = 1 / (47.5 * 4.61)
+    first[:, 0:4] = np.frombuffer(np.array([scale, 7.5 * scale], np.float16).tobytes(), np.uint8)
+    for at in (4, 8):  # scale and minimum of the first sub-block: 63
+        first[:, at] = 63 | (first[:, at] & 0xC0)
+    first[:, 16:48] |= 15  # low nibbles: its values
+    return b
+
+CHANNEL = 63 * 7.5 / (47.5 * 4.61)  # what `embedding` gives
+
+def router(name, rng, n_expert, hidden):
+    """Logits of std 0.9, and a bias of std --skew for each expert by way of the constant channels."""
+    x = 0.02 * rng.standard_normal((n_expert, hidden))
+    layer = int(name.split(".")[1])
+    # What the norm divides by: the embedding and what the layers before have added.
+    rms = np.sqrt(1 + CONSTANT * CHANNEL**2 / hidden + 0.056 * layer)
+    bias = a.skew * rng.standard_normal(n_expert)
+    x[:, :CONSTANT] = (bias * rms / (CONSTANT * CHANNEL))[:, None]
+    return x.astype(np.float32)
 
 MK = {T.Q4_K: (q4_k, 256, 144), T.Q6_K: (q6_k, 256, 210), T.Q8_0: (q8_0, 32, 34)}
 
 def more_bits(i, n):  # llama-quant.cpp use_more_bits
     return i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
+
+if a.routers_only:
+    places = {t.name: t.data_offset for t in gguf.GGUFReader(a.out).tensors if t.name.endswith("ffn_gate_inp.weight")}
+    with open(a.out, "r+b") as f:
+        for name, offset in places.items():
+            f.seek(offset)
+            f.write(router(name, rng_for(name), NE, H).tobytes())
+    print(f"{a.out}: {len(places)} routers with --skew {a.skew}")
+    raise SystemExit
 
 V = 0
 w = gguf.GGUFWriter(a.out, "qwen3moe", use_temp_file=False)
@@ -123,10 +166,22 @@ for name, shape, t in ts:
     if t == T.F32:
         if len(shape) == 1:
             x = (1 + 0.05 * g.standard_normal(shape)).astype(np.float32)
+            if a.skew is not None and name.endswith("ffn_norm.weight"):
+                x[:CONSTANT] = 1
+        elif a.skew is not None:
+            x = router(name, g, *shape)
         else:
             x = (0.02 * g.standard_normal(shape)).astype(np.float32)
+    elif a.skew is not None and name == "token_embd.weight":
+        x = embedding(g, V * H, H).reshape(-1)
     else:
-        x = MK[t][0](g, int(np.prod(shape))).reshape(-1)
+        is_output = a.skew is not None and name.endswith("attn_output.weight")
+        x = MK[t][0](g, int(np.prod(shape)), 0.004 if is_output else a.std)
+        if a.skew is not None and (is_output or "ffn_down_exps" in name):
+            # Rows of the constant channels add nothing: blocks of scale 0.
+            scales = slice(0, 4) if t == T.Q4_K else slice(208, 210)
+            x.reshape(-1, H, shape[-1] // 256, x.shape[-1])[:, :CONSTANT, :, scales] = 0
+        x = x.reshape(-1)
     if t != T.F32:
         _, bs, by = MK[t]; x = x.reshape(*shape[:-1], shape[-1] // bs * by)
     w.write_tensor_data(x)

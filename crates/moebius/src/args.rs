@@ -562,6 +562,9 @@ pub struct BenchArgs {
     /// Write the experts of every decoded token to a file, for `moebius plan --routes`
     #[arg(long, value_name = "FILE")]
     pub trace_experts: Option<PathBuf>,
+    /// Temperature at which tokens are decoded; 0 takes the best, which a model of random weights soon repeats
+    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    pub temp: f32,
     #[command(flatten)]
     pub step: StepArgs,
 }

@@ -1,6 +1,6 @@
 //! `moebius bench`: prompt and decode speed, in llama-bench's rows, beside the upper bound by memory bandwidth.
 //!
-//! Every figure comes through the engine, as a user's request would: random tokens, greedy. The context before the
+//! Every figure comes through the engine, as a user's request would: random tokens, greedy unless a temperature is given. The context before the
 //! measured tokens is computed once and found by the prefix cache; the measured tokens differ between repetitions.
 
 use std::io::Write;
@@ -150,7 +150,9 @@ pub fn run(args: &BenchArgs) -> Result<()> {
             note!("{}: {n} parameters, {size}, ready in {load_ms:.1} ms", name(path, &session));
         });
         let trace = trace.as_mut();
-        let mut bench = Bench { session, threads, interrupt: &interrupt, unused: DEPTHS, is_traced: false, trace };
+        let temperature = args.temp;
+        let (unused, interrupt) = (DEPTHS, &interrupt);
+        let mut bench = Bench { session, threads, interrupt, unused, is_traced: false, trace, temperature };
         for &depth in &args.depth {
             let prompts = args.n_prompt.iter().filter(|&&n| n > 0).map(|&n| (n, 0, 1));
             let gens = args.n_gen.iter().filter(|&&n| n > 0);
@@ -271,6 +273,8 @@ struct Bench<'a> {
     is_traced: bool,
     /// What decoded tokens chose, where that is wanted.
     trace: Option<&'a mut Trace>,
+    /// Of decoded tokens.
+    temperature: f32,
 }
 
 impl Bench<'_> {
@@ -308,7 +312,7 @@ impl Bench<'_> {
         let preemptions = self.session.engine.stats().preemptions;
         let mut ids = Vec::with_capacity(test.parallel);
         for i in 0..test.parallel as u64 {
-            let mut request = request(self.text(i, test.depth.max(1)), n_gen);
+            let mut request = request(self.text(i, test.depth.max(1)), n_gen, self.temperature);
             request.routing = self.trace.is_some();
             ids.push(self.session.engine.submit(request)?);
         }
@@ -428,15 +432,18 @@ impl Bench<'_> {
     }
 
     fn request(&mut self, tokens: Vec<u32>, n_gen: usize) -> Result<Usage> {
-        Ok(generate(&mut self.session.engine, request(tokens, n_gen), self.interrupt, |_| Ok(()))?.usage)
+        Ok(generate(&mut self.session.engine, request(tokens, n_gen, self.temperature), self.interrupt, |_| Ok(()))?
+            .usage)
     }
 }
 
-fn request(tokens: Vec<u32>, n_gen: usize) -> Request {
+fn request(tokens: Vec<u32>, n_gen: usize, temperature: f32) -> Request {
     let mut request = Request::new(tokens);
     request.max_new_tokens = n_gen;
     request.ignore_eos = true;
-    request.sampling = SamplerParams::greedy();
+    let greedy = SamplerParams::greedy();
+    let random = SamplerParams { temperature, top_p: 1.0, min_p: 0.0, ..SamplerParams::default() };
+    request.sampling = if temperature > 0.0 { random } else { greedy };
     request
 }
 
