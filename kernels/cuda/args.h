@@ -277,7 +277,10 @@ struct Router {
     Route route;
     u32* counter; // zero before and after
     float scale;  // of the logits
-    u32 reserved;
+    float eps;    // of the norm of `added`
+    const float* added;   // [rows, k], or null: x is x + norm(added) * added_w
+    const float* added_w; // [k]
+    float* sum;           // [rows, k]: that x
 };
 
 // As `Experts` and `ExpertsDown`, in blocks of `each` rows of weights; experts chosen by the logits of `route`, where
@@ -285,12 +288,16 @@ struct Router {
 struct FewExperts {
     Experts op;
     Route route;
-    u32 each, reserved;
+    u32 each;
+    u32 shared_n;             // rows of the shared expert's matrices
+    const float* shared_norm; // [k], or null: weights of its own norm over the same row
 };
 struct FewDown {
     ExpertsDown op;
     Route route;
-    u32 each, reserved;
+    u32 each;
+    u32 shared_k;      // columns of the shared expert's matrix
+    float* shared_out; // [rows, n], or null: its product goes there and not into the sum
 };
 
 // As `Experts`, for pairs of several rows, in blocks whose warps have `each` rows of weights.
@@ -300,9 +307,10 @@ struct FewPairs {
     u32 each, reserved;
 };
 
-// x = (x + y) * scale, where y = norm(a) * w_a (+ norm(b) * w_b), normed again where there is a w.
+// out = (x + y) * scale, where y = norm(a) * w_a (+ norm(b) * w_b), normed again where there is a w.
 struct PostNorm {
-    float* x;           // [rows, d]
+    const float* x;     // [rows, d]
+    float* out;         // [rows, d]
     const float* a;     // [rows, d]
     const float* w_a;   // [d]
     const float* b;     // [rows, d], or null
@@ -383,6 +391,32 @@ struct Attend {
     float scale, softcap, eps;
     u32 rows;
     u32 workers, stages; // warps of a block that have pages, and half pages of each in shared memory, 1 or 2
+};
+
+// What comes before attention over latents, for single tokens: queries are multiplied with the cache, which holds a
+// normed latent and a rotated key a position.
+struct LatentQ {
+    Step step;
+    Linear q;            // part 0 [n_head * (k + d_pe), q.k]; no parts: `heads` are there
+    HeadLinear w;        // W_uk; out [T, n_head, n + d_pe], where n is the latent's width
+    float* heads;        // [T, n_head, k + d_pe]
+    const float* kv;     // [T, n + d_pe]
+    const float* norm_w; // [n]
+    void* cache;         // [n_pages, PAGE, n + d_pe]
+    const float* table;  // [T, half, 2]
+    u32* counters;       // [n_head], zero before and after
+    u32 d_pe, half, interleaved, windowed, transposed;
+    u32 blocks;          // of a head
+    u32 queries_at;      // in shared memory, bytes
+    float eps;
+};
+
+// What attention summed over latents, times W_uv.
+struct LatentOut {
+    HeadLinear w;         // x where there is one split
+    const float* partial; // [rows, n_head, n_splits, k + 2]
+    u32 n_splits;
+    u32 merged_at; // in shared memory, bytes
 };
 
 // What is asked of a row of logits.

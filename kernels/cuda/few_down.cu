@@ -20,11 +20,14 @@ __device__ __forceinline__ void down(const FewDown& f) {
     const u32 token = blockIdx.y, warp = threadIdx.x / 32, warps = blockDim.x / 32, lane = threadIdx.x % 32;
     const u32 n_slots = a.n_used + (HAS_SHARED ? 1 : 0), first = blockIdx.x * f.each;
     const u32 count = min(f.each, a.n - first);
-    const u32 units = (a.k + W::UNIT - 1) / W::UNIT, n_units = n_slots * units;
+    const u32 units = (a.k + W::UNIT - 1) / W::UNIT;
+    const u32 n_units = a.n_used * units + (HAS_SHARED ? (f.shared_k + W::UNIT - 1) / W::UNIT : 0);
     const u32 row_bytes = a.k / W::BLOCK * W::BYTES, tile_bytes = f.each * row_bytes;
+    const u32 shared_bytes = HAS_SHARED ? f.shared_k / W::BLOCK * W::BYTES : 0;
     // Slots follow each other in memory; the shared expert's activations do not.
-    const u32 k_runs = a.k / 16, used_runs = (a.n_used * k_runs + 31) / 32 * 32, own_runs = (k_runs + 31) / 32 * 32;
-    const FewShared s = few_shared<W>(shared, 1, 1, used_runs + (HAS_SHARED ? own_runs : 0));
+    const u32 k_runs = a.k / 16, used_runs = (a.n_used * k_runs + 31) / 32 * 32;
+    const u32 own_runs = HAS_SHARED ? (f.shared_k / 16 + 31) / 32 * 32 : 0;
+    const FewShared s = few_shared<W>(shared, 1, 1, used_runs + own_runs);
     TRACE(0);
     if (warp == 0) {
         if (f.route.logits) {
@@ -36,15 +39,15 @@ __device__ __forceinline__ void down(const FewDown& f) {
         if (lane == 0) {
             barrier_init(s.barriers, 1);
             fence_async();
-            barrier_expect(s.barriers, n_slots * count * row_bytes);
+            barrier_expect(s.barriers, count * (a.n_used * row_bytes + shared_bytes));
         }
         __syncwarp();
         for (u32 slot = lane; slot < n_slots; slot += 32) {
             // An id that names no expert never becomes an address; its weight is zero or NaN.
             const u32 id = slot == a.n_used ? 0 : ids[slot], expert = id < a.n_expert ? id : 0;
             const Matrix& w = slot == a.n_used ? a.shared_w : a.w;
-            bulk_copy(s.at + slot * tile_bytes, w.q + ((u64)expert * a.n + first) * row_bytes, count * row_bytes,
-                      s.barriers);
+            const u32 bytes = slot == a.n_used ? shared_bytes : row_bytes;
+            bulk_copy(s.at + slot * tile_bytes, w.q + ((u64)expert * a.n + first) * bytes, count * bytes, s.barriers);
         }
     }
     const float before = a.add && warp < count ? a.x[(u64)token * a.n + first + warp] : 0.0f;
@@ -57,7 +60,8 @@ __device__ __forceinline__ void down(const FewDown& f) {
     float none;
     few_stage(staged, 0, a.h + (u64)token * a.n_used * a.k, Prologue{}, a.n_used * a.k, threadIdx.x, blockDim.x, none);
     if (HAS_SHARED) {
-        few_stage(staged_shared, 0, a.shared_h + (u64)token * a.k, Prologue{}, a.k, threadIdx.x, blockDim.x, none);
+        few_stage(staged_shared, 0, a.shared_h + (u64)token * f.shared_k, Prologue{}, f.shared_k, threadIdx.x, blockDim.x,
+                  none);
     }
     __syncthreads();
     TRACE(3);
@@ -66,20 +70,29 @@ __device__ __forceinline__ void down(const FewDown& f) {
 #pragma unroll 1
     for (u32 i = warp; i < count; i += warps) {
         const u64 at = (u64)token * a.n + first + i;
-        float sum = 0.0f;
+        float sum = 0.0f, own = 0.0f;
 #pragma unroll 1
         for (u32 j = lane; j < n_units; j += 32) {
-            const u32 slot = j / units, unit = j - slot * units;
-            const u8* from = s.weights + slot * tile_bytes + i * row_bytes;
+            const u32 slot = HAS_SHARED ? min(j / units, a.n_used) : j / units, unit = j - slot * units;
+            const bool is_own = HAS_SHARED && slot == a.n_used;
+            const u8* from = s.weights + slot * tile_bytes + i * (is_own ? shared_bytes : row_bytes);
             typename W::Raw raw;
-            W::load({from, from, from, a.k}, unit, raw);
+            W::load({from, from, from, is_own ? f.shared_k : a.k}, unit, raw);
             float part[1] = {0.0f};
-            if (HAS_SHARED && slot == a.n_used) {
+            if (is_own) {
                 staged_shared.dot(raw, unit, 0, part);
             } else {
                 staged.dot(raw, unit, 0u - slot * k_runs, part);
             }
-            sum += worth[slot] * part[0];
+            if (is_own && f.shared_out) {
+                own += part[0];
+            } else {
+                sum += worth[slot] * part[0];
+            }
+        }
+        if (HAS_SHARED && f.shared_out) {
+            own = warp_sum(own);
+            if (lane == 0) f.shared_out[at] = own;
         }
         if (a.bias && lane < a.n_used && ids[lane] < a.n_expert) {
             sum += worth[lane] * a.bias[(u64)ids[lane] * a.n + first + i];

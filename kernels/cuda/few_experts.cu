@@ -1,5 +1,5 @@
 // few_experts: gate, up and activation of the chosen experts, and of a shared one, for one to eight rows of x, weights
-// through shared memory (`few.h`). With a router's logits (-DN_EXPERT) every block chooses its row's experts itself,
+// through shared memory (`few.h`). The shared expert may have more rows, and weights of its own for the row's norm. With a router's logits (-DN_EXPERT) every block chooses its row's experts itself,
 // which costs less than a block that ends last and does it for all; without them ids are read.
 //
 // grid (tiles of `each` rows of weights for every pair, then for every row of the shared expert), block up to 640.
@@ -14,12 +14,16 @@ KERNEL __maxnreg__(FEW_REGISTERS) few_experts(const __grid_constant__ FewExperts
     typedef VecOf<WEIGHT>::type W;
     __shared__ u32 chosen[MAX_CHOSEN];
     const Experts& a = f.op;
-    const u32 n_pairs = a.rows * a.n_used, tiles = (a.n + f.each - 1) / f.each, pair = blockIdx.x / tiles;
-    const u32 first = (blockIdx.x - pair * tiles) * f.each, count = min(f.each, a.n - first);
+    const u32 n_pairs = a.rows * a.n_used, tiles = (a.n + f.each - 1) / f.each, n_routed = n_pairs * tiles;
+    const bool is_shared = blockIdx.x >= n_routed;
+    const u32 n = is_shared ? f.shared_n : a.n, tiles_of_it = is_shared ? (f.shared_n + f.each - 1) / f.each : tiles;
+    const u32 block = is_shared ? blockIdx.x - n_routed : blockIdx.x, pair = block / tiles_of_it;
+    const u32 first = (block - pair * tiles_of_it) * f.each, count = min(f.each, n - first);
     const u32 runs = ((a.k + 15) / 16 + 31) / 32 * 32;
     const u32 row_bytes = a.k / W::BLOCK * W::BYTES;
-    const bool is_shared = pair >= n_pairs;
-    const u32 token = is_shared ? pair - n_pairs : pair / a.n_used;
+    const u32 token = is_shared ? pair : pair / a.n_used;
+    Prologue prologue = a.prologue;
+    if (is_shared && f.shared_norm) prologue.w = f.shared_norm;
     const FewShared s = few_shared<W>(shared, FEW_WARPS, 1, runs);
     const FewRows rows = few_rows_of_warp(count);
     TRACE(0);
@@ -36,9 +40,9 @@ KERNEL __maxnreg__(FEW_REGISTERS) few_experts(const __grid_constant__ FewExperts
     const Staged<W, 1> staged = {s.staged, runs};
     const u32 row = first + rows.first + threadIdx.x % 32;
     const bool has_row = threadIdx.x % 32 < rows.n;
-    float* out = (is_shared ? a.shared_out + (u64)token * a.n : a.out + (u64)pair * a.n) + row;
+    float* out = (is_shared ? a.shared_out : a.out) + (u64)pair * n + row;
     float sum = 0.0f, up = 0.0f, bias = 0.0f, up_bias = 0.0f;
-    few_ahead(a.prologue, a.k);
+    few_ahead(prologue, a.k);
     TRACE(1);
     PDL_WAIT();
     TRACE(2);
@@ -50,7 +54,7 @@ KERNEL __maxnreg__(FEW_REGISTERS) few_experts(const __grid_constant__ FewExperts
         if (threadIdx.x < a.n_used) chosen[threadIdx.x] = best.index;
         TRACE(5);
     } else {
-        few_stage(staged, 0, a.x + (u64)token * a.k, a.prologue, a.k, thread, threads, squares[0]);
+        few_stage(staged, 0, a.x + (u64)token * a.k, prologue, a.k, thread, threads, squares[0]);
     }
     if (a.prologue.kind == NORMED) few_squares(squares, s.squares);
     __syncthreads();

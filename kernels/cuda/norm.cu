@@ -1,6 +1,6 @@
 // rms_norm, head_norm, gated_norm: x * rsqrt(mean(x^2) + eps) * w over rows of any width.
 //
-// rms_norm: a block a row; with a residual it first adds that to x. post_norm: x = (x + normed rows) * scale.
+// rms_norm: a block a row; with a residual it first adds that to x. post_norm: out = (x + normed rows) * scale.
 // head_norm, gated_norm: a warp a head. Sums in f32, lanes and warps in a fixed order.
 #include "cuda/common.h"
 #include "cuda/args.h"
@@ -92,7 +92,7 @@ KERNEL __launch_bounds__(1024) post_norm(const __grid_constant__ PostNorm a) {
 #pragma unroll
     for (int j = 0; j < KEPT; j++) {
         const u32 i = j * blockDim.x + threadIdx.x;
-        if (i < a.d) a.x[at + i] = (x[j] + (a.w ? y[j] * r * a.w[i] : y[j])) * scale;
+        if (i < a.d) a.out[at + i] = (x[j] + (a.w ? y[j] * r * a.w[i] : y[j])) * scale;
     }
 }
 

@@ -1,5 +1,6 @@
 // router: the norm of x, its product with the router's matrix, and the choice of experts (`route.h`), for at most 8
-// rows. Compiled for a weight type and a number of experts: -DWEIGHT, -DN_EXPERT.
+// rows. Compiled for a weight type and a number of experts: -DWEIGHT, -DN_EXPERT. router_added: a normed row is added
+// to x first; every block does it for itself, and the first one stores the sum.
 //
 // grid (rows of all parts), block 128: a block a row of weights, which it reads before it waits. Sums in f32: a
 // thread's values, then lanes, then warps. The block that ends last chooses for all rows, a warp a row.
@@ -28,10 +29,32 @@ __device__ __forceinline__ void load16(const float* row, u32 k, u32 first, float
     }
 }
 
+// What the row that is added to a row of x is multiplied by. Called by the block.
+__device__ __forceinline__ float factor_of_added(const Router& a, u32 row, float (&scratch)[33]) {
+    const u32 k = a.linear.k;
+    const float* added = a.added + (u64)row * k;
+    float sum = 0.0f;
+    for (u32 first = 16 * threadIdx.x; first < k; first += 16 * THREADS) {
+        float y[16];
+        load16(added, k, first, y);
+#pragma unroll
+        for (int i = 0; i < 16; i++) sum += y[i] * y[i];
+    }
+    return 1.0f / sqrtf(block_sum(sum, scratch) / (float)k + a.eps);
+}
+
+// The sum of x and the added row, stored by one block.
+__device__ __forceinline__ void store_sum(const Router& a, const float* factors) {
+    const u32 k = a.linear.k;
+    for (u32 i = threadIdx.x; i < a.linear.rows * k; i += THREADS) {
+        a.sum[i] = a.linear.x[i] + a.added[i] * factors[i / k] * a.added_w[i % k];
+    }
+}
+
 // Every row of x with the block's row of weights.
-template <int ROWS>
+template <int ROWS, bool ADDS>
 __device__ __forceinline__ void multiply(const Router& a, const WEIGHT::Raw& raw, const Row& row, u32 units,
-                                         float (*sums)[2 * MAX_ROWS], u32 first_row) {
+                                         float (*sums)[2 * MAX_ROWS], const float* factors, u32 first_row) {
     const Linear& l = a.linear;
     float dot[ROWS] = {}, squares[ROWS] = {};
 #pragma unroll 1
@@ -40,9 +63,10 @@ __device__ __forceinline__ void multiply(const Router& a, const WEIGHT::Raw& raw
         if (unit >= THREADS) WEIGHT::load(row, unit, now);
 #pragma unroll
         for (int r = 0; r < WEIGHT::RUNS; r++) {
-            float w[16], norm[16];
+            float w[16], norm[16], added_w[16];
             decode_run<WEIGHT>(now, unit, r, w);
             const u32 first = 16 * run_index<WEIGHT>(unit, r);
+            if (ADDS) load16(a.added_w, l.k, first, added_w);
             if (l.prologue.kind == NORMED) {
                 load16(l.prologue.w, l.k, first, norm);
 #pragma unroll
@@ -51,7 +75,14 @@ __device__ __forceinline__ void multiply(const Router& a, const WEIGHT::Raw& raw
 #pragma unroll
             for (int j = 0; j < ROWS; j++) {
                 float x[16];
-                load16(l.x + (u64)(first_row + j < l.rows ? first_row + j : 0) * l.k, l.k, first, x);
+                const u32 row_of_x = first_row + j < l.rows ? first_row + j : 0;
+                load16(l.x + (u64)row_of_x * l.k, l.k, first, x);
+                if (ADDS) {
+                    float y[16];
+                    load16(a.added + (u64)row_of_x * l.k, l.k, first, y);
+#pragma unroll
+                    for (int i = 0; i < 16; i++) x[i] += y[i] * factors[row_of_x] * added_w[i];
+                }
 #pragma unroll
                 for (int i = 0; i < 16; i++) {
                     dot[j] += w[i] * x[i];
@@ -70,8 +101,22 @@ __device__ __forceinline__ void multiply(const Router& a, const WEIGHT::Raw& raw
     }
 }
 
-KERNEL __launch_bounds__(THREADS) router(const __grid_constant__ Router a) {
+template <bool ADDS>
+__device__ __forceinline__ void multiply_all(const Router& a, const WEIGHT::Raw& raw, const Row& row, u32 units,
+                                             float (*sums)[2 * MAX_ROWS], const float* factors) {
+    if (a.linear.rows == 1) {
+        multiply<1, ADDS>(a, raw, row, units, sums, factors, 0);
+    } else {
+        for (u32 first = 0; first < a.linear.rows; first += 2) {
+            multiply<2, ADDS>(a, raw, row, units, sums, factors, first);
+        }
+    }
+}
+
+template <bool ADDS>
+__device__ __forceinline__ void route_all(const Router& a) {
     __shared__ RouteScratch scratch[N_CHOOSING];
+    __shared__ float block_scratch[33], factors[MAX_ROWS];
     __shared__ float sums[N_WARPS][2 * MAX_ROWS];
     __shared__ u32 is_last;
     PDL_LAUNCH();
@@ -89,11 +134,15 @@ KERNEL __launch_bounds__(THREADS) router(const __grid_constant__ Router a) {
     TRACE(1);
     PDL_WAIT();
     TRACE(2);
-    if (l.rows == 1) {
-        multiply<1>(a, raw, row, units, sums, 0);
-    } else {
-        for (u32 first = 0; first < l.rows; first += 2) multiply<2>(a, raw, row, units, sums, first);
+    if (ADDS) {
+        for (u32 of_row = 0; of_row < l.rows; of_row++) {
+            const float factor = factor_of_added(a, of_row, block_scratch);
+            if (threadIdx.x == 0) factors[of_row] = factor;
+        }
+        __syncthreads();
+        if (blockIdx.x == 0) store_sum(a, factors);
     }
+    multiply_all<ADDS>(a, raw, row, units, sums, factors);
     __syncthreads();
     if (threadIdx.x < l.rows) {
         float dot = 0.0f, squares = 0.0f;
@@ -123,3 +172,6 @@ KERNEL __launch_bounds__(THREADS) router(const __grid_constant__ Router a) {
         __syncwarp();
     }
 }
+
+KERNEL __launch_bounds__(THREADS) router(const __grid_constant__ Router a) { route_all<false>(a); }
+KERNEL __launch_bounds__(THREADS) router_added(const __grid_constant__ Router a) { route_all<true>(a); }

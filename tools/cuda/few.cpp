@@ -117,8 +117,17 @@ static void test_linear(const char* name, LinearKernel kernel, u32 rows, u32 k, 
     check(name, out, want, 2 * VEC_LIMIT);
 }
 
-static void test_router(u32 rows, u32 k) {
-    const Array<float> x = normals((size_t)rows * k), gain = normals(k);
+static void test_router(u32 rows, u32 k, bool adds) {
+    Array<float> x = normals((size_t)rows * k);
+    const Array<float> gain = normals(k), added = normals((size_t)rows * k), added_w = normals(k), given = x;
+    Array<float> sum((size_t)rows * k, NAN);
+    std::vector<double> want_sum;
+    if (adds) {
+        Prologue q = {};
+        q.kind = NORMED, q.w = added_w.data(), q.eps = 1e-3f;
+        const Array<float> normed = after(q, added, rows, k);
+        for (size_t i = 0; i < x.size(); i++) want_sum.push_back(x[i] += normed[i]);
+    }
     Prologue p = {};
     p.kind = NORMED, p.w = gain.data(), p.eps = 1e-2f;
     const Array<float> in = after(p, x, rows, k);
@@ -127,14 +136,15 @@ static void test_router(u32 rows, u32 k) {
     Array<u32> ids(rows * 4, 99), faults(1, ~0u), chunk_of(rows, 0);
     u32 counter = 0;
     Router a = {};
-    a.linear = {x.data(), rows, k, 2, 0, p, {}};
+    a.linear = {given.data(), rows, k, 2, 0, p, {}};
+    if (adds) a.added = added.data(), a.added_w = added_w.data(), a.eps = 1e-3f, a.sum = sum.data();
     a.linear.parts[0] = {w.matrix, nullptr, logits.data(), N_EXPERT};
     a.linear.parts[1] = {share.matrix, nullptr, gate.data(), 1};
     a.route.ids = ids.data(), a.route.weights = weights.data(), a.route.rows = rows, a.route.n_used = 4;
     a.route.renormalise = 1, a.route.scale = 1, a.route.step.faults = faults.data();
     a.route.step.chunk_of = chunk_of.data();
     a.counter = &counter, a.scale = 1;
-    launch({N_EXPERT + 1, 1, 1}, 128, 0, router, a);
+    launch({N_EXPERT + 1, 1, 1}, 128, 0, adds ? router_added : router, a);
     std::vector<double> want, want_gate, want_weights;
     for (u32 t = 0; t < rows; t++) {
         for (u32 e = 0; e < N_EXPERT; e++) want.push_back(w.dot(e, &in[(size_t)t * k], k));
@@ -151,6 +161,7 @@ static void test_router(u32 rows, u32 k) {
         }
     }
     failures += counter != 0;
+    if (adds) check("router's sum", sum, want_sum, 1e-6);
     check("router logits", logits, want, 1e-5);
     check("router other part", gate, want_gate, 1e-5);
     check("router weights", weights, want_weights, 1e-6);
@@ -214,8 +225,9 @@ static void test_experts(u32 rows, u32 n_used, u32 d, u32 d_ff, bool has_shared)
     check(has_shared ? "experts down, shared" : "experts down", x, want, 2 * VEC_LIMIT);
 }
 
-// One row, experts chosen by logits or given.
-static void test_few_experts(u32 d, u32 d_ff, bool has_shared, bool chooses, u32 each, u32 each_down) {
+// One row, experts chosen by logits or given. `dense`: the shared expert has so many rows, a norm of its own and an
+// output of its own.
+static void test_few_experts(u32 d, u32 d_ff, bool has_shared, bool chooses, u32 each, u32 each_down, u32 dense = 0) {
     const u32 n_expert = 4, n_used = 3;
     Array<float> x = normals(d), gain = normals(d), logits = normals(N_EXPERT);
     // Experts without weights here are never the best.
@@ -223,16 +235,22 @@ static void test_few_experts(u32 d, u32 d_ff, bool has_shared, bool chooses, u32
     Prologue p = {};
     p.kind = NORMED, p.w = gain.data(), p.eps = 1e-2f;
     const Weights gate((u64)n_expert * d_ff, d), up((u64)n_expert * d_ff, d), down((u64)n_expert * d, d_ff);
-    const Weights sgate(d_ff, d), sup(d_ff, d), sdown(d, d_ff);
+    const u32 ds = dense ? dense : d_ff;
+    const Weights sgate(ds, d), sup(ds, d), sdown(d, ds);
     for (float& v : gain) v *= gate.inverse(d);
     const Array<float> in = after(p, x, 1, d);
+    Array<float> own_gain = normals(d);
+    for (float& v : own_gain) v *= gate.inverse(d);
+    Prologue own = p;
+    if (dense) own.w = own_gain.data();
+    const Array<float> own_in = after(own, x, 1, d);
     std::vector<u32> order(n_expert);
     for (u32 e = 0; e < n_expert; e++) order[e] = e;
     std::stable_sort(order.begin(), order.end(), [&](u32 a, u32 b) { return logits[a] > logits[b]; });
     Array<u32> ids, faults(1, ~0u), chunk_of(1, 0);
     Array<float> weights = normals(n_used);
     for (u32 s = 0; s < n_used; s++) ids.push_back(chooses ? order[s] : (u32)(uniform() * n_expert));
-    Array<float> hidden((size_t)n_used * d_ff, NAN), shidden(d_ff, NAN);
+    Array<float> hidden((size_t)n_used * d_ff, NAN), shidden(ds, NAN), dense_out(d, NAN);
     FewExperts a = {};
     a.op.x = x.data(), a.op.ids = ids.data(), a.op.w = gate.matrix, a.op.up = up.matrix, a.op.out = hidden.data();
     a.op.rows = 1, a.op.n_used = n_used, a.op.n_expert = n_expert, a.op.n = d_ff, a.op.k = d, a.op.prologue = p;
@@ -240,8 +258,9 @@ static void test_few_experts(u32 d, u32 d_ff, bool has_shared, bool chooses, u32
     a.op.shared_out = shidden.data(), a.each = each;
     a.route.logits = chooses ? logits.data() : nullptr, a.route.n_used = n_used, a.route.scale = 1.5f;
     a.route.step.faults = faults.data(), a.route.step.chunk_of = chunk_of.data();
-    const u32 tiles = (d_ff + each - 1) / each;
-    launch({tiles * (n_used + (has_shared ? 1 : 0)), 1, 1}, 640, FEW_SHARED, few_experts, a);
+    a.shared_n = has_shared ? ds : 0, a.shared_norm = dense ? own_gain.data() : nullptr;
+    const u32 tiles = (d_ff + each - 1) / each, shared_tiles = (a.shared_n + each - 1) / each;
+    launch({tiles * n_used + shared_tiles, 1, 1}, 640, FEW_SHARED, few_experts, a);
     std::vector<double> want;
     for (u32 s = 0; s < n_used; s++) {
         for (u32 i = 0; i < d_ff; i++) {
@@ -252,14 +271,14 @@ static void test_few_experts(u32 d, u32 d_ff, bool has_shared, bool chooses, u32
     check("few experts", hidden, want, 4 * VEC_LIMIT);
     if (has_shared) {
         want.clear();
-        for (u32 i = 0; i < d_ff; i++) want.push_back(act(sgate.dot(i, in.data(), d), sup.dot(i, in.data(), d)));
-        check("few experts, shared", shidden, want, 4 * VEC_LIMIT);
+        for (u32 i = 0; i < ds; i++) want.push_back(act(sgate.dot(i, own_in.data(), d), sup.dot(i, own_in.data(), d)));
+        check(dense ? "few experts, dense" : "few experts, shared", shidden, want, 4 * VEC_LIMIT);
     }
-    const Array<float> h = normals((size_t)n_used * d_ff), sh = normals(d_ff), share = normals(1), before = x;
+    const Array<float> h = normals((size_t)n_used * d_ff), sh = normals(ds), share = normals(1), before = x;
     const Array<float> bias = normals((size_t)n_expert * d);
     FewDown b = {{h.data(), has_shared ? sh.data() : nullptr, share.data(), ids.data(), weights.data(), down.matrix,
                   sdown.matrix, bias.data(), x.data(), 1, n_used, n_expert, d, d_ff, 1},
-                 a.route, each_down, 0};
+                 a.route, each_down, ds, dense ? dense_out.data() : nullptr};
     double total = 0;
     for (u32 s = 0; s < n_used; s++) total += exp((double)logits[order[s]] - logits[order[0]]);
     launch({(d + each_down - 1) / each_down, 1, 1}, 512, FEW_SHARED, has_shared ? few_down_shared : few_down, b);
@@ -271,10 +290,15 @@ static void test_few_experts(u32 d, u32 d_ff, bool has_shared, bool chooses, u32
             const double by = chooses ? exp((double)logits[ids[s]] - logits[order[0]]) / total * 1.5 : weights[s];
             sum += by * (down.dot(at, &h[(size_t)s * d_ff], d_ff) + bias[at]);
         }
-        if (has_shared) sum += sigma(share[0]) * sdown.dot(i, sh.data(), d_ff);
+        if (has_shared && !dense) sum += sigma(share[0]) * sdown.dot(i, sh.data(), d_ff);
         want.push_back(sum);
     }
     check(has_shared ? "few down, shared" : "few down", x, want, 2 * VEC_LIMIT);
+    if (dense) {
+        want.clear();
+        for (u32 i = 0; i < d; i++) want.push_back(sdown.dot(i, sh.data(), ds));
+        check("few down, dense", dense_out, want, 2 * VEC_LIMIT);
+    }
     failures += faults[0] != ~0u;
     if (!chooses) return;
     // NaN among the logits: no answer, and it is said.
@@ -504,8 +528,10 @@ int main() {
         test_linear("gated norm, small heads", linear_vec1, 1, 512, 9,
                     {nullptr, nullptr, GATED_NORM, 16, 32, 1024}, false, 1);
         test_pair();
-        test_router(1, k3);
-        test_router(7, k3);
+        test_router(1, k3, false);
+        test_router(7, k3, false);
+        test_router(1, k3, true);
+        test_router(5, 4 * block * 32, true);
         test_experts(1, 4, k, k, true);
         test_experts(3, 2, k, 2 * k, false);
         if constexpr (IS_FEW) {
@@ -521,6 +547,7 @@ int main() {
                             {nullptr, nullptr, GATED_NORM, 128, 128, 2048}, false, 9, 512);
             test_few_experts(2048, 256, true, true, 37, 16);
             test_few_experts(256, 512, false, false, 50, 24);
+            test_few_experts(2048, 256, true, true, 37, 16, 768);
             test_few_pairs(6, 2, 2048, 256, true, 8, 16);
             test_few_pairs(5, 3, 256, 768, false, 24, 8);
             if (whole == 2048 || block == 32) test_few_long(block == 32 ? 256 : 2816, 72, 22, 2, 64);

@@ -233,7 +233,7 @@ static void experts_up(const Layer& l) {
     const u32 pairs = cols * N_USED;
     if (is_new) {
         const u32 each = env("UP", cols == 1 ? 48 : 16);
-        FewExperts f = {a, routing(), each, 0};
+        FewExperts f = {a, routing(), each, 0, nullptr};
         queue("few_experts", "few_experts", {filled(ceil_div(FF, each) * pairs), 1, 1},
               env("UP_T", cols == 1 ? 640 : 256), few_shared(20, 1, 128, each * 2304), f);
     } else {
@@ -246,7 +246,7 @@ static void experts_down(const Layer& l) {
     if (is_new) {
         const u32 each = env("DOWN", 16), runs = N_USED * FF / 16;
         const u32 shared = few_shared(1, 1, runs, N_USED * each * (FF / 256 * (l.is_q6 ? 210 : 144)));
-        const FewDown f = {a, routing(), each, 0};
+        const FewDown f = {a, routing(), each, 0, nullptr};
         queue(l.is_q6 ? "few_down_q6" : "few_down_q4", "few_down",
               {cols == 1 ? filled(ceil_div(D, each)) : ceil_div(D, each), cols, 1}, threads("DOWN_T", false),
               padded(shared, false), f);

@@ -23,10 +23,10 @@ EOF
     esac
     echo "$type"
     # `batch` has no kernels for f32.
-    for program in products few $([ "$type" = f32 ] || echo batch); do
+    for program in products few latent:0 latent:1 $([ "$type" = f32 ] || echo batch); do
         # shellcheck disable=SC2086
         ${CXX:-c++} -std=c++17 -O1 -w -I "$root/tools/cuda/host" -I "$out/src" -I "$root/kernels" $flags \
-            -o "$out/$program" "$root/tools/cuda/$program.cpp"
-        "$out/$program"
+            -DPRODUCT="${program#*:}" -o "$out/program" "$root/tools/cuda/${program%:*}.cpp"
+        "$out/program"
     done
 done

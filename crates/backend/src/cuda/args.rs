@@ -84,12 +84,14 @@ args! {
         rows: u32, n_used: u32, score: u32, n_group: u32, n_group_used: u32, group_sums: u32, renormalise: u32,
         of_outputs: u32, router: u32, eps: f32, scale: f32, reserved: u32,
     }
-    struct Router: 424 { linear: Linear, route: Route, counter: Ptr, scale: f32, reserved: u32 }
-    struct FewExperts: 400 { op: Experts, route: Route, each: u32, reserved: u32 }
+    struct Router: 448 {
+        linear: Linear, route: Route, counter: Ptr, scale: f32, eps: f32, added: Ptr, added_w: Ptr, sum: Ptr,
+    }
+    struct FewExperts: 408 { op: Experts, route: Route, each: u32, shared_n: u32, shared_norm: Ptr }
     struct FewPairs: 256 { op: Experts, shared_x: Ptr, each: u32, reserved: u32 }
-    struct FewDown: 288 { op: ExpertsDown, route: Route, each: u32, reserved: u32 }
-    struct PostNorm: 80 {
-        x: Ptr, a: Ptr, w_a: Ptr, b: Ptr, w_b: Ptr, w: Ptr, scale: Ptr, rows: u32, d: u32, eps_a: f32, eps_b: f32,
+    struct FewDown: 296 { op: ExpertsDown, route: Route, each: u32, shared_k: u32, shared_out: Ptr }
+    struct PostNorm: 88 {
+        x: Ptr, out: Ptr, a: Ptr, w_a: Ptr, b: Ptr, w_b: Ptr, w: Ptr, scale: Ptr, rows: u32, d: u32, eps_a: f32, eps_b: f32,
         eps: f32, reserved: u32,
     }
     struct DeltaIn: 216 {
@@ -112,6 +114,11 @@ args! {
         q_stride: u32, n_tiles: u32, scale: f32, softcap: f32, eps: f32, rows: u32,
         workers: u32, stages: u32,
     }
+    struct LatentQ: 456 {
+        step: Step, q: Linear, w: HeadLinear, heads: Ptr, kv: Ptr, norm_w: Ptr, cache: Ptr, table: Ptr, counters: Ptr,
+        d_pe: u32, half: u32, interleaved: u32, windowed: u32, transposed: u32, blocks: u32, queries_at: u32, eps: f32,
+    }
+    struct LatentOut: 72 { w: HeadLinear, partial: Ptr, n_splits: u32, merged_at: u32 }
     struct PickAsk: 24 { row: u32, n: u32, first_listed: u32, n_listed: u32, log_sum_exp: u32, first_out: u32 }
     struct PickPart: 16 { top: f32, sum: f32, first_bad: u32, reserved: u32 }
     struct Pick: 64 {

@@ -16,7 +16,7 @@ use super::encode_batch::{self, BatchScratch};
 use super::fuse::fuse;
 use super::host::Host;
 use super::nodes::{
-    ATTEND_PAGES, CacheView, HostNode, Lower, MAX_SPLITS, Modules, Node, StateView, View, is_interleaved,
+    ATTEND_PAGES, CacheView, HostNode, LatentOutNode, Lower, MAX_SPLITS, Modules, Node, StateView, View, is_interleaved,
 };
 use super::nvrtc::{self, Target};
 use super::pick::Picker;
@@ -152,12 +152,16 @@ pub fn lay<'a>(
     let room = allocate(context, "step buffers", room_bytes)?;
     // SAFETY: just allocated with this length.
     unsafe { stream.fill(room.ptr(), 0, room_bytes) }.failed("step buffers")?;
-    let [attended, shared, delta, logits, counters] = places.map(|at| room.ptr() + at);
-    let places = few::Room { attended, shared, delta, logits, counters, rows: room_rows };
+    let [attended, shared, delta, logits, dense, sum, latent, heads, counters] = places.map(|at| room.ptr() + at);
+    let rows = room_rows;
+    let places = few::Room { attended, shared, delta, logits, dense, sum, latent, heads, counters, rows };
     let device = few_launch::Device { sms: context.sms, max_shared: context.max_shared };
     let device = few_launch::fits(context.arch).then_some(device);
-    let few_nodes = few::few(plan, &of_ops, lower.modules, places, is_f16, device, qkv);
-    let batch_nodes = if is_batch && encode_batch::fits(&few_nodes) { few_nodes.clone() } else { Vec::new() };
+    let few_nodes = few::few(plan, &of_ops, lower.modules, places, is_f16, device, qkv, true);
+    let batch_nodes = match is_batch && encode_batch::fits(&few_nodes) {
+        true => few::few(plan, &of_ops, lower.modules, places, is_f16, device, qkv, false),
+        false => Vec::new(),
+    };
     let nodes = fuse(of_ops.into_iter().flatten().collect(), qkv);
     let logits = lower.view(plan.logits);
     let hidden = plan.hidden().map(|hidden| lower.view(hidden));
@@ -352,7 +356,7 @@ impl Needs {
                     let rows = out.rows.count(limits.max_tokens, limits.max_outputs);
                     needs.apart = needs.apart.max(rows.saturating_mul(out.width));
                 }
-                Node::Attention(node) => {
+                Node::Attention(node) | Node::LatentOut(LatentOutNode { attention: node, .. }) => {
                     // Splits shrink as tokens grow, so the most of their product stands at some number of tokens.
                     for n_tokens in 1..=limits.max_tokens {
                         let n_splits = node.splits(n_tokens, most_pages.max(MAX_SPLITS), sms);

@@ -11,7 +11,7 @@ use super::few_launch::{self, Device, Half};
 use super::launch::Launch;
 use super::matmul;
 use super::nodes::{
-    Act, AttendNode, AttentionNode, DeltaInNode, DownNode, ExpertsNode, FewLinearNode, Late, Mat, ModuleId, Modules,
+    Act, AttendNode, AttentionNode, DeltaInNode, DenseUp, DownNode, ExpertsNode, FewLinearNode, Late, LatentOutNode, LatentQNode, Mat, ModuleId, Modules,
     Node, Part, PostNormNode, QkvNode, QkvPartNode, RouteNode, RouterNode, UpNode, View, is_tiled,
 };
 use super::tables::Counts;
@@ -44,7 +44,14 @@ fn has_all_shared(entry: &str) -> bool {
     entry.starts_with("few_")
         || matches!(
             entry,
-            "attend" | "attend_long" | "attend_merge" | "router" | "post_norm" | "delta_in" | "delta_net"
+            "attend"
+                | "attend_long"
+                | "attend_merge"
+                | "router"
+                | "router_added"
+                | "post_norm"
+                | "delta_in"
+                | "delta_net"
         )
 }
 
@@ -322,6 +329,8 @@ impl Encoder<'_> {
             Node::ExpertsDown(ref node) => self.experts_down(node),
             Node::PostNorm(ref node) => self.post_norm(node),
             Node::DeltaIn(ref node) => self.delta_in(node),
+            Node::LatentQ(ref node) => self.latent_q(node),
+            Node::LatentOut(ref node) => self.latent_out(node),
             Node::Combine { x, add, y, weights, norm_w, eps, norm_out } => {
                 let rows = self.rows(&x);
                 let args = args::Combine {
@@ -421,6 +430,13 @@ impl Encoder<'_> {
         {
             return self.run(module, launch, &args::FewLinear { op: a, each, stages });
         }
+        if let (Some(module), None, 1) = (few, second.first(), rows)
+            && node.prologue.kind <= 1
+            && let Some((launch, each)) = few_launch::linear_twice(w.dtype, w.k, total, device, half)
+        {
+            self.half = half.next();
+            return self.run(module, launch, &args::FewLinear { op: a, each, stages: 0 });
+        }
         let Some(other) = second.first() else {
             let launch = |rows| matmul::linear(w.dtype, rows, w.k, &n[..first.len()], sms);
             return self.run_some(rows, node.module, launch, &a);
@@ -493,6 +509,9 @@ impl Encoder<'_> {
     fn router(&mut self, node: &RouterNode) -> Result<(), DriverError> {
         let rows = self.rows(&node.x);
         if Self::is_batch(rows) {
+            if let Some(added) = &node.added {
+                self.post_norm(added)?;
+            }
             return self.router_batch(node, rows);
         }
         let (linear, n) = linear_args(&node.x, rows, &node.parts);
@@ -502,10 +521,18 @@ impl Encoder<'_> {
             route: self.route_args(&node.route),
             counter: if node.is_late && self.is_late(rows) { 0 } else { node.counter },
             scale: node.scale,
-            reserved: 0,
+            ..Default::default()
+        };
+        let args = match node.added {
+            Some(PostNormNode { x, out, a: (added, added_w, eps), .. }) => {
+                let linear = args::Linear { x: x.ptr, ..args.linear };
+                args::Router { linear, eps, added: added.ptr, added_w, sum: out, ..args }
+            }
+            None => args,
         };
         let blocks = n.iter().sum::<usize>() as u32;
-        let launch = Launch { entry: "router", grid: [blocks, 1, 1], block: 128, shared: 0 };
+        let entry = if node.added.is_some() { "router_added" } else { "router" };
+        let launch = Launch { entry, grid: [blocks, 1, 1], block: 128, shared: 0 };
         self.run_some(rows, node.module, |_| launch, &args)
     }
 
@@ -522,6 +549,7 @@ impl Encoder<'_> {
         let d = node.x.width;
         let args = args::PostNorm {
             x: node.x.ptr,
+            out: node.out,
             a: a.ptr,
             w_a,
             b,
@@ -536,6 +564,72 @@ impl Encoder<'_> {
             reserved: 0,
         };
         self.run(Modules::NORM, Launch::rows("post_norm", rows, d), &args)
+    }
+
+    fn latent_q(&mut self, node: &LatentQNode) -> Result<(), DriverError> {
+        let rows = self.rows(&node.heads);
+        if rows == 0 {
+            return Ok(());
+        }
+        let RopeView { table, half, interleaved, .. } = self.ropes[node.rope];
+        let product = node.product.map(|(_, part, _)| (part.w.dtype, part.w.k));
+        let (launch, blocks, queries_at) =
+            matmul::latent_q(node.w.dtype, product, rows, node.n_head, node.widths, self.sms);
+        let q = node.product.map_or_else(Default::default, |(x, part, prologue)| {
+            let (args, _) = linear_args(&x, rows, &[part]);
+            args::Linear { prologue, ..args }
+        });
+        let [d_latent, d_nope, d_pe] = node.widths;
+        let w = args::HeadLinear {
+            x: 0,
+            w: node.w.data,
+            out: node.out,
+            rows: rows as u32,
+            n_head: node.n_head as u32,
+            n: d_latent as u32,
+            k: d_nope as u32,
+        };
+        let args = args::LatentQ {
+            step: self.step,
+            q,
+            w,
+            heads: node.heads.ptr,
+            kv: node.kv.ptr,
+            norm_w: node.norm_w,
+            cache: node.cache.k,
+            table,
+            counters: node.counters,
+            d_pe: d_pe as u32,
+            half: half as u32,
+            interleaved: u32::from(interleaved),
+            windowed: u32::from(node.cache.windowed),
+            transposed: u32::from(node.transposed),
+            blocks,
+            queries_at,
+            eps: node.eps,
+        };
+        self.run(node.module, launch, &args)
+    }
+
+    fn latent_out(&mut self, node: &LatentOutNode) -> Result<(), DriverError> {
+        let rows = self.rows(&node.out);
+        if rows == 0 {
+            return Ok(());
+        }
+        let n_splits = self.attention_sums(&node.attention)?;
+        let (n_head, n, k) = (node.attention.n_head, node.w.n, node.w.k);
+        let (launch, merged_at) = matmul::latent_out(node.w.dtype, rows, n_head, n, k, self.sms);
+        let w = args::HeadLinear {
+            x: node.attention.out.ptr,
+            w: node.w.data,
+            out: node.out.ptr,
+            rows: rows as u32,
+            n_head: n_head as u32,
+            n: n as u32,
+            k: k as u32,
+        };
+        let args = args::LatentOut { w, partial: self.scratch.partial, n_splits: n_splits as u32, merged_at };
+        self.run(node.module, launch, &args)
     }
 
     fn delta_in(&mut self, node: &DeltaInNode) -> Result<(), DriverError> {
@@ -578,22 +672,47 @@ impl Encoder<'_> {
 
     fn experts_up(&mut self, node: &UpNode) -> Result<(), DriverError> {
         let rows = self.rows(&node.experts.x);
+        let (sms, device, half) = (self.sms, self.device(), self.half);
+        let ExpertsNode { gate, n_expert, n_used, hidden, .. } = node.experts;
+        if let (Some(dense), Some(Late { module, route }), true) = (node.dense, node.late, self.is_late(rows)) {
+            let shape = [gate.n, gate.k];
+            if let Some((launch, each)) =
+                few_launch::experts(gate.dtype, n_used, dense.gate.n, shape, device, half)
+            {
+                self.half = half.next();
+                let op = args::Experts {
+                    out: hidden.ptr,
+                    shared_w: dense.gate.data,
+                    shared_up: dense.up.data,
+                    shared_out: dense.out.ptr,
+                    prologue: node.prologue,
+                    ..up_args(node, rows)
+                };
+                let (route, shared_n) = (self.route_args(&route), dense.gate.n as u32);
+                let args = args::FewExperts { op, route, each, shared_n, shared_norm: dense.prologue.w };
+                return self.run(module, launch, &args);
+            }
+        }
+        if let Some(DenseUp { gate, up, act, out, prologue }) = node.dense {
+            self.node(&Node::GatedLinear { x: node.experts.x, gate, up, act, out, prologue })?;
+        }
         if let Some([module, _]) = node.pairs.filter(|_| self.is_paired(rows)) {
             return self.experts_up_pairs(module, node, rows);
         }
         if Self::is_batch(rows) {
             return self.experts_up_batch(node, rows);
         }
-        let ExpertsNode { gate, n_expert, n_used, hidden, .. } = node.experts;
         let shared_out = node.shared.map_or(0, |(_, _, out)| out.ptr);
         let args = args::Experts { out: hidden.ptr, shared_out, prologue: node.prologue, ..up_args(node, rows) };
         let each = n_used + usize::from(node.shared.is_some());
-        let (sms, device, half) = (self.sms, self.device(), self.half);
+        let shared_n = if node.shared.is_some() { gate.n } else { 0 };
         if let Some(Late { module, route }) = node.late.filter(|_| self.is_late(rows))
-            && let Some((launch, each)) = few_launch::experts(gate.dtype, each, gate.n, gate.k, device, half)
+            && let Some((launch, each)) =
+                few_launch::experts(gate.dtype, n_used, shared_n, [gate.n, gate.k], device, half)
         {
             self.half = half.next();
-            let args = args::FewExperts { op: args, route: self.route_args(&route), each, reserved: 0 };
+            let (route, shared_n) = (self.route_args(&route), shared_n as u32);
+            let args = args::FewExperts { op: args, route, each, shared_n, shared_norm: 0 };
             return self.run(module, launch, &args);
         }
         let launch = |rows| matmul::experts(gate.dtype, rows, each, n_expert, gate.n, gate.k, true, sms);
@@ -602,6 +721,12 @@ impl Encoder<'_> {
 
     fn experts_down(&mut self, node: &DownNode) -> Result<(), DriverError> {
         let rows = self.rows(&node.x);
+        let late = node.late.filter(|_| self.is_late(rows));
+        // A dense product that has no place in the launch.
+        let apart = node.dense.as_ref().filter(|_| late.and_then(|_| self.down_with(node)).is_none());
+        if let Some(dense) = apart {
+            self.few_linear(dense)?;
+        }
         if let Some([_, module]) = node.pairs.filter(|_| self.is_paired(rows)) {
             return self.experts_down_pairs(module, node, rows);
         }
@@ -609,7 +734,9 @@ impl Encoder<'_> {
             return self.experts_down_batch(node, rows);
         }
         let ExpertsNode { ids, down, biases: [_, _, bias], n_expert, n_used, hidden, .. } = node.experts;
-        let (shared_w, shared_h) = node.shared.map_or_else(Default::default, |(w, h)| (w.data, h.ptr));
+        let dense = node.dense.as_ref().filter(|_| apart.is_none());
+        let beside = node.shared.or(dense.map(|dense| (dense.parts[0][0].w, dense.x)));
+        let (shared_w, shared_h) = beside.map_or_else(Default::default, |(w, h)| (w.data, h.ptr));
         let args = args::ExpertsDown {
             h: hidden.ptr,
             shared_h,
@@ -627,16 +754,25 @@ impl Encoder<'_> {
             k: down.k as u32,
             add: u32::from(node.add),
         };
-        let (device, half, has_shared) = (self.device(), self.half, node.shared.is_some());
-        if let Some(Late { module, route }) = node.late.filter(|_| self.is_late(rows))
-            && let Some((launch, each)) = few_launch::down(down.dtype, n_used, has_shared, down.n, down.k, device, half)
+        let (device, half, k_shared) = (self.device(), self.half, beside.map(|(w, _)| w.k));
+        if let Some(Late { module, route }) = late
+            && let Some((launch, each)) =
+                few_launch::down(down.dtype, n_used, k_shared, [down.n, down.k], device, half)
         {
             self.half = half.next();
-            let args = args::FewDown { op: args, route: self.route_args(&route), each, reserved: 0 };
-            return self.run(module, launch, &args);
+            let (route, shared_k) = (self.route_args(&route), k_shared.unwrap_or(0) as u32);
+            let shared_out = dense.map_or(0, |dense| dense.parts[0][0].out.ptr);
+            return self.run(module, launch, &args::FewDown { op: args, route, each, shared_k, shared_out });
         }
         let launch = |rows| matmul::experts_down(down.dtype, rows, n_used, node.shared.is_some(), down.n, down.k);
         self.run_some(rows, node.module, launch, &args)
+    }
+
+    /// The launch of the last product of the experts with the dense one beside them.
+    fn down_with(&self, node: &DownNode) -> Option<few_launch::Each> {
+        let ExpertsNode { down, n_used, .. } = node.experts;
+        let k_shared = node.dense.as_ref().map(|dense| dense.parts[0][0].w.k);
+        few_launch::down(down.dtype, n_used, k_shared, [down.n, down.k], self.device(), self.half)
     }
 
     fn elementwise(
@@ -689,12 +825,9 @@ impl Encoder<'_> {
         self.run(Modules::PICK, Launch { entry: "pick_merge", grid, block: 256, shared: 0 }, args)
     }
 
-    fn attention(&mut self, node: &AttentionNode) -> Result<(), DriverError> {
-        let (n_tokens, n_chunks) = (self.counts.tokens, self.counts.chunks);
-        // Prompts: tiles of tokens of one chunk each.
-        let tile = node.tile.filter(|_| n_tokens >= 16 * n_chunks);
-        let n_splits = node.splits(n_tokens, self.most_pages, self.sms);
-        let args = args::Attention {
+    /// The arguments of attention with so many splits.
+    fn attention_args(&self, node: &AttentionNode, n_splits: usize) -> args::Attention {
+        args::Attention {
             step: self.step,
             q: node.q.ptr,
             k_cache: node.cache.k,
@@ -702,25 +835,41 @@ impl Encoder<'_> {
             sinks: node.sinks,
             out: node.out.ptr,
             partial: self.scratch.partial,
-            rows: n_tokens as u32,
+            rows: self.counts.tokens as u32,
             n_head: node.n_head as u32,
             n_kv: node.cache.n_kv as u32,
-            n_splits: if tile.is_some() { n_chunks } else { n_splits } as u32,
+            n_splits: n_splits as u32,
             window: node.window.min(u32::MAX as usize) as u32,
             windowed: u32::from(node.cache.windowed),
             scale: node.scale,
             softcap: node.softcap,
-        };
-        if let Some(tile) = tile {
+        }
+    }
+
+    /// Attention up to the sums of its splits, or to its output where there is one; how many there are.
+    fn attention_sums(&mut self, node: &AttentionNode) -> Result<usize, DriverError> {
+        let n_tokens = self.counts.tokens;
+        let n_splits = node.splits(n_tokens, self.most_pages, self.sms);
+        let args = self.attention_args(node, n_splits);
+        let grid = [n_tokens * node.tiles(), node.cache.n_kv, n_splits].map(|n| n as u32);
+        self.run(node.module, Launch { entry: "attention", grid, block: 128, shared: 0 }, &args)?;
+        Ok(n_splits)
+    }
+
+    fn attention(&mut self, node: &AttentionNode) -> Result<(), DriverError> {
+        let (n_tokens, n_chunks) = (self.counts.tokens, self.counts.chunks);
+        // Prompts: tiles of tokens of one chunk each.
+        if let Some(tile) = node.tile.filter(|_| n_tokens >= 16 * n_chunks) {
+            let args = self.attention_args(node, n_chunks);
             let grid = [n_tokens / tile.tokens + n_chunks, node.cache.n_kv, tile.heads].map(|n| n as u32);
             let (block, shared) = (tile.block as u32, tile.shared as u32);
             return self.run(node.module, Launch { entry: "attention_tile", grid, block, shared }, &args);
         }
-        let grid = [n_tokens * node.tiles(), node.cache.n_kv, n_splits].map(|n| n as u32);
-        self.run(node.module, Launch { entry: "attention", grid, block: 128, shared: 0 }, &args)?;
+        let n_splits = self.attention_sums(node)?;
         if n_splits == 1 {
             return Ok(());
         }
+        let args = self.attention_args(node, n_splits);
         let grid = [n_tokens, node.n_head, 1].map(|n| n as u32);
         self.run(node.module, Launch { entry: "attention_merge", grid, block: 128, shared: 0 }, &args)
     }

@@ -27,6 +27,7 @@ pub struct BatchScratch {
 pub fn fits(nodes: &[Node]) -> bool {
     nodes.iter().all(|node| match node {
         Node::GatedLinear { gate, .. } => gate.batch.is_some(),
+        Node::ExpertsUp(UpNode { dense: Some(dense), .. }) if dense.gate.batch.is_none() => false,
         Node::ExpertsUp(UpNode { experts, .. }) | Node::ExpertsDown(DownNode { experts, .. }) => {
             has_experts(experts).is_some()
         }
@@ -186,7 +187,8 @@ impl Encoder<'_> {
             let (linear, n) = linear_args(&node.x, rows, &node.parts);
             let linear = args::Linear { prologue: node.prologue, ..linear };
             let route = self.route_args(&node.route);
-            let args = args::Router { linear, route, counter: node.counter, scale: node.scale, reserved: 0 };
+            let args =
+                args::Router { linear, route, counter: node.counter, scale: node.scale, ..Default::default() };
             self.run(module, batch::logits(rows, n.iter().sum()), &args)?;
         } else {
             self.linear_batch(&node.x, rows, [&node.parts, &[]], node.prologue, false)?;
@@ -307,7 +309,8 @@ impl Encoder<'_> {
         if !Self::is_batch(rows) || has_experts(node).is_none() {
             return Ok(false);
         }
-        let up = UpNode { experts: *node, shared: None, prologue: args::Prologue::default(), late: None, pairs: None };
+        let prologue = args::Prologue::default();
+        let up = UpNode { experts: *node, shared: None, dense: None, prologue, late: None, pairs: None };
         self.experts_up_batch(&up, rows)?;
         self.experts_last_batch(node, None, rows)?;
         Ok(true)

@@ -16,8 +16,8 @@ use super::few_launch::{self, Device, Half};
 use super::fuse::{fuse, qkv_of};
 use super::matmul;
 use super::nodes::{
-    AttendNode, AttentionNode, DeltaInNode, DownNode, ExpertsNode, FewLinearNode, Late, ModuleId, Modules, Node, Part,
-    PostNormNode, QkvPartNode, RouteNode, RouterNode, UpNode, View,
+    AttendNode, AttentionNode, DeltaInNode, DenseUp, DownNode, ExpertsNode, FewLinearNode, Late, LatentOutNode, LatentQNode, Mat,
+    ModuleId, Modules, Node, Part, PostNormNode, QkvPartNode, RouteNode, RouterNode, UpNode, View,
 };
 use super::sources::{self, Key};
 
@@ -42,6 +42,13 @@ pub struct Room {
     pub delta: Ptr,
     /// Logits of a router, which the experts' blocks read while they write.
     pub logits: Ptr,
+    /// Activations of a dense feed-forward beside the experts.
+    pub dense: Ptr,
+    /// Queries that are multiplied with latents, and those of all heads before that.
+    pub latent: Ptr,
+    pub heads: Ptr,
+    /// A row of the residual stream that blocks write while others read what it is made of.
+    pub sum: Ptr,
     /// Zeros.
     pub counters: Ptr,
     /// Rows that all of these are for.
@@ -49,25 +56,40 @@ pub struct Room {
 }
 
 /// Numbers of four bytes that [`Room`] has for so many rows, in the order of its fields.
-pub fn room(plan: &Plan, rows: usize) -> [usize; 5] {
-    let mut need = [0; 5];
+pub fn room(plan: &Plan, rows: usize) -> [usize; 9] {
+    const COUNTERS: usize = 8;
+    let mut need = [0; 9];
     for op in &plan.ops {
         match *op {
             Op::Attention { out, n_head, .. } => {
                 need[0] = need[0].max(rows * plan.buf(out).width);
-                need[4] = need[4].max(rows * n_head);
+                need[COUNTERS] = need[COUNTERS].max(rows * n_head);
             }
-            Op::GatedLinear { out, .. } => need[1] = need[1].max(rows * plan.buf(out).width),
-            Op::Combine { x, .. } => need[1] = need[1].max(rows * plan.buf(x).width),
+            Op::GatedLinear { out, .. } => {
+                need[1] = need[1].max(rows * plan.buf(out).width);
+                need[4] = need[4].max(rows * plan.buf(out).width);
+            }
+            Op::Combine { x, .. } => {
+                need[1] = need[1].max(rows * plan.buf(x).width);
+                need[5] = need[5].max(rows * plan.buf(x).width);
+            }
             Op::DeltaNet { heads, .. } => {
                 let qk = heads.n_k_head * heads.d_k;
                 need[2] = need[2].max(rows * (2 * qk + heads.n_v_head * (heads.d_v + 2)) + 5 * 64);
+            }
+            Op::HeadLinear { x, w, out, .. } => {
+                // Queries have a rotated part besides, which is no wider than a row of the cache.
+                let n_head = plan.weight(w).shape[0];
+                let d_pe = plan.caches.iter().map(|cache| cache.d_k - cache.d_v.min(cache.d_k)).max().unwrap_or(0);
+                let rows = rows.min(MAX_ROWS);
+                need[6] = need[6].max(rows * (plan.buf(out).width + n_head * d_pe));
+                need[7] = need[7].max(rows * (plan.buf(x).width + n_head * d_pe));
             }
             Op::Route { logits, .. } => need[3] = need[3].max(rows * plan.buf(logits).width),
             _ => {}
         }
     }
-    need[4] += 1;
+    need[COUNTERS] += 1;
     need
 }
 
@@ -83,6 +105,34 @@ struct Moe {
     experts: usize,
     combine: usize,
     shared: Option<Shared>,
+    dense: Option<Dense>,
+}
+
+/// A dense feed-forward in front of the router, whose output only a later norm reads, and the norm in front of it, which
+/// adds a normed row to its own.
+#[derive(Clone, Copy, Debug)]
+struct Dense {
+    /// The norm of the row that is added, right before `norm`.
+    added: usize,
+    norm: usize,
+    gated: usize,
+    down: usize,
+}
+
+/// Queries of latents, a row of their cache, and attention over them.
+#[derive(Clone, Copy, Debug)]
+struct Latents {
+    heads: View,
+    kv: View,
+    norm_w: Ptr,
+    eps: f32,
+    w: Mat,
+    transposed: bool,
+    rope: usize,
+    n_head: usize,
+    /// Of the latent, of a head's query without rotation and with it.
+    widths: [usize; 3],
+    attention: AttentionNode,
 }
 
 /// A shared expert of the same shape, and the gate of its sum.
@@ -95,7 +145,7 @@ struct Shared {
 
 impl Moe {
     fn last(&self) -> usize {
-        self.shared.map_or(self.combine, |s| s.gate.unwrap_or(s.down))
+        self.shared.map_or(0, |s| s.gate.unwrap_or(s.down)).max(self.combine)
     }
 
     fn has(&self, op: usize) -> bool {
@@ -148,10 +198,18 @@ struct Few<'a> {
     strided: HashMap<Buf, Strided>,
     /// Buffers that were added to the row that they are the residual of.
     added: HashSet<Buf>,
+    /// Rows that lie elsewhere, until the end of a layer.
+    moved: HashMap<Buf, Ptr>,
+    /// The row that a router adds.
+    of_router: Option<PostNormNode>,
+    /// Whether attention over latents has nodes of its own, which take few rows alone.
+    has_latents: bool,
+    dense: Option<(DenseUp, FewLinearNode)>,
 }
 
-/// The nodes of a step of at most `room.rows` single tokens; `qkv` is the module of `qkv`, `device` is there where it
-/// copies in bulk.
+/// The nodes of a step of at most `room.rows` single tokens, of [`MAX_ROWS`] with `has_latents`; `qkv` is the module of
+/// `qkv`, `device` is there where it copies in bulk.
+#[allow(clippy::too_many_arguments)]
 pub fn few(
     plan: &Plan,
     nodes: &[Vec<Node>],
@@ -160,6 +218,7 @@ pub fn few(
     is_f16: bool,
     device: Option<Device>,
     qkv: ModuleId,
+    has_latents: bool,
 ) -> Vec<Node> {
     let mut few = Few {
         plan,
@@ -174,9 +233,16 @@ pub fn few(
         sources: HashMap::new(),
         strided: HashMap::new(),
         added: HashSet::new(),
+        moved: HashMap::new(),
+        of_router: None,
+        has_latents,
+        dense: None,
     };
     few.moes = (0..plan.ops.len()).filter_map(|i| few.moe(i)).collect();
     few.posts = (0..plan.ops.len()).filter_map(|i| few.post(i)).collect();
+    for at in 0..few.moes.len() {
+        few.moes[at].dense = few.dense_beside(few.moes[at]);
+    }
     let mut i = 0;
     while i < plan.ops.len() {
         i = few.op(i);
@@ -219,7 +285,140 @@ impl Few<'_> {
             let later = readers.iter().filter(|&&j| j > u);
             !updates || later.clone().all(|&j| self.moes.iter().any(|moe| moe.has(u) && moe.has(j)))
         });
-        self.plan.hidden() != Some(normed) && readers.iter().all(fits) && is_same
+        // The readers' outputs could lie where a row is that nothing reads any more.
+        let is_alive = !self.readers(x, last).is_empty() || self.is_latent_product(last);
+        self.plan.hidden() != Some(normed) && readers.iter().all(fits) && is_same && is_alive
+    }
+
+    /// Whether an op is a product that goes with the queries of latents, which lie in scratch of their own.
+    fn is_latent_product(&self, i: usize) -> bool {
+        let ops = &self.plan.ops;
+        let (Op::Linear { parts, .. }, Some(Op::SplitHeads { x, .. })) = (&ops[i], ops.get(i + 1)) else {
+            return false;
+        };
+        let fits = parts.len() == 1 && parts[0].out == *x && parts[0].bias.is_none();
+        let is_plain = |t: WeightType| !matches!(t, WeightType::Affine(_));
+        let fits = fits && is_plain(self.plan.weight(parts[0].w).dtype);
+        fits && self.latents(i + 1).is_some_and(|latents| is_plain(latents.w.dtype))
+    }
+
+    /// What makes queries of latents and a row of the cache, from op `i` to attention.
+    fn latents(&self, i: usize) -> Option<Latents> {
+        if !self.has_latents {
+            return None;
+        }
+        let [
+            Op::SplitHeads { x: q, n_head, parts: of_q },
+            Op::SplitHeads { x: kv, n_head: 1, parts: of_kv },
+            Op::RmsNorm { x: c, residual: None, out: latent, .. },
+            Op::Rope { x: q_pe, rope, n_head: n_rope, d_head: d_pe },
+            Op::Rope { x: k_pe, rope: k_rope, n_head: 1, d_head: k_d_pe },
+            Op::HeadLinear { x: q_nope, transposed, out: q_latent, .. },
+            Op::JoinHeads { parts: to_q, n_head: n_join, out: joined },
+            Op::JoinHeads { parts: to_k, n_head: 1, out: k },
+            Op::KvAppend { k: appended, v: None, .. },
+            Op::Attention { q: asked, .. },
+        ] = self.plan.ops.get(i..i + 10)?
+        else {
+            return None;
+        };
+        let nodes = |at: usize| self.nodes[i + at].as_slice();
+        let (&[Node::RmsNorm { w: norm_w, eps, .. }], &[Node::HeadLinear { w, .. }], &[Node::Attention(attention)]) =
+            (nodes(2), nodes(5), nodes(9))
+        else {
+            return None;
+        };
+        let (&[Node::Heads { whole: heads, .. }, ..], &[Node::Heads { whole: of_cache, .. }, ..]) = (nodes(0), nodes(1))
+        else {
+            return None;
+        };
+        let width = |buf: Buf| self.plan.buf(buf).width;
+        let (d_latent, d_nope) = (width(*latent), width(*q_nope) / n_head);
+        let cache = attention.cache;
+        let fits = *of_q == [(d_nope, *q_nope), (*d_pe, *q_pe)]
+            && *of_kv == [(d_latent, *c), (*d_pe, *k_pe)]
+            && *to_q == [(d_latent, *q_latent), (*d_pe, *q_pe)]
+            && *to_k == [(d_latent, *latent), (*d_pe, *k_pe)]
+            && [n_rope, n_join] == [n_head; 2]
+            && (rope, d_pe) == (k_rope, k_d_pe)
+            && appended == k
+            && asked == joined
+            && attention.v_in_k
+            && (cache.n_kv, cache.d_k, cache.d_v) == (1, d_latent + d_pe, d_latent)
+            && attention.n_head == *n_head
+            && attention.sinks == 0
+            && self.is_only_read_by(*q, i.saturating_sub(1), i)
+            && self.is_only_read_by(*joined, i + 6, i + 9);
+        let _ = kv;
+        fits.then_some(Latents {
+            heads,
+            kv: of_cache,
+            norm_w,
+            eps,
+            w,
+            transposed: *transposed,
+            rope: rope.0 as usize,
+            n_head: *n_head,
+            widths: [d_latent, d_nope, *d_pe],
+            attention,
+        })
+    }
+
+    /// Attention over latents from op `i` on, which is the product of its queries or splits them; the next op.
+    fn latent(&mut self, i: usize) -> Option<usize> {
+        let ops = &self.plan.ops;
+        let has_product = self.is_latent_product(i);
+        let first = if has_product { i + 1 } else { i };
+        let latents = self.latents(first)?;
+        let Latents { mut heads, kv, norm_w, eps, w, transposed, rope, n_head, widths, attention } = latents;
+        let mut product = None;
+        if let (true, Op::Linear { x: buf, .. }, [Node::Linear { x, parts }]) =
+            (has_product, &ops[i], self.nodes[i].as_slice())
+        {
+            let Source { x, prologue } = self.source(*buf, *x);
+            heads.ptr = self.room.heads;
+            product = Some((x, Part { out: heads, ..parts[0] }, prologue));
+        }
+        let of_product = product.as_ref().map(|(_, part, _)| part.w.dtype);
+        let module = self.modules.id(Key::latent(w.dtype, self.is_f16, of_product));
+        let (out, counters, cache) = (self.room.latent, self.room.counters + 4, attention.cache);
+        self.out.push(Node::LatentQ(LatentQNode {
+            module,
+            product,
+            heads,
+            w,
+            transposed,
+            n_head,
+            widths,
+            out,
+            kv,
+            norm_w,
+            eps,
+            cache,
+            rope,
+            counters,
+        }));
+        let at = first + 9;
+        let attention = AttentionNode { q: View { ptr: out, ..attention.q }, ..attention };
+        let behind = match (&ops[at], ops.get(at + 1), self.nodes.get(at + 1).map(Vec::as_slice)) {
+            (
+                &Op::Attention { out: summed, .. },
+                Some(Op::HeadLinear { x, transposed: false, .. }),
+                Some(&[Node::HeadLinear { w, out, .. }]),
+            ) if *x == summed && self.is_only_read_by(summed, at, at + 1) => Some((w, out)),
+            _ => None,
+        };
+        match behind {
+            Some((w, out)) => {
+                let module = self.modules.id(Key::typed(sources::LATENT_OUT, w.dtype));
+                self.out.push(Node::LatentOut(LatentOutNode { module, attention, w, out }));
+                Some(at + 2)
+            }
+            None => {
+                self.out.push(Node::Attention(attention));
+                Some(at + 1)
+            }
+        }
     }
 
     /// The router whose product is op `i`, with what follows it.
@@ -238,7 +437,10 @@ impl Few<'_> {
             _ => (None, route + 1),
         };
         let &Op::Experts { ids: chosen, out: y, x: from, .. } = ops.get(e)? else { return None };
-        let &Op::Combine { x, y: summed, weights: by, .. } = ops.get(e + 1)? else { return None };
+        // A shared expert may be added before the sum of the others.
+        let is_behind = matches!(ops.get(e + 1..e + 4)?, [Op::GatedLinear { .. }, Op::Linear { .. }, Op::Add { .. }]);
+        let combine = if is_behind { e + 4 } else { e + 1 };
+        let &Op::Combine { x, y: summed, weights: by, .. } = ops.get(combine)? else { return None };
         let [Node::Linear { .. }] = self.nodes[i].as_slice() else { return None };
         let [Node::Experts(node)] = self.nodes[e].as_slice() else { return None };
         let reads_norm = norm.is_none_or(|at| matches!(ops[at], Op::RmsNorm { out, .. } if out == from));
@@ -250,11 +452,66 @@ impl Few<'_> {
             && *n_used <= 31
             && node.gate.dtype == node.up.dtype
             && node.down.k.is_multiple_of(16)
-            && self.is_only_read_by(y, e, e + 1)
-            && self.is_only_read_by(*weights, route, e + 1)
+            && self.is_only_read_by(y, e, combine)
+            && self.is_only_read_by(*weights, route, combine)
             && matmul::experts_down(node.down.dtype, 1, *n_used, true, node.down.n, node.down.k).shared <= 48 << 10;
-        let moe = Moe { linear: i, scale, route, norm, experts: e, combine: e + 1, shared: None };
-        fits.then(|| Moe { shared: self.shared(e + 1, x), ..moe })
+        if !fits {
+            return None;
+        }
+        let shared = self.shared(e, if is_behind { e + 1 } else { e + 2 }, x);
+        let moe = Moe { linear: i, scale, route, norm, experts: e, combine, shared, dense: None };
+        (!is_behind || shared.is_some()).then_some(moe)
+    }
+
+    /// The dense feed-forward in front of a router that can go with its experts.
+    fn dense_beside(&self, moe: Moe) -> Option<Dense> {
+        let ops = &self.plan.ops;
+        let post = self.posts.iter().find(|post| post.combine == moe.combine)?;
+        let (down, gated) = (post.first.checked_sub(1)?, post.first.checked_sub(2)?);
+        let (norm, added) = (gated.checked_sub(1)?, gated.checked_sub(2)?);
+        let (&Op::GatedLinear { x: f, out: hidden, .. }, Op::Linear { x: from, parts }) = (&ops[gated], &ops[down])
+        else {
+            return None;
+        };
+        let [Node::GatedLinear { gate, up, act, .. }] = self.nodes[gated].as_slice() else { return None };
+        let ([Node::Linear { .. }], [Node::Experts(experts)]) =
+            (self.nodes[down].as_slice(), self.nodes[moe.experts].as_slice())
+        else {
+            return None;
+        };
+        // The row, with its own norm, that of the router and that of the experts.
+        let &Op::RmsNorm { x, residual: Some(y), out, eps, .. } = &ops[norm] else { return None };
+        let &Op::RmsNorm { x: first, residual: None, out: normed, .. } = &ops[added] else { return None };
+        let reads_x = |at: usize| {
+            matches!(ops[at], Op::RmsNorm { x: of, residual: None, eps: e, .. } if of == x && e == eps).then_some(())
+        };
+        reads_x(post.first + 1)?;
+        reads_x(moe.norm?)?;
+        let Op::Add { x: to, .. } = ops[post.add] else { return None };
+        let fits = out == f
+            && y == normed
+            && to == x
+            && first != x
+            && *from == hidden
+            && parts.len() == 1
+            && parts[0].bias.is_none()
+            && post.first + 2 == moe.linear
+            && moe.shared.is_none()
+            && act.kind == experts.act.kind
+            && act.kind != 2
+            && gate.dtype == experts.gate.dtype
+            && up.dtype == experts.up.dtype
+            && gate.k == experts.gate.k
+            && self.plan.buf(x).width <= MAX_POST
+            && self.is_only_read_by(normed, added, norm)
+            && self.is_only_read_by(f, norm, gated)
+            && self.is_only_read_by(hidden, gated, down)
+            && self.is_absorbed(f, x, norm)
+            // Until the end of the layer nothing else reads the row.
+            && self.readers(x, norm).iter().all(|&at| {
+                at > post.sum || at == post.first + 1 || Some(at) == moe.norm
+            });
+        fits.then_some(Dense { added, norm, gated, down })
     }
 
     /// The norms that begin with op `i` and end in a sum with the experts'.
@@ -288,21 +545,20 @@ impl Few<'_> {
         fits.then_some(Post { first: i, combine, sum, add: sum + 1, scale })
     }
 
-    /// The shared expert behind the sum of op `combine`, where it can go with the others.
-    fn shared(&self, combine: usize, x: Buf) -> Option<Shared> {
+    /// The shared expert that begins with op `at`, where it can go with those of op `experts`.
+    fn shared(&self, experts: usize, at: usize, x: Buf) -> Option<Shared> {
         let ops = &self.plan.ops;
-        let [Node::Experts(experts)] = self.nodes[combine - 1].as_slice() else { return None };
-        let &Op::Experts { x: of_experts, .. } = &ops[combine - 1] else { return None };
-        let &Op::GatedLinear { x: f, out: hidden, .. } = ops.get(combine + 1)? else { return None };
-        let [Node::GatedLinear { gate, up, act, .. }] = self.nodes[combine + 1].as_slice() else { return None };
-        let Op::Linear { x: from, parts } = ops.get(combine + 2)? else { return None };
-        let ([part], [Node::Linear { parts: down, .. }]) = (parts.as_slice(), self.nodes[combine + 2].as_slice())
-        else {
+        let &Op::Experts { x: of_experts, .. } = &ops[experts] else { return None };
+        let [Node::Experts(experts)] = self.nodes[experts].as_slice() else { return None };
+        let &Op::GatedLinear { x: f, out: hidden, .. } = ops.get(at)? else { return None };
+        let [Node::GatedLinear { gate, up, act, .. }] = self.nodes[at].as_slice() else { return None };
+        let Op::Linear { x: from, parts } = ops.get(at + 1)? else { return None };
+        let ([part], [Node::Linear { parts: down, .. }]) = (parts.as_slice(), self.nodes[at + 1].as_slice()) else {
             return None;
         };
-        let (gate_op, next) = match ops.get(combine + 3)? {
+        let (gate_op, next) = match ops.get(at + 2)? {
             Op::SigmoidGate { x: y, gate } if *y == part.out && self.plan.buf(*gate).width == 1 => {
-                (Some(combine + 3), ops.get(combine + 4)?)
+                (Some(at + 2), ops.get(at + 3)?)
             }
             next => (None, next),
         };
@@ -320,8 +576,8 @@ impl Few<'_> {
             && same(gate, &experts.gate)
             && same(up, &experts.up)
             && same(&down[0].w, &experts.down)
-            && self.is_only_read_by(hidden, combine + 1, combine + 2);
-        fits.then_some(Shared { gated: combine + 1, down: combine + 2, gate: gate_op })
+            && self.is_only_read_by(hidden, at, at + 1);
+        fits.then_some(Shared { gated: at, down: at + 1, gate: gate_op })
     }
 
     /// How a product reads a buffer.
@@ -336,12 +592,16 @@ impl Few<'_> {
         {
             return moe.last() + 1;
         }
-        if let Some(next) = self.post_norm(i).or_else(|| self.delta(i)) {
+        if let Some(next) = self.dense(i).or_else(|| self.post_norm(i)).or_else(|| self.delta(i)) {
+            return next;
+        }
+        if let Some(next) = self.latent(i) {
             return next;
         }
         let ops = &self.plan.ops;
         match (&ops[i], self.nodes[i].as_slice()) {
             (&Op::RmsNorm { x, residual, out, .. }, &[Node::RmsNorm { x: row, w, eps, out: to, residual: from }]) => {
+                let row = self.row(x, row);
                 let is_added = residual.is_none_or(|y| self.added.contains(&y));
                 if is_added && self.is_absorbed(out, x, i) {
                     let prologue = Prologue { w, kind: NORMED, eps, ..Prologue::default() };
@@ -399,6 +659,39 @@ impl Few<'_> {
         i + 1
     }
 
+    /// A buffer's rows, where they lie now.
+    fn row(&self, buf: Buf, row: View) -> View {
+        View { ptr: self.moved.get(&buf).copied().unwrap_or(row.ptr), ..row }
+    }
+
+    /// The dense feed-forward beside experts, with the norms in front of it, which go to the router's node and to those
+    /// of the experts; the next op.
+    fn dense(&mut self, i: usize) -> Option<usize> {
+        let moe = *self.moes.iter().find(|moe| moe.dense.is_some_and(|dense| dense.added == i))?;
+        let Dense { added, norm, gated, down } = moe.dense?;
+        let &[Node::RmsNorm { x: a, w, eps, .. }] = self.nodes[added].as_slice() else { return None };
+        let &[Node::RmsNorm { x: row, w: norm_w, eps: norm_eps, .. }] = self.nodes[norm].as_slice() else { return None };
+        let &[Node::GatedLinear { gate, up, act, out, .. }] = self.nodes[gated].as_slice() else { return None };
+        let [Node::Linear { parts, .. }] = self.nodes[down].as_slice() else { return None };
+        let &Op::RmsNorm { x, .. } = &self.plan.ops[norm] else { return None };
+        let [mut part] = parts.as_slice().try_into().ok().map(|parts: &[Part; 1]| *parts)?;
+        let sum = View { ptr: self.room.sum, ..row };
+        self.moved.insert(x, sum.ptr);
+        self.of_router = Some(PostNormNode { x: row, out: sum.ptr, a: (a, w, eps), b: None, norm: None, scale: 0 });
+        let hidden = View { ptr: self.room.dense, ..out };
+        let prologue = Prologue { w: norm_w, kind: NORMED, eps: norm_eps, ..Prologue::default() };
+        let dense_up = DenseUp { gate, up, act, out: hidden, prologue };
+        part.out.ptr = self.room.shared;
+        let few = self.through_shared(&[part], &[], 0);
+        let prologue = Prologue::default();
+        let module = part.w.module;
+        let dense_down =
+            FewLinearNode { x: hidden, module, parts: [vec![part], Vec::new()], prologue, add: false, few };
+        self.dense = Some((dense_up, dense_down));
+        // The norm of its product comes with the experts' sum.
+        Some(down + 1)
+    }
+
     /// The norms of a row that is only added to another; the next op.
     fn post_norm(&mut self, i: usize) -> Option<usize> {
         let ops = &self.plan.ops;
@@ -423,7 +716,11 @@ impl Few<'_> {
             };
             let a = (View { ptr: self.room.shared, ..product }, w, eps);
             let b = Some((*row, *norm_w, *eps_b));
-            self.out.push(Node::PostNorm(PostNormNode { x: *x, a, b, norm: Some((w_sum, eps_sum)), scale }));
+            let (out, norm) = (x.ptr, Some((w_sum, eps_sum)));
+            let Op::Add { x: to, .. } = ops[post.add] else { return None };
+            let x = self.row(to, *x);
+            self.moved.remove(&to);
+            self.out.push(Node::PostNorm(PostNormNode { x, out, a, b, norm, scale }));
             return Some(post.scale.unwrap_or(post.add) + 1);
         }
         let (&Op::RmsNorm { x: from, residual: None, out, .. }, next) = (&ops[i], ops.get(i + 1)?) else {
@@ -442,7 +739,8 @@ impl Few<'_> {
             _ => return None,
         };
         self.added.insert(out);
-        self.out.push(Node::PostNorm(PostNormNode { x: row, a: (a, w, eps), b: None, norm: None, scale: 0 }));
+        let out = row.ptr;
+        self.out.push(Node::PostNorm(PostNormNode { x: row, out, a: (a, w, eps), b: None, norm: None, scale: 0 }));
         Some(i + 1)
     }
 
@@ -572,7 +870,9 @@ impl Few<'_> {
             return Some(self.modules.id(Key::pair(sources::FEW_LINEAR, types[0], types[1])));
         }
         let is_long = || first.len() == 1 && !has_gate && few_launch::long(w.dtype, w.k, w.n, device).is_some();
-        if few_launch::linear(w.dtype, 1, w.k, n(first), has_gate, device, half).is_none() && !is_long() {
+        let is_twice = || !has_gate && few_launch::linear_twice(w.dtype, w.k, n(first), device, half).is_some();
+        let is_whole = few_launch::linear(w.dtype, 1, w.k, n(first), has_gate, device, half).is_some();
+        if !is_whole && !is_long() && !is_twice() {
             return None;
         }
         Some(self.modules.id(Key::typed(sources::FEW_LINEAR, w.dtype)))
@@ -583,14 +883,15 @@ impl Few<'_> {
     fn late(&mut self, route: &RouteNode, experts: &ExpertsNode, has_shared: bool) -> Option<[Late; 2]> {
         let device = self.device?;
         let ExpertsNode { gate, down, n_used, .. } = *experts;
-        let pairs = n_used + usize::from(has_shared);
+        let (n_shared, k_shared) = if has_shared { (gate.n, Some(down.k)) } else { (0, None) };
         let is_plain = route.score() == 0
             && route.router.renormalise == Some(0.0)
             && route.router.groups.is_none()
             && route.bias == 0
             && n_used <= 31;
-        few_launch::experts(gate.dtype, pairs, gate.n, gate.k, device, Half::Shared).filter(|_| is_plain)?;
-        few_launch::down(down.dtype, n_used, has_shared, down.n, down.k, device, Half::Shared)?;
+        let shape = [gate.n, gate.k];
+        few_launch::experts(gate.dtype, n_used, n_shared, shape, device, Half::Shared).filter(|_| is_plain)?;
+        few_launch::down(down.dtype, n_used, k_shared, [down.n, down.k], device, Half::Shared)?;
         let n_expert = route.logits.width;
         let sources = [(sources::FEW_EXPERTS, gate.dtype), (sources::FEW_DOWN, down.dtype)];
         Some(
@@ -742,21 +1043,39 @@ impl Few<'_> {
             counter: self.room.counters,
             scale: moe.scale.unwrap_or(1.0),
             is_late: late.is_some(),
+            added: self.of_router.take(),
         };
         self.out.push(Node::Router(node));
         if let Some(&[Node::RmsNorm { x, w, eps, .. }]) = moe.norm.map(|at| self.nodes[at].as_slice()) {
             let prologue = Prologue { w, kind: NORMED, eps, ..Prologue::default() };
+            let x = match ops[moe.norm.unwrap_or(moe.route)] {
+                Op::RmsNorm { x: buf, .. } => self.row(buf, x),
+                _ => x,
+            };
             self.sources.insert(g, Source { x, prologue });
         }
         let of_experts = self.source(g, experts.x);
         let pairs = self.pairs(&experts);
         let prologue = of_experts.prologue;
-        let mut up = UpNode { experts, shared: None, prologue, late: late.map(|[up, _]| up), pairs };
+        let (dense_up, dense_down) = self.dense.take().unzip();
+        let late_up = late.map(|[up, _]| up);
+        let mut up = UpNode { experts, shared: None, dense: dense_up, prologue, late: late_up, pairs };
         up.experts.x = of_experts.x;
         let module = self.modules.id(Key::typed(sources::EXPERTS_DOWN, experts.down.dtype));
         let late = late.map(|[_, down]| down);
         let (add, weights) = (*add, *weights);
-        let mut down = DownNode { module, experts, x: row, add, weights, shared: None, share: 0, late, pairs };
+        let mut down = DownNode {
+            module,
+            experts,
+            x: row,
+            add,
+            weights,
+            shared: None,
+            share: 0,
+            dense: dense_down,
+            late,
+            pairs,
+        };
         if let Some(shared) = moe.shared {
             let hidden = View { ptr: self.room.shared, rows: experts.x.rows, width: experts.gate.n };
             if let ([Node::GatedLinear { gate, up: of_up, .. }], [Node::Linear { parts, .. }]) =

@@ -136,6 +136,14 @@ pub fn linear(
     launch(NAMES[usize::from(has_gate)][at], grid, bytes, cols, device, half).map(|launch| (launch, each as u32))
 }
 
+/// As [`linear`] for one row, in twice as many blocks as there are multiprocessors: for matrices that do not fit at once.
+pub fn linear_twice(w: WeightType, k: usize, n: usize, device: Device, half: Half) -> Option<Each> {
+    let each = n.div_ceil(2 * device.sms).max(1);
+    let bytes = shared(w, 1, runs(k), each * whole_row(w, k)?);
+    let grid = [n.div_ceil(each) as u32, 1, 1];
+    launch("few_linear1", grid, bytes, 1, device, half).map(|launch| (launch, each as u32))
+}
+
 /// `few_long` for one row: `n` rows of weights of one matrix, more than a block holds; also its rows of weights of a
 /// block, and the pairs of rows that a warp has under way.
 pub fn long(w: WeightType, k: usize, n: usize, device: Device) -> Option<(Launch, u32, u32)> {
@@ -145,7 +153,9 @@ pub fn long(w: WeightType, k: usize, n: usize, device: Device) -> Option<(Launch
     let slot = (2 * row + 30) / 16 * 16;
     let fixed = shared(w, 1, runs(k), 0);
     let bytes = |stages: usize| fixed + (stages - 1) * BARRIERS + WARPS * stages * slot;
-    let stages = (2..=4).rev().find(|&stages| bytes(stages) <= device.half())?;
+    // Where not even two pairs fit in half of the memory, all of it is taken.
+    let stages = (2..=4).rev().find(|&stages| bytes(stages) <= device.half());
+    let stages = stages.or_else(|| (2..=3).rev().find(|&stages| bytes(stages) + RESERVED <= device.max_shared))?;
     let each = n.div_ceil(device.sms).next_multiple_of(2);
     let grid = [n.div_ceil(each) as u32, 1, 1];
     let launch = Launch { entry: "few_long", grid, block: 32 * WARPS as u32, shared: bytes(stages) as u32 };
@@ -164,15 +174,19 @@ pub fn pair(
     const NAMES: [&str; 4] = ["few_pair1", "few_pair2", "few_pair4", "few_pair8"];
     let (at, cols) = width(rows);
     let row = [whole_row(w[0], k)?, whole_row(w[1], k)?];
-    // Blocks by bytes, since these are also the work.
+    // Blocks by bytes, since these are also the work: one for each multiprocessor, or two where these are too long.
     let total = n[0] * row[0] + n[1] * row[1];
-    let b = (n[1] * row[1] * device.sms / total).clamp(1, device.sms.saturating_sub(1).max(1));
-    let blocks = [device.sms.saturating_sub(b).max(1), b];
-    let each = [0, 1].map(|i| n[i].div_ceil(blocks[i]).max(1));
-    let counts = [0, 1].map(|i| n[i].div_ceil(each[i]) as u32);
-    let bytes = (0..2).map(|i| shared(w[i], cols, runs(k), each[i] * row[i])).max()?;
-    let launch = launch(NAMES[at], [counts[0] + counts[1], 1, 1], bytes, cols, device, half)?;
-    Some((launch, counts[0], each.map(|n| n as u32)))
+    let waves = if cols == 1 { 2 } else { 1 };
+    (1..=waves).find_map(|waves| {
+        let all = waves * device.sms;
+        let b = (n[1] * row[1] * all / total).clamp(1, all.saturating_sub(1).max(1));
+        let blocks = [all.saturating_sub(b).max(1), b];
+        let each = [0, 1].map(|i| n[i].div_ceil(blocks[i]).max(1));
+        let counts = [0, 1].map(|i| n[i].div_ceil(each[i]) as u32);
+        let bytes = (0..2).map(|i| shared(w[i], cols, runs(k), each[i] * row[i])).max()?;
+        let launch = launch(NAMES[at], [counts[0] + counts[1], 1, 1], bytes, cols, device, half)?;
+        Some((launch, counts[0], each.map(|n| n as u32)))
+    })
 }
 
 fn launch(
@@ -189,39 +203,52 @@ fn launch(
     (bytes + 512 <= device.max_shared).then_some(Launch { entry, grid, block: 512, shared: bytes as u32 })
 }
 
-/// `few_experts` for one row: `pairs` experts, the shared one's with them, of `n` rows of weights of gate and of up.
-pub fn experts(w: WeightType, pairs: usize, n: usize, k: usize, device: Device, half: Half) -> Option<Each> {
+/// `few_experts` for one row: `pairs` experts of `n` rows of weights of gate and of up, and a shared one of `n_shared`.
+pub fn experts(
+    w: WeightType,
+    pairs: usize,
+    n_shared: usize,
+    [n, k]: [usize; 2],
+    device: Device,
+    half: Half,
+) -> Option<Each> {
     let row = 2 * whole_row(w, k)?;
-    // As many tiles as fill the device once, or twice where these are too long.
-    let each = [1, 2, 3].into_iter().map(|waves| {
-        let tiles = (waves * device.sms / pairs.max(1)).clamp(1, n.max(1));
-        n.div_ceil(tiles)
+    let blocks = |each: usize| n.div_ceil(each) * pairs + n_shared.div_ceil(each);
+    // As many blocks as fill the device once, or twice where these are too long.
+    let each = [1, 2, 3].into_iter().filter_map(|waves| {
+        let most = waves * device.sms;
+        let least = (pairs * n + n_shared).div_ceil(most).max(1);
+        (least..=n.max(n_shared).max(least)).find(|&each| blocks(each) <= most)
     });
     let (each, bytes) =
         each.map(|each| (each, shared(w, 1, runs(k), each * row))).find(|(_, bytes)| *bytes <= device.half())?;
-    let grid = [(n.div_ceil(each) * pairs) as u32, 1, 1];
+    let grid = [blocks(each) as u32, 1, 1];
     Some((device.paired("few_experts", grid, bytes, half), each as u32))
 }
 
-/// `few_down` for one row.
+/// `few_down` for one row: `n` rows of weights of `k` numbers for each of `n_used` slots, and of `k_shared` for a shared
+/// expert.
 pub fn down(
     w: WeightType,
     n_used: usize,
-    has_shared: bool,
-    n: usize,
-    k: usize,
+    k_shared: Option<usize>,
+    [n, k]: [usize; 2],
     device: Device,
     half: Half,
 ) -> Option<Each> {
     let row = row_bytes(w, k)?;
+    let row_shared = k_shared.map_or(Some(0), |k| row_bytes(w, k))?;
     // A tile of a slot is one piece.
-    let step = (1..=16).find(|rows| (rows * row).is_multiple_of(16))?;
-    let each = n.div_ceil(device.sms).next_multiple_of(step);
-    let slots = n_used + usize::from(has_shared);
-    let own = if has_shared { runs(k) } else { 0 };
-    let bytes = shared(w, 1, runs(n_used * k) + own, slots * each * row);
-    let fits = (n * row).is_multiple_of(16) && k.is_multiple_of(16) && bytes <= device.half();
-    let entry = if has_shared { "few_down_shared" } else { "few_down" };
+    let is_whole = |rows: usize| (rows * row).is_multiple_of(16) && (rows * row_shared).is_multiple_of(16);
+    let step = (1..=16).find(|&rows| is_whole(rows))?;
+    let runs = runs(n_used * k) + k_shared.map_or(0, runs);
+    // Blocks that fill the device once, or twice where these are too long.
+    let each = [1, 2].into_iter().map(|waves| n.div_ceil(waves * device.sms).next_multiple_of(step));
+    let (each, bytes) = each
+        .map(|each| (each, shared(w, 1, runs, each * (n_used * row + row_shared))))
+        .find(|(_, bytes)| *bytes <= device.half())?;
+    let fits = is_whole(n) && k.is_multiple_of(16) && k_shared.is_none_or(|k| k.is_multiple_of(16));
+    let entry = if k_shared.is_some() { "few_down_shared" } else { "few_down" };
     let grid = [n.div_ceil(each) as u32, 1, 1];
     fits.then(|| (device.paired(entry, grid, bytes, half), each as u32))
 }
@@ -273,16 +300,22 @@ mod tests {
         assert_eq!((of_pair.grid, of_pair.block, blocks, each), ([131, 1, 1], 640, 113, [41, 29]));
         let (o, each) = linear(q4, 1, 4096, 2048, false, H200, Half::Shared).unwrap();
         assert_eq!((o.entry, o.grid, o.block, o.shared, each), ("few_linear1", [128, 1, 1], 512, 115_840, 16));
-        let (up, each) = experts(q4, 8, 768, 2048, H200, Half::Registers).unwrap();
+        let (up, each) = experts(q4, 8, 0, [768, 2048], H200, Half::Registers).unwrap();
         assert_eq!((up.grid, up.shared, each), ([128, 1, 1], 114_048, 48));
-        let (of_down, each) = down(q6, 8, false, 2048, 768, H200, Half::Shared).unwrap();
+        let (of_down, each) = down(q6, 8, None, [2048, 768], H200, Half::Shared).unwrap();
         assert_eq!((of_down.entry, of_down.grid, each), ("few_down", [128, 1, 1], 16));
         // The product behind the last layer is too long for one wave.
         assert_eq!(linear(q6, 1, 2048, 151_936, false, H200, Half::Shared), None);
         let (output, each, stages) = long(q6, 2048, 151_936, H200).unwrap();
         assert_eq!((output.grid, output.shared, each, stages), ([132, 1, 1], 111_648, 1152, 2));
-        // Two pairs of these rows for each warp are more than a block may have.
-        assert_eq!(long(q6, 2816, 262_144, H200), None);
+        // Two pairs of these rows for each warp are more than half of the memory.
+        let (output, each, stages) = long(q6, 2816, 262_144, H200).unwrap();
+        assert_eq!((output.grid, output.shared, each, stages), ([132, 1, 1], 228_032, 1986, 3));
+        // Experts of Gemma 4 26B-A4B, and the dense matrices beside them, take two waves.
+        let (up, each) = experts(q4, 8, 2112, [704, 2816], H200, Half::Registers).unwrap();
+        assert_eq!((up.grid, up.shared, each), ([264, 1, 1], 100_032, 30));
+        let (of_down, each) = down(WeightType::Q8_0, 8, Some(2112), [2816, 704], H200, Half::Shared).unwrap();
+        assert_eq!((of_down.entry, of_down.grid, each), ("few_down_shared", [235, 1, 1], 12));
         // Experts of eight rows: tiles of 16 rows of weights and of 64.
         let (of_pairs, each) = pairs(q4, true, 64, 0, 768, 2048, H200).unwrap();
         assert_eq!((of_pairs.grid, of_pairs.block, of_pairs.shared, each), ([48 * 64, 1, 1], 128, 43_472, 4));

@@ -204,6 +204,41 @@ pub fn experts_down(w: WeightType, rows: usize, n_used: usize, has_shared: bool,
     Launch { entry: "experts_down", grid, block: VEC_BLOCK as u32, shared: (runs * run_bytes(w)) as u32 }
 }
 
+/// `latent_q`: queries of `n_head` heads `[d_latent, d_nope]` with matrices of type `w` for `rows` rows, `d_pe` numbers
+/// of each rotated, behind a product with a type and a number of columns, where it is one launch with it; also the
+/// blocks of a head, and where queries begin in shared memory.
+pub fn latent_q(
+    w: WeightType,
+    product: Option<(WeightType, usize)>,
+    rows: usize,
+    n_head: usize,
+    [d_latent, d_nope, d_pe]: [usize; 3],
+    sms: usize,
+) -> (Launch, u32, u32) {
+    let (cols, entry) = by_cols(rows, &[(1, "latent_q1"), (2, "latent_q2"), (4, "latent_q4"), (8, "latent_q8")]);
+    let d = d_nope + d_pe;
+    let n = if product.is_some() { d } else { d_latent };
+    let each = n.div_ceil((sms / n_head.max(1)).clamp(1, n));
+    let blocks = n.div_ceil(each);
+    let of_heads = vec_launch(entry, w, cols, d_nope).shared;
+    let of_product = product.map_or(0, |(w, k)| vec_launch(entry, w, cols, k).shared);
+    // A transposed matrix wants 17 numbers a thread.
+    let at = of_heads.max(of_product).max(17 * 4 * VEC_BLOCK as u32).next_multiple_of(16);
+    let shared = at + (4 * rows * d.next_multiple_of(4)) as u32;
+    let launch = Launch { entry, grid: [(n_head * blocks + rows) as u32, 1, 1], block: VEC_BLOCK as u32, shared };
+    (launch, blocks as u32, at)
+}
+
+/// `latent_out`: matrices `[n_head, n, k]`; also where merged rows begin in shared memory.
+pub fn latent_out(w: WeightType, rows: usize, n_head: usize, n: usize, k: usize, sms: usize) -> (Launch, u32) {
+    let names = [(1, "latent_out1"), (2, "latent_out2"), (4, "latent_out4"), (8, "latent_out8")];
+    let (cols, entry) = by_cols(rows, &names);
+    let launch = vec_launch(entry, w, cols, k);
+    let at = launch.shared.next_multiple_of(16);
+    let shared = at + (4 * rows * k.next_multiple_of(4)) as u32;
+    (Launch { grid: [vec_blocks(w, n, k, n_head, sms), n_head as u32, 1], shared, ..launch }, at)
+}
+
 /// A launch of `tile.h`.
 fn tile_launch(entry: &'static str, grid: [u32; 3]) -> Launch {
     Launch { entry, grid, block: (32 * TILE_WARPS) as u32, shared: 32 << 10 }

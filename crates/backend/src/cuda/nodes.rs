@@ -219,6 +219,8 @@ pub enum Node {
     ExpertsDown(DownNode),
     PostNorm(PostNormNode),
     DeltaIn(DeltaInNode),
+    LatentQ(LatentQNode),
+    LatentOut(LatentOutNode),
     Combine {
         x: View,
         add: bool,
@@ -330,18 +332,54 @@ pub struct RouterNode {
     pub scale: f32,
     /// Those who read the logits of one row choose.
     pub is_late: bool,
+    /// What is added to x first: its `out` is the x of this node.
+    pub added: Option<PostNormNode>,
 }
 
-/// `x = (x + y) · scale`, where y is the sum of one or two normed rows, normed again where there is a norm.
+/// `out = (x + y) · scale`, where y is the sum of one or two normed rows, normed again where there is a norm.
 #[derive(Clone, Copy, Debug)]
 pub struct PostNormNode {
     pub x: View,
+    pub out: Ptr,
     /// A row with the weights of its norm and what is added to its mean square.
     pub a: (View, Ptr, f32),
     pub b: Option<(View, Ptr, f32)>,
     pub norm: Option<(Ptr, f32)>,
     /// Null: none.
     pub scale: Ptr,
+}
+
+/// What comes before attention over latents, for single tokens; with the product that makes the queries, or behind it.
+#[derive(Clone, Copy, Debug)]
+pub struct LatentQNode {
+    pub module: ModuleId,
+    /// The row, the product's matrix and what is done to the row.
+    pub product: Option<(View, Part, Prologue)>,
+    /// Queries of all heads as the product puts them out.
+    pub heads: View,
+    /// A head's matrix, `[d_latent, d_nope]`.
+    pub w: Mat,
+    pub transposed: bool,
+    pub n_head: usize,
+    /// Of the latent, of a head's query without rotation and with it.
+    pub widths: [usize; 3],
+    /// What attention reads.
+    pub out: Ptr,
+    pub kv: View,
+    pub norm_w: Ptr,
+    pub eps: f32,
+    pub cache: CacheView,
+    pub rope: usize,
+    pub counters: Ptr,
+}
+
+/// Attention over latents, with the merge of its splits and the heads' matrices behind it.
+#[derive(Clone, Copy, Debug)]
+pub struct LatentOutNode {
+    pub module: ModuleId,
+    pub attention: AttentionNode,
+    pub w: Mat,
+    pub out: View,
 }
 
 /// What comes before a delta rule, for single tokens.
@@ -367,10 +405,22 @@ pub struct DeltaInNode {
 pub struct UpNode {
     pub experts: ExpertsNode,
     pub shared: Option<(Mat, Mat, View)>,
+    /// A dense pair of matrices beside the experts, where there is no shared one.
+    pub dense: Option<DenseUp>,
     pub prologue: Prologue,
     pub late: Option<Late>,
     /// The kernels of both products for several rows that bring weights through shared memory.
     pub pairs: Option<[ModuleId; 2]>,
+}
+
+/// Gate, up and activation of a dense feed-forward over the row that the experts read, behind a norm of its own.
+#[derive(Clone, Copy, Debug)]
+pub struct DenseUp {
+    pub gate: Mat,
+    pub up: Mat,
+    pub act: Act,
+    pub out: View,
+    pub prologue: Prologue,
 }
 
 /// Kernels for one row that choose experts by the logits of a router themselves, so that the router need not.
@@ -381,7 +431,7 @@ pub struct Late {
 }
 
 /// The experts' last product and their sum.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct DownNode {
     pub module: ModuleId,
     pub experts: ExpertsNode,
@@ -392,6 +442,8 @@ pub struct DownNode {
     pub shared: Option<(Mat, View)>,
     /// The gate of the shared expert; null where it counts in full.
     pub share: Ptr,
+    /// The last product of the dense feed-forward beside the experts, to a row of its own.
+    pub dense: Option<FewLinearNode>,
     pub late: Option<Late>,
     /// As of [`UpNode`].
     pub pairs: Option<[ModuleId; 2]>,
@@ -441,17 +493,42 @@ impl Node {
             Node::Attend(_) => ("attend".into(), 0),
             Node::PostNorm(_) => ("post_norm".into(), 0),
             Node::DeltaIn(_) => ("delta_in".into(), 0),
+            Node::LatentQ(LatentQNode { product, w, n_head, .. }) => {
+                let own = n_head * bytes(w);
+                match product {
+                    Some((_, part, _)) => {
+                        let name = format!("latent q {}, heads {n_head} {}", shape(&part.w), shape(w));
+                        (name, own + bytes(&part.w))
+                    }
+                    None => (format!("latent q, heads {n_head} {}", shape(w)), own),
+                }
+            }
+            Node::LatentOut(LatentOutNode { attention, w, .. }) => {
+                let n_head = attention.n_head;
+                (format!("latent attention, heads {n_head} {}", shape(w)), n_head * bytes(w))
+            }
             Node::Router(RouterNode { parts, .. }) => {
                 (format!("router {}", shape(&parts[0].w)), parts.iter().map(|part| bytes(&part.w)).sum())
             }
-            Node::ExpertsUp(UpNode { experts, shared, .. }) => {
+            Node::ExpertsUp(UpNode { experts, shared, dense, .. }) => {
                 let all = bytes(&experts.gate) + bytes(&experts.up);
                 let n = experts.n_used + usize::from(shared.is_some());
-                (format!("experts up {}", shape(&experts.gate)), n * all)
+                let name = format!("experts up {}", shape(&experts.gate));
+                match dense {
+                    Some(dense) => {
+                        let own = bytes(&dense.gate) + bytes(&dense.up);
+                        (format!("{name}, dense up {}", shape(&dense.gate)), n * all + own)
+                    }
+                    None => (name, n * all),
+                }
             }
-            Node::ExpertsDown(DownNode { experts, shared, .. }) => {
+            Node::ExpertsDown(DownNode { experts, shared, dense, .. }) => {
                 let n = experts.n_used + usize::from(shared.is_some());
-                (format!("experts down {}", shape(&experts.down)), n * bytes(&experts.down))
+                let name = format!("experts down {}", shape(&experts.down));
+                match dense.as_ref().map(|dense| dense.parts[0][0].w) {
+                    Some(w) => (format!("{name}, dense down {}", shape(&w)), n * bytes(&experts.down) + bytes(&w)),
+                    None => (name, n * bytes(&experts.down)),
+                }
             }
             Node::RmsNorm { .. } => ("rms_norm".into(), 0),
             Node::HeadNorm { gate: 0, .. } => ("head_norm".into(), 0),

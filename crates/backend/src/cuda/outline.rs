@@ -180,6 +180,8 @@ fn matrices(node: &Node) -> Vec<Mat> {
         Node::Router(node) => node.parts.iter().map(|part| part.w).collect(),
         Node::ExpertsUp(node) => vec![node.experts.gate],
         Node::ExpertsDown(node) => vec![node.experts.down],
+        Node::LatentQ(node) => vec![node.w],
+        Node::LatentOut(node) => vec![node.w],
         _ => Vec::new(),
     }
 }

@@ -72,6 +72,8 @@ sources! {
     GATED_LINEAR_WIDE = "gated_linear_wide.cu";
     HEAD_LINEAR = "head_linear.cu";
     KV_APPEND = "kv_append.cu";
+    LATENT_OUT = "latent_out.cu";
+    LATENT_Q = "latent_q.cu";
     LINEAR = "linear.cu";
     LINEAR_BATCH = "linear_batch.cu";
     LINEAR_PAIR = "linear_pair.cu";
@@ -182,6 +184,17 @@ impl Key {
         let mut key = Key::typed(source, w);
         key.defines.push(format!("WEIGHT_HEADER_B=\"{}\"", quant_headers::name(other)));
         key.defines.push(format!("WEIGHT_B={}", other.name()));
+        key
+    }
+
+    /// What comes before attention over latents: for the type of the heads' matrices, the elements of the cache and the
+    /// type of the product that makes the queries, where it goes with the rest.
+    pub fn latent(w: WeightType, is_f16: bool, product: Option<WeightType>) -> Key {
+        let mut key = match product {
+            Some(product) => Key::pair(LATENT_Q, w, product),
+            None => Key::typed(LATENT_Q, w),
+        };
+        key.defines.push(format!("KV_F16={}", u32::from(is_f16)));
         key
     }
 
