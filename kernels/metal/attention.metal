@@ -4,8 +4,10 @@
 //
 // A lane is a position of the page: the score of its key is one chain of multiply-adds. For values it owns columns
 // lane, lane + 32, ... and takes each position's share from that position's lane.
-// Compiled for a cache: D_K, D_V, KV_F16, V_IN_K (values are the first D_V numbers of the keys); SINKS 0 or 1.
-// grid (n_head, T), 64 threads
+// With SPLIT a threadgroup takes a part of the positions and leaves its sums, its largest score and its sum of shares in
+// `out`, [T, n_head, n_parts, D_V + 2], to `attention_merge`, which makes of a single part the bits that SPLIT 0 makes.
+// Compiled for a cache: D_K, D_V, KV_F16, V_IN_K (values are the first D_V numbers of the keys); SINKS 0 or 1; SPLIT.
+// grid (n_head, T), with SPLIT (n_head, T, parts of the longest context), 64 threads
 #include "metal/common.h"
 #include "metal/kv.h"
 
@@ -18,6 +20,10 @@ struct Attention {
     uint windowed;
     float scale;
     float softcap; // 0: none
+#if SPLIT
+    uint part; // positions of a part
+    uint n_parts; // of the longest context that there may be
+#endif
 };
 
 kernel void attention(device const float* q [[buffer(0)]], device const Kv* k_cache [[buffer(1)]],
@@ -30,18 +36,23 @@ kernel void attention(device const float* q [[buffer(0)]], device const Kv* k_ca
 #if SINKS
                       device const float* sinks [[buffer(9)]],
 #endif
-                      uint2 group [[threadgroup_position_in_grid]], uint t [[thread_index_in_threadgroup]],
+                      uint3 group [[threadgroup_position_in_grid]], uint t [[thread_index_in_threadgroup]],
                       uint sg [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
     threadgroup float query[D_K];
     threadgroup float other[D_V + 2]; // the sums of simdgroup 1, its largest score and its sum of shares
     const uint head = group.x, token = group.y, kv_head = head / (a.n_head / a.n_kv);
     const ulong row = (ulong)token * a.n_head + head;
+    uint pos = positions[token];
+    device const Chunk& c = chunks[chunk_of[token]];
+    uint first_pos = a.window != 0 && pos + 1 > a.window ? pos + 1 - a.window : 0;
+#if SPLIT
+    if (a.part * group.z > pos) return;
+    first_pos = max(first_pos, a.part * group.z);
+    pos = min(pos, a.part * group.z + a.part - 1);
+#endif
     for (uint i = t; i < D_K; i += 64) query[i] = q[row * D_K + i];
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    const uint pos = positions[token];
-    device const Chunk& c = chunks[chunk_of[token]];
-    const uint first_pos = a.window != 0 && pos + 1 > a.window ? pos + 1 - a.window : 0;
     float top = -INFINITY, total = 0.0f, acc[COLUMNS];
     for (uint j = 0; j < COLUMNS; j++) acc[j] = 0.0f;
 
@@ -90,19 +101,29 @@ kernel void attention(device const float* q [[buffer(0)]], device const Kv* k_ca
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (sg == 1) return;
-    float now = max(top, other[D_V]);
-#if SINKS
-    now = max(now, sinks[head]);
-#endif
+    const float now = max(top, other[D_V]);
     // A simdgroup without blocks has no share.
     const float mine = total == 0.0f ? 0.0f : precise::exp(top - now);
     const float its = other[D_V + 1] == 0.0f ? 0.0f : precise::exp(other[D_V] - now);
     float sum = total * mine + other[D_V + 1] * its;
+#if SPLIT
+    device float* to = out + (row * a.n_parts + group.z) * (D_V + 2);
+    for (uint j = 0; j < COLUMNS; j++) {
+        const uint column = j * 32 + lane;
+        if (column < D_V) to[column] = acc[j] * mine + other[column] * its;
+    }
+    if (lane == 0) to[D_V] = now;
+    if (lane == 0) to[D_V + 1] = sum;
+#else
+    float share = 1.0f;
 #if SINKS
-    sum += precise::exp(sinks[head] - now);
+    const float all = max(now, sinks[head]);
+    share = precise::exp(now - all);
+    sum = sum * share + precise::exp(sinks[head] - all);
 #endif
     for (uint j = 0; j < COLUMNS; j++) {
         const uint column = j * 32 + lane;
-        if (column < D_V) out[row * D_V + column] = (acc[j] * mine + other[column] * its) / sum;
+        if (column < D_V) out[row * D_V + column] = (acc[j] * mine + other[column] * its) * share / sum;
     }
+#endif
 }

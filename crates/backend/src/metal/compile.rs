@@ -12,6 +12,7 @@ use super::lower::{CacheView, Lower, Places, unsupported};
 use super::node::{Counts, Node, Schedule, THREADS};
 use super::program::{MetalProgram, Parts};
 use super::tables::{self, Tables};
+use super::variants;
 use super::weights::{self, Weights};
 use super::{Metal, Tuning};
 use crate::cpu::CacheType;
@@ -81,11 +82,13 @@ pub fn lay(
         states: &states,
         apart: pair(memory.apart),
         groups: pair(memory.groups),
+        parts: memory.parts.map(|(piece, part, n)| (own[piece], part, n)),
         faults,
         tuning: metal.tuning,
     };
     let n = limits.max_tokens;
-    let most = Counts { tokens: n, outputs: limits.max_outputs, chunks: n, longest: n };
+    let positions = limits.max_positions;
+    let most = Counts { tokens: n, outputs: limits.max_outputs, chunks: n, longest: n, positions };
     let mut build = |tuning: Tuning| {
         let mut lower = Lower::new(plan, Places { tuning, ..places });
         lower.ops()?;
@@ -187,6 +190,8 @@ struct Memory {
     apart: Option<[usize; 2]>,
     /// Pieces of `own` for pairs in the order of their experts, and for tiles of them.
     groups: Option<[usize; 2]>,
+    /// The piece of `own` for parts of attention, positions of a part, and the number of parts.
+    parts: Option<(usize, usize, usize)>,
     /// Buffers of ids.
     routed: Vec<Buf>,
     caches: Layout,
@@ -229,6 +234,17 @@ impl Memory {
         let groups = experts.map(|(pairs, kinds)| [pairs, (pairs / 128).saturating_add(kinds).saturating_mul(12)]);
         let groups = groups.reduce(|a, b| [a[0].max(b[0]), a[1].max(b[1])]);
         let groups = groups.filter(|_| !metal.tuning.is_plain).map(|bytes| bytes.map(|len| own.add(len, max_buffer)));
+        // Few rows alone are split: of each head the sums of a part, its largest score and its sum of shares.
+        let (part, n_parts) = variants::attention_parts(metal.tuning, limits.max_positions);
+        let widths = plan.ops.iter().filter_map(|op| match *op {
+            Op::Attention { cache, n_head, window: None, .. } => {
+                Some(n_head.saturating_mul(plan.caches[cache.0 as usize].d_v + 2))
+            }
+            _ => None,
+        });
+        let n_rows = max_tokens.min(variants::LEAST_ROWS - 1);
+        let bytes = widths.max().map(|width| width.saturating_mul(4 * n_rows).saturating_mul(n_parts));
+        let parts = bytes.filter(|_| n_parts > 1).map(|bytes| (own.add(bytes, max_buffer), part, n_parts));
         let mut caches = Layout::default();
         for decl in &plan.caches {
             for bytes in planes(decl, limits, metal.cache) {
@@ -246,6 +262,7 @@ impl Memory {
             own,
             apart,
             groups,
+            parts,
             routed,
             caches,
             states,

@@ -47,6 +47,8 @@ pub struct Places<'a> {
     pub apart: Option<[Span; 2]>,
     /// Pairs in the order of their experts, and tiles of them.
     pub groups: Option<[Span; 2]>,
+    /// Scratch for parts of attention, positions of a part, and the number of parts.
+    pub parts: Option<(Span, usize, usize)>,
     /// A word for each row of each router.
     pub faults: &'a [Span],
     pub tuning: variants::Tuning,
@@ -65,6 +67,7 @@ pub struct Lower<'a> {
     layer: Option<u32>,
     /// In which steps the dispatches at hand run.
     when: Option<When>,
+    unless: Option<When>,
 }
 
 /// A dispatch under construction.
@@ -180,7 +183,18 @@ impl<'a> Lower<'a> {
     /// For a plan whose memory is laid out.
     pub fn new(plan: &'a Plan, at: Places<'a>) -> Lower<'a> {
         let (units, nodes) = (Vec::new(), Vec::new());
-        Lower { plan, at, units, nodes, n_routers: 0, uses: HashMap::new(), op: "", layer: None, when: None }
+        Lower {
+            plan,
+            at,
+            units,
+            nodes,
+            n_routers: 0,
+            uses: HashMap::new(),
+            op: "",
+            layer: None,
+            when: None,
+            unless: None,
+        }
     }
 
     fn rows(&self, buf: Buf) -> Rows {
@@ -234,8 +248,21 @@ impl<'a> Lower<'a> {
     fn push_with(&mut self, draft: Draft, forms: Vec<Form>) {
         let unit = self.unit(&draft);
         let Draft { binds, bytes, params_slot, params, grid, threads, .. } = draft;
-        let (op, layer, when) = (self.op, self.layer, self.when);
-        self.nodes.push(Node { op, layer, bytes, unit, binds, params_slot, params, grid, threads, when, forms });
+        let (op, layer, when, unless) = (self.op, self.layer, self.when, self.unless);
+        self.nodes.push(Node {
+            op,
+            layer,
+            bytes,
+            unit,
+            binds,
+            params_slot,
+            params,
+            grid,
+            threads,
+            when,
+            unless,
+            forms,
+        });
     }
 
     /// A product with this matrix.

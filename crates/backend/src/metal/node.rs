@@ -5,6 +5,7 @@ use model::plan::Rows;
 
 use super::gpu::{Cmd, List, Pipe, Span, Use};
 use super::tables::Table;
+use super::variants::LEAST_ROWS;
 use crate::Batch;
 
 /// Threads of a threadgroup: what every GPU allows every kernel.
@@ -39,6 +40,8 @@ pub enum Count {
     Rows(Rows),
     /// Tokens of the step's longest chunk.
     Longest,
+    /// Positions of the step's longest sequence; 0 in steps of as many tokens as tiles want.
+    Reach,
 }
 
 /// Steps in which something runs: `from <= count < to`.
@@ -57,6 +60,8 @@ impl When {
         let n = match self.count {
             Count::Rows(rows) => counts.of(rows),
             Count::Longest => counts.longest as u64,
+            Count::Reach if counts.tokens >= LEAST_ROWS => 0,
+            Count::Reach => counts.positions as u64,
         };
         self.from as u64 <= n && n < self.to as u64
     }
@@ -83,6 +88,11 @@ pub enum Extent {
         /// Things of a token.
         each: u32,
         /// Things of a threadgroup.
+        per: u32,
+    },
+    /// A threadgroup for so many positions of the step's longest sequence.
+    Parts {
+        /// Positions.
         per: u32,
     },
     /// Slots of tiles of 32 things, of which a row has `each`, that are sorted to this many kinds.
@@ -119,6 +129,8 @@ pub struct Node {
     pub threads: u32,
     /// In which steps it runs; `None`: in all. One that begins at 0 has others that take its place where it ends.
     pub when: Option<When>,
+    /// Of these, steps in which it does not run.
+    pub unless: Option<When>,
     /// Other kernels with the same slots and parameters.
     pub forms: Vec<Form>,
 }
@@ -147,6 +159,8 @@ pub struct Counts {
     pub chunks: usize,
     /// Tokens of the longest chunk.
     pub longest: usize,
+    /// Positions of the longest sequence.
+    pub positions: usize,
 }
 
 impl Counts {
@@ -157,6 +171,7 @@ impl Counts {
             outputs: batch.rows.len(),
             chunks: batch.chunks.len(),
             longest: batch.chunks.iter().map(|c| c.len as usize).max().unwrap_or(0),
+            positions: batch.chunks.iter().map(|c| (c.pos + c.len) as usize).max().unwrap_or(0),
         }
     }
 
@@ -174,15 +189,21 @@ impl Extent {
             Extent::Of { rows, each, per } => (counts.of(rows) * u64::from(each)).div_ceil(u64::from(per)) as u32,
             Extent::Chunks => counts.chunks as u32,
             Extent::Longest { each, per } => (counts.longest as u64 * u64::from(each)).div_ceil(u64::from(per)) as u32,
+            Extent::Parts { per } => (counts.positions as u64).div_ceil(u64::from(per)) as u32,
             Extent::Tiles { rows, each, kinds } => (counts.of(rows) * u64::from(each) / 32) as u32 + kinds,
         }
     }
 }
 
 impl Node {
+    /// Whether it is one of the dispatches of a step.
+    fn is_due(&self, counts: Counts) -> bool {
+        self.when.is_none_or(|when| when.holds(counts)) && !self.unless.is_some_and(|when| when.holds(counts))
+    }
+
     /// What runs in a step: index of the unit, grid and threads. `None` where nothing does.
     pub fn dispatch(&self, counts: Counts) -> Option<(usize, [u32; 3], u32)> {
-        if self.when.is_some_and(|when| !when.holds(counts)) {
+        if !self.is_due(counts) {
             return None;
         }
         let form = self.forms.iter().find(|form| form.when.holds(counts));
@@ -233,6 +254,7 @@ impl Node {
                 Extent::Is(n) => u64::from(n),
                 Extent::Of { rows, each, .. } => limits.of(rows).saturating_mul(u64::from(each)),
                 Extent::Chunks => limits.chunks as u64,
+                Extent::Parts { .. } => limits.positions as u64,
                 Extent::Longest { each, .. } => (limits.longest as u64).saturating_mul(u64::from(each)),
                 Extent::Tiles { rows, each, kinds } => {
                     limits.of(rows).saturating_mul(u64::from(each)).saturating_add(u64::from(kinds))
@@ -286,7 +308,7 @@ impl Schedule {
     /// Of dispatches in the plan's order.
     pub fn new(nodes: Vec<Node>) -> Schedule {
         let mut whens: Vec<When> = Vec::new();
-        for when in nodes.iter().filter_map(|node| node.when) {
+        for when in nodes.iter().flat_map(|node| [node.when, node.unless]).flatten() {
             if !whens.contains(&when) {
                 whens.push(when);
             }
@@ -299,7 +321,7 @@ impl Schedule {
         let Schedule { nodes, whens, known } = self;
         let holds = || whens.iter().map(|when| when.holds(counts));
         let i = known.iter().position(|(mask, _)| mask.iter().copied().eq(holds())).unwrap_or_else(|| {
-            let runs = |i: &usize| nodes[*i].when.is_none_or(|when| when.holds(counts));
+            let runs = |i: &usize| nodes[*i].is_due(counts);
             known.push((holds().collect(), levels(nodes, (0..nodes.len()).filter(runs))));
             known.len() - 1
         });
@@ -348,6 +370,7 @@ mod tests {
                 grid: [Extent::Is(1); 3],
                 threads: THREADS,
                 when: None,
+                unless: None,
                 forms: Vec::new(),
             }
         };
@@ -362,7 +385,9 @@ mod tests {
             node.when = Some(When { count, from, to });
         }
         let mut schedule = Schedule::new(nodes);
-        let mut of = |tokens| schedule.of_step(Counts { tokens, outputs: 1, chunks: 1, longest: tokens }).1.to_vec();
+        let mut of = |tokens| {
+            schedule.of_step(Counts { tokens, outputs: 1, chunks: 1, longest: tokens, positions: tokens }).1.to_vec()
+        };
         assert_eq!(of(8), [vec![0], vec![3]]);
         assert_eq!(of(9), [vec![1], vec![2, 3]]);
         assert_eq!(of(8), [vec![0], vec![3]]);

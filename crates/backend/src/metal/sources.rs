@@ -37,6 +37,7 @@ pub struct Source {
 sources! {
     ADD = "add.metal";
     ATTENTION = "attention.metal";
+    ATTENTION_MERGE = "attention_merge.metal";
     ATTENTION_TILES = "attention_tiles.metal";
     CAUSAL_CONV = "causal_conv.metal";
     COMBINE = "combine.metal";

@@ -77,7 +77,9 @@ impl Kind {
 /// # Errors
 /// How it is wrong, or what failed.
 pub fn run(metal: &Metal, kind: Kind) -> Result<(), String> {
-    let metal = Metal { cache: CacheType::F32, maps_weights: false, ..metal.clone() };
+    let mut metal = Metal { cache: CacheType::F32, maps_weights: false, ..metal.clone() };
+    // Short contexts have parts too.
+    metal.tuning.part = crate::PAGE;
     let cpu = Cpu { isa: Isa::Scalar, threads: 1, cache: CacheType::F32, residency: Policy::CopyAll };
     let (plan, checkpoint) = build(kind)?;
     let exact = logits(&cpu, &plan, &checkpoint)?;

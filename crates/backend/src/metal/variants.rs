@@ -21,6 +21,9 @@ pub struct Tuning {
     pub many: usize,
     /// What takes its plain kernels, each op by itself.
     pub off: Off,
+    /// Positions of a part of attention, at least; a multiple of a page's. A token behind more of them is computed by
+    /// a threadgroup for each part.
+    pub part: usize,
 }
 
 /// Kinds of kernels of which the plain ones alone are used: on this GPU the others are wrong.
@@ -46,7 +49,7 @@ impl Off {
 impl Default for Tuning {
     /// 8 threadgroups of 4 outputs for each of 32 cores. No Mac was asked.
     fn default() -> Tuning {
-        Tuning { is_plain: false, many: 1024, off: Off::NONE }
+        Tuning { is_plain: false, many: 1024, off: Off::NONE, part: 512 }
     }
 }
 
@@ -104,6 +107,16 @@ pub fn least_grouped(n_expert: usize, n_used: usize) -> usize {
     (2 * n_expert).div_ceil(n_used.max(1)).max(LEAST_ROWS)
 }
 
+/// Maximum number of parts of attention: what a token keeps of each is small beside its keys.
+const MAX_PARTS: usize = 64;
+
+/// Positions of a part of attention where sequences have as many as this, and the number of parts.
+pub fn attention_parts(tuning: Tuning, max_positions: usize) -> (usize, usize) {
+    let page = crate::PAGE;
+    let part = max_positions.div_ceil(MAX_PARTS).max(tuning.part).next_multiple_of(page);
+    (part, max_positions.div_ceil(part))
+}
+
 /// Rows of x from which a tile pays: it reads weights once for 32 of them, where each row of x alone reads them all.
 /// MLX's limits lie at 6 to 18 rows on M1 and M2; no Mac was asked here.
 pub const LEAST_ROWS: usize = 10;
@@ -133,6 +146,15 @@ pub fn attention_tile(d_k: usize, d_v: usize) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn contexts_have_few_parts() {
+        for (max_positions, part, n) in
+            [(100, 512, 1), (4096, 512, 8), (32_768, 512, 64), (40_000, 640, 63), (1 << 20, 16_384, 64)]
+        {
+            assert_eq!(attention_parts(Tuning::default(), max_positions), (part, n));
+        }
+    }
 
     #[test]
     fn tiles_of_attention_fit() {

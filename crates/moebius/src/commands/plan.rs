@@ -122,7 +122,7 @@ fn run_metal(args: &PlanArgs, model: &Model) -> Result<()> {
             plural(barriers)
         )
     };
-    let one = outline.step(1, 1);
+    let one = outline.step(1, 1, 0);
     for (name, lines) in by_layer(one.iter().map(|line| (line.layer, line)), |a, b| a.is_alike(b)) {
         say!("  {name}: {}", counts(&lines))?;
         for line in lines {
@@ -134,12 +134,16 @@ fn run_metal(args: &PlanArgs, model: &Model) -> Result<()> {
     }
     say!("together")?;
     say!("  a token: {}", counts(&one.iter().collect::<Vec<_>>()))?;
+    let depth = fit.limits.max_positions - 1;
+    let lines = outline.step(1, 1, depth);
+    let barriers = lines.iter().filter(|line| line.is_behind).count();
+    say!("  a token behind {depth}: {} dispatches, {barriers} barriers", lines.len())?;
     for n in [4, 8, 32] {
-        let lines = outline.step(n, 1);
+        let lines = outline.step(n, 1, 0);
         let barriers = lines.iter().filter(|line| line.is_behind).count();
         say!("  a token of each of {n} sequences: {} dispatches, {barriers} barriers", lines.len())?;
     }
-    let (n, lines) = (fit.limits.max_tokens, outline.step(1, fit.limits.max_tokens));
+    let (n, lines) = (fit.limits.max_tokens, outline.step(1, fit.limits.max_tokens, 0));
     let barriers = lines.iter().filter(|line| line.is_behind).count();
     say!("  a prompt of {n} tokens: {} dispatches, {barriers} barriers", lines.len())
 }

@@ -156,28 +156,61 @@ impl Lower<'_> {
                 .define("SINKS", usize::from(sinks.is_some()))
                 .bind(0, self.buf(q))
                 .bind(1, (Place::Fixed(view.k), Use::Read))
-                .bind(3, self.buf(out))
                 .params(4, words.into_iter().map(is).chain([float(scale), float(softcap)]))
                 .table(7, Table::Chunks)
                 .table(8, pages);
             let draft = view.v.into_iter().fold(draft, |draft, v| draft.bind(2, (Place::Fixed(v), Use::Read)));
             sinks.into_iter().fold(draft, |draft, sinks| draft.bind(9, self.vector(sinks)))
         };
-        let by_row = draft(sources::ATTENTION, "attention").table(5, Table::Positions).table(6, Table::ChunkOf).grid([
-            Extent::Is(n_head as u32),
-            per_row(Rows::Tokens),
-            Extent::Is(1),
-        ]);
+        let by_row = draft(sources::ATTENTION, "attention")
+            .define("SPLIT", 0)
+            .bind(3, self.buf(out))
+            .table(5, Table::Positions)
+            .table(6, Table::ChunkOf)
+            .grid([Extent::Is(n_head as u32), per_row(Rows::Tokens), Extent::Is(1)]);
         let tiles = variants::attention_tile(d_k, d_v)
             .filter(|_| !self.at.tuning.is_plain && !self.at.tuning.off.attention)
             .map(|rows| {
                 let tiles = Extent::Longest { each: (n_head / n_kv) as u32, per: rows as u32 };
                 draft(sources::ATTENTION_TILES, "attention_tiles")
+                    .bind(3, self.buf(out))
                     .define("ROWS", rows)
                     .grid([tiles, Extent::Is(n_kv as u32), Extent::Chunks])
                     .threads(variants::TILE_THREADS)
             });
         let count = Count::Longest;
+        // A layer with a window has few keys.
+        let is_split = window.is_none() && !self.at.tuning.is_plain && !self.at.tuning.off.attention;
+        let split = self.at.parts.filter(|_| is_split).map(|(parts, part, n_parts)| {
+            let due = When { count: Count::Reach, from: part + 1, to: usize::MAX };
+            let row_bytes = n_head as u64 * n_parts as u64 * (d_v as u64 + 2) * 4;
+            let place = Place::Rows(parts, Rows::Tokens, row_bytes);
+            let words = words.into_iter().map(is).chain([float(scale), float(softcap)]);
+            let split = draft(sources::ATTENTION, "attention")
+                .define("SPLIT", 1)
+                .table(5, Table::Positions)
+                .table(6, Table::ChunkOf)
+                .bind(3, (place, Use::Update))
+                .params(4, words.chain([is(part), is(n_parts)]))
+                .grid([Extent::Is(n_head as u32), per_row(Rows::Tokens), Extent::Parts { per: part as u32 }]);
+            let merge = Draft::new(sources::ATTENTION_MERGE, "attention_merge")
+                .define("D_V", d_v)
+                .define("SINKS", usize::from(sinks.is_some()))
+                .bind(0, (place, Use::Read))
+                .bind(1, self.buf(out))
+                .params(2, [n_head, part, n_parts].map(is))
+                .table(3, Table::Positions)
+                .grid([Extent::Is(n_head as u32), per_row(Rows::Tokens), Extent::Is(1)]);
+            let merge = sinks.into_iter().fold(merge, |merge, sinks| merge.bind(4, self.vector(sinks)));
+            (split, merge, due)
+        });
+        if let Some((split, merge, due)) = split {
+            self.when = Some(due);
+            self.push(split);
+            self.push(merge);
+            self.when = None;
+            self.unless = Some(due);
+        }
         if let Some(tiles) = tiles {
             self.when = Some(When { count, from: variants::LEAST_ROWS, to: usize::MAX });
             self.push(tiles);
@@ -185,5 +218,6 @@ impl Lower<'_> {
         }
         self.push(by_row);
         self.when = None;
+        self.unless = None;
     }
 }
