@@ -71,6 +71,7 @@ sources! {
     GATED_LINEAR_BATCH = "gated_linear_batch.cu";
     GATED_LINEAR_WIDE = "gated_linear_wide.cu";
     HEAD_LINEAR = "head_linear.cu";
+    HOT = "hot.cu";
     KV_APPEND = "kv_append.cu";
     LINEAR = "linear.cu";
     LINEAR_BATCH = "linear_batch.cu";
