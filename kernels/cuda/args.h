@@ -107,6 +107,16 @@ struct ExpertsDown {
     u32 rows, n_used, n_expert, n, k, add;
 };
 
+// Pairs whose experts may have slots on the device, and the rows of the others in host memory.
+struct Hot {
+    const u32* ids;    // [n_pairs]
+    const u32* table;  // [n_expert]: slots, or past the last
+    u32* slots;        // [n_pairs]
+    const float* host; // [n_pairs, n]
+    float* out;        // [n_pairs, n]
+    u32 n_pairs, n_expert, n_slots, n;
+};
+
 // As `Linear`, in blocks of `each` rows of weights; `stages`: of few_long.
 struct FewLinear {
     Linear op;

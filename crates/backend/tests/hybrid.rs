@@ -9,8 +9,9 @@ use std::sync::Arc;
 use backend::Backend;
 use backend::cpu::{CacheType, Cpu};
 use backend::cuda::Cuda;
-use backend::cuda::split::{Host, Split};
+use backend::cuda::split::{Host, Moves, Split};
 use backend::reference::Reference;
+use backend::residency::Policy;
 use checkpoint::Checkpoint;
 use common::backends::gpu;
 use common::{PLAIN, Session, Shape, model, tokens};
@@ -24,9 +25,14 @@ const OFF: f64 = 6e-2;
 
 /// The GPU with this share of the experts, in percent. `copies_from` rows on, the others are copied.
 fn with(gpu: &Cuda, plan: &Plan, percent: usize, copies_from: usize) -> Cuda {
+    moving(gpu, plan, percent, copies_from, Moves::Never)
+}
+
+/// The same with experts that move.
+fn moving(gpu: &Cuda, plan: &Plan, percent: usize, copies_from: usize, moves: Moves) -> Cuda {
     let all = Split::new(plan, usize::MAX).bytes()[0];
     let cpu = Cpu { threads: 4, ..Cpu::default() };
-    Cuda { host: Some(Host { room: all / 100 * percent, copies_from: Some(copies_from), cpu }), ..gpu.clone() }
+    Cuda { host: Some(Host { room: all / 100 * percent, copies_from: Some(copies_from), cpu, moves }), ..gpu.clone() }
 }
 
 /// RMS error of each row over the standard deviation of its exact values, ascending; NaN stands at the end.
@@ -47,7 +53,10 @@ fn errors(found: &[f32], exact: &[f32], n_vocab: usize) -> Vec<f64> {
 
 /// Prompts, and then steps of one to three sequences, each often enough that its launches are captured.
 fn run(backend: &dyn Backend, model: &Model) -> Vec<f32> {
-    let mut session = Session::new(backend, model, 160);
+    run_in(&mut Session::new(backend, model, 160))
+}
+
+fn run_in(session: &mut Session) -> Vec<f32> {
     let (a, b, c) = (tokens(70, 1), tokens(40, 2), tokens(12, 3));
     let mut all = session.step(&[(0, &a)]).to_vec();
     all.extend_from_slice(session.step(&[(1, &b[..7]), (0, &a[..1])]));
@@ -109,6 +118,63 @@ fn every_kind_of_experts_can_stay_on_the_host() {
             let error = rows[rows.len() - 1 - rows.len() / 8];
             println!("{error:.2e} copies from {copies_from}: {shape:?}");
             assert!(error <= OFF, "{error:e}: {copies_from} {shape:?}");
+            let half = moving(&gpu, &model.0, 50, copies_from, Moves::Always);
+            let rows = errors(&run(&half, &model), &exact, model.0.n_vocab);
+            let error = rows[rows.len() - 1 - rows.len() / 8];
+            println!("{error:.2e} moving, copies from {copies_from}: {shape:?}");
+            assert!(error <= OFF, "{error:e}: moving, {copies_from} {shape:?}");
+        }
+    }
+}
+
+/// Experts that are read from disk give the bits of those in memory, whatever the number of slabs.
+#[test]
+fn experts_of_the_host_may_be_on_disk() {
+    let Some(gpu) = gpu(CacheType::F16) else { return };
+    let model = embedded(&gpu);
+    for percent in [0, 50] {
+        // Nothing is copied in either, so that the host computes the same steps.
+        let resident = with(&gpu, &model.0, percent, usize::MAX);
+        let wanted = run(&resident, &model);
+        for slabs in [0, 3_000_000, usize::MAX] {
+            let mut streamed = resident.clone();
+            let host = streamed.host.as_mut().unwrap();
+            host.cpu.residency = Policy::Stream { slabs };
+            host.moves = Moves::Always;
+            assert_eq!(run(&streamed, &model), wanted, "{percent}%, {slabs} bytes of slabs");
+        }
+    }
+}
+
+/// Experts that move to slots on the device and away from them change no result past the tolerance: steps of other
+/// tokens follow each other, so that experts move between nearly all of them.
+#[test]
+fn experts_may_move() {
+    let Some(gpu) = gpu(CacheType::F16) else { return };
+    let model = embedded(&gpu);
+    let run = |backend: &dyn Backend| {
+        let mut session = Session::new(backend, &model, 320);
+        let mut all = run_in(&mut session);
+        for (i, part) in tokens(200, 9).chunks(2).enumerate() {
+            let next = [(0, &part[..1]), (1, &part[1..])];
+            all.extend_from_slice(session.step(&next[..1 + i % 2]));
+        }
+        all
+    };
+    let exact = run(&Reference);
+    let of = |backend: &Cuda| {
+        let errors = errors(&run(backend), &exact, model.0.n_vocab);
+        [errors[errors.len() / 2], errors[errors.len() - 1 - errors.len() / 8]]
+    };
+    let fixed = of(&with(&gpu, &model.0, 50, usize::MAX));
+    println!("fixed: {fixed:.2e?}");
+    for percent in [75, 50, 20] {
+        for copies_from in [usize::MAX, 9] {
+            let moved = of(&moving(&gpu, &model.0, percent, copies_from, Moves::Always));
+            println!("{percent}%, copies from {copies_from} rows: {moved:.2e?}");
+            for (moved, fixed) in moved.into_iter().zip(fixed) {
+                assert!(moved <= 1.25 * fixed + 1e-2, "{percent}%, {copies_from}: {moved:e} against {fixed:e}");
+            }
         }
     }
 }

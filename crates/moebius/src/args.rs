@@ -128,10 +128,26 @@ pub struct StepArgs {
     /// when left out
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub gpu_memory: Option<usize>,
+    /// When routed experts that are used most move to the GPU, where it does not hold all of them: the last digits of
+    /// results then depend on which have moved
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = MovesArg::Auto)]
+    pub hot_experts: MovesArg,
     /// Maximum number of tokens computed in one step; 512 when left out, more with CUDA (2048) and where experts are
     /// read from disk
     #[arg(short, long, value_name = "N")]
     pub batch: Option<usize>,
+}
+
+/// When experts move to the GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum MovesArg {
+    /// As long as that is measured to be faster
+    #[default]
+    Auto,
+    /// Whole layers stay where they are: the same run gives the same bits
+    Never,
+    /// From the first tokens on
+    Always,
 }
 
 impl StepArgs {
@@ -627,6 +643,12 @@ pub struct PlanArgs {
     /// Predict from recorded experts (`moebius bench --trace-experts`) how many are in memory under any budget
     #[arg(long, value_name = "FILE")]
     pub routes: Option<PathBuf>,
+    /// Bytes a second that a disk reads, for a machine that is not this one; measured when left out
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub disk_speed: Option<usize>,
+    /// Bytes a second that its memory gives; measured when left out
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub memory_speed: Option<usize>,
 }
 
 #[derive(Debug, Args)]

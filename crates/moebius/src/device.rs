@@ -104,7 +104,8 @@ pub fn of_cpu(step: &StepArgs) -> Option<&'static str> {
     let flags = [
         ("--isa", step.isa.is_some()),
         ("--copy-weights", step.copy_weights != CopyArg::Auto),
-        ("--memory", step.memory.is_some()),
+        // With both, the one is about what the GPU leaves to the CPU.
+        ("--memory", step.memory.is_some() && step.gpu_memory.is_none()),
     ];
     flags.into_iter().find_map(|(flag, is_given)| is_given.then_some(flag))
 }

@@ -23,6 +23,7 @@ mod load;
 mod machine;
 mod memory;
 mod out;
+mod predict;
 mod prompts;
 mod quantize;
 mod routes;

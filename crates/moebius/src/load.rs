@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use backend::cpu::{CacheType, Cpu, Isa};
-use backend::cuda::split::{Host, Split};
+use backend::cuda::split::{Host, Moves, Split};
 use backend::cuda::{self, Cuda};
 use backend::experts::layout::Layout;
 use backend::metal::{self, Metal};
@@ -23,10 +23,11 @@ use engine::tokenizer::{Encode, Tokenizer};
 use model::plan::{Plan, ValidPlan};
 use serde_json::Value;
 
-use crate::args::{BackendKind, CacheArg, CopyArg, EngineArgs, IsaArg, SamplingArgs, StepArgs};
+use crate::args::{BackendKind, CacheArg, CopyArg, EngineArgs, IsaArg, MovesArg, SamplingArgs, StepArgs};
 use crate::device::{self, Device, Prefer};
 use crate::memory::{self, Budget, Fit, Units, Wish};
 use crate::out::note;
+use crate::predict::Rates;
 use crate::quantize::importance::Sums;
 use crate::{embedded, input, machine, out, prompts, sampling};
 
@@ -147,8 +148,16 @@ impl EngineSetup {
     /// What makes a GPU with so many bytes of routed experts, the CPU beside it.
     fn split_cuda(&self) -> Result<impl Fn(usize) -> Cuda> {
         let residency = if self.step.copy_weights == CopyArg::All { Policy::CopyAll } else { Policy::Mapped };
-        let (cuda, cpu) = (self.cuda(), self.cpu(residency)?);
-        Ok(move |room| Cuda { host: Some(Host { room, copies_from: None, cpu }), ..cuda.clone() })
+        let (cuda, cpu, moves) = (
+            self.cuda(),
+            self.cpu(residency)?,
+            match self.step.hot_experts {
+                MovesArg::Auto => Moves::WhenFaster,
+                MovesArg::Never => Moves::Never,
+                MovesArg::Always => Moves::Always,
+            },
+        );
+        Ok(move |room| Cuda { host: Some(Host { room, copies_from: None, cpu, moves }), ..cuda.clone() })
     }
 
     /// Whether routed experts may stay in host memory: the model has some, and a GPU computes.
@@ -158,12 +167,16 @@ impl EngineSetup {
             is_cuda || self.step.gpu_memory.is_none(),
             "keep within --gpu-memory: that is for NVIDIA GPUs, add --backend cuda"
         );
-        // A GPU that nobody named computes what fits it whole, until it is said how much of it may be taken.
-        let is_wanted = is_cuda && (self.step.gpu_memory.is_some() || !self.may_fall_back());
-        Ok(is_wanted && plan.has_experts())
+        Ok(is_cuda && plan.has_experts())
     }
 
-    /// The GPU and its plan where it does not hold all weights and routed experts can stay in host memory.
+    /// Whether the split is the engine's own choice: nobody named the GPU or said how much of it may be taken.
+    fn is_split_chosen(&self) -> bool {
+        self.may_fall_back() && self.step.gpu_memory.is_none()
+    }
+
+    /// The GPU and its plan where it does not hold all weights and routed experts can stay in host memory. A GPU that
+    /// nobody named has to hold a context of a habit's length besides.
     pub fn split(&self, plan: &ValidPlan) -> Result<Option<(Cuda, ValidPlan, Budget, Fit)>> {
         if !self.may_split(plan)? {
             return Ok(None);
@@ -171,18 +184,68 @@ impl EngineSetup {
         let cuda = self.cuda();
         let plan = cuda.lower(plan.clone())?;
         let (budget, wish) = (self.budget(&plan), self.wish());
+        let is_enough = |fit: &Fit| !self.is_split_chosen() || fit.is_roomy(&wish, plan.n_ctx_train);
         let whole = memory::fit(&cuda, &plan, &wish, budget);
         let budget = match budget {
             Budget::Free(None) => return Ok(None),
-            Budget::Free(Some(free)) if whole.as_ref().is_ok_and(|fit| fit.footprint.total() <= free) => {
+            Budget::Free(Some(free))
+                if whole.as_ref().is_ok_and(|fit| fit.footprint.total() <= free && is_enough(fit)) =>
+            {
                 return Ok(None);
             }
             Budget::Promise { .. } if whole.is_ok() => return Ok(None),
             Budget::Free(Some(bytes)) => Budget::Promise { bytes, overhead: 0 },
             promise @ Budget::Promise { .. } => promise,
         };
-        let (cuda, fit) = memory::fit_split(self.split_cuda()?, &plan, &wish, self.step.batch.is_some(), budget)?;
-        Ok(Some((cuda, plan, budget, fit)))
+        match memory::fit_split(self.split_cuda()?, &plan, &wish, self.step.batch.is_some(), budget) {
+            // What says more of a GPU that is too small comes later.
+            Err(_) if self.is_split_chosen() => Ok(None),
+            Ok((_, fit)) if !is_enough(&fit) => Ok(None),
+            fit => {
+                let (cuda, fit) = fit?;
+                Ok(Some((self.fit_host(cuda, &plan, fit.limits)?, plan, budget, fit)))
+            }
+        }
+    }
+
+    /// The same, with experts in host memory that `--memory` holds: all of them, or some, the others being read from
+    /// disk when they are wanted.
+    fn fit_host(&self, cuda: Cuda, plan: &ValidPlan, limits: Limits) -> Result<Cuda> {
+        let (Some(_), Some(bytes), Some(host)) = (self.step.gpu_memory, self.step.memory, cuda.host) else {
+            return Ok(cuda);
+        };
+        let budget = Budget::new(Some(bytes), plan, self.requests_bytes, self.resident_bytes);
+        if cuda.host_footprint(plan, limits).total() <= budget.bytes().unwrap_or(0) {
+            return Ok(cuda);
+        }
+        ensure!(
+            self.step.copy_weights == CopyArg::Auto,
+            "keep within --memory: --copy-weights says where weights are to be"
+        );
+        let with = |slabs| {
+            let cpu = Cpu { residency: Policy::Stream { slabs }, ..host.cpu };
+            Cuda { host: Some(Host { cpu, ..host }), ..cuda.clone() }
+        };
+        memory::fit_host(with, plan, limits, budget)
+    }
+
+    /// What a split is expected to give, where it is the engine's own choice.
+    ///
+    /// # Errors
+    /// The CPU alone is expected to be faster.
+    fn predict(&self, plan: &Plan, split: &Split) -> Result<Option<Predicted>> {
+        if !self.is_split_chosen() || split.host().next().is_none() {
+            return Ok(None);
+        }
+        let rates = Rates::measure(self.device.ordinal, machine::threads(self.threads)?, None)?;
+        let (shared, alone) = (rates.shared(plan, split).0, rates.alone(plan));
+        let name = self.device.chosen.as_deref().unwrap_or_default();
+        ensure!(
+            shared > alone,
+            "the model does not fit {name}, and the CPU is expected to be faster alone: {alone:.1} tok/s against \
+             {shared:.1} (--backend cuda takes both)"
+        );
+        Ok(Some(Predicted { shared, alone }))
     }
 
     /// A GPU that keeps within its promise for one sequence of `positions`, experts in host memory where it must.
@@ -197,7 +260,7 @@ impl EngineSetup {
             return Ok(Some((Box::new(cuda), plan, limits)));
         }
         let (cuda, limits) = memory::fit_whole_streamed(self.split_cuda()?, &plan, batch, positions, budget)?;
-        Ok(Some((Box::new(cuda), plan, limits)))
+        Ok(Some((Box::new(self.fit_host(cuda, &plan, limits)?), plan, limits)))
     }
 
     /// Elements of the cache.
@@ -248,7 +311,8 @@ impl EngineSetup {
         let (cpu, fit) = memory::fit_streamed(with, &plan, &Wish { batch, ..wish }, budget)?;
         let layout = cpu.layout(&plan);
         let (backend, name, device) = (Box::new(cpu), cpu_name(&cpu), self.device.clone());
-        Ok(Some(Prepared { backend, name, plan, budget, fit, layout, split: Split::none(), device, _open: None }))
+        let (split, predicted) = (Split::none(), None);
+        Ok(Some(Prepared { backend, name, plan, budget, fit, layout, split, predicted, device, _open: None }))
     }
 
     /// What computes.
@@ -289,6 +353,7 @@ impl EngineSetup {
                 bytes: self.step.gpu_memory.unwrap_or(0),
                 overhead: driver_bytes(self.device.ordinal),
             },
+            // Of the GPU alone, as long as nothing says what that is to hold.
             (BackendKind::Cuda | BackendKind::Metal, Some(bytes)) => Budget::Promise { bytes, overhead: 0 },
             (BackendKind::Cuda, None) => Budget::Free(free_on_device(self.device.ordinal)),
             (BackendKind::Cpu | BackendKind::Reference | BackendKind::Auto, memory) => {
@@ -341,9 +406,10 @@ impl EngineSetup {
             _ => None,
         };
         if let Some((cuda, plan, budget, fit)) = self.split(&plan)? {
-            let (split, layout, device) = (cuda.split(&plan), Layout::default(), self.device.clone());
+            let (split, layout, device) = (cuda.split(&plan), cuda.host_layout(&plan), self.device.clone());
+            let predicted = self.predict(&plan, &split)?;
             let (backend, name) = (Box::new(cuda), "CUDA".into());
-            return Ok(Prepared { backend, name, plan, budget, fit, layout, split, device, _open: open });
+            return Ok(Prepared { backend, name, plan, budget, fit, layout, split, predicted, device, _open: open });
         }
         let (backend, name) = self.backend(checkpoint, &plan)?;
         let plan = backend.lower(plan)?;
@@ -354,8 +420,9 @@ impl EngineSetup {
             }
             _ => memory::fit(&*backend, &plan, &self.wish(), budget)?,
         };
-        let (layout, split, device) = (Layout::default(), Split::none(), self.device.clone());
-        Ok(Prepared { backend, name, plan, budget, fit, layout, split, device, _open: open })
+        let (layout, split, predicted) = (Layout::default(), Split::none(), None);
+        let device = self.device.clone();
+        Ok(Prepared { backend, name, plan, budget, fit, layout, split, predicted, device, _open: open })
     }
 
     /// The program of what is prepared. Where a GPU that nobody named fails to start, the CPU takes its place and
@@ -452,16 +519,32 @@ pub struct Prepared {
     pub layout: Layout,
     /// Which routed experts lie on a GPU; none where all weights are in one place.
     pub split: Split,
+    /// Why they do, where nobody asked for it.
+    predicted: Option<Predicted>,
     /// What computes in the end.
     pub device: Device,
     /// Keeps the device's context until a program has its own hold.
     _open: Option<cuda::Open>,
 }
 
+/// Tokens a second of one sequence that are expected of a GPU and the CPU together, and of the CPU alone.
+#[derive(Clone, Copy, Debug)]
+struct Predicted {
+    shared: f64,
+    alone: f64,
+}
+
 impl Prepared {
     /// What computes where nobody said, and what is where when experts do not lie with the other weights: a sentence
     /// each.
     pub fn placement(&self) -> Vec<String> {
+        if let (Some(name), Some(Predicted { shared, alone })) = (&self.device.chosen, self.predicted) {
+            let parted = self.parted().unwrap_or_default();
+            return vec![format!(
+                "computing on {name} and the CPU, {shared:.1} tok/s expected, {alone:.1} on the CPU alone (--backend \
+                 cpu takes that): {parted}"
+            )];
+        }
         [self.device.note(), self.parted()].into_iter().flatten().collect()
     }
 
@@ -473,10 +556,17 @@ impl Prepared {
             let [on_device, on_host] = self.split.bytes().map(shown);
             let dense = shown(self.fit.dense_bytes(&self.split));
             let (all, n_host) = (self.split.layers().len(), self.split.host().count());
+            let place = match self.layout.layers.is_empty() {
+                true => "stay in host memory".to_string(),
+                false => {
+                    let (n, all) = (self.layout.n_slabs(), self.layout.n_experts());
+                    let slabs = shown(self.layout.slab_bytes());
+                    format!("are read from disk but for {n} of {all} experts ({slabs}) in host memory")
+                }
+            };
             return Some(format!(
                 "{} of GPU memory: {dense} of weights that every token reads and the routed experts of {} of {all} \
-                 layers ({on_device}); those of {n_host} layers ({on_host}) stay in host memory; a context of {} \
-                 positions",
+                 layers ({on_device}); those of {n_host} layers ({on_host}) {place}; a context of {} positions",
                 shown(bytes),
                 all - n_host,
                 self.fit.limits.max_positions

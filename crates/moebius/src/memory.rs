@@ -3,6 +3,7 @@
 //! What a program takes comes from [`Backend::footprint`] alone. Knows plans and limits, and nothing of files.
 
 use anyhow::{Result, ensure};
+use backend::cuda::Cuda;
 use backend::cuda::split::Split;
 use backend::residency::Residency;
 use backend::{Backend, Footprint, Kinds, Limits, PAGE, Part};
@@ -73,7 +74,7 @@ impl Budget {
     }
 
     /// Bytes that a program may take, where they are known.
-    fn bytes(self) -> Option<usize> {
+    pub fn bytes(self) -> Option<usize> {
         match self {
             Budget::Promise { bytes, overhead } => Some(bytes.saturating_sub(overhead)),
             Budget::Free(free) => free,
@@ -256,13 +257,11 @@ pub fn fit_device(
     let least = smallest(backend, plan, &Units::of(backend, plan), &Wish { ctx: Some(ctx), ..*wish });
     let weights = least.weights();
     let would_fit = (free + weights).saturating_sub(least.total());
-    let can_split = is_roomy && plan.has_experts();
-    let split = if can_split { "; --backend cuda leaves experts that do not fit to the CPU" } else { "" };
     let [needed, rest, free, would_fit, weights] =
         [least.total(), least.total() - weights, free, would_fit, weights].map(|n| machine::bytes(n as u64));
     let why = format!(
         "fit the model on {device}: {needed} are needed ({weights} of weights, {rest} for a context of {ctx} and steps \
-         of {} tokens), {free} are free there: weights of up to {would_fit} would fit{split}",
+         of {} tokens), {free} are free there: weights of up to {would_fit} would fit",
         wish.batch
     );
     Err(TooLarge(why).into())
@@ -320,6 +319,27 @@ pub fn fit_split<B: Backend>(
         Some(found) => Ok(found),
         None if is_batch_given => fit_streamed(with, plan, wish, budget),
         None => fit_streamed(with, plan, &Wish { batch: batches[2].max(1), ..*wish }, budget),
+    }
+}
+
+/// A GPU whose host half keeps within a promise too: experts that do not fit there either are streamed, through as many
+/// slabs as it holds. `with` makes one with so many bytes of slabs.
+///
+/// # Errors
+/// As [`fit`].
+pub fn fit_host(with: impl Fn(usize) -> Cuda, plan: &ValidPlan, limits: Limits, budget: Budget) -> Result<Cuda> {
+    let least = with(0).host_footprint(plan, limits);
+    keep(budget, &least, || least.clone())?;
+    let room = budget.bytes().unwrap_or(0);
+    let is_slab = |part| matches!(part, Part::Weights(_, Residency::Streamed));
+    let mut bytes = room.saturating_sub(least.total() - least.bytes(is_slab));
+    loop {
+        let cuda = with(bytes);
+        // Tables grow with the slabs.
+        match cuda.host_footprint(plan, limits).total().checked_sub(room) {
+            Some(over) if over > 0 && bytes > 0 => bytes = bytes.saturating_sub(over),
+            _ => return Ok(cuda),
+        }
     }
 }
 

@@ -104,6 +104,44 @@ fn a_gpu_is_taken_where_there_is_one_and_named() {
 }
 
 #[test]
+fn a_model_that_does_not_fit_is_shared_with_the_cpu_where_that_pays() {
+    let [_, both] = libraries();
+    let on_cpu = run(both, &[], &short(&["--backend", "cpu"]));
+    // Room for what every token reads, some of the experts, and a context.
+    let free = ("FAKE_FREE", "40000000");
+    let small = short(&["-b", "64"]);
+    let shared = run(both, &[free], &small);
+    assert_eq!(shared.code, Some(0), "{}", shared.err);
+    assert_ne!(shared.out, on_cpu.out, "the fake device computes nothing");
+    let lines: Vec<&str> = shared.err.lines().filter(|line| line.contains("computing on")).collect();
+    let [line] = lines[..] else { panic!("one line: {}", shared.err) };
+    for part in [
+        "computing on Fake A and the CPU, ",
+        " tok/s expected, ",
+        " on the CPU alone (--backend cpu takes that): ",
+        " of weights that every token reads and the routed experts of ",
+        " stay in host memory; a context of 64 positions",
+    ] {
+        assert!(line.contains(part), "{part}: {line}");
+    }
+    // Where the CPU is expected to be faster, it computes alone, and whoever names the GPU gets both.
+    let slow = [free, ("FAKE_CLOCK", "1")];
+    let said = run(both, &slow, &small);
+    assert_eq!((said.code, &said.out), (Some(0), &on_cpu.out), "{}", said.err);
+    let why = "computing on the CPU: the model does not fit Fake A, and the CPU is expected to be faster alone: ";
+    assert!(said.err.contains(why) && said.err.contains("(--backend cuda takes both)"), "{}", said.err);
+    let named = run(both, &slow, &[&small[..], &["--backend", "cuda"]].concat());
+    assert!(named.code == Some(0) && named.out == shared.out, "{}", named.err);
+    assert!(named.err.contains("stay in host memory") && !named.err.contains("computing on"), "{}", named.err);
+    // The CPU alone, where it is named, is not asked how fast it is.
+    let cpu = run(both, &[free], &[&small[..], &["--backend", "cpu"]].concat());
+    assert!(cpu.out == on_cpu.out && !cpu.err.contains("expected"), "{}", cpu.err);
+    // A device that fails to start such a program leaves it to the CPU.
+    let said = run(both, &[free, ("FAKE_EVENT_FAILS", "1")], &small);
+    assert_eq!((said.code, &said.out), (Some(0), &on_cpu.out), "{}", said.err);
+}
+
+#[test]
 fn a_device_is_chosen_by_its_number() {
     let [_, both] = libraries();
     let two = ("FAKE_DEVICES", "2");

@@ -2,28 +2,41 @@
 //! a program of the CPU, one op at a time, on rows that the caller keeps.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use checkpoint::Checkpoint;
+use model::plan::cost::Kind;
 use model::plan::{Op, Plan, Rows, Weight};
 use quant::Planes;
 
 use super::Cpu;
-use super::compile::Needs;
-use super::copies::Matrices;
+use super::compile::{Needs, stack_shapes, streaming};
+use super::copies::{self, Matrices};
 use super::kernels::{ActsShared, Kernels, Scratch};
 use super::mem::{Arena, PerWorker, View};
 use super::ops::attention::{AttentionScratch, SplitStates};
 use super::ops::experts::{self, ExpertLists, ExpertMats, Extras, Stack, Stacks};
+use super::ops::experts_streamed::{self, StreamedMats, Streaming, lookahead_values};
 use super::ops::linear::N_KINDS;
 use super::pool::Pool;
 use super::program::{Mat, Run, StepTokens, Worker};
-use crate::residency::Residencies;
+use crate::experts::layout::Layout;
+use crate::experts::{StreamStats, Streams};
+use crate::residency::{Residencies, Residency};
 use crate::routing::RoutingTrace;
-use crate::{Batch, CompileError, Limits, weights};
+use crate::{Batch, Cause, CompileError, Failure, Footprint, Limits, Part, weights};
+
+/// Where the matrices of an op are.
+enum Mats {
+    /// In memory, all of them.
+    Resident(ExpertMats),
+    /// On disk, and in slabs those that are there.
+    Streamed(StreamedMats),
+}
 
 /// An op with its matrices, and its buffers between the products.
 struct ExpertOp {
-    mats: ExpertMats,
+    mats: Mats,
     hidden: View,
     spare: Option<View>,
     n_used: usize,
@@ -54,6 +67,8 @@ pub struct Apart {
     split: SplitStates,
     routing: RoutingTrace,
     batch: Batch,
+    /// Slabs of experts, where the CPU's policy streams them.
+    streaming: Option<Box<Streaming>>,
     _arenas: Vec<Arena>,
     weights: Arc<Checkpoint>,
 }
@@ -87,8 +102,11 @@ impl Apart {
         });
         let hidden = Arena::new("activations of experts", hidden_bytes.max().unwrap_or(0))?;
         let spare = Arena::new("activations of experts", needs.spare.saturating_mul(4))?;
-        let resolve = |op: &Op| resolve(&plan, weights, &matrices, [hidden.ptr(), spare.ptr()], op);
-        let resolved = plan.ops.iter().map(resolve).collect::<Result<_, _>>()?;
+        let layout = cpu.layout(&plan);
+        let at = [hidden.ptr(), spare.ptr()];
+        let resolve = |(i, op)| resolve(&plan, weights, (&matrices, &layout), at, i, op);
+        let resolved = plan.ops.iter().enumerate().map(resolve).collect::<Result<_, _>>()?;
+        let streaming = streaming(&plan, weights, layout, &needs, None)?;
         Ok(Apart {
             ops: resolved,
             kernels: Kernels::new(isa),
@@ -107,16 +125,93 @@ impl Apart {
             split: SplitStates::new(1, 0, 0)?,
             routing: RoutingTrace::new(&plan),
             batch: Batch::default(),
+            streaming,
             pool,
             _arenas: vec![hidden, spare, matrices.into_arena()],
             weights: Arc::clone(weights),
         })
     }
 
+    /// The slabs of these ops' experts, where they are streamed.
+    pub fn layout(cpu: &Cpu, plan: &Plan, ops: &[usize]) -> Layout {
+        cpu.layout(&only(plan, ops))
+    }
+
+    /// What [`Apart::new`] allocates, with the rows of its callers, and the experts that stay in files.
+    pub fn footprint(cpu: &Cpu, plan: &Plan, ops: &[usize], max_rows: usize) -> Footprint {
+        let plan = only(plan, ops);
+        let limits = Limits { max_tokens: max_rows, max_outputs: max_rows, ..Limits::default() };
+        let (needs, layout, residencies) =
+            (Needs::of(&plan, limits), cpu.layout(&plan), Residencies::new(&plan, cpu.residency));
+        let mut sum = Footprint::new("host memory");
+        sum.add(Part::Weights(Kind::Experts, Residency::Streamed), Streams::bytes(&layout));
+        let mut widest = 0;
+        for op in &plan.ops {
+            let Op::Experts { x, ids, gate, up, down, hidden, out, .. } = *op else { continue };
+            for w in [gate, up, down] {
+                let bytes = match residencies.of(w) {
+                    Residency::Mapped => plan.weight(w).bytes(),
+                    Residency::Copied => copies::bytes_of(plan.weight(w)),
+                    Residency::Streamed => 0,
+                };
+                sum.add(Part::Weights(Kind::Experts, residencies.of(w)), bytes);
+            }
+            let [x, n_used, hidden, out] = [x, ids, hidden, out].map(|buf| plan.buf(buf).width);
+            widest = widest.max(x.saturating_add(n_used.saturating_mul(hidden.saturating_add(out).saturating_add(1))));
+        }
+        sum.add(Part::Activations, widest.saturating_mul(4).saturating_mul(max_rows));
+        sum.add(Part::Activations, needs.spare.saturating_mul(4));
+        sum.add(Part::Inputs, needs.acts_bytes());
+        if !layout.layers.is_empty() {
+            sum.add(Part::Inputs, needs.hidden_acts_bytes());
+            sum.add(Part::Scratch, lookahead_values(&layout).saturating_mul(4));
+        }
+        sum.add(
+            Part::Scratch,
+            StepTokens::bytes(max_rows).saturating_add(ExpertLists::bytes(needs.n_expert, needs.pairs)),
+        );
+        sum.add(Part::Workers, Scratch::BYTES.saturating_mul(cpu.threads.max(1)));
+        sum
+    }
+
     /// Rows and experts of op `op`.
     pub fn shape(&self, op: usize) -> Shape {
         let ExpertOp { ref mats, n_used, .. } = self.ops[op];
-        Shape { d: mats.gate.k, d_out: mats.down.n, n_used, n_expert: mats.gate.n_stack() }
+        match mats {
+            Mats::Resident(mats) => Shape { d: mats.gate.k, d_out: mats.down.n, n_used, n_expert: mats.gate.n_stack() },
+            Mats::Streamed(mats) => {
+                let [(_, _, d), _, (_, d_out, _)] = mats.shapes;
+                Shape { d, d_out, n_used, n_expert: mats.n_expert }
+            }
+        }
+    }
+
+    /// A step of so many rows begins.
+    pub fn start_step(&mut self, rows: usize) {
+        if let Some(streaming) = &mut self.streaming {
+            streaming.streams.start_step(rows);
+        }
+    }
+
+    /// A step ends: whether the files that it read are those that were opened.
+    ///
+    /// # Errors
+    /// One was written to, or was cut or lost while it was mapped.
+    pub fn finish_step(&mut self) -> Result<(), Cause> {
+        self.weights.intact().map_err(Cause::lost)?;
+        self.streaming.as_mut().map_or(Ok(()), |streaming| streaming.streams.finish_step())
+    }
+
+    /// What streaming has done so far.
+    pub fn stream_stats(&self) -> Option<StreamStats> {
+        self.streaming.as_ref().map(|streaming| streaming.streams.stats())
+    }
+
+    /// A flag that ends the waits of a step.
+    pub fn set_interrupt(&mut self, flag: Arc<AtomicBool>) {
+        if let Some(streaming) = &mut self.streaming {
+            streaming.streams.set_interrupt(flag);
+        }
     }
 
     /// Threads that compute.
@@ -124,29 +219,33 @@ impl Apart {
         &mut self.pool
     }
 
-    /// Bytes of the files that were cut or lost while they were mapped: an error that names the file.
-    ///
-    /// # Errors
-    /// As [`Checkpoint::intact`].
-    pub fn intact(&self) -> Result<(), checkpoint::Error> {
-        self.weights.intact()
-    }
-
-    /// The planes of the matrices of op `op`, one expert after the other: of gate, up and down.
+    /// The planes of the matrices of op `op`, one expert after the other: of gate, up and down. None where they are
+    /// streamed.
     pub fn planes(&self, op: usize) -> [Vec<Planes<'_>>; 3] {
-        let mats = &self.ops[op].mats;
+        let Mats::Resident(mats) = &self.ops[op].mats else { return Default::default() };
         [Stack::Gate, Stack::Up, Stack::Down]
             .map(|stack| (0..mats.gate.n_stack()).map(|i| mats.matrix(stack, i).planes).collect())
     }
 
     /// The rows of all pairs of op `op`, `[rows * n_used, d]`, from rows `x`, `[rows, d]`, and the experts of each,
     /// `[rows, n_used]`. Ids past the last expert count as the last: what a device hands over cannot end the process.
-    pub fn compute(&mut self, op: usize, x: &mut [f32], ids: &mut [u32], out: &mut [f32]) {
+    /// Rows of pairs whose experts are not `is_ours` stay as they are, unless experts are streamed: then all are.
+    ///
+    /// # Errors
+    /// An expert that is streamed could not be read, or the step was interrupted.
+    pub fn compute(
+        &mut self,
+        op: usize,
+        x: &mut [f32],
+        ids: &mut [u32],
+        out: &mut [f32],
+        is_ours: impl Fn(usize) -> bool,
+    ) -> Result<(), Failure> {
+        let Shape { d, d_out: n, n_expert, .. } = self.shape(op);
         let ExpertOp { ref mats, hidden, spare, n_used } = self.ops[op];
         let rows = ids.len() / n_used;
-        let (d, n) = (mats.gate.k, mats.down.n);
         assert!(x.len() == rows * d && out.len() == rows * n_used * n, "rows of another shape");
-        let last = mats.gate.n_stack() as u32 - 1;
+        let last = n_expert as u32 - 1;
         ids.iter_mut().for_each(|id| *id = (*id).min(last));
         self.step.set_rows(rows);
         // SAFETY: the slices have these rows, and outlive the op, which alone uses them.
@@ -171,9 +270,17 @@ impl Apart {
             lists: &mut self.lists,
             split: &mut self.split,
             routing: &mut self.routing,
-            streaming: None,
+            streaming: self.streaming.as_deref_mut(),
         };
-        experts::experts(&mut run, x, ids, mats, hidden, out, spare);
+        match mats {
+            Mats::Resident(mats) => {
+                experts::experts_of(&mut run, [x, ids, hidden, out], mats, spare, is_ours);
+                Ok(())
+            }
+            // The rows' chunks are the device's: a step that fails loses all.
+            Mats::Streamed(mats) => experts_streamed::experts(&mut run, x, ids, mats, hidden, out, spare)
+                .map_err(|failure| Failure { dirty: crate::Chunks::All, lost: crate::Chunks::All, ..failure }),
+        }
     }
 }
 
@@ -189,12 +296,13 @@ fn only(plan: &Plan, ops: &[usize]) -> Plan {
     }
 }
 
-/// An op with its weights, whose buffers begin at `hidden` and `spare`.
+/// Op `i` with its weights, whose buffers begin at `hidden` and `spare`.
 fn resolve(
     plan: &Plan,
     checkpoint: &Checkpoint,
-    matrices: &Matrices,
+    (matrices, layout): (&Matrices, &Layout),
     [hidden_at, spare_at]: [*mut u8; 2],
+    i: usize,
     op: &Op,
 ) -> Result<ExpertOp, CompileError> {
     let Op::Experts { ids, gate, up, down, ref biases, act, hidden, .. } = *op else {
@@ -219,8 +327,17 @@ fn resolve(
     let needs_spare = plan.weight(gate).dtype.act() != plan.weight(up).dtype.act();
     // SAFETY: both arenas hold the rows of the widest op; the caller keeps them.
     let view = |at: *mut u8| unsafe { View::new(at.cast(), decl.rows, decl.width) };
+    let extras = Extras { biases, act };
+    let mats = match layout.layers.iter().position(|layer| layer.op == i) {
+        Some(layer) => {
+            let (shapes, n_expert) = (stack_shapes(plan, [gate, up, down])?, layout.layers[layer].n_expert);
+            // The routers are the device's.
+            Mats::Streamed(StreamedMats { layer, shapes, n_expert, extras, next: None })
+        }
+        None => Mats::Resident(ExpertMats { gate: mat(gate)?, up: mat(up)?, down: mat(down)?, extras }),
+    };
     Ok(ExpertOp {
-        mats: ExpertMats { gate: mat(gate)?, up: mat(up)?, down: mat(down)?, extras: Extras { biases, act } },
+        mats,
         hidden: view(hidden_at),
         spare: needs_spare.then(|| view(spare_at)),
         n_used: plan.buf(ids).width,
@@ -228,6 +345,7 @@ fn resolve(
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
     use crate::cpu::CacheType;
@@ -281,11 +399,12 @@ mod tests {
             let shape = apart.shape(op);
             let (mut x, mut ids) = rows(shape);
             let mut out = vec![f32::NAN; ROWS * shape.n_used * shape.d_out];
-            apart.compute(op, &mut x, &mut ids, &mut out);
+            apart.compute(op, &mut x, &mut ids, &mut out, |_| true).unwrap();
             let planes = apart.planes(op);
             for (pair, found) in out.chunks_exact(shape.d_out).enumerate() {
                 let x = &x[pair / shape.n_used * shape.d..][..shape.d];
-                let exact = plain(&planes, &apart.ops[op].mats, ids[pair] as usize, x);
+                let Mats::Resident(mats) = &apart.ops[op].mats else { panic!("all are in memory") };
+                let exact = plain(&planes, mats, ids[pair] as usize, x);
                 let norm = |v: &[f32]| v.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>().sqrt();
                 let off: Vec<f32> = found.iter().zip(&exact).map(|(a, b)| a - b).collect();
                 let error = norm(&off) / norm(&exact);
@@ -305,13 +424,68 @@ mod tests {
         let shape = one.shape(1);
         let (mut x, mut ids) = rows(shape);
         let mut together = vec![0.0; ROWS * shape.n_used * shape.d_out];
-        three.compute(1, &mut x, &mut ids, &mut together);
+        three.compute(1, &mut x, &mut ids, &mut together, |_| true).unwrap();
         for (row, wanted) in together.chunks_exact(shape.n_used * shape.d_out).enumerate() {
             let mut alone = vec![0.0; wanted.len()];
             let x = &mut x[row * shape.d..][..shape.d];
             let ids = &mut ids[row * shape.n_used..][..shape.n_used];
-            one.compute(1, x, ids, &mut alone);
+            one.compute(1, x, ids, &mut alone, |_| true).unwrap();
             assert_eq!(alone, wanted, "row {row}");
+        }
+    }
+
+    #[test]
+    fn experts_from_disk_give_the_same_bits() {
+        let (checkpoint, plan, ops) = embedded();
+        let with = |residency| {
+            let cpu = Cpu { threads: 2, residency, ..Cpu::default() };
+            Apart::new(&cpu, &plan, &ops[1..], &checkpoint, ROWS).expect("made")
+        };
+        let mut all = with(Policy::Mapped);
+        for slabs in [0, 2_000_000, usize::MAX] {
+            let mut streamed = with(Policy::Stream { slabs });
+            for round in 0..2 {
+                streamed.start_step(ROWS);
+                for op in 0..ops.len() - 1 {
+                    let shape = all.shape(op);
+                    assert_eq!(streamed.shape(op), shape);
+                    let (mut x, mut ids) = rows(shape);
+                    let [mut wanted, mut found] = [0, 1].map(|_| vec![0.0; ROWS * shape.n_used * shape.d_out]);
+                    all.compute(op, &mut x, &mut ids, &mut wanted, |_| true).unwrap();
+                    streamed.compute(op, &mut x, &mut ids, &mut found, |_| true).unwrap();
+                    assert_eq!(found, wanted, "{slabs} bytes, round {round}, op {op}");
+                }
+                streamed.finish_step().unwrap();
+            }
+            let stats = streamed.stream_stats().expect("experts are streamed");
+            assert!(stats.bytes > 0 && stats.wanted > 0, "{stats:?}");
+            assert!(all.stream_stats().is_none());
+            // The flag of one who waits no longer.
+            streamed.set_interrupt(Arc::new(true.into()));
+            let shape = all.shape(0);
+            let (mut x, mut ids) = rows(shape);
+            let mut out = vec![0.0; ROWS * shape.n_used * shape.d_out];
+            let failed = streamed.compute(0, &mut x, &mut ids, &mut out, |_| true).unwrap_err();
+            assert_eq!(failed.cause, Cause::Interrupted);
+        }
+    }
+
+    #[test]
+    fn experts_of_others_are_left_alone_and_change_no_bit_of_ours() {
+        let (checkpoint, plan, ops) = embedded();
+        let mut apart =
+            Apart::new(&Cpu { threads: 2, ..Cpu::default() }, &plan, &ops, &checkpoint, ROWS).expect("made");
+        let shape = apart.shape(0);
+        let (mut x, mut ids) = rows(shape);
+        let mut all = vec![0.0; ROWS * shape.n_used * shape.d_out];
+        apart.compute(0, &mut x, &mut ids, &mut all, |_| true).unwrap();
+        for n in [1, 2, 3, usize::MAX] {
+            let mut ours = vec![7.5; all.len()];
+            apart.compute(0, &mut x, &mut ids, &mut ours, |expert| expert % n == 1 % n).unwrap();
+            for ((found, wanted), &id) in ours.chunks(shape.d_out).zip(all.chunks(shape.d_out)).zip(&ids) {
+                let is_ours = id as usize % n == 1 % n;
+                assert!(if is_ours { found == wanted } else { found.iter().all(|&v| v == 7.5) }, "{n} {id}");
+            }
         }
     }
 
@@ -322,7 +496,7 @@ mod tests {
         let shape = apart.shape(0);
         let mut ids = vec![u32::MAX; shape.n_used];
         let mut out = vec![f32::NAN; shape.n_used * shape.d_out];
-        apart.compute(0, &mut vec![1.0; shape.d], &mut ids, &mut out);
+        apart.compute(0, &mut vec![1.0; shape.d], &mut ids, &mut out, |_| true).unwrap();
         assert!(out.iter().all(|v| v.is_finite()));
     }
 }

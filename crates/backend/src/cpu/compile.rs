@@ -119,7 +119,7 @@ pub fn compile(
 }
 
 /// Slabs and what goes with them, where a plan streams its experts.
-fn streaming(
+pub fn streaming(
     plan: &Plan,
     weights: &Arc<Checkpoint>,
     layout: Layout,
@@ -136,6 +136,21 @@ fn streaming(
         logits: zeroed("logits of a router", logits)?,
         ids: vec![0; values - logits],
     })))
+}
+
+/// Type, rows and values in a row of stacks of matrices.
+pub fn stack_shapes(plan: &Plan, stacks: [Weight; 3]) -> Result<[(quant::WeightType, usize, usize); 3], CompileError> {
+    let shape = |w: Weight| {
+        let decl = plan.weight(w);
+        match *decl.shape {
+            [_, n, k] => Ok((decl.dtype, n, k)),
+            _ => {
+                let why = format!("shape {:?} is no stack of matrices", decl.shape);
+                Err(CompileError::Tensor { name: decl.name.clone(), why })
+            }
+        }
+    };
+    Ok([shape(stacks[0])?, shape(stacks[1])?, shape(stacks[2])?])
 }
 
 /// Sizes over all ops.
@@ -364,17 +379,7 @@ impl Lower<'_> {
 
     /// Experts that are streamed, the number of their layer among such.
     fn streamed(&self, layer: usize, stacks: [Weight; 3], extras: Extras) -> Result<StreamedMats, CompileError> {
-        let shape = |w: Weight| {
-            let decl = self.plan.weight(w);
-            match *decl.shape {
-                [_, n, k] => Ok((decl.dtype, n, k)),
-                _ => {
-                    let why = format!("shape {:?} is no stack of matrices", decl.shape);
-                    Err(CompileError::Tensor { name: decl.name.clone(), why })
-                }
-            }
-        };
-        let shapes = [shape(stacks[0])?, shape(stacks[1])?, shape(stacks[2])?];
+        let shapes = stack_shapes(self.plan, stacks)?;
         let next = self.layout.layers.get(layer + 1).map(|next| self.lookahead(next, shapes[0].2)).transpose()?;
         Ok(StreamedMats { layer, shapes, n_expert: self.layout.layers[layer].n_expert, extras, next: next.flatten() })
     }

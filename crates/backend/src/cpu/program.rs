@@ -199,6 +199,8 @@ impl StepTokens {
     pub fn set_rows(&mut self, rows: usize) {
         self.pos.clear();
         self.pos.resize(rows, 0);
+        self.chunk_of.clear();
+        self.chunk_of.resize(rows, 0);
         self.n_outputs = rows;
     }
 

@@ -102,6 +102,9 @@ args! {
         x: Ptr, y: Ptr, weights: Ptr, norm_w: Ptr, norm_out: Ptr, shared_y: Ptr, share: Ptr, rows: u32, n_used: u32,
         d: u32, add: u32, eps: f32, reserved: u32,
     }
+    struct Hot: 56 {
+        ids: Ptr, table: Ptr, slots: Ptr, host: Ptr, out: Ptr, n_pairs: u32, n_expert: u32, n_slots: u32, n: u32,
+    }
     struct Select: 32 { x: Ptr, rows: Ptr, out: Ptr, n_rows: u32, d: u32 }
     struct QkvPart: 40 { x: Ptr, w: Ptr, cache: Ptr, n_head: u32, d_head: u32, is_normed: u32, is_rotated: u32 }
     struct Qkv: 216 {

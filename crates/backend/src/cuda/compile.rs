@@ -14,15 +14,16 @@ use super::driver::{self, Context, DriverError, Memory, Module, Pinned, Stream};
 use super::encode::{Kernels, RopeView, Scratch};
 use super::encode_batch::{self, BatchScratch};
 use super::fuse::fuse;
-use super::host::Host;
+use super::host::{Host, HotPlaces};
 use super::nodes::{
-    ATTEND_PAGES, CacheView, HostNode, LatentOutNode, Lower, MAX_SPLITS, Modules, Node, StateView, View, is_interleaved,
+    ATTEND_PAGES, CacheView, HostNode, LatentOutNode, Lower, MAX_SPLITS, Modules, Node, SlotPlaces, StateView, View,
+    is_interleaved,
 };
 use super::nvrtc::{self, Target};
 use super::pick::Picker;
-use super::program::{CudaProgram, Parts};
+use super::program::{CudaProgram, Lists, Parts};
 use super::sources::{self, Key, Texts};
-use super::split::Split;
+use super::split::{Slots, Split};
 use super::tables::Tables;
 use super::upload::Weights;
 use super::wide;
@@ -69,12 +70,10 @@ pub fn allocate(context: &Arc<Context>, what: &'static str, bytes: usize) -> Res
 /// A plan laid out on a device: its lists of nodes, the modules that they want, and memory with an address for each
 /// thing in it. Nothing is compiled or copied yet.
 pub struct Laid<'a> {
-    /// Of steps of any number of tokens.
-    pub nodes: Vec<Node>,
-    /// Of steps of few single tokens.
-    pub few: Vec<Node>,
-    /// Of steps of up to 64; empty where such steps take `nodes`.
-    pub batch: Vec<Node>,
+    /// With whole layers of experts on the device.
+    pub lists: Lists,
+    /// With slots for single ones.
+    slotted: Option<(Lists, HotPlaces)>,
     pub modules: Modules,
     pub weights: Weights<'a>,
     pub ropes: Vec<RopeView>,
@@ -119,7 +118,16 @@ pub fn lay<'a>(
     let (cache_memory, caches) = caches(context, plan, limits, is_f16)?;
     let (state_memory, states) = states(context, plan, limits, stream)?;
     let split = cuda.split(plan);
-    let stage = allocate(context, "experts on their way", split.stage_bytes())?;
+    let slots = cuda.slots(plan, &split);
+    let stage = allocate(context, "experts on their way", cuda.stage_bytes(&split, &slots))?;
+    let [shared_bytes, table_bytes, pair_bytes] = slot_bytes(&slots, plan, &split, limits);
+    let hot = match slots.is_empty() {
+        true => None,
+        false => {
+            let memory = allocate(context, "experts", shared_bytes)?;
+            Some((memory, allocate(context, "tables of experts", table_bytes + pair_bytes)?))
+        }
+    };
     let mut weights = Weights::new(context);
     let mut modules = Modules::new();
     let mut lower = Lower {
@@ -139,6 +147,12 @@ pub fn lay<'a>(
         split: &split,
         stage: stage.ptr(),
         n_hosts: 0,
+        places: hot.as_ref().map(|(memory, tables)| SlotPlaces {
+            memory: memory.ptr(),
+            slots: &slots,
+            tables: tables.ptr(),
+            ids: tables.ptr() + table_bytes as u64,
+        }),
     };
     let of_ops = plan.ops.iter().map(|op| lower.op(op)).collect::<Result<Vec<_>, _>>()?;
     let qkv = lower.modules.id(Key::cached(sources::QKV, is_f16));
@@ -157,17 +171,33 @@ pub fn lay<'a>(
     let places = few::Room { attended, shared, delta, logits, dense, sum, latent, heads, counters, rows };
     let device = few_launch::Device { sms: context.sms, max_shared: context.max_shared };
     let device = few_launch::fits(context.arch).then_some(device);
-    let few_nodes = few::few(plan, &of_ops, lower.modules, places, is_f16, device, qkv, true);
-    let batch_nodes = match is_batch && encode_batch::fits(&few_nodes) {
-        true => few::few(plan, &of_ops, lower.modules, places, is_f16, device, qkv, false),
-        false => Vec::new(),
+    let mut slotted = of_ops.clone();
+    for (op, nodes) in plan.ops.iter().zip(&mut slotted) {
+        if let Some(node) = nodes.first().map(|node| lower.slotted(op, node)).transpose()?.flatten() {
+            *nodes = vec![node];
+        }
+    }
+    let mut lists = |of_ops: Vec<Vec<Node>>| {
+        let few = few::few(plan, &of_ops, lower.modules, places, is_f16, device, qkv, true);
+        let batch = match is_batch && encode_batch::fits(&few) {
+            true => few::few(plan, &of_ops, lower.modules, places, is_f16, device, qkv, false),
+            false => Vec::new(),
+        };
+        Lists { few, batch, nodes: fuse(of_ops.into_iter().flatten().collect(), qkv) }
     };
-    let nodes = fuse(of_ops.into_iter().flatten().collect(), qkv);
+    let slotted = hot.as_ref().map(|_| lists(slotted));
+    let lists = lists(of_ops);
     let logits = lower.view(plan.logits);
     let hidden = plan.hidden().map(|hidden| lower.view(hidden));
 
-    let needs = Needs::of(nodes.iter().chain(&few_nodes), limits, context.sms);
+    let all = slotted.iter().chain([&lists]).flat_map(|lists| lists.nodes.iter().chain(&lists.few));
+    let needs = Needs::of(all, limits, context.sms);
     let mut memory = vec![arena, cache_memory, state_memory, room];
+    let slotted = slotted.zip(hot).map(|(lists, (experts, tables))| {
+        let places = HotPlaces { base: experts.ptr(), slots, tables: tables.ptr() };
+        memory.extend([experts, tables]);
+        (lists, places)
+    });
     let mut scratch = |what, numbers: usize| {
         let memory_ = allocate(context, what, numbers.saturating_mul(4))?;
         let ptr = memory_.ptr();
@@ -205,21 +235,7 @@ pub fn lay<'a>(
         memory.push(table);
         ropes.push(view);
     }
-    Ok(Laid {
-        nodes,
-        few: few_nodes,
-        batch: batch_nodes,
-        modules,
-        weights,
-        ropes,
-        scratch,
-        split,
-        stage,
-        memory,
-        states,
-        logits,
-        hidden,
-    })
+    Ok(Laid { lists, slotted, modules, weights, ropes, scratch, split, stage, memory, states, logits, hidden })
 }
 
 /// Compiles `plan`; see [`crate::Backend::compile`].
@@ -236,8 +252,9 @@ pub fn compile(
     let target = nvrtc::target(context.arch, cuda.ahead.is_some()).map_err(start)?;
     let stream = Stream::new(&context).failed("a stream")?;
     let laid = lay(cuda, plan, checkpoint, limits, &context, &stream)?;
-    let Laid { nodes, few, batch, modules, weights, ropes, scratch, split, stage, mut memory, states, logits, hidden } =
+    let Laid { lists, slotted, modules, weights, ropes, scratch, split, stage, mut memory, states, logits, hidden } =
         laid;
+    let (slotted, places) = slotted.unzip();
     // Weights are copied while kernels are compiled.
     let (loaded, copied) = std::thread::scope(|scope| {
         let copying = scope.spawn(|| weights.finish());
@@ -249,7 +266,7 @@ pub fn compile(
     stream.wait().failed("initial memory")?;
     let host = match cuda.host.filter(|_| split.host().next().is_some()) {
         Some(host) => {
-            let mut host = Host::new(&context, &stream, host, plan, &split, checkpoint, limits, stage)?;
+            let mut host = Host::new(&context, &stream, host, plan, &split, checkpoint, limits, stage, places)?;
             host.measure(&stream).failed("what copies of experts take")?;
             Some(host)
         }
@@ -270,9 +287,7 @@ pub fn compile(
         context,
         stream,
         kernels,
-        nodes,
-        few,
-        batch,
+        lists: [Some(lists), slotted].into_iter().flatten().collect(),
         routers: router_layers(plan),
         ropes,
         scratch,
@@ -327,8 +342,25 @@ pub fn footprint(cuda: &Cuda, plan: &Plan, limits: Limits) -> Footprint {
     // Devices without these kernels need none of it.
     sum.add(Part::Scratch, wide::most_packed(plan, limits));
     sum.add(Part::Scratch, batch::scratch(plan, limits).iter().sum());
-    sum.add(Part::Scratch, split.stage_bytes());
+    let slots = cuda.slots(plan, &split);
+    sum.add(Part::Scratch, cuda.stage_bytes(&split, &slots));
+    let [_, tables, pairs] = slot_bytes(&slots, plan, &split, limits);
+    sum.add(Part::Scratch, tables + pairs);
     sum
+}
+
+/// Bytes of the memory that layers and slots of experts take in turn, of the tables of slots, and of the slots of a
+/// step's pairs; zero without slots.
+fn slot_bytes(slots: &[Slots], plan: &Plan, split: &Split, limits: Limits) -> [usize; 3] {
+    if slots.is_empty() {
+        return [0; 3];
+    }
+    let tables: usize = slots.iter().map(|layer| 4 * layer.n_expert).sum();
+    let pairs = slots.iter().map(|layer| match plan.ops[layer.op] {
+        Op::Experts { ids, .. } => limits.max_tokens.saturating_mul(4 * plan.buf(ids).width),
+        _ => 0,
+    });
+    [split.bytes()[0], tables.next_multiple_of(256), pairs.max().unwrap_or(0)]
 }
 
 /// The layer of each router, in the order of ops.

@@ -11,8 +11,9 @@ use super::few_launch::{self, Device, Half};
 use super::launch::Launch;
 use super::matmul;
 use super::nodes::{
-    Act, AttendNode, AttentionNode, DeltaInNode, DenseUp, DownNode, ExpertsNode, FewLinearNode, Late, LatentOutNode, LatentQNode, Mat, ModuleId, Modules,
-    Node, Part, PostNormNode, QkvNode, QkvPartNode, RouteNode, RouterNode, UpNode, View, is_tiled,
+    Act, AttendNode, AttentionNode, DeltaInNode, DenseUp, DownNode, ExpertsNode, FewLinearNode, HotNode, Late,
+    LatentOutNode, LatentQNode, Mat, ModuleId, Modules, Node, Part, PostNormNode, QkvNode, QkvPartNode, RouteNode,
+    RouterNode, UpNode, View, is_tiled,
 };
 use super::tables::Counts;
 use super::wide::{self, Wide};
@@ -903,6 +904,38 @@ impl Encoder<'_> {
             scale: node.router.scale,
             reserved: 0,
         }
+    }
+
+    /// The experts of a layer that have slots on the device.
+    pub fn hot_experts(&mut self, hot: &HotNode, ids: Ptr, rows: usize) -> Result<(), DriverError> {
+        let n_pairs = rows * hot.experts.n_used;
+        let args = args::Hot {
+            ids,
+            table: hot.table,
+            slots: hot.experts.ids.ptr,
+            n_pairs: n_pairs as u32,
+            n_expert: hot.n_expert as u32,
+            ..Default::default()
+        };
+        self.run(hot.module, Launch::each("hot_ids", n_pairs, 256), &args)?;
+        self.experts(&hot.experts)
+    }
+
+    /// Takes the rows of the other pairs from `host`, memory of the host as the device sees it.
+    pub fn hot_merge(&mut self, hot: &HotNode, host: Ptr, rows: usize) -> Result<(), DriverError> {
+        let ExpertsNode { ids, out, n_expert, n_used, .. } = hot.experts;
+        let n_pairs = rows * n_used;
+        let args = args::Hot {
+            slots: ids.ptr,
+            host,
+            out: out.ptr,
+            n_pairs: n_pairs as u32,
+            n_slots: n_expert as u32,
+            n: out.width as u32,
+            ..Default::default()
+        };
+        let launch = Launch { entry: "hot_merge", grid: [n_pairs as u32, 1, 1], block: 256, shared: 0 };
+        self.run(hot.module, launch, &args)
     }
 
     fn experts(&mut self, node: &ExpertsNode) -> Result<(), DriverError> {

@@ -16,6 +16,7 @@ mod few_launch;
 mod fuse;
 mod handover;
 mod host;
+pub mod hot;
 mod launch;
 mod matmul;
 mod nodes;
@@ -41,8 +42,10 @@ use model::plan::{Plan, ValidPlan, passes};
 
 pub use driver::NoDevice;
 
-use self::split::{Host, Split};
+use self::split::{Host, Moves, Slots, Split};
 use crate::cpu::CacheType;
+use crate::cpu::apart::Apart;
+use crate::experts::layout::Layout;
 use crate::{Backend, CompileError, Footprint, Limits, Program};
 
 /// What footprints call the memory of a GPU.
@@ -71,6 +74,34 @@ impl Cuda {
     /// Where the routed experts of a plan lie.
     pub fn split(&self, plan: &Plan) -> Split {
         self.host.map_or_else(Split::none, |host| Split::new(plan, host.room))
+    }
+
+    /// Slots that single experts may take in place of whole layers.
+    fn slots(&self, plan: &Plan, split: &Split) -> Vec<Slots> {
+        let may_move = self.host.is_some_and(|host| host.moves != Moves::Never && !host.is_streamed());
+        if may_move { split.slots(plan) } else { Vec::new() }
+    }
+
+    /// What a program takes of the host's memory: experts there, streamed or not, and the rows that it computes.
+    pub fn host_footprint(&self, plan: &Plan, limits: Limits) -> Footprint {
+        let split = self.split(plan);
+        let Some(host) = self.host.filter(|_| split.host().next().is_some()) else {
+            return Footprint::new("host memory");
+        };
+        host::footprint(&host, plan, &split, &self.slots(plan, &split), limits)
+    }
+
+    /// The slabs of experts that are streamed to the host's memory; none where all of them are there.
+    pub fn host_layout(&self, plan: &Plan) -> Layout {
+        let split = self.split(plan);
+        let ops: Vec<usize> = split.host().map(|layer| layer.op).collect();
+        self.host.map_or_else(Layout::default, |host| Apart::layout(&host.cpu, plan, &ops))
+    }
+
+    /// Bytes of the device's memory for the experts of a layer on their way; none where they are on disk.
+    fn stage_bytes(&self, split: &Split, slots: &[Slots]) -> usize {
+        let is_streamed = self.host.is_some_and(|host| host.is_streamed());
+        if is_streamed { 0 } else { split.stage_bytes(!slots.is_empty()) }
     }
 }
 

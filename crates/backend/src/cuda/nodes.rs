@@ -12,7 +12,7 @@ use quant::WeightType;
 use super::args::{Matrix, Prologue};
 use super::driver::Ptr;
 use super::sources::{self, Key};
-use super::split::{Split, plane_lens, plane_starts};
+use super::split::{Slots, Split, plane_lens, plane_starts};
 use super::upload::Weights;
 use crate::{CompileError, PAGE};
 
@@ -705,6 +705,30 @@ pub struct HostNode {
     pub index: usize,
     /// As the device computes it, on weights in the staging buffer.
     pub experts: ExpertsNode,
+    /// Where single experts have slots on the device.
+    pub hot: Option<HotNode>,
+}
+
+/// The experts of a layer that have slots on the device.
+#[derive(Clone, Copy, Debug)]
+pub struct HotNode {
+    pub module: ModuleId,
+    /// Slot of each of `n_expert` experts, `u32::MAX` for none.
+    pub table: Ptr,
+    pub n_expert: usize,
+    /// As the device computes them: its ids are slots.
+    pub experts: ExpertsNode,
+}
+
+/// The memory of experts on the device, and what finds those with slots there.
+#[derive(Clone, Copy)]
+pub struct SlotPlaces<'a> {
+    pub memory: Ptr,
+    pub slots: &'a [Slots],
+    /// Tables of all layers, one behind the other.
+    pub tables: Ptr,
+    /// Room for the slots of all pairs.
+    pub ids: Ptr,
 }
 
 /// Modules that a plan needs, each once.
@@ -779,6 +803,8 @@ pub struct Lower<'a, 'w> {
     /// Where their weights come in device memory.
     pub stage: Ptr,
     pub n_hosts: usize,
+    /// Where single experts may have slots.
+    pub places: Option<SlotPlaces<'a>>,
 }
 
 impl Lower<'_, '_> {
@@ -814,21 +840,47 @@ impl Lower<'_, '_> {
         Ok(Mat { data, dtype, module, wide, batch, n, k })
     }
 
-    /// Matrices of experts in host memory, one behind the other in the staging buffer.
-    fn staged(&mut self, stacks: [Weight; 3]) -> Result<[Mat; 3], CompileError> {
-        let mut at = self.stage;
+    /// Stacks of experts one behind the other from `at` on, filled at the start or by whoever stages them.
+    fn placed(&mut self, stacks: [Weight; 3], mut at: Ptr, is_filled: bool) -> Result<[Mat; 3], CompileError> {
         let mut mats = Vec::with_capacity(3);
         for w in stacks {
             let decl = self.plan.weight(w);
             let error = || CompileError::Tensor { name: decl.name.clone(), why: "rows are not whole blocks".into() };
             let lens = plane_lens(decl).ok_or_else(error)?;
             let (starts, bytes) = plane_starts(lens);
-            let place = |i: usize| if lens[i] > 0 { at + starts[i] as Ptr } else { 0 };
-            let data = Matrix { q: place(0), scales: place(1), biases: place(2) };
+            let data = match is_filled {
+                true => self.weights.matrix_at(self.plan, self.checkpoint, w, Some(at))?,
+                false => planes_at(at, starts, lens),
+            };
             mats.push(self.mat_of(sources::EXPERTS, w, data)?);
             at += bytes as Ptr;
         }
         Ok([mats[0], mats[1], mats[2]])
+    }
+
+    /// The experts of an op, resolved to `node`, with slots on the device for some and the host for the others; none
+    /// where all of a layer's experts have to be in one place.
+    pub fn slotted(&mut self, op: &Op, node: &Node) -> Result<Option<Node>, CompileError> {
+        let (&Op::Experts { gate, up, down, .. }, Some(places)) = (op, self.places) else { return Ok(None) };
+        let (Node::Experts(experts) | Node::HostExperts(HostNode { experts, .. })) = node else { return Ok(None) };
+        let Some(index) = self.split.position(gate) else { return Ok(None) };
+        let stacks = [gate, up, down];
+        let [gate, up, down] = self.placed(stacks, self.stage, false)?;
+        let slots = places.slots[index];
+        let mut mats = [gate, up, down];
+        for (stack, mat) in mats.iter_mut().enumerate() {
+            mat.data = planes_at(places.memory, slots.planes(stack), slots.lens[stack]);
+        }
+        let ids = View { ptr: places.ids, ..experts.ids };
+        let tables: usize = places.slots[..index].iter().map(|slots| 4 * slots.n_expert).sum();
+        let hot = HotNode {
+            module: self.modules.id(Key::plain(sources::HOT)),
+            table: places.tables + tables as Ptr,
+            n_expert: slots.n_expert,
+            experts: ExpertsNode { ids, n_expert: slots.n, gate: mats[0], up: mats[1], down: mats[2], ..*experts },
+        };
+        let experts = ExpertsNode { gate, up, down, ..*experts };
+        Ok(Some(Node::HostExperts(HostNode { index, experts, hot: Some(hot) })))
     }
 
     fn vector(&mut self, w: Weight) -> Result<Ptr, CompileError> {
@@ -953,9 +1005,12 @@ impl Lower<'_, '_> {
                 };
                 let is_host = self.split.is_host(gate);
                 let n_expert = self.plan.weight(gate).shape[0];
-                let [gate, up, down] = match is_host {
-                    true => self.staged([gate, up, down])?,
-                    false => {
+                let layer = self.split.position(gate);
+                let place = layer.zip(self.places).map(|(layer, p)| p.memory + self.split.offset(layer) as Ptr);
+                let [gate, up, down] = match (is_host, place) {
+                    (true, _) => self.placed([gate, up, down], self.stage, false)?,
+                    (false, Some(at)) => self.placed([gate, up, down], at, true)?,
+                    (false, None) => {
                         let mut mat = |w| self.mat(sources::EXPERTS, w);
                         [mat(gate)?, mat(up)?, mat(down)?]
                     }
@@ -975,7 +1030,8 @@ impl Lower<'_, '_> {
                 };
                 if is_host {
                     self.n_hosts += 1;
-                    Node::HostExperts(HostNode { index: self.n_hosts - 1, experts })
+                    let index = layer.filter(|_| self.places.is_some()).unwrap_or(self.n_hosts - 1);
+                    Node::HostExperts(HostNode { index, experts, hot: None })
                 } else {
                     Node::Experts(experts)
                 }
@@ -1028,6 +1084,12 @@ impl Lower<'_, '_> {
         };
         parts.iter().map(node).collect()
     }
+}
+
+/// Planes that begin so far behind `at`; null where there are none.
+fn planes_at(at: Ptr, starts: [usize; 3], lens: [usize; 3]) -> Matrix {
+    let place = |i: usize| if lens[i] > 0 { at + starts[i] as Ptr } else { 0 };
+    Matrix { q: place(0), scales: place(1), biases: place(2) }
 }
 
 /// Whether a rope turns neighbours.

@@ -9,7 +9,7 @@ use super::driver::{Context, Module, Ptr, Stream};
 use super::encode::{Encoder, Kernels};
 use super::few_launch::Half;
 use super::nodes::{ATTEND_PAGES, MAX_SPLITS, Mat, Node};
-use super::program::{List, list};
+use super::program::list;
 use super::sources::Key;
 use super::tables::Counts;
 use super::{Cuda, args, compile};
@@ -145,11 +145,8 @@ impl<'a> Outline<'a> {
         encoder.begin().map_err(failed)?;
         let mut lines = vec![Line { layer: None, name: "angles".into(), bytes: 0, launches: take() }];
         lines.retain(|line| !line.launches.is_empty());
-        let nodes = match list(counts, len, !self.laid.batch.is_empty()) {
-            List::All => &self.laid.nodes,
-            List::Few => &self.laid.few,
-            List::Batch => &self.laid.batch,
-        };
+        let lists = &self.laid.lists;
+        let nodes = lists.nodes(list(counts, len, !lists.batch.is_empty()));
         let mut layer = None;
         for node in nodes {
             if let Some(found) = matrices(node).iter().find_map(|w| self.layers.get(&w.data.q)) {

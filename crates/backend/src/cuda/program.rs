@@ -3,6 +3,8 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
 
 use super::batch;
 use super::driver::{Context, DriverError, Graph, Memory, Pinned, Stream};
@@ -11,6 +13,7 @@ use super::few::MAX_ROWS;
 use super::few_launch::Half;
 use super::handover::{self, Lane};
 use super::host::Host;
+use super::hot::Layout;
 use super::nodes::{ATTEND_PAGES, HostNode, MAX_SPLITS, Node, RouteNode, StateView, View};
 use super::pick::Picker;
 use super::tables::{Counts, Tables};
@@ -18,6 +21,7 @@ use super::times::Times;
 use crate::routing::RoutingTrace;
 use crate::{
     Ask, Batch, Cause, Failure, Fault, Kinds, Limits, OpTime, Output, PAGE, Picks, Program, RouterInfo, StepError,
+    StreamStats,
 };
 
 /// Maximum number of tokens of a step that is captured: above, the device computes longer than the host queues.
@@ -28,11 +32,8 @@ pub struct Parts {
     pub context: Arc<Context>,
     pub stream: Stream,
     pub kernels: Kernels,
-    pub nodes: Vec<Node>,
-    /// The nodes of steps of at most [`MAX_ROWS`] single tokens.
-    pub few: Vec<Node>,
-    /// Those of steps of up to 64; empty where such steps take `nodes`.
-    pub batch: Vec<Node>,
+    /// With whole layers of experts on the device, and with slots for single ones where there may be such.
+    pub lists: Vec<Lists>,
     /// Layer of each router.
     pub routers: Vec<u32>,
     pub ropes: Vec<RopeView>,
@@ -53,6 +54,31 @@ pub struct Parts {
     pub host: Option<Host>,
     /// Weights, caches, states, buffers and scratch, to be kept.
     pub _memory: Vec<Memory>,
+}
+
+/// The nodes of a program.
+pub struct Lists {
+    /// Of steps of any number of tokens.
+    pub nodes: Vec<Node>,
+    /// Of steps of at most [`MAX_ROWS`] single tokens.
+    pub few: Vec<Node>,
+    /// Of steps of up to 64; empty where such steps take `nodes`.
+    pub batch: Vec<Node>,
+}
+
+impl Lists {
+    /// Those of a list.
+    pub fn nodes(&self, list: List) -> &[Node] {
+        match list {
+            List::All => &self.nodes,
+            List::Few => &self.few,
+            List::Batch => &self.batch,
+        }
+    }
+
+    fn all(&self) -> [&[Node]; 3] {
+        [List::All, List::Few, List::Batch].map(|list| self.nodes(list))
+    }
 }
 
 /// A program's list of nodes that a step takes.
@@ -84,22 +110,9 @@ struct Shape {
     is_decode: bool,
 }
 
-impl Parts {
-    fn list(&self, counts: Counts, longest: usize) -> List {
-        list(counts, longest, !self.batch.is_empty())
-    }
-
-    fn nodes(&self, list: List) -> &[Node] {
-        match list {
-            List::All => &self.nodes,
-            List::Few => &self.few,
-            List::Batch => &self.batch,
-        }
-    }
-}
-
-/// What decides which launches a part of a step has: the step's counts, the bucket of its longest sequence, the part.
-type GraphKey = (Counts, usize, usize);
+/// What decides which launches a part of a step has: the step's counts, the bucket of its longest sequence, the part,
+/// the layout of experts.
+type GraphKey = (Counts, usize, usize, Layout);
 
 /// Whether a step was seen once, or its graph.
 enum Seen {
@@ -111,12 +124,17 @@ enum Seen {
 pub struct CudaProgram {
     // Graphs go before the modules and the memory that they point to.
     graphs: HashMap<GraphKey, Seen>,
-    /// Places of the nodes of each list that the host computes: they cut a step into parts.
-    cuts: [Vec<usize>; 3],
+    /// Places of the nodes of each list that the host computes, in each layout: they cut a step into parts.
+    cuts: Vec<[Vec<usize>; 3]>,
+    /// How experts lie on the device in the step under way.
+    layout: Layout,
+    /// When that began.
+    begin: Instant,
     parts: Parts,
     faults: Vec<Fault>,
     picks: Picks,
-    times: Times,
+    /// Of each layout.
+    times: Vec<Times>,
     /// The step under way.
     batch: Batch,
     /// Ids of all routers while the routing is traced, `[routers][max_tokens · n_used]`.
@@ -131,16 +149,20 @@ impl CudaProgram {
     /// From its parts.
     pub fn new(parts: Parts) -> Result<CudaProgram, DriverError> {
         let early = parts.context.arch >= 90;
-        let cuts = [&parts.nodes, &parts.few, &parts.batch].map(|nodes| {
-            let is_host = |&i: &usize| matches!(nodes[i], Node::HostExperts(_));
-            (0..nodes.len()).filter(is_host).collect()
-        });
+        let cuts = |lists: &Lists| {
+            lists.all().map(|nodes| {
+                let is_host = |&i: &usize| matches!(nodes[i], Node::HostExperts(_));
+                (0..nodes.len()).filter(is_host).collect()
+            })
+        };
         Ok(CudaProgram {
             graphs: HashMap::new(),
-            cuts,
+            cuts: parts.lists.iter().map(cuts).collect(),
+            layout: Layout::Layers,
+            begin: Instant::now(),
             faults: Vec::with_capacity(parts.limits.max_tokens),
             picks: Picks::default(),
-            times: Times::new(&parts.context, [&parts.nodes, &parts.few, &parts.batch]),
+            times: parts.lists.iter().map(|lists| Times::new(&parts.context, lists.all())).collect(),
             batch: Batch::default(),
             parts,
             trace: None,
@@ -150,6 +172,23 @@ impl CudaProgram {
         })
     }
 
+    /// The nodes in the layout of the step under way.
+    fn lists(&self) -> &Lists {
+        &self.parts.lists[self.layout as usize]
+    }
+
+    fn cuts(&self, list: List) -> &[usize] {
+        &self.cuts[self.layout as usize][list as usize]
+    }
+
+    fn times(&self) -> &Times {
+        &self.times[self.layout as usize]
+    }
+
+    fn list(&self, counts: Counts, longest: usize) -> List {
+        list(counts, longest, !self.lists().batch.is_empty())
+    }
+
     /// The shape of the step under way.
     fn shape(&self) -> Shape {
         let batch = &self.batch;
@@ -157,9 +196,9 @@ impl CudaProgram {
         let longest = batch.chunks.iter().map(|c| c.len as usize).max().unwrap_or(0);
         let pages = batch.chunks.iter().map(|c| (c.pos as usize + c.len as usize).div_ceil(PAGE)).max().unwrap_or(1);
         let most_pages = pages.next_power_of_two().min(ATTEND_PAGES * MAX_SPLITS);
-        let is_watched = self.is_traced || self.times.is_on();
+        let is_watched = self.is_traced || self.times().is_on();
         let is_decode = longest == 1 && counts.tokens <= MAX_CAPTURED && !is_watched;
-        Shape { counts, longest, most_pages, list: self.parts.list(counts, longest), is_decode }
+        Shape { counts, longest, most_pages, list: self.list(counts, longest), is_decode }
     }
 
     /// Queues the step: all of it, or what comes before the host's first share.
@@ -167,6 +206,11 @@ impl CudaProgram {
         self.parts.context.enter()?;
         if self.parts.tables.fill(&self.batch, &self.parts.stream)? {
             self.graphs.clear();
+        }
+        self.begin = Instant::now();
+        if let Parts { host: Some(host), stream, .. } = &mut self.parts {
+            host.start_step(self.batch.chunks.iter().map(|c| c.len as usize).sum());
+            self.layout = host.settle(stream)?;
         }
         let shape = self.shape();
         if self.parts.host.is_some() {
@@ -178,7 +222,7 @@ impl CudaProgram {
 
     /// Queues the nodes between the cuts `part - 1` and `part`, as a graph where they were seen before.
     fn queue_part(&mut self, shape: Shape, part: usize) -> Result<(), DriverError> {
-        let key = (shape.counts, shape.most_pages, part);
+        let key = (shape.counts, shape.most_pages, part, self.layout);
         let seen = if shape.is_decode { self.graphs.get(&key) } else { None };
         match seen {
             Some(Seen::Captured(graph)) => self.parts.stream.replay(graph)?,
@@ -212,7 +256,7 @@ impl CudaProgram {
             return Ok(());
         }
         let shape = self.shape();
-        let n = self.cuts[shape.list as usize].len();
+        let n = self.cuts(shape.list).len();
         let shared = handover::run(&mut Shared { program: self, shape }, n).and_then(|()| self.queue_output(shape));
         if let (Err(_), Some(host)) = (&shared, &mut self.parts.host) {
             host.release();
@@ -244,19 +288,19 @@ impl CudaProgram {
     fn encode(&self, shape: Shape, part: usize) -> Result<(), DriverError> {
         let parts = &self.parts;
         let mut encoder = self.encoder(shape);
-        let (nodes, cuts) = (parts.nodes(shape.list), &self.cuts[shape.list as usize]);
+        let (nodes, cuts) = (self.lists().nodes(shape.list), self.cuts(shape.list));
         let first = match part.checked_sub(1) {
             Some(before) => cuts[before] + 1,
             None => {
                 encoder.begin()?;
-                self.times.mark(0, &parts.stream)?;
+                self.times().mark(0, &parts.stream)?;
                 0
             }
         };
         let end = cuts.get(part).copied().unwrap_or(nodes.len());
         for (i, node) in nodes.iter().enumerate().take(end).skip(first) {
             encoder.node(node)?;
-            self.times.mark(i + 1, &parts.stream)?;
+            self.times().mark(i + 1, &parts.stream)?;
             if let (Some(route), Some((trace, _)), true) = (node.route(), &self.trace, self.is_traced) {
                 let (at, len) = self.trace_place(route, shape.counts);
                 // SAFETY: the ids were just queued, and the trace has room for every router's at the limits.
@@ -318,7 +362,7 @@ impl CudaProgram {
         let Some((_, host)) = &self.trace else { return };
         let ids = host.words::<u32>();
         let places: Vec<_> = self
-            .parts
+            .lists()
             .nodes
             .iter()
             .filter_map(|node| match node {
@@ -346,10 +390,15 @@ struct Shared<'a> {
 }
 
 impl Shared<'_> {
+    /// For launches among copies and waits, which each begins behind.
+    fn behind(&self) -> Encoder<'_> {
+        Encoder { early: false, ..self.program.encoder(self.shape) }
+    }
+
     /// Handover `i`, and its rows in this step.
     fn node(&self, i: usize) -> Option<(HostNode, usize)> {
-        let cuts = &self.program.cuts[self.shape.list as usize];
-        match self.program.parts.nodes(self.shape.list)[*cuts.get(i)?] {
+        let cuts = self.program.cuts(self.shape.list);
+        match self.program.lists().nodes(self.shape.list)[*cuts.get(i)?] {
             Node::HostExperts(node) => {
                 Some((node, node.experts.x.rows.count(self.shape.counts.tokens, self.shape.counts.rows)))
             }
@@ -362,7 +411,7 @@ impl Lane for Shared<'_> {
     type Error = DriverError;
 
     fn waits(&self, i: usize) -> bool {
-        let key = (self.shape.counts, self.shape.most_pages, i + 1);
+        let key = (self.shape.counts, self.shape.most_pages, i + 1, self.program.layout);
         let is_captured = matches!(self.program.graphs.get(&key), Some(Seen::Captured(_)));
         is_captured && self.shape.is_decode && self.program.parts.host.as_ref().is_some_and(Host::waits)
     }
@@ -379,20 +428,27 @@ impl Lane for Shared<'_> {
             let Parts { host: Some(host), stream, .. } = &mut self.program.parts else { return Ok(()) };
             if is_computed {
                 host.take_back(stream, &node, rows)?;
+                let from = host.rows();
+                if let Some(hot) = &node.hot {
+                    self.behind().hot_merge(hot, from, rows)?;
+                }
             } else if rows > 0 {
                 host.stage(stream, node.index)?;
                 self.program.encoder(self.shape).node(&Node::HostExperts(node))?;
                 let Parts { host: Some(host), stream, .. } = &self.program.parts else { return Ok(()) };
                 host.unstage(stream)?;
             }
-            let at = self.program.cuts[self.shape.list as usize][before];
-            self.program.times.mark(at + 1, &self.program.parts.stream)?;
+            let at = self.program.cuts(self.shape.list)[before];
+            self.program.times().mark(at + 1, &self.program.parts.stream)?;
         }
         self.program.queue_part(self.shape, i)?;
         match self.node(i).filter(|_| self.is_computed(i)) {
             Some((node, rows)) => {
                 let Parts { host: Some(host), stream, .. } = &mut self.program.parts else { return Ok(()) };
-                host.hand_over(stream, &node, rows)
+                host.hand_over(stream, &node, rows)?;
+                // The device computes its share beside the host.
+                let ids = node.experts.ids.ptr;
+                node.hot.map_or(Ok(()), |hot| self.behind().hot_experts(&hot, ids, rows))
             }
             None => Ok(()),
         }
@@ -445,14 +501,19 @@ impl Program for CudaProgram {
         let shared = self.parts.context.enter().and_then(|()| self.share());
         let waited = shared.and_then(|()| self.parts.stream.wait()).and_then(|()| {
             let longest = self.batch.chunks.iter().map(|c| c.len as usize).max().unwrap_or(0);
-            self.times.add(self.parts.list(Counts::of(&self.batch), longest) as usize)
+            let list = self.list(Counts::of(&self.batch), longest) as usize;
+            self.times[self.layout as usize].add(list)?;
+            let Parts { host: Some(host), stream, .. } = &mut self.parts else { return Ok(()) };
+            // A step that is watched takes longer.
+            let is_watched = self.is_traced || self.times[self.layout as usize].is_on();
+            let tokens = self.batch.chunks.iter().map(|c| c.len as usize).sum();
+            if is_watched { Ok(()) } else { host.over(stream, tokens, self.begin.elapsed()) }
         });
         if let Err(e) = waited {
             return Err(self.device_error(e));
         }
-        if let Some(host) = &self.parts.host {
-            // What was computed with zeros in place of weights is nobody's answer.
-            host.intact().map_err(|error| Failure::all(Cause::lost(error)))?;
+        if let Some(host) = &mut self.parts.host {
+            host.finish_step()?;
         }
         self.read_faults(self.batch.chunks.len());
         if self.is_traced {
@@ -488,16 +549,27 @@ impl Program for CudaProgram {
         self.parts.routing.turn(self.is_traced, self.parts.limits.max_outputs);
     }
 
+    fn stream_stats(&self) -> Option<StreamStats> {
+        self.parts.host.as_ref().and_then(Host::stream_stats)
+    }
+
+    fn set_interrupt(&mut self, flag: Arc<AtomicBool>) {
+        if let Some(host) = &mut self.parts.host {
+            host.set_interrupt(flag);
+        }
+    }
+
     fn trace_times(&mut self, is_on: bool) {
-        let turned = self.parts.context.enter().and_then(|()| self.times.turn(is_on));
+        let mut turn = |is_on| self.times.iter_mut().try_for_each(|times| times.turn(is_on));
+        let turned = self.parts.context.enter().and_then(|()| turn(is_on));
         if turned.is_err() {
             // Without events nothing is timed.
-            let _ = self.times.turn(false);
+            let _ = turn(false);
         }
     }
 
     fn times(&self) -> &[OpTime] {
-        self.times.rows()
+        self.times[self.layout as usize].rows()
     }
 
     /// Without recurrent states, drafts leave nothing behind but cache positions; with them there are no drafts.

@@ -71,6 +71,7 @@ sources! {
     GATED_LINEAR_BATCH = "gated_linear_batch.cu";
     GATED_LINEAR_WIDE = "gated_linear_wide.cu";
     HEAD_LINEAR = "head_linear.cu";
+    HOT = "hot.cu";
     KV_APPEND = "kv_append.cu";
     LATENT_OUT = "latent_out.cu";
     LATENT_Q = "latent_q.cu";

@@ -15,6 +15,55 @@ pub struct Host {
     pub copies_from: Option<usize>,
     /// Threads, instruction set and whether experts are copied to memory with large pages.
     pub cpu: Cpu,
+    /// When experts that are used most get slots on the device, in place of whole layers.
+    pub moves: Moves,
+}
+
+impl Host {
+    /// Whether experts in host memory are read from disk when they are wanted.
+    pub fn is_streamed(&self) -> bool {
+        matches!(self.cpu.residency, Policy::Stream { .. })
+    }
+}
+
+/// When single experts take slots on the device: which ones have them, and so the last bits of results, depends on what
+/// was computed before and on how long copies took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moves {
+    /// Never: whole layers stay where they are.
+    Never,
+    /// As long as that is measured to be faster.
+    WhenFaster,
+    /// From the second step on.
+    Always,
+}
+
+/// Slots of single experts of a layer, in the memory that whole layers have otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slots {
+    /// Its place in the plan.
+    pub op: usize,
+    /// Experts of the layer.
+    pub n_expert: usize,
+    /// Number of slots.
+    pub n: usize,
+    /// Where the stacks of gate, up and down begin in that memory.
+    pub stacks: [usize; 3],
+    /// Lengths of the planes of an expert's gate, up and down.
+    pub lens: [[usize; 3]; 3],
+}
+
+impl Slots {
+    /// Where the planes of a stack begin in the memory of all slots.
+    pub fn planes(&self, stack: usize) -> [usize; 3] {
+        let (starts, _) = plane_starts(self.lens[stack].map(|len| len * self.n));
+        starts.map(|start| self.stacks[stack] + start)
+    }
+
+    /// Bytes of all of them.
+    fn bytes(&self) -> usize {
+        self.lens.iter().map(|lens| plane_starts(lens.map(|len| len * self.n)).1).sum()
+    }
 }
 
 /// The routed experts of an op.
@@ -60,6 +109,52 @@ impl Split {
         self.layers.iter().any(|layer| layer.gate == gate && layer.is_host)
     }
 
+    /// The number of the layer whose experts have this gate.
+    pub fn position(&self, gate: Weight) -> Option<usize> {
+        self.layers.iter().position(|layer| layer.gate == gate)
+    }
+
+    /// Where a layer that lies on the device begins in the memory of all of those.
+    pub fn offset(&self, layer: usize) -> usize {
+        self.layers[..layer].iter().filter(|layer| !layer.is_host).map(|layer| layer.bytes).sum()
+    }
+
+    /// Slots of every layer in the memory of those on the device, as many as it holds, spread evenly; none where no
+    /// layer lies there or in host memory, where it does not hold one for each layer, and where experts have biases.
+    pub fn slots(&self, plan: &Plan) -> Vec<Slots> {
+        let room = self.bytes()[0];
+        let none = |layer: &Layer| {
+            // Slots are no numbers of experts, by which biases are found.
+            let Op::Experts { gate, up, down, biases: None, .. } = plan.ops[layer.op] else { return None };
+            let n_expert = plan.weight(gate).shape[0].max(1);
+            let lens = |w| Some(plane_lens(plan.weight(w))?.map(|len| len / n_expert));
+            let lens = [lens(gate)?, lens(up)?, lens(down)?];
+            Some(Slots { op: layer.op, n_expert, n: 0, stacks: [0; 3], lens })
+        };
+        let Some(mut slots) = self.layers.iter().map(none).collect::<Option<Vec<_>>>() else { return Vec::new() };
+        let mut taken: usize = 0;
+        // One more for a layer after the other, until one has no room.
+        'full: while !slots.is_empty() {
+            for layer in &mut slots {
+                let more = Slots { n: layer.n + 1, ..*layer };
+                let needed = taken - layer.bytes() + more.bytes();
+                if needed > room || more.n > more.n_expert {
+                    break 'full;
+                }
+                (taken, *layer) = (needed, more);
+            }
+        }
+        let mut at = 0;
+        for layer in &mut slots {
+            for stack in 0..3 {
+                layer.stacks[stack] = at;
+                at += plane_starts(layer.lens[stack].map(|len| len * layer.n)).1;
+            }
+        }
+        let is_parted = self.host().next().is_some() && slots.iter().all(|layer| layer.n > 0);
+        if is_parted { slots } else { Vec::new() }
+    }
+
     /// The layers, in order.
     pub fn layers(&self) -> &[Layer] {
         &self.layers
@@ -70,9 +165,11 @@ impl Split {
         self.layers.iter().filter(|layer| layer.is_host)
     }
 
-    /// Bytes of the device's memory for the experts of a layer on their way: of the largest.
-    pub fn stage_bytes(&self) -> usize {
-        self.host().map(|layer| layer.bytes).max().unwrap_or(0)
+    /// Bytes of the device's memory for the experts of a layer on their way: of the largest, of all layers where single
+    /// experts may have slots.
+    pub fn stage_bytes(&self, has_slots: bool) -> usize {
+        let staged = self.layers.iter().filter(|layer| layer.is_host || has_slots);
+        staged.map(|layer| layer.bytes).max().unwrap_or(0)
     }
 
     /// Bytes of experts on the device, and in host memory.

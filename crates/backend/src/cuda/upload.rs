@@ -42,8 +42,19 @@ impl<'a> Weights<'a> {
         }
     }
 
-    /// A matrix or a stack of them.
+    /// A matrix or a stack of them, in memory of its own.
     pub fn matrix(&mut self, plan: &Plan, checkpoint: &'a Checkpoint, w: Weight) -> Result<Matrix, CompileError> {
+        self.matrix_at(plan, checkpoint, w, None)
+    }
+
+    /// The same, at an address that the caller has room at.
+    pub fn matrix_at(
+        &mut self,
+        plan: &Plan,
+        checkpoint: &'a Checkpoint,
+        w: Weight,
+        at: Option<u64>,
+    ) -> Result<Matrix, CompileError> {
         let decl = plan.weight(w);
         let key = (decl.source.clone(), decl.dtype, decl.shape.clone());
         if let Some((_, matrix)) = self.known.iter().find(|(known, _)| *known == key) {
@@ -54,8 +65,15 @@ impl<'a> Weights<'a> {
         let lens = [plane(|p| p.q.len()), plane(|p| p.scales.len()), plane(|p| p.biases.len())];
         let [mut at_q, mut at_scales, mut at_biases] = [0; 3];
         let (starts, bytes) = plane_starts(lens);
-        let memory = allocate(&self.context, "weights", bytes)?;
-        let base = memory.ptr();
+        let base = match at {
+            Some(at) => at,
+            None => {
+                let memory = allocate(&self.context, "weights", bytes)?;
+                let base = memory.ptr();
+                self.memory.push(memory);
+                base
+            }
+        };
         for slab in &slabs {
             for (bytes, start, at) in [
                 (slab.q, starts[0], &mut at_q),
@@ -66,7 +84,6 @@ impl<'a> Weights<'a> {
                 *at += bytes.len();
             }
         }
-        self.memory.push(memory);
         let place = |i: usize| if lens[i] > 0 { base + starts[i] as u64 } else { 0 };
         let matrix = Matrix { q: place(0), scales: place(1), biases: place(2) };
         self.known.push((key, matrix));

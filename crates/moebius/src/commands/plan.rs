@@ -3,14 +3,15 @@
 use anyhow::{Result, anyhow, ensure};
 use backend::cpu::read_bandwidth;
 use backend::cuda;
+use backend::cuda::hot::{Shape, simulate};
 use backend::cuda::outline::{Card, Launched, Line, Outline};
-use backend::cuda::split::Split;
+use backend::cuda::split::{self, Split};
 use backend::experts::layout::Layer;
-use backend::experts::simulate::{self, Predicted};
+use backend::experts::simulate::{Predicted, disk_bandwidth, predict, predict_uniform};
 use backend::metal::{self, Metal};
 use backend::residency::Residency;
 use backend::{Backend, Kinds, PAGE, Part, RouterInfo};
-use model::plan::Plan;
+use model::plan::{Op, Plan};
 
 use crate::args::{BackendKind, EngineArgs, PlanArgs};
 use crate::device::{Device, Prefer};
@@ -18,6 +19,7 @@ use crate::load::{self, EngineSetup, Model, Prepared};
 use crate::machine;
 use crate::memory::{self, Budget, Fit, Units, Wish};
 use crate::out::say;
+use crate::predict::Rates;
 use crate::routes::Trace;
 
 pub fn run(args: &PlanArgs) -> Result<()> {
@@ -196,38 +198,39 @@ fn print_streaming(args: &PlanArgs, model: &Model, prepared: &Prepared) -> Resul
         return Ok(());
     }
     let threads = args.engine.threads.unwrap_or_else(machine::cores);
-    let (disk, memory) = (simulate::disk_bandwidth(&model.checkpoint, plan, layout)?, read_bandwidth(threads)?);
+    let disk = match args.disk_speed {
+        Some(speed) => speed as f64,
+        None => disk_bandwidth(&model.checkpoint, plan, layout)?,
+    };
+    let memory = args.memory_speed.map_or_else(|| read_bandwidth(threads), |speed| Ok(speed as f64))?;
     let shown = |n: f64| machine::bytes(n as u64);
     say!("streaming")?;
     let (disk_shown, memory_shown) = (shown(disk), shown(memory));
-    say!("  {:<12} {disk_shown:>8}/s  measured with the reads of single experts", "disk")?;
-    say!("  {:<12} {memory_shown:>8}/s  measured with {threads} threads", "memory")?;
+    let from = |speed: Option<usize>, measured: String| speed.map_or(measured, |_| "as said".to_string());
+    let disk_from = from(args.disk_speed, "measured with the reads of single experts".into());
+    let memory_from = from(args.memory_speed, format!("measured with {threads} threads"));
+    say!("  {:<12} {disk_shown:>8}/s  {disk_from}", "disk")?;
+    say!("  {:<12} {memory_shown:>8}/s  {memory_from}", "memory")?;
     let print = |name: &str, Predicted { hit_rate, bytes }| {
         // Reads and computing overlap at best; this is without.
         let seconds = bytes / disk.max(1.0) + plan.bytes_per_token() as f64 / memory.max(1.0);
         let (hits, read, rate) = (hit_rate * 100.0, shown(bytes), 1.0 / seconds);
         say!("  {name:<12} {hits:>8.1}%   of a token's experts in memory, {read} read from disk, {rate:.2} tok/s")
     };
-    print("if uniform", simulate::predict_uniform(layout))?;
+    print("if uniform", predict_uniform(layout))?;
     let Some(path) = &args.routes else { return Ok(()) };
     let router = |layer: &Layer| RouterInfo { layer: 0, n_expert: layer.n_expert, n_used: layer.n_used };
     let routers: Vec<RouterInfo> = layout.layers.iter().map(router).collect();
     let trace = Trace::read(path, &routers)?;
-    print("as recorded", simulate::predict(layout, &trace.tokens))?;
+    print("as recorded", predict(layout, &trace.tokens))?;
     say!("  by the share of the experts that slabs hold, as recorded in {} tokens:", trace.tokens.len())?;
     for percent in [5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100] {
         let layout = layout.resized(layout.full_bytes() / 100 * percent);
         let name = format!("{percent}%: {}", machine::bytes(layout.slab_bytes() as u64));
-        print(&name, simulate::predict(&layout, &trace.tokens))?;
+        print(&name, predict(&layout, &trace.tokens))?;
     }
     Ok(())
 }
-
-/// Bytes per second of a GPU's memory where there is no GPU to ask, and of the link to it.
-const ASSUMED_GPU: f64 = 1e12;
-const ASSUMED_LINK: f64 = 25e9;
-/// Seconds that a layer's way to the host and back takes.
-const HANDOVER: f64 = 20e-6;
 
 /// What to expect of experts that stay in host memory, from what memory gives.
 fn print_split(args: &PlanArgs, plan: &Plan, split: &Split, fit: &Fit) -> Result<()> {
@@ -236,7 +239,7 @@ fn print_split(args: &PlanArgs, plan: &Plan, split: &Split, fit: &Fit) -> Result
         return Ok(());
     }
     let threads = args.engine.threads.unwrap_or_else(machine::cores);
-    let (host, gpu) = (read_bandwidth(threads)?, cuda::bandwidth(args.engine.device.unwrap_or(0)));
+    let rates = Rates::measure(args.engine.device.unwrap_or(0), threads, args.memory_speed)?;
     let shown = |n: f64| machine::bytes(n as u64);
     let [on_device, on_host] = split.bytes().map(|n| shown(n as f64));
     let dense = shown(fit.dense_bytes(split) as f64);
@@ -245,22 +248,54 @@ fn print_split(args: &PlanArgs, plan: &Plan, split: &Split, fit: &Fit) -> Result
     say!("  {:<12} {dense:>10}  weights that every token reads", "GPU")?;
     say!("  {:<12} {on_device:>10}  routed experts of {} of {all} layers", "GPU", all - n_host)?;
     say!("  {:<12} {on_host:>10}  routed experts of {n_host} layers", "host")?;
-    let from = if gpu.is_some() { "by its clock and width" } else { "assumed" };
-    let gpu = gpu.unwrap_or(ASSUMED_GPU);
-    say!("  {:<12} {:>8}/s  {from}", "GPU", shown(gpu))?;
-    say!("  {:<12} {:>8}/s  measured with {threads} threads", "host", shown(host))?;
-    say!("  {:<12} {:>8}/s  assumed", "link", shown(ASSUMED_LINK))?;
-    let of_host = split.token_bytes()[1];
-    let of_gpu = plan.bytes_per_token().saturating_sub(of_host);
-    let seconds = of_gpu as f64 / gpu + of_host as f64 / host.max(1.0) + HANDOVER * n_host as f64;
-    let (read_gpu, read_host, rate) = (shown(of_gpu as f64), shown(of_host as f64), 1.0 / seconds);
+    let from = if rates.is_gpu_known { "by its clock and width" } else { "assumed" };
+    say!("  {:<12} {:>8}/s  {from}", "GPU", shown(rates.gpu))?;
+    let from = args.memory_speed.map_or_else(|| format!("measured with {threads} threads"), |_| "as said".into());
+    say!("  {:<12} {:>8}/s  {from}", "host", shown(rates.host))?;
+    say!("  {:<12} {:>8}/s  assumed", "link", shown(rates.link))?;
+    let (rate, bytes) = rates.shared(plan, split);
+    let [read_gpu, read_host] = bytes.map(|n| shown(n as f64));
     say!(
         "  {:<12} {rate:>10.1}  tok/s at best: a token reads {read_gpu} on the GPU, {read_host} on the host",
         "answers"
     )?;
+    say!("  {:<12} {:>10.1}  tok/s at best on the CPU alone", "", rates.alone(plan))?;
     let tokens = fit.limits.max_tokens;
-    let rate = tokens as f64 * ASSUMED_LINK / split.bytes()[1] as f64;
-    say!("  {:<12} {rate:>10.0}  tok/s at best: the link carries {on_host} for {tokens} tokens", "prompts")
+    let rate = rates.prompt(split, tokens);
+    say!("  {:<12} {rate:>10.0}  tok/s at best: the link carries {on_host} for {tokens} tokens", "prompts")?;
+    let Some(path) = &args.routes else { return Ok(()) };
+    let shape = |layer: &split::Layer, share: f64| match plan.ops[layer.op] {
+        Op::Experts { gate, ids, .. } => {
+            let (n_expert, n_used) = (plan.weight(gate).shape[0], plan.buf(ids).width);
+            Shape { n_expert, n_used, n_slots: (n_expert as f64 * share) as usize }
+        }
+        _ => Shape { n_expert: 0, n_used: 0, n_slots: 0 },
+    };
+    let shapes = |share: f64| split.layers().iter().map(|layer| shape(layer, share)).collect::<Vec<_>>();
+    let router = |shape: &Shape| RouterInfo { layer: 0, n_expert: shape.n_expert, n_used: shape.n_used };
+    let routers: Vec<RouterInfo> = shapes(0.0).iter().map(router).collect();
+    let trace = Trace::read(path, &routers)?;
+    say!("  by the share of the experts on the GPU, as recorded in {} tokens:", trace.tokens.len())?;
+    let host = plan.bytes_per_token().min(split.token_bytes().iter().sum());
+    let dense = plan.bytes_per_token() - host;
+    for percent in [5, 10, 20, 30, 40, 50, 60, 70, 80, 90] {
+        let share = f64::from(percent) / 100.0;
+        let hit = simulate(&shapes(share), &trace.tokens, 2);
+        // The GPU computes beside the host.
+        let seconds = |hit: f64, n: usize| {
+            let [gpu, host] = [hit, 1.0 - hit].map(|share| share * host as f64);
+            dense as f64 / rates.gpu + f64::max(gpu / rates.gpu, host / rates.host.max(1.0)) + rates.handovers(n)
+        };
+        let fixed = 1.0 / (seconds(share, all - all * percent as usize / 100) + share * host as f64 / rates.gpu);
+        let [pairs, bytes] = [hit * 100.0, split.bytes().iter().sum::<usize>() as f64 * share];
+        say!(
+            "  {:<12} {:>10.1}  tok/s at best with single experts by use, {pairs:.1}% of the pairs on the GPU; {fixed:.1} \
+             with whole layers",
+            format!("{percent}%: {}", shown(bytes)),
+            1.0 / seconds(hit, all)
+        )?;
+    }
+    Ok(())
 }
 
 /// What the program takes, part by part.

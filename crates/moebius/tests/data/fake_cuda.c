@@ -4,6 +4,7 @@
 //
 //   FAKE_VERSION       the driver's version (13000)     FAKE_DEVICES     number of devices (1)
 //   FAKE_FREE          bytes of memory (8 GB)           FAKE_ARCH        compute capability (90)
+//   FAKE_CLOCK         of its memory, in kHz            FAKE_EVENT_FAILS events cannot be made
 //   FAKE_ALLOC_FAILS   this allocation fails            FAKE_TOKEN       the token that is always found (300)
 //   FAKE_LAUNCH_FAULTS from this launch on (graphs' included) the device is faulty, found when a stream is waited for
 //   FAKE_LOST          from this wait on the device is lost
@@ -48,6 +49,7 @@ int cuDeviceGetAttribute(int* out, int which, int device) {
         case 75: *out = (int)(arch / 10); break;
         case 76: *out = (int)(arch % 10); break;
         case 16: *out = 132; break;
+        case 36: *out = (int)setting("FAKE_CLOCK", 227 << 10); break;
         default: *out = 227 << 10; break;
     }
     return OK;
@@ -71,6 +73,11 @@ int cuMemHostAlloc(void** out, size_t bytes, unsigned flags) {
     (void)flags;
     *out = malloc(bytes);
     return *out ? OK : OUT_OF_MEMORY;
+}
+int cuMemHostGetDevicePointer_v2(uint64_t* out, void* at, unsigned flags) {
+    (void)flags;
+    *out = (uint64_t)(uintptr_t)at;
+    return OK;
 }
 int cuMemFreeHost(void* at) { free(at); return OK; }
 int cuStreamCreate(void** out, unsigned flags) { (void)flags; *out = malloc(1); return OK; }
@@ -109,6 +116,27 @@ int cuMemsetD8Async(uint64_t at, unsigned char value, size_t n, void* s) {
     memset((void*)(uintptr_t)at, value, n);
     return OK;
 }
+// All is done as soon as it is queued, so that nothing is waited for: what a host answers comes too late and counts for
+// nothing.
+int cuStreamQuery(void* stream) { (void)stream; return state(); }
+int cuStreamWriteValue32_v2(void* stream, uint64_t at, uint32_t value, unsigned flags) {
+    (void)stream; (void)flags;
+    *(volatile uint32_t*)(uintptr_t)at = value;
+    return OK;
+}
+int cuStreamWaitValue32_v2(void* stream, uint64_t at, uint32_t value, unsigned flags) {
+    (void)stream; (void)at; (void)value; (void)flags;
+    return OK;
+}
+int cuStreamWaitEvent(void* stream, void* event, unsigned flags) { (void)stream; (void)event; (void)flags; return OK; }
+int cuEventCreate(void** out, unsigned flags) {
+    (void)flags;
+    *out = malloc(1);
+    return setting("FAKE_EVENT_FAILS", 0) ? OUT_OF_MEMORY : OK;
+}
+int cuEventRecord(void* event, void* stream) { (void)event; (void)stream; return OK; }
+int cuEventElapsedTime_v2(float* ms, void* from, void* to) { (void)from; (void)to; *ms = 1.0f; return OK; }
+int cuEventDestroy_v2(void* event) { free(event); return OK; }
 static void pick(const uint64_t* a) {
     uint32_t* out = (uint32_t*)(uintptr_t)a[5];
     uint32_t rows = ((const uint32_t*)(a + 7))[1];

@@ -154,12 +154,28 @@ pub struct Shared<'a> {
 /// `out[pair] = down·(act(gate·x) ⊙ up·x)`, each product plus its bias where there are biases; with `spare` where gate
 /// and up take different kinds of activations.
 pub fn experts(run: &mut Run, x: View, ids: View, mats: &ExpertMats, hidden: View, out: View, spare: Option<View>) {
+    experts_of(run, [x, ids, hidden, out], mats, spare, |_| true);
+}
+
+/// The same for the pairs of those experts of which `is_ours` holds; rows of other pairs stay as they are. Buffers are
+/// x, ids, hidden and out.
+pub fn experts_of(
+    run: &mut Run,
+    [x, ids, hidden, out]: [View; 4],
+    mats: &ExpertMats,
+    spare: Option<View>,
+    is_ours: impl Fn(usize) -> bool,
+) {
     let tokens = run.step.rows(x.rows);
     let n_used = ids.width;
     let n_pairs = tokens * n_used;
     let (gate, up, down) = (&mats.gate, &mats.up, &mats.down);
     // SAFETY: the ids are not written during this op.
     run.lists.fill(unsafe { ids.ids(tokens) }, n_used, gate.n_stack());
+    run.lists.active.retain(|&expert| is_ours(expert as usize));
+    if run.lists.active.is_empty() {
+        return;
+    }
     quantise_for(run, [gate, up].into_iter(), x, tokens);
     let cols_each = n_pairs.div_ceil(run.lists.active.len().max(1));
     let shared = Shared { kernels: run.kernels, workers: run.workers, lists: run.lists, n_pairs, cols_each };
