@@ -431,10 +431,12 @@ const SMALL_DELTA: Shape = Shape { delta: Some((3, DeltaHeads { d_k: 12, d_v: 11
 /// the forms for many rows, the token those for one.
 fn with(
     plant: Plant,
+    tuning: Tuning,
     model: &(Plan, Arc<checkpoint::Checkpoint>),
     seen: &Arc<Mutex<Seen>>,
 ) -> Result<Vec<f32>, String> {
-    let mut session = Session::compile(&planted(plant, seen), model, 64, 64).map_err(|e| e.to_string())?;
+    let mut session =
+        Session::compile(&Metal { tuning, ..planted(plant, seen) }, model, 64, 64).map_err(|e| e.to_string())?;
     let (prompt, pages) = (tokens(36, 1), session.pages[0].clone());
     let mut all = Vec::new();
     for range in [0..35, 35..36] {
@@ -455,11 +457,13 @@ fn every_planted_mistake_is_found() {
     fn is_tiled_attention(source: &str) -> bool {
         source.contains("kernel void attention_tiles(")
     }
-    planted_mistakes(&model(SMALL), |i, _| i < 25, |source| !is_tiled_attention(source));
+    // A token's attention is by itself here, and in parts below.
+    let whole = Tuning { part: 512, ..FINE };
+    planted_mistakes(whole, &model(SMALL), |i, _| i < 25, |source| !is_tiled_attention(source));
     // Of the second model, the dispatches that the first does not have.
-    planted_mistakes(&model(SMALL_DELTA), |i, _| i < 18, |_| false);
+    planted_mistakes(whole, &model(SMALL_DELTA), |i, _| i < 18, |_| false);
     // Values that are staged in more than one piece.
-    planted_mistakes(&model(Shape { d_k: 72, d_v: 72, ..SMALL }), |_, _| false, is_tiled_attention);
+    planted_mistakes(whole, &model(Shape { d_k: 72, d_v: 72, ..SMALL }), |_, _| false, is_tiled_attention);
 }
 
 /// The same of dispatches that do several ops, in models of files: latent attention, experts with one beside them,
@@ -481,8 +485,11 @@ fn every_mistake_planted_in_joined_dispatches_is_found() {
             known.extend(is_new.then(|| name.to_string()));
             is_new
         };
-        let is_joined = |source: &str| JOINED.iter().any(|kernel| source.contains(&format!("kernel void {kernel}(")));
-        planted_mistakes(&of_file(&metal, file), is_meant, is_joined);
+        let is_joined = |source: &str| {
+            JOINED.iter().any(|kernel| source.contains(&format!("kernel void {kernel}(")))
+                || source.contains("#define SPLIT 1")
+        };
+        planted_mistakes(FINE, &of_file(&metal, file), is_meant, is_joined);
     }
 }
 
@@ -498,12 +505,13 @@ fn form(source: &str) -> String {
 /// Plants mistakes in the dispatches of a prompt and of a token that are meant, by their number and the name of their
 /// unit; in the barriers before them; and in the barriers of kernels whose sources are meant, of each form once.
 fn planted_mistakes(
+    tuning: Tuning,
     model: &(Plan, Arc<checkpoint::Checkpoint>),
     mut is_meant: impl FnMut(usize, &str) -> bool,
     is_source: impl Fn(&str) -> bool,
 ) {
     let seen = Arc::new(Mutex::new(Seen::default()));
-    let exact = bits(&with(Plant::None, model, &seen).unwrap());
+    let exact = bits(&with(Plant::None, tuning, model, &seen).unwrap());
     let Seen { sources, dispatched, .. } = seen.lock().unwrap().clone();
     let mut plants = Vec::new();
     let mut before = 0;
@@ -537,7 +545,7 @@ fn planted_mistakes(
     let missed = Mutex::new(Vec::new());
     let work = || {
         while let Some(&plant) = plants.get(next.fetch_add(1, Relaxed)) {
-            match with(plant, model, &Arc::default()) {
+            match with(plant, tuning, model, &Arc::default()) {
                 Ok(logits) if bits(&logits) == exact => missed.lock().unwrap().push(plant),
                 Ok(_) => println!("{plant:?}: other logits"),
                 Err(why) => println!("{plant:?}: {}", why.lines().next().unwrap_or_default()),
