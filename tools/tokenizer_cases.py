@@ -7,8 +7,8 @@ Writes to crates/engine/tests/data:
 - fable_ids.json: ids by Hugging Face's `tokenizers`, special strings as text and parsed. For the embedded model.
 - words.json: words of every pre-tokenizer, cut by Oniguruma (inside `tokenizers`) with the patterns as the models'
   own tokenizer.json files have them, look-ahead included.
-- spm.gguf, spm_ids.json: a small SentencePiece vocabulary with byte fallback, trained on LICENSE-APACHE, and ids by
-  SentencePiece itself.
+- spm.model, spm.gguf, spm_ids.json: a small SentencePiece vocabulary with byte fallback, trained on LICENSE-APACHE, as
+  SentencePiece's own file and as GGUF's keys, and ids by SentencePiece itself.
 """
 
 import io
@@ -116,6 +116,7 @@ def spm():
         normalization_rule_name="identity", remove_extra_whitespaces=False, add_dummy_prefix=True,
         allow_whitespace_only_pieces=True, user_defined_symbols=["[INST]", "[/INST]"], minloglevel=2,
     )
+    (DATA / "spm.model").write_bytes(model.getvalue())
     sp = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     n = sp.get_piece_size()
     kind = gguf.TokenType

@@ -21,8 +21,8 @@ mod meta;
 mod pages;
 mod value;
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::path::Path;
 
@@ -169,6 +169,52 @@ pub struct Float8 {
     pub block: [usize; 2],
 }
 
+/// How a [`Packed`] matrix is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Packing {
+    /// GPTQ: words `[columns / 8, rows]`, eight columns each, the first in the lowest bits.
+    Columns {
+        /// Zeros are stored less 1, modulo 16.
+        less_one: bool,
+    },
+    /// AWQ: words `[columns, rows / 8]`, eight rows each: from the lowest bits on rows 0 2 4 6 1 3 5 7.
+    Rows,
+}
+
+/// A matrix of 4-bit codes with a scale and a zero for each row and group of columns, as GPTQ and AWQ publish them. A
+/// weight is `(code - zero) * scale`. As [`Float8`], it is listed with [`Checkpoint::unreadable`] too, and read for
+/// conversion alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Packed {
+    /// Name that the matrix would have: that of its module and `.weight`.
+    pub name: String,
+    /// Rows and columns, which are outputs and inputs.
+    pub shape: [usize; 2],
+    /// How codes and zeros are stored.
+    pub packing: Packing,
+    /// Columns of a group, where [`Packed::groups`] says nothing else.
+    pub group: usize,
+    /// Codes, eight in an i32.
+    pub codes: Extent,
+    /// Zeros, `[groups, rows / 8]` words.
+    pub zeros: Extent,
+    /// Scales, `[groups, rows]`.
+    pub scales: Extent,
+    /// Their type: F32, F16 or BF16.
+    pub scale_type: WeightType,
+    /// The group of each column, `[columns]` i32, where columns of a group do not follow one another.
+    pub groups: Option<Extent>,
+    /// Names of the tensors that it is stored in.
+    pub parts: Vec<String>,
+}
+
+impl Packed {
+    /// Number of groups.
+    pub fn n_groups(&self) -> usize {
+        self.shape[1].div_ceil(self.group)
+    }
+}
+
 /// What kind of files a checkpoint was opened from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -204,6 +250,7 @@ pub struct Checkpoint {
     tensors: Vec<TensorInfo>,
     unreadable: Vec<Unreadable>,
     float8: Vec<Float8>,
+    packed: Vec<Packed>,
     by_name: HashMap<String, Place>,
     folder: Option<folder::Folder>,
 }
@@ -311,7 +358,18 @@ impl Checkpoint {
         if open.map {
             files.iter_mut().try_for_each(File::map)?;
         }
-        Ok(Self { name, kind, files, meta, tensors, unreadable, float8: Vec::new(), by_name, folder })
+        Ok(Self {
+            name,
+            kind,
+            files,
+            meta,
+            tensors,
+            unreadable,
+            float8: Vec::new(),
+            packed: Vec::new(),
+            by_name,
+            folder,
+        })
     }
 
     /// The matrices of 8-bit floats, in file order.
@@ -319,27 +377,36 @@ impl Checkpoint {
         &self.float8
     }
 
-    /// The same header with every matrix of 8-bit floats shown as one of bf16, and without their scales, so that a
-    /// plan can be made of a model that nothing computes yet. Those tensors lie at no place in a file: only names,
-    /// shapes and types of this checkpoint may be used.
+    /// The matrices of packed codes, in file order.
+    pub fn packed(&self) -> &[Packed] {
+        &self.packed
+    }
+
+    /// The same header with every matrix of 8-bit floats or packed codes shown as one of bf16, and without the tensors
+    /// that it is stored in, so that a plan can be made of a model that nothing computes yet. Those tensors lie at no
+    /// place in a file: only names, shapes and types of this checkpoint may be used.
     ///
     /// # Errors
-    /// None but those that opening had.
-    pub fn with_float8_as_bf16(&self) -> Result<Checkpoint, Error> {
-        let is_float8 = |name: &str| self.float8.iter().any(|matrix| matrix.name == name);
-        let is_scale = |name: &str| self.float8.iter().any(|matrix| matrix.scales_name == name);
-        let mut tensors: Vec<TensorInfo> = self.tensors.iter().filter(|t| !is_scale(&t.name)).cloned().collect();
-        tensors.extend(self.float8.iter().map(|matrix| TensorInfo {
-            name: matrix.name.clone(),
-            shape: matrix.shape.to_vec(),
+    /// A packed matrix has the name of another tensor.
+    pub fn with_all_as_floats(&self) -> Result<Checkpoint, Error> {
+        let float8 = self.float8.iter().flat_map(|matrix| [&matrix.name, &matrix.scales_name]);
+        let packed = self.packed.iter().flat_map(|matrix| &matrix.parts);
+        let parts: HashSet<&String> = float8.chain(packed).collect();
+        let float8 = self.float8.iter().map(|matrix| (&matrix.name, matrix.shape, matrix.data.file));
+        let packed = self.packed.iter().map(|matrix| (&matrix.name, matrix.shape, matrix.codes.file));
+        let mut tensors: Vec<TensorInfo> =
+            self.tensors.iter().filter(|tensor| !parts.contains(&tensor.name)).cloned().collect();
+        tensors.extend(float8.chain(packed).map(|(name, shape, file)| TensorInfo {
+            name: name.clone(),
+            shape: shape.to_vec(),
             dtype: WeightType::BF16,
-            file: matrix.data.file,
+            file,
             offset: 0,
             len: 0,
             scales: None,
             biases: None,
         }));
-        let unreadable = self.unreadable.iter().filter(|other| !is_float8(&other.name)).cloned().collect();
+        let unreadable = self.unreadable.iter().filter(|other| !parts.contains(&other.name)).cloned().collect();
         let nothing = |file: &File| File::memory(file.path().into(), Bytes::aligned(Vec::new()));
         let files = self.files.iter().map(nothing).collect();
         let (name, open) = (self.name.clone(), Open { map: false });
@@ -421,6 +488,15 @@ impl Checkpoint {
             Ok(_) => Ok(Some(SideFile { name: folder.name(name), text: Text(bytes) })),
             Err(error) => Err(Error::file(&folder.name(name), format!("is not UTF-8 at byte {}", error.valid_up_to()))),
         }
+    }
+
+    /// Any other file of a model folder: its name in messages, and its bytes. As [`Checkpoint::side_file`] otherwise.
+    ///
+    /// # Errors
+    /// When `name` is a path, or the file cannot be read or is larger than 256 MiB.
+    pub fn side_bytes(&self, name: &str) -> Result<Option<(String, Vec<u8>)>, Error> {
+        let Some(folder) = &self.folder else { return Ok(None) };
+        Ok(folder::side_bytes(folder, name)?.map(|bytes| (folder.name(name), bytes)))
     }
 
     /// Whether the bytes of all tensors lie in memory or in mapped files: whether [`Checkpoint::planes`] may be called.

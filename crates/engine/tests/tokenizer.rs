@@ -10,7 +10,7 @@ use std::time::Instant;
 use checkpoint::Value;
 use checkpoint::gguf::Writer;
 use engine::scheduler::Vocabulary;
-use engine::tokenizer::{Decode, Detokenizer, Encode, TokenKind, Tokenizer};
+use engine::tokenizer::{Decode, Detokenizer, Encode, TokenKind, Tokenizer, sentencepiece_keys};
 use proptest::prelude::*;
 
 const PLAIN: Encode = Encode { add_special: false, parse_special: false };
@@ -54,6 +54,82 @@ fn byte_level_ids_are_hugging_faces() {
 #[test]
 fn score_ids_are_sentencepieces() {
     check(&SPM, include_str!("data/spm_ids.json"), &[("ids", PLAIN)]);
+}
+
+/// A folder with SentencePiece's own file, and what `tokenizer_config.json` says.
+fn sentencepiece(model: &[u8], config: &str) -> checkpoint::Checkpoint {
+    let files = vec![
+        ("config.json", b"{}".to_vec()),
+        ("model.safetensors", b"\x02\0\0\0\0\0\0\0{}".to_vec()),
+        ("tokenizer.model", model.to_vec()),
+        ("tokenizer_config.json", config.into()),
+    ];
+    checkpoint::from_files("here", files).unwrap()
+}
+
+const SPM_MODEL: &[u8] = include_bytes!("data/spm.model");
+
+#[test]
+fn sentencepieces_own_file_is_the_same_vocabulary() {
+    let folder = sentencepiece(SPM_MODEL, "{}");
+    check(&Tokenizer::load(&folder).unwrap(), include_str!("data/spm_ids.json"), &[("ids", PLAIN)]);
+    let file = checkpoint::from_bytes("test", include_bytes!("data/spm.gguf").to_vec()).unwrap();
+    let keys = sentencepiece_keys(&folder, Some(700)).unwrap().unwrap();
+    let found = |key: &str| keys.iter().find(|(name, _)| name == key).map(|(_, value)| value);
+    for (key, value) in file.meta().iter().filter(|(key, _)| key.starts_with("tokenizer.ggml.")) {
+        assert_eq!(found(key), Some(value), "{key}");
+    }
+    // The model has more tokens, and so has the other file.
+    let added = r#"{"added_tokens_decoder": {"701": {"content": "<|x|>", "special": true},
+        "2": {"content": "</s>", "special": true}, "702": {"content": "plain", "special": false}},
+        "add_bos_token": false, "add_eos_token": true, "eos_token": "<|x|>"}"#;
+    let folder = sentencepiece(SPM_MODEL, added);
+    let tokenizer = Tokenizer::load(&folder).unwrap();
+    assert_eq!(tokenizer.encode("a<|x|>", Encode { add_special: true, parse_special: true })[1..], [701, 701]);
+    assert_eq!((tokenizer.n_vocab(), tokenizer.eos(), tokenizer.bos()), (703, Some(701), Some(1)));
+    let kinds = [700, 701, 702].map(|id| tokenizer.kind(id));
+    assert_eq!(kinds, [TokenKind::Unused, TokenKind::Control, TokenKind::UserDefined].map(Some));
+    let fewer = sentencepiece_keys(&folder, Some(702)).unwrap_err().to_string();
+    assert_eq!(fewer, "use here/tokenizer.model: it has 703 tokens, the model 702");
+    assert_eq!(sentencepiece_keys(&folder, Some(1000)).unwrap().unwrap().len(), keys.len() + 1);
+}
+
+#[test]
+fn damaged_sentencepiece_files_are_refused() {
+    let said = |model: &[u8], config: &str| match sentencepiece_keys(&sentencepiece(model, config), None) {
+        Ok(keys) => format!("{} keys", keys.unwrap().len()),
+        Err(error) => error.to_string().strip_prefix("use here/tokenizer.model: ").unwrap().to_string(),
+    };
+    let with = |more: &[u8]| said(&[SPM_MODEL, more].concat(), "{}");
+    let cut = "it is cut, or no SentencePiece model";
+    for (more, wanted) in [
+        (&b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"[..], cut),
+        (b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", cut),
+        (b"\x0a\x05abc", cut),
+        (b"\x0b", cut),
+        (b"\x00\x00", cut),
+        (b"\x0a\x02\x18\x07", "piece 700: type 7 is not known"),
+        (b"\x0a\x02\x18\x00", "piece 700: type 0 is not known"),
+        (b"\x0a\x03\x0a\x01\xff", "piece 700: its text is not UTF-8"),
+        (b"\x12\x02\x18\x01", "its model is not one of merges (BPE), which is what is read"),
+        (b"\x1a\x03\x12\x01x", "it rewrites texts by a table (precompiled_charsmap), which is not known"),
+        (b"\x1a\x02\x20\x01", "it drops blanks (remove_extra_whitespaces), which is not known"),
+        (b"\x12\x03\xc0\x01\x01", "it keeps blanks as they are or puts them behind words, which is not known"),
+    ] {
+        assert_eq!(with(more), wanted, "{more:?}");
+    }
+    assert_eq!(said(b"", "{}"), "it has no pieces");
+    let far = r#"{"added_tokens_decoder": {"4000000000": {"content": "x"}}}"#;
+    assert_eq!(said(SPM_MODEL, far), "it has 700 pieces, an added token is 4000000000");
+    let other = r#"{"added_tokens_decoder": {"2": {"content": "<end>"}}}"#;
+    assert_eq!(said(SPM_MODEL, other), "piece 2 is \"</s>\", tokenizer_config.json says \"<end>\"");
+    // Nothing that is cut or changed ends the process.
+    for n in 0..SPM_MODEL.len() {
+        let mut changed = SPM_MODEL.to_vec();
+        changed[n] ^= 1 << (n % 8);
+        let _ = Tokenizer::load(&sentencepiece(&changed, "{}"));
+        let _ = Tokenizer::load(&sentencepiece(&SPM_MODEL[..n], "{}"));
+    }
 }
 
 #[test]

@@ -313,9 +313,9 @@ fn files_that_lie_are_refused_by_name() {
         );
     }
     let missing = |name: &'static str| Tokenizer::load(&open(&[(name, "x".into())])).unwrap_err().to_string();
-    let none = "find the tokenizer of here: it has neither tokenizer.json nor tiktoken.model";
+    let none = "find the tokenizer of here: it has neither tokenizer.json nor tiktoken.model nor tokenizer.model";
     assert_eq!(missing("other"), none);
-    assert_eq!(missing("tokenizer.model"), format!("{none}, and tokenizer.model is not read: convert it"));
+    assert_eq!(missing("tokenizer.model"), "use here/tokenizer.model: it is cut, or no SentencePiece model");
     assert_eq!(missing("tiktoken.model"), "use here/tiktoken.model: line 1, \"x\", is no token in base64 and its rank");
     assert!(missing("tokenizer.json").contains("use here/tokenizer.json: expected value at line 1 column 1"));
 }

@@ -263,6 +263,111 @@ fn eight_bit_floats_are_unpacked_by_their_blocks() {
     }
 }
 
+/// Folders of tools/make_packed.py: 4-bit weights as GPTQ and AWQ publish them, and the same values as floats.
+#[test]
+fn packed_weights_become_their_exact_values() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let (out, dense) = (folder.path().join("out.gguf"), folder.path().join("dense.gguf"));
+    let mut n = 0;
+    for entry in std::fs::read_dir(fixtures::root("crates/moebius/tests/data/packed")).expect("data") {
+        let data = entry.expect("entry").path();
+        let beside = data.with_file_name(format!("{}-dense", data.file_name().unwrap().to_string_lossy()));
+        if !beside.exists() {
+            continue;
+        }
+        for dtype in ["F32", "BF16"] {
+            stdout(&["convert", as_text(&data), as_text(&out), "--type", dtype]);
+            stdout(&["convert", as_text(&beside), as_text(&dense), "--type", dtype]);
+            same_tensors(&checkpoint::open(&out).expect("new"), &checkpoint::open(&dense).expect("dense"));
+        }
+        // Half precision holds what scales are in; it is what comes of itself, unless other matrices are of another.
+        stdout(&["convert", as_text(&data), as_text(&out)]);
+        stdout(&["quantize", as_text(&data), as_text(&out), "--type", "Q8_0"]);
+        let info = |name: &str| checkpoint::open(&out).expect("new").tensor(name).expect("tensor").dtype;
+        assert_eq!(info("blk.0.attn_q.weight"), WeightType::Q8_0, "{}", data.display());
+        n += 1;
+    }
+    assert!(n >= 5, "{n} folders");
+}
+
+/// SentencePiece's own file beside the weights: the same ids by the folder and by the file.
+#[test]
+fn sentencepiece_files_become_keys() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let data = fixtures::root("crates/moebius/tests/data/packed/llama-gptq-v2-dense");
+    let (hf, out, probe) = (folder.path().join("hf"), folder.path().join("out.gguf"), folder.path().join("text"));
+    let config = std::fs::read_to_string(data.join("config.json")).expect("config");
+    let mut parts = parts(&data);
+    let write = |parts: &BTreeMap<String, Part>, n_vocab: usize| {
+        write_folder(&hf, &config.replace("\"vocab_size\": 32", &format!("\"vocab_size\": {n_vocab}")), parts);
+        std::fs::copy(fixtures::root("crates/engine/tests/data/spm.model"), hf.join("tokenizer.model")).expect("copy");
+    };
+    write(&parts, 32);
+    let said = error(&["convert", as_text(&hf), as_text(&out)]);
+    assert!(said.contains("it has 700 tokens, the model 32"), "{said}");
+    assert!(!out.exists());
+    for name in ["model.embed_tokens.weight", "lm_head.weight"] {
+        let values: Vec<f32> = (0..704 * 64).map(|i| (i % 7) as f32 / 8.0).collect();
+        parts.insert(name.into(), Part { dtype: Dtype::BF16, shape: vec![704, 64], bytes: bf16(&values) });
+    }
+    write(&parts, 704);
+    stdout(&["convert", as_text(&hf), as_text(&out)]);
+    std::fs::write(&probe, "Hello  world, don't 12345 \n\n [INST]x</s> 日本語 \t the Licence").expect("write");
+    let ids = |model: &Path| stdout(&["tokenize", "-m", as_text(model), "-f", as_text(&probe), "--json"]);
+    assert_eq!(ids(&out), ids(&hf));
+    let new = checkpoint::open(&out).expect("new");
+    assert_eq!(new.meta().str("tokenizer.ggml.model").expect("model"), "llama");
+    assert_eq!(new.meta().strings("tokenizer.ggml.tokens").expect("tokens").iter().nth(703), Some(&b"[PAD703]"[..]));
+}
+
+#[test]
+fn damaged_packed_weights_are_named() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let data = fixtures::root("crates/moebius/tests/data/packed/llama-gptq-act");
+    let (bad, out) = (folder.path().join("bad"), folder.path().join("out.gguf"));
+    let bytes = std::fs::read(data.join("model.safetensors")).expect("weights");
+    let config = std::fs::read_to_string(data.join("config.json")).expect("config");
+    let file = safetensors::SafeTensors::deserialize(&bytes).expect("safetensors");
+    let whole = || -> BTreeMap<String, Part> {
+        let part = |(name, view): (&str, TensorView<'_>)| {
+            let part = Part { dtype: view.dtype(), shape: view.shape().to_vec(), bytes: view.data().to_vec() };
+            (name.to_string(), part)
+        };
+        file.iter().map(part).collect()
+    };
+    let module = "model.layers.0.self_attn.q_proj";
+    let name = |part: &str| format!("{module}.{part}");
+    type Change<'a> = &'a dyn Fn(&mut BTreeMap<String, Part>);
+    let cases: [(Change, (&str, &str), &str); 9] = [
+        (&|_| {}, ("\"bits\": 4", "\"bits\": 8"), "bits 8"),
+        (&|_| {}, ("\"checkpoint_format\": \"gptq\"", "\"checkpoint_format\": \"marlin\""), "marlin"),
+        (&|_| {}, ("\"group_size\": 32", "\"group_size\": 0"), "groups of 0"),
+        (&|_| {}, ("\"group_size\": 32", "\"group_size\": 16"), "groups of 16"),
+        (&|parts| drop(parts.remove(&name("qzeros"))), ("", ""), "qzeros"),
+        (&|parts| drop(parts.remove(&name("scales"))), ("", ""), "scales"),
+        (
+            &|parts| parts.get_mut(&name("g_idx")).unwrap().bytes[4..8].copy_from_slice(&2i32.to_le_bytes()),
+            ("", ""),
+            "column 1 of model.layers.0.self_attn.q_proj.weight is in group 2, there are 2",
+        ),
+        (
+            &|parts| parts.get_mut(&name("g_idx")).unwrap().bytes[..4].copy_from_slice(&(-1i32).to_le_bytes()),
+            ("", ""),
+            "group -1",
+        ),
+        (&|parts| parts.get_mut(&name("qweight")).unwrap().shape.reverse(), ("", ""), "qweight"),
+    ];
+    for (change, (from, to), says) in cases {
+        let mut parts = whole();
+        change(&mut parts);
+        assert!(config.contains(from), "{from}");
+        write_folder(&bad, &if from.is_empty() { config.clone() } else { config.replace(from, to) }, &parts);
+        let said = error(&["convert", as_text(&bad), as_text(&out), "--type", "F16"]);
+        assert!(said.contains(says), "{says}: {said}");
+        assert!(!out.exists(), "{says}");
+    }
+}
+
 /// gpt-oss as it was published: gate and up in turn, unpacked and transposed or in MXFP4.
 #[test]
 fn gpt_oss_is_taken_apart() {

@@ -5,6 +5,7 @@
 //! folder are read on request. Knows the layout of folders, but not what a tensor is for.
 
 mod config;
+mod packed;
 mod quantised;
 mod safetensors;
 mod source;
@@ -64,9 +65,11 @@ fn read(name: String, folder: Folder, open: Open) -> Result<Checkpoint, Error> {
     };
     let path = |file: usize| shards.files[file].path().to_string_lossy().into_owned();
     let float8 = quantised::float8(&meta, &shards.entries)?;
+    let packed = packed::packed(&meta, &shards.entries, path)?;
     let (tensors, unreadable) = quantised::join(&meta, shards.entries, path)?;
     let mut checkpoint = Checkpoint::assemble(name, kind, open, shards.files, meta, tensors, unreadable, Some(folder))?;
     checkpoint.float8 = float8;
+    checkpoint.packed = packed;
     Ok(checkpoint)
 }
 
@@ -142,6 +145,11 @@ pub(crate) fn side_file(folder: &Folder, name: &str) -> Result<Option<Slice>, Er
         true => folder.text(name),
         false => Err(Error::file(&folder.name(name), "is not the name of a file in the folder")),
     }
+}
+
+/// Reads any other file of the folder.
+pub(crate) fn side_bytes(folder: &Folder, name: &str) -> Result<Option<Vec<u8>>, Error> {
+    side_file(folder, name).map(|file| file.map(|bytes| bytes.to_vec()))
 }
 
 /// A JSON error in one line.

@@ -87,13 +87,13 @@ pub(super) fn float8(meta: &Metadata, entries: &[Entry]) -> Result<Vec<Float8>, 
 }
 
 /// Kinds of entries.
-enum Found {
+pub(super) enum Found {
     Tensor(TensorInfo),
     Unreadable(Unreadable),
 }
 
 /// A tensor without separate planes.
-fn plain(entry: &Entry) -> Found {
+pub(super) fn plain(entry: &Entry) -> Found {
     let dtype = match entry.dtype.as_str() {
         "F32" => Some(WeightType::F32),
         "F16" => Some(WeightType::F16),
@@ -273,6 +273,6 @@ impl Scheme {
     }
 }
 
-fn described(entry: &Entry) -> String {
+pub(super) fn described(entry: &Entry) -> String {
     format!("{} {:?}", printable(entry.dtype.as_bytes()), entry.shape)
 }

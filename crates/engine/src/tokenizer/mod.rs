@@ -14,6 +14,7 @@ mod merge;
 mod normalize;
 mod pretokenize;
 mod roles;
+mod sentencepiece;
 mod special;
 mod spm;
 mod stepper;
@@ -22,6 +23,7 @@ mod vocab;
 
 pub use detokenize::{Decode, Detokenizer};
 pub use export::folder_texts;
+pub use sentencepiece::sentencepiece_keys;
 pub use vocab::TokenKind;
 
 use checkpoint::{Checkpoint, Kind};
@@ -73,8 +75,8 @@ pub enum Error {
     Id { key: &'static str, id: u32, n_vocab: usize },
     #[error("use {file}: {what}")]
     Json { file: String, what: String },
-    #[error("find the tokenizer of {folder}: it has neither tokenizer.json nor tiktoken.model{instead}")]
-    NoFile { folder: String, instead: &'static str },
+    #[error("find the tokenizer of {folder}: it has neither tokenizer.json nor tiktoken.model nor tokenizer.model")]
+    NoFile { folder: String },
     #[error("use token {id}, {token}: it is looked for in texts and has {bytes} bytes, at most 256 are allowed")]
     Special { id: u32, token: String, bytes: usize },
     #[error("look for special tokens")]
@@ -138,9 +140,9 @@ impl std::fmt::Debug for Tokenizer {
 
 impl Tokenizer {
     /// Reads the tokenizer of a model, whatever kind of files it is in: [`Tokenizer::from_metadata`] of a GGUF file,
-    /// `tokenizer.json` (or `tiktoken.model`) of a folder with what `tokenizer_config.json`, `generation_config.json`
-    /// and `config.json` say of its tokens. Fails when a file cannot be read, or lies, or asks for what is not known;
-    /// the error names the thing.
+    /// `tokenizer.json` (or `tiktoken.model`, or SentencePiece's `tokenizer.model`) of a folder with what
+    /// `tokenizer_config.json`, `generation_config.json` and `config.json` say of its tokens. Fails when a file cannot be
+    /// read, or lies, or asks for what is not known; the error names the thing.
     pub fn load(checkpoint: &Checkpoint) -> Result<Self, Error> {
         match checkpoint.kind() {
             Kind::Gguf => Self::from_metadata(checkpoint.meta()),

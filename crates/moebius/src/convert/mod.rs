@@ -7,14 +7,15 @@
 
 mod keys;
 pub mod mlx;
+mod packed;
 mod recipe;
 mod weights;
 
 use std::ops::Range;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use checkpoint::{Checkpoint, Kind, Metadata, Value};
-use engine::tokenizer::Tokenizer;
+use engine::tokenizer::{Tokenizer, sentencepiece_keys};
 use quant::WeightType;
 
 use crate::out;
@@ -42,13 +43,14 @@ impl Folder {
         let config = checkpoint.meta();
         let arch = keys::architecture(config)?;
         let keys = Keys::new(config, arch);
+        known_packing(&checkpoint)?;
         let n_layer = config.u32("num_hidden_layers")? as usize;
         ensure!(n_layer <= 1024, "convert {}: it has {n_layer} layers, at most 1024 are allowed", checkpoint.name());
         let mut divisors = None;
         let made = if arch == "gpt-oss" && weights::is_interleaved(&checkpoint) {
             weights::of_gpt_oss(&checkpoint, n_layer)?
         } else {
-            let seen = checkpoint.with_float8_as_bf16()?;
+            let seen = checkpoint.with_all_as_floats()?;
             let plan = model::build(&seen)?.into_plan();
             divisors = keys.divisors(Some(&plan))?;
             let count = |name: &str| Ok::<_, anyhow::Error>(keys.count(&[name])?.unwrap_or(0) as usize);
@@ -118,6 +120,25 @@ impl Source for Folder {
     }
 }
 
+/// Refuses weights that are packed in a way that is not read.
+fn known_packing(checkpoint: &Checkpoint) -> Result<()> {
+    let said = |key: &str| {
+        let value = checkpoint.meta().get(&format!("quantization_config.{key}"));
+        value.map(|value| format!(" {key} {}", checkpoint::visible(&value.to_string()))).unwrap_or_default()
+    };
+    let is_packed = checkpoint.unreadable().iter().any(|other| other.name.ends_with(".qweight"));
+    ensure!(
+        !is_packed || !checkpoint.packed().is_empty(),
+        "convert {}: its weights are packed as{}{}{}{}; what is read is GPTQ (gptq, gptq_v2) and AWQ (gemm) of 4 bits",
+        checkpoint.name(),
+        said("quant_method"),
+        said("bits"),
+        said("checkpoint_format"),
+        said("version")
+    );
+    Ok(())
+}
+
 /// The model's name: that of its folder, or of its repository where the folder is a revision in a cache.
 fn name(checkpoint: &Checkpoint) -> String {
     let path = std::path::absolute(checkpoint.name()).unwrap_or_default();
@@ -145,16 +166,14 @@ fn sampling(checkpoint: &Checkpoint) -> Result<Vec<(String, Value)>> {
 /// The tokenizer and the chat template. A folder without tokenizer makes a file without.
 fn vocabulary(checkpoint: &Checkpoint, n_vocab: usize, arch: &str, pre: Option<&str>) -> Result<Vec<(String, Value)>> {
     let has = |name: &str| matches!(checkpoint.side_file(name), Ok(Some(_)));
-    if !has("tokenizer.json") && !has("tiktoken.model") {
-        // Its bytes are no text, which is an error of its own.
-        if checkpoint.side_file("tokenizer.model").map_or(true, |file| file.is_some()) {
-            bail!("convert {}: it has tokenizer.model and no tokenizer.json, which is what is read", checkpoint.name());
-        }
+    let mut keys = if has("tokenizer.json") || has("tiktoken.model") {
+        Tokenizer::load(checkpoint)?.to_gguf(n_vocab, arch == "gemma4", pre)?
+    } else if let Some(keys) = sentencepiece_keys(checkpoint, Some(n_vocab))? {
+        keys
+    } else {
         out::note!("moebius: {} has no tokenizer, and neither will the new file", checkpoint.name());
         return Ok(Vec::new());
-    }
-    let tokenizer = Tokenizer::load(checkpoint)?;
-    let mut keys = tokenizer.to_gguf(n_vocab, arch == "gemma4", pre)?;
+    };
     if let Some(template) = engine::folder::chat_template(checkpoint)? {
         keys.push(("tokenizer.chat_template".into(), template.as_str().into()));
     }

@@ -8,6 +8,8 @@ use checkpoint::{Checkpoint, Float8};
 use model::plan::Read;
 use quant::{Planes, WeightType};
 
+use super::packed;
+
 /// Transposed matrices that are kept: pieces of one are wanted by several threads, one after the other.
 const MATRICES_KEPT: usize = 4;
 
@@ -18,6 +20,8 @@ pub enum From {
     Tensor(usize),
     /// A matrix of 8-bit floats, by its place in the list.
     Float8(usize),
+    /// A matrix of packed codes, by its place in the list.
+    Packed(usize),
 }
 
 /// Rows that come one after the other, `step` rows apart in the folder.
@@ -218,6 +222,11 @@ impl Recipe {
             From::Float8(at) => {
                 let mut values = vec![0.0; n * self.unit];
                 float8(checkpoint, &checkpoint.float8()[at], first, n, &mut values)?;
+                self.push(&mut values, out)?;
+            }
+            From::Packed(at) => {
+                let mut values = vec![0.0; n * self.unit];
+                packed::rows(checkpoint, &checkpoint.packed()[at], first, n, &mut values)?;
                 self.push(&mut values, out)?;
             }
         }

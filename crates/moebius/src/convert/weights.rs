@@ -47,7 +47,8 @@ impl<'a> Finder<'a> {
     fn new(checkpoint: &'a Checkpoint) -> Self {
         let tensors = checkpoint.tensors().iter().enumerate().map(|(i, t)| (t.name.as_str(), From::Tensor(i)));
         let float8 = checkpoint.float8().iter().enumerate().map(|(i, t)| (t.name.as_str(), From::Float8(i)));
-        Self { checkpoint, by_name: tensors.chain(float8).collect() }
+        let packed = checkpoint.packed().iter().enumerate().map(|(i, t)| (t.name.as_str(), From::Packed(i)));
+        Self { checkpoint, by_name: tensors.chain(float8).chain(packed).collect() }
     }
 
     fn find(&self, name: &str) -> Result<From> {
@@ -55,11 +56,11 @@ impl<'a> Finder<'a> {
         found.with_context(|| format!("read {}: tensor {name} is missing", self.checkpoint.name()))
     }
 
-    /// Type of a tensor as it is converted: 8-bit floats have none of their own.
+    /// Type of a tensor as it is converted: 8-bit floats and packed codes have none of their own.
     fn dtype(&self, from: From) -> WeightType {
         match from {
             From::Tensor(i) => self.checkpoint.tensors()[i].dtype,
-            From::Float8(_) => WeightType::F32,
+            From::Float8(_) | From::Packed(_) => WeightType::F32,
         }
     }
 
@@ -67,6 +68,7 @@ impl<'a> Finder<'a> {
         match from {
             From::Tensor(i) => &self.checkpoint.tensors()[i].shape,
             From::Float8(i) => &self.checkpoint.float8()[i].shape,
+            From::Packed(i) => &self.checkpoint.packed()[i].shape,
         }
     }
 
@@ -82,11 +84,15 @@ impl<'a> Finder<'a> {
             _ => WeightType::F32,
         };
         let tensor = Tensor { name: name.into(), shape: shape.into(), dtype };
-        // 8-bit floats are unpacked to f32, and bf16 holds nearly all of it.
-        let is_float8 = matches!(segments[0].from, From::Float8(_));
+        // 8-bit floats are unpacked to f32, and bf16 holds nearly all of it; codes to what their scales are.
+        let origin = match segments[0].from {
+            From::Tensor(_) => origin,
+            From::Float8(_) => WeightType::BF16,
+            From::Packed(i) => self.checkpoint.packed()[i].scale_type,
+        };
         let recipe = Recipe {
             dtype,
-            origin: if is_float8 { WeightType::BF16 } else { origin },
+            origin,
             unit,
             segments,
             rows: Order::Same,

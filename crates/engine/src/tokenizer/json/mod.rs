@@ -7,7 +7,7 @@ mod steps;
 
 use std::collections::HashMap;
 
-use checkpoint::{Checkpoint, SideFile};
+use checkpoint::{Checkpoint, Metadata, SideFile};
 
 use super::bpe::{Bpe, Uncovered, Units};
 use super::load::{Writing, piece};
@@ -15,7 +15,7 @@ use super::normalize::Normalizer;
 use super::pretokenize::{PreTokenizer, Whole};
 use super::special::{Special, Specials};
 use super::vocab::{TokenKind, Vocab, show};
-use super::{Algorithm, Error, Roles, Tokenizer, normalize, roles, tiktoken};
+use super::{Algorithm, Error, Roles, Tokenizer, normalize, roles, sentencepiece_keys, tiktoken};
 use crate::folder;
 use file::{Added, File, Model, Text};
 use steps::{Around, Cuts, Shown};
@@ -35,10 +35,9 @@ pub fn load(checkpoint: &Checkpoint) -> Result<Tokenizer, Error> {
             (Some(file), _) => (file, read),
             (None, Some(file)) => (file, tiktoken::read),
             (None, None) => {
-                // Its bytes are no text, which is an error of its own.
-                let has = checkpoint.side_file("tokenizer.model").map_or(true, |file| file.is_some());
-                let instead = if has { ", and tokenizer.model is not read: convert it" } else { "" };
-                return Err(Error::NoFile { folder: checkpoint.name().into(), instead });
+                let keys = sentencepiece_keys(checkpoint, None)?;
+                let keys = keys.ok_or_else(|| Error::NoFile { folder: checkpoint.name().into() })?;
+                return Tokenizer::from_metadata(&Metadata::new(checkpoint.name(), keys)?);
             }
         };
     read(&file, &tokens).map_err(|error| match error {
