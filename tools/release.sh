@@ -15,6 +15,14 @@ cp "$program" README.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT "dist/$name/"
 for shell in bash zsh fish powershell elvish; do
   "$program" completions "$shell" >"dist/$name/completions/moebius.$shell"
 done
+# Kernels of the embedded model for machines with a driver and without NVRTC; a module depends on a model's weight types
+# and dimensions, so no set serves all models.
+if [ "$target" = "$(rustc -vV | sed -n 's/^host: //p')" ] && nvrtc=$(.ci/nvrtc); then
+  for sm in 80 86 89 90 100 120; do
+    LD_LIBRARY_PATH=$nvrtc "$program" plan --backend cuda --sm $sm --cubins "dist/$name/cuda"
+  done
+  du -sh "dist/$name/cuda"
+fi
 tar -C dist --sort=name --owner=0 --group=0 --numeric-owner -czf "dist/$name.tar.gz" "$name"
 rm -r "dist/$name"
 # A module for musl would need Python's own build for it.

@@ -86,9 +86,10 @@ struct Experts {
     const u32* pairs;     // [rows * n_used]
     u32 rows, n_used, n_expert, n, k, x_per_pair, act;
     float alpha, limit;
-    u32 n_shared;         // 1: pairs behind the last are the shared expert's, of the same shape
-    Matrix shared_w, shared_up; // [n, k]
-    float* shared_out;    // [rows, n]
+    u32 n_shared;         // 1: pairs behind the last are the shared expert's
+    u32 shared_n, reserved;
+    Matrix shared_w, shared_up; // [shared_n, k]; of kernels for more than eight rows [n, k]
+    float* shared_out;    // [rows, shared_n]
     Prologue prologue;    // of the kernels for few rows
 };
 
@@ -96,15 +97,15 @@ struct Experts {
 // shared_h[t])
 struct ExpertsDown {
     const float* h;        // [rows, n_used, k]
-    const float* shared_h; // [rows, k], or null
+    const float* shared_h; // [rows, shared_k], or null
     const float* share;    // [rows], or null: the shared expert counts in full
     const u32* ids;        // [rows, n_used]
     const float* weights;  // [rows, n_used]
     Matrix w;              // [n_expert, n, k]
-    Matrix shared_w;       // [n, k]
+    Matrix shared_w;       // [n, shared_k]
     const float* bias;     // [n_expert, n], or null
     float* x;              // [rows, n]
-    u32 rows, n_used, n_expert, n, k, add;
+    u32 rows, n_used, n_expert, n, k, add, shared_k, reserved;
 };
 
 // Pairs whose experts may have slots on the device, and the rows of the others in host memory.
@@ -298,15 +299,13 @@ struct Router {
 struct FewExperts {
     Experts op;
     Route route;
-    u32 each;
-    u32 shared_n;             // rows of the shared expert's matrices
+    u32 each, reserved;
     const float* shared_norm; // [k], or null: weights of its own norm over the same row
 };
 struct FewDown {
     ExpertsDown op;
     Route route;
-    u32 each;
-    u32 shared_k;      // columns of the shared expert's matrix
+    u32 each, reserved;
     float* shared_out; // [rows, n], or null: its product goes there and not into the sum
 };
 

@@ -36,13 +36,13 @@ __device__ __forceinline__ void experts_vec(const Experts& a) {
         PDL_LAUNCH();
         const u32 row = pair - n_pairs;
         vec<WEIGHT, 1, GATED, false>(
-            a.x + (u64)row * a.k, a.k, a.prologue, 1, a.k, a.n, blockIdx.x, gridDim.x, shared, true,
+            a.x + (u64)row * a.k, a.k, a.prologue, 1, a.k, a.shared_n, blockIdx.x, gridDim.x, shared, true,
             [&](u64 i, bool up) {
                 const Matrix& w = up ? a.shared_up : a.shared_w;
                 return row_of<WEIGHT>(w.q, w.scales, w.biases, i, a.k);
             },
             [&](u64 i, u32, float sum, float up) {
-                a.shared_out[(u64)row * a.n + i] = GATED ? gated(a.act, sum, up, a.alpha, a.limit) : sum;
+                a.shared_out[(u64)row * a.shared_n + i] = GATED ? gated(a.act, sum, up, a.alpha, a.limit) : sum;
             });
         return;
     }

@@ -21,12 +21,12 @@ __device__ __forceinline__ void down(const FewDown& f) {
     const u32 n_slots = a.n_used + (HAS_SHARED ? 1 : 0), first = blockIdx.x * f.each;
     const u32 count = min(f.each, a.n - first);
     const u32 units = (a.k + W::UNIT - 1) / W::UNIT;
-    const u32 n_units = a.n_used * units + (HAS_SHARED ? (f.shared_k + W::UNIT - 1) / W::UNIT : 0);
+    const u32 n_units = a.n_used * units + (HAS_SHARED ? (a.shared_k + W::UNIT - 1) / W::UNIT : 0);
     const u32 row_bytes = a.k / W::BLOCK * W::BYTES, tile_bytes = f.each * row_bytes;
-    const u32 shared_bytes = HAS_SHARED ? f.shared_k / W::BLOCK * W::BYTES : 0;
+    const u32 shared_bytes = HAS_SHARED ? a.shared_k / W::BLOCK * W::BYTES : 0;
     // Slots follow each other in memory; the shared expert's activations do not.
     const u32 k_runs = a.k / 16, used_runs = (a.n_used * k_runs + 31) / 32 * 32;
-    const u32 own_runs = HAS_SHARED ? (f.shared_k / 16 + 31) / 32 * 32 : 0;
+    const u32 own_runs = HAS_SHARED ? (a.shared_k / 16 + 31) / 32 * 32 : 0;
     const FewShared s = few_shared<W>(shared, 1, 1, used_runs + own_runs);
     TRACE(0);
     if (warp == 0) {
@@ -60,7 +60,7 @@ __device__ __forceinline__ void down(const FewDown& f) {
     float none;
     few_stage(staged, 0, a.h + (u64)token * a.n_used * a.k, Prologue{}, a.n_used * a.k, threadIdx.x, blockDim.x, none);
     if (HAS_SHARED) {
-        few_stage(staged_shared, 0, a.shared_h + (u64)token * f.shared_k, Prologue{}, f.shared_k, threadIdx.x, blockDim.x,
+        few_stage(staged_shared, 0, a.shared_h + (u64)token * a.shared_k, Prologue{}, a.shared_k, threadIdx.x, blockDim.x,
                   none);
     }
     __syncthreads();
@@ -77,7 +77,7 @@ __device__ __forceinline__ void down(const FewDown& f) {
             const bool is_own = HAS_SHARED && slot == a.n_used;
             const u8* from = s.weights + slot * tile_bytes + i * (is_own ? shared_bytes : row_bytes);
             typename W::Raw raw;
-            W::load({from, from, from, is_own ? f.shared_k : a.k}, unit, raw);
+            W::load({from, from, from, is_own ? a.shared_k : a.k}, unit, raw);
             float part[1] = {0.0f};
             if (is_own) {
                 staged_shared.dot(raw, unit, 0, part);

@@ -16,7 +16,7 @@ KERNEL __maxnreg__(FEW_REGISTERS) few_experts(const __grid_constant__ FewExperts
     const Experts& a = f.op;
     const u32 n_pairs = a.rows * a.n_used, tiles = (a.n + f.each - 1) / f.each, n_routed = n_pairs * tiles;
     const bool is_shared = blockIdx.x >= n_routed;
-    const u32 n = is_shared ? f.shared_n : a.n, tiles_of_it = is_shared ? (f.shared_n + f.each - 1) / f.each : tiles;
+    const u32 n = is_shared ? a.shared_n : a.n, tiles_of_it = is_shared ? (a.shared_n + f.each - 1) / f.each : tiles;
     const u32 block = is_shared ? blockIdx.x - n_routed : blockIdx.x, pair = block / tiles_of_it;
     const u32 first = (block - pair * tiles_of_it) * f.each, count = min(f.each, n - first);
     const u32 runs = ((a.k + 15) / 16 + 31) / 32 * 32;

@@ -61,38 +61,62 @@ KERNEL __launch_bounds__(1024) rms_norm(const __grid_constant__ RmsNorm a) {
     for (u32 i = KEPT * blockDim.x + threadIdx.x; i < a.d; i += blockDim.x) a.out[at + i] = row[i] * r * a.w[i];
 }
 
-// grid (rows), block 32..1024 threads; rows of at most KEPT * 1024 numbers
+// Sums over the block, all at once; every thread gets them.
+template <int N>
+__device__ __forceinline__ void block_sums(float (&x)[N], float (*scratch)[32]) {
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, n_warps = blockDim.x / 32;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        x[i] = warp_sum(x[i]);
+        if (lane == 0) scratch[i][warp] = x[i];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < N; i++) x[i] = warp_sum(lane < n_warps ? scratch[i][lane] : 0.0f);
+}
+
+// grid (rows), block 32..1024 threads; rows of at most KEPT * 1024 numbers. The mean square of the sum of two normed
+// rows comes from sums of products that are found with those of the rows, so that there is one round.
 KERNEL __launch_bounds__(1024) post_norm(const __grid_constant__ PostNorm a) {
     PDL_LAUNCH();
+    __shared__ float scratch[5][32];
+    for (u32 i = 32 * threadIdx.x; i < a.d; i += 32 * blockDim.x) {
+        prefetch(a.w_a + i);
+        if (a.b) prefetch(a.w_b + i);
+        if (a.w) prefetch(a.w + i);
+    }
+    const float scale = a.scale ? a.scale[0] : 1.0f;
     PDL_WAIT();
-    __shared__ float scratch[33];
     const u64 at = (u64)blockIdx.x * a.d;
-    float x[KEPT], y[KEPT], z[KEPT], sum_y = 0.0f, sum_z = 0.0f;
+    float x[KEPT], y[KEPT], z[KEPT], sums[5] = {};
 #pragma unroll
     for (int j = 0; j < KEPT; j++) {
         const u32 i = j * blockDim.x + threadIdx.x;
         x[j] = i < a.d ? a.x[at + i] : 0.0f;
         y[j] = i < a.d ? a.a[at + i] : 0.0f;
         z[j] = a.b && i < a.d ? a.b[at + i] : 0.0f;
-        sum_y += y[j] * y[j];
-        sum_z += z[j] * z[j];
     }
-    const float r_y = 1.0f / sqrtf(block_sum(sum_y, scratch) / (float)a.d + a.eps_a);
-    const float r_z = a.b ? 1.0f / sqrtf(block_sum(sum_z, scratch) / (float)a.d + a.eps_b) : 0.0f;
-    float sum = 0.0f;
 #pragma unroll
     for (int j = 0; j < KEPT; j++) {
         const u32 i = j * blockDim.x + threadIdx.x;
-        y[j] = i < a.d ? y[j] * r_y * a.w_a[i] : 0.0f;
-        if (a.b && i < a.d) y[j] += z[j] * r_z * a.w_b[i];
-        sum += y[j] * y[j];
+        sums[0] += y[j] * y[j];
+        sums[1] += z[j] * z[j];
+        y[j] *= i < a.d ? a.w_a[i] : 0.0f;
+        z[j] *= a.b && i < a.d ? a.w_b[i] : 0.0f;
+        sums[2] += y[j] * y[j];
+        sums[3] += y[j] * z[j];
+        sums[4] += z[j] * z[j];
     }
-    const float r = a.w ? 1.0f / sqrtf(block_sum(sum, scratch) / (float)a.d + a.eps) : 1.0f;
-    const float scale = a.scale ? a.scale[0] : 1.0f;
+    block_sums(sums, scratch);
+    const float d = (float)a.d;
+    const float r_y = 1.0f / sqrtf(sums[0] / d + a.eps_a), r_z = a.b ? 1.0f / sqrtf(sums[1] / d + a.eps_b) : 0.0f;
+    const float squares = r_y * r_y * sums[2] + 2.0f * r_y * r_z * sums[3] + r_z * r_z * sums[4];
+    const float r = a.w ? 1.0f / sqrtf(fmaxf(squares, 0.0f) / d + a.eps) : 1.0f;
 #pragma unroll
     for (int j = 0; j < KEPT; j++) {
         const u32 i = j * blockDim.x + threadIdx.x;
-        if (i < a.d) a.out[at + i] = (x[j] + (a.w ? y[j] * r * a.w[i] : y[j])) * scale;
+        const float sum = y[j] * r_y + z[j] * r_z;
+        if (i < a.d) a.out[at + i] = (x[j] + (a.w ? sum * r * a.w[i] : sum)) * scale;
     }
 }
 

@@ -20,7 +20,10 @@
 #include "cuda/experts.cu"
 #undef TILE
 #undef GATED_TILE
+#undef WEIGHT_B
 #include "cuda/experts_down.cu"
+#undef WEIGHT_B
+#define WEIGHT_B q8_0
 #undef AHEAD
 #undef WARPS
 #undef EACH
@@ -169,22 +172,22 @@ static void test_router(u32 rows, u32 k, bool adds) {
 
 static double act(double g, double u) { return g / (1 + exp(-g)) * u; }
 
-static void test_experts(u32 rows, u32 n_used, u32 d, u32 d_ff, bool has_shared) {
+static void test_experts(u32 rows, u32 n_used, u32 d, u32 d_ff, bool has_shared, u32 ds) {
     const u32 n_expert = 5, pairs = rows * n_used;
     Array<float> x = normals((size_t)rows * d), gain = normals(d);
     Prologue p = {};
     p.kind = NORMED, p.w = gain.data(), p.eps = 1e-2f;
     const Weights gate((u64)n_expert * d_ff, d), up((u64)n_expert * d_ff, d), down((u64)n_expert * d, d_ff);
-    const Weights sgate(d_ff, d), sup(d_ff, d), sdown(d, d_ff);
+    const Weights sgate(ds, d), sup(ds, d), sdown(d, ds);
     for (float& v : gain) v *= gate.inverse(d);
     const Array<float> in = after(p, x, rows, d);
     Array<u32> ids;
     for (u32 i = 0; i < pairs; i++) ids.push_back((u32)(uniform() * n_expert));
-    Array<float> hidden((size_t)pairs * d_ff, NAN), shidden((size_t)rows * d_ff, NAN);
+    Array<float> hidden((size_t)pairs * d_ff, NAN), shidden((size_t)rows * ds, NAN);
     Experts a = {};
     a.x = x.data(), a.ids = ids.data(), a.w = gate.matrix, a.up = up.matrix, a.out = hidden.data();
     a.rows = rows, a.n_used = n_used, a.n_expert = n_expert, a.n = d_ff, a.k = d, a.prologue = p;
-    a.n_shared = has_shared, a.shared_w = sgate.matrix, a.shared_up = sup.matrix, a.shared_out = shidden.data();
+    a.n_shared = has_shared, a.shared_n = ds, a.shared_w = sgate.matrix, a.shared_up = sup.matrix, a.shared_out = shidden.data();
     launch({2, pairs + (has_shared ? rows : 0), 1}, VEC_THREADS, SHARED, experts_gated_vec, a);
     std::vector<double> want;
     for (u32 pair = 0; pair < pairs; pair++) {
@@ -198,16 +201,16 @@ static void test_experts(u32 rows, u32 n_used, u32 d, u32 d_ff, bool has_shared)
     if (has_shared) {
         want.clear();
         for (u32 t = 0; t < rows; t++) {
-            for (u32 i = 0; i < d_ff; i++)
+            for (u32 i = 0; i < ds; i++)
                 want.push_back(act(sgate.dot(i, &in[(size_t)t * d], d), sup.dot(i, &in[(size_t)t * d], d)));
         }
         check("shared expert behind a norm", shidden, want, 4 * VEC_LIMIT);
     }
-    const Array<float> h = normals((size_t)pairs * d_ff), sh = normals((size_t)rows * d_ff), share = normals(rows);
+    const Array<float> h = normals((size_t)pairs * d_ff), sh = normals((size_t)rows * ds), share = normals(rows);
     const Array<float> weights = normals(pairs), bias = normals((size_t)n_expert * d);
     const Array<float> before = x;
     const ExpertsDown b = {h.data(), has_shared ? sh.data() : nullptr, share.data(), ids.data(), weights.data(),
-                           down.matrix, sdown.matrix, bias.data(), x.data(), rows, n_used, n_expert, d, d_ff, 1};
+                           down.matrix, sdown.matrix, bias.data(), x.data(), rows, n_used, n_expert, d, d_ff, 1, ds};
     launch({(d + 15) / 16, rows, 1}, VEC_THREADS, SHARED, experts_down, b);
     want.clear();
     for (u32 t = 0; t < rows; t++) {
@@ -218,7 +221,7 @@ static void test_experts(u32 rows, u32 n_used, u32 d, u32 d_ff, bool has_shared)
                 const u64 at = (u64)ids[pair] * d + i;
                 sum += weights[pair] * (down.dot(at, &h[(size_t)pair * d_ff], d_ff) + bias[at]);
             }
-            if (has_shared) sum += sigma(share[t]) * sdown.dot(i, &sh[(size_t)t * d_ff], d_ff);
+            if (has_shared) sum += sigma(share[t]) * sdown.dot(i, &sh[(size_t)t * ds], ds);
             want.push_back(sum);
         }
     }
@@ -258,8 +261,8 @@ static void test_few_experts(u32 d, u32 d_ff, bool has_shared, bool chooses, u32
     a.op.shared_out = shidden.data(), a.each = each;
     a.route.logits = chooses ? logits.data() : nullptr, a.route.n_used = n_used, a.route.scale = 1.5f;
     a.route.step.faults = faults.data(), a.route.step.chunk_of = chunk_of.data();
-    a.shared_n = has_shared ? ds : 0, a.shared_norm = dense ? own_gain.data() : nullptr;
-    const u32 tiles = (d_ff + each - 1) / each, shared_tiles = (a.shared_n + each - 1) / each;
+    a.op.shared_n = has_shared ? ds : 0, a.shared_norm = dense ? own_gain.data() : nullptr;
+    const u32 tiles = (d_ff + each - 1) / each, shared_tiles = (a.op.shared_n + each - 1) / each;
     launch({tiles * n_used + shared_tiles, 1, 1}, 640, FEW_SHARED, few_experts, a);
     std::vector<double> want;
     for (u32 s = 0; s < n_used; s++) {
@@ -277,8 +280,8 @@ static void test_few_experts(u32 d, u32 d_ff, bool has_shared, bool chooses, u32
     const Array<float> h = normals((size_t)n_used * d_ff), sh = normals(ds), share = normals(1), before = x;
     const Array<float> bias = normals((size_t)n_expert * d);
     FewDown b = {{h.data(), has_shared ? sh.data() : nullptr, share.data(), ids.data(), weights.data(), down.matrix,
-                  sdown.matrix, bias.data(), x.data(), 1, n_used, n_expert, d, d_ff, 1},
-                 a.route, each_down, ds, dense ? dense_out.data() : nullptr};
+                  sdown.matrix, bias.data(), x.data(), 1, n_used, n_expert, d, d_ff, 1, ds, 0},
+                 a.route, each_down, 0, dense ? dense_out.data() : nullptr};
     double total = 0;
     for (u32 s = 0; s < n_used; s++) total += exp((double)logits[order[s]] - logits[order[0]]);
     launch({(d + each_down - 1) / each_down, 1, 1}, 512, FEW_SHARED, has_shared ? few_down_shared : few_down, b);
@@ -531,9 +534,10 @@ int main() {
         test_router(1, k3, false);
         test_router(7, k3, false);
         test_router(1, k3, true);
-        test_router(5, 4 * block * 32, true);
-        test_experts(1, 4, k, k, true);
-        test_experts(3, 2, k, 2 * k, false);
+        test_router(5, block == 1 ? 132 : 4 * block, true);
+        test_experts(1, 4, k, k, true, k);
+        test_experts(3, 2, k, 2 * k, false, k);
+        test_experts(2, 3, k, k, true, 3 * k);
         if constexpr (IS_FEW) {
             const u32 whole = WEIGHT::BYTES % 16 && block == 32 ? 256 : block == 32 ? 96 : 2048;
             test_few_linear("few", few_linear1, 1, whole, 70, {nullptr, nullptr, NORMED}, false, 23, 640);

@@ -34,14 +34,15 @@ args! {
     }
     struct Embed: 56 { ids: Ptr, table: Matrix, out: Ptr, rows: u32, d: u32, scale: f32, reserved: u32 }
     struct HeadLinear: 56 { x: Ptr, w: Matrix, out: Ptr, rows: u32, n_head: u32, n: u32, k: u32 }
-    struct Experts: 240 {
+    struct Experts: 248 {
         x: Ptr, ids: Ptr, w: Matrix, up: Matrix, bias: Ptr, up_bias: Ptr, out: Ptr, first: Ptr, pairs: Ptr,
         rows: u32, n_used: u32, n_expert: u32, n: u32, k: u32, x_per_pair: u32, act: u32,
-        alpha: f32, limit: f32, n_shared: u32, shared_w: Matrix, shared_up: Matrix, shared_out: Ptr, prologue: Prologue,
+        alpha: f32, limit: f32, n_shared: u32, shared_n: u32, reserved: u32, shared_w: Matrix, shared_up: Matrix,
+        shared_out: Ptr, prologue: Prologue,
     }
-    struct ExpertsDown: 128 {
+    struct ExpertsDown: 136 {
         h: Ptr, shared_h: Ptr, share: Ptr, ids: Ptr, weights: Ptr, w: Matrix, shared_w: Matrix, bias: Ptr, x: Ptr,
-        rows: u32, n_used: u32, n_expert: u32, n: u32, k: u32, add: u32,
+        rows: u32, n_used: u32, n_expert: u32, n: u32, k: u32, add: u32, shared_k: u32, reserved: u32,
     }
     struct FewLinear: 264 { op: Linear, each: u32, stages: u32 }
     struct FewPair: 528 { a: Linear, b: Linear, blocks_a: u32, each_a: u32, each_b: u32, reserved: u32 }
@@ -87,9 +88,9 @@ args! {
     struct Router: 448 {
         linear: Linear, route: Route, counter: Ptr, scale: f32, eps: f32, added: Ptr, added_w: Ptr, sum: Ptr,
     }
-    struct FewExperts: 408 { op: Experts, route: Route, each: u32, shared_n: u32, shared_norm: Ptr }
-    struct FewPairs: 256 { op: Experts, shared_x: Ptr, each: u32, reserved: u32 }
-    struct FewDown: 296 { op: ExpertsDown, route: Route, each: u32, shared_k: u32, shared_out: Ptr }
+    struct FewExperts: 416 { op: Experts, route: Route, each: u32, reserved: u32, shared_norm: Ptr }
+    struct FewPairs: 264 { op: Experts, shared_x: Ptr, each: u32, reserved: u32 }
+    struct FewDown: 304 { op: ExpertsDown, route: Route, each: u32, reserved: u32, shared_out: Ptr }
     struct PostNorm: 88 {
         x: Ptr, out: Ptr, a: Ptr, w_a: Ptr, b: Ptr, w_b: Ptr, w: Ptr, scale: Ptr, rows: u32, d: u32, eps_a: f32, eps_b: f32,
         eps: f32, reserved: u32,
@@ -133,12 +134,12 @@ args! {
     struct Batched: 16 { x: Ptr, stride: u32, n_split: u32 }
     struct BatchLinear: 272 { op: Linear, columns: Batched }
     struct BatchGatedLinear: 144 { op: GatedLinear, columns: Batched }
-    struct BatchExperts: 280 {
+    struct BatchExperts: 288 {
         op: Experts, columns: Batched, hidden: Ptr, hidden_stride: u32, hidden_runs: u32, hidden_paired: u32,
         reserved: u32,
     }
     struct Packed: 16 { packed: Ptr, n_groups: u32, width: u32 }
     struct WideLinear: 272 { op: Linear, wide: Packed }
     struct WideGatedLinear: 144 { op: GatedLinear, wide: Packed }
-    struct WideExperts: 256 { op: Experts, wide: Packed }
+    struct WideExperts: 264 { op: Experts, wide: Packed }
 }

@@ -677,24 +677,19 @@ impl Encoder<'_> {
         let ExpertsNode { gate, n_expert, n_used, hidden, .. } = node.experts;
         if let (Some(dense), Some(Late { module, route }), true) = (node.dense, node.late, self.is_late(rows)) {
             let shape = [gate.n, gate.k];
-            if let Some((launch, each)) =
-                few_launch::experts(gate.dtype, n_used, dense.gate.n, shape, device, half)
-            {
+            if let Some((launch, each)) = few_launch::experts(gate.dtype, n_used, dense.gate.n, shape, device, half) {
                 self.half = half.next();
-                let op = args::Experts {
-                    out: hidden.ptr,
-                    shared_w: dense.gate.data,
-                    shared_up: dense.up.data,
-                    shared_out: dense.out.ptr,
-                    prologue: node.prologue,
-                    ..up_args(node, rows)
-                };
-                let (route, shared_n) = (self.route_args(&route), dense.gate.n as u32);
-                let args = args::FewExperts { op, route, each, shared_n, shared_norm: dense.prologue.w };
+                let op =
+                    args::Experts { out: hidden.ptr, prologue: node.prologue, ..dense.beside(up_args(node, rows)) };
+                let route = self.route_args(&route);
+                let args = args::FewExperts { op, route, each, reserved: 0, shared_norm: dense.prologue.w };
                 return self.run(module, launch, &args);
             }
         }
-        if let Some(DenseUp { gate, up, act, out, prologue }) = node.dense {
+        // The other kernels for few rows have no second norm.
+        let is_beside = |dense: &DenseUp| dense.is_shared && !Self::is_batch(rows) && !self.is_paired(rows);
+        let beside = node.dense.filter(is_beside);
+        if let (Some(DenseUp { gate, up, act, out, prologue, .. }), None) = (node.dense, beside) {
             self.node(&Node::GatedLinear { x: node.experts.x, gate, up, act, out, prologue })?;
         }
         if let Some([module, _]) = node.pairs.filter(|_| self.is_paired(rows)) {
@@ -705,15 +700,15 @@ impl Encoder<'_> {
         }
         let shared_out = node.shared.map_or(0, |(_, _, out)| out.ptr);
         let args = args::Experts { out: hidden.ptr, shared_out, prologue: node.prologue, ..up_args(node, rows) };
-        let each = n_used + usize::from(node.shared.is_some());
+        let args = beside.map_or(args, |dense| dense.beside(args));
+        let each = n_used + usize::from(args.n_shared > 0);
         let shared_n = if node.shared.is_some() { gate.n } else { 0 };
         if let Some(Late { module, route }) = node.late.filter(|_| self.is_late(rows))
             && let Some((launch, each)) =
                 few_launch::experts(gate.dtype, n_used, shared_n, [gate.n, gate.k], device, half)
         {
             self.half = half.next();
-            let (route, shared_n) = (self.route_args(&route), shared_n as u32);
-            let args = args::FewExperts { op: args, route, each, shared_n, shared_norm: 0 };
+            let args = args::FewExperts { op: args, route: self.route_args(&route), each, reserved: 0, shared_norm: 0 };
             return self.run(module, launch, &args);
         }
         let launch = |rows| matmul::experts(gate.dtype, rows, each, n_expert, gate.n, gate.k, true, sms);
@@ -724,7 +719,9 @@ impl Encoder<'_> {
         let rows = self.rows(&node.x);
         let late = node.late.filter(|_| self.is_late(rows));
         // A dense product that has no place in the launch.
-        let apart = node.dense.as_ref().filter(|_| late.and_then(|_| self.down_with(node)).is_none());
+        let is_late = late.is_some() && self.down_with(node).is_some();
+        let is_other = node.other.is_some() && !Self::is_batch(rows) && !self.is_paired(rows);
+        let apart = node.dense.as_ref().filter(|_| !is_late && !is_other);
         if let Some(dense) = apart {
             self.few_linear(dense)?;
         }
@@ -754,25 +751,32 @@ impl Encoder<'_> {
             n: down.n as u32,
             k: down.k as u32,
             add: u32::from(node.add),
+            shared_k: beside.map_or(0, |(w, _)| w.k as u32),
+            reserved: 0,
         };
         let (device, half, k_shared) = (self.device(), self.half, beside.map(|(w, _)| w.k));
         if let Some(Late { module, route }) = late
-            && let Some((launch, each)) =
-                few_launch::down(down.dtype, n_used, k_shared, [down.n, down.k], device, half)
+            && let Some((launch, each)) = few_launch::down(down.dtype, n_used, k_shared, [down.n, down.k], device, half)
         {
             self.half = half.next();
-            let (route, shared_k) = (self.route_args(&route), k_shared.unwrap_or(0) as u32);
-            let shared_out = dense.map_or(0, |dense| dense.parts[0][0].out.ptr);
-            return self.run(module, launch, &args::FewDown { op: args, route, each, shared_k, shared_out });
+            let route = self.route_args(&route);
+            let shared_out = dense.filter(|dense| !dense.add).map_or(0, |dense| dense.parts[0][0].out.ptr);
+            return self.run(module, launch, &args::FewDown { op: args, route, each, reserved: 0, shared_out });
         }
-        let launch = |rows| matmul::experts_down(down.dtype, rows, n_used, node.shared.is_some(), down.n, down.k);
-        self.run_some(rows, node.module, launch, &args)
+        let beside = beside.map(|(w, _)| (w.dtype, w.k));
+        let module = node.other.filter(|_| node.dense.is_some()).unwrap_or(node.module);
+        let launch = |rows| matmul::experts_down(down.dtype, rows, n_used, beside, down.n, down.k);
+        self.run_some(rows, module, launch, &args)
     }
 
-    /// The launch of the last product of the experts with the dense one beside them.
+    /// The launch of the last product of the experts with the dense one of the same type beside them.
     fn down_with(&self, node: &DownNode) -> Option<few_launch::Each> {
         let ExpertsNode { down, n_used, .. } = node.experts;
-        let k_shared = node.dense.as_ref().map(|dense| dense.parts[0][0].w.k);
+        let of_dense = node.dense.as_ref().map(|dense| dense.parts[0][0].w);
+        if of_dense.is_some_and(|w| w.dtype != down.dtype) {
+            return None;
+        }
+        let k_shared = of_dense.map(|w| w.k);
         few_launch::down(down.dtype, n_used, k_shared, [down.n, down.k], self.device(), self.half)
     }
 

@@ -61,6 +61,7 @@ pub(super) fn up_args(node: &UpNode, rows: usize) -> args::Experts {
         alpha: act.alpha,
         limit: act.limit,
         n_shared: u32::from(node.shared.is_some()),
+        shared_n: node.shared.map_or(0, |(w, ..)| w.n as u32),
         shared_w,
         shared_up,
         ..Default::default()
@@ -187,8 +188,7 @@ impl Encoder<'_> {
             let (linear, n) = linear_args(&node.x, rows, &node.parts);
             let linear = args::Linear { prologue: node.prologue, ..linear };
             let route = self.route_args(&node.route);
-            let args =
-                args::Router { linear, route, counter: node.counter, scale: node.scale, ..Default::default() };
+            let args = args::Router { linear, route, counter: node.counter, scale: node.scale, ..Default::default() };
             self.run(module, batch::logits(rows, n.iter().sum()), &args)?;
         } else {
             self.linear_batch(&node.x, rows, [&node.parts, &[]], node.prologue, false)?;

@@ -16,8 +16,8 @@ use super::few_launch::{self, Device, Half};
 use super::fuse::{fuse, qkv_of};
 use super::matmul;
 use super::nodes::{
-    AttendNode, AttentionNode, DeltaInNode, DenseUp, DownNode, ExpertsNode, FewLinearNode, Late, LatentOutNode, LatentQNode, Mat,
-    ModuleId, Modules, Node, Part, PostNormNode, QkvPartNode, RouteNode, RouterNode, UpNode, View,
+    AttendNode, AttentionNode, DeltaInNode, DenseUp, DownNode, ExpertsNode, FewLinearNode, Late, LatentOutNode,
+    LatentQNode, Mat, ModuleId, Modules, Node, Part, PostNormNode, QkvPartNode, RouteNode, RouterNode, UpNode, View,
 };
 use super::sources::{self, Key};
 
@@ -141,6 +141,8 @@ struct Shared {
     gated: usize,
     down: usize,
     gate: Option<usize>,
+    /// Its matrices have another shape, or its last one another type.
+    is_other: bool,
 }
 
 impl Moe {
@@ -328,7 +330,8 @@ impl Few<'_> {
         else {
             return None;
         };
-        let (&[Node::Heads { whole: heads, .. }, ..], &[Node::Heads { whole: of_cache, .. }, ..]) = (nodes(0), nodes(1))
+        let (&[Node::Heads { whole: heads, .. }, ..], &[Node::Heads { whole: of_cache, .. }, ..]) =
+            (nodes(0), nodes(1))
         else {
             return None;
         };
@@ -438,11 +441,13 @@ impl Few<'_> {
         };
         let &Op::Experts { ids: chosen, out: y, x: from, .. } = ops.get(e)? else { return None };
         // A shared expert may be added before the sum of the others.
-        let is_behind = matches!(ops.get(e + 1..e + 4)?, [Op::GatedLinear { .. }, Op::Linear { .. }, Op::Add { .. }]);
+        let next = ops.get(e + 1..e + 4).unwrap_or_default();
+        let is_behind = matches!(next, [Op::GatedLinear { .. }, Op::Linear { .. }, Op::Add { .. }]);
         let combine = if is_behind { e + 4 } else { e + 1 };
         let &Op::Combine { x, y: summed, weights: by, .. } = ops.get(combine)? else { return None };
         let [Node::Linear { .. }] = self.nodes[i].as_slice() else { return None };
         let [Node::Experts(node)] = self.nodes[e].as_slice() else { return None };
+        let own = Some((node.down.dtype, node.down.k));
         let reads_norm = norm.is_none_or(|at| matches!(ops[at], Op::RmsNorm { out, .. } if out == from));
         let fits = reads_norm
             && parts[0].out == *logits
@@ -454,7 +459,7 @@ impl Few<'_> {
             && node.down.k.is_multiple_of(16)
             && self.is_only_read_by(y, e, combine)
             && self.is_only_read_by(*weights, route, combine)
-            && matmul::experts_down(node.down.dtype, 1, *n_used, true, node.down.n, node.down.k).shared <= 48 << 10;
+            && matmul::experts_down(node.down.dtype, 1, *n_used, own, node.down.n, node.down.k).shared <= 48 << 10;
         if !fits {
             return None;
         }
@@ -566,18 +571,37 @@ impl Few<'_> {
             Op::RmsNorm { x: to, residual: Some(y), .. } | Op::Add { x: to, y } => to == x && y == part.out,
             _ => false,
         };
-        let same = |a: &super::nodes::Mat, b: &super::nodes::Mat| (a.dtype, a.n, a.k) == (b.dtype, b.n, b.k);
+        let same = |a: &Mat, b: &Mat| (a.dtype, a.n, a.k) == (b.dtype, b.n, b.k);
+        let is_same = same(gate, &experts.gate) && same(up, &experts.up) && same(&down[0].w, &experts.down);
+        let is_plain = |t: WeightType| !matches!(t, WeightType::Affine(_));
+        let is_beside = |a: &Mat, b: &Mat| (a.dtype, a.k) == (b.dtype, b.k);
+        let is_other = gate_op.is_none()
+            && is_beside(gate, &experts.gate)
+            && is_beside(up, &experts.up)
+            && gate.n == up.n
+            && down[0].w.n == experts.down.n
+            && is_plain(experts.down.dtype)
+            && is_plain(down[0].w.dtype)
+            && down[0].w.k.is_multiple_of(16)
+            && matmul::experts_down(
+                experts.down.dtype,
+                1,
+                experts.n_used,
+                Some((down[0].w.dtype, down[0].w.k)),
+                experts.down.n,
+                experts.down.k,
+            )
+            .shared
+                <= 48 << 10;
         let fits = f == of_experts
             && *from == hidden
             && part.bias.is_none()
             && is_added
             && act.kind == experts.act.kind
             && act.kind != 2
-            && same(gate, &experts.gate)
-            && same(up, &experts.up)
-            && same(&down[0].w, &experts.down)
+            && (is_same || is_other)
             && self.is_only_read_by(hidden, at, at + 1);
-        fits.then_some(Shared { gated: at, down: at + 1, gate: gate_op })
+        fits.then_some(Shared { gated: at, down: at + 1, gate: gate_op, is_other: !is_same })
     }
 
     /// How a product reads a buffer.
@@ -670,17 +694,19 @@ impl Few<'_> {
         let moe = *self.moes.iter().find(|moe| moe.dense.is_some_and(|dense| dense.added == i))?;
         let Dense { added, norm, gated, down } = moe.dense?;
         let &[Node::RmsNorm { x: a, w, eps, .. }] = self.nodes[added].as_slice() else { return None };
-        let &[Node::RmsNorm { x: row, w: norm_w, eps: norm_eps, .. }] = self.nodes[norm].as_slice() else { return None };
+        let &[Node::RmsNorm { x: row, w: norm_w, eps: norm_eps, .. }] = self.nodes[norm].as_slice() else {
+            return None;
+        };
         let &[Node::GatedLinear { gate, up, act, out, .. }] = self.nodes[gated].as_slice() else { return None };
         let [Node::Linear { parts, .. }] = self.nodes[down].as_slice() else { return None };
         let &Op::RmsNorm { x, .. } = &self.plan.ops[norm] else { return None };
-        let [mut part] = parts.as_slice().try_into().ok().map(|parts: &[Part; 1]| *parts)?;
+        let &[mut part] = parts.as_slice() else { return None };
         let sum = View { ptr: self.room.sum, ..row };
         self.moved.insert(x, sum.ptr);
         self.of_router = Some(PostNormNode { x: row, out: sum.ptr, a: (a, w, eps), b: None, norm: None, scale: 0 });
         let hidden = View { ptr: self.room.dense, ..out };
         let prologue = Prologue { w: norm_w, kind: NORMED, eps: norm_eps, ..Prologue::default() };
-        let dense_up = DenseUp { gate, up, act, out: hidden, prologue };
+        let dense_up = DenseUp { gate, up, act, out: hidden, prologue, is_shared: false };
         part.out.ptr = self.room.shared;
         let few = self.through_shared(&[part], &[], 0);
         let prologue = Prologue::default();
@@ -1032,7 +1058,7 @@ impl Few<'_> {
         let module = self.modules.id(Key::routed(sources::ROUTER, dtype, route.logits.width));
         let mut own_parts = parts.clone();
         own_parts[0].out = route.logits;
-        let late = self.late(&route, &experts, moe.shared.is_some());
+        let late = self.late(&route, &experts, moe.shared.is_some_and(|shared| !shared.is_other));
         let node = RouterNode {
             module,
             x: of_router.x,
@@ -1057,7 +1083,26 @@ impl Few<'_> {
         let of_experts = self.source(g, experts.x);
         let pairs = self.pairs(&experts);
         let prologue = of_experts.prologue;
-        let (dense_up, dense_down) = self.dense.take().unzip();
+        let (mut dense_up, mut dense_down) = self.dense.take().unzip();
+        let mut other = None;
+        if let Some(shared) = moe.shared.filter(|shared| shared.is_other)
+            && let ([Node::GatedLinear { gate, up, act, .. }], [Node::Linear { parts, .. }]) =
+                (self.nodes[shared.gated].as_slice(), self.nodes[shared.down].as_slice())
+        {
+            let out = View { ptr: self.room.dense, rows: experts.x.rows, width: gate.n };
+            let prologue = of_experts.prologue;
+            dense_up = Some(DenseUp { gate: *gate, up: *up, act: *act, out, prologue, is_shared: true });
+            let part = Part { out: row, ..parts[0] };
+            let few = self.through_shared(&[part], &[], 0);
+            let (module, parts) = (part.w.module, [vec![part], Vec::new()]);
+            let prologue = Prologue::default();
+            dense_down = Some(FewLinearNode { x: out, module, parts, prologue, add: true, few });
+            let types = [experts.down.dtype, part.w.dtype];
+            other = Some(match types[0] == types[1] {
+                true => self.modules.id(Key::typed(sources::EXPERTS_DOWN, types[0])),
+                false => self.modules.id(Key::pair(sources::EXPERTS_DOWN, types[0], types[1])),
+            });
+        }
         let late_up = late.map(|[up, _]| up);
         let mut up = UpNode { experts, shared: None, dense: dense_up, prologue, late: late_up, pairs };
         up.experts.x = of_experts.x;
@@ -1073,10 +1118,16 @@ impl Few<'_> {
             shared: None,
             share: 0,
             dense: dense_down,
+            other,
             late,
             pairs,
         };
-        if let Some(shared) = moe.shared {
+        if let Some(shared) = moe.shared.filter(|shared| shared.is_other)
+            && let Op::Linear { parts, .. } = &ops[shared.down]
+        {
+            self.added.insert(parts[0].out);
+        }
+        if let Some(shared) = moe.shared.filter(|shared| !shared.is_other) {
             let hidden = View { ptr: self.room.shared, rows: experts.x.rows, width: experts.gate.n };
             if let ([Node::GatedLinear { gate, up: of_up, .. }], [Node::Linear { parts, .. }]) =
                 (self.nodes[shared.gated].as_slice(), self.nodes[shared.down].as_slice())

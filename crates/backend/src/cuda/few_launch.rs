@@ -153,9 +153,12 @@ pub fn long(w: WeightType, k: usize, n: usize, device: Device) -> Option<(Launch
     let slot = (2 * row + 30) / 16 * 16;
     let fixed = shared(w, 1, runs(k), 0);
     let bytes = |stages: usize| fixed + (stages - 1) * BARRIERS + WARPS * stages * slot;
-    // Where not even two pairs fit in half of the memory, all of it is taken.
     let stages = (2..=4).rev().find(|&stages| bytes(stages) <= device.half());
-    let stages = stages.or_else(|| (2..=3).rev().find(|&stages| bytes(stages) + RESERVED <= device.max_shared))?;
+    // Where not even two pairs fit in half of the memory, all of it is taken by matrices that run so long that nothing
+    // beside them counts.
+    let is_large = n * row >= 64 << 20;
+    let whole = |stages: &usize| is_large && bytes(*stages) + RESERVED <= device.max_shared;
+    let stages = stages.or_else(|| (2..=3).rev().find(whole))?;
     let each = n.div_ceil(device.sms).next_multiple_of(2);
     let grid = [n.div_ceil(each) as u32, 1, 1];
     let launch = Launch { entry: "few_long", grid, block: 32 * WARPS as u32, shared: bytes(stages) as u32 };
@@ -243,7 +246,7 @@ pub fn down(
     let step = (1..=16).find(|&rows| is_whole(rows))?;
     let runs = runs(n_used * k) + k_shared.map_or(0, runs);
     // Blocks that fill the device once, or twice where these are too long.
-    let each = [1, 2].into_iter().map(|waves| n.div_ceil(waves * device.sms).next_multiple_of(step));
+    let each = [1, 2, 3].into_iter().map(|waves| n.div_ceil(waves * device.sms).next_multiple_of(step));
     let (each, bytes) = each
         .map(|each| (each, shared(w, 1, runs, each * (n_used * row + row_shared))))
         .find(|(_, bytes)| *bytes <= device.half())?;
@@ -313,9 +316,10 @@ mod tests {
         assert_eq!((output.grid, output.shared, each, stages), ([132, 1, 1], 228_032, 1986, 3));
         // Experts of Gemma 4 26B-A4B, and the dense matrices beside them, take two waves.
         let (up, each) = experts(q4, 8, 2112, [704, 2816], H200, Half::Registers).unwrap();
-        assert_eq!((up.grid, up.shared, each), ([264, 1, 1], 100_032, 30));
+        assert_eq!((up.grid, up.shared, each), ([263, 1, 1], 100_032, 30));
         let (of_down, each) = down(WeightType::Q8_0, 8, Some(2112), [2816, 704], H200, Half::Shared).unwrap();
-        assert_eq!((of_down.entry, of_down.grid, each), ("few_down_shared", [235, 1, 1], 12));
+        assert_eq!((of_down.entry, of_down.grid, each), ("few_down_shared", [352, 1, 1], 8));
+        assert_eq!(long(q6, 2816, 2048, H200), None);
         // Experts of eight rows: tiles of 16 rows of weights and of 64.
         let (of_pairs, each) = pairs(q4, true, 64, 0, 768, 2048, H200).unwrap();
         assert_eq!((of_pairs.grid, of_pairs.block, of_pairs.shared, each), ([48 * 64, 1, 1], 128, 43_472, 4));

@@ -196,12 +196,19 @@ pub fn linear_pair(w: [WeightType; 2], rows: usize, k: usize, n: [usize; 2], sms
     (Launch { entry, grid: [blocks[0] + blocks[1], 1, 1], block: VEC_BLOCK as u32, shared }, blocks[0])
 }
 
-/// `experts_down`: a warp a row of the sum.
-pub fn experts_down(w: WeightType, rows: usize, n_used: usize, has_shared: bool, n: usize, k: usize) -> Launch {
-    let shared = if has_shared { (k / 16).next_multiple_of(32) } else { 0 };
-    let runs = (n_used * k / 16).next_multiple_of(32) + shared;
+/// `experts_down`: a warp a row of the sum, with a shared expert of a type and a number of columns where there is one.
+pub fn experts_down(
+    w: WeightType,
+    rows: usize,
+    n_used: usize,
+    shared: Option<(WeightType, usize)>,
+    n: usize,
+    k: usize,
+) -> Launch {
+    let runs = |k: usize| k.div_ceil(16).next_multiple_of(32);
+    let bytes = runs(n_used * k) * run_bytes(w) + shared.map_or(0, |(w, k)| runs(k) * run_bytes(w));
     let grid = [n.div_ceil(VEC_BLOCK / 32) as u32, rows as u32, 1];
-    Launch { entry: "experts_down", grid, block: VEC_BLOCK as u32, shared: (runs * run_bytes(w)) as u32 }
+    Launch { entry: "experts_down", grid, block: VEC_BLOCK as u32, shared: bytes as u32 }
 }
 
 /// `latent_q`: queries of `n_head` heads `[d_latent, d_nope]` with matrices of type `w` for `rows` rows, `d_pe` numbers

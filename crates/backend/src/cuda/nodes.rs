@@ -9,7 +9,7 @@ use model::plan::{
 };
 use quant::WeightType;
 
-use super::args::{Matrix, Prologue};
+use super::args::{self, Matrix, Prologue};
 use super::driver::Ptr;
 use super::sources::{self, Key};
 use super::split::{Slots, Split, plane_lens, plane_starts};
@@ -421,6 +421,22 @@ pub struct DenseUp {
     pub act: Act,
     pub out: View,
     pub prologue: Prologue,
+    /// A shared expert of another shape, which is behind the experts' own norm.
+    pub is_shared: bool,
+}
+
+impl DenseUp {
+    /// The arguments of the experts with it as their shared one.
+    pub fn beside(&self, args: args::Experts) -> args::Experts {
+        args::Experts {
+            n_shared: 1,
+            shared_n: self.gate.n as u32,
+            shared_w: self.gate.data,
+            shared_up: self.up.data,
+            shared_out: self.out.ptr,
+            ..args
+        }
+    }
 }
 
 /// Kernels for one row that choose experts by the logits of a router themselves, so that the router need not.
@@ -442,8 +458,10 @@ pub struct DownNode {
     pub shared: Option<(Mat, View)>,
     /// The gate of the shared expert; null where it counts in full.
     pub share: Ptr,
-    /// The last product of the dense feed-forward beside the experts, to a row of its own.
+    /// The last product of the dense feed-forward beside the experts, to a row of its own or added to the sum.
     pub dense: Option<FewLinearNode>,
+    /// The kernel for the experts' type and that of a dense product that is added.
+    pub other: Option<ModuleId>,
     pub late: Option<Late>,
     /// As of [`UpNode`].
     pub pairs: Option<[ModuleId; 2]>,

@@ -1,6 +1,7 @@
 //! What can be proven of the kernels without a GPU, where the run-time compiler can be loaded (its folder in
 //! `LD_LIBRARY_PATH`): they compile for every architecture, spill no register, and take the arguments that Rust fills.
 
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -8,10 +9,13 @@ use model::plan::CacheDecl;
 use quant::act::ActKind;
 use quant::{Affine, ScaleType, WeightType};
 
+use super::Cuda;
 use super::args::SIZES;
 use super::nodes::Modules;
 use super::nvrtc::{self, Target};
+use super::outline::{Card, Outline};
 use super::sources::{self, Key, Source, Texts};
+use crate::{Backend, Limits};
 
 /// Whether the compiler is there; says so when it is not.
 fn has_compiler() -> bool {
@@ -31,13 +35,14 @@ fn arguments_are_laid_out_alike() {
 }
 
 /// Sources that are compiled for a weight type.
-const TYPED: [Source; 9] = [
+const TYPED: [Source; 10] = [
     sources::EXPERTS_DOWN,
     sources::EMBED,
     sources::LINEAR,
     sources::GATED_LINEAR,
     sources::EXPERTS,
     sources::HEAD_LINEAR,
+    sources::LATENT_OUT,
     sources::LINEAR_BATCH,
     sources::GATED_LINEAR_BATCH,
     sources::EXPERTS_BATCH,
@@ -78,6 +83,15 @@ fn modules() -> Vec<Key> {
         keys.push(Key::attend(sources::ATTEND, d, heads));
     }
     keys.push(Key::pair(sources::LINEAR_PAIR, WeightType::Q4_K, WeightType::Q6_K));
+    keys.push(Key::pair(sources::EXPERTS_DOWN, WeightType::Q5_0, WeightType::Q6_K));
+    for (w, is_f16, product) in [
+        (WeightType::Q8_0, true, Some(WeightType::Q4_K)),
+        (WeightType::Q5_0, true, Some(WeightType::Q6_K)),
+        (WeightType::BF16, false, None),
+        (WeightType::Q4_K, true, None),
+    ] {
+        keys.push(Key::latent(w, is_f16, product));
+    }
     keys.extend([128, 1024].map(|n| Key::routed(sources::ROUTER, WeightType::F32, n)));
     keys.extend([sources::CAUSAL_CONV, sources::DELTA_IN].map(|source| Key::sized(source, "WIDTH", 4)));
     keys.extend([2, 5].map(|width| Key::sized(sources::CAUSAL_CONV, "WIDTH", width)));
@@ -202,4 +216,61 @@ fn kernels_compile_for_every_architecture_and_spill_nothing() {
     }
     let failed = compile_all(&all);
     assert!(failed.is_empty(), "of {} modules:\n{}", all.len(), failed.join("\n"));
+}
+
+/// Kernels of each layer, for a token of one sequence some pages into its context.
+fn kernels_of_layers(model: &str, arch: u32, pages: usize) -> Vec<Vec<&'static str>> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(model);
+    let checkpoint = checkpoint::open(&path).unwrap();
+    let cuda = Cuda::default();
+    let plan = cuda.lower(model::build(&checkpoint).unwrap()).unwrap();
+    let limits = Limits {
+        max_tokens: 64,
+        max_outputs: 64,
+        n_pages: 64,
+        max_positions: 2048,
+        n_window_pages: 64,
+        n_states: 0,
+        max_draft: 0,
+    };
+    let outline = Outline::new(&cuda, &plan, &checkpoint, limits, Card::of(arch).unwrap()).unwrap();
+    let lines = outline.step(1, 1, pages).unwrap();
+    let n_layers = plan.layers.iter().flatten().max().unwrap() + 1;
+    let of = |layer| lines.iter().filter(move |line| line.layer == Some(layer)).flat_map(|line| &line.launches);
+    (0..n_layers).map(|layer| of(layer).map(|launch| launch.kernel).collect()).collect()
+}
+
+/// Latent attention is five launches, and routed experts with a shared one three.
+#[test]
+fn launches_of_latent_attention() {
+    for arch in [80, 90, 120] {
+        for pages in [1, 64] {
+            // Both layers: a dense one, and the last one with experts, which selects rows behind attention.
+            let layers = kernels_of_layers("deepseekv3/model-bf16.gguf", arch, pages);
+            let dense: Vec<&str> = layers[0].iter().map(|name| name.trim_end_matches(char::is_numeric)).collect();
+            let attention = ["linear_vec", "latent_q", "attention", "latent_out", "linear_vec"];
+            assert_eq!(dense[..5], attention, "sm_{arch}, {pages} pages");
+            assert_eq!(dense.len(), 7, "sm_{arch}, {pages} pages: {dense:?}");
+            let merge = usize::from(pages > 1);
+            let last = layers[1].iter().filter(|&&name| name != "select_rows" && name != "rms_norm");
+            assert_eq!(last.count(), 8 + merge, "sm_{arch}, {pages} pages: {:?}", layers[1]);
+            // Queries without a latent of their own; a layer with experts, whose shared ones are wider.
+            let layers = kernels_of_layers("deepseekv2/model-q8_0.gguf", arch, pages);
+            assert_eq!(layers[1].len(), 8, "sm_{arch}, {pages} pages: {:?}", layers[1]);
+            let latent = layers[1].iter().filter(|name| name.starts_with("latent_")).count();
+            assert_eq!(latent, 2, "{:?}", layers[1]);
+        }
+    }
+}
+
+/// Where experts stand beside a dense feed-forward, the norm of attention goes with the router.
+#[test]
+fn launches_of_norms_behind_ops() {
+    for arch in [80, 90] {
+        let layers = kernels_of_layers("gemma4/model-bf16.gguf", arch, 1);
+        for layer in &layers[..2] {
+            let count = |kernel: &str| layer.iter().filter(|name| **name == kernel).count();
+            assert_eq!((count("router_added"), count("post_norm"), count("rms_norm")), (1, 1, 0), "{layer:?}");
+        }
+    }
 }
