@@ -1,6 +1,7 @@
 // few_experts: gate, up and activation of the chosen experts, and of a shared one, for one to eight rows of x, weights
 // through shared memory (`few.h`). With a router's logits (-DN_EXPERT) every block chooses its row's experts itself,
-// which costs less than a block that ends last and does it for all; without them ids are read.
+// which costs less than a block that ends last and does it for all; without them ids are read. Logits may come in
+// parts.
 //
 // grid (tiles of `each` rows of weights for every pair, then for every row of the shared expert), block up to 640.
 // Launches the next kernel behind the wait: it may read logits, ids and everything older before it waits itself.
@@ -44,9 +45,18 @@ KERNEL __maxnreg__(FEW_REGISTERS) few_experts(const __grid_constant__ FewExperts
     TRACE(2);
     PDL_LAUNCH();
     float squares[1] = {};
+    // Logits lie where weights will.
+    Sums& sums = *(Sums*)s.weights;
+    if (chooses) {
+        prefetch(a.x + (u64)token * a.k + min(8 * threadIdx.x, a.k - 1));
+        sum_parts(f.route, token, sums);
+        __syncthreads();
+        TRACE(6);
+    }
     if (chooses && threadIdx.x < 32) {
         bool is_bad;
-        const Best best = choose(f.route, token, is_bad);
+        const Best best = choose(f.route, sums, is_bad);
+        fence_async();
         if (threadIdx.x < a.n_used) chosen[threadIdx.x] = best.index;
         TRACE(5);
     } else {

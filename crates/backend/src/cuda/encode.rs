@@ -11,8 +11,8 @@ use super::few_launch::{self, Device, Half};
 use super::launch::Launch;
 use super::matmul;
 use super::nodes::{
-    Act, AttendNode, AttentionNode, DeltaInNode, DownNode, ExpertsNode, FewLinearNode, Late, Mat, ModuleId, Modules,
-    Node, Part, PostNormNode, QkvNode, QkvPartNode, RouteNode, RouterNode, UpNode, View, is_tiled,
+    Act, AttendNode, AttentionNode, DeltaInNode, DownNode, ExpertsNode, FewLinearNode, Late, LogitParts, Mat, ModuleId,
+    Modules, Node, Part, PostNormNode, QkvNode, QkvPartNode, RouteNode, RouterNode, UpNode, View, is_tiled,
 };
 use super::tables::Counts;
 use super::wide::{self, Wide};
@@ -408,6 +408,14 @@ impl Encoder<'_> {
         let (a, n) = linear(first);
         let (device, half, total) = (self.device(), self.half, n.iter().sum());
         let few = node.few.filter(|_| (1..=few::MAX_ROWS).contains(&rows));
+        if let Some(routed) = node.routed.filter(|_| self.is_late(rows))
+            && let Some(launch) = few_launch::routed(w.dtype, w.k, w.n, routed.n_expert, device, half)
+        {
+            self.half = half.next();
+            let args =
+                args::FewRouted { op: a, router: routed.router, norm: routed.norm, parts: routed.parts, reserved: 0 };
+            return self.run(routed.module, launch, &args);
+        }
         if let (Some(module), None) = (few, second.first())
             && let Some((launch, each)) =
                 few_launch::linear(w.dtype, rows, w.k, total, node.prologue.kind > 1, device, half)
@@ -479,21 +487,23 @@ impl Encoder<'_> {
         let launch = if *is_short {
             Launch { entry: "attend", grid, block: 256, shared: 0 }
         } else {
-            Launch { entry: "attend_long", grid, block: 320, shared: bytes as u32 }
+            Launch { entry: "attend_long", grid, block: 256, shared: bytes as u32 }
         };
         self.run(node.module, launch, &args)?;
         if !merges {
             return Ok(());
         }
         let grid = [(n_tokens * node.attention.n_head) as u32, 1, 1];
-        let block = cache.d_k as u32;
-        self.run(node.module, Launch { entry: "attend_merge", grid, block, shared: 0 }, &args)
+        self.run(node.module, Launch { entry: "attend_merge", grid, block: 256, shared: 0 }, &args)
     }
 
     fn router(&mut self, node: &RouterNode) -> Result<(), DriverError> {
         let rows = self.rows(&node.x);
         if Self::is_batch(rows) {
             return self.router_batch(node, rows);
+        }
+        if node.is_routed && self.is_late(rows) {
+            return Ok(());
         }
         let (linear, n) = linear_args(&node.x, rows, &node.parts);
         let linear = args::Linear { prologue: node.prologue, ..linear };
@@ -589,12 +599,12 @@ impl Encoder<'_> {
         let args = args::Experts { out: hidden.ptr, shared_out, prologue: node.prologue, ..up_args(node, rows) };
         let each = n_used + usize::from(node.shared.is_some());
         let (sms, device, half) = (self.sms, self.device(), self.half);
-        if let Some(Late { module, route }) = node.late.filter(|_| self.is_late(rows))
+        if let Some(late) = node.late.filter(|_| self.is_late(rows))
             && let Some((launch, each)) = few_launch::experts(gate.dtype, each, gate.n, gate.k, device, half)
         {
             self.half = half.next();
-            let args = args::FewExperts { op: args, route: self.route_args(&route), each, reserved: 0 };
-            return self.run(module, launch, &args);
+            let args = args::FewExperts { op: args, route: self.late_args(&late), each, reserved: 0 };
+            return self.run(late.module, launch, &args);
         }
         let launch = |rows| matmul::experts(gate.dtype, rows, each, n_expert, gate.n, gate.k, true, sms);
         self.run_some(rows, gate.module, launch, &args)
@@ -628,12 +638,12 @@ impl Encoder<'_> {
             add: u32::from(node.add),
         };
         let (device, half, has_shared) = (self.device(), self.half, node.shared.is_some());
-        if let Some(Late { module, route }) = node.late.filter(|_| self.is_late(rows))
+        if let Some(late) = node.late.filter(|_| self.is_late(rows))
             && let Some((launch, each)) = few_launch::down(down.dtype, n_used, has_shared, down.n, down.k, device, half)
         {
             self.half = half.next();
-            let args = args::FewDown { op: args, route: self.route_args(&route), each, reserved: 0 };
-            return self.run(module, launch, &args);
+            let args = args::FewDown { op: args, route: self.late_args(&late), each, reserved: 0 };
+            return self.run(late.module, launch, &args);
         }
         let launch = |rows| matmul::experts_down(down.dtype, rows, n_used, node.shared.is_some(), down.n, down.k);
         self.run_some(rows, node.module, launch, &args)
@@ -731,6 +741,14 @@ impl Encoder<'_> {
         self.run(node.module, Launch { entry: "route", grid: [rows, 1, 1], block: 32, shared: 0 }, &args)
     }
 
+    fn late_args(&self, late: &Late) -> args::Route {
+        let args = self.route_args(&late.route);
+        match late.parts {
+            Some(LogitParts { n, k, eps }) => args::Route { n_parts: n as u32, k: k as u32, norm_eps: eps, ..args },
+            None => args,
+        }
+    }
+
     pub(super) fn route_args(&self, node: &RouteNode) -> args::Route {
         let rows = self.rows(&node.logits);
         let [n_group, n_group_used, group_sums] = node.groups();
@@ -752,7 +770,9 @@ impl Encoder<'_> {
             router: node.index as u32,
             eps: node.router.renormalise.unwrap_or(0.0),
             scale: node.router.scale,
-            reserved: 0,
+            n_parts: 0,
+            k: 0,
+            norm_eps: 0.0,
         }
     }
 

@@ -106,6 +106,17 @@ fn whole_row(w: WeightType, k: usize) -> Option<usize> {
     row_bytes(w, k).filter(|bytes| fits && bytes.is_multiple_of(16))
 }
 
+/// Bytes of shared memory for `each` rows of weights of `row` bytes where they meet `cols` columns. Those that meet eight
+/// columns on tensor cores lie apart, of a number of rows that sums of all warps have room for.
+fn weights(w: WeightType, cols: usize, has_gate: bool, each: usize, row: usize) -> Option<usize> {
+    /// Rows, bytes between them, and room for sums and for columns that lie apart.
+    const MMA: (usize, usize, usize, usize) = (48, 16, 16 * 48 * 8 * 4, 2 * 24 * 8);
+    if w != WeightType::Q4_K || cols != 8 || has_gate {
+        return Some(each * row);
+    }
+    (each <= MMA.0).then(|| (each * (row + MMA.1)).max(MMA.2) + MMA.3)
+}
+
 /// A launch, and the rows of weights of a block.
 pub type Each = (Launch, u32);
 
@@ -131,9 +142,31 @@ pub fn linear(
     ];
     let (at, cols) = width(rows);
     let each = n.div_ceil(device.sms).max(1);
-    let bytes = shared(w, cols, runs(k), each * whole_row(w, k)?);
+    let bytes = shared(w, cols, runs(k), weights(w, cols, has_gate, each, whole_row(w, k)?)?);
     let grid = [n.div_ceil(each) as u32, 1, 1];
     launch(NAMES[usize::from(has_gate)][at], grid, bytes, cols, device, half).map(|launch| (launch, each as u32))
+}
+
+/// Rows of weights of a block of `few_routed`, and blocks of a cluster.
+pub const ROUTED_ROWS: usize = 16;
+pub const ROUTED_CLUSTER: usize = 4;
+
+/// `few_routed`: a product of `n` rows of weights of `k` numbers for one row, with a router of `n_expert` experts.
+pub fn routed(w: WeightType, k: usize, n: usize, n_expert: usize, device: Device, half: Half) -> Option<Launch> {
+    let blocks = n / ROUTED_ROWS;
+    let fits = n.is_multiple_of(ROUTED_ROWS * ROUTED_CLUSTER)
+        && blocks <= device.sms
+        && 4 * blocks > 3 * device.sms
+        && n_expert.is_multiple_of(16)
+        && n_expert <= 512;
+    let columns = 4 * ROUTED_ROWS * n_expert;
+    let bytes = shared(w, 1, runs(k), ROUTED_ROWS * whole_row(w, k).filter(|_| fits)?) + columns;
+    (bytes <= device.half()).then(|| device.paired("few_routed", [blocks as u32, 1, 1], bytes, half))
+}
+
+/// Parts of the logits that `few_routed` leaves for `n` rows of weights.
+pub fn routed_parts(n: usize) -> usize {
+    n / (ROUTED_ROWS * ROUTED_CLUSTER)
 }
 
 /// `few_long` for one row: `n` rows of weights of one matrix, more than a block holds; also its rows of weights of a
@@ -170,7 +203,8 @@ pub fn pair(
     let blocks = [device.sms.saturating_sub(b).max(1), b];
     let each = [0, 1].map(|i| n[i].div_ceil(blocks[i]).max(1));
     let counts = [0, 1].map(|i| n[i].div_ceil(each[i]) as u32);
-    let bytes = (0..2).map(|i| shared(w[i], cols, runs(k), each[i] * row[i])).max()?;
+    let of = |i: usize| Some(shared(w[i], cols, runs(k), weights(w[i], cols, false, each[i], row[i])?));
+    let bytes = of(0)?.max(of(1)?);
     let launch = launch(NAMES[at], [counts[0] + counts[1], 1, 1], bytes, cols, device, half)?;
     Some((launch, counts[0], each.map(|n| n as u32)))
 }
@@ -273,6 +307,13 @@ mod tests {
         assert_eq!((of_pair.grid, of_pair.block, blocks, each), ([131, 1, 1], 640, 113, [41, 29]));
         let (o, each) = linear(q4, 1, 4096, 2048, false, H200, Half::Shared).unwrap();
         assert_eq!((o.entry, o.grid, o.block, o.shared, each), ("few_linear1", [128, 1, 1], 512, 115_840, 16));
+        let routed = |n| routed(q4, 4096, n, 128, H200, Half::Shared).map(|l| (l.grid, l.block, l.shared));
+        assert_eq!((routed(2048), routed_parts(2048)), (Some(([128, 1, 1], 512, 115_840)), 32));
+        // Blocks that do not fit at once, and too few of them.
+        assert_eq!((routed(2880), routed(1024)), (None, None));
+        // Eight columns: rows lie apart.
+        let (eight, each) = linear(q4, 8, 4096, 2048, false, H200, Half::Shared).unwrap();
+        assert_eq!((eight.entry, eight.grid, eight.shared, each), ("few_linear8", [128, 1, 1], 87_600, 16));
         let (up, each) = experts(q4, 8, 768, 2048, H200, Half::Registers).unwrap();
         assert_eq!((up.grid, up.shared, each), ([128, 1, 1], 114_048, 48));
         let (of_down, each) = down(q6, 8, false, 2048, 768, H200, Half::Shared).unwrap();

@@ -4,7 +4,6 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::batch;
 use super::driver::{Context, DriverError, Graph, Memory, Pinned, Stream};
 use super::encode::{Encoder, Kernels, RopeView, Scratch};
 use super::few::MAX_ROWS;
@@ -15,6 +14,7 @@ use super::nodes::{ATTEND_PAGES, HostNode, MAX_SPLITS, Node, RouteNode, StateVie
 use super::pick::Picker;
 use super::tables::{Counts, Tables};
 use super::times::Times;
+use super::{args, batch};
 use crate::routing::RoutingTrace;
 use crate::{
     Ask, Batch, Cause, Failure, Fault, Kinds, Limits, OpTime, Output, PAGE, Picks, Program, RouterInfo, StepError,
@@ -119,6 +119,8 @@ pub struct CudaProgram {
     times: Times,
     /// The step under way.
     batch: Batch,
+    /// What it picks, where kernels have something to pick.
+    pick: Option<args::Pick>,
     /// Ids of all routers while the routing is traced, `[routers][max_tokens · n_used]`.
     trace: Option<(Memory, Pinned)>,
     is_traced: bool,
@@ -147,6 +149,7 @@ impl CudaProgram {
             is_traced: false,
             early,
             broken: None,
+            pick: None,
         })
     }
 
@@ -168,6 +171,8 @@ impl CudaProgram {
         if self.parts.tables.fill(&self.batch, &self.parts.stream)? {
             self.graphs.clear();
         }
+        // Before the nodes, since a copy between kernels would hold them up.
+        self.pick = self.parts.picker.fill(&self.batch, &self.parts.stream, self.parts.logits.ptr)?;
         let shape = self.shape();
         if self.parts.host.is_some() {
             return Shared { program: self, shape }.queue(0);
@@ -199,8 +204,7 @@ impl CudaProgram {
 
     /// Queues what picks and copies the rows that the step returns.
     fn queue_output(&mut self, shape: Shape) -> Result<(), DriverError> {
-        let args = self.parts.picker.fill(&self.batch, &self.parts.stream, self.parts.logits.ptr)?;
-        if let Some(args) = args {
+        if let Some(args) = self.pick {
             self.encoder(shape).pick(&args)?;
         }
         self.fetch(shape.counts)
