@@ -12,7 +12,7 @@
 // Rows of weights of a block, and blocks of a cluster (`few_launch.rs`).
 #define ROUTED_ROWS 16
 #ifndef ROUTED_CLUSTER
-#define ROUTED_CLUSTER 4
+#define ROUTED_CLUSTER 2
 #endif
 #define ROUTED_WIDTH (N_EXPERT + 4)
 // Columns of the sum that a block of a cluster has.

@@ -1,18 +1,21 @@
 // router: the norm of x, its product with the router's matrix, and the choice of experts (`route.h`), for at most 8
 // rows. Compiled for a weight type and a number of experts: -DWEIGHT, -DN_EXPERT.
 //
-// grid (rows of all parts), block 128: a block a row of weights, which it reads before it waits. Sums in f32: a
-// thread's values, then lanes, then warps. The block that ends last chooses for all rows, a warp a row.
+// grid (rows of all parts), block 256: a block a row of weights, which it reads before it waits; its halves take pairs of
+// rows in turn. Sums in f32: a thread's values, then lanes, then warps. The block that ends last chooses for all rows, a
+// warp a row.
 #include "cuda/route.h"
 #include "quant/unit.h"
 #include WEIGHT_HEADER
 
+// Threads that share a row, and halves of the block.
 #define THREADS 128
 #define N_WARPS (THREADS / 32)
+#define HALVES 2
 // Rows of x.
 #define MAX_ROWS 8
 // Warps that have memory to choose with.
-#define N_CHOOSING (N_EXPERT <= 512 ? N_WARPS : 2)
+#define N_CHOOSING (N_EXPERT <= 256 ? HALVES * N_WARPS : N_EXPERT <= 512 ? N_WARPS : 2)
 
 // Values `first ..` of a row of k, zero behind its end.
 __device__ __forceinline__ void load16(const float* row, u32 k, u32 first, float (&v)[16]) {
@@ -35,7 +38,7 @@ __device__ __forceinline__ void multiply(const Router& a, const WEIGHT::Raw& raw
     const Linear& l = a.linear;
     float dot[ROWS] = {}, squares[ROWS] = {};
 #pragma unroll 1
-    for (u32 unit = threadIdx.x; unit < units; unit += THREADS) {
+    for (u32 unit = threadIdx.x % THREADS; unit < units; unit += THREADS) {
         WEIGHT::Raw now = raw;
         if (unit >= THREADS) WEIGHT::load(row, unit, now);
 #pragma unroll
@@ -64,13 +67,13 @@ __device__ __forceinline__ void multiply(const Router& a, const WEIGHT::Raw& raw
     for (int j = 0; j < ROWS; j++) {
         const float d = warp_sum(dot[j]), q = warp_sum(squares[j]);
         if (threadIdx.x % 32 == 0) {
-            sums[threadIdx.x / 32][first_row + j] = d;
-            sums[threadIdx.x / 32][MAX_ROWS + first_row + j] = q;
+            sums[threadIdx.x % THREADS / 32][first_row + j] = d;
+            sums[threadIdx.x % THREADS / 32][MAX_ROWS + first_row + j] = q;
         }
     }
 }
 
-KERNEL __launch_bounds__(THREADS) router(const __grid_constant__ Router a) {
+KERNEL __launch_bounds__(HALVES * THREADS) router(const __grid_constant__ Router a) {
     __shared__ RouteScratch scratch[N_CHOOSING];
     __shared__ float sums[N_WARPS][2 * MAX_ROWS];
     __shared__ u32 is_last;
@@ -84,15 +87,16 @@ KERNEL __launch_bounds__(THREADS) router(const __grid_constant__ Router a) {
     const Row row = row_of<WEIGHT>(of.w.q, of.w.scales, of.w.biases, i, l.k);
     const u32 units = (l.k + WEIGHT::UNIT - 1) / WEIGHT::UNIT;
     WEIGHT::Raw raw;
-    if (threadIdx.x < units) WEIGHT::load(row, threadIdx.x, raw);
+    const u32 half = threadIdx.x / THREADS, thread = threadIdx.x % THREADS;
+    if (thread < units) WEIGHT::load(row, thread, raw);
     if (l.prologue.kind == NORMED) prefetch(l.prologue.w + 16 * min(threadIdx.x, (l.k - 1) / 16));
     TRACE(1);
     PDL_WAIT();
     TRACE(2);
     if (l.rows == 1) {
-        multiply<1>(a, raw, row, units, sums, 0);
+        if (half == 0) multiply<1>(a, raw, row, units, sums, 0);
     } else {
-        for (u32 first = 0; first < l.rows; first += 2) multiply<2>(a, raw, row, units, sums, first);
+        for (u32 first = 2 * half; first < l.rows; first += 2 * HALVES) multiply<2>(a, raw, row, units, sums, first);
     }
     __syncthreads();
     if (threadIdx.x < l.rows) {

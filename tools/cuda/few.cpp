@@ -136,7 +136,7 @@ static void test_router(u32 rows, u32 k) {
     a.route.renormalise = 1, a.route.scale = 1, a.route.step.faults = faults.data();
     a.route.step.chunk_of = chunk_of.data();
     a.counter = &counter, a.scale = 1;
-    launch({N_EXPERT + 1, 1, 1}, 128, 0, router, a);
+    launch({N_EXPERT + 1, 1, 1}, 256, 0, router, a);
     std::vector<double> want, want_gate, want_weights;
     for (u32 t = 0; t < rows; t++) {
         for (u32 e = 0; e < N_EXPERT; e++) want.push_back(w.dot(e, &in[(size_t)t * k], k));

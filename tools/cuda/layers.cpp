@@ -239,7 +239,7 @@ static void router(const Layer& l) {
     Router a = {};
     a.linear = linear(x, D, {{{(u8*)l.router}, nullptr, logits, N_EXPERT}}, normed(l.norm_ff), false);
     a.route = routing(), a.counter = is_new ? nullptr : counters, a.scale = 1;
-    queue("router", "router", {N_EXPERT, 1, 1}, 128, 0, a);
+    queue("router", "router", {N_EXPERT, 1, 1}, env("ROUTER_T", 256), 0, a);
 }
 static void experts_up(const Layer& l) {
     Experts a = {};

@@ -515,7 +515,7 @@ impl Encoder<'_> {
             reserved: 0,
         };
         let blocks = n.iter().sum::<usize>() as u32;
-        let launch = Launch { entry: "router", grid: [blocks, 1, 1], block: 128, shared: 0 };
+        let launch = Launch { entry: "router", grid: [blocks, 1, 1], block: 256, shared: 0 };
         self.run_some(rows, node.module, |_| launch, &args)
     }
 

@@ -106,15 +106,18 @@ fn whole_row(w: WeightType, k: usize) -> Option<usize> {
     row_bytes(w, k).filter(|bytes| fits && bytes.is_multiple_of(16))
 }
 
+/// Most rows of weights of a block that meet eight columns on tensor cores.
+const MMA_ROWS: usize = 48;
+
 /// Bytes of shared memory for `each` rows of weights of `row` bytes where they meet `cols` columns. Those that meet eight
 /// columns on tensor cores lie apart, of a number of rows that sums of all warps have room for.
 fn weights(w: WeightType, cols: usize, has_gate: bool, each: usize, row: usize) -> Option<usize> {
-    /// Rows, bytes between them, and room for sums and for columns that lie apart.
-    const MMA: (usize, usize, usize, usize) = (48, 16, 16 * 48 * 8 * 4, 2 * 24 * 8);
+    /// Bytes between rows, room for sums, and for columns that lie apart.
+    const MMA: [usize; 3] = [16, 16 * MMA_ROWS * 8 * 4, 2 * 24 * 8];
     if w != WeightType::Q4_K || cols != 8 || has_gate {
         return Some(each * row);
     }
-    (each <= MMA.0).then(|| (each * (row + MMA.1)).max(MMA.2) + MMA.3)
+    (each <= MMA_ROWS).then(|| (each * (row + MMA[0])).max(MMA[1]) + MMA[2])
 }
 
 /// A launch, and the rows of weights of a block.
@@ -147,9 +150,10 @@ pub fn linear(
     launch(NAMES[usize::from(has_gate)][at], grid, bytes, cols, device, half).map(|launch| (launch, each as u32))
 }
 
-/// Rows of weights of a block of `few_routed`, and blocks of a cluster.
+/// Rows of weights of a block of `few_routed`, and blocks of a cluster: clusters of 4 do not fit on all multiprocessors at
+/// once.
 pub const ROUTED_ROWS: usize = 16;
-pub const ROUTED_CLUSTER: usize = 4;
+pub const ROUTED_CLUSTER: usize = 2;
 
 /// `few_routed`: a product of `n` rows of weights of `k` numbers for one row, with a router of `n_expert` experts.
 pub fn routed(w: WeightType, k: usize, n: usize, n_expert: usize, device: Device, half: Half) -> Option<Launch> {
@@ -197,9 +201,13 @@ pub fn pair(
     const NAMES: [&str; 4] = ["few_pair1", "few_pair2", "few_pair4", "few_pair8"];
     let (at, cols) = width(rows);
     let row = [whole_row(w[0], k)?, whole_row(w[1], k)?];
-    // Blocks by bytes, since these are also the work.
+    // Blocks by bytes, since these are also the work, but for rows on tensor cores, which take little.
     let total = n[0] * row[0] + n[1] * row[1];
-    let b = (n[1] * row[1] * device.sms / total).clamp(1, device.sms.saturating_sub(1).max(1));
+    let b = match weights(w[0], cols, false, 1, 16) {
+        Some(16) => n[1] * row[1] * device.sms / total,
+        _ => device.sms.saturating_sub(n[0].div_ceil(MMA_ROWS)),
+    };
+    let b = b.clamp(1, device.sms.saturating_sub(1).max(1));
     let blocks = [device.sms.saturating_sub(b).max(1), b];
     let each = [0, 1].map(|i| n[i].div_ceil(blocks[i]).max(1));
     let counts = [0, 1].map(|i| n[i].div_ceil(each[i]) as u32);
@@ -223,6 +231,9 @@ fn launch(
     (bytes + 512 <= device.max_shared).then_some(Launch { entry, grid, block: 512, shared: bytes as u32 })
 }
 
+/// Bytes that sums of logits and keys of experts take where weights will lie (`choose.h`).
+const SUMS: usize = 12 << 10;
+
 /// `few_experts` for one row: `pairs` experts, the shared one's with them, of `n` rows of weights of gate and of up.
 pub fn experts(w: WeightType, pairs: usize, n: usize, k: usize, device: Device, half: Half) -> Option<Each> {
     let row = 2 * whole_row(w, k)?;
@@ -231,8 +242,9 @@ pub fn experts(w: WeightType, pairs: usize, n: usize, k: usize, device: Device, 
         let tiles = (waves * device.sms / pairs.max(1)).clamp(1, n.max(1));
         n.div_ceil(tiles)
     });
-    let (each, bytes) =
-        each.map(|each| (each, shared(w, 1, runs(k), each * row))).find(|(_, bytes)| *bytes <= device.half())?;
+    let (each, bytes) = each
+        .map(|each| (each, shared(w, 1, runs(k), (each * row).max(SUMS))))
+        .find(|(_, bytes)| *bytes <= device.half())?;
     let grid = [(n.div_ceil(each) * pairs) as u32, 1, 1];
     Some((device.paired("few_experts", grid, bytes, half), each as u32))
 }
@@ -253,7 +265,7 @@ pub fn down(
     let each = n.div_ceil(device.sms).next_multiple_of(step);
     let slots = n_used + usize::from(has_shared);
     let own = if has_shared { runs(k) } else { 0 };
-    let bytes = shared(w, 1, runs(n_used * k) + own, slots * each * row);
+    let bytes = shared(w, 1, runs(n_used * k) + own, (slots * each * row).max(SUMS));
     let fits = (n * row).is_multiple_of(16) && k.is_multiple_of(16) && bytes <= device.half();
     let entry = if has_shared { "few_down_shared" } else { "few_down" };
     let grid = [n.div_ceil(each) as u32, 1, 1];
@@ -308,9 +320,11 @@ mod tests {
         let (o, each) = linear(q4, 1, 4096, 2048, false, H200, Half::Shared).unwrap();
         assert_eq!((o.entry, o.grid, o.block, o.shared, each), ("few_linear1", [128, 1, 1], 512, 115_840, 16));
         let routed = |n| routed(q4, 4096, n, 128, H200, Half::Shared).map(|l| (l.grid, l.block, l.shared));
-        assert_eq!((routed(2048), routed_parts(2048)), (Some(([128, 1, 1], 512, 115_840)), 32));
+        assert_eq!((routed(2048), routed_parts(2048)), (Some(([128, 1, 1], 512, 115_840)), 64));
         // Blocks that do not fit at once, and too few of them.
         assert_eq!((routed(2880), routed(1024)), (None, None));
+        let (of_pair, blocks, each) = pair([q4, q6], 8, 2048, [4608, 512], H200, Half::Shared).unwrap();
+        assert_eq!((of_pair.entry, of_pair.grid, blocks, each), ("few_pair8", [131, 1, 1], 96, [48, 15]));
         // Eight columns: rows lie apart.
         let (eight, each) = linear(q4, 8, 4096, 2048, false, H200, Half::Shared).unwrap();
         assert_eq!((eight.entry, eight.grid, eight.shared, each), ("few_linear8", [128, 1, 1], 87_600, 16));
