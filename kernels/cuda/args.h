@@ -124,6 +124,16 @@ struct FewLinear {
     u32 each, stages;
 };
 
+// As `FewLinear` for one row, one matrix and `add`, with the logits of the router behind it in parts: what the rows of a
+// block (or of a cluster) give to each expert's logit before the norm's factor, then the sum of their squares.
+struct FewRouted {
+    Linear op;
+    const float* router; // [n_expert, n]
+    const float* norm;   // [n]
+    float* parts;        // [n_parts, n_expert + 4]
+    u64 reserved;
+};
+
 // As `LinearPair`, in blocks of `each_a` and `each_b` rows of weights.
 struct FewPair {
     Linear a, b;
@@ -279,7 +289,9 @@ struct Route {
     float* weights;            // [rows, n_used]
     u32 rows, n_used, score, n_group, n_group_used, group_sums, renormalise, of_outputs, router;
     float eps, scale;
-    u32 reserved;
+    u32 n_parts;               // 0, or of few_routed: rows of parts of one row's logits, [n_parts, n_expert + 4]
+    u32 k;                     // with parts: numbers of the normed row
+    float norm_eps;
 };
 
 // The router's product and its choice: the block that ends last chooses for all rows.

@@ -7,8 +7,8 @@
 //
 // grid (T * tiles of heads * n_kv * n_splits), block 256: a block walks a share of the sequence's pages. D / 8 lanes
 // hold a row of a page, 8 numbers each, so that a warp reads whole rows; they multiply it with all heads, whose sums
-// meet in a butterfly. A warp has the softmax of a head; then every thread adds its 8 columns of its rows for all
-// heads. The next page comes meanwhile, and the first one before the wait, without the position that this step adds.
+// meet in a butterfly, and have a softmax of the rows that they saw: no thread waits for others before the end. The next
+// page comes meanwhile, and the first one before the wait, without the position that this step adds.
 #include "cuda/attend.h"
 
 #define THREADS 256
@@ -29,14 +29,15 @@ __device__ __forceinline__ void unpack(uint4 raw, float (&v)[8]) {
     }
 }
 
-KERNEL __launch_bounds__(THREADS, HEADS <= 4 ? 2 : 1) attend(const __grid_constant__ Attend a) {
+// Few enough registers to run beside the product ahead.
+KERNEL __maxnreg__(HEADS <= 2 ? 112 : 255) attend(const __grid_constant__ Attend a) {
     __shared__ __align__(16) float q_rows[HEADS][D];
     __shared__ float factors[MAX_SPLITS][HEADS];
     __shared__ u32 is_last;
     __shared__ __align__(16) Kv fresh[2][D];
-    __shared__ __align__(16) float share[PAGE][HEADS];
     __shared__ __align__(16) float sums[N_WARPS][TOGETHER][D];
-    __shared__ float rescale[HEADS], top[HEADS], total[HEADS];
+    __shared__ __align__(16) float tops[HEADS][ROWS];
+    __shared__ float totals[HEADS][N_WARPS], top[HEADS], total[HEADS];
     PDL_LAUNCH();
     TRACE(0);
 
@@ -74,6 +75,13 @@ KERNEL __launch_bounds__(THREADS, HEADS <= 4 ? 2 : 1) attend(const __grid_consta
         }
     };
     if (begin < end) load(begin);
+    // The others come to the L2: a thread has a line or two of each.
+    for (u32 block = begin + 1; block < end; block++) {
+        const u64 page = ((u64)page_of(a.step, c, a.windowed, block) * a.n_kv + kv_head) * PAGE * D;
+        for (u32 i = threadIdx.x * 64; i < 2 * PAGE * D; i += THREADS * 64) {
+            prefetch_far((i < PAGE * D ? (const Kv*)a.k_cache : (const Kv*)a.v_cache - PAGE * D) + page + i);
+        }
+    }
     if (threadIdx.x < D / 8 && a.q.w) prefetch(a.q.w + 8 * threadIdx.x);
     if (threadIdx.x < D / 8 && a.k.w) prefetch(a.k.w + 8 * threadIdx.x);
     TRACE(1);
@@ -113,15 +121,25 @@ KERNEL __launch_bounds__(THREADS, HEADS <= 4 ? 2 : 1) attend(const __grid_consta
             acc[h][i] = 0.0f;
         }
     }
-    // Of the warp's head, the same in all its lanes.
-    float its_top = -INF, its_total = 0.0f;
+    // Of the rows that these lanes saw.
+    float its_top[HEADS], its_total[HEADS];
+#pragma unroll
+    for (int h = 0; h < HEADS; h++) {
+        its_top[h] = -INF;
+        its_total[h] = 0.0f;
+    }
 
+#pragma unroll 1
     for (u32 block = begin; block < end; block++) {
         uint4 page_values[PASSES];
+        float s[PASSES][HEADS];
+        bool is_seen[PASSES];
 #pragma unroll
         for (int i = 0; i < PASSES; i++) {
-            float k[8], s[HEADS];
-            if (block * PAGE + i * ROWS + row == pos) {
+            const u32 p = block * PAGE + i * ROWS + row;
+            is_seen[i] = p >= first_pos && p <= pos;
+            float k[8];
+            if (p == pos) {
                 keys[i] = *(const uint4*)(fresh[0] + column);
                 values[i] = *(const uint4*)(fresh[1] + column);
             }
@@ -129,80 +147,94 @@ KERNEL __launch_bounds__(THREADS, HEADS <= 4 ? 2 : 1) attend(const __grid_consta
             page_values[i] = values[i];
 #pragma unroll
             for (int h = 0; h < HEADS; h++) {
-                s[h] = 0.0f;
+                s[i][h] = 0.0f;
 #pragma unroll
-                for (int j = 0; j < 8; j++) s[h] += k[j] * q[h][j];
+                for (int j = 0; j < 8; j++) s[i][h] += k[j] * q[h][j];
             }
-            // Each step halves the heads that a lane has sums of, then lanes of the same head add up theirs.
-#pragma unroll
-            for (int n = HEADS / 2; n > 0; n /= 2) {
-                const bool is_upper = lane & n;
-#pragma unroll
-                for (int h = 0; h < n; h++) {
-                    const float kept = is_upper ? s[h + n] : s[h], sent = is_upper ? s[h] : s[h + n];
-                    s[h] = kept + __shfl_xor_sync(FULL_MASK, sent, n);
-                }
-            }
-#pragma unroll
-            for (int step = HEADS; step < LANES; step *= 2) s[0] += __shfl_xor_sync(FULL_MASK, s[0], step);
-            if (threadIdx.x % LANES < HEADS) share[i * ROWS + row][threadIdx.x % HEADS] = s[0];
         }
         if (block + 1 < end) load(block + 1);
-        __syncthreads();
-        if (warp < HEADS) {
-            const u32 p = block * PAGE + lane;
-            const bool is_seen = p >= first_pos && p <= pos;
-            float s = -INF;
-            if (is_seen) {
-                s = share[lane][warp] * a.scale;
-                if (a.softcap != 0.0f) s = a.softcap * tanhf(s / a.softcap);
-            }
-            const float old = its_top, now = fmaxf(old, warp_max(s));
-            // A page holds at least one position that is seen. Where no score is finite IEEE makes NaN, as the formula
-            // does.
-            const float x = !is_seen ? 0.0f : expf(s - now), factor = old == -INF ? 0.0f : expf(old - now);
-            its_total = its_total * factor + warp_sum(x);
-            its_top = now;
-            share[lane][warp] = x;
-            if (lane == 0) rescale[warp] = factor;
-        }
-        __syncthreads();
 #pragma unroll
-        for (int i = 0; i < HEADS * 8; i++) acc[i / 8][i % 8] *= rescale[i / 8];
+        for (int step = 1; step < LANES; step *= 2) {
+#pragma unroll
+            for (int i = 0; i < PASSES * HEADS; i++) {
+                s[i / HEADS][i % HEADS] += __shfl_xor_sync(FULL_MASK, s[i / HEADS][i % HEADS], step);
+            }
+        }
+#pragma unroll
+        for (int h = 0; h < HEADS; h++) {
+            const float old = its_top[h];
+            float now = old;
+#pragma unroll
+            for (int i = 0; i < PASSES; i++) {
+                s[i][h] *= a.scale;
+                if (a.softcap != 0.0f) s[i][h] = a.softcap * tanhf(s[i][h] / a.softcap);
+                if (is_seen[i]) now = fmaxf(now, s[i][h]);
+            }
+            const float factor = old == -INF ? 0.0f : expf(old - now);
+            its_total[h] *= factor;
+            its_top[h] = now;
+#pragma unroll
+            for (int j = 0; j < 8; j++) acc[h][j] *= factor;
+            // Where no score is finite IEEE makes NaN, as the formula does.
+#pragma unroll
+            for (int i = 0; i < PASSES; i++) {
+                s[i][h] = is_seen[i] ? expf(s[i][h] - now) : 0.0f;
+                its_total[h] += s[i][h];
+            }
+        }
 #pragma unroll
         for (int i = 0; i < PASSES; i++) {
             float v[8];
             unpack(page_values[i], v);
 #pragma unroll
             for (int h = 0; h < HEADS; h++) {
-                const float x = share[i * ROWS + row][h];
 #pragma unroll
-                for (int j = 0; j < 8; j++) acc[h][j] += x * v[j];
+                for (int j = 0; j < 8; j++) acc[h][j] += s[i][h] * v[j];
             }
         }
-        // The next page's scores go where these shares are.
-        __syncthreads();
     }
 
     TRACE(5);
-    if (warp < HEADS && lane == 0) {
-        top[warp] = its_top;
-        total[warp] = its_total;
+    if (threadIdx.x % LANES == 0) {
+#pragma unroll
+        for (int h = 0; h < HEADS; h++) tops[h][row] = its_top[h];
     }
+    __syncthreads();
     // Rows of a warp, then warps.
 #pragma unroll
-    for (int i = 0; i < HEADS * 8; i++) {
+    for (int h = 0; h < HEADS; h++) {
+        float best = -INF;
+#pragma unroll
+        for (int i = 0; i < ROWS; i += 4) {
+            const float4 x = *(const float4*)(tops[h] + i);
+            best = fmaxf(best, fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)));
+        }
+        // Lanes without positions add nothing.
+        const float by = its_top[h] == -INF && its_total[h] == 0.0f ? 0.0f : expf(its_top[h] - best);
+        its_total[h] *= by;
+#pragma unroll
+        for (int j = 0; j < 8; j++) acc[h][j] *= by;
 #pragma unroll
         for (int step = LANES; step < 32; step *= 2) {
-            acc[i / 8][i % 8] += __shfl_xor_sync(FULL_MASK, acc[i / 8][i % 8], step);
+            its_total[h] += __shfl_xor_sync(FULL_MASK, its_total[h], step);
+#pragma unroll
+            for (int j = 0; j < 8; j++) acc[h][j] += __shfl_xor_sync(FULL_MASK, acc[h][j], step);
         }
+        if (lane == 0) totals[h][warp] = its_total[h];
+        if (threadIdx.x == h) top[h] = best;
     }
+    const auto total_of = [&](u32 h) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int w = 0; w < N_WARPS; w++) sum += totals[h][w];
+        return sum;
+    };
     const u64 place = (u64)(token * a.n_tiles + tile) * a.n_kv + kv_head;
     float* partial = a.partial + place * a.n_splits * HEADS * (D + 4);
     float* out = a.out + ((u64)token * a.q.n_head + first_head) * D;
 #pragma unroll
     for (int first = 0; first < HEADS; first += TOGETHER) {
-        __syncthreads();
+        if (first > 0) __syncthreads();
         if (lane < LANES) {
 #pragma unroll
             for (int i = 0; i < TOGETHER * 8; i++) sums[warp][i / 8][column + i % 8] = acc[first + i / 8][i % 8];
@@ -216,7 +248,7 @@ KERNEL __launch_bounds__(THREADS, HEADS <= 4 ? 2 : 1) attend(const __grid_consta
             if (a.n_splits > 1) {
                 partial[((u64)split * HEADS + h) * D + i % D] = sum;
             } else if (h < n_heads) {
-                float by = total[h], factor = 1.0f;
+                float by = total_of(h), factor = 1.0f;
                 if (a.sinks) {
                     const float sink = a.sinks[first_head + h], now = fmaxf(top[h], sink);
                     factor = top[h] == -INF ? 0.0f : expf(top[h] - now);
@@ -228,5 +260,6 @@ KERNEL __launch_bounds__(THREADS, HEADS <= 4 ? 2 : 1) attend(const __grid_consta
     }
     TRACE(4);
     if (a.n_splits == 1) return;
+    if (threadIdx.x < HEADS) total[threadIdx.x] = total_of(threadIdx.x);
     end_split<THREADS>(a, place, split, n_heads, first_head, top, total, out, factors, is_last);
 }

@@ -8,20 +8,44 @@
 // As in `nodes.rs`.
 #define MAX_SPLITS 64
 
-// A head's row, normed and rotated, by a warp: `store(i, y)`. No lane reads what another has written.
+// A head's row, normed and rotated, by a warp: `store(i, y)`. No lane reads what another has written. All that is read
+// is asked for before the first use.
 template <class Store>
 __device__ __forceinline__ void head_of(const Attend& a, const QkvPart& part, const float* x, u32 token,
                                         const Store& store) {
+    constexpr int N = D / 32;
     const u32 lane = threadIdx.x % 32, half = part.is_rotated ? a.half : 0;
+    const float* angles = a.table + 2 * (u64)token * a.half;
+    // Both numbers of a pair are a lane's.
+    const bool is_whole = 2 * half == D && !a.interleaved;
+    float y[N];
+    float2 angle[N / 2];
+#pragma unroll
+    for (int i = 0; i < N; i++) y[i] = x[32 * i + lane];
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+        angle[i] = make_float2(1.0f, 0.0f);
+        if (is_whole) angle[i] = ((const float2*)angles)[32 * i + lane];
+    }
     float r = 1.0f;
     if (part.is_normed) {
         float sum = 0.0f;
 #pragma unroll
-        for (u32 i = 0; i < D; i += 32) sum += x[i + lane] * x[i + lane];
+        for (int i = 0; i < N; i++) sum += y[i] * y[i];
         r = 1.0f / sqrtf(warp_sum(sum) / (float)D + a.eps);
     }
+    if (half == 0 || is_whole) {
+#pragma unroll
+        for (int i = 0; i < N; i++) y[i] *= r * (part.w ? part.w[32 * i + lane] : 1.0f);
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) {
+            const float u = y[i], v = y[i + N / 2];
+            store(32 * i + lane, half == 0 ? u : u * angle[i].x - v * angle[i].y);
+            store(32 * (i + N / 2) + lane, half == 0 ? v : u * angle[i].y + v * angle[i].x);
+        }
+        return;
+    }
     const auto scaled = [&](u32 i) { return x[i] * r * (part.w ? part.w[i] : 1.0f); };
-    const float* angles = a.table + 2 * (u64)token * a.half;
     for (u32 i = lane; i < half; i += 32) {
         const u32 first = a.interleaved ? 2 * i : i, second = a.interleaved ? 2 * i + 1 : i + half;
         const float u = scaled(first), v = scaled(second), cosine = angles[2 * i], sine = angles[2 * i + 1];
@@ -102,25 +126,53 @@ __device__ __forceinline__ void end_split(const Attend& a, u64 place, u32 split,
     }
 }
 
-// Merges many splits: grid (T * heads), block D, a thread a column. Every warp finds the splits' factors.
-KERNEL __launch_bounds__(D) attend_merge(const __grid_constant__ Attend a) {
+// Threads of attend_merge, and groups of them that have a number of four columns each.
+#define MERGE_THREADS 256
+#define MERGE_GROUPS (MERGE_THREADS / (D / 4))
+
+// Merges many splits: grid (T * heads), block MERGE_THREADS: groups take splits in turn and are added up in order. Every
+// warp finds the splits' factors while its sums come.
+KERNEL __launch_bounds__(MERGE_THREADS) attend_merge(const __grid_constant__ Attend a) {
+    __shared__ __align__(16) float sums[MERGE_GROUPS][D];
+    __shared__ float factors[MAX_SPLITS];
     PDL_LAUNCH();
     const u32 token = blockIdx.x / a.q.n_head, head = blockIdx.x % a.q.n_head;
     const u32 group = a.q.n_head / a.n_kv, kv_head = head / group, tile = head % group / HEADS;
-    const u32 h = head % group % HEADS;
+    const u32 h = head % group % HEADS, lane = threadIdx.x % 32;
     const u64 place = (u64)(token * a.n_tiles + tile) * a.n_kv + kv_head;
     const float* partial = a.partial + place * a.n_splits * HEADS * (D + 4);
     const float* stats = partial + (u64)a.n_splits * HEADS * D;
+    // Splits of a thread.
+    constexpr u32 MOST = (MAX_SPLITS + MERGE_GROUPS - 1) / MERGE_GROUPS;
+    const u32 mine = threadIdx.x / (D / 4), column = threadIdx.x % (D / 4) * 4;
     PDL_WAIT();
-    const SplitFactors f = split_factors(stats, a.n_splits, h, a.sinks ? a.sinks + head : nullptr);
-    const float* x = partial + h * D + threadIdx.x;
-    float y = 0.0f;
+    float4 x[MOST];
 #pragma unroll
-    for (int j = 0; j < MAX_SPLITS / 32; j++) {
-#pragma unroll 16
-        for (u32 s = j * 32; s < min(a.n_splits, (u32)(j * 32 + 32)); s++) {
-            y += __shfl_sync(FULL_MASK, f.of[j], s % 32) * __ldcg(x + (u64)s * HEADS * D);
-        }
+    for (u32 i = 0; i < MOST; i++) {
+        const u32 s = i * MERGE_GROUPS + mine;
+        x[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (s < a.n_splits) x[i] = __ldcg((const float4*)(partial + ((u64)s * HEADS + h) * D + column));
     }
-    a.out[((u64)token * a.q.n_head + head) * D + threadIdx.x] = y / f.by;
+    if (threadIdx.x < 32) {
+        const SplitFactors f = split_factors(stats, a.n_splits, h, a.sinks ? a.sinks + head : nullptr);
+#pragma unroll
+        for (int j = 0; j < MAX_SPLITS / 32; j++) factors[j * 32 + lane] = f.of[j] / f.by;
+    }
+    __syncthreads();
+    float4 y = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (u32 i = 0; i < MOST; i++) {
+        const u32 s = i * MERGE_GROUPS + mine;
+        if (s >= a.n_splits) break;
+        const float factor = factors[s];
+        y.x += factor * x[i].x, y.y += factor * x[i].y, y.z += factor * x[i].z, y.w += factor * x[i].w;
+    }
+    *(float4*)(sums[mine] + column) = y;
+    __syncthreads();
+    if (threadIdx.x < D) {
+        float sum = sums[0][threadIdx.x];
+#pragma unroll
+        for (u32 i = 1; i < MERGE_GROUPS; i++) sum += sums[i][threadIdx.x];
+        a.out[((u64)token * a.q.n_head + head) * D + threadIdx.x] = sum;
+    }
 }

@@ -5,7 +5,7 @@
 // Compiled for a cache of f16: -DD, the width of keys and of values, a power of two of 64 to 256, and -DHEADS, query
 // heads of a block, a power of two up to 8.
 //
-// grid (T * tiles of heads * n_kv * n_splits), block 320: a block walks a share of the sequence's pages. A warp takes
+// grid (T * tiles of heads * n_kv * n_splits), block 256: a block walks a share of the sequence's pages. A warp takes
 // half pages by itself, on tensor cores: 16 positions times the heads, whose query, and whose shares of the softmax,
 // are two numbers of f16 each, so that products are those of f32. Half pages are copied to shared memory, the first
 // ones before the wait, without the position that this step adds. At the end the warps' sums are added in their order.
@@ -16,9 +16,9 @@
 
 extern __shared__ uint4 shared[];
 
-// Warps that take pages (`nodes.rs`). Two more bring the new key and value.
+// Warps of a block (`nodes.rs`): two for each scheduler, so that their registers fit beside those of the product ahead.
 #define WORKERS 8
-#define THREADS (32 * (WORKERS + 2))
+#define THREADS (32 * WORKERS)
 // Positions that a warp takes at a time, and numbers from row to row of them: rows begin in different banks.
 #define HALF 16
 #define STRIDE (D + 8)
@@ -34,7 +34,7 @@ __device__ __forceinline__ void split_pair(float x, float y, u32& first, u32& re
     rest = kv_store(x - kv_load(a)) | (u32)kv_store(y - kv_load(b)) << 16;
 }
 
-KERNEL __maxnreg__(D <= 128 ? 88 : 168) attend_long(const __grid_constant__ Attend a) {
+KERNEL __maxnreg__(D <= 128 ? 112 : 168) attend_long(const __grid_constant__ Attend a) {
     __shared__ __align__(16) float q_rows[HEADS][D];
     __shared__ float factors[MAX_SPLITS][HEADS];
     __shared__ u32 is_last;

@@ -10,15 +10,45 @@
 // Most experts of a row.
 #define MAX_CHOSEN 32
 
-// By one warp: lane s gets the s-th expert and its logit, best first; `is_bad`: there is no answer.
-__device__ __forceinline__ Best choose(const Route& a, u32 row, bool& is_bad) {
-    const float* logits = a.logits + (u64)row * N_EXPERT;
+// Logits of a row, in as many shares as groups of a block's first 512 threads add up parts of them (`few_routed.cu`) in
+// turn; so sums are the same whoever asks. Behind them the squares of the row that the router norms.
+#define SUM_WIDTH ((N_EXPERT + 3) / 4 * 4 + 4)
+#define SUM_GROUPS (512 / (SUM_WIDTH / 4) > 0 ? 512 / (SUM_WIDTH / 4) : 1)
+typedef float Sums[SUM_GROUPS][SUM_WIDTH];
+
+// By a block, of 512 threads at least where there are parts.
+__device__ __forceinline__ void sum_parts(const Route& a, u32 row, Sums& sums) {
+    if (a.n_parts == 0) {
+        for (u32 e = threadIdx.x; e < N_EXPERT; e += blockDim.x) sums[0][e] = __ldcg(a.logits + (u64)row * N_EXPERT + e);
+        return;
+    }
+    const u32 group = threadIdx.x / (SUM_WIDTH / 4), at = threadIdx.x % (SUM_WIDTH / 4) * 4;
+    if (group >= SUM_GROUPS) return;
+    float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 4
+    for (u32 part = group; part < a.n_parts; part += SUM_GROUPS) {
+        const float4 x = __ldcg((const float4*)(a.logits + (u64)part * SUM_WIDTH + at));
+        sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+    }
+    *(float4*)(sums[group] + at) = sum;
+}
+__device__ __forceinline__ float sum_of(const Route& a, const Sums& sums, u32 i) {
+    float sum = sums[0][i];
+    if (a.n_parts == 0) return sum;
+#pragma unroll
+    for (int group = 1; group < SUM_GROUPS; group++) sum += sums[group][i];
+    return sum;
+}
+
+// By one warp: lane s gets the s-th expert and its logit, best first; `is_bad`: there is no answer. Logits in parts are
+// not multiplied by the norm's factor.
+__device__ __forceinline__ Best choose(const Route& a, const Sums& sums, bool& is_bad) {
     u32 key[(N_EXPERT + 31) / 32];
     float l[(N_EXPERT + 31) / 32];
 #pragma unroll
     for (int j = 0; j < (N_EXPERT + 31) / 32; j++) {
         const u32 e = j * 32 + threadIdx.x % 32;
-        l[j] = e < N_EXPERT ? __ldcg(logits + e) : -INF;
+        l[j] = e < N_EXPERT ? sum_of(a, sums, e) : -INF;
     }
     is_bad = false;
 #pragma unroll
@@ -29,14 +59,50 @@ __device__ __forceinline__ Best choose(const Route& a, u32 row, bool& is_bad) {
     return best_of_keys<(N_EXPERT + 31) / 32>(key, a.n_used);
 }
 
+// By a block: every thread counts, for an expert and a share of the others, those ahead of it. `keys` is shared memory.
+__device__ __forceinline__ void choose_by_rank(const Route& a, const Sums& sums, u32* keys, u32* chosen) {
+    constexpr u32 SHARES = N_EXPERT % 16 == 0 ? 4 : 1, QUADS = N_EXPERT / 4;
+    for (u32 e = threadIdx.x; e < N_EXPERT; e += blockDim.x) keys[e] = ordered(sum_of(a, sums, e));
+    __syncthreads();
+    if (SHARES == 1) {
+        for (u32 e = threadIdx.x; e < N_EXPERT; e += blockDim.x) {
+            u32 ahead = 0;
+            for (u32 j = 0; j < N_EXPERT; j++) ahead += keys[j] > keys[e] || (keys[j] == keys[e] && j < e) ? 1 : 0;
+            if (ahead < a.n_used) chosen[ahead] = e;
+        }
+        return;
+    }
+    // Whole warps, as there are whole warps of shares.
+    for (u32 i = threadIdx.x; i < SHARES * N_EXPERT; i += blockDim.x) {
+        const u32 e = i / SHARES, key = keys[e];
+        u32 ahead = 0;
+#pragma unroll 4
+        for (u32 quad = i % SHARES; quad < QUADS; quad += SHARES) {
+            const uint4 k = *(const uint4*)(keys + 4 * quad);
+            const u32 other[4] = {k.x, k.y, k.z, k.w};
+#pragma unroll
+            for (u32 j = 0; j < 4; j++) {
+                const bool is_tied = other[j] == key && 4 * quad + j < e;
+                ahead += other[j] > key || is_tied ? 1 : 0;
+            }
+        }
+#pragma unroll
+        for (u32 step = 1; step < SHARES; step *= 2) ahead += __shfl_xor_sync(FULL_MASK, ahead, step);
+        if (i % SHARES == 0 && ahead < a.n_used) chosen[ahead] = e;
+    }
+}
+
 // With the weights. A row without an answer takes the first experts with weights of NaN; one block `reports` it.
-__device__ __forceinline__ void choose_weighed(const Route& a, u32 row, bool reports, u32* ids, float* weights) {
+__device__ __forceinline__ void choose_weighed(const Route& a, u32 row, const Sums& sums, bool reports, u32* ids,
+                                               float* weights) {
     const u32 lane = threadIdx.x % 32;
     const bool has_slot = lane < a.n_used;
     bool is_bad;
-    const Best best = choose(a, row, is_bad);
-    const float top = __shfl_sync(FULL_MASK, of_ordered(best.key), 0);
-    const float share = has_slot ? expf(of_ordered(best.key) - top) : 0.0f;
+    const Best best = choose(a, sums, is_bad);
+    float logit = of_ordered(best.key);
+    if (a.n_parts > 0) logit *= rsqrtf(__fdividef(sum_of(a, sums, SUM_WIDTH - 4), (float)a.k) + a.norm_eps);
+    const float top = __shfl_sync(FULL_MASK, logit, 0);
+    const float share = has_slot ? expf(logit - top) : 0.0f;
     float weight = share / warp_sum(share) * a.scale;
     if (a.expert_scale && has_slot) weight *= a.expert_scale[best.index];
     is_bad = __any_sync(FULL_MASK, is_bad || !(fabsf(top) < INF) || (has_slot && !(fabsf(weight) < INF)));

@@ -22,6 +22,13 @@ __device__ __forceinline__ void prefetch(const void* p) {
 #endif
 }
 
+// As far as the L2, for what may be many lines.
+__device__ __forceinline__ void prefetch_far(const void* p) {
+#if defined(__CUDA_ARCH__)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+#endif
+}
+
 #define KERNEL extern "C" __global__ void
 
 // When the blocks of a kernel's last launch came to a place: cycles of their multiprocessors, for tools/cuda/layer.cpp.

@@ -2,18 +2,21 @@
 // rows. Compiled for a weight type and a number of experts: -DWEIGHT, -DN_EXPERT. router_added: a normed row is added
 // to x first; every block does it for itself, and the first one stores the sum.
 //
-// grid (rows of all parts), block 128: a block a row of weights, which it reads before it waits. Sums in f32: a
-// thread's values, then lanes, then warps. The block that ends last chooses for all rows, a warp a row.
+// grid (rows of all parts), block 256: a block a row of weights, which it reads before it waits; its halves take pairs of
+// rows in turn. Sums in f32: a thread's values, then lanes, then warps. The block that ends last chooses for all rows, a
+// warp a row.
 #include "cuda/route.h"
 #include "quant/unit.h"
 #include WEIGHT_HEADER
 
+// Threads that share a row, and halves of the block.
 #define THREADS 128
 #define N_WARPS (THREADS / 32)
+#define HALVES 2
 // Rows of x.
 #define MAX_ROWS 8
 // Warps that have memory to choose with.
-#define N_CHOOSING (N_EXPERT <= 512 ? N_WARPS : 2)
+#define N_CHOOSING (N_EXPERT <= 256 ? HALVES * N_WARPS : N_EXPERT <= 512 ? N_WARPS : 2)
 
 // Values `first ..` of a row of k, zero behind its end.
 __device__ __forceinline__ void load16(const float* row, u32 k, u32 first, float (&v)[16]) {
@@ -34,7 +37,7 @@ __device__ __forceinline__ float factor_of_added(const Router& a, u32 row, float
     const u32 k = a.linear.k;
     const float* added = a.added + (u64)row * k;
     float sum = 0.0f;
-    for (u32 first = 16 * threadIdx.x; first < k; first += 16 * THREADS) {
+    for (u32 first = 16 * threadIdx.x; first < k; first += 16 * blockDim.x) {
         float y[16];
         load16(added, k, first, y);
 #pragma unroll
@@ -46,7 +49,7 @@ __device__ __forceinline__ float factor_of_added(const Router& a, u32 row, float
 // The sum of x and the added row, stored by one block.
 __device__ __forceinline__ void store_sum(const Router& a, const float* factors) {
     const u32 k = a.linear.k;
-    for (u32 i = threadIdx.x; i < a.linear.rows * k; i += THREADS) {
+    for (u32 i = threadIdx.x; i < a.linear.rows * k; i += blockDim.x) {
         a.sum[i] = a.linear.x[i] + a.added[i] * factors[i / k] * a.added_w[i % k];
     }
 }
@@ -58,7 +61,7 @@ __device__ __forceinline__ void multiply(const Router& a, const WEIGHT::Raw& raw
     const Linear& l = a.linear;
     float dot[ROWS] = {}, squares[ROWS] = {};
 #pragma unroll 1
-    for (u32 unit = threadIdx.x; unit < units; unit += THREADS) {
+    for (u32 unit = threadIdx.x % THREADS; unit < units; unit += THREADS) {
         WEIGHT::Raw now = raw;
         if (unit >= THREADS) WEIGHT::load(row, unit, now);
 #pragma unroll
@@ -95,8 +98,8 @@ __device__ __forceinline__ void multiply(const Router& a, const WEIGHT::Raw& raw
     for (int j = 0; j < ROWS; j++) {
         const float d = warp_sum(dot[j]), q = warp_sum(squares[j]);
         if (threadIdx.x % 32 == 0) {
-            sums[threadIdx.x / 32][first_row + j] = d;
-            sums[threadIdx.x / 32][MAX_ROWS + first_row + j] = q;
+            sums[threadIdx.x % THREADS / 32][first_row + j] = d;
+            sums[threadIdx.x % THREADS / 32][MAX_ROWS + first_row + j] = q;
         }
     }
 }
@@ -104,10 +107,11 @@ __device__ __forceinline__ void multiply(const Router& a, const WEIGHT::Raw& raw
 template <bool ADDS>
 __device__ __forceinline__ void multiply_all(const Router& a, const WEIGHT::Raw& raw, const Row& row, u32 units,
                                              float (*sums)[2 * MAX_ROWS], const float* factors) {
-    if (a.linear.rows == 1) {
-        multiply<1, ADDS>(a, raw, row, units, sums, factors, 0);
+    const u32 rows = a.linear.rows, half = threadIdx.x / THREADS;
+    if (rows == 1) {
+        if (half == 0) multiply<1, ADDS>(a, raw, row, units, sums, factors, 0);
     } else {
-        for (u32 first = 0; first < a.linear.rows; first += 2) {
+        for (u32 first = 2 * half; first < rows; first += 2 * HALVES) {
             multiply<2, ADDS>(a, raw, row, units, sums, factors, first);
         }
     }
@@ -129,7 +133,8 @@ __device__ __forceinline__ void route_all(const Router& a) {
     const Row row = row_of<WEIGHT>(of.w.q, of.w.scales, of.w.biases, i, l.k);
     const u32 units = (l.k + WEIGHT::UNIT - 1) / WEIGHT::UNIT;
     WEIGHT::Raw raw;
-    if (threadIdx.x < units) WEIGHT::load(row, threadIdx.x, raw);
+    const u32 thread = threadIdx.x % THREADS;
+    if (thread < units) WEIGHT::load(row, thread, raw);
     if (l.prologue.kind == NORMED) prefetch(l.prologue.w + 16 * min(threadIdx.x, (l.k - 1) / 16));
     TRACE(1);
     PDL_WAIT();
@@ -173,5 +178,5 @@ __device__ __forceinline__ void route_all(const Router& a) {
     }
 }
 
-KERNEL __launch_bounds__(THREADS) router(const __grid_constant__ Router a) { route_all<false>(a); }
-KERNEL __launch_bounds__(THREADS) router_added(const __grid_constant__ Router a) { route_all<true>(a); }
+KERNEL __launch_bounds__(HALVES * THREADS) router(const __grid_constant__ Router a) { route_all<false>(a); }
+KERNEL __launch_bounds__(HALVES * THREADS) router_added(const __grid_constant__ Router a) { route_all<true>(a); }

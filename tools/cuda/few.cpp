@@ -3,7 +3,8 @@
 
 #define WEIGHT_HEADER_B "quant/q8_0.h"
 #define WEIGHT_B q8_0
-#define N_EXPERT 37
+#define N_EXPERT 40
+#define ROUTED_CLUSTER 1
 #define D 64
 #define HEADS 4
 
@@ -35,6 +36,7 @@
 #include "cuda/few_experts.cu"
 #include "cuda/few_down.cu"
 #include "cuda/few_pairs.cu"
+#include "cuda/few_routed.cu"
 #undef WEIGHT_B
 #include "cuda/few_linear.cu"
 
@@ -147,7 +149,7 @@ static void test_router(u32 rows, u32 k, bool adds) {
     a.route.renormalise = 1, a.route.scale = 1, a.route.step.faults = faults.data();
     a.route.step.chunk_of = chunk_of.data();
     a.counter = &counter, a.scale = 1;
-    launch({N_EXPERT + 1, 1, 1}, 128, 0, adds ? router_added : router, a);
+    launch({N_EXPERT + 1, 1, 1}, 256, 0, adds ? router_added : router, a);
     std::vector<double> want, want_gate, want_weights;
     for (u32 t = 0; t < rows; t++) {
         for (u32 e = 0; e < N_EXPERT; e++) want.push_back(w.dot(e, &in[(size_t)t * k], k));
@@ -230,7 +232,8 @@ static void test_experts(u32 rows, u32 n_used, u32 d, u32 d_ff, bool has_shared,
 
 // One row, experts chosen by logits or given. `dense`: the shared expert has so many rows, a norm of its own and an
 // output of its own.
-static void test_few_experts(u32 d, u32 d_ff, bool has_shared, bool chooses, u32 each, u32 each_down, u32 dense = 0) {
+static void test_few_experts(u32 d, u32 d_ff, bool has_shared, bool chooses, u32 n_parts, u32 each, u32 each_down,
+                             u32 dense = 0) {
     const u32 n_expert = 4, n_used = 3;
     Array<float> x = normals(d), gain = normals(d), logits = normals(N_EXPERT);
     // Experts without weights here are never the best.
@@ -260,6 +263,18 @@ static void test_few_experts(u32 d, u32 d_ff, bool has_shared, bool chooses, u32
     a.op.n_shared = has_shared, a.op.shared_w = sgate.matrix, a.op.shared_up = sup.matrix;
     a.op.shared_out = shidden.data(), a.each = each;
     a.route.logits = chooses ? logits.data() : nullptr, a.route.n_used = n_used, a.route.scale = 1.5f;
+    // Parts of the logits before the factor of a norm, and of the row's squares.
+    const double squares = 3.0, r = 1 / sqrt(squares / d + 0.5);
+    const Array<float> shares = normals(n_parts * SUM_WIDTH);
+    Array<float> parts(n_parts * SUM_WIDTH);
+    for (u32 e = 0; e < SUM_WIDTH && n_parts > 0; e++) {
+        const double sum = e < N_EXPERT ? logits[e] / r : e == N_EXPERT ? squares : 0;
+        double before = 0;
+        for (u32 i = 1; i < n_parts; i++) before += parts[i * SUM_WIDTH + e] = shares[i * SUM_WIDTH + e];
+        parts[e] = (float)(sum - before);
+    }
+    if (n_parts > 0) a.route.logits = parts.data();
+    a.route.n_parts = n_parts, a.route.k = d, a.route.norm_eps = 0.5f;
     a.route.step.faults = faults.data(), a.route.step.chunk_of = chunk_of.data();
     a.op.shared_n = has_shared ? ds : 0, a.shared_norm = dense ? own_gain.data() : nullptr;
     const u32 tiles = (d_ff + each - 1) / each, shared_tiles = (a.op.shared_n + each - 1) / each;
@@ -305,9 +320,29 @@ static void test_few_experts(u32 d, u32 d_ff, bool has_shared, bool chooses, u32
     failures += faults[0] != ~0u;
     if (!chooses) return;
     // NaN among the logits: no answer, and it is said.
-    logits[N_EXPERT - 1] = NAN;
+    (n_parts > 0 ? parts : logits)[N_EXPERT - 1] = NAN;
     launch({(d + each_down - 1) / each_down, 1, 1}, 512, FEW_SHARED, has_shared ? few_down_shared : few_down, b);
     failures += faults[0] != 0 || x[0] == x[0];
+}
+
+// A product that is added to a row, and the parts of the logits behind it.
+static void test_few_routed(u32 k, u32 n) {
+    const Array<float> in = normals(k), norm = normals(n), router = normals((size_t)N_EXPERT * n);
+    const Weights w(n, k);
+    Array<float> x = normals(n), parts(n / ROUTED_ROWS * ROUTED_WIDTH, NAN);
+    const Array<float> before = x;
+    FewRouted a = {{in.data(), 1, k, 1, 1, {}, {}}, router.data(), norm.data(), parts.data(), 0};
+    a.op.parts[0] = {w.matrix, nullptr, x.data(), n};
+    launch({n / ROUTED_ROWS, 1, 1}, 512, FEW_SHARED, few_routed, a);
+    std::vector<double> want, sums(ROUTED_WIDTH), got(ROUTED_WIDTH);
+    for (u32 i = 0; i < n; i++) want.push_back(w.dot(i, in.data(), k) + before[i]);
+    check("few, routed", x, want, 2 * VEC_LIMIT);
+    for (u32 i = 0; i < n; i++) {
+        for (u32 e = 0; e < N_EXPERT; e++) sums[e] += (double)router[e * n + i] * norm[i] * x[i];
+        sums[N_EXPERT] += (double)x[i] * x[i];
+    }
+    for (u32 i = 0; i < parts.size(); i++) got[i % ROUTED_WIDTH] += parts[i];
+    check("few, routed, logits", Array<float>(got.begin(), got.end()), sums, 1e-5);
 }
 
 // Several rows: an expert's weights are read for all of its pairs.
@@ -425,7 +460,7 @@ static void test_pair() {
 
 // One new position of each of several sequences; without `workers` by the kernel for short contexts.
 static void test_attend(u32 n_splits, u32 window, bool sinks, u32 group, u32 q_stride, u32 workers, u32 stages) {
-    const u32 n_kv = 2, n_head = n_kv * group, tiles = (group + HEADS - 1) / HEADS, half = 12;
+    const u32 n_kv = 2, n_head = n_kv * group, tiles = (group + HEADS - 1) / HEADS, half = group == 3 ? D / 2 : 12;
     const std::vector<u32> positions = {70, 0, 31, 64};
     const u32 rows = positions.size(), per = 4;
     const Array<float> q = normals((size_t)rows * n_head * q_stride), k = normals((size_t)rows * n_kv * D);
@@ -472,11 +507,11 @@ static void test_attend(u32 n_splits, u32 window, bool sinks, u32 group, u32 q_s
     const u32 n_shared = workers * stages * 2 * 16 * (D + 8) * 2;
     const u32 blocks = rows * tiles * n_kv * n_splits + 2;
     if (workers > 0) {
-        launch({blocks, 1, 1}, 320, n_shared, attend_long, a);
+        launch({blocks, 1, 1}, 256, n_shared, attend_long, a);
     } else {
         launch({blocks, 1, 1}, 256, 0, attend, a);
     }
-    if (n_splits == 3) launch({rows * n_head, 1, 1}, D, 0, attend_merge, a);
+    if (n_splits == 3) launch({rows * n_head, 1, 1}, 256, 0, attend_merge, a);
     const auto turned = [&](const float* x, const float* w, u32 t) {
         std::vector<double> y(D);
         double squares = 0;
@@ -549,9 +584,12 @@ int main() {
                             640);
             test_few_linear("few, gated norm", few_gated8, 5, 2048, 9,
                             {nullptr, nullptr, GATED_NORM, 128, 128, 2048}, false, 9, 512);
-            test_few_experts(2048, 256, true, true, 37, 16);
-            test_few_experts(256, 512, false, false, 50, 24);
-            test_few_experts(2048, 256, true, true, 37, 16, 768);
+            test_few_experts(2048, 256, true, true, 0, 37, 16);
+            test_few_experts(2048, 256, false, true, 5, 37, 16);
+            test_few_experts(256, 512, true, true, 64, 50, 24);
+            test_few_routed(whole, 64);
+            test_few_experts(256, 512, false, false, 0, 50, 24);
+            test_few_experts(2048, 256, true, true, 0, 37, 16, 768);
             test_few_pairs(6, 2, 2048, 256, true, 8, 16);
             test_few_pairs(5, 3, 256, 768, false, 24, 8);
             if (whole == 2048 || block == 32) test_few_long(block == 32 ? 256 : 2816, 72, 22, 2, 64);

@@ -148,7 +148,8 @@ static u32 blocks_of(u32 n, u32 k_, u32 copies) {
     return ceil_div(tiles, ceil_div((u64)tiles * copies, SMS));
 }
 static u32 few_shared(u32 copies, u32 n, u32 runs, u32 bytes) {
-    return ((copies + 1) / 2 + 5 * n) * 16 + n * runs * 24 + bytes + 128 + 16;
+    // Eight columns lie apart on tensor cores, and rows of weights too.
+    return ((copies + 1) / 2 + 5 * n) * 16 + n * runs * 24 + bytes + 128 + 16 + (n == 8 ? 4096 : 0);
 }
 // One of the two kinds of blocks that share a multiprocessor.
 static u32 threads(const char* name, bool is_tall) { return env(name, cols > 1 ? 512 : is_tall ? 640 : 512); }
@@ -188,10 +189,12 @@ static void qkv(const Layer& l) {
         queue("linear", number("linear_vec", wide()).c_str(), {blocks_of(5120, D, 1), 1, 1}, 512, vec_shared(D), a);
     }
 }
+// As `AttendNode::sized`.
+static bool is_long() { return cols * N_KV * 4 * ceil_div(ceil_div(depth, 32), 2) > SMS; }
 static void attend(const Layer& l) {
-    const u32 heads = env(is_new ? "HEADS" : "OLD_HEADS", 8), tiles = 8 / heads, pages = ceil_div(depth, 32);
-    const u32 splits =
-        std::min(std::min(64u, std::max(1u, SMS / (cols * N_KV * tiles))), std::max(1u, ceil_div(pages, 2)));
+    const u32 heads = is_long() ? 8 : env("HEADS", 2), tiles = 8 / heads, pages = ceil_div(depth, 32);
+    const u32 most = std::max(1u, SMS / (cols * N_KV * tiles)), least = env("LEAST", 4);
+    const u32 splits = std::min(std::min(64u, most), std::max(1u, ceil_div(pages, least)));
     Attend a = {};
     a.step = step;
     a.q = {q, l.q_norm, nullptr, N_HEAD, D_HEAD, 1, 1}, a.k = {k, l.k_norm, l.keys, N_KV, D_HEAD, 1, 1};
@@ -201,12 +204,22 @@ static void attend(const Layer& l) {
     a.rows = cols, a.n_kv = N_KV, a.n_splits = splits, a.half = 64, a.q_stride = D_HEAD, a.n_tiles = tiles,
     a.scale = 0.0883883f, a.eps = 1e-6f;
     if (splits > 4) a.counters = nullptr;
-    queue(number("attend", heads), "attend", {filled(cols * tiles * N_KV * splits), 1, 1}, 256, 0, a);
-    if (splits > 4) queue(number("attend", heads), "attend_merge", {cols * N_HEAD, 1, 1}, D_HEAD, 0, a);
+    const u32 halves = 2 * ceil_div(pages, splits), bytes = 2 * 2 * 16 * (D_HEAD + 8);
+    a.workers = std::min(8u, halves), a.stages = halves > a.workers ? 2 : 1;
+    const std::string module = is_long() ? "attend_long" : number("attend", heads);
+    queue(module, is_long() ? "attend_long" : "attend", {cols * tiles * N_KV * splits, 1, 1}, env("LONG_T", 256),
+          is_long() ? a.stages * a.workers * bytes : 0, a);
+    if (splits > 4) queue(module, "attend_merge", {cols * N_HEAD, 1, 1}, env("MERGE_T", 256), 0, a);
 }
+// The router's parts come from the output product.
+static bool is_routed() { return is_new && cols == 1 && env("ROUTED", 0); }
 static void output(const Layer& l) {
     const Linear a = linear(attended, 4096, {{{l.o}, nullptr, x, D}}, {}, true);
-    if (is_new) {
+    if (is_routed()) {
+        const FewRouted f = {a, l.router, l.norm_ff, logits, 0};
+        queue(number("few_routed", env("ROUTED", 0)), "few_routed", {D / 16, 1, 1}, threads("O_T", false),
+              padded(few_shared(20, 1, 256, 16 * 2304) + 64 * N_EXPERT, false), f);
+    } else if (is_new) {
         const u32 each = env("O", 16);
         queue("few_linear", number("few_linear", wide()).c_str(), {filled(ceil_div(D, each)), 1, 1},
               threads("O_T", false), padded(few_shared(20, wide(), 256, each * 2304), false), FewLinear{a, each, 0});
@@ -218,13 +231,15 @@ static Route routing() {
     Route r = {};
     r.step = step, r.logits = env("FIXED", 0) ? nullptr : logits, r.ids = ids, r.weights = weights, r.rows = cols,
     r.n_used = N_USED, r.renormalise = 1, r.scale = 1;
+    if (is_routed()) r.n_parts = D / 16 / env("ROUTED", 0), r.k = D, r.norm_eps = 1e-6f;
     return r;
 }
 static void router(const Layer& l) {
+    if (is_routed()) return;
     Router a = {};
     a.linear = linear(x, D, {{{(u8*)l.router}, nullptr, logits, N_EXPERT}}, normed(l.norm_ff), false);
     a.route = routing(), a.counter = is_new ? nullptr : counters, a.scale = 1;
-    queue("router", "router", {N_EXPERT, 1, 1}, 128, 0, a);
+    queue("router", "router", {N_EXPERT, 1, 1}, env("ROUTER_T", 256), 0, a);
 }
 static void experts_up(const Layer& l) {
     Experts a = {};
@@ -323,9 +338,9 @@ static void timeline(CUgraphExec exec) {
     const bool q6 = layers.back().is_q6;
     const std::vector<std::pair<const char*, std::string>> of = {
         {"qkv", is_new ? (q6 ? "few_pair" : "") : ""},
-        {"attend", number("attend", env(is_new ? "HEADS" : "OLD_HEADS", 8))},
-        {"o", is_new ? "few_linear" : ""},
-        {"router", "router"},
+        {"attend", is_long() ? "attend_long" : number("attend", env("HEADS", 2))},
+        {"o", is_routed() ? number("few_routed", env("ROUTED", 0)) : is_new ? "few_linear" : ""},
+        {"router", is_routed() ? "" : "router"},
         {"up", is_new ? "few_experts" : ""},
         {"down", is_new ? (q6 ? "few_down_q6" : "few_down_q4") : ""}};
     double zero = 0, last = 0;
@@ -394,7 +409,7 @@ int main(int argc, char** argv) {
     }
     x = device<float>(8 * D), q = device<float>(8 * 4096), k = device<float>(8 * 512), v = device<float>(8 * 512),
     attended = device<float>(8 * 4096);
-    logits = device<float>(8 * N_EXPERT), weights = device<float>(8 * N_USED), hidden = device<float>(64 * FF),
+    logits = device<float>(D / 16 * (N_EXPERT + 4)), weights = device<float>(8 * N_USED), hidden = device<float>(64 * FF),
     ids = device<u32>(64), counters = device<u32>(4096);
     partial = device<float>((u64)8 * N_HEAD * 64 * 132), table = floats(8 * 128, 0.7f, 0);
     std::vector<u32> positions, chunk_of, page_list;
@@ -435,7 +450,7 @@ int main(int argc, char** argv) {
     };
     is_new = which == "NEW";
     warm();
-    if (is_new && !getenv("TIMELINE")) {
+    if (is_new && !getenv("TIMELINE") && !getenv("TIMED_ONLY")) {
         is_new = false, warm(), is_new = true;
         for (u32 n : {1u, 2u, n_layers}) {
             is_new = false;
@@ -446,6 +461,14 @@ int main(int argc, char** argv) {
             for (size_t i = 0; i < a.size(); i++) d += (a[i] - b[i]) * (a[i] - b[i]), s += a[i] * a[i];
             printf("%u layers: new against old %.2e, rms %.3f, same again %d\n", n, sqrt(d / s), sqrt(s / a.size()),
                    b == c);
+        }
+    }
+    if (getenv("TIMED_ONLY")) {
+        for (u32 n : {1u, 2u, n_layers}) {
+            const auto a = result(n), b = result(n);
+            double s = 0;
+            for (float v : a) s += (double)v * v;
+            printf("%u layers: %.6f %.6f %.6f, rms %.6f, same again %d\n", n, a[0], a[1], a[2], sqrt(s / a.size()), a == b);
         }
     }
     const auto exec = all(n_layers);

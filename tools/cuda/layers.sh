@@ -30,6 +30,8 @@ one() {
     one few_down_q4 few_down $q4 -DN_EXPERT=128
     one few_down_q6 few_down $q6 -DN_EXPERT=128
     one router router -DWEIGHT=f32 '-DWEIGHT_HEADER="quant/f32.h"' -DN_EXPERT=128
-    for heads in 1 2 4 8; do one attend$heads attend -DD=128 -DHEADS=$heads; done
+    for blocks in ${BLOCKS:-1 2 4 8}; do one few_routed$blocks few_routed $q4 -DN_EXPERT=128 -DROUTED_CLUSTER=$blocks; done
+    one attend_long attend_long -DD=128 -DHEADS=8
+    for heads in ${HEADS:-1 2 4}; do one attend$heads attend -DD=128 -DHEADS=$heads; done
 }
 wait

@@ -18,6 +18,7 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __maxnreg__(...)
+#define __shared__ static  // of headers
 #define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))
 

@@ -12,8 +12,8 @@ use super::launch::Launch;
 use super::matmul;
 use super::nodes::{
     Act, AttendNode, AttentionNode, DeltaInNode, DenseUp, DownNode, ExpertsNode, FewLinearNode, HotNode, Late,
-    LatentOutNode, LatentQNode, Mat, ModuleId, Modules, Node, Part, PostNormNode, QkvNode, QkvPartNode, RouteNode,
-    RouterNode, UpNode, View, is_tiled,
+    LatentOutNode, LatentQNode, LogitParts, Mat, ModuleId, Modules, Node, Part, PostNormNode, QkvNode, QkvPartNode,
+    RouteNode, RouterNode, UpNode, View, is_tiled,
 };
 use super::tables::Counts;
 use super::wide::{self, Wide};
@@ -418,6 +418,14 @@ impl Encoder<'_> {
         let (a, n) = linear(first);
         let (device, half, total) = (self.device(), self.half, n.iter().sum());
         let few = node.few.filter(|_| (1..=few::MAX_ROWS).contains(&rows));
+        if let Some(routed) = node.routed.filter(|_| self.is_late(rows))
+            && let Some(launch) = few_launch::routed(w.dtype, w.k, w.n, routed.n_expert, device, half)
+        {
+            self.half = half.next();
+            let args =
+                args::FewRouted { op: a, router: routed.router, norm: routed.norm, parts: routed.parts, reserved: 0 };
+            return self.run(routed.module, launch, &args);
+        }
         if let (Some(module), None) = (few, second.first())
             && let Some((launch, each)) =
                 few_launch::linear(w.dtype, rows, w.k, total, node.prologue.kind > 1, device, half)
@@ -496,15 +504,14 @@ impl Encoder<'_> {
         let launch = if *is_short {
             Launch { entry: "attend", grid, block: 256, shared: 0 }
         } else {
-            Launch { entry: "attend_long", grid, block: 320, shared: bytes as u32 }
+            Launch { entry: "attend_long", grid, block: 256, shared: bytes as u32 }
         };
         self.run(node.module, launch, &args)?;
         if !merges {
             return Ok(());
         }
         let grid = [(n_tokens * node.attention.n_head) as u32, 1, 1];
-        let block = cache.d_k as u32;
-        self.run(node.module, Launch { entry: "attend_merge", grid, block, shared: 0 }, &args)
+        self.run(node.module, Launch { entry: "attend_merge", grid, block: 256, shared: 0 }, &args)
     }
 
     fn router(&mut self, node: &RouterNode) -> Result<(), DriverError> {
@@ -514,6 +521,9 @@ impl Encoder<'_> {
                 self.post_norm(added)?;
             }
             return self.router_batch(node, rows);
+        }
+        if node.is_routed && self.is_late(rows) {
+            return Ok(());
         }
         let (linear, n) = linear_args(&node.x, rows, &node.parts);
         let linear = args::Linear { prologue: node.prologue, ..linear };
@@ -533,7 +543,7 @@ impl Encoder<'_> {
         };
         let blocks = n.iter().sum::<usize>() as u32;
         let entry = if node.added.is_some() { "router_added" } else { "router" };
-        let launch = Launch { entry, grid: [blocks, 1, 1], block: 128, shared: 0 };
+        let launch = Launch { entry, grid: [blocks, 1, 1], block: 256, shared: 0 };
         self.run_some(rows, node.module, |_| launch, &args)
     }
 
@@ -675,15 +685,15 @@ impl Encoder<'_> {
         let rows = self.rows(&node.experts.x);
         let (sms, device, half) = (self.sms, self.device(), self.half);
         let ExpertsNode { gate, n_expert, n_used, hidden, .. } = node.experts;
-        if let (Some(dense), Some(Late { module, route }), true) = (node.dense, node.late, self.is_late(rows)) {
+        if let (Some(dense), Some(late), true) = (node.dense, node.late, self.is_late(rows)) {
             let shape = [gate.n, gate.k];
             if let Some((launch, each)) = few_launch::experts(gate.dtype, n_used, dense.gate.n, shape, device, half) {
                 self.half = half.next();
                 let op =
                     args::Experts { out: hidden.ptr, prologue: node.prologue, ..dense.beside(up_args(node, rows)) };
-                let route = self.route_args(&route);
+                let route = self.late_args(&late);
                 let args = args::FewExperts { op, route, each, reserved: 0, shared_norm: dense.prologue.w };
-                return self.run(module, launch, &args);
+                return self.run(late.module, launch, &args);
             }
         }
         // The other kernels for few rows have no second norm.
@@ -703,13 +713,14 @@ impl Encoder<'_> {
         let args = beside.map_or(args, |dense| dense.beside(args));
         let each = n_used + usize::from(args.n_shared > 0);
         let shared_n = if node.shared.is_some() { gate.n } else { 0 };
-        if let Some(Late { module, route }) = node.late.filter(|_| self.is_late(rows))
+        if let Some(late) = node.late.filter(|_| self.is_late(rows))
             && let Some((launch, each)) =
                 few_launch::experts(gate.dtype, n_used, shared_n, [gate.n, gate.k], device, half)
         {
             self.half = half.next();
-            let args = args::FewExperts { op: args, route: self.route_args(&route), each, reserved: 0, shared_norm: 0 };
-            return self.run(module, launch, &args);
+            let route = self.late_args(&late);
+            let args = args::FewExperts { op: args, route, each, reserved: 0, shared_norm: 0 };
+            return self.run(late.module, launch, &args);
         }
         let launch = |rows| matmul::experts(gate.dtype, rows, each, n_expert, gate.n, gate.k, true, sms);
         self.run_some(rows, gate.module, launch, &args)
@@ -755,13 +766,13 @@ impl Encoder<'_> {
             reserved: 0,
         };
         let (device, half, k_shared) = (self.device(), self.half, beside.map(|(w, _)| w.k));
-        if let Some(Late { module, route }) = late
+        if let Some(late) = late
             && let Some((launch, each)) = few_launch::down(down.dtype, n_used, k_shared, [down.n, down.k], device, half)
         {
             self.half = half.next();
-            let route = self.route_args(&route);
+            let route = self.late_args(&late);
             let shared_out = dense.filter(|dense| !dense.add).map_or(0, |dense| dense.parts[0][0].out.ptr);
-            return self.run(module, launch, &args::FewDown { op: args, route, each, reserved: 0, shared_out });
+            return self.run(late.module, launch, &args::FewDown { op: args, route, each, reserved: 0, shared_out });
         }
         let beside = beside.map(|(w, _)| (w.dtype, w.k));
         let module = node.other.filter(|_| node.dense.is_some()).unwrap_or(node.module);
@@ -885,6 +896,14 @@ impl Encoder<'_> {
         self.run(node.module, Launch { entry: "route", grid: [rows, 1, 1], block: 32, shared: 0 }, &args)
     }
 
+    fn late_args(&self, late: &Late) -> args::Route {
+        let args = self.route_args(&late.route);
+        match late.parts {
+            Some(LogitParts { n, k, eps }) => args::Route { n_parts: n as u32, k: k as u32, norm_eps: eps, ..args },
+            None => args,
+        }
+    }
+
     pub(super) fn route_args(&self, node: &RouteNode) -> args::Route {
         let rows = self.rows(&node.logits);
         let [n_group, n_group_used, group_sums] = node.groups();
@@ -906,7 +925,9 @@ impl Encoder<'_> {
             router: node.index as u32,
             eps: node.router.renormalise.unwrap_or(0.0),
             scale: node.router.scale,
-            reserved: 0,
+            n_parts: 0,
+            k: 0,
+            norm_eps: 0.0,
         }
     }
 

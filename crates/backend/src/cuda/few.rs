@@ -17,7 +17,8 @@ use super::fuse::{fuse, qkv_of};
 use super::matmul;
 use super::nodes::{
     AttendNode, AttentionNode, DeltaInNode, DenseUp, DownNode, ExpertsNode, FewLinearNode, Late, LatentOutNode,
-    LatentQNode, Mat, ModuleId, Modules, Node, Part, PostNormNode, QkvPartNode, RouteNode, RouterNode, UpNode, View,
+    LatentQNode, LogitParts, Mat, ModuleId, Modules, Node, Part, PostNormNode, QkvPartNode, RouteNode, Routed,
+    RouterNode, UpNode, View,
 };
 use super::sources::{self, Key};
 
@@ -59,6 +60,11 @@ pub struct Room {
 pub fn room(plan: &Plan, rows: usize) -> [usize; 9] {
     const COUNTERS: usize = 8;
     let mut need = [0; 9];
+    let sums = plan.ops.iter().filter_map(|op| match *op {
+        Op::Combine { x, .. } => Some(plan.buf(x).width),
+        _ => None,
+    });
+    let widest = sums.max().unwrap_or(0);
     for op in &plan.ops {
         match *op {
             Op::Attention { out, n_head, .. } => {
@@ -85,7 +91,11 @@ pub fn room(plan: &Plan, rows: usize) -> [usize; 9] {
                 need[6] = need[6].max(rows * (plan.buf(out).width + n_head * d_pe));
                 need[7] = need[7].max(rows * (plan.buf(x).width + n_head * d_pe));
             }
-            Op::Route { logits, .. } => need[3] = need[3].max(rows * plan.buf(logits).width),
+            Op::Route { logits, .. } => {
+                let n_expert = plan.buf(logits).width;
+                let parts = few_launch::routed_parts(widest) * (n_expert + 4);
+                need[3] = need[3].max(rows * n_expert).max(parts);
+            }
             _ => {}
         }
     }
@@ -711,8 +721,15 @@ impl Few<'_> {
         let few = self.through_shared(&[part], &[], 0);
         let prologue = Prologue::default();
         let module = part.w.module;
-        let dense_down =
-            FewLinearNode { x: hidden, module, parts: [vec![part], Vec::new()], prologue, add: false, few };
+        let dense_down = FewLinearNode {
+            x: hidden,
+            module,
+            parts: [vec![part], Vec::new()],
+            prologue,
+            add: false,
+            few,
+            routed: None,
+        };
         self.dense = Some((dense_up, dense_down));
         // The norm of its product comes with the experts' sum.
         Some(down + 1)
@@ -880,7 +897,15 @@ impl Few<'_> {
                 None => first[0].w.module,
             };
             let few = self.through_shared(&first, &second, prologue.kind);
-            self.out.push(Node::FewLinear(FewLinearNode { x, module, parts: [first, second], prologue, add, few }));
+            self.out.push(Node::FewLinear(FewLinearNode {
+                x,
+                module,
+                parts: [first, second],
+                prologue,
+                add,
+                few,
+                routed: None,
+            }));
         }
     }
 
@@ -920,10 +945,31 @@ impl Few<'_> {
         few_launch::down(down.dtype, n_used, k_shared, [down.n, down.k], device, Half::Shared)?;
         let n_expert = route.logits.width;
         let sources = [(sources::FEW_EXPERTS, gate.dtype), (sources::FEW_DOWN, down.dtype)];
-        Some(
-            sources
-                .map(|(source, w)| Late { module: self.modules.id(Key::routed(source, w, n_expert)), route: *route }),
-        )
+        Some(sources.map(|(source, w)| Late {
+            module: self.modules.id(Key::routed(source, w, n_expert)),
+            route: *route,
+            parts: None,
+        }))
+    }
+
+    /// Gives the product before a router, which adds to the row that it norms, the router's product too; for one row.
+    fn routed(&mut self, source: &Source, parts: &[Part], route: &RouteNode) -> Option<LogitParts> {
+        let (device, Source { x, prologue }, n_expert) = (self.device?, *source, route.logits.width);
+        let [Part { w: router, bias: 0, .. }] = parts else { return None };
+        let Some(Node::FewLinear(node)) = self.out.last_mut() else { return None };
+        let FewLinearNode { parts: [first, second], add: true, few: Some(_), .. } = node else { return None };
+        let (&[Part { w, out, .. }], true) = (first.as_slice(), second.is_empty()) else { return None };
+        let fits = router.dtype == WeightType::F32
+            && prologue.kind == NORMED
+            && node.prologue.kind == 0
+            && (out.ptr, out.rows, out.width) == (x.ptr, x.rows, x.width)
+            && (node.x.rows, route.logits.rows) == (x.rows, x.rows);
+        few_launch::routed(w.dtype, w.k, w.n, n_expert, device, Half::Shared).filter(|_| fits)?;
+        let key = Key::clustered(sources::FEW_ROUTED, w.dtype, n_expert, few_launch::ROUTED_CLUSTER);
+        let module = self.modules.id(key);
+        let (router, norm, parts) = (router.data.q, prologue.w, route.logits.ptr);
+        node.routed = Some(Routed { module, router, norm, parts, n_expert });
+        Some(LogitParts { n: few_launch::routed_parts(w.n), k: w.n, eps: prologue.eps })
     }
 
     /// Kernels for the pairs of several rows, where weights of both products go through shared memory.
@@ -1058,7 +1104,18 @@ impl Few<'_> {
         let module = self.modules.id(Key::routed(sources::ROUTER, dtype, route.logits.width));
         let mut own_parts = parts.clone();
         own_parts[0].out = route.logits;
-        let late = self.late(&route, &experts, moe.shared.is_some_and(|shared| !shared.is_other));
+        let mut late = self.late(&route, &experts, moe.shared.is_some_and(|shared| !shared.is_other));
+        let added = self.of_router.take();
+        let logit_parts = match &mut late {
+            Some(late) if moe.scale.is_none() && added.is_none() => {
+                self.routed(&of_router, parts, &route).inspect(|parts| {
+                    for of in late {
+                        of.parts = Some(*parts);
+                    }
+                })
+            }
+            _ => None,
+        };
         let node = RouterNode {
             module,
             x: of_router.x,
@@ -1069,7 +1126,8 @@ impl Few<'_> {
             counter: self.room.counters,
             scale: moe.scale.unwrap_or(1.0),
             is_late: late.is_some(),
-            added: self.of_router.take(),
+            added,
+            is_routed: logit_parts.is_some(),
         };
         self.out.push(Node::Router(node));
         if let Some(&[Node::RmsNorm { x, w, eps, .. }]) = moe.norm.map(|at| self.nodes[at].as_slice()) {
@@ -1096,7 +1154,7 @@ impl Few<'_> {
             let few = self.through_shared(&[part], &[], 0);
             let (module, parts) = (part.w.module, [vec![part], Vec::new()]);
             let prologue = Prologue::default();
-            dense_down = Some(FewLinearNode { x: out, module, parts, prologue, add: true, few });
+            dense_down = Some(FewLinearNode { x: out, module, parts, prologue, add: true, few, routed: None });
             let types = [experts.down.dtype, part.w.dtype];
             other = Some(match types[0] == types[1] {
                 true => self.modules.id(Key::typed(sources::EXPERTS_DOWN, types[0])),

@@ -106,6 +106,20 @@ fn whole_row(w: WeightType, k: usize) -> Option<usize> {
     row_bytes(w, k).filter(|bytes| fits && bytes.is_multiple_of(16))
 }
 
+/// Most rows of weights of a block that meet eight columns on tensor cores.
+const MMA_ROWS: usize = 48;
+
+/// Bytes of shared memory for `each` rows of weights of `row` bytes where they meet `cols` columns. Those that meet eight
+/// columns on tensor cores lie apart, of a number of rows that sums of all warps have room for.
+fn weights(w: WeightType, cols: usize, has_gate: bool, each: usize, row: usize) -> Option<usize> {
+    /// Bytes between rows, room for sums, and for columns that lie apart.
+    const MMA: [usize; 3] = [16, 16 * MMA_ROWS * 8 * 4, 2 * 24 * 8];
+    if w != WeightType::Q4_K || cols != 8 || has_gate {
+        return Some(each * row);
+    }
+    (each <= MMA_ROWS).then(|| (each * (row + MMA[0])).max(MMA[1]) + MMA[2])
+}
+
 /// A launch, and the rows of weights of a block.
 pub type Each = (Launch, u32);
 
@@ -131,7 +145,7 @@ pub fn linear(
     ];
     let (at, cols) = width(rows);
     let each = n.div_ceil(device.sms).max(1);
-    let bytes = shared(w, cols, runs(k), each * whole_row(w, k)?);
+    let bytes = shared(w, cols, runs(k), weights(w, cols, has_gate, each, whole_row(w, k)?)?);
     let grid = [n.div_ceil(each) as u32, 1, 1];
     launch(NAMES[usize::from(has_gate)][at], grid, bytes, cols, device, half).map(|launch| (launch, each as u32))
 }
@@ -142,6 +156,29 @@ pub fn linear_twice(w: WeightType, k: usize, n: usize, device: Device, half: Hal
     let bytes = shared(w, 1, runs(k), each * whole_row(w, k)?);
     let grid = [n.div_ceil(each) as u32, 1, 1];
     launch("few_linear1", grid, bytes, 1, device, half).map(|launch| (launch, each as u32))
+}
+
+/// Rows of weights of a block of `few_routed`, and blocks of a cluster: clusters of 4 do not fit on all multiprocessors at
+/// once.
+pub const ROUTED_ROWS: usize = 16;
+pub const ROUTED_CLUSTER: usize = 2;
+
+/// `few_routed`: a product of `n` rows of weights of `k` numbers for one row, with a router of `n_expert` experts.
+pub fn routed(w: WeightType, k: usize, n: usize, n_expert: usize, device: Device, half: Half) -> Option<Launch> {
+    let blocks = n / ROUTED_ROWS;
+    let fits = n.is_multiple_of(ROUTED_ROWS * ROUTED_CLUSTER)
+        && blocks <= device.sms
+        && 4 * blocks > 3 * device.sms
+        && n_expert.is_multiple_of(16)
+        && n_expert <= 512;
+    let columns = 4 * ROUTED_ROWS * n_expert;
+    let bytes = shared(w, 1, runs(k), ROUTED_ROWS * whole_row(w, k).filter(|_| fits)?) + columns;
+    (bytes <= device.half()).then(|| device.paired("few_routed", [blocks as u32, 1, 1], bytes, half))
+}
+
+/// Parts of the logits that `few_routed` leaves for `n` rows of weights.
+pub fn routed_parts(n: usize) -> usize {
+    n / (ROUTED_ROWS * ROUTED_CLUSTER)
 }
 
 /// `few_long` for one row: `n` rows of weights of one matrix, more than a block holds; also its rows of weights of a
@@ -177,16 +214,22 @@ pub fn pair(
     const NAMES: [&str; 4] = ["few_pair1", "few_pair2", "few_pair4", "few_pair8"];
     let (at, cols) = width(rows);
     let row = [whole_row(w[0], k)?, whole_row(w[1], k)?];
-    // Blocks by bytes, since these are also the work: one for each multiprocessor, or two where these are too long.
+    // Blocks by bytes, since these are also the work, but for rows on tensor cores, which take little: one for each
+    // multiprocessor, or two where these are too long.
     let total = n[0] * row[0] + n[1] * row[1];
     let waves = if cols == 1 { 2 } else { 1 };
     (1..=waves).find_map(|waves| {
         let all = waves * device.sms;
-        let b = (n[1] * row[1] * all / total).clamp(1, all.saturating_sub(1).max(1));
+        let b = match weights(w[0], cols, false, 1, 16) {
+            Some(16) => n[1] * row[1] * all / total,
+            _ => all.saturating_sub(n[0].div_ceil(MMA_ROWS)),
+        };
+        let b = b.clamp(1, all.saturating_sub(1).max(1));
         let blocks = [all.saturating_sub(b).max(1), b];
         let each = [0, 1].map(|i| n[i].div_ceil(blocks[i]).max(1));
         let counts = [0, 1].map(|i| n[i].div_ceil(each[i]) as u32);
-        let bytes = (0..2).map(|i| shared(w[i], cols, runs(k), each[i] * row[i])).max()?;
+        let of = |i: usize| Some(shared(w[i], cols, runs(k), weights(w[i], cols, false, each[i], row[i])?));
+        let bytes = of(0)?.max(of(1)?);
         let launch = launch(NAMES[at], [counts[0] + counts[1], 1, 1], bytes, cols, device, half)?;
         Some((launch, counts[0], each.map(|n| n as u32)))
     })
@@ -206,6 +249,9 @@ fn launch(
     (bytes + 512 <= device.max_shared).then_some(Launch { entry, grid, block: 512, shared: bytes as u32 })
 }
 
+/// Bytes that sums of logits and keys of experts take where weights will lie (`choose.h`).
+const SUMS: usize = 12 << 10;
+
 /// `few_experts` for one row: `pairs` experts of `n` rows of weights of gate and of up, and a shared one of `n_shared`.
 pub fn experts(
     w: WeightType,
@@ -223,8 +269,9 @@ pub fn experts(
         let least = (pairs * n + n_shared).div_ceil(most).max(1);
         (least..=n.max(n_shared).max(least)).find(|&each| blocks(each) <= most)
     });
-    let (each, bytes) =
-        each.map(|each| (each, shared(w, 1, runs(k), each * row))).find(|(_, bytes)| *bytes <= device.half())?;
+    let (each, bytes) = each
+        .map(|each| (each, shared(w, 1, runs(k), (each * row).max(SUMS))))
+        .find(|(_, bytes)| *bytes <= device.half())?;
     let grid = [blocks(each) as u32, 1, 1];
     Some((device.paired("few_experts", grid, bytes, half), each as u32))
 }
@@ -248,7 +295,7 @@ pub fn down(
     // Blocks that fill the device once, or twice where these are too long.
     let each = [1, 2, 3].into_iter().map(|waves| n.div_ceil(waves * device.sms).next_multiple_of(step));
     let (each, bytes) = each
-        .map(|each| (each, shared(w, 1, runs, each * (n_used * row + row_shared))))
+        .map(|each| (each, shared(w, 1, runs, (each * (n_used * row + row_shared)).max(SUMS))))
         .find(|(_, bytes)| *bytes <= device.half())?;
     let fits = is_whole(n) && k.is_multiple_of(16) && k_shared.is_none_or(|k| k.is_multiple_of(16));
     let entry = if k_shared.is_some() { "few_down_shared" } else { "few_down" };
@@ -303,6 +350,15 @@ mod tests {
         assert_eq!((of_pair.grid, of_pair.block, blocks, each), ([131, 1, 1], 640, 113, [41, 29]));
         let (o, each) = linear(q4, 1, 4096, 2048, false, H200, Half::Shared).unwrap();
         assert_eq!((o.entry, o.grid, o.block, o.shared, each), ("few_linear1", [128, 1, 1], 512, 115_840, 16));
+        let routed = |n| routed(q4, 4096, n, 128, H200, Half::Shared).map(|l| (l.grid, l.block, l.shared));
+        assert_eq!((routed(2048), routed_parts(2048)), (Some(([128, 1, 1], 512, 115_840)), 64));
+        // Blocks that do not fit at once, and too few of them.
+        assert_eq!((routed(2880), routed(1024)), (None, None));
+        let (of_pair, blocks, each) = pair([q4, q6], 8, 2048, [4608, 512], H200, Half::Shared).unwrap();
+        assert_eq!((of_pair.entry, of_pair.grid, blocks, each), ("few_pair8", [131, 1, 1], 96, [48, 15]));
+        // Eight columns: rows lie apart.
+        let (eight, each) = linear(q4, 8, 4096, 2048, false, H200, Half::Shared).unwrap();
+        assert_eq!((eight.entry, eight.grid, eight.shared, each), ("few_linear8", [128, 1, 1], 87_600, 16));
         let (up, each) = experts(q4, 8, 0, [768, 2048], H200, Half::Registers).unwrap();
         assert_eq!((up.grid, up.shared, each), ([128, 1, 1], 114_048, 48));
         let (of_down, each) = down(q6, 8, None, [2048, 768], H200, Half::Shared).unwrap();

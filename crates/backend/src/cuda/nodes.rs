@@ -248,6 +248,20 @@ pub struct FewLinearNode {
     pub add: bool,
     /// The kernels that bring weights through shared memory.
     pub few: Option<ModuleId>,
+    /// For one row: leaves the logits of the router behind it, in parts.
+    pub routed: Option<Routed>,
+}
+
+/// A product with the router behind it.
+#[derive(Clone, Copy, Debug)]
+pub struct Routed {
+    pub module: ModuleId,
+    /// The router's matrix of f32, and the weights of the norm before it.
+    pub router: Ptr,
+    pub norm: Ptr,
+    /// Parts of the logits.
+    pub parts: Ptr,
+    pub n_expert: usize,
 }
 
 /// Head norms, ropes, append and attention of single tokens.
@@ -289,12 +303,10 @@ impl AttendNode {
         (self.attention.n_head / self.attention.cache.n_kv).div_ceil(self.heads)
     }
 
-    /// Shares that the pages of a sequence are split into: enough to fill the device once, of two pages at least where
-    /// contexts are short, else of as many as a block has at a time.
+    /// Shares that the pages of a sequence are split into: enough to fill the device once, of four pages at least.
     pub fn splits(&self, n_tokens: usize, most_pages: usize, sms: usize) -> usize {
         let blocks = n_tokens * self.attention.cache.n_kv * self.tiles();
-        let least = if self.short.is_some() { 2 } else { ATTEND_PAGES };
-        (sms / blocks.max(1)).clamp(1, MAX_SPLITS).min(most_pages.div_ceil(least).max(1))
+        (sms / blocks.max(1)).clamp(1, MAX_SPLITS).min(most_pages.div_ceil(ATTEND_PAGES).max(1))
     }
 
     /// Warps of a block that have pages, half pages of each in shared memory, and bytes of all of these, for shares of
@@ -334,6 +346,8 @@ pub struct RouterNode {
     pub is_late: bool,
     /// What is added to x first: its `out` is the x of this node.
     pub added: Option<PostNormNode>,
+    /// The product before it leaves the logits of one row, in parts.
+    pub is_routed: bool,
 }
 
 /// `out = (x + y) · scale`, where y is the sum of one or two normed rows, normed again where there is a norm.
@@ -444,6 +458,18 @@ impl DenseUp {
 pub struct Late {
     pub module: ModuleId,
     pub route: RouteNode,
+    /// Of logits in parts.
+    pub parts: Option<LogitParts>,
+}
+
+/// Logits that come in parts, without the factor of the norm before the router.
+#[derive(Clone, Copy, Debug)]
+pub struct LogitParts {
+    pub n: usize,
+    /// Numbers of the normed row.
+    pub k: usize,
+    /// Of the norm.
+    pub eps: f32,
 }
 
 /// The experts' last product and their sum.

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use super::batch;
 use super::driver::{Context, DriverError, Graph, Memory, Pinned, Stream};
 use super::encode::{Encoder, Kernels, RopeView, Scratch};
 use super::few::MAX_ROWS;
@@ -18,6 +17,7 @@ use super::nodes::{ATTEND_PAGES, HostNode, MAX_SPLITS, Node, RouteNode, StateVie
 use super::pick::Picker;
 use super::tables::{Counts, Tables};
 use super::times::Times;
+use super::{args, batch};
 use crate::routing::RoutingTrace;
 use crate::{
     Ask, Batch, Cause, Failure, Fault, Kinds, Limits, OpTime, Output, PAGE, Picks, Program, RouterInfo, StepError,
@@ -137,6 +137,8 @@ pub struct CudaProgram {
     times: Vec<Times>,
     /// The step under way.
     batch: Batch,
+    /// What it picks, where kernels have something to pick.
+    pick: Option<args::Pick>,
     /// Ids of all routers while the routing is traced, `[routers][max_tokens · n_used]`.
     trace: Option<(Memory, Pinned)>,
     is_traced: bool,
@@ -169,6 +171,7 @@ impl CudaProgram {
             is_traced: false,
             early,
             broken: None,
+            pick: None,
         })
     }
 
@@ -212,6 +215,8 @@ impl CudaProgram {
             host.start_step(self.batch.chunks.iter().map(|c| c.len as usize).sum());
             self.layout = host.settle(stream)?;
         }
+        // Before the nodes, since a copy between kernels would hold them up.
+        self.pick = self.parts.picker.fill(&self.batch, &self.parts.stream, self.parts.logits.ptr)?;
         let shape = self.shape();
         if self.parts.host.is_some() {
             return Shared { program: self, shape }.queue(0);
@@ -243,8 +248,7 @@ impl CudaProgram {
 
     /// Queues what picks and copies the rows that the step returns.
     fn queue_output(&mut self, shape: Shape) -> Result<(), DriverError> {
-        let args = self.parts.picker.fill(&self.batch, &self.parts.stream, self.parts.logits.ptr)?;
-        if let Some(args) = args {
+        if let Some(args) = self.pick {
             self.encoder(shape).pick(&args)?;
         }
         self.fetch(shape.counts)

@@ -67,6 +67,7 @@ sources! {
     FEW_EXPERTS = "few_experts.cu";
     FEW_LINEAR = "few_linear.cu";
     FEW_PAIRS = "few_pairs.cu";
+    FEW_ROUTED = "few_routed.cu";
     GATED_LINEAR = "gated_linear.cu";
     GATED_LINEAR_BATCH = "gated_linear_batch.cu";
     GATED_LINEAR_WIDE = "gated_linear_wide.cu";
@@ -203,6 +204,13 @@ impl Key {
     pub fn routed(source: Source, w: WeightType, n_expert: usize) -> Key {
         let mut key = Key::typed(source, w);
         key.defines.push(format!("N_EXPERT={n_expert}"));
+        key
+    }
+
+    /// A product with a router of `n_expert` experts behind it, in clusters of `blocks` blocks.
+    pub fn clustered(source: Source, w: WeightType, n_expert: usize, blocks: usize) -> Key {
+        let mut key = Key::routed(source, w, n_expert);
+        key.defines.push(format!("ROUTED_CLUSTER={blocks}"));
         key
     }
 

@@ -51,6 +51,7 @@ const TYPED: [Source; 10] = [
 /// Those that copy in bulk, on Hopper and later; for a router's number of experts where they choose.
 fn bulk(w: WeightType) -> Vec<Key> {
     let mut keys = vec![Key::typed(sources::FEW_LINEAR, w), Key::typed(sources::FEW_PAIRS, w)];
+    keys.push(Key::clustered(sources::FEW_ROUTED, w, 128, super::few_launch::ROUTED_CLUSTER));
     keys.extend([sources::FEW_EXPERTS, sources::FEW_DOWN].map(|source| Key::routed(source, w, 128)));
     keys
 }

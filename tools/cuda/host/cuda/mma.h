@@ -55,6 +55,18 @@ inline void mma_f16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b
     });
 }
 
+inline void mma_bytes(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    const auto all = emulate::exchange<6>({a0, a1, a2, a3, b0, b1});
+    const u32 g = emulate::now % 32 / 4, t = emulate::now % 4;
+    for (u32 i = 0; i < 4; i++) {
+        for (u32 k = 0; k < 32; k++) {
+            const u32 from = k % 16 / 4, shift = 8 * (k % 4);
+            const u32 a = all[4 * g + from][2 * (k / 16) + i / 2], b = all[4 * (2 * t + i % 2) + from][4 + k / 16];
+            c[i] += (int)(u8)(a >> shift) * (int)(i8)(b >> shift);
+        }
+    }
+}
+
 inline u32 transpose(u32 pair) {
     const auto all = emulate::exchange<1>({pair});
     const u32 g = emulate::now % 32 / 4, t = emulate::now % 4;
