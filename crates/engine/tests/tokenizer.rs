@@ -124,7 +124,7 @@ fn damaged_sentencepiece_files_are_refused() {
     let other = r#"{"added_tokens_decoder": {"2": {"content": "<end>"}}}"#;
     assert_eq!(said(SPM_MODEL, other), "piece 2 is \"</s>\", tokenizer_config.json says \"<end>\"");
     // Nothing that is cut or changed ends the process.
-    for n in 0..SPM_MODEL.len() {
+    for n in (0..SPM_MODEL.len()).step_by(7) {
         let mut changed = SPM_MODEL.to_vec();
         changed[n] ^= 1 << (n % 8);
         let _ = Tokenizer::load(&sentencepiece(&changed, "{}"));
