@@ -133,15 +133,15 @@ fn experts_of_the_host_may_be_on_disk() {
     let Some(gpu) = gpu(CacheType::F16) else { return };
     let model = embedded(&gpu);
     for percent in [0, 50] {
-        // Nothing is copied in either, so that the host computes the same steps.
-        let resident = with(&gpu, &model.0, percent, usize::MAX);
+        // Nothing is copied in either, and nothing is measured, so that the host computes the same steps.
+        let resident = with(&gpu, &model.0, percent, usize::MAX - 1);
         let wanted = run(&resident, &model);
         for slabs in [0, 3_000_000, usize::MAX] {
             let mut streamed = resident.clone();
             let host = streamed.host.as_mut().unwrap();
             host.cpu.residency = Policy::Stream { slabs };
             host.moves = Moves::Always;
-            assert_eq!(run(&streamed, &model), wanted, "{percent}%, {slabs} bytes of slabs");
+            assert!(run(&streamed, &model) == wanted, "{percent}%, {slabs} bytes of slabs: other bits");
         }
     }
 }
@@ -167,11 +167,11 @@ fn experts_may_move() {
         [errors[errors.len() / 2], errors[errors.len() - 1 - errors.len() / 8]]
     };
     let fixed = of(&with(&gpu, &model.0, 50, usize::MAX));
-    println!("fixed: {fixed:.2e?}");
+    println!("fixed: {:.2e} {:.2e}", fixed[0], fixed[1]);
     for percent in [75, 50, 20] {
         for copies_from in [usize::MAX, 9] {
             let moved = of(&moving(&gpu, &model.0, percent, copies_from, Moves::Always));
-            println!("{percent}%, copies from {copies_from} rows: {moved:.2e?}");
+            println!("{percent}%, copies from {copies_from} rows: {:.2e} {:.2e}", moved[0], moved[1]);
             for (moved, fixed) in moved.into_iter().zip(fixed) {
                 assert!(moved <= 1.25 * fixed + 1e-2, "{percent}%, {copies_from}: {moved:e} against {fixed:e}");
             }
@@ -186,7 +186,7 @@ fn runs_are_repeatable() {
     let model = embedded(&gpu);
     for copies_from in [usize::MAX, 9] {
         let half = with(&gpu, &model.0, 50, copies_from);
-        assert_eq!(run(&half, &model), run(&half, &model));
+        assert!(run(&half, &model) == run(&half, &model), "copies from {copies_from}");
     }
 }
 

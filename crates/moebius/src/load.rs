@@ -177,7 +177,7 @@ impl EngineSetup {
 
     /// The GPU and its plan where it does not hold all weights and routed experts can stay in host memory. A GPU that
     /// nobody named has to hold a context of a habit's length besides.
-    pub fn split(&self, plan: &ValidPlan) -> Result<Option<(Cuda, ValidPlan, Budget, Fit)>> {
+    pub fn split(&self, checkpoint: &Checkpoint, plan: &ValidPlan) -> Result<Option<(Cuda, ValidPlan, Budget, Fit)>> {
         if !self.may_split(plan)? {
             return Ok(None);
         }
@@ -203,14 +203,14 @@ impl EngineSetup {
             Ok((_, fit)) if !is_enough(&fit) => Ok(None),
             fit => {
                 let (cuda, fit) = fit?;
-                Ok(Some((self.fit_host(cuda, &plan, fit.limits)?, plan, budget, fit)))
+                Ok(Some((self.fit_host(checkpoint, cuda, &plan, fit.limits)?, plan, budget, fit)))
             }
         }
     }
 
     /// The same, with experts in host memory that `--memory` holds: all of them, or some, the others being read from
     /// disk when they are wanted.
-    fn fit_host(&self, cuda: Cuda, plan: &ValidPlan, limits: Limits) -> Result<Cuda> {
+    fn fit_host(&self, checkpoint: &Checkpoint, cuda: Cuda, plan: &ValidPlan, limits: Limits) -> Result<Cuda> {
         let (Some(_), Some(bytes), Some(host)) = (self.step.gpu_memory, self.step.memory, cuda.host) else {
             return Ok(cuda);
         };
@@ -219,8 +219,9 @@ impl EngineSetup {
             return Ok(cuda);
         }
         ensure!(
-            self.step.copy_weights == CopyArg::Auto,
-            "keep within --memory: --copy-weights says where weights are to be"
+            self.step.copy_weights == CopyArg::Auto && is_on_disk(checkpoint),
+            "keep within --memory: experts can be read from disk where the model is in files of its own and \
+             --copy-weights does not say where weights are to be"
         );
         let with = |slabs| {
             let cpu = Cpu { residency: Policy::Stream { slabs }, ..host.cpu };
@@ -260,7 +261,7 @@ impl EngineSetup {
             return Ok(Some((Box::new(cuda), plan, limits)));
         }
         let (cuda, limits) = memory::fit_whole_streamed(self.split_cuda()?, &plan, batch, positions, budget)?;
-        Ok(Some((Box::new(self.fit_host(cuda, &plan, limits)?), plan, limits)))
+        Ok(Some((Box::new(self.fit_host(&model.checkpoint, cuda, &plan, limits)?), plan, limits)))
     }
 
     /// Elements of the cache.
@@ -290,9 +291,8 @@ impl EngineSetup {
     /// Whether experts may be streamed from disk: where a promise is to be kept, experts are in files, and the user
     /// does not say where weights are to be.
     fn may_stream(&self, checkpoint: &Checkpoint, plan: &Plan) -> bool {
-        let is_on_disk = checkpoint.files().iter().all(|file| file.identity().is_some());
         let is_free = self.kind() == BackendKind::Cpu && self.step.copy_weights == CopyArg::Auto;
-        is_free && self.step.memory.is_some() && plan.has_experts() && is_on_disk
+        is_free && self.step.memory.is_some() && plan.has_experts() && is_on_disk(checkpoint)
     }
 
     /// What is decided where a promise does not hold all weights and experts can be streamed.
@@ -405,7 +405,7 @@ impl EngineSetup {
             BackendKind::Cuda => Some(cuda::Open::new(self.device.ordinal).map_err(|why| anyhow!("use CUDA: {why}"))?),
             _ => None,
         };
-        if let Some((cuda, plan, budget, fit)) = self.split(&plan)? {
+        if let Some((cuda, plan, budget, fit)) = self.split(checkpoint, &plan)? {
             let (split, layout, device) = (cuda.split(&plan), cuda.host_layout(&plan), self.device.clone());
             let predicted = self.predict(&plan, &split)?;
             let (backend, name) = (Box::new(cuda), "CUDA".into());
@@ -445,6 +445,11 @@ impl EngineSetup {
             compiled => Ok((prepared, compiled?)),
         }
     }
+}
+
+/// Whether experts can be read from files while others run.
+fn is_on_disk(checkpoint: &Checkpoint) -> bool {
+    checkpoint.files().iter().all(|file| file.identity().is_some())
 }
 
 /// What tables show for the CPU.

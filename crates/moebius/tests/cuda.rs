@@ -108,7 +108,7 @@ fn a_model_that_does_not_fit_is_shared_with_the_cpu_where_that_pays() {
     let [_, both] = libraries();
     let on_cpu = run(both, &[], &short(&["--backend", "cpu"]));
     // Room for what every token reads, some of the experts, and a context.
-    let free = ("FAKE_FREE", "40000000");
+    let free = ("FAKE_FREE", "20000000");
     let small = short(&["-b", "64"]);
     let shared = run(both, &[free], &small);
     assert_eq!(shared.code, Some(0), "{}", shared.err);
@@ -133,12 +133,38 @@ fn a_model_that_does_not_fit_is_shared_with_the_cpu_where_that_pays() {
     let named = run(both, &slow, &[&small[..], &["--backend", "cuda"]].concat());
     assert!(named.code == Some(0) && named.out == shared.out, "{}", named.err);
     assert!(named.err.contains("stay in host memory") && !named.err.contains("computing on"), "{}", named.err);
+    // Experts that move, and the steps around them.
+    for moves in ["always", "never"] {
+        let args = [&small[..], &["--backend", "cuda", "--hot-experts", moves]].concat();
+        let said = run(both, &[free], &args);
+        assert!(said.code == Some(0) && said.out == shared.out, "{moves}: {}", said.err);
+    }
     // The CPU alone, where it is named, is not asked how fast it is.
     let cpu = run(both, &[free], &[&small[..], &["--backend", "cpu"]].concat());
     assert!(cpu.out == on_cpu.out && !cpu.err.contains("expected"), "{}", cpu.err);
     // A device that fails to start such a program leaves it to the CPU.
     let said = run(both, &[free, ("FAKE_EVENT_FAILS", "1")], &small);
     assert_eq!((said.code, &said.out), (Some(0), &on_cpu.out), "{}", said.err);
+}
+
+#[test]
+fn experts_that_neither_gpu_nor_memory_holds_are_read_from_disk() {
+    let [_, both] = libraries();
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/fable-29m-a10m-q4_k_m.gguf");
+    let with = |gpu, memory| {
+        let more = ["-b", "64", "--backend", "cuda", "--gpu-memory", gpu, "--memory", memory];
+        run(both, &[], &[SHORT, &more, &["-m", model]].concat())
+    };
+    let shared = with("212M", "1G");
+    assert!(shared.code == Some(0) && shared.err.contains("stay in host memory"), "{}", shared.err);
+    let streamed = with("212M", "45M");
+    assert_eq!((streamed.code, &streamed.out), (Some(0), &shared.out), "{}", streamed.err);
+    for part in [" are read from disk but for ", "experts: ", " a token · "] {
+        assert!(streamed.err.contains(part), "{part}: {}", streamed.err);
+    }
+    let little = with("212M", "10M");
+    let why = "keep within 10.0 MB (--memory): the least that works is ";
+    assert!(little.code == Some(1) && little.err.contains(why), "{}", little.err);
 }
 
 #[test]

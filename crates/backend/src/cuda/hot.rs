@@ -338,7 +338,8 @@ mod tests {
                         return false;
                     }
                     if halves == 1 && dice.below(8) == 0 {
-                        (failed, ()) = (failed + 1, placement.fail(m));
+                        placement.fail(m);
+                        failed += 1;
                         return false;
                     }
                     true

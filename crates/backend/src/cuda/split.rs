@@ -314,6 +314,36 @@ mod tests {
     }
 
     #[test]
+    fn slots_of_all_layers_lie_apart_in_the_memory_of_some() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/fable-29m-a10m-q4_k_m.gguf");
+        let checkpoint = checkpoint::open(path.as_ref()).expect("the embedded model opens");
+        let plan = Plan::clone(&model::build(&checkpoint).expect("and is built"));
+        let all = Split::new(&plan, usize::MAX).bytes()[0];
+        assert!(Split::new(&plan, all).slots(&plan).is_empty() && Split::new(&plan, 0).slots(&plan).is_empty());
+        for percent in [20, 50, 75, 95] {
+            let split = Split::new(&plan, all / 100 * percent);
+            let (room, slots) = (split.bytes()[0], split.slots(&plan));
+            let mut parts: Vec<(usize, usize)> = Vec::new();
+            for layer in &slots {
+                assert!((1..=layer.n_expert).contains(&layer.n));
+                for stack in 0..3 {
+                    let planes = layer.planes(stack).into_iter().zip(layer.lens[stack]);
+                    parts.extend(planes.filter(|(_, len)| *len > 0).map(|(at, len)| (at, at + len * layer.n)));
+                }
+            }
+            parts.sort_unstable();
+            assert!(parts.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{percent}: {parts:?}");
+            assert!(parts.last().is_some_and(|last| last.1 <= room));
+            // Less is left than one more for each layer takes.
+            let one: usize = slots.iter().map(|layer| layer.lens.iter().flatten().sum::<usize>() + 3 * 256).sum();
+            let taken: usize = parts.iter().map(|(from, to)| to - from).sum();
+            assert!(room - taken < one, "{percent}: {taken} of {room}");
+            let n: Vec<usize> = slots.iter().map(|layer| layer.n).collect();
+            assert!(n.iter().max().zip(n.iter().min()).is_some_and(|(most, least)| most - least <= 1), "{n:?}");
+        }
+    }
+
+    #[test]
     fn planes_begin_at_multiples_of_256_and_do_not_overlap() {
         for lens in [[1, 0, 0], [256, 1, 1], [1000, 300, 77], [0, 0, 0]] {
             let (starts, bytes) = plane_starts(lens);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use backend::Backend;
 use backend::cpu::{CacheType, Cpu, Isa};
-use backend::cuda::split::Host;
+use backend::cuda::split::{Host, Moves};
 use backend::cuda::{self, Cuda};
 use backend::metal::gpu::{Gpu, GpuError};
 use backend::metal::{Metal, Tuning};
@@ -178,7 +178,7 @@ fn cuda_rows() -> Vec<Row> {
         [row("cuda, f32 cache", CacheType::F32, ops, None), row("cuda, f16 cache", CacheType::F16, half, Some(logits))];
     // Experts on the host, copied for prompts.
     let hosted = gpu(CacheType::F16).map(|gpu| {
-        let host = Some(Host { room: 0, copies_from: Some(30), cpu: Cpu::default() });
+        let host = Some(Host { room: 0, copies_from: Some(30), cpu: Cpu::default(), moves: Moves::Never });
         let row = row("cuda, f16 cache, experts on the host", CacheType::F16, half, Some(logits))?;
         Some(Row { backend: Arc::new(Cuda { host, ..gpu }), ..row })
     });

@@ -52,7 +52,7 @@ fn run_cuda(args: &PlanArgs, model: &Model) -> Result<()> {
     // Limits are those of a machine with all the memory that is wanted.
     let device = Device { ordinal, ..Device::named(BackendKind::Cuda) };
     let setup = EngineSetup { device, ..EngineSetup::of(&cpu(args), Prefer::Cpu)? };
-    let placed = setup.split(&model.plan)?;
+    let placed = setup.split(&model.checkpoint, &model.plan)?;
     let cuda = placed.as_ref().map_or_else(|| setup.cuda(), |(cuda, ..)| cuda.clone());
     let plan = cuda.lower(model.plan.clone())?;
     let all = Budget::Free(None);
