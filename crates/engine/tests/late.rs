@@ -218,8 +218,12 @@ fn lateness_changes_no_text() {
     let counter = turn.clone();
     let delay: Delay = Arc::new(move || {
         let h = mix(77, counter.fetch_add(1, Relaxed));
+        // Late, and by the processor's time: slow.
         if h.is_multiple_of(8) {
             std::thread::sleep(Duration::from_micros(2_000 + (h >> 32) % 4_000));
+        } else if h.is_multiple_of(61) {
+            let begin = Instant::now();
+            spin(|| begin.elapsed() > Duration::from_millis(12));
         }
     });
     let slow = Grammars::with_delay(TOKENIZER.clone(), 2, delay).unwrap();
