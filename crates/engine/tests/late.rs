@@ -146,8 +146,10 @@ fn quick_masks_do_not_wait_for_slow_ones() {
     let mut events = Events::new();
     let slow = engine.submit(constrained(&grammars, 1, 5, 30)).unwrap();
     let quick = [2, 3, 5].map(|seed| (seed, engine.submit(constrained(&grammars, seed, 5, 30)).unwrap()));
+    let begin = Instant::now();
     while quick.iter().any(|&(_, id)| answer(&events, id).0.end.is_none()) {
         engine.step(&mut events).unwrap();
+        assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", engine.stats());
     }
     assert_eq!((answer(&events, slow).0.tokens.len(), answer(&events, slow).0.end), (0, None));
     is_open.store(true, Relaxed);
