@@ -146,8 +146,10 @@ fn quick_masks_do_not_wait_for_slow_ones() {
     let mut events = Events::new();
     let slow = engine.submit(constrained(&grammars, 1, 5, 30)).unwrap();
     let quick = [2, 3, 5].map(|seed| (seed, engine.submit(constrained(&grammars, seed, 5, 30)).unwrap()));
+    let begin = Instant::now();
     while quick.iter().any(|&(_, id)| answer(&events, id).0.end.is_none()) {
         engine.step(&mut events).unwrap();
+        assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", engine.stats());
     }
     assert_eq!((answer(&events, slow).0.tokens.len(), answer(&events, slow).0.end), (0, None));
     is_open.store(true, Relaxed);
@@ -218,8 +220,12 @@ fn lateness_changes_no_text() {
     let counter = turn.clone();
     let delay: Delay = Arc::new(move || {
         let h = mix(77, counter.fetch_add(1, Relaxed));
+        // Late, and by the processor's time: slow.
         if h.is_multiple_of(8) {
             std::thread::sleep(Duration::from_micros(2_000 + (h >> 32) % 4_000));
+        } else if h.is_multiple_of(61) {
+            let begin = Instant::now();
+            spin(|| begin.elapsed() > Duration::from_millis(12));
         }
     });
     let slow = Grammars::with_delay(TOKENIZER.clone(), 2, delay).unwrap();

@@ -1,4 +1,4 @@
-//! SECURITY.md promises nothing without a test: each row of its tables of promises names tests or test files that exist.
+//! SECURITY.md promises nothing without a test: each row of its tables of promises names tests that exist.
 
 use std::fs;
 use std::path::{Path, PathBuf};

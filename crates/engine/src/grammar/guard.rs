@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
+use backend::rank;
 use llguidance::toktrie::{SimpleVob, TokTrie};
 use llguidance::{CancellationHandle, Matcher};
 
-use super::masks::{Mask, Progress, Record};
+use super::masks::{Job, Mask, Progress, Record, Taken, is_at_end, take};
 use super::numbers::{Numbers, continues};
 use super::{Constraint, Error, FreeThought, first_line, vocabulary};
 
@@ -33,8 +34,8 @@ pub(crate) struct Guard {
     n_tokens: u32,
 }
 
-/// How late the masks of a grammar may be in all, by the time of the processor that they take, and for each token beside
-/// that. Those in use take well below a millisecond a token, beside the model's step.
+/// How late the masks of a grammar may be in all, in time of the processor, and for each token beside that. Those in use
+/// take well below a millisecond a token, beside the model's step.
 pub const LATENESS: Duration = Duration::from_secs(3);
 pub const LATENESS_PER_TOKEN: Duration = Duration::from_millis(50);
 /// How long taking tokens may last in all, and for each: all sequences wait for it.
@@ -68,6 +69,8 @@ enum State {
     Free,
     /// Under the grammar, with the mask of the next token on its way. `open`: instead of it, a thought may open.
     Waiting { mask: Receiver<Mask>, progress: Arc<Progress>, open: Option<u32> },
+    /// The last token is taken by a thread that gives way; the mask of the next one follows, unless nothing does.
+    Taking { taken: Receiver<Taken>, mask: Receiver<Mask>, progress: Arc<Progress> },
     /// Under the grammar, with the mask at hand.
     Masked { matcher: Box<Matcher>, mask: SimpleVob, open: Option<u32> },
     /// Under the grammar, about to get a token.
@@ -111,7 +114,7 @@ impl Guard {
     pub fn masks(&self) -> bool {
         match self.state {
             State::Thought => self.constraint.triggers.is_empty(),
-            State::Waiting { .. } | State::Masked { .. } => true,
+            State::Waiting { .. } | State::Taking { .. } | State::Masked { .. } => true,
             State::Free | State::Ready { .. } | State::Finished => false,
         }
     }
@@ -146,23 +149,62 @@ impl Guard {
                 self.state = State::Masked { matcher, mask: tokens.map_err(Error::Broken)?, open };
                 Ok(true)
             }
-            Err(RecvTimeoutError::Timeout) => {
-                let longest = match progress.took() > MAX_MASK {
-                    true => Some(MAX_MASK),
-                    false => (late_at(Instant::now()) > MAX_LATE).then_some(MAX_LATE),
-                };
-                self.constraint.grammar.masks.let_by();
-                if let Some(longest) = longest {
-                    self.state = State::Finished;
-                    return Err(Error::Broken(format!("a step of it takes longer than {longest:?}")));
-                }
-                Ok(false)
-            }
-            Err(RecvTimeoutError::Disconnected) => {
-                self.state = State::Finished;
-                Err(Error::Broken("the thread that computes masks has ended".into()))
-            }
+            Err(RecvTimeoutError::Timeout) => self.wait_on().map(|()| false),
+            Err(RecvTimeoutError::Disconnected) => Err(self.gone()),
         }
+    }
+
+    /// Whether nothing can follow the token that [`Guard::accept`] sent away to be taken; `None` while that is not
+    /// known. Waits as [`Guard::ready`].
+    ///
+    /// # Errors
+    /// [`Error::Broken`] when the token cannot be taken, or it takes too long.
+    pub fn taken(&mut self, patience: &mut Duration) -> Result<Option<bool>, Error> {
+        let State::Taking { taken, .. } = &self.state else {
+            return Ok(Some(matches!(self.state, State::Finished)));
+        };
+        let asked = Instant::now();
+        let answer = taken.recv_timeout(*patience);
+        *patience = patience.saturating_sub(asked.elapsed());
+        self.due.get_or_insert(asked);
+        match answer {
+            Ok(outcome) => {
+                if let State::Taking { mask, progress, .. } = std::mem::replace(&mut self.state, State::Finished)
+                    && outcome == Ok(false)
+                {
+                    self.state = State::Waiting { mask, progress, open: None };
+                }
+                outcome.map(Some).map_err(Error::Broken)
+            }
+            Err(RecvTimeoutError::Timeout) => self.wait_on().map(|()| None),
+            Err(RecvTimeoutError::Disconnected) => Err(self.gone()),
+        }
+    }
+
+    /// Goes on without what is on its way, if it may still come.
+    fn wait_on(&mut self) -> Result<(), Error> {
+        let (State::Waiting { progress, .. } | State::Taking { progress, .. }) = &self.state else { return Ok(()) };
+        let late = match (progress.begun.get(), self.due) {
+            (Some(&begun), Some(due)) => due.max(begun).elapsed(),
+            _ => Duration::ZERO,
+        };
+        let longest = match progress.took() > MAX_MASK {
+            true => Some(MAX_MASK),
+            false => (late > MAX_LATE).then_some(MAX_LATE),
+        };
+        self.constraint.grammar.masks.let_by();
+        match longest {
+            Some(longest) => {
+                self.state = State::Finished;
+                Err(Error::Broken(format!("a step of it takes longer than {longest:?}")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn gone(&mut self) -> Error {
+        self.state = State::Finished;
+        Error::Broken("the thread that computes masks has ended".into())
     }
 
     /// The logits that the next token may be chosen from, once the guard is [`Guard::ready`].
@@ -179,7 +221,7 @@ impl Guard {
                 forbid(&mut self.row, logits, |id| !is_allowed(id) || ends && goes_on(id));
                 Ok(&self.row)
             }
-            State::Waiting { .. } => Err(Error::Broken("its mask has not come".into())),
+            State::Waiting { .. } | State::Taking { .. } => Err(Error::Broken("its mask has not come".into())),
             State::Thought if self.constraint.triggers.is_empty() => {
                 self.state = State::Thought;
                 let ends = self.constraint.grammar.compiled.vocabulary.tok_trie().eos_tokens();
@@ -193,14 +235,55 @@ impl Guard {
         }
     }
 
-    /// Takes the chosen token. Returns whether nothing can follow; else the next mask is begun.
-    pub fn accept(&mut self, token: u32) -> Result<bool, Error> {
+    /// Takes the chosen token. Returns whether nothing can follow; else the next mask is begun. `None` where masks of
+    /// the sequence have been slow: then a thread takes the token too, and [`Guard::taken`] tells.
+    pub fn accept(&mut self, token: u32) -> Result<Option<bool>, Error> {
         self.n_tokens += 1;
-        let begin = Instant::now();
-        let is_finished = self.take(token)?;
-        self.taking.add(begin.elapsed());
+        if self.takes_behind() && !matches!(&self.state, State::Ready { open, .. } if *open == Some(token)) {
+            self.send(token)?;
+            return Ok(None);
+        }
+        let (is_finished, took) = rank::Work::default().run(|| self.take(token));
+        self.record.add_taken(took);
+        self.taking.add(took);
+        let is_finished = is_finished?;
         self.check_costs()?;
-        Ok(is_finished)
+        Ok(Some(is_finished))
+    }
+
+    /// Whether [`Guard::accept`] may leave the next token to a thread.
+    pub fn takes_behind(&self) -> bool {
+        self.record.is_behind() && !matches!(self.state, State::Thought | State::Free | State::Finished)
+    }
+
+    /// How late its masks were.
+    #[cfg(test)]
+    pub fn lateness(&self) -> Duration {
+        self.late.sum
+    }
+
+    /// Sends a token away to be taken, and the next mask to be computed behind it.
+    fn send(&mut self, token: u32) -> Result<(), Error> {
+        if let State::Ready { matcher, .. } = std::mem::replace(&mut self.state, State::Finished) {
+            self.follow(token);
+            self.handle = matcher.cancellation_handle();
+            let ((tell, taken), (reply, mask)) = (sync_channel(1), sync_channel(1));
+            let job = Job { matcher, token: Some((token, tell)), reply };
+            let progress = self.constraint.grammar.masks.begin(job, self.record)?;
+            self.state = State::Taking { taken, mask, progress };
+        }
+        Ok(())
+    }
+
+    /// Follows the number that the text ends in.
+    fn follow(&mut self, token: u32) {
+        if let Some(numbers) = &mut self.numbers {
+            let trie = self.constraint.grammar.compiled.vocabulary.tok_trie();
+            match vocabulary::is_mark(trie, token) {
+                true => numbers.mark(),
+                false => numbers.push(vocabulary::text(trie, token)),
+            }
+        }
     }
 
     /// Whether the grammar may go on with what it has cost.
@@ -217,15 +300,9 @@ impl Guard {
         match std::mem::replace(&mut self.state, State::Finished) {
             State::Ready { open: Some(open), .. } if open == token => self.state = State::Thought,
             State::Ready { mut matcher, .. } => {
-                if let Some(numbers) = &mut self.numbers {
-                    let trie = self.constraint.grammar.compiled.vocabulary.tok_trie();
-                    match vocabulary::is_mark(trie, token) {
-                        true => numbers.mark(),
-                        false => numbers.push(vocabulary::text(trie, token)),
-                    }
-                }
-                matcher.consume_token(token).map_err(|e| Error::Broken(first_line(&e)))?;
-                self.go_on(matcher)?;
+                self.follow(token);
+                let is_finished = take(&mut matcher, token).map_err(Error::Broken)?;
+                self.go_on(matcher, is_finished)?;
             }
             State::Thought => {
                 let close = self.constraint.thought.as_ref().map(|t| t.close.clone());
@@ -276,7 +353,8 @@ impl Guard {
         let tokens = self.trie().greedy_tokenize(&rest);
         let n = matcher.try_consume_tokens(&tokens).map_err(|e| Error::Broken(first_line(&e)))?;
         if n == tokens.len() {
-            return self.go_on(matcher);
+            let is_finished = is_at_end(&matcher).map_err(Error::Broken)?;
+            return self.go_on(matcher, is_finished);
         }
         if self.constraint.triggers.is_empty() {
             let rest = String::from_utf8_lossy(&rest).into_owned();
@@ -289,12 +367,8 @@ impl Guard {
         Ok(())
     }
 
-    fn go_on(&mut self, matcher: Box<Matcher>) -> Result<(), Error> {
-        self.state = match matcher.stop_reason() {
-            llguidance::api::StopReason::NotStopped => self.ask(matcher, None)?,
-            reason if reason.is_ok() => State::Finished,
-            reason => return Err(Error::Broken(matcher.get_error().unwrap_or_else(|| reason.to_string()))),
-        };
+    fn go_on(&mut self, matcher: Box<Matcher>, is_finished: bool) -> Result<(), Error> {
+        self.state = if is_finished { State::Finished } else { self.ask(matcher, None)? };
         Ok(())
     }
 
@@ -302,7 +376,8 @@ impl Guard {
     fn ask(&mut self, matcher: Box<Matcher>, open: Option<u32>) -> Result<State, Error> {
         self.handle = matcher.cancellation_handle();
         let (reply, mask) = sync_channel(1);
-        let progress = self.constraint.grammar.masks.begin(matcher, self.record, reply)?;
+        let job = Job { matcher, token: None, reply };
+        let progress = self.constraint.grammar.masks.begin(job, self.record)?;
         Ok(State::Waiting { mask, progress, open })
     }
 

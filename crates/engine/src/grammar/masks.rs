@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use backend::rank;
 use llguidance::Matcher;
+use llguidance::api::StopReason;
 use llguidance::toktrie::SimpleVob;
 
 use super::{Delay, Error, first_line};
@@ -19,11 +20,24 @@ const QUICK: Duration = Duration::from_millis(5);
 /// Masks of a sequence that are done by threads which give way, behind one that was slow.
 const N_BEHIND: u32 = 16;
 
+/// Time of the processor from which taking a token counts as slow: steps wait for it.
+const QUICK_TAKE: Duration = Duration::from_millis(1);
+
 /// A mask to be computed.
-struct Job {
-    matcher: Box<Matcher>,
+pub(super) struct Job {
+    pub matcher: Box<Matcher>,
+    /// A token to be taken before, and who hears whether nothing can follow.
+    pub token: Option<(u32, SyncSender<Taken>)>,
+    pub reply: SyncSender<Mask>,
+}
+
+/// Whether nothing can follow a token, or why it cannot be taken.
+pub(super) type Taken = Result<bool, String>;
+
+/// A job on its way.
+struct Begun {
+    job: Job,
     progress: Arc<Progress>,
-    reply: SyncSender<Mask>,
 }
 
 /// How far a mask is.
@@ -72,6 +86,18 @@ impl Record {
         self.n_behind = if self.was_slow { N_BEHIND } else { self.n_behind.saturating_sub(1) };
     }
 
+    /// Notes what taking a token took.
+    pub fn add_taken(&mut self, took: Duration) {
+        if took > QUICK_TAKE {
+            self.n_behind = N_BEHIND;
+        }
+    }
+
+    /// Whether its next mask is computed by a thread that gives way, behind the token before.
+    pub fn is_behind(self) -> bool {
+        self.n_behind > 0
+    }
+
     /// Whether others wait for its next mask, should it be late.
     pub fn is_waited_for(self) -> bool {
         !self.was_slow
@@ -81,14 +107,14 @@ impl Record {
 /// The way to the threads, which end when nobody has it any more.
 #[derive(Clone)]
 pub(super) struct Masks {
-    quick: Sender<Job>,
-    slow: Sender<Job>,
+    quick: Sender<Begun>,
+    slow: Sender<Begun>,
     threads: Arc<Threads>,
 }
 
 struct Threads {
-    quick: Mutex<Receiver<Job>>,
-    slow: Mutex<Receiver<Job>>,
+    quick: Mutex<Receiver<Begun>>,
+    slow: Mutex<Receiver<Begun>>,
     /// Threads of each rank; more have given way, each until its mask is done.
     n: usize,
     n_quick: AtomicUsize,
@@ -125,15 +151,10 @@ impl Masks {
     }
 
     /// Sends a matcher away for its mask.
-    pub fn begin(
-        &self,
-        matcher: Box<Matcher>,
-        record: Record,
-        reply: SyncSender<Mask>,
-    ) -> Result<Arc<Progress>, Error> {
+    pub fn begin(&self, job: Job, record: Record) -> Result<Arc<Progress>, Error> {
         let progress = Arc::new(Progress::default());
-        let to = if record.n_behind > 0 { &self.slow } else { &self.quick };
-        match to.send(Job { matcher, progress: progress.clone(), reply }) {
+        let to = if record.is_behind() { &self.slow } else { &self.quick };
+        match to.send(Begun { job, progress: progress.clone() }) {
             Ok(()) => Ok(progress),
             Err(_) => Err(Error::Broken("the threads that compute masks have ended".into())),
         }
@@ -182,20 +203,45 @@ impl Threads {
         self.at_work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn compute(&self, Job { mut matcher, progress, reply }: Job) {
+    fn compute(&self, Begun { job, progress }: Begun) {
+        let Job { mut matcher, token, reply } = job;
         progress.begun.get_or_init(Instant::now);
         let (tokens, took) = progress.work.run(|| {
             (self.delay)();
-            matcher.compute_mask().map_err(|e| first_line(&e))
+            if let Some((token, taken)) = token {
+                let outcome = take(&mut matcher, token);
+                let goes_on = outcome == Ok(false);
+                // Nobody waits for a request that ended, here and below.
+                let _ = taken.send(outcome);
+                if !goes_on {
+                    return None;
+                }
+            }
+            Some(matcher.compute_mask().map_err(|e| first_line(&e)))
         });
-        let mask = Mask { matcher, finished: Instant::now(), took, tokens };
-        // Nobody waits for the mask of a request that ended.
-        let _ = reply.send(mask);
+        if let Some(tokens) = tokens {
+            let _ = reply.send(Mask { matcher, finished: Instant::now(), took, tokens });
+        }
+    }
+}
+
+/// Takes a token.
+pub(super) fn take(matcher: &mut Matcher, token: u32) -> Taken {
+    matcher.consume_token(token).map_err(|e| first_line(&e))?;
+    is_at_end(matcher)
+}
+
+/// Whether nothing can follow.
+pub(super) fn is_at_end(matcher: &Matcher) -> Taken {
+    match matcher.stop_reason() {
+        StopReason::NotStopped => Ok(false),
+        reason if reason.is_ok() => Ok(true),
+        reason => Err(matcher.get_error().unwrap_or_else(|| reason.to_string())),
     }
 }
 
 /// The next mask to be computed; `None` when there will be no more.
-fn next(jobs: &Mutex<Receiver<Job>>) -> Option<Job> {
+fn next(jobs: &Mutex<Receiver<Begun>>) -> Option<Begun> {
     jobs.lock().unwrap_or_else(PoisonError::into_inner).recv().ok()
 }
 
@@ -216,5 +262,9 @@ mod tests {
         record.add(QUICK);
         assert_eq!(record.n_behind, 0);
         assert!(!Record::of_first(QUICK * 2).is_waited_for());
+        record.add_taken(QUICK_TAKE);
+        assert!(!record.is_behind());
+        record.add_taken(QUICK_TAKE * 2);
+        assert!(record.is_behind() && record.is_waited_for());
     }
 }

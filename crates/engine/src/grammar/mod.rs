@@ -274,8 +274,8 @@ fn too_costly(stopped: bool) -> Error {
     })
 }
 
-/// Compiles a grammar and finds what cannot begin at all; `begun` gets what ends the second part. Returns the time of the
-/// processor that the first mask took, too.
+/// Compiles a grammar and finds what cannot begin at all; `begun` gets what ends the second part. Returns the time of
+/// the processor that the first mask took, too.
 fn matcher(
     factory: &ParserFactory,
     grammar: TopLevelGrammar,

@@ -14,8 +14,9 @@
 //! # Late masks
 //! Where the mask of a grammar has not come when the row has, the sequence keeps the row and its memory and sits out
 //! the steps of the others until the mask is there. A step waits only when no other sequence has anything to compute,
-//! and then not for long, so that commands reach the engine. A sequence whose last mask was slow has no part in the
-//! little that steps wait for masks. How late masks may be is bounded ([`crate::grammar`]).
+//! and then not for long, so that commands reach the engine. A sequence whose last mask was slow is not waited for, and
+//! where masks have been slow, the grammar takes tokens beside the steps, too: the row is kept until that is done. How
+//! late masks may be is bounded ([`crate::grammar`]).
 //!
 //! # Failed steps
 //! A step that fails ([`backend::StepError::Failed`]) ends the requests whose chunks are lost, with the cause. Those

@@ -30,7 +30,7 @@ pub(super) enum Row<'a> {
     Hidden,
 }
 
-/// A row that a step returned before its mask had come.
+/// A row that a step returned before its mask had come, or whose token is still being taken.
 struct LateRow {
     /// `[n_vocab]`.
     logits: Vec<f32>,
@@ -38,10 +38,18 @@ struct LateRow {
     routing: Option<Vec<u16>>,
 }
 
+/// What became of a row.
+enum Outcome {
+    /// Its token is reported; why the request is finished when it is.
+    Token(Option<FinishReason>),
+    /// The guard is not ready, or is taking the token.
+    Late,
+}
+
 /// A request that was accepted.
 ///
-/// Everything that decides about the text (`tokens`, `sampler`, `guard`, `text`, `stop`) stays as it is when the memory
-/// is taken away.
+/// Everything that decides about the text (`tokens`, `sampler`, `guard`, `chosen`, `text`, `stop`) stays as it is when
+/// the memory is taken away.
 pub(super) struct Sequence {
     pub id: RequestId,
     pub priority: i32,
@@ -68,6 +76,8 @@ pub(super) struct Sequence {
     guard: Option<Box<Guard>>,
     /// The row that the next token is chosen from when its mask has come.
     late: Option<Box<LateRow>>,
+    /// The token that was chosen from the last row, while the guard takes it. It stays when the row goes.
+    chosen: Option<u32>,
     text: Box<dyn TextStream>,
     stop: StopMatcher,
     stop_tokens: Vec<u32>,
@@ -125,6 +135,7 @@ impl Sequence {
             sampler,
             guard,
             late: None,
+            chosen: None,
             text: vocabulary.text(request.decode, &request.shown),
             stop,
             stop_tokens: request.stop_tokens,
@@ -432,17 +443,23 @@ impl Sequence {
         let mut none = Duration::ZERO;
         for (i, (row, routing)) in rows.enumerate() {
             let is_waited_for = self.guard.as_ref().is_none_or(|guard| guard.is_waited_for());
-            if !self.is_ready(if is_waited_for { patience } else { &mut none })? {
-                // The row of a draft is computed again by the next step.
-                if let (0, Row::Logits(logits)) = (i, row) {
-                    let routing = routing.filter(|_| self.routing).map(<[u16]>::to_vec);
-                    self.late = Some(Box::new(LateRow { logits: logits.to_vec(), routing }));
+            // The row of a draft is computed again by the next step, where its token may not be taken at once.
+            let may_choose = i == 0 || self.guard.as_ref().is_none_or(|guard| !guard.takes_behind());
+            let is_ready = may_choose && self.is_ready(if is_waited_for { patience } else { &mut none })?;
+            let outcome = match is_ready {
+                true => self.sample_row(row, routing, vocabulary, n_vocab, now, events)?,
+                false => Outcome::Late,
+            };
+            match outcome {
+                Outcome::Token(None) => {}
+                Outcome::Token(reason) => return Ok(reason),
+                Outcome::Late => {
+                    if let (0, Row::Logits(logits)) = (i, row) {
+                        let routing = routing.filter(|_| self.routing).map(<[u16]>::to_vec);
+                        self.late = Some(Box::new(LateRow { logits: logits.to_vec(), routing }));
+                    }
+                    return Ok(None);
                 }
-                return Ok(None);
-            }
-            let reason = self.sample_row(row, routing, vocabulary, n_vocab, now, events)?;
-            if reason.is_some() {
-                return Ok(reason);
             }
             if self.drafts.get(i) != self.tokens.last() {
                 break;
@@ -461,20 +478,27 @@ impl Sequence {
         if self.late.is_none() || !self.is_ready(patience)? {
             return Ok(None);
         }
-        let Some(LateRow { logits, routing }) = self.late.take().map(|late| *late) else { return Ok(None) };
-        let (n_vocab, now) = (logits.len(), Instant::now());
-        self.sample_row(Row::Logits(&logits), routing.as_deref(), vocabulary, n_vocab, now, events)
+        let Some(late) = self.late.take() else { return Ok(None) };
+        let (row, n_vocab, now) = (Row::Logits(&late.logits), late.logits.len(), Instant::now());
+        match self.sample_row(row, late.routing.as_deref(), vocabulary, n_vocab, now, events)? {
+            Outcome::Token(reason) => Ok(reason),
+            Outcome::Late => {
+                self.late = Some(late);
+                Ok(None)
+            }
+        }
     }
 
-    /// Whether the guard, if there is one, has the mask of the next token.
+    /// Whether the guard, if there is one, has the mask of the next token, or has taken the one that was chosen.
     fn is_ready(&mut self, patience: &mut Duration) -> Result<bool, Error> {
         Ok(match &mut self.guard {
+            Some(guard) if self.chosen.is_some() => guard.taken(patience)?.is_some(),
             Some(guard) => guard.ready(patience)?,
             None => true,
         })
     }
 
-    /// Chooses the next token from a row, and reports it.
+    /// Chooses the next token from a row, unless it was chosen before, and reports it when the guard has taken it.
     fn sample_row(
         &mut self,
         row: Row<'_>,
@@ -483,30 +507,39 @@ impl Sequence {
         n_vocab: usize,
         now: Instant,
         events: &mut Events,
-    ) -> Result<Option<FinishReason>, Error> {
-        let mut event = events.token();
-        let (token, logprob) = match row {
-            Row::Logits(logits) => {
+    ) -> Result<Outcome, Error> {
+        let token = match (row, self.chosen) {
+            (Row::Hidden, _) => return Ok(Outcome::Token(Some(FinishReason::Length))),
+            (_, Some(token)) => token,
+            (Row::Logits(logits), None) => {
                 let allowed = match &mut self.guard {
                     Some(guard) => guard.mask(logits)?,
                     None => logits,
                 };
-                let token = self.sampler.sample(allowed)?;
-                let logprob = |n| self.sampler.logprobs(logits, token, n, event.top());
-                (token, self.logprobs.map(logprob).transpose()?)
+                self.sampler.sample(allowed)?
             }
-            Row::Best(best, listed) => {
-                let token = self.sampler.sample_best(&best, listed, n_vocab)?;
-                let logprob = |n| self.sampler.logprobs_best(&best, listed, token, n, event.top());
-                (token, self.logprobs.map(logprob).transpose()?)
+            (Row::Best(best, listed), None) => self.sampler.sample_best(&best, listed, n_vocab)?,
+        };
+        let mut none = Duration::ZERO;
+        let taken = match &mut self.guard {
+            Some(guard) if self.chosen.is_some() => guard.taken(&mut none)?,
+            Some(guard) => guard.accept(token)?,
+            None => Some(false),
+        };
+        let Some(is_finished) = taken else {
+            self.chosen = Some(token);
+            return Ok(Outcome::Late);
+        };
+        self.chosen = None;
+        let mut event = events.token();
+        let logprob = match (row, self.logprobs) {
+            (Row::Logits(logits), Some(n)) => Some(self.sampler.logprobs(logits, token, n, event.top())?),
+            (Row::Best(best, listed), Some(n)) => {
+                Some(self.sampler.logprobs_best(&best, listed, token, n, event.top())?)
             }
-            Row::Hidden => return Ok(Some(FinishReason::Length)),
+            _ => None,
         };
         self.sampler.accept(token);
-        let is_finished = match &mut self.guard {
-            Some(guard) => guard.accept(token)?,
-            None => false,
-        };
         self.tokens.push(token);
         self.rollbacks = 0;
         self.first_token.get_or_insert(now);
@@ -534,7 +567,7 @@ impl Sequence {
             }
         }
         event.close(self.id, token, logprob, routing.filter(|_| self.routing));
-        Ok(reason)
+        Ok(Outcome::Token(reason))
     }
 
     /// What it took up to now.
