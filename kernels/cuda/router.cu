@@ -2,18 +2,18 @@
 // rows. Compiled for a weight type and a number of experts: -DWEIGHT, -DN_EXPERT. router_added: a normed row is added
 // to x first; every block does it for itself, and the first one stores the sum.
 //
-// grid (rows of all parts), block 128: a block a row of weights, which it reads before it waits. Sums in f32: a
+// grid (rows of all parts), block 128 to 256: a block a row of weights, which it reads before it waits. Sums in f32: a
 // thread's values, then lanes, then warps. The block that ends last chooses for all rows, a warp a row.
 #include "cuda/route.h"
 #include "quant/unit.h"
 #include WEIGHT_HEADER
 
-#define THREADS 128
-#define N_WARPS (THREADS / 32)
+#define MAX_THREADS 256
+#define N_WARPS (MAX_THREADS / 32)
 // Rows of x.
 #define MAX_ROWS 8
 // Warps that have memory to choose with.
-#define N_CHOOSING (N_EXPERT <= 512 ? N_WARPS : 2)
+#define N_CHOOSING (N_EXPERT <= 512 ? 4 : 2)
 
 // Values `first ..` of a row of k, zero behind its end.
 __device__ __forceinline__ void load16(const float* row, u32 k, u32 first, float (&v)[16]) {
@@ -34,7 +34,7 @@ __device__ __forceinline__ float factor_of_added(const Router& a, u32 row, float
     const u32 k = a.linear.k;
     const float* added = a.added + (u64)row * k;
     float sum = 0.0f;
-    for (u32 first = 16 * threadIdx.x; first < k; first += 16 * THREADS) {
+    for (u32 first = 16 * threadIdx.x; first < k; first += 16 * blockDim.x) {
         float y[16];
         load16(added, k, first, y);
 #pragma unroll
@@ -46,7 +46,7 @@ __device__ __forceinline__ float factor_of_added(const Router& a, u32 row, float
 // The sum of x and the added row, stored by one block.
 __device__ __forceinline__ void store_sum(const Router& a, const float* factors) {
     const u32 k = a.linear.k;
-    for (u32 i = threadIdx.x; i < a.linear.rows * k; i += THREADS) {
+    for (u32 i = threadIdx.x; i < a.linear.rows * k; i += blockDim.x) {
         a.sum[i] = a.linear.x[i] + a.added[i] * factors[i / k] * a.added_w[i % k];
     }
 }
@@ -58,9 +58,9 @@ __device__ __forceinline__ void multiply(const Router& a, const WEIGHT::Raw& raw
     const Linear& l = a.linear;
     float dot[ROWS] = {}, squares[ROWS] = {};
 #pragma unroll 1
-    for (u32 unit = threadIdx.x; unit < units; unit += THREADS) {
+    for (u32 unit = threadIdx.x; unit < units; unit += blockDim.x) {
         WEIGHT::Raw now = raw;
-        if (unit >= THREADS) WEIGHT::load(row, unit, now);
+        if (unit >= blockDim.x) WEIGHT::load(row, unit, now);
 #pragma unroll
         for (int r = 0; r < WEIGHT::RUNS; r++) {
             float w[16], norm[16], added_w[16];
@@ -146,8 +146,7 @@ __device__ __forceinline__ void route_all(const Router& a) {
     __syncthreads();
     if (threadIdx.x < l.rows) {
         float dot = 0.0f, squares = 0.0f;
-#pragma unroll
-        for (int w = 0; w < N_WARPS; w++) {
+        for (u32 w = 0; w < blockDim.x / 32; w++) {
             dot += sums[w][threadIdx.x];
             squares += sums[w][MAX_ROWS + threadIdx.x];
         }
@@ -173,5 +172,5 @@ __device__ __forceinline__ void route_all(const Router& a) {
     }
 }
 
-KERNEL __launch_bounds__(THREADS) router(const __grid_constant__ Router a) { route_all<false>(a); }
-KERNEL __launch_bounds__(THREADS) router_added(const __grid_constant__ Router a) { route_all<true>(a); }
+KERNEL __launch_bounds__(MAX_THREADS) router(const __grid_constant__ Router a) { route_all<false>(a); }
+KERNEL __launch_bounds__(MAX_THREADS) router_added(const __grid_constant__ Router a) { route_all<true>(a); }

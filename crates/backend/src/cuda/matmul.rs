@@ -141,6 +141,11 @@ pub fn unit(w: WeightType) -> usize {
     }
 }
 
+/// Threads of a block of `router`, which has a row of weights: a unit each, as far as they go.
+pub fn router_threads(w: WeightType, k: usize) -> u32 {
+    units(w, k).next_multiple_of(32).clamp(128, 256) as u32
+}
+
 /// Units of a row.
 fn units(w: WeightType, k: usize) -> usize {
     k.div_ceil(unit(w))
