@@ -2,21 +2,22 @@
 // rows. Compiled for a weight type and a number of experts: -DWEIGHT, -DN_EXPERT. router_added: a normed row is added
 // to x first; every block does it for itself, and the first one stores the sum.
 //
-// grid (rows of all parts), block 256: a block a row of weights, which it reads before it waits; its halves take pairs of
-// rows in turn. Sums in f32: a thread's values, then lanes, then warps. The block that ends last chooses for all rows, a
-// warp a row.
+// grid (rows of all parts), block 160 to 256: a block a row of weights, which it reads before it waits, a thread for each
+// unit as far as they go. Where half of the block is enough, its halves take pairs of rows in turn. Sums in f32: a
+// thread's values, then lanes, then warps. The block that ends last chooses for all rows, a warp a row.
 #include "cuda/route.h"
 #include "quant/unit.h"
 #include WEIGHT_HEADER
 
-// Threads that share a row, and halves of the block.
-#define THREADS 128
-#define N_WARPS (THREADS / 32)
-#define HALVES 2
+#define MAX_THREADS 256
+#define N_WARPS (MAX_THREADS / 32)
 // Rows of x.
 #define MAX_ROWS 8
 // Warps that have memory to choose with.
-#define N_CHOOSING (N_EXPERT <= 256 ? HALVES * N_WARPS : N_EXPERT <= 512 ? N_WARPS : 2)
+#define N_CHOOSING (N_EXPERT <= 256 ? 8 : N_EXPERT <= 512 ? 4 : 2)
+
+// Threads that share a row of x: half of the block, or all of it.
+__device__ __forceinline__ u32 threads_of(u32 units) { return units <= MAX_THREADS / 2 ? MAX_THREADS / 2 : blockDim.x; }
 
 // Values `first ..` of a row of k, zero behind its end.
 __device__ __forceinline__ void load16(const float* row, u32 k, u32 first, float (&v)[16]) {
@@ -60,10 +61,11 @@ __device__ __forceinline__ void multiply(const Router& a, const WEIGHT::Raw& raw
                                          float (*sums)[2 * MAX_ROWS], const float* factors, u32 first_row) {
     const Linear& l = a.linear;
     float dot[ROWS] = {}, squares[ROWS] = {};
+    const u32 threads = threads_of(units);
 #pragma unroll 1
-    for (u32 unit = threadIdx.x % THREADS; unit < units; unit += THREADS) {
+    for (u32 unit = threadIdx.x % threads; unit < units; unit += threads) {
         WEIGHT::Raw now = raw;
-        if (unit >= THREADS) WEIGHT::load(row, unit, now);
+        if (unit >= threads) WEIGHT::load(row, unit, now);
 #pragma unroll
         for (int r = 0; r < WEIGHT::RUNS; r++) {
             float w[16], norm[16], added_w[16];
@@ -98,8 +100,8 @@ __device__ __forceinline__ void multiply(const Router& a, const WEIGHT::Raw& raw
     for (int j = 0; j < ROWS; j++) {
         const float d = warp_sum(dot[j]), q = warp_sum(squares[j]);
         if (threadIdx.x % 32 == 0) {
-            sums[threadIdx.x % THREADS / 32][first_row + j] = d;
-            sums[threadIdx.x % THREADS / 32][MAX_ROWS + first_row + j] = q;
+            sums[threadIdx.x % threads / 32][first_row + j] = d;
+            sums[threadIdx.x % threads / 32][MAX_ROWS + first_row + j] = q;
         }
     }
 }
@@ -107,11 +109,11 @@ __device__ __forceinline__ void multiply(const Router& a, const WEIGHT::Raw& raw
 template <bool ADDS>
 __device__ __forceinline__ void multiply_all(const Router& a, const WEIGHT::Raw& raw, const Row& row, u32 units,
                                              float (*sums)[2 * MAX_ROWS], const float* factors) {
-    const u32 rows = a.linear.rows, half = threadIdx.x / THREADS;
+    const u32 rows = a.linear.rows, threads = threads_of(units), half = threadIdx.x / threads, halves = blockDim.x / threads;
     if (rows == 1) {
         if (half == 0) multiply<1, ADDS>(a, raw, row, units, sums, factors, 0);
     } else {
-        for (u32 first = 2 * half; first < rows; first += 2 * HALVES) {
+        for (u32 first = 2 * half; first < rows; first += 2 * halves) {
             multiply<2, ADDS>(a, raw, row, units, sums, factors, first);
         }
     }
@@ -133,7 +135,7 @@ __device__ __forceinline__ void route_all(const Router& a) {
     const Row row = row_of<WEIGHT>(of.w.q, of.w.scales, of.w.biases, i, l.k);
     const u32 units = (l.k + WEIGHT::UNIT - 1) / WEIGHT::UNIT;
     WEIGHT::Raw raw;
-    const u32 thread = threadIdx.x % THREADS;
+    const u32 threads = threads_of(units), thread = threadIdx.x % threads;
     if (thread < units) WEIGHT::load(row, thread, raw);
     if (l.prologue.kind == NORMED) prefetch(l.prologue.w + 16 * min(threadIdx.x, (l.k - 1) / 16));
     TRACE(1);
@@ -151,8 +153,7 @@ __device__ __forceinline__ void route_all(const Router& a) {
     __syncthreads();
     if (threadIdx.x < l.rows) {
         float dot = 0.0f, squares = 0.0f;
-#pragma unroll
-        for (int w = 0; w < N_WARPS; w++) {
+        for (u32 w = 0; w < threads / 32; w++) {
             dot += sums[w][threadIdx.x];
             squares += sums[w][MAX_ROWS + threadIdx.x];
         }
@@ -171,12 +172,13 @@ __device__ __forceinline__ void route_all(const Router& a) {
     if (!is_last) return;
     __threadfence();
     if (threadIdx.x == 0) *a.counter = 0;
-    if (threadIdx.x / 32 >= N_CHOOSING) return;
-    for (u32 token = threadIdx.x / 32; token < l.rows; token += N_CHOOSING) {
+    const u32 warps = min((u32)N_CHOOSING, blockDim.x / 32);
+    if (threadIdx.x / 32 >= warps) return;
+    for (u32 token = threadIdx.x / 32; token < l.rows; token += warps) {
         route_row(a.route, token, l.parts[0].out + (u64)token * N_EXPERT, scratch[threadIdx.x / 32]);
         __syncwarp();
     }
 }
 
-KERNEL __launch_bounds__(HALVES * THREADS) router(const __grid_constant__ Router a) { route_all<false>(a); }
-KERNEL __launch_bounds__(HALVES * THREADS) router_added(const __grid_constant__ Router a) { route_all<true>(a); }
+KERNEL __launch_bounds__(MAX_THREADS) router(const __grid_constant__ Router a) { route_all<false>(a); }
+KERNEL __launch_bounds__(MAX_THREADS) router_added(const __grid_constant__ Router a) { route_all<true>(a); }

@@ -441,7 +441,7 @@ impl Encoder<'_> {
         }
         if let (Some(module), None, 1) = (few, second.first(), rows)
             && node.prologue.kind <= 1
-            && let Some((launch, each)) = few_launch::linear_twice(w.dtype, w.k, total, device, half)
+            && let Some((launch, each)) = few_launch::linear_twice(w.dtype, w.k, total, device)
         {
             self.half = half.next();
             return self.run(module, launch, &args::FewLinear { op: a, each, stages: 0 });
@@ -543,7 +543,9 @@ impl Encoder<'_> {
         };
         let blocks = n.iter().sum::<usize>() as u32;
         let entry = if node.added.is_some() { "router_added" } else { "router" };
-        let launch = Launch { entry, grid: [blocks, 1, 1], block: 256, shared: 0 };
+        let w = node.parts[0].w;
+        let block = matmul::router_threads(w.dtype, w.k);
+        let launch = Launch { entry, grid: [blocks, 1, 1], block, shared: 0 };
         self.run_some(rows, node.module, |_| launch, &args)
     }
 

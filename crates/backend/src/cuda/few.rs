@@ -921,7 +921,7 @@ impl Few<'_> {
             return Some(self.modules.id(Key::pair(sources::FEW_LINEAR, types[0], types[1])));
         }
         let is_long = || first.len() == 1 && !has_gate && few_launch::long(w.dtype, w.k, w.n, device).is_some();
-        let is_twice = || !has_gate && few_launch::linear_twice(w.dtype, w.k, n(first), device, half).is_some();
+        let is_twice = || !has_gate && few_launch::linear_twice(w.dtype, w.k, n(first), device).is_some();
         let is_whole = few_launch::linear(w.dtype, 1, w.k, n(first), has_gate, device, half).is_some();
         if !is_whole && !is_long() && !is_twice() {
             return None;

@@ -74,6 +74,13 @@ impl Device {
         };
         Launch { entry, grid, block: half.block(), shared: shared as u32 }
     }
+
+    /// A launch of more blocks than there are multiprocessors, two of which share one: all their weights are under way
+    /// at once.
+    fn doubled(self, entry: &'static str, grid: [u32; 3], shared: usize) -> Launch {
+        const _: () = assert!((4 + 4) * REGISTERS <= 512);
+        Launch { entry, grid, block: Half::Shared.block(), shared: shared as u32 }
+    }
 }
 
 /// Bytes that a run of 16 staged activations takes, for types whose activations have 8 bits (`RUN_BYTES`).
@@ -151,11 +158,11 @@ pub fn linear(
 }
 
 /// As [`linear`] for one row, in twice as many blocks as there are multiprocessors: for matrices that do not fit at once.
-pub fn linear_twice(w: WeightType, k: usize, n: usize, device: Device, half: Half) -> Option<Each> {
+pub fn linear_twice(w: WeightType, k: usize, n: usize, device: Device) -> Option<Each> {
     let each = n.div_ceil(2 * device.sms).max(1);
     let bytes = shared(w, 1, runs(k), each * whole_row(w, k)?);
     let grid = [n.div_ceil(each) as u32, 1, 1];
-    launch("few_linear1", grid, bytes, 1, device, half).map(|launch| (launch, each as u32))
+    (bytes <= device.half()).then(|| (device.doubled("few_linear1", grid, bytes), each as u32))
 }
 
 /// Rows of weights of a block of `few_routed`, and blocks of a cluster: clusters of 4 do not fit on all multiprocessors at
@@ -230,7 +237,11 @@ pub fn pair(
         let counts = [0, 1].map(|i| n[i].div_ceil(each[i]) as u32);
         let of = |i: usize| Some(shared(w[i], cols, runs(k), weights(w[i], cols, false, each[i], row[i])?));
         let bytes = of(0)?.max(of(1)?);
-        let launch = launch(NAMES[at], [counts[0] + counts[1], 1, 1], bytes, cols, device, half)?;
+        let grid = [counts[0] + counts[1], 1, 1];
+        let launch = match waves {
+            1 => launch(NAMES[at], grid, bytes, cols, device, half)?,
+            _ => Some(device.doubled(NAMES[at], grid, bytes)).filter(|_| bytes <= device.half())?,
+        };
         Some((launch, counts[0], each.map(|n| n as u32)))
     })
 }
@@ -272,8 +283,12 @@ pub fn experts(
     let (each, bytes) = each
         .map(|each| (each, shared(w, 1, runs(k), (each * row).max(SUMS))))
         .find(|(_, bytes)| *bytes <= device.half())?;
-    let grid = [blocks(each) as u32, 1, 1];
-    Some((device.paired("few_experts", grid, bytes, half), each as u32))
+    let (entry, grid) = ("few_experts", [blocks(each) as u32, 1, 1]);
+    let launch = match blocks(each) <= device.sms {
+        true => device.paired(entry, grid, bytes, half),
+        false => device.doubled(entry, grid, bytes),
+    };
+    Some((launch, each as u32))
 }
 
 /// `few_down` for one row: `n` rows of weights of `k` numbers for each of `n_used` slots, and of `k_shared` for a shared
@@ -300,7 +315,10 @@ pub fn down(
     let fits = is_whole(n) && k.is_multiple_of(16) && k_shared.is_none_or(|k| k.is_multiple_of(16));
     let entry = if k_shared.is_some() { "few_down_shared" } else { "few_down" };
     let grid = [n.div_ceil(each) as u32, 1, 1];
-    fits.then(|| (device.paired(entry, grid, bytes, half), each as u32))
+    fits.then(|| match n.div_ceil(each) <= device.sms {
+        true => (device.paired(entry, grid, bytes, half), each as u32),
+        false => (device.doubled(entry, grid, bytes), each as u32),
+    })
 }
 
 /// Warps of a block of `few_pairs`, and rows that share its blocks of a shared expert.

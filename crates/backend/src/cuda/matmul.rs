@@ -141,6 +141,14 @@ pub fn unit(w: WeightType) -> usize {
     }
 }
 
+/// Threads of a block of `router`, which has a row of weights: a unit each, as far as they go, or two halves of 128.
+pub fn router_threads(w: WeightType, k: usize) -> u32 {
+    match units(w, k) {
+        ..=128 => 256,
+        units => units.next_multiple_of(32).min(256) as u32,
+    }
+}
+
 /// Units of a row.
 fn units(w: WeightType, k: usize) -> usize {
     k.div_ceil(unit(w))

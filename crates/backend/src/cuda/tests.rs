@@ -122,6 +122,9 @@ fn types() -> Vec<WeightType> {
 const STACK: &[(&str, usize)] = &[
     ("head_linear_vec8", 8),
     ("router", 16),
+    ("router_added", 16),
+    ("experts_down", 24),
+    ("latent_q8", 16),
     ("linear_pair_vec8", 64),
     ("attend_long", 48),
     ("few_linear1", 16),
