@@ -1,9 +1,9 @@
 // router: the norm of x, its product with the router's matrix, and the choice of experts (`route.h`), for at most 8
 // rows. Compiled for a weight type and a number of experts: -DWEIGHT, -DN_EXPERT.
 //
-// grid (rows of all parts), block 256: a block a row of weights, which it reads before it waits; its halves take pairs of
-// rows in turn. Sums in f32: a thread's values, then lanes, then warps. The block that ends last chooses for all rows, a
-// warp a row.
+// grid (rows of all parts), block 256: a block a row of weights, which it reads before it waits; its halves take pairs
+// of rows in turn. Sums in f32: a thread's values, then lanes, then warps. The block that ends last chooses for all
+// rows, a warp a row.
 #include "cuda/route.h"
 #include "quant/unit.h"
 #include WEIGHT_HEADER
