@@ -124,8 +124,8 @@ struct FewLinear {
     u32 each, stages;
 };
 
-// As `FewLinear` for one row, one matrix and `add`, with the logits of the router behind it in parts: what the rows of a
-// block (or of a cluster) give to each expert's logit before the norm's factor, then the sum of their squares.
+// As `FewLinear` for one row, one matrix and `add`, with the logits of the router behind it in parts: what the rows of
+// a cluster give to each expert's logit before the norm's factor, then the sum of their squares.
 struct FewRouted {
     Linear op;
     const float* router; // [n_expert, n]

@@ -1,14 +1,14 @@
 // attend: attention of one new position a sequence behind a short context (`attend_long.cu` has long ones), with what
-// comes before it: head norms and ropes of q and k, and the append of k and v. The last block of a token and a key-value
-// head merges the splits, in their order; where they are many, a second launch does (attend_merge).
+// comes before it: head norms and ropes of q and k, and the append of k and v. The last block of a token and a
+// key-value head merges the splits, in their order; where they are many, a second launch does (attend_merge).
 //
 // Compiled for a cache of f16: -DD, the width of keys and of values, a power of two of 64 to 256, and -DHEADS, query
 // heads of a block, a power of two up to 8.
 //
 // grid (T * tiles of heads * n_kv * n_splits), block 256: a block walks a share of the sequence's pages. D / 8 lanes
 // hold a row of a page, 8 numbers each, so that a warp reads whole rows; they multiply it with all heads, whose sums
-// meet in a butterfly, and have a softmax of the rows that they saw: no thread waits for others before the end. The next
-// page comes meanwhile, and the first one before the wait, without the position that this step adds.
+// meet in a butterfly, and have a softmax of the rows that they saw: no thread waits for others before the end. The
+// next page comes meanwhile, and the first one before the wait, without the position that this step adds.
 #include "cuda/attend.h"
 
 #define THREADS 256
@@ -160,17 +160,28 @@ KERNEL __maxnreg__(HEADS <= 2 ? 112 : 255) attend(const __grid_constant__ Attend
                 s[i / HEADS][i % HEADS] += __shfl_xor_sync(FULL_MASK, s[i / HEADS][i % HEADS], step);
             }
         }
+        if (a.softcap != 0.0f) {
+#pragma unroll 1
+            for (int turn = 0; turn < PASSES * HEADS; turn++) {
+                // Every turn caps the first and moves the others up.
+                const float first = a.softcap * tanhf(s[0][0] * a.scale / a.softcap);
+#pragma unroll
+                for (int i = 1; i < PASSES * HEADS; i++) s[(i - 1) / HEADS][(i - 1) % HEADS] = s[i / HEADS][i % HEADS];
+                s[PASSES - 1][HEADS - 1] = first;
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < PASSES * HEADS; i++) s[i / HEADS][i % HEADS] *= a.scale;
+        }
 #pragma unroll
         for (int h = 0; h < HEADS; h++) {
             const float old = its_top[h];
             float now = old;
 #pragma unroll
             for (int i = 0; i < PASSES; i++) {
-                s[i][h] *= a.scale;
-                if (a.softcap != 0.0f) s[i][h] = a.softcap * tanhf(s[i][h] / a.softcap);
                 if (is_seen[i]) now = fmaxf(now, s[i][h]);
             }
-            const float factor = old == -INF ? 0.0f : expf(old - now);
+            const float factor = old == -INF ? 0.0f : __expf(old - now);
             its_total[h] *= factor;
             its_top[h] = now;
 #pragma unroll
@@ -178,7 +189,7 @@ KERNEL __maxnreg__(HEADS <= 2 ? 112 : 255) attend(const __grid_constant__ Attend
             // Where no score is finite IEEE makes NaN, as the formula does.
 #pragma unroll
             for (int i = 0; i < PASSES; i++) {
-                s[i][h] = is_seen[i] ? expf(s[i][h] - now) : 0.0f;
+                s[i][h] = is_seen[i] ? __expf(s[i][h] - now) : 0.0f;
                 its_total[h] += s[i][h];
             }
         }
@@ -210,7 +221,7 @@ KERNEL __maxnreg__(HEADS <= 2 ? 112 : 255) attend(const __grid_constant__ Attend
             best = fmaxf(best, fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)));
         }
         // Lanes without positions add nothing.
-        const float by = its_top[h] == -INF && its_total[h] == 0.0f ? 0.0f : expf(its_top[h] - best);
+        const float by = its_top[h] == -INF && its_total[h] == 0.0f ? 0.0f : __expf(its_top[h] - best);
         its_total[h] *= by;
 #pragma unroll
         for (int j = 0; j < 8; j++) acc[h][j] *= by;
@@ -251,10 +262,10 @@ KERNEL __maxnreg__(HEADS <= 2 ? 112 : 255) attend(const __grid_constant__ Attend
                 float by = total_of(h), factor = 1.0f;
                 if (a.sinks) {
                     const float sink = a.sinks[first_head + h], now = fmaxf(top[h], sink);
-                    factor = top[h] == -INF ? 0.0f : expf(top[h] - now);
-                    by = by * factor + expf(sink - now);
+                    factor = top[h] == -INF ? 0.0f : __expf(top[h] - now);
+                    by = by * factor + __expf(sink - now);
                 }
-                out[h * D + i % D] = sum * factor / by;
+                out[h * D + i % D] = __fdividef(sum * factor, by);
             }
         }
     }

@@ -32,7 +32,7 @@ __device__ __forceinline__ void head_of(const Attend& a, const QkvPart& part, co
         float sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < N; i++) sum += y[i] * y[i];
-        r = 1.0f / sqrtf(warp_sum(sum) / (float)D + a.eps);
+        r = rsqrtf(warp_sum(sum) / (float)D + a.eps);
     }
     if (half == 0 || is_whole) {
 #pragma unroll
@@ -130,7 +130,7 @@ __device__ __forceinline__ void end_split(const Attend& a, u64 place, u32 split,
 #define MERGE_THREADS 256
 #define MERGE_GROUPS (MERGE_THREADS / (D / 4))
 
-// Merges many splits: grid (T * heads), block MERGE_THREADS: groups take splits in turn and are added up in order. Every
+// Merges many splits: grid (T * heads), block MERGE_THREADS: groups take splits in turn and are added up in order. A
 // warp finds the splits' factors while its sums come.
 KERNEL __launch_bounds__(MERGE_THREADS) attend_merge(const __grid_constant__ Attend a) {
     __shared__ __align__(16) float sums[MERGE_GROUPS][D];

@@ -19,7 +19,8 @@ typedef float Sums[SUM_GROUPS][SUM_WIDTH];
 // By a block, of 512 threads at least where there are parts.
 __device__ __forceinline__ void sum_parts(const Route& a, u32 row, Sums& sums) {
     if (a.n_parts == 0) {
-        for (u32 e = threadIdx.x; e < N_EXPERT; e += blockDim.x) sums[0][e] = __ldcg(a.logits + (u64)row * N_EXPERT + e);
+        const float* logits = a.logits + (u64)row * N_EXPERT;
+        for (u32 e = threadIdx.x; e < N_EXPERT; e += blockDim.x) sums[0][e] = __ldcg(logits + e);
         return;
     }
     const u32 group = threadIdx.x / (SUM_WIDTH / 4), at = threadIdx.x % (SUM_WIDTH / 4) * 4;
@@ -57,39 +58,6 @@ __device__ __forceinline__ Best choose(const Route& a, const Sums& sums, bool& i
         key[j] = j * 32 + threadIdx.x % 32 < N_EXPERT ? ordered(l[j]) : 0;
     }
     return best_of_keys<(N_EXPERT + 31) / 32>(key, a.n_used);
-}
-
-// By a block: every thread counts, for an expert and a share of the others, those ahead of it. `keys` is shared memory.
-__device__ __forceinline__ void choose_by_rank(const Route& a, const Sums& sums, u32* keys, u32* chosen) {
-    constexpr u32 SHARES = N_EXPERT % 16 == 0 ? 4 : 1, QUADS = N_EXPERT / 4;
-    for (u32 e = threadIdx.x; e < N_EXPERT; e += blockDim.x) keys[e] = ordered(sum_of(a, sums, e));
-    __syncthreads();
-    if (SHARES == 1) {
-        for (u32 e = threadIdx.x; e < N_EXPERT; e += blockDim.x) {
-            u32 ahead = 0;
-            for (u32 j = 0; j < N_EXPERT; j++) ahead += keys[j] > keys[e] || (keys[j] == keys[e] && j < e) ? 1 : 0;
-            if (ahead < a.n_used) chosen[ahead] = e;
-        }
-        return;
-    }
-    // Whole warps, as there are whole warps of shares.
-    for (u32 i = threadIdx.x; i < SHARES * N_EXPERT; i += blockDim.x) {
-        const u32 e = i / SHARES, key = keys[e];
-        u32 ahead = 0;
-#pragma unroll 4
-        for (u32 quad = i % SHARES; quad < QUADS; quad += SHARES) {
-            const uint4 k = *(const uint4*)(keys + 4 * quad);
-            const u32 other[4] = {k.x, k.y, k.z, k.w};
-#pragma unroll
-            for (u32 j = 0; j < 4; j++) {
-                const bool is_tied = other[j] == key && 4 * quad + j < e;
-                ahead += other[j] > key || is_tied ? 1 : 0;
-            }
-        }
-#pragma unroll
-        for (u32 step = 1; step < SHARES; step *= 2) ahead += __shfl_xor_sync(FULL_MASK, ahead, step);
-        if (i % SHARES == 0 && ahead < a.n_used) chosen[ahead] = e;
-    }
 }
 
 // With the weights. A row without an answer takes the first experts with weights of NaN; one block `reports` it.

@@ -145,7 +145,8 @@ __device__ __forceinline__ void few_rows_of_one(const FewShared& s, u32 k, FewRo
 #pragma unroll 1
         for (u32 unit = lane; unit < units; unit += 32) {
             if (HOLDS && units > 32) staged.hold(unit, x);
-#pragma unroll HOLDS ? 2 : 1
+            // What is executed once or twice waits for its instructions: half of them takes less time.
+#pragma unroll PARTS
             for (int j = 0; j < 2; j++) {
                 if (PARTS == 1 && i + j >= n) break;
                 typename W::Raw raw;

@@ -35,7 +35,9 @@ KERNEL __maxnreg__(FEW_REGISTERS) few_experts(const __grid_constant__ FewExperts
     };
     few_barrier(s);
     if (is_shared) copy(0);
+    // The first warp chooses while others stage the row; weights come last, since they hold up all else.
     const bool chooses = !is_shared && f.route.logits != nullptr;
+    const u32 thread = chooses ? threadIdx.x - 32 : threadIdx.x, threads = chooses ? blockDim.x - 32 : blockDim.x;
     const Staged<W, 1> staged = {s.staged, runs};
     const u32 row = first + rows.first + threadIdx.x % 32;
     const bool has_row = threadIdx.x % 32 < rows.n;
@@ -46,38 +48,38 @@ KERNEL __maxnreg__(FEW_REGISTERS) few_experts(const __grid_constant__ FewExperts
     PDL_WAIT();
     TRACE(2);
     PDL_LAUNCH();
-    // The row comes nearer before weights do, which hold up all else, and is staged while they come.
-    prefetch(a.x + (u64)token * a.k + min(8 * threadIdx.x, a.k - 1));
-    u32 expert = 0;
+    float squares[1] = {};
+    // Logits lie where weights will.
+    Sums& sums = *(Sums*)s.weights;
     if (chooses) {
-        // Logits lie where weights will.
-        Sums& sums = *(Sums*)s.weights;
+        prefetch(a.x + (u64)token * a.k + min(8 * threadIdx.x, a.k - 1));
         sum_parts(f.route, token, sums);
         __syncthreads();
         TRACE(6);
-        choose_by_rank(f.route, sums, (u32*)(s.weights + sizeof(Sums)), chosen);
+    }
+    if (chooses && threadIdx.x < 32) {
+        bool is_bad;
+        const Best best = choose(f.route, sums, is_bad);
         fence_async();
-        __syncthreads();
+        if (threadIdx.x < a.n_used) chosen[threadIdx.x] = best.index;
         TRACE(5);
-        expert = chosen[pair % a.n_used];
-    } else if (!is_shared) {
-        expert = a.ids[pair];
+    } else {
+        few_stage(staged, 0, a.x + (u64)token * a.k, prologue, a.k, thread, threads, squares[0]);
     }
-    if (expert >= a.n_expert && !is_shared) {
-        // An id that names no expert never becomes an address.
-        if (has_row) *out = 0.0f;
-        return;
-    }
+    if (a.prologue.kind == NORMED) few_squares(squares, s.squares);
+    __syncthreads();
+    TRACE(3);
     if (!is_shared) {
+        const u32 expert = chooses ? chosen[pair % a.n_used] : a.ids[pair];
+        if (expert >= a.n_expert) {
+            // An id that names no expert never becomes an address.
+            if (has_row) *out = 0.0f;
+            return;
+        }
         copy(expert);
         if (a.bias && has_row) bias = a.bias[(u64)expert * a.n + row];
         if (a.up_bias && has_row) up_bias = a.up_bias[(u64)expert * a.n + row];
     }
-    float squares[1] = {};
-    few_stage(staged, 0, a.x + (u64)token * a.k, prologue, a.k, threadIdx.x, blockDim.x, squares[0]);
-    if (a.prologue.kind == NORMED) few_squares(squares, s.squares);
-    __syncthreads();
-    TRACE(3);
     few_rows_of_one<W, 2>(s, a.k, rows, row_bytes, sum, up);
     const float r = few_factor(a.prologue, s.squares, 0, a.k);
     const float y = gated(a.act, sum * r + bias, up * r + up_bias, a.alpha, a.limit);

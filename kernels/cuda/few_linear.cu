@@ -73,8 +73,8 @@ __device__ __forceinline__ void few_linear(const Linear& a, u32 block, u32 each)
 #define MMA_TILES 3
 #define MMA_PAD 16u
 
-// Eight columns and rows of Q4_K, on tensor cores in integers: a warp takes every 16th unit of all rows, whose sums meet
-// at the end. Rows of weights, and columns, lie with what keeps them in different banks.
+// Eight columns and rows of Q4_K, on tensor cores in integers: a warp takes every 16th unit of all rows, whose sums
+// meet at the end. Rows of weights, and columns, lie with what keeps them in different banks.
 __device__ __forceinline__ void few_linear_mma(const Linear& a, u32 block, u32 each) {
     typedef q4_k_wide W;
     constexpr u32 COLS = 8, WARPS = 16;

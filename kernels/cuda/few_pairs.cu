@@ -16,8 +16,6 @@ extern __shared__ uint4 shared[];
 #define MAX_COLS 64u
 // Rows that share a block of the shared expert.
 #define FEW_SHARED_ROWS 4u
-// Ids of pairs that a lane asks for at once.
-#define AHEAD 4u
 
 // The products of the warp's rows with COLS staged columns: `store(i, col, sum, sum_up)` gets each once.
 template <class W, int PARTS, int COLS, class Store>
@@ -88,34 +86,21 @@ __device__ __forceinline__ void products(const FewPairs& f) {
     u32 expert = 0, n = min(FEW_SHARED_ROWS, a.rows - item * FEW_SHARED_ROWS);
     bool is_bad = false;
     if (!is_shared) {
-        // All that most steps have is asked for at once.
         expert = a.ids[pair];
-        u32 ahead[AHEAD];
-#pragma unroll
-        for (u32 i = 0; i < AHEAD; i++) ahead[i] = 32 * i + lane < n_pairs ? a.ids[32 * i + lane] : ~0u;
         // An id that names no expert never becomes an address: the pair's row is zero.
         is_bad = expert >= a.n_expert;
         n = 0;
-        // Places behind the last have no id.
-        const auto look = [&](u32 from, u32 id) {
-            const u32 other = from + lane;
+        for (u32 from = 0; from < n_pairs; from += 32) {
+            const u32 other = from + lane, id = other < n_pairs ? a.ids[other] : expert + 1;
             const u32 hits = __ballot_sync(FULL_MASK, id == expert);
-            // A block of an earlier pair has it.
-            if (n == 0 && hits != 0 && from + __ffs(hits) - 1 != pair && !is_bad) return false;
+            if (n == 0 && hits != 0 && from + __ffs(hits) - 1 != pair && !is_bad) {
+                // A block of an earlier pair has it.
+                if (PARTS == 1) PDL_WAIT();
+                return;
+            }
             const u32 place = n + __popc(hits & ((1u << lane) - 1));
             if (threadIdx.x < 32 && id == expert && place < MAX_COLS) pairs[place] = other;
             n += __popc(hits);
-            return true;
-        };
-        bool is_first = true;
-#pragma unroll
-        for (u32 i = 0; i < AHEAD; i++) is_first = is_first && look(32 * i, ahead[i]);
-        for (u32 from = 32 * AHEAD; from < n_pairs && is_first; from += 32) {
-            is_first = look(from, from + lane < n_pairs ? a.ids[from + lane] : ~0u);
-        }
-        if (!is_first) {
-            if (PARTS == 1) PDL_WAIT();
-            return;
         }
         n = min(n, MAX_COLS);
     }

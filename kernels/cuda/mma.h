@@ -44,9 +44,9 @@ __device__ __forceinline__ void mma_f16(float (&c)[4], u32 a0, u32 a1, u32 a2, u
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// c += a * b of bytes, unsigned in a, signed in b: a is 16 x 32, b 32 x 8; with t = lane % 4, bytes 4t to 4t + 3 of row g
-// lie in a0, 16 + 4t to 16 + 4t + 3 in a2, those of row g + 8 in a1 and a3, those of column g of b in b0 and b1. Sums lie
-// as those of `mma`.
+// c += a * b of bytes, unsigned in a, signed in b: a is 16 x 32, b 32 x 8; with t = lane % 4, bytes 4t to 4t + 3 of
+// row g lie in a0, 16 + 4t to 16 + 4t + 3 in a2, those of row g + 8 in a1 and a3, those of column g of b in b0 and b1.
+// Sums lie as those of `mma`.
 __device__ __forceinline__ void mma_bytes(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     asm volatile(
         "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, "

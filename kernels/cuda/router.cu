@@ -2,8 +2,8 @@
 // rows. Compiled for a weight type and a number of experts: -DWEIGHT, -DN_EXPERT. router_added: a normed row is added
 // to x first; every block does it for itself, and the first one stores the sum.
 //
-// grid (rows of all parts), block 160 to 256: a block a row of weights, which it reads before it waits, a thread for each
-// unit as far as they go. Where half of the block is enough, its halves take pairs of rows in turn. Sums in f32: a
+// grid (rows of all parts), block 160 to 256: a block a row of weights, which it reads before it waits, a thread for
+// each unit as far as they go. Where half of the block is enough, its halves take pairs of rows in turn. Sums in f32: a
 // thread's values, then lanes, then warps. The block that ends last chooses for all rows, a warp a row.
 #include "cuda/route.h"
 #include "quant/unit.h"
@@ -109,7 +109,8 @@ __device__ __forceinline__ void multiply(const Router& a, const WEIGHT::Raw& raw
 template <bool ADDS>
 __device__ __forceinline__ void multiply_all(const Router& a, const WEIGHT::Raw& raw, const Row& row, u32 units,
                                              float (*sums)[2 * MAX_ROWS], const float* factors) {
-    const u32 rows = a.linear.rows, threads = threads_of(units), half = threadIdx.x / threads, halves = blockDim.x / threads;
+    const u32 rows = a.linear.rows, threads = threads_of(units);
+    const u32 half = threadIdx.x / threads, halves = blockDim.x / threads;
     if (rows == 1) {
         if (half == 0) multiply<1, ADDS>(a, raw, row, units, sums, factors, 0);
     } else {

@@ -1,7 +1,7 @@
 // Times of the launches of a step of one to eight sequences, on a GPU: a graph of layers of Qwen3-30B-A3B's shape
 // (Q4_K_M), random weights, each layer its own; and a timeline of a layer's blocks by the marks of `TRACE`. The kernels
 // are cubins, so that variants can be compared in one run (`layers.sh`).
-// usage: layers CUBINS OLD|NEW [sequences] [depth] [layers]
+// usage: layers CUBINS OLD|NEW [sequences] [depth] [layers]; ROUTED=0 launches routers
 #include <cuda.h>
 #include <cuda_runtime.h>
 
@@ -212,12 +212,12 @@ static void attend(const Layer& l) {
     if (splits > 4) queue(module, "attend_merge", {cols * N_HEAD, 1, 1}, env("MERGE_T", 256), 0, a);
 }
 // The router's parts come from the output product.
-static bool is_routed() { return is_new && cols == 1 && env("ROUTED", 0); }
+static bool is_routed() { return is_new && cols == 1 && env("ROUTED", 2); }
 static void output(const Layer& l) {
     const Linear a = linear(attended, 4096, {{{l.o}, nullptr, x, D}}, {}, true);
     if (is_routed()) {
         const FewRouted f = {a, l.router, l.norm_ff, logits, 0};
-        queue(number("few_routed", env("ROUTED", 0)), "few_routed", {D / 16, 1, 1}, threads("O_T", false),
+        queue(number("few_routed", env("ROUTED", 2)), "few_routed", {D / 16, 1, 1}, threads("O_T", false),
               padded(few_shared(20, 1, 256, 16 * 2304) + 64 * N_EXPERT, false), f);
     } else if (is_new) {
         const u32 each = env("O", 16);
@@ -231,7 +231,7 @@ static Route routing() {
     Route r = {};
     r.step = step, r.logits = env("FIXED", 0) ? nullptr : logits, r.ids = ids, r.weights = weights, r.rows = cols,
     r.n_used = N_USED, r.renormalise = 1, r.scale = 1;
-    if (is_routed()) r.n_parts = D / 16 / env("ROUTED", 0), r.k = D, r.norm_eps = 1e-6f;
+    if (is_routed()) r.n_parts = D / 16 / env("ROUTED", 2), r.k = D, r.norm_eps = 1e-6f;
     return r;
 }
 static void router(const Layer& l) {
@@ -339,7 +339,7 @@ static void timeline(CUgraphExec exec) {
     const std::vector<std::pair<const char*, std::string>> of = {
         {"qkv", is_new ? (q6 ? "few_pair" : "") : ""},
         {"attend", is_long() ? "attend_long" : number("attend", env("HEADS", 2))},
-        {"o", is_routed() ? number("few_routed", env("ROUTED", 0)) : is_new ? "few_linear" : ""},
+        {"o", is_routed() ? number("few_routed", env("ROUTED", 2)) : is_new ? "few_linear" : ""},
         {"router", is_routed() ? "" : "router"},
         {"up", is_new ? "few_experts" : ""},
         {"down", is_new ? (q6 ? "few_down_q6" : "few_down_q4") : ""}};
@@ -409,8 +409,8 @@ int main(int argc, char** argv) {
     }
     x = device<float>(8 * D), q = device<float>(8 * 4096), k = device<float>(8 * 512), v = device<float>(8 * 512),
     attended = device<float>(8 * 4096);
-    logits = device<float>(D / 16 * (N_EXPERT + 4)), weights = device<float>(8 * N_USED), hidden = device<float>(64 * FF),
-    ids = device<u32>(64), counters = device<u32>(4096);
+    logits = device<float>(D / 16 * (N_EXPERT + 4)), weights = device<float>(8 * N_USED);
+    hidden = device<float>(64 * FF), ids = device<u32>(64), counters = device<u32>(4096);
     partial = device<float>((u64)8 * N_HEAD * 64 * 132), table = floats(8 * 128, 0.7f, 0);
     std::vector<u32> positions, chunk_of, page_list;
     std::vector<Chunk> chunks;
@@ -468,7 +468,8 @@ int main(int argc, char** argv) {
             const auto a = result(n), b = result(n);
             double s = 0;
             for (float v : a) s += (double)v * v;
-            printf("%u layers: %.6f %.6f %.6f, rms %.6f, same again %d\n", n, a[0], a[1], a[2], sqrt(s / a.size()), a == b);
+            printf("%u layers: %.6f %.6f %.6f, rms %.6f, same again %d\n", n, a[0], a[1], a[2],
+                   sqrt(s / a.size()), a == b);
         }
     }
     const auto exec = all(n_layers);

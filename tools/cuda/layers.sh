@@ -1,6 +1,6 @@
 #!/bin/sh
 # Compiles `layers.cpp` and the kernels of steps of few sequences, for a Hopper GPU: OUT/layers and a cubin for each.
-# usage: [KERNELS=folder] [FLAGS=-DTRACED] sh tools/cuda/layers.sh OUT && [TIMELINE=1] OUT/layers OUT NEW
+# usage: [KERNELS=folder] [FLAGS=-DTRACED] [BLOCKS="2 4"] sh tools/cuda/layers.sh OUT && [TIMELINE=1] OUT/layers OUT NEW
 set -eu
 root=$(cd "$(dirname "$0")/../.." && pwd)
 kernels=${KERNELS:-$root/kernels}

@@ -211,6 +211,7 @@ inline unsigned __reduce_min_sync(unsigned, unsigned x) {
 inline unsigned __popc(unsigned x) { return __builtin_popcount(x); }
 inline unsigned __ffs(unsigned x) { return __builtin_ffs(x); }
 inline unsigned __float_as_uint(float x) { return emulate::bits(x); }
+inline float __expf(float x) { return expf(x); }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline float __fdividef(float x, float y) { return x / y; }
 inline float __uint_as_float(unsigned x) { return emulate::number(x); }

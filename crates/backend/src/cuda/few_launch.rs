@@ -260,7 +260,7 @@ fn launch(
     (bytes + 512 <= device.max_shared).then_some(Launch { entry, grid, block: 512, shared: bytes as u32 })
 }
 
-/// Bytes that sums of logits and keys of experts take where weights will lie (`choose.h`).
+/// Bytes that sums of logits take where weights will lie (`choose.h`).
 const SUMS: usize = 12 << 10;
 
 /// `few_experts` for one row: `pairs` experts of `n` rows of weights of gate and of up, and a shared one of `n_shared`.

@@ -130,6 +130,7 @@ const STACK: &[(&str, usize)] = &[
     ("few_linear1", 16),
     ("few_gated1", 16),
     ("few_pair1", 32),
+    ("few_routed", 16),
     ("few_experts", 48),
     ("few_down", 16),
     ("few_down_shared", 16),
