@@ -637,7 +637,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_a_device_is_named_with_what_would() {
         let plan = crate::load::open(None).unwrap().plan;
-        let cuda = backend::cuda::Cuda::default();
+        let cuda = Cuda::default();
         let plan = cuda.lower(plan).unwrap();
         let on = |free, is_roomy| fit_device(&cuda, &plan, &wish(None, 1), free, "Card", is_roomy);
         let whole = on(1 << 40, true).unwrap();
