@@ -2,9 +2,9 @@
 // rows: x[t, i] (+)= sum_s weights[t, s] * (w[ids[t, s], i] * h[t, s] + bias) (+ sigmoid(share[t]) * shared_w[i] *
 // shared_h[t])
 //
-// Compiled for a weight type, -DWEIGHT, and -DWEIGHT_B where the shared expert's differs.
-// grid (rows of weights / 16, rows), block 512: a warp has a row of weights of every slot, as one long row whose units
-// its lanes take in turn, then a row of the shared expert. Slots' activations lie in shared memory as one row. The kernel before launches this one
+// Compiled for a weight type, -DWEIGHT, and -DWEIGHT_B where the shared expert's differs. grid (rows of weights / 16,
+// rows), block 512: a warp has a row of weights of every slot, as one long row whose units its lanes take in turn, then
+// a row of the shared expert. Slots' activations lie in shared memory as one row. The kernel before launches this one
 // behind its own wait: ids, weights and x are there before the wait here, and so are the first weights asked for.
 #include "cuda/vec.h"
 #include WEIGHT_HEADER

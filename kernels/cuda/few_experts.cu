@@ -1,7 +1,7 @@
 // few_experts: gate, up and activation of the chosen experts, and of a shared one, for one to eight rows of x, weights
-// through shared memory (`few.h`). The shared expert may have more rows, and weights of its own for the row's norm. With
-// a router's logits (-DN_EXPERT) every block chooses its row's experts itself, which costs less than a block that ends
-// last and does it for all; without them ids are read. Logits may come in parts.
+// through shared memory (`few.h`). The shared expert may have more rows, and weights of its own for the row's norm.
+// With a router's logits (-DN_EXPERT) every block chooses its row's experts itself, which costs less than a block that
+// ends last and does it for all; without them ids are read. Logits may come in parts.
 //
 // grid (tiles of `each` rows of weights for every pair, then for every row of the shared expert), block up to 640.
 // Launches the next kernel behind the wait: it may read logits, ids and everything older before it waits itself.

@@ -3,11 +3,11 @@
 // which are merged at the end. Blocks go by absolute position, so a token's numbers do not depend on its company.
 //
 // A lane is a position of the page: the score of its key is one chain of multiply-adds. For values it owns columns
-// lane, lane + 32, ... and takes each position's share from that position's lane.
-// With SPLIT a threadgroup takes a part of the positions and leaves its sums, its largest score and its sum of shares in
-// `out`, [T, n_head, n_parts, D_V + 2], to `attention_merge`, which makes of a single part the bits that SPLIT 0 makes.
-// Compiled for a cache: D_K, D_V, KV_F16, V_IN_K (values are the first D_V numbers of the keys); SINKS 0 or 1; SPLIT.
-// grid (n_head, T), with SPLIT (n_head, T, parts of the longest context), 64 threads
+// lane, lane + 32, ... and takes each position's share from that position's lane. With SPLIT a threadgroup takes a part
+// of the positions and leaves its sums, its largest score and its sum of shares in `out`, [T, n_head, n_parts, D_V +
+// 2], to `attention_merge`, which makes of a single part the bits that SPLIT 0 makes. Compiled for a cache: D_K, D_V,
+// KV_F16, V_IN_K (values are the first D_V numbers of the keys); SINKS 0 or 1; SPLIT. grid (n_head, T), with SPLIT
+// (n_head, T, parts of the longest context), 64 threads
 #include "metal/common.h"
 #include "metal/kv.h"
 

@@ -1,7 +1,6 @@
-// attention_merge: the parts of `attention` with SPLIT as one, each by its largest score, in their order. A threadgroup a
-// token and a head; it reads the parts that the token's position has.
-// Compiled with D_V; SINKS 0 or 1.
-// grid (n_head, T), 64 threads
+// attention_merge: the parts of `attention` with SPLIT as one, each by its largest score, in their order. A threadgroup
+// a token and a head; it reads the parts that the token's position has. Compiled with D_V; SINKS 0 or 1. grid (n_head,
+// T), 64 threads
 #include "metal/common.h"
 
 struct Merge {

@@ -1,7 +1,7 @@
-// delta_in: what a gated delta rule reads. Heads of q, k and v are what causal_conv makes of the channels of a chunk; those
-// of q and k are divided by their root mean square and scaled. The last threadgroup makes the gates: g = exp(a_log *
-// softplus(a + dt_bias)), beta = sigmoid(b). A simdgroup a head of TILE tokens of a chunk, and lane l has its channels
-// l, l + 32, ...; heads of q come first, then those of k, then those of v.
+// delta_in: what a gated delta rule reads. Heads of q, k and v are what causal_conv makes of the channels of a chunk;
+// those of q and k are divided by their root mean square and scaled. The last threadgroup makes the gates: g =
+// exp(a_log * softplus(a + dt_bias)), beta = sigmoid(b). A simdgroup a head of TILE tokens of a chunk, and lane l has
+// its channels l, l + 32, ...; heads of q come first, then those of k, then those of v.
 //
 // A chunk's first tile alone reads the old state, since TILE >= WIDTH - 1, and writes the new one when it has read it.
 // Compiled with WIDTH, and with EACH: channels of a lane.

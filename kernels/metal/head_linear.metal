@@ -1,10 +1,9 @@
-// head_linear: a matrix a head, out[t, h, n] = sum_k w[h, n, k] * x[t, h, k]. A simdgroup an output.
-// head_linear_t: matrices that lie as w[h, k, n]. A thread takes a unit of n over a slice of k; slices are added up in
-// their order.
-// With TURNED each head of x has so many numbers behind those that are multiplied; they are rotated (see rope.metal) and
-// stand behind the products of the head, by a threadgroup more.
-// Compiled for the type of the matrices: WEIGHT, PLANES; TRANSPOSED 0 or 1; TURNED.
-// grid (ceil(n / 2), n_head, T), transposed (ceil(units of n / UNITS), n_head, T), one more in x with TURNED, 64 threads
+// head_linear: a matrix a head, out[t, h, n] = sum_k w[h, n, k] * x[t, h, k]. A simdgroup an output. head_linear_t:
+// matrices that lie as w[h, k, n]. A thread takes a unit of n over a slice of k; slices are added up in their order.
+// With TURNED each head of x has so many numbers behind those that are multiplied; they are rotated (see rope.metal)
+// and stand behind the products of the head, by a threadgroup more. Compiled for the type of the matrices: WEIGHT,
+// PLANES; TRANSPOSED 0 or 1; TURNED. grid (ceil(n / 2), n_head, T), transposed (ceil(units of n / UNITS), n_head, T),
+// one more in x with TURNED, 64 threads
 #include WEIGHT_HEADER
 #include "metal/pair.h"
 #include "metal/weight.h"

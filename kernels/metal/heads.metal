@@ -3,10 +3,9 @@
 //
 // A lane reads the numbers that it writes and no others, so that nothing waits. q and k are changed in place as well,
 // as the plan has them. With HAS_GATE heads of q come from rows in which each has one of a gate behind it; those are
-// copied, by simdgroups behind the ones of q.
-// Compiled for a cache: D_K, D_V, KV_F16; HAS_Q, HAS_V 0 or 1; with HAS_Q also HAS_GATE 0 or 1; Q_NORM, K_NORM, V_NORM 0 without, 1 without a weight, 2
-// with one; Q_ROPE, K_ROPE 0 or 1.
-// grid (ceil(heads / 2), T), 64 threads
+// copied, by simdgroups behind the ones of q. Compiled for a cache: D_K, D_V, KV_F16; HAS_Q, HAS_V 0 or 1; with HAS_Q
+// also HAS_GATE 0 or 1; Q_NORM, K_NORM, V_NORM 0 without, 1 without a weight, 2 with one; Q_ROPE, K_ROPE 0 or 1. grid
+// (ceil(heads / 2), T), 64 threads
 #include "metal/common.h"
 #include "metal/kv.h"
 #include "metal/pair.h"

@@ -39,8 +39,8 @@ fn cases() -> [Case; 9] {
     ]
 }
 
-/// What a backend is asked of all rows together: logits `[rows, n_expert]`, router, bias, scale of each expert, number of
-/// experts a row; it returns ids and weights `[rows, n_used]`.
+/// What a backend is asked of all rows together: logits `[rows, n_expert]`, router, bias, scale of each expert, number
+/// of experts a row; it returns ids and weights `[rows, n_used]`.
 pub(crate) type RouteRows<'a> =
     &'a mut dyn FnMut(&[f32], &Router, Option<&[f32]>, Option<&[f32]>, usize) -> (Vec<u32>, Vec<f32>);
 

@@ -799,8 +799,8 @@ fn sources_for_another_compiler() {
     }
 }
 
-/// Dispatches and barriers of a token of each architecture, layer by layer, as `moebius plan` has them without a GPU and
-/// as a program sends them. They are pinned: more of either cost time on every token.
+/// Dispatches and barriers of a token of each architecture, layer by layer, as `moebius plan` has them without a GPU
+/// and as a program sends them. They are pinned: more of either cost time on every token.
 #[test]
 fn dispatches_of_every_architecture() {
     // Of each layer; of the whole, which has an embedding before them and logits behind. The first layer has a norm of

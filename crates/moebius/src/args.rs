@@ -632,8 +632,8 @@ pub struct PlanArgs {
     /// Print the plan as the architecture wrote it, before fusion
     #[arg(long)]
     pub unfused: bool,
-    /// With --backend cuda: compute capability of the GPU, for which the machine needs none: 80, 86, 89, 90, 100 or 120;
-    /// that of this machine's when left out
+    /// With --backend cuda: compute capability of the GPU, for which the machine needs none: 80, 86, 89, 90, 100 or
+    /// 120; that of this machine's when left out
     #[arg(long, value_name = "N")]
     pub sm: Option<u32>,
     /// With --backend cuda: compile the kernels that the model needs into a folder, for machines without NVRTC

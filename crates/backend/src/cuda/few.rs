@@ -118,8 +118,8 @@ struct Moe {
     dense: Option<Dense>,
 }
 
-/// A dense feed-forward in front of the router, whose output only a later norm reads, and the norm in front of it, which
-/// adds a normed row to its own.
+/// A dense feed-forward in front of the router, whose output only a later norm reads, and the norm in front of it,
+/// which adds a normed row to its own.
 #[derive(Clone, Copy, Debug)]
 struct Dense {
     /// The norm of the row that is added, right before `norm`.

@@ -116,8 +116,8 @@ fn whole_row(w: WeightType, k: usize) -> Option<usize> {
 /// Most rows of weights of a block that meet eight columns on tensor cores.
 const MMA_ROWS: usize = 48;
 
-/// Bytes of shared memory for `each` rows of weights of `row` bytes where they meet `cols` columns. Those that meet eight
-/// columns on tensor cores lie apart, of a number of rows that sums of all warps have room for.
+/// Bytes of shared memory for `each` rows of weights of `row` bytes where they meet `cols` columns. Those that meet
+/// eight columns on tensor cores lie apart, of a number of rows that sums of all warps have room for.
 fn weights(w: WeightType, cols: usize, has_gate: bool, each: usize, row: usize) -> Option<usize> {
     /// Bytes between rows, room for sums, and for columns that lie apart.
     const MMA: [usize; 3] = [16, 16 * MMA_ROWS * 8 * 4, 2 * 24 * 8];
@@ -157,7 +157,8 @@ pub fn linear(
     launch(NAMES[usize::from(has_gate)][at], grid, bytes, cols, device, half).map(|launch| (launch, each as u32))
 }
 
-/// As [`linear`] for one row, in twice as many blocks as there are multiprocessors: for matrices that do not fit at once.
+/// As [`linear`] for one row, in twice as many blocks as there are multiprocessors: for matrices that do not fit at
+/// once.
 pub fn linear_twice(w: WeightType, k: usize, n: usize, device: Device) -> Option<Each> {
     let each = n.div_ceil(2 * device.sms).max(1);
     let bytes = shared(w, 1, runs(k), each * whole_row(w, k)?);
@@ -165,8 +166,8 @@ pub fn linear_twice(w: WeightType, k: usize, n: usize, device: Device) -> Option
     (bytes <= device.half()).then(|| (device.doubled("few_linear1", grid, bytes), each as u32))
 }
 
-/// Rows of weights of a block of `few_routed`, and blocks of a cluster: clusters of 4 do not fit on all multiprocessors at
-/// once.
+/// Rows of weights of a block of `few_routed`, and blocks of a cluster: clusters of 4 do not fit on all multiprocessors
+/// at once.
 pub const ROUTED_ROWS: usize = 16;
 pub const ROUTED_CLUSTER: usize = 2;
 
@@ -291,8 +292,8 @@ pub fn experts(
     Some((launch, each as u32))
 }
 
-/// `few_down` for one row: `n` rows of weights of `k` numbers for each of `n_used` slots, and of `k_shared` for a shared
-/// expert.
+/// `few_down` for one row: `n` rows of weights of `k` numbers for each of `n_used` slots, and of `k_shared` for a
+/// shared expert.
 pub fn down(
     w: WeightType,
     n_used: usize,

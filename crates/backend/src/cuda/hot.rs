@@ -179,8 +179,8 @@ pub enum Layout {
 
 /// Decides between the layouts by what steps of one token take in each, which are measured.
 ///
-/// Slots are tried where the uses say that the host has enough less to do; they go where they are not faster in the end,
-/// and the next trial comes after twice as many tokens.
+/// Slots are tried where the uses say that the host has enough less to do; they go where they are not faster in the
+/// end, and the next trial comes after twice as many tokens.
 #[derive(Clone, Debug)]
 pub struct Judge {
     layout: Layout,

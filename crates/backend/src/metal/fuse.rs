@@ -122,8 +122,8 @@ fn run(plan: &Plan, i: usize, off: Off) -> (Run, usize) {
     }
 }
 
-/// First and last moment of each buffer, `[bufs]`: buffers that are in use at one moment lie apart. The logits and their
-/// input live to the end.
+/// First and last moment of each buffer, `[bufs]`: buffers that are in use at one moment lie apart. The logits and
+/// their input live to the end.
 pub fn lifetimes(plan: &Plan, steps: &[Step]) -> Vec<Option<(usize, usize)>> {
     let mut lives: Vec<Option<(usize, usize)>> = vec![None; plan.bufs.len()];
     for step in steps {

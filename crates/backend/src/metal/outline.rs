@@ -63,7 +63,8 @@ impl Outline {
         Ok(Outline { schedule, kernels })
     }
 
-    /// What a step of `n_chunks` sequences of `len` tokens each dispatches, in order, `depth` tokens into their contexts.
+    /// What a step of `n_chunks` sequences of `len` tokens each dispatches, in order, `depth` tokens into their
+    /// contexts.
     pub fn step(&mut self, n_chunks: usize, len: usize, depth: usize) -> Vec<Line> {
         let (tokens, positions) = (n_chunks * len, depth + len);
         let counts = Counts { tokens, outputs: n_chunks, chunks: n_chunks, longest: len, positions };

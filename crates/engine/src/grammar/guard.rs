@@ -34,8 +34,8 @@ pub(crate) struct Guard {
     n_tokens: u32,
 }
 
-/// How late the masks of a grammar may be in all, in time of the processor, and for each token beside that. Those in use
-/// take well below a millisecond a token, beside the model's step.
+/// How late the masks of a grammar may be in all, in time of the processor, and for each token beside that. Those in
+/// use take well below a millisecond a token, beside the model's step.
 pub const LATENESS: Duration = Duration::from_secs(3);
 pub const LATENESS_PER_TOKEN: Duration = Duration::from_millis(50);
 /// How long taking tokens may last in all, and for each: all sequences wait for it.

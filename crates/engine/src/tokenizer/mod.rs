@@ -141,8 +141,8 @@ impl std::fmt::Debug for Tokenizer {
 impl Tokenizer {
     /// Reads the tokenizer of a model, whatever kind of files it is in: [`Tokenizer::from_metadata`] of a GGUF file,
     /// `tokenizer.json` (or `tiktoken.model`, or SentencePiece's `tokenizer.model`) of a folder with what
-    /// `tokenizer_config.json`, `generation_config.json` and `config.json` say of its tokens. Fails when a file cannot be
-    /// read, or lies, or asks for what is not known; the error names the thing.
+    /// `tokenizer_config.json`, `generation_config.json` and `config.json` say of its tokens. Fails when a file cannot
+    /// be read, or lies, or asks for what is not known; the error names the thing.
     pub fn load(checkpoint: &Checkpoint) -> Result<Self, Error> {
         match checkpoint.kind() {
             Kind::Gguf => Self::from_metadata(checkpoint.meta()),

@@ -1,7 +1,8 @@
 //! `moebius bench`: prompt and decode speed, in llama-bench's rows, beside the upper bound by memory bandwidth.
 //!
-//! Every figure comes through the engine, as a user's request would: random tokens, greedy unless a temperature is given. The context before the
-//! measured tokens is computed once and found by the prefix cache; the measured tokens differ between repetitions.
+//! Every figure comes through the engine, as a user's request would: random tokens, greedy unless a temperature is
+//! given. The context before the measured tokens is computed once and found by the prefix cache; the measured tokens
+//! differ between repetitions.
 
 use std::io::Write;
 use std::path::Path;
