@@ -157,14 +157,17 @@ fn experts_that_neither_gpu_nor_memory_holds_are_read_from_disk() {
     };
     let shared = with("212M", "1G");
     assert!(shared.code == Some(0) && shared.err.contains("stay in host memory"), "{}", shared.err);
-    let streamed = with("212M", "45M");
+    let little = with("212M", "10M");
+    let why = "keep within 10.0 MB (--memory): the least that works is ";
+    assert!(little.code == Some(1) && little.err.contains(why), "{}", little.err);
+    // How much that is depends on what this process takes besides; not all experts fit into a few megabytes more.
+    let least = little.err.split(why).nth(1).and_then(|rest| rest.split_once("M:")?.0.parse::<u32>().ok());
+    let least = least.unwrap_or_else(|| panic!("{}", little.err));
+    let streamed = with("212M", &format!("{}M", least + 4));
     assert_eq!((streamed.code, &streamed.out), (Some(0), &shared.out), "{}", streamed.err);
     for part in [" are read from disk but for ", "experts: ", " a token · "] {
         assert!(streamed.err.contains(part), "{part}: {}", streamed.err);
     }
-    let little = with("212M", "10M");
-    let why = "keep within 10.0 MB (--memory): the least that works is ";
-    assert!(little.code == Some(1) && little.err.contains(why), "{}", little.err);
 }
 
 #[test]
