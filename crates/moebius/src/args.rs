@@ -130,7 +130,7 @@ pub struct StepArgs {
     pub gpu_memory: Option<usize>,
     /// When routed experts that are used most move to the GPU, where it does not hold all of them: the last digits of
     /// results then depend on which have moved
-    #[arg(long, value_enum, value_name = "WHEN", default_value_t = MovesArg::Never)]
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t = MovesArg::Auto)]
     pub hot_experts: MovesArg,
     /// Maximum number of tokens computed in one step; 512 when left out, more with CUDA (2048) and where experts are
     /// read from disk
@@ -142,9 +142,9 @@ pub struct StepArgs {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum MovesArg {
     /// As long as that is measured to be faster
+    #[default]
     Auto,
     /// Whole layers stay where they are: the same run gives the same bits
-    #[default]
     Never,
     /// From the first tokens on
     Always,

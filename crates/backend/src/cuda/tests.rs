@@ -121,11 +121,13 @@ fn types() -> Vec<WeightType> {
 /// multiprocessor.
 const STACK: &[(&str, usize)] = &[
     ("head_linear_vec8", 8),
-    ("router", 16),
+    ("router", 24),
     ("router_added", 16),
     ("experts_down", 24),
     ("latent_q8", 16),
     ("linear_pair_vec8", 64),
+    ("attend", 16),
+    ("attend_merge", 8),
     ("attend_long", 48),
     ("few_linear1", 16),
     ("few_gated1", 16),
