@@ -196,8 +196,11 @@ def engines(args):
             if not compare.BUILT.exists():
                 compare.build()
             binary = compare.BUILT / "llama-bench"
+        engine = LlamaCpp("llama.cpp", binary, [], args)
         # Repacked weights are copies, which the group does not hold.
-        yield LlamaCpp("llama.cpp", binary, [("-mmp", "1", "--repack", "0")], args)
+        mapped = ("-lm", "mmap") if engine.has("--load-mode") else ("-mmp", "1")
+        engine.settings = [(*mapped, "--repack", "0")]
+        yield engine
     if "ik" in wanted and (args.ik or args.ik_source):
         off = ["-DLLAMA_BUILD_SERVER=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_CURL=OFF"]
         binary = args.ik or cmake(args.ik_source, args.folder / "ik_llama.cpp", off)
