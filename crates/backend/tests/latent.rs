@@ -59,22 +59,13 @@ fn model(s: Shape, form: Form) -> (Plan, Arc<Checkpoint>) {
         _ => CacheDecl { n_kv: 1, d_k, d_v: s.d_latent, v_in_k: true, window: None },
     };
     let plan = Plan {
-        arch: "random".into(),
-        n_vocab: N_VOCAB,
-        d_model: D_MODEL,
-        n_ctx_train: 1 << 20,
-        weights: Vec::new(),
-        bufs: Vec::new(),
         caches: vec![cache],
-        states: Vec::new(),
         ropes: vec![RopeDecl {
             inv_freq: (0..s.d_pe / 2).map(|i| 10_000f64.powf(-2.0 * i as f64 / s.d_pe as f64)).collect(),
             factor: 1.1,
             pairing: RopePairing::Interleaved,
         }],
-        ops: Vec::new(),
-        layers: Vec::new(),
-        logits: Buf(0),
+        ..Plan::new("random", N_VOCAB, D_MODEL, 1 << 20)
     };
     let mut m = Maker { plan, tensors: Vec::new(), random: Random(0x1234_5678_9abc_def1) };
     let t = Rows::Tokens;

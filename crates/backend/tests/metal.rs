@@ -18,7 +18,7 @@ use backend::metal::{Metal, Off, Tuning};
 use backend::reference::Reference;
 use backend::{Backend, CompileError, Limits, Tables};
 use common::backends::{simulated, wide};
-use common::{BAD, N_VOCAB, PLAIN, Session, Shape, model, tokens};
+use common::{BAD, N_VOCAB, PLAIN, Session, Shape, hand_on, model, tokens};
 use metal_sim::{Call, Fault, Moment, Options, Schedule, Sim, Stats};
 use model::plan::{DeltaHeads, Gate, Plan, RopePairing, Sharing, ValidPlan};
 use quant::WeightType::{self, *};
@@ -348,22 +348,11 @@ impl Plant {
 }
 
 impl Gpu for Watched {
-    fn caps(&self) -> &Caps {
-        self.sim.caps()
-    }
-    fn alloc(&mut self, bytes: u64, what: &'static str) -> Result<Buf, GpuError> {
-        self.sim.alloc(bytes, what)
-    }
+    hand_on!(sim: caps alloc write read threads wait);
     fn map(&mut self, mapped: &Mapped) -> Result<Option<Buf>, GpuError> {
         let buf = self.sim.map(mapped)?;
         self.seen.lock().unwrap().n_mapped += usize::from(buf.is_some());
         Ok(buf)
-    }
-    fn write(&mut self, to: Span, bytes: &[u8]) -> Result<(), GpuError> {
-        self.sim.write(to, bytes)
-    }
-    fn read(&mut self, from: Span, out: &mut [u8]) -> Result<(), GpuError> {
-        self.sim.read(from, out)
     }
     fn build(&mut self, units: &[Unit]) -> Result<Vec<Pipe>, GpuError> {
         let mut units = units.to_vec();
@@ -371,9 +360,6 @@ impl Gpu for Watched {
         self.seen.lock().unwrap().sources = units.iter().map(|unit| unit.source.clone()).collect();
         self.names.extend(units.iter().map(|unit| unit.name.clone()));
         self.sim.build(&units)
-    }
-    fn threads(&self, pipe: Pipe) -> u32 {
-        self.sim.threads(pipe)
     }
     fn submit(&mut self, list: &List) -> Result<Ticket, GpuError> {
         let mut list = list.clone();
@@ -392,9 +378,6 @@ impl Gpu for Watched {
         let ticket = self.sim.submit(&list);
         self.seen.lock().unwrap().stats = self.sim.stats();
         ticket
-    }
-    fn wait(&mut self, ticket: Ticket, limit: Duration) -> Result<Times, GpuError> {
-        self.sim.wait(ticket, limit)
     }
 }
 
@@ -637,33 +620,16 @@ fn the_footprint_is_what_compiling_allocates() {
     /// Adds up what is allocated.
     struct Counting(Sim, Arc<AtomicU64>);
     impl Gpu for Counting {
-        fn caps(&self) -> &Caps {
-            self.0.caps()
-        }
+        hand_on!(0: caps map write read submit wait);
         fn alloc(&mut self, bytes: u64, what: &'static str) -> Result<Buf, GpuError> {
             self.1.fetch_add(bytes, Relaxed);
             self.0.alloc(bytes, what)
-        }
-        fn map(&mut self, mapped: &Mapped) -> Result<Option<Buf>, GpuError> {
-            self.0.map(mapped)
-        }
-        fn write(&mut self, to: Span, bytes: &[u8]) -> Result<(), GpuError> {
-            self.0.write(to, bytes)
-        }
-        fn read(&mut self, from: Span, out: &mut [u8]) -> Result<(), GpuError> {
-            self.0.read(from, out)
         }
         fn build(&mut self, units: &[Unit]) -> Result<Vec<Pipe>, GpuError> {
             Ok((0..units.len() as u32).map(Pipe).collect())
         }
         fn threads(&self, _pipe: Pipe) -> u32 {
             1024
-        }
-        fn submit(&mut self, list: &List) -> Result<Ticket, GpuError> {
-            self.0.submit(list)
-        }
-        fn wait(&mut self, ticket: Ticket, limit: Duration) -> Result<Times, GpuError> {
-            self.0.wait(ticket, limit)
         }
     }
     if simulated(CacheType::F32, Options::default()).is_none() {
@@ -945,21 +911,7 @@ struct Rewritten {
 }
 
 impl Gpu for Rewritten {
-    fn caps(&self) -> &Caps {
-        self.sim.caps()
-    }
-    fn alloc(&mut self, bytes: u64, what: &'static str) -> Result<Buf, GpuError> {
-        self.sim.alloc(bytes, what)
-    }
-    fn map(&mut self, mapped: &Mapped) -> Result<Option<Buf>, GpuError> {
-        self.sim.map(mapped)
-    }
-    fn write(&mut self, to: Span, bytes: &[u8]) -> Result<(), GpuError> {
-        self.sim.write(to, bytes)
-    }
-    fn read(&mut self, from: Span, out: &mut [u8]) -> Result<(), GpuError> {
-        self.sim.read(from, out)
-    }
+    hand_on!(sim: caps alloc map write read threads submit wait);
     fn build(&mut self, units: &[Unit]) -> Result<Vec<Pipe>, GpuError> {
         let mut units = units.to_vec();
         if !self.from.is_empty() {
@@ -969,15 +921,6 @@ impl Gpu for Rewritten {
             }
         }
         self.sim.build(&units)
-    }
-    fn threads(&self, pipe: Pipe) -> u32 {
-        self.sim.threads(pipe)
-    }
-    fn submit(&mut self, list: &List) -> Result<Ticket, GpuError> {
-        self.sim.submit(list)
-    }
-    fn wait(&mut self, ticket: Ticket, limit: Duration) -> Result<Times, GpuError> {
-        self.sim.wait(ticket, limit)
     }
 }
 

@@ -18,9 +18,9 @@ use backend::reference::Reference;
 use backend::{Backend, Batch, Limits, Tables};
 use checkpoint::Checkpoint;
 use common::backends::simulated;
-use common::{Maker, N_VOCAB, PLAIN, Random, Session, Shape, model, tokens};
+use common::{Maker, N_VOCAB, PLAIN, Random, Session, Shape, hand_on, model, tokens};
 use metal_sim::{Options, Sim};
-use model::plan::{Buf as PlanBuf, Op, Plan, Router, Rows, ValidPlan};
+use model::plan::{Op, Plan, Router, Rows, ValidPlan};
 use quant::WeightType::F32;
 
 const SMALL: Shape =
@@ -42,9 +42,7 @@ struct Filled {
 }
 
 impl Gpu for Filled {
-    fn caps(&self) -> &Caps {
-        self.sim.caps()
-    }
+    hand_on!(sim: caps map write read build threads submit wait);
     fn alloc(&mut self, bytes: u64, what: &'static str) -> Result<Buf, GpuError> {
         let buf = self.sim.alloc(bytes, what)?;
         if what == "cache" {
@@ -59,27 +57,6 @@ impl Gpu for Filled {
             }
         }
         Ok(buf)
-    }
-    fn map(&mut self, mapped: &Mapped) -> Result<Option<Buf>, GpuError> {
-        self.sim.map(mapped)
-    }
-    fn write(&mut self, to: Span, bytes: &[u8]) -> Result<(), GpuError> {
-        self.sim.write(to, bytes)
-    }
-    fn read(&mut self, from: Span, out: &mut [u8]) -> Result<(), GpuError> {
-        self.sim.read(from, out)
-    }
-    fn build(&mut self, units: &[Unit]) -> Result<Vec<Pipe>, GpuError> {
-        self.sim.build(units)
-    }
-    fn threads(&self, pipe: Pipe) -> u32 {
-        self.sim.threads(pipe)
-    }
-    fn submit(&mut self, list: &List) -> Result<Ticket, GpuError> {
-        self.sim.submit(list)
-    }
-    fn wait(&mut self, ticket: Ticket, limit: Duration) -> Result<Times, GpuError> {
-        self.sim.wait(ticket, limit)
     }
 }
 
@@ -335,20 +312,7 @@ fn router_model(
     n_used: usize,
 ) -> (Plan, Arc<Checkpoint>) {
     let n_rows = x.len() / n_expert;
-    let plan = Plan {
-        arch: "a router".into(),
-        n_vocab: n_rows,
-        d_model: n_expert,
-        n_ctx_train: 1 << 20,
-        weights: Vec::new(),
-        bufs: Vec::new(),
-        caches: Vec::new(),
-        states: Vec::new(),
-        ropes: Vec::new(),
-        ops: Vec::new(),
-        layers: Vec::new(),
-        logits: PlanBuf(0),
-    };
+    let plan = Plan::new("a router", n_rows, n_expert, 1 << 20);
     let mut m = Maker { plan, tensors: Vec::new(), random: Random(1) };
     let table = m.weight_of(&[n_rows, n_expert], F32, |_, i| x[i * n_expert..][..n_expert].to_vec());
     let mut vector =

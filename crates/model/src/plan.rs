@@ -795,6 +795,24 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// A plan of nothing: its logits are no buffer yet.
+    pub fn new(arch: &str, n_vocab: usize, d_model: usize, n_ctx_train: usize) -> Plan {
+        Plan {
+            arch: arch.into(),
+            n_vocab,
+            d_model,
+            n_ctx_train,
+            weights: Vec::new(),
+            bufs: Vec::new(),
+            caches: Vec::new(),
+            states: Vec::new(),
+            ropes: Vec::new(),
+            ops: Vec::new(),
+            layers: Vec::new(),
+            logits: Buf(u32::MAX),
+        }
+    }
+
     /// Declaration of a buffer of this plan.
     pub fn buf(&self, buf: Buf) -> &BufDecl {
         &self.bufs[buf.0 as usize]

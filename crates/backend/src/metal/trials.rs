@@ -314,20 +314,7 @@ impl Maker {
 }
 
 fn build(kind: Kind) -> Result<(ValidPlan, Arc<Checkpoint>), String> {
-    let plan = Plan {
-        arch: kind.name().into(),
-        n_vocab: N_VOCAB,
-        d_model: D,
-        n_ctx_train: 96,
-        weights: Vec::new(),
-        bufs: Vec::new(),
-        caches: Vec::new(),
-        states: Vec::new(),
-        ropes: Vec::new(),
-        ops: Vec::new(),
-        layers: Vec::new(),
-        logits: Buf(0),
-    };
+    let plan = Plan::new(kind.name(), N_VOCAB, D, 96);
     let mut m = Maker { plan, weights: Vec::new(), seed: 0x9e37_79b9_7f4a_7c15 };
     let (table, x) = (m.weight(&[N_VOCAB, D]), m.buf(T, D));
     m.op(Op::Embed { table, scale: 2.0, out: x });

@@ -1,5 +1,5 @@
 //! A random model of one layer that holds every op, in any shape, for the tests of the CPU backend.
-#![allow(clippy::unwrap_used, dead_code, unused_imports)]
+#![allow(clippy::unwrap_used, dead_code, unused_imports, unused_macros)]
 
 pub mod backends;
 #[path = "../../../../tests/fixtures.rs"]
@@ -258,12 +258,6 @@ impl Maker {
 /// Makes the model.
 pub fn model(s: Shape) -> (Plan, Arc<Checkpoint>) {
     let plan = Plan {
-        arch: "random".into(),
-        n_vocab: N_VOCAB,
-        d_model: s.d_model,
-        n_ctx_train: 1 << 20,
-        weights: Vec::new(),
-        bufs: Vec::new(),
         caches: vec![CacheDecl {
             n_kv: s.n_kv,
             d_k: s.d_k,
@@ -271,15 +265,12 @@ pub fn model(s: Shape) -> (Plan, Arc<Checkpoint>) {
             v_in_k: false,
             window: s.window.filter(|_| s.forgets),
         }],
-        states: Vec::new(),
         ropes: vec![RopeDecl {
             inv_freq: (0..s.d_k / 2 - 3).map(|i| 10_000f64.powf(-2.0 * i as f64 / s.d_k as f64)).collect(),
             factor: 1.1,
             pairing: s.pairing,
         }],
-        ops: Vec::new(),
-        layers: Vec::new(),
-        logits: Buf(0),
+        ..Plan::new("random", N_VOCAB, s.d_model, 1 << 20)
     };
     let mut m = Maker { plan, tensors: Vec::new(), random: Random(0x9e37_79b9_7f4a_7c15) };
     let (t, d, eps) = (Rows::Tokens, s.d_model, 1e-6);
@@ -368,3 +359,54 @@ pub fn tokens(n: usize, seed: u64) -> Vec<u32> {
     let mut random = Random(seed * 0x1234_5677 + 1);
     (0..n).map(|_| (random.bits() % u64::from(BAD)) as u32).collect()
 }
+
+/// Methods of a Metal `Gpu` that its field passes on to another.
+macro_rules! hand_on {
+    ($to:tt: $($name:ident)+) => { $(hand_on!(@ $to $name);)+ };
+    (@ $to:tt caps) => {
+        fn caps(&self) -> &::backend::metal::gpu::Caps {
+            self.$to.caps()
+        }
+    };
+    (@ $to:tt alloc) => {
+        fn alloc(&mut self, bytes: u64, what: &'static str) -> Result<::backend::metal::gpu::Buf, ::backend::metal::gpu::GpuError> {
+            self.$to.alloc(bytes, what)
+        }
+    };
+    (@ $to:tt map) => {
+        fn map(&mut self, mapped: &::backend::metal::gpu::Mapped) -> Result<Option<::backend::metal::gpu::Buf>, ::backend::metal::gpu::GpuError> {
+            self.$to.map(mapped)
+        }
+    };
+    (@ $to:tt write) => {
+        fn write(&mut self, to: ::backend::metal::gpu::Span, bytes: &[u8]) -> Result<(), ::backend::metal::gpu::GpuError> {
+            self.$to.write(to, bytes)
+        }
+    };
+    (@ $to:tt read) => {
+        fn read(&mut self, from: ::backend::metal::gpu::Span, out: &mut [u8]) -> Result<(), ::backend::metal::gpu::GpuError> {
+            self.$to.read(from, out)
+        }
+    };
+    (@ $to:tt build) => {
+        fn build(&mut self, units: &[::backend::metal::gpu::Unit]) -> Result<Vec<::backend::metal::gpu::Pipe>, ::backend::metal::gpu::GpuError> {
+            self.$to.build(units)
+        }
+    };
+    (@ $to:tt threads) => {
+        fn threads(&self, pipe: ::backend::metal::gpu::Pipe) -> u32 {
+            self.$to.threads(pipe)
+        }
+    };
+    (@ $to:tt submit) => {
+        fn submit(&mut self, list: &::backend::metal::gpu::List) -> Result<::backend::metal::gpu::Ticket, ::backend::metal::gpu::GpuError> {
+            self.$to.submit(list)
+        }
+    };
+    (@ $to:tt wait) => {
+        fn wait(&mut self, ticket: ::backend::metal::gpu::Ticket, limit: ::std::time::Duration) -> Result<::backend::metal::gpu::Times, ::backend::metal::gpu::GpuError> {
+            self.$to.wait(ticket, limit)
+        }
+    };
+}
+pub(crate) use hand_on;

@@ -107,20 +107,7 @@ const LEAST_VOCAB: usize = 48;
 
 impl Build {
     pub fn new(seed: u64) -> Build {
-        let plan = Plan {
-            arch: "one op".into(),
-            n_vocab: 1,
-            d_model: 1,
-            n_ctx_train: 1 << 20,
-            weights: Vec::new(),
-            bufs: Vec::new(),
-            caches: Vec::new(),
-            states: Vec::new(),
-            ropes: Vec::new(),
-            ops: Vec::new(),
-            layers: Vec::new(),
-            logits: Buf(0),
-        };
+        let plan = Plan::new("one op", 1, 1, 1 << 20);
         let random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         let mut build = Build { m: Maker { plan, tensors: Vec::new(), random }, inputs: Vec::new() };
         build.input(PAD, Fill::Uniform(1.0));

@@ -26,20 +26,7 @@ pub struct Builder<'a> {
 impl<'a> Builder<'a> {
     /// An empty plan over the tensors of a checkpoint.
     pub fn new(names: Names<'a>, arch: &str, n_vocab: usize, d_model: usize, n_ctx_train: usize) -> Self {
-        let plan = Plan {
-            arch: arch.into(),
-            n_vocab,
-            d_model,
-            n_ctx_train,
-            weights: Vec::new(),
-            bufs: Vec::new(),
-            caches: Vec::new(),
-            states: Vec::new(),
-            ropes: Vec::new(),
-            ops: Vec::new(),
-            layers: Vec::new(),
-            logits: Buf(u32::MAX),
-        };
+        let plan = Plan::new(arch, n_vocab, d_model, n_ctx_train);
         Self { names, plan, layer: None, n_layer: None, by_name: HashMap::new(), skipped: HashSet::new() }
     }
 
