@@ -13,6 +13,10 @@ fetch() {
   for tool in python3 node npm "$CHROMIUM"; do command -v "$tool" || return 1; done
   [ -x "$room/python/bin/pip" ] || python3 -m venv "$room/python" || return 1
   "$room/python/bin/pip" install --quiet --disable-pip-version-check -r tests/clients/requirements.txt || return 1
+  # Frameworks in a room of their own: they ask for other versions of the clients.
+  [ -x "$room/frameworks/bin/pip" ] || python3 -m venv "$room/frameworks" || return 1
+  "$room/frameworks/bin/pip" install --quiet --disable-pip-version-check --no-compile -r tests/clients/frameworks.txt ||
+    return 1
   cp tests/clients/*.mjs tests/clients/package.json "$room/"
   (cd "$room" && npm install --no-audit --no-fund --no-package-lock --loglevel=error) || return 1
   cargo fetch --quiet --locked --manifest-path tests/clients/rust/Cargo.toml
@@ -35,6 +39,7 @@ done
 
 failed=0
 "$room/python/bin/python" tests/clients/clients.py "$address" || failed=1
+"$room/frameworks/bin/python" tests/clients/frameworks.py "$address" || failed=1
 (cd "$room" && node clients.mjs "$address") || failed=1
 "$room/rust/debug/client" "$address" || failed=1
 (cd "$room" && node page.mjs "$address") || failed=1

@@ -70,8 +70,9 @@ pub fn of(body: &Object) -> Result<Option<Form>, ApiError> {
     if let Some(outputs) = body.object("structured_outputs") {
         forms.extend(of_vllm(outputs)?);
     }
-    if let [_, second, ..] = forms.as_slice() {
-        return Err(ApiError::field(second.param, "cannot be had together with another form"));
+    // Clients of several versions of vLLM send the same rule under its old name and its new one.
+    if let Some(other) = forms.iter().find(|form| form.rule != forms[0].rule) {
+        return Err(ApiError::field(other.param, "cannot be had together with another form"));
     }
     Ok(forms.pop().map(|form| form.closed(body)))
 }
@@ -322,6 +323,8 @@ mod tests {
             (json!({"structured_outputs": {"structural_tag": "x"}}), Err("structured_outputs.structural_tag")),
             (json!({"structured_outputs": {"regex": "a", "choice": ["b"]}}), Err("structured_outputs")),
             (json!({"structured_outputs": {"regex": 5}}), Err("structured_outputs.regex")),
+            (json!({"guided_regex": "a", "structured_outputs": {"regex": "a"}}), Ok(Some(Rule::Regex("a".into())))),
+            (json!({"guided_regex": "a", "structured_outputs": {"regex": "b"}}), Err("structured_outputs")),
             (json!({"format": "json"}), Ok(Some(Rule::JsonObject))),
             (json!({"format": schema}), Ok(Some(Rule::JsonSchema(schema.clone())))),
             (json!({"format": "yaml"}), Err("format")),

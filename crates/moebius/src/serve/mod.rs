@@ -422,7 +422,7 @@ fn announce(address: std::net::SocketAddr, fleet: &Fleet, summary: &str, is_open
         format!(
             "serving {title} on http://{address}\n{summary}\n{notice}\n  \
              http://{address}/ in a browser is a page to chat\n\n  \
-             curl http://{address}/v1/{route} -H 'Content-Type: application/json' -d '{{{model}{body}}}'\n\n",
+             curl http://{address}/v1/{route} -d '{{{model}{body}}}'\n\n",
         )
         .as_bytes(),
     );

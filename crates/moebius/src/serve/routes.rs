@@ -529,8 +529,12 @@ fn content_length(headers: &HeaderMap) -> Result<Option<usize>, ApiError> {
     if length.is_some_and(|n| n > MAX_BODY_BYTES) { Err(body::too_large()) } else { Ok(length) }
 }
 
-/// A page of another site can post plain text and forms without asking; it cannot post JSON. So only JSON is read.
+/// A page of another site can post plain text and forms without asking; it cannot post JSON. So pages must send JSON by
+/// its name. Other programs, which send no `Origin`, often leave the name out, as `curl -d` and LiteLLM do.
 fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    if !headers.contains_key(header::ORIGIN) && !headers.contains_key("sec-fetch-site") {
+        return Ok(());
+    }
     let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let kind = kind.split(';').next().unwrap_or_default().trim();
     if kind.eq_ignore_ascii_case("application/json") {
