@@ -12,6 +12,7 @@ use model::plan::Plan;
 
 use super::compile::Failed;
 use super::driver::{Context, DriverError, Event, Memory, Pinned, Ptr, Stream};
+use super::gate::Held;
 use super::handover::Costs;
 use super::hot::{Judge, Layout, Move, NONE, Placement};
 use super::nodes::{ExpertsNode, HostNode};
@@ -152,6 +153,8 @@ pub struct Host {
     /// Handovers queued, and answered; both wrap.
     handed: u32,
     answered: u32,
+    /// The device may wait for an answer.
+    held: Option<Held>,
     /// Why the step under way is lost.
     lost: Option<Failure>,
     is_streamed: bool,
@@ -208,6 +211,7 @@ impl Host {
             from_rows: host.copies_from.filter(|_| !is_streamed).unwrap_or(usize::MAX),
             handed: 0,
             answered: 0,
+            held: None,
             lost: None,
             is_streamed,
         };
@@ -278,6 +282,9 @@ impl Host {
         // been reached, which is behind this copy.
         unsafe {
             if self.waits {
+                if self.handed != self.answered && self.held.is_none() {
+                    self.held = Some(self.context.gate.hold());
+                }
                 stream.wait_until(self.flags_ptr + 4 * ANSWERED as Ptr, self.handed)?;
             }
             // A kernel takes what is wanted of them.
@@ -321,6 +328,7 @@ impl Host {
         self.compute_rows(node.index, rows, node.hot.is_some());
         self.answered = self.answered.wrapping_add(1);
         self.flags.atomic(ANSWERED).store(self.answered, Release);
+        self.held = None;
     }
 
     /// `is_hot`: without the pairs of experts that have slots.
@@ -433,6 +441,7 @@ impl Host {
     pub fn release(&mut self) {
         self.answered = self.handed;
         self.flags.atomic(ANSWERED).store(self.answered, Release);
+        self.held = None;
     }
 
     /// A step of so many tokens begins.
