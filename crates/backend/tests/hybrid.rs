@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use backend::Backend;
 use backend::cpu::{CacheType, Cpu};
@@ -22,12 +22,6 @@ type Model = (Plan, Arc<Checkpoint>);
 
 /// The most that seven eighths of the rows of a random layer may be off (RMS over standard deviation).
 const OFF: f64 = 6e-2;
-
-/// One test at a time: side by side, four of them on 8 cores took more than five minutes, one after the other one.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// The GPU with this share of the experts, in percent. `copies_from` rows on, the others are copied.
 fn with(gpu: &Cuda, plan: &Plan, percent: usize, copies_from: usize) -> Cuda {
@@ -86,7 +80,6 @@ fn embedded(gpu: &Cuda) -> Model {
 
 #[test]
 fn every_budget_gives_the_logits() {
-    let _alone = alone();
     let Some(gpu) = gpu(CacheType::F16) else { return };
     let model = embedded(&gpu);
     // A model of four bits and few layers sends tokens of noise to other experts at every turn: the middle row counts,
@@ -109,7 +102,6 @@ fn every_budget_gives_the_logits() {
 
 #[test]
 fn every_kind_of_experts_can_stay_on_the_host() {
-    let _alone = alone();
     let Some(gpu) = gpu(CacheType::F32) else { return };
     let act = Gate::ClampedSwiglu { alpha: 1.702, limit: 7.0 };
     for shape in [
@@ -138,7 +130,6 @@ fn every_kind_of_experts_can_stay_on_the_host() {
 /// Experts that are read from disk give the bits of those in memory, whatever the number of slabs.
 #[test]
 fn experts_of_the_host_may_be_on_disk() {
-    let _alone = alone();
     let Some(gpu) = gpu(CacheType::F16) else { return };
     let model = embedded(&gpu);
     for percent in [0, 50] {
@@ -159,7 +150,6 @@ fn experts_of_the_host_may_be_on_disk() {
 /// tokens follow each other, so that experts move between nearly all of them.
 #[test]
 fn experts_may_move() {
-    let _alone = alone();
     let Some(gpu) = gpu(CacheType::F16) else { return };
     let model = embedded(&gpu);
     let run = |backend: &dyn Backend| {
@@ -192,7 +182,6 @@ fn experts_may_move() {
 /// The same run gives the same bits: nothing is decided by a clock.
 #[test]
 fn runs_are_repeatable() {
-    let _alone = alone();
     let Some(gpu) = gpu(CacheType::F16) else { return };
     let model = embedded(&gpu);
     for copies_from in [usize::MAX, 9] {
@@ -204,7 +193,6 @@ fn runs_are_repeatable() {
 /// A program that goes while the device waits for the host leaves nothing waiting.
 #[test]
 fn a_step_may_be_left_behind() {
-    let _alone = alone();
     let Some(gpu) = gpu(CacheType::F16) else { return };
     let model = embedded(&gpu);
     let mut session = Session::new(&with(&gpu, &model.0, 0, usize::MAX), &model, 64);

@@ -4,13 +4,15 @@
 //! [`Context::enter`]; every other call wants that.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_void};
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys;
 
+use super::gate::Gate;
 use super::launch::Launch;
 
 /// The oldest driver that has every call used here: CUDA 12.0.
@@ -178,6 +180,8 @@ pub struct Context {
     pub sms: usize,
     /// Maximum shared memory of a block, in bytes.
     pub max_shared: usize,
+    /// The turns of all programs at the device. Calls that may wait until it is idle are made alone.
+    pub gate: Arc<Gate>,
     /// Of a device that is not there ([`Context::blank`]), the next address that it gives out.
     blank: Option<AtomicU64>,
 }
@@ -194,7 +198,7 @@ impl Context {
         let mut raw = std::ptr::null_mut();
         // SAFETY: the driver writes one handle.
         unsafe { call!(cuDevicePrimaryCtxRetain(&mut raw, device))? };
-        let context = Context { device, raw, name, arch, sms, max_shared, blank: None };
+        let context = Context { device, raw, name, arch, sms, max_shared, gate: gate(device), blank: None };
         context.enter()?;
         Ok(Arc::new(context))
     }
@@ -204,7 +208,7 @@ impl Context {
     pub fn blank(arch: u32, sms: usize, max_shared: usize) -> Arc<Context> {
         let name = format!("compute capability {}.{}", arch / 10, arch % 10);
         let (device, raw, blank) = (0, std::ptr::null_mut(), Some(AtomicU64::new(1 << 20)));
-        Arc::new(Context { device, raw, name, arch, sms, max_shared, blank })
+        Arc::new(Context { device, raw, name, arch, sms, max_shared, gate: Arc::default(), blank })
     }
 
     /// Makes it current on this thread.
@@ -235,6 +239,13 @@ impl Drop for Context {
     }
 }
 
+/// The gate of a device: the primary context is one for all programs of the process.
+fn gate(device: sys::CUdevice) -> Arc<Gate> {
+    static GATES: Mutex<Option<HashMap<sys::CUdevice, Arc<Gate>>>> = Mutex::new(None);
+    let mut gates = GATES.lock().unwrap_or_else(PoisonError::into_inner);
+    Arc::clone(gates.get_or_insert_default().entry(device).or_default())
+}
+
 /// An address in device memory.
 pub type Ptr = u64;
 
@@ -253,6 +264,7 @@ impl Memory {
         if let Some(next) = &context.blank {
             ptr = if bytes > 0 { next.fetch_add((bytes as u64 + 511) & !255, Ordering::Relaxed) } else { 0 };
         } else if bytes > 0 {
+            let _alone = context.gate.alone();
             // SAFETY: the driver writes one address.
             unsafe { call!(cuMemAlloc_v2(&mut ptr, bytes)) }
                 .map_err(|e| DriverError { call: format!("{} of {bytes} bytes", e.call), ..e })?;
@@ -274,6 +286,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         if self.ptr != 0 && self.context.blank.is_none() && self.context.enter().is_ok() {
+            let _alone = self.context.gate.alone();
             // SAFETY: allocated by `new`; programs wait for their stream before they drop memory.
             unsafe { sys::cuMemFree_v2(self.ptr) };
         }
@@ -296,6 +309,7 @@ impl Pinned {
     pub fn new(context: &Arc<Context>, bytes: usize) -> Result<Pinned> {
         let mut ptr = std::ptr::null_mut();
         let len = bytes.max(1);
+        let _alone = context.gate.alone();
         // SAFETY: the driver writes one address, of memory of that length.
         unsafe {
             call!(cuMemHostAlloc(&mut ptr, len, 0))
@@ -339,6 +353,7 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         if self.context.enter().is_ok() {
+            let _alone = self.context.gate.alone();
             // SAFETY: allocated by `new`, and nothing copies any more.
             unsafe { sys::cuMemFreeHost(self.ptr.cast()) };
         }
@@ -371,6 +386,7 @@ impl Stream {
             return Ok(Stream { raw, context: Arc::clone(context), launched: RefCell::default() });
         }
         let flag = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        let _alone = context.gate.alone();
         // SAFETY: the driver writes one handle.
         unsafe { call!(cuStreamCreate(&mut raw, flag))? };
         Ok(Stream { raw, context: Arc::clone(context), launched: RefCell::default() })
@@ -500,7 +516,7 @@ impl Stream {
         unsafe { call!(cuEventRecord(event.raw, self.raw)) }
     }
 
-    /// Records what `queue` queues, and makes a graph of it.
+    /// Records what `queue` queues, and makes a graph of it. The caller is alone at the gate.
     pub fn capture<E: From<DriverError>>(
         &self,
         queue: impl FnOnce() -> std::result::Result<(), E>,
@@ -536,6 +552,7 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         if self.context.blank.is_none() && self.context.enter().is_ok() {
+            let _alone = self.context.gate.alone();
             // SAFETY: created by `new`.
             unsafe { sys::cuStreamDestroy_v2(self.raw) };
         }
@@ -556,6 +573,7 @@ impl Event {
     /// An event that keeps its time.
     pub fn new(context: &Arc<Context>) -> Result<Event> {
         let (mut raw, mut version) = (std::ptr::null_mut(), 0);
+        let _alone = context.gate.alone();
         // SAFETY: the driver writes one number and one handle.
         unsafe {
             call!(cuDriverGetVersion(&mut version))?;
@@ -576,6 +594,7 @@ impl Event {
     pub fn without_time(context: &Arc<Context>) -> Result<Event> {
         let mut raw = std::ptr::null_mut();
         let flag = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        let _alone = context.gate.alone();
         // SAFETY: the driver writes one handle.
         unsafe { call!(cuEventCreate(&mut raw, flag))? };
         Ok(Event { raw, context: Arc::clone(context) })
@@ -593,6 +612,7 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         if self.context.enter().is_ok() {
+            let _alone = self.context.gate.alone();
             // SAFETY: created by `new`.
             unsafe { sys::cuEventDestroy_v2(self.raw) };
         }
@@ -612,6 +632,7 @@ unsafe impl Send for Graph {}
 impl Drop for Graph {
     fn drop(&mut self) {
         if self.context.enter().is_ok() {
+            let _alone = self.context.gate.alone();
             // SAFETY: made by `capture`; the program has waited for its stream.
             unsafe { sys::cuGraphExecDestroy(self.raw) };
         }
@@ -643,6 +664,7 @@ impl Module {
         if context.blank.is_some() {
             return Ok(Module { raw, context: Arc::clone(context) });
         }
+        let _alone = context.gate.alone();
         // SAFETY: images come from NVRTC, or from the cache that keeps them with their hash.
         unsafe { call!(cuModuleLoadData(&mut raw, image.as_ptr().cast()))? };
         Ok(Module { raw, context: Arc::clone(context) })
@@ -658,6 +680,7 @@ impl Module {
         }
         let c_name = CString::new(name).unwrap_or_default();
         let mut raw = std::ptr::null_mut();
+        let _alone = self.context.gate.alone();
         // SAFETY: the module lives; the driver writes one handle and one number, and reads a string that ends with a
         // zero.
         unsafe {
@@ -678,6 +701,7 @@ impl Module {
 impl Drop for Module {
     fn drop(&mut self) {
         if self.context.blank.is_none() && self.context.enter().is_ok() {
+            let _alone = self.context.gate.alone();
             // SAFETY: loaded by `load`; the program has waited for its stream.
             unsafe { sys::cuModuleUnload(self.raw) };
         }

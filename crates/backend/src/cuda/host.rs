@@ -12,8 +12,9 @@ use model::plan::Plan;
 
 use super::compile::Failed;
 use super::driver::{Context, DriverError, Event, Memory, Pinned, Ptr, Stream};
+use super::gate::Held;
 use super::handover::Costs;
-use super::hot::{Judge, Layout, Move, NONE, Placement};
+use super::hot::{Judge, Layout, Move, NONE, Placement, Step};
 use super::nodes::{ExpertsNode, HostNode};
 use super::split::{self, Moves, Slots, Split, plane_starts};
 use super::upload::STAGE;
@@ -152,6 +153,8 @@ pub struct Host {
     /// Handovers queued, and answered; both wrap.
     handed: u32,
     answered: u32,
+    /// The device may wait for an answer.
+    held: Option<Held>,
     /// Why the step under way is lost.
     lost: Option<Failure>,
     is_streamed: bool,
@@ -208,6 +211,7 @@ impl Host {
             from_rows: host.copies_from.filter(|_| !is_streamed).unwrap_or(usize::MAX),
             handed: 0,
             answered: 0,
+            held: None,
             lost: None,
             is_streamed,
         };
@@ -227,6 +231,9 @@ impl Host {
             self.stage(stream, 0)?;
             stream.wait()?;
             copy = start.elapsed().as_secs_f64();
+        }
+        if let Some(hot) = &mut self.hot {
+            hot.judge.set_cost(Duration::from_secs_f64(copy * hot.whole.len() as f64));
         }
         let [few, many] = [few, many].map(|rows| (rows, self.time(rows)));
         self.from_rows = Costs { copy, few, many }.threshold(self.max_rows);
@@ -278,6 +285,9 @@ impl Host {
         // been reached, which is behind this copy.
         unsafe {
             if self.waits {
+                if self.handed != self.answered && self.held.is_none() {
+                    self.held = Some(self.context.gate.hold());
+                }
                 stream.wait_until(self.flags_ptr + 4 * ANSWERED as Ptr, self.handed)?;
             }
             // A kernel takes what is wanted of them.
@@ -321,6 +331,7 @@ impl Host {
         self.compute_rows(node.index, rows, node.hot.is_some());
         self.answered = self.answered.wrapping_add(1);
         self.flags.atomic(ANSWERED).store(self.answered, Release);
+        self.held = None;
     }
 
     /// `is_hot`: without the pairs of experts that have slots.
@@ -401,14 +412,15 @@ impl Host {
         Ok(hot.judge.layout())
     }
 
-    /// A step of so many tokens has ended, and nothing of it is under way: changes the layout where that pays.
-    pub fn over(&mut self, stream: &Stream, tokens: usize, time: Duration) -> Result<(), DriverError> {
+    /// A step has ended, and nothing of it is under way: changes the layout where that pays.
+    pub fn over(&mut self, stream: &Stream, step: Step) -> Result<(), DriverError> {
         let Some(hot) = &mut self.hot else { return Ok(()) };
-        hot.placement.age(tokens);
+        hot.placement.age(step.tokens);
         let Hot { judge, placement, slots, whole, .. } = hot;
-        let Some(layout) = judge.step(tokens, time, || saves(placement, slots.len(), whole.len())) else {
+        let Some(layout) = judge.step(step, || saves(placement, slots.len(), whole.len())) else {
             return Ok(());
         };
+        let start = Instant::now();
         let pieces: Vec<Piece> = match layout {
             Layout::Slots => {
                 let moves = hot.placement.refill();
@@ -421,7 +433,11 @@ impl Host {
             }
         };
         self.copy(stream, &pieces.iter().collect::<Vec<_>>())?;
-        stream.wait()
+        stream.wait()?;
+        if let Some(hot) = &mut self.hot {
+            hot.judge.set_cost(start.elapsed());
+        }
+        Ok(())
     }
 
     /// What is queued up to here has read the staging buffer.
@@ -433,6 +449,7 @@ impl Host {
     pub fn release(&mut self) {
         self.answered = self.handed;
         self.flags.atomic(ANSWERED).store(self.answered, Release);
+        self.held = None;
     }
 
     /// A step of so many tokens begins.

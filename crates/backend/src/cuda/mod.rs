@@ -14,6 +14,7 @@ mod encode_batch;
 mod few;
 mod few_launch;
 mod fuse;
+mod gate;
 mod handover;
 mod host;
 pub mod hot;

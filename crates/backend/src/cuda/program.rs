@@ -10,9 +10,10 @@ use super::driver::{Context, DriverError, Graph, Memory, Pinned, Stream};
 use super::encode::{Encoder, Kernels, RopeView, Scratch};
 use super::few::MAX_ROWS;
 use super::few_launch::Half;
+use super::gate::Gate;
 use super::handover::{self, Lane};
 use super::host::Host;
-use super::hot::Layout;
+use super::hot::{self, Layout};
 use super::nodes::{ATTEND_PAGES, HostNode, MAX_SPLITS, Node, RouteNode, StateView, View};
 use super::pick::Picker;
 use super::tables::{Counts, Tables};
@@ -232,11 +233,15 @@ impl CudaProgram {
         match seen {
             Some(Seen::Captured(graph)) => self.parts.stream.replay(graph)?,
             Some(Seen::Once) => {
+                // A graph takes memory when it is made and when it is queued first.
+                let _alone = self.parts.context.gate.alone();
                 let graph = self.parts.stream.capture(|| self.encode(shape, part))?;
                 self.parts.stream.replay(&graph)?;
                 self.graphs.insert(key, Seen::Captured(graph));
             }
             None => {
+                // A kernel that is launched first may have to be given memory.
+                let _alone = self.parts.context.gate.alone();
                 self.encode(shape, part)?;
                 if shape.is_decode {
                     self.graphs.insert(key, Seen::Once);
@@ -399,6 +404,12 @@ impl Shared<'_> {
         Encoder { early: false, ..self.program.encoder(self.shape) }
     }
 
+    /// Whether part `i` is a graph.
+    fn is_captured(&self, i: usize) -> bool {
+        let key = (self.shape.counts, self.shape.most_pages, i, self.program.layout);
+        self.shape.is_decode && matches!(self.program.graphs.get(&key), Some(Seen::Captured(_)))
+    }
+
     /// Handover `i`, and its rows in this step.
     fn node(&self, i: usize) -> Option<(HostNode, usize)> {
         let cuts = self.program.cuts(self.shape.list);
@@ -415,9 +426,7 @@ impl Lane for Shared<'_> {
     type Error = DriverError;
 
     fn waits(&self, i: usize) -> bool {
-        let key = (self.shape.counts, self.shape.most_pages, i + 1, self.program.layout);
-        let is_captured = matches!(self.program.graphs.get(&key), Some(Seen::Captured(_)));
-        is_captured && self.shape.is_decode && self.program.parts.host.as_ref().is_some_and(Host::waits)
+        self.is_captured(i + 1) && self.program.parts.host.as_ref().is_some_and(Host::waits)
     }
 
     /// Without rows there is nothing to compute.
@@ -427,6 +436,9 @@ impl Lane for Shared<'_> {
     }
 
     fn queue(&mut self, i: usize) -> Result<(), DriverError> {
+        // Kernels beside a part that is no graph yet may be launched for the first time.
+        let gate = (!self.is_captured(i)).then(|| Arc::clone(&self.program.parts.context.gate));
+        let alone = || gate.as_deref().map(Gate::alone);
         if let Some((before, (node, rows))) = i.checked_sub(1).and_then(|before| Some((before, self.node(before)?))) {
             let is_computed = self.is_computed(before);
             let Parts { host: Some(host), stream, .. } = &mut self.program.parts else { return Ok(()) };
@@ -434,10 +446,12 @@ impl Lane for Shared<'_> {
                 host.take_back(stream, &node, rows)?;
                 let from = host.rows();
                 if let Some(hot) = &node.hot {
+                    let _alone = alone();
                     self.behind().hot_merge(hot, from, rows)?;
                 }
             } else if rows > 0 {
                 host.stage(stream, node.index)?;
+                let _alone = alone();
                 self.program.encoder(self.shape).node(&Node::HostExperts(node))?;
                 let Parts { host: Some(host), stream, .. } = &self.program.parts else { return Ok(()) };
                 host.unstage(stream)?;
@@ -452,6 +466,7 @@ impl Lane for Shared<'_> {
                 host.hand_over(stream, &node, rows)?;
                 // The device computes its share beside the host.
                 let ids = node.experts.ids.ptr;
+                let _alone = alone();
                 node.hot.map_or(Ok(()), |hot| self.behind().hot_experts(&hot, ids, rows))
             }
             None => Ok(()),
@@ -511,7 +526,8 @@ impl Program for CudaProgram {
             // A step that is watched takes longer.
             let is_watched = self.is_traced || self.times[self.layout as usize].is_on();
             let tokens = self.batch.chunks.iter().map(|c| c.len as usize).sum();
-            if is_watched { Ok(()) } else { host.over(stream, tokens, self.begin.elapsed()) }
+            let step = hot::Step { tokens, is_single: longest == 1, time: self.begin.elapsed() };
+            if is_watched { Ok(()) } else { host.over(stream, step) }
         });
         if let Err(e) = waited {
             return Err(self.device_error(e));

@@ -143,8 +143,9 @@ pub fn gpu(cache: CacheType) -> Option<Cuda> {
     match &found {
         Ok(found) if found.devices.first().is_some_and(|device| device.unusable.is_none()) => {
             let cubins = Some(std::env::temp_dir().join("moebius-test-cubins"));
-            let kernels = std::env::var_os("MOEBIUS_KERNELS").map(Into::into);
-            Some(Cuda { cache, cubins, kernels, ..Cuda::default() })
+            let [kernels, ahead] =
+                ["MOEBIUS_KERNELS", "MOEBIUS_CUBINS"].map(|name| std::env::var_os(name).map(Into::into));
+            Some(Cuda { cache, cubins, kernels, ahead, ..Cuda::default() })
         }
         _ => {
             println!("skipped cuda: {found:?}");
