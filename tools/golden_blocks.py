@@ -17,7 +17,7 @@ import numpy as np
 from gguf import quants
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType as T
 
-# type -> byte offsets of its f16 scales (MXFP4: none, its scale is one byte)
+# type -> byte offsets of its f16 scales (MXFP4, NVFP4: none, their scales are bytes)
 SCALES = {
     T.F32: [], T.F16: [], T.BF16: [],
     T.Q4_0: [0], T.Q4_1: [0, 2], T.Q5_0: [0], T.Q5_1: [0, 2], T.Q8_0: [0],
@@ -25,6 +25,7 @@ SCALES = {
     T.IQ4_NL: [0], T.IQ4_XS: [0], T.MXFP4: [],
     T.IQ2_XXS: [0], T.IQ2_XS: [0], T.IQ2_S: [0], T.IQ3_XXS: [0], T.IQ3_S: [0], T.IQ1_S: [0], T.IQ1_M: [],
     T.TQ1_0: [52], T.TQ2_0: [64],
+    T.NVFP4: [],
 }
 SPECIAL = [0x0001, 0x03FF, 0x8001, 0x7BFF, 0xFBFF, 0x8000, 0x7C00, 0xFC00, 0x7E00]
 
@@ -46,6 +47,10 @@ def blocks_of(t: T, rng: np.random.Generator) -> np.ndarray:
     if t == T.MXFP4:
         out = rng.integers(0, 256, (24, size), dtype=np.uint8)
         out[:12, 0] = [0, 1, 2, 3, 126, 127, 128, 129, 252, 253, 254, 255]
+        return out
+    if t == T.NVFP4:  # every scale
+        out = rng.integers(0, 256, (64, size), dtype=np.uint8)
+        out[:, :4] = np.arange(256).reshape(64, 4)
         return out
     if t == T.IQ1_M:  # its scale's bits lie in four places; their random ones are infinite or NaN now and then
         return np.concatenate([np.zeros((1, size), np.uint8), rng.integers(0, 256, (7, size), dtype=np.uint8)])

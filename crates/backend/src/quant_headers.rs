@@ -1,7 +1,10 @@
 //! The headers of `kernels/quant`, embedded, and how a source is told which weight type it is compiled for. Device
 //! backends share them.
 
+use model::plan::Plan;
 use quant::{ScaleType, WeightType};
+
+use crate::CompileError;
 
 /// Headers by the names that sources include them by.
 pub const ALL: &[(&str, &str)] = &[
@@ -9,6 +12,7 @@ pub const ALL: &[(&str, &str)] = &[
     ("quant/bf16.h", include_str!("../kernels/quant/bf16.h")),
     ("quant/f16.h", include_str!("../kernels/quant/f16.h")),
     ("quant/f32.h", include_str!("../kernels/quant/f32.h")),
+    ("quant/f8_e4m3.h", include_str!("../kernels/quant/f8_e4m3.h")),
     ("quant/grid.h", include_str!("../kernels/quant/grid.h")),
     ("quant/grids.h", include_str!("../kernels/quant/grids.h")),
     ("quant/ints.h", include_str!("../kernels/quant/ints.h")),
@@ -23,6 +27,7 @@ pub const ALL: &[(&str, &str)] = &[
     ("quant/iq4_xs.h", include_str!("../kernels/quant/iq4_xs.h")),
     ("quant/mxfp4.h", include_str!("../kernels/quant/mxfp4.h")),
     ("quant/mxfp4_planar.h", include_str!("../kernels/quant/mxfp4_planar.h")),
+    ("quant/nvfp4.h", include_str!("../kernels/quant/nvfp4.h")),
     ("quant/q2_k.h", include_str!("../kernels/quant/q2_k.h")),
     ("quant/q3_k.h", include_str!("../kernels/quant/q3_k.h")),
     ("quant/q4_0.h", include_str!("../kernels/quant/q4_0.h")),
@@ -37,6 +42,26 @@ pub const ALL: &[(&str, &str)] = &[
     ("quant/tq2_0.h", include_str!("../kernels/quant/tq2_0.h")),
     ("quant/unit.h", include_str!("../kernels/quant/unit.h")),
 ];
+
+/// Whether the kernels of device backends have been tried on a type. Short floats have headers, which a test on the host
+/// holds to the decoder, and no more.
+pub fn is_tried(w: WeightType) -> bool {
+    !matches!(w, WeightType::F8_E4M3 | WeightType::NVFP4)
+}
+
+/// Refuses a plan with weights of types that were not tried on a device.
+///
+/// # Errors
+/// There is one; it is named.
+pub(crate) fn check(backend: &'static str, plan: &Plan) -> Result<(), CompileError> {
+    match plan.weights.iter().find(|decl| !is_tried(decl.dtype)) {
+        None => Ok(()),
+        Some(decl) => {
+            let what = format!("compute with {} weights yet ({})", decl.dtype, decl.name);
+            Err(CompileError::Unsupported { backend, what })
+        }
+    }
+}
 
 /// The header that decodes a type.
 pub fn name(w: WeightType) -> String {

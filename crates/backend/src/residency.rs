@@ -64,6 +64,7 @@ impl Residencies {
         }
         for (w, access) in uses() {
             let is_copied = match (policy, access) {
+                _ if plan.weight(w).is_repacked => true,
                 (Policy::Mapped, _) | (_, Access::Row) | (Policy::CopyDense, Access::Chosen) => false,
                 (Policy::CopyDense | Policy::CopyAll, Access::Whole) | (Policy::CopyAll, Access::Chosen) => true,
                 (Policy::Stream { .. }, _) => true,

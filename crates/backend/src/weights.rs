@@ -2,7 +2,7 @@
 
 use checkpoint::{Checkpoint, Extents, TensorInfo};
 use model::plan::{Read, Source, WeightDecl};
-use quant::Planes;
+use quant::{Planes, PlanesBuf};
 
 use crate::CompileError;
 
@@ -108,6 +108,21 @@ pub(crate) fn matrix_extents(checkpoint: &Checkpoint, decl: &WeightDecl) -> Resu
 pub(crate) fn matrices<'a>(checkpoint: &'a Checkpoint, decl: &WeightDecl) -> Result<Vec<Planes<'a>>, CompileError> {
     plain(decl)?;
     slabs(checkpoint, decl)
+}
+
+/// The rows of each matrix, read into memory of the caller's, mapped or not.
+///
+/// # Errors
+/// As [`matrix_extents`], and when the files cannot be read.
+pub(crate) fn read_matrices(checkpoint: &Checkpoint, decl: &WeightDecl) -> Result<Vec<PlanesBuf>, CompileError> {
+    let read = |extents: &Extents| {
+        let mut planes = PlanesBuf::new(extents.len());
+        for (extent, out) in extents.iter().zip([&mut planes.q, &mut planes.scales, &mut planes.biases]) {
+            checkpoint.files()[extent.file].read_at(extent.offset, out)?;
+        }
+        Ok(planes)
+    };
+    matrix_extents(checkpoint, decl)?.iter().map(read).collect()
 }
 
 fn plain(decl: &WeightDecl) -> Result<(), CompileError> {

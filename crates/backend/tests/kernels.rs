@@ -13,8 +13,8 @@ const COLS: [usize; 15] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 14, 33, 64];
 const MAX: usize = 64;
 
 /// Row lengths of each block length, a last panel that is not full among them.
-const LENGTHS: [(usize, &[usize]); 3] =
-    [(1, &[1, 16, 40, 768, 2048]), (32, &[32, 64, 704, 2048]), (256, &[256, 768, 2048])];
+const LENGTHS: [(usize, &[usize]); 4] =
+    [(1, &[1, 16, 40, 768, 2048]), (32, &[32, 64, 704, 2048]), (64, &[64, 704, 2048]), (256, &[256, 768, 2048])];
 /// Row lengths of planar types by group: one group, and more than eight of them, whose scales are read together.
 const PLANAR_LENGTHS: [(usize, &[usize]); 3] = [(32, &[32, 352]), (64, &[64, 704]), (128, &[128, 1152])];
 
@@ -73,7 +73,9 @@ fn weights(t: WeightType, n: usize, k: usize) -> PlanesBuf {
             WeightType::F32 => block.copy_from_slice(&rng.value().to_le_bytes()),
             WeightType::F16 => block.copy_from_slice(&half::f16::from_f32(rng.value()).to_le_bytes()),
             WeightType::BF16 => block.copy_from_slice(&half::bf16::from_f32(rng.value()).to_le_bytes()),
-            WeightType::Affine(_) | WeightType::MXFP4_PLANAR => {}
+            WeightType::Affine(_) | WeightType::MXFP4_PLANAR | WeightType::NVFP4 => {}
+            // No NaN, which would be all that there is to see.
+            WeightType::F8_E4M3 => block.iter_mut().for_each(|b| *b = if *b & 0x7f == 0x7f { *b & 0xf7 } else { *b }),
             WeightType::MXFP4 => block[0] = if i % 5 == 0 { (i / 5 % 3) as u8 } else { 110 + (rng.next() % 30) as u8 },
             // The highest bits of its scale, of which four are in each of four words: an exponent near 2^-6.
             WeightType::IQ1_M => block[55] = block[55] & 0x8f | 0x20,
@@ -95,6 +97,7 @@ fn weights(t: WeightType, n: usize, k: usize) -> PlanesBuf {
             let scale = |i| if i % 5 == 0 { (i / 5 % 3) as u8 } else { 110 + (rng.next() % 30) as u8 };
             ((0..n_scales).map(scale).collect(), Vec::new())
         }
+        WeightType::F8_E4M3 => ((0..n_scales).flat_map(|_| (rng.value() * 0.1).to_le_bytes()).collect(), Vec::new()),
         _ => (Vec::new(), Vec::new()),
     };
     PlanesBuf { q: bytes, scales, biases }

@@ -175,6 +175,7 @@ fn model(more: bool) -> (ValidPlan, Arc<Checkpoint>) {
         shape: vec![N_VOCAB, d],
         source: Source::Tensor(names[i].into()),
         read: Read::Plain,
+        is_repacked: false,
     };
     let buf = |name: &str, rows, width| BufDecl { name: name.into(), rows, width, elem: Elem::F32 };
     let [x, asked, logits] = [Buf(0), Buf(1), Buf(2)];

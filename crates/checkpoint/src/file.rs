@@ -4,11 +4,13 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
+use std::sync::OnceLock;
 use std::time::SystemTime;
 
 use crate::Error;
 use crate::bytes::Bytes;
 use crate::map::{self, Mapping};
+use crate::repacked::Repacked;
 
 /// One file of a checkpoint.
 #[derive(Debug)]
@@ -19,8 +21,14 @@ pub struct File {
 
 #[derive(Debug)]
 enum Data {
-    Disk { file: fs::File, identity: Identity, map: Option<Mapping> },
+    Disk {
+        file: fs::File,
+        identity: Identity,
+        map: Option<Mapping>,
+    },
     Memory(Bytes),
+    /// What is held of it: nothing, or all its bytes.
+    Repacked(Box<Repacked>, OnceLock<Bytes>),
 }
 
 /// Which file was opened, and in what state: equal as long as nobody has written to it.
@@ -83,6 +91,48 @@ impl File {
         Self { path, data: Data::Memory(bytes) }
     }
 
+    /// A file whose bytes are computed when they are read; `path` stands for it in messages.
+    pub(crate) fn repacked(path: PathBuf, data: Repacked) -> Self {
+        Self { path, data: Data::Repacked(Box::new(data), OnceLock::new()) }
+    }
+
+    /// A second handle of the same file, not mapped.
+    pub(crate) fn again(&self) -> Result<Self, Error> {
+        let data = match &self.data {
+            Data::Disk { file, identity, .. } => {
+                let file = file.try_clone();
+                let file = file.map_err(|source| Error::Io { file: self.path.display().to_string(), source })?;
+                Data::Disk { file, identity: *identity, map: None }
+            }
+            Data::Memory(bytes) => Data::Memory(bytes.clone()),
+            Data::Repacked(..) => {
+                return Err(Error::file(&self.path.to_string_lossy(), "is computed from other files"));
+            }
+        };
+        Ok(Self { path: self.path.clone(), data })
+    }
+
+    /// Whether it lies on no disk, because its bytes are computed from other files when they are read: weights of it
+    /// are in the form of a weight type, and as they were published they are not.
+    pub fn is_repacked(&self) -> bool {
+        matches!(self.data, Data::Repacked(..))
+    }
+
+    /// Computes all bytes of a repacked file and keeps them, so that [`File::bytes`] has them.
+    pub(crate) fn hold(&self) -> Result<(), Error> {
+        let Data::Repacked(data, held) = &self.data else { return Ok(()) };
+        if held.get().is_some() {
+            return Ok(());
+        }
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(data.size()).map_err(|_| self.io(io::ErrorKind::OutOfMemory.into()))?;
+        bytes.resize(data.size(), 0);
+        self.read_at(0, &mut bytes)?;
+        // Where another thread was first, its bytes are the same.
+        let _ = held.set(Bytes::aligned(bytes));
+        Ok(())
+    }
+
     /// Maps the file, if it is one on disk. Reads nothing yet.
     pub(crate) fn map(&mut self) -> Result<(), Error> {
         if let Data::Disk { file, identity, map } = &mut self.data {
@@ -102,14 +152,15 @@ impl File {
         match &self.data {
             Data::Disk { identity, .. } => identity.size,
             Data::Memory(bytes) => bytes.len(),
+            Data::Repacked(data, _) => data.size(),
         }
     }
 
-    /// Which file it is; `None` for a model in memory.
+    /// Which file it is; `None` for a model in memory, and for a repacked file.
     pub fn identity(&self) -> Option<Identity> {
         match &self.data {
             Data::Disk { identity, .. } => Some(*identity),
-            Data::Memory(_) => None,
+            Data::Memory(_) | Data::Repacked(..) => None,
         }
     }
 
@@ -122,6 +173,7 @@ impl File {
         match &self.data {
             Data::Disk { file, identity, .. } => Identity::of(file).map(|now| now == *identity).map_err(|e| self.io(e)),
             Data::Memory(_) => Ok(true),
+            Data::Repacked(data, _) => data.is_unchanged(),
         }
     }
 
@@ -140,14 +192,20 @@ impl File {
                 }
                 None => Err(self.io(io::ErrorKind::UnexpectedEof.into())),
             },
+            Data::Repacked(data, _) => match data.read_at(offset, out)? {
+                Some(()) => Ok(()),
+                None => Err(self.io(io::ErrorKind::UnexpectedEof.into())),
+            },
         }
     }
 
-    /// All bytes, where they lie in memory; `None` for a file that was opened without mapping.
+    /// All bytes, where they lie in memory; `None` for a file that was opened without mapping, and for a repacked one
+    /// that is not held ([`crate::Checkpoint::hold_repacked`]).
     pub fn bytes(&self) -> Option<&[u8]> {
         match &self.data {
             Data::Disk { map, .. } => map.as_deref(),
             Data::Memory(bytes) => Some(bytes),
+            Data::Repacked(_, held) => held.get().map(|bytes| &bytes[..]),
         }
     }
 
@@ -180,7 +238,7 @@ impl File {
     pub(crate) fn on_disk(&self) -> Option<(&fs::File, Identity)> {
         match &self.data {
             Data::Disk { file, identity, .. } => Some((file, *identity)),
-            Data::Memory(_) => None,
+            Data::Memory(_) | Data::Repacked(..) => None,
         }
     }
 

@@ -19,10 +19,11 @@ pub mod gguf;
 mod map;
 mod meta;
 mod pages;
+mod repacked;
 mod value;
 
+use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::path::Path;
 
@@ -149,72 +150,6 @@ pub struct Unreadable {
     pub why: String,
 }
 
-/// A matrix of 8-bit floats (E4M3) with a scale for each block of rows and columns, as DeepSeek-V3 was published. No
-/// kernel computes with it: it is listed with [`Checkpoint::unreadable`] too, and read for conversion alone.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Float8 {
-    /// Name in the file.
-    pub name: String,
-    /// Rows and columns.
-    pub shape: [usize; 2],
-    /// Its bytes, one a number.
-    pub data: Extent,
-    /// Name of the scales' tensor.
-    pub scales_name: String,
-    /// The scales, `[ceil(rows / block[0]), ceil(columns / block[1])]`.
-    pub scales: Extent,
-    /// Their type: F32, F16 or BF16.
-    pub scale_type: WeightType,
-    /// Rows and columns of a block.
-    pub block: [usize; 2],
-}
-
-/// How a [`Packed`] matrix is stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Packing {
-    /// GPTQ: words `[columns / 8, rows]`, eight columns each, the first in the lowest bits.
-    Columns {
-        /// Zeros are stored less 1, modulo 16.
-        less_one: bool,
-    },
-    /// AWQ: words `[columns, rows / 8]`, eight rows each: from the lowest bits on rows 0 2 4 6 1 3 5 7.
-    Rows,
-}
-
-/// A matrix of 4-bit codes with a scale and a zero for each row and group of columns, as GPTQ and AWQ publish them. A
-/// weight is `(code - zero) * scale`. As [`Float8`], it is listed with [`Checkpoint::unreadable`] too, and read for
-/// conversion alone.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Packed {
-    /// Name that the matrix would have: that of its module and `.weight`.
-    pub name: String,
-    /// Rows and columns, which are outputs and inputs.
-    pub shape: [usize; 2],
-    /// How codes and zeros are stored.
-    pub packing: Packing,
-    /// Columns of a group, where [`Packed::groups`] says nothing else.
-    pub group: usize,
-    /// Codes, eight in an i32.
-    pub codes: Extent,
-    /// Zeros, `[groups, rows / 8]` words.
-    pub zeros: Extent,
-    /// Scales, `[groups, rows]`.
-    pub scales: Extent,
-    /// Their type: F32, F16 or BF16.
-    pub scale_type: WeightType,
-    /// The group of each column, `[columns]` i32, where columns of a group do not follow one another.
-    pub groups: Option<Extent>,
-    /// Names of the tensors that it is stored in.
-    pub parts: Vec<String>,
-}
-
-impl Packed {
-    /// Number of groups.
-    pub fn n_groups(&self) -> usize {
-        self.shape[1].div_ceil(self.group)
-    }
-}
-
 /// What kind of files a checkpoint was opened from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -249,8 +184,6 @@ pub struct Checkpoint {
     meta: Metadata,
     tensors: Vec<TensorInfo>,
     unreadable: Vec<Unreadable>,
-    float8: Vec<Float8>,
-    packed: Vec<Packed>,
     by_name: HashMap<String, Place>,
     folder: Option<folder::Folder>,
 }
@@ -268,12 +201,15 @@ pub struct Open {
     /// Whether the files are mapped, so that [`Checkpoint::planes`] has the weights' bytes. Without, they are read on
     /// demand, by [`File::read_at`] and [`Checkpoint::read`].
     pub map: bool,
+    /// Whether weights that have to be repacked and that no type for it holds exactly (GPTQ's with reordered groups)
+    /// become F32, as converters want them; otherwise F16.
+    pub exact: bool,
 }
 
 impl Default for Open {
-    /// Mapped.
+    /// Mapped, in half precision where the exact form would take twice the memory.
     fn default() -> Self {
-        Self { map: true }
+        Self { map: true, exact: false }
     }
 }
 
@@ -358,59 +294,7 @@ impl Checkpoint {
         if open.map {
             files.iter_mut().try_for_each(File::map)?;
         }
-        Ok(Self {
-            name,
-            kind,
-            files,
-            meta,
-            tensors,
-            unreadable,
-            float8: Vec::new(),
-            packed: Vec::new(),
-            by_name,
-            folder,
-        })
-    }
-
-    /// The matrices of 8-bit floats, in file order.
-    pub fn float8(&self) -> &[Float8] {
-        &self.float8
-    }
-
-    /// The matrices of packed codes, in file order.
-    pub fn packed(&self) -> &[Packed] {
-        &self.packed
-    }
-
-    /// The same header with every matrix of 8-bit floats or packed codes shown as one of bf16, and without the tensors
-    /// that it is stored in, so that a plan can be made of a model that nothing computes yet. Those tensors lie at no
-    /// place in a file: only names, shapes and types of this checkpoint may be used.
-    ///
-    /// # Errors
-    /// A packed matrix has the name of another tensor.
-    pub fn with_all_as_floats(&self) -> Result<Checkpoint, Error> {
-        let float8 = self.float8.iter().flat_map(|matrix| [&matrix.name, &matrix.scales_name]);
-        let packed = self.packed.iter().flat_map(|matrix| &matrix.parts);
-        let parts: HashSet<&String> = float8.chain(packed).collect();
-        let float8 = self.float8.iter().map(|matrix| (&matrix.name, matrix.shape, matrix.data.file));
-        let packed = self.packed.iter().map(|matrix| (&matrix.name, matrix.shape, matrix.codes.file));
-        let mut tensors: Vec<TensorInfo> =
-            self.tensors.iter().filter(|tensor| !parts.contains(&tensor.name)).cloned().collect();
-        tensors.extend(float8.chain(packed).map(|(name, shape, file)| TensorInfo {
-            name: name.clone(),
-            shape: shape.to_vec(),
-            dtype: WeightType::BF16,
-            file,
-            offset: 0,
-            len: 0,
-            scales: None,
-            biases: None,
-        }));
-        let unreadable = self.unreadable.iter().filter(|other| !parts.contains(&other.name)).cloned().collect();
-        let nothing = |file: &File| File::memory(file.path().into(), Bytes::aligned(Vec::new()));
-        let files = self.files.iter().map(nothing).collect();
-        let (name, open) = (self.name.clone(), Open { map: false });
-        Self::assemble(name, self.kind, open, files, self.meta.clone(), tensors, unreadable, None)
+        Ok(Self { name, kind, files, meta, tensors, unreadable, by_name, folder })
     }
 
     /// The model's name in messages: the path it was opened at, or the name it was given.
@@ -499,6 +383,15 @@ impl Checkpoint {
         Ok(folder::side_bytes(folder, name)?.map(|bytes| (folder.name(name), bytes)))
     }
 
+    /// Computes the bytes of all repacked weights ([`File::is_repacked`]) and keeps them as long as the checkpoint lives,
+    /// so that [`Checkpoint::planes`] has them: for those who copy no weights.
+    ///
+    /// # Errors
+    /// There is no memory for them, or the files they are computed from cannot be read.
+    pub fn hold_repacked(&self) -> Result<(), Error> {
+        self.files.iter().try_for_each(File::hold)
+    }
+
     /// Whether the bytes of all tensors lie in memory or in mapped files: whether [`Checkpoint::planes`] may be called.
     pub fn is_mapped(&self) -> bool {
         self.files.iter().all(|file| file.bytes().is_some())
@@ -508,7 +401,7 @@ impl Checkpoint {
     /// would be read faster. Reads a byte of some large tensors, as only what was read is mapped. `false` where the
     /// system does not say, and for files that are not mapped.
     pub fn is_mapped_in_small_pages(&self) -> bool {
-        let is_mapped = self.files.iter().all(|file| file.pages().is_some());
+        let is_mapped = self.files.iter().all(|file| file.pages().is_some() || file.is_repacked());
         is_mapped
             && pages::are_small(self.tensors.iter().filter_map(|tensor| Some(self.planes_at(&tensor.extents())?.q)))
     }

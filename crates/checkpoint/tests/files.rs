@@ -10,7 +10,7 @@ use checkpoint::gguf::Writer;
 use checkpoint::{Checkpoint, Extents, Open};
 use quant::WeightType;
 
-const UNMAPPED: Open = Open { map: false };
+const UNMAPPED: Open = Open { map: false, exact: false };
 
 /// Bytes that tell their place.
 fn pattern(len: usize, seed: usize) -> Vec<u8> {

@@ -95,6 +95,8 @@ pub struct Found {
     pub dtype: WeightType,
     /// Where its rows lie.
     pub source: Source,
+    /// See [`super::plan::WeightDecl::is_repacked`].
+    pub is_repacked: bool,
 }
 
 /// One way to find a weight: a tensor, or one an expert, or a piece of one.
@@ -148,7 +150,7 @@ impl<'a> Names<'a> {
             }
             _ => return Err(self.error(&place.tensor, format!("is no part of a matrix {shape:?}"))),
         };
-        Ok(Found { dtype: info.dtype, source })
+        Ok(Found { dtype: info.dtype, source, is_repacked: self.is_repacked(info) })
     }
 
     /// A stack of experts that have a tensor each, all of one type.
@@ -156,7 +158,7 @@ impl<'a> Names<'a> {
         let &[n_expert, n, k] = shape else {
             return Err(self.error(&place.tensor, format!("is no stack of experts {shape:?}")));
         };
-        let mut dtype = None;
+        let (mut dtype, mut is_repacked) = (None, false);
         let slab = |expert: usize| {
             let tensor = place.tensor.replace('*', &expert.to_string());
             let info = self.whole(&tensor, &[n, k])?;
@@ -164,13 +166,18 @@ impl<'a> Names<'a> {
             if info.dtype != first {
                 return Err(self.error(&tensor, format!("has type {}, expert 0 has {first}", info.dtype)));
             }
+            is_repacked |= self.is_repacked(info);
             Ok(Slab { tensor, first_row: 0 })
         };
         let slabs = (0..n_expert).map(slab).collect::<Result<Vec<_>, _>>()?;
         match dtype {
-            Some(dtype) => Ok(Found { dtype, source: Source::Slabs(slabs) }),
+            Some(dtype) => Ok(Found { dtype, source: Source::Slabs(slabs), is_repacked }),
             None => Err(self.error(&place.tensor, "is a stack of no experts".into())),
         }
+    }
+
+    fn is_repacked(&self, info: &TensorInfo) -> bool {
+        self.checkpoint.files()[info.file].is_repacked()
     }
 
     /// A tensor of this shape.

@@ -131,6 +131,8 @@ pub struct WeightDecl {
     pub source: Source,
     /// Transformation of the numbers when a backend reads them.
     pub read: Read,
+    /// Whether its bytes lie in no file but are computed when they are read: it can be copied, and not mapped.
+    pub is_repacked: bool,
 }
 
 /// Where the rows of a weight lie in the checkpoint.

@@ -449,7 +449,7 @@ impl EngineSetup {
 
 /// Whether experts can be read from files while others run.
 fn is_on_disk(checkpoint: &Checkpoint) -> bool {
-    checkpoint.files().iter().all(|file| file.identity().is_some())
+    checkpoint.files().iter().all(|file| file.identity().is_some() || file.is_repacked())
 }
 
 /// What tables show for the CPU.

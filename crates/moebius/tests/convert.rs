@@ -263,6 +263,77 @@ fn eight_bit_floats_are_unpacked_by_their_blocks() {
     }
 }
 
+/// A mixture of experts in 8-bit floats, as it was published and converted to F32: the same bits on the CPU, whose lanes
+/// meet the same numbers either way.
+#[test]
+fn eight_bit_floats_run_as_they_are() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let (fp8, out, golden) = (folder.path().join("fp8"), folder.path().join("out.gguf"), folder.path().join("golden"));
+    let (n_vocab, d_model, d_ff, n_expert, d_head) = (48, 256, 128, 4, 32);
+    let config = serde_json::json!({
+        "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "vocab_size": n_vocab,
+        "hidden_size": d_model, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": d_head, "intermediate_size": d_ff, "moe_intermediate_size": d_ff, "num_experts": n_expert,
+        "num_experts_per_tok": 2, "norm_topk_prob": true, "rms_norm_eps": 1e-6, "rope_theta": 1e4,
+        "max_position_embeddings": 64, "hidden_act": "silu", "tie_word_embeddings": false,
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    });
+    let mut state = 7u64;
+    let mut next = move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 40) as f32 / 2f32.powi(23) - 1.0
+    };
+    let mut parts = BTreeMap::new();
+    let mut plain = |name: &str, shape: &[usize], parts: &mut BTreeMap<String, Part>| {
+        let values: Vec<f32> = (0..shape.iter().product()).map(|_| 1.0 + next()).collect();
+        parts.insert(name.into(), Part { dtype: Dtype::BF16, shape: shape.to_vec(), bytes: bf16(&values) });
+    };
+    for name in ["model.embed_tokens.weight", "lm_head.weight"] {
+        plain(name, &[n_vocab, d_model], &mut parts);
+    }
+    plain("model.norm.weight", &[d_model], &mut parts);
+    let layer = |name: &str| format!("model.layers.0.{name}.weight");
+    for name in ["input_layernorm", "post_attention_layernorm"] {
+        plain(&layer(name), &[d_model], &mut parts);
+    }
+    for name in ["self_attn.q_norm", "self_attn.k_norm"] {
+        plain(&layer(name), &[d_head], &mut parts);
+    }
+    plain(&layer("mlp.gate"), &[n_expert, d_model], &mut parts);
+    let attention = [("q", [128, d_model]), ("k", [64, d_model]), ("v", [64, d_model]), ("o", [d_model, 128])];
+    let attention = attention.map(|(name, shape)| (format!("self_attn.{name}_proj"), shape));
+    let experts = (0..n_expert).flat_map(|i| {
+        let of = [("gate", [d_ff, d_model]), ("up", [d_ff, d_model]), ("down", [d_model, d_ff])];
+        of.map(|(name, shape)| (format!("mlp.experts.{i}.{name}_proj"), shape))
+    });
+    for (seed, (name, [rows, columns])) in attention.into_iter().chain(experts).enumerate() {
+        // All numbers but NaN; some blocks are cut.
+        let code = |i: usize| ((i * 31 + seed * 7) % 127) as u8 >> 1 | ((i * i / 3 + seed) as u8 & 1) << 7;
+        let grid = [rows.div_ceil(128), columns.div_ceil(128)];
+        let scales = (0..grid[0] * grid[1]).flat_map(|i| (0.004 + 0.003 * (i + seed) as f32).to_le_bytes()).collect();
+        let (shape, bytes) = (vec![rows, columns], (0..rows * columns).map(code).collect());
+        parts.insert(layer(&name), Part { dtype: Dtype::F8_E4M3, shape, bytes });
+        let scales = Part { dtype: Dtype::F32, shape: grid.to_vec(), bytes: scales };
+        parts.insert(format!("{}_scale_inv", layer(&name)), scales);
+    }
+    write_folder(&fp8, &config.to_string(), &parts);
+    let loaded = checkpoint::open(&fp8).expect("folder");
+    let down = loaded.tensor(&layer("mlp.experts.1.down_proj")).expect("an expert");
+    assert_eq!((down.dtype, down.total_bytes()), (WeightType::F8_E4M3, d_model * (d_ff + 4)));
+
+    stdout(&["convert", as_text(&fp8), as_text(&out), "--type", "F32"]);
+    let golden = as_text(&golden);
+    stdout(&["logits", "-m", as_text(&out), "--tokens", "1,5,3,17,30,2,9", "-o", golden, "-t", "1"]);
+    for flags in [&["-t", "1"][..], &["-t", "2", "-b", "3"], &["--backend", "reference"]] {
+        let all = [&["logits", "-m", as_text(&fp8), "--golden", golden, "--json"], flags].concat();
+        let agreement: serde_json::Value = serde_json::from_str(&stdout(&all)).expect("json");
+        let far = agreement["rms_over_std"].as_f64().expect("a number");
+        // The reference keeps its cache in f32.
+        let most = if flags.len() == 2 && flags[0] == "--backend" { 2e-3 } else { 0.0 };
+        assert!(far <= most, "{far} with {flags:?}");
+    }
+}
+
 /// Folders of tools/make_packed.py: 4-bit weights as GPTQ and AWQ publish them, and the same values as floats.
 #[test]
 fn packed_weights_become_their_exact_values() {
@@ -279,6 +350,32 @@ fn packed_weights_become_their_exact_values() {
             stdout(&["convert", as_text(&data), as_text(&out), "--type", dtype]);
             stdout(&["convert", as_text(&beside), as_text(&dense), "--type", dtype]);
             same_tensors(&checkpoint::open(&out).expect("new"), &checkpoint::open(&dense).expect("dense"));
+        }
+        // The folder itself, by the definition: in order, codes, scales and zeros are an affine type, and that is exact.
+        let golden = folder.path().join("golden.safetensors");
+        stdout(&["convert", as_text(&beside), as_text(&dense), "--type", "F32"]);
+        let [dense, golden] = [&dense, &golden].map(|path| as_text(path));
+        stdout(&["logits", "-m", dense, "--tokens", "1,5,3,17,30,2,9", "-o", golden, "--backend", "reference"]);
+        let is_reordered = data.to_string_lossy().ends_with("-act");
+        let direct = |flags: &[&str]| {
+            let all = [&["logits", "-m", as_text(&data), "--golden", golden, "--json"], flags].concat();
+            let agreement: serde_json::Value = serde_json::from_str(&stdout(&all)).expect("json");
+            agreement["rms_over_std"].as_f64().expect("a number")
+        };
+        let far = direct(&["--backend", "reference"]);
+        assert!(far < if is_reordered { 1e-3 } else { 2e-6 }, "{}: {far}", data.display());
+        for flags in [&["-t", "1"][..], &["-t", "2", "-b", "2"], &["-t", "2", "--copy-weights", "all"]] {
+            let far = direct(flags);
+            assert!(far < if is_reordered { 1e-3 } else { 0.03 }, "{}: {far} with {flags:?}", data.display());
+        }
+        let loaded = checkpoint::open(&data).expect("folder");
+        let q = loaded.tensor("model.layers.0.self_attn.q_proj.weight").expect("q");
+        assert_eq!(matches!(q.dtype, WeightType::Affine(a) if a.bits() == 4), !is_reordered, "{}", q.dtype);
+        loaded.hold_repacked().expect("memory");
+        let exact = if is_reordered { 2f32.powi(-11) } else { 0.0 };
+        let (ours, theirs) = (values(&loaded, &q.name), values(&checkpoint::open(&beside).expect("dense"), &q.name));
+        for (a, b) in ours.iter().zip(&theirs) {
+            assert!((a - b).abs() <= exact * b.abs(), "{}: {a} for {b}", data.display());
         }
         // Half precision holds what scales are in; it is what comes of itself, unless other matrices are of another.
         stdout(&["convert", as_text(&data), as_text(&out)]);
@@ -348,7 +445,7 @@ fn damaged_packed_weights_are_named() {
         (
             &|parts| parts.get_mut(&name("g_idx")).unwrap().bytes[4..8].copy_from_slice(&2i32.to_le_bytes()),
             ("", ""),
-            "column 1 of model.layers.0.self_attn.q_proj.weight is in group 2, there are 2",
+            "column 1 of it is in group 2, there are 2",
         ),
         (
             &|parts| parts.get_mut(&name("g_idx")).unwrap().bytes[..4].copy_from_slice(&(-1i32).to_le_bytes()),

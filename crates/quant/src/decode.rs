@@ -2,7 +2,7 @@
 
 use crate::block::{Ints32, Ints256};
 use crate::planes::Planes;
-use crate::types::{Codec, WeightType, planar};
+use crate::types::{Codec, WeightType, planar, small_float};
 
 /// Decodes a row of weights into `out`, whose length is the row's.
 ///
@@ -27,6 +27,16 @@ pub fn decode_row<'a>(t: WeightType, row: impl Into<Planes<'a>>, out: &mut [f32]
         Codec::Grid { unpack, .. } => {
             for (b, x) in blocks.zip(out.as_chunks_mut().0) {
                 decode256(&unpack(b), false, x);
+            }
+        }
+        Codec::Fp4 { decode, .. } => {
+            for (b, x) in blocks.zip(out.as_chunks_mut().0) {
+                decode(b, x);
+            }
+        }
+        Codec::Float8 => {
+            for (g, x) in out.as_chunks_mut().0.iter_mut().enumerate() {
+                small_float::decode_f8(row, g, x);
             }
         }
         Codec::Mxfp4Planar => {

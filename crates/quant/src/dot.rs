@@ -38,6 +38,7 @@
 
 use crate::act::{Act32, Act256, ActKind, ActRow};
 use crate::block::{Ints32, Ints256};
+use crate::decode::decode_row;
 use crate::planes::Planes;
 use crate::types::{Codec, WeightType, planar};
 
@@ -55,7 +56,7 @@ pub fn dot_row<'a>(t: WeightType, w: impl Into<Planes<'a>>, x: ActRow<'_>) -> f3
     };
     assert_eq!(Some(w.len()), t.plane_bytes(n), "bytes of a {t} row of {n} values");
     match x {
-        ActRow::F32(x) if t.act() == ActKind::F32 => dot_float(t, w.q, x),
+        ActRow::F32(x) if t.act() == ActKind::F32 => dot_float(t, w, x),
         ActRow::Block32(x) if t.act() == ActKind::Block32 => dot_blocks32(t, w, x),
         ActRow::Byte32(x) if t.act() == ActKind::Byte32 => dot_blocks32(t, w, x),
         ActRow::Block256(x) if t.act() == ActKind::Block256 => dot_super(t, w.q, x),
@@ -64,13 +65,13 @@ pub fn dot_row<'a>(t: WeightType, w: impl Into<Planes<'a>>, x: ActRow<'_>) -> f3
 }
 
 /// Element `i` goes to lane `i % 16`; a tail fills the lanes it has.
-fn dot_float(t: WeightType, w: &[u8], x: &[f32]) -> f32 {
-    let Codec::Float { load, .. } = t.codec() else { unreachable!("{t} meets floats") };
-    let (mut lanes, mut w16) = ([0.0f32; 16], [0.0f32; 16]);
-    for (w, x) in w.chunks(16 * t.block_bytes()).zip(x.chunks(16)) {
-        load(w, &mut w16);
+fn dot_float(t: WeightType, w: Planes<'_>, x: &[f32]) -> f32 {
+    let mut lanes = [0.0f32; 16];
+    let mut values = vec![0.0; x.len()];
+    decode_row(t, w, &mut values);
+    for (w, x) in values.chunks(16).zip(x.chunks(16)) {
         for i in 0..x.len() {
-            lanes[i] = w16[i].mul_add(x[i], lanes[i]);
+            lanes[i] = w[i].mul_add(x[i], lanes[i]);
         }
     }
     tree_sum(&lanes)
@@ -82,7 +83,7 @@ fn dot_blocks32<X: Copy + Into<i32>>(t: WeightType, w: Planes<'_>, x: Act32<'_, 
         Codec::Small { unpack, has_min, .. } => dot_small(w.q.chunks_exact(t.block_bytes()).map(unpack), has_min, x),
         Codec::Mxfp4Planar => dot_small(blocks.map(|b| planar::unpack_mxfp4(w, b)), false, x),
         Codec::Affine(a) => dot_small(blocks.map(|b| a.unpack(w, b)), true, x),
-        Codec::Float { .. } | Codec::Super { .. } | Codec::Grid { .. } => unreachable!("{t} has no 32-blocks"),
+        _ => unreachable!("{t} has no 32-blocks"),
     }
 }
 

@@ -14,7 +14,7 @@ use half::f16;
 use crate::block::{Ints32, Ints256};
 use crate::planes::PlanesMut;
 use crate::types::planar::Affine;
-use crate::types::{Codec, Levels, Sub, WeightType, iq, planar};
+use crate::types::{Codec, Levels, Sub, WeightType, iq, planar, small_float};
 use search::{Grid, Integers, Table};
 
 /// Encodes a row of weights into `row`.
@@ -67,6 +67,16 @@ fn encode(t: WeightType, x: &[f32], importance: Option<&[f32]>, mut row: PlanesM
         Codec::Grid { encode, .. } => {
             for (b, x) in row.q.chunks_exact_mut(t.block_bytes()).zip(x.as_chunks().0) {
                 encode(&x.map(|x| if x.is_nan() { 0.0 } else { x.clamp(f32::MIN, f32::MAX) }), b);
+            }
+        }
+        Codec::Fp4 { encode, .. } => {
+            for (b, x) in row.q.chunks_exact_mut(t.block_bytes()).zip(x.as_chunks().0) {
+                encode(x, b);
+            }
+        }
+        Codec::Float8 => {
+            for (g, x) in x.as_chunks().0.iter().enumerate() {
+                small_float::encode_f8(x, &mut row, g);
             }
         }
         Codec::Mxfp4Planar => {
@@ -409,9 +419,9 @@ mod tests {
         }
     }
 
-    /// Code books and ternary digits have plain encoders.
+    /// Code books, ternary digits and short floats have plain encoders.
     fn is_searched(t: WeightType) -> bool {
-        !matches!(t.codec(), Codec::Grid { .. })
+        !matches!(t.codec(), Codec::Grid { .. } | Codec::Fp4 { .. } | Codec::Float8)
     }
 
     /// Errors of [`COSTS`] are unbiased: along its own direction a row keeps its length.
@@ -520,8 +530,8 @@ mod tests {
                         unpack(&block).d.is_nan() || unpack(&block).dmin.is_nan()
                     }
                     // Their encoders search; what they cost is tested above.
-                    Codec::Grid { .. } => continue,
-                    Codec::Mxfp4Planar | Codec::Affine(_) => unreachable!("not in GGUF files"),
+                    Codec::Grid { .. } | Codec::Fp4 { .. } => continue,
+                    Codec::Mxfp4Planar | Codec::Float8 | Codec::Affine(_) => unreachable!("not in GGUF files"),
                 };
                 assert!(is_nan || block == back, "{t}: {block:?} became {back:?}");
             }
@@ -531,7 +541,7 @@ mod tests {
     #[test]
     fn packing_undoes_unpacking_in_planes() {
         let mut next = uniform(4);
-        for t in WeightType::ALL.into_iter().filter(|t| t.ggml_id().is_none()) {
+        for t in WeightType::ALL.into_iter().filter(|t| t.ggml_id().is_none() && *t != WeightType::F8_E4M3) {
             let mut row = PlanesBuf::new(t.plane_bytes(256).unwrap());
             row.q.iter_mut().for_each(|b| *b = (next() * 128.0) as i8 as u8);
             // Numbers of every scale type; as e8m0, the ends of its range among them.

@@ -13,7 +13,9 @@
 //!   f32 scale per 32 values. Those of 8 bits meet [`act::ActKind::Block32`]: 16-bit integers with one f32 scale per 32
 //!   values, since 8-bit activations would err as much as the weights do. Weights of 256-block types meet
 //!   [`act::ActKind::Block256`]: 8-bit integers, a 4-bit integer sub-scale per 32 values and one f32 scale per 256
-//!   values. F32, F16 and BF16 weights meet plain f32 activations.
+//!   values. F32, F16, BF16, 8-bit floats and NVFP4 meet plain f32 activations.
+//! * 8-bit floats and NVFP4 are floats: a weight is the f32 nearest to the product of its code's number and its scale,
+//!   which the format of NVFP4 makes exact.
 //! * Inside a block (super-block) the dot product is exact in `i32`. Between blocks, in block order, the
 //!   f32 accumulator takes one fused multiply-add: `acc = fma(d_w * d_x, isum as f32, acc)`; types with a minimum take
 //!   a second one right after it: `acc = fma(-(m_w * d_x), msum as f32, acc)` (or `+` where the format adds it).

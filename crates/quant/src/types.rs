@@ -7,6 +7,7 @@ pub mod iq;
 pub mod k;
 pub mod legacy;
 pub mod planar;
+pub mod small_float;
 
 use std::fmt;
 
@@ -47,8 +48,11 @@ pub enum WeightType {
     IQ1_M,
     TQ1_0,
     TQ2_0,
+    NVFP4,
     /// MXFP4 as MLX files and the original gpt-oss hold it: codes in one plane, scales in another.
     MXFP4_PLANAR,
+    /// 8-bit floats with a scale for each 128 values of a row: codes in one plane, scales in another.
+    F8_E4M3,
     /// The affine types of MLX files.
     Affine(Affine),
 }
@@ -64,8 +68,12 @@ pub(crate) enum Codec {
     Super { unpack: fn(&[u8]) -> Ints256, pack: fn(&Ints256, &mut [u8]), levels: Levels, sub: Sub, has_min: bool },
     /// 256 values a block, with sub-scales: code books and ternary digits.
     Grid { unpack: fn(&[u8]) -> Ints256, encode: fn(&[f32; 256], &mut [u8]) },
+    /// 64 values a block, which are numbers exact in f32.
+    Fp4 { decode: fn(&[u8], &mut [f32; 64]), encode: fn(&[f32; 64], &mut [u8]) },
     /// MXFP4 in planes.
     Mxfp4Planar,
+    /// 8-bit floats in planes.
+    Float8,
     /// Groups in planes.
     Affine(Affine),
 }
@@ -154,6 +162,12 @@ macro_rules! codec {
             encode: |x, b| $encode(x, b.try_into().expect("a block is as long as the table says")),
         }
     };
+    (Fp4, $decode:path, $encode:path) => {
+        Codec::Fp4 {
+            decode: |b, x| $decode(arr(b), x),
+            encode: |x, b| $encode(x, b.try_into().expect("a block is as long as the table says")),
+        }
+    };
     ($unpack:path, $pack:path, $levels:expr, $has_min:literal) => {
         Codec::Small {
             unpack: |b| $unpack(arr(b)),
@@ -178,14 +192,15 @@ const fn row(ty: WeightType, name: &'static str, ggml_id: u32, block_bytes: usiz
         Codec::Float { .. } => 1,
         Codec::Small { .. } => 32,
         Codec::Super { .. } | Codec::Grid { .. } => 256,
-        Codec::Mxfp4Planar | Codec::Affine(_) => panic!("planar types have no row"),
+        Codec::Fp4 { .. } => 64,
+        Codec::Mxfp4Planar | Codec::Float8 | Codec::Affine(_) => panic!("planar types have no row"),
     };
     Row { ty, name, ggml_id, block_len, block_bytes, codec }
 }
 
 /// One row per type of GGUF files, in the order of the enum.
 #[rustfmt::skip]
-static TABLE: [Row; 25] = [
+static TABLE: [Row; 26] = [
     //  type       name     id bytes
     row(T::F32,    "f32",    0,   4, codec!(Float, float::load_f32, float::store_f32)),
     row(T::F16,    "f16",    1,   2, codec!(Float, float::load_f16, float::store_f16)),
@@ -213,6 +228,7 @@ static TABLE: [Row; 25] = [
     row(T::IQ1_M,   "iq1_m",   29,  56, codec!(Grid, grid::unpack_iq1_m, encode::grid::iq1_m)),
     row(T::TQ1_0,   "tq1_0",   34,  54, codec!(Grid, grid::unpack_tq1_0, encode::grid::tq1_0)),
     row(T::TQ2_0,   "tq2_0",   35,  66, codec!(Grid, grid::unpack_tq2_0, encode::grid::tq2_0)),
+    row(T::NVFP4,  "nvfp4",   40,  36, codec!(Fp4, small_float::decode_nvfp4, small_float::encode_nvfp4)),
 ];
 
 impl WeightType {
@@ -243,17 +259,20 @@ impl WeightType {
         Self::IQ1_M,
         Self::TQ1_0,
         Self::TQ2_0,
+        Self::NVFP4,
     ];
 
-    /// Every type: those of GGUF files, then those of MLX files.
-    pub const ALL: [Self; Self::GGUF.len() + 1 + Affine::COUNT] = {
+    /// Every type: those of GGUF files, then those of folders.
+    pub const ALL: [Self; Self::GGUF.len() + 2 + Affine::COUNT] = {
         let mut all = [Self::MXFP4_PLANAR; _];
         let mut i = 0;
         while i < all.len() {
             if i < Self::GGUF.len() {
                 all[i] = Self::GGUF[i];
+            } else if i == Self::GGUF.len() + 1 {
+                all[i] = Self::F8_E4M3;
             } else if i > Self::GGUF.len() {
-                all[i] = Self::Affine(Affine::nth(i - Self::GGUF.len() - 1));
+                all[i] = Self::Affine(Affine::nth(i - Self::GGUF.len() - 2));
             }
             i += 1;
         }
@@ -288,8 +307,10 @@ impl WeightType {
             Self::IQ1_M => 22,
             Self::TQ1_0 => 23,
             Self::TQ2_0 => 24,
-            Self::MXFP4_PLANAR => 25,
-            Self::Affine(a) => 26 + a.place(),
+            Self::NVFP4 => 25,
+            Self::MXFP4_PLANAR => 26,
+            Self::F8_E4M3 => 27,
+            Self::Affine(a) => 28 + a.place(),
         }
     }
 
@@ -307,14 +328,16 @@ impl WeightType {
     pub fn name(self) -> &'static str {
         match self {
             Self::Affine(a) => a.name(),
+            Self::F8_E4M3 => "f8_e4m3",
             _ => self.entry().map_or("mxfp4_planar", |row| row.name),
         }
     }
 
-    /// Values of a block (1, 32 or 256), or of a group of an affine type; a row is whole blocks.
+    /// Values of a block (1, 32, 64, 128 or 256), or of a group of an affine type; a row is whole blocks.
     pub fn block_len(self) -> usize {
         match self {
             Self::Affine(a) => a.group(),
+            Self::F8_E4M3 => small_float::F8_GROUP,
             _ => self.entry().map_or(32, |row| row.block_len),
         }
     }
@@ -327,6 +350,7 @@ impl WeightType {
     fn block_planes(self) -> PlaneBytes {
         match self {
             Self::Affine(a) => a.group_bytes(),
+            Self::F8_E4M3 => small_float::F8_BYTES,
             _ => {
                 self.entry().map_or(planar::MXFP4_BYTES, |row| PlaneBytes { q: row.block_bytes, ..Default::default() })
             }
@@ -348,7 +372,7 @@ impl WeightType {
     /// The form of the activations it is multiplied with.
     pub fn act(self) -> ActKind {
         match self.codec() {
-            Codec::Float { .. } => ActKind::F32,
+            Codec::Float { .. } | Codec::Fp4 { .. } | Codec::Float8 => ActKind::F32,
             Codec::Small { .. } if self == Self::Q8_0 => ActKind::Block32,
             Codec::Affine(a) if a.bits() == 8 => ActKind::Block32,
             Codec::Small { .. } | Codec::Mxfp4Planar | Codec::Affine(_) => ActKind::Byte32,
@@ -361,7 +385,8 @@ impl WeightType {
         match self.codec() {
             Codec::Small { has_min, .. } | Codec::Super { has_min, .. } => has_min,
             Codec::Affine(_) => true,
-            Codec::Float { .. } | Codec::Grid { .. } | Codec::Mxfp4Planar => false,
+            Codec::Float { .. } | Codec::Fp4 { .. } | Codec::Grid { .. } => false,
+            Codec::Mxfp4Planar | Codec::Float8 => false,
         }
     }
 
@@ -377,6 +402,7 @@ impl WeightType {
     pub(crate) fn codec(self) -> Codec {
         match self {
             Self::Affine(a) => Codec::Affine(a),
+            Self::F8_E4M3 => Codec::Float8,
             _ => self.entry().map_or(Codec::Mxfp4Planar, |row| row.codec),
         }
     }

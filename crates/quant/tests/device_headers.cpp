@@ -9,6 +9,7 @@
 #include "quant/bf16.h"
 #include "quant/f16.h"
 #include "quant/f32.h"
+#include "quant/f8_e4m3.h"
 #include "quant/iq1_m.h"
 #include "quant/iq1_s.h"
 #include "quant/iq2_s.h"
@@ -20,6 +21,7 @@
 #include "quant/iq4_xs.h"
 #include "quant/mxfp4.h"
 #include "quant/mxfp4_planar.h"
+#include "quant/nvfp4.h"
 #include "quant/q2_k.h"
 #include "quant/q3_k.h"
 #include "quant/q4_0.h"
@@ -74,7 +76,7 @@ int main() {
                                decode<q4_k>,  decode<q5_k>,        decode<q6_k>, decode<iq4_nl>, decode<iq4_xs>,
                                decode<mxfp4>, decode<iq2_xxs>,     decode<iq2_xs>, decode<iq2_s>, decode<iq3_xxs>,
                                decode<iq3_s>, decode<iq1_s>,       decode<iq1_m>,  decode<tq1_0>, decode<tq2_0>,
-                               decode<mxfp4_planar>};
+                               decode<nvfp4>, decode<mxfp4_planar>, decode<f8_e4m3>};
     add_affine<2>(all), add_affine<3>(all), add_affine<4>(all);
     add_affine<5>(all), add_affine<6>(all), add_affine<8>(all);
     u32 head[5];

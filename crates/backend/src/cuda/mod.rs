@@ -47,7 +47,7 @@ use self::split::{Host, Moves, Slots, Split};
 use crate::cpu::CacheType;
 use crate::cpu::apart::Apart;
 use crate::experts::layout::Layout;
-use crate::{Backend, CompileError, Footprint, Limits, Program};
+use crate::{Backend, CompileError, Footprint, Limits, Program, quant_headers};
 
 /// What footprints call the memory of a GPU.
 pub const MEMORY: &str = "device memory";
@@ -137,6 +137,7 @@ impl Backend for Cuda {
     }
 
     fn lower(&self, plan: ValidPlan) -> Result<ValidPlan, CompileError> {
+        quant_headers::check("cuda", &plan)?;
         Ok(plan.rewrite(passes::fuse)?)
     }
 

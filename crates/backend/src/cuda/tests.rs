@@ -15,7 +15,7 @@ use super::nodes::Modules;
 use super::nvrtc::{self, Target};
 use super::outline::{Card, Outline};
 use super::sources::{self, Key, Source, Texts};
-use crate::{Backend, Limits};
+use crate::{Backend, Limits, quant_headers};
 
 /// Whether the compiler is there; says so when it is not.
 fn has_compiler() -> bool {
@@ -113,7 +113,9 @@ fn types() -> Vec<WeightType> {
         affine(6, 32, ScaleType::BF16),
         affine(8, 128, ScaleType::BF16),
     ];
-    [&WeightType::GGUF[..], &planar[..]].concat()
+    let mut types = [&WeightType::GGUF[..], &planar[..]].concat();
+    types.retain(|&w| quant_headers::is_tried(w));
+    types
 }
 
 /// Kernels may keep so many bytes of a thread on the stack: f64's sine reduces large angles there, attention keeps

@@ -2,10 +2,11 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use checkpoint::Checkpoint;
-use model::plan::{Plan, Source, Weight};
+use checkpoint::{Checkpoint, Extent, Extents};
+use model::plan::{Plan, Source, Weight, WeightDecl};
 use quant::WeightType;
 
 use super::args::Matrix;
@@ -27,7 +28,35 @@ pub struct Weights<'a> {
     known: Vec<((Source, WeightType, Vec<usize>), Matrix)>,
     memory: Vec<Memory>,
     vectors: HashMap<Weight, u64>,
-    copies: Vec<(u64, Cow<'a, [u8]>)>,
+    copies: Vec<(u64, Bytes<'a>)>,
+}
+
+/// What is copied.
+enum Bytes<'a> {
+    /// Bytes that lie in memory.
+    Memory(Cow<'a, [u8]>),
+    /// Bytes of a repacked file, computed when they are copied.
+    Repacked(&'a Checkpoint, Extent),
+}
+
+impl Bytes<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Bytes::Memory(bytes) => bytes.len(),
+            Bytes::Repacked(_, extent) => extent.len,
+        }
+    }
+
+    /// Writes a part of them.
+    fn read(&self, part: Range<usize>, out: &mut [u8]) -> Result<(), CompileError> {
+        match self {
+            Bytes::Memory(bytes) => out.copy_from_slice(&bytes[part]),
+            Bytes::Repacked(checkpoint, extent) => {
+                checkpoint.files()[extent.file].read_at(extent.offset + part.start, out)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 impl<'a> Weights<'a> {
@@ -60,9 +89,9 @@ impl<'a> Weights<'a> {
         if let Some((_, matrix)) = self.known.iter().find(|(known, _)| *known == key) {
             return Ok(*matrix);
         }
-        let slabs = weights::matrices(checkpoint, decl)?;
-        let plane = |get: fn(&quant::Planes) -> usize| slabs.iter().map(get).sum::<usize>();
-        let lens = [plane(|p| p.q.len()), plane(|p| p.scales.len()), plane(|p| p.biases.len())];
+        let slabs = slabs(checkpoint, decl)?;
+        let plane = |i: usize| slabs.iter().map(|slab| slab[i].len()).sum::<usize>();
+        let lens = [plane(0), plane(1), plane(2)];
         let [mut at_q, mut at_scales, mut at_biases] = [0; 3];
         let (starts, bytes) = plane_starts(lens);
         let base = match at {
@@ -74,14 +103,13 @@ impl<'a> Weights<'a> {
                 base
             }
         };
-        for slab in &slabs {
-            for (bytes, start, at) in [
-                (slab.q, starts[0], &mut at_q),
-                (slab.scales, starts[1], &mut at_scales),
-                (slab.biases, starts[2], &mut at_biases),
-            ] {
-                self.copies.push((base + (start + *at) as u64, Cow::Borrowed(bytes)));
-                *at += bytes.len();
+        for [q, scales, biases] in slabs {
+            for (bytes, start, at) in
+                [(q, starts[0], &mut at_q), (scales, starts[1], &mut at_scales), (biases, starts[2], &mut at_biases)]
+            {
+                let (to, len) = (base + (start + *at) as u64, bytes.len());
+                self.copies.push((to, bytes));
+                *at += len;
             }
         }
         let place = |i: usize| if lens[i] > 0 { base + starts[i] as u64 } else { 0 };
@@ -106,17 +134,20 @@ impl<'a> Weights<'a> {
     pub fn bytes(&mut self, what: &'static str, bytes: Vec<u8>) -> Result<u64, CompileError> {
         let memory = allocate(&self.context, what, bytes.len())?;
         let ptr = memory.ptr();
-        self.copies.push((ptr, Cow::Owned(bytes)));
+        self.copies.push((ptr, Bytes::Memory(Cow::Owned(bytes))));
         self.memory.push(memory);
         Ok(ptr)
     }
 
     /// Copies everything; the weights alone remain.
     pub fn finish(self) -> Result<Vec<Memory>, CompileError> {
-        let pieces = self.copies.iter().flat_map(|(to, bytes)| (*to..).step_by(STAGE).zip(bytes.chunks(STAGE)));
+        let pieces = self.copies.iter().flat_map(|(to, bytes)| {
+            let len = bytes.len();
+            (0..len).step_by(STAGE).map(move |at| (to + at as u64, bytes, at..len.min(at + STAGE)))
+        });
         let pieces = Mutex::new(pieces);
         let next = || pieces.lock().unwrap_or_else(|e| e.into_inner()).next();
-        let copier = || copy(&self.context, next).failed("copy weights");
+        let copier = || copy(&self.context, next);
         let n_copiers = std::thread::available_parallelism().map_or(1, |n| n.get()).min(COPIERS);
         std::thread::scope(|scope| {
             // Where the system gives no more threads, this one copies it all.
@@ -131,18 +162,39 @@ impl<'a> Weights<'a> {
 }
 
 /// Copies pieces of at most [`STAGE`] bytes until there are none: one is on its way while the next is staged.
-fn copy<'a>(context: &Arc<Context>, next: impl Fn() -> Option<(u64, &'a [u8])>) -> Result<(), DriverError> {
-    context.enter()?;
+fn copy<'a>(
+    context: &Arc<Context>,
+    next: impl Fn() -> Option<(u64, &'a Bytes<'a>, Range<usize>)>,
+) -> Result<(), CompileError> {
+    const WHAT: &str = "copy weights";
+    context.enter().failed(WHAT)?;
     let lane = || Ok::<_, DriverError>((Pinned::new(context, STAGE)?, Stream::new(context)?));
-    let mut lanes = [lane()?, lane()?];
+    let mut lanes = [lane().failed(WHAT)?, lane().failed(WHAT)?];
     let mut turn = 0;
-    while let Some((to, bytes)) = next() {
+    while let Some((to, bytes, part)) = next() {
         let (stage, stream) = &mut lanes[turn];
         turn = 1 - turn;
-        stream.wait()?;
-        stage.words_mut::<u8>()[..bytes.len()].copy_from_slice(bytes);
+        stream.wait().failed(WHAT)?;
+        let len = part.len();
+        bytes.read(part, &mut stage.words_mut::<u8>()[..len])?;
         // SAFETY: `to` is memory of that length, given out before; the stage stays until its stream was waited for.
-        unsafe { stream.upload(to, stage, bytes.len())? };
+        unsafe { stream.upload(to, stage, len).failed(WHAT)? };
     }
-    lanes.iter().try_for_each(|(_, stream)| stream.wait())
+    lanes.iter().try_for_each(|(_, stream)| stream.wait()).failed(WHAT)
+}
+
+/// The planes of each matrix of a weight.
+fn slabs<'a>(checkpoint: &'a Checkpoint, decl: &WeightDecl) -> Result<Vec<[Bytes<'a>; 3]>, CompileError> {
+    if decl.is_repacked {
+        let planes = |Extents { q, scales, biases }: Extents| {
+            let plane = |extent: Option<Extent>| match extent {
+                Some(extent) => Bytes::Repacked(checkpoint, extent),
+                None => Bytes::Memory(Cow::Borrowed(&[][..])),
+            };
+            [plane(Some(q)), plane(scales), plane(biases)]
+        };
+        return Ok(weights::matrix_extents(checkpoint, decl)?.into_iter().map(planes).collect());
+    }
+    let planes = |slab: quant::Planes<'a>| [slab.q, slab.scales, slab.biases].map(|p| Bytes::Memory(Cow::Borrowed(p)));
+    Ok(weights::matrices(checkpoint, decl)?.into_iter().map(planes).collect())
 }

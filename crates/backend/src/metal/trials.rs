@@ -154,7 +154,14 @@ impl Maker {
         let name = format!("w{}", self.weights.len());
         self.weights.push((name.clone(), shape.to_vec(), bytes));
         let source = Source::Tensor(name.clone());
-        self.plan.weights.push(WeightDecl { name, dtype: F32, shape: shape.to_vec(), source, read: Read::Plain });
+        self.plan.weights.push(WeightDecl {
+            name,
+            dtype: F32,
+            shape: shape.to_vec(),
+            source,
+            read: Read::Plain,
+            is_repacked: false,
+        });
         Weight(self.plan.weights.len() as u32 - 1)
     }
 

@@ -101,7 +101,13 @@ impl Weights {
                 Ok::<(), CompileError>(())
             };
             if self.is_matrix[i] {
-                let slabs = weights::matrices(checkpoint, decl)?;
+                let held;
+                let slabs = if decl.is_repacked {
+                    held = weights::read_matrices(checkpoint, decl)?;
+                    held.iter().map(quant::PlanesBuf::get).collect()
+                } else {
+                    weights::matrices(checkpoint, decl)?
+                };
                 write(q, &mut slabs.iter().map(|slab| slab.q))?;
                 write(scales, &mut slabs.iter().map(|slab| slab.scales))?;
                 write(biases, &mut slabs.iter().map(|slab| slab.biases))?;

@@ -65,6 +65,7 @@ impl Backend for Reference {
         limits: Limits,
     ) -> Result<Box<dyn Program>, CompileError> {
         Kinds::of(plan).check(limits)?;
+        checkpoint.hold_repacked()?;
         plan.weights.iter().try_for_each(|decl| weights::slabs(&checkpoint, decl).map(drop))?;
         let kv = plan.caches.iter().map(|cache| Kv::new(*cache, limits)).collect::<Result<_, _>>()?;
         let rooms = plan.states.iter().map(|state| room(state.n, limits.n_states));

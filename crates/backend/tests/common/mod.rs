@@ -123,6 +123,7 @@ impl Maker {
             dtype,
             shape: shape.to_vec(),
             read: Read::Plain,
+            is_repacked: false,
         });
         Weight(self.plan.weights.len() as u32 - 1)
     }

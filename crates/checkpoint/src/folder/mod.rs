@@ -10,11 +10,12 @@ mod quantised;
 mod safetensors;
 mod source;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use crate::bytes::{Bytes, Slice};
 use crate::error::printable;
+use crate::repacked::Repacked;
 use crate::{Checkpoint, Error, File, Kind, Open};
 
 use safetensors::Entry;
@@ -56,7 +57,7 @@ fn read(name: String, folder: Folder, open: Open) -> Result<Checkpoint, Error> {
         return Err(Error::file(&name, format!("is a folder without {CONFIG}")));
     };
     let meta = config::metadata(&folder.name(CONFIG), &text)?;
-    let shards = shards(&name, &folder)?;
+    let mut shards = shards(&name, &folder)?;
     let formats = shards.formats.iter();
     let written_by_mlx = formats.flatten().any(|format| format == "mlx");
     let kind = match written_by_mlx || meta.iter().any(|(key, _)| key.starts_with(quantised::PREFIX)) {
@@ -64,13 +65,17 @@ fn read(name: String, folder: Folder, open: Open) -> Result<Checkpoint, Error> {
         false => Kind::Hf,
     };
     let path = |file: usize| shards.files[file].path().to_string_lossy().into_owned();
-    let float8 = quantised::float8(&meta, &shards.entries)?;
-    let packed = packed::packed(&meta, &shards.entries, path)?;
-    let (tensors, unreadable) = quantised::join(&meta, shards.entries, path)?;
-    let mut checkpoint = Checkpoint::assemble(name, kind, open, shards.files, meta, tensors, unreadable, Some(folder))?;
-    checkpoint.float8 = float8;
-    checkpoint.packed = packed;
-    Ok(checkpoint)
+    let mut matrices = quantised::float8(&meta, &shards.entries)?;
+    matrices.extend(packed::packed(&meta, &shards.entries, path)?);
+    let parts: HashSet<&String> = matrices.iter().flat_map(|matrix| &matrix.parts).collect();
+    shards.entries.retain(|entry| !parts.contains(&entry.name));
+    let (mut tensors, unreadable) = quantised::join(&meta, shards.entries, path)?;
+    if !matrices.is_empty() {
+        let (repacked, more) = Repacked::new(matrices, &shards.files, shards.files.len(), open.exact)?;
+        shards.files.push(File::repacked(folder.path(WEIGHTS), repacked));
+        tensors.extend(more);
+    }
+    Checkpoint::assemble(name, kind, open, shards.files, meta, tensors, unreadable, Some(folder))
 }
 
 /// The weights' files, open.

@@ -11,13 +11,15 @@ use std::collections::HashMap;
 use super::quantised::{Found, described, plain};
 use super::safetensors::Entry;
 use crate::error::printable;
-use crate::{Error, Extent, Metadata, Packed, Packing};
+use crate::repacked::{Form, Matrix, Packed, Packing};
+use crate::{Error, Extent, Metadata};
 
 const METHOD: &str = "quantization_config.quant_method";
 const FORMAT: &str = "quantization_config.checkpoint_format";
 const VERSION: &str = "quantization_config.version";
 const BITS: &str = "quantization_config.bits";
 const GROUP: &str = "quantization_config.group_size";
+const ORDER: &str = "quantization_config.desc_act";
 /// Codes in a word.
 const CODES: usize = 8;
 
@@ -37,16 +39,17 @@ fn packing(meta: &Metadata) -> Result<Option<Packing>, Error> {
 }
 
 /// The packed matrices among the entries of all files; `path` names the files in errors.
-pub(super) fn packed(meta: &Metadata, entries: &[Entry], path: impl Fn(usize) -> String) -> Result<Vec<Packed>, Error> {
+pub(super) fn packed(meta: &Metadata, entries: &[Entry], path: impl Fn(usize) -> String) -> Result<Vec<Matrix>, Error> {
     let Some(packing) = packing(meta)? else { return Ok(Vec::new()) };
     // -1 is one group for all columns.
     let group = meta.get(GROUP).and_then(|value| value.to_int()).and_then(|n| usize::try_from(n).ok());
+    let in_any_order = meta.opt_bool(ORDER)?.unwrap_or(true);
     let by_name: HashMap<&str, &Entry> = entries.iter().map(|e| (e.name.as_str(), e)).collect();
     let modules = entries.iter().filter_map(|entry| Some((entry, entry.name.strip_suffix(".qweight")?)));
     let of = |(codes, module): (&Entry, &str)| {
         let part = |name: &str| by_name.get(format!("{module}.{name}").as_str()).copied();
         let parts = Parts { codes, zeros: part("qzeros"), scales: part("scales"), groups: part("g_idx") };
-        let joined = parts.join(module, packing, group);
+        let joined = parts.join(module, packing, group, in_any_order);
         joined.map_err(|what| Error::tensor(&path(codes.file), &codes.name, what))
     };
     modules.map(of).collect()
@@ -62,7 +65,7 @@ struct Parts<'a> {
 
 impl Parts<'_> {
     /// The matrix of a module, once all parts agree on its rows, columns and groups.
-    fn join(&self, module: &str, packing: Packing, group: Option<usize>) -> Result<Packed, String> {
+    fn join(&self, module: &str, packing: Packing, group: Option<usize>, in_any_order: bool) -> Result<Matrix, String> {
         let missing = |part: &str| format!("has no {}.{part} beside it", printable(module.as_bytes()));
         let zeros = self.zeros.ok_or_else(|| missing("qzeros"))?;
         let scales = self.scales.ok_or_else(|| missing("scales"))?;
@@ -94,9 +97,7 @@ impl Parts<'_> {
         };
         let extent = |entry: &Entry| Extent { file: entry.file, offset: entry.offset, len: entry.len };
         let parts = [Some(self.codes), Some(zeros), Some(scales), self.groups];
-        Ok(Packed {
-            name: format!("{module}.weight"),
-            shape: [n_rows, columns],
+        let packed = Packed {
             packing,
             group,
             codes: extent(self.codes),
@@ -104,6 +105,12 @@ impl Parts<'_> {
             scales: extent(scales),
             scale_type: plain.dtype,
             groups: groups.map(extent),
+            in_any_order,
+        };
+        Ok(Matrix {
+            name: format!("{module}.weight"),
+            shape: [n_rows, columns],
+            form: Form::Packed(packed),
             parts: parts.into_iter().flatten().map(|entry| entry.name.clone()).collect(),
         })
     }

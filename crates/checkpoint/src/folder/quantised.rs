@@ -12,8 +12,9 @@ use quant::{Affine, ScaleType, WeightType};
 
 use super::safetensors::Entry;
 use crate::error::printable;
+use crate::repacked::{Float8, Form, Matrix};
 use crate::value::Value;
-use crate::{Error, Extent, Float8, Metadata, TensorInfo, Unreadable};
+use crate::{Error, Extent, Metadata, TensorInfo, Unreadable};
 
 /// Keys of the config that say how weights are quantised.
 pub(super) const PREFIX: &str = "quantization.";
@@ -58,7 +59,7 @@ pub(super) fn join(
 const FLOAT8_BLOCK: u32 = 128;
 
 /// The matrices of 8-bit floats whose scales are there: `X.weight` beside `X.weight_scale_inv`.
-pub(super) fn float8(meta: &Metadata, entries: &[Entry]) -> Result<Vec<Float8>, Error> {
+pub(super) fn float8(meta: &Metadata, entries: &[Entry]) -> Result<Vec<Matrix>, Error> {
     const BLOCK: &str = "quantization_config.weight_block_size";
     let by_name: HashMap<&str, &Entry> = entries.iter().map(|e| (e.name.as_str(), e)).collect();
     let block = meta.opt_u32s(BLOCK)?.unwrap_or_else(|| vec![FLOAT8_BLOCK; 2]);
@@ -73,14 +74,11 @@ pub(super) fn float8(meta: &Metadata, entries: &[Entry]) -> Result<Vec<Float8>, 
         let scales = by_name.get(format!("{}_scale_inv", entry.name).as_str())?;
         let Found::Tensor(plain) = plain(scales) else { return None };
         let fits = scales.shape == [rows.div_ceil(block[0]), columns.div_ceil(block[1])] && rows > 0 && columns > 0;
-        (entry.dtype == "F8_E4M3" && fits).then(|| Float8 {
+        (entry.dtype == "F8_E4M3" && fits).then(|| Matrix {
             name: entry.name.clone(),
             shape: [rows, columns],
-            data: extent(entry),
-            scales_name: scales.name.clone(),
-            scales: extent(scales),
-            scale_type: plain.dtype,
-            block,
+            form: Form::Float8(Float8 { data: extent(entry), scales: extent(scales), scale_type: plain.dtype, block }),
+            parts: vec![entry.name.clone(), scales.name.clone()],
         })
     };
     Ok(entries.iter().filter_map(matrix).collect())

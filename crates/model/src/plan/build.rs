@@ -60,8 +60,15 @@ impl<'a> Builder<'a> {
     /// # Errors
     /// When the tensor is missing or has another shape.
     pub fn weight(&mut self, name: &str, shape: &[usize]) -> Result<Weight, Error> {
-        let Found { dtype, source } = self.names.find(name, shape)?;
-        Ok(self.declare_weight(WeightDecl { name: name.into(), dtype, shape: shape.into(), source, read: Read::Plain }))
+        let Found { dtype, source, is_repacked } = self.names.find(name, shape)?;
+        Ok(self.declare_weight(WeightDecl {
+            name: name.into(),
+            dtype,
+            shape: shape.into(),
+            source,
+            read: Read::Plain,
+            is_repacked,
+        }))
     }
 
     /// One of the matrices that a tensor stores per head, stacked by rows: `[n_head, rows[part], k]`.
@@ -79,14 +86,14 @@ impl<'a> Builder<'a> {
         k: usize,
     ) -> Result<Weight, Error> {
         let (each, before) = (rows.iter().sum::<usize>(), rows[..part].iter().sum::<usize>());
-        let Found { dtype, source } = self.names.find(name, &[n_head * each, k])?;
+        let Found { dtype, source, is_repacked } = self.names.find(name, &[n_head * each, k])?;
         let Source::Tensor(tensor) = source else {
             return Err(self.names.error(name, "is made of several tensors, one wanted".into()));
         };
         let slab = |head| Slab { tensor: tensor.clone(), first_row: head * each + before };
         let source = Source::Slabs((0..n_head).map(slab).collect());
         let (name, shape) = (format!("{name}[{part}/{}]", rows.len()), vec![n_head, rows[part], k]);
-        Ok(self.declare_weight(WeightDecl { name, dtype, shape, source, read: Read::Plain }))
+        Ok(self.declare_weight(WeightDecl { name, dtype, shape, source, read: Read::Plain, is_repacked }))
     }
 
     fn declare_weight(&mut self, decl: WeightDecl) -> Weight {
@@ -112,11 +119,11 @@ impl<'a> Builder<'a> {
     /// # Errors
     /// As [`Builder::vector`].
     pub fn vector_read(&mut self, name: &str, n: usize, read: Read) -> Result<Weight, Error> {
-        let Found { dtype, source } = self.names.find(name, &[n])?;
+        let Found { dtype, source, is_repacked } = self.names.find(name, &[n])?;
         if dtype.act() != ActKind::F32 {
             return Err(self.names.error(name, format!("has type {dtype}, f32, f16 or bf16 wanted")));
         }
-        Ok(self.declare_weight(WeightDecl { name: name.into(), dtype, shape: vec![n], source, read }))
+        Ok(self.declare_weight(WeightDecl { name: name.into(), dtype, shape: vec![n], source, read, is_repacked }))
     }
 
     /// A vector that the checkpoint may lack.

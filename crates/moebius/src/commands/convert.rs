@@ -15,7 +15,7 @@ use crate::{machine, out};
 
 pub fn run(args: &ConvertArgs) -> Result<()> {
     let input = crate::find::resolve(&args.input)?;
-    let checkpoint = checkpoint::open_with(&input, checkpoint::Open { map: false })?;
+    let checkpoint = checkpoint::open_with(&input, checkpoint::Open { map: false, exact: true })?;
     let threads = machine::threads(args.threads)?;
     let form = args.to.unwrap_or(match checkpoint.kind() {
         Kind::Gguf => Form::Mlx,

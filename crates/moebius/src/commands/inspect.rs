@@ -90,7 +90,7 @@ fn report(checkpoint: &Checkpoint, embedded: bool) -> Result<Map<String, Json>> 
         add("active_parameters", json!(plan.active_params()));
     }
     add("weight_bytes", json!(checkpoint.data_bytes()));
-    add("files", json!(checkpoint.files().len()));
+    add("files", json!(checkpoint.files().iter().filter(|file| !file.is_repacked()).count()));
     if let Ok(plan) = plan {
         let cpu = Cpu::default();
         let (trained, plan) = (plan.n_ctx_train, cpu.lower(plan)?);

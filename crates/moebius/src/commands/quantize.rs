@@ -59,7 +59,7 @@ pub fn run(args: &QuantizeArgs) -> Result<()> {
 
 /// Opens what is quantized.
 fn open(path: &Path) -> Result<Box<dyn Source>> {
-    let checkpoint = checkpoint::open_with(&crate::find::resolve(path)?, checkpoint::Open { map: false })?;
+    let checkpoint = checkpoint::open_with(&crate::find::resolve(path)?, checkpoint::Open { map: false, exact: true })?;
     Ok(match checkpoint.kind() {
         Kind::Gguf => Box::new(Gguf::new(checkpoint)?),
         Kind::Mlx | Kind::Hf => Box::new(Folder::new(checkpoint, None)?),

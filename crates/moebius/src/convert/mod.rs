@@ -7,7 +7,6 @@
 
 mod keys;
 pub mod mlx;
-mod packed;
 mod recipe;
 mod weights;
 
@@ -50,8 +49,7 @@ impl Folder {
         let made = if arch == "gpt-oss" && weights::is_interleaved(&checkpoint) {
             weights::of_gpt_oss(&checkpoint, n_layer)?
         } else {
-            let seen = checkpoint.with_all_as_floats()?;
-            let plan = model::build(&seen)?.into_plan();
+            let plan = model::build(&checkpoint)?.into_plan();
             divisors = keys.divisors(Some(&plan))?;
             let count = |name: &str| Ok::<_, anyhow::Error>(keys.count(&[name])?.unwrap_or(0) as usize);
             let delta = Delta {
@@ -128,7 +126,7 @@ fn known_packing(checkpoint: &Checkpoint) -> Result<()> {
     };
     let is_packed = checkpoint.unreadable().iter().any(|other| other.name.ends_with(".qweight"));
     ensure!(
-        !is_packed || !checkpoint.packed().is_empty(),
+        !is_packed,
         "convert {}: its weights are packed as{}{}{}{}; what is read is GPTQ (gptq, gptq_v2) and AWQ (gemm) of 4 bits",
         checkpoint.name(),
         said("quant_method"),

@@ -4,30 +4,18 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, ensure};
-use checkpoint::{Checkpoint, Float8};
+use checkpoint::Checkpoint;
 use model::plan::Read;
 use quant::{Planes, WeightType};
-
-use super::packed;
 
 /// Transposed matrices that are kept: pieces of one are wanted by several threads, one after the other.
 const MATRICES_KEPT: usize = 4;
 
-/// Where rows are read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum From {
-    /// A tensor of the checkpoint, by its place in the list.
-    Tensor(usize),
-    /// A matrix of 8-bit floats, by its place in the list.
-    Float8(usize),
-    /// A matrix of packed codes, by its place in the list.
-    Packed(usize),
-}
-
 /// Rows that come one after the other, `step` rows apart in the folder.
 #[derive(Clone, Debug)]
 pub struct Segment {
-    pub from: From,
+    /// Tensor of the checkpoint, by its place in the list.
+    pub from: usize,
     /// First row in the folder's tensor, in units of [`Recipe::unit`] values.
     pub row: usize,
     pub step: usize,
@@ -38,7 +26,7 @@ pub struct Segment {
 
 impl Segment {
     /// `n` rows from `row` on, `step` rows apart.
-    pub fn new(from: From, row: usize, step: usize, n: usize) -> Segment {
+    pub fn new(from: usize, row: usize, step: usize, n: usize) -> Segment {
         Segment { from, row, step, n, at: 0 }
     }
 }
@@ -187,7 +175,7 @@ impl Recipe {
     }
 
     /// Where a row of the new tensor lies.
-    fn locate(&self, row: usize) -> Result<(From, usize)> {
+    fn locate(&self, row: usize) -> Result<(usize, usize)> {
         let row = self.rows.source(row);
         let behind = self.segments.partition_point(|segment| segment.at <= row);
         let segment = behind.checked_sub(1).and_then(|i| self.segments.get(i)).filter(|s| row < s.at + s.n);
@@ -196,37 +184,23 @@ impl Recipe {
     }
 
     /// Appends `n` rows of a tensor of the folder, encoded as in the new file.
-    fn run(&self, checkpoint: &Checkpoint, from: From, first: usize, n: usize, out: &mut Vec<u8>) -> Result<()> {
+    fn run(&self, checkpoint: &Checkpoint, from: usize, first: usize, n: usize, out: &mut Vec<u8>) -> Result<()> {
         let start = out.len();
-        match from {
-            From::Tensor(at) => {
-                let info = &checkpoint.tensors()[at];
-                let each = info.dtype.plane_bytes(self.unit).context("blocks do not divide its rows")?;
-                let extents = info.extents().rows(each, first..first + n).context("a row past the end")?;
-                let mut bytes = vec![0; extents.len().total()];
-                checkpoint.read(&extents, &mut bytes)?;
-                if info.dtype == self.dtype && self.read == Read::Plain {
-                    out.append(&mut bytes);
-                } else {
-                    let (q, rest) = bytes.split_at(extents.len().q);
-                    let (scales, biases) = rest.split_at(extents.len().scales);
-                    if info.dtype == WeightType::MXFP4_PLANAR && self.dtype == WeightType::MXFP4 {
-                        mxfp4(q, scales, out);
-                    } else {
-                        let mut values = vec![0.0; n * self.unit];
-                        quant::decode_row(info.dtype, Planes { q, scales, biases }, &mut values);
-                        self.push(&mut values, out)?;
-                    }
-                }
-            }
-            From::Float8(at) => {
+        let info = &checkpoint.tensors()[from];
+        let each = info.dtype.plane_bytes(self.unit).context("blocks do not divide its rows")?;
+        let extents = info.extents().rows(each, first..first + n).context("a row past the end")?;
+        let mut bytes = vec![0; extents.len().total()];
+        checkpoint.read(&extents, &mut bytes)?;
+        if info.dtype == self.dtype && self.read == Read::Plain {
+            out.append(&mut bytes);
+        } else {
+            let (q, rest) = bytes.split_at(extents.len().q);
+            let (scales, biases) = rest.split_at(extents.len().scales);
+            if info.dtype == WeightType::MXFP4_PLANAR && self.dtype == WeightType::MXFP4 {
+                mxfp4(q, scales, out);
+            } else {
                 let mut values = vec![0.0; n * self.unit];
-                float8(checkpoint, &checkpoint.float8()[at], first, n, &mut values)?;
-                self.push(&mut values, out)?;
-            }
-            From::Packed(at) => {
-                let mut values = vec![0.0; n * self.unit];
-                packed::rows(checkpoint, &checkpoint.packed()[at], first, n, &mut values)?;
+                quant::decode_row(info.dtype, Planes { q, scales, biases }, &mut values);
                 self.push(&mut values, out)?;
             }
         }
@@ -299,39 +273,6 @@ fn mxfp4(q: &[u8], scales: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Rows of a matrix of 8-bit floats, each number times the scale of its block.
-fn float8(checkpoint: &Checkpoint, matrix: &Float8, first: usize, n: usize, out: &mut [f32]) -> Result<()> {
-    let n_cols = matrix.shape[1];
-    let mut bytes = vec![0; n * n_cols];
-    checkpoint.files()[matrix.data.file].read_at(matrix.data.offset + first * n_cols, &mut bytes)?;
-    let n_scales = n_cols.div_ceil(matrix.block[1]);
-    let (top, end) = (first / matrix.block[0], (first + n).div_ceil(matrix.block[0]));
-    let each = matrix.scale_type.block_bytes();
-    let mut raw = vec![0; (end - top) * n_scales * each];
-    checkpoint.files()[matrix.scales.file].read_at(matrix.scales.offset + top * n_scales * each, &mut raw)?;
-    let mut scales = vec![0.0; (end - top) * n_scales];
-    quant::decode_row(matrix.scale_type, &raw[..], &mut scales);
-    for (row, (bytes, out)) in bytes.chunks_exact(n_cols).zip(out.chunks_exact_mut(n_cols)).enumerate() {
-        let of_row = &scales[((first + row) / matrix.block[0] - top) * n_scales..][..n_scales];
-        for (i, (&byte, out)) in bytes.iter().zip(out).enumerate() {
-            *out = e4m3(byte) * of_row[i / matrix.block[1]];
-        }
-    }
-    Ok(())
-}
-
-/// A number of the type E4M3 (OCP 8-bit floating point specification 1.0): a sign, four bits of exponent with bias 7,
-/// three of mantissa, no infinities.
-fn e4m3(byte: u8) -> f32 {
-    let (exponent, mantissa) = (i32::from(byte >> 3 & 15), f32::from(byte & 7));
-    let value = match (exponent, byte & 7) {
-        (15, 7) => f32::NAN,
-        (0, _) => mantissa * 2.0f32.powi(-9),
-        _ => (1.0 + mantissa / 8.0) * 2.0f32.powi(exponent - 7),
-    };
-    if byte & 0x80 == 0 { value } else { -value }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -345,16 +286,6 @@ mod tests {
         // Two groups of three heads, two wide, behind one row that stays.
         let tiled = Order::Tiled { first: 1, n: 2, per: 3, width: 2 };
         assert_eq!(order(tiled, 13), [0, 1, 2, 7, 8, 3, 4, 9, 10, 5, 6, 11, 12]);
-    }
-
-    #[test]
-    fn eight_bit_floats() {
-        for (byte, value) in
-            [(0x00, 0.0), (0x01, 2.0f32.powi(-9)), (0x08, 2.0f32.powi(-6)), (0x38, 1.0), (0xb9, -1.125), (0x7e, 448.0)]
-        {
-            assert_eq!(e4m3(byte), value, "{byte:#x}");
-        }
-        assert!(e4m3(0x7f).is_nan() && e4m3(0xff).is_nan());
     }
 
     #[test]

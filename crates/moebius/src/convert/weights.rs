@@ -13,7 +13,7 @@ use model::names::Names;
 use model::plan::{Plan, Read, Source, WeightDecl};
 use quant::WeightType;
 
-use super::recipe::{From, Order, Recipe, Segment, Transposed};
+use super::recipe::{Order, Recipe, Segment, Transposed};
 use crate::quantize::mix;
 use crate::quantize::source::Tensor;
 
@@ -40,36 +40,31 @@ pub struct Delta {
 /// Finds tensors of the folder by name.
 struct Finder<'a> {
     checkpoint: &'a Checkpoint,
-    by_name: HashMap<&'a str, From>,
+    by_name: HashMap<&'a str, usize>,
 }
 
 impl<'a> Finder<'a> {
     fn new(checkpoint: &'a Checkpoint) -> Self {
-        let tensors = checkpoint.tensors().iter().enumerate().map(|(i, t)| (t.name.as_str(), From::Tensor(i)));
-        let float8 = checkpoint.float8().iter().enumerate().map(|(i, t)| (t.name.as_str(), From::Float8(i)));
-        let packed = checkpoint.packed().iter().enumerate().map(|(i, t)| (t.name.as_str(), From::Packed(i)));
-        Self { checkpoint, by_name: tensors.chain(float8).chain(packed).collect() }
+        let tensors = checkpoint.tensors().iter().enumerate().map(|(i, t)| (t.name.as_str(), i));
+        Self { checkpoint, by_name: tensors.collect() }
     }
 
-    fn find(&self, name: &str) -> Result<From> {
+    fn find(&self, name: &str) -> Result<usize> {
         let found = self.by_name.get(name).copied();
         found.with_context(|| format!("read {}: tensor {name} is missing", self.checkpoint.name()))
     }
 
-    /// Type of a tensor as it is converted: 8-bit floats and packed codes have none of their own.
-    fn dtype(&self, from: From) -> WeightType {
-        match from {
-            From::Tensor(i) => self.checkpoint.tensors()[i].dtype,
-            From::Float8(_) | From::Packed(_) => WeightType::F32,
-        }
+    fn dtype(&self, from: usize) -> WeightType {
+        self.checkpoint.tensors()[from].dtype
     }
 
-    fn shape(&self, from: From) -> &[usize] {
-        match from {
-            From::Tensor(i) => &self.checkpoint.tensors()[i].shape,
-            From::Float8(i) => &self.checkpoint.float8()[i].shape,
-            From::Packed(i) => &self.checkpoint.packed()[i].shape,
-        }
+    fn shape(&self, from: usize) -> &[usize] {
+        &self.checkpoint.tensors()[from].shape
+    }
+
+    /// Whether the folder has the tensor in a form of its own: GPTQ's or AWQ's codes, 8-bit floats.
+    fn is_repacked(&self, from: usize) -> bool {
+        self.checkpoint.files()[self.checkpoint.tensors()[from].file].is_repacked()
     }
 
     /// A tensor out of some segments, its type as the folder has it, where the new file may have that.
@@ -84,12 +79,8 @@ impl<'a> Finder<'a> {
             _ => WeightType::F32,
         };
         let tensor = Tensor { name: name.into(), shape: shape.into(), dtype };
-        // 8-bit floats are unpacked to f32, and bf16 holds nearly all of it; codes to what their scales are.
-        let origin = match segments[0].from {
-            From::Tensor(_) => origin,
-            From::Float8(_) => WeightType::BF16,
-            From::Packed(i) => self.checkpoint.packed()[i].scale_type,
-        };
+        // Unpacked to f32, of which bf16 holds nearly all.
+        let origin = if self.is_repacked(segments[0].from) { WeightType::BF16 } else { origin };
         let recipe = Recipe {
             dtype,
             origin,
@@ -343,7 +334,7 @@ pub fn of_gpt_oss(checkpoint: &Checkpoint, n_layer: usize) -> Result<Recipes> {
             out.push(finder.tensor(&gguf, &[n_expert, both / 2], 1, segments, Read::Plain));
         }
     }
-    let is_unused = |(name, from): &(&&str, &From)| !used.contains(*from) && !Names::is_other_modality(name);
+    let is_unused = |(name, from): &(&&str, &usize)| !used.contains(*from) && !Names::is_other_modality(name);
     if let Some((name, _)) = finder.by_name.iter().find(is_unused) {
         bail!("convert tensor {name}: gpt-oss has no use for it");
     }

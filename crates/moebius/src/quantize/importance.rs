@@ -62,7 +62,7 @@ impl Importance {
     }
 
     fn read_gguf(path: &Path) -> Result<Importance> {
-        let file = checkpoint::open_with(path, checkpoint::Open { map: false })?;
+        let file = checkpoint::open_with(path, checkpoint::Open { map: false, ..Default::default() })?;
         let meta = file.meta();
         let kind = meta.opt_str("general.type")?.unwrap_or("model");
         ensure!(kind == "imatrix", "read {}: general.type is {kind}, imatrix wanted", path.display());

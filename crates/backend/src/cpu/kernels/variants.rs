@@ -145,6 +145,8 @@ fn float_variant(t: WeightType, isa: CheckedIsa) -> Variant {
             match t {
                 WeightType::F32 => kernels!($isa, one_f32, many_f32),
                 WeightType::F16 => kernels!($isa, one_f16, many_f16),
+                WeightType::F8_E4M3 => kernels!($isa, one_f8, many_f8),
+                WeightType::NVFP4 => kernels!($isa, one_nvfp4, many_nvfp4),
                 _ => kernels!($isa, one_bf16, many_bf16),
             }
         };
