@@ -5,7 +5,7 @@
 #define KV_F16 1
 #include "cuda/kv.h"
 
-// As in `nodes.rs`.
+// As in `nodes/attention.rs`.
 #define MAX_SPLITS 64
 
 // A head's row, normed and rotated, by a warp: `store(i, y)`. No lane reads what another has written. All that is read

@@ -16,7 +16,8 @@
 
 extern __shared__ uint4 shared[];
 
-// Warps of a block (`nodes.rs`): two for each scheduler, so that their registers fit beside those of the product ahead.
+// Warps of a block (`nodes/few.rs`): two for each scheduler, so that their registers fit beside those of the product
+// ahead.
 #define WORKERS 8
 #define THREADS (32 * WORKERS)
 // Positions that a warp takes at a time, and numbers from row to row of them: rows begin in different banks.

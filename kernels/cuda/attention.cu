@@ -12,7 +12,7 @@
 
 #define THREADS 128
 #define N_WARPS (THREADS / 32)
-// As in `nodes.rs`.
+// As in `nodes/attention.rs`.
 #define MAX_SPLITS 64
 // Values a thread sums, for each head.
 #define COLUMNS ((D_V + THREADS - 1) / THREADS)
@@ -223,7 +223,7 @@ KERNEL __launch_bounds__(THREADS) attention(const __grid_constant__ Attention a)
 // the pages that they attend to. Four warps have 16 rows each; where values are wide, four more find the same scores
 // and sum the other half of the values. Keys and values of a page are staged in shared memory while the page before is
 // multiplied; queries are scaled to at most 1 and rounded to f16, as shares are; sums are f32. Pages run in order: same
-// input, same bits. Dynamic shared memory: `attention_tile` of `nodes.rs`.
+// input, same bits. Dynamic shared memory: `attention_tile` of `nodes/attention.rs`.
 #if KV_F16 && D_K % 32 == 0 && D_V % 32 == 0 && D_K <= 576 && D_V <= 512
 #define ROWS 64
 // Warps that share rows, and the values that each of them sums.

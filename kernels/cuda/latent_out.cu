@@ -6,7 +6,7 @@
 #include "cuda/vec.h"
 #include WEIGHT_HEADER
 
-// As in `nodes.rs`.
+// As in `nodes/attention.rs`.
 #define MAX_SPLITS 64
 
 extern __shared__ uint4 shared[];

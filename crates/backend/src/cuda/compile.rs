@@ -11,8 +11,7 @@ use model::plan::{CacheDecl, Elem, Op, Plan, ValidPlan, Weight, memory};
 use super::Cuda;
 use super::batch;
 use super::driver::{self, Context, DriverError, Memory, Module, Pinned, Stream};
-use super::encode::{Kernels, RopeView, Scratch};
-use super::encode_batch::{self, BatchScratch};
+use super::encode::{self, Kernels, RopeView, Scratch, batch::BatchScratch};
 use super::fuse::fuse;
 use super::host::{Host, HotPlaces};
 use super::nodes::{
@@ -179,7 +178,7 @@ pub fn lay<'a>(
     }
     let mut lists = |of_ops: Vec<Vec<Node>>| {
         let few = few::few(plan, &of_ops, lower.modules, places, is_f16, device, qkv, true);
-        let batch = match is_batch && encode_batch::fits(&few) {
+        let batch = match is_batch && encode::batch::fits(&few) {
             true => few::few(plan, &of_ops, lower.modules, places, is_f16, device, qkv, false),
             false => Vec::new(),
         };

@@ -10,7 +10,6 @@ mod batch;
 mod compile;
 mod driver;
 mod encode;
-mod encode_batch;
 mod few;
 mod few_launch;
 mod fuse;

@@ -1,14 +1,14 @@
 //! Launches of steps of 9 to 64 rows: columns are packed behind their norm or gate, then multiplied (`batch.rs`).
 
-use super::args;
-use super::batch::{self, Batch, Order};
-use super::driver::{DriverError, Ptr};
-use super::encode::{Encoder, linear_args};
-use super::few_launch;
-use super::matmul;
-use super::nodes::{
+use super::super::args;
+use super::super::batch::{self, Batch, Order};
+use super::super::driver::{DriverError, Ptr};
+use super::super::few_launch;
+use super::super::matmul;
+use super::super::nodes::{
     DownNode, ExpertsNode, FewLinearNode, Mat, ModuleId, Modules, Node, Part, RouterNode, UpNode, View,
 };
+use super::{Encoder, linear_args};
 
 /// Scratch of these steps.
 #[derive(Clone, Copy, Debug, Default)]
