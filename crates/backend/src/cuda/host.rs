@@ -14,7 +14,7 @@ use super::compile::Failed;
 use super::driver::{Context, DriverError, Event, Memory, Pinned, Ptr, Stream};
 use super::gate::Held;
 use super::handover::Costs;
-use super::hot::{Judge, Layout, Move, NONE, Placement};
+use super::hot::{Judge, Layout, Move, NONE, Placement, Step};
 use super::nodes::{ExpertsNode, HostNode};
 use super::split::{self, Moves, Slots, Split, plane_starts};
 use super::upload::STAGE;
@@ -232,6 +232,9 @@ impl Host {
             stream.wait()?;
             copy = start.elapsed().as_secs_f64();
         }
+        if let Some(hot) = &mut self.hot {
+            hot.judge.set_cost(Duration::from_secs_f64(copy * hot.whole.len() as f64));
+        }
         let [few, many] = [few, many].map(|rows| (rows, self.time(rows)));
         self.from_rows = Costs { copy, few, many }.threshold(self.max_rows);
         Ok(())
@@ -409,14 +412,15 @@ impl Host {
         Ok(hot.judge.layout())
     }
 
-    /// A step of so many tokens has ended, and nothing of it is under way: changes the layout where that pays.
-    pub fn over(&mut self, stream: &Stream, tokens: usize, time: Duration) -> Result<(), DriverError> {
+    /// A step has ended, and nothing of it is under way: changes the layout where that pays.
+    pub fn over(&mut self, stream: &Stream, step: Step) -> Result<(), DriverError> {
         let Some(hot) = &mut self.hot else { return Ok(()) };
-        hot.placement.age(tokens);
+        hot.placement.age(step.tokens);
         let Hot { judge, placement, slots, whole, .. } = hot;
-        let Some(layout) = judge.step(tokens, time, || saves(placement, slots.len(), whole.len())) else {
+        let Some(layout) = judge.step(step, || saves(placement, slots.len(), whole.len())) else {
             return Ok(());
         };
+        let start = Instant::now();
         let pieces: Vec<Piece> = match layout {
             Layout::Slots => {
                 let moves = hot.placement.refill();
@@ -429,7 +433,11 @@ impl Host {
             }
         };
         self.copy(stream, &pieces.iter().collect::<Vec<_>>())?;
-        stream.wait()
+        stream.wait()?;
+        if let Some(hot) = &mut self.hot {
+            hot.judge.set_cost(start.elapsed());
+        }
+        Ok(())
     }
 
     /// What is queued up to here has read the staging buffer.

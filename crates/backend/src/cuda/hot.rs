@@ -177,37 +177,104 @@ pub enum Layout {
     Slots = 1,
 }
 
-/// Decides between the layouts by what steps of one token take in each, which are measured.
+/// A step that is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// Its tokens.
+    pub tokens: usize,
+    /// Whether each is of another sequence.
+    pub is_single: bool,
+    /// What it took.
+    pub time: Duration,
+}
+
+/// What the last steps of single tokens took in a layout, in seconds, by their number of tokens less one.
+#[derive(Clone, Debug, Default)]
+struct Times(Vec<Vec<f64>>);
+
+impl Times {
+    /// Maximum number of tokens of a step that is timed.
+    const MAX_TOKENS: usize = 64;
+    /// Steps of a number of tokens that are kept.
+    const KEPT: usize = 48;
+    /// Steps of a number of tokens whose median says something.
+    const FEWEST: usize = 8;
+
+    fn add(&mut self, step: Step) {
+        if self.0.len() < step.tokens {
+            self.0.resize(step.tokens, Vec::new());
+        }
+        let Some(times) = self.0.get_mut(step.tokens.saturating_sub(1)) else { return };
+        if times.len() == Self::KEPT {
+            times.remove(0);
+        }
+        times.push(step.time.as_secs_f64());
+    }
+
+    /// Steps that count.
+    fn n(&self) -> usize {
+        self.0.iter().map(Vec::len).filter(|&n| n >= Self::FEWEST).sum()
+    }
+
+    /// Steps of numbers of tokens that both have, and what they take here and there.
+    fn beside(&self, other: &Times) -> (usize, [f64; 2]) {
+        let both = self.0.iter().zip(&other.0);
+        let both = both.map(|(a, b)| (a.len().min(b.len()), a, b)).filter(|&(n, ..)| n >= Self::FEWEST);
+        both.fold((0, [0.0; 2]), |(sum, [own, others]), (n, a, b)| {
+            (sum + n, [own + n as f64 * median(a), others + n as f64 * median(b)])
+        })
+    }
+}
+
+/// Decides between the layouts by what steps of single tokens take in each: steps of as many tokens are compared.
 ///
-/// Slots are tried where the uses say that the host has enough less to do; they go where they are not faster in the
-/// end, and the next trial comes after twice as many tokens.
+/// Slots are tried where the uses say that the host has enough less to do, and when what they cost to fill is little
+/// beside the time of such steps since the last change. They go where they are not faster in the end, and the next trial comes after
+/// twice as many tokens.
 #[derive(Clone, Debug)]
 pub struct Judge {
     layout: Layout,
-    /// Seconds of the last steps of one token in each layout.
-    times: [Vec<f64>; 2],
+    /// Of each layout.
+    times: [Times; 2],
     /// Tokens until the layout may change.
     left: usize,
     /// Tokens that a layout stays at least; doubled by every trial that lost.
     stays: usize,
     /// Slots are taken after the first step, and kept.
     is_forced: bool,
+    /// Seconds that a change takes.
+    cost: f64,
+    /// Steps since the last change, and seconds of those that are timed.
+    n_steps: usize,
+    spent: f64,
 }
 
 impl Judge {
     /// Steps that are compared.
     const STEPS: usize = 48;
+    /// Steps in which a trial finds as many of numbers of tokens that were timed before, or has lost.
+    const PATIENCE: usize = 8 * Self::STEPS;
     /// Tokens that are counted before the first trial, and in which slots settle.
     const SETTLE: usize = 256;
     /// The share of the host's work that slots must save to be tried.
     const SAVES: f64 = 0.1;
     /// Slots that take more than this times the time of whole layers go.
     const LOSES: f64 = 0.99;
+    /// A trial begins when steps have taken so many times what the change takes.
+    const PAYS: f64 = 16.0;
 
     /// Whole layers first; `is_forced`: slots after the first step, whatever they cost.
     pub fn new(is_forced: bool) -> Judge {
-        let times = [Vec::new(), Vec::new()];
-        Judge { layout: Layout::Layers, times, left: Self::SETTLE, stays: 8 * Self::SETTLE, is_forced }
+        Judge {
+            layout: Layout::Layers,
+            times: Default::default(),
+            left: Self::SETTLE,
+            stays: 8 * Self::SETTLE,
+            is_forced,
+            cost: 0.0,
+            n_steps: 0,
+            spent: 0.0,
+        }
     }
 
     /// The layout of now.
@@ -215,33 +282,43 @@ impl Judge {
         self.layout
     }
 
-    /// A step of so many tokens is over. `saves`: the share of the host's work that slots would save, asked for seldom.
-    /// The layout to change to.
-    pub fn step(&mut self, tokens: usize, time: Duration, saves: impl FnOnce() -> f64) -> Option<Layout> {
+    /// What a change takes, as far as that is known.
+    pub fn set_cost(&mut self, cost: Duration) {
+        self.cost = cost.as_secs_f64();
+    }
+
+    /// A step is over. `saves`: the share of the host's work that slots would save, asked for seldom. The layout to
+    /// change to.
+    pub fn step(&mut self, step: Step, saves: impl FnOnce() -> f64) -> Option<Layout> {
         if self.is_forced {
             return (self.layout == Layout::Layers).then(|| self.change(Layout::Slots, 0));
         }
-        self.left = self.left.saturating_sub(tokens);
-        let times = &mut self.times[self.layout as usize];
-        if tokens == 1 {
-            if times.len() == Self::STEPS {
-                times.remove(0);
-            }
-            times.push(time.as_secs_f64());
+        self.left = self.left.saturating_sub(step.tokens);
+        self.n_steps += 1;
+        if step.is_single && step.tokens <= Times::MAX_TOKENS {
+            self.spent += step.time.as_secs_f64();
+            self.times[self.layout as usize].add(step);
         }
-        if self.left > 0 || times.len() < Self::STEPS {
+        if self.left > 0 {
             return None;
         }
         match self.layout {
             Layout::Layers => {
+                if self.times[0].n() < Self::STEPS || self.spent < Self::PAYS * self.cost {
+                    return None;
+                }
                 self.left = Self::SETTLE;
                 (saves() >= Self::SAVES).then(|| self.change(Layout::Slots, Self::SETTLE))
             }
             Layout::Slots => {
-                let [layers, slots] = [0, 1].map(|i| median(&self.times[i]));
-                if slots <= Self::LOSES * layers {
+                let (n, [slots, layers]) = self.times[1].beside(&self.times[0]);
+                if n < Self::STEPS && self.n_steps < Self::PATIENCE {
+                    return None;
+                }
+                if n >= Self::STEPS && slots <= Self::LOSES * layers {
                     // Whole layers were measured behind shorter contexts, which flatters them.
                     self.left = Self::SETTLE;
+                    self.n_steps = 0;
                     return None;
                 }
                 self.stays *= 2;
@@ -253,7 +330,8 @@ impl Judge {
     fn change(&mut self, to: Layout, stays: usize) -> Layout {
         self.layout = to;
         self.left = stays;
-        self.times[to as usize].clear();
+        (self.n_steps, self.spent) = (0, 0.0);
+        self.times[to as usize] = Times::default();
         to
     }
 }
@@ -433,27 +511,73 @@ mod tests {
         assert!(moved < 2_000, "{moved}");
     }
 
-    /// The judge over steps that take so long in each layout.
-    fn judged(layers: f64, slots: f64, saves: f64, steps: usize) -> (Layout, usize, usize) {
+    /// The judge over steps of so many tokens in turn, which take so long in each layout.
+    fn judged(layers: f64, slots: f64, saves: f64, tokens: &[usize], steps: usize) -> (Layout, usize, usize) {
         let mut judge = Judge::new(false);
         let (mut changes, mut in_slots) = (0, 0);
-        for _ in 0..steps {
+        for i in 0..steps {
             let time = [layers, slots][judge.layout() as usize];
+            let tokens = tokens[i % tokens.len()];
+            // More tokens take longer.
+            let time = Duration::from_secs_f64(time * (3 + tokens) as f64);
             in_slots += judge.layout() as usize;
-            changes += usize::from(judge.step(1, Duration::from_secs_f64(time), || saves).is_some());
+            let step = Step { tokens, is_single: tokens <= 64, time };
+            changes += usize::from(judge.step(step, || saves).is_some());
         }
         (judge.layout(), changes, in_slots)
     }
 
     #[test]
     fn slots_stay_where_they_win_and_go_where_they_lose() {
-        assert_eq!(judged(10e-3, 8e-3, 0.3, 5_000).0, Layout::Slots);
-        assert_eq!(judged(10e-3, 8e-3, 0.3, 5_000).1, 1);
-        // Nothing to win: never tried.
-        assert_eq!(judged(10e-3, 8e-3, 0.05, 5_000), (Layout::Layers, 0, 0));
-        // They lose: a small and shrinking share of the time.
-        let (layout, changes, in_slots) = judged(10e-3, 10.5e-3, 0.3, 100_000);
-        assert_eq!(layout, Layout::Layers);
-        assert!(changes <= 14 && in_slots < 2_000, "{changes} {in_slots}");
+        // One sequence; eight; numbers that change; prompts between them.
+        for tokens in [&[1][..], &[8], &[6, 7, 8, 7], &[1, 1, 1, 1, 1, 1, 1, 1, 512]] {
+            assert_eq!(judged(10e-3, 8e-3, 0.3, tokens, 5_000).0, Layout::Slots, "{tokens:?}");
+            assert_eq!(judged(10e-3, 8e-3, 0.3, tokens, 5_000).1, 1, "{tokens:?}");
+            // Nothing to win: never tried.
+            assert_eq!(judged(10e-3, 8e-3, 0.05, tokens, 5_000), (Layout::Layers, 0, 0), "{tokens:?}");
+            // They lose: a small and shrinking share of the time.
+            let (layout, changes, in_slots) = judged(10e-3, 10.5e-3, 0.3, tokens, 100_000);
+            assert_eq!(layout, Layout::Layers, "{tokens:?}");
+            assert!(changes <= 24 && in_slots < 4_000, "{changes} {in_slots} {tokens:?}");
+        }
+        // Prompts alone say nothing.
+        assert_eq!(judged(10e-3, 8e-3, 0.3, &[512], 5_000), (Layout::Layers, 0, 0));
+    }
+
+    /// Steps of as many tokens are compared, so that a step with more of them does not pass for a slower one.
+    #[test]
+    fn what_was_timed_with_other_numbers_of_tokens_says_nothing() {
+        let mut judge = Judge::new(false);
+        let step = |tokens, time| Step { tokens, is_single: true, time: Duration::from_secs_f64(time) };
+        // One sequence, until slots are tried; then eight, whose steps take longer, and after a while one again.
+        while judge.step(step(1, 10e-3), || 0.3).is_none() {}
+        for _ in 0..100 {
+            assert_eq!(judge.step(step(8, 30e-3), || 0.3), None);
+        }
+        for _ in 0..1_000 {
+            assert_eq!(judge.step(step(1, 8e-3), || 0.3), None);
+        }
+        assert_eq!(judge.layout(), Layout::Slots);
+        // Nothing that can be compared: slots go after a while.
+        let mut judge = Judge::new(false);
+        while judge.step(step(1, 10e-3), || 0.3).is_none() {}
+        let until = (0..10_000).find(|_| judge.step(step(8, 3e-3), || 0.3).is_some());
+        assert!(until.is_some_and(|n| n < 500), "{until:?}");
+        assert_eq!(judge.layout(), Layout::Layers);
+    }
+
+    /// A trial begins when its cost is little beside the time that went by: few tokens never pay for it.
+    #[test]
+    fn slots_are_filled_when_that_is_little_beside_the_time_so_far() {
+        for cost in [0.0, 0.1, 1.0] {
+            let mut judge = Judge::new(false);
+            judge.set_cost(Duration::from_secs_f64(cost));
+            let step = Step { tokens: 1, is_single: true, time: Duration::from_millis(10) };
+            // Prompts ahead of it, by which tokens alone would be enough.
+            judge.step(Step { tokens: 2048, is_single: false, time: Duration::from_secs(60) }, || 0.3);
+            let tried = (1..2_000).find(|_| judge.step(step, || 0.3).is_some());
+            let seconds = tried.map_or(0.0, |n| n as f64 * 10e-3);
+            assert!(seconds >= 16.0 * cost - 0.02 && seconds < 16.0 * cost + 0.5, "{cost} {seconds}");
+        }
     }
 }

@@ -13,7 +13,7 @@ use super::few_launch::Half;
 use super::gate::Gate;
 use super::handover::{self, Lane};
 use super::host::Host;
-use super::hot::Layout;
+use super::hot::{self, Layout};
 use super::nodes::{ATTEND_PAGES, HostNode, MAX_SPLITS, Node, RouteNode, StateView, View};
 use super::pick::Picker;
 use super::tables::{Counts, Tables};
@@ -526,7 +526,8 @@ impl Program for CudaProgram {
             // A step that is watched takes longer.
             let is_watched = self.is_traced || self.times[self.layout as usize].is_on();
             let tokens = self.batch.chunks.iter().map(|c| c.len as usize).sum();
-            if is_watched { Ok(()) } else { host.over(stream, tokens, self.begin.elapsed()) }
+            let step = hot::Step { tokens, is_single: longest == 1, time: self.begin.elapsed() };
+            if is_watched { Ok(()) } else { host.over(stream, step) }
         });
         if let Err(e) = waited {
             return Err(self.device_error(e));
