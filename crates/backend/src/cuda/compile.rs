@@ -176,10 +176,11 @@ pub fn lay<'a>(
             *nodes = vec![node];
         }
     }
+    let target = few::Target { room: places, is_f16, device, qkv, has_latents: true };
     let mut lists = |of_ops: Vec<Vec<Node>>| {
-        let few = few::few(plan, &of_ops, lower.modules, places, is_f16, device, qkv, true);
+        let few = few::few(plan, &of_ops, lower.modules, target);
         let batch = match is_batch && encode::batch::fits(&few) {
-            true => few::few(plan, &of_ops, lower.modules, places, is_f16, device, qkv, false),
+            true => few::few(plan, &of_ops, lower.modules, few::Target { has_latents: false, ..target }),
             false => Vec::new(),
         };
         Lists { few, batch, nodes: fuse(of_ops.into_iter().flatten().collect(), qkv) }

@@ -399,7 +399,7 @@ impl Encoder<'_> {
         few_launch::down(down.dtype, n_used, k_shared, [down.n, down.k], self.device(), self.half)
     }
 
-    /// Whether experts are chosen by those who read the logits.
+    /// Whether the blocks of the experts choose, and no launch before them.
     fn is_late(&self, rows: usize) -> bool {
         rows == 1 && !self.is_traced
     }

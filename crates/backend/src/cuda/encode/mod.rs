@@ -1,7 +1,7 @@
 //! From nodes to launches: fills the arguments of each kernel for the counts of a step and queues it.
 //!
-//! Launches of attention and experts have files of their own, and so have those of steps of few tokens (`few.rs`) and of
-//! 9 to 64 (`batch.rs`).
+//! Launches of attention and experts have files of their own, and so have those of steps of few tokens (`few.rs`) and
+//! of 9 to 64 (`batch.rs`).
 
 mod attention;
 pub mod batch;

@@ -10,7 +10,7 @@ use super::super::sources::{self, Key};
 use super::{Few, Source, Strided};
 
 impl Few<'_> {
-    /// The head norms, ropes, append and attention behind the product of op `i`; the op behind them.
+    /// Head norms, ropes, append and attention behind the product of op `i`. Returns the next op.
     pub(super) fn attend(&mut self, i: usize) -> Option<usize> {
         let ops = &self.plan.ops;
         let end = (i + 1..ops.len()).find(|&j| {

@@ -8,7 +8,7 @@ use super::super::sources::{self, Key};
 use super::Few;
 
 impl Few<'_> {
-    /// What comes before a delta rule, and the rule; the next op.
+    /// What comes before a delta rule, and the rule. Returns the next op.
     pub(super) fn delta(&mut self, i: usize) -> Option<usize> {
         let ops = self.plan.ops.get(i..i + 8)?;
         let [

@@ -105,7 +105,7 @@ impl Few<'_> {
         Some(())
     }
 
-    /// A shared expert that goes with the launches of the others: to their nodes.
+    /// Adds a shared expert to the nodes of the others, whose launches it shares.
     fn shared_of_the_same_shape(&self, shared: Shared, up: &mut UpNode, down: &mut DownNode) {
         let ExpertsNode { x, gate, .. } = down.experts;
         let hidden = View { ptr: self.room.shared, rows: x.rows, width: gate.n };
@@ -170,8 +170,8 @@ impl Few<'_> {
         }
     }
 
-    /// The dense feed-forward beside experts, with the norms in front of it, which go to the router's node and to those
-    /// of the experts; the next op.
+    /// Keeps the dense feed-forward that begins with op `i` for the nodes of the router and the experts behind it.
+    /// Returns the next op.
     pub(super) fn dense(&mut self, i: usize) -> Option<usize> {
         let moe = *self.moes.iter().find(|moe| moe.dense.is_some_and(|dense| dense.added == i))?;
         let Dense { added, norm, gated, down } = moe.dense?;

@@ -25,7 +25,7 @@ struct Latents {
 }
 
 impl Few<'_> {
-    /// Whether an op is a product that goes with the queries of latents, which lie in scratch of their own.
+    /// Whether an op is the product of queries of latent attention, which then lie in scratch.
     pub(super) fn is_latent_product(&self, i: usize) -> bool {
         let ops = &self.plan.ops;
         let (Op::Linear { parts, .. }, Some(Op::SplitHeads { x, .. })) = (&ops[i], ops.get(i + 1)) else {
@@ -37,7 +37,7 @@ impl Few<'_> {
         fits && self.latents(i + 1).is_some_and(|latents| is_plain(latents.w.dtype))
     }
 
-    /// What makes queries of latents and a row of the cache, from op `i` to attention.
+    /// Latent attention whose ops, from the split of the queries on, begin with op `i`.
     fn latents(&self, i: usize) -> Option<Latents> {
         if !self.has_latents {
             return None;
@@ -100,7 +100,8 @@ impl Few<'_> {
         })
     }
 
-    /// Attention over latents from op `i` on, which is the product of its queries or splits them; the next op.
+    /// Nodes of latent attention that begins with op `i`: the product of its queries, or their split. Returns the next
+    /// op.
     pub(super) fn latent(&mut self, i: usize) -> Option<usize> {
         let ops = &self.plan.ops;
         let has_product = self.is_latent_product(i);

@@ -37,12 +37,12 @@ const NORMED: u32 = 1;
 const GATED: u32 = 2;
 const GATED_NORM: u32 = 3;
 
-/// Memory for `rows` rows that no buffer of the plan has.
+/// Addresses of scratch for `rows` rows, beside the plan's own buffers.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
-    /// What attention puts out.
+    /// Output of attention.
     pub attended: Ptr,
-    /// What the shared expert's activation puts out, or a product that a later norm reads.
+    /// Activations of a shared expert, or a product that a later norm reads.
     pub shared: Ptr,
     /// Inputs of a delta rule.
     pub delta: Ptr,
@@ -50,18 +50,19 @@ pub struct Room {
     pub logits: Ptr,
     /// Activations of a dense feed-forward beside the experts.
     pub dense: Ptr,
-    /// Queries that are multiplied with latents, and those of all heads before that.
+    /// Queries of latent attention, multiplied with W_uk.
     pub latent: Ptr,
+    /// The same before that product.
     pub heads: Ptr,
-    /// A row of the residual stream that blocks write while others read what it is made of.
+    /// A row of the residual stream, for launches whose blocks still read the old one.
     pub sum: Ptr,
-    /// Zeros.
+    /// Zero before and after a launch.
     pub counters: Ptr,
-    /// Rows that all of these are for.
+    /// Maximum number of rows of a step.
     pub rows: usize,
 }
 
-/// Numbers of four bytes that [`Room`] has for so many rows, in the order of its fields.
+/// Sizes of [`Room`] for `rows` rows, in numbers of four bytes and in the order of its fields.
 pub fn room(plan: &Plan, rows: usize) -> [usize; 9] {
     const COUNTERS: usize = 8;
     let mut need = [0; 9];
@@ -108,61 +109,69 @@ pub fn room(plan: &Plan, rows: usize) -> [usize; 9] {
     need
 }
 
-/// A buffer's rows as a product reads them.
+/// The row that a product reads in place of a buffer, and what it does to it first.
 #[derive(Clone, Copy, Debug)]
 struct Source {
     x: View,
     prologue: Prologue,
 }
 
-/// Where the heads of a part lie in the whole.
+/// Heads inside a wider row.
 #[derive(Clone, Copy, Debug)]
 struct Strided {
     ptr: Ptr,
     d_head: usize,
+    /// Stride of heads, in numbers.
     head: usize,
+    /// Stride of rows.
     row: usize,
 }
 
+/// What a list is made for.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    pub room: Room,
+    /// The key-value cache is f16.
+    pub is_f16: bool,
+    /// None where devices have no bulk copies.
+    pub device: Option<Device>,
+    /// The module `qkv.cu`.
+    pub qkv: ModuleId,
+    /// Attention over latents takes kernels of its own, for at most [`MAX_ROWS`] rows.
+    pub has_latents: bool,
+}
+
+/// A list in the making.
 struct Few<'a> {
     plan: &'a Plan,
-    /// Of each op.
+    /// Nodes of each op, as the list for any number of tokens has them.
     nodes: &'a [Vec<Node>],
     modules: &'a mut Modules,
     room: Room,
     is_f16: bool,
-    /// Where it copies in bulk.
     device: Option<Device>,
+    has_latents: bool,
     moes: Vec<Moe>,
     posts: Vec<Post>,
+    /// The list so far.
     out: Vec<Node>,
-    /// Buffers that are not written: what stands for them.
+    /// What products read in place of buffers that no node writes.
     sources: HashMap<Buf, Source>,
+    /// Gates that are read where their split found them.
     strided: HashMap<Buf, Strided>,
-    /// Buffers that were added to the row that they are the residual of.
+    /// Residuals that a node has added to their row, so that the op that adds them has nothing to do.
     added: HashSet<Buf>,
-    /// Rows that lie elsewhere, until the end of a layer.
+    /// Rows that lie in scratch until the end of a layer.
     moved: HashMap<Buf, Ptr>,
-    /// The row that a router adds.
+    /// The normed row that the next router adds to its own first.
     of_router: Option<PostNormNode>,
-    /// Whether attention over latents has nodes of its own, which take few rows alone.
-    has_latents: bool,
+    /// The dense feed-forward that goes with the next experts.
     dense: Option<(DenseUp, FewLinearNode)>,
 }
 
-/// The nodes of a step of at most `room.rows` single tokens, of [`MAX_ROWS`] with `has_latents`; `qkv` is the module of
-/// `qkv`, `device` is there where it copies in bulk.
-#[allow(clippy::too_many_arguments)]
-pub fn few(
-    plan: &Plan,
-    nodes: &[Vec<Node>],
-    modules: &mut Modules,
-    room: Room,
-    is_f16: bool,
-    device: Option<Device>,
-    qkv: ModuleId,
-    has_latents: bool,
-) -> Vec<Node> {
+/// The nodes of a step of at most `target.room.rows` single tokens, from those of each op in `nodes`.
+pub fn few(plan: &Plan, nodes: &[Vec<Node>], modules: &mut Modules, target: Target) -> Vec<Node> {
+    let Target { room, is_f16, device, qkv, has_latents } = target;
     let mut few = Few {
         plan,
         nodes,
@@ -194,7 +203,7 @@ pub fn few(
 }
 
 impl Few<'_> {
-    /// Handles op `i` and what goes with it; the next op.
+    /// Makes nodes of op `i` and of the ops that go with it. Returns the next op.
     fn op(&mut self, i: usize) -> usize {
         if let Some(moe) = self.moes.iter().find(|moe| moe.linear == i).copied()
             && self.route(moe).is_some()
@@ -268,12 +277,12 @@ impl Few<'_> {
         i + 1
     }
 
-    /// How a product reads a buffer.
+    /// What a product reads in place of a buffer, whose own row is `x`.
     fn source(&self, buf: Buf, x: View) -> Source {
         self.sources.get(&buf).copied().unwrap_or(Source { x, prologue: Prologue::default() })
     }
 
-    /// A buffer's rows, where they lie now.
+    /// A buffer's rows, in scratch where they were moved there.
     fn row(&self, buf: Buf, row: View) -> View {
         View { ptr: self.moved.get(&buf).copied().unwrap_or(row.ptr), ..row }
     }

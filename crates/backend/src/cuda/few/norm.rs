@@ -6,7 +6,7 @@ use super::super::nodes::{Node, PostNormNode, View};
 use super::{Few, MAX_POST};
 
 impl Few<'_> {
-    /// The norms of a row that is only added to another; the next op.
+    /// The norms of a row that is only added to another. Returns the next op.
     pub(super) fn post_norm(&mut self, i: usize) -> Option<usize> {
         let ops = &self.plan.ops;
         if self.posts.iter().any(|post| post.first == i) {

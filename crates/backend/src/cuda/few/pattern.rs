@@ -1,4 +1,4 @@
-//! Which ops of a plan one node can stand for, and whether what lies between them is read by nobody else.
+//! Finds the ops of a plan that one node, or a few, can stand for: no other op reads what they pass on to each other.
 
 use model::plan::{Access, Buf, Op};
 use quant::WeightType;
@@ -7,14 +7,14 @@ use super::super::matmul;
 use super::super::nodes::{Mat, Node};
 use super::{Few, MAX_POST};
 
-/// A router with its experts, by the places of their ops.
+/// A router with its experts: indices of their ops.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Moe {
     pub(super) linear: usize,
     /// Scales the logits, where there is one.
     pub(super) scale: Option<f32>,
     pub(super) route: usize,
-    /// The norm that only the experts read, where it stands between.
+    /// The norm between router and experts, where only the experts read it.
     pub(super) norm: Option<usize>,
     pub(super) experts: usize,
     pub(super) combine: usize,
@@ -53,7 +53,7 @@ pub(super) struct Shared {
     pub(super) is_other: bool,
 }
 
-/// Two rows that are normed, added, normed and added to a third, by the places of their ops.
+/// Two rows that are normed, added, normed and added to a third: indices of their ops.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Post {
     /// The norm of a product's output.
@@ -149,7 +149,7 @@ impl Few<'_> {
         (!is_behind || shared.is_some()).then_some(moe)
     }
 
-    /// The shared expert that begins with op `at`, where it can go with those of op `experts`.
+    /// The shared expert that begins with op `at`, where it can share the launches of op `experts`.
     fn shared(&self, experts: usize, at: usize, x: Buf) -> Option<Shared> {
         let ops = &self.plan.ops;
         let &Op::Experts { x: of_experts, .. } = &ops[experts] else { return None };
@@ -203,7 +203,7 @@ impl Few<'_> {
         fits.then_some(Shared { gated: at, down: at + 1, gate: gate_op, is_other: !is_same })
     }
 
-    /// The dense feed-forward in front of a router that can go with its experts.
+    /// The dense feed-forward in front of a router that can share the experts' launches.
     pub(super) fn dense_beside(&self, moe: Moe) -> Option<Dense> {
         let ops = &self.plan.ops;
         let post = self.posts.iter().find(|post| post.combine == moe.combine)?;

@@ -21,7 +21,7 @@ pub struct FewLinearNode {
     pub add: bool,
     /// The kernels that bring weights through shared memory.
     pub few: Option<ModuleId>,
-    /// For one row: leaves the logits of the router behind it, in parts.
+    /// For one row: the router behind it, whose logits it leaves in parts.
     pub routed: Option<Routed>,
 }
 
@@ -115,11 +115,11 @@ pub struct RouterNode {
     pub counter: Ptr,
     /// Of the logits.
     pub scale: f32,
-    /// Those who read the logits of one row choose.
+    /// The experts' blocks choose for one row.
     pub is_late: bool,
     /// What is added to x first: its `out` is the x of this node.
     pub added: Option<PostNormNode>,
-    /// The product before it leaves the logits of one row, in parts.
+    /// The product before it leaves the logits of one row in parts, so that this node has no launch.
     pub is_routed: bool,
 }
 
