@@ -28,6 +28,7 @@ pub const ALL: &[(&str, &str)] = &[
     ("quant/mxfp4.h", include_str!("../kernels/quant/mxfp4.h")),
     ("quant/mxfp4_planar.h", include_str!("../kernels/quant/mxfp4_planar.h")),
     ("quant/nvfp4.h", include_str!("../kernels/quant/nvfp4.h")),
+    ("quant/nvfp4_scaled.h", include_str!("../kernels/quant/nvfp4_scaled.h")),
     ("quant/q2_k.h", include_str!("../kernels/quant/q2_k.h")),
     ("quant/q3_k.h", include_str!("../kernels/quant/q3_k.h")),
     ("quant/q4_0.h", include_str!("../kernels/quant/q4_0.h")),
@@ -46,7 +47,7 @@ pub const ALL: &[(&str, &str)] = &[
 /// Whether the kernels of device backends have been tried on a type. Short floats have headers, which a test on the host
 /// holds to the decoder, and no more.
 pub fn is_tried(w: WeightType) -> bool {
-    !matches!(w, WeightType::F8_E4M3 | WeightType::NVFP4)
+    !matches!(w, WeightType::F8_E4M3 | WeightType::NVFP4 | WeightType::NVFP4_SCALED)
 }
 
 /// Refuses a plan with weights of types that were not tried on a device.

@@ -73,7 +73,8 @@ fn weights(t: WeightType, n: usize, k: usize) -> PlanesBuf {
             WeightType::F32 => block.copy_from_slice(&rng.value().to_le_bytes()),
             WeightType::F16 => block.copy_from_slice(&half::f16::from_f32(rng.value()).to_le_bytes()),
             WeightType::BF16 => block.copy_from_slice(&half::bf16::from_f32(rng.value()).to_le_bytes()),
-            WeightType::Affine(_) | WeightType::MXFP4_PLANAR | WeightType::NVFP4 => {}
+            WeightType::Affine(_) | WeightType::MXFP4_PLANAR => {}
+            WeightType::NVFP4 | WeightType::NVFP4_SCALED => {}
             // No NaN, which would be all that there is to see.
             WeightType::F8_E4M3 => block.iter_mut().for_each(|b| *b = if *b & 0x7f == 0x7f { *b & 0xf7 } else { *b }),
             WeightType::MXFP4 => block[0] = if i % 5 == 0 { (i / 5 % 3) as u8 } else { 110 + (rng.next() % 30) as u8 },
@@ -97,7 +98,9 @@ fn weights(t: WeightType, n: usize, k: usize) -> PlanesBuf {
             let scale = |i| if i % 5 == 0 { (i / 5 % 3) as u8 } else { 110 + (rng.next() % 30) as u8 };
             ((0..n_scales).map(scale).collect(), Vec::new())
         }
-        WeightType::F8_E4M3 => ((0..n_scales).flat_map(|_| (rng.value() * 0.1).to_le_bytes()).collect(), Vec::new()),
+        WeightType::F8_E4M3 | WeightType::NVFP4_SCALED => {
+            ((0..n_scales).flat_map(|_| (rng.value() * 0.1).to_le_bytes()).collect(), Vec::new())
+        }
         _ => (Vec::new(), Vec::new()),
     };
     PlanesBuf { q: bytes, scales, biases }
@@ -169,7 +172,7 @@ fn skip(isa: CheckedIsa, n: usize, cols: usize) -> bool {
 fn products_equal_the_scalar_dot() {
     let isas = isas();
     for t in WeightType::ALL {
-        let lengths = if t.ggml_id().is_some() { LENGTHS } else { PLANAR_LENGTHS };
+        let lengths = if t.ggml_id().is_some() { &LENGTHS[..] } else { &PLANAR_LENGTHS };
         let (_, lengths) = lengths.iter().find(|l| l.0 == t.block_len()).expect("a known block length");
         for &k in *lengths {
             let (w, x) = (weights(t, MAX, k), activations(MAX, k));

@@ -89,7 +89,7 @@ fn a_cut_file_does_not_compile() {
 
 #[test]
 fn weights_that_are_not_mapped_must_be_copied() {
-    let checkpoint = Arc::new(checkpoint::open_with(embedded(), Open { map: false }).unwrap());
+    let checkpoint = Arc::new(checkpoint::open_with(embedded(), Open { map: false, ..Open::default() }).unwrap());
     let plan = model::build(&checkpoint).unwrap();
     let backends: [Box<dyn Backend>; 2] = [Box::new(Cpu::default()), Box::new(Reference)];
     for backend in backends {

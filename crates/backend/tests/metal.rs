@@ -747,7 +747,7 @@ fn sources_for_another_compiler() {
         let metal = Metal { cache, ..metal.clone() };
         SHAPES.iter().for_each(|shape| drop(Session::new(&metal, &model(*shape), 64)));
     }
-    for t in WeightType::ALL.into_iter().filter(|t| !matches!(t, WeightType::NVFP4 | WeightType::F8_E4M3)) {
+    for t in WeightType::ALL.into_iter().filter(|t| !t.name().starts_with("nvfp4") && *t != F8_E4M3) {
         let n = t.block_len().max(64);
         let shape = Shape { d_model: n, d_k: n, d_v: n, d_ff: n, types: [t; 5], ..PLAIN };
         drop(Session::new(&metal, &model(shape), 64));
@@ -756,7 +756,7 @@ fn sources_for_another_compiler() {
         drop(Session::new(&metal, &of_file(&metal, file), 64));
     }
     let sources = &told.lock().unwrap().sources;
-    assert!(sources.len() > WeightType::ALL.len() - 2);
+    assert!(sources.len() > WeightType::ALL.len() - 3);
     if let Some(folder) = std::env::var_os("MOEBIUS_METAL_SOURCES") {
         std::fs::create_dir_all(&folder).unwrap();
         for (i, (name, source)) in sources.iter().enumerate() {

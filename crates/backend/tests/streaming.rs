@@ -95,6 +95,21 @@ fn every_kind_of_expert_is_streamed() {
     }
 }
 
+/// Experts whose bytes are computed when they are read: 4-bit codes as AWQ and GPTQ publish them.
+#[test]
+fn experts_that_are_repacked_are_streamed() {
+    for folder in ["qwen3moe-awq", "mixtral-gptq"] {
+        let data = concat!(env!("CARGO_MANIFEST_DIR"), "/../moebius/tests/data/packed");
+        let model = open(&Path::new(data).join(folder));
+        let experts = model.0.weights.iter().filter(|decl| decl.name.contains("_exps"));
+        assert!(experts.clone().count() == 3 && experts.clone().all(|decl| decl.is_repacked), "{folder}");
+        let wanted = logits(&Cpu { threads: 2, ..Cpu::default() }, &model).0;
+        let (found, program) = logits(&streamed(0), &model);
+        assert!(found == wanted && program.stream_stats().unwrap().bytes > 0, "{folder}");
+        assert!(logits(&Cpu { threads: 1, residency: Policy::CopyAll, ..Cpu::default() }, &model).0 == wanted);
+    }
+}
+
 /// What a compiled program takes is what its footprint says, slabs and tables included.
 #[test]
 fn more_memory_is_more_slabs() {

@@ -63,11 +63,22 @@ pub(crate) struct Float8 {
     pub block: [usize; 2],
 }
 
+/// A matrix of NVFP4 with a scale in a tensor of its own, or a stack of such matrices with one each, as llama.cpp's
+/// converter writes them.
+#[derive(Clone, Debug)]
+pub(crate) struct Fp4 {
+    /// Its blocks.
+    pub blocks: Extent,
+    /// f32, one a matrix.
+    pub scales: Extent,
+}
+
 /// How a matrix was published.
 #[derive(Clone, Debug)]
 pub(crate) enum Form {
     Packed(Packed),
     Float8(Float8),
+    Fp4(Fp4),
 }
 
 /// A matrix that is to be repacked.
@@ -186,6 +197,7 @@ impl Repacked {
                 }
                 Ok(affine.map_or(floats, WeightType::Affine))
             }
+            Form::Fp4(_) => Ok(WeightType::NVFP4_SCALED),
             // A group of the type lies within a block of the matrix.
             Form::Float8(float8) => {
                 let group = WeightType::F8_E4M3.block_len();
@@ -264,6 +276,11 @@ impl Repacked {
                 quant::encode_row(dtype, &values, out);
                 Ok(())
             }
+            (Form::Fp4(fp4), _, Plane::Q) => {
+                let from = fp4.blocks.offset + first * (fp4.blocks.len / matrix.shape[0]);
+                self.sources[fp4.blocks.file].read_at(from, out)
+            }
+            (Form::Fp4(fp4), ..) => self.matrix_scales(matrix, fp4, first, out),
             (Form::Float8(float8), WeightType::F8_E4M3, Plane::Q) => {
                 self.sources[float8.data.file].read_at(float8.data.offset + first * matrix.shape[1], out)
             }
@@ -423,6 +440,19 @@ impl Repacked {
         Ok(values)
     }
 
+    /// The scales of the matrices that rows from `first` on belong to, for each block.
+    fn matrix_scales(&self, matrix: &Matrix, fp4: &Fp4, first: usize, out: &mut [u8]) -> Result<(), Error> {
+        let mut scales = vec![0; fp4.scales.len];
+        self.sources[fp4.scales.file].read_at(fp4.scales.offset, &mut scales)?;
+        let (scales, _) = scales.as_chunks::<4>();
+        let n_rows = matrix.shape[0] / scales.len(); // of one matrix
+        let each = 4 * matrix.shape[1] / WeightType::NVFP4_SCALED.block_len();
+        for (i, row) in out.chunks_exact_mut(each).enumerate() {
+            row.as_chunks_mut().0.fill(scales[(first + i) / n_rows]);
+        }
+        Ok(())
+    }
+
     /// Scales of rows from `first` on, for each group of the type.
     fn row_scales(&self, matrix: &Matrix, float8: &Float8, first: usize, out: &mut [u8]) -> Result<(), Error> {
         let group = WeightType::F8_E4M3.block_len();
@@ -477,7 +507,9 @@ impl Repacked {
     }
 
     fn error(&self, matrix: &Matrix, what: String) -> Error {
-        let (Form::Packed(Packed { codes: data, .. }) | Form::Float8(Float8 { data, .. })) = &matrix.form;
+        let (Form::Packed(Packed { codes: data, .. })
+        | Form::Float8(Float8 { data, .. })
+        | Form::Fp4(Fp4 { blocks: data, .. })) = &matrix.form;
         let file = self.sources[data.file].path().to_string_lossy();
         Error::Unreadable { file: file.into(), tensor: printable(matrix.name.as_bytes()), why: what }
     }

@@ -334,6 +334,72 @@ fn eight_bit_floats_run_as_they_are() {
     }
 }
 
+/// NVFP4 with scales of matrices and of experts, as llama.cpp's converter writes it, beside the same numbers in F32: the
+/// same bits on the CPU. What is no scale of its matrix is an error that names it.
+#[test]
+fn nvfp4_with_scales_of_matrices_runs() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let old = checkpoint::open(&fixtures::root(DATA).join("qwen3moe/model-bf16.gguf")).expect("model");
+    let path = |name: &str| folder.path().join(name);
+    let write = |name: &str, n_scale: &dyn Fn(usize) -> usize| {
+        let (mut scaled, mut dense) = (checkpoint::gguf::Writer::new(), checkpoint::gguf::Writer::new());
+        old.meta().iter().for_each(|(key, value)| {
+            scaled.meta(key, value.clone());
+            dense.meta(key, value.clone());
+        });
+        let mut n = 0;
+        for info in old.tensors() {
+            let (numbers, columns) = (values(&old, &info.name), *info.shape.last().expect("axes"));
+            let module = info.name.strip_suffix(".weight").filter(|m| m.contains("attn_") || m.contains("_exps"));
+            let Some(module) = module.filter(|_| info.shape.len() > 1 && columns % 64 == 0) else {
+                scaled.tensor(&info.name, &info.shape, info.dtype, old.bytes(info).to_vec());
+                dense.tensor(&info.name, &info.shape, info.dtype, old.bytes(info).to_vec());
+                continue;
+            };
+            let n_matrix = if info.shape.len() == 3 { info.shape[0] } else { 1 };
+            let scales: Vec<f32> = (0..n_matrix).map(|i| 3e-4 * (1 + (n + i) % 5) as f32).collect();
+            let (mut blocks, mut decoded) = (Vec::new(), Vec::new());
+            for (i, row) in numbers.chunks_exact(columns).enumerate() {
+                let scale = scales[i * n_matrix / (numbers.len() / columns)];
+                let row: Vec<f32> = row.iter().map(|x| x / scale).collect();
+                let mut bytes = vec![0; columns / 64 * 36];
+                quant::encode_row(WeightType::NVFP4, &row, bytes.as_mut_slice());
+                let mut back = vec![0.0; columns];
+                quant::decode_row(WeightType::NVFP4, &bytes, &mut back);
+                blocks.extend(bytes);
+                decoded.extend(back.into_iter().flat_map(|x| (x * scale).to_le_bytes()));
+            }
+            let bytes: Vec<u8> = scales.iter().flat_map(|s| s.to_le_bytes()).collect();
+            let bytes: Vec<u8> = bytes.into_iter().cycle().take(4 * n_scale(n_matrix)).collect();
+            scaled.tensor(&info.name, &info.shape, WeightType::NVFP4, blocks);
+            scaled.tensor(&format!("{module}.scale"), &[n_scale(n_matrix)], WeightType::F32, bytes);
+            scaled.tensor(&format!("{module}.input_scale"), &[1], WeightType::F32, vec![0; 4]);
+            dense.tensor(&info.name, &info.shape, WeightType::F32, decoded);
+            n += 1;
+        }
+        assert!(n >= 8, "{n} matrices");
+        for (writer, name) in [(scaled, name), (dense, "dense.gguf")] {
+            let mut file = Vec::new();
+            writer.write(&mut file).expect("a file");
+            std::fs::write(path(name), file).expect("write");
+        }
+    };
+    write("scaled.gguf", &|n| n);
+    let (golden, scaled) = (path("golden"), path("scaled.gguf"));
+    let tokens = "1,5,3,17,30,2,9";
+    stdout(&["logits", "-m", as_text(&path("dense.gguf")), "--tokens", tokens, "-o", as_text(&golden), "-t", "1"]);
+    for flags in [&["-t", "1"][..], &["-t", "2", "-b", "3"]] {
+        let all = [&["logits", "-m", as_text(&scaled), "--golden", as_text(&golden), "--json"], flags].concat();
+        let agreement: serde_json::Value = serde_json::from_str(&stdout(&all)).expect("json");
+        assert_eq!(agreement["rms_over_std"].as_f64(), Some(0.0), "{flags:?}");
+    }
+    let said = error(&["quantize", as_text(&scaled), as_text(&path("out.gguf")), "--type", "Q8_0"]);
+    assert!(said.contains("NVFP4 with a scale of its own"), "{said}");
+    write("odd.gguf", &|n| n + 1);
+    let said = error(&["logits", "-m", as_text(&path("odd.gguf")), "--tokens", tokens]);
+    assert!(said.contains(".scale: is f32"), "{said}");
+}
+
 /// Folders of tools/make_packed.py: 4-bit weights as GPTQ and AWQ publish them, and the same values as floats.
 #[test]
 fn packed_weights_become_their_exact_values() {

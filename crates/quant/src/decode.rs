@@ -39,6 +39,11 @@ pub fn decode_row<'a>(t: WeightType, row: impl Into<Planes<'a>>, out: &mut [f32]
                 small_float::decode_f8(row, g, x);
             }
         }
+        Codec::Fp4Scaled => {
+            for (b, x) in out.as_chunks_mut().0.iter_mut().enumerate() {
+                small_float::decode_nvfp4_scaled(row, b, x);
+            }
+        }
         Codec::Mxfp4Planar => {
             for (b, x) in out.as_chunks_mut().0.iter_mut().enumerate() {
                 decode32(&planar::unpack_mxfp4(row, b), false, x);

@@ -79,6 +79,11 @@ fn encode(t: WeightType, x: &[f32], importance: Option<&[f32]>, mut row: PlanesM
                 small_float::encode_f8(x, &mut row, g);
             }
         }
+        Codec::Fp4Scaled => {
+            for (b, x) in x.as_chunks().0.iter().enumerate() {
+                small_float::encode_nvfp4_scaled(x, &mut row, b);
+            }
+        }
         Codec::Mxfp4Planar => {
             for (i, x) in x.as_chunks().0.iter().enumerate() {
                 let w = power_of_two(&Block::<32>::new(x, of(32 * i, 32)), Table(&iq::E2M1_NEAREST));
@@ -366,7 +371,7 @@ mod tests {
     }
 
     /// Root mean square error over root mean square, in a row of normal weights: what the types cost.
-    const COSTS: [(WeightType, f64); 35] = [
+    const COSTS: [(WeightType, f64); 37] = [
         (WeightType::F32, 0.0),
         (WeightType::F16, 0.00023),
         (WeightType::BF16, 0.0018),
@@ -393,6 +398,8 @@ mod tests {
         (WeightType::IQ1_M, 0.435),
         (WeightType::TQ1_0, 0.443),
         (WeightType::TQ2_0, 0.443),
+        (WeightType::NVFP4_SCALED, 0.1),
+        (WeightType::F8_E4M3, 0.028),
         (affine(2, 32, ScaleType::F16), 0.312),
         (affine(2, 64, ScaleType::BF16), 0.348),
         (affine(3, 64, ScaleType::F32), 0.172),
@@ -421,7 +428,7 @@ mod tests {
 
     /// Code books, ternary digits and short floats have plain encoders.
     fn is_searched(t: WeightType) -> bool {
-        !matches!(t.codec(), Codec::Grid { .. } | Codec::Fp4 { .. } | Codec::Float8)
+        !matches!(t.codec(), Codec::Grid { .. } | Codec::Fp4 { .. } | Codec::Fp4Scaled | Codec::Float8)
     }
 
     /// Errors of [`COSTS`] are unbiased: along its own direction a row keeps its length.
@@ -531,7 +538,9 @@ mod tests {
                     }
                     // Their encoders search; what they cost is tested above.
                     Codec::Grid { .. } | Codec::Fp4 { .. } => continue,
-                    Codec::Mxfp4Planar | Codec::Float8 | Codec::Affine(_) => unreachable!("not in GGUF files"),
+                    Codec::Mxfp4Planar | Codec::Float8 | Codec::Fp4Scaled | Codec::Affine(_) => {
+                        unreachable!("not in GGUF files")
+                    }
                 };
                 assert!(is_nan || block == back, "{t}: {block:?} became {back:?}");
             }
@@ -541,7 +550,7 @@ mod tests {
     #[test]
     fn packing_undoes_unpacking_in_planes() {
         let mut next = uniform(4);
-        for t in WeightType::ALL.into_iter().filter(|t| t.ggml_id().is_none() && *t != WeightType::F8_E4M3) {
+        for t in WeightType::ALL.into_iter().filter(|t| matches!(t.codec(), Codec::Mxfp4Planar | Codec::Affine(_))) {
             let mut row = PlanesBuf::new(t.plane_bytes(256).unwrap());
             row.q.iter_mut().for_each(|b| *b = (next() * 128.0) as i8 as u8);
             // Numbers of every scale type; as e8m0, the ends of its range among them.

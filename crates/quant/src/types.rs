@@ -53,6 +53,8 @@ pub enum WeightType {
     MXFP4_PLANAR,
     /// 8-bit floats with a scale for each 128 values of a row: codes in one plane, scales in another.
     F8_E4M3,
+    /// NVFP4 whose matrix has a scale besides, which is stored for each block in a plane.
+    NVFP4_SCALED,
     /// The affine types of MLX files.
     Affine(Affine),
 }
@@ -74,6 +76,8 @@ pub(crate) enum Codec {
     Mxfp4Planar,
     /// 8-bit floats in planes.
     Float8,
+    /// NVFP4 and scales in planes.
+    Fp4Scaled,
     /// Groups in planes.
     Affine(Affine),
 }
@@ -193,7 +197,7 @@ const fn row(ty: WeightType, name: &'static str, ggml_id: u32, block_bytes: usiz
         Codec::Small { .. } => 32,
         Codec::Super { .. } | Codec::Grid { .. } => 256,
         Codec::Fp4 { .. } => 64,
-        Codec::Mxfp4Planar | Codec::Float8 | Codec::Affine(_) => panic!("planar types have no row"),
+        Codec::Mxfp4Planar | Codec::Float8 | Codec::Fp4Scaled | Codec::Affine(_) => panic!("planar types have no row"),
     };
     Row { ty, name, ggml_id, block_len, block_bytes, codec }
 }
@@ -263,7 +267,7 @@ impl WeightType {
     ];
 
     /// Every type: those of GGUF files, then those of folders.
-    pub const ALL: [Self; Self::GGUF.len() + 2 + Affine::COUNT] = {
+    pub const ALL: [Self; Self::GGUF.len() + 3 + Affine::COUNT] = {
         let mut all = [Self::MXFP4_PLANAR; _];
         let mut i = 0;
         while i < all.len() {
@@ -271,8 +275,10 @@ impl WeightType {
                 all[i] = Self::GGUF[i];
             } else if i == Self::GGUF.len() + 1 {
                 all[i] = Self::F8_E4M3;
+            } else if i == Self::GGUF.len() + 2 {
+                all[i] = Self::NVFP4_SCALED;
             } else if i > Self::GGUF.len() {
-                all[i] = Self::Affine(Affine::nth(i - Self::GGUF.len() - 2));
+                all[i] = Self::Affine(Affine::nth(i - Self::GGUF.len() - 3));
             }
             i += 1;
         }
@@ -310,7 +316,8 @@ impl WeightType {
             Self::NVFP4 => 25,
             Self::MXFP4_PLANAR => 26,
             Self::F8_E4M3 => 27,
-            Self::Affine(a) => 28 + a.place(),
+            Self::NVFP4_SCALED => 28,
+            Self::Affine(a) => 29 + a.place(),
         }
     }
 
@@ -329,6 +336,7 @@ impl WeightType {
         match self {
             Self::Affine(a) => a.name(),
             Self::F8_E4M3 => "f8_e4m3",
+            Self::NVFP4_SCALED => "nvfp4_scaled",
             _ => self.entry().map_or("mxfp4_planar", |row| row.name),
         }
     }
@@ -338,6 +346,7 @@ impl WeightType {
         match self {
             Self::Affine(a) => a.group(),
             Self::F8_E4M3 => small_float::F8_GROUP,
+            Self::NVFP4_SCALED => 64,
             _ => self.entry().map_or(32, |row| row.block_len),
         }
     }
@@ -351,6 +360,7 @@ impl WeightType {
         match self {
             Self::Affine(a) => a.group_bytes(),
             Self::F8_E4M3 => small_float::F8_BYTES,
+            Self::NVFP4_SCALED => small_float::NVFP4_SCALED_BYTES,
             _ => {
                 self.entry().map_or(planar::MXFP4_BYTES, |row| PlaneBytes { q: row.block_bytes, ..Default::default() })
             }
@@ -372,7 +382,7 @@ impl WeightType {
     /// The form of the activations it is multiplied with.
     pub fn act(self) -> ActKind {
         match self.codec() {
-            Codec::Float { .. } | Codec::Fp4 { .. } | Codec::Float8 => ActKind::F32,
+            Codec::Float { .. } | Codec::Fp4 { .. } | Codec::Fp4Scaled | Codec::Float8 => ActKind::F32,
             Codec::Small { .. } if self == Self::Q8_0 => ActKind::Block32,
             Codec::Affine(a) if a.bits() == 8 => ActKind::Block32,
             Codec::Small { .. } | Codec::Mxfp4Planar | Codec::Affine(_) => ActKind::Byte32,
@@ -386,7 +396,7 @@ impl WeightType {
             Codec::Small { has_min, .. } | Codec::Super { has_min, .. } => has_min,
             Codec::Affine(_) => true,
             Codec::Float { .. } | Codec::Fp4 { .. } | Codec::Grid { .. } => false,
-            Codec::Mxfp4Planar | Codec::Float8 => false,
+            Codec::Mxfp4Planar | Codec::Float8 | Codec::Fp4Scaled => false,
         }
     }
 
@@ -403,6 +413,7 @@ impl WeightType {
         match self {
             Self::Affine(a) => Codec::Affine(a),
             Self::F8_E4M3 => Codec::Float8,
+            Self::NVFP4_SCALED => Codec::Fp4Scaled,
             _ => self.entry().map_or(Codec::Mxfp4Planar, |row| row.codec),
         }
     }

@@ -22,6 +22,7 @@
 #include "quant/mxfp4.h"
 #include "quant/mxfp4_planar.h"
 #include "quant/nvfp4.h"
+#include "quant/nvfp4_scaled.h"
 #include "quant/q2_k.h"
 #include "quant/q3_k.h"
 #include "quant/q4_0.h"
@@ -76,7 +77,7 @@ int main() {
                                decode<q4_k>,  decode<q5_k>,        decode<q6_k>, decode<iq4_nl>, decode<iq4_xs>,
                                decode<mxfp4>, decode<iq2_xxs>,     decode<iq2_xs>, decode<iq2_s>, decode<iq3_xxs>,
                                decode<iq3_s>, decode<iq1_s>,       decode<iq1_m>,  decode<tq1_0>, decode<tq2_0>,
-                               decode<nvfp4>, decode<mxfp4_planar>, decode<f8_e4m3>};
+                               decode<nvfp4>, decode<mxfp4_planar>, decode<f8_e4m3>, decode<nvfp4_scaled>};
     add_affine<2>(all), add_affine<3>(all), add_affine<4>(all);
     add_affine<5>(all), add_affine<6>(all), add_affine<8>(all);
     u32 head[5];

@@ -24,7 +24,7 @@ fn weights(t: WeightType, n: usize, next: &mut impl FnMut() -> u32) -> PlanesBuf
         row.scales.iter_mut().for_each(|e| *e = 120 + *e % 4);
         return row;
     }
-    if t == WeightType::F8_E4M3 {
+    if matches!(t, WeightType::F8_E4M3 | WeightType::NVFP4_SCALED) {
         // No NaN, and scales with an exponent near 2^-3.
         row.q.iter_mut().filter(|b| **b & 0x7f == 0x7f).for_each(|b| *b &= 0xf7);
         row.scales.iter_mut().skip(3).step_by(4).for_each(|top| *top = *top & 0x80 | 0x3e);

@@ -255,7 +255,7 @@ pub fn distinct() -> Vec<Row> {
 fn cpu_weight(t: WeightType) -> f64 {
     match t {
         WeightType::F32 | WeightType::F16 | WeightType::BF16 => CPU_PLAIN, // 1.8e-7
-        WeightType::NVFP4 | WeightType::F8_E4M3 => CPU_PLAIN,
+        WeightType::NVFP4 | WeightType::NVFP4_SCALED | WeightType::F8_E4M3 => CPU_PLAIN,
         // Activations of 16 bits.
         WeightType::Q8_0 => 4e-5,                                 // 2.3e-5
         WeightType::Affine(affine) if affine.bits() == 8 => 4e-5, // 2.3e-5

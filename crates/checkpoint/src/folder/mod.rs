@@ -69,7 +69,8 @@ fn read(name: String, folder: Folder, open: Open) -> Result<Checkpoint, Error> {
     matrices.extend(packed::packed(&meta, &shards.entries, path)?);
     let parts: HashSet<&String> = matrices.iter().flat_map(|matrix| &matrix.parts).collect();
     shards.entries.retain(|entry| !parts.contains(&entry.name));
-    let (mut tensors, unreadable) = quantised::join(&meta, shards.entries, path)?;
+    let (mut tensors, mut unreadable) = quantised::join(&meta, shards.entries, path)?;
+    packed::refuse(&meta, &mut unreadable);
     if !matrices.is_empty() {
         let (repacked, more) = Repacked::new(matrices, &shards.files, shards.files.len(), open.exact)?;
         shards.files.push(File::repacked(folder.path(WEIGHTS), repacked));

@@ -12,7 +12,7 @@ use super::quantised::{Found, described, plain};
 use super::safetensors::Entry;
 use crate::error::printable;
 use crate::repacked::{Form, Matrix, Packed, Packing};
-use crate::{Error, Extent, Metadata};
+use crate::{Error, Extent, Metadata, Unreadable};
 
 const METHOD: &str = "quantization_config.quant_method";
 const FORMAT: &str = "quantization_config.checkpoint_format";
@@ -53,6 +53,26 @@ pub(super) fn packed(meta: &Metadata, entries: &[Entry], path: impl Fn(usize) ->
         joined.map_err(|what| Error::tensor(&path(codes.file), &codes.name, what))
     };
     modules.map(of).collect()
+}
+
+/// Gives matrices that are packed in a way that is not read the name that they would have, so that whoever wants one is
+/// told why it cannot be had.
+pub(super) fn refuse(meta: &Metadata, unreadable: &mut [Unreadable]) {
+    let said = |key: &str| {
+        let value = meta.get(key).map(|value| printable(value.to_string().as_bytes()));
+        value.map(|value| format!(" {} {value}", key.rsplit('.').next().unwrap_or(key))).unwrap_or_default()
+    };
+    for other in unreadable {
+        let Some(module) = other.name.strip_suffix(".qweight") else { continue };
+        other.name = format!("{module}.weight");
+        other.why = format!(
+            "is packed as{}{}{}{}; what is read is GPTQ (gptq, gptq_v2) and AWQ (gemm) of 4 bits",
+            said(METHOD),
+            said(BITS),
+            said(FORMAT),
+            said(VERSION)
+        );
+    }
 }
 
 /// The entries of a module.

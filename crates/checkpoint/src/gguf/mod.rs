@@ -6,6 +6,7 @@
 
 mod cursor;
 mod read;
+mod scaled;
 mod split;
 mod write;
 
@@ -54,7 +55,8 @@ fn whole(name: String, file: File, open: Open) -> Result<Checkpoint, Error> {
     let part = read::header(&name, &file, 0)?;
     split::check_whole(&name, &part.meta)?;
     let read::Part { meta, tensors, unreadable } = part;
-    Checkpoint::assemble(name, Kind::Gguf, open, vec![file], meta, tensors, unreadable, None)
+    let (files, tensors) = scaled::join(vec![file], tensors)?;
+    Checkpoint::assemble(name, Kind::Gguf, open, files, meta, tensors, unreadable, None)
 }
 
 fn file(path: &Path) -> Result<File, Error> {

@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{file, read};
+use super::{file, read, scaled};
 use crate::{Checkpoint, Error, Kind, Metadata, Open};
 
 const NO_KEY: &str = "split.no";
@@ -72,6 +72,7 @@ pub(super) fn open(name: String, path: &Path, place: &Place, open: Open) -> Resu
     }
     // The loop ran at least once: `place.no` lies in `1..=place.count`.
     let meta = meta.ok_or_else(|| Error::file(&name, "has no part"))?;
+    let (files, tensors) = scaled::join(files, tensors)?;
     Checkpoint::assemble(name, Kind::Gguf, open, files, meta, tensors, unreadable, None)
 }
 

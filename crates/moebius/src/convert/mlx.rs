@@ -152,6 +152,10 @@ pub fn convert(checkpoint: Checkpoint, path: &Path, bits: Option<u8>, group: Opt
     if let Some(other) = checkpoint.unreadable().first() {
         bail!("read {}: tensor {} is of type {}: {}", checkpoint.name(), other.name, other.dtype, other.why);
     }
+    let is_joined = |t: &&TensorInfo| checkpoint.files()[t.file].is_repacked();
+    if let Some(tensor) = checkpoint.tensors().iter().find(is_joined) {
+        bail!("read {}: tensor {} is NVFP4 with a scale of its own, which MLX has not", checkpoint.name(), tensor.name);
+    }
     // What can be planned has the shapes that it should.
     model::build(&checkpoint)?;
     let mut config = config(&checkpoint)?;

@@ -42,7 +42,6 @@ impl Folder {
         let config = checkpoint.meta();
         let arch = keys::architecture(config)?;
         let keys = Keys::new(config, arch);
-        known_packing(&checkpoint)?;
         let n_layer = config.u32("num_hidden_layers")? as usize;
         ensure!(n_layer <= 1024, "convert {}: it has {n_layer} layers, at most 1024 are allowed", checkpoint.name());
         let mut divisors = None;
@@ -116,25 +115,6 @@ impl Source for Folder {
     fn is_whole(&self) -> Result<()> {
         unchanged(&self.checkpoint)
     }
-}
-
-/// Refuses weights that are packed in a way that is not read.
-fn known_packing(checkpoint: &Checkpoint) -> Result<()> {
-    let said = |key: &str| {
-        let value = checkpoint.meta().get(&format!("quantization_config.{key}"));
-        value.map(|value| format!(" {key} {}", checkpoint::visible(&value.to_string()))).unwrap_or_default()
-    };
-    let is_packed = checkpoint.unreadable().iter().any(|other| other.name.ends_with(".qweight"));
-    ensure!(
-        !is_packed,
-        "convert {}: its weights are packed as{}{}{}{}; what is read is GPTQ (gptq, gptq_v2) and AWQ (gemm) of 4 bits",
-        checkpoint.name(),
-        said("quant_method"),
-        said("bits"),
-        said("checkpoint_format"),
-        said("version")
-    );
-    Ok(())
 }
 
 /// The model's name: that of its folder, or of its repository where the folder is a revision in a cache.

@@ -85,6 +85,10 @@ impl Gguf {
             bail!("read {name}: tensor {} is of type {}: {}", tensor.name, tensor.dtype, tensor.why);
         }
         ensure!(!checkpoint.tensors().is_empty(), "read {name}: it holds no tensors");
+        let is_joined = |t: &&checkpoint::TensorInfo| checkpoint.files()[t.file].is_repacked();
+        if let Some(tensor) = checkpoint.tensors().iter().find(is_joined) {
+            bail!("read {name}: tensor {} is NVFP4 with a scale of its own, which is run and not written", tensor.name);
+        }
         let tensor =
             |t: &checkpoint::TensorInfo| Tensor { name: t.name.clone(), shape: t.shape.clone(), dtype: t.dtype };
         let tensors = checkpoint.tensors().iter().map(tensor).collect();

@@ -91,6 +91,25 @@ pub fn decode_nvfp4(b: &[u8; 36], x: &mut [f32; 64]) {
     }
 }
 
+/// Bytes that a block of NVFP4 with a scale of its matrix takes in each plane: those of the type, and that scale.
+pub(super) const NVFP4_SCALED_BYTES: PlaneBytes = PlaneBytes { q: 36, scales: 4, biases: 0 };
+
+/// Block `b` of a row of NVFP4 with a scale of its matrix, an f32 of the plane of scales: each value times that.
+pub fn decode_nvfp4_scaled(row: Planes<'_>, b: usize, x: &mut [f32; 64]) {
+    let scale = f32::from_le_bytes(row.scales.as_chunks().0[b]);
+    decode_nvfp4(&row.q.as_chunks().0[b], x);
+    x.iter_mut().for_each(|x| *x *= scale);
+}
+
+/// Encodes a block with a scale that makes its largest value the largest of the type.
+pub fn encode_nvfp4_scaled(x: &[f32; 64], row: &mut PlanesMut<'_>, b: usize) {
+    let x = x.map(|x| if x.is_nan() { 0.0 } else { x.clamp(-1e38, 1e38) });
+    let scale = x.iter().fold(0.0f32, |max, x| max.max(x.abs())) / (6.0 * E4M3_MAX);
+    row.scales.as_chunks_mut().0[b] = scale.to_le_bytes();
+    let unit = x.map(|x| if scale > 0.0 { x / scale } else { 0.0 });
+    encode_nvfp4(&unit, &mut row.q.as_chunks_mut().0[b]);
+}
+
 /// Encodes a block: of the scales around the one that makes the largest value 6, the one with the least squared error.
 pub fn encode_nvfp4(x: &[f32; 64], b: &mut [u8; 36]) {
     for (s, x) in x.as_chunks::<16>().0.iter().enumerate() {

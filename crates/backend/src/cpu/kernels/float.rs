@@ -51,6 +51,7 @@ struct F16;
 struct BF16;
 struct F8;
 struct Nvfp4;
+struct Nvfp4Scaled;
 
 impl Weights for F32 {
     const BYTES: usize = 64;
@@ -227,6 +228,39 @@ impl Weights for Nvfp4 {
         let bits = unsafe { Self::halves(row, i / 16 * 16)[i % 16] };
         // SAFETY: as above.
         half::f16::from_bits(bits).to_f32_const() * Self::STEP * unsafe { Self::scale(row, i) }
+    }
+}
+
+/// The values of NVFP4, each times the scale of its matrix.
+impl Nvfp4Scaled {
+    /// # Safety
+    /// The row is readable for weight `i`.
+    #[inline(always)]
+    unsafe fn scale(row: Row, i: usize) -> f32 {
+        // SAFETY: the row has a scale for each 64 weights.
+        unsafe { row.scales.add(i / 64 * 4).cast::<f32>().read_unaligned() }
+    }
+}
+
+impl Weights for Nvfp4Scaled {
+    const BYTES: usize = 9;
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(row: Row, i: usize) -> L {
+        // SAFETY: the caller's promise.
+        unsafe { Nvfp4::load::<L>(row, i).mul(L::splat(Self::scale(row, i))) }
+    }
+    #[inline(always)]
+    unsafe fn read<P: Part>(row: Row, i: usize) -> P {
+        // SAFETY: the caller's promise; the arrays have 16 values. Adding -0 changes no number.
+        unsafe {
+            let scale = P::read([Self::scale(row, i); 16].as_ptr());
+            Nvfp4::read::<P>(row, i).multiply_add(scale, P::read([-0.0f32; 16].as_ptr()))
+        }
+    }
+    #[inline(always)]
+    unsafe fn get(row: Row, i: usize) -> f32 {
+        // SAFETY: the caller's promise.
+        unsafe { Nvfp4::get(row, i) * Self::scale(row, i) }
     }
 }
 
@@ -441,3 +475,4 @@ kernels!(F16, one_f16, many_f16, one_f16_lanes, many_f16_lanes);
 kernels!(BF16, one_bf16, many_bf16, one_bf16_lanes, many_bf16_lanes);
 kernels!(F8, one_f8, many_f8, one_f8_lanes, many_f8_lanes);
 kernels!(Nvfp4, one_nvfp4, many_nvfp4, one_nvfp4_lanes, many_nvfp4_lanes);
+kernels!(Nvfp4Scaled, one_nvfp4_scaled, many_nvfp4_scaled, one_nvfp4_scaled_lanes, many_nvfp4_scaled_lanes);

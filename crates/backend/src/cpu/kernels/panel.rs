@@ -146,8 +146,9 @@ pub(super) fn plain(t: WeightType) -> UnpackFn {
             let WeightType::Affine(a) = s.dtype else { unreachable!("the table gave this function to affine types") };
             blocks32(s, c, n, p, |row, b| a.unpack(row, b));
         },
-        WeightType::F32 | WeightType::F16 | WeightType::BF16 | WeightType::F8_E4M3 | WeightType::NVFP4 => {
-            unreachable!("floats have no integer panel")
+        WeightType::F32 | WeightType::F16 | WeightType::BF16 => unreachable!("floats have no integer panel"),
+        WeightType::F8_E4M3 | WeightType::NVFP4 | WeightType::NVFP4_SCALED => {
+            unreachable!("short floats have no integer panel")
         }
     }
 }

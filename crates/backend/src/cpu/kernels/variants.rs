@@ -147,6 +147,7 @@ fn float_variant(t: WeightType, isa: CheckedIsa) -> Variant {
                 WeightType::F16 => kernels!($isa, one_f16, many_f16),
                 WeightType::F8_E4M3 => kernels!($isa, one_f8, many_f8),
                 WeightType::NVFP4 => kernels!($isa, one_nvfp4, many_nvfp4),
+                WeightType::NVFP4_SCALED => kernels!($isa, one_nvfp4_scaled, many_nvfp4_scaled),
                 _ => kernels!($isa, one_bf16, many_bf16),
             }
         };
