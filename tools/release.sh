@@ -4,7 +4,13 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=${1:-$(rustc -vV | sed -n 's/^host: //p')}
-cargo build --profile dist --locked -p moebius --target "$target"
+packages=(-p moebius)
+# A module for musl would need Python's own build for it.
+[[ $target == *musl* ]] || packages+=(-p moebius-python)
+# lld, which Rust links with on this platform, makes functions of the same code one.
+export CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS="-C link-arg=-Wl,--icf=all"
+# Together, so that both have the same features of the crates below them, which are compiled once.
+cargo build --profile dist --locked "${packages[@]}" --target "$target"
 program=target/$target/dist/moebius
 version=$("$program" -V | cut -d' ' -f2)
 name=moebius-$version-$target
@@ -25,9 +31,7 @@ if [ "$target" = "$(rustc -vV | sed -n 's/^host: //p')" ] && nvrtc=$(.ci/nvrtc);
 fi
 tar -C dist --sort=name --owner=0 --group=0 --numeric-owner -czf "dist/$name.tar.gz" "$name"
 rm -r "dist/$name"
-# A module for musl would need Python's own build for it.
 if [[ $target != *musl* ]]; then
-  cargo build --profile dist --locked -p moebius-python --target "$target"
   built=target/$target/dist
   library=$(find "$built" -maxdepth 1 -name "libmoebius_python.so" -o -name "libmoebius_python.dylib")
   python3 tools/wheel.py "$library" --out dist

@@ -69,13 +69,14 @@ mod unix {
         /// Its first address; [`FREE`] or [`CLAIMED`] when there is none.
         start: AtomicUsize,
         len: AtomicUsize,
-        /// Offset of the first page that could not be read; [`INTACT`] when all could.
+        /// Complement of the offset of the first page that could not be read; [`INTACT`] when all could: a table of
+        /// zeros takes no room in the program.
         fault: AtomicUsize,
     }
 
     const FREE: usize = 0;
     const CLAIMED: usize = 1;
-    const INTACT: usize = usize::MAX;
+    const INTACT: usize = 0;
 
     static REGIONS: [Region; N_REGIONS] = [const { Region::new() }; N_REGIONS];
     /// Regions from here on were never used.
@@ -90,8 +91,8 @@ mod unix {
         }
 
         pub(super) fn fault(&self) -> Option<usize> {
-            let offset = self.fault.load(SeqCst);
-            (offset != INTACT).then_some(offset)
+            let fault = self.fault.load(SeqCst);
+            (fault != INTACT).then_some(!fault)
         }
 
         pub(super) fn free(&self) {
@@ -180,7 +181,7 @@ mod unix {
         let page = addr & !(PAGE_BYTES.load(SeqCst) - 1);
         let page_offset = offset - (addr - page); // mappings begin with a page
         let rest = region.len.load(SeqCst) - page_offset;
-        region.fault.fetch_min(page_offset, SeqCst);
+        region.fault.fetch_max(!page_offset, SeqCst);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANON | libc::MAP_FIXED | libc::MAP_NORESERVE;
         // POSIX does not list mmap among the functions that a handler may call. On Linux and Apple's systems it is a
         // system call with nothing around it; it may set errno, which the interrupted code may be about to read.

@@ -77,6 +77,8 @@ pub trait Part: Copy {
 pub trait Lanes: Float {
     /// The lanes of a register.
     type Part: Part;
+    /// Whether registers hold lanes. Where none do, code that is unrolled over rows grows and gains nothing.
+    const IS_VECTOR: bool = true;
     /// Reads 16 values.
     ///
     /// # Safety

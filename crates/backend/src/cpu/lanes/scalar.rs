@@ -102,6 +102,7 @@ impl Part for Scalar {
 
 impl Lanes for Scalar {
     type Part = Self;
+    const IS_VECTOR: bool = false;
     #[inline(always)]
     unsafe fn load(p: *const f32) -> Self {
         // SAFETY: the caller's promise; [f32; 16] read without alignment.

@@ -77,7 +77,8 @@ fn unpack_lanes<L: Lanes, E: CacheElem>(from: &[E], to: &mut [f32]) {
 }
 
 /// Rows that see the same positions go in blocks of up to six, whose sums fill AVX2's registers (AMD EPYC 9004: 40.5
-/// GMAC/s; blocks of four 38.8, registers alone 45.7).
+/// GMAC/s; blocks of four 38.8, registers alone 45.7). Without registers each goes alone: blocks of every size, unrolled
+/// lane by lane, would be a megabyte of code.
 #[inline(always)]
 fn tile_lanes<L: Lanes, E: CacheElem>(tile: &Tile<E>, valid: &[(u8, u8)]) {
     let mut r = 0;
@@ -90,6 +91,11 @@ fn tile_lanes<L: Lanes, E: CacheElem>(tile: &Tile<E>, valid: &[(u8, u8)]) {
         let alike = valid[r..].iter().take(9).take_while(|&&v| v == (lo, hi)).count();
         // Seven and eight make two blocks of nearly one size; one of six would leave a rest that shares little.
         let (n, lo, hi) = (if matches!(alike, 7 | 8) { 4 } else { alike.min(6) }, lo.into(), hi.into());
+        if !L::IS_VECTOR {
+            block::<L, E, 1, 1>(tile, r, lo, hi);
+            r += 1;
+            continue;
+        }
         match n {
             6 => block::<L, E, 6, 1>(tile, r, lo, hi),
             5 => block::<L, E, 5, 1>(tile, r, lo, hi),
