@@ -302,13 +302,17 @@ fn blocks_at_their_bounds_equal_the_scalar_dot() {
 #[test]
 fn gated_products_equal_their_parts() {
     let affine = Affine::new(4, 64, ScaleType::BF16).expect("a type of MLX");
-    for t in [WeightType::Q4_K, WeightType::Q8_0, WeightType::BF16, WeightType::Affine(affine)] {
+    let alike = [WeightType::Q4_K, WeightType::Q8_0, WeightType::BF16, WeightType::Affine(affine)].map(|t| (t, t));
+    for (t, t_up) in
+        alike.into_iter().chain([(WeightType::Q4_K, WeightType::Q6_K), (WeightType::Q6_K, WeightType::Q4_K)])
+    {
         for isa in isas() {
             let (k, n) = (768, 40);
-            let (wg, mut wu, x) = (weights(t, n, k), weights(t, n, k), activations(MAX, k));
+            let (wg, mut wu, x) = (weights(t, n, k), weights(t_up, n, k), activations(MAX, k));
             let row = t.plane_bytes(k).expect("blocks divide the row");
-            wu.q.rotate_left(5 * row.q);
-            wu.biases.rotate_left(5 * row.biases);
+            let row_up = t_up.plane_bytes(k).expect("blocks divide the row");
+            wu.q.rotate_left(5 * row_up.q);
+            wu.biases.rotate_left(5 * row_up.biases);
             let kernels = Kernels::new(isa);
             let acts = quantised(&kernels, t.act(), &x, k);
             let mut scratch = Scratch::default();
@@ -321,22 +325,23 @@ fn gated_products_equal_their_parts() {
                 (Gate::GeluTanh, 64, None),
                 (clamped, 1, Some([&bias[..n], &bias[n..]])),
                 (clamped, 11, Some([&bias[n..], &bias[..n]])),
+                (Gate::Silu, 33, None),
             ] {
                 let cols: Vec<Col> = (0..n_cols).map(|c| Col { act: act_of(c) as u32, out: c as u32 }).collect();
                 let mut y = vec![0.0f32; n_cols * n];
                 // SAFETY: `y` has these rows and only this thread uses it.
                 let out = unsafe { OutPtr::new(y.as_mut_ptr(), n_cols, n) };
-                let (gate, up) =
-                    (Matrix { dtype: t, n, k, planes: wg.get() }, Matrix { dtype: t, n, k, planes: wu.get() });
+                let gate = Matrix { dtype: t, n, k, planes: wg.get() };
+                let up = Matrix { dtype: t_up, n, k, planes: wu.get() };
                 let w = Gated { gate, up, act, biases };
                 kernels.matmul_gated(&w, 0..n, &acts, &cols, out, &mut scratch);
                 for (i, got) in y.iter().enumerate() {
                     let (c, r) = (i / n, i % n);
                     let x = acts.row(act_of(c));
-                    let (g, u) = (dot_row(t, wg.get().row(row, r), x), dot_row(t, wu.get().row(row, r), x));
+                    let (g, u) = (dot_row(t, wg.get().row(row, r), x), dot_row(t_up, wu.get().row(row_up, r), x));
                     let (g, u) = biases.map_or((g, u), |[gate, up]| (g + gate[r], u + up[r]));
                     let want = gated(act, g, u);
-                    assert!(same(*got, want), "{t} {isa} {act:?} column {c} row {r}: {got} {want}");
+                    assert!(same(*got, want), "{t} {t_up} {isa} {act:?} column {c} row {r}: {got} {want}");
                 }
             }
         }
