@@ -151,11 +151,11 @@ fn weigh(importance: Option<&[f32]>, w: &mut [f32]) {
     }
 }
 
-/// Multiplies the weights by `sqrt(2·m + x²)`, `m` the mean square of the values: importances are those of one text, and
-/// large values are what columns add whatever the text. KL with importances, as `tools/kl_table.py` measures it, against
-/// weights of importance alone and [`Block::gain`]: the embedded model in Q4_K_M 0.090 and 0.094, in Q3_K_M 0.184 and
-/// 0.200, in IQ4_XS 0.129 and 0.136; SmolLM2-135M in Q3_K_M 0.090 and 0.096. Four levels lose by it (Q2_K of the
-/// embedded model: 0.90 and 0.77).
+/// Multiplies the weights by `sqrt(2·m + x²)`, `m` the mean square of the values: importances are those of one text,
+/// and large values are what columns add whatever the text. KL with importances, as `tools/kl_table.py` measures it,
+/// against weights of importance alone and [`Block::gain`]: the embedded model in Q4_K_M 0.090 and 0.094, in Q3_K_M
+/// 0.184 and 0.200, in IQ4_XS 0.129 and 0.136; SmolLM2-135M in Q3_K_M 0.090 and 0.096. Four levels lose by it (Q2_K of
+/// the embedded model: 0.90 and 0.77).
 fn weigh_by_size(x: &[f32], w: &mut [f32]) {
     let square = x.iter().map(|x| x * x).sum::<f32>() / x.len() as f32;
     if square > 0.0 {
