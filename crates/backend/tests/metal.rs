@@ -6,10 +6,10 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use backend::cpu::CacheType;
 use backend::metal::gpu::{Buf, Caps, Cmd, Gpu, GpuError, List, Mapped, Pipe, Span, Ticket, Times, Unit};
@@ -17,8 +17,8 @@ use backend::metal::outline::{Line, Outline};
 use backend::metal::{Metal, Off, Tuning};
 use backend::reference::Reference;
 use backend::{Backend, CompileError, Limits, Tables};
-use common::backends::{simulated, wide};
-use common::{BAD, N_VOCAB, PLAIN, Session, Shape, hand_on, model, tokens};
+use common::backends::{self, scheduled, schedules, simulated, wide};
+use common::{BAD, N_VOCAB, PLAIN, Session, Shape, fixtures, hand_on, model, tokens};
 use metal_sim::{Call, Fault, Moment, Options, Schedule, Sim, Stats};
 use model::plan::{DeltaHeads, Gate, Plan, RopePairing, Sharing, ValidPlan};
 use quant::WeightType::{self, *};
@@ -117,6 +117,52 @@ const FILES: &[&str] = &[
     "types/qwen3moe-blocks256.gguf",
 ];
 
+/// Where a file's golden logits are, and what the array is called.
+fn golden_of(path: &Path) -> (PathBuf, String) {
+    let name = path.file_name().unwrap().to_str().unwrap();
+    let beside = path.with_file_name("golden.safetensors");
+    match name.strip_prefix("model-").and_then(|name| name.strip_suffix(".gguf")) {
+        Some("bf16") => (beside, "logits".into()),
+        Some(label) => (beside, format!("logits_{label}")),
+        None if name == "hf" => (beside, "logits".into()),
+        None if name.starts_with("mlx-") => (beside, "logits_mlx".into()),
+        None => (path.with_extension("golden.safetensors"), "logits".into()),
+    }
+}
+
+/// The files whose golden logits are run: a quantised one of each architecture; where there is time the exact ones,
+/// folders and all types too.
+fn golden_files() -> Vec<String> {
+    if !wide() {
+        // All types have met every op in `tests/ops` already.
+        return FILES.iter().filter(|file| !file.starts_with("types/")).map(|file| file.to_string()).collect();
+    }
+    let mut files = vec!["types/qwen3-float.gguf".to_string()];
+    for file in FILES {
+        files.push(file.to_string());
+        let Some((folder, _)) = file.split_once("/model-") else { continue };
+        let others = ["model-bf16.gguf", "hf", "mlx-8bit"].map(|name| format!("{folder}/{name}"));
+        files.extend(others.into_iter().filter(|file| data().join(file).exists()));
+    }
+    // Larger models, where they are; an absolute path stays as it is.
+    let more = fixtures::more("../shared/fixtures/models").map(|root| {
+        let inside = |folder: &Path| std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        let folders = inside(&root).filter(|path| path.is_dir());
+        let all = folders.flat_map(|folder| inside(&folder).collect::<Vec<_>>());
+        let is_model = |path: &PathBuf| path.is_dir() || path.extension().is_some_and(|end| end == "gguf");
+        let mut all: Vec<String> = all.filter(is_model).map(|path| path.to_str().unwrap().to_string()).collect();
+        all.sort();
+        all
+    });
+    files.extend(more.into_iter().flatten());
+    files
+}
+
+/// Models of the tree.
+fn data() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data")
+}
+
 #[test]
 fn golden_logits_of_whole_models() {
     let Some(metal) = simulated(CacheType::F32, Options::default()) else { return };
@@ -124,28 +170,28 @@ fn golden_logits_of_whole_models() {
     // Weights are read where their files are mapped; cut prompts are run on copies.
     let seen = Arc::new(Mutex::new(Seen::default()));
     let mapped = Metal { maps_weights: true, ..planted(Plant::None, &seen) };
-    let exact = FILES.iter().filter(|_| wide()).filter_map(|file| Some(file.split_once("/model-")?.0));
-    let exact = exact.map(|folder| (format!("{folder}/model-bf16.gguf"), 1e-5));
-    // All types have met every op in `tests/ops` already.
-    let files = FILES.iter().filter(|file| wide() || !file.starts_with("types/"));
-    for (file, most) in files.map(|file| (file.to_string(), 1e-4)).chain(exact) {
-        let begin = std::time::Instant::now();
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(&file);
-        let (golden, array) = match path.file_stem().unwrap().to_str().unwrap().strip_prefix("model-") {
-            Some("bf16") => (path.with_file_name("golden.safetensors"), "logits".into()),
-            Some(label) => (path.with_file_name("golden.safetensors"), format!("logits_{label}")),
-            None => (path.with_extension("golden.safetensors"), "logits".into()),
-        };
+    for file in golden_files() {
+        let begin = Instant::now();
+        let (golden, array) = golden_of(&data().join(&file));
+        let most = if array == "logits" && !file.starts_with("types/") { 1e-5 } else { 1e-4 };
         let golden = std::fs::read(golden).unwrap();
         let golden = safetensors::SafeTensors::deserialize(&golden).unwrap();
         let words = |name: &str| golden.tensor(name).unwrap().data().as_chunks::<4>().0.to_vec();
         let tokens: Vec<u32> = words("tokens").into_iter().map(u32::from_le_bytes).collect();
         let exact: Vec<f32> = words(&array).into_iter().map(f32::from_le_bytes).collect();
         let model = of_file(&metal, &file);
-        let whole = Session::new(&mapped, &model, tokens.len()).step(&[(0, &tokens)]).to_vec();
-        let error = relative(&whole, &exact);
+        let whole = |metal: &Metal| Session::new(metal, &model, tokens.len()).step(&[(0, &tokens)]).to_vec();
+        let first = whole(&mapped);
+        let error = relative(&first, &exact);
         println!("{file}: {error:.2e}, {:.1?}", begin.elapsed());
         assert!(error <= most, "{file}: off by {error:e}, at most {most:e}");
+        for &schedule in &schedules()[1..] {
+            let begin = Instant::now();
+            let other = simulated(CacheType::F32, scheduled(schedule)).unwrap();
+            let found = whole(&Metal { tuning: mapped.tuning, maps_weights: true, ..other });
+            assert_eq!(bits(&found), bits(&first), "{file}, {schedule:?}");
+            println!("{file}, {schedule:?}: the same bits, {:.1?}", begin.elapsed());
+        }
         // Cut anywhere, the same to rounding: products of many rows add up in another order. Without those, the same
         // bits.
         let cut = |metal: &Metal, n: usize| -> Vec<f32> {
@@ -156,7 +202,7 @@ fn golden_logits_of_whole_models() {
         let is_cut = ["qwen3moe", "gemma3", "deepseekv2", "qwen3next"].iter().any(|arch| file.starts_with(arch));
         if is_cut || wide() {
             let sevens = cut(&metal, 7);
-            let error = relative(&sevens, &whole);
+            let error = relative(&sevens, &first);
             assert!(error <= 2e-5, "{file} in chunks of 7: {error:e}");
             assert_eq!(bits(&cut(&metal, 5)), bits(&sevens), "{file} in chunks of 5");
         }
@@ -576,9 +622,11 @@ fn a_gpu_that_fails_is_an_error() {
         for _ in 0..n_steps {
             session.program.step(&session.batch).unwrap();
         }
+        assert!(!session.program.is_lost());
         for _ in 0..2 {
             let failed = session.program.step(&session.batch).expect_err("it failed, and stays so");
             assert!(failed.to_string().contains("as it was told to be"), "{failed}");
+            assert!(session.program.is_lost());
         }
     }
 }
@@ -697,7 +745,7 @@ fn recorder(told: &Arc<Mutex<Told>>) -> Metal {
 
 /// The plan of a file of the tree, and the file.
 fn of_file(metal: &Metal, file: &str) -> (Plan, Arc<checkpoint::Checkpoint>) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(file);
+    let path = data().join(file);
     let open = || checkpoint::open(&path).unwrap_or_else(|e| panic!("{file}: {e}"));
     (metal.lower(model::build(&open()).unwrap()).unwrap().into_plan(), Arc::new(open()))
 }
@@ -895,33 +943,7 @@ fn the_self_test_finds_broken_kernels_of_every_kind() {
 
 /// The backend on a simulated GPU of which one kernel is changed.
 fn rewritten(kernel: &'static str, from: &'static str, to: &'static str) -> Metal {
-    let open = move || {
-        let sim = Sim::new(Options::default()).unwrap();
-        Ok(Box::new(Rewritten { sim, kernel, from, to }) as Box<dyn Gpu>)
-    };
-    Metal { open: Arc::new(open), cache: CacheType::F32, maps_weights: false, tuning: FINE }
-}
-
-/// A GPU of which one kernel is changed.
-struct Rewritten {
-    sim: Sim,
-    kernel: &'static str,
-    from: &'static str,
-    to: &'static str,
-}
-
-impl Gpu for Rewritten {
-    hand_on!(sim: caps alloc map write read threads submit wait);
-    fn build(&mut self, units: &[Unit]) -> Result<Vec<Pipe>, GpuError> {
-        let mut units = units.to_vec();
-        if !self.from.is_empty() {
-            for unit in units.iter_mut().filter(|unit| unit.kernel == self.kernel) {
-                assert!(unit.source.contains(self.from), "the kernel has changed");
-                unit.source = unit.source.replace(self.from, self.to);
-            }
-        }
-        self.sim.build(&units)
-    }
+    Metal { tuning: FINE, ..backends::rewritten(Options::default(), kernel, from, to) }
 }
 
 /// The table of what products cost says what the simulator counts.

@@ -1,6 +1,6 @@
-//! What no model meets as a limit of the Metal backend, on a simulated GPU: offsets past 2 and 4 GiB, 1,024 experts, 32
-//! of them a token, positions to 2^20, 65,536 keys and more, any number of rows; and the routers of the original model
-//! code. Skips where there is no clang.
+//! What no model meets as a limit of the Metal backend, on a simulated GPU: offsets past 4 GiB and past 32 bits, 1,024
+//! experts, 32 of them a token, positions to 2^20, 65,536 keys and more, any number of rows; and the routers of the
+//! original model code. Skips where there is no clang.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -17,7 +17,7 @@ use backend::metal::{Metal, Tuning};
 use backend::reference::Reference;
 use backend::{Backend, Batch, Limits, Tables};
 use checkpoint::Checkpoint;
-use common::backends::simulated;
+use common::backends::{self, simulated};
 use common::{Maker, N_VOCAB, PLAIN, Random, Session, Shape, hand_on, model, tokens};
 use metal_sim::{Options, Sim};
 use model::plan::{Op, Plan, Router, Rows, ValidPlan};
@@ -134,15 +134,15 @@ fn long_contexts() {
     }
 }
 
-/// Pages of a cache whose bytes lie past 4 GiB, in appends, rows and tiles of attention.
-#[test]
-fn caches_past_4_gib() {
+/// How far a few steps are off whose pages lie behind more than 2^32 numbers of a cache, on a GPU of which one text
+/// may be changed.
+fn far_pages(kernel: &'static str, from: &'static str, to: &'static str) -> Result<f64, String> {
     let options = Options { max_buffer: 1 << 40, ..Options::default() };
-    let Some(metal) = simulated(CacheType::F32, options) else { return };
+    let metal = backends::rewritten(options, kernel, from, to);
     let model = model(SMALL);
     let (plan, weights) = (ValidPlan::new(model.0.clone()).unwrap(), Arc::clone(&model.1));
-    // A page has 2 KiB of keys and as much of values.
-    let n_pages = 2_200_000;
+    // A page has 512 keys' numbers and as many of values. Memory holds those that are written.
+    let n_pages = 9_000_000;
     let limits = Limits {
         max_tokens: 48,
         max_outputs: 48,
@@ -155,15 +155,72 @@ fn caches_past_4_gib() {
     let mut program = metal.compile(&plan, weights, limits).unwrap();
     let pages = [n_pages as u32 - 1, 0, n_pages as u32 - 2];
     let mut exact = Session::new(&Reference, &model, 96);
-    let (mut batch, mut pos) = (Batch::default(), 0);
+    let (mut batch, mut pos, mut worst) = (Batch::default(), 0, 0.0f64);
     for n in [40, 1, 3] {
         let some = tokens(n, n as u64);
         batch.clear();
         batch.push(&some, pos, Tables { pages: &pages, ..Tables::default() }, 0..n);
         pos += n;
-        let error = off(program.step(&batch).unwrap().logits, exact.step(&[(0, &some)]));
-        assert!(error < 1e-5, "{n} tokens: off by {error:e}");
+        let found = program.step(&batch).map_err(|e| e.to_string())?;
+        worst = worst.max(off(found.logits, exact.step(&[(0, &some)])));
     }
+    Ok(worst)
+}
+
+/// Pages of a cache whose numbers lie past 2^32, in appends, rows and tiles of attention; kernels that count them in 32
+/// bits are found.
+#[test]
+fn caches_past_16_gib() {
+    if simulated(CacheType::F32, Options::default()).is_none() {
+        return;
+    }
+    let error = far_pages("", "", "").unwrap();
+    assert!(error < 1e-5, "off by {error:e}");
+    for (kernel, from, to) in [
+        ("attention", "keys = k_cache + at * D_K * PAGE", "keys = k_cache + (uint)(at * D_K * PAGE)"),
+        ("attention_tiles", "keys = k_cache + at * D_K * PAGE", "keys = k_cache + (uint)(at * D_K * PAGE)"),
+    ] {
+        let found = far_pages(kernel, from, to);
+        assert!(!matches!(found, Ok(error) if error < 1e-3), "{kernel} counts in 32 bits, and gives {found:?}");
+    }
+}
+
+/// How far rows past 32,767 of a norm are off; a text of its kernel may be changed.
+fn many_rows(from: &'static str, to: &'static str) -> Result<f64, String> {
+    let n_rows = 33_000;
+    let plan = Plan::new("a norm", N_VOCAB, 8, n_rows);
+    let mut m = Maker { plan, tensors: Vec::new(), random: Random(5) };
+    let (table, w) = (m.weight(&[N_VOCAB, 8], F32), m.weight(&[8], F32));
+    let (x, normed) = (m.buf(Rows::Tokens, 8), m.buf(Rows::Tokens, 8));
+    let picked = m.buf(Rows::Outputs, 8);
+    m.op(Op::Embed { table, scale: 1.0, out: x });
+    m.op(Op::RmsNorm { x, residual: None, w, eps: 1e-5, out: normed });
+    m.op(Op::Select { x: normed, out: picked });
+    m.plan.logits = m.linear(picked, Rows::Outputs, N_VOCAB, F32, false);
+    let model = m.finish(false);
+    let n_pages = n_rows.div_ceil(backend::PAGE);
+    let limits = Limits { max_tokens: n_rows, max_outputs: 2, n_pages, max_positions: n_rows, ..Limits::default() };
+    let (some, pages) = (tokens(n_rows, 3), (0..n_pages as u32).collect::<Vec<u32>>());
+    let run = |backend: &dyn Backend| -> Result<Vec<f32>, String> {
+        let plan = ValidPlan::new(model.0.clone()).unwrap();
+        let mut program = backend.compile(&plan, Arc::clone(&model.1), limits).map_err(|e| e.to_string())?;
+        let mut batch = Batch::default();
+        batch.push(&some, 0, Tables { pages: &pages, ..Tables::default() }, n_rows - 2..n_rows);
+        Ok(program.step(&batch).map_err(|e| e.to_string())?.logits.to_vec())
+    };
+    Ok(off(&run(&backends::rewritten(Options::default(), "rms_norm", from, to))?, &run(&Reference)?))
+}
+
+/// More rows than 15 bits count; a kernel that has no more bits is found.
+#[test]
+fn rows_past_32767() {
+    if simulated(CacheType::F32, Options::default()).is_none() {
+        return;
+    }
+    let error = many_rows("", "").unwrap();
+    assert!(error < 1e-5, "off by {error:e}");
+    let found = many_rows("(ulong)row_idx * a.d", "(ulong)((short)row_idx & 0x7fff) * a.d");
+    assert!(!matches!(found, Ok(error) if error < 1e-3), "rows are counted with 15 bits: {found:?}");
 }
 
 /// Keeps the sources of a plan's kernels.
@@ -201,10 +258,18 @@ impl Gpu for Recorder {
     }
 }
 
-/// Matrices whose bytes lie past 4 GiB, of which memory holds the few rows that are read: an expert's and a table's.
+/// Matrices whose bytes lie past 4 GiB, of which memory holds the few rows that are read: an expert's and a table's;
+/// kernels that count bytes in 32 bits are found.
 #[test]
 fn weights_past_4_gib() {
     let Some(metal) = simulated(CacheType::F32, Options::default()) else { return };
+    far_weights(&metal, |source| source.clone()).unwrap();
+    let narrow = |source: &String| source.replace("q + blocks * W::BYTES;", "q + (u32)(blocks * W::BYTES);");
+    assert!(far_weights(&metal, narrow).is_err(), "offsets of 32 bits pass");
+}
+
+/// An expert and a row of a table behind 4 GiB of others, by kernels whose sources may be changed; what is wrong.
+fn far_weights(metal: &Metal, change: impl Fn(&String) -> String) -> Result<(), String> {
     let units: Arc<Mutex<Vec<Unit>>> = Arc::default();
     let known = Arc::clone(&units);
     let open = move || {
@@ -212,8 +277,11 @@ fn weights_past_4_gib() {
         Ok(Box::new(Recorder(caps, Arc::clone(&known), 0)) as Box<dyn Gpu>)
     };
     let shape = Shape { types: [F32; 5], ..SMALL };
-    drop(Session::new(&Metal { open: Arc::new(open), ..metal }, &model(shape), 64));
-    let unit = |kernel: &str| units.lock().unwrap().iter().find(|unit| unit.kernel == kernel).unwrap().clone();
+    drop(Session::new(&Metal { open: Arc::new(open), ..metal.clone() }, &model(shape), 64));
+    let unit = |kernel: &str| {
+        let unit = units.lock().unwrap().iter().find(|unit| unit.kernel == kernel).unwrap().clone();
+        Unit { source: change(&unit.source), ..unit }
+    };
     let mut sim = Sim::new(Options { max_buffer: 1 << 40, ..Options::default() }).unwrap();
     let mut place = |len: u64, at: u64, values: &[f32]| {
         let buf = sim.alloc(len, "a test").unwrap();
@@ -257,8 +325,8 @@ fn weights_past_4_gib() {
     }
     list.params(5, &[d as u32, 1f32.to_bits()]);
     list.cmds.push(Cmd::Groups { grid: [d.div_ceil(16 * 64) as u32, 1, 1], threads: 64 });
-    let ticket = sim.submit(&list).unwrap();
-    sim.wait(ticket, Duration::from_secs(60)).unwrap();
+    let ticket = sim.submit(&list).map_err(|e| e.to_string())?;
+    sim.wait(ticket, Duration::from_secs(60)).map_err(|e| e.to_string())?;
     let mut read = |span: Span| {
         let mut bytes = vec![0; span.len as usize];
         sim.read(span, &mut bytes).unwrap();
@@ -266,15 +334,18 @@ fn weights_past_4_gib() {
     };
     let dot = |row: &[f32]| row.iter().zip(&x).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum::<f64>() as f32;
     let exact: Vec<f32> = w.chunks_exact(k as usize).map(dot).collect();
-    assert!(off(&read(out), &exact) < 1e-4, "an expert");
-    assert_eq!(read(found), row, "a row of a table");
+    let error = off(&read(out), &exact);
+    if error >= 1e-4 || error.is_nan() || read(found) != row {
+        return Err(format!("an expert is off by {error:e}, or a row of a table differs"));
+    }
+    Ok(())
 }
 
 /// Routers of the original model code on rows full of ties: as many of them as there is time for.
 #[test]
 fn routers_of_the_original_code() {
     let Some(metal) = simulated(CacheType::F32, Options::default()) else { return };
-    let n_rows = if common::backends::wide() { router_cases::N_ROWS } else { 160 };
+    let n_rows = if backends::wide() { router_cases::N_ROWS } else { 160 };
     router_cases::check_rows(1e-6, n_rows, &mut |x, router, bias, scale, n_used| {
         let n_expert = x.len() / n_rows;
         let model = router_model(x, n_expert, router, bias, scale, n_used);

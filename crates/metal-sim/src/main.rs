@@ -8,12 +8,24 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use backend::metal::gpu::{Cmd, Gpu, List, Span, Unit, Use};
 use metal_sim::clang::Clang;
-use metal_sim::{Options, Sim};
+use metal_sim::{Options, Schedule, Sim};
 
-const USAGE: &str = "metal-sim costs
-metal-sim check FILE [-I FOLDER].. [-D NAME=VALUE]..
-metal-sim run FILE KERNEL --groups X,Y,Z --threads N [-I FOLDER].. [-D NAME=VALUE]..
-    SLOT=r:NUMBERS SLOT=u:NUMBERS SLOT=w:BYTES SLOT=p:NUMBERS ..";
+const USAGE: &str = "usage:
+  metal-sim check FILE [-I FOLDER].. [-D NAME=VALUE]..
+      compiles a file of Metal and names its kernels
+  metal-sim run FILE KERNEL [--groups X,Y,Z] [--threads N] [--schedule ORDER] [--count]
+      [-I FOLDER].. [-D NAME=VALUE].. SLOT=KIND:VALUE..
+      runs one kernel, checks every access and prints what it wrote
+  metal-sim costs
+      prints the table of kernels/metal/README.md
+
+SLOT=KIND:VALUE binds [[buffer(SLOT)]]:
+  0=r:1.5,2,3   numbers that are read        1=u:0,0   numbers that are updated
+  2=w:12        12 bytes that are written    3=p:2,7   parameters, of 32 bits each
+  4=z:4096      4096 bytes of zeros that are read
+Numbers with a point are floats, others integers of 32 bits.
+ORDER is one of forward, reverse, random, ahead, lockstep, preempt.
+--count prints loads, stores, barriers and instructions of the kernel.";
 
 fn main() -> ExitCode {
     match run(std::env::args().skip(1).collect()) {
@@ -33,13 +45,16 @@ struct Args {
     defines: Vec<(String, String)>,
     groups: [u32; 3],
     threads: u32,
+    schedule: Option<Schedule>,
+    is_counting: bool,
+    wants_help: bool,
 }
 
 fn parse(args: Vec<String>) -> Result<Args> {
     let mut found = Args { groups: [1; 3], threads: 64, ..Args::default() };
     let mut args = args.into_iter();
     while let Some(arg) = args.next() {
-        let mut value = || args.next().with_context(|| format!("{arg} wants a value"));
+        let mut value = || args.next().with_context(|| format!("{arg} wants a value; metal-sim --help shows all"));
         match arg.as_str() {
             "-I" => found.includes.push(value()?.into()),
             "-D" => {
@@ -49,11 +64,23 @@ fn parse(args: Vec<String>) -> Result<Args> {
             }
             "--groups" => {
                 let value = value()?;
+                ensure!(value.split(',').count() <= 3, "--groups {value}: at most three numbers are wanted");
                 for (to, n) in found.groups.iter_mut().zip(value.split(',')) {
-                    *to = n.parse().with_context(|| format!("--groups {value}"))?;
+                    *to = n.parse().with_context(|| format!("--groups {value}: {n} is no number of threadgroups"))?;
                 }
             }
-            "--threads" => found.threads = value()?.parse().context("--threads")?,
+            "--threads" => {
+                let value = value()?;
+                found.threads = value.parse().with_context(|| format!("--threads {value}: a number is wanted"))?;
+            }
+            "--schedule" => {
+                let value = value()?;
+                let order = Schedule::ALL.into_iter().find(|order| format!("{order:?}").to_lowercase() == value);
+                found.schedule = Some(order.with_context(|| format!("--schedule {value}: no such order\n{USAGE}"))?);
+            }
+            "--count" => found.is_counting = true,
+            "-h" | "--help" => found.wants_help = true,
+            _ if arg.starts_with('-') => bail!("{arg}: no such option\n{USAGE}"),
             _ => found.words.push(arg),
         }
     }
@@ -62,6 +89,10 @@ fn parse(args: Vec<String>) -> Result<Args> {
 
 fn run(args: Vec<String>) -> Result<()> {
     let args = parse(args)?;
+    if args.wants_help {
+        println!("{USAGE}");
+        return Ok(());
+    }
     match args.words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["costs"] => {
             print!("{}", metal_sim::costs::table()?);
@@ -91,44 +122,30 @@ fn check(file: &Path, args: &Args) -> Result<()> {
 }
 
 fn dispatch(file: &Path, kernel: &str, slots: &[&str], args: &Args) -> Result<()> {
-    let mut sim = Sim::new(Options::default())?;
+    let schedule = args.schedule.unwrap_or(Schedule::Forward);
+    let mut sim = Sim::new(Options { schedule, is_counting: args.is_counting, ..Options::default() })?;
+    let source = source(file, args)?;
+    let kernels = metal_sim::rewrite::rewrite(&source)?.kernels;
+    let is_there = kernels.iter().any(|name| name == kernel);
+    ensure!(is_there, "{} has no kernel {kernel}; it has {}", file.display(), kernels.join(", "));
     // The name lives as long as the program, which runs one kernel.
     let kernel: &'static str = Box::leak(kernel.to_string().into_boxed_str());
-    let pipe = sim.build(&[Unit { name: kernel.into(), source: source(file, args)?, kernel }])?[0];
+    let pipe = sim.build(&[Unit { name: kernel.into(), source, kernel }])?[0];
     let mut list = List::default();
     list.cmds.push(Cmd::Pipe(pipe));
     let mut written = Vec::new();
     for slot in slots {
-        let (number, what) = slot.split_once('=').context(USAGE)?;
-        let number: u8 = number.parse().with_context(|| format!("slot {number}"))?;
-        let (kind, value) = what.split_once(':').context(USAGE)?;
-        if kind == "w" {
-            let len: u64 = value.parse().with_context(|| format!("bytes {value}"))?;
-            let span = Span { buf: sim.alloc(len, "a slot")?, at: 0, len };
-            list.cmds.push(Cmd::Bind { slot: number, span, used: Use::Write });
-            written.push((number, span));
-            continue;
-        }
-        let words = words(value)?;
-        if kind == "p" {
-            list.params(number, &words);
-            continue;
-        }
-        let used = match kind {
-            "r" => Use::Read,
-            "u" => Use::Update,
-            _ => bail!("{kind} is none of r, w, u and p"),
-        };
-        let span = Span { buf: sim.alloc(4 * words.len() as u64, "a slot")?, at: 0, len: 4 * words.len() as u64 };
-        sim.write(span, &words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>())?;
-        list.cmds.push(Cmd::Bind { slot: number, span, used });
-        if used == Use::Update {
-            written.push((number, span));
+        if let Some(span) = bind(&mut sim, &mut list, slot)? {
+            written.push(span);
         }
     }
     list.cmds.push(Cmd::Groups { grid: args.groups, threads: args.threads });
     let ticket = sim.submit(&list)?;
     sim.wait(ticket, Duration::from_secs(60))?;
+    if args.is_counting {
+        println!("{:#?}", sim.count(pipe));
+        return Ok(());
+    }
     for (slot, span) in written {
         let mut bytes = vec![0; span.len as usize];
         sim.read(span, &mut bytes)?;
@@ -136,6 +153,36 @@ fn dispatch(file: &Path, kernel: &str, slots: &[&str], args: &Args) -> Result<()
         println!("slot {slot}: {}", numbers.collect::<Vec<_>>().join(" "));
     }
     Ok(())
+}
+
+/// Binds `SLOT=KIND:VALUE`; the slot and the span where the kernel writes to it.
+fn bind(sim: &mut Sim, list: &mut List, text: &str) -> Result<Option<(u8, Span)>> {
+    let form = || format!("{text}: SLOT=KIND:VALUE is wanted, as 0=r:1.5,2; metal-sim --help shows all");
+    let (slot, bound) = text.split_once('=').with_context(form)?;
+    let slot: u8 = slot.parse().with_context(|| format!("{text}: {slot} is no number of a slot"))?;
+    let (kind, value) = bound.split_once(':').with_context(form)?;
+    let size = || value.parse::<u64>().with_context(|| format!("{text}: {value} is no number of bytes"));
+    let (used, bytes) = match kind {
+        "p" => {
+            list.params(slot, &words(value).with_context(|| text.to_string())?);
+            return Ok(None);
+        }
+        "w" => (Use::Write, None),
+        "z" => (Use::Read, Some(vec![0; size()? as usize])),
+        "r" | "u" => {
+            let words = words(value).with_context(|| text.to_string())?;
+            let used = if kind == "r" { Use::Read } else { Use::Update };
+            (used, Some(words.iter().flat_map(|word| word.to_le_bytes()).collect()))
+        }
+        _ => bail!("{text}: {kind} is none of r, u, w, z and p"),
+    };
+    let len = bytes.as_ref().map_or_else(size, |bytes: &Vec<u8>| Ok(bytes.len() as u64))?;
+    let span = Span { buf: sim.alloc(len, "a slot")?, at: 0, len };
+    if let Some(bytes) = bytes {
+        sim.write(span, &bytes)?;
+    }
+    list.cmds.push(Cmd::Bind { slot, span, used });
+    Ok((used != Use::Read).then_some((slot, span)))
 }
 
 /// Numbers of 32 bits: floats where they have a point, else integers.

@@ -159,6 +159,43 @@ fn every_planted_mistake_is_found() {
     }
 }
 
+/// What threads of a threadgroup leave for each other in device memory.
+const SHARE: &str = "
+struct Params { uint n; };
+kernel void share(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
+                  constant Params& p [[buffer(2)]], uint t [[thread_index_in_threadgroup]],
+                  uint g [[threadgroup_position_in_grid]]) {
+    device float* own = y + g * 64;
+    own[t] = x[g * 64 + t];
+    threadgroup_barrier(mem_flags::mem_device);
+    const float other = own[63 - t];
+    threadgroup_barrier(mem_flags::mem_device);
+    own[t] = other;
+}
+";
+
+/// Device memory that other threads read wants a fence of device memory.
+#[test]
+fn device_memory_wants_its_own_fence() {
+    for (from, to, kind) in [
+        ("", "", None),
+        ("(mem_flags::mem_device);\n    const", "(mem_flags::mem_threadgroup);\n    const", Some("[fence]")),
+        ("(mem_flags::mem_device);\n    own", "(mem_flags::mem_none);\n    own", Some("[fence]")),
+        ("threadgroup_barrier(mem_flags::mem_device);\n    const", "const", Some("[race]")),
+    ] {
+        let Some(mut bench) = Bench::new(Options::default(), 2) else { return };
+        let source = if from.is_empty() { SHARE.to_string() } else { SHARE.replace(from, to) };
+        let pipe = bench.build(&source, "share").unwrap();
+        bench.fill(0, |i| i as f32);
+        bench.dispatch(pipe, &[(0, Use::Read), (1, Use::Write)], N, N / 64);
+        match (bench.run(), kind) {
+            (Ok(()), None) => assert_eq!(bench.read(1).unwrap()[..2], [63.0, 62.0]),
+            (Err(e), Some(kind)) if e.to_string().contains(kind) => {}
+            (found, _) => panic!("`{from}` became `{to}`: {found:?}, {kind:?} wanted"),
+        }
+    }
+}
+
 /// Reads one buffer, writes another: for lists of several dispatches.
 const COPY: &str = "
 struct Params { uint n; };

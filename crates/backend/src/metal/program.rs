@@ -240,6 +240,10 @@ impl Program for MetalProgram {
         self.queue().map_err(|e| self.device_error(e))
     }
 
+    fn is_lost(&self) -> bool {
+        self.broken.is_some()
+    }
+
     fn wait(&mut self) -> Result<Output<'_>, StepError> {
         if let Err(e) = self.finish() {
             return Err(self.device_error(e));

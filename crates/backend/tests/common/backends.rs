@@ -7,18 +7,21 @@ use backend::Backend;
 use backend::cpu::{CacheType, Cpu, Isa};
 use backend::cuda::split::{Host, Moves};
 use backend::cuda::{self, Cuda};
-use backend::metal::gpu::{Gpu, GpuError};
+use backend::metal::gpu::{Gpu, GpuError, Pipe, Unit};
 use backend::metal::{Metal, Tuning};
 use backend::reference::Reference;
 use backend::residency::Policy;
-use metal_sim::{Options, Sim};
+use metal_sim::{Moment, Options, Schedule, Sim};
 use quant::WeightType;
 use quant::act::ActKind;
+
+use super::hand_on;
 
 /// A backend of the table.
 pub type Shared = Arc<dyn Backend + Send + Sync>;
 
 /// A backend with what is demanded of it.
+#[derive(Clone)]
 pub struct Row {
     /// Name in messages.
     pub name: String,
@@ -199,21 +202,68 @@ pub fn simulated(cache: CacheType, options: Options) -> Option<Metal> {
     Some(Metal { open: Arc::new(open), cache, maps_weights: false, tuning: Tuning::default() })
 }
 
+/// A simulated GPU of which one kernel is changed.
+struct Rewritten {
+    sim: Sim,
+    kernel: &'static str,
+    from: &'static str,
+    to: &'static str,
+}
+
+impl Gpu for Rewritten {
+    hand_on!(sim: caps alloc map write read threads submit wait);
+    fn build(&mut self, units: &[Unit]) -> Result<Vec<Pipe>, GpuError> {
+        let mut units = units.to_vec();
+        if !self.from.is_empty() {
+            for unit in units.iter_mut().filter(|unit| unit.kernel == self.kernel) {
+                assert!(unit.source.contains(self.from), "{} has changed: no {}", self.kernel, self.from);
+                unit.source = unit.source.replace(self.from, self.to);
+            }
+        }
+        self.sim.build(&units)
+    }
+}
+
+/// The backend on a simulated GPU on which one text replaces another in a kernel's source, headers included; there is
+/// a clang.
+pub fn rewritten(options: Options, kernel: &'static str, from: &'static str, to: &'static str) -> Metal {
+    let open = move || {
+        let sim = Sim::new(options.clone()).map_err(|why| GpuError::Lost(format!("{why:#}")))?;
+        Ok(Box::new(Rewritten { sim, kernel, from, to }) as Box<dyn Gpu>)
+    };
+    Metal { open: Arc::new(open), cache: CacheType::F32, maps_weights: false, tuning: Tuning::default() }
+}
+
 /// `MOEBIUS_WIDE` asks for more than there is time for at each change.
 pub fn wide() -> bool {
     std::env::var_os("MOEBIUS_WIDE").is_some()
 }
 
-/// The Metal backend on a simulated GPU, in both types of cache. Activations are f32 throughout.
+/// Orders of threads that the simulated GPU runs in: forward, and with `MOEBIUS_SCHEDULES=all` every other, for which
+/// there is no time at each change. All must give the same bits.
+pub fn schedules() -> &'static [Schedule] {
+    let n = if std::env::var_os("MOEBIUS_SCHEDULES").is_some() { Schedule::ALL.len() } else { 1 };
+    &Schedule::ALL[..n]
+}
+
+/// A GPU that runs in this order: lists of every other one run in `wait`, and each draws its own random numbers.
+pub fn scheduled(schedule: Schedule) -> Options {
+    let moment = if (schedule as usize).is_multiple_of(2) { Moment::Submit } else { Moment::Wait };
+    Options { schedule, moment, seed: 1 + schedule as u32, ..Options::default() }
+}
+
+/// The Metal backend on a simulated GPU, in both types of cache and in every order of threads that is asked for.
+/// Activations are f32 throughout.
 pub fn metal_rows() -> Vec<Row> {
-    let row = |name: &str, cache, ops| {
+    let row = |cache: CacheType, schedule: Schedule, ops| {
         // Small matrices too take the forms of large ones.
         let tuning = Tuning { many: 5, ..Tuning::default() };
-        let backend: Shared = Arc::new(Metal { tuning, ..simulated(cache, Options::default())? });
+        let backend: Shared = Arc::new(Metal { tuning, ..simulated(cache, scheduled(schedule))? });
+        let name = |schedule| format!("metal {schedule:?}, {cache:?} cache").to_lowercase();
         Some(Row {
-            name: name.into(),
+            name: name(schedule),
             backend,
-            twin: None,
+            twin: (schedule != Schedule::Forward).then(|| name(Schedule::Forward)),
             ops,
             logits: None,
             model: Some(2e-5),
@@ -225,8 +275,9 @@ pub fn metal_rows() -> Vec<Row> {
     };
     let ops = Ops { plain: 1e-5, weight: |_| 1e-5, cached: 1e-5, only_cached: false };
     let half = Ops { cached: 3e-3, only_cached: true, ..ops };
-    let rows = [row("metal, f32 cache", CacheType::F32, ops), row("metal, f16 cache", CacheType::F16, half)];
-    rows.into_iter().flatten().collect()
+    let caches = [(CacheType::F32, ops), (CacheType::F16, half)];
+    let rows = caches.into_iter().flat_map(|(cache, ops)| schedules().iter().map(move |&order| (cache, order, ops)));
+    rows.filter_map(|(cache, order, ops)| row(cache, order, ops)).collect()
 }
 
 /// What rounded activations cost a GPU, by the type of the weights that they meet.

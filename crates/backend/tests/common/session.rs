@@ -85,12 +85,21 @@ impl Session {
 
     /// Returns the logits of those tokens of the step that are wanted, by their index in the step.
     pub fn step_rows(&mut self, parts: &[(usize, &[u32])], wanted: impl Fn(usize) -> bool) -> Output<'_> {
+        self.try_rows(parts, wanted).unwrap()
+    }
+
+    /// The same of a program that may fail.
+    pub fn try_rows(
+        &mut self,
+        parts: &[(usize, &[u32])],
+        wanted: impl Fn(usize) -> bool,
+    ) -> Result<Output<'_>, StepError> {
         self.batch.clear();
         for &(s, tokens) in parts {
             self.push(s, tokens, tokens.len(), &wanted);
             self.n_past[s] += tokens.len();
         }
-        self.program.step(&self.batch).unwrap()
+        self.program.step(&self.batch)
     }
 
     /// Runs one step of `(sequence, tokens, drafts)`, commits the drafts that are to be accepted, and returns the

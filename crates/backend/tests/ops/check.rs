@@ -55,7 +55,8 @@ pub fn answers(backend: &dyn Backend, case: &Case, n_tokens: usize) -> Result<Ve
         step.slots.iter().for_each(|&(s, slot)| session.slots[s] = slot);
         let parts: Vec<(usize, &[u32])> = step.parts.iter().map(|(s, tokens)| (*s, &tokens[..])).collect();
         let last = tokens(step) - 1;
-        let out = session.step_rows(&parts, |i| (last - i).is_multiple_of(step.every));
+        let out = session.try_rows(&parts, |i| (last - i).is_multiple_of(step.every));
+        let out = out.map_err(|e| Failure(format!("{}: {case}: {e}", backend.name())))?;
         let (logits, faults) = (out.logits.to_vec(), out.faults.to_vec());
         let routing = out.routing.map(<[u16]>::to_vec);
         let batch = &session.batch;

@@ -7,6 +7,7 @@ mod cases;
 mod check;
 #[path = "../common/mod.rs"]
 mod common;
+mod kernel_traps;
 mod traps;
 
 use std::collections::HashSet;

@@ -462,11 +462,11 @@ fn row_of(name: &str, how: Sabotage) -> Row {
 
 /// The cases of ops, made when they are first looked at; those of f32 alone, in which nothing hides behind rounding.
 #[derive(Default)]
-struct Cases(Vec<(&'static str, Vec<Case>, Vec<Option<Vec<check::Answer>>>)>);
+pub struct Cases(Vec<(&'static str, Vec<Case>, Vec<Option<Vec<check::Answer>>>)>);
 
 impl Cases {
     /// The first failure of an op's cases.
-    fn caught(&mut self, row: &Row, op: &'static str) -> Option<String> {
+    pub fn caught(&mut self, row: &Row, op: &'static str) -> Option<String> {
         if self.0.iter().all(|(name, ..)| *name != op) {
             let (_, cases) = OPS.iter().find(|(name, _)| *name == op).unwrap_or_else(|| panic!("no op {op}"));
             let mut cases = cases(1);

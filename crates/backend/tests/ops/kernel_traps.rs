@@ -1,0 +1,95 @@
+//! Mistakes that kernels of this kind have had, built into those of the Metal backend: the cases of an op must show
+//! each. Offsets past 32 bits and rows past 15 are in `metal_limits.rs`. Skips where there is no clang.
+
+use std::sync::Arc;
+
+use backend::metal::{Metal, Tuning};
+use metal_sim::Options;
+
+use crate::common::backends::{self, Row};
+use crate::traps::Cases;
+
+/// What a kernel does wrong, and how the op's cases tell.
+struct Trap {
+    name: &'static str,
+    op: &'static str,
+    kernel: &'static str,
+    from: &'static str,
+    to: &'static str,
+    /// Part of the failure.
+    why: &'static str,
+}
+
+const fn trap(
+    name: &'static str,
+    op: &'static str,
+    kernel: &'static str,
+    [from, to]: [&'static str; 2],
+    why: &'static str,
+) -> Trap {
+    Trap { name, op, kernel, from, to, why }
+}
+
+const TRAPS: &[Trap] = &[
+    trap(
+        "a thread leaves before a barrier",
+        "attention",
+        "attention",
+        ["for (uint i = t; i < D_K;", "if (t == 63) return; for (uint i = t; i < D_K;"],
+        "[barrier-divergent]",
+    ),
+    trap(
+        "a shared array is loaded in part",
+        "attention",
+        "attention",
+        ["i < D_K; i += 64) query[i]", "i + 1 < D_K; i += 64) query[i]"],
+        "[unwritten]",
+    ),
+    trap(
+        "a fast simdgroup overwrites what a slow one reads",
+        "linear",
+        "linear",
+        ["        threadgroup_barrier(mem_flags::mem_threadgroup);\n    }\n    // Outputs", "    }\n    // Outputs"],
+        "[race]",
+    ),
+    trap(
+        "an array in threadgroup memory is shorter than the row",
+        "attention",
+        "attention",
+        ["threadgroup float query[D_K];", "threadgroup float query[16];"],
+        "[undefined]",
+    ),
+    trap(
+        "activations are staged as halves",
+        "linear",
+        "linear",
+        [
+            "const float4 y = four_of(i < 128 ? x0 : x1, k + 4 * (i % 8), row.n);",
+            "const float4 y = float4(half4(four_of(i < 128 ? x0 : x1, k + 4 * (i % 8), row.n)));",
+        ],
+        " wanted",
+    ),
+    trap(
+        "a token's list of experts ends at 8",
+        "route",
+        "experts_sum",
+        ["s < a.n_used; s++", "s < min(a.n_used, 8u); s++"],
+        " wanted",
+    ),
+];
+
+#[test]
+fn traps_built_into_kernels_are_caught() {
+    let Some(first) = backends::metal_rows().into_iter().next() else { return };
+    let (mut cases, mut missed) = (Cases::default(), Vec::new());
+    for Trap { name, op, kernel, from, to, why } in TRAPS {
+        let tuning = Tuning { many: 5, ..Tuning::default() };
+        let metal = Metal { tuning, ..backends::rewritten(Options::default(), kernel, from, to) };
+        let row = Row { name: (*name).into(), backend: Arc::new(metal), tokens: usize::MAX, ..first.clone() };
+        let found = cases.caught(&row, op);
+        println!("{name}: {}", found.as_deref().unwrap_or("passes"));
+        let is_caught = found.is_some_and(|failure| failure.contains(why) && !failure.contains("compile plan"));
+        missed.extend((!is_caught).then_some((*name, *op)));
+    }
+    assert!(missed.is_empty(), "these pass, or fail for another reason: {missed:?}");
+}

@@ -1,0 +1,271 @@
+#!/usr/bin/env python3
+"""Counts kernels of llama.cpp (ggml) and MLX in the project's simulator, on shapes of kernels/metal/README.md.
+
+    tools/metal_others.py GGML MLX [METAL_SIM]
+
+GGML and MLX are checkouts of github.com/ggml-org/ggml and github.com/ml-explore/mlx; METAL_SIM is the simulator's
+program, target/debug/metal-sim by default. Functions are cut out of the checkouts, given a kernel of the plain form
+that the simulator reads, and counted: nothing of them is kept. Prints rows of work, engine, loads, bytes,
+multiplications and instructions of threads for each multiply-add (of a norm, each number), threadgroup memory and
+barriers.
+"""
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+N, K = 64, 512
+HEADS, GROUP, D, KEYS = 8, 4, 128, 257
+V_HEADS = 4
+
+
+def function(text, name):
+    """A function with its template line, by the matching of braces."""
+    found = re.search(rf"^[^\n;={{}}#]*\b{re.escape(name)}\s*\(", text, re.M)
+    if not found:
+        raise SystemExit(f"no function {name}: the checkout is another version")
+    begin = found.start()
+    lines = text[:begin].splitlines(keepends=True)
+    while lines and lines[-1].strip() and not re.search(r"[;}]\s*$|^\s*#", lines[-1]):
+        begin -= len(lines.pop())
+    depth, at = 0, text.index("{", found.end())
+    for end in range(at, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[end], 0)
+        if depth == 0:
+            return text[begin : end + 1] + "\n"
+    raise SystemExit(f"{name} has no end")
+
+
+def without_comments(text):
+    """Comments may hold braces."""
+    return re.sub(r"//[^\n]*", "", text)
+
+
+def plain(source):
+    """Takes what compiles and is no kernel's own: attributes and functions' marks."""
+    source = re.sub(r"\[\[(host_name|max_total|function_constant)[^\]]*\]\]", "", source)
+    return source.replace("METAL_FUNC", "inline")
+
+
+def inner(source):
+    """A kernel as a function that another calls."""
+    return source.replace("kernel void", "inline void").replace("[[", "/*[[").replace("]]", "]]*/")
+
+
+GGML_HEAD = """
+#define FOR_UNROLL(x) _Pragma("clang loop unroll(full)") for (x)
+#define N_SIMDWIDTH 32
+#define QK4_0 32
+#define QK8_0 32
+#define QK_K 256
+#define FC_mul_mv_nsg NSG_
+#define FC_mul_mv_ne12 1
+#define FC_mul_mv_r2 1
+#define FC_mul_mv_r3 1
+#define FC_gated_delta_net_ne20 128
+#define FC_gated_delta_net_ne30 1
+#define FC_gated_delta_net_K 1
+struct block_q4_0 { half d; uchar qs[16]; };
+struct block_q8_0 { half d; int8_t qs[32]; };
+struct block_q4_K { half d; half dmin; uchar scales[12]; uchar qs[128]; };
+struct Product { int ne00, ne01, ne0, ne1; ulong nb01, nb02, nb03, nb11, nb12, nb13; };
+inline float dot(float4 a, float4 b) { return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w; }
+"""
+
+GGML_PRODUCT = """
+kernel void counted(constant Product& args [[buffer(0)]], device const char* a [[buffer(1)]],
+                    device const char* b [[buffer(2)]], device char* c [[buffer(3)]],
+                    uint3 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
+                    uint sg [[simdgroup_index_in_threadgroup]]) {
+    SHARED
+    CALL(args, a, b, c, shared, group, lane, sg);
+}
+"""
+
+
+def ggml_product(text, block, row_bytes, names, call, nsg, rows):
+    """A product of one row: its source, parameters and grid."""
+    source = GGML_HEAD.replace("NSG_", str(nsg)) + "".join(function(text, name) for name in names)
+    has_sums = "helper_mv_reduce_and_write" in names
+    shared = "threadgroup char shared[1024];" if has_sums else "threadgroup char* shared = nullptr;"
+    source += GGML_PRODUCT.replace("CALL", call).replace("SHARED", shared)
+    strides = [row_bytes, N * row_bytes, N * row_bytes, 4 * K, 4 * K, 4 * K]
+    params = struct.pack("<4i6Q", K, N, N, 1, *strides)
+    slots = [(0, "p", params), (1, "z", N * row_bytes), (2, "z", 4 * K), (3, "w", 4 * N)]
+    per_group = rows if "t_t" in call or "q8_0" in call else nsg * rows
+    return source, slots, (N // per_group, 1, 1), 32 * nsg, N * K
+
+
+def overload(text, block):
+    """Of the functions of one name, that for a block."""
+    for part in re.split(r"(?=^inline float block_q_n_dot_y\()", text, flags=re.M)[1:]:
+        if part.startswith(f"inline float block_q_n_dot_y(device const {block} "):
+            return function(part, "block_q_n_dot_y")
+    raise SystemExit(f"no product of {block}")
+
+
+def ggml(root):
+    """Every row of ggml's: what it is beside, and a source to be counted."""
+    text = without_comments((root / "src/ggml-metal/ggml-metal.metal").read_text())
+    impl = (root / "src/ggml-metal/ggml-metal-impl.h").read_text()
+    rows = lambda name: int(re.search(rf"#define N_R0_{name}\s+(\d+)", impl).group(1))
+    groups = lambda name: int(re.search(rf"#define N_SG_{name}\s+(\d+)", impl).group(1))
+    for name, block, size in [("Q4_0", "block_q4_0", 18), ("Q4_K", "block_q4_K", 144), ("Q8_0", "block_q8_0", 34)]:
+        n, of_block = rows(name), {"Q4_0": 32, "Q4_K": 256, "Q8_0": 32}[name]
+        kernel = {"Q4_0": "mul_vec_q_n_f32_impl", "Q4_K": "kernel_mul_mv_q4_K_f32_impl"}.get(
+            name, "kernel_mul_mv_q8_0_f32_impl"
+        )
+        args = f"{block}, {n}" if name == "Q4_0" else f"{n}"
+        names = ["helper_mv_reduce_and_write"] if name == "Q8_0" else []
+        call = f"{kernel}<{args}, constant Product&>"
+        work = ggml_product(text, block, K // of_block * size, names + [kernel], call, groups(name), n)
+        if name == "Q4_0":
+            mark = "template<typename block_q_type"
+            work = (work[0].replace(mark, overload(text, block) + mark), *work[1:])
+        yield f"one row of x, {name}", "ggml", work
+    names = ["helper_mv_reduce_and_write", "kernel_mul_mv_t_t_impl"]
+    call = "kernel_mul_mv_t_t_impl<bfloat, float, 2, constant Product&>"
+    yield "one row of x, BF16", "ggml", ggml_product(text, "bfloat", 2 * K, names, call, 4, 2)
+
+    # The first of two versions is the one that is compiled.
+    body = inner(function(text, "kernel_gated_delta_net_impl"))
+    fields = "int ne01, ne11, ne21, ne22, ne23, ns02, ns12, ns22; ulong nb01, nb03, nb11, nb13, nb21, nb23;"
+    source = GGML_HEAD + f"struct ggml_metal_kargs_gated_delta_net {{ {fields} }};\n" + body
+    source += """
+kernel void counted(constant ggml_metal_kargs_gated_delta_net& args [[buffer(0)]], device const char* q [[buffer(1)]],
+                    device const char* k [[buffer(2)]], device const char* v [[buffer(3)]],
+                    device const char* g [[buffer(4)]], device const char* b [[buffer(5)]],
+                    device const char* s [[buffer(6)]], device char* to [[buffer(7)]],
+                    uint3 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
+                    uint sg [[simdgroup_index_in_threadgroup]]) {
+    kernel_gated_delta_net_impl<4>(args, q, k, v, g, b, s, to, group, uint3(lane, sg, 0), uint3(32, 4, 1));
+}
+"""
+    for tokens in [1, 64]:
+        row = 4 * D
+        numbers = [V_HEADS, V_HEADS, V_HEADS, tokens, 1, V_HEADS * D, V_HEADS * D, V_HEADS * D]
+        strides = [row, tokens * V_HEADS * row] * 3
+        params = struct.pack("<8i6Q", *numbers, *strides)
+        each, states = tokens * V_HEADS * row, V_HEADS * D * D * 4
+        sizes = [("z", each)] * 3 + [("z", tokens * V_HEADS * 4)] * 2 + [("z", states), ("w", each + states)]
+        slots = [(0, "p", params)] + [(i + 1, kind, size) for i, (kind, size) in enumerate(sizes)]
+        what = "delta_net, token" if tokens == 1 else "delta_net, prompt"
+        yield what, "ggml", (source, slots, (D // 4, V_HEADS, 1), 128, 3 * tokens * V_HEADS * D * D)
+
+    body = inner(function(text, "kernel_rms_norm_fuse_impl"))
+    fields = "int ne00, ne00_t; ulong nb1, nb2, nb3; float eps; int nef1[3], nef2[3], nef3[3];"
+    fields += " ulong nbf1[3], nbf2[3], nbf3[3];"
+    source = GGML_HEAD + f"struct ggml_metal_kargs_norm {{ {fields} }};\n" + body
+    source += """
+kernel void counted(constant ggml_metal_kargs_norm& args [[buffer(0)]], device const char* x [[buffer(1)]],
+                    device const char* w [[buffer(2)]], device char* to [[buffer(3)]],
+                    uint3 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
+                    uint sg [[simdgroup_index_in_threadgroup]]) {
+    threadgroup float shared[32];
+    kernel_rms_norm_fuse_impl<float4, 2>(args, x, w, w, to, shared, group, ushort3(32 * sg + lane, 0, 0), sg, lane,
+                                         ushort3(256, 1, 1));
+}
+"""
+    # One row of 1024 numbers; a quarter as many threads as numbers of four.
+    params = struct.pack("<2i3Qf9i9Q", 1024, 256, 4096, 4096, 4096, 1e-5, *([1] * 9), *([4096] * 9))
+    slots = [(0, "p", params), (1, "z", 4096), (2, "z", 4096), (3, "w", 4096)]
+    yield "rms_norm, token", "ggml", (source, slots, (1, 1, 1), 256, 1024)
+
+
+MLX_HEAD = """
+#define SIMD_SIZE 32
+template <class T> struct Limits;
+template <> struct Limits<float> { static constexpr float finite_min = -3.402823466e+38f; };
+template <> struct Limits<half> { static constexpr half finite_min = -65504.0h; };
+"""
+
+
+def mlx(root):
+    """Every row of MLX's."""
+    folder = root / "mlx/backend/metal/kernels"
+    text = without_comments((folder / "quantized.h").read_text())
+    names = ["get_pack_factor", "get_bytes_per_pack", "load_vector", "qdot", "qmv_fast_impl"]
+    source = MLX_HEAD + "".join(plain(function(text, name)) for name in names) + """
+kernel void counted(device const uint* w [[buffer(0)]], device const half* scales [[buffer(1)]],
+                    device const half* biases [[buffer(2)]], device const half* x [[buffer(3)]],
+                    device half* y [[buffer(4)]], constant int& k [[buffer(5)]], constant int& n [[buffer(6)]],
+                    uint3 group [[threadgroup_position_in_grid]], uint sg [[simdgroup_index_in_threadgroup]],
+                    uint lane [[thread_index_in_simdgroup]]) {
+    qmv_fast_impl<half, 64, 4>(w, scales, biases, x, y, k, n, group, sg, lane);
+}
+"""
+    slots = [(0, "z", N * K // 2), (1, "z", N * K // 32), (2, "z", N * K // 32), (3, "z", 2 * K), (4, "w", 2 * N)]
+    slots += [(5, "p", struct.pack("<i", K)), (6, "p", struct.pack("<i", N))]
+    yield "one row of x, MLX 4 bits", "MLX", (source, slots, (1, N // 8, 1), 64, N * K)
+
+    text = without_comments((folder / "sdpa_vector.h").read_text())
+    body = function(text, "sdpa_vector")
+    body = body.replace("[[kernel]] void", "inline void").replace("template <typename T, int D, int V = D>", "")
+    body = re.sub(r"\[\[.*?\]\]", "", body, flags=re.S).replace("const device bool*", "device const uchar*")
+    shared = re.findall(r"threadgroup U (\w+)\[([^\]]+)\];", body)
+    body = re.sub(r"threadgroup U (\w+)\[([^\]]+)\];", "", body)
+    size_of = lambda size: size.replace("BN", "32").replace("BD", "32")
+    arrays = "".join(f"    threadgroup float {name}[{size_of(size)}];\n" for name, size in shared)
+    # What the kernel takes by its call is a local of one that has it all.
+    statements = body[body.index("{") + 1 : body.rindex("}")]
+    source = MLX_HEAD + """
+#define T half
+#define D 128
+#define V 128
+constant constexpr bool has_mask = false, query_transposed = false, do_causal = false;
+constant constexpr bool bool_mask = false, float_mask = false, has_sinks = false;
+kernel void counted(device const T* queries [[buffer(0)]], device const T* keys [[buffer(1)]],
+                    device const T* values [[buffer(2)]], device T* out [[buffer(3)]],
+                    constant int& gqa_factor [[buffer(4)]], constant int& N [[buffer(5)]],
+                    constant ulong& k_head_stride [[buffer(6)]], constant ulong& k_seq_stride [[buffer(7)]],
+                    constant ulong& v_head_stride [[buffer(8)]], constant ulong& v_seq_stride [[buffer(9)]],
+                    constant float& scale [[buffer(10)]], uint3 tid [[threadgroup_position_in_grid]],
+                    uint3 tpg [[threadgroups_per_grid]], uint simd_gid [[simdgroup_index_in_threadgroup]],
+                    uint simd_lid [[thread_index_in_simdgroup]]) {
+""" + arrays + """
+    const int mask_kv_seq_stride = 0, mask_q_seq_stride = 0, mask_head_stride = 0, num_q_heads = 1;
+    device const T* fmask = queries;
+    device const T* sinks = queries;
+    device const T* bmask = queries;
+""" + statements + "}\n"
+    kv = HEADS // GROUP * KEYS * D * 2
+    slots = [(0, "z", HEADS * D * 2), (1, "z", kv), (2, "z", kv), (3, "w", HEADS * D * 2)]
+    slots += [(4, "p", struct.pack("<i", GROUP)), (5, "p", struct.pack("<i", KEYS))]
+    slots += [(i, "p", struct.pack("<Q", stride)) for i, stride in [(6, KEYS * D), (7, D), (8, KEYS * D), (9, D)]]
+    slots += [(10, "p", struct.pack("<f", 1.0))]
+    yield "attention, token", "MLX", (source, slots, (HEADS, 1, 1), 1024, HEADS * 2 * D * KEYS)
+
+
+def count(program, work):
+    """What the simulator counts, by name."""
+    source, slots, grid, threads, _ = work
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "counted.metal"
+        path.write_text(source)
+        words = [program, "run", str(path), "counted", "--count"]
+        words += ["--groups", ",".join(map(str, grid)), "--threads", str(threads)]
+        for slot, kind, value in slots:
+            if kind == "p":
+                value = ",".join(map(str, struct.unpack(f"<{len(value) // 4}i", value)))
+            words.append(f"{slot}={kind}:{value}")
+        out = subprocess.run(words, capture_output=True, text=True)
+    if out.returncode != 0:
+        raise SystemExit(f"{out.stderr.strip()}\n")
+    return {name: int(value) for name, value in re.findall(r"(\w+): (\d+)", out.stdout)}
+
+
+def main():
+    if len(sys.argv) not in (3, 4):
+        raise SystemExit(__doc__)
+    program = sys.argv[3] if len(sys.argv) == 4 else "target/debug/metal-sim"
+    for what, engine, work in [*ggml(Path(sys.argv[1])), *mlx(Path(sys.argv[2]))]:
+        counts, all_work = count(program, work), work[-1]
+        each = [counts[name] / all_work for name in ("loads", "load_bytes", "muls", "instructions")]
+        numbers = f"{each[0]:.3f} | {each[1]:.3f} | {each[2]:.2f} | {each[3]:.2f}"
+        print(f"| {what} | {engine} | {numbers} | {counts['shared_size']} | {counts['barriers']} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

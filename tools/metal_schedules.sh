@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# What no change has time for on the simulated Apple GPU: every op of the sample and the golden logits of every file of
+# the tree (and of ../shared/fixtures, where that is) in all six orders of threads, which must give the same bits.
+# Takes hours of two cores; arguments are handed to `cargo test`.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export MOEBIUS_NO_SKIP=1 MOEBIUS_SCHEDULES=all
+MOEBIUS_BACKEND=metal cargo test -p moebius-backend --test ops "$@" -- every_backend kernels
+MOEBIUS_WIDE=1 cargo test -p moebius-backend --test metal "$@" -- --nocapture golden_logits
