@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use backend::cpu::{CacheType, Cpu, Isa};
@@ -398,6 +398,10 @@ impl EngineSetup {
     }
 
     fn prepare_here(&self, checkpoint: &Checkpoint, plan: ValidPlan) -> Result<Prepared> {
+        if let (None, Some(bytes)) = (self.resident_bytes, machine::resident_memory()) {
+            // One look at what the process takes, for all that is decided: a second one may find more.
+            return EngineSetup { resident_bytes: Some(bytes), ..self.clone() }.prepare_here(checkpoint, plan);
+        }
         if let Some(prepared) = self.prepare_streamed(checkpoint, &plan)? {
             return Ok(prepared);
         }
@@ -457,15 +461,22 @@ fn cpu_name(cpu: &Cpu) -> String {
     format!("CPU {}", cpu.isa.name())
 }
 
-/// Bytes of a GPU that go to the driver beside a program: its context, kernels and graphs.
+/// Bytes of a GPU that go to the driver beside a program: its context, kernels and graphs. What the context takes is
+/// what is taken when the first model asks: later models of this process hold memory of their own.
 fn driver_bytes(ordinal: usize) -> usize {
+    static CONTEXTS: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
     /// What kernels, graphs and tables take: 110 to 150 MB beside Qwen3-30B-A3B on an H200.
     const KERNELS: usize = 192 << 20;
     /// What a context takes at most; where more is taken, others take it.
     const CONTEXT: usize = 640 << 20;
+    let mut contexts = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, bytes)) = contexts.iter().find(|(known, _)| *known == ordinal) {
+        return bytes + KERNELS;
+    }
     let memory = cuda::Open::new(ordinal).ok().and_then(|open| open.memory());
-    let taken = memory.map_or(CONTEXT, |(free, total)| total.saturating_sub(free));
-    taken.min(CONTEXT) + KERNELS
+    let taken = memory.map_or(CONTEXT, |(free, total)| total.saturating_sub(free)).min(CONTEXT);
+    contexts.push((ordinal, taken));
+    taken + KERNELS
 }
 
 /// Bytes that a model may take of a GPU: a sixteenth is left to kernels, graphs and others.

@@ -5,8 +5,10 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// What a run of the program says.
 struct Said {
@@ -31,7 +33,7 @@ fn libraries() -> &'static [PathBuf; 2] {
             (&folders[1], "-DNVRTC", "libnvrtc.so"),
         ] {
             let mut cc = Command::new("cc");
-            cc.args(["-shared", "-fPIC", "-O1", part, "-o"]).arg(folder.join(name)).arg(&source);
+            cc.args(["-shared", "-fPIC", "-O1", part, "-o"]).arg(folder.join(name)).arg(&source).arg("-lpthread");
             assert!(cc.status().expect("a C compiler").success(), "{name} does not compile");
         }
         folders
@@ -254,6 +256,8 @@ fn kernels_that_were_compiled_ahead_need_no_compiler() {
     assert!(made.out.starts_with(&n.to_string()), "{n} files: {}", made.out);
     let said = run(driver, &[("MOEBIUS_CUBINS", path)], SHORT);
     assert!(said.code == Some(0) && said.err.contains("computing on Fake A"), "{}", said.err);
+    let devices = run(driver, &[("MOEBIUS_CUBINS", path)], &["devices"]);
+    assert!(devices.out.contains(&format!(" free: usable with the kernels in {path}")), "{}", devices.out);
     // Another card has none among them.
     let other = [("MOEBIUS_CUBINS", path), ("FAKE_ARCH", "89")];
     let said = run(driver, &other, &short(&["--backend", "cuda"]));
@@ -269,24 +273,30 @@ fn kernels_that_were_compiled_ahead_need_no_compiler() {
     assert!(said.code == Some(1) && said.err.contains("it is not among the kernels in"), "{}", said.err);
 }
 
-#[test]
-fn a_server_whose_device_fails_tells_its_clients_and_ends() {
-    let [_, both] = libraries();
-    let args = ["serve", "--port", "0", "--parallel", "4", "--ctx", "512", "--log-level", "error"];
-    let mut child = command(both, &[("FAKE_LAUNCH_FAULTS", "3000")], &args)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("start moebius");
-    let mut line = String::new();
-    BufReader::new(child.stdout.take().expect("stdout")).read_line(&mut line).expect("a line");
-    let address = line.trim().rsplit_once("http://").expect("an address").1.to_string();
-    let client = |_: usize| {
-        let address = address.clone();
+/// A server of the fake device, stopped in the end, and its address.
+struct Server(Child, String);
+
+impl Server {
+    fn start(libraries: &Path, settings: &[(&str, &str)], args: &[&str]) -> Server {
+        let args = [&["serve", "--port", "0"], args].concat();
+        let mut child = command(libraries, settings, &args)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("start moebius");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().expect("stdout")).read_line(&mut line).expect("a line");
+        let address = line.trim().rsplit_once("http://").expect("an address").1.to_string();
+        Server(child, address)
+    }
+
+    /// What the server says to a chat with these fields, on a thread of its own.
+    fn chat(&self, fields: String) -> JoinHandle<String> {
+        let address = self.1.clone();
         std::thread::spawn(move || {
-            let body = "{\"messages\": [{\"role\": \"user\", \"content\": \"Go on\"}], \"stream\": true, \
-                        \"ignore_eos\": true, \"max_tokens\": 400}";
+            let body = format!("{{\"messages\": [{{\"role\": \"user\", \"content\": \"Go on\"}}], {fields}}}");
             let mut stream = TcpStream::connect(address).expect("connect");
+            stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a time limit");
             write!(
                 stream,
                 "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
@@ -298,8 +308,54 @@ fn a_server_whose_device_fails_tells_its_clients_and_ends() {
             let _ = stream.read_to_string(&mut answer);
             answer
         })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Two models that each leave experts to the CPU, with clients to both: calls of one that wait until the device is idle
+/// meet waits of the other for its host.
+#[test]
+fn models_shared_with_the_cpu_do_not_wait_for_each_other() {
+    let [_, both] = libraries();
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/fable-29m-a10m-q4_k_m.gguf");
+    let [a, b] = ["a", "b"].map(|name| both.join(format!("{name}.gguf")));
+    for to in [&a, &b] {
+        std::fs::copy(model, to).expect("a copy");
+    }
+    let [a, b] = [a, b].map(|path| path.to_str().expect("a path").to_string());
+    let args = ["-m", &a, "-m", &b, "--backend", "cuda", "--gpu-memory", "220M", "--parallel", "4", "--ctx", "512"];
+    let args = [&args[..], &["-b", "64", "--threads", "2", "--log-level", "info"]].concat();
+    let mut server = Server::start(both, &[("FAKE_SYNCS", "100")], &args);
+    let ask = |i: usize| {
+        let (model, tokens) = (["a", "b"][i % 2], 100 + 40 * i);
+        server.chat(format!("\"model\": \"{model}\", \"ignore_eos\": true, \"max_tokens\": {tokens}"))
     };
-    let clients: Vec<_> = (0..3).map(client).collect();
+    let clients: Vec<_> = (0..8).map(ask).collect();
+    for (i, client) in clients.into_iter().enumerate() {
+        let answer = client.join().expect("a client");
+        let wanted = format!("\"completion_tokens\":{}", 100 + 40 * i);
+        assert!(answer.contains(&wanted), "{i}: {answer}");
+    }
+    let _ = server.0.kill();
+    let mut log = String::new();
+    server.0.stderr.take().expect("stderr").read_to_string(&mut log).expect("text");
+    assert_eq!(log.matches("stay in host memory").count(), 2, "{log}");
+    assert!(!log.contains("unloaded"), "both are loaded at a time: {log}");
+}
+
+#[test]
+fn a_server_whose_device_fails_tells_its_clients_and_ends() {
+    let [_, both] = libraries();
+    let args = ["--parallel", "4", "--ctx", "512", "--log-level", "error"];
+    let mut server = Server::start(both, &[("FAKE_LAUNCH_FAULTS", "3000")], &args);
+    let ask = |_| server.chat("\"stream\": true, \"ignore_eos\": true, \"max_tokens\": 400".into());
+    let clients: Vec<_> = (0..3).map(ask).collect();
     let answers: Vec<String> = clients.into_iter().map(|thread| thread.join().expect("a client")).collect();
     for answer in &answers {
         // One that comes when all is over finds nobody.
@@ -308,9 +364,9 @@ fn a_server_whose_device_fails_tells_its_clients_and_ends() {
         assert!(!answer.contains("[DONE]") || answer.contains("error"), "{answer}");
     }
     assert!(answers[0].contains("Fake A"), "{}", answers[0]);
-    let status = child.wait().expect("the server ends by itself");
+    let status = server.0.wait().expect("the server ends by itself");
     let mut err = String::new();
-    child.stderr.take().expect("stderr").read_to_string(&mut err).expect("text");
+    server.0.stderr.take().expect("stderr").read_to_string(&mut err).expect("text");
     assert_eq!(status.code(), Some(1), "{err}");
     assert!(err.contains("illegal memory access"), "{err}");
 }

@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used)] // a test may panic in its helpers too
 
 use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
@@ -146,6 +148,46 @@ fn recorded_routes_predict_hit_rates() {
     fs::write(folder.path().join("routes.jsonl"), "{}\n").unwrap();
     assert!(!with_memory(&size, least(&size) + 2).status.success());
     assert!(!with_memory(&size, 4000).status.success());
+}
+
+/// Eight clients with long and short prompts at once take no more than 3% over the promise, with streamed experts and
+/// with all weights mapped.
+#[test]
+fn a_server_under_eight_clients_keeps_its_promise() {
+    let serve = ["serve", "--port", "0", "--backend", "cpu", "--threads", "2", "--parallel", "8", "--ctx", "512"];
+    let serve = [&serve[..], &["--log-level", "error"]].concat();
+    let least = least(&serve);
+    for megabytes in [least + 2, least + 30] {
+        let mut child = moebius(&serve);
+        child.args(["--memory", &format!("{megabytes}M")]).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = child.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let address = line.trim().rsplit_once("http://").unwrap_or_else(|| panic!("{megabytes}M: {line}")).1;
+        let ask = |i: usize| {
+            let text = "a fox and a house ".repeat([1, 4, 16, 60][i % 4]);
+            let body = format!(
+                "{{\"prompt\": \"{i} {text}\", \"max_tokens\": {}, \"ignore_eos\": true}}",
+                [48, 24, 16, 8][i % 4]
+            );
+            let mut stream = TcpStream::connect(address).unwrap();
+            let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n";
+            write!(stream, "{head}Connection: close\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).unwrap();
+            assert!(answer.starts_with("HTTP/1.1 200"), "{megabytes}M, client {i}: {answer}");
+        };
+        std::thread::scope(|scope| {
+            (0..8).for_each(|client| {
+                scope.spawn(move || ask(client));
+            });
+        });
+        let peak = peak_bytes(child.id()).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        println!("{megabytes}M: {:.1} MB", peak as f64 / 1e6);
+        assert!(peak as f64 <= 1.03e6 * megabytes as f64, "{megabytes}M: {peak} bytes");
+    }
 }
 
 /// Runs to the end within a promise, which must work; returns the peak too.

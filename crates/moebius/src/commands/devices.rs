@@ -28,9 +28,16 @@ pub fn run() -> Result<()> {
     };
     let compiler = found.compiler.as_deref().unwrap_or("not usable");
     writeln!(out, "cuda: driver for CUDA {}, NVRTC {compiler}, {} devices", found.driver, found.devices.len())?;
+    let ahead = machine::kernels_folder();
     for (i, device) in found.devices.iter().enumerate() {
         let [free, total] = [device.free_bytes, device.total_bytes].map(|n| machine::bytes(n as u64));
-        let state = device.unusable.as_ref().map_or("usable".into(), |why| format!("not usable: {why}"));
+        let state = match (&device.unusable, &ahead) {
+            (None, _) => "usable".into(),
+            (Some(_), Some(folder)) if cuda::find(i, true).is_ok() => {
+                format!("usable with the kernels in {}", folder.display())
+            }
+            (Some(why), _) => format!("not usable: {why}"),
+        };
         writeln!(
             out,
             "cuda:{i}: {}, compute capability {}.{}, {} multiprocessors, {free} of {total} free: {state}",
