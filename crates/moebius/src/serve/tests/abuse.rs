@@ -100,7 +100,8 @@ async fn bodies_that_are_no_json_objects_are_refused() {
         (json, &long, 413),
         ("application/JSON; charset=utf-8", "{}", 400),
     ];
-    let post = |kind: &str, body: &str| Request::post(PATH).header("content-type", kind).body(Body::from(body.to_string()));
+    let post =
+        |kind: &str, body: &str| Request::post(PATH).header("content-type", kind).body(Body::from(body.to_string()));
     for (kind, body, status) in cases {
         let reply = server.send(post(kind, body).unwrap()).await;
         assert_eq!(reply.status.as_u16(), *status, "{kind} {:.60}", body);
