@@ -65,7 +65,7 @@ ROUNDS = [
         mutant("length of special tokens", TOKENS + "special.rs", "find(|s| s.text.len() > MAX_BYTES)",
                "find(|s| s.text.len() > 100_000 * MAX_BYTES)", (ENGINE, "many_and_long_strings_are_found_in_one_pass")),
         mutant("length of SentencePiece's tokens", TOKENS + "spm.rs", "false if text.len() > MAX_TOKEN =>",
-               "false if text.len() > 1000 * MAX_TOKEN =>", (("moebius-engine", "tokenizer"), "awkward_texts_take_linear_time")),
+               "false if text.len() > 1000 * MAX_TOKEN =>", (("moebius-engine", "tokenizer"), "tokens_that_join_too_often_are_refused")),
         mutant("what grammars cost while tokens are chosen", RULES + "guard.rs",
                "match is_late || self.taking.sum > TAKING + TAKING_PER_TOKEN * n {",
                "match is_late && self.taking.sum > 1000 * TAKING + TAKING_PER_TOKEN * n {",

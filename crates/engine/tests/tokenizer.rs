@@ -340,6 +340,15 @@ fn vocabularies_that_lie_are_refused_by_name() {
     assert!(error.len() < 300, "{} bytes of message", error.len());
 }
 
+/// A text joins pair by pair: tokens without a bound on their length would let it join as often as it is long.
+#[test]
+fn tokens_that_join_too_often_are_refused() {
+    let with = |n: usize| small("llama", &[(TOKENS, Some(vec!["a", "b", "c".repeat(n).as_str(), "<e>"].into()))]);
+    assert!(with(512).is_ok());
+    let error = with(513).unwrap_err();
+    assert!(error.contains("token 2") && error.contains("513") && error.contains("512"), "{error}");
+}
+
 #[test]
 fn poor_vocabularies_lose_only_what_they_cannot_say() {
     // There are no byte tokens: of this text, what has a token stays, and the rest is unknown where a token says so.
