@@ -87,7 +87,7 @@ ROUNDS = [
                "if bytes > 1000 * MAX_NUMBERS_BYTES {", (SERVER, "numbers_without_end_are_refused")),
         mutant("answers that wait to be read", SERVE + "routes.rs", "match room.hold(usize::try_from(n_bytes)",
                "match room.hold(usize::try_from(n_bytes.min(1))",
-               (LIB, "many_clients_that_do_not_read_are_refused_in_time")),
+               (LIB, "answers_that_wait_to_be_read_are_counted")),
         mutant("text of files on terminals", "crates/checkpoint/src/error.rs", "            ' '..='~' => out.push(c),",
                "            ' '..='~' | '\\u{1b}' | '\\u{202e}' => out.push(c),", (PROGRAM, "nothing_out_of_a_file_is_hidden"),
                (("moebius-checkpoint", "moebius_checkpoint"), "nothing_is_hidden")),

@@ -5,7 +5,7 @@ use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use serde_json::{Value, json};
 
-use super::super::limits::{FREE_BYTES, MAX_BODIES_BYTES};
+use super::super::limits::{FREE_BYTES, MAX_ANSWERS_BYTES, MAX_BODIES_BYTES};
 use super::{Server, chat};
 
 const PATH: &str = "/v1/chat/completions";
@@ -95,6 +95,31 @@ async fn many_clients_that_do_not_read_are_refused_in_time() {
     server.ask("/tokenize", &json!({"content": "a fox ".repeat(1000)})).await;
     drop(unread);
     assert_eq!(post(&server, "/tokenize", body).await.status, 200);
+}
+
+/// An answer that is complete holds room until its client has read it or is gone, and there is none for more than the
+/// bound.
+#[tokio::test]
+async fn answers_that_wait_to_be_read_are_counted() {
+    let server = Server::start(1, 1);
+    let ids = server.ask("/tokenize", &json!({"content": "a fox ".repeat(1 << 17)})).await["tokens"].take();
+    let (body, free) = (json!({"tokens": ids}), || server.app.common.answers.free());
+    let mut unread = Vec::new();
+    let (n_bytes, last) = loop {
+        let before = free();
+        let reply = server.post("/detokenize", &body).await;
+        if reply.status != StatusCode::OK || unread.len() > MAX_ANSWERS_BYTES >> 20 {
+            break (MAX_ANSWERS_BYTES - before, reply.status);
+        }
+        assert!(before - free() > (6 << 17) - FREE_BYTES, "{} bytes held", before - free());
+        unread.push(reply);
+    };
+    assert_eq!(last, StatusCode::TOO_MANY_REQUESTS, "{} answers hold {n_bytes} bytes", unread.len());
+    let whole = unread.pop().unwrap().text().await;
+    assert!(whole.contains("a fox a fox"));
+    assert_eq!(server.post("/detokenize", &body).await.status, StatusCode::OK);
+    drop(unread);
+    assert_eq!(free(), MAX_ANSWERS_BYTES);
 }
 
 #[tokio::test]
