@@ -25,7 +25,7 @@ fn lengths(t: WeightType) -> [usize; 3] {
 /// Types that matrices are stored in. The others come of repacking: `tests/kernels.rs` has their products, and the
 /// tests of `convert` whole models.
 fn stored() -> impl DoubleEndedIterator<Item = WeightType> {
-    let is_repacked = |t: &WeightType| matches!(*t, WeightType::F8_E4M3 | WeightType::NVFP4_SCALED);
+    let is_repacked = |t: &WeightType| matches!(*t, F8_E4M3 | NVFP4_SCALED);
     WeightType::ALL.into_iter().filter(move |t| !is_repacked(t))
 }
 
