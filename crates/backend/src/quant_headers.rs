@@ -44,8 +44,8 @@ pub const ALL: &[(&str, &str)] = &[
     ("quant/unit.h", include_str!("../kernels/quant/unit.h")),
 ];
 
-/// Whether the kernels of device backends have been tried on a type. Short floats have headers, which a test on the host
-/// holds to the decoder, and no more.
+/// Whether the kernels of device backends have been tried on a type. Short floats have headers, which a test on the
+/// host holds to the decoder, and no more.
 pub fn is_tried(w: WeightType) -> bool {
     !matches!(w, WeightType::F8_E4M3 | WeightType::NVFP4 | WeightType::NVFP4_SCALED)
 }

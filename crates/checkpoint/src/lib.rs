@@ -383,8 +383,8 @@ impl Checkpoint {
         Ok(folder::side_bytes(folder, name)?.map(|bytes| (folder.name(name), bytes)))
     }
 
-    /// Computes the bytes of all repacked weights ([`File::is_repacked`]) and keeps them as long as the checkpoint lives,
-    /// so that [`Checkpoint::planes`] has them: for those who copy no weights.
+    /// Computes the bytes of all repacked weights ([`File::is_repacked`]) and keeps them as long as the checkpoint
+    /// lives, so that [`Checkpoint::planes`] has them: for those who copy no weights.
     ///
     /// # Errors
     /// There is no memory for them, or the files they are computed from cannot be read.

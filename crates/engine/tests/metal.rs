@@ -64,7 +64,8 @@ fn the_embedded_model_says_what_the_reference_says() {
     assert_eq!(found.end, Some(Ok(FinishReason::Length)));
 }
 
-/// Requests of two beginnings, in unlike lengths and temperatures. Each needs two more pages before it ends, of which one is kept for it.
+/// Requests of two beginnings, in unlike lengths and temperatures. Each needs two more pages before it ends, of which
+/// one is kept for it.
 fn requests(n: u64, n_vocab: u64) -> impl Iterator<Item = Request> {
     let ids = move |seed: u64, n: u64| (0..n).map(move |i| (mix(seed, i) % n_vocab) as u32);
     let request = move |seed: u64| Request {

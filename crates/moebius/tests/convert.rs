@@ -263,8 +263,8 @@ fn eight_bit_floats_are_unpacked_by_their_blocks() {
     }
 }
 
-/// A mixture of experts in 8-bit floats, as it was published and converted to F32: the same bits on the CPU, whose lanes
-/// meet the same numbers either way.
+/// A mixture of experts in 8-bit floats, as it was published and converted to F32: the same bits on the CPU, whose
+/// lanes meet the same numbers either way.
 #[test]
 fn eight_bit_floats_run_as_they_are() {
     let folder = tempfile::tempdir().expect("temporary folder");
@@ -334,8 +334,8 @@ fn eight_bit_floats_run_as_they_are() {
     }
 }
 
-/// NVFP4 with scales of matrices and of experts, as llama.cpp's converter writes it, beside the same numbers in F32: the
-/// same bits on the CPU. What is no scale of its matrix is an error that names it.
+/// NVFP4 with scales of matrices and of experts, as llama.cpp's converter writes it, beside the same numbers in F32:
+/// the same bits on the CPU. What is no scale of its matrix is an error that names it.
 #[test]
 fn nvfp4_with_scales_of_matrices_runs() {
     let folder = tempfile::tempdir().expect("temporary folder");
@@ -417,7 +417,7 @@ fn packed_weights_become_their_exact_values() {
             stdout(&["convert", as_text(&beside), as_text(&dense), "--type", dtype]);
             same_tensors(&checkpoint::open(&out).expect("new"), &checkpoint::open(&dense).expect("dense"));
         }
-        // The folder itself, by the definition: in order, codes, scales and zeros are an affine type, and that is exact.
+        // The folder itself, by the definition: in order, codes, scales and zeros are an affine type, which is exact.
         let golden = folder.path().join("golden.safetensors");
         stdout(&["convert", as_text(&beside), as_text(&dense), "--type", "F32"]);
         let [dense, golden] = [&dense, &golden].map(|path| as_text(path));

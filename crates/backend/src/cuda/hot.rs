@@ -229,8 +229,8 @@ impl Times {
 /// Decides between the layouts by what steps of single tokens take in each: steps of as many tokens are compared.
 ///
 /// Slots are tried where the uses say that the host has enough less to do, and when what they cost to fill is little
-/// beside the time of such steps since the last change. They go where they are not faster in the end, and the next trial comes after
-/// twice as many tokens.
+/// beside the time of such steps since the last change. They go where they are not faster in the end, and the next
+/// trial comes after twice as many tokens.
 #[derive(Clone, Debug)]
 pub struct Judge {
     layout: Layout,

@@ -1,5 +1,5 @@
-//! Weights whose values are exact in f32 (F32, F16, BF16, 8-bit floats, NVFP4) on 16 virtual lanes: one source for every
-//! instruction set.
+//! Weights whose values are exact in f32 (F32, F16, BF16, 8-bit floats, NVFP4) on 16 virtual lanes: one source for
+//! every instruction set.
 //!
 //! One column: four rows at a time share the loads of the activations. Many columns: a span of four rows is widened to
 //! f32 once and meets all columns, three at a time and one part of the sixteen lanes after the other, so that the sums

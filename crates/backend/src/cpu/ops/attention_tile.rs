@@ -77,8 +77,8 @@ fn unpack_lanes<L: Lanes, E: CacheElem>(from: &[E], to: &mut [f32]) {
 }
 
 /// Rows that see the same positions go in blocks of up to six, whose sums fill AVX2's registers (AMD EPYC 9004: 40.5
-/// GMAC/s; blocks of four 38.8, registers alone 45.7). Without registers each goes alone: blocks of every size, unrolled
-/// lane by lane, would be a megabyte of code.
+/// GMAC/s; blocks of four 38.8, registers alone 45.7). Without registers each goes alone: blocks of every size,
+/// unrolled lane by lane, would be a megabyte of code.
 #[inline(always)]
 fn tile_lanes<L: Lanes, E: CacheElem>(tile: &Tile<E>, valid: &[(u8, u8)]) {
     let mut r = 0;

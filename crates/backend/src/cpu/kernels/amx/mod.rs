@@ -2,8 +2,9 @@
 //!
 //! An instruction takes 16 rows of up to 64 bytes of activations (`A`) and as many of weights in words of four (`B`,
 //! which is the order of [`Panel::bytes`]) and adds 16 × 16 sums of 32 bits (`C`) in 16 cycles, however many of the
-//! bytes are used (10 cycles where `A` has 8 rows, 9 where it has 4 to 6). Loading a tile takes 8 cycles and some 7 of the
-//! slots that vector operations have meanwhile, storing one 15 and 20. So the exact integers of the law take these forms:
+//! bytes are used (10 cycles where `A` has 8 rows, 9 where it has 4 to 6). Loading a tile takes 8 cycles and some 7 of
+//! the slots that vector operations have meanwhile, storing one 15 and 20. So the exact integers of the law take these
+//! forms:
 //! * Super-blocks: sub-scales of weights and of activations are multiplied in, `(sc·q)·(u·x)`, and both factors, of 11
 //!   to 13 bits, are split into two bytes. Products then run over the whole super-block, and a super-block of 16 rows
 //!   by 16 columns costs 16 instructions. With a product for each sub-scale, 8 or 16 of them, as many sums of 16 × 16
