@@ -7,7 +7,6 @@ import asyncio
 import json
 import sys
 import time
-import traceback
 import urllib.request
 
 import anthropic
@@ -15,6 +14,8 @@ import ollama
 import openai
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
+
+from report import run_all
 
 ADDRESS = sys.argv[1].rstrip("/")
 MODEL = json.load(urllib.request.urlopen(f"{ADDRESS}/v1/models"))["data"][0]["id"]
@@ -241,12 +242,4 @@ TESTS = [
     ollama_chat_and_stream_agree, ollama_forms_tools_and_lists, constraints_of_other_servers_hold, prompts_have_log_probabilities,
 ]
 
-failed = 0
-for test in TESTS:
-    try:
-        test()
-        print(f"ok      {test.__name__}", flush=True)
-    except Exception:
-        failed += 1
-        print(f"FAILED  {test.__name__}\n{traceback.format_exc()}", flush=True)
-sys.exit(1 if failed else 0)
+run_all(TESTS)

@@ -9,7 +9,6 @@ import importlib.util
 import json
 import os
 import sys
-import traceback
 import urllib.request
 from typing import Literal
 
@@ -19,6 +18,8 @@ os.environ |= {"LITELLM_TELEMETRY": "False", "OPENAI_AGENTS_DISABLE_TRACING": "1
 
 import openai
 from pydantic import BaseModel, Field
+
+from report import run_all
 
 ADDRESS = sys.argv[1].rstrip("/")
 BASE = f"{ADDRESS}/v1"
@@ -89,7 +90,8 @@ def litellm_speaks_both_ways():
 
     litellm.telemetry = False
     for model, base in ((f"openai/{MODEL}", BASE), (f"ollama_chat/{MODEL}", ADDRESS)):
-        ask = dict(model=model, api_base=base, api_key="none", messages=STORY, max_tokens=16, temperature=0, num_retries=0)
+        ask = dict(model=model, api_base=base, api_key="none", messages=STORY, max_tokens=16, temperature=0,
+                   num_retries=0)
         whole = litellm.completion(**ask).choices[0].message.content
         pieces = [chunk.choices[0].delta.content or "" for chunk in litellm.completion(**ask, stream=True)]
         assert whole and "".join(pieces) == whole, (model, whole, pieces)
@@ -138,15 +140,7 @@ TESTS = {
     "guidance": guidance_constrains,
 }
 
-failed = 0
-for package, test in TESTS.items():
-    if importlib.util.find_spec(package) is None:
-        print(f"absent  {package}", flush=True)
-        continue
-    try:
-        test()
-        print(f"ok      {test.__name__}", flush=True)
-    except Exception:
-        failed += 1
-        print(f"FAILED  {test.__name__}\n{traceback.format_exc()}", flush=True)
-sys.exit(1 if failed else 0)
+absent = [package for package in TESTS if importlib.util.find_spec(package) is None]
+for package in absent:
+    print(f"absent  {package}", flush=True)
+run_all(test for package, test in TESTS.items() if package not in absent)

@@ -7,10 +7,10 @@ mod common;
 use backend::cpu::CacheType;
 use backend::reference::Reference;
 use backend::{Ask, Backend, Batch, Fault, Limits, PAGE, Picks, Tables};
-use common::backends::gpu;
+use common::backends::{device_types, gpu};
 use common::{BAD, N_VOCAB, PLAIN, Session, Shape, model, tokens};
 use model::plan::{DeltaHeads, Gate, RopePairing, Sharing, ValidPlan};
-use quant::WeightType::{self, *};
+use quant::WeightType::*;
 use quant::act::ActKind;
 
 const CLAMPED: Gate = Gate::ClampedSwiglu { alpha: 1.702, limit: 7.0 };
@@ -94,7 +94,7 @@ fn every_op_agrees_with_the_reference() {
 fn every_weight_type_agrees_with_the_reference() {
     let Some(gpu) = gpu(CacheType::F32) else { return };
     let mut failed = Vec::new();
-    for w in WeightType::ALL.into_iter().filter(|w| !w.name().starts_with("nvfp4") && *w != F8_E4M3) {
+    for w in device_types() {
         let shape = Shape { d_model: 256, d_ff: 256, types: [w; 5], ..PLAIN };
         let (found, exact) = (run(&gpu, shape), run(&Reference, shape));
         let error = relative_of_most(&found, &exact);

@@ -17,7 +17,7 @@ use backend::metal::outline::{Line, Outline};
 use backend::metal::{Metal, Off, Tuning};
 use backend::reference::Reference;
 use backend::{Backend, CompileError, Limits, Tables};
-use common::backends::{self, scheduled, schedules, simulated, wide};
+use common::backends::{self, device_types, scheduled, schedules, simulated, wide};
 use common::{BAD, N_VOCAB, PLAIN, Session, Shape, fixtures, hand_on, model, tokens};
 use metal_sim::{Call, Fault, Moment, Options, Schedule, Sim, Stats};
 use model::plan::{DeltaHeads, Gate, Plan, RopePairing, Sharing, ValidPlan};
@@ -795,7 +795,7 @@ fn sources_for_another_compiler() {
         let metal = Metal { cache, ..metal.clone() };
         SHAPES.iter().for_each(|shape| drop(Session::new(&metal, &model(*shape), 64)));
     }
-    for t in WeightType::ALL.into_iter().filter(|t| !t.name().starts_with("nvfp4") && *t != F8_E4M3) {
+    for t in device_types() {
         let n = t.block_len().max(64);
         let shape = Shape { d_model: n, d_k: n, d_v: n, d_ff: n, types: [t; 5], ..PLAIN };
         drop(Session::new(&metal, &model(shape), 64));

@@ -73,7 +73,7 @@ unsafe impl Sync for Share {}
 /// Takes `data` out of all caches, where the processor has an instruction that is fast enough (2.5 ns a line).
 fn evict(data: &[u8]) {
     #[cfg(target_arch = "x86_64")]
-    if std::arch::x86_64::__cpuid_count(7, 0).ebx >> 23 & 1 == 1 {
+    if std::arch::x86_64::__cpuid(0).eax >= 7 && std::arch::x86_64::__cpuid_count(7, 0).ebx >> 23 & 1 == 1 {
         for line in data.chunks(64) {
             // SAFETY: the processor has `clflushopt`, which changes no data.
             unsafe { std::arch::asm!("clflushopt [{}]", in(reg) line.as_ptr(), options(nostack, preserves_flags)) }

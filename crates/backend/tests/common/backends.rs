@@ -7,7 +7,7 @@ use backend::Backend;
 use backend::cpu::{CacheType, Cpu, Isa};
 use backend::cuda::split::{Host, Moves};
 use backend::cuda::{self, Cuda};
-use backend::metal::gpu::{Gpu, GpuError, Pipe, Unit};
+use backend::metal::gpu::{Buf, Caps, Gpu, GpuError, List, Mapped, Pipe, Span, Ticket, Times, Unit};
 use backend::metal::{Metal, Tuning};
 use backend::reference::Reference;
 use backend::residency::Policy;
@@ -299,6 +299,12 @@ pub fn distinct() -> Vec<Row> {
     let twins: Vec<String> = rows.iter().filter_map(|row| row.twin.clone()).collect();
     rows.retain(|row| !twins.contains(&row.name));
     rows
+}
+
+/// Types that device backends compute with: they refuse short floats.
+pub fn device_types() -> impl Iterator<Item = WeightType> {
+    let is_short = |t: &WeightType| t.name().starts_with("nvfp4") || *t == WeightType::F8_E4M3;
+    WeightType::ALL.into_iter().filter(move |t| !is_short(t))
 }
 
 /// What quantised activations cost the CPU, by the type of the weights that they meet; behind each line the largest

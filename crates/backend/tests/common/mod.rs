@@ -361,51 +361,51 @@ pub fn tokens(n: usize, seed: u64) -> Vec<u32> {
     (0..n).map(|_| (random.bits() % u64::from(BAD)) as u32).collect()
 }
 
-/// Methods of a Metal `Gpu` that its field passes on to another.
+/// Methods of a Metal `Gpu` that its field passes on to another. The caller imports the types of `backend::metal::gpu`.
 macro_rules! hand_on {
     ($to:tt: $($name:ident)+) => { $(hand_on!(@ $to $name);)+ };
     (@ $to:tt caps) => {
-        fn caps(&self) -> &::backend::metal::gpu::Caps {
+        fn caps(&self) -> &Caps {
             self.$to.caps()
         }
     };
     (@ $to:tt alloc) => {
-        fn alloc(&mut self, bytes: u64, what: &'static str) -> Result<::backend::metal::gpu::Buf, ::backend::metal::gpu::GpuError> {
+        fn alloc(&mut self, bytes: u64, what: &'static str) -> Result<Buf, GpuError> {
             self.$to.alloc(bytes, what)
         }
     };
     (@ $to:tt map) => {
-        fn map(&mut self, mapped: &::backend::metal::gpu::Mapped) -> Result<Option<::backend::metal::gpu::Buf>, ::backend::metal::gpu::GpuError> {
+        fn map(&mut self, mapped: &Mapped) -> Result<Option<Buf>, GpuError> {
             self.$to.map(mapped)
         }
     };
     (@ $to:tt write) => {
-        fn write(&mut self, to: ::backend::metal::gpu::Span, bytes: &[u8]) -> Result<(), ::backend::metal::gpu::GpuError> {
+        fn write(&mut self, to: Span, bytes: &[u8]) -> Result<(), GpuError> {
             self.$to.write(to, bytes)
         }
     };
     (@ $to:tt read) => {
-        fn read(&mut self, from: ::backend::metal::gpu::Span, out: &mut [u8]) -> Result<(), ::backend::metal::gpu::GpuError> {
+        fn read(&mut self, from: Span, out: &mut [u8]) -> Result<(), GpuError> {
             self.$to.read(from, out)
         }
     };
     (@ $to:tt build) => {
-        fn build(&mut self, units: &[::backend::metal::gpu::Unit]) -> Result<Vec<::backend::metal::gpu::Pipe>, ::backend::metal::gpu::GpuError> {
+        fn build(&mut self, units: &[Unit]) -> Result<Vec<Pipe>, GpuError> {
             self.$to.build(units)
         }
     };
     (@ $to:tt threads) => {
-        fn threads(&self, pipe: ::backend::metal::gpu::Pipe) -> u32 {
+        fn threads(&self, pipe: Pipe) -> u32 {
             self.$to.threads(pipe)
         }
     };
     (@ $to:tt submit) => {
-        fn submit(&mut self, list: &::backend::metal::gpu::List) -> Result<::backend::metal::gpu::Ticket, ::backend::metal::gpu::GpuError> {
+        fn submit(&mut self, list: &List) -> Result<Ticket, GpuError> {
             self.$to.submit(list)
         }
     };
     (@ $to:tt wait) => {
-        fn wait(&mut self, ticket: ::backend::metal::gpu::Ticket, limit: ::std::time::Duration) -> Result<::backend::metal::gpu::Times, ::backend::metal::gpu::GpuError> {
+        fn wait(&mut self, ticket: Ticket, limit: std::time::Duration) -> Result<Times, GpuError> {
             self.$to.wait(ticket, limit)
         }
     };

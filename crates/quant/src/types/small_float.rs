@@ -6,7 +6,7 @@
 use crate::planes::{PlaneBytes, Planes, PlanesMut};
 
 /// Values of a group of 8-bit floats.
-pub(super) const F8_GROUP: usize = 128;
+pub const F8_GROUP: usize = 128;
 /// Bytes that a group takes in each plane: a byte a value, an f32 as scale.
 pub(super) const F8_BYTES: PlaneBytes = PlaneBytes { q: F8_GROUP, scales: 4, biases: 0 };
 /// The largest number of E4M3.

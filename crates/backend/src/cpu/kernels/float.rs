@@ -27,6 +27,18 @@ struct Row {
     scales: *const u8,
 }
 
+impl Row {
+    /// The f32 in the plane of scales that `GROUP` weights share.
+    ///
+    /// # Safety
+    /// The row has such a plane and is readable for weight `i`.
+    #[inline(always)]
+    unsafe fn scale<const GROUP: usize>(self, i: usize) -> f32 {
+        // SAFETY: the plane has a scale for each group.
+        unsafe { self.scales.add(i / GROUP * 4).cast::<f32>().read_unaligned() }
+    }
+}
+
 /// Conversion of weights to f32.
 trait Weights {
     /// Bytes of 16 weights, rounded up: what is prefetched.
@@ -126,8 +138,8 @@ impl F8 {
     /// The row is readable for weight `i`.
     #[inline(always)]
     unsafe fn scale(row: Row, i: usize) -> f32 {
-        // SAFETY: the row has a scale for each 128 weights.
-        unsafe { row.scales.add(i / 128 * 4).cast::<f32>().read_unaligned() }
+        // SAFETY: the caller's promise.
+        unsafe { row.scale::<{ small_float::F8_GROUP }>(i) }
     }
 
     /// The halves of 16 codes, of which the first `n` count.
@@ -155,7 +167,7 @@ impl Weights for F8 {
         // SAFETY: the caller's promise; the array has 16 values.
         unsafe {
             let bits = Self::halves(row, i, 16);
-            L::load_f16(bits.as_ptr()).mul(L::splat(Self::STEP)).mul(L::splat(Self::scale(row, i)))
+            scaled_lanes::<L>(&bits, Self::STEP, Self::scale(row, i))
         }
     }
     #[inline(always)]
@@ -211,7 +223,7 @@ impl Weights for Nvfp4 {
         // SAFETY: the caller's promise; the array has 16 values.
         unsafe {
             let bits = Self::halves(row, i);
-            L::load_f16(bits.as_ptr()).mul(L::splat(Self::STEP)).mul(L::splat(Self::scale(row, i)))
+            scaled_lanes::<L>(&bits, Self::STEP, Self::scale(row, i))
         }
     }
     #[inline(always)]
@@ -237,8 +249,8 @@ impl Nvfp4Scaled {
     /// The row is readable for weight `i`.
     #[inline(always)]
     unsafe fn scale(row: Row, i: usize) -> f32 {
-        // SAFETY: the row has a scale for each 64 weights.
-        unsafe { row.scales.add(i / 64 * 4).cast::<f32>().read_unaligned() }
+        // SAFETY: the caller's promise.
+        unsafe { row.scale::<64>(i) }
     }
 }
 
@@ -264,7 +276,14 @@ impl Weights for Nvfp4Scaled {
     }
 }
 
-/// A part of halves, times a power of two and a scale, each product rounded.
+/// Halves, times a power of two and a scale, each product rounded.
+#[inline(always)]
+fn scaled_lanes<L: Lanes>(bits: &[u16; 16], step: f32, scale: f32) -> L {
+    // SAFETY: the array has 16 values.
+    unsafe { L::load_f16(bits.as_ptr()) }.mul(L::splat(step)).mul(L::splat(scale))
+}
+
+/// A part of halves, as [`scaled_lanes`].
 ///
 /// # Safety
 /// `bits` has as many values as the part has lanes.
