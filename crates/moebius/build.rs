@@ -1,5 +1,8 @@
-//! What `--version` says of the build: its commit and its target. Works without git, and without a repository.
+//! What `--version` says of the build: its commit and its target. Works without git, and without a repository. Packs the
+//! page's texts.
 
+use std::fs;
+use std::io::Write as _;
 use std::path::Path;
 use std::process::Command;
 
@@ -10,6 +13,27 @@ fn main() {
     println!("cargo::rustc-env=MOEBIUS_BUILD_PROFILE={}", std::env::var("PROFILE").unwrap_or_default());
     println!("cargo::rustc-env=MOEBIUS_BUILD_COMMIT={}", commit().unwrap_or_default());
     embed();
+    println!("cargo::rerun-if-changed=src/serve/page");
+    let out = std::env::var("OUT_DIR").expect("cargo names it");
+    pack(Path::new("src/serve/page"), &Path::new(&out).join("page")).expect("the page's files can be packed");
+}
+
+/// Files of the page below `from`, in gzip, for `serve/page.rs`. Fonts are packed by themselves.
+fn pack(from: &Path, to: &Path) -> std::io::Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default();
+        if path.is_dir() {
+            pack(&path, &to.join(name))?;
+        } else if path.extension().is_none_or(|ending| ending != "woff2") {
+            let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+            packed.write_all(&fs::read(&path)?)?;
+            let name = format!("{}.gz", name.to_string_lossy());
+            fs::write(to.join(name), packed.finish()?)?;
+        }
+    }
+    Ok(())
 }
 
 /// The embedded model, where the feature is on and its file is there: packages of sources are smaller than it.
@@ -50,7 +74,7 @@ fn git(args: &[&str]) -> Option<String> {
 }
 
 fn of_package() -> Option<String> {
-    let text = std::fs::read_to_string(".cargo_vcs_info.json").ok()?;
+    let text = fs::read_to_string(".cargo_vcs_info.json").ok()?;
     let (_, rest) = text.split_once("\"sha1\"")?;
     Some(rest.split('"').nth(1)?.to_string())
 }

@@ -1,6 +1,7 @@
 //! `/`: the page to chat and to look inside. Its files are part of the program; it fetches nothing from elsewhere, and
-//! the policy that goes with it holds the browser to that.
+//! the policy that goes with it holds the browser to that. Texts lie in the program in gzip, as most clients take them.
 
+use std::io::Read as _;
 use std::sync::Arc;
 
 use axum::body::Body;
@@ -17,10 +18,10 @@ const STYLE: &str = "text/css; charset=utf-8";
 const TEXT: &str = "text/plain; charset=utf-8";
 const FONT: &str = "font/woff2";
 
-/// Name, type and bytes of a file in `page/`.
+/// Name, type and bytes of a text in `page/`, which `build.rs` has put in gzip.
 macro_rules! file {
     ($name:literal, $kind:expr) => {
-        ($name, $kind, include_bytes!(concat!("page/", $name)))
+        ($name, $kind, include_bytes!(concat!(env!("OUT_DIR"), "/page/", $name, ".gz")))
     };
 }
 
@@ -35,7 +36,7 @@ macro_rules! font {
     };
 }
 
-/// Name, type and bytes of each file.
+/// Name, type and bytes of each file: in gzip, but for fonts, which are packed by themselves.
 const FILES: &[(&str, &str, &[u8])] = &[
     file!("index.html", HTML),
     file!("icon.svg", "image/svg+xml"),
@@ -89,20 +90,28 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; f
                       img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// The page.
-pub async fn index(_: Arc<Fleet>, _: Input) -> Answer {
-    file("index.html")
+pub async fn index(_: Arc<Fleet>, input: Input) -> Answer {
+    file("index.html", input.takes_gzip)
 }
 
 /// Its other files.
 pub async fn part(_: Arc<Fleet>, input: Input) -> Answer {
-    file(&input.tail.unwrap_or_default())
+    file(&input.tail.unwrap_or_default(), input.takes_gzip)
 }
 
-fn file(name: &str) -> Answer {
+fn file(name: &str, takes_gzip: bool) -> Answer {
     let Some((_, kind, bytes)) = FILES.iter().find(|(file, _, _)| *file == name) else {
         return Err(ApiError::new(StatusCode::NOT_FOUND, "the page has no such file"));
     };
-    let mut response = Response::new(Body::from(*bytes));
+    let is_packed = *kind != FONT;
+    let body = if is_packed && !takes_gzip { Body::from(unpacked(bytes)?) } else { Body::from(*bytes) };
+    let mut response = Response::new(body);
+    if is_packed {
+        response.headers_mut().insert(header::VARY, HeaderValue::from_static("accept-encoding"));
+        if takes_gzip {
+            response.headers_mut().insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+        }
+    }
     // The names of libraries carry their versions.
     let cache = if name.starts_with("vendor/") { "max-age=31536000, immutable" } else { "no-cache" };
     for (name, value) in [
@@ -117,8 +126,17 @@ fn file(name: &str) -> Answer {
     Ok(response)
 }
 
+/// What `build.rs` packed.
+fn unpacked(bytes: &[u8]) -> Result<Vec<u8>, ApiError> {
+    let mut text = Vec::new();
+    let read = flate2::read::GzDecoder::new(bytes).read_to_end(&mut text);
+    read.map(|_| text).map_err(|_| ApiError::internal("a file of the page is damaged"))
+}
+
 #[cfg(test)]
 mod tests {
+    use hyper::body::Body as _;
+
     use super::*;
 
     /// What follows each `before` in `text`, up to `end`.
@@ -135,7 +153,8 @@ mod tests {
                 assert!(bytes.starts_with(b"wOF2"), "{file}");
                 continue;
             }
-            let text = std::str::from_utf8(bytes).unwrap();
+            let text = String::from_utf8(unpacked(bytes).unwrap()).unwrap();
+            let text = text.as_str();
             let folder = file.rsplit_once('/').map_or(String::new(), |(folder, _)| format!("{folder}/"));
             let mut names: Vec<String> = quoted(text, "url(", ')').map(|name| format!("{folder}{name}")).collect();
             if !file.starts_with("vendor/") {
@@ -146,5 +165,27 @@ mod tests {
             names.iter().for_each(|name| assert!(served(name), "{file} names {name}"));
         }
         assert!(named > 40, "{named} names");
+    }
+
+    #[test]
+    fn texts_are_packed_for_who_reads_gzip() {
+        for (name, kind, bytes) in FILES {
+            let source = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/src/serve/page/").to_string() + name);
+            let source = source.unwrap();
+            let sent = |takes_gzip| {
+                let response = file(name, takes_gzip).unwrap();
+                let headers = response.headers();
+                let coding = headers.get(header::CONTENT_ENCODING).map(|coding| coding.to_str().unwrap().to_string());
+                (response.body().size_hint().exact().unwrap(), coding, headers.contains_key(header::VARY))
+            };
+            let plain = source.len() as u64;
+            assert_eq!(sent(false), (plain, None, *kind != FONT), "{name}");
+            if *kind == FONT {
+                assert_eq!(sent(true), (plain, None, false), "{name}");
+                continue;
+            }
+            assert_eq!(sent(true), (bytes.len() as u64, Some("gzip".to_string()), true), "{name}");
+            assert_eq!(unpacked(bytes).unwrap(), source, "{name}");
+        }
     }
 }

@@ -40,6 +40,8 @@ pub struct Input {
     pub request_id: String,
     /// The rest of the path where the route leaves one open.
     pub tail: Option<String>,
+    /// The client reads answers in gzip.
+    pub takes_gzip: bool,
 }
 
 /// What a handler gives.
@@ -461,8 +463,9 @@ async fn answer(
         door.keys.check(request.headers())?;
     }
     let request_id = request_id(&request);
+    let takes_gzip = takes_gzip(request.headers());
     if route.method == Method::Get {
-        let input = Input { body: body::Body::empty(common.bodies.room()), request_id, tail };
+        let input = Input { body: body::Body::empty(common.bodies.room()), request_id, tail, takes_gzip };
         return match route.handler {
             Handler::Server(handle) => handle(fleet, input).await,
             Handler::Model(handle) => {
@@ -493,10 +496,10 @@ async fn answer(
     }
     let unknown = HeaderValue::from_str(&body.unknown.join(", ")).ok().filter(|names| !names.is_empty());
     let mut response = match route.handler {
-        Handler::Server(handle) => handle(fleet, Input { body, request_id, tail }).await?,
+        Handler::Server(handle) => handle(fleet, Input { body, request_id, tail, takes_gzip }).await?,
         Handler::Model(handle) => {
             let app = fleet.get(body.fields.text("model")).await?;
-            handle(app, Input { body, request_id, tail }).await?
+            handle(app, Input { body, request_id, tail, takes_gzip }).await?
         }
     };
     if let Some(unknown) = unknown {
@@ -524,6 +527,25 @@ fn named(query: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
+/// Whether `Accept-Encoding` has gzip with a weight above zero, by its name or as `*` (RFC 9110, 12.5.3).
+fn takes_gzip(headers: &HeaderMap) -> bool {
+    let lists = headers.get_all(header::ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
+    let codings = lists.flat_map(|list| list.split(',')).map(|coding| {
+        let (name, weight) = coding.split_once(';').unwrap_or((coding, ""));
+        let weight = weight.trim().strip_prefix("q=").map_or(Some(1.0), |q| q.parse::<f32>().ok());
+        (name.trim(), weight.is_some_and(|q| q > 0.0))
+    });
+    let mut any = None;
+    for (name, wanted) in codings {
+        match name {
+            _ if name.eq_ignore_ascii_case("gzip") || name.eq_ignore_ascii_case("x-gzip") => return wanted,
+            "*" => any = Some(wanted),
+            _ => {}
+        }
+    }
+    any.unwrap_or(false)
+}
+
 fn content_length(headers: &HeaderMap) -> Result<Option<usize>, ApiError> {
     let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
     if length.is_some_and(|n| n > MAX_BODY_BYTES) { Err(body::too_large()) } else { Ok(length) }
@@ -544,4 +566,32 @@ fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
         StatusCode::UNSUPPORTED_MEDIA_TYPE,
         "send the body as JSON, with the header `Content-Type: application/json`",
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gzip_is_sent_to_who_asks_for_it() {
+        let takes = |lists: &[&'static str]| {
+            let mut headers = HeaderMap::new();
+            for list in lists {
+                headers.append(header::ACCEPT_ENCODING, HeaderValue::from_static(list));
+            }
+            takes_gzip(&headers)
+        };
+        for lists in [
+            &["gzip, deflate, br, zstd"] as &[_],
+            &["deflate, GZIP;q=0.5"],
+            &["br", "x-gzip"],
+            &["*"],
+            &["br;q=1.0, *;q=0.1"],
+        ] {
+            assert!(takes(lists), "{lists:?}");
+        }
+        for lists in [&[] as &[_], &[""], &["identity"], &["gzip;q=0"], &["*, gzip; q=0"], &["*;q=0"], &["gzip;q=x"]] {
+            assert!(!takes(lists), "{lists:?}");
+        }
+    }
 }
