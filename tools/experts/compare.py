@@ -204,7 +204,10 @@ def engines(args):
     if "ik" in wanted and (args.ik or args.ik_source):
         off = ["-DLLAMA_BUILD_SERVER=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_CURL=OFF"]
         binary = args.ik or cmake(args.ik_source, args.folder / "ik_llama.cpp", off)
-        yield LlamaCpp("ik_llama.cpp", binary, [("-fmoe", "1")], args)
+        engine = LlamaCpp("ik_llama.cpp", binary, [("-fmoe", "1")], args)
+        # Its other way with files larger than memory: pages of experts come when they are touched.
+        engine.settings += [("-fmoe", "1", "--defer-experts")] if engine.has("--defer-experts") else []
+        yield engine
 
 
 def shape(args, skew, routers_only):

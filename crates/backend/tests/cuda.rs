@@ -4,13 +4,17 @@
 
 mod common;
 
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
 use backend::cpu::CacheType;
 use backend::reference::Reference;
 use backend::{Ask, Backend, Batch, Fault, Limits, PAGE, Picks, Tables};
 use common::backends::{device_types, gpu};
 use common::{BAD, N_VOCAB, PLAIN, Session, Shape, model, tokens};
 use model::plan::{DeltaHeads, Gate, RopePairing, Sharing, ValidPlan};
-use quant::WeightType::*;
+use quant::WeightType::{self, *};
 use quant::act::ActKind;
 
 const CLAMPED: Gate = Gate::ClampedSwiglu { alpha: 1.702, limit: 7.0 };
@@ -90,21 +94,28 @@ fn every_op_agrees_with_the_reference() {
     assert!(failed.is_empty(), "{failed:?}");
 }
 
+/// Types side by side: what takes long is to compile their kernels, which is work of the host.
 #[test]
 fn every_weight_type_agrees_with_the_reference() {
     let Some(gpu) = gpu(CacheType::F32) else { return };
-    let mut failed = Vec::new();
-    for w in device_types() {
-        let shape = Shape { d_model: 256, d_ff: 256, types: [w; 5], ..PLAIN };
-        let (found, exact) = (run(&gpu, shape), run(&Reference, shape));
-        let error = relative_of_most(&found, &exact);
-        // Activations may be rounded to 8 bits where weights have fewer than 16.
-        let most = if w.act() == ActKind::F32 { FLOATS_OFF } else { 3e-2 };
-        println!("{w:<16} {error:.2e} (at most {most:.0e})");
-        if error.is_nan() || error > most {
-            failed.push((w, error));
+    let types: Vec<WeightType> = device_types().collect();
+    let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let work = || {
+        while let Some(&w) = types.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let shape = Shape { d_model: 256, d_ff: 256, types: [w; 5], ..PLAIN };
+            let (found, exact) = (run(&gpu, shape), run(&Reference, shape));
+            let error = relative_of_most(&found, &exact);
+            // Activations may be rounded to 8 bits where weights have fewer than 16.
+            let most = if w.act() == ActKind::F32 { FLOATS_OFF } else { 3e-2 };
+            println!("{w:<16} {error:.2e} (at most {most:.0e})");
+            if error.is_nan() || error > most {
+                failed.lock().unwrap().push((w, error));
+            }
         }
-    }
+    };
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(8);
+    thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
+    let failed = failed.into_inner().unwrap();
     assert!(failed.is_empty(), "{failed:?}");
 }
 

@@ -123,9 +123,9 @@ pub struct StepArgs {
     /// may evict weights
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub memory: Option<usize>,
-    /// Memory of an NVIDIA GPU to stay below, the driver's share included (--backend cuda). Routed experts that do not
-    /// fit stay in host memory: the CPU computes them, and for long prompts they are copied to the GPU. What is free
-    /// when left out
+    /// Memory of an NVIDIA GPU to stay below, the driver's share and all models of a server included (--backend cuda).
+    /// Routed experts that do not fit stay in host memory: the CPU computes them, and for long prompts they are copied
+    /// to the GPU. What is free when left out
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub gpu_memory: Option<usize>,
     /// When routed experts that are used most move to the GPU, where it does not hold all of them: the last digits of
@@ -516,8 +516,8 @@ pub struct ServeArgs {
     /// Minimum level of log messages
     #[arg(long, value_enum, default_value_t = LogLevel::Info)]
     pub log_level: LogLevel,
-    /// Model, as in `run`; may be given several times. Several are loaded when requests name them, within --memory;
-    /// those unused for longest make room
+    /// Model, as in `run`; may be given several times. Several are loaded when requests name them, within --memory and
+    /// --gpu-memory; those unused for longest make room
     #[arg(short, long, value_name = "PATH|NAME")]
     pub model: Vec<PathBuf>,
     /// Serve every model in this folder too

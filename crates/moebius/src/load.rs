@@ -108,9 +108,10 @@ impl EngineSetup {
         EngineSetup { device: Device::cpu_because(out::chain(why)), ..self.clone() }
     }
 
-    /// Whether the CPU takes the place of the device where that cannot be used.
+    /// Whether the CPU takes the place of the device where that cannot be used: nobody named the GPU, or said how much of
+    /// it may be taken.
     fn may_fall_back(&self) -> bool {
-        self.device.chosen.is_some()
+        self.device.chosen.is_some() && self.step.gpu_memory.is_none()
     }
 
     /// The backend and the name that tables show for it.
@@ -170,11 +171,6 @@ impl EngineSetup {
         Ok(is_cuda && plan.has_experts())
     }
 
-    /// Whether the split is the engine's own choice: nobody named the GPU or said how much of it may be taken.
-    fn is_split_chosen(&self) -> bool {
-        self.may_fall_back() && self.step.gpu_memory.is_none()
-    }
-
     /// The GPU and its plan where it does not hold all weights and routed experts can stay in host memory. A GPU that
     /// nobody named has to hold a context of a habit's length besides.
     pub fn split(&self, checkpoint: &Checkpoint, plan: &ValidPlan) -> Result<Option<(Cuda, ValidPlan, Budget, Fit)>> {
@@ -184,7 +180,7 @@ impl EngineSetup {
         let cuda = self.cuda();
         let plan = cuda.lower(plan.clone())?;
         let (budget, wish) = (self.budget(&plan), self.wish());
-        let is_enough = |fit: &Fit| !self.is_split_chosen() || fit.is_roomy(&wish, plan.n_ctx_train);
+        let is_enough = |fit: &Fit| !self.may_fall_back() || fit.is_roomy(&wish, plan.n_ctx_train);
         let whole = memory::fit(&cuda, &plan, &wish, budget);
         let budget = match budget {
             Budget::Free(None) => return Ok(None),
@@ -199,7 +195,7 @@ impl EngineSetup {
         };
         match memory::fit_split(self.split_cuda()?, &plan, &wish, self.step.batch.is_some(), budget) {
             // What says more of a GPU that is too small comes later.
-            Err(_) if self.is_split_chosen() => Ok(None),
+            Err(_) if self.may_fall_back() => Ok(None),
             Ok((_, fit)) if !is_enough(&fit) => Ok(None),
             fit => {
                 let (cuda, fit) = fit?;
@@ -235,7 +231,7 @@ impl EngineSetup {
     /// # Errors
     /// The CPU alone is expected to be faster.
     fn predict(&self, plan: &Plan, split: &Split) -> Result<Option<Predicted>> {
-        if !self.is_split_chosen() || split.host().next().is_none() {
+        if !self.may_fall_back() || split.host().next().is_none() {
             return Ok(None);
         }
         let rates = Rates::measure(self.device.ordinal, machine::threads(self.threads)?, None)?;
@@ -311,8 +307,9 @@ impl EngineSetup {
         let (cpu, fit) = memory::fit_streamed(with, &plan, &Wish { batch, ..wish }, budget)?;
         let layout = cpu.layout(&plan);
         let (backend, name, device) = (Box::new(cpu), cpu_name(&cpu), self.device.clone());
-        let (split, predicted) = (Split::none(), None);
-        Ok(Some(Prepared { backend, name, plan, budget, fit, layout, split, predicted, device, _open: None }))
+        let (split, predicted, host_bytes) = (Split::none(), None, 0);
+        let _open = None;
+        Ok(Some(Prepared { backend, name, plan, budget, fit, host_bytes, layout, split, predicted, device, _open }))
     }
 
     /// What computes.
@@ -412,8 +409,21 @@ impl EngineSetup {
         if let Some((cuda, plan, budget, fit)) = self.split(checkpoint, &plan)? {
             let (split, layout, device) = (cuda.split(&plan), cuda.host_layout(&plan), self.device.clone());
             let predicted = self.predict(&plan, &split)?;
-            let (backend, name) = (Box::new(cuda), "CUDA".into());
-            return Ok(Prepared { backend, name, plan, budget, fit, layout, split, predicted, device, _open: open });
+            let host_bytes = cuda.host_footprint(&plan, fit.limits).total();
+            let (backend, name, _open) = (Box::new(cuda), "CUDA".into(), open);
+            return Ok(Prepared {
+                backend,
+                name,
+                plan,
+                budget,
+                fit,
+                host_bytes,
+                layout,
+                split,
+                predicted,
+                device,
+                _open,
+            });
         }
         let (backend, name) = self.backend(checkpoint, &plan)?;
         let plan = backend.lower(plan)?;
@@ -424,9 +434,9 @@ impl EngineSetup {
             }
             _ => memory::fit(&*backend, &plan, &self.wish(), budget)?,
         };
-        let (layout, split, predicted) = (Layout::default(), Split::none(), None);
-        let device = self.device.clone();
-        Ok(Prepared { backend, name, plan, budget, fit, layout, split, predicted, device, _open: open })
+        let (layout, split, predicted, host_bytes) = (Layout::default(), Split::none(), None, 0);
+        let (device, _open) = (self.device.clone(), open);
+        Ok(Prepared { backend, name, plan, budget, fit, host_bytes, layout, split, predicted, device, _open })
     }
 
     /// The program of what is prepared. Where a GPU that nobody named fails to start, the CPU takes its place and
@@ -440,7 +450,7 @@ impl EngineSetup {
         let compile =
             |prepared: &Prepared| prepared.backend.compile(&prepared.plan, Arc::clone(checkpoint), prepared.fit.limits);
         match compile(&prepared) {
-            Err(why) if prepared.device.chosen.is_some() => {
+            Err(why) if self.may_fall_back() && prepared.device.chosen.is_some() => {
                 drop(prepared);
                 let prepared = self.on_cpu(&why.into()).prepare_here(checkpoint, plan)?;
                 let program = compile(&prepared)?;
@@ -461,12 +471,24 @@ fn cpu_name(cpu: &Cpu) -> String {
     format!("CPU {}", cpu.isa.name())
 }
 
+/// Bytes that a model takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Of the host's memory, or of the one memory that a GPU shares with it.
+    pub host: usize,
+    /// Of a GPU's own.
+    pub gpu: usize,
+    /// Which one.
+    pub ordinal: usize,
+}
+
+/// Bytes of a GPU that a program's kernels, graphs and tables take: 110 to 150 MB beside Qwen3-30B-A3B on an H200.
+const KERNELS: usize = 192 << 20;
+
 /// Bytes of a GPU that go to the driver beside a program: its context, kernels and graphs. What the context takes is
 /// what is taken when the first model asks: later models of this process hold memory of their own.
 fn driver_bytes(ordinal: usize) -> usize {
     static CONTEXTS: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
-    /// What kernels, graphs and tables take: 110 to 150 MB beside Qwen3-30B-A3B on an H200.
-    const KERNELS: usize = 192 << 20;
     /// What a context takes at most; where more is taken, others take it.
     const CONTEXT: usize = 640 << 20;
     let mut contexts = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -486,15 +508,16 @@ fn free_on_device(ordinal: usize) -> Option<usize> {
     Some(free - free / 16)
 }
 
-/// Bytes that models may take together where nobody says, their files included.
-pub fn free_memory(device: &Device) -> Option<usize> {
-    match device.kind {
-        BackendKind::Cuda => free_on_device(device.ordinal),
-        BackendKind::Metal => metal::device().ok().map(|device| device.budget_bytes),
-        BackendKind::Cpu | BackendKind::Reference | BackendKind::Auto => {
-            machine::free_memory().map(|free| free - free / 8)
-        }
-    }
+/// Bytes that models may take together where nobody says, their files included; `usize::MAX` where that is unknown.
+pub fn free_memory(device: &Device) -> Held {
+    let free = || machine::free_memory().map(|free| free - free / 8);
+    let (host, gpu) = match device.kind {
+        BackendKind::Cuda => (free(), free_on_device(device.ordinal)),
+        BackendKind::Metal => (metal::device().ok().map(|device| device.budget_bytes), None),
+        BackendKind::Cpu | BackendKind::Reference | BackendKind::Auto => (free(), None),
+    };
+    let [host, gpu] = [host, gpu].map(|bytes| bytes.unwrap_or(usize::MAX));
+    Held { host, gpu, ordinal: device.ordinal }
 }
 
 /// The kernels that are right on this Mac's GPU: products in every form with the types of a plan, and every other kind.
@@ -531,6 +554,8 @@ pub struct Prepared {
     pub plan: ValidPlan,
     pub budget: Budget,
     pub fit: Fit,
+    /// Bytes that a program on a GPU takes of the host's memory: the experts there and their rows.
+    pub host_bytes: usize,
     /// The slabs of experts that are streamed; none where they are not.
     pub layout: Layout,
     /// Which routed experts lie on a GPU; none where all weights are in one place.
@@ -551,6 +576,17 @@ struct Predicted {
 }
 
 impl Prepared {
+    /// What the model will take.
+    pub fn held(&self) -> Held {
+        let (bytes, later) = (self.fit.footprint.total(), memory::later_bytes(self.plan.n_vocab));
+        match self.device.kind {
+            BackendKind::Cuda => {
+                Held { host: self.host_bytes + later, gpu: bytes + KERNELS, ordinal: self.device.ordinal }
+            }
+            _ => Held { host: bytes + later, ..Held::default() },
+        }
+    }
+
     /// What computes where nobody said, and what is where when experts do not lie with the other weights: a sentence
     /// each.
     pub fn placement(&self) -> Vec<String> {
@@ -625,6 +661,8 @@ pub struct Session {
     pub units: Units,
     /// What its program takes.
     pub footprint: Footprint,
+    /// What it takes in all, by place.
+    pub held: Held,
     pub limits: Limits,
     /// Maximum number of sequences computed at a time.
     pub sequences: usize,
@@ -670,7 +708,7 @@ pub fn start_prepared(model: Model, setup: &EngineSetup, prepared: Prepared) -> 
         if template_knows_tools { Format::detect(&source) } else { Format::detect(&format!("{source}<tool_call>")) };
     let sampling = sampling::of_model(&checkpoint, embedded)?;
     let (prepared, program) = setup.compile(&checkpoint, prepared, plan)?;
-    let placement = prepared.placement();
+    let (placement, held) = (prepared.placement(), prepared.held());
     let Prepared { backend, name, plan, fit, device, .. } = prepared;
     let Fit { limits, sequences, footprint } = fit;
     let warning = (limits.max_positions > plan.n_ctx_train && setup.ctx.is_some()).then(|| {
@@ -696,6 +734,7 @@ pub fn start_prepared(model: Model, setup: &EngineSetup, prepared: Prepared) -> 
         template_knows_tools,
         backend: name,
         device: device.kind,
+        held,
         description: describe(&checkpoint, &plan, embedded),
         arch: plan.arch.to_string(),
         file_type: file_type(&checkpoint),

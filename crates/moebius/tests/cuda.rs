@@ -290,6 +290,14 @@ impl Server {
         Server(child, address)
     }
 
+    /// Ends the server; what it has logged.
+    fn log(&mut self) -> String {
+        let _ = self.0.kill();
+        let mut log = String::new();
+        self.0.stderr.take().expect("stderr").read_to_string(&mut log).expect("text");
+        log
+    }
+
     /// What the server says to a chat with these fields, on a thread of its own.
     fn chat(&self, fields: String) -> JoinHandle<String> {
         let address = self.1.clone();
@@ -318,20 +326,33 @@ impl Drop for Server {
     }
 }
 
+/// Copies of the embedded model under these names, in a folder of its own beside the libraries.
+fn copies<const N: usize>(libraries: &Path, folder: &str, names: [&str; N]) -> [String; N] {
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/fable-29m-a10m-q4_k_m.gguf");
+    let folder = libraries.join(folder);
+    std::fs::create_dir_all(&folder).expect("a folder");
+    names.map(|name| {
+        let path = folder.join(format!("{name}.gguf"));
+        std::fs::copy(model, &path).expect("a copy");
+        path.to_str().expect("a path").to_string()
+    })
+}
+
 /// Two models that each leave experts to the CPU, with clients to both: calls of one that wait until the device is idle
 /// meet waits of the other for its host.
 #[test]
 fn models_shared_with_the_cpu_do_not_wait_for_each_other() {
     let [_, both] = libraries();
-    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/fable-29m-a10m-q4_k_m.gguf");
-    let [a, b] = ["a", "b"].map(|name| both.join(format!("{name}.gguf")));
-    for to in [&a, &b] {
-        std::fs::copy(model, to).expect("a copy");
-    }
-    let [a, b] = [a, b].map(|path| path.to_str().expect("a path").to_string());
-    let args = ["-m", &a, "-m", &b, "--backend", "cuda", "--gpu-memory", "220M", "--parallel", "4", "--ctx", "512"];
+    let [a, b] = copies(both, "shared", ["a", "b"]);
+    // The first would take what both have: each has its half by a preset.
+    let config = both.join("shared/config.toml");
+    let preset = |name: &str| format!("[preset.{name}]\ngpu-memory = \"220M\"\n");
+    let text = format!("gpu-memory = \"440M\"\n{}{}", preset("a"), preset("b"));
+    std::fs::write(&config, text).expect("a file");
+    let config = config.to_str().expect("a path");
+    let args = ["-m", &a, "-m", &b, "--backend", "cuda", "--parallel", "4", "--ctx", "512"];
     let args = [&args[..], &["-b", "64", "--threads", "2", "--log-level", "info"]].concat();
-    let mut server = Server::start(both, &[("FAKE_SYNCS", "100")], &args);
+    let mut server = Server::start(both, &[("FAKE_SYNCS", "100"), ("MOEBIUS_CONFIG", config)], &args);
     let ask = |i: usize| {
         let (model, tokens) = (["a", "b"][i % 2], 100 + 40 * i);
         server.chat(format!("\"model\": \"{model}\", \"ignore_eos\": true, \"max_tokens\": {tokens}"))
@@ -342,11 +363,42 @@ fn models_shared_with_the_cpu_do_not_wait_for_each_other() {
         let wanted = format!("\"completion_tokens\":{}", 100 + 40 * i);
         assert!(answer.contains(&wanted), "{i}: {answer}");
     }
-    let _ = server.0.kill();
-    let mut log = String::new();
-    server.0.stderr.take().expect("stderr").read_to_string(&mut log).expect("text");
+    let log = server.log();
     assert_eq!(log.matches("stay in host memory").count(), 2, "{log}");
     assert!(!log.contains("unloaded"), "both are loaded at a time: {log}");
+}
+
+/// `--gpu-memory` is kept by all models of a server together: what does not fit beside one takes its place.
+#[test]
+fn the_promise_of_gpu_memory_is_that_of_the_server() {
+    /// What every program keeps for its kernels.
+    const KERNELS: usize = 192 << 20;
+    let [_, both] = libraries();
+    let [a, b] = copies(both, "promise", ["a", "b"]);
+    for (promise, together) in [(260_000_000, false), (520_000_000, true)] {
+        // The device has no byte more than is promised to programs.
+        let free = (promise - KERNELS * if together { 2 } else { 1 }).to_string();
+        let size = promise.to_string();
+        let args = ["-m", &a, "-m", &b, "--gpu-memory", &size, "--parallel", "2", "--ctx", "512"];
+        let args = [&args[..], &["-b", "64", "--threads", "2", "--log-level", "info"]].concat();
+        let mut server = Server::start(both, &[("FAKE_FREE", &free)], &args);
+        for model in ["a", "b", "a"] {
+            let answer = server.chat(format!("\"model\": \"{model}\", \"max_tokens\": 3")).join().expect("a client");
+            assert!(answer.contains("\"completion_tokens\":3"), "{promise}, {model}: {answer}");
+        }
+        let log = server.log();
+        let held = log.lines().filter_map(|line| line.split_once("gpu_bytes=")?.1.split(' ').next()?.parse().ok());
+        let held: Vec<usize> = held.collect();
+        let unloaded = log.matches("unloaded").count();
+        assert_eq!((held.len(), unloaded), if together { (2, 0) } else { (3, 2) }, "{log}");
+        assert!(held.iter().all(|&bytes| bytes > KERNELS && bytes <= promise), "{held:?}");
+        assert!(!together || held.iter().sum::<usize>() <= promise, "{held:?}");
+    }
+    // A promise that no model keeps is refused with what would do.
+    let mut server = Server::start(both, &[], &["-m", &a, "-m", &b, "--gpu-memory", "1M", "--ctx", "512"]);
+    let answer = server.chat("\"model\": \"b\", \"max_tokens\": 3".into()).join().expect("a client");
+    assert!(answer.contains("of GPU memory (--gpu-memory): the least that works is "), "{answer}");
+    server.log();
 }
 
 #[test]

@@ -18,9 +18,9 @@ use super::common::Common;
 use super::error::ApiError;
 use super::worker::lock;
 use super::{Places, Started};
-use crate::args::SamplingArgs;
-use crate::load::{self, EngineSetup, Model, Prepared};
-use crate::memory::{self, TooLarge};
+use crate::args::{BackendKind, SamplingArgs, StepArgs};
+use crate::load::{self, EngineSetup, Held, Model, Prepared};
+use crate::memory::TooLarge;
 use crate::out;
 
 /// How long a model waits for room that others, who are at work, hold.
@@ -46,8 +46,10 @@ pub struct Listed {
 pub struct Loader {
     /// The promise for the whole process, in bytes.
     pub memory: Option<usize>,
-    /// Bytes that all models may take together, their files included, where that is known.
-    pub room: Option<usize>,
+    /// The promise for each GPU.
+    pub gpu_memory: Option<usize>,
+    /// Bytes that all models may take together where nothing is promised, their files included.
+    pub room: Held,
 }
 
 /// All models of a server.
@@ -79,14 +81,14 @@ struct Loaded {
     app: Arc<App>,
     thread: JoinHandle<()>,
     /// Bytes that it takes.
-    held: usize,
+    held: Held,
 }
 
 impl Fleet {
     /// A server of one model.
     pub fn of_one(common: Arc<Common>, app: Arc<App>, thread: JoinHandle<()>) -> Fleet {
         let info = app.model.clone();
-        let state = State::Loaded(Loaded { app, thread, held: 0 });
+        let state = State::Loaded(Loaded { app, thread, held: Held::default() });
         let entry = Entry { info, listed: None, state, last_used: Instant::now() };
         Fleet { common, entries: Mutex::new(vec![entry]), loader: None, turn: Arc::default() }
     }
@@ -255,7 +257,13 @@ impl Fleet {
         match self.try_load(loader, &listed) {
             Ok(Some((started, held))) => {
                 let Started { app, thread, ended } = started;
-                tracing::info!(model = id, ms = super::log::ms(start.elapsed()), bytes = held, "loaded");
+                tracing::info!(
+                    model = id,
+                    ms = super::log::ms(start.elapsed()),
+                    bytes = held.host,
+                    gpu_bytes = held.gpu,
+                    "loaded"
+                );
                 let mut entries = lock(&self.entries);
                 entries[i].state = State::Loaded(Loaded { app: app.clone(), thread, held });
                 entries[i].last_used = Instant::now();
@@ -291,7 +299,7 @@ impl Fleet {
     }
 
     /// A model and the bytes that it takes; `None` where others hold the room and do not give it back.
-    fn try_load(&self, loader: &Loader, listed: &Listed) -> Result<Option<(Started, usize)>> {
+    fn try_load(&self, loader: &Loader, listed: &Listed) -> Result<Option<(Started, Held)>> {
         let Listed { id, path, sampling, template, places, .. } = listed;
         let model = load::open(Some(path))?.with_template(template.as_deref())?;
         let Some((setup, prepared)) = self.make_room(loader, &listed.setup, &model)? else { return Ok(None) };
@@ -299,7 +307,7 @@ impl Fleet {
         session.placement.iter().for_each(|placement| tracing::info!(model = id, "{placement}"));
         session.warning.iter().for_each(|warning| tracing::warn!(model = id, "{warning}"));
         let sampling = session.sampling(sampling)?;
-        let held = session.footprint.total() + memory::later_bytes(session.n_vocab);
+        let held = session.held;
         let places = Places { parallel: session.sequences, ..*places };
         Ok(Some((super::start(session, id.clone(), sampling, self.common.clone(), places)?, held)))
     }
@@ -314,26 +322,27 @@ impl Fleet {
     ) -> Result<Option<(EngineSetup, Prepared)>> {
         let end = Instant::now() + PATIENCE;
         loop {
-            let held: usize = lock(&self.entries).iter().filter_map(|entry| Some(entry.loaded()?.held)).sum();
-            let promise = loader.memory.map(|bytes| bytes.saturating_sub(held));
-            let setup =
-                EngineSetup { step: crate::args::StepArgs { memory: promise, ..wanted.step }, ..wanted.clone() };
+            let Beside { is_alone, host, gpu } = self.beside(wanted.device.ordinal);
+            let setup = EngineSetup { step: loader.left(wanted, host, gpu), ..wanted.clone() };
+            let is_promise = setup.step.memory.is_some() || setup.step.gpu_memory.is_some();
             match setup.prepare(&model.checkpoint, model.plan.clone()) {
                 // What is alone has what there is.
-                Ok(prepared) if held == 0 => return Ok(Some((setup, prepared))),
+                Ok(prepared) if is_alone => return Ok(Some((setup, prepared))),
                 // On the CPU only for want of room on the GPU that others hold.
                 Ok(prepared) if setup.device.chosen.is_some() && prepared.device.chosen.is_none() => {}
                 Ok(prepared) => {
-                    let fits = match (promise, loader.room) {
-                        (Some(_), _) => prepared.fit.is_roomy(&setup.wish(), model.plan.n_ctx_train),
-                        (None, Some(room)) => held.saturating_add(prepared.fit.footprint.total()) <= room,
-                        (None, None) => true,
+                    let (held, room) = (prepared.held(), loader.room);
+                    let fits = match is_promise {
+                        true => prepared.fit.is_roomy(&setup.wish(), model.plan.n_ctx_train),
+                        false => {
+                            held.host.saturating_add(host) <= room.host && held.gpu.saturating_add(gpu) <= room.gpu
+                        }
                     };
                     if fits {
                         return Ok(Some((setup, prepared)));
                     }
                 }
-                Err(error) if held == 0 || !error.is::<TooLarge>() => return Err(error),
+                Err(error) if is_alone || !error.is::<TooLarge>() => return Err(error),
                 Err(_) => {}
             }
             if !self.unload_one() {
@@ -342,6 +351,17 @@ impl Fleet {
                 }
                 std::thread::sleep(LOOK);
             }
+        }
+    }
+
+    /// What the models that are loaded take.
+    fn beside(&self, ordinal: usize) -> Beside {
+        let entries = lock(&self.entries);
+        let held = || entries.iter().filter_map(|entry| Some(entry.loaded()?.held));
+        Beside {
+            is_alone: held().next().is_none(),
+            host: held().map(|held| held.host).sum(),
+            gpu: held().filter(|held| held.ordinal == ordinal).map(|held| held.gpu).sum(),
         }
     }
 
@@ -361,6 +381,28 @@ impl Fleet {
         backend::heap::give_back();
         tracing::info!(model = id, "unloaded");
         true
+    }
+}
+
+/// What others take beside a model: nothing where it is alone.
+struct Beside {
+    is_alone: bool,
+    host: usize,
+    /// Of the GPU that the model wants.
+    gpu: usize,
+}
+
+impl Loader {
+    /// What a model may take of the promises beside others that take so many bytes of the host and of its GPU. A
+    /// promise that a preset makes for its model alone holds too.
+    fn left(&self, wanted: &EngineSetup, host: usize, gpu: usize) -> StepArgs {
+        let own = wanted.step.gpu_memory;
+        let gpu_memory = self.gpu_memory.map(|bytes| bytes.saturating_sub(gpu));
+        let gpu_memory = gpu_memory.into_iter().chain(own).min();
+        // Without a word about the GPU's memory, the promise of a model on it is about that.
+        let is_of_gpu = wanted.device.kind == BackendKind::Cuda && gpu_memory.is_none();
+        let held = if is_of_gpu { gpu } else { host };
+        StepArgs { memory: self.memory.map(|bytes| bytes.saturating_sub(held)), gpu_memory, ..wanted.step }
     }
 }
 

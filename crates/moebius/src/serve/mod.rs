@@ -112,14 +112,15 @@ pub fn run(args: &ServeArgs, presets: &[(Preset, Command)]) -> Result<()> {
                     _ => (model_name(Some(&path)), args),
                 };
                 let setup = self::setup(own, several)?;
-                // The promise is that of the server.
+                // Promises are those of the server.
                 let step = StepArgs { memory: args.engine.step.memory, ..setup.step };
                 let setup = EngineSetup { resident_bytes, step, ..setup };
                 let places = Places { parallel: setup.sequences, ..places };
                 let template = own.chat_template_file.clone();
                 Ok(Listed { id, path, setup, sampling: own.sampling.clone(), template, places })
             };
-            let loader = Loader { memory: args.engine.step.memory, room: load::free_memory(&setup.device) };
+            let StepArgs { memory, gpu_memory, .. } = args.engine.step;
+            let loader = Loader { memory, gpu_memory, room: load::free_memory(&setup.device) };
             let fleet = Fleet::of_several(common, paths.into_iter().map(model).collect::<Result<_>>()?, loader)?;
             let names = fleet.names();
             let summary = format!("{} models, loaded when requests name them: {}", names.len(), names.join(", "));

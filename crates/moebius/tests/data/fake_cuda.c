@@ -96,6 +96,7 @@ enum { HEAD = 256 };
 int cuMemAlloc_v2(uint64_t* out, size_t bytes) {
     syncs();
     if (++n_allocs == setting("FAKE_ALLOC_FAILS", 0)) return OUT_OF_MEMORY;
+    if (taken + (long)bytes > setting("FAKE_FREE", 8000000000)) return OUT_OF_MEMORY;
     char* at = calloc(HEAD + bytes + 256, 1);
     if (!at) return OUT_OF_MEMORY;
     *(size_t*)(void*)at = bytes;

@@ -8,9 +8,9 @@ use clap::Parser;
 use serde_json::{Value, json};
 
 use super::{Request, StatusCode, posting, send};
-use crate::args::{Cli, Command};
+use crate::args::{Cli, Command, StepArgs};
 use crate::device::Prefer;
-use crate::load::EngineSetup;
+use crate::load::{EngineSetup, Held};
 use crate::serve::app::Keys;
 use crate::serve::common::Common;
 use crate::serve::fleet::{Fleet, Listed, Loader};
@@ -54,7 +54,9 @@ impl Several {
             template: None,
             places: Places { parallel: 2, queue: 4 },
         };
-        let loader = Loader { memory: args.engine.step.memory, room };
+        let StepArgs { memory, gpu_memory, .. } = args.engine.step;
+        let room = Held { host: room.unwrap_or(usize::MAX), gpu: usize::MAX, ordinal: 0 };
+        let loader = Loader { memory, gpu_memory, room };
         let models = paths.into_iter().map(model).collect();
         let fleet = Arc::new(Fleet::of_several(common, models, loader).unwrap());
         Several { router: routes::router(fleet.clone(), door), fleet, _folder: folder }
@@ -126,7 +128,7 @@ async fn models_are_loaded_when_they_are_named() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_model_unused_for_longest_makes_room() {
-    for (args, room) in [(&["--memory", "122M"][..], None), (&[], Some(60_000_000))] {
+    for (args, room) in [(&["--memory", "122M"][..], None), (&[], Some(70_000_000))] {
         let server = Several::start(&["a", "b", "c"], &[], args, room);
         for (name, loaded) in
             [("a", &["a"][..]), ("b", &["a", "b"]), ("a", &["a", "b"]), ("c", &["a", "c"]), ("b", &["b", "c"])]
