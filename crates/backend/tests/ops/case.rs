@@ -43,6 +43,8 @@ pub struct Step {
     pub parts: Vec<(usize, Vec<u32>)>,
     /// Asks for the logits of each token whose distance from the last one is a multiple of this.
     pub every: usize,
+    /// Run by backends too that have time for the first steps alone; it needs no step before it.
+    pub is_chosen: bool,
 }
 
 /// How the numbers of an input are drawn.
@@ -327,7 +329,8 @@ impl Tokens {
         [(1, 1), (9, 1), (2, 1), (33, 2)].map(|(n, every)| self.spread(n, every)).into()
     }
 
-    /// Special rows among common ones, each in a sequence that is not looked at any more.
+    /// Special rows among common ones, each in a sequence that is not looked at any more; then three to a step, for
+    /// backends with little time.
     pub fn specials(&mut self, specials: &[Special]) -> Vec<Step> {
         let mut steps = Vec::new();
         for &special in specials {
@@ -337,6 +340,15 @@ impl Tokens {
                 step.jump = vec![(0, 0), (1, 0), (2, 0)];
                 steps.push(step);
             }
+        }
+        for some in specials.chunks(3) {
+            let lens = [11, 4, 1];
+            let parts: Vec<(usize, usize)> = (0..some.len()).map(|i| (i, lens[i])).collect();
+            let mut step = self.step(&parts, 1);
+            for (i, &special) in some.iter().enumerate() {
+                step.parts[i].1[lens[i] / 2] = self.special(special);
+            }
+            steps.push(Step { jump: vec![(0, 0), (1, 0), (2, 0)], is_chosen: true, ..step });
         }
         steps
     }

@@ -4,6 +4,7 @@ use model::plan::*;
 use quant::WeightType::{self, *};
 
 use crate::case::{Build, Case, Fill, SPECIALS, Special, Step, Tokens};
+use crate::common::Random;
 
 const UNIT: Fill = Fill::Uniform(1.0);
 const ROWS: [Rows; 2] = [Rows::Tokens, Rows::Outputs];
@@ -176,7 +177,8 @@ pub fn rope(seed: u64) -> Vec<Case> {
                 let mut steps = t.counts();
                 for at in [131_071, 262_144, (1 << 20) - 9] {
                     let step = t.step(&[(1, 3), (0, 9), (2, 1)], 1);
-                    steps.push(Step { jump: vec![(0, at), (1, at / 3), (2, at / 7)], ..step });
+                    let jump = vec![(0, at), (1, at / 3), (2, at / 7)];
+                    steps.push(Step { jump, is_chosen: at > 262_144, ..step });
                 }
                 steps
             }));
@@ -430,6 +432,11 @@ pub fn attention(seed: u64) -> Vec<Case> {
         let specials = [Special::AllNan, Special::OneNan, Special::Zero, Special::Tiny];
         cases.push(attend(seed, "attention", a, 1.0, |t| t.specials(&specials)));
     }
+    // Rows of one tile that see different pages.
+    for a in [ATTENDS[5], ATTENDS[9]] {
+        let script = |t: &mut Tokens| vec![Step { is_chosen: true, ..t.step(&[(1, 3), (0, 45)], 3) }];
+        cases.push(attend(seed, "attention", a, 1.0, script));
+    }
     // Scores far apart: shares that underflow, and sinks that win.
     for a in [ATTENDS[0], ATTENDS[2], ATTENDS[14]] {
         cases.push(Case { slack: 8.0, ..attend(seed, "attention", a, 60.0, Tokens::grow) });
@@ -488,16 +495,24 @@ pub fn delta_net(seed: u64) -> Vec<Case> {
 pub fn decay_beta(seed: u64) -> Vec<Case> {
     let mut cases = Vec::new();
     for (i, n) in [1, 7, 32, 33, 70].into_iter().enumerate() {
-        // Past 88 a softplus taken as it is written overflows.
-        for size in [1.0, 120.0] {
+        // Past 88 a softplus taken as it is written overflows, which shows where a decay is slow.
+        for (size, is_slow) in [(1.0, false), (120.0, true), (120.0, false)] {
             let (mut b, rows) = (Build::new(seed), ROWS[i % 2]);
             let [a, beta] = [0, 1].map(|_| b.rows(rows, n, Fill::Uniform(size)));
-            let (a_log, dt_bias) = (b.vector(n), b.vector(n));
+            let slow = |random: &mut Random, _| (0..n).map(|_| -8.0 + random.float()).collect();
+            let a_log = if is_slow { b.m.weight_of(&[n], F32, slow) } else { b.vector(n) };
+            let dt_bias = b.vector(n);
             b.m.plan.weights[a_log.0 as usize].read = Read::NegExp;
             let [g_out, beta_out] = [0, 1].map(|_| b.buf(rows, n));
             b.op(Op::DecayBeta { a, b: beta, a_log, dt_bias, g_out, beta_out });
             let outs = [("g", g_out), ("beta", beta_out), ("a", a), ("b", beta)];
-            cases.push(b.finish("decay_beta", format!("n {n}, to {size}, {rows:?}"), F32, &outs, mixed));
+            cases.push(b.finish(
+                "decay_beta",
+                format!("n {n}, to {size}, slow {is_slow}, {rows:?}"),
+                F32,
+                &outs,
+                mixed,
+            ));
         }
     }
     cases

@@ -11,6 +11,8 @@ use crate::common::backends::{Ops, Row};
 
 /// What a step of a case gave.
 pub struct Answer {
+    /// Which step it was.
+    step: usize,
     logits: Vec<f32>, // [R, n_vocab]
     faults: Vec<Fault>,
     /// The chosen experts, from programs that report them.
@@ -29,7 +31,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Runs the steps of a case that have so many tokens together.
+/// Runs the first steps of a case, which have so many tokens together, and of the others those chosen for all.
 pub fn answers(backend: &dyn Backend, case: &Case, n_tokens: usize) -> Result<Vec<Answer>, Failure> {
     let tokens = |step: &crate::case::Step| step.parts.iter().map(|part| part.1.len()).sum::<usize>();
     let max_tokens = case.script.iter().map(tokens).max().unwrap();
@@ -44,12 +46,13 @@ pub fn answers(backend: &dyn Backend, case: &Case, n_tokens: usize) -> Result<Ve
         .map_err(|e| Failure(format!("{}: {case}: {e}", backend.name())))?;
     session.program.trace_routing(true);
     let mut answers = Vec::new();
-    let mut sum = 0;
-    let fits = |step: &&crate::case::Step| {
-        sum += tokens(step);
-        sum <= n_tokens
-    };
-    for step in case.script.iter().take_while(fits) {
+    let mut sum = 0usize;
+    for (i, step) in case.script.iter().enumerate() {
+        sum = sum.saturating_add(tokens(step));
+        if sum > n_tokens && !step.is_chosen {
+            sum = usize::MAX; // what follows would miss this step
+            continue;
+        }
         step.copies.iter().for_each(|&(from, to)| session.program.copy_state(from, to));
         step.jump.iter().for_each(|&(s, pos)| session.n_past[s] = pos);
         step.slots.iter().for_each(|&(s, slot)| session.slots[s] = slot);
@@ -61,7 +64,7 @@ pub fn answers(backend: &dyn Backend, case: &Case, n_tokens: usize) -> Result<Ve
         let routing = out.routing.map(<[u16]>::to_vec);
         let batch = &session.batch;
         let chunk = |&row: &u32| batch.chunks.partition_point(|c| c.first + c.len <= row) as u32;
-        answers.push(Answer { logits, faults, routing, chunks: batch.rows.iter().map(chunk).collect() });
+        answers.push(Answer { step: i, logits, faults, routing, chunks: batch.rows.iter().map(chunk).collect() });
     }
     Ok(answers)
 }
@@ -98,9 +101,9 @@ pub fn check(row: &Row, case: &Case, exact: &[Answer], given: &mut Given) -> Res
     let tolerance = case.slack * plain.max(of_weight).max(if has_cache { cached } else { 0.0 });
     let common = common(exact, case);
     let mut worst = 0.0f64;
-    for (i, (found, exact)) in found.iter().zip(exact).enumerate() {
-        let why = |why: String| row.fails(case, &format!("step {i}: {why}"));
-        worst = worst.max(near(found, exact, case, &common, tolerance).map_err(why)?);
+    for found in found {
+        let why = |why: String| row.fails(case, &format!("step {}: {why}", found.step));
+        worst = worst.max(near(found, &exact[found.step], case, &common, tolerance).map_err(why)?);
     }
     Ok(worst / case.slack)
 }
@@ -219,7 +222,8 @@ const MIXES: [&str; 5] = ["linear", "gated_linear", "head_linear", "experts", "r
 
 fn same_bits(found: &[Answer], wanted: &[Answer], case: &Case) -> Result<(), String> {
     let n_vocab = case.model.0.n_vocab;
-    for (i, (found, wanted)) in found.iter().zip(wanted).enumerate() {
+    for (found, wanted) in found.iter().zip(wanted) {
+        let i = found.step;
         let same = |a: f32, b: f32| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
         let bad = (0..wanted.logits.len()).find(|&i| !same(found.logits[i], wanted.logits[i]));
         if let Some(at) = bad {

@@ -1,5 +1,5 @@
-//! Mistakes that kernels of this kind have had, built into those of the Metal backend: the cases of an op must show
-//! each. Offsets past 32 bits and rows past 15 are in `metal_limits.rs`. Skips where there is no clang.
+//! Mistakes that kernels of this kind have had, built into those of the Metal backend: the cases of an op that every
+//! run has must show each. Offsets past 32 bits and rows past 15 are in `metal_limits.rs`. Skips where there is no clang.
 
 use std::sync::Arc;
 
@@ -76,6 +76,62 @@ const TRAPS: &[Trap] = &[
         ["s < a.n_used; s++", "s < min(a.n_used, 8u); s++"],
         " wanted",
     ),
+    trap(
+        "a softplus overflows",
+        "decay_beta",
+        "decay_beta",
+        ["a_log * ((x < 0.0f ? 0.0f : x) + tail)", "a_log * precise::log(1.0f + precise::exp(x))"],
+        " wanted",
+    ),
+    trap(
+        "a share of zero meets NaN in a tile",
+        "attention",
+        "attention_tiles",
+        ["if ((is_wild[0] | is_wild[1] | is_wild[2] | is_wild[3]) != 0) {", "if (false) {"],
+        "NaN",
+    ),
+    trap(
+        "a share of zero meets what was never written",
+        "attention",
+        "attention",
+        ["for (uint i = from; i <= to; i++) {", "for (uint i = 0; i < PAGE; i++) {"],
+        "[unwritten]",
+    ),
+    trap(
+        "a row that sees nothing of a page takes exp(-inf + inf)",
+        "attention",
+        "attention_tiles",
+        ["top[j] == -INFINITY ? 0.0f : precise::exp(top[j] - now)", "precise::exp(top[j] - now)"],
+        "NaN",
+    ),
+    trap(
+        "a NaN row of a router is no fault",
+        "route",
+        "route",
+        ["faults[row] = is_bad ? 1 : 0", "faults[row] = 0"],
+        "faults [], [Fault",
+    ),
+    trap(
+        "NaN becomes the id of an expert",
+        "route",
+        "route",
+        ["is_bad ? lane : id;", "is_bad ? 0x7fc00000u : id;"],
+        "[undeclared] expert_groups",
+    ),
+    trap(
+        "a tie of two lanes goes to the higher expert",
+        "route",
+        "route",
+        ["simd_min(top == all ? at * 32 + lane : 0xffffffffu)", "simd_max(top == all ? at * 32 + lane : 0u)"],
+        " wanted",
+    ),
+    trap(
+        "a tie within a lane goes to the higher expert",
+        "route",
+        "route",
+        ["if (key[j] > top) {", "if (key[j] >= top) {"],
+        " wanted",
+    ),
 ];
 
 #[test]
@@ -85,7 +141,7 @@ fn traps_built_into_kernels_are_caught() {
     for Trap { name, op, kernel, from, to, why } in TRAPS {
         let tuning = Tuning { many: 5, ..Tuning::default() };
         let metal = Metal { tuning, ..backends::rewritten(Options::default(), kernel, from, to) };
-        let row = Row { name: (*name).into(), backend: Arc::new(metal), tokens: usize::MAX, ..first.clone() };
+        let row = Row { name: (*name).into(), backend: Arc::new(metal), ..first.clone() };
         let found = cases.caught(&row, op);
         println!("{name}: {}", found.as_deref().unwrap_or("passes"));
         let is_caught = found.is_some_and(|failure| failure.contains(why) && !failure.contains("compile plan"));
