@@ -279,10 +279,9 @@ pub trait Program: Send {
         let _ = is_on;
     }
 
-    /// Switches sums of squares of the products' inputs on, from zero, or off, keeping them; off at first. Results do
-    /// not change.
-    fn trace_inputs(&mut self, is_on: bool) {
-        let _ = is_on;
+    /// Which inputs of products the next steps sum; none at first. Results do not change.
+    fn trace_inputs(&mut self, trace: InputTrace) {
+        let _ = trace;
     }
 
     /// The sums of each matrix and stack that inputs are multiplied with, in the order of the plan that was compiled;
@@ -297,6 +296,18 @@ pub trait Program: Send {
     }
 }
 
+/// Which inputs of products are summed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InputTrace {
+    /// None; sums stay.
+    Off,
+    /// All, from zero.
+    All,
+    /// On top of the sums so far those of experts that have none when this is switched on. Every token is sent through
+    /// as many of them as it has experts, in turn, beside those that its router chose.
+    Unreached,
+}
+
 /// Sums over the inputs of a matrix, or of each matrix of a stack, over all traced steps: how much a column matters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InputSums {
@@ -306,11 +317,13 @@ pub struct InputSums {
     pub squares: Vec<f64>,
     /// Rows that were summed, `[n_mat]`.
     pub counts: Vec<u64>,
+    /// Those of them that no router chose ([`InputTrace::Unreached`]), `[n_mat]`; empty where matrices are no experts.
+    pub forced: Vec<u64>,
 }
 
 impl InputSums {
     fn new(weight: Weight) -> InputSums {
-        InputSums { weight, squares: Vec::new(), counts: Vec::new() }
+        InputSums { weight, squares: Vec::new(), counts: Vec::new(), forced: Vec::new() }
     }
 
     fn n_cols(&self) -> usize {

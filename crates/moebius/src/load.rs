@@ -12,7 +12,7 @@ use backend::experts::layout::Layout;
 use backend::metal::{self, Metal};
 use backend::reference::Reference;
 use backend::residency::{Policy, Residency};
-use backend::{Backend, Batch, Footprint, Limits, Part, Program, Tables};
+use backend::{Backend, Batch, Footprint, InputSums, InputTrace, Limits, Part, Program, Tables};
 use checkpoint::{Checkpoint, Kind};
 use engine::folder;
 use engine::formats::Format;
@@ -983,8 +983,18 @@ impl Sequence {
     }
 
     /// Sums the squares of what matrices are multiplied with from now on, where the backend does.
-    pub fn trace_inputs(&mut self) {
-        self.program.trace_inputs(true);
+    pub fn trace_inputs(&mut self, trace: InputTrace) {
+        self.program.trace_inputs(trace);
+    }
+
+    /// Tokens of the expert that the fewest tokens were forced through, among those that no other token reached; `None`
+    /// where every expert was chosen.
+    pub fn fewest_forced(&self) -> Option<u64> {
+        let of = |sums: &InputSums| {
+            let unchosen = sums.counts.iter().zip(&sums.forced).filter(|(n, forced)| n == forced);
+            unchosen.map(|(n, _)| *n).min()
+        };
+        self.program.inputs().iter().filter_map(of).min()
     }
 
     /// Those sums by the names of tensors in GGUF files, and the number of columns of each.
@@ -1004,8 +1014,8 @@ impl Sequence {
             };
             let squares: Vec<f32> = sums.squares.iter().map(|&v| v as f32).collect();
             ensure!(squares.iter().all(|v| v.is_finite()), "sum inputs of {name}: the sum is not finite");
-            let counts = sums.counts.iter().map(|&n| n as f32).collect();
-            found.insert(name.to_string(), (Sums { squares, counts }, decl.shape[decl.shape.len() - 1]));
+            let [counts, forced] = [&sums.counts, &sums.forced].map(|all| all.iter().map(|&n| n as f32).collect());
+            found.insert(name.to_string(), (Sums { squares, counts, forced }, decl.shape[decl.shape.len() - 1]));
         }
         Ok(found)
     }

@@ -242,6 +242,96 @@ fn importances_are_summed_read_and_used() {
     assert_eq!(meta.meta().str("quantize.imatrix.file").expect("key"), "imatrix.gguf");
 }
 
+/// The embedded model with the weights of the first expert in place of every expert's.
+fn equal_experts(to: &Path) {
+    let model = checkpoint::open(&fixtures::root(EMBEDDED)).expect("open");
+    let mut writer = Writer::new();
+    model.meta().iter().for_each(|(key, value)| _ = writer.meta(key, value.clone()));
+    for info in model.tensors() {
+        let mut bytes = model.bytes(info).to_vec();
+        if info.name.contains("_exps") {
+            let one = bytes[..bytes.len() / info.shape[0]].to_vec();
+            bytes = one.repeat(info.shape[0]);
+        }
+        writer.tensor(&info.name, &info.shape, info.dtype, bytes);
+    }
+    writer.write(&mut std::fs::File::create(to).expect("create")).expect("write");
+}
+
+#[test]
+fn experts_that_no_token_reaches_are_forced_and_marked() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let (model, text) = (folder.path().join("equal.gguf"), folder.path().join("text"));
+    equal_experts(&model);
+    let embedded = fixtures::root(EMBEDDED);
+    // Of a window of two tokens at most twice as many experts are chosen as a token has; of four words many never.
+    for (model, words, n_ctx) in
+        [(&model, "the fox ran", "2"), (&embedded, "the fox ran", "2"), (&embedded, TEXT, "16")]
+    {
+        std::fs::write(&text, words).expect("write");
+        let out = folder.path().join("imatrix.gguf");
+        let line = ["imatrix", "-m", as_text(model), "-f", as_text(&text), "-o", as_text(&out), "-c", n_ctx];
+        let line = [&line[..], &["--chunks", "1"]].concat();
+        let report = json(&line);
+        if model == &embedded {
+            // Experts that are read from disk when they are wanted give the same sums.
+            let whole = std::fs::read(&out).expect("read");
+            stdout(&[&line[..], &["--memory", "40M"]].concat());
+            assert!(whole == std::fs::read(&out).expect("read"));
+        }
+        let said = stdout(&line);
+        assert!(said.contains("unreached (forced tokens)") && said.contains("were never reached"), "{said}");
+        let file = checkpoint::open(&out).expect("open");
+        let numbers = |name: &str| -> Vec<f32> {
+            let info = file.tensor(name).unwrap_or_else(|| panic!("{name} is missing"));
+            file.bytes(info).as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+        };
+        let n_passes = file.meta().u32("moebius.imatrix.forced_chunk_count").expect("key") as f32;
+        let n_tokens = report["tokens"].as_f64().expect("tokens") as f32;
+        assert_eq!(report["forced_tokens"].as_f64().expect("tokens") as f32, n_passes * n_tokens);
+        for stack in report["experts"].as_array().expect("experts") {
+            let down = stack["name"].as_str().expect("name");
+            let never: Vec<usize> = serde_json::from_value(stack["unreached"].clone()).expect("numbers");
+            for name in ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"].map(|n| down.replace("ffn_down_exps", n)) {
+                if never.is_empty() {
+                    assert!(file.tensor(&format!("{name}.forced")).is_none(), "{name}");
+                    continue;
+                }
+                let [squares, counts, forced] =
+                    ["in_sum2", "counts", "forced"].map(|kind| numbers(&format!("{name}.{kind}")));
+                assert!(counts.iter().all(|&n| n > 0.0), "{name}: {counts:?}");
+                let marked: Vec<usize> = (0..counts.len()).filter(|&e| forced[e] > 0.0).collect();
+                assert!(marked == never && marked.iter().all(|&e| forced[e] == counts[e]), "{name}: {forced:?}");
+                let natural: f32 = (0..counts.len()).map(|e| counts[e] - forced[e]).sum();
+                let n_used = natural / n_tokens;
+                let share = n_used.min(never.len() as f32) / n_used;
+                assert_eq!(forced.iter().sum::<f32>(), share * natural * n_passes, "{name}");
+                // Turns are even.
+                let fewest = never.iter().map(|&e| forced[e]).fold(f32::INFINITY, f32::min);
+                assert!(fewest >= 1.0 && never.iter().all(|&e| forced[e] <= fewest + 1.0), "{name}: {forced:?}");
+                // Inputs of gate and up are the layer's; equal experts make the same inputs of down of them.
+                if share < 1.0 || name.contains("down") && model == &embedded {
+                    continue;
+                }
+                let n_cols = squares.len() / counts.len();
+                for c in 0..n_cols {
+                    let of = |is_forced: bool| -> f32 {
+                        (0..counts.len())
+                            .filter(|e| never.contains(e) == is_forced)
+                            .map(|e| squares[e * n_cols + c])
+                            .sum()
+                    };
+                    let (ours, wanted) = (of(true), n_passes * of(false));
+                    assert!((ours - wanted).abs() <= 1e-3 * wanted + 1e-12, "{name} column {c}: {ours} {wanted}");
+                }
+            }
+        }
+        let out_file = folder.path().join("q.gguf");
+        let line = ["quantize", as_text(model), as_text(&out_file), "--type", "Q4_0", "--allow-requantize"];
+        stdout(&[&line[..], &["--imatrix", as_text(&out)]].concat());
+    }
+}
+
 #[test]
 fn a_comparison_finds_nothing_between_equals_and_more_the_fewer_bits() {
     let folder = tempfile::tempdir().expect("temporary folder");

@@ -33,8 +33,8 @@ use super::states::States;
 use super::times::Times;
 use crate::routing::RoutingTrace;
 use crate::{
-    Batch, Cause, Failure, Fault, InputSums, Kinds, Limits, OpTime, Output, Picks, Piece, PieceBytes, Program,
-    RouterInfo, StepError, StreamStats,
+    Batch, Cause, Failure, Fault, InputSums, InputTrace, Kinds, Limits, OpTime, Output, Picks, Piece, PieceBytes,
+    Program, RouterInfo, StepError, StreamStats,
 };
 
 /// A stack of matrices, each `[n, k]`, wherever each lies; a plain matrix is a stack of one.
@@ -328,6 +328,11 @@ impl Program for CpuProgram {
         };
         self.times.lap(None, run.pool);
         for (i, op) in self.ops.iter().enumerate() {
+            if self.inputs.force(i, &self.step) {
+                let done = run.op(op, &self.caches, &self.ropes);
+                self.inputs.record_forced(i, &self.step);
+                done?;
+            }
             run.op(op, &self.caches, &self.ropes)?;
             self.inputs.record(i, &self.step);
             self.times.lap(Some(i), run.pool);
@@ -374,8 +379,8 @@ impl Program for CpuProgram {
         self.times.rows()
     }
 
-    fn trace_inputs(&mut self, is_on: bool) {
-        self.inputs.turn(is_on);
+    fn trace_inputs(&mut self, trace: InputTrace) {
+        self.inputs.turn(trace);
     }
 
     fn inputs(&self) -> &[InputSums] {

@@ -3,7 +3,9 @@
 //! Two forms are read, and the newer is written.
 //! * GGUF with `general.type` `imatrix`: for each matrix `NAME.in_sum2`, f32 `[n_mat, n]`, sums of squares of every
 //!   column, and `NAME.counts`, f32 `[n_mat, 1]`, tokens that were summed; a plain matrix has `n_mat` 1, a stack one
-//!   row for each expert. `imatrix.datasets`, `imatrix.chunk_count` and `imatrix.chunk_size` say of what.
+//!   row for each expert. `imatrix.datasets`, `imatrix.chunk_count` and `imatrix.chunk_size` say of what. Ours have
+//!   besides, where experts were forced, `NAME.forced`, f32 `[n_mat, 1]`, those of the counted tokens that no router
+//!   sent there, and `moebius.imatrix.forced_chunk_count`. Programs that do not know them pass them over.
 //! * the older `.dat`: a count of entries; for each the name's length and bytes, the number of calls, the number of
 //!   values and the values, mean squares times calls; then the number of chunks and the text's name. All integers are
 //!   i32, little endian.
@@ -29,6 +31,15 @@ pub struct Sums {
     pub squares: Vec<f32>,
     /// Tokens that were summed, `[n_mat]`.
     pub counts: Vec<f32>,
+    /// Those of them that were forced, `[n_mat]`; empty where the file says nothing of it.
+    pub forced: Vec<f32>,
+}
+
+impl Sums {
+    /// Whether no router chose matrix `i`: all its tokens, if it has any, were forced.
+    pub fn is_unreached(&self, i: usize) -> bool {
+        self.counts[i] == self.forced.get(i).copied().unwrap_or(0.0)
+    }
 }
 
 /// What a file of importances says.
@@ -53,7 +64,7 @@ impl Importance {
         read.file = path.display().to_string();
         for (name, sums) in &read.entries {
             let is_bad = |v: &&f32| !v.is_finite() || **v < 0.0;
-            if let Some(v) = sums.squares.iter().chain(&sums.counts).find(is_bad) {
+            if let Some(v) = sums.squares.iter().chain(&sums.counts).chain(&sums.forced).find(is_bad) {
                 bail!("read {}: {name} has {v} among its sums, 0 or more wanted", read.file);
             }
         }
@@ -76,9 +87,17 @@ impl Importance {
         let mut entries = HashMap::new();
         for info in file.tensors() {
             let Some(name) = info.name.strip_suffix(".in_sum2") else { continue };
-            let sums = Sums { squares: numbers(&info.name)?, counts: numbers(&format!("{name}.counts"))? };
+            let forced = format!("{name}.forced");
+            let sums = Sums {
+                squares: numbers(&info.name)?,
+                counts: numbers(&format!("{name}.counts"))?,
+                forced: if file.find(&forced)?.is_some() { numbers(&forced)? } else { Vec::new() },
+            };
             let (n, n_mat) = (sums.squares.len(), sums.counts.len());
             ensure!(n.is_multiple_of(n_mat), "read {}: {name} has {n} sums and {n_mat} counts", path.display());
+            let fits = sums.forced.is_empty()
+                || sums.forced.len() == n_mat && sums.forced.iter().zip(&sums.counts).all(|(forced, n)| forced <= n);
+            ensure!(fits, "read {}: {forced} does not fit the {n_mat} counts", path.display());
             entries.insert(name.to_string(), sums);
         }
         let datasets = meta.opt_strings("imatrix.datasets")?;
@@ -112,7 +131,7 @@ impl Importance {
             let n = usize::try_from(int(take(4)?)).ok().and_then(|n| n.checked_mul(4)).with_context(broken)?;
             let squares = take(n)?.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
             // How many experts there are does not stand here: whoever looks the entry up knows.
-            entries.insert(name, Sums { squares, counts: vec![n_calls] });
+            entries.insert(name, Sums { squares, counts: vec![n_calls], forced: Vec::new() });
         }
         // Older files end here.
         let n_chunks = take(4).map_or(0, |bytes| int(bytes).max(0) as u32);
@@ -129,7 +148,7 @@ impl Importance {
 
     /// Mean square of each column of a matrix, `[n_mat, n_cols]`, for a tensor of this shape, slowest axis first;
     /// `None` where the file says nothing of it. An expert that was seen rarely is drawn towards the mean over all
-    /// experts; one that was never seen has that mean.
+    /// experts that were chosen; one that was never seen has that mean.
     ///
     /// # Errors
     /// The file's numbers are not as many.
@@ -141,12 +160,14 @@ impl Importance {
         let fits = sums.squares.len() == n && (sums.counts.len() == n_mat || sums.counts.len() == 1);
         ensure!(fits, "read {}: {name} has {} sums, {n_mat} x {n_cols} wanted", self.file, sums.squares.len());
         let count = |i: usize| f64::from(if sums.counts.len() == 1 { sums.counts[0] } else { sums.counts[i] });
-        let total: f64 = (0..n_mat).map(count).sum();
+        // Tokens that were forced say what their own expert makes of them, not what the layer sees.
+        let chosen: Vec<usize> = (0..n_mat).filter(|&i| sums.counts.len() == 1 || !sums.is_unreached(i)).collect();
+        let total: f64 = chosen.iter().map(|&i| count(i)).sum();
         if total == 0.0 {
             return Ok(None);
         }
         let sum = |i: usize, c: usize| f64::from(sums.squares[i * n_cols + c]);
-        let mean: Vec<f64> = (0..n_cols).map(|c| (0..n_mat).map(|i| sum(i, c)).sum::<f64>() / total).collect();
+        let mean: Vec<f64> = (0..n_cols).map(|c| chosen.iter().map(|&i| sum(i, c)).sum::<f64>() / total).collect();
         let prior = if n_mat > 1 { PRIOR_TOKENS } else { 0.0 };
         let of = |i: usize, c: usize| ((sum(i, c) + prior * mean[c]) / (count(i) + prior)) as f32;
         Ok(Some((0..n_mat).flat_map(|i| (0..n_cols).map(move |c| (i, c))).map(|(i, c)| of(i, c)).collect()))
