@@ -133,8 +133,8 @@ fn experts_of_the_host_may_be_on_disk() {
     let Some(gpu) = gpu(CacheType::F16) else { return };
     let model = embedded(&gpu);
     for percent in [0, 50] {
-        // Nothing is copied in either, and nothing is measured, so that the host computes the same steps.
-        let resident = with(&gpu, &model.0, percent, usize::MAX - 1);
+        // Nothing is copied in either, so that the host computes the same steps.
+        let resident = with(&gpu, &model.0, percent, usize::MAX);
         let wanted = run(&resident, &model);
         for slabs in [0, 3_000_000, usize::MAX] {
             let mut streamed = resident.clone();
@@ -186,7 +186,10 @@ fn runs_are_repeatable() {
     let model = embedded(&gpu);
     for copies_from in [usize::MAX, 9] {
         let half = with(&gpu, &model.0, 50, copies_from);
-        assert!(run(&half, &model) == run(&half, &model), "copies from {copies_from}");
+        let [first, again] = [0, 1].map(|_| run(&half, &model));
+        let rows = first.chunks_exact(model.0.n_vocab).zip(again.chunks_exact(model.0.n_vocab)).enumerate();
+        let others: Vec<usize> = rows.filter(|(_, (a, b))| a != b).map(|(i, _)| i).collect();
+        assert!(others.is_empty(), "copies from {copies_from}: rows {others:?} have other bits");
     }
 }
 

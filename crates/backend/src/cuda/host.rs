@@ -146,8 +146,8 @@ pub struct Host {
     _stage: Memory,
     /// Rows that the buffers hold.
     max_rows: usize,
-    /// Rows from which experts are copied.
-    from_rows: usize,
+    /// Rows from which experts are copied, once it is known.
+    from_rows: Option<usize>,
     /// The device waits for answers by itself.
     waits: bool,
     /// Handovers queued, and answered; both wrap.
@@ -157,7 +157,6 @@ pub struct Host {
     held: Option<Held>,
     /// Why the step under way is lost.
     lost: Option<Failure>,
-    is_streamed: bool,
 }
 
 impl Host {
@@ -208,12 +207,11 @@ impl Host {
             free: Event::without_time(context).failed("an event")?,
             _stage: stage,
             max_rows,
-            from_rows: host.copies_from.filter(|_| !is_streamed).unwrap_or(usize::MAX),
+            from_rows: if is_streamed { Some(usize::MAX) } else { host.copies_from },
             handed: 0,
             answered: 0,
             held: None,
             lost: None,
-            is_streamed,
         };
         made.flags.atomic(REACHED).store(0, Release);
         Ok(made)
@@ -222,7 +220,7 @@ impl Host {
     /// Measures from how many rows on copies pay, where the caller has not said; the weights of the device have come.
     pub fn measure(&mut self, stream: &Stream) -> Result<(), DriverError> {
         let (few, many) = (32.min(self.max_rows), 128.min(self.max_rows));
-        if self.from_rows != usize::MAX || few == many || self.pieces.is_empty() || self.is_streamed {
+        if self.from_rows.is_some() || few == many || self.pieces.is_empty() {
             return Ok(());
         }
         let mut copy = 0.0;
@@ -236,7 +234,7 @@ impl Host {
             hot.judge.set_cost(Duration::from_secs_f64(copy * hot.whole.len() as f64));
         }
         let [few, many] = [few, many].map(|rows| (rows, self.time(rows)));
-        self.from_rows = Costs { copy, few, many }.threshold(self.max_rows);
+        self.from_rows = Some(Costs { copy, few, many }.threshold(self.max_rows));
         Ok(())
     }
 
@@ -257,7 +255,7 @@ impl Host {
 
     /// Whether the host computes a step of so many rows.
     pub fn is_computed(&self, rows: usize) -> bool {
-        rows < self.from_rows && rows <= self.max_rows
+        rows < self.from_rows.unwrap_or(usize::MAX) && rows <= self.max_rows
     }
 
     /// Whether the device waits for answers by itself.
