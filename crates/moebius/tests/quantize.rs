@@ -112,7 +112,9 @@ fn what_cannot_be_quantized_is_refused_by_name_and_leaves_the_old_file() {
     let before = files(folder.path());
     let [good, out, nan, inf, large, text, short] =
         [&good, &out, &at("nan"), &at("inf"), &at("large"), &text, &short].map(|p| as_text(p).to_string());
-    let cases: [(&[&str], &[&str]); 11] = [
+    let cases: [(&[&str], &[&str]); 13] = [
+        (&[&nan, &out, "--type", "NVFP4"], &["tensor blk.0.ffn_up.weight: value 200 is NaN"]),
+        (&[&inf, &out, "--type", "NVFP4"], &["tensor blk.0.ffn_up.weight: value 200 is inf"]),
         (&[&nan, &out, "--type", "Q8_0"], &["out.gguf", "tensor blk.0.ffn_up.weight: value 200 is NaN"]),
         (&[&inf, &out, "--type", "Q4_0"], &["tensor blk.0.ffn_up.weight: value 200 is inf"]),
         (&[&large, &out, "--type", "F16"], &["value 200 is", "f16 cannot hold"]),
@@ -151,6 +153,7 @@ fn odd_rows_get_types_that_divide_them() {
         (288, "Q6_K", WeightType::Q8_0),
         (288, "IQ4_XS", WeightType::IQ4_NL),
         (288, "Q2_K", WeightType::Q4_0),
+        (288, "NVFP4", WeightType::IQ4_NL),
         (36, "Q4_0", WeightType::F16),
         (7, "Q8_0", WeightType::F16),
         (1, "Q8_0", WeightType::F16),
@@ -165,6 +168,62 @@ fn odd_rows_get_types_that_divide_them() {
         let far = values.iter().zip(&back).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         assert!(far < 0.15, "{n_cols} {name}: {far}");
     }
+}
+
+#[test]
+fn nvfp4_has_scales_of_its_matrices_and_runs() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let at = |name: &str| folder.path().join(name);
+    let (tiny, embedded, text) = (fixtures::root(TINY), fixtures::root(EMBEDDED), at("text"));
+    std::fs::write(&text, TEXT.repeat(6)).expect("write");
+    for from in [&tiny, &embedded] {
+        let (one, three) = (at("one.gguf"), at("three.gguf"));
+        let line = ["--type", "nvfp4", "--allow-requantize"];
+        let report = json(&[&["quantize", as_text(from), as_text(&one), "-t", "1"], &line[..]].concat());
+        stdout(&[&["quantize", as_text(from), as_text(&three), "-t", "3"], &line[..]].concat());
+        assert_eq!(std::fs::read(&one).expect("read"), std::fs::read(&three).expect("read"));
+        let dry = json(&[&["quantize", as_text(from), "--dry-run"], &line[..]].concat());
+        assert_eq!((&dry["bytes"], &dry["type"]), (&report["bytes"], &"NVFP4".into()));
+        let rows = report["types"].as_array().expect("types").iter().filter(|row| row["to"] == "nvfp4");
+        let errors: Vec<f64> = rows.map(|row| row["error"].as_f64().expect("error")).collect();
+        assert!(!errors.is_empty() && errors.iter().all(|&e| e > 0.05 && e < 0.1), "{errors:?}");
+
+        let (old, new) = (checkpoint::open(from).expect("open"), checkpoint::open(&one).expect("open"));
+        assert_eq!(new.meta().u32("general.file_type").expect("key"), 39);
+        // Tensors are aligned in the file, and the header lies before them.
+        let (bytes, len) = (report["bytes"].as_u64().expect("bytes"), std::fs::metadata(&one).expect("file").len());
+        assert!(bytes < len && len < bytes + (2 << 20), "{bytes} of {len}");
+        let names = |model: &checkpoint::Checkpoint| {
+            let mut names: Vec<String> = model.tensors().iter().map(|t| t.name.clone()).collect();
+            names.sort();
+            names
+        };
+        // Scales are joined to their matrices.
+        assert_eq!(names(&old), names(&new));
+        assert!(new.tensors().iter().all(|t| t.dtype != WeightType::NVFP4));
+        let scaled = new.tensors().iter().filter(|t| t.dtype == WeightType::NVFP4_SCALED);
+        assert!(scaled.clone().any(|t| t.shape.len() == 3) && scaled.clone().any(|t| t.shape.len() == 2));
+        for kept in ["output.weight", "token_embd.weight"].iter().filter_map(|name| new.tensor(name)) {
+            assert_eq!(kept.dtype, WeightType::Q8_0, "{}", kept.name);
+        }
+    }
+    let one = at("one.gguf");
+    let compare = ["compare", "-m", as_text(&embedded), "-m", as_text(&one), "-f", as_text(&text)];
+    let kl = json(&[&compare[..], &["-c", "128"]].concat())["kl_mean"]["value"].as_f64().expect("KL");
+    // On this text 0.46, and 0.29 for Q4_0.
+    assert!(kl > 0.0 && kl < 1.0, "{kl}");
+
+    // A tensor of the model has the name that the scale would have.
+    let (from, to) = (at("from.gguf"), at("to.gguf"));
+    let values: Vec<u8> = (0..256).flat_map(|i| ((i * 37 % 101) as f32).to_le_bytes()).collect();
+    let mut writer = Writer::new();
+    writer.meta("general.architecture", "gemma4").meta("gemma4.block_count", 1u32);
+    writer.tensor("blk.0.ffn_down_exps.weight", &[2, 2, 64], WeightType::F32, values);
+    writer.tensor("blk.0.ffn_down_exps.scale", &[2], WeightType::F32, vec![0; 8]);
+    writer.write(&mut std::fs::File::create(&from).expect("create")).expect("write");
+    stdout(&["quantize", as_text(&from), as_text(&to), "--type", "NVFP4"]);
+    let wanted = [("blk.0.ffn_down_exps.scale", WeightType::F32), ("blk.0.ffn_down_exps.weight", WeightType::IQ4_NL)];
+    assert_eq!(types(&to), wanted.map(|(name, t)| (name.to_string(), t)));
 }
 
 #[test]

@@ -72,8 +72,8 @@ fn encode(t: WeightType, x: &[f32], importance: Option<&[f32]>, mut row: PlanesM
             }
         }
         Codec::Fp4 { encode, .. } => {
-            for (b, x) in row.q.chunks_exact_mut(t.block_bytes()).zip(x.as_chunks().0) {
-                encode(x, b);
+            for (i, (b, x)) in row.q.chunks_exact_mut(t.block_bytes()).zip(x.as_chunks().0).enumerate() {
+                encode(x, &Block::new(x, of(64 * i, 64), true).w, b);
             }
         }
         Codec::Float8 => {
@@ -83,7 +83,7 @@ fn encode(t: WeightType, x: &[f32], importance: Option<&[f32]>, mut row: PlanesM
         }
         Codec::Fp4Scaled => {
             for (b, x) in x.as_chunks().0.iter().enumerate() {
-                small_float::encode_nvfp4_scaled(x, &mut row, b);
+                small_float::encode_nvfp4_scaled(x, &Block::new(x, of(64 * b, 64), true).w, &mut row, b);
             }
         }
         Codec::Mxfp4Planar => {
@@ -424,7 +424,7 @@ mod tests {
         (WeightType::IQ1_M, 0.435),
         (WeightType::TQ1_0, 0.443),
         (WeightType::TQ2_0, 0.443),
-        (WeightType::NVFP4_SCALED, 0.1),
+        (WeightType::NVFP4_SCALED, 0.085),
         (WeightType::F8_E4M3, 0.028),
         (affine(2, 32, ScaleType::F16), 0.312),
         (affine(2, 64, ScaleType::BF16), 0.348),

@@ -40,3 +40,4 @@ pub use encode::{encode_row, encode_row_weighted};
 pub use planes::{PlaneBytes, Planes, PlanesBuf, PlanesMut};
 pub use types::WeightType;
 pub use types::planar::{Affine, ScaleType};
+pub use types::small_float::nvfp4_scale;

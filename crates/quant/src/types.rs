@@ -70,8 +70,8 @@ pub(crate) enum Codec {
     Super { unpack: fn(&[u8]) -> Ints256, pack: fn(&Ints256, &mut [u8]), levels: Levels, sub: Sub, has_min: bool },
     /// 256 values a block, with sub-scales: code books and ternary digits.
     Grid { unpack: fn(&[u8]) -> Ints256, encode: fn(&[f32; 256], &mut [u8]) },
-    /// 64 values a block, which are numbers exact in f32.
-    Fp4 { decode: fn(&[u8], &mut [f32; 64]), encode: fn(&[f32; 64], &mut [u8]) },
+    /// 64 values a block, which are numbers exact in f32; an encoder is given the weights of errors too.
+    Fp4 { decode: fn(&[u8], &mut [f32; 64]), encode: fn(&[f32; 64], &[f32; 64], &mut [u8]) },
     /// MXFP4 in planes.
     Mxfp4Planar,
     /// 8-bit floats in planes.
@@ -169,7 +169,7 @@ macro_rules! codec {
     (Fp4, $decode:path, $encode:path) => {
         Codec::Fp4 {
             decode: |b, x| $decode(arr(b), x),
-            encode: |x, b| $encode(x, b.try_into().expect("a block is as long as the table says")),
+            encode: |x, w, b| $encode(x, w, b.try_into().expect("a block is as long as the table says")),
         }
     };
     ($unpack:path, $pack:path, $levels:expr, $has_min:literal) => {

@@ -117,7 +117,7 @@ pub(super) fn report(job: &Job, file: &FileType, losses: Option<&[Loss]>, json: 
         let row = rows.entry((tensor.dtype.to_string(), target.dtype.to_string())).or_default();
         row.n += 1;
         row.before += bytes(tensor.dtype)? as u64;
-        row.after += bytes(target.dtype)? as u64;
+        row.after += job.bytes(i)? as u64;
         if let Some(losses) = losses {
             row.loss.power += losses[i].power;
             row.loss.error += losses[i].error;

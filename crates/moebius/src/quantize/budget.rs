@@ -84,7 +84,7 @@ fn costs(job: &Job, i: usize) -> Result<Vec<Cost>> {
             let (Some(&piece), t) = (pieces.get(at % n), at / n) else { break };
             let Some(&dtype) = types.get(t) else { break };
             let target = Target { dtype, importance: job.targets[i].importance.clone() };
-            let lost = job.encode_piece(i, &target, piece, &mut room).map(|(_, loss)| (t, at % n, loss));
+            let lost = job.encode_piece(i, &target, piece, &[], &mut room).map(|(_, loss)| (t, at % n, loss));
             found.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(lost);
         }
     };

@@ -24,13 +24,14 @@ const fn file(name: &'static str, id: u32, base: WeightType) -> FileType {
 }
 
 /// All kinds that are written, smallest first, then the floats.
-pub const FILE_TYPES: [FileType; 21] = [
+pub const FILE_TYPES: [FileType; 22] = [
     file("Q2_K_S", 21, WeightType::Q2_K),
     file("Q2_K", 10, WeightType::Q2_K),
     file("Q3_K_S", 11, WeightType::Q3_K),
     file("Q3_K_M", 12, WeightType::Q3_K),
     file("Q3_K_L", 13, WeightType::Q3_K),
     file("MXFP4", 38, WeightType::MXFP4),
+    file("NVFP4", 39, WeightType::NVFP4),
     file("IQ4_XS", 30, WeightType::IQ4_XS),
     file("IQ4_NL", 25, WeightType::IQ4_NL),
     file("Q4_0", 2, WeightType::Q4_0),
@@ -240,9 +241,25 @@ pub fn choose(
                 rule(file, &model, tensor, role, at)
             }
         };
+        // A matrix whose scale could not be told from a tensor that the model has anyway (Gemma 4's experts).
+        let wanted = if wanted == WeightType::NVFP4 && !may_have_scale(tensor, tensors) { NO_NVFP4 } else { wanted };
         types[i] = fitting(wanted, tensor.shape[tensor.shape.len() - 1]);
     }
     Ok(types)
+}
+
+/// What is taken in the place of NVFP4 where that cannot be: as many bits.
+const NO_NVFP4: WeightType = WeightType::IQ4_NL;
+
+/// The name of the tensor in which the scales of a matrix of NVFP4 stand; `None` where the matrix has no such name.
+pub fn scale_name(matrix: &str) -> Option<String> {
+    Some(format!("{}.scale", matrix.strip_suffix(".weight")?))
+}
+
+/// Whether a matrix or stack can have scales in a tensor beside it.
+fn may_have_scale(tensor: &Tensor, tensors: &[Tensor]) -> bool {
+    let is_free = |name: String| tensors.iter().all(|t| t.name != name);
+    tensor.shape.len() <= 3 && scale_name(tensor.name).is_some_and(is_free)
 }
 
 /// The layer of `blk.N.`.
@@ -260,7 +277,7 @@ fn rule(file: &FileType, model: &Model, tensor: &Tensor, role: Role, (i, n): (us
     let is_tender = i < n / 8 || i >= 7 * n / 8 || (i - n / 8) % 3 == 2;
     match role {
         _ if role == Role::Output || role == Role::Embedding && model.is_tied => match () {
-            () if name == "MXFP4" || !n_cols.is_multiple_of(file.base.block_len()) => T::Q8_0,
+            () if is(&["MXFP4", "NVFP4"]) || !n_cols.is_multiple_of(file.base.block_len()) => T::Q8_0,
             () if file.base == T::Q8_0 => T::Q8_0,
             () => T::Q6_K,
         },
@@ -268,6 +285,7 @@ fn rule(file: &FileType, model: &Model, tensor: &Tensor, role: Role, (i, n): (us
             [n_expert, _, _] if *n_expert > 1 => T::MXFP4,
             _ => T::Q8_0,
         },
+        Role::Embedding if name == "NVFP4" => T::Q8_0,
         Role::Output | Role::Embedding => file.base,
         Role::AttentionV => {
             let chosen = match () {
@@ -345,6 +363,7 @@ pub fn fitting(wanted: WeightType, n_cols: usize) -> WeightType {
         T::Q5_K => T::Q5_1,
         T::Q6_K => T::Q8_0,
         T::IQ4_XS => T::IQ4_NL,
+        T::NVFP4 => NO_NVFP4,
         _ => T::F16,
     };
     if n_cols.is_multiple_of(small.block_len()) { small } else { T::F16 }
@@ -381,7 +400,7 @@ mod tests {
         use WeightType as T;
         let tender = [0, 1, 2, 3, 6, 9, 12, 15, 18, 21, 24, 27, 28, 29, 30, 31];
         let all: Vec<usize> = (0..32).collect();
-        let cases: [(&str, &str, bool, &[usize], WeightType); 12] = [
+        let cases: [(&str, &str, bool, &[usize], WeightType); 13] = [
             ("Q4_K_M", "attn_v", false, &tender, T::Q6_K),
             ("Q4_K_M", "ffn_down", false, &tender, T::Q6_K),
             ("Q4_K_M", "attn_output", false, &[], T::Q4_K),
@@ -394,6 +413,7 @@ mod tests {
             ("IQ4_XS", "ffn_down", false, &[0, 1, 2, 3], T::Q5_K),
             ("IQ4_XS", "ffn_down", true, &[], T::IQ4_XS),
             ("Q4_0", "ffn_down", true, &[0, 1, 2, 3], T::Q4_1),
+            ("NVFP4", "attn_v", false, &[], T::NVFP4),
         ];
         for (name, matrix, has_importance, layers, dtype) in cases {
             let wanted: Vec<(usize, WeightType)> = layers.iter().map(|&l| (l, dtype)).collect();
@@ -403,7 +423,8 @@ mod tests {
 
     #[test]
     fn names_of_all_kinds() {
-        for (name, id) in [("q4_k_m", 15), ("Q4_K", 15), ("mxfp4_moe", 38), ("bf16", 32), ("IQ4_xs", 30)] {
+        for (name, id) in [("q4_k_m", 15), ("Q4_K", 15), ("mxfp4_moe", 38), ("bf16", 32), ("IQ4_xs", 30), ("nvfp4", 39)]
+        {
             assert_eq!(file_type(name).expect("a type").id, id, "{name}");
         }
         assert!(file_type("IQ1_S").expect_err("no such type").to_string().contains("Q4_K_M"));

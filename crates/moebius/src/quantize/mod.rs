@@ -30,6 +30,8 @@ const PIECE: usize = 1 << 16;
 const PIECES_HELD: usize = 8;
 /// `general.quantization_version`: that of the block layouts that llama.cpp has had since May 2023.
 const QUANTIZATION_VERSION: u32 = 2;
+/// Bytes of a scale of a matrix of NVFP4, in a tensor of its own.
+const SCALE_BYTES: usize = 4;
 /// What tensors are aligned to in files that say nothing else.
 const ALIGNMENT: usize = 32;
 /// Keys that speak of the old file.
@@ -125,12 +127,32 @@ impl Job<'_> {
     pub fn file_bytes(&self) -> Result<usize> {
         let mut header = Vec::new();
         drop(self.header().start(&mut header)?);
-        let bytes = |(tensor, target): (&Tensor, &Target)| {
-            let bytes = tensor.bytes_as(target.dtype).and_then(|bytes| bytes.checked_next_multiple_of(ALIGNMENT));
-            bytes.with_context(|| format!("size tensor {} as {}", tensor.name, target.dtype))
+        let bytes = |(i, tensor): (usize, &Tensor)| {
+            let dtype = self.targets[i].dtype;
+            let bytes = tensor.bytes_as(dtype).and_then(|bytes| bytes.checked_next_multiple_of(ALIGNMENT));
+            let scales = (self.n_scales(i) * SCALE_BYTES).next_multiple_of(ALIGNMENT);
+            Ok(bytes.with_context(|| format!("size tensor {} as {dtype}", tensor.name))? + scales)
         };
-        let tensors = self.source.tensors().iter().zip(&self.targets).map(bytes).sum::<Result<usize>>()?;
+        let tensors = self.source.tensors().iter().enumerate().map(bytes).sum::<Result<usize>>()?;
         Ok(header.len() + tensors)
+    }
+
+    /// Bytes of tensor `i` in the new file, those of its scales too.
+    ///
+    /// # Errors
+    /// Blocks of its type do not divide its rows.
+    pub fn bytes(&self, i: usize) -> Result<usize> {
+        let (tensor, dtype) = (&self.source.tensors()[i], self.targets[i].dtype);
+        let bytes = tensor.bytes_as(dtype).with_context(|| format!("size tensor {}", tensor.name))?;
+        Ok(bytes + self.n_scales(i) * SCALE_BYTES)
+    }
+
+    /// Scales that tensor `i` has in a tensor of their own: one for each matrix that becomes NVFP4. [`mix::choose`]
+    /// chooses that for none whose scales have no name.
+    fn n_scales(&self, i: usize) -> usize {
+        let tensor = &self.source.tensors()[i];
+        let becomes = self.targets[i].dtype == WeightType::NVFP4 && tensor.dtype != WeightType::NVFP4;
+        if becomes { tensor.n_mat() } else { 0 }
     }
 
     fn header(&self) -> Writer<'static> {
@@ -143,8 +165,11 @@ impl Job<'_> {
         writer.meta("general.quantization_version", QUANTIZATION_VERSION);
         writer.meta("general.file_type", self.file_type);
         self.keys.iter().for_each(|(key, value)| _ = writer.meta(key, value.clone()));
-        for (tensor, target) in self.source.tensors().iter().zip(&self.targets) {
+        for (i, (tensor, target)) in self.source.tensors().iter().zip(&self.targets).enumerate() {
             writer.announce(&tensor.name, &tensor.shape, target.dtype);
+            if let (n @ 1.., Some(name)) = (self.n_scales(i), mix::scale_name(&tensor.name)) {
+                writer.announce(&name, &[n], WeightType::F32);
+            }
         }
         writer
     }
@@ -160,33 +185,69 @@ impl Job<'_> {
         Ok(losses)
     }
 
-    /// Writes a tensor.
+    /// Writes a tensor, and behind it that of its scales.
     fn tensor(&self, i: usize, stream: &mut Stream<impl std::io::Write>, bar: &ProgressBar) -> Result<Loss> {
         let len = self.source.tensors()[i].len();
         let n_pieces = len.div_ceil(PIECE);
         let mut loss = Loss::default();
+        let scales = self.scales(i)?;
         for first in (0..n_pieces).step_by(self.threads * PIECES_HELD) {
             let last = n_pieces.min(first + self.threads * PIECES_HELD);
-            for piece in self.pieces(i, first..last) {
+            for piece in self.pieces(first..last, |piece, room| self.piece(i, piece, &scales, room)) {
                 let (bytes, lost) = piece?;
                 stream.write(&bytes)?;
                 loss.add(lost);
             }
             bar.inc(((last * PIECE).min(len) - first * PIECE) as u64);
         }
+        if !scales.is_empty() {
+            stream.write(&scales.iter().flat_map(|scale| scale.to_le_bytes()).collect::<Vec<u8>>())?;
+        }
         Ok(loss)
     }
 
-    /// Encodes some pieces of a tensor, by all threads.
-    fn pieces(&self, i: usize, pieces: std::ops::Range<usize>) -> Vec<Result<(Vec<u8>, Loss)>> {
+    /// The scales of tensor `i`, which take a pass over its values; none where it has none.
+    fn scales(&self, i: usize) -> Result<Vec<f32>> {
+        let mut max = vec![0.0f32; self.n_scales(i)];
+        if max.is_empty() {
+            return Ok(Vec::new());
+        }
+        let len = self.source.tensors()[i].len();
+        let n_values = len / max.len();
+        let found = self.pieces(0..len.div_ceil(PIECE), |piece, room| {
+            let range = piece * PIECE..len.min((piece + 1) * PIECE);
+            source::values(self.source, i, range.clone(), &mut room.bytes, &mut room.values)?;
+            // The largest of each matrix that the piece has a part of.
+            let mut max: Vec<(usize, f32)> = Vec::new();
+            let mut at = range.start;
+            while at < range.end {
+                let (matrix, end) = (at / n_values, range.end.min((at / n_values + 1) * n_values));
+                let part = &room.values[at - range.start..end - range.start];
+                max.push((matrix, part.iter().fold(0.0, |max, x| max.max(x.abs()))));
+                at = end;
+            }
+            Ok(max)
+        });
+        for piece in found {
+            piece?.into_iter().for_each(|(matrix, of_part)| max[matrix] = max[matrix].max(of_part));
+        }
+        Ok(max.into_iter().map(quant::nvfp4_scale).collect())
+    }
+
+    /// Works on some pieces of a tensor, by all threads.
+    fn pieces<T: Send>(
+        &self,
+        pieces: std::ops::Range<usize>,
+        each: impl Fn(usize, &mut Room) -> Result<T> + Sync,
+    ) -> Vec<Result<T>> {
         let next = AtomicUsize::new(pieces.start);
-        let done: Vec<Mutex<Option<Result<(Vec<u8>, Loss)>>>> = pieces.clone().map(|_| Mutex::new(None)).collect();
+        let done: Vec<Mutex<Option<Result<T>>>> = pieces.clone().map(|_| Mutex::new(None)).collect();
         let work = || {
             let mut room = Room::default();
             loop {
                 let piece = next.fetch_add(1, Ordering::Relaxed);
                 let Some(slot) = piece.checked_sub(pieces.start).and_then(|at| done.get(at)) else { break };
-                let result = self.piece(i, piece, &mut room);
+                let result = each(piece, &mut room);
                 *slot.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(result);
             }
         };
@@ -201,7 +262,7 @@ impl Job<'_> {
         done.into_iter().map(|slot| take(slot).unwrap_or_else(|| anyhow::bail!("a thread stopped"))).collect()
     }
 
-    fn piece(&self, i: usize, piece: usize, room: &mut Room) -> Result<(Vec<u8>, Loss)> {
+    fn piece(&self, i: usize, piece: usize, scales: &[f32], room: &mut Room) -> Result<(Vec<u8>, Loss)> {
         let (tensor, target) = (&self.source.tensors()[i], &self.targets[i]);
         let range = piece * PIECE..tensor.len().min((piece + 1) * PIECE);
         if tensor.dtype == target.dtype {
@@ -209,16 +270,28 @@ impl Job<'_> {
             self.source.read(i, range, &mut bytes)?;
             return Ok((bytes, Loss::default()));
         }
-        self.encode_piece(i, target, piece, room)
+        self.encode_piece(i, target, piece, scales, room)
     }
 
-    /// Decodes a piece of tensor `i` and encodes it.
-    fn encode_piece(&self, i: usize, target: &Target, piece: usize, room: &mut Room) -> Result<(Vec<u8>, Loss)> {
+    /// Decodes a piece of tensor `i` and encodes it, over the scale of its matrix where there are scales.
+    fn encode_piece(
+        &self,
+        i: usize,
+        target: &Target,
+        piece: usize,
+        scales: &[f32],
+        room: &mut Room,
+    ) -> Result<(Vec<u8>, Loss)> {
         let tensor = &self.source.tensors()[i];
         let range = piece * PIECE..tensor.len().min((piece + 1) * PIECE);
         source::values(self.source, i, range.clone(), &mut room.bytes, &mut room.values)?;
         let mut bytes = Vec::new();
-        let loss = encode(tensor, target, range, room, &mut bytes)?;
+        let scale_of = |i: usize| scales[i * scales.len() / tensor.len()];
+        room.scaled.clear();
+        if !scales.is_empty() {
+            room.scaled.extend(range.clone().zip(&room.values).map(|(i, x)| x / scale_of(i)));
+        }
+        let loss = encode(tensor, target, range, &scale_of, room, &mut bytes)?;
         Ok((bytes, loss))
     }
 }
@@ -228,6 +301,8 @@ impl Job<'_> {
 struct Room {
     bytes: Vec<u8>,
     values: Vec<f32>,
+    /// The values over the scale of their matrix; empty where matrices have none.
+    scaled: Vec<f32>,
     importance: Vec<f32>,
     decoded: Vec<f32>,
 }
@@ -237,10 +312,12 @@ fn encode(
     tensor: &Tensor,
     target: &Target,
     range: std::ops::Range<usize>,
+    scale_of: &dyn Fn(usize) -> f32,
     room: &mut Room,
     bytes: &mut Vec<u8>,
 ) -> Result<Loss> {
-    let x = &room.values;
+    let is_scaled = !room.scaled.is_empty();
+    let x = if is_scaled { &room.scaled } else { &room.values };
     let n_bytes = target.dtype.row_bytes(x.len()).with_context(|| {
         format!("encode tensor {}: blocks of {} do not divide {} columns", tensor.name, target.dtype, tensor.n_cols())
     })?;
@@ -259,6 +336,10 @@ fn encode(
     room.decoded.clear();
     room.decoded.resize(x.len(), 0.0);
     quant::decode_row(target.dtype, &bytes[..], &mut room.decoded);
+    if is_scaled {
+        room.decoded.iter_mut().zip(range.clone()).for_each(|(y, i)| *y *= scale_of(i));
+    }
+    let x = &room.values;
     if let Some(i) = room.decoded.iter().position(|y| !y.is_finite()) {
         let at = range.start + i;
         anyhow::bail!("encode tensor {}: value {at} is {}, which {} cannot hold", tensor.name, x[i], target.dtype);

@@ -26,6 +26,11 @@ impl Tensor {
         self.shape.iter().product()
     }
 
+    /// Matrices: those of a stack, or one.
+    pub fn n_mat(&self) -> usize {
+        self.shape[..self.shape.len().saturating_sub(2)].iter().product()
+    }
+
     /// Values of a row, the fastest axis.
     pub fn n_cols(&self) -> usize {
         self.shape[self.shape.len() - 1]

@@ -101,26 +101,35 @@ pub fn decode_nvfp4_scaled(row: Planes<'_>, b: usize, x: &mut [f32; 64]) {
     x.iter_mut().for_each(|x| *x *= scale);
 }
 
-/// Encodes a block with a scale that makes its largest value the largest of the type.
-pub fn encode_nvfp4_scaled(x: &[f32; 64], row: &mut PlanesMut<'_>, b: usize) {
-    let x = x.map(|x| if x.is_nan() { 0.0 } else { x.clamp(-1e38, 1e38) });
-    let scale = x.iter().fold(0.0f32, |max, x| max.max(x.abs())) / (6.0 * E4M3_MAX);
-    row.scales.as_chunks_mut().0[b] = scale.to_le_bytes();
-    let unit = x.map(|x| if scale > 0.0 { x / scale } else { 0.0 });
-    encode_nvfp4(&unit, &mut row.q.as_chunks_mut().0[b]);
+/// The scale of a matrix of NVFP4 whose largest magnitude is `max`: it makes that the largest number of the type, so
+/// that scales of blocks use all of E4M3. 1 where nothing is to be scaled.
+pub fn nvfp4_scale(max: f32) -> f32 {
+    let scale = max / (E2M1[7] * E4M3_MAX);
+    if scale >= f32::MIN_POSITIVE { scale } else { 1.0 }
 }
 
-/// Encodes a block: of the scales around the one that makes the largest value 6, the one with the least squared error.
-pub fn encode_nvfp4(x: &[f32; 64], b: &mut [u8; 36]) {
-    for (s, x) in x.as_chunks::<16>().0.iter().enumerate() {
+/// Encodes a block with a scale that makes its largest value the largest of the type; errors count by the weights `w`.
+pub fn encode_nvfp4_scaled(x: &[f32; 64], w: &[f32; 64], row: &mut PlanesMut<'_>, b: usize) {
+    let x = x.map(|x| if x.is_nan() { 0.0 } else { x.clamp(-1e38, 1e38) });
+    let scale = nvfp4_scale(x.iter().fold(0.0f32, |max, x| max.max(x.abs())));
+    row.scales.as_chunks_mut().0[b] = scale.to_le_bytes();
+    encode_nvfp4(&x.map(|x| x / scale), w, &mut row.q.as_chunks_mut().0[b]);
+}
+
+/// Encodes a block: of the scales around the one that makes the largest value 6, and on to the one that makes it 4, the
+/// one with the least squared error, which counts by the weights `w`. Of normal values 0.0816 is lost so, 0.0860 with
+/// the two neighbours on each side alone, 0.0954 with the first.
+pub fn encode_nvfp4(x: &[f32; 64], w: &[f32; 64], b: &mut [u8; 36]) {
+    for (s, (x, w)) in x.as_chunks::<16>().0.iter().zip(w.as_chunks::<16>().0).enumerate() {
         let x = x.map(|x| if x.is_nan() { 0.0 } else { x.clamp(-1e18, 1e18) });
         let max = x.iter().fold(0.0f32, |max, x| max.max(x.abs()));
-        let first = store_e4m3(max / 6.0);
+        let first = store_e4m3(max / E2M1[7]);
         let mut best = (f32::INFINITY, 0, [0; 16]);
-        for code in first.saturating_sub(2)..=(first + 2).min(0x7e) {
+        for code in first.saturating_sub(2)..=(first + 6).min(0x7e) {
             let d = UE4M3[usize::from(code)];
             let q = x.map(|x| if d > 0.0 { store_e2m1(x / d) } else { 0 });
-            let error = x.iter().zip(q).map(|(x, q)| (x - d * E2M1[usize::from(q)]).powi(2)).sum();
+            let errors = x.iter().zip(q).zip(w).map(|((x, q), w)| w * (x - d * E2M1[usize::from(q)]).powi(2));
+            let error = errors.sum();
             if error < best.0 {
                 best = (error, code, q);
             }
