@@ -373,6 +373,22 @@ template <class T, class A> struct SimdArg {
     A a;
 };
 MSL_NOTSAN inline void msl_nop(void**, uint32_t) {}
+
+// ---- what the compiler calls where a number becomes a half, or a half a number; hidden, since libgcc has them too
+#ifndef MSL_TYPECHECK
+extern "C" {
+void sim_half_overflow(float x, ulong pc);
+MSL_NOTSAN __attribute__((used, visibility("hidden"), target("f16c"))) ::half __truncsfhf2(float x) {
+    const ::half h = (::half)x;
+    const bool is_infinite = (__builtin_bit_cast(ushort, h) & 0x7fff) == 0x7c00;
+    if (__builtin_expect(is_infinite && !__builtin_isinf(x), 0)) {
+        sim_half_overflow(x, (ulong)__builtin_return_address(0));
+    }
+    return h;
+}
+MSL_NOTSAN __attribute__((used, visibility("hidden"), target("f16c"))) float __extendhfsf2(::half h) { return (float)h; }
+}
+#endif
 MSL_INL void simdgroup_barrier(mem_flags f, MSL_POS) {
     SimdArg<uint, uint> s{(uint)f, 0, 0};
     sim_collective(msl_nop, &s, "simdgroup_barrier", MSL_AT, 2 | ((int)f << 8));

@@ -41,12 +41,11 @@ const KERNEL_FLAGS: &[&str] = &[
     "-Wno-pass-failed",
 ];
 
-/// Those that instrument it.
+/// Those that instrument it. Without the processor's conversions to halves, `runtime/msl.h` has them, and checks them.
 const CHECKED_FLAGS: &[&str] = &[
     "-O1",
     "-gline-tables-only",
     "-fPIC",
-    "-mf16c",
     "-mfma",
     "-fno-vectorize",
     "-fno-slp-vectorize",
@@ -123,7 +122,7 @@ impl Clang {
             let mut command = Command::new(self.program);
             command.args(KERNEL_FLAGS).args(CHECKED_FLAGS).arg("-include").arg(&header);
             if is_counting {
-                let code = run(command.args(["-O3", "-S", "-emit-llvm", "-", "-o", "-"]), &code)?;
+                let code = run(command.args(["-mf16c", "-O3", "-S", "-emit-llvm", "-", "-o", "-"]), &code)?;
                 let mut command = Command::new(self.program);
                 command.args(["-x", "ir", "-O1", "-fPIC", "-mf16c", "-mfma", "-c", "-", "-o"]).arg(&object);
                 run(&mut command, &count::instrument(&code))?;

@@ -141,6 +141,9 @@ const PLANTED: &[(&str, &str, &str)] = &[
     ("y[i] = total + other;", "y[i] = total; if (i < 128) y[i + 128] = total;", "[race-threadgroups]"),
     ("y[i] = total + other;", "y[i] = total; ((device float*)x)[i] = total;", "[undeclared]"),
     ("float total", "int wild = int(v * 1e30); float total = wild; total", "[undefined]"),
+    ("y[i] = total + other;", "y[i] = float(half(total * 100.0));", "[half-overflow]"),
+    ("float s = simd_sum(v)", "half h = half(v); h = h * h * h; float s = simd_sum(float(h))", "[half-overflow]"),
+    ("each[t] = v;", "each[t] = float(half4(v, v, v, 1e3 * v).w);", "[half-overflow]"),
     ("float total", "uint shifted = 1u << (t + p.n); float total = shifted; total", "[undefined]"),
 ];
 
@@ -157,6 +160,22 @@ fn every_planted_mistake_is_found() {
         // Nothing runs on a GPU that has failed.
         assert!(bench.read(1).is_err());
     }
+}
+
+/// Halves to their last number, infinities and NaN are no overflow.
+#[test]
+fn halves_hold_what_is_no_more_than_their_largest() {
+    let Some(mut bench) = Bench::new(Options::default(), 2) else { return };
+    let source = SUMS.replace("y[i] = total + other;", "y[i] = float(half(x[i]));");
+    let pipe = bench.build(&source, "sums").unwrap();
+    // 65520 is the least number that rounds to infinity.
+    let x = [1.0, -65504.0, 65519.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 1e-9, 0.1];
+    bench.fill(0, |i| x[i as usize % 8]);
+    bench.dispatch(pipe, &[(0, Use::Read), (1, Use::Write)], N, N / 64);
+    bench.run().unwrap();
+    let y = bench.read(1).unwrap();
+    assert_eq!(y[..5], [1.0, -65504.0, 65504.0, f32::INFINITY, f32::NEG_INFINITY]);
+    assert!(y[5].is_nan() && y[6] == 0.0 && y[7] == 0.099_975_586, "{y:?}");
 }
 
 /// What threads of a threadgroup leave for each other in device memory.
