@@ -6,6 +6,8 @@
 
 #include "quant/ints.h"
 
+typedef long long i64;
+
 // Encoded rows in planes, each contiguous: q [n_stack][n][row bytes of q], and so on. Types of GGUF files have q alone.
 struct Matrix {
     const u8* q;
@@ -124,14 +126,19 @@ struct FewLinear {
     u32 each, stages;
 };
 
-// As `FewLinear` for one row, one matrix and `add`, with the logits of the router behind it in parts: what the rows of
-// a cluster give to each expert's logit before the norm's factor, then the sum of their squares.
+// Logits of one row whose parts are added up as they come, as integers, whose sums have no order; and what each block
+// gives to the sum of squares of the row.
+struct LogitSums {
+    i64* of;        // [copies, n_expert], then the number of parts that no sum holds; zero at the beginning of a step
+    float* squares; // [n_squares]
+};
+
+// As `FewLinear` for one row, one matrix and `add`, with the logits of the router behind it, before the norm's factor.
 struct FewRouted {
     Linear op;
     const float* router; // [n_expert, n]
     const float* norm;   // [n]
-    float* parts;        // [n_parts, n_expert + 4]
-    u64 reserved;
+    LogitSums sums;
 };
 
 // As `LinearPair`, in blocks of `each_a` and `each_b` rows of weights.
@@ -193,9 +200,10 @@ struct RopeTable {
     const u32* positions;   // [T]
     const double* inv_freq; // [half]
     float* table;           // [T, half, 2]: cosine, sine, times the factor
+    u64* zeroed;            // [n_zeroed]: what a step begins with as zero
     u32 rows, half;
     float factor;
-    u32 reserved;
+    u32 n_zeroed;
 };
 
 struct Rope {
@@ -289,9 +297,10 @@ struct Route {
     float* weights;            // [rows, n_used]
     u32 rows, n_used, score, n_group, n_group_used, group_sums, renormalise, of_outputs, router;
     float eps, scale;
-    u32 n_parts;               // 0, or of few_routed: rows of parts of one row's logits, [n_parts, n_expert + 4]
-    u32 k;                     // with parts: numbers of the normed row
+    u32 n_squares;             // 0, or of few_routed: `sums` in place of logits
+    u32 k;                     // with sums: numbers of the normed row
     float norm_eps;
+    LogitSums sums;
 };
 
 // The router's product and its choice: the block that ends last chooses for all rows.

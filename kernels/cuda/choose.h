@@ -10,65 +10,69 @@
 // Most experts of a row.
 #define MAX_CHOSEN 32
 
-// Logits of a row, in as many shares as groups of a block's first 512 threads add up parts of them (`few_routed.cu`) in
-// turn; so sums are the same whoever asks. Behind them the squares of the row that the router norms.
-#define SUM_WIDTH ((N_EXPERT + 3) / 4 * 4 + 4)
-#define SUM_GROUPS (512 / (SUM_WIDTH / 4) > 0 ? 512 / (SUM_WIDTH / 4) : 1)
-typedef float Sums[SUM_GROUPS][SUM_WIDTH];
+// Sums of logits are integers in units of 2^-32, in copies (`few_launch.rs`), which blocks take in turn so that fewer
+// of them meet. A part of a sum is below 2^23, and there are at most 256: a larger one, or NaN, counts as no number.
+#define LOGIT_COPIES 4
+#define LOGIT_UNIT 4294967296.0f
+#define LOGIT_MOST 8388608.0f
 
-// By a block, of 512 threads at least where there are parts.
-__device__ __forceinline__ void sum_parts(const Route& a, u32 row, Sums& sums) {
-    if (a.n_parts == 0) {
-        const float* logits = a.logits + (u64)row * N_EXPERT;
-        for (u32 e = threadIdx.x; e < N_EXPERT; e += blockDim.x) sums[0][e] = __ldcg(logits + e);
-        return;
-    }
-    const u32 group = threadIdx.x / (SUM_WIDTH / 4), at = threadIdx.x % (SUM_WIDTH / 4) * 4;
-    if (group >= SUM_GROUPS) return;
-    float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll 4
-    for (u32 part = group; part < a.n_parts; part += SUM_GROUPS) {
-        const float4 x = __ldcg((const float4*)(a.logits + (u64)part * SUM_WIDTH + at));
-        sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
-    }
-    *(float4*)(sums[group] + at) = sum;
-}
-__device__ __forceinline__ float sum_of(const Route& a, const Sums& sums, u32 i) {
-    float sum = sums[0][i];
-    if (a.n_parts == 0) return sum;
+// By one warp: lane s gets the s-th expert and its logit, best first; `is_bad`: there is no answer. Logits in sums are
+// not multiplied by their unit and the norm's factor.
+__device__ __forceinline__ Best choose(const Route& a, u32 row, bool& is_bad) {
+    constexpr int EACH_LANE = (N_EXPERT + 31) / 32;
+    u32 key[EACH_LANE];
+    float l[EACH_LANE];
+    const u32 lane = threadIdx.x % 32;
+    if (a.n_squares > 0) {
+        i64 sum[LOGIT_COPIES][EACH_LANE];
 #pragma unroll
-    for (int group = 1; group < SUM_GROUPS; group++) sum += sums[group][i];
-    return sum;
-}
-
-// By one warp: lane s gets the s-th expert and its logit, best first; `is_bad`: there is no answer. Logits in parts are
-// not multiplied by the norm's factor.
-__device__ __forceinline__ Best choose(const Route& a, const Sums& sums, bool& is_bad) {
-    u32 key[(N_EXPERT + 31) / 32];
-    float l[(N_EXPERT + 31) / 32];
+        for (int copy = 0; copy < LOGIT_COPIES; copy++) {
 #pragma unroll
-    for (int j = 0; j < (N_EXPERT + 31) / 32; j++) {
-        const u32 e = j * 32 + threadIdx.x % 32;
-        l[j] = e < N_EXPERT ? sum_of(a, sums, e) : -INF;
+            for (int j = 0; j < EACH_LANE; j++) {
+                const u32 e = j * 32 + lane;
+                sum[copy][j] = e < N_EXPERT ? __ldcg(a.sums.of + copy * N_EXPERT + e) : 0;
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < EACH_LANE; j++) {
+            i64 all = sum[0][j];
+#pragma unroll
+            for (int copy = 1; copy < LOGIT_COPIES; copy++) all += sum[copy][j];
+            l[j] = (float)all;
+        }
+    } else {
+#pragma unroll
+        for (int j = 0; j < EACH_LANE; j++) {
+            const u32 e = j * 32 + lane;
+            l[j] = e < N_EXPERT ? __ldcg(a.logits + (u64)row * N_EXPERT + e) : -INF;
+        }
     }
     is_bad = false;
 #pragma unroll
-    for (int j = 0; j < (N_EXPERT + 31) / 32; j++) {
+    for (int j = 0; j < EACH_LANE; j++) {
         is_bad |= l[j] != l[j];
-        key[j] = j * 32 + threadIdx.x % 32 < N_EXPERT ? ordered(l[j]) : 0;
+        key[j] = j * 32 + lane < N_EXPERT ? ordered(l[j]) : 0;
     }
-    return best_of_keys<(N_EXPERT + 31) / 32>(key, a.n_used);
+    return best_of_keys<EACH_LANE>(key, a.n_used);
 }
 
 // With the weights. A row without an answer takes the first experts with weights of NaN; one block `reports` it.
-__device__ __forceinline__ void choose_weighed(const Route& a, u32 row, const Sums& sums, bool reports, u32* ids,
-                                               float* weights) {
+__device__ __forceinline__ void choose_weighed(const Route& a, u32 row, bool reports, u32* ids, float* weights) {
     const u32 lane = threadIdx.x % 32;
     const bool has_slot = lane < a.n_used;
+    float squares = 0.0f;
+    i64 n_bad = 0;
+    if (a.n_squares > 0) {
+        n_bad = __ldcg(a.sums.of + LOGIT_COPIES * N_EXPERT);
+        for (u32 i = lane; i < a.n_squares; i += 32) squares += __ldcg(a.sums.squares + i);
+    }
     bool is_bad;
-    const Best best = choose(a, sums, is_bad);
+    const Best best = choose(a, row, is_bad);
+    is_bad |= n_bad != 0;
     float logit = of_ordered(best.key);
-    if (a.n_parts > 0) logit *= rsqrtf(__fdividef(sum_of(a, sums, SUM_WIDTH - 4), (float)a.k) + a.norm_eps);
+    if (a.n_squares > 0) {
+        logit *= 1.0f / LOGIT_UNIT * rsqrtf(__fdividef(warp_sum(squares), (float)a.k) + a.norm_eps);
+    }
     const float top = __shfl_sync(FULL_MASK, logit, 0);
     const float share = has_slot ? expf(logit - top) : 0.0f;
     float weight = share / warp_sum(share) * a.scale;

@@ -29,15 +29,9 @@ __device__ __forceinline__ void down(const FewDown& f) {
     const u32 own_runs = HAS_SHARED ? (a.shared_k / 16 + 31) / 32 * 32 : 0;
     const FewShared s = few_shared<W>(shared, 1, 1, used_runs + own_runs);
     TRACE(0);
-    // Logits lie where weights will.
-    Sums& sums = *(Sums*)s.weights;
-    if (f.route.logits) {
-        sum_parts(f.route, token, sums);
-        __syncthreads();
-    }
     if (warp == 0) {
         if (f.route.logits) {
-            choose_weighed(f.route, token, sums, blockIdx.x == 0, ids, worth);
+            choose_weighed(f.route, token, blockIdx.x == 0, ids, worth);
         } else if (lane < a.n_used) {
             ids[lane] = a.ids[token * a.n_used + lane];
             worth[lane] = a.weights[token * a.n_used + lane];

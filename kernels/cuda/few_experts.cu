@@ -1,7 +1,7 @@
 // few_experts: gate, up and activation of the chosen experts, and of a shared one, for one to eight rows of x, weights
 // through shared memory (`few.h`). The shared expert may have more rows, and weights of its own for the row's norm.
 // With a router's logits (-DN_EXPERT) every block chooses its row's experts itself, which costs less than a block that
-// ends last and does it for all; without them ids are read. Logits may come in parts.
+// ends last and does it for all; without them ids are read.
 //
 // grid (tiles of `each` rows of weights for every pair, then for every row of the shared expert), block up to 640.
 // Launches the next kernel behind the wait: it may read logits, ids and everything older before it waits itself.
@@ -35,7 +35,7 @@ KERNEL __maxnreg__(FEW_REGISTERS) few_experts(const __grid_constant__ FewExperts
     };
     few_barrier(s);
     if (is_shared) copy(0);
-    // The first warp chooses while others stage the row; weights come last, since they hold up all else.
+    // The first warp chooses while others stage the row.
     const bool chooses = !is_shared && f.route.logits != nullptr;
     const u32 thread = chooses ? threadIdx.x - 32 : threadIdx.x, threads = chooses ? blockDim.x - 32 : blockDim.x;
     const Staged<W, 1> staged = {s.staged, runs};
@@ -45,23 +45,31 @@ KERNEL __maxnreg__(FEW_REGISTERS) few_experts(const __grid_constant__ FewExperts
     float sum = 0.0f, up = 0.0f, bias = 0.0f, up_bias = 0.0f;
     few_ahead(prologue, a.k);
     TRACE(1);
+    // All barriers are there.
+    __syncthreads();
     PDL_WAIT();
     TRACE(2);
     PDL_LAUNCH();
     float squares[1] = {};
-    // Logits lie where weights will.
-    Sums& sums = *(Sums*)s.weights;
-    if (chooses) {
-        prefetch(a.x + (u64)token * a.k + min(8 * threadIdx.x, a.k - 1));
-        sum_parts(f.route, token, sums);
-        __syncthreads();
-        TRACE(6);
-    }
     if (chooses && threadIdx.x < 32) {
         bool is_bad;
-        const Best best = choose(f.route, sums, is_bad);
-        fence_async();
+        const Best best = choose(f.route, token, is_bad);
         if (threadIdx.x < a.n_used) chosen[threadIdx.x] = best.index;
+        // It asks for the weights of all warps, which need not wait for those that stage. An id that names no expert
+        // never becomes an address.
+        const u32 of = __shfl_sync(FULL_MASK, best.index, pair % a.n_used);
+        if (of < a.n_expert) {
+            const u32 warps = blockDim.x / 32, most = (count + warps - 1) / warps;
+            const u32 from = min(threadIdx.x * most, count);
+            const u32 n_rows = threadIdx.x < warps ? min(most, count - from) : 0;
+            if (n_rows > 0) {
+                const u32 barrier = s.barriers + threadIdx.x * 8;
+                barrier_expect(barrier, 2 * n_rows * row_bytes);
+                const u64 at = ((u64)of * a.n + first + from) * row_bytes;
+                bulk_copy(s.at + 2 * from * row_bytes, a.w.q + at, n_rows * row_bytes, barrier);
+                bulk_copy(s.at + (2 * from + n_rows) * row_bytes, a.up.q + at, n_rows * row_bytes, barrier);
+            }
+        }
         TRACE(5);
     } else {
         few_stage(staged, 0, a.x + (u64)token * a.k, prologue, a.k, thread, threads, squares[0]);
@@ -76,7 +84,7 @@ KERNEL __maxnreg__(FEW_REGISTERS) few_experts(const __grid_constant__ FewExperts
             if (has_row) *out = 0.0f;
             return;
         }
-        copy(expert);
+        if (!chooses) copy(expert);
         if (a.bias && has_row) bias = a.bias[(u64)expert * a.n + row];
         if (a.up_bias && has_row) up_bias = a.up_bias[(u64)expert * a.n + row];
     }

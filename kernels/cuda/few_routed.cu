@@ -1,49 +1,25 @@
 // few_routed: as `few_linear` for one row of x that is added to a row, with the product of the router behind it. A
 // block knows ROWS numbers of the sum; times the norm's weights it multiplies them with the same columns of the
-// router's matrix (f32), and leaves what they give to each expert's logit. Those who choose add up these parts
-// (`choose.h`), so that no launch of a router stands between. Blocks of a cluster add up theirs first.
+// router's matrix (f32), and adds what they give to each expert's logit, as an integer, since sums of integers have no
+// order. Those who choose read the sums (`choose.h`), so that no launch of a router stands between.
 //
-// grid (n / ROWS), block 512 or 640, compiled for a number of experts: -DN_EXPERT, a multiple of 16.
+// grid (n / ROWS), at most 256 blocks of 512 or 640, compiled for a number of experts: -DN_EXPERT, a multiple of 16.
 #include "cuda/async.h"
 #include "cuda/few.h"
+#include "cuda/choose.h"
 #include "cuda/linear.h"
 #include WEIGHT_HEADER
 
-// Rows of weights of a block, and blocks of a cluster (`few_launch.rs`).
+// Rows of weights of a block (`few_launch.rs`).
 #define ROUTED_ROWS 16
-#ifndef ROUTED_CLUSTER
-#define ROUTED_CLUSTER 2
-#endif
-#define ROUTED_WIDTH (N_EXPERT + 4)
-// Columns of the sum that a block of a cluster has.
-#define ROUTED_SHARE ((ROUTED_WIDTH + ROUTED_CLUSTER - 1) / ROUTED_CLUSTER)
 
 extern __shared__ uint4 shared[];
 
-#if ROUTED_CLUSTER > 1
-#define CLUSTERED __cluster_dims__(ROUTED_CLUSTER, 1, 1)
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
-// Stores to a number of shared memory, of the cluster's block `rank`.
-__device__ __forceinline__ void store_in(u32 rank, const float* to, float value) {
-    u32 at;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(address_in_shared(to)), "r"(rank));
-    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(at), "f"(value) : "memory");
-}
-#else
-#define CLUSTERED
-#endif
-
-KERNEL CLUSTERED __maxnreg__(FEW_REGISTERS) few_routed(const __grid_constant__ FewRouted f) {
+KERNEL __maxnreg__(FEW_REGISTERS) few_routed(const __grid_constant__ FewRouted f) {
     typedef typename VecOf<WEIGHT>::type W;
     // Numbers of the sum times the norm's weights, and their squares.
     __shared__ __align__(16) float normed[ROUTED_ROWS];
     __shared__ float squared[ROUTED_ROWS];
-#if ROUTED_CLUSTER > 1
-    __shared__ float gathered[ROUTED_CLUSTER][ROUTED_SHARE];
-    cluster_arrive();
-#endif
-    PDL_LAUNCH();
     const Linear& a = f.op;
     const u32 n = (u32)a.parts[0].n, first = blockIdx.x * ROUTED_ROWS, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 row_bytes = a.k / W::BLOCK * W::BYTES, runs = ((a.k + 15) / 16 + 31) / 32 * 32;
@@ -69,6 +45,8 @@ KERNEL CLUSTERED __maxnreg__(FEW_REGISTERS) few_routed(const __grid_constant__ F
     }
     TRACE(1);
     PDL_WAIT();
+    // Later than others: blocks of the next launch, which wait long, hold up the end of the one before.
+    PDL_LAUNCH();
     TRACE(2);
     if (has_row) squared[row] += a.parts[0].out[first + row];
     float none;
@@ -83,20 +61,8 @@ KERNEL CLUSTERED __maxnreg__(FEW_REGISTERS) few_routed(const __grid_constant__ F
         normed[row] *= x;
         squared[row] = x * x;
     }
-#if ROUTED_CLUSTER > 1
-    // All blocks of the cluster have begun.
-    cluster_wait();
-#endif
     __syncthreads();
-    const auto store = [&](u32 i, float value) {
-#if ROUTED_CLUSTER > 1
-        u32 rank;
-        asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-        store_in(i / ROUTED_SHARE, &gathered[rank][i % ROUTED_SHARE], value);
-#else
-        f.parts[(u64)blockIdx.x * ROUTED_WIDTH + i] = value;
-#endif
-    };
+    i64* const sums = f.sums.of + blockIdx.x % LOGIT_COPIES * N_EXPERT;
     copy_async_wait<0>();
     // Whole warps, as there are whole warps of pieces.
     for (u32 i = threadIdx.x; i < N_PIECES; i += blockDim.x) {
@@ -104,24 +70,15 @@ KERNEL CLUSTERED __maxnreg__(FEW_REGISTERS) few_routed(const __grid_constant__ F
         float dot = w.x * x.x + w.y * x.y + (w.z * x.z + w.w * x.w);
 #pragma unroll
         for (u32 step = 1; step < QUADS; step *= 2) dot += __shfl_xor_sync(FULL_MASK, dot, step);
-        if (i % QUADS == 0) store(i / QUADS, dot);
+        if (i % QUADS == 0) {
+            const bool is_held = fabsf(dot) < LOGIT_MOST;
+            i64* const to = is_held ? sums + i / QUADS : f.sums.of + LOGIT_COPIES * N_EXPERT;
+            atomicAdd((unsigned long long*)to, is_held ? (unsigned long long)__float2ll_rn(dot * LOGIT_UNIT) : 1ull);
+        }
     }
     if (warp == 0) {
         const float squares = warp_sum(lane < ROUTED_ROWS ? squared[lane] : 0.0f);
-        if (lane < 4) store(N_EXPERT + lane, lane == 0 ? squares : 0.0f);
+        if (lane == 0) f.sums.squares[blockIdx.x] = squares;
     }
-#if ROUTED_CLUSTER > 1
-    cluster_arrive();
-    cluster_wait();
-    if (threadIdx.x < ROUTED_SHARE) {
-        u32 rank;
-        asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-        float all = 0.0f;
-#pragma unroll
-        for (int from = 0; from < ROUTED_CLUSTER; from++) all += gathered[from][threadIdx.x];
-        const u32 i = rank * ROUTED_SHARE + threadIdx.x;
-        if (i < ROUTED_WIDTH) f.parts[(u64)(blockIdx.x / ROUTED_CLUSTER) * ROUTED_WIDTH + i] = all;
-    }
-#endif
     TRACE(4);
 }

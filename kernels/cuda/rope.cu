@@ -1,15 +1,17 @@
 // rope: rotates pair i of each head by position * inv_freq[i].
 //
 // The angle is a product in f64 that f64's own sine reduces: 1e-6 holds at any position. So it is found once a step and
-// rope for all layers (rope_table), and read by each (rope).
+// rope for all layers (rope_table), and read by each (rope). The first launch of a step also zeroes what a step begins
+// with as zero.
 #include "cuda/common.h"
 #include "cuda/args.h"
 
-// grid (T * half / 128), block 128
+// grid (max(T * half, n_zeroed) / 128), block 128
 KERNEL __launch_bounds__(128) rope_table(const __grid_constant__ RopeTable a) {
     PDL_LAUNCH();
     PDL_WAIT();
     const u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (at < a.n_zeroed) a.zeroed[at] = 0;
     if (at >= (u64)a.rows * a.half) return;
     const double angle = (double)a.positions[at / a.half] * a.inv_freq[at % a.half];
     double sine, cosine;

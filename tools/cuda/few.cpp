@@ -4,7 +4,6 @@
 #define WEIGHT_HEADER_B "quant/q8_0.h"
 #define WEIGHT_B q8_0
 #define N_EXPERT 40
-#define ROUTED_CLUSTER 1
 #define D 64
 #define HEADS 4
 
@@ -232,7 +231,7 @@ static void test_experts(u32 rows, u32 n_used, u32 d, u32 d_ff, bool has_shared,
 
 // One row, experts chosen by logits or given. `dense`: the shared expert has so many rows, a norm of its own and an
 // output of its own.
-static void test_few_experts(u32 d, u32 d_ff, bool has_shared, bool chooses, u32 n_parts, u32 each, u32 each_down,
+static void test_few_experts(u32 d, u32 d_ff, bool has_shared, bool chooses, u32 n_squares, u32 each, u32 each_down,
                              u32 dense = 0) {
     const u32 n_expert = 4, n_used = 3;
     Array<float> x = normals(d), gain = normals(d), logits = normals(N_EXPERT);
@@ -263,18 +262,21 @@ static void test_few_experts(u32 d, u32 d_ff, bool has_shared, bool chooses, u32
     a.op.n_shared = has_shared, a.op.shared_w = sgate.matrix, a.op.shared_up = sup.matrix;
     a.op.shared_out = shidden.data(), a.each = each;
     a.route.logits = chooses ? logits.data() : nullptr, a.route.n_used = n_used, a.route.scale = 1.5f;
-    // Parts of the logits before the factor of a norm, and of the row's squares.
+    // Sums of the logits before the factor of a norm, and the row's squares.
     const double squares = 3.0, r = 1 / sqrt(squares / d + 0.5);
-    const Array<float> shares = normals(n_parts * SUM_WIDTH);
-    Array<float> parts(n_parts * SUM_WIDTH);
-    for (u32 e = 0; e < SUM_WIDTH && n_parts > 0; e++) {
-        const double sum = e < N_EXPERT ? logits[e] / r : e == N_EXPERT ? squares : 0;
-        double before = 0;
-        for (u32 i = 1; i < n_parts; i++) before += parts[i * SUM_WIDTH + e] = shares[i * SUM_WIDTH + e];
-        parts[e] = (float)(sum - before);
+    Array<i64> sums(LOGIT_COPIES * N_EXPERT + 1);
+    for (u32 e = 0; e < N_EXPERT; e++) {
+        double rest = logits[e] / r;
+        for (u32 copy = 1; copy < LOGIT_COPIES; copy++) {
+            const double part = normal();
+            sums[copy * N_EXPERT + e] = (i64)(part * LOGIT_UNIT), rest -= part;
+        }
+        sums[e] = (i64)(rest * LOGIT_UNIT);
     }
-    if (n_parts > 0) a.route.logits = parts.data();
-    a.route.n_parts = n_parts, a.route.k = d, a.route.norm_eps = 0.5f;
+    Array<float> squares_of(n_squares);
+    for (float& x : squares_of) x = (float)squares / n_squares;
+    a.route.n_squares = n_squares, a.route.k = d, a.route.norm_eps = 0.5f;
+    a.route.sums = {sums.data(), squares_of.data()};
     a.route.step.faults = faults.data(), a.route.step.chunk_of = chunk_of.data();
     a.op.shared_n = has_shared ? ds : 0, a.shared_norm = dense ? own_gain.data() : nullptr;
     const u32 tiles = (d_ff + each - 1) / each, shared_tiles = (a.op.shared_n + each - 1) / each;
@@ -320,29 +322,39 @@ static void test_few_experts(u32 d, u32 d_ff, bool has_shared, bool chooses, u32
     failures += faults[0] != ~0u;
     if (!chooses) return;
     // NaN among the logits: no answer, and it is said.
-    (n_parts > 0 ? parts : logits)[N_EXPERT - 1] = NAN;
+    logits[N_EXPERT - 1] = NAN;
+    sums[LOGIT_COPIES * N_EXPERT] = 1;
     launch({(d + each_down - 1) / each_down, 1, 1}, 512, FEW_SHARED, has_shared ? few_down_shared : few_down, b);
     failures += faults[0] != 0 || x[0] == x[0];
 }
 
-// A product that is added to a row, and the parts of the logits behind it.
+// A product that is added to a row, and the logits behind it; what is no number is counted.
 static void test_few_routed(u32 k, u32 n) {
     const Array<float> in = normals(k), norm = normals(n), router = normals((size_t)N_EXPERT * n);
     const Weights w(n, k);
-    Array<float> x = normals(n), parts(n / ROUTED_ROWS * ROUTED_WIDTH, NAN);
+    Array<float> x = normals(n), squares(n / ROUTED_ROWS, NAN);
+    Array<i64> sums(LOGIT_COPIES * N_EXPERT + 1);
     const Array<float> before = x;
-    FewRouted a = {{in.data(), 1, k, 1, 1, {}, {}}, router.data(), norm.data(), parts.data(), 0};
+    FewRouted a = {{in.data(), 1, k, 1, 1, {}, {}}, router.data(), norm.data(), {sums.data(), squares.data()}};
     a.op.parts[0] = {w.matrix, nullptr, x.data(), n};
     launch({n / ROUTED_ROWS, 1, 1}, 512, FEW_SHARED, few_routed, a);
-    std::vector<double> want, sums(ROUTED_WIDTH), got(ROUTED_WIDTH);
+    std::vector<double> want, logits(N_EXPERT + 1);
+    Array<float> got(N_EXPERT + 1);
     for (u32 i = 0; i < n; i++) want.push_back(w.dot(i, in.data(), k) + before[i]);
     check("few, routed", x, want, 2 * VEC_LIMIT);
     for (u32 i = 0; i < n; i++) {
-        for (u32 e = 0; e < N_EXPERT; e++) sums[e] += (double)router[e * n + i] * norm[i] * x[i];
-        sums[N_EXPERT] += (double)x[i] * x[i];
+        for (u32 e = 0; e < N_EXPERT; e++) logits[e] += (double)router[e * n + i] * norm[i] * x[i];
+        logits[N_EXPERT] += (double)x[i] * x[i];
     }
-    for (u32 i = 0; i < parts.size(); i++) got[i % ROUTED_WIDTH] += parts[i];
-    check("few, routed, logits", Array<float>(got.begin(), got.end()), sums, 1e-5);
+    for (u32 i = 0; i < LOGIT_COPIES * N_EXPERT; i++) got[i % N_EXPERT] += (float)sums[i] / LOGIT_UNIT;
+    for (float y : squares) got[N_EXPERT] += y;
+    check("few, routed, logits", got, logits, 1e-5);
+    failures += sums.back() != 0;
+    x = before;
+    x[0] = NAN, x[n - 1] = 1e30f;
+    launch({n / ROUTED_ROWS, 1, 1}, 512, FEW_SHARED, few_routed, a);
+    // Those of two blocks, and none of the others.
+    failures += sums.back() != 2 * N_EXPERT || n < 2 * ROUTED_ROWS;
 }
 
 // Several rows: an expert's weights are read for all of its pairs.

@@ -128,6 +128,8 @@ struct Layer {
 static std::vector<Layer> layers;
 static float *x, *q, *k, *v, *attended, *logits, *weights, *hidden, *partial, *table;
 static u32 *ids, *counters;
+static i64* sums; // of every layer
+static float* squares;
 static Step step;
 
 static u32 ceil_div(u64 a, u64 b) { return (u32)((a + b - 1) / b); }
@@ -191,9 +193,12 @@ static void qkv(const Layer& l) {
 }
 // As `AttendNode::sized`.
 static bool is_long() { return cols * N_KV * 4 * ceil_div(ceil_div(depth, 32), 2) > SMS; }
+static u32 heads_of_block() {
+    return env("HEADS", cols == 1 && N_HEAD * ceil_div(ceil_div(depth, 32), 2) <= SMS ? 1 : 2);
+}
 static void attend(const Layer& l) {
-    const u32 heads = is_long() ? 8 : env("HEADS", 2), tiles = 8 / heads, pages = ceil_div(depth, 32);
-    const u32 most = std::max(1u, SMS / (cols * N_KV * tiles)), least = env("LEAST", 4);
+    const u32 heads = is_long() ? 8 : heads_of_block(), tiles = 8 / heads, pages = ceil_div(depth, 32);
+    const u32 most = std::max(1u, SMS / (cols * N_KV * tiles)), least = env("LEAST", heads == 1 ? 8 : 4);
     const u32 splits = std::min(std::min(64u, most), std::max(1u, ceil_div(pages, least)));
     Attend a = {};
     a.step = step;
@@ -205,19 +210,22 @@ static void attend(const Layer& l) {
     a.scale = 0.0883883f, a.eps = 1e-6f;
     if (splits > 4) a.counters = nullptr;
     const u32 halves = 2 * ceil_div(pages, splits), bytes = 2 * 2 * 16 * (D_HEAD + 8);
-    a.workers = std::min(8u, halves), a.stages = halves > a.workers ? 2 : 1;
+    a.workers = std::min(8u, halves), a.stages = env("STAGES", halves > a.workers ? 2 : 1);
     const std::string module = is_long() ? "attend_long" : number("attend", heads);
     queue(module, is_long() ? "attend_long" : "attend", {cols * tiles * N_KV * splits, 1, 1}, env("LONG_T", 256),
           is_long() ? a.stages * a.workers * bytes : 0, a);
     if (splits > 4) queue(module, "attend_merge", {cols * N_HEAD, 1, 1}, env("MERGE_T", 256), 0, a);
 }
-// The router's parts come from the output product.
-static bool is_routed() { return is_new && cols == 1 && env("ROUTED", 2); }
+// The router's logits come from the output product.
+static bool is_routed() { return is_new && cols == 1 && env("ROUTED", 1); }
+// As `LOGIT_COPIES` of `choose.h`.
+static const u32 COPIES = env("COPIES", 4), SUMS = COPIES * N_EXPERT + 1;
+static LogitSums sums_of(const Layer& l) { return {sums + (&l - layers.data()) * SUMS, squares}; }
 static void output(const Layer& l) {
     const Linear a = linear(attended, 4096, {{{l.o}, nullptr, x, D}}, {}, true);
     if (is_routed()) {
-        const FewRouted f = {a, l.router, l.norm_ff, logits, 0};
-        queue(number("few_routed", env("ROUTED", 2)), "few_routed", {D / 16, 1, 1}, threads("O_T", false),
+        const FewRouted f = {a, l.router, l.norm_ff, sums_of(l)};
+        queue("few_routed", "few_routed", {D / 16, 1, 1}, threads("O_T", false),
               padded(few_shared(20, 1, 256, 16 * 2304) + 64 * N_EXPERT, false), f);
     } else if (is_new) {
         const u32 each = env("O", 16);
@@ -227,18 +235,18 @@ static void output(const Layer& l) {
         queue("linear", number("linear_vec", wide()).c_str(), {blocks_of(D, 4096, 1), 1, 1}, 512, vec_shared(4096), a);
     }
 }
-static Route routing() {
+static Route routing(const Layer& l) {
     Route r = {};
     r.step = step, r.logits = env("FIXED", 0) ? nullptr : logits, r.ids = ids, r.weights = weights, r.rows = cols,
     r.n_used = N_USED, r.renormalise = 1, r.scale = 1;
-    if (is_routed()) r.n_parts = D / 16 / env("ROUTED", 2), r.k = D, r.norm_eps = 1e-6f;
+    if (is_routed()) r.n_squares = D / 16, r.k = D, r.norm_eps = 1e-6f, r.sums = sums_of(l);
     return r;
 }
 static void router(const Layer& l) {
     if (is_routed()) return;
     Router a = {};
     a.linear = linear(x, D, {{{(u8*)l.router}, nullptr, logits, N_EXPERT}}, normed(l.norm_ff), false);
-    a.route = routing(), a.counter = is_new ? nullptr : counters, a.scale = 1;
+    a.route = routing(l), a.counter = is_new ? nullptr : counters, a.scale = 1;
     queue("router", "router", {N_EXPERT, 1, 1}, env("ROUTER_T", 256), 0, a);
 }
 static void experts_up(const Layer& l) {
@@ -248,7 +256,7 @@ static void experts_up(const Layer& l) {
     const u32 pairs = cols * N_USED;
     if (is_new) {
         const u32 each = env("UP", cols == 1 ? 48 : 16);
-        FewExperts f = {a, routing(), each, 0, nullptr};
+        FewExperts f = {a, routing(l), each, 0, nullptr};
         queue("few_experts", "few_experts", {filled(ceil_div(FF, each) * pairs), 1, 1},
               env("UP_T", cols == 1 ? 640 : 256), few_shared(20, 1, 128, each * 2304), f);
     } else {
@@ -261,7 +269,7 @@ static void experts_down(const Layer& l) {
     if (is_new) {
         const u32 each = env("DOWN", 16), runs = N_USED * FF / 16;
         const u32 shared = few_shared(1, 1, runs, N_USED * each * (FF / 256 * (l.is_q6 ? 210 : 144)));
-        const FewDown f = {a, routing(), each, 0, nullptr};
+        const FewDown f = {a, routing(l), each, 0, nullptr};
         queue(l.is_q6 ? "few_down_q6" : "few_down_q4", "few_down",
               {cols == 1 ? filled(ceil_div(D, each)) : ceil_div(D, each), cols, 1}, threads("DOWN_T", false),
               padded(shared, false), f);
@@ -279,6 +287,7 @@ static CUgraphExec captured(const std::function<void()>& body) {
     CUgraph graph;
     CUgraphExec exec;
     CHECK(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
+    CHECK(cudaMemsetAsync(sums, 0, n_layers * SUMS * 8, stream));
     body();
     CHECK(cuStreamEndCapture(stream, &graph));
     CHECK(cuGraphInstantiate(&exec, graph, 0));
@@ -338,8 +347,8 @@ static void timeline(CUgraphExec exec) {
     const bool q6 = layers.back().is_q6;
     const std::vector<std::pair<const char*, std::string>> of = {
         {"qkv", is_new ? (q6 ? "few_pair" : "") : ""},
-        {"attend", is_long() ? "attend_long" : number("attend", env("HEADS", 2))},
-        {"o", is_routed() ? number("few_routed", env("ROUTED", 2)) : is_new ? "few_linear" : ""},
+        {"attend", is_long() ? "attend_long" : number("attend", heads_of_block())},
+        {"o", is_routed() ? "few_routed" : is_new ? "few_linear" : ""},
         {"router", is_routed() ? "" : "router"},
         {"up", is_new ? "few_experts" : ""},
         {"down", is_new ? (q6 ? "few_down_q6" : "few_down_q4") : ""}};
@@ -409,7 +418,8 @@ int main(int argc, char** argv) {
     }
     x = device<float>(8 * D), q = device<float>(8 * 4096), k = device<float>(8 * 512), v = device<float>(8 * 512),
     attended = device<float>(8 * 4096);
-    logits = device<float>(D / 16 * (N_EXPERT + 4)), weights = device<float>(8 * N_USED);
+    logits = device<float>(8 * N_EXPERT), weights = device<float>(8 * N_USED);
+    sums = device<i64>(n_layers * SUMS), squares = device<float>(D / 16);
     hidden = device<float>(64 * FF), ids = device<u32>(64), counters = device<u32>(4096);
     partial = device<float>((u64)8 * N_HEAD * 64 * 132), table = floats(8 * 128, 0.7f, 0);
     std::vector<u32> positions, chunk_of, page_list;

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Compiles `layers.cpp` and the kernels of steps of few sequences, for a Hopper GPU: OUT/layers and a cubin for each.
-# usage: [KERNELS=folder] [FLAGS=-DTRACED] [BLOCKS="2 4"] sh tools/cuda/layers.sh OUT && [TIMELINE=1] OUT/layers OUT NEW
+# usage: [KERNELS=folder] [FLAGS=-DTRACED] sh tools/cuda/layers.sh OUT && [TIMELINE=1] OUT/layers OUT NEW
 set -eu
 root=$(cd "$(dirname "$0")/../.." && pwd)
 kernels=${KERNELS:-$root/kernels}
@@ -30,7 +30,7 @@ one() {
     one few_down_q4 few_down $q4 -DN_EXPERT=128
     one few_down_q6 few_down $q6 -DN_EXPERT=128
     one router router -DWEIGHT=f32 '-DWEIGHT_HEADER="quant/f32.h"' -DN_EXPERT=128
-    for blocks in ${BLOCKS:-1 2 4 8}; do one few_routed$blocks few_routed $q4 -DN_EXPERT=128 -DROUTED_CLUSTER=$blocks; done
+    one few_routed few_routed $q4 -DN_EXPERT=128
     one attend_long attend_long -DD=128 -DHEADS=8
     for heads in ${HEADS:-1 2 4}; do one attend$heads attend -DD=128 -DHEADS=$heads; done
 }

@@ -160,6 +160,7 @@ inline void __syncthreads() { emulate::barrier(); }
 inline void __syncwarp() { emulate::exchange<1>({0}); }
 inline void __threadfence() {}
 inline unsigned atomicAdd(unsigned* at, unsigned n) { return (*at += n) - n; }
+inline unsigned long long atomicAdd(unsigned long long* at, unsigned long long n) { return (*at += n) - n; }
 inline unsigned atomicMin(unsigned* at, unsigned n) {
     const unsigned old = *at;
     *at = n < old ? n : old;
@@ -217,6 +218,7 @@ inline float __fdividef(float x, float y) { return x / y; }
 inline float __uint_as_float(unsigned x) { return emulate::number(x); }
 inline float __int_as_float(int x) { return emulate::number(x); }
 inline int __float2int_rn(float x) { return (int)std::nearbyint(x); }
+inline long long __float2ll_rn(float x) { return llrintf(x); }
 template <class T>
 T min(T a, T b) {
     return a < b ? a : b;

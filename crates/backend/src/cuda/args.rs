@@ -45,7 +45,8 @@ args! {
         rows: u32, n_used: u32, n_expert: u32, n: u32, k: u32, add: u32, shared_k: u32, reserved: u32,
     }
     struct FewLinear: 264 { op: Linear, each: u32, stages: u32 }
-    struct FewRouted: 288 { op: Linear, router: Ptr, norm: Ptr, parts: Ptr, reserved: u64 }
+    struct LogitSums: 16 { of: Ptr, squares: Ptr }
+    struct FewRouted: 288 { op: Linear, router: Ptr, norm: Ptr, sums: LogitSums }
     struct FewPair: 528 { a: Linear, b: Linear, blocks_a: u32, each_a: u32, each_b: u32, reserved: u32 }
     struct ExpertLists: 32 { ids: Ptr, first: Ptr, pairs: Ptr, n_pairs: u32, n_expert: u32 }
     struct Chunk: 32 {
@@ -57,8 +58,8 @@ args! {
     }
     struct RmsNorm: 48 { x: Ptr, residual: Ptr, w: Ptr, out: Ptr, rows: u32, d: u32, eps: f32, reserved: u32 }
     struct HeadNorm: 40 { x: Ptr, w: Ptr, gate: Ptr, n: u64, d: u32, eps: f32 }
-    struct RopeTable: 40 {
-        positions: Ptr, inv_freq: Ptr, table: Ptr, rows: u32, half: u32, factor: f32, reserved: u32,
+    struct RopeTable: 48 {
+        positions: Ptr, inv_freq: Ptr, table: Ptr, zeroed: Ptr, rows: u32, half: u32, factor: f32, n_zeroed: u32,
     }
     struct Rope: 40 {
         x: Ptr, table: Ptr, rows: u32, n_head: u32, d_head: u32, half: u32, interleaved: u32, reserved: u32,
@@ -81,17 +82,18 @@ args! {
         step: Step, q: Ptr, k: Ptr, v: Ptr, g: Ptr, beta: Ptr, state: Ptr, out: Ptr, state_len: u64,
         n_k_head: u32, n_v_head: u32, d_v: u32, tiled: u32,
     }
-    struct Route: 160 {
+    struct Route: 176 {
         step: Step, logits: Ptr, bias: Ptr, expert_scale: Ptr, ids: Ptr, weights: Ptr,
         rows: u32, n_used: u32, score: u32, n_group: u32, n_group_used: u32, group_sums: u32, renormalise: u32,
-        of_outputs: u32, router: u32, eps: f32, scale: f32, n_parts: u32, k: u32, norm_eps: f32,
+        of_outputs: u32, router: u32, eps: f32, scale: f32, n_squares: u32, k: u32, norm_eps: f32,
+        sums: LogitSums,
     }
-    struct Router: 456 {
+    struct Router: 472 {
         linear: Linear, route: Route, counter: Ptr, scale: f32, eps: f32, added: Ptr, added_w: Ptr, sum: Ptr,
     }
-    struct FewExperts: 424 { op: Experts, route: Route, each: u32, reserved: u32, shared_norm: Ptr }
+    struct FewExperts: 440 { op: Experts, route: Route, each: u32, reserved: u32, shared_norm: Ptr }
     struct FewPairs: 264 { op: Experts, shared_x: Ptr, each: u32, reserved: u32 }
-    struct FewDown: 312 { op: ExpertsDown, route: Route, each: u32, reserved: u32, shared_out: Ptr }
+    struct FewDown: 328 { op: ExpertsDown, route: Route, each: u32, reserved: u32, shared_out: Ptr }
     struct PostNorm: 88 {
         x: Ptr, out: Ptr, a: Ptr, w_a: Ptr, b: Ptr, w_b: Ptr, w: Ptr, scale: Ptr, rows: u32, d: u32, eps_a: f32, eps_b: f32,
         eps: f32, reserved: u32,

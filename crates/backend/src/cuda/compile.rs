@@ -165,9 +165,12 @@ pub fn lay<'a>(
     let room = allocate(context, "step buffers", room_bytes)?;
     // SAFETY: just allocated with this length.
     unsafe { stream.fill(room.ptr(), 0, room_bytes) }.failed("step buffers")?;
-    let [attended, shared, delta, logits, dense, sum, latent, heads, counters] = places.map(|at| room.ptr() + at);
-    let rows = room_rows;
-    let places = few::Room { attended, shared, delta, logits, dense, sum, latent, heads, counters, rows };
+    let n_sums = (places[10] - places[9]) as usize / 8;
+    let [attended, shared, delta, logits, dense, sum, latent, heads, counters, sums, squares] =
+        places.map(|at| room.ptr() + at);
+    let (rows, zeroed) = (room_rows, (sums, n_sums));
+    let places =
+        few::Room { attended, shared, delta, logits, dense, sum, latent, heads, counters, sums, squares, rows };
     let device = few_launch::Device { sms: context.sms, max_shared: context.max_shared };
     let device = few_launch::fits(context.arch).then_some(device);
     let mut slotted = of_ops.clone();
@@ -213,6 +216,7 @@ pub fn lay<'a>(
     };
     let scratch = Scratch {
         batch,
+        zeroed,
         apart: scratch("scratch of products", needs.apart)?,
         partial: scratch("partial sums of attention", needs.partial)?,
         first: scratch("expert lists", needs.n_expert + 1)?,

@@ -166,16 +166,17 @@ pub fn linear_twice(w: WeightType, k: usize, n: usize, device: Device) -> Option
     (bytes <= device.half()).then(|| (device.doubled("few_linear1", grid, bytes), each as u32))
 }
 
-/// Rows of weights of a block of `few_routed`, and blocks of a cluster: clusters of 4 do not fit on all multiprocessors
-/// at once.
-pub const ROUTED_ROWS: usize = 16;
-pub const ROUTED_CLUSTER: usize = 2;
+/// Rows of weights of a block of `few_routed`, and most of its blocks: sums of more parts could be too large.
+const ROUTED_ROWS: usize = 16;
+const MOST_ROUTED: usize = 256;
+/// Copies of the sums of logits (`choose.h`).
+const LOGIT_COPIES: usize = 4;
 
 /// `few_routed`: a product of `n` rows of weights of `k` numbers for one row, with a router of `n_expert` experts.
 pub fn routed(w: WeightType, k: usize, n: usize, n_expert: usize, device: Device, half: Half) -> Option<Launch> {
     let blocks = n / ROUTED_ROWS;
-    let fits = n.is_multiple_of(ROUTED_ROWS * ROUTED_CLUSTER)
-        && blocks <= device.sms
+    let fits = n.is_multiple_of(ROUTED_ROWS)
+        && blocks <= device.sms.min(MOST_ROUTED)
         && 4 * blocks > 3 * device.sms
         && n_expert.is_multiple_of(16)
         && n_expert <= 512;
@@ -184,9 +185,14 @@ pub fn routed(w: WeightType, k: usize, n: usize, n_expert: usize, device: Device
     (bytes <= device.half()).then(|| device.paired("few_routed", [blocks as u32, 1, 1], bytes, half))
 }
 
-/// Parts of the logits that `few_routed` leaves for `n` rows of weights.
-pub fn routed_parts(n: usize) -> usize {
-    n / (ROUTED_ROWS * ROUTED_CLUSTER)
+/// Blocks of `few_routed` for `n` rows of weights.
+pub fn routed_blocks(n: usize) -> usize {
+    n / ROUTED_ROWS
+}
+
+/// Numbers of eight bytes that it adds to (`LogitSums`), for a router of `n_expert` experts.
+pub fn routed_sums(n_expert: usize) -> usize {
+    LOGIT_COPIES * n_expert + 1
 }
 
 /// `few_long` for one row: `n` rows of weights of one matrix, more than a block holds; also its rows of weights of a
@@ -261,9 +267,6 @@ fn launch(
     (bytes + 512 <= device.max_shared).then_some(Launch { entry, grid, block: 512, shared: bytes as u32 })
 }
 
-/// Bytes that sums of logits take where weights will lie (`choose.h`).
-const SUMS: usize = 12 << 10;
-
 /// `few_experts` for one row: `pairs` experts of `n` rows of weights of gate and of up, and a shared one of `n_shared`.
 pub fn experts(
     w: WeightType,
@@ -281,9 +284,8 @@ pub fn experts(
         let least = (pairs * n + n_shared).div_ceil(most).max(1);
         (least..=n.max(n_shared).max(least)).find(|&each| blocks(each) <= most)
     });
-    let (each, bytes) = each
-        .map(|each| (each, shared(w, 1, runs(k), (each * row).max(SUMS))))
-        .find(|(_, bytes)| *bytes <= device.half())?;
+    let (each, bytes) =
+        each.map(|each| (each, shared(w, 1, runs(k), each * row))).find(|(_, bytes)| *bytes <= device.half())?;
     let (entry, grid) = ("few_experts", [blocks(each) as u32, 1, 1]);
     let launch = match blocks(each) <= device.sms {
         true => device.paired(entry, grid, bytes, half),
@@ -311,7 +313,7 @@ pub fn down(
     // Blocks that fill the device once, or twice where these are too long.
     let each = [1, 2, 3].into_iter().map(|waves| n.div_ceil(waves * device.sms).next_multiple_of(step));
     let (each, bytes) = each
-        .map(|each| (each, shared(w, 1, runs, (each * (n_used * row + row_shared)).max(SUMS))))
+        .map(|each| (each, shared(w, 1, runs, each * (n_used * row + row_shared))))
         .find(|(_, bytes)| *bytes <= device.half())?;
     let fits = is_whole(n) && k.is_multiple_of(16) && k_shared.is_none_or(|k| k.is_multiple_of(16));
     let entry = if k_shared.is_some() { "few_down_shared" } else { "few_down" };
@@ -370,7 +372,7 @@ mod tests {
         let (o, each) = linear(q4, 1, 4096, 2048, false, H200, Half::Shared).unwrap();
         assert_eq!((o.entry, o.grid, o.block, o.shared, each), ("few_linear1", [128, 1, 1], 512, 115_840, 16));
         let routed = |n| routed(q4, 4096, n, 128, H200, Half::Shared).map(|l| (l.grid, l.block, l.shared));
-        assert_eq!((routed(2048), routed_parts(2048)), (Some(([128, 1, 1], 512, 115_840)), 64));
+        assert_eq!((routed(2048), routed_blocks(2048)), (Some(([128, 1, 1], 512, 115_840)), 128));
         // Blocks that do not fit at once, and too few of them.
         assert_eq!((routed(2880), routed(1024)), (None, None));
         let (of_pair, blocks, each) = pair([q4, q6], 8, 2048, [4608, 512], H200, Half::Shared).unwrap();

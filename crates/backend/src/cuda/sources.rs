@@ -207,13 +207,6 @@ impl Key {
         key
     }
 
-    /// A product with a router of `n_expert` experts behind it, in clusters of `blocks` blocks.
-    pub fn clustered(source: Source, w: WeightType, n_expert: usize, blocks: usize) -> Key {
-        let mut key = Key::routed(source, w, n_expert);
-        key.defines.push(format!("ROUTED_CLUSTER={blocks}"));
-        key
-    }
-
     /// Attention of single tokens over heads of `d` numbers, `heads` query heads of a block.
     pub fn attend(source: Source, d: usize, heads: usize) -> Key {
         Key::new(source, vec![format!("D={d}"), format!("HEADS={heads}")])

@@ -51,8 +51,9 @@ const TYPED: [Source; 10] = [
 /// Those that copy in bulk, on Hopper and later; for a router's number of experts where they choose.
 fn bulk(w: WeightType) -> Vec<Key> {
     let mut keys = vec![Key::typed(sources::FEW_LINEAR, w), Key::typed(sources::FEW_PAIRS, w)];
-    keys.push(Key::clustered(sources::FEW_ROUTED, w, 128, super::few_launch::ROUTED_CLUSTER));
-    keys.extend([sources::FEW_EXPERTS, sources::FEW_DOWN].map(|source| Key::routed(source, w, 128)));
+    keys.extend(
+        [sources::FEW_ROUTED, sources::FEW_EXPERTS, sources::FEW_DOWN].map(|source| Key::routed(source, w, 128)),
+    );
     keys
 }
 
@@ -80,7 +81,7 @@ fn modules() -> Vec<Key> {
     for (d, heads) in [(64, 8), (128, 4), (128, 8), (256, 1), (256, 8)] {
         keys.push(Key::attend(sources::ATTEND_LONG, d, heads));
     }
-    for (d, heads) in [(64, 2), (128, 2), (256, 1), (256, 2)] {
+    for (d, heads) in [(64, 1), (64, 2), (128, 1), (128, 2), (256, 1), (256, 2)] {
         keys.push(Key::attend(sources::ATTEND, d, heads));
     }
     keys.push(Key::pair(sources::LINEAR_PAIR, WeightType::Q4_K, WeightType::Q6_K));

@@ -36,9 +36,10 @@ impl Encoder<'_> {
             router: node.index as u32,
             eps: node.router.renormalise.unwrap_or(0.0),
             scale: node.router.scale,
-            n_parts: 0,
+            n_squares: 0,
             k: 0,
             norm_eps: 0.0,
+            sums: args::LogitSums::default(),
         }
     }
 

@@ -7,8 +7,8 @@ use super::super::few_launch;
 use super::super::launch::Launch;
 use super::super::matmul;
 use super::super::nodes::{
-    AttendNode, AttentionNode, DeltaInNode, DenseUp, DownNode, ExpertsNode, FewLinearNode, Late, LatentOutNode,
-    LatentQNode, LogitParts, Modules, Node, Part, PostNormNode, RouterNode, UpNode,
+    ATTEND_PAGES, AttendNode, AttentionNode, DeltaInNode, DenseUp, DownNode, ExpertsNode, FewLinearNode, Late,
+    LatentOutNode, LatentQNode, Modules, Node, Part, PostNormNode, RouterNode, Sums, UpNode,
 };
 use super::attention::qkv_part;
 use super::batch::up_args;
@@ -33,8 +33,7 @@ impl Encoder<'_> {
             && let Some(launch) = few_launch::routed(w.dtype, w.k, w.n, routed.n_expert, device, half)
         {
             self.half = half.next();
-            let args =
-                args::FewRouted { op: a, router: routed.router, norm: routed.norm, parts: routed.parts, reserved: 0 };
+            let args = args::FewRouted { op: a, router: routed.router, norm: routed.norm, sums: routed.sums };
             return self.run(routed.module, launch, &args);
         }
         if let (Some(module), None) = (few, second.first())
@@ -78,7 +77,11 @@ impl Encoder<'_> {
         let n_tokens = self.counts.tokens;
         let (node, is_short) = &node.sized(n_tokens, self.most_pages, self.sms);
         let AttentionNode { cache, sinks, out, window, scale, softcap, .. } = node.attention;
-        let n_splits = node.splits(n_tokens, self.most_pages, self.sms);
+        let mut n_splits = node.splits(n_tokens, self.most_pages, self.sms);
+        if *is_short && node.heads == 1 {
+            // A block of one head takes eight pages in less time than two and a merge.
+            n_splits = n_splits.min(self.most_pages.div_ceil(2 * ATTEND_PAGES));
+        }
         let [workers, stages, bytes] = node.staged(self.most_pages, n_splits, self.max_shared);
         // One block would take longer than a launch.
         let merges = n_splits > 4;
@@ -406,8 +409,10 @@ impl Encoder<'_> {
 
     fn late_args(&self, late: &Late) -> args::Route {
         let args = self.route_args(&late.route);
-        match late.parts {
-            Some(LogitParts { n, k, eps }) => args::Route { n_parts: n as u32, k: k as u32, norm_eps: eps, ..args },
+        match late.sums {
+            Some(Sums { of, n_squares, k, eps }) => {
+                args::Route { n_squares: n_squares as u32, k: k as u32, norm_eps: eps, sums: of, ..args }
+            }
             None => args,
         }
     }

@@ -82,6 +82,8 @@ pub struct Scratch {
     pub pairs: Ptr,
     /// Activations of a product of many rows.
     pub packed: Ptr,
+    /// Numbers of eight bytes that are zero at the beginning of a step, and how many.
+    pub zeroed: (Ptr, usize),
     pub batch: BatchScratch,
 }
 
@@ -131,15 +133,33 @@ impl Encoder<'_> {
         })
     }
 
-    /// What comes before the first op: the angles of this step's positions.
+    /// What comes before the first op: the angles of this step's positions, and sums that begin with zero.
     pub fn begin(&mut self) -> Result<(), DriverError> {
+        let (mut zeroed, mut n_zeroed) = self.scratch.zeroed;
+        if self.counts.tokens > 1 {
+            n_zeroed = 0;
+        }
+        if self.ropes.is_empty() && n_zeroed > 0 {
+            // SAFETY: the program's own memory, of this length.
+            unsafe { self.stream.fill(zeroed, 0, 8 * n_zeroed)? };
+        }
         for i in 0..self.ropes.len() {
             let RopeView { inv_freq, table, half, factor, .. } = self.ropes[i];
             let rows = self.counts.tokens;
             let positions = self.step.positions;
             let (rows_, half_) = (rows as u32, half as u32);
-            let args = args::RopeTable { positions, inv_freq, table, rows: rows_, half: half_, factor, reserved: 0 };
-            self.run(Modules::ROPE, Launch::each("rope_table", rows * half, 128), &args)?;
+            let args = args::RopeTable {
+                positions,
+                inv_freq,
+                table,
+                zeroed,
+                rows: rows_,
+                half: half_,
+                factor,
+                n_zeroed: n_zeroed as u32,
+            };
+            self.run(Modules::ROPE, Launch::each("rope_table", (rows * half).max(n_zeroed), 128), &args)?;
+            (zeroed, n_zeroed) = (0, 0);
         }
         Ok(())
     }

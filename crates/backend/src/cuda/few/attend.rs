@@ -97,8 +97,7 @@ impl Few<'_> {
         let heads = group.next_power_of_two().min(8);
         let to = View { ptr: self.room.attended, rows: Rows::Tokens, width: n_head * d };
         let module = self.modules.id(Key::attend(sources::ATTEND_LONG, d, heads));
-        let few_heads = heads.min(2);
-        let short = Some((self.modules.id(Key::attend(sources::ATTEND, d, few_heads)), few_heads));
+        let short = [1, heads.min(2)].map(|heads| (self.modules.id(Key::attend(sources::ATTEND, d, heads)), heads));
         self.out.push(Node::Attend(AttendNode {
             module,
             heads,

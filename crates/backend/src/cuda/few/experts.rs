@@ -6,8 +6,8 @@ use quant::WeightType;
 use super::super::args::Prologue;
 use super::super::few_launch::{self, Half};
 use super::super::nodes::{
-    DenseUp, DownNode, ExpertsNode, FewLinearNode, Late, LogitParts, ModuleId, Node, Part, PostNormNode, RouteNode,
-    Routed, RouterNode, UpNode, View,
+    DenseUp, DownNode, ExpertsNode, FewLinearNode, Late, ModuleId, Node, Part, PostNormNode, RouteNode, Routed,
+    RouterNode, Sums, UpNode, View,
 };
 use super::super::sources::{self, Key};
 use super::pattern::{Dense, Moe, Shared};
@@ -33,11 +33,11 @@ impl Few<'_> {
         own_parts[0].out = route.logits;
         let mut late = self.late(&route, &experts, moe.shared.is_some_and(|shared| !shared.is_other));
         let added = self.of_router.take();
-        let logit_parts = match &mut late {
+        let sums = match &mut late {
             Some(late) if moe.scale.is_none() && added.is_none() => {
-                self.routed(&of_router, parts, &route).inspect(|parts| {
+                self.routed(&of_router, parts, &route).inspect(|sums| {
                     for of in late {
-                        of.parts = Some(*parts);
+                        of.sums = Some(*sums);
                     }
                 })
             }
@@ -54,7 +54,7 @@ impl Few<'_> {
             scale: moe.scale.unwrap_or(1.0),
             is_late: late.is_some(),
             added,
-            is_routed: logit_parts.is_some(),
+            is_routed: sums.is_some(),
         };
         self.out.push(Node::Router(node));
         if let Some(&[Node::RmsNorm { x, w, eps, .. }]) = moe.norm.map(|at| self.nodes[at].as_slice()) {
@@ -226,12 +226,12 @@ impl Few<'_> {
         Some(sources.map(|(source, w)| Late {
             module: self.modules.id(Key::routed(source, w, n_expert)),
             route: *route,
-            parts: None,
+            sums: None,
         }))
     }
 
     /// Gives the product before a router, which adds to the row that it norms, the router's product too; for one row.
-    fn routed(&mut self, source: &Source, parts: &[Part], route: &RouteNode) -> Option<LogitParts> {
+    fn routed(&mut self, source: &Source, parts: &[Part], route: &RouteNode) -> Option<Sums> {
         let (device, Source { x, prologue }, n_expert) = (self.device?, *source, route.logits.width);
         let [Part { w: router, bias: 0, .. }] = parts else { return None };
         let Some(Node::FewLinear(node)) = self.out.last_mut() else { return None };
@@ -243,11 +243,12 @@ impl Few<'_> {
             && (out.ptr, out.rows, out.width) == (x.ptr, x.rows, x.width)
             && (node.x.rows, route.logits.rows) == (x.rows, x.rows);
         few_launch::routed(w.dtype, w.k, w.n, n_expert, device, Half::Shared).filter(|_| fits)?;
-        let key = Key::clustered(sources::FEW_ROUTED, w.dtype, n_expert, few_launch::ROUTED_CLUSTER);
-        let module = self.modules.id(key);
-        let (router, norm, parts) = (router.data.q, prologue.w, route.logits.ptr);
-        node.routed = Some(Routed { module, router, norm, parts, n_expert });
-        Some(LogitParts { n: few_launch::routed_parts(w.n), k: w.n, eps: prologue.eps })
+        let module = self.modules.id(Key::routed(sources::FEW_ROUTED, w.dtype, n_expert));
+        let (router, norm) = (router.data.q, prologue.w);
+        let sums = self.sums;
+        self.sums.of += 8 * few_launch::routed_sums(n_expert) as u64;
+        node.routed = Some(Routed { module, router, norm, sums, n_expert });
+        Some(Sums { of: sums, n_squares: few_launch::routed_blocks(w.n), k: w.n, eps: prologue.eps })
     }
 
     /// Kernels for the pairs of several rows, where weights of both products go through shared memory.

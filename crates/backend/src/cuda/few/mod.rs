@@ -21,7 +21,7 @@ use std::collections::{HashMap, HashSet};
 use model::plan::{Buf, Op, Plan};
 
 use self::pattern::{Moe, Post};
-use super::args::Prologue;
+use super::args::{LogitSums, Prologue};
 use super::driver::Ptr;
 use super::few_launch::{self, Device};
 use super::fuse::fuse;
@@ -58,14 +58,18 @@ pub struct Room {
     pub sum: Ptr,
     /// Zero before and after a launch.
     pub counters: Ptr,
+    /// Sums of the logits of each router, zero at the beginning of a step.
+    pub sums: Ptr,
+    /// Squares of the row that a router norms.
+    pub squares: Ptr,
     /// Maximum number of rows of a step.
     pub rows: usize,
 }
 
 /// Sizes of [`Room`] for `rows` rows, in numbers of four bytes and in the order of its fields.
-pub fn room(plan: &Plan, rows: usize) -> [usize; 9] {
+pub fn room(plan: &Plan, rows: usize) -> [usize; 11] {
     const COUNTERS: usize = 8;
-    let mut need = [0; 9];
+    let mut need = [0; 11];
     let sums = plan.ops.iter().filter_map(|op| match *op {
         Op::Combine { x, .. } => Some(plan.buf(x).width),
         _ => None,
@@ -99,8 +103,9 @@ pub fn room(plan: &Plan, rows: usize) -> [usize; 9] {
             }
             Op::Route { logits, .. } => {
                 let n_expert = plan.buf(logits).width;
-                let parts = few_launch::routed_parts(widest) * (n_expert + 4);
-                need[3] = need[3].max(rows * n_expert).max(parts);
+                need[3] = need[3].max(rows * n_expert);
+                need[9] += 2 * few_launch::routed_sums(n_expert);
+                need[10] = few_launch::routed_blocks(widest);
             }
             _ => {}
         }
@@ -167,6 +172,8 @@ struct Few<'a> {
     of_router: Option<PostNormNode>,
     /// The dense feed-forward that goes with the next experts.
     dense: Option<(DenseUp, FewLinearNode)>,
+    /// Where the next product with a router behind it adds up logits.
+    sums: LogitSums,
 }
 
 /// The nodes of a step of at most `target.room.rows` single tokens, from those of each op in `nodes`.
@@ -189,6 +196,7 @@ pub fn few(plan: &Plan, nodes: &[Vec<Node>], modules: &mut Modules, target: Targ
         of_router: None,
         has_latents,
         dense: None,
+        sums: LogitSums { of: room.sums, squares: room.squares },
     };
     few.moes = (0..plan.ops.len()).filter_map(|i| few.moe(i)).collect();
     few.posts = (0..plan.ops.len()).filter_map(|i| few.post(i)).collect();

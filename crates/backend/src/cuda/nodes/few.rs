@@ -21,7 +21,7 @@ pub struct FewLinearNode {
     pub add: bool,
     /// The kernels that bring weights through shared memory.
     pub few: Option<ModuleId>,
-    /// For one row: the router behind it, whose logits it leaves in parts.
+    /// For one row: the router behind it, whose logits it adds up.
     pub routed: Option<Routed>,
 }
 
@@ -32,8 +32,7 @@ pub struct Routed {
     /// The router's matrix of f32, and the weights of the norm before it.
     pub router: Ptr,
     pub norm: Ptr,
-    /// Parts of the logits.
-    pub parts: Ptr,
+    pub sums: args::LogitSums,
     pub n_expert: usize,
 }
 
@@ -44,9 +43,9 @@ pub struct AttendNode {
     pub module: ModuleId,
     /// Query heads of a block.
     pub heads: usize,
-    /// The kernel for short contexts, and its heads of a block, which are fewer, so that blocks fill the device. None
-    /// where a node was sized for them.
-    pub short: Option<(ModuleId, usize)>,
+    /// The kernels for short contexts, and their heads of a block, which are fewer, so that blocks fill the device: one
+    /// for a token, two for several.
+    pub short: [(ModuleId, usize); 2],
     /// Of q, k and v.
     pub parts: [QkvPartNode; 3],
     /// Numbers from head to head of q.
@@ -60,15 +59,14 @@ pub struct AttendNode {
 impl AttendNode {
     /// As it runs for contexts of `most_pages`, and whether these are short: while blocks of two pages fit at once.
     pub fn sized(mut self, n_tokens: usize, most_pages: usize, sms: usize) -> (AttendNode, bool) {
-        let Some((module, heads)) = self.short else { return (self, false) };
-        let tiles = (self.attention.n_head / self.attention.cache.n_kv).div_ceil(heads);
-        let is_short = n_tokens * self.attention.cache.n_kv * tiles * most_pages.div_ceil(2) <= sms;
-        if is_short {
+        let n_kv = self.attention.cache.n_kv;
+        let tiles = |heads| (self.attention.n_head / n_kv).div_ceil(heads);
+        let fits = |&(_, heads): &(ModuleId, usize)| n_tokens * n_kv * tiles(heads) * most_pages.div_ceil(2) <= sms;
+        let short = self.short.into_iter().skip(usize::from(n_tokens > 1)).find(fits);
+        if let Some((module, heads)) = short {
             (self.module, self.heads) = (module, heads);
-        } else {
-            self.short = None;
         }
-        (self, is_short)
+        (self, short.is_some())
     }
 
     /// Tiles of heads of a key-value head.
@@ -119,7 +117,7 @@ pub struct RouterNode {
     pub is_late: bool,
     /// What is added to x first: its `out` is the x of this node.
     pub added: Option<PostNormNode>,
-    /// The product before it leaves the logits of one row in parts, so that this node has no launch.
+    /// The product before it adds up the logits of one row, so that this node has no launch.
     pub is_routed: bool,
 }
 
@@ -231,14 +229,15 @@ impl DenseUp {
 pub struct Late {
     pub module: ModuleId,
     pub route: RouteNode,
-    /// Of logits in parts.
-    pub parts: Option<LogitParts>,
+    /// Where the product before the router has added up the logits.
+    pub sums: Option<Sums>,
 }
 
-/// Logits that come in parts, without the factor of the norm before the router.
+/// Sums of logits, without the factor of the norm before the router.
 #[derive(Clone, Copy, Debug)]
-pub struct LogitParts {
-    pub n: usize,
+pub struct Sums {
+    pub of: args::LogitSums,
+    pub n_squares: usize,
     /// Numbers of the normed row.
     pub k: usize,
     /// Of the norm.
