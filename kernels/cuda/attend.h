@@ -135,7 +135,6 @@ __device__ __forceinline__ void end_split(const Attend& a, u64 place, u32 split,
 KERNEL __launch_bounds__(MERGE_THREADS) attend_merge(const __grid_constant__ Attend a) {
     __shared__ __align__(16) float sums[MERGE_GROUPS][D];
     __shared__ float factors[MAX_SPLITS];
-    PDL_LAUNCH();
     const u32 token = blockIdx.x / a.q.n_head, head = blockIdx.x % a.q.n_head;
     const u32 group = a.q.n_head / a.n_kv, kv_head = head / group, tile = head % group / HEADS;
     const u32 h = head % group % HEADS, lane = threadIdx.x % 32;
@@ -146,6 +145,7 @@ KERNEL __launch_bounds__(MERGE_THREADS) attend_merge(const __grid_constant__ Att
     constexpr u32 MOST = (MAX_SPLITS + MERGE_GROUPS - 1) / MERGE_GROUPS;
     const u32 mine = threadIdx.x / (D / 4), column = threadIdx.x % (D / 4) * 4;
     PDL_WAIT();
+    PDL_LAUNCH();
     float4 x[MOST];
 #pragma unroll
     for (u32 i = 0; i < MOST; i++) {

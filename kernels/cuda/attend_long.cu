@@ -42,7 +42,6 @@ KERNEL __maxnreg__(D <= 128 ? 112 : 168) attend_long(const __grid_constant__ Att
     __shared__ __align__(16) Kv fresh[2][D];
     __shared__ uint4 q_rest[D / 32][32];
     __shared__ float tops[WORKERS][8], totals[WORKERS][8], top[8], total[8];
-    PDL_LAUNCH();
     TRACE(0);
 
     const u32 place_of = blockIdx.x / a.n_splits, split = blockIdx.x % a.n_splits, kv_head = place_of % a.n_kv;
@@ -91,6 +90,8 @@ KERNEL __maxnreg__(D <= 128 ? 112 : 168) attend_long(const __grid_constant__ Att
     if (threadIdx.x < D / 8 && a.k.w) prefetch(a.k.w + 8 * threadIdx.x);
     TRACE(1);
     PDL_WAIT();
+    // Not earlier: blocks that wait would take the place of those that work.
+    PDL_LAUNCH();
     TRACE(2);
 
     // A warp a head of q, then the new k and v.

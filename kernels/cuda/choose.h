@@ -12,7 +12,7 @@
 
 // Sums of logits are integers in units of 2^-32, in copies (`few_launch.rs`), which blocks take in turn so that fewer
 // of them meet. A part of a sum is below 2^23, and there are at most 256: a larger one, or NaN, counts as no number.
-#define LOGIT_COPIES 2
+#define LOGIT_COPIES 4
 #define LOGIT_UNIT 4294967296.0f
 #define LOGIT_MOST 8388608.0f
 

@@ -13,7 +13,7 @@ extern __shared__ uint4 shared[];
 
 KERNEL __maxnreg__(FEW_REGISTERS) few_experts(const __grid_constant__ FewExperts f) {
     typedef VecOf<WEIGHT>::type W;
-    __shared__ u32 chosen;
+    __shared__ u32 chosen[MAX_CHOSEN];
     const Experts& a = f.op;
     const u32 n_pairs = a.rows * a.n_used, tiles = (a.n + f.each - 1) / f.each, n_routed = n_pairs * tiles;
     const bool is_shared = blockIdx.x >= n_routed;
@@ -28,25 +28,16 @@ KERNEL __maxnreg__(FEW_REGISTERS) few_experts(const __grid_constant__ FewExperts
     const FewShared s = few_shared<W>(shared, FEW_WARPS, 1, runs);
     const FewRows rows = few_rows_of_warp(count);
     TRACE(0);
-    // Called by one warp, whose lanes copy the rows of a warp each: a warp that chooses need not wait for others.
     const auto copy = [&](u32 expert) {
-        const Matrix &gate = is_shared ? a.shared_w : a.w, &up = is_shared ? a.shared_up : a.up;
-        const u32 warps = blockDim.x / 32, most = (count + warps - 1) / warps, from = min(threadIdx.x * most, count);
-        const u32 n_rows = threadIdx.x < warps ? min(most, count - from) : 0, bytes = n_rows * row_bytes;
-        if (n_rows == 0) return;
-        const u32 barrier = s.barriers + threadIdx.x * 8, to = s.at + 2 * from * row_bytes;
-        const u64 at = ((u64)expert * a.n + first + from) * row_bytes;
-        barrier_expect(barrier, 2 * bytes);
-        bulk_copy(to, gate.q + at, bytes, barrier);
-        bulk_copy(to + bytes, up.q + at, bytes, barrier);
+        const Matrix &w = is_shared ? a.shared_w : a.w, &up = is_shared ? a.shared_up : a.up;
+        const u64 at = ((u64)expert * a.n + first) * row_bytes;
+        few_copy<2>(s, rows, row_bytes, [&](u32 i, int part) { return (part ? up.q : w.q) + at + i * row_bytes; });
     };
     few_barrier(s);
-    // All barriers are there.
-    __syncthreads();
-    if (is_shared && threadIdx.x < 32) copy(0);
-    // The first warp chooses and asks for weights while others stage the row.
+    if (is_shared) copy(0);
+    // The first warp chooses while others stage the row.
     const bool chooses = !is_shared && f.route.logits != nullptr;
-    const u32 thread = is_shared ? threadIdx.x : threadIdx.x - 32, threads = is_shared ? blockDim.x : blockDim.x - 32;
+    const u32 thread = chooses ? threadIdx.x - 32 : threadIdx.x, threads = chooses ? blockDim.x - 32 : blockDim.x;
     const Staged<W, 1> staged = {s.staged, runs};
     const u32 row = first + rows.first + threadIdx.x % 32;
     const bool has_row = threadIdx.x % 32 < rows.n;
@@ -54,21 +45,31 @@ KERNEL __maxnreg__(FEW_REGISTERS) few_experts(const __grid_constant__ FewExperts
     float sum = 0.0f, up = 0.0f, bias = 0.0f, up_bias = 0.0f;
     few_ahead(prologue, a.k);
     TRACE(1);
+    // All barriers are there.
+    __syncthreads();
     PDL_WAIT();
     TRACE(2);
     PDL_LAUNCH();
     float squares[1] = {};
-    if (!is_shared && threadIdx.x < 32) {
-        u32 expert;
-        if (chooses) {
-            bool is_bad;
-            expert = __shfl_sync(FULL_MASK, choose(f.route, token, is_bad).index, pair % a.n_used);
-        } else {
-            expert = a.ids[pair];
+    if (chooses && threadIdx.x < 32) {
+        bool is_bad;
+        const Best best = choose(f.route, token, is_bad);
+        if (threadIdx.x < a.n_used) chosen[threadIdx.x] = best.index;
+        // It asks for the weights of all warps, which need not wait for those that stage. An id that names no expert
+        // never becomes an address.
+        const u32 of = __shfl_sync(FULL_MASK, best.index, pair % a.n_used);
+        if (of < a.n_expert) {
+            const u32 warps = blockDim.x / 32, most = (count + warps - 1) / warps;
+            const u32 from = min(threadIdx.x * most, count);
+            const u32 n_rows = threadIdx.x < warps ? min(most, count - from) : 0;
+            if (n_rows > 0) {
+                const u32 barrier = s.barriers + threadIdx.x * 8;
+                barrier_expect(barrier, 2 * n_rows * row_bytes);
+                const u64 at = ((u64)of * a.n + first + from) * row_bytes;
+                bulk_copy(s.at + 2 * from * row_bytes, a.w.q + at, n_rows * row_bytes, barrier);
+                bulk_copy(s.at + (2 * from + n_rows) * row_bytes, a.up.q + at, n_rows * row_bytes, barrier);
+            }
         }
-        // An id that names no expert never becomes an address.
-        if (expert < a.n_expert) copy(expert);
-        if (threadIdx.x == 0) chosen = expert;
         TRACE(5);
     } else {
         few_stage(staged, 0, a.x + (u64)token * a.k, prologue, a.k, thread, threads, squares[0]);
@@ -77,11 +78,13 @@ KERNEL __maxnreg__(FEW_REGISTERS) few_experts(const __grid_constant__ FewExperts
     __syncthreads();
     TRACE(3);
     if (!is_shared) {
-        const u32 expert = chosen;
+        const u32 expert = chooses ? chosen[pair % a.n_used] : a.ids[pair];
         if (expert >= a.n_expert) {
+            // An id that names no expert never becomes an address.
             if (has_row) *out = 0.0f;
             return;
         }
+        if (!chooses) copy(expert);
         if (a.bias && has_row) bias = a.bias[(u64)expert * a.n + row];
         if (a.up_bias && has_row) up_bias = a.up_bias[(u64)expert * a.n + row];
     }

@@ -219,7 +219,7 @@ static void attend(const Layer& l) {
 // The router's logits come from the output product.
 static bool is_routed() { return is_new && cols == 1 && env("ROUTED", 1); }
 // As `LOGIT_COPIES` of `choose.h`.
-static const u32 COPIES = env("COPIES", 2), SUMS = COPIES * N_EXPERT + 1;
+static const u32 COPIES = env("COPIES", 4), SUMS = COPIES * N_EXPERT + 1;
 static LogitSums sums_of(const Layer& l) { return {sums + (&l - layers.data()) * SUMS, squares}; }
 static void output(const Layer& l) {
     const Linear a = linear(attended, 4096, {{{l.o}, nullptr, x, D}}, {}, true);

@@ -170,7 +170,7 @@ pub fn linear_twice(w: WeightType, k: usize, n: usize, device: Device) -> Option
 const ROUTED_ROWS: usize = 16;
 const MOST_ROUTED: usize = 256;
 /// Copies of the sums of logits (`choose.h`).
-const LOGIT_COPIES: usize = 2;
+const LOGIT_COPIES: usize = 4;
 
 /// `few_routed`: a product of `n` rows of weights of `k` numbers for one row, with a router of `n_expert` experts.
 pub fn routed(w: WeightType, k: usize, n: usize, n_expert: usize, device: Device, half: Half) -> Option<Launch> {
