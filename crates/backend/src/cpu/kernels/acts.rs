@@ -75,7 +75,7 @@ pub(super) struct RowPtr {
     /// bits `q = 256·high + low`, low unsigned; of 256-blocks `u·q = 256·high + low`, low signed.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // The layout is one for all.
     pub digits: *mut u8,
-    /// AVX-512 only, of 256-blocks, `i32 [k/16][2]`: of each 16-group, `-32·Σ q` over the even words of four values, and
+    /// AVX-512 only, of 256-blocks, `i32 [k/16][2]`: of each 16-group, `-32·Σ q` over the even words of four values and
     /// over the odd ones.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     pub parts: *mut i32,

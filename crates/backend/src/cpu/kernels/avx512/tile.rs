@@ -2,9 +2,9 @@
 //!
 //! As in AVX2, but one instruction multiplies, adds and broadcasts the activations: `vpdpwssd` for pairs of 16-bit
 //! integers, `vpdpbusd` for words of bytes, whose sums have 32 bits. Even and odd registers of the panel have their own
-//! sums, so that few columns too have enough of them to hide the latency. Of 32-blocks the results of a group of columns
-//! stay in registers. Of super-blocks with few bits ([`Groups::PAIRED`]) a register has two words of half of the rows, and
-//! sums have 16 bits when their sub-scales are applied: three instructions for 512 products where it took seven.
+//! sums, so that few columns too have enough of them to hide the latency. Of 32-blocks the results of a group of
+//! columns stay in registers. Of super-blocks with few bits ([`Groups::PAIRED`]) a register has two words of half of the
+//! rows, and sums have 16 bits when their sub-scales are applied: three instructions for 512 products, not seven.
 
 use std::arch::x86_64::*;
 
@@ -64,8 +64,8 @@ unsafe fn small_columns<const BYTES: bool, const OFFSET: u8, const MIN: bool>(
     cols: &[ColPtr],
     acc: &mut [[f32; ROWS]],
 ) {
-    // SAFETY: the caller's promise, for each of the columns.
     groups!(
+        // SAFETY: the caller's promise, for each of the columns.
         GROUP, cols, acc, C => unsafe { small::<C, BYTES, OFFSET, MIN>(panel, blocks, chunk, cols, acc) },
         1 2 3 4 5 6 7 or GROUP
     );
@@ -84,15 +84,15 @@ unsafe fn large_columns<T: Groups>(
     if T::PAIRED {
         // Of about one length.
         let group = cols.len().div_ceil(cols.len().div_ceil(PAIRED_GROUP).max(1)).max(1);
-        // SAFETY: the caller's promise, for each of the columns.
         groups!(
+            // SAFETY: the caller's promise, for each of the columns.
             group, cols, acc, C => unsafe { paired::<C, T>(panel, chunk, cols, acc) },
             1 2 3 4 5 or PAIRED_GROUP
         );
         return;
     }
-    // SAFETY: the caller's promise, for each of the columns.
     groups!(
+        // SAFETY: the caller's promise, for each of the columns.
         GROUP, cols, acc, C => unsafe { large::<C, T>(panel, chunk, cols, acc) },
         1 2 3 4 5 6 7 or GROUP
     );
@@ -277,8 +277,8 @@ unsafe fn large<const C: usize, T: Groups>(panel: &Panel, chunk: usize, cols: &[
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2")]
 unsafe fn paired<const C: usize, T: Groups>(panel: &Panel, chunk: usize, cols: &[ColPtr], acc: &mut [[f32; ROWS]]) {
-    // 16-groups that are summed up together: over 16 values of 4 bits the even or the odd words have 16 bits, over 8 those
-    // of 6 bits with a sign.
+    // 16-groups that are summed up together: over 16 values of 4 bits the even or the odd words have 16 bits, over 8
+    // those of 6 bits with a sign.
     let groups = if T::WIDE_SCALES && T::BITS <= 4 { 2 } else { 1 };
     const {
         let largest = if T::PANEL_OFFSET == 0 { (1 << T::BITS) - 1 } else { T::PANEL_OFFSET as i32 };
