@@ -7,6 +7,8 @@
 //! * *start*, of 8-bit activations: the terms that the sums of every 16-group start from; they take an offset of 32 (of
 //!   256-blocks) or 16 (of 32-blocks) off the weights.
 //!
+//! AVX-512 has starts of its own for super-blocks, the *parts*.
+//!
 //! AMX multiplies bytes only, and has the *digits* of integers that are longer, base 256: those of 256-blocks lie in
 //! the place of the wide form, which nothing else reads there. So the kernels of an instruction set read rows that were
 //! quantised for it.
@@ -37,6 +39,7 @@ pub struct ActsShared {
     start: usize,
     wide: usize,
     digits: usize,
+    parts: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -72,20 +75,27 @@ pub(super) struct RowPtr {
     /// bits `q = 256·high + low`, low unsigned; of 256-blocks `u·q = 256·high + low`, low signed.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // The layout is one for all.
     pub digits: *mut u8,
+    /// AVX-512 only, of 256-blocks, `i32 [k/16][2]`: of each 16-group, `-32·Σ q` over the even words of four values and
+    /// over the odd ones.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    pub parts: *mut i32,
 }
 
 fn up(n: usize) -> usize {
     n.next_multiple_of(ALIGN)
 }
 
-/// Byte sizes of the sections q, u, d, sums, start, wide, digits.
-fn sections(kind: ActKind, rows: usize, k: usize) -> [usize; 7] {
+/// Byte sizes of the sections q, u, d, sums, start, wide, digits, parts.
+fn sections(kind: ActKind, rows: usize, k: usize) -> [usize; 8] {
     let n = rows * k;
     match kind {
-        ActKind::F32 => [up(n * 4), 0, 0, 0, 0, 0, 0],
-        ActKind::Block32 => [up(n * 2), 0, up(n / 8), up(n / 8), 0, up(n * 2), if HAS_AMX { up(n * 2) } else { 0 }],
-        ActKind::Byte32 => [up(n), 0, up(n / 8), up(n / 8), up(n / 4), up(n * 2), 0],
-        ActKind::Block256 => [up(n), up(n / 32), up(n / 64), up(n / 8), up(n / 4), up(n * 2), 0],
+        ActKind::F32 => [up(n * 4), 0, 0, 0, 0, 0, 0, 0],
+        ActKind::Block32 => [up(n * 2), 0, up(n / 8), up(n / 8), 0, up(n * 2), if HAS_AMX { up(n * 2) } else { 0 }, 0],
+        ActKind::Byte32 => [up(n), 0, up(n / 8), up(n / 8), up(n / 4), up(n * 2), 0, 0],
+        ActKind::Block256 => {
+            let parts = if cfg!(target_arch = "x86_64") { up(n / 2) } else { 0 };
+            [up(n), up(n / 32), up(n / 64), up(n / 8), up(n / 4), up(n * 2), 0, parts]
+        }
     }
 }
 
@@ -108,8 +118,8 @@ impl ActsShared {
     pub fn new(rows: usize, k: usize) -> Result<ActsShared, CompileError> {
         let mut mem = zeroed::<Line>("activations", ActsShared::bytes(rows, k) / ALIGN)?;
         let base = mem.as_mut_ptr().cast();
-        let (q, u, d, sums, start, wide, digits) = (0, 0, 0, 0, 0, 0, 0);
-        Ok(ActsShared { mem, base, kind: ActKind::F32, rows: 0, k: 0, q, u, d, sums, start, wide, digits })
+        let (q, u, d, sums, start, wide, digits, parts) = (0, 0, 0, 0, 0, 0, 0, 0);
+        Ok(ActsShared { mem, base, kind: ActKind::F32, rows: 0, k: 0, q, u, d, sums, start, wide, digits, parts })
     }
 
     /// Cuts the memory for `rows` rows of `k` values; their content is meaningless until it is written. Allocates
@@ -131,6 +141,7 @@ impl ActsShared {
         self.start = self.sums + size[3];
         self.wide = self.start + size[4];
         self.digits = if kind == ActKind::Block256 { self.wide } else { self.wide + size[5] };
+        self.parts = self.wide + size[5] + size[6];
     }
 
     /// The kind it was last cut for.
@@ -176,6 +187,11 @@ impl ActsShared {
                     HAS_AMX && matches!(self.kind, ActKind::Block32 | ActKind::Block256),
                     self.digits + r * self.k * 2,
                 ),
+                parts: only(
+                    cfg!(target_arch = "x86_64") && self.kind == ActKind::Block256,
+                    self.parts + r * self.k / 2,
+                )
+                .cast(),
             }
         }
     }

@@ -186,6 +186,7 @@ impl ColPtr {
             start: std::ptr::null_mut(),
             wide: std::ptr::null_mut(),
             digits: std::ptr::null_mut(),
+            parts: std::ptr::null_mut(),
         },
         act: 0,
     };

@@ -170,10 +170,17 @@ pub(super) fn quantise(isa: CheckedIsa) -> QuantiseFns {
     };
     match isa.isa() {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 | Isa::Avx512 => QuantiseFns {
+        Isa::Avx2 => QuantiseFns {
             block32: avx2::quantise::block32,
             byte32: avx2::quantise::byte32,
             block256: avx2::quantise::block256,
+            ..plain
+        },
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => QuantiseFns {
+            block32: avx2::quantise::block32,
+            byte32: avx2::quantise::byte32,
+            block256: avx512::quantise::block256,
             ..plain
         },
         #[cfg(target_arch = "x86_64")]

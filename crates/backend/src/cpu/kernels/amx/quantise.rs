@@ -1,10 +1,10 @@
-//! AVX2's quantisers, and the bytes of integers that have more than eight bits.
+//! The quantisers of AVX2 and AVX-512, and the bytes of integers that have more than eight bits.
 
 use std::arch::x86_64::*;
 
 use super::super::acts::RowPtr;
-use super::super::avx2;
 use super::super::panel::CHUNK;
+use super::super::{avx2, avx512};
 
 /// Stores the bytes of 32 integers `256·high + low`: of `v` the low ones, of `above` the high ones.
 ///
@@ -44,11 +44,11 @@ pub(in super::super) unsafe fn block32(x: &[f32], row: &RowPtr) {
 
 /// # Safety
 /// See [`super::super::variants::QuantiseFn`].
-#[target_feature(enable = "avx512f,avx512bw,avx2,fma")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma")]
 pub(in super::super) unsafe fn block256(x: &[f32], row: &RowPtr) {
     // SAFETY: the caller's promise; the digits take the place of the wide form.
     unsafe {
-        avx2::quantise::block256(x, row);
+        avx512::quantise::block256(x, row);
         for at in (0..x.len()).step_by(32) {
             let u = _mm512_set1_epi16(i16::from(*row.u.add(at / 32)));
             let v = _mm512_mullo_epi16(_mm512_cvtepi8_epi16(_mm256_loadu_si256(row.q.add(at).cast())), u);

@@ -23,7 +23,7 @@ mod vec;
 /// The formats under the names of `types.rs`.
 pub(super) mod formats {
     pub(in super::super) use super::super::grid::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3S, Iq3Xxs};
-    pub(in super::super) use super::large::{Iq4Xs, Large, Q2K, Q3K, Q4K, Q5K, Q6K, Tq1, Tq2};
+    pub(in super::super) use super::large::{Iq4Xs, Q2K, Q3K, Q4K, Q5K, Q6K, Tq1, Tq2};
     pub(in super::super) use super::panel_words::{IQ4_WITH_OFFSET, PanelLarge};
     pub(super) use super::planar::{BF16, Bits, E8m0, F16, F32, Fp4};
     pub(super) use super::small::{Iq4Nl, Mxfp4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};

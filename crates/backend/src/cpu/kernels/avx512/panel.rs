@@ -21,6 +21,9 @@ pub(in super::super) type PartFn = unsafe fn(set: &RowSet, chunk: usize, part: u
 
 /// Where the words of a panel go.
 pub(in super::super) trait Put {
+    /// Words come in pairs: the register of an even word has it and the next one of half of the rows (see
+    /// [`Paired`]), that of an odd word those of the other half.
+    const PAIRED: bool = false;
     /// Takes word `i` of 32-group `j` of 16 rows, in the order and with the offset of the panel.
     ///
     /// # Safety
@@ -40,6 +43,20 @@ impl Put for Plain {
     }
 }
 
+/// The bytes as they are, an even word of a row beside the next one: a register has two words of rows 0, 1, 4, 5, 8, 9,
+/// 12 and 13, the next one those of the others. So the sums of both, packed to 16 bits, are pairs in the order of rows.
+pub(super) struct Paired;
+
+impl Put for Paired {
+    const PAIRED: bool = true;
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn put(panel: &mut Panel, j: usize, i: usize, word: __m512i) {
+        // SAFETY: the promise of the trait.
+        unsafe { Plain::put(panel, j, i, word) }
+    }
+}
+
 /// The unpacker of a type of super-blocks.
 pub(in super::super) fn unpack(t: WeightType) -> UnpackFn {
     of_super_block!(t, whole)
@@ -52,7 +69,13 @@ unsafe fn whole<T: Groups>(set: &RowSet, chunk: usize, _blocks: usize, panel: &m
     prefetch_next_rows(set, chunk / 256 * T::BYTES, T::BYTES);
     for i in 0..4 {
         // SAFETY: the caller's promise.
-        unsafe { part::<T, Plain>(set, chunk, i, panel) }
+        unsafe {
+            if T::PAIRED {
+                part::<T, Paired>(set, chunk, i, panel);
+            } else {
+                part::<T, Plain>(set, chunk, i, panel);
+            }
+        }
     }
 }
 
@@ -75,6 +98,9 @@ pub(in super::super) unsafe fn part<T: Groups, P: Put>(set: &RowSet, chunk: usiz
 
 /// A super-block format.
 pub(in super::super) trait Groups: PanelLarge {
+    /// The products of AVX-512 take [`Paired`] words: the sums over half of the words of a sub-scale have 16 bits.
+    const PAIRED: bool;
+
     /// Puts quarter `part` of the words of 16 blocks.
     ///
     /// # Safety
@@ -82,19 +108,23 @@ pub(in super::super) trait Groups: PanelLarge {
     unsafe fn part<P: Put>(p: &[*const u8; ROWS], part: usize, panel: &mut Panel);
 }
 
-/// The four words at each of 16 addresses, `[word]`, a lane an address.
+/// The four words at each of 16 addresses, `[word]`, a lane an address; or the two pairs of words, as `P` takes them.
 ///
 /// # Safety
 /// Sixteen bytes are readable at every address.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn words4(p: &[*const u8; ROWS], at: usize) -> [__m512i; 4] {
+unsafe fn words4<P: Put>(p: &[*const u8; ROWS], at: usize) -> [__m512i; 4] {
     let t = array!(4, |i| {
         // SAFETY: the caller's promise.
         let load = |r: usize| unsafe { _mm_loadu_si128(p[r].add(at).cast()) };
         let t = _mm512_inserti32x4::<1>(_mm512_castsi128_si512(load(i)), load(i + 4));
         _mm512_inserti32x4::<3>(_mm512_inserti32x4::<2>(t, load(i + 8)), load(i + 12))
     });
+    if P::PAIRED {
+        let (a, b) = (_mm512_unpacklo_epi64(t[0], t[1]), _mm512_unpacklo_epi64(t[2], t[3]));
+        return [a, b, _mm512_unpackhi_epi64(t[0], t[1]), _mm512_unpackhi_epi64(t[2], t[3])];
+    }
     let (a, b) = (_mm512_unpacklo_epi32(t[0], t[1]), _mm512_unpacklo_epi32(t[2], t[3]));
     let (c, d) = (_mm512_unpackhi_epi32(t[0], t[1]), _mm512_unpackhi_epi32(t[2], t[3]));
     [_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b), _mm512_unpacklo_epi64(c, d), _mm512_unpackhi_epi64(c, d)]
@@ -125,8 +155,9 @@ fn move_bits(v: __m512i, from: usize, to: usize, mask: i8) -> __m512i {
 
 /// One format: the expression that puts a quarter of its words where `P` says.
 macro_rules! groups {
-    ($t:ident, |$p:ident, $part:ident, $panel:ident| $e:expr) => {
+    ($t:ident, $paired:literal, |$p:ident, $part:ident, $panel:ident| $e:expr) => {
         impl Groups for $t {
+            const PAIRED: bool = $paired;
             #[inline]
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
             unsafe fn part<P: Put>($p: &[*const u8; ROWS], part: usize, $panel: &mut Panel) {
@@ -156,9 +187,9 @@ macro_rules! groups {
     };
 }
 
-groups!(Q2K, |p, part, panel| {
+groups!(Q2K, true, |p, part, panel| {
     let (n, half) = (part / 2, part % 2);
-    let w = words4(p, 16 + 32 * n + 16 * half);
+    let w = words4::<P>(p, 16 + 32 * n + 16 * half);
     for i in 0..4 {
         for j in 0..4 {
             P::put(panel, 4 * n + j, 4 * half + i, move_bits(w[i], 2 * j, 0, 3));
@@ -166,9 +197,9 @@ groups!(Q2K, |p, part, panel| {
     }
 });
 
-groups!(Q3K, |p, part, panel| {
+groups!(Q3K, true, |p, part, panel| {
     let (n, half) = (part / 2, part % 2);
-    let (h, w) = (words4(p, 16 * half), words4(p, 32 + 32 * n + 16 * half));
+    let (h, w) = (words4::<P>(p, 16 * half), words4::<P>(p, 32 + 32 * n + 16 * half));
     for i in 0..4 {
         for j in 0..4 {
             let word = _mm512_or_si512(move_bits(w[i], 2 * j, 0, 3), move_bits(h[i], 4 * n + j, 2, 4));
@@ -177,9 +208,9 @@ groups!(Q3K, |p, part, panel| {
     }
 });
 
-groups!(Q4K, |p, part, panel| {
+groups!(Q4K, true, |p, part, panel| {
     for half in 0..2 {
-        let w = words4(p, 16 + 32 * part + 16 * half);
+        let w = words4::<P>(p, 16 + 32 * part + 16 * half);
         for i in 0..4 {
             P::put(panel, 2 * part, 4 * half + i, low(w[i]));
             P::put(panel, 2 * part + 1, 4 * half + i, high(w[i]));
@@ -187,9 +218,9 @@ groups!(Q4K, |p, part, panel| {
     }
 });
 
-groups!(Q5K, |p, part, panel| {
+groups!(Q5K, true, |p, part, panel| {
     for half in 0..2 {
-        let (h, w) = (words4(p, 16 + 16 * half), words4(p, 48 + 32 * part + 16 * half));
+        let (h, w) = (words4::<P>(p, 16 + 16 * half), words4::<P>(p, 48 + 32 * part + 16 * half));
         for i in 0..4 {
             P::put(panel, 2 * part, 4 * half + i, _mm512_or_si512(low(w[i]), move_bits(h[i], 2 * part, 4, 16)));
             P::put(
@@ -202,10 +233,10 @@ groups!(Q5K, |p, part, panel| {
     }
 });
 
-groups!(Q6K, |p, part, panel| {
+groups!(Q6K, true, |p, part, panel| {
     let (n, half) = (part / 2, part % 2);
     let at = 64 * n + 16 * half;
-    let (a, b, h) = (words4(p, at), words4(p, at + 32), words4(p, 128 + 32 * n + 16 * half));
+    let (a, b, h) = (words4::<P>(p, at), words4::<P>(p, at + 32), words4::<P>(p, 128 + 32 * n + 16 * half));
     for i in 0..4 {
         P::put(panel, 4 * n, 4 * half + i, _mm512_or_si512(low(a[i]), move_bits(h[i], 0, 4, 48)));
         P::put(panel, 4 * n + 1, 4 * half + i, _mm512_or_si512(low(b[i]), move_bits(h[i], 2, 4, 48)));
@@ -214,10 +245,10 @@ groups!(Q6K, |p, part, panel| {
     }
 });
 
-groups!(Iq4Xs, |p, part, panel| {
+groups!(Iq4Xs, false, |p, part, panel| {
     let table = _mm512_broadcast_i32x4(_mm_loadu_si128(IQ4_WITH_OFFSET.as_ptr().cast()));
     for j in 2 * part..2 * part + 2 {
-        let w = words4(p, 8 + 16 * j);
+        let w = words4::<P>(p, 8 + 16 * j);
         for i in 0..4 {
             P::put(panel, j, i, _mm512_shuffle_epi8(table, low(w[i])));
             P::put(panel, j, 4 + i, _mm512_shuffle_epi8(table, high(w[i])));
@@ -228,7 +259,7 @@ groups!(Iq4Xs, |p, part, panel| {
 /// Formats whose words come from AVX2's code, eight rows at a time.
 macro_rules! two_halves {
     ($($t:ident)*) => {
-        $(groups!($t, |p, part, panel| {
+        $(groups!($t, false, |p, part, panel| {
             let (low, high): ([*const u8; 8], _) = (array!(8, |r| p[r]), array!(8, |r| p[r + 8]));
             for j in 2 * part..2 * part + 2 {
                 let (low, high) = (avx2::words::<$t>(&low, j), avx2::words::<$t>(&high, j));
