@@ -109,10 +109,24 @@ fn what_cannot_be_quantized_is_refused_by_name_and_leaves_the_old_file() {
     let (text, short) = (at("text"), at("short.dat"));
     std::fs::write(&text, "no model").expect("write");
     std::fs::write(&short, [9, 0, 0, 0, 200, 0, 0, 0, b'x']).expect("write");
+    let (forced, many) = (at("forced.gguf"), at("many.gguf"));
+    for (file, n_forced) in [(&forced, vec![2.0f32]), (&many, vec![1.0, 1.0])] {
+        let bytes = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+        let mut writer = Writer::new();
+        writer.meta("general.type", "imatrix");
+        writer.tensor("blk.0.ffn_up.weight.in_sum2", &[1, 64], WeightType::F32, bytes(&[1.0; 64]));
+        writer.tensor("blk.0.ffn_up.weight.counts", &[1, 1], WeightType::F32, bytes(&[1.0]));
+        let name = "blk.0.ffn_up.weight.forced";
+        writer.tensor(name, &[n_forced.len(), 1], WeightType::F32, bytes(&n_forced));
+        writer.write(&mut std::fs::File::create(file).expect("create")).expect("write");
+    }
     let before = files(folder.path());
-    let [good, out, nan, inf, large, text, short] =
-        [&good, &out, &at("nan"), &at("inf"), &at("large"), &text, &short].map(|p| as_text(p).to_string());
-    let cases: [(&[&str], &[&str]); 13] = [
+    let [good, out, nan, inf, large, text, short, forced, many] =
+        [&good, &out, &at("nan"), &at("inf"), &at("large"), &text, &short, &forced, &many]
+            .map(|p| as_text(p).to_string());
+    let cases: [(&[&str], &[&str]); 15] = [
+        (&[&good, &out, "--type", "Q4_0", "--imatrix", &forced], &["ffn_up.weight.forced does not fit the 1 counts"]),
+        (&[&good, &out, "--type", "Q4_0", "--imatrix", &many], &["ffn_up.weight.forced does not fit the 1 counts"]),
         (&[&nan, &out, "--type", "NVFP4"], &["tensor blk.0.ffn_up.weight: value 200 is NaN"]),
         (&[&inf, &out, "--type", "NVFP4"], &["tensor blk.0.ffn_up.weight: value 200 is inf"]),
         (&[&nan, &out, "--type", "Q8_0"], &["out.gguf", "tensor blk.0.ffn_up.weight: value 200 is NaN"]),
