@@ -124,14 +124,14 @@ const TRAPS: &[Trap] = &[
         "delta_net",
         "delta_chunks",
         ["(mem_flags::mem_device);\n            for (uint r", "(mem_flags::mem_threadgroup);\n            for (uint r"],
-        "[fence",
+        "[race-simdgroup]",
     ),
     trap(
         "a state in memory is read without a fence of it, behind the tile",
         "delta_net",
         "delta_chunks",
         ["(mem_flags::mem_device);\n            for (uint j", "(mem_flags::mem_threadgroup);\n            for (uint j"],
-        "[fence",
+        "[race-simdgroup]",
     ),
     trap(
         "a NaN row of a router is no fault",
