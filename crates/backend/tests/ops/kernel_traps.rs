@@ -58,7 +58,7 @@ const TRAPS: &[Trap] = &[
         "attention",
         "attention",
         ["threadgroup float4 pieces[(D_K + 3) / 4];", "threadgroup float4 pieces[4];"],
-        "[undefined]",
+        "[out-of-bounds]",
     ),
     trap(
         "activations are staged as halves",
