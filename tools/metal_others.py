@@ -6,8 +6,8 @@
 GGML and MLX are checkouts of github.com/ggml-org/ggml and github.com/ml-explore/mlx; METAL_SIM is the simulator's
 program, target/debug/metal-sim by default. Functions are cut out of the checkouts, given a kernel of the plain form
 that the simulator reads, and counted: nothing of them is kept. Prints rows of work, engine, loads, bytes,
-multiplications and instructions of threads for each multiply-add (of a norm, each number), threadgroup memory and
-barriers.
+multiplications and instructions of threads for each multiply-add (of a norm, each number), functions of simdgroups,
+multiplications of matrices, threadgroup memory and barriers, as `metal-sim costs` prints its second table.
 """
 import re
 import struct
@@ -154,6 +154,54 @@ kernel void counted(constant ggml_metal_kargs_gated_delta_net& args [[buffer(0)]
         what = "delta_net, token" if tokens == 1 else "delta_net, prompt"
         yield what, "ggml", (source, slots, (D // 4, V_HEADS, 1), 128, 3 * tokens * V_HEADS * D * D)
 
+    # Without a mask, behind keys that fill its blocks of 32; two simdgroups a head and no second pass.
+    body = inner(function(text, "kernel_flash_attn_ext_vec"))
+    # Casts of vectors, which the simulator's compiler does not take, with the types that they have here.
+    for cast in ["(q4_t) q4[i]", "(q4_t) 0.0f", "(o4_t) 0.0f", "(s4_t) 0.0f", "(float4) mk", "(float4) sq4[i]"]:
+        to, what = cast[1:].split(") ")
+        body = body.replace(cast, f"{dict(q4_t='half4').get(to, 'float4')}({what})")
+    body = re.sub(r"\(float4\) (p[kq]4\[[^\]]*\])", r"float4(\1)", body).replace("o4_t(float4", "(float4")
+    body = body.replace("[ 0 ... C/NE - 1] = 0.0f", "")
+    # The simulator wants one writer of a number, and a fence where lanes go on in step by themselves.
+    body = body.replace("if (iq1 < args.ne01) {", "if (iq1 < args.ne01 && sgitg == 0) {", 1)
+    body = body.replace("i < SH/4; i += NW", "i < SH/8; i += NW")
+    fence = "simdgroup_barrier(mem_flags::mem_threadgroup);"
+    for at in ["int ic = ic0*C;", "const float M1 = ss[r*(SH/2) + 1];"]:
+        body = body.replace(at, f"{at} {fence}")
+    struct_of = re.search(r"typedef struct \{([^}]*)\} ggml_metal_kargs_flash_attn_ext_vec;", impl).group(1)
+    fields = re.sub(r"//[^\n]*", "", struct_of).replace("uint64_t", "ulong").replace("int32_t", "int")
+    no = "mask sinks bias scap kvpad".split()
+    flags = "".join(f"#define FC_flash_attn_ext_vec_has_{name} false\n" for name in no)
+    numbers = "".join(
+        f"#define FC_flash_attn_ext_vec_{name} {n}\n" for name, n in dict(ns10=D, ns20=D, nsg=2, nwg=1).items()
+    )
+    source = GGML_HEAD + flags + numbers + """
+#define PAD2(x, n) (((x) + (n) - 1) & ~((n) - 1))
+#define MAXHALF 65504.0h
+#define OP_FLASH_ATTN_EXT_VEC_NQPSG 1
+#define OP_FLASH_ATTN_EXT_VEC_NCPSG 32
+""" + f"struct ggml_metal_kargs_flash_attn_ext_vec {{ {fields} }};\n" + """
+inline void half4_of(device const half4* x, short, thread half4& y) { y = *x; }
+""" + body + """
+kernel void counted(constant ggml_metal_kargs_flash_attn_ext_vec& args [[buffer(0)]],
+                    device const char* q [[buffer(1)]], device const char* k [[buffer(2)]],
+                    device const char* v [[buffer(3)]], device char* to [[buffer(4)]],
+                    uint3 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
+                    uint sg [[simdgroup_index_in_threadgroup]]) {
+    threadgroup half shared[2 * (128 + 128 + 2 * 128)];
+    kernel_flash_attn_ext_vec<half4, half4, half4, float, float, float4, float4, half4, 1, half4_of, half4, 1, half4_of,
+                              128, 128, 1>(args, q, k, v, q, q, q, to, shared, group, lane, sg);
+}
+"""
+    n_kv, keys = HEADS // GROUP, KEYS // 32 * 32
+    row, rows_of = 2 * D, 2 * D * keys
+    values = [1, HEADS, 1, 4 * D, 4 * D, 4 * D * HEADS, keys, n_kv, 1, D, row, rows_of, rows_of * n_kv, D, row, rows_of]
+    values += [rows_of * n_kv, 1, 1, 1, 0, 0, 0, HEADS, 1, 1, 1.0, 0.0, 0.0, 0.0, 1, 0.0]
+    params = struct.pack("<3i4x3Q4i3Qi4x3Q3i4x3Q3i4fif4x", *values)
+    slots = [(0, "p", params), (1, "z", HEADS * D * 4), (2, "z", n_kv * rows_of), (3, "z", n_kv * rows_of)]
+    slots.append((4, "w", HEADS * D * 4))
+    yield "attention, token", "ggml", (source, slots, (1, HEADS, 1), 64, HEADS * 2 * D * keys)
+
     body = inner(function(text, "kernel_rms_norm_fuse_impl"))
     fields = "int ne00, ne00_t; ulong nb1, nb2, nb3; float eps; int nef1[3], nef2[3], nef3[3];"
     fields += " ulong nbf1[3], nbf2[3], nbf3[3];"
@@ -264,7 +312,8 @@ def main():
         counts, all_work = count(program, work), work[-1]
         each = [counts[name] / all_work for name in ("loads", "load_bytes", "muls", "instructions")]
         numbers = f"{each[0]:.3f} | {each[1]:.3f} | {each[2]:.2f} | {each[3]:.2f}"
-        print(f"| {what} | {engine} | {numbers} | {counts['shared_size']} | {counts['barriers']} |", flush=True)
+        rest = [counts[name] for name in ("collectives", "matrices", "shared_size", "barriers")]
+        print(f"| {what} | {engine} | {numbers} | {' | '.join(map(str, rest))} |", flush=True)
 
 
 if __name__ == "__main__":

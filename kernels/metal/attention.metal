@@ -2,16 +2,24 @@
 // token and a query head; its two simdgroups take pages of even and of odd blocks and keep an online softmax each,
 // which are merged at the end. Blocks go by absolute position, so a token's numbers do not depend on its company.
 //
-// A lane is a position of the page: the score of its key is one chain of multiply-adds. For values it owns columns
-// lane, lane + 32, ... and takes each position's share from that position's lane. With SPLIT a threadgroup takes a part
-// of the positions and leaves its sums, its largest score and its sum of shares in `out`, [T, n_head, n_parts, D_V +
-// 2], to `attention_merge`, which makes of a single part the bits that SPLIT 0 makes. Compiled for a cache: D_K, D_V,
-// KV_F16, V_IN_K (values are the first D_V numbers of the keys); SINKS 0 or 1; SPLIT. grid (n_head, T), with SPLIT
-// (n_head, T, parts of the longest context), 64 threads
+// A lane is a position of the page: the score of its key is one chain of multiply-adds. For values it owns every 32nd
+// column, or four side by side of 128, and takes each position's share from that position's lane. With SPLIT a
+// threadgroup takes a part of the positions and leaves its sums, its largest score and its sum of shares in `out`, [T,
+// n_head, n_parts, D_V + 2], to `attention_merge`, which makes of a single part the bits that SPLIT 0 makes. Compiled
+// for a cache: D_K, D_V, KV_F16, V_IN_K (values are the first D_V numbers of the keys); SINKS 0 or 1; SPLIT. grid
+// (n_head, T), with SPLIT (n_head, T, parts of the longest context), 64 threads
 #include "metal/common.h"
 #include "metal/kv.h"
 
 #define COLUMNS ((D_V + 31) / 32)
+// Number j of a lane is column COLUMN(j): four side by side where every lane has as many.
+#if D_V % 128 == 0 && !V_IN_K
+#define FOUR 4
+#define COLUMN(j) ((j) / 4 * 128 + 4 * lane + (j) % 4)
+#else
+#define FOUR 1
+#define COLUMN(j) (32 * (j) + lane)
+#endif
 
 struct Attention {
     uint n_head;
@@ -38,7 +46,8 @@ kernel void attention(device const float* q [[buffer(0)]], device const Kv* k_ca
 #endif
                       uint3 group [[threadgroup_position_in_grid]], uint t [[thread_index_in_threadgroup]],
                       uint sg [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
-    threadgroup float query[D_K];
+    threadgroup float4 pieces[(D_K + 3) / 4];
+    threadgroup float* query = (threadgroup float*)pieces;
     threadgroup float other[D_V + 2]; // the sums of simdgroup 1, its largest score and its sum of shares
     const uint head = group.x, token = group.y, kv_head = head / (a.n_head / a.n_kv);
     const ulong row = (ulong)token * a.n_head + head;
@@ -65,7 +74,12 @@ kernel void attention(device const float* q [[buffer(0)]], device const Kv* k_ca
         float s = -INFINITY;
         if (is_seen) {
             s = 0.0f;
-            for (uint i = 0; i < D_K; i++) s += query[i] * float(keys[i * PAGE + lane]);
+            device const Kv* own = keys + lane;
+            for (uint i = 0; i < D_K / 4; i++, own += 4 * PAGE) {
+                const float4 x = pieces[i];
+                for (uint e = 0; e < 4; e++) s += x[e] * float(own[e * PAGE]);
+            }
+            for (uint i = D_K / 4 * 4; i < D_K; i++, own += PAGE) s += query[i] * float(*own);
             s *= a.scale;
             if (a.softcap != 0.0f) s = a.softcap * precise::tanh(s / a.softcap);
         }
@@ -79,22 +93,32 @@ kernel void attention(device const float* q [[buffer(0)]], device const Kv* k_ca
         const uint from = max(first_pos, block * PAGE) - block * PAGE;
         const uint to = min(pos, block * PAGE + PAGE - 1) - block * PAGE;
         // What was never written may be NaN, and is not read.
+#if !V_IN_K
+        device const Kv* values = v_cache + (at * PAGE + from) * D_V;
+#endif
         for (uint i = from; i <= to; i++) {
             const float x = simd_shuffle(share, ushort(i));
-            for (uint j = 0; j < COLUMNS; j++) {
-                const uint column = j * 32 + lane;
+            for (uint j = 0; j < COLUMNS; j += FOUR) {
+                const uint column = COLUMN(j);
+                if (column >= D_V) continue;
 #if V_IN_K
-                if (column < D_V) acc[j] += x * float(keys[column * PAGE + i]);
+                acc[j] += x * float(keys[column * PAGE + i]);
+#elif FOUR == 4
+                const Kv4 v = *(device const Kv4*)(values + column);
+                for (uint e = 0; e < 4; e++) acc[j + e] += x * float(v[e]);
 #else
-                if (column < D_V) acc[j] += x * float(v_cache[(at * PAGE + i) * D_V + column]);
+                acc[j] += x * float(values[column]);
 #endif
             }
+#if !V_IN_K
+            values += D_V;
+#endif
         }
     }
 
     if (sg == 1) {
         for (uint j = 0; j < COLUMNS; j++) {
-            if (j * 32 + lane < D_V) other[j * 32 + lane] = acc[j];
+            if (COLUMN(j) < D_V) other[COLUMN(j)] = acc[j];
         }
         if (lane == 0) other[D_V] = top;
         if (lane == 0) other[D_V + 1] = total;
@@ -109,7 +133,7 @@ kernel void attention(device const float* q [[buffer(0)]], device const Kv* k_ca
 #if SPLIT
     device float* to = out + (row * a.n_parts + group.z) * (D_V + 2);
     for (uint j = 0; j < COLUMNS; j++) {
-        const uint column = j * 32 + lane;
+        const uint column = COLUMN(j);
         if (column < D_V) to[column] = acc[j] * mine + other[column] * its;
     }
     if (lane == 0) to[D_V] = now;
@@ -122,7 +146,7 @@ kernel void attention(device const float* q [[buffer(0)]], device const Kv* k_ca
     sum = sum * share + precise::exp(sinks[head] - all);
 #endif
     for (uint j = 0; j < COLUMNS; j++) {
-        const uint column = j * 32 + lane;
+        const uint column = COLUMN(j);
         if (column < D_V) out[row * D_V + column] = (acc[j] * mine + other[column] * its) * share / sum;
     }
 #endif

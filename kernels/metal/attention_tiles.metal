@@ -14,6 +14,7 @@
 // grid (ceil(tokens of the longest chunk * heads of a group / ROWS), n_kv, chunks), 128 threads
 #include "metal/common.h"
 #include "metal/kv.h"
+#include "metal/matrix.h"
 
 #define Q_STRIDE (K_UP + 4)
 #define K_UP ((D_K + 7) / 8 * 8)
@@ -31,9 +32,6 @@ struct AttentionTiles {
     float scale;
     float softcap; // 0: none
 };
-
-inline uint row_of_lane(uint lane) { return (lane >> 4 & 1) * 4 + (lane >> 1 & 3); }
-inline uint column_of_lane(uint lane) { return (lane >> 3 & 1) * 4 + (lane & 1) * 2; }
 
 // Numbers first..first + 64 of a page's 32 keys, [64][S_STRIDE]; those behind D_K, and positions outside, are zero.
 // Whether all that this thread has staged are finite.

@@ -9,8 +9,10 @@
 
 #if KV_F16
 typedef half Kv;
+typedef half4 Kv4;
 #else
 typedef float Kv;
+typedef float4 Kv4;
 #endif
 
 // Saturates: one infinity would make a whole softmax NaN. NaN stays NaN.

@@ -6,14 +6,17 @@ use std::time::Duration;
 use anyhow::Result;
 use backend::metal::gpu::Gpu;
 use backend::metal::product_lists;
-use quant::WeightType;
+use quant::{Affine, ScaleType, WeightType};
 
 use crate::{Options, Sim};
 
 /// Limit of a product.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Types that stand for the others: floats, blocks of 32, a block of 256.
-const TYPES: [WeightType; 4] = [WeightType::BF16, WeightType::Q8_0, WeightType::Q4_0, WeightType::Q4_K];
+/// Types that stand for the others: floats, blocks of 32, a block of 256, MLX's of 4 bits.
+fn types() -> impl Iterator<Item = WeightType> {
+    let affine = Affine::new(4, 64, ScaleType::F16).map(WeightType::Affine);
+    [WeightType::BF16, WeightType::Q8_0, WeightType::Q4_0, WeightType::Q4_K].into_iter().chain(affine)
+}
 /// Rows of weights, which all forms divide, and their length.
 const N: usize = 64;
 const K: usize = 512;
@@ -27,7 +30,7 @@ pub fn table() -> Result<String> {
         "| type | form | rows of x | loads | bytes | multiplications | instructions | simd functions | matrices \
          | threadgroup memory | barriers |\n|---|---|---|---|---|---|---|---|---|---|---|\n",
     );
-    for dtype in TYPES {
+    for dtype in types() {
         let mut sim = Sim::new(Options { is_counting: true, ..Options::default() })?;
         for form in product_lists(&mut sim, dtype, [N, K])? {
             let ticket = sim.submit(&form.list)?;
@@ -55,7 +58,7 @@ pub fn table() -> Result<String> {
     Ok(out)
 }
 
-/// What stands between the marks of a page that holds the table.
-pub fn marked(page: &str) -> Option<&str> {
-    Some(page.split_once("<!-- counted -->\n")?.1.split_once("<!-- end -->")?.0)
+/// What stands between the marks of a page that holds such tables, one after the other.
+pub fn marked(page: &str) -> impl Iterator<Item = &str> {
+    page.split("<!-- counted -->\n").skip(1).filter_map(|rest| Some(rest.split_once("<!-- end -->")?.0))
 }

@@ -11,6 +11,7 @@ mod protocol;
 pub mod rewrite;
 mod rules;
 mod sim;
+pub mod works;
 
 pub use options::{Call, Fault, Moment, Options, Schedule};
 pub use sim::{Count, Sim, Stats};

@@ -1,5 +1,5 @@
-//! `metal-sim check FILE`, `metal-sim run FILE KERNEL`: kernels by hand, and `metal-sim costs`: the table of what
-//! products cost. The crate's README shows them.
+//! `metal-sim check FILE`, `metal-sim run FILE KERNEL`: kernels by hand, and `metal-sim costs`: tables of what they
+//! cost. The crate's README shows them.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -17,7 +17,7 @@ const USAGE: &str = "usage:
       [-I FOLDER].. [-D NAME=VALUE].. SLOT=KIND:VALUE..
       runs one kernel, checks every access and prints what it wrote
   metal-sim costs
-      prints the table of kernels/metal/README.md
+      prints the two tables of kernels/metal/README.md
 
 SLOT=KIND:VALUE binds [[buffer(SLOT)]]:
   0=r:1.5,2,3   numbers that are read        1=u:0,0   numbers that are updated
@@ -95,7 +95,7 @@ fn run(args: Vec<String>) -> Result<()> {
     }
     match args.words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["costs"] => {
-            print!("{}", metal_sim::costs::table()?);
+            println!("{}\n{}", metal_sim::costs::table()?, metal_sim::works::table()?.trim_end());
             Ok(())
         }
         ["check", file] => check(file.as_ref(), &args),

@@ -13,6 +13,7 @@ const HEADERS: &[(&str, &str)] = &[
     ("metal/chunk.h", include_str!("../../kernels/metal/chunk.h")),
     ("metal/common.h", include_str!("../../kernels/metal/common.h")),
     ("metal/kv.h", include_str!("../../kernels/metal/kv.h")),
+    ("metal/matrix.h", include_str!("../../kernels/metal/matrix.h")),
     ("metal/pair.h", include_str!("../../kernels/metal/pair.h")),
     ("metal/reduce.h", include_str!("../../kernels/metal/reduce.h")),
     ("metal/tile.h", include_str!("../../kernels/metal/tile.h")),
@@ -43,6 +44,7 @@ sources! {
     COMBINE = "combine.metal";
     COPY = "copy.metal";
     DECAY_BETA = "decay_beta.metal";
+    DELTA_CHUNKS = "delta_chunks.metal";
     DELTA_IN = "delta_in.metal";
     DELTA_NET = "delta_net.metal";
     EMBED = "embed.metal";

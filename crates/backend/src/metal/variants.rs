@@ -68,10 +68,11 @@ fn is_wide(shape: &Shape) -> bool {
     shape.k.is_multiple_of(16)
 }
 
-/// Types whose decoding takes few registers, after llama.cpp's table of rows by type (`ggml-metal-impl.h`).
+/// Types whose decoding takes few registers, after llama.cpp's table of rows by type (`ggml-metal-impl.h`); Q8_0 takes
+/// fewer instructions so (`kernels/metal/README.md`).
 fn is_light(shape: &Shape) -> bool {
-    use WeightType::{Q2_K, Q4_0, Q4_1, Q5_0, Q5_1};
-    matches!(shape.dtype, Q4_0 | Q4_1 | Q5_0 | Q5_1 | Q2_K | WeightType::Affine(_))
+    use WeightType::{Q2_K, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
+    matches!(shape.dtype, Q4_0 | Q4_1 | Q5_0 | Q5_1 | Q8_0 | Q2_K | WeightType::Affine(_))
 }
 
 const TABLE: [Rows; 4] = [
@@ -143,9 +144,47 @@ pub fn attention_tile(d_k: usize, d_v: usize) -> Option<usize> {
     [32, 16, 8].into_iter().find(|&rows| 4 * floats(rows) <= 32768 && matrices(rows) <= 16)
 }
 
+/// How a delta rule's columns go over a threadgroup, many positions at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeltaTile {
+    /// Eights of columns of a simdgroup.
+    pub blocks: usize,
+    /// Simdgroups of a threadgroup.
+    pub simdgroups: usize,
+}
+
+/// Such a tile, whose keys and queries fit in 32 KB of threadgroup memory and whose state takes no more than 32 matrices
+/// of a simdgroup; with a norm it has all columns of a head. `None` for heads too large.
+pub fn delta_tile(d_k: usize, d_v: usize, has_norm: bool) -> Option<DeltaTile> {
+    let steps = d_k.div_ceil(8);
+    let blocks = if 2 * steps <= 32 { 2 } else { 1 };
+    let wanted = d_v.div_ceil(8 * blocks).max(2);
+    let simdgroups = wanted.min(8);
+    // As in `delta_chunks.metal`.
+    let floats = 2 * 16 * (8 * steps + 4) + 4 * 16 * 20 + 16 + 17 * simdgroups;
+    let fits = steps * blocks <= 32 && 4 * floats <= 32768 && (!has_norm || wanted <= 8);
+    fits.then_some(DeltaTile { blocks, simdgroups })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tiles_of_delta_rules_fit() {
+        let tile = |blocks, simdgroups| Some(DeltaTile { blocks, simdgroups });
+        for (d_k, d_v, has_norm, wanted) in [
+            (128, 128, true, tile(2, 8)),
+            (128, 256, true, None),
+            (128, 256, false, tile(2, 8)),
+            (20, 13, true, tile(2, 2)),
+            (192, 64, true, tile(1, 8)),
+            (192, 128, true, None),
+            (256, 64, false, None),
+        ] {
+            assert_eq!(delta_tile(d_k, d_v, has_norm), wanted, "{d_k} {d_v}");
+        }
+    }
 
     #[test]
     fn contexts_have_few_parts() {

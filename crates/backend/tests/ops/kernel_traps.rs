@@ -1,5 +1,6 @@
 //! Mistakes that kernels of this kind have had, built into those of the Metal backend: the cases of an op that every
-//! run has must show each. Offsets past 32 bits and rows past 15 are in `metal_limits.rs`. Skips where there is no clang.
+//! run has must show each. Offsets past 32 bits and rows past 15 are in `metal_limits.rs`. Skips where there is no
+//! clang.
 
 use std::sync::Arc;
 
@@ -56,8 +57,8 @@ const TRAPS: &[Trap] = &[
         "an array in threadgroup memory is shorter than the row",
         "attention",
         "attention",
-        ["threadgroup float query[D_K];", "threadgroup float query[16];"],
-        "[undefined]",
+        ["threadgroup float4 pieces[(D_K + 3) / 4];", "threadgroup float4 pieces[4];"],
+        "[out-of-bounds]",
     ),
     trap(
         "activations are staged as halves",
@@ -67,7 +68,7 @@ const TRAPS: &[Trap] = &[
             "const float4 y = four_of(i < 128 ? x0 : x1, k + 4 * (i % 8), row.n);",
             "const float4 y = float4(half4(four_of(i < 128 ? x0 : x1, k + 4 * (i % 8), row.n)));",
         ],
-        " wanted",
+        "[half-overflow]",
     ),
     trap(
         "a token's list of experts ends at 8",
@@ -103,6 +104,34 @@ const TRAPS: &[Trap] = &[
         "attention_tiles",
         ["top[j] == -INFINITY ? 0.0f : precise::exp(top[j] - now)", "precise::exp(top[j] - now)"],
         "NaN",
+    ),
+    trap(
+        "a tile of a delta rule multiplies NaN with 0",
+        "delta_net",
+        "delta_chunks",
+        ["if (wild != 0) {", "if (false) {"],
+        "NaN",
+    ),
+    trap(
+        "a tile of a delta rule overwrites the one before, which others read",
+        "delta_net",
+        "delta_chunks",
+        ["its sums.\n        threadgroup_barrier(mem_flags::mem_threadgroup);", "its sums."],
+        "[race]",
+    ),
+    trap(
+        "a state in memory is read without a fence of it",
+        "delta_net",
+        "delta_chunks",
+        ["(mem_flags::mem_device);\n            for (uint r", "(mem_flags::mem_threadgroup);\n            for (uint r"],
+        "[race-simdgroup]",
+    ),
+    trap(
+        "a state in memory is read without a fence of it, behind the tile",
+        "delta_net",
+        "delta_chunks",
+        ["(mem_flags::mem_device);\n            for (uint j", "(mem_flags::mem_threadgroup);\n            for (uint j"],
+        "[race-simdgroup]",
     ),
     trap(
         "a NaN row of a router is no fault",

@@ -3,9 +3,9 @@
 use model::plan::{Buf, DeltaHeads, Op, Sharing, State, Weight};
 
 use super::super::gpu::Use;
-use super::super::node::{Extent, Place, THREADS};
+use super::super::node::{Count, Extent, Form, Place, THREADS, When};
 use super::super::tables::Table;
-use super::super::{fuse, sources};
+use super::super::{fuse, sources, variants};
 use super::{Draft, Lower, float, is, unsupported};
 use crate::CompileError;
 
@@ -64,6 +64,7 @@ impl Lower<'_> {
         for (slot, buf) in (0..).zip(inputs) {
             draft = draft.bind(slot, self.buf_as(buf, Use::Read));
         }
+        let forms = self.delta_chunks(heads, norm.is_some()).into_iter().collect();
         let words = [n_k_head, n_v_head, d_v, usize::from(sharing == Sharing::Tiled)].map(is);
         let draft = draft
             .bind(5, self.state(state))
@@ -75,13 +76,33 @@ impl Lower<'_> {
                 Extent::Is(n_v_head as u32),
                 Extent::Chunks,
             ]);
-        self.push(match norm {
+        let draft = match norm {
             None => draft.params(7, words),
             Some(norm) => draft
                 .bind(9, self.buf_as(norm.gate, Use::Read))
                 .bind(10, self.vector(norm.w))
                 .params(7, words.into_iter().chain([float(norm.eps)])),
-        });
+        };
+        self.push_with(draft, forms);
+    }
+
+    /// The form for prompts: many positions at a time.
+    fn delta_chunks(&mut self, heads: DeltaHeads, has_norm: bool) -> Option<Form> {
+        let tuning = self.at.tuning;
+        let variants::DeltaTile { blocks, simdgroups } =
+            variants::delta_tile(heads.d_k, heads.d_v, has_norm).filter(|_| !tuning.is_plain && !tuning.off.delta)?;
+        let draft = Draft::new(sources::DELTA_CHUNKS, "delta_chunks")
+            .define("D_K", heads.d_k)
+            .define("BLOCKS", blocks)
+            .define("SIMDGROUPS", simdgroups)
+            .define("NORM", usize::from(has_norm));
+        let groups = heads.d_v.div_ceil(8 * blocks * simdgroups);
+        Some(Form {
+            when: When { count: Count::Longest, from: variants::LEAST_ROWS, to: usize::MAX },
+            unit: self.unit(&draft),
+            grid: [Extent::Is(groups as u32), Extent::Is(heads.n_v_head as u32), Extent::Chunks],
+            threads: 32 * simdgroups as u32,
+        })
     }
 
     /// Convolution, heads, their norms and scales, and gates; by themselves where a head is too wide.
