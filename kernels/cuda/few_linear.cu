@@ -68,43 +68,31 @@ __device__ __forceinline__ void few_linear(const Linear& a, u32 block, u32 each)
     TRACE(4);
 }
 
-// Rows of weights of a tile, and most tiles that a block has at a time (`few_launch.rs`).
+// Rows of weights of a tile, and most tiles of a block (`few_launch.rs`).
 #define MMA_ROWS 16u
 #define MMA_TILES 3
 #define MMA_PAD 16u
 
 // Eight columns and rows of Q4_K, on tensor cores in integers: a warp takes every 16th unit of all rows, whose sums
-// meet at the end. Rows of weights, and columns, lie with what keeps them in different banks. Where a block has more
-// rows than tiles, it takes them in turns, the next of which are copied while it multiplies.
+// meet at the end. Rows of weights, and columns, lie with what keeps them in different banks.
 __device__ __forceinline__ void few_linear_mma(const Linear& a, u32 block, u32 each) {
     typedef q4_k_wide W;
-    constexpr u32 COLS = 8, WARPS = 16, MOST = MMA_TILES * MMA_ROWS;
+    constexpr u32 COLS = 8, WARPS = 16;
     const u32 n = (u32)rows_of_parts(a), first = min(block * each, n), count = min(each, n - first);
-    const u32 turns = (each + MOST - 1) / MOST, of_turn = (each + turns - 1) / turns;
     const u32 row_bytes = a.k / W::BLOCK * W::BYTES, stride = row_bytes + MMA_PAD;
     const u32 units = a.k / W::UNIT, runs = ((a.k + 15) / 16 + 31) / 32 * 32 + 1;
     const FewShared s = few_shared<W>(shared, FEW_WARPS, COLS, runs + 1);
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const auto rows_of = [&](u32 turn) { return min(of_turn, count - min(turn * of_turn, count)); };
-    // By the first warp.
-    const auto copy = [&](u32 turn) {
-        const u32 rows = rows_of(turn), at = turn % 2 * of_turn, barrier = s.barriers + turn % 2 * 8;
-        if (rows == 0) return;
-        if (lane == 0) barrier_expect(barrier, rows * row_bytes);
-        __syncwarp();
-        for (u32 i = lane; i < rows; i += 32) {
-            bulk_copy(s.at + (at + i) * stride, linear_row<W>(a, first + turn * of_turn + i).q, row_bytes, barrier);
-        }
-    };
     if (warp == 0) {
         if (lane == 0) {
             barrier_init(s.barriers, 1);
-            barrier_init(s.barriers + 8, 1);
             fence_async();
+            barrier_expect(s.barriers, count * row_bytes);
         }
         __syncwarp();
-        copy(0);
-        if (turns > 1) copy(1);
+        for (u32 i = lane; i < count; i += 32) {
+            bulk_copy(s.at + i * stride, linear_row<W>(a, first + i).q, row_bytes, s.barriers);
+        }
     }
     const Staged<W, COLS> staged = {s.staged, runs};
     few_ahead(a.prologue, a.k);
@@ -113,99 +101,91 @@ __device__ __forceinline__ void few_linear_mma(const Linear& a, u32 block, u32 e
     staged.template fill<false>(a.x, a.k, a.prologue, a.rows, a.k, 0, squares);
     if (a.prologue.kind == NORMED) few_squares(squares, s.squares);
     __syncthreads();
+    barrier_wait(s.barriers, 0);
 
-    // Sums of all warps go where weights are, or behind those of two turns.
-    float* const sums = (float*)(s.weights + (turns > 1 ? 2 * of_turn * stride : 0)); // [WARPS, MOST, COLS]
+    float acc[MMA_TILES][4];
+#pragma unroll
+    for (int i = 0; i < 4 * MMA_TILES; i++) acc[i / 4][i % 4] = 0.0f;
 #pragma unroll 1
-    for (u32 turn = 0; turn < turns; turn++) {
-        const u32 n_rows = rows_of(turn);
-        if (n_rows == 0) break;
-        const u8* const weights = s.weights + turn % 2 * of_turn * stride;
-        barrier_wait(s.barriers + turn % 2 * 8, turn / 2 % 2);
-        float acc[MMA_TILES][4];
+    for (u32 unit = warp; unit < units; unit += WARPS) {
+        // Two groups of 32 values: two runs of column g, and scales and sums of columns 2t and 2t + 1.
+        u32 x[2][2];
+        float scale[2][2], total[2][2];
 #pragma unroll
-        for (int i = 0; i < 4 * MMA_TILES; i++) acc[i / 4][i % 4] = 0.0f;
-#pragma unroll 1
-        for (u32 unit = warp; unit < units; unit += WARPS) {
-            // Two groups of 32 values: two runs of column g, and scales and sums of columns 2t and 2t + 1.
-            u32 x[2][2];
-            float scale[2][2], total[2][2];
+        for (int group = 0; group < 2; group++) {
+            const u32 at = staged.slot(4 * unit + 2 * group);
+            x[group][0] = ((const u32*)(staged.words(0, g) + at))[t];
+            x[group][1] = ((const u32*)(staged.words(0, g) + (at ^ 1)))[t];
 #pragma unroll
-            for (int group = 0; group < 2; group++) {
-                const u32 at = staged.slot(4 * unit + 2 * group);
-                x[group][0] = ((const u32*)(staged.words(0, g) + at))[t];
-                x[group][1] = ((const u32*)(staged.words(0, g) + (at ^ 1)))[t];
+            for (int col = 0; col < 2; col++) {
+                const float2 one = staged.scales(2 * t + col)[at], two = staged.scales(2 * t + col)[at ^ 1];
+                scale[group][col] = one.x;
+                total[group][col] = one.y + two.y;
+            }
+        }
 #pragma unroll
-                for (int col = 0; col < 2; col++) {
-                    const float2 one = staged.scales(2 * t + col)[at], two = staged.scales(2 * t + col)[at ^ 1];
-                    scale[group][col] = one.x;
-                    total[group][col] = one.y + two.y;
-                }
+        for (int tile = 0; tile < MMA_TILES; tile++) {
+            if (tile * MMA_ROWS >= count) break;
+            u32 q[4], scales[2], mins[2], head[2];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                // Rows that are not there repeat the last one.
+                const u32 row = min(tile * MMA_ROWS + 8 * i + g, count - 1);
+                const u8* from = s.weights + row * stride + unit / 4 * W::BYTES;
+                const uint4 words = *(const uint4*)from;
+                const u32 rest[3] = {words.y, words.z, words.w};
+                head[i] = words.x;
+                scales_mins(rest, unit % 4, scales[i], mins[i]);
+                q[i] = ((const u32*)(from + 16 + 32 * (unit % 4)))[t];
+                q[2 + i] = ((const u32*)(from + 32 + 32 * (unit % 4)))[t];
             }
 #pragma unroll
-            for (int tile = 0; tile < MMA_TILES; tile++) {
-                if (tile * MMA_ROWS >= n_rows) break;
-                u32 q[4], scales[2], mins[2], head[2];
+            for (int group = 0; group < 2; group++) {
+                u32 w[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) w[i] = q[i] >> (4 * group) & 0x0f0f0f0fu;
+                int sum[4] = {};
+                mma_bytes(sum, w[0], w[1], w[2], w[3], x[group][0], x[group][1]);
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
-                    // Rows that are not there repeat the last one.
-                    const u32 row = min(tile * MMA_ROWS + 8 * i + g, n_rows - 1);
-                    const u8* from = weights + row * stride + unit / 4 * W::BYTES;
-                    const uint4 words = *(const uint4*)from;
-                    const u32 rest[3] = {words.y, words.z, words.w};
-                    head[i] = words.x;
-                    scales_mins(rest, unit % 4, scales[i], mins[i]);
-                    q[i] = ((const u32*)(from + 16 + 32 * (unit % 4)))[t];
-                    q[2 + i] = ((const u32*)(from + 32 + 32 * (unit % 4)))[t];
-                }
+                    const float d = float_of_f16(head[i]) * float_of_byte(scales[i], group, 0);
+                    const float m = float_of_f16(head[i] >> 16) * float_of_byte(mins[i], group, 0);
 #pragma unroll
-                for (int group = 0; group < 2; group++) {
-                    u32 w[4];
-#pragma unroll
-                    for (int i = 0; i < 4; i++) w[i] = q[i] >> (4 * group) & 0x0f0f0f0fu;
-                    int sum[4] = {};
-                    mma_bytes(sum, w[0], w[1], w[2], w[3], x[group][0], x[group][1]);
-#pragma unroll
-                    for (int i = 0; i < 2; i++) {
-                        const float d = float_of_f16(head[i]) * float_of_byte(scales[i], group, 0);
-                        const float m = float_of_f16(head[i] >> 16) * float_of_byte(mins[i], group, 0);
-#pragma unroll
-                        for (int col = 0; col < 2; col++) {
-                            float& to = acc[tile][2 * i + col];
-                            to = fmaf(d, scale[group][col] * (float)sum[2 * i + col], to);
-                            to = fmaf(-m, total[group][col], to);
-                        }
+                    for (int col = 0; col < 2; col++) {
+                        float& to = acc[tile][2 * i + col];
+                        to = fmaf(d, scale[group][col] * (float)sum[2 * i + col], to);
+                        to = fmaf(-m, total[group][col], to);
                     }
                 }
             }
         }
-        // Weights of this turn have been read, and sums of the one before.
-        __syncthreads();
-        if (warp == 0 && turn + 2 < turns) copy(turn + 2);
+    }
+    // Sums of all warps go where weights are.
+    __syncthreads();
+    float* sums = (float*)s.weights; // [WARPS, MMA_TILES * MMA_ROWS, COLS]
 #pragma unroll
-        for (int tile = 0; tile < MMA_TILES; tile++) {
-            if (tile * MMA_ROWS >= n_rows) break;
+    for (int tile = 0; tile < MMA_TILES; tile++) {
+        if (tile * MMA_ROWS >= count) break;
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const u32 row = tile * MMA_ROWS + 8 * (i / 2) + g;
-                sums[(warp * MOST + row) * COLS + 2 * t + i % 2] = acc[tile][i];
-            }
+        for (int i = 0; i < 4; i++) {
+            const u32 row = tile * MMA_ROWS + 8 * (i / 2) + g;
+            sums[(warp * MMA_TILES * MMA_ROWS + row) * COLS + 2 * t + i % 2] = acc[tile][i];
         }
-        __syncthreads();
-        for (u32 i = threadIdx.x; i < n_rows * COLS; i += blockDim.x) {
-            const u32 row = i / COLS, col = i % COLS;
-            if (col >= a.rows) continue;
-            float sum = 0.0f, r = 1.0f;
+    }
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < count * COLS; i += blockDim.x) {
+        const u32 row = i / COLS, col = i % COLS;
+        if (col >= a.rows) continue;
+        float sum = 0.0f, r = 1.0f;
 #pragma unroll
-            for (u32 w = 0; w < WARPS; w++) sum += sums[(w * MOST + row) * COLS + col];
-            if (a.prologue.kind == NORMED) {
-                float squares_of = 0.0f;
+        for (u32 w = 0; w < WARPS; w++) sum += sums[(w * MMA_TILES * MMA_ROWS + row) * COLS + col];
+        if (a.prologue.kind == NORMED) {
+            float squares_of = 0.0f;
 #pragma unroll
-                for (u32 w = 0; w < WARPS; w++) squares_of += s.squares[FEW_WARPS * col + w];
-                r = rsqrtf(__fdividef(squares_of, (float)a.k) + a.prologue.eps);
-            }
-            linear_store(a, first + turn * of_turn + row, col, sum * r);
+            for (u32 w = 0; w < WARPS; w++) squares_of += s.squares[FEW_WARPS * col + w];
+            r = rsqrtf(__fdividef(squares_of, (float)a.k) + a.prologue.eps);
         }
+        linear_store(a, first + row, col, sum * r);
     }
 }
 

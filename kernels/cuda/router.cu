@@ -33,33 +33,18 @@ __device__ __forceinline__ void load16(const float* row, u32 k, u32 first, float
     }
 }
 
-// What the rows that are added to rows of x are multiplied by, so many rows at a time. Called by the block.
-template <int ROWS>
-__device__ __forceinline__ void factors_of_added(const Router& a, float (*sums)[2 * MAX_ROWS], float* factors) {
-    const u32 k = a.linear.k, rows = a.linear.rows;
-#pragma unroll 1
-    for (u32 from = 0; from < rows; from += ROWS) {
-        float squares[ROWS] = {};
-        for (u32 first = 16 * threadIdx.x; first < k; first += 16 * blockDim.x) {
-            float y[ROWS][16];
+// What the row that is added to a row of x is multiplied by. Called by the block.
+__device__ __forceinline__ float factor_of_added(const Router& a, u32 row, float (&scratch)[33]) {
+    const u32 k = a.linear.k;
+    const float* added = a.added + (u64)row * k;
+    float sum = 0.0f;
+    for (u32 first = 16 * threadIdx.x; first < k; first += 16 * blockDim.x) {
+        float y[16];
+        load16(added, k, first, y);
 #pragma unroll
-            for (int j = 0; j < ROWS; j++) load16(a.added + (u64)min(from + j, rows - 1) * k, k, first, y[j]);
-#pragma unroll
-            for (int j = 0; j < 16 * ROWS; j++) squares[j / 16] += y[j / 16][j % 16] * y[j / 16][j % 16];
-        }
-#pragma unroll
-        for (int j = 0; j < ROWS; j++) {
-            const float sum = warp_sum(squares[j]);
-            if (threadIdx.x % 32 == 0 && from + j < rows) sums[threadIdx.x / 32][from + j] = sum;
-        }
+        for (int i = 0; i < 16; i++) sum += y[i] * y[i];
     }
-    __syncthreads();
-    if (threadIdx.x < rows) {
-        float sum = 0.0f;
-        for (u32 w = 0; w < blockDim.x / 32; w++) sum += sums[w][threadIdx.x];
-        factors[threadIdx.x] = 1.0f / sqrtf(sum / (float)k + a.eps);
-    }
-    __syncthreads();
+    return 1.0f / sqrtf(block_sum(sum, scratch) / (float)k + a.eps);
 }
 
 // The sum of x and the added row, stored by one block.
@@ -138,7 +123,7 @@ __device__ __forceinline__ void multiply_all(const Router& a, const WEIGHT::Raw&
 template <bool ADDS>
 __device__ __forceinline__ void route_all(const Router& a) {
     __shared__ RouteScratch scratch[N_CHOOSING];
-    __shared__ float factors[MAX_ROWS];
+    __shared__ float block_scratch[33], factors[MAX_ROWS];
     __shared__ float sums[N_WARPS][2 * MAX_ROWS];
     __shared__ u32 is_last;
     PDL_LAUNCH();
@@ -158,11 +143,11 @@ __device__ __forceinline__ void route_all(const Router& a) {
     PDL_WAIT();
     TRACE(2);
     if (ADDS) {
-        if (l.rows == 1) {
-            factors_of_added<1>(a, sums, factors);
-        } else {
-            factors_of_added<4>(a, sums, factors);
+        for (u32 of_row = 0; of_row < l.rows; of_row++) {
+            const float factor = factor_of_added(a, of_row, block_scratch);
+            if (threadIdx.x == 0) factors[of_row] = factor;
         }
+        __syncthreads();
         if (blockIdx.x == 0) store_sum(a, factors);
     }
     multiply_all<ADDS>(a, raw, row, units, sums, factors);
