@@ -210,7 +210,9 @@ impl EngineSetup {
         let (Some(_), Some(bytes), Some(host)) = (self.step.gpu_memory, self.step.memory, cuda.host) else {
             return Ok(cuda);
         };
-        let budget = Budget::new(Some(bytes), plan, self.requests_bytes, self.resident_bytes);
+        // What was read on its way to the GPU stays mapped as long as the host's half lives.
+        let mapped = cuda.footprint(plan, limits).weights();
+        let budget = Budget::new(Some(bytes), plan, self.requests_bytes + mapped, self.resident_bytes);
         if cuda.host_footprint(plan, limits).total() <= budget.bytes().unwrap_or(0) {
             return Ok(cuda);
         }
@@ -409,7 +411,7 @@ impl EngineSetup {
         if let Some((cuda, plan, budget, fit)) = self.split(checkpoint, &plan)? {
             let (split, layout, device) = (cuda.split(&plan), cuda.host_layout(&plan), self.device.clone());
             let predicted = self.predict(&plan, &split)?;
-            let host_bytes = cuda.host_footprint(&plan, fit.limits).total();
+            let host_bytes = cuda.host_footprint(&plan, fit.limits).total() + fit.footprint.weights();
             let (backend, name, _open) = (Box::new(cuda), "CUDA".into(), open);
             return Ok(Prepared {
                 backend,
@@ -554,7 +556,8 @@ pub struct Prepared {
     pub plan: ValidPlan,
     pub budget: Budget,
     pub fit: Fit,
-    /// Bytes that a program on a GPU takes of the host's memory: the experts there and their rows.
+    /// Bytes that a program on a GPU takes of the host's memory where it shares its experts: those there and their
+    /// rows, and weights in files that went to the GPU.
     pub host_bytes: usize,
     /// The slabs of experts that are streamed; none where they are not.
     pub layout: Layout,
