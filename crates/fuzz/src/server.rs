@@ -38,6 +38,8 @@ impl Server {
     pub fn start() -> Result<Server, String> {
         let mut command = Command::new(program()?);
         command.args(["serve", "--port", "0", "--parallel", "4", "--ctx", "256", "--max-queue", "64"]);
+        // A GPU would first have its kernels compiled.
+        command.args(["--backend", "cpu"]);
         command.stdout(Stdio::piped()).stderr(Stdio::null());
         let mut process = command.spawn().map_err(|e| format!("start moebius: {e}"))?;
         let mut line = String::new();
