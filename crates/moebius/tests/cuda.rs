@@ -292,9 +292,10 @@ impl Server {
         Server(child, address)
     }
 
-    /// Ends the server; what it has logged.
+    /// Stops the server in order, so that it writes its whole log; what it has logged.
     fn log(&mut self) -> String {
-        let _ = self.0.kill();
+        let id = self.0.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &id]).status().expect("kill").success());
         let mut log = String::new();
         self.0.stderr.take().expect("stderr").read_to_string(&mut log).expect("text");
         log
