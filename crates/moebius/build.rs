@@ -1,5 +1,5 @@
-//! What `--version` says of the build: its commit and its target. Works without git, and without a repository. Packs the
-//! page's texts.
+//! What `--version` says of the build: its commit and its target. Works without git, and without a repository. Packs
+//! the page's texts.
 
 use std::fs;
 use std::io::Write as _;

@@ -566,8 +566,8 @@ fn planted_mistakes(
         forms.push(form(source));
         // Barriers of products are in their tiles or transposed forms, and the sum without a norm has none.
         let is_without = ["TILED 0", "TRANSPOSED 0", "NORM 0"].iter().any(|d| source.contains(&format!("#define {d}")));
-        // In a delta rule's tiles the first is of the form without a norm, and those of a simdgroup wait for what is not
-        // finite: `tests/ops` plants mistakes there.
+        // In a delta rule's tiles the first is of the form without a norm, and those of a simdgroup wait for what is
+        // not finite: `tests/ops` plants mistakes there.
         let is_elsewhere = |n: usize| {
             let (begin, _) = nth_barrier(source, n).unwrap();
             source.contains("kernel void delta_chunks(") && (n == 0 || source[begin..].starts_with("simdgroup_"))

@@ -108,8 +108,8 @@ impl EngineSetup {
         EngineSetup { device: Device::cpu_because(out::chain(why)), ..self.clone() }
     }
 
-    /// Whether the CPU takes the place of the device where that cannot be used: nobody named the GPU, or said how much of
-    /// it may be taken.
+    /// Whether the CPU takes the place of the device where that cannot be used: nobody named the GPU, or said how much
+    /// of it may be taken.
     fn may_fall_back(&self) -> bool {
         self.device.chosen.is_some() && self.step.gpu_memory.is_none()
     }

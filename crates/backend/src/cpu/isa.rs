@@ -46,8 +46,8 @@ pub enum IsaError {
 }
 
 impl Isa {
-    /// All of them, slowest of a machine first. AMX comes before AVX-512, which prompts of whole models were faster with
-    /// on the machines that were measured (ARCHITECTURE.md, "Speed on the CPU").
+    /// All of them, slowest of a machine first. AMX comes before AVX-512, which prompts of whole models were faster
+    /// with on the machines that were measured (ARCHITECTURE.md, "Speed on the CPU").
     pub const ALL: [Isa; 6] = [Isa::Scalar, Isa::Avx2, Isa::Amx, Isa::Avx512, Isa::Neon, Isa::I8mm];
 
     /// Whether this machine has it.

@@ -153,8 +153,8 @@ pub struct DeltaTile {
     pub simdgroups: usize,
 }
 
-/// Such a tile, whose keys and queries fit in 32 KB of threadgroup memory and whose state takes no more than 32 matrices
-/// of a simdgroup; with a norm it has all columns of a head. `None` for heads too large.
+/// Such a tile, whose keys and queries fit in 32 KB of threadgroup memory and whose state takes no more than 32
+/// matrices of a simdgroup; with a norm it has all columns of a head. `None` for heads too large.
 pub fn delta_tile(d_k: usize, d_v: usize, has_norm: bool) -> Option<DeltaTile> {
     let steps = d_k.div_ceil(8);
     let blocks = if 2 * steps <= 32 { 2 } else { 1 };

@@ -1,5 +1,5 @@
-//! From weights, of a GGUF file or of a model folder (`convert`), to a GGUF file of other types: what `moebius quantize`
-//! and `moebius convert` do.
+//! From weights, of a GGUF file or of a model folder (`convert`), to a GGUF file of other types: what `moebius
+//! quantize` and `moebius convert` do.
 //!
 //! Tensors are taken one after the other in pieces of [`PIECE`] values, which threads decode and encode on their own,
 //! and are written as they come. A piece depends on nothing but its own values, so the file is the same whatever the

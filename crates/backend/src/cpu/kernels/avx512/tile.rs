@@ -3,8 +3,8 @@
 //! As in AVX2, but one instruction multiplies, adds and broadcasts the activations: `vpdpwssd` for pairs of 16-bit
 //! integers, `vpdpbusd` for words of bytes, whose sums have 32 bits. Even and odd registers of the panel have their own
 //! sums, so that few columns too have enough of them to hide the latency. Of 32-blocks the results of a group of
-//! columns stay in registers. Of super-blocks with few bits ([`Groups::PAIRED`]) a register has two words of half of the
-//! rows, and sums have 16 bits when their sub-scales are applied: three instructions for 512 products, not seven.
+//! columns stay in registers. Of super-blocks with few bits ([`Groups::PAIRED`]) a register has two words of half of
+//! the rows, and sums have 16 bits when their sub-scales are applied: three instructions for 512 products, not seven.
 
 use std::arch::x86_64::*;
 
