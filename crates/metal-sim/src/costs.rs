@@ -8,7 +8,7 @@ use backend::metal::gpu::Gpu;
 use backend::metal::product_lists;
 use quant::{Affine, ScaleType, WeightType};
 
-use crate::{Options, Sim};
+use crate::{Count, Options, Sim};
 
 /// Limit of a product.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -26,10 +26,7 @@ const K: usize = 512;
 /// # Errors
 /// Where there is no clang, or where a kernel fails.
 pub fn table() -> Result<String> {
-    let mut out = String::from(
-        "| type | form | rows of x | loads | bytes | multiplications | instructions | simd functions | matrices \
-         | threadgroup memory | barriers |\n|---|---|---|---|---|---|---|---|---|---|---|\n",
-    );
+    let mut out = head(&["type", "form", "rows of x"]);
     for dtype in types() {
         let mut sim = Sim::new(Options { is_counting: true, ..Options::default() })?;
         for form in product_lists(&mut sim, dtype, [N, K])? {
@@ -37,25 +34,43 @@ pub fn table() -> Result<String> {
             sim.wait(ticket, LIMIT)?;
             let count = sim.count(form.pipe);
             // Of a multiply-add of weights and x, of which simdgroup matrices do 512 at a time.
-            let all = (N * K * form.n_x) as f64;
-            let each = |n: u64| n as f64 / all;
-            let _ = writeln!(
-                out,
-                "| {dtype} | {} | {} | {:.3} | {:.3} | {:.2} | {:.2} | {} | {} | {} | {} |",
-                form.what,
-                form.n_x,
-                each(count.loads),
-                each(count.load_bytes),
-                each(count.muls),
-                each(count.instructions),
-                count.collectives,
-                count.matrices,
-                count.shared_size,
-                count.barriers,
-            );
+            let counts = row(&count, (N * K * form.n_x) as u64);
+            let _ = writeln!(out, "| {dtype} | {} | {} {counts}", form.what, form.n_x);
         }
     }
     Ok(out)
+}
+
+/// The head of a table whose rows begin with such columns and end with [`row`].
+pub(crate) fn head(first: &[&str]) -> String {
+    const COUNTS: [&str; 8] = [
+        "loads",
+        "bytes",
+        "multiplications",
+        "instructions",
+        "simd functions",
+        "matrices",
+        "threadgroup memory",
+        "barriers",
+    ];
+    let names = [first, &COUNTS].concat();
+    format!("| {} |\n|{}\n", names.join(" | "), "---|".repeat(names.len()))
+}
+
+/// What was counted, as the last columns of a row: the first four of each of `all` multiply-adds.
+pub(crate) fn row(count: &Count, all: u64) -> String {
+    let each = |n: u64| n as f64 / all as f64;
+    format!(
+        "| {:.3} | {:.3} | {:.2} | {:.2} | {} | {} | {} | {} |",
+        each(count.loads),
+        each(count.load_bytes),
+        each(count.muls),
+        each(count.instructions),
+        count.collectives,
+        count.matrices,
+        count.shared_size,
+        count.barriers,
+    )
 }
 
 /// What stands between the marks of a page that holds such tables, one after the other.

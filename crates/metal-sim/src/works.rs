@@ -9,7 +9,8 @@ use anyhow::{Context, Result};
 use backend::metal::gpu::{Cmd, Gpu, List, Span, Unit, Use};
 
 use crate::clang::Clang;
-use crate::{Options, Sim};
+use crate::costs::{head, row};
+use crate::{Count, Options, Sim};
 
 /// Limit of a kernel.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -124,10 +125,7 @@ fn norm() -> Work {
 /// # Errors
 /// Where there is no clang, or where a kernel fails.
 pub fn table() -> Result<String> {
-    let mut out = String::from(
-        "| work | loads | bytes | multiplications | instructions | simd functions | matrices | threadgroup memory \
-         | barriers |\n|---|---|---|---|---|---|---|---|---|\n",
-    );
+    let mut out = head(&["work"]);
     for work in [
         attention("attention, token", 1),
         attention("attention, prompt", PROMPT),
@@ -137,25 +135,12 @@ pub fn table() -> Result<String> {
         norm(),
     ] {
         let count = count(&work).context(work.what)?;
-        let each = |n: u64| n as f64 / work.all as f64;
-        let _ = writeln!(
-            out,
-            "| {} | {:.3} | {:.3} | {:.2} | {:.2} | {} | {} | {} | {} |",
-            work.what,
-            each(count.loads),
-            each(count.load_bytes),
-            each(count.muls),
-            each(count.instructions),
-            count.collectives,
-            count.matrices,
-            count.shared_size,
-            count.barriers,
-        );
+        let _ = writeln!(out, "| {} {}", work.what, row(&count, work.all));
     }
     Ok(out)
 }
 
-fn count(work: &Work) -> Result<crate::Count> {
+fn count(work: &Work) -> Result<Count> {
     let mut sim = Sim::new(Options { is_counting: true, ..Options::default() })?;
     let kernels = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels");
     let mut source = String::from("#include <metal_stdlib>\nusing namespace metal;\n");

@@ -1,5 +1,7 @@
 //! What computes: a GPU where there is one and the model fits, else the CPU. Chosen once, before a model is prepared.
 
+use std::sync::{Mutex, PoisonError};
+
 use anyhow::{Result, bail};
 use backend::cuda::{self, NoDevice};
 use backend::metal;
@@ -108,6 +110,54 @@ pub fn of_cpu(step: &StepArgs) -> Option<&'static str> {
         ("--memory", step.memory.is_some() && step.gpu_memory.is_none()),
     ];
     flags.into_iter().find_map(|(flag, is_given)| is_given.then_some(flag))
+}
+
+/// Bytes that a model takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Of the host's memory, or of the one memory that a GPU shares with it.
+    pub host: usize,
+    /// Of a GPU's own.
+    pub gpu: usize,
+    /// Which one.
+    pub ordinal: usize,
+}
+
+/// Bytes of a GPU that a program's kernels, graphs and tables take: 110 to 150 MB beside Qwen3-30B-A3B on an H200.
+pub const KERNELS: usize = 192 << 20;
+
+/// Bytes of a GPU that go to the driver beside a program: its context, kernels and graphs. What the context takes is
+/// what is taken when the first model asks: later models of this process hold memory of their own.
+pub fn driver_bytes(ordinal: usize) -> usize {
+    static CONTEXTS: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
+    /// What a context takes at most; where more is taken, others take it.
+    const CONTEXT: usize = 640 << 20;
+    let mut contexts = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, bytes)) = contexts.iter().find(|(known, _)| *known == ordinal) {
+        return bytes + KERNELS;
+    }
+    let memory = cuda::Open::new(ordinal).ok().and_then(|open| open.memory());
+    let taken = memory.map_or(CONTEXT, |(free, total)| total.saturating_sub(free)).min(CONTEXT);
+    contexts.push((ordinal, taken));
+    taken + KERNELS
+}
+
+/// Bytes that a model may take of a GPU: a sixteenth is left to kernels, graphs and others.
+pub fn free_on_device(ordinal: usize) -> Option<usize> {
+    // 0 where the device does not say.
+    let free = cuda::Open::new(ordinal).ok()?.memory().map_or(0, |(free, _)| free);
+    Some(free - free / 16)
+}
+
+/// Bytes that models may take together where nobody says, their files included; `usize::MAX` where that is unknown.
+pub fn free_memory(device: &Device) -> Held {
+    let (host, gpu) = match device.kind {
+        BackendKind::Cuda => (machine::usable_memory(), free_on_device(device.ordinal)),
+        BackendKind::Metal => (metal::device().ok().map(|device| device.budget_bytes), None),
+        BackendKind::Cpu | BackendKind::Reference | BackendKind::Auto => (machine::usable_memory(), None),
+    };
+    let [host, gpu] = [host, gpu].map(|bytes| bytes.unwrap_or(usize::MAX));
+    Held { host, gpu, ordinal: device.ordinal }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use backend::cpu::{CacheType, Cpu, Isa};
@@ -24,7 +24,7 @@ use model::plan::{Plan, ValidPlan};
 use serde_json::Value;
 
 use crate::args::{BackendKind, CacheArg, CopyArg, EngineArgs, IsaArg, MovesArg, SamplingArgs, StepArgs};
-use crate::device::{self, Device, Prefer};
+use crate::device::{self, Device, Held, KERNELS, Prefer};
 use crate::memory::{self, Budget, Fit, Units, Wish};
 use crate::out::note;
 use crate::predict::Rates;
@@ -350,11 +350,11 @@ impl EngineSetup {
             }
             (BackendKind::Cuda, _) if self.step.gpu_memory.is_some() => Budget::Promise {
                 bytes: self.step.gpu_memory.unwrap_or(0),
-                overhead: driver_bytes(self.device.ordinal),
+                overhead: device::driver_bytes(self.device.ordinal),
             },
             // Of the GPU alone, as long as nothing says what that is to hold.
             (BackendKind::Cuda | BackendKind::Metal, Some(bytes)) => Budget::Promise { bytes, overhead: 0 },
-            (BackendKind::Cuda, None) => Budget::Free(free_on_device(self.device.ordinal)),
+            (BackendKind::Cuda, None) => Budget::Free(device::free_on_device(self.device.ordinal)),
             (BackendKind::Cpu | BackendKind::Reference | BackendKind::Auto, memory) => {
                 Budget::new(memory, plan, self.requests_bytes + self.prompts_bytes(plan), self.resident_bytes)
             }
@@ -471,55 +471,6 @@ fn is_on_disk(checkpoint: &Checkpoint) -> bool {
 /// What tables show for the CPU.
 fn cpu_name(cpu: &Cpu) -> String {
     format!("CPU {}", cpu.isa.name())
-}
-
-/// Bytes that a model takes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Held {
-    /// Of the host's memory, or of the one memory that a GPU shares with it.
-    pub host: usize,
-    /// Of a GPU's own.
-    pub gpu: usize,
-    /// Which one.
-    pub ordinal: usize,
-}
-
-/// Bytes of a GPU that a program's kernels, graphs and tables take: 110 to 150 MB beside Qwen3-30B-A3B on an H200.
-const KERNELS: usize = 192 << 20;
-
-/// Bytes of a GPU that go to the driver beside a program: its context, kernels and graphs. What the context takes is
-/// what is taken when the first model asks: later models of this process hold memory of their own.
-fn driver_bytes(ordinal: usize) -> usize {
-    static CONTEXTS: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
-    /// What a context takes at most; where more is taken, others take it.
-    const CONTEXT: usize = 640 << 20;
-    let mut contexts = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((_, bytes)) = contexts.iter().find(|(known, _)| *known == ordinal) {
-        return bytes + KERNELS;
-    }
-    let memory = cuda::Open::new(ordinal).ok().and_then(|open| open.memory());
-    let taken = memory.map_or(CONTEXT, |(free, total)| total.saturating_sub(free)).min(CONTEXT);
-    contexts.push((ordinal, taken));
-    taken + KERNELS
-}
-
-/// Bytes that a model may take of a GPU: a sixteenth is left to kernels, graphs and others.
-fn free_on_device(ordinal: usize) -> Option<usize> {
-    // 0 where the device does not say.
-    let free = cuda::Open::new(ordinal).ok()?.memory().map_or(0, |(free, _)| free);
-    Some(free - free / 16)
-}
-
-/// Bytes that models may take together where nobody says, their files included; `usize::MAX` where that is unknown.
-pub fn free_memory(device: &Device) -> Held {
-    let free = || machine::free_memory().map(|free| free - free / 8);
-    let (host, gpu) = match device.kind {
-        BackendKind::Cuda => (free(), free_on_device(device.ordinal)),
-        BackendKind::Metal => (metal::device().ok().map(|device| device.budget_bytes), None),
-        BackendKind::Cpu | BackendKind::Reference | BackendKind::Auto => (free(), None),
-    };
-    let [host, gpu] = [host, gpu].map(|bytes| bytes.unwrap_or(usize::MAX));
-    Held { host, gpu, ordinal: device.ordinal }
 }
 
 /// The kernels that are right on this Mac's GPU: products in every form with the types of a plan, and every other kind.

@@ -36,6 +36,11 @@ pub fn free_memory() -> Option<usize> {
     usize::try_from(machine.min(container)).ok().filter(|&free| free > 0)
 }
 
+/// Bytes that models may take where nobody says: what is free less an eighth, which is left to others.
+pub fn usable_memory() -> Option<usize> {
+    free_memory().map(|free| free - free / 8)
+}
+
 /// Bytes of memory that this process has resident, where the system says so.
 pub fn resident_memory() -> Option<usize> {
     let pid = sysinfo::get_current_pid().ok()?;

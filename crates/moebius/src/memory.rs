@@ -68,8 +68,7 @@ impl Budget {
                 let resident = resident.or_else(machine::resident_memory).unwrap_or(0);
                 Budget::Promise { bytes, overhead: resident.saturating_add(later) }
             }
-            // An eighth is left to others.
-            None => Budget::Free(machine::free_memory().map(|free| free - free / 8)),
+            None => Budget::Free(machine::usable_memory()),
         }
     }
 

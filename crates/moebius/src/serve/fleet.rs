@@ -19,7 +19,8 @@ use super::error::ApiError;
 use super::worker::lock;
 use super::{Places, Started};
 use crate::args::{BackendKind, SamplingArgs, StepArgs};
-use crate::load::{self, EngineSetup, Held, Model, Prepared};
+use crate::device::Held;
+use crate::load::{self, EngineSetup, Model, Prepared};
 use crate::memory::TooLarge;
 use crate::out;
 

@@ -65,7 +65,7 @@ use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 
 use crate::args::{Command, ServeArgs, StepArgs};
 use crate::config::Preset;
-use crate::device::Prefer;
+use crate::device::{self, Prefer};
 use crate::load::{self, EngineSetup, Session};
 use crate::machine::{self, bytes};
 use crate::prompts::Folder;
@@ -120,7 +120,7 @@ pub fn run(args: &ServeArgs, presets: &[(Preset, Command)]) -> Result<()> {
                 Ok(Listed { id, path, setup, sampling: own.sampling.clone(), template, places })
             };
             let StepArgs { memory, gpu_memory, .. } = args.engine.step;
-            let loader = Loader { memory, gpu_memory, room: load::free_memory(&setup.device) };
+            let loader = Loader { memory, gpu_memory, room: device::free_memory(&setup.device) };
             let fleet = Fleet::of_several(common, paths.into_iter().map(model).collect::<Result<_>>()?, loader)?;
             let names = fleet.names();
             let summary = format!("{} models, loaded when requests name them: {}", names.len(), names.join(", "));

@@ -40,7 +40,7 @@ pub struct Input {
     pub request_id: String,
     /// The rest of the path where the route leaves one open.
     pub tail: Option<String>,
-    /// The client reads answers in gzip.
+    /// This is a GET, and its client reads answers in gzip.
     pub takes_gzip: bool,
 }
 
@@ -463,8 +463,8 @@ async fn answer(
         door.keys.check(request.headers())?;
     }
     let request_id = request_id(&request);
-    let takes_gzip = takes_gzip(request.headers());
     if route.method == Method::Get {
+        let takes_gzip = takes_gzip(request.headers());
         let input = Input { body: body::Body::empty(common.bodies.room()), request_id, tail, takes_gzip };
         return match route.handler {
             Handler::Server(handle) => handle(fleet, input).await,
@@ -495,11 +495,12 @@ async fn answer(
         return Err(ApiError::field(*name, "is missing"));
     }
     let unknown = HeaderValue::from_str(&body.unknown.join(", ")).ok().filter(|names| !names.is_empty());
+    let input = |body| Input { body, request_id, tail, takes_gzip: false };
     let mut response = match route.handler {
-        Handler::Server(handle) => handle(fleet, Input { body, request_id, tail, takes_gzip }).await?,
+        Handler::Server(handle) => handle(fleet, input(body)).await?,
         Handler::Model(handle) => {
             let app = fleet.get(body.fields.text("model")).await?;
-            handle(app, Input { body, request_id, tail, takes_gzip }).await?
+            handle(app, input(body)).await?
         }
     };
     if let Some(unknown) = unknown {

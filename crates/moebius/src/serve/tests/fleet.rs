@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 
 use super::{Request, StatusCode, posting, send};
 use crate::args::{Cli, Command, StepArgs};
-use crate::device::Prefer;
-use crate::load::{EngineSetup, Held};
+use crate::device::{Held, Prefer};
+use crate::load::EngineSetup;
 use crate::serve::app::Keys;
 use crate::serve::common::Common;
 use crate::serve::fleet::{Fleet, Listed, Loader};
