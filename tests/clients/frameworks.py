@@ -8,7 +8,10 @@ import asyncio
 import importlib.util
 import json
 import os
+import pathlib
+import subprocess
 import sys
+import tempfile
 import urllib.request
 from typing import Literal
 
@@ -130,6 +133,26 @@ def guidance_constrains():
     assert len(model["a"]) == 3 and model["a"].isdigit(), model["a"]
 
 
+def llm_chats_streams_and_keeps_to_schemas():
+    """The command, as its users have it: a model of another address stands in a file of its folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        pathlib.Path(folder, "extra-openai-models.yaml").write_text(json.dumps([
+            {"model_id": "here", "model_name": MODEL, "api_base": BASE, "supports_schema": True}]))
+
+        def llm(*flags):
+            asked = [sys.executable, "-m", "llm", "-m", "here", "--key", "none", *flags]
+            env = os.environ | {"LLM_USER_PATH": folder}
+            return subprocess.run(asked, env=env, check=True, capture_output=True, text=True, timeout=120).stdout
+
+        ask = (STORY[0]["content"], "-o", "max_tokens", "16", "-o", "temperature", "0")
+        whole = llm(*ask, "--no-stream")
+        assert whole.strip() and llm(*ask) == whole, whole
+        # The conversation so far goes with the next question.
+        assert llm("-c", "And then?", "-o", "max_tokens", "16").strip()
+        told = llm("Tell me about a fox", "--schema", json.dumps(Person.model_json_schema()), "-o", "max_tokens", "300")
+        Person.model_validate_json(told)
+
+
 TESTS = {
     "instructor": instructor_reads_forms,
     "pydantic_ai": pydantic_ai_answers_in_types_and_calls_tools,
@@ -138,6 +161,7 @@ TESTS = {
     "outlines": outlines_constrains_by_vllms_names,
     "llama_index": llama_index_completes_and_streams,
     "guidance": guidance_constrains,
+    "llm": llm_chats_streams_and_keeps_to_schemas,
 }
 
 absent = [package for package in TESTS if importlib.util.find_spec(package) is None]
