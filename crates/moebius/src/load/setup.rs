@@ -1,10 +1,8 @@
-//! From a file name to something that runs: checkpoint, plan, program, engine.
+//! How a model is to run: what computes, where its weights lie, and the memory that is taken.
 
-use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Result, anyhow, bail, ensure};
 use backend::cpu::{CacheType, Cpu, Isa};
 use backend::cuda::split::{Host, Moves, Split};
 use backend::cuda::{self, Cuda};
@@ -12,52 +10,17 @@ use backend::experts::layout::Layout;
 use backend::metal::{self, Metal};
 use backend::reference::Reference;
 use backend::residency::{Policy, Residency};
-use backend::{Backend, Batch, Footprint, InputSums, InputTrace, Limits, Part, Program, Tables};
-use checkpoint::{Checkpoint, Kind};
-use engine::folder;
-use engine::formats::Format;
-use engine::sampler::{Mirostat, SamplerParams};
-use engine::scheduler::{Engine, Options, Pooling};
-use engine::template::{Chat, ChatTemplate};
-use engine::tokenizer::{Encode, Tokenizer};
+use backend::{Backend, Limits, Part, Program};
+use checkpoint::Checkpoint;
 use model::plan::{Plan, ValidPlan};
-use serde_json::Value;
 
-use crate::args::{BackendKind, CacheArg, CopyArg, EngineArgs, IsaArg, MovesArg, SamplingArgs, StepArgs};
+use super::Model;
+use crate::args::{BackendKind, CacheArg, CopyArg, EngineArgs, IsaArg, MovesArg, StepArgs};
 use crate::device::{self, Device, Held, KERNELS, Prefer};
 use crate::memory::{self, Budget, Fit, Units, Wish};
 use crate::out::note;
 use crate::predict::Rates;
-use crate::quantize::importance::Sums;
-use crate::{embedded, input, machine, out, prompts, sampling};
-
-/// An open model: its header, and what it computes.
-pub struct Model {
-    pub checkpoint: Arc<Checkpoint>,
-    /// As the architecture wrote it; a backend lowers it.
-    pub plan: ValidPlan,
-    pub embedded: bool,
-    /// A chat template in place of its own.
-    pub template: Option<String>,
-}
-
-impl Model {
-    /// The same, with the chat template of a file where one is named.
-    ///
-    /// # Errors
-    /// The file cannot be read.
-    pub fn with_template(self, file: Option<&Path>) -> Result<Model> {
-        let template = file.map(input::text).transpose()?;
-        Ok(Model { template: template.or(self.template), ..self })
-    }
-}
-
-/// Opens the file named, or the embedded model. Reads headers only.
-pub fn open(path: Option<&Path>) -> Result<Model> {
-    let checkpoint = Arc::new(embedded::open(path)?);
-    let plan = model::build(&checkpoint)?;
-    Ok(Model { checkpoint, plan, embedded: path.is_none(), template: None })
-}
+use crate::{machine, out, prompts};
 
 /// What decides how a model runs.
 #[derive(Clone, Debug)]
@@ -104,18 +67,18 @@ impl EngineSetup {
     }
 
     /// The same on the CPU, which takes the place of a GPU.
-    fn on_cpu(&self, why: &anyhow::Error) -> EngineSetup {
+    pub(super) fn on_cpu(&self, why: &anyhow::Error) -> EngineSetup {
         EngineSetup { device: Device::cpu_because(out::chain(why)), ..self.clone() }
     }
 
     /// Whether the CPU takes the place of the device where that cannot be used: nobody named the GPU, or said how much
     /// of it may be taken.
-    fn may_fall_back(&self) -> bool {
+    pub(super) fn may_fall_back(&self) -> bool {
         self.device.chosen.is_some() && self.step.gpu_memory.is_none()
     }
 
     /// The backend and the name that tables show for it.
-    fn backend(&self, checkpoint: &Checkpoint, plan: &Plan) -> Result<(Box<dyn Backend>, String)> {
+    pub(super) fn backend(&self, checkpoint: &Checkpoint, plan: &Plan) -> Result<(Box<dyn Backend>, String)> {
         if self.kind() == BackendKind::Reference {
             return Ok((Box::new(Reference), "reference".into()));
         }
@@ -248,7 +211,11 @@ impl EngineSetup {
     }
 
     /// A GPU that keeps within its promise for one sequence of `positions`, experts in host memory where it must.
-    fn whole_split(&self, model: &Model, positions: usize) -> Result<Option<(Box<dyn Backend>, ValidPlan, Limits)>> {
+    pub(super) fn whole_split(
+        &self,
+        model: &Model,
+        positions: usize,
+    ) -> Result<Option<(Box<dyn Backend>, ValidPlan, Limits)>> {
         if !self.may_split(&model.plan)? || self.step.gpu_memory.is_none() {
             return Ok(None);
         }
@@ -315,7 +282,7 @@ impl EngineSetup {
     }
 
     /// What computes.
-    fn kind(&self) -> BackendKind {
+    pub(super) fn kind(&self) -> BackendKind {
         self.device.kind
     }
 
@@ -369,7 +336,11 @@ impl EngineSetup {
     }
 
     /// A backend with streamed experts for one sequence of `positions`, where a promise does not hold all weights.
-    fn whole_streamed(&self, model: &Model, positions: usize) -> Result<Option<(Box<dyn Backend>, ValidPlan, Limits)>> {
+    pub(super) fn whole_streamed(
+        &self,
+        model: &Model,
+        positions: usize,
+    ) -> Result<Option<(Box<dyn Backend>, ValidPlan, Limits)>> {
         if !self.may_stream(&model.checkpoint, &model.plan) {
             return Ok(None);
         }
@@ -443,7 +414,7 @@ impl EngineSetup {
 
     /// The program of what is prepared. Where a GPU that nobody named fails to start, the CPU takes its place and
     /// `plan` is prepared anew.
-    fn compile(
+    pub(super) fn compile(
         &self,
         checkpoint: &Arc<Checkpoint>,
         prepared: Prepared,
@@ -589,436 +560,5 @@ impl Prepared {
              the other experts are read from disk; a context of {} positions",
             self.fit.limits.max_positions
         ))
-    }
-}
-
-/// A model behind an engine, ready for requests.
-pub struct Session {
-    pub engine: Engine,
-    pub tokenizer: Arc<Tokenizer>,
-    pub template: Option<ChatTemplate>,
-    /// How the model marks thoughts and calls: by its template, or as Hermes does where that says nothing of calls.
-    pub format: Format,
-    pub template_knows_tools: bool,
-    pub backend: String,
-    /// What computes in the end.
-    pub device: BackendKind,
-    pub description: String,
-    pub arch: String,
-    /// `Q4_K_M`, or the weight type that most bytes are in.
-    pub file_type: String,
-    pub n_vocab: usize,
-    pub n_params: u64,
-    pub size_bytes: u64,
-    pub weight_bytes_per_token: u64,
-    /// What one more page or state takes.
-    pub units: Units,
-    /// What its program takes.
-    pub footprint: Footprint,
-    /// What it takes in all, by place.
-    pub held: Held,
-    pub limits: Limits,
-    /// Maximum number of sequences computed at a time.
-    pub sequences: usize,
-    pub embedded: bool,
-    /// What computes where nobody said, and where weights are when experts are streamed.
-    pub placement: Vec<String>,
-    /// What the user should know before the first answer.
-    pub warning: Option<String>,
-    /// Whether the model thinks first; as its template has it when `None`.
-    pub think: Option<bool>,
-    /// How it makes one vector of a text.
-    pub pooling: Pooling,
-    /// It was trained to say whether a document answers a query.
-    pub reranks: bool,
-    /// The prompt of such a question, where the file has one.
-    pub rerank_template: Option<String>,
-    sampling: SamplerParams,
-}
-
-/// Starts an engine for one conversation at a time, on a GPU where there is one.
-pub fn start(model: Model, args: &EngineArgs) -> Result<Session> {
-    start_with(model, &EngineSetup::of(args, Prefer::Gpu)?)
-}
-
-/// Starts an engine.
-pub fn start_with(model: Model, setup: &EngineSetup) -> Result<Session> {
-    let prepared = setup.prepare(&model.checkpoint, model.plan.clone())?;
-    start_prepared(model, setup, prepared)
-}
-
-/// Starts an engine of what `setup` has prepared of the model.
-pub fn start_prepared(model: Model, setup: &EngineSetup, prepared: Prepared) -> Result<Session> {
-    let Model { checkpoint, plan, embedded, template } = model;
-    let tokenizer = Arc::new(Tokenizer::load(&checkpoint)?);
-    let source = match template {
-        Some(source) => Some(source),
-        None => folder::chat_template(&checkpoint)?,
-    };
-    let template = source.as_deref().map(|source| compile_template(source, &tokenizer)).transpose()?;
-    let source = source.unwrap_or_default();
-    let template_knows_tools = Format::detect(&source).has_calls();
-    let format =
-        if template_knows_tools { Format::detect(&source) } else { Format::detect(&format!("{source}<tool_call>")) };
-    let sampling = sampling::of_model(&checkpoint, embedded)?;
-    let (prepared, program) = setup.compile(&checkpoint, prepared, plan)?;
-    let (placement, held) = (prepared.placement(), prepared.held());
-    let Prepared { backend, name, plan, fit, device, .. } = prepared;
-    let Fit { limits, sequences, footprint } = fit;
-    let warning = (limits.max_positions > plan.n_ctx_train && setup.ctx.is_some()).then(|| {
-        let (ctx, trained) = (limits.max_positions, plan.n_ctx_train);
-        format!("the context of {ctx} is beyond the {trained} that the model was trained with: text there may be noise")
-    });
-    let text = |key: &str| checkpoint.meta().opt_str(key).ok().flatten().map(str::to_string);
-    let options = Options { prefix_cache: setup.prefix_cache, max_running: sequences, ..Options::default() };
-    let mut engine = Engine::new(program, tokenizer.clone(), options)?;
-    if let Some(folder) = &setup.prompts {
-        let how = format!("{} {:?}", backend.name(), setup.step.cache_type);
-        let identity = prompts::identity(&checkpoint, &plan, &how)?;
-        ensure!(
-            engine.set_store(identity, Box::new(folder.open(identity)?)),
-            "keep prompts in {} (--cache-dir): {name} cannot save its cache",
-            folder.path.display()
-        );
-    }
-    Ok(Session {
-        engine,
-        template,
-        format,
-        template_knows_tools,
-        backend: name,
-        device: device.kind,
-        held,
-        description: describe(&checkpoint, &plan, embedded),
-        arch: plan.arch.to_string(),
-        file_type: file_type(&checkpoint),
-        n_vocab: plan.n_vocab,
-        n_params: n_params(&checkpoint),
-        size_bytes: checkpoint.data_bytes() as u64,
-        weight_bytes_per_token: plan.bytes_per_token() as u64,
-        units: Units::of(&*backend, &plan),
-        footprint,
-        limits,
-        sequences,
-        placement,
-        warning,
-        think: None,
-        pooling: pooling(&checkpoint),
-        reranks: reranks(&checkpoint),
-        rerank_template: text("tokenizer.chat_template.rerank"),
-        sampling,
-        embedded,
-        tokenizer,
-    })
-}
-
-impl Session {
-    /// Tokens of a prompt taken as it is; names of special tokens in it count as those tokens.
-    pub fn encode_raw(&self, prompt: &str) -> Vec<u32> {
-        self.tokenizer.encode(prompt, Encode { add_special: true, parse_special: true })
-    }
-
-    /// Tokens of a conversation, the opening of the answer behind it.
-    pub fn encode_chat(&self, messages: Vec<Value>) -> Result<Vec<u32>> {
-        let template = self.template.as_ref().context("render the conversation: the model has no chat template")?;
-        let messages = Value::Array(messages);
-        // Templates have two names for the switch.
-        let think = |on: bool| ["enable_thinking", "thinking"].map(|name| (name.to_string(), on.into()));
-        let kwargs = self.think.map(|on| think(on).into_iter().collect());
-        let text = template.render(&Chat { kwargs: kwargs.as_ref(), ..Chat::new(&messages) })?;
-        let mut tokens = self.tokenizer.encode(&text, Encode { add_special: true, parse_special: true });
-        // Templates that write the begin-of-text token themselves would get it twice.
-        if let Some(bos) = self.tokenizer.bos()
-            && tokens.starts_with(&[bos, bos])
-        {
-            tokens.remove(0);
-        }
-        Ok(tokens)
-    }
-
-    /// Whether a prompt ends inside a thought, so that the answer begins with it.
-    pub fn opens_thought(&self, tokens: &[u32]) -> bool {
-        // The mark and the blanks behind it are in the last few.
-        let tail = &tokens[tokens.len().saturating_sub(16)..];
-        self.format.opens_thought(&self.tokenizer.decode(tail))
-    }
-
-    /// `qwen3moe Q4_K_M`-like: architecture and type.
-    pub fn short_name(&self) -> String {
-        format!("{} {}", self.arch, self.file_type)
-    }
-
-    /// The model's own sampling.
-    pub fn default_sampling(&self) -> SamplerParams {
-        // DRY may repeat across the usual breaks between sentences and fields.
-        let breakers = ["\n", ":", "\"", "*"].map(|text| self.tokenizer.encode(text, Encode::default()));
-        SamplerParams { dry_breakers: breakers.to_vec(), ..self.sampling.clone() }
-    }
-
-    /// The user's sampling parameters over the model's defaults.
-    pub fn sampling(&self, args: &SamplingArgs) -> Result<SamplerParams> {
-        let mut params = self.default_sampling();
-        apply(args, &mut params);
-        params.seed = args.seed.unwrap_or_else(clock_seed);
-        Ok(params)
-    }
-}
-
-/// A seed from the clock, for text that differs from run to run.
-fn clock_seed() -> u64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    now.as_nanos() as u64
-}
-
-/// Puts the user's parameters over the defaults.
-fn apply(args: &SamplingArgs, params: &mut SamplerParams) {
-    macro_rules! set {
-        ($($field:ident = $arg:ident),* $(,)?) => { $(if let Some(value) = args.$arg { params.$field = value; })* };
-    }
-    set!(
-        temperature = temperature,
-        dynatemp_range = dynatemp_range,
-        dynatemp_exponent = dynatemp_exponent,
-        top_k = top_k,
-        top_p = top_p,
-        min_p = min_p,
-        typical_p = typical,
-        top_n_sigma = top_n_sigma,
-        xtc_probability = xtc_probability,
-        xtc_threshold = xtc_threshold,
-        penalty_repeat = repeat_penalty,
-        penalty_last_n = repeat_last_n,
-        penalty_frequency = frequency_penalty,
-        penalty_presence = presence_penalty,
-        dry_multiplier = dry_multiplier,
-        dry_base = dry_base,
-        dry_allowed_length = dry_allowed_length,
-        mirostat_tau = mirostat_tau,
-        mirostat_eta = mirostat_eta,
-    );
-    params.mirostat = match args.mirostat {
-        0 => Mirostat::Off,
-        1 => Mirostat::V1,
-        _ => Mirostat::V2,
-    };
-    params.logit_bias.extend_from_slice(&args.logit_bias);
-}
-
-/// The model's own chat template, if it has one.
-pub fn template(checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>> {
-    let Some(source) = folder::chat_template(checkpoint)? else { return Ok(None) };
-    Ok(Some(compile_template(&source, tokenizer)?))
-}
-
-/// A template for the model of this tokenizer.
-fn compile_template(source: &str, tokenizer: &Tokenizer) -> Result<ChatTemplate> {
-    let token = |id: Option<u32>| {
-        let bytes = id.and_then(|id| tokenizer.token_bytes(id)).unwrap_or_default();
-        String::from_utf8_lossy(bytes).into_owned()
-    };
-    Ok(ChatTemplate::new(source, &token(tokenizer.bos()), &token(tokenizer.eos()))?)
-}
-
-/// GGUF's number of how states are pooled (`llama_pooling_type` in llama.cpp's llama.h).
-fn pooling_type(checkpoint: &Checkpoint) -> Option<i128> {
-    let meta = checkpoint.meta();
-    let arch = meta.opt_str("general.architecture").ok().flatten()?;
-    meta.get(&format!("{arch}.pooling_type"))?.to_int()
-}
-
-/// How a model makes one vector of a text: as its file says, else from the last token, as decoders are trained.
-fn pooling(checkpoint: &Checkpoint) -> Pooling {
-    match pooling_type(checkpoint) {
-        Some(1) => Pooling::Mean,
-        Some(2) => Pooling::First,
-        _ => Pooling::Last,
-    }
-}
-
-/// Whether a model ranks documents: its file says so, or its name does.
-fn reranks(checkpoint: &Checkpoint) -> bool {
-    let meta = checkpoint.meta();
-    let name = meta.opt_str("general.name").ok().flatten().unwrap_or_default();
-    let has_template = meta.get("tokenizer.chat_template.rerank").is_some();
-    has_template
-        || pooling_type(checkpoint) == Some(4)
-        || [name, checkpoint.name()].iter().any(|name| name.to_lowercase().contains("rerank"))
-}
-
-/// Parameters of all tensors.
-pub fn n_params(checkpoint: &Checkpoint) -> u64 {
-    checkpoint.tensors().iter().map(|t| t.shape.iter().map(|&d| d as u64).product::<u64>()).sum()
-}
-
-/// `qwen3moe Q4_K_M`-like: architecture and type, behind the embedded model's name.
-pub fn describe(checkpoint: &Checkpoint, plan: &Plan, embedded: bool) -> String {
-    let kind = format!("{} {}", plan.arch, file_type(checkpoint));
-    if embedded { format!("{} {kind}", embedded::NAME) } else { kind }
-}
-
-/// How a file is quantised: what it says of itself (`general.file_type`, numbered as `llama_ftype` in llama.cpp's
-/// llama.h), else the weight type that most bytes are in.
-pub fn file_type(checkpoint: &Checkpoint) -> String {
-    #[rustfmt::skip]
-    const NAMES: [&str; 39] = [
-        "F32", "F16", "Q4_0", "Q4_1", "", "", "", "Q8_0", "Q5_0", "Q5_1", "Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_K_S",
-        "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K", "IQ2_XXS", "IQ2_XS", "Q2_K_S", "IQ3_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL",
-        "IQ3_S", "IQ3_M", "IQ2_S", "IQ2_M", "IQ4_XS", "IQ1_M", "BF16", "", "", "", "TQ1_0", "TQ2_0", "MXFP4",
-    ];
-    let said = checkpoint.meta().get("general.file_type").and_then(|value| value.to_int());
-    let said = said.and_then(|n| NAMES.get(usize::try_from(n).ok()?)).filter(|name| !name.is_empty());
-    if let Some(name) = said {
-        return name.to_string();
-    }
-    let mut bytes = BTreeMap::new();
-    for tensor in checkpoint.tensors() {
-        *bytes.entry(tensor.dtype).or_insert(0usize) += tensor.total_bytes();
-    }
-    bytes.iter().max_by_key(|(_, bytes)| **bytes).map_or(String::new(), |(dtype, _)| dtype.name().to_string())
-}
-
-/// One sequence fed to a program token by token, for commands that want logits and not text.
-pub struct Sequence {
-    program: Box<dyn Program>,
-    /// As the backend lowered it.
-    plan: ValidPlan,
-    batch: Batch,
-    pages: Vec<u32>,
-    position: usize,
-}
-
-impl Sequence {
-    /// Compiles the model for a sequence of at most `positions`.
-    pub fn start(model: &Model, args: &EngineArgs, positions: usize) -> Result<Sequence> {
-        Sequence::start_with(model, &EngineSetup::of(args, Prefer::Cpu)?, positions)
-    }
-
-    /// The same, with a setup of the caller's.
-    pub fn start_with(model: &Model, setup: &EngineSetup, positions: usize) -> Result<Sequence> {
-        let (sequence, device) = match Sequence::start_here(model, setup, positions) {
-            Err(why) if setup.may_fall_back() => {
-                let setup = setup.on_cpu(&why);
-                (Sequence::start_here(model, &setup, positions)?, setup.device)
-            }
-            started => (started?, setup.device.clone()),
-        };
-        device.note().iter().for_each(|line| note!("{line}"));
-        Ok(sequence)
-    }
-
-    fn start_here(model: &Model, setup: &EngineSetup, positions: usize) -> Result<Sequence> {
-        let parted = match setup.whole_split(model, positions)? {
-            Some(split) => Some(split),
-            None => setup.whole_streamed(model, positions)?,
-        };
-        let (backend, plan, limits) = match parted {
-            Some(parted) => parted,
-            None => {
-                let (backend, _) = setup.backend(&model.checkpoint, &model.plan)?;
-                let plan = backend.lower(model.plan.clone())?;
-                let budget = Budget::new(setup.step.memory, &plan, 0, None);
-                let limits = memory::fit_whole(&*backend, &plan, setup.step.batch(setup.kind()), positions, budget)?;
-                (backend, plan, limits)
-            }
-        };
-        let program = backend.compile(&plan, Arc::clone(&model.checkpoint), limits)?;
-        Ok(Sequence {
-            program,
-            plan,
-            batch: Batch::default(),
-            pages: (0..limits.n_pages as u32).collect(),
-            position: 0,
-        })
-    }
-
-    /// Width of a logits row.
-    pub fn n_vocab(&self) -> usize {
-        self.program.n_vocab()
-    }
-
-    /// Sums the squares of what matrices are multiplied with from now on, where the backend does.
-    pub fn trace_inputs(&mut self, trace: InputTrace) {
-        self.program.trace_inputs(trace);
-    }
-
-    /// Tokens of the expert that the fewest tokens were forced through, among those that no other token reached; `None`
-    /// where every expert was chosen.
-    pub fn fewest_forced(&self) -> Option<u64> {
-        let of = |sums: &InputSums| {
-            let unchosen = sums.counts.iter().zip(&sums.forced).filter(|(n, forced)| n == forced);
-            unchosen.map(|(n, _)| *n).min()
-        };
-        self.program.inputs().iter().filter_map(of).min()
-    }
-
-    /// Those sums by the names of tensors in GGUF files, and the number of columns of each.
-    ///
-    /// # Errors
-    /// A sum is not finite: the model broke down.
-    pub fn inputs(&self, checkpoint: &Checkpoint) -> Result<BTreeMap<String, (Sums, usize)>> {
-        let mut found = BTreeMap::new();
-        for sums in self.program.inputs() {
-            let decl = self.plan.weight(sums.weight);
-            // Matrices that a file keeps in one tensor have one input.
-            let mut tensors: Vec<&str> = decl.source.tensors().collect();
-            tensors.dedup();
-            let name = match *tensors.as_slice() {
-                [one] if checkpoint.kind() == Kind::Gguf => one,
-                _ => &decl.name,
-            };
-            let squares: Vec<f32> = sums.squares.iter().map(|&v| v as f32).collect();
-            ensure!(squares.iter().all(|v| v.is_finite()), "sum inputs of {name}: the sum is not finite");
-            let [counts, forced] = [&sums.counts, &sums.forced].map(|all| all.iter().map(|&n| n as f32).collect());
-            found.insert(name.to_string(), (Sums { squares, counts, forced }, decl.shape[decl.shape.len() - 1]));
-        }
-        Ok(found)
-    }
-
-    /// Starts over; what the cache holds is overwritten.
-    pub fn rewind(&mut self) {
-        self.position = 0;
-    }
-
-    /// Computes `tokens` after what was fed before; `each` gets every position's logits.
-    pub fn feed(&mut self, tokens: &[u32], each: impl FnMut(usize, &[f32]) -> Result<()>) -> Result<()> {
-        self.feed_from(tokens, self.position, each)
-    }
-
-    /// The same, with logits only from position `from` on.
-    pub fn feed_from(
-        &mut self,
-        tokens: &[u32],
-        from: usize,
-        mut each: impl FnMut(usize, &[f32]) -> Result<()>,
-    ) -> Result<()> {
-        let n_vocab = self.n_vocab();
-        for chunk in tokens.chunks(self.program.limits().max_tokens) {
-            let start = self.position;
-            let skip = from.saturating_sub(start).min(chunk.len());
-            self.batch.clear();
-            let tables = Tables { pages: &self.pages, window_pages: &self.pages, ..Tables::default() };
-            self.batch.push(chunk, start, tables, skip..chunk.len());
-            let output = self.program.step(&self.batch)?;
-            if let Some(fault) = output.faults.first() {
-                return Err((*fault).into());
-            }
-            for (i, row) in output.logits.chunks_exact(n_vocab).enumerate() {
-                each(start + skip + i, row)?;
-            }
-            self.position += chunk.len();
-        }
-        Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_the_cpu_runs_is_the_fused_plan() {
-        let plain = open(None).unwrap().plan;
-        let fused = Cpu::default().lower(plain.clone()).unwrap();
-        assert!(fused.ops.len() < plain.ops.len(), "{} ops of {}", fused.ops.len(), plain.ops.len());
     }
 }

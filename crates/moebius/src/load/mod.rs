@@ -1,0 +1,111 @@
+//! From a file name to something that runs: checkpoint, plan, program, engine.
+
+mod sequence;
+mod session;
+mod setup;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Result;
+use checkpoint::Checkpoint;
+use engine::folder;
+use engine::template::ChatTemplate;
+use engine::tokenizer::Tokenizer;
+use model::plan::{Plan, ValidPlan};
+
+pub use self::sequence::Sequence;
+pub use self::session::{Session, start, start_prepared, start_with};
+pub use self::setup::{EngineSetup, Prepared};
+use crate::{embedded, input};
+
+/// An open model: its header, and what it computes.
+pub struct Model {
+    pub checkpoint: Arc<Checkpoint>,
+    /// As the architecture wrote it; a backend lowers it.
+    pub plan: ValidPlan,
+    pub embedded: bool,
+    /// A chat template in place of its own.
+    pub template: Option<String>,
+}
+
+impl Model {
+    /// The same, with the chat template of a file where one is named.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn with_template(self, file: Option<&Path>) -> Result<Model> {
+        let template = file.map(input::text).transpose()?;
+        Ok(Model { template: template.or(self.template), ..self })
+    }
+}
+
+/// Opens the file named, or the embedded model. Reads headers only.
+pub fn open(path: Option<&Path>) -> Result<Model> {
+    let checkpoint = Arc::new(embedded::open(path)?);
+    let plan = model::build(&checkpoint)?;
+    Ok(Model { checkpoint, plan, embedded: path.is_none(), template: None })
+}
+
+/// The model's own chat template, if it has one.
+pub fn template(checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>> {
+    let Some(source) = folder::chat_template(checkpoint)? else { return Ok(None) };
+    Ok(Some(compile_template(&source, tokenizer)?))
+}
+
+/// A template for the model of this tokenizer.
+fn compile_template(source: &str, tokenizer: &Tokenizer) -> Result<ChatTemplate> {
+    let token = |id: Option<u32>| {
+        let bytes = id.and_then(|id| tokenizer.token_bytes(id)).unwrap_or_default();
+        String::from_utf8_lossy(bytes).into_owned()
+    };
+    Ok(ChatTemplate::new(source, &token(tokenizer.bos()), &token(tokenizer.eos()))?)
+}
+
+/// Parameters of all tensors.
+pub fn n_params(checkpoint: &Checkpoint) -> u64 {
+    checkpoint.tensors().iter().map(|t| t.shape.iter().map(|&d| d as u64).product::<u64>()).sum()
+}
+
+/// `qwen3moe Q4_K_M`-like: architecture and type, behind the embedded model's name.
+pub fn describe(checkpoint: &Checkpoint, plan: &Plan, embedded: bool) -> String {
+    let kind = format!("{} {}", plan.arch, file_type(checkpoint));
+    if embedded { format!("{} {kind}", embedded::NAME) } else { kind }
+}
+
+/// How a file is quantised: what it says of itself (`general.file_type`, numbered as `llama_ftype` in llama.cpp's
+/// llama.h), else the weight type that most bytes are in.
+pub fn file_type(checkpoint: &Checkpoint) -> String {
+    #[rustfmt::skip]
+    const NAMES: [&str; 39] = [
+        "F32", "F16", "Q4_0", "Q4_1", "", "", "", "Q8_0", "Q5_0", "Q5_1", "Q2_K", "Q3_K_S", "Q3_K_M", "Q3_K_L", "Q4_K_S",
+        "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K", "IQ2_XXS", "IQ2_XS", "Q2_K_S", "IQ3_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL",
+        "IQ3_S", "IQ3_M", "IQ2_S", "IQ2_M", "IQ4_XS", "IQ1_M", "BF16", "", "", "", "TQ1_0", "TQ2_0", "MXFP4",
+    ];
+    let said = checkpoint.meta().get("general.file_type").and_then(|value| value.to_int());
+    let said = said.and_then(|n| NAMES.get(usize::try_from(n).ok()?)).filter(|name| !name.is_empty());
+    if let Some(name) = said {
+        return name.to_string();
+    }
+    let mut bytes = BTreeMap::new();
+    for tensor in checkpoint.tensors() {
+        *bytes.entry(tensor.dtype).or_insert(0usize) += tensor.total_bytes();
+    }
+    bytes.iter().max_by_key(|(_, bytes)| **bytes).map_or(String::new(), |(dtype, _)| dtype.name().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use backend::Backend;
+    use backend::cpu::Cpu;
+
+    use super::*;
+
+    #[test]
+    fn what_the_cpu_runs_is_the_fused_plan() {
+        let plain = open(None).unwrap().plan;
+        let fused = Cpu::default().lower(plain.clone()).unwrap();
+        assert!(fused.ops.len() < plain.ops.len(), "{} ops of {}", fused.ops.len(), plain.ops.len());
+    }
+}

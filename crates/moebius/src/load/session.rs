@@ -1,0 +1,258 @@
+//! A model behind an engine, ready for requests.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use backend::{Footprint, Limits};
+use checkpoint::Checkpoint;
+use engine::folder;
+use engine::formats::Format;
+use engine::sampler::{Mirostat, SamplerParams};
+use engine::scheduler::{Engine, Options, Pooling};
+use engine::template::{Chat, ChatTemplate};
+use engine::tokenizer::{Encode, Tokenizer};
+use serde_json::Value;
+
+use super::{EngineSetup, Model, Prepared, compile_template, describe, file_type, n_params};
+use crate::args::{BackendKind, EngineArgs, SamplingArgs};
+use crate::device::{Held, Prefer};
+use crate::memory::{Fit, Units};
+use crate::{prompts, sampling};
+
+/// A model behind an engine, ready for requests.
+pub struct Session {
+    pub engine: Engine,
+    pub tokenizer: Arc<Tokenizer>,
+    pub template: Option<ChatTemplate>,
+    /// How the model marks thoughts and calls: by its template, or as Hermes does where that says nothing of calls.
+    pub format: Format,
+    pub template_knows_tools: bool,
+    pub backend: String,
+    /// What computes in the end.
+    pub device: BackendKind,
+    pub description: String,
+    pub arch: String,
+    /// `Q4_K_M`, or the weight type that most bytes are in.
+    pub file_type: String,
+    pub n_vocab: usize,
+    pub n_params: u64,
+    pub size_bytes: u64,
+    pub weight_bytes_per_token: u64,
+    /// What one more page or state takes.
+    pub units: Units,
+    /// What its program takes.
+    pub footprint: Footprint,
+    /// What it takes in all, by place.
+    pub held: Held,
+    pub limits: Limits,
+    /// Maximum number of sequences computed at a time.
+    pub sequences: usize,
+    pub embedded: bool,
+    /// What computes where nobody said, and where weights are when experts are streamed.
+    pub placement: Vec<String>,
+    /// What the user should know before the first answer.
+    pub warning: Option<String>,
+    /// Whether the model thinks first; as its template has it when `None`.
+    pub think: Option<bool>,
+    /// How it makes one vector of a text.
+    pub pooling: Pooling,
+    /// It was trained to say whether a document answers a query.
+    pub reranks: bool,
+    /// The prompt of such a question, where the file has one.
+    pub rerank_template: Option<String>,
+    sampling: SamplerParams,
+}
+
+/// Starts an engine for one conversation at a time, on a GPU where there is one.
+pub fn start(model: Model, args: &EngineArgs) -> Result<Session> {
+    start_with(model, &EngineSetup::of(args, Prefer::Gpu)?)
+}
+
+/// Starts an engine.
+pub fn start_with(model: Model, setup: &EngineSetup) -> Result<Session> {
+    let prepared = setup.prepare(&model.checkpoint, model.plan.clone())?;
+    start_prepared(model, setup, prepared)
+}
+
+/// Starts an engine of what `setup` has prepared of the model.
+pub fn start_prepared(model: Model, setup: &EngineSetup, prepared: Prepared) -> Result<Session> {
+    let Model { checkpoint, plan, embedded, template } = model;
+    let tokenizer = Arc::new(Tokenizer::load(&checkpoint)?);
+    let source = match template {
+        Some(source) => Some(source),
+        None => folder::chat_template(&checkpoint)?,
+    };
+    let template = source.as_deref().map(|source| compile_template(source, &tokenizer)).transpose()?;
+    let source = source.unwrap_or_default();
+    let template_knows_tools = Format::detect(&source).has_calls();
+    let format =
+        if template_knows_tools { Format::detect(&source) } else { Format::detect(&format!("{source}<tool_call>")) };
+    let sampling = sampling::of_model(&checkpoint, embedded)?;
+    let (prepared, program) = setup.compile(&checkpoint, prepared, plan)?;
+    let (placement, held) = (prepared.placement(), prepared.held());
+    let Prepared { backend, name, plan, fit, device, .. } = prepared;
+    let Fit { limits, sequences, footprint } = fit;
+    let warning = (limits.max_positions > plan.n_ctx_train && setup.ctx.is_some()).then(|| {
+        let (ctx, trained) = (limits.max_positions, plan.n_ctx_train);
+        format!("the context of {ctx} is beyond the {trained} that the model was trained with: text there may be noise")
+    });
+    let text = |key: &str| checkpoint.meta().opt_str(key).ok().flatten().map(str::to_string);
+    let options = Options { prefix_cache: setup.prefix_cache, max_running: sequences, ..Options::default() };
+    let mut engine = Engine::new(program, tokenizer.clone(), options)?;
+    if let Some(folder) = &setup.prompts {
+        let how = format!("{} {:?}", backend.name(), setup.step.cache_type);
+        let identity = prompts::identity(&checkpoint, &plan, &how)?;
+        ensure!(
+            engine.set_store(identity, Box::new(folder.open(identity)?)),
+            "keep prompts in {} (--cache-dir): {name} cannot save its cache",
+            folder.path.display()
+        );
+    }
+    Ok(Session {
+        engine,
+        template,
+        format,
+        template_knows_tools,
+        backend: name,
+        device: device.kind,
+        held,
+        description: describe(&checkpoint, &plan, embedded),
+        arch: plan.arch.to_string(),
+        file_type: file_type(&checkpoint),
+        n_vocab: plan.n_vocab,
+        n_params: n_params(&checkpoint),
+        size_bytes: checkpoint.data_bytes() as u64,
+        weight_bytes_per_token: plan.bytes_per_token() as u64,
+        units: Units::of(&*backend, &plan),
+        footprint,
+        limits,
+        sequences,
+        placement,
+        warning,
+        think: None,
+        pooling: pooling(&checkpoint),
+        reranks: reranks(&checkpoint),
+        rerank_template: text("tokenizer.chat_template.rerank"),
+        sampling,
+        embedded,
+        tokenizer,
+    })
+}
+
+impl Session {
+    /// Tokens of a prompt taken as it is; names of special tokens in it count as those tokens.
+    pub fn encode_raw(&self, prompt: &str) -> Vec<u32> {
+        self.tokenizer.encode(prompt, Encode { add_special: true, parse_special: true })
+    }
+
+    /// Tokens of a conversation, the opening of the answer behind it.
+    pub fn encode_chat(&self, messages: Vec<Value>) -> Result<Vec<u32>> {
+        let template = self.template.as_ref().context("render the conversation: the model has no chat template")?;
+        let messages = Value::Array(messages);
+        // Templates have two names for the switch.
+        let think = |on: bool| ["enable_thinking", "thinking"].map(|name| (name.to_string(), on.into()));
+        let kwargs = self.think.map(|on| think(on).into_iter().collect());
+        let text = template.render(&Chat { kwargs: kwargs.as_ref(), ..Chat::new(&messages) })?;
+        let mut tokens = self.tokenizer.encode(&text, Encode { add_special: true, parse_special: true });
+        // Templates that write the begin-of-text token themselves would get it twice.
+        if let Some(bos) = self.tokenizer.bos()
+            && tokens.starts_with(&[bos, bos])
+        {
+            tokens.remove(0);
+        }
+        Ok(tokens)
+    }
+
+    /// Whether a prompt ends inside a thought, so that the answer begins with it.
+    pub fn opens_thought(&self, tokens: &[u32]) -> bool {
+        // The mark and the blanks behind it are in the last few.
+        let tail = &tokens[tokens.len().saturating_sub(16)..];
+        self.format.opens_thought(&self.tokenizer.decode(tail))
+    }
+
+    /// `qwen3moe Q4_K_M`-like: architecture and type.
+    pub fn short_name(&self) -> String {
+        format!("{} {}", self.arch, self.file_type)
+    }
+
+    /// The model's own sampling.
+    pub fn default_sampling(&self) -> SamplerParams {
+        // DRY may repeat across the usual breaks between sentences and fields.
+        let breakers = ["\n", ":", "\"", "*"].map(|text| self.tokenizer.encode(text, Encode::default()));
+        SamplerParams { dry_breakers: breakers.to_vec(), ..self.sampling.clone() }
+    }
+
+    /// The user's sampling parameters over the model's defaults.
+    pub fn sampling(&self, args: &SamplingArgs) -> Result<SamplerParams> {
+        let mut params = self.default_sampling();
+        apply(args, &mut params);
+        params.seed = args.seed.unwrap_or_else(clock_seed);
+        Ok(params)
+    }
+}
+
+/// A seed from the clock, for text that differs from run to run.
+fn clock_seed() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    now.as_nanos() as u64
+}
+
+/// Puts the user's parameters over the defaults.
+fn apply(args: &SamplingArgs, params: &mut SamplerParams) {
+    macro_rules! set {
+        ($($field:ident = $arg:ident),* $(,)?) => { $(if let Some(value) = args.$arg { params.$field = value; })* };
+    }
+    set!(
+        temperature = temperature,
+        dynatemp_range = dynatemp_range,
+        dynatemp_exponent = dynatemp_exponent,
+        top_k = top_k,
+        top_p = top_p,
+        min_p = min_p,
+        typical_p = typical,
+        top_n_sigma = top_n_sigma,
+        xtc_probability = xtc_probability,
+        xtc_threshold = xtc_threshold,
+        penalty_repeat = repeat_penalty,
+        penalty_last_n = repeat_last_n,
+        penalty_frequency = frequency_penalty,
+        penalty_presence = presence_penalty,
+        dry_multiplier = dry_multiplier,
+        dry_base = dry_base,
+        dry_allowed_length = dry_allowed_length,
+        mirostat_tau = mirostat_tau,
+        mirostat_eta = mirostat_eta,
+    );
+    params.mirostat = match args.mirostat {
+        0 => Mirostat::Off,
+        1 => Mirostat::V1,
+        _ => Mirostat::V2,
+    };
+    params.logit_bias.extend_from_slice(&args.logit_bias);
+}
+
+/// GGUF's number of how states are pooled (`llama_pooling_type` in llama.cpp's llama.h).
+fn pooling_type(checkpoint: &Checkpoint) -> Option<i128> {
+    let meta = checkpoint.meta();
+    let arch = meta.opt_str("general.architecture").ok().flatten()?;
+    meta.get(&format!("{arch}.pooling_type"))?.to_int()
+}
+
+/// How a model makes one vector of a text: as its file says, else from the last token, as decoders are trained.
+fn pooling(checkpoint: &Checkpoint) -> Pooling {
+    match pooling_type(checkpoint) {
+        Some(1) => Pooling::Mean,
+        Some(2) => Pooling::First,
+        _ => Pooling::Last,
+    }
+}
+
+/// Whether a model ranks documents: its file says so, or its name does.
+fn reranks(checkpoint: &Checkpoint) -> bool {
+    let meta = checkpoint.meta();
+    let name = meta.opt_str("general.name").ok().flatten().unwrap_or_default();
+    let has_template = meta.get("tokenizer.chat_template.rerank").is_some();
+    has_template
+        || pooling_type(checkpoint) == Some(4)
+        || [name, checkpoint.name()].iter().any(|name| name.to_lowercase().contains("rerank"))
+}
