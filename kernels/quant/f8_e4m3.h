@@ -22,10 +22,9 @@ struct f8_e4m3 {
         const float d = float_of_bits(raw.d.a[0]);
 #pragma unroll
         for (int i = 0; i < 16; i++) {
-            const u32 code = raw.q.a[i / 4] >> (8 * (i % 4)) & 255;
-            // A half of the same bits is 2^-8 of the number.
-            const u32 half = (code & 127) == 127 ? 0x7e00u : (code & 127) << 7 | (code & 128) << 8;
-            v[i] = float_of_f16(half) * 256.0f * d;
+            const u32 code = raw.q.a[i / 4] >> (8 * (i % 4)) & 255, size = code & 127;
+            const float x = size == 127 ? float_of_bits(0x7fc00000u) : float_of_ue4m3(size);
+            v[i] = (code & 128 ? -x : x) * d;
         }
     }
 };

@@ -21,14 +21,14 @@ struct nvfp4 {
     }
 
     static QUANT_FN void values(const QUANT_LOCAL Raw& raw, u32, int, QUANT_LOCAL float* v) {
-        // A half of the bits of the scale is 2^-8 of it.
-        const float d = raw.d == 127 ? 0.0f : float_of_f16((raw.d & 127) << 7) * 256.0f;
+        // The table is doubled.
+        const float half = raw.d == 127 ? 0.0f : float_of_ue4m3(raw.d & 127) * 0.5f;
+        const Table16 table = e2m1_table();
 #pragma unroll
-        for (int i = 0; i < 16; i++) {
-            const u32 code = raw.qs.a[i / 4 % 2] >> (8 * (i % 4) + 4 * (i / 8)) & 15;
-            // A half of the bits of E2M1 is 2^-14 of the number.
-            const u32 half = code == 8 ? 0 : (code & 7) << 9 | (code & 8) << 12;
-            v[i] = float_of_f16(half) * 16384.0f * d;
+        for (int i = 0; i < 4; i++) {
+            const u32 codes = table.half(raw.qs.a[i % 2], i / 2);
+#pragma unroll
+            for (int j = 0; j < 4; j++) v[4 * i + j] = float_of_byte(codes ^ 0x80808080u, j, -128) * half;
         }
     }
 };

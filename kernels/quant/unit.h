@@ -88,6 +88,13 @@ QUANT_FN float float_of_f16(u32 bits) {
 #endif
 }
 
+// The number of an E4M3 code below 128. No step has a subnormal number, which GPUs may take for zero.
+QUANT_FN float float_of_ue4m3(u32 code) {
+    // Codes below 8 are subnormal: as far above 0 as those of the next exponent are above 2^-6.
+    const u32 bits = code << 20;
+    return code < 8 ? float_of_bits(bits + (121u << 23)) - 0.015625f : float_of_bits(bits + (120u << 23));
+}
+
 // Bytes of the eight in b:a chosen by the four nibbles of `selector`, each 0..=7.
 QUANT_FN u32 permute(u32 a, u32 b, u32 selector) {
 #if defined(__CUDA_ARCH__)

@@ -8,7 +8,7 @@ out=$1
 shift
 mkdir -p "$out/bin"
 [ $# -gt 0 ] || set -- q4_k q6_k q8_0 bf16 f32 f16 q4_0 q4_1 q5_0 q5_1 q2_k q3_k q5_k iq4_nl iq4_xs mxfp4 mxfp4_planar \
-    affine:2:32:0 affine:3:64:1 affine:4:64:0 affine:5:32:1 affine:6:128:0 affine:8:64:0
+    nvfp4 nvfp4_scaled f8_e4m3 affine:2:32:0 affine:3:64:1 affine:4:64:0 affine:5:32:1 affine:6:128:0 affine:8:64:0
 for type in "$@"; do
     (
         flags="-DWEIGHT_HEADER=\"quant/$type.h\" -DWEIGHT=$type"

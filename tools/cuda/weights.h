@@ -11,6 +11,8 @@ static double uniform() {
 }
 static float normal() { return (float)(sqrt(-2 * log(1 - uniform())) * cos(6.283185307179586 * uniform())); }
 
+static const bool IS_FLOAT8 = WEIGHT::IS_FLOAT && WEIGHT::BYTES == 128;
+
 // A stack of encoded rows with random bytes, but finite scales of one size, and the numbers they stand for.
 struct Weights {
     Array<u8> planes[3];
@@ -32,6 +34,8 @@ struct Weights {
             for (const auto& [at, n] : SCALES) {
                 for (int i = at; i < at + n; i++) tame(q + i, 1);
             }
+            // No NaN among 8-bit floats.
+            for (int i = 0; IS_FLOAT8 && i < 128; i++) q[i] &= (q[i] & 127) == 127 ? 0xf7 : 0xff;
             for (int i = 1; i < 3; i++) {
                 for (int j = 0; j < bytes[i]; j++) tame(&planes[i][b * bytes[i] + j], 1);
             }
@@ -68,9 +72,11 @@ struct Weights {
     }
     static const std::vector<std::pair<int, int>> SCALES;
 };
-// Bytes of f16 scales in a block.
+// Bytes of scales in a block of f16 or 8-bit floats, and of floats with none.
 const std::vector<std::pair<int, int>> Weights::SCALES =
-    WEIGHT::IS_FLOAT      ? std::vector<std::pair<int, int>>{{0, WEIGHT::BYTES}}
+    WEIGHT::BYTES == 36   ? std::vector<std::pair<int, int>>{{0, 4}}
+    : IS_FLOAT8            ? std::vector<std::pair<int, int>>{}
+    : WEIGHT::IS_FLOAT     ? std::vector<std::pair<int, int>>{{0, WEIGHT::BYTES}}
     : WEIGHT::SCALE_BYTES ? std::vector<std::pair<int, int>>{}
     : WEIGHT::BYTES == 20 || WEIGHT::BYTES == 24 || WEIGHT::BYTES == 144 || WEIGHT::BYTES == 176
         ? std::vector<std::pair<int, int>>{{0, 4}}

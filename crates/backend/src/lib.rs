@@ -10,6 +10,7 @@ mod drafts;
 pub mod experts;
 pub mod footprint;
 pub mod heap;
+mod inputs;
 pub mod metal;
 pub mod meter;
 pub mod pick;
@@ -279,13 +280,12 @@ pub trait Program: Send {
         let _ = is_on;
     }
 
-    /// Which inputs of products the next steps sum; none at first. Results do not change.
+    /// Which inputs of products the next steps sum; none at first. Results change by rounding at most.
     fn trace_inputs(&mut self, trace: InputTrace) {
         let _ = trace;
     }
 
-    /// The sums of each matrix and stack that inputs are multiplied with, in the order of the plan that was compiled;
-    /// empty where a program does not sum.
+    /// The sums of matrices and stacks, in the order of the plan that was compiled; empty where a program does not sum.
     fn inputs(&self) -> &[InputSums] {
         &[]
     }
@@ -297,9 +297,10 @@ pub trait Program: Send {
 }
 
 /// Which inputs of products are summed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InputTrace {
     /// None; sums stay.
+    #[default]
     Off,
     /// All, from zero.
     All,
@@ -311,8 +312,8 @@ pub enum InputTrace {
 /// Sums over the inputs of a matrix, or of each matrix of a stack, over all traced steps: how much a column matters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InputSums {
-    /// The matrix or stack, in the plan that was compiled.
-    pub weight: Weight,
+    /// The matrices or stacks that have this input, in the plan that was compiled.
+    pub weights: Vec<Weight>,
     /// Sums of the squares of each column, `[n_mat, n_cols]`.
     pub squares: Vec<f64>,
     /// Rows that were summed, `[n_mat]`.
@@ -322,8 +323,8 @@ pub struct InputSums {
 }
 
 impl InputSums {
-    fn new(weight: Weight) -> InputSums {
-        InputSums { weight, squares: Vec::new(), counts: Vec::new(), forced: Vec::new() }
+    fn new(weights: Vec<Weight>) -> InputSums {
+        InputSums { weights, squares: Vec::new(), counts: Vec::new(), forced: Vec::new() }
     }
 
     fn n_cols(&self) -> usize {

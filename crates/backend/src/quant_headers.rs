@@ -1,10 +1,7 @@
 //! The headers of `kernels/quant`, embedded, and how a source is told which weight type it is compiled for. Device
 //! backends share them.
 
-use model::plan::Plan;
 use quant::{ScaleType, WeightType};
-
-use crate::CompileError;
 
 /// Headers by the names that sources include them by.
 pub const ALL: &[(&str, &str)] = &[
@@ -43,26 +40,6 @@ pub const ALL: &[(&str, &str)] = &[
     ("quant/tq2_0.h", include_str!("../kernels/quant/tq2_0.h")),
     ("quant/unit.h", include_str!("../kernels/quant/unit.h")),
 ];
-
-/// Whether the kernels of device backends have been tried on a type. Short floats have headers, which a test on the
-/// host holds to the decoder, and no more.
-pub fn is_tried(w: WeightType) -> bool {
-    !matches!(w, WeightType::F8_E4M3 | WeightType::NVFP4 | WeightType::NVFP4_SCALED)
-}
-
-/// Refuses a plan with weights of types that were not tried on a device.
-///
-/// # Errors
-/// There is one; it is named.
-pub(crate) fn check(backend: &'static str, plan: &Plan) -> Result<(), CompileError> {
-    match plan.weights.iter().find(|decl| !is_tried(decl.dtype)) {
-        None => Ok(()),
-        Some(decl) => {
-            let what = format!("compute with {} weights yet ({})", decl.dtype, decl.name);
-            Err(CompileError::Unsupported { backend, what })
-        }
-    }
-}
 
 /// The header that decodes a type.
 pub fn name(w: WeightType) -> String {

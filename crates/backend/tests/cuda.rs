@@ -11,7 +11,7 @@ use std::thread;
 use backend::cpu::CacheType;
 use backend::reference::Reference;
 use backend::{Ask, Backend, Batch, Fault, Limits, PAGE, Picks, Tables};
-use common::backends::{device_types, gpu};
+use common::backends::{self, gpu};
 use common::{BAD, N_VOCAB, PLAIN, Session, Shape, model, tokens};
 use model::plan::{DeltaHeads, Gate, RopePairing, Sharing, ValidPlan};
 use quant::WeightType::{self, *};
@@ -98,7 +98,7 @@ fn every_op_agrees_with_the_reference() {
 #[test]
 fn every_weight_type_agrees_with_the_reference() {
     let Some(gpu) = gpu(CacheType::F32) else { return };
-    let types: Vec<WeightType> = device_types().collect();
+    let types: Vec<WeightType> = backends::types().collect();
     let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let work = || {
         while let Some(&w) = types.get(next.fetch_add(1, Ordering::Relaxed)) {

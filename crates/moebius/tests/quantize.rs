@@ -220,8 +220,27 @@ fn nvfp4_has_scales_of_its_matrices_and_runs() {
         for kept in ["output.weight", "token_embd.weight"].iter().filter_map(|name| new.tensor(name)) {
             assert_eq!(kept.dtype, WeightType::Q8_0, "{}", kept.name);
         }
+
+        // Read back, it is the floats that it stands for, and quantised already.
+        let back = at("back.gguf");
+        stdout(&["quantize", as_text(&one), as_text(&back), "--type", "F32", "--allow-requantize"]);
+        let floats = checkpoint::open(&back).expect("open");
+        new.hold_repacked().expect("memory");
+        for tensor in scaled {
+            let n_cols = *tensor.shape.last().expect("axes");
+            let (mut row, planes) = (vec![0.0; n_cols], new.planes(tensor));
+            let row_bytes = tensor.dtype.plane_bytes(n_cols).expect("blocks");
+            let bytes = floats.bytes(floats.tensor(&tensor.name).expect("tensor"));
+            for (i, found) in bytes.chunks_exact(4 * n_cols).enumerate() {
+                quant::decode_row(tensor.dtype, planes.row(row_bytes, i), &mut row);
+                let is_same = found.as_chunks().0.iter().zip(&row).all(|(a, b)| f32::from_le_bytes(*a) == *b);
+                assert!(is_same, "{} row {i}", tensor.name);
+            }
+        }
     }
     let one = at("one.gguf");
+    let said = error(&["quantize", as_text(&one), as_text(&at("no.gguf")), "--type", "Q8_0"]);
+    assert!(said.contains("it is nvfp4") && said.contains("--allow-requantize"), "{said}");
     let compare = ["compare", "-m", as_text(&embedded), "-m", as_text(&one), "-f", as_text(&text)];
     let kl = json(&[&compare[..], &["-c", "128"]].concat())["kl_mean"]["value"].as_f64().expect("KL");
     // On this text 0.46, and 0.29 for Q4_0.

@@ -11,7 +11,7 @@ for file in "$root"/kernels/cuda/*.cu; do
     sed -e 's/extern __shared__/extern/' -e 's/__shared__/static/' "$file" >"$out/src/cuda/${file##*/}"
 done
 [ $# -gt 0 ] || set -- f32 f16 bf16 q4_0 q4_1 q5_0 q5_1 q8_0 q2_k q3_k q4_k q5_k q6_k iq4_nl iq4_xs mxfp4 mxfp4_planar \
-    affine:2:32:0 affine:3:64:1 affine:4:64:0 affine:5:32:1 affine:6:128:0 affine:8:64:0
+    nvfp4 nvfp4_scaled f8_e4m3 affine:2:32:0 affine:3:64:1 affine:4:64:0 affine:5:32:1 affine:6:128:0 affine:8:64:0
 for type in "$@"; do
     flags="-DWEIGHT_HEADER=\"quant/$type.h\" -DWEIGHT=$type"
     case $type in affine:*)

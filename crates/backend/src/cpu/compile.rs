@@ -7,7 +7,6 @@ use checkpoint::Checkpoint;
 use model::plan::{Buf, Cache, CacheDecl, Elem, Norm, Op, Plan, State, ValidPlan, Weight, memory};
 
 use super::copies::Matrices;
-use super::inputs::Inputs;
 use super::kernels::{ActsShared, Col, Kernels, Scratch};
 use super::mem::{Arena, PerWorker, View, zeroed};
 use super::ops::attention::{AttentionScratch, AttentionStep, SplitStates, UNIT_ROWS};
@@ -29,6 +28,7 @@ use super::{CacheType, Cpu};
 use crate::experts::Streams;
 use crate::experts::layout::{Layer, Layout};
 use crate::experts::source::Source;
+use crate::inputs::Inputs;
 use crate::residency::Residencies;
 use crate::routing::RoutingTrace;
 use crate::{Batch, CompileError, Kinds, Limits, Picks, weights};
@@ -78,7 +78,8 @@ pub fn compile(
     let ops = (0..plan.ops.len()).map(|i| lower.op(i)).collect::<Result<Vec<_>, _>>()?;
     let logits = lower.view(plan.logits);
     let hidden = plan.hidden().map(|hidden| lower.view(hidden));
-    let inputs = Inputs::new(plan, |buf| lower.view(buf));
+    let inputs = Inputs::new(plan);
+    let views = (0..plan.bufs.len()).map(|i| lower.view(Buf(i as u32))).collect();
     let streaming = streaming(plan, &weights, layout, &needs, source)?;
     let arenas = vec![bufs, spare, cache_arena, matrices.into_arena()];
     let max_rows = limits.max_tokens.max(limits.max_outputs) as u32;
@@ -112,6 +113,7 @@ pub fn compile(
         picks: Picks::default(),
         times: Times::new(plan),
         inputs,
+        views,
         pool,
         _arenas: arenas,
         weights,

@@ -8,7 +8,6 @@ mod bandwidth;
 mod compile;
 mod copies;
 mod footprint;
-mod inputs;
 pub mod isa;
 pub mod kernels;
 mod lanes;

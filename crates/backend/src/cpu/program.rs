@@ -3,14 +3,14 @@
 //! A step checks the batch, lays out its tokens once, and runs the ops one after the other, each as one or a few
 //! parallel regions. Everything it needs was allocated when the plan was compiled.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 use checkpoint::Checkpoint;
-use model::plan::{Gate, Rows};
+use model::plan::{Buf, Gate, Rows};
 use quant::{Planes, WeightType};
 
-use super::inputs::Inputs;
 use super::isa::CheckedIsa;
 use super::kernels::{ActsShared, Col, Kernels, Matrix, Scratch};
 use super::mem::{Arena, PerWorker, View};
@@ -31,6 +31,7 @@ use super::ops::{
 use super::pool::Pool;
 use super::states::States;
 use super::times::Times;
+use crate::inputs::{self, Inputs};
 use crate::routing::RoutingTrace;
 use crate::{
     Batch, Cause, Failure, Fault, InputSums, InputTrace, Kinds, Limits, OpTime, Output, Picks, Piece, PieceBytes,
@@ -271,10 +272,40 @@ pub struct CpuProgram {
     pub picks: Picks,
     pub times: Times,
     pub inputs: Inputs,
+    /// Of each buffer.
+    pub views: Vec<View>,
     /// Memory of the buffers, the spare buffer and the cache, which views point into.
     pub _arenas: Vec<Arena>,
     /// Bytes of the weights, which matrices point into.
     pub weights: Arc<Checkpoint>,
+}
+
+/// The buffers of a program, by their numbers.
+struct Views<'a>(&'a [View]);
+
+impl inputs::Memory for Views<'_> {
+    type Error = Failure;
+
+    fn numbers(&mut self, buf: Buf, n: usize) -> Result<Cow<'_, [f32]>, Failure> {
+        let view = &self.0[buf.0 as usize];
+        // SAFETY: no op runs, and the rows are those of the step.
+        Ok(Cow::Borrowed(unsafe { view.read(n / view.width) }))
+    }
+
+    fn ids(&mut self, buf: Buf, n: usize) -> Result<Vec<u32>, Failure> {
+        let view = &self.0[buf.0 as usize];
+        // SAFETY: as above; the ids stay until the next router writes them.
+        Ok(unsafe { view.ids(n / view.width) }.to_vec())
+    }
+
+    fn put_ids(&mut self, buf: Buf, ids: &[u32]) -> Result<(), Failure> {
+        let view = &self.0[buf.0 as usize];
+        for (t, ids) in ids.chunks_exact(view.width).enumerate() {
+            // SAFETY: as above.
+            unsafe { view.ids_mut(t) }.copy_from_slice(ids);
+        }
+        Ok(())
+    }
 }
 
 impl Program for CpuProgram {
@@ -327,14 +358,13 @@ impl Program for CpuProgram {
             streaming: self.streaming.as_deref_mut(),
         };
         self.times.lap(None, run.pool);
+        let counts = inputs::Counts { tokens: batch.tokens.len(), outputs: batch.rows.len() };
         for (i, op) in self.ops.iter().enumerate() {
-            if self.inputs.force(i, &self.step) {
-                let done = run.op(op, &self.caches, &self.ropes);
-                self.inputs.record_forced(i, &self.step);
-                done?;
+            let mut compute = || run.op(op, &self.caches, &self.ropes);
+            match self.inputs.is_on() {
+                true => self.inputs.run(i, counts, &mut Views(&self.views), |_| compute())?,
+                false => compute()?,
             }
-            run.op(op, &self.caches, &self.ropes)?;
-            self.inputs.record(i, &self.step);
             self.times.lap(Some(i), run.pool);
         }
         // What was computed with zeros in place of weights is nobody's answer.

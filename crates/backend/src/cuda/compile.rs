@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use checkpoint::Checkpoint;
-use model::plan::{CacheDecl, Elem, Op, Plan, ValidPlan, Weight, memory};
+use model::plan::{Buf, CacheDecl, Elem, Op, Plan, ValidPlan, Weight, memory};
 
 use super::Cuda;
 use super::batch;
@@ -20,7 +20,7 @@ use super::nodes::{
 };
 use super::nvrtc::{self, Target};
 use super::pick::Picker;
-use super::program::{CudaProgram, Lists, Parts};
+use super::program::{CudaProgram, Lists, Parts, Plain};
 use super::sources::{self, Key, Texts};
 use super::split::{Slots, Split};
 use super::tables::Tables;
@@ -28,6 +28,7 @@ use super::upload::Weights;
 use super::wide;
 use super::{few, few_launch};
 use crate::cpu::CacheType;
+use crate::inputs::Inputs;
 use crate::residency::{Policy, Residencies, Residency};
 use crate::routing::RoutingTrace;
 use crate::{CompileError, Footprint, Kinds, Limits, PAGE, Part};
@@ -71,6 +72,7 @@ pub fn allocate(context: &Arc<Context>, what: &'static str, bytes: usize) -> Res
 pub struct Laid<'a> {
     /// With whole layers of experts on the device.
     pub lists: Lists,
+    plain: Option<Plain>,
     /// With slots for single ones.
     slotted: Option<(Lists, HotPlaces)>,
     pub modules: Modules,
@@ -188,8 +190,15 @@ pub fn lay<'a>(
         };
         Lists { few, batch, nodes: fuse(of_ops.into_iter().flatten().collect(), qkv) }
     };
+    let is_whole = split.host().next().is_none();
+    let plain = is_whole.then(|| of_ops.clone());
     let slotted = hot.as_ref().map(|_| lists(slotted));
     let lists = lists(of_ops);
+    let plain = plain.map(|ops| Plain {
+        ops,
+        views: (0..plan.bufs.len()).map(|i| lower.view(Buf(i as u32))).collect(),
+        inputs: Inputs::new(plan),
+    });
     let logits = lower.view(plan.logits);
     let hidden = plan.hidden().map(|hidden| lower.view(hidden));
 
@@ -239,7 +248,7 @@ pub fn lay<'a>(
         memory.push(table);
         ropes.push(view);
     }
-    Ok(Laid { lists, slotted, modules, weights, ropes, scratch, split, stage, memory, states, logits, hidden })
+    Ok(Laid { lists, plain, slotted, modules, weights, ropes, scratch, split, stage, memory, states, logits, hidden })
 }
 
 /// Compiles `plan`; see [`crate::Backend::compile`].
@@ -256,8 +265,21 @@ pub fn compile(
     let target = nvrtc::target(context.arch, cuda.ahead.is_some()).map_err(start)?;
     let stream = Stream::new(&context).failed("a stream")?;
     let laid = lay(cuda, plan, checkpoint, limits, &context, &stream)?;
-    let Laid { lists, slotted, modules, weights, ropes, scratch, split, stage, mut memory, states, logits, hidden } =
-        laid;
+    let Laid {
+        lists,
+        plain,
+        slotted,
+        modules,
+        weights,
+        ropes,
+        scratch,
+        split,
+        stage,
+        mut memory,
+        states,
+        logits,
+        hidden,
+    } = laid;
     let (slotted, places) = slotted.unzip();
     // Weights are copied while kernels are compiled.
     let (loaded, copied) = std::thread::scope(|scope| {
@@ -292,6 +314,7 @@ pub fn compile(
         stream,
         kernels,
         lists: [Some(lists), slotted].into_iter().flatten().collect(),
+        plain,
         routers: router_layers(plan),
         ropes,
         scratch,

@@ -46,7 +46,7 @@ use self::split::{Host, Moves, Slots, Split};
 use crate::cpu::CacheType;
 use crate::cpu::apart::Apart;
 use crate::experts::layout::Layout;
-use crate::{Backend, CompileError, Footprint, Limits, Program, quant_headers};
+use crate::{Backend, CompileError, Footprint, Limits, Program};
 
 /// What footprints call the memory of a GPU.
 pub const MEMORY: &str = "device memory";
@@ -136,7 +136,6 @@ impl Backend for Cuda {
     }
 
     fn lower(&self, plan: ValidPlan) -> Result<ValidPlan, CompileError> {
-        quant_headers::check("cuda", &plan)?;
         Ok(plan.rewrite(passes::fuse)?)
     }
 

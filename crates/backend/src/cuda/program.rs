@@ -1,10 +1,13 @@
 //! A program on the device: a step copies its tables, queues the nodes (or replays the graph captured for its counts)
 //! and copies back the rows that the batch requests.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
+
+use model::plan::Buf;
 
 use super::driver::{Context, DriverError, Graph, Memory, Pinned, Stream};
 use super::encode::{Encoder, Kernels, RopeView, Scratch};
@@ -19,10 +22,11 @@ use super::pick::Picker;
 use super::tables::{Counts, Tables};
 use super::times::Times;
 use super::{args, batch};
+use crate::inputs::{self, Inputs};
 use crate::routing::RoutingTrace;
 use crate::{
-    Ask, Batch, Cause, Failure, Fault, Kinds, Limits, OpTime, Output, PAGE, Picks, Program, RouterInfo, StepError,
-    StreamStats,
+    Ask, Batch, Cause, Failure, Fault, InputSums, InputTrace, Kinds, Limits, OpTime, Output, PAGE, Picks, Program,
+    RouterInfo, StepError, StreamStats,
 };
 
 /// Maximum number of tokens of a step that is captured: above, the device computes longer than the host queues.
@@ -35,6 +39,8 @@ pub struct Parts {
     pub kernels: Kernels,
     /// With whole layers of experts on the device, and with slots for single ones where there may be such.
     pub lists: Vec<Lists>,
+    /// What steps take whose inputs are summed; none where the host computes some.
+    pub plain: Option<Plain>,
     /// Layer of each router.
     pub routers: Vec<u32>,
     pub ropes: Vec<RopeView>,
@@ -55,6 +61,15 @@ pub struct Parts {
     pub host: Option<Host>,
     /// Weights, caches, states, buffers and scratch, to be kept.
     pub _memory: Vec<Memory>,
+}
+
+/// A program op by op.
+pub struct Plain {
+    /// The nodes of each op.
+    pub ops: Vec<Vec<Node>>,
+    /// Each buffer.
+    pub views: Vec<View>,
+    pub inputs: Inputs,
 }
 
 /// The nodes of a program.
@@ -143,6 +158,8 @@ pub struct CudaProgram {
     /// Ids of all routers while the routing is traced, `[routers][max_tokens · n_used]`.
     trace: Option<(Memory, Pinned)>,
     is_traced: bool,
+    /// Where inputs that are summed come to.
+    landing: Option<Pinned>,
     early: bool,
     /// The first error of the device: nothing runs after it.
     broken: Option<DriverError>,
@@ -170,6 +187,7 @@ impl CudaProgram {
             parts,
             trace: None,
             is_traced: false,
+            landing: None,
             early,
             broken: None,
             pick: None,
@@ -219,11 +237,37 @@ impl CudaProgram {
         // Before the nodes, since a copy between kernels would hold them up.
         self.pick = self.parts.picker.fill(&self.batch, &self.parts.stream, self.parts.logits.ptr)?;
         let shape = self.shape();
+        if self.parts.plain.as_ref().is_some_and(|plain| plain.inputs.is_on()) {
+            self.run_plain(shape)?;
+            return self.queue_output(shape);
+        }
         if self.parts.host.is_some() {
             return Shared { program: self, shape }.queue(0);
         }
         self.queue_part(shape, 0)?;
         self.queue_output(shape)
+    }
+
+    /// Runs the step op by op and sums the inputs of its products.
+    fn run_plain(&mut self, shape: Shape) -> Result<(), DriverError> {
+        let (Some(mut plain), Some(landing)) = (self.parts.plain.take(), self.landing.take()) else { return Ok(()) };
+        let Plain { ops, views, inputs } = &mut plain;
+        let counts = inputs::Counts { tokens: shape.counts.tokens, outputs: shape.counts.rows };
+        let mut taps = Taps { encoder: self.encoder(shape), views, landing };
+        let mut run = || {
+            taps.encoder.begin()?;
+            ops.iter().enumerate().try_for_each(|(i, nodes)| {
+                inputs.run(i, counts, &mut taps, |taps| {
+                    // A kernel that is launched first may have to be given memory.
+                    let _alone = self.parts.context.gate.alone();
+                    nodes.iter().try_for_each(|node| taps.encoder.node(node))
+                })
+            })
+        };
+        let done = run();
+        let Taps { landing, .. } = taps;
+        (self.landing, self.parts.plain) = (Some(landing), Some(plain));
+        done
     }
 
     /// Queues the nodes between the cuts `part - 1` and `part`, as a graph where they were seen before.
@@ -389,6 +433,43 @@ impl CudaProgram {
         let DriverError { call, why, .. } = e.clone();
         self.broken = Some(e);
         Failure::all(Cause::Device { device, op: call, why }).into()
+    }
+}
+
+/// The memory of a step that runs op by op.
+struct Taps<'a> {
+    encoder: Encoder<'a>,
+    views: &'a [View],
+    landing: Pinned,
+}
+
+impl Taps<'_> {
+    /// Copies the first `n` words of a buffer to the landing.
+    fn fetch(&mut self, buf: Buf, n: usize) -> Result<(), DriverError> {
+        // SAFETY: the buffer has so many words at the limits, and the host reads after it has waited.
+        unsafe { self.encoder.stream.download(&mut self.landing, 0, self.views[buf.0 as usize].ptr, 4 * n)? };
+        self.encoder.stream.wait()
+    }
+}
+
+impl inputs::Memory for Taps<'_> {
+    type Error = DriverError;
+
+    fn numbers(&mut self, buf: Buf, n: usize) -> Result<Cow<'_, [f32]>, DriverError> {
+        self.fetch(buf, n)?;
+        Ok(Cow::Borrowed(&self.landing.words()[..n]))
+    }
+
+    fn ids(&mut self, buf: Buf, n: usize) -> Result<Vec<u32>, DriverError> {
+        self.fetch(buf, n)?;
+        Ok(self.landing.words()[..n].to_vec())
+    }
+
+    fn put_ids(&mut self, buf: Buf, ids: &[u32]) -> Result<(), DriverError> {
+        self.landing.words_mut()[..ids.len()].copy_from_slice(ids);
+        // SAFETY: the buffer has so many ids at the limits, and the landing stays as it is until the copy is done.
+        unsafe { self.encoder.stream.upload(self.views[buf.0 as usize].ptr, &self.landing, 4 * ids.len())? };
+        self.encoder.stream.wait()
     }
 }
 
@@ -567,6 +648,24 @@ impl Program for CudaProgram {
         // Without memory for it nothing is traced.
         self.is_traced = is_on && self.trace.is_some();
         self.parts.routing.turn(self.is_traced, self.parts.limits.max_outputs);
+    }
+
+    fn trace_inputs(&mut self, trace: InputTrace) {
+        let (limits, context) = (self.parts.limits, &self.parts.context);
+        let Some(Plain { inputs, .. }) = &mut self.parts.plain else { return };
+        if trace != InputTrace::Off && self.landing.is_none() {
+            let most = inputs.most_numbers(inputs::Counts { tokens: limits.max_tokens, outputs: limits.max_outputs });
+            self.landing = context.enter().and_then(|()| Pinned::new(context, most.saturating_mul(4))).ok();
+        }
+        // Without memory for it nothing is traced.
+        if self.landing.is_some() {
+            inputs.turn(trace);
+        }
+    }
+
+    fn inputs(&self) -> &[InputSums] {
+        let plain = self.parts.plain.as_ref().filter(|_| self.landing.is_some());
+        plain.map_or(&[], |plain| plain.inputs.sums())
     }
 
     fn stream_stats(&self) -> Option<StreamStats> {

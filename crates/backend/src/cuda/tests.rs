@@ -15,7 +15,7 @@ use super::nodes::Modules;
 use super::nvrtc::{self, Target};
 use super::outline::{Card, Outline};
 use super::sources::{self, Key, Source, Texts};
-use crate::{Backend, Limits, quant_headers};
+use crate::{Backend, Limits};
 
 /// Whether the compiler is there; says so when it is not.
 fn has_compiler() -> bool {
@@ -107,6 +107,8 @@ fn types() -> Vec<WeightType> {
     let affine = |bits, group, scales| WeightType::Affine(Affine::new(bits, group, scales).unwrap());
     let planar = [
         WeightType::MXFP4_PLANAR,
+        WeightType::F8_E4M3,
+        WeightType::NVFP4_SCALED,
         affine(2, 128, ScaleType::F16),
         affine(3, 32, ScaleType::F32),
         affine(4, 64, ScaleType::BF16),
@@ -114,9 +116,7 @@ fn types() -> Vec<WeightType> {
         affine(6, 32, ScaleType::BF16),
         affine(8, 128, ScaleType::BF16),
     ];
-    let mut types = [&WeightType::GGUF[..], &planar[..]].concat();
-    types.retain(|&w| quant_headers::is_tried(w));
-    types
+    [&WeightType::GGUF[..], &planar[..]].concat()
 }
 
 /// Kernels may keep so many bytes of a thread on the stack: f64's sine reduces large angles there, attention keeps

@@ -10,12 +10,13 @@ use super::gpu::{Gpu, GpuError, Span};
 use super::layout::Layout;
 use super::lower::{CacheView, Lower, Places, unsupported};
 use super::node::{Counts, Node, Schedule, THREADS};
-use super::program::{MetalProgram, Parts};
+use super::program::{MetalProgram, Parts, Plain};
 use super::tables::{self, Tables};
 use super::variants;
 use super::weights::{self, Weights};
 use super::{Metal, Tuning};
 use crate::cpu::CacheType;
+use crate::inputs::Inputs;
 use crate::residency::Residency;
 use crate::rope::Angles;
 use crate::routing::RoutingTrace;
@@ -93,7 +94,7 @@ pub fn lay(
         let mut lower = Lower::new(plan, Places { tuning, ..places });
         lower.ops()?;
         let copies: Vec<_> = plan.states.iter().zip(&states).map(|(decl, &span)| lower.copy(span, decl.n)).collect();
-        let (units, nodes) = (lower.units, lower.nodes);
+        let (units, nodes, ends) = (lower.units, lower.nodes, lower.ends);
         if let Some(node) = nodes.iter().find(|node| node.largest(most) > u64::from(u32::MAX)) {
             return Err(unsupported(format!("run {} on {} tokens at once", node.op, limits.max_tokens)));
         }
@@ -103,14 +104,14 @@ pub fn lay(
             forms.chain([(node.unit, node.threads)]).all(|(unit, threads)| gpu.threads(pipes[unit]) >= threads)
         };
         let is_fit = nodes.iter().all(threads);
-        Ok((units, nodes, pipes, copies, is_fit))
+        Ok((units, nodes, pipes, (copies, ends), is_fit))
     };
     // A GPU that gives a kernel fewer threads than its tile wants takes the plain ones.
     let mut built = build(metal.tuning)?;
     if !built.4 && !metal.tuning.is_plain {
         built = build(Tuning { is_plain: true, ..metal.tuning })?;
     }
-    let (units, nodes, pipes, copies, _) = built;
+    let (units, nodes, pipes, (copies, ends), _) = built;
     if let Some((pipe, unit)) = pipes.iter().zip(&units).find(|(pipe, _)| gpu.threads(**pipe) < THREADS) {
         let found = gpu.threads(*pipe);
         return Err(unsupported(format!("run {} in threadgroups of {found} threads, {THREADS} are wanted", unit.name)));
@@ -118,8 +119,11 @@ pub fn lay(
     let layers = plan.ops.iter().zip(&plan.layers).filter(|(op, _)| matches!(op, Op::Route { .. }));
     let span = |buf: Buf| (bufs[buf.0 as usize], plan.buf(buf).width);
     let kernels = units.iter().map(|unit| unit.kernel).collect();
+    // Runs of several ops keep some of their inputs to themselves.
+    let plain = (ends.len() == plan.ops.len()).then(|| Plain { ends, bufs: bufs.clone(), inputs: Inputs::new(plan) });
     let parts = Parts {
         gpu,
+        plain,
         schedule: Schedule::new(nodes),
         copies,
         pipes,

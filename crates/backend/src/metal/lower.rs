@@ -60,6 +60,8 @@ pub struct Lower<'a> {
     at: Places<'a>,
     pub units: Vec<Unit>,
     pub nodes: Vec<Node>,
+    /// First op of each run, and the place behind its dispatches.
+    pub ends: Vec<(usize, usize)>,
     n_routers: usize,
     /// Uses of the buffers of the op at hand.
     uses: HashMap<Buf, Use>,
@@ -188,6 +190,7 @@ impl<'a> Lower<'a> {
             at,
             units,
             nodes,
+            ends: Vec::new(),
             n_routers: 0,
             uses: HashMap::new(),
             op: "",
@@ -326,6 +329,7 @@ impl<'a> Lower<'a> {
                     _ => unreachable!("a scale is joined with a router"),
                 },
             }
+            self.ends.push((first, self.nodes.len()));
         }
         Ok(())
     }

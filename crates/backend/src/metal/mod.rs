@@ -33,7 +33,7 @@ pub use self_test::{ProductList, product_lists};
 pub use variants::{Off, Tuning};
 
 use crate::cpu::CacheType;
-use crate::{Backend, CompileError, Footprint, Limits, Program, quant_headers};
+use crate::{Backend, CompileError, Footprint, Limits, Program};
 
 /// Opens a GPU.
 pub type Open = dyn Fn() -> Result<Box<dyn gpu::Gpu>, gpu::GpuError> + Send + Sync;
@@ -142,7 +142,6 @@ impl Backend for Metal {
             passes::fuse(plan);
             fuse::gather_norms(plan);
         };
-        quant_headers::check("metal", &plan)?;
         Ok(plan.rewrite(passes)?)
     }
 

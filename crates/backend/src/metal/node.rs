@@ -316,6 +316,11 @@ impl Schedule {
         Schedule { nodes, whens, known: Vec::new() }
     }
 
+    /// The dispatches.
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
     /// The dispatches, and those of a step in levels. A step of a new kind has its levels found.
     pub fn of_step(&mut self, counts: Counts) -> (&[Node], &[Vec<usize>]) {
         let Schedule { nodes, whens, known } = self;

@@ -1,14 +1,19 @@
 //! A program on a GPU: a step writes its tables, fills a list from the plan's dispatches and submits it.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
-use model::plan::Rows;
+use model::plan::{Buf, Rows};
 
 use super::gpu::{Cmd, Gpu, GpuError, List, Pipe, Span, Ticket};
 use super::node::{CopySlot, Counts, Schedule};
 use super::tables::Tables;
+use crate::inputs::{self, Inputs};
 use crate::routing::RoutingTrace;
-use crate::{Ask, Batch, Cause, Failure, Fault, Kinds, Limits, Output, Picks, Program, RouterInfo, StepError};
+use crate::{
+    Ask, Batch, Cause, Failure, Fault, InputSums, InputTrace, Kinds, Limits, Output, Picks, Program, RouterInfo,
+    StepError,
+};
 
 /// Limit of a step. A GPU that takes longer is not coming back: the system ends what runs for seconds.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -16,6 +21,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// What a program is made of.
 pub struct Parts {
     pub gpu: Box<dyn Gpu>,
+    /// What steps take whose inputs are summed; none where dispatches stand for several ops.
+    pub plain: Option<Plain>,
     /// The plan's dispatches; a barrier parts each level of a step from the next.
     pub schedule: Schedule,
     /// What copies each state of the plan.
@@ -36,6 +43,15 @@ pub struct Parts {
     pub n_layers: usize,
     pub limits: Limits,
     pub kinds: Kinds,
+}
+
+/// A program op by op.
+pub struct Plain {
+    /// An op, and the place behind its dispatches, in the order in which they run.
+    pub ends: Vec<(usize, usize)>,
+    /// Each buffer.
+    pub bufs: Vec<Span>,
+    pub inputs: Inputs,
 }
 
 /// Lists of a step: two for few tokens, one more for each eight, and one a layer at most. A layer of 512 tokens takes
@@ -102,12 +118,16 @@ impl MetalProgram {
     fn queue(&mut self) -> Result<(), GpuError> {
         self.parts.tables.fill(&mut *self.parts.gpu, &self.batch)?;
         let counts = Counts::of_batch(&self.batch);
-        let Parts { gpu, schedule, copies, pipes, tables, n_layers, .. } = &mut self.parts;
+        let Parts { copies, pipes, .. } = &self.parts;
         self.list.clear();
         for (from, to) in self.pending.drain(..) {
             copies.iter().for_each(|copy| copy.encode(pipes, from, to, &mut self.list));
             self.list.cmds.push(Cmd::Barrier);
         }
+        if self.parts.plain.as_ref().is_some_and(|plain| plain.inputs.is_on()) {
+            return self.run_plain(counts);
+        }
+        let Parts { gpu, schedule, pipes, tables, n_layers, .. } = &mut self.parts;
         let (nodes, levels) = schedule.of_step(counts);
         let n_lists = n_lists(counts.tokens, *n_layers);
         let mut is_due = false;
@@ -133,6 +153,27 @@ impl MetalProgram {
         Ok(())
     }
 
+    /// Runs the step op by op and sums the inputs of its products.
+    fn run_plain(&mut self, counts: Counts) -> Result<(), GpuError> {
+        let Parts { gpu, plain: Some(plain), schedule, pipes, tables, .. } = &mut self.parts else { return Ok(()) };
+        let Plain { ends, bufs, inputs } = plain;
+        let mut taps = Taps { gpu: &mut **gpu, bufs };
+        taps.run(&self.list)?;
+        let of_step = inputs::Counts { tokens: counts.tokens, outputs: counts.outputs };
+        let mut from = 0;
+        for &(op, end) in &*ends {
+            self.list.clear();
+            for node in &schedule.nodes()[from..end] {
+                if node.encode(pipes, counts, |table| tables.span(table), &mut self.words, &mut self.list) {
+                    self.list.cmds.push(Cmd::Barrier);
+                }
+            }
+            inputs.run(op, of_step, &mut taps, |taps| taps.run(&self.list))?;
+            from = end;
+        }
+        Ok(())
+    }
+
     /// Reads words of a span.
     fn read(&mut self, span: Span) -> Result<impl Iterator<Item = u32> + '_, GpuError> {
         self.bytes.resize(span.len as usize, 0);
@@ -143,8 +184,9 @@ impl MetalProgram {
     }
 
     fn finish(&mut self) -> Result<(), GpuError> {
-        let Some(ticket) = self.ticket.take() else { return Ok(()) };
-        self.parts.gpu.wait(ticket, LIMIT)?;
+        if let Some(ticket) = self.ticket.take() {
+            self.parts.gpu.wait(ticket, LIMIT)?;
+        }
         let n_rows = self.batch.rows.len();
         let last = (0..n_rows).rev().find(|&row| !matches!(self.batch.asks[row], Ask::Hidden));
         let n_logits = last.map_or(0, |row| row + 1) * self.parts.n_vocab;
@@ -208,6 +250,47 @@ impl MetalProgram {
         let why = e.to_string();
         self.broken = Some(e);
         Failure::all(Cause::Device { device, op: "step".into(), why }).into()
+    }
+}
+
+/// The memory of a step that runs op by op.
+struct Taps<'a> {
+    gpu: &'a mut dyn Gpu,
+    bufs: &'a [Span],
+}
+
+impl Taps<'_> {
+    /// Runs what a list holds to its end.
+    fn run(&mut self, list: &List) -> Result<(), GpuError> {
+        if list.cmds.is_empty() {
+            return Ok(());
+        }
+        let ticket = self.gpu.submit(list)?;
+        self.gpu.wait(ticket, LIMIT).map(drop)
+    }
+}
+
+impl inputs::Memory for Taps<'_> {
+    type Error = GpuError;
+
+    fn numbers(&mut self, buf: Buf, n: usize) -> Result<Cow<'_, [f32]>, GpuError> {
+        Ok(Cow::Owned(self.ids(buf, n)?.into_iter().map(f32::from_bits).collect()))
+    }
+
+    fn ids(&mut self, buf: Buf, n: usize) -> Result<Vec<u32>, GpuError> {
+        let mut bytes = vec![0; 4 * n];
+        if n > 0 {
+            self.gpu.read(self.bufs[buf.0 as usize].part(0, 4 * n as u64), &mut bytes)?;
+        }
+        Ok(bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect())
+    }
+
+    fn put_ids(&mut self, buf: Buf, ids: &[u32]) -> Result<(), GpuError> {
+        if ids.is_empty() {
+            return Ok(());
+        }
+        let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        self.gpu.write(self.bufs[buf.0 as usize].part(0, bytes.len() as u64), &bytes)
     }
 }
 
@@ -276,6 +359,16 @@ impl Program for MetalProgram {
 
     fn routers(&self) -> &[RouterInfo] {
         self.parts.routing.routers()
+    }
+
+    fn trace_inputs(&mut self, trace: InputTrace) {
+        if let Some(plain) = &mut self.parts.plain {
+            plain.inputs.turn(trace);
+        }
+    }
+
+    fn inputs(&self) -> &[InputSums] {
+        self.parts.plain.as_ref().map_or(&[], |plain| plain.inputs.sums())
     }
 
     fn trace_routing(&mut self, is_on: bool) {

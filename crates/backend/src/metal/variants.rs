@@ -44,6 +44,8 @@ pub struct Off {
 impl Off {
     /// None.
     pub const NONE: Off = Off { attention: false, latent: false, experts: false, norms: false, delta: false };
+    /// All: each op runs by itself.
+    pub const ALL: Off = Off { attention: true, latent: true, experts: true, norms: true, delta: true };
 }
 
 impl Default for Tuning {

@@ -301,10 +301,13 @@ pub fn distinct() -> Vec<Row> {
     rows
 }
 
-/// Types that device backends compute with: they refuse short floats.
-pub fn device_types() -> impl Iterator<Item = WeightType> {
-    let is_short = |t: &WeightType| t.name().starts_with("nvfp4") || *t == WeightType::F8_E4M3;
-    WeightType::ALL.into_iter().filter(move |t| !is_short(t))
+/// Every weight type, or those that `MOEBIUS_TYPES` names: on a GPU the kernels of all take long to compile.
+pub fn types() -> impl Iterator<Item = WeightType> {
+    let names = std::env::var("MOEBIUS_TYPES").ok();
+    let is_named = move |t: &WeightType| {
+        names.as_ref().is_none_or(|names| names.split_whitespace().any(|name| name == t.to_string()))
+    };
+    WeightType::ALL.into_iter().filter(is_named)
 }
 
 /// What quantised activations cost the CPU, by the type of the weights that they meet; behind each line the largest

@@ -116,14 +116,28 @@ impl Maker {
             let x = row(&mut self.random, i);
             quant::encode_row(dtype, &x, planes.get_mut().row_mut(row_bytes, i));
         }
+        let n_matrices = if shape.len() == 3 { shape[0] } else { 1 };
+        if dtype == WeightType::NVFP4_SCALED {
+            // A matrix has one scale: of its blocks' own the first.
+            for scales in planes.scales.chunks_mut(row_bytes.scales * n_rows / n_matrices) {
+                let (first, rest) = scales.split_at_mut(4);
+                rest.as_chunks_mut().0.fill([first[0], first[1], first[2], first[3]]);
+            }
+        }
+        // Stacks of 8-bit floats are a tensor for each matrix.
+        let slab = |i: usize| Slab { tensor: format!("{name}.{i}.weight"), first_row: 0 };
+        let source = match dtype {
+            WeightType::F8_E4M3 if shape.len() == 3 => Source::Slabs((0..n_matrices).map(slab).collect()),
+            _ => Source::Tensor(name.clone()),
+        };
         self.tensors.push((name.clone(), shape.to_vec(), dtype, planes));
         self.plan.weights.push(WeightDecl {
-            source: Source::Tensor(name.clone()),
+            source,
             name,
             dtype,
             shape: shape.to_vec(),
             read: Read::Plain,
-            is_repacked: false,
+            is_repacked: matches!(dtype, WeightType::F8_E4M3 | WeightType::NVFP4_SCALED),
         });
         Weight(self.plan.weights.len() as u32 - 1)
     }
@@ -157,7 +171,8 @@ impl Maker {
         if fused {
             passes::fuse(&mut plan);
         }
-        let planar = self.tensors.iter().any(|(_, _, dtype, _)| dtype.ggml_id().is_none());
+        let is_scaled = |dtype: WeightType| dtype == WeightType::NVFP4_SCALED;
+        let planar = self.tensors.iter().any(|&(_, _, dtype, _)| dtype.ggml_id().is_none() && !is_scaled(dtype));
         (plan, Arc::new(if planar { folder(&self.tensors) } else { file(&self.tensors) }))
     }
 }
@@ -166,19 +181,39 @@ impl Maker {
 fn file(tensors: &[(String, Vec<usize>, WeightType, PlanesBuf)]) -> Checkpoint {
     let mut writer = Writer::new();
     for (name, shape, dtype, planes) in tensors {
-        writer.tensor(name, shape, *dtype, &planes.q);
+        if *dtype != WeightType::NVFP4_SCALED {
+            writer.tensor(name, shape, *dtype, &planes.q);
+            continue;
+        }
+        let n_matrices = if shape.len() == 3 { shape[0] } else { 1 };
+        let each = planes.scales.len() / n_matrices;
+        let scales: Vec<u8> = planes.scales.chunks(each).flat_map(|scales| &scales[..4]).copied().collect();
+        writer.tensor(name, shape, WeightType::NVFP4, &planes.q);
+        writer.tensor(&name.replace(".weight", ".scale"), &[n_matrices], WeightType::F32, scales);
     }
     let mut bytes = Vec::new();
     writer.write(&mut bytes).unwrap();
     checkpoint::from_bytes("random", bytes).unwrap()
 }
 
-/// An MLX folder of these weights, which are floats or planar.
+/// A folder of these weights, which are floats or planar: affine ones and MXFP4 as MLX writes them, 8-bit floats with a
+/// scale for each 128 numbers of a row.
 fn folder(tensors: &[(String, Vec<usize>, WeightType, PlanesBuf)]) -> Checkpoint {
     let (mut parts, mut quantization) = (Vec::new(), serde_json::Map::new());
     for (name, shape, dtype, planes) in tensors {
         let module = name.strip_suffix(".weight").unwrap();
         let k = shape[shape.len() - 1];
+        if *dtype == WeightType::F8_E4M3 {
+            let n_rows = shape[shape.len() - 2];
+            let matrices = planes.q.chunks(n_rows * k).zip(planes.scales.chunks(n_rows * k / 32)).enumerate();
+            for (i, (q, scales)) in matrices {
+                let name = if shape.len() == 3 { format!("{name}.{i}.weight") } else { name.clone() };
+                let scale = format!("{name}_scale_inv");
+                parts.push((scale, TensorView::new(Dtype::F32, vec![n_rows, k / 128], scales).unwrap()));
+                parts.push((name, TensorView::new(Dtype::F8_E4M3, vec![n_rows, k], q).unwrap()));
+            }
+            continue;
+        }
         // Of packed words, what they hold: bits a value, values a group, type of the scales.
         let (outer, width, (bits, group, scales)) = match dtype {
             WeightType::Affine(a) => {
@@ -209,7 +244,9 @@ fn folder(tensors: &[(String, Vec<usize>, WeightType, PlanesBuf)]) -> Checkpoint
         }
     }
     quantization.extend([("bits".into(), 4.into()), ("group_size".into(), 64.into())]);
-    let config = serde_json::json!({"model_type": "random", "quantization": quantization});
+    let blocks = serde_json::json!({"weight_block_size": [1, 128]});
+    let config =
+        serde_json::json!({"model_type": "random", "quantization": quantization, "quantization_config": blocks});
     let weights = safetensors::serialize(parts, None).unwrap();
     let files = vec![("config.json", config.to_string().into_bytes()), ("model.safetensors", weights)];
     checkpoint::from_files("random", files).unwrap()

@@ -23,17 +23,10 @@ fn lengths(t: WeightType) -> [usize; 3] {
     }
 }
 
-/// Types that matrices are stored in. The others come of repacking: `tests/kernels.rs` has their products, and the
-/// tests of `convert` whole models.
-fn stored() -> impl DoubleEndedIterator<Item = WeightType> {
-    let is_repacked = |t: &WeightType| matches!(*t, F8_E4M3 | NVFP4_SCALED);
-    WeightType::ALL.into_iter().filter(move |t| !is_repacked(t))
-}
-
-/// Every stored type with its place, or in a wide run every type three times.
+/// Every type that is tried with its place, or in a wide run each three times.
 fn types() -> impl Iterator<Item = (usize, WeightType)> {
     let n = if wide() { 3 } else { 1 };
-    (0..n).flat_map(|round| stored().enumerate().map(move |(i, t)| (i + round, t)))
+    (0..n).flat_map(|round| crate::common::backends::types().enumerate().map(move |(i, t)| (i + round, t)))
 }
 
 pub use crate::common::backends::wide;
@@ -109,7 +102,7 @@ pub fn gated_linear(seed: u64) -> Vec<Case> {
                 let is_planar = |t: WeightType| t.ggml_id().is_none();
                 u.block_len() == t.block_len() && u.act() == t.act() && is_planar(*u) == is_planar(t)
             };
-            let other = stored().rfind(fits).unwrap();
+            let other = WeightType::ALL.into_iter().rfind(fits).unwrap();
             let up = if i % 4 == 0 { other } else { t };
             let mut b = Build::new(seed);
             let (x, out) = (b.rows(rows, k, UNIT), b.buf(rows, n));

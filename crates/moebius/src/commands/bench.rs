@@ -127,6 +127,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
             requests_bytes: 0,
             resident_bytes: None,
             prompts: None,
+            sums_inputs: false,
         };
         let mut session = load::start_with(model, &setup)?;
         session.engine.set_interrupt(interrupt.flag());

@@ -15,7 +15,7 @@ use indicatif::ProgressStyle;
 use quant::WeightType;
 use serde_json::json;
 
-use crate::args::{BackendKind, ImatrixArgs};
+use crate::args::ImatrixArgs;
 use crate::compare::Windows;
 use crate::load::{self, Sequence};
 use crate::out::say;
@@ -27,10 +27,6 @@ use crate::{compare, input, machine, out};
 const FORCED_TOKENS: u64 = 64;
 
 pub fn run(args: &ImatrixArgs) -> Result<()> {
-    ensure!(
-        matches!(args.engine.backend, None | Some(BackendKind::Cpu)),
-        "sum inputs: only the CPU backend does (--backend cpu)"
-    );
     let model = load::open(args.model.model.as_deref())?;
     let tokenizer = Tokenizer::load(&model.checkpoint)?;
     let text = input::text(&args.file)?;
@@ -42,8 +38,7 @@ pub fn run(args: &ImatrixArgs) -> Result<()> {
     ensure!(n_windows > 0, "sum inputs: --chunks 0 leaves nothing to compute");
     out::remove_unfinished_when_interrupted()?;
 
-    let mut sequence = Sequence::start(&model, &args.engine, n_ctx)?;
-    sequence.trace_inputs(InputTrace::All);
+    let mut sequence = Sequence::start_summing(&model, &args.engine, n_ctx)?;
     let bar = machine::progress(Some(n_windows as u64));
     bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} windows, {eta} left, perplexity {msg}")?);
     let mut nlls = Vec::new();

@@ -74,7 +74,22 @@ impl Sequence {
         self.program.n_vocab()
     }
 
-    /// Sums the squares of what matrices are multiplied with from now on, where the backend does.
+    /// The same, to sum the squares of what matrices are multiplied with from now on.
+    ///
+    /// # Errors
+    /// As [`Sequence::start`], and where not all of a step is computed in one place, or nothing is kept of it.
+    pub fn start_summing(model: &Model, args: &EngineArgs, positions: usize) -> Result<Sequence> {
+        let setup = EngineSetup { sums_inputs: true, ..EngineSetup::of(args, Prefer::Cpu)? };
+        let mut sequence = Sequence::start_with(model, &setup, positions)?;
+        sequence.trace_inputs(InputTrace::All);
+        ensure!(
+            !sequence.program.inputs().is_empty(),
+            "sum inputs: the reference does not, nor a GPU beside experts in host memory; try --backend cpu"
+        );
+        Ok(sequence)
+    }
+
+    /// Which inputs are summed from now on.
     pub fn trace_inputs(&mut self, trace: InputTrace) {
         self.program.trace_inputs(trace);
     }
@@ -95,8 +110,9 @@ impl Sequence {
     /// A sum is not finite: the model broke down.
     pub fn inputs(&self, checkpoint: &Checkpoint) -> Result<BTreeMap<String, (Sums, usize)>> {
         let mut found = BTreeMap::new();
-        for sums in self.program.inputs() {
-            let decl = self.plan.weight(sums.weight);
+        let all = self.program.inputs().iter().flat_map(|sums| sums.weights.iter().map(move |&w| (w, sums)));
+        for (w, sums) in all {
+            let decl = self.plan.weight(w);
             // Matrices that a file keeps in one tensor have one input.
             let mut tensors: Vec<&str> = decl.source.tensors().collect();
             tensors.dedup();

@@ -43,6 +43,8 @@ pub struct EngineSetup {
     pub resident_bytes: Option<usize>,
     /// Where prompt caches survive the engine.
     pub prompts: Option<prompts::Folder>,
+    /// Whether inputs of products are to be summed, for which all of them have to be kept.
+    pub sums_inputs: bool,
 }
 
 impl EngineSetup {
@@ -63,6 +65,7 @@ impl EngineSetup {
             requests_bytes: 0,
             resident_bytes: None,
             prompts: None,
+            sums_inputs: false,
         })
     }
 
@@ -90,6 +93,9 @@ impl EngineSetup {
             let maps_weights = !matches!(self.step.copy_weights, CopyArg::All | CopyArg::Dense);
             let mut metal = Metal::system(cache, maps_weights);
             metal.tuning = tested(&metal, plan)?;
+            if self.sums_inputs {
+                metal.tuning.off = metal::Off::ALL;
+            }
             return Ok((Box::new(metal), "Metal".into()));
         }
         if self.kind() == BackendKind::Cuda {

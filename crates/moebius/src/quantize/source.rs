@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use anyhow::{Context, Result, bail, ensure};
-use checkpoint::{Checkpoint, Kind, Metadata};
-use quant::WeightType;
+use checkpoint::{Checkpoint, Kind, Metadata, TensorInfo};
+use quant::{PlanesBuf, WeightType};
 
 /// A tensor under its name in GGUF files.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,14 +90,32 @@ impl Gguf {
             bail!("read {name}: tensor {} is of type {}: {}", tensor.name, tensor.dtype, tensor.why);
         }
         ensure!(!checkpoint.tensors().is_empty(), "read {name}: it holds no tensors");
-        let is_joined = |t: &&checkpoint::TensorInfo| checkpoint.files()[t.file].is_repacked();
-        if let Some(tensor) = checkpoint.tensors().iter().find(is_joined) {
-            bail!("read {name}: tensor {} is NVFP4 with a scale of its own, which is run and not written", tensor.name);
-        }
-        let tensor =
-            |t: &checkpoint::TensorInfo| Tensor { name: t.name.clone(), shape: t.shape.clone(), dtype: t.dtype };
+        let tensor = |t: &TensorInfo| {
+            // Scales in tensors of their own are of no type that a new file may have.
+            let dtype = if t.dtype == WeightType::NVFP4_SCALED { WeightType::F32 } else { t.dtype };
+            Tensor { name: t.name.clone(), shape: t.shape.clone(), dtype }
+        };
         let tensors = checkpoint.tensors().iter().map(tensor).collect();
         Ok(Gguf { checkpoint, tensors })
+    }
+}
+
+impl Gguf {
+    /// Values of NVFP4 with a scale of its matrix, as f32.
+    fn read_scaled(&self, info: &TensorInfo, range: Range<usize>, out: &mut Vec<u8>) -> Result<()> {
+        let each = info.dtype.block_len();
+        let blocks = range.start / each..range.end.div_ceil(each);
+        let one = info.dtype.plane_bytes(each).context("size a block")?;
+        let mut planes = PlanesBuf::new(one.times(blocks.len()).context("size blocks")?);
+        let file = &self.checkpoint.files()[info.file];
+        let scales = info.scales.as_ref().context("find the scales")?.offset;
+        file.read_at(info.offset + blocks.start * one.q, &mut planes.q)?;
+        file.read_at(scales + blocks.start * one.scales, &mut planes.scales)?;
+        let mut values = vec![0.0; blocks.len() * each];
+        quant::decode_row(info.dtype, planes.get(), &mut values);
+        out.clear();
+        out.extend(values[range.start - blocks.start * each..][..range.len()].iter().flat_map(|v| v.to_le_bytes()));
+        Ok(())
     }
 }
 
@@ -110,8 +128,15 @@ impl Source for Gguf {
         &self.tensors
     }
 
+    fn origin(&self, tensor: usize) -> WeightType {
+        self.checkpoint.tensors()[tensor].dtype
+    }
+
     fn read(&self, tensor: usize, range: Range<usize>, out: &mut Vec<u8>) -> Result<()> {
         let info = &self.checkpoint.tensors()[tensor];
+        if info.dtype == WeightType::NVFP4_SCALED {
+            return self.read_scaled(info, range, out);
+        }
         let bytes = |n: usize| n / info.dtype.block_len() * info.dtype.block_bytes();
         out.clear();
         out.resize(bytes(range.len()), 0);

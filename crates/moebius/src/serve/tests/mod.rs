@@ -66,6 +66,7 @@ impl Server {
             requests_bytes: 0,
             resident_bytes: None,
             prompts: None,
+            sums_inputs: false,
         };
         let session = start_with(open(None).expect("embedded model"), &setup).expect("engine");
         let sampling = session.default_sampling();
