@@ -132,6 +132,21 @@ class Server:
         self.process.wait(60)
 
 
+class Card:
+    """What a GPU's memory holds, asked once a second while the server runs; nothing where no GPU computes."""
+
+    def __init__(self, is_there: bool):
+        command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--loop=1"]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True) if is_there else None
+
+    def stop(self) -> list[int]:
+        """MiB, in their order."""
+        if self.process is None:
+            return []
+        self.process.terminate()
+        return [int(line) for line in self.process.communicate()[0].split() if line.isdigit()]
+
+
 def moebius(args, port: int, parallel: int) -> Server:
     command = [args.server, "serve", "--port", str(port), "--parallel", str(parallel), "--max-queue", "256"]
     command += ["--backend", args.backend] if args.backend else []
@@ -169,7 +184,7 @@ def judge(args, texts: list[tuple[dict, str]]) -> list[float]:
 
 
 async def hold(args) -> int:
-    server = moebius(args, args.port, 16)
+    server = moebius(args, args.port, args.parallel)
     kinds = [(seed, [8, 24, 64, 160][seed % 4], seed % 3 == 0) for seed in range(24)]
     judged = args.backend not in (None, "cpu")
     want = {seed: body(seed, n_tokens, long, False, 0 if judged else None) for seed, n_tokens, long in kinds}
@@ -204,8 +219,9 @@ async def hold(args) -> int:
             memory.append(server.memory_mb())
             await asyncio.sleep(1)
 
-    start = time.monotonic()
+    start, card = time.monotonic(), Card(judged)
     await asyncio.gather(watch(), *(client(i) for i in range(args.clients)))
+    card = card.stop()
     elapsed = time.monotonic() - start
     for _ in range(100):
         if (used := server.metric('moebius_kv_pages{state="used"}')) == 0:
@@ -229,18 +245,21 @@ async def hold(args) -> int:
          f"{statistics.mean(memory[-quarter:] or memory):.0f} / {after:.0f}"),
         ("pages in use at the end", int(used)),
     ]
+    if card:
+        rows.append(("memory of the GPU first / at least / most / last, MiB",
+                     f"{card[0]} / {min(card)} / {max(card)} / {card[-1]}"))
+    print("| | |\n|---|---:|")
+    for name, value in rows:
+        print(f"| {name} | {value} |", flush=True)
     below = 0.0
     if judged:
         ours = judge(args, [(want[seed], text) for seed, text in alone.items()])
-        some = sorted(texts)[:: len(texts) // 150 + 1]
+        some = sorted(texts)[:: len(texts) // args.judged + 1]
         theirs = judge(args, [(want[seed], text) for seed, text in some])
         below = max(ours + theirs)
-        rows.append((f"worst token below the CPU's best, nats: most of {len(ours)} texts alone / median, 99%, most of "
-                     f"{len(theirs)} different texts in company",
-                     f"{max(ours):.2f} / {share(theirs, 0.5):.2f}, {share(theirs, 0.99):.2f}, {max(theirs):.2f}"))
-    print("| | |\n|---|---:|")
-    for name, value in rows:
-        print(f"| {name} | {value} |")
+        print(f"| worst token below the CPU's best, nats: most of {len(ours)} texts alone / median, 99%, most of "
+              f"{len(theirs)} different texts in company | "
+              f"{max(ours):.2f} / {share(theirs, 0.5):.2f}, {share(theirs, 0.99):.2f}, {max(theirs):.2f} |")
     for error in failed[:3]:
         print(error, file=sys.stderr)
     return int(bool(wrong and not judged or failed or used or below > JUDGED))
@@ -459,6 +478,8 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=18090)
     parser.add_argument("--clients", default="64", help="hold and siege: how many; compare: a list")
     parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--parallel", type=int, default=16, help="hold: answers that the server computes at a time")
+    parser.add_argument("--judged", type=int, default=150, help="hold: texts in company that the CPU judges, about")
     parser.add_argument("--cores", type=int, default=0, help="hold and siege: the server's, clients take the others")
     parser.add_argument("--only", default="", help="siege: attackers whose names hold this word alone")
     parser.add_argument("--tokens", type=int, default=96, help="compare: tokens of an answer")

@@ -4,13 +4,16 @@
 
 mod common;
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::HashSet;
+use std::process::Command;
+use std::sync::Arc;
 use std::thread;
 
 use backend::cpu::CacheType;
+use backend::cuda::Cuda;
 use backend::reference::Reference;
 use backend::{Ask, Backend, Batch, Fault, Limits, PAGE, Picks, Tables};
+use checkpoint::Checkpoint;
 use common::backends::{self, gpu};
 use common::{BAD, N_VOCAB, PLAIN, Session, Shape, model, tokens};
 use model::plan::{DeltaHeads, Gate, RopePairing, Sharing, ValidPlan};
@@ -94,28 +97,44 @@ fn every_op_agrees_with_the_reference() {
     assert!(failed.is_empty(), "{failed:?}");
 }
 
-/// Types side by side: what takes long is to compile their kernels, which is work of the host.
+/// The types of one process in so many.
+const SHARE: &str = "MOEBIUS_SHARE_OF_TYPES";
+
+/// Processes side by side, each with its share of the types: what takes long is to compile their kernels, which is work
+/// of the host, and a process compiles one at a time.
 #[test]
 fn every_weight_type_agrees_with_the_reference() {
     let Some(gpu) = gpu(CacheType::F32) else { return };
-    let types: Vec<WeightType> = backends::types().collect();
-    let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    let work = || {
-        while let Some(&w) = types.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let shape = Shape { d_model: 256, d_ff: 256, types: [w; 5], ..PLAIN };
-            let (found, exact) = (run(&gpu, shape), run(&Reference, shape));
-            let error = relative_of_most(&found, &exact);
-            // Activations may be rounded to 8 bits where weights have fewer than 16.
-            let most = if w.act() == ActKind::F32 { FLOATS_OFF } else { 3e-2 };
-            println!("{w:<16} {error:.2e} (at most {most:.0e})");
-            if error.is_nan() || error > most {
-                failed.lock().unwrap().push((w, error));
-            }
-        }
+    if let Ok(share) = std::env::var(SHARE) {
+        let (i, n) = share.split_once('/').unwrap();
+        return agree(&gpu, backends::types().skip(i.parse().unwrap()).step_by(n.parse().unwrap()));
+    }
+    let n = thread::available_parallelism().map_or(1, usize::from).min(16);
+    let own = std::env::current_exe().unwrap();
+    let start = |i| {
+        let mut command = Command::new(&own);
+        command.args(["--exact", "every_weight_type_agrees_with_the_reference", "--nocapture"]);
+        command.env(SHARE, format!("{i}/{n}")).spawn().unwrap()
     };
-    let threads = thread::available_parallelism().map_or(1, usize::from).min(8);
-    thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
-    let failed = failed.into_inner().unwrap();
+    let processes: Vec<_> = (0..n).map(start).collect();
+    let failed = processes.into_iter().filter_map(|mut process| (!process.wait().unwrap().success()).then_some(()));
+    assert_eq!(failed.count(), 0, "processes say above which types are off");
+}
+
+/// Runs a model of each type, and says how far it is off.
+fn agree(gpu: &Cuda, types: impl Iterator<Item = WeightType>) {
+    let mut failed = Vec::new();
+    for w in types {
+        let shape = Shape { d_model: 256, d_ff: 256, types: [w; 5], ..PLAIN };
+        let (found, exact) = (run(gpu, shape), run(&Reference, shape));
+        let error = relative_of_most(&found, &exact);
+        // Activations may be rounded to 8 bits where weights have fewer than 16.
+        let most = if w.act() == ActKind::F32 { FLOATS_OFF } else { 3e-2 };
+        println!("{w:<16} {error:.2e} (at most {most:.0e})");
+        if error.is_nan() || error > most {
+            failed.push((w, error));
+        }
+    }
     assert!(failed.is_empty(), "{failed:?}");
 }
 
@@ -153,6 +172,58 @@ fn ten_runs_give_the_same_bits() {
             assert!(bits(crowd(&gpu, shape, n)) == first, "run {i} of {n} sequences gives other bits");
         }
     }
+}
+
+/// The embedded model, greedily: `n` sequences side by side decode 300 tokens each, ten times to the same bits.
+#[test]
+fn ten_answers_of_the_embedded_model_are_the_same_bits() {
+    let Some(gpu) = gpu(CacheType::F16) else { return };
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/fable-29m-a10m-q4_k_m.gguf");
+    let checkpoint = Arc::new(checkpoint::open(path.as_ref()).unwrap());
+    let plan = gpu.lower(model::build(&checkpoint).unwrap()).unwrap();
+    for n in [1, 8, 32] {
+        let mut answers = (0..10).map(|_| answers(&gpu, &plan, &checkpoint, n));
+        let first = answers.next().unwrap();
+        let texts: HashSet<&[u32]> = first.0.iter().map(Vec::as_slice).collect();
+        println!("{n} sequences: {} texts, sum of all logits' bits {:016x}", texts.len(), first.1);
+        assert_eq!(texts.len(), n, "each sequence has a prompt of its own");
+        for (i, again) in answers.enumerate() {
+            assert!(again == first, "run {} of {n} sequences gives other bits", i + 1);
+        }
+    }
+}
+
+/// 300 greedy tokens of each of `n` sequences, and a sum over the bits of all logits.
+fn answers(backend: &dyn Backend, plan: &ValidPlan, checkpoint: &Arc<Checkpoint>, n: usize) -> (Vec<Vec<u32>>, u64) {
+    const N_TOKENS: usize = 300;
+    let n_pages = (12 + N_TOKENS).div_ceil(PAGE);
+    let limits = Limits {
+        max_tokens: 12 * n,
+        max_outputs: n,
+        n_pages: n * n_pages,
+        max_positions: n_pages * PAGE,
+        n_window_pages: 0,
+        n_states: 0,
+        max_draft: 0,
+    };
+    let mut program = backend.compile(plan, Arc::clone(checkpoint), limits).unwrap();
+    let mut texts: Vec<Vec<u32>> = (0..n).map(|s| tokens(12, s as u64)).collect();
+    let (mut batch, mut sum) = (Batch::default(), 0u64);
+    for step in 0..N_TOKENS {
+        batch.clear();
+        for (s, text) in texts.iter().enumerate() {
+            let pages: Vec<u32> = (0..n_pages).map(|i| (s * n_pages + i) as u32).collect();
+            let first = if step == 0 { 0 } else { text.len() - 1 };
+            let tables = Tables { pages: &pages, ..Tables::default() };
+            batch.push(&text[first..], first, tables, [text.len() - first - 1]);
+        }
+        let logits = program.step(&batch).unwrap().logits;
+        sum = logits.iter().fold(sum, |sum, x| sum.wrapping_mul(31).wrapping_add(u64::from(x.to_bits())));
+        for (text, row) in texts.iter_mut().zip(logits.chunks_exact(plan.n_vocab)) {
+            text.push((0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap() as u32);
+        }
+    }
+    (texts, sum)
 }
 
 /// A state that was copied away and back goes on as if nothing had happened in between.
