@@ -83,10 +83,16 @@ const SHAPES: [Shape; 5] = [
 /// Heads of a delta rule that no tile divides.
 const DELTA: DeltaHeads = DeltaHeads { n_k_head: 2, n_v_head: 4, d_k: 20, d_v: 13, sharing: Sharing::Grouped };
 
+/// Short floats, which lie in files that are repacked.
+const SHORT: [Shape; 2] = [
+    Shape { d_model: 128, d_ff: 128, types: [F8_E4M3; 5], ..PLAIN },
+    Shape { types: [NVFP4_SCALED, NVFP4, NVFP4_SCALED, NVFP4, NVFP4_SCALED], d_ff: 64, biases: true, ..PLAIN },
+];
+
 #[test]
 fn random_models_agree_with_the_reference() {
     let Some(metal) = simulated(CacheType::F32, Options::default()) else { return };
-    for (i, shape) in SHAPES.into_iter().enumerate() {
+    for (i, shape) in SHAPES.into_iter().chain(SHORT).enumerate() {
         let model = model(shape);
         let exact = run(&Reference, &model);
         // The forms of products for large matrices, and for one shape those that all others fall back to.
