@@ -58,6 +58,21 @@ const CHECKED_FLAGS: &[&str] = &[
     "-tsan-handle-cxx-exceptions=0",
 ];
 
+/// Those that are counted instead: as optimised as can be, functions inlined as a GPU's compiler does, and without
+/// x86's vectors, which a GPU's threads do not have. The level of optimisation comes first, since it turns both on.
+const COUNTED_FLAGS: &[&str] = &[
+    "-mf16c",
+    "-O3",
+    "-fno-vectorize",
+    "-fno-slp-vectorize",
+    "-mllvm",
+    "-disable-vector-combine",
+    "-mllvm",
+    "-inline-threshold=100000",
+    "-S",
+    "-emit-llvm",
+];
+
 /// Undefined behaviour that is looked for.
 const UNDEFINED: &str = "bounds,shift,integer-divide-by-zero,vla-bound,signed-integer-overflow,float-cast-overflow";
 
@@ -109,8 +124,8 @@ impl Clang {
     /// # Errors
     /// The folder cannot be written, what the rewriter refuses, or the compiler's message.
     pub fn kernels(&self, source: &str, folder: &Path, is_counting: bool) -> Result<PathBuf> {
-        let flags = [KERNEL_FLAGS.join(" "), CHECKED_FLAGS.join(" ")];
-        let hash = self.hash(&[source, HEADER, &flags[0], &flags[1], UNDEFINED]);
+        let flags = [KERNEL_FLAGS, CHECKED_FLAGS, COUNTED_FLAGS].map(|flags| flags.join(" "));
+        let hash = self.hash(&[source, HEADER, &flags[0], &flags[1], &flags[2], UNDEFINED]);
         let library = folder.join(format!("{hash:016x}{}.so", if is_counting { "-counting" } else { "" }));
         self.make(&library, |to| {
             let header = folder.join(format!("msl-{:016x}.h", self.hash(&[HEADER])));
@@ -122,7 +137,7 @@ impl Clang {
             let mut command = Command::new(self.program);
             command.args(KERNEL_FLAGS).args(CHECKED_FLAGS).arg("-include").arg(&header);
             if is_counting {
-                let code = run(command.args(["-mf16c", "-O3", "-S", "-emit-llvm", "-", "-o", "-"]), &code)?;
+                let code = run(command.args(COUNTED_FLAGS).args(["-", "-o", "-"]), &code)?;
                 let mut command = Command::new(self.program);
                 command.args(["-x", "ir", "-O1", "-fPIC", "-mf16c", "-mfma", "-c", "-", "-o"]).arg(&object);
                 run(&mut command, &count::instrument(&code))?;
