@@ -1,6 +1,6 @@
 // Weights whose codes are multiplied where they lie in loaded words: a mask and a conversion, no shift. A code that
 // begins at bit b of its word is 2^b times as large, so that x is divided by as much ahead, once for all rows of
-// weights. These are powers of two: nothing is rounded.
+// weights. These are powers of two: nothing is rounded, but numbers of x below 2^-98 may be lost.
 //
 // `InPlace<W>` of such a type holds a unit of 32 weights, in two runs as `run_index` has them, and has
 //   load(row, unit)    loads and nothing else

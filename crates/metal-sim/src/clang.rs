@@ -12,13 +12,22 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::{count, rewrite};
 
 const RUNNER: &str = include_str!("../runtime/runner.cpp");
-const HEADER: &str = include_str!("../runtime/msl.h");
+/// What plays `<metal_stdlib>`; each part builds on those before it.
+const HEADER: &str = concat!(
+    include_str!("../runtime/msl/types.h"),
+    include_str!("../runtime/msl/math.h"),
+    include_str!("../runtime/msl/simdgroup.h"),
+    include_str!("../runtime/msl/matrix.h"),
+    include_str!("../runtime/msl/atomic.h"),
+    include_str!("../runtime/msl/limits.h"),
+    include_str!("../runtime/msl/launch.h"),
+);
 
 /// Names to look for; the first that is new enough is taken.
 const NAMES: [&str; 8] =
     ["clang++-19", "clang++-18", "clang++-17", "clang++-16", "clang++-20", "clang++-21", "clang++-22", "clang++"];
 
-/// The oldest clang that compiles `runtime/msl.h`.
+/// The oldest clang that compiles `runtime/msl`.
 const LEAST_VERSION: u32 = 16;
 
 /// Of every compilation of a kernel.
@@ -41,7 +50,7 @@ const KERNEL_FLAGS: &[&str] = &[
     "-Wno-pass-failed",
 ];
 
-/// Those that instrument it. Without the processor's conversions to halves, `runtime/msl.h` has them, and checks them.
+/// Those that instrument it. Without the processor's conversions to halves, `runtime/msl` has them, and checks them.
 const CHECKED_FLAGS: &[&str] = &[
     "-O1",
     "-gline-tables-only",
@@ -159,7 +168,7 @@ impl Clang {
     /// # Errors
     /// The compiler's message.
     pub fn preprocess(&self, source: &str, includes: &[PathBuf]) -> Result<String> {
-        // `runtime/msl.h` plays this header.
+        // `runtime/msl` plays this header.
         let source = source.replace("#include <metal_stdlib>", "");
         let mut command = Command::new(self.program);
         command.args(["-x", "c++", "-std=c++17", "-E", "-D__METAL_VERSION__=310"]);
