@@ -58,6 +58,8 @@ GGML_HEAD = """
 #define FOR_UNROLL(x) _Pragma("clang loop unroll(full)") for (x)
 #define N_SIMDWIDTH 32
 #define QK4_0 32
+#define QK5_0 32
+#define QK5_1 32
 #define QK8_0 32
 #define QK_K 256
 #define FC_mul_mv_nsg NSG_
@@ -67,11 +69,47 @@ GGML_HEAD = """
 #define FC_gated_delta_net_ne20 128
 #define FC_gated_delta_net_ne30 1
 #define FC_gated_delta_net_K 1
+#define QK_MXFP4 32
 struct block_q4_0 { half d; uchar qs[16]; };
+struct block_q4_1 { half d; half m; uchar qs[16]; };
+struct block_q5_0 { half d; uchar qh[4]; uchar qs[16]; };
+struct block_q5_1 { half d; half m; uchar qh[4]; uchar qs[16]; };
 struct block_q8_0 { half d; int8_t qs[32]; };
+struct block_mxfp4 { uchar e; uchar qs[16]; };
+struct block_q2_K { uchar scales[16]; uchar qs[64]; half d; half dmin; };
+struct block_q3_K { uchar hmask[32]; uchar qs[64]; uchar scales[12]; half d; };
 struct block_q4_K { half d; half dmin; uchar scales[12]; uchar qs[128]; };
-struct Product { int ne00, ne01, ne0, ne1; ulong nb01, nb02, nb03, nb11, nb12, nb13; };
+struct block_q5_K { half d; half dmin; uchar scales[12]; uchar qh[32]; uchar qs[128]; };
+struct block_q6_K { uchar ql[128]; uchar qh[64]; int8_t scales[16]; half d; };
+struct Product { int ne00, ne01, ne0, ne1; ulong nb01, nb02, nb03, nb11, nb12, nb13, nb00; };
 inline float dot(float4 a, float4 b) { return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w; }
+"""
+
+# What tiles want besides: matrices as arrays of vectors.
+GGML_TILES = """
+struct float4x4 { float4 c[4]; float4& operator[](int i) { return c[i]; } };
+struct half4x4 {
+    half4 c[4];
+    half4x4() = default;
+    explicit half4x4(float4x4 f) { for (int i = 0; i < 4; i++) c[i] = half4(f.c[i].x, f.c[i].y, f.c[i].z, f.c[i].w); }
+    half4& operator[](int i) { return c[i]; }
+};
+#define FC_mul_mm_bc_inp false
+#define FC_mul_mm_bc_out false
+#define FC_mul_mm_ne12 1
+#define FC_mul_mm_r2 1
+#define FC_mul_mm_r3 1
+"""
+
+GGML_TILE = """
+kernel void counted(constant ggml_metal_kargs_NAME& args [[buffer(0)]], device const char* a [[buffer(1)]],
+                    device const char* b [[buffer(2)]], device char* c [[buffer(3)]], LISTS
+                    uint3 group [[threadgroup_position_in_grid]], uint t [[thread_index_in_threadgroup]],
+                    uint lane [[thread_index_in_simdgroup]], uint sg [[simdgroup_index_in_threadgroup]]) {
+    threadgroup float4 shared[512];
+    kernel_NAME<half, half4x4, simdgroup_half8x8, half, half4x4, simdgroup_half8x8, BLOCK, NL, dequantize_TYPE, float,
+                float4x4, float, float4x4>(ARGS);
+}
 """
 
 GGML_PRODUCT = """
@@ -85,14 +123,14 @@ kernel void counted(constant Product& args [[buffer(0)]], device const char* a [
 """
 
 
-def ggml_product(text, block, row_bytes, names, call, nsg, rows):
+def ggml_product(text, block, row_bytes, names, call, nsg, rows, size=2):
     """A product of one row: its source, parameters and grid."""
     source = GGML_HEAD.replace("NSG_", str(nsg)) + "".join(function(text, name) for name in names)
-    has_sums = "helper_mv_reduce_and_write" in names
-    shared = "threadgroup char shared[1024];" if has_sums else "threadgroup char* shared = nullptr;"
+    has_shared = "helper_mv_reduce_and_write" in names or "mxfp4" in block
+    shared = "threadgroup char shared[1024];" if has_shared else "threadgroup char* shared = nullptr;"
     source += GGML_PRODUCT.replace("CALL", call).replace("SHARED", shared)
     strides = [row_bytes, N * row_bytes, N * row_bytes, 4 * K, 4 * K, 4 * K]
-    params = struct.pack("<4i6Q", K, N, N, 1, *strides)
+    params = struct.pack("<4i7Q", K, N, N, 1, *strides, size)
     slots = [(0, "p", params), (1, "z", N * row_bytes), (2, "z", 4 * K), (3, "w", 4 * N)]
     per_group = rows if "t_t" in call or "q8_0" in call else nsg * rows
     return source, slots, (N // per_group, 1, 1), 32 * nsg, N * K
@@ -106,28 +144,145 @@ def overload(text, block):
     raise SystemExit(f"no product of {block}")
 
 
+def kargs(impl, name):
+    """A struct of parameters."""
+    fields = re.search(rf"typedef struct \{{([^}}]*)\}} ggml_metal_kargs_{name};", impl).group(1)
+    for theirs, ours in [("uint64_t", "ulong"), ("int32_t", "int"), ("int16_t", "short")]:
+        fields = fields.replace(theirs, ours)
+    fields = re.sub(r"//[^\n]*", "", fields)
+    return f"struct ggml_metal_kargs_{name} {{ {fields} }};\n"
+
+
+def ggml_tiles(text, impl):
+    """Products of many rows of x: 32 of them, and 32 pairs of each of two experts."""
+    # Of two versions the second is for GPUs without tensors.
+    tiled = text[text.index("constant short FC_mul_mm_r3") :]
+    tiled = tiled[tiled.index("#else") :]
+    store = "*(threadgroup S1_2x4 *)(sb + 64*ib + 8*ly) = (S1_2x4)(*((device T1_2x4 *) y));"
+    stores = "".join(
+        f"{{ const float4 v = ((device const float4*) y)[{i}];"
+        f" *(threadgroup half4*)(sb + 64*ib + 8*ly + {4 * i}) = half4(v.x, v.y, v.z, v.w); }}"
+        for i in range(2)
+    )
+    table = re.search(r"constant static float kvalues_mxfp4_f\[16\] = \{.*?\};", text, re.S).group(0) + "\n"
+    helpers = {"Q4_K": ["get_scale_min_k4_just2"], "MXFP4": ["e8m0_to_fp32"]}
+    blocks = [("Q4_0", 18, 32, 2), ("MXFP4", 17, 32, 2), ("Q4_K", 144, 256, 16), ("Q6_K", 210, 256, 16)]
+    for name, size, of_block, nl in blocks:
+        low, row = name.lower() if name == "MXFP4" else name[0].lower() + name[1:], K // of_block * size
+        functions = helpers.get(name, []) + [f"dequantize_{low}"]
+        head = GGML_HEAD + GGML_TILES + table + "".join(function(text, f) for f in functions)
+        head = head.replace("uchar2{uchar(", "uchar2{(uchar)(").replace(", uchar(q", ", (uchar)(q")
+        for kernel, what in [("mul_mm", "32 rows of x"), ("mul_mm_id", "32 pairs of an expert")]:
+            is_id = kernel == "mul_mm_id"
+            body = inner(function(tiled, f"kernel_{kernel}"))
+            body = re.sub(r"#ifdef GGML_METAL_HAS_TENSOR\n.*?#(else|endif)\n", "", body, flags=re.S)
+            body = re.sub(r"#ifndef GGML_METAL_HAS_TENSOR\n(.*?)#else\n.*?#endif\n", r"\1", body, flags=re.S)
+            body = re.sub(r"^#endif.*$", "", body, flags=re.M).replace(store, stores)
+            lists = "device const char* n [[buffer(4)]], device const char* ids [[buffer(5)]],"
+            args = "args, a, b, n, ids, c, (threadgroup char*)shared, group, t, lane, sg"
+            if not is_id:
+                lists, args = "", "args, a, b, c, (threadgroup char*)shared, group, t, sg"
+            call = GGML_TILE.replace("NAME", kernel).replace("BLOCK", f"block_{low}").replace("NL,", f"{nl},")
+            call = call.replace("TYPE", low).replace("ARGS", args).replace("LISTS", lists)
+            source = head + kargs(impl, kernel) + body + call
+            if is_id:
+                # Two experts, each of which has every token in one of its two slots.
+                params = struct.pack("<2i3Qi4x4Q4i2h4x", K, 2, row, N * row, 2 * N * row, 1, 4, 4 * K, 4 * K,
+                                     128 * K, 2, 32, N, 2, 1, 1)
+                ids = b"".join(struct.pack("<i", 2 * t + e) for e in range(2) for t in range(32))
+                counts = struct.pack("<2i", 32, 32)
+                slots = [(0, "p", params), (1, "z", 2 * N * row), (2, "z", 128 * K), (3, "w", 2 * 128 * N)]
+                slots += [(4, "r", counts), (5, "r", ids)]
+                yield f"{what}, {name}", "ggml", (source, slots, (1, N // 64, 2), 128, 2 * N * K * 32)
+            else:
+                params = struct.pack("<2i3Qi4x4Q2i2h4x", K, 1, row, N * row, N * row, 1, 4, 4 * K, 128 * K, 128 * K,
+                                     N, 32, 1, 1)
+                slots = [(0, "p", params), (1, "z", N * row), (2, "z", 128 * K), (3, "w", 128 * N)]
+                yield f"{what}, {name}", "ggml", (source, slots, (1, N // 64, 1), 128, N * K * 32)
+
+
+def ggml_prompt(text, impl):
+    """Attention of a prompt: 64 tokens, of which the last one sees 256 keys; the mask is of zeros, and said to hold
+    something in the last 64 keys alone."""
+    body = inner(function(text, "kernel_flash_attn_ext_impl"))
+    # Of branches for quantised caches, which are not taken; the simulator has no such assignment.
+    body = body.replace("sk4x4[4*ty + tx] = tmp;", "").replace("sv4x4[4*ty + tx] = tmp;", "")
+    keys, tokens, n_kv = KEYS // 32 * 32, 64, HEADS // GROUP
+    body = body.replace("(q4_t) q4[i]", "half4(q4[i].x, q4[i].y, q4[i].z, q4[i].w)")
+    body = body.replace("s2_t(sm2[j*SH + tiisg])", "float2(sm2[j*SH + tiisg].x, sm2[j*SH + tiisg].y)")
+    body = body.replace("(float4) so4", "so4").replace("[ 0 ... NQ-1 ] = 0.0f", "")
+    body = re.sub(r"\{ \[0 \.\.\. NQ-1\] = ([^}]*) \}", r"{ \1, \1 }", body)
+    body = body.replace("#pragma unroll (MIN(DK8/2, 4*NSG))", "_Pragma(\"unroll 8\")")
+    off = "".join(f"#define FC_flash_attn_ext_{name} false\n" for name in
+                  ["has_sinks", "has_bias", "has_scap", "has_kvpad", "bc_mask"])
+    source = GGML_HEAD + GGML_TILES + off + f"""
+#define FC_flash_attn_ext_has_mask true
+#define FC_flash_attn_ext_ns10 {D}
+#define FC_flash_attn_ext_ns20 {D}
+#define PAD2(x, n) (((x) + (n) - 1) & ~((n) - 1))
+#define MAXHALF 65504.0h
+""" + kargs(impl, "flash_attn_ext") + """
+inline void half4x4_of(device const half4x4*, short, thread half4x4&) {}
+""" + body + """
+kernel void counted(constant ggml_metal_kargs_flash_attn_ext& args [[buffer(0)]],
+                    device const char* q [[buffer(1)]], device const char* k [[buffer(2)]],
+                    device const char* v [[buffer(3)]], device const char* mask [[buffer(4)]],
+                    device const char* blk [[buffer(5)]], device char* to [[buffer(6)]],
+                    uint3 group [[threadgroup_position_in_grid]], uint lane [[thread_index_in_simdgroup]],
+                    uint sg [[simdgroup_index_in_threadgroup]]) {
+    threadgroup float4 shared[640];
+    kernel_flash_attn_ext_impl<half, half4, simdgroup_half8x8, half, half4x4, simdgroup_half8x8, half, half4x4,
+                               simdgroup_half8x8, float, simdgroup_float8x8, float, float2, simdgroup_float8x8, float,
+                               float4, simdgroup_float8x8, half4x4, 1, half4x4_of, half4x4, 1, half4x4_of, 128, 128, 8,
+                               64, 4>(args, q, k, v, mask, q, q, blk, to, (threadgroup half*)shared, group, lane, sg);
+}
+"""
+    row = 2 * D
+    values = [tokens, HEADS, 1, 4 * D * HEADS, 4 * D, 4 * D * HEADS * tokens, keys, n_kv, 1, D, row, row * keys,
+              row * keys * n_kv, D, row, row * keys, row * keys * n_kv, tokens, 1, 1, 2 * keys, 2 * keys * tokens,
+              2 * keys * tokens, HEADS, tokens, 1, 1.0, 0.0, 0.0, 0.0, 1, 0.0]
+    params = struct.pack("<3i4x3Q4i3Qi4x3Q3i4x3Q3i4fif4x", *values)
+    slots = [(0, "p", params), (1, "z", tokens * HEADS * D * 4), (2, "z", n_kv * row * keys)]
+    slots += [(3, "z", n_kv * row * keys), (4, "z", 2 * keys * tokens)]
+    slots.append((5, "r", bytes([2, 2, 2, 1] * (tokens // 8))))
+    slots.append((6, "w", tokens * HEADS * D * 4))
+    seen = sum(range(keys - tokens + 1, keys + 1))
+    return "attention, prompt", "ggml", (source, slots, (tokens // 8, HEADS, 1), 128, 2 * HEADS * D * seen)
+
+
 def ggml(root):
     """Every row of ggml's: what it is beside, and a source to be counted."""
     text = without_comments((root / "src/ggml-metal/ggml-metal.metal").read_text())
     impl = (root / "src/ggml-metal/ggml-metal-impl.h").read_text()
     rows = lambda name: int(re.search(rf"#define N_R0_{name}\s+(\d+)", impl).group(1))
     groups = lambda name: int(re.search(rf"#define N_SG_{name}\s+(\d+)", impl).group(1))
-    for name, block, size in [("Q4_0", "block_q4_0", 18), ("Q4_K", "block_q4_K", 144), ("Q8_0", "block_q8_0", 34)]:
-        n, of_block = rows(name), {"Q4_0": 32, "Q4_K": 256, "Q8_0": 32}[name]
-        kernel = {"Q4_0": "mul_vec_q_n_f32_impl", "Q4_K": "kernel_mul_mv_q4_K_f32_impl"}.get(
-            name, "kernel_mul_mv_q8_0_f32_impl"
-        )
-        args = f"{block}, {n}" if name == "Q4_0" else f"{n}"
-        names = ["helper_mv_reduce_and_write"] if name == "Q8_0" else []
+    blocks = dict(Q4_0=18, Q4_1=20, Q5_0=22, Q5_1=24, Q8_0=34, MXFP4=17)
+    blocks |= dict(Q2_K=84, Q3_K=110, Q4_K=144, Q5_K=176, Q6_K=210)
+    for name, size in blocks.items():
+        block, n, of_block = f"block_{name[0].lower()}{name[1:]}", rows(name), 256 if name.endswith("_K") else 32
+        kernel, names = f"kernel_mul_mv_{name[0].lower()}{name[1:]}_f32_impl", []
+        if name == "MXFP4":
+            block, kernel, names = "block_mxfp4", "kernel_mul_mv_mxfp4_f32_impl", ["e8m0_to_fp32"]
+        elif name == "Q8_0":
+            names = ["helper_mv_reduce_and_write"]
+        elif of_block == 32:
+            kernel = "mul_vec_q_n_f32_impl"
+        args = f"{block}, {n}" if kernel.startswith("mul_vec") else f"{n}"
         call = f"{kernel}<{args}, constant Product&>"
-        work = ggml_product(text, block, K // of_block * size, names + [kernel], call, groups(name), n)
-        if name == "Q4_0":
-            mark = "template<typename block_q_type"
-            work = (work[0].replace(mark, overload(text, block) + mark), *work[1:])
-        yield f"one row of x, {name}", "ggml", work
+        work = ggml_product(text, block, K // of_block * size, names + [kernel], call, groups(name), n, size)
+        before = ""
+        if kernel.startswith("mul_vec"):
+            before = overload(text, block)
+        elif name == "MXFP4":
+            before = re.search(r"constant static float kvalues_mxfp4_f\[16\] = \{.*?\};", text, re.S).group(0) + "\n"
+        # The simulator wants one writer of a number.
+        source = work[0].replace("shmem_f32[tiisg] =", "if (sgitg == 0) shmem_f32[tiisg] =")
+        yield f"one row of x, {name}", "ggml", (source.replace("template<", before + "template<", 1), *work[1:])
     names = ["helper_mv_reduce_and_write", "kernel_mul_mv_t_t_impl"]
     call = "kernel_mul_mv_t_t_impl<bfloat, float, 2, constant Product&>"
     yield "one row of x, BF16", "ggml", ggml_product(text, "bfloat", 2 * K, names, call, 4, 2)
+
+    yield from ggml_tiles(text, impl)
 
     # The first of two versions is the one that is compiled.
     body = inner(function(text, "kernel_gated_delta_net_impl"))
@@ -201,6 +356,8 @@ kernel void counted(constant ggml_metal_kargs_flash_attn_ext_vec& args [[buffer(
     slots = [(0, "p", params), (1, "z", HEADS * D * 4), (2, "z", n_kv * rows_of), (3, "z", n_kv * rows_of)]
     slots.append((4, "w", HEADS * D * 4))
     yield "attention, token", "ggml", (source, slots, (1, HEADS, 1), 64, HEADS * 2 * D * keys)
+
+    yield ggml_prompt(text, impl)
 
     body = inner(function(text, "kernel_rms_norm_fuse_impl"))
     fields = "int ne00, ne00_t; ulong nb1, nb2, nb3; float eps; int nef1[3], nef2[3], nef3[3];"
@@ -295,7 +452,7 @@ def count(program, work):
         words = [program, "run", str(path), "counted", "--count"]
         words += ["--groups", ",".join(map(str, grid)), "--threads", str(threads)]
         for slot, kind, value in slots:
-            if kind == "p":
+            if kind in "pr":
                 value = ",".join(map(str, struct.unpack(f"<{len(value) // 4}i", value)))
             words.append(f"{slot}={kind}:{value}")
         out = subprocess.run(words, capture_output=True, text=True)

@@ -75,6 +75,7 @@ kernel void attention(device const float* q [[buffer(0)]], device const Kv* k_ca
         if (is_seen) {
             s = 0.0f;
             device const Kv* own = keys + lane;
+#pragma unroll(4)
             for (uint i = 0; i < D_K / 4; i++, own += 4 * PAGE) {
                 const float4 x = pieces[i];
                 for (uint e = 0; e < 4; e++) s += x[e] * float(own[e * PAGE]);

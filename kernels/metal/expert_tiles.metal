@@ -34,7 +34,8 @@ kernel void expert_tiles(PLANE_PARAMS(w, 0, 1, 2),
 #endif
                          uint2 group [[threadgroup_position_in_grid]], uint sg [[simdgroup_index_in_threadgroup]],
                          uint lane [[thread_index_in_simdgroup]]) {
-    threadgroup float staged_w[N_TILE_W];
+    threadgroup float4 staged[N_TILE_W / 4];
+    threadgroup float* staged_w = (threadgroup float*)staged; // written four numbers at a time
     threadgroup float4 pieces[N_TILE_X];
     const uint n_pairs = tiles[3 * group.y + 2];
     if (n_pairs == 0) return;

@@ -22,7 +22,8 @@ kernel void gated_linear(PLANE_PARAMS(gate, 0, 1, 2), PLANE_PARAMS(up, 3, 4, 5),
                          uint2 group [[threadgroup_position_in_grid]], uint sg [[simdgroup_index_in_threadgroup]],
                          uint lane [[thread_index_in_simdgroup]]) {
 #if TILED
-    threadgroup float staged_w[N_TILE_W];
+    threadgroup float4 staged[N_TILE_W / 4];
+    threadgroup float* staged_w = (threadgroup float*)staged; // written four numbers at a time
     threadgroup float4 pieces[N_TILE_X];
     const uint t = 32 * sg + lane, begin = 32 * group.x, first_x = TILE_COLUMNS * group.y;
     const uint n_x = min(a.rows - first_x, (uint)TILE_COLUMNS);

@@ -49,7 +49,8 @@ kernel void linear(PLANE_PARAMS(w0, 0, 1, 2), device const float* x [[buffer(12)
                    uint2 group [[threadgroup_position_in_grid]], uint sg [[simdgroup_index_in_threadgroup]],
                    uint lane [[thread_index_in_simdgroup]]) {
 #if TILED
-    threadgroup float staged_w[N_TILE_W];
+    threadgroup float4 staged[N_TILE_W / 4];
+    threadgroup float* staged_w = (threadgroup float*)staged; // written four numbers at a time
     threadgroup float4 pieces[N_TILE_X];
 #endif
     uint part = 0, tile = group.x;

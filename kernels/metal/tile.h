@@ -12,14 +12,26 @@
 #define N_TILE_W 2304 // 64 * TILE_STRIDE, and no less than 32 * TILE_OUT_STRIDE
 #define N_TILE_X 288  // 32 * TILE_STRIDE / 4
 
+// Run `r` of a unit as 16 floats.
+template <class W, bool HAS_DECODE> struct RunOf {
+    static inline void decode(const thread Row& row, uint unit, int r, thread float* v) {
+        typename W::Raw raw;
+        W::load(row, unit, raw);
+        decode_run<W>(raw, unit, r, v);
+    }
+};
+template <class W> struct RunOf<W, true> {
+    static inline void decode(const thread Row& row, uint unit, int r, thread float* v) {
+        InPlace<W>::decode(row, unit, r, v);
+    }
+};
+
 // Run `at` of a row as 16 floats: its unit and its place in that.
 template <class W> inline void decode_run_at(const thread Row& row, uint at, thread float* v) {
     const uint pair = at / (2 * W::RUNS), in_pair = at % (2 * W::RUNS);
     const uint unit = W::PAIRED ? 2 * pair + in_pair % 2 : at / W::RUNS;
     const int r = W::PAIRED ? in_pair / 2 : at % W::RUNS;
-    typename W::Raw raw;
-    W::load(row, unit, raw);
-    decode_run<W>(raw, unit, r, v);
+    RunOf<W, InPlace<W>::HAS_DECODE != 0>::decode(row, unit, r, v);
 }
 
 // Four numbers of a row of `k`; those behind its end are zero.
@@ -33,8 +45,8 @@ inline float4 four_of(device const float* row, uint at, uint k) {
 }
 
 // Row r of weights times column c, for c < n_columns, to staged_w[c * TILE_OUT_STRIDE + r]. Thread t stages run t % 2
-// of `row`, which is row t / 2 of the tile, and numbers of `x0` and `x1`, which are rows t / 8 and t / 8 + 16 of x. Ends
-// with a barrier.
+// of `row`, which is row t / 2 of the tile, and numbers of `x0` and `x1`, which are rows t / 8 and t / 8 + 16 of x.
+// Ends with a barrier.
 template <class W>
 inline void tile_product(const thread Row& row, device const float* x0, device const float* x1, uint n_columns,
                          threadgroup float* staged_w, threadgroup float4* pieces, uint sg, uint lane) {
@@ -47,7 +59,8 @@ inline void tile_product(const thread Row& row, device const float* x0, device c
     for (uint k = 0; k < row.n; k += 32) {
         float v[16];
         decode_run_at<W>(row, k / 16 + t % 2, v);
-        for (uint i = 0; i < 16; i++) staged_w[t / 2 * TILE_STRIDE + 16 * (t % 2) + i] = v[i];
+        threadgroup float4* run = (threadgroup float4*)(staged_w + t / 2 * TILE_STRIDE + 16 * (t % 2));
+        for (uint i = 0; i < 4; i++) run[i] = float4(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]);
         for (uint i = t; i < TILE_COLUMNS * 8; i += 128) {
             const float4 y = four_of(i < 128 ? x0 : x1, k + 4 * (i % 8), row.n);
             *(threadgroup float4*)(staged_x + i / 8 * TILE_STRIDE + 4 * (i % 8)) = y;

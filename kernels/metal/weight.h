@@ -3,6 +3,7 @@
 #pragma once
 
 #include "metal/common.h"
+#include "metal/in_place.h"
 
 #define PLANES_1(w, a, b, c) device const uchar* w##_q [[buffer(a)]]
 #define PLANES_2(w, a, b, c) PLANES_1(w, a, b, c), device const uchar* w##_scales [[buffer(b)]]
@@ -34,8 +35,10 @@ template <class W> inline float row_dot(const thread Row& row, device const floa
     return simd_sum(sum);
 }
 
-// A run of 16 weights, decoded but for its scale, which `dot` applies once: 16 numbers times it, whose sum is `total`.
-template <class W, bool IS_FLOAT> struct Run {
+// A run of 16 weights. `dot` gives them times 16 numbers, whose sum is `total`, and applies a scale once; the numbers
+// are multiplied with `places()` ahead. IS_MASKED: bytes are multiplied where they lie, which pays for one row of x
+// and where its sum is wanted anyway.
+template <class W, bool IS_FLOAT, bool IS_MASKED> struct Run {
     float v[16];
     float scale, min;
     inline void load(const thread typename W::Raw& raw, uint unit, int r) {
@@ -45,6 +48,7 @@ template <class W, bool IS_FLOAT> struct Run {
         const int offset = W::OFFSET - (W::SIGNED ? 128 : 0);
         for (uint i = 0; i < 16; i++) v[i] = float_of_byte(w[i / 4] ^ flip, i % 4, offset);
     }
+    static inline float4 places() { return float4(1.0f); }
     inline float dot(const thread float4* x, float total) const {
         float sum = 0.0f;
         for (uint i = 0; i < 4; i++) {
@@ -53,9 +57,19 @@ template <class W, bool IS_FLOAT> struct Run {
         return W::HAS_MIN ? scale * sum + min * total : scale * sum;
     }
 };
-template <class W> struct Run<W, true> {
+template <class W> struct Run<W, false, true> {
+    u32 w[4];
+    float scale, min;
+    inline void load(const thread typename W::Raw& raw, uint unit, int r) { W::run(raw, unit, r, w, scale, min); }
+    static inline float4 places() { return byte_places(); }
+    inline float dot(const thread float4* x, float total) const {
+        return scale * sixteen_bytes(w, 0xff, x) + min * total;
+    }
+};
+template <class W, bool IS_MASKED> struct Run<W, true, IS_MASKED> {
     float v[16];
     inline void load(const thread typename W::Raw& raw, uint unit, int r) { W::values(raw, unit, r, v); }
+    static inline float4 places() { return float4(1.0f); }
     inline float dot(const thread float4* x, float) const {
         float sum = 0.0f;
         for (uint i = 0; i < 4; i++) {
@@ -64,35 +78,75 @@ template <class W> struct Run<W, true> {
         return sum;
     }
 };
+// Unsigned integers with a scale and a minimum.
+template <class W, bool IS_FLOAT> struct HasMin {
+    enum { IS = W::HAS_MIN && W::OFFSET == 0 && !W::SIGNED };
+};
+template <class W> struct HasMin<W, true> {
+    enum { IS = 0 };
+};
 
 // N rows times the first n_x <= C rows of x, the same sums in all lanes. WIDE_X: weights are read once for all rows of
 // x, whose numbers are loaded four at a time, once for all rows of weights, and their count is a multiple of 16; else
 // each goes by itself.
+#if WIDE_X
+template <class W, int N, int C, bool IS_IN_PLACE> struct Sums {
+    static inline void add(const thread Row* rows, device const float* x, uint n_x, uint lane,
+                           thread float (&sums)[N][C]) {
+        const uint k = rows[0].n, n_units = k / W::UNIT;
+        for (uint unit = lane; unit < n_units; unit += 32) {
+            typename W::Raw raw[N];
+            for (int j = 0; j < N; j++) W::load(rows[j], unit, raw[j]);
+            for (int r = 0; r < W::RUNS; r++) {
+                typedef Run<W, W::IS_FLOAT != 0, C == 1 && HasMin<W, W::IS_FLOAT != 0>::IS> Of;
+                Of run[N];
+                for (int j = 0; j < N; j++) run[j].load(raw[j], unit, r);
+                device const float4* from = (device const float4*)(x + 16 * run_index<W>(unit, r));
+                for (int c = 0; c < C; c++) {
+                    if (uint(c) >= n_x) continue;
+                    float4 v[4];
+                    for (uint i = 0; i < 4; i++) v[i] = from[(ulong)c * (k / 4) + i];
+                    const float4 all = v[0] + v[1] + v[2] + v[3];
+                    const float total = all.x + all.y + all.z + all.w;
+                    for (uint i = 0; i < 4; i++) v[i] *= Of::places();
+                    for (int j = 0; j < N; j++) sums[j][c] += run[j].dot(v, total);
+                }
+            }
+        }
+    }
+};
+// One row of x.
+template <class W, int N> struct Sums<W, N, 1, true> {
+    static inline void add(const thread Row* rows, device const float* x, uint, uint lane,
+                           thread float (&sums)[N][1]) {
+        const uint n_units = rows[0].n / 32;
+        for (uint unit = lane; unit < n_units; unit += 32) {
+            float4 v[8];
+            float total[2];
+            for (uint r = 0; r < 2; r++) {
+                device const float4* from = (device const float4*)(x + 16 * run_index<W>(unit, r));
+                for (uint i = 0; i < 4; i++) v[4 * r + i] = from[i];
+                const float4 all = v[4 * r] + v[4 * r + 1] + v[4 * r + 2] + v[4 * r + 3];
+                total[r] = all.x + all.y + all.z + all.w;
+                for (uint i = 0; i < 4; i++) v[4 * r + i] *= InPlace<W>::places();
+            }
+#pragma unroll
+            for (int j = 0; j < N; j++) {
+                InPlace<W> w;
+                w.load(rows[j], unit);
+                sums[j][0] += w.dot(v, total);
+            }
+        }
+    }
+};
+#endif
 template <class W, int N, int C>
 inline void rows_dot(const thread Row* rows, device const float* x, uint n_x, uint lane, thread float (&sums)[N][C]) {
-    const uint k = rows[0].n;
     for (int j = 0; j < N; j++) {
         for (int c = 0; c < C; c++) sums[j][c] = 0.0f;
     }
 #if WIDE_X
-    const uint n_units = k / W::UNIT;
-    for (uint unit = lane; unit < n_units; unit += 32) {
-        typename W::Raw raw[N];
-        for (int j = 0; j < N; j++) W::load(rows[j], unit, raw[j]);
-        for (int r = 0; r < W::RUNS; r++) {
-            Run<W, W::IS_FLOAT != 0> run[N];
-            for (int j = 0; j < N; j++) run[j].load(raw[j], unit, r);
-            device const float4* from = (device const float4*)(x + 16 * run_index<W>(unit, r));
-            for (int c = 0; c < C; c++) {
-                if (uint(c) >= n_x) continue;
-                float4 v[4];
-                for (uint i = 0; i < 4; i++) v[i] = from[(ulong)c * (k / 4) + i];
-                const float4 all = v[0] + v[1] + v[2] + v[3];
-                const float total = all.x + all.y + all.z + all.w;
-                for (int j = 0; j < N; j++) sums[j][c] += run[j].dot(v, total);
-            }
-        }
-    }
+    Sums<W, N, C, InPlace<W>::IS != 0>::add(rows, x, n_x, lane, sums);
     for (int j = 0; j < N; j++) {
         for (int c = 0; c < C; c++) {
             if (uint(c) < n_x) sums[j][c] = simd_sum(sums[j][c]);
@@ -101,7 +155,7 @@ inline void rows_dot(const thread Row* rows, device const float* x, uint n_x, ui
 #else
     for (int j = 0; j < N; j++) {
         for (int c = 0; c < C; c++) {
-            if (uint(c) < n_x) sums[j][c] = row_dot<W>(rows[j], x + (ulong)c * k, lane);
+            if (uint(c) < n_x) sums[j][c] = row_dot<W>(rows[j], x + (ulong)c * rows[0].n, lane);
         }
     }
 #endif

@@ -598,7 +598,7 @@ void* __tsan_memset(void* to, int c, size_t n) {
 }
 void sim_atomic(const volatile void* p, size_t n) { access((const void*)p, n, true, PC, true, true); }
 
-// A finite number that is none as a half: `runtime/msl.h` calls it.
+// A finite number that is none as a half: `runtime/msl` calls it.
 void sim_half_overflow(float x, u64 pc) { report("half-overflow", pc - 1, "%g becomes infinite by %s", x, who()); }
 
 // Undefined behaviour that clang finds by itself.

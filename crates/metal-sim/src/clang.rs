@@ -12,13 +12,22 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::{count, rewrite};
 
 const RUNNER: &str = include_str!("../runtime/runner.cpp");
-const HEADER: &str = include_str!("../runtime/msl.h");
+/// What plays `<metal_stdlib>`; each part builds on those before it.
+const HEADER: &str = concat!(
+    include_str!("../runtime/msl/types.h"),
+    include_str!("../runtime/msl/math.h"),
+    include_str!("../runtime/msl/simdgroup.h"),
+    include_str!("../runtime/msl/matrix.h"),
+    include_str!("../runtime/msl/atomic.h"),
+    include_str!("../runtime/msl/limits.h"),
+    include_str!("../runtime/msl/launch.h"),
+);
 
 /// Names to look for; the first that is new enough is taken.
 const NAMES: [&str; 8] =
     ["clang++-19", "clang++-18", "clang++-17", "clang++-16", "clang++-20", "clang++-21", "clang++-22", "clang++"];
 
-/// The oldest clang that compiles `runtime/msl.h`.
+/// The oldest clang that compiles `runtime/msl`.
 const LEAST_VERSION: u32 = 16;
 
 /// Of every compilation of a kernel.
@@ -41,7 +50,7 @@ const KERNEL_FLAGS: &[&str] = &[
     "-Wno-pass-failed",
 ];
 
-/// Those that instrument it. Without the processor's conversions to halves, `runtime/msl.h` has them, and checks them.
+/// Those that instrument it. Without the processor's conversions to halves, `runtime/msl` has them, and checks them.
 const CHECKED_FLAGS: &[&str] = &[
     "-O1",
     "-gline-tables-only",
@@ -56,6 +65,21 @@ const CHECKED_FLAGS: &[&str] = &[
     "-tsan-instrument-read-before-write=1",
     "-mllvm",
     "-tsan-handle-cxx-exceptions=0",
+];
+
+/// Those that are counted instead: as optimised as can be, functions inlined as a GPU's compiler does, and without
+/// x86's vectors, which a GPU's threads do not have. The level of optimisation comes first, since it turns both on.
+const COUNTED_FLAGS: &[&str] = &[
+    "-mf16c",
+    "-O3",
+    "-fno-vectorize",
+    "-fno-slp-vectorize",
+    "-mllvm",
+    "-disable-vector-combine",
+    "-mllvm",
+    "-inline-threshold=100000",
+    "-S",
+    "-emit-llvm",
 ];
 
 /// Undefined behaviour that is looked for.
@@ -109,8 +133,8 @@ impl Clang {
     /// # Errors
     /// The folder cannot be written, what the rewriter refuses, or the compiler's message.
     pub fn kernels(&self, source: &str, folder: &Path, is_counting: bool) -> Result<PathBuf> {
-        let flags = [KERNEL_FLAGS.join(" "), CHECKED_FLAGS.join(" ")];
-        let hash = self.hash(&[source, HEADER, &flags[0], &flags[1], UNDEFINED]);
+        let flags = [KERNEL_FLAGS, CHECKED_FLAGS, COUNTED_FLAGS].map(|flags| flags.join(" "));
+        let hash = self.hash(&[source, HEADER, &flags[0], &flags[1], &flags[2], UNDEFINED]);
         let library = folder.join(format!("{hash:016x}{}.so", if is_counting { "-counting" } else { "" }));
         self.make(&library, |to| {
             let header = folder.join(format!("msl-{:016x}.h", self.hash(&[HEADER])));
@@ -122,7 +146,7 @@ impl Clang {
             let mut command = Command::new(self.program);
             command.args(KERNEL_FLAGS).args(CHECKED_FLAGS).arg("-include").arg(&header);
             if is_counting {
-                let code = run(command.args(["-mf16c", "-O3", "-S", "-emit-llvm", "-", "-o", "-"]), &code)?;
+                let code = run(command.args(COUNTED_FLAGS).args(["-", "-o", "-"]), &code)?;
                 let mut command = Command::new(self.program);
                 command.args(["-x", "ir", "-O1", "-fPIC", "-mf16c", "-mfma", "-c", "-", "-o"]).arg(&object);
                 run(&mut command, &count::instrument(&code))?;
@@ -144,7 +168,7 @@ impl Clang {
     /// # Errors
     /// The compiler's message.
     pub fn preprocess(&self, source: &str, includes: &[PathBuf]) -> Result<String> {
-        // `runtime/msl.h` plays this header.
+        // `runtime/msl` plays this header.
         let source = source.replace("#include <metal_stdlib>", "");
         let mut command = Command::new(self.program);
         command.args(["-x", "c++", "-std=c++17", "-E", "-D__METAL_VERSION__=310"]);

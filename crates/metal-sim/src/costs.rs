@@ -15,7 +15,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Types that stand for the others: floats, blocks of 32, a block of 256, MLX's of 4 bits.
 fn types() -> impl Iterator<Item = WeightType> {
     let affine = Affine::new(4, 64, ScaleType::F16).map(WeightType::Affine);
-    [WeightType::BF16, WeightType::Q8_0, WeightType::Q4_0, WeightType::Q4_K].into_iter().chain(affine)
+    use WeightType::{BF16, MXFP4, Q4_0, Q4_K, Q6_K, Q8_0};
+    [BF16, Q8_0, Q4_0, MXFP4, Q4_K, Q6_K].into_iter().chain(affine)
 }
 /// Rows of weights, which all forms divide, and their length.
 const N: usize = 64;

@@ -45,6 +45,8 @@ struct Work {
     file: &'static str,
     kernel: &'static str,
     defines: Vec<(&'static str, u32)>,
+    /// Type of weights.
+    weight: Option<&'static str>,
     slots: Vec<Bound>,
     groups: [u32; 3],
     threads: u32,
@@ -78,6 +80,7 @@ fn attention(what: &'static str, n: u32) -> Work {
         file: if is_token { "attention.metal" } else { "attention_tiles.metal" },
         kernel: if is_token { "attention" } else { "attention_tiles" },
         defines,
+        weight: None,
         slots,
         groups: if is_token { [HEADS, 1, 1] } else { [(n * GROUP).div_ceil(32), n_kv, 1] },
         threads: if is_token { 64 } else { 128 },
@@ -99,10 +102,36 @@ fn delta(what: &'static str, n: u32, is_by_tile: bool) -> Work {
         file: if is_by_tile { "delta_chunks.metal" } else { "delta_net.metal" },
         kernel: if is_by_tile { "delta_chunks" } else { "delta_net" },
         defines: vec![("D_K", D), columns, ("SIMDGROUPS", simdgroups), ("NORM", 0)],
+        weight: None,
         slots: vec![Zeros(row), Zeros(row), Zeros(row), gates(), gates(), state, Written(row), params, chunk(n, 32)],
         groups: [D / (width * simdgroups), V_HEADS, 1],
         threads: 32 * simdgroups,
         all: u64::from(3 * row * D),
+    }
+}
+
+/// Products with 32 pairs of a token and a slot of each of two experts, of which every token has both.
+fn experts(what: &'static str, weight: &'static str, block: [u32; 2]) -> Work {
+    use Bound::{Nothing, Params, Read, Written, Zeros};
+    let [n, k, tokens] = [64, 512, 32];
+    let order = (0..2).flat_map(|expert| (0..tokens).map(move |token| 2 * token + expert)).collect();
+    // An expert, its first pair, how many.
+    let tiles = vec![0, 0, tokens, 1, tokens, tokens];
+    let [values, bytes] = block;
+    let mut slots = vec![Zeros(2 * n * k / values * bytes / 4)];
+    slots.extend((1..6).map(|_| Nothing));
+    slots.extend([Zeros(tokens * k), Read(order), Read(tiles), Written(2 * tokens * n)]);
+    slots.push(Params(vec![n, k, 2, 0, 0, 0]));
+    Work {
+        what,
+        file: "expert_tiles.metal",
+        kernel: "expert_tiles",
+        defines: vec![("PLANES", 1), ("GATED", 0), ("BIAS", 0), ("ACT", 0)],
+        weight: Some(weight),
+        slots,
+        groups: [1, 2, 1],
+        threads: 128,
+        all: u64::from(2 * n * k * tokens),
     }
 }
 
@@ -113,6 +142,7 @@ fn norm() -> Work {
         file: "rms_norm.metal",
         kernel: "rms_norm",
         defines: vec![("RESIDUAL", 0)],
+        weight: None,
         slots: vec![Zeros(ROW), Zeros(ROW), Written(ROW), Params(vec![ROW, 1e-5f32.to_bits()])],
         groups: [1; 3],
         threads: 64,
@@ -129,6 +159,8 @@ pub fn table() -> Result<String> {
     for work in [
         attention("attention, token", 1),
         attention("attention, prompt", PROMPT),
+        experts("32 pairs of an expert, Q4_0", "q4_0", [32, 18]),
+        experts("32 pairs of an expert, Q4_K", "q4_k", [256, 144]),
         delta("delta_net, token", 1, false),
         delta("delta_net, prompt, position by position", PROMPT, false),
         delta("delta_net, prompt", PROMPT, true),
@@ -146,6 +178,9 @@ fn count(work: &Work) -> Result<Count> {
     let mut source = String::from("#include <metal_stdlib>\nusing namespace metal;\n");
     for (name, value) in &work.defines {
         let _ = writeln!(source, "#define {name} {value}");
+    }
+    if let Some(weight) = work.weight {
+        let _ = writeln!(source, "#define WEIGHT {weight}\n#define WEIGHT_HEADER \"quant/{weight}.h\"");
     }
     source += &std::fs::read_to_string(kernels.join("metal").join(work.file))?;
     let source = Clang::find()?.preprocess(&source, &[kernels])?;

@@ -12,6 +12,7 @@ use crate::quant_headers;
 const HEADERS: &[(&str, &str)] = &[
     ("metal/chunk.h", include_str!("../../kernels/metal/chunk.h")),
     ("metal/common.h", include_str!("../../kernels/metal/common.h")),
+    ("metal/in_place.h", include_str!("../../kernels/metal/in_place.h")),
     ("metal/kv.h", include_str!("../../kernels/metal/kv.h")),
     ("metal/matrix.h", include_str!("../../kernels/metal/matrix.h")),
     ("metal/pair.h", include_str!("../../kernels/metal/pair.h")),
