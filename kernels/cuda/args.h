@@ -288,6 +288,14 @@ struct DeltaNet {
     u32 n_k_head, n_v_head, d_v, tiled;
 };
 
+// The delta rule in tiles of 32 positions: what `delta_tiles` finds of each, for `delta_chunks`.
+struct DeltaChunks {
+    DeltaNet op;
+    u16* keys;    // [tiles, n_k_head, 4, 32, d_k] f16: k and q in two parts each, their rows scaled
+    u16* shares;  // [tiles, n_v_head, 4, 32, 32] f16: the inverse and the shares in two parts each, their rows scaled
+    float* gates; // [tiles, n_v_head, 8, 32]
+};
+
 struct Route {
     Step step;
     const float* logits;       // [rows, n_expert]

@@ -9,6 +9,13 @@ __device__ __forceinline__ void copy_async(void* shared, const void* from) {
                  : "memory");
 }
 
+// The same, or zeros.
+__device__ __forceinline__ void copy_async_if(void* shared, const void* from, bool is_there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((u32)__cvta_generic_to_shared(shared)),
+                 "l"(from), "r"(is_there ? 16 : 0)
+                 : "memory");
+}
+
 // Ends a group of copies.
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

@@ -17,6 +17,13 @@ __device__ __forceinline__ u32 bf16_pair(float low, float high) {
     return pair;
 }
 
+// The same of f16.
+__device__ __forceinline__ u32 f16_pair(float low, float high) {
+    u32 pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
 // a * b + c of two bf16 numbers each, rounded once.
 __device__ __forceinline__ u32 bf16_fma(u32 a, u32 b, u32 c) {
     u32 out;
@@ -65,6 +72,14 @@ __device__ __forceinline__ u32 transpose(u32 pair) {
 // Four such matrices in shared memory, transposed: lanes 8 i to 8 i + 7 have the addresses of the rows of matrix i.
 __device__ __forceinline__ void load_transposed(u32 (&v)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                 : "r"((u32)__cvta_generic_to_shared(row))
+                 : "memory");
+}
+
+// The same as they lie.
+__device__ __forceinline__ void load_matrices(u32 (&v)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
                  : "r"((u32)__cvta_generic_to_shared(row))
                  : "memory");

@@ -82,6 +82,7 @@ args! {
         step: Step, q: Ptr, k: Ptr, v: Ptr, g: Ptr, beta: Ptr, state: Ptr, out: Ptr, state_len: u64,
         n_k_head: u32, n_v_head: u32, d_v: u32, tiled: u32,
     }
+    struct DeltaChunks: 168 { op: DeltaNet, keys: Ptr, shares: Ptr, gates: Ptr }
     struct Route: 176 {
         step: Step, logits: Ptr, bias: Ptr, expert_scale: Ptr, ids: Ptr, weights: Ptr,
         rows: u32, n_used: u32, score: u32, n_group: u32, n_group_used: u32, group_sums: u32, renormalise: u32,

@@ -10,8 +10,10 @@ use model::plan::{Buf, CacheDecl, Elem, Op, Plan, ValidPlan, Weight, memory};
 
 use super::Cuda;
 use super::batch;
+use super::delta;
 use super::driver::{self, Context, DriverError, Memory, Module, Pinned, Stream};
 use super::encode::{self, Kernels, RopeView, Scratch, batch::BatchScratch};
+use super::few::DeltaRoom;
 use super::fuse::fuse;
 use super::host::{Host, HotPlaces};
 use super::nodes::{
@@ -129,6 +131,7 @@ pub fn lay<'a>(
             Some((memory, allocate(context, "tables of experts", table_bytes + pair_bytes)?))
         }
     };
+    let delta = allocate(context, "delta rules", delta::bytes(plan, limits))?;
     let mut weights = Weights::new(context);
     let mut modules = Modules::new();
     let mut lower = Lower {
@@ -141,6 +144,8 @@ pub fn lay<'a>(
         caches: &caches,
         states: &states,
         is_f16,
+        max_tokens,
+        delta: delta.ptr(),
         max_shared: context.max_shared,
         is_wide,
         is_batch,
@@ -168,11 +173,11 @@ pub fn lay<'a>(
     // SAFETY: just allocated with this length.
     unsafe { stream.fill(room.ptr(), 0, room_bytes) }.failed("step buffers")?;
     let n_sums = (places[10] - places[9]) as usize / 8;
-    let [attended, shared, delta, logits, dense, sum, latent, heads, counters, sums, squares] =
+    let [attended, shared, rule, logits, dense, sum, latent, heads, counters, sums, squares] =
         places.map(|at| room.ptr() + at);
     let (rows, zeroed) = (room_rows, (sums, n_sums));
     let places =
-        few::Room { attended, shared, delta, logits, dense, sum, latent, heads, counters, sums, squares, rows };
+        few::Room { attended, shared, delta: rule, logits, dense, sum, latent, heads, counters, sums, squares, rows };
     let device = few_launch::Device { sms: context.sms, max_shared: context.max_shared };
     let device = few_launch::fits(context.arch).then_some(device);
     let mut slotted = of_ops.clone();
@@ -188,7 +193,9 @@ pub fn lay<'a>(
             true => few::few(plan, &of_ops, lower.modules, few::Target { has_latents: false, ..target }),
             false => Vec::new(),
         };
-        Lists { few, batch, nodes: fuse(of_ops.into_iter().flatten().collect(), qkv) }
+        let room = DeltaRoom { at: delta.ptr(), rows: max_tokens };
+        let joined = (max_tokens >= delta::FROM).then(|| few::join_rules(plan, &of_ops, lower.modules, room));
+        Lists { few, batch, nodes: fuse(joined.unwrap_or_else(|| of_ops.into_iter().flatten().collect()), qkv) }
     };
     let is_whole = split.host().next().is_none();
     let plain = is_whole.then(|| of_ops.clone());
@@ -204,7 +211,7 @@ pub fn lay<'a>(
 
     let all = slotted.iter().chain([&lists]).flat_map(|lists| lists.nodes.iter().chain(&lists.few));
     let needs = Needs::of(all, limits, context.sms);
-    let mut memory = vec![arena, cache_memory, state_memory, room];
+    let mut memory = vec![arena, cache_memory, state_memory, room, delta];
     let slotted = slotted.zip(hot).map(|(lists, (experts, tables))| {
         let places = HotPlaces { base: experts.ptr(), slots, tables: tables.ptr() };
         memory.extend([experts, tables]);
@@ -369,6 +376,7 @@ pub fn footprint(cuda: &Cuda, plan: &Plan, limits: Limits) -> Footprint {
     // Devices without these kernels need none of it.
     sum.add(Part::Scratch, wide::most_packed(plan, limits));
     sum.add(Part::Scratch, batch::scratch(plan, limits).iter().sum());
+    sum.add(Part::Scratch, delta::bytes(plan, limits));
     let slots = cuda.slots(plan, &split);
     sum.add(Part::Scratch, cuda.stage_bytes(&split, &slots));
     let [_, tables, pairs] = slot_bytes(&slots, plan, &split, limits);

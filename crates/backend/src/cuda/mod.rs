@@ -8,6 +8,7 @@
 mod args;
 mod batch;
 mod compile;
+mod delta;
 mod driver;
 mod encode;
 mod few;

@@ -54,6 +54,7 @@ sources! {
     ATTENTION = "attention.cu";
     CAUSAL_CONV = "causal_conv.cu";
     COMBINE = "combine.cu";
+    DELTA_CHUNKS = "delta_chunks.cu";
     DELTA_IN = "delta_in.cu";
     DELTA_NET = "delta_net.cu";
     ELEMENTWISE = "elementwise.cu";

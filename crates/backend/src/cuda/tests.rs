@@ -98,6 +98,7 @@ fn modules() -> Vec<Key> {
     keys.extend([sources::CAUSAL_CONV, sources::DELTA_IN].map(|source| Key::sized(source, "WIDTH", 4)));
     keys.extend([2, 5].map(|width| Key::sized(sources::CAUSAL_CONV, "WIDTH", width)));
     keys.extend([7, 128, 256].map(|d_k| Key::sized(sources::DELTA_NET, "D_K", d_k)));
+    keys.extend([64, 128].map(|d_k| Key::sized(sources::DELTA_CHUNKS, "D_K", d_k)));
     keys.extend([8, 128, 257, 1024].map(|n| Key::sized(sources::ROUTE, "N_EXPERT", n)));
     keys
 }

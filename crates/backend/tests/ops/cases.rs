@@ -448,6 +448,15 @@ fn recurrent(t: &mut Tokens) -> Vec<Step> {
     steps
 }
 
+/// Steps of chunks so long that a GPU takes them in tiles: a prompt, what follows it beside another, and NaN within one.
+fn prompts(t: &mut Tokens) -> Vec<Step> {
+    let first = Step { jump: vec![(0, 0), (1, 0)], ..t.step(&[(0, 130)], 1) };
+    let next = t.step(&[(0, 97), (1, 64)], 1);
+    let mut broken = Step { jump: vec![(0, 0)], ..t.step(&[(0, 66), (1, 100)], 1) };
+    broken.parts[1].1[50] = t.special(Special::AllNan);
+    vec![first, next, broken]
+}
+
 pub fn causal_conv(seed: u64) -> Vec<Case> {
     let case = |(i, &(d, width)): (usize, &(usize, usize))| {
         let mut b = Build::new(seed);
@@ -478,7 +487,7 @@ pub fn delta_net(seed: u64) -> Vec<Case> {
             let shape = format!("{heads:?}");
             cases.push(b.finish("delta_net", shape, F32, &[("out", out)], |t| {
                 let steps = if is_counts { t.counts() } else { recurrent(t) };
-                [steps, t.specials(&[Special::AllNan, Special::Zero])].concat()
+                [steps, t.specials(&[Special::AllNan, Special::Zero]), prompts(t)].concat()
             }));
         }
     }

@@ -20,6 +20,13 @@ inline u32 to_bf16(float x) {
 }
 inline u32 bf16_pair(float low, float high) { return to_bf16(low) | to_bf16(high) << 16; }
 
+inline u32 f16_pair(float low, float high) {
+    const _Float16 x[2] = {(_Float16)low, (_Float16)high};
+    u32 pair;
+    memcpy(&pair, x, 4);
+    return pair;
+}
+
 inline u32 bf16_fma(u32 a, u32 b, u32 c) {
     const auto half = [&](u32 shift) {
         const auto value = [&](u32 word) { return (double)emulate::number(word >> shift << 16); };
@@ -82,4 +89,11 @@ inline void load_transposed(u32 (&v)[4], const void* row) {
         const auto at = [&](u32 r) { return (u32)((const u16*)((u64)all[8 * i + r][1] << 32 | all[8 * i + r][0]))[g]; };
         v[i] = at(2 * t) | at(2 * t + 1) << 16;
     }
+}
+inline void load_matrices(u32 (&v)[4], const void* row) {
+    const u64 mine = (u64)row;
+    if (mine % 16) abort();
+    const auto all = emulate::exchange<2>({(u32)mine, (u32)(mine >> 32)});
+    const u32 g = emulate::now % 32 / 4, t = emulate::now % 4;
+    for (u32 i = 0; i < 4; i++) v[i] = ((const u32*)((u64)all[8 * i + g][1] << 32 | all[8 * i + g][0]))[t];
 }

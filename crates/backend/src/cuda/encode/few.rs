@@ -1,6 +1,7 @@
 //! Launches of the nodes for steps of few tokens (`cuda/few`).
 
 use super::super::args;
+use super::super::delta;
 use super::super::driver::DriverError;
 use super::super::few;
 use super::super::few_launch;
@@ -229,7 +230,11 @@ impl Encoder<'_> {
             eps: node.eps,
         };
         let grid = [(2 * heads.n_k_head + heads.n_v_head + 1) as u32, rows as u32, 1];
-        self.run(node.module, Launch { entry: "delta_in", grid, block: 128, shared: 0 }, &args)
+        let launch = match node.has_rows {
+            true => delta::rows(heads, self.longest, self.counts.chunks),
+            false => Launch { entry: "delta_in", grid, block: 128, shared: 0 },
+        };
+        self.run(node.module, launch, &args)
     }
 
     pub(super) fn post_norm(&mut self, node: &PostNormNode) -> Result<(), DriverError> {

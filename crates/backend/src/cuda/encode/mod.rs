@@ -13,11 +13,12 @@ use std::collections::HashMap;
 
 use self::batch::BatchScratch;
 use super::args;
+use super::delta;
 use super::driver::{DriverError, Function, Geometry, Module, Ptr, Stream};
 use super::few_launch::{Device, Half};
 use super::launch::Launch;
 use super::matmul;
-use super::nodes::{Act, ModuleId, Modules, Node, Part, View, is_tiled};
+use super::nodes::{Act, DeltaTiles, ModuleId, Modules, Node, Part, View, is_tiled};
 use super::tables::Counts;
 use super::wide::{self, Wide};
 
@@ -324,7 +325,7 @@ impl Encoder<'_> {
                 let grid = [x.width.div_ceil(128), self.longest.div_ceil(tile), self.counts.chunks].map(|n| n as u32);
                 self.run(module, Launch { entry: "causal_conv", grid, block: 128, shared: 0 }, &args)
             }
-            Node::DeltaNet { module, inputs: [q, k, v, g, beta], heads, state, out } => {
+            Node::DeltaNet { module, tiles, inputs: [q, k, v, g, beta], heads, state, out } => {
                 let args = args::DeltaNet {
                     step: self.step,
                     q: q.ptr,
@@ -340,7 +341,15 @@ impl Encoder<'_> {
                     d_v: heads.d_v as u32,
                     tiled: u32::from(is_tiled(heads.sharing)),
                 };
-                let grid = [heads.d_v.div_ceil(16), heads.n_v_head, self.counts.chunks].map(|n| n as u32);
+                let chunks = self.counts.chunks;
+                if let Some(tiles) = tiles.filter(|_| self.counts.tokens >= delta::FROM * chunks) {
+                    let DeltaTiles { module, keys, shares, gates } = tiles;
+                    let args = args::DeltaChunks { op: args, keys, shares, gates };
+                    let [tiles, rule] = delta::tiles(heads, self.longest, chunks);
+                    self.run(module, tiles, &args)?;
+                    return self.run(module, rule, &args);
+                }
+                let grid = [heads.d_v.div_ceil(16), heads.n_v_head, chunks].map(|n| n as u32);
                 self.run(module, Launch { entry: "delta_net", grid, block: 128, shared: 0 }, &args)
             }
             Node::Route(ref node) => self.route(node),

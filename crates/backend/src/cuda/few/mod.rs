@@ -20,6 +20,7 @@ use std::collections::{HashMap, HashSet};
 
 use model::plan::{Buf, Op, Plan};
 
+pub use self::delta::{DeltaRoom, join_rules};
 use self::pattern::{Moe, Post};
 use super::args::{LogitSums, Prologue};
 use super::driver::Ptr;

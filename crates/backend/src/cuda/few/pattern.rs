@@ -1,6 +1,6 @@
 //! Finds the ops of a plan that one node, or a few, can stand for: no other op reads what they pass on to each other.
 
-use model::plan::{Access, Buf, Op};
+use model::plan::{Access, Buf, Op, Plan};
 use quant::WeightType;
 
 use super::super::matmul;
@@ -65,24 +65,34 @@ pub(super) struct Post {
     pub(super) scale: Option<usize>,
 }
 
+/// The ops behind `i` that read a buffer before it is overwritten.
+pub(super) fn readers(plan: &Plan, buf: Buf, i: usize) -> Vec<usize> {
+    let mut found = Vec::new();
+    for (j, op) in plan.ops.iter().enumerate().skip(i + 1) {
+        let accesses: Vec<Access> = op.bufs().iter().filter(|(b, _)| *b == buf).map(|(_, a)| *a).collect();
+        if accesses.iter().any(|a| *a != Access::Write) {
+            found.push(j);
+        }
+        if accesses.contains(&Access::Write) {
+            break;
+        }
+    }
+    found
+}
+
+/// Whether one op alone reads what op `i` put there.
+pub(super) fn is_only_read_by(plan: &Plan, buf: Buf, i: usize, reader: usize) -> bool {
+    readers(plan, buf, i) == [reader] && buf != plan.logits && plan.hidden() != Some(buf)
+}
+
 impl Few<'_> {
     /// The ops behind `i` that read a buffer before it is overwritten.
     pub(super) fn readers(&self, buf: Buf, i: usize) -> Vec<usize> {
-        let mut found = Vec::new();
-        for (j, op) in self.plan.ops.iter().enumerate().skip(i + 1) {
-            let accesses: Vec<Access> = op.bufs().iter().filter(|(b, _)| *b == buf).map(|(_, a)| *a).collect();
-            if accesses.iter().any(|a| *a != Access::Write) {
-                found.push(j);
-            }
-            if accesses.contains(&Access::Write) {
-                break;
-            }
-        }
-        found
+        readers(self.plan, buf, i)
     }
 
     pub(super) fn is_only_read_by(&self, buf: Buf, i: usize, reader: usize) -> bool {
-        self.readers(buf, i) == [reader] && buf != self.plan.logits && self.plan.hidden() != Some(buf)
+        is_only_read_by(self.plan, buf, i, reader)
     }
 
     /// Whether every reader of a normed buffer can norm it itself, from a row that is still the same then.

@@ -167,12 +167,14 @@ pub struct LatentOutNode {
     pub out: View,
 }
 
-/// What comes before a delta rule, for single tokens.
+/// What comes before a delta rule.
 #[derive(Clone, Copy, Debug)]
 pub struct DeltaInNode {
     pub module: ModuleId,
     pub x: View,
     pub w: Ptr,
+    /// Of the convolution.
+    pub width: usize,
     pub state: StateView,
     pub heads: DeltaHeads,
     /// Of q, k, v, g and beta.
@@ -183,6 +185,8 @@ pub struct DeltaInNode {
     pub dt_bias: Ptr,
     pub scales: [f32; 2],
     pub eps: f32,
+    /// For steps of many tokens.
+    pub has_rows: bool,
 }
 
 /// Gate, up and activation of the chosen experts, and of a shared one of the same shape.

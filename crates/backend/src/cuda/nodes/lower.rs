@@ -4,6 +4,7 @@ use checkpoint::Checkpoint;
 use model::plan::{Buf, ExpertBiases, Norm, Op, Plan, RopePairing, Sharing, State, Weight, memory::Placement};
 
 use super::super::args::{Matrix, Prologue};
+use super::super::delta;
 use super::super::driver::Ptr;
 use super::super::sources::{self, Key};
 use super::super::split::{Split, plane_lens, plane_starts};
@@ -11,7 +12,7 @@ use super::super::upload::Weights;
 use super::attention::{AttentionNode, attention_tile, heads_of_block};
 use super::experts::{ExpertsNode, HostNode, HotNode, RouteNode, SlotPlaces};
 use super::modules::Modules;
-use super::{CacheView, Mat, Node, Part, StateView, View};
+use super::{CacheView, DeltaTiles, Mat, Node, Part, StateView, View};
 use crate::CompileError;
 
 /// What resolves a plan.
@@ -25,6 +26,9 @@ pub struct Lower<'a, 'w> {
     pub caches: &'a [CacheView],
     pub states: &'a [StateView],
     pub is_f16: bool,
+    pub max_tokens: usize,
+    /// What delta rules of many tokens pass on.
+    pub delta: Ptr,
     /// Bytes of shared memory that a block may have.
     pub max_shared: usize,
     /// The device has the kernels for many rows, and steps may have so many.
@@ -215,7 +219,14 @@ impl Lower<'_, '_> {
                 }
                 let module = self.modules.id(Key::sized(sources::DELTA_NET, "D_K", heads.d_k));
                 let inputs = [q, k, v, g, beta].map(|buf| self.view(buf));
-                Node::DeltaNet { module, inputs, heads, state: self.state(state), out: self.view(out) }
+                let fits = self.max_tokens >= delta::FROM && delta::fits(heads, self.max_shared);
+                let tiles = fits.then(|| {
+                    let (places, _) = delta::places(heads, self.max_tokens, self.delta as usize);
+                    let delta::Places { keys, shares, gates, .. } = places;
+                    let module = self.modules.id(Key::sized(sources::DELTA_CHUNKS, "D_K", heads.d_k));
+                    DeltaTiles { module, keys, shares, gates }
+                });
+                Node::DeltaNet { module, tiles, inputs, heads, state: self.state(state), out: self.view(out) }
             }
             Op::Route { logits, router, n_used, ids, weights } => {
                 self.n_routers += 1;

@@ -93,6 +93,15 @@ pub struct StateView {
     pub len: usize,
 }
 
+/// The kernels of a delta rule in tiles, and what they pass on.
+#[derive(Clone, Copy, Debug)]
+pub struct DeltaTiles {
+    pub module: ModuleId,
+    pub keys: Ptr,
+    pub shares: Ptr,
+    pub gates: Ptr,
+}
+
 /// How a node runs; one or a few launches each.
 #[derive(Clone, Debug)]
 pub enum Node {
@@ -210,6 +219,8 @@ pub enum Node {
     },
     DeltaNet {
         module: ModuleId,
+        /// Its kernels for many tokens, where the heads have them.
+        tiles: Option<DeltaTiles>,
         inputs: [View; 5],
         heads: DeltaHeads,
         state: StateView,
