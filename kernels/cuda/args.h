@@ -311,6 +311,14 @@ struct Route {
     LogitSums sums;
 };
 
+// Rows of x behind a norm, packed (`columns.h`).
+struct PackColumns {
+    const float* x; // [rows, k]
+    Prologue prologue;
+    u8* out;        // [rows, column_bytes(k)]
+    u32 k, is_wide; // a scale for 64 numbers, not 32
+};
+
 // The router's product and its choice: the block that ends last chooses for all rows.
 struct Router {
     Linear linear; // part 0: the experts' logits; others: rows of their own
@@ -321,6 +329,7 @@ struct Router {
     const float* added;   // [rows, k], or null: x is x + norm(added) * added_w
     const float* added_w; // [k]
     float* sum;           // [rows, k]: that x
+    PackColumns pack;     // of x, by a block a row behind all others; without `out` by none
 };
 
 // As `Experts` and `ExpertsDown`, in blocks of `each` rows of weights; experts chosen by the logits of `route`, where
@@ -338,10 +347,14 @@ struct FewDown {
     float* shared_out; // [rows, n], or null: its product goes there and not into the sum
 };
 
-// As `Experts`, for pairs of several rows, in blocks whose warps have `each` rows of weights.
+// As `Experts`, for pairs of several rows, in blocks whose warps have `each` rows of weights. Rows of x are packed
+// columns, and so are act(gate) * up.
 struct FewPairs {
     Experts op;
-    const float* shared_x; // [rows, k]: of the shared expert's plain projection
+    const u8* columns;        // of x: of rows, or of pairs with x_per_pair
+    const u8* shared_columns; // of the shared expert's x: of rows
+    u8* packed;               // [rows * n_used, column_bytes(n)]: act(gate) * up
+    u8* shared_packed;        // [rows, column_bytes(n)]
     u32 each, reserved;
 };
 

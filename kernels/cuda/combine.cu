@@ -1,6 +1,6 @@
 // combine: x[t] (+)= sum_s weights[t, s] * y[t, s] (+ sigmoid(share[t]) * shared_y[t]), slots in order; with a norm it
 // also emits the next rms_norm.
-// grid (rows), block 32..1024: a block a row.
+// grid (rows), block 32..1024: a block a row. combine_sum, without a norm: grid (rows, d / 256), block 256.
 #include "cuda/common.h"
 #include "cuda/args.h"
 
@@ -65,4 +65,17 @@ KERNEL __launch_bounds__(1024) combine(const __grid_constant__ Combine a) {
         if (i < a.d) out[i] = kept[j] * r * w[j];
     }
     for (u32 i = KEPT * blockDim.x + threadIdx.x; i < a.d; i += blockDim.x) out[i] = x[i] * r * a.norm_w[i];
+}
+
+// Without a norm: a thread a number.
+KERNEL __launch_bounds__(256) combine_sum(const __grid_constant__ Combine a) {
+    PDL_LAUNCH();
+    PDL_WAIT();
+    const u64 row = blockIdx.x;
+    const u32 i = blockIdx.y * blockDim.x + threadIdx.x;
+    if (i >= a.d) return;
+    float* x = a.x + row * a.d;
+    const float* shared_y = a.shared_y ? a.shared_y + row * a.d : nullptr;
+    const float share = a.share ? sigmoid(a.share[row]) : 1.0f;
+    x[i] = combined(a, a.weights + row * a.n_used, x, a.y + row * a.n_used * a.d, shared_y, share, i);
 }

@@ -10,6 +10,13 @@ __device__ __forceinline__ u32 dp4a_unsigned(u32 w, u32 x, u32 sum) {
     return sum;
 }
 
+// The lower two bytes of `bytes` times a pair of 16-bit numbers.
+__device__ __forceinline__ int dp2a_signed(u32 pair, u32 bytes) {
+    int sum;
+    asm("dp2a.lo.s32.s32 %0, %1, %2, %3;" : "=r"(sum) : "r"(pair), "r"(bytes), "r"(0));
+    return sum;
+}
+
 // Two floats rounded to bf16, the first in the low half.
 __device__ __forceinline__ u32 bf16_pair(float low, float high) {
     u32 pair;

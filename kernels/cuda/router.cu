@@ -1,10 +1,13 @@
 // router: the norm of x, its product with the router's matrix, and the choice of experts (`route.h`), for at most 8
 // rows. Compiled for a weight type and a number of experts: -DWEIGHT, -DN_EXPERT. router_added: a normed row is added
-// to x first; every block does it for itself, and the first one stores the sum.
+// to x first; every block does it for itself, and the first one stores the sum. Where the experts read packed columns,
+// blocks behind all others pack those of x.
 //
-// grid (rows of all parts), block 160 to 256: a block a row of weights, which it reads before it waits, a thread for
-// each unit as far as they go. Where half of the block is enough, its halves take pairs of rows in turn. Sums in f32: a
-// thread's values, then lanes, then warps. The block that ends last chooses for all rows, a warp a row.
+// grid (rows of all parts, then rows of x to pack), block 160 to 256: a block a row of weights, which it reads before
+// it waits, a thread for each unit as far as they go. Where half of the block is enough, its halves take pairs of rows
+// in turn. Sums in f32: a thread's values, then lanes, then warps. The block that ends last chooses for all rows, a
+// warp a row.
+#include "cuda/columns.h"
 #include "cuda/route.h"
 #include "quant/unit.h"
 #include WEIGHT_HEADER
@@ -129,6 +132,12 @@ __device__ __forceinline__ void route_all(const Router& a) {
     PDL_LAUNCH();
     TRACE(0);
     const Linear& l = a.linear;
+    const u32 n_blocks = gridDim.x - (a.pack.out ? l.rows : 0);
+    if (blockIdx.x >= n_blocks) {
+        PDL_WAIT();
+        pack_row(a.pack, blockIdx.x - n_blocks, block_scratch);
+        return;
+    }
     u64 i = blockIdx.x;
     u32 part = 0;
     while (part + 1 < l.n_parts && i >= l.parts[part].n) i -= l.parts[part++].n;
@@ -168,7 +177,7 @@ __device__ __forceinline__ void route_all(const Router& a) {
     // Those who read the logits choose.
     if (a.counter == nullptr) return;
     __syncthreads();
-    if (threadIdx.x == 0) is_last = atomicAdd(a.counter, 1) == gridDim.x - 1;
+    if (threadIdx.x == 0) is_last = atomicAdd(a.counter, 1) == n_blocks - 1;
     __syncthreads();
     if (!is_last) return;
     __threadfence();

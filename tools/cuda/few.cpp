@@ -121,6 +121,24 @@ static void test_linear(const char* name, LinearKernel kernel, u32 rows, u32 k, 
     check(name, out, want, 2 * VEC_LIMIT);
 }
 
+// Rows packed behind a prologue.
+static Array<u8> packed(const Array<float>& x, const Prologue& p, u32 rows, u32 k, bool is_wide = false) {
+    Array<u8> out((size_t)rows * column_bytes(k) + 16);
+    launch({rows, 1, 1}, 256, 0, pack_columns, PackColumns{x.data(), p, out.data(), k, is_wide});
+    return out;
+}
+static Array<float> unpacked(const Array<u8>& columns, u32 rows, u32 k, bool is_wide = false) {
+    Array<float> out;
+    for (u32 i = 0; i < rows * k; i++) {
+        const u8* column = &columns[(size_t)(i / k) * column_bytes(k)];
+        const u32 run = i % k / 16, at = Staged<q4_k_wide, 1>::slot(run);
+        const u32 of = is_wide ? Staged<q4_k_wide, 1>::slot(run / 4 * 4) : at;
+        const float d = ((const float2*)(column + 16 * column_runs(k)))[of].x;
+        out.push_back(d * (float)(i8)column[16 * at + i % k % 16]);
+    }
+    return out;
+}
+
 static void test_router(u32 rows, u32 k, bool adds) {
     Array<float> x = normals((size_t)rows * k);
     const Array<float> gain = normals(k), added = normals((size_t)rows * k), added_w = normals(k), given = x;
@@ -148,7 +166,10 @@ static void test_router(u32 rows, u32 k, bool adds) {
     a.route.renormalise = 1, a.route.scale = 1, a.route.step.faults = faults.data();
     a.route.step.chunk_of = chunk_of.data();
     a.counter = &counter, a.scale = 1;
-    launch({N_EXPERT + 1, 1, 1}, 256, 0, adds ? router_added : router, a);
+    Array<u8> columns((size_t)rows * column_bytes(k), 0xff);
+    if (!adds) a.pack = {given.data(), p, columns.data(), k, rows % 2};
+    launch({N_EXPERT + 1 + (adds ? 0 : rows), 1, 1}, 256, 0, adds ? router_added : router, a);
+    if (!adds) check("router's columns", unpacked(columns, rows, k, rows % 2), {in.begin(), in.end()}, 1e-2);
     std::vector<double> want, want_gate, want_weights;
     for (u32 t = 0; t < rows; t++) {
         for (u32 e = 0; e < N_EXPERT; e++) want.push_back(w.dot(e, &in[(size_t)t * k], k));
@@ -372,13 +393,14 @@ static void test_few_pairs(u32 rows, u32 n_used, u32 d, u32 d_ff, bool has_share
     for (u32 i = 0; i < pairs; i++) ids.push_back((u32)(uniform() * n_expert));
     ids[pairs / 2] = n_expert + 3; // no expert
     const u32 shared_items = has_shared ? (rows + 3) / 4 : 0;
-    Array<float> hidden((size_t)pairs * d_ff, NAN), shidden((size_t)rows * d_ff, NAN);
+    const Array<u8> columns = packed(x, p, rows, d, VecOf<VecOf<WEIGHT>::type>::IS_GROUPED);
+    Array<u8> hidden((size_t)pairs * column_bytes(d_ff), 0xff), shidden((size_t)rows * column_bytes(d_ff), 0xff);
     FewPairs f = {};
     Experts& a = f.op;
-    a.x = x.data(), a.ids = ids.data(), a.w = gate.matrix, a.up = up.matrix, a.out = hidden.data();
-    a.rows = rows, a.n_used = n_used, a.n_expert = n_expert, a.n = d_ff, a.k = d, a.prologue = p;
-    a.n_shared = has_shared, a.shared_w = sgate.matrix, a.shared_up = sup.matrix, a.shared_out = shidden.data();
-    f.each = each;
+    a.ids = ids.data(), a.w = gate.matrix, a.up = up.matrix;
+    a.rows = rows, a.n_used = n_used, a.n_expert = n_expert, a.n = d_ff, a.k = d;
+    a.n_shared = has_shared, a.shared_w = sgate.matrix, a.shared_up = sup.matrix;
+    f.columns = columns.data(), f.packed = hidden.data(), f.shared_packed = shidden.data(), f.each = each;
     const u32 tiles = (d_ff + 4 * each - 1) / (4 * each);
     launch({tiles * (pairs + shared_items), 1, 1}, 128, FEW_SHARED, few_pairs_gated, f);
     std::vector<double> want;
@@ -389,19 +411,20 @@ static void test_few_pairs(u32 rows, u32 n_used, u32 d, u32 d_ff, bool has_share
             want.push_back(ids[pair] < n_expert ? act(gate.dot(at, row, d), up.dot(at, row, d)) : 0);
         }
     }
-    check("few pairs", hidden, want, 4 * VEC_LIMIT);
+    check("few pairs", unpacked(hidden, pairs, d_ff), want, 4 * VEC_LIMIT);
     if (has_shared) {
         want.clear();
         for (u32 t = 0; t < rows; t++) {
             for (u32 i = 0; i < d_ff; i++)
                 want.push_back(act(sgate.dot(i, &in[(size_t)t * d], d), sup.dot(i, &in[(size_t)t * d], d)));
         }
-        check("few pairs, shared", shidden, want, 4 * VEC_LIMIT);
+        check("few pairs, shared", unpacked(shidden, rows, d_ff), want, 4 * VEC_LIMIT);
     }
     const Array<float> h = normals((size_t)pairs * d_ff), sh = normals((size_t)rows * d_ff);
     Array<float> out((size_t)pairs * d, NAN), sout((size_t)rows * d, NAN);
-    a = {}, f.shared_x = sh.data(), f.each = each_down;
-    a.x = h.data(), a.ids = ids.data(), a.w = down.matrix, a.out = out.data(), a.bias = bias.data();
+    const Array<u8> columns_h = packed(h, {}, pairs, d_ff), columns_sh = packed(sh, {}, rows, d_ff);
+    a = {}, f.columns = columns_h.data(), f.shared_columns = columns_sh.data(), f.each = each_down;
+    a.ids = ids.data(), a.w = down.matrix, a.out = out.data(), a.bias = bias.data();
     a.rows = rows, a.n_used = n_used, a.n_expert = n_expert, a.n = d, a.k = d_ff, a.x_per_pair = 1;
     a.n_shared = has_shared, a.shared_w = sdown.matrix, a.shared_out = sout.data();
     const u32 tiles_down = (d + 4 * each_down - 1) / (4 * each_down);

@@ -4,6 +4,7 @@
 use model::plan::{Op, Plan};
 use quant::WeightType;
 
+use super::few_launch;
 use super::launch::Launch;
 use super::matmul::unit;
 use crate::Limits;
@@ -59,15 +60,16 @@ pub fn scratch(plan: &Plan, limits: Limits) -> [usize; 3] {
     if !has_steps(limits) {
         return need;
     }
+    let packed = |k| (2 * widest(k)).max(few_launch::column_bytes(k));
     for op in &plan.ops {
         let (x, hidden, out) = match *op {
             Op::Linear { x, .. } | Op::GatedLinear { x, .. } => (plan.buf(x).width, 0, 0),
             Op::Experts { x, ids, hidden, out, .. } => {
-                (plan.buf(x).width, (plan.buf(ids).width + 1) * widest(plan.buf(hidden).width), plan.buf(out).width)
+                (plan.buf(x).width, (plan.buf(ids).width + 1) * packed(plan.buf(hidden).width), plan.buf(out).width)
             }
             _ => continue,
         };
-        for (need, bytes) in need.iter_mut().zip([4 * widest(x), 2 * hidden, 4 * out]) {
+        for (need, bytes) in need.iter_mut().zip([4 * widest(x), hidden, 4 * out]) {
             *need = (*need).max(rows.saturating_mul(bytes));
         }
     }

@@ -324,9 +324,16 @@ pub fn down(
     })
 }
 
-/// Warps of a block of `few_pairs`, and rows that share its blocks of a shared expert.
+/// Warps of a block of `few_pairs`, rows that share its blocks of a shared expert, and most rows of weights of a block
+/// whose sums are packed.
 const PAIR_WARPS: usize = 4;
 const SHARED_ROWS: usize = 4;
+const PACKED_ROWS: usize = 128;
+
+/// Bytes of a packed column of `k` numbers (`columns.h`).
+pub fn column_bytes(k: usize) -> usize {
+    24 * runs(k)
+}
 
 /// `few_pairs_gated`, or `few_pairs` without an activation: `pairs` experts of several rows, a shared one of `shared`
 /// rows with them, of `n` rows of weights each; also the rows of weights of a warp.
@@ -349,12 +356,14 @@ pub fn pairs(
     let least = step.max(group);
     let of_row = PAIR_WARPS * row * if is_gated { 2 } else { 1 };
     let each = (BYTES / of_row / least * least).clamp(least, n.div_ceil(PAIR_WARPS).next_multiple_of(least));
+    // What is gated goes out in packed runs.
+    let fits = !is_gated || (n.is_multiple_of(16) && PAIR_WARPS * each <= PACKED_ROWS);
     let bytes = shared(w, 2, runs(k), each * of_row);
     let items = pairs + shared_rows.div_ceil(SHARED_ROWS);
     let grid = [(n.div_ceil(PAIR_WARPS * each) * items) as u32, 1, 1];
     let entry = if is_gated { "few_pairs_gated" } else { "few_pairs" };
     let launch = Launch { entry, grid, block: 32 * PAIR_WARPS as u32, shared: bytes as u32 };
-    (bytes + RESERVED <= device.max_shared).then_some((launch, each as u32))
+    (fits && bytes + RESERVED <= device.max_shared).then_some((launch, each as u32))
 }
 
 #[cfg(test)]

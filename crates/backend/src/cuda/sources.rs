@@ -18,6 +18,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("cuda/batch_order.h", include_str!("../../kernels/cuda/batch_order.h")),
     ("cuda/best.h", include_str!("../../kernels/cuda/best.h")),
     ("cuda/choose.h", include_str!("../../kernels/cuda/choose.h")),
+    ("cuda/columns.h", include_str!("../../kernels/cuda/columns.h")),
     ("cuda/common.h", include_str!("../../kernels/cuda/common.h")),
     ("cuda/few.h", include_str!("../../kernels/cuda/few.h")),
     ("cuda/kv.h", include_str!("../../kernels/cuda/kv.h")),

@@ -12,6 +12,9 @@ inline u32 dp4a_unsigned(u32 w, u32 x, u32 sum) {
     for (int i = 0; i < 4; i++) sum += (int)(u8)(w >> (8 * i)) * (int)(i8)(x >> (8 * i));
     return sum;
 }
+inline int dp2a_signed(u32 pair, u32 bytes) {
+    return (i16)pair * (i8)bytes + (i16)(pair >> 16) * (i8)(bytes >> 8);
+}
 inline float max_or_nan(float a, float b) { return a != a ? a : b != b ? b : a > b ? a : b; }
 inline u32 to_bf16(float x) {
     const u32 bits = emulate::bits(x);

@@ -1,12 +1,15 @@
 //! Launches of steps of 9 to 64 rows: columns are packed behind their norm or gate, then multiplied (`batch.rs`).
 
+use quant::WeightType;
+
 use super::super::args;
 use super::super::batch::{self, Batch, Order};
 use super::super::driver::{DriverError, Ptr};
 use super::super::few_launch;
+use super::super::launch::Launch;
 use super::super::matmul;
 use super::super::nodes::{
-    DownNode, ExpertsNode, FewLinearNode, Mat, ModuleId, Modules, Node, Part, RouterNode, UpNode, View,
+    DownNode, ExpertsNode, FewLinearNode, Mat, ModuleId, Modules, Node, PairsNode, Part, RouterNode, UpNode, View,
 };
 use super::{Encoder, linear_args};
 
@@ -279,28 +282,52 @@ impl Encoder<'_> {
         (6..=32).contains(&rows) && self.scratch.batch.x_bytes > 0
     }
 
+    /// How the rows that these experts read are packed.
+    pub fn pack_args(&self, of: &ExpertsNode, prologue: args::Prologue) -> args::PackColumns {
+        let is_wide = u32::from(of.gate.dtype == WeightType::Q4_K);
+        args::PackColumns { x: of.x.ptr, prologue, out: self.scratch.batch.x, k: of.gate.k as u32, is_wide }
+    }
+
     /// Gate, up and activation of the experts of several rows, weights through shared memory.
-    pub fn experts_up_pairs(&mut self, module: ModuleId, node: &UpNode, rows: usize) -> Result<(), DriverError> {
-        let ExpertsNode { gate, n_used, hidden, .. } = node.experts;
-        let (shared_rows, shared_out) = node.shared.map_or((0, 0), |(_, _, out)| (rows, out.ptr));
-        let device = self.device();
-        let launch = few_launch::pairs(gate.dtype, true, rows * n_used, shared_rows, gate.n, gate.k, device);
+    pub fn experts_up_pairs(&mut self, pairs: PairsNode, node: &UpNode, rows: usize) -> Result<(), DriverError> {
+        let ExpertsNode { gate, n_used, .. } = node.experts;
+        let (module, shared_rows) = (pairs.modules[0], if node.shared.is_some() { rows } else { 0 });
+        let launch = few_launch::pairs(gate.dtype, true, rows * n_used, shared_rows, gate.n, gate.k, self.device());
         let Some((launch, each)) = launch else { return Ok(()) };
-        let op = args::Experts { out: hidden.ptr, shared_out, prologue: node.prologue, ..up_args(node, rows) };
-        self.run(module, launch, &args::FewPairs { op, shared_x: 0, each, reserved: 0 })
+        let pack = self.pack_args(&node.experts, node.prologue);
+        if !pairs.is_packed || Self::is_batch(rows) {
+            let grid = [rows as u32, 1, 1];
+            self.run(module, Launch { entry: "pack_columns", grid, block: 256, shared: 0 }, &pack)?;
+        }
+        let (packed, shared_packed) = self.packed_pairs(&node.experts, rows);
+        let args = args::FewPairs {
+            op: up_args(node, rows),
+            columns: pack.out,
+            packed,
+            shared_packed,
+            each,
+            ..Default::default()
+        };
+        self.run(module, launch, &args)
+    }
+
+    /// Where the packed activations of all pairs lie, and those of the shared expert.
+    fn packed_pairs(&self, of: &ExpertsNode, rows: usize) -> (Ptr, Ptr) {
+        let at = self.scratch.batch.hidden;
+        (at, at + (rows * of.n_used * few_launch::column_bytes(of.down.k)) as Ptr)
     }
 
     /// The experts' last product and its weighted sum, of several rows.
-    pub fn experts_down_pairs(&mut self, module: ModuleId, node: &DownNode, rows: usize) -> Result<(), DriverError> {
-        let ExpertsNode { down, n_used, hidden, .. } = node.experts;
-        let (shared_rows, shared_x) = node.shared.map_or((0, 0), |(_, hidden)| (rows, hidden.ptr));
-        let device = self.device();
-        let launch = few_launch::pairs(down.dtype, false, rows * n_used, shared_rows, down.n, down.k, device);
+    pub fn experts_down_pairs(&mut self, pairs: PairsNode, node: &DownNode, rows: usize) -> Result<(), DriverError> {
+        let ExpertsNode { down, n_used, .. } = node.experts;
+        let shared_rows = if node.shared.is_some() { rows } else { 0 };
+        let launch = few_launch::pairs(down.dtype, false, rows * n_used, shared_rows, down.n, down.k, self.device());
         let Some((launch, each)) = launch else { return Ok(()) };
-        let shared_out = self.scratch.batch.shared;
         let shared = node.shared.map(|(w, _)| w.data);
-        let op = args::Experts { x: hidden.ptr, shared_out, ..down_args(&node.experts, shared, rows) };
-        self.run(module, launch, &args::FewPairs { op, shared_x, each, reserved: 0 })?;
+        let op = args::Experts { shared_out: self.scratch.batch.shared, ..down_args(&node.experts, shared, rows) };
+        let (columns, shared_columns) = self.packed_pairs(&node.experts, rows);
+        let args = args::FewPairs { op, columns, shared_columns, each, ..Default::default() };
+        self.run(pairs.modules[1], launch, &args)?;
         self.sum_experts(node, rows)
     }
 

@@ -289,7 +289,9 @@ impl Encoder<'_> {
             }
             None => args,
         };
-        let blocks = n.iter().sum::<usize>() as u32;
+        let pack = node.packs.filter(|_| self.is_paired(rows)).map(|(of, prologue)| self.pack_args(&of, prologue));
+        let args = args::Router { pack: pack.unwrap_or_default(), ..args };
+        let blocks = (n.iter().sum::<usize>() + if pack.is_some() { rows } else { 0 }) as u32;
         let entry = if node.added.is_some() { "router_added" } else { "router" };
         let w = node.parts[0].w;
         let block = matmul::router_threads(w.dtype, w.k);
@@ -318,8 +320,8 @@ impl Encoder<'_> {
         if let (Some(DenseUp { gate, up, act, out, prologue, .. }), None) = (node.dense, beside) {
             self.node(&Node::GatedLinear { x: node.experts.x, gate, up, act, out, prologue })?;
         }
-        if let Some([module, _]) = node.pairs.filter(|_| self.is_paired(rows)) {
-            return self.experts_up_pairs(module, node, rows);
+        if let Some(pairs) = node.pairs.filter(|_| self.is_paired(rows)) {
+            return self.experts_up_pairs(pairs, node, rows);
         }
         if Self::is_batch(rows) {
             return self.experts_up_batch(node, rows);
@@ -352,8 +354,8 @@ impl Encoder<'_> {
         if let Some(dense) = apart {
             self.few_linear(dense)?;
         }
-        if let Some([_, module]) = node.pairs.filter(|_| self.is_paired(rows)) {
-            return self.experts_down_pairs(module, node, rows);
+        if let Some(pairs) = node.pairs.filter(|_| self.is_paired(rows)) {
+            return self.experts_down_pairs(pairs, node, rows);
         }
         if Self::is_batch(rows) {
             return self.experts_down_batch(node, rows);

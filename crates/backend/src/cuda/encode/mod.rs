@@ -402,7 +402,12 @@ impl Encoder<'_> {
     }
 
     fn combine(&mut self, rows: usize, args: &args::Combine) -> Result<(), DriverError> {
-        self.run(Modules::COMBINE, Launch::rows("combine", rows, args.d as usize), args)
+        let d = args.d as usize;
+        let launch = match args.norm_w {
+            0 => Launch { entry: "combine_sum", grid: [rows as u32, d.div_ceil(256) as u32, 1], block: 256, shared: 0 },
+            _ => Launch::rows("combine", rows, d),
+        };
+        self.run(Modules::COMBINE, launch, args)
     }
 
     /// The two launches of a product of many rows.

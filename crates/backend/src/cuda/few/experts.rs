@@ -6,8 +6,8 @@ use quant::WeightType;
 use super::super::args::Prologue;
 use super::super::few_launch::{self, Half};
 use super::super::nodes::{
-    DenseUp, DownNode, ExpertsNode, FewLinearNode, Late, ModuleId, Node, Part, PostNormNode, RouteNode, Routed,
-    RouterNode, Sums, UpNode, View,
+    DenseUp, DownNode, ExpertsNode, FewLinearNode, Late, ModuleId, Node, PairsNode, Part, PostNormNode, RouteNode,
+    Routed, RouterNode, Sums, UpNode, View,
 };
 use super::super::sources::{self, Key};
 use super::pattern::{Dense, Moe, Shared};
@@ -24,7 +24,7 @@ impl Few<'_> {
         let [Node::Route(route)] = self.nodes[moe.route].as_slice() else { return None };
         let [Node::Experts(experts)] = self.nodes[moe.experts].as_slice() else { return None };
         let [Node::Combine { x: row, add, weights, .. }] = self.nodes[moe.combine].as_slice() else { return None };
-        let (mut route, experts, row) = (*route, *experts, *row);
+        let (mut route, mut experts, row) = (*route, *experts, *row);
         route.logits.ptr = self.room.logits;
         let of_router = self.source(f, *x);
         let dtype = parts[0].w.dtype;
@@ -43,6 +43,17 @@ impl Few<'_> {
             }
             _ => None,
         };
+        if let Some(&[Node::RmsNorm { x, w, eps, .. }]) = moe.norm.map(|at| self.nodes[at].as_slice()) {
+            let prologue = Prologue { w, kind: NORMED, eps, ..Prologue::default() };
+            let x = match ops[moe.norm.unwrap_or(moe.route)] {
+                Op::RmsNorm { x: buf, .. } => self.row(buf, x),
+                _ => x,
+            };
+            self.sources.insert(g, Source { x, prologue });
+        }
+        let of_experts = self.source(g, experts.x);
+        experts.x = of_experts.x;
+        let pairs = self.pairs(&experts, added.is_none());
         let node = RouterNode {
             module,
             x: of_router.x,
@@ -53,20 +64,11 @@ impl Few<'_> {
             counter: self.room.counters,
             scale: moe.scale.unwrap_or(1.0),
             is_late: late.is_some(),
+            packs: pairs.filter(|pairs| pairs.is_packed).map(|_| (experts, of_experts.prologue)),
             added,
             is_routed: sums.is_some(),
         };
         self.out.push(Node::Router(node));
-        if let Some(&[Node::RmsNorm { x, w, eps, .. }]) = moe.norm.map(|at| self.nodes[at].as_slice()) {
-            let prologue = Prologue { w, kind: NORMED, eps, ..Prologue::default() };
-            let x = match ops[moe.norm.unwrap_or(moe.route)] {
-                Op::RmsNorm { x: buf, .. } => self.row(buf, x),
-                _ => x,
-            };
-            self.sources.insert(g, Source { x, prologue });
-        }
-        let of_experts = self.source(g, experts.x);
-        let pairs = self.pairs(&experts);
         let prologue = of_experts.prologue;
         let (late_up, late_down) = late.map(|[up, down]| (up, down)).unzip();
         let (mut dense_up, mut dense_down) = self.dense.take().unzip();
@@ -77,7 +79,6 @@ impl Few<'_> {
             (dense_up, dense_down, other) = (Some(up), Some(down), Some(module));
         }
         let mut up = UpNode { experts, shared: None, dense: dense_up, prologue, late: late_up, pairs };
-        up.experts.x = of_experts.x;
         let mut down = DownNode {
             module: self.modules.id(Key::typed(sources::EXPERTS_DOWN, experts.down.dtype)),
             experts,
@@ -252,10 +253,11 @@ impl Few<'_> {
     }
 
     /// Kernels for the pairs of several rows, where weights of both products go through shared memory.
-    fn pairs(&mut self, experts: &ExpertsNode) -> Option<[ModuleId; 2]> {
+    fn pairs(&mut self, experts: &ExpertsNode, is_packed: bool) -> Option<PairsNode> {
         let (device, ExpertsNode { gate, down, .. }) = (self.device?, *experts);
         few_launch::pairs(gate.dtype, true, 1, 0, gate.n, gate.k, device)?;
         few_launch::pairs(down.dtype, false, 1, 0, down.n, down.k, device)?;
-        Some([gate.dtype, down.dtype].map(|w| self.modules.id(Key::typed(sources::FEW_PAIRS, w))))
+        let modules = [gate.dtype, down.dtype].map(|w| self.modules.id(Key::typed(sources::FEW_PAIRS, w)));
+        Some(PairsNode { modules, is_packed })
     }
 }

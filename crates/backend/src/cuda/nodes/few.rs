@@ -115,6 +115,8 @@ pub struct RouterNode {
     pub scale: f32,
     /// The experts' blocks choose for one row.
     pub is_late: bool,
+    /// The experts that read packed columns of x, and what is done to it first.
+    pub packs: Option<(ExpertsNode, Prologue)>,
     /// What is added to x first: its `out` is the x of this node.
     pub added: Option<PostNormNode>,
     /// The product before it adds up the logits of one row, so that this node has no launch.
@@ -199,7 +201,7 @@ pub struct UpNode {
     pub prologue: Prologue,
     pub late: Option<Late>,
     /// The kernels of both products for several rows that bring weights through shared memory.
-    pub pairs: Option<[ModuleId; 2]>,
+    pub pairs: Option<PairsNode>,
 }
 
 /// Gate, up and activation of a dense feed-forward over the row that the experts read, behind a norm of its own.
@@ -226,6 +228,14 @@ impl DenseUp {
             ..args
         }
     }
+}
+
+/// Kernels of gate and up, and of down, for the pairs of several rows.
+#[derive(Clone, Copy, Debug)]
+pub struct PairsNode {
+    pub modules: [ModuleId; 2],
+    /// A router of up to eight rows packs them.
+    pub is_packed: bool,
 }
 
 /// Kernels for one row that choose experts by the logits of a router themselves, so that the router need not.
@@ -266,5 +276,5 @@ pub struct DownNode {
     pub other: Option<ModuleId>,
     pub late: Option<Late>,
     /// As of [`UpNode`].
-    pub pairs: Option<[ModuleId; 2]>,
+    pub pairs: Option<PairsNode>,
 }
