@@ -58,7 +58,7 @@ __device__ __forceinline__ void few_linear(const Linear& a, u32 block, u32 each)
         PDL_WAIT();
         TRACE(2);
         float squares[COLS] = {};
-        staged.template fill<HAS_GATES>(a.x, a.k, a.prologue, a.rows, a.k, 0, squares);
+        staged.template spread<HAS_GATES>(a.x, a.k, a.prologue, a.rows, a.k, 0, squares);
         if (a.prologue.kind == NORMED) few_squares(squares, s.squares);
         __syncthreads();
         TRACE(3);
@@ -98,7 +98,7 @@ __device__ __forceinline__ void few_linear_mma(const Linear& a, u32 block, u32 e
     few_ahead(a.prologue, a.k);
     PDL_WAIT();
     float squares[COLS] = {};
-    staged.template fill<false>(a.x, a.k, a.prologue, a.rows, a.k, 0, squares);
+    staged.template spread<false>(a.x, a.k, a.prologue, a.rows, a.k, 0, squares);
     if (a.prologue.kind == NORMED) few_squares(squares, s.squares);
     __syncthreads();
     barrier_wait(s.barriers, 0);

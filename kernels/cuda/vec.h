@@ -73,7 +73,43 @@ struct Staged {
     template <bool HAS_GATES>
     __device__ __forceinline__ void fill(const float* x, u64 stride, const Prologue& p, u32 n_cols, u32 k, u32 first,
                                          float (&squares)[COLS]) const {
-        // A thread takes 8 values of up to four columns, all loads before the first use; others those of the next four.
+        // A thread takes 8 values of up to four columns, all loads before the first use.
+        constexpr int GROUP = COLS < 4 ? COLS : 4;
+        const u32 left = ((k - first + 15) / 16 + 31) / 32 * 32, n = (left < runs ? left : runs) * 2;
+        const bool wide = k % 4 == 0 && stride % 4 == 0;
+        // `n` is a multiple of 64, so that a warp is here as a whole.
+#pragma unroll 1
+        for (u32 i = threadIdx.x; i < n; i += blockDim.x) {
+            const u32 at = first + 8 * i;
+#pragma unroll
+            for (int group = 0; group < COLS; group += GROUP) {
+                float v[GROUP][8];
+#pragma unroll
+                for (int j = 0; j < GROUP; j++) {
+                    load8<W::BLOCK>(x + (group + j) * stride, wide, group + j < n_cols ? k : 0, at, v[j]);
+                }
+                if (p.kind == NORMED) {
+                    float w[8];
+                    load8<W::BLOCK>(p.w, k % 4 == 0, k, at, w);
+#pragma unroll
+                    for (int j = 0; j < 8 * GROUP; j++) {
+                        squares[group + j / 8] += v[j / 8][j % 8] * v[j / 8][j % 8];
+                        v[j / 8][j % 8] *= w[j % 8];
+                    }
+                } else if (HAS_GATES && p.kind != PLAIN) {
+#pragma unroll
+                    for (int j = 0; j < GROUP; j++) gate(p, group + j, group + j < n_cols && at < k, at, v[j]);
+                }
+#pragma unroll
+                for (int j = 0; j < GROUP; j++) put(group + j, i / 2, i % 2, v[j]);
+            }
+        }
+    }
+
+    // As `fill`, where registers are there for it: with eight columns, a thread takes four, and another one the others.
+    template <bool HAS_GATES>
+    __device__ __forceinline__ void spread(const float* x, u64 stride, const Prologue& p, u32 n_cols, u32 k, u32 first,
+                                           float (&squares)[COLS]) const {
         constexpr int GROUP = COLS < 4 ? COLS : 4, GROUPS = COLS / GROUP;
         const u32 left = ((k - first + 15) / 16 + 31) / 32 * 32, n = (left < runs ? left : runs) * 2;
         const bool wide = k % 4 == 0 && stride % 4 == 0;
