@@ -182,6 +182,38 @@ template <> struct InPlace<mxfp4> {
     }
 };
 
+// MLX's: codes follow each other in words.
+struct mxfp4_planar;
+template <> struct InPlace<mxfp4_planar> {
+    enum { IS = 1, HAS_DECODE = 1 };
+    uint e, w[4];
+    inline void load(const thread Row& row, uint unit) {
+        const uint4 all = *(device const uint4*)(row.q + (ulong)unit * 16);
+        w[0] = all.x, w[1] = all.y, w[2] = all.z, w[3] = all.w;
+        e = row.scales[unit];
+    }
+    static inline float4 places() { return float4(1.0f); }
+    // Four codes from bit `from` on.
+    static inline float4 four(uint w, uint from) {
+        const uint a = w >> from;
+        return float4(e2m1_values[a & 15], e2m1_values[a >> 4 & 15], e2m1_values[a >> 8 & 15],
+                      e2m1_values[a >> 12 & 15]);
+    }
+    inline float dot(const thread float4* x, const thread float*) const {
+        float4 sum = float4(0.0f);
+        for (int i = 0; i < 8; i++) sum += four(w[i / 2], 16 * (i % 2)) * x[i];
+        return e8m0_half(e) * ((sum.x + sum.y) + (sum.z + sum.w));
+    }
+    static inline void decode(const thread Row& row, uint unit, int r, thread float* v) {
+        const uint2 half_unit = *(device const uint2*)(row.q + (ulong)unit * 16 + 8 * r);
+        const float scale = e8m0_half(row.scales[unit]);
+        for (int i = 0; i < 4; i++) {
+            const float4 y = scale * four(i < 2 ? half_unit.x : half_unit.y, 16 * (i % 2));
+            v[4 * i] = y.x, v[4 * i + 1] = y.y, v[4 * i + 2] = y.z, v[4 * i + 3] = y.w;
+        }
+    }
+};
+
 constant float iq4_values[16] = {-127.0f, -104.0f, -83.0f, -65.0f, -49.0f, -35.0f, -22.0f, -10.0f,
                                  1.0f,    13.0f,   25.0f,  38.0f,  53.0f,  69.0f,  89.0f,  113.0f};
 struct iq4_nl;
