@@ -31,7 +31,7 @@ fn sums(
     model: &(Plan, Arc<checkpoint::Checkpoint>),
     n: usize,
 ) -> ([Vec<InputSums>; 2], [Vec<f32>; 3]) {
-    let mut session = Session::new(backend, model, 100);
+    let mut session = Session::new(backend, model, 200);
     let (a, b) = (tokens(n, 1), tokens(n.div_ceil(2), 2));
     let mut step = |trace| {
         session.program.trace_inputs(trace);
