@@ -16,6 +16,8 @@ extern __shared__ uint4 shared[];
 
 // Maximum number of rows.
 #define MAX_COLS 64u
+// Ids that a lane asks for at once.
+#define IDS_AHEAD 4
 // Rows that share a block of the shared expert.
 #define FEW_SHARED_ROWS 4u
 // Most rows of weights of a block of few_pairs_gated.
@@ -174,17 +176,25 @@ __device__ __forceinline__ void products(const FewPairs& f) {
         // An id that names no expert never becomes an address: the pair's row is zero.
         is_bad = expert >= a.n_expert;
         n = 0;
-        for (u32 from = 0; from < n_pairs; from += 32) {
-            const u32 other = from + lane, id = other < n_pairs ? a.ids[other] : expert + 1;
-            const u32 hits = __ballot_sync(FULL_MASK, id == expert);
-            if (n == 0 && hits != 0 && from + __ffs(hits) - 1 != pair && !is_bad) {
-                // A block of an earlier pair has it.
-                if (PARTS == 1) PDL_WAIT();
-                return;
+        for (u32 from = 0; from < n_pairs; from += 32 * IDS_AHEAD) {
+            u32 ids[IDS_AHEAD];
+#pragma unroll
+            for (u32 j = 0; j < IDS_AHEAD; j++) {
+                const u32 other = from + 32 * j + lane;
+                ids[j] = other < n_pairs ? a.ids[other] : ~0u;
             }
-            const u32 place = n + __popc(hits & ((1u << lane) - 1));
-            if (threadIdx.x < 32 && id == expert && place < MAX_COLS) pairs[place] = other;
-            n += __popc(hits);
+#pragma unroll
+            for (u32 j = 0; j < IDS_AHEAD; j++) {
+                const u32 first_of = from + 32 * j, hits = __ballot_sync(FULL_MASK, ids[j] == expert);
+                if (n == 0 && hits != 0 && first_of + __ffs(hits) - 1 != pair && !is_bad) {
+                    // A block of an earlier pair has it.
+                    if (PARTS == 1) PDL_WAIT();
+                    return;
+                }
+                const u32 place = n + __popc(hits & ((1u << lane) - 1));
+                if (threadIdx.x < 32 && ids[j] == expert && place < MAX_COLS) pairs[place] = first_of + lane;
+                n += __popc(hits);
+            }
         }
         n = min(n, MAX_COLS);
     }

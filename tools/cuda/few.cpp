@@ -621,9 +621,12 @@ int main() {
                             {nullptr, nullptr, GATED_NORM, 128, 128, 2048}, false, 9, 512);
             test_few_experts(2048, 256, true, true, 0, 37, 16);
             test_few_experts(2048, 256, false, true, 5, 37, 16);
-            test_few_experts(256, 512, true, true, 64, 50, 24);
             test_few_routed(whole, 64);
-            test_few_experts(256, 512, false, false, 0, 50, 24);
+            // A warp's rows begin where copies may, as in all launches.
+            if (256 / WEIGHT::BLOCK * WEIGHT::BYTES % 16 == 0) {
+                test_few_experts(256, 512, true, true, 64, 50, 24);
+                test_few_experts(256, 512, false, false, 0, 50, 24);
+            }
             test_few_experts(2048, 256, true, true, 0, 37, 16, 768);
             test_few_pairs(6, 2, 2048, 256, true, 8, 16);
             test_few_pairs(5, 3, 256, 768, false, 24, 8);
