@@ -15,7 +15,7 @@ use backend::reference::Reference;
 use backend::{Ask, Backend, Batch, Fault, Limits, PAGE, Picks, Tables};
 use checkpoint::Checkpoint;
 use common::backends::{self, gpu};
-use common::{BAD, N_VOCAB, PLAIN, Session, Shape, model, tokens};
+use common::{BAD, N_VOCAB, PLAIN, Session, Shape, model, relative, tokens};
 use model::plan::{DeltaHeads, Gate, RopePairing, Sharing, ValidPlan};
 use quant::WeightType::{self, *};
 use quant::act::ActKind;
@@ -45,17 +45,7 @@ const FLOATS: &[Shape] = &[
     Shape { delta: Some((5, heads(2, 6, 7, 57, Sharing::Tiled))), ..PLAIN },
 ];
 
-/// RMS error over the standard deviation of the exact values. NaN never passes a comparison with it.
-fn relative(found: &[f32], exact: &[f32]) -> f64 {
-    assert_eq!(found.len(), exact.len());
-    let n = exact.len() as f64;
-    let mean = exact.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
-    let variance = exact.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / n;
-    let error = found.iter().zip(exact).map(|(&a, &b)| (f64::from(a) - f64::from(b)).powi(2)).sum::<f64>() / n;
-    (error / variance).sqrt()
-}
-
-/// The same over rows, without the worst eighth: a near tie among random routers sends a token to other experts.
+/// [`relative`] over rows, without the worst eighth: a near tie among random routers sends a token to other experts.
 fn relative_of_most(found: &[f32], exact: &[f32]) -> f64 {
     let rows = found.chunks_exact(N_VOCAB).zip(exact.chunks_exact(N_VOCAB));
     let mut rows: Vec<_> = rows.map(|(a, b)| (relative(a, b), a, b)).collect();

@@ -16,6 +16,16 @@ use safetensors::{Dtype, tensor::TensorView};
 
 pub use session::{MAX_DRAFT, Sabotage, Session};
 
+/// RMS of the difference over the standard deviation of the exact values. NaN never passes a comparison with it.
+pub fn relative(found: &[f32], exact: &[f32]) -> f64 {
+    assert_eq!(found.len(), exact.len());
+    let n = exact.len() as f64;
+    let mean = exact.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
+    let variance = exact.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / n;
+    let error = found.iter().zip(exact).map(|(&a, &b)| (f64::from(a) - f64::from(b)).powi(2)).sum::<f64>() / n;
+    (error / variance).sqrt()
+}
+
 /// What the model looks like.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {

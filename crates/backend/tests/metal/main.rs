@@ -24,20 +24,10 @@ use backend::metal::{Metal, Off, Tuning};
 use backend::reference::Reference;
 use backend::{Backend, CompileError, Limits, Tables};
 use common::backends::{self, scheduled, schedules, simulated, wide};
-use common::{BAD, N_VOCAB, PLAIN, Session, Shape, fixtures, hand_on, model, tokens};
+use common::{BAD, N_VOCAB, PLAIN, Session, Shape, fixtures, hand_on, model, relative, tokens};
 use metal_sim::{Call, Fault, Moment, Options, Schedule, Sim, Stats};
 use model::plan::{DeltaHeads, Gate, Plan, RopePairing, Sharing, ValidPlan};
 use quant::WeightType::{self, *};
-
-/// RMS of the difference over the standard deviation of the exact values. NaN never passes a comparison with it.
-fn relative(found: &[f32], exact: &[f32]) -> f64 {
-    assert_eq!(found.len(), exact.len());
-    let n = exact.len() as f64;
-    let mean = exact.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
-    let variance = exact.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / n;
-    let error = found.iter().zip(exact).map(|(&a, &b)| (f64::from(a) - f64::from(b)).powi(2)).sum::<f64>() / n;
-    (error / variance).sqrt()
-}
 
 /// A prompt over two pages, then chunks and single tokens of several sequences beside it.
 fn run(backend: &dyn Backend, model: &(Plan, Arc<checkpoint::Checkpoint>)) -> Vec<f32> {
