@@ -120,10 +120,19 @@ struct Hot {
     u32 n_pairs, n_expert, n_slots, n;
 };
 
+// Packed columns of x (`columns.h`), or null: blocks round x themselves. Those of a row behind a norm are without its
+// factor, with the sums of squares of each row's parts.
+struct Columns {
+    const u8* of;         // [rows, column_bytes(k)]
+    const float* squares; // [rows, n_squares], or null
+    u32 n_squares, reserved;
+};
+
 // As `Linear`, in blocks of `each` rows of weights; `stages`: of few_long.
 struct FewLinear {
     Linear op;
     u32 each, stages;
+    Columns columns; // for two rows and more
 };
 
 // Logits of one row whose parts are added up as they come, as integers, whose sums have no order; and what each block
@@ -145,6 +154,7 @@ struct FewRouted {
 struct FewPair {
     Linear a, b;
     u32 blocks_a, each_a, each_b, reserved;
+    Columns columns; // of both
 };
 
 // Counts the pairs (row * n_used + slot) of every expert and lists them, ascending.
@@ -400,6 +410,9 @@ struct Combine {
     u32 rows, n_used, d, add;
     float eps;
     u32 reserved;
+    const float* next_w; // [d]: of the norm behind x, whose packed columns combine_sum puts out without its factor
+    u8* columns;         // [rows, column_bytes(d)], or null
+    float* squares;      // [rows, d / 256]
 };
 
 struct Select {
@@ -442,6 +455,7 @@ struct Attend {
     float scale, softcap, eps;
     u32 rows;
     u32 workers, stages; // warps of a block that have pages, and half pages of each in shared memory, 1 or 2
+    u8* columns;         // [T, column_bytes(n_head * d)], or null: `out` packed
 };
 
 // What comes before attention over latents, for single tokens: queries are multiplied with the cache, which holds a

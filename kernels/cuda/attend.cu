@@ -265,7 +265,7 @@ KERNEL __maxnreg__(HEADS <= 2 ? 112 : 255) attend(const __grid_constant__ Attend
                     factor = top[h] == -INF ? 0.0f : __expf(top[h] - now);
                     by = by * factor + __expf(sink - now);
                 }
-                out[h * D + i % D] = __fdividef(sum * factor, by);
+                attend_store(a, token, (first_head + h) * D + i % D, __fdividef(sum * factor, by));
             }
         }
     }

@@ -3,6 +3,7 @@
 #pragma once
 
 #define KV_F16 1
+#include "cuda/columns.h"
 #include "cuda/kv.h"
 
 // As in `nodes/attention.rs`.
@@ -53,6 +54,14 @@ __device__ __forceinline__ void head_of(const Attend& a, const QkvPart& part, co
         store(second, u * sine + v * cosine);
     }
     for (u32 i = 2 * half + lane; i < D; i += 32) store(i, scaled(i));
+}
+
+// Number `i` of a token's row goes out, and packed where the next product wants it so. Called by whole warps, which
+// have 32 neighbours.
+__device__ __forceinline__ void attend_store(const Attend& a, u32 token, u32 i, float y) {
+    const u32 width = a.q.n_head * D;
+    a.out[(u64)token * width + i] = y;
+    if (a.columns) pack_two(y, a.columns + (u64)token * column_bytes(width), width, i);
 }
 
 // What the splits' sums of a head are multiplied by, in their order: a lane has that of every 32nd. `by` divides the
@@ -113,16 +122,23 @@ __device__ __forceinline__ void end_split(const Attend& a, u64 place, u32 split,
         for (int j = 0; j < MAX_SPLITS / 32; j++) factors[j * 32 + lane][warp] = f.of[j] / f.by;
     }
     __syncthreads();
-    for (u32 i = threadIdx.x; i < n_heads * (D / 4); i += THREADS) {
+    // Whole warps, which may pack.
+    for (u32 i = threadIdx.x; i < (n_heads * (D / 4) + 31) / 32 * 32; i += THREADS) {
         const u32 h = i / (D / 4), at = i % (D / 4) * 4;
+        const bool is_there = h < n_heads;
         float4 y = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll 16
-        for (u32 s = 0; s < a.n_splits; s++) {
+        for (u32 s = 0; s < (is_there ? a.n_splits : 0); s++) {
             const float4 x = __ldcg((const float4*)(partial + ((u64)s * HEADS + h) * D + at));
             const float factor = factors[s][h];
             y.x += factor * x.x, y.y += factor * x.y, y.z += factor * x.z, y.w += factor * x.w;
         }
-        *(float4*)(out + h * D + at) = y;
+        if (is_there) *(float4*)(out + h * D + at) = y;
+        if (a.columns) {
+            const float v[4] = {y.x, y.y, y.z, y.w};
+            const u32 width = a.q.n_head * D, token = (u32)((out - a.out) / width);
+            pack_four(v, a.columns + (u64)token * column_bytes(width), width, (first_head + h) * D + at, is_there);
+        }
     }
 }
 
@@ -173,6 +189,6 @@ KERNEL __launch_bounds__(MERGE_THREADS) attend_merge(const __grid_constant__ Att
         float sum = sums[0][threadIdx.x];
 #pragma unroll
         for (u32 i = 1; i < MERGE_GROUPS; i++) sum += sums[i][threadIdx.x];
-        a.out[((u64)token * a.q.n_head + head) * D + threadIdx.x] = sum;
+        attend_store(a, token, head * D + threadIdx.x, sum);
     }
 }

@@ -269,7 +269,7 @@ KERNEL __maxnreg__(D <= 128 ? 112 : 168) attend_long(const __grid_constant__ Att
                 factor = top[h] == -INF ? 0.0f : expf(top[h] - now);
                 by = by * factor + expf(sink - now);
             }
-            out[i] = sum * factor / by;
+            attend_store(a, token, first_head * D + i, sum * factor / by);
         }
     }
     TRACE(4);

@@ -70,6 +70,44 @@ __device__ __forceinline__ void pack_row(const PackColumns& a, u32 row, float* s
     }
 }
 
+// Number `i` of a column of k, whose warp holds those of two runs: packed with one scale for both.
+__device__ __forceinline__ void pack_two(float v, u8* column, u32 k, u32 i) {
+    float amax = fabsf(v);
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) amax = max_or_nan(amax, __shfl_xor_sync(FULL_MASK, amax, step));
+    const float inverse = amax > 1e-30f ? __fdividef(127.0f * 0.0625f, amax * 0.0625f) : 0.0f;
+    const float d = !(amax < INF) ? QNAN : amax > 1e-30f ? amax * (1.0f / 127.0f) : 0.0f;
+    const u32 bits = __float_as_uint(fmaf(v, inverse, 12582912.0f));
+    int sum = (i8)bits;
+#pragma unroll
+    for (int step = 8; step > 0; step /= 2) sum += __shfl_xor_sync(FULL_MASK, sum, step);
+    const u32 at = Staged<q4_k_wide, 1>::slot(i / 16);
+    column[16 * at + i % 16] = (u8)bits;
+    if (i % 16 == 0) ((float2*)(column + 16 * column_runs(k)))[at] = make_float2(d, d * (float)sum);
+}
+
+// The same for numbers `i .. i + 4`, of which eight neighbouring lanes have those of two runs. Called by whole warps.
+__device__ __forceinline__ void pack_four(const float (&v)[4], u8* column, u32 k, u32 i, bool stores) {
+    float amax = 0.0f;
+#pragma unroll
+    for (int j = 0; j < 4; j++) amax = max_or_nan(amax, fabsf(v[j]));
+#pragma unroll
+    for (int step = 4; step > 0; step /= 2) amax = max_or_nan(amax, __shfl_xor_sync(FULL_MASK, amax, step));
+    const float inverse = amax > 1e-30f ? __fdividef(127.0f * 0.0625f, amax * 0.0625f) : 0.0f;
+    const float d = !(amax < INF) ? QNAN : amax > 1e-30f ? amax * (1.0f / 127.0f) : 0.0f;
+    u32 q[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++) q[j] = __float_as_uint(fmaf(v[j], inverse, 12582912.0f));
+    const u32 word = Staged<q4_k_wide, 1>::low_bytes(q);
+    u32 sum = dp4a_signed(word, 0x01010101u, 0);
+    sum += __shfl_xor_sync(FULL_MASK, sum, 1);
+    sum += __shfl_xor_sync(FULL_MASK, sum, 2);
+    if (!stores) return;
+    const u32 at = Staged<q4_k_wide, 1>::slot(i / 16);
+    ((u32*)(column + 16 * at))[i % 16 / 4] = word;
+    if (i % 16 == 0) ((float2*)(column + 16 * column_runs(k)))[at] = make_float2(d, d * (float)(int)sum);
+}
+
 // A number of a run whose 16 lanes hold the others: packed as number `lane` of run `run`.
 __device__ __forceinline__ void pack_one(float v, u8* column, u32 k, u32 run, u32 lane, bool stores) {
     float amax = fabsf(v);

@@ -1,6 +1,8 @@
 // combine: x[t] (+)= sum_s weights[t, s] * y[t, s] (+ sigmoid(share[t]) * shared_y[t]), slots in order; with a norm it
 // also emits the next rms_norm.
-// grid (rows), block 32..1024: a block a row. combine_sum, without a norm: grid (rows, d / 256), block 256.
+// grid (rows), block 32..1024: a block a row. combine_sum, without a norm: grid (rows, d / 256), block 256; it packs
+// what the products behind the next norm read (`columns.h`) where d is a multiple of 256.
+#include "cuda/columns.h"
 #include "cuda/common.h"
 #include "cuda/args.h"
 
@@ -69,13 +71,20 @@ KERNEL __launch_bounds__(1024) combine(const __grid_constant__ Combine a) {
 
 // Without a norm: a thread a number.
 KERNEL __launch_bounds__(256) combine_sum(const __grid_constant__ Combine a) {
+    __shared__ float scratch[33];
     PDL_LAUNCH();
-    PDL_WAIT();
     const u64 row = blockIdx.x;
     const u32 i = blockIdx.y * blockDim.x + threadIdx.x;
+    const float w = a.columns ? a.next_w[i] : 0.0f;
+    PDL_WAIT();
     if (i >= a.d) return;
     float* x = a.x + row * a.d;
     const float* shared_y = a.shared_y ? a.shared_y + row * a.d : nullptr;
     const float share = a.share ? sigmoid(a.share[row]) : 1.0f;
-    x[i] = combined(a, a.weights + row * a.n_used, x, a.y + row * a.n_used * a.d, shared_y, share, i);
+    const float v = combined(a, a.weights + row * a.n_used, x, a.y + row * a.n_used * a.d, shared_y, share, i);
+    x[i] = v;
+    if (!a.columns) return;
+    pack_two(v * w, a.columns + row * column_bytes(a.d), a.d, i);
+    const float squares = block_sum(v * v, scratch);
+    if (threadIdx.x == 0) a.squares[row * gridDim.y + blockIdx.y] = squares;
 }

@@ -63,6 +63,33 @@ __device__ __forceinline__ float few_factor(const Prologue& p, const float* squa
     return rsqrtf(__fdividef(total, (float)k) + p.eps);
 }
 
+// Packed columns come to shared memory: words of a column `words` pieces of 16 bytes behind those of the one before,
+// then scales, `scales` pieces of 8; and what their rows' parts saw, as few_squares leaves it. Called by a block of 16
+// warps, whose thread 0 has begun the barrier, which is not waited for here.
+__device__ __forceinline__ void few_take(const FewShared& s, const Columns& c, u32 n_cols, u32 k, u32 cols, u32 words,
+                                         u32 scales, u32 barrier) {
+    const u32 runs = ((k + 15) / 16 + 31) / 32 * 32;
+    if (threadIdx.x < 32) {
+        if (threadIdx.x == 0) barrier_expect(barrier, n_cols * runs * 24);
+        __syncwarp();
+        if (threadIdx.x < n_cols) {
+            const u8* from = c.of + (u64)threadIdx.x * runs * 24;
+            const u32 to = address_in_shared(s.staged);
+            bulk_copy(to + 16 * threadIdx.x * words, from, 16 * runs, barrier);
+            bulk_copy(to + 16 * cols * words + 8 * threadIdx.x * scales, from + 16 * runs, 8 * runs, barrier);
+        }
+    }
+    if (c.squares == nullptr) return;
+    for (u32 i = threadIdx.x; i < 16 * cols; i += blockDim.x) {
+        const u32 col = i / 16;
+        float sum = 0.0f;
+        for (u32 part = i % 16; col < n_cols && part < c.n_squares; part += 16) {
+            sum += c.squares[col * c.n_squares + part];
+        }
+        s.squares[FEW_WARPS * col + i % 16] = sum;
+    }
+}
+
 // Brings the norm's weights near.
 __device__ __forceinline__ void few_ahead(const Prologue& p, u32 k) {
     if (p.kind == NORMED) prefetch(p.w + 8 * min(threadIdx.x, (k - 1) / 8));

@@ -3,6 +3,8 @@
 //
 // grid (blocks of both), block up to 512: a block has `each` rows of weights of all parts.
 //
+// Where x comes as packed columns blocks copy these and round nothing.
+//
 // few_long: the same for one row of x and one matrix of so many rows that a block's do not fit in shared memory. A warp
 // takes two rows of the block at a time, in turn with the others, and has `stages` such pairs under way.
 #include "cuda/few.h"
@@ -15,13 +17,16 @@
 extern __shared__ uint4 shared[];
 
 template <class T, int COLS, bool HAS_GATES>
-__device__ __forceinline__ void few_linear(const Linear& a, u32 block, u32 each) {
+__device__ __forceinline__ void few_linear(const Linear& a, const Columns& columns, u32 block, u32 each) {
     typedef typename VecOf<T>::type W;
     const u32 n = (u32)rows_of_parts(a), first = min(block * each, n), count = min(each, n - first);
     const u32 row_bytes = a.k / W::BLOCK * W::BYTES, runs = ((a.k + 15) / 16 + 31) / 32 * 32;
     const FewShared s = few_shared<W>(shared, FEW_WARPS, COLS, runs);
     const FewRows rows = few_rows_of_warp(count);
     TRACE(0);
+    // Of packed columns: blocks of several columns have fewer warps than there are barriers.
+    const u32 of_columns = s.barriers + 8 * (FEW_WARPS - 1);
+    if (COLS > 1 && threadIdx.x == 0) barrier_init(of_columns, 1);
     few_barrier(s);
     few_copy<1>(s, rows, row_bytes, [&](u32 i, int) { return linear_row<W>(a, first + i).q; });
     const Staged<W, COLS> staged = {s.staged, runs};
@@ -57,10 +62,16 @@ __device__ __forceinline__ void few_linear(const Linear& a, u32 block, u32 each)
         TRACE(1);
         PDL_WAIT();
         TRACE(2);
-        float squares[COLS] = {};
-        staged.template spread<HAS_GATES>(a.x, a.k, a.prologue, a.rows, a.k, 0, squares);
-        if (a.prologue.kind == NORMED) few_squares(squares, s.squares);
+        const bool is_packed = !HAS_GATES && Vec<W>::FORM == FORM_I8 && columns.of != nullptr;
+        if (is_packed) {
+            few_take(s, columns, a.rows, a.k, COLS, runs, runs, of_columns);
+        } else {
+            float squares[COLS] = {};
+            staged.template spread<HAS_GATES>(a.x, a.k, a.prologue, a.rows, a.k, 0, squares);
+            if (a.prologue.kind == NORMED) few_squares(squares, s.squares);
+        }
         __syncthreads();
+        if (is_packed) barrier_wait(of_columns, 0);
         TRACE(3);
         few_rows<W, COLS>(s, a.prologue, a.rows, a.k, rows, row_bytes,
                           [&](u32 i, u32 col, float sum) { linear_store(a, first + i, col, sum); });
@@ -75,7 +86,7 @@ __device__ __forceinline__ void few_linear(const Linear& a, u32 block, u32 each)
 
 // Eight columns and rows of Q4_K, on tensor cores in integers: a warp takes every 16th unit of all rows, whose sums
 // meet at the end. Rows of weights, and columns, lie with what keeps them in different banks.
-__device__ __forceinline__ void few_linear_mma(const Linear& a, u32 block, u32 each) {
+__device__ __forceinline__ void few_linear_mma(const Linear& a, const Columns& columns, u32 block, u32 each) {
     typedef q4_k_wide W;
     constexpr u32 COLS = 8, WARPS = 16;
     const u32 n = (u32)rows_of_parts(a), first = min(block * each, n), count = min(each, n - first);
@@ -86,6 +97,7 @@ __device__ __forceinline__ void few_linear_mma(const Linear& a, u32 block, u32 e
     if (warp == 0) {
         if (lane == 0) {
             barrier_init(s.barriers, 1);
+            barrier_init(s.barriers + 8, 1);
             fence_async();
             barrier_expect(s.barriers, count * row_bytes);
         }
@@ -97,10 +109,17 @@ __device__ __forceinline__ void few_linear_mma(const Linear& a, u32 block, u32 e
     const Staged<W, COLS> staged = {s.staged, runs};
     few_ahead(a.prologue, a.k);
     PDL_WAIT();
-    float squares[COLS] = {};
-    staged.template spread<false>(a.x, a.k, a.prologue, a.rows, a.k, 0, squares);
-    if (a.prologue.kind == NORMED) few_squares(squares, s.squares);
+    // Scales are copied in pieces of 16 bytes: an even number.
+    const u32 scale_runs = columns.of ? runs + 1 : runs;
+    if (columns.of) {
+        few_take(s, columns, a.rows, a.k, COLS, runs, scale_runs, s.barriers + 8);
+    } else {
+        float squares[COLS] = {};
+        staged.template spread<false>(a.x, a.k, a.prologue, a.rows, a.k, 0, squares);
+        if (a.prologue.kind == NORMED) few_squares(squares, s.squares);
+    }
     __syncthreads();
+    if (columns.of) barrier_wait(s.barriers + 8, 0);
     barrier_wait(s.barriers, 0);
 
     float acc[MMA_TILES][4];
@@ -118,7 +137,8 @@ __device__ __forceinline__ void few_linear_mma(const Linear& a, u32 block, u32 e
             x[group][1] = ((const u32*)(staged.words(0, g) + (at ^ 1)))[t];
 #pragma unroll
             for (int col = 0; col < 2; col++) {
-                const float2 one = staged.scales(2 * t + col)[at], two = staged.scales(2 * t + col)[at ^ 1];
+                const float2* of_runs = staged.scales(0) + (2 * t + col) * scale_runs;
+                const float2 one = of_runs[at], two = of_runs[at ^ 1];
                 scale[group][col] = one.x;
                 total[group][col] = one.y + two.y;
             }
@@ -191,11 +211,11 @@ __device__ __forceinline__ void few_linear_mma(const Linear& a, u32 block, u32 e
 
 // Which of both takes these columns.
 template <class T, int COLS, bool HAS_GATES>
-__device__ __forceinline__ void few_any(const Linear& a, u32 block, u32 each) {
+__device__ __forceinline__ void few_any(const Linear& a, const Columns& columns, u32 block, u32 each) {
     if constexpr (COLS == 8 && !HAS_GATES && VecOf<typename VecOf<T>::type>::IS_GROUPED) {
-        few_linear_mma(a, block, each);
+        few_linear_mma(a, columns, block, each);
     } else {
-        few_linear<T, COLS, HAS_GATES>(a, block, each);
+        few_linear<T, COLS, HAS_GATES>(a, columns, block, each);
     }
 }
 
@@ -278,16 +298,16 @@ KERNEL __launch_bounds__(512, 1) few_long(const __grid_constant__ FewLinear f) {
     KERNEL BOUNDS few_pair##C(const __grid_constant__ FewPair a) {                   \
         PDL_LAUNCH();                                                                 \
         if (blockIdx.x < a.blocks_a) {                                               \
-            few_any<WEIGHT, C, false>(a.a, blockIdx.x, a.each_a);                    \
+            few_any<WEIGHT, C, false>(a.a, a.columns, blockIdx.x, a.each_a);                        \
         } else {                                                                     \
-            few_any<WEIGHT_B, C, false>(a.b, blockIdx.x - a.blocks_a, a.each_b);     \
+            few_any<WEIGHT_B, C, false>(a.b, a.columns, blockIdx.x - a.blocks_a, a.each_b);         \
         }                                                                            \
     }
 #else
 #define KIND(BOUNDS, NAME, C, HAS_GATES)                             \
     KERNEL BOUNDS NAME##C(const __grid_constant__ FewLinear a) {     \
         PDL_LAUNCH();                                                 \
-        few_any<WEIGHT, C, HAS_GATES>(a.op, blockIdx.x, a.each);     \
+        few_any<WEIGHT, C, HAS_GATES>(a.op, a.columns, blockIdx.x, a.each); \
     }
 #define FEW(BOUNDS, C) KIND(BOUNDS, few_linear, C, false) KIND(BOUNDS, few_gated, C, true)
 #endif

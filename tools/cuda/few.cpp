@@ -31,6 +31,7 @@
 #undef VEC
 #undef TILE
 #include "cuda/linear_pair.cu"
+#include "cuda/combine.cu"
 #include "cuda/router.cu"
 #include "cuda/few_experts.cu"
 #include "cuda/few_down.cu"
@@ -75,8 +76,20 @@ typedef void (*FewLinearKernel)(const FewLinear);
 static const bool IS_FEW = Vec<VecOf<WEIGHT>::type>::FORM == FORM_I8 && !WEIGHT::SCALE_BYTES && !WEIGHT::BIAS_BYTES;
 static const u32 FEW_SHARED = 131072;
 
+// Rows packed as `combine_sum` does it: without a norm's factor, with the squares of their parts. In the order of x.
+static void pack_sums(const Array<float>& x, const Prologue& p, u32 rows, u32 k, Array<u8>& columns,
+                      Array<float>& squares) {
+    Array<float> ones(rows, 1.0f), w(k, 1.0f), sums((size_t)rows * k, NAN);
+    columns = Array<u8>((size_t)rows * column_bytes(k) + 16), squares = Array<float>(rows * k / 256, NAN);
+    Combine c = {};
+    c.x = sums.data(), c.y = x.data(), c.weights = ones.data(), c.rows = rows, c.n_used = 1, c.d = k;
+    c.next_w = p.kind == NORMED ? p.w : w.data(), c.columns = columns.data(), c.squares = squares.data();
+    launch({rows, k / 256, 1}, 256, 0, combine_sum, c);
+    failures += sums != x;
+}
+
 static void test_few_linear(const char* name, FewLinearKernel kernel, u32 rows, u32 k, u32 n, Prologue p, bool add,
-                            u32 each, u32 threads) {
+                            u32 each, u32 threads, bool is_packed = false) {
     const Array<float> x = normals((size_t)rows * k), gain = normals(k), gate = normals((size_t)rows * k * 2 + 64);
     const Array<float> bias = normals(n);
     p.eps = 1e-2f;
@@ -86,7 +99,14 @@ static void test_few_linear(const char* name, FewLinearKernel kernel, u32 rows, 
     const Weights w(n - second, k), other(second, k);
     Array<float> out = normals((size_t)rows * (n - second)), out_b = normals((size_t)rows * second);
     const Array<float> before = out, before_b = out_b, in = after(p, x, rows, k);
-    FewLinear a = {{x.data(), rows, k, 2, add, p, {}}, each, 0};
+    FewLinear a = {{x.data(), rows, k, 2, add, p, {}}, each, 0, {}};
+    Array<u8> columns;
+    Array<float> squares;
+    if (is_packed) {
+        pack_sums(x, p, rows, k, columns, squares);
+        a.columns = {columns.data(), p.kind == NORMED ? squares.data() : nullptr, k / 256, 0};
+        a.op.x = nullptr;
+    }
     a.op.parts[0] = {w.matrix, bias.data(), out.data(), n - second};
     a.op.parts[1] = {other.matrix, nullptr, out_b.data(), second};
     launch({(n + each - 1) / each, 1, 1}, threads, FEW_SHARED, kernel, a);
@@ -539,6 +559,8 @@ static void test_attend(u32 n_splits, u32 window, bool sinks, u32 group, u32 q_s
     a.rows = rows, a.half = half, a.q_stride = q_stride, a.n_tiles = tiles, a.scale = 0.125f, a.eps = 1e-2f;
     if (n_splits == 3) a.counters = nullptr;
     a.workers = workers, a.stages = stages;
+    Array<u8> columns((size_t)rows * column_bytes(n_head * D) + 16, 0xff);
+    a.columns = columns.data();
     const u32 n_shared = workers * stages * 2 * 16 * (D + 8) * 2;
     const u32 blocks = rows * tiles * n_kv * n_splits + 2;
     if (workers > 0) {
@@ -585,6 +607,7 @@ static void test_attend(u32 n_splits, u32 window, bool sinks, u32 group, u32 q_s
     }
     for (u32 c : counters) failures += c != 0;
     check(workers > 0 ? "attend, long" : n_splits > 1 ? "attend, splits" : "attend", out, want, 1e-5);
+    check("attend, packed", unpacked(columns, rows, n_head * D), want, 1e-2);
 }
 
 int main() {
@@ -615,6 +638,9 @@ int main() {
             test_few_linear("few, 2 columns", few_linear2, 2, whole, 21, {nullptr, nullptr, NORMED}, true, 11, 512);
             test_few_linear("few, 3 columns", few_linear4, 3, whole, 21, {}, false, 8, 512);
             test_few_linear("few, 8 columns", few_linear8, 8, 2048, 9, {nullptr, nullptr, NORMED}, false, 5, 512);
+            test_few_linear("few, 2 packed", few_linear2, 2, 2048, 21, {}, true, 11, 512, true);
+            test_few_linear("few, 7 packed", few_linear8, 7, 2048, 9, {nullptr, nullptr, NORMED}, false, 5, 512, true);
+            test_few_linear("few, 8 packed", few_linear8, 8, 4096, 9, {nullptr, nullptr, NORMED}, true, 9, 512, true);
             test_few_linear("few, gated", few_gated1, 1, 2048, 17, {nullptr, nullptr, GATED, 64, 128, 4096}, true, 9,
                             640);
             test_few_linear("few, gated norm", few_gated8, 5, 2048, 9,

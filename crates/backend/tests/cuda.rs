@@ -232,7 +232,7 @@ fn states_are_copied() {
     assert!(first.iter().map(|x| x.to_bits()).eq(again.iter().map(|x| x.to_bits())));
 }
 
-/// Single tokens of many sequences: the kernels for 9 to 64 rows, and the graphs of such steps.
+/// Single tokens of several sequences: the kernels for up to 8 rows and for 9 to 64, and the graphs of such steps.
 #[test]
 fn many_sequences_agree_with_the_reference() {
     let Some(gpu) = gpu(CacheType::F16) else { return };
@@ -246,7 +246,7 @@ fn many_sequences_agree_with_the_reference() {
         (Shape { types: [Q8_0, Q5_0, Q5_1, Q4_0, MXFP4], sinks: true, window: Some(40), ..large }, 3e-2),
         (Shape { types: [Q5_K, Q3_K, Q2_K, IQ4_XS, Q4_K], fused: false, delta, ..large }, 3e-2),
     ] {
-        for n in [9, 16, 33, 64] {
+        for n in [3, 8, 9, 16, 33, 64] {
             let (found, exact) = (crowd(&gpu, shape, n), crowd(&Reference, shape, n));
             let error = relative_of_most(&found, &exact);
             println!("{n} sequences {error:.2e} (at most {most:.0e}) {:?}", shape.types);
@@ -259,8 +259,8 @@ fn many_sequences_agree_with_the_reference() {
 fn crowd(backend: &dyn Backend, shape: Shape, n: usize) -> Vec<f32> {
     let (plan, weights) = model(shape);
     let limits = Limits {
-        max_tokens: n,
-        max_outputs: n,
+        max_tokens: n.max(9),
+        max_outputs: n.max(9),
         n_pages: n,
         max_positions: PAGE,
         n_window_pages: 2 * n,

@@ -44,10 +44,13 @@ args! {
         h: Ptr, shared_h: Ptr, share: Ptr, ids: Ptr, weights: Ptr, w: Matrix, shared_w: Matrix, bias: Ptr, x: Ptr,
         rows: u32, n_used: u32, n_expert: u32, n: u32, k: u32, add: u32, shared_k: u32, reserved: u32,
     }
-    struct FewLinear: 264 { op: Linear, each: u32, stages: u32 }
+    struct Columns: 24 { of: Ptr, squares: Ptr, n_squares: u32, reserved: u32 }
+    struct FewLinear: 288 { op: Linear, each: u32, stages: u32, columns: Columns }
     struct LogitSums: 16 { of: Ptr, squares: Ptr }
     struct FewRouted: 288 { op: Linear, router: Ptr, norm: Ptr, sums: LogitSums }
-    struct FewPair: 528 { a: Linear, b: Linear, blocks_a: u32, each_a: u32, each_b: u32, reserved: u32 }
+    struct FewPair: 552 {
+        a: Linear, b: Linear, blocks_a: u32, each_a: u32, each_b: u32, reserved: u32, columns: Columns,
+    }
     struct ExpertLists: 32 { ids: Ptr, first: Ptr, pairs: Ptr, n_pairs: u32, n_expert: u32 }
     struct Chunk: 32 {
         first: u32, len: u32, pos: u32, first_page: u32, first_window_page: u32, first_window_block: u32, state: u32,
@@ -107,9 +110,9 @@ args! {
         step: Step, x: Ptr, w: Ptr, state: Ptr, q: Ptr, k: Ptr, v: Ptr, gates: DecayBeta, state_len: u64,
         d: u32, n_k_head: u32, n_v_head: u32, d_k: u32, d_v: u32, q_scale: f32, k_scale: f32, eps: f32,
     }
-    struct Combine: 80 {
+    struct Combine: 104 {
         x: Ptr, y: Ptr, weights: Ptr, norm_w: Ptr, norm_out: Ptr, shared_y: Ptr, share: Ptr, rows: u32, n_used: u32,
-        d: u32, add: u32, eps: f32, reserved: u32,
+        d: u32, add: u32, eps: f32, reserved: u32, next_w: Ptr, columns: Ptr, squares: Ptr,
     }
     struct Hot: 56 {
         ids: Ptr, table: Ptr, slots: Ptr, host: Ptr, out: Ptr, n_pairs: u32, n_expert: u32, n_slots: u32, n: u32,
@@ -120,11 +123,11 @@ args! {
         step: Step, parts: [QkvPart; 3], table: Ptr, rows: u32, n_heads: u32, half: u32, interleaved: u32, windowed: u32,
         eps: f32,
     }
-    struct Attend: 296 {
+    struct Attend: 304 {
         step: Step, q: QkvPart, k: QkvPart, v: QkvPart, table: Ptr, k_cache: Ptr, v_cache: Ptr, sinks: Ptr, out: Ptr,
         partial: Ptr, counters: Ptr, n_kv: u32, n_splits: u32, window: u32, windowed: u32, half: u32, interleaved: u32,
         q_stride: u32, n_tiles: u32, scale: f32, softcap: f32, eps: f32, rows: u32,
-        workers: u32, stages: u32,
+        workers: u32, stages: u32, columns: Ptr,
     }
     struct LatentQ: 456 {
         step: Step, q: Linear, w: HeadLinear, heads: Ptr, kv: Ptr, norm_w: Ptr, cache: Ptr, table: Ptr, counters: Ptr,

@@ -173,11 +173,27 @@ pub fn lay<'a>(
     // SAFETY: just allocated with this length.
     unsafe { stream.fill(room.ptr(), 0, room_bytes) }.failed("step buffers")?;
     let n_sums = (places[10] - places[9]) as usize / 8;
-    let [attended, shared, rule, logits, dense, sum, latent, heads, counters, sums, squares] =
-        places.map(|at| room.ptr() + at);
+    let places = places.map(|at| room.ptr() + at);
+    let [attended, shared, delta_, logits, dense, sum, latent, heads, counters, sums, squares, ..] = places;
+    let [.., attended_columns, normed_columns, normed_squares] = places;
     let (rows, zeroed) = (room_rows, (sums, n_sums));
-    let places =
-        few::Room { attended, shared, delta: rule, logits, dense, sum, latent, heads, counters, sums, squares, rows };
+    let places = few::Room {
+        attended,
+        shared,
+        delta: delta_,
+        logits,
+        dense,
+        sum,
+        latent,
+        heads,
+        counters,
+        sums,
+        squares,
+        attended_columns,
+        normed_columns,
+        normed_squares,
+        rows,
+    };
     let device = few_launch::Device { sms: context.sms, max_shared: context.max_shared };
     let device = few_launch::fits(context.arch).then_some(device);
     let mut slotted = of_ops.clone();

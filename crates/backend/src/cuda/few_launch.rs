@@ -127,6 +127,12 @@ fn weights(w: WeightType, cols: usize, has_gate: bool, each: usize, row: usize) 
     (each <= MMA_ROWS).then(|| (each * (row + MMA[0])).max(MMA[1]) + MMA[2])
 }
 
+/// Most waves of blocks that meet eight columns on tensor cores.
+fn waves_of(w: WeightType, cols: usize, has_gate: bool) -> usize {
+    let is_mma = w == WeightType::Q4_K && cols == 8 && !has_gate;
+    if is_mma { 4 } else { 1 }
+}
+
 /// A launch, and the rows of weights of a block.
 pub type Each = (Launch, u32);
 
@@ -151,8 +157,13 @@ pub fn linear(
         ["few_gated1", "few_gated2", "few_gated4", "few_gated8"],
     ];
     let (at, cols) = width(rows);
-    let each = n.div_ceil(device.sms).max(1);
-    let bytes = shared(w, cols, runs(k), weights(w, cols, has_gate, each, whole_row(w, k)?)?);
+    let row = whole_row(w, k)?;
+    let waves = waves_of(w, cols, has_gate);
+    let (each, bytes) = (1..=waves).find_map(|waves| {
+        let each = n.div_ceil(waves * device.sms).max(1);
+        let bytes = shared(w, cols, runs(k), weights(w, cols, has_gate, each, row)?);
+        (waves == 1 || bytes + 512 <= device.max_shared).then_some((each, bytes))
+    })?;
     let grid = [n.div_ceil(each) as u32, 1, 1];
     launch(NAMES[usize::from(has_gate)][at], grid, bytes, cols, device, half).map(|launch| (launch, each as u32))
 }
@@ -231,7 +242,7 @@ pub fn pair(
     // Blocks by bytes, since these are also the work, but for rows on tensor cores, which take little: one for each
     // multiprocessor, or two where these are too long.
     let total = n[0] * row[0] + n[1] * row[1];
-    let waves = if cols == 1 { 2 } else { 1 };
+    let waves = if cols == 1 { 2 } else { waves_of(w[0], cols, false) };
     (1..=waves).find_map(|waves| {
         let all = waves * device.sms;
         let b = match weights(w[0], cols, false, 1, 16) {
@@ -246,7 +257,7 @@ pub fn pair(
         let bytes = of(0)?.max(of(1)?);
         let grid = [counts[0] + counts[1], 1, 1];
         let launch = match waves {
-            1 => launch(NAMES[at], grid, bytes, cols, device, half)?,
+            waves if waves == 1 || cols > 1 => launch(NAMES[at], grid, bytes, cols, device, half)?,
             _ => Some(device.doubled(NAMES[at], grid, bytes)).filter(|_| bytes <= device.half())?,
         };
         Some((launch, counts[0], each.map(|n| n as u32)))

@@ -24,4 +24,13 @@ impl Launch {
         let block = width.next_multiple_of(32).clamp(32, 1024) as u32;
         Launch { entry, grid: [n as u32, 1, 1], block, shared: 0 }
     }
+
+    /// As [`Launch::rows`], but where rows fill a device several times a thread has the `kept` numbers that it keeps in
+    /// registers: blocks that wait for memory and for each other's warps are then many.
+    pub fn many_rows(entry: &'static str, n: usize, width: usize, kept: usize) -> Launch {
+        const MANY: usize = 512;
+        let launch = Launch::rows(entry, n, width);
+        let block = width.div_ceil(kept).next_multiple_of(32) as u32;
+        Launch { block: if n >= MANY { launch.block.min(block) } else { launch.block }, ..launch }
+    }
 }

@@ -9,7 +9,8 @@ use super::super::few_launch;
 use super::super::launch::Launch;
 use super::super::matmul;
 use super::super::nodes::{
-    DownNode, ExpertsNode, FewLinearNode, Mat, ModuleId, Modules, Node, PairsNode, Part, RouterNode, UpNode, View,
+    DownNode, ExpertsNode, FewLinearNode, Mat, ModuleId, Modules, Node, PackedNode, PairsNode, Part, RouterNode,
+    UpNode, View,
 };
 use super::{Encoder, linear_args};
 
@@ -272,6 +273,12 @@ impl Encoder<'_> {
             d: node.x.width as u32,
             add: u32::from(node.add),
             ..Default::default()
+        };
+        let args = match self.columns(node.columns, rows) {
+            Some(PackedNode { of: columns, norm: Some((next_w, squares)) }) => {
+                args::Combine { next_w, columns, squares, ..args }
+            }
+            _ => args,
         };
         self.combine(rows, &args)
     }

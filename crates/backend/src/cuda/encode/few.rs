@@ -9,7 +9,7 @@ use super::super::launch::Launch;
 use super::super::matmul;
 use super::super::nodes::{
     ATTEND_PAGES, AttendNode, AttentionNode, DeltaInNode, DenseUp, DownNode, ExpertsNode, FewLinearNode, Late,
-    LatentOutNode, LatentQNode, Modules, Node, Part, PostNormNode, RouterNode, Sums, UpNode,
+    LatentOutNode, LatentQNode, Modules, Node, PackedNode, Part, PostNormNode, RouterNode, Sums, UpNode,
 };
 use super::attention::qkv_part;
 use super::batch::up_args;
@@ -30,6 +30,13 @@ impl Encoder<'_> {
         let (a, n) = linear(first);
         let (device, half, total) = (self.device(), self.half, n.iter().sum());
         let few = node.few.filter(|_| (1..=few::MAX_ROWS).contains(&rows));
+        let columns = self.columns(node.columns, rows);
+        let columns = columns.map_or_else(Default::default, |packed| args::Columns {
+            of: packed.of,
+            squares: packed.norm.map_or(0, |(_, squares)| squares),
+            n_squares: node.x.width.div_ceil(few::SUM_THREADS) as u32,
+            reserved: 0,
+        });
         if let Some(routed) = node.routed.filter(|_| self.is_late(rows))
             && let Some(launch) = few_launch::routed(w.dtype, w.k, w.n, routed.n_expert, device, half)
         {
@@ -42,20 +49,20 @@ impl Encoder<'_> {
                 few_launch::linear(w.dtype, rows, w.k, total, node.prologue.kind > 1, device, half)
         {
             self.half = half.next();
-            return self.run(module, launch, &args::FewLinear { op: a, each, stages: 0 });
+            return self.run(module, launch, &args::FewLinear { op: a, each, stages: 0, columns });
         }
         if let (Some(module), None, [part], 1) = (few, second.first(), first.as_slice(), rows)
             && node.prologue.kind <= 1
             && let Some((launch, each, stages)) = few_launch::long(w.dtype, w.k, part.w.n, device)
         {
-            return self.run(module, launch, &args::FewLinear { op: a, each, stages });
+            return self.run(module, launch, &args::FewLinear { op: a, each, stages, columns });
         }
         if let (Some(module), None, 1) = (few, second.first(), rows)
             && node.prologue.kind <= 1
             && let Some((launch, each)) = few_launch::linear_twice(w.dtype, w.k, total, device)
         {
             self.half = half.next();
-            return self.run(module, launch, &args::FewLinear { op: a, each, stages: 0 });
+            return self.run(module, launch, &args::FewLinear { op: a, each, stages: 0, columns });
         }
         let Some(other) = second.first() else {
             let launch = |rows| matmul::linear(w.dtype, rows, w.k, &n[..first.len()], sms);
@@ -68,7 +75,7 @@ impl Encoder<'_> {
                 few_launch::pair([w.dtype, other.w.dtype], rows, w.k, n, device, half)
         {
             self.half = half.next();
-            return self.run(module, launch, &args::FewPair { a, b, blocks_a, each_a, each_b, reserved: 0 });
+            return self.run(module, launch, &args::FewPair { a, b, blocks_a, each_a, each_b, reserved: 0, columns });
         }
         let (launch, blocks_a) = matmul::linear_pair([w.dtype, other.w.dtype], rows, w.k, n, sms);
         self.run_some(rows, node.module, |_| launch, &args::LinearPair { a, b, blocks_a, reserved: 0 })
@@ -114,6 +121,7 @@ impl Encoder<'_> {
             rows: n_tokens as u32,
             workers: workers as u32,
             stages: stages as u32,
+            columns: self.columns(node.columns, n_tokens).map_or(0, |packed| packed.of),
         };
         let grid = [(n_tokens * node.tiles() * cache.n_kv * n_splits) as u32, 1, 1];
         let launch = if *is_short {
@@ -412,6 +420,14 @@ impl Encoder<'_> {
     /// Whether the blocks of the experts choose, and no launch before them.
     fn is_late(&self, rows: usize) -> bool {
         rows == 1 && !self.is_traced
+    }
+
+    /// The packed columns that one node puts out and the next one reads, for so many rows.
+    pub(super) fn columns(&self, packed: Option<PackedNode>, rows: usize) -> Option<PackedNode> {
+        packed.filter(|packed| match packed.norm {
+            Some(_) => rows <= few::MAX_ROWS && self.is_paired(rows),
+            None => (2..=few::MAX_ROWS).contains(&rows),
+        })
     }
 
     fn late_args(&self, late: &Late) -> args::Route {

@@ -220,7 +220,7 @@ impl Encoder<'_> {
                 let d = x.width as u32;
                 let args =
                     args::RmsNorm { x: x.ptr, residual, w, out: out.ptr, rows: rows as u32, d, eps, reserved: 0 };
-                self.run(Modules::NORM, Launch::rows("rms_norm", rows, x.width), &args)
+                self.run(Modules::NORM, Launch::many_rows("rms_norm", rows, x.width, 8), &args)
             }
             Node::HeadNorm { x, w, eps, d_head, gate } => {
                 let n = self.rows(&x) * (x.width / d_head);
@@ -405,7 +405,7 @@ impl Encoder<'_> {
         let d = args.d as usize;
         let launch = match args.norm_w {
             0 => Launch { entry: "combine_sum", grid: [rows as u32, d.div_ceil(256) as u32, 1], block: 256, shared: 0 },
-            _ => Launch::rows("combine", rows, d),
+            _ => Launch::many_rows("combine", rows, d, 4),
         };
         self.run(Modules::COMBINE, launch, args)
     }

@@ -108,6 +108,7 @@ impl Few<'_> {
             eps: qkv.eps,
             attention: AttentionNode { out: to, ..node },
             counters: self.room.counters + 4,
+            columns: None,
         }));
         self.sources.insert(out, Source { x: to, prologue: Prologue::default() });
         let _ = q;

@@ -91,6 +91,7 @@ impl Few<'_> {
             other,
             late: late_down,
             pairs,
+            columns: None,
         };
         if let Some(shared) = moe.shared {
             if !shared.is_other {
@@ -147,6 +148,7 @@ impl Few<'_> {
             add: true,
             few,
             routed: None,
+            columns: None,
         };
         let types = [experts.down.dtype, part.w.dtype];
         let key = match types[0] == types[1] {
@@ -202,6 +204,7 @@ impl Few<'_> {
             add: false,
             few,
             routed: None,
+            columns: None,
         };
         self.dense = Some((dense_up, dense_down));
         // The norm of its product comes with the experts' sum.

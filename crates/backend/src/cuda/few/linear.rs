@@ -3,10 +3,11 @@
 use model::plan::{Buf, Op};
 use quant::WeightType;
 
+use super::super::args::Prologue;
 use super::super::few_launch::{self, Half};
-use super::super::nodes::{FewLinearNode, ModuleId, Node, Part};
+use super::super::nodes::{FewLinearNode, ModuleId, Node, PackedNode, Part, View};
 use super::super::sources::{self, Key};
-use super::{Few, NORMED, Source};
+use super::{Few, NORMED, Room, Source};
 
 impl Few<'_> {
     /// Products that share a row: matrices of two types a launch.
@@ -22,6 +23,7 @@ impl Few<'_> {
         }
         let Some(x) = x else { return };
         let Source { x, prologue } = self.source(buf, x);
+        let columns = self.columns_of(&x, &prologue);
         // An output that is only added to a row.
         let next = match ops.get(i + 1) {
             Some(&Op::RmsNorm { x: to, residual: Some(y), .. } | &Op::Add { x: to, y }) => Some((to, y)),
@@ -60,8 +62,28 @@ impl Few<'_> {
                 add,
                 few,
                 routed: None,
+                columns: columns.filter(|_| few.is_some()),
             }));
         }
+    }
+
+    /// Packed columns of a row that the node before makes, for several rows, where there is no padding.
+    fn columns_of(&mut self, x: &View, prologue: &Prologue) -> Option<PackedNode> {
+        self.device?;
+        let Room { attended_columns, normed_columns, normed_squares, .. } = self.room;
+        let (columns, row, packed) = match (self.out.last_mut()?, prologue.kind) {
+            (Node::Attend(node), 0) => {
+                (&mut node.columns, node.attention.out, PackedNode { of: attended_columns, norm: None })
+            }
+            (Node::ExpertsDown(node), NORMED) if node.pairs.is_some() => {
+                let norm = Some((prologue.w, normed_squares));
+                (&mut node.columns, node.x, PackedNode { of: normed_columns, norm })
+            }
+            _ => return None,
+        };
+        let fits = (row.ptr, row.rows, row.width) == (x.ptr, x.rows, x.width) && x.width.is_multiple_of(256);
+        *columns = Some(packed).filter(|_| fits);
+        *columns
     }
 
     /// The kernels of a product, or of a pair, whose weights go through shared memory.

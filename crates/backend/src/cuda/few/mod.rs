@@ -34,6 +34,9 @@ pub const MAX_ROWS: usize = 8;
 /// Widest row of `post_norm`.
 const MAX_POST: usize = 8192;
 
+/// Numbers of a block of `combine_sum`.
+pub const SUM_THREADS: usize = 256;
+
 const NORMED: u32 = 1;
 const GATED: u32 = 2;
 const GATED_NORM: u32 = 3;
@@ -63,24 +66,31 @@ pub struct Room {
     pub sums: Ptr,
     /// Squares of the row that a router norms.
     pub squares: Ptr,
+    /// Packed columns of what attention puts out.
+    pub attended_columns: Ptr,
+    /// Packed columns of the experts' sums behind a norm, and squares of their parts.
+    pub normed_columns: Ptr,
+    pub normed_squares: Ptr,
     /// Maximum number of rows of a step.
     pub rows: usize,
 }
 
 /// Sizes of [`Room`] for `rows` rows, in numbers of four bytes and in the order of its fields.
-pub fn room(plan: &Plan, rows: usize) -> [usize; 11] {
+pub fn room(plan: &Plan, rows: usize) -> [usize; 14] {
     const COUNTERS: usize = 8;
-    let mut need = [0; 11];
+    let mut need = [0; 14];
     let sums = plan.ops.iter().filter_map(|op| match *op {
         Op::Combine { x, .. } => Some(plan.buf(x).width),
         _ => None,
     });
     let widest = sums.max().unwrap_or(0);
+    let columns = |k: usize| MAX_ROWS * few_launch::column_bytes(k) / 4;
     for op in &plan.ops {
         match *op {
             Op::Attention { out, n_head, .. } => {
                 need[0] = need[0].max(rows * plan.buf(out).width);
                 need[COUNTERS] = need[COUNTERS].max(rows * n_head);
+                need[11] = need[11].max(columns(plan.buf(out).width));
             }
             Op::GatedLinear { out, .. } => {
                 need[1] = need[1].max(rows * plan.buf(out).width);
@@ -89,6 +99,8 @@ pub fn room(plan: &Plan, rows: usize) -> [usize; 11] {
             Op::Combine { x, .. } => {
                 need[1] = need[1].max(rows * plan.buf(x).width);
                 need[5] = need[5].max(rows * plan.buf(x).width);
+                need[12] = need[12].max(columns(plan.buf(x).width));
+                need[13] = need[13].max(MAX_ROWS * plan.buf(x).width.div_ceil(SUM_THREADS));
             }
             Op::DeltaNet { heads, .. } => {
                 let qk = heads.n_k_head * heads.d_k;

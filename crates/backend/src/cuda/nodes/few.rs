@@ -23,6 +23,16 @@ pub struct FewLinearNode {
     pub few: Option<ModuleId>,
     /// For one row: the router behind it, whose logits it adds up.
     pub routed: Option<Routed>,
+    /// Packed columns of x, which the node before puts out for some numbers of rows.
+    pub columns: Option<PackedNode>,
+}
+
+/// Packed columns of a row, by the node that makes it.
+#[derive(Clone, Copy, Debug)]
+pub struct PackedNode {
+    pub of: Ptr,
+    /// Of a row behind a norm: its weights, and where squares of the row's parts are.
+    pub norm: Option<(Ptr, Ptr)>,
 }
 
 /// A product with the router behind it.
@@ -54,6 +64,8 @@ pub struct AttendNode {
     pub eps: f32,
     pub attention: AttentionNode,
     pub counters: Ptr,
+    /// For the product behind it.
+    pub columns: Option<PackedNode>,
 }
 
 impl AttendNode {
@@ -277,4 +289,6 @@ pub struct DownNode {
     pub late: Option<Late>,
     /// As of [`UpNode`].
     pub pairs: Option<PairsNode>,
+    /// For the products behind the next norm.
+    pub columns: Option<PackedNode>,
 }

@@ -15,7 +15,7 @@ use quant::WeightType;
 pub use self::attention::{ATTEND_PAGES, AttentionNode, MAX_SPLITS, QkvNode, QkvPartNode};
 pub use self::experts::{ExpertsNode, HostNode, HotNode, RouteNode, SlotPlaces};
 pub use self::few::{
-    AttendNode, DeltaInNode, DenseUp, DownNode, FewLinearNode, Late, LatentOutNode, LatentQNode, PairsNode,
+    AttendNode, DeltaInNode, DenseUp, DownNode, FewLinearNode, Late, LatentOutNode, LatentQNode, PackedNode, PairsNode,
     PostNormNode, Routed, RouterNode, Sums, UpNode,
 };
 pub use self::lower::{Lower, is_interleaved, is_tiled};
