@@ -32,6 +32,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 # Bytes of an expert's gate, up and down: Q4_K, Q4_K, Q4_K or Q6_K of 768 x 2048.
 PLANES = [884_736, 884_736, 1_290_240]
 READERS = 8
+PREFETCH = "IK_PREFETCH"
 CORES = len(os.sched_getaffinity(0))
 
 
@@ -155,14 +156,18 @@ class Moebius:
 
 
 class LlamaCpp:
+    """llama-bench; a setting is flags, and `NAME=value` for its environment."""
+
     def __init__(self, name, binary, settings, args):
         self.name, self.binary, self.settings, self.args = name, binary, settings, args
 
     def measure(self, model, n_prompt, n_gen, setting):
         # A prompt reads every expert whatever is there; decoding begins with as many tokens as are measured.
         repetitions = 2 if n_gen else 1
-        command = [self.binary, "-m", model, "-p", n_prompt, "-n", n_gen, "-t", CORES, "-r", repetitions, "-o", "json"]
-        command += [*setting] + (["--no-warmup"] if self.has("--no-warmup") else ["-w", "0"])
+        variables = [part for part in setting if "=" in part]
+        command = ["env", *variables, self.binary, "-m", model, "-p", n_prompt, "-n", n_gen, "-t", CORES]
+        command += ["-r", repetitions, "-o", "json", *[part for part in setting if part not in variables]]
+        command += ["--no-warmup"] if self.has("--no-warmup") else ["-w", "0"]
         found = call(command, self.args.cap, model, self.args.limit, self.args.log)
         return (json.loads(found[0])[-1]["samples_ts"][-1], None, "", found[2]) if found else None
 
@@ -178,6 +183,15 @@ def cmake(source, target, flags):
         subprocess.run(["cmake", "-S", source, "-B", target, *flags], check=True)
         subprocess.run(["cmake", "--build", target, "-j", str(CORES), "--target", "llama-bench"], check=True)
     return binary
+
+
+def prefetch_by_variable(source):
+    """ik_llama.cpp's --prefetch-experts is no flag of its llama-bench: here a variable of the environment sets it."""
+    path = source / "src" / "llama.cpp"
+    text = path.read_text()
+    found = re.search(r"(/\*\.prefetch_experts +=\*/) false", text)
+    if found:
+        path.write_text(text.replace(found[0], f'{found[1]} getenv("{PREFETCH}") != nullptr'))
 
 
 def engines(args):
@@ -203,10 +217,13 @@ def engines(args):
         yield engine
     if "ik" in wanted and (args.ik or args.ik_source):
         off = ["-DLLAMA_BUILD_SERVER=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_CURL=OFF"]
+        if args.ik_source:
+            prefetch_by_variable(args.ik_source)
         binary = args.ik or cmake(args.ik_source, args.folder / "ik_llama.cpp", off)
         engine = LlamaCpp("ik_llama.cpp", binary, [("-fmoe", "1")], args)
         # Its other way with files larger than memory: pages of experts come when they are touched.
         engine.settings += [("-fmoe", "1", "--defer-experts")] if engine.has("--defer-experts") else []
+        engine.settings += [("-fmoe", "1", f"{PREFETCH}=1")]
         yield engine
 
 
