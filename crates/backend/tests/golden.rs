@@ -337,6 +337,32 @@ fn every_weight_type() {
     }
 }
 
+/// Mixtures of experts in FP8 (a folder) and NVFP4 (a GGUF file with scales of experts), made by
+/// `tools/make_tiny_floats.py`: as near as bf16 files, since their numbers meet plain activations.
+#[test]
+fn published_floats_of_eight_and_four_bits() {
+    let folder = manifest_dir().join("tests/data/floats");
+    let files =
+        [("qwen3moe-fp8", "qwen3moe-fp8", "f8_e4m3"), ("qwen3moe-nvfp4.gguf", "qwen3moe-nvfp4", "nvfp4_scaled")];
+    for (file, name, dtype) in files {
+        let golden = Golden(std::fs::read(folder.join(format!("{name}.golden.safetensors"))).unwrap());
+        let tokens = golden.u32s("tokens");
+        let open = || checkpoint::open(&folder.join(file)).unwrap();
+        let n_coded = open().tensors().iter().filter(|tensor| tensor.dtype.name() == dtype).count();
+        assert!(n_coded >= 7, "{name}: {n_coded} matrices in {dtype}");
+        for (Row { name: row, backend, cut, .. }, Logits { bf16, .. }) in backends::golden() {
+            let plan = lowered(&*backend, &open());
+            let mut session = session(&*backend, &plan, open(), tokens.len() + 16);
+            let logits = session.step(&[(0, &tokens)]).to_vec();
+            let error = relative_rms(&logits, &golden.f32s("logits"));
+            println!("{name:<19} {row:<22} {error:.2e} (at most {bf16:.2e})");
+            assert!(error <= bf16, "{name} {row}: {error:e} > {bf16:e}");
+            assert_eq!(greedy(&mut session, &logits, 16), golden.u32s("greedy"), "{name} {row}");
+            cut_and_crowded((&*backend, cut), &plan, open(), &tokens, &logits);
+        }
+    }
+}
+
 /// Fusing changes no bit of what the reference computes.
 #[test]
 fn fused_plans_compute_the_same() {
