@@ -1,0 +1,165 @@
+//! What the next step computes: how many tokens of which sequences, with which pages, and the batch of them.
+
+use super::{Engine, ranks_before};
+
+impl Engine {
+    /// Decides how many tokens of which sequences the step computes, and gives them pages.
+    pub(super) fn plan(&mut self) {
+        let mut budget = self.budget;
+        let mut n_spare = self.spare_for_drafts();
+        let mut n_rows = self.spare_rows();
+        self.is_restoring = false;
+        let mut i = 0;
+        while i < self.running.len() && budget > 0 {
+            if self.running[i].remaining() == 1 {
+                let n_drafts = self.draft(i, n_spare);
+                n_spare -= n_drafts;
+                n_rows -= n_drafts;
+                budget -= self.plan_chunk(i, 1, &mut n_rows);
+            }
+            i += 1;
+        }
+        let mut i = 0;
+        while i < self.running.len() && budget > 0 {
+            if self.running[i].planned == 0 && !self.running[i].is_late() {
+                budget -= self.plan_chunk(i, budget, &mut n_rows);
+            }
+            i += 1;
+        }
+        while budget > 0 && self.running.len() < self.options.max_running {
+            let Some(i) = self.admit() else { break };
+            budget -= self.plan_chunk(i, budget, &mut n_rows);
+        }
+    }
+
+    /// Rows of a step beyond the one that each sequence may need.
+    fn spare_rows(&self) -> usize {
+        let n_running = (self.running.len() + self.waiting.len()).min(self.options.max_running);
+        self.max_outputs - n_running
+    }
+
+    /// Drafts that a step may have: each takes a row, and a token of those that decoding leaves. Half of these are the
+    /// prompts'.
+    fn spare_for_drafts(&self) -> usize {
+        if self.drafter.is_none() || self.max_draft == 0 {
+            return 0;
+        }
+        let n_decoding = self.running.iter().filter(|s| s.remaining() == 1).count();
+        self.spare_rows().min(self.budget.saturating_sub(n_decoding) / 2)
+    }
+
+    /// Guesses up to `max` tokens behind the last of a sequence; returns how many.
+    fn draft(&mut self, i: usize, max: usize) -> usize {
+        let (sequence, Some(drafter)) = (&mut self.running[i], &mut self.drafter) else { return 0 };
+        let room = self.memory.draft_room(&sequence.held, self.options.prefix_cache);
+        sequence.draft(&mut **drafter, max.min(self.max_draft).min(room), self.n_vocab)
+    }
+
+    /// Plans up to `budget` tokens of a sequence that is not in the step yet, and its drafts; returns how many tokens
+    /// the step has of it.
+    ///
+    /// Where pages lack, sequences of lower rank that are not in the step lose theirs. A sequence that gets none that
+    /// way keeps what it has and waits: those above it continue, and end, or come back for its pages. Rows beyond one
+    /// are taken from `n_rows`.
+    fn plan_chunk(&mut self, i: usize, budget: usize, n_rows: &mut usize) -> usize {
+        if self.options.prefix_cache {
+            self.running[i].adopt(&mut self.memory);
+            self.restore(i);
+        }
+        let sequence = &self.running[i];
+        let mut want = sequence.remaining().min(self.options.chunk).min(budget);
+        // A copy of the state is made where the chunk ends.
+        if self.kinds.state
+            && self.options.prefix_cache
+            && let Some(cut) = sequence.held.next_cut()
+        {
+            want = want.min(cut - sequence.held.computed);
+        }
+        want = sequence.limit_rows(want, *n_rows);
+        loop {
+            self.running[i].plan(want, &mut self.memory);
+            let planned = self.running[i].planned;
+            if planned > 0 {
+                *n_rows -= self.running[i].n_extra_rows();
+                return planned + self.running[i].drafts().len();
+            }
+            let Some(victim) = (i + 1..self.running.len()).rev().find(|&j| self.running[j].planned == 0) else {
+                return 0;
+            };
+            let mut sequence = self.running.remove(victim);
+            sequence.preempt(&mut self.memory);
+            self.preemptions += 1;
+            self.enqueue(sequence);
+        }
+    }
+
+    /// Moves the first waiting sequence to the running ones when there are pages for all its tokens; returns its index.
+    ///
+    /// With nothing running there always are: then no page is in use, and no sequence is longer than the cache.
+    fn admit(&mut self) -> Option<usize> {
+        let (memory, running) = (&mut self.memory, &self.running);
+        let sequence = self.waiting.front_mut()?;
+        // What running prompts still need, and a page more for each, so that the newcomer is not preempted at once.
+        let reserved = running.iter().map(|s| s.outstanding(memory)).sum::<usize>() + running.len();
+        let reserved_window = running.iter().map(|s| s.outstanding_window(memory)).sum::<usize>();
+        // Its last token needs a page that is not shared: without it the search is pointless.
+        if reserved + 1 > memory.available() {
+            return None;
+        }
+        // A prompt that has no room yet is not restored: its pages would go again.
+        let has_room = reserved + sequence.outstanding(memory) <= memory.available();
+        if self.options.prefix_cache && has_room && !self.restore_front() {
+            self.is_restoring = true;
+            return None;
+        }
+        let memory = &mut self.memory;
+        let sequence = self.waiting.front_mut()?;
+        if self.options.prefix_cache {
+            sequence.adopt(memory);
+        }
+        if reserved + sequence.outstanding(memory) > memory.available()
+            || reserved_window + sequence.outstanding_window(memory) > memory.available_window()
+        {
+            sequence.unadopt(memory);
+            return None;
+        }
+        let mut sequence = self.waiting.pop_front()?;
+        sequence.admit(&mut self.memory);
+        let at = self.running.partition_point(|s| ranks_before(s, &sequence));
+        self.running.insert(at, sequence);
+        self.restore(at);
+        Some(at)
+    }
+
+    /// Restores the state of a sequence after it has adopted a prefix.
+    pub(super) fn restore(&mut self, i: usize) {
+        if let Some((from, to)) = self.running[i].held.take_restore() {
+            self.program.copy_state(from, to);
+        }
+    }
+
+    /// Writes the planned chunks into the batch, in the order of the running sequences; false when there are none.
+    pub(super) fn fill_batch(&mut self) -> bool {
+        let batch = &mut self.batch;
+        batch.clear();
+        for sequence in self.running.iter().filter(|s| s.planned > 0) {
+            let (tokens, pos, tables) = sequence.chunk();
+            let first_row = batch.rows.len();
+            batch.push(tokens, pos, tables, sequence.rows());
+            batch.push_drafts(sequence.drafts());
+            let (scoring, own) = batch.asks[first_row..].split_at_mut(sequence.n_scoring());
+            for (row, ask) in sequence.rows().zip(scoring) {
+                *ask = sequence.ask_score(row, &mut batch.listed);
+            }
+            for (n_draft, ask) in own.iter_mut().enumerate() {
+                *ask = sequence.ask(n_draft, self.n_vocab, &mut batch.listed);
+            }
+        }
+        !batch.chunks.is_empty()
+    }
+
+    /// Takes a plan back that was not computed.
+    pub(super) fn unplan(&mut self) {
+        self.running.iter_mut().for_each(|s| s.unplan(&mut self.memory));
+    }
+}

@@ -1,0 +1,425 @@
+//! The operations of a plan, and what each reads and writes.
+//!
+//! Knows no plan: indices into one are all that an operation has.
+
+use super::{Buf, Cache, DeltaHeads, Gate, Rope, Router, State, Weight};
+
+/// One operation. Field names: `x` is the input, `out` the output; shapes are in the comments.
+#[allow(missing_docs)]
+#[derive(Clone, Debug, PartialEq)]
+pub enum Op {
+    /// `out[t,:] = dequant(table[id[t],:]) · scale`.
+    Embed {
+        table: Weight, // [n_vocab, d_model]
+        scale: f32,
+        out: Buf, // [T, d_model]
+    },
+    /// `out[t,n] = Σ_k w[n,k]·x[t,k] (+ bias[n])` for every part; parts share the input, so it is quantised once.
+    Linear {
+        x: Buf, // [T, k]
+        parts: Vec<LinearPart>,
+    },
+    /// `out = act(x·gateᵀ) ⊙ (x·upᵀ)`: the fused form of two linears and a gated activation.
+    GatedLinear {
+        x: Buf,       // [T, k]
+        gate: Weight, // [n, k]
+        up: Weight,   // [n, k]
+        act: Gate,
+        out: Buf, // [T, n]
+    },
+    /// `x += residual` when there is one, then `out = x · rsqrt(mean(x²) + eps) · w`.
+    RmsNorm {
+        x: Buf,                // [T, d], updated in place when there is a residual
+        residual: Option<Buf>, // [T, d]
+        w: Weight,             // [d]
+        eps: f32,
+        out: Buf, // [T, d]
+    },
+    /// `rms_norm` of each head's slice, in place.
+    HeadNorm {
+        x: Buf,            // [T, n_head · d_head]
+        w: Option<Weight>, // [d_head]
+        eps: f32,
+        n_head: usize,
+        d_head: usize,
+    },
+    /// Rotary embedding of each head's first `rotary` dims, in place.
+    Rope {
+        x: Buf, // [T, n_head · d_head]
+        rope: Rope,
+        n_head: usize,
+        d_head: usize,
+    },
+    /// Splits every head's row: part `i` gets the next `parts[i].0` numbers of each head.
+    SplitHeads {
+        x: Buf, // [T, n_head · Σ width]
+        n_head: usize,
+        parts: Vec<(usize, Buf)>, // width, [T, n_head · width]
+    },
+    /// Concatenates the parts of every head's row, the inverse of `SplitHeads`.
+    JoinHeads {
+        parts: Vec<(usize, Buf)>, // width, [T, n_head · width]
+        n_head: usize,
+        out: Buf, // [T, n_head · Σ width]
+    },
+    /// One matrix a head: `out[t,h,n] = Σ_k w[h,n,k]·x[t,h,k]`; transposed, the matrices lie as `w[h,k,n]`.
+    HeadLinear {
+        x: Buf,    // [T, n_head · k]
+        w: Weight, // [n_head, n, k], transposed [n_head, k, n]
+        transposed: bool,
+        out: Buf, // [T, n_head · n]
+    },
+    /// `out = act(gate) ⊙ up`.
+    GatedAct {
+        gate: Buf, // [T, n]
+        up: Buf,   // [T, n]
+        act: Gate,
+        out: Buf, // [T, n]
+    },
+    /// `x += y`, in place.
+    Add {
+        x: Buf, // [T, d]
+        y: Buf, // [T, d]
+    },
+    /// Writes the step's keys and values into the paged cache.
+    KvAppend {
+        cache: Cache,
+        k: Buf,         // [T, n_kv · d_k]
+        v: Option<Buf>, // [T, n_kv · d_v]; none when the cache finds values in the keys
+    },
+    /// Causal attention over the cache: `out = softmax(q·kᵀ·scale)·v`, grouped heads.
+    Attention {
+        cache: Cache,
+        q: Buf, // [T, n_head · d_k]
+        n_head: usize,
+        scale: f32,
+        /// Sees only the last `window` positions, itself included.
+        window: Option<usize>,
+        /// `softcap · tanh(s / softcap)` on the scores.
+        softcap: Option<f32>,
+        /// Attention sinks, `[n_head]`: one extra logit per head in the softmax's denominator, without a value
+        /// (gpt-oss).
+        sinks: Option<Weight>,
+        out: Buf, // [T, n_head · d_v]
+    },
+    /// Depthwise causal convolution, then silu: `out[t,c] = silu(Σ_j w[c,j] · x[t - (width - 1) + j, c])`. Earlier
+    /// positions come from the state, the sequence's last `width - 1` rows of `x`.
+    CausalConv {
+        x: Buf,    // [T, d]
+        w: Weight, // [d, width]
+        state: State,
+        out: Buf, // [T, d]
+    },
+    /// The gated delta rule (arXiv 2412.06464), for every head of v and its head of k, one position after the other:
+    /// `S = g·S; S += k ⊗ beta·(v - Sᵀk); out = Sᵀq`. The state holds `S`, `n_v_head · d_k · d_v` numbers.
+    DeltaNet {
+        q: Buf,    // [T, n_k_head · d_k]
+        k: Buf,    // [T, n_k_head · d_k]
+        v: Buf,    // [T, n_v_head · d_v]
+        g: Buf,    // [T, n_v_head]
+        beta: Buf, // [T, n_v_head]
+        state: State,
+        heads: DeltaHeads,
+        out: Buf, // [T, n_v_head · d_v]
+    },
+    /// Chooses `n_used` experts per token, best first, ties to the lower id, and their weights.
+    Route {
+        logits: Buf, // [T, n_expert]
+        router: Router,
+        n_used: usize,
+        ids: Buf,     // u32 [T, n_used]
+        weights: Buf, // [T, n_used]
+    },
+    /// For every (token, slot): `y = (act(x·gateᵀ) ⊙ (x·upᵀ))·downᵀ` with that expert's weights, each of the three
+    /// products plus its bias where there are biases.
+    Experts {
+        x: Buf,       // [T, d_model]
+        ids: Buf,     // u32 [T, n_used]
+        gate: Weight, // [n_expert, d_ff, d_model]
+        up: Weight,   // [n_expert, d_ff, d_model]
+        down: Weight, // [n_expert, d_model, d_ff]
+        biases: Option<ExpertBiases>,
+        act: Gate,
+        hidden: Buf, // [T · n_used, d_ff], scratch
+        out: Buf,    // [T · n_used, d_model]
+    },
+    /// `x[t] += Σ_s weights[t,s] · y[t,s]`, slots in order; with `norm` it also emits the next `rms_norm`.
+    Combine {
+        x: Buf, // [T, d_model], updated in place
+        /// If false, the sum overwrites `x`.
+        add: bool,
+        y: Buf,       // [T · n_used, d_model]
+        weights: Buf, // [T, n_used]
+        norm: Option<Norm>,
+    },
+    /// Copies the rows that the step returns: `out[r] = x[row[r]]`.
+    Select {
+        x: Buf,   // [T, d]
+        out: Buf, // [R, d]
+    },
+    /// `x = x · scale`, in place.
+    Scale { x: Buf, scale: f32 },
+    /// `x = x · w[0]`, in place: a learned scale of a layer's output (Gemma 4).
+    ScaleBy {
+        x: Buf,
+        w: Weight, // [1]
+    },
+    /// `x = x ⊙ σ(gate)`, in place; a gate of width 1 applies to its whole row.
+    SigmoidGate {
+        x: Buf,    // [T, d]
+        gate: Buf, // [T, d] or [T, 1]
+    },
+    /// The gates of a gated delta rule: `g = exp(a_log · softplus(a + dt_bias))`, `beta = σ(b)`.
+    DecayBeta {
+        a: Buf,          // [T, n]
+        b: Buf,          // [T, n]
+        a_log: Weight,   // [n], -exp of what models call A_log
+        dt_bias: Weight, // [n]
+        g_out: Buf,      // [T, n], 0 to 1
+        beta_out: Buf,   // [T, n]
+    },
+    /// `x = rms_norm(x) ⊙ w ⊙ silu(gate)` of each head's slice, in place.
+    GatedNorm {
+        x: Buf,    // [T, n_head · d_head]
+        gate: Buf, // [T, n_head · d_head]
+        w: Weight, // [d_head]
+        eps: f32,
+        n_head: usize,
+        d_head: usize,
+    },
+    /// `x = cap · tanh(x / cap)`, in place.
+    Softcap { x: Buf, cap: f32 },
+}
+
+/// One matrix of a [`Op::Linear`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinearPart {
+    /// `[n, k]`.
+    pub w: Weight,
+    /// `[n]`, f32.
+    pub bias: Option<Weight>,
+    /// `[T, n]`.
+    pub out: Buf,
+}
+
+/// Biases of the experts' three products; f32, f16 or bf16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertBiases {
+    /// `[n_expert, d_ff]`.
+    pub gate: Weight,
+    /// `[n_expert, d_ff]`.
+    pub up: Weight,
+    /// `[n_expert, d_model]`.
+    pub down: Weight,
+}
+
+/// The norm that a fused op emits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Norm {
+    /// `[d]`.
+    pub w: Weight,
+    /// Added to the mean square.
+    pub eps: f32,
+    /// `[T, d]`.
+    pub out: Buf,
+}
+
+/// What an op does with a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Reads it.
+    Read,
+    /// Overwrites all of it.
+    Write,
+    /// Reads it and writes it in place.
+    Update,
+}
+
+impl Op {
+    /// Its name in printed plans, kernels, tests and traces.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Op::Embed { .. } => "embed",
+            Op::Linear { .. } => "linear",
+            Op::GatedLinear { .. } => "gated_linear",
+            Op::RmsNorm { .. } => "rms_norm",
+            Op::HeadNorm { .. } => "head_norm",
+            Op::Rope { .. } => "rope",
+            Op::SplitHeads { .. } => "split_heads",
+            Op::JoinHeads { .. } => "join_heads",
+            Op::HeadLinear { .. } => "head_linear",
+            Op::GatedAct { .. } => "gated_act",
+            Op::Add { .. } => "add",
+            Op::KvAppend { .. } => "kv_append",
+            Op::Attention { .. } => "attention",
+            Op::CausalConv { .. } => "causal_conv",
+            Op::DeltaNet { .. } => "delta_net",
+            Op::Route { .. } => "route",
+            Op::Experts { .. } => "experts",
+            Op::Combine { .. } => "combine",
+            Op::Select { .. } => "select",
+            Op::Scale { .. } => "scale",
+            Op::ScaleBy { .. } => "scale_by",
+            Op::SigmoidGate { .. } => "sigmoid_gate",
+            Op::DecayBeta { .. } => "decay_beta",
+            Op::GatedNorm { .. } => "gated_norm",
+            Op::Softcap { .. } => "softcap",
+        }
+    }
+
+    /// Calls `f` with every buffer of the op and its access. The validator, the memory planner and the passes learn
+    /// accesses only here.
+    pub fn for_each_buf_mut(&mut self, mut f: impl FnMut(&mut Buf, Access)) {
+        use Access::{Read, Update, Write};
+        match self {
+            Op::Embed { out, .. } => f(out, Write),
+            Op::Linear { x, parts } => {
+                f(x, Read);
+                parts.iter_mut().for_each(|part| f(&mut part.out, Write));
+            }
+            Op::GatedLinear { x, out, .. } | Op::HeadLinear { x, out, .. } | Op::Select { x, out } => {
+                f(x, Read);
+                f(out, Write);
+            }
+            Op::RmsNorm { x, residual, out, .. } => {
+                f(x, if residual.is_some() { Update } else { Read });
+                residual.iter_mut().for_each(|r| f(r, Read));
+                f(out, Write);
+            }
+            Op::HeadNorm { x, .. }
+            | Op::Rope { x, .. }
+            | Op::Scale { x, .. }
+            | Op::ScaleBy { x, .. }
+            | Op::Softcap { x, .. } => f(x, Update),
+            Op::SplitHeads { x, parts, .. } => {
+                f(x, Read);
+                parts.iter_mut().for_each(|(_, part)| f(part, Write));
+            }
+            Op::JoinHeads { parts, out, .. } => {
+                parts.iter_mut().for_each(|(_, part)| f(part, Read));
+                f(out, Write);
+            }
+            Op::GatedAct { gate, up, out, .. } => {
+                f(gate, Read);
+                f(up, Read);
+                f(out, Write);
+            }
+            Op::Add { x, y } => {
+                f(x, Update);
+                f(y, Read);
+            }
+            Op::SigmoidGate { x, gate } | Op::GatedNorm { x, gate, .. } => {
+                f(x, Update);
+                f(gate, Read);
+            }
+            Op::DecayBeta { a, b, g_out, beta_out, .. } => {
+                f(a, Read);
+                f(b, Read);
+                f(g_out, Write);
+                f(beta_out, Write);
+            }
+            Op::KvAppend { k, v, .. } => {
+                f(k, Read);
+                v.iter_mut().for_each(|v| f(v, Read));
+            }
+            Op::Attention { q, out, .. } => {
+                f(q, Read);
+                f(out, Write);
+            }
+            Op::CausalConv { x, out, .. } => {
+                f(x, Read);
+                f(out, Write);
+            }
+            Op::DeltaNet { q, k, v, g, beta, out, .. } => {
+                [q, k, v, g, beta].into_iter().for_each(|buf| f(buf, Read));
+                f(out, Write);
+            }
+            Op::Route { logits, ids, weights, .. } => {
+                f(logits, Read);
+                f(ids, Write);
+                f(weights, Write);
+            }
+            Op::Experts { x, ids, hidden, out, .. } => {
+                f(x, Read);
+                f(ids, Read);
+                f(hidden, Write);
+                f(out, Write);
+            }
+            Op::Combine { x, add, y, weights, norm } => {
+                f(x, if *add { Update } else { Write });
+                f(y, Read);
+                f(weights, Read);
+                norm.iter_mut().for_each(|norm| f(&mut norm.out, Write));
+            }
+        }
+    }
+
+    /// Every buffer of the op and its access, in the order of its fields.
+    pub fn bufs(&self) -> Vec<(Buf, Access)> {
+        let mut out = Vec::new();
+        self.clone().for_each_buf_mut(|buf, access| out.push((*buf, access)));
+        out
+    }
+
+    /// The recurrent state that the op reads and updates. Such an op mixes the rows of a sequence, as attention does.
+    pub fn state(&self) -> Option<State> {
+        match self {
+            Op::CausalConv { state, .. } | Op::DeltaNet { state, .. } => Some(*state),
+            Op::Embed { .. }
+            | Op::Linear { .. }
+            | Op::GatedLinear { .. }
+            | Op::RmsNorm { .. }
+            | Op::HeadNorm { .. }
+            | Op::Rope { .. }
+            | Op::SplitHeads { .. }
+            | Op::JoinHeads { .. }
+            | Op::HeadLinear { .. }
+            | Op::GatedAct { .. }
+            | Op::Add { .. }
+            | Op::KvAppend { .. }
+            | Op::Attention { .. }
+            | Op::Route { .. }
+            | Op::Experts { .. }
+            | Op::Combine { .. }
+            | Op::Select { .. }
+            | Op::Scale { .. }
+            | Op::ScaleBy { .. }
+            | Op::SigmoidGate { .. }
+            | Op::DecayBeta { .. }
+            | Op::GatedNorm { .. }
+            | Op::Softcap { .. } => None,
+        }
+    }
+
+    /// Every weight of the op, in the order of its fields.
+    pub fn weights(&self) -> Vec<Weight> {
+        match self {
+            Op::Embed { table, .. } => vec![*table],
+            Op::Linear { parts, .. } => parts.iter().flat_map(|part| [Some(part.w), part.bias]).flatten().collect(),
+            Op::GatedLinear { gate, up, .. } => vec![*gate, *up],
+            Op::RmsNorm { w, .. } | Op::GatedNorm { w, .. } | Op::CausalConv { w, .. } => vec![*w],
+            Op::DecayBeta { a_log, dt_bias, .. } => vec![*a_log, *dt_bias],
+            Op::HeadNorm { w, .. } => w.iter().copied().collect(),
+            Op::HeadLinear { w, .. } => vec![*w],
+            Op::Route { router, .. } => [router.bias, router.expert_scale].into_iter().flatten().collect(),
+            Op::Experts { gate, up, down, biases, .. } => {
+                let biases = biases.iter().flat_map(|b| [b.gate, b.up, b.down]);
+                [*gate, *up, *down].into_iter().chain(biases).collect()
+            }
+            Op::Attention { sinks, .. } => sinks.iter().copied().collect(),
+            Op::ScaleBy { w, .. } => vec![*w],
+            Op::Combine { norm, .. } => norm.iter().map(|norm| norm.w).collect(),
+            Op::Rope { .. }
+            | Op::SplitHeads { .. }
+            | Op::JoinHeads { .. }
+            | Op::GatedAct { .. }
+            | Op::Add { .. }
+            | Op::KvAppend { .. }
+            | Op::Select { .. }
+            | Op::Scale { .. }
+            | Op::DeltaNet { .. }
+            | Op::SigmoidGate { .. }
+            | Op::Softcap { .. } => Vec::new(),
+        }
+    }
+}
