@@ -15,12 +15,14 @@ fn at(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// Each tensor must have the bytes its shape needs, and be found by its name.
+/// Each tensor must have the bytes its shape needs, and be found by its name. Those of repacked weights are computed.
 fn check_tensors(model: &Checkpoint) {
+    model.hold_repacked().unwrap();
     for tensor in model.tensors() {
         let (row, outer) = tensor.shape.split_last().unwrap();
-        let len = tensor.dtype.row_bytes(*row).unwrap() * outer.iter().product::<usize>();
-        assert_eq!((tensor.len, model.bytes(tensor).len()), (len, len), "{}", tensor.name);
+        let wanted = tensor.dtype.plane_bytes(*row).unwrap().times(outer.iter().product()).unwrap();
+        let found = (tensor.total_bytes(), model.planes(tensor).len());
+        assert_eq!(found, (wanted.total(), wanted), "{}", tensor.name);
         assert_eq!(model.tensor(&tensor.name), Some(tensor));
     }
 }
