@@ -1,6 +1,9 @@
 //! The second bound on a template's memory: with an allocator that counts, a render ends although none of its
-//! operations pays for anything.
+//! operations pays for anything. And whose time a render takes: the processor's.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use backend::meter::Meter;
@@ -8,6 +11,9 @@ use engine::template::{Chat, ChatTemplate, Error, Limits, Message};
 
 #[global_allocator]
 static ALLOCATOR: Meter = Meter;
+
+/// One test at a time: one looks at the clock, the other keeps the machine busy.
+static ALONE: Mutex<()> = Mutex::new(());
 
 const HELD: usize = 64 << 20;
 
@@ -36,6 +42,7 @@ fn render(source: &str) -> (Result<String, Error>, ChatTemplate) {
 
 #[test]
 fn what_nobody_pays_for_ends_too() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let cases = [
         "{% set s = 'a' * 1000000 %}{{ ([s] * 1000) | map('upper') | list | length }}",
         "{% set s = 'a' * 1000000 %}{{ ([s] * 1000) | map('list') | list | length }}",
@@ -62,4 +69,34 @@ fn what_nobody_pays_for_ends_too() {
     // Others go on.
     let two = Message::to_json(&[Message::new("user", "hi"), Message::new("user", "hi")]);
     assert_eq!(template.render(&Chat::new(&two)).as_deref(), Ok("fine"));
+}
+
+/// A render that others keep from the processor for longer than its limit ends as it does alone.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_busy_machine_takes_no_time_from_a_render() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let limits = Limits { time: Duration::from_millis(600), ..LIMITS };
+    let source = "{% for i in range(100000) %}{% if i is odd and i > 7 %}{{ i }}{% endif %}{% endfor %}";
+    let template = ChatTemplate::with_limits(source, "", "", limits).expect("a template");
+    let messages = Message::to_json(&[Message::new("user", "hi")]);
+    let chat = Chat::new(&messages);
+    let text = template.render(&chat).expect("alone");
+    let is_over = AtomicBool::new(false);
+    let n_busy = 24 * thread::available_parallelism().map_or(1, usize::from);
+    let (result, took) = thread::scope(|scope| {
+        for _ in 0..n_busy {
+            scope.spawn(|| {
+                while !is_over.load(Relaxed) {
+                    std::hint::spin_loop()
+                }
+            });
+        }
+        let begin = Instant::now();
+        let result = template.render(&chat);
+        is_over.store(true, Relaxed);
+        (result, begin.elapsed())
+    });
+    println!("{took:?} beside {n_busy} busy threads");
+    assert_eq!(result, Ok(text));
 }

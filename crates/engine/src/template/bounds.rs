@@ -8,9 +8,10 @@
 //! of our functions hold a `!`, which no template can spell, so no template can replace them.
 
 use std::cell::RefCell;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
-use backend::meter;
+use backend::{meter, rank};
 use minijinja::machinery::{Instruction, Instructions};
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, Value};
@@ -32,7 +33,8 @@ pub const MAX_FUEL: u64 = 4_000_000;
 pub const MAX_DEPTH: usize = 100;
 /// Longest name of a variable, attribute, filter or method, in bytes: each instruction hashes or compares its name.
 pub const MAX_NAME_BYTES: usize = 256;
-/// Wall-clock limit of one render: a net under the other limits, which normally end a hostile template far earlier.
+/// Processor's time of one render (of the clock where the system does not tell): a net under the other limits, which
+/// normally end a hostile template far earlier. A busy machine takes nothing from it.
 pub const MAX_TIME: Duration = Duration::from_secs(3);
 /// What an item of a list or mapping counts for.
 pub const ITEM_BYTES: usize = 32;
@@ -50,7 +52,7 @@ pub struct Limits {
     pub held_bytes: usize,
     /// Instructions executed.
     pub fuel: u64,
-    /// Wall-clock time.
+    /// The processor's time.
     pub time: Duration,
 }
 
@@ -73,7 +75,7 @@ struct Budget {
     built: usize,
     touched: usize,
     output: usize,
-    end: Instant,
+    work: Arc<rank::Work>,
     calls: u32,
     /// The text given to `raise_exception`.
     raised: Option<String>,
@@ -86,14 +88,14 @@ thread_local! {
     static BUDGET: RefCell<Option<Budget>> = const { RefCell::new(None) };
 }
 
-/// Opens the budget of a render on this thread; `now` fixes its clock.
-pub fn start(limits: Limits, now: Option<jiff::civil::DateTime>) {
+/// Opens the budget of a render on this thread, which is at `work`; `now` fixes its clock.
+pub fn start(limits: Limits, work: Arc<rank::Work>, now: Option<jiff::civil::DateTime>) {
     let budget = Budget {
         limits,
         built: limits.built_bytes,
         touched: limits.touched_bytes,
         output: limits.output_bytes,
-        end: Instant::now() + limits.time,
+        work,
         calls: 0,
         raised: None,
         limit: None,
@@ -153,7 +155,8 @@ fn spend(built: usize, touched: usize, look: bool) -> Result<(), Error> {
         }
         b.calls = b.calls.wrapping_add(1);
         // The clock is read for every 64th small charge, and for every large one.
-        match (look || b.calls % 64 == 0 || touched > 4096) && Instant::now() > b.end {
+        let looks = look || b.calls % 64 == 0 || touched > 4096;
+        match looks && b.work.took().is_some_and(|took| took > b.limits.time) {
             true => Err(format!("runs longer than {:?}", b.limits.time)),
             false => Ok(()),
         }

@@ -15,9 +15,9 @@ mod text;
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use backend::meter;
+use backend::{meter, rank};
 use minijinja::machinery::{CodeGenerator, Instructions, eval, make_string_output, parse};
 use minijinja::value::Serde;
 use minijinja::{AutoEscape, ErrorKind, Value};
@@ -30,8 +30,13 @@ pub use jiff::civil::DateTime;
 
 /// Stack of a rendering thread, in bytes. Only what is used of it becomes real memory.
 const STACK_BYTES: usize = 512 << 20;
-/// How long a thread may take beyond [`Limits::time`] before it is given up; a last long operation ends far earlier.
+/// How much of the processor's time a thread may take beyond [`Limits::time`] before it is given up; a last long
+/// operation ends far earlier. Also, by the clock, how long a thread may stand still.
 const GRACE: Duration = Duration::from_secs(5);
+/// How long whoever asked waits beyond [`Limits::time`], by the clock.
+const MAX_WAIT: Duration = Duration::from_secs(30);
+/// How often whoever waits looks at the thread.
+const LOOK: Duration = Duration::from_millis(100);
 /// Threads that may be given up before a template is rendered no more.
 const MAX_LOST: usize = 2;
 /// Threads that are kept for the next render.
@@ -151,8 +156,16 @@ struct Shared {
 /// Threads that hold the parsed template. A render has one for itself.
 #[derive(Debug, Default)]
 struct Threads {
-    idle: Vec<Sender<Job>>,
+    idle: Vec<Worker>,
     lost: usize,
+}
+
+/// A thread with the parsed template.
+#[derive(Debug)]
+struct Worker {
+    jobs: Sender<Job>,
+    /// What it is at: parsing, then a render.
+    work: Arc<rank::Work>,
 }
 
 /// A render.
@@ -210,8 +223,8 @@ impl ChatTemplate {
         let thread = idle.map_or_else(|| self.thread(), Ok)?;
         let (reply, result) = sync_channel(1);
         let job = Job { variables: self.variables(chat), now: chat.now, reply };
-        thread.send(job).map_err(|_| ended())?;
-        let result = self.wait(&result)?;
+        thread.jobs.send(job).map_err(|_| ended())?;
+        let result = self.wait(&result, &thread.work)?;
         self.keep(thread);
         result
     }
@@ -231,30 +244,46 @@ impl ChatTemplate {
     }
 
     /// A new thread that has parsed the template.
-    fn thread(&self) -> Result<Sender<Job>, Error> {
+    fn thread(&self) -> Result<Worker, Error> {
         let (jobs, inbox) = channel();
         let (ready, parsed) = sync_channel(1);
         let (source, limits) = (self.0.source.clone(), self.0.limits);
+        let worker = Worker { jobs, work: Arc::default() };
+        let work = worker.work.clone();
         let thread = std::thread::Builder::new().name("template".into()).stack_size(STACK_BYTES);
-        let thread = thread.spawn(move || serve(&source, limits, &inbox, &ready));
+        let thread = thread.spawn(move || serve(&source, limits, &work, &inbox, &ready));
         thread.map_err(|e| Error::Thread { message: format!("start a thread: {e}") })?;
-        self.wait(&parsed)??;
-        Ok(jobs)
+        self.wait(&parsed, &worker.work)??;
+        Ok(worker)
     }
 
-    /// What a thread answers. One that does not is left alone, and counted: it may run for ever, but holds no more than
-    /// a render may build, or twice what it may hold.
-    fn wait<T>(&self, answer: &Receiver<T>) -> Result<T, Error> {
-        answer.recv_timeout(self.0.limits.time + GRACE).map_err(|why| match why {
-            RecvTimeoutError::Disconnected => ended(),
-            RecvTimeoutError::Timeout => {
-                self.threads().lost += 1;
-                lost()
+    /// What a thread answers. One that does not, though it had the processor, or that stands still, is left alone and
+    /// counted: it may run for ever, but holds no more than a render may build, or twice what it may hold. One that
+    /// others keep from the processor ends by its own bounds when it gets there; nobody waits for that.
+    fn wait<T>(&self, answer: &Receiver<T>, work: &rank::Work) -> Result<T, Error> {
+        let begin = Instant::now();
+        let (mut last, mut moved) = (None, begin);
+        loop {
+            match answer.recv_timeout(LOOK) {
+                Ok(answer) => return Ok(answer),
+                Err(RecvTimeoutError::Disconnected) => return Err(ended()),
+                Err(RecvTimeoutError::Timeout) => {}
             }
-        })
+            let took = work.took();
+            if took.is_none() || took != last {
+                (last, moved) = (took, Instant::now());
+            }
+            if took.is_some_and(|took| took > self.0.limits.time + GRACE) || moved.elapsed() > GRACE {
+                self.threads().lost += 1;
+                return Err(lost());
+            }
+            if begin.elapsed() > self.0.limits.time + MAX_WAIT {
+                return Err(Error::Thread { message: "the machine is too busy: its thread did not get to end".into() });
+            }
+        }
     }
 
-    fn keep(&self, thread: Sender<Job>) {
+    fn keep(&self, thread: Worker) {
         let mut threads = self.threads();
         if threads.idle.len() < MAX_IDLE {
             threads.idle.push(thread);
@@ -275,12 +304,15 @@ fn lost() -> Error {
 }
 
 /// Parses a template, says so, and renders it until nobody can ask any more.
-fn serve(source: &str, limits: Limits, jobs: &Receiver<Job>, ready: &SyncSender<Result<(), Error>>) {
-    let watch = meter::watch(limits.held_bytes);
-    bounds::start(limits, None);
-    let parsed = env::environment(limits.fuel).and_then(|env| Ok((env, compile(source)?)));
-    let (_, limit) = bounds::finish();
-    drop(watch);
+fn serve(
+    source: &str,
+    limits: Limits,
+    work: &Arc<rank::Work>,
+    jobs: &Receiver<Job>,
+    ready: &SyncSender<Result<(), Error>>,
+) {
+    let (parsed, _, limit) =
+        within(limits, work, None, || env::environment(limits.fuel).and_then(|env| Ok((env, compile(source)?))));
     let (env, (instructions, blocks)) = match parsed {
         Ok(parsed) => parsed,
         Err(e) => {
@@ -294,15 +326,29 @@ fn serve(source: &str, limits: Limits, jobs: &Receiver<Job>, ready: &SyncSender<
     // Whoever asked may have given up; then the inbox is closed, too.
     let _ = ready.send(Ok(()));
     while let Ok(Job { variables, now, reply }) = jobs.recv() {
-        let watch = meter::watch(limits.held_bytes);
-        bounds::start(limits, now);
-        let mut text = String::new();
-        let mut out = make_string_output(&mut text);
-        let done = eval(&env, &instructions, variables, &blocks, &mut out, AutoEscape::None);
-        let (raised, limit) = bounds::finish();
-        drop(watch);
-        let _ = reply.send(done.map(|_| text).map_err(|e| report(&e, raised, limit)));
+        let (done, raised, limit) = within(limits, work, now, || {
+            let mut text = String::new();
+            let mut out = make_string_output(&mut text);
+            eval(&env, &instructions, variables, &blocks, &mut out, AutoEscape::None).map(|_| text)
+        });
+        let _ = reply.send(done.map_err(|e| report(&e, raised, limit)));
     }
+}
+
+/// Does something within limits: its result, the text given to `raise_exception`, and the limit that was hit.
+fn within<T>(
+    limits: Limits,
+    work: &Arc<rank::Work>,
+    now: Option<DateTime>,
+    f: impl FnOnce() -> T,
+) -> (T, Option<String>, Option<String>) {
+    let (result, _) = work.run(|| {
+        let _watch = meter::watch(limits.held_bytes);
+        bounds::start(limits, work.clone(), now);
+        f()
+    });
+    let (raised, limit) = bounds::finish();
+    (result, raised, limit)
 }
 
 /// JSON as the template sees it; mappings keep their order.

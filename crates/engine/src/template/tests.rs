@@ -1,7 +1,7 @@
 //! Golden chats, hostile templates, and the corners where Python and minijinja part.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde_json::{Value, json};
 
@@ -131,12 +131,13 @@ fn hostile_templates_end_in_an_error_soon() {
     for (name, source) in table {
         let begin = Instant::now();
         let result = render(source);
-        let took = begin.elapsed();
         assert!(result.is_err(), "{name}: rendered {} bytes", result.unwrap().len());
-        let error = result.unwrap_err().to_string();
-        println!("{name}: {} ms: {error}", took.as_millis());
+        let error = result.unwrap_err();
+        println!("{name}: {} ms: {error}", begin.elapsed().as_millis());
+        // It ended by itself, within the processor's time that it may take.
+        assert!(!matches!(error, Error::Thread { .. }), "{name}: {error}");
+        let error = error.to_string();
         assert!(error.len() < 400, "{name}: {error}");
-        assert!(took < MAX_TIME + Duration::from_secs(3), "{name}: took {took:?}");
     }
 }
 
