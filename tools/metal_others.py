@@ -17,6 +17,8 @@ import tempfile
 from pathlib import Path
 
 N, K = 64, 512
+# Types of ggml of about two to four bits, in blocks of 256.
+SMALL = ["IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M", "IQ4_XS", "TQ2_0"]
 HEADS, GROUP, D, KEYS = 8, 4, 128, 257
 V_HEADS = 4
 
@@ -94,6 +96,11 @@ struct half4x4 {
     explicit half4x4(float4x4 f) { for (int i = 0; i < 4; i++) c[i] = half4(f.c[i].x, f.c[i].y, f.c[i].z, f.c[i].w); }
     half4& operator[](int i) { return c[i]; }
 };
+struct bfloat4x4 {
+    bfloat4 c[4];
+    bfloat4& operator[](int i) { return c[i]; }
+};
+struct packed_char4 { char2 a, b; };
 #define FC_mul_mm_bc_inp false
 #define FC_mul_mm_bc_out false
 #define FC_mul_mm_ne12 1
@@ -126,8 +133,11 @@ kernel void counted(constant Product& args [[buffer(0)]], device const char* a [
 def ggml_product(text, block, row_bytes, names, call, nsg, rows, size=2):
     """A product of one row: its source, parameters and grid."""
     source = GGML_HEAD.replace("NSG_", str(nsg)) + "".join(function(text, name) for name in names)
-    has_shared = "helper_mv_reduce_and_write" in names or "mxfp4" in block
-    shared = "threadgroup char shared[1024];" if has_shared else "threadgroup char* shared = nullptr;"
+    # The most that a kernel takes: a table of 512 numbers of eight bytes, and signs.
+    words = 528 if "_iq" in block else 128 if "helper_mv_reduce_and_write" in names or "mxfp4" in block else 0
+    shared = "threadgroup char* shared = nullptr;"
+    if words > 0:
+        shared = f"threadgroup ulong words[{words}]; threadgroup char* shared = (threadgroup char*)words;"
     source += GGML_PRODUCT.replace("CALL", call).replace("SHARED", shared)
     strides = [row_bytes, N * row_bytes, N * row_bytes, 4 * K, 4 * K, 4 * K]
     params = struct.pack("<4i7Q", K, N, N, 1, *strides, size)
@@ -153,7 +163,43 @@ def kargs(impl, name):
     return f"struct ggml_metal_kargs_{name} {{ {fields} }};\n"
 
 
-def ggml_tiles(text, impl):
+# Bytes of a block, of 32 weights or of 256.
+BLOCKS = dict(Q4_0=18, Q4_1=20, Q5_0=22, Q5_1=24, Q8_0=34, MXFP4=17, IQ4_NL=18, Q2_K=84, Q3_K=110, Q4_K=144, Q5_K=176,
+              Q6_K=210, IQ2_XXS=66, IQ2_XS=74, IQ2_S=82, IQ3_XXS=98, IQ3_S=110, IQ1_S=50, IQ1_M=56, IQ4_XS=136)
+BLOCKS |= dict(TQ2_0=66)
+BLOCKS_256 = [name for name in BLOCKS if name.endswith("_K") or name in SMALL]
+
+
+def ggml_name(name):
+    """A type as ggml's functions call it."""
+    return name[0].lower() + name[1:] if name.endswith("_K") else name.lower()
+
+
+def four_bit_table(text, name):
+    """Numbers of four bits: `mxfp4` or `iq4nl`."""
+    return re.search(rf"constant static float kvalues_{name}_f\[16\] = \{{.*?\}};", text, re.S).group(0) + "\n"
+
+
+def small_blocks(common, name):
+    """The struct of a type of two to four bits with the tables that it looks numbers up in."""
+    if name not in [*SMALL, "IQ4_NL"]:
+        return ""
+    tables = dict(IQ2_XXS=["iq2xxs_grid"], IQ2_XS=["iq2xs_grid"], IQ2_S=["iq2s_grid"], IQ3_XXS=["iq3xxs_grid"])
+    tables |= dict(IQ3_S=["iq3s_grid"], IQ1_S=["iq1s_grid_gpu"], IQ1_M=["iq1s_grid_gpu"])
+    source = "typedef half ggml_half;\n#define NGRID_IQ1S 2048\n#define IQ1S_DELTA 0.125f\n#define IQ1M_DELTA 0.125f\n"
+    source += "#define QK4_NL 32\n#define IQ3S_N_SCALE QK_K/64\n"
+    for table in ["kmask_iq2xs", "ksigns_iq2xs"] + tables.get(name, []):
+        found = re.search(rf"GGML_TABLE_BEGIN\((\w+), {table}, (\w+)\)(.*?)GGML_TABLE_END\(\)", common, re.S)
+        source += f"constant static {found.group(1)} {table}[{found.group(2)}] = {{ {found.group(3)} }};\n"
+    low = ggml_name(name)
+    found = re.search(rf"typedef struct \{{([^}}]*)\}} block_{low};", common)
+    source += f"struct block_{low} {{ {found.group(1)} }};\n"
+    if name == "IQ1_M":
+        source += "typedef union { half f16; uint16_t u16; } iq1m_scale_t;\n"
+    return source
+
+
+def ggml_tiles(text, impl, common):
     """Products of many rows of x: 32 of them, and 32 pairs of each of two experts."""
     # Of two versions the second is for GPUs without tensors.
     tiled = text[text.index("constant short FC_mul_mm_r3") :]
@@ -164,14 +210,21 @@ def ggml_tiles(text, impl):
         f" *(threadgroup half4*)(sb + 64*ib + 8*ly + {4 * i}) = half4(v.x, v.y, v.z, v.w); }}"
         for i in range(2)
     )
-    table = re.search(r"constant static float kvalues_mxfp4_f\[16\] = \{.*?\};", text, re.S).group(0) + "\n"
-    helpers = {"Q4_K": ["get_scale_min_k4_just2"], "MXFP4": ["e8m0_to_fp32"]}
-    blocks = [("Q4_0", 18, 32, 2), ("MXFP4", 17, 32, 2), ("Q4_K", 144, 256, 16), ("Q6_K", 210, 256, 16)]
-    for name, size, of_block, nl in blocks:
-        low, row = name.lower() if name == "MXFP4" else name[0].lower() + name[1:], K // of_block * size
+    table = four_bit_table(text, "mxfp4") + four_bit_table(text, "iq4nl")
+    helpers = {"Q3_K": [], "Q4_K": ["get_scale_min_k4_just2"], "Q5_K": ["get_scale_min_k4_just2"]}
+    helpers["MXFP4"] = ["e8m0_to_fp32"]
+    blocks = [(name, size, 256 if name in BLOCKS_256 else 32) for name, size in BLOCKS.items()]
+    for name, size, of_block in [("F16", 2, 1), ("BF16", 2, 1), *blocks]:
+        low, nl, row = ggml_name(name), max(of_block // 16, 1), K * size // of_block
         functions = helpers.get(name, []) + [f"dequantize_{low}"]
-        head = GGML_HEAD + GGML_TILES + table + "".join(function(text, f) for f in functions)
+        head = GGML_HEAD + GGML_TILES + table + small_blocks(common, name)
+        head += "".join(function(text, f) for f in functions)
         head = head.replace("uchar2{uchar(", "uchar2{(uchar)(").replace(", uchar(q", ", (uchar)(q")
+        # Vectors that are copied from memory one by one, and bytes that lie at any address.
+        head = head.replace("reg = (type4x4)(*src);", "for (int i = 0; i < 4; i++) reg[i] = src->c[i];")
+        head = head.replace("(type4x4) reg_f", "type4x4(reg_f)")
+        head = head.replace("float4(qs[4*il + i])", "float4(qs[4*il + i].a.x, qs[4*il + i].a.y, qs[4*il + i].b.x, "
+                            "qs[4*il + i].b.y)")
         for kernel, what in [("mul_mm", "32 rows of x"), ("mul_mm_id", "32 pairs of an expert")]:
             is_id = kernel == "mul_mm_id"
             body = inner(function(tiled, f"kernel_{kernel}"))
@@ -182,7 +235,12 @@ def ggml_tiles(text, impl):
             args = "args, a, b, n, ids, c, (threadgroup char*)shared, group, t, lane, sg"
             if not is_id:
                 lists, args = "", "args, a, b, c, (threadgroup char*)shared, group, t, sg"
-            call = GGML_TILE.replace("NAME", kernel).replace("BLOCK", f"block_{low}").replace("NL,", f"{nl},")
+            block = dict(F16="half4x4", BF16="bfloat4x4").get(name, f"block_{low}")
+            call = GGML_TILE.replace("NAME", kernel).replace("BLOCK", block).replace("NL,", f"{nl},")
+            if name == "BF16":
+                call, body = call.replace("half", "bfloat"), body.replace("half4", "bfloat4")
+                rounded = ", ".join(f"(bfloat)v.{axis}" for axis in "xyzw")
+                body = body.replace("bfloat4(v.x, v.y, v.z, v.w)", f"bfloat4{{{rounded}}}")
             call = call.replace("TYPE", low).replace("ARGS", args).replace("LISTS", lists)
             source = head + kargs(impl, kernel) + body + call
             if is_id:
@@ -256,16 +314,15 @@ def ggml(root):
     impl = (root / "src/ggml-metal/ggml-metal-impl.h").read_text()
     rows = lambda name: int(re.search(rf"#define N_R0_{name}\s+(\d+)", impl).group(1))
     groups = lambda name: int(re.search(rf"#define N_SG_{name}\s+(\d+)", impl).group(1))
-    blocks = dict(Q4_0=18, Q4_1=20, Q5_0=22, Q5_1=24, Q8_0=34, MXFP4=17)
-    blocks |= dict(Q2_K=84, Q3_K=110, Q4_K=144, Q5_K=176, Q6_K=210)
-    for name, size in blocks.items():
-        block, n, of_block = f"block_{name[0].lower()}{name[1:]}", rows(name), 256 if name.endswith("_K") else 32
-        kernel, names = f"kernel_mul_mv_{name[0].lower()}{name[1:]}_f32_impl", []
+    common = without_comments((root / "src/ggml-common.h").read_text())
+    for name, size in BLOCKS.items():
+        low, n, of_block = ggml_name(name), rows(name), 256 if name in BLOCKS_256 else 32
+        block, kernel, names = f"block_{low}", f"kernel_mul_mv_{low}_f32_impl", []
         if name == "MXFP4":
-            block, kernel, names = "block_mxfp4", "kernel_mul_mv_mxfp4_f32_impl", ["e8m0_to_fp32"]
+            names = ["e8m0_to_fp32"]
         elif name == "Q8_0":
             names = ["helper_mv_reduce_and_write"]
-        elif of_block == 32:
+        elif of_block == 32 and name != "IQ4_NL":
             kernel = "mul_vec_q_n_f32_impl"
         args = f"{block}, {n}" if kernel.startswith("mul_vec") else f"{n}"
         call = f"{kernel}<{args}, constant Product&>"
@@ -274,7 +331,9 @@ def ggml(root):
         if kernel.startswith("mul_vec"):
             before = overload(text, block)
         elif name == "MXFP4":
-            before = re.search(r"constant static float kvalues_mxfp4_f\[16\] = \{.*?\};", text, re.S).group(0) + "\n"
+            before = four_bit_table(text, "mxfp4")
+        elif name in [*SMALL, "IQ4_NL"]:
+            before = four_bit_table(text, "iq4nl") + small_blocks(common, name)
         # The simulator wants one writer of a number.
         source = work[0].replace("shmem_f32[tiisg] =", "if (sgitg == 0) shmem_f32[tiisg] =")
         yield f"one row of x, {name}", "ggml", (source.replace("template<", before + "template<", 1), *work[1:])
@@ -282,7 +341,7 @@ def ggml(root):
     call = "kernel_mul_mv_t_t_impl<bfloat, float, 2, constant Product&>"
     yield "one row of x, BF16", "ggml", ggml_product(text, "bfloat", 2 * K, names, call, 4, 2)
 
-    yield from ggml_tiles(text, impl)
+    yield from ggml_tiles(text, impl, common)
 
     # The first of two versions is the one that is compiled.
     body = inner(function(text, "kernel_gated_delta_net_impl"))
@@ -386,10 +445,173 @@ template <> struct Limits<float> { static constexpr float finite_min = -3.402823
 template <> struct Limits<half> { static constexpr half finite_min = -65504.0h; };
 """
 
+# What MLX's classes of tiles name from other files: whole numbers as types, and what a pointer points to.
+STEEL_HEAD = """
+#define METAL_FUNC inline
+#define STEEL_PRAGMA_UNROLL _Pragma("clang loop unroll(full)")
+template <int v> struct Int { constexpr operator int() const { return v; } };
+template <class P> using pointer_element_t = unqual_t<P>;
+"""
+
+
+def declared(text, name, nth=0):
+    """The nth struct of a name, with its template line."""
+    found = [m for m in re.finditer(rf"^struct {re.escape(name)}\b[^;]*?\{{", text, re.M)][nth]
+    begin = text.rindex("template", 0, found.start())
+    depth = 0
+    for end in range(found.end() - 1, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[end], 0)
+        if depth == 0:
+            return text[begin : end + 1] + ";\n"
+    raise SystemExit(f"struct {name} has no end")
+
+
+def steel(source):
+    """Classes of tiles as the simulator takes them: constants are of no address space, attributes stand at kernels."""
+    source = re.sub(r"\[\[[^\]]*\]\]", "", source).replace("[[kernel]] void", "inline void")
+    for constant in ["STEEL_CONST", "MLX_MTL_CONST"]:
+        source = source.replace(constant, "static constexpr")
+    # As many bytes as a thread copies at once, which the simulator's compiler does not copy as a struct between
+    # address spaces.
+    copied = r"struct alignas\(alignment \* sizeof\(T\)\) ReadVector \{.*?\};"
+    source = re.sub(copied, "typedef vec<uint, sizeof(T) * vec_size / 4> ReadVector;", source, flags=re.S)
+    # A tile that begins as zeros, all of them.
+    return source.replace("val_frags[kNumFrags] = {frag_type(0)};", "val_frags[kNumFrags] = {};")
+
+
+def steel_classes(folder, kind):
+    """Matrices, tiles and loaders of products (`gemm`) or of attention (`attn`)."""
+    mma, loader, transforms = (without_comments((folder / f"steel/{kind}/{name}.h").read_text())
+                               for name in ("mma", "loader", "transforms"))
+    parts = [declared(transforms, "TransformNone")]
+    parts += [declared(mma, "BaseMMAFrag", n) for n in range(2)] + [declared(mma, "MMATile")]
+    parts += [function(mma, "tile_matmad"), declared(mma, "BlockMMA")]
+    parts.append(declared(loader, "BlockLoader" if kind == "gemm" else "BlockLoaderT"))
+    return MLX_HEAD + STEEL_HEAD + steel("".join(parts))
+
+
+def mlx_tiles(folder):
+    """Products in tiles: of codes of four bits with 32 rows of x and with 32 pairs of each of two experts, and of
+    numbers of 16 bits."""
+    text = without_comments((folder / "quantized.h").read_text())
+    classes = steel_classes(folder, "gemm")
+    names = ["get_pack_factor", "get_bytes_per_pack", "dequantize"]
+    codes = "".join(plain(function(text, name)) for name in names) + declared(text, "QuantizedBlockLoader")
+    head = classes + steel(codes)
+    product = steel(plain(function(text, "qmm_t_impl"))).replace("mlx::steel::", "")
+    source = head + product + """
+kernel void counted(device const uint* w [[buffer(0)]], device const half* scales [[buffer(1)]],
+                    device const half* biases [[buffer(2)]], device const half* x [[buffer(3)]],
+                    device half* y [[buffer(4)]], constant int& k [[buffer(5)]], constant int& n [[buffer(6)]],
+                    constant int& m [[buffer(7)]], uint3 group [[threadgroup_position_in_grid]],
+                    uint t [[thread_index_in_threadgroup]], uint sg [[simdgroup_index_in_threadgroup]],
+                    uint lane [[thread_index_in_simdgroup]]) {
+    threadgroup float4 xs[32 * 40 / 8], ws[32 * 40 / 8];
+    qmm_t_impl<half, 64, 4, true, 32, 32, 32>(w, scales, biases, x, y, (threadgroup half*)xs, (threadgroup half*)ws, k,
+                                              n, m, k, group, t, sg, lane);
+}
+"""
+    number = lambda n: struct.pack("<i", n)
+    slots = [(0, "z", N * K // 2), (1, "z", N * K // 32), (2, "z", N * K // 32), (3, "z", 64 * K), (4, "w", 64 * N)]
+    slots += [(5, "p", number(K)), (6, "p", number(N)), (7, "p", number(32))]
+    yield "32 rows of x, MLX 4 bits", "MLX", (source, slots, (N // 32, 1, 1), 128, 32 * N * K)
+
+    utils = without_comments((folder / "quantized_utils.h").read_text())
+    loops = ["gemm_loop_aligned", "gemm_loop_unaligned", "gemm_loop_finalize"]
+    body = function(text, "affine_gather_qmm_rhs").replace("[[kernel]] void", "inline void")
+    body = steel(body).replace("mlx::steel::", "")
+    # Its arrays of halves are copied to 16 bytes at a time.
+    for name, rows in [("Xs", "BM"), ("Ws", "BN")]:
+        aligned = f"threadgroup float4 {name}_of[{rows} * BK_padded / 8];"
+        aligned += f" threadgroup T* {name} = (threadgroup T*){name}_of;"
+        body = re.sub(rf"threadgroup T {name}\[[^;]*\];", aligned, body)
+    flags = "".join(f"constant constexpr bool align_{axis} = true;\n" for axis in "MNK")
+    source = head + flags + "".join(plain(function(utils, name)) for name in loops) + body + """
+kernel void counted(device const half* x [[buffer(0)]], device const uint* w [[buffer(1)]],
+                    device const half* scales [[buffer(2)]], device const half* biases [[buffer(3)]],
+                    device const uint* indices [[buffer(4)]], device half* y [[buffer(5)]],
+                    constant int& m [[buffer(6)]], constant int& n [[buffer(7)]], constant int& k [[buffer(8)]],
+                    uint3 group [[threadgroup_position_in_grid]], uint sg [[simdgroup_index_in_threadgroup]],
+                    uint lane [[thread_index_in_simdgroup]]) {
+    affine_gather_qmm_rhs<half, 64, 4, 16, 32, 32, 1, 2, true>(x, w, scales, biases, indices, y, m, n, k, group, sg,
+                                                               lane);
+}
+"""
+    slots = [(0, "z", 64 * 2 * K), (1, "z", N * K), (2, "z", N * K // 16), (3, "z", N * K // 16)]
+    slots += [(4, "r", b"".join(number(pair // 32) for pair in range(64))), (5, "w", 64 * 2 * N)]
+    slots += [(6, "p", number(64)), (7, "p", number(N)), (8, "p", number(K))]
+    yield "32 pairs of an expert, MLX 4 bits", "MLX", (source, slots, (N // 32, 4, 1), 64, 64 * N * K)
+
+    # As MLX's host chooses for small products of transposed weights: rows of 64, of which 32 are there.
+    for name, t in [("F16", "half"), ("BF16", "bfloat")]:
+        source = classes + f"""
+typedef {t} T;
+""" + """
+kernel void counted(device const T* x [[buffer(0)]], device const T* w [[buffer(1)]], device T* y [[buffer(2)]],
+                    constant int& k [[buffer(3)]], constant int& n [[buffer(4)]],
+                    uint3 group [[threadgroup_position_in_grid]], uint sg [[simdgroup_index_in_threadgroup]],
+                    uint lane [[thread_index_in_simdgroup]]) {
+    threadgroup float4 xs_of[64 * 40 / 8], ws_of[32 * 40 / 8];
+    threadgroup T* xs = (threadgroup T*)xs_of;
+    threadgroup T* ws = (threadgroup T*)ws_of;
+    BlockLoader<T, 64, 32, 40, 1, 128> from_x(x, k, xs, sg, lane);
+    BlockLoader<T, 32, 32, 40, 1, 128> from_w(w + 32 * group.x * k, k, ws, sg, lane);
+    BlockMMA<T, T, 64, 32, 32, 2, 2, false, true, 40, 40> sums(sg, lane);
+    for (int i = 0; i < k / 32; i++) {
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        from_x.load_safe(short2(32, 32));
+        from_w.load_unsafe();
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        sums.mma(xs, ws);
+        from_x.next();
+        from_w.next();
+    }
+    sums.store_result_safe(y + 32 * group.x, n, short2(32, 32));
+}
+"""
+        slots = [(0, "z", 64 * K), (1, "z", 2 * N * K), (2, "w", 64 * N), (3, "p", number(K)), (4, "p", number(N))]
+        yield f"32 rows of x, {name}", "MLX", (source, slots, (N // 32, 1, 1), 128, 32 * N * K)
+
+
+def mlx_prompt(folder):
+    """Attention of a prompt, as `ggml_prompt` has it; the mask is computed."""
+    text = (folder / "steel/attn/kernels/steel_attention.h").read_text()
+    text = without_comments(re.sub(r"/\*.*?\*/", "", text, flags=re.S))
+    ops = text[text.index("struct MaxOp") : text.index("template <\n", text.index("struct DivOp"))]
+    params = re.search(r"struct AttnParams \{.*?\};\n", (folder / "steel/attn/params.h").read_text(), re.S).group(0)
+    params += "struct AttnMaskParams { int64_t M_strides[3]; };\n"
+    # As its host chooses for heads of 128.
+    body = text[text.index("template <\n", text.index("struct DivOp")) :]
+    body = re.sub(r"\[\[kernel,[^\]]*\]\] void", "inline void", body)
+    flags = dict(align_Q="true", align_K="true", has_mask="false", do_causal="true", has_sinks="false")
+    source = steel_classes(folder, "attn") + params + ops
+    source += "".join(f"constant constexpr bool {name} = {value};\n" for name, value in flags.items())
+    source += steel(body) + """
+kernel void counted(device const half* q [[buffer(0)]], device const half* k [[buffer(1)]],
+                    device const half* v [[buffer(2)]], device half* to [[buffer(3)]],
+                    constant AttnParams& params [[buffer(4)]], constant AttnMaskParams& mask [[buffer(5)]],
+                    uint3 group [[threadgroup_position_in_grid]], uint sg [[simdgroup_index_in_threadgroup]],
+                    uint lane [[thread_index_in_simdgroup]]) {
+    attention<half, 32, 16, 128, 4, 1, half, float>(q, k, v, to, &params, &mask, q, q, lane, sg, group, uint3(0));
+}
+"""
+    keys, tokens, n_kv = KEYS // 32 * 32, 64, HEADS // GROUP
+    rows, row = tokens // 32, HEADS * D
+    # Heads of a token follow each other, keys of a head do.
+    values = [1, HEADS, D, tokens, keys, GROUP, 1.0, rows, keys // 16, rows, keys // 16, 0, 0, keys - tokens]
+    strides = [tokens * row, D, row, *[n_kv * keys * D, keys * D, D] * 2, tokens * row, D, row]
+    params = struct.pack("<6if7i12q", *values, *strides)
+    slots = [(0, "z", 2 * tokens * row), (1, "z", 2 * n_kv * keys * D), (2, "z", 2 * n_kv * keys * D)]
+    slots += [(3, "w", 2 * tokens * row), (4, "p", params), (5, "p", bytes(24))]
+    seen = sum(range(keys - tokens + 1, keys + 1))
+    return "attention, prompt", "MLX", (source, slots, (rows, HEADS, 1), 128, 2 * HEADS * D * seen)
+
 
 def mlx(root):
     """Every row of MLX's."""
     folder = root / "mlx/backend/metal/kernels"
+    yield from mlx_tiles(folder)
+    yield mlx_prompt(folder)
     text = without_comments((folder / "quantized.h").read_text())
     names = ["get_pack_factor", "get_bytes_per_pack", "load_vector", "qdot", "qmv_fast_impl"]
     source = MLX_HEAD + "".join(plain(function(text, name)) for name in names) + """

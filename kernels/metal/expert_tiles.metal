@@ -55,15 +55,15 @@ kernel void expert_tiles(PLANE_PARAMS(w, 0, 1, 2),
     const uint per = a.x_per_slot ? 1 : a.n_used;
     tile_product<WEIGHT>(row, x + (ulong)(pair0 / per) * a.k, x + (ulong)(pair1 / per) * a.k, n_pairs, staged_w, pieces,
                          sg, lane);
-    for (uint j = t; j < n_pairs * PER; j += 128) {
-        const uint column = j / PER, i = begin + j % PER;
-        if (i >= a.n) continue;
-        float y = staged_w[column * TILE_OUT_STRIDE + j % PER];
+    const uint i = begin + t % PER;
+    if (i >= a.n) return;
+    for (uint column = t / PER; column < n_pairs; column += 128 / PER) {
+        float y = staged_w[column * TILE_OUT_STRIDE + t % PER];
 #if BIAS
         y += bias[base + i];
 #endif
 #if GATED
-        float u = staged_w[column * TILE_OUT_STRIDE + 32 + j % PER];
+        float u = staged_w[column * TILE_OUT_STRIDE + 32 + t % PER];
 #if BIAS
         u += up_bias[base + i];
 #endif

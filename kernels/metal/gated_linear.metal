@@ -34,11 +34,11 @@ kernel void gated_linear(PLANE_PARAMS(gate, 0, 1, 2), PLANE_PARAMS(up, 3, 4, 5),
     device const float* x0 = x + (ulong)(first_x + min(t / 8, n_x - 1)) * a.k;
     device const float* x1 = x + (ulong)(first_x + min(t / 8 + 16, n_x - 1)) * a.k;
     tile_product<WEIGHT>(row, x0, x1, n_x, staged_w, pieces, sg, lane);
-    for (uint j = t; j < n_x * 32; j += 128) {
-        const uint i = begin + j % 32;
-        if (i >= a.n) continue;
-        threadgroup const float* sums = staged_w + j / 32 * TILE_OUT_STRIDE + j % 32;
-        out[(ulong)(first_x + j / 32) * a.n + i] = gated(ACT, sums[0], sums[32], a.alpha, a.limit);
+    const uint i = begin + t % 32;
+    if (i >= a.n) return;
+    for (uint c = t / 32; c < n_x; c += 4) {
+        threadgroup const float* sums = staged_w + c * TILE_OUT_STRIDE + t % 32;
+        out[(ulong)(first_x + c) * a.n + i] = gated(ACT, sums[0], sums[32], a.alpha, a.limit);
     }
 #else
     const uint begin = ROWS * (2 * group.x + sg);

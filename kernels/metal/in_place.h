@@ -32,6 +32,23 @@ inline float sixteen_bytes(const thread uint* w, uint mask, const thread float4*
 // What places() is where codes lie in bytes of words.
 inline float4 byte_places() { return float4(1.0f, 1.0f / 256, 1.0f / 65536, 1.0f / 16777216); }
 
+// Halves are read as they lie.
+struct f16;
+template <> struct InPlace<f16> {
+    enum { IS = 0, HAS_DECODE = 1 };
+    static inline void decode(const thread Row& row, uint unit, int, thread float* v) {
+        device const half* from = (device const half*)row.q + 16 * unit;
+        if (row.n % 8 == 0 && 16 * unit + 16 <= row.n) {
+            for (uint i = 0; i < 4; i++) {
+                const float4 four = float4(((device const half4*)from)[i]);
+                v[4 * i] = four.x, v[4 * i + 1] = four.y, v[4 * i + 2] = four.z, v[4 * i + 3] = four.w;
+            }
+            return;
+        }
+        for (uint i = 0; i < 16; i++) v[i] = 16 * unit + i < row.n ? float(from[i]) : 0.0f;
+    }
+};
+
 struct q4_0;
 template <> struct InPlace<q4_0> {
     enum { IS = 1, HAS_DECODE = 0 };
@@ -99,7 +116,7 @@ template <> struct InPlace<q5_0> {
 
 struct q8_0;
 template <> struct InPlace<q8_0> {
-    enum { IS = 1, HAS_DECODE = 0 };
+    enum { IS = 1, HAS_DECODE = 1 };
     half d;
     char2 w[16];
     inline void load(const thread Row& row, uint unit) {
@@ -115,6 +132,15 @@ template <> struct InPlace<q8_0> {
             sum += float(a.x) * x[i].x + float(a.y) * x[i].y + float(b.x) * x[i].z + float(b.y) * x[i].w;
         }
         return float(d) * sum;
+    }
+    static inline void decode(const thread Row& row, uint unit, int r, thread float* v) {
+        device const uchar* p = row.q + (ulong)unit * 34;
+        const float scale = float(*(device const half*)p);
+        for (int i = 0; i < 8; i++) {
+            const char2 a = ((device const char2*)(p + 2 + 16 * r))[i];
+            v[2 * i] = scale * float(a.x);
+            v[2 * i + 1] = scale * float(a.y);
+        }
     }
 };
 
@@ -143,30 +169,34 @@ template <> struct InPlace<q4_k> {
     }
 };
 
-// Types whose codes are places in a table, low halves of sixteen bytes `w` and then the high ones, have `at`, which
-// gives a number of the table, and `scale()`, what all are multiplied with. A unit without that, times x:
-template <class Of> inline float of_table(const thread Of& of, const thread float4* x) {
-    float low = 0.0f, high = 0.0f;
-    for (int i = 0; i < 4; i++) {
-        const uchar a = of.w[4 * i], b = of.w[4 * i + 1], c = of.w[4 * i + 2], d = of.w[4 * i + 3];
-        const float4 y = x[i], z = x[4 + i];
-        low += Of::at(a & 15) * y.x + Of::at(b & 15) * y.y + Of::at(c & 15) * y.z + Of::at(d & 15) * y.w;
-        high += Of::at(a >> 4) * z.x + Of::at(b >> 4) * z.y + Of::at(c >> 4) * z.z + Of::at(d >> 4) * z.w;
+// Types whose codes are places in a table, low halves of sixteen bytes `w` and then the high ones. `Of` has `w`, `at`,
+// a number of the table, and `scale()`, what all are multiplied with.
+template <class Of> struct FromTable {
+    enum { IS = 1, HAS_DECODE = 1 };
+    static inline float4 places() { return float4(1.0f); }
+    inline float dot(const thread float4* x, const thread float*) const {
+        const thread Of& of = *(const thread Of*)this;
+        float low = 0.0f, high = 0.0f;
+        for (int i = 0; i < 4; i++) {
+            const uchar a = of.w[4 * i], b = of.w[4 * i + 1], c = of.w[4 * i + 2], d = of.w[4 * i + 3];
+            const float4 y = x[i], z = x[4 + i];
+            low += Of::at(a & 15) * y.x + Of::at(b & 15) * y.y + Of::at(c & 15) * y.z + Of::at(d & 15) * y.w;
+            high += Of::at(a >> 4) * z.x + Of::at(b >> 4) * z.y + Of::at(c >> 4) * z.z + Of::at(d >> 4) * z.w;
+        }
+        return of.scale() * (low + high);
     }
-    return low + high;
-}
-template <class Of> inline void decode_from_table(const thread Row& row, uint unit, int r, thread float* v) {
-    Of of;
-    of.load(row, unit);
-    const float scale = of.scale();
-    for (uint i = 0; i < 16; i++) v[i] = scale * Of::at(of.w[i] >> (4 * r) & 15);
-}
+    static inline void decode(const thread Row& row, uint unit, int r, thread float* v) {
+        Of of;
+        of.load(row, unit);
+        const float scale = of.scale();
+        for (uint i = 0; i < 16; i++) v[i] = scale * Of::at(of.w[i] >> (4 * r) & 15);
+    }
+};
 
 struct mxfp4;
 constant float e2m1_values[16] = {0.0f,  1.0f,  2.0f,  3.0f,  4.0f,  6.0f,  8.0f,  12.0f,
                                   -0.0f, -1.0f, -2.0f, -3.0f, -4.0f, -6.0f, -8.0f, -12.0f};
-template <> struct InPlace<mxfp4> {
-    enum { IS = 1, HAS_DECODE = 1 };
+template <> struct InPlace<mxfp4> : FromTable<InPlace<mxfp4>> {
     uchar e, w[16];
     inline void load(const thread Row& row, uint unit) {
         device const uchar* p = row.q + (ulong)unit * 17;
@@ -175,11 +205,6 @@ template <> struct InPlace<mxfp4> {
     }
     inline float scale() const { return e8m0_half(e); }
     static inline float at(uint code) { return e2m1_values[code]; }
-    static inline float4 places() { return float4(1.0f); }
-    inline float dot(const thread float4* x, const thread float*) const { return scale() * of_table(*this, x); }
-    static inline void decode(const thread Row& row, uint unit, int r, thread float* v) {
-        decode_from_table<InPlace<mxfp4>>(row, unit, r, v);
-    }
 };
 
 // MLX's: codes follow each other in words.
@@ -217,8 +242,7 @@ template <> struct InPlace<mxfp4_planar> {
 constant float iq4_values[16] = {-127.0f, -104.0f, -83.0f, -65.0f, -49.0f, -35.0f, -22.0f, -10.0f,
                                  1.0f,    13.0f,   25.0f,  38.0f,  53.0f,  69.0f,  89.0f,  113.0f};
 struct iq4_nl;
-template <> struct InPlace<iq4_nl> {
-    enum { IS = 1, HAS_DECODE = 1 };
+template <> struct InPlace<iq4_nl> : FromTable<InPlace<iq4_nl>> {
     half d;
     uchar w[16];
     inline void load(const thread Row& row, uint unit) {
@@ -228,16 +252,10 @@ template <> struct InPlace<iq4_nl> {
     }
     inline float scale() const { return float(d); }
     static inline float at(uint code) { return iq4_values[code]; }
-    static inline float4 places() { return float4(1.0f); }
-    inline float dot(const thread float4* x, const thread float*) const { return scale() * of_table(*this, x); }
-    static inline void decode(const thread Row& row, uint unit, int r, thread float* v) {
-        decode_from_table<InPlace<iq4_nl>>(row, unit, r, v);
-    }
 };
 
 struct iq4_xs;
-template <> struct InPlace<iq4_xs> {
-    enum { IS = 1, HAS_DECODE = 1 };
+template <> struct InPlace<iq4_xs> : FromTable<InPlace<iq4_xs>> {
     half d;
     uint six; // bits of the scale
     uchar w[16];
@@ -251,11 +269,6 @@ template <> struct InPlace<iq4_xs> {
     }
     inline float scale() const { return float(d) * float(int(six) - 32); }
     static inline float at(uint code) { return iq4_values[code]; }
-    static inline float4 places() { return float4(1.0f); }
-    inline float dot(const thread float4* x, const thread float*) const { return scale() * of_table(*this, x); }
-    static inline void decode(const thread Row& row, uint unit, int r, thread float* v) {
-        decode_from_table<InPlace<iq4_xs>>(row, unit, r, v);
-    }
 };
 
 // Of a unit of 64 a tile takes one run, so that it loads that only.
@@ -269,10 +282,11 @@ template <> struct InPlace<q6_k> {
         device const ushort* high = (device const ushort*)(block + 128 + 16 * (unit % 4));
         const char by = (char)block[192 + 8 * part + 2 * r + odd];
         const float scale = float(*(device const half*)(block + 208)) * float(by);
+        const float next = scale / 256, least = -32.0f * scale;
         for (uint i = 0; i < 8; i++) {
             const uint both = (low[i] >> 4 * (r / 2) & 0x0f0f) | (high[i] >> 2 * r & 0x0303) << 4;
-            v[2 * i] = scale * float(int(both & 0xff) - 32);
-            v[2 * i + 1] = scale * float(int(both >> 8) - 32);
+            v[2 * i] = fma(masked(both, 0xff), scale, least);
+            v[2 * i + 1] = fma(masked(both, 0xff00), next, least);
         }
     }
 };

@@ -91,12 +91,12 @@ kernel void linear(PLANE_PARAMS(w0, 0, 1, 2), device const float* x [[buffer(12)
     device const float* x0 = x + (ulong)(first_x + min(t / 8, n_x - 1)) * a.k;
     device const float* x1 = x + (ulong)(first_x + min(t / 8 + 16, n_x - 1)) * a.k;
     tile_product<WEIGHT>(row, x0, x1, n_x, staged_w, pieces, sg, lane);
-    for (uint j = t; j < n_x * TILE_ROWS; j += 128) {
-        const uint i = begin + j % TILE_ROWS;
-        if (i >= n) continue;
-        float y = staged_w[j / TILE_ROWS * TILE_OUT_STRIDE + j % TILE_ROWS];
+    const uint i = begin + t % TILE_ROWS;
+    if (i >= n) return;
+    for (uint c = t / TILE_ROWS; c < n_x; c += 128 / TILE_ROWS) {
+        float y = staged_w[c * TILE_OUT_STRIDE + t % TILE_ROWS];
         if (bias != nullptr) y += bias[i];
-        out[(ulong)(first_x + j / TILE_ROWS) * n + i] = y;
+        out[(ulong)(first_x + c) * n + i] = y;
     }
 #else
     const uint begin = PER * tile + ROWS * sg;

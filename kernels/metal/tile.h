@@ -12,15 +12,38 @@
 #define N_TILE_W 2304 // 64 * TILE_STRIDE, and no less than 32 * TILE_OUT_STRIDE
 #define N_TILE_X 288  // 32 * TILE_STRIDE / 4
 
-// Run `r` of a unit as 16 floats.
-template <class W, bool HAS_DECODE> struct RunOf {
+// Run `r` of a unit as 16 floats, by how its type stores them: `decode` of its own, floats, or bytes with a scale.
+template <class W, bool HAS_DECODE, bool IS_FLOAT> struct RunOf {
     static inline void decode(const thread Row& row, uint unit, int r, thread float* v) {
         typename W::Raw raw;
         W::load(row, unit, raw);
-        decode_run<W>(raw, unit, r, v);
+        u32 w[4];
+        float scale, min;
+        W::run(raw, unit, r, w, scale, min);
+        decode_bytes(w, scale, min, v);
+    }
+    // Bytes stay where they lie in their words, and scales are divided by what their places are worth.
+    static inline void decode_bytes(const thread u32* w, float scale, float min, thread float* v) {
+        const u32 flip = W::SIGNED ? 0x80808080u : 0;
+        const float least = min + scale * float(W::OFFSET - (W::SIGNED ? 128 : 0));
+        const float4 by = scale * byte_places();
+        for (uint i = 0; i < 4; i++) {
+            const u32 four = w[i] ^ flip;
+            v[4 * i] = fma(masked(four, 0xff), by.x, least);
+            v[4 * i + 1] = fma(masked(four, 0xff00), by.y, least);
+            v[4 * i + 2] = fma(masked(four, 0xff0000), by.z, least);
+            v[4 * i + 3] = fma(masked(four, 0xff000000), by.w, least);
+        }
     }
 };
-template <class W> struct RunOf<W, true> {
+template <class W> struct RunOf<W, false, true> {
+    static inline void decode(const thread Row& row, uint unit, int r, thread float* v) {
+        typename W::Raw raw;
+        W::load(row, unit, raw);
+        W::values(raw, unit, r, v);
+    }
+};
+template <class W, bool IS_FLOAT> struct RunOf<W, true, IS_FLOAT> {
     static inline void decode(const thread Row& row, uint unit, int r, thread float* v) {
         InPlace<W>::decode(row, unit, r, v);
     }
@@ -31,7 +54,7 @@ template <class W> inline void decode_run_at(const thread Row& row, uint at, thr
     const uint pair = at / (2 * W::RUNS), in_pair = at % (2 * W::RUNS);
     const uint unit = W::PAIRED ? 2 * pair + in_pair % 2 : at / W::RUNS;
     const int r = W::PAIRED ? in_pair / 2 : at % W::RUNS;
-    RunOf<W, InPlace<W>::HAS_DECODE != 0>::decode(row, unit, r, v);
+    RunOf<W, InPlace<W>::HAS_DECODE != 0, W::IS_FLOAT != 0>::decode(row, unit, r, v);
 }
 
 // Four numbers of a row of `k`; those behind its end are zero.
@@ -56,16 +79,22 @@ inline void tile_product(const thread Row& row, device const float* x0, device c
     for (uint i = 0; i < 2; i++) {
         for (uint j = 0; j < 4; j++) sums[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
     }
+    threadgroup float4* to_w = (threadgroup float4*)(staged_w + t / 2 * TILE_STRIDE + 16 * (t % 2));
+    const uint piece = t / 8 * (TILE_STRIDE / 4) + t % 8, first = 4 * (t % 8);
+    const uint whole = row.n % 4 == 0 ? row.n / 32 * 32 : 0; // numbers of x that are loaded without a look at the end
     for (uint k = 0; k < row.n; k += 32) {
         float v[16];
         decode_run_at<W>(row, k / 16 + t % 2, v);
-        threadgroup float4* run = (threadgroup float4*)(staged_w + t / 2 * TILE_STRIDE + 16 * (t % 2));
-        for (uint i = 0; i < 4; i++) run[i] = float4(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]);
-        for (uint i = t; i < TILE_COLUMNS * 8; i += 128) {
-            const float4 y = four_of(i < 128 ? x0 : x1, k + 4 * (i % 8), row.n);
-            *(threadgroup float4*)(staged_x + i / 8 * TILE_STRIDE + 4 * (i % 8)) = y;
+        for (uint i = 0; i < 4; i++) to_w[i] = float4(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]);
+        if (k < whole) {
+            pieces[piece] = *(device const float4*)(x0 + first + k);
+            pieces[piece + 16 * (TILE_STRIDE / 4)] = *(device const float4*)(x1 + first + k);
+        } else {
+            pieces[piece] = four_of(x0, k + first, row.n);
+            pieces[piece + 16 * (TILE_STRIDE / 4)] = four_of(x1, k + first, row.n);
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
+#pragma unroll
         for (uint i = 0; i < 32; i += 8) {
             simdgroup_float8x8 w[2];
             for (uint j = 0; j < 2; j++) {

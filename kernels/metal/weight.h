@@ -36,8 +36,7 @@ template <class W> inline float row_dot(const thread Row& row, device const floa
 }
 
 // A run of 16 weights. `dot` gives them times 16 numbers, whose sum is `total`, and applies a scale once; the numbers
-// are multiplied with `places()` ahead. IS_MASKED: bytes are multiplied where they lie, which pays for one row of x
-// and where its sum is wanted anyway.
+// are multiplied with `places()` ahead. IS_MASKED: bytes are multiplied where they lie, which pays for one row of x.
 template <class W, bool IS_FLOAT, bool IS_MASKED> struct Run {
     float v[16];
     float scale, min;
@@ -59,11 +58,18 @@ template <class W, bool IS_FLOAT, bool IS_MASKED> struct Run {
 };
 template <class W> struct Run<W, false, true> {
     u32 w[4];
-    float scale, min;
-    inline void load(const thread typename W::Raw& raw, uint unit, int r) { W::run(raw, unit, r, w, scale, min); }
+    float scale, least; // what a byte of zeros stands for
+    inline void load(const thread typename W::Raw& raw, uint unit, int r) {
+        float min;
+        W::run(raw, unit, r, w, scale, min);
+        if (W::SIGNED) {
+            for (uint i = 0; i < 4; i++) w[i] ^= 0x80808080u;
+        }
+        least = min + scale * float(W::OFFSET - (W::SIGNED ? 128 : 0));
+    }
     static inline float4 places() { return byte_places(); }
     inline float dot(const thread float4* x, float total) const {
-        return scale * sixteen_bytes(w, 0xff, x) + min * total;
+        return scale * sixteen_bytes(w, 0xff, x) + least * total;
     }
 };
 template <class W, bool IS_MASKED> struct Run<W, true, IS_MASKED> {
@@ -78,14 +84,6 @@ template <class W, bool IS_MASKED> struct Run<W, true, IS_MASKED> {
         return sum;
     }
 };
-// Unsigned integers with a scale and a minimum.
-template <class W, bool IS_FLOAT> struct HasMin {
-    enum { IS = W::HAS_MIN && W::OFFSET == 0 && !W::SIGNED };
-};
-template <class W> struct HasMin<W, true> {
-    enum { IS = 0 };
-};
-
 // N rows times the first n_x <= C rows of x, the same sums in all lanes. WIDE_X: weights are read once for all rows of
 // x, whose numbers are loaded four at a time, once for all rows of weights, and their count is a multiple of 16; else
 // each goes by itself.
@@ -97,8 +95,9 @@ template <class W, int N, int C, bool IS_IN_PLACE> struct Sums {
         for (uint unit = lane; unit < n_units; unit += 32) {
             typename W::Raw raw[N];
             for (int j = 0; j < N; j++) W::load(rows[j], unit, raw[j]);
+#pragma unroll
             for (int r = 0; r < W::RUNS; r++) {
-                typedef Run<W, W::IS_FLOAT != 0, C == 1 && HasMin<W, W::IS_FLOAT != 0>::IS> Of;
+                typedef Run<W, W::IS_FLOAT != 0, C == 1> Of;
                 Of run[N];
                 for (int j = 0; j < N; j++) run[j].load(raw[j], unit, r);
                 device const float4* from = (device const float4*)(x + 16 * run_index<W>(unit, r));

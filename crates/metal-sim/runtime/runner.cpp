@@ -488,7 +488,9 @@ static void check_word(Region& r, Cell& c, u64 at, u8 mask, bool w, bool atom, c
                 if (c.flags & RD1) conflict(c.r1, false);
             }
         }
-        const bool same = (c.flags & WR) && c.wd == D && c.wtg == T && c.w.lane == me.lane;
+        // Bytes of the word that the thread wrote before a barrier are no part of this write.
+        const bool is_epoch = r.kind != THREADGROUP || c.w.m == me.m;
+        const bool same = (c.flags & WR) && c.wd == D && c.wtg == T && c.w.lane == me.lane && is_epoch;
         c.wm = same ? c.wm | mask : mask;
         c.wd = D, c.wtg = T, c.w = me;
         c.flags = (u8)((c.flags & ~W_ATOM) | WR | (atom ? W_ATOM : 0));

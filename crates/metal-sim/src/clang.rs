@@ -70,6 +70,7 @@ const CHECKED_FLAGS: &[&str] = &[
 /// Those that are counted instead: as optimised as can be, functions inlined as a GPU's compiler does, and without
 /// x86's vectors, which a GPU's threads do not have. The level of optimisation comes first, since it turns both on.
 const COUNTED_FLAGS: &[&str] = &[
+    "-DMSL_COUNTING",
     "-mf16c",
     "-O3",
     "-fno-vectorize",

@@ -27,8 +27,16 @@ const K: usize = 512;
 /// # Errors
 /// Where there is no clang, or where a kernel fails.
 pub fn table() -> Result<String> {
+    table_of(types())
+}
+
+/// The same of these types.
+///
+/// # Errors
+/// As of [`table`].
+pub fn table_of(types: impl IntoIterator<Item = WeightType>) -> Result<String> {
     let mut out = head(&["type", "form", "rows of x"]);
-    for dtype in types() {
+    for dtype in types {
         let mut sim = Sim::new(Options { is_counting: true, ..Options::default() })?;
         for form in product_lists(&mut sim, dtype, [N, K])? {
             let ticket = sim.submit(&form.list)?;

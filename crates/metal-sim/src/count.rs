@@ -11,8 +11,11 @@ use std::fmt::Write;
 /// What ends a block.
 const ENDS: [&str; 4] = ["br ", "ret ", "switch ", "unreachable"];
 
-/// Adds the calls to all functions but those that the simulator runs for a whole simdgroup, and those that hand a
-/// kernel its parameters.
+/// Functions of `runtime/msl/matrix.h`: a lane's two numbers of a matrix that is loaded or stored.
+const PIECES: [&str; 2] = ["msl_load_pieces", "msl_store_pieces"];
+
+/// Adds the calls to all functions but those that the simulator runs for a whole simdgroup, those that hand a kernel
+/// its parameters, and what a lane does of a load or store of a matrix ([`PIECES`]).
 pub fn instrument(code: &str) -> String {
     let mut out = String::with_capacity(code.len() * 5 / 4);
     let (mut is_counted, mut muls, mut instructions) = (false, 0, 0);
@@ -21,7 +24,7 @@ pub fn instrument(code: &str) -> String {
     for line in code.lines() {
         if line.starts_with("define ") {
             // `op(void**, unsigned)` of a collective's struct; `sim_r0(sim::Ctx const&)`.
-            is_counted = !line.contains("2opEPPvj") && !line.contains("RKN3sim3CtxE");
+            is_counted = !["2opEPPvj", "RKN3sim3CtxE"].iter().chain(&PIECES).any(|name| line.contains(name));
             (muls, instructions) = (0, 0);
             handed.clear();
         }
@@ -67,10 +70,11 @@ fn width(what: &str) -> u32 {
 
 /// How many instructions a thread of a GPU has for one of LLVM's.
 fn instructions_of(what: &str) -> u32 {
-    // Names, addresses, and where numbers lie in registers.
-    const NONE: [&str; 13] = [
+    // Names, addresses, where numbers lie in registers, what the simulator adds.
+    const NONE: [&str; 14] = [
         "phi ",
         "@__tsan_",
+        "@sim_perturb(",
         "@llvm.dbg.",
         "@llvm.lifetime.",
         "@llvm.assume",
@@ -87,6 +91,9 @@ fn instructions_of(what: &str) -> u32 {
     let is_label = what.starts_with(']') || what.starts_with("i32 ");
     if is_label || NONE.iter().any(|name| what.contains(name)) {
         return 0;
+    }
+    if PIECES.iter().any(|name| what.contains(name)) {
+        return 2;
     }
     let is_access = what.starts_with("store ") || what.contains("= load ");
     if is_access { width(what).div_ceil(4) } else { width(what) }

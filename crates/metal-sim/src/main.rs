@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use backend::metal::gpu::{Cmd, Gpu, List, Span, Unit, Use};
 use metal_sim::clang::Clang;
 use metal_sim::{Options, Schedule, Sim};
+use quant::WeightType;
 
 const USAGE: &str = "usage:
   metal-sim check FILE [-I FOLDER].. [-D NAME=VALUE]..
@@ -16,8 +17,8 @@ const USAGE: &str = "usage:
   metal-sim run FILE KERNEL [--groups X,Y,Z] [--threads N] [--schedule ORDER] [--count]
       [-I FOLDER].. [-D NAME=VALUE].. SLOT=KIND:VALUE..
       runs one kernel, checks every access and prints what it wrote
-  metal-sim costs
-      prints the two tables of kernels/metal/README.md
+  metal-sim costs [TYPE]..
+      prints the two tables of kernels/metal/README.md, or the first one with rows of these types of weights
 
 SLOT=KIND:VALUE binds [[buffer(SLOT)]]:
   0=r:1.5,2,3   numbers that are read        1=u:0,0   numbers that are updated
@@ -98,10 +99,20 @@ fn run(args: Vec<String>) -> Result<()> {
             println!("{}\n{}", metal_sim::costs::table()?, metal_sim::works::table()?.trim_end());
             Ok(())
         }
+        ["costs", ref names @ ..] => {
+            println!("{}", metal_sim::costs::table_of(weight_types(names)?)?.trim_end());
+            Ok(())
+        }
         ["check", file] => check(file.as_ref(), &args),
         ["run", file, kernel, ref slots @ ..] => dispatch(file.as_ref(), kernel, slots, &args),
         _ => bail!("{USAGE}"),
     }
+}
+
+/// Types of weights by their names.
+fn weight_types(names: &[&str]) -> Result<Vec<WeightType>> {
+    let find = |name: &&str| WeightType::ALL.into_iter().find(|dtype| dtype.to_string() == **name);
+    names.iter().map(|name| find(name).with_context(|| format!("{name}: no such type of weights"))).collect()
 }
 
 /// A file with its definitions and headers as one string.

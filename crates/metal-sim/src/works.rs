@@ -110,23 +110,27 @@ fn delta(what: &'static str, n: u32, is_by_tile: bool) -> Work {
     }
 }
 
-/// Products with 32 pairs of a token and a slot of each of two experts, of which every token has both.
-fn experts(what: &'static str, weight: &'static str, block: [u32; 2]) -> Work {
+/// Products with 32 pairs of a token and a slot of each of two experts, of which every token has both; `planes` are the
+/// bytes of a row of 512 weights in each plane.
+fn experts(what: &'static str, weight: &'static str, planes: &[u32]) -> Work {
     use Bound::{Nothing, Params, Read, Written, Zeros};
     let [n, k, tokens] = [64, 512, 32];
     let order = (0..2).flat_map(|expert| (0..tokens).map(move |token| 2 * token + expert)).collect();
     // An expert, its first pair, how many.
     let tiles = vec![0, 0, tokens, 1, tokens, tokens];
-    let [values, bytes] = block;
-    let mut slots = vec![Zeros(2 * n * k / values * bytes / 4)];
-    slots.extend((1..6).map(|_| Nothing));
+    let mut slots: Vec<Bound> = planes.iter().map(|bytes| Zeros(2 * n * bytes / 4)).collect();
+    slots.resize_with(6, || Nothing);
     slots.extend([Zeros(tokens * k), Read(order), Read(tiles), Written(2 * tokens * n)]);
     slots.push(Params(vec![n, k, 2, 0, 0, 0]));
+    let mut defines = vec![("PLANES", planes.len() as u32), ("GATED", 0), ("BIAS", 0), ("ACT", 0)];
+    if weight == "affine" {
+        defines.extend([("AFFINE_BITS", 4), ("AFFINE_GROUP", 64), ("AFFINE_SCALE", 0)]);
+    }
     Work {
         what,
         file: "expert_tiles.metal",
         kernel: "expert_tiles",
-        defines: vec![("PLANES", 1), ("GATED", 0), ("BIAS", 0), ("ACT", 0)],
+        defines,
         weight: Some(weight),
         slots,
         groups: [1, 2, 1],
@@ -159,8 +163,13 @@ pub fn table() -> Result<String> {
     for work in [
         attention("attention, token", 1),
         attention("attention, prompt", PROMPT),
-        experts("32 pairs of an expert, Q4_0", "q4_0", [32, 18]),
-        experts("32 pairs of an expert, Q4_K", "q4_k", [256, 144]),
+        experts("32 pairs of an expert, Q8_0", "q8_0", &[544]),
+        experts("32 pairs of an expert, Q4_0", "q4_0", &[288]),
+        experts("32 pairs of an expert, MXFP4", "mxfp4", &[272]),
+        experts("32 pairs of an expert, Q4_K", "q4_k", &[288]),
+        experts("32 pairs of an expert, Q6_K", "q6_k", &[420]),
+        experts("32 pairs of an expert, BF16", "bf16", &[1024]),
+        experts("32 pairs of an expert, MLX 4 bits", "affine", &[256, 16, 16]),
         delta("delta_net, token", 1, false),
         delta("delta_net, prompt, position by position", PROMPT, false),
         delta("delta_net, prompt", PROMPT, true),

@@ -224,6 +224,35 @@ kernel void copy(device const float* x [[buffer(0)]], device float* y [[buffer(1
 }
 ";
 
+/// Two halves of a word that one thread wrote are of two threads behind a barrier, and without it they meet.
+#[test]
+fn halves_of_a_word_change_hands_behind_a_barrier() {
+    const HALVES: &str = "
+struct Params { uint n; };
+kernel void halves(device float* y [[buffer(0)]], constant Params& p [[buffer(1)]],
+                   uint t [[thread_index_in_threadgroup]], uint g [[threadgroup_position_in_grid]]) {
+    threadgroup half pairs[128];
+    pairs[2 * t] = half(t);
+    pairs[2 * t + 1] = half(t);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    pairs[2 * t] = half(1);
+    pairs[2 * (t ^ 8) + 1] = half(2);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    y[g * 64 + t] = float(pairs[2 * t] + pairs[2 * t + 1]);
+}
+";
+    const BETWEEN: &str = "threadgroup_barrier(mem_flags::mem_threadgroup);\n    pairs[2 * t] = half(1);";
+    for (source, is_right) in [(HALVES.to_string(), true), (HALVES.replace(BETWEEN, ""), false)] {
+        let Some(mut bench) = Bench::new(Options::default(), 1) else { return };
+        let pipe = bench.build(&source, "halves").unwrap();
+        bench.dispatch(pipe, &[(0, Use::Write)], N, N / 64);
+        match bench.run() {
+            Ok(()) => assert!(is_right && bench.read(0).unwrap().iter().all(|&y| y == 3.0)),
+            Err(why) => assert!(!is_right && why.to_string().contains("[race]"), "{why}"),
+        }
+    }
+}
+
 #[test]
 fn dispatches_that_meet_want_a_barrier() {
     let (r, w) = (Use::Read, Use::Write);

@@ -70,11 +70,14 @@ fn is_wide(shape: &Shape) -> bool {
     shape.k.is_multiple_of(16)
 }
 
-/// Types whose decoding takes few registers, after llama.cpp's table of rows by type (`ggml-metal-impl.h`); Q8_0 takes
-/// fewer instructions so (`kernels/metal/README.md`).
+/// Types whose decoding takes few registers, after llama.cpp's table of rows by type (`ggml-metal-impl.h`); of Q8_0,
+/// Q3_K and TQ1_0, which are not in it, four rows take fewer instructions too (`kernels/metal/README.md`), and of IQ1_M,
+/// IQ2_XXS and IQ2_S, which are, more.
 fn is_light(shape: &Shape) -> bool {
-    use WeightType::{Q2_K, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
-    matches!(shape.dtype, Q4_0 | Q4_1 | Q5_0 | Q5_1 | Q8_0 | Q2_K | WeightType::Affine(_))
+    use WeightType::{IQ1_S, IQ2_XS, IQ3_S, IQ3_XXS, Q2_K, Q3_K, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, TQ1_0, TQ2_0};
+    let is_block = matches!(shape.dtype, Q4_0 | Q4_1 | Q5_0 | Q5_1 | Q8_0 | Q2_K | Q3_K);
+    let is_small = matches!(shape.dtype, IQ1_S | IQ2_XS | IQ3_XXS | IQ3_S | TQ1_0 | TQ2_0);
+    is_block || is_small || matches!(shape.dtype, WeightType::Affine(_))
 }
 
 const TABLE: [Rows; 4] = [

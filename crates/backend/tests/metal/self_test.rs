@@ -13,7 +13,7 @@ fn the_self_test_finds_a_broken_form() {
     let only = Plan { caches: Vec::new(), states: Vec::new(), ops: Vec::new(), layers: Vec::new(), ..plan };
     let broken = |from, to| rewritten("linear", from, to).self_test(&only);
     assert_eq!(broken("", "").unwrap(), (FINE, Vec::new()));
-    let (tuning, wrong) = broken("+ 4 * (i % 8)) = y;", "+ 4 * (i % 8)) = y + y;").unwrap();
+    let (tuning, wrong) = broken("= *(device const float4*)(x0 +", "= 2.0f * *(device const float4*)(x0 +").unwrap();
     assert!(!wrong.is_empty() && wrong.iter().all(|why| why.contains("in tiles")), "{wrong:?}");
     assert_eq!(tuning, Tuning { is_plain: true, ..FINE });
     let plain = broken("first + i < row.n) sum += v[i]", "first + i + 1 < row.n) sum += v[i]").unwrap_err();

@@ -64,10 +64,7 @@ const TRAPS: &[Trap] = &[
         "activations are staged as halves",
         "linear",
         "linear",
-        [
-            "const float4 y = four_of(i < 128 ? x0 : x1, k + 4 * (i % 8), row.n);",
-            "const float4 y = float4(half4(four_of(i < 128 ? x0 : x1, k + 4 * (i % 8), row.n)));",
-        ],
+        ["= *(device const float4*)(x0 + first + k)", "= float4(half4(*(device const float4*)(x0 + first + k)))"],
         "[half-overflow]",
     ),
     trap(

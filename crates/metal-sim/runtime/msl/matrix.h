@@ -34,24 +34,39 @@ MSL_INL void msl_matsync(const volatile void* p, ulong epr, ulong2 o, bool t, co
     MatSync s{p, epr, o, t};
     sim_collective(sim_mat_uniform, &s, nm, at, 1);
 }
+// What a lane does of a load or a store: its two numbers. Where instructions are counted it is a function of its own,
+// which counts as two (count.rs), as for a kernel that loads a lane's numbers by itself.
+#ifdef MSL_COUNTING
+#define MSL_PIECES __attribute__((noinline))
+#else
+#define MSL_PIECES MSL_INL
+#endif
+template <class T, class S> MSL_PIECES vec<T, 2> msl_load_pieces(S src, ulong epr, ulong2 o, bool tr, int at) {
+    msl_matsync((const volatile void*)src, epr, o, tr, "simdgroup_load", at);
+    uint l = sim_lane();
+    ulong r = (ulong)msl_mrow(l), c = (ulong)msl_mcol(l);
+    vec<T, 2> e;
+    for (int k = 0; k < 2; k++, c++) e[k] = tr ? src[(c + o.x) * epr + r + o.y] : src[(r + o.y) * epr + c + o.x];
+    return e;
+}
 template <class T, class S> MSL_INL void simdgroup_load(simdgroup_matrix<T, 8, 8>& d, S src, ulong epr = 8,
                                                         ulong2 o = 0, bool tr = false, MSL_POS) {
     static_assert(is_same_v<T, unqual_t<S>>, "simdgroup_load: element type differs from the matrix type");
-    msl_matsync((const volatile void*)src, epr, o, tr, "simdgroup_load", MSL_AT);
+    d.e = msl_load_pieces<T, S>(src, epr, o, tr, MSL_AT);
+}
+template <class T, class S> MSL_PIECES void msl_store_pieces(vec<T, 2> e, S dst, ulong epr, ulong2 o, bool tr, int at) {
+    msl_matsync((const volatile void*)dst, epr, o, tr, "simdgroup_store", at);
     uint l = sim_lane();
     ulong r = (ulong)msl_mrow(l), c = (ulong)msl_mcol(l);
-    for (int k = 0; k < 2; k++, c++) d.e[k] = tr ? src[(c + o.x) * epr + r + o.y] : src[(r + o.y) * epr + c + o.x];
+    for (int k = 0; k < 2; k++, c++) {
+        if (tr) dst[(c + o.x) * epr + r + o.y] = e[k];
+        else dst[(r + o.y) * epr + c + o.x] = e[k];
+    }
 }
 template <class T, class S> MSL_INL void simdgroup_store(const simdgroup_matrix<T, 8, 8>& s, S dst, ulong epr = 8,
                                                          ulong2 o = 0, bool tr = false, MSL_POS) {
     static_assert(is_same_v<T, unqual_t<S>>, "simdgroup_store: element type differs from the matrix type");
-    msl_matsync((const volatile void*)dst, epr, o, tr, "simdgroup_store", MSL_AT);
-    uint l = sim_lane();
-    ulong r = (ulong)msl_mrow(l), c = (ulong)msl_mcol(l);
-    for (int k = 0; k < 2; k++, c++) {
-        if (tr) dst[(c + o.x) * epr + r + o.y] = s.e[k];
-        else dst[(r + o.y) * epr + c + o.x] = s.e[k];
-    }
+    msl_store_pieces<T, S>(s.e, dst, epr, o, tr, MSL_AT);
 }
 template <class A, class B, class C, class D> struct MmaArg {
     vec<A, 2> a;

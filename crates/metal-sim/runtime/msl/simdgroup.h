@@ -24,7 +24,8 @@ void sim_collective(msl_opfn fn, void* arg, const char* name, int pos, int stric
 void sim_tg_barrier(uint flags, int pos);
 void* sim_tgvar(int id, size_t size, size_t align, const char* name, int line);
 void sim_atomic(const volatile void* p, size_t n);
-uint sim_lane(void);
+// A thread keeps its lane: asked for once, as by what a thread of a GPU is given.
+__attribute__((const)) uint sim_lane(void);
 }
 #ifdef MSL_TYPECHECK
 namespace sim {
@@ -61,6 +62,12 @@ MSL_NOTSAN __attribute__((used, visibility("hidden"), target("f16c"))) ::half __
     return h;
 }
 MSL_NOTSAN __attribute__((used, visibility("hidden"), target("f16c"))) float __extendhfsf2(::half h) { return (float)h; }
+// To the nearest number of 16 bits, to the even one of two that are as near; NaN stays NaN.
+MSL_NOTSAN __attribute__((used, visibility("hidden"))) ::bfloat __truncsfbf2(float x) {
+    const uint bits = __builtin_bit_cast(uint, x);
+    const uint rounded = x != x ? bits | 0x400000 : bits + 0x7fff + (bits >> 16 & 1);
+    return __builtin_bit_cast(::bfloat, (ushort)(rounded >> 16));
+}
 }
 #endif
 MSL_INL void simdgroup_barrier(mem_flags f, MSL_POS) {
