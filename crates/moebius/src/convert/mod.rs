@@ -3,7 +3,7 @@
 //!
 //! A folder shows itself as the tensors and keys that its GGUF file will have (`keys.rs`, `weights.rs`); what is read
 //! of it goes through [`recipe::Recipe`], a piece at a time, so that memory does not grow with the model. The way back
-//! is `mlx.rs`.
+//! is `mlx/`.
 
 mod keys;
 pub mod mlx;
