@@ -540,6 +540,42 @@ fn damaged_packed_weights_are_named() {
     }
 }
 
+/// Forms that are not read are refused by the key of the config that names them.
+#[test]
+fn other_forms_of_weights_are_refused_by_their_key() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let from = fixtures::root(DATA).join("qwen3/hf");
+    let (bad, out) = (folder.path().join("bad"), folder.path().join("out.gguf"));
+    let mut parts = parts(&from);
+    let name = "model.layers.0.self_attn.o_proj.weight";
+    let shape = parts[name].shape.clone();
+    let n = shape.iter().product::<usize>();
+    // 8-bit floats with a scale a row, as compressed-tensors has them, and with one for the whole.
+    parts.insert(name.into(), Part { dtype: Dtype::F8_E4M3, shape: shape.clone(), bytes: vec![0x38; n] });
+    let scales = vec![0; 2 * shape[0]];
+    parts.insert(format!("{name}_scale"), Part { dtype: Dtype::BF16, shape: vec![shape[0], 1], bytes: scales });
+    let config = std::fs::read_to_string(from.join("config.json")).expect("config");
+    let cases = [
+        (
+            r#"{"quant_method": "compressed-tensors", "format": "float-quantized"}"#,
+            "quantization_config.quant_method is compressed-tensors, format float-quantized",
+        ),
+        (r#"{"quant_method": "bitsandbytes", "load_in_8bit": true}"#, "quant_method is bitsandbytes, gptq, awq"),
+        (
+            r#"{"quant_method": "fp8", "activation_scheme": "static"}"#,
+            "quantization_config.weight_block_size is missing",
+        ),
+    ];
+    for (quantization, says) in cases {
+        let tail = format!(", \"quantization_config\": {quantization}}}");
+        let config = config.trim_end().strip_suffix('}').expect("object").to_string() + &tail;
+        write_folder(&bad, &config, &parts);
+        let said = error(&["convert", as_text(&bad), as_text(&out)]);
+        assert!(said.contains(says) && said.contains(name), "{says}: {said}");
+        assert!(!out.exists(), "{says}");
+    }
+}
+
 /// gpt-oss as it was published: gate and up in turn, unpacked and transposed or in MXFP4.
 #[test]
 fn gpt_oss_is_taken_apart() {
