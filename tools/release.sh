@@ -1,17 +1,20 @@
 #!/usr/bin/env bash
-# Builds what a release hands out, into dist/: an archive with the program, its manual pages and completions, a wheel of
-# the Python package, and their SHA-256 sums. `tools/release.sh [TARGET]`; without a target for this machine.
+# Builds what a release hands out, into dist/: an archive with the program, its manual pages and completions, one with
+# the C library, a wheel of the Python package, and their SHA-256 sums. `tools/release.sh [TARGET]`; without a target
+# for this machine. `PROFILE=dev` tries the script with another of cargo's profiles.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=${1:-$(rustc -vV | sed -n 's/^host: //p')}
+profile=${PROFILE:-dist}
 packages=(-p moebius)
 # A module for musl would need Python's own build for it.
 [[ $target == *musl* ]] || packages+=(-p moebius-python)
 # lld, which Rust links with on this platform, makes functions of the same code one.
 export CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS="-C link-arg=-Wl,--icf=all"
 # Together, so that both have the same features of the crates below them, which are compiled once.
-cargo build --profile dist --locked "${packages[@]}" --target "$target"
-program=target/$target/dist/moebius
+cargo build --profile "$profile" --locked "${packages[@]}" --target "$target"
+built=target/$target/$([ "$profile" = dev ] && echo debug || echo "$profile")
+program=$built/moebius
 version=$("$program" -V | cut -d' ' -f2)
 name=moebius-$version-$target
 rm -rf "dist/$name"
@@ -32,7 +35,9 @@ fi
 tar -C dist --sort=name --owner=0 --group=0 --numeric-owner -czf "dist/$name.tar.gz" "$name"
 rm -r "dist/$name"
 if [[ $target != *musl* ]]; then
-  built=target/$target/dist
+  # Without the form for Rust programs, which keeps cargo from linking a library as one unit.
+  cargo rustc --profile "$profile" --locked -p moebius-c --lib --crate-type cdylib,staticlib --target "$target"
+  tools/c_archive.sh "$built" "$version" "$target" dist
   library=$(find "$built" -maxdepth 1 -name "libmoebius_python.so" -o -name "libmoebius_python.dylib")
   python3 tools/wheel.py "$library" --out dist
 fi

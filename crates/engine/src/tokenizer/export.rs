@@ -10,10 +10,14 @@ use serde_json::json;
 use super::bpe::{Bpe, Units};
 use super::normalize::Step;
 use super::pretokenize::{PreTokenizer, Whole};
+use super::spm::Spm;
+use super::vocab::Vocab;
 use super::{Algorithm, Error, SPACE, TokenKind, Tokenizer};
 
 /// Score of every token where merges say which pair joins first: what llama.cpp's converter writes.
 const NO_SCORE: f32 = -1000.0;
+/// The name of Gemma 4's way to cut words.
+const GEMMA4: &str = "gemma4";
 
 /// Texts in which all known ways of cutting differ: contractions in both cases, digits one by one and in threes, blanks
 /// and line ends of all kinds, marks, scripts, punctuation in front of letters and in rows.
@@ -142,65 +146,53 @@ impl Tokenizer {
     }
 }
 
-/// The `tokenizer.json` and `tokenizer_config.json` of a GGUF file's byte-level tokenizer.
+/// The `tokenizer.json` and `tokenizer_config.json` of a GGUF file's tokenizer.
 ///
 /// # Errors
-/// The file has no such tokenizer, or one that cannot be used.
+/// The file has no tokenizer, or one that cannot be used; or one whose tokens do not cover all bytes.
 pub fn folder_texts(meta: &Metadata) -> Result<(serde_json::Value, serde_json::Map<String, serde_json::Value>), Error> {
     let tokenizer = Tokenizer::from_metadata(meta)?;
-    let Algorithm::Bpe(bpe) = &tokenizer.algorithm else {
-        return Err(Error::NoName { why: "tokenizer.json is written for byte-level vocabularies alone".into() });
-    };
-    if bpe.units() != Units::Bytes {
-        return Err(Error::NoName { why: "tokenizer.json is written for byte-level vocabularies alone".into() });
-    }
     let text = |id: u32| String::from_utf8_lossy(tokenizer.vocab.text(id).unwrap_or_default()).into_owned();
-    let ids = 0..tokenizer.n_vocab() as u32;
-    let is_added = |id: &u32| matches!(tokenizer.kind(*id), Some(TokenKind::Control | TokenKind::UserDefined));
+    let is_bytes = matches!(&tokenizer.algorithm, Algorithm::Bpe(bpe) if bpe.units() == Units::Bytes);
+    if !is_bytes && (0..=255).any(|byte| tokenizer.vocab.byte_token(byte).is_none()) {
+        return Err(Error::NoName { why: "it has no tokens for bytes, and tokenizer.json no other form".into() });
+    }
+    let is_added = |id: &u32| match tokenizer.kind(*id) {
+        Some(TokenKind::Control | TokenKind::UserDefined) => true,
+        Some(TokenKind::Unknown) => !is_bytes,
+        _ => false,
+    };
     let is_padding = |id: &u32| tokenizer.kind(*id) == Some(TokenKind::Unused);
+    let ids = 0..tokenizer.n_vocab() as u32;
     let added = ids.clone().filter(is_added).map(|id| {
         json!({
             "id": id, "content": text(id), "single_word": false, "lstrip": false, "rstrip": false,
-            "normalized": false, "special": tokenizer.kind(id) == Some(TokenKind::Control),
+            "normalized": false, "special": tokenizer.kind(id) != Some(TokenKind::UserDefined),
         })
     });
+    // Readers number the added tokens that the model's vocabulary lacks anew.
     let vocab: serde_json::Map<_, _> =
-        ids.filter(|id| !is_added(id) && !is_padding(id)).map(|id| (text(id), json!(id))).collect();
-    let pre = meta.opt_str("tokenizer.ggml.pre")?.unwrap_or("default");
-    let split = |pattern: String| {
-        let pattern = json!({"Regex": pattern});
-        json!({"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": false})
+        ids.clone().filter(|id| !is_padding(id)).map(|id| (text(id), json!(id))).collect();
+    let in_model = |id: &u32| !is_added(id) && !is_padding(id);
+    let ordered = match &tokenizer.algorithm {
+        Algorithm::Bpe(bpe) => bpe.merges().map(|(left, right, _)| (left, right)).collect(),
+        Algorithm::Spm(spm) => joins(&tokenizer.vocab, spm, &in_model),
     };
-    let mut cuts: Vec<serde_json::Value> = PreTokenizer::patterns(pre)?.into_iter().map(split).collect();
-    cuts.push(json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}));
-    let special = |id: u32| json!({"SpecialToken": {"id": text(id), "type_id": 0}});
-    let around: Vec<u32> = tokenizer.before.iter().chain(&tokenizer.after).copied().collect();
-    let mut single: Vec<_> = tokenizer.before.iter().map(|&id| special(id)).collect();
-    single.push(json!({"Sequence": {"id": "A", "type_id": 0}}));
-    single.extend(tokenizer.after.iter().map(|&id| special(id)));
-    let specials: serde_json::Map<_, _> =
-        around.iter().map(|&id| (text(id), json!({"id": text(id), "ids": [id], "tokens": [text(id)]}))).collect();
-    let byte_level = json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true});
+    let merges: Vec<_> = ordered.into_iter().map(|(left, right)| json!([text(left), text(right)])).collect();
+    let unknown = tokenizer.unknown().filter(|_| !is_bytes).map(text);
+    let whole = matches!(&tokenizer.algorithm, Algorithm::Bpe(bpe) if bpe.pre().whole == Whole::Any);
+    let Steps { normalizer, pre_tokenizer, post_processor, decoder } = Steps::of(&tokenizer, meta, is_bytes)?;
     let file = json!({
         "version": "1.0", "truncation": null, "padding": null,
         "added_tokens": added.collect::<Vec<_>>(),
-        "normalizer": null,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": cuts},
-        "post_processor": match around.is_empty() {
-            true => byte_level.clone(),
-            false => json!({
-                "type": "TemplateProcessing", "single": single,
-                "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-                "special_tokens": specials,
-            }),
-        },
-        "decoder": byte_level,
+        "normalizer": normalizer,
+        "pre_tokenizer": pre_tokenizer,
+        "post_processor": template(&tokenizer, &text).unwrap_or(post_processor),
+        "decoder": decoder,
         "model": {
-            "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
-            "ignore_merges": bpe.pre().whole == Whole::Any,
-            "vocab": vocab,
-            "merges": bpe.merges().map(|(left, right, _)| json!([text(left), text(right)])).collect::<Vec<_>>(),
+            "type": "BPE", "dropout": null, "unk_token": unknown, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": !is_bytes, "byte_fallback": !is_bytes, "ignore_merges": whole,
+            "vocab": vocab, "merges": merges,
         },
     });
     let mut config = serde_json::Map::new();
@@ -217,6 +209,98 @@ pub fn folder_texts(meta: &Metadata) -> Result<(serde_json::Value, serde_json::M
         config.insert(name.into(), id.map_or(serde_json::Value::Null, |id| json!(text(id))));
     }
     Ok((file, config))
+}
+
+/// The steps of a `tokenizer.json` around its model.
+struct Steps {
+    normalizer: serde_json::Value,
+    pre_tokenizer: serde_json::Value,
+    /// Where nothing is put around texts.
+    post_processor: serde_json::Value,
+    decoder: serde_json::Value,
+}
+
+impl Steps {
+    fn of(tokenizer: &Tokenizer, meta: &Metadata, is_bytes: bool) -> Result<Steps, Error> {
+        let split = |pattern: String| {
+            let pattern = json!({"Regex": pattern});
+            json!({"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": false})
+        };
+        if is_bytes {
+            let pre = meta.opt_str("tokenizer.ggml.pre")?.unwrap_or("default");
+            let mut cuts: Vec<serde_json::Value> = PreTokenizer::patterns(pre)?.into_iter().map(split).collect();
+            cuts.push(
+                json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}),
+            );
+            let byte_level =
+                json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true});
+            return Ok(Steps {
+                normalizer: serde_json::Value::Null,
+                pre_tokenizer: json!({"type": "Sequence", "pretokenizers": cuts}),
+                post_processor: byte_level.clone(),
+                decoder: byte_level,
+            });
+        }
+        let prefix = tokenizer.add_space_prefix();
+        let prepend = prefix.then(|| json!({"type": "Prepend", "prepend": SPACE}));
+        let spaces = json!({"type": "Replace", "pattern": {"String": " "}, "content": SPACE});
+        let changes: Vec<_> = prepend.into_iter().chain([spaces]).collect();
+        let cuts: Vec<_> = match &tokenizer.algorithm {
+            Algorithm::Spm(_) => Vec::new(),
+            Algorithm::Bpe(_) => PreTokenizer::patterns(GEMMA4)?.into_iter().map(split).collect(),
+        };
+        let mut shown = vec![
+            json!({"type": "Replace", "pattern": {"String": SPACE}, "content": " "}),
+            json!({"type": "ByteFallback"}),
+            json!({"type": "Fuse"}),
+        ];
+        shown.extend(prefix.then(|| json!({"type": "Strip", "content": " ", "start": 1, "stop": 0})));
+        Ok(Steps {
+            normalizer: json!({"type": "Sequence", "normalizers": changes}),
+            pre_tokenizer: match cuts.is_empty() {
+                true => serde_json::Value::Null,
+                false => json!({"type": "Sequence", "pretokenizers": cuts}),
+            },
+            post_processor: serde_json::Value::Null,
+            decoder: json!({"type": "Sequence", "decoders": shown}),
+        })
+    }
+}
+
+/// What is put around texts, where something is.
+fn template(tokenizer: &Tokenizer, text: &dyn Fn(u32) -> String) -> Option<serde_json::Value> {
+    let special = |id: u32| json!({"SpecialToken": {"id": text(id), "type_id": 0}});
+    let around: Vec<u32> = tokenizer.before.iter().chain(&tokenizer.after).copied().collect();
+    let mut single: Vec<_> = tokenizer.before.iter().map(|&id| special(id)).collect();
+    single.push(json!({"Sequence": {"id": "A", "type_id": 0}}));
+    single.extend(tokenizer.after.iter().map(|&id| special(id)));
+    let specials: serde_json::Map<_, _> =
+        around.iter().map(|&id| (text(id), json!({"id": text(id), "ids": [id], "tokens": [text(id)]}))).collect();
+    (!around.is_empty()).then(|| {
+        json!({
+            "type": "TemplateProcessing", "single": single,
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": specials,
+        })
+    })
+}
+
+/// The merges that SentencePiece's rule comes to: every way in which two tokens are a third, the best third first.
+fn joins(vocab: &Vocab, spm: &Spm, is_model: &dyn Fn(&u32) -> bool) -> Vec<(u32, u32)> {
+    let mut found = Vec::new();
+    for whole in (0..vocab.len() as u32).filter(is_model) {
+        let Some(text) = vocab.text(whole).and_then(|text| std::str::from_utf8(text).ok()) else { continue };
+        let Some(order) = spm.order(whole) else { continue };
+        for (at, _) in text.char_indices().skip(1) {
+            let (left, right) = text.split_at(at);
+            let side = |text: &str| vocab.id(text.as_bytes()).filter(|id| is_model(id) && spm.order(*id).is_some());
+            if let (Some(left), Some(right)) = (side(left), side(right)) {
+                found.push((order, whole, left, right));
+            }
+        }
+    }
+    found.sort_unstable();
+    found.into_iter().map(|(.., left, right)| (left, right)).collect()
 }
 
 /// Whether a token's name is that of a control token, by the rule of llama.cpp's converter.

@@ -47,6 +47,11 @@ impl Spm {
         self.byte_tokens.contains(&NONE)
     }
 
+    /// The place of a token among those that text joins into, the best first; `None` for a control token.
+    pub fn order(&self, id: u32) -> Option<u32> {
+        self.orders.get(id as usize).copied().filter(|&order| order != NONE)
+    }
+
     /// Appends the tokens of a text without special strings in it; `prefix` puts a space before it.
     pub fn encode(&self, vocab: &Vocab, text: &str, prefix: bool, out: &mut Vec<u32>) {
         let mut written = String::with_capacity(text.len() + text.len() / 2 + SPACE.len());

@@ -333,7 +333,9 @@ impl<'a> Keys<'a> {
             self.config.file()
         );
         self.pass("attention.sliding_window", &["sliding_window"])?;
-        if let Some(windowed) = self.windowed()? {
+        let every = self.count(&["sliding_window_pattern"])?.filter(|&n| n > 0);
+        let by_number = every.map(|n| (0..n_layer).map(|layer| layer % n != n - 1).collect());
+        if let Some(windowed) = self.windowed()?.or(by_number) {
             // Readers know the usual pattern: all but every sixth.
             if windowed.iter().enumerate().any(|(layer, &is)| is != (layer % 6 != 5)) {
                 self.add("attention.sliding_window_pattern", windowed);

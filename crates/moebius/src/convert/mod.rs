@@ -3,7 +3,7 @@
 //!
 //! A folder shows itself as the tensors and keys that its GGUF file will have (`keys.rs`, `weights.rs`); what is read
 //! of it goes through [`recipe::Recipe`], a piece at a time, so that memory does not grow with the model. The way back
-//! is `mlx.rs`.
+//! is `mlx/`.
 
 mod keys;
 pub mod mlx;
@@ -12,9 +12,10 @@ mod weights;
 
 use std::ops::Range;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use checkpoint::{Checkpoint, Kind, Metadata, Value};
 use engine::tokenizer::{Tokenizer, sentencepiece_keys};
+use model::names::Names;
 use quant::WeightType;
 
 use crate::out;
@@ -41,6 +42,7 @@ impl Folder {
         ensure!(checkpoint.kind() != Kind::Gguf, "convert {}: it is a GGUF file already", checkpoint.name());
         let config = checkpoint.meta();
         let arch = keys::architecture(config)?;
+        refuse_packed(&checkpoint)?;
         let keys = Keys::new(config, arch);
         let n_layer = config.u32("num_hidden_layers")? as usize;
         ensure!(n_layer <= 1024, "convert {}: it has {n_layer} layers, at most 1024 are allowed", checkpoint.name());
@@ -115,6 +117,34 @@ impl Source for Folder {
     fn is_whole(&self) -> Result<()> {
         unchanged(&self.checkpoint)
     }
+}
+
+/// Refuses weights in a form that is not read by the key of the config that says so, where one does.
+fn refuse_packed(checkpoint: &Checkpoint) -> Result<()> {
+    let (config, name) = (checkpoint.meta(), checkpoint.name());
+    let key = |name: &str| format!("quantization_config.{name}");
+    let Some(method) = config.opt_str(&key("quant_method"))? else { return Ok(()) };
+    let mut others = checkpoint.unreadable().iter().filter(|other| !Names::is_other_modality(&other.name));
+    let Some(other) = others.next() else { return Ok(()) };
+    let known = ["gptq", "awq", "fp8", "mxfp4"];
+    if !known.iter().any(|known| method.eq_ignore_ascii_case(known)) {
+        let format = config.opt_str(&key("format"))?.map(|format| format!(", format {format}")).unwrap_or_default();
+        bail!(
+            "convert {name}: quantization_config.quant_method is {method}{format}, {} are read (tensor {} is of type \
+             {})",
+            known.join(", "),
+            other.name,
+            other.dtype
+        );
+    }
+    let is_whole = method.eq_ignore_ascii_case("fp8") && config.get(&key("weight_block_size")).is_none();
+    ensure!(
+        !is_whole || !other.dtype.starts_with("F8"),
+        "convert {name}: quantization_config.weight_block_size is missing, and FP8 is read with a scale a block alone \
+         (tensor {})",
+        other.name
+    );
+    Ok(())
 }
 
 /// The model's name: that of its folder, or of its repository where the folder is a revision in a cache.

@@ -1,4 +1,4 @@
-//! How the rows of a tensor in a GGUF file come from the rows of a model folder: taken from several tensors, put into
+//! How the rows of a tensor in a new file come from the rows of the old one: taken from several tensors, put into
 //! another order, transposed, or shifted by 1. Knows no architecture.
 
 use std::sync::{Arc, Mutex, PoisonError};
