@@ -36,8 +36,8 @@ pub fn encode_row<'a>(t: WeightType, x: &[f32], row: impl Into<PlanesMut<'a>>) {
 /// square of the activations that it is multiplied with, or anything in proportion to it, for each value of `x`.
 ///
 /// Importances that are negative or not finite count as 0, and no column counts less than a thousandth of the block's
-/// mean: one that was never seen keeps a share. Large values count somewhat more, but for types of four levels. Floats
-/// have no errors to weigh.
+/// mean: one that was never seen keeps a share. Large values count somewhat more, but for types of less than three
+/// bits. Floats have no errors to weigh.
 ///
 /// # Panics
 /// As [`encode_row`], and when there is not one importance a value.
@@ -70,8 +70,9 @@ fn encode(t: WeightType, x: &[f32], importance: Option<&[f32]>, mut row: PlanesM
         }
         Codec::Grid { encode, .. } => {
             let mut room = Room::default();
+            let is_fine = matches!(t, WeightType::IQ3_XXS | WeightType::IQ3_S);
             for (i, (b, x)) in row.q.chunks_exact_mut(t.block_bytes()).zip(x.as_chunks().0).enumerate() {
-                encode(&Block::new(x, of(256 * i, 256), true), &mut room, b);
+                encode(&Block::new(x, of(256 * i, 256), is_fine), &mut room, b);
             }
         }
         Codec::Fp4 { encode, .. } => {
@@ -173,8 +174,8 @@ fn weigh(importance: Option<&[f32]>, w: &mut [f32]) {
 /// Multiplies the weights by `sqrt(2·m + x²)`, `m` the mean square of the values: importances are those of one text,
 /// and large values are what columns add whatever the text. KL with importances, as `tools/kl_table.py` measures it,
 /// against weights of importance alone and [`Block::gain`]: the embedded model in Q4_K_M 0.090 and 0.094, in Q3_K_M
-/// 0.184 and 0.200, in IQ4_XS 0.129 and 0.136; SmolLM2-135M in Q3_K_M 0.090 and 0.096. Four levels lose by it (Q2_K of
-/// the embedded model: 0.90 and 0.77).
+/// 0.184 and 0.200, in IQ4_XS 0.129 and 0.136; SmolLM2-135M in Q3_K_M 0.090 and 0.096. Few levels lose by it (the
+/// embedded model in Q2_K: 0.90 and 0.77, in IQ2_XXS 1.54 and 1.30).
 fn weigh_by_size(x: &[f32], w: &mut [f32]) {
     let square = x.iter().map(|x| x * x).sum::<f32>() / x.len() as f32;
     if square > 0.0 {
