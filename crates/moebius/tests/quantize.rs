@@ -208,14 +208,14 @@ fn importances(model: &Path, file: &Path) {
 /// Mixes of the smallest types, their most frequent type, its largest error over the values, and whether they want
 /// importances.
 const SMALLEST: [(&str, WeightType, f64, bool); 12] = [
-    ("IQ1_S", WeightType::IQ1_S, 0.50, true),
-    ("IQ1_M", WeightType::IQ1_M, 0.46, true),
-    ("TQ1_0", WeightType::TQ1_0, 0.55, false),
-    ("TQ2_0", WeightType::TQ2_0, 0.55, false),
-    ("IQ2_XXS", WeightType::IQ2_XXS, 0.36, true),
-    ("IQ2_XS", WeightType::IQ2_XS, 0.31, true),
-    ("IQ2_S", WeightType::IQ2_XS, 0.31, true),
-    ("IQ2_M", WeightType::IQ2_S, 0.26, true),
+    ("IQ1_S", WeightType::IQ1_S, 0.60, true),
+    ("IQ1_M", WeightType::IQ1_M, 0.55, true),
+    ("TQ1_0", WeightType::TQ1_0, 0.65, false),
+    ("TQ2_0", WeightType::TQ2_0, 0.65, false),
+    ("IQ2_XXS", WeightType::IQ2_XXS, 0.42, true),
+    ("IQ2_XS", WeightType::IQ2_XS, 0.36, true),
+    ("IQ2_S", WeightType::IQ2_XS, 0.36, true),
+    ("IQ2_M", WeightType::IQ2_S, 0.30, true),
     ("IQ3_XXS", WeightType::IQ3_XXS, 0.20, true),
     ("IQ3_XS", WeightType::IQ3_S, 0.15, true),
     ("IQ3_S", WeightType::IQ3_S, 0.15, false),
