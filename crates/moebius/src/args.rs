@@ -799,9 +799,11 @@ Examples:
   moebius quantize model-bf16.gguf --type IQ4_XS --dry-run
   moebius quantize model-bf16.gguf out.gguf --target-size 12G --imatrix imatrix.gguf
 
-Types: Q2_K_S Q2_K Q3_K_S Q3_K_M Q3_K_L MXFP4 IQ4_XS IQ4_NL Q4_0 Q4_1 Q4_K_S Q4_K_M Q5_0 Q5_1 Q5_K_S Q5_K_M Q6_K Q8_0
-BF16 F16 F32. Which matrices get more bits than the name says is as in llama.cpp; rows whose length the blocks do not
-divide get the nearest type of 32-blocks. Weights that are NaN or infinite are refused.")]
+Types: IQ1_S IQ1_M TQ1_0 TQ2_0 IQ2_XXS IQ2_XS IQ2_S IQ2_M Q2_K_S Q2_K IQ3_XXS IQ3_XS Q3_K_S IQ3_S IQ3_M Q3_K_M Q3_K_L
+MXFP4 NVFP4 IQ4_XS IQ4_NL Q4_0 Q4_1 Q4_K_S Q4_K_M Q5_0 Q5_1 Q5_K_S Q5_K_M Q6_K Q8_0 BF16 F16 F32. IQ1_S to Q2_K_S,
+IQ3_XXS and IQ3_XS want --imatrix; TQ1_0 and TQ2_0 are for models that were trained on three values. Which matrices get
+more bits than the name says is as in llama.cpp; rows whose length the blocks do not divide get the nearest type of
+32-blocks. Weights that are NaN or infinite are refused.")]
 pub struct QuantizeArgs {
     /// GGUF file (any part of a split one) or model folder, best of F32, F16 or BF16
     #[arg(value_name = "IN")]

@@ -12,6 +12,8 @@ use quant::WeightType;
 
 const EMBEDDED: &str = "models/fable-29m-a10m-q4_k_m.gguf";
 const TINY: &str = "crates/backend/tests/data/qwen3moe/model-bf16.gguf";
+/// A model whose rows are blocks of 256.
+const BLOCKS: &str = "crates/backend/tests/data/types/qwen3moe-blocks256.gguf";
 const TEXT: &str = "Once upon a time a fox lost his hat. He asked the owl, who had seen it in the old tree by the pond. \
                     The fox climbed up and found two small birds asleep in his hat, so he let them keep it.\n";
 
@@ -168,6 +170,9 @@ fn odd_rows_get_types_that_divide_them() {
         (288, "IQ4_XS", WeightType::IQ4_NL),
         (288, "Q2_K", WeightType::Q4_0),
         (288, "NVFP4", WeightType::IQ4_NL),
+        (288, "IQ3_S", WeightType::IQ4_NL),
+        (288, "IQ1_M", WeightType::IQ4_NL),
+        (288, "TQ2_0", WeightType::Q4_0),
         (36, "Q4_0", WeightType::F16),
         (7, "Q8_0", WeightType::F16),
         (1, "Q8_0", WeightType::F16),
@@ -181,6 +186,98 @@ fn odd_rows_get_types_that_divide_them() {
         quant::decode_row(wanted, model.bytes(&model.tensors()[0]), &mut back);
         let far = values.iter().zip(&back).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         assert!(far < 0.15, "{n_cols} {name}: {far}");
+    }
+}
+
+/// Importances of every matrix of a model, no two columns alike.
+fn importances(model: &Path, file: &Path) {
+    let model = checkpoint::open(model).expect("open");
+    let mut writer = Writer::new();
+    writer.meta("general.type", "imatrix");
+    for info in model.tensors().iter().filter(|info| info.shape.len() > 1) {
+        let (n_cols, n_rows) = (info.shape[info.shape.len() - 1], info.shape[info.shape.len() - 2]);
+        let n_mat = info.shape.iter().product::<usize>() / n_cols / n_rows;
+        let sums: Vec<u8> = (0..n_mat * n_cols).flat_map(|i| (1.0 + (i * 37 % 101) as f32).to_le_bytes()).collect();
+        let counts: Vec<u8> = (0..n_mat).flat_map(|_| 16f32.to_le_bytes()).collect();
+        writer.tensor(&format!("{}.in_sum2", info.name), &[n_mat, n_cols], WeightType::F32, sums);
+        writer.tensor(&format!("{}.counts", info.name), &[n_mat, 1], WeightType::F32, counts);
+    }
+    writer.write(&mut std::fs::File::create(file).expect("create")).expect("write");
+}
+
+/// Mixes of the smallest types, their most frequent type, its largest error over the values, and whether they want
+/// importances.
+const SMALLEST: [(&str, WeightType, f64, bool); 12] = [
+    ("IQ1_S", WeightType::IQ1_S, 0.60, true),
+    ("IQ1_M", WeightType::IQ1_M, 0.55, true),
+    ("TQ1_0", WeightType::TQ1_0, 0.65, false),
+    ("TQ2_0", WeightType::TQ2_0, 0.65, false),
+    ("IQ2_XXS", WeightType::IQ2_XXS, 0.42, true),
+    ("IQ2_XS", WeightType::IQ2_XS, 0.36, true),
+    ("IQ2_S", WeightType::IQ2_XS, 0.36, true),
+    ("IQ2_M", WeightType::IQ2_S, 0.30, true),
+    ("IQ3_XXS", WeightType::IQ3_XXS, 0.20, true),
+    ("IQ3_XS", WeightType::IQ3_S, 0.15, true),
+    ("IQ3_S", WeightType::IQ3_S, 0.15, false),
+    ("IQ3_M", WeightType::IQ3_S, 0.15, false),
+];
+
+#[test]
+fn the_smallest_types_run_and_most_want_importances() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let at = |name: &str| folder.path().join(name);
+    let (floats, sums, one, three, text) = (at("f.gguf"), at("sums"), at("one"), at("three"), at("text"));
+    stdout(&["quantize", as_text(&fixtures::root(BLOCKS)), as_text(&floats), "--type", "F32", "--allow-requantize"]);
+    importances(&floats, &sums);
+    std::fs::write(&text, TEXT.repeat(4)).expect("write");
+    // Of what is broken a sentence comes, and no file.
+    let (short, nan, nan_sums, none) = (at("short"), at("nan"), at("nan_sums"), at("none"));
+    let bytes = std::fs::read(&floats).expect("read");
+    std::fs::write(&short, &bytes[..bytes.len() - 100]).expect("write");
+    one_matrix(&nan, 256, &(0..512).map(|i| if i == 300 { f32::NAN } else { 0.5 }).collect::<Vec<_>>());
+    importances(&nan, &nan_sums);
+    for (name, base, most, wants_importances) in SMALLEST {
+        let line = ["--type", name, "--imatrix", as_text(&sums)];
+        let report = json(&[&["quantize", as_text(&floats), as_text(&one), "-t", "1"], &line[..]].concat());
+        stdout(&[&["quantize", as_text(&floats), as_text(&three), "-t", "3"], &line[..]].concat());
+        assert_eq!(std::fs::read(&one).expect("read"), std::fs::read(&three).expect("read"), "{name}");
+        let dry = json(&[&["quantize", as_text(&floats), "--dry-run"], &line[..]].concat());
+        assert_eq!((&dry["bytes"], &report["type"]), (&report["bytes"], &name.into()));
+        let row = report["types"].as_array().expect("types").iter().find(|row| row["to"] == base.name());
+        let lost = row.unwrap_or_else(|| panic!("{name}: no {base}"))["error"].as_f64().expect("error");
+        assert!(lost > 0.05 && lost < most, "{name}: {lost}");
+        assert!(types(&one).iter().filter(|(_, t)| *t == base).count() >= 2, "{name}: {:?}", types(&one));
+
+        let compare = ["compare", "-m", as_text(&floats), "-m", as_text(&one), "-f", as_text(&text), "-c", "64"];
+        let kl = json(&compare)["kl_mean"]["value"].as_f64().expect("KL");
+        assert!(kl > 0.0 && kl.is_finite(), "{name}: {kl}");
+
+        // Matrices that hold the type are kept when it is asked for again.
+        stdout(&[&["quantize", as_text(&one), as_text(&three)], &line[..]].concat());
+        assert_eq!(types(&one), types(&three), "{name}");
+
+        let plain = ["quantize", as_text(&floats), as_text(&none), "--type", name];
+        if wants_importances {
+            let said = error(&plain);
+            assert!(said.contains("--imatrix") && said.contains("quantize tensor blk.0."), "{name}: {said}");
+            stdout(&["quantize", as_text(&floats), "--type", name, "--dry-run"]);
+        } else {
+            stdout(&plain);
+            std::fs::remove_file(&none).expect("remove");
+        }
+        let said = error(&[&["quantize", as_text(&short), as_text(&none)], &line[..]].concat());
+        assert!(said.contains("short"), "{name}: {said}");
+        let line = ["--type", name, "--imatrix", as_text(&nan_sums)];
+        let said = error(&[&["quantize", as_text(&nan), as_text(&none)], &line[..]].concat());
+        assert!(said.contains("tensor blk.0.ffn_up.weight: value 300 is NaN"), "{name}: {said}");
+        assert!(!none.exists(), "{name}");
+    }
+    for (line, part) in [
+        (["--type", "Q4_K_M", "--tensor", "ffn_up=IQ1_M"], "ffn_up_exps.weight to iq1_m"),
+        (["--type", "Q2_K_S", "--tensor", "ffn_up=Q8_0"], "to q2_k: so few bits want importances"),
+    ] {
+        let said = error(&[&["quantize", as_text(&floats), as_text(&none)], &line[..]].concat());
+        assert!(said.contains(part) && !none.exists(), "{said}");
     }
 }
 

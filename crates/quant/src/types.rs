@@ -69,7 +69,7 @@ pub(crate) enum Codec {
     /// 256 values a block; `has_min`: the format subtracts `dmin·mins`.
     Super { unpack: fn(&[u8]) -> Ints256, pack: fn(&Ints256, &mut [u8]), levels: Levels, sub: Sub, has_min: bool },
     /// 256 values a block, with sub-scales: code books and ternary digits.
-    Grid { unpack: fn(&[u8]) -> Ints256, encode: fn(&[f32; 256], &mut [u8]) },
+    Grid { unpack: fn(&[u8]) -> Ints256, encode: fn(&encode::Block<256>, &mut encode::Room, &mut [u8]) },
     /// 64 values a block, which are numbers exact in f32; an encoder is given the weights of errors too.
     Fp4 { decode: fn(&[u8], &mut [f32; 64]), encode: fn(&[f32; 64], &[f32; 64], &mut [u8]) },
     /// MXFP4 in planes.
@@ -163,7 +163,7 @@ macro_rules! codec {
     (Grid, $unpack:path, $encode:path) => {
         Codec::Grid {
             unpack: |b| $unpack(arr(b)),
-            encode: |x, b| $encode(x, b.try_into().expect("a block is as long as the table says")),
+            encode: |x, room, b| $encode(x, room, b.try_into().expect("a block is as long as the table says")),
         }
     };
     (Fp4, $decode:path, $encode:path) => {
@@ -441,7 +441,7 @@ fn f16_at(b: &[u8], at: usize) -> f32 {
 }
 
 /// Puts the f16 `d` at `b[at..at + 2]`; a `d` that no f16 equals is rounded.
-fn put_f16(b: &mut [u8], at: usize, d: f32) {
+pub(crate) fn put_f16(b: &mut [u8], at: usize, d: f32) {
     b[at..at + 2].copy_from_slice(&half::f16::from_f32(d).to_le_bytes());
 }
 

@@ -10,7 +10,7 @@ use super::quantize::{is_same, report};
 use crate::args::{ConvertArgs, Form};
 use crate::convert::{Folder, mlx};
 use crate::quantize::source::Source;
-use crate::quantize::{Job, mix, targets};
+use crate::quantize::{Job, check_without_importance, mix, targets};
 use crate::{machine, out};
 
 pub fn run(args: &ConvertArgs) -> Result<()> {
@@ -48,6 +48,7 @@ fn to_gguf(args: &ConvertArgs, checkpoint: Checkpoint, input: &Path, threads: us
         None => mix::file_type(folder.float_type().name())?,
     };
     let mut targets = targets(&folder, file, &[], None)?;
+    check_without_importance(&folder, file, &targets)?;
     let is_float = file.base.block_len() == 1;
     let mut is_mxfp4 = false;
     for (tensor, target) in folder.tensors().iter().zip(&mut targets).filter(|_| is_float) {

@@ -15,7 +15,7 @@ use crate::quantize::budget;
 use crate::quantize::importance::Importance;
 use crate::quantize::mix::{self, FileType};
 use crate::quantize::source::{Gguf, Source, Tensor};
-use crate::quantize::{Job, Loss, targets};
+use crate::quantize::{Job, Loss, check_without_importance, targets};
 use crate::{machine, out};
 
 pub fn run(args: &QuantizeArgs) -> Result<()> {
@@ -27,6 +27,9 @@ pub fn run(args: &QuantizeArgs) -> Result<()> {
     let file = named.map_or_else(|| mix::file_type("Q4_0"), Ok)?;
     let targets = targets(&*source, file, &args.tensor, importance.as_ref())?;
     let keys = importance.as_ref().map(keys).unwrap_or_default();
+    if importance.is_none() && !args.dry_run {
+        check_without_importance(&*source, file, &targets)?;
+    }
     let mut job = Job { source: &*source, targets, file_type: file.id, keys, threads };
     if args.output.is_some() && !args.dry_run {
         job.check(args.allow_requantize)?;

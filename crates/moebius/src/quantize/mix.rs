@@ -19,15 +19,34 @@ pub struct FileType {
     pub base: WeightType,
 }
 
+impl FileType {
+    /// Whether it is of the mixes of about two bits and less, which have rules of their own.
+    fn is_tiny(&self) -> bool {
+        ["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M"].contains(&self.name)
+    }
+}
+
 const fn file(name: &'static str, id: u32, base: WeightType) -> FileType {
     FileType { name, id, base }
 }
 
 /// All kinds that are written, smallest first, then the floats.
-pub const FILE_TYPES: [FileType; 22] = [
+pub const FILE_TYPES: [FileType; 34] = [
+    file("IQ1_S", 24, WeightType::IQ1_S),
+    file("IQ1_M", 31, WeightType::IQ1_M),
+    file("TQ1_0", 36, WeightType::TQ1_0),
+    file("TQ2_0", 37, WeightType::TQ2_0),
+    file("IQ2_XXS", 19, WeightType::IQ2_XXS),
+    file("IQ2_XS", 20, WeightType::IQ2_XS),
+    file("IQ2_S", 28, WeightType::IQ2_XS),
+    file("IQ2_M", 29, WeightType::IQ2_S),
     file("Q2_K_S", 21, WeightType::Q2_K),
     file("Q2_K", 10, WeightType::Q2_K),
+    file("IQ3_XXS", 23, WeightType::IQ3_XXS),
+    file("IQ3_XS", 22, WeightType::IQ3_S),
     file("Q3_K_S", 11, WeightType::Q3_K),
+    file("IQ3_S", 26, WeightType::IQ3_S),
+    file("IQ3_M", 27, WeightType::IQ3_S),
     file("Q3_K_M", 12, WeightType::Q3_K),
     file("Q3_K_L", 13, WeightType::Q3_K),
     file("MXFP4", 38, WeightType::MXFP4),
@@ -147,8 +166,12 @@ impl Model {
 enum Role {
     Output,
     Embedding,
+    AttentionQ,
+    AttentionK,
     AttentionV,
     AttentionOut,
+    FfnUp,
+    FfnGate,
     FfnDown,
     Other,
 }
@@ -160,7 +183,11 @@ impl Role {
             () if name == "output.weight" => Role::Output,
             () if ["token_embd.weight", "per_layer_token_embd.weight"].contains(&name) => Role::Embedding,
             () if has(&["attn_v.weight", "attn_qkv.weight", "attn_kv_b.weight"]) => Role::AttentionV,
+            () if has(&["attn_k.weight"]) => Role::AttentionK,
+            () if has(&["attn_q.weight"]) => Role::AttentionQ,
             () if has(&["attn_output.weight"]) => Role::AttentionOut,
+            () if has(&["ffn_up"]) => Role::FfnUp,
+            () if has(&["ffn_gate"]) => Role::FfnGate,
             () if has(&["ffn_down"]) => Role::FfnDown,
             () => Role::Other,
         }
@@ -195,6 +222,18 @@ pub fn may_change(tensor: &Tensor) -> bool {
     n_axes >= 2 && tensor.name.ends_with("weight") && !KEPT.iter().any(|part| tensor.name.contains(part))
 }
 
+/// Whether a matrix gets so few bits that they are worth something only where importances say which columns matter:
+/// llama.cpp's rule.
+pub fn needs_importance(file: &FileType, name: &str, dtype: WeightType) -> bool {
+    use WeightType as T;
+    match (Role::of(name), dtype) {
+        (Role::Output | Role::Embedding, _) => false,
+        (_, T::IQ1_S | T::IQ1_M | T::IQ2_XXS | T::IQ2_XS | T::IQ2_S | T::IQ3_XXS) => true,
+        (_, T::Q2_K) => file.name == "Q2_K_S",
+        _ => false,
+    }
+}
+
 /// The types of all tensors, in their order.
 ///
 /// # Errors
@@ -215,7 +254,7 @@ pub fn choose(
     let mut order: Vec<usize> = (0..tensors.len()).collect();
     order.sort_by_key(|&i| (layer(tensors[i].name), tensors[i].name));
     let n_values = tensors.iter().filter(|t| Role::of(t.name) == Role::AttentionV).count();
-    let (mut i_values, mut i_down) = (0, 0);
+    let (mut i_values, mut i_up, mut i_gate, mut i_down) = (0, 0, 0, 0);
     let mut types: Vec<WeightType> = tensors.iter().map(|t| t.dtype).collect();
     for i in order {
         let tensor = &tensors[i];
@@ -227,17 +266,22 @@ pub fn choose(
             Some(one) => one.dtype,
             None if file.base.block_len() == 1 => file.base,
             None => {
-                let at = match role {
-                    Role::AttentionV => (i_values, n_values),
-                    // Experts of a layer are in one tensor, beside a shared expert's: the layer counts.
-                    Role::FfnDown if model.n_expert > 1 => (layer(tensor.name).unwrap_or(0), model.n_layer),
-                    _ => (i_down, model.n_layer),
+                let n_before = match role {
+                    Role::AttentionV => &mut i_values,
+                    Role::FfnUp => &mut i_up,
+                    Role::FfnGate => &mut i_gate,
+                    Role::FfnDown => &mut i_down,
+                    _ => &mut 0,
                 };
-                match role {
-                    Role::AttentionV => i_values += 1,
-                    Role::FfnDown => i_down += 1,
-                    _ => {}
-                }
+                let at = match role {
+                    Role::AttentionV => (*n_before, n_values),
+                    // Experts of a layer are in one tensor, beside a shared expert's: the layer counts.
+                    Role::FfnUp | Role::FfnGate | Role::FfnDown if model.n_expert > 1 && !file.is_tiny() => {
+                        (layer(tensor.name).unwrap_or(0), model.n_layer)
+                    }
+                    _ => (*n_before, model.n_layer),
+                };
+                *n_before += 1;
                 rule(file, &model, tensor, role, at)
             }
         };
@@ -279,6 +323,7 @@ fn rule(file: &FileType, model: &Model, tensor: &Tensor, role: Role, (i, n): (us
         _ if role == Role::Output || role == Role::Embedding && model.is_tied => match () {
             () if is(&["MXFP4", "NVFP4"]) || !n_cols.is_multiple_of(file.base.block_len()) => T::Q8_0,
             () if file.base == T::Q8_0 => T::Q8_0,
+            () if file.is_tiny() || name == "IQ3_XXS" => T::Q5_K,
             () => T::Q6_K,
         },
         _ if name == "MXFP4" => match tensor.shape {
@@ -286,7 +331,13 @@ fn rule(file: &FileType, model: &Model, tensor: &Tensor, role: Role, (i, n): (us
             _ => T::Q8_0,
         },
         Role::Embedding if name == "NVFP4" => T::Q8_0,
-        Role::Output | Role::Embedding => file.base,
+        Role::Output | Role::Embedding => match name {
+            "IQ1_S" | "IQ1_M" | "IQ2_XXS" | "IQ2_XS" => T::Q2_K,
+            "IQ2_S" | "IQ2_M" | "IQ3_XXS" => T::IQ3_S,
+            "TQ1_0" | "TQ2_0" => T::Q4_K,
+            _ => file.base,
+        },
+        _ if file.is_tiny() => tiny_rule(file, model, role, (i, n)),
         Role::AttentionV => {
             let chosen = match () {
                 () if name == "Q2_K" => {
@@ -296,7 +347,9 @@ fn rule(file: &FileType, model: &Model, tensor: &Tensor, role: Role, (i, n): (us
                         T::Q3_K
                     }
                 }
-                () if name == "Q2_K_S" && model.n_group >= 4 => T::Q4_K,
+                () if is(&["Q2_K_S", "IQ3_XXS", "IQ3_XS", "IQ3_S"]) && model.n_group >= 4 => T::Q4_K,
+                () if name == "IQ3_XXS" && !model.has_importance => T::IQ3_S,
+                () if name == "IQ3_M" => T::Q4_K,
                 () if name == "Q3_K_M" => {
                     if i < 2 {
                         T::Q5_K
@@ -318,10 +371,27 @@ fn rule(file: &FileType, model: &Model, tensor: &Tensor, role: Role, (i, n): (us
                 chosen => chosen,
             }
         }
-        _ if model.n_expert == 8 && tensor.name.contains("attn_k.weight") => T::Q8_0,
+        Role::AttentionK if model.n_expert == 8 => T::Q8_0,
+        Role::AttentionQ | Role::AttentionK => match name {
+            "IQ3_XS" => T::IQ3_XXS,
+            "IQ3_XXS" => T::IQ2_S,
+            _ => file.base,
+        },
+        Role::FfnUp | Role::FfnGate => match name {
+            "IQ3_XS" if i >= n / 8 && i < 7 * n / 8 => T::IQ3_XXS,
+            _ => file.base,
+        },
         Role::FfnDown => match () {
             () if name == "Q2_K" => T::Q3_K,
             () if name == "Q2_K_S" && i < n / 8 => T::Q4_K,
+            () if name == "IQ3_XXS" && !model.has_importance => {
+                if i < n / 8 {
+                    T::Q4_K
+                } else {
+                    T::Q3_K
+                }
+            }
+            () if name == "IQ3_M" && (i < n / 8 || model.n_expert == 8 && is_tender) => T::Q4_K,
             () if name == "Q3_K_M" => {
                 if i < n / 16 {
                     T::Q5_K
@@ -339,15 +409,32 @@ fn rule(file: &FileType, model: &Model, tensor: &Tensor, role: Role, (i, n): (us
         },
         Role::AttentionOut if model.n_expert == 8 => {
             let five = ["Q2_K", "Q3_K_S", "Q3_K_M", "IQ4_NL", "Q4_K_S", "Q4_K_M", "IQ4_XS"];
-            if is(&five) { T::Q5_K } else { file.base }
+            if is(&five) || is(&["IQ3_XXS", "IQ3_XS", "IQ3_S", "IQ3_M"]) { T::Q5_K } else { file.base }
         }
         Role::AttentionOut => match name {
             "Q2_K" => T::Q3_K,
-            "Q3_K_M" => T::Q4_K,
+            "IQ3_XXS" => T::IQ3_S,
+            "Q3_K_M" | "IQ3_M" => T::Q4_K,
             "Q3_K_L" => T::Q5_K,
             _ => file.base,
         },
         Role::Other => file.base,
+    }
+}
+
+/// llama.cpp's choice for a matrix of the mixes of about two bits and less.
+fn tiny_rule(file: &FileType, model: &Model, role: Role, (i, n): (usize, usize)) -> WeightType {
+    use WeightType as T;
+    let more = if ["IQ2_S", "IQ2_M"].contains(&file.name) { T::IQ3_S } else { T::Q2_K };
+    match role {
+        Role::AttentionV if model.n_group >= 4 || model.n_expert >= 4 => T::Q4_K,
+        Role::AttentionV => more,
+        Role::AttentionK if model.n_expert == 8 => T::Q4_K,
+        Role::FfnDown if i < n / 8 => more,
+        Role::AttentionOut if model.n_expert == 8 => T::Q5_K,
+        Role::AttentionOut if ["IQ1_S", "IQ1_M"].contains(&file.name) => T::IQ2_XXS,
+        Role::AttentionOut if more == T::IQ3_S => T::IQ3_S,
+        _ => file.base,
     }
 }
 
@@ -358,11 +445,12 @@ pub fn fitting(wanted: WeightType, n_cols: usize) -> WeightType {
         return wanted;
     }
     let small = match wanted {
-        T::Q2_K | T::Q3_K => T::Q4_0,
+        T::Q2_K | T::Q3_K | T::TQ1_0 | T::TQ2_0 => T::Q4_0,
         T::Q4_K => T::Q5_0,
         T::Q5_K => T::Q5_1,
         T::Q6_K => T::Q8_0,
-        T::IQ4_XS => T::IQ4_NL,
+        T::IQ1_S | T::IQ1_M | T::IQ2_XXS | T::IQ2_XS | T::IQ2_S => T::IQ4_NL,
+        T::IQ3_XXS | T::IQ3_S | T::IQ4_XS => T::IQ4_NL,
         T::NVFP4 => NO_NVFP4,
         _ => T::F16,
     };
@@ -421,12 +509,98 @@ mod tests {
         }
     }
 
+    /// A model of tools/mix_listings.py, and the types that llama-quantize gave its matrices.
+    #[derive(serde::Deserialize)]
+    struct Listing {
+        arch: String,
+        n_layer: usize,
+        n_head: u32,
+        n_kv: u32,
+        n_expert: u32,
+        n_cols: usize,
+        tied: bool,
+        #[serde(rename = "in")]
+        parts: Vec<String>,
+        /// Mixes that want importances.
+        refused: Vec<String>,
+        /// By mix, and whether there were importances: `PART TYPE*N TYPE*N, PART ...`.
+        files: std::collections::BTreeMap<String, String>,
+    }
+
+    impl Listing {
+        fn header(&self) -> checkpoint::Checkpoint {
+            let mut writer = Writer::new();
+            let key = |name: &str| format!("{}.{name}", self.arch);
+            writer.meta("general.architecture", self.arch.as_str());
+            writer.meta(&key("block_count"), self.n_layer as u32);
+            writer.meta(&key("attention.head_count"), self.n_head);
+            writer.meta(&key("attention.head_count_kv"), self.n_kv);
+            if self.n_expert > 0 {
+                writer.meta(&key("expert_count"), self.n_expert);
+            }
+            let mut file = Vec::new();
+            writer.write(&mut file).expect("write");
+            checkpoint::from_bytes("header", file).expect("open")
+        }
+
+        /// Names and types by a file of the listing.
+        fn matrices(&self, types: &str) -> Vec<(String, WeightType)> {
+            let mut matrices = Vec::new();
+            for part in types.split(", ") {
+                let (part, runs) = part.split_once(' ').expect("a part and its types");
+                let runs = runs.split(' ').map(|run| run.split_once('*').expect("a type and a count"));
+                let types = runs.flat_map(|(t, n)| vec![weight_type(t).expect("a type"); n.parse().expect("a count")]);
+                for (layer, dtype) in types.enumerate() {
+                    let is_inside = self.parts.iter().any(|inside| inside == part);
+                    let name = if is_inside { format!("blk.{layer}.{part}.weight") } else { format!("{part}.weight") };
+                    matrices.push((name, dtype));
+                }
+            }
+            matrices
+        }
+    }
+
+    #[test]
+    fn types_are_those_that_llama_quantize_gives_to_models_of_many_layers() {
+        let listings: Vec<Listing> = serde_json::from_str(include_str!("../../tests/data/mixes.json")).expect("JSON");
+        let mut n = 0;
+        for listing in &listings {
+            let header = listing.header();
+            for (key, types) in &listing.files {
+                let name = key.strip_suffix(" without");
+                let (name, has_importance) = (name.unwrap_or(key), name.is_none());
+                let matrices = listing.matrices(types);
+                assert_eq!(matrices.iter().any(|(name, _)| name == "output.weight"), !listing.tied);
+                let stack = [listing.n_expert as usize, 2, listing.n_cols];
+                let shape = |name: &str| if name.contains("_exps") { &stack[..] } else { &stack[1..] };
+                let tensor = |(name, _)| Tensor { name, shape: shape(name), dtype: WeightType::F16 };
+                let tensors: Vec<Tensor> = matrices.iter().map(|(name, t)| tensor((name.as_str(), t))).collect();
+                let file = file_type(name).expect("a type");
+                let chosen = choose(file, header.meta(), &tensors, &[], has_importance).expect("types");
+                for ((matrix, wanted), found) in matrices.iter().zip(chosen) {
+                    let arch = &listing.arch;
+                    assert_eq!(found, *wanted, "{arch} of {} layers, {key}: {matrix}", listing.n_layer);
+                }
+                let needs = matrices.iter().any(|(matrix, t)| needs_importance(file, matrix, *t));
+                assert!(has_importance || !needs, "{} {key}", listing.arch);
+                if has_importance && listing.n_cols % 256 == 0 {
+                    assert_eq!(needs, listing.refused.iter().any(|refused| refused == name), "{} {key}", listing.arch);
+                }
+                n += 1;
+            }
+        }
+        assert!(n > 150, "{n} files");
+    }
+
     #[test]
     fn names_of_all_kinds() {
         for (name, id) in [("q4_k_m", 15), ("Q4_K", 15), ("mxfp4_moe", 38), ("bf16", 32), ("IQ4_xs", 30), ("nvfp4", 39)]
         {
             assert_eq!(file_type(name).expect("a type").id, id, "{name}");
         }
-        assert!(file_type("IQ1_S").expect_err("no such type").to_string().contains("Q4_K_M"));
+        for (name, id) in [("iq1_s", 24), ("IQ2_M", 29), ("IQ3_XS", 22), ("TQ1_0", 36), ("tq2_0", 37)] {
+            assert_eq!(file_type(name).expect("a type").id, id, "{name}");
+        }
+        assert!(file_type("IQ5_S").expect_err("no such type").to_string().contains("Q4_K_M"));
     }
 }

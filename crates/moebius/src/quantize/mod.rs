@@ -353,6 +353,24 @@ fn encode(
     Ok(loss)
 }
 
+/// Checks that no matrix gets a type that wants importances, where there are none.
+///
+/// # Errors
+/// One does; names it and the way to importances.
+pub fn check_without_importance(source: &dyn Source, file: &mix::FileType, targets: &[Target]) -> Result<()> {
+    for (tensor, target) in source.tensors().iter().zip(targets).filter(|(tensor, _)| mix::may_change(&tensor.in_mix()))
+    {
+        ensure!(
+            tensor.dtype == target.dtype || !mix::needs_importance(file, &tensor.name, target.dtype),
+            "quantize tensor {} to {}: so few bits want importances, which say what columns matter; \
+             `moebius imatrix` sums them up and `moebius quantize --imatrix FILE` takes them",
+            tensor.name,
+            target.dtype
+        );
+    }
+    Ok(())
+}
+
 /// The targets of a source's tensors: types by the mix, importances where a file has them.
 ///
 /// # Errors

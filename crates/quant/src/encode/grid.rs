@@ -1,185 +1,211 @@
-//! Plain encoders of the types with code books and of the ternary ones: a scale from each group's largest magnitude,
-//! then the nearest entries.
+//! Encoders of the types with code books and of the ternary ones: what a search finds, as bytes.
 
-use half::f16;
+use std::sync::OnceLock;
 
-use crate::types::grid;
+use super::book::{Book, Join, Lists, Room};
+use super::{Block, over};
+use crate::types::grid::{IQ1_LEVELS, IQ2_LEVELS, IQ3_S_LEVELS, IQ3_XXS_LEVELS};
+use crate::types::{grid, put_f16};
 
-/// `x / d`, and 0 where `d` is.
-fn over(x: f64, d: f64) -> f64 {
-    if d == 0.0 { 0.0 } else { x / d }
-}
+/// The lists of code books: IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, IQ1.
+static LISTS: [OnceLock<Lists>; 6] = [const { OnceLock::new() }; 6];
 
-/// The f16 scale of a block, and the scale that it and `s` make for each 16 values.
-struct Scales {
-    d: f16,
-    s: [u8; 16],
-    of: [f64; 16],
-}
+static IQ2_XXS: Book<8> = Book {
+    entries: &grid::IQ2_XXS,
+    levels: IQ2_LEVELS.split_at(3).0,
+    sub: 32,
+    hi: 15,
+    factor: 0.125,
+    join: Join::EvenSigns,
+    lists: &LISTS[0],
+};
 
-/// Sub-scales of `len` values each so that the largest of these becomes `level`: `x ≈ d·factor·(2·s + 1)·q`, s up to
-/// `hi`.
-fn scales(x: &[f32; 256], len: usize, level: f64, factor: f64, hi: u8) -> Scales {
-    let want: [f64; 16] = std::array::from_fn(|g| {
-        let first = 16 * g / len * len;
-        f64::from(x[first..first + len].iter().fold(0.0f32, |a, x| a.max(x.abs()))) / level
-    });
-    let largest = want.iter().copied().fold(0.0, f64::max);
-    let d = f16::from_f64((largest / factor / f64::from(2 * hi + 1)).min(65504.0));
-    let unit = d.to_f64() * factor;
-    let s = want.map(|want| ((over(want, unit) - 1.0) / 2.0).round().clamp(0.0, f64::from(hi)) as u8);
-    Scales { d, s, of: s.map(|s| unit * f64::from(2 * s + 1)) }
-}
+static IQ2_XS: Book<8> = Book {
+    entries: &grid::IQ2_XS,
+    levels: IQ2_LEVELS.split_at(3).0,
+    sub: 16,
+    hi: 15,
+    factor: 0.125,
+    join: Join::EvenSigns,
+    lists: &LISTS[1],
+};
 
-/// The entry with the least squared distance, and that.
-fn nearest<const N: usize>(book: &[[i8; N]], x: [f64; N]) -> (usize, f64) {
-    let mut best = (0, f64::INFINITY);
-    for (i, entry) in book.iter().enumerate() {
-        let distance = entry.iter().zip(x).map(|(&q, x)| (x - f64::from(q)).powi(2)).sum();
-        if distance < best.1 {
-            best = (i, distance);
-        }
-    }
-    best
-}
+static IQ2_S: Book<8> = Book {
+    entries: &grid::IQ2_S,
+    levels: IQ2_LEVELS.split_at(3).0,
+    sub: 16,
+    hi: 15,
+    factor: 0.125,
+    join: Join::Signs,
+    lists: &LISTS[2],
+};
 
-/// Eight values over their scale, made positive, and their signs; `even`: with an even number of minus signs.
-fn magnitudes(x: &[f32; 256], i: usize, scale: f64, even: bool) -> ([f64; 8], u8) {
-    let x: [f64; 8] = std::array::from_fn(|k| over(f64::from(x[8 * i + k]), scale));
-    let mut minus = (0..8).filter(|&k| x[k] < 0.0).fold(0u8, |bits, k| bits | 1 << k);
-    if even && minus.count_ones() % 2 == 1 {
-        let smallest = (0..8).fold(0, |a, k| if x[k].abs() < x[a].abs() { k } else { a });
-        minus ^= 1 << smallest;
-    }
-    (std::array::from_fn(|k| if minus >> k & 1 == 1 { -x[k] } else { x[k] }), minus)
-}
+static IQ3_XXS: Book<4> = Book {
+    entries: &grid::IQ3_XXS,
+    levels: &IQ3_XXS_LEVELS,
+    sub: 32,
+    hi: 15,
+    factor: 0.25,
+    join: Join::EvenSignsOfTwo,
+    lists: &LISTS[3],
+};
 
-fn halves(x: [f64; 8]) -> [[f64; 4]; 2] {
-    [[x[0], x[1], x[2], x[3]], [x[4], x[5], x[6], x[7]]]
-}
+static IQ3_S: Book<4> = Book {
+    entries: &grid::IQ3_S,
+    levels: &IQ3_S_LEVELS,
+    sub: 32,
+    hi: 15,
+    factor: 1.0,
+    join: Join::Signs,
+    lists: &LISTS[4],
+};
 
-pub(crate) fn iq2_xxs(x: &[f32; 256], b: &mut [u8; 66]) {
-    let at = scales(x, 32, 43.0, 0.125, 15);
-    b[..2].copy_from_slice(&at.d.to_le_bytes());
+static IQ1_S: Book<8> = Book {
+    entries: &grid::IQ1,
+    levels: IQ1_LEVELS.split_at(3).0,
+    sub: 32,
+    hi: 7,
+    factor: 0.125,
+    join: Join::OffsetOfAll,
+    lists: &LISTS[5],
+};
+
+static IQ1_M: Book<8> = Book {
+    entries: &grid::IQ1,
+    levels: IQ1_LEVELS.split_at(3).0,
+    sub: 16,
+    hi: 7,
+    factor: 0.125,
+    join: Join::OffsetOfEach,
+    lists: &LISTS[5],
+};
+
+pub(crate) fn iq2_xxs(x: &Block<256>, room: &mut Room, b: &mut [u8; 66]) {
+    let found = IQ2_XXS.search(x, room);
+    b[..2].copy_from_slice(&found.d.to_le_bytes());
     for g in 0..8 {
-        let mut bits = u32::from(at.s[2 * g]) << 28;
+        let mut bits = u32::from(found.s[2 * g]) << 28;
         for k in 0..4 {
-            let (x, minus) = magnitudes(x, 4 * g + k, at.of[2 * g], true);
-            b[2 + 8 * g + k] = nearest(&grid::IQ2_XXS, x).0 as u8;
-            bits |= u32::from(minus & 127) << (7 * k);
+            b[2 + 8 * g + k] = found.entry[4 * g + k] as u8;
+            bits |= u32::from(found.minus[4 * g + k] & 127) << (7 * k);
         }
         b[6 + 8 * g..10 + 8 * g].copy_from_slice(&bits.to_le_bytes());
     }
 }
 
-pub(crate) fn iq2_xs(x: &[f32; 256], b: &mut [u8; 74]) {
-    let at = scales(x, 16, 43.0, 0.125, 15);
-    b[..2].copy_from_slice(&at.d.to_le_bytes());
+pub(crate) fn iq2_xs(x: &Block<256>, room: &mut Room, b: &mut [u8; 74]) {
+    let found = IQ2_XS.search(x, room);
+    b[..2].copy_from_slice(&found.d.to_le_bytes());
     for i in 0..32 {
-        let (x, minus) = magnitudes(x, i, at.of[i / 2], true);
-        let bits = nearest(&grid::IQ2_XS, x).0 as u16 | u16::from(minus & 127) << 9;
+        let bits = found.entry[i] | u16::from(found.minus[i] & 127) << 9;
         b[2 + 2 * i..4 + 2 * i].copy_from_slice(&bits.to_le_bytes());
     }
-    (0..8).for_each(|g| b[66 + g] = at.s[2 * g] | at.s[2 * g + 1] << 4);
+    (0..8).for_each(|g| b[66 + g] = found.s[2 * g] | found.s[2 * g + 1] << 4);
 }
 
-pub(crate) fn iq2_s(x: &[f32; 256], b: &mut [u8; 82]) {
-    let at = scales(x, 16, 43.0, 0.125, 15);
-    b[..2].copy_from_slice(&at.d.to_le_bytes());
+pub(crate) fn iq2_s(x: &Block<256>, room: &mut Room, b: &mut [u8; 82]) {
+    let found = IQ2_S.search(x, room);
+    b[..2].copy_from_slice(&found.d.to_le_bytes());
     b[66..74].fill(0);
     for i in 0..32 {
-        let (x, minus) = magnitudes(x, i, at.of[i / 2], false);
-        let entry = nearest(&grid::IQ2_S, x).0;
-        (b[2 + i], b[34 + i]) = (entry as u8, minus);
+        let entry = found.entry[i];
+        (b[2 + i], b[34 + i]) = (entry as u8, found.minus[i]);
         b[66 + i / 4] |= (entry >> 8 << (2 * (i % 4))) as u8;
     }
-    (0..8).for_each(|g| b[74 + g] = at.s[2 * g] | at.s[2 * g + 1] << 4);
+    (0..8).for_each(|g| b[74 + g] = found.s[2 * g] | found.s[2 * g + 1] << 4);
 }
 
-pub(crate) fn iq3_xxs(x: &[f32; 256], b: &mut [u8; 98]) {
-    let at = scales(x, 32, 62.0, 0.25, 15);
-    b[..2].copy_from_slice(&at.d.to_le_bytes());
+pub(crate) fn iq3_xxs(x: &Block<256>, room: &mut Room, b: &mut [u8; 98]) {
+    let found = IQ3_XXS.search(x, room);
+    b[..2].copy_from_slice(&found.d.to_le_bytes());
+    (0..64).for_each(|i| b[2 + i] = found.entry[i] as u8);
     for g in 0..8 {
-        let mut bits = u32::from(at.s[2 * g]) << 28;
-        for k in 0..4 {
-            let (x, minus) = magnitudes(x, 4 * g + k, at.of[2 * g], true);
-            for (half, x) in halves(x).into_iter().enumerate() {
-                b[2 + 8 * g + 2 * k + half] = nearest(&grid::IQ3_XXS, x).0 as u8;
-            }
-            bits |= u32::from(minus & 127) << (7 * k);
-        }
+        let signs = (0..4).fold(0, |bits, k| bits | u32::from(found.minus[4 * g + k] & 127) << (7 * k));
+        let bits = signs | u32::from(found.s[2 * g]) << 28;
         b[66 + 4 * g..70 + 4 * g].copy_from_slice(&bits.to_le_bytes());
     }
 }
 
-pub(crate) fn iq3_s(x: &[f32; 256], b: &mut [u8; 110]) {
-    let at = scales(x, 32, 15.0, 1.0, 15);
-    b[..2].copy_from_slice(&at.d.to_le_bytes());
+pub(crate) fn iq3_s(x: &Block<256>, room: &mut Room, b: &mut [u8; 110]) {
+    let found = IQ3_S.search(x, room);
+    b[..2].copy_from_slice(&found.d.to_le_bytes());
     b[66..74].fill(0);
-    for i in 0..32 {
-        let (x, minus) = magnitudes(x, i, at.of[i / 2], false);
-        b[74 + i] = minus;
-        for (half, x) in halves(x).into_iter().enumerate() {
-            let (at, entry) = (2 * i + half, nearest(&grid::IQ3_S, x).0);
-            b[2 + at] = entry as u8;
-            b[66 + at / 8] |= ((entry >> 8) << (at % 8)) as u8;
-        }
+    for (i, &entry) in found.entry.iter().enumerate() {
+        b[2 + i] = entry as u8;
+        b[66 + i / 8] |= ((entry >> 8) << (i % 8)) as u8;
     }
-    (0..4).for_each(|g| b[106 + g] = at.s[4 * g] | at.s[4 * g + 2] << 4);
+    b[74..106].copy_from_slice(&found.minus);
+    (0..4).for_each(|g| b[106 + g] = found.s[4 * g] | found.s[4 * g + 2] << 4);
 }
 
-/// The entry of IQ1 for eight values with `offset` added to each, and its squared distance.
-fn ternary(x: &[f32; 256], i: usize, scale: f64, offset: f64) -> (usize, f64) {
-    nearest(&grid::IQ1, std::array::from_fn(|k| over(f64::from(x[8 * i + k]), scale) - offset))
-}
-
-/// Of three levels the outer ones stand for the larger half of the values, and not for the largest.
-const IQ1_LEVEL: f64 = 13.0;
-
-pub(crate) fn iq1_s(x: &[f32; 256], b: &mut [u8; 50]) {
-    let at = scales(x, 32, IQ1_LEVEL, 0.125, 7);
-    b[..2].copy_from_slice(&at.d.to_le_bytes());
+pub(crate) fn iq1_s(x: &Block<256>, room: &mut Room, b: &mut [u8; 50]) {
+    let found = IQ1_S.search(x, room);
+    b[..2].copy_from_slice(&found.d.to_le_bytes());
     for g in 0..8 {
-        let entries = |offset| std::array::from_fn::<_, 4, _>(|k| ternary(x, 4 * g + k, at.of[2 * g], offset));
-        let (plus, minus) = (entries(1.0), entries(-1.0));
-        let cost = |of: &[(usize, f64); 4]| of.iter().map(|e| e.1).sum::<f64>();
-        let takes_off = cost(&minus) < cost(&plus);
-        let mut high = u16::from(at.s[2 * g]) << 12 | u16::from(takes_off) << 15;
-        for (k, (entry, _)) in (if takes_off { minus } else { plus }).into_iter().enumerate() {
+        let mut high = u16::from(found.s[2 * g]) << 12 | u16::from(found.takes_off[4 * g]) << 15;
+        for k in 0..4 {
+            let entry = found.entry[4 * g + k];
             b[2 + 4 * g + k] = entry as u8;
-            high |= (entry as u16 >> 8) << (3 * k);
+            high |= (entry >> 8) << (3 * k);
         }
         b[34 + 2 * g..36 + 2 * g].copy_from_slice(&high.to_le_bytes());
     }
 }
 
-pub(crate) fn iq1_m(x: &[f32; 256], b: &mut [u8; 56]) {
-    let at = scales(x, 16, IQ1_LEVEL, 0.125, 7);
+pub(crate) fn iq1_m(x: &Block<256>, room: &mut Room, b: &mut [u8; 56]) {
+    let found = IQ1_M.search(x, room);
     b[32..48].fill(0);
     for i in 0..32 {
-        let (plus, minus) = (ternary(x, i, at.of[i / 2], 1.0), ternary(x, i, at.of[i / 2], -1.0));
-        let (entry, takes_off) = if minus.1 < plus.1 { (minus.0, 8) } else { (plus.0, 0) };
+        let entry = found.entry[i];
         b[i] = entry as u8;
-        b[32 + i / 2] |= ((entry >> 8) as u8 | takes_off) << (4 * (i % 2));
+        b[32 + i / 2] |= ((entry >> 8) as u8 | u8::from(found.takes_off[i]) << 3) << (4 * (i % 2));
     }
     for i in 0..4 {
-        let s = (0..4).fold(0, |bits, k| bits | u16::from(at.s[4 * i + k]) << (3 * k));
-        let bits = s | (at.d.to_bits() >> (4 * i)) << 12;
+        let s = (0..4).fold(0, |bits, k| bits | u16::from(found.s[4 * i + k]) << (3 * k));
+        let bits = s | (found.d.to_bits() >> (4 * i)) << 12;
         b[48 + 2 * i..50 + 2 * i].copy_from_slice(&bits.to_le_bytes());
     }
 }
 
-/// Digits 0, 1, 2 of 256 values, and their scale: the mean magnitude, which halves the error that the largest leaves.
-fn digits(x: &[f32; 256]) -> (f16, [u8; 256]) {
-    let largest = x.iter().fold(0.0f32, |a, x| a.max(x.abs()));
-    let mean = x.iter().map(|x| f64::from(x.abs())).sum::<f64>() / 256.0;
-    // Ternary weights have one magnitude beside zero, which a mean would lose.
-    let d = if x.iter().all(|x| *x == 0.0 || x.abs() == largest) { f64::from(largest) } else { 1.5 * mean };
-    let d = f16::from_f64(d.min(65504.0));
-    (d, x.map(|x| (over(f64::from(x), d.to_f64()).round().clamp(-1.0, 1.0) + 1.0) as u8))
+/// Digits 0, 1, 2 of 256 values, and their scale.
+///
+/// At a scale `d` values beyond `d / 2` take the outer digits, and the best scale for these is their mean. From all
+/// values that are not zero (which is right for weights that have three values) or from most of them, whichever is
+/// better, digits and scale are chosen anew for each other.
+fn digits(b: &Block<256>) -> (f32, [u8; 256]) {
+    const REPEATS: usize = 4;
+    // What is gained of `Σ w·x²`, and the mean.
+    let attempt = |threshold: f32| {
+        let (mut sum, mut n) = ([0.0f32; 8], [0.0f32; 8]);
+        for (x, w) in b.x.as_chunks::<8>().0.iter().zip(b.w.as_chunks::<8>().0) {
+            for i in 0..8 {
+                let w = if x[i].abs() > threshold { w[i] } else { 0.0 };
+                sum[i] += w * x[i].abs();
+                n[i] += w;
+            }
+        }
+        let mean = over(sum.iter().sum(), n.iter().sum());
+        (mean * sum.iter().sum::<f32>(), mean)
+    };
+    let all = attempt(0.0);
+    let mut best = attempt(0.75 * all.1);
+    if all.0 >= best.0 {
+        best = all;
+    }
+    for _ in 0..REPEATS {
+        let next = attempt(0.5 * best.1);
+        if next.0 <= best.0 {
+            break;
+        }
+        best = next;
+    }
+    let in_d = b.half(best.1).1;
+    let q = b.x.map(|x| if x.abs() > 0.5 * in_d { 1.0f32.copysign(x) } else { 0.0 });
+    let gain = b.gain(q.iter().map(|q| in_d * q));
+    (b.half(in_d * gain).0, q.map(|q| (q + 1.0) as u8))
 }
 
-pub(crate) fn tq1_0(x: &[f32; 256], b: &mut [u8; 54]) {
+pub(crate) fn tq1_0(x: &Block<256>, _: &mut Room, b: &mut [u8; 54]) {
     let (d, q) = digits(x);
     // A fraction of 243 as one of 256, rounded up, so that its digits come out of products by three.
     let byte = |digit: &dyn Fn(usize) -> u8| {
@@ -189,15 +215,15 @@ pub(crate) fn tq1_0(x: &[f32; 256], b: &mut [u8; 54]) {
     (0..32).for_each(|i| b[i] = byte(&|n| q[32 * n + i]));
     (0..16).for_each(|i| b[32 + i] = byte(&|n| q[160 + 16 * n + i]));
     (0..4).for_each(|i| b[48 + i] = byte(&|n| if n < 4 { q[240 + 4 * n + i] } else { 0 }));
-    b[52..].copy_from_slice(&d.to_le_bytes());
+    put_f16(b, 52, d);
 }
 
-pub(crate) fn tq2_0(x: &[f32; 256], b: &mut [u8; 66]) {
+pub(crate) fn tq2_0(x: &Block<256>, _: &mut Room, b: &mut [u8; 66]) {
     let (d, q) = digits(x);
     for i in 0..64 {
         b[i] = (0..4).fold(0, |byte, n| byte | q[i / 32 * 128 + 32 * n + i % 32] << (2 * n));
     }
-    b[64..].copy_from_slice(&d.to_le_bytes());
+    put_f16(b, 64, d);
 }
 
 #[cfg(test)]

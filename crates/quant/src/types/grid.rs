@@ -9,13 +9,13 @@ use super::grid_tables as tables;
 use crate::block::Ints256;
 
 /// Magnitudes of IQ2.
-const IQ2_LEVELS: [i8; 4] = [8, 25, 43, 0];
+pub(crate) const IQ2_LEVELS: [i8; 4] = [8, 25, 43, 0];
 /// Eight times the values of IQ1, which are -1, 0 and 1.
-const IQ1_LEVELS: [i8; 4] = [-8, 0, 8, 0];
+pub(crate) const IQ1_LEVELS: [i8; 4] = [-8, 0, 8, 0];
 /// Magnitudes of IQ3_XXS.
-const IQ3_XXS_LEVELS: [i8; 8] = [4, 12, 20, 28, 36, 44, 52, 62];
+pub(crate) const IQ3_XXS_LEVELS: [i8; 8] = [4, 12, 20, 28, 36, 44, 52, 62];
 /// Magnitudes of IQ3_S.
-const IQ3_S_LEVELS: [i8; 8] = [1, 3, 5, 7, 9, 11, 13, 15];
+pub(crate) const IQ3_S_LEVELS: [i8; 8] = [1, 3, 5, 7, 9, 11, 13, 15];
 
 /// Entries of eight values.
 const fn eights<const N: usize>(codes: &[u16; N], levels: [i8; 4]) -> [[i8; 8]; N] {
@@ -61,7 +61,7 @@ pub static IQ3_XXS: [[i8; 4]; 256] = fours(&tables::IQ3_XXS, IQ3_XXS_LEVELS);
 pub static IQ3_S: [[i8; 4]; 512] = fours(&tables::IQ3_S, IQ3_S_LEVELS);
 
 /// Eight signs from seven: the eighth makes the number of minus signs even.
-pub const fn signs(seven: u8) -> u8 {
+pub(crate) const fn signs(seven: u8) -> u8 {
     seven | ((seven.count_ones() & 1) as u8) << 7
 }
 
