@@ -61,7 +61,7 @@ pub static IQ3_XXS: [[i8; 4]; 256] = fours(&tables::IQ3_XXS, IQ3_XXS_LEVELS);
 pub static IQ3_S: [[i8; 4]; 512] = fours(&tables::IQ3_S, IQ3_S_LEVELS);
 
 /// Eight signs from seven: the eighth makes the number of minus signs even.
-pub(crate) const fn signs(seven: u8) -> u8 {
+pub const fn signs(seven: u8) -> u8 {
     seven | ((seven.count_ones() & 1) as u8) << 7
 }
 
