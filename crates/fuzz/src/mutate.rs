@@ -1,8 +1,10 @@
 //! Inputs out of other inputs. An input is one part or several, with a line `%%` between them; a part that is JSON is
 //! changed as a value, a GGUF file as keys and tensors, anything else as words or bytes.
 
-use checkpoint::Value as GgufValue;
+use std::borrow::Cow;
+
 use checkpoint::gguf::Writer;
+use checkpoint::{Checkpoint, Value as GgufValue};
 use quant::WeightType;
 use serde_json::{Map, Number, Value};
 
@@ -334,7 +336,8 @@ fn change_gguf(part: &[u8], donor: &[u8], random: &mut Random) -> Option<Vec<u8>
     let other = checkpoint::from_bytes("donor", donor.to_vec()).ok();
     let keys: Vec<(&str, &GgufValue)> = model.meta().iter().collect();
     let foreign: Vec<(&str, &GgufValue)> = other.iter().flat_map(|other| other.meta().iter()).collect();
-    let (what, which, tensor) = (random.below(8), random.below(keys.len()), random.below(model.tensors().len()));
+    let tensors = stored(&model)?;
+    let (what, which, tensor) = (random.below(8), random.below(keys.len()), random.below(tensors.len()));
     let mut file = Writer::new();
     for (i, (key, value)) in keys.iter().enumerate() {
         if *key == "general.alignment" {
@@ -350,8 +353,8 @@ fn change_gguf(part: &[u8], donor: &[u8], random: &mut Random) -> Option<Vec<u8>
             _ => drop(file.meta(key, (*value).clone())),
         };
     }
-    for (i, t) in model.tensors().iter().enumerate() {
-        let bytes = model.bytes(t);
+    for (i, t) in tensors.iter().enumerate() {
+        let bytes = &t.bytes[..];
         match what {
             5 if i == tensor => {}
             6 if i == tensor => {
@@ -374,6 +377,34 @@ fn change_gguf(part: &[u8], donor: &[u8], random: &mut Random) -> Option<Vec<u8>
     let mut out = Vec::new();
     file.write(&mut out).ok()?;
     Some(out)
+}
+
+/// A tensor as a GGUF file stores it.
+struct Stored<'a> {
+    name: String,
+    shape: Vec<usize>,
+    dtype: WeightType,
+    bytes: Cow<'a, [u8]>,
+}
+
+/// The tensors of a file. Matrices that were joined with their scales are taken apart again; `None` where one cannot be
+/// read.
+fn stored(model: &Checkpoint) -> Option<Vec<Stored<'_>>> {
+    model.hold_repacked().ok()?;
+    let mut all = Vec::new();
+    for t in model.tensors() {
+        let (planes, is_joined) = (model.planes(t), model.files()[t.file].is_repacked());
+        let dtype = if is_joined { WeightType::NVFP4 } else { t.dtype };
+        all.push(Stored { name: t.name.clone(), shape: t.shape.clone(), dtype, bytes: planes.q.into() });
+        if is_joined {
+            let n = if t.shape.len() == 3 { t.shape[0] } else { 1 };
+            let of_matrix = planes.scales.chunks((planes.scales.len() / n).max(4));
+            let scales = of_matrix.filter_map(|matrix| matrix.first_chunk::<4>()).flatten().copied();
+            let name = format!("{}.scale", t.name.strip_suffix(".weight")?);
+            all.push(Stored { name, shape: vec![n], dtype: WeightType::F32, bytes: scales.collect() });
+        }
+    }
+    Some(all)
 }
 
 fn any_gguf_value(value: &GgufValue, keys: &[(&str, &GgufValue)], random: &mut Random) -> GgufValue {
