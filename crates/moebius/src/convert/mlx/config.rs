@@ -7,7 +7,8 @@ use model::plan::Plan;
 use serde_json::{Map, Value, json};
 
 use super::form::Form;
-use super::tensors::{Delta, Shape};
+use super::tensors::Shape;
+use crate::convert::weights::Delta;
 use crate::out;
 
 /// What Llama 3.1 and its successors scale by: turns over the old context below which a frequency is divided in full,

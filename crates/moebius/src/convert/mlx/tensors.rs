@@ -8,6 +8,7 @@ use quant::{Affine, PlanesBuf, WeightType};
 
 use super::form::Form;
 use crate::convert::recipe::{Cache, Order, Recipe, Segment, Transposed};
+use crate::convert::weights::Delta;
 use crate::quantize::mix;
 
 /// Values that are read at a time, in whole rows.
@@ -192,15 +193,6 @@ pub struct Shape {
     pub delta: Option<Delta>,
     /// Widths of a head of latent attention: the key's part without rotation, the value.
     pub latent: Option<(usize, usize)>,
-}
-
-/// Heads of a delta net.
-#[derive(Clone, Copy)]
-pub struct Delta {
-    pub n_k: usize,
-    pub n_v: usize,
-    pub d_k: usize,
-    pub d_v: usize,
 }
 
 /// Makes the tensors of a folder.
