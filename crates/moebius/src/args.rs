@@ -138,6 +138,20 @@ pub struct StepArgs {
     pub batch: Option<usize>,
 }
 
+impl Default for StepArgs {
+    fn default() -> StepArgs {
+        StepArgs {
+            isa: None,
+            cache_type: CacheArg::F16,
+            copy_weights: CopyArg::Auto,
+            memory: None,
+            gpu_memory: None,
+            hot_experts: MovesArg::Auto,
+            batch: None,
+        }
+    }
+}
+
 /// When experts move to the GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum MovesArg {
@@ -318,6 +332,14 @@ fn parse_bytes(text: &str) -> Result<usize, String> {
         Err(_) => return Err(bad()),
     };
     usize::try_from(bytes).map_err(|_| bad())
+}
+
+/// A divergence to reach.
+fn parse_kl(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value > 0.0 && value.is_finite() => Ok(value),
+        _ => Err("it must be a number above 0, for example 0.02".into()),
+    }
 }
 
 /// An address to listen on. Names are not looked up, but for the one that always means this machine.
@@ -798,6 +820,7 @@ Examples:
   moebius quantize model-bf16.gguf out.gguf --type Q4_K_M --imatrix imatrix.gguf --tensor 'ffn_down_exps=Q6_K'
   moebius quantize model-bf16.gguf --type IQ4_XS --dry-run
   moebius quantize model-bf16.gguf out.gguf --target-size 12G --imatrix imatrix.gguf
+  moebius quantize model-bf16.gguf out.gguf --target-kl 0.02 -f text
 
 Types: IQ1_S IQ1_M TQ1_0 TQ2_0 IQ2_XXS IQ2_XS IQ2_S IQ2_M Q2_K_S Q2_K IQ3_XXS IQ3_XS Q3_K_S IQ3_S IQ3_M Q3_K_M Q3_K_L
 MXFP4 NVFP4 IQ4_XS IQ4_NL Q4_0 Q4_1 Q4_K_S Q4_K_M Q5_0 Q5_1 Q5_K_S Q5_K_M Q6_K Q8_0 BF16 F16 F32. IQ1_S to Q2_K_S,
@@ -812,12 +835,31 @@ pub struct QuantizeArgs {
     #[arg(value_name = "OUT", required_unless_present = "dry_run")]
     pub output: Option<PathBuf>,
     /// Kind of file, see below
-    #[arg(long = "type", value_name = "TYPE", required_unless_present = "target_size")]
+    #[arg(long = "type", value_name = "TYPE", required_unless_present_any = ["target_size", "target_kl"])]
     pub dtype: Option<String>,
     /// In place of a kind: a file of at most this size (12G, 800MB, 7.5GiB), with the types that measured errors of
     /// each matrix call for
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, conflicts_with = "dtype")]
     pub target_size: Option<usize>,
+    /// In place of a kind: the smallest file, with types as for a size, whose mean KL divergence from IN on a text is
+    /// at most this (nats, as `moebius compare` measures it). Up to 8 files are tried, one at a time, beside OUT
+    #[arg(
+        long, value_name = "KL", value_parser = parse_kl, requires = "file", allow_negative_numbers = true,
+        conflicts_with_all = ["dtype", "target_size", "dry_run"]
+    )]
+    pub target_kl: Option<f64>,
+    /// Text for --target-kl
+    #[arg(short, long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// Stop after this many windows of the text (--target-kl)
+    #[arg(long, value_name = "N")]
+    pub chunks: Option<usize>,
+    /// Tokens of a window of the text; 512 when left out (--target-kl)
+    #[arg(short, long, value_name = "N")]
+    pub ctx: Option<usize>,
+    /// Backend that computes the text; the CPU when left out (--target-kl)
+    #[arg(long, value_enum)]
+    pub backend: Option<BackendKind>,
     /// Importances of columns, as `moebius imatrix` and llama.cpp's programs write them
     #[arg(long, value_name = "FILE")]
     pub imatrix: Option<PathBuf>,

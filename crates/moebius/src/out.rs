@@ -194,6 +194,30 @@ pub fn folder(path: &Path, write: impl FnOnce(&Path) -> Result<()>) -> Result<()
     }))
 }
 
+/// Writes several files, of which one is wanted: `choose` writes them into a folder beside `path` and says which gets
+/// that name. The folder goes in any case.
+pub fn chosen(path: &Path, choose: impl FnOnce(&Path) -> Result<PathBuf>) -> Result<()> {
+    let at = || format!("write {}", path.display());
+    let (path, permissions) = match fs::metadata(path) {
+        Ok(found) => {
+            anyhow::ensure!(found.is_file(), "{}: it is no file", at());
+            (fs::canonicalize(path).with_context(at)?, Some(found.permissions()))
+        }
+        Err(_) => (path.to_path_buf(), None),
+    };
+    let folder = part_of(&path).with_context(at)?;
+    fs::create_dir(&folder).with_context(at)?;
+    begin(&folder);
+    let wrote = choose(&folder).and_then(|chosen| {
+        let file = File::options().write(true).open(&chosen).with_context(at)?;
+        permissions.map_or(Ok(()), |permissions| file.set_permissions(permissions)).with_context(at)?;
+        file.sync_all().with_context(at)?;
+        fs::rename(&chosen, &path).with_context(at)
+    });
+    remove_unfinished();
+    wrote
+}
+
 /// Writes a file. One that is there is replaced when the new one is whole, through links, and keeps its permissions;
 /// what is no regular file (a pipe, a device) is written in place.
 pub fn file(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {

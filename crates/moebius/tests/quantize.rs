@@ -553,3 +553,91 @@ fn a_comparison_finds_nothing_between_equals_and_more_the_fewer_bits() {
     );
     assert!(error(&["compare", "-m", as_text(&base), "-f", as_text(&text)]).contains("two are wanted"));
 }
+
+/// The first layer of the embedded model, in F16.
+fn one_layer_in_f16(to: &Path) {
+    let model = checkpoint::open(&fixtures::root(EMBEDDED)).expect("open");
+    let mut writer = Writer::new();
+    for (key, value) in model.meta().iter() {
+        match key.ends_with(".block_count") {
+            true => writer.meta(key, 1u32),
+            false => writer.meta(key, value.clone()),
+        };
+    }
+    let is_kept = |name: &str| !name.starts_with("blk.") || name.starts_with("blk.0.");
+    for info in model.tensors().iter().filter(|info| is_kept(&info.name)) {
+        writer.tensor(&info.name, &info.shape, info.dtype, model.bytes(info).to_vec());
+    }
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let small = folder.path().join("small.gguf");
+    writer.write(&mut std::fs::File::create(&small).expect("create")).expect("write");
+    stdout(&["quantize", as_text(&small), as_text(to), "--type", "F16", "--allow-requantize"]);
+}
+
+#[test]
+fn the_smallest_file_within_a_kl_is_found() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let at = |name: &str| folder.path().join(name);
+    let (base, text, sums) = (at("base.gguf"), at("text"), at("imatrix.gguf"));
+    one_layer_in_f16(&base);
+    std::fs::write(&text, TEXT.repeat(3)).expect("write");
+    let on_text = ["-f", as_text(&text), "-c", "64", "--chunks", "1"];
+    stdout(&[&["imatrix", "-m", as_text(&base), "-o", as_text(&sums)], &on_text[..]].concat());
+    let mut before = None;
+    for (target, more) in [("0.3", vec![]), ("0.03", vec![]), ("0.3", vec!["--imatrix", as_text(&sums)])] {
+        let out = at("out.gguf");
+        let line = ["quantize", as_text(&base), as_text(&out), "--target-kl", target];
+        let report = json(&[&line[..], &on_text, &more].concat());
+        let found = json(&[&["compare", "-m", as_text(&base), "-m", as_text(&out)], &on_text[..]].concat());
+        let kl = found["kl_mean"]["value"].as_f64().expect("KL");
+        let target: f64 = target.parse().expect("a number");
+        assert!(kl > 0.0 && kl <= target, "{kl}: {report}");
+        // The file is the best of those tried, and nothing else is left.
+        let trials = report["trials"].as_array().expect("trials");
+        assert!((2..=8).contains(&trials.len()), "{report}");
+        let within = trials.iter().filter(|t| t["kl"].as_f64().expect("KL") <= target);
+        let best = within.min_by_key(|t| t["bytes"].as_u64()).expect("one will do");
+        let bytes = std::fs::metadata(&out).expect("file").len();
+        assert_eq!((best["kl"].as_f64(), best["bytes"].as_u64()), (Some(kl), Some(bytes)), "{report}");
+        assert_eq!(files(folder.path()), ["base.gguf", "imatrix.gguf", "out.gguf", "text"]);
+        match before {
+            Some(larger_than) if more.is_empty() => assert!(bytes > larger_than, "{bytes} {larger_than}"),
+            _ => before = Some(bytes),
+        }
+    }
+}
+
+#[test]
+fn a_kl_that_cannot_be_reached_is_refused_and_leaves_the_old_file() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let at = |name: &str| folder.path().join(name);
+    let (base, out, text) = (at("base.gguf"), at("out.gguf"), at("text"));
+    one_layer_in_f16(&base);
+    std::fs::write(&text, TEXT).expect("write");
+    std::fs::write(&out, "the old file").expect("write");
+    let [base, out, text] = [&base, &out, &text].map(|p| as_text(p).to_string());
+    let on_text = ["-f", &text, "-c", "16", "--chunks", "1"];
+    let cases: [(&[&str], &[&str]); 12] = [
+        (&["--target-kl", "1e-9"], &["reach a mean KL of 0.000000001: the largest mix, ", " has 0.0"]),
+        (&["--target-kl", "0"], &["--target-kl", "a number above 0"]),
+        (&["--target-kl", "-1"], &["--target-kl", "a number above 0"]),
+        (&["--target-kl", "NaN"], &["--target-kl", "a number above 0"]),
+        (&["--target-kl", "0.1", "--type", "Q4_0"], &["--target-kl", "cannot be used with", "--type"]),
+        (&["--target-kl", "0.1", "--target-size", "9M"], &["--target-kl", "cannot be used with", "--target-size"]),
+        (&["--target-kl", "0.1", "--dry-run"], &["--target-kl", "cannot be used with", "--dry-run"]),
+        (&["--type", "Q4_0"], &["--file", "are for --target-kl"]),
+        (&["--target-kl", "0.1", "-f", "no.txt"], &["no.txt"]),
+        (&["--target-kl", "0.1"], &["--file"]),
+        (&["--target-kl", "0.1", "-f", &text], &["at least 512 wanted", "--ctx"]),
+        (&["--target-kl", "0.1", "-f", &text, "--chunks", "0"], &["--chunks 0"]),
+    ];
+    for (i, (args, parts)) in cases.into_iter().enumerate() {
+        let on_text = if i < 8 { &on_text[..] } else { &[] };
+        let said = error(&[&["quantize", &base, &out], args, on_text].concat());
+        assert!(parts.iter().all(|part| said.contains(part)), "{args:?}: {said}");
+    }
+    let said = error(&["quantize", &base, &base, "--target-kl", "0.1", "-f", &text]);
+    assert!(said.contains("it is the file that is read"), "{said}");
+    assert_eq!(std::fs::read_to_string(&out).expect("read"), "the old file");
+    assert_eq!(files(folder.path()), ["base.gguf", "out.gguf", "text"]);
+}

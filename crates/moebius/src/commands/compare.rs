@@ -3,6 +3,8 @@
 //! The windows are those of `moebius perplexity`, and so of llama-perplexity: of each the second half is scored. Both
 //! models compute the same piece of a window one after the other, so that memory holds the rows of one piece.
 
+use std::path::Path;
+
 use anyhow::{Context, Result, ensure};
 use engine::tokenizer::{Encode, Tokenizer};
 use indicatif::ProgressStyle;
@@ -11,10 +13,12 @@ use serde::Serialize;
 use crate::args::{BackendKind, CompareArgs};
 use crate::compare::{Windows, mean_and_deviation, nll, row_distance};
 use crate::device::{Device, Prefer};
-use crate::load::{self, EngineSetup, Sequence};
+use crate::load::{self, EngineSetup, Model, Sequence};
 use crate::out::say;
 use crate::{input, machine, out};
 
+/// Tokens of a window where nothing else is said.
+pub(super) const DEFAULT_CTX: usize = 512;
 /// Logits of the base model that are held at a time.
 const MAX_LOGITS: usize = 16 << 20;
 
@@ -24,17 +28,9 @@ pub fn run(args: &CompareArgs) -> Result<()> {
     };
     let base = load::open(Some(base_path))?;
     let other = load::open(Some(other_path))?;
-    let tokenizer = Tokenizer::load(&base.checkpoint)?;
-    let tokens = tokenizer.encode(&input::text(&args.file)?, Encode { add_special: true, parse_special: false });
-    let n_ctx = args.engine.ctx.unwrap_or(512);
-    ensure!(n_ctx >= 4, "compare models: a context of {n_ctx} is too short, use at least 4");
-    let mut windows = Windows::new(tokens, &tokenizer, n_ctx, args.chunks);
-    let (n_windows, first_scored) = (windows.len(), windows.first_scored());
-    ensure!(
-        n_windows > 0,
-        "compare models: the text has {} tokens, at least {n_ctx} wanted (--ctx makes windows shorter)",
-        windows.n_tokens()
-    );
+    let n_ctx = args.engine.ctx.unwrap_or(DEFAULT_CTX);
+    let mut windows = windows(&base, &args.file, n_ctx, args.chunks)?;
+    let n_windows = windows.len();
 
     let mut setup = EngineSetup::of(&args.engine, Prefer::Cpu)?;
     let other_device = match args.other_backend {
@@ -59,9 +55,36 @@ pub fn run(args: &CompareArgs) -> Result<()> {
         other_path.display(),
         theirs.n_vocab()
     );
-    let piece = (MAX_LOGITS / n_vocab).clamp(1, args.engine.step.batch(setup.device.kind));
+    let found = measure(&mut ours, &mut theirs, &mut windows, args.engine.step.batch(setup.device.kind))?;
+    let report = found.report(n_windows, n_ctx);
+    if args.json { out::json_line(&report) } else { report.print() }
+}
 
-    let bar = machine::progress(Some(n_windows as u64));
+/// The windows of a text, of which there is at least one.
+pub(super) fn windows(base: &Model, file: &Path, n_ctx: usize, max: Option<usize>) -> Result<Windows> {
+    let tokenizer = Tokenizer::load(&base.checkpoint)?;
+    let tokens = tokenizer.encode(&input::text(file)?, Encode { add_special: true, parse_special: false });
+    ensure!(n_ctx >= 4, "compare models: a context of {n_ctx} is too short, use at least 4");
+    ensure!(max != Some(0), "compare models: --chunks 0 leaves nothing to compute");
+    let windows = Windows::new(tokens, &tokenizer, n_ctx, max);
+    ensure!(
+        windows.len() > 0,
+        "compare models: the text has {} tokens, at least {n_ctx} wanted (--ctx makes windows shorter)",
+        windows.n_tokens()
+    );
+    Ok(windows)
+}
+
+/// Computes the windows with both models, in steps of at most `n_batch` tokens.
+pub(super) fn measure(
+    ours: &mut Sequence,
+    theirs: &mut Sequence,
+    windows: &mut Windows,
+    n_batch: usize,
+) -> Result<Found> {
+    let (n_vocab, first_scored) = (ours.n_vocab(), windows.first_scored());
+    let piece = (MAX_LOGITS / n_vocab).clamp(1, n_batch);
+    let bar = machine::progress(Some(windows.len() as u64));
     bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} windows, {eta} left, mean KL {msg}")?);
     let mut found = Found::default();
     let mut held = Vec::new();
@@ -81,21 +104,20 @@ pub fn run(args: &CompareArgs) -> Result<()> {
                 Ok(())
             })?;
         }
-        bar.set_message(format!("{:.6}", mean_and_deviation(&found.kl).0));
+        bar.set_message(format!("{:.6}", found.kl_mean()));
         bar.inc(1);
     }
     bar.finish_and_clear();
-    let report = found.report(n_windows, n_ctx);
-    if args.json { out::json_line(&report) } else { report.print() }
+    Ok(found)
 }
 
-fn start(path: &std::path::Path) -> String {
+fn start(path: &Path) -> String {
     format!("start {}", path.display())
 }
 
 /// What was found position by position.
 #[derive(Default)]
-struct Found {
+pub(super) struct Found {
     kl: Vec<f64>,
     n_same_top: usize,
     /// Negative log-likelihoods of the text by both models.
@@ -112,6 +134,11 @@ impl Found {
             self.nll[0].push(nll(base, next));
             self.nll[1].push(nll(other, next));
         }
+    }
+
+    /// Mean KL of the other model from the base, in nats.
+    pub(super) fn kl_mean(&self) -> f64 {
+        mean_and_deviation(&self.kl).0
     }
 
     fn report(mut self, windows: usize, ctx: usize) -> Report {

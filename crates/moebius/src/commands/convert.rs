@@ -72,5 +72,5 @@ fn to_gguf(args: &ConvertArgs, checkpoint: Checkpoint, input: &Path, threads: us
     let bar = machine::weights_progress(folder.tensors().iter().map(|t| t.len() as u64).sum())?;
     let losses = job.write(output, &bar).with_context(|| format!("convert {}", input.display()))?;
     bar.finish_and_clear();
-    report(&job, file, Some(&losses), args.json)
+    report(&job, file, Some(&losses), &[], args.json)
 }

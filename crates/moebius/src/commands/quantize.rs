@@ -8,17 +8,27 @@ use checkpoint::{Kind, Value};
 use indicatif::ProgressStyle;
 use serde_json::json;
 
-use crate::args::QuantizeArgs;
+use super::compare;
+use crate::args::{EngineArgs, QuantizeArgs, StepArgs};
 use crate::convert::Folder;
+use crate::device::Prefer;
+use crate::load::{self, EngineSetup, Sequence};
 use crate::out::say;
-use crate::quantize::budget;
+use crate::quantize::budget::{self, Ladders};
 use crate::quantize::importance::Importance;
 use crate::quantize::mix::{self, FileType};
+use crate::quantize::search::{self, Trial};
 use crate::quantize::source::{Gguf, Source, Tensor};
 use crate::quantize::{Job, Loss, check_without_importance, targets};
 use crate::{machine, out};
 
 pub fn run(args: &QuantizeArgs) -> Result<()> {
+    let has_text = args.file.is_some() || args.chunks.is_some() || args.ctx.is_some() || args.backend.is_some();
+    // clap asks for no option that another one rules out.
+    ensure!(
+        args.target_kl.is_some() || !has_text,
+        "read the options: --file, --chunks, --ctx and --backend are for --target-kl"
+    );
     let named = args.dtype.as_deref().map(mix::file_type).transpose()?;
     let source = open(&args.input)?;
     let importance = args.imatrix.as_deref().map(Importance::read).transpose()?;
@@ -35,29 +45,109 @@ pub fn run(args: &QuantizeArgs) -> Result<()> {
         job.check(args.allow_requantize)?;
     }
     let mut file = file;
+    if let (Some(target), Some(output)) = (args.target_kl, &args.output) {
+        return target_kl(args, job, target, output, importance.as_ref());
+    }
     if let Some(max_bytes) = args.target_size {
-        let is_fixed = |t: &Tensor| !mix::may_change(&t.in_mix()) || args.tensor.iter().any(|one| one.matches(&t.name));
-        let fixed: Vec<bool> = source.tensors().iter().map(is_fixed).collect();
-        let bar = machine::progress(None);
-        bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} matrices measured, {eta} left")?);
-        budget::fit(&mut job, &fixed, max_bytes, &bar)?;
-        bar.finish_and_clear();
+        ladders(args, &job)?.fit(&mut job, max_bytes)?;
         file = budget::file_type(&job);
         job.file_type = file.id;
     }
     let Some(output) = args.output.as_deref().filter(|_| !args.dry_run) else {
-        return report(&job, file, None, args.json);
+        return report(&job, file, None, &[], args.json);
     };
     job.check(args.allow_requantize)?;
     if let Some(file) = &importance {
         note_missing(&job, file);
     }
-    ensure!(!is_same(&args.input, output), "write {}: it is the file that is read", output.display());
+    check_output(args, output)?;
     out::remove_unfinished_when_interrupted()?;
     let bar = machine::weights_progress(job.source.tensors().iter().map(|t| t.len() as u64).sum())?;
     let losses = job.write(output, &bar)?;
     bar.finish_and_clear();
-    report(&job, file, Some(&losses), args.json)
+    report(&job, file, Some(&losses), &[], args.json)
+}
+
+fn check_output(args: &QuantizeArgs, output: &Path) -> Result<()> {
+    ensure!(!is_same(&args.input, output), "write {}: it is the file that is read", output.display());
+    Ok(())
+}
+
+/// Measures what the types cost the matrices whose types are free.
+fn ladders(args: &QuantizeArgs, job: &Job) -> Result<Ladders> {
+    let is_fixed = |t: &Tensor| !mix::may_change(&t.in_mix()) || args.tensor.iter().any(|one| one.matches(&t.name));
+    let fixed: Vec<bool> = job.source.tensors().iter().map(is_fixed).collect();
+    let bar = machine::progress(None);
+    bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} matrices measured, {eta} left")?);
+    let ladders = Ladders::measure(job, &fixed, &bar)?;
+    bar.finish_and_clear();
+    Ok(ladders)
+}
+
+/// Writes the smallest file whose mean KL is within the target.
+fn target_kl(
+    args: &QuantizeArgs,
+    mut job: Job,
+    target: f64,
+    output: &Path,
+    importance: Option<&Importance>,
+) -> Result<()> {
+    check_output(args, output)?;
+    let text = args.file.as_deref().context("reach a KL: -f TEXT is wanted")?;
+    let n_ctx = args.ctx.unwrap_or(compare::DEFAULT_CTX);
+    let base = load::open(Some(&args.input))?;
+    let mut windows = compare::windows(&base, text, n_ctx, args.chunks)?;
+    let (threads, backend) = (args.threads, args.backend);
+    let engine = EngineArgs { threads, ctx: args.ctx, backend, device: None, step: StepArgs::default() };
+    let setup = EngineSetup::of(&engine, Prefer::Cpu)?;
+    let n_batch = engine.step.batch(setup.device.kind);
+    let mut ours = Sequence::start_with(&base, &setup, n_ctx)?;
+
+    out::remove_unfinished_when_interrupted()?;
+    let mut trials = Vec::new();
+    let mut found = None;
+    out::chosen(output, |folder| {
+        let (tried, best) = (folder.join("tried.gguf"), folder.join("best.gguf"));
+        let ladders = ladders(args, &job)?;
+        ladders.fit(&mut job, usize::MAX)?;
+        job.check(args.allow_requantize)?;
+        importance.iter().for_each(|file| note_missing(&job, file));
+        let most = job.file_bytes()?;
+        let least = ladders.least(&mut job)?;
+        search::smallest(least..=most, target, |size, above| {
+            ladders.fit(&mut job, size)?;
+            let bytes = job.file_bytes()?;
+            if bytes <= above {
+                return Ok(None);
+            }
+            job.check(args.allow_requantize)?;
+            job.file_type = budget::file_type(&job).id;
+            let bar = machine::weights_progress(job.source.tensors().iter().map(|t| t.len() as u64).sum())?;
+            let losses = job.write_in_place(&tried, &bar)?;
+            bar.finish_and_clear();
+            // The model is closed again before its file moves.
+            let kl = {
+                let model = load::open(Some(&tried))?;
+                let mut theirs = Sequence::start_with(&model, &setup, n_ctx)?;
+                compare::measure(&mut ours, &mut theirs, &mut windows, n_batch)?.kl_mean()
+            };
+            trials.push(Trial { bytes, kl });
+            if !args.json {
+                say!("{}: mean KL {kl:.6}", machine::bytes(bytes as u64))?;
+            }
+            if kl <= target {
+                std::fs::rename(&tried, &best).with_context(|| format!("write {}", best.display()))?;
+                found = Some((job.targets.clone(), job.file_type, losses));
+            } else {
+                std::fs::remove_file(&tried).with_context(|| format!("remove {}", tried.display()))?;
+            }
+            Ok(Some(Trial { bytes, kl }))
+        })?;
+        Ok(best)
+    })?;
+    let (targets, file_type, losses) = found.context("reach a KL: no file was tried")?;
+    let job = Job { targets, file_type, ..job };
+    report(&job, budget::file_type(&job), Some(&losses), &trials, args.json)
 }
 
 /// Opens what is quantized.
@@ -111,8 +201,8 @@ struct Row {
     loss: Loss,
 }
 
-/// Prints sizes by type, and the losses of a file that was written.
-pub(super) fn report(job: &Job, file: &FileType, losses: Option<&[Loss]>, json: bool) -> Result<()> {
+/// Prints sizes by type, and the losses of a file that was written; in JSON the files that were tried for it too.
+pub(super) fn report(job: &Job, file: &FileType, losses: Option<&[Loss]>, trials: &[Trial], json: bool) -> Result<()> {
     let mut rows: BTreeMap<(String, String), Row> = BTreeMap::new();
     let (mut before, mut after, mut n_values) = (0, 0, 0);
     for (i, (tensor, target)) in job.source.tensors().iter().zip(&job.targets).enumerate() {
@@ -138,9 +228,13 @@ pub(super) fn report(job: &Job, file: &FileType, losses: Option<&[Loss]>, json: 
             json!({"from": from, "to": to, "tensors": row.n, "bytes": row.after, "bytes_before": row.before, "error": error})
         };
         let rows: Vec<_> = rows.iter().map(row).collect();
-        return out::json_line(&json!({
+        let mut found = json!({
             "type": file.name, "bytes": after, "bytes_before": before, "bits_per_weight": bits, "types": rows,
-        }));
+        });
+        if !trials.is_empty() {
+            found["trials"] = json!(trials);
+        }
+        return out::json_line(&found);
     }
     for ((from, to), row) in &rows {
         let error = match losses {

@@ -38,33 +38,59 @@ struct Cost {
     error: f64,
 }
 
-/// Chooses the types of a job's targets so that its file has at most `max_bytes`; targets in `fixed` keep theirs.
-///
-/// # Errors
-/// Not even the smallest types fit; a tensor cannot be read or encoded.
-pub fn fit(job: &mut Job, fixed: &[bool], max_bytes: usize, bar: &ProgressBar) -> Result<()> {
-    let tensors = job.source.tensors();
-    let free: Vec<usize> = (0..tensors.len()).filter(|&i| !fixed[i]).collect();
-    bar.set_length(free.len() as u64);
-    let mut ladders = Vec::new();
-    for &i in &free {
-        ladders.push(hull(costs(job, i)?));
-        bar.inc(1);
+/// What the types cost each tensor that may have any of them.
+#[derive(Debug)]
+pub struct Ladders {
+    /// The tensors.
+    free: Vec<usize>,
+    /// Of each the types worth having, smallest first.
+    costs: Vec<Vec<Cost>>,
+}
+
+impl Ladders {
+    /// Measures all tensors of a job but those in `fixed`, which keep their types.
+    ///
+    /// # Errors
+    /// A tensor cannot be read or encoded.
+    pub fn measure(job: &Job, fixed: &[bool], bar: &ProgressBar) -> Result<Ladders> {
+        let free: Vec<usize> = (0..job.targets.len()).filter(|&i| !fixed[i]).collect();
+        bar.set_length(free.len() as u64);
+        let mut ladders = Vec::new();
+        for &i in &free {
+            ladders.push(hull(costs(job, i)?));
+            bar.inc(1);
+        }
+        Ok(Ladders { free, costs: ladders })
     }
-    for (&i, ladder) in free.iter().zip(&ladders) {
-        job.targets[i].dtype = ladder[0].dtype;
+
+    /// Takes the smallest types; bytes of the file.
+    ///
+    /// # Errors
+    /// See [`Job::file_bytes`].
+    pub fn least(&self, job: &mut Job) -> Result<usize> {
+        for (&i, ladder) in self.free.iter().zip(&self.costs) {
+            job.targets[i].dtype = ladder[0].dtype;
+        }
+        job.file_bytes()
     }
-    let least = job.file_bytes()?;
-    ensure!(
-        least <= max_bytes,
-        "fit the file into {}: the smallest types take {}",
-        machine::bytes(max_bytes as u64),
-        machine::bytes(least as u64)
-    );
-    for (at, &step) in climb(&ladders, max_bytes - least).iter().enumerate() {
-        job.targets[free[at]].dtype = ladders[at][step].dtype;
+
+    /// Chooses the types of the job's targets so that its file has at most `max_bytes`.
+    ///
+    /// # Errors
+    /// Not even the smallest types fit.
+    pub fn fit(&self, job: &mut Job, max_bytes: usize) -> Result<()> {
+        let least = self.least(job)?;
+        ensure!(
+            least <= max_bytes,
+            "fit the file into {}: the smallest types take {}",
+            machine::bytes(max_bytes as u64),
+            machine::bytes(least as u64)
+        );
+        for (at, &step) in climb(&self.costs, max_bytes - least).iter().enumerate() {
+            job.targets[self.free[at]].dtype = self.costs[at][step].dtype;
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// The costs of all types of the ladder for tensor `i`, fewest bytes first.

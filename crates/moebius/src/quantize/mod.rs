@@ -8,6 +8,7 @@
 pub mod budget;
 pub mod importance;
 pub mod mix;
+pub mod search;
 pub mod source;
 
 use std::path::Path;
@@ -117,6 +118,18 @@ impl Job<'_> {
             let wrote = self.stream(out, bar).map(|found| losses = found);
             wrote.map_err(|error| std::io::Error::other(out::chain(&error)))
         })?;
+        Ok(losses)
+    }
+
+    /// Writes the file where nothing is yet; the losses of the tensors. An error leaves what was written.
+    ///
+    /// # Errors
+    /// As [`Job::write`].
+    pub fn write_in_place(&self, path: &Path, bar: &ProgressBar) -> Result<Vec<Loss>> {
+        let at = || format!("write {}", path.display());
+        let mut out = std::io::BufWriter::new(std::fs::File::create_new(path).with_context(at)?);
+        let losses = self.stream(&mut out, bar).with_context(at)?;
+        std::io::Write::flush(&mut out).with_context(at)?;
         Ok(losses)
     }
 
