@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use engine::grammar::{self, Error, MAX_COMPILE_SECONDS, Trial};
+use engine::grammar::{self, Error, MAX_COMPILE_SECONDS, MAX_COMPILE_WAIT_SECONDS, Trial};
 
 /// The hidden command that tries a grammar.
 const COMMAND: &str = "try-grammar";
@@ -69,7 +69,7 @@ impl Trial for Process {
             // A pipe holds less than a message. One that is not read to its end breaks when the process ends.
             std::thread::spawn(move || stdin.write_all(message.as_bytes()));
         }
-        let end = Instant::now() + Duration::from_secs(MAX_COMPILE_SECONDS);
+        let end = Instant::now() + Duration::from_secs(MAX_COMPILE_WAIT_SECONDS);
         let mut nap = Duration::from_micros(500);
         while child.0.try_wait().map_err(setup)?.is_none() {
             if stopped() || Instant::now() > end {

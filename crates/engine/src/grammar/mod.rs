@@ -57,8 +57,10 @@ pub const MAX_RULE_MEETS: usize = 8;
 /// Largest product of the `multipleOf` of one value, and largest sum of all in a schema, decimal points left out: each
 /// takes as many states.
 pub const MAX_RULE_MULTIPLE: f64 = 100_000.0;
-/// How long a rule may take to compile, in seconds; those in use take some hundredths.
+/// How long a rule may take to compile, in seconds of the processor's time; those in use take some hundredths.
 pub const MAX_COMPILE_SECONDS: u64 = 10;
+/// The same by the clock: on a machine that is full of other work, a rule waits for its turn.
+pub const MAX_COMPILE_WAIT_SECONDS: u64 = 30;
 /// Time of the processor from which the thread that compiles a rule gives way to those that compute tokens.
 const LONG_COMPILE: Duration = Duration::from_millis(100);
 /// How often a thread that compiles is looked at.
@@ -233,13 +235,14 @@ fn factory(vocabulary: &TokEnv) -> Result<ParserFactory, Error> {
 }
 
 /// Compiles on a thread of its own, as schemas and syntax trees nest, and their destructors do; and computes the first
-/// mask, which is given up when `stopped` says so or [`MAX_COMPILE_SECONDS`] have passed.
+/// mask, which is given up when `stopped` says so, [`MAX_COMPILE_SECONDS`] are used or [`MAX_COMPILE_WAIT_SECONDS`]
+/// have passed.
 fn on_wide_stack(
     factory: &Arc<ParserFactory>,
     grammar: TopLevelGrammar,
     stopped: &dyn Fn() -> bool,
 ) -> Result<(Matcher, Duration), Error> {
-    let end = Instant::now() + Duration::from_secs(MAX_COMPILE_SECONDS);
+    let start = Instant::now();
     let (reply, compiled) = sync_channel(1);
     let (begun, handle) = sync_channel(1);
     let (factory, work) = (factory.clone(), Arc::new(rank::Work::default()));
@@ -251,13 +254,19 @@ fn on_wide_stack(
         match compiled.recv_timeout(LOOK) {
             Ok(matcher) => return matcher,
             Err(RecvTimeoutError::Disconnected) => return Err(Error::Rule("the compiler failed".into())),
-            Err(RecvTimeoutError::Timeout) if stopped() || Instant::now() > end => {
+            Err(RecvTimeoutError::Timeout) if stopped() || is_over(work.took(), start.elapsed()) => {
                 handle.try_iter().for_each(|handle: CancellationHandle| handle.cancel());
                 return Err(too_costly(stopped()));
             }
             Err(RecvTimeoutError::Timeout) => let_by(&work),
         }
     }
+}
+
+/// Whether a rule has used up its time: of the processor, where a thread is at it, or by the clock.
+fn is_over(used: Option<Duration>, waited: Duration) -> bool {
+    let [most, most_wait] = [MAX_COMPILE_SECONDS, MAX_COMPILE_WAIT_SECONDS].map(Duration::from_secs);
+    used.is_some_and(|used| used > most) || waited > most_wait
 }
 
 /// Lets others by where compiling takes long.

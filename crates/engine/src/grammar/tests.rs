@@ -300,6 +300,16 @@ fn hostile_rules_end() {
     }
 }
 
+/// A full machine takes nothing from a rule's time: what counts is the processor's, and the clock only at last.
+#[test]
+fn waiting_for_a_core_takes_no_time_from_a_rule() {
+    let seconds = Duration::from_secs;
+    for (used, waited, expected) in [(Some(1), 29, false), (Some(11), 11, true), (Some(1), 31, true), (None, 29, false)]
+    {
+        assert_eq!(is_over(used.map(seconds), seconds(waited)), expected, "{used:?} of {waited} s");
+    }
+}
+
 /// Expressions that must hold at once multiply, wherever they come together; those that stand apart do not.
 #[test]
 fn what_multiplies_is_refused_by_name() {
