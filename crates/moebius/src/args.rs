@@ -107,16 +107,16 @@ pub enum Switch {
 }
 
 /// How a step is computed.
-#[derive(Debug, Clone, Copy, Args)]
+#[derive(Debug, Clone, Copy, Default, Args)]
 pub struct StepArgs {
     /// Instruction set of the CPU backend; the best one present when left out
     #[arg(long, value_enum)]
     pub isa: Option<IsaArg>,
     /// Element type of the KV cache (the reference backend always keeps f32)
-    #[arg(long, value_enum, default_value_t = CacheArg::F16)]
+    #[arg(long, value_enum, default_value_t)]
     pub cache_type: CacheArg,
     /// Weights to copy into memory with pages of 2 MB
-    #[arg(long, value_enum, default_value_t = CopyArg::Auto)]
+    #[arg(long, value_enum, default_value_t)]
     pub copy_weights: CopyArg,
     /// Memory that the whole process stays below, weights included: 12G (powers of ten) or 12GiB (of two). Experts that
     /// do not fit are read from disk when they are wanted. What is free, less a margin, when left out; then the system
@@ -130,26 +130,12 @@ pub struct StepArgs {
     pub gpu_memory: Option<usize>,
     /// When routed experts that are used most move to the GPU, where it does not hold all of them: the last digits of
     /// results then depend on which have moved
-    #[arg(long, value_enum, value_name = "WHEN", default_value_t = MovesArg::Auto)]
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
     pub hot_experts: MovesArg,
     /// Maximum number of tokens computed in one step; 512 when left out, more with CUDA (2048) and where experts are
     /// read from disk
     #[arg(short, long, value_name = "N")]
     pub batch: Option<usize>,
-}
-
-impl Default for StepArgs {
-    fn default() -> StepArgs {
-        StepArgs {
-            isa: None,
-            cache_type: CacheArg::F16,
-            copy_weights: CopyArg::Auto,
-            memory: None,
-            gpu_memory: None,
-            hot_experts: MovesArg::Auto,
-            batch: None,
-        }
-    }
 }
 
 /// When experts move to the GPU.
@@ -216,9 +202,10 @@ pub enum IsaArg {
     I8mm,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum CopyArg {
     /// `dense` where the file is mapped in small pages and memory is free, `none` otherwise
+    #[default]
     Auto,
     /// Read all weights from the mapped file
     None,
@@ -228,8 +215,9 @@ pub enum CopyArg {
     All,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum CacheArg {
+    #[default]
     F16,
     F32,
 }
