@@ -319,6 +319,20 @@ fn segments_merge_alike_in_prefill_and_decode() {
     }
 }
 
+/// With more threads than chunks of rows, threads divide the columns too.
+#[test]
+fn many_threads_give_the_same_bits() {
+    let prompt = tokens(300, 5);
+    for (i, shape) in SHAPES.into_iter().enumerate() {
+        let model = model(shape);
+        let run = |threads| {
+            let mut session = Session::new(&cpu_with(Isa::best(), threads, CacheType::F16), &model, 320);
+            session.step(&[(0, &prompt)]).to_vec()
+        };
+        same(&run(13), &run(1), &format!("shape {i}"));
+    }
+}
+
 #[test]
 fn contexts_longer_than_a_round_of_segments_give_the_same_bits() {
     let model = model(Shape { n_head: 8, n_kv: 4, ..PLAIN });

@@ -52,7 +52,7 @@ pub(super) use prefetch::{Hint, prefetch};
 use variants::{Many, Variant};
 
 /// Columns that share one unpacked panel: their part of the activations stays in the second-level cache.
-const COLS: usize = 96;
+pub const COLS: usize = 96;
 
 /// Tiles of rows that go through a part of a row together on AMX, which copies the columns' part for them.
 #[cfg(target_arch = "x86_64")]

@@ -6,7 +6,7 @@ use std::ops::Range;
 use model::plan::Gate;
 use quant::act::ActKind;
 
-use super::super::kernels::{ActsShared, Col, Gated, Kernels, Matrix, OutPtr, Scratch};
+use super::super::kernels::{ActsShared, COLS, Col, Gated, Kernels, Matrix, OutPtr, Scratch};
 use super::super::math;
 use super::super::mem::{View, over_rows};
 use super::super::program::{Mat, PartStep, Run};
@@ -57,8 +57,13 @@ pub fn linear(run: &mut Run, x: View, parts: &[PartStep]) {
     let (kernels, acts, workers) = (run.kernels, &*run.acts, run.workers);
     let cols = &run.cols[..rows];
     let chunk_of = |part: &PartStep| kernels.row_chunk(part.w.dtype, (part.w.n, part.w.k), 1, rows, threads);
-    let n_chunks = parts.iter().map(|part| part.w.n.div_ceil(chunk_of(part))).sum();
-    run.pool.run(n_chunks, &|worker, mut i| {
+    let n_chunks: usize = parts.iter().map(|part| part.w.n.div_ceil(chunk_of(part))).sum();
+    // Matrices of few rows, as routers are, have too few chunks for many threads: those take a part of the columns each.
+    let n_parts = (2 * threads).div_ceil(n_chunks.max(1)).min(rows / COLS).max(1);
+    let part_len = rows.div_ceil(n_parts);
+    run.pool.run(n_chunks * n_parts, &|worker, i| {
+        let (mut i, columns) = (i / n_parts, (i % n_parts) * part_len..(i % n_parts + 1) * part_len);
+        let columns = columns.start.min(rows)..columns.end.min(rows);
         for part in parts {
             let (n, chunk) = (part.w.n, chunk_of(part));
             if i >= n.div_ceil(chunk) {
@@ -66,13 +71,14 @@ pub fn linear(run: &mut Run, x: View, parts: &[PartStep]) {
                 continue;
             }
             let range = i * chunk..((i + 1) * chunk).min(n);
-            // SAFETY: the worker index is ours; chunks write different columns of the output.
+            let cols = &cols[columns.clone()];
+            // SAFETY: the worker index is ours; chunks write different elements of the output.
             let (worker, y) = unsafe { (workers.get(worker), OutPtr::new(part.out.ptr(), rows, n)) };
             let acts = &acts[kind_index(part.w.dtype.act())];
             kernels.matmul(&part.w.matrix(0), range.clone(), acts, cols, y, &mut worker.kernel);
             if let Some(bias) = &part.bias {
-                for r in 0..rows {
-                    // SAFETY: these columns are this chunk's.
+                for r in columns {
+                    // SAFETY: these elements are this chunk's.
                     let out = unsafe { part.out.part_mut(r, range.clone()) };
                     add_bias(out, &bias[range.clone()]);
                 }

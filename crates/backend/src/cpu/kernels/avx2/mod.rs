@@ -43,7 +43,7 @@ pub(super) use vec::{one, one_avx512};
 /// running pointer for each of several rows.
 #[inline(always)]
 #[allow(clippy::pointers_in_nomem_asm_block)] // The block is empty: it reads and writes nothing.
-fn hide(mut p: *const u8) -> *const u8 {
+pub(super) fn hide(mut p: *const u8) -> *const u8 {
     // SAFETY: no instruction is emitted.
     unsafe { std::arch::asm!("/* {0} */", inout(reg) p, options(nomem, nostack, preserves_flags)) };
     p

@@ -12,6 +12,7 @@ use quant::WeightType;
 use quant::act::ActKind;
 
 use super::super::ColPtr;
+use super::super::avx2;
 use super::super::panel::{Panel, ROWS, offset};
 use super::super::types::of_super_block;
 use super::super::variants::TileFn;
@@ -36,10 +37,19 @@ pub(in super::super) fn tile(t: WeightType) -> TileFn {
     }
 }
 
-/// Evaluates `$call` for groups of columns, `$group` in all but the last; their number is in `$c`.
+/// Evaluates `$call` for groups of columns of about one length, at most `$max`; the number of a group is in `$c`. For each
+/// of them the panel is another one to the compiler, which else loads it once for all groups, and then spills it.
 macro_rules! groups {
-    ($group:expr, $cols:ident, $acc:ident, $c:ident => $call:expr, $($n:literal)* or $max:ident) => {
-        for ($cols, $acc) in $cols.chunks($group).zip($acc.chunks_mut($group)) {
+    ($panel:ident, $cols:ident, $acc:ident, $c:ident => $call:expr, $($n:literal)* or $max:ident) => {
+        let n_groups = $cols.len().div_ceil($max);
+        let (mut cols, mut acc) = ($cols, $acc);
+        for i in 0..n_groups {
+            let n = cols.len().div_ceil(n_groups - i);
+            let ($cols, rest) = cols.split_at(n);
+            let ($acc, rest_acc) = acc.split_at_mut(n);
+            (cols, acc) = (rest, rest_acc);
+            // SAFETY: the pointer stays the panel's.
+            let $panel = unsafe { &*avx2::hide((&raw const *$panel).cast()).cast::<Panel>() };
             match $cols.len() {
                 $($n => {
                     const $c: usize = $n;
@@ -66,7 +76,7 @@ unsafe fn small_columns<const BYTES: bool, const OFFSET: u8, const MIN: bool>(
 ) {
     groups!(
         // SAFETY: the caller's promise, for each of the columns.
-        GROUP, cols, acc, C => unsafe { small::<C, BYTES, OFFSET, MIN>(panel, blocks, chunk, cols, acc) },
+        panel, cols, acc, C => unsafe { small::<C, BYTES, OFFSET, MIN>(panel, blocks, chunk, cols, acc) },
         1 2 3 4 5 6 7 or GROUP
     );
 }
@@ -82,20 +92,39 @@ unsafe fn large_columns<T: Groups>(
     acc: &mut [[f32; ROWS]],
 ) {
     if T::PAIRED {
-        // Of about one length.
-        let group = cols.len().div_ceil(cols.len().div_ceil(PAIRED_GROUP).max(1)).max(1);
         groups!(
             // SAFETY: the caller's promise, for each of the columns.
-            group, cols, acc, C => unsafe { paired::<C, T>(panel, chunk, cols, acc) },
+            panel, cols, acc, C => unsafe { paired::<C, T>(panel, chunk, cols, acc) },
             1 2 3 4 5 or PAIRED_GROUP
         );
         return;
     }
     groups!(
         // SAFETY: the caller's promise, for each of the columns.
-        GROUP, cols, acc, C => unsafe { large::<C, T>(panel, chunk, cols, acc) },
+        panel, cols, acc, C => unsafe { large::<C, T>(panel, chunk, cols, acc) },
         1 2 3 4 5 6 7 or GROUP
     );
+}
+
+/// `sums + w·x`, where `x` is a pair of 16 bits that all rows share. Of the intrinsic LLVM makes a product and an addition
+/// wherever it takes a chain of them to be slow; but here it is the units for products that are busy.
+///
+/// # Safety
+/// `x` is readable for four bytes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn dot_pair(mut sums: __m512i, w: __m512i, x: *const i32) -> __m512i {
+    // SAFETY: the caller's promise; the instruction is one of AVX-512-VNNI.
+    unsafe {
+        std::arch::asm!(
+            "vpdpwssd {0}, {1}, dword ptr [{2}]{{1to16}}",
+            inout(zmm_reg) sums,
+            in(zmm_reg) w,
+            in(reg) x,
+            options(pure, readonly, nostack, preserves_flags)
+        );
+    }
+    sums
 }
 
 /// Sums over pairs of the products of C columns with 16 rows.
@@ -112,8 +141,8 @@ unsafe fn pairs<const C: usize>(w: *const __m512i, x: [*const i32; C], n: usize)
         unsafe {
             let (w0, w1) = (_mm512_load_si512(w.add(i)), _mm512_load_si512(w.add(i + 1)));
             for c in 0..C {
-                even[c] = _mm512_dpwssd_epi32(even[c], w0, _mm512_set1_epi32(x[c].add(i).read_unaligned()));
-                odd[c] = _mm512_dpwssd_epi32(odd[c], w1, _mm512_set1_epi32(x[c].add(i + 1).read_unaligned()));
+                even[c] = dot_pair(even[c], w0, x[c].add(i));
+                odd[c] = dot_pair(odd[c], w1, x[c].add(i + 1));
             }
         }
     }
@@ -203,17 +232,17 @@ unsafe fn small<const C: usize, const BYTES: bool, const OFFSET: u8, const MIN: 
             };
             let (d, m) = (_mm512_loadu_ps(panel.d[b].as_ptr()), _mm512_loadu_ps(panel.m[b].as_ptr()));
             for c in 0..C {
-                let sum = _mm512_set1_epi32(*cols[c].row.sums.cast::<i32>().add(block));
+                let sum = cols[c].row.sums.cast::<i32>().add(block);
                 let mut isum = isum[c];
                 if BYTES && OFFSET != 0 {
                     // The sum has 16 bits, and the upper half of the factor is zero.
                     let minus = _mm512_set1_epi32(i32::from((-i16::from(OFFSET)).cast_unsigned()));
-                    isum = _mm512_dpwssd_epi32(isum, minus, sum);
+                    isum = dot_pair(isum, minus, sum);
                 }
                 let dx = _mm512_set1_ps(*cols[c].row.d.add(block));
                 y[c] = _mm512_fmadd_ps(_mm512_mul_ps(d, dx), _mm512_cvtepi32_ps(isum), y[c]);
                 if MIN {
-                    y[c] = _mm512_fmadd_ps(_mm512_mul_ps(m, dx), _mm512_cvtepi32_ps(sum), y[c]);
+                    y[c] = _mm512_fmadd_ps(_mm512_mul_ps(m, dx), _mm512_cvtepi32_ps(_mm512_set1_epi32(*sum)), y[c]);
                 }
             }
         }
@@ -243,8 +272,7 @@ unsafe fn large<const C: usize, T: Groups>(panel: &Panel, chunk: usize, cols: &[
                     if T::PANEL_OFFSET != 0 {
                         // Both sums of a 16-group are `-32·Σ q`; here the offset is that of the type.
                         let times = _mm512_set1_epi16(if T::PANEL_OFFSET < 32 { 1 } else { T::PANEL_OFFSET / 32 });
-                        let pair = cols[c].row.start.add(chunk / 8 + 2 * g).cast::<i32>().read_unaligned();
-                        start[c] = _mm512_dpwssd_epi32(start[c], _mm512_set1_epi32(pair), times);
+                        start[c] = dot_pair(start[c], times, cols[c].row.start.add(chunk / 8 + 2 * g).cast());
                     }
                 }
                 start[c] = match T::PANEL_OFFSET {
