@@ -5,7 +5,11 @@
 // `InPlace<W>` of such a type holds a unit of 32 weights, in two runs as `run_index` has them, and has
 //   load(row, unit)    loads and nothing else
 //   places()           what four numbers of x that follow each other are multiplied with ahead
-//   dot(x, total)      the unit times x, eight times four numbers that are, and the sums of both runs that are not
+//   dot(x, total)      the unit times x, eight times four numbers that are, and sums of x that are not: of both runs,
+//                      or of all eights where `Totals<W>` says so
+// Where IS is 2, it holds a unit of the type, whose runs meet x one after the other, and in place of the last two has
+//   run(r, x)          run r times x, four times four numbers as they are, without the scale
+//   dot(sum, total)    the unit times x, from what all runs gave and the sum of x
 // With HAS_DECODE it has `decode(row, unit, r, v)`, which takes run r as floats, for tiles.
 #pragma once
 
@@ -16,6 +20,11 @@ template <class W> struct InPlace {
     enum { IS = 0, HAS_DECODE = 0 };
 };
 
+// How many numbers of x are added up to one of `total`.
+template <class W> struct Totals {
+    enum { OF = 16 };
+};
+
 inline float masked(uint w, uint mask) { return float(w & mask); }
 inline float masked(ushort w, ushort mask) { return float(ushort(w & mask)); }
 
@@ -23,6 +32,11 @@ inline float masked(ushort w, ushort mask) { return float(ushort(w & mask)); }
 template <int STEP> inline float four_codes(uint w, uint mask, float4 x) {
     return masked(w, mask) * x.x + masked(w, mask << STEP) * x.y + masked(w, mask << 2 * STEP) * x.z +
            masked(w, mask << 3 * STEP) * x.w;
+}
+// The same in both bytes of two halves of words.
+inline float four_in_two(ushort a, ushort b, ushort mask, float4 x) {
+    const ushort next = mask << 8;
+    return masked(a, mask) * x.x + masked(a, next) * x.y + masked(b, mask) * x.z + masked(b, next) * x.w;
 }
 // Of each byte of four words what `mask` leaves of it.
 inline float sixteen_bytes(const thread uint* w, uint mask, const thread float4* x) {
@@ -60,15 +74,11 @@ template <> struct InPlace<q4_0> {
         for (int i = 0; i < 8; i++) w[i] = p[1 + i];
     }
     static inline float4 places() { return float4(1.0f, 1.0f / 256, 1.0f, 1.0f / 256); }
-    static inline float four(ushort a, ushort b, ushort mask, float4 x) {
-        const ushort next = mask << 8;
-        return masked(a, mask) * x.x + masked(a, next) * x.y + masked(b, mask) * x.z + masked(b, next) * x.w;
-    }
     inline float dot(const thread float4* x, const thread float* total) const {
-        float low = four(w[0], w[1], 0x0f, x[0]), high = four(w[0], w[1], 0xf0, x[4]);
+        float low = four_in_two(w[0], w[1], 0x0f, x[0]), high = four_in_two(w[0], w[1], 0xf0, x[4]);
         for (int i = 1; i < 4; i++) {
-            low += four(w[2 * i], w[2 * i + 1], 0x0f, x[i]);
-            high += four(w[2 * i], w[2 * i + 1], 0xf0, x[4 + i]);
+            low += four_in_two(w[2 * i], w[2 * i + 1], 0x0f, x[i]);
+            high += four_in_two(w[2 * i], w[2 * i + 1], 0xf0, x[4 + i]);
         }
         return float(d) * (low + 1.0f / 16 * high - 8.0f * (total[0] + total[1]));
     }
@@ -290,6 +300,94 @@ template <> struct InPlace<q6_k> {
         }
     }
 };
+
+// Of each byte of sixteen two bits for a run. Bytes of odd places are made smaller in their sum, which costs less than
+// in each number of x where there is a run for each two bits.
+struct tq2_0;
+template <> struct InPlace<tq2_0> {
+    enum { IS = 2, HAS_DECODE = 0 };
+    half d;
+    ushort w[8];
+    inline void load(const thread Row& row, uint unit) {
+        device const uchar* block = row.q + (ulong)(unit / 4) * 66;
+        device const ushort* p = (device const ushort*)(block + 16 * (unit % 4));
+        d = *(device const half*)(block + 64);
+        for (int i = 0; i < 8; i++) w[i] = p[i];
+    }
+    inline float run(int r, const thread float4* x) const {
+        const ushort mask = 3 << 2 * r, next = mask << 8;
+        float even = masked(w[0], mask) * x[0].x + masked(w[1], mask) * x[0].z;
+        float odd = masked(w[0], next) * x[0].y + masked(w[1], next) * x[0].w;
+#pragma unroll
+        for (int i = 1; i < 4; i++) {
+            even += masked(w[2 * i], mask) * x[i].x + masked(w[2 * i + 1], mask) * x[i].z;
+            odd += masked(w[2 * i], next) * x[i].y + masked(w[2 * i + 1], next) * x[i].w;
+        }
+        return 1.0f / (1 << 2 * r) * (even + 1.0f / 256 * odd);
+    }
+    inline float dot(float sum, float total) const { return float(d) * (sum - total); }
+};
+
+// IQ1: entries of eight codes of two bits, for -1, 0 and 1, to all of which an eighth is added or taken from. `W` is
+// the type, whose table is there only with its header.
+template <class W> struct InPlaceIq1 {
+    enum { IS = 1, HAS_DECODE = 0 };
+    static inline float4 places() { return float4(1.0f, 1.0f / 4, 1.0f / 16, 1.0f / 64); }
+    static inline float eight(uint codes, const thread float4* x) {
+        return four_codes<2>(codes, 3, x[0]) + 1.0f / 256 * four_codes<2>(codes, 3 << 8, x[1]);
+    }
+    // What a code of 0 stands for, by its sign.
+    static inline float least(uint is_minus) { return is_minus != 0 ? -1.125f : -0.875f; }
+};
+template <class W> struct InPlaceIq1S : InPlaceIq1<W> {
+    typedef InPlaceIq1<W> Base;
+    half d;
+    ushort high;
+    Words<4, 2> low;
+    inline void load(const thread Row& row, uint unit) {
+        device const uchar* block = row.q + (ulong)(unit / 8) * 50;
+        const uint j = unit % 8;
+        d = *(device const half*)block;
+        low.load(block + 2 + 4 * j);
+        high = *(device const ushort*)(block + 34 + 2 * j);
+    }
+    inline float dot(const thread float4* x, const thread float* total) const {
+        float sum = Base::least(high & 0x8000) * (total[0] + total[1]);
+        for (int k = 0; k < 4; k++) sum += Base::eight(W::entry(low.a[0], high, k), x + 2 * k);
+        return float(d) * float(2 * (high >> 12 & 7) + 1) * sum;
+    }
+};
+// Of each eight a sign of its own.
+template <class W> struct InPlaceIq1M : InPlaceIq1<W> {
+    typedef InPlaceIq1<W> Base;
+    uint a, b, low, high, place;
+    inline void load(const thread Row& row, uint unit) {
+        device const uchar* block = row.q + (ulong)(unit / 8) * 56;
+        const uint2 scales = *(device const uint2*)(block + 48);
+        a = scales.x, b = scales.y;
+        place = unit % 8;
+        low = *(device const uint*)(block + 4 * place);
+        high = *(device const ushort*)(block + 32 + 2 * place);
+    }
+    inline float dot(const thread float4* x, const thread float* total) const {
+        const uint six = (place < 4 ? a : b) >> (16 * (place / 2 % 2) + 6 * (place % 2));
+        float sums[2];
+        for (int r = 0; r < 2; r++) {
+            sums[r] = 0.0f;
+            for (int k = 2 * r; k < 2 * r + 2; k++) {
+                sums[r] += Base::least(high >> (4 * k) & 8) * total[k] + Base::eight(W::entry(low, high, k), x + 2 * k);
+            }
+        }
+        return W::block_scale(a, b) * (float(2 * (six & 7) + 1) * sums[0] + float(2 * (six >> 3 & 7) + 1) * sums[1]);
+    }
+};
+struct iq1_s;
+template <> struct InPlace<iq1_s> : InPlaceIq1S<iq1_s> {};
+struct iq1_m;
+template <> struct Totals<iq1_m> {
+    enum { OF = 8 };
+};
+template <> struct InPlace<iq1_m> : InPlaceIq1M<iq1_m> {};
 
 #ifdef AFFINE_BITS
 // MLX's codes of 2, 4 or 8 bits follow each other in words.

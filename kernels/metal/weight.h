@@ -88,7 +88,7 @@ template <class W, bool IS_MASKED> struct Run<W, true, IS_MASKED> {
 // x, whose numbers are loaded four at a time, once for all rows of weights, and their count is a multiple of 16; else
 // each goes by itself.
 #if WIDE_X
-template <class W, int N, int C, bool IS_IN_PLACE> struct Sums {
+template <class W, int N, int C, int IN_PLACE> struct Sums {
     static inline void add(const thread Row* rows, device const float* x, uint n_x, uint lane,
                            thread float (&sums)[N][C]) {
         const uint k = rows[0].n, n_units = k / W::UNIT;
@@ -115,26 +115,52 @@ template <class W, int N, int C, bool IS_IN_PLACE> struct Sums {
     }
 };
 // One row of x.
-template <class W, int N> struct Sums<W, N, 1, true> {
+template <class W, int N> struct Sums<W, N, 1, 1> {
     static inline void add(const thread Row* rows, device const float* x, uint, uint lane,
                            thread float (&sums)[N][1]) {
         const uint n_units = rows[0].n / 32;
         for (uint unit = lane; unit < n_units; unit += 32) {
             float4 v[8];
-            float total[2];
             for (uint r = 0; r < 2; r++) {
                 device const float4* from = (device const float4*)(x + 16 * run_index<W>(unit, r));
                 for (uint i = 0; i < 4; i++) v[4 * r + i] = from[i];
-                const float4 all = v[4 * r] + v[4 * r + 1] + v[4 * r + 2] + v[4 * r + 3];
-                total[r] = all.x + all.y + all.z + all.w;
-                for (uint i = 0; i < 4; i++) v[4 * r + i] *= InPlace<W>::places();
             }
+            enum { FOURS = Totals<W>::OF / 4 };
+            float total[8 / FOURS];
+            for (uint i = 0; i < 8; i += FOURS) {
+                float4 all = v[i];
+                for (uint j = 1; j < FOURS; j++) all += v[i + j];
+                total[i / FOURS] = all.x + all.y + all.z + all.w;
+            }
+            for (uint i = 0; i < 8; i++) v[i] *= InPlace<W>::places();
 #pragma unroll
             for (int j = 0; j < N; j++) {
                 InPlace<W> w;
                 w.load(rows[j], unit);
                 sums[j][0] += w.dot(v, total);
             }
+        }
+    }
+};
+template <class W, int N> struct Sums<W, N, 1, 2> {
+    static inline void add(const thread Row* rows, device const float* x, uint, uint lane,
+                           thread float (&sums)[N][1]) {
+        const uint n_units = rows[0].n / W::UNIT;
+        for (uint unit = lane; unit < n_units; unit += 32) {
+            InPlace<W> w[N];
+            float of_runs[N], total = 0.0f;
+            for (int j = 0; j < N; j++) w[j].load(rows[j], unit), of_runs[j] = 0.0f;
+#pragma unroll
+            for (int r = 0; r < W::RUNS; r++) {
+                device const float4* from = (device const float4*)(x + 16 * run_index<W>(unit, r));
+                float4 v[4];
+                for (uint i = 0; i < 4; i++) v[i] = from[i];
+                const float4 all = v[0] + v[1] + v[2] + v[3];
+                total += all.x + all.y + all.z + all.w;
+#pragma unroll
+                for (int j = 0; j < N; j++) of_runs[j] += w[j].run(r, v);
+            }
+            for (int j = 0; j < N; j++) sums[j][0] += w[j].dot(of_runs[j], total);
         }
     }
 };
@@ -145,7 +171,7 @@ inline void rows_dot(const thread Row* rows, device const float* x, uint n_x, ui
         for (int c = 0; c < C; c++) sums[j][c] = 0.0f;
     }
 #if WIDE_X
-    Sums<W, N, C, InPlace<W>::IS != 0>::add(rows, x, n_x, lane, sums);
+    Sums<W, N, C, InPlace<W>::IS>::add(rows, x, n_x, lane, sums);
     for (int j = 0; j < N; j++) {
         for (int c = 0; c < C; c++) {
             if (uint(c) < n_x) sums[j][c] = simd_sum(sums[j][c]);

@@ -26,18 +26,26 @@ struct iq1_m {
         raw.scales.load(block + 48);
     }
 
+    // Entry `k` of a unit's four: eight values plus one, two bits each.
+    static QUANT_FN u32 entry(u32 low, u32 high, int k) {
+        return iq1_codes[(high >> (4 * k) & 7) << 8 | (low >> (8 * k) & 255)];
+    }
+    // The scale of a block, four bits of which lie in each half of words `a` and `b`.
+    static QUANT_FN float block_scale(u32 a, u32 b) {
+        return float_of_f16((a >> 12 & 0xf) | (a >> 24 & 0xf0) | (b >> 4 & 0xf00) | (b >> 16 & 0xf000));
+    }
+
     static QUANT_FN void run(const QUANT_LOCAL Raw& raw, u32 unit, int r, QUANT_LOCAL u32* w, QUANT_LOCAL float& scale,
                              QUANT_LOCAL float& min) {
         const u32 high = raw.high.get(0, raw.high_shift) & 0xffff, low = raw.qs.a[0];
         const u32 a = raw.scales.a[0], b = raw.scales.a[1], j = unit % 8;
-        const u32 d = (a >> 12 & 0xf) | (a >> 24 & 0xf0) | (b >> 4 & 0xf00) | (b >> 16 & 0xf000);
         const u32 s = (j < 4 ? a : b) >> (16 * (j / 2 % 2) + 6 * (j % 2) + 3 * r) & 7;
-        scale = float_of_f16(d) * 0.125f * (float)(2 * s + 1);
+        scale = block_scale(a, b) * 0.125f * (float)(2 * s + 1);
         min = 0.0f;
         #pragma unroll
         for (int i = 0; i < 4; i += 2) {
             const int k = 2 * r + i / 2;
-            const u32 code = iq1_codes[(high >> (4 * k) & 7) << 8 | (low >> (8 * k) & 255)];
+            const u32 code = entry(low, high, k);
             const u32 plus = high >> (4 * k + 3) & 1 ? 0 : 0x02020202u;
             w[i] = 8 * spread2(code) + plus;
             w[i + 1] = 8 * spread2(code >> 8) + plus;

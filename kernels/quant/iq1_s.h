@@ -26,6 +26,11 @@ struct iq1_s {
         raw.high.load(block + 34 + 2 * j);
     }
 
+    // Entry `k` of a unit's four: eight values plus one, two bits each.
+    static QUANT_FN u32 entry(u32 low, u32 high, int k) {
+        return iq1_codes[(high >> (3 * k) & 7) << 8 | (low >> (8 * k) & 255)];
+    }
+
     static QUANT_FN void run(const QUANT_LOCAL Raw& raw, u32, int r, QUANT_LOCAL u32* w, QUANT_LOCAL float& scale,
                              QUANT_LOCAL float& min) {
         const u32 high = raw.high.get(0, raw.high_shift) & 0xffff, low = raw.qs.get(0, raw.qs_shift);
@@ -34,8 +39,7 @@ struct iq1_s {
         const u32 plus = high >> 15 ? 0 : 0x02020202u;
         #pragma unroll
         for (int i = 0; i < 4; i += 2) {
-            const int k = 2 * r + i / 2;
-            const u32 code = iq1_codes[(high >> (3 * k) & 7) << 8 | (low >> (8 * k) & 255)];
+            const u32 code = entry(low, high, 2 * r + i / 2);
             w[i] = 8 * spread2(code) + plus;
             w[i + 1] = 8 * spread2(code >> 8) + plus;
         }

@@ -7,7 +7,7 @@
 struct iq2_xs {
     enum { BLOCK = 256, BYTES = 74, SCALE_BYTES = 0, BIAS_BYTES = 0 };
     enum { UNIT = 32, RUNS = 2, PAIRED = 0, IS_FLOAT = 0 };
-    enum { SIGNED = 1, OFFSET = 0, HAS_MIN = 0, WIDE = 0, SMALL = 1 };
+    enum { SIGNED = ENTRIES_SIGNED, OFFSET = ENTRIES_OFFSET, HAS_MIN = 0, WIDE = 0, SMALL = 1 };
     struct Raw {
         Words<2, 2> d;
         Words<8, 2> qs;
@@ -34,9 +34,9 @@ struct iq2_xs {
         const u32 two = raw.qs.get(4 * r, raw.qs_shift);
         #pragma unroll
         for (int i = 0; i < 4; i += 2) {
-            const u32 bits = two >> (8 * i), code = iq2_xs_codes[bits & 511], signs = even_signs(bits >> 9 & 127);
-            w[i] = with_signs(iq2_levels(spread2(code)), signs);
-            w[i + 1] = with_signs(iq2_levels(spread2(code >> 8)), signs >> 4);
+            const u32 bits = two >> (8 * i);
+            const Eight x = with_even_signs(iq2_xs_entry(bits & 511), bits >> 9 & 127);
+            w[i] = x.low, w[i + 1] = x.high;
         }
     }
 };

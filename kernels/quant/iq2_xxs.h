@@ -7,7 +7,7 @@
 struct iq2_xxs {
     enum { BLOCK = 256, BYTES = 66, SCALE_BYTES = 0, BIAS_BYTES = 0 };
     enum { UNIT = 32, RUNS = 2, PAIRED = 0, IS_FLOAT = 0 };
-    enum { SIGNED = 1, OFFSET = 0, HAS_MIN = 0, WIDE = 0, SMALL = 1 };
+    enum { SIGNED = ENTRIES_SIGNED, OFFSET = ENTRIES_OFFSET, HAS_MIN = 0, WIDE = 0, SMALL = 1 };
     struct Raw {
         Words<2, 2> d;
         Words<8, 2> group;
@@ -31,9 +31,8 @@ struct iq2_xxs {
         #pragma unroll
         for (int i = 0; i < 4; i += 2) {
             const int k = 2 * r + i / 2;
-            const u32 code = iq2_xxs_codes[entries >> (8 * k) & 255], signs = even_signs(bits >> (7 * k) & 127);
-            w[i] = with_signs(iq2_levels(spread2(code)), signs);
-            w[i + 1] = with_signs(iq2_levels(spread2(code >> 8)), signs >> 4);
+            const Eight x = with_even_signs(iq2_xxs_entry(entries >> (8 * k) & 255), bits >> (7 * k) & 127);
+            w[i] = x.low, w[i + 1] = x.high;
         }
     }
 };

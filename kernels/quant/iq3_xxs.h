@@ -7,7 +7,7 @@
 struct iq3_xxs {
     enum { BLOCK = 256, BYTES = 98, SCALE_BYTES = 0, BIAS_BYTES = 0 };
     enum { UNIT = 32, RUNS = 2, PAIRED = 0, IS_FLOAT = 0 };
-    enum { SIGNED = 1, OFFSET = 0, HAS_MIN = 0, WIDE = 0, SMALL = 1 };
+    enum { SIGNED = ENTRIES_SIGNED, OFFSET = ENTRIES_OFFSET, HAS_MIN = 0, WIDE = 0, SMALL = 1 };
     struct Raw {
         Words<2, 2> d;
         Words<8, 2> qs;
@@ -31,10 +31,11 @@ struct iq3_xxs {
         scale = float_of_f16(raw.d.get(0, raw.shift)) * 0.25f * (float)(2 * (bits >> 28) + 1);
         min = 0.0f;
         #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const u32 signs = even_signs(bits >> (7 * (2 * r + i / 2)) & 127);
-            const u32 code = iq3_xxs_codes[entries >> (8 * i) & 255];
-            w[i] = with_signs(iq3_xxs_levels(spread3(code)), signs >> (4 * (i % 2)));
+        for (int i = 0; i < 4; i += 2) {
+            const u32 two = entries >> (8 * i);
+            const Eight plain = Eight{iq3_xxs_entry(two & 255), iq3_xxs_entry(two >> 8 & 255)};
+            const Eight x = with_even_signs(plain, bits >> (7 * (2 * r + i / 2)) & 127);
+            w[i] = x.low, w[i + 1] = x.high;
         }
     }
 };

@@ -18,7 +18,7 @@ const USAGE: &str = "usage:
       [-I FOLDER].. [-D NAME=VALUE].. SLOT=KIND:VALUE..
       runs one kernel, checks every access and prints what it wrote
   metal-sim costs [TYPE]..
-      prints the two tables of kernels/metal/README.md, or the first one with rows of these types of weights
+      prints the counted tables of kernels/metal/README.md, or the first with rows of these types of weights
 
 SLOT=KIND:VALUE binds [[buffer(SLOT)]]:
   0=r:1.5,2,3   numbers that are read        1=u:0,0   numbers that are updated
@@ -96,7 +96,10 @@ fn run(args: Vec<String>) -> Result<()> {
     }
     match args.words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["costs"] => {
-            println!("{}\n{}", metal_sim::costs::table()?, metal_sim::works::table()?.trim_end());
+            println!("{}\n{}", metal_sim::costs::table()?, metal_sim::works::table()?);
+            let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels/metal/README.md");
+            let page = std::fs::read_to_string(&page).with_context(|| format!("read {}", page.display()))?;
+            println!("{}", metal_sim::costs::beside(&page)?.trim_end());
             Ok(())
         }
         ["costs", ref names @ ..] => {

@@ -220,6 +220,25 @@ fn what_a_step_dispatches_is_printed_without_a_mac() {
     assert!(refused.err.contains("--sm and --cubins want --backend cuda"), "{}", refused.err);
 }
 
+/// Who names Metal is told in one sentence that there is none; who does not gets the CPU.
+#[test]
+fn without_a_metal_device_there_is_one_sentence_or_the_cpu() {
+    let with = |args: &[&str]| run(Path::new("/nowhere"), &[("CUDA_VISIBLE_DEVICES", "")], &short(args));
+    let named = with(&["--backend", "metal"]);
+    assert_eq!((named.code, named.out.as_str()), (Some(1), ""), "{}", named.err);
+    let sentences: Vec<&str> = named.err.lines().filter(|line| line.contains("Metal")).collect();
+    let sentence = "moebius: failed to use Metal: Metal is there on macOS alone (--backend cpu takes the CPU)";
+    assert_eq!(sentences, [sentence], "{}", named.err);
+    assert_eq!(named.err.lines().last(), Some(sentence), "{}", named.err);
+    let on_cpu = with(&["--backend", "cpu"]);
+    assert!(on_cpu.code == Some(0) && !on_cpu.out.is_empty(), "{}", on_cpu.err);
+    for args in [&[][..], &["--backend", "auto"]] {
+        let said = with(args);
+        assert_eq!((said.code, &said.out), (Some(0), &on_cpu.out), "{args:?}: {}", said.err);
+        assert!(!said.err.contains("Metal") && !said.err.contains("computing on"), "{args:?}: {}", said.err);
+    }
+}
+
 #[test]
 fn what_a_step_launches_is_printed_without_a_device() {
     let nowhere = Path::new("/nowhere");

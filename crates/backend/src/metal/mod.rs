@@ -29,7 +29,7 @@ use checkpoint::Checkpoint;
 use model::plan::{Plan, ValidPlan, WeightDecl, passes};
 use quant::WeightType;
 
-pub use self_test::{ProductList, product_lists};
+pub use self_test::{ProductList, large_product_lists, product_lists};
 pub use variants::{Off, Tuning};
 
 use crate::cpu::CacheType;

@@ -8,7 +8,7 @@ use quant::{PlanesBuf, WeightType};
 use super::gpu::{Cmd, Gpu, GpuError, List, Pipe, Span, Use};
 use super::node::THREADS;
 use super::sources::{self, LINEAR};
-use super::variants;
+use super::variants::{self, Tuning};
 
 /// Rows of weights and of x: what no tile divides.
 const N: usize = 70;
@@ -30,14 +30,38 @@ pub struct ProductList {
 ///
 /// # Errors
 /// What the GPU says.
-pub fn product_lists(gpu: &mut dyn Gpu, dtype: WeightType, [n, k]: [usize; 2]) -> Result<Vec<ProductList>, GpuError> {
+pub fn product_lists(gpu: &mut dyn Gpu, dtype: WeightType, shape: [usize; 2]) -> Result<Vec<ProductList>, GpuError> {
+    lists(gpu, dtype, shape, forms())
+}
+
+/// The two of them that large matrices take: with one row of x, and in tiles.
+///
+/// # Errors
+/// What the GPU says.
+pub fn large_product_lists(
+    gpu: &mut dyn Gpu,
+    dtype: WeightType,
+    shape: [usize; 2],
+) -> Result<Vec<ProductList>, GpuError> {
+    let tuning = Tuning::default();
+    let large = variants::few(variants::Shape { dtype, n: 4 * tuning.many, k: 4096, many: tuning.many }, tuning);
+    let is_large = |form: &Form| form.columns == 1 && form.is_wide == large.is_wide && form.rows == large.rows;
+    lists(gpu, dtype, shape, forms().filter(|form| form.is_tiled || is_large(form)))
+}
+
+fn lists(
+    gpu: &mut dyn Gpu,
+    dtype: WeightType,
+    [n, k]: [usize; 2],
+    forms: impl Iterator<Item = Form>,
+) -> Result<Vec<ProductList>, GpuError> {
     let product = Product::new(gpu, dtype, [n, k, variants::TILE[1] as usize])?;
     let list = |form: Form| {
         let n_x = if form.is_tiled { product.n_x } else { form.columns };
         let (pipe, list) = product.list(gpu, &form, n_x)?;
         Ok(ProductList { what: form.what, n_x, pipe, list })
     };
-    forms().map(list).collect()
+    forms.map(list).collect()
 }
 /// Limit of one product.
 const LIMIT: Duration = Duration::from_secs(10);

@@ -71,13 +71,14 @@ fn is_wide(shape: &Shape) -> bool {
 }
 
 /// Types whose decoding takes few registers, after llama.cpp's table of rows by type (`ggml-metal-impl.h`); of Q8_0,
-/// Q3_K and TQ1_0, which are not in it, four rows take fewer instructions too (`kernels/metal/README.md`), and of IQ1_M,
-/// IQ2_XXS and IQ2_S, which are, more.
+/// Q3_K and TQ1_0, which are not in it, four rows take fewer instructions too (`kernels/metal/README.md`), and of IQ2_S,
+/// which is, more.
 fn is_light(shape: &Shape) -> bool {
-    use WeightType::{IQ1_S, IQ2_XS, IQ3_S, IQ3_XXS, Q2_K, Q3_K, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, TQ1_0, TQ2_0};
+    use WeightType::{IQ1_M, IQ1_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, TQ1_0, TQ2_0};
+    use WeightType::{Q2_K, Q3_K, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
     let is_block = matches!(shape.dtype, Q4_0 | Q4_1 | Q5_0 | Q5_1 | Q8_0 | Q2_K | Q3_K);
-    let is_small = matches!(shape.dtype, IQ1_S | IQ2_XS | IQ3_XXS | IQ3_S | TQ1_0 | TQ2_0);
-    is_block || is_small || matches!(shape.dtype, WeightType::Affine(_))
+    let is_iq = matches!(shape.dtype, IQ1_M | IQ1_S | IQ2_XS | IQ2_XXS | IQ3_XXS | IQ3_S);
+    is_block || is_iq || matches!(shape.dtype, TQ1_0 | TQ2_0 | WeightType::Affine(_))
 }
 
 const TABLE: [Rows; 4] = [

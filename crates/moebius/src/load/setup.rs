@@ -88,7 +88,7 @@ impl EngineSetup {
         let cache = self.cache();
         if self.kind() == BackendKind::Metal {
             if let Some(why) = metal::device().map_or_else(Some, |device| device.unusable) {
-                bail!("use Metal: {why}");
+                bail!("use Metal: {why} (--backend cpu takes the CPU)");
             }
             let maps_weights = !matches!(self.step.copy_weights, CopyArg::All | CopyArg::Dense);
             let mut metal = Metal::system(cache, maps_weights);
