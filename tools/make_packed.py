@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Makes crates/moebius/tests/data/packed: tiny folders with weights of 4 bits as GPTQ and AWQ publish them, and beside
-each the same values as plain floats.
+"""Makes crates/moebius/tests/data/packed: tiny folders with weights of 4 bits as GPTQ, AWQ and compressed-tensors
+publish them, and of 8-bit floats as the last does, and beside each the same values as plain floats.
 
 A weight is (code - zero) * scale, codes and zeros of 4 bits, a scale and a zero for each group of inputs and each
 output. The layouts, with 8 codes in a 32-bit word from the lowest bits on:
@@ -12,6 +12,11 @@ output. The layouts, with 8 codes in a 32-bit word from the lowest bits on:
 - AWQ: `qweight` [in, out / 8], words along the outputs, in which outputs 0 2 4 6 1 3 5 7 follow one another; `qzeros` and
   `scales` as above, the zeros in that order. (AutoAWQ, awq/utils/packing_utils.py, `AWQ_ORDER`; awq/modules/linear/gemm.py,
   `from_linear`.)
+
+- compressed-tensors, pack-quantized: `weight_packed` [out, in / 8], words along the inputs; `weight_scale` [out,
+  groups]; unless symmetric `weight_zero_point` [out / 8, groups], words along the outputs; with actorder `weight_g_idx`
+  [in]; `weight_shape`. Codes and zeros are signed and stored with 8 added. float-quantized: `weight` in E4M3,
+  `weight_scale` [out, 1], [1], or one a block. (compressed-tensors 0.20.0, compressors/pack_quantized and naive_quantized.)
 
 Every folder is unpacked again by those formulas and compared before it is written.
 
@@ -62,7 +67,19 @@ class Packer:
         if self.desc_act:
             of_input = rng.permutation(of_input)
         dense = ((codes - zeros[of_input]).astype(np.float32) * scales[of_input].astype(np.float32)).T
-        if self.method == "gptq":
+        if self.method == "compressed":
+            stored = lambda a: words(np.ascontiguousarray(a))
+            parts = {"weight_packed": stored(codes.T), "weight_scale": bf16(scales.T.astype(np.float32))}
+            parts["weight_shape"] = np.array([n_out, n_in], np.int64)
+            if not self.symmetric:
+                parts["weight_zero_point"] = stored(zeros).T
+            if self.desc_act:
+                parts["weight_g_idx"] = of_input.astype(np.int32)
+            # As signed numbers, which is how the library has them.
+            signed = codes_of(parts["weight_packed"]).T - 8
+            signed_zeros = 0 if self.symmetric else codes_of(np.ascontiguousarray(parts["weight_zero_point"].T)) - 8
+            back = signed, np.broadcast_to(signed_zeros, zeros.shape)
+        elif self.method == "gptq":
             less = 1 if self.version == "gptq" else 0
             parts = {
                 "qweight": words(np.ascontiguousarray(codes.T)).T,
@@ -79,6 +96,31 @@ class Packer:
         again = (back[0] - back[1][of_input]).astype(np.float32) * scales[of_input].astype(np.float32)
         assert np.array_equal(again.T, dense)
         return {name: np.ascontiguousarray(part) for name, part in parts.items()}, np.ascontiguousarray(dense)
+
+
+def e4m3(codes):
+    """The values of 8-bit floats, of which none is NaN."""
+    exponent, mantissa = codes >> 3 & 15, codes & 7
+    size = np.where(exponent > 0, (8 + mantissa) * 2.0 ** (exponent - 10.0), mantissa * 2.0**-9)
+    return np.where(codes >> 7, -size, size).astype(np.float32)
+
+
+class Floats:
+    """Matrices of 8-bit floats; `scales` says what has one: `row`, `matrix`, or a block of so many rows and columns."""
+
+    def __init__(self, scales, seed):
+        self.scales, self.exact, self.rng = scales, False, np.random.default_rng(seed)
+
+    def matrix(self, n_out, n_in):
+        codes = self.rng.integers(0, 120, (n_out, n_in)) | self.rng.integers(0, 2, (n_out, n_in)) << 7
+        block = {"row": (1, n_in), "matrix": (n_out, n_in)}.get(self.scales, self.scales)
+        n = -(-n_out // block[0]), -(-n_in // block[1])
+        # Two bits of mantissa: the products are exact in bf16.
+        scales = self.rng.uniform(1e-4, 1e-3, n).astype(np.float32)
+        scales = (scales.view(np.uint32) & np.uint32(0xFFE00000)).view(np.float32)
+        spread = scales.repeat(block[0], 0)[:n_out].repeat(block[1], 1)[:, :n_in]
+        stored = scales[0] if self.scales == "matrix" else scales
+        return {"weight": codes.astype(np.uint8), "weight_scale": bf16(stored)}, e4m3(codes) * spread
 
 
 def bf16(values):
@@ -102,22 +144,24 @@ def write(folder, config, tensors, floats):
     n = int.from_bytes(blob[:8], "little")
     header = json.loads(blob[8 : 8 + n])
     for info in header.values():
-        info["dtype"] = "BF16" if info["dtype"] == "U16" else info["dtype"]
+        info["dtype"] = {"U16": "BF16", "U8": "F8_E4M3"}.get(info["dtype"], info["dtype"])
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + blob[8 + n :])
 
 
-def model(arch):
+def model(arch, width):
     base = {
-        "model_type": arch, "vocab_size": VOCAB, "hidden_size": D, "num_hidden_layers": 1, "num_attention_heads": HEADS,
-        "num_key_value_heads": KV, "head_dim": D_HEAD, "intermediate_size": D_FF, "rms_norm_eps": 1e-5,
+        "model_type": arch, "vocab_size": VOCAB, "hidden_size": width, "num_hidden_layers": 1,
+        "num_attention_heads": HEADS, "num_key_value_heads": KV, "head_dim": D_HEAD, "intermediate_size": D_FF,
+        "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0, "max_position_embeddings": 128, "hidden_act": "silu", "tie_word_embeddings": False,
     }
-    attention = {"q": (HEADS * D_HEAD, D), "k": (KV * D_HEAD, D), "v": (KV * D_HEAD, D), "o": (D, HEADS * D_HEAD)}
+    n_q, n_kv = HEADS * D_HEAD, KV * D_HEAD
+    attention = {"q": (n_q, width), "k": (n_kv, width), "v": (n_kv, width), "o": (width, n_q)}
     matrices = {f"self_attn.{name}_proj": shape for name, shape in attention.items()}
-    ffn, vectors = [(D_FF, D), (D_FF, D), (D, D_FF)], {"input_layernorm": D, "post_attention_layernorm": D}
-    plain = {}
+    ffn = [(D_FF, width), (D_FF, width), (width, D_FF)]
+    vectors, plain = {"input_layernorm": width, "post_attention_layernorm": width}, {}
     if arch == "llama":
         return base | {"architectures": ["LlamaForCausalLM"]}, matrices | {
             f"mlp.{name}_proj": shape for name, shape in zip(("gate", "up", "down"), ffn)
@@ -134,7 +178,7 @@ def model(arch):
         vectors |= {"self_attn.q_norm": D_HEAD, "self_attn.k_norm": D_HEAD}
     for i in range(EXPERTS):
         matrices |= {f"{stem}.{i}.{name}": shape for name, shape in zip(names, ffn)}
-    return base | more, matrices, vectors, {router: (EXPERTS, D)}
+    return base | more, matrices, vectors, {router: (EXPERTS, width)}
 
 
 FOLDERS = {
@@ -143,30 +187,61 @@ FOLDERS = {
     "mixtral-gptq": ("mixtral", "gptq", 128, "gptq", False, True, False),
     "qwen3moe-awq": ("qwen3_moe", "awq", 32, "gemm", False, False, False),
     "llama-awq-64": ("llama", "awq", 64, "gemm", False, False, False),
+    "qwen3moe-compressed": ("qwen3_moe", "compressed", 32, "pack-quantized", False, True, False),
+    "llama-compressed-zeros": ("llama", "compressed", -1, "pack-quantized", False, False, False),
+    "llama-compressed-act": ("llama", "compressed", 32, "pack-quantized", True, False, False),
 }
+# With the width of the model: rows of 128 run as 8-bit floats, others are unpacked.
+FLOATS = {
+    "llama-compressed-fp8": ("llama", "row", 128),
+    "llama-compressed-fp8-whole": ("llama", "matrix", D),
+    "qwen3moe-compressed-fp8-block": ("qwen3_moe", (32, 32), D),
+}
+
+
+def compressed(config_format, weights):
+    """What the config says of the weights of compressed-tensors."""
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors", "format": config_format, "quantization_status": "compressed",
+        "config_groups": {"group_0": group}, "ignore": ["lm_head"], "kv_cache_scheme": None,
+    }
+
+
+def folder(name, arch, width, packer, said):
+    config, matrices, vectors, plain = model(arch, width)
+    floats = lambda *shape: bf16_values(packer.rng, shape)
+    shared = {"model.embed_tokens.weight": floats(VOCAB, width), "lm_head.weight": floats(VOCAB, width)}
+    shared["model.norm.weight"] = floats(width)
+    shared |= {f"model.layers.0.{key}.weight": floats(n) for key, n in vectors.items()}
+    shared |= {f"model.layers.0.{key}.weight": floats(*shape) for key, shape in plain.items()}
+    packed, dense = dict(shared), dict(shared)
+    for module, shape in matrices.items():
+        parts, weight = packer.matrix(*shape)
+        packed |= {f"model.layers.0.{module}.{part}": np.ascontiguousarray(value) for part, value in parts.items()}
+        dense[f"model.layers.0.{module}.weight"] = weight
+    write(OUT / name, config | {"quantization_config": said}, packed, "F32" if packer.exact else "BF16")
+    write(OUT / f"{name}-dense", config, dense, "F32" if packer.exact else "BF16")
 
 
 def main():
     for seed, (name, (arch, method, group, version, desc_act, symmetric, exact)) in enumerate(FOLDERS.items()):
         packer = Packer(method, group, version, desc_act, symmetric, exact, seed)
-        config, matrices, vectors, plain = model(arch)
-        floats = lambda *shape: bf16_values(packer.rng, shape)
-        shared = {"model.embed_tokens.weight": floats(VOCAB, D), "lm_head.weight": floats(VOCAB, D)}
-        shared["model.norm.weight"] = floats(D)
-        shared |= {f"model.layers.0.{key}.weight": floats(n) for key, n in vectors.items()}
-        shared |= {f"model.layers.0.{key}.weight": floats(*shape) for key, shape in plain.items()}
-        packed, dense = dict(shared), dict(shared)
-        for module, shape in matrices.items():
-            parts, weight = packer.matrix(*shape)
-            packed |= {f"model.layers.0.{module}.{part}": value for part, value in parts.items()}
-            dense[f"model.layers.0.{module}.weight"] = weight
         said = {"quant_method": method, "bits": 4, "group_size": group}
-        if method == "gptq":
+        if method == "compressed":
+            weights = {"num_bits": 4, "type": "int", "symmetric": symmetric, "dynamic": False}
+            weights |= {"strategy": "channel" if group == -1 else "group", "group_size": None if group == -1 else group}
+            said = compressed(version, weights | {"actorder": "group" if desc_act else None})
+        elif method == "gptq":
             said |= {"desc_act": desc_act, "sym": symmetric, "checkpoint_format": version}
         else:
             said |= {"version": version, "zero_point": True}
-        write(OUT / name, config | {"quantization_config": said}, packed, "F32" if exact else "BF16")
-        write(OUT / f"{name}-dense", config, dense, "F32" if exact else "BF16")
+        folder(name, arch, D, packer, said)
+    for seed, (name, (arch, scales, width)) in enumerate(FLOATS.items(), len(FOLDERS)):
+        block = None if isinstance(scales, str) else list(scales)
+        strategy = {"row": "channel", "matrix": "tensor"}.get(scales, "block")
+        weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": strategy, "block_structure": block}
+        folder(name, arch, width, Floats(scales, seed), compressed("float-quantized", weights))
 
 
 def bf16_values(rng, shape):

@@ -201,7 +201,7 @@ pub struct Open {
     /// Whether the files are mapped, so that [`Checkpoint::planes`] has the weights' bytes. Without, they are read on
     /// demand, by [`File::read_at`] and [`Checkpoint::read`].
     pub map: bool,
-    /// Whether weights that have to be repacked and that no type for it holds exactly (GPTQ's with reordered groups)
+    /// Whether weights that have to be repacked and that no type for it holds exactly (codes in reordered groups)
     /// become F32, as converters want them; otherwise F16.
     pub exact: bool,
 }

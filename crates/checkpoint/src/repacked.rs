@@ -14,6 +14,8 @@ const ALIGN: usize = 64;
 const PIECE: usize = 4 << 20;
 /// Codes in a word.
 const CODES: usize = 8;
+/// The zero of codes that have none of their own.
+const MIDDLE: u8 = 8;
 /// Where AWQ keeps the code of each of eight rows: its words hold rows 0 2 4 6 1 3 5 7.
 const AWQ_PLACE: [usize; CODES] = [0, 4, 1, 5, 2, 6, 3, 7];
 
@@ -27,10 +29,13 @@ pub(crate) enum Packing {
     },
     /// AWQ: words `[columns, rows / 8]`, eight rows each: from the lowest bits on rows 0 2 4 6 1 3 5 7.
     Rows,
+    /// compressed-tensors: words `[rows, columns / 8]`, eight columns each, the first in the lowest bits; scales
+    /// `[rows, groups]`, words of zeros `[rows / 8, groups]`.
+    Lines,
 }
 
-/// A matrix of 4-bit codes with a scale and a zero for each row and group of columns, as GPTQ and AWQ publish them. A
-/// weight is `(code - zero) * scale`.
+/// A matrix of 4-bit codes with a scale and a zero for each row and group of columns, as GPTQ, AWQ and
+/// compressed-tensors publish them. A weight is `(code - zero) * scale`. Shapes are those of the first two.
 #[derive(Clone, Debug)]
 pub(crate) struct Packed {
     pub packing: Packing,
@@ -38,8 +43,8 @@ pub(crate) struct Packed {
     pub group: usize,
     /// Codes, eight in an i32.
     pub codes: Extent,
-    /// Zeros, `[groups, rows / 8]` words.
-    pub zeros: Extent,
+    /// Zeros, `[groups, rows / 8]` words; all are 8 where there are none.
+    pub zeros: Option<Extent>,
     /// Scales, `[groups, rows]`.
     pub scales: Extent,
     /// Their type: F32, F16 or BF16.
@@ -310,6 +315,7 @@ impl Repacked {
                     }
                 }
             }
+            Packing::Lines => self.sources[packed.codes.file].read_at(packed.codes.offset + first * each, out)?,
             Packing::Rows => {
                 let (word, end) = (first / CODES, (first + n).div_ceil(CODES));
                 let row_words = matrix.shape[0].div_ceil(CODES);
@@ -388,23 +394,38 @@ impl Repacked {
         let [n_rows, n_columns] = matrix.shape;
         let n_groups = n_columns.div_ceil(packed.group);
         let each = packed.scale_type.block_bytes();
-        let raw = self.strided(&packed.scales, [n_groups, n_rows * each], first * each, n * each)?;
+        let is_by_row = packed.packing == Packing::Lines;
+        let raw = match is_by_row {
+            true => self.strided(
+                &packed.scales,
+                [1, n_rows * n_groups * each],
+                first * n_groups * each,
+                n * n_groups * each,
+            )?,
+            false => self.strided(&packed.scales, [n_groups, n_rows * each], first * each, n * each)?,
+        };
         let mut scales = vec![0.0; n_groups * n];
         quant::decode_row(packed.scale_type, &raw, &mut scales);
-        let (word, end) = (first / CODES, (first + n).div_ceil(CODES));
-        let n_words = end - word;
-        let words = self.words(&packed.zeros, [n_groups, n_rows.div_ceil(CODES)], word, n_words)?;
-        let less = u32::from(packed.packing == Packing::Columns { less_one: true });
-        let mut zeros = Vec::with_capacity(n_groups * n);
-        for words in words.chunks_exact(n_words) {
-            zeros.extend((first..first + n).map(|row| {
-                let shift = match packed.packing {
-                    Packing::Columns { .. } => 4 * (row % CODES),
-                    Packing::Rows => 4 * AWQ_PLACE[row % CODES],
-                };
-                ((words[row / CODES - word] >> shift & 15) + less) as u8 & 15
-            }));
+        if is_by_row {
+            let by_row = scales.clone();
+            scales.iter_mut().enumerate().for_each(|(at, scale)| *scale = by_row[at % n * n_groups + at / n]);
         }
+        let Some(zeros) = &packed.zeros else { return Ok((scales, vec![MIDDLE; n_groups * n])) };
+        let (word, end) = (first / CODES, (first + n).div_ceil(CODES));
+        let (n_words, row_words) = (end - word, n_rows.div_ceil(CODES));
+        let words = match is_by_row {
+            true => self.words(zeros, [1, row_words * n_groups], word * n_groups, n_words * n_groups)?,
+            false => self.words(zeros, [n_groups, row_words], word, n_words)?,
+        };
+        let less = u32::from(packed.packing == Packing::Columns { less_one: true });
+        let zero = |at: usize| {
+            let (group, row) = (at / n, first + at % n);
+            let place = if packed.packing == Packing::Rows { AWQ_PLACE[row % CODES] } else { row % CODES };
+            let in_group = row / CODES - word;
+            let word = words[if is_by_row { in_group * n_groups + group } else { group * n_words + in_group }];
+            ((word >> (4 * place) & 15) + less) as u8 & 15
+        };
+        let zeros = (0..n_groups * n).map(zero).collect();
         Ok((scales, zeros))
     }
 

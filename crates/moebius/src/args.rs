@@ -882,7 +882,8 @@ Examples:
   moebius convert qwen3.gguf qwen3-4bit/ --to mlx --bits 4 --group-size 64
 
 Folders: Hugging Face's and MLX's, of every architecture that runs; F32, F16, BF16, FP8 with a scale a block, MXFP4,
-affine, GPTQ and AWQ of 4 bits. Types of GGUF files are those of `moebius quantize`.")]
+affine, GPTQ and AWQ of 4 bits, compressed-tensors' pack-quantized (4 bits) and float-quantized. Types of GGUF files
+are those of `moebius quantize`.")]
 pub struct ConvertArgs {
     /// Model folder, or GGUF file (any part of a split one)
     #[arg(value_name = "IN")]

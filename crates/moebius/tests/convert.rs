@@ -7,82 +7,11 @@ mod fixtures;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use checkpoint::{Checkpoint, Value};
+use checkpoint::Checkpoint;
+use common::tensors::{DATA, far, files, same_keys, same_tensors, squeezed, values};
 use common::{as_text, error, stdout};
 use quant::{Planes, WeightType};
 use safetensors::tensor::{Dtype, TensorView};
-
-const DATA: &str = "crates/backend/tests/data";
-/// Keys that speak of the file and not of the model, and those that one of the two may leave out.
-const NOT_COMPARED: [&str; 6] = [
-    "general.file_type",
-    "general.quantization_version",
-    "general.name",
-    "general.size_label",
-    "tokenizer.ggml.pre",
-    "tokenizer.ggml.add_bos_token",
-];
-
-/// The values of a tensor.
-fn values(model: &Checkpoint, name: &str) -> Vec<f32> {
-    let info = model.tensor(name).unwrap_or_else(|| panic!("{}: {name} is missing", model.name()));
-    let mut out = vec![0.0; info.shape.iter().product()];
-    quant::decode_row(info.dtype, model.planes(info), &mut out);
-    out
-}
-
-fn squeezed(shape: &[usize]) -> Vec<usize> {
-    shape.iter().copied().filter(|&n| n != 1).collect()
-}
-
-/// Asserts that a file has the tensors of another, value for value; decay rates and divisors, which two libraries
-/// compute, nearly so.
-fn same_tensors(new: &Checkpoint, old: &Checkpoint) {
-    // Layers that predict further tokens are left out.
-    let n_layer = new.meta().iter().find(|(key, _)| key.ends_with(".block_count")).and_then(|(_, v)| v.to_int());
-    let is_ours = |name: &str| {
-        let layer = name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse::<i128>().ok());
-        layer.is_none_or(|layer| Some(layer) < n_layer)
-    };
-    let names = |model: &Checkpoint| {
-        let mut names: Vec<String> = model.tensors().iter().map(|t| t.name.clone()).filter(|n| is_ours(n)).collect();
-        names.sort();
-        names
-    };
-    assert_eq!(names(new), names(old), "{}", old.name());
-    for info in old.tensors().iter().filter(|t| is_ours(&t.name)) {
-        let ours = new.tensor(&info.name).expect("tensor");
-        assert_eq!(squeezed(&ours.shape), squeezed(&info.shape), "{} {}", old.name(), info.name);
-        assert_eq!(ours.dtype, info.dtype, "{} {}", old.name(), info.name);
-        let (a, b) = (values(new, &info.name), values(old, &info.name));
-        let near = info.name.ends_with("ssm_a") || info.name == "rope_freqs.weight";
-        let is_same = |(a, b): (&f32, &f32)| a == b || near && (a - b).abs() <= 1e-5 * b.abs();
-        let differ = a.iter().zip(&b).position(|pair| !is_same(pair));
-        assert_eq!(differ, None, "{} {}", old.name(), info.name);
-    }
-}
-
-/// Asserts that a file says what another says, where it says it.
-fn same_keys(new: &Checkpoint, old: &Checkpoint, skipped: &[&str]) {
-    let number = |value: &Value| match value {
-        Value::F32(v) => Some(f64::from(*v)),
-        value => value.to_int().map(|v| v as f64),
-    };
-    for (key, value) in old.meta().iter().filter(|(key, _)| !NOT_COMPARED.contains(key) && !skipped.contains(key)) {
-        // Heads that turn in whole need not say so.
-        let is_whole =
-            |key: &str| key.strip_suffix("rope.dimension_count").map(|arch| format!("{arch}attention.key_length"));
-        let Some(ours) = new.meta().get(key) else {
-            let whole = is_whole(key).and_then(|key| new.meta().get(&key).cloned());
-            assert_eq!(whole.as_ref(), Some(value), "{}: {key} is missing", old.name());
-            continue;
-        };
-        match (number(ours), number(value)) {
-            (Some(a), Some(b)) => assert!((a - b).abs() <= 1e-6 * b.abs(), "{} {key}: {a} {b}", old.name()),
-            _ => assert_eq!(ours, value, "{} {key}", old.name()),
-        }
-    }
-}
 
 #[test]
 fn folders_of_every_architecture_become_the_files_made_of_the_same_weights() {
@@ -445,7 +374,15 @@ fn packed_weights_become_their_exact_values() {
         }
         let loaded = checkpoint::open(&data).expect("folder");
         let q = loaded.tensor("model.layers.0.self_attn.q_proj.weight").expect("q");
-        assert_eq!(matches!(q.dtype, WeightType::Affine(a) if a.bits() == 4), !is_reordered, "{}", q.dtype);
+        // 8-bit floats run in groups of 128 columns.
+        let is_float = data.to_string_lossy().contains("-fp8");
+        let is_as_wanted = match q.dtype {
+            WeightType::Affine(affine) => affine.bits() == 4 && !is_reordered && !is_float,
+            WeightType::F8_E4M3 => is_float && q.shape[1] == 128,
+            WeightType::F32 => is_float && q.shape[1] == 64,
+            other => other == WeightType::F16 && is_reordered,
+        };
+        assert!(is_as_wanted, "{}: {}", data.display(), q.dtype);
         loaded.hold_repacked().expect("memory");
         let exact = if is_reordered { 2f32.powi(-11) } else { 0.0 };
         let (ours, theirs) = (values(&loaded, &q.name), values(&checkpoint::open(&beside).expect("dense"), &q.name));
@@ -459,7 +396,7 @@ fn packed_weights_become_their_exact_values() {
         assert_eq!(info("blk.0.attn_q.weight"), WeightType::Q8_0, "{}", data.display());
         n += 1;
     }
-    assert!(n >= 5, "{n} folders");
+    assert!(n >= 11, "{n} folders");
 }
 
 /// SentencePiece's own file beside the weights: the same ids by the folder and by the file.
@@ -494,41 +431,90 @@ fn sentencepiece_files_become_keys() {
 
 #[test]
 fn damaged_packed_weights_are_named() {
+    let name = |part: &str| format!("model.layers.0.self_attn.q_proj.{part}");
+    let (q, zeros, scale) = (name("qweight"), name("weight_zero_point"), name("weight_scale"));
+    let column_1 = |name: &str, group: i32| {
+        let (name, bytes) = (name.to_string(), group.to_le_bytes());
+        move |parts: &mut Parts| parts.get_mut(&name).unwrap().bytes[4..8].copy_from_slice(&bytes)
+    };
+    let without = |name: &str| {
+        let name = name.to_string();
+        move |parts: &mut Parts| drop(parts.remove(&name))
+    };
+    let turned = |name: &str| {
+        let name = name.to_string();
+        move |parts: &mut Parts| parts.get_mut(&name).unwrap().shape.reverse()
+    };
+    let same = |_: &mut Parts| {};
+    damaged(
+        "llama-gptq-act",
+        &[
+            (&same, ("\"bits\": 4", "\"bits\": 8"), "bits 8"),
+            (&same, ("\"checkpoint_format\": \"gptq\"", "\"checkpoint_format\": \"marlin\""), "marlin"),
+            (&same, ("\"group_size\": 32", "\"group_size\": 0"), "groups of 0"),
+            (&same, ("\"group_size\": 32", "\"group_size\": 16"), "groups of 16"),
+            (&without(&name("qzeros")), ("", ""), "qzeros"),
+            (&without(&name("scales")), ("", ""), "scales"),
+            (&column_1(&name("g_idx"), 2), ("", ""), "column 1 of it is in group 2, there are 2"),
+            (&column_1(&name("g_idx"), -1), ("", ""), "group -1"),
+            (&turned(&q), ("", ""), "qweight"),
+        ],
+    );
+    damaged(
+        "llama-compressed-act",
+        &[
+            (
+                &same,
+                ("\"num_bits\": 4", "\"num_bits\": 8"),
+                "quant_method is compressed-tensors, format pack-quantized",
+            ),
+            (&same, ("\"pack-quantized\"", "\"marlin-24\""), "quant_method is compressed-tensors, format marlin-24"),
+            (&same, ("\"group_size\": 32", "\"group_size\": 16"), "groups of 16"),
+            (&without(&scale), ("", ""), "has no model.layers.0.self_attn.q_proj.weight_scale beside it"),
+            (&turned(&scale), ("", ""), "weight_packed: is I32 [64, 8], its scales are BF16 [2, 64]"),
+            (&turned(&zeros), ("", ""), "its model.layers.0.self_attn.q_proj.weight_zero_point I32 [2, 8]"),
+            (&column_1(&name("weight_g_idx"), 2), ("", ""), "column 1 of it is in group 2, there are 2"),
+            (&turned(&name("weight_packed")), ("", ""), "weight_packed"),
+        ],
+    );
+    damaged(
+        "qwen3moe-compressed-fp8-block",
+        &[
+            (
+                &same,
+                ("\"num_bits\": 8", "\"num_bits\": 4"),
+                "quant_method is compressed-tensors, format float-quantized",
+            ),
+            (&without(&scale), ("", ""), "has no model.layers.0.self_attn.q_proj.weight_scale beside it"),
+            (
+                &same,
+                ("\"block_structure\": [", "\"block_structure\": [1, "),
+                "quant_method is compressed-tensors, format float-quantized",
+            ),
+        ],
+    );
+}
+
+/// The tensors of a folder.
+type Parts = BTreeMap<String, Part>;
+/// A change of a folder's tensors, one of its config, and what is said of it.
+type Damage<'a> = (&'a dyn Fn(&mut Parts), (&'a str, &'a str), &'a str);
+
+/// Asserts that a packed folder that is damaged in any of these ways is refused, and nothing written.
+fn damaged(folder_name: &str, cases: &[Damage]) {
     let folder = tempfile::tempdir().expect("temporary folder");
-    let data = fixtures::root("crates/moebius/tests/data/packed/llama-gptq-act");
+    let data = fixtures::root("crates/moebius/tests/data/packed").join(folder_name);
     let (bad, out) = (folder.path().join("bad"), folder.path().join("out.gguf"));
     let bytes = std::fs::read(data.join("model.safetensors")).expect("weights");
     let config = std::fs::read_to_string(data.join("config.json")).expect("config");
     let file = safetensors::SafeTensors::deserialize(&bytes).expect("safetensors");
-    let whole = || -> BTreeMap<String, Part> {
+    let whole = || -> Parts {
         let part = |(name, view): (&str, TensorView<'_>)| {
             let part = Part { dtype: view.dtype(), shape: view.shape().to_vec(), bytes: view.data().to_vec() };
             (name.to_string(), part)
         };
         file.iter().map(part).collect()
     };
-    let module = "model.layers.0.self_attn.q_proj";
-    let name = |part: &str| format!("{module}.{part}");
-    type Change<'a> = &'a dyn Fn(&mut BTreeMap<String, Part>);
-    let cases: [(Change, (&str, &str), &str); 9] = [
-        (&|_| {}, ("\"bits\": 4", "\"bits\": 8"), "bits 8"),
-        (&|_| {}, ("\"checkpoint_format\": \"gptq\"", "\"checkpoint_format\": \"marlin\""), "marlin"),
-        (&|_| {}, ("\"group_size\": 32", "\"group_size\": 0"), "groups of 0"),
-        (&|_| {}, ("\"group_size\": 32", "\"group_size\": 16"), "groups of 16"),
-        (&|parts| drop(parts.remove(&name("qzeros"))), ("", ""), "qzeros"),
-        (&|parts| drop(parts.remove(&name("scales"))), ("", ""), "scales"),
-        (
-            &|parts| parts.get_mut(&name("g_idx")).unwrap().bytes[4..8].copy_from_slice(&2i32.to_le_bytes()),
-            ("", ""),
-            "column 1 of it is in group 2, there are 2",
-        ),
-        (
-            &|parts| parts.get_mut(&name("g_idx")).unwrap().bytes[..4].copy_from_slice(&(-1i32).to_le_bytes()),
-            ("", ""),
-            "group -1",
-        ),
-        (&|parts| parts.get_mut(&name("qweight")).unwrap().shape.reverse(), ("", ""), "qweight"),
-    ];
     for (change, (from, to), says) in cases {
         let mut parts = whole();
         change(&mut parts);
@@ -557,7 +543,12 @@ fn other_forms_of_weights_are_refused_by_their_key() {
     let config = std::fs::read_to_string(from.join("config.json")).expect("config");
     let cases = [
         (
-            r#"{"quant_method": "compressed-tensors", "format": "float-quantized"}"#,
+            r#"{"quant_method": "compressed-tensors", "format": "naive-quantized"}"#,
+            "quantization_config.quant_method is compressed-tensors, format naive-quantized",
+        ),
+        (
+            r#"{"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups":
+                {"a": {"weights": {"num_bits": 8, "type": "int"}}}}"#,
             "quantization_config.quant_method is compressed-tensors, format float-quantized",
         ),
         (r#"{"quant_method": "bitsandbytes", "load_in_8bit": true}"#, "quant_method is bitsandbytes, gptq, awq"),
@@ -689,305 +680,6 @@ fn gpt_oss_is_taken_apart() {
         assert_eq!(new.tensors().len(), old.tensors().len());
         std::fs::remove_dir_all(&hf).expect("remove");
     }
-}
-
-/// The folders that mlx-lm 0.32.2 loaded and computed these models' golden logits from, by `tools/mlx_agree.py`.
-const MLX: [&str; 11] = [
-    "llama",
-    "qwen2",
-    "qwen3",
-    "qwen3moe",
-    "qwen3next",
-    "deepseekv2",
-    "deepseekv3",
-    "glm4moe",
-    "gemma3",
-    "gemma4",
-    "gptoss",
-];
-
-/// How far a model's logits are from golden ones, on the reference backend.
-fn far(model: &Path, golden: &Path) -> f64 {
-    let line = ["logits", "-m", as_text(model), "--golden", as_text(golden), "--backend", "reference", "--json"];
-    let report: serde_json::Value = serde_json::from_str(&stdout(&line)).expect("JSON");
-    report["rms_over_std"].as_f64().expect("rms_over_std")
-}
-
-/// What a folder holds: its config, and its tensors with their types and shapes.
-fn listing(folder: &Path) -> String {
-    let mut out = std::fs::read_to_string(folder.join("config.json")).expect("config");
-    let bytes = std::fs::read(folder.join("model.safetensors")).expect("weights");
-    let file = safetensors::SafeTensors::deserialize(&bytes).expect("safetensors");
-    let mut lines: Vec<String> =
-        file.iter().map(|(name, view)| format!("\n{name} {:?} {:?}", view.dtype(), view.shape())).collect();
-    lines.sort();
-    out.extend(lines);
-    out + "\n"
-}
-
-/// GGUF to MLX and back: the same values and logits, and the config, names and shapes that mlx-lm has loaded; with few
-/// bits, near ones.
-#[test]
-fn mlx_folders_hold_what_the_file_held() {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let at = |name: &str| folder.path().join(name);
-    for name in MLX {
-        let data = fixtures::root(DATA).join(name);
-        let (from, golden) = (data.join("model-bf16.gguf"), data.join("golden.safetensors"));
-        let (mlx, back, eight) = (at(&format!("{name}-mlx")), at("back.gguf"), at(&format!("{name}-8bit")));
-        stdout(&["convert", as_text(&from), as_text(&mlx), "--to", "mlx"]);
-        assert_eq!(checkpoint::open(&mlx).expect("mlx").kind(), checkpoint::Kind::Mlx);
-        let wanted = fixtures::root("crates/moebius/tests/data/mlx").join(format!("{name}.txt"));
-        expect_test::expect_file![wanted].assert_eq(&listing(&mlx));
-        let found = far(&mlx, &golden);
-        assert!(found < 1e-5, "{name}: {found}");
-        stdout(&["convert", as_text(&mlx), as_text(&back)]);
-        let (new, old) = (checkpoint::open(&back).expect("back"), checkpoint::open(&from).expect("from"));
-        same_tensors(&new, &old);
-        // Layers that predict further tokens are left out.
-        let further = ["block_count", "nextn_predict_layers"]
-            .map(|key| ["deepseek2", "glm4moe"].map(|arch| format!("{arch}.{key}")))
-            .concat();
-        same_keys(&new, &old, &further.iter().map(String::as_str).collect::<Vec<_>>());
-        stdout(&["convert", as_text(&from), as_text(&eight), "--bits", "8", "--group-size", "32"]);
-        let found = far(&eight, &golden);
-        assert!(found > 1e-5 && found < 0.3, "{name}: {found}");
-        // Nothing is written over, and nothing but the folders is left.
-        assert!(error(&["convert", as_text(&from), as_text(&mlx), "--to", "mlx"]).contains("already"));
-    }
-    assert!(files(folder.path()).iter().all(|path| !as_text(path).contains(".part")));
-}
-
-/// The tokenizer that the folder gets cuts as the file's does.
-#[test]
-fn mlx_folders_cut_texts_as_the_file_does() {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let at = |name: &str| folder.path().join(name);
-    let from = fixtures::root(DATA).join("types/qwen3moe-blocks32.gguf");
-    let (mlx, probe) = (at("tokens"), at("text"));
-    stdout(&["convert", as_text(&from), as_text(&mlx), "--bits", "4", "--group-size", "32"]);
-    std::fs::write(&probe, "then an end, in the hand; don't 12345<|endoftext|>the\n").expect("write");
-    let ids = |model: &Path| stdout(&["tokenize", "-m", as_text(model), "-f", as_text(&probe), "--json"]);
-    assert_eq!(ids(&mlx), ids(&from));
-}
-
-/// A tensor of a file that is written: name, shape and bytes, which keep their type.
-type Kept = (String, Vec<usize>, Vec<u8>);
-
-/// Changes a GGUF file: its keys, and its tensors, of which those that become nothing are left out.
-fn changed(
-    from: &Path,
-    to: &Path,
-    keys: &[(&str, Option<Value>)],
-    keep: impl Fn(&str, &[usize], &[u8]) -> Option<Kept>,
-) {
-    let old = checkpoint::open(from).expect("model");
-    let mut writer = checkpoint::gguf::Writer::new();
-    for (key, value) in old.meta().iter().filter(|(key, _)| keys.iter().all(|(other, _)| other != key)) {
-        writer.meta(key, value.clone());
-    }
-    for (key, value) in keys {
-        if let Some(value) = value {
-            writer.meta(key, value.clone());
-        }
-    }
-    for info in old.tensors() {
-        if let Some((name, shape, bytes)) = keep(&info.name, &info.shape, old.bytes(info)) {
-            writer.tensor(&name, &shape, info.dtype, bytes);
-        }
-    }
-    let mut file = Vec::new();
-    writer.write(&mut file).expect("a file");
-    std::fs::write(to, file).expect("write");
-}
-
-/// Asserts that a file and its MLX folder give the same logits, and that the folder is as mlx-lm has loaded it.
-fn same_as_its_folder(from: &Path, name: &str) -> tempfile::TempDir {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let (mlx, golden) = (folder.path().join("mlx"), folder.path().join("golden.safetensors"));
-    let tokens: Vec<String> = (0..40).map(|i| (i * 37 % 96).to_string()).collect();
-    let write = ["--tokens", &tokens.join(","), "-o", as_text(&golden), "--backend", "reference"];
-    stdout(&[&["logits", "-m", as_text(from)][..], &write].concat());
-    stdout(&["convert", as_text(from), as_text(&mlx), "--to", "mlx"]);
-    let found = far(&mlx, &golden);
-    assert!(found < 1e-5, "{name}: {found}");
-    let wanted = fixtures::root("crates/moebius/tests/data/mlx").join(format!("{name}.txt"));
-    expect_test::expect_file![wanted].assert_eq(&listing(&mlx));
-    folder
-}
-
-/// Qwen3.5, whose heads of v GGUF files have in another order. mlx-lm wants attention in every n-th layer, so the
-/// layers of the small model change places; then there are no golden logits, but those of the file.
-#[test]
-fn mlx_folders_of_delta_nets_have_their_heads_in_order() {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let at = |name: &str| folder.path().join(name);
-    let from = fixtures::root(DATA).join("qwen35/model-bf16.gguf");
-    let said = error(&["convert", as_text(&from), as_text(&at("no")), "--to", "mlx"]);
-    assert!(said.contains("attention are not every n-th"), "{said}");
-    let (swapped, back) = (at("swapped.gguf"), at("back.gguf"));
-    changed(&from, &swapped, &[], |name, shape, bytes| {
-        let name = match name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
-            Some(("0", rest)) => format!("blk.1.{rest}"),
-            Some((_, rest)) => format!("blk.0.{rest}"),
-            None => name.into(),
-        };
-        Some((name, shape.to_vec(), bytes.to_vec()))
-    });
-    let made = same_as_its_folder(&swapped, "qwen35");
-    stdout(&["convert", as_text(&made.path().join("mlx")), as_text(&back)]);
-    same_tensors(&checkpoint::open(&back).expect("back"), &checkpoint::open(&swapped).expect("swapped"));
-}
-
-/// Mistral, whose window mlx-lm does not see; the folder says it all the same.
-#[test]
-fn mlx_folders_of_mistral() {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let path = folder.path().join("mistral.gguf");
-    let keys = [("llama.attention.sliding_window", Some(Value::from(64u32)))];
-    changed(&fixtures::root(DATA).join("llama/model-bf16.gguf"), &path, &keys, |name, shape, bytes| {
-        let is_his = !name.ends_with(".bias") && name != "rope_freqs.weight";
-        is_his.then(|| (name.to_string(), shape.to_vec(), bytes.to_vec()))
-    });
-    same_as_its_folder(&path, "mistral");
-}
-
-/// Mixtral, whose heads share the residual stream's width in mlx-lm: the small model, which has wider ones, is refused,
-/// and half of its heads are not.
-#[test]
-fn mlx_folders_of_mixtral() {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let half = folder.path().join("half.gguf");
-    let from = fixtures::root(DATA).join("mixtral/model-bf16.gguf");
-    let said = error(&["convert", as_text(&from), as_text(&folder.path().join("no")), "--to", "mlx"]);
-    assert!(said.contains("not a head's share of 64"), "{said}");
-    let old = checkpoint::open(&from).expect("model");
-    let count = |key: &str| old.meta().u32(&format!("llama.attention.{key}")).expect("a count");
-    let heads = ["head_count", "head_count_kv"].map(|key| (key, Some(Value::from(count(key) / 2))));
-    let heads = heads.map(|(key, value)| (format!("llama.attention.{key}"), value));
-    let heads = heads.iter().map(|(key, value)| (key.as_str(), value.clone()));
-    // It has no scaled positions there either.
-    let plain = ["llama.rope.scaling.type", "llama.rope.scaling.factor"].map(|key| (key, None));
-    let keys: Vec<(&str, Option<Value>)> = heads.chain(plain).collect();
-    changed(&from, &half, &keys, |name, shape, bytes| {
-        let stem = name.split('.').nth(2).unwrap_or_default();
-        let (shape, bytes) = match stem {
-            "attn_q" | "attn_k" | "attn_v" => (vec![shape[0] / 2, shape[1]], bytes[..bytes.len() / 2].to_vec()),
-            "attn_output" => {
-                let row = bytes.len() / shape[0];
-                (
-                    vec![shape[0], shape[1] / 2],
-                    bytes.chunks(row).flat_map(|row| &row[..row.len() / 2]).copied().collect(),
-                )
-            }
-            _ => (shape.to_vec(), bytes.to_vec()),
-        };
-        Some((name.into(), shape, bytes))
-    });
-    same_as_its_folder(&half, "mixtral");
-}
-
-/// MXFP4 stays what it is where nobody wants another type.
-#[test]
-fn mlx_folders_keep_mxfp4() {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let (mlx, affine) = (folder.path().join("mlx"), folder.path().join("affine"));
-    let from = fixtures::root(DATA).join("gptoss/model-mxfp4.gguf");
-    let name = "model.layers.0.mlp.experts.gate_proj.weight";
-    stdout(&["convert", as_text(&from), as_text(&mlx), "--to", "mlx"]);
-    let (new, old) = (checkpoint::open(&mlx).expect("folder"), checkpoint::open(&from).expect("file"));
-    assert_eq!(new.tensor(name).expect("experts").dtype, WeightType::MXFP4_PLANAR);
-    assert_eq!(values(&new, name), values(&old, "blk.0.ffn_gate_exps.weight"));
-    stdout(&["convert", as_text(&from), as_text(&affine), "--bits", "4", "--group-size", "32"]);
-    let new = checkpoint::open(&affine).expect("folder");
-    assert!(matches!(new.tensor(name).expect("experts").dtype, WeightType::Affine(_)));
-}
-
-/// SentencePiece's vocabularies become a `tokenizer.json` with the same ids.
-#[test]
-fn mlx_folders_have_tokenizers_of_sentencepiece() {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let at = |name: &str| folder.path().join(name);
-    let vocabulary = checkpoint::open(&fixtures::root("crates/engine/tests/data/spm.gguf")).expect("vocabulary");
-    let keys: Vec<(&str, Option<Value>)> = vocabulary
-        .meta()
-        .iter()
-        .filter(|(key, _)| key.starts_with("tokenizer."))
-        .map(|(key, value)| (key, Some(value.clone())))
-        .collect();
-    let (from, mlx, probe) = (at("spm.gguf"), at("mlx"), at("text"));
-    // 700 tokens, for a model of 96: the table of embeddings is written several times.
-    changed(&fixtures::root(DATA).join("qwen3/model-bf16.gguf"), &from, &keys, |name, shape, bytes| {
-        let is_table = ["token_embd.weight", "output.weight"].contains(&name);
-        let n = if is_table { 700 } else { shape[0] };
-        let len = bytes.len() / shape[0] * n;
-        let shape = [&[n], &shape[1..]].concat();
-        Some((name.into(), shape, bytes.iter().copied().cycle().take(len).collect()))
-    });
-    stdout(&["convert", as_text(&from), as_text(&mlx), "--to", "mlx"]);
-    let text = "Hello  world, don't 12345 \n\n [INST]x</s> 日本語 \t the Licence<s>   a";
-    std::fs::write(&probe, text).expect("write");
-    for flags in [&[][..], &["--add-special", "--parse-special"]] {
-        let ids = |model: &Path| {
-            stdout(&[&["tokenize", "-m", as_text(model), "-f", as_text(&probe), "--json"], flags].concat())
-        };
-        assert_eq!(ids(&mlx), ids(&from), "{flags:?}");
-    }
-}
-
-/// What mlx-lm's models do not compute is refused before anything is made, by the key or tensor that says it.
-#[test]
-fn what_mlx_has_no_form_for_is_refused_by_name() {
-    let folder = tempfile::tempdir().expect("temporary folder");
-    let at = |name: &str| folder.path().join(name);
-    let path = at("changed.gguf");
-    let f32s = |value: f32| Some(Value::F32(value));
-    type Keys<'a> = &'a [(&'a str, Option<Value>)];
-    let cases: [(&str, Keys, &str, &str); 12] = [
-        ("llama", &[("llama.rope.freq_base", f32s(9000.0))], "", "rope_freqs.weight has divisors"),
-        ("llama", &[], "blk.1.attn_k.bias", "blk.1.attn_k.bias: it is missing"),
-        ("llama", &[("llama.attention.scale", f32s(0.5))], "", "llama.attention.scale is 0.5"),
-        ("mixtral", &[], "", "llama.attention.key_length is 32"),
-        ("qwen3moe", &[("qwen3moe.expert_weights_scale", f32s(2.0))], "", "expert_weights_scale is 2"),
-        (
-            "qwen3moe",
-            &[("qwen3moe.rope.scaling.type", Some("yarn".into())), ("qwen3moe.rope.scaling.factor", f32s(4.0))],
-            "",
-            "scaled (yarn), which mlx-lm's qwen3_moe does not do",
-        ),
-        ("qwen2", &[("qwen2.attention.head_count", Some(Value::from(6u32)))], "", "blk.0.attn_q"),
-        ("gemma3", &[("gemma3.final_logit_softcapping", f32s(30.0))], "", "final_logit_softcapping is 30"),
-        (
-            "gemma3",
-            &[("gemma3.attention.sliding_window_pattern", Some(vec![false, true, true].into()))],
-            "",
-            "sliding_window_pattern is not",
-        ),
-        (
-            "deepseekv2",
-            &[("deepseek2.expert_weights_norm", Some(Value::from(true)))],
-            "",
-            "expert_weights_norm is true",
-        ),
-        ("deepseekv3", &[], "blk.1.exp_probs_b.bias", "exp_probs_b.bias: it is missing"),
-        ("gptoss", &[("gpt-oss.attention.sliding_window", Some(Value::from(0u32)))], "", "sliding_window"),
-    ];
-    for (name, keys, without, says) in cases {
-        let from = fixtures::root(DATA).join(name).join("model-bf16.gguf");
-        changed(&from, &path, keys, |name, shape, bytes| {
-            (name != without).then(|| (name.to_string(), shape.to_vec(), bytes.to_vec()))
-        });
-        let said = error(&["convert", as_text(&path), as_text(&at("no")), "--to", "mlx"]);
-        assert!(said.contains(says), "{name}, {says}: {said}");
-        assert_eq!(files(folder.path()), std::slice::from_ref(&path), "{says}");
-    }
-}
-
-/// What is there after a command that must leave nothing.
-fn files(folder: &Path) -> Vec<PathBuf> {
-    let mut all: Vec<PathBuf> = std::fs::read_dir(folder).expect("folder").map(|e| e.expect("entry").path()).collect();
-    all.sort();
-    all
 }
 
 #[test]

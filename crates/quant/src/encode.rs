@@ -140,7 +140,7 @@ impl<const N: usize> Block<N> {
         if self.by_size {
             return 1.0;
         }
-        let xx = self.x.iter().zip(&self.w).map(|(x, w)| w * x * x).sum::<f32>();
+        let [xx] = search::sums(&self.x, &self.w, |x, w| [w * x * x]);
         if xy > 0.0 && xx < 2.0 * xy { xx / xy } else { 1.0 }
     }
 

@@ -4,6 +4,7 @@
 //! names they have there; a quantised weight and its planes of scales and biases become one tensor. Other texts of the
 //! folder are read on request. Knows the layout of folders, but not what a tensor is for.
 
+mod compressed;
 mod config;
 mod packed;
 mod quantised;
@@ -67,6 +68,7 @@ fn read(name: String, folder: Folder, open: Open) -> Result<Checkpoint, Error> {
     let path = |file: usize| shards.files[file].path().to_string_lossy().into_owned();
     let mut matrices = quantised::float8(&meta, &shards.entries)?;
     matrices.extend(packed::packed(&meta, &shards.entries, path)?);
+    matrices.extend(compressed::compressed(&meta, &shards.entries, path)?);
     let parts: HashSet<&String> = matrices.iter().flat_map(|matrix| &matrix.parts).collect();
     shards.entries.retain(|entry| !parts.contains(&entry.name));
     let (mut tensors, mut unreadable) = quantised::join(&meta, shards.entries, path)?;

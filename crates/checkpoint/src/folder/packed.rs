@@ -17,6 +17,7 @@ use crate::{Error, Extent, Metadata, Unreadable};
 const METHOD: &str = "quantization_config.quant_method";
 const FORMAT: &str = "quantization_config.checkpoint_format";
 const VERSION: &str = "quantization_config.version";
+const COMPRESSED: &str = "quantization_config.format";
 const BITS: &str = "quantization_config.bits";
 const GROUP: &str = "quantization_config.group_size";
 const ORDER: &str = "quantization_config.desc_act";
@@ -63,14 +64,13 @@ pub(super) fn refuse(meta: &Metadata, unreadable: &mut [Unreadable]) {
         value.map(|value| format!(" {} {value}", key.rsplit('.').next().unwrap_or(key))).unwrap_or_default()
     };
     for other in unreadable {
-        let Some(module) = other.name.strip_suffix(".qweight") else { continue };
+        let module = other.name.strip_suffix(".qweight").or_else(|| other.name.strip_suffix(".weight_packed"));
+        let Some(module) = module else { continue };
         other.name = format!("{module}.weight");
         other.why = format!(
-            "is packed as{}{}{}{}; what is read is GPTQ (gptq, gptq_v2) and AWQ (gemm) of 4 bits",
-            said(METHOD),
-            said(BITS),
-            said(FORMAT),
-            said(VERSION)
+            "is packed as{}; what is read is GPTQ (gptq, gptq_v2), AWQ (gemm) and compressed-tensors (pack-quantized) \
+             of 4 bits",
+            [METHOD, BITS, FORMAT, VERSION, COMPRESSED].map(said).concat()
         );
     }
 }
@@ -93,7 +93,7 @@ impl Parts<'_> {
         let (&[a, b], &[n_groups, n_rows]) = (&self.codes.shape[..], &scales.shape[..]) else { return Err(odd()) };
         let (packed_rows, packed_columns) = match packing {
             Packing::Columns { .. } => (Some(b), a.checked_mul(CODES)),
-            Packing::Rows => (b.checked_mul(CODES), Some(a)),
+            Packing::Rows | Packing::Lines => (b.checked_mul(CODES), Some(a)),
         };
         let columns = packed_columns.filter(|&n| n > 0).ok_or_else(odd)?;
         let group = group.unwrap_or(columns);
@@ -121,7 +121,7 @@ impl Parts<'_> {
             packing,
             group,
             codes: extent(self.codes),
-            zeros: extent(zeros),
+            zeros: Some(extent(zeros)),
             scales: extent(scales),
             scale_type: plain.dtype,
             groups: groups.map(extent),

@@ -146,11 +146,21 @@ impl Tokenizer {
     }
 }
 
-/// The `tokenizer.json` and `tokenizer_config.json` of a GGUF file's tokenizer.
+/// What a folder says of a GGUF file's tokenizer.
+pub struct FolderTexts {
+    /// `tokenizer.json`.
+    pub tokenizer: serde_json::Value,
+    /// `tokenizer_config.json`.
+    pub config: serde_json::Map<String, serde_json::Value>,
+    /// Tokens that end an answer, which other files list: the file's EOS first, if it is one of them.
+    pub ends: Vec<u32>,
+}
+
+/// The texts of a GGUF file's tokenizer.
 ///
 /// # Errors
 /// The file has no tokenizer, or one that cannot be used; or one whose tokens do not cover all bytes.
-pub fn folder_texts(meta: &Metadata) -> Result<(serde_json::Value, serde_json::Map<String, serde_json::Value>), Error> {
+pub fn folder_texts(meta: &Metadata) -> Result<FolderTexts, Error> {
     let tokenizer = Tokenizer::from_metadata(meta)?;
     let text = |id: u32| String::from_utf8_lossy(tokenizer.vocab.text(id).unwrap_or_default()).into_owned();
     let is_bytes = matches!(&tokenizer.algorithm, Algorithm::Bpe(bpe) if bpe.units() == Units::Bytes);
@@ -208,7 +218,9 @@ pub fn folder_texts(meta: &Metadata) -> Result<(serde_json::Value, serde_json::M
     for (name, id) in roles {
         config.insert(name.into(), id.map_or(serde_json::Value::Null, |id| json!(text(id))));
     }
-    Ok((file, config))
+    let mut ends = tokenizer.ends_of_generation().to_vec();
+    ends.sort_by_key(|&id| (Some(id) != tokenizer.eos(), id));
+    Ok(FolderTexts { tokenizer: file, config, ends })
 }
 
 /// The steps of a `tokenizer.json` around its model.

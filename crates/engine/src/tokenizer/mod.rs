@@ -22,7 +22,7 @@ mod tiktoken;
 mod vocab;
 
 pub use detokenize::{Decode, Detokenizer};
-pub use export::folder_texts;
+pub use export::{FolderTexts, folder_texts};
 pub use sentencepiece::sentencepiece_keys;
 pub use vocab::TokenKind;
 

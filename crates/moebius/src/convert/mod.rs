@@ -130,8 +130,8 @@ fn refuse_packed(checkpoint: &Checkpoint) -> Result<()> {
     if !known.iter().any(|known| method.eq_ignore_ascii_case(known)) {
         let format = config.opt_str(&key("format"))?.map(|format| format!(", format {format}")).unwrap_or_default();
         bail!(
-            "convert {name}: quantization_config.quant_method is {method}{format}, {} are read (tensor {} is of type \
-             {})",
+            "convert {name}: quantization_config.quant_method is {method}{format}, {} and compressed-tensors' \
+             pack-quantized of 4 bits and float-quantized of 8 are read (tensor {} is of type {})",
             known.join(", "),
             other.name,
             other.dtype

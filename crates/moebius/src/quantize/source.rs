@@ -175,9 +175,15 @@ pub fn values(
     out.clear();
     out.resize(range.len(), 0.0);
     quant::decode_row(info.dtype, &bytes[..], out);
-    match out.iter().position(|v| !v.is_finite()) {
-        None => Ok(()),
-        Some(i) => Err(anyhow::anyhow!("value {} is {}", range.start + i, out[i]))
-            .with_context(|| format!("encode tensor {}", info.name)),
+    if are_finite(out) {
+        return Ok(());
     }
+    let i = out.iter().position(|v| !v.is_finite()).unwrap_or(0);
+    Err(anyhow::anyhow!("value {} is {}", range.start + i, out[i]))
+        .with_context(|| format!("encode tensor {}", info.name))
+}
+
+/// Whether no value is NaN or infinite. The largest magnitude says so, as bits, which is found by vectors.
+pub fn are_finite(values: &[f32]) -> bool {
+    values.iter().map(|v| v.to_bits() & 0x7fff_ffff).max().is_none_or(|largest| largest < f32::INFINITY.to_bits())
 }

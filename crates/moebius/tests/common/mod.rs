@@ -1,6 +1,8 @@
 //! What the tests of the program's commands share.
 #![allow(dead_code, reason = "each of them makes use of some")]
 
+pub mod tensors;
+
 use std::path::Path;
 use std::process::{Command, Output};
 

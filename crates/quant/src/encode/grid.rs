@@ -3,6 +3,7 @@
 use std::sync::OnceLock;
 
 use super::book::{Book, Join, Lists, Room};
+use super::search::sums;
 use super::{Block, over};
 use crate::types::grid::{IQ1_LEVELS, IQ2_LEVELS, IQ3_S_LEVELS, IQ3_XXS_LEVELS};
 use crate::types::{grid, put_f16};
@@ -174,18 +175,18 @@ pub(crate) fn iq1_m(x: &Block<256>, room: &mut Room, b: &mut [u8; 56]) {
 /// better, digits and scale are chosen anew for each other.
 fn digits(b: &Block<256>) -> (f32, [u8; 256]) {
     const REPEATS: usize = 4;
+    let size = b.x.map(f32::abs);
+    // `Σ w·|x|` and `Σ w` of the values beyond a threshold. Masks, as branches on weights are guessed wrong.
+    let beyond = |threshold: f32| {
+        sums(&size, &b.w, |x, w| {
+            let w = f32::from_bits(w.to_bits() & u32::from(x > threshold).wrapping_neg());
+            [w * x, w]
+        })
+    };
     // What is gained of `Σ w·x²`, and the mean.
     let attempt = |threshold: f32| {
-        let (mut sum, mut n) = ([0.0f32; 8], [0.0f32; 8]);
-        for (x, w) in b.x.as_chunks::<8>().0.iter().zip(b.w.as_chunks::<8>().0) {
-            for i in 0..8 {
-                let w = if x[i].abs() > threshold { w[i] } else { 0.0 };
-                sum[i] += w * x[i].abs();
-                n[i] += w;
-            }
-        }
-        let mean = over(sum.iter().sum(), n.iter().sum());
-        (mean * sum.iter().sum::<f32>(), mean)
+        let [sum, n] = beyond(threshold);
+        (over(sum, n) * sum, over(sum, n))
     };
     let all = attempt(0.0);
     let mut best = attempt(0.75 * all.1);
@@ -200,28 +201,37 @@ fn digits(b: &Block<256>) -> (f32, [u8; 256]) {
         best = next;
     }
     let in_d = b.half(best.1).1;
-    let q = b.x.map(|x| if x.abs() > 0.5 * in_d { 1.0f32.copysign(x) } else { 0.0 });
-    let gain = b.gain(q.iter().map(|q| in_d * q));
-    (b.half(in_d * gain).0, q.map(|q| (q + 1.0) as u8))
+    let (threshold, mut q) = (0.5 * in_d, [0; 256]);
+    for (q, x) in q.iter_mut().zip(&b.x) {
+        *q = 1 + u8::from(*x > threshold) - u8::from(*x < -threshold);
+    }
+    let gain = b.gain_by(in_d * beyond(threshold)[0]);
+    (b.half(in_d * gain).0, q)
 }
 
 pub(crate) fn tq1_0(x: &Block<256>, _: &mut Room, b: &mut [u8; 54]) {
+    /// Bytes of five digits, or of four and a 0: the `i`th has those at `i`, `i + N`, ..
+    fn put<const N: usize>(q: &[[u8; N]], b: &mut [u8]) {
+        for (i, b) in b[..N].iter_mut().enumerate() {
+            let number = (0..5).fold(0, |a, n| 3 * a + q.get(n).map_or(0, |q| u16::from(q[i])));
+            // A fraction of 243 as one of 256, rounded up, so that its digits come out of products by three.
+            *b = (number * 256).div_ceil(243) as u8;
+        }
+    }
     let (d, q) = digits(x);
-    // A fraction of 243 as one of 256, rounded up, so that its digits come out of products by three.
-    let byte = |digit: &dyn Fn(usize) -> u8| {
-        let number = (0..5).fold(0u16, |a, n| 3 * a + u16::from(digit(n)));
-        (number * 256).div_ceil(243) as u8
-    };
-    (0..32).for_each(|i| b[i] = byte(&|n| q[32 * n + i]));
-    (0..16).for_each(|i| b[32 + i] = byte(&|n| q[160 + 16 * n + i]));
-    (0..4).for_each(|i| b[48 + i] = byte(&|n| if n < 4 { q[240 + 4 * n + i] } else { 0 }));
+    put::<32>(q[..160].as_chunks().0, &mut b[..32]);
+    put::<16>(q[160..240].as_chunks().0, &mut b[32..48]);
+    put::<4>(q[240..].as_chunks().0, &mut b[48..52]);
     put_f16(b, 52, d);
 }
 
 pub(crate) fn tq2_0(x: &Block<256>, _: &mut Room, b: &mut [u8; 66]) {
     let (d, q) = digits(x);
-    for i in 0..64 {
-        b[i] = (0..4).fold(0, |byte, n| byte | q[i / 32 * 128 + 32 * n + i % 32] << (2 * n));
+    for (b, q) in b[..64].as_chunks_mut::<32>().0.iter_mut().zip(q.as_chunks::<128>().0) {
+        let q: &[[u8; 32]] = q.as_chunks().0;
+        for (i, b) in b.iter_mut().enumerate() {
+            *b = q[0][i] | q[1][i] << 2 | q[2][i] << 4 | q[3][i] << 6;
+        }
     }
     put_f16(b, 64, d);
 }

@@ -231,7 +231,7 @@ fn inverse(s: f32) -> f32 {
 
 /// Sums of the terms of all values, which come as `(x, w)`.
 #[inline(always)]
-fn sums<const K: usize>(x: &[f32], w: &[f32], term: impl Fn(f32, f32) -> [f32; K]) -> [f32; K] {
+pub(super) fn sums<const K: usize>(x: &[f32], w: &[f32], term: impl Fn(f32, f32) -> [f32; K]) -> [f32; K] {
     let mut lanes = [[0.0; 8]; K];
     for (x, w) in x.as_chunks::<8>().0.iter().zip(w.as_chunks::<8>().0) {
         for i in 0..8 {

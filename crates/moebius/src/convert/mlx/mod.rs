@@ -14,7 +14,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use checkpoint::Checkpoint;
-use engine::tokenizer;
+use engine::tokenizer::{self, FolderTexts};
 use indicatif::ProgressBar;
 use quant::{Affine, ScaleType};
 use serde_json::{Map, Value, json};
@@ -65,6 +65,12 @@ pub fn convert(checkpoint: Checkpoint, path: &Path, bits: Option<u8>, group: Opt
             None
         }
     };
+    // mlx-lm stops at these alone.
+    match texts.as_ref().map(|texts| texts.ends.as_slice()) {
+        None | Some([]) => {}
+        Some([end]) => _ = config.insert("eos_token_id".into(), json!(end)),
+        Some(ends) => _ = config.insert("eos_token_id".into(), json!(ends)),
+    }
     let template = checkpoint.meta().opt_str("tokenizer.chat_template")?;
     let bar = machine::weights_progress(outs.iter().map(|out| out.n_values() as u64).sum())?;
     out::folder(path, |folder| {
@@ -72,7 +78,7 @@ pub fn convert(checkpoint: Checkpoint, path: &Path, bits: Option<u8>, group: Opt
             fs::write(folder.join(name), text).with_context(|| format!("write {}", folder.join(name).display()))
         };
         write("config.json", &serde_json::to_string_pretty(&Value::Object(config))?)?;
-        if let Some((tokenizer, mut settings)) = texts {
+        if let Some(FolderTexts { tokenizer, config: mut settings, .. }) = texts {
             if let Some(template) = template {
                 settings.insert("chat_template".into(), json!(template));
                 write("chat_template.jinja", template)?;

@@ -1,6 +1,8 @@
 //! The tensors of a folder that mlx-lm loads, out of those of a GGUF file: what each is called, in which order its rows
 //! lie there, and what stands in one tensor here and in several there.
 
+use std::collections::HashMap;
+
 use anyhow::{Context, Result, bail, ensure};
 use checkpoint::{Checkpoint, TensorInfo};
 use model::plan::Read;
@@ -54,13 +56,19 @@ impl Stored {
         });
     }
 
+    /// The number as it is used.
+    fn undone(self, value: f32) -> f32 {
+        match self {
+            Self::Plain => value,
+            Self::LessOne => 1.0 + value,
+            Self::Log => -value.exp(),
+        }
+    }
+
     /// Whether what is read back of `new` is `old`, but for what two libraries compute of a logarithm.
     fn holds(self, new: f32, old: f32) -> bool {
-        match self {
-            Self::Plain => new == old,
-            Self::LessOne => 1.0 + new == old,
-            Self::Log => (-new.exp() - old).abs() <= 1e-6 * old.abs(),
-        }
+        let near = if self == Self::Log { 1e-6 * old.abs() } else { 0.0 };
+        (self.undone(new) - old).abs() <= near
     }
 }
 
@@ -171,13 +179,7 @@ impl Out {
             quant::encode_row(WeightType::BF16, values, short.as_mut_slice());
             let mut back = vec![0.0; values.len()];
             quant::decode_row(WeightType::BF16, short.as_slice(), &mut back);
-            let mut old = values.to_vec();
-            match self.stored {
-                Stored::Plain => {}
-                Stored::LessOne => old.iter_mut().for_each(|v| *v += 1.0),
-                Stored::Log => old.iter_mut().for_each(|v| *v = -v.exp()),
-            }
-            fits &= back.iter().zip(&old).all(|(&new, &old)| self.stored.holds(new, old));
+            fits &= back.iter().zip(values).all(|(&new, &old)| self.stored.holds(new, self.stored.undone(old)));
             Ok(())
         })?;
         Ok(if fits { WeightType::BF16 } else { WeightType::F32 })
@@ -201,6 +203,7 @@ struct Maker<'a> {
     form: &'static Form,
     shape: &'a Shape,
     affine: Option<Affine>,
+    by_name: HashMap<&'a str, usize>,
     outs: Vec<Out>,
 }
 
@@ -209,7 +212,8 @@ struct Maker<'a> {
 /// # Errors
 /// A tensor has no place there, or rows that are no heads.
 pub fn all(checkpoint: &Checkpoint, form: &'static Form, shape: &Shape, affine: Option<Affine>) -> Result<Vec<Out>> {
-    let mut maker = Maker { checkpoint, form, shape, affine, outs: Vec::new() };
+    let by_name = checkpoint.tensors().iter().enumerate().map(|(i, t)| (t.name.as_str(), i)).collect();
+    let mut maker = Maker { checkpoint, form, shape, affine, by_name, outs: Vec::new() };
     for (from, info) in checkpoint.tensors().iter().enumerate() {
         maker.tensor(from, info)?;
     }
@@ -223,7 +227,7 @@ pub fn all(checkpoint: &Checkpoint, form: &'static Form, shape: &Shape, affine: 
 
 impl Maker<'_> {
     fn find(&self, name: &str) -> Result<usize> {
-        let found = self.checkpoint.tensors().iter().position(|t| t.name == name);
+        let found = self.by_name.get(name).copied();
         found.with_context(|| format!("convert tensor {name}: it is missing"))
     }
 
