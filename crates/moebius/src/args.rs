@@ -826,7 +826,7 @@ pub struct QuantizeArgs {
     #[arg(long = "type", value_name = "TYPE", required_unless_present_any = ["target_size", "target_kl"])]
     pub dtype: Option<String>,
     /// In place of a kind: a file of at most this size (12G, 800MB, 7.5GiB), with the types that measured errors of
-    /// each matrix call for
+    /// each matrix call for: Q2_K to Q8_0, with --imatrix IQ2_XXS to IQ3_S too
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, conflicts_with = "dtype")]
     pub target_size: Option<usize>,
     /// In place of a kind: the smallest file, with types as for a size, whose mean KL divergence from IN on a text is

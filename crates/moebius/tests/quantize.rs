@@ -574,6 +574,49 @@ fn one_layer_in_f16(to: &Path) {
     stdout(&["quantize", as_text(&small), as_text(to), "--type", "F16", "--allow-requantize"]);
 }
 
+/// Types of fewer bits than Q2_K and of three bits, which `--target-size` takes only where importances are known.
+const BY_IMPORTANCE: [WeightType; 4] = [WeightType::IQ2_XXS, WeightType::IQ2_S, WeightType::IQ3_XXS, WeightType::IQ3_S];
+
+#[test]
+fn a_file_of_a_size_takes_the_smallest_types_by_importance_alone_and_beats_mixes_of_them() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let at = |name: &str| folder.path().join(name);
+    let (base, text, sums, mix, out) = (at("base.gguf"), at("text"), at("imatrix.gguf"), at("mix"), at("out.gguf"));
+    one_layer_in_f16(&base);
+    std::fs::write(&text, TEXT.repeat(3)).expect("write");
+    let on_text = ["-f", as_text(&text), "-c", "64", "--chunks", "1"];
+    stdout(&[&["imatrix", "-m", as_text(&base), "-o", as_text(&sums)], &on_text[..]].concat());
+    let with_sums = ["--imatrix", as_text(&sums)];
+    let of_size = |size: u64, more: &[&str]| {
+        let size = size.to_string();
+        json(&[&["quantize", as_text(&base), as_text(&out), "--target-size", &size], more].concat())
+    };
+    let size = |path: &Path| std::fs::metadata(path).expect("file").len();
+    let kl = |path: &Path| {
+        let found = json(&[&["compare", "-m", as_text(&base), "-m", as_text(path)], &on_text[..]].concat());
+        found["kl_mean"]["value"].as_f64().expect("KL")
+    };
+    let n_small = || types(&out).iter().filter(|(_, t)| BY_IMPORTANCE.contains(t)).count();
+
+    let least = "the smallest types take ";
+    let said = error(&["quantize", as_text(&base), as_text(&out), "--target-size", "1000"]);
+    let plain = said.split_once(least).unwrap_or_else(|| panic!("{said}")).1;
+    let said = error(&[&["quantize", as_text(&base), as_text(&out), "--target-size", "1000"], &with_sums[..]].concat());
+    assert!(said.contains(least) && !said.contains(plain), "{said}");
+
+    // Q4_K, whose grid the weights lie on, costs nothing once it fits.
+    for (name, is_small) in [("IQ3_XXS", true), ("IQ3_S", false)] {
+        stdout(&[&["quantize", as_text(&base), as_text(&mix), "--type", name], &with_sums[..]].concat());
+        let report = of_size(size(&mix), &with_sums);
+        assert!(size(&out) <= size(&mix) && size(&out) > size(&mix) / 10 * 9, "{name}: {report}");
+        assert_eq!(n_small() > 0, is_small, "{name}: {report}");
+        let (ours, fixed) = (kl(&out), kl(&mix));
+        assert!(ours < fixed, "{name}: {ours} {fixed} {report}");
+    }
+    of_size(size(&base) / 4, &[]);
+    assert_eq!(n_small(), 0);
+}
+
 #[test]
 fn the_smallest_file_within_a_kl_is_found() {
     let folder = tempfile::tempdir().expect("temporary folder");
@@ -583,12 +626,16 @@ fn the_smallest_file_within_a_kl_is_found() {
     std::fs::write(&text, TEXT.repeat(3)).expect("write");
     let on_text = ["-f", as_text(&text), "-c", "64", "--chunks", "1"];
     stdout(&[&["imatrix", "-m", as_text(&base), "-o", as_text(&sums)], &on_text[..]].concat());
-    let mut before = None;
-    for (target, more) in [("0.3", vec![]), ("0.03", vec![]), ("0.3", vec!["--imatrix", as_text(&sums)])] {
+    let (with_sums, mlx) = (["--imatrix", as_text(&sums)], at("mlx"));
+    stdout(&["convert", as_text(&base), as_text(&mlx), "--to", "mlx"]);
+    let mut sizes = Vec::new();
+    for (from, target, more) in
+        [(&base, "0.3", &[][..]), (&base, "0.03", &[]), (&base, "0.3", &with_sums), (&mlx, "0.3", &[])]
+    {
         let out = at("out.gguf");
-        let line = ["quantize", as_text(&base), as_text(&out), "--target-kl", target];
-        let report = json(&[&line[..], &on_text, &more].concat());
-        let found = json(&[&["compare", "-m", as_text(&base), "-m", as_text(&out)], &on_text[..]].concat());
+        let line = ["quantize", as_text(from), as_text(&out), "--target-kl", target];
+        let report = json(&[&line[..], &on_text, more].concat());
+        let found = json(&[&["compare", "-m", as_text(from), "-m", as_text(&out)], &on_text[..]].concat());
         let kl = found["kl_mean"]["value"].as_f64().expect("KL");
         let target: f64 = target.parse().expect("a number");
         assert!(kl > 0.0 && kl <= target, "{kl}: {report}");
@@ -599,12 +646,11 @@ fn the_smallest_file_within_a_kl_is_found() {
         let best = within.min_by_key(|t| t["bytes"].as_u64()).expect("one will do");
         let bytes = std::fs::metadata(&out).expect("file").len();
         assert_eq!((best["kl"].as_f64(), best["bytes"].as_u64()), (Some(kl), Some(bytes)), "{report}");
-        assert_eq!(files(folder.path()), ["base.gguf", "imatrix.gguf", "out.gguf", "text"]);
-        match before {
-            Some(larger_than) if more.is_empty() => assert!(bytes > larger_than, "{bytes} {larger_than}"),
-            _ => before = Some(bytes),
-        }
+        assert_eq!(files(folder.path()), ["base.gguf", "imatrix.gguf", "mlx", "out.gguf", "text"]);
+        sizes.push(bytes);
     }
+    // A smaller KL takes more bytes, and importances make it in fewer.
+    assert!(sizes[1] > sizes[0] && sizes[2] < sizes[0], "{sizes:?}");
 }
 
 #[test]

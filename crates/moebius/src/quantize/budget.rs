@@ -1,9 +1,10 @@
 //! The mix for a size: bits go where they save most error.
 //!
 //! What a type costs a matrix is measured: some of its pieces are encoded, and the error is that of its products,
-//! squared and relative to them, as far as the importance of the columns tells. The sum over all matrices is made small
-//! greedily: all start with the smallest type, and the step up that saves most error for each byte goes first, as long
-//! as it fits.
+//! squared and relative to them, as far as the importance of the columns tells. What a matrix adds to the stream is one
+//! layer's share of it; logits are all that one matrix makes, and its error counts as often as there are layers. The
+//! sum over all matrices is made small greedily: all start with the smallest type, and the step up that saves most
+//! error for each byte goes first, as long as it fits.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,7 +17,7 @@ use super::mix::{self, FileType};
 use super::{Job, Loss, PIECE, Room, Target};
 use crate::machine;
 
-/// The types to choose from, smallest first.
+/// The types to choose from.
 const LADDER: [WeightType; 7] = [
     WeightType::Q2_K,
     WeightType::Q3_K,
@@ -26,6 +27,8 @@ const LADDER: [WeightType; 7] = [
     WeightType::Q6_K,
     WeightType::Q8_0,
 ];
+/// Those that are chosen from too where it is known which columns matter: so few bits want that.
+const BY_IMPORTANCE: [WeightType; 4] = [WeightType::IQ2_XXS, WeightType::IQ2_S, WeightType::IQ3_XXS, WeightType::IQ3_S];
 /// Pieces of a tensor that are encoded to measure a type.
 const SAMPLES: usize = 6;
 
@@ -34,7 +37,7 @@ const SAMPLES: usize = 6;
 struct Cost {
     dtype: WeightType,
     bytes: usize,
-    /// Squared error of the products over their squares.
+    /// Squared error of the products over their squares, as often as it counts.
     error: f64,
 }
 
@@ -96,8 +99,13 @@ impl Ladders {
 /// The costs of all types of the ladder for tensor `i`, fewest bytes first.
 fn costs(job: &Job, i: usize) -> Result<Vec<Cost>> {
     let tensor = &job.source.tensors()[i];
-    let mut types: Vec<WeightType> = LADDER.iter().map(|&t| mix::fitting(t, tensor.n_cols())).collect();
-    types.dedup();
+    let small: &[WeightType] = if job.targets[i].importance.is_some() { &BY_IMPORTANCE } else { &[] };
+    let mut types: Vec<WeightType> = Vec::new();
+    for dtype in small.iter().chain(&LADDER).map(|&t| mix::fitting(t, tensor.n_cols())) {
+        if !types.contains(&dtype) {
+            types.push(dtype);
+        }
+    }
     let n_pieces = tensor.len().div_ceil(PIECE);
     let n = n_pieces.min(SAMPLES);
     let pieces: Vec<usize> = (0..n).map(|s| (2 * s + 1) * n_pieces / (2 * n)).collect();
@@ -127,8 +135,10 @@ fn costs(job: &Job, i: usize) -> Result<Vec<Cost>> {
     found.sort_by_key(|&(t, piece, _)| (t, piece));
     let mut losses = vec![Loss::default(); types.len()];
     found.into_iter().for_each(|(t, _, loss)| losses[t].add(loss));
+    let names = || job.source.tensors().iter().map(|t| t.name.as_str());
+    let counts = if mix::makes_logits(&tensor.name, names()) { mix::n_layer(names()) as f64 } else { 1.0 };
     let cost = |(&dtype, loss): (&WeightType, &Loss)| {
-        tensor.bytes_as(dtype).map(|bytes| Cost { dtype, bytes, error: loss.relative().powi(2) })
+        tensor.bytes_as(dtype).map(|bytes| Cost { dtype, bytes, error: counts * loss.relative().powi(2) })
     };
     let mut costs: Vec<Cost> = types.iter().zip(&losses).filter_map(cost).collect();
     costs.sort_by_key(|cost| cost.bytes);
@@ -183,7 +193,8 @@ fn climb(ladders: &[Vec<Cost>], mut room: usize) -> Vec<usize> {
 
 /// The kind that a file of mixed types is said to be: the one of the type that most bytes are in.
 pub fn file_type(job: &Job) -> &'static FileType {
-    const USUAL: [&str; 7] = ["Q2_K", "Q3_K_M", "IQ4_XS", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0"];
+    const USUAL: [&str; 11] =
+        ["IQ2_XXS", "IQ2_M", "Q2_K", "IQ3_XXS", "IQ3_S", "Q3_K_M", "IQ4_XS", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0"];
     let bytes = |file: &FileType| -> usize {
         let of = |(tensor, target): (&super::Tensor, &Target)| match target.dtype == file.base {
             true => tensor.bytes_as(target.dtype).unwrap_or(0),

@@ -222,6 +222,20 @@ pub fn may_change(tensor: &Tensor) -> bool {
     n_axes >= 2 && tensor.name.ends_with("weight") && !KEPT.iter().any(|part| tensor.name.contains(part))
 }
 
+/// Whether a matrix makes the logits: the output, or the embedding that is the output too.
+pub fn makes_logits<'a>(name: &str, mut names: impl Iterator<Item = &'a str>) -> bool {
+    match Role::of(name) {
+        Role::Output => true,
+        Role::Embedding => name == "token_embd.weight" && names.all(|other| Role::of(other) != Role::Output),
+        _ => false,
+    }
+}
+
+/// The layers that tensors of these names are in, at least 1.
+pub fn n_layer<'a>(names: impl Iterator<Item = &'a str>) -> usize {
+    names.filter_map(layer).max().map_or(1, |last| last.saturating_add(1))
+}
+
 /// Whether a matrix gets so few bits that they are worth something only where importances say which columns matter:
 /// llama.cpp's rule.
 pub fn needs_importance(file: &FileType, name: &str, dtype: WeightType) -> bool {
