@@ -5,6 +5,8 @@
 
 #[path = "../src/cpu/pool.rs"]
 mod pool;
+#[path = "../src/cpu/wait.rs"]
+mod wait;
 
 /// What the pool synchronises with.
 mod sync {
@@ -26,7 +28,7 @@ use sync::Builder;
 /// Regions of few chunks, so that threads fall asleep, wake and end in every order; without spinning, each region
 /// begins and ends with threads on their way to sleep.
 fn regions() {
-    let mut pool = pool::Pool::start(3, 0, |_| Builder::new()).expect("threads of the scheduler");
+    let mut pool = pool::Pool::start(3, wait::Patience::NONE, |_| Builder::new()).expect("threads of the scheduler");
     for n in [2usize, 3, 1, 4] {
         let counts: Vec<AtomicU32> = (0..n).map(|_| AtomicU32::new(0)).collect();
         pool.run(n, &|_, chunk| {

@@ -20,6 +20,7 @@ mod pool_tests;
 mod program;
 mod states;
 mod times;
+mod wait;
 
 /// What the pool synchronises with: `tests/pool_schedules.rs` puts a scheduler's own in its place.
 mod sync {

@@ -6,9 +6,9 @@
 //! Qwen3-30B-A3B's shape: decode 35.3 tok/s -> 39.4, 8 sequences together 72.7 -> 77.8.
 //!
 //! A region never waits for a thread that has not started a chunk. A thread that loses its core delays the others by
-//! its own chunk at most, so the pool degrades gently when other programs use the cores. Waiting threads spin briefly
-//! (the regions of a step follow each other within microseconds) and then sleep. The pool knows nothing of the work in
-//! the chunks.
+//! its own chunk at most, so the pool degrades gently when other programs use the cores. Waiting threads spin (the
+//! regions of a step follow each other within microseconds), yield, and then sleep ([`super::wait`]). The pool knows
+//! nothing of the work in the chunks.
 //!
 //! A thread sets its sleeping flag, then re-checks for work; a producer publishes work (or the end of it), then checks
 //! the flags. One of the two must see the other. Sequentially consistent stores and loads would suffice by the
@@ -22,12 +22,8 @@ use std::time::{Duration, Instant};
 
 use super::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use super::sync::{Arc, Builder, Condvar, JoinHandle, Mutex, MutexGuard, PoisonError};
+use super::wait::{Patience, Waits};
 use crate::CompileError;
-
-/// Pauses before a waiting thread sleeps: 150 to 500 µs, longer than the serial parts between two regions of a step.
-/// With a fifth of it the workers slept several times a token, and decode lost 3% (AMD EPYC 9004, 2 cores,
-/// Qwen3-30B-A3B's shape).
-pub(super) const SPINS: u32 = 10_000;
 
 /// A fixed set of threads.
 pub struct Pool {
@@ -36,6 +32,8 @@ pub struct Pool {
     regions: u64,
     /// Time in regions, while they are timed.
     timed: Option<Duration>,
+    /// The caller's waits.
+    waits: Waits,
 }
 
 /// A parallel region. In a word it is what threads wait for; the word of a share has the same form, with the next chunk
@@ -75,8 +73,8 @@ struct Shared {
     shares: Vec<Alone<AtomicU64>>,
     /// Workers that sleep or are about to.
     sleepers: Alone<AtomicUsize>,
-    /// Pauses before a waiting thread sleeps.
-    spins: u32,
+    /// How long a thread waits before it sleeps.
+    patience: Patience,
     caller_sleeps: AtomicBool,
     stop: AtomicBool,
     panicked: AtomicBool,
@@ -115,10 +113,14 @@ impl Pool {
     /// # Errors
     /// [`CompileError::Start`] when the system refuses one: a smaller pool would pass for a slow model.
     pub fn new(threads: usize) -> Result<Pool, CompileError> {
-        Pool::start(threads, SPINS, |worker| Builder::new().name(format!("cpu-{worker}")))
+        Pool::start(threads, Patience::STEP, |worker| Builder::new().name(format!("cpu-{worker}")))
     }
 
-    pub(super) fn start(threads: usize, spins: u32, builder: impl Fn(usize) -> Builder) -> Result<Pool, CompileError> {
+    pub(super) fn start(
+        threads: usize,
+        patience: Patience,
+        builder: impl Fn(usize) -> Builder,
+    ) -> Result<Pool, CompileError> {
         let shared = Arc::new(Shared {
             job: Alone(Job {
                 region: AtomicU64::new(0),
@@ -128,7 +130,7 @@ impl Pool {
             done: Alone(AtomicU32::new(0)),
             shares: (0..threads.max(1)).map(|_| Alone(AtomicU64::new(0))).collect(),
             sleepers: Alone(AtomicUsize::new(0)),
-            spins,
+            patience,
             caller_sleeps: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
@@ -139,7 +141,7 @@ impl Pool {
             work: Condvar::new(),
             finished: Condvar::new(),
         });
-        let mut pool = Pool { shared, workers: Vec::new(), regions: 0, timed: None };
+        let mut pool = Pool { shared, workers: Vec::new(), regions: 0, timed: None, waits: Waits::default() };
         for worker in 1..threads {
             let shared = pool.shared.clone();
             let spawned = builder(worker).spawn(move || shared.worker_loop(worker));
@@ -201,7 +203,7 @@ impl Pool {
             s.work.notify_all();
         }
         s.work_on(region, 0);
-        s.wait_until_done(n_chunks as u32);
+        s.wait_until_done(n_chunks as u32, &mut self.waits);
         if let (Some(timed), Some(start)) = (&mut self.timed, start) {
             *timed += start.elapsed();
         }
@@ -307,13 +309,17 @@ impl Shared {
         }
     }
 
-    fn wait_until_done(&self, n_chunks: u32) {
-        for _ in 0..self.spins {
-            if self.done.0.load(Acquire) == n_chunks {
-                return;
+    fn wait_until_done(&self, n_chunks: u32, waits: &mut Waits) {
+        waits.end();
+        while self.done.0.load(Acquire) != n_chunks {
+            if waits.turn(self.patience) {
+                continue;
             }
-            std::hint::spin_loop();
+            return self.sleep_until_done(n_chunks);
         }
+    }
+
+    fn sleep_until_done(&self, n_chunks: u32) {
         let mut guard = self.locked();
         self.caller_sleeps.swap(true, SeqCst);
         while self.done.0.load(SeqCst) != n_chunks {
@@ -323,17 +329,15 @@ impl Shared {
     }
 
     fn worker_loop(&self, worker: usize) {
-        let (mut spins, mut last) = (0, 0);
+        let (mut waits, mut last) = (Waits::default(), 0);
         while !self.stop.load(Relaxed) {
             let word = self.job.0.region.load(Acquire);
             if word != last {
                 self.work_on(Region::of(word), worker);
-                (spins, last) = (0, word);
-            } else if spins < self.spins {
-                spins += 1;
-                std::hint::spin_loop();
-            } else {
-                spins = 0;
+                last = word;
+                waits.end();
+            } else if !waits.turn(self.patience) {
+                waits.end();
                 let mut guard = self.locked();
                 self.sleepers.0.fetch_add(1, SeqCst);
                 while self.job.0.region.load(SeqCst) == last && !self.stop.load(SeqCst) {

@@ -6,13 +6,15 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use super::pool::{Pool, Region, SPINS};
+use super::pool::{Pool, Region};
+use super::wait::Patience;
 
 #[test]
 fn every_chunk_runs_once_whatever_the_sizes() {
     // Without patience every region ends and begins with threads on their way to sleep.
-    for (threads, spins) in [(1, SPINS), (2, SPINS), (3, SPINS), (5, SPINS), (2, 0), (4, 0)] {
-        let mut pool = Pool::start(threads, spins, |_| Builder::new()).unwrap();
+    let (step, none) = (Patience::STEP, Patience::NONE);
+    for (threads, patience) in [(1, step), (2, step), (3, step), (5, step), (2, none), (4, none)] {
+        let mut pool = Pool::start(threads, patience, |_| Builder::new()).unwrap();
         let counts: Vec<AtomicU32> = (0..257).map(|_| AtomicU32::new(0)).collect();
         let mut expected = vec![0u32; 257];
         for round in 0..3000usize {
@@ -24,7 +26,7 @@ fn every_chunk_runs_once_whatever_the_sizes() {
             expected[..n].iter_mut().for_each(|e| *e += 1);
             if round % 1000 == 0 {
                 // Long enough for the workers to fall asleep.
-                std::thread::sleep(Duration::from_millis(3));
+                std::thread::sleep(Duration::from_millis(30));
             }
         }
         assert_eq!(counts.iter().map(|c| c.load(Relaxed)).collect::<Vec<_>>(), expected);
@@ -53,7 +55,8 @@ fn shares_are_all_chunks_in_order_and_the_caller_has_one() {
 #[test]
 fn a_thread_that_cannot_start_is_an_error() {
     // The third thread wants a stack that no machine has.
-    let result = Pool::start(4, SPINS, |worker| Builder::new().stack_size(if worker == 2 { 1 << 60 } else { 1 << 20 }));
+    let result =
+        Pool::start(4, Patience::STEP, |worker| Builder::new().stack_size(if worker == 2 { 1 << 60 } else { 1 << 20 }));
     let error = result.err().unwrap().to_string();
     assert!(error.starts_with("compile plan: start 4 threads: the system gave 2"), "{error}");
 }
