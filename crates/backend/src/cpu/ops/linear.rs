@@ -58,7 +58,7 @@ pub fn linear(run: &mut Run, x: View, parts: &[PartStep]) {
     let cols = &run.cols[..rows];
     let chunk_of = |part: &PartStep| kernels.row_chunk(part.w.dtype, (part.w.n, part.w.k), 1, rows, threads);
     let n_chunks: usize = parts.iter().map(|part| part.w.n.div_ceil(chunk_of(part))).sum();
-    // Matrices of few rows, as routers are, have too few chunks for many threads: those take a part of the columns each.
+    // Matrices of few rows, as routers are, have too few chunks for many threads: each takes a part of the columns.
     let n_parts = (2 * threads).div_ceil(n_chunks.max(1)).min(rows / COLS).max(1);
     let part_len = rows.div_ceil(n_parts);
     run.pool.run(n_chunks * n_parts, &|worker, i| {

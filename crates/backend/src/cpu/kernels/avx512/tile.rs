@@ -37,8 +37,8 @@ pub(in super::super) fn tile(t: WeightType) -> TileFn {
     }
 }
 
-/// Evaluates `$call` for groups of columns of about one length, at most `$max`; the number of a group is in `$c`. For each
-/// of them the panel is another one to the compiler, which else loads it once for all groups, and then spills it.
+/// Evaluates `$call` for groups of columns of about one length, at most `$max`; the number of a group is in `$c`. For
+/// each of them the panel is another one to the compiler, which else loads it once for all groups, and then spills it.
 macro_rules! groups {
     ($panel:ident, $cols:ident, $acc:ident, $c:ident => $call:expr, $($n:literal)* or $max:ident) => {
         let n_groups = $cols.len().div_ceil($max);
@@ -106,8 +106,8 @@ unsafe fn large_columns<T: Groups>(
     );
 }
 
-/// `sums + w·x`, where `x` is a pair of 16 bits that all rows share. Of the intrinsic LLVM makes a product and an addition
-/// wherever it takes a chain of them to be slow; but here it is the units for products that are busy.
+/// `sums + w·x`, where `x` is a pair of 16 bits that all rows share. Of the intrinsic LLVM makes a product and an
+/// addition wherever it takes a chain of them to be slow; but here it is the units for products that are busy.
 ///
 /// # Safety
 /// `x` is readable for four bytes.
