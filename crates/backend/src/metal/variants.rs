@@ -71,8 +71,8 @@ fn is_wide(shape: &Shape) -> bool {
 }
 
 /// Types whose decoding takes few registers, after llama.cpp's table of rows by type (`ggml-metal-impl.h`); of Q8_0,
-/// Q3_K and TQ1_0, which are not in it, four rows take fewer instructions too (`kernels/metal/README.md`), and of IQ2_S,
-/// which is, more.
+/// Q3_K and TQ1_0, which are not in it, four rows take fewer instructions too (`kernels/metal/README.md`), and of
+/// IQ2_S, which is, more.
 fn is_light(shape: &Shape) -> bool {
     use WeightType::{IQ1_M, IQ1_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, TQ1_0, TQ2_0};
     use WeightType::{Q2_K, Q3_K, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};

@@ -189,8 +189,8 @@ fn page_of_costs() -> String {
     std::fs::read_to_string(path).unwrap()
 }
 
-/// Whether tables say the same. Counts may differ by one in their last place: attention of a token has had 4.69 and 4.70
-/// instructions in two folders of one tree, each time again.
+/// Whether tables say the same. Counts may differ by one in their last place: attention of a token has had 4.69 and
+/// 4.70 instructions in two folders of one tree, each time again.
 fn alike(page: &str, found: &str) -> bool {
     let cells = |table: &'_ str| -> Vec<String> { table.split('|').map(|cell| cell.trim().to_string()).collect() };
     let (page, found) = (cells(page), cells(found));
