@@ -79,6 +79,8 @@ pub trait Lanes: Float {
     type Part: Part;
     /// Whether registers hold lanes. Where none do, code that is unrolled over rows grows and gains nothing.
     const IS_VECTOR: bool = true;
+    /// Sums of sixteen lanes that the registers hold beside what is multiplied into them.
+    const SUMS: usize = 6;
     /// Reads 16 values.
     ///
     /// # Safety

@@ -264,6 +264,7 @@ impl Part for Avx512 {
 
 impl Lanes for Avx512 {
     type Part = Self;
+    const SUMS: usize = 16;
     #[inline(always)]
     unsafe fn load(p: *const f32) -> Self {
         simd!(Avx512(_mm512_loadu_ps(p)))
