@@ -61,8 +61,11 @@ const TILES: usize = 4;
 #[cfg(not(target_arch = "x86_64"))]
 const TILES: usize = 1;
 
-/// Chunks for each worker in a region of enough rows. When one is late, the others take over all but its last chunk.
-const CHUNKS: usize = 8;
+/// Chunks for each worker in a region of enough rows. When one is late, the others take over all but its last chunk,
+/// and wait for that one. On 16 cores of a Xeon of the Sapphire Rapids class, which are threads that share cores with
+/// other machines, decode of 8 layers of Qwen3-30B-A3B's shape takes 181 tok/s with 8 chunks, 195 with 16, 198 with 32
+/// and 196 with 64, and prompts of 64 tokens lose 4% with 32; on 2 cores all are alike.
+const CHUNKS: usize = 16;
 
 /// Weights `[n, k]`, rows of `dtype.plane_bytes(k)` bytes one after the other in every plane.
 #[derive(Clone, Copy, Debug)]

@@ -157,8 +157,8 @@ fn block<L: Lanes, E: CacheElem, const Q: usize, const C: usize>(tile: &Tile<E>,
 #[inline(always)]
 fn column_dots<L: Lanes, E: CacheElem, const Q: usize>(tile: &Tile<E>, r: usize) -> [[L; 2]; Q] {
     let mut out = [[L::splat(0.0); 2]; Q];
-    // The first rows prefetch the next tile, keys and values, a line at a time into the second cache: two tiles fill the
-    // first.
+    // The first rows prefetch the next tile, keys and values, a line at a time into the second cache: two tiles fill
+    // the first.
     let next = if r == 0 { tile.next } else { tile.k };
     if 2 * Q <= L::SUMS {
         for d in 0..tile.d_k {
