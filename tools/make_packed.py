@@ -5,18 +5,19 @@ publish them, and of 8-bit floats as the last does, and beside each the same val
 A weight is (code - zero) * scale, codes and zeros of 4 bits, a scale and a zero for each group of inputs and each
 output. The layouts, with 8 codes in a 32-bit word from the lowest bits on:
 
-- GPTQ: `qweight` [in / 8, out], words along the inputs; `qzeros` [groups, out / 8]; `scales` [groups, out]; `g_idx` [in],
-  the group of each input (any order with desc_act). Zeros are stored less 1, modulo 16, in the first version of the
-  format and as they are in the second. (AutoGPTQ, auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py, `pack` and `forward`;
-  GPTQModel, gptqmodel/utils/model.py, `convert_gptq_v1_to_v2_format`.)
-- AWQ: `qweight` [in, out / 8], words along the outputs, in which outputs 0 2 4 6 1 3 5 7 follow one another; `qzeros` and
-  `scales` as above, the zeros in that order. (AutoAWQ, awq/utils/packing_utils.py, `AWQ_ORDER`; awq/modules/linear/gemm.py,
-  `from_linear`.)
+- GPTQ: `qweight` [in / 8, out], words along the inputs; `qzeros` [groups, out / 8]; `scales` [groups, out]; `g_idx`
+  [in], the group of each input (any order with desc_act). Zeros are stored less 1, modulo 16, in the first version of
+  the format and as they are in the second. (AutoGPTQ, auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py, `pack` and
+  `forward`; GPTQModel, gptqmodel/utils/model.py, `convert_gptq_v1_to_v2_format`.)
+- AWQ: `qweight` [in, out / 8], words along the outputs, in which outputs 0 2 4 6 1 3 5 7 follow one another; `qzeros`
+  and `scales` as above, the zeros in that order. (AutoAWQ, awq/utils/packing_utils.py, `AWQ_ORDER`;
+  awq/modules/linear/gemm.py, `from_linear`.)
 
 - compressed-tensors, pack-quantized: `weight_packed` [out, in / 8], words along the inputs; `weight_scale` [out,
   groups]; unless symmetric `weight_zero_point` [out / 8, groups], words along the outputs; with actorder `weight_g_idx`
   [in]; `weight_shape`. Codes and zeros are signed and stored with 8 added. float-quantized: `weight` in E4M3,
-  `weight_scale` [out, 1], [1], or one a block. (compressed-tensors 0.20.0, compressors/pack_quantized and naive_quantized.)
+  `weight_scale` [out, 1], [1], or one a block. (compressed-tensors 0.20.0, compressors/pack_quantized and
+  naive_quantized.)
 
 Every folder is unpacked again by those formulas and compared before it is written.
 
@@ -135,7 +136,8 @@ def write(folder, config, tensors, floats):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     data = {
-        name: bf16(value) if value.dtype == np.float32 and floats == "BF16" else value for name, value in tensors.items()
+        name: bf16(value) if value.dtype == np.float32 and floats == "BF16" else value
+        for name, value in tensors.items()
     }
     if floats == "F32":
         save_file(data, folder / "model.safetensors")

@@ -2,22 +2,33 @@
 //!
 //! Which errors matter is said by the importance of each column: the mean square of what it is multiplied with. Scales
 //! of least squares are then drawn out until nothing of a block is lost along its own direction (`Block::gain`). A row
-//! depends on its own values alone, so that rows may be encoded in any order and on any thread. Knows no tensors; the
-//! searches are in `search`.
+//! depends on its own values alone, so that rows may be encoded in any order and on any thread. Knows no tensors.
+//!
+//! Where things are: blocks as searches want them in `block`, eight of them side by side in `eight`, searches for scales
+//! in `search`, what needs them twice in `super_block`, entries of code books in `book`.
 
+mod block;
 mod book;
+mod eight;
+mod loss;
 mod search;
+mod super_block;
 
 pub(crate) mod grid;
 
-use half::f16;
+use fearless_simd::{Level, f32x8, prelude::*};
 
-use crate::block::{Ints32, Ints256};
+use crate::block::Ints32;
+use crate::level::at_level;
 use crate::planes::PlanesMut;
 use crate::types::planar::Affine;
-use crate::types::{Codec, Levels, Sub, WeightType, iq, planar, small_float};
+use crate::types::{Codec, Levels, WeightType, iq, planar, small_float};
+pub(crate) use block::Block;
+use block::{Blocks, byte, over_each};
 pub(crate) use book::Room;
+pub use loss::square_sums;
 use search::{Grid, Integers, Table};
+use super_block::{encode256, encode256_min};
 
 /// Encodes a row of weights into `row`.
 ///
@@ -29,7 +40,7 @@ use search::{Grid, Integers, Table};
 /// # Panics
 /// When the planes are not exactly `t.plane_bytes(x.len())` long.
 pub fn encode_row<'a>(t: WeightType, x: &[f32], row: impl Into<PlanesMut<'a>>) {
-    encode(t, x, None, row.into());
+    encode(Level::new(), t, x, None, row.into());
 }
 
 /// Encodes a row of weights as [`encode_row`] does, with errors counted by the importance of their column: the mean
@@ -43,36 +54,45 @@ pub fn encode_row<'a>(t: WeightType, x: &[f32], row: impl Into<PlanesMut<'a>>) {
 /// As [`encode_row`], and when there is not one importance a value.
 pub fn encode_row_weighted<'a>(t: WeightType, x: &[f32], importance: &[f32], row: impl Into<PlanesMut<'a>>) {
     assert_eq!(x.len(), importance.len(), "importances of a row of {} values", x.len());
-    encode(t, x, Some(importance), row.into());
+    encode(Level::new(), t, x, Some(importance), row.into());
 }
 
-fn encode(t: WeightType, x: &[f32], importance: Option<&[f32]>, mut row: PlanesMut<'_>) {
+fn encode(level: Level, t: WeightType, x: &[f32], importance: Option<&[f32]>, mut row: PlanesMut<'_>) {
     assert_eq!(Some(row.len()), t.plane_bytes(x.len()), "bytes of a {t} row of {} values", x.len());
     let of = |at: usize, len: usize| importance.map(|importance| &importance[at..at + len]);
     match t.codec() {
         Codec::Float { store, .. } => store(x, row.q),
         Codec::Small { pack, levels, has_min, .. } => {
-            for (i, (b, x)) in row.q.chunks_exact_mut(t.block_bytes()).zip(x.as_chunks().0).enumerate() {
-                pack(&encode32(&Block::new(x, of(32 * i, 32), true), &levels, has_min), b);
-            }
+            let put = |i: usize, w: &[Ints32]| {
+                let bytes = row.q[8 * i * t.block_bytes()..].chunks_exact_mut(t.block_bytes());
+                bytes.zip(w).for_each(|(b, w)| pack(w, b));
+            };
+            at_level!(level, simd => eights(x, importance, put, #[inline(always)] |x, importance| {
+                encode32(simd, &Blocks::new(simd, x, importance), &levels, has_min)
+            }));
         }
         Codec::Super { pack, levels, sub, has_min, .. } => {
+            let is_coarse = matches!(levels, Levels::Range(lo, hi) if hi - lo < 4);
             for (i, (b, x)) in row.q.chunks_exact_mut(t.block_bytes()).zip(x.as_chunks().0).enumerate() {
-                let is_coarse = matches!(levels, Levels::Range(lo, hi) if hi - lo < 4);
-                let x = Block::new(x, of(256 * i, 256), !is_coarse);
-                let w = match levels {
-                    Levels::Range(lo, hi) if has_min => encode256_min(&x, Integers::new(lo, hi), &sub),
-                    Levels::Range(lo, hi) => encode256(&x, Integers::new(lo, hi), &sub),
-                    Levels::Table(t) | Levels::PowerOfTwo(t) => encode256(&x, Table(t), &sub),
-                };
+                let w = at_level!(level, simd => {
+                    let x = Block::new(x, of(256 * i, 256), !is_coarse);
+                    match levels {
+                        Levels::Range(lo, hi) if has_min => match sub.len {
+                            16 => encode256_min::<_, 16, 2>(simd, &x, Integers::new(lo, hi), &sub),
+                            _ => encode256_min::<_, 32, 1>(simd, &x, Integers::new(lo, hi), &sub),
+                        },
+                        Levels::Range(lo, hi) => encode256::<_, 16, 2>(simd, &x, Integers::new(lo, hi), &sub),
+                        Levels::Table(t) | Levels::PowerOfTwo(t) => encode256::<_, 32, 1>(simd, &x, Table(t), &sub),
+                    }
+                });
                 pack(&w, b);
             }
         }
         Codec::Grid { encode, .. } => {
-            let mut room = Room::default();
+            let mut room = Room::new(level);
             let is_fine = matches!(t, WeightType::IQ3_XXS | WeightType::IQ3_S);
             for (i, (b, x)) in row.q.chunks_exact_mut(t.block_bytes()).zip(x.as_chunks().0).enumerate() {
-                encode(&Block::new(x, of(256 * i, 256), is_fine), &mut room, b);
+                encode(&at_level!(level, _ => Block::new(x, of(256 * i, 256), is_fine)), &mut room, b);
             }
         }
         Codec::Fp4 { encode, .. } => {
@@ -91,278 +111,154 @@ fn encode(t: WeightType, x: &[f32], importance: Option<&[f32]>, mut row: PlanesM
             }
         }
         Codec::Mxfp4Planar => {
-            for (i, x) in x.as_chunks().0.iter().enumerate() {
-                let w = power_of_two(&Block::<32>::new(x, of(32 * i, 32), true), Table(&iq::E2M1_NEAREST));
-                planar::pack_mxfp4(&w, &mut row, i);
-            }
+            let put = |i: usize, w: &[Ints32]| {
+                w.iter().enumerate().for_each(|(k, w)| planar::pack_mxfp4(w, &mut row, 8 * i + k));
+            };
+            at_level!(level, simd => eights(x, importance, put, #[inline(always)] |x, importance| {
+                power_of_two(simd, &Blocks::new(simd, x, importance), Table(&iq::E2M1_NEAREST))
+            }));
         }
-        Codec::Affine(a) => {
-            for (g, x) in x.chunks_exact(a.group()).enumerate() {
-                encode_group(a, x, of(g * a.group(), a.group()), &mut row, g);
-            }
-        }
+        Codec::Affine(a) => match a.group() {
+            32 => encode_groups::<32>(level, a, x, importance, &mut row),
+            64 => encode_groups::<64>(level, a, x, importance, &mut row),
+            _ => encode_groups::<128>(level, a, x, importance, &mut row),
+        },
     }
 }
 
-/// A block brought to magnitudes of about 1, and how much the error of each value counts.
-pub(crate) struct Block<const N: usize> {
-    /// Values, divided by `unit`; the largest magnitude is 1 to 2, or less where that is below 2^-100.
-    x: [f32; N],
-    /// A power of two.
-    unit: f32,
-    /// Weights of the squared errors, all above 0.
-    w: [f32; N],
-    /// Whether they are those of [`weigh_by_size`], which keep large values and need no [`Block::gain`].
-    by_size: bool,
-}
-
-impl<const N: usize> Block<N> {
-    fn new(x: &[f32; N], importance: Option<&[f32]>, by_size: bool) -> Self {
-        let (mut scaled, mut w) = ([0.0; N], [1.0; N]);
-        let unit = scale_down(x, &mut scaled);
-        weigh(importance, &mut w);
-        let by_size = by_size && importance.is_some();
-        if by_size {
-            weigh_by_size(&scaled, &mut w);
-        }
-        Self { x: scaled, unit, w, by_size }
-    }
-
-    /// What the values `y`, which stand for those of the block, are to be multiplied with to lose nothing of them along
-    /// their own direction. Least squares draw what they fit towards zero, by the share that the error has; one block's
-    /// shrinking is small beside its error, but all blocks shrink the same way, and layers multiply it.
-    fn gain(&self, y: impl Iterator<Item = f32>) -> f32 {
-        self.gain_by(self.x.iter().zip(&self.w).zip(y).map(|((x, w), y)| w * x * y).sum())
-    }
-
-    /// [`Block::gain`] by `Σ w·x·y`.
-    fn gain_by(&self, xy: f32) -> f32 {
-        if self.by_size {
-            return 1.0;
-        }
-        let [xx] = search::sums(&self.x, &self.w, |x, w| [w * x * x]);
-        if xy > 0.0 && xx < 2.0 * xy { xx / xy } else { 1.0 }
-    }
-
-    /// The f16 nearest to a scale, never infinite, as f32 and in units of the block.
-    fn half(&self, d: f32) -> (f32, f32) {
-        let half = f16::from_f64((f64::from(d) * f64::from(self.unit)).clamp(-65504.0, 65504.0)).to_f32();
-        (half, half / self.unit)
+/// Works on eight blocks at a time, the last of them filled up with zeros, and puts what they become: from block
+/// `8·i` on the blocks of round `i`.
+#[inline(always)]
+fn eights<const N: usize, T>(
+    x: &[f32],
+    importance: Option<&[f32]>,
+    mut put: impl FnMut(usize, &[T]),
+    encode: impl Fn(&[[f32; N]; 8], Option<&[[f32; N]; 8]>) -> [T; 8],
+) {
+    let fill = |of: &[f32]| {
+        let mut all = [[0.0; N]; 8];
+        all.as_flattened_mut()[..of.len()].copy_from_slice(of);
+        all
+    };
+    for (i, x) in x.chunks(8 * N).enumerate() {
+        let importance = importance.map(|importance| fill(&importance[8 * N * i..][..x.len()]));
+        put(i, &encode(&fill(x), importance.as_ref())[..x.len() / N]);
     }
 }
 
-/// Divides values by a power of two, which brings the largest to 1 to 2, and returns it. What is not finite becomes so.
-fn scale_down(x: &[f32], out: &mut [f32]) -> f32 {
-    out.iter_mut().zip(x).for_each(|(y, &x)| *y = if x.is_nan() { 0.0 } else { x.clamp(f32::MIN, f32::MAX) });
-    let exponent = (crate::act::amax(out).to_bits() >> 23).clamp(27, 253);
-    let power = |exponent: u32| f32::from_bits(exponent << 23);
-    out.iter_mut().for_each(|y| *y *= power(254 - exponent));
-    power(exponent)
-}
-
-/// Weights of the squared errors: the importance of each column over the mean, 1 where it is not known.
-fn weigh(importance: Option<&[f32]>, w: &mut [f32]) {
-    w.fill(1.0);
-    let Some(importance) = importance else { return };
-    let known = |v: f32| if v.is_finite() && v > 0.0 { f64::from(v) } else { 0.0 };
-    let mean = importance.iter().map(|&v| known(v)).sum::<f64>() / importance.len() as f64;
-    if mean > 0.0 {
-        w.iter_mut().zip(importance).for_each(|(w, &v)| *w = (known(v) / mean).max(1e-3) as f32);
-    }
-}
-
-/// Multiplies the weights by `sqrt(2·m + x²)`, `m` the mean square of the values: importances are those of one text,
-/// and large values are what columns add whatever the text. KL with importances, as `tools/kl_table.py` measures it,
-/// against weights of importance alone and [`Block::gain`]: the embedded model in Q4_K_M 0.090 and 0.094, in Q3_K_M
-/// 0.184 and 0.200, in IQ4_XS 0.129 and 0.136; SmolLM2-135M in Q3_K_M 0.090 and 0.096. Few levels lose by it (the
-/// embedded model in Q2_K: 0.90 and 0.77, in IQ2_XXS 1.54 and 1.30).
-fn weigh_by_size(x: &[f32], w: &mut [f32]) {
-    let square = x.iter().map(|x| x * x).sum::<f32>() / x.len() as f32;
-    if square > 0.0 {
-        w.iter_mut().zip(x).for_each(|(w, x)| *w *= (2.0 + x * x / square).sqrt());
-    }
-}
-
-/// `x / d`, and 0 where `d` is: nothing can be said with a scale of zero.
-fn over(x: f32, d: f32) -> f32 {
-    if d == 0.0 { 0.0 } else { x / d }
-}
-
-fn encode32(b: &Block<32>, levels: &Levels, has_min: bool) -> Ints32 {
+/// Eight 32-blocks.
+#[inline(always)]
+fn encode32<S: Simd>(simd: S, blocks: &Blocks<S, 32>, levels: &Levels, has_min: bool) -> [Ints32; 8] {
     match *levels {
         Levels::Range(_, hi) if has_min => {
-            let (d, m) = search::scale_and_min(f32::from(hi), &b.x, &b.w, f32::INFINITY);
-            let (in_d, in_m) = (b.half(d).1, b.half(m).1);
+            let (d, m) = search::scale_and_min(simd, f32::from(hi), &blocks.b, f32::INFINITY);
+            let (in_d, in_m) = (blocks.half(d).1, blocks.half(m).1);
             let grid = Integers::new(0, hi);
-            let q = b.x.map(|x| grid.nearest(over(x - in_m, in_d)));
-            let gain = b.gain(q.iter().map(|q| in_d * q + in_m));
-            Ints32 { q: q.map(|q| q as i8), d: b.half(in_d * gain).0, m: b.half(in_m * gain).0 }
+            let mut q = blocks.b.x;
+            for q in &mut q {
+                *q = grid.nearest(over_each(*q - in_m, in_d));
+            }
+            let gain = blocks.gain(
+                #[inline(always)]
+                |i| in_d * q[i] + in_m,
+            );
+            ints(&q, blocks.half(in_d * gain).0, blocks.half(in_m * gain).0)
         }
-        Levels::Range(lo, hi) => with_scale(b, Integers::new(lo, hi)),
-        Levels::Table(t) => with_scale(b, Table(t)),
-        Levels::PowerOfTwo(t) => power_of_two(b, Table(t)),
+        Levels::Range(lo, hi) => with_scale(simd, blocks, Integers::new(lo, hi)),
+        Levels::Table(t) => with_scale(simd, blocks, Table(t)),
+        Levels::PowerOfTwo(t) => power_of_two(simd, blocks, Table(t)),
     }
 }
 
-fn with_scale(b: &Block<32>, grid: impl Grid) -> Ints32 {
-    let in_d = b.half(search::scale(grid, &b.x, &b.w)).1;
-    let q = b.x.map(|x| grid.nearest(over(x, in_d)));
-    let gain = b.gain(q.iter().map(|q| in_d * q));
-    Ints32 { q: q.map(|q| q as i8), d: b.half(in_d * gain).0, m: 0.0 }
+#[inline(always)]
+fn with_scale<S: Simd>(simd: S, blocks: &Blocks<S, 32>, grid: impl Grid) -> [Ints32; 8] {
+    let in_d = blocks.half(search::scale(simd, grid, &blocks.b)).1;
+    let mut q = blocks.b.x;
+    for q in &mut q {
+        *q = grid.nearest(over_each(*q, in_d));
+    }
+    let gain = blocks.gain(
+        #[inline(always)]
+        |i| in_d * q[i],
+    );
+    ints(&q, blocks.half(in_d * gain).0, [0.0; 8])
+}
+
+#[inline(always)]
+fn ints<S: Simd>(q: &[f32x8<S>; 32], d: [f32; 8], m: [f32; 8]) -> [Ints32; 8] {
+    let mut ints = [Ints32::ZERO; 8];
+    for (k, (ints, q)) in ints.iter_mut().zip(&eight::apart(q)).enumerate() {
+        (ints.d, ints.m) = (d[k], m[k]);
+        ints.q.iter_mut().zip(q).for_each(|(to, q)| *to = byte(*q) as i8);
+    }
+    ints
 }
 
 /// The e8m0 half with the least error: that which puts the largest magnitude's power of two on the table's, the next,
 /// which clips nothing, or the one before.
-fn power_of_two(b: &Block<32>, grid: Table) -> Ints32 {
-    let exponent = (b.unit.to_bits() >> 23) as u8;
-    let mut best = (f32::INFINITY, Ints32::ZERO);
+#[inline(always)]
+fn power_of_two<S: Simd>(simd: S, blocks: &Blocks<S, 32>, grid: Table) -> [Ints32; 8] {
+    let (mut least, mut d, mut in_d) = ([f32::INFINITY; 8], [0.0; 8], [0.0; 8]);
     for back in [2, 1, 3] {
-        // Past 252 the table's largest value is no f32.
-        let d = iq::e8m0_half(exponent.saturating_sub(back).min(252));
-        let in_d = d / b.unit;
-        let err = search::error(grid, &b.x, &b.w, in_d);
-        if err < best.0 {
-            best = (err, Ints32 { q: b.x.map(|x| grid.nearest(over(x, in_d)) as i8), d, m: 0.0 });
+        let (mut next, mut in_next) = ([0.0; 8], [0.0; 8]);
+        for k in 0..8 {
+            // Past 252 the table's largest value is no f32.
+            let exponent = (blocks.unit[k].to_bits() >> 23) as u8;
+            next[k] = iq::e8m0_half(exponent.saturating_sub(back).min(252));
+            in_next[k] = next[k] / blocks.unit[k];
         }
-    }
-    best.1
-}
-
-/// A group of an affine type: `x ≈ d·q + m`.
-fn encode_group(a: Affine, x: &[f32], importance: Option<&[f32]>, row: &mut PlanesMut<'_>, g: usize) {
-    let hi = f32::from((1u16 << a.bits()) - 1);
-    let (mut held, mut w) = ([0.0; 128], [1.0; 128]);
-    let (held, w) = (&mut held[..x.len()], &mut w[..x.len()]);
-    // Far enough below the largest f32 that `d·q` alone, before the bias is added, is no infinity.
-    held.iter_mut().zip(x).for_each(|(y, &x)| *y = if x.is_nan() { 0.0 } else { x.clamp(-1e38, 1e38) });
-    let finite = held.to_vec();
-    let unit = scale_down(&finite, held);
-    weigh(importance, w);
-    if importance.is_some() && a.bits() > 2 {
-        weigh_by_size(held, w);
-    }
-    let (d, m) = search::scale_and_min(hi, held, w, f32::INFINITY);
-    let [d, m] = [d, m].map(|v| a.scales().nearest(f64::from(v) * f64::from(unit)));
-    let grid = Integers { lo: 0.0, hi };
-    for (b, x) in held.as_chunks::<32>().0.iter().enumerate() {
-        let q = x.map(|x| grid.nearest(over(x - m / unit, d / unit)) as u8);
-        a.pack(&Ints32 { q, d, m }, row, g * a.group() / 32 + b);
-    }
-}
-
-/// Rounds of a super-block's search: sub-scales for given scales, then scales for given sub-scales.
-const ROUNDS: usize = 3;
-
-/// A super-block without minimums: `x ≈ d·sc·q`.
-fn encode256(b: &Block<256>, grid: impl Grid, sub: &Sub) -> Ints256 {
-    let (x, w, n) = (&b.x, &b.w, 256 / sub.len);
-    let of = |j: usize| (&x[j * sub.len..(j + 1) * sub.len], &w[j * sub.len..(j + 1) * sub.len]);
-    let (lo, hi) = (f32::from(sub.lo), f32::from(sub.hi));
-    let mut scales = [0.0; 16];
-    for j in 0..n {
-        scales[j] = search::scale(grid, of(j).0, of(j).1);
-    }
-    // The largest sub-scale takes the end of the range that reaches furthest, the negative one.
-    let peak = scales.iter().copied().fold(0.0, |a: f32, s| if s.abs() > a.abs() { s } else { a });
-    let mut in_d = b.half(peak / lo).1;
-    let mut best = (f32::INFINITY, 0.0, [0.0; 16]);
-    for _ in 0..ROUNDS {
-        let (mut sum, mut sc) = (0.0, [0.0; 16]);
-        for j in 0..n {
-            let near = over(scales[j], in_d).round();
-            let mut least = f32::INFINITY;
-            for near in [near, near - 1.0, near + 1.0].map(|sc| sc.max(lo).min(hi)) {
-                let err = search::error(grid, of(j).0, of(j).1, in_d * near);
-                if err < least {
-                    (least, sc[j]) = (err, near);
-                }
+        let err = search::error(grid, &blocks.b, f32x8::simd_from(simd, in_next));
+        for k in 0..8 {
+            if err[k] < least[k] {
+                (least[k], d[k], in_d[k]) = (err[k], next[k], in_next[k]);
             }
-            sum += least;
-        }
-        if sum >= best.0 {
-            break;
-        }
-        best = (sum, in_d, sc);
-        let (mut xa, mut aa) = (0.0, 0.0);
-        for j in 0..n {
-            let [xq, qq] = search::moments(grid, of(j).0, of(j).1, in_d * sc[j]);
-            xa += xq * sc[j];
-            aa += qq * sc[j] * sc[j];
-        }
-        in_d = b.half(over(xa, aa)).1;
-    }
-    let (_, in_d, sc) = best;
-    let mut out = Ints256::ZERO;
-    for g in 0..16 {
-        let sc = sc[16 * g / sub.len];
-        out.sc[g] = sc as i8;
-        for i in 16 * g..16 * g + 16 {
-            out.q[i] = grid.nearest(over(x[i], in_d * sc)) as i8;
         }
     }
-    let gain = b.gain((0..256).map(|i| in_d * f32::from(out.sc[i / 16]) * f32::from(out.q[i])));
-    out.d = b.half(in_d * gain).0;
-    out
+    let (mut q, in_d) = (blocks.b.x, f32x8::simd_from(simd, in_d));
+    for q in &mut q {
+        *q = grid.nearest(over_each(*q, in_d));
+    }
+    ints(&q, d, [0.0; 8])
 }
 
-/// A super-block with minimums: `x ≈ d·sc·q - dmin·min`, all factors at least zero.
-fn encode256_min(b: &Block<256>, grid: Integers, sub: &Sub) -> Ints256 {
-    let (x, w, n) = (&b.x, &b.w, 256 / sub.len);
-    let of = |j: usize| (&x[j * sub.len..(j + 1) * sub.len], &w[j * sub.len..(j + 1) * sub.len]);
-    let hi = f32::from(sub.hi);
-    let (mut scales, mut mins) = ([0.0; 16], [0.0; 16]);
-    for j in 0..n {
-        let (d, m) = search::scale_and_min(grid.hi, of(j).0, of(j).1, 0.0);
-        (scales[j], mins[j]) = (d, -m);
-    }
-    let largest = |of: &[f32; 16]| of.iter().copied().fold(0.0, f32::max) / hi;
-    let mut d = b.half(largest(&scales));
-    let mut dmin = b.half(largest(&mins));
-    let mut best = (f32::INFINITY, d, dmin, [(0.0, 0.0); 16]);
-    for _ in 0..ROUNDS {
-        let (mut sum, mut subs) = (0.0, [(0.0, 0.0); 16]);
-        for j in 0..n {
-            let near = (over(scales[j], d.1).round(), over(mins[j], dmin.1).round());
-            let (err, sub) = search::sub_scales(grid, of(j).0, of(j).1, (d.1, dmin.1), near, hi);
-            sum += err;
-            subs[j] = sub;
+/// Groups of an affine type: `x ≈ d·q + m`.
+fn encode_groups<const N: usize>(
+    level: Level,
+    a: Affine,
+    x: &[f32],
+    importance: Option<&[f32]>,
+    row: &mut PlanesMut<'_>,
+) {
+    let hi = f32::from((1u16 << a.bits()) - 1);
+    let put = |i: usize, groups: &[([u8; N], f32, f32)]| {
+        for (k, (q, d, m)) in groups.iter().enumerate() {
+            for (b, q) in q.as_chunks::<32>().0.iter().enumerate() {
+                a.pack(&Ints32 { q: *q, d: *d, m: *m }, row, (8 * i + k) * (N / 32) + b);
+            }
         }
-        if sum >= best.0 {
-            break;
+    };
+    at_level!(level, simd => eights(x, importance, put, #[inline(always)] |x, importance| {
+        // Far enough below the largest f32 that `d·q` alone, before the bias is added, is no infinity.
+        let blocks = Blocks::<_, N>::within(simd, 1e38, x, importance, a.bits() > 2);
+        let (in_d, in_m) = search::scale_and_min(simd, hi, &blocks.b, f32::INFINITY);
+        let (mut d, mut m, mut in_units) = ([0.0; 8], [0.0; 8], [[0.0; 8]; 2]);
+        for k in 0..8 {
+            let nearest = |v: f32| a.scales().nearest(f64::from(v) * f64::from(blocks.unit[k]));
+            (d[k], m[k]) = (nearest(in_d[k]), nearest(in_m[k]));
+            (in_units[0][k], in_units[1][k]) = (d[k] / blocks.unit[k], m[k] / blocks.unit[k]);
         }
-        best = (sum, d, dmin, subs);
-        // Least squares over the whole super-block, with `a = sc·q` and `b = min`.
-        let (mut aa, mut ab, mut bb, mut xa, mut xb) = (0.0, 0.0, 0.0, 0.0, 0.0);
-        for j in 0..n {
-            let (sc, m) = subs[j];
-            let [s_w, s_x, s_q, s_qq, s_xq] = search::moments_min(grid, of(j).0, of(j).1, d.1 * sc, dmin.1 * m);
-            aa += s_qq * sc * sc;
-            ab += s_q * sc * m;
-            bb += s_w * m * m;
-            xa += s_xq * sc;
-            xb += s_x * m;
+        let (grid, mut q) = (Integers { lo: 0.0, hi }, blocks.b.x);
+        let (in_d, in_m) = (f32x8::simd_from(simd, in_units[0]), f32x8::simd_from(simd, in_units[1]));
+        for q in &mut q {
+            *q = grid.nearest(over_each(*q - in_m, in_d));
         }
-        let det = aa * bb - ab * ab;
-        if det > 1e-6 * aa * bb {
-            d = b.half(((xa * bb - xb * ab) / det).max(0.0));
-            dmin = b.half(((xa * ab - xb * aa) / det).max(0.0));
-        } else {
-            d = b.half(over(xa + dmin.1 * ab, aa).max(0.0));
+        let mut groups = [([0; N], 0.0, 0.0); 8];
+        for (k, (group, q)) in groups.iter_mut().zip(&eight::apart(&q)).enumerate() {
+            (group.1, group.2) = (d[k], m[k]);
+            group.0.iter_mut().zip(q).for_each(|(to, q)| *to = byte(*q));
         }
-    }
-    let (_, d, dmin, subs) = best;
-    let mut out = Ints256::ZERO;
-    for g in 0..16 {
-        let (sc, m) = subs[16 * g / sub.len];
-        (out.sc[g], out.mins[g]) = (sc as i8, m as u8);
-        for i in 16 * g..16 * g + 16 {
-            out.q[i] = grid.nearest(over(x[i] + dmin.1 * m, d.1 * sc)) as i8;
-        }
-    }
-    let scaled = |i: usize| d.1 * f32::from(out.sc[i / 16]) * f32::from(out.q[i]);
-    let gain = b.gain((0..256).map(|i| scaled(i) - dmin.1 * f32::from(out.mins[i / 16])));
-    (out.d, out.dmin) = (b.half(d.1 * gain).0, b.half(dmin.1 * gain).0);
-    out
+        groups
+    }));
 }
 
 #[cfg(test)]
@@ -582,6 +478,43 @@ mod tests {
             // Floats keep what they are given.
             let y = round_trip(t, &[f32::NAN; 256]);
             assert!(y.iter().all(|y| if t.block_len() == 1 { y.is_nan() } else { *y == 0.0 }), "{t}");
+        }
+    }
+
+    /// Vectors of any width, and blocks that are filled up, change no bit.
+    #[test]
+    fn levels_write_the_same_bytes() {
+        let odd = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN, 1e-40, -0.0, 0.0, 7e4, -1e9, 1e-20];
+        let mut next = uniform(11);
+        let mut row = |n: usize| -> Vec<f32> {
+            let value = |i: usize| match i / 256 % 8 {
+                0 if i.is_multiple_of(3) => odd[i / 3 % odd.len()],
+                1 => odd[i / 7 % odd.len()],
+                2 => next() * 10f32.powi((i / 32 % 8) as i32 * 5 - 20),
+                3 => (4.0 * next()).round(),
+                4 if i % 256 < 128 => -0.0,
+                5 => next().abs() + 1.0,
+                _ => next(),
+            };
+            (0..n).map(value).collect()
+        };
+        let types = WeightType::ALL.into_iter().filter(|t| !matches!(t.codec(), Codec::Affine(a) if a.bits() % 2 == 1));
+        for t in types {
+            for n in [t.block_len(), 3 * 256, 9 * 256] {
+                let (x, importance) = (row(n), row(n));
+                for importance in [None, Some(&importance[..])] {
+                    let encoded = |level: Level, n: usize| {
+                        let mut row = PlanesBuf::new(t.plane_bytes(n).unwrap());
+                        encode(level, t, &x[..n], importance.map(|importance| &importance[..n]), row.get_mut());
+                        row
+                    };
+                    let best = encoded(Level::new(), n);
+                    assert_eq!(encoded(Level::baseline(), n), best, "{t}, {n} values");
+                    // The first block alone is as beside others.
+                    let first = encoded(Level::new(), t.block_len());
+                    assert_eq!(first.q, best.q[..first.q.len()], "{t}, a block of {n} values");
+                }
+            }
         }
     }
 

@@ -32,11 +32,12 @@ pub mod block;
 pub mod decode;
 pub mod dot;
 pub mod encode;
+mod level;
 pub mod planes;
 pub mod types;
 
 pub use decode::decode_row;
-pub use encode::{encode_row, encode_row_weighted};
+pub use encode::{encode_row, encode_row_weighted, square_sums};
 pub use planes::{PlaneBytes, Planes, PlanesBuf, PlanesMut};
 pub use types::WeightType;
 pub use types::planar::{Affine, ScaleType};

@@ -96,19 +96,19 @@ pub(crate) enum Levels {
 /// The values of a table of sixteen, by what they are nearest to.
 pub(crate) struct Nearest {
     /// The smallest.
-    pub lo: i8,
+    pub lo: f32,
     /// The largest.
-    pub hi: i8,
+    pub hi: f32,
     /// Distance of the two that lie outermost.
-    pub outer_gap: i8,
+    pub outer_gap: f32,
     /// The value nearest to the numbers from `i / 2 - 128` on, half a step far: the middle of two integers is a
     /// multiple of a half, so that all numbers of a cell have the same.
-    pub of: [i8; 512],
+    pub of: [f32; 512],
 }
 
 impl Nearest {
     pub const fn new(values: &[i8; 16]) -> Self {
-        let mut of = [0; 512];
+        let mut of = [0.0; 512];
         let mut i = 0;
         while i < 512 {
             // Twice the middle of the cell, doubled once more to stay an integer.
@@ -117,15 +117,15 @@ impl Nearest {
             while k < 16 {
                 let far = (at - 4 * values[k] as i32).abs();
                 if far < best {
-                    (best, of[i]) = (far, values[k]);
+                    (best, of[i]) = (far, values[k] as f32);
                 }
                 k += 1;
             }
             i += 1;
         }
-        let (mut outer_gap, mut k) = (0, 1);
+        let (mut outer_gap, mut k) = (0.0, 1);
         while k < 512 {
-            if of[k] as i32 - of[k - 1] as i32 > outer_gap as i32 {
+            if of[k] - of[k - 1] > outer_gap {
                 outer_gap = of[k] - of[k - 1];
             }
             k += 1;
@@ -207,7 +207,7 @@ const fn row(ty: WeightType, name: &'static str, ggml_id: u32, block_bytes: usiz
 static TABLE: [Row; 26] = [
     //  type       name     id bytes
     row(T::F32,    "f32",    0,   4, codec!(Float, float::load_f32, float::store_f32)),
-    row(T::F16,    "f16",    1,   2, codec!(Float, float::load_f16, float::store_f16)),
+    row(T::F16,    "f16",    1,   2, Codec::Float { load: float::load_f16s, store: float::store_f16s }),
     row(T::BF16,   "bf16",  30,   2, codec!(Float, float::load_bf16, float::store_bf16)),
     row(T::Q4_0,   "q4_0",   2,  18, codec!(legacy::unpack_q4_0, legacy::pack_q4_0, Range(-8, 7), false)),
     row(T::Q4_1,   "q4_1",   3,  20, codec!(legacy::unpack_q4_1, legacy::pack_q4_1, Range(0, 15), true)),

@@ -77,26 +77,8 @@ pub struct Loss {
 impl Loss {
     /// That of values `y` which stand for `x`, by importance unless there is none.
     fn of(x: &[f32], y: &[f32], importance: &[f32]) -> Loss {
-        /// Sums run in lanes, a fixed order that compilers turn into vectors.
-        const LANES: usize = 4;
-        let (mut power, mut error) = ([0.0; LANES], [0.0; LANES]);
-        let mut add = |i: usize, x: f32, y: f32, w: f32| {
-            let (x, y, w) = (f64::from(x), f64::from(y), f64::from(w));
-            power[i] += w * x * x;
-            error[i] += w * (x - y) * (x - y);
-        };
-        let (whole, rest) = (x.as_chunks::<LANES>(), y.as_chunks::<LANES>());
-        let ones = [1.0; LANES];
-        let mut weights = importance.as_chunks::<LANES>().0.iter();
-        for (x, y) in whole.0.iter().zip(rest.0) {
-            let w = weights.next().unwrap_or(&ones);
-            (0..LANES).for_each(|i| add(i, x[i], y[i], w[i]));
-        }
-        let n = x.len() - whole.1.len();
-        for (i, (&x, &y)) in whole.1.iter().zip(rest.1).enumerate() {
-            add(i, x, y, importance.get(n + i).copied().unwrap_or(1.0));
-        }
-        Loss { power: power.iter().sum(), error: error.iter().sum() }
+        let (power, error) = quant::square_sums(x, y, importance);
+        Loss { power, error }
     }
 
     /// Root mean square of the error over that of the values.

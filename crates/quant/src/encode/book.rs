@@ -7,9 +7,11 @@
 
 use std::sync::OnceLock;
 
+use fearless_simd::Level;
 use half::f16;
 
-use super::{Block, over};
+use super::block::{Block, over};
+use crate::level::at_level;
 
 /// Entries of a list: those nearest to the values. Error of 262,144 normal weights with lists of 32, 48, 64, 128: IQ1_S
 /// 0.3794, 0.3785, 0.3779, 0.3775; IQ2_XXS 0.2491, 0.2487, 0.2486, 0.2484, and 0.2484 with the whole book.
@@ -84,14 +86,21 @@ pub(super) struct Found {
 }
 
 /// What a search needs, kept from one super-block to the next.
-#[derive(Default)]
 pub(crate) struct Room {
+    /// What the search is compiled for.
+    level: Level,
     /// `[n_group, n_variant, NEAR]`.
     a: Vec<f32>,
     /// As `a`.
     b: Vec<f32>,
     /// `[n_group, NEAR]`.
     entry: Vec<u16>,
+}
+
+impl Room {
+    pub fn new(level: Level) -> Self {
+        Self { level, a: Vec::new(), b: Vec::new(), entry: Vec::new() }
+    }
 }
 
 impl<const D: usize> Book<D> {
@@ -109,7 +118,7 @@ impl<const D: usize> Book<D> {
             }
         }
         let lists = self.lists.get_or_init(|| self.lists());
-        Search { book: self, lists, block, room, x, minus }.run()
+        at_level!(room.level, _ => Search { book: self, lists, block, room, x, minus }.run())
     }
 
     fn lists(&self) -> Lists {
@@ -153,6 +162,7 @@ struct Scales {
 }
 
 impl Scales {
+    #[inline(always)]
     fn of(&self, j: usize) -> f32 {
         self.unit * f32::from(2 * self.s[j] + 1)
     }
@@ -171,6 +181,7 @@ struct Search<'a, const D: usize> {
 }
 
 impl<const D: usize> Search<'_, D> {
+    #[inline(always)]
     fn run(mut self) -> Found {
         let n = 256 / self.book.sub;
         let mut wanted = [0.0; 16];
@@ -198,11 +209,13 @@ impl<const D: usize> Search<'_, D> {
     }
 
     /// Groups of a sub-block.
+    #[inline(always)]
     fn n_groups(&self) -> usize {
         self.book.sub / D
     }
 
     /// The scale that would suit a sub-block best if each value could have every level.
+    #[inline(always)]
     fn plain_scale(&self, j: usize) -> f32 {
         let range = j * self.book.sub..(j + 1) * self.book.sub;
         let (x, w) = (&self.x[range.clone()], &self.block.w[range]);
@@ -234,6 +247,7 @@ impl<const D: usize> Search<'_, D> {
 
     /// Writes the list of a group for scales about `s`: the entries nearest to the point of the lattice of levels that
     /// is nearest to its values.
+    #[inline(always)]
     fn list(&mut self, g: usize, s: f32) {
         let (first, levels, join) = (g * D, self.book.levels, self.book.join);
         let x: &[f32; D] = &self.x.as_chunks().0[g];
@@ -276,6 +290,7 @@ impl<const D: usize> Search<'_, D> {
     }
 
     /// The best scale of a sub-block about `s`, for its lists.
+    #[inline(always)]
     fn scale(&self, j: usize, s: f32) -> f32 {
         let mut best = (f32::INFINITY, s);
         for step in [1.0, 0.86, 0.93, 1.07, 1.14] {
@@ -288,6 +303,7 @@ impl<const D: usize> Search<'_, D> {
     }
 
     /// The sub-scales near the wanted scales that are best with a given unit, rounded as the format has it.
+    #[inline(always)]
     fn sub_scales(&self, wanted: &[f32; 16], unit: f32) -> Scales {
         let unit = self.block.half(unit / self.book.factor).1 * self.book.factor;
         let mut found = Scales { err: 0.0, unit, s: [0; 16] };
@@ -306,6 +322,7 @@ impl<const D: usize> Search<'_, D> {
     }
 
     /// The unit of least squares for the entries that are best with given scales.
+    #[inline(always)]
     fn refit(&self, scales: &Scales) -> f32 {
         let (mut xa, mut aa) = (0.0, 0.0);
         for j in 0..256 / self.book.sub {
@@ -319,6 +336,7 @@ impl<const D: usize> Search<'_, D> {
     }
 
     /// What the super-block becomes with these scales.
+    #[inline(always)]
     fn found(&self, scales: &Scales) -> Found {
         let len = self.book.sub;
         let mut found = Found {
@@ -353,6 +371,7 @@ impl<const D: usize> Search<'_, D> {
     }
 
     /// The least error of a sub-block at a scale, but for a constant.
+    #[inline(always)]
     fn error(&self, j: usize, s: f32) -> f32 {
         let groups = j * self.n_groups()..(j + 1) * self.n_groups();
         let least = |g: usize, variant: usize| {
@@ -378,6 +397,7 @@ impl<const D: usize> Search<'_, D> {
     }
 
     /// What the groups of a sub-block take at a scale.
+    #[inline(always)]
     fn take(&self, j: usize, s: f32) -> [Taken; 8] {
         let (first, n) = (j * self.n_groups(), self.n_groups());
         let pick = |g: usize, variant: usize| {
@@ -415,6 +435,7 @@ impl<const D: usize> Search<'_, D> {
     }
 
     /// The list of a group, `a` and `b`.
+    #[inline(always)]
     fn costs(&self, g: usize, variant: usize) -> (&[f32; NEAR], &[f32; NEAR]) {
         let at = g * self.book.join.n_variant() + variant;
         (&self.room.a.as_chunks().0[at], &self.room.b.as_chunks().0[at])
@@ -494,6 +515,7 @@ impl Halves {
     }
 }
 
+#[inline(always)]
 fn is_odd(minus: u8) -> bool {
     minus.count_ones() % 2 == 1
 }
@@ -512,6 +534,7 @@ fn least(a: &[f32; NEAR], b: &[f32; NEAR], s: f32) -> f32 {
 }
 
 /// The place of the least `s·b - 2·a`, the first of equals.
+#[inline(always)]
 fn pick(a: &[f32; NEAR], b: &[f32; NEAR], s: f32) -> usize {
     let wanted = least(a, b, s);
     a.iter().zip(b).position(|(a, b)| s * b - 2.0 * a <= wanted).unwrap_or(0)

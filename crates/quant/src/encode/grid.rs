@@ -2,9 +2,9 @@
 
 use std::sync::OnceLock;
 
+use super::block::{Block, over};
 use super::book::{Book, Join, Lists, Room};
-use super::search::sums;
-use super::{Block, over};
+use super::search::sums_of;
 use crate::types::grid::{IQ1_LEVELS, IQ2_LEVELS, IQ3_S_LEVELS, IQ3_XXS_LEVELS};
 use crate::types::{grid, put_f16};
 
@@ -178,7 +178,7 @@ fn digits(b: &Block<256>) -> (f32, [u8; 256]) {
     let size = b.x.map(f32::abs);
     // `Σ w·|x|` and `Σ w` of the values beyond a threshold. Masks, as branches on weights are guessed wrong.
     let beyond = |threshold: f32| {
-        sums(&size, &b.w, |x, w| {
+        sums_of(&size, &b.w, |x, w| {
             let w = f32::from_bits(w.to_bits() & u32::from(x > threshold).wrapping_neg());
             [w * x, w]
         })
