@@ -1,0 +1,125 @@
+//! Values of flags.
+
+/// A number of bytes: digits, with a fraction where a unit follows.
+pub(super) fn parse_bytes(text: &str) -> Result<usize, String> {
+    const UNITS: [(&str, u64); 9] = [
+        ("", 1),
+        ("K", 1000),
+        ("M", 1_000_000),
+        ("G", 1_000_000_000),
+        ("T", 1_000_000_000_000),
+        ("KIB", 1 << 10),
+        ("MIB", 1 << 20),
+        ("GIB", 1 << 30),
+        ("TIB", 1 << 40),
+    ];
+    let bad = || format!("{text} is no size, e.g. 12G, 800M or 7.5GiB");
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (digits, unit) = text.split_at(end);
+    let unit = unit.trim().to_ascii_uppercase();
+    // `12GB` is `12G`.
+    let unit = if unit.ends_with("IB") { &unit } else { unit.strip_suffix('B').unwrap_or(&unit) };
+    let (_, factor) = UNITS.into_iter().find(|(name, _)| *name == unit).ok_or_else(bad)?;
+    let bytes = match digits.parse::<u64>() {
+        Ok(n) => n.checked_mul(factor).ok_or_else(bad)?,
+        Err(_) if factor > 1 => (digits.parse::<f64>().map_err(|_| bad())? * factor as f64) as u64,
+        Err(_) => return Err(bad()),
+    };
+    usize::try_from(bytes).map_err(|_| bad())
+}
+
+/// A divergence to reach.
+pub(super) fn parse_kl(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value > 0.0 && value.is_finite() => Ok(value),
+        _ => Err("it must be a number above 0, for example 0.02".into()),
+    }
+}
+
+/// An address to listen on. Names are not looked up, but for the one that always means this machine.
+pub(super) fn parse_host(text: &str) -> Result<std::net::IpAddr, String> {
+    match text {
+        "localhost" => Ok(std::net::Ipv4Addr::LOCALHOST.into()),
+        _ => {
+            text.parse().map_err(|_| format!("{text} is no IP address, e.g. 127.0.0.1, 0.0.0.0 (all networks) or ::1"))
+        }
+    }
+}
+
+/// An origin as browsers send it: `http://host:port`, or `*`.
+pub(super) fn parse_origin(text: &str) -> Result<String, String> {
+    let host = text.strip_prefix("http://").or(text.strip_prefix("https://"));
+    let is_host = |host: &str| !host.is_empty() && !host.contains(['/', '?', '#', '@', ' ']);
+    match text == "*" || host.is_some_and(is_host) {
+        true => Ok(text.into()),
+        false => Err(format!("{text} is no origin, e.g. https://example.com or http://localhost:3000, or * for any")),
+    }
+}
+
+/// A number from 0 on.
+pub(super) fn parse_temperature(text: &str) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(value) if value >= 0.0 => Ok(value),
+        _ => Err("it must be a number from 0 on; 0 always takes the likeliest token".into()),
+    }
+}
+
+/// Two numbers of at least 1.
+pub(super) fn parse_pair(text: &str) -> Result<(usize, usize), String> {
+    let numbers = text.split_once(',').map(|(a, b)| (a.trim().parse(), b.trim().parse()));
+    match numbers {
+        Some((Ok(a), Ok(b))) if a > 0 && b > 0 => Ok((a, b)),
+        _ => Err("expected two numbers, for example 512,128".into()),
+    }
+}
+
+pub(super) fn parse_bias(text: &str) -> Result<(u32, f32), String> {
+    let (id, bias) = text.split_once('=').ok_or("expected ID=BIAS, for example 1024=-5")?;
+    let id = id.trim().parse().map_err(|e| format!("token id {id:?}: {e}"))?;
+    let bias = bias.trim().parse().map_err(|e| format!("bias {bias:?}: {e}"))?;
+    Ok((id, bias))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        for (text, bytes) in [
+            ("12G", Some(12_000_000_000)),
+            ("12GB", Some(12_000_000_000)),
+            ("800m", Some(800_000_000)),
+            ("7.5GiB", Some(8_053_063_680)),
+            ("64 KiB", Some(65_536)),
+            ("123456", Some(123_456)),
+            ("0", Some(0)),
+            ("", None),
+            ("G", None),
+            ("1.5", None),
+            ("-1G", None),
+            ("12Q", None),
+            ("1..2G", None),
+            ("99999999999T", None),
+        ] {
+            assert_eq!(parse_bytes(text).ok(), bytes, "{text}");
+        }
+    }
+
+    #[test]
+    fn hosts_and_origins() {
+        for (text, is_good) in [("localhost", true), ("::1", true), ("0.0.0.0", true), ("example.com", false)] {
+            assert_eq!(parse_host(text).is_ok(), is_good, "{text}");
+        }
+        for (text, is_good) in [
+            ("*", true),
+            ("https://example.com", true),
+            ("http://localhost:3000", true),
+            ("foo", false),
+            ("http://", false),
+            ("https://example.com/", false),
+        ] {
+            assert_eq!(parse_origin(text).is_ok(), is_good, "{text}");
+        }
+    }
+}
