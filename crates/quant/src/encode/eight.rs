@@ -32,7 +32,7 @@ impl<S: Simd, const LEN: usize> Eight<S, LEN> {
     }
 }
 
-/// [`super::weigh`] of eight blocks, in the same steps.
+/// `block::weigh` of eight blocks, in the same steps.
 #[inline(always)]
 pub(super) fn weigh<S: Simd, const LEN: usize>(simd: S, w: &mut [f32x8<S>; LEN]) {
     let zero = f64x4::splat(simd, 0.0);
@@ -51,7 +51,7 @@ pub(super) fn weigh<S: Simd, const LEN: usize>(simd: S, w: &mut [f32x8<S>; LEN])
     }
 }
 
-/// [`super::weigh_by_size`] of eight blocks, in the same steps.
+/// `block::weigh_by_size` of eight blocks, in the same steps.
 #[inline(always)]
 pub(super) fn weigh_by_size<S: Simd, const LEN: usize>(x: &[f32x8<S>; LEN], w: &mut [f32x8<S>; LEN]) {
     let mut square = x[0] * x[0];
