@@ -135,14 +135,22 @@ fn eights<const N: usize, T>(
     mut put: impl FnMut(usize, &[T]),
     encode: impl Fn(&[[f32; N]; 8], Option<&[[f32; N]; 8]>) -> [T; 8],
 ) {
-    let fill = |of: &[f32]| {
-        let mut all = [[0.0; N]; 8];
-        all.as_flattened_mut()[..of.len()].copy_from_slice(of);
-        all
-    };
+    let (mut last_x, mut last_importance) = ([[0.0; N]; 8], [[0.0; N]; 8]);
     for (i, x) in x.chunks(8 * N).enumerate() {
-        let importance = importance.map(|importance| fill(&importance[8 * N * i..][..x.len()]));
-        put(i, &encode(&fill(x), importance.as_ref())[..x.len() / N]);
+        let importance = importance.map(|importance| &importance[8 * N * i..][..x.len()]);
+        put(i, &encode(eight_of(x, &mut last_x), importance.map(|w| eight_of(w, &mut last_importance)))[..x.len() / N]);
+    }
+}
+
+/// Eight blocks; in `room`, where zeros are, if there are fewer.
+#[inline(always)]
+fn eight_of<'a, const N: usize>(blocks: &'a [f32], room: &'a mut [[f32; N]; 8]) -> &'a [[f32; N]; 8] {
+    match blocks.as_chunks::<N>().0.as_chunks::<8>().0 {
+        [eight] => eight,
+        _ => {
+            room.as_flattened_mut()[..blocks.len()].copy_from_slice(blocks);
+            room
+        }
     }
 }
 

@@ -346,13 +346,19 @@ fn encode(
         Some(importance) if target.dtype.block_len() > 1 => {
             let n_cols = tensor.n_cols();
             let rows_a_matrix = tensor.shape.get(tensor.shape.len().wrapping_sub(2)).copied().unwrap_or(1);
-            let at = |i: usize| importance[i / (n_cols * rows_a_matrix) * n_cols + i % n_cols];
-            room.importance.extend(range.clone().map(at));
+            let mut at = range.start;
+            // A row, or what the range has of it, at a time.
+            while at < range.end {
+                let end = range.end.min((at / n_cols + 1) * n_cols);
+                let of_matrix = &importance[at / (n_cols * rows_a_matrix) * n_cols..][..n_cols];
+                room.importance.extend_from_slice(&of_matrix[at % n_cols..][..end - at]);
+                at = end;
+            }
             quant::encode_row_weighted(target.dtype, x, &room.importance, bytes.as_mut_slice());
         }
         _ => quant::encode_row(target.dtype, x, bytes.as_mut_slice()),
     }
-    room.decoded.clear();
+    // Every value is written over.
     room.decoded.resize(x.len(), 0.0);
     quant::decode_row(target.dtype, &bytes[..], &mut room.decoded);
     if is_scaled {

@@ -138,7 +138,7 @@ impl Source for Gguf {
             return self.read_scaled(info, range, out);
         }
         let bytes = |n: usize| n / info.dtype.block_len() * info.dtype.block_bytes();
-        out.clear();
+        // Every byte is written over.
         out.resize(bytes(range.len()), 0);
         Ok(self.checkpoint.files()[info.file].read_at(info.offset + bytes(range.start), out)?)
     }
@@ -172,7 +172,7 @@ pub fn values(
 ) -> Result<()> {
     let info = &source.tensors()[tensor];
     source.read(tensor, range.clone(), bytes)?;
-    out.clear();
+    // Every value is written over.
     out.resize(range.len(), 0.0);
     quant::decode_row(info.dtype, &bytes[..], out);
     if are_finite(out) {

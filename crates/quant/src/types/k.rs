@@ -208,16 +208,19 @@ fn four_bits(qs: &[u8], i: usize) -> i8 {
 }
 
 fn put_two_bits(qs: &mut [u8], q: impl Fn(usize) -> i8) {
-    for i in 0..256 {
-        let (h, s, l) = (i / 128, i % 128 / 32, i % 32);
-        qs[32 * h + l] |= (q(i) as u8 & 3) << (2 * s);
+    for (h, qs) in qs.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        for (l, byte) in qs.iter_mut().enumerate() {
+            let bits = |s: usize| (q(128 * h + 32 * s + l) as u8 & 3) << (2 * s);
+            *byte = bits(0) | bits(1) | bits(2) | bits(3);
+        }
     }
 }
 
 fn put_four_bits(qs: &mut [u8], q: impl Fn(usize) -> i8) {
-    for i in 0..256 {
-        let (c, s, l) = (i / 64, i % 64 / 32, i % 32);
-        qs[32 * c + l] |= (q(i) as u8 & 15) << (4 * s);
+    for (c, qs) in qs.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        for (l, byte) in qs.iter_mut().enumerate() {
+            *byte = q(64 * c + l) as u8 & 15 | (q(64 * c + 32 + l) as u8) << 4;
+        }
     }
 }
 

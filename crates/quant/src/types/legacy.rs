@@ -105,10 +105,10 @@ pub(super) fn nibble(qs: &[u8], i: usize) -> i8 {
     (qs[i % 16] >> (4 * (i / 16)) & 15) as i8
 }
 
-/// Writes the low four bits of 32 values into 16 zero bytes.
+/// Writes the low four bits of 32 values into 16 bytes.
 pub(super) fn put_nibbles(qs: &mut [u8], q: impl Fn(usize) -> i8) {
-    for i in 0..32 {
-        qs[i % 16] |= (q(i) as u8 & 15) << (4 * (i / 16));
+    for (i, byte) in qs[..16].iter_mut().enumerate() {
+        *byte = q(i) as u8 & 15 | (q(i + 16) as u8) << 4;
     }
 }
 
