@@ -6,15 +6,12 @@
 //! sum over all matrices is made small greedily: all start with the smallest type, and the step up that saves most
 //! error for each byte goes first, as long as it fits.
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use anyhow::{Result, ensure};
 use indicatif::ProgressBar;
 use quant::WeightType;
 
 use super::mix::{self, FileType};
-use super::{Job, Loss, PIECE, Room, Target};
+use super::{Job, Loss, PIECE, Room, Target, parallel};
 use crate::machine;
 
 /// The types to choose from.
@@ -109,32 +106,15 @@ fn costs(job: &Job, i: usize) -> Result<Vec<Cost>> {
     let n_pieces = tensor.len().div_ceil(PIECE);
     let n = n_pieces.min(SAMPLES);
     let pieces: Vec<usize> = (0..n).map(|s| (2 * s + 1) * n_pieces / (2 * n)).collect();
-    let next = AtomicUsize::new(0);
-    let found: Mutex<Vec<Result<(usize, usize, Loss)>>> = Mutex::new(Vec::new());
-    let work = || {
-        let mut room = Room::default();
-        loop {
-            let at = next.fetch_add(1, Ordering::Relaxed);
-            let (Some(&piece), t) = (pieces.get(at % n), at / n) else { break };
-            let Some(&dtype) = types.get(t) else { break };
-            let target = Target { dtype, importance: job.targets[i].importance.clone() };
-            let lost = job.encode_piece(i, &target, piece, &[], &mut room).map(|(_, loss)| (t, at % n, loss));
-            found.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(lost);
-        }
-    };
-    std::thread::scope(|scope| {
-        // A thread that the system refuses leaves its work to the others.
-        for _ in 1..job.threads.min(n * types.len()) {
-            let _ = std::thread::Builder::new().spawn_scoped(scope, work);
-        }
-        work();
-    });
-    let found = found.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let mut found = found.into_iter().collect::<Result<Vec<_>>>()?;
-    // Sums in one order, whatever thread was first.
-    found.sort_by_key(|&(t, piece, _)| (t, piece));
     let mut losses = vec![Loss::default(); types.len()];
-    found.into_iter().for_each(|(t, _, loss)| losses[t].add(loss));
+    let work = |at: usize, room: &mut Room| {
+        let target = Target { dtype: types[at / n], importance: job.targets[i].importance.clone() };
+        Ok(job.encode_piece(i, &target, pieces[at % n], &[], room)?.1)
+    };
+    parallel::in_order(job.threads, types.len() * n, work, |at, loss| {
+        losses[at / n].add(loss);
+        Ok(())
+    })?;
     let names = || job.source.tensors().iter().map(|t| t.name.as_str());
     let counts = if mix::makes_logits(&tensor.name, names()) { mix::n_layer(names()) as f64 } else { 1.0 };
     let cost = |(&dtype, loss): (&WeightType, &Loss)| {

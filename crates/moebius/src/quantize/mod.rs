@@ -1,23 +1,22 @@
 //! From weights, of a GGUF file or of a model folder (`convert`), to a GGUF file of other types: what `moebius
 //! quantize` and `moebius convert` do.
 //!
-//! Tensors are taken one after the other in pieces of [`PIECE`] values, which threads decode and encode on their own,
-//! and are written as they come. A piece depends on nothing but its own values, so the file is the same whatever the
-//! number of threads, and memory does not grow with the model.
+//! Tensors are cut into pieces of [`PIECE`] values, which threads decode and encode in any order and which are written
+//! in the file's order, each as soon as those before it are. A piece depends on nothing but its own values, so the
+//! file is the same whatever the number of threads, and memory does not grow with the model.
 
 pub mod budget;
 pub mod importance;
 pub mod mix;
+mod parallel;
 pub mod search;
 pub mod source;
 
 use std::path::Path;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use checkpoint::Value;
-use checkpoint::gguf::{Stream, Writer};
+use checkpoint::gguf::Writer;
 use indicatif::ProgressBar;
 use quant::WeightType;
 
@@ -27,8 +26,6 @@ use source::{Source, Tensor};
 
 /// Values that a thread takes at a time: a multiple of every block.
 const PIECE: usize = 1 << 16;
-/// Pieces of a thread that are held before they are written.
-const PIECES_HELD: usize = 8;
 /// `general.quantization_version`: that of the block layouts that llama.cpp has had since May 2023.
 const QUANTIZATION_VERSION: u32 = 2;
 /// Bytes of a scale of a matrix of NVFP4, in a tensor of its own.
@@ -195,34 +192,27 @@ impl Job<'_> {
 
     fn stream(&self, out: &mut dyn std::io::Write, bar: &ProgressBar) -> Result<Vec<Loss>> {
         let mut stream = self.header().start(out)?;
-        let mut losses = Vec::new();
-        for i in 0..self.targets.len() {
-            losses.push(self.tensor(i, &mut stream, bar)?);
-        }
+        let n_pieces = |i: usize| self.source.tensors()[i].len().div_ceil(PIECE);
+        let scales = (0..self.targets.len()).map(|i| self.scales(i)).collect::<Result<Vec<_>>>()?;
+        // Threads go on with the next tensor while the last pieces of one are written.
+        let all: Vec<(usize, usize)> =
+            (0..self.targets.len()).flat_map(|i| (0..n_pieces(i)).map(move |piece| (i, piece))).collect();
+        let mut losses = vec![Loss::default(); self.targets.len()];
+        let work = |at: usize, room: &mut Room| self.piece(all[at].0, all[at].1, &scales[all[at].0], room);
+        parallel::in_order(self.threads, all.len(), work, |at, (bytes, lost)| {
+            let (i, piece) = all[at];
+            stream.write(&bytes)?;
+            losses[i].add(lost);
+            let len = self.source.tensors()[i].len();
+            bar.inc((len - piece * PIECE).min(PIECE) as u64);
+            if (piece + 1) * PIECE >= len && !scales[i].is_empty() {
+                stream.write(&scales[i].iter().flat_map(|scale| scale.to_le_bytes()).collect::<Vec<u8>>())?;
+            }
+            Ok(())
+        })?;
         stream.finish()?;
         self.source.is_whole()?;
         Ok(losses)
-    }
-
-    /// Writes a tensor, and behind it that of its scales.
-    fn tensor(&self, i: usize, stream: &mut Stream<impl std::io::Write>, bar: &ProgressBar) -> Result<Loss> {
-        let len = self.source.tensors()[i].len();
-        let n_pieces = len.div_ceil(PIECE);
-        let mut loss = Loss::default();
-        let scales = self.scales(i)?;
-        for first in (0..n_pieces).step_by(self.threads * PIECES_HELD) {
-            let last = n_pieces.min(first + self.threads * PIECES_HELD);
-            for piece in self.pieces(first..last, |piece, room| self.piece(i, piece, &scales, room)) {
-                let (bytes, lost) = piece?;
-                stream.write(&bytes)?;
-                loss.add(lost);
-            }
-            bar.inc(((last * PIECE).min(len) - first * PIECE) as u64);
-        }
-        if !scales.is_empty() {
-            stream.write(&scales.iter().flat_map(|scale| scale.to_le_bytes()).collect::<Vec<u8>>())?;
-        }
-        Ok(loss)
     }
 
     /// The scales of tensor `i`, which take a pass over its values; none where it has none.
@@ -233,7 +223,7 @@ impl Job<'_> {
         }
         let len = self.source.tensors()[i].len();
         let n_values = len / max.len();
-        let found = self.pieces(0..len.div_ceil(PIECE), |piece, room| {
+        let of_piece = |piece: usize, room: &mut Room| {
             let range = piece * PIECE..len.min((piece + 1) * PIECE);
             source::values(self.source, i, range.clone(), &mut room.bytes, &mut room.values)?;
             // The largest of each matrix that the piece has a part of.
@@ -246,39 +236,12 @@ impl Job<'_> {
                 at = end;
             }
             Ok(max)
-        });
-        for piece in found {
-            piece?.into_iter().for_each(|(matrix, of_part)| max[matrix] = max[matrix].max(of_part));
-        }
-        Ok(max.into_iter().map(quant::nvfp4_scale).collect())
-    }
-
-    /// Works on some pieces of a tensor, by all threads.
-    fn pieces<T: Send>(
-        &self,
-        pieces: std::ops::Range<usize>,
-        each: impl Fn(usize, &mut Room) -> Result<T> + Sync,
-    ) -> Vec<Result<T>> {
-        let next = AtomicUsize::new(pieces.start);
-        let done: Vec<Mutex<Option<Result<T>>>> = pieces.clone().map(|_| Mutex::new(None)).collect();
-        let work = || {
-            let mut room = Room::default();
-            loop {
-                let piece = next.fetch_add(1, Ordering::Relaxed);
-                let Some(slot) = piece.checked_sub(pieces.start).and_then(|at| done.get(at)) else { break };
-                let result = each(piece, &mut room);
-                *slot.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(result);
-            }
         };
-        std::thread::scope(|scope| {
-            // A thread that the system refuses leaves its work to the others.
-            for _ in 1..self.threads.min(pieces.len()) {
-                let _ = std::thread::Builder::new().spawn_scoped(scope, work);
-            }
-            work();
-        });
-        let take = |slot: Mutex<Option<_>>| slot.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-        done.into_iter().map(|slot| take(slot).unwrap_or_else(|| anyhow::bail!("a thread stopped"))).collect()
+        parallel::in_order(self.threads, len.div_ceil(PIECE), of_piece, |_, found| {
+            found.into_iter().for_each(|(matrix, of_part)| max[matrix] = max[matrix].max(of_part));
+            Ok(())
+        })?;
+        Ok(max.into_iter().map(quant::nvfp4_scale).collect())
     }
 
     fn piece(&self, i: usize, piece: usize, scales: &[f32], room: &mut Room) -> Result<(Vec<u8>, Loss)> {
