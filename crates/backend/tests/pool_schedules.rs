@@ -16,6 +16,11 @@ mod sync {
     pub use shuttle::thread::{Builder, JoinHandle};
 }
 
+/// Where the pool's threads go: the scheduler's have no CPU.
+mod numa {
+    pub fn settle(_worker: usize, _threads: usize) {}
+}
+
 /// What the pool reports when a thread cannot be started.
 #[derive(Debug)]
 enum CompileError {

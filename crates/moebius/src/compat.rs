@@ -80,9 +80,9 @@ const TABLE: &[Foreign] = &[
     row(&["--no-mmap"], All, Takes::Nothing, Sets(&["--copy-weights", "all"])),
     row(&["--mlock"], All, Takes::Nothing, Nothing("memory is not locked: see --copy-weights")),
     row(
-        &["--no-warmup", "--log-disable", "--no-perf", "--perf", "--numa", "--prio"],
+        &["--no-warmup", "--log-disable", "--no-perf", "--perf", "--prio"],
         All,
-        Maybe(&["distribute", "isolate", "numactl", "0", "1", "2", "3"]),
+        Maybe(&["0", "1", "2", "3"]),
         Nothing("it changes nothing here"),
     ),
     row(&["-ot", "--override-tensor", "--n-cpu-moe", "-ncmoe"], All, Value, Refused(EXPERTS)),

@@ -65,8 +65,9 @@ pub fn main(args: Vec<OsString>) -> u8 {
             return 2;
         }
     };
-    let cli = match command.try_get_matches_from(&args).and_then(|matches| Cli::from_arg_matches(&matches)) {
-        Ok(cli) => cli,
+    let parsed = command.try_get_matches_from(&args).and_then(|all| Ok((Cli::from_arg_matches(&all)?, all)));
+    let (cli, matches) = match parsed {
+        Ok(parsed) => parsed,
         Err(said) => return explain(&said, &typed),
     };
     let own = presets.into_iter().map(|preset| {
@@ -78,6 +79,11 @@ pub fn main(args: Vec<OsString>) -> u8 {
         Err(said) => return explain(&said, &typed),
     };
     translated.notes.iter().for_each(|note| out::note!("moebius: {note}"));
+    // Before any thread is started: threads inherit where they run and where their memory is.
+    let numa = matches.subcommand().and_then(|(_, given)| given.try_get_one("numa").ok().flatten());
+    if let Some(note) = numa.and_then(|&numa| machine::settle_on_nodes(numa)) {
+        out::note!("moebius: {note}");
+    }
     let result = match &cli.command {
         Command::Run(args) => commands::run::run(args),
         Command::Chat(args) => commands::chat::run(args),

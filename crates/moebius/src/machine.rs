@@ -7,9 +7,12 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::Result;
+use backend::cpu::numa::{self, Numa};
 use backend::cpu::read_bandwidth;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
+
+use crate::args::NumaArg;
 
 /// Cores this process may use.
 pub fn cores() -> usize {
@@ -66,6 +69,20 @@ pub fn processor() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = text.lines().find_map(|l| l.strip_prefix("model name")?.split_once(':'));
     name.map_or_else(|| std::env::consts::ARCH.to_string(), |(_, name)| name.trim().to_string())
+}
+
+/// Places the memory and the threads of this process on the machine's NUMA nodes. Returns what the user should know.
+pub fn settle_on_nodes(numa: NumaArg) -> Option<String> {
+    let (numa, name) = match numa {
+        NumaArg::Distribute => (Numa::Distribute, "distribute"),
+        NumaArg::Isolate => (Numa::Isolate, "isolate"),
+        NumaArg::Numactl => return None,
+    };
+    match numa::apply(numa) {
+        Ok(0 | 1) => Some(format!("--numa {name} changes nothing: this machine has one NUMA node")),
+        Ok(_) => None,
+        Err(why) => Some(format!("--numa {name} is not done: {why}")),
+    }
 }
 
 /// The read bandwidth of the machine, measured again and again, as it changes on shared machines.

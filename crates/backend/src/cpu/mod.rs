@@ -13,6 +13,7 @@ pub mod kernels;
 mod lanes;
 mod math;
 pub(crate) mod mem;
+pub mod numa;
 mod ops;
 pub mod pool;
 #[cfg(test)]

@@ -20,6 +20,7 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
+use super::numa;
 use super::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use super::sync::{Arc, Builder, Condvar, JoinHandle, Mutex, MutexGuard, PoisonError};
 use super::wait::{Patience, Waits};
@@ -144,7 +145,10 @@ impl Pool {
         let mut pool = Pool { shared, workers: Vec::new(), regions: 0, timed: None, waits: Waits::default() };
         for worker in 1..threads {
             let shared = pool.shared.clone();
-            let spawned = builder(worker).spawn(move || shared.worker_loop(worker));
+            let spawned = builder(worker).spawn(move || {
+                numa::settle(worker, shared.shares.len());
+                shared.worker_loop(worker);
+            });
             pool.workers.push(spawned.map_err(|error| CompileError::Start {
                 what: format!("{threads} threads"),
                 why: format!("the system gave {worker}: {error}; use fewer"),

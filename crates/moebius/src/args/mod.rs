@@ -117,6 +117,9 @@ pub struct StepArgs {
     /// Instruction set of the CPU backend; the best one present when left out
     #[arg(long, value_enum)]
     pub isa: Option<IsaArg>,
+    /// Where memory and threads go on a machine of several NUMA nodes; to wherever the system puts them when left out
+    #[arg(long, value_enum, value_name = "WHERE")]
+    pub numa: Option<NumaArg>,
     /// Element type of the KV cache (the reference backend always keeps f32)
     #[arg(long, value_enum, default_value_t)]
     pub cache_type: CacheArg,
@@ -141,6 +144,18 @@ pub struct StepArgs {
     /// read from disk
     #[arg(short, long, value_name = "N")]
     pub batch: Option<usize>,
+}
+
+/// Where memory and threads go on a machine of several NUMA nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum NumaArg {
+    /// To all nodes: pages in turn, threads evenly. Pages of a file that are cached already stay where they are, and
+    /// --copy-weights all copies them
+    Distribute,
+    /// To the node that the program starts on, memory of others where that is full
+    Isolate,
+    /// To where numactl has put them
+    Numactl,
 }
 
 /// When experts move to the GPU.

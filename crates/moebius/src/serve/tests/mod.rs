@@ -51,6 +51,7 @@ impl Server {
             copy_weights: CopyArg::Auto,
             memory: None,
             gpu_memory: None,
+            numa: None,
             hot_experts: Default::default(),
             batch: Some(256),
         };

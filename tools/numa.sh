@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# numa.sh: proves --numa on a machine of two NUMA nodes that QEMU makes, under a kernel of Debian's: asks the kernel where
+# the pages of the program and the CPUs of its threads are. It shows where things go, not how fast that is. Run by hand;
+# needs Rust and Debian or a relative of it.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi; }
+needs=(qemu-system-x86 cpio)
+dpkg -s "${needs[@]}" >/dev/null 2>&1 ||
+  { as_root apt-get update && as_root apt-get install -y --no-install-recommends "${needs[@]}"; } >/dev/null
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+root=$work/root
+mkdir -p "$root"/{bin,proc,sys,dev,tmp,t}
+CARGO_PROFILE_RELEASE_DEBUG=0 cargo build --locked --release -p moebius
+strip -o "$root/t/moebius" target/release/moebius
+ldd target/release/moebius | grep -o '/[^ ]*' | xargs cp -Lu --parents -t "$root"
+cp models/*.gguf "$root/t/model.gguf"
+
+kernel=$(apt-cache depends linux-image-cloud-amd64 | sed -n 's/^ *Depends: \(linux-image-[0-9].*\)/\1/p' | head -n 1)
+(cd "$work" && apt-get download "$kernel" busybox-static >/dev/null && for deb in *.deb; do dpkg-deb -x "$deb" debian; done)
+cp "$work/debian/bin/busybox" "$root/bin/"
+cat >"$root/init" <<'I'
+#!/bin/busybox sh
+/bin/busybox --install -s /bin
+export PATH=/bin HOME=/tmp
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs dev /dev
+exec </dev/ttyS0 >/dev/ttyS0 2>&1
+stty -onlcr
+ip link set lo up 2>/dev/null
+# Prints MODE, the policy and the PAGES-OF-NODE-0 and PAGES-OF-NODE-1 of anonymous memory, and each thread's CPUs.
+look() {
+  mode=$1
+  shift
+  /t/moebius bench -m /t/model.gguf -t 4 -p 0 -n 64 -r 100000 --backend cpu --copy-weights all "$@" >/tmp/out 2>&1 &
+  pid=$!
+  until grep -q "ready in" /tmp/out; do sleep 1; done
+  sleep 2
+  awk -v mode="$mode" '/anon=/ { policy = $2; for (i = 3; i <= NF; i++) if ($i ~ /^N[01]=/) n[substr($i, 2, 1)] += substr($i, 4) }
+    END { print "pages", mode, policy, n[0] + 0, n[1] + 0 }' /proc/$pid/numa_maps
+  for thread in /proc/$pid/task/*; do
+    awk -v mode="$mode" '/^Name:/ { name = $2 } /^Cpus_allowed_list:/ { print "thread", mode, name, $2 }' $thread/status
+  done
+  kill $pid
+  wait $pid
+}
+echo "nodes $(cat /sys/devices/system/node/has_memory)"
+look default
+look distribute --numa distribute
+look isolate --numa isolate
+look numactl --numa numactl
+echo "== the end"
+sleep 1
+poweroff -f
+I
+chmod +x "$root/init"
+(cd "$root" && find . | cpio -o -H newc --quiet) >"$work/initrd"
+
+: >"$work/serial"
+timeout 900 qemu-system-x86_64 -accel tcg -cpu max -smp 4 -m 2G -nodefaults -no-reboot -display none \
+  -object memory-backend-ram,id=m0,size=1G -numa node,cpus=0-1,memdev=m0 \
+  -object memory-backend-ram,id=m1,size=1G -numa node,cpus=2-3,memdev=m1 \
+  -kernel "$work"/debian/boot/vmlinuz-* -initrd "$work/initrd" -append "console=ttyS0 quiet panic=-1" \
+  -serial "file:$work/serial" </dev/null || true
+cat "$work/serial"
+grep -q "== the end" "$work/serial" || { echo "it did not come to its end"; exit 1; }
+awk '
+  function expect(holds, what) { if (!holds) { print "WRONG: " what; wrong = 1 } }
+  { sub(/\r$/, "") }
+  $1 == "pages" { policy[$2] = $3; here[$2] = $4; there[$2] = $5 }
+  $1 == "thread" { allowed[$2 " " $NF]++; threads[$2]++ }
+  END {
+    d = "distribute"
+    total = here[d] + there[d]
+    expect(policy[d] == "interleave:0-1" && total > 4000 && here[d] > 0.4 * total && there[d] > 0.4 * total, "distribute halves the memory")
+    expect(allowed[d " 0-1"] >= 1 && allowed[d " 2-3"] == 2, "distribute divides the threads")
+    i = "isolate"
+    total = here[i] + there[i]
+    expect(policy[i] ~ /^prefer:[01]$/ && total > 4000 && (here[i] > 0.95 * total || there[i] > 0.95 * total), "isolate keeps the memory on one node")
+    expect(allowed[i " 0-1"] == threads[i] && here[i] > there[i] || allowed[i " 2-3"] == threads[i] && there[i] > here[i],
+      "isolate keeps all threads on the node of the memory")
+    for (m in threads) if (m == "default" || m == "numactl")
+      expect(allowed[m " 0-3"] == threads[m] && policy[m] == "default", m " leaves memory and threads alone")
+    expect(length(threads) == 4, "all were seen")
+    if (!wrong) print "NUMA: all as it should be"
+    exit wrong
+  }' "$work/serial"
