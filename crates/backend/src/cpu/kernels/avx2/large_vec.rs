@@ -406,7 +406,62 @@ unsafe fn add<T: Large>(sums: *const Sums, len: usize, dx: *const f32, mut acc: 
 #[inline(always)]
 unsafe fn add_pairs<const VNNI: bool>(acc: __m256i, a: __m256i, b: __m256i) -> __m256i {
     // SAFETY: the caller's promise.
-    unsafe { if VNNI { _mm256_dpwssd_epi32(acc, a, b) } else { _mm256_add_epi32(acc, _mm256_madd_epi16(a, b)) } }
+    unsafe { if VNNI { dot_pairs(acc, a, b) } else { _mm256_add_epi32(acc, _mm256_madd_epi16(a, b)) } }
+}
+
+/// `acc + Σ` of the products of pairs with the pair at byte `AT` of `b`.
+///
+/// # Safety
+/// As [`add_pairs`]; the pair is readable.
+#[inline(always)]
+unsafe fn add_pairs_with<const VNNI: bool, const AT: usize>(acc: __m256i, a: __m256i, b: *const u8) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if VNNI {
+            dot_pair::<AT>(acc, a, b)
+        } else {
+            add_pairs::<false>(acc, a, _mm256_set1_epi32(b.add(AT).cast::<i32>().read_unaligned()))
+        }
+    }
+}
+
+/// `vpdpwssd`. The compiler makes a product and an addition of each in a chain, as those have the shorter latency; here
+/// the chains of other blocks fill it.
+#[inline]
+#[target_feature(enable = "avx2,avx512f,avx512vl,avx512vnni")]
+fn dot_pairs(mut acc: __m256i, a: __m256i, b: __m256i) -> __m256i {
+    // SAFETY: the machine has the instruction, which reads and writes these registers.
+    unsafe {
+        std::arch::asm!(
+            "vpdpwssd {0}, {1}, {2}",
+            inout(ymm_reg) acc,
+            in(ymm_reg) a,
+            in(ymm_reg) b,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    acc
+}
+
+/// [`dot_pairs`] with the pair at byte `AT` of `b`.
+///
+/// # Safety
+/// The pair is readable.
+#[inline]
+#[target_feature(enable = "avx2,avx512f,avx512vl,avx512vnni")]
+unsafe fn dot_pair<const AT: usize>(mut acc: __m256i, a: __m256i, b: *const u8) -> __m256i {
+    // SAFETY: the machine has the instruction; the caller's promise.
+    unsafe {
+        std::arch::asm!(
+            "vpdpwssd {0}, {1}, dword ptr [{2} + {3}]{{1to8}}",
+            inout(ymm_reg) acc,
+            in(ymm_reg) a,
+            in(reg) b,
+            const AT,
+            options(pure, readonly, nostack, preserves_flags)
+        );
+    }
+    acc
 }
 
 /// `acc` plus the integer dot product of a block of unsigned integers, in eight partial sums.
@@ -423,13 +478,13 @@ unsafe fn unsigned<T: Large, const VNNI: bool>(p: *const u8, x: *const u8, s: *c
             $(
                 // SAFETY: the caller's promise.
                 unsafe {
-                    let scale = if T::WIDE_SCALES {
-                        _mm256_set1_epi32(s.add(32 * ($j / 4) + 4 * ($j % 4)).cast::<i32>().read_unaligned())
-                    } else {
-                        _mm256_shuffle_epi8(load256(s), load256(shuffles.add(32 * $j)))
-                    };
                     let pairs = _mm256_maddubs_epi16(T::group(p, $j), load256(x.add(32 * $j)));
-                    acc = add_pairs::<VNNI>(acc, pairs, scale);
+                    acc = if T::WIDE_SCALES {
+                        add_pairs_with::<VNNI, { 32 * ($j / 4) + 4 * ($j % 4) }>(acc, pairs, s)
+                    } else {
+                        let scale = _mm256_shuffle_epi8(load256(s), load256(shuffles.add(32 * $j)));
+                        add_pairs::<VNNI>(acc, pairs, scale)
+                    };
                 }
             )*
         };

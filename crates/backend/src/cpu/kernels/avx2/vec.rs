@@ -18,8 +18,8 @@ use super::planar::{Groups, Ints, Scale};
 use super::small::{Products, Small};
 use super::{hide, keep_order, large_vec, row_octets, store_octet};
 
-/// The kernels of one instruction set: the same source, compiled with its features. With VNNI the compiler turns a
-/// product of pairs and an addition into `vpdpwssd`.
+/// The kernels of one instruction set: the same source, compiled with its features. With VNNI super-blocks multiply
+/// pairs and add them in one instruction.
 macro_rules! kernels {
     ($one:ident, $small:ident, $large:ident, $planar:ident, $features:literal, $vnni:literal) => {
         /// The one-column kernel of a type.
