@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# numa.sh: proves --numa on a machine of two NUMA nodes that QEMU makes, under a kernel of Debian's: asks the kernel where
-# the pages of the program and the CPUs of its threads are. It shows where things go, not how fast that is. Run by hand;
-# needs Rust and Debian or a relative of it.
+# numa.sh: proves --numa on a machine of two NUMA nodes that QEMU makes, under a kernel of Debian's: asks the kernel
+# where the pages of the program and the CPUs of its threads are. It shows where things go, not how fast that is. Run by
+# hand; needs Rust and Debian or a relative of it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -20,7 +20,8 @@ ldd target/release/moebius | grep -o '/[^ ]*' | xargs cp -Lu --parents -t "$root
 cp models/*.gguf "$root/t/model.gguf"
 
 kernel=$(apt-cache depends linux-image-cloud-amd64 | sed -n 's/^ *Depends: \(linux-image-[0-9].*\)/\1/p' | head -n 1)
-(cd "$work" && apt-get download "$kernel" busybox-static >/dev/null && for deb in *.deb; do dpkg-deb -x "$deb" debian; done)
+(cd "$work" && apt-get download "$kernel" busybox-static >/dev/null &&
+  for deb in *.deb; do dpkg-deb -x "$deb" debian; done)
 cp "$work/debian/bin/busybox" "$root/bin/"
 cat >"$root/init" <<'I'
 #!/bin/busybox sh
@@ -40,7 +41,8 @@ look() {
   pid=$!
   until grep -q "ready in" /tmp/out; do sleep 1; done
   sleep 2
-  awk -v mode="$mode" '/anon=/ { policy = $2; for (i = 3; i <= NF; i++) if ($i ~ /^N[01]=/) n[substr($i, 2, 1)] += substr($i, 4) }
+  awk -v mode="$mode" '
+    /anon=/ { policy = $2; for (i = 3; i <= NF; i++) if ($i ~ /^N[01]=/) n[substr($i, 2, 1)] += substr($i, 4) }
     END { print "pages", mode, policy, n[0] + 0, n[1] + 0 }' /proc/$pid/numa_maps
   for thread in /proc/$pid/task/*; do
     awk -v mode="$mode" '/^Name:/ { name = $2 } /^Cpus_allowed_list:/ { print "thread", mode, name, $2 }' $thread/status
@@ -76,12 +78,14 @@ awk '
   END {
     d = "distribute"
     total = here[d] + there[d]
-    expect(policy[d] == "interleave:0-1" && total > 4000 && here[d] > 0.4 * total && there[d] > 0.4 * total, "distribute halves the memory")
+    expect(policy[d] == "interleave:0-1" && total > 4000 && here[d] > 0.4 * total && there[d] > 0.4 * total,
+      "distribute halves the memory")
     expect(allowed[d " 0-1"] >= 1 && allowed[d " 2-3"] == 2, "distribute divides the threads")
     i = "isolate"
     total = here[i] + there[i]
-    expect(policy[i] ~ /^prefer:[01]$/ && total > 4000 && (here[i] > 0.95 * total || there[i] > 0.95 * total), "isolate keeps the memory on one node")
-    expect(allowed[i " 0-1"] == threads[i] && here[i] > there[i] || allowed[i " 2-3"] == threads[i] && there[i] > here[i],
+    expect(policy[i] ~ /^prefer:[01]$/ && total > 4000 && (here[i] > 0.95 * total || there[i] > 0.95 * total),
+      "isolate keeps the memory on one node")
+    expect(allowed[i (here[i] > there[i] ? " 0-1" : " 2-3")] == threads[i],
       "isolate keeps all threads on the node of the memory")
     for (m in threads) if (m == "default" || m == "numactl")
       expect(allowed[m " 0-3"] == threads[m] && policy[m] == "default", m " leaves memory and threads alone")

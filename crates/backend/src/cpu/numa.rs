@@ -9,7 +9,7 @@ use thiserror::Error;
 
 /// Where the system tells of nodes.
 const NODES: &str = "/sys/devices/system/node";
-/// CPUs and nodes with higher numbers are left out.
+/// The highest number of a CPU or a node.
 const HIGHEST: usize = 8191;
 
 /// Where memory and threads go on a machine of several nodes.
@@ -58,20 +58,21 @@ pub fn apply(numa: Numa) -> Result<usize, NumaError> {
     if nodes.len() < 2 {
         return Ok(nodes.len());
     }
+    let n_nodes = nodes.len();
+    // Memory first: where the system refuses that, nothing is done.
     match numa {
         Numa::Distribute => {
-            // Threads are divided even where the memory's policy is refused.
-            let all = DIVIDED.get_or_init(|| nodes.clone());
-            system::interleave(&all.iter().map(|node| node.id).collect::<Vec<_>>())?;
+            system::interleave(&nodes.iter().map(|node| node.id).collect::<Vec<_>>())?;
+            DIVIDED.get_or_init(|| nodes);
         }
         Numa::Isolate => {
             let here = system::current_cpu()?;
             let node = nodes.iter().find(|node| node.cpus.contains(&here)).ok_or(NumaError::Unknown)?;
-            system::run_on(&node.cpus)?;
             system::prefer(node.id)?;
+            system::run_on(&node.cpus)?;
         }
     }
-    Ok(nodes.len())
+    Ok(n_nodes)
 }
 
 /// Keeps the calling thread, the worker of this number of a pool, on its node, where pools are divided among nodes.
@@ -84,7 +85,7 @@ pub(super) fn settle(worker: usize, threads: usize) {
 
 /// The node of a worker: neighbours share one.
 fn node_of(worker: usize, threads: usize, nodes: usize) -> usize {
-    worker * nodes / threads.max(1)
+    worker * nodes / threads
 }
 
 /// The nodes below a folder with memory and some of the CPUs `allowed`, in order; `None` where there is no such folder.
@@ -122,9 +123,10 @@ mod system {
     /// A set of CPUs or nodes, as the kernel takes it.
     type Mask = [std::ffi::c_ulong; (HIGHEST + 1) / WORD];
 
+    /// The set of these numbers, none above [`HIGHEST`].
     fn mask(numbers: &[usize]) -> Mask {
         let mut mask: Mask = [0; (HIGHEST + 1) / WORD];
-        numbers.iter().filter(|&&n| n <= HIGHEST).for_each(|&n| mask[n / WORD] |= 1 << (n % WORD));
+        numbers.iter().for_each(|&n| mask[n / WORD] |= 1 << (n % WORD));
         mask
     }
 
