@@ -207,9 +207,10 @@ def engines(args):
         if not binary:
             import compare
 
-            if not compare.BUILT.exists():
+            folder = compare.built("cpu")
+            if not folder.exists():
                 compare.build()
-            binary = compare.BUILT / "llama-bench"
+            binary = folder / "llama-bench"
         engine = LlamaCpp("llama.cpp", binary, [], args)
         # Repacked weights are copies, which the group does not hold.
         mapped = ("-lm", "mmap") if engine.has("--load-mode") else ("-mmp", "1")
