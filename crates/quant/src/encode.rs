@@ -1,8 +1,9 @@
 //! From f32 to bytes: an encoder for each type, which searches for the scales with the least weighted squared error.
 //!
-//! Which errors matter is said by the importance of each column: the mean square of what it is multiplied with. Scales
-//! of least squares are then drawn out until nothing of a block is lost along its own direction (`Block::gain`). A row
-//! depends on its own values alone, so that rows may be encoded in any order and on any thread. Knows no tensors.
+//! Which errors matter is said by the importance of each column, the mean square of what it is multiplied with, and by
+//! what becomes of the product ([`RowUse`]). Scales of least squares are then drawn out until nothing of a block is lost
+//! along its own direction (`Block::gain`). A row depends on its own values alone, so that rows may be encoded in any
+//! order and on any thread. Knows no tensors.
 //!
 //! Where things are: blocks as searches want them in `block`, eight of them side by side in `eight`, searches for scales
 //! in `search`, what needs them twice in `super_block`, entries of code books in `book`.
@@ -40,26 +41,42 @@ use super_block::{encode256, encode256_min};
 /// # Panics
 /// When the planes are not exactly `t.plane_bytes(x.len())` long.
 pub fn encode_row<'a>(t: WeightType, x: &[f32], row: impl Into<PlanesMut<'a>>) {
-    encode(Level::new(), t, x, None, row.into());
+    encode(Level::new(), t, x, &RowUse::default(), row.into());
 }
 
-/// Encodes a row of weights as [`encode_row`] does, with errors counted by the importance of their column: the mean
-/// square of the activations that it is multiplied with, or anything in proportion to it, for each value of `x`.
-///
-/// Importances that are negative or not finite count as 0, and no column counts less than a thousandth of the block's
-/// mean: one that was never seen keeps a share. Large values count somewhat more, but for types of less than three
-/// bits. Floats have no errors to weigh.
+/// What a row of weights is used for, which says what errors of it matter.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RowUse<'a> {
+    /// For each value the mean square of the activations that it is multiplied with, or anything in proportion to it.
+    /// Values that are negative or not finite count as 0, and no column counts less than a thousandth of the block's
+    /// mean: one that was never seen keeps a share. Large weights count somewhat more, but for types of less than three
+    /// bits. Floats have no errors to weigh.
+    pub importance: Option<&'a [f32]>,
+    /// Whether the products of the matrix are normalised, as Gemma does with what attention gives: what they lose in
+    /// length is then restored, and scales stay those of least squares.
+    pub is_normalised: bool,
+}
+
+impl<'a> RowUse<'a> {
+    /// That of `len` values from `at` on.
+    fn part(&self, at: usize, len: usize) -> RowUse<'a> {
+        RowUse { importance: self.importance.map(|importance| &importance[at..at + len]), ..*self }
+    }
+}
+
+/// Encodes a row of weights as [`encode_row`] does, with errors counted by what the row is used for.
 ///
 /// # Panics
-/// As [`encode_row`], and when there is not one importance a value.
-pub fn encode_row_weighted<'a>(t: WeightType, x: &[f32], importance: &[f32], row: impl Into<PlanesMut<'a>>) {
-    assert_eq!(x.len(), importance.len(), "importances of a row of {} values", x.len());
-    encode(Level::new(), t, x, Some(importance), row.into());
+/// As [`encode_row`], and when there are importances, but not one a value.
+pub fn encode_row_for<'a>(t: WeightType, x: &[f32], usage: &RowUse<'_>, row: impl Into<PlanesMut<'a>>) {
+    encode(Level::new(), t, x, usage, row.into());
 }
 
-fn encode(level: Level, t: WeightType, x: &[f32], importance: Option<&[f32]>, mut row: PlanesMut<'_>) {
+fn encode(level: Level, t: WeightType, x: &[f32], usage: &RowUse<'_>, mut row: PlanesMut<'_>) {
+    if let Some(importance) = usage.importance {
+        assert_eq!(x.len(), importance.len(), "importances of a row of {} values", x.len());
+    }
     assert_eq!(Some(row.len()), t.plane_bytes(x.len()), "bytes of a {t} row of {} values", x.len());
-    let of = |at: usize, len: usize| importance.map(|importance| &importance[at..at + len]);
     match t.codec() {
         Codec::Float { store, .. } => store(x, row.q),
         Codec::Small { pack, levels, has_min, .. } => {
@@ -67,15 +84,15 @@ fn encode(level: Level, t: WeightType, x: &[f32], importance: Option<&[f32]>, mu
                 let bytes = row.q[8 * i * t.block_bytes()..].chunks_exact_mut(t.block_bytes());
                 bytes.zip(w).for_each(|(b, w)| pack(w, b));
             };
-            at_level!(level, simd => eights(x, importance, put, #[inline(always)] |x, importance| {
-                encode32(simd, &Blocks::new(simd, x, importance), &levels, has_min)
+            at_level!(level, simd => eights(x, usage.importance, put, #[inline(always)] |x, importance| {
+                encode32(simd, &Blocks::new(simd, x, importance, usage.is_normalised), &levels, has_min)
             }));
         }
         Codec::Super { pack, levels, sub, has_min, .. } => {
             let is_coarse = matches!(levels, Levels::Range(lo, hi) if hi - lo < 4);
             for (i, (b, x)) in row.q.chunks_exact_mut(t.block_bytes()).zip(x.as_chunks().0).enumerate() {
                 let w = at_level!(level, simd => {
-                    let x = Block::new(x, of(256 * i, 256), !is_coarse);
+                    let x = Block::new(x, usage.part(256 * i, 256), !is_coarse);
                     match levels {
                         Levels::Range(lo, hi) if has_min => match sub.len {
                             16 => encode256_min::<_, 16, 2>(simd, &x, Integers::new(lo, hi), &sub),
@@ -92,12 +109,12 @@ fn encode(level: Level, t: WeightType, x: &[f32], importance: Option<&[f32]>, mu
             let mut room = Room::new(level);
             let is_fine = matches!(t, WeightType::IQ3_XXS | WeightType::IQ3_S);
             for (i, (b, x)) in row.q.chunks_exact_mut(t.block_bytes()).zip(x.as_chunks().0).enumerate() {
-                encode(&at_level!(level, _ => Block::new(x, of(256 * i, 256), is_fine)), &mut room, b);
+                encode(&at_level!(level, _ => Block::new(x, usage.part(256 * i, 256), is_fine)), &mut room, b);
             }
         }
         Codec::Fp4 { encode, .. } => {
             for (i, (b, x)) in row.q.chunks_exact_mut(t.block_bytes()).zip(x.as_chunks().0).enumerate() {
-                encode(x, &Block::new(x, of(64 * i, 64), true).w, b);
+                encode(x, &Block::new(x, usage.part(64 * i, 64), true).w, b);
             }
         }
         Codec::Float8 => {
@@ -107,21 +124,22 @@ fn encode(level: Level, t: WeightType, x: &[f32], importance: Option<&[f32]>, mu
         }
         Codec::Fp4Scaled => {
             for (b, x) in x.as_chunks().0.iter().enumerate() {
-                small_float::encode_nvfp4_scaled(x, &Block::new(x, of(64 * b, 64), true).w, &mut row, b);
+                small_float::encode_nvfp4_scaled(x, &Block::new(x, usage.part(64 * b, 64), true).w, &mut row, b);
             }
         }
         Codec::Mxfp4Planar => {
             let put = |i: usize, w: &[Ints32]| {
                 w.iter().enumerate().for_each(|(k, w)| planar::pack_mxfp4(w, &mut row, 8 * i + k));
             };
-            at_level!(level, simd => eights(x, importance, put, #[inline(always)] |x, importance| {
-                power_of_two(simd, &Blocks::new(simd, x, importance), Table(&iq::E2M1_NEAREST))
+            at_level!(level, simd => eights(x, usage.importance, put, #[inline(always)] |x, importance| {
+                let blocks = Blocks::without_gain(simd, f32::MAX, x, importance, true);
+                power_of_two(simd, &blocks, Table(&iq::E2M1_NEAREST))
             }));
         }
         Codec::Affine(a) => match a.group() {
-            32 => encode_groups::<32>(level, a, x, importance, &mut row),
-            64 => encode_groups::<64>(level, a, x, importance, &mut row),
-            _ => encode_groups::<128>(level, a, x, importance, &mut row),
+            32 => encode_groups::<32>(level, a, x, usage.importance, &mut row),
+            64 => encode_groups::<64>(level, a, x, usage.importance, &mut row),
+            _ => encode_groups::<128>(level, a, x, usage.importance, &mut row),
         },
     }
 }
@@ -247,7 +265,7 @@ fn encode_groups<const N: usize>(
     };
     at_level!(level, simd => eights(x, importance, put, #[inline(always)] |x, importance| {
         // Far enough below the largest f32 that `d·q` alone, before the bias is added, is no infinity.
-        let blocks = Blocks::<_, N>::within(simd, 1e38, x, importance, a.bits() > 2);
+        let blocks = Blocks::<_, N>::without_gain(simd, 1e38, x, importance, a.bits() > 2);
         let (in_d, in_m) = search::scale_and_min(simd, hi, &blocks.b, f32::INFINITY);
         let (mut d, mut m, mut in_units) = ([0.0; 8], [0.0; 8], [[0.0; 8]; 2]);
         for k in 0..8 {
@@ -275,12 +293,20 @@ mod tests {
     use crate::{PlanesBuf, ScaleType, decode_row};
 
     fn round_trip(t: WeightType, x: &[f32]) -> Vec<f32> {
+        round_trip_for(t, x, &RowUse::default())
+    }
+
+    fn round_trip_for(t: WeightType, x: &[f32], usage: &RowUse<'_>) -> Vec<f32> {
         let mut row = PlanesBuf::new(t.plane_bytes(x.len()).unwrap());
         row.q.fill(0xaa);
-        encode_row(t, x, row.get_mut());
+        encode_row_for(t, x, usage, row.get_mut());
         let mut y = vec![0.0; x.len()];
         decode_row(t, row.get(), &mut y);
         y
+    }
+
+    const fn by(importance: &[f32]) -> RowUse<'_> {
+        RowUse { importance: Some(importance), is_normalised: false }
     }
 
     /// Numbers in -1..1, the same for the same seed.
@@ -366,15 +392,23 @@ mod tests {
         !matches!(t.codec(), Codec::Fp4 { .. } | Codec::Fp4Scaled | Codec::Float8)
     }
 
-    /// Errors of [`COSTS`] are unbiased: along its own direction a row keeps its length.
+    /// Errors of [`COSTS`] are unbiased: along its own direction a row keeps its length, but where the products are
+    /// normalised and the least error counts alone.
     #[test]
     fn rows_do_not_shrink() {
         let x = normal(32 * 256);
-        let dot = |y: &[f32]| x.iter().zip(y).map(|(&x, &y)| f64::from(x) * f64::from(y)).sum::<f64>();
+        let dot = |x: &[f32], y: &[f32]| x.iter().zip(y).map(|(&x, &y)| f64::from(x) * f64::from(y)).sum::<f64>();
         for t in WeightType::GGUF.into_iter().filter(|&t| t != WeightType::MXFP4 && is_searched(t)) {
-            let gain = dot(&round_trip(t, &x)) / dot(&x);
+            let [(gain, error), (short, least)] = [false, true].map(|is_normalised| {
+                let y = round_trip_for(t, &x, &RowUse { importance: None, is_normalised });
+                let off: Vec<f32> = x.iter().zip(&y).map(|(x, y)| x - y).collect();
+                (dot(&x, &y) / dot(&x, &x), dot(&off, &off) / dot(&x, &x))
+            });
             // Scales of Q6_K are so small here that f16 rounds them by a thousandth.
             assert!((gain - 1.0).abs() < 1e-3, "{t}: {gain}");
+            if least > 0.002 && t != WeightType::NVFP4 {
+                assert!(least < error && short < 1.0 - 0.5 * least, "{t}: {least} of {error}, {short} of {gain}");
+            }
         }
     }
 
@@ -412,9 +446,7 @@ mod tests {
     fn errors_by_importance_are_at_most_ggmls() {
         let (x, importance) = weighed_row();
         for (t, most) in GGML {
-            let (mut row, mut y) = (PlanesBuf::new(t.plane_bytes(x.len()).unwrap()), vec![0.0; x.len()]);
-            encode_row_weighted(t, &x, &importance, row.get_mut());
-            decode_row(t, row.get(), &mut y);
+            let y = round_trip_for(t, &x, &by(&importance));
             let sum = |of: &dyn Fn(usize) -> f32| -> f64 {
                 (0..x.len()).map(|i| f64::from(importance[i]) * f64::from(of(i)).powi(2)).sum()
             };
@@ -432,13 +464,7 @@ mod tests {
             importance.iter().zip(x.iter().zip(y).map(square)).map(|(&w, e)| f64::from(w) * e).sum()
         };
         for (t, _) in COSTS.into_iter().filter(|&(t, _)| t.block_len() > 1 && is_searched(t)) {
-            let weighed = |importance: &[f32]| {
-                let mut row = PlanesBuf::new(t.plane_bytes(x.len()).unwrap());
-                encode_row_weighted(t, &x, importance, row.get_mut());
-                let mut y = vec![0.0; x.len()];
-                decode_row(t, row.get(), &mut y);
-                y
-            };
+            let weighed = |importance: &[f32]| round_trip_for(t, &x, &by(importance));
             let (plain, with) = (error(&round_trip(t, &x)), error(&weighed(&importance)));
             assert!(with < 0.99 * plain, "{t}: {with} of {plain}");
             // What is no number counts as 0, and only the ratios of the others count.
@@ -513,7 +539,13 @@ mod tests {
                 for importance in [None, Some(&importance[..])] {
                     let encoded = |level: Level, n: usize| {
                         let mut row = PlanesBuf::new(t.plane_bytes(n).unwrap());
-                        encode(level, t, &x[..n], importance.map(|importance| &importance[..n]), row.get_mut());
+                        encode(
+                            level,
+                            t,
+                            &x[..n],
+                            &RowUse { importance, is_normalised: false }.part(0, n),
+                            row.get_mut(),
+                        );
                         row
                     };
                     let best = encoded(Level::new(), n);

@@ -37,7 +37,7 @@ pub mod planes;
 pub mod types;
 
 pub use decode::decode_row;
-pub use encode::{encode_row, encode_row_weighted, square_sums};
+pub use encode::{RowUse, encode_row, encode_row_for, square_sums};
 pub use planes::{PlaneBytes, Planes, PlanesBuf, PlanesMut};
 pub use types::WeightType;
 pub use types::planar::{Affine, ScaleType};

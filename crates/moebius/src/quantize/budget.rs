@@ -108,7 +108,7 @@ fn costs(job: &Job, i: usize) -> Result<Vec<Cost>> {
     let pieces: Vec<usize> = (0..n).map(|s| (2 * s + 1) * n_pieces / (2 * n)).collect();
     let mut losses = vec![Loss::default(); types.len()];
     let work = |at: usize, room: &mut Room| {
-        let target = Target { dtype: types[at / n], importance: job.targets[i].importance.clone() };
+        let target = Target { dtype: types[at / n], ..job.targets[i].clone() };
         Ok(job.encode_piece(i, &target, pieces[at % n], &[], room)?.1)
     };
     parallel::in_order(job.threads, types.len() * n, work, |at, loss| {

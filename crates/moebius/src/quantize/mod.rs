@@ -12,6 +12,7 @@ mod parallel;
 pub mod search;
 pub mod source;
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
@@ -48,6 +49,8 @@ pub struct Target {
     pub dtype: WeightType,
     /// Importance of each column, `[n_mat, n_cols]`.
     pub importance: Option<Vec<f32>>,
+    /// Whether the model normalises the products.
+    pub is_normalised: bool,
 }
 
 /// What is to be written.
@@ -305,22 +308,23 @@ fn encode(
     })?;
     bytes.resize(n_bytes, 0);
     room.importance.clear();
-    match &target.importance {
-        Some(importance) if target.dtype.block_len() > 1 => {
-            let n_cols = tensor.n_cols();
-            let rows_a_matrix = tensor.shape.get(tensor.shape.len().wrapping_sub(2)).copied().unwrap_or(1);
-            let mut at = range.start;
-            // A row, or what the range has of it, at a time.
-            while at < range.end {
-                let end = range.end.min((at / n_cols + 1) * n_cols);
-                let of_matrix = &importance[at / (n_cols * rows_a_matrix) * n_cols..][..n_cols];
-                room.importance.extend_from_slice(&of_matrix[at % n_cols..][..end - at]);
-                at = end;
-            }
-            quant::encode_row_weighted(target.dtype, x, &room.importance, bytes.as_mut_slice());
+    if let Some(importance) = &target.importance
+        && target.dtype.block_len() > 1
+    {
+        let n_cols = tensor.n_cols();
+        let rows_a_matrix = tensor.shape.get(tensor.shape.len().wrapping_sub(2)).copied().unwrap_or(1);
+        let mut at = range.start;
+        // A row, or what the range has of it, at a time.
+        while at < range.end {
+            let end = range.end.min((at / n_cols + 1) * n_cols);
+            let of_matrix = &importance[at / (n_cols * rows_a_matrix) * n_cols..][..n_cols];
+            room.importance.extend_from_slice(&of_matrix[at % n_cols..][..end - at]);
+            at = end;
         }
-        _ => quant::encode_row(target.dtype, x, bytes.as_mut_slice()),
     }
+    let importance = Some(room.importance.as_slice()).filter(|importance| !importance.is_empty());
+    let usage = quant::RowUse { importance, is_normalised: target.is_normalised };
+    quant::encode_row_for(target.dtype, x, &usage, bytes.as_mut_slice());
     // Every value is written over.
     room.decoded.resize(x.len(), 0.0);
     quant::decode_row(target.dtype, &bytes[..], &mut room.decoded);
@@ -366,12 +370,53 @@ pub fn targets(
 ) -> Result<Vec<Target>> {
     let tensors: Vec<mix::Tensor> = source.tensors().iter().map(Tensor::in_mix).collect();
     let types = mix::choose(file, source.meta(), &tensors, overrides, importance.is_some())?;
+    let names: HashSet<&str> = source.tensors().iter().map(|tensor| tensor.name.as_str()).collect();
     let target = |(tensor, dtype): (&Tensor, WeightType)| {
         let importance = match importance {
             Some(file) if mix::may_change(&tensor.in_mix()) => file.of(&tensor.name, &tensor.shape)?,
             _ => None,
         };
-        Ok(Target { dtype, importance })
+        Ok(Target { dtype, importance, is_normalised: is_normalised(&tensor.name, &names) })
     };
     source.tensors().iter().zip(types).map(target).collect()
+}
+
+/// Whether a model of these tensors normalises what the named matrix gives, before it is added to anything: the output of
+/// attention in Gemma. (That of its feed-forward networks is normalised too, but gains by scales that lose no length:
+/// Gemma-3-270M in IQ2_XXS has a KL of 0.709 with them there and of 0.720 without.)
+fn is_normalised(name: &str, names: &HashSet<&str>) -> bool {
+    let Some(layer) = name.strip_suffix(".attn_output.weight") else { return false };
+    let has = |norm: &str| names.contains(format!("{layer}.{norm}.weight").as_str());
+    // Alone, `post_attention_norm` is what other models call the norm of the feed-forward network's input.
+    has("post_attention_norm") && has("ffn_norm")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_normalised_follows_from_the_norms_of_the_layer() {
+        let names = HashSet::from([
+            "blk.3.post_attention_norm.weight",
+            "blk.3.ffn_norm.weight",
+            "blk.4.ffn_norm.weight",
+            // Qwen3-Next's norm of the feed-forward network's input.
+            "blk.5.post_attention_norm.weight",
+        ]);
+        let normalised = |name: &str| is_normalised(name, &names);
+        assert!(normalised("blk.3.attn_output.weight"));
+        for name in [
+            "blk.3.attn_q.weight",
+            "blk.3.ffn_down.weight",
+            "blk.3.attn_output.bias",
+            "blk.4.attn_output.weight",
+            "blk.5.attn_output.weight",
+            "blk.30.attn_output.weight",
+            "attn_output.weight",
+            "output.weight",
+        ] {
+            assert!(!normalised(name), "{name}");
+        }
+    }
 }

@@ -4,7 +4,7 @@ use fearless_simd::{f32x8, prelude::*};
 use half::f16;
 
 use super::eight::{self, Eight};
-use super::search;
+use super::{RowUse, search};
 
 /// A block brought to magnitudes of about 1, and how much the error of each value counts.
 pub(crate) struct Block<const N: usize> {
@@ -14,17 +14,19 @@ pub(crate) struct Block<const N: usize> {
     unit: f32,
     /// Weights of the squared errors, all above 0.
     pub(super) w: [f32; N],
-    /// Whether they are those of [`weigh_by_size`], which keep large values and need no [`Block::gain`].
-    by_size: bool,
+    has_gain: bool,
 }
 
 impl<const N: usize> Block<N> {
+    /// A block whose errors are weighed by importance, and by the size of values too where that is asked for.
     #[inline(always)]
-    pub(super) fn new(x: &[f32; N], importance: Option<&[f32]>, by_size: bool) -> Self {
-        let mut block = Self { x: [0.0; N], unit: 0.0, w: [1.0; N], by_size: by_size && importance.is_some() };
+    pub(super) fn new(x: &[f32; N], usage: RowUse<'_>, by_size: bool) -> Self {
+        let by_size = by_size && usage.importance.is_some();
+        // Weights by size keep large values, and with them what the gain would restore.
+        let mut block = Self { x: [0.0; N], unit: 0.0, w: [1.0; N], has_gain: !by_size && !usage.is_normalised };
         block.unit = bring(x, f32::MAX, &mut block.x);
-        weigh(importance, &mut block.w);
-        if block.by_size {
+        weigh(usage.importance, &mut block.w);
+        if by_size {
             weigh_by_size(&block.x, &mut block.w);
         }
         block
@@ -32,10 +34,11 @@ impl<const N: usize> Block<N> {
 
     /// What the values that stand for those of the block are to be multiplied with to lose nothing of them along their
     /// own direction, by `Σ w·x·y`. Least squares draw what they fit towards zero, by the share that the error has; one
-    /// block's shrinking is small beside its error, but all blocks shrink the same way, and layers multiply it.
+    /// block's shrinking is small beside its error, but all blocks shrink the same way, and layers multiply it. Where
+    /// products are normalised that is no loss, and longer values have the larger error.
     #[inline(always)]
     pub(super) fn gain_by(&self, xy: f32) -> f32 {
-        if self.by_size {
+        if !self.has_gain {
             return 1.0;
         }
         let [xx] = search::sums_of(&self.x, &self.w, |x, w| [w * x * x]);
@@ -45,10 +48,10 @@ impl<const N: usize> Block<N> {
     /// [`Block::gain_by`] of the values `y`.
     #[inline(always)]
     pub(super) fn gain(&self, y: &[f32]) -> f32 {
-        if self.by_size {
-            1.0
-        } else {
+        if self.has_gain {
             self.gain_by(self.x.iter().zip(&self.w).zip(y).map(|((x, w), y)| w * x * y).sum())
+        } else {
+            1.0
         }
     }
 
@@ -63,18 +66,21 @@ impl<const N: usize> Block<N> {
 pub(super) struct Blocks<S: Simd, const N: usize> {
     pub b: Eight<S, N>,
     pub unit: [f32; 8],
-    by_size: bool,
+    has_gain: bool,
 }
 
 impl<S: Simd, const N: usize> Blocks<S, N> {
+    /// Eight blocks whose errors are weighed by importance and size, and whose scales have a [`Blocks::gain`] where
+    /// [`Block::new`] gives them one.
     #[inline(always)]
-    pub(super) fn new(simd: S, x: &[[f32; N]; 8], importance: Option<&[[f32; N]; 8]>) -> Self {
-        Self::within(simd, f32::MAX, x, importance, true)
+    pub(super) fn new(simd: S, x: &[[f32; N]; 8], importance: Option<&[[f32; N]; 8]>, is_normalised: bool) -> Self {
+        let blocks = Self::without_gain(simd, f32::MAX, x, importance, true);
+        Self { has_gain: importance.is_none() && !is_normalised, ..blocks }
     }
 
     /// Eight blocks of values whose magnitudes are cut to `most`.
     #[inline(always)]
-    pub(super) fn within(
+    pub(super) fn without_gain(
         simd: S,
         most: f32,
         x: &[[f32; N]; 8],
@@ -96,22 +102,21 @@ impl<S: Simd, const N: usize> Blocks<S, N> {
         for x in &mut x {
             *x *= factor;
         }
-        let by_size = by_size && importance.is_some();
         if let Some(importance) = importance {
             w = eight::side_by_side(simd, importance);
             eight::weigh(simd, &mut w);
+            if by_size {
+                eight::weigh_by_size(&x, &mut w);
+            }
         }
-        if by_size {
-            eight::weigh_by_size(&x, &mut w);
-        }
-        Self { b: Eight::new(x, w), unit, by_size }
+        Self { b: Eight::new(x, w), unit, has_gain: false }
     }
 
     /// [`Block::gain_by`] of the values `y`.
     #[inline(always)]
     pub(super) fn gain(&self, y: impl Fn(usize) -> f32x8<S>) -> f32x8<S> {
         let (b, one) = (&self.b, f32x8::splat(self.b.x[0].simd, 1.0));
-        if self.by_size {
+        if !self.has_gain {
             return one;
         }
         let mut xy = b.wx[0] * y(0);
