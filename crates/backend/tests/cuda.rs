@@ -16,7 +16,7 @@ use backend::{Ask, Backend, Batch, Fault, Limits, PAGE, Picks, Tables};
 use checkpoint::Checkpoint;
 use common::backends::{self, gpu};
 use common::{BAD, N_VOCAB, PLAIN, Session, Shape, model, relative, tokens};
-use model::plan::{DeltaHeads, Gate, RopePairing, Sharing, ValidPlan};
+use model::plan::{DeltaHeads, Gate, Plan, RopePairing, Sharing, ValidPlan};
 use quant::WeightType::{self, *};
 use quant::act::ActKind;
 
@@ -45,9 +45,9 @@ const FLOATS: &[Shape] = &[
     Shape { delta: Some((5, heads(2, 6, 7, 57, Sharing::Tiled))), ..PLAIN },
 ];
 
-/// [`relative`] over rows, without the worst eighth: a near tie among random routers sends a token to other experts.
-fn relative_of_most(found: &[f32], exact: &[f32]) -> f64 {
-    let rows = found.chunks_exact(N_VOCAB).zip(exact.chunks_exact(N_VOCAB));
+/// [`relative`] over rows of `width`, without the worst eighth: a near tie among random routers sends a token to other experts.
+fn relative_of_most(found: &[f32], exact: &[f32], width: usize) -> f64 {
+    let rows = found.chunks_exact(width).zip(exact.chunks_exact(width));
     let mut rows: Vec<_> = rows.map(|(a, b)| (relative(a, b), a, b)).collect();
     rows.sort_by(|a, b| a.0.total_cmp(&b.0));
     let kept = rows.len() - rows.len() / 8;
@@ -117,7 +117,7 @@ fn agree(gpu: &Cuda, types: impl Iterator<Item = WeightType>) {
     for w in types {
         let shape = Shape { d_model: 256, d_ff: 256, types: [w; 5], ..PLAIN };
         let (found, exact) = (run(gpu, shape), run(&Reference, shape));
-        let error = relative_of_most(&found, &exact);
+        let error = relative_of_most(&found, &exact, N_VOCAB);
         // Activations may be rounded to 8 bits where weights have fewer than 16.
         let most = if w.act() == ActKind::F32 { FLOATS_OFF } else { 3e-2 };
         println!("{w:<16} {error:.2e} (at most {most:.0e})");
@@ -133,7 +133,7 @@ fn types_may_differ_inside_an_op() {
     let Some(gpu) = gpu(CacheType::F16) else { return };
     for types in [[Q4_K, Q6_K, Q4_K, Q8_0, Q6_K], [Q8_0, BF16, Q5_0, MXFP4, Q4_1]] {
         let shape = Shape { d_model: 256, d_ff: 256, types, biases: true, act: CLAMPED, ..PLAIN };
-        let error = relative_of_most(&run(&gpu, shape), &run(&Reference, shape));
+        let error = relative_of_most(&run(&gpu, shape), &run(&Reference, shape), N_VOCAB);
         println!("{types:?} {error:.2e}");
         assert!(error <= 3e-2, "{types:?}: {error:e}");
     }
@@ -157,9 +157,9 @@ fn ten_runs_give_the_same_bits() {
         assert!(bits(run(&gpu, shape)) == first, "run {i} gives other bits");
     }
     for n in [1, 8, 32] {
-        let first = bits(crowd(&gpu, shape, n));
+        let first = bits(crowd(&gpu, &model(shape), n, 4));
         for i in 1..10 {
-            assert!(bits(crowd(&gpu, shape, n)) == first, "run {i} of {n} sequences gives other bits");
+            assert!(bits(crowd(&gpu, &model(shape), n, 4)) == first, "run {i} of {n} sequences gives other bits");
         }
     }
 }
@@ -246,18 +246,43 @@ fn many_sequences_agree_with_the_reference() {
         (Shape { types: [Q8_0, Q5_0, Q5_1, Q4_0, MXFP4], sinks: true, window: Some(40), ..large }, 3e-2),
         (Shape { types: [Q5_K, Q3_K, Q2_K, IQ4_XS, Q4_K], fused: false, delta, ..large }, 3e-2),
     ] {
-        for n in [3, 8, 9, 16, 33, 64] {
-            let (found, exact) = (crowd(&gpu, shape, n), crowd(&Reference, shape, n));
-            let error = relative_of_most(&found, &exact);
+        for n in [2, 3, 5, 8, 9, 16, 33, 64] {
+            let (found, exact) = (crowd(&gpu, &model(shape), n, 4), crowd(&Reference, &model(shape), n, 4));
+            let error = relative_of_most(&found, &exact, N_VOCAB);
             println!("{n} sequences {error:.2e} (at most {most:.0e}) {:?}", shape.types);
             assert!(error <= most, "{n} sequences: {error:e} of at most {most:e}, {shape:?}");
         }
     }
 }
 
-/// The logits of the first four tokens of `n` sequences side by side.
-fn crowd(backend: &dyn Backend, shape: Shape, n: usize) -> Vec<f32> {
-    let (plan, weights) = model(shape);
+/// Models of every family, quantised: what stands beside experts, gates and norms differ.
+#[test]
+fn many_sequences_of_every_family_agree_with_the_reference() {
+    let Some(gpu) = gpu(CacheType::F16) else { return };
+    let data = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data");
+    let mut n_files = 0;
+    for folder in std::fs::read_dir(data).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir()) {
+        for file in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            let name = file.strip_prefix(data).unwrap().to_string_lossy().into_owned();
+            if !name.ends_with(".gguf") || name.contains("bf16") {
+                continue;
+            }
+            let checkpoint = Arc::new(checkpoint::open(&file).unwrap());
+            let model = (Plan::clone(&model::build(&checkpoint).unwrap()), checkpoint);
+            for n in [2, 5, 8] {
+                let (found, exact) = (crowd(&gpu, &model, n, 8), crowd(&Reference, &model, n, 8));
+                let error = relative_of_most(&found, &exact, model.0.n_vocab);
+                println!("{n} sequences {error:.2e} {name}");
+                assert!(error <= 3e-2, "{n} sequences of {name}: {error:e}");
+            }
+            n_files += 1;
+        }
+    }
+    assert!(n_files >= 12, "{n_files} files");
+}
+
+/// The logits of the first tokens of `n` sequences side by side.
+fn crowd(backend: &dyn Backend, (plan, weights): &(Plan, Arc<Checkpoint>), n: usize, n_tokens: usize) -> Vec<f32> {
     let limits = Limits {
         max_tokens: n.max(9),
         max_outputs: n.max(9),
@@ -267,11 +292,14 @@ fn crowd(backend: &dyn Backend, shape: Shape, n: usize) -> Vec<f32> {
         n_states: n,
         max_draft: 0,
     };
-    let mut program = backend.compile(&ValidPlan::new(plan).unwrap(), weights, limits).unwrap();
-    let texts: Vec<Vec<u32>> = (0..n).map(|s| tokens(4, s as u64)).collect();
+    let plan = backend.lower(ValidPlan::new(plan.clone()).unwrap()).unwrap();
+    let mut program = backend.compile(&plan, weights.clone(), limits).unwrap();
+    let n_vocab = plan.n_vocab as u32;
+    let text = |s: usize| tokens(n_tokens, s as u64).into_iter().map(|token| token % n_vocab).collect();
+    let texts: Vec<Vec<u32>> = (0..n).map(text).collect();
     let mut all = Vec::new();
     let mut batch = Batch::default();
-    for pos in 0..4 {
+    for pos in 0..n_tokens {
         batch.clear();
         for (s, text) in texts.iter().enumerate() {
             let page = [s as u32];
@@ -328,7 +356,7 @@ fn long_prompts_agree_with_the_reference() {
             all.extend_from_slice(session.step(&[(0, &tokens(90, 7))]));
             all
         };
-        let error = relative_of_most(&run(&gpu), &run(&Reference));
+        let error = relative_of_most(&run(&gpu), &run(&Reference), N_VOCAB);
         println!("{error:.2e} {shape:?}");
         assert!(error <= most, "{error:e} {shape:?}");
     }

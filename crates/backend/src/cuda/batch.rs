@@ -12,6 +12,23 @@ use crate::Limits;
 /// Numbers of rows that products take these kernels for.
 pub const ROWS: std::ops::RangeInclusive<usize> = 9..=64;
 
+/// Numbers of rows from which products of a step of few rows are faster with these kernels too: of columns behind a
+/// gate, which every block of the others applies for itself, and of all others.
+pub const FROM_GATED: usize = 4;
+pub const FROM: usize = 5;
+
+/// Most rows of weights of such a product: the output matrix is as fast with the others.
+const MAX_FROM_FEW: usize = 1 << 15;
+
+/// Whether a product of a step of few rows takes these kernels: of `n` rows of weights of the types `w`, the second of
+/// none where there is one type. `is_packed`: its columns come packed from the sum before.
+pub fn is_from_few(w: [WeightType; 2], n: [usize; 2], rows: usize, has_gate: bool, is_packed: bool) -> bool {
+    let from = if has_gate { FROM_GATED } else { FROM };
+    // Packed columns meet Q4_K on tensor cores in the other kernels too.
+    let is_quick = is_packed && w[0] == WeightType::Q4_K && 4 * n[1] <= n[0];
+    rows >= from && !is_quick && n[0] + n[1] <= MAX_FROM_FEW
+}
+
 /// Most rows of such a step.
 pub const MAX_ROWS: usize = 64;
 
@@ -238,6 +255,28 @@ mod tests {
         ] {
             let Launch { entry: found, grid, block: threads, shared: bytes } = batch.launch;
             assert_eq!((found, batch.n_split, threads, bytes, grid[0]), (entry, n_split, block, shared, 132));
+        }
+    }
+
+    /// Products of 8 rows of Qwen3-30B-A3B, Qwen3.5-35B-A3B and Gemma 4 26B-A4B.
+    #[test]
+    fn products_of_few_rows_that_tensor_cores_take() {
+        let (q4, q6) = (WeightType::Q4_K, WeightType::Q6_K);
+        for (w, n, has_gate, is_packed, expected) in [
+            // Queries, keys and values behind the sum of experts.
+            ([q4, q6], [4608, 512], false, true, [false, false, false]),
+            ([q4, q4], [5120, 0], false, true, [false, false, false]),
+            // Of a delta net.
+            ([q6, q4], [8192, 4160], false, true, [false, false, true]),
+            // Behind a norm of the sum.
+            ([q4, q6], [6144, 2048], false, false, [false, false, true]),
+            // Of attention's output, behind a gate and without.
+            ([q4, q4], [2048, 0], true, false, [false, true, true]),
+            ([q4, q4], [2048, 0], false, false, [false, false, true]),
+            ([q6, q6], [151_936, 0], false, false, [false, false, false]),
+        ] {
+            let found = [3, 4, 5].map(|rows| is_from_few(w, n, rows, has_gate, is_packed));
+            assert_eq!(found, expected, "{w:?} {n:?}");
         }
     }
 

@@ -5,6 +5,7 @@ use quant::WeightType;
 use super::super::args;
 use super::super::batch::{self, Batch, Order};
 use super::super::driver::{DriverError, Ptr};
+use super::super::few;
 use super::super::few_launch;
 use super::super::launch::Launch;
 use super::super::matmul;
@@ -96,6 +97,11 @@ impl Encoder<'_> {
     /// Whether products of so many rows take these kernels.
     pub fn is_batch(rows: usize) -> bool {
         batch::ROWS.contains(&rows)
+    }
+
+    /// Whether so few rows, `from` and up, take these kernels where they are faster.
+    pub fn is_few_batch(&self, rows: usize, from: usize) -> bool {
+        (from..=few::MAX_ROWS).contains(&rows) && self.scratch.batch.x_bytes > 0
     }
 
     /// Packs rows in the orders of up to two types: columns for each.
@@ -283,10 +289,11 @@ impl Encoder<'_> {
         self.combine(rows, &args)
     }
 
-    /// Whether the experts of so many rows take the kernels for pairs: fewer rows seldom share an expert, and more have
-    /// so many pairs an expert that tensor cores are faster.
-    pub fn is_paired(&self, rows: usize) -> bool {
-        (6..=32).contains(&rows) && self.scratch.batch.x_bytes > 0
+    /// The kernels for pairs, where experts of so many rows take them: with more than three pairs an expert tensor
+    /// cores are faster.
+    pub fn pairs(&self, pairs: Option<PairsNode>, of: &ExpertsNode, rows: usize) -> Option<PairsNode> {
+        let most = few::MAX_ROWS.max(3 * of.n_expert / of.n_used.max(1));
+        pairs.filter(|_| (2..=most).contains(&rows) && self.scratch.batch.x_bytes > 0)
     }
 
     /// How the rows that these experts read are packed.

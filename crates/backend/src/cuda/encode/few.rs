@@ -1,6 +1,7 @@
 //! Launches of the nodes for steps of few tokens (`cuda/few`).
 
 use super::super::args;
+use super::super::batch;
 use super::super::delta;
 use super::super::driver::DriverError;
 use super::super::few;
@@ -9,16 +10,16 @@ use super::super::launch::Launch;
 use super::super::matmul;
 use super::super::nodes::{
     ATTEND_PAGES, AttendNode, AttentionNode, DeltaInNode, DenseUp, DownNode, ExpertsNode, FewLinearNode, Late,
-    LatentOutNode, LatentQNode, Modules, Node, PackedNode, Part, PostNormNode, RouterNode, Sums, UpNode,
+    LatentOutNode, LatentQNode, Modules, PackedNode, Part, PostNormNode, RouterNode, Sums, UpNode,
 };
 use super::attention::qkv_part;
 use super::batch::up_args;
-use super::{Encoder, RopeView, linear_args};
+use super::{Encoder, RopeView, gated_args, linear_args};
 
 impl Encoder<'_> {
     pub(super) fn few_linear(&mut self, node: &FewLinearNode) -> Result<(), DriverError> {
         let rows = self.rows(&node.x);
-        if Self::is_batch(rows) {
+        if Self::is_batch(rows) || self.is_batch_of_few(node, rows) {
             return self.few_linear_batch(node, rows);
         }
         let [first, second] = &node.parts;
@@ -79,6 +80,17 @@ impl Encoder<'_> {
         }
         let (launch, blocks_a) = matmul::linear_pair([w.dtype, other.w.dtype], rows, w.k, n, sms);
         self.run_some(rows, node.module, |_| launch, &args::LinearPair { a, b, blocks_a, reserved: 0 })
+    }
+
+    /// Whether a product of few rows takes the kernels for more.
+    fn is_batch_of_few(&self, node: &FewLinearNode, rows: usize) -> bool {
+        let [first, second] = &node.parts;
+        let n = [first, second].map(|parts| parts.iter().map(|part| part.w.n).sum());
+        let types = [first[0].w.dtype, second.first().unwrap_or(&first[0]).w.dtype];
+        let is_packed = node.columns.is_some_and(|columns| columns.norm.is_some());
+        let is_faster = batch::is_from_few(types, n, rows, node.prologue.kind > 1, is_packed);
+        let has_kernels = || first.iter().chain(second).all(|part| part.w.batch.is_some());
+        is_faster && self.is_few_batch(rows, 1) && has_kernels()
     }
 
     pub(super) fn attend(&mut self, node: &AttendNode) -> Result<(), DriverError> {
@@ -278,6 +290,14 @@ impl Encoder<'_> {
             }
             return self.router_batch(node, rows);
         }
+        // Of several rows every block would repeat the norms of what is added.
+        let added = node.added.as_ref().filter(|_| rows == 1);
+        if let (Some(node), None) = (&node.added, added) {
+            self.post_norm(node)?;
+        }
+        if node.added.is_some() && node.logits.is_some() && self.is_few_batch(rows, batch::FROM) {
+            return self.router_batch(node, rows);
+        }
         if node.is_routed && self.is_late(rows) {
             return Ok(());
         }
@@ -290,17 +310,18 @@ impl Encoder<'_> {
             scale: node.scale,
             ..Default::default()
         };
-        let args = match node.added {
-            Some(PostNormNode { x, out, a: (added, added_w, eps), .. }) => {
+        let args = match added {
+            Some(&PostNormNode { x, out, a: (added, added_w, eps), .. }) => {
                 let linear = args::Linear { x: x.ptr, ..args.linear };
                 args::Router { linear, eps, added: added.ptr, added_w, sum: out, ..args }
             }
             None => args,
         };
-        let pack = node.packs.filter(|_| self.is_paired(rows)).map(|(of, prologue)| self.pack_args(&of, prologue));
+        let packs = node.packs.filter(|_| self.is_few_batch(rows, 2));
+        let pack = packs.map(|(of, prologue)| self.pack_args(&of, prologue));
         let args = args::Router { pack: pack.unwrap_or_default(), ..args };
         let blocks = (n.iter().sum::<usize>() + if pack.is_some() { rows } else { 0 }) as u32;
-        let entry = if node.added.is_some() { "router_added" } else { "router" };
+        let entry = if added.is_some() { "router_added" } else { "router" };
         let w = node.parts[0].w;
         let block = matmul::router_threads(w.dtype, w.k);
         let launch = Launch { entry, grid: [blocks, 1, 1], block, shared: 0 };
@@ -323,12 +344,16 @@ impl Encoder<'_> {
             }
         }
         // The other kernels for few rows have no second norm.
-        let is_beside = |dense: &DenseUp| dense.is_shared && !Self::is_batch(rows) && !self.is_paired(rows);
+        let pairs = self.pairs(node.pairs, &node.experts, rows);
+        let is_beside = |dense: &DenseUp| dense.is_shared && !Self::is_batch(rows) && pairs.is_none();
         let beside = node.dense.filter(is_beside);
         if let (Some(DenseUp { gate, up, act, out, prologue, .. }), None) = (node.dense, beside) {
-            self.node(&Node::GatedLinear { x: node.experts.x, gate, up, act, out, prologue })?;
+            // What the router has packed lies where these columns would.
+            let from = if pairs.is_some_and(|pairs| pairs.is_packed) { usize::MAX } else { batch::FROM };
+            let args = gated_args(node.experts.x.ptr, rows, [gate, up], act, out);
+            self.gated_linear(gate, args::GatedLinear { prologue, ..args }, from)?;
         }
-        if let Some(pairs) = node.pairs.filter(|_| self.is_paired(rows)) {
+        if let Some(pairs) = pairs {
             return self.experts_up_pairs(pairs, node, rows);
         }
         if Self::is_batch(rows) {
@@ -357,12 +382,13 @@ impl Encoder<'_> {
         let late = node.late.filter(|_| self.is_late(rows));
         // A dense product that has no place in the launch.
         let is_late = late.is_some() && self.down_with(node).is_some();
-        let is_other = node.other.is_some() && !Self::is_batch(rows) && !self.is_paired(rows);
+        let pairs = self.pairs(node.pairs, &node.experts, rows);
+        let is_other = node.other.is_some() && !Self::is_batch(rows) && pairs.is_none();
         let apart = node.dense.as_ref().filter(|_| !is_late && !is_other);
         if let Some(dense) = apart {
             self.few_linear(dense)?;
         }
-        if let Some(pairs) = node.pairs.filter(|_| self.is_paired(rows)) {
+        if let Some(pairs) = pairs {
             return self.experts_down_pairs(pairs, node, rows);
         }
         if Self::is_batch(rows) {
@@ -425,7 +451,7 @@ impl Encoder<'_> {
     /// The packed columns that one node puts out and the next one reads, for so many rows.
     pub(super) fn columns(&self, packed: Option<PackedNode>, rows: usize) -> Option<PackedNode> {
         packed.filter(|packed| match packed.norm {
-            Some(_) => rows <= few::MAX_ROWS && self.is_paired(rows),
+            Some(_) => self.is_few_batch(rows, 2),
             None => (2..=few::MAX_ROWS).contains(&rows),
         })
     }

@@ -18,7 +18,7 @@ use super::driver::{DriverError, Function, Geometry, Module, Ptr, Stream};
 use super::few_launch::{Device, Half};
 use super::launch::Launch;
 use super::matmul;
-use super::nodes::{Act, DeltaTiles, ModuleId, Modules, Node, Part, View, is_tiled};
+use super::nodes::{Act, DeltaTiles, Mat, ModuleId, Modules, Node, Part, View, is_tiled};
 use super::tables::Counts;
 use super::wide::{self, Wide};
 
@@ -183,30 +183,8 @@ impl Encoder<'_> {
             }
             Node::Linear { x, ref parts } => self.linear(&x, self.rows(&x), parts),
             Node::GatedLinear { x, gate, up, act, out, prologue } => {
-                let (rows, sms) = (self.rows(&x), self.sms);
-                let args = args::GatedLinear {
-                    x: x.ptr,
-                    gate: gate.data,
-                    up: up.data,
-                    out: out.ptr,
-                    rows: rows as u32,
-                    k: gate.k as u32,
-                    n: gate.n as u32,
-                    act: act.kind,
-                    alpha: act.alpha,
-                    limit: act.limit,
-                    prologue,
-                };
-                if let Some(module) = gate.batch.filter(|_| Self::is_batch(rows)) {
-                    return self.gated_linear_batch(module, gate, args);
-                }
-                if let Some(module) = gate.wide.filter(|_| rows >= wide::FROM) {
-                    let entries = ["gated_linear_pack", "gated_linear_wide"];
-                    let wide = wide::dense(gate.dtype, entries, rows, 2 * gate.n, sms);
-                    return self.wide(module, wide, |wide| args::WideGatedLinear { op: args, wide });
-                }
-                let launch = |rows| matmul::gated_linear(gate.dtype, rows, gate.k, gate.n, sms);
-                self.run_some(rows, gate.module, launch, &args)
+                let args = args::GatedLinear { prologue, ..gated_args(x.ptr, self.rows(&x), [gate, up], act, out) };
+                self.gated_linear(gate, args, super::batch::FROM)
             }
             Node::GatedLinearApart { x, gate, up, act, out } => {
                 let apart = View { ptr: self.scratch.apart, ..out };
@@ -423,6 +401,21 @@ impl Encoder<'_> {
         self.run(module, product, &args)
     }
 
+    /// Gate, up and activation; of steps of few rows from `from` rows on with the kernels for more.
+    fn gated_linear(&mut self, gate: Mat, args: args::GatedLinear, from: usize) -> Result<(), DriverError> {
+        let (rows, sms) = (args.rows as usize, self.sms);
+        if let Some(module) = gate.batch.filter(|_| Self::is_batch(rows) || self.is_few_batch(rows, from)) {
+            return self.gated_linear_batch(module, gate, args);
+        }
+        if let Some(module) = gate.wide.filter(|_| rows >= wide::FROM) {
+            let entries = ["gated_linear_pack", "gated_linear_wide"];
+            let wide = wide::dense(gate.dtype, entries, rows, 2 * gate.n, sms);
+            return self.wide(module, wide, |wide| args::WideGatedLinear { op: args, wide });
+        }
+        let launch = |rows| matmul::gated_linear(gate.dtype, rows, gate.k, gate.n, sms);
+        self.run_some(rows, gate.module, launch, &args)
+    }
+
     fn linear(&mut self, x: &View, rows: usize, parts: &[Part]) -> Result<(), DriverError> {
         let w = parts[0].w;
         if w.batch.is_some() && Self::is_batch(rows) {
@@ -468,6 +461,23 @@ impl Encoder<'_> {
         self.run(Modules::PICK, Launch { entry: "pick_parts", grid, block: 256, shared }, args)?;
         let grid = [args.rows, 1, 1];
         self.run(Modules::PICK, Launch { entry: "pick_merge", grid, block: 256, shared: 0 }, args)
+    }
+}
+
+/// The arguments of gate, up and activation of so many rows.
+fn gated_args(x: Ptr, rows: usize, [gate, up]: [Mat; 2], act: Act, out: View) -> args::GatedLinear {
+    args::GatedLinear {
+        x,
+        gate: gate.data,
+        up: up.data,
+        out: out.ptr,
+        rows: rows as u32,
+        k: gate.k as u32,
+        n: gate.n as u32,
+        act: act.kind,
+        alpha: act.alpha,
+        limit: act.limit,
+        ..Default::default()
     }
 }
 
