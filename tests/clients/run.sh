@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Real clients against the real server: tests/clients/run.sh [path of the program]
-# Needs python3 with venv, node with npm, and Chromium (CHROMIUM names it); what comes from the registries goes to target/clients.
-# Ends with 77 when something it needs is not there or cannot be fetched: then nothing was tested.
+# Needs python3 with venv, node with npm, and Chromium (CHROMIUM names it); fetch.sh has the rest. Ends with 77 when
+# something it needs is not there or cannot be fetched: then nothing was tested.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 program=${1:-target/debug/moebius}
@@ -9,19 +9,8 @@ export CHROMIUM=${CHROMIUM:-/usr/bin/chromium}
 room=$PWD/target/clients
 mkdir -p "$room"
 
-fetch() {
-  for tool in python3 node npm "$CHROMIUM"; do command -v "$tool" || return 1; done
-  [ -x "$room/python/bin/pip" ] || python3 -m venv "$room/python" || return 1
-  "$room/python/bin/pip" install --quiet --disable-pip-version-check -r tests/clients/requirements.txt || return 1
-  # Frameworks in a room of their own: they ask for other versions of the clients.
-  [ -x "$room/frameworks/bin/pip" ] || python3 -m venv "$room/frameworks" || return 1
-  "$room/frameworks/bin/pip" install --quiet --disable-pip-version-check --no-compile -r tests/clients/frameworks.txt ||
-    return 1
-  cp tests/clients/*.mjs tests/clients/package.json "$room/"
-  (cd "$room" && npm install --no-audit --no-fund --no-package-lock --loglevel=error) || return 1
-  cargo fetch --quiet --locked --manifest-path tests/clients/rust/Cargo.toml
-}
-fetch >"$room/fetch.log" 2>&1 || { tail -n 5 "$room/fetch.log"; echo "skipped: a client or the browser is not to be had"; exit 77; }
+tests/clients/fetch.sh >"$room/fetch.log" 2>&1 || {
+  tail -n 5 "$room/fetch.log"; echo "skipped: a client or the browser is not to be had"; exit 77; }
 cargo build --quiet --locked --manifest-path tests/clients/rust/Cargo.toml --target-dir "$room/rust"
 
 # Port 0 lets the system choose; the server says which it got.
