@@ -12,8 +12,8 @@ help some models and hurt others (repacking of weights) is measured with each, a
 else meanwhile.
 
 --llama and --ik (or $LLAMA_CPP and $IK_LLAMA_CPP) are folders with llama-bench and llama-batched-bench; --build makes
-the former. With --parallel every engine should take random tokens: sequences of one token choose the same
-experts, and read fewer of them than others would.
+the former. With --parallel every engine should take random tokens: sequences of one token choose the same experts, and
+read fewer of them than others would.
 """
 import argparse
 import dataclasses
@@ -30,6 +30,8 @@ import tempfile
 RUNS = {"cpu": 1, "cuda": 5}
 # Tokens of a prompt in a step.
 BATCH = 2048
+# Of llama.cpp: all layers on the GPU.
+ON_GPU = ("-ngl", "99", "-fa", "on", "-b", str(BATCH), "-ub", str(BATCH))
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PEERS = ROOT / "target" / "peers"
 SDIST = "llama-cpp-python==0.3.36"
@@ -38,10 +40,6 @@ SDIST = "llama-cpp-python==0.3.36"
 def built(backend):
     """Where `build` puts llama.cpp's programs."""
     return PEERS / ("llama.cpp" if backend == "cpu" else f"llama.cpp-{backend}") / "bin"
-
-
-# Of llama.cpp: all layers on the GPU.
-ON_GPU = ("-ngl", "99", "-fa", "on", "-b", str(BATCH), "-ub", str(BATCH))
 
 
 @dataclasses.dataclass(frozen=True)

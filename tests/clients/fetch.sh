@@ -5,6 +5,7 @@ cd "$(dirname "$0")/../.."
 room=$PWD/target/clients
 mkdir -p "$room"
 for tool in python3 node npm "${CHROMIUM:-/usr/bin/chromium}"; do command -v "$tool"; done
+node -e 'if (parseInt(process.versions.node) < 20) { console.error("the page wants Node.js 20"); process.exit(1); }'
 pip() { "$room/$1/bin/pip" install --quiet --disable-pip-version-check "${@:2}"; }
 [ -x "$room/python/bin/pip" ] || python3 -m venv "$room/python"
 pip python -r tests/clients/requirements.txt

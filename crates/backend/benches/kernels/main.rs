@@ -1,12 +1,13 @@
 //! Matrix products alone: weight type × columns × instruction set, on one thread.
 //!
 //! `cargo bench -p moebius-backend --bench kernels -- [types] [columns] [isas] [shapes] [runs] [megabytes]`, lists with
-//! commas or `-` for all (of the affine types those with groups of 64 and bf16 scales). Shapes are `ROWSxVALUES`; more
-//! runs than two are for a busy machine, where figures are those of the fastest product. Weights rotate over so many
-//! MB, in large pages as in the engine: 256 by default, more than any cache, so that one column measures memory too; 1
-//! stays in the second cache. The figure of one column is the median of the products. With more columns it is the
-//! fastest tenth, as other programs may disturb the rest. GB/s are bytes of weights, GMAC/s multiply-adds, and `of
-//! peak` is their share of what the same multiplications do from registers ([`peak`]).
+//! commas or `-` for all (of the affine types those with groups of 64 and bf16 scales). Shapes are `ROWSxVALUES`, any
+//! whose rows are whole blocks; more runs than two are for a busy machine, where figures are those of the fastest
+//! product. Weights rotate over so many MB, in large pages as in the engine: 256 by default, more than any cache, so
+//! that one column measures memory too; 1 stays in the second cache. The figure of one column is the median of the
+//! products. With more columns it is the fastest tenth, as other programs may disturb the rest. GB/s are bytes of
+//! weights, GMAC/s multiply-adds, and `of peak` is their share of what the same multiplications do from registers
+//! ([`peak`]).
 
 mod peak;
 
@@ -29,6 +30,14 @@ fn main() {
     let chosen = |i: usize, name: &str| {
         args.get(i).is_none_or(|list| list == "-" || list.split(',').any(|x| x.eq_ignore_ascii_case(name)))
     };
+    let shape = |text: &str| {
+        let (n, k) = text.split_once('x')?;
+        Some((n.parse().ok()?, k.parse().ok()?))
+    };
+    let shapes = match args.get(3).map(String::as_str) {
+        None | Some("-") => SHAPES.to_vec(),
+        Some(list) => list.split(',').map(|text| shape(text).expect("a shape, such as 768x2048")).collect(),
+    };
     let runs = args.get(4).map_or(RUNS, |runs| runs.parse().expect("a number of runs"));
     let total = args.get(5).map_or(TOTAL_MB, |mb| mb.parse().expect("a number of megabytes")) << 20;
     println!(
@@ -47,7 +56,7 @@ fn main() {
         _ => true,
     };
     for t in WeightType::ALL.into_iter().filter(|t| if all { usual(t) } else { chosen(0, t.name()) }) {
-        for (n, k) in SHAPES.into_iter().filter(|(n, k)| chosen(3, &format!("{n}x{k}"))) {
+        for &(n, k) in &shapes {
             let [q, scales, biases] = random(t, k, total);
             let rows = Planes { q: &q, scales: &scales, biases: &biases };
             for &isa in &isas {
@@ -67,7 +76,7 @@ fn random(t: WeightType, k: usize, total: usize) -> [MmapMut; 3] {
         s = s.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         ((s >> 33) as u32 as f32 / 2f32.powi(31) - 0.5) * 0.1
     };
-    let row = t.plane_bytes(k).unwrap_or_default();
+    let row = t.plane_bytes(k).expect("rows of whole blocks");
     let mut few = PlanesBuf::new(row.times(UNIQUE).unwrap_or_default());
     for i in 0..UNIQUE {
         let x: Vec<f32> = (0..k).map(|_| next()).collect();

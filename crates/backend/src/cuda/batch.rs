@@ -1,5 +1,5 @@
-//! Geometry of products of 9 to 64 rows on tensor cores: `kernels/cuda/batch.h`, whose names are repeated here. Knows
-//! no driver.
+//! Geometry of products of 9 to 64 rows, and some of fewer, on tensor cores: `kernels/cuda/batch.h`, whose names are
+//! repeated here. Knows no driver.
 
 use model::plan::{Op, Plan};
 use quant::WeightType;
@@ -9,7 +9,7 @@ use super::launch::Launch;
 use super::matmul::unit;
 use crate::Limits;
 
-/// Numbers of rows that products take these kernels for.
+/// Numbers of rows that all products take these kernels for.
 pub const ROWS: std::ops::RangeInclusive<usize> = 9..=64;
 
 /// Numbers of rows from which products of a step of few rows are faster with these kernels too: of columns behind a
