@@ -45,7 +45,8 @@ const FLOATS: &[Shape] = &[
     Shape { delta: Some((5, heads(2, 6, 7, 57, Sharing::Tiled))), ..PLAIN },
 ];
 
-/// [`relative`] over rows of `width`, without the worst eighth: a near tie among random routers sends a token to other experts.
+/// [`relative`] over rows of `width`, without the worst eighth: a near tie among random routers sends a token to other
+/// experts.
 fn relative_of_most(found: &[f32], exact: &[f32], width: usize) -> f64 {
     let rows = found.chunks_exact(width).zip(exact.chunks_exact(width));
     let mut rows: Vec<_> = rows.map(|(a, b)| (relative(a, b), a, b)).collect();

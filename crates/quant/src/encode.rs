@@ -1,12 +1,12 @@
 //! From f32 to bytes: an encoder for each type, which searches for the scales with the least weighted squared error.
 //!
 //! Which errors matter is said by the importance of each column, the mean square of what it is multiplied with, and by
-//! what becomes of the product ([`RowUse`]). Scales of least squares are then drawn out until nothing of a block is lost
-//! along its own direction (`Block::gain`). A row depends on its own values alone, so that rows may be encoded in any
-//! order and on any thread. Knows no tensors.
+//! what becomes of the product ([`RowUse`]). Scales of least squares are then drawn out until nothing of a block is
+//! lost along its own direction (`Block::gain`). A row depends on its own values alone, so that rows may be encoded in
+//! any order and on any thread. Knows no tensors.
 //!
-//! Where things are: blocks as searches want them in `block`, eight of them side by side in `eight`, searches for scales
-//! in `search`, what needs them twice in `super_block`, entries of code books in `book`.
+//! Where things are: blocks as searches want them in `block`, eight of them side by side in `eight`, searches for
+//! scales in `search`, what needs them twice in `super_block`, entries of code books in `book`.
 
 mod block;
 mod book;
