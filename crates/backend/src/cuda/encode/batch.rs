@@ -99,7 +99,7 @@ impl Encoder<'_> {
         batch::ROWS.contains(&rows)
     }
 
-    /// Whether so few rows, `from` and up, take these kernels where they are faster.
+    /// Whether a step of so few rows, `from` and up, may take these kernels or those for pairs: there is scratch.
     pub fn is_few_batch(&self, rows: usize, from: usize) -> bool {
         (from..=few::MAX_ROWS).contains(&rows) && self.scratch.batch.x_bytes > 0
     }

@@ -350,8 +350,8 @@ impl Encoder<'_> {
         if let (Some(DenseUp { gate, up, act, out, prologue, .. }), None) = (node.dense, beside) {
             // What the router has packed lies where these columns would.
             let from = if pairs.is_some_and(|pairs| pairs.is_packed) { usize::MAX } else { batch::FROM };
-            let args = gated_args(node.experts.x.ptr, rows, [gate, up], act, out);
-            self.gated_linear(gate, args::GatedLinear { prologue, ..args }, from)?;
+            let args = gated_args(node.experts.x.ptr, rows, [gate, up], act, out, prologue);
+            self.gated_linear(gate, args, from)?;
         }
         if let Some(pairs) = pairs {
             return self.experts_up_pairs(pairs, node, rows);

@@ -183,7 +183,7 @@ impl Encoder<'_> {
             }
             Node::Linear { x, ref parts } => self.linear(&x, self.rows(&x), parts),
             Node::GatedLinear { x, gate, up, act, out, prologue } => {
-                let args = args::GatedLinear { prologue, ..gated_args(x.ptr, self.rows(&x), [gate, up], act, out) };
+                let args = gated_args(x.ptr, self.rows(&x), [gate, up], act, out, prologue);
                 self.gated_linear(gate, args, super::batch::FROM)
             }
             Node::GatedLinearApart { x, gate, up, act, out } => {
@@ -465,7 +465,14 @@ impl Encoder<'_> {
 }
 
 /// The arguments of gate, up and activation of so many rows.
-fn gated_args(x: Ptr, rows: usize, [gate, up]: [Mat; 2], act: Act, out: View) -> args::GatedLinear {
+fn gated_args(
+    x: Ptr,
+    rows: usize,
+    [gate, up]: [Mat; 2],
+    act: Act,
+    out: View,
+    prologue: args::Prologue,
+) -> args::GatedLinear {
     args::GatedLinear {
         x,
         gate: gate.data,
@@ -477,7 +484,7 @@ fn gated_args(x: Ptr, rows: usize, [gate, up]: [Mat; 2], act: Act, out: View) ->
         act: act.kind,
         alpha: act.alpha,
         limit: act.limit,
-        ..Default::default()
+        prologue,
     }
 }
 
